@@ -1,0 +1,123 @@
+package policies
+
+// Flow is the work that arrives at a fleet or a replica, per second, by length
+// bucket. Bucket b holds lengths in [Edges[b], Edges[b+1]), the last one is
+// open. In-flight counts depend on the plan that produced them; flows do not,
+// which is why plans are made from flows (RATIONALE.md, "Why flows?").
+//
+// Invariants, checked by Validate:
+//  1. Edges is not empty, starts at 0 and grows strictly,
+//  2. every other slice is as long as Edges,
+//  3. every rate is finite and not negative.
+type Flow struct {
+	Edges    []Tokens
+	Arrivals []float64 // requests/s by input length
+	Tokens   []float64 // φ: tokens generated per second at a length in the bucket
+	Reads    []float64 // ψ: KV tokens read per second by those
+	Prefill  []float64 // uncached prompt tokens per second, by input length: Σ (I − cached)
+	Prefill2 []float64 // their squares: Σ (I² − cached²) per second
+	// Weight is ν: Σ 1/O over the tokens of finished requests, O being the
+	// request's output length. It weighs iteration time for normalised latency.
+	Weight []float64
+	// Crossings[b] counts requests per second that grow from below Edges[b] to it.
+	Crossings []float64
+	Seen      uint64 // requests counted since the counters began, never forgotten
+}
+
+// NewFlow returns a zero flow over the edges, which it keeps.
+func NewFlow(edges []Tokens) Flow {
+	n := len(edges)
+	cells := make([]float64, 7*n)
+	cut := func(i int) []float64 { return cells[i*n : (i+1)*n : (i+1)*n] }
+	return Flow{Edges: edges, Arrivals: cut(0), Tokens: cut(1), Reads: cut(2), Prefill: cut(3), Prefill2: cut(4), Weight: cut(5), Crossings: cut(6)}
+}
+
+// columns lists the rate slices, in declaration order.
+func (f Flow) columns() [7][]float64 {
+	return [7][]float64{f.Arrivals, f.Tokens, f.Reads, f.Prefill, f.Prefill2, f.Weight, f.Crossings}
+}
+
+// Validate reports the first broken invariant, or nil.
+func (f Flow) Validate() error {
+	if len(f.Edges) == 0 || f.Edges[0] != 0 {
+		return &Violation{"flow", "1: edges must start at 0"}
+	}
+	for b := 1; b < len(f.Edges); b++ {
+		if f.Edges[b] <= f.Edges[b-1] {
+			return &Violation{"flow edge " + f.Edges[b].String(), "1: edges must grow strictly"}
+		}
+	}
+	for _, c := range f.columns() {
+		if len(c) != len(f.Edges) {
+			return &Violation{"flow", "2: every column must have one cell per edge"}
+		}
+		for _, x := range c {
+			if !finite(x) || x < 0 {
+				return &Violation{"flow", "3: rates must be finite and not negative"}
+			}
+		}
+	}
+	return nil
+}
+
+// Plus adds two flows over the same edges; it reports false, and the first
+// flow, when the edges differ.
+func (f Flow) Plus(o Flow) (Flow, bool) {
+	if len(f.Edges) != len(o.Edges) {
+		return f, false
+	}
+	for b := range f.Edges {
+		if f.Edges[b] != o.Edges[b] {
+			return f, false
+		}
+	}
+	sum := NewFlow(f.Edges)
+	fc, oc := f.columns(), o.columns()
+	for i, c := range sum.columns() {
+		for b := range c {
+			c[b] = fc[i][b] + oc[i][b]
+		}
+	}
+	sum.Seen = f.Seen + o.Seen
+	return sum, true
+}
+
+// Edges returns the bucket edges for lengths up to limit, with perOctave
+// buckets in every doubling from 16 on (4 to 8 is useful): 0, 16, … and no
+// edge above limit. perOctave below 1 counts as 1.
+func Edges(limit Tokens, perOctave int) []Tokens {
+	perOctave = max(perOctave, 1)
+	edges := []Tokens{0}
+	// 16 is the first geometric edge: below it, buckets say nothing about cost.
+	for base := Tokens(16); base <= limit; base *= 2 {
+		for i := range perOctave {
+			// base·2^(i/perOctave), in integers where it can be: linear steps
+			// inside an octave differ by at most 6 % from geometric ones.
+			e := base + base*Tokens(i)/Tokens(perOctave)
+			if e > limit {
+				break
+			}
+			if e > edges[len(edges)-1] {
+				edges = append(edges, e)
+			}
+		}
+		if base > Unbounded/2 {
+			break
+		}
+	}
+	return edges
+}
+
+// Bucket returns the index of the bucket that holds length t.
+func Bucket(edges []Tokens, t Tokens) int {
+	lo, hi := 0, len(edges) // edges[lo] ≤ t < edges[hi]
+	for hi-lo > 1 {
+		mid := int(uint(lo+hi) >> 1)
+		if edges[mid] <= t {
+			lo = mid
+		} else {
+			hi = mid
+		}
+	}
+	return lo
+}

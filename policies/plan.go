@@ -1,0 +1,114 @@
+package policies
+
+import "strconv"
+
+// Replica is one engine with its migrator, as the registry knows it.
+//
+// Invariants, checked by Validate:
+//  1. ID, Model and Address are not empty,
+//  2. Capacity is valid.
+type Replica struct {
+	ID       ReplicaID
+	Model    string
+	Address  string // host:port of the migrator's front; the address in EDS
+	Peer     string // host:port where other migrators reach it
+	Node     string // the machine, for locality and transfer cost
+	Capacity Capacity
+	// Draining replicas take no new request and belong to no stage.
+	Draining bool
+}
+
+// Validate reports the first broken invariant, or nil.
+func (r Replica) Validate() error {
+	if r.ID == "" || r.Model == "" || r.Address == "" {
+		return &Violation{"replica " + strconv.Quote(string(r.ID)), "1: id, model and address must not be empty"}
+	}
+	if err := r.Capacity.Validate(); err != nil {
+		return &Violation{"replica " + strconv.Quote(string(r.ID)), "2: " + err.Error()}
+	}
+	return nil
+}
+
+// Stage is a range of lengths and the replicas that serve it.
+type Stage struct {
+	Low, High Tokens // [Low, High); High of the last stage is Unbounded
+	Replicas  []ReplicaID
+}
+
+// Plan is the stages of one model. It is inert data: it can be printed,
+// compared and stored, and only the control plane acts on it.
+//
+// Invariants, checked by Validate:
+//  1. Model is not empty,
+//  2. there are 1 to MaxStages stages,
+//  3. the first stage starts at 0, each next one where the one before ends,
+//     every range is not empty, and the last one is Unbounded,
+//  4. every stage has at least one replica,
+//  5. no replica is in two stages.
+type Plan struct {
+	Model  string
+	Epoch  Epoch
+	Stages []Stage // short to long
+}
+
+// Validate reports the first broken invariant, or nil.
+func (p Plan) Validate() error {
+	if p.Model == "" {
+		return &Violation{"plan", "1: the model must be named"}
+	}
+	subject := "plan of " + p.Model
+	if len(p.Stages) < 1 || len(p.Stages) > MaxStages {
+		return &Violation{subject, "2: a plan has 1 to " + strconv.Itoa(MaxStages) + " stages, not " + strconv.Itoa(len(p.Stages))}
+	}
+	seen := make(map[ReplicaID]bool)
+	want := Tokens(0)
+	for i, s := range p.Stages {
+		at := subject + ", stage " + strconv.Itoa(i)
+		if s.Low != want || s.High <= s.Low {
+			return &Violation{at, "3: the range [" + s.Low.String() + ", " + s.High.String() + ") must start at " + want.String() + " and not be empty"}
+		}
+		want = s.High
+		if len(s.Replicas) == 0 {
+			return &Violation{at, "4: a stage needs at least one replica"}
+		}
+		for _, r := range s.Replicas {
+			if seen[r] {
+				return &Violation{at, "5: replica " + strconv.Quote(string(r)) + " is in two stages"}
+			}
+			seen[r] = true
+		}
+	}
+	if want != Unbounded {
+		return &Violation{subject, "3: the last stage must be open, not end at " + want.String()}
+	}
+	return nil
+}
+
+// StageOf returns the index of the stage whose range holds length t. The plan
+// must be valid; a negative t counts as 0.
+func (p Plan) StageOf(t Tokens) int {
+	for i, s := range p.Stages {
+		if t < s.High {
+			return i
+		}
+	}
+	return len(p.Stages) - 1
+}
+
+// Find returns the stage of a replica, or -1.
+func (p Plan) Find(id ReplicaID) int {
+	for i, s := range p.Stages {
+		for _, r := range s.Replicas {
+			if r == id {
+				return i
+			}
+		}
+	}
+	return -1
+}
+
+// OneStage returns the plan that serves all lengths on all replicas: round
+// robin's world, and where every fleet starts.
+func OneStage(model string, replicas []ReplicaID) Plan {
+	return Plan{Model: model, Stages: []Stage{{Low: 0, High: Unbounded, Replicas: replicas}}}
+}

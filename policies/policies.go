@@ -1,0 +1,59 @@
+// Package policies holds the words of Cascade and the one-method interfaces
+// of its scheduling policies.
+//
+// It is the language every other folder speaks: lengths, costs, loads, flows,
+// replicas, stages and plans. A policy is a pure function or a pure state
+// machine over these words, in a package of its own below this one; it reads
+// no clock, does no I/O and starts no goroutine, so that the same source runs
+// natively, in the simulator and inside a Wasm sandbox. The package imports
+// only small parts of the standard library (no fmt, no JSON), because every
+// Wasm guest carries it.
+package policies
+
+import (
+	"math"
+	"strconv"
+)
+
+// Tokens counts tokens: a prompt's, an output's or a sequence's length. It is
+// never negative in a valid value.
+type Tokens int64
+
+// Unbounded is the end of a range that has no end. It is the largest int64,
+// which is also the end that Envoy's and gRPC's range_match use for "open".
+const Unbounded Tokens = math.MaxInt64
+
+// String prints the number, or "∞" for Unbounded.
+func (t Tokens) String() string {
+	if t == Unbounded {
+		return "∞"
+	}
+	return strconv.FormatInt(int64(t), 10)
+}
+
+// Bytes counts bytes.
+type Bytes int64
+
+// ReplicaID names a replica: one engine (of one or several ranks) and its
+// migrator. It is unique in a fleet and never reused for another machine
+// while a request of the old one lives.
+type ReplicaID string
+
+// Epoch numbers the plans of a fleet. It grows by at least one with every
+// change of any plan, and never goes back, not even across restarts.
+type Epoch uint64
+
+// MaxStages is the largest number of stages in a plan. The control plane
+// creates this many clusters per model once, so that no plan change ever
+// adds or edits a cluster.
+const MaxStages = 8
+
+// A Violation is one broken invariant: where, which and what to do. It is the
+// error type of every Validate in this package.
+type Violation struct {
+	Subject   string // the offending value, for instance "stage 2 of model m"
+	Invariant string // the number and text, as in the type's comment
+}
+
+// Error says which value breaks which invariant.
+func (v *Violation) Error() string { return v.Subject + ": " + v.Invariant }
