@@ -1,0 +1,125 @@
+// Package config is the one YAML file of a fleet: its structs are the manual
+// of the format, Read decodes strictly, and every error names the line and
+// the field.
+//
+// It is not the configuration of any component: the commands translate it
+// into each component's own Config. A file that Read accepts starts a fleet.
+package config
+
+import (
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// Fleet is the whole file. Durations are written like 10s or 500ms, lengths in
+// tokens, addresses as host:port. Unknown fields are refused.
+type Fleet struct {
+	// Preset chooses the policies: "default" (exact planner on flow counters),
+	// "paper" (the paper's two-phase planner on snapshots) or "round-robin"
+	// (always one stage; the baseline). Empty means "default".
+	Preset string `yaml:"preset,omitempty"`
+	// Speed makes emulated engines run this many times faster than real ones;
+	// planner periods and predicted times shrink with it. Real engines need 1.
+	// 0 means 1; at most 1000.
+	Speed float64 `yaml:"speed,omitempty"`
+	// State is the directory that keeps the plan and the flow counters across
+	// restarts. Empty keeps them in memory: a restart begins with one stage.
+	State    string    `yaml:"state,omitempty"`
+	Models   []Model   `yaml:"models"`
+	Replicas []Replica `yaml:"replicas"`
+	Control  Control   `yaml:"control,omitempty"`
+	Proxy    Proxy     `yaml:"proxy,omitempty"`
+	Planner  Planner   `yaml:"planner,omitempty"`
+	TLS      TLS       `yaml:"tls,omitempty"`
+}
+
+// Model is one served model.
+type Model struct {
+	// Name is what clients put into "model". 1 to 256 bytes, unique.
+	Name string `yaml:"name"`
+	// Context is the model's longest sequence, prompt and output together, in
+	// tokens: 16 to 2^31.
+	Context policies.Tokens `yaml:"context"`
+	// Hosts are host names whose requests all ask for this model; there the
+	// length comes from content-length without reading the body. A model that
+	// is alone in its fleet owns every host.
+	Hosts []string `yaml:"hosts,omitempty"`
+	// Profile names the engine's cost profile: a built-in one (see "cascade
+	// config profiles") or a JSON file, relative to this file.
+	Profile string `yaml:"profile"`
+	// BytesPerToken is the first guess of prompt bytes per token, 0.5 to 16; it
+	// is learnt from exact counts once requests finish. 0 means 4.
+	BytesPerToken float64 `yaml:"bytes_per_token,omitempty"`
+	// KVTokens and Batch override the profile's capacity. 0 keeps it.
+	KVTokens policies.Tokens `yaml:"kv_tokens,omitempty"`
+	Batch    int             `yaml:"batch,omitempty"`
+}
+
+// Replica is one engine and the migrator before it.
+type Replica struct {
+	ID string `yaml:"id"` // unique in the fleet
+	// Model names an entry of models; empty where the fleet has one model.
+	Model string `yaml:"model,omitempty"`
+	// Address is where the migrator serves clients (the address in EDS).
+	Address string `yaml:"address"`
+	// Peer is where other migrators reach this one.
+	Peer string `yaml:"peer"`
+	// Admin serves the migrator's /metrics, /healthz and /readyz. Empty: nowhere.
+	Admin string `yaml:"admin,omitempty"`
+	// Engine is the base URL of the engine, on loopback: http://127.0.0.1:8000.
+	Engine string `yaml:"engine"`
+	// Node names the machine, for locality. Empty means "local".
+	Node string `yaml:"node,omitempty"`
+	// TP is the number of tensor-parallel ranks behind the engine. 0 means 1.
+	TP int `yaml:"tp,omitempty"`
+	// Drain takes the replica out of its stage: no new request, running ones end.
+	Drain bool `yaml:"drain,omitempty"`
+}
+
+// Control is the control plane.
+type Control struct {
+	// Listen serves xDS, load reports and the length service (gRPC). Empty
+	// means 127.0.0.1:18000.
+	Listen string `yaml:"listen,omitempty"`
+	// Admin serves /status, /metrics, /healthz and /readyz. Empty means 127.0.0.1:18001.
+	Admin string `yaml:"admin,omitempty"`
+	// Estimator finds a request's length in front of Envoy: "content-length"
+	// (no callout) or "ext_proc" (the length service; needed for several models
+	// on one host). Empty means "ext_proc" for several models, else "content-length".
+	Estimator string `yaml:"estimator,omitempty"`
+}
+
+// Proxy is the data plane's door.
+type Proxy struct {
+	// Listen is where clients connect; it is the address of the listener that
+	// the control plane publishes. Empty means 127.0.0.1:8080.
+	Listen string `yaml:"listen,omitempty"`
+	// Admin serves the embedded proxy's /metrics, /healthz and /readyz. Empty: nowhere.
+	Admin string `yaml:"admin,omitempty"`
+}
+
+// Planner tunes planning. The zero value is right for most fleets.
+type Planner struct {
+	// Period between plans; 0 means 10s. Divided by Speed.
+	Period time.Duration `yaml:"period,omitempty"`
+	// Window is the time constant of the flow counters; 0 means 45s. Divided by Speed.
+	Window time.Duration `yaml:"window,omitempty"`
+	// Stages is the most stages of a plan, 1 to 8; 0 means 8.
+	Stages int `yaml:"stages,omitempty"`
+	// Iteration bounds every stage's predicted iteration time at Speed 1:
+	// fairness to the longest requests, paid for by the others. 0 means none.
+	Iteration time.Duration `yaml:"iteration,omitempty"`
+	// Pooling is β in k ≥ u + β·√u: head room of small stages against bursts, 0 to 4.
+	Pooling float64 `yaml:"pooling,omitempty"`
+	// Seen is how many requests must be counted before the first stages; 0 means 1000.
+	Seen uint64 `yaml:"seen,omitempty"`
+}
+
+// TLS names PEM files for mutual TLS between Cascade's components. All empty:
+// plaintext, allowed on loopback only.
+type TLS struct {
+	Cert string `yaml:"cert,omitempty"` // certificate chain
+	Key  string `yaml:"key,omitempty"`  // private key
+	CA   string `yaml:"ca,omitempty"`   // authorities of the peers
+}

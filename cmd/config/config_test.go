@@ -1,0 +1,153 @@
+package config
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// good is the smallest file that uses every section.
+const good = `preset: default
+speed: 10
+state: ./state
+models:
+- name: m
+  context: 4096
+  hosts: [m.example]
+  profile: h200-llama-3.1-8b
+  bytes_per_token: 4
+replicas:
+- id: r0
+  model: m
+  address: 127.0.0.1:9000
+  peer: 127.0.0.1:9100
+  engine: http://127.0.0.1:8000
+- id: r1
+  address: 127.0.0.1:9001
+  peer: 127.0.0.1:9101
+  admin: 127.0.0.1:9201
+  engine: http://127.0.0.1:8001
+  node: n1
+  tp: 2
+control:
+  listen: 127.0.0.1:18000
+  admin: 127.0.0.1:18001
+  estimator: content-length
+proxy:
+  listen: 127.0.0.1:8080
+planner:
+  period: 5s
+  window: 30s
+  stages: 4
+  iteration: 50ms
+  pooling: 1
+  seen: 100
+`
+
+func TestReadFillsDefaults(t *testing.T) {
+	f, err := Read(strings.NewReader(good))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f.Replicas[1].Model != "m" || f.Replicas[0].Node != "local" || f.Replicas[0].TP != 1 {
+		t.Errorf("replica defaults: %+v", f.Replicas)
+	}
+	if f.Planner.Period != 5*time.Second || f.Planner.Iteration != 50*time.Millisecond {
+		t.Errorf("durations: %+v", f.Planner)
+	}
+	two := strings.Replace(good, "- name: m\n", "- {name: other, context: 64, profile: p}\n- name: m\n", 1)
+	two = strings.Replace(two, "  estimator: content-length\n", "", 1)
+	two = strings.Replace(two, "- id: r1\n", "- id: r1\n  model: other\n", 1)
+	f, err = Read(strings.NewReader(two))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f.Control.Estimator != "ext_proc" {
+		t.Errorf("two models on one host need ext_proc, got %q", f.Control.Estimator)
+	}
+}
+
+// TestEveryFieldIsChecked breaks each field in turn: the error must name the
+// field and its line.
+func TestEveryFieldIsChecked(t *testing.T) {
+	for _, c := range []struct{ old, new, want string }{
+		{"preset: default", "preset: fast", `line 1: preset: "fast" is none of`},
+		{"speed: 10", "speed: -1", "line 2: speed: -1 is outside"},
+		{"speed: 10", "speed: .nan", "line 2: speed: NaN is outside"},
+		{"speed: 10", "speed: ten", "[2:8]"},
+		{"state: ./state", "stat: ./state", `unknown field "stat"`},
+		{"name: m\n", "name: \"\"\n", "models[0].name: write 1 to 256"},
+		{"context: 4096", "context: 8", "line 6: models[0].context: 8 is outside"},
+		{"context: 4096", "context: 4096\n  kv_tokens: 100", "models[0].kv_tokens: 100 does not hold"},
+		{"context: 4096", "context: 4096\n  batch: -1", "models[0].batch: -1 is negative"},
+		{"hosts: [m.example]", `hosts: ["*"]`, "models[0].hosts[0]"},
+		{"profile: h200-llama-3.1-8b", `profile: ""`, "models[0].profile"},
+		{"bytes_per_token: 4", "bytes_per_token: 40", "models[0].bytes_per_token: 40 is outside"},
+		{"id: r1", "id: r0", `replicas[1].id: "r0" is defined twice`},
+		{"id: r1", `id: ""`, "replicas[1].id: write"},
+		{"  model: m\n", "  model: x\n", `line 12: replicas[0].model: "x" is not in models`},
+		{"address: 127.0.0.1:9001", "address: 127.0.0.1", `replicas[1].address: "127.0.0.1" is not host:port`},
+		{"address: 127.0.0.1:9001", "address: 127.0.0.1:9000", "replicas[1].address: 127.0.0.1:9000 is already replicas[0].address"},
+		{"peer: 127.0.0.1:9101", "peer: 10.0.0.1:9101", "replicas[1].peer: 10.0.0.1:9101 is not loopback; set tls"},
+		{"admin: 127.0.0.1:9201", "admin: x", "replicas[1].admin"},
+		{"engine: http://127.0.0.1:8001", "engine: 127.0.0.1:8001", "replicas[1].engine"},
+		{"engine: http://127.0.0.1:8001", "engine: http://10.0.0.1:8001", "is not on loopback; an engine is reached only"},
+		{"tp: 2", "tp: 65", "line 22: replicas[1].tp: 65 is outside 1 to 64"},
+		{"tp: 2", "drain: maybe", "[22:10]"},
+		{"estimator: content-length", "estimator: magic", "control.estimator"},
+		{"listen: 127.0.0.1:18000", "listen: 0.0.0.0:18000", "control.listen: 0.0.0.0:18000 is not loopback"},
+		{"admin: 127.0.0.1:18001", "admin: :x", "control.admin"},
+		{"listen: 127.0.0.1:8080", "listen: localhost", "proxy.listen"},
+		{"listen: 127.0.0.1:8080", "listen: 127.0.0.1:8080\n  admin: y", "proxy.admin"},
+		{"period: 5s", "period: 1ms", "planner.period: 1ms is outside"},
+		{"window: 30s", "window: 30", "[31:11]"},
+		{"stages: 4", "stages: 9", "planner.stages: 9 is outside 1 to 8"},
+		{"iteration: 50ms", "iteration: -1ms", "planner.iteration"},
+		{"pooling: 1", "pooling: 5", "planner.pooling"},
+		{"planner:\n", "tls: {cert: a}\nplanner:\n", "tls: cert, key and ca go together"},
+		{"- name: m\n", "- {name: m, context: 64, profile: p}\n- name: m\n", `models[1].name: "m" is defined twice`},
+		{"- name: m\n", "- {name: o, context: 64, profile: p}\n- name: m\n", `models[0]: no replica that is not draining serves "o"`},
+		{"- name: m\n", "- {name: o, context: 64, profile: p}\n- name: m\n", "models[0].hosts: with several models"},
+		{good, "models: []", "models: name at least one model"},
+		{good, "models: []", "replicas: name at least one replica"},
+		{good, "", "models: name at least one model"},
+		{good, "{", "[1:1]"},
+	} {
+		text := strings.Replace(good, c.old, c.new, 1)
+		if text == good {
+			t.Fatalf("%q is not in the good file", c.old)
+		}
+		_, err := Read(strings.NewReader(text))
+		if err == nil {
+			t.Errorf("%q → %q: accepted", c.old, c.new)
+		} else if !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%q → %q:\n got %v\nwant %s", c.old, c.new, err, c.want)
+		}
+	}
+}
+
+func TestLoadNamesTheFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "fleet.yaml")
+	if err := os.WriteFile(path, []byte("speed: -1"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Load(path); err == nil || !strings.Contains(err.Error(), path) {
+		t.Errorf("error without the path: %v", err)
+	}
+}
+
+func FuzzRead(f *testing.F) {
+	f.Add(good)
+	f.Add("models: [{name: a}]")
+	f.Fuzz(func(t *testing.T, text string) {
+		fleet, err := Read(strings.NewReader(text))
+		if err != nil {
+			return
+		}
+		if errs := fleet.Validate(); len(errs) > 0 {
+			t.Fatalf("accepted, then refused: %v", errs[0])
+		}
+	})
+}

@@ -1,0 +1,242 @@
+package config
+
+import (
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// fill writes the documented defaults into empty fields.
+func (f *Fleet) fill() {
+	def(&f.Preset, "default")
+	def(&f.Speed, 1)
+	def(&f.Control.Listen, "127.0.0.1:18000")
+	def(&f.Control.Admin, "127.0.0.1:18001")
+	def(&f.Proxy.Listen, "127.0.0.1:8080")
+	if len(f.Models) > 1 {
+		def(&f.Control.Estimator, "ext_proc")
+	}
+	def(&f.Control.Estimator, "content-length")
+	def(&f.Planner.Period, 10*time.Second)
+	def(&f.Planner.Window, 45*time.Second)
+	def(&f.Planner.Stages, policies.MaxStages)
+	def(&f.Planner.Seen, 1000)
+	for i := range f.Models {
+		def(&f.Models[i].BytesPerToken, 4)
+	}
+	for i := range f.Replicas {
+		r := &f.Replicas[i]
+		def(&r.Node, "local")
+		def(&r.TP, 1)
+		if len(f.Models) == 1 {
+			def(&r.Model, f.Models[0].Name)
+		}
+	}
+}
+
+// def sets an empty value to its default.
+func def[T comparable](v *T, to T) {
+	var zero T
+	if *v == zero {
+		*v = to
+	}
+}
+
+// checker collects the errors of one validation.
+type checker struct{ errs []*FieldError }
+
+func (c *checker) fail(path, format string, args ...any) {
+	c.errs = append(c.errs, &FieldError{Path: path, Msg: fmt.Sprintf(format, args...)})
+}
+
+// Validate reports every bad field of a fleet that was built by a program.
+func (f *Fleet) Validate() []*FieldError {
+	f.fill()
+	return f.validate()
+}
+
+func (f *Fleet) validate() []*FieldError {
+	c := &checker{}
+	oneOf(c, "preset", f.Preset, "default", "paper", "round-robin")
+	within(c, "speed", f.Speed, 0.01, 1000)
+	f.validateModels(c)
+	f.validateReplicas(c)
+	address(c, "control.listen", f.Control.Listen)
+	address(c, "control.admin", f.Control.Admin)
+	oneOf(c, "control.estimator", f.Control.Estimator, "content-length", "ext_proc")
+	if f.Control.Estimator == "content-length" && len(f.Models) > 1 {
+		for i, m := range f.Models {
+			if len(m.Hosts) == 0 {
+				c.fail(fmt.Sprintf("models[%d].hosts", i), "with several models and control.estimator content-length, every model needs a host name of its own; or set control.estimator to ext_proc")
+			}
+		}
+	}
+	address(c, "proxy.listen", f.Proxy.Listen)
+	if f.Proxy.Admin != "" {
+		address(c, "proxy.admin", f.Proxy.Admin)
+	}
+	f.validatePlanner(c)
+	f.validateTLS(c)
+	return c.errs
+}
+
+func (f *Fleet) validateModels(c *checker) {
+	if len(f.Models) == 0 {
+		c.fail("models", "name at least one model")
+	}
+	names, hosts := map[string]bool{}, map[string]bool{}
+	for i, m := range f.Models {
+		at := fmt.Sprintf("models[%d]", i)
+		switch {
+		case m.Name == "" || len(m.Name) > 256:
+			c.fail(at+".name", "write 1 to 256 bytes")
+		case names[m.Name]:
+			c.fail(at+".name", "%q is defined twice", m.Name)
+		}
+		names[m.Name] = true
+		within(c, at+".context", m.Context, 16, 1<<31)
+		within(c, at+".bytes_per_token", m.BytesPerToken, 0.5, 16)
+		if m.Profile == "" {
+			c.fail(at+".profile", "name a built-in profile or a JSON file")
+		}
+		if m.KVTokens < 0 || (m.KVTokens > 0 && m.KVTokens < m.Context) {
+			c.fail(at+".kv_tokens", "%d does not hold one sequence of %d tokens (context)", m.KVTokens, m.Context)
+		}
+		if m.Batch < 0 {
+			c.fail(at+".batch", "%d is negative; leave it out to keep the profile's", m.Batch)
+		}
+		for j, h := range m.Hosts {
+			if h == "" || h == "*" || hosts[h] {
+				c.fail(fmt.Sprintf("%s.hosts[%d]", at, j), "%q must be a host name that no other model has", h)
+			}
+			hosts[h] = true
+		}
+	}
+}
+
+func (f *Fleet) validateReplicas(c *checker) {
+	if len(f.Replicas) == 0 {
+		c.fail("replicas", "name at least one replica")
+	}
+	models, serving := map[string]bool{}, map[string]bool{}
+	for _, m := range f.Models {
+		models[m.Name] = true
+	}
+	ids, taken := map[string]bool{}, map[string]string{}
+	listen := func(path, addr string) {
+		address(c, path, addr)
+		if other := taken[addr]; other != "" && addr != "" {
+			c.fail(path, "%s is already %s", addr, other)
+		}
+		taken[addr] = path
+	}
+	for i, r := range f.Replicas {
+		at := fmt.Sprintf("replicas[%d]", i)
+		switch {
+		case r.ID == "" || len(r.ID) > 128:
+			c.fail(at+".id", "write 1 to 128 bytes")
+		case ids[r.ID]:
+			c.fail(at+".id", "%q is defined twice", r.ID)
+		}
+		ids[r.ID] = true
+		if !models[r.Model] {
+			c.fail(at+".model", "%q is not in models", r.Model)
+		}
+		serving[r.Model] = serving[r.Model] || !r.Drain
+		listen(at+".address", r.Address)
+		listen(at+".peer", r.Peer)
+		if r.Admin != "" {
+			listen(at+".admin", r.Admin)
+		}
+		engine(c, at+".engine", r.Engine)
+		within(c, at+".tp", r.TP, 1, 64)
+	}
+	for i, m := range f.Models {
+		if !serving[m.Name] && len(f.Replicas) > 0 {
+			c.fail(fmt.Sprintf("models[%d]", i), "no replica that is not draining serves %q", m.Name)
+		}
+	}
+}
+
+func (f *Fleet) validatePlanner(c *checker) {
+	p := f.Planner
+	within(c, "planner.period", p.Period, 100*time.Millisecond, time.Hour)
+	within(c, "planner.window", p.Window, time.Second, 24*time.Hour)
+	within(c, "planner.stages", p.Stages, 1, policies.MaxStages)
+	within(c, "planner.iteration", p.Iteration, 0, time.Minute)
+	within(c, "planner.pooling", p.Pooling, 0, 4)
+}
+
+func (f *Fleet) validateTLS(c *checker) {
+	t := f.TLS
+	if (t.Cert == "") != (t.Key == "") || (t.Cert == "") != (t.CA == "") {
+		c.fail("tls", "cert, key and ca go together: name all three or none")
+	}
+	if t.Cert != "" {
+		return
+	}
+	bare := map[string]string{"control.listen": f.Control.Listen}
+	for i, r := range f.Replicas {
+		bare[fmt.Sprintf("replicas[%d].peer", i)] = r.Peer
+	}
+	for _, path := range sortedKeys(bare) {
+		if host, _, err := net.SplitHostPort(bare[path]); err == nil && !loopback(host) {
+			c.fail(path, "%s is not loopback; set tls, or listen on 127.0.0.1", bare[path])
+		}
+	}
+}
+
+// oneOf checks a word against the allowed ones.
+func oneOf(c *checker, path, v string, allowed ...string) {
+	for _, a := range allowed {
+		if v == a {
+			return
+		}
+	}
+	c.fail(path, "%q is none of %q", v, allowed)
+}
+
+// within checks lo ≤ v ≤ hi; it also catches NaN.
+func within[T int | float64 | policies.Tokens | time.Duration](c *checker, path string, v, lo, hi T) {
+	if !(v >= lo && v <= hi) {
+		c.fail(path, "%v is outside %v to %v", v, lo, hi)
+	}
+}
+
+// address checks host:port with a numeric port.
+func address(c *checker, path, v string) {
+	host, port, err := net.SplitHostPort(v)
+	if _, perr := strconv.ParseUint(port, 10, 16); err != nil || host == "" || perr != nil {
+		c.fail(path, "%q is not host:port, for instance 127.0.0.1:9000", v)
+	}
+}
+
+// engine checks that an engine's URL is plain HTTP on loopback: engines have
+// no authentication of their own, so only their migrator may reach them.
+func engine(c *checker, path, v string) {
+	u, err := url.Parse(v)
+	if err != nil || u.Scheme != "http" || u.Port() == "" || (u.Path != "" && u.Path != "/") || u.RawQuery != "" {
+		c.fail(path, "%q is not a base URL like http://127.0.0.1:8000", v)
+		return
+	}
+	if !loopback(u.Hostname()) {
+		c.fail(path, "%s is not on loopback; an engine is reached only through its migrator on the same machine", u.Host)
+	}
+}
+
+func loopback(host string) bool {
+	if host == "localhost" {
+		return true
+	}
+	a, err := netip.ParseAddr(host)
+	return err == nil && a.IsLoopback()
+}
+
+func sortedKeys(m map[string]string) []string { return slices.Sorted(maps.Keys(m)) }
