@@ -7,10 +7,17 @@
 package config
 
 import (
+	_ "embed"
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
 )
+
+// Example is a fleet file that shows every field; "cascade config example"
+// prints it.
+//
+//go:embed example.yaml
+var Example string
 
 // Fleet is the whole file. Durations are written like 10s or 500ms, lengths in
 // tokens, addresses as host:port. Unknown fields are refused.
@@ -45,8 +52,8 @@ type Model struct {
 	// length comes from content-length without reading the body. A model that
 	// is alone in its fleet owns every host.
 	Hosts []string `yaml:"hosts,omitempty"`
-	// Profile names the engine's cost profile: a built-in one (see "cascade
-	// config profiles") or a JSON file, relative to this file.
+	// Profile names the engine's cost profile: a built-in one ("cascade profiles"
+	// lists them) or a JSON file, relative to this file.
 	Profile string `yaml:"profile"`
 	// BytesPerToken is the first guess of prompt bytes per token, 0.5 to 16; it
 	// is learnt from exact counts once requests finish. 0 means 4.

