@@ -1,0 +1,250 @@
+package cost
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+)
+
+func near(got, want, tolerance float64) bool {
+	return math.Abs(got-want) <= tolerance*math.Abs(want)
+}
+
+// The generation table is synthetic: t = a + b·B + c·B·KV per layer, exactly.
+func TestFitRecoversGeneration(t *testing.T) {
+	const a, b, c = 11e-6, 0.13e-6, 0.98e-9
+	var table strings.Builder
+	table.WriteString("framework,batch_size,isl,num_heads,num_key_value_heads,head_dim,attn_dtype,kv_cache_dtype,step,window_size,latency\n")
+	for _, batch := range []int{1, 8, 64, 512, 1024} {
+		for _, kv := range []int{32, 64, 1024, 131072} {
+			ms := (a + b*float64(batch) + c*float64(batch*kv)) * 1e3
+			if batch == 1024 || kv == 32 {
+				ms *= 7 // outside the fit's bounds: must not count
+			}
+			fmt.Fprintf(&table, "VLLM,%d,1,32,8,128,bfloat16,bfloat16,%d,0,%v\n", batch, kv-1, ms)
+			fmt.Fprintf(&table, "VLLM,%d,1,32,8,128,bfloat16,fp8,%d,0,%v\n", batch, kv-1, ms*2)
+			fmt.Fprintf(&table, "VLLM,%d,1,64,8,128,bfloat16,bfloat16,%d,0,%v\n", batch, kv-1, ms*3)
+			fmt.Fprintf(&table, "VLLM,%d,1,32,8,128,bfloat16,bfloat16,%d,4096,%v\n", batch, kv-1, ms*4)
+		}
+	}
+	p, err := Fit(FitConfig{Name: "x", Model: Llama8B(), Device: Device{Memory: 141e9, Flops: 1e15, Overhead: 1e-3}, Generation: strings.NewReader(table.String())})
+	if err != nil {
+		t.Fatal(err)
+	}
+	weights := 16.06e9 / (4096 / c)
+	for _, x := range []struct {
+		name      string
+		got, want float64
+	}{{"D0", p.D0, a*32 + weights + 1e-3}, {"D1", p.D1, b * 32}, {"D4", p.D4, c * 32}, {"WeightSeconds", p.WeightSeconds, weights}} {
+		if !near(x.got, x.want, 1e-4) {
+			t.Errorf("%s = %v, want %v", x.name, x.got, x.want)
+		}
+	}
+	if p.FitError.P90 > 1e-6 || p.FitError.Points != 12 {
+		t.Errorf("fit error of exact data: %+v", p.FitError)
+	}
+}
+
+func TestFitRecoversLayers(t *testing.T) {
+	const kappa = 1.5
+	var attention, dense, perSequence, skew strings.Builder
+	attention.WriteString("prefill_chunk,kv_prefill,n_decode,kv_decode,time_us\n")
+	decode := func(n, kv int) float64 { return 8 + 0.5*float64(n) + 0.003*float64(n*kv) }
+	for _, n := range []int{1, 4, 16, 64} {
+		for _, kv := range []int{64, 1024, 16384} {
+			fmt.Fprintf(&attention, "0,0,%d,%d,%v\n", n, kv, decode(n, kv))
+			fmt.Fprintf(&attention, "16,0,%d,%d,%v\n", n, kv, 9*decode(n, kv)) // mixed: not fitted
+		}
+	}
+	for _, chunk := range []float64{256, 1024, 2048} {
+		for _, cached := range []float64{0, 1024} {
+			end := cached + chunk
+			fmt.Fprintf(&attention, "%v,%v,0,0,%v\n", chunk, cached, 5+0.02*chunk+4e-6*(end*end-cached*cached))
+		}
+	}
+	dense.WriteString("layer,tokens,time_us\n")
+	for _, tokens := range []float64{1, 64, 256, 512, 2048} {
+		fmt.Fprintf(&dense, "layernorm,%v,%v\n", tokens, 2+0.01*tokens)
+		fmt.Fprintf(&dense, "mlp,%v,%v\n", tokens, 200+0.5*tokens)
+		fmt.Fprintf(&dense, "embedding,%v,%v\n", tokens, 3+0.001*tokens)
+	}
+	perSequence.WriteString("layer,sequences,time_us\nlm_head,1,701\nlm_head,64,764\nlm_head,256,956\n")
+	skew.WriteString("regime,n,kv_big,kv_mean,t_mean_us,t_max_us,t_skew_us\n")
+	for _, big := range []int{1024, 4096} {
+		mean := big / 2
+		fmt.Fprintf(&skew, "pure,4,%d,%d,%v,0,%v\n", big, mean, decode(4, mean), decode(4, mean)+0.003*kappa*float64(big-mean))
+		fmt.Fprintf(&skew, "mixed,4,%d,%d,100,0,9999\n", big, mean)
+	}
+	p, err := Fit(FitConfig{
+		Name: "x", Model: Llama8B(), Device: Device{Memory: 96e9},
+		Attention: strings.NewReader(attention.String()), Dense: strings.NewReader(dense.String()),
+		PerSequence: strings.NewReader(perSequence.String()), Skew: strings.NewReader(skew.String()),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const us, layers = 1e-6, 32
+	for _, x := range []struct {
+		name      string
+		got, want float64
+	}{
+		{"D0", p.D0, (layers*(2*2+200) + 3 + 700 + layers*8) * us},
+		{"D1", p.D1, (layers*(2*0.01+0.5) + 0.001 + 1 + layers*0.5) * us},
+		{"D2", p.D2, (layers*(2*0.01+0.5) + 0.001 + layers*0.02) * us},
+		{"D3", p.D3, layers * 4e-6 * us},
+		{"D4", p.D4, layers * 0.003 * us},
+		{"Kappa", p.Kappa, kappa},
+	} {
+		if !near(x.got, x.want, 1e-3) {
+			t.Errorf("%s = %v, want %v", x.name, x.got, x.want)
+		}
+	}
+}
+
+func TestFitRefuses(t *testing.T) {
+	ok := FitConfig{Name: "x", Model: Llama8B(), Device: Device{Memory: 80e9, Flops: 1e15}}
+	header := "batch_size,isl,step,num_heads,num_key_value_heads,head_dim,attn_dtype,kv_cache_dtype,latency\n"
+	for _, x := range []struct{ table, want string }{
+		{"", "header"},
+		{"a,b\n", `no column "batch_size"`},
+		{header, "0 rows of shape 32/8"},
+		{header + "1,1,63,32,8,128,bfloat16,bfloat16,soon\n", `line 2, column "latency"`},
+		{header + "1,1,63,32,8,128,bfloat16,bfloat16,NaN\n", `line 2, column "latency"`},
+		{header + "1,1\n", "wrong number of fields"},
+	} {
+		c := ok
+		c.Generation = strings.NewReader(x.table)
+		if _, err := Fit(c); err == nil || !strings.Contains(err.Error(), x.want) {
+			t.Errorf("table %q: error %v, want one with %q", x.table, err, x.want)
+		}
+	}
+	if _, err := Fit(ok); err == nil || !strings.Contains(err.Error(), "tables") {
+		t.Errorf("no tables: error %v", err)
+	}
+}
+
+func TestLeastSquaresIsNonNegative(t *testing.T) {
+	// t falls with x[1]: unconstrained, its coefficient would be negative.
+	rows := []row{{[]float64{1, 0}, 3}, {[]float64{1, 1}, 2}, {[]float64{1, 2}, 1}}
+	c, err := leastSquares(rows)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c[1] != 0 || !(c[0] > 1 && c[0] < 3) {
+		t.Errorf("coefficients %v, want a positive constant and 0", c)
+	}
+}
+
+const valid = `{"name":"m","source":"s","unit":"seconds","d0":0.01,"d1":1e-6,"d2":1e-5,"d3":1e-10,"d4":1e-8,"kappa":0,"kv_bytes_per_token":131072,"kv_tokens":1000,"max_batch":8,"weight_bytes":1000,"weight_seconds":0.008}`
+
+func TestReadNamesTheField(t *testing.T) {
+	if p, err := Read(strings.NewReader(valid)); err != nil || p.Ranks != 1 {
+		t.Fatalf("valid profile: %+v, %v", p, err)
+	}
+	for _, x := range []struct{ old, new, want string }{
+		{`"name":"m"`, `"name":""`, `"name"`},
+		{`"seconds"`, `"us"`, `"unit"`},
+		{`"d0":0.01`, `"d0":0`, `"d0"`},
+		{`"d0":0.01`, `"d0":"fast"`, `"d0"`},
+		{`"d4":1e-8`, `"d4":-1`, `"d4"`},
+		{`"kappa":0`, `"kapa":0`, `"kapa"`},
+		{`"kv_tokens":1000`, `"kv_tokens":0`, `"kv_tokens"`},
+		{`"kv_bytes_per_token":131072`, `"kv_bytes_per_token":0`, `"kv_bytes_per_token"`},
+		{`"max_batch":8`, `"max_batch":1.5`, `"max_batch"`},
+		{`"weight_seconds":0.008`, `"weight_seconds":0.08`, `"weight_seconds"`},
+		{`"weight_bytes":1000`, `"weight_bytes":-1`, `"weight_bytes"`},
+		{`"max_batch":8`, `"max_batch":8,"ranks":-1`, `"ranks"`},
+		{`0.008}`, `0.008}{}`, `after the closing brace`},
+		{`{"name"`, "{\n\n\"name", `line 3`},
+	} {
+		in := strings.Replace(valid, x.old, x.new, 1)
+		if _, err := Read(strings.NewReader(in)); err == nil || !strings.Contains(err.Error(), x.want) {
+			t.Errorf("%s → %s: error %v, want one with %s", x.old, x.new, err, x.want)
+		}
+	}
+	if _, err := Read(strings.NewReader(strings.Repeat(" ", maxProfileBytes+1))); err == nil {
+		t.Error("an endless profile was read")
+	}
+}
+
+func FuzzRead(f *testing.F) {
+	f.Add(valid)
+	f.Add(`{}`)
+	f.Fuzz(func(t *testing.T, in string) {
+		p, err := Read(strings.NewReader(in))
+		if err == nil && p.Validate() != nil {
+			t.Errorf("Read returned an invalid profile: %v", p.Validate())
+		}
+	})
+}
+
+func TestBuiltins(t *testing.T) {
+	names := Names()
+	if len(names) < 4 {
+		t.Fatalf("built-in profiles: %v", names)
+	}
+	for _, n := range names {
+		p, err := Builtin(n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p.Name != n || p.Source == "" || len(p.How) == 0 || p.FitError.Points == 0 {
+			t.Errorf("%s does not say what it is: %+v", n, p)
+		}
+		if err := p.Capacity().Validate(); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := Builtin("nope"); err == nil || !strings.Contains(err.Error(), names[0]) {
+		t.Errorf("error %v does not list the names", err)
+	}
+}
+
+func TestSeconds(t *testing.T) {
+	p := Profile{D0: 1, D1: 10, D2: 100, D3: 1000, D4: 2, Kappa: 0.5}
+	for _, x := range []struct {
+		it   Iteration
+		want float64
+	}{
+		{Iteration{}, 0},
+		{Iteration{Decodes: 2, Held: 10, Longest: 5}, 1 + 20 + 20},       // equal lengths
+		{Iteration{Decodes: 2, Held: 10, Longest: 9}, 1 + 20 + 2*(10+2)}, // Lmax − Lmean = 4
+		{Iteration{Prefill: 3, Prefill2: 9}, 1 + 300 + 9000},
+	} {
+		if got := p.Seconds(x.it); got != x.want {
+			t.Errorf("Seconds(%+v) = %v, want %v", x.it, got, x.want)
+		}
+	}
+}
+
+// Scale and TensorParallel keep profiles valid, and Scale scales every time.
+func TestScaleAndTensorParallel(t *testing.T) {
+	it := Iteration{Decodes: 40, Held: 40_000, Longest: 9000, Prefill: 512, Prefill2: 512 * 512}
+	for _, n := range Names() {
+		p, err := Builtin(n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fast := p.Scale(4)
+		if !near(fast.Seconds(it), p.Seconds(it)/4, 1e-9) || fast.Validate() != nil {
+			t.Errorf("%s: Scale(4): %v against %v", n, fast.Seconds(it), p.Seconds(it))
+		}
+		two := p.TensorParallel(2)
+		if err := two.Validate(); err != nil {
+			t.Error(err)
+		}
+		if got := two.Seconds(it); got >= p.Seconds(it) || got <= p.Seconds(it)/2 {
+			t.Errorf("%s: two ranks take %v, one %v", n, got, p.Seconds(it))
+		}
+		if two.KVTokens <= 2*p.KVTokens || two.Ranks != 2 {
+			t.Errorf("%s: two ranks hold %d tokens, one %d", n, two.KVTokens, p.KVTokens)
+		}
+		if p.TensorParallel(1).Name != n || p.TensorParallel(1).Ranks != 1 {
+			t.Errorf("%s: one rank is not the profile itself", n)
+		}
+		if tr := p.Transfer(); !(tr.PerToken > 0) || !(tr.Base > 0) {
+			t.Errorf("%s: transfer %+v", n, tr)
+		}
+	}
+}

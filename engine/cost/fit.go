@@ -1,0 +1,158 @@
+package cost
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// Model is the shape of a transformer, as far as cost depends on it.
+type Model struct {
+	Layers      int
+	Heads       int            // query heads
+	KVHeads     int            // key/value heads
+	HeadDim     int            // elements per head
+	Parameters  float64        // weights in all
+	WeightBytes policies.Bytes // bytes per weight; 0 means 2 (bf16)
+	KVBytes     policies.Bytes // bytes per KV element; 0 means 2 (bf16)
+}
+
+// Llama8B is the shape of Llama-3.1-8B, the model of the built-in profiles.
+func Llama8B() Model {
+	return Model{Layers: 32, Heads: 32, KVHeads: 8, HeadDim: 128, Parameters: 8.03e9}
+}
+
+func (m Model) withDefaults() Model {
+	if m.WeightBytes == 0 {
+		m.WeightBytes = 2
+	}
+	if m.KVBytes == 0 {
+		m.KVBytes = 2
+	}
+	return m
+}
+
+// kvBytesPerToken is keys and values of all layers.
+func (m Model) kvBytesPerToken() policies.Bytes {
+	return policies.Bytes(2*m.Layers*m.KVHeads*m.HeadDim) * m.KVBytes
+}
+
+// Device is what data sheets say where no table measured it.
+type Device struct {
+	Memory float64 // bytes of device memory
+	Flops  float64 // dense multiply-add operations per second at the model's precision, counted as 2
+	// Overhead is seconds per iteration outside the GPU's kernels (launching,
+	// sampling, scheduling). No public table has it: an assumption, shown as such.
+	Overhead float64
+}
+
+// Shares of the data sheet's figures that engines reach, or leave free. They
+// are assumptions of every profile with a derived prefill.
+const (
+	denseShare     = 0.60 // of Flops in the dense layers of a prefill
+	attentionShare = 0.40 // of Flops in prefill attention
+	memoryShare    = 0.90 // of Memory that an engine takes, vLLM's default
+	activations    = 2e9  // bytes of Memory kept for activations
+)
+
+// FitConfig says what to fit. Name, Source, Model, Device.Memory and one set
+// of tables are required: Generation, or Attention with Dense and PerSequence.
+type FitConfig struct {
+	Name, Source string
+	Model        Model
+	Device       Device
+
+	// Generation is ai-dynamo/aiconfigurator's generation_attention_perf.csv:
+	// milliseconds per layer by batch_size and isl+step, uniform lengths.
+	Generation io.Reader
+
+	// Attention, Dense and PerSequence are LLMServingSim's attention.csv,
+	// dense.csv and per_sequence.csv: microseconds for one layer.
+	Attention, Dense, PerSequence io.Reader
+	// Skew is LLMServingSim's skew.csv, mixed-length decode batches; nil
+	// leaves Kappa 0.
+	Skew io.Reader
+
+	MaxBatch int     // sequences at once; 0 means 256
+	Reduce   float64 // ReduceSeconds of the profile; 0 means 10 µs twice a layer
+	Base     float64 // TransferBase; 0 means 10 ms
+	LinkRate float64 // bytes/s between replicas; 0 means 25e9 (200 Gbit/s)
+}
+
+func (c FitConfig) validate() error {
+	m := c.Model
+	switch {
+	case c.Name == "":
+		return errors.New("Name must not be empty")
+	case m.Layers <= 0 || m.Heads <= 0 || m.KVHeads <= 0 || m.HeadDim <= 0 || !(m.Parameters > 0):
+		return errors.New("Model: Layers, Heads, KVHeads, HeadDim and Parameters must be positive")
+	case !(c.Device.Memory > 0):
+		return errors.New("Device.Memory must be positive")
+	case c.Generation == nil && (c.Attention == nil || c.Dense == nil || c.PerSequence == nil):
+		return errors.New("tables: give Generation, or Attention, Dense and PerSequence")
+	case c.Generation != nil && c.Attention != nil:
+		return errors.New("tables: give Generation or Attention, not both")
+	case c.Generation != nil && !(c.Device.Flops > 0):
+		return errors.New("Device.Flops must be positive: the Generation table has no prefill, which is derived from it")
+	}
+	return nil
+}
+
+// Fit makes a profile from public measurement tables by non-negative relative
+// least squares. The profile's How says what is fitted, derived and assumed.
+func Fit(c FitConfig) (Profile, error) {
+	if err := c.validate(); err != nil {
+		return Profile{}, fmt.Errorf("fit profile: %w", err)
+	}
+	c.Model = c.Model.withDefaults()
+	p := Profile{
+		Name: c.Name, Source: c.Source, Unit: "seconds", Ranks: 1,
+		KVBytesPerToken: c.Model.kvBytesPerToken(),
+		WeightBytes:     policies.Bytes(c.Model.Parameters) * c.Model.WeightBytes,
+		MaxBatch:        or(c.MaxBatch, 256),
+		ReduceSeconds:   or(c.Reduce, 2*10e-6*float64(c.Model.Layers)),
+		TransferBase:    or(c.Base, 10e-3),
+		LinkRate:        or(c.LinkRate, 25e9),
+	}
+	free := memoryShare*c.Device.Memory - activations - float64(p.WeightBytes)
+	p.KVTokens = policies.Tokens(free / float64(p.KVBytesPerToken))
+	var err error
+	if c.Generation != nil {
+		err = c.fitGeneration(&p)
+	} else {
+		err = c.fitLayers(&p)
+	}
+	if err == nil && c.Skew != nil {
+		err = c.fitSkew(&p)
+	}
+	if err != nil {
+		return Profile{}, fmt.Errorf("fit profile %q: %w", c.Name, err)
+	}
+	p.How = append(p.How,
+		fmt.Sprintf("kv_tokens derived: (%.0f %% of %.0f GB − weights − %.0f GB) / kv_bytes_per_token", memoryShare*100, c.Device.Memory/1e9, activations/1e9),
+		"reduce_seconds, transfer_base and link_rate are assumptions")
+	if err := p.Validate(); err != nil {
+		return Profile{}, fmt.Errorf("fit profile: %w", err)
+	}
+	return round(p), nil
+}
+
+// round keeps five digits: the tables have no more, and files stay readable.
+func round(p Profile) Profile {
+	for _, x := range []*float64{&p.D0, &p.D1, &p.D2, &p.D3, &p.D4, &p.Kappa, &p.WeightSeconds, &p.ReduceSeconds, &p.FitError.P50, &p.FitError.P90} {
+		// Through decimal, so that the file shows five digits and not their
+		// binary neighbours.
+		*x, _ = strconv.ParseFloat(strconv.FormatFloat(*x, 'g', 5, 64), 64)
+	}
+	return p
+}
+
+func or[T int | float64](v, otherwise T) T {
+	if v == 0 {
+		return otherwise
+	}
+	return v
+}
