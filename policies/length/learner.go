@@ -1,0 +1,101 @@
+package length
+
+import "github.com/cascadeinfer/cascade/policies"
+
+const (
+	// memory is how many of the latest requests a Learner weighs, about: a
+	// power of two, so that forgetting is a shift.
+	memory = 9 // 512
+	// heaviest bounds the weight of one request in tokens, so that one huge
+	// prompt of an odd kind does not speak for a fleet.
+	heaviest = 1 << 14
+	// prior is the weight in tokens of the ratio that a Learner begins with.
+	prior = 1024
+	// stretch bounds how far one request's ratio may lie from the present
+	// one; beyond, it counts as just this far. A lasting change still gets
+	// through, geometrically.
+	stretch = 2
+	// fixed is the fixed point of the sums: shifts must not eat small ones.
+	fixed = 1 << 12
+	// worst bounds one request's relative error, in millionths.
+	worst = 10_000_000
+)
+
+// Learner learns a model's bytes per token from requests whose exact prompt
+// length became known, forgetting exponentially. It is arithmetic on integers
+// only: the same observations give the same ratio everywhere.
+//
+// The zero value begins at DefaultRatio. One goroutine at a time may use it.
+type Learner struct {
+	bytes  int64 // Σ weighted bytes, in 1/fixed
+	tokens int64 // Σ weighted tokens, in 1/fixed
+	errors int64 // Σ weighted relative errors, in millionths/fixed
+	weight int64 // Σ weights of errors, in 1/fixed
+	seen   int64
+}
+
+// NewLearner returns a Learner that begins at a ratio.
+func NewLearner(r Ratio) *Learner {
+	return &Learner{bytes: prior * fixed * int64(r.Clamp()) / 1000, tokens: prior * fixed}
+}
+
+// Observe takes one request: the text bytes that were estimated from (Count's
+// Text) and the tokens they turned out to be. The error is that of the
+// estimate which the Learner would have given just before. Values that are
+// not positive say nothing and are ignored.
+func (l *Learner) Observe(text int64, exact policies.Tokens) {
+	if text <= 0 || exact <= 0 {
+		return
+	}
+	if l.tokens == 0 {
+		*l = *NewLearner(DefaultRatio)
+	}
+	l.seen++
+	ratio := l.Ratio()
+	l.errors += errorOf(Estimator{ratio}.FromContentLength(text), exact)*fixed - l.errors>>memory
+	l.weight += fixed - l.weight>>memory
+
+	// Scale the pair down to the weight that it may have, then pull its ratio
+	// to within the stretch of the present one.
+	tokens := int64(exact)
+	if tokens > heaviest {
+		text, tokens = int64(muldiv(uint64(text), heaviest, uint64(tokens), 0)), heaviest
+	}
+	low := tokens * int64(ratio) / (1000 * stretch)
+	high := tokens * int64(ratio) * stretch / 1000
+	text = min(max(text, low), high)
+	l.bytes += text*fixed - l.bytes>>memory
+	l.tokens += tokens*fixed - l.tokens>>memory
+}
+
+// Ratio returns the present bytes per token, within its bounds.
+func (l *Learner) Ratio() Ratio {
+	if l.tokens == 0 {
+		return DefaultRatio
+	}
+	return Ratio(muldiv(uint64(l.bytes), 1000, uint64(l.tokens), uint64(l.tokens)/2)).Clamp()
+}
+
+// Estimator returns the estimator with the present ratio.
+func (l *Learner) Estimator() Estimator { return Estimator{BytesPerToken: l.Ratio()} }
+
+// Error returns the mean absolute relative error |estimate − exact| / exact of
+// the latest requests, 0 before the first. One request counts for at most 10.
+func (l *Learner) Error() float64 {
+	if l.weight == 0 {
+		return 0
+	}
+	return float64(l.errors) / float64(l.weight) / 1e6
+}
+
+// Seen returns how many requests taught the Learner anything.
+func (l *Learner) Seen() int64 { return l.seen }
+
+// errorOf returns |estimate − exact| / exact in millionths, at most worst.
+func errorOf(estimate, exact policies.Tokens) int64 {
+	d := estimate - exact
+	if d < 0 {
+		d = -d
+	}
+	return int64(min(muldiv(uint64(d), 1_000_000, uint64(exact), 0), worst))
+}

@@ -1,0 +1,129 @@
+package length
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// teach shows the Learner n requests with about the ratio, each spread by up
+// to the noise, and lengths from 16 to 16k tokens.
+func teach(l *Learner, r *rand.Rand, n int, ratio, noise float64) {
+	for range n {
+		tokens := math.Exp2(4 + 10*r.Float64())
+		f := ratio * (1 + noise*(2*r.Float64()-1))
+		l.Observe(int64(tokens*f), policies.Tokens(tokens))
+	}
+}
+
+func near(t *testing.T, what string, got, want, within float64) {
+	t.Helper()
+	if math.Abs(got-want) > within*want {
+		t.Errorf("%s is %.4f, want %.4f ± %.0f %%", what, got, want, within*100)
+	}
+}
+
+func TestLearnerLearns(t *testing.T) {
+	for _, c := range []struct {
+		name         string
+		ratio, noise float64
+		err          float64 // the mean of |x| for uniform x is half its bound
+	}{
+		{"prose", 4.4, 0.1, 0.05}, {"code", 3.1, 0.2, 0.1}, {"Chinese", 2.0, 0.1, 0.05}, {"base64", 1.3, 0, 0.003}, {"blanks", 12, 0.1, 0.05},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var l Learner
+			r := rand.New(rand.NewPCG(9, 10))
+			teach(&l, r, 4000, c.ratio, c.noise)
+			near(t, "the ratio", l.Ratio().Float(), c.ratio, 0.03)
+			if got := l.Error(); got > c.err*1.3+0.01 || got < c.err*0.5 {
+				t.Errorf("the error is %.3f, want about %.3f", got, c.err)
+			}
+		})
+	}
+}
+
+func TestLearnerForgets(t *testing.T) {
+	var l Learner
+	r := rand.New(rand.NewPCG(11, 12))
+	teach(&l, r, 5000, 4.5, 0.1)
+	teach(&l, r, 3000, 2.2, 0.1)
+	near(t, "the ratio after a change", l.Ratio().Float(), 2.2, 0.03)
+	near(t, "the error after a change", l.Error(), 0.05, 0.5)
+}
+
+func TestLearnerResistsOutliers(t *testing.T) {
+	var l Learner
+	r := rand.New(rand.NewPCG(13, 14))
+	teach(&l, r, 2000, 4, 0.05)
+	for range 1000 {
+		teach(&l, r, 19, 4, 0.05)
+		// A megabyte that the engine saw as ten tokens, and the reverse.
+		l.Observe(1<<20, 10)
+		l.Observe(3, 1<<20)
+	}
+	near(t, "the ratio", l.Ratio().Float(), 4, 0.25)
+	l = Learner{}
+	teach(&l, r, 2000, 4, 0.05)
+	l.Observe(1<<50, 1<<20)
+	near(t, "the ratio after one huge outlier", l.Ratio().Float(), 4, 0.02)
+}
+
+func TestLearnerStaysBounded(t *testing.T) {
+	for _, c := range []struct {
+		bytes  int64
+		tokens policies.Tokens
+		want   Ratio
+	}{{1, 1 << 40, MinRatio}, {math.MaxInt64, 1, MaxRatio}, {math.MaxInt64, math.MaxInt64, 1000}} {
+		var l Learner
+		for range 20_000 {
+			l.Observe(c.bytes, c.tokens)
+		}
+		if got := l.Ratio(); got < c.want*98/100 || got > c.want*102/100 {
+			t.Errorf("%d bytes of %d tokens: ratio %d, want %d", c.bytes, c.tokens, got, c.want)
+		}
+		if e := l.Error(); e < 0 || e > 10 {
+			t.Errorf("error %v is out of bounds", e)
+		}
+	}
+}
+
+func TestLearnerIgnoresNothing(t *testing.T) {
+	var l Learner
+	l.Observe(0, 5)
+	l.Observe(5, 0)
+	l.Observe(-1, -1)
+	if l.Seen() != 0 || l.Ratio() != DefaultRatio || l.Error() != 0 {
+		t.Errorf("learnt from nothing: %+v", l)
+	}
+	if got := NewLearner(2500).Estimator().BytesPerToken; got != 2500 {
+		t.Errorf("begins at %d, want 2500", got)
+	}
+}
+
+// TestLearnerErrorMatchesAFloatMean compares the fixed-point error with the
+// same exponential mean in floats.
+func TestLearnerErrorMatchesAFloatMean(t *testing.T) {
+	var l Learner
+	r := rand.New(rand.NewPCG(15, 16))
+	var sum, weight float64
+	for range 3000 {
+		exact := policies.Tokens(1 + r.IntN(5000))
+		text := int64(float64(exact) * (3 + 2*r.Float64()))
+		e := math.Abs(float64(l.Estimator().FromContentLength(text)-exact)) / float64(exact)
+		sum += e - sum/(1<<memory)
+		weight += 1 - weight/(1<<memory)
+		l.Observe(text, exact)
+	}
+	near(t, "the error", l.Error(), sum/weight, 0.001)
+}
+
+func BenchmarkLearner(b *testing.B) {
+	var l Learner
+	b.ReportAllocs()
+	for b.Loop() {
+		l.Observe(4321, 1000)
+	}
+}

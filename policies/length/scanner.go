@@ -1,0 +1,559 @@
+package length
+
+import (
+	"math/bits"
+	"unicode/utf8"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+const (
+	// MaxModel is the longest model name that a Scanner keeps, in bytes.
+	MaxModel = 256
+	// MaxDepth is the deepest nesting of arrays and objects that a Scanner
+	// follows; a deeper body counts as malformed.
+	MaxDepth = 512
+)
+
+// Count is what a Scanner found in a body. Sizes of prompt, messages, input,
+// system, instructions, tools and functions are added up.
+type Count struct {
+	// Bytes is the size of the body itself.
+	Bytes int64
+	// Text is the prompt's text in bytes, escapes undone: prompt strings,
+	// message contents and their text parts, and the compact JSON of tools
+	// and tool calls. Of a list of prompts it is the longest one.
+	Text int64
+	// Tokens is the exact number of token ids in the prompt; of a list of
+	// lists, the longest one.
+	Tokens policies.Tokens
+	// Media is the number of content parts without text: images, audio,
+	// files. Their size is in neither Text nor Tokens.
+	Media int
+	// MaxTokens is max_completion_tokens or, without it, max_tokens; 0 when
+	// neither is a positive integer.
+	MaxTokens policies.Tokens
+	// Found says that the body has a prompt, messages or input to count.
+	Found bool
+	// Malformed says that the body is not one whole JSON value. What was
+	// counted before the fault is still in the other fields.
+	Malformed bool
+}
+
+// Scanner reads a JSON body in chunks of any size and counts its prompt.
+//
+// Keys match exactly, after escapes. When an object repeats a key, the last
+// one counts, as it does for most servers (Python's json and pydantic among
+// them); RFC 8259 §4 leaves it open. Everything that is not listed in Count is
+// checked for syntax and otherwise ignored.
+//
+// The zero value is ready to use. It allocates nothing and takes about 1 KiB
+// however long the body. One goroutine at a time may use it.
+type Scanner struct {
+	state state
+	bytes int64 // offset of the chunk being read
+	blank int64 // insignificant white space so far
+
+	depth   int
+	objects [MaxDepth/64 + 1]uint64 // bit d: the container at depth d is an object
+	roles   [levels]role            // of the containers at depth 1…levels-1
+	homes   [levels]register        // where each of them counts
+
+	role role     // of the value that comes next or is being read
+	home register // where it counts
+	mark int64    // where a raw value began
+
+	sizes  [registers]size
+	row    int64 // ids in the inner list being read
+	spoken bool  // the part being read has a text
+	limits [2]int64
+
+	keep   keep // what becomes of the string being read
+	length int64
+	high   rune // the high surrogate just before, or 0
+	hex    rune
+	digits int // hex digits read, or characters of a literal
+	word   string
+
+	number   int64 // value of the number being read
+	fraction bool  // it has a sign, a fraction or an exponent
+
+	key      [24]byte // the longest key that matters has 21
+	keyLen   int      // len(key)+1: too long to matter
+	model    [MaxModel]byte
+	modelLen int // MaxModel+1: too long to keep
+}
+
+// state says what the next byte belongs to.
+type state byte
+
+const (
+	atValue      state = iota // a value must come
+	atFirstValue              // a value or the end of the array
+	atFirstKey                // a key or the end of the object
+	atKey                     // a key
+	atColon
+	atNext // a comma or the end of the container
+	atEnd  // nothing but white space
+	inString
+	inEscape
+	inHex
+	inLiteral
+	inMinus
+	inZero
+	inInteger
+	inPoint
+	inFraction
+	inE
+	inSign
+	inExponent
+	broken
+)
+
+// keep says where the characters of a string go besides being counted.
+type keep byte
+
+const (
+	keepNothing keep = iota
+	keepKey
+	keepModel
+)
+
+// Reset makes the Scanner ready for another body.
+func (s *Scanner) Reset() { *s = Scanner{} }
+
+// Model returns the body's model name so far, unescaped, or nothing when
+// there is none or it is longer than MaxModel. The slice is valid until the
+// next Write or Reset.
+func (s *Scanner) Model() []byte {
+	if s.modelLen > MaxModel {
+		return nil
+	}
+	return s.model[:s.modelLen]
+}
+
+// Count returns what was found so far. Malformed is true until the body is
+// complete.
+func (s *Scanner) Count() Count {
+	c := Count{Bytes: s.bytes}
+	for r, z := range s.sizes {
+		c.Text += z.text
+		c.Tokens += policies.Tokens(z.tokens)
+		c.Media += z.media
+		c.Found = c.Found || z.found && register(r) <= input
+	}
+	c.MaxTokens = policies.Tokens(s.limits[1])
+	if c.MaxTokens == 0 {
+		c.MaxTokens = policies.Tokens(s.limits[0])
+	}
+	switch s.state {
+	case atEnd:
+	case inZero, inInteger, inFraction, inExponent:
+		c.Malformed = s.depth > 0
+	default:
+		c.Malformed = true
+	}
+	return c
+}
+
+// Write reads the next chunk of the body. It keeps no part of it, always
+// takes all of it and never fails: a syntax error shows in Count.
+func (s *Scanner) Write(chunk []byte) (int, error) {
+	for i := 0; i < len(chunk); {
+		switch s.state {
+		case inString:
+			i += s.stringBytes(chunk[i:])
+		case inEscape:
+			s.escape(chunk[i])
+			i++
+		case inHex:
+			s.hexDigit(chunk[i])
+			i++
+		case inLiteral:
+			s.literal(chunk[i])
+			i++
+		case inMinus, inZero, inInteger, inPoint, inFraction, inE, inSign, inExponent:
+			i += s.numberBytes(chunk[i:])
+		case broken:
+			i = len(chunk)
+		default:
+			if s.role == item || s.role == id {
+				i += s.idBytes(chunk[i:])
+				if i == len(chunk) {
+					continue
+				}
+			}
+			if c := chunk[i]; c == ' ' || c == '\n' || c == '\t' || c == '\r' {
+				s.blank++
+			} else {
+				s.structure(c, s.bytes+int64(i))
+			}
+			i++
+		}
+	}
+	s.bytes += int64(len(chunk))
+	return len(chunk), nil
+}
+
+// structure takes one byte outside of strings, numbers and literals; at is
+// its offset in the body.
+func (s *Scanner) structure(c byte, at int64) {
+	switch s.state {
+	case atFirstValue, atValue:
+		if c == ']' && s.state == atFirstValue {
+			s.closeContainer(at)
+			return
+		}
+		s.value(c, at)
+	case atFirstKey, atKey:
+		switch {
+		case c == '"':
+			s.keep, s.keyLen = keepKey, 0
+			s.beginString()
+		case c == '}' && s.state == atFirstKey:
+			s.closeContainer(at)
+		default:
+			s.state = broken
+		}
+	case atColon:
+		s.state = broken
+		if c == ':' {
+			s.state = atValue
+		}
+	case atNext:
+		object := s.inObject()
+		switch {
+		case c == ',' && object:
+			s.state = atKey
+		case c == ',':
+			s.state = atValue
+			s.role, s.home = s.element()
+		case c == '}' && object, c == ']' && !object:
+			s.closeContainer(at)
+		default:
+			s.state = broken
+		}
+	default: // atEnd: one body is one value
+		s.state = broken
+	}
+}
+
+// value begins a value with its first byte.
+func (s *Scanner) value(c byte, at int64) {
+	switch c {
+	case '"':
+		s.keep = keepNothing
+		if s.role == modelName {
+			s.keep = keepModel
+		}
+		s.beginString()
+	case '{', '[':
+		s.openContainer(c, at)
+	case 't':
+		s.word, s.digits, s.state = "true", 1, inLiteral
+	case 'f':
+		s.word, s.digits, s.state = "false", 1, inLiteral
+	case 'n':
+		s.word, s.digits, s.state = "null", 1, inLiteral
+	case '-':
+		s.number, s.fraction, s.state = 0, true, inMinus
+	case '0':
+		s.number, s.fraction, s.state = 0, false, inZero
+	case '1', '2', '3', '4', '5', '6', '7', '8', '9':
+		s.number, s.fraction, s.state = int64(c-'0'), false, inInteger
+	default:
+		s.state = broken
+	}
+}
+
+// endValue moves on after a whole value.
+func (s *Scanner) endValue() {
+	s.state = atNext
+	if s.depth == 0 {
+		s.state = atEnd
+	}
+}
+
+func (s *Scanner) inObject() bool { return s.objects[s.depth/64]>>(s.depth%64)&1 != 0 }
+
+func (s *Scanner) openContainer(c byte, at int64) {
+	if s.depth == MaxDepth {
+		s.state = broken
+		return
+	}
+	s.depth++
+	word, bit := s.depth/64, uint64(1)<<(s.depth%64)
+	if c == '{' {
+		s.objects[word] |= bit
+		s.state = atFirstKey
+	} else {
+		s.objects[word] &^= bit
+		s.state = atFirstValue
+	}
+	if s.depth < levels {
+		s.roles[s.depth], s.homes[s.depth] = s.role, s.home
+	}
+	if s.role != ignored {
+		s.enter(c, at)
+	}
+	if c == '[' {
+		s.role, s.home = s.element()
+	}
+}
+
+func (s *Scanner) closeContainer(at int64) {
+	if s.depth < levels && s.roles[s.depth] != ignored {
+		s.leave(at)
+	}
+	s.depth--
+	s.endValue()
+}
+
+func (s *Scanner) beginString() {
+	s.length, s.high, s.state = 0, 0, inString
+}
+
+// stringBytes reads up to the end of the string or its next escape and
+// returns how many bytes it took.
+func (s *Scanner) stringBytes(p []byte) int {
+	n := plain(p)
+	if n > 0 {
+		s.high = 0
+		s.length += int64(n)
+		if s.keep != keepNothing {
+			s.append(p[:n])
+		}
+	}
+	if n == len(p) {
+		return n
+	}
+	switch p[n] {
+	case '"':
+		s.endString()
+	case '\\':
+		s.state = inEscape
+	default: // a control character
+		s.state = broken
+	}
+	return n + 1
+}
+
+func (s *Scanner) endString() {
+	if s.keep == keepKey {
+		s.state = atColon
+		s.role, s.home = s.member()
+		return
+	}
+	s.stringValue()
+	s.endValue()
+}
+
+// plain returns the length of p's prefix without quotes, backslashes and
+// control characters. It looks at eight bytes at a time: prompts are long.
+func plain(p []byte) int {
+	const (
+		ones  = 0x0101010101010101
+		highs = 0x8080808080808080
+	)
+	i := 0
+	for ; i+8 <= len(p); i += 8 {
+		q := p[i : i+8 : i+8]
+		w := uint64(q[0]) | uint64(q[1])<<8 | uint64(q[2])<<16 | uint64(q[3])<<24 |
+			uint64(q[4])<<32 | uint64(q[5])<<40 | uint64(q[6])<<48 | uint64(q[7])<<56
+		// x−ones borrows into the high bit of a byte that was 0. A borrow can
+		// spill into the byte above, never below: the lowest hit is exact.
+		quote, back := w^(ones*'"'), w^(ones*'\\')
+		hit := ((quote-ones)&^quote | (back-ones)&^back | (w-ones*0x20)&^w) & highs
+		if hit != 0 {
+			return i + bits.TrailingZeros64(hit)/8
+		}
+	}
+	for ; i < len(p); i++ {
+		if c := p[i]; c == '"' || c == '\\' || c < 0x20 {
+			break
+		}
+	}
+	return i
+}
+
+// escape reads the byte after a backslash.
+func (s *Scanner) escape(c byte) {
+	switch c {
+	case 'u':
+		s.hex, s.digits, s.state = 0, 0, inHex
+		return
+	case 'n':
+		c = '\n'
+	case 't':
+		c = '\t'
+	case 'r':
+		c = '\r'
+	case 'b':
+		c = '\b'
+	case 'f':
+		c = '\f'
+	case '"', '\\', '/':
+	default:
+		s.state = broken
+		return
+	}
+	s.high, s.state = 0, inString
+	s.length++
+	if s.keep != keepNothing {
+		one := [1]byte{c}
+		s.append(one[:])
+	}
+}
+
+// hexDigit reads one of the four digits of \uXXXX. A lone surrogate becomes
+// U+FFFD, three bytes; when its other half follows, the pair makes four.
+func (s *Scanner) hexDigit(c byte) {
+	switch {
+	case '0' <= c && c <= '9':
+		c -= '0'
+	case 'a' <= c|0x20 && c|0x20 <= 'f':
+		c = c | 0x20 - 'a' + 10
+	default:
+		s.state = broken
+		return
+	}
+	s.hex = s.hex<<4 | rune(c)
+	if s.digits++; s.digits < 4 {
+		return
+	}
+	s.state = inString
+	r, high := s.hex, s.high
+	s.high = 0
+	switch {
+	case high != 0 && 0xDC00 <= r && r < 0xE000:
+		s.truncate(3)
+		r = 0x10000 + (high-0xD800)<<10 + (r - 0xDC00)
+	case 0xD800 <= r && r < 0xDC00:
+		s.high, r = r, utf8.RuneError
+	case 0xDC00 <= r && r < 0xE000:
+		r = utf8.RuneError
+	}
+	var buf [utf8.UTFMax]byte
+	n := utf8.EncodeRune(buf[:], r)
+	s.length += int64(n)
+	if s.keep != keepNothing {
+		s.append(buf[:n])
+	}
+}
+
+// append adds to the kept string; one that does not fit is marked as too long.
+func (s *Scanner) append(p []byte) {
+	buf, n := s.key[:], &s.keyLen
+	if s.keep == keepModel {
+		buf, n = s.model[:], &s.modelLen
+	}
+	if *n+len(p) > len(buf) {
+		*n = len(buf) + 1
+		return
+	}
+	*n += copy(buf[*n:], p)
+}
+
+// truncate takes back the last n bytes of the string.
+func (s *Scanner) truncate(n int) {
+	s.length -= int64(n)
+	switch {
+	case s.keep == keepKey && s.keyLen <= len(s.key):
+		s.keyLen -= n
+	case s.keep == keepModel && s.modelLen <= MaxModel:
+		s.modelLen -= n
+	}
+}
+
+func (s *Scanner) literal(c byte) {
+	if c != s.word[s.digits] {
+		s.state = broken
+		return
+	}
+	if s.digits++; s.digits == len(s.word) {
+		s.endValue()
+	}
+}
+
+// numberBytes reads digits and whatever else a number may hold; it returns
+// how many bytes it took, 0 when the number ends before the first one.
+func (s *Scanner) numberBytes(p []byte) int {
+	c := p[0]
+	digit := '0' <= c && c <= '9'
+	switch s.state {
+	case inInteger:
+		for n, c := range p {
+			d := int64(c) - '0'
+			if uint64(d) > 9 {
+				if n > 0 {
+					return n
+				}
+				break
+			}
+			if s.number > (int64(policies.Unbounded)-d)/10 {
+				s.number = int64(policies.Unbounded)
+			} else {
+				s.number = s.number*10 + d
+			}
+			if n == len(p)-1 {
+				return len(p)
+			}
+		}
+		s.afterInteger(c)
+	case inZero:
+		s.afterInteger(c)
+	case inMinus:
+		switch {
+		case c == '0':
+			s.state = inZero
+		case digit:
+			s.state = inInteger
+		default:
+			s.state = broken
+		}
+	case inPoint, inE, inSign, inFraction, inExponent:
+		return s.fractionByte(c, digit)
+	}
+	if s.state == atNext || s.state == atEnd {
+		return 0
+	}
+	return 1
+}
+
+// afterInteger reads the byte after a number's integer part.
+func (s *Scanner) afterInteger(c byte) {
+	switch c {
+	case '.':
+		s.fraction, s.state = true, inPoint
+	case 'e', 'E':
+		s.fraction, s.state = true, inE
+	default:
+		if '0' <= c && c <= '9' { // a digit after a leading zero
+			s.state = broken
+			return
+		}
+		s.numberValue()
+		s.endValue()
+	}
+}
+
+// fractionByte reads a byte of a fraction or an exponent.
+func (s *Scanner) fractionByte(c byte, digit bool) int {
+	switch {
+	case digit && (s.state == inPoint || s.state == inFraction):
+		s.state = inFraction
+	case digit:
+		s.state = inExponent
+	case (c == '+' || c == '-') && s.state == inE:
+		s.state = inSign
+	case (c == 'e' || c == 'E') && s.state == inFraction:
+		s.state = inE
+	case s.state == inFraction || s.state == inExponent:
+		s.numberValue()
+		s.endValue()
+		return 0
+	default:
+		s.state = broken
+	}
+	return 1
+}

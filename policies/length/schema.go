@@ -1,0 +1,230 @@
+package length
+
+// role says what a value means to the count. The role of a container decides
+// the roles of what is in it (element, member).
+type role byte
+
+const (
+	body      role = iota // the whole body
+	ignored               // checked for syntax only
+	modelName             // model
+	limit                 // max_tokens, max_completion_tokens
+	prompt                // prompt, messages, input: a text, or a list of items
+	item                  // of a prompt: a text, an id, a list of ids, a message
+	id                    // a token id in a list of lists
+	content               // a message's: a text, or a list of parts
+	part                  // of a content: a text, or an object with one
+	text                  // a part's text
+	raw                   // counted as compact JSON: tools, tool calls
+)
+
+// levels bounds how deep a value that counts may be: body, messages, message,
+// content, part.
+const levels = 6
+
+// register names a sum. Values that repeat replace the sum of their key; sums
+// of messages and parts are folded into the value that holds them.
+type register byte
+
+const (
+	promptText register = iota
+	messages
+	input // the last one that makes a body countable
+	system
+	instructions
+	tools
+	functions
+	messageContent
+	messageCalls
+	messageCall
+	partText
+	registers
+)
+
+// size is a sum in one register.
+type size struct {
+	text   int64
+	tokens int64
+	media  int
+	found  bool
+}
+
+func (z *size) add(o size) {
+	z.text += o.text
+	z.tokens += o.tokens
+	z.media += o.media
+}
+
+// element returns the role of an element of the array that is open.
+func (s *Scanner) element() (role, register) {
+	if s.depth >= levels {
+		return ignored, 0
+	}
+	home := s.homes[s.depth]
+	switch s.roles[s.depth] {
+	case prompt:
+		return item, home
+	case item:
+		return id, home
+	case content:
+		return part, home
+	}
+	return ignored, 0
+}
+
+// member returns the role of the key just read in the object that is open,
+// and forgets what an earlier value of the same key counted.
+func (s *Scanner) member() (role, register) {
+	if s.depth >= levels || s.keyLen > len(s.key) {
+		return ignored, 0
+	}
+	r, home := ignored, register(0)
+	key := string(s.key[:s.keyLen]) // does not escape, so does not allocate
+	switch s.roles[s.depth] {
+	case body:
+		switch key {
+		case "model":
+			s.modelLen = 0
+			return modelName, 0
+		case "max_tokens":
+			s.limits[0] = 0
+			return limit, 0
+		case "max_completion_tokens":
+			s.limits[1] = 0
+			return limit, 1
+		case "prompt":
+			r, home = prompt, promptText
+		case "messages":
+			r, home = prompt, messages
+		case "input":
+			r, home = prompt, input
+		case "system":
+			r, home = content, system
+		case "instructions":
+			r, home = content, instructions
+		case "tools":
+			r, home = raw, tools
+		case "functions":
+			r, home = raw, functions
+		}
+	case item:
+		switch key {
+		case "content":
+			r, home = content, messageContent
+		case "tool_calls":
+			r, home = raw, messageCalls
+		case "function_call":
+			r, home = raw, messageCall
+		}
+	case part:
+		if key == "text" {
+			s.spoken = true
+			r, home = text, partText
+		}
+	}
+	if r != ignored {
+		s.sizes[home] = size{}
+	}
+	return r, home
+}
+
+// enter begins a container that counts.
+func (s *Scanner) enter(c byte, at int64) {
+	switch {
+	case s.role == prompt && c == '[':
+		s.sizes[s.home].found = true
+	case s.role == item && c == '[':
+		s.row = 0
+	case s.role == part && c == '{':
+		s.spoken = false
+	case s.role == raw:
+		s.mark = at - s.blank
+	}
+}
+
+// leave adds up a container that counts, at its closing byte.
+func (s *Scanner) leave(at int64) {
+	home := &s.sizes[s.homes[s.depth]]
+	switch object := s.inObject(); s.roles[s.depth] {
+	case item:
+		if !object {
+			home.tokens = max(home.tokens, s.row)
+			return
+		}
+		for r := messageContent; r <= messageCall; r++ {
+			home.add(s.sizes[r])
+			s.sizes[r] = size{}
+		}
+	case part:
+		if !object {
+			return
+		}
+		home.add(s.sizes[partText])
+		s.sizes[partText] = size{}
+		if !s.spoken {
+			home.media++
+		}
+	case raw:
+		home.text += at + 1 - s.blank - s.mark
+	}
+}
+
+// stringValue counts a string that is a value.
+func (s *Scanner) stringValue() {
+	home := &s.sizes[s.home]
+	switch s.role {
+	case prompt:
+		home.text, home.found = s.length, true
+	case item:
+		home.text = max(home.text, s.length)
+	case content, part, text:
+		home.text += s.length
+	}
+}
+
+// numberValue counts a number.
+func (s *Scanner) numberValue() {
+	switch s.role {
+	case limit:
+		if !s.fraction {
+			s.limits[s.home] = s.number
+		}
+	case item:
+		s.sizes[s.home].tokens++
+	case id:
+		s.row++
+	}
+}
+
+// idBytes is a short cut through lists of token ids: it counts plain integers
+// for as long as a comma follows each, and returns how many bytes it took.
+// Everything else is left to the states.
+func (s *Scanner) idBytes(p []byte) int {
+	if s.state != atValue && s.state != atFirstValue {
+		return 0
+	}
+	n, count := 0, int64(0)
+	for {
+		end := n
+		for end < len(p) && '0' <= p[end] && p[end] <= '9' {
+			end++
+		}
+		if end == n || end == len(p) || p[end] != ',' || p[n] == '0' && end > n+1 {
+			break
+		}
+		count++
+		for n = end + 1; n < len(p) && p[n] == ' '; n++ {
+			s.blank++
+		}
+	}
+	if count == 0 {
+		return 0
+	}
+	s.state = atValue
+	if s.role == id {
+		s.row += count
+	} else {
+		s.sizes[s.home].tokens += count
+	}
+	return n
+}
