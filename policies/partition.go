@@ -3,6 +3,12 @@ package policies
 // Workload is everything a Partitioner may know: the flow to serve, what the
 // engines cost and hold, and the limits a plan must keep. Replicas of one
 // workload are alike.
+//
+// Invariants, checked by Validate:
+//  1. Flow, Cost and Capacity are valid,
+//  2. Snapshot is nil or has one valid batch per bucket: sums finite, not negative,
+//  3. Replicas is positive,
+//  4. Transfer and Limits are valid.
 type Workload struct {
 	Flow     Flow
 	Snapshot []Batch // in-flight requests by bucket of Flow.Edges; nil unless the policy plans on snapshots
@@ -13,15 +19,61 @@ type Workload struct {
 	Limits   Limits
 }
 
+// Validate reports the first broken invariant, or nil.
+func (w Workload) Validate() error {
+	for _, err := range [...]error{w.Flow.Validate(), w.Cost.Validate(), w.Capacity.Validate()} {
+		if err != nil {
+			return &Violation{"workload", "1: " + err.Error()}
+		}
+	}
+	if w.Snapshot != nil && len(w.Snapshot) != len(w.Flow.Edges) {
+		return &Violation{"workload", "2: the snapshot must have one batch per bucket"}
+	}
+	for _, b := range w.Snapshot {
+		for _, x := range [...]float64{b.N, b.SumI, b.SumI2, b.SumL} {
+			if !finite(x) || x < 0 {
+				return &Violation{"workload", "2: the snapshot's sums must be finite and not negative"}
+			}
+		}
+	}
+	if w.Replicas < 1 {
+		return &Violation{"workload", "3: there must be at least one replica to divide"}
+	}
+	for _, err := range [...]error{w.Transfer.Validate(), w.Limits.Validate()} {
+		if err != nil {
+			return &Violation{"workload", "4: " + err.Error()}
+		}
+	}
+	return nil
+}
+
 // Transfer prices the hand-over of a running request: Base + length·PerToken
 // seconds of delay.
+//
+// Invariant, checked by Validate:
+//  1. both are finite and not negative.
 type Transfer struct {
 	Base     float64 // seconds per hand-over
 	PerToken float64 // seconds per token of KV moved
 }
 
+// Validate reports the broken invariant, or nil.
+func (t Transfer) Validate() error {
+	for _, x := range [...]float64{t.Base, t.PerToken} {
+		if !finite(x) || x < 0 {
+			return &Violation{"transfer", "1: seconds per hand-over and per token must be finite and not negative"}
+		}
+	}
+	return nil
+}
+
 // Limits bound the plans that a Partitioner may propose. The zero value has
 // no limit beyond what the engines can hold.
+//
+// Invariants, checked by Validate:
+//  1. Stages is not negative,
+//  2. Iteration and Pooling are finite and not negative,
+//  3. Utilisation is in [0, 1].
 type Limits struct {
 	Stages int // most stages; 0 means MaxStages
 	// Iteration is the largest predicted iteration time of any stage, in
@@ -33,6 +85,19 @@ type Limits struct {
 	// Utilisation is the largest share of a stage's replicas that its work may
 	// fill, in (0, 1]. 0 means 1 (exclusive).
 	Utilisation float64
+}
+
+// Validate reports the first broken invariant, or nil.
+func (l Limits) Validate() error {
+	switch {
+	case l.Stages < 0:
+		return &Violation{"limits", "1: the number of stages must not be negative"}
+	case !finite(l.Iteration) || l.Iteration < 0 || !finite(l.Pooling) || l.Pooling < 0:
+		return &Violation{"limits", "2: iteration time and pooling must be finite and not negative"}
+	case !(l.Utilisation >= 0 && l.Utilisation <= 1):
+		return &Violation{"limits", "3: utilisation must be a share from 0 to 1"}
+	}
+	return nil
 }
 
 // Partition is a proposal: cuts, replicas per stage and what the model
