@@ -1,0 +1,209 @@
+package trace
+
+import (
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+func zipped(t testing.TB, text string) string {
+	t.Helper()
+	var b bytes.Buffer
+	w := gzip.NewWriter(&b)
+	if _, err := w.Write([]byte(text)); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+func TestRead(t *testing.T) {
+	ms := time.Millisecond
+	for name, tc := range map[string]struct {
+		text string
+		want []Request
+	}{
+		"csv":               {"arrival_ms,input_tokens,output_tokens\n0,2290,316\n3000.5,17450,610\n", []Request{{At: 0, Input: 2290, Output: 316}, {At: 3000*ms + 500*time.Microsecond, Input: 17450, Output: 610}}},
+		"csv, any order":    {"output_tokens,extra,input_tokens,ARRIVAL_MS\r\n5,x,7,9\r\n\r\n", []Request{{At: 9 * ms, Input: 7, Output: 5}}},
+		"lengths only":      {"arrival_ms,input_tokens,output_tokens\n-1,42,285\n-1,19,82\n", []Request{{At: NoArrival, Input: 42, Output: 285}, {At: NoArrival, Input: 19, Output: 82}}},
+		"azure":             {"\ufeffTIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n", []Request{{At: 0, Input: 374, Output: 44}, {At: 4314579 * time.Microsecond, Input: 396, Output: 109}}},
+		"mooncake":          {`{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47]}`, []Request{{At: 27482 * ms, Input: 6955, Output: 52, Prefix: []uint64{46, 47}}}},
+		"mooncake, no ids":  {`{"timestamp": 0, "input_length": 1, "output_length": 1}` + "\n", []Request{{Input: 1, Output: 1}}},
+		"sorted by arrival": {"arrival_ms,input_tokens,output_tokens\n5,1,1\n3,2,1\n5,3,1\n", []Request{{At: 3 * ms, Input: 2, Output: 1}, {At: 5 * ms, Input: 1, Output: 1}, {At: 5 * ms, Input: 3, Output: 1}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, text := range []string{tc.text, zipped(t, tc.text)} {
+				got, err := Read(strings.NewReader(text), "file")
+				if err != nil {
+					t.Fatal(err)
+				}
+				if d := cmp.Diff(tc.want, got); d != "" {
+					t.Errorf("(-want +got)\n%s", d)
+				}
+			}
+		})
+	}
+}
+
+// TestReadErrors runs testdata/errors.txt: each case is a trace and the exact
+// error that it gives.
+func TestReadErrors(t *testing.T) {
+	text, err := os.ReadFile("testdata/errors.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cases := strings.Split(string(text), "== ")[1:]
+	if len(cases) < 10 {
+		t.Fatalf("only %d cases", len(cases))
+	}
+	for _, c := range cases {
+		name, body, _ := strings.Cut(c, "\n")
+		input, want, ok := strings.Cut(body, "-- error\n")
+		if !ok {
+			t.Fatalf("%s: no error section", name)
+		}
+		t.Run(name, func(t *testing.T) {
+			_, err := Read(strings.NewReader(input), "t.csv")
+			if err == nil || err.Error() != strings.TrimSpace(want) {
+				t.Errorf("got  %v\nwant %s", err, want)
+			}
+		})
+	}
+}
+
+func TestReadCaps(t *testing.T) {
+	var bad *Error
+	long := "arrival_ms,input_tokens,output_tokens\n0,1,1\n" + strings.Repeat("1", maxLine+1)
+	if _, err := Read(strings.NewReader(long), "t"); !errors.As(err, &bad) || bad.Line != 3 {
+		t.Errorf("a long line gives %v", err)
+	}
+	if _, err := Read(strings.NewReader("\x1f\x8bnot gzip at all"), "t"); err == nil || !strings.HasPrefix(err.Error(), "t: ") {
+		t.Errorf("a broken gzip header gives %v", err)
+	}
+	whole := zipped(t, "arrival_ms,input_tokens,output_tokens\n0,1,1\n")
+	if _, err := Read(strings.NewReader(whole[:len(whole)-6]), "t"); err == nil {
+		t.Error("a cut gzip file is taken for whole")
+	}
+	if _, err := Read(strings.NewReader(""), "t"); !errors.Is(err, ErrEmpty) {
+		t.Errorf("an empty file gives %v", err)
+	}
+}
+
+func TestWriteReadsBack(t *testing.T) {
+	mixed, _ := Named("mixed")
+	chat, _ := Named("chat")
+	lengthsOnly := []Request{{At: NoArrival, Input: 3, Output: 4}}
+	for _, g := range []Generator{mixed, chat} {
+		g.Requests = 200
+		want, err := g.Generate()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range want {
+			want[i].At = want[i].At.Round(time.Microsecond)
+		}
+		roundTrip(t, want)
+	}
+	roundTrip(t, lengthsOnly)
+}
+
+func roundTrip(t *testing.T, want []Request) {
+	t.Helper()
+	var b bytes.Buffer
+	if err := Write(&b, want); err != nil {
+		t.Fatal(err)
+	}
+	got, err := Read(&b, "t")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range got {
+		if len(got[i].Prefix) == 0 {
+			got[i].Prefix = nil
+		}
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("(-want +got)\n%s", d)
+	}
+}
+
+// holds checks the invariants of a trace.
+func holds(requests []Request) error {
+	for i, r := range requests {
+		switch {
+		case r.Input < 1 || r.Input > MaxTokens || r.Output < 1 || r.Output > MaxTokens:
+			return fmt.Errorf("request %d: lengths %d, %d", i, r.Input, r.Output)
+		case (r.At < 0) != (requests[0].At < 0) || r.At < 0 && r.At != NoArrival || r.At > maxArrival:
+			return fmt.Errorf("request %d: arrival %v", i, r.At)
+		case i > 0 && r.At < requests[i-1].At:
+			return fmt.Errorf("request %d: arrives before the one before it", i)
+		case len(r.Prefix) > blocks(r.Input):
+			return fmt.Errorf("request %d: %d ids for %d tokens", i, len(r.Prefix), r.Input)
+		}
+	}
+	return nil
+}
+
+func fuzz(f *testing.F) {
+	f.Fuzz(func(t *testing.T, text []byte) {
+		requests, err := Read(bytes.NewReader(text), "t")
+		if err != nil {
+			return
+		}
+		if err := holds(requests); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := (Shape{Rate: 2, Spread: time.Second}).Apply(requests); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+func FuzzCSV(f *testing.F) {
+	f.Add([]byte("arrival_ms,input_tokens,output_tokens\n0,2290,316\n-1,1,1\n"))
+	f.Add([]byte("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n"))
+	f.Add([]byte("arrival_ms,input_tokens,output_tokens\n-0.5,1,1\n1e300,NaN,1\n"))
+	fuzz(f)
+}
+
+func FuzzMooncake(f *testing.F) {
+	f.Add([]byte(`{"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1, 2]}`))
+	f.Add([]byte(`{"timestamp": 1e19, "input_length": -1, "output_length": 1, "hash_ids": null}`))
+	f.Add([]byte("{}\n[]"))
+	fuzz(f)
+}
+
+// TestPublicTrace reads a whole real trace, where one is at hand.
+func TestPublicTrace(t *testing.T) {
+	if *conversationFile == "" {
+		t.Skip("needs -conversation, a file of the public trace")
+	}
+	file, err := os.Open(*conversationFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	requests, err := Read(file, filepath.Base(*conversationFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var input policies.Tokens
+	for _, r := range requests {
+		input += r.Input
+	}
+	if len(requests) != 12031 || input/1e6 != 144 {
+		t.Errorf("read %d requests with %d input tokens; the trace has 12031 with 144.8 M", len(requests), input)
+	}
+}

@@ -1,0 +1,142 @@
+package trace
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// Shape says how to make a trace fit a replay. The zero value changes
+// nothing but the origin: the first request arrives at 0.
+type Shape struct {
+	// Rate is the mean arrival rate to stretch or squeeze the trace to, in
+	// requests/s; 0 keeps the trace's own. A trace without arrival times needs
+	// it and gets Poisson arrivals at this rate.
+	Rate float64
+	// Speed divides the arrival times: 2 doubles the load. 0 means 1. It does
+	// not go together with Rate.
+	Speed float64
+	// Spread is the window of the source's clock: each arrival is moved later
+	// by a random part of it. Mooncake's clock ticks every 3 s. 0 moves none.
+	Spread time.Duration
+	// MaxInput drops requests with a longer prompt; 0 drops none.
+	MaxInput policies.Tokens
+	// MaxLength drops requests whose prompt and answer together are longer; 0
+	// drops none. Set it to the model's context.
+	MaxLength policies.Tokens
+	// Until drops requests that arrive later, on the trace's own clock and
+	// before Rate and Speed; 0 drops none.
+	Until time.Duration
+	// Limit keeps the first Limit requests; 0 keeps all.
+	Limit int
+	// Seed makes the random parts; equal seeds give equal traces.
+	Seed uint64
+}
+
+// ErrNoRate says that the trace has no arrival times and the Shape no Rate.
+var ErrNoRate = errors.New("the trace has no arrival times: give a rate in requests/s")
+
+func (s Shape) validate() error {
+	for _, f := range [...]struct {
+		name  string
+		value float64
+	}{
+		{"rate (requests/s)", s.Rate}, {"speed", s.Speed}, {"spread (s)", s.Spread.Seconds()}, {"until (s)", s.Until.Seconds()},
+		{"limit", float64(s.Limit)}, {"max input", float64(s.MaxInput)}, {"max length", float64(s.MaxLength)},
+	} {
+		if !(f.value >= 0) || math.IsInf(f.value, 0) {
+			return fmt.Errorf("shape the trace: %s is %v; it must be finite and not negative", f.name, f.value)
+		}
+	}
+	if s.Rate > 0 && s.Speed > 0 {
+		return errors.New("shape the trace: rate and speed both set the load; give one of them")
+	}
+	return nil
+}
+
+// Apply returns the shaped trace and leaves its argument alone (prefixes are
+// shared). The error is ErrNoRate, ErrEmpty when nothing is left, or names a
+// bad field.
+func (s Shape) Apply(requests []Request) ([]Request, error) {
+	if err := s.validate(); err != nil {
+		return nil, err
+	}
+	rng := rand.New(rand.NewPCG(s.Seed, 0x5ba9e))
+	hasTimes := timed(requests)
+	kept := make([]Request, 0, len(requests))
+	for _, r := range requests {
+		if s.MaxInput > 0 && r.Input > s.MaxInput || s.MaxLength > 0 && r.Input+r.Output > s.MaxLength {
+			continue
+		}
+		if hasTimes && s.Until > 0 && r.At > s.Until {
+			continue
+		}
+		if hasTimes && s.Spread > 0 {
+			r.At += time.Duration(rng.Int64N(int64(s.Spread)))
+		}
+		kept = append(kept, r)
+	}
+	if hasTimes {
+		byArrival(kept)
+	}
+	if s.Limit > 0 && len(kept) > s.Limit {
+		kept = kept[:s.Limit]
+	}
+	if len(kept) == 0 {
+		return nil, fmt.Errorf("shape the trace: %w", ErrEmpty)
+	}
+	if !hasTimes {
+		if s.Rate <= 0 {
+			return nil, ErrNoRate
+		}
+		poisson(kept, s.Rate, rng)
+		return kept, nil
+	}
+	rescale(kept, s.factor(kept))
+	return kept, nil
+}
+
+// factor is what arrival times are multiplied by.
+func (s Shape) factor(requests []Request) float64 {
+	switch {
+	case s.Speed > 0:
+		return 1 / s.Speed
+	case s.Rate > 0 && Rate(requests) > 0:
+		return Rate(requests) / s.Rate
+	}
+	return 1
+}
+
+// Rate is the trace's mean arrival rate in requests/s, by its gaps; 0 for a
+// trace of one instant or without times.
+func Rate(requests []Request) float64 {
+	if !timed(requests) {
+		return 0
+	}
+	span := (requests[len(requests)-1].At - requests[0].At).Seconds()
+	if span <= 0 {
+		return 0
+	}
+	return float64(len(requests)-1) / span
+}
+
+// rescale moves the first arrival to 0 and multiplies the rest by f.
+func rescale(requests []Request, f float64) {
+	origin := requests[0].At
+	for i := range requests {
+		requests[i].At = time.Duration(math.Round(float64(requests[i].At-origin) * f))
+	}
+}
+
+// poisson gives the requests exponential gaps of mean 1/rate.
+func poisson(requests []Request, rate float64, rng *rand.Rand) {
+	at := 0.0
+	for i := range requests {
+		requests[i].At = time.Duration(at * float64(time.Second))
+		at += rng.ExpFloat64() / rate
+	}
+}
