@@ -1,0 +1,53 @@
+package config
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/cascadeinfer/cascade/engine/cost"
+)
+
+// Profiles resolves every model's cost profile, with the model's own capacity
+// and at the fleet's Speed. A name that is no built-in profile is a file
+// relative to dir. The errors name the field.
+func (f *Fleet) Profiles(dir string) (map[string]cost.Profile, error) {
+	out := make(map[string]cost.Profile, len(f.Models))
+	for i, m := range f.Models {
+		p, err := profile(m.Profile, dir)
+		if err != nil {
+			return nil, &FieldError{Path: fmt.Sprintf("models[%d].profile", i), Msg: err.Error()}
+		}
+		if m.KVTokens > 0 {
+			p.KVTokens = m.KVTokens
+		}
+		if m.Batch > 0 {
+			p.MaxBatch = m.Batch
+		}
+		if p.KVTokens < m.Context {
+			return nil, &FieldError{Path: fmt.Sprintf("models[%d].context", i),
+				Msg: fmt.Sprintf("one sequence of %d tokens does not fit into the profile's KV cache of %d; lower context or set kv_tokens", m.Context, p.KVTokens)}
+		}
+		out[m.Name] = p.Scale(f.Speed)
+	}
+	return out, nil
+}
+
+func profile(name, dir string) (cost.Profile, error) {
+	if filepath.Ext(name) != ".json" {
+		return cost.Builtin(name)
+	}
+	if !filepath.IsAbs(name) {
+		name = filepath.Join(dir, name)
+	}
+	r, err := os.Open(name)
+	if err != nil {
+		return cost.Profile{}, err
+	}
+	defer r.Close()
+	p, err := cost.Read(r)
+	if err != nil {
+		return cost.Profile{}, fmt.Errorf("%s: %w", name, err)
+	}
+	return p, nil
+}
