@@ -122,8 +122,8 @@ func TestFitRecovers(t *testing.T) {
 		Classes: []Class{{
 			Share: 1,
 			Lengths: []Lognormal{
-				{Weight: 3, Input: 5, Output: 4, InputSD: 0.3, OutputSD: 0.5, Corr: 0.8},
-				{Weight: 1, Input: 9, Output: 6, InputSD: 0.5, OutputSD: 0.2, Corr: -0.5},
+				{Weight: 3, Input: 8, Output: 4, InputSD: 0.3, OutputSD: 0.5, Corr: 0.8},
+				{Weight: 1, Input: 11, Output: 6, InputSD: 0.5, OutputSD: 0.2, Corr: -0.5},
 			},
 			Input: Range{1, 1e6}, Output: Range{1, 1e4},
 			Prefix: Prefix{System: 1024, Continue: 0.4, Growth: 6, GrowthSD: 0.5, Recent: 200},
@@ -147,7 +147,7 @@ func TestFitRecovers(t *testing.T) {
 		t.Fatalf("%d components", len(l))
 	}
 	close("weight", l[0].Weight, 0.75, 0.01)
-	close("input", l[0].Input, 5, 0.02)
+	close("input", l[0].Input, 8, 0.02)
 	close("input sd", l[0].InputSD, 0.3, 0.02)
 	close("corr", l[0].Corr, 0.8, 0.03)
 	close("output of the second", l[1].Output, 6, 0.02)
