@@ -1,0 +1,72 @@
+package resources_test
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// fleet is three stages of one model: two replicas, one, one, and one that
+// belongs to no stage.
+func fleet() resources.View {
+	return resources.View{
+		Models: []resources.Model{{Name: "org/m", Context: 131072, Hosts: []string{"m.example"}}},
+		Plans: []policies.Plan{{Model: "org/m", Epoch: 7, Stages: []policies.Stage{
+			{Low: 0, High: 1000, Replicas: []policies.ReplicaID{"a", "b"}},
+			{Low: 1000, High: 9000, Replicas: []policies.ReplicaID{"c"}},
+			{Low: 9000, High: policies.Unbounded, Replicas: []policies.ReplicaID{"d"}},
+		}}},
+		Endpoints: []resources.Endpoint{
+			{ID: "a", Model: "org/m", Address: "127.0.0.1:8001", Peer: "127.0.0.1:9001", Node: "n1", Weight: 10},
+			{ID: "b", Model: "org/m", Address: "127.0.0.1:8002", Peer: "127.0.0.1:9002", Node: "n2"},
+			{ID: "c", Model: "org/m", Address: "127.0.0.1:8003", Peer: "127.0.0.1:9003", Node: "n1", Health: resources.Draining},
+			{ID: "d", Model: "org/m", Address: "[::1]:8004", Peer: "[::1]:9004", Health: resources.Unhealthy},
+			{ID: "e", Model: "org/m", Address: "127.0.0.1:8005", Peer: "127.0.0.1:9005", Node: "n2"},
+		},
+	}
+}
+
+// twoModels is fleet and a second model of one stage, with the callout, the
+// access log and tracing on.
+func twoModels() resources.View {
+	v := fleet()
+	v.Models = append(v.Models, resources.Model{Name: "tiny", Context: 8192, BytesPerToken: 3500})
+	v.Plans = append(v.Plans, policies.OneStage("tiny", []policies.ReplicaID{"t"}))
+	v.Endpoints = append(v.Endpoints, resources.Endpoint{ID: "t", Model: "tiny", Address: "127.0.0.1:8101", Node: "n3"})
+	v.Settings = resources.Settings{
+		Listen: "127.0.0.1:0", Estimator: resources.ExtProc, Length: "127.0.0.1:7000",
+		AccessLog: "/dev/stdout", Trace: "127.0.0.1:4317", TraceShare: 0.5,
+	}
+	return v
+}
+
+func build(t testing.TB, v resources.View) resources.Set {
+	t.Helper()
+	s, err := resources.Build(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func TestBuildDoesNotDependOnOrder(t *testing.T) {
+	want := build(t, twoModels())
+	r := rand.New(rand.NewPCG(1, 2))
+	for range 20 {
+		v := twoModels()
+		r.Shuffle(len(v.Models), func(i, j int) { v.Models[i], v.Models[j] = v.Models[j], v.Models[i] })
+		r.Shuffle(len(v.Plans), func(i, j int) { v.Plans[i], v.Plans[j] = v.Plans[j], v.Plans[i] })
+		r.Shuffle(len(v.Endpoints), func(i, j int) { v.Endpoints[i], v.Endpoints[j] = v.Endpoints[j], v.Endpoints[i] })
+		for _, p := range v.Plans {
+			for _, s := range p.Stages {
+				slices.Reverse(s.Replicas)
+			}
+		}
+		if got := build(t, v); !got.Equal(want) {
+			t.Fatal("the same view in another order gives other resources")
+		}
+	}
+}

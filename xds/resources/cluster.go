@@ -1,0 +1,165 @@
+package resources
+
+import (
+	"net/netip"
+	"time"
+
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	roundrobinv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/round_robin/v3"
+	upstreamsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+)
+
+// Outlier detection of stage clusters. It is what takes a dead replica out of
+// rotation when the control plane is not there to do it, so it is quick to
+// eject and quick to try again: a try costs one retried connection.
+const (
+	ejectAfterConnectFailures = 2 // resets, refusals and timeouts in a row, no success between
+	ejectAfterGatewayErrors   = 3 // 502, 503, 504 in a row: the front lost its engine
+	ejectionBase              = 2 * time.Second
+	ejectionMax               = 10 * time.Second
+	ejectionInterval          = time.Second
+)
+
+// HTTP/2 towards the replicas.
+const (
+	// A dead machine sends no reset; pings find it.
+	pingInterval = 10 * time.Second
+	pingTimeout  = 5 * time.Second
+	// Streams share one connection per worker, so its window must not be what
+	// thousands of token streams wait for.
+	streamWindow     = 1 << 20
+	connectionWindow = 64 << 20
+)
+
+// stageCluster is the cluster of one stage: immutable for the life of the
+// model, whatever the plan says. What changes is its ClusterLoadAssignment.
+func stageCluster(model string, k int, s Settings) *clusterv3.Cluster {
+	limit := wrapperspb.UInt32(s.MaxRequests)
+	return &clusterv3.Cluster{
+		Name:                 ClusterName(model, k),
+		ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_EDS},
+		EdsClusterConfig: &clusterv3.Cluster_EdsClusterConfig{
+			EdsConfig:   ads(),
+			ServiceName: EndpointName(model, k),
+		},
+		ConnectTimeout: durationpb.New(s.ConnectTimeout),
+		// Fronts keep the streams whose work has moved away, so the requests
+		// that a proxy counts are not a replica's load: weights are, and they
+		// come from the replicas. Hence never least-request.
+		LoadBalancingPolicy: &clusterv3.LoadBalancingPolicy{
+			Policies: []*clusterv3.LoadBalancingPolicy_Policy{{
+				TypedExtensionConfig: &corev3.TypedExtensionConfig{
+					Name:        "envoy.load_balancing_policies.round_robin",
+					TypedConfig: wrap(&roundrobinv3.RoundRobin{}),
+				},
+			}},
+		},
+		CircuitBreakers: &clusterv3.CircuitBreakers{
+			Thresholds: []*clusterv3.CircuitBreakers_Thresholds{{
+				MaxConnections:     limit,
+				MaxPendingRequests: limit,
+				MaxRequests:        limit,
+				MaxRetries:         limit,
+			}},
+		},
+		OutlierDetection: &clusterv3.OutlierDetection{
+			Interval:                               durationpb.New(ejectionInterval),
+			BaseEjectionTime:                       durationpb.New(ejectionBase),
+			MaxEjectionTime:                        durationpb.New(ejectionMax),
+			MaxEjectionTimeJitter:                  durationpb.New(ejectionInterval),
+			MaxEjectionPercent:                     wrapperspb.UInt32(100),
+			SplitExternalLocalOriginErrors:         true,
+			ConsecutiveLocalOriginFailure:          wrapperspb.UInt32(ejectAfterConnectFailures),
+			EnforcingConsecutiveLocalOriginFailure: wrapperspb.UInt32(100),
+			ConsecutiveGatewayFailure:              wrapperspb.UInt32(ejectAfterGatewayErrors),
+			EnforcingConsecutiveGatewayFailure:     wrapperspb.UInt32(100),
+			// A 500 tells of the request more than of the replica: one that
+			// breaks engines must not eject them one after the other.
+			EnforcingConsecutive_5Xx:        wrapperspb.UInt32(0),
+			EnforcingSuccessRate:            wrapperspb.UInt32(0),
+			EnforcingLocalOriginSuccessRate: wrapperspb.UInt32(0),
+		},
+		CommonLbConfig: &clusterv3.Cluster_CommonLbConfig{
+			// At 1 % the panic mode means "nobody is left in any priority":
+			// then trying everyone beats refusing. At the default of 50 % a
+			// fleet that is mostly down would spread over its dead half; at 0
+			// it would wait for an ejection to end when the replicas are back.
+			HealthyPanicThreshold: &typev3.Percent{Value: 1},
+		},
+		TypedExtensionProtocolOptions: map[string]*anypb.Any{
+			"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": wrap(http2(s.MaxRequests)),
+		},
+	}
+}
+
+// http2 is h2c (or h2 under TLS) with room for every stream of a stage on one
+// connection.
+func http2(maxStreams uint32) *upstreamsv3.HttpProtocolOptions {
+	return &upstreamsv3.HttpProtocolOptions{
+		UpstreamProtocolOptions: &upstreamsv3.HttpProtocolOptions_ExplicitHttpConfig_{
+			ExplicitHttpConfig: &upstreamsv3.HttpProtocolOptions_ExplicitHttpConfig{
+				ProtocolConfig: &upstreamsv3.HttpProtocolOptions_ExplicitHttpConfig_Http2ProtocolOptions{
+					Http2ProtocolOptions: &corev3.Http2ProtocolOptions{
+						MaxConcurrentStreams:        wrapperspb.UInt32(maxStreams),
+						InitialStreamWindowSize:     wrapperspb.UInt32(streamWindow),
+						InitialConnectionWindowSize: wrapperspb.UInt32(connectionWindow),
+						ConnectionKeepalive: &corev3.KeepaliveSettings{
+							Interval: durationpb.New(pingInterval),
+							Timeout:  durationpb.New(pingTimeout),
+						},
+					},
+				},
+			},
+		},
+	}
+}
+
+// serviceCluster is a static cluster for a gRPC service beside the fleet: the
+// length estimator, the trace collector.
+func serviceCluster(name, address string, s Settings) *clusterv3.Cluster {
+	limit := wrapperspb.UInt32(s.MaxRequests)
+	return &clusterv3.Cluster{
+		Name:                 name,
+		ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC},
+		ConnectTimeout:       durationpb.New(s.ConnectTimeout),
+		CircuitBreakers: &clusterv3.CircuitBreakers{
+			Thresholds: []*clusterv3.CircuitBreakers_Thresholds{{
+				MaxConnections: limit, MaxPendingRequests: limit, MaxRequests: limit, MaxRetries: limit,
+			}},
+		},
+		LoadAssignment: &endpointv3.ClusterLoadAssignment{
+			ClusterName: name,
+			Endpoints: []*endpointv3.LocalityLbEndpoints{{
+				LbEndpoints: []*endpointv3.LbEndpoint{{
+					HostIdentifier: &endpointv3.LbEndpoint_Endpoint{
+						Endpoint: &endpointv3.Endpoint{Address: socketAddress(netip.MustParseAddrPort(address))},
+					},
+				}},
+			}},
+		},
+		TypedExtensionProtocolOptions: map[string]*anypb.Any{
+			"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": wrap(http2(s.MaxRequests)),
+		},
+	}
+}
+
+// ads points a subscription at the stream that the resource came on.
+func ads() *corev3.ConfigSource {
+	return &corev3.ConfigSource{
+		ResourceApiVersion:    corev3.ApiVersion_V3,
+		ConfigSourceSpecifier: &corev3.ConfigSource_Ads{Ads: &corev3.AggregatedConfigSource{}},
+	}
+}
+
+func socketAddress(a netip.AddrPort) *corev3.Address {
+	return &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{
+		Address:       a.Addr().String(),
+		PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: uint32(a.Port())},
+	}}}
+}

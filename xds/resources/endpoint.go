@@ -1,0 +1,111 @@
+package resources
+
+import (
+	"math"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// Region is the region of every locality; the zone is the endpoint's node.
+const Region = "cascade"
+
+// unknownNode is the zone of endpoints that name no node.
+const unknownNode = "unknown"
+
+// assignment is the ClusterLoadAssignment of stage k: who serves it (priority
+// 0), who serves it when none of those can (1: the next longer stage, whose
+// replicas hold such requests by definition), and who is left (2). A proxy
+// fails over from one to the next by itself, with no control plane.
+//
+// A stage that no plan uses holds the whole fleet, so that it is never empty.
+func assignment(model string, k int, plans []policies.Plan, endpoints []Endpoint) *endpointv3.ClusterLoadAssignment {
+	members := func(k int) (in map[policies.ReplicaID]bool, used bool) {
+		in = make(map[policies.ReplicaID]bool)
+		for _, p := range plans {
+			if k < len(p.Stages) {
+				used = true
+				for _, id := range p.Stages[k].Replicas {
+					in[id] = true
+				}
+			}
+		}
+		return in, used
+	}
+	own, used := members(k)
+	next, _ := members(k + 1)
+	var tiers [3][]Endpoint
+	for _, e := range endpoints {
+		switch {
+		case own[e.ID] || !used:
+			tiers[0] = append(tiers[0], e)
+		case next[e.ID]:
+			tiers[1] = append(tiers[1], e)
+		default:
+			tiers[2] = append(tiers[2], e)
+		}
+	}
+	cla := &endpointv3.ClusterLoadAssignment{ClusterName: EndpointName(model, k)}
+	priority := uint32(0)
+	for _, tier := range tiers {
+		if len(tier) == 0 {
+			continue // priorities have no gap
+		}
+		cla.Endpoints = append(cla.Endpoints, localities(tier, priority)...)
+		priority++
+	}
+	return cla
+}
+
+// localities groups the endpoints of one priority by node, sorted by node and
+// id.
+func localities(tier []Endpoint, priority uint32) []*endpointv3.LocalityLbEndpoints {
+	tier = slices.Clone(tier)
+	for i := range tier {
+		if tier[i].Node == "" {
+			tier[i].Node = unknownNode
+		}
+	}
+	slices.SortStableFunc(tier, func(a, b Endpoint) int { return strings.Compare(a.Node, b.Node) })
+	var out []*endpointv3.LocalityLbEndpoints
+	for i, e := range tier {
+		if i == 0 || tier[i-1].Node != e.Node {
+			out = append(out, &endpointv3.LocalityLbEndpoints{
+				Locality:            &corev3.Locality{Region: Region, Zone: e.Node},
+				Priority:            priority,
+				LoadBalancingWeight: wrapperspb.UInt32(0),
+			})
+		}
+		l := out[len(out)-1]
+		l.LbEndpoints = append(l.LbEndpoints, lbEndpoint(e))
+		// A locality weighs what its endpoints weigh, for clients that pick
+		// the locality first.
+		sum := uint64(l.LoadBalancingWeight.Value) + uint64(e.Weight)
+		l.LoadBalancingWeight.Value = uint32(min(sum, math.MaxUint32))
+	}
+	return out
+}
+
+func lbEndpoint(e Endpoint) *endpointv3.LbEndpoint {
+	status := corev3.HealthStatus_HEALTHY
+	switch e.Health {
+	case Draining:
+		status = corev3.HealthStatus_DRAINING
+	case Unhealthy:
+		status = corev3.HealthStatus_UNHEALTHY
+	}
+	return &endpointv3.LbEndpoint{
+		HostIdentifier: &endpointv3.LbEndpoint_Endpoint{
+			Endpoint: &endpointv3.Endpoint{Address: socketAddress(netip.MustParseAddrPort(e.Address))},
+		},
+		HealthStatus:        status,
+		Metadata:            EndpointMeta{ID: e.ID, Peer: e.Peer, Node: e.Node}.metadata(),
+		LoadBalancingWeight: wrapperspb.UInt32(e.Weight),
+	}
+}

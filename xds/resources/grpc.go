@@ -1,0 +1,56 @@
+package resources
+
+import (
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	routerv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3"
+	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/length"
+)
+
+// grpcListener is what a gRPC client finds behind xds:///<model>.cascade. It
+// holds the router filter only: gRPC refuses filters that it does not know.
+func grpcListener(model string) *listenerv3.Listener {
+	return &listenerv3.Listener{
+		Name: GRPCListenerName(model),
+		ApiListener: &listenerv3.ApiListener{ApiListener: wrap(&hcmv3.HttpConnectionManager{
+			RouteSpecifier: &hcmv3.HttpConnectionManager_Rds{Rds: &hcmv3.Rds{
+				ConfigSource:    ads(),
+				RouteConfigName: GRPCRouteName(model),
+			}},
+			HttpFilters: []*hcmv3.HttpFilter{routerFilter()},
+		})},
+	}
+}
+
+// grpcRouteConfig routes a gRPC client's calls, whose length the client
+// itself states: there is no estimator and no content-length, and the target
+// names the model.
+func grpcRouteConfig(p policies.Plan, s Settings) *routev3.RouteConfiguration {
+	routes := make([]*routev3.Route, 0, len(p.Stages)+1)
+	for k, st := range p.Stages {
+		r := stageRoute(p, k, ByTokens, s)
+		r.Match.Headers = []*routev3.HeaderMatcher{rangeMatch(length.TokensHeader, int64(st.Low), int64(st.High))}
+		r.Match.PathSpecifier = &routev3.RouteMatch_Prefix{}
+		routes = append(routes, r)
+	}
+	rest := stageRoute(p, len(p.Stages)-1, ByNone, s)
+	rest.Match.PathSpecifier = &routev3.RouteMatch_Prefix{}
+	return &routev3.RouteConfiguration{
+		Name: GRPCRouteName(p.Model),
+		VirtualHosts: []*routev3.VirtualHost{{
+			Name:    p.Model,
+			Domains: []string{"*"},
+			Routes:  append(routes, rest),
+		}},
+	}
+}
+
+func routerFilter() *hcmv3.HttpFilter {
+	return &hcmv3.HttpFilter{
+		Name:       "envoy.filters.http.router",
+		ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: wrap(&routerv3.Router{})},
+	}
+}

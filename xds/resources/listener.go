@@ -1,0 +1,200 @@
+package resources
+
+import (
+	"net/netip"
+	"time"
+
+	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/config/accesslog/v3"
+	mutationv3 "github.com/envoyproxy/go-control-plane/envoy/config/common/mutation_rules/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	tracev3 "github.com/envoyproxy/go-control-plane/envoy/config/trace/v3"
+	filelogv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/file/v3"
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
+	headermutationv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/header_mutation/v3"
+	ondemandv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/on_demand/v3"
+	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	earlyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/http/early_header_mutation/header_mutation/v3"
+	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/structpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/cascadeinfer/cascade/policies/length"
+)
+
+// bufferLimit is the largest request body that a proxy holds: for an
+// estimator that has to read it, and for a retry. A 1M-token prompt of text
+// fits.
+const bufferLimit = 16 << 20
+
+// headersTimeout bounds the arrival of a request's headers.
+const headersTimeout = 10 * time.Second
+
+// Type URLs that the estimator slot accepts.
+const (
+	headerMutationType = "type.googleapis.com/envoy.extensions.filters.http.header_mutation.v3.HeaderMutation"
+	wasmType           = "type.googleapis.com/envoy.extensions.filters.http.wasm.v3.Wasm"
+)
+
+// addressListener is the listener of a proxy. Proxies keep it for life: an
+// edited listener drains, which cuts token streams. So it holds every slot
+// that a later feature needs, switched off, and what changes comes by RDS and
+// ECDS.
+func addressListener(s Settings) *listenerv3.Listener {
+	hcm := &hcmv3.HttpConnectionManager{
+		StatPrefix: ListenerName,
+		RouteSpecifier: &hcmv3.HttpConnectionManager_Rds{Rds: &hcmv3.Rds{
+			ConfigSource:    ads(),
+			RouteConfigName: RouteName,
+		}},
+		HttpFilters: []*hcmv3.HttpFilter{
+			lengthSlot(),
+			extProc(s),
+			{
+				Name:       "envoy.filters.http.on_demand",
+				ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: wrap(&ondemandv3.OnDemand{})},
+			},
+			routerFilter(),
+		},
+		EarlyHeaderMutationExtensions: []*corev3.TypedExtensionConfig{strip()},
+		UseRemoteAddress:              wrapperspb.Bool(true),
+		NormalizePath:                 wrapperspb.Bool(true),
+		StreamIdleTimeout:             durationpb.New(s.IdleTimeout),
+		RequestHeadersTimeout:         durationpb.New(headersTimeout),
+		Http2ProtocolOptions: &corev3.Http2ProtocolOptions{
+			MaxConcurrentStreams:        wrapperspb.UInt32(s.MaxRequests),
+			InitialStreamWindowSize:     wrapperspb.UInt32(streamWindow),
+			InitialConnectionWindowSize: wrapperspb.UInt32(connectionWindow),
+		},
+	}
+	if s.AccessLog != "" {
+		hcm.AccessLog = []*accesslogv3.AccessLog{accessLog(s.AccessLog)}
+	}
+	if s.Trace != "" {
+		hcm.Tracing = tracing(s)
+	}
+	return &listenerv3.Listener{
+		Name:                          ListenerName,
+		Address:                       socketAddress(netip.MustParseAddrPort(s.Listen)),
+		PerConnectionBufferLimitBytes: wrapperspb.UInt32(bufferLimit),
+		FilterChains: []*listenerv3.FilterChain{{
+			Filters: []*listenerv3.Filter{{
+				Name:       "envoy.filters.network.http_connection_manager",
+				ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: wrap(hcm)},
+			}},
+		}},
+	}
+}
+
+// strip removes what only Cascade may set. It runs before the first route
+// lookup; the HTTP filter of the same kind would remove the header and leave
+// the route that it chose. A header sent twice would otherwise match on either
+// value.
+func strip() *corev3.TypedExtensionConfig {
+	return &corev3.TypedExtensionConfig{
+		Name: "envoy.http.early_header_mutation.header_mutation",
+		TypedConfig: wrap(&earlyv3.HeaderMutation{Mutations: []*mutationv3.HeaderMutation{
+			{Action: &mutationv3.HeaderMutation_Remove{Remove: length.ModelHeader}},
+			{Action: &mutationv3.HeaderMutation_RemoveOnMatch_{RemoveOnMatch: &mutationv3.HeaderMutation_RemoveOnMatch{
+				KeyMatcher: &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Prefix{Prefix: length.ControlPrefix}},
+			}}},
+		}}),
+	}
+}
+
+// lengthSlot is where an estimator that runs inside the proxy arrives by
+// ECDS. Until one does, and whenever it is withdrawn, the slot does nothing.
+func lengthSlot() *hcmv3.HttpFilter {
+	return &hcmv3.HttpFilter{
+		Name: LengthFilter,
+		ConfigType: &hcmv3.HttpFilter_ConfigDiscovery{ConfigDiscovery: &corev3.ExtensionConfigSource{
+			ConfigSource:                     ads(),
+			DefaultConfig:                    wrap(&headermutationv3.HeaderMutation{Mutations: &headermutationv3.Mutations{}}),
+			ApplyDefaultConfigWithoutWarming: true,
+			TypeUrls:                         []string{headerMutationType, wasmType},
+		}},
+	}
+}
+
+// extProc calls the length service for the routes that enable it. It asks
+// with the headers alone and lets the service ask for the body where they do
+// not say enough. A service that is slow or gone costs its deadline, never
+// the request.
+func extProc(s Settings) *hcmv3.HttpFilter {
+	return &hcmv3.HttpFilter{
+		Name:     ExtProcFilter,
+		Disabled: true,
+		ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: wrap(&extprocv3.ExternalProcessor{
+			GrpcService: &corev3.GrpcService{TargetSpecifier: &corev3.GrpcService_EnvoyGrpc_{
+				EnvoyGrpc: &corev3.GrpcService_EnvoyGrpc{ClusterName: LengthCluster},
+			}},
+			ProcessingMode: &extprocv3.ProcessingMode{
+				RequestHeaderMode:  extprocv3.ProcessingMode_SEND,
+				ResponseHeaderMode: extprocv3.ProcessingMode_SKIP,
+				RequestBodyMode:    extprocv3.ProcessingMode_NONE,
+			},
+			AllowModeOverride: true,
+			FailureModeAllow:  true,
+			MessageTimeout:    durationpb.New(s.LengthTimeout),
+			// The route must be picked again by the headers that the answer sets.
+			RouteCacheAction: extprocv3.ExternalProcessor_CLEAR,
+			MutationRules: &mutationv3.HeaderMutationRules{
+				DisallowAll: wrapperspb.Bool(true),
+				AllowExpression: &matcherv3.RegexMatcher{
+					Regex: length.ControlPrefix + ".*|" + length.ModelHeader + "|x-gateway-destination-endpoint",
+				},
+			},
+		})},
+	}
+}
+
+// accessLog writes one JSON object per request.
+func accessLog(path string) *accesslogv3.AccessLog {
+	fields := map[string]string{
+		"start":    "%START_TIME%",
+		"method":   "%REQ(:METHOD)%",
+		"path":     "%REQ(:PATH)%",
+		"status":   "%RESPONSE_CODE%",
+		"flags":    "%RESPONSE_FLAGS%",
+		"received": "%BYTES_RECEIVED%",
+		"sent":     "%BYTES_SENT%",
+		"ms":       "%DURATION%",
+		"route":    "%ROUTE_NAME%",
+		"cluster":  "%UPSTREAM_CLUSTER%",
+		"upstream": "%UPSTREAM_HOST%",
+		"attempts": "%UPSTREAM_REQUEST_ATTEMPT_COUNT%",
+		"model":    "%REQ(" + length.ModelHeader + ")%",
+		"tokens":   "%REQ(" + length.TokensHeader + ")%",
+		"id":       "%REQ(X-REQUEST-ID)%",
+	}
+	format := &structpb.Struct{Fields: make(map[string]*structpb.Value, len(fields))}
+	for k, f := range fields {
+		format.Fields[k] = structpb.NewStringValue(f)
+	}
+	return &accesslogv3.AccessLog{
+		Name: "envoy.access_loggers.file",
+		ConfigType: &accesslogv3.AccessLog_TypedConfig{TypedConfig: wrap(&filelogv3.FileAccessLog{
+			Path: path,
+			AccessLogFormat: &filelogv3.FileAccessLog_LogFormat{LogFormat: &corev3.SubstitutionFormatString{
+				Format: &corev3.SubstitutionFormatString_JsonFormat{JsonFormat: format},
+			}},
+		})},
+	}
+}
+
+func tracing(s Settings) *hcmv3.HttpConnectionManager_Tracing {
+	return &hcmv3.HttpConnectionManager_Tracing{
+		RandomSampling: &typev3.Percent{Value: 100 * s.TraceShare},
+		Provider: &tracev3.Tracing_Http{
+			Name: "envoy.tracers.opentelemetry",
+			ConfigType: &tracev3.Tracing_Http_TypedConfig{TypedConfig: wrap(&tracev3.OpenTelemetryConfig{
+				ServiceName: "cascade",
+				GrpcService: &corev3.GrpcService{TargetSpecifier: &corev3.GrpcService_EnvoyGrpc_{
+					EnvoyGrpc: &corev3.GrpcService_EnvoyGrpc{ClusterName: TraceCluster},
+				}},
+			})},
+		},
+	}
+}

@@ -1,0 +1,174 @@
+package resources
+
+import (
+	"fmt"
+	"strconv"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/length"
+)
+
+// RouteMeta is what a route says about itself under MetadataKey: enough to
+// read the plan back from the routes (cuts and epoch) and the endpoints
+// (membership). Numbers that may exceed 2^53 travel as decimal strings,
+// because a protobuf Struct holds doubles.
+type RouteMeta struct {
+	Model     string
+	Epoch     policies.Epoch
+	Stage     int // index in the plan
+	Low, High policies.Tokens
+	Rule      Rule
+}
+
+// Rule says by what a route recognises its requests.
+type Rule string
+
+// The rules, in the order in which their routes stand in a virtual host.
+const (
+	ByTokens Rule = "tokens" // model and trusted length known: the stage whose range holds it
+	ByModel  Rule = "model"  // model known, length not: the last stage
+	ByBytes  Rule = "bytes"  // nothing but the body's size known
+	ByNone   Rule = "none"   // nothing known: the last stage, or a 404 where that would guess the model
+)
+
+func (m RouteMeta) metadata() *corev3.Metadata {
+	return cascadeMetadata(map[string]*structpb.Value{
+		"model": structpb.NewStringValue(m.Model),
+		"epoch": structpb.NewStringValue(strconv.FormatUint(uint64(m.Epoch), 10)),
+		"stage": structpb.NewNumberValue(float64(m.Stage)),
+		"low":   structpb.NewStringValue(strconv.FormatInt(int64(m.Low), 10)),
+		"high":  structpb.NewStringValue(strconv.FormatInt(int64(m.High), 10)),
+		"rule":  structpb.NewStringValue(string(m.Rule)),
+	})
+}
+
+// ReadRouteMeta reads a route's metadata back. The error names what is
+// missing or malformed; the other fields are then unspecified.
+func ReadRouteMeta(md *corev3.Metadata) (RouteMeta, error) {
+	f := md.GetFilterMetadata()[MetadataKey].GetFields()
+	m := RouteMeta{Model: f["model"].GetStringValue(), Rule: Rule(f["rule"].GetStringValue())}
+	if m.Model == "" {
+		return m, fmt.Errorf("route metadata %q names no model", MetadataKey)
+	}
+	stage := f["stage"].GetNumberValue()
+	m.Stage = int(stage)
+	if float64(m.Stage) != stage || m.Stage < 0 || m.Stage >= policies.MaxStages || f["stage"] == nil {
+		return m, fmt.Errorf("route metadata %q: stage %v is none of a plan's", MetadataKey, stage)
+	}
+	epoch, err := strconv.ParseUint(f["epoch"].GetStringValue(), 10, 64)
+	if err != nil {
+		return m, fmt.Errorf("route metadata %q: epoch: %w", MetadataKey, err)
+	}
+	m.Epoch = policies.Epoch(epoch)
+	for _, b := range [...]struct {
+		key string
+		to  *policies.Tokens
+	}{{"low", &m.Low}, {"high", &m.High}} {
+		n, err := strconv.ParseInt(f[b.key].GetStringValue(), 10, 64)
+		if err != nil {
+			return m, fmt.Errorf("route metadata %q: %s: %w", MetadataKey, b.key, err)
+		}
+		*b.to = policies.Tokens(n)
+	}
+	return m, nil
+}
+
+// EndpointMeta is what an endpoint says about itself under MetadataKey.
+type EndpointMeta struct {
+	ID   policies.ReplicaID
+	Peer string // host:port where other migrators reach the replica
+	Node string
+}
+
+func (m EndpointMeta) metadata() *corev3.Metadata {
+	return cascadeMetadata(map[string]*structpb.Value{
+		"id":   structpb.NewStringValue(string(m.ID)),
+		"peer": structpb.NewStringValue(m.Peer),
+		"node": structpb.NewStringValue(m.Node),
+	})
+}
+
+// ReadEndpointMeta reads an endpoint's metadata back; it is an error when no
+// id is there.
+func ReadEndpointMeta(md *corev3.Metadata) (EndpointMeta, error) {
+	f := md.GetFilterMetadata()[MetadataKey].GetFields()
+	m := EndpointMeta{
+		ID:   policies.ReplicaID(f["id"].GetStringValue()),
+		Peer: f["peer"].GetStringValue(),
+		Node: f["node"].GetStringValue(),
+	}
+	if m.ID == "" {
+		return m, fmt.Errorf("endpoint metadata %q names no id", MetadataKey)
+	}
+	return m, nil
+}
+
+func cascadeMetadata(fields map[string]*structpb.Value) *corev3.Metadata {
+	return &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{MetadataKey: {Fields: fields}}}
+}
+
+// LengthMeta is what a virtual host tells an estimator inside the proxy about
+// one model, under LengthFilter.
+type LengthMeta struct {
+	Model         string
+	BytesPerToken length.Ratio
+	Context       policies.Tokens
+}
+
+func (m LengthMeta) value() *structpb.Struct {
+	return &structpb.Struct{Fields: map[string]*structpb.Value{
+		"model":           structpb.NewStringValue(m.Model),
+		"bytes_per_token": structpb.NewNumberValue(m.BytesPerToken.Float()),
+		"context":         structpb.NewNumberValue(float64(m.Context)),
+	}}
+}
+
+// lengthMetadata describes the models that a virtual host may serve: one at
+// the top level where the host selects it, else a list of them.
+func lengthMetadata(models []Model) *corev3.Metadata {
+	list := make([]*structpb.Value, len(models))
+	for i, m := range models {
+		list[i] = structpb.NewStructValue(LengthMeta{m.Name, m.BytesPerToken, m.Context}.value())
+	}
+	s := list[0].GetStructValue()
+	if len(models) > 1 {
+		s = &structpb.Struct{Fields: map[string]*structpb.Value{
+			"models": structpb.NewListValue(&structpb.ListValue{Values: list}),
+		}}
+	}
+	return &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{LengthFilter: s}}
+}
+
+// ReadLengthMeta reads the models that a virtual host may serve: one when the
+// host selects the model, several when the request has to name it, none when
+// the host says nothing.
+func ReadLengthMeta(md *corev3.Metadata) ([]LengthMeta, error) {
+	s := md.GetFilterMetadata()[LengthFilter]
+	if s == nil {
+		return nil, nil
+	}
+	structs := []*structpb.Struct{s}
+	if list := s.GetFields()["models"].GetListValue(); list != nil {
+		structs = structs[:0]
+		for _, v := range list.GetValues() {
+			structs = append(structs, v.GetStructValue())
+		}
+	}
+	models := make([]LengthMeta, 0, len(structs))
+	for _, s := range structs {
+		f := s.GetFields()
+		m := LengthMeta{
+			Model:         f["model"].GetStringValue(),
+			BytesPerToken: length.RatioOf(f["bytes_per_token"].GetNumberValue()),
+			Context:       policies.Tokens(f["context"].GetNumberValue()),
+		}
+		if m.Model == "" || m.Context <= 0 {
+			return nil, fmt.Errorf("host metadata %q: a model needs a name and a context", LengthFilter)
+		}
+		models = append(models, m)
+	}
+	return models, nil
+}

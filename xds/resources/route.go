@@ -1,0 +1,238 @@
+package resources
+
+import (
+	"encoding/json"
+	"slices"
+	"strconv"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
+	previoushostsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/retry/host/previous_hosts/v3"
+	previousprioritiesv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/retry/priority/previous_priorities/v3"
+	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/length"
+)
+
+// Retries happen before the first byte of an answer only. One priority is
+// tried once: the dead replica of a one-replica stage must not eat every
+// attempt, and the next longer stage can always serve.
+const (
+	retryOn           = "connect-failure,refused-stream,reset-before-request"
+	retries           = 3
+	retryBackoff      = 5 * time.Millisecond
+	retryMaxBackoff   = 100 * time.Millisecond
+	retryHostAttempts = 10 // picks until one is found that was not tried yet
+)
+
+// routeConfig is the route table of the address listener: a virtual host for
+// every model's own host names, and one for all others.
+func routeConfig(v View) *routev3.RouteConfiguration {
+	rc := &routev3.RouteConfiguration{
+		Name: RouteName,
+		// Clients spell the port of a listener that is not on 80 or 443.
+		IgnorePortInHostMatching: true,
+		// The clusters come by CDS, before this table.
+		ValidateClusters: wrapperspb.Bool(false),
+	}
+	for _, m := range v.Models {
+		domains := m.Hosts
+		if len(v.Models) == 1 {
+			domains = append(slices.Clone(domains), "*")
+		}
+		if len(domains) > 0 {
+			rc.VirtualHosts = append(rc.VirtualHosts, modelHost(m, planOf(v, m.Name), domains, v.Settings))
+		}
+	}
+	if len(v.Models) > 1 {
+		rc.VirtualHosts = append(rc.VirtualHosts, anyHost(v))
+	}
+	return rc
+}
+
+// planOf returns the plan of a model of a valid view.
+func planOf(v View, model string) policies.Plan {
+	i := slices.IndexFunc(v.Plans, func(p policies.Plan) bool { return p.Model == model })
+	return v.Plans[i]
+}
+
+// modelHost routes the requests of one model: by the trusted headers where an
+// estimator has set them, else by the size of the body, else to the last
+// stage, which takes any length.
+func modelHost(m Model, p policies.Plan, domains []string, s Settings) *routev3.VirtualHost {
+	last := len(p.Stages) - 1
+	routes := headerRoutes(p, s)
+	cuts := length.Estimator{BytesPerToken: m.BytesPerToken}
+	for k, st := range p.Stages {
+		low, high := cuts.CutBytes(st.Low), cuts.CutBytes(st.High)
+		if low == high {
+			continue // narrower than a byte
+		}
+		r := stageRoute(p, k, ByBytes, s)
+		r.Match.Headers = []*routev3.HeaderMatcher{rangeMatch("content-length", low, high)}
+		r.TypedPerFilterConfig = estimate(s)
+		routes = append(routes, r)
+	}
+	rest := stageRoute(p, last, ByNone, s)
+	rest.TypedPerFilterConfig = estimate(s)
+	return &routev3.VirtualHost{
+		Name:        m.Name,
+		Domains:     domains,
+		Routes:      append(routes, rest),
+		RetryPolicy: retryPolicy(),
+		Metadata:    lengthMetadata([]Model{m}),
+	}
+}
+
+// anyHost routes the requests of a fleet of several models whose host name
+// does not select one. Only the estimator, which reads the model from the
+// body, can; without it the answer is an error and not a guess.
+func anyHost(v View) *routev3.VirtualHost {
+	var routes []*routev3.Route
+	for _, m := range v.Models {
+		routes = append(routes, headerRoutes(planOf(v, m.Name), v.Settings)...)
+	}
+	return &routev3.VirtualHost{
+		Name:    "*",
+		Domains: []string{"*"},
+		Routes: append(routes, &routev3.Route{
+			Name:  string(ByNone),
+			Match: anyPath(),
+			Action: &routev3.Route_DirectResponse{DirectResponse: &routev3.DirectResponseAction{
+				Status: 404,
+				Body:   &corev3.DataSource{Specifier: &corev3.DataSource_InlineString{InlineString: unknownModel()}},
+			}},
+			ResponseHeadersToAdd: []*corev3.HeaderValueOption{setHeader("content-type", "application/json")},
+			TypedPerFilterConfig: estimate(v.Settings),
+		}),
+		RetryPolicy: retryPolicy(),
+		Metadata:    lengthMetadata(v.Models),
+	}
+}
+
+// headerRoutes are the routes by the estimator's headers.
+func headerRoutes(p policies.Plan, s Settings) []*routev3.Route {
+	last := len(p.Stages) - 1
+	routes := make([]*routev3.Route, 0, len(p.Stages)+1)
+	for k, st := range p.Stages {
+		r := stageRoute(p, k, ByTokens, s)
+		r.Match.Headers = []*routev3.HeaderMatcher{
+			exactMatch(length.ModelHeader, p.Model),
+			rangeMatch(length.TokensHeader, int64(st.Low), int64(st.High)),
+		}
+		routes = append(routes, r)
+	}
+	unknown := stageRoute(p, last, ByModel, s)
+	unknown.Match.Headers = []*routev3.HeaderMatcher{exactMatch(length.ModelHeader, p.Model)}
+	return append(routes, unknown)
+}
+
+// stageRoute is a route to stage k, matching everything until the caller
+// narrows it.
+func stageRoute(p policies.Plan, k int, rule Rule, s Settings) *routev3.Route {
+	st := p.Stages[k]
+	return &routev3.Route{
+		Name:  p.Model + "/" + string(rule) + "/" + StageName(k),
+		Match: anyPath(),
+		Action: &routev3.Route_Route{Route: &routev3.RouteAction{
+			ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: ClusterName(p.Model, k)},
+			// The default of 15 s would cut a token stream, with status 200.
+			Timeout:     durationpb.New(0),
+			IdleTimeout: durationpb.New(s.IdleTimeout),
+		}},
+		Metadata: RouteMeta{Model: p.Model, Epoch: p.Epoch, Stage: k, Low: st.Low, High: st.High, Rule: rule}.metadata(),
+		ResponseHeadersToAdd: []*corev3.HeaderValueOption{
+			setHeader(length.StageHeader, StageName(k)),
+			setHeader(length.EpochHeader, strconv.FormatUint(uint64(p.Epoch), 10)),
+		},
+	}
+}
+
+// estimate enables the ext_proc estimator on a route, where the settings ask
+// for it. The filter is disabled in the listener, so that a request which an
+// estimator has already answered is not sent twice.
+func estimate(s Settings) map[string]*anypb.Any {
+	if s.Estimator != ExtProc {
+		return nil
+	}
+	return map[string]*anypb.Any{ExtProcFilter: wrap(&routev3.FilterConfig{
+		Config: wrap(&extprocv3.ExtProcPerRoute{
+			Override: &extprocv3.ExtProcPerRoute_Overrides{Overrides: &extprocv3.ExtProcOverrides{}},
+		}),
+	})}
+}
+
+func retryPolicy() *routev3.RetryPolicy {
+	return &routev3.RetryPolicy{
+		RetryOn:    retryOn,
+		NumRetries: wrapperspb.UInt32(retries),
+		RetryPriority: &routev3.RetryPolicy_RetryPriority{
+			Name: "envoy.retry_priorities.previous_priorities",
+			ConfigType: &routev3.RetryPolicy_RetryPriority_TypedConfig{
+				TypedConfig: wrap(&previousprioritiesv3.PreviousPrioritiesConfig{UpdateFrequency: 1}),
+			},
+		},
+		RetryHostPredicate: []*routev3.RetryPolicy_RetryHostPredicate{{
+			Name: "envoy.retry_host_predicates.previous_hosts",
+			ConfigType: &routev3.RetryPolicy_RetryHostPredicate_TypedConfig{
+				TypedConfig: wrap(&previoushostsv3.PreviousHostsPredicate{}),
+			},
+		}},
+		HostSelectionRetryMaxAttempts: retryHostAttempts,
+		RetryBackOff: &routev3.RetryPolicy_RetryBackOff{
+			BaseInterval: durationpb.New(retryBackoff),
+			MaxInterval:  durationpb.New(retryMaxBackoff),
+		},
+	}
+}
+
+// unknownModel is the body of the 404 of a host that serves several models,
+// in the shape of the OpenAI API's errors.
+func unknownModel() string {
+	type apiError struct {
+		Message string `json:"message"`
+		Type    string `json:"type"`
+		Param   string `json:"param"`
+		Code    string `json:"code"`
+	}
+	body, err := json.Marshal(map[string]apiError{"error": {
+		Message: "The request names no model that is served here. Set \"model\" to one that is, or use that model's own host name.",
+		Type:    "invalid_request_error",
+		Param:   "model",
+		Code:    "model_not_found",
+	}})
+	if err != nil {
+		panic("internal error: " + err.Error())
+	}
+	return string(body)
+}
+
+func anyPath() *routev3.RouteMatch {
+	return &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_Prefix{Prefix: "/"}}
+}
+
+func exactMatch(header, value string) *routev3.HeaderMatcher {
+	return &routev3.HeaderMatcher{Name: header, HeaderMatchSpecifier: &routev3.HeaderMatcher_StringMatch{
+		StringMatch: &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Exact{Exact: value}},
+	}}
+}
+
+func rangeMatch(header string, start, end int64) *routev3.HeaderMatcher {
+	return &routev3.HeaderMatcher{Name: header, HeaderMatchSpecifier: &routev3.HeaderMatcher_RangeMatch{
+		RangeMatch: &typev3.Int64Range{Start: start, End: end},
+	}}
+}
+
+func setHeader(name, value string) *corev3.HeaderValueOption {
+	return &corev3.HeaderValueOption{
+		Header:       &corev3.HeaderValue{Key: name, Value: value},
+		AppendAction: corev3.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD,
+	}
+}

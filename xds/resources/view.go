@@ -1,0 +1,300 @@
+package resources
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/length"
+)
+
+// View is everything that a set of resources is rendered from.
+//
+// Invariants, checked by Build:
+//  1. models have distinct non-empty names and a positive context, and no host
+//     belongs to two of them,
+//  2. every model has exactly one valid plan in Plans, and Plans and Previous
+//     name no other model,
+//  3. every model has an endpoint; endpoint ids are distinct, and so are
+//     addresses, which are IP:port.
+type View struct {
+	Models []Model
+	Plans  []policies.Plan
+	// Previous are plans by which some proxy may still route. While they are
+	// there, a stage holds the members that any of the plans gives it, so that
+	// a proxy finds the right replicas whichever routes it has.
+	Previous  []policies.Plan
+	Endpoints []Endpoint
+	Settings  Settings
+}
+
+// Model is one model that the fleet serves.
+type Model struct {
+	Name    string          // as clients and the estimator spell it
+	Context policies.Tokens // the longest sequence it takes
+	// Hosts are the host names under which clients reach this model and no
+	// other. With a single model in the fleet every host name does.
+	Hosts []string
+	// BytesPerToken converts a body's bytes to tokens; learnt by the fleet,
+	// taken within length's bounds, and its default when 0.
+	BytesPerToken length.Ratio
+}
+
+// Health is what the control plane knows of an endpoint.
+type Health uint8
+
+const (
+	Healthy   Health = iota
+	Draining         // takes no new request, finishes those it has
+	Unhealthy        // not answering, or its engine is not ready
+)
+
+// String names the health in lower case.
+func (h Health) String() string {
+	switch h {
+	case Healthy:
+		return "healthy"
+	case Draining:
+		return "draining"
+	case Unhealthy:
+		return "unhealthy"
+	}
+	return "health " + strconv.Itoa(int(h))
+}
+
+// Endpoint is one replica's front as a proxy sees it.
+type Endpoint struct {
+	ID      policies.ReplicaID
+	Model   string
+	Address string // IP:port of the migrator's front
+	Peer    string // host:port where other migrators reach it; metadata only
+	Node    string // the machine; the locality's zone
+	Weight  uint32 // share of new requests beside its peers; 0 means 1
+	Health  Health
+}
+
+// Estimator says how a request without a trusted length header gets one.
+type Estimator string
+
+const (
+	// ContentLength routes by the body's size alone: no callout, no body read.
+	ContentLength Estimator = "content-length"
+	// ExtProc asks the length service, which knows model and length from the
+	// headers where it can and from the body where it must; content-length is
+	// what serves when that service is down.
+	ExtProc Estimator = "ext_proc"
+)
+
+// Settings are the parts of the resources that do not depend on plans. All
+// but Estimator end up in the listener or in clusters, which proxies keep for
+// life: changing them on a running fleet cuts streams, so Cascade applies
+// them at start only.
+type Settings struct {
+	Listen    string    // IP:port of the listener; "" means 127.0.0.1:10000, port 0 any free one
+	Estimator Estimator // "" means ContentLength
+	Length    string    // IP:port of the ext_proc service; required by ExtProc
+	// LengthTimeout bounds one answer of the ext_proc service; after it the
+	// request goes on as if there were no estimator. 0 means 200 ms.
+	LengthTimeout time.Duration
+	// IdleTimeout cuts a stream on which nothing moved for so long. It must
+	// exceed the longest wait for a first token. 0 means 15 min.
+	IdleTimeout time.Duration
+	// ConnectTimeout bounds the connection to a replica, after which another
+	// one is tried. 0 means 1 s.
+	ConnectTimeout time.Duration
+	// MaxRequests bounds the concurrent requests of a stage per proxy, and the
+	// streams of a connection. 0 means 65,536; below 10,000 is refused.
+	MaxRequests uint32
+	AccessLog   string  // file for JSON access logs, "" for none
+	Trace       string  // IP:port of an OpenTelemetry collector (gRPC), "" for none
+	TraceShare  float64 // share of requests traced, in (0, 1]; 0 means 0.01
+}
+
+// Defaults of Settings.
+const (
+	defaultListen         = "127.0.0.1:10000"
+	defaultLengthTimeout  = 200 * time.Millisecond
+	defaultIdleTimeout    = 15 * time.Minute
+	defaultConnectTimeout = time.Second
+	defaultMaxRequests    = 65536
+	minMaxRequests        = 10000
+	defaultTraceShare     = 0.01
+)
+
+// complete fills in the defaults.
+func (s Settings) complete() Settings {
+	if s.Listen == "" {
+		s.Listen = defaultListen
+	}
+	if s.Estimator == "" {
+		s.Estimator = ContentLength
+	}
+	if s.LengthTimeout == 0 {
+		s.LengthTimeout = defaultLengthTimeout
+	}
+	if s.IdleTimeout == 0 {
+		s.IdleTimeout = defaultIdleTimeout
+	}
+	if s.ConnectTimeout == 0 {
+		s.ConnectTimeout = defaultConnectTimeout
+	}
+	if s.MaxRequests == 0 {
+		s.MaxRequests = defaultMaxRequests
+	}
+	if s.TraceShare == 0 {
+		s.TraceShare = defaultTraceShare
+	}
+	return s
+}
+
+// validate reports the first bad setting of completed settings.
+func (s Settings) validate() error {
+	if _, err := netip.ParseAddrPort(s.Listen); err != nil {
+		return fmt.Errorf("listen %q: give an IP address and a port, such as 127.0.0.1:10000", s.Listen)
+	}
+	switch s.Estimator {
+	case ContentLength:
+	case ExtProc:
+		if s.Length == "" {
+			return fmt.Errorf("estimator %s: give the length service's address", s.Estimator)
+		}
+	default:
+		return fmt.Errorf("estimator %q: want %q or %q", s.Estimator, ContentLength, ExtProc)
+	}
+	for _, a := range [...]struct{ what, address string }{{"length service", s.Length}, {"trace collector", s.Trace}} {
+		if a.address == "" {
+			continue
+		}
+		if _, err := hostPort(a.address); err != nil {
+			return fmt.Errorf("%s: %w", a.what, err)
+		}
+	}
+	for _, d := range [...]struct {
+		what string
+		d    time.Duration
+	}{{"length timeout", s.LengthTimeout}, {"idle timeout", s.IdleTimeout}, {"connect timeout", s.ConnectTimeout}} {
+		if d.d < time.Millisecond {
+			return fmt.Errorf("%s %v: must be at least 1ms", d.what, d.d)
+		}
+	}
+	if s.MaxRequests < minMaxRequests {
+		return fmt.Errorf("max requests %d: must be at least %d, or a stage refuses streams that its replicas can take", s.MaxRequests, minMaxRequests)
+	}
+	if !(s.TraceShare > 0 && s.TraceShare <= 1) {
+		return fmt.Errorf("trace share %v: must be in (0, 1]", s.TraceShare)
+	}
+	return nil
+}
+
+// hostPort parses an address that goes into a proxy's configuration, where a
+// host name would need a resolver and a port 0 would reach nobody.
+func hostPort(address string) (netip.AddrPort, error) {
+	a, err := netip.ParseAddrPort(address)
+	if err != nil || a.Port() == 0 {
+		return netip.AddrPort{}, fmt.Errorf("address %q: give an IP address and a port, such as 10.0.0.7:8000", address)
+	}
+	return a, nil
+}
+
+// complete returns the view in the one order that rendering uses, with the
+// defaults filled in. The caller's slices are left alone.
+func (v View) complete() View {
+	v.Settings = v.Settings.complete()
+	v.Models = slices.Clone(v.Models)
+	for i := range v.Models {
+		v.Models[i].BytesPerToken = v.Models[i].BytesPerToken.Clamp()
+		v.Models[i].Hosts = slices.Clone(v.Models[i].Hosts)
+		slices.Sort(v.Models[i].Hosts)
+	}
+	slices.SortFunc(v.Models, func(a, b Model) int { return strings.Compare(a.Name, b.Name) })
+	v.Endpoints = slices.Clone(v.Endpoints)
+	for i := range v.Endpoints {
+		v.Endpoints[i].Weight = max(v.Endpoints[i].Weight, 1)
+	}
+	slices.SortFunc(v.Endpoints, func(a, b Endpoint) int { return strings.Compare(string(a.ID), string(b.ID)) })
+	return v
+}
+
+// validate reports the first broken invariant of a completed view.
+func (v View) validate() error {
+	if err := v.Settings.validate(); err != nil {
+		return err
+	}
+	if len(v.Models) == 0 {
+		return fmt.Errorf("no model: a fleet serves at least one")
+	}
+	context := make(map[string]policies.Tokens, len(v.Models))
+	hosts := make(map[string]string)
+	for _, m := range v.Models {
+		switch {
+		case m.Name == "":
+			return fmt.Errorf("a model has no name")
+		case m.Name == "*" || strings.ContainsAny(m.Name, "\x00\r\n"):
+			return fmt.Errorf("model %q: a name must fit into a header", m.Name)
+		case context[m.Name] != 0:
+			return fmt.Errorf("model %q is there twice", m.Name)
+		case m.Context <= 0:
+			return fmt.Errorf("model %q: context %d must be positive", m.Name, m.Context)
+		}
+		context[m.Name] = m.Context
+		for _, h := range m.Hosts {
+			h = strings.ToLower(h)
+			if h == "" || h == "*" || strings.ContainsAny(h, " /\r\n\x00") {
+				return fmt.Errorf("model %q: host %q is not a host name", m.Name, h)
+			}
+			if other, ok := hosts[h]; ok {
+				return fmt.Errorf("host %q belongs to %q and %q: a host name that selects a model selects one", h, other, m.Name)
+			}
+			hosts[h] = m.Name
+		}
+	}
+	planned := make(map[string]bool, len(v.Plans))
+	for i, p := range slices.Concat(v.Plans, v.Previous) {
+		if err := p.Validate(); err != nil {
+			return err
+		}
+		if context[p.Model] == 0 {
+			return fmt.Errorf("plan of %q: no such model", p.Model)
+		}
+		if i < len(v.Plans) {
+			if planned[p.Model] {
+				return fmt.Errorf("model %q has two plans", p.Model)
+			}
+			planned[p.Model] = true
+		}
+	}
+	served := make(map[string]bool, len(v.Models))
+	ids := make(map[policies.ReplicaID]bool, len(v.Endpoints))
+	addresses := make(map[netip.AddrPort]policies.ReplicaID, len(v.Endpoints))
+	for _, e := range v.Endpoints {
+		a, err := hostPort(e.Address)
+		switch {
+		case e.ID == "":
+			return fmt.Errorf("endpoint %s has no id", e.Address)
+		case ids[e.ID]:
+			return fmt.Errorf("endpoint %q is there twice", e.ID)
+		case err != nil:
+			return fmt.Errorf("endpoint %q: %w", e.ID, err)
+		case addresses[a] != "":
+			return fmt.Errorf("endpoints %q and %q have the same address %s", addresses[a], e.ID, e.Address)
+		case context[e.Model] == 0:
+			return fmt.Errorf("endpoint %q: no model %q", e.ID, e.Model)
+		case e.Health > Unhealthy:
+			return fmt.Errorf("endpoint %q: unknown %s", e.ID, e.Health)
+		}
+		ids[e.ID], addresses[a], served[e.Model] = true, e.ID, true
+	}
+	for _, m := range v.Models {
+		if !planned[m.Name] {
+			return fmt.Errorf("model %q has no plan", m.Name)
+		}
+		if !served[m.Name] {
+			return fmt.Errorf("model %q has no endpoint", m.Name)
+		}
+	}
+	return nil
+}
