@@ -1,0 +1,20 @@
+//go:build unix && !linux
+
+package kv
+
+import (
+	"errors"
+	"os"
+)
+
+// sharedFile is an unlinked temporary file: memfd exists on Linux only.
+func sharedFile() (*os.File, error) {
+	f, err := os.CreateTemp("", "cascade-kv-*")
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Remove(f.Name()); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
