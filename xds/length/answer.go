@@ -1,0 +1,96 @@
+package length
+
+import (
+	"fmt"
+	"strconv"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	filterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
+	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/length"
+)
+
+// withEstimate sets both headers and has the route picked anew. A model that
+// is not known is removed instead, whatever the client sent.
+func withEstimate(model string, tokens policies.Tokens) *extproc.CommonResponse {
+	// A route's open end excludes the largest int64 itself.
+	tokens = min(tokens, policies.Unbounded-1)
+	m := &extproc.HeaderMutation{SetHeaders: []*corev3.HeaderValueOption{set(length.TokensHeader, strconv.FormatInt(int64(tokens), 10))}}
+	return finish(m, model)
+}
+
+// withoutEstimate sets the model alone.
+func withoutEstimate(model string) *extproc.CommonResponse {
+	return finish(&extproc.HeaderMutation{RemoveHeaders: []string{length.TokensHeader}}, model)
+}
+
+func finish(m *extproc.HeaderMutation, model string) *extproc.CommonResponse {
+	if model == "" {
+		m.RemoveHeaders = append(m.RemoveHeaders, length.ModelHeader)
+	} else {
+		m.SetHeaders = append(m.SetHeaders, set(length.ModelHeader, model))
+	}
+	return &extproc.CommonResponse{HeaderMutation: m, ClearRouteCache: true}
+}
+
+// set replaces every value of a header. Envoy reads raw_value only; value
+// would set the header to "".
+func set(key, value string) *corev3.HeaderValueOption {
+	return &corev3.HeaderValueOption{
+		Header:       &corev3.HeaderValue{Key: key, RawValue: []byte(value)},
+		AppendAction: corev3.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD,
+	}
+}
+
+func headersAnswer(c *extproc.CommonResponse) *extproc.ProcessingResponse {
+	return &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_RequestHeaders{RequestHeaders: &extproc.HeadersResponse{Response: c}}}
+}
+
+func bodyAnswer(c *extproc.CommonResponse) *extproc.ProcessingResponse {
+	return &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_RequestBody{RequestBody: &extproc.BodyResponse{Response: c}}}
+}
+
+// askForBody has Envoy buffer the body and send it in one message. It changes
+// no header: the second answer does.
+func askForBody() *extproc.ProcessingResponse {
+	r := headersAnswer(nil)
+	r.ModeOverride = &filterv3.ProcessingMode{
+		RequestHeaderMode:  filterv3.ProcessingMode_SEND,
+		RequestBodyMode:    filterv3.ProcessingMode_BUFFERED,
+		ResponseHeaderMode: filterv3.ProcessingMode_SKIP,
+	}
+	return r
+}
+
+// refuseTooLarge ends the request with an error in the shape of the OpenAI
+// API. The status must be set: without it Envoy would answer 200.
+func refuseTooLarge(limit int) *extproc.ProcessingResponse {
+	body := fmt.Sprintf(`{"error":{"message":"The request body is larger than %d bytes.","type":"invalid_request_error","param":null,"code":"request_too_large"}}`, limit)
+	return &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_ImmediateResponse{ImmediateResponse: &extproc.ImmediateResponse{
+		Status:  &typev3.HttpStatus{Code: typev3.StatusCode_PayloadTooLarge},
+		Headers: &extproc.HeaderMutation{SetHeaders: []*corev3.HeaderValueOption{set("content-type", "application/json")}},
+		Body:    []byte(body),
+		Details: "cascade_length_request_too_large",
+	}}}
+}
+
+// passOn answers, in kind, a message that is not about a request's headers or
+// body: the protocol wants every message answered.
+func passOn(r *extproc.ProcessingRequest) (*extproc.ProcessingResponse, error) {
+	switch r.GetRequest().(type) {
+	case *extproc.ProcessingRequest_RequestTrailers:
+		return &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_RequestTrailers{RequestTrailers: &extproc.TrailersResponse{}}}, nil
+	case *extproc.ProcessingRequest_ResponseHeaders:
+		return &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_ResponseHeaders{ResponseHeaders: &extproc.HeadersResponse{}}}, nil
+	case *extproc.ProcessingRequest_ResponseBody:
+		return &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_ResponseBody{ResponseBody: &extproc.BodyResponse{}}}, nil
+	case *extproc.ProcessingRequest_ResponseTrailers:
+		return &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_ResponseTrailers{ResponseTrailers: &extproc.TrailersResponse{}}}, nil
+	}
+	return nil, status.Errorf(codes.Unimplemented, "messages of type %T are not part of this service", r.GetRequest())
+}

@@ -1,0 +1,63 @@
+package length
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// outcome is how a request was answered; its text is the metric's label.
+type outcome string
+
+const (
+	fromHeaders  outcome = "headers"       // estimated from content-length
+	fromBody     outcome = "body"          // estimated from the body
+	fromBodySize outcome = "body_size"     // the body is not countable: its size
+	noBody       outcome = "no_body"       // nothing to estimate
+	unknownModel outcome = "unknown_model" // estimated, but of no known model
+	tooLarge     outcome = "too_large"     // refused with 413
+	late         outcome = "late"          // the body did not come in time
+	skipped      outcome = "skipped"       // not a request: answered, not looked at
+	refused      outcome = "protocol"      // the filter's configuration is wrong
+)
+
+// metrics is the service's own view; it is one prometheus.Collector.
+type metrics struct {
+	answers *prometheus.CounterVec
+	streams prometheus.Gauge
+	bodies  prometheus.Histogram
+}
+
+func newMetrics() metrics {
+	m := metrics{
+		answers: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "cascade_length_answers_total",
+			Help: "Requests that the length estimator answered, by how.",
+		}, []string{"outcome"}),
+		streams: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "cascade_length_streams",
+			Help: "Requests that the length estimator is working on or waits for the body of.",
+		}),
+		bodies: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name:    "cascade_length_body_bytes",
+			Help:    "Sizes of the bodies that the length estimator had to read.",
+			Buckets: prometheus.ExponentialBuckets(1<<10, 4, 8), // 1 KiB … 16 MiB
+		}),
+	}
+	for _, o := range []outcome{fromHeaders, fromBody, fromBodySize, noBody, unknownModel, tooLarge, late, skipped, refused} {
+		m.answers.WithLabelValues(string(o))
+	}
+	return m
+}
+
+// Describe implements prometheus.Collector.
+func (m metrics) Describe(ch chan<- *prometheus.Desc) {
+	m.answers.Describe(ch)
+	m.streams.Describe(ch)
+	m.bodies.Describe(ch)
+}
+
+// Collect implements prometheus.Collector.
+func (m metrics) Collect(ch chan<- prometheus.Metric) {
+	m.answers.Collect(ch)
+	m.streams.Collect(ch)
+	m.bodies.Collect(ch)
+}
+
+func (m metrics) count(o outcome) { m.answers.WithLabelValues(string(o)).Inc() }
