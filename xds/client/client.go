@@ -1,0 +1,306 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"sync/atomic"
+	"time"
+
+	"crypto/tls"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
+)
+
+// Defaults of Config.
+const (
+	DefaultBackoffMin = 500 * time.Millisecond
+	DefaultBackoffMax = 30 * time.Second
+	DefaultKeepalive  = 30 * time.Second
+)
+
+// keepaliveTimeout is how long a ping may go unanswered.
+const keepaliveTimeout = 5 * time.Second
+
+// Watcher is told of every change.
+type Watcher interface {
+	// Update hands over the newest snapshot. It is called in order, on one
+	// goroutine, which it must not hold up: the stream waits for it. The
+	// snapshot is immutable and may be kept. The first call comes when the
+	// client has begun to listen and may be empty.
+	Update(*Snapshot)
+}
+
+// Config is what a Client needs.
+type Config struct {
+	// Target is the gRPC target of the ADS server, such as "127.0.0.1:18000".
+	// Required unless Conn is given.
+	Target string
+	// TLS is the client side of the connection; nil means plain text.
+	TLS *tls.Config
+	// Conn is an open connection to use instead of Target and TLS. The client
+	// does not close it.
+	Conn grpc.ClientConnInterface
+	// NodeID names this client to the server; required.
+	NodeID string
+	// Cluster is the node's service cluster; default "cascade".
+	Cluster string
+	// Locality is where the node runs; optional.
+	Locality Locality
+	// Watcher is told of every snapshot; optional.
+	Watcher Watcher
+	// BackoffMin and BackoffMax bound the jittered exponential pause between
+	// two connections; defaults DefaultBackoffMin and DefaultBackoffMax.
+	BackoffMin, BackoffMax time.Duration
+	// Keepalive is how often an idle connection is probed; default
+	// DefaultKeepalive. gRPC raises it to 10 s. The server must permit it.
+	Keepalive time.Duration
+	// Logger gets connects, disconnects and refused resources; nil discards.
+	Logger *slog.Logger
+}
+
+func (c *Config) validate() error {
+	switch {
+	case c.Target == "" && c.Conn == nil:
+		return errors.New("xds client: Target is empty; give the address of the control plane")
+	case c.NodeID == "":
+		return errors.New("xds client: NodeID is empty; give this proxy a name")
+	case c.BackoffMin < 0 || c.BackoffMax < 0 || c.Keepalive < 0:
+		return errors.New("xds client: BackoffMin, BackoffMax and Keepalive must not be negative")
+	}
+	if c.Cluster == "" {
+		c.Cluster = "cascade"
+	}
+	if c.BackoffMin == 0 {
+		c.BackoffMin = DefaultBackoffMin
+	}
+	if c.BackoffMax == 0 {
+		c.BackoffMax = DefaultBackoffMax
+	}
+	c.BackoffMax = max(c.BackoffMax, c.BackoffMin)
+	if c.Keepalive == 0 {
+		c.Keepalive = DefaultKeepalive
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return nil
+}
+
+// Client keeps one ADS stream and the newest snapshot. Snapshot and Connected
+// may be called from anywhere, Run once.
+type Client struct {
+	cfg       Config
+	latest    atomic.Pointer[Snapshot]
+	connected atomic.Bool
+}
+
+// New checks the config. It starts nothing.
+func New(cfg Config) (*Client, error) {
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	c := &Client{cfg: cfg}
+	c.latest.Store(&Snapshot{})
+	return c, nil
+}
+
+// Snapshot returns the newest tables; empty ones before the first arrived.
+func (c *Client) Snapshot() *Snapshot { return c.latest.Load() }
+
+// Connected reports whether a stream is open. Without one the last snapshot
+// goes on serving.
+func (c *Client) Connected() bool { return c.connected.Load() }
+
+// Run keeps the stream open until ctx ends, and then returns nil.
+func (c *Client) Run(ctx context.Context) error {
+	conn := c.cfg.Conn
+	if conn == nil {
+		own, err := c.dial()
+		if err != nil {
+			return fmt.Errorf("xds client: target %s: %w", c.cfg.Target, err)
+		}
+		defer own.Close()
+		conn = own
+	}
+	m := newMachine(&corev3.Node{
+		Id:                   c.cfg.NodeID,
+		Cluster:              c.cfg.Cluster,
+		Locality:             &corev3.Locality{Region: c.cfg.Locality.Region, Zone: c.cfg.Locality.Zone, SubZone: c.cfg.Locality.SubZone},
+		UserAgentName:        "cascade",
+		UserAgentVersionType: &corev3.Node_UserAgentVersion{UserAgentVersion: "1"},
+	})
+	c.publish(m)
+	for attempt := 0; ; attempt++ {
+		heard, err := c.stream(ctx, conn, m)
+		m.disconnect()
+		c.connected.Store(false)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if heard {
+			attempt = 0
+		}
+		pause := backoff(c.cfg.BackoffMin, c.cfg.BackoffMax, attempt)
+		c.cfg.Logger.Warn("control plane lost; serving the last config", "target", c.cfg.Target, "error", err, "retry_in", pause)
+		if !c.wait(ctx, m, pause) {
+			return nil
+		}
+	}
+}
+
+func (c *Client) dial() (*grpc.ClientConn, error) {
+	creds := insecure.NewCredentials()
+	if c.cfg.TLS != nil {
+		creds = credentials.NewTLS(c.cfg.TLS)
+	}
+	return grpc.NewClient(c.cfg.Target,
+		grpc.WithTransportCredentials(creds),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(MaxMessage)),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: c.cfg.Keepalive, Timeout: keepaliveTimeout}))
+}
+
+// backoff is a pause of half to the whole of min·2^attempt, at most top.
+func backoff(least, top time.Duration, attempt int) time.Duration {
+	d := least
+	for range attempt {
+		if d *= 2; d >= top {
+			d = top
+			break
+		}
+	}
+	return d/2 + rand.N(d/2+1)
+}
+
+// wait sleeps, but keeps the machine's own deadlines.
+func (c *Client) wait(ctx context.Context, m *machine, pause time.Duration) bool {
+	over := time.NewTimer(pause)
+	defer over.Stop()
+	for {
+		due, stop := alarm(m)
+		select {
+		case <-ctx.Done():
+			stop()
+			return false
+		case <-over.C:
+			stop()
+			return true
+		case <-due:
+			m.tick(time.Now())
+			c.publish(m)
+		}
+		stop()
+	}
+}
+
+// alarm fires at the machine's next deadline; nil channel when it has none.
+func alarm(m *machine) (<-chan time.Time, func()) {
+	by := m.deadline()
+	if by.IsZero() {
+		return nil, func() {}
+	}
+	t := time.NewTimer(time.Until(by))
+	return t.C, func() { t.Stop() }
+}
+
+// stream runs one ADS stream until it fails. heard says whether the server
+// ever answered on it.
+func (c *Client) stream(ctx context.Context, conn grpc.ClientConnInterface, m *machine) (heard bool, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	ads, err := discoveryv3.NewAggregatedDiscoveryServiceClient(conn).DeltaAggregatedResources(ctx)
+	if err != nil {
+		cancel()
+		return false, err
+	}
+	responses, failed := make(chan *discoveryv3.DeltaDiscoveryResponse), make(chan error, 1)
+	go func() {
+		for {
+			r, err := ads.Recv()
+			if err != nil {
+				failed <- err
+				return
+			}
+			select {
+			case responses <- r:
+			case <-ctx.Done():
+				failed <- ctx.Err()
+				return
+			}
+		}
+	}()
+	// The receiver ends with the context; waiting for it joins it.
+	ended := false
+	defer func() {
+		cancel()
+		if !ended {
+			<-failed
+		}
+	}()
+
+	send := func(rs []*discoveryv3.DeltaDiscoveryRequest) error {
+		for _, r := range rs {
+			if err := ads.Send(r); err != nil && !errors.Is(err, io.EOF) {
+				return err // io.EOF: Recv has the reason
+			}
+		}
+		return nil
+	}
+	if err := send(m.connect(time.Now())); err != nil {
+		return false, err
+	}
+	for {
+		due, stop := alarm(m)
+		var out []*discoveryv3.DeltaDiscoveryRequest
+		select {
+		case err := <-failed:
+			stop()
+			ended = true
+			return heard, err
+		case r := <-responses:
+			if !heard {
+				heard = true
+				c.connected.Store(true)
+				c.cfg.Logger.Info("control plane connected", "target", c.cfg.Target)
+			}
+			var refused error
+			if out, refused = m.receive(time.Now(), r); refused != nil {
+				c.cfg.Logger.Warn("resources refused; keeping the last good ones", "type", r.GetTypeUrl(), "error", clip(refused))
+			}
+		case <-due:
+			out = m.tick(time.Now())
+		}
+		stop()
+		// Publish first: an ACK says that the config is in use.
+		c.publish(m)
+		if err := send(out); err != nil {
+			return heard, err
+		}
+	}
+}
+
+// clip bounds an error's text for a log.
+func clip(err error) string {
+	if s := err.Error(); len(s) > maxDetail {
+		return s[:maxDetail] + "…"
+	}
+	return err.Error()
+}
+
+func (c *Client) publish(m *machine) {
+	s := m.snapshot()
+	if s == nil {
+		return
+	}
+	c.latest.Store(s)
+	if c.cfg.Watcher != nil {
+		c.cfg.Watcher.Update(s)
+	}
+}

@@ -1,0 +1,152 @@
+package client
+
+import (
+	"context"
+	"net"
+	"testing"
+	"time"
+
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
+)
+
+// adsServer hands every stream to the test: what the client says comes out of
+// requests, what is put into responses goes to the client; nil ends the stream.
+type adsServer struct {
+	discoveryv3.UnimplementedAggregatedDiscoveryServiceServer
+	requests  chan *discoveryv3.DeltaDiscoveryRequest
+	responses chan *discoveryv3.DeltaDiscoveryResponse
+}
+
+func (s *adsServer) DeltaAggregatedResources(stream discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
+	go func() {
+		for {
+			r, err := stream.Recv()
+			if err != nil {
+				return
+			}
+			select {
+			case s.requests <- r:
+			case <-stream.Context().Done():
+				return
+			}
+		}
+	}()
+	for {
+		select {
+		case r := <-s.responses:
+			if r == nil {
+				return status.Error(codes.Unavailable, "the test ends the stream")
+			}
+			if err := stream.Send(r); err != nil {
+				return err
+			}
+		case <-stream.Context().Done():
+			return stream.Context().Err()
+		}
+	}
+}
+
+type updates chan *Snapshot
+
+func (u updates) Update(s *Snapshot) { u <- s }
+
+// start runs a client against an adsServer until the test ends.
+func start(t *testing.T) (*adsServer, updates, *Client) {
+	t.Helper()
+	s := &adsServer{requests: make(chan *discoveryv3.DeltaDiscoveryRequest), responses: make(chan *discoveryv3.DeltaDiscoveryResponse)}
+	l := bufconn.Listen(1 << 20)
+	g := grpc.NewServer()
+	discoveryv3.RegisterAggregatedDiscoveryServiceServer(g, s)
+	served := make(chan struct{})
+	go func() { defer close(served); g.Serve(l) }()
+	conn, err := grpc.NewClient("passthrough:///ads", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return l.DialContext(ctx) }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	u := make(updates, 100)
+	c, err := New(Config{Conn: conn, NodeID: "n1", Watcher: u, BackoffMin: time.Millisecond, BackoffMax: 2 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- c.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error("Run:", err)
+		}
+		conn.Close()
+		g.Stop()
+		<-served
+	})
+	return s, u, c
+}
+
+func (s *adsServer) expect(t *testing.T, want string) {
+	t.Helper()
+	select {
+	case r := <-s.requests:
+		if got := render(r); got != want {
+			t.Fatalf("the client says %q, want %q", got, want)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatalf("the client says nothing, want %q", want)
+	}
+}
+
+func TestStreamReconnects(t *testing.T) {
+	s, u, c := start(t)
+	s.expect(t, "CDS node=n1")
+	if first := <-u; len(first.Clusters) != 0 {
+		t.Fatal("the first snapshot should be empty")
+	}
+	s.responses <- response(t, "CDS", "1 a=static")
+	s.expect(t, "LDS")
+	s.expect(t, "CDS ACK 1")
+	if got := <-u; got.Clusters["a"] == nil || got.Clusters["a"].Version != "v:static" {
+		t.Fatalf("cluster a is not there: %+v", got.Clusters)
+	}
+	if !c.Connected() {
+		t.Error("Connected is false on an open stream")
+	}
+	s.responses <- nil
+	// A new stream: the node again, and what is held is not asked for anew.
+	s.expect(t, "CDS node=n1 have:a@v:static")
+	s.expect(t, "LDS")
+	s.responses <- response(t, "CDS", "1 b=static -a")
+	s.expect(t, "CDS ACK 1")
+	if got := <-u; got.Clusters["a"] != nil || got.Clusters["b"] == nil {
+		t.Fatalf("want b alone, have %v", keys(got.Clusters))
+	}
+	if c.Snapshot().Clusters["b"] == nil {
+		t.Error("Snapshot is not the newest")
+	}
+}
+
+func TestConfigErrors(t *testing.T) {
+	for name, cfg := range map[string]Config{
+		"no target": {NodeID: "n"},
+		"no node":   {Target: "x"},
+		"negative":  {Target: "x", NodeID: "n", BackoffMin: -1},
+	} {
+		if _, err := New(cfg); err == nil {
+			t.Errorf("%s: New accepted it", name)
+		}
+	}
+}
+
+func TestBackoffBounds(t *testing.T) {
+	for attempt := range 100 {
+		d := backoff(DefaultBackoffMin, DefaultBackoffMax, attempt)
+		if d < DefaultBackoffMin/2 || d > DefaultBackoffMax {
+			t.Fatalf("attempt %d waits %v", attempt, d)
+		}
+	}
+}

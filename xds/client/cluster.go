@@ -1,0 +1,260 @@
+package client
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	rrv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/round_robin/v3"
+	wrrlocalityv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/wrr_locality/v3"
+	httpv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+)
+
+// Envoy's defaults of a cluster.
+const (
+	defaultConnectTimeout = 5 * time.Second
+	defaultMaxRequests    = 1024
+	defaultMaxRetries     = 3
+	defaultPanic          = 50.0 // percent
+)
+
+// Cluster is a set of interchangeable upstreams and how to talk to them.
+type Cluster struct {
+	Name    string
+	Version string
+	Service string      // EDS resource name; empty with Inline
+	Inline  *Assignment // endpoints of a cluster that does not use EDS
+
+	ConnectTimeout time.Duration
+	HTTP2          bool   // h2c with prior knowledge; otherwise HTTP/1.1
+	MaxStreams     uint32 // HTTP/2 streams per connection; 0 = what the peer allows
+	// Ping is how often a silent HTTP/2 connection is probed, PingTimeout how
+	// long the answer may take; 0 = never.
+	Ping, PingTimeout time.Duration
+
+	// LocalityWeighted multiplies an endpoint's weight by its locality's share.
+	LocalityWeighted bool
+	PanicThreshold   float64 // percent of available hosts below which health is ignored; 0 = never
+
+	MaxRequests int // concurrent requests of the cluster
+	MaxRetries  int // concurrent retries of the cluster
+	Outlier     *Outlier
+
+	fetchTimeout time.Duration // of the assignment
+}
+
+// Outlier ejects hosts by consecutive failures. The statistical detectors of
+// Envoy (success rate, failure percentage) are not part of this client.
+type Outlier struct {
+	Consecutive5xx     int // answers of 500…599, and local failures unless Split; 0 = off
+	ConsecutiveGateway int // 502, 503, 504, and local failures unless Split; 0 = off
+	ConsecutiveLocal   int // connect failures, resets, timeouts, when Split; 0 = off
+	Split              bool
+	Interval           time.Duration // an ejected host's multiplier falls by one per interval in peace
+	Base, Max          time.Duration // the n-th ejection lasts n·Base, at most Max
+	MaxPercent         int           // of hosts ejected at once; one host may always be
+}
+
+func decodeCluster(name string, a *anypb.Any) (any, error) {
+	c, err := open("cluster", a, &clusterv3.Cluster{})
+	if err != nil {
+		return nil, err
+	}
+	if c.GetName() != name {
+		return nil, fmt.Errorf("cluster.name: is %q, not the resource's", c.GetName())
+	}
+	// DNS options and health checks are not refused: names are resolved when
+	// a connection is made, and health comes by EDS and outlier detection.
+	err = only("cluster", c, "name", "alt_stat_name", "type", "eds_cluster_config", "connect_timeout", "per_connection_buffer_limit_bytes",
+		"lb_policy", "load_assignment", "health_checks", "circuit_breakers", "typed_extension_protocol_options", "http2_protocol_options",
+		"dns_refresh_rate", "dns_jitter", "dns_failure_refresh_rate", "respect_dns_ttl", "dns_lookup_family", "typed_dns_resolver_config",
+		"wait_for_warm_on_init", "outlier_detection", "cleanup_interval", "common_lb_config", "transport_socket", "metadata",
+		"upstream_connection_options", "close_connections_on_host_health_failure", "ignore_health_on_host_removal", "load_balancing_policy",
+		"lrs_server", "lrs_report_endpoint_metrics", "track_timeout_budgets", "track_cluster_stats", "preconnect_policy")
+	if err != nil {
+		return nil, err
+	}
+	out := &Cluster{Name: name}
+	if t := c.GetTransportSocket(); t != nil && t.GetTypedConfig().GetTypeUrl() != rawBufferType {
+		return nil, errors.New("cluster.transport_socket: TLS to endpoints is not supported by this client")
+	}
+	if out.ConnectTimeout, err = period("cluster.connect_timeout", c.GetConnectTimeout(), defaultConnectTimeout); err != nil {
+		return nil, err
+	}
+	if err := out.decodeEndpointsOf(c); err != nil {
+		return nil, err
+	}
+	if err := out.decodeProtocol(c); err != nil {
+		return nil, err
+	}
+	if err := out.decodeBalancing(c); err != nil {
+		return nil, err
+	}
+	if err := out.decodeBreakers(c.GetCircuitBreakers()); err != nil {
+		return nil, err
+	}
+	out.Outlier, err = decodeOutlier("cluster.outlier_detection", c.GetOutlierDetection())
+	return out, err
+}
+
+func (out *Cluster) decodeEndpointsOf(c *clusterv3.Cluster) (err error) {
+	if c.GetClusterType() != nil {
+		return errors.New("cluster.cluster_type: not supported by this client")
+	}
+	switch c.GetType() {
+	case clusterv3.Cluster_EDS:
+		out.Service = c.GetEdsClusterConfig().GetServiceName()
+		if out.Service == "" {
+			out.Service = c.GetName()
+		}
+		out.fetchTimeout, err = decodeSource("cluster.eds_cluster_config.eds_config", c.GetEdsClusterConfig().GetEdsConfig())
+		return err
+	case clusterv3.Cluster_STATIC, clusterv3.Cluster_STRICT_DNS, clusterv3.Cluster_LOGICAL_DNS:
+		out.Inline, err = newAssignment("cluster.load_assignment", c.GetLoadAssignment())
+		return err
+	}
+	return fmt.Errorf("cluster.type: %s is not supported by this client", c.GetType())
+}
+
+func (out *Cluster) decodeProtocol(c *clusterv3.Cluster) error {
+	h2 := c.GetHttp2ProtocolOptions()
+	for key, a := range c.GetTypedExtensionProtocolOptions() {
+		if key != upstreamProtocolsKey {
+			return fmt.Errorf("cluster.typed_extension_protocol_options[%q]: not supported by this client", key)
+		}
+		const at = "cluster.typed_extension_protocol_options"
+		o, err := open(at, a, &httpv3.HttpProtocolOptions{})
+		if err != nil {
+			return err
+		}
+		if err := only(at, o, "common_http_protocol_options", "explicit_http_config"); err != nil {
+			return err
+		}
+		switch e := o.GetExplicitHttpConfig().GetProtocolConfig().(type) {
+		case *httpv3.HttpProtocolOptions_ExplicitHttpConfig_Http2ProtocolOptions:
+			h2 = e.Http2ProtocolOptions
+		case *httpv3.HttpProtocolOptions_ExplicitHttpConfig_HttpProtocolOptions:
+		default:
+			return errors.New(at + ".explicit_http_config: must be HTTP/1.1 or HTTP/2")
+		}
+	}
+	if h2 != nil {
+		out.HTTP2 = true
+		out.MaxStreams = h2.GetMaxConcurrentStreams().GetValue()
+		var err error
+		const at = "cluster.http2_protocol_options.connection_keepalive"
+		if out.Ping, err = period(at+".interval", h2.GetConnectionKeepalive().GetInterval(), 0); err != nil {
+			return err
+		}
+		if out.PingTimeout, err = period(at+".timeout", h2.GetConnectionKeepalive().GetTimeout(), 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// decodeBalancing takes the first policy of the list it knows, as Envoy does.
+func (out *Cluster) decodeBalancing(c *clusterv3.Cluster) error {
+	out.PanicThreshold = defaultPanic
+	lb := c.GetCommonLbConfig()
+	if t := lb.GetHealthyPanicThreshold(); t != nil {
+		if !(t.GetValue() >= 0 && t.GetValue() <= 100) {
+			return fmt.Errorf("cluster.common_lb_config.healthy_panic_threshold: %v is not a percentage", t.GetValue())
+		}
+		out.PanicThreshold = t.GetValue()
+	}
+	out.LocalityWeighted = lb.GetLocalityWeightedLbConfig() != nil
+	policies := c.GetLoadBalancingPolicy().GetPolicies()
+	if len(policies) == 0 {
+		if c.GetLoadBalancingPolicy() != nil || c.GetLbPolicy() != clusterv3.Cluster_ROUND_ROBIN {
+			return fmt.Errorf("cluster.lb_policy: %s is not supported by this client; use ROUND_ROBIN", c.GetLbPolicy())
+		}
+		return nil
+	}
+	var names []string
+	for _, p := range policies {
+		a := p.GetTypedExtensionConfig().GetTypedConfig()
+		switch a.GetTypeUrl() {
+		case roundRobinType:
+			rr, err := open("cluster.load_balancing_policy.round_robin", a, &rrv3.RoundRobin{})
+			if err != nil {
+				return err
+			}
+			out.LocalityWeighted = out.LocalityWeighted || rr.GetLocalityLbConfig().GetLocalityWeightedLbConfig() != nil
+			return nil
+		case wrrLocalityType:
+			w, err := open("cluster.load_balancing_policy.wrr_locality", a, &wrrlocalityv3.WrrLocality{})
+			if err != nil {
+				return err
+			}
+			for _, q := range w.GetEndpointPickingPolicy().GetPolicies() {
+				if q.GetTypedExtensionConfig().GetTypedConfig().GetTypeUrl() == roundRobinType {
+					out.LocalityWeighted = true
+					return nil
+				}
+			}
+		}
+		names = append(names, p.GetTypedExtensionConfig().GetName())
+	}
+	return fmt.Errorf("cluster.load_balancing_policy: none of %s is supported by this client; add round_robin", strings.Join(names, ", "))
+}
+
+func (out *Cluster) decodeBreakers(b *clusterv3.CircuitBreakers) error {
+	out.MaxRequests, out.MaxRetries = defaultMaxRequests, defaultMaxRetries
+	for i, t := range b.GetThresholds() {
+		if t.GetPriority() != 0 {
+			continue // no route here has another priority
+		}
+		if err := only(fmt.Sprintf("cluster.circuit_breakers.thresholds[%d]", i), t, "priority", "max_connections", "max_pending_requests",
+			"max_requests", "max_retries", "track_remaining", "max_connection_pools"); err != nil {
+			return err
+		}
+		out.MaxRequests = orDefault(t.GetMaxRequests(), out.MaxRequests)
+		out.MaxRetries = orDefault(t.GetMaxRetries(), out.MaxRetries)
+	}
+	return nil
+}
+
+func decodeOutlier(at string, o *clusterv3.OutlierDetection) (*Outlier, error) {
+	if o == nil {
+		return nil, nil
+	}
+	out := &Outlier{
+		Consecutive5xx:     enforced(o.GetConsecutive_5Xx(), 5, o.GetEnforcingConsecutive_5Xx(), 100),
+		ConsecutiveGateway: enforced(o.GetConsecutiveGatewayFailure(), 5, o.GetEnforcingConsecutiveGatewayFailure(), 0),
+		ConsecutiveLocal:   enforced(o.GetConsecutiveLocalOriginFailure(), 5, o.GetEnforcingConsecutiveLocalOriginFailure(), 100),
+		Split:              o.GetSplitExternalLocalOriginErrors(),
+		MaxPercent:         min(orDefault(o.GetMaxEjectionPercent(), 10), 100),
+	}
+	var err error
+	if out.Interval, err = period(at+".interval", o.GetInterval(), 10*time.Second); err != nil {
+		return nil, err
+	}
+	if out.Base, err = period(at+".base_ejection_time", o.GetBaseEjectionTime(), 30*time.Second); err != nil {
+		return nil, err
+	}
+	out.Max, err = period(at+".max_ejection_time", o.GetMaxEjectionTime(), 300*time.Second)
+	out.Max = max(out.Max, out.Base)
+	return out, err
+}
+
+// enforced is a detector's threshold, 0 when it is not to eject. Shares between
+// 0 and 100 count as on: Envoy's dice would only delay the ejection.
+func enforced(threshold *wrapperspb.UInt32Value, missing int, share *wrapperspb.UInt32Value, missingShare int) int {
+	if orDefault(share, missingShare) == 0 {
+		return 0
+	}
+	return orDefault(threshold, missing)
+}
+
+// orDefault reads an optional count.
+func orDefault(v *wrapperspb.UInt32Value, missing int) int {
+	if v == nil {
+		return missing
+	}
+	return int(v.GetValue())
+}

@@ -1,0 +1,277 @@
+package client
+
+import (
+	"errors"
+	"fmt"
+	"net/textproto"
+	"slices"
+	"strings"
+
+	mutationv3 "github.com/envoyproxy/go-control-plane/envoy/config/common/mutation_rules/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
+)
+
+// MatchKind says which test a HeaderMatch makes.
+type MatchKind int
+
+// The tests a HeaderMatch can make.
+const (
+	MatchRange   MatchKind = iota // an integer in [Start, End)
+	MatchExact                    // equal to Exact
+	MatchPresent                  // there is such a header
+)
+
+// HeaderMatch is one condition of a route. A header with several lines
+// matches when any one of them does, as in Envoy.
+type HeaderMatch struct {
+	Name       string // canonical MIME form; pseudo headers as they are, ":path"
+	Kind       MatchKind
+	Start, End int64  // MatchRange: half open; MaxInt64 itself is in no range
+	Exact      string // MatchExact
+	FoldCase   bool   // MatchExact ignores ASCII case
+	Invert     bool   // the condition holds when the test fails
+}
+
+// decodeHeaderMatch refuses every test a length route does not need.
+func decodeHeaderMatch(at string, m *routev3.HeaderMatcher) (HeaderMatch, error) {
+	h := HeaderMatch{Name: headerName(m.GetName()), Invert: m.GetInvertMatch()}
+	if m.GetName() == "" {
+		return h, errors.New(at + ".name: must not be empty")
+	}
+	if err := only(at, m, "name", "invert_match", "range_match", "exact_match", "present_match", "string_match"); err != nil {
+		return h, err
+	}
+	switch t := m.GetHeaderMatchSpecifier().(type) {
+	case *routev3.HeaderMatcher_RangeMatch:
+		// An empty range is legal to Envoy and matches nothing; so it does here.
+		h.Kind, h.Start, h.End = MatchRange, t.RangeMatch.GetStart(), t.RangeMatch.GetEnd()
+	case *routev3.HeaderMatcher_ExactMatch:
+		h.Kind, h.Exact = MatchExact, t.ExactMatch
+	case *routev3.HeaderMatcher_PresentMatch:
+		h.Kind = MatchPresent
+		h.Invert = h.Invert != !t.PresentMatch
+	case *routev3.HeaderMatcher_StringMatch:
+		s, ok := t.StringMatch.GetMatchPattern().(*matcherv3.StringMatcher_Exact)
+		if !ok {
+			return h, errors.New(at + ".string_match: only exact is supported by this client")
+		}
+		h.Kind, h.Exact, h.FoldCase = MatchExact, s.Exact, t.StringMatch.GetIgnoreCase()
+	default:
+		// Envoy reads "no specifier" as presence.
+		h.Kind = MatchPresent
+	}
+	return h, nil
+}
+
+// headerName is the form in which net/http keeps a header.
+func headerName(name string) string {
+	if strings.HasPrefix(name, ":") {
+		return strings.ToLower(name)
+	}
+	return textproto.CanonicalMIMEHeaderKey(name)
+}
+
+// Append says what HeaderAdd does when the header is there already.
+type Append int
+
+// The append actions of Envoy's HeaderValueOption.
+const (
+	AppendOrAdd Append = iota // one more line
+	AddIfAbsent
+	Overwrite         // replace, or add
+	OverwriteIfExists // replace, never add
+)
+
+// HeaderAdd is one header to set.
+type HeaderAdd struct {
+	Name   string // canonical MIME form
+	Value  Format
+	Action Append
+}
+
+// HeaderOps changes headers: first the removals, then Add, in order.
+type HeaderOps struct {
+	Remove       []string // canonical MIME form
+	RemovePrefix []string // lower case; removes every header that begins so
+	Add          []HeaderAdd
+}
+
+// Empty reports whether there is nothing to do.
+func (o HeaderOps) Empty() bool {
+	return len(o.Remove) == 0 && len(o.RemovePrefix) == 0 && len(o.Add) == 0
+}
+
+// join appends the operations of another list.
+func (o HeaderOps) join(p HeaderOps) HeaderOps {
+	return HeaderOps{append(o.Remove, p.Remove...), append(o.RemovePrefix, p.RemovePrefix...), append(o.Add, p.Add...)}
+}
+
+func decodeHeaderOps(at string, add []*corev3.HeaderValueOption, remove []string) (HeaderOps, error) {
+	var o HeaderOps
+	for i, name := range remove {
+		if name == "" {
+			return o, fmt.Errorf("%s_to_remove[%d]: must not be empty", at, i)
+		}
+		o.Remove = append(o.Remove, headerName(name))
+	}
+	for i, a := range add {
+		h, err := decodeHeaderAdd(fmt.Sprintf("%s_to_add[%d]", at, i), a)
+		if err != nil {
+			return o, err
+		}
+		o.Add = append(o.Add, h)
+	}
+	return o, nil
+}
+
+func decodeHeaderAdd(at string, o *corev3.HeaderValueOption) (HeaderAdd, error) {
+	if err := only(at, o, "header", "append", "append_action", "keep_empty_value"); err != nil {
+		return HeaderAdd{}, err
+	}
+	h := o.GetHeader()
+	if h.GetKey() == "" || strings.HasPrefix(h.GetKey(), ":") || strings.EqualFold(h.GetKey(), "host") {
+		return HeaderAdd{}, fmt.Errorf("%s.header.key: %q cannot be set", at, h.GetKey())
+	}
+	value := h.GetValue()
+	if len(h.GetRawValue()) > 0 {
+		value = string(h.GetRawValue())
+	}
+	if !validValue(value) {
+		return HeaderAdd{}, fmt.Errorf("%s.header.value: holds a control character", at)
+	}
+	f, err := parseFormat(value)
+	if err != nil {
+		return HeaderAdd{}, fmt.Errorf("%s.header.value: %w", at, err)
+	}
+	a := HeaderAdd{Name: headerName(h.GetKey()), Value: f}
+	switch o.GetAppendAction() {
+	case corev3.HeaderValueOption_APPEND_IF_EXISTS_OR_ADD:
+		if ap := o.GetAppend(); ap != nil && !ap.GetValue() {
+			a.Action = Overwrite
+		}
+	case corev3.HeaderValueOption_ADD_IF_ABSENT:
+		a.Action = AddIfAbsent
+	case corev3.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD:
+		a.Action = Overwrite
+	case corev3.HeaderValueOption_OVERWRITE_IF_EXISTS:
+		a.Action = OverwriteIfExists
+	default:
+		return HeaderAdd{}, fmt.Errorf("%s.append_action: unknown value %d", at, o.GetAppendAction())
+	}
+	return a, nil
+}
+
+// validValue says whether a header value can be put on the wire.
+func validValue(v string) bool {
+	return !strings.ContainsFunc(v, func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f })
+}
+
+// Format is a header value with Envoy's command operators in it.
+type Format struct {
+	parts []formatPart
+}
+
+type formatPart struct {
+	text    string // literal, or the command's name
+	command bool
+}
+
+// Context is what a Format may show of a request.
+type Context struct {
+	Cluster  string // %UPSTREAM_CLUSTER%
+	Upstream string // %UPSTREAM_REMOTE_ADDRESS%
+}
+
+const (
+	commandCluster  = "UPSTREAM_CLUSTER"
+	commandUpstream = "UPSTREAM_REMOTE_ADDRESS"
+)
+
+// parseFormat reads "%NAME%" operators; "%%" is a percent sign.
+func parseFormat(s string) (Format, error) {
+	var f Format
+	for s != "" {
+		text, rest, found := strings.Cut(s, "%")
+		if text != "" {
+			f.parts = append(f.parts, formatPart{text: text})
+		}
+		if !found {
+			break
+		}
+		name, after, closed := strings.Cut(rest, "%")
+		switch {
+		case !closed:
+			return f, errors.New("a % is not closed; write %% for a percent sign")
+		case name == "":
+			f.parts = append(f.parts, formatPart{text: "%"})
+		case slices.Contains([]string{commandCluster, commandUpstream}, name):
+			f.parts = append(f.parts, formatPart{text: name, command: true})
+		default:
+			return f, fmt.Errorf("%%%s%%: not supported by this client", name)
+		}
+		s = after
+	}
+	return f, nil
+}
+
+// Text renders the value. It allocates only when there is an operator in it.
+func (f Format) Text(c Context) string {
+	switch len(f.parts) {
+	case 0:
+		return ""
+	case 1:
+		return f.parts[0].render(c)
+	}
+	var b strings.Builder
+	for _, p := range f.parts {
+		b.WriteString(p.render(c))
+	}
+	return b.String()
+}
+
+func (p formatPart) render(c Context) string {
+	switch {
+	case !p.command:
+		return p.text
+	case p.text == commandCluster:
+		return c.Cluster
+	}
+	return c.Upstream
+}
+
+// decodeMutations reads the mutations of the header_mutation extensions.
+func decodeMutations(at string, ms []*mutationv3.HeaderMutation) (HeaderOps, error) {
+	var o HeaderOps
+	for i, m := range ms {
+		at := fmt.Sprintf("%s[%d]", at, i)
+		if _, add := m.GetAction().(*mutationv3.HeaderMutation_Append); !add && len(o.Add) > 0 {
+			// HeaderOps removes first; the other order would differ.
+			return o, errors.New(at + ": put removals before additions")
+		}
+		switch a := m.GetAction().(type) {
+		case *mutationv3.HeaderMutation_Remove:
+			if a.Remove == "" {
+				return o, errors.New(at + ".remove: must not be empty")
+			}
+			o.Remove = append(o.Remove, headerName(a.Remove))
+		case *mutationv3.HeaderMutation_RemoveOnMatch_:
+			k := a.RemoveOnMatch.GetKeyMatcher()
+			p, ok := k.GetMatchPattern().(*matcherv3.StringMatcher_Prefix)
+			if !ok || p.Prefix == "" {
+				return o, errors.New(at + ".remove_on_match.key_matcher: only a prefix is supported by this client")
+			}
+			o.RemovePrefix = append(o.RemovePrefix, strings.ToLower(p.Prefix))
+		case *mutationv3.HeaderMutation_Append:
+			h, err := decodeHeaderAdd(at+".append", a.Append)
+			if err != nil {
+				return o, err
+			}
+			o.Add = append(o.Add, h)
+		default:
+			return o, errors.New(at + ": only remove, remove_on_match and append are supported by this client")
+		}
+	}
+	return o, nil
+}

@@ -1,0 +1,73 @@
+package client
+
+import "google.golang.org/protobuf/types/known/anypb"
+
+// kind is a resource type the client subscribes to.
+type kind int
+
+// The order is make before break: what is referred to comes before what refers
+// to it, and requests go out in this order.
+const (
+	clusters kind = iota
+	assignments
+	listeners
+	routes
+	extensions
+	kinds
+)
+
+// kindSpec is what differs between kinds.
+type kindSpec struct {
+	url      string
+	wildcard bool // all resources, rather than those asked for by name
+	// removable resources go away when the server says so. Envoy keeps a route
+	// table and an assignment it has once got; so does this client.
+	removable bool
+	decode    func(name string, a *anypb.Any) (any, error)
+}
+
+// spec returns the description of a kind.
+func (k kind) spec() kindSpec {
+	switch k {
+	case clusters:
+		return kindSpec{typePrefix + "envoy.config.cluster.v3.Cluster", true, true, decodeCluster}
+	case assignments:
+		return kindSpec{typePrefix + "envoy.config.endpoint.v3.ClusterLoadAssignment", false, false, decodeAssignment}
+	case listeners:
+		return kindSpec{typePrefix + "envoy.config.listener.v3.Listener", true, true, decodeListener}
+	case routes:
+		return kindSpec{typePrefix + "envoy.config.route.v3.RouteConfiguration", false, false, decodeRouteTable}
+	}
+	return kindSpec{typePrefix + "envoy.config.core.v3.TypedExtensionConfig", false, true, decodeExtension}
+}
+
+// String is the short name that Envoy's documentation uses.
+func (k kind) String() string {
+	return [...]string{"CDS", "EDS", "LDS", "RDS", "ECDS", "?"}[min(k, kinds)]
+}
+
+// kindOf finds a kind by its type URL.
+func kindOf(url string) (kind, bool) {
+	for k := range kinds {
+		if k.spec().url == url {
+			return k, true
+		}
+	}
+	return kinds, false
+}
+
+// stamp writes the version of a resource into what was decoded from it.
+func stamp(value any, version string) {
+	switch v := value.(type) {
+	case *Cluster:
+		v.Version = version
+	case *Assignment:
+		v.Version = version
+	case *Listener:
+		v.Version = version
+	case *RouteTable:
+		v.Version = version
+	case *Extension:
+		v.Version = version
+	}
+}

@@ -1,0 +1,248 @@
+package client
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	earlyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/http/early_header_mutation/header_mutation/v3"
+	"google.golang.org/protobuf/types/known/anypb"
+)
+
+// Envoy's defaults for what a listener may leave out.
+const (
+	defaultBufferLimit      = 1 << 20         // bytes
+	defaultStreamIdle       = 5 * time.Minute // stream_idle_timeout
+	defaultMaxHeaderKiB     = 60
+	defaultDownstreamIdle   = time.Hour // of a connection without requests
+	defaultMaxDownstreamH2s = 1024      // streams per connection
+)
+
+// Listener is an address and the HTTP connection manager behind it.
+type Listener struct {
+	Name    string
+	Version string
+	Address string // host:port; empty for an API listener, which no proxy binds
+	// BufferLimit bounds what is held of one request's body, in bytes.
+	BufferLimit int64
+
+	RouteTable string      // name of the RDS resource, or of Inline
+	Inline     *RouteTable // nil when routes come by RDS
+
+	Early HeaderOps // header mutations before the first route lookup
+	Slots []Slot    // filters that come by ECDS, in order
+
+	StreamIdle        time.Duration // no byte either way for so long ends a stream; 0 = never
+	ConnectionIdle    time.Duration // a connection without requests; 0 = never
+	HeadersTimeout    time.Duration // for a request's headers; 0 = never
+	MaxHeaderBytes    int
+	MaxStreams        uint32 // HTTP/2 streams per connection
+	RequestID         bool   // add x-request-id when it is missing
+	StripPort         bool   // drop any port from the host before the lookup
+	DirectContentType string // content type of direct responses
+
+	fetchTimeout time.Duration // of the route table
+}
+
+// Slot is a place in the filter chain that ECDS fills.
+type Slot struct {
+	Name    string     // of the ECDS resource
+	Types   []string   // type URLs it accepts
+	Default *Extension // until there is a resource; nil: none
+	NoWait  bool       // the default serves while the first fetch is under way
+
+	fetchTimeout time.Duration
+}
+
+// accepts says whether the slot takes a type.
+func (s Slot) accepts(typeURL string) error {
+	for _, t := range s.Types {
+		if strings.TrimPrefix(t, typePrefix) == strings.TrimPrefix(typeURL, typePrefix) {
+			return nil
+		}
+	}
+	return fmt.Errorf("slot %s: the config has type %s, the slot takes %s", s.Name, typeURL, strings.Join(s.Types, ", "))
+}
+
+func decodeListener(name string, a *anypb.Any) (any, error) {
+	l, err := open("listener", a, &listenerv3.Listener{})
+	if err != nil {
+		return nil, err
+	}
+	if l.GetName() != name {
+		return nil, fmt.Errorf("listener.name: is %q, not the resource's", l.GetName())
+	}
+	out := &Listener{Name: name, BufferLimit: defaultBufferLimit}
+	if l.GetApiListener() != nil {
+		// For gRPC clients; a proxy has nothing to bind and nothing to check.
+		return out, nil
+	}
+	if err := only("listener", l, "name", "address", "stat_prefix", "filter_chains", "per_connection_buffer_limit_bytes", "metadata",
+		"drain_type", "traffic_direction", "enable_reuse_port", "reuse_port", "access_log", "tcp_backlog_size", "ignore_global_conn_limit",
+		"listener_filters_timeout", "continue_on_listener_filters_timeout", "socket_options", "tcp_keepalive"); err != nil {
+		return nil, err
+	}
+	if out.Address, err = decodeAddress("listener.address", l.GetAddress()); err != nil {
+		return nil, err
+	}
+	if b := l.GetPerConnectionBufferLimitBytes(); b != nil {
+		out.BufferLimit = int64(b.GetValue())
+	}
+	if len(l.GetFilterChains()) != 1 || len(l.GetFilterChains()[0].GetFilters()) != 1 {
+		return nil, errors.New("listener.filter_chains: must be one chain of one filter, the HTTP connection manager")
+	}
+	chain := l.GetFilterChains()[0]
+	if err := only("listener.filter_chains[0]", chain, "name", "filters", "metadata", "transport_socket_connect_timeout"); err != nil {
+		return nil, err
+	}
+	const at = "listener.filter_chains[0].filters[0].typed_config"
+	m, err := open(at, chain.GetFilters()[0].GetTypedConfig(), &hcmv3.HttpConnectionManager{})
+	if err != nil {
+		return nil, err
+	}
+	return out, out.decodeManager(at, m)
+}
+
+func decodeAddress(at string, a *corev3.Address) (string, error) {
+	s := a.GetSocketAddress()
+	if s == nil {
+		return "", errors.New(at + ".socket_address: missing; this client knows no other kind")
+	}
+	if s.GetProtocol() != corev3.SocketAddress_TCP || s.GetNamedPort() != "" {
+		return "", errors.New(at + ".socket_address: must be TCP with a port number")
+	}
+	if s.GetAddress() == "" || s.GetPortValue() > 65535 {
+		return "", fmt.Errorf("%s.socket_address: %q port %d is no address", at, s.GetAddress(), s.GetPortValue())
+	}
+	return net.JoinHostPort(s.GetAddress(), strconv.Itoa(int(s.GetPortValue()))), nil
+}
+
+func (l *Listener) decodeManager(at string, m *hcmv3.HttpConnectionManager) error {
+	// Access logs and tracing change no answer and are left out silently.
+	err := only(at, m, "codec_type", "stat_prefix", "rds", "route_config", "http_filters", "tracing", "common_http_protocol_options",
+		"http_protocol_options", "http2_protocol_options", "server_name", "server_header_transformation", "max_request_headers_kb",
+		"stream_idle_timeout", "request_headers_timeout", "drain_timeout", "delayed_close_timeout", "access_log", "access_log_options",
+		"use_remote_address", "xff_num_trusted_hops", "skip_xff_append", "internal_address_config", "generate_request_id",
+		"preserve_external_request_id", "always_set_request_id_in_response", "early_header_mutation_extensions", "normalize_path",
+		"merge_slashes", "path_with_escaped_slashes_action", "strip_any_host_port", "add_user_agent", "stream_error_on_invalid_http_message",
+		"stream_flush_timeout", "append_x_forwarded_port")
+	if err != nil {
+		return err
+	}
+	if l.StreamIdle, err = period(at+".stream_idle_timeout", m.GetStreamIdleTimeout(), defaultStreamIdle); err != nil {
+		return err
+	}
+	common := m.GetCommonHttpProtocolOptions()
+	if err := only(at+".common_http_protocol_options", common, "idle_timeout", "max_headers_count", "headers_with_underscores_action"); common != nil && err != nil {
+		return err
+	}
+	if l.ConnectionIdle, err = period(at+".common_http_protocol_options.idle_timeout", common.GetIdleTimeout(), defaultDownstreamIdle); err != nil {
+		return err
+	}
+	if l.HeadersTimeout, err = period(at+".request_headers_timeout", m.GetRequestHeadersTimeout(), 0); err != nil {
+		return err
+	}
+	l.MaxHeaderBytes = defaultMaxHeaderKiB << 10
+	if k := m.GetMaxRequestHeadersKb().GetValue(); k > 0 {
+		l.MaxHeaderBytes = int(min(k, 8192)) << 10
+	}
+	l.MaxStreams = defaultMaxDownstreamH2s
+	if n := m.GetHttp2ProtocolOptions().GetMaxConcurrentStreams().GetValue(); n > 0 {
+		l.MaxStreams = n
+	}
+	l.RequestID = m.GetGenerateRequestId() == nil || m.GetGenerateRequestId().GetValue()
+	l.StripPort = m.GetStripAnyHostPort()
+	for i, e := range m.GetEarlyHeaderMutationExtensions() {
+		at := fmt.Sprintf("%s.early_header_mutation_extensions[%d]", at, i)
+		em, err := open(at, e.GetTypedConfig(), &earlyv3.HeaderMutation{})
+		if err != nil {
+			return err
+		}
+		ops, err := decodeMutations(at+".mutations", em.GetMutations())
+		if err != nil {
+			return err
+		}
+		l.Early = l.Early.join(ops)
+	}
+	if err := l.decodeRoutes(at, m); err != nil {
+		return err
+	}
+	return l.decodeFilters(at, m.GetHttpFilters())
+}
+
+func (l *Listener) decodeRoutes(at string, m *hcmv3.HttpConnectionManager) (err error) {
+	switch r := m.GetRouteSpecifier().(type) {
+	case *hcmv3.HttpConnectionManager_Rds:
+		l.RouteTable = r.Rds.GetRouteConfigName()
+		if l.RouteTable == "" {
+			return errors.New(at + ".rds.route_config_name: must not be empty")
+		}
+		l.fetchTimeout, err = decodeSource(at+".rds.config_source", r.Rds.GetConfigSource())
+	case *hcmv3.HttpConnectionManager_RouteConfig:
+		l.Inline, err = newRouteTable(at+".route_config", r.RouteConfig)
+	default:
+		return errors.New(at + ": must name a route table by rds or hold one in route_config")
+	}
+	return err
+}
+
+// decodeSource accepts the stream the resource came on, and nothing else.
+func decodeSource(at string, s *corev3.ConfigSource) (time.Duration, error) {
+	if s.GetAds() == nil && s.GetSelf() == nil {
+		return 0, errors.New(at + ": must be ads")
+	}
+	return period(at+".initial_fetch_timeout", s.GetInitialFetchTimeout(), DefaultFetchTimeout)
+}
+
+func (l *Listener) decodeFilters(at string, filters []*hcmv3.HttpFilter) error {
+	for i, f := range filters {
+		at := fmt.Sprintf("%s.http_filters[%d]", at, i)
+		last := i == len(filters)-1
+		if d := f.GetConfigDiscovery(); d != nil {
+			s, err := decodeSlot(at+".config_discovery", f.GetName(), d)
+			if err != nil {
+				return err
+			}
+			l.Slots = append(l.Slots, s)
+			continue
+		}
+		switch t := f.GetTypedConfig().GetTypeUrl(); {
+		case t == routerType:
+			if !last {
+				return errors.New(at + ": the router must be the last filter")
+			}
+			return nil
+		case t == extProcType, t == onDemandType, f.GetDisabled(), f.GetIsOptional():
+			// This client has no callouts. They only add what the estimator of
+			// the data plane adds by itself, or are off.
+		default:
+			return fmt.Errorf("%s: filter %q of type %s is not supported by this client", at, f.GetName(), strings.TrimPrefix(t, typePrefix))
+		}
+	}
+	return errors.New(at + ".http_filters: the last one must be the router")
+}
+
+func decodeSlot(at, name string, d *corev3.ExtensionConfigSource) (s Slot, err error) {
+	s = Slot{Name: name, Types: d.GetTypeUrls(), NoWait: d.GetApplyDefaultConfigWithoutWarming()}
+	if name == "" {
+		return s, errors.New(at + ": the filter must have a name")
+	}
+	if s.fetchTimeout, err = decodeSource(at+".config_source", d.GetConfigSource()); err != nil {
+		return s, err
+	}
+	if c := d.GetDefaultConfig(); c != nil {
+		if s.Default, err = decodeFilterConfig(at+".default_config", name, c); err != nil {
+			return s, err
+		}
+		if err := s.accepts(c.GetTypeUrl()); err != nil {
+			return s, fmt.Errorf("%s.default_config: %w", at, err)
+		}
+	}
+	return s, nil
+}

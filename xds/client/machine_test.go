@@ -1,0 +1,194 @@
+package client
+
+import (
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	headermutationv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/header_mutation/v3"
+	routerv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+)
+
+var update = flag.Bool("update", false, "rewrite the expected output of testdata/*.txt")
+
+// TestScenarios plays testdata/*.txt: a command a line, what the machine says
+// to it below, until an empty line. Lines with # are comments.
+//
+//	connect | disconnect | after DURATION
+//	KIND NONCE name=VALUE … -name …     a response; - removes
+//
+// Values: CDS c=service, c=static, c=bad; EDS e=port,port; LDS l=table/slot/…;
+// RDS r=cluster, r=bad; ECDS x=ok, x=type. name=nil is a heartbeat. A version
+// is a hash of the value.
+func TestScenarios(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.txt")
+	if err != nil || len(files) == 0 {
+		t.Fatal("no scenarios", err)
+	}
+	for _, file := range files {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			raw, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := play(t, string(raw))
+			if *update {
+				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			if got != string(raw) {
+				t.Errorf("got:\n%s\nwant:\n%s\n(run with -update to accept)", got, raw)
+			}
+		})
+	}
+}
+
+func play(t *testing.T, script string) string {
+	var out strings.Builder
+	m, now := newMachine(&corev3.Node{Id: "n"}), time.Unix(1000, 0)
+	expecting := false
+	for line := range strings.Lines(script) {
+		line = strings.TrimSuffix(line, "\n")
+		switch {
+		case line == "":
+			expecting = false
+			fmt.Fprintln(&out)
+			continue
+		case strings.HasPrefix(line, "#"):
+			fmt.Fprintln(&out, line)
+			continue
+		case expecting:
+			continue // an old answer
+		}
+		expecting = true
+		fmt.Fprintln(&out, line)
+		var say []*discoveryv3.DeltaDiscoveryRequest
+		word, rest, _ := strings.Cut(line, " ")
+		switch word {
+		case "connect":
+			say = m.connect(now)
+		case "disconnect":
+			m.disconnect()
+		case "after":
+			d, err := time.ParseDuration(rest)
+			if err != nil {
+				t.Fatal(err)
+			}
+			now = now.Add(d)
+			say = m.tick(now)
+		default:
+			say, _ = m.receive(now, response(t, word, rest))
+		}
+		for _, r := range say {
+			fmt.Fprintln(&out, "  >", render(r))
+		}
+		if s := m.snapshot(); s != nil {
+			fmt.Fprintf(&out, "  = listeners%v routes%v clusters%v endpoints%v extensions%v\n", keys(s.Listeners), keys(s.Routes), keys(s.Clusters), keys(s.Assignments), keys(s.Extensions))
+		}
+		if d := m.deadline(); !d.IsZero() {
+			fmt.Fprintf(&out, "  deadline in %v\n", d.Sub(now))
+		}
+	}
+	return out.String()
+}
+
+func keys[T any](m map[string]T) []string { return slices.Sorted(maps.Keys(m)) }
+
+func response(t *testing.T, word, rest string) *discoveryv3.DeltaDiscoveryResponse {
+	fields := strings.Fields(rest)
+	r := &discoveryv3.DeltaDiscoveryResponse{Nonce: fields[0], TypeUrl: "type.googleapis.com/unknown"}
+	for k := range kinds {
+		if k.String() == word {
+			r.TypeUrl = k.spec().url
+		}
+	}
+	for _, f := range fields[1:] {
+		if name, removed := strings.CutPrefix(f, "-"); removed {
+			r.RemovedResources = append(r.RemovedResources, name)
+			continue
+		}
+		name, value, _ := strings.Cut(f, "=")
+		var p proto.Message
+		switch {
+		case value == "nil":
+			r.Resources = append(r.Resources, &discoveryv3.Resource{Name: name, Version: "v:" + value})
+			continue
+		case value == "junk":
+			r.Resources = append(r.Resources, &discoveryv3.Resource{Name: name, Version: "v:" + value,
+				Resource: &anypb.Any{TypeUrl: r.TypeUrl, Value: []byte{0xff, 0xff}}})
+			continue
+		case word == "CDS" && value == "bad":
+			c := edsCluster(name, name)
+			c.LbPolicy = 3
+			p = c
+		case word == "CDS" && value == "static":
+			p = staticCluster(name)
+		case word == "CDS":
+			p = edsCluster(name, value)
+		case word == "EDS":
+			var ports []uint32
+			for s := range strings.SplitSeq(value, ",") {
+				n, err := strconv.Atoi(s)
+				if err != nil {
+					t.Fatal(err)
+				}
+				ports = append(ports, uint32(n))
+			}
+			p = loadAssignment(name, ports...)
+		case word == "LDS":
+			parts := strings.Split(value, "/")
+			p = listener(t, name, parts[0], parts[1:]...)
+		case word == "RDS" && value == "bad":
+			rt := routeTable(name, "x")
+			rt.VirtualHosts[0].Routes[0].Action = nil
+			p = rt
+		case word == "RDS":
+			p = routeTable(name, value)
+		case word == "ECDS" && value == "type":
+			p = extension(t, name, &routerv3.Router{})
+		case word == "ECDS":
+			p = extension(t, name, &headermutationv3.HeaderMutation{})
+		default:
+			t.Fatalf("what is %q?", f)
+		}
+		r.Resources = append(r.Resources, resourceOf(t, name, "v:"+value, p))
+	}
+	return r
+}
+
+func render(r *discoveryv3.DeltaDiscoveryRequest) string {
+	k, _ := kindOf(r.GetTypeUrl())
+	s := k.String()
+	if r.GetNode() != nil {
+		s += " node=" + r.GetNode().GetId()
+	}
+	if n := r.GetResourceNamesSubscribe(); len(n) > 0 {
+		s += " subscribe=" + strings.Join(n, ",")
+	}
+	if n := r.GetResourceNamesUnsubscribe(); len(n) > 0 {
+		s += " unsubscribe=" + strings.Join(n, ",")
+	}
+	for _, n := range keys(r.GetInitialResourceVersions()) {
+		s += " have:" + n + "@" + r.GetInitialResourceVersions()[n]
+	}
+	if r.GetResponseNonce() != "" && r.GetErrorDetail() == nil {
+		s += " ACK " + r.GetResponseNonce()
+	}
+	if e := r.GetErrorDetail(); e != nil {
+		s += fmt.Sprintf(" NACK %s code %d %q", r.GetResponseNonce(), e.GetCode(), e.GetMessage())
+	}
+	return s
+}

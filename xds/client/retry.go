@@ -1,0 +1,89 @@
+package client
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	prioritiesv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/retry/priority/previous_priorities/v3"
+)
+
+// Envoy's defaults of a retry policy.
+const (
+	defaultRetries      = 1
+	defaultHostAttempts = 1
+	defaultRetryBase    = 25 * time.Millisecond
+	retryMaxFactor      = 10 // the longest pause is this many bases
+)
+
+// RetryPolicy says when a request that got no answer goes to another host.
+// Nothing is ever retried after the first byte of a response.
+type RetryPolicy struct {
+	ConnectFailure bool // no connection
+	RefusedStream  bool // REFUSED_STREAM, or GOAWAY before the stream
+	BeforeRequest  bool // reset before the request's headers were sent
+	Retries        int  // beyond the first attempt
+	// ExcludeHosts avoids hosts already tried; the balancer draws again up to
+	// HostAttempts times and then takes what it gets.
+	ExcludeHosts bool
+	HostAttempts int
+	// PriorityFrequency > 0 leaves priorities already tried out, starting
+	// after that many attempts.
+	PriorityFrequency int
+	Base, Max         time.Duration // jittered exponential pause between attempts
+}
+
+func decodeRetry(at string, p *routev3.RetryPolicy) (*RetryPolicy, error) {
+	if p == nil {
+		return nil, nil
+	}
+	err := only(at, p, "retry_on", "num_retries", "retry_priority", "retry_host_predicate", "host_selection_retry_max_attempts", "retry_back_off")
+	if err != nil {
+		return nil, err
+	}
+	r := &RetryPolicy{Retries: defaultRetries, HostAttempts: defaultHostAttempts, Base: defaultRetryBase}
+	for on := range strings.SplitSeq(p.GetRetryOn(), ",") {
+		switch strings.TrimSpace(on) {
+		case "":
+		case "connect-failure":
+			r.ConnectFailure = true
+		case "refused-stream":
+			r.RefusedStream = true
+		case "reset-before-request":
+			r.BeforeRequest = true
+		default:
+			return nil, fmt.Errorf("%s.retry_on: %q is not supported by this client", at, strings.TrimSpace(on))
+		}
+	}
+	if n := p.GetNumRetries(); n != nil {
+		r.Retries = int(min(n.GetValue(), 100))
+	}
+	if n := p.GetHostSelectionRetryMaxAttempts(); n > 0 {
+		r.HostAttempts = int(min(n, 1000))
+	}
+	for _, h := range p.GetRetryHostPredicate() {
+		if h.GetTypedConfig().GetTypeUrl() != previousHostsType {
+			return nil, fmt.Errorf("%s.retry_host_predicate: %q is not supported by this client", at, h.GetName())
+		}
+		r.ExcludeHosts = true
+	}
+	if q := p.GetRetryPriority(); q != nil {
+		c, err := open(at+".retry_priority", q.GetTypedConfig(), &prioritiesv3.PreviousPrioritiesConfig{})
+		if err != nil {
+			return nil, err
+		}
+		if c.GetUpdateFrequency() <= 0 {
+			return nil, errors.New(at + ".retry_priority.update_frequency: must be positive")
+		}
+		r.PriorityFrequency = int(c.GetUpdateFrequency())
+	}
+	if r.Base, err = period(at+".retry_back_off.base_interval", p.GetRetryBackOff().GetBaseInterval(), defaultRetryBase); err != nil {
+		return nil, err
+	}
+	// The cap keeps the doubling of a retry loop away from overflow.
+	r.Base = min(r.Base, time.Hour)
+	r.Max, err = period(at+".retry_back_off.max_interval", p.GetRetryBackOff().GetMaxInterval(), retryMaxFactor*r.Base)
+	return r, err
+}

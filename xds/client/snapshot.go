@@ -1,0 +1,34 @@
+package client
+
+import "time"
+
+// Snapshot is everything a data plane needs at one moment. It and all it
+// points to are immutable; two snapshots share what did not change, so a
+// reader may compare pointers to find what did.
+type Snapshot struct {
+	Listeners map[string]*Listener // warmed ones, by name
+	Routes    map[string]*RouteTable
+	Clusters  map[string]*Cluster // warmed ones, by name
+	// Assignments are endpoints by Cluster.Service. A cluster that gave up
+	// waiting has none here and counts as empty.
+	Assignments map[string]*Assignment
+	Extensions  map[string]*Extension // what fills the Slots of listeners, by name
+}
+
+// Assignment returns the endpoints of a cluster, nil when it has none.
+func (s *Snapshot) Assignment(c *Cluster) *Assignment {
+	if c.Inline != nil {
+		return c.Inline
+	}
+	return s.Assignments[c.Service]
+}
+
+// Limits of what the client takes from a server.
+const (
+	// MaxMessage is the largest response, in bytes. A CLA of 10,000 endpoints
+	// with metadata is about 3 MiB.
+	MaxMessage = 64 << 20
+	// DefaultFetchTimeout is how long a resource may be missing before what
+	// needs it goes on without: Envoy's initial_fetch_timeout.
+	DefaultFetchTimeout = 15 * time.Second
+)
