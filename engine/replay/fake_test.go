@@ -1,0 +1,156 @@
+package replay
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/cascadeinfer/cascade/engine/trace"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// pipes is a listener over net.Pipe, which synctest's clock can wait on.
+type pipes struct {
+	conns chan net.Conn
+	once  sync.Once
+	done  chan struct{}
+}
+
+func newPipes() *pipes { return &pipes{conns: make(chan net.Conn), done: make(chan struct{})} }
+
+func (p *pipes) Accept() (net.Conn, error) {
+	select {
+	case c := <-p.conns:
+		return c, nil
+	case <-p.done:
+		return nil, net.ErrClosed
+	}
+}
+
+func (p *pipes) Close() error   { p.once.Do(func() { close(p.done) }); return nil }
+func (p *pipes) Addr() net.Addr { return &net.UnixAddr{Name: "pipe"} }
+
+func (p *pipes) dial(ctx context.Context, _, _ string) (net.Conn, error) {
+	here, there := net.Pipe()
+	select {
+	case p.conns <- there:
+		return here, nil
+	case <-p.done:
+		return nil, net.ErrClosed
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// served is a request as the fake decodes it.
+type served struct {
+	Model     string          `json:"model"`
+	Prompt    json.RawMessage `json:"prompt"`
+	MaxTokens int             `json:"max_tokens"`
+	IgnoreEOS bool            `json:"ignore_eos"`
+	Stream    bool            `json:"stream"`
+	header    http.Header
+	host      string
+}
+
+// fake is an OpenAI server that streams tokens at fixed times.
+type fake struct {
+	prefill time.Duration // before the first token
+	step    time.Duration // between tokens
+	// override answers instead, when it is set and returns true.
+	override func(w http.ResponseWriter, r served) bool
+
+	handlers sync.WaitGroup
+	mu       sync.Mutex
+	requests []served
+}
+
+func (f *fake) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	f.handlers.Add(1)
+	defer f.handlers.Done()
+	var body served
+	if err := json.NewDecoder(r.Body).Decode(&body); err != nil || r.URL.Path != "/v1/completions" {
+		http.Error(w, fmt.Sprintf("%v at %s", err, r.URL.Path), http.StatusBadRequest)
+		return
+	}
+	body.header, body.host = r.Header, r.Host
+	f.mu.Lock()
+	f.requests = append(f.requests, body)
+	f.mu.Unlock()
+	if f.override != nil && f.override(w, body) {
+		return
+	}
+	w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
+	w.Header().Set("X-Cascade-Stage", fmt.Sprintf("s%d", min(len(body.Prompt)/2000, 1)))
+	time.Sleep(f.prefill)
+	for i := range body.MaxTokens {
+		if i > 0 {
+			time.Sleep(f.step)
+		}
+		token(w, " the")
+	}
+	finish(w, 7, body.MaxTokens)
+}
+
+// token writes one chunk and flushes it.
+func token(w http.ResponseWriter, text string) {
+	fmt.Fprintf(w, `data: {"id":"cmpl-1","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":%q,"finish_reason":null}],"usage":null}`+"\n\n", text)
+	_ = http.NewResponseController(w).Flush()
+}
+
+// finish writes the usage and the end of a stream.
+func finish(w http.ResponseWriter, prompt, completion int) {
+	fmt.Fprintf(w, `data: {"id":"cmpl-1","choices":[],"usage":{"prompt_tokens":%d,"completion_tokens":%d,"prompt_tokens_details":{"cached_tokens":2}}}`+"\n\ndata: [DONE]\n\n", prompt, completion)
+}
+
+// run replays requests against the fake inside a synctest bubble.
+func run(t *testing.T, f *fake, cfg Config) (Result, error) {
+	t.Helper()
+	return runContext(t, t.Context(), f, cfg)
+}
+
+func runContext(t *testing.T, ctx context.Context, f *fake, cfg Config) (Result, error) {
+	t.Helper()
+	listener := newPipes()
+	server := &http.Server{Handler: f}
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		_ = server.Serve(listener)
+	}()
+	defer func() {
+		_ = server.Close()
+		<-stopped
+		f.handlers.Wait()
+	}()
+	cfg.Target, cfg.Model = "http://fake", "m"
+	transport := transport(cfg.withDefaults())
+	transport.DialContext = listener.dial
+	cfg.Transport = transport
+	if cfg.CPU == nil {
+		cfg.CPU = func() (CPUTimes, error) { return CPUTimes{}, errNoCPU }
+	}
+	replay, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return replay.Run(ctx)
+}
+
+// every is n equal requests, one each gap.
+func every(gap time.Duration, n int, input, output policies.Tokens) []trace.Request {
+	requests := make([]trace.Request, n)
+	for i := range requests {
+		requests[i] = trace.Request{At: time.Duration(i) * gap, Input: input, Output: output}
+	}
+	return requests
+}

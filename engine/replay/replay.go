@@ -1,0 +1,343 @@
+// Package replay sends a trace to an OpenAI endpoint and measures what the
+// clients of that endpoint would see.
+//
+// It is an open-loop client: a request goes out at its time, whatever is
+// outstanding, and its latency counts from that time, so that a slow server
+// (or a slow client) cannot hide by delaying the next request. It generates
+// no trace and draws no picture. A run whose machine had too little idle CPU
+// measures the machine and is marked void.
+package replay
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cascadeinfer/cascade/engine/trace"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// The defaults and caps of a replay.
+const (
+	DefaultTimeout     = 10 * time.Minute
+	DefaultConnections = 8192
+	DefaultMinIdle     = 0.3
+	DefaultVocabulary  = 32000
+
+	progressEvery = time.Second
+	dialTimeout   = 10 * time.Second
+	// maxEvent caps one server-sent event, maxErrorBody what is read of an
+	// error response.
+	maxEvent     = 1 << 20
+	maxErrorBody = 4 << 10
+	// writeBuffer lets long prompts leave in few system calls.
+	writeBuffer = 64 << 10
+)
+
+// Prompt says how prompts are written.
+type Prompt string
+
+// The kinds of prompts.
+const (
+	PromptText Prompt = "text" // words that common tokenisers count as one token each
+	PromptIDs  Prompt = "ids"  // token ids; exact with every tokeniser
+)
+
+// Config says what to send where. Target, Model and Requests are required.
+type Config struct {
+	Name   string // of the run, in results and plots; empty means Target
+	Target string // base URL without /v1, such as http://127.0.0.1:8080
+	Model  string
+	// Host replaces the Host header, for servers that choose by name. Empty
+	// keeps Target's.
+	Host string
+	// Header is added to every request.
+	Header http.Header
+	// Requests is a trace with arrival times, in order of arrival.
+	Requests []trace.Request
+	// Prompt is PromptText (the default) or PromptIDs. Equal prefix ids of the
+	// trace become equal blocks of 512 tokens in both.
+	Prompt Prompt
+	// Vocabulary is the number of token ids to choose from with PromptIDs; 0
+	// means DefaultVocabulary.
+	Vocabulary int
+	// Speed is how many times faster than real time the target's engines run:
+	// arrivals are divided by it, and results are reported both as measured
+	// and multiplied by it ("engine time"). 0 means 1.
+	Speed float64
+	// Timeout bounds one request in wall time, from its arrival; 0 means
+	// DefaultTimeout.
+	Timeout time.Duration
+	// Connections is the most connections open at once; requests beyond wait
+	// for one, and the wait counts. 0 means DefaultConnections.
+	Connections int
+	// HTTP2 speaks HTTP/2 with prior knowledge (h2c) instead of HTTP/1.1.
+	HTTP2 bool
+	// Classes are the lower bounds of the length classes of the result, from
+	// 0 on; nil means 0, 1Ki, 4Ki, 16Ki, 64Ki.
+	Classes []policies.Tokens
+	// MinIdle is the share of idle CPU below which the run is void, in [0, 1);
+	// 0 means DefaultMinIdle.
+	MinIdle float64
+	// CPU reads the machine's clocks; nil reads /proc/stat, where there is one.
+	CPU func() (CPUTimes, error)
+	// Records receives one JSON line per request when the run ends; nil for
+	// none.
+	Records io.Writer
+	// Progress is called once a second and at the end, from one goroutine at a
+	// time; nil for none.
+	Progress func(Progress)
+	// Transport carries the requests; nil makes one from Connections and HTTP2.
+	Transport http.RoundTripper
+	Logger    *slog.Logger // nil discards
+}
+
+// Progress is the state of a run.
+type Progress struct {
+	Total, Sent, Done, Failed int // requests; Done includes Failed
+	Elapsed                   time.Duration
+	Remaining                 time.Duration // until the last arrival
+}
+
+func (c Config) withDefaults() Config {
+	if c.Name == "" {
+		c.Name = c.Target
+	}
+	if c.Prompt == "" {
+		c.Prompt = PromptText
+	}
+	if c.Vocabulary == 0 {
+		c.Vocabulary = DefaultVocabulary
+	}
+	if c.Speed == 0 {
+		c.Speed = 1
+	}
+	if c.Timeout == 0 {
+		c.Timeout = DefaultTimeout
+	}
+	if c.Connections == 0 {
+		c.Connections = DefaultConnections
+	}
+	if c.Classes == nil {
+		c.Classes = []policies.Tokens{0, 1 << 10, 4 << 10, 16 << 10, 64 << 10}
+	}
+	if c.MinIdle == 0 {
+		c.MinIdle = DefaultMinIdle
+	}
+	if c.CPU == nil {
+		c.CPU = procStat
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return c
+}
+
+// validate checks a Config that has its defaults.
+func (c Config) validate() error {
+	target, err := url.Parse(c.Target)
+	switch {
+	case err != nil:
+		return fmt.Errorf("replay: target: %w", err)
+	case target.Scheme != "http" && target.Scheme != "https" || target.Host == "":
+		return fmt.Errorf("replay: target %q must be a URL such as http://127.0.0.1:8080", c.Target)
+	case c.Model == "":
+		return errors.New("replay: name the model to ask for")
+	case len(c.Requests) == 0:
+		return fmt.Errorf("replay: %w", trace.ErrEmpty)
+	case c.Prompt != PromptText && c.Prompt != PromptIDs:
+		return fmt.Errorf("replay: prompt is %q; it must be %q or %q", c.Prompt, PromptText, PromptIDs)
+	case c.Vocabulary <= firstID:
+		return fmt.Errorf("replay: a vocabulary of %d is too small; it must be above %d", c.Vocabulary, firstID)
+	case !(c.Speed > 0) || math.IsInf(c.Speed, 0):
+		return fmt.Errorf("replay: speed is %v; it must be positive", c.Speed)
+	case c.Timeout < 0 || c.Connections < 0:
+		return fmt.Errorf("replay: timeout %v and connections %d must not be negative", c.Timeout, c.Connections)
+	case !(c.MinIdle > 0 && c.MinIdle < 1):
+		return fmt.Errorf("replay: the smallest idle share is %v; it must lie between 0 and 1", c.MinIdle)
+	case len(c.Classes) == 0 || c.Classes[0] != 0 || !slices.IsSorted(c.Classes) || len(slices.Compact(slices.Clone(c.Classes))) != len(c.Classes):
+		return fmt.Errorf("replay: the length classes %v must start at 0 and grow", c.Classes)
+	}
+	for i, r := range c.Requests {
+		if r.At < 0 {
+			return fmt.Errorf("replay: request %d has no arrival time; shape the trace with a rate first", i)
+		}
+		if i > 0 && r.At < c.Requests[i-1].At {
+			return fmt.Errorf("replay: request %d arrives before the one before it; sort the trace", i)
+		}
+	}
+	return nil
+}
+
+// Replay is one run to be. It is used once.
+type Replay struct {
+	cfg    Config
+	client *http.Client
+	url    string
+	words  *words
+	model  []byte // as JSON
+
+	// started is fixed before the first request goes out; each goroutine
+	// writes its own record.
+	started time.Time
+	records []Record
+
+	sent, done, failed atomic.Int64
+}
+
+// New checks the Config and starts nothing.
+func New(cfg Config) (*Replay, error) {
+	cfg = cfg.withDefaults()
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	path, err := url.JoinPath(cfg.Target, "v1", "completions")
+	if err != nil {
+		return nil, fmt.Errorf("replay: target: %w", err)
+	}
+	model, err := json.Marshal(cfg.Model)
+	if err != nil {
+		return nil, fmt.Errorf("replay: model: %w", err)
+	}
+	r := &Replay{cfg: cfg, url: path, words: newWords(), model: model, records: make([]Record, len(cfg.Requests))}
+	carrier := cfg.Transport
+	if carrier == nil {
+		carrier = transport(cfg)
+	}
+	r.client = &http.Client{Transport: carrier}
+	return r, nil
+}
+
+// transport is a connection pool of the size and protocol that cfg asks for.
+func transport(cfg Config) *http.Transport {
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(!cfg.HTTP2)
+	protocols.SetUnencryptedHTTP2(cfg.HTTP2)
+	protocols.SetHTTP2(cfg.HTTP2)
+	return &http.Transport{
+		DialContext:         (&net.Dialer{Timeout: dialTimeout}).DialContext,
+		Protocols:           protocols,
+		MaxConnsPerHost:     cfg.Connections,
+		MaxIdleConns:        cfg.Connections,
+		MaxIdleConnsPerHost: cfg.Connections,
+		DisableCompression:  true,
+		WriteBufferSize:     writeBuffer,
+	}
+}
+
+// Run sends the trace and waits for all answers. When ctx ends, it sends no
+// more, cancels what is outstanding and returns the Result so far with the
+// context's cause. Any other error means that the records could not be
+// written; the Result is whole. Call it once.
+func (r *Replay) Run(ctx context.Context) (Result, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	idle := newIdleMeter(r.cfg.CPU)
+	r.started = time.Now()
+	watched := make(chan struct{})
+	watch, stop := context.WithCancel(context.Background())
+	go func() {
+		defer close(watched)
+		r.watch(watch, idle)
+	}()
+	var requests sync.WaitGroup
+	for i := range r.cfg.Requests {
+		if !sleepUntil(ctx, r.due(i)) {
+			break
+		}
+		r.sent.Add(1)
+		requests.Go(func() {
+			r.records[i] = r.send(ctx, i)
+			if r.records[i].Error != "" {
+				r.failed.Add(1)
+			}
+			r.done.Add(1)
+		})
+	}
+	requests.Wait()
+	wall := time.Since(r.started)
+	stop()
+	<-watched
+	r.client.CloseIdleConnections()
+
+	result := summarise(r.cfg, r.records[:r.sent.Load()], wall)
+	result.IdleCPU, result.IdleCPUWorst = idle.share(), idle.worst
+	result.Interrupted = ctx.Err() != nil
+	result.Void = void(result, r.cfg.MinIdle)
+	if err := writeRecords(r.cfg.Records, result.Records); err != nil {
+		return result, err
+	}
+	return result, context.Cause(ctx)
+}
+
+// due is when request i goes out.
+func (r *Replay) due(i int) time.Time {
+	return r.started.Add(time.Duration(float64(r.cfg.Requests[i].At) / r.cfg.Speed))
+}
+
+// sleepUntil waits for t and reports whether it came before ctx ended.
+func sleepUntil(ctx context.Context, t time.Time) bool {
+	wait := time.Until(t)
+	if wait <= 0 {
+		return ctx.Err() == nil
+	}
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
+}
+
+// watch reports progress and reads the CPU clocks until the run ends.
+func (r *Replay) watch(ctx context.Context, idle *idleMeter) {
+	tick := time.NewTicker(progressEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			idle.finish()
+			r.progress()
+			return
+		case <-tick.C:
+			idle.sample()
+			r.progress()
+		}
+	}
+}
+
+func (r *Replay) progress() {
+	if r.cfg.Progress == nil {
+		return
+	}
+	r.cfg.Progress(Progress{
+		Total:     len(r.records),
+		Sent:      int(r.sent.Load()),
+		Done:      int(r.done.Load()),
+		Failed:    int(r.failed.Load()),
+		Elapsed:   time.Since(r.started),
+		Remaining: max(0, time.Until(r.due(len(r.records)-1))),
+	})
+}
+
+// void says why a run measured something else than the target; empty when it
+// did not.
+func void(r Result, minIdle float64) string {
+	if r.IdleCPU >= 0 && r.IdleCPU < minIdle {
+		return fmt.Sprintf("%.0f %% of the CPU was idle, at least %.0f %% is needed: lower the rate or the speed", 100*r.IdleCPU, 100*minIdle)
+	}
+	return ""
+}

@@ -1,0 +1,382 @@
+package replay
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cascadeinfer/cascade/engine/trace"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+func near(t *testing.T, what string, got, want float64) {
+	t.Helper()
+	if math.Abs(got-want) > 1e-9 {
+		t.Errorf("%s is %v, not %v", what, got, want)
+	}
+}
+
+// On synthetic time every figure is exact.
+func TestLatencies(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fake{prefill: 200 * time.Millisecond, step: 10 * time.Millisecond}
+		// The second request is sent while the first is outstanding.
+		result, err := run(t, f, Config{Requests: every(100*time.Millisecond, 5, 30, 11), Speed: 2})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if result.Completed != 5 || result.Failed() != 0 || result.Truncated != 0 {
+			t.Fatalf("completed %d, failed %+v, truncated %d", result.Completed, result.Failures, result.Truncated)
+		}
+		w, e := result.Wall, result.Engine
+		near(t, "TTFT mean", w.TTFT.Mean, 0.2)
+		near(t, "TTFT p99", w.TTFT.P99, 0.2)
+		near(t, "TPOT", w.TPOT.P50, 0.01)
+		near(t, "E2E", w.E2E.Max, 0.3)
+		near(t, "normalised", w.Normalised.Mean, 0.3/11)
+		near(t, "lag", w.Lag.Max, 0)
+		near(t, "seconds", w.Seconds, 0.5) // the fifth is due at 0.4 s ÷ 2
+		near(t, "requests/s", w.RequestsPerSecond, 10)
+		near(t, "tokens/s", w.TokensPerSecond, 110)
+		near(t, "prompt tokens/s", w.InputPerSecond, 300)
+		near(t, "engine TTFT", e.TTFT.Mean, 0.4)
+		near(t, "engine TPOT", e.TPOT.Mean, 0.02)
+		near(t, "engine requests/s", e.RequestsPerSecond, 5)
+		for i, r := range result.Records {
+			near(t, "due", r.Due, 0.05*float64(i))
+			if r.Tokens != 11 || r.Prompt != 7 || r.Cached != 2 || r.Stage != "s0" || r.Status != 200 {
+				t.Errorf("record %+v", r)
+			}
+		}
+		if d := cmp.Diff([]StageShare{{"s0", 5, 7, 7}}, result.Stages); d != "" {
+			t.Error(d)
+		}
+		total := 0.0
+		for _, m := range w.Timeline {
+			total += m.Tokens * w.Seconds / moments
+		}
+		if math.Abs(total-55) > 1e-6 {
+			t.Errorf("the timeline holds %v tokens of 55", total)
+		}
+		if result.IdleCPU != -1 || result.Void != "" {
+			t.Errorf("idle %v, void %q on a system that tells nothing", result.IdleCPU, result.Void)
+		}
+	})
+}
+
+func TestRequestAsSent(t *testing.T) {
+	for _, prompt := range []Prompt{PromptText, PromptIDs} {
+		synctest.Test(t, func(t *testing.T) {
+			f := &fake{}
+			_, err := run(t, f, Config{Requests: every(0, 1, 700, 3), Prompt: prompt, Host: "m.example", Header: http.Header{"X-Extra": {"1"}}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := f.requests[0]
+			if r.Model != "m" || r.MaxTokens != 3 || !r.IgnoreEOS || !r.Stream || r.host != "m.example" || r.header.Get("X-Extra") != "1" {
+				t.Errorf("sent %+v", r)
+			}
+			var text string
+			var ids []int
+			if prompt == PromptIDs {
+				if err := json.Unmarshal(r.Prompt, &ids); err != nil || len(ids) != 700 {
+					t.Errorf("%d ids, %v", len(ids), err)
+				}
+			} else if err := json.Unmarshal(r.Prompt, &text); err != nil || len(strings.Fields(text)) != 700 {
+				t.Errorf("%d words, %v", len(strings.Fields(text)), err)
+			}
+		})
+	}
+}
+
+// Requests wait for a connection when they may open no more, and the wait
+// counts as latency.
+func TestConnectionsAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fake{prefill: time.Second}
+		result, err := run(t, f, Config{Requests: every(0, 4, 5, 1), Connections: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		near(t, "slowest of four in a row", result.Wall.TTFT.Max, 4)
+		near(t, "fastest", result.Wall.TTFT.Percentiles[0], 1)
+	})
+}
+
+func TestFailures(t *testing.T) {
+	sse := func(w http.ResponseWriter) { w.Header().Set("Content-Type", "text/event-stream") }
+	for want, override := range map[string]func(w http.ResponseWriter, r served) bool{
+		`http 500: "{\"error\":1}\n"`: func(w http.ResponseWriter, r served) bool {
+			http.Error(w, `{"error":1}`, http.StatusInternalServerError)
+			return true
+		},
+		"cut: the stream ended without [DONE]": func(w http.ResponseWriter, r served) bool {
+			sse(w)
+			token(w, "a")
+			return true
+		},
+		"cut: unexpected EOF": func(w http.ResponseWriter, r served) bool {
+			sse(w)
+			token(w, "a")
+			panic(http.ErrAbortHandler)
+		},
+		`malformed: an event is not a JSON object: "{\"choices\":["`: func(w http.ResponseWriter, r served) bool {
+			sse(w)
+			fmt.Fprint(w, "data: {\"choices\":[\n\n")
+			return true
+		},
+		`malformed: an event is not a JSON object: "7"`: func(w http.ResponseWriter, r served) bool {
+			sse(w)
+			fmt.Fprint(w, "data: 7\n\n")
+			return true
+		},
+		`malformed: an event has no choices: "{}"`: func(w http.ResponseWriter, r served) bool {
+			sse(w)
+			fmt.Fprint(w, ": a comment\n\ndata: {}\n\n")
+			return true
+		},
+		"malformed: an event is longer than 1048576 bytes": func(w http.ResponseWriter, r served) bool {
+			sse(w)
+			fmt.Fprintf(w, "data: %s\n\n", strings.Repeat("x", maxEvent))
+			return true
+		},
+		"malformed: the stream has no token": func(w http.ResponseWriter, r served) bool {
+			sse(w)
+			finish(w, 1, 0)
+			return true
+		},
+		`malformed: the content type is "text/plain; charset=utf-8", not text/event-stream`: func(w http.ResponseWriter, r served) bool {
+			fmt.Fprint(w, "hello")
+			return true
+		},
+		`error event: "{\"message\":\"engine died\"}"`: func(w http.ResponseWriter, r served) bool {
+			sse(w)
+			token(w, "a")
+			fmt.Fprint(w, "data: {\"error\":{\"message\":\"engine died\"}}\n\ndata: [DONE]\n\n")
+			return true
+		},
+		`error event: "gone"`: func(w http.ResponseWriter, r served) bool {
+			sse(w)
+			fmt.Fprint(w, "event: error\ndata: gone\n\n")
+			return true
+		},
+		"timeout: no end within the timeout": func(w http.ResponseWriter, r served) bool {
+			sse(w)
+			token(w, "a")
+			time.Sleep(time.Minute)
+			return true
+		},
+		"connect: ": func(w http.ResponseWriter, r served) bool {
+			panic(http.ErrAbortHandler)
+		},
+	} {
+		t.Run(want, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var log bytes.Buffer
+				// The second request of three fails.
+				n := 0
+				f := &fake{override: func(w http.ResponseWriter, r served) bool {
+					n++
+					return n == 2 && override(w, r)
+				}}
+				result, err := run(t, f, Config{Requests: every(time.Minute, 3, 10, 2), Timeout: 30 * time.Second, Records: &log})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if result.Completed != 2 || result.Failed() != 1 {
+					t.Fatalf("completed %d, failures %+v", result.Completed, result.Failures)
+				}
+				got := result.Failures[0]
+				if s := string(got.Kind) + ": " + got.First; !strings.HasPrefix(s, want) {
+					t.Errorf("got  %s\nwant %s", s, want)
+				}
+				if lines := strings.Count(log.String(), "\n"); lines != 3 {
+					t.Errorf("%d lines of records", lines)
+				}
+				var record Record
+				if err := json.Unmarshal(bytes.Split(log.Bytes(), []byte("\n"))[1], &record); err != nil || record.Error != got.Kind {
+					t.Errorf("the second record is %+v, %v", record, err)
+				}
+				if result.Wall.TTFT.Count != 2 || result.Wall.Classes[0].Failed != 1 {
+					t.Errorf("a failed request counts as a latency: %+v", result.Wall)
+				}
+			})
+		})
+	}
+}
+
+func TestTruncatedAnswersAreCounted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fake{override: func(w http.ResponseWriter, r served) bool {
+			w.Header().Set("Content-Type", "text/event-stream")
+			token(w, "a")
+			finish(w, 5, 1)
+			return true
+		}}
+		result, err := run(t, f, Config{Requests: every(0, 1, 5, 9)})
+		if err != nil || result.Truncated != 1 || result.Completed != 1 {
+			t.Errorf("truncated %d, completed %d, %v", result.Truncated, result.Completed, err)
+		}
+	})
+}
+
+// A server may send several tokens in one event; its usage has the last word.
+func TestUsageCountsTokens(t *testing.T) {
+	a, err := listen(strings.NewReader(`data: {"choices":[{"text":"a b c"}],"usage":{"prompt_tokens":9,"completion_tokens":3}}`+"\n\ndata: [DONE]\n\n"), time.Now)
+	if err != nil || a.tokens() != 3 || a.prompt != 9 || a.events != 1 {
+		t.Errorf("%+v, %v", a, err)
+	}
+	b, err := listen(strings.NewReader("data: {\"choices\":[{\"text\":\"a\"}]}\n\ndata: [DONE]\n\n"), time.Now)
+	if err != nil || b.tokens() != 1 {
+		t.Errorf("%+v, %v", b, err)
+	}
+}
+
+func TestVoid(t *testing.T) {
+	for _, tc := range []struct {
+		busy float64 // CPU share from the third second on
+		void bool
+	}{{0.9, true}, {0.5, false}} {
+		synctest.Test(t, func(t *testing.T) {
+			start := time.Now()
+			f := &fake{prefill: 100 * time.Second}
+			result, err := run(t, f, Config{Requests: every(0, 1, 5, 1), CPU: func() (CPUTimes, error) {
+				s := time.Since(start).Seconds()
+				return CPUTimes{Idle: s - tc.busy*max(0, s-3), Total: s}, nil
+			}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if (result.Void != "") != tc.void {
+				t.Errorf("idle %.2f: void is %q", result.IdleCPU, result.Void)
+			}
+			near(t, "idle", result.IdleCPU, 1-tc.busy*0.97)
+			near(t, "idle in the worst second", result.IdleCPUWorst, 1-tc.busy)
+		})
+	}
+}
+
+func TestParseProcStat(t *testing.T) {
+	got, err := parseProcStat([]byte("cpu  17711 1 4537 231781 843 2 57 23 900 900"))
+	if err != nil || got.Idle != 231781+843 || got.Total != 17711+1+4537+231781+843+2+57+23 {
+		t.Errorf("%+v, %v", got, err)
+	}
+	for _, bad := range []string{"", "cpu 1 2", "cpu0 1 2 3 4 5 6 7 8", "cpu 1 2 3 x 5 6 7 8"} {
+		if _, err := parseProcStat([]byte(bad)); err == nil {
+			t.Errorf("%q is taken", bad)
+		}
+	}
+}
+
+func TestInterrupted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		why := errors.New("enough")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		time.AfterFunc(2500*time.Millisecond, func() { cancel(why) })
+		f := &fake{prefill: time.Second}
+		var seen []Progress
+		result, err := runContext(t, ctx, f, Config{Requests: every(time.Second, 10, 5, 1), Progress: func(p Progress) { seen = append(seen, p) }})
+		if !errors.Is(err, why) || !result.Interrupted {
+			t.Errorf("the run ends with %v", err)
+		}
+		if result.Sent != 3 || result.Completed != 2 || len(result.Failures) != 1 || result.Failures[0].Kind != Cancelled {
+			t.Errorf("sent %d, completed %d, %+v", result.Sent, result.Completed, result.Failures)
+		}
+		want := Progress{Total: 10, Sent: 3, Done: 3, Failed: 1, Elapsed: 2500 * time.Millisecond, Remaining: 6500 * time.Millisecond}
+		if len(seen) != 3 || seen[2] != want {
+			t.Errorf("progress %+v", seen)
+		}
+	})
+}
+
+func TestGroups(t *testing.T) {
+	var records []Record
+	for i := range 1000 {
+		records = append(records, Record{Input: policies.Tokens(i), Tokens: 2, TTFT: 1, Last: 2, E2E: 2})
+	}
+	groups := deciles(records, 1)
+	if len(groups) != 10 {
+		t.Fatalf("%d deciles", len(groups))
+	}
+	for i, g := range groups {
+		if g.Requests != 100 || g.Low != policies.Tokens(100*i) || g.TPOT.Mean != 1 {
+			t.Errorf("decile %d: %+v", i, g)
+		}
+	}
+	// Equal lengths stay together.
+	for i := range records {
+		records[i].Input = 5
+	}
+	if groups = deciles(records, 1); len(groups) != 1 || groups[0].Requests != 1000 {
+		t.Errorf("equal lengths give %+v", groups)
+	}
+}
+
+// Percentiles against counting: at least p % of the values are at or below.
+func TestSummaryIsNearestRank(t *testing.T) {
+	values := []float64{5, 1, 4, 2, 3}
+	s := summary(values)
+	want := Summary{Count: 5, Mean: 3, P50: 3, P95: 5, P99: 5, Max: 5}
+	got := s
+	got.Percentiles = nil
+	if d := cmp.Diff(want, got); d != "" {
+		t.Error(d)
+	}
+	for p, v := range s.Percentiles {
+		below := 0
+		for _, x := range values {
+			if x <= v {
+				below++
+			}
+		}
+		if 100*below < p*len(values) {
+			t.Errorf("p%d is %v", p, v)
+		}
+	}
+	if d := cmp.Diff(Summary{}, summary(nil)); d != "" {
+		t.Error(d)
+	}
+}
+
+func TestConfigErrors(t *testing.T) {
+	good := func() Config {
+		return Config{Target: "http://127.0.0.1:1", Model: "m", Requests: every(1, 2, 1, 1)}
+	}
+	if _, err := New(good()); err != nil {
+		t.Fatal(err)
+	}
+	for want, change := range map[string]func(*Config){
+		"target":             func(c *Config) { c.Target = "127.0.0.1:80" },
+		"target \"ftp":       func(c *Config) { c.Target = "ftp://x" },
+		"model":              func(c *Config) { c.Model = "" },
+		"no request":         func(c *Config) { c.Requests = nil },
+		"no arrival time":    func(c *Config) { c.Requests[0].At = trace.NoArrival },
+		"before the one":     func(c *Config) { c.Requests[0].At = time.Hour },
+		"prompt":             func(c *Config) { c.Prompt = "image" },
+		"vocabulary":         func(c *Config) { c.Vocabulary = 10 },
+		"speed":              func(c *Config) { c.Speed = math.Inf(1) },
+		"timeout":            func(c *Config) { c.Timeout = -1 },
+		"connections":        func(c *Config) { c.Connections = -1 },
+		"idle":               func(c *Config) { c.MinIdle = 1 },
+		"classes [1 2]":      func(c *Config) { c.Classes = []policies.Tokens{1, 2} },
+		"classes [0 5 5]":    func(c *Config) { c.Classes = []policies.Tokens{0, 5, 5} },
+		"must start at 0":    func(c *Config) { c.Classes = []policies.Tokens{} },
+		"parse \"http://[\"": func(c *Config) { c.Target = "http://[" },
+	} {
+		cfg := good()
+		change(&cfg)
+		if _, err := New(cfg); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("an error with %q is wanted, got %v", want, err)
+		}
+	}
+}

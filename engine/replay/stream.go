@@ -1,0 +1,119 @@
+package replay
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/tidwall/gjson"
+	"github.com/tmaxmax/go-sse"
+)
+
+// answer is what one event stream said.
+type answer struct {
+	first, last time.Time // of the events that carried tokens
+	events      int       // that carried tokens
+	usage       bool      // the server told exact counts:
+	prompt      int64     // usage.prompt_tokens
+	cached      int64     // usage.prompt_tokens_details.cached_tokens
+	completion  int64     // usage.completion_tokens
+}
+
+// tokens is the length of the answer: the server's count, or that of events,
+// each taken for one token.
+func (a answer) tokens() int64 {
+	if a.usage {
+		return a.completion
+	}
+	return int64(a.events)
+}
+
+// done ends every stream of the OpenAI API.
+const done = "[DONE]"
+
+// listen reads a stream of completion chunks to its end. now is read once per
+// event. An error is a *failure; the answer holds what came before it.
+//
+// go-sse costs 0.5 µs and two allocations an event of 220 bytes (the text and
+// its fields), a bare line reader 0.3 µs and none; beside the system call per
+// event that is not worth a parser of our own.
+func listen(body io.Reader, now func() time.Time) (answer, error) {
+	var a answer
+	for event, err := range sse.Read(body, &sse.ReadConfig{MaxEventSize: maxEvent}) {
+		if err != nil {
+			return a, streamFailure(err)
+		}
+		if event.Data == done {
+			return a, nil
+		}
+		if err := a.take(event, now); err != nil {
+			return a, err
+		}
+	}
+	return a, &failure{Cut, errors.New("the stream ended without [DONE]")}
+}
+
+func streamFailure(err error) error {
+	switch {
+	case errors.Is(err, bufio.ErrTooLong):
+		return &failure{Malformed, fmt.Errorf("an event is longer than %d bytes", maxEvent)}
+	default:
+		return &failure{Cut, err}
+	}
+}
+
+// take counts one event.
+func (a *answer) take(event sse.Event, now func() time.Time) error {
+	if event.Data == "" {
+		return nil // a comment or keep-alive
+	}
+	if event.Type == "error" {
+		return &failure{ErrorEvent, errors.New(excerpt(event.Data))}
+	}
+	if !gjson.Valid(event.Data) || event.Data[0] != '{' {
+		return &failure{Malformed, fmt.Errorf("an event is not a JSON object: %s", excerpt(event.Data))}
+	}
+	var bad error
+	known := false
+	gjson.Parse(event.Data).ForEach(func(key, value gjson.Result) bool {
+		switch key.Str {
+		case "choices":
+			known = true
+			if !value.Get("0").Exists() {
+				break // the last event has usage only
+			}
+			a.last = now()
+			if a.events++; a.events == 1 {
+				a.first = a.last
+			}
+		case "usage":
+			if value.IsObject() {
+				a.usage = true
+				a.prompt = value.Get("prompt_tokens").Int()
+				a.cached = value.Get("prompt_tokens_details.cached_tokens").Int()
+				a.completion = value.Get("completion_tokens").Int()
+			}
+		case "error":
+			if value.Exists() && value.Type != gjson.Null {
+				bad = &failure{ErrorEvent, errors.New(excerpt(value.Raw))}
+				return false
+			}
+		}
+		return true
+	})
+	if bad == nil && !known {
+		bad = &failure{Malformed, fmt.Errorf("an event has no choices: %s", excerpt(event.Data))}
+	}
+	return bad
+}
+
+// excerpt keeps an error readable.
+func excerpt(text string) string {
+	const most = 200
+	if len(text) > most {
+		return fmt.Sprintf("%.*q …", most, text)
+	}
+	return fmt.Sprintf("%q", text)
+}

@@ -1,0 +1,57 @@
+package replay
+
+import (
+	"bytes"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+)
+
+const chunk = `data: {"id":"cmpl-0123456789abcdef","object":"text_completion","created":1700000000,"model":"llama-3-8b","choices":[{"index":0,"text":" the","logprobs":null,"finish_reason":null,"stop_reason":null}],"usage":null}` + "\n\n"
+
+func FuzzListen(f *testing.F) {
+	f.Add([]byte(chunk + "data: [DONE]\n\n"))
+	f.Add([]byte("event: error\r\ndata: x\r\n\r\n: comment\n\ndata\n\n"))
+	f.Add([]byte("\ufeffdata: {\"choices\":[{}],\"usage\":{\"completion_tokens\":1e99}}\ndata: 1\n\n"))
+	f.Fuzz(func(t *testing.T, stream []byte) {
+		a, err := listen(bytes.NewReader(stream), time.Now)
+		var known *failure
+		if err != nil && !errors.As(err, &known) {
+			t.Fatalf("an error without a kind: %v", err)
+		}
+		if err == nil && !bytes.Contains(stream, []byte(done)) {
+			t.Fatal("a stream without [DONE] is taken for whole")
+		}
+		if a.events > 0 && a.last.Before(a.first) {
+			t.Fatal("the last token is before the first")
+		}
+	})
+}
+
+// The client shares the machine with the fleet it measures.
+func TestListenAllocations(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector allocates")
+	}
+	const n = 1000
+	stream := strings.Repeat(chunk, n) + "data: [DONE]\n\n"
+	allocs := testing.AllocsPerRun(10, func() {
+		if a, err := listen(strings.NewReader(stream), time.Now); err != nil || a.events != n {
+			t.Fatal(a, err)
+		}
+	})
+	if allocs/n > 2.1 {
+		t.Errorf("%.2f allocations per event, at most 2 are wanted", allocs/n)
+	}
+}
+
+func BenchmarkListen(b *testing.B) {
+	stream := strings.Repeat(chunk, 1000) + "data: [DONE]\n\n"
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := listen(strings.NewReader(stream), time.Now); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,54 @@
+package replay
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"testing"
+)
+
+// Over real sockets, in both protocols.
+func TestProtocols(t *testing.T) {
+	for want, http2 := range map[int]bool{1: false, 2: true} {
+		f := &fake{}
+		major := make(chan int, 20)
+		server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			major <- r.ProtoMajor
+			f.ServeHTTP(w, r)
+		}))
+		server.Config.Protocols = new(http.Protocols)
+		server.Config.Protocols.SetHTTP1(true)
+		server.Config.Protocols.SetUnencryptedHTTP2(true)
+		server.Start()
+		replay, err := New(Config{Target: server.URL + "/", Model: "m", Requests: every(0, 20, 9000, 50), HTTP2: http2})
+		if err != nil {
+			t.Fatal(err)
+		}
+		result, err := replay.Run(t.Context())
+		server.Close()
+		if err != nil || result.Completed != 20 || result.Records[19].Tokens != 50 {
+			t.Errorf("HTTP/%d: completed %d, failures %+v, %v", want, result.Completed, result.Failures, err)
+		}
+		for range 20 {
+			if got := <-major; got != want {
+				t.Fatalf("HTTP/%d was spoken, not HTTP/%d", got, want)
+			}
+		}
+	}
+}
+
+// BenchmarkTokens is the cost of a token over a loopback socket, the fake
+// server's part included.
+func BenchmarkTokens(b *testing.B) {
+	server := httptest.NewServer(&fake{})
+	defer server.Close()
+	for b.Loop() {
+		replay, err := New(Config{Target: server.URL, Model: "m", Requests: every(0, 1, 100, 10000)})
+		if err != nil {
+			b.Fatal(err)
+		}
+		if result, err := replay.Run(b.Context()); err != nil || result.Completed != 1 {
+			b.Fatal(result.Failures, err)
+		}
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/10000, "ns/token")
+}
