@@ -27,6 +27,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/cascadeinfer/cascade/policies/length"
 )
@@ -448,6 +449,38 @@ func TestCancelledStreams(t *testing.T) {
 	if want := []string{"headers: x-cascade-tokens=7 x-gateway-model-name=m reroute", "closed"}; !slices.Equal(got, want) {
 		t.Errorf("answers %q, want %q", got, want)
 	}
+}
+
+// FuzzExchange feeds two messages of any bytes to one exchange: it must answer
+// or refuse, in any order, and never panic.
+func FuzzExchange(f *testing.F) {
+	s, err := New(testConfig())
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, m := range []*extproc.ProcessingRequest{post("m.test", "content-length", "5"), post("both.test"), body(`{"prompt":"x"}`, true), {}} {
+		data, err := proto.Marshal(m)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data, data)
+	}
+	f.Fuzz(func(t *testing.T, first, second []byte) {
+		x := exchange{server: s}
+		for i, data := range [][]byte{first, second} {
+			var r extproc.ProcessingRequest
+			if proto.Unmarshal(data, &r) != nil {
+				return
+			}
+			answer, err := x.step(&r)
+			if (answer == nil) == (err == nil) {
+				t.Fatalf("message %d: answer %v and error %v", i, answer, err)
+			}
+			if err != nil || !x.waiting {
+				return
+			}
+		}
+	})
 }
 
 func BenchmarkProcess(b *testing.B) {
