@@ -16,6 +16,7 @@ func grpcListener(model string) *listenerv3.Listener {
 	return &listenerv3.Listener{
 		Name: GRPCListenerName(model),
 		ApiListener: &listenerv3.ApiListener{ApiListener: wrap(&hcmv3.HttpConnectionManager{
+			StatPrefix: ListenerName,
 			RouteSpecifier: &hcmv3.HttpConnectionManager_Rds{Rds: &hcmv3.Rds{
 				ConfigSource:    ads(),
 				RouteConfigName: GRPCRouteName(model),

@@ -1,0 +1,122 @@
+package resources
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"time"
+
+	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/durationpb"
+)
+
+// BootstrapConfig is what an Envoy has to be told before it can ask the
+// control plane for the rest.
+type BootstrapConfig struct {
+	NodeID      string // unique per Envoy; required
+	NodeCluster string // group of Envoys; "" means "cascade"
+	Zone        string // the machine or zone the Envoy runs in, for its locality
+	XDS         string // IP:port of the control plane; "" means 127.0.0.1:18000
+	Admin       string // IP:port of Envoy's admin page; "" means 127.0.0.1:0, a free port of loopback
+}
+
+// Defaults of BootstrapConfig.
+const (
+	defaultNodeCluster = "cascade"
+	defaultXDS         = "127.0.0.1:18000"
+	defaultAdmin       = "127.0.0.1:0"
+)
+
+// XDSCluster is the bootstrap's cluster of the control plane.
+const XDSCluster = "cascade-xds"
+
+// Bootstrap renders an Envoy bootstrap as JSON, which envoy -c reads from a
+// file that ends in .json or .yaml. Envoy then takes everything else over one
+// delta ADS stream.
+func Bootstrap(c BootstrapConfig) ([]byte, error) {
+	b, err := bootstrap(c)
+	if err != nil {
+		return nil, fmt.Errorf("bootstrap: %w", err)
+	}
+	return Text(b)
+}
+
+func bootstrap(c BootstrapConfig) (*bootstrapv3.Bootstrap, error) {
+	if c.NodeID == "" {
+		return nil, fmt.Errorf("node id: every Envoy needs one of its own")
+	}
+	c.NodeCluster = cmp.Or(c.NodeCluster, defaultNodeCluster)
+	admin, err := netip.ParseAddrPort(cmp.Or(c.Admin, defaultAdmin))
+	if err != nil {
+		return nil, fmt.Errorf("admin address %q: give an IP address and a port", c.Admin)
+	}
+	xds, err := hostPort(cmp.Or(c.XDS, defaultXDS))
+	if err != nil {
+		return nil, fmt.Errorf("control plane: %w", err)
+	}
+	service := []*corev3.GrpcService{{TargetSpecifier: &corev3.GrpcService_EnvoyGrpc_{
+		EnvoyGrpc: &corev3.GrpcService_EnvoyGrpc{ClusterName: XDSCluster},
+	}}}
+	fromADS := ads()
+	// Wait for the control plane for as long as it takes: an Envoy that gives
+	// up reports itself ready, and then refuses every connection.
+	fromADS.InitialFetchTimeout = durationpb.New(0)
+	return &bootstrapv3.Bootstrap{
+		Node: &corev3.Node{
+			Id: c.NodeID, Cluster: c.NodeCluster,
+			Locality: &corev3.Locality{Region: Region, Zone: c.Zone},
+		},
+		Admin: &bootstrapv3.Admin{Address: socketAddress(admin)},
+		DynamicResources: &bootstrapv3.Bootstrap_DynamicResources{
+			AdsConfig: &corev3.ApiConfigSource{
+				ApiType:                   corev3.ApiConfigSource_DELTA_GRPC,
+				TransportApiVersion:       corev3.ApiVersion_V3,
+				SetNodeOnFirstMessageOnly: true,
+				GrpcServices:              service,
+			},
+			LdsConfig: fromADS,
+			CdsConfig: fromADS,
+		},
+		StaticResources: &bootstrapv3.Bootstrap_StaticResources{
+			Clusters: []*clusterv3.Cluster{{
+				Name:                 XDSCluster,
+				ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC},
+				ConnectTimeout:       durationpb.New(time.Second),
+				LoadAssignment: &endpointv3.ClusterLoadAssignment{
+					ClusterName: XDSCluster,
+					Endpoints: []*endpointv3.LocalityLbEndpoints{{
+						LbEndpoints: []*endpointv3.LbEndpoint{{HostIdentifier: &endpointv3.LbEndpoint_Endpoint{
+							Endpoint: &endpointv3.Endpoint{Address: socketAddress(xds)},
+						}}},
+					}},
+				},
+				TypedExtensionProtocolOptions: map[string]*anypb.Any{
+					"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": wrap(http2(minMaxRequests)),
+				},
+			}},
+		},
+	}, nil
+}
+
+// Text renders a message as indented JSON, the same for equal messages:
+// protojson alone varies its blanks from build to build.
+func Text(m proto.Message) ([]byte, error) {
+	raw, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(m)
+	if err != nil {
+		return nil, fmt.Errorf("render %s: %w", m.ProtoReflect().Descriptor().Name(), err)
+	}
+	var out bytes.Buffer
+	if err := json.Indent(&out, raw, "", "  "); err != nil {
+		return nil, fmt.Errorf("render %s: %w", m.ProtoReflect().Descriptor().Name(), err)
+	}
+	out.WriteByte('\n')
+	return out.Bytes(), nil
+}

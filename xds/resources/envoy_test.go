@@ -1,0 +1,26 @@
+package resources_test
+
+import (
+	"os"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/xds/envoytest"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// TestEnvoyAccepts has a real Envoy check every message that the golden files
+// hold.
+func TestEnvoyAccepts(t *testing.T) {
+	for name, v := range map[string]resources.View{"one model": fleet(), "two models": twoModels()} {
+		t.Run(name, func(t *testing.T) {
+			envoytest.Validate(t, string(static(t, build(t, v))))
+		})
+	}
+	t.Run("bootstrap", func(t *testing.T) {
+		b, err := os.ReadFile("testdata/bootstrap.json")
+		if err != nil {
+			t.Fatal(err)
+		}
+		envoytest.Validate(t, string(b))
+	})
+}

@@ -1,0 +1,135 @@
+package resources_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"os"
+	"path/filepath"
+	"testing"
+
+	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+var update = flag.Bool("update", false, "write testdata instead of comparing with it")
+
+// message returns an empty message of a resource's type.
+func message(t testing.TB, r *resources.Resource) proto.Message {
+	t.Helper()
+	m, err := (&anypb.Any{TypeUrl: r.Type, Value: r.Body}).UnmarshalNew()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// render prints a set: every resource with its type, name and version.
+func render(t testing.TB, s resources.Set) []byte {
+	type entry struct {
+		Type, Name, Version string
+		Unlisted            bool `json:",omitempty"`
+		Resource            json.RawMessage
+	}
+	var all []entry
+	for _, typ := range s.Types() {
+		for _, r := range s.All(typ) {
+			text, err := resources.Text(message(t, r))
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, entry{r.Type, r.Name, r.Version, r.Unlisted, text})
+		}
+	}
+	out, err := json.MarshalIndent(all, "", " ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return append(out, '\n')
+}
+
+func golden(t *testing.T, file string, got []byte) {
+	t.Helper()
+	file = filepath.Join("testdata", file)
+	if *update {
+		if err := os.WriteFile(file, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, want) {
+		t.Errorf("%s differs; run with -update and read the diff", file)
+	}
+}
+
+func TestGolden(t *testing.T) {
+	for file, v := range map[string]resources.View{
+		"one-model.json":  fleet(),
+		"two-models.json": twoModels(),
+	} {
+		t.Run(file, func(t *testing.T) {
+			golden(t, file, render(t, build(t, v)))
+		})
+	}
+	b, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "edge-1", Zone: "n1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "bootstrap.json", b)
+}
+
+// static turns a set into a bootstrap that carries everything inline, which
+// is what envoy --mode validate can check.
+func static(t testing.TB, s resources.Set) []byte {
+	t.Helper()
+	raw, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := new(bootstrapv3.Bootstrap)
+	if err := protojson.Unmarshal(raw, b); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range s.All(resources.ClusterType) {
+		c := message(t, r).(*clusterv3.Cluster)
+		if c.GetType() == clusterv3.Cluster_EDS {
+			cla := message(t, s.Get(resources.EndpointType, c.EdsClusterConfig.ServiceName)).(*endpointv3.ClusterLoadAssignment)
+			c.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC}
+			c.EdsClusterConfig, c.LoadAssignment = nil, cla
+		}
+		b.StaticResources.Clusters = append(b.StaticResources.Clusters, c)
+	}
+	l := message(t, s.Get(resources.ListenerType, resources.ListenerName)).(*listenerv3.Listener)
+	filter := l.FilterChains[0].Filters[0]
+	hcm := new(hcmv3.HttpConnectionManager)
+	if err := filter.GetTypedConfig().UnmarshalTo(hcm); err != nil {
+		t.Fatal(err)
+	}
+	rc := message(t, s.Get(resources.RouteType, resources.RouteName)).(*routev3.RouteConfiguration)
+	rc.ValidateClusters = nil // here the clusters are there, so let Envoy look
+	hcm.RouteSpecifier = &hcmv3.HttpConnectionManager_RouteConfig{RouteConfig: rc}
+	packed, err := anypb.New(hcm)
+	if err != nil {
+		t.Fatal(err)
+	}
+	filter.ConfigType = &listenerv3.Filter_TypedConfig{TypedConfig: packed}
+	b.StaticResources.Listeners = append(b.StaticResources.Listeners, l)
+	out, err := resources.Text(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}

@@ -1,0 +1,130 @@
+package resources
+
+import (
+	"fmt"
+	"net/url"
+	"strings"
+
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// Prove reports the first reason why a set must not be served, or nil. It
+// reads nothing but the encoded resources, so that it holds whoever made
+// them. What it proves:
+//
+//   - every message satisfies the constraints of its own definition, and is
+//     stored under the name that it carries;
+//   - in every virtual host the ranges of a model start at 0, touch, are not
+//     empty and end open, and routes without a range go to the last stage, so
+//     that no request is without a stage; a host of several models answers
+//     what names none of them with an error;
+//   - every route leads to a cluster that exists and has endpoints, has no
+//     timeout (0s) and has an idle timeout; in the proxies' table it is
+//     retried elsewhere before the first byte;
+//   - every model has a cluster and endpoints for each of MaxStages stages,
+//     with room for 10,000 requests, ejection of up to all endpoints, and
+//     HTTP/2;
+//   - endpoints: priorities without gaps, each address once, every locality
+//     named, every weight at least 1, and the next longer stage right behind
+//     the stage itself;
+//   - the listener strips what only Cascade may set, before routing.
+//
+// Envoy checks few of these, and acknowledges a table that answers 503.
+func Prove(s Set) error {
+	p := &proof{
+		clusters:    make(map[string]*clusterv3.Cluster),
+		assignments: make(map[string]*endpointv3.ClusterLoadAssignment),
+		routes:      make(map[string]*routev3.RouteConfiguration),
+	}
+	for _, step := range [...]func(*proof, Set) error{
+		(*proof).decode,
+		(*proof).proveAssignments,
+		(*proof).proveClusters,
+		(*proof).proveRoutes,
+		(*proof).proveListeners,
+	} {
+		if err := step(p, s); err != nil {
+			return fmt.Errorf("not provable: %w", err)
+		}
+	}
+	return nil
+}
+
+// proof holds the decoded set.
+type proof struct {
+	clusters    map[string]*clusterv3.Cluster
+	assignments map[string]*endpointv3.ClusterLoadAssignment
+	routes      map[string]*routev3.RouteConfiguration
+	listeners   []*listenerv3.Listener
+}
+
+// decode unmarshals every resource, checks it against its own constraints and
+// files it.
+func (p *proof) decode(s Set) error {
+	for _, typ := range s.Types() {
+		for _, r := range s.All(typ) {
+			m, err := (&anypb.Any{TypeUrl: typ, Value: r.Body}).UnmarshalNew()
+			if err != nil {
+				return fmt.Errorf("%s %q: %w", shortType(typ), r.Name, err)
+			}
+			if v, ok := m.(interface{ ValidateAll() error }); ok {
+				if err := v.ValidateAll(); err != nil {
+					return fmt.Errorf("%s %q: %w", shortType(typ), r.Name, err)
+				}
+			}
+			if name := p.file(m); name != r.Name {
+				return fmt.Errorf("%s %q is stored as %q", shortType(typ), name, r.Name)
+			}
+			if r.Version != Version(r.Body) {
+				return fmt.Errorf("%s %q: version %q is not its content's hash", shortType(typ), r.Name, r.Version)
+			}
+		}
+	}
+	return nil
+}
+
+// file stores a message and returns the name that it carries.
+func (p *proof) file(m proto.Message) string {
+	switch m := m.(type) {
+	case *clusterv3.Cluster:
+		p.clusters[m.Name] = m
+		return m.Name
+	case *endpointv3.ClusterLoadAssignment:
+		p.assignments[m.ClusterName] = m
+		return m.ClusterName
+	case *routev3.RouteConfiguration:
+		p.routes[m.Name] = m
+		return m.Name
+	case *listenerv3.Listener:
+		p.listeners = append(p.listeners, m)
+		return m.Name
+	case interface{ GetName() string }:
+		return m.GetName()
+	}
+	return ""
+}
+
+// stageOf splits the name of a stage cluster; ok is false for other clusters.
+func stageOf(cluster string) (model string, stage int, ok bool) {
+	parts := strings.Split(cluster, "/")
+	if len(parts) != 4 || parts[0] != "cascade" {
+		return "", 0, false
+	}
+	model, err := url.PathUnescape(parts[1])
+	if err != nil {
+		return "", 0, false
+	}
+	for k := range policies.MaxStages {
+		if parts[2] == StageName(k) {
+			return model, k, ClusterName(model, k) == cluster
+		}
+	}
+	return "", 0, false
+}

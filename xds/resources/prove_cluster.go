@@ -1,0 +1,218 @@
+package resources
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"net"
+	"slices"
+	"strconv"
+
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	roundrobinv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/round_robin/v3"
+	upstreamsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// proveClusters checks the clusters of the stages: complete, roomy and quick
+// to eject.
+func (p *proof) proveClusters(Set) error {
+	models := make(map[string]bool)
+	for _, name := range slices.Sorted(maps.Keys(p.clusters)) {
+		c := p.clusters[name]
+		if c.GetType() != clusterv3.Cluster_EDS {
+			continue
+		}
+		model, k, ok := stageOf(name)
+		if !ok {
+			return fmt.Errorf("cluster %q: its endpoints come by EDS, but it is no stage's", name)
+		}
+		if err := proveStageCluster(c, EndpointName(model, k)); err != nil {
+			return fmt.Errorf("cluster %q: %w", name, err)
+		}
+		models[model] = true
+	}
+	for _, model := range slices.Sorted(maps.Keys(models)) {
+		for k := range policies.MaxStages {
+			if p.clusters[ClusterName(model, k)] == nil {
+				return fmt.Errorf("model %q: cluster %q is missing; all stages have one, used or not", model, ClusterName(model, k))
+			}
+			if p.assignments[EndpointName(model, k)] == nil {
+				return fmt.Errorf("model %q: endpoints %q are missing", model, EndpointName(model, k))
+			}
+		}
+		if err := p.proveFailover(model); err != nil {
+			return fmt.Errorf("model %q: %w", model, err)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(p.assignments)) {
+		if p.clusters[name+"/"+LoadBalancer] == nil {
+			return fmt.Errorf("endpoints %q belong to no cluster", name)
+		}
+	}
+	return nil
+}
+
+func proveStageCluster(c *clusterv3.Cluster, service string) error {
+	if got := c.EdsClusterConfig.GetServiceName(); got != service {
+		return fmt.Errorf("takes the endpoints %q, want %q", got, service)
+	}
+	if c.EdsClusterConfig.GetEdsConfig().GetAds() == nil {
+		return errors.New("endpoints must come over ADS")
+	}
+	known := false
+	for _, lb := range c.LoadBalancingPolicy.GetPolicies() {
+		known = known || lb.GetTypedExtensionConfig().GetTypedConfig().MessageIs(&roundrobinv3.RoundRobin{})
+	}
+	if !known {
+		return errors.New("load balancing: round robin must be among the policies, because every client knows it")
+	}
+	if len(c.CircuitBreakers.GetThresholds()) == 0 {
+		return errors.New("circuit breakers: the defaults refuse the 1,025th request")
+	}
+	for _, t := range c.CircuitBreakers.GetThresholds() {
+		for _, n := range [...]uint32{
+			t.GetMaxConnections().GetValue(), t.GetMaxPendingRequests().GetValue(),
+			t.GetMaxRequests().GetValue(), t.GetMaxRetries().GetValue(),
+		} {
+			if n < minMaxRequests {
+				return fmt.Errorf("circuit breakers: %d, want at least %d", n, minMaxRequests)
+			}
+		}
+	}
+	if got := c.OutlierDetection.GetMaxEjectionPercent().GetValue(); got != 100 {
+		return fmt.Errorf("outlier detection: ejects up to %d %%, want 100", got)
+	}
+	if !c.OutlierDetection.GetSplitExternalLocalOriginErrors() ||
+		c.OutlierDetection.GetConsecutiveLocalOriginFailure().GetValue() == 0 ||
+		c.OutlierDetection.GetEnforcingConsecutiveLocalOriginFailure().GetValue() != 100 {
+		return errors.New("outlier detection: connection failures must eject")
+	}
+	options := new(upstreamsv3.HttpProtocolOptions)
+	packed := c.TypedExtensionProtocolOptions["envoy.extensions.upstreams.http.v3.HttpProtocolOptions"]
+	if packed == nil {
+		return errors.New("HTTP/2 options are missing")
+	}
+	if err := packed.UnmarshalTo(options); err != nil {
+		return err
+	}
+	if n := options.GetExplicitHttpConfig().GetHttp2ProtocolOptions().GetMaxConcurrentStreams().GetValue(); n < minMaxRequests {
+		return fmt.Errorf("HTTP/2: %d concurrent streams, want at least %d", n, minMaxRequests)
+	}
+	return nil
+}
+
+// proveFailover checks that the next longer stage stands right behind each
+// stage, for the stages that a plan uses.
+func (p *proof) proveFailover(model string) error {
+	stages := p.used(model)
+	for k := 0; k+1 < stages; k++ {
+		at := make(map[string]uint32)
+		for _, l := range p.assignments[EndpointName(model, k)].Endpoints {
+			for _, e := range l.LbEndpoints {
+				at[addressOf(e)] = l.Priority
+			}
+		}
+		for _, l := range p.assignments[EndpointName(model, k+1)].Endpoints {
+			for _, e := range l.LbEndpoints {
+				if got, ok := at[addressOf(e)]; l.Priority == 0 && (!ok || got > 1) {
+					return fmt.Errorf("endpoints %q: %s serves the next longer stage and must be priority 0 or 1", EndpointName(model, k), addressOf(e))
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// used counts the stages of a model that the routes lead to.
+func (p *proof) used(model string) int {
+	n := 0
+	for _, rc := range p.routes {
+		for _, vh := range rc.VirtualHosts {
+			for _, r := range vh.Routes {
+				if m, k, ok := stageOf(r.GetRoute().GetCluster()); ok && m == model {
+					n = max(n, k+1)
+				}
+			}
+		}
+	}
+	return n
+}
+
+// proveAssignments checks the endpoints against what Envoy takes badly and
+// what gRPC refuses.
+func (p *proof) proveAssignments(Set) error {
+	for _, name := range slices.Sorted(maps.Keys(p.assignments)) {
+		if err := proveAssignment(p.assignments[name]); err != nil {
+			return fmt.Errorf("endpoints %q: %w", name, err)
+		}
+	}
+	return nil
+}
+
+func proveAssignment(cla *endpointv3.ClusterLoadAssignment) error {
+	type place struct {
+		priority     uint32
+		region, zone string
+	}
+	addresses := make(map[string]bool)
+	places := make(map[place]bool)
+	weights := make(map[uint32]uint64) // by priority
+	for _, l := range cla.Endpoints {
+		zone := l.GetLocality().GetZone()
+		if l.GetLocality().GetRegion() == "" || zone == "" {
+			return fmt.Errorf("a locality of priority %d has no region or zone", l.Priority)
+		}
+		at := place{l.Priority, l.Locality.Region, zone}
+		if places[at] {
+			return fmt.Errorf("zone %q is there twice in priority %d", zone, l.Priority)
+		}
+		places[at] = true
+		if l.GetLoadBalancingWeight().GetValue() == 0 {
+			return fmt.Errorf("zone %q of priority %d has no weight", zone, l.Priority)
+		}
+		if weights[l.Priority] += uint64(l.LoadBalancingWeight.Value); weights[l.Priority] > math.MaxUint32 {
+			return fmt.Errorf("the weights of priority %d add up to more than 32 bits", l.Priority)
+		}
+		if len(l.LbEndpoints) == 0 {
+			return fmt.Errorf("zone %q of priority %d is empty", zone, l.Priority)
+		}
+		sum := uint64(0)
+		for _, e := range l.LbEndpoints {
+			if _, err := hostPort(addressOf(e)); err != nil {
+				return err
+			}
+			if addresses[addressOf(e)] {
+				return fmt.Errorf("address %s is there twice", addressOf(e))
+			}
+			addresses[addressOf(e)] = true
+			if e.GetLoadBalancingWeight().GetValue() == 0 {
+				return fmt.Errorf("%s has no weight", addressOf(e))
+			}
+			if sum += uint64(e.LoadBalancingWeight.Value); sum > math.MaxUint32 {
+				return fmt.Errorf("the weights of zone %q add up to more than 32 bits", zone)
+			}
+			if _, err := ReadEndpointMeta(e.Metadata); err != nil {
+				return fmt.Errorf("%s: %w", addressOf(e), err)
+			}
+		}
+	}
+	for priority := range uint32(len(weights)) {
+		if weights[priority] == 0 {
+			return fmt.Errorf("priority %d is missing", priority)
+		}
+	}
+	if len(addresses) == 0 {
+		return errors.New("nobody is there")
+	}
+	return nil
+}
+
+// addressOf is the endpoint's address as IP:port.
+func addressOf(e *endpointv3.LbEndpoint) string {
+	a := e.GetEndpoint().GetAddress().GetSocketAddress()
+	return net.JoinHostPort(a.GetAddress(), strconv.Itoa(int(a.GetPortValue())))
+}

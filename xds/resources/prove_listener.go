@@ -1,0 +1,100 @@
+package resources
+
+import (
+	"errors"
+	"fmt"
+
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	routerv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3"
+	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	earlyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/http/early_header_mutation/header_mutation/v3"
+
+	"github.com/cascadeinfer/cascade/policies/length"
+)
+
+func (p *proof) proveListeners(Set) error {
+	for _, l := range p.listeners {
+		hcm, err := managerOf(l)
+		if err == nil {
+			err = p.proveManager(hcm)
+		}
+		if err == nil && l.ApiListener == nil {
+			err = proveEdge(hcm)
+		}
+		if err != nil {
+			return fmt.Errorf("listener %q: %w", l.Name, err)
+		}
+	}
+	return nil
+}
+
+// managerOf returns the HTTP connection manager of a listener of either kind.
+func managerOf(l *listenerv3.Listener) (*hcmv3.HttpConnectionManager, error) {
+	packed := l.GetApiListener().GetApiListener()
+	if packed == nil {
+		if len(l.FilterChains) != 1 || len(l.FilterChains[0].Filters) != 1 {
+			return nil, errors.New("must have one filter, the HTTP connection manager")
+		}
+		packed = l.FilterChains[0].Filters[0].GetTypedConfig()
+	}
+	hcm := new(hcmv3.HttpConnectionManager)
+	if err := packed.UnmarshalTo(hcm); err != nil {
+		return nil, err
+	}
+	return hcm, hcm.ValidateAll()
+}
+
+// proveManager checks what both kinds of listener need.
+func (p *proof) proveManager(hcm *hcmv3.HttpConnectionManager) error {
+	if name := hcm.GetRds().GetRouteConfigName(); p.routes[name] == nil {
+		return fmt.Errorf("route table %q does not exist", name)
+	}
+	if hcm.GetRds().GetConfigSource().GetAds() == nil {
+		return errors.New("routes must come over ADS")
+	}
+	n := len(hcm.HttpFilters)
+	if n == 0 || !hcm.HttpFilters[n-1].GetTypedConfig().MessageIs(&routerv3.Router{}) {
+		return errors.New("the last filter must be the router")
+	}
+	return nil
+}
+
+// proveEdge checks the trust boundary and the slots of a proxy's listener.
+func proveEdge(hcm *hcmv3.HttpConnectionManager) error {
+	model, control := false, false
+	for _, ext := range hcm.EarlyHeaderMutationExtensions {
+		early := new(earlyv3.HeaderMutation)
+		if ext.GetTypedConfig().MessageIs(early) {
+			if err := ext.TypedConfig.UnmarshalTo(early); err != nil {
+				return err
+			}
+		}
+		for _, m := range early.Mutations {
+			model = model || m.GetRemove() == length.ModelHeader
+			control = control || m.GetRemoveOnMatch().GetKeyMatcher().GetPrefix() == length.ControlPrefix
+		}
+	}
+	if !model || !control {
+		return fmt.Errorf("a client's %s* and %s must be removed before routing", length.ControlPrefix, length.ModelHeader)
+	}
+	if hcm.GetStreamIdleTimeout().AsDuration() <= 0 {
+		return errors.New("stream idle timeout is missing")
+	}
+	slot, callout := false, false
+	for _, f := range hcm.HttpFilters {
+		switch f.Name {
+		case LengthFilter:
+			d := f.GetConfigDiscovery()
+			slot = d.GetDefaultConfig() != nil && d.GetApplyDefaultConfigWithoutWarming()
+		case ExtProcFilter:
+			callout = f.Disabled
+		}
+	}
+	if !slot {
+		return fmt.Errorf("the slot %q must be there with a default, or requests fail while it is empty", LengthFilter)
+	}
+	if !callout {
+		return fmt.Errorf("%s must be there, disabled: routes enable it", ExtProcFilter)
+	}
+	return nil
+}

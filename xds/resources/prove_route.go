@@ -1,0 +1,366 @@
+package resources
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
+	previousprioritiesv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/retry/priority/previous_priorities/v3"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/length"
+)
+
+// contentLength is the header of the routes that need no estimator. The HTTP
+// codec enforces it, so a client cannot lie about it.
+const contentLength = "content-length"
+
+func (p *proof) proveRoutes(Set) error {
+	for _, name := range slices.Sorted(maps.Keys(p.routes)) {
+		rc := p.routes[name]
+		if err := p.proveRouteConfig(rc); err != nil {
+			return fmt.Errorf("route table %q, %w", name, err)
+		}
+	}
+	return nil
+}
+
+func (p *proof) proveRouteConfig(rc *routev3.RouteConfiguration) error {
+	domains := make(map[string]string)
+	plans := make(map[string]policies.Plan) // what the hosts of a table say of a model must agree
+	for _, vh := range rc.VirtualHosts {
+		for _, d := range vh.Domains {
+			d = strings.ToLower(d)
+			if other, ok := domains[d]; ok {
+				return fmt.Errorf("host %q: domain %q is also %q's", vh.Name, d, other)
+			}
+			domains[d] = vh.Name
+		}
+		h := hostProof{proof: p, host: vh, edge: rc.Name == RouteName, plans: plans}
+		if err := h.prove(); err != nil {
+			return fmt.Errorf("host %q: %w", vh.Name, err)
+		}
+	}
+	if _, ok := domains["*"]; !ok {
+		return errors.New(`no host has the domain "*", so a request can be without a stage`)
+	}
+	return nil
+}
+
+// hostProof proves one virtual host.
+type hostProof struct {
+	*proof
+	host  *routev3.VirtualHost
+	edge  bool                     // the table of proxies, not of gRPC clients
+	plans map[string]policies.Plan // by model, as the hosts before this one told them
+
+	models []LengthMeta // that the host says it serves
+	seen   map[string]*modelProof
+	ended  bool // the catch-all was there
+}
+
+// modelProof follows one model through the routes of a host.
+type modelProof struct {
+	plan  policies.Plan // rebuilt from the ByTokens routes, without replicas
+	model bool          // the ByModel route was there
+	bytes int64         // where the next ByBytes range must start
+}
+
+func (h *hostProof) prove() error {
+	h.seen = make(map[string]*modelProof)
+	if h.edge {
+		if err := proveRetry(h.host.RetryPolicy); err != nil {
+			return err
+		}
+		models, err := ReadLengthMeta(h.host.Metadata)
+		if err != nil {
+			return err
+		}
+		h.models = models
+	}
+	for i, r := range h.host.Routes {
+		if err := h.proveRoute(r); err != nil {
+			return fmt.Errorf("route %d %q: %w", i, r.Name, err)
+		}
+	}
+	return h.proveComplete()
+}
+
+// proveRoute checks one route by itself, then in its place.
+func (h *hostProof) proveRoute(r *routev3.Route) error {
+	if h.ended {
+		return errors.New("nothing reaches a route behind the catch-all")
+	}
+	if r.GetDirectResponse() != nil {
+		return h.proveRefusal(r)
+	}
+	meta, err := ReadRouteMeta(r.Metadata)
+	if err != nil {
+		return err
+	}
+	a := r.GetRoute()
+	if a == nil {
+		return errors.New("a route leads to a stage or, as a catch-all, answers with an error")
+	}
+	if want := ClusterName(meta.Model, meta.Stage); a.GetCluster() != want {
+		return fmt.Errorf("leads to cluster %q, but its metadata says %q", a.GetCluster(), want)
+	}
+	if h.clusters[a.GetCluster()] == nil {
+		return fmt.Errorf("cluster %q does not exist", a.GetCluster())
+	}
+	if len(h.assignments[EndpointName(meta.Model, meta.Stage)].GetEndpoints()) == 0 {
+		return fmt.Errorf("cluster %q has no endpoint", a.GetCluster())
+	}
+	if a.Timeout == nil || a.Timeout.AsDuration() != 0 {
+		return errors.New("timeout must be 0s; any other cuts token streams, and 15s is the default")
+	}
+	if a.IdleTimeout.AsDuration() <= 0 {
+		return errors.New("idle timeout is missing")
+	}
+	if err := proveHeaders(r, meta); err != nil {
+		return err
+	}
+	if got := r.TypedPerFilterConfig[ExtProcFilter] != nil; got && meta.Rule != ByBytes && meta.Rule != ByNone {
+		return errors.New("a request with a length must not be estimated again")
+	}
+	return h.place(r, meta)
+}
+
+// place checks the route's match against its rule and its neighbours.
+func (h *hostProof) place(r *routev3.Route, meta RouteMeta) error {
+	m := h.seen[meta.Model]
+	if m == nil {
+		if len(h.models) > 0 && !slices.ContainsFunc(h.models, func(l LengthMeta) bool { return l.Model == meta.Model }) {
+			return fmt.Errorf("model %q is not among those that the host names", meta.Model)
+		}
+		m = &modelProof{plan: policies.Plan{Model: meta.Model, Epoch: meta.Epoch}}
+		h.seen[meta.Model] = m
+	}
+	if meta.Epoch != m.plan.Epoch {
+		return fmt.Errorf("epoch %d among routes of epoch %d", meta.Epoch, m.plan.Epoch)
+	}
+	if path := r.GetMatch().GetPathSpecifier(); path == nil || strings.TrimPrefix(r.Match.GetPrefix(), "/") != "" || r.Match.GetPrefix() == "" && h.edge {
+		return errors.New("must match every path")
+	}
+	headers := r.Match.Headers
+	last := len(m.plan.Stages) - 1
+	switch meta.Rule {
+	case ByTokens:
+		if m.model || m.bytes > 0 {
+			return errors.New("a route by tokens must stand before the other routes of its model")
+		}
+		if h.edge {
+			if len(headers) == 0 || !isExact(headers[0], length.ModelHeader, meta.Model) {
+				return fmt.Errorf("must match %s: %s first", length.ModelHeader, meta.Model)
+			}
+			headers = headers[1:]
+		}
+		start, end, err := rangeOf(headers, length.TokensHeader)
+		if err != nil {
+			return err
+		}
+		low := policies.Tokens(0)
+		if last >= 0 {
+			low = m.plan.Stages[last].High
+		}
+		if policies.Tokens(start) != low || end <= start {
+			return fmt.Errorf("range [%d, %d) must start at %d and not be empty", start, end, low)
+		}
+		if meta.Stage != last+1 || meta.Low != policies.Tokens(start) || meta.High != policies.Tokens(end) {
+			return fmt.Errorf("metadata says stage %d, [%d, %d); the match says stage %d, [%d, %d)", meta.Stage, meta.Low, meta.High, last+1, start, end)
+		}
+		m.plan.Stages = append(m.plan.Stages, policies.Stage{Low: policies.Tokens(start), High: policies.Tokens(end)})
+		return nil
+	case ByModel:
+		if m.model || len(headers) != 1 || !isExact(headers[0], length.ModelHeader, meta.Model) {
+			return fmt.Errorf("must be the only one that matches %s: %s alone", length.ModelHeader, meta.Model)
+		}
+		m.model = true
+		return m.last(meta)
+	case ByBytes:
+		if len(h.models) != 1 {
+			return errors.New("routes by size guess the model, unless the host name selects it")
+		}
+		start, end, err := rangeOf(headers, contentLength)
+		if err != nil {
+			return err
+		}
+		if meta.Stage > last {
+			return fmt.Errorf("stage %d has no range of tokens", meta.Stage)
+		}
+		cuts := length.Estimator{BytesPerToken: h.models[0].BytesPerToken}
+		st := m.plan.Stages[meta.Stage]
+		if start != m.bytes || end <= start || start != cuts.CutBytes(st.Low) || end != cuts.CutBytes(st.High) {
+			return fmt.Errorf("bytes [%d, %d) must start at %d and be [%d, %d)", start, end, m.bytes, cuts.CutBytes(st.Low), cuts.CutBytes(st.High))
+		}
+		m.bytes = end
+		return h.estimated(r)
+	case ByNone:
+		if len(headers) != 0 {
+			return errors.New("the catch-all must match everything")
+		}
+		if len(h.seen) != 1 || len(h.models) > 1 {
+			return errors.New("the catch-all guesses one of several models")
+		}
+		h.ended = true
+		if h.edge {
+			if err := h.estimated(r); err != nil {
+				return err
+			}
+		}
+		return m.last(meta)
+	}
+	return fmt.Errorf("unknown rule %q", meta.Rule)
+}
+
+// last checks that a route without a range leads where any length fits.
+func (m *modelProof) last(meta RouteMeta) error {
+	if want := len(m.plan.Stages) - 1; meta.Stage != want {
+		return fmt.Errorf("leads to stage %d; without a range only the last one, %d, is safe", meta.Stage, want)
+	}
+	return nil
+}
+
+// proveRefusal checks the catch-all of a host of several models.
+func (h *hostProof) proveRefusal(r *routev3.Route) error {
+	if len(r.GetMatch().GetHeaders()) != 0 || r.Match.GetPrefix() != "/" {
+		return errors.New("only the catch-all may answer by itself")
+	}
+	if status := r.GetDirectResponse().Status; status < 400 || status > 599 {
+		return fmt.Errorf("status %d tells the client that all is well", status)
+	}
+	if len(h.models) < 2 {
+		return errors.New("a host of one model serves every request")
+	}
+	h.ended = true
+	return h.estimated(r)
+}
+
+// estimated checks that the length service sees a request that nobody has
+// measured yet: either no host asks it, or all such routes do.
+func (h *hostProof) estimated(r *routev3.Route) error {
+	packed := r.TypedPerFilterConfig[ExtProcFilter]
+	if h.asks() != (packed != nil) {
+		return fmt.Errorf("%s must be enabled on every route that a stripped request can hit, or on none", ExtProcFilter)
+	}
+	if packed == nil {
+		return nil
+	}
+	if h.clusters[LengthCluster] == nil {
+		return fmt.Errorf("%s is enabled without the cluster %q", ExtProcFilter, LengthCluster)
+	}
+	f, per := new(routev3.FilterConfig), new(extprocv3.ExtProcPerRoute)
+	if err := packed.UnmarshalTo(f); err != nil {
+		return err
+	}
+	if f.Disabled || f.Config == nil {
+		return fmt.Errorf("%s: enabling it takes a config with overrides", ExtProcFilter)
+	}
+	if err := f.Config.UnmarshalTo(per); err != nil {
+		return err
+	}
+	if per.GetOverrides() == nil {
+		return fmt.Errorf("%s: enabling it takes overrides, if empty ones", ExtProcFilter)
+	}
+	return nil
+}
+
+// asks reports whether any route of the proxies' table enables ext_proc.
+func (p *proof) asks() bool {
+	for _, vh := range p.routes[RouteName].GetVirtualHosts() {
+		for _, r := range vh.Routes {
+			if r.TypedPerFilterConfig[ExtProcFilter] != nil {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// proveComplete checks what only the whole host shows.
+func (h *hostProof) proveComplete() error {
+	if !h.ended {
+		return errors.New("the catch-all is missing, so a request can be without a stage")
+	}
+	for _, l := range h.models {
+		if h.seen[l.Model] == nil {
+			return fmt.Errorf("model %q has no route", l.Model)
+		}
+	}
+	for _, model := range slices.Sorted(maps.Keys(h.seen)) {
+		m := h.seen[model]
+		n := len(m.plan.Stages)
+		if n == 0 || m.plan.Stages[n-1].High != policies.Unbounded {
+			return fmt.Errorf("model %q: the last range of tokens must be open", model)
+		}
+		if h.edge && !m.model {
+			return fmt.Errorf("model %q: no route for a request of unknown length", model)
+		}
+		if h.edge && len(h.models) == 1 && m.bytes != math.MaxInt64 {
+			return fmt.Errorf("model %q: the last range of bytes must be open", model)
+		}
+		before, ok := h.plans[model]
+		if !ok {
+			h.plans[model] = m.plan
+		} else if before.Epoch != m.plan.Epoch || !slices.EqualFunc(before.Stages, m.plan.Stages, func(a, b policies.Stage) bool { return a.Low == b.Low && a.High == b.High }) {
+			return fmt.Errorf("model %q: other hosts of the table have another plan", model)
+		}
+	}
+	return nil
+}
+
+// proveRetry checks that a request whose replica is gone is tried elsewhere.
+func proveRetry(r *routev3.RetryPolicy) error {
+	on := strings.Split(r.GetRetryOn(), ",")
+	for _, need := range strings.Split(retryOn, ",") {
+		if !slices.Contains(on, need) {
+			return fmt.Errorf("retry policy: must retry on %s", need)
+		}
+	}
+	for _, c := range on {
+		if !slices.Contains(strings.Split(retryOn, ","), c) {
+			return fmt.Errorf("retry policy: %s may repeat a request that an engine has begun", c)
+		}
+	}
+	if r.GetNumRetries().GetValue() == 0 || len(r.GetRetryHostPredicate()) == 0 || r.GetHostSelectionRetryMaxAttempts() == 0 {
+		return errors.New("retry policy: must retry, and not at the same endpoint")
+	}
+	if !r.GetRetryPriority().GetTypedConfig().MessageIs(&previousprioritiesv3.PreviousPrioritiesConfig{}) {
+		return errors.New("retry policy: without previous_priorities a stage of one replica answers 503 until it is ejected")
+	}
+	return nil
+}
+
+// proveHeaders checks that the client is told the truth.
+func proveHeaders(r *routev3.Route, meta RouteMeta) error {
+	want := map[string]string{length.StageHeader: StageName(meta.Stage), length.EpochHeader: fmt.Sprint(uint64(meta.Epoch))}
+	for _, o := range r.ResponseHeadersToAdd {
+		if v, ok := want[o.GetHeader().GetKey()]; ok {
+			if v != o.GetHeader().GetValue() {
+				return fmt.Errorf("response header %s says %q, want %q", o.Header.Key, o.Header.Value, v)
+			}
+			delete(want, o.Header.Key)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(want)) {
+		return fmt.Errorf("response header %s is missing", name)
+	}
+	return nil
+}
+
+func isExact(m *routev3.HeaderMatcher, header, value string) bool {
+	return m.GetName() == header && !m.GetInvertMatch() && m.GetStringMatch().GetExact() == value && value != ""
+}
+
+// rangeOf returns the range of the only header matcher.
+func rangeOf(headers []*routev3.HeaderMatcher, name string) (start, end int64, err error) {
+	if len(headers) != 1 || headers[0].GetName() != name || headers[0].GetRangeMatch() == nil || headers[0].GetInvertMatch() {
+		return 0, 0, fmt.Errorf("must match a range of %s and nothing more", name)
+	}
+	return headers[0].GetRangeMatch().Start, headers[0].GetRangeMatch().End, nil
+}
