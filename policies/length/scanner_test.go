@@ -111,7 +111,7 @@ func TestOracleAgrees(t *testing.T) {
 	// Random documents over the words that matter, so that they nest and
 	// repeat in ways that nobody writes.
 	r := rand.New(rand.NewPCG(1, 2))
-	n := 4000
+	n := 1500
 	if testing.Short() {
 		n = 500
 	}
