@@ -1,0 +1,14 @@
+// Package fleet knows the replicas and makes the plans: it takes in the
+// configured list and the migrators' load reports, sums flows, plans every
+// period, repairs a plan when a stage loses its last ready replica, and hands
+// out what proxies shall see.
+//
+// It is not the xDS server: package publish shows plans to proxies, and
+// package store keeps them. The deciding part is State, a pure state machine;
+// Fleet is the goroutine around it.
+//
+// Invariants: what is published was stored before; a plan in force is valid
+// and its epoch only grows; bad input (a report, a list, a store's content)
+// changes nothing. A new plan moves no running request by itself: it only
+// decides where new ones go.
+package fleet

@@ -1,0 +1,74 @@
+package fleet
+
+import (
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// Event is what happens to a State: one of Tick, Replicas, Reported, Closed,
+// Stored and Refused.
+type Event interface{ event() }
+
+// Tick says that time has passed.
+type Tick struct{}
+
+// Replicas is the whole configured list. Who is missing from it leaves, who is
+// new joins, and a changed Draining mark drains or brings back. The list must
+// have passed Check.
+type Replicas struct{ List []policies.Replica }
+
+// Reported is a report of a configured replica.
+type Reported struct{ Report Report }
+
+// Closed says that a replica's report stream has ended. The replica counts as
+// unready only when no report comes for the grace: streams break for reasons
+// that do not concern requests.
+type Closed struct{ Replica policies.ReplicaID }
+
+// Stored is the content of the plan store: what was just proposed, what a
+// restart finds, or what another server wrote. Plans in it are in force.
+type Stored struct {
+	Epoch policies.Epoch
+	Plans []policies.Plan
+}
+
+// Refused says that the present proposal was not stored. The State keeps its
+// plans and proposes again later.
+type Refused struct{}
+
+func (Tick) event()     {}
+func (Replicas) event() {}
+func (Reported) event() {}
+func (Closed) event()   {}
+func (Stored) event()   {}
+func (Refused) event()  {}
+
+// Effects is what the caller of Step has to do, in this order.
+type Effects struct {
+	// Propose is to be stored; the answer is the event Stored or Refused. There
+	// is at most one proposal at a time.
+	Propose *Proposal
+	// Publish is to be shown to the proxies. Never set while a proposal waits
+	// for its answer, because what is published is always stored.
+	Publish *Snapshot
+}
+
+// Proposal is the whole plan object with the changes that it makes.
+type Proposal struct {
+	Epoch   policies.Epoch
+	Plans   []policies.Plan // every model's, in the order of the models
+	Changes []Change
+}
+
+// Change is one entry of the history: a model's plan was replaced.
+type Change struct {
+	Time   time.Time
+	Model  string
+	Epoch  policies.Epoch
+	Reason string // what happened, in a few words
+	Stages []policies.Stage
+	// Gain is the predicted gain over the plan before, as a share of its cost;
+	// 0 where the change was not made for gain.
+	Gain float64
+}

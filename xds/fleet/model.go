@@ -1,0 +1,163 @@
+package fleet
+
+import (
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/length"
+)
+
+// model is one model's part of a State.
+type model struct {
+	Model
+	plan    policies.Plan // in force; no stages: none yet
+	reason  string        // why plan replaced the one before
+	planner string        // what the last period decided
+	next    time.Time     // of the next planning period
+	ratio   length.Ratio  // bytes per token served
+	decider decider
+}
+
+// members lists the replicas that may be in a stage, in the order of the
+// registry: those that serve, are in the plan, or were never in one and are
+// ready. A new replica joins no stage before its engine answers.
+func (s *State) members(m *model) []member {
+	var list []member
+	for _, r := range s.replicas {
+		if r.Model != m.Name || r.draining() {
+			continue
+		}
+		if r.ready() || r.stage >= 0 {
+			list = append(list, member{id: r.ID, ready: r.ready(), work: r.work()})
+		}
+	}
+	return list
+}
+
+// flow sums what the model's replicas count. Draining and silent replicas
+// still stand for work that will come back elsewhere; late ones fade.
+func (s *State) flow(now time.Time, m *model) policies.Flow {
+	sum := policies.NewFlow(m.Edges)
+	for _, r := range s.replicas {
+		if r.Model != m.Name {
+			continue
+		}
+		sum.Seen += r.seen()
+		if r.at.IsZero() || !sameEdges(r.report.Flow.Edges, m.Edges) {
+			continue
+		}
+		if w := fade(now.Sub(r.at), s.rules.Grace, s.rules.HalfLife); w > 0 {
+			addFaded(sum, r.report.Flow, w)
+		}
+	}
+	return sum
+}
+
+// inFlight sums the snapshots of fresh reports by bucket, for policies that
+// plan on them.
+func (s *State) inFlight(now time.Time, m *model) []policies.Batch {
+	sum := make([]policies.Batch, len(m.Edges))
+	for _, r := range s.replicas {
+		if r.Model != m.Name || !r.fresh(now, s.rules.Grace) || len(r.report.Snapshot) != len(sum) || !sameEdges(r.report.Flow.Edges, m.Edges) {
+			continue
+		}
+		for b := range sum {
+			sum[b] = sum[b].Plus(r.report.Snapshot[b])
+		}
+	}
+	return sum
+}
+
+// learnt is the model's bytes per token and relative estimate error, each the
+// mean over fresh reports weighted by requests per second; 0 when nobody knows.
+func (s *State) learnt(now time.Time, m *model) (ratio length.Ratio, estimateError float64) {
+	var sum, weight float64
+	for _, r := range s.replicas {
+		if r.Model != m.Name || !r.fresh(now, s.rules.Grace) || r.report.BytesPerToken == 0 {
+			continue
+		}
+		w := arrivals(r.report.Flow) + 1e-3 // a replica that idles still knows something
+		sum += float64(w * r.report.BytesPerToken)
+		estimateError += float64(w * r.report.EstimateError)
+		weight += w
+	}
+	if weight == 0 {
+		return 0, 0
+	}
+	return length.RatioOf(sum / weight), estimateError / weight
+}
+
+// iterations is the measured iteration time of each stage of the plan: the
+// mean over its fresh replicas, weighted by what they run; 0 where a stage
+// idles.
+func (s *State) iterations(now time.Time, m *model) []float64 {
+	out := make([]float64, len(m.plan.Stages))
+	running := make([]float64, len(out))
+	for _, r := range s.replicas {
+		if i := r.stage; r.Model == m.Name && i >= 0 && r.fresh(now, s.rules.Grace) {
+			n := float64(r.report.Load.Running)
+			out[i] += float64(n * r.report.Load.Iteration)
+			running[i] += n
+		}
+	}
+	for i := range out {
+		if running[i] > 0 {
+			out[i] /= running[i]
+		}
+	}
+	return out
+}
+
+// workload is what a planner may know of the model, for the given replicas.
+func (s *State) workload(now time.Time, m *model, flow policies.Flow, eligible []policies.Replica) policies.Workload {
+	w := policies.Workload{
+		Flow: flow, Cost: m.Cost, Transfer: m.Transfer, Limits: m.Limits,
+		Replicas: len(eligible), Capacity: eligible[0].Capacity,
+	}
+	for _, r := range eligible[1:] {
+		// Replicas of one model are alike; where they are not, the smallest counts.
+		w.Capacity.KV = min(w.Capacity.KV, r.Capacity.KV)
+		w.Capacity.Batch = min(w.Capacity.Batch, r.Capacity.Batch)
+		w.Capacity.TransferRate = min(w.Capacity.TransferRate, r.Capacity.TransferRate)
+	}
+	if s.policy.snapshot {
+		w.Snapshot = s.inFlight(now, m)
+	}
+	return w
+}
+
+// stageMeanHeld is the mean of held tokens over the fresh replicas of a stage.
+func (s *State) stageMeanHeld(now time.Time, m *model, stage int) float64 {
+	var sum, n float64
+	for _, r := range s.replicas {
+		if r.Model == m.Name && r.fresh(now, s.rules.Grace) && r.stage == stage {
+			sum += float64(r.report.Load.Held)
+			n++
+		}
+	}
+	if n == 0 {
+		return 0
+	}
+	return sum / n
+}
+
+// weigh computes the stages' next weights and says whether any changed.
+func (s *State) weigh(now time.Time, m *model) (changed bool) {
+	for _, stage := range m.plan.Stages {
+		loads := make([]Loaded, 0, len(stage.Replicas))
+		for _, id := range stage.Replicas {
+			if r := s.byID[id]; r != nil {
+				loads = append(loads, Loaded{
+					ID: id, Work: r.work(), KV: r.Capacity.KV, Weight: r.weight,
+					Fresh: r.ready() && r.fresh(now, s.rules.Grace),
+				})
+			}
+		}
+		for id, w := range Weights(loads) {
+			if r := s.byID[id]; r != nil && r.weight != w {
+				r.weight, changed = w, true
+			}
+		}
+	}
+	return changed
+}

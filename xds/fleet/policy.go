@@ -1,0 +1,36 @@
+package fleet
+
+import (
+	"fmt"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/partition"
+)
+
+// Names of Rules.Policy.
+const (
+	PolicyDefault    = "default"     // exact, priced on flows
+	PolicyPaper      = "paper"       // the paper's two phases, priced on snapshots
+	PolicyRoundRobin = "round-robin" // one stage, always
+)
+
+// policy is what a policy name means.
+type policy struct {
+	partitioner policies.Partitioner // nil: one stage
+	snapshot    bool                 // plans on in-flight snapshots
+}
+
+// policyOf looks a policy up by its name.
+func policyOf(name string) (policy, error) {
+	switch name {
+	case "", PolicyDefault:
+		name = "exact"
+	case PolicyRoundRobin:
+		return policy{}, nil
+	}
+	p, ok := partition.Named(name)
+	if !ok {
+		return policy{}, fmt.Errorf("policy %q: want %q, %q, %q or a partitioner's name", name, PolicyDefault, PolicyPaper, PolicyRoundRobin)
+	}
+	return policy{partitioner: p, snapshot: name == PolicyPaper}, nil
+}

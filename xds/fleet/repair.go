@@ -1,0 +1,102 @@
+package fleet
+
+import (
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// repair makes the change that cannot wait for the next period, if there is
+// one: a first plan, a stage without a ready replica, a replica that left the
+// configuration, a ready one that has no stage yet.
+func (s *State) repair(now time.Time, m *model) (Change, bool) {
+	members := s.members(m)
+	reason := s.urgent(m, members)
+	if reason == "" {
+		return Change{}, false
+	}
+	return s.change(now, m, s.mended(m, members), reason)
+}
+
+// change describes the replacement of a model's plan; false when the new plan
+// routes like the present one.
+func (s *State) change(now time.Time, m *model, plan policies.Plan, reason string) (Change, bool) {
+	if samePlan(plan, m.plan) || plan.Validate() != nil {
+		return Change{}, false
+	}
+	return Change{Time: now, Model: m.Name, Reason: reason, Stages: plan.Stages}, true
+}
+
+// urgent says why the plan needs repair at once, or "".
+func (s *State) urgent(m *model, members []member) string {
+	switch {
+	case len(m.plan.Stages) == 0:
+		return "first plan"
+	case s.policy.partitioner == nil && len(m.plan.Stages) > 1:
+		return "the policy has one stage"
+	case !s.known(m):
+		return "the stored plan names none of the replicas"
+	}
+	ready := make([]int, len(m.plan.Stages))
+	total := 0
+	for _, r := range s.replicas {
+		if r.Model != m.Name {
+			continue
+		}
+		if r.gone && r.stage >= 0 {
+			return "replica " + string(r.ID) + " left"
+		}
+		if r.ready() {
+			if r.stage < 0 {
+				return "replica " + string(r.ID) + " joined"
+			}
+			ready[r.stage]++
+			total++
+		}
+	}
+	for i, n := range ready {
+		if n == 0 && total > 0 {
+			return "stage " + policies.Tokens(i).String() + " lost its last ready replica"
+		}
+	}
+	for _, stage := range m.plan.Stages {
+		for _, id := range stage.Replicas {
+			if s.byID[id] == nil && len(members) > 0 {
+				return "replica " + string(id) + " is not configured any more"
+			}
+		}
+	}
+	return ""
+}
+
+// known says that the plan names a replica of the model.
+func (s *State) known(m *model) bool {
+	for _, r := range s.replicas {
+		if r.Model == m.Name && r.stage >= 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// mended is the plan in force with the members as they are, or a single stage
+// where there is nothing to keep.
+func (s *State) mended(m *model, members []member) policies.Plan {
+	if len(m.plan.Stages) > 0 && s.known(m) && (s.policy.partitioner != nil || len(m.plan.Stages) == 1) {
+		return mend(m.plan, members)
+	}
+	var ids []policies.ReplicaID
+	for _, r := range s.replicas {
+		// A first stage takes everybody: who is not ready is listed as such.
+		if r.Model == m.Name && !r.draining() {
+			ids = append(ids, r.ID)
+		}
+	}
+	for _, r := range s.replicas {
+		if len(ids) == 0 && r.Model == m.Name && !r.gone {
+			ids = append(ids, r.ID)
+			break
+		}
+	}
+	return policies.OneStage(m.Name, ids)
+}

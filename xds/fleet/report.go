@@ -1,0 +1,177 @@
+package fleet
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/api"
+)
+
+// Bounds of a load report. They are far above what an engine can do and low
+// enough that the sums over a fleet stay exact numbers: a report outside them
+// is a bug or a lie, and is refused whole.
+const (
+	maxName     = 256     // bytes of a replica's or a model's name
+	maxEdges    = 1024    // length buckets
+	maxCount    = 1 << 24 // requests running or waiting
+	maxTokens   = 1 << 40 // tokens held or promised, and the largest bucket edge
+	maxRate     = 1e18    // any rate per second and any batch sum
+	maxSeconds  = 3600    // one iteration
+	maxBytesPer = 64      // bytes per token
+)
+
+// Report is the present state of one replica, as its migrator tells it and
+// Decode checked it.
+//
+// Invariants, which Decode establishes:
+//  1. Replica and Model are not empty and at most 256 bytes long,
+//  2. Load and, unless it has no edges at all, Flow are valid and within the
+//     bounds of this package,
+//  3. Snapshot is empty or has one valid Batch per edge of Flow,
+//  4. BytesPerToken and EstimateError are finite and not negative.
+type Report struct {
+	Replica  policies.ReplicaID
+	Model    string
+	Sequence uint64
+	Load     policies.Load
+	Flow     policies.Flow // no edges: nothing counted yet
+	Snapshot []policies.Batch
+	// EngineReady is false while the engine does not answer its health check.
+	EngineReady bool
+	// Draining is true once the migrator takes no new request.
+	Draining bool
+	// BytesPerToken is learnt from exact counts; 0 when there were none.
+	BytesPerToken float64
+	// EstimateError is the mean relative error of the length estimate.
+	EstimateError float64
+}
+
+// Decode checks a message and turns it into a Report that shares the
+// message's slices. The error names the field.
+func Decode(m *api.LoadReport) (Report, error) {
+	r := Report{
+		Replica:       policies.ReplicaID(m.GetReplica()),
+		Model:         m.GetModel(),
+		Sequence:      m.GetSequence(),
+		EngineReady:   m.GetEngineReady(),
+		Draining:      m.GetDraining(),
+		BytesPerToken: m.GetBytesPerToken(),
+		EstimateError: m.GetEstimateError(),
+	}
+	switch {
+	case r.Replica == "" || len(r.Replica) > maxName:
+		return Report{}, fmt.Errorf("replica: want 1 to %d bytes, got %d", maxName, len(r.Replica))
+	case r.Model == "" || len(r.Model) > maxName:
+		return Report{}, fmt.Errorf("model: want 1 to %d bytes, got %d", maxName, len(r.Model))
+	case !within(r.BytesPerToken, maxBytesPer):
+		return Report{}, fmt.Errorf("bytes_per_token: %v is not in [0, %d]", r.BytesPerToken, maxBytesPer)
+	case !within(r.EstimateError, maxRate):
+		return Report{}, fmt.Errorf("estimate_error: %v is not a relative error", r.EstimateError)
+	}
+	var err error
+	if r.Load, err = decodeLoad(m.GetLoad()); err != nil {
+		return Report{}, fmt.Errorf("load: %w", err)
+	}
+	if r.Flow, err = decodeFlow(m.GetFlow()); err != nil {
+		return Report{}, fmt.Errorf("flow: %w", err)
+	}
+	if r.Snapshot, err = decodeSnapshot(m.GetSnapshot(), len(r.Flow.Edges)); err != nil {
+		return Report{}, fmt.Errorf("snapshot: %w", err)
+	}
+	return r, nil
+}
+
+func decodeLoad(m *api.Load) (policies.Load, error) {
+	if m.GetRunning() > maxCount || m.GetWaiting() > maxCount {
+		return policies.Load{}, fmt.Errorf("more than %d requests", maxCount)
+	}
+	l := policies.Load{
+		Running:   int(m.GetRunning()),
+		Waiting:   int(m.GetWaiting()),
+		Held:      policies.Tokens(m.GetHeldTokens()),
+		Promised:  policies.Tokens(m.GetPromisedTokens()),
+		Iteration: m.GetIterationSeconds(),
+	}
+	if l.Held > maxTokens || l.Promised > maxTokens {
+		return policies.Load{}, fmt.Errorf("more than %d tokens", int64(maxTokens))
+	}
+	if l.Iteration > maxSeconds {
+		return policies.Load{}, fmt.Errorf("an iteration of more than %d s", maxSeconds)
+	}
+	return l, l.Validate()
+}
+
+func decodeFlow(m *api.Flow) (policies.Flow, error) {
+	if len(m.GetEdges()) > maxEdges {
+		return policies.Flow{}, fmt.Errorf("edges: more than %d", maxEdges)
+	}
+	f := policies.Flow{
+		Edges:    make([]policies.Tokens, len(m.GetEdges())),
+		Arrivals: m.GetArrivals(), Tokens: m.GetTokens(), Reads: m.GetReads(),
+		Prefill: m.GetPrefill(), Prefill2: m.GetPrefill2(),
+		Weight: m.GetWeight(), Crossings: m.GetCrossings(),
+		Seen: m.GetSeen(),
+	}
+	for i, e := range m.GetEdges() {
+		f.Edges[i] = policies.Tokens(e)
+	}
+	return f, checkFlow(f)
+}
+
+// checkFlow says why a flow is invalid or beyond the bounds; one without edges
+// is empty and in order.
+func checkFlow(f policies.Flow) error {
+	if len(f.Edges) == 0 {
+		for _, column := range columns(f) {
+			if len(column) > 0 {
+				return errors.New("rates without edges")
+			}
+		}
+		return nil
+	}
+	if len(f.Edges) > maxEdges {
+		return fmt.Errorf("edges: more than %d", maxEdges)
+	}
+	if err := f.Validate(); err != nil {
+		return err
+	}
+	if f.Edges[len(f.Edges)-1] > maxTokens {
+		return fmt.Errorf("edges: above %d", int64(maxTokens))
+	}
+	for _, column := range columns(f) {
+		for _, x := range column {
+			if x > maxRate {
+				return errors.New("a rate is above 1e18 per second")
+			}
+		}
+	}
+	return nil
+}
+
+func decodeSnapshot(list []*api.Batch, buckets int) ([]policies.Batch, error) {
+	if len(list) == 0 {
+		return nil, nil
+	}
+	if len(list) != buckets {
+		return nil, fmt.Errorf("%d batches for %d buckets of the flow", len(list), buckets)
+	}
+	out := make([]policies.Batch, len(list))
+	for i, b := range list {
+		out[i] = policies.Batch{N: b.GetN(), SumI: b.GetSumInput(), SumI2: b.GetSumInput2(), SumL: b.GetSumLength()}
+		for _, x := range [...]float64{out[i].N, out[i].SumI, out[i].SumI2, out[i].SumL} {
+			if !within(x, maxRate) {
+				return nil, fmt.Errorf("batch %d: %v is not a sum of requests", i, x)
+			}
+		}
+	}
+	return out, nil
+}
+
+// within says that x is a number in [0, limit]; NaN is in no range.
+func within(x, limit float64) bool { return x >= 0 && x <= limit }
+
+// columns lists the rates of a flow.
+func columns(f policies.Flow) [7][]float64 {
+	return [7][]float64{f.Arrivals, f.Tokens, f.Reads, f.Prefill, f.Prefill2, f.Weight, f.Crossings}
+}

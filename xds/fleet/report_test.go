@@ -1,0 +1,128 @@
+package fleet
+
+import (
+	"math"
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/api"
+)
+
+// message is a report that Decode takes.
+func goodReport() *api.LoadReport {
+	return &api.LoadReport{
+		Replica: "r0", Model: "m", Sequence: 3, EngineReady: true, BytesPerToken: 4.2, EstimateError: 0.1,
+		Load: &api.Load{Running: 3, Waiting: 1, HeldTokens: 4000, PromisedTokens: 100, IterationSeconds: 0.02},
+		Flow: &api.Flow{
+			Edges: []int64{0, 16, 32}, Arrivals: []float64{1, 2, 3}, Tokens: []float64{10, 20, 30}, Reads: []float64{1, 2, 3},
+			Prefill: []float64{1, 2, 3}, Prefill2: []float64{1, 2, 3}, Weight: []float64{.1, .2, .3}, Crossings: []float64{0, 1, 1}, Seen: 77,
+		},
+		Snapshot: []*api.Batch{{N: 1, SumInput: 5, SumInput2: 25, SumLength: 9}, {}, {}},
+	}
+}
+
+func TestDecode(t *testing.T) {
+	r, err := Decode(goodReport())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Replica != "r0" || r.Load.Held != 4000 || r.Flow.Arrivals[2] != 3 || r.Flow.Seen != 77 || r.Snapshot[0].SumL != 9 || !r.EngineReady {
+		t.Errorf("decoded %+v", r)
+	}
+	if r, err := Decode(&api.LoadReport{Replica: "r", Model: "m"}); err != nil || r.EngineReady {
+		t.Errorf("a report with nothing but names: %+v, %v", r, err)
+	}
+	for _, c := range []struct {
+		name string
+		edit func(*api.LoadReport)
+		want string // part of the error
+	}{
+		{"no replica", func(m *api.LoadReport) { m.Replica = "" }, "replica"},
+		{"long replica", func(m *api.LoadReport) { m.Replica = strings.Repeat("r", 257) }, "replica"},
+		{"no model", func(m *api.LoadReport) { m.Model = "" }, "model"},
+		{"ratio NaN", func(m *api.LoadReport) { m.BytesPerToken = math.NaN() }, "bytes_per_token"},
+		{"ratio huge", func(m *api.LoadReport) { m.BytesPerToken = 65 }, "bytes_per_token"},
+		{"error negative", func(m *api.LoadReport) { m.EstimateError = -1 }, "estimate_error"},
+		{"running huge", func(m *api.LoadReport) { m.Load.Running = 1 << 30 }, "load"},
+		{"held negative", func(m *api.LoadReport) { m.Load.HeldTokens = -1 }, "load"},
+		{"held huge", func(m *api.LoadReport) { m.Load.HeldTokens = 1 << 50 }, "load"},
+		{"iteration NaN", func(m *api.LoadReport) { m.Load.IterationSeconds = math.NaN() }, "load"},
+		{"iteration long", func(m *api.LoadReport) { m.Load.IterationSeconds = 1e6 }, "load"},
+		{"edges from 1", func(m *api.LoadReport) { m.Flow.Edges[0] = 1 }, "flow"},
+		{"edges fall", func(m *api.LoadReport) { m.Flow.Edges[2] = 16 }, "flow"},
+		{"edges huge", func(m *api.LoadReport) { m.Flow.Edges[2] = math.MaxInt64 }, "flow"},
+		{"edges too many", func(m *api.LoadReport) { m.Flow.Edges = make([]int64, 2000) }, "flow"},
+		{"short column", func(m *api.LoadReport) { m.Flow.Reads = m.Flow.Reads[:2] }, "flow"},
+		{"column only", func(m *api.LoadReport) { m.Flow.Edges = nil; m.Snapshot = nil }, "flow"},
+		{"rate negative", func(m *api.LoadReport) { m.Flow.Tokens[1] = -1 }, "flow"},
+		{"rate infinite", func(m *api.LoadReport) { m.Flow.Tokens[1] = math.Inf(1) }, "flow"},
+		{"rate huge", func(m *api.LoadReport) { m.Flow.Prefill2[1] = 1e300 }, "flow"},
+		{"snapshot short", func(m *api.LoadReport) { m.Snapshot = m.Snapshot[:1] }, "snapshot"},
+		{"snapshot NaN", func(m *api.LoadReport) { m.Snapshot[2] = &api.Batch{N: math.NaN()} }, "snapshot"},
+	} {
+		m := goodReport()
+		c.edit(m)
+		if _, err := Decode(m); err == nil || !strings.HasPrefix(err.Error(), c.want) {
+			t.Errorf("%s: error %v, want one about %s", c.name, err, c.want)
+		}
+	}
+}
+
+// FuzzReport: bytes off the wire are refused, or become a report that keeps
+// its invariants and that a State digests into valid plans and weights.
+func FuzzReport(f *testing.F) {
+	seed := func(m *api.LoadReport) {
+		b, err := proto.Marshal(m)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+	}
+	seed(goodReport())
+	seed(&api.LoadReport{})
+	lie := goodReport()
+	lie.Load.HeldTokens = maxTokens
+	lie.Flow.Tokens[0] = maxRate
+	seed(lie)
+	f.Fuzz(func(t *testing.T, data []byte) {
+		m := new(api.LoadReport)
+		if proto.Unmarshal(data, m) != nil {
+			return
+		}
+		r, err := Decode(m)
+		if err != nil {
+			return
+		}
+		if err := r.Load.Validate(); err != nil {
+			t.Error(err)
+		}
+		if len(r.Flow.Edges) > 0 {
+			if err := r.Flow.Validate(); err != nil {
+				t.Error(err)
+			}
+		}
+		if len(r.Snapshot) != 0 && len(r.Snapshot) != len(r.Flow.Edges) {
+			t.Errorf("%d batches for %d buckets", len(r.Snapshot), len(r.Flow.Edges))
+		}
+		s := testState(t, PolicyDefault)
+		r.Replica, r.Model = "r0", "m"
+		now := start
+		for range 3 {
+			now = now.Add(s.rules.Period)
+			settleState(s, now, Reported{r})
+			settleState(s, now, Tick{})
+		}
+		snap := s.Snapshot(now)
+		if err := snap.Models[0].Plan.Validate(); err != nil {
+			t.Error(err)
+		}
+		if err := snap.Models[0].Flow.Validate(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+var _ = policies.Tokens(0)

@@ -1,0 +1,319 @@
+package fleet
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+var update = flag.Bool("update", false, "rewrite the expected output of the scenarios in testdata")
+
+// TestScenarios plays testdata/*.txt. A line "> command" is played, the lines
+// below it up to the next blank one are what the State must do about it:
+//
+//	> policy NAME               begin; before everything else
+//	> replicas r0 r1 r2*        the configured list; * marks draining
+//	> report r0 r1 [not-ready] [draining] [held=N] [running=N] [iter=SECONDS]
+//	         [ratio=BYTES] [mix=NAME] [edges=other]
+//	                            the same report from each; what is not given is
+//	                            as in the report before
+//	> stop r0                   its stream ends
+//	> every 1s for 30s          time passes: a tick, and before it a repeated
+//	                            report from each replica that has a stream
+//	> silent r0                 r0 repeats nothing any more, its stream stays
+//	> store fails|works         what becomes of proposals
+//	> stored EPOCH a b | c      another server wrote a plan; cuts at 512, 1024, …
+//	> show                      plan, weights, health
+//	> restart                   a new State with the stored plans and the counters
+func TestScenarios(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.txt")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no scenario: %v", err)
+	}
+	for _, name := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(name), ".txt"), func(t *testing.T) {
+			text, err := os.ReadFile(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := play(t, string(text))
+			if got == string(text) {
+				return
+			}
+			if *update {
+				if err := os.WriteFile(name, []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			t.Errorf("the scenario went differently (run with -update and read the diff):\n%s", got)
+		})
+	}
+}
+
+// play returns the scenario with the output that it had.
+func play(t *testing.T, text string) string {
+	p := &player{t: t, now: start, last: make(map[string]Report), talks: make(map[string]bool)}
+	var out strings.Builder
+	expected := false
+	for line := range strings.Lines(text) {
+		line = strings.TrimSuffix(line, "\n")
+		command, ok := strings.CutPrefix(line, "> ")
+		switch {
+		case ok:
+			out.WriteString(line + "\n" + p.do(command))
+			expected = true
+		case line == "":
+			expected = false
+			out.WriteString("\n")
+		case expected:
+		default:
+			out.WriteString(line + "\n")
+		}
+	}
+	return out.String()
+}
+
+type player struct {
+	t      *testing.T
+	policy string
+	state  *State
+	now    time.Time
+	list   []policies.Replica
+	last   map[string]Report
+	talks  map[string]bool
+	fails  bool
+	stored Stored
+	out    strings.Builder
+}
+
+func (p *player) do(command string) string {
+	p.out.Reset()
+	f := strings.Fields(command)
+	switch f[0] {
+	case "policy":
+		p.policy = f[1]
+		p.begin()
+	case "replicas":
+		p.list = nil
+		for _, id := range f[1:] {
+			id, draining := strings.CutSuffix(id, "*")
+			r := scenarioReplica(id)
+			r.Draining = draining
+			p.list = append(p.list, r)
+		}
+		if err := Check(p.state.rules.Models, p.list); err != nil {
+			fmt.Fprintf(&p.out, "refused: %v\n", err)
+			break
+		}
+		p.step(Replicas{p.list})
+	case "report":
+		p.report(f[1:])
+	case "stop":
+		p.talks[f[1]] = false
+		p.step(Closed{policies.ReplicaID(f[1])})
+	case "silent":
+		p.talks[f[1]] = false
+	case "every":
+		each, err1 := time.ParseDuration(f[1])
+		total, err2 := time.ParseDuration(f[3])
+		if err1 != nil || err2 != nil {
+			p.t.Fatalf("%s: %v %v", command, err1, err2)
+		}
+		for end := p.now.Add(total); p.now.Before(end); {
+			p.now = p.now.Add(each)
+			for _, r := range p.list {
+				if p.talks[string(r.ID)] {
+					p.step(Reported{p.last[string(r.ID)]})
+				}
+			}
+			p.step(Tick{})
+		}
+	case "store":
+		p.fails = f[1] == "fails"
+	case "stored":
+		epoch, _ := strconv.Atoi(f[1])
+		plan := parsePlan(strings.Join(f[2:], " "))
+		plan.Epoch = policies.Epoch(epoch)
+		for i := range plan.Stages {
+			plan.Stages[i].Low = plan.Stages[i].Low * 512 / 100
+			if plan.Stages[i].High != policies.Unbounded {
+				plan.Stages[i].High = plan.Stages[i].High * 512 / 100
+			}
+		}
+		p.stored = Stored{plan.Epoch, []policies.Plan{plan}}
+		p.step(p.stored)
+	case "restart":
+		counters, err := p.state.Counters(p.now)
+		if err != nil {
+			p.t.Fatal(err)
+		}
+		p.begin()
+		if err := p.state.Restore(p.now, counters); err != nil {
+			p.t.Fatal(err)
+		}
+		p.step(p.stored)
+		p.step(Replicas{p.list})
+	case "show":
+		p.show()
+	default:
+		p.t.Fatalf("unknown command %q", command)
+	}
+	return p.out.String()
+}
+
+func (p *player) begin() {
+	s, err := NewState(Rules{
+		Policy: p.policy,
+		Models: []Model{{
+			Name: "m", Context: 32768, Edges: policies.Edges(32768, 4),
+			Cost: policies.Cost{D0: 0.008, D1: 5e-5, D2: 6e-5, D3: 1e-9, D4: 6e-8, Kappa: 4},
+		}},
+	})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.state = s
+}
+
+func scenarioReplica(id string) policies.Replica {
+	n, _ := strconv.Atoi(strings.TrimPrefix(id, "r"))
+	return policies.Replica{
+		ID: policies.ReplicaID(id), Model: "m", Address: fmt.Sprintf("127.0.0.1:%d", 1000+n),
+		Capacity: policies.Capacity{KV: 400_000, Batch: 256},
+	}
+}
+
+func (p *player) report(words []string) {
+	var ids []string
+	for len(words) > 0 && words[0][0] == 'r' && !strings.Contains(words[0], "=") {
+		ids, words = append(ids, words[0]), words[1:]
+	}
+	for _, id := range ids {
+		r, ok := p.last[id]
+		if !ok {
+			r = Report{Replica: policies.ReplicaID(id), Model: "m", EngineReady: true, Flow: policies.NewFlow(policies.Edges(32768, 4))}
+		}
+		r.EngineReady, r.Draining = true, false
+		for _, w := range words {
+			key, value, _ := strings.Cut(w, "=")
+			x, _ := strconv.ParseFloat(value, 64)
+			switch key {
+			case "not-ready":
+				r.EngineReady = false
+			case "draining":
+				r.Draining = true
+			case "held":
+				r.Load.Held = policies.Tokens(x)
+			case "running":
+				r.Load.Running = int(x)
+			case "iter":
+				r.Load.Iteration = x
+			case "ratio":
+				r.BytesPerToken = x
+			case "mix":
+				seen := r.Flow.Seen + 1000
+				r.Flow, r.Snapshot = mix(value)
+				r.Flow.Seen = seen
+			case "edges":
+				r.Flow = policies.NewFlow([]policies.Tokens{0, 7})
+			default:
+				p.t.Fatalf("unknown word %q", w)
+			}
+		}
+		p.last[id], p.talks[id] = r, true
+		p.step(Reported{r})
+	}
+}
+
+// mix is what one of eight replicas counts under a named mix of requests.
+func mix(name string) (policies.Flow, []policies.Batch) {
+	f := policies.NewFlow(policies.Edges(32768, 4))
+	batch := make([]policies.Batch, len(f.Edges))
+	// add counts rate requests/s with the given input and output lengths.
+	add := func(rate float64, input, output policies.Tokens) {
+		b := policies.Bucket(f.Edges, input)
+		f.Arrivals[b] += rate
+		f.Prefill[b] += rate * float64(input)
+		f.Prefill2[b] += rate * float64(input*input)
+		for l := input + 1; l <= input+output; l++ {
+			c := policies.Bucket(f.Edges, l)
+			f.Tokens[c] += rate
+			f.Reads[c] += rate * float64(l)
+			f.Weight[c] += rate / float64(output)
+			if l == f.Edges[c] {
+				f.Crossings[c] += rate
+			}
+			batch[c] = batch[c].Plus(policies.Batch{N: rate * 0.02, SumI: rate * 0.02 * float64(input), SumI2: rate * 0.02 * float64(input*input), SumL: rate * 0.02 * float64(l)})
+		}
+	}
+	switch name {
+	case "short":
+		add(3, 300, 150)
+	case "skewed":
+		add(4, 200, 150)
+		add(0.15, 20000, 400)
+	case "idle":
+	default:
+		panic("unknown mix " + name)
+	}
+	return f, batch
+}
+
+// step steps, answers proposals and prints the effects.
+func (p *player) step(ev Event) {
+	e := p.state.Step(p.now, ev)
+	for e.Propose != nil {
+		at := p.now.Sub(start).Seconds()
+		for _, c := range e.Propose.Changes {
+			fmt.Fprintf(&p.out, "%gs epoch %d: %s: %s\n", at, c.Epoch, c.Reason, printPlan(policies.Plan{Stages: c.Stages}))
+		}
+		if p.fails {
+			fmt.Fprintf(&p.out, "%gs not stored\n", at)
+			e = p.state.Step(p.now, Refused{})
+			continue
+		}
+		p.stored = Stored{e.Propose.Epoch, e.Propose.Plans}
+		e = p.state.Step(p.now, p.stored)
+	}
+	if e.Publish != nil {
+		fmt.Fprintf(&p.out, "%gs publish%s\n", p.now.Sub(start).Seconds(), routing(e.Publish))
+	}
+}
+
+// routing prints what proxies see, endpoints in order of the list.
+func routing(s *Snapshot) string {
+	var b strings.Builder
+	for _, r := range s.Models[0].Replicas {
+		fmt.Fprintf(&b, " %s:%d", r.ID, r.Weight)
+		switch r.Health {
+		case resources.Draining:
+			b.WriteString("/draining")
+		case resources.Unhealthy:
+			b.WriteString("/unhealthy")
+		}
+	}
+	return b.String()
+}
+
+func (p *player) show() {
+	s := p.state.Snapshot(p.now)
+	m := s.Models[0]
+	fmt.Fprintf(&p.out, "epoch %d: %s (%s)\nserves%s, %.2f bytes/token\n", s.Epoch, printPlan(m.Plan), m.Reason, routing(s), m.BytesPerToken.Float())
+	if m.Planner != "" {
+		fmt.Fprintf(&p.out, "planner: %s\n", m.Planner)
+	}
+	for _, r := range m.Replicas {
+		if r.Note != "" {
+			fmt.Fprintf(&p.out, "%s: %s\n", r.ID, r.Note)
+		}
+	}
+}

@@ -1,0 +1,76 @@
+package fleet
+
+import (
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// Snapshot is the whole fleet at one moment: what is published, and what an
+// operator asks for. It is immutable and shared freely.
+type Snapshot struct {
+	Time    time.Time
+	Epoch   policies.Epoch // of the newest plan in force
+	Models  []ModelState   // in the order of the configuration
+	History []Change       // oldest first, bounded
+}
+
+// ModelState is one model of a Snapshot.
+type ModelState struct {
+	Name    string
+	Context policies.Tokens
+	Hosts   []string
+	Plan    policies.Plan
+	// Reason is why Plan replaced the one before; Planner is what the last
+	// planning period decided, and why, also when it kept the plan.
+	Reason, Planner string
+	// BytesPerToken is served, LearntBytesPerToken is what the reports say now
+	// (0: nothing yet).
+	BytesPerToken, LearntBytesPerToken length.Ratio
+	// EstimateError is the mean relative error of the length estimate.
+	EstimateError float64
+	Seen          uint64        // requests counted so far
+	Flow          policies.Flow // summed over the replicas
+	Replicas      []ReplicaState
+}
+
+// ReplicaState is one replica of a Snapshot.
+type ReplicaState struct {
+	policies.Replica
+	Stage    int // index in the plan; -1: in no stage
+	Health   resources.Health
+	Weight   uint32
+	Load     policies.Load
+	Reported time.Time // zero: never
+	// Connected says that a report stream is open.
+	Connected bool
+	Note      string // what is wrong with its reports; usually empty
+}
+
+// View is the routing part of the snapshot under the given settings.
+func (s *Snapshot) View(settings resources.Settings) resources.View {
+	v := resources.View{Settings: settings}
+	for _, m := range s.Models {
+		v.Models = append(v.Models, resources.Model{Name: m.Name, Context: m.Context, Hosts: m.Hosts, BytesPerToken: m.BytesPerToken})
+		v.Plans = append(v.Plans, m.Plan)
+		for _, r := range m.Replicas {
+			v.Endpoints = append(v.Endpoints, resources.Endpoint{
+				ID: r.ID, Model: r.Model, Address: r.Address, Peer: r.Peer, Node: r.Node,
+				Weight: r.Weight, Health: r.Health,
+			})
+		}
+	}
+	return v
+}
+
+// Model returns the state of a model, or nil.
+func (s *Snapshot) Model(name string) *ModelState {
+	for i := range s.Models {
+		if s.Models[i].Name == name {
+			return &s.Models[i]
+		}
+	}
+	return nil
+}

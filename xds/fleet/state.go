@@ -1,0 +1,327 @@
+package fleet
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// State is the fleet as a state machine: Step takes what happened and says
+// what to do about it. It reads no clock, does no I/O and starts nothing; the
+// same events at the same times give the same effects. It is not safe for
+// concurrent use.
+//
+// Invariants, after every Step:
+//  1. what is published was stored: a plan comes into force by Stored alone,
+//  2. a plan in force is valid, and changes only with a growing epoch,
+//  3. while a model has a ready replica, every stage has one, or a proposal
+//     that gives it one waits for its answer or for its time to be retried,
+//  4. weights change at most once a second, by one step each.
+type State struct {
+	rules    Rules // complete
+	policy   policy
+	models   []*model
+	replicas []*replica // in the order in which they came
+	byID     map[policies.ReplicaID]*replica
+	epoch    policies.Epoch
+	history  []Change
+	pending  *Proposal
+	retry    time.Time // no proposal before, after a refused one
+	weighed  time.Time
+	kept     map[policies.ReplicaID]keptReplica // by Restore, until begun
+	begun    bool                               // a first list of replicas was taken
+	dirty    bool                               // something that is published has changed
+	uneasy   bool                               // a plan in force may need repair
+}
+
+// retryAfter is how long a State waits after a refused proposal.
+const retryAfter = time.Second
+
+// NewState returns a State without replicas or plans.
+func NewState(rules Rules) (*State, error) {
+	if err := rules.validate(); err != nil {
+		return nil, fmt.Errorf("fleet: %w", err)
+	}
+	s := &State{rules: rules.complete(), byID: make(map[policies.ReplicaID]*replica)}
+	s.policy, _ = policyOf(s.rules.Policy)
+	for _, m := range s.rules.Models {
+		s.models = append(s.models, &model{Model: m, ratio: m.BytesPerToken, decider: newDecider(s.rules)})
+	}
+	return s, nil
+}
+
+// Step applies an event that happened at now. now must not go back.
+func (s *State) Step(now time.Time, ev Event) Effects {
+	switch ev := ev.(type) {
+	case Tick:
+		s.tick(now)
+	case Replicas:
+		s.setReplicas(now, ev.List)
+	case Reported:
+		s.reported(now, ev.Report)
+	case Closed:
+		if r := s.byID[ev.Replica]; r != nil {
+			r.open = false
+		}
+	case Stored:
+		s.stored(now, ev)
+	case Refused:
+		if s.pending != nil {
+			s.pending, s.retry, s.uneasy = nil, now.Add(retryAfter), true
+		}
+	}
+	return s.effects(now, ev)
+}
+
+// effects proposes the repairs that cannot wait and the plans that are due,
+// and publishes when nothing waits to be stored.
+func (s *State) effects(now time.Time, ev Event) Effects {
+	var e Effects
+	if s.pending == nil && s.begun && !now.Before(s.retry) {
+		_, tick := ev.(Tick)
+		var changes []Change
+		for _, m := range s.models {
+			var c Change
+			ok := false
+			if s.uneasy {
+				c, ok = s.repair(now, m)
+			}
+			if !ok && tick && !now.Before(m.next) {
+				c, ok = s.replan(now, m)
+			}
+			if ok {
+				changes = append(changes, c)
+			}
+		}
+		s.uneasy = false
+		if len(changes) > 0 {
+			e.Propose = s.propose(changes)
+		}
+	}
+	if s.pending == nil && s.dirty && s.planned() {
+		s.dirty = false
+		e.Publish = s.Snapshot(now)
+	}
+	return e
+}
+
+// propose makes the plan object out of the plans in force and the changes.
+func (s *State) propose(changes []Change) *Proposal {
+	p := &Proposal{Epoch: s.epoch + 1, Changes: changes}
+	for _, m := range s.models {
+		plan := m.plan
+		for i, c := range changes {
+			if c.Model == m.Name {
+				plan = policies.Plan{Model: m.Name, Epoch: p.Epoch, Stages: c.Stages}
+				changes[i].Epoch = p.Epoch
+			}
+		}
+		if len(plan.Stages) > 0 {
+			p.Plans = append(p.Plans, plan)
+		}
+	}
+	s.pending = p
+	return p
+}
+
+// planned says that every model has a plan.
+func (s *State) planned() bool {
+	for _, m := range s.models {
+		if len(m.plan.Stages) == 0 {
+			return false
+		}
+	}
+	return s.begun
+}
+
+// stored puts plans in force. Plans of models that the fleet does not serve,
+// and invalid ones, are left out: the store may be older than the program.
+func (s *State) stored(now time.Time, ev Stored) {
+	mine := s.pending != nil && s.pending.Epoch == ev.Epoch
+	s.epoch = max(s.epoch, ev.Epoch)
+	for _, p := range ev.Plans {
+		s.epoch = max(s.epoch, p.Epoch)
+		m := s.model(p.Model)
+		if m == nil || p.Validate() != nil || p.Epoch < m.plan.Epoch {
+			continue
+		}
+		if p.Epoch == m.plan.Epoch && samePlan(p, m.plan) {
+			continue
+		}
+		m.plan, s.dirty = p, true
+		s.place(m)
+		m.reason = "read from the store"
+		if mine {
+			for _, c := range s.pending.Changes {
+				if c.Model == m.Name {
+					m.reason = c.Reason
+				}
+			}
+		}
+		m.decider.adopted(now, m)
+	}
+	if mine {
+		s.history = append(s.history, s.pending.Changes...)
+		if n := len(s.history) - historyLength; n > 0 {
+			s.history = slices.Delete(s.history, 0, n)
+		}
+	}
+	s.pending, s.uneasy = nil, true
+	s.forget(now)
+}
+
+// place notes in each replica which stage it is in.
+func (s *State) place(m *model) {
+	for _, r := range s.replicas {
+		if r.Model == m.Name {
+			r.stage = -1
+		}
+	}
+	for i, stage := range m.plan.Stages {
+		for _, id := range stage.Replicas {
+			if r := s.byID[id]; r != nil && r.Model == m.Name {
+				r.stage = i
+			}
+		}
+	}
+}
+
+// setReplicas takes a new configured list.
+func (s *State) setReplicas(now time.Time, list []policies.Replica) {
+	listed := make(map[policies.ReplicaID]bool, len(list))
+	for _, c := range list {
+		listed[c.ID] = true
+		r := s.byID[c.ID]
+		if r == nil {
+			r = &replica{stage: -1, weight: Neutral, health: resources.Unhealthy}
+			if !s.begun {
+				// A control plane that starts has heard of nobody; the engines
+				// may well have been there all the time.
+				r.assumed = now.Add(s.rules.Grace)
+			}
+			s.replicas = append(s.replicas, r)
+			s.byID[c.ID] = r
+		}
+		if r.Replica != c || r.gone {
+			s.dirty = true
+		}
+		r.Replica, r.gone = c, false
+		if !s.begun {
+			r.restore(now, s.kept[c.ID])
+		}
+	}
+	for _, r := range s.replicas {
+		if !listed[r.ID] && !r.gone {
+			r.gone, s.dirty = true, true
+		}
+		r.refresh(now, s.rules.Grace)
+	}
+	s.begun, s.uneasy, s.dirty, s.kept = true, true, true, nil
+	for _, m := range s.models {
+		s.place(m)
+	}
+	s.forget(now)
+}
+
+// reported takes one report in.
+func (s *State) reported(now time.Time, report Report) {
+	r := s.byID[report.Replica]
+	if r == nil {
+		return
+	}
+	m := s.model(r.Model)
+	r.note = ""
+	switch {
+	case len(report.Flow.Edges) > 0 && !sameEdges(report.Flow.Edges, m.Edges):
+		r.note = "flow ignored: its buckets are not those of the control plane; give both the same context"
+		report.Snapshot = nil
+	}
+	r.take(now, report)
+	s.refresh(now, r)
+}
+
+// refresh computes a replica's health anew.
+func (s *State) refresh(now time.Time, r *replica) {
+	if r.refresh(now, s.rules.Grace) {
+		s.dirty, s.uneasy = true, true
+	}
+}
+
+// tick lets time pass: health, weights, bytes per token.
+func (s *State) tick(now time.Time) {
+	for _, r := range s.replicas {
+		s.refresh(now, r)
+	}
+	if now.Sub(s.weighed) >= weighEvery {
+		s.weighed = now
+		for _, m := range s.models {
+			if s.weigh(now, m) {
+				s.dirty = true
+			}
+		}
+	}
+	s.forget(now)
+}
+
+// forget drops the replicas that are out of the configuration, out of every
+// plan, and whose flow has faded.
+func (s *State) forget(now time.Time) {
+	s.replicas = slices.DeleteFunc(s.replicas, func(r *replica) bool {
+		drop := r.gone && r.stage < 0 && (r.at.IsZero() || fade(now.Sub(r.at), s.rules.Grace, s.rules.HalfLife) == 0)
+		if drop {
+			delete(s.byID, r.ID)
+		}
+		return drop
+	})
+}
+
+func (s *State) model(name string) *model {
+	for _, m := range s.models {
+		if m.Name == name {
+			return m
+		}
+	}
+	return nil
+}
+
+// Reply is the answer to a replica's report: the epoch of its model's plan
+// and the mean held tokens of its stage. ok is false for a replica that is not
+// configured.
+func (s *State) Reply(now time.Time, id policies.ReplicaID) (epoch policies.Epoch, stageMeanHeld float64, ok bool) {
+	r := s.byID[id]
+	if r == nil || r.gone {
+		return 0, 0, false
+	}
+	m := s.model(r.Model)
+	if r.stage < 0 {
+		return m.plan.Epoch, 0, true
+	}
+	return m.plan.Epoch, s.stageMeanHeld(now, m, r.stage), true
+}
+
+// Snapshot returns the state as it is.
+func (s *State) Snapshot(now time.Time) *Snapshot {
+	snap := &Snapshot{Time: now, Epoch: s.epoch, History: slices.Clone(s.history)}
+	for _, m := range s.models {
+		state := ModelState{
+			Name: m.Name, Context: m.Context, Hosts: m.Hosts, Plan: m.plan,
+			Reason: m.reason, Planner: m.planner, BytesPerToken: m.ratio, Flow: s.flow(now, m),
+		}
+		state.LearntBytesPerToken, state.EstimateError = s.learnt(now, m)
+		state.Seen = state.Flow.Seen
+		for _, r := range s.replicas {
+			if r.Model != m.Name || r.gone && r.stage < 0 {
+				continue
+			}
+			state.Replicas = append(state.Replicas, ReplicaState{
+				Replica: r.Replica, Stage: r.stage, Health: r.health, Weight: r.weight,
+				Load: r.report.Load, Reported: r.at, Connected: r.open, Note: r.note,
+			})
+		}
+		snap.Models = append(snap.Models, state)
+	}
+	return snap
+}

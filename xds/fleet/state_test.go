@@ -1,0 +1,49 @@
+package fleet
+
+import (
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+// testRules is a fleet of one model m with buckets 0, 16, 32.
+func testRules(policy string) Rules {
+	return Rules{
+		Models: []Model{{
+			Name: "m", Context: 4096, Edges: []policies.Tokens{0, 16, 32},
+			Cost: policies.Cost{D0: 0.01, D1: 1e-4, D2: 1e-5, D4: 1e-7},
+		}},
+		Policy: policy,
+	}
+}
+
+func testReplica(id string) policies.Replica {
+	return policies.Replica{
+		ID: policies.ReplicaID(id), Model: "m", Address: "127.0.0.1:" + map[string]string{"r0": "1000", "r1": "1001", "r2": "1002", "r3": "1003"}[id],
+		Capacity: policies.Capacity{KV: 100_000, Batch: 64},
+	}
+}
+
+// testState is a State with replicas r0 to r3 and its first plan in force.
+func testState(t testing.TB, policy string) *State {
+	t.Helper()
+	s, err := NewState(testRules(policy))
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := []policies.Replica{testReplica("r0"), testReplica("r1"), testReplica("r2"), testReplica("r3")}
+	settleState(s, start, Replicas{list})
+	return s
+}
+
+// settleState steps and stores what is proposed until nothing is.
+func settleState(s *State, now time.Time, ev Event) (published *Snapshot) {
+	e := s.Step(now, ev)
+	for e.Propose != nil {
+		e = s.Step(now, Stored{e.Propose.Epoch, e.Propose.Plans})
+	}
+	return e.Publish
+}
