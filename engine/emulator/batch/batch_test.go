@@ -303,7 +303,7 @@ func TestWrongByteChangesText(t *testing.T) {
 		if !ok {
 			t.Fatalf("position %d is not cached", position)
 		}
-		s.Pool.Slot(block, position % 4)[at%16] ^= 0x10
+		s.Pool.Slot(block, position%4)[at%16] ^= 0x10
 		if slices.Equal(drain(), want) {
 			t.Errorf("a wrong byte %d at position %d changes nothing", at%16, position)
 		}

@@ -14,7 +14,8 @@ const (
 	EndOfText    Token = 100257
 	MessageStart Token = 100264
 	MessageEnd   Token = 100265
-	size               = 100277
+	// VocabularySize is one more than the largest token.
+	VocabularySize Token = 100277
 )
 
 // Vocabulary maps between text and tokens. It is immutable and safe for
@@ -40,7 +41,7 @@ func NewVocabulary() (*Vocabulary, error) {
 	if err != nil {
 		return nil, fmt.Errorf("load vocabulary: %w", err)
 	}
-	v := &Vocabulary{codec: codec, pieces: make([]string, size), tails: make(map[Token]Token)}
+	v := &Vocabulary{codec: codec, pieces: make([]string, VocabularySize), tails: make(map[Token]Token)}
 	var one [1]uint
 	for id := range EndOfText {
 		one[0] = uint(id)
@@ -48,7 +49,7 @@ func NewVocabulary() (*Vocabulary, error) {
 		if v.pieces[id], err = codec.Decode(one[:]); err != nil {
 			v.pieces[id] = ""
 		}
-		if isWord(v.pieces[id]) {
+		if id < commonIDs && isWord(v.pieces[id]) {
 			v.words = append(v.words, id)
 		}
 	}
@@ -90,6 +91,10 @@ func (v *Vocabulary) spell(ids []Token) {
 	delete(v.tails, ids[len(ids)-1])
 }
 
+// commonIDs bounds the words that are generated: byte-pair merges are numbered
+// by frequency, and later ones are rare words and fragments.
+const commonIDs = 20_000
+
 // isWord reports whether a piece reads as a word of running text.
 func isWord(s string) bool {
 	if len(s) < 4 || len(s) > 10 || s[0] != ' ' {
@@ -118,9 +123,6 @@ func (v *Vocabulary) sample(r uint64, last Token) Token {
 	}
 	return pick(v.words)
 }
-
-// Size is one more than the largest token.
-func (v *Vocabulary) Size() int { return size }
 
 // Encode turns text into tokens. Piece(Encode(x)…) joined is x, for any x.
 func (v *Vocabulary) Encode(text string) ([]Token, error) {

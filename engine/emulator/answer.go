@@ -1,0 +1,247 @@
+package emulator
+
+import (
+	"strconv"
+
+	"github.com/cascadeinfer/cascade/engine/emulator/model"
+)
+
+// answer writes the JSON of one request's response, in vLLM's shapes: field
+// by field by hand, because a chunk is written for every token.
+type answer struct {
+	api         api
+	id, model   string
+	fingerprint string
+	created     int64
+	request     *request
+	// prompt is set when the client wants its ids, until it has got them.
+	prompt       []model.Token
+	promptTokens int
+
+	sent   int // output tokens given out
+	cached int
+}
+
+// ending is how a text ended.
+type ending struct {
+	reason string // "stop" or "length"; "" while it goes on
+	stop   string // the stop string that ended it, or ""
+	token  model.Token
+	by     stopKind
+}
+
+// stopKind says what an ending's stop_reason is.
+type stopKind int
+
+const (
+	byNothing stopKind = iota // null: length, or the end-of-text token
+	byString
+	byToken
+)
+
+// head begins an object: id, object, created, model.
+func (a *answer) head(b []byte, object string) []byte {
+	b = append(b, `{"id":`...)
+	b = quote(b, a.id)
+	b = append(b, `,"object":"`...)
+	b = append(b, object...)
+	b = append(b, `","created":`...)
+	b = strconv.AppendInt(b, a.created, 10)
+	b = append(b, `,"model":`...)
+	return quote(b, a.model)
+}
+
+// first is the chunk before any token: chat has one, with the role.
+func (a *answer) first(b []byte) []byte {
+	if a.api != chat {
+		return b
+	}
+	b = append(b, "data: "...)
+	b = a.head(b, "chat.completion.chunk")
+	b = append(b, `,"choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],"prompt_token_ids":`...)
+	b = a.ids(b, a.prompt)
+	b = a.runningUsage(b)
+	return append(b, "}\n\n"...)
+}
+
+// chunk is an event with the text and the ids of some tokens.
+func (a *answer) chunk(b []byte, text []byte, ids []model.Token, end ending) []byte {
+	a.sent += len(ids)
+	b = append(b, "data: "...)
+	if a.api == chat {
+		b = a.head(b, "chat.completion.chunk")
+		b = append(b, `,"choices":[{"index":0,"delta":{"content":`...)
+		b = quote(b, text)
+		b = append(b, `},"logprobs":null,"finish_reason":`...)
+		b = end.appendReason(b)
+		if end.reason != "" {
+			b = append(b, `,"stop_reason":`...)
+			b = end.appendStop(b)
+		}
+	} else {
+		b = a.head(b, "text_completion")
+		b = append(b, `,"choices":[{"index":0,"text":`...)
+		b = quote(b, text)
+		b = append(b, `,"logprobs":null,"finish_reason":`...)
+		b = end.appendReason(b)
+		b = append(b, `,"stop_reason":`...)
+		b = end.appendStop(b)
+		b = append(b, `,"prompt_token_ids":`...)
+		if a.prompt != nil {
+			b = a.ids(b, a.prompt)
+		} else {
+			b = append(b, "null"...)
+		}
+	}
+	b = append(b, `,"token_ids":`...)
+	b = a.ids(b, ids)
+	b = append(b, `}]`...)
+	b = a.runningUsage(b)
+	if end.reason != "" && !a.request.usage {
+		b = append(b, `,"system_fingerprint":`...)
+		b = quote(b, a.fingerprint)
+	}
+	return append(b, "}\n\n"...)
+}
+
+// last is the end of a stream: usage, if asked for, and the end marker.
+func (a *answer) last(b []byte) []byte {
+	if a.request.usage {
+		b = append(b, "data: "...)
+		object := "text_completion"
+		if a.api == chat {
+			object = "chat.completion.chunk"
+		}
+		b = a.head(b, object)
+		b = append(b, `,"choices":[],"usage":`...)
+		b = a.counts(b)
+		b = append(b, `,"prompt_tokens_details":{"cached_tokens":`...)
+		b = strconv.AppendInt(b, int64(a.cached), 10)
+		b = append(b, `}},"system_fingerprint":`...)
+		b = quote(b, a.fingerprint)
+		b = append(b, "}\n\n"...)
+	}
+	return append(b, "data: [DONE]\n\n"...)
+}
+
+// whole is the body of a response that is not streamed.
+func (a *answer) whole(b []byte, text []byte, ids []model.Token, end ending) []byte {
+	a.sent = len(ids)
+	if a.api == chat {
+		b = a.head(b, "chat.completion")
+		b = append(b, `,"choices":[{"index":0,"message":{"role":"assistant","content":`...)
+		b = quote(b, text)
+		b = append(b, `,"refusal":null,"annotations":null,"audio":null,"function_call":null,"tool_calls":[],"reasoning":null},"logprobs":null,"finish_reason":`...)
+		b = end.appendReason(b)
+		b = append(b, `,"stop_reason":`...)
+		b = end.appendStop(b)
+		b = append(b, `,"token_ids":`...)
+		b = a.ids(b, ids)
+	} else {
+		b = a.head(b, "text_completion")
+		b = append(b, `,"choices":[{"index":0,"text":`...)
+		b = quote(b, text)
+		b = append(b, `,"logprobs":null,"finish_reason":`...)
+		b = end.appendReason(b)
+		b = append(b, `,"stop_reason":`...)
+		b = end.appendStop(b)
+		b = append(b, `,"token_ids":`...)
+		b = a.ids(b, ids)
+		b = append(b, `,"prompt_logprobs":null,"prompt_token_ids":`...)
+		b = a.ids(b, a.prompt)
+		b = append(b, `,"routed_experts":null`...)
+	}
+	b = append(b, `}],"service_tier":null,"system_fingerprint":`...)
+	b = quote(b, a.fingerprint)
+	b = append(b, `,"usage":`...)
+	b = a.counts(b)
+	b = append(b, `,"prompt_tokens_details":{"cached_tokens":`...)
+	b = strconv.AppendInt(b, int64(a.cached), 10)
+	b = append(b, `,"created_cache_tokens":null,"multimodal_tokens":null},"completion_tokens_details":null}`...)
+	if a.api == chat {
+		b = append(b, `,"prompt_logprobs":null,"prompt_token_ids":`...)
+		b = a.ids(b, a.prompt)
+	}
+	return append(b, `,"kv_transfer_params":null,"ec_transfer_params":null,"metrics":null}`...)
+}
+
+// counts opens a usage object; the caller closes it.
+func (a *answer) counts(b []byte) []byte {
+	b = append(b, `{"prompt_tokens":`...)
+	b = strconv.AppendInt(b, int64(a.promptTokens), 10)
+	b = append(b, `,"total_tokens":`...)
+	b = strconv.AppendInt(b, int64(a.promptTokens+a.sent), 10)
+	b = append(b, `,"completion_tokens":`...)
+	return strconv.AppendInt(b, int64(a.sent), 10)
+}
+
+// runningUsage is the usage so far, when every chunk is to have it.
+func (a *answer) runningUsage(b []byte) []byte {
+	if a.request.continuousUsage {
+		b = append(b, `,"usage":`...)
+		b = a.counts(b)
+		b = append(b, '}')
+	}
+	return b
+}
+
+// ids is a list of token ids when the client wants them, else null.
+func (a *answer) ids(b []byte, ids []model.Token) []byte {
+	if !a.request.tokenIDs {
+		return append(b, "null"...)
+	}
+	return appendIDs(b, ids)
+}
+
+func appendIDs(b []byte, ids []model.Token) []byte {
+	b = append(b, '[')
+	for i, t := range ids {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = strconv.AppendUint(b, uint64(t), 10)
+	}
+	return append(b, ']')
+}
+
+func (e ending) appendReason(b []byte) []byte {
+	if e.reason == "" {
+		return append(b, "null"...)
+	}
+	return quote(b, e.reason)
+}
+
+func (e ending) appendStop(b []byte) []byte {
+	switch e.by {
+	case byString:
+		return quote(b, e.stop)
+	case byToken:
+		return strconv.AppendUint(b, uint64(e.token), 10)
+	default:
+		return append(b, "null"...)
+	}
+}
+
+// quote appends s, which is valid UTF-8, as a JSON string. Unlike
+// encoding/json it leaves <, > and & alone, as Python does.
+func quote[T string | []byte](b []byte, s T) []byte {
+	const hex = "0123456789abcdef"
+	b = append(b, '"')
+	for i := range len(s) {
+		switch c := s[i]; {
+		case c == '"' || c == '\\':
+			b = append(b, '\\', c)
+		case c >= ' ':
+			b = append(b, c)
+		case c == '\n':
+			b = append(b, '\\', 'n')
+		case c == '\r':
+			b = append(b, '\\', 'r')
+		case c == '\t':
+			b = append(b, '\\', 't')
+		default:
+			b = append(b, '\\', 'u', '0', '0', hex[c>>4], hex[c&15])
+		}
+	}
+	return append(b, '"')
+}

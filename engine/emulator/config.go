@@ -1,0 +1,138 @@
+package emulator
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+
+	"github.com/cascadeinfer/cascade/engine/cost"
+	"github.com/cascadeinfer/cascade/engine/emulator/kv"
+	"github.com/cascadeinfer/cascade/engine/emulator/model"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// Defaults of Config, which are vLLM's where it has them.
+const (
+	defaultContext       = 131_072
+	defaultBlockTokens   = 16
+	defaultBatchedTokens = 8192
+	defaultSlotBytes     = 64
+	maxBlockTokens       = 1024
+	maxSpeed             = 100_000
+)
+
+// Config describes one emulated replica. Model and Profile are required.
+type Config struct {
+	// Model is the served model's name. It also seeds the emulated model:
+	// replicas with equal names continue equal ids identically.
+	Model string
+	// Profile is the cost model of one replica on one rank at real speed, for
+	// instance from cost.Builtin.
+	Profile cost.Profile
+	// Speed runs the replica that many times faster than real time: iteration
+	// times are divided by it. 0 means 1.
+	Speed float64
+	// TensorParallel spreads the replica over so many ranks, by
+	// Profile.TensorParallel. 0 means 1.
+	TensorParallel int
+
+	// Context is the largest prompt and output together, in tokens (vLLM's
+	// max_model_len). 0 means 131072, or what the KV cache holds if that is less.
+	Context policies.Tokens
+	// KVTokens is the size of the KV cache in tokens, rounded down to whole
+	// blocks. 0 means the profile's, all ranks together.
+	KVTokens policies.Tokens
+	// BlockTokens is the number of tokens per KV block. 0 means 16.
+	BlockTokens int
+	// SlotBytes is how many KV bytes per token are really kept in memory: a
+	// multiple of 8 bytes. 0 means 64. It has nothing to do with the profile's
+	// kv_bytes_per_token, which only paces transfers. Replicas that continue
+	// each other's texts need equal SlotBytes.
+	SlotBytes int
+	// NoPrefixCache computes every prompt in full.
+	NoPrefixCache bool
+
+	// MaxBatch is the number of sequences that run at once (max_num_seqs). 0
+	// means the profile's.
+	MaxBatch int
+	// MaxBatchedTokens bounds the tokens of one iteration, decodes and prompt
+	// chunks together (max_num_batched_tokens). 0 means 8192. It is at least
+	// MaxBatch.
+	MaxBatchedTokens int
+
+	// Vocabulary may be shared between the replicas of a process, to save 5 MB
+	// each. nil loads one.
+	Vocabulary *model.Vocabulary
+	// Logger is told of starts, stops and lag. nil discards.
+	Logger *slog.Logger
+}
+
+// withDefaults fills in the zero fields.
+func (c Config) withDefaults() Config {
+	c.Speed = or(c.Speed, 1)
+	c.TensorParallel = or(c.TensorParallel, 1)
+	p := c.Profile.TensorParallel(c.TensorParallel)
+	c.KVTokens = or(c.KVTokens, p.KVTokens)
+	c.BlockTokens = or(c.BlockTokens, defaultBlockTokens)
+	c.Context = or(c.Context, min(defaultContext, c.KVTokens/policies.Tokens(max(c.BlockTokens, 1))*policies.Tokens(max(c.BlockTokens, 1))))
+	c.SlotBytes = or(c.SlotBytes, defaultSlotBytes)
+	c.MaxBatch = or(c.MaxBatch, p.MaxBatch)
+	c.MaxBatchedTokens = max(or(c.MaxBatchedTokens, defaultBatchedTokens), c.MaxBatch)
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return c
+}
+
+// or is v, or otherwise where v is zero.
+func or[T comparable](v, otherwise T) T {
+	var zero T
+	if v == zero {
+		return otherwise
+	}
+	return v
+}
+
+// validate checks a config with its defaults filled in.
+func (c Config) validate() error {
+	bad := func(field, format string, args ...any) error {
+		return fmt.Errorf("emulator config: %s: "+format, append([]any{field}, args...)...)
+	}
+	switch {
+	case c.Model == "" || strings.TrimSpace(c.Model) != c.Model:
+		return bad("Model", "name the served model, without surrounding spaces, not %q", c.Model)
+	case !(c.Speed > 0) || c.Speed > maxSpeed:
+		return bad("Speed", "must be positive and at most %d, not %v", maxSpeed, c.Speed)
+	case c.TensorParallel < 1:
+		return bad("TensorParallel", "must be at least 1, not %d", c.TensorParallel)
+	case c.BlockTokens < 1 || c.BlockTokens > maxBlockTokens:
+		return bad("BlockTokens", "must be 1 to %d, not %d", maxBlockTokens, c.BlockTokens)
+	case c.SlotBytes < model.SlotQuantum || c.SlotBytes%model.SlotQuantum != 0:
+		return bad("SlotBytes", "must be a positive multiple of %d, not %d", model.SlotQuantum, c.SlotBytes)
+	case c.KVTokens < policies.Tokens(c.BlockTokens):
+		return bad("KVTokens", "must hold at least one block of %d tokens, not %d", c.BlockTokens, int64(c.KVTokens))
+	case c.Context < 2:
+		return bad("Context", "must be at least 2 tokens, one in and one out, not %d", int64(c.Context))
+	case c.Context > c.KVTokens/policies.Tokens(c.BlockTokens)*policies.Tokens(c.BlockTokens):
+		return bad("Context", "is %d tokens, but the KV cache holds %d; raise KVTokens or lower Context", int64(c.Context), int64(c.KVTokens))
+	case c.MaxBatch < 1:
+		return bad("MaxBatch", "must be positive, not %d", c.MaxBatch)
+	case c.MaxBatchedTokens < 1:
+		return bad("MaxBatchedTokens", "must be positive, not %d", c.MaxBatchedTokens)
+	}
+	if err := c.Profile.Validate(); err != nil {
+		return errors.Join(bad("Profile", "%w", err))
+	}
+	return nil
+}
+
+// layout is the shape of the KV pool.
+func (c Config) layout() kv.Layout {
+	return kv.Layout{
+		Blocks:      int(c.KVTokens) / c.BlockTokens,
+		BlockTokens: c.BlockTokens,
+		SlotBytes:   c.SlotBytes,
+		Regions:     c.TensorParallel,
+	}
+}

@@ -1,0 +1,183 @@
+// Package emulator is an OpenAI-compatible inference replica without a GPU:
+// what it covers of the HTTP API, a client cannot tell from vLLM's.
+//
+// It batches continuously, queues, chunks prefills, preempts and caches
+// prefixes as vLLM does, in the time that a measured cost profile says, and
+// keeps a paged KV cache of real bytes on which every next token depends. It
+// is not a language model: text is made of words, not of sense. n > 1,
+// log-probabilities, tools, structured output, adapters and penalties are not
+// covered; what would change an answer is refused with a 400, sampling
+// parameters are accepted and have no effect.
+//
+// Invariant: equal token ids get equal continuations from every replica of
+// the same model name, whatever else runs there.
+package emulator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/cascadeinfer/cascade/engine/cost"
+	"github.com/cascadeinfer/cascade/engine/emulator/batch"
+	"github.com/cascadeinfer/cascade/engine/emulator/kv"
+	"github.com/cascadeinfer/cascade/engine/emulator/model"
+	"github.com/cespare/xxhash/v2"
+)
+
+// maxWaiting bounds the requests that wait to be scheduled; beyond it clients
+// get a 503. vLLM has no bound and ends in out-of-memory.
+const maxWaiting = 65_536
+
+// maxLag is how far the replica may fall behind its own clock, when the
+// machine is too slow for it, before it gives up catching up.
+const maxLag = time.Second
+
+// Engine is one replica. Handler may be used by any number of goroutines,
+// before, while and after Run runs.
+type Engine struct {
+	// Fixed after New.
+	cfg         Config
+	profile     cost.Profile // ranks and speed applied
+	model       *model.Model
+	fingerprint string
+	created     time.Time
+	handler     http.Handler
+	metrics     *metrics
+	wake        chan struct{} // capacity 1: the inbox has something new
+	done        chan struct{} // closed when Run returns
+
+	mu     sync.Mutex
+	phase  phase
+	inbox  []*stream // submitted, not yet seen by the loop
+	cancel []*stream // to be aborted
+	stats  batch.Stats
+
+	// Owned by the loop.
+	now time.Time // when the tokens being delivered came into being
+}
+
+// phase is where an Engine is in its life.
+type phase int
+
+const (
+	fresh phase = iota
+	serving
+	stopped
+)
+
+// errStopped is what requests get after Run has returned; errFull, when too
+// many wait.
+var (
+	errStopped = errors.New("the engine has stopped")
+	errFull    = errors.New("too many requests are waiting")
+)
+
+// New checks the config and returns a replica that does not run yet: requests
+// wait until Run is called.
+func New(c Config) (*Engine, error) {
+	c = c.withDefaults()
+	if err := c.validate(); err != nil {
+		return nil, err
+	}
+	if c.Vocabulary == nil {
+		v, err := model.NewVocabulary()
+		if err != nil {
+			return nil, fmt.Errorf("emulator: %w", err)
+		}
+		c.Vocabulary = v
+	}
+	e := &Engine{
+		cfg:     c,
+		profile: c.Profile.TensorParallel(c.TensorParallel).Scale(c.Speed),
+		model:   model.New(c.Model, c.Vocabulary),
+		created: time.Now(),
+		wake:    make(chan struct{}, 1),
+		done:    make(chan struct{}),
+	}
+	// As vLLM's, the fingerprint names the version and the configuration.
+	e.fingerprint = fmt.Sprintf("vllm-%s-%08x", version, uint32(xxhash.Sum64String(fmt.Sprint(c.Model, c.layout(), c.TensorParallel))))
+	e.metrics = newMetrics(e)
+	e.handler = e.routes()
+	return e, nil
+}
+
+// Handler serves the replica's HTTP API. After Run has returned it answers 503.
+func (e *Engine) Handler() http.Handler { return e.handler }
+
+// Run maps the KV pool and runs the replica until ctx is done; the pool is
+// unmapped when it returns. It may be called once. Its error is nil when ctx
+// ended it.
+func (e *Engine) Run(ctx context.Context) error {
+	e.mu.Lock()
+	if e.phase != fresh {
+		e.mu.Unlock()
+		return errors.New("emulator: Run was called twice")
+	}
+	e.phase = serving
+	e.mu.Unlock()
+	defer e.stop()
+
+	pool, err := kv.NewPool(e.cfg.layout())
+	if err != nil {
+		return fmt.Errorf("emulator %s: %w", e.cfg.Model, err)
+	}
+	prefix := batch.PrefixOn
+	if e.cfg.NoPrefixCache {
+		prefix = batch.PrefixOff
+	}
+	s, err := batch.New(batch.Config{
+		Model: e.model, Pool: pool, Profile: e.profile,
+		MaxBatch: e.cfg.MaxBatch, MaxTokens: e.cfg.MaxBatchedTokens, Prefix: prefix,
+	})
+	if err != nil {
+		return errors.Join(fmt.Errorf("emulator %s: %w", e.cfg.Model, err), pool.Close())
+	}
+	e.cfg.Logger.Info("emulated replica runs", "model", e.cfg.Model, "profile", e.profile.Name, "kv_blocks", pool.Blocks, "speed", e.cfg.Speed)
+	e.loop(ctx, s)
+	return pool.Close()
+}
+
+// stop ends every request that the loop still had.
+func (e *Engine) stop() {
+	e.mu.Lock()
+	e.phase = stopped
+	e.inbox, e.cancel = nil, nil
+	e.mu.Unlock()
+	close(e.done)
+}
+
+// submit hands a request to the loop.
+func (e *Engine) submit(st *stream) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	switch {
+	case e.phase == stopped:
+		return errStopped
+	case len(e.inbox)+e.stats.Waiting >= maxWaiting:
+		return errFull
+	}
+	e.inbox = append(e.inbox, st)
+	e.poke()
+	return nil
+}
+
+// abort tells the loop that nobody reads a stream any more.
+func (e *Engine) abort(st *stream) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.phase != stopped {
+		e.cancel = append(e.cancel, st)
+		e.poke()
+	}
+}
+
+func (e *Engine) poke() {
+	select {
+	case e.wake <- struct{}{}:
+	default:
+	}
+}

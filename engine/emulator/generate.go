@@ -1,0 +1,242 @@
+package emulator
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"time"
+
+	"github.com/cascadeinfer/cascade/engine/emulator/batch"
+	"github.com/cascadeinfer/cascade/engine/emulator/model"
+)
+
+// maxRequestID bounds an X-Request-Id that becomes a part of the answer.
+const maxRequestID = 256
+
+// defaultCompletion is how many tokens /v1/completions makes when it is not
+// told; chat goes on to the end of the context.
+const defaultCompletion = 16
+
+// generate serves both generating endpoints.
+func (e *Engine) generate(a api, w http.ResponseWriter, r *http.Request) {
+	body, bad := readBody(w, r)
+	if bad != nil {
+		writeError(w, bad)
+		return
+	}
+	q, bad := decode(a, body)
+	if bad == nil {
+		bad = e.checkModel(q.model)
+	}
+	var prompt []model.Token
+	if bad == nil {
+		prompt, bad = e.promptIDs(a, &q)
+	}
+	var limit int
+	if bad == nil {
+		limit, bad = e.outputLimit(a, &q, len(prompt))
+	}
+	if bad != nil {
+		writeError(w, bad)
+		return
+	}
+	st := &stream{engine: e, arrived: time.Now(), ready: make(chan struct{}, 1)}
+	if !q.stream && len(q.stops) == 0 {
+		st.notify = atTheEnd
+	}
+	st.sequence = batch.NewSequence(batch.Request{
+		Prompt: prompt, MaxOutput: limit, MinOutput: q.minTokens, IgnoreEOS: q.ignoreEOS,
+		StopTokens: q.stopIDs, Salt: q.salt, Receiver: st,
+	}, e.cfg.BlockTokens)
+	if err := e.submit(st); err != nil {
+		writeError(w, unavailable(err))
+		return
+	}
+	ans := &answer{
+		api: a, id: requestID(a, r), model: e.cfg.Model, fingerprint: e.fingerprint,
+		created: time.Now().Unix(), request: &q, promptTokens: len(prompt),
+	}
+	if q.tokenIDs {
+		ans.prompt = prompt
+	}
+	// The sequence has its own copy: a long prompt is not kept twice while its
+	// answer is generated.
+	q.text, q.ids, q.messages = "", nil, nil
+	text := newText(e.model.Vocabulary, &q)
+	if q.stream {
+		e.streamed(w, r, st, ans, text)
+	} else {
+		e.assembled(w, r, st, ans, text)
+	}
+}
+
+// outputLimit is how many tokens a request may generate, or why it may not.
+func (e *Engine) outputLimit(a api, q *request, prompt int) (int, *apiError) {
+	room := int(e.cfg.Context) - prompt
+	if room < max(1, q.maxTokens) {
+		return 0, invalid("input_tokens", "This model's maximum context length is %d tokens. However, %d output tokens were requested and the prompt has %d input tokens, %d in all. Shorten the prompt or ask for fewer output tokens.",
+			int64(e.cfg.Context), max(1, q.maxTokens), prompt, prompt+max(1, q.maxTokens))
+	}
+	switch {
+	case q.maxTokens > 0:
+		return q.maxTokens, nil
+	case a == completions:
+		return min(room, max(defaultCompletion, q.minTokens)), nil
+	}
+	return room, nil
+}
+
+// requestID is the id of a response: the client's X-Request-Id, or random.
+func requestID(a api, r *http.Request) string {
+	prefix := "cmpl-"
+	if a == chat {
+		prefix = "chatcmpl-"
+	}
+	if id := r.Header.Get("X-Request-Id"); id != "" && len(id) <= maxRequestID {
+		return prefix + id
+	}
+	return fmt.Sprintf("%s%016x", prefix, rand.Uint64())
+}
+
+// Why a handler stops before the end of its request.
+var (
+	errGone = errors.New("the client is gone")
+	errDead = errors.New("the engine stopped while it was generating")
+)
+
+// wait returns when a stream has something new. It fails when the client or
+// the engine is gone; the sequence is then aborted.
+func (e *Engine) wait(r *http.Request, st *stream) error {
+	select {
+	case <-st.ready:
+		return nil
+	case <-r.Context().Done():
+		e.abort(st)
+		return errGone
+	case <-e.done:
+		return errDead
+	}
+}
+
+// consume turns new tokens into text. It returns the tokens that belong to
+// the answer, and how it ended if it did.
+func consume(t *text, q *request, ids []model.Token, finish batch.Finish) ([]model.Token, ending) {
+	for i, id := range ids {
+		final := i == len(ids)-1 && finish != batch.Unfinished
+		if final && finish == batch.AtStop && !q.includeStop {
+			// The token that ended the text is counted, and not shown.
+			break
+		}
+		if stop, ok := t.add(id); ok {
+			return ids[:i+1], ending{reason: "stop", stop: stop, by: byString}
+		}
+	}
+	switch finish {
+	case batch.AtLength:
+		return ids, ending{reason: "length"}
+	case batch.AtStop:
+		end := ending{reason: "stop"}
+		if last := ids[len(ids)-1]; last != model.EndOfText {
+			end.token, end.by = last, byToken
+		}
+		return ids, end
+	}
+	return ids, ending{}
+}
+
+// streamed answers with server-sent events, one per token while the client
+// keeps up, and with several tokens in one when it does not.
+func (e *Engine) streamed(w http.ResponseWriter, r *http.Request, st *stream, ans *answer, t *text) {
+	control := http.NewResponseController(w)
+	var (
+		out     []byte
+		show    []byte
+		ids     []model.Token
+		finish  batch.Finish
+		end     ending
+		allowed time.Time // until when the write deadline need not be renewed
+	)
+	for end.reason == "" {
+		if err := e.wait(r, st); err != nil {
+			if errors.Is(err, errDead) {
+				e.broken(w, ans)
+			}
+			return
+		}
+		ids, finish, ans.cached = st.take(ids)
+		out = out[:0]
+		if ans.sent == 0 {
+			if len(ids) == 0 {
+				continue
+			}
+			h := w.Header()
+			h.Set("Content-Type", "text/event-stream; charset=utf-8")
+			h.Set("Cache-Control", "no-cache")
+			w.WriteHeader(http.StatusOK)
+			out = ans.first(out)
+		}
+		var mine []model.Token
+		mine, end = consume(t, ans.request, ids, finish)
+		show = t.take(show[:0], end.reason != "")
+		out = ans.chunk(out, show, mine, end)
+		ans.prompt = nil // told in the first chunk
+		if end.reason != "" {
+			out = ans.last(out)
+		}
+		if now := time.Now(); now.After(allowed) {
+			_ = control.SetWriteDeadline(now.Add(writeTimeout))
+			allowed = now.Add(writeTimeout / 4)
+		}
+		if _, err := w.Write(out); err != nil {
+			e.abort(st)
+			return
+		}
+		if err := control.Flush(); err != nil {
+			e.abort(st)
+			return
+		}
+	}
+	if end.by == byString {
+		e.abort(st) // the engine does not know stop strings
+	}
+}
+
+// broken ends a stream whose engine has stopped: an error event if the answer
+// has begun, else a status.
+func (e *Engine) broken(w http.ResponseWriter, ans *answer) {
+	err := &apiError{Message: errDead.Error(), Type: "InternalServerError", Code: http.StatusInternalServerError}
+	if ans.sent == 0 {
+		writeError(w, unavailable(errStopped))
+		return
+	}
+	fmt.Fprintf(w, "data: %s\n\ndata: [DONE]\n\n", err.body())
+}
+
+// assembled answers with one JSON object when all is generated.
+func (e *Engine) assembled(w http.ResponseWriter, r *http.Request, st *stream, ans *answer, t *text) {
+	var (
+		all, ids []model.Token
+		show     []byte
+		finish   batch.Finish
+		end      ending
+	)
+	for end.reason == "" {
+		if err := e.wait(r, st); err != nil {
+			if errors.Is(err, errDead) {
+				writeError(w, unavailable(errStopped))
+			}
+			return
+		}
+		ids, finish, ans.cached = st.take(ids)
+		var mine []model.Token
+		mine, end = consume(t, ans.request, ids, finish)
+		all = append(all, mine...)
+		show = t.take(show, end.reason != "")
+	}
+	if end.by == byString {
+		e.abort(st)
+	}
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(writeTimeout))
+	writeJSON(w, http.StatusOK, ans.whole(nil, show, all, end))
+}

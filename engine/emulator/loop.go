@@ -1,0 +1,80 @@
+package emulator
+
+import (
+	"context"
+	"time"
+
+	"github.com/cascadeinfer/cascade/engine/emulator/batch"
+)
+
+// loop is the replica: one goroutine, one iteration after the other.
+//
+// Iterations follow an absolute schedule: each starts when the one before was
+// due, not when its timer fired, so that late timers do not slow the replica
+// down. The work of an iteration is done at its start and told at its end.
+func (e *Engine) loop(ctx context.Context, s *batch.Scheduler) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	var due time.Time // when the present iteration ends
+	for ctx.Err() == nil {
+		e.takeInbox(s)
+		if s.Idle() {
+			due = time.Time{}
+			select {
+			case <-e.wake:
+			case <-ctx.Done():
+			}
+			continue
+		}
+		start := time.Now()
+		if due.IsZero() {
+			due = start
+		} else if lag := start.Sub(due); lag > maxLag {
+			e.metrics.lag.Add(lag.Seconds())
+			e.cfg.Logger.Warn("emulated replica cannot keep up with its profile", "model", e.cfg.Model, "behind", lag)
+			due = start
+		}
+		step := s.Step()
+		due = due.Add(time.Duration(step.Seconds * float64(time.Second)))
+		e.publish(s)
+		if wait := time.Until(due); wait > 0 {
+			timer.Reset(wait)
+			select {
+			case <-timer.C:
+			case <-ctx.Done():
+				return
+			}
+		}
+		e.now = time.Now()
+		e.metrics.iterationTokens.Observe(float64(step.Decodes) + float64(step.Prefill))
+		for _, event := range step.Events {
+			event.Sequence.Receiver.Receive(event)
+		}
+	}
+}
+
+// takeInbox moves what handlers have submitted and aborted to the scheduler.
+func (e *Engine) takeInbox(s *batch.Scheduler) {
+	e.mu.Lock()
+	inbox, cancel := e.inbox, e.cancel
+	e.inbox, e.cancel = nil, nil
+	e.mu.Unlock()
+	if len(inbox)+len(cancel) == 0 {
+		return
+	}
+	for _, st := range inbox {
+		s.Add(st.sequence)
+	}
+	for _, st := range cancel {
+		s.Abort(st.sequence)
+	}
+	e.publish(s)
+}
+
+// publish makes the scheduler's counters visible to /metrics.
+func (e *Engine) publish(s *batch.Scheduler) {
+	stats := s.Stats()
+	e.mu.Lock()
+	e.stats = stats
+	e.mu.Unlock()
+}

@@ -1,0 +1,360 @@
+package emulator
+
+import (
+	"math"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/cascadeinfer/cascade/engine/emulator/model"
+	"github.com/cespare/xxhash/v2"
+	"github.com/tidwall/gjson"
+)
+
+// Limits of a request.
+const (
+	maxBody  = 64 << 20 // bytes; a prompt of 131072 token ids is under 1 MiB
+	maxDepth = 64       // nested JSON; gjson recurses, so this protects the stack
+	maxStops = 64       // stop strings, and stop tokens
+)
+
+// api is one of the two generating endpoints.
+type api int
+
+const (
+	completions api = iota
+	chat
+)
+
+// request is a decoded body. Token ids in it are within the vocabulary.
+type request struct {
+	model     string
+	text      string        // the prompt, unless ids are given
+	ids       []model.Token // the prompt as ids
+	messages  []message
+	maxTokens int // 0: none was given
+	minTokens int
+	ignoreEOS bool
+	stops     []string
+	stopIDs   []model.Token
+	salt      uint64
+
+	stream          bool
+	usage           bool // a last chunk with usage
+	continuousUsage bool // and usage in every chunk
+	tokenIDs        bool
+	includeStop     bool
+}
+
+// message is one turn of a chat.
+type message struct{ role, content string }
+
+// decode reads a body of either endpoint. It never panics; what it refuses it
+// refuses with the name of the field.
+func decode(a api, body []byte) (request, *apiError) {
+	var r request
+	root, err := parseObject(body)
+	if err != nil {
+		return r, err
+	}
+	root.ForEach(func(key, v gjson.Result) bool {
+		err = r.field(a, key.Str, v)
+		return err == nil
+	})
+	if err != nil {
+		return r, err
+	}
+	switch {
+	case a == completions && r.text == "" && len(r.ids) == 0:
+		return r, invalid("prompt", "prompt is required and must not be empty")
+	case a == chat && len(r.messages) == 0:
+		return r, invalid("messages", "messages is required and must not be empty")
+	case !r.stream && (r.usage || r.continuousUsage):
+		return r, invalid("stream_options", "stream_options needs stream=true")
+	case r.maxTokens > 0 && r.minTokens > r.maxTokens:
+		return r, invalid("min_tokens", "min_tokens is %d, more than max_tokens (%d)", r.minTokens, r.maxTokens)
+	}
+	return r, nil
+}
+
+// parseObject checks that a body is one JSON object that is safe to walk.
+func parseObject(body []byte) (gjson.Result, *apiError) {
+	if depth(body) > maxDepth {
+		return gjson.Result{}, malformed("JSON decode error: nested more than %d levels deep", maxDepth)
+	}
+	if !utf8.Valid(body) || !gjson.ValidBytes(body) {
+		return gjson.Result{}, malformed("JSON decode error: the body is not valid JSON in UTF-8")
+	}
+	root := gjson.ParseBytes(body)
+	if !root.IsObject() {
+		return root, malformed("the body must be a JSON object")
+	}
+	return root, nil
+}
+
+// depth is how deep a text nests brackets outside of strings, valid or not.
+func depth(body []byte) int {
+	now, most, quoted := 0, 0, false
+	for i := 0; i < len(body); i++ {
+		switch c := body[i]; {
+		case quoted && c == '\\':
+			i++
+		case c == '"':
+			quoted = !quoted
+		case quoted:
+		case c == '{' || c == '[':
+			now++
+			most = max(most, now)
+		case c == '}' || c == ']':
+			now--
+		}
+	}
+	return most
+}
+
+// field takes one top-level field. Unknown fields are ignored, as vLLM does.
+func (r *request) field(a api, key string, v gjson.Result) (err *apiError) {
+	if v.Type == gjson.Null {
+		return nil
+	}
+	switch key {
+	case "model":
+		r.model, err = str(key, v)
+	case "prompt":
+		if a == completions {
+			err = r.prompt(v)
+		}
+	case "messages":
+		if a == chat {
+			err = r.conversation(v)
+		}
+	case "kv_transfer_params":
+		// Chat continues from ids this way: no template, no tokenising.
+		if ids := v.Get("prompt_token_ids"); a == chat && ids.Exists() {
+			r.ids, err = tokens("kv_transfer_params.prompt_token_ids", ids)
+		}
+	case "max_tokens", "max_completion_tokens":
+		var n int
+		if n, err = integer(key, v, 1); err == nil && (key != "max_tokens" || r.maxTokens == 0) {
+			r.maxTokens = n
+		}
+	case "min_tokens":
+		r.minTokens, err = integer(key, v, 0)
+	case "ignore_eos":
+		r.ignoreEOS, err = boolean(key, v)
+	case "stop":
+		r.stops, err = stops(v)
+	case "stop_token_ids":
+		if r.stopIDs, err = tokens(key, v); err == nil && len(r.stopIDs) > maxStops {
+			err = invalid(key, "at most %d stop tokens", maxStops)
+		}
+	case "include_stop_str_in_output":
+		r.includeStop, err = boolean(key, v)
+	case "stream":
+		r.stream, err = boolean(key, v)
+	case "stream_options":
+		if !v.IsObject() {
+			return invalid(key, "stream_options must be an object")
+		}
+		if u := v.Get("include_usage"); u.Exists() && u.Type != gjson.Null {
+			if r.usage, err = boolean("stream_options.include_usage", u); err != nil {
+				return err
+			}
+		}
+		if u := v.Get("continuous_usage_stats"); u.Exists() && u.Type != gjson.Null {
+			r.continuousUsage, err = boolean("stream_options.continuous_usage_stats", u)
+			r.continuousUsage = r.continuousUsage && r.usage
+		}
+	case "return_token_ids":
+		r.tokenIDs, err = boolean(key, v)
+	case "cache_salt":
+		var salt string
+		if salt, err = str(key, v); err == nil && salt == "" {
+			err = invalid(key, "cache_salt must not be empty")
+		}
+		r.salt = xxhash.Sum64String(salt)
+	default:
+		err = uncovered(key, v)
+	}
+	return err
+}
+
+// uncovered refuses fields that would change the answer in a way that is not
+// emulated, and checks the type of sampling parameters that have no effect.
+func uncovered(key string, v gjson.Result) *apiError {
+	switch key {
+	case "n", "best_of":
+		n, err := integer(key, v, 1)
+		if err != nil {
+			return err
+		}
+		if n != 1 {
+			return invalid(key, "%s must be 1: one choice per request is all this engine makes", key)
+		}
+	case "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "seed", "length_penalty":
+		if v.Type != gjson.Number {
+			return invalid(key, "%s must be a number", key)
+		}
+	case "echo", "use_beam_search", "continue_final_message":
+		if on, err := boolean(key, v); err != nil || on {
+			return invalid(key, "%s is not supported by this engine", key)
+		}
+	case "add_generation_prompt":
+		if on, err := boolean(key, v); err != nil || !on {
+			return invalid(key, "%s=false is not supported by this engine", key)
+		}
+	case "logprobs", "top_logprobs":
+		if v.Type != gjson.False && (key == "logprobs" || v.Raw != "0") {
+			return invalid(key, "%s is not supported by this engine", key)
+		}
+	case "prompt_logprobs", "suffix", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "logit_bias", "allowed_token_ids", "bad_words", "prompt_embeds", "truncate_prompt_tokens":
+		return invalid(key, "%s is not supported by this engine", key)
+	case "tools":
+		if v.Raw != "[]" {
+			return invalid(key, "tools are not supported by this engine")
+		}
+	case "response_format":
+		if v.Get("type").Str != "text" {
+			return invalid(key, "response_format must be {\"type\":\"text\"} or absent")
+		}
+	}
+	return nil
+}
+
+// prompt takes a text, a list of ids, or a list of one of either.
+func (r *request) prompt(v gjson.Result) (err *apiError) {
+	switch {
+	case v.Type == gjson.String:
+		r.text = v.Str
+		return nil
+	case !v.IsArray():
+		return invalid("prompt", "prompt must be a string or a list of token ids")
+	}
+	first := v.Get("0")
+	if first.Type == gjson.String || first.IsArray() {
+		if v.Get("#").Int() != 1 {
+			return invalid("prompt", "prompt must be one prompt: lists of several are not supported by this engine")
+		}
+		if first.Type == gjson.String {
+			r.text = first.Str
+			return nil
+		}
+		v = first
+	}
+	r.ids, err = tokens("prompt", v)
+	return err
+}
+
+// tokens parses a list of ids by hand: prompts of 100,000 ids are common, and
+// a generic decoder takes as long for them as the rest of the request.
+func tokens(key string, v gjson.Result) ([]model.Token, *apiError) {
+	if !v.IsArray() {
+		return nil, invalid(key, "%s must be a list of token ids", key)
+	}
+	raw := v.Raw[1 : len(v.Raw)-1] // valid JSON: it has both brackets
+	ids := make([]model.Token, 0, 1+strings.Count(raw, ","))
+	for raw = skipSpace(raw); raw != ""; {
+		id, n := 0, 0
+		for n < len(raw) && n < 9 && raw[n] >= '0' && raw[n] <= '9' {
+			id = id*10 + int(raw[n]-'0')
+			n++
+		}
+		raw = skipSpace(raw[n:])
+		if n == 0 || raw != "" && raw[0] != ',' {
+			return nil, invalid(key, "%s, element %d: must be a token id, a whole number", key, len(ids))
+		}
+		if id >= int(model.VocabularySize) {
+			return nil, invalid(key, "%s, element %d: token id %d is out of vocabulary", key, len(ids), id)
+		}
+		ids = append(ids, model.Token(id))
+		if raw != "" {
+			raw = skipSpace(raw[1:])
+		}
+	}
+	return ids, nil
+}
+
+func skipSpace(s string) string { return strings.TrimLeft(s, " \t\r\n") }
+
+// conversation takes chat messages: text, or parts that are all text.
+func (r *request) conversation(v gjson.Result) *apiError {
+	if !v.IsArray() {
+		return invalid("messages", "messages must be a list")
+	}
+	var err *apiError
+	v.ForEach(func(_, m gjson.Result) bool {
+		at := "messages." + strconv.Itoa(len(r.messages))
+		role := m.Get("role")
+		if !m.IsObject() || role.Type != gjson.String || role.Str == "" {
+			err = invalid(at, "%s: must be an object with a role", at)
+			return false
+		}
+		turn := message{role: role.Str}
+		switch content := m.Get("content"); {
+		case content.Type == gjson.String:
+			turn.content = content.Str
+		case content.IsArray():
+			content.ForEach(func(_, part gjson.Result) bool {
+				text := part.Get("text")
+				if part.Get("type").Str != "text" || text.Type != gjson.String {
+					err = invalid(at, "%s.content: only parts of type text are supported", at)
+				}
+				turn.content += text.Str
+				return err == nil
+			})
+		case content.Type != gjson.Null:
+			err = invalid(at, "%s.content: must be a string or a list of parts", at)
+		}
+		r.messages = append(r.messages, turn)
+		return err == nil
+	})
+	return err
+}
+
+func stops(v gjson.Result) ([]string, *apiError) {
+	if v.Type == gjson.String {
+		v = gjson.Parse("[" + v.Raw + "]")
+	}
+	if !v.IsArray() {
+		return nil, invalid("stop", "stop must be a string or a list of strings")
+	}
+	var list []string
+	var err *apiError
+	v.ForEach(func(_, s gjson.Result) bool {
+		switch {
+		case s.Type != gjson.String || s.Str == "":
+			err = invalid("stop", "stop: every element must be a string that is not empty")
+		case len(list) == maxStops:
+			err = invalid("stop", "at most %d stop strings", maxStops)
+		}
+		list = append(list, strings.Clone(s.Str))
+		return err == nil
+	})
+	return list, err
+}
+
+func str(key string, v gjson.Result) (string, *apiError) {
+	if v.Type != gjson.String {
+		return "", invalid(key, "%s must be a string", key)
+	}
+	// Without the clone a short name keeps the whole body in memory.
+	return strings.Clone(v.Str), nil
+}
+
+func boolean(key string, v gjson.Result) (bool, *apiError) {
+	if !v.IsBool() {
+		return false, invalid(key, "%s must be true or false", key)
+	}
+	return v.Bool(), nil
+}
+
+// integer takes a whole number of at least low; 3.0 counts as whole.
+func integer(key string, v gjson.Result, low int) (int, *apiError) {
+	if v.Type != gjson.Number || v.Num != math.Trunc(v.Num) || math.Abs(v.Num) > 1<<31 {
+		return 0, invalid(key, "%s must be a whole number", key)
+	}
+	if int(v.Num) < low {
+		return 0, invalid(key, "%s must be at least %d, got %d", key, low, int(v.Num))
+	}
+	return int(v.Num), nil
+}

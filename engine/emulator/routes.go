@@ -1,0 +1,209 @@
+package emulator
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/cascadeinfer/cascade/engine/emulator/model"
+	"github.com/tidwall/gjson"
+)
+
+// version is the vLLM release whose wire format is followed.
+const version = "0.32.0"
+
+// Deadlines on a client's side of a connection.
+const (
+	readTimeout  = 60 * time.Second // for the body
+	writeTimeout = 60 * time.Second // without progress, while a client does not read
+)
+
+// routes is the table of endpoints.
+func (e *Engine) routes() http.Handler {
+	mux := http.NewServeMux()
+	known := make(map[string]bool)
+	handle := func(method, path string, h http.HandlerFunc) {
+		known[path] = true
+		mux.HandleFunc(method+" "+path, h)
+	}
+	handle("POST", "/v1/completions", func(w http.ResponseWriter, r *http.Request) { e.generate(completions, w, r) })
+	handle("POST", "/v1/chat/completions", func(w http.ResponseWriter, r *http.Request) { e.generate(chat, w, r) })
+	handle("GET", "/v1/models", e.models)
+	handle("POST", "/tokenize", e.tokenize)
+	handle("POST", "/detokenize", e.detokenize)
+	handle("GET", "/health", e.health)
+	handle("GET", "/ping", e.health)
+	handle("GET", "/version", func(w http.ResponseWriter, _ *http.Request) {
+		writeJSON(w, http.StatusOK, []byte(`{"version":"`+version+`"}`))
+	})
+	handle("GET", "/metrics", e.metrics.handler().ServeHTTP)
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		if known[r.URL.Path] {
+			writeJSON(w, http.StatusMethodNotAllowed, []byte(`{"detail":"Method Not Allowed"}`))
+			return
+		}
+		writeJSON(w, http.StatusNotFound, []byte(`{"detail":"Not Found"}`))
+	})
+	return mux
+}
+
+// readBody reads a request's body within maxBody and readTimeout.
+func readBody(w http.ResponseWriter, r *http.Request) ([]byte, *apiError) {
+	control := http.NewResponseController(w)
+	// Not every ResponseWriter has deadlines; the server's own remain.
+	_ = control.SetReadDeadline(time.Now().Add(readTimeout))
+	defer func() { _ = control.SetReadDeadline(time.Time{}) }()
+	r.Body = http.MaxBytesReader(w, r.Body, maxBody)
+	var body []byte
+	var err error
+	if n := r.ContentLength; n > 0 && n <= maxBody {
+		body = make([]byte, n)
+		_, err = io.ReadFull(r.Body, body)
+	} else {
+		body, err = io.ReadAll(r.Body)
+	}
+	var large *http.MaxBytesError
+	switch {
+	case errors.As(err, &large) || r.ContentLength > maxBody:
+		return nil, &apiError{Message: "the request body is larger than " + strconv.Itoa(maxBody) + " bytes", Type: "RequestEntityTooLarge", Code: http.StatusRequestEntityTooLarge}
+	case err != nil:
+		return nil, malformed("the request body could not be read: %v", err)
+	}
+	return body, nil
+}
+
+// checkModel refuses a model that is not served here. None is this one.
+func (e *Engine) checkModel(name string) *apiError {
+	if name == "" || name == e.cfg.Model {
+		return nil
+	}
+	param := "model"
+	return &apiError{Message: "The model `" + name + "` does not exist.", Type: "NotFoundError", Param: &param, Code: http.StatusNotFound}
+}
+
+func (e *Engine) models(w http.ResponseWriter, _ *http.Request) {
+	var b []byte
+	b = append(b, `{"object":"list","data":[{"id":`...)
+	b = quote(b, e.cfg.Model)
+	b = append(b, `,"object":"model","created":`...)
+	b = strconv.AppendInt(b, e.created.Unix(), 10)
+	b = append(b, `,"owned_by":"vllm","root":`...)
+	b = quote(b, e.cfg.Model)
+	b = append(b, `,"parent":null,"max_model_len":`...)
+	b = strconv.AppendInt(b, int64(e.cfg.Context), 10)
+	b = append(b, `,"permission":[]}]}`...)
+	writeJSON(w, http.StatusOK, b)
+}
+
+// health answers 200 while the replica runs.
+func (e *Engine) health(w http.ResponseWriter, _ *http.Request) {
+	e.mu.Lock()
+	phase := e.phase
+	e.mu.Unlock()
+	if phase != serving {
+		w.WriteHeader(http.StatusServiceUnavailable)
+		return
+	}
+	w.WriteHeader(http.StatusOK)
+}
+
+// tokenize counts and lists the tokens of a prompt or of chat messages.
+func (e *Engine) tokenize(w http.ResponseWriter, r *http.Request) {
+	body, bad := readBody(w, r)
+	var root gjson.Result
+	if bad == nil {
+		root, bad = parseObject(body)
+	}
+	if bad != nil {
+		writeError(w, bad)
+		return
+	}
+	a := completions
+	if root.Get("messages").Exists() {
+		a = chat
+	}
+	var q request
+	for _, key := range []string{"model", "prompt", "messages"} {
+		if v := root.Get(key); v.Exists() && bad == nil {
+			bad = q.field(a, key, v)
+		}
+	}
+	if bad == nil {
+		bad = e.checkModel(q.model)
+	}
+	var ids []model.Token
+	if bad == nil {
+		ids, bad = e.promptIDs(a, &q)
+	}
+	if bad != nil {
+		writeError(w, bad)
+		return
+	}
+	b := append([]byte(nil), `{"count":`...)
+	b = strconv.AppendInt(b, int64(len(ids)), 10)
+	b = append(b, `,"max_model_len":`...)
+	b = strconv.AppendInt(b, int64(e.cfg.Context), 10)
+	b = append(b, `,"tokens":`...)
+	b = appendIDs(b, ids)
+	b = append(b, `,"token_strs":null}`...)
+	writeJSON(w, http.StatusOK, b)
+}
+
+// detokenize turns ids into text.
+func (e *Engine) detokenize(w http.ResponseWriter, r *http.Request) {
+	body, bad := readBody(w, r)
+	var root gjson.Result
+	if bad == nil {
+		root, bad = parseObject(body)
+	}
+	var name string
+	if v := root.Get("model"); bad == nil && v.Exists() {
+		name, bad = str("model", v)
+	}
+	if bad == nil {
+		bad = e.checkModel(name)
+	}
+	var ids []model.Token
+	if bad == nil {
+		ids, bad = tokens("tokens", root.Get("tokens"))
+	}
+	if bad != nil {
+		writeError(w, bad)
+		return
+	}
+	b := append([]byte(nil), `{"prompt":`...)
+	b = quote(b, e.model.Decode(ids))
+	writeJSON(w, http.StatusOK, append(b, '}'))
+}
+
+// promptIDs returns the ids of a request's prompt.
+func (e *Engine) promptIDs(a api, q *request) ([]model.Token, *apiError) {
+	if len(q.ids) > 0 {
+		return q.ids, nil
+	}
+	if a == completions {
+		return e.encode(q.text)
+	}
+	// The chat template: every turn between its marks, then the assistant's
+	// opening, in the manner of ChatML.
+	var ids []model.Token
+	for _, m := range append(q.messages[:len(q.messages):len(q.messages)], message{role: "assistant"}) {
+		turn, err := e.encode(m.role + "\n" + m.content)
+		if err != nil {
+			return nil, err
+		}
+		ids = append(append(ids, model.MessageStart), turn...)
+		ids = append(ids, model.MessageEnd)
+	}
+	return ids[:len(ids)-1], nil // the assistant's turn stays open
+}
+
+func (e *Engine) encode(text string) ([]model.Token, *apiError) {
+	ids, err := e.model.Encode(text)
+	if err != nil {
+		return nil, invalid("prompt", "the prompt cannot be tokenised: %v", err)
+	}
+	return ids, nil
+}

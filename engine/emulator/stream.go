@@ -1,0 +1,74 @@
+package emulator
+
+import (
+	"sync"
+	"time"
+
+	"github.com/cascadeinfer/cascade/engine/emulator/batch"
+	"github.com/cascadeinfer/cascade/engine/emulator/model"
+)
+
+// stream carries a request's tokens from the loop to its handler. The loop
+// never blocks on it: tokens the handler has not taken yet are kept, four
+// bytes each and at most max_tokens of them, and are taken together.
+type stream struct {
+	// Fixed before submit.
+	engine   *Engine
+	sequence *batch.Sequence
+	arrived  time.Time
+	notify   notify
+
+	ready chan struct{} // capacity 1
+
+	mu      sync.Mutex
+	pending []model.Token
+	finish  batch.Finish
+	cached  int
+
+	// Owned by the loop.
+	last time.Time // when the token before was generated; zero before the first
+}
+
+// notify says when a handler wants to be woken.
+type notify int
+
+const (
+	perToken notify = iota
+	atTheEnd        // nobody sees single tokens: one wake-up per request
+)
+
+var _ batch.Receiver = (*stream)(nil)
+
+// Receive takes a token from the loop.
+func (st *stream) Receive(ev batch.Event) {
+	m, now := st.engine.metrics, st.engine.now
+	if st.last.IsZero() {
+		m.firstToken.Observe(now.Sub(st.arrived).Seconds())
+	} else {
+		m.interToken.Observe(now.Sub(st.last).Seconds())
+	}
+	st.last = now
+	st.mu.Lock()
+	st.pending = append(st.pending, ev.Token)
+	st.finish, st.cached = ev.Finish, ev.Cached
+	st.mu.Unlock()
+	if ev.Finish != batch.Unfinished {
+		m.ended(now.Sub(st.arrived), ev)
+	}
+	if ev.Finish != batch.Unfinished || st.notify == perToken {
+		select {
+		case st.ready <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// take returns the tokens that came since the last call, in a slice that is
+// valid until the next one, and whether they are the last.
+func (st *stream) take(into []model.Token) (tokens []model.Token, finish batch.Finish, cached int) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	tokens = st.pending
+	st.pending = into[:0]
+	return tokens, st.finish, st.cached
+}

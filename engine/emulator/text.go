@@ -1,0 +1,77 @@
+package emulator
+
+import (
+	"bytes"
+	"unicode/utf8"
+
+	"github.com/cascadeinfer/cascade/engine/emulator/model"
+)
+
+// text turns a request's tokens into text: it joins characters that arrive in
+// parts, and looks for stop strings, holding back what may be the beginning
+// of one.
+type text struct {
+	vocabulary  *model.Vocabulary
+	stops       []string
+	includeStop bool
+	minTokens   int // stop strings count only in what comes after so many
+
+	decoder model.Decoder
+	seen    int    // tokens taken
+	held    []byte // text not given out yet
+	from    int    // where in held stop strings are looked for
+	hold    int    // how many bytes of held may begin a stop string
+}
+
+func newText(v *model.Vocabulary, q *request) *text {
+	t := &text{vocabulary: v, stops: q.stops, includeStop: q.includeStop, minTokens: q.minTokens}
+	for _, s := range q.stops {
+		t.hold = max(t.hold, len(s)-1)
+	}
+	return t
+}
+
+// add takes a token. When it completes a stop string, the text ends before it
+// (or after it, with includeStop) and add returns it.
+func (t *text) add(id model.Token) (stop string, stopped bool) {
+	t.held = t.decoder.Append(t.held, t.vocabulary.Piece(id))
+	t.seen++
+	if t.seen <= t.minTokens {
+		t.from = len(t.held)
+		return "", false
+	}
+	first := -1
+	for _, s := range t.stops {
+		if at := bytes.Index(t.held[t.from:], []byte(s)); at >= 0 && (first < 0 || at < first) {
+			first, stop = at, s
+		}
+	}
+	if first < 0 {
+		return "", false
+	}
+	first += t.from
+	if t.includeStop {
+		first += len(stop)
+	}
+	t.held = t.held[:first]
+	t.decoder = model.Decoder{}
+	return stop, true
+}
+
+// take appends to dst what may be given out; all of it when the text has ended.
+func (t *text) take(dst []byte, end bool) []byte {
+	if end {
+		t.held = t.decoder.Flush(t.held)
+	}
+	n := len(t.held)
+	if !end && t.hold > 0 {
+		n = max(0, n-t.hold)
+		for n > 0 && !utf8.RuneStart(t.held[n]) {
+			n--
+		}
+	}
+	dst = append(dst, t.held[:n]...)
+	t.held = t.held[:copy(t.held, t.held[n:])]
+	t.from = max(0, t.from-n)
+	return dst
+}
