@@ -1,0 +1,210 @@
+package partition
+
+import (
+	"math"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// Exact finds the best partition of its model, and proves it.
+//
+// It puts a price λ on replicas. At a fixed price the stages no longer compete
+// for replicas, so the best division is a shortest path over bucket edges,
+// O(B²), and its value less λ times the fleet bounds every feasible partition
+// from below. The price where that bound is highest is found by intersecting
+// supporting lines. Every division met on the way is filled with exactly the
+// fleet's replicas, greedily, which is optimal for given cuts because stages
+// are convex; the best of those is the plan. When bound and plan meet, the
+// plan is proved. When a gap remains, a search over the few divisions that the
+// bound leaves open closes it (see labels and convolve).
+//
+// The number of stages is bounded, so the stage index of the paper's
+// recursion is redundant only while the shortest path keeps within the
+// bound. When it does not, the path is searched again by number of stages,
+// O(S·B²), at the same price: the bound is then one over the partitions that
+// are allowed, and stays a proof.
+//
+// Optimal means up to rounding: partitions that are better by less than one
+// part in 10¹² are not looked for. Exact keeps no state and may be used
+// concurrently.
+type Exact struct{ Model Model }
+
+// tolerance is the relative difference below which two costs are equal.
+const tolerance = 1e-12
+
+// priceSteps bounds the price search. It ends by itself after 5–20 steps; the
+// bound is there for rounding, and reaching it costs speed, not exactness.
+const priceSteps = 200
+
+// Partition implements policies.Partitioner.
+func (x Exact) Partition(w policies.Workload) (policies.Partition, error) {
+	p, err := newPricing(x.Model, w)
+	if err != nil {
+		return policies.Partition{}, err
+	}
+	s := newSearch(p.table(), p.stages(), w.Replicas)
+	high, ok := s.open()
+	if !ok {
+		return policies.Partition{}, policies.ErrInfeasible
+	}
+	s.descend(high)
+	if !s.proved() && !s.labels(labelBudget) {
+		s.convolve()
+	}
+	out := p.partition(s.nodes, s.counts)
+	out.Exact = true
+	return out, nil
+}
+
+// search is one run of the price search.
+type search struct {
+	table
+	paths
+	replicas float64 // E
+
+	bound float64 // no partition is cheaper
+	top   float64 // the price that proved bound
+
+	// The best partition so far: bucket indices, replicas, cost.
+	nodes  []int
+	counts []int
+	best   float64
+}
+
+// A line is what one division costs as a function of the price: cost + λ·replicas.
+type line struct{ cost, replicas float64 }
+
+func (l line) at(lambda float64) float64 { return l.cost + float64(lambda*l.replicas) }
+
+func newSearch(t table, stages, replicas int) *search {
+	return &search{table: t, paths: newPaths(t.n, stages), replicas: float64(replicas), bound: math.Inf(-1), best: math.Inf(1)}
+}
+
+// open finds a first partition: one stage, or the division that needs the
+// fewest replicas. It returns its line, with at most E replicas, or false when
+// even that division needs too many, which proves that there is none.
+func (s *search) open() (line, bool) {
+	if one := s.row(s.n)[0]; one.kmin <= s.replicas {
+		s.offer([]int{0, s.n})
+		return line{one.price(s.replicas), s.replicas}, true
+	}
+	for e, st := range s.stages {
+		s.weight[e] = st.kmin
+	}
+	nodes, need := s.shortest()
+	if !(need <= s.replicas) {
+		return line{}, false
+	}
+	l := line{replicas: need}
+	for h := 1; h < len(nodes); h++ {
+		st := s.row(nodes[h])[nodes[h-1]]
+		l.cost += st.price(st.kmin)
+	}
+	s.offer(nodes)
+	return l, true
+}
+
+// proved reports whether bound and plan meet.
+func (s *search) proved() bool { return s.bound >= s.best-float64(tolerance*s.best) }
+
+// descend searches the price with the highest bound, from the line of a
+// division with at most E replicas.
+func (s *search) descend(high line) {
+	// Bracket: lower the price until the best division buys too many replicas.
+	lambda := s.guess()
+	var low line
+	for {
+		low = s.probe(lambda)
+		if s.proved() || low.replicas > s.replicas {
+			break
+		}
+		if high = low; lambda == 0 {
+			return // replicas are left over even where they are free
+		}
+		if lambda /= 16; lambda < s.best*1e-18 {
+			lambda = 0
+		}
+	}
+	for range priceSteps {
+		if s.proved() {
+			return
+		}
+		lambda = max(0, (high.cost-low.cost)/(low.replicas-high.replicas))
+		l := s.probe(lambda)
+		if v := l.at(lambda); v >= low.at(lambda)-float64(1e-14*v) {
+			return // no line lies below the intersection: the bound is highest here
+		}
+		if l.replicas > s.replicas {
+			low = l
+		} else {
+			high = l
+		}
+	}
+}
+
+// guess is the price at which the best partition so far would buy E replicas
+// if they could be divided: Kleinrock's rule gives stage i the share √num_i of
+// those left after every stage's u.
+func (s *search) guess() float64 {
+	roots, left := 0.0, s.replicas
+	for h := 1; h < len(s.nodes); h++ {
+		st := s.row(s.nodes[h])[s.nodes[h-1]]
+		roots += math.Sqrt(st.num)
+		left -= st.u
+	}
+	share := roots / left // left > 0: the partition is feasible
+	return float64(share * share)
+}
+
+// probe finds the best division at a price, offers it as a plan and returns
+// its line.
+func (s *search) probe(lambda float64) line {
+	s.reprice(lambda)
+	nodes, value := s.shortest()
+	if b := value - float64(lambda*s.replicas); b > s.bound {
+		s.bound, s.top = b, lambda
+	}
+	var l line
+	for h := 1; h < len(nodes); h++ {
+		st := s.row(nodes[h])[nodes[h-1]]
+		k := st.at(lambda, s.replicas)
+		l.cost += st.price(k)
+		l.replicas += k
+	}
+	s.offer(nodes)
+	return l
+}
+
+// reprice sets the weight of every range to its cost at a price, replicas
+// included.
+func (s *search) reprice(lambda float64) {
+	for e := range s.stages {
+		st := &s.stages[e]
+		if st.kmin > s.replicas {
+			s.weight[e] = math.Inf(1)
+			continue
+		}
+		k := st.at(lambda, s.replicas)
+		s.weight[e] = st.fixed + st.num/(k-st.u) + float64(lambda*k)
+	}
+}
+
+// offer fills a division with E replicas and keeps it when it is the best.
+// Ties keep the first one, so that one stage wins over its equals.
+func (s *search) offer(nodes []int) {
+	stages := make([]stage, len(nodes)-1)
+	for h := range stages {
+		stages[h] = s.row(nodes[h+1])[nodes[h]]
+	}
+	counts, cost, ok := fill(stages, s.replicas)
+	if ok {
+		s.keep(nodes, counts, cost)
+	}
+}
+
+// keep makes a partition the best one if it is cheaper by more than rounding.
+func (s *search) keep(nodes, counts []int, cost float64) {
+	if cost < s.best-float64(tolerance*s.best) || s.nodes == nil {
+		s.nodes, s.counts, s.best = nodes, counts, cost
+	}
+}

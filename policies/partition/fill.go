@@ -1,0 +1,86 @@
+package partition
+
+import "math"
+
+// fill divides exactly e replicas among given stages at the least cost. It
+// reports false when they need more than e.
+//
+// Taking the replica with the largest gain again and again is optimal, since
+// gains fall. A price finds where that ends without the walk: the stages'
+// purchases at a price are the greedy division of their own sum, so only the
+// few replicas by which the sum misses e are placed one by one.
+func fill(stages []stage, e float64) (counts []int, cost float64, ok bool) {
+	need, spare, roots := 0.0, e, 0.0
+	for _, st := range stages {
+		need += st.kmin
+		spare -= st.u
+		roots += math.Sqrt(st.num)
+	}
+	if !(need <= e) {
+		return nil, 0, false
+	}
+	ks := make([]float64, len(stages))
+	sum := need
+	for i, st := range stages {
+		ks[i] = st.kmin
+	}
+	if roots > 0 {
+		share := roots / spare
+		sum = buyAll(stages, ks, e, float64(share*share))
+	}
+	for ; sum < e; sum++ {
+		at := 0
+		for i, st := range stages {
+			if st.gain(ks[i]) > stages[at].gain(ks[at]) {
+				at = i
+			}
+		}
+		ks[at]++
+	}
+	for ; sum > e; sum-- {
+		at, least := -1, math.Inf(1)
+		for i, st := range stages {
+			if loss := st.gain(ks[i] - 1); ks[i] > st.kmin && (at < 0 || loss < least) {
+				at, least = i, loss
+			}
+		}
+		ks[at]--
+	}
+	counts = make([]int, len(stages))
+	for i, st := range stages {
+		counts[i] = int(ks[i])
+		cost += st.price(ks[i])
+	}
+	return counts, cost, true
+}
+
+// buyAll sets ks to the stages' purchases at a price near lambda at which they
+// add up to about e, and returns their sum.
+func buyAll(stages []stage, ks []float64, e, lambda float64) float64 {
+	low, high := 0.0, math.Inf(1) // prices that sell too many, too few
+	sum := 0.0
+	for range 64 {
+		sum = 0
+		for i, st := range stages {
+			ks[i] = st.at(lambda, e)
+			sum += ks[i]
+		}
+		switch {
+		case math.Abs(sum-e) <= float64(len(stages)):
+			return sum
+		case sum > e:
+			low = lambda
+		default:
+			high = lambda
+		}
+		switch {
+		case math.IsInf(high, 1):
+			lambda = low * 4
+		case low == 0:
+			lambda = high / 4
+		default:
+			lambda = math.Sqrt(low) * math.Sqrt(high)
+		}
+	}
+	return sum
+}

@@ -1,0 +1,163 @@
+package partition
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+)
+
+// randomTable prices every range by itself, unlike any workload: ranges that
+// hardly relate make gaps between bound and plan common.
+func randomTable(rng *rand.Rand, n int) table {
+	t := table{n: n, stages: make([]stage, n*(n+1)/2)}
+	dear := math.Exp(2 * rng.NormFloat64())
+	for j := 1; j <= n; j++ {
+		for i := range t.row(j) {
+			u := rng.Float64() * float64(j-i) / 3
+			st := stage{fixed: dear * rng.Float64(), u: u, num: float64(j-i) * math.Exp(2*rng.NormFloat64()), kmin: math.Floor(u) + 1}
+			switch rng.IntN(12) {
+			case 0:
+				st.kmin = math.Inf(1)
+			case 1, 2, 3:
+				st.kmin += float64(rng.IntN(6))
+			case 4:
+				st.num = 0
+			}
+			t.row(j)[i] = st
+		}
+	}
+	return t
+}
+
+// TestGap checks the price search's bound, and the two ways to close a gap
+// above it, each on its own, against the paper's recursion.
+func TestGap(t *testing.T) {
+	rng := rand.New(rand.NewPCG(6, 6))
+	gaps, improved, feasible, found := 0, 0, 0, 0
+	for i := range 20000 {
+		tab := randomTable(rng, 1+rng.IntN(14))
+		stages := 1 + rng.IntN(min(8, tab.n))
+		e := stages + rng.IntN(20)
+		nodes, counts, ok := recurse(tab, stages, e)
+		want := 0.0
+		for h, k := range counts {
+			want += tab.row(nodes[h+1])[nodes[h]].price(float64(k))
+		}
+		descended := func() *search {
+			s := newSearch(tab, stages, e)
+			high, feasible := s.open()
+			if feasible != ok {
+				t.Fatalf("table %d: feasible %v, want %v", i, feasible, ok)
+			}
+			if !ok {
+				return nil
+			}
+			s.descend(high)
+			return s
+		}
+		s := descended()
+		if s == nil {
+			continue
+		}
+		feasible++
+		if s.bound > want*(1+1e-9) {
+			t.Fatalf("table %d: the bound %v is above the optimum %v", i, s.bound, want)
+		}
+		if s.proved() && math.Abs(s.best-want) > 1e-9*want {
+			t.Fatalf("table %d: %v is proved, %v is better", i, s.best, want)
+		}
+		// Each way starts from the first plan there was, not the best: the gap
+		// is wider, and there is something to find.
+		for way, closing := range []func(*search){
+			func(s *search) {
+				if !s.labels(labelBudget) {
+					t.Fatalf("table %d: labels ran out of budget", i)
+				}
+			},
+			func(s *search) {
+				if !s.proved() && s.labels(0) && s.limit > 1 {
+					t.Fatalf("table %d: labels end without a budget", i)
+				}
+				s.convolve()
+			},
+		} {
+			first := newSearch(tab, stages, e)
+			first.open()
+			first.bound, first.top = s.bound, s.top
+			before := first.best
+			closing(first)
+			sum := 0.0
+			for h, k := range first.counts {
+				sum += tab.row(first.nodes[h+1])[first.nodes[h]].price(float64(k))
+			}
+			if math.Abs(first.best-want) > 1e-9*want || math.Abs(sum-want) > 1e-9*want {
+				t.Fatalf("table %d, way %d: closed at %v (%v), want %v (bound %v)", i, way, first.best, sum, want, s.bound)
+			}
+			if first.best < before {
+				found++
+			}
+		}
+		if s.proved() {
+			continue
+		}
+		gaps++
+		before := s.best
+		if s.labels(labelBudget); s.best < before {
+			improved++
+		}
+	}
+	t.Logf("%d feasible, %d with a gap, closing it improves %d; %d found from the first plan", feasible, gaps, improved, found)
+	if gaps < 500 || improved < 20 || found < 10000 {
+		t.Errorf("too easy: %d gaps, %d of them with a better plan behind, %d found from the first plan", gaps, improved, found)
+	}
+}
+
+// TestFill compares the division of replicas among given stages with taking
+// the largest gain one by one.
+func TestFill(t *testing.T) {
+	rng := rand.New(rand.NewPCG(7, 7))
+	for i := range 5000 {
+		stages := make([]stage, 1+rng.IntN(8))
+		need := 0.0
+		for s := range stages {
+			u := rng.Float64() * 3
+			stages[s] = stage{fixed: rng.Float64(), u: u, num: math.Exp(5 * rng.NormFloat64()), kmin: math.Floor(u) + 1 + float64(rng.IntN(3))}
+			if rng.IntN(4) == 0 {
+				stages[s].num = 0
+			}
+			if s > 0 && rng.IntN(4) == 0 {
+				stages[s] = stages[s-1] // ties
+			}
+			need += stages[s].kmin
+		}
+		e := need + float64(rng.IntN(60)-3)
+		counts, cost, ok := fill(stages, e)
+		if ok != (e >= need) {
+			t.Fatalf("%d: %v replicas, %v needed: %v", i, e, need, ok)
+		}
+		if !ok {
+			continue
+		}
+		ks := make([]float64, len(stages))
+		for s := range ks {
+			ks[s] = stages[s].kmin
+		}
+		for range int(e - need) {
+			at := 0
+			for s := range ks {
+				if stages[s].gain(ks[s]) > stages[at].gain(ks[at]) {
+					at = s
+				}
+			}
+			ks[at]++
+		}
+		want, sum := 0.0, 0
+		for s := range ks {
+			want += stages[s].price(ks[s])
+			sum += counts[s]
+		}
+		if sum != int(e) || math.Abs(cost-want) > 1e-9*want {
+			t.Fatalf("%d: %v cost %v, want %v costing %v", i, counts, cost, ks, want)
+		}
+	}
+}

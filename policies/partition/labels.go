@@ -1,0 +1,112 @@
+package partition
+
+import "math"
+
+// labelBudget bounds the label search, in labels looked at (some tens of
+// nanoseconds each). Few instances need a thousandth of it.
+const labelBudget = 1 << 21
+
+// A label is a way to divide the buckets below node among used replicas.
+type label struct {
+	node, used int
+	count      int     // replicas of the last stage
+	from       int     // index of the label without that stage
+	value      float64 // its cost, plus the price of its replicas
+}
+
+// labels closes the gap between bound and plan: it goes through all ways to
+// begin a partition that the bound leaves open, stage by stage, keeping the
+// cheapest for every (stages, node, replicas). It reports false when it ran
+// out of budget before the end; the best partition may still have improved.
+//
+// A beginning is dropped when its value and the shortest way ahead, at the
+// price of the best bound, do not come below the plan. As the gap is narrow,
+// few remain. See Desrochers and Soumis for labels with resources.
+func (s *search) labels(budget int) bool {
+	for e, st := range s.stages {
+		s.weight[e] = st.kmin
+	}
+	need := s.ahead()
+	s.reprice(s.top)
+	ahead := s.ahead()
+
+	all := []label{{}}
+	start := 0
+	for h := range s.limit {
+		end := len(all)
+		seen := make(map[[2]int]int) // (node, used) → index; never ranged over
+		for at := start; at < end; at++ {
+			from := all[at]
+			left := s.replicas - float64(from.used)
+			for j := from.node + 1; j <= s.n; j++ {
+				slack := s.ceiling() - from.value - ahead[s.limit-h-1][j]
+				if s.arcs(j)[from.node] >= slack {
+					continue
+				}
+				st := s.row(j)[from.node]
+				most := left - need[s.limit-h-1][j]
+				least := st.kmin
+				if j == s.n {
+					least = most // the last stage takes what is left
+				}
+				visit := func(k float64) bool {
+					v := st.price(k) + float64(s.top*k)
+					if budget--; budget < 0 || v >= slack {
+						return false
+					}
+					next := label{node: j, used: from.used + int(k), count: int(k), from: at, value: from.value + v}
+					if j == s.n {
+						s.finish(all, next)
+						return false
+					}
+					key := [2]int{j, next.used}
+					if i, ok := seen[key]; !ok {
+						seen[key] = len(all)
+						all = append(all, next)
+					} else if next.value < all[i].value {
+						all[i] = next
+					}
+					return true
+				}
+				// The value is convex in k and least at the purchase.
+				first := max(least, min(st.at(s.top, s.replicas), most))
+				for k := first; k >= least && k <= most && visit(k); k-- {
+				}
+				for k := first + 1; k <= most && visit(k); k++ {
+				}
+				if budget < 0 {
+					return false
+				}
+			}
+		}
+		start = end
+	}
+	return true
+}
+
+// ceiling is the value, replicas priced at top, that a better partition stays below.
+func (s *search) ceiling() float64 {
+	return s.best - float64(tolerance*math.Abs(s.best)) + float64(s.top*s.replicas)
+}
+
+// finish turns a label of the last node into a partition and offers it.
+func (s *search) finish(all []label, l label) {
+	nodes, counts := []int{}, []int{}
+	cost := 0.0
+	for ; l.node > 0; l = all[l.from] {
+		nodes = append(nodes, l.node)
+		counts = append(counts, l.count)
+		cost += s.row(l.node)[all[l.from].node].price(float64(l.count))
+	}
+	nodes = append(nodes, 0)
+	reverse(nodes)
+	reverse(counts)
+	s.keep(nodes, counts, cost)
+}
+
+// reverse turns x around in place.
+func reverse(x []int) {
+	for i, j := 0, len(x)-1; i < j; i, j = i+1, j-1 {
+		x[i], x[j] = x[j], x[i]
+	}
+}

@@ -1,0 +1,318 @@
+package partition
+
+import (
+	"math"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// Model says how a stage is priced. The zero value is Flow.
+type Model int
+
+const (
+	// Flow minimises the requests in the system, Σ φ·T + Σ X·t, where T is a
+	// stage's iteration time under its flow and t the delay of a hand-over
+	// (Little's law on both). Long outputs weigh more.
+	Flow Model = iota
+	// Latency minimises the normalised latency, Σ ν·T, where ν is
+	// policies.Flow.Weight: every finished request weighs the same. A crossing
+	// is charged its delay over the output length, whose mean inverse is
+	// ν/φ where the request crosses.
+	Latency
+	// Snapshot minimises the paper's QoE of the in-flight requests (eq. 1)
+	// in policies.Workload.Snapshot. Crossings are charged for the requests
+	// that cross in one iteration, which is the period that eq. 1 prices.
+	// Pooling and utilisation limits do not apply: the model has no load.
+	Snapshot
+)
+
+// String names the model as a config file does.
+func (m Model) String() string {
+	switch m {
+	case Flow:
+		return "flow"
+	case Latency:
+		return "latency"
+	case Snapshot:
+		return "snapshot"
+	}
+	return "unknown"
+}
+
+// A stage is the price of serving one range of lengths, as a function of its
+// replicas k: fixed + num/(k−u) for k ≥ kmin. Both terms are ≥ 0 and kmin > u,
+// so that the price is finite, convex and never grows with k. kmin is a whole
+// number, or +Inf when no number of replicas serves the range.
+//
+// fixed includes the transfer cost of the cut where the range ends.
+type stage struct {
+	fixed, num, u, kmin float64
+}
+
+// price is the stage's cost with k replicas; +Inf below kmin.
+func (s stage) price(k float64) float64 {
+	if k < s.kmin {
+		return math.Inf(1)
+	}
+	return s.fixed + s.num/(k-s.u)
+}
+
+// gain is what the replica after the k-th saves. k must be ≥ kmin.
+func (s stage) gain(k float64) float64 { return s.num / float64((k-s.u)*(k+1-s.u)) }
+
+// at returns the number of replicas in [kmin, limit] that the stage buys when
+// a replica costs lambda ≥ 0: it buys while gain ≥ lambda. kmin must be ≤ limit.
+func (s stage) at(lambda, limit float64) float64 {
+	k := s.kmin
+	if s.num > 0 {
+		// (k−u)(k+1−u) ≥ num/λ. A quotient past every float is +Inf, and the
+		// bound below brings it back before it becomes an integer.
+		k = max(k, math.Ceil(s.u-0.5+math.Sqrt(0.25+s.num/lambda)))
+	}
+	return min(k, limit)
+}
+
+// load is what one range of lengths asks for; a stage's price is made of it.
+type load struct {
+	tokens  float64 // φ, or n of the snapshot
+	held    float64 // ψ, or ΣL of the snapshot
+	work    float64 // u: replicas' worth of work; in the snapshot ΣD·F, F1…F4, in seconds
+	weight  float64 // ν
+	decode  float64 // snapshot only: D1·n + D4·ΣL, the part of work in every iteration
+	longest float64 // largest length that occurs
+}
+
+// pricing turns ranges of buckets into stages, for one workload and model.
+type pricing struct {
+	model Model
+	w     policies.Workload
+	cells []load    // per bucket
+	cut   []float64 // c of a cut at the start of bucket b
+}
+
+// newPricing checks the workload and prepares its buckets.
+func newPricing(m Model, w policies.Workload) (*pricing, error) {
+	if err := w.Validate(); err != nil {
+		return nil, err
+	}
+	if m < Flow || m > Snapshot {
+		return nil, &policies.Violation{Subject: "partition", Invariant: "the model must be flow, latency or snapshot"}
+	}
+	if m == Snapshot && w.Snapshot == nil {
+		return nil, &policies.Violation{Subject: "workload", Invariant: "2: planning on a snapshot needs one"}
+	}
+	n := len(w.Flow.Edges)
+	p := &pricing{model: m, w: w, cells: make([]load, n), cut: make([]float64, n+1)}
+	for b := range p.cells {
+		p.cells[b] = p.cell(b)
+	}
+	for b := 1; b < n; b++ {
+		delay := w.Transfer.Base + float64(w.Transfer.PerToken*float64(w.Flow.Edges[b]))
+		p.cut[b] = float64(w.Flow.Crossings[b]*delay) * p.crossingWeight(b)
+	}
+	return p, nil
+}
+
+// cell prices one bucket.
+func (p *pricing) cell(b int) load {
+	c, f := p.w.Cost, p.w.Flow
+	if p.model == Snapshot {
+		x := p.w.Snapshot[b]
+		decode := float64(c.D1*x.N) + float64(c.D4*x.SumL)
+		return load{
+			tokens: x.N, held: x.SumL, weight: x.N, decode: decode,
+			work: decode + float64(c.D2*x.SumI) + float64(c.D3*x.SumI2),
+		}
+	}
+	l := load{tokens: f.Tokens[b], held: f.Reads[b], weight: f.Tokens[b]}
+	l.work = float64(c.D1*f.Tokens[b]) + float64(c.D4*f.Reads[b]) + float64(c.D2*f.Prefill[b]) + float64(c.D3*f.Prefill2[b])
+	if p.model == Latency {
+		l.weight = f.Weight[b]
+	}
+	if l.tokens > 0 {
+		if b+1 < len(f.Edges) {
+			l.longest = float64(f.Edges[b+1])
+		} else {
+			// The last bucket is open; lengths even around its mean end here.
+			low := float64(f.Edges[b])
+			l.longest = max(low, 2*l.held/l.tokens-low)
+		}
+	}
+	return l
+}
+
+// crossingWeight converts one second of delay of one crossing request a
+// second into the objective's unit.
+func (p *pricing) crossingWeight(b int) float64 {
+	f := p.w.Flow
+	switch p.model {
+	case Latency:
+		if f.Tokens[b] > 0 {
+			return f.Weight[b] / f.Tokens[b]
+		}
+		var weight, tokens float64
+		for i := range f.Tokens {
+			weight += f.Weight[i]
+			tokens += f.Tokens[i]
+		}
+		if tokens > 0 {
+			return weight / tokens
+		}
+		return 0
+	case Snapshot:
+		// One iteration of the whole set on all replicas.
+		work := 0.0
+		for _, c := range p.cells {
+			work += c.work
+		}
+		return p.w.Cost.D0 + work/float64(p.w.Replicas)
+	}
+	return 1
+}
+
+func (p *pricing) buckets() int { return len(p.cells) }
+
+// stages is the largest number of stages that a proposal may have.
+func (p *pricing) stages() int {
+	limit := policies.MaxStages
+	if s := p.w.Limits.Stages; s > 0 {
+		limit = min(limit, s)
+	}
+	return min(limit, p.w.Replicas, p.buckets())
+}
+
+// plus joins the load of a longer range to l.
+func (l load) plus(o load) load {
+	return load{
+		tokens: l.tokens + o.tokens, held: l.held + o.held, work: l.work + o.work,
+		weight: l.weight + o.weight, decode: l.decode + o.decode, longest: max(l.longest, o.longest),
+	}
+}
+
+// over sums the load of buckets [i, j).
+func (p *pricing) over(i, j int) load {
+	var l load
+	for b := j - 1; b >= i; b-- {
+		l = p.cells[b].plus(l)
+	}
+	return l
+}
+
+// base is the part of the iteration time that does not depend on the number
+// of replicas: D0, and the penalty of unequal lengths in one batch.
+func (p *pricing) base(l load) float64 {
+	c := p.w.Cost
+	if p.model == Snapshot || c.Kappa == 0 || l.tokens == 0 {
+		return c.D0
+	}
+	return c.D0 + float64(float64(c.Kappa*c.D4)*max(0, l.longest-l.held/l.tokens))
+}
+
+// iteration predicts the iteration time of a load on k replicas.
+func (p *pricing) iteration(l load, k float64) float64 {
+	base := p.base(l)
+	if p.model == Snapshot {
+		return base + l.decode/k
+	}
+	if k <= l.work {
+		return math.Inf(1)
+	}
+	return base + float64(base*l.work)/(k-l.work)
+}
+
+// stage prices load l of a range that ends where bucket j starts. In the flow
+// models T = base·k/(k−u), so ν·T = ν·base + ν·base·u/(k−u); in the snapshot
+// k batches of S/k cost n·D0 + n·w/k.
+func (p *pricing) stage(l load, j int) stage {
+	base := p.base(l)
+	s := stage{fixed: float64(l.weight*base) + p.cut[j], num: float64(l.weight * l.work), kmin: p.need(l, base, j)}
+	if p.model != Snapshot {
+		s.u, s.num = l.work, float64(s.num*base)
+	}
+	if sum := s.fixed + s.num; !(sum <= math.MaxFloat64) {
+		return stage{kmin: math.Inf(1)} // rates past what a float64 can price
+	}
+	return s
+}
+
+// need is the smallest number of replicas that keeps every limit, or +Inf.
+// A limit on what a replica holds is one on k−u, because by Little's law it
+// holds φ·T/k = φ·base/(k−u) requests and ψ·base/(k−u) tokens.
+func (p *pricing) need(l load, base float64, j int) float64 {
+	w := p.w
+	u, hold := l.work, base // tokens·hold/(k−u) is what a replica holds
+	if p.model == Snapshot {
+		u, hold = 0, 1
+	}
+	need := max(1, math.Floor(u)+1, // strictly above u
+		math.Ceil(u+float64(l.tokens*hold)/float64(w.Capacity.Batch)),
+		math.Ceil(u+float64(l.held*hold)/float64(w.Capacity.KV)))
+	if rate := w.Capacity.TransferRate; rate > 0 && j < p.buckets() {
+		need = max(need, math.Ceil(w.Flow.Crossings[j]/rate))
+	}
+	if limit := w.Limits.Iteration; limit > 0 {
+		grows := u // what k divides, as a share of the limit's slack
+		slack := 1 - base/limit
+		if p.model == Snapshot {
+			grows, slack = l.decode, limit-base
+		}
+		switch {
+		case slack < 0 || slack == 0 && grows > 0:
+			return math.Inf(1)
+		case grows > 0:
+			need = max(need, math.Ceil(grows/slack))
+		}
+	}
+	if p.model != Snapshot {
+		need = max(need, math.Ceil(u+float64(w.Limits.Pooling*math.Sqrt(u))))
+		if share := w.Limits.Utilisation; share > 0 {
+			need = max(need, math.Ceil(u/share))
+		}
+	}
+	return need
+}
+
+// partition describes the stages between the nodes (bucket indices, first 0
+// and last the number of buckets) as a proposal. Its Cost is +Inf when one of
+// them breaks a limit.
+func (p *pricing) partition(nodes, counts []int) policies.Partition {
+	out := policies.Partition{
+		Counts:     append([]int(nil), counts...),
+		Iterations: make([]float64, len(counts)),
+	}
+	for s, k := range counts {
+		i, j := nodes[s], nodes[s+1]
+		l := p.over(i, j)
+		out.Cost += p.stage(l, j).price(float64(k))
+		out.Iterations[s] = p.iteration(l, float64(k))
+		if s > 0 {
+			out.Cuts = append(out.Cuts, p.w.Flow.Edges[i])
+		}
+	}
+	out.OneStage = p.stage(p.over(0, p.buckets()), p.buckets()).price(float64(p.w.Replicas))
+	return out
+}
+
+// table holds the stage of every range of buckets: that of [i, j) is row(j)[i].
+type table struct {
+	n      int // buckets
+	stages []stage
+}
+
+// table prices all n(n+1)/2 ranges.
+func (p *pricing) table() table {
+	n := p.buckets()
+	t := table{n: n, stages: make([]stage, n*(n+1)/2)}
+	for j := 1; j <= n; j++ {
+		row := t.row(j)
+		var l load
+		for i := j - 1; i >= 0; i-- {
+			l = p.cells[i].plus(l)
+			row[i] = p.stage(l, j)
+		}
+	}
+	return t
+}
+
+// row returns the stages that end at j, by their start.
+func (t table) row(j int) []stage { return t.stages[j*(j-1)/2 : j*(j+1)/2] }

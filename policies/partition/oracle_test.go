@@ -1,0 +1,148 @@
+package partition_test
+
+import (
+	"math"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/partition"
+)
+
+func equal(a, b float64) bool {
+	return a == b || math.Abs(a-b) <= 1e-9*max(math.Abs(a), math.Abs(b))
+}
+
+// oracle is the least cost over every division and every count, by
+// enumeration; +Inf when nothing is feasible.
+func oracle(m partition.Model, w policies.Workload) float64 {
+	best := math.Inf(1)
+	most := policies.MaxStages
+	if w.Limits.Stages > 0 {
+		most = min(most, w.Limits.Stages)
+	}
+	inner := len(w.Flow.Edges) - 1
+	for mask := range 1 << inner {
+		var cuts []policies.Tokens
+		for b := range inner {
+			if mask>>b&1 == 1 {
+				cuts = append(cuts, w.Flow.Edges[b+1])
+			}
+		}
+		if len(cuts)+1 > most {
+			continue
+		}
+		counts := make([]int, len(cuts)+1)
+		var deal func(stage, left int)
+		deal = func(stage, left int) {
+			if stage == len(cuts) {
+				if counts[stage] = left; left >= 1 {
+					best = min(best, price(m, w, cuts, counts))
+				}
+				return
+			}
+			for k := 1; k < left; k++ {
+				counts[stage] = k
+				deal(stage+1, left-k)
+			}
+		}
+		deal(0, w.Replicas)
+	}
+	return best
+}
+
+// price is the models' definition, written down from the formulas of Little's
+// law and of the paper: what every stage holds, how long its iterations take,
+// and whether that keeps the limits.
+func price(m partition.Model, w policies.Workload, cuts []policies.Tokens, counts []int) float64 {
+	ends := append(append([]policies.Tokens{}, cuts...), policies.Unbounded)
+	low, total := policies.Tokens(0), 0.0
+	for s, high := range ends {
+		q := stagePrice(m, w, low, high, float64(counts[s]))
+		total += q
+		low = high
+	}
+	return total
+}
+
+func stagePrice(m partition.Model, w policies.Workload, low, high policies.Tokens, k float64) float64 {
+	var phi, psi, work, weight, longest float64
+	var batch policies.Batch
+	crossings, transfer := 0.0, 0.0
+	for b, edge := range w.Flow.Edges {
+		if edge == high { // the stage ends here
+			crossings = w.Flow.Crossings[b]
+			transfer = crossings * (w.Transfer.Base + w.Transfer.PerToken*float64(edge)) * crossingWeight(m, w, b)
+		}
+		if edge < low || edge >= high {
+			continue
+		}
+		phi += w.Flow.Tokens[b]
+		psi += w.Flow.Reads[b]
+		work += w.Cost.D1*w.Flow.Tokens[b] + w.Cost.D4*w.Flow.Reads[b] + w.Cost.D2*w.Flow.Prefill[b] + w.Cost.D3*w.Flow.Prefill2[b]
+		if m == partition.Latency {
+			weight += w.Flow.Weight[b]
+		} else {
+			weight += w.Flow.Tokens[b]
+		}
+		batch = batch.Plus(w.Snapshot[b])
+		if w.Flow.Tokens[b] > 0 {
+			if b+1 < len(w.Flow.Edges) {
+				longest = float64(w.Flow.Edges[b+1])
+			} else {
+				mean := w.Flow.Reads[b] / w.Flow.Tokens[b]
+				longest = float64(edge) + 2*(mean-float64(edge))
+			}
+		}
+	}
+	none := math.Inf(1)
+	if r := w.Capacity.TransferRate; r > 0 && crossings/k > r {
+		return none
+	}
+	if m == partition.Snapshot {
+		one := batch.Divide(int(k))
+		iteration := w.Cost.D0 + w.Cost.D1*one.N + w.Cost.D4*one.SumL
+		if one.N > float64(w.Capacity.Batch) || one.SumL > float64(w.Capacity.KV) ||
+			w.Limits.Iteration > 0 && iteration > w.Limits.Iteration {
+			return none
+		}
+		return k*w.Cost.BatchQoE(one) + transfer
+	}
+	u := work
+	if k <= u || k < u+w.Limits.Pooling*math.Sqrt(u) || w.Limits.Utilisation > 0 && u/k > w.Limits.Utilisation {
+		return none
+	}
+	d0 := w.Cost.D0
+	if phi > 0 {
+		d0 += w.Cost.Kappa * w.Cost.D4 * math.Max(0, longest-psi/phi)
+	}
+	iteration := d0 / (1 - u/k)
+	if phi*iteration/k > float64(w.Capacity.Batch) || psi*iteration/k > float64(w.Capacity.KV) ||
+		w.Limits.Iteration > 0 && iteration > w.Limits.Iteration {
+		return none
+	}
+	return weight*iteration + transfer
+}
+
+// crossingWeight is the objective's worth of a second of delay.
+func crossingWeight(m partition.Model, w policies.Workload, b int) float64 {
+	switch m {
+	case partition.Latency: // the mean of 1/O where the request crosses
+		if w.Flow.Tokens[b] > 0 {
+			return w.Flow.Weight[b] / w.Flow.Tokens[b]
+		}
+		weight, tokens := 0.0, 0.0
+		for i := range w.Flow.Tokens {
+			weight, tokens = weight+w.Flow.Weight[i], tokens+w.Flow.Tokens[i]
+		}
+		if tokens == 0 {
+			return 0
+		}
+		return weight / tokens
+	case partition.Snapshot: // one iteration of everything on all replicas
+		var all policies.Batch
+		for _, s := range w.Snapshot {
+			all = all.Plus(s)
+		}
+		return w.Cost.RequestQoE(all.Divide(w.Replicas))
+	}
+	return 1
+}

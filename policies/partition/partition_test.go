@@ -1,0 +1,280 @@
+package partition_test
+
+import (
+	"errors"
+	"math"
+	"math/rand/v2"
+	"reflect"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/partition"
+	"github.com/cascadeinfer/cascade/policies/policytest"
+)
+
+var models = []partition.Model{partition.Flow, partition.Latency, partition.Snapshot}
+
+func TestConformance(t *testing.T) {
+	for _, m := range models {
+		for name, p := range map[string]policies.Partitioner{
+			"exact":     partition.Exact{Model: m},
+			"recursion": partition.Recursion{Model: m},
+			"two-phase": partition.TwoPhase{Model: m},
+		} {
+			t.Run(name+"/"+m.String(), func(t *testing.T) { policytest.TestPartitioner(t, p) })
+		}
+	}
+}
+
+func TestNamed(t *testing.T) {
+	for name, want := range map[string]policies.Partitioner{
+		"exact":     partition.Exact{},
+		"recursion": partition.Recursion{},
+		"two-phase": partition.TwoPhase{},
+		"paper":     partition.TwoPhase{Model: partition.Snapshot},
+		"":          nil,
+		"other":     nil,
+	} {
+		if got, ok := partition.Named(name); got != want || ok != (want != nil) {
+			t.Errorf("%q gives %v, %v", name, got, ok)
+		}
+	}
+}
+
+// TestExactEqualsOracle compares Exact with the enumeration of everything.
+func TestExactEqualsOracle(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 1))
+	fleets := 12000
+	if testing.Short() {
+		fleets = 2000
+	}
+	solved, split, capped := 0, 0, 0
+	for i := range fleets {
+		w := policytest.Random(rng)
+		m := models[i%len(models)]
+		want := oracle(m, w)
+		got, err := partition.Exact{Model: m}.Partition(w)
+		if math.IsInf(want, 1) {
+			if !errors.Is(err, policies.ErrInfeasible) {
+				t.Fatalf("fleet %d: nothing is feasible, got %+v, %v", i, got, err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Fatalf("fleet %d (%v): %v, want a cost of %v\n%+v", i, m, err, want, w)
+		}
+		if !equal(got.Cost, want) || !got.Exact {
+			t.Fatalf("fleet %d (%v): cost %v, want %v (%+v)\n%+v", i, m, got.Cost, want, got, w)
+		}
+		if q := price(m, w, got.Cuts, got.Counts); !equal(q, want) {
+			t.Fatalf("fleet %d (%v): the partition costs %v, want %v", i, m, q, want)
+		}
+		if q := price(m, w, nil, []int{w.Replicas}); !equal(got.OneStage, q) {
+			t.Fatalf("fleet %d (%v): one stage costs %v, want %v", i, m, got.OneStage, q)
+		}
+		solved++
+		if len(got.Cuts) > 0 {
+			split++
+		}
+		if len(got.Counts) == w.Limits.Stages {
+			capped++
+		}
+	}
+	t.Logf("%d fleets: %d feasible, %d split, %d at the stage limit", fleets, solved, split, capped)
+	if solved < fleets/3 || split < fleets/5 || capped < fleets/20 {
+		t.Errorf("the fleets are too easy: %d feasible, %d split, %d at the stage limit", solved, split, capped)
+	}
+}
+
+// larger returns a workload of many buckets with limits by chance.
+func larger(rng *rand.Rand, replicas int, perOctave int) policies.Workload {
+	w := policytest.Chat(policies.Edges(32768, perOctave), replicas, 0.1+0.8*rng.Float64(), rng.Uint64())
+	small := policytest.Random(rng)
+	w.Cost.Kappa, w.Transfer, w.Limits = small.Cost.Kappa, small.Transfer, small.Limits
+	w.Limits.Iteration *= 3
+	if rng.IntN(2) == 0 {
+		w.Capacity.TransferRate = 0.05 + 20*rng.Float64()
+	}
+	if rng.IntN(3) == 0 {
+		w.Transfer = policies.Transfer{} // then the stage limit binds
+	}
+	return w
+}
+
+// TestExactEqualsRecursion compares the two exact algorithms where nothing can
+// be enumerated, with the stage limit of 8 in force.
+func TestExactEqualsRecursion(t *testing.T) {
+	rng := rand.New(rand.NewPCG(2, 2))
+	binding := 0
+	for i, size := range []struct{ replicas, perOctave, times int }{{64, 5, 6}, {24, 4, 60}, {12, 8, 60}, {40, 1, 300}} {
+		for n := range size.times {
+			if testing.Short() && n > size.times/10 {
+				break
+			}
+			w := larger(rng, size.replicas, size.perOctave)
+			m := models[n%len(models)]
+			want, err := partition.Recursion{Model: m}.Partition(w)
+			got, err2 := partition.Exact{Model: m}.Partition(w)
+			if err != err2 || !equal(got.Cost, want.Cost) {
+				t.Fatalf("size %d, %d (%v): exact %v (%v), recursion %v (%v)", i, n, m, got, err2, want, err)
+			}
+			if len(got.Counts) == policies.MaxStages {
+				binding++
+			}
+		}
+	}
+	t.Logf("%d partitions use all %d stages", binding, policies.MaxStages)
+	if binding == 0 && !testing.Short() {
+		t.Error("the limit of stages never binds")
+	}
+}
+
+// TestTwoPhase checks that the heuristic never beats the optimum, never
+// proposes what its model forbids, and finds the optimum of easy fleets.
+func TestTwoPhase(t *testing.T) {
+	rng := rand.New(rand.NewPCG(4, 4))
+	same, missed := 0, 0
+	for i := range 3000 {
+		w := policytest.Random(rng)
+		if i%10 == 0 {
+			w = larger(rng, 1+rng.IntN(80), 1+rng.IntN(3))
+		}
+		m := models[i%len(models)]
+		best, err := partition.Exact{Model: m}.Partition(w)
+		got, err2 := partition.TwoPhase{Model: m}.Partition(w)
+		switch {
+		case err != nil:
+			if err2 == nil {
+				t.Fatalf("fleet %d: nothing is feasible, got %+v", i, got)
+			}
+			continue
+		case err2 != nil:
+			missed++
+			continue
+		case got.Cost < best.Cost*(1-1e-9):
+			t.Fatalf("fleet %d: the heuristic's %v is better than the best, %v", i, got, best)
+		case got.Exact:
+			t.Fatalf("fleet %d: the heuristic claims to be exact", i)
+		}
+		if q := price(m, w, got.Cuts, got.Counts); !equal(q, got.Cost) {
+			t.Fatalf("fleet %d: %+v costs %v", i, got, q)
+		}
+		if equal(got.Cost, best.Cost) {
+			same++
+		}
+	}
+	t.Logf("optimal in %d, no answer in %d", same, missed)
+	if same < 300 {
+		t.Errorf("optimal in %d of 3000 only", same)
+	}
+}
+
+// TestHugeFleet checks that no step depends on small numbers: 10,000 replicas,
+// idle and busy, and prices whose quotients leave the integers.
+func TestHugeFleet(t *testing.T) {
+	for _, share := range []float64{0, 1e-12, 0.5, 0.999} {
+		w := policytest.Chat(policies.Edges(131072, 2), 10000, share, 1)
+		w.Capacity = policies.Capacity{KV: 1 << 40, Batch: 1 << 40}
+		got, err := partition.Exact{}.Partition(w)
+		if err != nil {
+			t.Fatalf("share %v: %v", share, err)
+		}
+		if !got.Exact || got.Cost > got.OneStage {
+			t.Errorf("share %v: %+v", share, got)
+		}
+	}
+	w := policytest.Chat(policies.Edges(131072, 2), 100, 0.5, 1)
+	for b := range w.Flow.Tokens {
+		w.Flow.Tokens[b] = math.MaxFloat64
+	}
+	w.Capacity = policies.Capacity{KV: math.MaxInt64, Batch: math.MaxInt64}
+	if _, err := (partition.Exact{}).Partition(w); !errors.Is(err, policies.ErrInfeasible) {
+		t.Errorf("rates past every replica give %v", err)
+	}
+}
+
+// TestSplits states what the models reward: unlike classes are separated when
+// hand-overs are free, like ones are not, and a dear hand-over keeps one stage.
+func TestSplits(t *testing.T) {
+	w := policies.Workload{
+		Flow: policies.NewFlow([]policies.Tokens{0, 1000, 10000}), Cost: policytest.H20(),
+		Capacity: policies.Capacity{KV: 1 << 30, Batch: 1 << 20}, Replicas: 8,
+	}
+	w.Flow.Tokens[0], w.Flow.Reads[0] = 5000, 5000*500
+	w.Flow.Tokens[2], w.Flow.Reads[2] = 2000, 2000*30000
+	w.Flow.Crossings[1], w.Flow.Crossings[2] = 5, 5
+	got, err := partition.Exact{}.Partition(w)
+	if err != nil || len(got.Counts) != 2 || got.Cost >= got.OneStage {
+		t.Errorf("two classes: %+v, %v", got, err)
+	}
+	w.Transfer.Base = 100
+	if got, err := (partition.Exact{}).Partition(w); err != nil || len(got.Counts) != 1 {
+		t.Errorf("dear hand-overs: %+v, %v", got, err)
+	}
+	w.Transfer.Base = 0
+	w.Flow = policies.NewFlow([]policies.Tokens{0, 1000, 10000})
+	w.Flow.Tokens[0], w.Flow.Reads[0] = 5000, 5000*500
+	if got, err := (partition.Exact{}).Partition(w); err != nil || len(got.Counts) != 1 {
+		t.Errorf("one class: %+v, %v", got, err)
+	}
+}
+
+func TestPrice(t *testing.T) {
+	rng := rand.New(rand.NewPCG(5, 5))
+	infeasible := 0
+	for i := range 3000 {
+		w := policytest.Random(rng)
+		m := models[i%len(models)]
+		cuts, counts := []policies.Tokens(nil), []int{1 + rng.IntN(5)}
+		for b := 1; b < len(w.Flow.Edges); b++ {
+			if rng.IntN(2) == 0 {
+				cuts, counts = append(cuts, w.Flow.Edges[b]), append(counts, 1+rng.IntN(5))
+			}
+		}
+		got, err := m.Price(w, cuts, counts)
+		want := price(m, w, cuts, counts)
+		if !equal(got.Cost, want) || math.IsInf(want, 1) != errors.Is(err, policies.ErrInfeasible) {
+			t.Fatalf("fleet %d (%v): %v costs %v (%v), want %v", i, m, cuts, got.Cost, err, want)
+		}
+		if err != nil {
+			infeasible++
+		}
+		if len(got.Iterations) != len(counts) || !reflect.DeepEqual(got.Counts, counts) || len(got.Cuts) != len(cuts) {
+			t.Fatalf("fleet %d: %+v for %v %v", i, got, cuts, counts)
+		}
+	}
+	if infeasible < 300 || infeasible > 2700 {
+		t.Errorf("%d of 3000 divisions are infeasible", infeasible)
+	}
+}
+
+func TestPriceBetweenEdges(t *testing.T) {
+	w := policytest.Chat(policies.Edges(4096, 2), 8, 0.2, 1)
+	at, err := partition.Flow.Price(w, []policies.Tokens{512, 1024}, []int{3, 3, 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	near, err := partition.Flow.Price(w, []policies.Tokens{520, 990}, []int{3, 3, 2})
+	if err != nil || near.Cost != at.Cost || near.Cuts[0] != 520 {
+		t.Errorf("near cuts give %+v, %v, want the cost of %+v", near, err, at)
+	}
+	for name, c := range map[string]struct {
+		cuts   []policies.Tokens
+		counts []int
+	}{
+		"counts":    {[]policies.Tokens{512}, []int{8}},
+		"no stage":  {nil, nil},
+		"order":     {[]policies.Tokens{512, 512}, []int{3, 3, 2}},
+		"zero cut":  {[]policies.Tokens{0}, []int{3, 3}},
+		"no end":    {[]policies.Tokens{policies.Unbounded}, []int{3, 3}},
+		"no worker": {[]policies.Tokens{512}, []int{8, 0}},
+	} {
+		var v *policies.Violation
+		if _, err := partition.Flow.Price(w, c.cuts, c.counts); !errors.As(err, &v) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := partition.Model(9).Price(w, nil, []int{8}); err == nil {
+		t.Error("an unknown model prices")
+	}
+}

@@ -1,0 +1,167 @@
+package partition
+
+import (
+	"math"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// TwoPhase is the paper's heuristic (section "Length-Aware Stage Partition",
+// "Optimizing efficiency"): the best chain of stages with one replica each,
+// then merging of the neighbours that gain most by it, until none does. It is
+// fast and not exact.
+//
+// The paper leaves three things open. This is how they are read:
+//
+//   - More replicas than buckets: there is no chain that long. The chain has
+//     one stage per bucket, and the surplus goes, one by one, to the stage
+//     where a replica saves most. Merging adds up replicas.
+//   - More stages than allowed: merging goes on past the last gain, by the
+//     least loss, down to the limit.
+//   - Limits: the paper's model has none. Here a chain is first judged by how
+//     many replicas its stages lack, then by cost, in both phases; merging
+//     also goes on while any stage lacks one.
+//
+// Its policies.ErrInfeasible is no proof: merging may end in a stage that lacks
+// replicas where another division has enough.
+//
+// TwoPhase keeps no state and may be used concurrently.
+type TwoPhase struct{ Model Model }
+
+// A verdict orders partial plans: replicas lacking first, then cost.
+type verdict struct{ lack, cost float64 }
+
+func (v verdict) less(o verdict) bool {
+	return v.lack < o.lack || v.lack == o.lack && v.cost < o.cost
+}
+
+func (v verdict) plus(o verdict) verdict  { return verdict{v.lack + o.lack, v.cost + o.cost} }
+func (v verdict) minus(o verdict) verdict { return verdict{v.lack - o.lack, v.cost - o.cost} }
+
+// hopeless stands for the replicas lacking where no number would do; a finite
+// number keeps sums and differences in order.
+const hopeless = 1 << 40
+
+// judge prices a stage with k replicas, priced as if it had what it lacks.
+func (s stage) judge(k float64) verdict {
+	if math.IsInf(s.kmin, 1) {
+		return verdict{hopeless, s.fixed}
+	}
+	return verdict{min(hopeless, max(0, s.kmin-k)), s.price(max(k, s.kmin))}
+}
+
+// link is one stage of the chain: buckets [low, high) on k replicas.
+type link struct {
+	low, high int
+	k         float64
+	verdict   verdict
+}
+
+// Partition implements policies.Partitioner.
+func (x TwoPhase) Partition(w policies.Workload) (policies.Partition, error) {
+	p, err := newPricing(x.Model, w)
+	if err != nil {
+		return policies.Partition{}, err
+	}
+	t := p.table()
+	links := chain(t, min(w.Replicas, t.n))
+	endow(t, links, w.Replicas-len(links))
+	links = merge(t, links, p.stages())
+
+	nodes, counts := []int{0}, []int{}
+	for _, l := range links {
+		if l.verdict.lack > 0 {
+			return policies.Partition{}, policies.ErrInfeasible
+		}
+		nodes, counts = append(nodes, l.high), append(counts, int(l.k))
+	}
+	return p.partition(nodes, counts), nil
+}
+
+// chain returns the best division into exactly s stages of one replica each.
+func chain(t table, s int) []link {
+	worst := verdict{lack: math.Inf(1)}
+	best := make([]verdict, t.n+1) // by exactly h stages up to node j
+	for j := range best {
+		best[j] = worst
+	}
+	best[0] = verdict{}
+	from := make([][]int, s+1)
+	for h := 1; h <= s; h++ {
+		from[h] = make([]int, t.n+1)
+		// Descending, so that best[i] for i < j still counts h−1 stages.
+		for j := t.n; j >= 0; j-- {
+			now := worst
+			for i := h - 1; i < j; i++ {
+				if v := best[i].plus(t.row(j)[i].judge(1)); v.less(now) {
+					now, from[h][j] = v, i
+				}
+			}
+			best[j] = now
+		}
+	}
+	links := make([]link, s)
+	for h, j := s, t.n; h > 0; h-- {
+		i := from[h][j]
+		links[h-1] = link{low: i, high: j, k: 1, verdict: t.row(j)[i].judge(1)}
+		j = i
+	}
+	return links
+}
+
+// endow gives the surplus replicas away one by one.
+func endow(t table, links []link, surplus int) {
+	if surplus == 0 {
+		return
+	}
+	saves := make([]verdict, len(links))
+	save := func(i int) {
+		l := links[i]
+		saves[i] = l.verdict.minus(t.row(l.high)[l.low].judge(l.k + 1))
+	}
+	for i := range links {
+		save(i)
+	}
+	for range surplus {
+		at := 0
+		for i := range saves {
+			if saves[at].less(saves[i]) {
+				at = i
+			}
+		}
+		links[at].k++
+		links[at].verdict = links[at].verdict.minus(saves[at])
+		save(at)
+	}
+	for i, l := range links { // without the rounding of many differences
+		links[i].verdict = t.row(l.high)[l.low].judge(l.k)
+	}
+}
+
+// merge unites neighbours, those that gain most first.
+func merge(t table, links []link, limit int) []link {
+	for len(links) > 1 {
+		lack := 0.0
+		var best link
+		var most verdict
+		at := -1
+		for i, l := range links {
+			lack += l.verdict.lack
+			if i == 0 {
+				continue
+			}
+			a := links[i-1]
+			one := link{low: a.low, high: l.high, k: a.k + l.k}
+			one.verdict = t.row(one.high)[one.low].judge(one.k)
+			if gain := a.verdict.plus(l.verdict).minus(one.verdict); at < 0 || most.less(gain) {
+				at, most, best = i, gain, one
+			}
+		}
+		if len(links) <= limit && lack == 0 && !(verdict{}).less(most) {
+			break
+		}
+		links[at-1] = best
+		links = append(links[:at], links[at+1:]...)
+	}
+	return links
+}
