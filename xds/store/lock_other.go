@@ -1,0 +1,13 @@
+//go:build !unix
+
+package store
+
+import (
+	"context"
+	"errors"
+)
+
+// lock is not there yet for this system.
+func lock(context.Context, string) (unlock func(), err error) {
+	return nil, errors.ErrUnsupported
+}

@@ -1,0 +1,76 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"sync"
+)
+
+// Memory is a Store that lives as long as the process. The zero value is
+// empty and ready.
+type Memory struct {
+	mu       sync.Mutex
+	object   Object
+	revision uint64
+	changed  chan struct{} // closed at the next change; nil while nobody watches
+}
+
+var _ Store = (*Memory)(nil)
+
+// CompareAndSwap implements Store.
+func (m *Memory) CompareAndSwap(ctx context.Context, old Version, object Object) (Version, error) {
+	if err := ctx.Err(); err != nil {
+		return "", err
+	}
+	if err := object.Validate(); err != nil {
+		return "", fmt.Errorf("store plan: %w", err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if old != m.versionLocked() {
+		return "", fmt.Errorf("store plan: %w", ErrConflict)
+	}
+	m.object = object.clone()
+	m.revision++
+	if m.changed != nil {
+		close(m.changed)
+		m.changed = nil
+	}
+	return m.versionLocked(), nil
+}
+
+func (m *Memory) versionLocked() Version {
+	if m.revision == 0 {
+		return ""
+	}
+	return Version(strconv.FormatUint(m.revision, 10))
+}
+
+// Watch implements Store.
+func (m *Memory) Watch(ctx context.Context) <-chan Update {
+	updates := make(chan Update)
+	go func() {
+		defer close(updates)
+		for {
+			m.mu.Lock()
+			u := Update{Object: m.object.clone(), Version: m.versionLocked()}
+			if m.changed == nil {
+				m.changed = make(chan struct{})
+			}
+			changed := m.changed
+			m.mu.Unlock()
+			select {
+			case updates <- u:
+			case <-ctx.Done():
+				return
+			}
+			select {
+			case <-changed:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return updates
+}

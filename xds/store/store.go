@@ -1,0 +1,88 @@
+// Package store keeps the plan object: the few kilobytes from which every
+// control plane of a fleet renders its resources. It is read by watching and
+// written by compare-and-swap, and nothing else; it holds no load, no health
+// and no counters.
+//
+// Invariants: readers see whole, valid objects or an error, never a part of
+// one; of two writers that started from the same version at most one
+// succeeds.
+package store
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// Version names one state of the stored object. It is opaque, comes from the
+// store, and is only compared; "" stands for "there is no object yet".
+type Version string
+
+// Object is what is stored.
+//
+// Invariants, checked by Validate:
+//  1. every plan is valid, and no model has two,
+//  2. no plan's epoch is beyond Epoch,
+//  3. strings fit: names and texts of at most MaxText bytes.
+type Object struct {
+	Epoch   policies.Epoch // of the newest plan
+	Plans   []policies.Plan
+	Reasons []Reason // why plans changed, oldest first; the writer bounds it
+	// Lease says who plans for the fleet, and until when. The zero value says
+	// nobody; only control planes that share a store need it.
+	Lease Lease
+}
+
+// Reason explains one change of plan.
+type Reason struct {
+	Model string
+	Epoch policies.Epoch
+	At    time.Time
+	Text  string
+}
+
+// Lease is the right to plan.
+type Lease struct {
+	Holder  string
+	Expires time.Time
+}
+
+// MaxText bounds every string of an object.
+const MaxText = 4096
+
+// ErrConflict says that the stored object is not the version that the writer
+// started from. The writer reads the new one, which its watch delivers, and
+// decides again.
+var ErrConflict = errors.New("the stored plan was changed by somebody else")
+
+// Update is one state of the store, as a watch tells it.
+type Update struct {
+	Object  Object // the last one that could be read; the zero value before the first
+	Version Version
+	// Err says why what is stored now cannot be read. Object and Version are
+	// then those of the last one that could, and the store goes on watching.
+	Err error
+}
+
+// Store holds one object. Implementations keep this contract, which
+// storetest.Run checks:
+//
+//   - Watch sends the present state at once, also when there is none, and then
+//     every change, its own process's included. Changes that follow quickly
+//     may be merged into the last one, but the last one always comes. An
+//     unreadable object is an Update with Err. The channel is closed soon
+//     after the context ends, and nothing of the watch is left then; the
+//     caller receives until it is closed or the context ends.
+//   - CompareAndSwap stores the object, durably before it returns, if the
+//     stored one is still old ("" for none), and returns its new version. It
+//     returns ErrConflict (wrapped or not) if not, and then has changed nothing. It
+//     refuses an object that is not valid.
+//
+// Both may be called by any goroutine at any time. Objects are not shared: the
+// caller may change what it got, and what it gave.
+type Store interface {
+	Watch(ctx context.Context) <-chan Update
+	CompareAndSwap(ctx context.Context, old Version, object Object) (Version, error)
+}

@@ -1,0 +1,318 @@
+// Package storetest checks that a plan store keeps the contract of
+// store.Store. Every implementation runs it.
+package storetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/store"
+)
+
+// patience bounds every wait; a store that is slower has hung.
+const patience = 20 * time.Second
+
+// Run runs the suite. create makes an empty storage and returns a function
+// that opens it; two stores that it opens are two control planes.
+func Run(t *testing.T, create func(t *testing.T) (open func() store.Store)) {
+	for name, f := range map[string]func(*testing.T, func() store.Store){
+		"empty":      empty,
+		"swap":       swap,
+		"conflict":   conflict,
+		"invalid":    invalid,
+		"watch":      watch,
+		"race":       race,
+		"cancelled":  cancelled,
+		"not shared": notShared,
+	} {
+		t.Run(name, func(t *testing.T) { f(t, create(t)) })
+	}
+}
+
+// Object is an object with every field set, distinct for every epoch.
+func Object(epoch policies.Epoch) store.Object {
+	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC).Add(time.Duration(epoch) * time.Second)
+	return store.Object{
+		Epoch: epoch,
+		Plans: []policies.Plan{
+			{Model: "org/a", Epoch: epoch, Stages: []policies.Stage{
+				{Low: 0, High: 1000 + policies.Tokens(epoch), Replicas: []policies.ReplicaID{"r0", "r1"}},
+				{Low: 1000 + policies.Tokens(epoch), High: policies.Unbounded, Replicas: []policies.ReplicaID{"r2"}},
+			}},
+			policies.OneStage("b", []policies.ReplicaID{"r3"}),
+		},
+		Reasons: []store.Reason{{Model: "org/a", Epoch: epoch, At: at, Text: "gain 12 %"}},
+		Lease:   store.Lease{Holder: "cp-1", Expires: at.Add(3 * time.Second)},
+	}
+}
+
+// watcher receives the updates of one watch.
+type watcher struct {
+	t      *testing.T
+	ch     <-chan store.Update
+	cancel context.CancelFunc
+}
+
+func watchOf(t *testing.T, s store.Store) *watcher {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	w := &watcher{t: t, ch: s.Watch(ctx), cancel: cancel}
+	t.Cleanup(w.stop)
+	return w
+}
+
+// next returns the next update.
+func (w *watcher) next() store.Update {
+	w.t.Helper()
+	select {
+	case u, ok := <-w.ch:
+		if !ok {
+			w.t.Fatal("the watch ended by itself")
+		}
+		return u
+	case <-time.After(patience):
+		w.t.Fatal("no update")
+	}
+	return store.Update{}
+}
+
+// until receives until a version comes.
+func (w *watcher) until(v store.Version) store.Update {
+	w.t.Helper()
+	for {
+		if u := w.next(); u.Version == v && u.Err == nil {
+			return u
+		}
+	}
+}
+
+// stop ends the watch and waits until it has.
+func (w *watcher) stop() {
+	w.t.Helper()
+	w.cancel()
+	deadline := time.After(patience)
+	for {
+		select {
+		case _, ok := <-w.ch:
+			if !ok {
+				return
+			}
+		case <-deadline:
+			w.t.Fatal("the watch outlives its context")
+		}
+	}
+}
+
+func must(t *testing.T, s store.Store, old store.Version, o store.Object) store.Version {
+	t.Helper()
+	v, err := s.CompareAndSwap(t.Context(), old, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if v == "" || v == old {
+		t.Fatalf("version %q follows %q", v, old)
+	}
+	return v
+}
+
+func equal(t *testing.T, got, want store.Object) {
+	t.Helper()
+	if d := cmp.Diff(want, got, cmpopts.EquateEmpty()); d != "" {
+		t.Fatalf("object (-want +got):\n%s", d)
+	}
+}
+
+func empty(t *testing.T, open func() store.Store) {
+	u := watchOf(t, open()).next()
+	if u.Version != "" || u.Err != nil {
+		t.Fatalf("an empty store has version %q, error %v", u.Version, u.Err)
+	}
+	equal(t, u.Object, store.Object{})
+}
+
+func swap(t *testing.T, open func() store.Store) {
+	s := open()
+	v1 := must(t, s, "", Object(1))
+	u := watchOf(t, open()).next()
+	if u.Version != v1 {
+		t.Fatalf("version %q, want %q", u.Version, v1)
+	}
+	equal(t, u.Object, Object(1))
+	v2 := must(t, open(), v1, Object(2))
+	v3 := must(t, s, v2, Object(1)) // the same content again is another version
+	if v3 == v1 {
+		t.Fatal("a version came back")
+	}
+	equal(t, watchOf(t, s).next().Object, Object(1))
+	must(t, s, v3, store.Object{}) // the zero object is valid
+}
+
+func conflict(t *testing.T, open func() store.Store) {
+	a, b := open(), open()
+	v1 := must(t, a, "", Object(1))
+	for _, old := range []store.Version{"", "nonsense", v1 + "x"} {
+		if _, err := b.CompareAndSwap(t.Context(), old, Object(9)); !errors.Is(err, store.ErrConflict) {
+			t.Errorf("swapped from %q: %v", old, err)
+		}
+	}
+	v2 := must(t, b, v1, Object(2))
+	if _, err := a.CompareAndSwap(t.Context(), v1, Object(9)); !errors.Is(err, store.ErrConflict) {
+		t.Errorf("swapped from an old version: %v", err)
+	}
+	u := watchOf(t, a).next()
+	if u.Version != v2 {
+		t.Fatalf("version %q, want %q", u.Version, v2)
+	}
+	equal(t, u.Object, Object(2))
+}
+
+func invalid(t *testing.T, open func() store.Store) {
+	s := open()
+	bad := Object(1)
+	bad.Plans[0].Stages[0].High = 5
+	if _, err := s.CompareAndSwap(t.Context(), "", bad); err == nil || errors.Is(err, store.ErrConflict) {
+		t.Fatalf("stored a plan with a hole: %v", err)
+	}
+	twice := Object(1)
+	twice.Plans[1].Model = twice.Plans[0].Model
+	if _, err := s.CompareAndSwap(t.Context(), "", twice); err == nil {
+		t.Fatal("stored two plans of one model")
+	}
+	ahead := Object(1)
+	ahead.Epoch = 0
+	if _, err := s.CompareAndSwap(t.Context(), "", ahead); err == nil {
+		t.Fatal("stored a plan from the future")
+	}
+	if u := watchOf(t, s).next(); u.Version != "" {
+		t.Fatal("a refused object was stored")
+	}
+}
+
+func watch(t *testing.T, open func() store.Store) {
+	s := open()
+	own, other := watchOf(t, s), watchOf(t, open())
+	own.next()
+	other.next()
+	v := store.Version("")
+	for e := policies.Epoch(1); e <= 5; e++ {
+		v = must(t, s, v, Object(e))
+		equal(t, own.until(v).Object, Object(e))
+		equal(t, other.until(v).Object, Object(e))
+	}
+	// Changes that nobody receives in between end with the last one.
+	for e := policies.Epoch(6); e <= 20; e++ {
+		v = must(t, s, v, Object(e))
+	}
+	equal(t, own.until(v).Object, Object(20))
+	equal(t, other.until(v).Object, Object(20))
+}
+
+// race lets writers increment the epoch: every success must have been
+// exclusive.
+func race(t *testing.T, open func() store.Store) {
+	const writers, rounds = 4, 10
+	must(t, open(), "", Object(0))
+	var wg sync.WaitGroup
+	errs := make(chan error, writers)
+	for range writers {
+		wg.Go(func() {
+			s := open()
+			ctx, cancel := context.WithTimeout(context.Background(), patience)
+			defer cancel()
+			errs <- func() error {
+				for done := 0; done < rounds; {
+					watchCtx, stop := context.WithCancel(ctx)
+					ch := s.Watch(watchCtx)
+					u := <-ch
+					stop()
+					for range ch {
+					}
+					if u.Err != nil {
+						return u.Err
+					}
+					_, err := s.CompareAndSwap(ctx, u.Version, Object(u.Object.Epoch+1))
+					if err == nil {
+						done++
+					} else if !errors.Is(err, store.ErrConflict) {
+						return err
+					}
+				}
+				return nil
+			}()
+		})
+	}
+	wg.Wait()
+	for range writers {
+		if err := <-errs; err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := watchOf(t, open()).next().Object.Epoch; got != writers*rounds {
+		t.Fatalf("%d of %d increments were kept", got, writers*rounds)
+	}
+}
+
+func cancelled(t *testing.T, open func() store.Store) {
+	s := open()
+	w := watchOf(t, s)
+	w.stop() // nothing was received
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := s.CompareAndSwap(ctx, "nonsense", Object(1)); err == nil {
+		t.Fatal("swapped from nonsense under an ended context")
+	}
+}
+
+func notShared(t *testing.T, open func() store.Store) {
+	s := open()
+	given := Object(1)
+	must(t, s, "", given)
+	given.Plans[0].Stages[0].Replicas[0] = "changed"
+	given.Reasons[0].Text = "changed"
+	got := watchOf(t, s).next().Object
+	equal(t, got, Object(1))
+	got.Plans[0].Stages[1].Replicas[0] = "changed"
+	got.Plans[1].Model = "changed"
+	equal(t, watchOf(t, s).next().Object, Object(1))
+}
+
+// Broken checks how a store shows an object that cannot be read: damage makes
+// the stored one so, repair brings back what was there.
+func Broken(t *testing.T, s store.Store, damage, repair func()) {
+	v := must(t, s, "", Object(1))
+	w := watchOf(t, s)
+	equal(t, w.until(v).Object, Object(1))
+	damage()
+	u := w.next()
+	for u.Err == nil {
+		u = w.next()
+	}
+	if u.Version != v {
+		t.Fatalf("version %q beside the error, want the last good one, %q", u.Version, v)
+	}
+	equal(t, u.Object, Object(1))
+	if _, err := s.CompareAndSwap(t.Context(), v, Object(2)); err == nil || errors.Is(err, store.ErrConflict) {
+		t.Fatalf("swapped over an unreadable object: %v", err)
+	}
+	repair()
+	equal(t, w.until(v).Object, Object(1))
+	must(t, s, v, Object(2))
+}
+
+// Large is an object of n replicas, for benchmarks and size limits.
+func Large(n int) store.Object {
+	ids := make([]policies.ReplicaID, n)
+	for i := range ids {
+		ids[i] = policies.ReplicaID(fmt.Sprintf("replica-%s.pool-a.example", strconv.Itoa(i)))
+	}
+	return store.Object{Plans: []policies.Plan{policies.OneStage("m", ids)}}
+}
