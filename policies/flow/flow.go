@@ -1,0 +1,211 @@
+// Package flow counts the work that arrives at one replica, by length bucket,
+// with exponential forgetting: the rates that plans are made from.
+//
+// It counts events as they happen (a request arrives, a sequence grows, a
+// request ends) and needs no final length, so that long requests are not
+// missing because they have not finished. It is not a monitor of load: what is
+// in flight depends on the plan in force, what is counted here does not.
+//
+// The invariant: an event of weight x at time t contributes exactly
+// x·exp(−(now−t)/τ)/τ to its rate, divided by the share of the window that has
+// been observed.
+package flow
+
+import (
+	"math"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// DefaultTau is the time constant of forgetting in seconds, for a planner
+// that runs every ten: long enough for some thousand requests, short enough
+// to follow a day's drift.
+const DefaultTau = 40
+
+// renormalise is the age of the counters' time origin, in τ, at which they are
+// scaled back. e^64 ≈ 6·10²⁷ leaves sums of any traffic far inside a float64.
+const renormalise = 64
+
+// cell is one bucket's sums. They lie together because an event touches
+// several of one bucket, and few buckets.
+type cell struct {
+	arrivals, prefill, prefill2      float64
+	tokens, reads, weight, crossings float64
+}
+
+// Counter counts the flow through one replica. Its methods take the present
+// time in seconds on any scale that does not go back; a time before an earlier
+// one counts as that one. An event costs O(1), or O(buckets crossed), and
+// allocates nothing.
+//
+// Decay is lazy: instead of shrinking every cell as time passes, new events
+// weigh exp((now−origin)/τ) more, and reading divides by that factor.
+//
+// A Counter is not safe for concurrent use.
+type Counter struct {
+	edges []policies.Tokens
+	tau   float64
+	cells []cell
+	seen  uint64
+
+	began  bool
+	start  float64 // when counting began; −Inf when restored
+	now    float64 // latest time seen
+	origin float64 // when an event would weigh 1
+	grown  float64 // what one weighs at now
+}
+
+// New returns a counter over the edges, which it keeps and which must satisfy
+// the invariants of policies.Flow. tau is the time constant in seconds; 0 or
+// less means DefaultTau. The observed window begins with the first call of any
+// method; call Flow once at start-up when the time before the first request
+// should count.
+func New(edges []policies.Tokens, tau float64) *Counter {
+	if !(tau > 0) {
+		tau = DefaultTau
+	}
+	return &Counter{edges: edges, tau: tau, cells: make([]cell, len(edges))}
+}
+
+// advance moves the present to now and brings the weight of an event up to date.
+func (c *Counter) advance(now float64) {
+	if !c.began {
+		c.began, c.start, c.now, c.origin, c.grown = true, now, now, now, 1
+		return
+	}
+	if !(now > c.now) {
+		return
+	}
+	c.now = now
+	age := (now - c.origin) / c.tau
+	if age > renormalise {
+		c.scale(math.Exp(-age))
+		c.origin, c.grown = now, 1
+		return
+	}
+	c.grown = math.Exp(age)
+}
+
+// scale multiplies every sum by f.
+func (c *Counter) scale(f float64) {
+	for b := range c.cells {
+		x := &c.cells[b]
+		*x = cell{
+			arrivals: x.arrivals * f, prefill: x.prefill * f, prefill2: x.prefill2 * f,
+			tokens: x.tokens * f, reads: x.reads * f, weight: x.weight * f, crossings: x.crossings * f,
+		}
+	}
+}
+
+// Arrive counts a request with a prompt of input tokens, cached of which need
+// no prefill. cached outside [0, input] counts as the nearer end.
+func (c *Counter) Arrive(now float64, input, cached policies.Tokens) {
+	c.advance(now)
+	input = max(input, 0)
+	cached = min(max(cached, 0), input)
+	i, h := float64(input), float64(cached)
+	x := &c.cells[policies.Bucket(c.edges, input)]
+	x.arrivals += c.grown
+	x.prefill += float64(c.grown * (i - h))
+	x.prefill2 += float64(c.grown * float64((i-h)*(i+h)))
+	c.seen++
+}
+
+// Generate counts n generated tokens that brought a sequence to length: the
+// tokens at lengths length−n+1 … length. Each reads as many KV tokens as the
+// sequence is then long. Tokens at lengths below 1 do not exist and are not
+// counted.
+func (c *Counter) Generate(now float64, length policies.Tokens, n int) {
+	c.advance(now)
+	if n < 1 || length < 1 {
+		return
+	}
+	low := max(length-policies.Tokens(n)+1, 1)
+	for b := policies.Bucket(c.edges, length); ; b-- {
+		x := &c.cells[b]
+		first := max(low, c.edges[b])
+		count := float64(length - first + 1)
+		x.tokens += float64(c.grown * count)
+		x.reads += float64(c.grown * float64(count*(float64(first)+float64(length))/2))
+		if low > c.edges[b] || b == 0 {
+			return
+		}
+		x.crossings += c.grown // it grew from edges[b]−1 to edges[b]
+		if low == first {
+			return
+		}
+		length = first - 1
+	}
+}
+
+// Finish counts a request that ended with input prompt and output generated
+// tokens, each of which it spreads the weight 1/output over. A request without
+// output leaves no weight.
+func (c *Counter) Finish(now float64, input, output policies.Tokens) {
+	c.advance(now)
+	if output < 1 {
+		return
+	}
+	input = max(input, 0)
+	each := c.grown / float64(output)
+	for length := input + output; length > input; {
+		b := policies.Bucket(c.edges, length)
+		first := max(input+1, c.edges[b])
+		c.cells[b].weight += float64(each * float64(length-first+1))
+		length = first - 1
+	}
+}
+
+// Flow returns the rates at now. While less than a few τ have been observed,
+// the sums are divided by the part of the window that has been,
+// 1 − exp(−t/τ), so that rates are unbiased from the start, though noisy. The
+// flow shares the counter's edges and nothing else.
+func (c *Counter) Flow(now float64) policies.Flow {
+	c.advance(now)
+	f := policies.NewFlow(c.edges)
+	f.Seen = c.seen
+	observed := -math.Expm1(-(c.now - c.start) / c.tau)
+	if !(observed > 0) {
+		return f // no time has passed: there is no rate yet
+	}
+	per := 1 / float64(c.grown*float64(c.tau*observed))
+	for b, x := range c.cells {
+		f.Arrivals[b] = x.arrivals * per
+		f.Tokens[b] = x.tokens * per
+		f.Reads[b] = x.reads * per
+		f.Prefill[b] = x.prefill * per
+		f.Prefill2[b] = x.prefill2 * per
+		f.Weight[b] = x.weight * per
+		f.Crossings[b] = x.crossings * per
+	}
+	return f
+}
+
+// Restore puts the counter where it gave f, at time now, as if its whole
+// window had been observed: a restart forgets nothing but the noise of a short
+// window. What was counted before is dropped. The error is a
+// *policies.Violation, and the counter unchanged, when f is invalid or has
+// other edges.
+func (c *Counter) Restore(f policies.Flow, now float64) error {
+	if err := f.Validate(); err != nil {
+		return err
+	}
+	if len(f.Edges) != len(c.edges) {
+		return &policies.Violation{Subject: "flow", Invariant: "1: a restored flow must have the counter's edges"}
+	}
+	for b, e := range f.Edges {
+		if e != c.edges[b] {
+			return &policies.Violation{Subject: "flow edge " + e.String(), Invariant: "1: a restored flow must have the counter's edges"}
+		}
+	}
+	c.began, c.start, c.now, c.origin, c.grown = true, math.Inf(-1), now, now, 1
+	c.seen = f.Seen
+	for b := range c.cells {
+		c.cells[b] = cell{
+			arrivals: f.Arrivals[b], prefill: f.Prefill[b], prefill2: f.Prefill2[b],
+			tokens: f.Tokens[b], reads: f.Reads[b], weight: f.Weight[b], crossings: f.Crossings[b],
+		}
+	}
+	c.scale(c.tau)
+	return nil
+}

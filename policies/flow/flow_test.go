@@ -1,0 +1,362 @@
+package flow_test
+
+import (
+	"math"
+	"math/rand/v2"
+	"reflect"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/flow"
+)
+
+// event is anything that happened, one token or one request at a time.
+type event struct {
+	at     float64
+	column func(policies.Flow) []float64
+	bucket int
+	amount float64
+}
+
+// oracle stores every event and sums them afresh at every question.
+type oracle struct {
+	edges  []policies.Tokens
+	tau    float64
+	start  float64
+	events []event
+	seen   uint64
+}
+
+func arrivals(f policies.Flow) []float64  { return f.Arrivals }
+func tokens(f policies.Flow) []float64    { return f.Tokens }
+func reads(f policies.Flow) []float64     { return f.Reads }
+func prefill(f policies.Flow) []float64   { return f.Prefill }
+func prefill2(f policies.Flow) []float64  { return f.Prefill2 }
+func weight(f policies.Flow) []float64    { return f.Weight }
+func crossings(f policies.Flow) []float64 { return f.Crossings }
+
+func (o *oracle) bucket(t policies.Tokens) int {
+	at := 0
+	for b, e := range o.edges {
+		if e <= t {
+			at = b
+		}
+	}
+	return at
+}
+
+func (o *oracle) add(at float64, column func(policies.Flow) []float64, t policies.Tokens, amount float64) {
+	o.events = append(o.events, event{at, column, o.bucket(t), amount})
+}
+
+func (o *oracle) arrive(now float64, input, cached policies.Tokens) {
+	o.seen++
+	o.add(now, arrivals, input, 1)
+	o.add(now, prefill, input, float64(input-cached))
+	o.add(now, prefill2, input, float64(input*input-cached*cached))
+}
+
+func (o *oracle) generate(now float64, length policies.Tokens, n int) {
+	for l := length - policies.Tokens(n) + 1; l <= length; l++ {
+		o.add(now, tokens, l, 1)
+		o.add(now, reads, l, float64(l))
+		for b := 1; b < len(o.edges); b++ {
+			if o.edges[b] == l {
+				o.add(now, crossings, l, 1)
+			}
+		}
+	}
+}
+
+func (o *oracle) finish(now float64, input, output policies.Tokens) {
+	for l := input + 1; l <= input+output; l++ {
+		o.add(now, weight, l, 1/float64(output))
+	}
+}
+
+func (o *oracle) flow(now float64) policies.Flow {
+	f := policies.NewFlow(o.edges)
+	f.Seen = o.seen
+	observed := 1 - math.Exp(-(now-o.start)/o.tau)
+	if observed == 0 {
+		return f
+	}
+	for _, e := range o.events {
+		e.column(f)[e.bucket] += e.amount * math.Exp(-(now-e.at)/o.tau) / (o.tau * observed)
+	}
+	return f
+}
+
+// sameFlow compares two flows, cell by cell, up to rounding.
+func sameFlow(t *testing.T, got, want policies.Flow) {
+	t.Helper()
+	if err := got.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	if got.Seen != want.Seen {
+		t.Fatalf("seen %d, want %d", got.Seen, want.Seen)
+	}
+	for name, column := range map[string]func(policies.Flow) []float64{
+		"arrivals": arrivals, "tokens": tokens, "reads": reads, "prefill": prefill,
+		"prefill2": prefill2, "weight": weight, "crossings": crossings,
+	} {
+		for b := range want.Edges {
+			g, w := column(got)[b], column(want)[b]
+			if math.Abs(g-w) > 1e-9*max(math.Abs(g), math.Abs(w))+1e-250 {
+				t.Fatalf("%s of bucket %d: %v, want %v", name, b, g, w)
+			}
+		}
+	}
+}
+
+// TestCounterEqualsOracle plays random traffic, gaps far beyond the
+// renormalisation among it, to both.
+func TestCounterEqualsOracle(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 1))
+	for range 60 {
+		tau := math.Exp(2 * rng.NormFloat64())
+		edges := policies.Edges(600, 1+rng.IntN(4))
+		now := 1000 * rng.NormFloat64() // any scale, negative too
+		c := flow.New(edges, tau)
+		o := &oracle{edges: edges, tau: tau, start: now}
+		sameFlow(t, c.Flow(now), o.flow(now))
+		for range 150 {
+			switch rng.IntN(20) {
+			case 0:
+				now += tau * 40 * rng.Float64()
+			case 1, 2, 3:
+				// several events at once
+			default:
+				now += tau * 0.1 * rng.ExpFloat64()
+			}
+			input := policies.Tokens(rng.IntN(700))
+			switch rng.IntN(4) {
+			case 0:
+				cached := policies.Tokens(rng.IntN(int(input) + 1))
+				c.Arrive(now, input, cached)
+				o.arrive(now, input, cached)
+			case 1:
+				output := policies.Tokens(rng.IntN(300))
+				c.Finish(now, input, output)
+				o.finish(now, input, output)
+			default:
+				n := 1 + rng.IntN(4)
+				if rng.IntN(5) == 0 {
+					n = rng.IntN(300)
+				}
+				length := max(input, 1)
+				n = min(n, int(length))
+				c.Generate(now, length, n)
+				o.generate(now, length, n)
+			}
+			if rng.IntN(10) == 0 {
+				sameFlow(t, c.Flow(now), o.flow(now))
+			}
+		}
+		now += tau * rng.Float64()
+		sameFlow(t, c.Flow(now), o.flow(now))
+	}
+}
+
+// TestGenerateAtEdges counts around an edge by hand.
+func TestGenerateAtEdges(t *testing.T) {
+	edges := []policies.Tokens{0, 16, 32}
+	for _, x := range []struct {
+		length          policies.Tokens
+		n               int
+		tokens, crossed [3]float64
+	}{
+		{15, 1, [3]float64{1, 0, 0}, [3]float64{0, 0, 0}},
+		{16, 1, [3]float64{0, 1, 0}, [3]float64{0, 1, 0}},
+		{17, 1, [3]float64{0, 1, 0}, [3]float64{0, 0, 0}},
+		{17, 2, [3]float64{0, 2, 0}, [3]float64{0, 1, 0}},
+		{17, 3, [3]float64{1, 2, 0}, [3]float64{0, 1, 0}},
+		{40, 40, [3]float64{15, 16, 9}, [3]float64{0, 1, 1}},
+		{40, 99, [3]float64{15, 16, 9}, [3]float64{0, 1, 1}}, // no token is below 1
+		{40, 0, [3]float64{}, [3]float64{}},
+		{40, -1, [3]float64{}, [3]float64{}},
+		{0, 3, [3]float64{}, [3]float64{}},
+		{-5, 3, [3]float64{}, [3]float64{}},
+	} {
+		c := flow.New(edges, 1)
+		c.Flow(0)
+		c.Generate(1, x.length, x.n)
+		f := c.Flow(1)
+		unit := 1 - math.Exp(-1) // one event now, in a window of 1 s and τ = 1 s
+		for b := range edges {
+			if g := f.Tokens[b] * unit; math.Abs(g-x.tokens[b]) > 1e-9 {
+				t.Errorf("%d tokens to %v: %v tokens in bucket %d, want %v", x.n, x.length, g, b, x.tokens[b])
+			}
+			if g := f.Crossings[b] * unit; math.Abs(g-x.crossed[b]) > 1e-9 {
+				t.Errorf("%d tokens to %v: %v crossings of edge %d, want %v", x.n, x.length, g, b, x.crossed[b])
+			}
+		}
+	}
+}
+
+func TestOddArguments(t *testing.T) {
+	c := flow.New([]policies.Tokens{0, 16}, 0)
+	c.Arrive(5, 10, 99) // more cached than there is: all of it
+	c.Arrive(4, -3, -2) // an earlier time counts as the latest
+	c.Arrive(math.NaN(), 10, -2)
+	c.Finish(5, 10, 0)
+	c.Finish(5, -7, 1)
+	f := c.Flow(5 + flow.DefaultTau)
+	unit := flow.DefaultTau * (1 - math.Exp(-1)) * math.E
+	if err := f.Validate(); err != nil || f.Seen != 3 {
+		t.Fatalf("%+v, %v", f, err)
+	}
+	if g := f.Prefill[0] * unit; math.Abs(g-10) > 1e-9 {
+		t.Errorf("prefill %v, want 10", g)
+	}
+	if g := f.Weight[0] * unit; math.Abs(g-1) > 1e-9 {
+		t.Errorf("weight %v, want 1", g)
+	}
+}
+
+// TestUnbiased checks that the mean of many short observations is the true
+// rate, at ages from a hundredth of τ to many τ.
+func TestUnbiased(t *testing.T) {
+	rng := rand.New(rand.NewPCG(2, 2))
+	const rate, tau = 50, 10
+	for _, age := range []float64{0.1, 1, 5, 10, 100} {
+		sum := 0.0
+		runs := int(400 * max(1, 3/age))
+		for range runs {
+			c := flow.New([]policies.Tokens{0}, tau)
+			c.Flow(0)
+			for now := rng.ExpFloat64() / rate; now < age; now += rng.ExpFloat64() / rate {
+				c.Arrive(now, 1, 0)
+			}
+			sum += c.Flow(age).Arrivals[0]
+		}
+		// The relative error of one run is at most about 1/√(rate·age).
+		if mean, bound := sum/float64(runs), 5*rate/math.Sqrt(rate*min(age, tau)*float64(runs)); math.Abs(mean-rate) > bound {
+			t.Errorf("at age %v the mean rate is %v, want %v ± %v", age, mean, rate, bound)
+		}
+	}
+}
+
+func TestRestore(t *testing.T) {
+	edges := policies.Edges(2000, 4)
+	c := flow.New(edges, 7)
+	rng := rand.New(rand.NewPCG(3, 3))
+	now := 0.0
+	for range 500 {
+		now += rng.ExpFloat64()
+		input := policies.Tokens(rng.IntN(1500))
+		c.Arrive(now, input, input/2)
+		c.Generate(now, input+100, 100)
+		c.Finish(now, input, 100)
+	}
+	saved := c.Flow(now)
+
+	other := flow.New(edges, 7)
+	other.Arrive(0, 5, 0) // dropped
+	if err := other.Restore(saved, 12345); err != nil {
+		t.Fatal(err)
+	}
+	sameFlow(t, other.Flow(12345), saved)
+	// From then on both go the same way: at 71 τ the window was full.
+	for i := range 50 {
+		d := float64(i)
+		c.Generate(now+d, 900, 60)
+		other.Generate(12345+d, 900, 60)
+		sameFlow(t, other.Flow(12345+d), c.Flow(now+d))
+	}
+
+	before := other.Flow(12400)
+	bad := policies.NewFlow(edges)
+	bad.Reads[0] = -1
+	for name, f := range map[string]policies.Flow{
+		"invalid": bad, "other edges": policies.NewFlow(policies.Edges(2000, 3)),
+		"moved edge": policies.NewFlow(append(append([]policies.Tokens{}, edges[:len(edges)-1]...), 5000)), "zero": {},
+	} {
+		if err := other.Restore(f, 12400); err == nil {
+			t.Errorf("%s: restored", name)
+		}
+	}
+	if after := other.Flow(12400); !reflect.DeepEqual(before, after) {
+		t.Error("a refused flow changed the counter")
+	}
+}
+
+func TestAllocations(t *testing.T) {
+	c := flow.New(policies.Edges(131072, 8), 0)
+	now := 0.0
+	if n := testing.AllocsPerRun(1000, func() {
+		now++
+		c.Arrive(now, 900, 100)
+		c.Generate(now, 1030, 1)
+		c.Generate(now, 9000, 8000)
+		c.Finish(now, 900, 8100)
+	}); n != 0 {
+		t.Errorf("%v allocations for four events", n)
+	}
+}
+
+// FuzzCounter checks that no call makes an invalid flow.
+func FuzzCounter(f *testing.F) {
+	f.Add(1.0, int64(100), int64(10), 5, 2.0)
+	f.Add(-1e300, int64(math.MaxInt64), int64(math.MaxInt64), math.MaxInt, 1e300)
+	f.Fuzz(func(t *testing.T, at float64, input, other int64, n int, later float64) {
+		if math.IsInf(at, 0) || math.IsInf(later, 0) {
+			return // the contract asks for finite times
+		}
+		c := flow.New([]policies.Tokens{0, 16, 1000}, 30)
+		a, b := policies.Tokens(input), policies.Tokens(other)
+		c.Arrive(at, a, b)
+		c.Generate(at, a, n)
+		c.Finish(at, a, b)
+		c.Generate(later, b, n)
+		if err := c.Flow(later).Validate(); err != nil {
+			t.Error(err)
+		}
+		if err := c.Flow(math.NaN()).Validate(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func BenchmarkGenerate(b *testing.B) {
+	c := flow.New(policies.Edges(131072, 8), 0)
+	length, now := policies.Tokens(100), 0.0
+	b.ReportAllocs()
+	for b.Loop() {
+		if length++; length > 131072 {
+			length = 100
+		}
+		now += 1e-3
+		c.Generate(now, length, 1)
+	}
+}
+
+func BenchmarkArrive(b *testing.B) {
+	c := flow.New(policies.Edges(131072, 8), 0)
+	now := 0.0
+	b.ReportAllocs()
+	for b.Loop() {
+		now += 1e-3
+		c.Arrive(now, 900, 100)
+	}
+}
+
+func BenchmarkFinish(b *testing.B) {
+	c := flow.New(policies.Edges(131072, 8), 0)
+	now := 0.0
+	b.ReportAllocs()
+	for b.Loop() {
+		now += 1e-3
+		c.Finish(now, 900, 800)
+	}
+}
+
+func BenchmarkFlow(b *testing.B) {
+	c := flow.New(policies.Edges(131072, 8), 0)
+	now := 0.0
+	b.ReportAllocs()
+	for b.Loop() {
+		now += 1e-3
+		c.Flow(now)
+	}
+}
