@@ -1,0 +1,179 @@
+package report
+
+import (
+	"fmt"
+	"strconv"
+
+	"github.com/cascadeinfer/cascade/engine/replay"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// Runs tells what each run did: requests, failures, throughput and whether it
+// is a measurement at all.
+func Runs(results []replay.Result) Table {
+	t := Table{
+		Title:  "Runs",
+		Header: []string{"system", "requests", "completed", "failed", "truncated", "requests/s", "tokens/s", "CPU idle", "worst second"},
+		Left:   1,
+	}
+	idle := func(share float64) string {
+		if share < 0 {
+			return "unknown"
+		}
+		return percent(share)
+	}
+	for _, r := range results {
+		t.Rows = append(t.Rows, []string{
+			name(r), strconv.Itoa(r.Requests), strconv.Itoa(r.Completed), strconv.Itoa(r.Failed()), strconv.Itoa(r.Truncated),
+			digits(r.Engine.RequestsPerSecond), digits(r.Engine.TokensPerSecond), idle(r.IdleCPU), idle(r.IdleCPUWorst),
+		})
+	}
+	t.Notes = notes(results)
+	for _, r := range results {
+		for _, f := range r.Failures {
+			t.Notes = append(t.Notes, fmt.Sprintf("%s: %d × %s, first: %s", r.Name, f.Count, f.Kind, f.First))
+		}
+	}
+	return t
+}
+
+// notes says what a reader of any figure must know.
+func notes(results []replay.Result) []string {
+	var notes []string
+	for _, r := range results {
+		if r.Void != "" {
+			notes = append(notes, fmt.Sprintf("%s is void: %s.", r.Name, r.Void))
+		}
+		if r.Interrupted {
+			notes = append(notes, fmt.Sprintf("%s was interrupted: %d of %d requests were sent.", r.Name, r.Sent, r.Requests))
+		}
+	}
+	if clock := clock(results); clock != "" {
+		notes = append(notes, clock)
+	}
+	return notes
+}
+
+// clock says which time the figures are in; empty for plain wall time.
+func clock(results []replay.Result) string {
+	for _, r := range results {
+		switch {
+		case r.Speed != results[0].Speed:
+			return fmt.Sprintf("Times are engine time: wall time × the run's speed. The speeds differ (%s: %v, %s: %v), so compare with care.", results[0].Name, results[0].Speed, r.Name, r.Speed)
+		case r.Speed != 1:
+			return fmt.Sprintf("Times are engine time: wall time × %v, the speed of the engines.", r.Speed)
+		}
+	}
+	return ""
+}
+
+// Latencies compares mean, median and tail of every metric. The last columns
+// are ratios to the first result: below 1 is faster.
+func Latencies(results []replay.Result) Table {
+	t := Table{
+		Title:  "Latency",
+		Header: []string{"", "system", "mean", "p50", "p95", "p99", "mean ratio", "p99 ratio"},
+		Left:   2,
+		Group:  len(results),
+		Notes:  notes(results),
+	}
+	for _, m := range metrics {
+		for i, r := range results {
+			s, base := m.of(r.Engine.Latency), m.of(results[0].Engine.Latency)
+			label := m.String()
+			if i > 0 {
+				label = ""
+			}
+			t.Rows = append(t.Rows, []string{
+				label, name(r), seconds(s.Mean), seconds(s.P50), seconds(s.P95), seconds(s.P99),
+				ratio(s.Mean, base.Mean), ratio(s.P99, base.P99),
+			})
+		}
+	}
+	return t
+}
+
+// ratio prints a/b, or nothing where one is missing.
+func ratio(a, b float64) string {
+	if a == 0 || b == 0 {
+		return "–"
+	}
+	return "× " + digits(a/b)
+}
+
+// Classes compares the systems within each class of prompt lengths, so that
+// what one class pays for another's gain shows.
+func Classes(results []replay.Result) Table {
+	t := byLength(results, func(m replay.Metrics) []replay.Group { return m.Classes })
+	t.Title = "By prompt length"
+	return t
+}
+
+// Deciles compares the systems within each tenth of the requests, by prompt
+// length.
+func Deciles(results []replay.Result) Table {
+	t := byLength(results, func(m replay.Metrics) []replay.Group { return m.Deciles })
+	t.Title = "By decile of prompt length"
+	return t
+}
+
+func byLength(results []replay.Result, of func(replay.Metrics) []replay.Group) Table {
+	t := Table{
+		Header: []string{"prompt tokens", "requests", "system", "failed", "TTFT mean", "TTFT p99", "TPOT mean", "TPOT p99", "normalised mean", "normalised p99", "normalised ratio"},
+		Left:   3,
+		Group:  len(results),
+		Notes:  notes(results),
+	}
+	if len(results) == 0 {
+		return t
+	}
+	for i, base := range of(results[0].Engine) {
+		if base.Requests == 0 {
+			continue
+		}
+		for j, r := range results {
+			groups := of(r.Engine)
+			// Another trace has other deciles, which say nothing about these.
+			if i >= len(groups) || groups[i].Low != base.Low || groups[i].High != base.High {
+				t.Rows = append(t.Rows, []string{"", "", name(r), "–", "–", "–", "–", "–", "–", "–", "–"})
+				continue
+			}
+			g := groups[i]
+			row := []string{
+				lengths(g), strconv.Itoa(g.Requests), name(r), strconv.Itoa(g.Failed),
+				seconds(g.TTFT.Mean), seconds(g.TTFT.P99), seconds(g.TPOT.Mean), seconds(g.TPOT.P99),
+				seconds(g.Normalised.Mean), seconds(g.Normalised.P99), ratio(g.Normalised.Mean, base.Normalised.Mean),
+			}
+			if j > 0 {
+				row[0], row[1] = "", ""
+			}
+			t.Rows = append(t.Rows, row)
+		}
+	}
+	return t
+}
+
+// lengths prints a group's range of prompt lengths: classes by their bounds,
+// deciles by the shortest and longest prompt that may be in them.
+func lengths(g replay.Group) string {
+	switch {
+	case g.High == policies.Unbounded:
+		return "from " + tokens(g.Low)
+	case g.High%(1<<10) == 0:
+		return tokens(g.Low) + " to " + tokens(g.High)
+	}
+	return g.Low.String() + " – " + (g.High - 1).String()
+}
+
+// Stages says which stages served a run, as the responses named them.
+func Stages(r replay.Result) Table {
+	t := Table{
+		Title:  "Stages of " + name(r),
+		Header: []string{"stage", "requests", "share", "shortest prompt", "longest prompt"},
+		Left:   1,
+	}
+	for _, s := range r.Stages {
+		t.Rows = append(t.Rows, []string{s.Stage, strconv.Itoa(s.Requests), percent(float64(s.Requests) / float64(max(1, r.Sent))), s.Min.String(), s.Max.String()})
+	}
+	return t
+}

@@ -1,0 +1,107 @@
+// Package report turns replay results and plans into what people read: text
+// and Markdown tables, JSON, and pictures as SVG or PNG.
+//
+// It measures nothing and opens no file. Equal arguments give equal bytes.
+// Figures are in engine time (see replay.Config.Speed), which is wall time
+// where nothing is accelerated; the first result is the baseline that the
+// others are compared with.
+package report
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strconv"
+
+	"github.com/cascadeinfer/cascade/engine/replay"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// Metric is one of the latencies of a result.
+type Metric int
+
+// The metrics.
+const (
+	TTFT Metric = iota
+	TPOT
+	Normalised
+	E2E
+)
+
+// metrics lists them all, in the order of tables.
+var metrics = [...]Metric{TTFT, TPOT, Normalised, E2E}
+
+// String is the metric's name in tables.
+func (m Metric) String() string {
+	return [...]string{"TTFT", "TPOT", "normalised latency", "end-to-end latency"}[m]
+}
+
+// axis is the metric's name and meaning on an axis.
+func (m Metric) axis() string {
+	return [...]string{"time to first token", "time per output token", "end-to-end latency per output token", "end-to-end latency"}[m]
+}
+
+// of picks the metric's summary.
+func (m Metric) of(l replay.Latency) replay.Summary {
+	return [...]replay.Summary{l.TTFT, l.TPOT, l.Normalised, l.E2E}[m]
+}
+
+// WriteJSON writes the results as one indented JSON array. Records are not
+// part of it.
+func WriteJSON(w io.Writer, results []replay.Result) error {
+	encoder := json.NewEncoder(w)
+	encoder.SetIndent("", "  ")
+	if err := encoder.Encode(results); err != nil {
+		return fmt.Errorf("write the results: %w", err)
+	}
+	return nil
+}
+
+// name is the result's name, with a warning where it is no measurement.
+func name(r replay.Result) string {
+	if r.Void != "" {
+		return r.Name + " (void)"
+	}
+	return r.Name
+}
+
+// seconds prints a time with three digits and the unit that fits.
+func seconds(s float64) string {
+	switch {
+	case s == 0:
+		return "0"
+	case s < 1e-3:
+		return digits(s*1e6) + " µs"
+	case s < 1:
+		return digits(s*1e3) + " ms"
+	}
+	return digits(s) + " s"
+}
+
+// digits prints three significant digits and no exponent.
+func digits(x float64) string {
+	switch {
+	case x >= 100:
+		return strconv.FormatFloat(x, 'f', 0, 64)
+	case x >= 10:
+		return strconv.FormatFloat(x, 'f', 1, 64)
+	}
+	return strconv.FormatFloat(x, 'f', 2, 64)
+}
+
+// tokens prints a length: exact below 1,024 and where it is a whole number of
+// Ki, else with three digits.
+func tokens(t policies.Tokens) string {
+	switch {
+	case t == policies.Unbounded:
+		return "∞"
+	case t < 1<<10:
+		return t.String()
+	case t%(1<<10) == 0:
+		return strconv.FormatInt(int64(t>>10), 10) + "Ki"
+	}
+	return digits(float64(t)/(1<<10)) + "Ki"
+}
+
+// percent prints a share.
+func percent(share float64) string { return digits(100*share) + " %" }

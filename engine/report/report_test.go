@@ -1,0 +1,296 @@
+package report
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"image/png"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cascadeinfer/cascade/engine/replay"
+	"github.com/cascadeinfer/cascade/engine/trace"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+var update = flag.Bool("update", false, "write the expected tables")
+
+// engine answers on synthetic time: a prefill that grows with the prompt, then
+// tokens at a step that grows with what is outstanding.
+type engine struct {
+	step    time.Duration
+	crowd   time.Duration // added per outstanding request
+	longs   float64       // factor for long prompts
+	inside  int
+	failing int // every so many requests fail
+	count   int
+}
+
+func (e *engine) RoundTrip(r *http.Request) (*http.Response, error) {
+	var body struct {
+		Prompt    string `json:"prompt"`
+		MaxTokens int    `json:"max_tokens"`
+	}
+	if err := json.NewDecoder(r.Body).Decode(&body); err != nil {
+		return nil, err
+	}
+	if e.count++; e.failing > 0 && e.count%e.failing == 0 {
+		return nil, errors.New("connection refused")
+	}
+	tokens := strings.Count(body.Prompt, " ")
+	e.inside++
+	step, stage := e.step+time.Duration(e.inside)*e.crowd, "s0"
+	if tokens > 4096 {
+		step, stage = time.Duration(float64(step)*e.longs), "s1"
+	}
+	from, to := io.Pipe()
+	go func() {
+		defer func() { e.inside-- }()
+		time.Sleep(time.Duration(tokens) * 100 * time.Microsecond)
+		for range body.MaxTokens {
+			time.Sleep(step)
+			fmt.Fprint(to, "data: {\"choices\":[{\"text\":\" a\"}]}\n\n")
+		}
+		fmt.Fprint(to, "data: [DONE]\n\n")
+		to.Close()
+	}()
+	header := http.Header{"Content-Type": {"text/event-stream"}, "X-Cascade-Stage": {stage}}
+	return &http.Response{StatusCode: 200, Header: header, Body: from, Request: r}, nil
+}
+
+// runs replays one trace on two engines; the first loses some requests and
+// has a busy machine.
+func runs(t *testing.T) []replay.Result {
+	t.Helper()
+	g, _ := trace.Named("mixed")
+	g.Requests, g.Rate, g.Seed = 300, 3, 1
+	g.Classes[0].Output.Max, g.Classes[1].Output.Max = 40, 40
+	requests, err := g.Generate()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var results []replay.Result
+	for _, system := range []struct {
+		name string
+		idle float64
+		*engine
+	}{
+		{"round robin", 0.2, &engine{step: 20 * time.Millisecond, crowd: 3 * time.Millisecond, longs: 1, failing: 100}},
+		{"cascade", 0.6, &engine{step: 18 * time.Millisecond, crowd: 2 * time.Millisecond, longs: 2}},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			start := time.Now()
+			run, err := replay.New(replay.Config{
+				Name: system.name, Target: "http://fake", Model: "m", Requests: requests, Transport: system.engine, Speed: 10,
+				CPU: func() (replay.CPUTimes, error) {
+					s := time.Since(start).Seconds()
+					return replay.CPUTimes{Idle: system.idle * s, Total: s}, nil
+				},
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			result, err := run.Run(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			results = append(results, result)
+		})
+	}
+	return results
+}
+
+func TestTables(t *testing.T) {
+	results := runs(t)
+	var out bytes.Buffer
+	for _, table := range []Table{Runs(results), Latencies(results), Classes(results), Deciles(results), Stages(results[1])} {
+		for _, write := range []func(io.Writer) error{table.Text, table.Markdown} {
+			if err := write(&out); err != nil {
+				t.Fatal(err)
+			}
+			out.WriteString("\n")
+		}
+	}
+	const golden = "testdata/tables.txt"
+	if *update {
+		if err := os.WriteFile(golden, out.Bytes(), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(out.Bytes(), want) {
+		t.Errorf("the tables differ from %s; run with -update and read the difference. Got:\n%s", golden, out.String())
+	}
+}
+
+func TestJSON(t *testing.T) {
+	results := runs(t)
+	var out bytes.Buffer
+	if err := WriteJSON(&out, results); err != nil {
+		t.Fatal(err)
+	}
+	var back []replay.Result
+	if err := json.Unmarshal(out.Bytes(), &back); err != nil {
+		t.Fatal(err)
+	}
+	// A result read back makes the same tables and pictures.
+	for i, pair := range [][2]Table{{Latencies(results), Latencies(back)}, {Classes(results), Classes(back)}} {
+		var a, b strings.Builder
+		if pair[0].Text(&a) != nil || pair[1].Text(&b) != nil || a.String() != b.String() {
+			t.Errorf("table %d differs after JSON:\n%s%s", i, a.String(), b.String())
+		}
+	}
+	p, err := Distribution(results, TTFT)
+	q, err2 := Distribution(back, TTFT)
+	if err != nil || err2 != nil || svg(t, p) != svg(t, q) {
+		t.Errorf("the picture differs after JSON: %v, %v", err, err2)
+	}
+}
+
+func svg(t *testing.T, p Picture) string {
+	t.Helper()
+	var b bytes.Buffer
+	if err := p.Write(&b, SVG); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+// TestPictures draws everything; `go test -artifacts` keeps the files.
+func TestPictures(t *testing.T) {
+	results := runs(t)
+	plan := policies.Plan{Model: "llama-3-8b", Epoch: 7, Stages: []policies.Stage{
+		{Low: 0, High: 1536, Replicas: []policies.ReplicaID{"a", "b", "c", "d"}},
+		{Low: 1536, High: 12288, Replicas: []policies.ReplicaID{"e", "f", "g"}},
+		{Low: 12288, High: policies.Unbounded, Replicas: []policies.ReplicaID{"h"}},
+	}}
+	narrow := policies.Plan{Model: "m", Stages: []policies.Stage{
+		{Low: 0, High: 1000, Replicas: []policies.ReplicaID{"a"}},
+		{Low: 1000, High: 1100, Replicas: []policies.ReplicaID{"b"}},
+		{Low: 1100, High: policies.Unbounded, Replicas: []policies.ReplicaID{"c"}},
+	}}
+	var lengths []policies.Tokens
+	g, _ := trace.Named("mixed")
+	g.Requests = 3000
+	requests, err := g.Generate()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range requests {
+		lengths = append(lengths, r.Input+r.Output)
+	}
+	for _, tc := range []struct {
+		name string
+		draw func() (Picture, error)
+		say  []string // words that the picture must hold
+	}{
+		{"ttft", func() (Picture, error) { return Distribution(results, TTFT) }, []string{"round robin (void)", "cascade", "time to first token (engine time)"}},
+		{"normalised", func() (Picture, error) { return Distribution(results, Normalised) }, []string{"end-to-end latency per output token"}},
+		{"length", func() (Picture, error) { return ByLength(results, Normalised) }, []string{"prompt tokens", "round robin (void)"}},
+		{"timeline", func() (Picture, error) { return Timeline(results) }, []string{"tokens/s generated", "requests outstanding"}},
+		{"plan", func() (Picture, error) { return Plan(plan, lengths) }, []string{"Plan of llama-3-8b, epoch 7", "stage 2", "4 replicas", "1 replica", "[1536, 12288)", "[12288, ∞)"}},
+		{"stages", func() (Picture, error) { return Plan(plan, nil) }, []string{"stage 0", "length in tokens"}},
+		{"narrow", func() (Picture, error) { return Plan(narrow, nil) }, []string{"1×"}},
+		{"one", func() (Picture, error) { return Plan(policies.OneStage("m", []policies.ReplicaID{"a"}), nil) }, []string{"[0, ∞)"}},
+		{"one-histogram", func() (Picture, error) {
+			return Plan(policies.OneStage("m", []policies.ReplicaID{"a"}), []policies.Tokens{700})
+		}, []string{"[0, ∞)", "share of requests"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			p, err := tc.draw()
+			if err != nil {
+				t.Fatal(err)
+			}
+			text := svg(t, p)
+			for _, say := range tc.say {
+				if !strings.Contains(text, say) {
+					t.Errorf("the picture does not say %q", say)
+				}
+			}
+			again, err := tc.draw()
+			if err != nil || svg(t, again) != text || svg(t, p) != text {
+				t.Error("drawing twice gives different bytes")
+			}
+			var b bytes.Buffer
+			if err := p.Write(&b, PNG); err != nil {
+				t.Fatal(err)
+			}
+			dir := t.ArtifactDir()
+			for _, f := range []struct {
+				format Format
+				bytes  []byte
+			}{{SVG, []byte(text)}, {PNG, b.Bytes()}} {
+				if err := os.WriteFile(filepath.Join(dir, tc.name+"."+string(f.format)), f.bytes, 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if image, err := png.Decode(&b); err != nil || image.Bounds().Dx() < 1000 {
+				t.Errorf("the PNG is %v, %v", image.Bounds(), err)
+			}
+		})
+	}
+}
+
+func TestNothingToDraw(t *testing.T) {
+	for name, draw := range map[string]func() (Picture, error){
+		"distribution of none":  func() (Picture, error) { return Distribution(nil, TTFT) },
+		"distribution of empty": func() (Picture, error) { return Distribution(make([]replay.Result, 2), TTFT) },
+		"bars":                  func() (Picture, error) { return ByLength(make([]replay.Result, 1), TTFT) },
+		"timeline":              func() (Picture, error) { return Timeline(make([]replay.Result, 1)) },
+	} {
+		if _, err := draw(); !errors.Is(err, ErrNoData) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := Plan(policies.Plan{}, nil); err == nil {
+		t.Error("an invalid plan is drawn")
+	}
+	for _, table := range []Table{Runs(nil), Latencies(nil), Classes(nil), Deciles(nil), Stages(replay.Result{})} {
+		if err := table.Text(io.Discard); err != nil {
+			t.Error(err)
+		}
+	}
+	p, err := Plan(policies.OneStage("m", []policies.ReplicaID{"a"}), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Write(io.Discard, "gif"); err == nil || !strings.Contains(err.Error(), "gif") {
+		t.Errorf("an unknown format gives %v", err)
+	}
+}
+
+// Results of different traces are not compared by decile.
+func TestOtherTraces(t *testing.T) {
+	results := runs(t)
+	results[1].Engine.Deciles = results[1].Engine.Deciles[:3]
+	var b strings.Builder
+	if err := Deciles(results).Text(&b); err != nil || !strings.Contains(b.String(), "–  │") && !strings.Contains(b.String(), "– │") {
+		t.Errorf("%v\n%s", err, b.String())
+	}
+	if _, err := ByLength(results, TTFT); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestFigures(t *testing.T) {
+	for want, got := range map[string]string{
+		"0": seconds(0), "12.3 µs": seconds(12.3e-6), "999 ms": seconds(0.9994), "1.00 s": seconds(1), "123 s": seconds(123.4),
+		"17": tokens(17), "1Ki": tokens(1024), "1.46Ki": tokens(1500), "64Ki": tokens(65536), "∞": tokens(policies.Unbounded),
+		"× 0.50": ratio(1, 2), "–": ratio(0, 2),
+	} {
+		if got != want {
+			t.Errorf("%q, not %q", got, want)
+		}
+	}
+}
