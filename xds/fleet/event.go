@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/store"
 )
 
 // Event is what happens to a State: one of Tick, Replicas, Reported, Closed,
@@ -27,11 +28,9 @@ type Reported struct{ Report Report }
 type Closed struct{ Replica policies.ReplicaID }
 
 // Stored is the content of the plan store: what was just proposed, what a
-// restart finds, or what another server wrote. Plans in it are in force.
-type Stored struct {
-	Epoch policies.Epoch
-	Plans []policies.Plan
-}
+// restart finds, or what another server wrote. Plans in it are in force, unless
+// they are older than those that are.
+type Stored struct{ Object store.Object }
 
 // Refused says that the present proposal was not stored. The State keeps its
 // plans and proposes again later.
@@ -56,8 +55,7 @@ type Effects struct {
 
 // Proposal is the whole plan object with the changes that it makes.
 type Proposal struct {
-	Epoch   policies.Epoch
-	Plans   []policies.Plan // every model's, in the order of the models
+	Object  store.Object // plans in the order of the models
 	Changes []Change
 }
 
@@ -67,6 +65,7 @@ type Change struct {
 	Model  string
 	Epoch  policies.Epoch
 	Reason string // what happened, in a few words
+	// Stages is what came into force; nil for a change before the last restart.
 	Stages []policies.Stage
 	// Gain is the predicted gain over the plan before, as a share of its cost;
 	// 0 where the change was not made for gain.

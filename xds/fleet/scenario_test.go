@@ -12,6 +12,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/store"
 )
 
 var update = flag.Bool("update", false, "rewrite the expected output of the scenarios in testdata")
@@ -149,7 +150,7 @@ func (p *player) do(command string) string {
 				plan.Stages[i].High = plan.Stages[i].High * 512 / 100
 			}
 		}
-		p.stored = Stored{plan.Epoch, []policies.Plan{plan}}
+		p.stored = Stored{store.Object{Epoch: plan.Epoch, Plans: []policies.Plan{plan}, Reasons: []store.Reason{{Model: "m", Epoch: plan.Epoch, At: p.now, Text: "somebody else"}}}}
 		p.step(p.stored)
 	case "restart":
 		counters, err := p.state.Counters(p.now)
@@ -281,7 +282,7 @@ func (p *player) step(ev Event) {
 			e = p.state.Step(p.now, Refused{})
 			continue
 		}
-		p.stored = Stored{e.Propose.Epoch, e.Propose.Plans}
+		p.stored = Stored{e.Propose.Object}
 		e = p.state.Step(p.now, p.stored)
 	}
 	if e.Publish != nil {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/store"
 )
 
 // State is the fleet as a state machine: Step takes what happened and says
@@ -27,6 +28,7 @@ type State struct {
 	replicas []*replica // in the order in which they came
 	byID     map[policies.ReplicaID]*replica
 	epoch    policies.Epoch
+	lease    store.Lease // as stored; not the State's business
 	history  []Change
 	pending  *Proposal
 	retry    time.Time // no proposal before, after a refused one
@@ -67,7 +69,7 @@ func (s *State) Step(now time.Time, ev Event) Effects {
 			r.open = false
 		}
 	case Stored:
-		s.stored(now, ev)
+		s.stored(now, ev.Object)
 	case Refused:
 		if s.pending != nil {
 			s.pending, s.retry, s.uneasy = nil, now.Add(retryAfter), true
@@ -110,21 +112,24 @@ func (s *State) effects(now time.Time, ev Event) Effects {
 
 // propose makes the plan object out of the plans in force and the changes.
 func (s *State) propose(changes []Change) *Proposal {
-	p := &Proposal{Epoch: s.epoch + 1, Changes: changes}
+	o := store.Object{Epoch: s.epoch + 1, Lease: s.lease}
 	for _, m := range s.models {
 		plan := m.plan
 		for i, c := range changes {
 			if c.Model == m.Name {
-				plan = policies.Plan{Model: m.Name, Epoch: p.Epoch, Stages: c.Stages}
-				changes[i].Epoch = p.Epoch
+				plan = policies.Plan{Model: m.Name, Epoch: o.Epoch, Stages: c.Stages}
+				changes[i].Epoch = o.Epoch
 			}
 		}
 		if len(plan.Stages) > 0 {
-			p.Plans = append(p.Plans, plan)
+			o.Plans = append(o.Plans, plan)
 		}
 	}
-	s.pending = p
-	return p
+	for _, c := range appendHistory(s.history, changes) {
+		o.Reasons = append(o.Reasons, store.Reason{Model: c.Model, Epoch: c.Epoch, At: c.Time, Text: c.Reason})
+	}
+	s.pending = &Proposal{Object: o, Changes: changes}
+	return s.pending
 }
 
 // planned says that every model has a plan.
@@ -137,38 +142,20 @@ func (s *State) planned() bool {
 	return s.begun
 }
 
-// stored puts plans in force. Plans of models that the fleet does not serve,
-// and invalid ones, are left out: the store may be older than the program.
-func (s *State) stored(now time.Time, ev Stored) {
-	mine := s.pending != nil && s.pending.Epoch == ev.Epoch
-	s.epoch = max(s.epoch, ev.Epoch)
-	for _, p := range ev.Plans {
-		s.epoch = max(s.epoch, p.Epoch)
+// stored puts plans in force. Plans of models that the fleet does not serve
+// are left out: the store may be older than the program.
+func (s *State) stored(now time.Time, o store.Object) {
+	s.epoch, s.lease = max(s.epoch, o.Epoch), o.Lease
+	for _, p := range o.Plans {
 		m := s.model(p.Model)
-		if m == nil || p.Validate() != nil || p.Epoch < m.plan.Epoch {
-			continue
-		}
-		if p.Epoch == m.plan.Epoch && samePlan(p, m.plan) {
+		if m == nil || p.Validate() != nil || p.Epoch < m.plan.Epoch || p.Epoch == m.plan.Epoch && samePlan(p, m.plan) {
 			continue
 		}
 		m.plan, s.dirty = p, true
 		s.place(m)
-		m.reason = "read from the store"
-		if mine {
-			for _, c := range s.pending.Changes {
-				if c.Model == m.Name {
-					m.reason = c.Reason
-				}
-			}
-		}
 		m.decider.adopted(now, m)
 	}
-	if mine {
-		s.history = append(s.history, s.pending.Changes...)
-		if n := len(s.history) - historyLength; n > 0 {
-			s.history = slices.Delete(s.history, 0, n)
-		}
-	}
+	s.remember(o)
 	s.pending, s.uneasy = nil, true
 	s.forget(now)
 }
@@ -283,6 +270,19 @@ func (s *State) model(name string) *model {
 		if m.Name == name {
 			return m
 		}
+	}
+	return nil
+}
+
+// Admits says why a report cannot be taken in: its replica is not configured,
+// or serves another model.
+func (s *State) Admits(report Report) error {
+	r := s.byID[report.Replica]
+	if r == nil || r.gone {
+		return fmt.Errorf("replica %q is not configured: add it to the control plane's replicas", report.Replica)
+	}
+	if r.Model != report.Model {
+		return fmt.Errorf("replica %q is configured for model %q and reports for %q", report.Replica, r.Model, report.Model)
 	}
 	return nil
 }

@@ -43,7 +43,7 @@ func testState(t testing.TB, policy string) *State {
 func settleState(s *State, now time.Time, ev Event) (published *Snapshot) {
 	e := s.Step(now, ev)
 	for e.Propose != nil {
-		e = s.Step(now, Stored{e.Propose.Epoch, e.Propose.Plans})
+		e = s.Step(now, Stored{e.Propose.Object})
 	}
 	return e.Publish
 }

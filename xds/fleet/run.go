@@ -1,0 +1,204 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/cascadeinfer/cascade/xds/api"
+	"github.com/cascadeinfer/cascade/xds/store"
+)
+
+// Run drives the fleet until ctx ends, and then returns nil. An error means
+// that the stored plan cannot be read at the start: going on would overwrite
+// what an operator has to look at first. Run is called once.
+func (f *Fleet) Run(ctx context.Context) error {
+	defer close(f.done)
+	watch, stopWatch := context.WithCancel(ctx)
+	defer stopWatch()
+	updates := f.cfg.Store.Watch(watch)
+	defer func() {
+		stopWatch()
+		for range updates { // the channel closes when nothing of the watch is left
+		}
+	}()
+	if err := f.begin(ctx, updates); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return err
+	}
+	saver := newSaver(f)
+	defer saver.stop()
+
+	ticker := time.NewTicker(min(max(f.state.rules.Period/4, minTick), maxTick))
+	defer ticker.Stop()
+	save := time.NewTicker(saveEvery)
+	defer save.Stop()
+	for news := updates; ; {
+		select {
+		case <-ctx.Done():
+			return nil
+		case now := <-ticker.C:
+			f.step(ctx, now, Tick{})
+			f.latest.Store(f.state.Snapshot(now))
+		case <-f.changed:
+			f.step(ctx, time.Now(), Replicas{f.configured()})
+		case m := <-f.events:
+			f.handle(ctx, m)
+		case u, ok := <-news:
+			if !ok {
+				news = nil // never ready: the watch is over, and so soon is ctx
+				continue
+			}
+			f.update(ctx, u)
+		case now := <-save.C:
+			saver.save(now)
+		}
+	}
+}
+
+// begin takes in what a former life left, then the configured replicas.
+func (f *Fleet) begin(ctx context.Context, updates <-chan store.Update) error {
+	data, err := f.cfg.Counters.Load()
+	if err == nil && len(data) > 0 {
+		err = f.state.Restore(time.Now(), data)
+	}
+	if err != nil {
+		f.log.Warn("counters of the last run are lost; counting anew", "error", err)
+	}
+	select {
+	case u, ok := <-updates:
+		switch {
+		case !ok:
+			return errors.New("fleet: the plan store ended its watch")
+		case u.Err != nil:
+			return fmt.Errorf("fleet: stored plan: %w", u.Err)
+		}
+		f.version = u.Version
+		f.step(ctx, time.Now(), Stored{u.Object})
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	select { // a list that was set before Run is the configured one
+	case <-f.changed:
+	default:
+	}
+	f.step(ctx, time.Now(), Replicas{f.configured()})
+	f.latest.Store(f.state.Snapshot(time.Now()))
+	return nil
+}
+
+// step steps the state and carries the effects out.
+func (f *Fleet) step(ctx context.Context, now time.Time, ev Event) {
+	e := f.state.Step(now, ev)
+	for e.Propose != nil {
+		e = f.state.Step(now, f.store(ctx, e.Propose))
+	}
+	if e.Publish != nil {
+		f.latest.Store(e.Publish)
+		f.cfg.Publisher.Publish(e.Publish)
+	}
+}
+
+// store writes a proposal and returns what came of it.
+func (f *Fleet) store(ctx context.Context, p *Proposal) Event {
+	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
+	defer cancel()
+	version, err := f.cfg.Store.CompareAndSwap(ctx, f.version, p.Object)
+	if err != nil {
+		// A conflict brings the other's plan by the watch; both wait a moment.
+		f.log.Warn("plan not stored; the last one stays in force", "epoch", p.Object.Epoch, "error", err)
+		return Refused{}
+	}
+	f.version, f.written = version, version
+	for _, c := range p.Changes {
+		f.log.Info("new plan", "model", c.Model, "epoch", c.Epoch, "stages", len(c.Stages), "reason", c.Reason)
+	}
+	return Stored{p.Object}
+}
+
+// update takes in what the store's watch tells.
+func (f *Fleet) update(ctx context.Context, u store.Update) {
+	switch {
+	case u.Err != nil:
+		f.log.Error("stored plan cannot be read; the last one stays in force", "error", u.Err)
+	case u.Version == f.version || u.Version == f.written:
+	default:
+		f.version = u.Version
+		f.step(ctx, time.Now(), Stored{u.Object})
+	}
+}
+
+// handle steps a message of a report stream and answers it.
+func (f *Fleet) handle(ctx context.Context, m message) {
+	now := time.Now()
+	r, isReport := m.event.(Reported)
+	if !isReport {
+		f.step(ctx, now, m.event)
+		return
+	}
+	if err := f.state.Admits(r.Report); err != nil {
+		m.reply <- answer{err: status.Error(codes.NotFound, "load report: "+err.Error())}
+		return
+	}
+	f.step(ctx, now, r)
+	epoch, mean, _ := f.state.Reply(now, r.Report.Replica)
+	m.reply <- answer{reply: &api.LoadReply{Sequence: r.Report.Sequence, Epoch: uint64(epoch), StageMeanHeld: mean}}
+}
+
+// saver writes the counters in a goroutine of its own: a slow disk does not
+// hold up the loop. A write that comes while one is going on is left out.
+type saver struct {
+	fleet *Fleet
+	work  chan []byte
+	done  chan struct{}
+}
+
+func newSaver(f *Fleet) *saver {
+	s := &saver{fleet: f, work: make(chan []byte, 1), done: make(chan struct{})}
+	go s.run()
+	return s
+}
+
+func (s *saver) run() {
+	defer close(s.done)
+	for data := range s.work {
+		if err := s.fleet.cfg.Counters.Save(data); err != nil {
+			s.fleet.log.Warn("counters not saved; a restart would count anew", "error", err)
+		}
+	}
+}
+
+// save encodes the counters as they are and hands them over. Called by the
+// loop alone.
+func (s *saver) save(now time.Time) {
+	if data := s.encode(now); data != nil {
+		select {
+		case s.work <- data:
+		default:
+		}
+	}
+}
+
+func (s *saver) encode(now time.Time) []byte {
+	data, err := s.fleet.state.Counters(now)
+	if err != nil {
+		s.fleet.log.Warn("counters not saved", "error", err)
+		return nil
+	}
+	return data
+}
+
+// stop writes the counters a last time and waits for it.
+func (s *saver) stop() {
+	if data := s.encode(time.Now()); data != nil {
+		s.work <- data
+	}
+	close(s.work)
+	<-s.done
+}
