@@ -202,7 +202,8 @@ func (e even) Ticks(low, high float64) []plot.Tick {
 	}
 	var ticks []plot.Tick
 	for i := math.Ceil(low/step - 1e-9); i*step <= high+step*1e-9; i++ {
-		ticks = append(ticks, plot.Tick{Value: i * step, Label: e.label(i * step)})
+		v := i*step + 0 // not a negative zero
+		ticks = append(ticks, plot.Tick{Value: v, Label: e.label(v)})
 	}
 	return ticks
 }
