@@ -26,16 +26,15 @@ func Distribution(results []replay.Result, m Metric) (Picture, error) {
 		return Picture{}, ErrNoData
 	}
 	p := newPlot("", m.axis()+unit(results), "share of requests served within")
-	p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, timeTicks{}
+	p.X.Tick.Marker = timeTicks{}
 	p.Y.Min, p.Y.Max, p.Y.Tick.Marker = 0, 1, even{share}
 	p.Legend.Top, p.Legend.Left = true, true
-	low, high := math.Inf(1), 0.0
+	drawn := false
 	for i, r := range results {
 		var points plotter.XYs
 		for percentile, v := range m.of(r.Engine.Latency).Percentiles {
 			if v > 0 {
-				points = append(points, plotter.XY{X: v, Y: float64(percentile) / 100})
-				low, high = math.Min(low, v), math.Max(high, v)
+				points = append(points, plotter.XY{X: math.Log10(v), Y: float64(percentile) / 100})
 			}
 		}
 		if len(points) == 0 {
@@ -45,14 +44,15 @@ func Distribution(results []replay.Result, m Metric) (Picture, error) {
 		if err != nil {
 			return Picture{}, fmt.Errorf("draw %s of %s: %w", m, r.Name, err)
 		}
+		drawn = true
 		p.Add(curve)
 		p.Legend.Add(name(r), curve)
 	}
-	if high == 0 {
+	if !drawn {
 		return Picture{}, fmt.Errorf("draw %s: %w", m, ErrNoData)
 	}
-	// A logarithmic axis needs some width.
-	p.X.Min, p.X.Max = low/1.05, high*1.05
+	// Equal times need some width around them.
+	p.X.Min, p.X.Max = p.X.Min-0.02, p.X.Max+0.02
 	return Picture{[]*plot.Plot{p}, vg.Points(520), vg.Points(320)}, nil
 }
 

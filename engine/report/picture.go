@@ -149,23 +149,27 @@ func line(points plotter.XYs, i int) (*plotter.Line, error) {
 	return l, nil
 }
 
-// timeTicks labels a logarithmic time axis: 1, 2 and 5 of each decade.
+// Logarithmic axes hold the logarithms themselves: plot.LogScale leaves room
+// for the axis label where a linear axis has its middle, and so cuts the plot
+// short.
+
+// timeTicks labels an axis of log₁₀ of seconds: 1, 2 and 5 of each decade.
 type timeTicks struct{}
 
 func (timeTicks) Ticks(low, high float64) []plot.Tick {
 	var ticks []plot.Tick
-	wide := math.Log10(high/low) > 3.5
-	for decade := math.Floor(math.Log10(low)); decade <= math.Ceil(math.Log10(high)); decade++ {
-		for _, d := range [...]float64{1, 2, 3, 4, 5, 6, 7, 8, 9} {
-			v := d * math.Pow(10, decade)
-			if v < low*0.999 || v > high*1.001 {
+	wide := high-low > 3.5
+	for decade := math.Floor(low); decade <= math.Ceil(high); decade++ {
+		for d := 1.0; d < 10; d++ {
+			at := decade + math.Log10(d)
+			if at < low-1e-3 || at > high+1e-3 {
 				continue
 			}
 			label := ""
 			if d == 1 || !wide && (d == 2 || d == 5) {
-				label = short(v)
+				label = short(d * math.Pow(10, decade))
 			}
-			ticks = append(ticks, plot.Tick{Value: v, Label: label})
+			ticks = append(ticks, plot.Tick{Value: at, Label: label})
 		}
 	}
 	return ticks
@@ -219,25 +223,22 @@ func count(v float64) string {
 // share prints a share in percent.
 func share(v float64) string { return strconv.FormatFloat(100*v, 'g', 3, 64) + " %" }
 
-// tokenTicks labels a logarithmic token axis at powers of two, every second
+// tokenTicks labels an axis of log₂ of tokens at powers of two, every second
 // one where there are many.
 type tokenTicks struct{}
 
 func (tokenTicks) Ticks(low, high float64) []plot.Tick {
 	var ticks []plot.Tick
 	step := 1
-	if high/low > 1<<11 {
+	if high-low > 11 {
 		step = 2
 	}
-	for i, v := 0, 1.0; v <= high*1.001; i, v = i+1, v*2 {
-		if v < low*0.999 {
-			continue
-		}
+	for i := int(math.Ceil(low - 1e-3)); float64(i) <= high+1e-3; i++ {
 		label := ""
 		if i%step == 0 {
-			label = tokens(policies.Tokens(v))
+			label = tokens(policies.Tokens(1) << i)
 		}
-		ticks = append(ticks, plot.Tick{Value: v, Label: label})
+		ticks = append(ticks, plot.Tick{Value: float64(i), Label: label})
 	}
 	return ticks
 }

@@ -41,25 +41,25 @@ func Plan(plan policies.Plan, requests []policies.Tokens) (Picture, error) {
 	return Picture{[]*plot.Plot{histogram, strip}, vg.Points(620), vg.Points(360)}, nil
 }
 
-// tokenAxis sets the logarithmic axis that both parts of the picture have.
+// tokenAxis sets the axis of log₂ that both parts of the picture have.
 func tokenAxis(p *plot.Plot, low, high float64) {
-	p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, tokenTicks{}
-	p.X.Min, p.X.Max = low, high
+	p.X.Tick.Marker = tokenTicks{}
+	p.X.Min, p.X.Max = math.Log2(low), math.Log2(high)
 }
 
 // planRange is what the axis spans: the lengths and cuts, in whole octaves.
 func planRange(plan policies.Plan, requests []policies.Tokens) (low, high float64) {
 	low, high = math.Inf(1), 0
-	see := func(t policies.Tokens) {
-		low, high = math.Min(low, math.Max(1, float64(t))), math.Max(high, float64(t))
+	see := func(t float64) {
+		low, high = math.Min(low, math.Max(1, t)), math.Max(high, t)
 	}
 	for _, t := range requests {
-		see(t)
+		see(float64(t))
 	}
 	for _, s := range plan.Stages[:len(plan.Stages)-1] {
 		// Half an octave of each side of a cut must show.
-		see(s.High * 3 / 4)
-		see(s.High * 3 / 2)
+		see(float64(s.High) / math.Sqrt2)
+		see(float64(s.High) * math.Sqrt2)
 	}
 	if high == 0 {
 		return 1, 1 << 17 // one stage and no lengths
@@ -107,12 +107,12 @@ func (b bins) Plot(c draw.Canvas, p *plot.Plot) {
 		for i, s := range b.plan.Stages {
 			from, to := math.Max(one.low, float64(s.Low)), math.Min(one.high, float64(s.High))
 			if from < to {
-				fill(c, stageColour(i), x(from), y(0), x(to), y(one.share))
+				fill(c, stageColour(i), x(math.Log2(from)), y(0), x(math.Log2(to)), y(one.share))
 			}
 		}
 	}
 	for _, s := range b.plan.Stages[1:] {
-		at := x(float64(s.Low))
+		at := x(math.Log2(float64(s.Low)))
 		c.StrokeLine2(draw.LineStyle{Color: ink, Width: vg.Points(0.8), Dashes: []vg.Length{vg.Points(3), vg.Points(2)}}, at, c.Min.Y, at, c.Max.Y)
 	}
 }
@@ -122,7 +122,7 @@ func (b bins) DataRange() (xmin, xmax, ymin, ymax float64) {
 	for _, one := range b.all {
 		ymax = math.Max(ymax, one.share)
 	}
-	return b.all[0].low, b.all[len(b.all)-1].high, 0, ymax * 1.05
+	return math.Log2(b.all[0].low), math.Log2(b.all[len(b.all)-1].high), 0, ymax * 1.05
 }
 
 // stages draws a plan as a strip of boxes.
@@ -143,7 +143,7 @@ func (s stages) Plot(c draw.Canvas, p *plot.Plot) {
 	heading.Font.Weight = bold
 	leading := style.Font.Size * 1.7
 	for i, stage := range s.plan.Stages {
-		from, to := x(math.Max(float64(stage.Low), s.low)), x(math.Min(float64(stage.High), s.high))
+		from, to := x(math.Log2(math.Max(float64(stage.Low), s.low))), x(math.Log2(math.Min(float64(stage.High), s.high)))
 		gap := vg.Points(1.5)
 		fill(c, pale(stageColour(i)), from+gap, y(0.04), to-gap, y(0.96))
 		lines := []string{
@@ -167,7 +167,9 @@ func (s stages) Plot(c draw.Canvas, p *plot.Plot) {
 }
 
 // DataRange is the strip's own.
-func (s stages) DataRange() (xmin, xmax, ymin, ymax float64) { return s.low, s.high, 0, 1 }
+func (s stages) DataRange() (xmin, xmax, ymin, ymax float64) {
+	return math.Log2(s.low), math.Log2(s.high), 0, 1
+}
 
 func widest(style text.Style, lines []string) vg.Length {
 	var w vg.Length
