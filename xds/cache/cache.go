@@ -1,0 +1,235 @@
+// Package cache answers xDS streams out of published sets of resources.
+//
+// It implements the cache of go-control-plane's server, in place of that
+// library's snapshot cache: every resource is encoded once and its bytes are
+// shared by all nodes; what a client holds is told by content hashes, so that
+// a restarted server sends nothing again; a SotW client that refuses a
+// version is not sent the same one again; and clients of both protocols, with
+// wildcard subscriptions or by name, are served from one set. It decides
+// nothing about when a set is shown: package publish does.
+//
+// Invariants: a watch is answered at most once, with what differs between the
+// set and what the stream was sent before; the cache starts no goroutine and
+// never blocks on a client.
+package cache
+
+import (
+	"maps"
+	"slices"
+	"sync"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	gcp "github.com/envoyproxy/go-control-plane/pkg/cache/v3"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// Config is the configuration of a Cache.
+type Config struct {
+	// Group names the group of a node; sets are shown to groups. It must be
+	// pure. nil puts every node into the group "".
+	Group func(*corev3.Node) string
+}
+
+// Cache holds one set per node group. It is safe for concurrent use.
+type Cache struct {
+	group func(*corev3.Node) string
+
+	mu     sync.Mutex
+	groups map[string]*shown
+	// watches are the open ones, by type. An answered watch is gone; the
+	// client's acknowledgement opens the next.
+	watches map[string]map[*watch]struct{}
+}
+
+var _ gcp.Cache = (*Cache)(nil)
+
+// shown is what a group of nodes is shown.
+type shown struct {
+	set   resources.Set
+	types map[string]*content
+}
+
+// content is one type of a set, ready to be sent. It is immutable.
+type content struct {
+	entries map[string]*entry
+	digest  string // of everything listed
+}
+
+// entry is one resource in the forms in which the protocols send it. All
+// nodes share it.
+type entry struct {
+	*resources.Resource
+	any   *anypb.Any
+	delta *discoveryv3.Resource
+}
+
+// order is the order in which the types of one set are sent: what is named
+// before what names it.
+var order = []string{
+	resources.ClusterType, resources.EndpointType, resources.ListenerType, resources.RouteType, resources.ExtensionType,
+}
+
+// New returns a cache that shows nothing: requests wait for the first set.
+func New(cfg Config) *Cache {
+	group := cfg.Group
+	if group == nil {
+		group = func(*corev3.Node) string { return "" }
+	}
+	return &Cache{
+		group:   group,
+		groups:  make(map[string]*shown),
+		watches: make(map[string]map[*watch]struct{}),
+	}
+}
+
+// Set shows a set to the nodes of a group, and with the group "" to all nodes
+// whose group has no set of its own. Streams are told what changed; an equal
+// set tells them nothing.
+func (c *Cache) Set(group string, set resources.Set) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	old := c.shownLocked(group)
+	now := prepare(set, old, c.groups[""])
+	c.groups[group] = now
+	c.tellLocked(old, now)
+}
+
+// Drop takes a group's own set away; its nodes are shown the set of the group
+// "" again.
+func (c *Cache) Drop(group string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	old, common := c.groups[group], c.groups[""]
+	if group == "" || old == nil {
+		return
+	}
+	delete(c.groups, group)
+	if common != nil {
+		c.tellLocked(old, common)
+	}
+}
+
+// tellLocked tells the nodes that are shown now what differs from old, which
+// is what they were shown before, or nil.
+func (c *Cache) tellLocked(old, now *shown) {
+	types := typesOf(now, old)
+	if old == nil {
+		// Who asked before there was a set waits for an answer of any kind.
+		for _, typ := range slices.Sorted(maps.Keys(c.watches)) {
+			if now.types[typ] == nil {
+				types = append(types, typ)
+			}
+		}
+	}
+	for _, typ := range types {
+		changed := now.types[typ].changed(old.content(typ))
+		if old != nil && len(changed) == 0 {
+			continue
+		}
+		for w := range c.watches[typ] {
+			if c.shownLocked(w.group) == now {
+				c.answerLocked(w, now, changed)
+			}
+		}
+	}
+}
+
+// shownLocked returns what a group is shown, or nil.
+func (c *Cache) shownLocked(group string) *shown {
+	if s, ok := c.groups[group]; ok {
+		return s
+	}
+	return c.groups[""]
+}
+
+// prepare makes a set ready to be sent, sharing what the sets before it hold.
+func prepare(set resources.Set, before ...*shown) *shown {
+	s := &shown{set: set, types: make(map[string]*content)}
+	for _, typ := range set.Types() {
+		all := set.All(typ)
+		ct := &content{entries: make(map[string]*entry, len(all)), digest: Digest(all)}
+		for _, r := range all {
+			for _, b := range before {
+				if e := b.content(typ).get(r.Name); e != nil && e.Version == r.Version && e.Unlisted == r.Unlisted {
+					ct.entries[r.Name] = e
+					break
+				}
+			}
+			if ct.entries[r.Name] == nil {
+				a := &anypb.Any{TypeUrl: r.Type, Value: r.Body}
+				ct.entries[r.Name] = &entry{
+					Resource: r, any: a,
+					delta: &discoveryv3.Resource{Name: r.Name, Version: r.Version, Resource: a},
+				}
+			}
+		}
+		s.types[typ] = ct
+	}
+	return s
+}
+
+func (s *shown) content(typ string) *content {
+	if s == nil {
+		return nil
+	}
+	return s.types[typ]
+}
+
+func (ct *content) get(name string) *entry {
+	if ct == nil {
+		return nil
+	}
+	return ct.entries[name]
+}
+
+// version is the digest; "" for a type that the set does not hold.
+func (ct *content) version() string {
+	if ct == nil {
+		return ""
+	}
+	return ct.digest
+}
+
+// changed lists the names that differ between two contents, sorted.
+func (ct *content) changed(old *content) []string {
+	var names []string
+	if ct != nil {
+		for name, e := range ct.entries {
+			if old.get(name) != e {
+				names = append(names, name)
+			}
+		}
+	}
+	if old != nil {
+		for name := range old.entries {
+			if ct.get(name) == nil {
+				names = append(names, name)
+			}
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// typesOf lists the types of two sets, in the order of sending.
+func typesOf(a, b *shown) []string {
+	all := make(map[string]bool)
+	for _, s := range [...]*shown{a, b} {
+		if s != nil {
+			for typ := range s.types {
+				all[typ] = true
+			}
+		}
+	}
+	types := make([]string, 0, len(all))
+	for _, typ := range order {
+		if all[typ] {
+			types = append(types, typ)
+			delete(all, typ)
+		}
+	}
+	return append(types, slices.Sorted(maps.Keys(all))...)
+}

@@ -1,0 +1,69 @@
+package cache
+
+import (
+	"context"
+
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	gcp "github.com/envoyproxy/go-control-plane/pkg/cache/v3"
+	"google.golang.org/protobuf/types/known/anypb"
+)
+
+// deltaResponse is an answer of the incremental protocol. The message is made
+// on the stream's goroutine; the resources in it are shared and not written.
+type deltaResponse struct {
+	req     *gcp.DeltaRequest
+	send    []*entry
+	removed []string
+	next    map[string]string // what the client has when it has applied this
+	version string
+}
+
+var _ gcp.DeltaResponse = (*deltaResponse)(nil)
+
+func (r *deltaResponse) GetDeltaDiscoveryResponse() (*discoveryv3.DeltaDiscoveryResponse, error) {
+	rs := make([]*discoveryv3.Resource, len(r.send))
+	for i, e := range r.send {
+		rs[i] = e.delta
+	}
+	return &discoveryv3.DeltaDiscoveryResponse{
+		TypeUrl:           r.req.GetTypeUrl(),
+		SystemVersionInfo: r.version,
+		Resources:         rs,
+		RemovedResources:  r.removed,
+	}, nil
+}
+
+func (r *deltaResponse) GetDeltaRequest() *discoveryv3.DeltaDiscoveryRequest { return r.req }
+func (r *deltaResponse) GetSystemVersion() (string, error)                   { return r.version, nil }
+func (r *deltaResponse) GetResponseVersion() string                          { return r.version }
+func (r *deltaResponse) GetNextVersionMap() map[string]string                { return r.next }
+func (r *deltaResponse) GetReturnedResources() map[string]string             { return r.next }
+func (r *deltaResponse) GetContext() context.Context                         { return context.Background() }
+
+// sotwResponse is an answer of the state-of-the-world protocol.
+type sotwResponse struct {
+	req     *gcp.Request
+	send    []*entry
+	next    map[string]string
+	version string
+}
+
+var _ gcp.Response = (*sotwResponse)(nil)
+
+func (r *sotwResponse) GetDiscoveryResponse() (*discoveryv3.DiscoveryResponse, error) {
+	rs := make([]*anypb.Any, len(r.send))
+	for i, e := range r.send {
+		rs[i] = e.any
+	}
+	return &discoveryv3.DiscoveryResponse{
+		TypeUrl:     r.req.GetTypeUrl(),
+		VersionInfo: r.version,
+		Resources:   rs,
+	}, nil
+}
+
+func (r *sotwResponse) GetRequest() *discoveryv3.DiscoveryRequest { return r.req }
+func (r *sotwResponse) GetVersion() (string, error)               { return r.version, nil }
+func (r *sotwResponse) GetResponseVersion() string                { return r.version }
+func (r *sotwResponse) GetReturnedResources() map[string]string   { return r.next }
+func (r *sotwResponse) GetContext() context.Context               { return context.Background() }
