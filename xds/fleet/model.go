@@ -14,6 +14,7 @@ type model struct {
 	reason  string        // why plan replaced the one before
 	planner string        // what the last period decided
 	next    time.Time     // of the next planning period
+	lacks   time.Time     // since when a stage has no ready replica although others are; zero: none lacks
 	ratio   length.Ratio  // bytes per token served
 	decider decider
 }

@@ -3,7 +3,7 @@ package fleet
 import (
 	"fmt"
 
-	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/adopt"
 	"github.com/cascadeinfer/cascade/policies/partition"
 )
 
@@ -16,8 +16,8 @@ const (
 
 // policy is what a policy name means.
 type policy struct {
-	partitioner policies.Partitioner // nil: one stage
-	snapshot    bool                 // plans on in-flight snapshots
+	planner  adopt.Planner // nil: one stage
+	snapshot bool          // plans on in-flight snapshots
 }
 
 // policyOf looks a policy up by its name.
@@ -28,9 +28,10 @@ func policyOf(name string) (policy, error) {
 	case PolicyRoundRobin:
 		return policy{}, nil
 	}
-	p, ok := partition.Named(name)
+	found, _ := partition.Named(name)
+	planner, ok := found.(adopt.Planner)
 	if !ok {
 		return policy{}, fmt.Errorf("policy %q: want %q, %q, %q or a partitioner's name", name, PolicyDefault, PolicyPaper, PolicyRoundRobin)
 	}
-	return policy{partitioner: p, snapshot: name == PolicyPaper}, nil
+	return policy{planner: planner, snapshot: name == PolicyPaper}, nil
 }

@@ -1,6 +1,8 @@
 package fleet
 
 import (
+	"slices"
+	"strconv"
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -11,7 +13,7 @@ import (
 // configuration, a ready one that has no stage yet.
 func (s *State) repair(now time.Time, m *model) (Change, bool) {
 	members := s.members(m)
-	reason := s.urgent(m, members)
+	reason := s.urgent(now, m, members)
 	if reason == "" {
 		return Change{}, false
 	}
@@ -28,11 +30,11 @@ func (s *State) change(now time.Time, m *model, plan policies.Plan, reason strin
 }
 
 // urgent says why the plan needs repair at once, or "".
-func (s *State) urgent(m *model, members []member) string {
+func (s *State) urgent(now time.Time, m *model, members []member) string {
 	switch {
 	case len(m.plan.Stages) == 0:
 		return "first plan"
-	case s.policy.partitioner == nil && len(m.plan.Stages) > 1:
+	case s.policy.planner == nil && len(m.plan.Stages) > 1:
 		return "the policy has one stage"
 	case !s.known(m):
 		return "the stored plan names none of the replicas"
@@ -54,10 +56,19 @@ func (s *State) urgent(m *model, members []member) string {
 			total++
 		}
 	}
-	for i, n := range ready {
-		if n == 0 && total > 0 {
-			return "stage " + policies.Tokens(i).String() + " lost its last ready replica"
+	if i := slices.Index(ready, 0); i < 0 || total == 0 {
+		m.lacks = time.Time{}
+	} else {
+		if m.lacks.IsZero() {
+			m.lacks = now
 		}
+		// When most replicas are missing, the view is likely to be at fault: a
+		// network that comes back, a control plane that has just started. Proxies
+		// fail over by themselves; the plan waits for more to be heard.
+		if 2*total >= len(members) || now.Sub(m.lacks) >= s.rules.Grace {
+			return "stage " + strconv.Itoa(i) + " lost its last ready replica"
+		}
+		s.doubt = true
 	}
 	for _, stage := range m.plan.Stages {
 		for _, id := range stage.Replicas {
@@ -82,7 +93,7 @@ func (s *State) known(m *model) bool {
 // mended is the plan in force with the members as they are, or a single stage
 // where there is nothing to keep.
 func (s *State) mended(m *model, members []member) policies.Plan {
-	if len(m.plan.Stages) > 0 && s.known(m) && (s.policy.partitioner != nil || len(m.plan.Stages) == 1) {
+	if len(m.plan.Stages) > 0 && s.known(m) && (s.policy.planner != nil || len(m.plan.Stages) == 1) {
 		return mend(m.plan, members)
 	}
 	var ids []policies.ReplicaID

@@ -1,14 +1,160 @@
 package fleet
 
-import "time"
+import (
+	"math"
+	"strconv"
+	"time"
 
-type decider struct{}
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/adopt"
+)
 
-func newDecider(Rules) decider            { return decider{} }
-func (decider) adopted(time.Time, *model) {}
+// decider is a model's adoption machine and the window of measurements that
+// it judges the plan in force by.
+type decider struct {
+	machine *adopt.Machine // nil: one stage, always
+	// sum and n are per stage, over the ticks of the window at which it ran.
+	sum, n []float64
+}
 
+// newDecider returns the decider of complete rules. The machine's times are
+// those of the fleet's own pace.
+func newDecider(rules Rules, p policy) (decider, error) {
+	if p.planner == nil {
+		return decider{}, nil
+	}
+	machine, err := adopt.New(adopt.Config{
+		// The State calls once a period. The machine's own is a little shorter,
+		// so that a tick that comes a moment early is not a period lost.
+		Planner: p.planner, Period: 0.9 * rules.Period.Seconds(), Seen: rules.Seen,
+		HoldOff: holdOff / rules.Speed, HoldOffMax: holdOffMax / rules.Speed,
+		MoveCost: moveCost / rules.Speed, Horizon: horizon / rules.Speed,
+	})
+	return decider{machine: machine}, err
+}
+
+// What adoption is told beyond its own defaults, in seconds at speed 1.
+const (
+	holdOff    = 60
+	holdOffMax = 960
+	moveCost   = 5
+	horizon    = 60
+)
+
+// observe adds one look at the stages' iteration times to the window.
+func (d *decider) observe(iterations []float64) {
+	if len(d.sum) != len(iterations) {
+		d.reset(len(iterations))
+	}
+	for i, t := range iterations {
+		if t > 0 {
+			d.sum[i] += t
+			d.n[i]++
+		}
+	}
+}
+
+// mean returns the window's mean per stage; 0 where nothing ran.
+func (d *decider) mean() []float64 {
+	out := make([]float64, len(d.sum))
+	for i, sum := range d.sum {
+		if d.n[i] > 0 {
+			out[i] = sum / d.n[i]
+		}
+	}
+	return out
+}
+
+func (d *decider) reset(stages int) { d.sum, d.n = make([]float64, stages), make([]float64, stages) }
+
+// replan is the planning period of a model: the plan that the machine decides
+// for, or the present one without those who drained. The machine sees what is
+// ready and nothing else; replicas that are not keep their place beside it.
 func (s *State) replan(now time.Time, m *model) (Change, bool) {
 	m.next = now.Add(s.rules.Period)
 	members := s.members(m)
+	if ratio, _ := s.learnt(now, m); s.seen(m) >= ratioSeen {
+		if next := NextRatio(m.ratio, ratio); next != m.ratio {
+			m.ratio, s.dirty = next, true
+		}
+	}
+	if m.decider.machine == nil {
+		return s.change(now, m, s.mended(m, members), "replicas changed")
+	}
+	present, eligible := s.readyPlan(m)
+	if present.Validate() != nil {
+		m.planner = "waiting: a stage has no ready replica"
+		return Change{}, false // repair's matter
+	}
+	d := m.decider.machine.Step(adopt.Input{
+		Now: now.Sub(s.zero).Seconds(), Plan: present, Model: m.Name, Replicas: eligible,
+		Workload: s.workload(now, m, s.flow(now, m), eligible), Iterations: m.decider.mean(),
+	})
+	m.decider.reset(len(m.plan.Stages))
+	m.planner = decision(d)
+	if d.Adopt {
+		if c, ok := s.change(now, m, park(d.Plan, m.plan, members), decision(d)); ok {
+			c.Gain = d.Gain
+			return c, true
+		}
+	}
 	return s.change(now, m, s.mended(m, members), "replicas changed")
+}
+
+// readyPlan is the plan in force as far as it is ready, and those replicas.
+// It is not valid when a stage has none.
+func (s *State) readyPlan(m *model) (policies.Plan, []policies.Replica) {
+	var eligible []policies.Replica
+	for _, r := range s.replicas {
+		if r.Model == m.Name && r.ready() && r.stage >= 0 {
+			eligible = append(eligible, r.Replica)
+		}
+	}
+	plan := policies.Plan{Model: m.Name, Epoch: m.plan.Epoch}
+	for _, stage := range m.plan.Stages {
+		kept := policies.Stage{Low: stage.Low, High: stage.High}
+		for _, id := range stage.Replicas {
+			if r := s.byID[id]; r != nil && r.ready() {
+				kept.Replicas = append(kept.Replicas, id)
+			}
+		}
+		plan.Stages = append(plan.Stages, kept)
+	}
+	return plan, eligible
+}
+
+// park puts the members that next lacks, because they are not ready, into the
+// stage of next where the range that they had begins.
+func park(next, before policies.Plan, members []member) policies.Plan {
+	for _, r := range members {
+		at := before.Find(r.id)
+		if r.ready || at < 0 || next.Find(r.id) >= 0 {
+			continue
+		}
+		stage := &next.Stages[next.StageOf(before.Stages[at].Low)]
+		stage.Replicas = append(stage.Replicas, r.id)
+	}
+	return next
+}
+
+// decision says in words what the machine decided.
+func decision(d adopt.Decision) string {
+	text := string(d.Reason)
+	if d.Gain != 0 && !math.IsInf(d.Gain, 0) {
+		text += ": predicted gain " + strconv.Itoa(int(math.Round(100*d.Gain))) + " %"
+	}
+	if d.Err != nil {
+		text += ": " + d.Err.Error()
+	}
+	return text
+}
+
+// seen counts the requests of a model's replicas.
+func (s *State) seen(m *model) (n uint64) {
+	for _, r := range s.replicas {
+		if r.Model == m.Name {
+			n += r.seen()
+		}
+	}
+	return n
 }

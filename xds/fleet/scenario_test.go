@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
@@ -302,13 +303,16 @@ func routing(s *Snapshot) string {
 			b.WriteString("/unhealthy")
 		}
 	}
+	if r := s.Models[0].BytesPerToken; r != length.DefaultRatio {
+		fmt.Fprintf(&b, " %.2f bytes/token", r.Float())
+	}
 	return b.String()
 }
 
 func (p *player) show() {
 	s := p.state.Snapshot(p.now)
 	m := s.Models[0]
-	fmt.Fprintf(&p.out, "epoch %d: %s (%s)\nserves%s, %.2f bytes/token\n", s.Epoch, printPlan(m.Plan), m.Reason, routing(s), m.BytesPerToken.Float())
+	fmt.Fprintf(&p.out, "epoch %d: %s (%s)\nserves%s\n", s.Epoch, printPlan(m.Plan), m.Reason, routing(s))
 	if m.Planner != "" {
 		fmt.Fprintf(&p.out, "planner: %s\n", m.Planner)
 	}

@@ -31,12 +31,14 @@ type State struct {
 	lease    store.Lease // as stored; not the State's business
 	history  []Change
 	pending  *Proposal
+	zero     time.Time // of the first step: where the machines count from
 	retry    time.Time // no proposal before, after a refused one
 	weighed  time.Time
 	kept     map[policies.ReplicaID]keptReplica // by Restore, until begun
 	begun    bool                               // a first list of replicas was taken
 	dirty    bool                               // something that is published has changed
 	uneasy   bool                               // a plan in force may need repair
+	doubt    bool                               // set by a repair that waits for time to pass
 }
 
 // retryAfter is how long a State waits after a refused proposal.
@@ -50,13 +52,20 @@ func NewState(rules Rules) (*State, error) {
 	s := &State{rules: rules.complete(), byID: make(map[policies.ReplicaID]*replica)}
 	s.policy, _ = policyOf(s.rules.Policy)
 	for _, m := range s.rules.Models {
-		s.models = append(s.models, &model{Model: m, ratio: m.BytesPerToken, decider: newDecider(s.rules)})
+		d, err := newDecider(s.rules, s.policy)
+		if err != nil {
+			return nil, fmt.Errorf("fleet: %w", err)
+		}
+		s.models = append(s.models, &model{Model: m, ratio: m.BytesPerToken, decider: d})
 	}
 	return s, nil
 }
 
 // Step applies an event that happened at now. now must not go back.
 func (s *State) Step(now time.Time, ev Event) Effects {
+	if s.zero.IsZero() {
+		s.zero = now
+	}
 	switch ev := ev.(type) {
 	case Tick:
 		s.tick(now)
@@ -98,7 +107,7 @@ func (s *State) effects(now time.Time, ev Event) Effects {
 				changes = append(changes, c)
 			}
 		}
-		s.uneasy = false
+		s.uneasy, s.doubt = s.doubt, false
 		if len(changes) > 0 {
 			e.Propose = s.propose(changes)
 		}
@@ -145,7 +154,7 @@ func (s *State) planned() bool {
 // stored puts plans in force. Plans of models that the fleet does not serve
 // are left out: the store may be older than the program.
 func (s *State) stored(now time.Time, o store.Object) {
-	s.epoch, s.lease = max(s.epoch, o.Epoch), o.Lease
+	s.lease = o.Lease
 	for _, p := range o.Plans {
 		m := s.model(p.Model)
 		if m == nil || p.Validate() != nil || p.Epoch < m.plan.Epoch || p.Epoch == m.plan.Epoch && samePlan(p, m.plan) {
@@ -153,9 +162,12 @@ func (s *State) stored(now time.Time, o store.Object) {
 		}
 		m.plan, s.dirty = p, true
 		s.place(m)
-		m.decider.adopted(now, m)
+		m.decider.reset(len(p.Stages))
 	}
-	s.remember(o)
+	if o.Epoch >= s.epoch {
+		s.epoch = o.Epoch
+		s.remember(o)
+	}
 	s.pending, s.uneasy = nil, true
 	s.forget(now)
 }
@@ -241,6 +253,9 @@ func (s *State) refresh(now time.Time, r *replica) {
 func (s *State) tick(now time.Time) {
 	for _, r := range s.replicas {
 		s.refresh(now, r)
+	}
+	for _, m := range s.models {
+		m.decider.observe(s.iterations(now, m))
 	}
 	if now.Sub(s.weighed) >= weighEvery {
 		s.weighed = now
