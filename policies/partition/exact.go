@@ -51,7 +51,7 @@ func (x Exact) Partition(w policies.Workload) (policies.Partition, error) {
 	if !s.proved() && !s.labels(labelBudget) {
 		s.convolve()
 	}
-	out := p.partition(s.nodes, s.counts)
+	out := p.propose(s.nodes, s.counts)
 	out.Exact = true
 	return out, nil
 }

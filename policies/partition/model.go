@@ -272,10 +272,19 @@ func (p *pricing) need(l load, base float64, j int) float64 {
 	return need
 }
 
-// partition describes the stages between the nodes (bucket indices, first 0
-// and last the number of buckets) as a proposal. Its Cost is +Inf when one of
-// them breaks a limit.
-func (p *pricing) partition(nodes, counts []int) policies.Partition {
+// propose describes the stages between the nodes (bucket indices, first 0 and
+// last the number of buckets, growing strictly) as a proposal.
+func (p *pricing) propose(nodes, counts []int) policies.Partition {
+	out := p.predict(nodes, counts)
+	for _, i := range nodes[1 : len(nodes)-1] {
+		out.Cuts = append(out.Cuts, p.w.Flow.Edges[i])
+	}
+	return out
+}
+
+// predict prices the stages between the nodes, which may be empty. The Cost is
+// +Inf when one of them breaks a limit.
+func (p *pricing) predict(nodes, counts []int) policies.Partition {
 	out := policies.Partition{
 		Counts:     append([]int(nil), counts...),
 		Iterations: make([]float64, len(counts)),
@@ -285,9 +294,6 @@ func (p *pricing) partition(nodes, counts []int) policies.Partition {
 		l := p.over(i, j)
 		out.Cost += p.stage(l, j).price(float64(k))
 		out.Iterations[s] = p.iteration(l, float64(k))
-		if s > 0 {
-			out.Cuts = append(out.Cuts, p.w.Flow.Edges[i])
-		}
 	}
 	out.OneStage = p.stage(p.over(0, p.buckets()), p.buckets()).price(float64(p.w.Replicas))
 	return out

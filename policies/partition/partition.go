@@ -21,7 +21,8 @@ import (
 
 // Named returns the partitioner that a config file calls name: "exact",
 // "recursion" and "two-phase" price flows by token rate, "paper" is the
-// two-phase heuristic on the snapshot QoE, as the paper has it.
+// two-phase heuristic on the snapshot QoE, as the paper has it. Each also
+// prices given divisions by its model, as policies/adopt needs.
 func Named(name string) (policies.Partitioner, bool) {
 	switch name {
 	case "exact":
@@ -68,12 +69,27 @@ func (m Model) Price(w policies.Workload, cuts []policies.Tokens, counts []int) 
 		nodes = append(nodes, min(max(nearest(w.Flow.Edges, cut), 1), p.buckets()))
 	}
 	nodes = append(nodes, p.buckets())
-	out := p.partition(nodes, counts)
+	out := p.predict(nodes, counts)
 	out.Cuts = append([]policies.Tokens(nil), cuts...)
 	if math.IsInf(out.Cost, 1) {
 		return out, policies.ErrInfeasible
 	}
 	return out, nil
+}
+
+// Price is x.Model's.
+func (x Exact) Price(w policies.Workload, cuts []policies.Tokens, counts []int) (policies.Partition, error) {
+	return x.Model.Price(w, cuts, counts)
+}
+
+// Price is r.Model's.
+func (r Recursion) Price(w policies.Workload, cuts []policies.Tokens, counts []int) (policies.Partition, error) {
+	return r.Model.Price(w, cuts, counts)
+}
+
+// Price is x.Model's.
+func (x TwoPhase) Price(w policies.Workload, cuts []policies.Tokens, counts []int) (policies.Partition, error) {
+	return x.Model.Price(w, cuts, counts)
 }
 
 // validDivision checks that cuts and counts describe stages at all.

@@ -274,6 +274,12 @@ func TestPriceBetweenEdges(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+	// A flow of one bucket knows no edge to cut at; whoever is past the first
+	// stage then has no work.
+	one := policytest.Chat(policies.Edges(0, 1), 8, 0.2, 1)
+	if got, err := partition.Flow.Price(one, []policies.Tokens{512, 1024}, []int{6, 1, 1}); err != nil || got.Iterations[2] != one.Cost.D0 {
+		t.Errorf("one bucket: %+v, %v", got, err)
+	}
 	if _, err := partition.Model(9).Price(w, nil, []int{8}); err == nil {
 		t.Error("an unknown model prices")
 	}

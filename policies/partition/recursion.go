@@ -26,7 +26,7 @@ func (r Recursion) Partition(w policies.Workload) (policies.Partition, error) {
 	if !ok {
 		return policies.Partition{}, policies.ErrInfeasible
 	}
-	out := p.partition(nodes, counts)
+	out := p.propose(nodes, counts)
 	out.Exact = true
 	return out, nil
 }

@@ -75,7 +75,7 @@ func (x TwoPhase) Partition(w policies.Workload) (policies.Partition, error) {
 		}
 		nodes, counts = append(nodes, l.high), append(counts, int(l.k))
 	}
-	return p.partition(nodes, counts), nil
+	return p.propose(nodes, counts), nil
 }
 
 // chain returns the best division into exactly s stages of one replica each.
