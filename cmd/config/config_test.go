@@ -25,6 +25,7 @@ replicas:
   address: 127.0.0.1:9000
   peer: 127.0.0.1:9100
   engine: http://127.0.0.1:8000
+  tp: 2
 - id: r1
   address: 127.0.0.1:9001
   peer: 127.0.0.1:9101
@@ -52,7 +53,7 @@ func TestReadFillsDefaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if f.Replicas[1].Model != "m" || f.Replicas[0].Node != "local" || f.Replicas[0].TP != 1 {
+	if f.Replicas[1].Model != "m" || f.Replicas[0].Node != "local" || f.Replicas[0].TP != 2 {
 		t.Errorf("replica defaults: %+v", f.Replicas)
 	}
 	if f.Planner.Period != 5*time.Second || f.Planner.Iteration != 50*time.Millisecond {
@@ -95,15 +96,16 @@ func TestEveryFieldIsChecked(t *testing.T) {
 		{"admin: 127.0.0.1:9201", "admin: x", "replicas[1].admin"},
 		{"engine: http://127.0.0.1:8001", "engine: 127.0.0.1:8001", "replicas[1].engine"},
 		{"engine: http://127.0.0.1:8001", "engine: http://10.0.0.1:8001", "is not on loopback; an engine is reached only"},
-		{"tp: 2", "tp: 65", "line 22: replicas[1].tp: 65 is outside 1 to 64"},
-		{"tp: 2", "drain: maybe", "[22:10]"},
+		{"node: n1\n  tp: 2", "node: n1\n  tp: 65", "line 23: replicas[1].tp: 65 is outside 1 to 64"},
+		{"tp: 2", "drain: maybe", "[16:10]"},
+		{"node: n1\n  tp: 2", "node: n1\n  tp: 4", "replicas[1].tp: 4 differs from 2"},
 		{"estimator: content-length", "estimator: magic", "control.estimator"},
 		{"listen: 127.0.0.1:18000", "listen: 0.0.0.0:18000", "control.listen: 0.0.0.0:18000 is not loopback"},
 		{"admin: 127.0.0.1:18001", "admin: :x", "control.admin"},
 		{"listen: 127.0.0.1:8080", "listen: localhost", "proxy.listen"},
 		{"listen: 127.0.0.1:8080", "listen: 127.0.0.1:8080\n  admin: y", "proxy.admin"},
 		{"period: 5s", "period: 1ms", "planner.period: 1ms is outside"},
-		{"window: 30s", "window: 30", "[31:11]"},
+		{"window: 30s", "window: 30", "[32:11]"},
 		{"stages: 4", "stages: 9", "planner.stages: 9 is outside 1 to 8"},
 		{"iteration: 50ms", "iteration: -1ms", "planner.iteration"},
 		{"pooling: 1", "pooling: 5", "planner.pooling"},

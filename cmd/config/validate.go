@@ -129,9 +129,12 @@ func (f *Fleet) validateReplicas(c *checker) {
 	for _, m := range f.Models {
 		models[m.Name] = true
 	}
-	ids, taken := map[string]bool{}, map[string]string{}
+	ids, taken, ranks := map[string]bool{}, map[string]string{}, map[string]int{}
 	listen := func(path, addr string) {
 		address(c, path, addr)
+		if _, port, _ := net.SplitHostPort(addr); port == "0" {
+			return // any free port, so no clash
+		}
 		if other := taken[addr]; other != "" && addr != "" {
 			c.fail(path, "%s is already %s", addr, other)
 		}
@@ -157,6 +160,10 @@ func (f *Fleet) validateReplicas(c *checker) {
 		}
 		engine(c, at+".engine", r.Engine)
 		within(c, at+".tp", r.TP, 1, 64)
+		if n := ranks[r.Model]; n != 0 && n != r.TP {
+			c.fail(at+".tp", "%d differs from %d of another replica of %q: replicas of a model are planned as alike", r.TP, n, r.Model)
+		}
+		ranks[r.Model] = r.TP
 	}
 	for i, m := range f.Models {
 		if !serving[m.Name] && len(f.Replicas) > 0 {
