@@ -180,6 +180,10 @@ func (c *Chunk) AppendPromptIDs(dst []uint32) ([]uint32, error) {
 	return appendIDs(dst, c.event.Data, c.promptIDs[:min(c.nPrompts, 1)])
 }
 
+// ListsIDs reports whether the event has a list of generated token ids, be it
+// an empty one.
+func (c *Chunk) ListsIDs() bool { return c.nIDs > 0 }
+
 // HasPrompt reports whether the event carries the prompt's token ids.
 func (c *Chunk) HasPrompt() bool { return c.nPrompts > 0 }
 
@@ -278,6 +282,14 @@ func (c *Chunk) Identity() Identity {
 
 // Usage is the token counts of an answer.
 type Usage struct{ Prompt, Output, Cached int }
+
+// UsageIn reads the counts of an unstreamed answer; ok is false when it has none.
+func UsageIn(body []byte) (u Usage, ok bool) {
+	if check(body) != nil {
+		return Usage{}, false
+	}
+	return usageOf(gjson.Parse(view(body)).Get("usage"))
+}
 
 func usageOf(v gjson.Result) (Usage, bool) {
 	if !v.IsObject() {

@@ -22,9 +22,9 @@ import (
 	"github.com/cascadeinfer/cascade/policies/length"
 )
 
-// Counter turns what happens into flows, per second by length bucket, with
-// exponential forgetting. now is in seconds and never goes back. The Tracker
-// calls it from one goroutine at a time.
+// Counter turns what happens into flows: a *flow.Counter, or a plain sum in
+// tests. now is in seconds and never goes back. The Tracker calls it from one
+// goroutine at a time.
 type Counter interface {
 	// Arrive counts a request by its prompt, of which cached tokens cost nothing.
 	Arrive(now float64, input, cached policies.Tokens)
@@ -207,11 +207,11 @@ func (t *Tracker) Read() Reading {
 	return r
 }
 
-// Estimate returns the prompt length that the learnt ratio gives text bytes.
-func (t *Tracker) Estimate(text int64) policies.Tokens {
+// Estimator returns the length estimator with the ratio learnt so far.
+func (t *Tracker) Estimator() length.Estimator {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.learner.Estimator().FromContentLength(text)
+	return t.learner.Estimator()
 }
 
 // learnLocked compares a request's estimates with its exact prompt length.

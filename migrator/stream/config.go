@@ -1,0 +1,151 @@
+package stream
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/url"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/flow"
+)
+
+// The defaults and bounds of every boundary.
+const (
+	defaultMaxBody      = 16 << 20         // bytes: what the proxies buffer for a retry
+	defaultBodyTimeout  = 30 * time.Second // to read a request's body
+	defaultIdleTimeout  = 10 * time.Minute // between two events of an engine; queueing and prefill included
+	defaultWriteTimeout = time.Minute      // for a client to take some bytes
+	defaultDrainTimeout = 10 * time.Minute
+	defaultHealthEvery  = time.Second
+	defaultRecent       = 2 * time.Second
+	healthTimeout       = 2 * time.Second
+	healthRetry         = 100 * time.Millisecond // while the engine is away
+	sweepEvery          = 250 * time.Millisecond
+	dialTimeout         = 2 * time.Second
+	headerTimeout       = 10 * time.Second // to read a request's header
+	clientIdleConn      = 5 * time.Minute  // a client's connection without a request
+	maxHeader           = 64 << 10         // bytes of request headers
+	maxStreams          = 1 << 14          // concurrent streams of one HTTP/2 connection
+	maxPlain            = 1 << 20          // bytes of an unstreamed answer that are looked into
+	maxHeld             = 4 << 20          // bytes held back of one stream while it is cut
+	engineIdleConn      = 4 * time.Second  // below the 5 s after which uvicorn closes an idle connection
+)
+
+// Config is what a Front needs.
+type Config struct {
+	// Replica names the replica in logs and to the peers it forwards to.
+	// Required.
+	Replica policies.ReplicaID
+	// Engine is the base URL of the replica's engine, for instance
+	// http://127.0.0.1:8000. Required; HTTP/1.1.
+	Engine string
+	// Edges are the length buckets of flow and snapshots, as the planner wants
+	// them (policies.Edges). Required.
+	Edges []policies.Tokens
+	// FlowTau is the time constant with which the flow counters forget; 0 means
+	// flow.DefaultTau seconds.
+	FlowTau time.Duration
+
+	// Listener takes the clients (Envoy). While the engine is away it is
+	// closed, and Listen opens the same address again. nil means that the
+	// caller serves Handler, and that only the answers tell that the engine is
+	// away.
+	Listener net.Listener
+	// PeerListener takes the other migrators, as long as Run runs. nil means
+	// that the caller serves PeerHandler.
+	PeerListener net.Listener
+	// Listen opens a listener; nil means net.Listen.
+	Listen func(network, address string) (net.Listener, error)
+
+	// Placer chooses where a request starts; nil starts all at the own engine.
+	Placer Placer
+	// Peers carries forwards to other migrators. nil means plain HTTP/1.1,
+	// which is for loopback; off it, cmd gives one with mutual TLS and Scheme
+	// "https".
+	Peers http.RoundTripper
+	// PeerScheme is "http" (the default) or "https".
+	PeerScheme string
+
+	// MaxBody bounds a request's body in bytes; 0 means 16 MiB.
+	MaxBody int64
+	// BodyTimeout bounds the reading of a body; 0 means 30 s.
+	BodyTimeout time.Duration
+	// IdleTimeout is how long an engine may send nothing on a stream before the
+	// stream ends with an error, the wait for the first token included; 0 means
+	// 10 min.
+	IdleTimeout time.Duration
+	// WriteTimeout is how long a client may take nothing before its stream is
+	// cancelled; 0 means 1 min.
+	WriteTimeout time.Duration
+	// DrainTimeout bounds the life of streams after Drain; 0 means 10 min.
+	DrainTimeout time.Duration
+	// HealthEvery is the time between two looks at the engine's /health; 0
+	// means 1 s. Two failures in a row mean that the engine is away, a refused
+	// connection means it at once.
+	HealthEvery time.Duration
+	// Recent is how far back the reported time between tokens looks; 0 means 2 s.
+	Recent time.Duration
+
+	// Logger takes what an operator should know; nil discards.
+	Logger *slog.Logger
+}
+
+// validate fills in the defaults and reports the first field that is wrong.
+func (c Config) validate() (Config, *url.URL, error) {
+	if c.Replica == "" {
+		return c, nil, errors.New("front: Replica is empty; name the replica")
+	}
+	engine, err := url.Parse(c.Engine)
+	if err != nil || engine.Scheme != "http" || engine.Host == "" {
+		return c, nil, fmt.Errorf("front of %s: Engine %q must be a URL like http://127.0.0.1:8000", c.Replica, c.Engine)
+	}
+	if engine.Path == "" {
+		engine.Path = "/" // what JoinPath needs to make rooted paths
+	}
+	if err := policies.NewFlow(c.Edges).Validate(); err != nil {
+		return c, nil, fmt.Errorf("front of %s: Edges: %w", c.Replica, err)
+	}
+	if c.PeerScheme == "" {
+		c.PeerScheme = "http"
+	}
+	if c.PeerScheme != "http" && c.PeerScheme != "https" {
+		return c, nil, fmt.Errorf("front of %s: PeerScheme %q must be http or https", c.Replica, c.PeerScheme)
+	}
+	if c.MaxBody < 0 {
+		return c, nil, fmt.Errorf("front of %s: MaxBody %d must not be negative", c.Replica, c.MaxBody)
+	}
+	if c.MaxBody == 0 {
+		c.MaxBody = defaultMaxBody
+	}
+	for _, d := range []struct {
+		name  string
+		value *time.Duration
+		or    time.Duration
+	}{
+		{"FlowTau", &c.FlowTau, time.Duration(flow.DefaultTau * float64(time.Second))},
+		{"Recent", &c.Recent, defaultRecent},
+		{"BodyTimeout", &c.BodyTimeout, defaultBodyTimeout},
+		{"IdleTimeout", &c.IdleTimeout, defaultIdleTimeout},
+		{"WriteTimeout", &c.WriteTimeout, defaultWriteTimeout},
+		{"DrainTimeout", &c.DrainTimeout, defaultDrainTimeout},
+		{"HealthEvery", &c.HealthEvery, defaultHealthEvery},
+	} {
+		if *d.value < 0 {
+			return c, nil, fmt.Errorf("front of %s: %s %v must not be negative", c.Replica, d.name, *d.value)
+		}
+		if *d.value == 0 {
+			*d.value = d.or
+		}
+	}
+	if c.Listen == nil {
+		c.Listen = net.Listen
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return c, engine, nil
+}

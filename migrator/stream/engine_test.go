@@ -1,0 +1,222 @@
+package stream
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+)
+
+// engine is an inference engine in vLLM's dialect: the shape of its answers is
+// that of vllm 0.32. The next token is a function of all tokens before it, so
+// that a continuation from wrong ids shows.
+type engine struct {
+	*httptest.Server
+	calls    atomic.Int64 // generating requests
+	last     atomic.Pointer[http.Request]
+	body     atomic.Pointer[string]
+	sick     atomic.Bool
+	mu       sync.Mutex
+	pace     func(n int, r *http.Request) // called before token n; nil for none
+	override http.HandlerFunc             // answers generating requests instead, when not nil
+}
+
+func newEngine(t testing.TB) *engine {
+	e := &engine{}
+	e.Server = httptest.NewServer(e)
+	t.Cleanup(e.Close)
+	return e
+}
+
+func (e *engine) set(pace func(int, *http.Request), override http.HandlerFunc) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.pace, e.override = pace, override
+}
+
+// follow returns the token after ids.
+func follow(ids []uint32) uint32 {
+	h := uint32(2166136261)
+	for _, id := range ids {
+		h = (h ^ id) * 16777619
+	}
+	return h>>8%997 + 1
+}
+
+// text returns what a token adds after the one before: every seventh ends
+// inside a character, which the next one completes.
+func text(before, id uint32) string {
+	s := ""
+	if before%7 == 0 && before > 0 {
+		s = "é"
+	}
+	if id%7 == 0 {
+		return s
+	}
+	return s + fmt.Sprintf(" w%d\"\n<", id)
+}
+
+func quote(s string) string {
+	var b strings.Builder
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	enc.Encode(s)
+	return strings.TrimSuffix(b.String(), "\n")
+}
+
+type engineRequest struct {
+	Model         string          `json:"model"`
+	Prompt        json.RawMessage `json:"prompt"`
+	Messages      json.RawMessage `json:"messages"`
+	MaxTokens     *int            `json:"max_tokens"`
+	Stream        bool            `json:"stream"`
+	IDs           bool            `json:"return_token_ids"`
+	N             int             `json:"n"`
+	Logprobs      json.RawMessage `json:"logprobs"`
+	StreamOptions *struct {
+		Usage bool `json:"include_usage"`
+	} `json:"stream_options"`
+	KV json.RawMessage `json:"kv_transfer_params"`
+}
+
+func list(ids []uint32, show bool) string {
+	if !show {
+		return "null"
+	}
+	b, _ := json.Marshal(ids)
+	if ids == nil {
+		return "[]"
+	}
+	return string(b)
+}
+
+func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	switch r.URL.Path {
+	case "/health":
+		if e.sick.Load() {
+			w.WriteHeader(503)
+		}
+		return
+	case "/v1/completions", "/v1/chat/completions":
+	default:
+		fmt.Fprintf(w, "passed %s %s", r.Method, r.URL.Path)
+		return
+	}
+	e.mu.Lock()
+	pace, override := e.pace, e.override
+	e.mu.Unlock()
+	n := e.calls.Add(1)
+	e.last.Store(r)
+	if override != nil {
+		override(w, r)
+		return
+	}
+	var req engineRequest
+	raw, _ := io.ReadAll(r.Body)
+	body := string(raw)
+	e.body.Store(&body)
+	if err := json.Unmarshal(raw, &req); err != nil {
+		http.Error(w, err.Error(), 400)
+		return
+	}
+	max := 16
+	if req.MaxTokens != nil {
+		max = *req.MaxTokens
+	}
+	if max < 1 {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(400)
+		fmt.Fprintf(w, `{"error":{"message":"max_tokens must be at least 1, got %d.","type":"BadRequestError","param":"max_tokens","code":400}}`, max)
+		return
+	}
+	chat := strings.Contains(r.URL.Path, "chat")
+	var prompt []uint32
+	if json.Unmarshal(req.Prompt, &prompt) != nil || prompt == nil {
+		for _, c := range string(req.Prompt) + string(req.Messages) {
+			prompt = append(prompt, uint32(c))
+		}
+	}
+	id, object, created := fmt.Sprintf("cmpl-%d", n), "text_completion", 1700000000+n
+	if chat {
+		id, object = "chat"+id, "chat.completion"
+	}
+	if req.Stream {
+		e.stream(w, r, req, chat, id, object, created, prompt, max, pace)
+		return
+	}
+	var out []uint32
+	all, said, before := prompt, "", uint32(0)
+	for i := range max {
+		if pace != nil {
+			pace(i, r)
+		}
+		next := follow(all)
+		all = append(all[:len(all):len(all)], next)
+		out, said, before = append(out, next), said+text(before, next), next
+	}
+	w.Header().Set("Content-Type", "application/json")
+	usage := fmt.Sprintf(`{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d,"multimodal_tokens":null},"completion_tokens_details":null}`, len(prompt), len(all), max, len(prompt)/16*16)
+	if chat {
+		fmt.Fprintf(w, `{"id":%q,"object":%q,"created":%d,"model":%q,"choices":[{"index":0,"message":{"role":"assistant","content":%s,"refusal":null,"annotations":null,"reasoning":null},"logprobs":null,"finish_reason":"length","stop_reason":null,"token_ids":%s,"routed_experts":null}],"service_tier":null,"system_fingerprint":"vllm-fake","usage":%s,"prompt_logprobs":null,"prompt_token_ids":%s,"kv_transfer_params":null}`,
+			id, object, created, req.Model, quote(said), list(out, req.IDs), usage, list(prompt, req.IDs))
+		return
+	}
+	fmt.Fprintf(w, `{"id":%q,"object":%q,"created":%d,"model":%q,"choices":[{"index":0,"text":%s,"logprobs":null,"finish_reason":"length","stop_reason":null,"token_ids":%s,"prompt_logprobs":null,"prompt_token_ids":%s,"routed_experts":null}],"service_tier":null,"system_fingerprint":"vllm-fake","usage":%s,"kv_transfer_params":null,"metrics":null}`,
+		id, object, created, req.Model, quote(said), list(out, req.IDs), list(prompt, req.IDs), usage)
+}
+
+func (e *engine) stream(w http.ResponseWriter, r *http.Request, req engineRequest, chat bool, id, object string, created int64, prompt []uint32, max int, pace func(int, *http.Request)) {
+	usage := req.StreamOptions != nil && req.StreamOptions.Usage
+	w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
+	rc := http.NewResponseController(w)
+	rc.Flush()
+	send := func(format string, args ...any) {
+		fmt.Fprintf(w, "data: "+format+"\n\n", args...)
+		rc.Flush()
+	}
+	if chat {
+		object += ".chunk"
+	}
+	head := fmt.Sprintf(`{"id":%q,"object":%q,"created":%d,"model":%q`, id, object, created, req.Model)
+	all, before := prompt, uint32(0)
+	for i := range max {
+		if pace != nil {
+			pace(i, r)
+		}
+		if r.Context().Err() != nil {
+			return
+		}
+		if chat && i == 0 {
+			send(`%s,"choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],"prompt_token_ids":%s}`, head, list(prompt, req.IDs))
+		}
+		next := follow(all)
+		all = append(all[:len(all):len(all)], next)
+		said := quote(text(before, next))
+		before = next
+		finish, tail := "null", ""
+		if i == max-1 {
+			finish = `"length"`
+			if !usage {
+				tail = `,"system_fingerprint":"vllm-fake"`
+			}
+		}
+		if chat {
+			stop := ""
+			if i == max-1 {
+				stop = `,"stop_reason":null`
+			}
+			send(`%s,"choices":[{"index":0,"delta":{"content":%s},"logprobs":null,"finish_reason":%s%s,"token_ids":%s}]%s}`, head, said, finish, stop, list([]uint32{next}, req.IDs), tail)
+		} else {
+			send(`%s,"choices":[{"index":0,"text":%s,"logprobs":null,"finish_reason":%s,"stop_reason":null,"prompt_token_ids":%s,"token_ids":%s}]%s}`, head, said, finish, list(prompt, req.IDs && i == 0), list([]uint32{next}, req.IDs), tail)
+		}
+	}
+	if usage {
+		send(`%s,"choices":[],"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d}},"system_fingerprint":"vllm-fake"}`, head, len(prompt), len(all), max, len(prompt)/16*16)
+	}
+	send("[DONE]")
+}

@@ -1,0 +1,425 @@
+package stream
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+const problemOfACut = `data: {"error":{"message":"the engine's answer was cut: `
+
+// cutting is an engine that sends the first n bytes of a recorded answer and
+// dies on that request.
+type cutting struct {
+	net.Listener
+	answer string
+	mu     sync.Mutex
+	n      int
+}
+
+func (c *cutting) serve() {
+	for {
+		conn, err := c.Accept()
+		if err != nil {
+			return
+		}
+		go func() {
+			defer conn.Close()
+			in := bufio.NewReader(conn)
+			for {
+				r, err := http.ReadRequest(in)
+				if err != nil {
+					return
+				}
+				io.Copy(io.Discard, r.Body)
+				if r.URL.Path == "/health" {
+					io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+					continue
+				}
+				c.mu.Lock()
+				n := c.n
+				c.mu.Unlock()
+				io.WriteString(conn, c.answer[:n])
+				return
+			}
+		}()
+	}
+}
+
+// TestEngineCutAtEveryByte kills the engine after each byte of its answer.
+func TestEngineCutAtEveryByte(t *testing.T) {
+	e := newEngine(t)
+	body := `{"model":"m","prompt":"x","stream":true,"max_tokens":2}`
+	// What a whole stream is, from the engine's mouth.
+	conn, err := net.Dial("tcp", strings.TrimPrefix(e.URL, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	asked := `{"model":"m","prompt":"x","stream":true,"max_tokens":2,"return_token_ids":true,"stream_options":{"include_usage":true}}`
+	fmt.Fprintf(conn, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s", len(asked), asked)
+	whole, err := io.ReadAll(conn)
+	conn.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, want := post(t, http.DefaultClient, strings.TrimPrefix(e.URL, "http://"), "/v1/completions", body)
+	http.DefaultClient.CloseIdleConnections()
+
+	c := &cutting{Listener: listen(t), answer: string(whole)}
+	defer c.Close()
+	go c.serve()
+	f := start(t, "http://"+c.Addr().String(), nil)
+	kinds := map[string]int{}
+	for n := range len(whole) + 1 {
+		c.mu.Lock()
+		c.n = n
+		c.mu.Unlock()
+		resp, err := f.client.Post("http://"+f.url+"/v1/completions", "application/json", strings.NewReader(body))
+		if err != nil {
+			t.Fatalf("cut at %d: %v", n, err)
+		}
+		b, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if err != nil {
+			t.Fatalf("cut at %d: %v after %q", n, err, b)
+		}
+		got := anonymous(string(b))
+		switch {
+		case resp.StatusCode == 503 && resp.Header.Get(RefusedHeader) != "":
+			kinds["refused"]++ // before the first token
+		case got == anonymous(want):
+			kinds["whole"]++
+		default:
+			events, failure, found := strings.Cut(got, problemOfACut)
+			if !found || strings.Contains(got, "[DONE]") || !strings.HasPrefix(anonymous(want), events) || !strings.HasSuffix(failure, "}\n\n") {
+				// A finish reason that waits for its fingerprint goes out without it.
+				plain := strings.Replace(anonymous(want), `,"system_fingerprint":"vllm-fake"`, "", 1)
+				if !found || !strings.HasPrefix(plain, events) {
+					t.Fatalf("cut at %d: %d %s", n, resp.StatusCode, got)
+				}
+			}
+			kinds["cut"]++
+		}
+	}
+	if kinds["refused"] == 0 || kinds["cut"] == 0 || kinds["whole"] == 0 {
+		t.Errorf("cuts ended %v: each kind should be there", kinds)
+	}
+	if load := f.Status().Load; load.Running+load.Waiting != 0 {
+		t.Errorf("nothing runs, but the load is %+v", load)
+	}
+}
+
+func TestMalformedStream(t *testing.T) {
+	for _, bad := range []string{"data: {\"choices\":\n\n", "data: 7\n\n", "data: {\"x\":1}\n\n", "data: {\"choices\":[{\"token_ids\":[-1]}]}\n\n"} {
+		e := newEngine(t)
+		e.set(nil, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			io.WriteString(w, `data: {"id":"x","choices":[{"index":0,"text":"a","token_ids":[1]}]}`+"\n\n"+bad)
+		})
+		f := start(t, e.URL, nil)
+		resp, got := post(t, f.client, f.url, "/v1/completions", `{"prompt":"x","stream":true}`)
+		if resp.StatusCode != 200 || !strings.Contains(got, problemOfACut+"the engine's stream is malformed: ") || strings.Contains(got, "[DONE]") {
+			t.Errorf("%q: %d %s", bad, resp.StatusCode, got)
+		}
+		e.set(nil, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			io.WriteString(w, bad)
+		})
+		if resp, got := post(t, f.client, f.url, "/v1/completions", `{"prompt":"x","stream":true}`); resp.StatusCode != 502 {
+			t.Errorf("%q at once: %d %s", bad, resp.StatusCode, got)
+		}
+	}
+}
+
+// TestUnstreamedFaults are what a client that reads no stream gets.
+func TestUnstreamedFaults(t *testing.T) {
+	e := newEngine(t)
+	f := start(t, e.URL, nil)
+	const body = `{"model":"m","prompt":"x"}`
+	post(t, f.client, f.url, "/v1/completions", body)
+	for _, test := range []struct {
+		events, want string
+		status       int
+	}{
+		{`data: {"id":"x","choices":[{"index":0,"text":"a","token_ids":[1]}]}` + "\n\n", "was cut", 502},
+		{`data: {"id":"x","choices":[{"index":0,"text":"a","token_ids":[1]}]}` + "\n\ndata: {\"error\":{\"message\":\"no\",\"code\":429}}\n\ndata: [DONE]\n\n", `{"error":{"message":"no","code":429}}`, 429},
+		{`data: {"id":"x","choices":[{"index":0,"text":"a","token_ids":[1]}]}` + "\n\ndata: [DONE]\n\n", "without a finish reason", 502},
+	} {
+		e.set(nil, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			io.WriteString(w, test.events)
+		})
+		resp, got := post(t, f.client, f.url, "/v1/completions", body)
+		if resp.StatusCode != test.status || !strings.Contains(got, test.want) || resp.Header.Get("Content-Type") != "application/json" {
+			t.Errorf("%d %s %s, want %d %s", resp.StatusCode, resp.Header.Get("Content-Type"), got, test.status, test.want)
+		}
+	}
+}
+
+// TestDisconnect checks that the engine stops when its client goes.
+func TestDisconnect(t *testing.T) {
+	e := newEngine(t)
+	cancelled := make(chan struct{})
+	e.set(func(n int, r *http.Request) {
+		if n == 3 {
+			<-r.Context().Done()
+			close(cancelled)
+		}
+	}, nil)
+	f := start(t, e.URL, nil)
+	ctx, cancel := context.WithCancel(context.Background())
+	req, _ := http.NewRequestWithContext(ctx, "POST", "http://"+f.url+"/v1/completions", strings.NewReader(`{"prompt":"x","stream":true}`))
+	resp, err := f.client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if load := f.Status().Load; load.Running != 1 {
+		t.Errorf("while it runs the load is %+v", load)
+	}
+	cancel()
+	<-cancelled
+	resp.Body.Close()
+	eventually(t, func() bool { return f.Status().Load.Running == 0 })
+}
+
+// TestSlowClient checks that a client that takes nothing is given up.
+func TestSlowClient(t *testing.T) {
+	e := newEngine(t)
+	gone := make(chan struct{})
+	e.set(nil, func(w http.ResponseWriter, r *http.Request) {
+		defer close(gone)
+		w.Header().Set("Content-Type", "text/event-stream")
+		event := `data: {"id":"x","choices":[{"index":0,"text":"` + strings.Repeat("a", 1<<16) + `","token_ids":[1]}]}` + "\n\n"
+		for r.Context().Err() == nil {
+			if _, err := io.WriteString(w, event); err != nil {
+				return
+			}
+		}
+	})
+	f := start(t, e.URL, func(c *Config) { c.WriteTimeout = 50 * time.Millisecond })
+	resp, err := f.client.Post("http://"+f.url+"/v1/completions", "application/json", strings.NewReader(`{"prompt":"x","stream":true}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-gone
+	resp.Body.Close()
+	eventually(t, func() bool { return f.Status().Load.Running == 0 })
+}
+
+func TestSilentEngine(t *testing.T) {
+	e := newEngine(t)
+	e.set(func(n int, r *http.Request) {
+		if n == 2 {
+			<-r.Context().Done()
+		}
+	}, nil)
+	f := start(t, e.URL, func(c *Config) { c.IdleTimeout = 50 * time.Millisecond })
+	_, got := post(t, f.client, f.url, "/v1/completions", `{"prompt":"x","stream":true}`)
+	if !strings.Contains(got, problemOfACut+errIdle.Error()) || strings.Count(got, `"text"`) != 2 {
+		t.Error(got)
+	}
+}
+
+// TestEngineAway checks the refusal that needs no control plane: the listener
+// closes, HTTP/2 connections get GOAWAY, running streams end with an error, and
+// all of it comes back with the engine, at the same address.
+func TestEngineAway(t *testing.T) {
+	e := newEngine(t)
+	hold := make(chan struct{})
+	e.set(func(n int, r *http.Request) {
+		if n == 1 {
+			select {
+			case <-hold:
+			case <-r.Context().Done():
+			}
+		}
+	}, nil)
+	f := start(t, e.URL, nil)
+	h2 := new(http.Protocols)
+	h2.SetUnencryptedHTTP2(true)
+	transport := &http.Transport{Protocols: h2}
+	defer transport.CloseIdleConnections()
+	c := &http.Client{Transport: transport}
+	resp, err := c.Post("http://"+f.url+"/v1/completions", "application/json", strings.NewReader(`{"prompt":"x","stream":true}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	e.sick.Store(true)
+	f.await(t, false)
+	// New connections are refused, whatever connection the stream keeps.
+	eventually(t, func() bool {
+		conn, err := net.Dial("tcp", f.url)
+		if err == nil {
+			conn.Close()
+		}
+		return err != nil
+	})
+	if _, err := c.Post("http://"+f.url+"/v1/completions", "application/json", strings.NewReader(`{}`)); err == nil {
+		t.Error("the old HTTP/2 connection takes new requests")
+	}
+	close(hold)
+	if b, err := io.ReadAll(resp.Body); err != nil || !strings.HasSuffix(string(b), "data: [DONE]\n\n") {
+		t.Errorf("a stream that ran is cut: %v, %q", err, b)
+	}
+	e.sick.Store(false)
+	f.await(t, true)
+	eventually(t, func() bool {
+		resp, err := c.Get("http://" + f.url + "/health")
+		if err == nil {
+			resp.Body.Close()
+		}
+		return err == nil && resp.StatusCode == 200
+	})
+	if _, got := post(t, c, f.url, "/v1/completions", `{"prompt":"x","stream":true}`); !strings.HasSuffix(got, "[DONE]\n\n") {
+		t.Error(got)
+	}
+}
+
+// TestEngineKilled checks what clients get when the engine's process dies.
+func TestEngineKilled(t *testing.T) {
+	e := newEngine(t)
+	running := make(chan struct{}, 2)
+	e.set(func(n int, r *http.Request) {
+		if n == 3 {
+			running <- struct{}{}
+			<-r.Context().Done()
+		}
+	}, nil)
+	f := start(t, e.URL, func(c *Config) { c.HealthEvery = time.Hour })
+	var wg sync.WaitGroup
+	for _, path := range []string{"/v1/completions", "/v1/chat/completions"} {
+		wg.Go(func() {
+			resp, err := f.client.Post("http://"+f.url+path, "application/json", strings.NewReader(`{"prompt":"x","messages":[],"stream":true}`))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer resp.Body.Close()
+			b, err := io.ReadAll(resp.Body)
+			if err != nil || !strings.Contains(string(b), problemOfACut) || strings.Contains(string(b), "[DONE]") {
+				t.Errorf("%s: %v, %q", path, err, b)
+			}
+		})
+	}
+	<-running
+	<-running
+	e.Listener.Close()
+	e.CloseClientConnections()
+	wg.Wait()
+	// The cut made the front look, long before the next health check.
+	f.await(t, false)
+	_, err := net.Dial("tcp", f.url)
+	for ; err == nil; _, err = net.Dial("tcp", f.url) {
+	}
+}
+
+// TestRefusalInTheGap checks the answer to a request that comes after the
+// engine's death and before anyone noticed.
+func TestRefusalInTheGap(t *testing.T) {
+	e := newEngine(t)
+	f := start(t, e.URL, func(c *Config) { c.HealthEvery = time.Hour })
+	e.Listener.Close()
+	e.CloseClientConnections()
+	for _, path := range []string{"/v1/completions", "/tokenize"} {
+		f.ready.Store(true)
+		rec := &recorder{header: http.Header{}}
+		req, _ := http.NewRequest("POST", path, strings.NewReader(`{"prompt":"x"}`))
+		f.Handler().ServeHTTP(rec, req)
+		if rec.status != 503 || rec.header.Get(RefusedHeader) == "" {
+			t.Errorf("%s: %d %v", path, rec.status, rec.header)
+		}
+		f.await(t, false)
+	}
+}
+
+// recorder is a ResponseWriter without deadlines or flushing.
+type recorder struct {
+	header http.Header
+	status int
+	body   strings.Builder
+}
+
+func (r *recorder) Header() http.Header         { return r.header }
+func (r *recorder) WriteHeader(status int)      { r.status = status }
+func (r *recorder) Write(b []byte) (int, error) { return r.body.Write(b) }
+
+// TestDrain checks that a drain refuses at once, lets streams finish, and then
+// ends Run; and that its deadline ends them with an error event.
+func TestDrain(t *testing.T) {
+	for _, patient := range []bool{true, false} {
+		t.Run(fmt.Sprint("patient ", patient), func(t *testing.T) {
+			e := newEngine(t)
+			hold := make(chan struct{})
+			e.set(func(n int, r *http.Request) {
+				if n == 1 {
+					select {
+					case <-hold:
+					case <-r.Context().Done():
+					}
+				}
+			}, nil)
+			f := start(t, e.URL, func(c *Config) {
+				if !patient {
+					c.DrainTimeout = 20 * time.Millisecond
+				}
+			})
+			resp, err := f.client.Post("http://"+f.url+"/v1/completions", "application/json", strings.NewReader(`{"prompt":"x","stream":true}`))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+			f.Drain()
+			f.Drain()
+			eventually(t, func() bool {
+				conn, err := net.Dial("tcp", f.url)
+				if err == nil {
+					conn.Close()
+				}
+				return err != nil
+			})
+			if patient {
+				if s := f.Status(); !s.Draining || s.Load.Running != 1 {
+					t.Errorf("%+v", s)
+				}
+				close(hold)
+			}
+			b, err := io.ReadAll(resp.Body)
+			if err != nil || strings.HasSuffix(string(b), "[DONE]\n\n") != patient || strings.Contains(string(b), errStopping.Error()) == patient {
+				t.Errorf("%v, %q", err, b)
+			}
+			err = <-f.done
+			f.done <- err
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestBrokenListener(t *testing.T) {
+	e := newEngine(t)
+	lis := listen(t)
+	f, err := New(Config{Replica: "r", Engine: e.URL, Edges: []policies.Tokens{0}, Listener: brokenListener{lis}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lis.Close()
+	if err := f.Run(context.Background()); err == nil || !strings.Contains(err.Error(), "no more") {
+		t.Errorf("Run: %v", err)
+	}
+}
+
+type brokenListener struct{ net.Listener }
+
+func (brokenListener) Accept() (net.Conn, error) { return nil, errors.New("no more") }

@@ -1,0 +1,221 @@
+package stream
+
+import (
+	"log/slog"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/stream/dialect"
+	"github.com/cascadeinfer/cascade/migrator/stream/load"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/flow"
+)
+
+// Placer chooses where a request starts that has not produced a token.
+type Placer interface {
+	// Place returns the host:port of the peer to forward the request to, or ""
+	// for the own engine. It is called on the request's goroutine, by many at
+	// once, and must not block. A peer that refuses or fails before its first
+	// token costs time only: the own engine then serves the request.
+	Place(policies.Request) (peer string)
+}
+
+// Front is the HTTP front of one replica. Its methods are safe for concurrent
+// use. It serves while Run runs.
+type Front struct {
+	// Fixed after New.
+	cfg     Config
+	engine  *url.URL
+	log     *slog.Logger
+	tracker *load.Tracker
+	local   *http.Transport // to the engine
+	probe   *http.Transport // to the engine's health check
+	peers   http.RoundTripper
+	rest    *httputil.ReverseProxy // for what the front only passes on
+	shapes  shapes
+
+	ready    atomic.Bool   // the engine answers its health check
+	suspect  chan struct{} // holds a token when the engine should be looked at
+	drain    chan struct{} // closed by Drain
+	drainOne sync.Once
+
+	mu      sync.Mutex
+	streams map[*Stream]struct{}
+	open    int           // requests in progress, those without a Stream included
+	empty   chan struct{} // holds a token when open has become 0
+	next    uint64        // number of the next stream
+}
+
+// New returns a Front; it starts nothing. The error names the field of the
+// configuration that is wrong.
+func New(cfg Config) (*Front, error) {
+	cfg, engine, err := cfg.validate()
+	if err != nil {
+		return nil, err
+	}
+	f := &Front{
+		cfg:     cfg,
+		engine:  engine,
+		log:     cfg.Logger.With("replica", string(cfg.Replica)),
+		tracker: load.New(load.Config{Edges: cfg.Edges, Counter: flow.New(cfg.Edges, cfg.FlowTau.Seconds()), Recent: cfg.Recent}),
+		local:   newTransport(),
+		probe:   &http.Transport{DialContext: dialer.DialContext, DisableKeepAlives: true},
+		peers:   cfg.Peers,
+		suspect: make(chan struct{}, 1),
+		drain:   make(chan struct{}),
+		streams: make(map[*Stream]struct{}),
+		empty:   make(chan struct{}, 1),
+	}
+	if f.peers == nil {
+		f.peers = newTransport()
+	}
+	f.rest = f.newRest()
+	return f, nil
+}
+
+// Handler returns the handler for clients: what the proxies send to the
+// replica's address.
+func (f *Front) Handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST "+dialect.Completions.Path(), f.admit(func(w http.ResponseWriter, r *http.Request) { f.generate(w, r, dialect.Completions) }))
+	mux.HandleFunc("POST "+dialect.Chat.Path(), f.admit(func(w http.ResponseWriter, r *http.Request) { f.generate(w, r, dialect.Chat) }))
+	mux.HandleFunc("GET /health", f.health)
+	mux.HandleFunc("/", f.admit(f.pass))
+	return mux
+}
+
+// PeerHandler returns the handler for other migrators' forwards. It always
+// uses the own engine, so that a request is forwarded at most once.
+func (f *Front) PeerHandler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST "+dialect.Completions.Path(), f.admit(func(w http.ResponseWriter, r *http.Request) { f.serve(w, r, dialect.Completions) }))
+	mux.HandleFunc("POST "+dialect.Chat.Path(), f.admit(func(w http.ResponseWriter, r *http.Request) { f.serve(w, r, dialect.Chat) }))
+	return mux
+}
+
+// Drain stops the front from taking requests; those in progress go on. Run
+// returns when the last has ended, or at the DrainTimeout.
+func (f *Front) Drain() { f.drainOne.Do(func() { close(f.drain) }) }
+
+func (f *Front) draining() bool {
+	select {
+	case <-f.drain:
+		return true
+	default:
+		return false
+	}
+}
+
+// Status is what a front reports about its replica.
+type Status struct {
+	Load policies.Load
+	Flow policies.Flow
+	// Snapshot is the requests in flight by bucket of Config.Edges.
+	Snapshot    []policies.Batch
+	EngineReady bool
+	Draining    bool
+	// BytesPerToken and EstimateError are as in load.Reading.
+	BytesPerToken float64
+	EstimateError float64
+}
+
+// Status returns the state of the replica now.
+func (f *Front) Status() Status {
+	r := f.tracker.Read()
+	return Status{
+		Load: r.Load, Flow: r.Flow, Snapshot: r.Snapshot, BytesPerToken: r.BytesPerToken, EstimateError: r.EstimateError,
+		EngineReady: f.ready.Load(), Draining: f.draining(),
+	}
+}
+
+// Each calls do for the streams of this front's clients, in no order, until it
+// returns false. Streams may end meanwhile.
+func (f *Front) Each(do func(*Stream) bool) {
+	f.mu.Lock()
+	all := make([]*Stream, 0, len(f.streams))
+	for s := range f.streams {
+		all = append(all, s)
+	}
+	f.mu.Unlock()
+	for _, s := range all {
+		if !do(s) {
+			return
+		}
+	}
+}
+
+// admit refuses requests while the engine is away or the front drains, and
+// counts those it lets in.
+func (f *Front) admit(next http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		f.enter()
+		defer f.leave()
+		switch {
+		case f.draining():
+			refuse(w, "the replica is draining; send the request to another one")
+		case !f.ready.Load():
+			refuse(w, "the replica's engine is away; send the request to another one")
+		default:
+			next(w, r)
+		}
+	}
+}
+
+func (f *Front) enter() {
+	f.mu.Lock()
+	f.open++
+	f.mu.Unlock()
+}
+
+func (f *Front) leave() {
+	f.mu.Lock()
+	f.open--
+	last := f.open == 0
+	f.mu.Unlock()
+	if last {
+		select {
+		case f.empty <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// vacant reports whether no request is in progress.
+func (f *Front) vacant() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.open == 0
+}
+
+// doubt makes Run look at the engine now.
+func (f *Front) doubt() {
+	select {
+	case f.suspect <- struct{}{}:
+	default:
+	}
+}
+
+func (f *Front) health(w http.ResponseWriter, _ *http.Request) {
+	if f.draining() || !f.ready.Load() {
+		w.WriteHeader(http.StatusServiceUnavailable)
+	}
+}
+
+// newTransport returns the transport for one engine, or for peers. Its buffers
+// are small because each stream holds two, and tokens are smaller still.
+func newTransport() *http.Transport {
+	return &http.Transport{
+		DialContext:           dialer.DialContext,
+		DisableCompression:    true,
+		MaxIdleConns:          1024,
+		MaxIdleConnsPerHost:   1024,
+		IdleConnTimeout:       engineIdleConn,
+		ReadBufferSize:        1 << 10,
+		WriteBufferSize:       1 << 10,
+		ExpectContinueTimeout: time.Second,
+	}
+}

@@ -1,0 +1,172 @@
+package stream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strconv"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/stream/dialect"
+	"github.com/cascadeinfer/cascade/migrator/stream/load"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/length"
+)
+
+// generate serves a client's request on one of the two generating endpoints.
+func (f *Front) generate(w http.ResponseWriter, r *http.Request, e dialect.Endpoint) {
+	body, ok := f.body(w, r)
+	if !ok {
+		return
+	}
+	req, err := dialect.Parse(e, body)
+	if err != nil {
+		answer(w, dialect.Problem{Status: http.StatusBadRequest, Message: "the request body is " + err.Error()})
+		return
+	}
+	arrival := f.arrival(r.Header, body)
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+
+	key := shapeKey{e, req.IDs}
+	shape := f.shapes.get(key)
+	var p *payload
+	var out sink
+	switch {
+	case req.Streamable():
+		p = &payload{bytes: req.Streamed()}
+		out = newEvents(w, f.cfg.WriteTimeout, req)
+	case req.Assemblable() && shape != nil:
+		p = &payload{bytes: req.Streamed()}
+		out = &assembly{w: w, shape: shape, ids: req.IDs}
+	default:
+		p = &payload{bytes: req.Plain()}
+	}
+	words := policies.Request{Model: req.Model, Input: arrival.Estimate, MaxOutput: req.MaxOutput, Estimated: true}
+	features, assemblable := req.Features, req.Assemblable()
+	asked := dialect.Edit{NoIDs: !req.IDs, NoUsage: !req.Usage && req.CountsUsage()}
+	req, body = dialect.Request{}, nil // the payload is all that is still needed of it
+
+	s := f.newStream(words, e, features, asked, out, cancel)
+	peer := ""
+	if f.cfg.Placer != nil {
+		peer = f.cfg.Placer.Place(s.request)
+	}
+	b, err := f.begin(ctx, e, peer, r.Header, p, arrival)
+	switch {
+	case err != nil && r.Context().Err() != nil: // nobody is there to be told
+	case err != nil:
+		f.refuseFailed(w, err)
+	case b.leg == nil:
+		f.relay(w, b, key, assemblable && shape == nil)
+	case out == nil:
+		// The engine streams what was not known to be a stream.
+		f.relayEvents(w, b)
+	default:
+		f.run(ctx, s, b)
+	}
+}
+
+// refuseFailed answers a request of which the engine produced nothing.
+func (f *Front) refuseFailed(w http.ResponseWriter, err error) {
+	var bad *malformed
+	if errors.As(err, &bad) || errors.Is(err, dialect.ErrEventTooLarge) {
+		f.log.Error("the engine's answer is malformed", "error", err)
+		answer(w, gone(err))
+		return
+	}
+	f.log.Warn("the engine does not answer", "error", err)
+	refuse(w, "the replica's engine does not answer; send the request to another one")
+}
+
+// body reads a request's body. When it cannot, it has answered.
+func (f *Front) body(w http.ResponseWriter, r *http.Request) ([]byte, bool) {
+	tooLarge := dialect.Problem{Status: http.StatusRequestEntityTooLarge,
+		Message: "the request body has more than " + strconv.FormatInt(f.cfg.MaxBody, 10) + " bytes"}
+	if r.ContentLength > f.cfg.MaxBody {
+		w.Header().Set("Connection", "close")
+		answer(w, tooLarge)
+		return nil, false
+	}
+	control := http.NewResponseController(w)
+	control.SetReadDeadline(time.Now().Add(f.cfg.BodyTimeout)) // not every server can; then its own deadline holds
+	defer control.SetReadDeadline(time.Time{})
+	b, err := readAll(http.MaxBytesReader(w, r.Body, f.cfg.MaxBody), r.ContentLength)
+	var large *http.MaxBytesError
+	switch {
+	case err == nil:
+		return b, true
+	case errors.As(err, &large):
+		answer(w, tooLarge)
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		w.Header().Set("Connection", "close")
+		answer(w, dialect.Problem{Status: http.StatusRequestTimeout, Message: fmt.Sprintf("the request body did not arrive within %v", f.cfg.BodyTimeout)})
+	default:
+		answer(w, dialect.Problem{Status: http.StatusBadRequest, Message: "the request body was cut: " + err.Error()})
+	}
+	return nil, false
+}
+
+// readAll reads a body of a stated size, -1 for unknown. It trusts the
+// statement only as far as bytes come.
+func readAll(src io.Reader, size int64) ([]byte, error) {
+	const atOnce = 1 << 20
+	b := make([]byte, 0, min(max(size, 512), atOnce)+1) // one more than the size, to see the end
+	for {
+		n, err := src.Read(b[len(b):cap(b)])
+		b = b[:len(b)+n]
+		switch {
+		case err == io.EOF:
+			return b, nil
+		case err != nil:
+			return nil, err
+		case len(b) == cap(b):
+			grown := make([]byte, len(b), 2*cap(b))
+			copy(grown, b)
+			b = grown
+		}
+	}
+}
+
+// arrival estimates a request before its engine counts it: by the header that
+// it was routed by, else by its bytes.
+func (f *Front) arrival(h http.Header, body []byte) load.Arrival {
+	var scan length.Scanner
+	scan.Write(body)
+	count := scan.Count()
+	var a load.Arrival
+	if count.Found && count.Tokens == 0 && count.Media == 0 {
+		a.Text = count.Text
+	}
+	if n, err := strconv.ParseInt(h.Get(length.TokensHeader), 10, 64); err == nil && n > 0 {
+		a.Stated = policies.Tokens(n)
+	}
+	a.Estimate = a.Stated
+	if count.Tokens > 0 || a.Estimate == 0 {
+		a.Estimate = f.tracker.Estimator().FromBody(count)
+	}
+	return a
+}
+
+// run relays a stream that has begun, to its end.
+func (f *Front) run(ctx context.Context, s *Stream, b begun) {
+	s.start(b)
+	f.mu.Lock()
+	f.streams[s] = struct{}{}
+	f.mu.Unlock()
+	defer func() {
+		f.mu.Lock()
+		delete(f.streams, s)
+		f.mu.Unlock()
+	}()
+	err := s.pump(ctx, b.leg, b.first)
+	if err != nil {
+		f.log.Warn("a stream ended early", "stream", s.id, "error", err)
+		if b.peer == "" {
+			f.doubt()
+		}
+	}
+}

@@ -1,0 +1,127 @@
+package stream
+
+import (
+	"bytes"
+	"io"
+	"net/http"
+	"net/http/httputil"
+	"strings"
+
+	"github.com/cascadeinfer/cascade/migrator/stream/dialect"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// relay gives the client an answer that is not a stream, as it is, and looks
+// into it for the engine's counts and, when learn says so, for its shape.
+func (f *Front) relay(w http.ResponseWriter, b begun, learn shapeKey, teach bool) {
+	defer b.plain.Body.Close()
+	if b.work != nil {
+		b.work.Generated(0)
+		defer b.work.End()
+	}
+	setHeader(w, b.header)
+	if size := b.plain.Header.Get("Content-Length"); size != "" {
+		w.Header().Set("Content-Length", size)
+	}
+	w.WriteHeader(b.plain.StatusCode)
+	var seen bytes.Buffer
+	_, err := io.Copy(w, io.TeeReader(b.plain.Body, &limited{&seen, maxPlain}))
+	if err != nil {
+		// The length that was announced is not reached, so the client sees a cut.
+		panic(http.ErrAbortHandler)
+	}
+	if b.plain.StatusCode != http.StatusOK || seen.Len() >= maxPlain {
+		return
+	}
+	if u, ok := dialect.UsageIn(seen.Bytes()); ok && b.work != nil {
+		b.work.Settle(policies.Tokens(u.Prompt), policies.Tokens(u.Output), policies.Tokens(u.Cached))
+	}
+	if teach && b.peer == "" {
+		if err := f.shapes.learn(learn, b.plain.Header.Get("Content-Type"), seen.Bytes()); err != nil {
+			f.log.Warn("unstreamed answers are relayed, not assembled: they cannot move", "endpoint", learn.endpoint.Path(), "reason", err)
+		}
+	}
+}
+
+// limited keeps the first bytes that are written to it and ignores the rest.
+type limited struct {
+	buf  *bytes.Buffer
+	room int
+}
+
+func (l *limited) Write(b []byte) (int, error) {
+	n := min(len(b), l.room)
+	l.buf.Write(b[:n])
+	l.room -= n
+	return len(b), nil
+}
+
+// relayEvents gives the client a stream that the front did not ask for, as it
+// is.
+func (f *Front) relayEvents(w http.ResponseWriter, b begun) {
+	defer b.leg.Close()
+	out := &events{w: w, control: http.NewResponseController(w), timeout: f.cfg.WriteTimeout, header: b.header}
+	for c, err := b.first, error(nil); ; c, err = b.leg.Next() {
+		if err != nil {
+			if err != io.EOF {
+				out.fail(gone(err))
+			}
+			return
+		}
+		if out.write(c, dialect.Edit{}) != nil {
+			return
+		}
+	}
+}
+
+// passed are the paths below which requests go to the engine without being
+// understood. Engines have more, for their operator: those that pause it, load
+// into it or reach its memory stay closed to clients.
+var passed = []string{"/v1/models", "/v1/embeddings", "/v1/responses", "/v1/messages", "/v1/rerank", "/v1/score",
+	"/v1/completions/render", "/v1/chat/completions/render", "/v1/audio",
+	"/tokenize", "/detokenize", "/version", "/ping", "/load", "/metrics", "/rerank", "/score", "/pooling", "/classify"}
+
+// pass passes a request on without understanding it.
+func (f *Front) pass(w http.ResponseWriter, r *http.Request) {
+	known := false
+	for _, p := range passed {
+		known = known || r.URL.Path == p || strings.HasPrefix(r.URL.Path, p+"/")
+	}
+	if !known {
+		answer(w, dialect.Problem{Status: http.StatusNotFound, Kind: "NotFoundError", Message: "no such path: " + r.Method + " " + r.URL.Path})
+		return
+	}
+	if r.Method == http.MethodPost {
+		body, ok := f.body(w, r)
+		if !ok {
+			return
+		}
+		// What is no JSON object has no field to withhold.
+		if req, err := dialect.Parse(dialect.Completions, body); err == nil {
+			body = req.Plain()
+		}
+		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
+		r.TransferEncoding = nil
+	}
+	f.rest.ServeHTTP(w, r)
+}
+
+func (f *Front) newRest() *httputil.ReverseProxy {
+	return &httputil.ReverseProxy{
+		Transport:     f.local,
+		FlushInterval: -1,
+		Rewrite: func(p *httputil.ProxyRequest) {
+			p.SetURL(f.engine)
+			p.Out.Header = toEngine(p.In.Header)
+			p.Out.ContentLength = p.In.ContentLength
+		},
+		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
+			if r.Context().Err() != nil {
+				return
+			}
+			f.doubt()
+			f.refuseFailed(w, err)
+		},
+		ErrorLog: silent,
+	}
+}

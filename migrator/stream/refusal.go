@@ -1,0 +1,39 @@
+package stream
+
+import (
+	"net/http"
+	"strconv"
+
+	"github.com/cascadeinfer/cascade/migrator/stream/dialect"
+)
+
+// RefusedHeader marks an answer that says nothing about the request: no token
+// was produced, and another replica can serve it. A proxy that retries on
+// headers (Envoy's retriable-headers) retries on it.
+const RefusedHeader = "x-cascade-refused"
+
+// ForwardHeader names the replica that forwards a request to a peer. A request
+// that carries it is never forwarded again.
+const ForwardHeader = "x-cascade-forwarded-by"
+
+// refuse answers that another replica should serve the request.
+func refuse(w http.ResponseWriter, message string) {
+	w.Header().Set(RefusedHeader, "1")
+	w.Header().Set("Retry-After", "1")
+	answer(w, dialect.Problem{Status: http.StatusServiceUnavailable, Kind: "ServiceUnavailableError", Message: message})
+}
+
+// answer sends a problem as a whole answer.
+func answer(w http.ResponseWriter, p dialect.Problem) {
+	body := p.Body()
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
+	w.WriteHeader(p.Status)
+	w.Write(body)
+}
+
+// gone is the problem of a stream whose engine is lost.
+func gone(err error) dialect.Problem {
+	return dialect.Problem{Status: http.StatusBadGateway, Kind: "EngineError",
+		Message: "the engine's answer was cut: " + err.Error() + "; send the request again"}
+}

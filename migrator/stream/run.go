@@ -1,0 +1,129 @@
+package stream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Run serves until ctx ends, which cuts all streams, or until the front is
+// drained. It watches the engine and keeps the load up to date. Its error says
+// that a listener is broken; a clean end is nil.
+func (f *Front) Run(ctx context.Context) error {
+	ctx, stop := context.WithCancelCause(ctx)
+	var probes sync.WaitGroup
+	d := newDoors(f)
+	defer func() {
+		stop(errStopping)
+		d.close()
+		probes.Wait()
+		f.local.CloseIdleConnections()
+		if t, ok := f.peers.(*http.Transport); ok {
+			t.CloseIdleConnections()
+		}
+	}()
+	if f.cfg.PeerListener != nil {
+		d.serve(ctx, f.cfg.PeerListener, f.PeerHandler())
+	}
+	sweep := time.NewTicker(sweepEvery)
+	defer sweep.Stop()
+	look := time.NewTimer(0)
+	defer look.Stop()
+
+	health := make(chan error)
+	looking, failures := false, 0
+	drain := f.drain // nil once the front drains
+	var deadline <-chan time.Time
+	var left <-chan struct{} // closed when the servers are empty, then nil
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case err := <-d.broken:
+			return err
+		case <-sweep.C:
+			f.tracker.Sweep()
+		case <-drain:
+			f.log.Info("draining")
+			d.shut(ctx)
+			drain, deadline, left = nil, time.After(f.cfg.DrainTimeout), d.left()
+		case <-left:
+			left = nil
+			if f.vacant() {
+				return nil
+			}
+		case <-f.empty:
+			if drain == nil && left == nil && f.vacant() {
+				return nil
+			}
+		case <-deadline:
+			f.log.Warn("the drain's time is over; the remaining streams are cut")
+			return nil
+		case <-f.suspect:
+			if !f.ready.Load() {
+				d.shut(ctx) // a refused connection needs no second look
+			}
+			look.Reset(0)
+		case <-look.C:
+			if looking {
+				continue
+			}
+			looking = true
+			probes.Go(func() {
+				err := f.look(ctx)
+				select {
+				case health <- err:
+				case <-ctx.Done():
+				}
+			})
+		case err := <-health:
+			looking = false
+			if err == nil {
+				failures = 0
+				if !f.ready.Swap(true) {
+					f.log.Info("the engine is ready")
+				}
+				if drain != nil {
+					d.open(ctx)
+				}
+				look.Reset(f.cfg.HealthEvery)
+				continue
+			}
+			failures++
+			if failures >= 2 || errors.Is(err, syscall.ECONNREFUSED) || !f.ready.Load() {
+				if f.ready.Swap(false) || d.server != nil {
+					f.log.Warn("the engine is away; new requests are refused", "error", err)
+				}
+				f.shapes.forget() // the next engine may be another one
+				d.shut(ctx)
+			}
+			look.Reset(healthRetry)
+		}
+	}
+}
+
+// look asks the engine for its health.
+func (f *Front) look(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, f.engine.JoinPath("/health").String(), nil)
+	if err != nil {
+		return err
+	}
+	// On a connection of its own: an old one may outlive the engine's will to
+	// take new ones.
+	req.Close = true
+	resp, err := f.probe.RoundTrip(req)
+	if err != nil {
+		return err
+	}
+	resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("the engine's /health answers %s", resp.Status)
+	}
+	return nil
+}

@@ -1,0 +1,180 @@
+package stream
+
+import (
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/stream/dialect"
+)
+
+// sink is the client's end of a stream. Its methods are called under the
+// stream's lock. Errors of the client's connection come back as errClient.
+type sink interface {
+	begin(header http.Header) // the engine's header fields, before anything else
+	take(*dialect.Chunk, dialect.Edit) error
+	// done takes the [DONE] event; prompt and ids are the stream's token ids.
+	done(c *dialect.Chunk, prompt, ids []uint32) error
+	fail(dialect.Problem)
+}
+
+// events is the sink of a client that reads a stream.
+type events struct {
+	w       http.ResponseWriter
+	control *http.ResponseController
+	header  http.Header // to be sent with the first event; nil afterwards
+	timeout time.Duration
+	expires time.Time // the connection's present write deadline
+
+	hideUsage bool           // the usage at the end is the front's, not the client's
+	hideIDs   bool           // so are the token ids
+	last      *dialect.Chunk // with the finish reason, held until the usage tells the fingerprint
+	lastEdit  dialect.Edit
+}
+
+func newEvents(w http.ResponseWriter, timeout time.Duration, req dialect.Request) *events {
+	return &events{w: w, control: http.NewResponseController(w), timeout: timeout,
+		hideUsage: req.CountsUsage() && !req.Usage, hideIDs: req.CountsIDs() && !req.IDs}
+}
+
+func (o *events) begin(h http.Header) { o.header = h }
+
+// scratch holds the bytes of an event while it is edited and written.
+var scratch = sync.Pool{New: func() any { b := make([]byte, 0, 1<<10); return &b }}
+
+func (o *events) take(c *dialect.Chunk, e dialect.Edit) error {
+	switch {
+	case o.hideIDs && c.Hollow:
+		return nil
+	case o.hideUsage && c.UsageOnly():
+		return o.flushLast(c.Fingerprint())
+	case o.last != nil:
+		if err := o.flushLast(nil); err != nil {
+			return err
+		}
+	case o.hideUsage && c.Finish && c.Fingerprint() == nil:
+		// Without a usage event to come, the engine would have put its
+		// fingerprint here.
+		o.last, o.lastEdit = c.Clone(), e
+		return nil
+	}
+	return o.write(c, e)
+}
+
+func (o *events) flushLast(fingerprint []byte) error {
+	if o.last == nil {
+		return nil
+	}
+	c, e := o.last, o.lastEdit
+	o.last = nil
+	e.Fingerprint = fingerprint
+	return o.write(c, e)
+}
+
+func (o *events) done(c *dialect.Chunk, _, _ []uint32) error {
+	if err := o.flushLast(nil); err != nil {
+		return err
+	}
+	return o.write(c, dialect.Edit{})
+}
+
+func (o *events) fail(p dialect.Problem) {
+	if o.header != nil { // nothing was sent yet
+		answer(o.w, p)
+		return
+	}
+	if o.flushLast(nil) == nil {
+		o.send(p.Event())
+	}
+}
+
+func (o *events) write(c *dialect.Chunk, e dialect.Edit) error {
+	buf := scratch.Get().(*[]byte)
+	*buf = c.Append((*buf)[:0], e)
+	err := o.send(*buf)
+	if cap(*buf) <= 64<<10 {
+		scratch.Put(buf)
+	}
+	return err
+}
+
+func (o *events) send(b []byte) error {
+	if o.header != nil {
+		setHeader(o.w, o.header)
+		o.header = nil
+		o.w.WriteHeader(http.StatusOK)
+	}
+	// A deadline costs more than a token, so it is moved when half of it is over.
+	if now := time.Now(); o.expires.Sub(now) < o.timeout/2 {
+		o.expires = now.Add(o.timeout)
+		o.control.SetWriteDeadline(o.expires) // a server that cannot has a deadline of its own
+	}
+	if _, err := o.w.Write(b); err != nil {
+		return errClient{err}
+	}
+	if err := o.control.Flush(); err != nil {
+		return errClient{err}
+	}
+	return nil
+}
+
+// assembly is the sink of a client that reads one whole answer.
+type assembly struct {
+	w      http.ResponseWriter
+	shape  *shape
+	ids    bool // the client wants token ids
+	header http.Header
+	answer dialect.Answer
+	failed []byte // the error that the engine reports inside its stream
+	broken error
+}
+
+func (o *assembly) begin(h http.Header) { o.header = h }
+
+func (o *assembly) take(c *dialect.Chunk, e dialect.Edit) error {
+	if failed := c.Failed(); failed != nil {
+		o.failed = append([]byte(nil), failed...)
+		return nil
+	}
+	if c.Empty || o.failed != nil || o.broken != nil {
+		return nil
+	}
+	if o.broken = o.answer.Take(c, e); o.broken != nil {
+		o.shape.bad.Store(true) // relay the next ones as they are
+	}
+	return nil
+}
+
+func (o *assembly) done(_ *dialect.Chunk, prompt, ids []uint32) error {
+	if o.failed != nil {
+		o.send(dialect.FailureStatus(o.failed), o.failed)
+		return nil
+	}
+	if !o.ids {
+		prompt, ids = nil, nil
+	} else if ids == nil {
+		ids = []uint32{}
+	}
+	body, err := []byte(nil), o.broken
+	if err == nil {
+		body, err = o.answer.Body(o.shape.template, ids, prompt)
+	}
+	if err != nil {
+		o.fail(gone(err))
+		return nil
+	}
+	o.send(http.StatusOK, body)
+	return nil
+}
+
+func (o *assembly) fail(p dialect.Problem) { o.send(p.Status, p.Body()) }
+
+func (o *assembly) send(status int, body []byte) {
+	setHeader(o.w, o.header)
+	h := o.w.Header()
+	h.Set("Content-Type", o.shape.contentType)
+	h.Set("Content-Length", strconv.Itoa(len(body)))
+	o.w.WriteHeader(status)
+	o.w.Write(body)
+}
