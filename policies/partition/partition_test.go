@@ -44,7 +44,7 @@ func TestNamed(t *testing.T) {
 // TestExactEqualsOracle compares Exact with the enumeration of everything.
 func TestExactEqualsOracle(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 1))
-	fleets := 12000
+	fleets := 24000
 	if testing.Short() {
 		fleets = 2000
 	}
@@ -106,7 +106,7 @@ func larger(rng *rand.Rand, replicas int, perOctave int) policies.Workload {
 func TestExactEqualsRecursion(t *testing.T) {
 	rng := rand.New(rand.NewPCG(2, 2))
 	binding := 0
-	for i, size := range []struct{ replicas, perOctave, times int }{{64, 5, 6}, {24, 4, 60}, {12, 8, 60}, {40, 1, 300}} {
+	for i, size := range []struct{ replicas, perOctave, times int }{{64, 5, 3}, {24, 4, 24}, {12, 8, 24}, {40, 1, 150}} {
 		for n := range size.times {
 			if testing.Short() && n > size.times/10 {
 				break
