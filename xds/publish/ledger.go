@@ -1,0 +1,293 @@
+package publish
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+	"unicode"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	serverv3 "github.com/envoyproxy/go-control-plane/pkg/server/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// Bounds of what a node may make the ledger keep.
+const (
+	maxNodeID = 256 // bytes of a node's id
+	maxGone   = 256 // nodes remembered without a stream
+	// maxErrorText bounds the reason of a refusal: Envoy's may contain the
+	// whole resource.
+	maxErrorText = 300
+)
+
+// Ledger records what every node was sent and what it has acknowledged. It is
+// the callbacks of go-control-plane's server. It is keyed by node: where a
+// node has a stream per resource type, they are one node all the same. It is
+// safe for concurrent use.
+type Ledger struct {
+	log     *slog.Logger
+	changed chan struct{} // capacity 1: somebody acknowledged, came or went
+
+	mu      sync.Mutex
+	nodes   map[string]*node
+	streams map[streamKey]*stream
+	gone    []string // ids of nodes without a stream, longest gone first
+}
+
+var _ serverv3.Callbacks = (*Ledger)(nil)
+
+// streamKey names a stream: each protocol counts its own.
+type streamKey struct {
+	sotw bool
+	id   int64
+}
+
+// node is one client, whatever streams it has.
+type node struct {
+	id, cluster string
+	since       time.Time // of its first open stream; of the last one's end when it is gone
+	streams     map[streamKey]*stream
+	nacks       uint64
+	lastError   string
+	errorAt     time.Time
+}
+
+// NewLedger returns an empty ledger. A nil logger discards.
+func NewLedger(log *slog.Logger) *Ledger {
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	return &Ledger{
+		log: log, changed: make(chan struct{}, 1),
+		nodes: make(map[string]*node), streams: make(map[streamKey]*stream),
+	}
+}
+
+// Changed is signalled, at least once, after every change of what nodes have.
+func (l *Ledger) Changed() <-chan struct{} { return l.changed }
+
+func (l *Ledger) signal() {
+	select {
+	case l.changed <- struct{}{}:
+	default:
+	}
+}
+
+// Behind lists the connected nodes that have not applied the set's resources
+// of the given types, as far as they subscribe to them, sorted. except are
+// left out, and with most > 0 the search ends after so many.
+func (l *Ledger) Behind(set resources.Set, types []string, except map[string]bool, most int) []string {
+	v := newVersions(set, types)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var ids []string
+	for id, n := range l.nodes {
+		if !except[id] && n.behind(v) {
+			ids = append(ids, id)
+			if len(ids) == most {
+				break
+			}
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+func (n *node) behind(v versions) bool {
+	for _, s := range n.streams {
+		for typ, sub := range s.types {
+			if v.of(typ) && sub.behind(v, typ) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// open begins a stream whose node is not known yet.
+func (l *Ledger) open(key streamKey) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.streams[key] = &stream{types: make(map[string]*subscription)}
+}
+
+// close ends a stream.
+func (l *Ledger) close(key streamKey) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := l.streams[key]
+	delete(l.streams, key)
+	if s == nil || s.node == nil {
+		return
+	}
+	n := s.node
+	delete(n.streams, key)
+	if len(n.streams) == 0 {
+		n.since = time.Now()
+		l.gone = append(l.gone, n.id)
+		if len(l.gone) > maxGone {
+			delete(l.nodes, l.gone[0])
+			l.gone = slices.Delete(l.gone, 0, 1)
+		}
+		l.log.Info("node gone", "node", n.id)
+	}
+	l.signal()
+}
+
+// requestLocked finds a request's stream and, with the first one, its node. The
+// parts of the node message that nobody here reads are dropped: an Envoy's has
+// 61 KB, and the server keeps it for the life of the stream.
+func (l *Ledger) requestLocked(key streamKey, n *corev3.Node) (*stream, error) {
+	s := l.streams[key]
+	if s == nil {
+		return nil, status.Error(codes.Internal, "internal error: a request on a stream that was not opened")
+	}
+	if n != nil {
+		n.Extensions, n.ClientFeatures, n.UserAgentVersionType = nil, nil, nil
+	}
+	if s.node != nil {
+		return s, nil
+	}
+	id := n.GetId()
+	if id == "" || len(id) > maxNodeID {
+		return nil, status.Errorf(codes.InvalidArgument, "node id %.40q: the first request must carry one of 1 to %d bytes", id, maxNodeID)
+	}
+	known := l.nodes[id]
+	if known == nil {
+		known = &node{id: id, streams: make(map[streamKey]*stream)}
+		l.nodes[id] = known
+	}
+	if len(known.streams) == 0 {
+		known.since = time.Now()
+		l.gone = slices.DeleteFunc(l.gone, func(g string) bool { return g == id })
+		l.log.Info("node came", "node", id)
+	}
+	known.cluster = clip(n.GetCluster(), maxNodeID)
+	known.streams[key], s.node = s, known
+	return s, nil
+}
+
+// refusedLocked records a NACK, and logs the first of a row of them.
+func (l *Ledger) refusedLocked(s *stream, typ string, sub *subscription, text string) {
+	s.node.nacks++
+	s.node.lastError, s.node.errorAt = clip(text, maxErrorText), time.Now()
+	if !sub.refused {
+		l.log.Warn("node refuses a resource", "node", s.node.id, "type", shortType(typ), "error", s.node.lastError)
+	}
+	sub.refused = true
+}
+
+// clip makes a client's text safe to log and to show.
+func clip(text string, most int) string {
+	text = strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return ' '
+		}
+		return r
+	}, strings.ToValidUTF8(text, "?"))
+	if len(text) <= most {
+		return text
+	}
+	for !isBoundary(text, most) {
+		most--
+	}
+	return text[:most] + "…"
+}
+
+func isBoundary(text string, i int) bool { return text[i]&0xC0 != 0x80 }
+
+// shortType is the last word of a type URL.
+func shortType(typeURL string) string {
+	return typeURL[strings.LastIndexByte(typeURL, '.')+1:]
+}
+
+// OnDeltaStreamOpen implements the server's callbacks.
+func (l *Ledger) OnDeltaStreamOpen(_ context.Context, id int64, _ string) error {
+	l.open(streamKey{false, id})
+	return nil
+}
+
+// OnDeltaStreamClosed implements the server's callbacks.
+func (l *Ledger) OnDeltaStreamClosed(id int64, _ *corev3.Node) { l.close(streamKey{false, id}) }
+
+// OnStreamDeltaRequest implements the server's callbacks. An error ends the
+// stream.
+func (l *Ledger) OnStreamDeltaRequest(id int64, req *discoveryv3.DeltaDiscoveryRequest) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s, err := l.requestLocked(streamKey{false, id}, req.GetNode())
+	if err != nil {
+		return err
+	}
+	sub := s.subscription(req.GetTypeUrl())
+	sub.delta(req)
+	if e := req.GetErrorDetail(); e != nil {
+		sub.answered(req.GetResponseNonce())
+		l.refusedLocked(s, req.GetTypeUrl(), sub, e.GetMessage())
+	} else {
+		sub.acknowledge(req.GetResponseNonce())
+	}
+	l.signal()
+	return nil
+}
+
+// OnStreamDeltaResponse implements the server's callbacks.
+func (l *Ledger) OnStreamDeltaResponse(id int64, _ *discoveryv3.DeltaDiscoveryRequest, resp *discoveryv3.DeltaDiscoveryResponse) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if s := l.streams[streamKey{false, id}]; s != nil {
+		s.subscription(resp.GetTypeUrl()).send(sent{nonce: resp.GetNonce(), resources: resp.GetResources(), removed: resp.GetRemovedResources()})
+	}
+}
+
+// OnStreamOpen implements the server's callbacks.
+func (l *Ledger) OnStreamOpen(_ context.Context, id int64, _ string) error {
+	l.open(streamKey{true, id})
+	return nil
+}
+
+// OnStreamClosed implements the server's callbacks.
+func (l *Ledger) OnStreamClosed(id int64, _ *corev3.Node) { l.close(streamKey{true, id}) }
+
+// OnStreamRequest implements the server's callbacks. An error ends the stream.
+func (l *Ledger) OnStreamRequest(id int64, req *discoveryv3.DiscoveryRequest) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s, err := l.requestLocked(streamKey{true, id}, req.GetNode())
+	if err != nil {
+		return err
+	}
+	sub := s.subscription(req.GetTypeUrl())
+	sub.sotw(req)
+	if e := req.GetErrorDetail(); e != nil {
+		sub.answered(req.GetResponseNonce())
+		l.refusedLocked(s, req.GetTypeUrl(), sub, e.GetMessage())
+	} else {
+		sub.acknowledge(req.GetResponseNonce())
+	}
+	l.signal()
+	return nil
+}
+
+// OnStreamResponse implements the server's callbacks.
+func (l *Ledger) OnStreamResponse(_ context.Context, id int64, _ *discoveryv3.DiscoveryRequest, resp *discoveryv3.DiscoveryResponse) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if s := l.streams[streamKey{true, id}]; s != nil {
+		s.subscription(resp.GetTypeUrl()).send(sent{nonce: resp.GetNonce(), digest: resp.GetVersionInfo(), count: len(resp.GetResources())})
+	}
+}
+
+// OnFetchRequest implements the server's callbacks; REST clients are not
+// followed.
+func (l *Ledger) OnFetchRequest(context.Context, *discoveryv3.DiscoveryRequest) error { return nil }
+
+// OnFetchResponse implements the server's callbacks.
+func (l *Ledger) OnFetchResponse(*discoveryv3.DiscoveryRequest, *discoveryv3.DiscoveryResponse) {}

@@ -1,0 +1,265 @@
+package publish
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// Target is where sets are shown: package cache. Set must not block on
+// clients, and shows a set to the nodes of a group; "" is all of them.
+type Target interface {
+	Set(group string, set resources.Set)
+}
+
+// Config is the configuration of a Publisher.
+type Config struct {
+	Target Target  // required
+	Ledger *Ledger // what nodes acknowledge; required
+	// Bound is how long a phase waits for a node, which then is fenced. It
+	// should exceed the time in which a proxy connects and warms. 0 means 3 s.
+	Bound  time.Duration
+	Logger *slog.Logger // nil discards
+}
+
+const (
+	defaultBound = 3 * time.Second
+	// remembered is how many tables are kept to tell which one a node has.
+	remembered = 16
+)
+
+// gates are the types that a phase waits for.
+var gates = map[Phase][]string{
+	Add:  {resources.ClusterType, resources.EndpointType},
+	Flip: {resources.RouteType, resources.ListenerType},
+}
+
+// Publisher shows the latest submitted view, in phases. Submit and Status may
+// be called by any goroutine; Run by one.
+type Publisher struct {
+	cfg  Config
+	log  *slog.Logger
+	news chan struct{} // capacity 1: submitted is set
+
+	mu        sync.Mutex
+	submitted *resources.View // not taken by Run yet
+	state     state
+
+	// Owned by Run.
+	machine Machine
+	shown   resources.Set
+	wanted  *Table // the last one
+	timer   *time.Timer
+	armed   Phase // the phase that the timer bounds; Idle when it is stopped
+}
+
+// state is what Status tells.
+type state struct {
+	phase  Phase
+	epoch  policies.Epoch
+	err    error
+	tables []*Table        // the last ones wanted, oldest first
+	fenced map[string]bool // nodes that are not waited for
+	shown  resources.Set
+}
+
+// New checks the configuration. Nothing is shown before Run.
+func New(cfg Config) (*Publisher, error) {
+	switch {
+	case cfg.Target == nil || cfg.Ledger == nil:
+		return nil, errors.New("publish: Target and Ledger must be given")
+	case cfg.Bound < 0:
+		return nil, fmt.Errorf("publish: bound %v: must not be negative", cfg.Bound)
+	case cfg.Bound == 0:
+		cfg.Bound = defaultBound
+	}
+	log := cfg.Logger
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	return &Publisher{cfg: cfg, log: log, news: make(chan struct{}, 1), state: state{fenced: make(map[string]bool)}}, nil
+}
+
+// Submit asks for a view to be shown. It never blocks; of several views that
+// come faster than they can be shown the last one is. A view that cannot be
+// rendered or proven is logged and told by Status, and what is shown stays.
+// The caller must not change the view afterwards.
+func (p *Publisher) Submit(v resources.View) {
+	p.mu.Lock()
+	p.submitted = &v
+	p.mu.Unlock()
+	select {
+	case p.news <- struct{}{}:
+	default:
+	}
+}
+
+// Run publishes until the context ends. What is shown then stays shown.
+func (p *Publisher) Run(ctx context.Context) error {
+	p.timer = time.NewTimer(time.Hour)
+	defer p.timer.Stop()
+	p.disarm()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-p.news:
+			p.take()
+		case <-p.cfg.Ledger.Changed():
+			p.unfence()
+			if p.machine.Phase() != Idle && p.settled() {
+				p.step(Settled{})
+			}
+		case <-p.timer.C:
+			p.armed = Idle
+			p.fence()
+			p.step(Settled{})
+		}
+	}
+}
+
+// take begins to show what was submitted.
+func (p *Publisher) take() {
+	p.mu.Lock()
+	v := p.submitted
+	p.submitted = nil
+	p.mu.Unlock()
+	if v == nil {
+		return
+	}
+	t, err := NewTable(*v)
+	p.mu.Lock()
+	p.state.err = err
+	p.mu.Unlock()
+	if err != nil {
+		p.log.Error("view not published", "error", err)
+		return
+	}
+	if p.wanted != nil && p.wanted.Set.Equal(t.Set) {
+		return
+	}
+	p.wanted = t
+	p.mu.Lock()
+	p.state.tables = append(p.state.tables, t)
+	p.state.tables = p.state.tables[max(0, len(p.state.tables)-remembered):]
+	p.mu.Unlock()
+	p.step(Want{t})
+}
+
+// step drives the machine by an event, and on through every phase that nobody
+// has to be waited for.
+func (p *Publisher) step(e Event) {
+	for {
+		before := p.machine.Phase()
+		show, ok := p.machine.Step(e)
+		if !ok {
+			return
+		}
+		set, err := Render(show)
+		if err != nil {
+			// The table was proven, so this is about what is added to it.
+			p.log.Error("phase not published", "phase", show.Phase.String(), "error", err)
+			p.mu.Lock()
+			p.state.err = err
+			p.mu.Unlock()
+			p.machine.Step(Abort{})
+			p.disarm()
+			return
+		}
+		changed := !set.Equal(p.shown)
+		if changed {
+			p.shown = set
+			p.cfg.Target.Set("", set)
+		}
+		p.note(show, changed)
+		if show.Phase == Idle {
+			p.disarm()
+			return
+		}
+		entered := before != show.Phase
+		if !(entered && !changed) && !p.settled() {
+			p.arm(show.Phase)
+			return
+		}
+		e = Settled{}
+	}
+}
+
+// settled reports whether everybody who counts has what the phase shows.
+func (p *Publisher) settled() bool {
+	return len(p.cfg.Ledger.Behind(p.shown, gates[p.machine.Phase()], p.state.fenced, 1)) == 0
+}
+
+// note keeps what Status tells.
+func (p *Publisher) note(show Show, changed bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.state.phase, p.state.shown = show.Phase, p.shown
+	epoch := epochOf(show.Routes)
+	if epoch != p.state.epoch {
+		p.log.Info("plan shown", "epoch", uint64(epoch), "phase", show.Phase.String())
+	} else if changed {
+		p.log.Debug("resources shown", "epoch", uint64(epoch), "phase", show.Phase.String())
+	}
+	p.state.epoch = epoch
+}
+
+// epochOf is the epoch of the newest plan of a table.
+func epochOf(t *Table) policies.Epoch {
+	var epoch policies.Epoch
+	for _, plan := range t.View.Plans {
+		epoch = max(epoch, plan.Epoch)
+	}
+	return epoch
+}
+
+// arm bounds a phase. A phase that is shown again, for a newer table, keeps
+// its deadline, so that a fleet in motion moves on.
+func (p *Publisher) arm(phase Phase) {
+	if p.armed != phase {
+		p.timer.Reset(p.cfg.Bound)
+		p.armed = phase
+	}
+}
+
+func (p *Publisher) disarm() {
+	p.timer.Stop()
+	p.armed = Idle
+}
+
+// fence stops waiting for the nodes that are behind. They keep what they have
+// until they catch up, and nobody waits for them meanwhile.
+func (p *Publisher) fence() {
+	late := p.cfg.Ledger.Behind(p.shown, gates[p.machine.Phase()], p.state.fenced, 0)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, id := range late {
+		p.state.fenced[id] = true
+		p.log.Warn("node does not acknowledge and is not waited for", "node", id, "phase", p.machine.Phase().String())
+	}
+}
+
+// unfence counts the nodes again that have caught up or gone.
+func (p *Publisher) unfence() {
+	if len(p.state.fenced) == 0 {
+		return
+	}
+	late := make(map[string]bool)
+	for _, id := range p.cfg.Ledger.Behind(p.shown, append(gates[Add][:2:2], gates[Flip]...), nil, 0) {
+		late[id] = true
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for id := range p.state.fenced {
+		if !late[id] {
+			delete(p.state.fenced, id)
+			p.log.Info("node has caught up", "node", id)
+		}
+	}
+}

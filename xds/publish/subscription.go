@@ -1,0 +1,208 @@
+package publish
+
+import (
+	"maps"
+	"slices"
+
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+
+	"github.com/cascadeinfer/cascade/xds/cache"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// stream is one xDS stream of a node.
+type stream struct {
+	node  *node // nil until the first request
+	types map[string]*subscription
+}
+
+func (s *stream) subscription(typ string) *subscription {
+	sub := s.types[typ]
+	if sub == nil {
+		sub = new(subscription)
+		s.types[typ] = sub
+	}
+	return sub
+}
+
+// subscription is what a stream asked for of one type, was sent and has.
+type subscription struct {
+	begun    bool
+	whole    bool // SotW: versions are digests of everything subscribed
+	legacy   bool // wildcard because no name was ever given
+	wildcard bool
+	names    map[string]bool
+	applied  map[string]string // delta: versions acknowledged, by name
+	digest   string            // SotW: version_info acknowledged
+	count    int               // SotW: resources in the response of that version
+	sent     []sent            // not answered yet, oldest first
+	refused  bool              // the last answer was a NACK
+}
+
+// maxSent bounds the responses that a client can leave unanswered and still
+// be followed.
+const maxSent = 64
+
+// sent is a response on its way.
+type sent struct {
+	nonce     string
+	resources []*discoveryv3.Resource // delta; shared with the cache
+	removed   []string
+	digest    string // SotW
+	count     int
+}
+
+// delta follows a request of the incremental protocol.
+func (u *subscription) delta(req *discoveryv3.DeltaDiscoveryRequest) {
+	subscribe := req.GetResourceNamesSubscribe()
+	if !u.begun {
+		u.begun = true
+		u.names = make(map[string]bool)
+		u.applied = make(map[string]string, len(req.GetInitialResourceVersions()))
+		maps.Copy(u.applied, req.GetInitialResourceVersions())
+		u.legacy = len(subscribe) == 0
+		u.wildcard = u.legacy
+	}
+	for _, name := range subscribe {
+		if name == "*" {
+			u.wildcard = true
+		} else {
+			u.names[name] = true
+		}
+	}
+	for _, name := range req.GetResourceNamesUnsubscribe() {
+		if name == "*" {
+			u.wildcard = false
+			continue
+		}
+		delete(u.names, name)
+		if !u.wildcard {
+			delete(u.applied, name)
+		}
+	}
+}
+
+// sotw follows a request of the state-of-the-world protocol.
+func (u *subscription) sotw(req *discoveryv3.DiscoveryRequest) {
+	names := req.GetResourceNames()
+	if !u.begun {
+		u.begun, u.whole = true, true
+		u.legacy = len(names) == 0
+	}
+	u.legacy = u.legacy && len(names) == 0
+	u.wildcard = u.legacy
+	u.names = make(map[string]bool, len(names))
+	for _, name := range names {
+		if name == "*" {
+			u.wildcard = true
+		} else {
+			u.names[name] = true
+		}
+	}
+}
+
+// send notes a response.
+func (u *subscription) send(r sent) {
+	u.sent = append(u.sent, r)
+	u.sent = u.sent[max(0, len(u.sent)-maxSent):]
+}
+
+// answered takes the response that a request answers off the list. A SotW
+// client answers the last one only, and skips those before it.
+func (u *subscription) answered(nonce string) (r sent, ok bool) {
+	i := slices.IndexFunc(u.sent, func(r sent) bool { return r.nonce == nonce })
+	if nonce == "" || i < 0 {
+		return sent{}, false // a change of subscription
+	}
+	r = u.sent[i]
+	from := i
+	if u.whole {
+		from = 0
+	}
+	u.sent = slices.Delete(u.sent, from, i+1)
+	return r, true
+}
+
+// acknowledge applies a response that the client has accepted.
+func (u *subscription) acknowledge(nonce string) {
+	r, ok := u.answered(nonce)
+	if !ok {
+		return
+	}
+	u.refused = false
+	if u.whole {
+		u.digest, u.count = r.digest, r.count
+		return
+	}
+	for _, res := range r.resources {
+		u.applied[res.GetName()] = res.GetVersion()
+	}
+	for _, name := range r.removed {
+		delete(u.applied, name)
+	}
+}
+
+// behind reports whether the client lacks anything of the set that it
+// subscribes to, or still has what the set does not.
+func (u *subscription) behind(v versions, typ string) bool {
+	if u.whole {
+		all := v.visible(typ, u)
+		return len(all) > 0 && cache.Digest(all) != u.digest
+	}
+	for name := range u.names {
+		if r := v.set.Get(typ, name); r != nil && u.applied[name] != r.Version {
+			return true
+		}
+	}
+	if u.wildcard {
+		for _, r := range v.listed[typ] {
+			if u.applied[r.Name] != r.Version {
+				return true
+			}
+		}
+	}
+	for name := range u.applied {
+		if v.set.Get(typ, name) == nil && (u.wildcard || u.names[name]) {
+			return true
+		}
+	}
+	return false
+}
+
+// versions is a set as many subscriptions are compared with it.
+type versions struct {
+	set    resources.Set
+	types  []string
+	listed map[string][]*resources.Resource // by type, without the unlisted, sorted
+}
+
+func newVersions(set resources.Set, types []string) versions {
+	v := versions{set: set, types: types, listed: make(map[string][]*resources.Resource, len(types))}
+	for _, typ := range types {
+		v.listed[typ] = slices.DeleteFunc(set.All(typ), func(r *resources.Resource) bool { return r.Unlisted })
+	}
+	return v
+}
+
+func (v versions) of(typ string) bool { return slices.Contains(v.types, typ) }
+
+// visible lists what a subscription covers, sorted by name.
+func (v versions) visible(typ string, u *subscription) []*resources.Resource {
+	var all []*resources.Resource
+	for _, name := range slices.Sorted(maps.Keys(u.names)) {
+		if r := v.set.Get(typ, name); r != nil {
+			all = append(all, r)
+		}
+	}
+	if !u.wildcard {
+		return all
+	}
+	named := all
+	all = nil
+	for _, r := range v.set.All(typ) {
+		if !r.Unlisted || slices.Contains(named, r) {
+			all = append(all, r)
+		}
+	}
+	return all
+}
