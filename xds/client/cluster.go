@@ -56,7 +56,7 @@ type Outlier struct {
 	Split              bool
 	Interval           time.Duration // an ejected host's multiplier falls by one per interval in peace
 	Base, Max          time.Duration // the n-th ejection lasts n·Base, at most Max
-	MaxPercent         int           // of hosts ejected at once; one host may always be
+	MaxPercent         int           // nobody is ejected while this share of the hosts is
 }
 
 func decodeCluster(name string, a *anypb.Any) (any, error) {

@@ -3,6 +3,7 @@ package client
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"strconv"
 	"strings"
@@ -38,14 +39,16 @@ type Listener struct {
 	Early HeaderOps // header mutations before the first route lookup
 	Slots []Slot    // filters that come by ECDS, in order
 
-	StreamIdle        time.Duration // no byte either way for so long ends a stream; 0 = never
-	ConnectionIdle    time.Duration // a connection without requests; 0 = never
-	HeadersTimeout    time.Duration // for a request's headers; 0 = never
-	MaxHeaderBytes    int
-	MaxStreams        uint32 // HTTP/2 streams per connection
-	RequestID         bool   // add x-request-id when it is missing
-	StripPort         bool   // drop any port from the host before the lookup
-	DirectContentType string // content type of direct responses
+	StreamIdle       time.Duration // no byte either way for so long ends a stream; 0 = never
+	ConnectionIdle   time.Duration // a connection without requests; 0 = never
+	HeadersTimeout   time.Duration // for a request's headers; 0 = never
+	MaxHeaderBytes   int
+	MaxStreams       uint32 // HTTP/2 streams per connection
+	StreamWindow     int    // HTTP/2 receive window of a stream, in bytes; 0 = the server's own
+	ConnectionWindow int    // of a connection
+	RequestID        bool   // add x-request-id when it is missing
+	ForwardedFor     bool   // append the peer to x-forwarded-for
+	StripPort        bool   // drop any port from the host before the lookup
 
 	fetchTimeout time.Duration // of the route table
 }
@@ -153,9 +156,13 @@ func (l *Listener) decodeManager(at string, m *hcmv3.HttpConnectionManager) erro
 		l.MaxHeaderBytes = int(min(k, 8192)) << 10
 	}
 	l.MaxStreams = defaultMaxDownstreamH2s
-	if n := m.GetHttp2ProtocolOptions().GetMaxConcurrentStreams().GetValue(); n > 0 {
+	h2 := m.GetHttp2ProtocolOptions()
+	if n := h2.GetMaxConcurrentStreams().GetValue(); n > 0 {
 		l.MaxStreams = n
 	}
+	l.StreamWindow = int(min(h2.GetInitialStreamWindowSize().GetValue(), math.MaxInt32))
+	l.ConnectionWindow = int(min(h2.GetInitialConnectionWindowSize().GetValue(), math.MaxInt32))
+	l.ForwardedFor = m.GetUseRemoteAddress().GetValue() && !m.GetSkipXffAppend()
 	l.RequestID = m.GetGenerateRequestId() == nil || m.GetGenerateRequestId().GetValue()
 	l.StripPort = m.GetStripAnyHostPort()
 	for i, e := range m.GetEarlyHeaderMutationExtensions() {

@@ -1,0 +1,85 @@
+package proxy
+
+import (
+	"errors"
+	"io"
+	"net/http"
+
+	"github.com/cascadeinfer/cascade/xds/proxy/balance"
+)
+
+// chunkBytes is the size of the pieces in which an answer is copied: two
+// HTTP/2 frames.
+const chunkBytes = 32 << 10
+
+// answer copies a response to the client, piece by piece as it comes.
+func (x *exchange) answer(resp *http.Response, host *balance.Host) {
+	defer resp.Body.Close()
+	h := x.w.Header()
+	for name, values := range resp.Header {
+		if !hopByHop(name) {
+			h[name] = values
+		}
+	}
+	if h["Content-Type"] == nil {
+		h["Content-Type"] = nil // keeps net/http from guessing
+	}
+	x.decorate(h, host.Address)
+	x.code = resp.StatusCode
+	x.watch.answering.Store(true)
+	if x.r.ProtoMajor == 1 && x.reading() {
+		// The answer may begin while the request is still on its way.
+		_ = x.watch.control.EnableFullDuplex()
+	}
+	x.w.WriteHeader(resp.StatusCode)
+	if err := x.copy(resp); err != nil {
+		if x.gone() {
+			return // the client left
+		}
+		// The status is out: cutting the stream is the only way to tell.
+		panic(http.ErrAbortHandler)
+	}
+	for name, values := range resp.Trailer {
+		h[http.TrailerPrefix+name] = values
+	}
+}
+
+// copy moves the body. What comes without a length is a stream, and every
+// piece of it is flushed at once: a token must not wait for the next.
+func (x *exchange) copy(resp *http.Response) error {
+	if x.r.Method == http.MethodHead || resp.Body == http.NoBody {
+		return nil
+	}
+	chunk, ok := x.p.chunks.Get().(*[]byte)
+	if !ok {
+		b := make([]byte, chunkBytes)
+		chunk = &b
+	}
+	defer x.p.chunks.Put(chunk)
+	streams := resp.ContentLength < 0
+	flush := func() error { return nil }
+	if streams {
+		flush = x.watch.control.Flush
+		if err := flush(); err != nil { // the headers
+			return err
+		}
+	}
+	for {
+		n, err := resp.Body.Read(*chunk)
+		if n > 0 {
+			x.watch.touch()
+			if _, err := x.w.Write((*chunk)[:n]); err != nil {
+				return err
+			}
+			if err := flush(); err != nil {
+				return err
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}

@@ -1,0 +1,336 @@
+// Package balance chooses the endpoint of a cluster for a request, and learns
+// from what became of it: weighted round robin over the priority that Envoy
+// would choose, with outlier ejection.
+//
+// It opens no connection, checks no health by itself and starts no goroutine.
+// The invariant: with no control plane at all, a priority that has lost its
+// hosts is left for the next one, and found again when its ejections end.
+package balance
+
+import (
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cascadeinfer/cascade/xds/client"
+)
+
+// Host is one endpoint. It keeps its history for as long as the cluster has
+// its address. The exported fields do not change.
+type Host struct {
+	Address  string
+	priority atomic.Int32 // of the last update; what a retry leaves out
+
+	// consecutive failures; reset by a success
+	errors5xx, gateway, local atomic.Int32
+
+	// guarded by Balancer.mu
+	out      bool
+	until    time.Time // end of the ejection
+	times    int       // ejections, less one per interval in peace
+	lastBack time.Time // when times was last brought up to date
+}
+
+// Balancer is the endpoints of one cluster. All methods may be called from
+// several goroutines.
+type Balancer struct {
+	mu      sync.Mutex
+	cluster *client.Cluster
+	assign  *client.Assignment
+	hosts   map[string]*Host
+	tiers   []tier
+	load    []int // percent per priority, in sum 100 or 0
+	ejected int
+	rng     *rand.Rand
+
+	back atomic.Int64 // when the next ejection ends, Unix ns; 0 = none
+}
+
+// tier is one priority.
+type tier struct {
+	members   []member
+	available int
+	panics    bool      // health is ignored: too few are left
+	usable    *schedule // over the available ones, or over all in panic
+}
+
+type member struct {
+	host    *Host
+	weight  float64
+	healthy bool // by EDS
+}
+
+// New returns a balancer without endpoints. The seed decides where the first
+// round of every schedule begins.
+func New(seed uint64) *Balancer {
+	return &Balancer{hosts: make(map[string]*Host), rng: rand.New(rand.NewPCG(seed, seed))}
+}
+
+// Update gives the cluster's settings and endpoints, nil for none. Hosts that
+// stay keep their ejections and their turn.
+func (b *Balancer) Update(c *client.Cluster, a *client.Assignment) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.cluster == c && b.assign == a {
+		return
+	}
+	b.cluster, b.assign = c, a
+	if a == nil {
+		a = &client.Assignment{}
+	}
+	phases := b.phasesLocked()
+	kept := make(map[string]*Host)
+	b.tiers = make([]tier, len(a.Priorities))
+	for p, endpoints := range a.Priorities {
+		local := make(map[client.Locality]float64) // Σ weight
+		for _, e := range endpoints {
+			local[e.Zone] += float64(e.Weight)
+		}
+		for _, e := range endpoints {
+			h := kept[e.Address]
+			if h == nil {
+				if h = b.hosts[e.Address]; h == nil {
+					h = &Host{Address: e.Address}
+				}
+				kept[e.Address] = h
+				h.priority.Store(int32(p))
+			}
+			m := member{host: h, weight: float64(e.Weight), healthy: e.Healthy}
+			if c.LocalityWeighted {
+				m.weight = float64(e.Share) * float64(e.Weight) / local[e.Zone]
+			}
+			b.tiers[p].members = append(b.tiers[p].members, m)
+		}
+	}
+	b.hosts = kept
+	b.rebuildLocked(phases)
+}
+
+// phasesLocked collects the turns of all hosts.
+func (b *Balancer) phasesLocked() map[*Host]float64 {
+	phases := make(map[*Host]float64)
+	for _, t := range b.tiers {
+		if t.usable != nil {
+			t.usable.phases(phases)
+		}
+	}
+	return phases
+}
+
+// rebuildLocked recomputes everything that health decides.
+func (b *Balancer) rebuildLocked(phases map[*Host]float64) {
+	b.ejected = 0
+	next := int64(0)
+	for _, h := range b.hosts {
+		if h.out {
+			b.ejected++
+			if t := h.until.UnixNano(); next == 0 || t < next {
+				next = t
+			}
+		}
+	}
+	b.back.Store(next)
+	for i := range b.tiers {
+		t := &b.tiers[i]
+		t.available = 0
+		for _, m := range t.members {
+			if m.healthy && !m.host.out {
+				t.available++
+			}
+		}
+	}
+	b.balanceLocked()
+	for i := range b.tiers {
+		t := &b.tiers[i]
+		t.usable = new(schedule)
+		for _, m := range t.members {
+			if t.panics || m.healthy && !m.host.out {
+				phase, ok := phases[m.host]
+				if !ok {
+					phase = 1 - b.rng.Float64()
+				}
+				t.usable.add(m.host, m.weight, phase)
+			}
+		}
+		t.usable.init()
+	}
+}
+
+// balanceLocked decides how much of the load each priority takes and which
+// ones panic, as Envoy's LoadBalancerBase does.
+func (b *Balancer) balanceLocked() {
+	health := b.healthLocked(nil)
+	total := normalized(health)
+	threshold := b.cluster.PanicThreshold
+	b.load = make([]int, len(b.tiers))
+	if total == 0 && threshold == 0 {
+		for i := range b.tiers {
+			b.tiers[i].panics = false
+		}
+		if len(b.load) > 0 {
+			b.load[0] = 100
+		}
+		return
+	}
+	all := true
+	for i := range b.tiers {
+		t := &b.tiers[i]
+		t.panics = total < 100 && share(t.available, len(t.members)) < threshold
+		all = all && t.panics
+	}
+	if all {
+		// Health says nothing any more: by size.
+		hosts := 0
+		for _, t := range b.tiers {
+			hosts += len(t.members)
+		}
+		rest, first := 100, -1
+		for i, t := range b.tiers {
+			if hosts > 0 && len(t.members) > 0 {
+				b.load[i] = 100 * len(t.members) / hosts
+				rest -= b.load[i]
+				if first < 0 {
+					first = i
+				}
+			}
+		}
+		if first >= 0 {
+			b.load[first] += rest
+		}
+		return
+	}
+	distribute(b.load, health, total)
+}
+
+// healthLocked is what each priority can take, in percent of the load: its
+// available share times the overprovisioning factor, at most 100. Priorities
+// in without count as 0.
+func (b *Balancer) healthLocked(without []bool) []int {
+	factor := 100
+	if b.assign != nil {
+		factor = int(b.assign.Overprovisioning)
+	}
+	health := make([]int, len(b.tiers))
+	for i, t := range b.tiers {
+		if len(t.members) > 0 && (i >= len(without) || !without[i]) {
+			health[i] = min(100, factor*t.available/len(t.members))
+		}
+	}
+	return health
+}
+
+// normalized is the sum of the health, at most 100.
+func normalized(health []int) int {
+	sum := 0
+	for _, h := range health {
+		sum += h
+	}
+	return min(sum, 100)
+}
+
+// distribute fills the priorities in order; rounding goes to the first.
+func distribute(load, health []int, total int) {
+	rest, first := 100, -1
+	for i, h := range health {
+		if h > 0 && first < 0 {
+			first = i
+		}
+		load[i] = 0
+		if total > 0 {
+			load[i] = min(rest, 100*h/total)
+		}
+		rest -= load[i]
+	}
+	if first >= 0 {
+		load[first] += rest
+	}
+}
+
+// share is part of whole in percent, 0 of nothing.
+func share(part, whole int) float64 {
+	if whole == 0 {
+		return 0
+	}
+	return 100 * float64(part) / float64(whole)
+}
+
+// Tried is what a request has been through. The zero value is a first attempt.
+type Tried struct {
+	hosts []*Host
+	// without are the priorities left out of this attempt's choice.
+	without []bool
+}
+
+// Add records an attempt at a host.
+func (t *Tried) Add(h *Host) { t.hosts = append(t.hosts, h) }
+
+// Pick chooses a host, or nil when the cluster has none to offer. retry is
+// consulted after a first attempt only and may be nil.
+func (b *Balancer) Pick(now time.Time, t *Tried, retry *client.RetryPolicy) *Host {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if back := b.back.Load(); back != 0 && now.UnixNano() >= back {
+		b.returnLocked(now)
+	}
+	load := b.load
+	again := len(t.hosts) > 0 && retry != nil
+	if again && retry.PriorityFrequency > 0 {
+		load = b.withoutTriedLocked(t, retry.PriorityFrequency)
+	}
+	draws := 1
+	if again && retry.ExcludeHosts {
+		draws += retry.HostAttempts
+	}
+	var h *Host
+	for range draws {
+		if h = b.drawLocked(load); h == nil || !again || !retry.ExcludeHosts || !slices.Contains(t.hosts, h) {
+			break
+		}
+	}
+	return h
+}
+
+// drawLocked chooses a priority by its load and takes the next host there.
+func (b *Balancer) drawLocked(load []int) *Host {
+	dice := b.rng.IntN(100)
+	for i, l := range load {
+		if dice < l {
+			return b.tiers[i].usable.pick()
+		}
+		dice -= l
+	}
+	return nil
+}
+
+// withoutTriedLocked is Envoy's previous_priorities: the load with the
+// priorities of earlier attempts left out, until none is left.
+func (b *Balancer) withoutTriedLocked(t *Tried, frequency int) []int {
+	if len(t.hosts) < frequency {
+		return b.load
+	}
+	if len(t.hosts)%frequency == 0 || len(t.without) != len(b.tiers) {
+		t.without = make([]bool, len(b.tiers))
+		for _, h := range t.hosts {
+			if p := int(h.priority.Load()); p < len(t.without) {
+				t.without[p] = true
+			}
+		}
+	}
+	health := b.healthLocked(t.without)
+	total := normalized(health)
+	if total == 0 {
+		return b.load // all have been tried: begin again
+	}
+	load := make([]int, len(health))
+	distribute(load, health, total)
+	return load
+}
+
+// Size counts the endpoints and those that are ejected.
+func (b *Balancer) Size() (hosts, ejected int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.hosts), b.ejected
+}

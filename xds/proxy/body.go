@@ -1,0 +1,210 @@
+package proxy
+
+import (
+	"errors"
+	"io"
+	"sync"
+	"sync/atomic"
+)
+
+// body is a request's body that can be sent more than once: what was read from
+// the client is kept, up to a limit, until an answer has begun.
+//
+// Readers share the client's connection. Only one matters at a time, the
+// newest; an older one that is still being read by a transport that gave up on
+// it cannot take bytes away, because what it reads is kept for the newest.
+type body struct {
+	limit int64
+	keep  atomic.Bool // a retry is still possible
+	done  atomic.Bool // src is at its end
+	touch func()      // told of every read
+	pool  *bufferPool
+
+	mu    sync.Mutex // held while reading src
+	src   io.Reader
+	held  []byte // the first bytes, all total of them unless lost
+	total int64  // read from src
+	end   error  // how src ended
+	lost  bool   // total outgrew limit: held is gone
+	users int    // who may still look at held
+}
+
+var (
+	errTooLarge    = errors.New("the body is larger than the buffer limit")
+	errNotRepeated = errors.New("the body is too large to be sent again")
+)
+
+// newBody wraps a client's body. size is its length, -1 when unknown.
+func newBody(src io.Reader, size, limit int64, touch func(), pool *bufferPool) *body {
+	b := &body{limit: limit, src: src, touch: touch, pool: pool, users: 1}
+	b.keep.Store(true)
+	b.held = pool.get(min(max(size, 0), limit))
+	return b
+}
+
+// fill reads the whole body into memory and shows each piece to see. The error
+// is errTooLarge beyond the limit, or the client's.
+func (b *body) fill(see func([]byte)) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for b.end == nil {
+		if len(b.held) == cap(b.held) {
+			b.held = grow(b.held)
+		}
+		n, err := b.src.Read(b.held[len(b.held):cap(b.held)])
+		b.touch()
+		see(b.held[len(b.held) : len(b.held)+n])
+		b.held = b.held[:len(b.held)+n]
+		b.total += int64(n)
+		b.finish(err)
+		if b.total > b.limit {
+			return errTooLarge
+		}
+	}
+	if b.end != io.EOF {
+		return b.end
+	}
+	return nil
+}
+
+func (b *body) finish(err error) {
+	if err != nil {
+		b.end = err
+		b.done.Store(true)
+	}
+}
+
+// size is the body's length once it is known.
+func (b *body) size() (int64, bool) {
+	if !b.done.Load() {
+		return 0, false
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.total, b.end == io.EOF
+}
+
+// again returns a reader from the first byte on.
+func (b *body) again() *bodyReader {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.users++
+	return &bodyReader{b: b}
+}
+
+// repeatable reports whether another attempt could send all of it.
+func (b *body) repeatable() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return !b.lost && (b.end == nil || b.end == io.EOF)
+}
+
+// commit says that there will be no further attempt.
+func (b *body) commit() {
+	if b.keep.Swap(false) {
+		b.leave()
+	}
+}
+
+// leave gives the memory back after its last user. When a read is under way
+// the collector gets it instead.
+func (b *body) leave() {
+	if b.mu.TryLock() {
+		b.leaveLocked()
+		b.mu.Unlock()
+	}
+}
+
+func (b *body) leaveLocked() {
+	if b.users--; b.users == 0 {
+		b.pool.put(b.held)
+		b.held, b.lost = nil, true
+	}
+}
+
+// bodyReader reads a body for one attempt.
+type bodyReader struct {
+	b      *body
+	off    int64
+	closed atomic.Bool
+}
+
+// Read implements io.Reader.
+func (r *bodyReader) Read(p []byte) (int, error) {
+	b := r.b
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if r.closed.Load() {
+		return 0, errors.New("body: read after close")
+	}
+	if r.off < b.total {
+		if b.lost {
+			return 0, errNotRepeated
+		}
+		n := copy(p, b.held[r.off:])
+		r.off += int64(n)
+		if r.off == b.total && b.end != nil {
+			return n, b.end
+		}
+		return n, nil
+	}
+	if b.end != nil {
+		return 0, b.end
+	}
+	n, err := b.src.Read(p)
+	b.touch()
+	switch {
+	case n == 0:
+	case b.lost:
+	case b.keep.Load() && b.total+int64(n) <= b.limit:
+		b.held = append(b.held, p[:n]...)
+	default:
+		// Too long to be kept, or not needed any more.
+		b.lost = true
+	}
+	b.total += int64(n)
+	r.off += int64(n)
+	b.finish(err)
+	return n, err
+}
+
+// Close implements io.Closer. It never waits for a Read.
+func (r *bodyReader) Close() error {
+	if !r.closed.Swap(true) {
+		r.b.leave()
+	}
+	return nil
+}
+
+// bufferPool recycles the memory of bodies.
+type bufferPool struct{ pool sync.Pool }
+
+const (
+	minBuffer = 4 << 10
+	// A few huge bodies must not pin their memory for ever.
+	maxPooledBuffer = 1 << 20
+)
+
+// get returns an empty buffer with room for n bytes, if that is sensible to
+// promise before any has come.
+func (p *bufferPool) get(n int64) []byte {
+	if b, ok := p.pool.Get().(*[]byte); ok && int64(cap(*b)) >= n {
+		return (*b)[:0]
+	}
+	// One more byte than announced lets the read that finds the end fit.
+	return make([]byte, 0, max(minBuffer, min(n+1, maxPooledBuffer)))
+}
+
+// grow returns the same bytes with more room.
+func grow(b []byte) []byte {
+	out := make([]byte, len(b), 2*max(cap(b), minBuffer))
+	copy(out, b)
+	return out
+}
+
+func (p *bufferPool) put(b []byte) {
+	if cap(b) >= minBuffer && cap(b) <= maxPooledBuffer {
+		b = b[:0]
+		p.pool.Put(&b)
+	}
+}

@@ -1,0 +1,98 @@
+package proxy
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"net/textproto"
+	"strconv"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// estimate sets the model and the length that the request is routed by, like
+// every other home of package length: from the headers where they tell enough,
+// from the body where they do not. It reports false when it answered.
+func (x *exchange) estimate() bool {
+	var model *resources.LengthMeta
+	if len(x.host.Models) == 1 {
+		model = &x.host.Models[0]
+	}
+	bodiless := x.r.Body == nil || x.r.Body == http.NoBody || x.size == 0
+	switch {
+	case bodiless:
+		x.setLength(model, -1)
+		return true
+	case model != nil && x.size >= 0:
+		x.setLength(model, estimator(model).FromContentLength(x.size))
+		return true
+	case x.size > x.bufferLimit():
+		x.refuseTooLarge()
+		return false
+	}
+	var scanner length.Scanner
+	x.openBody()
+	x.watch.start()
+	err := x.body.fill(func(piece []byte) { scanner.Write(piece) })
+	switch {
+	case errors.Is(err, errTooLarge):
+		x.refuseTooLarge()
+		return false
+	case err != nil:
+		x.badBody(err)
+		return false
+	}
+	if model == nil {
+		name := scanner.Model()
+		for i := range x.host.Models {
+			if x.host.Models[i].Model == string(name) {
+				model = &x.host.Models[i]
+				break
+			}
+		}
+	}
+	x.setLength(model, estimator(model).FromBody(scanner.Count()))
+	return true
+}
+
+func estimator(m *resources.LengthMeta) length.Estimator {
+	if m == nil {
+		return length.Estimator{}
+	}
+	return length.Estimator{BytesPerToken: m.BytesPerToken}
+}
+
+// setLength sets the two headers; nil and a negative count leave them out.
+func (x *exchange) setLength(m *resources.LengthMeta, tokens policies.Tokens) {
+	model, count := textproto.CanonicalMIMEHeaderKey(length.ModelHeader), textproto.CanonicalMIMEHeaderKey(length.TokensHeader)
+	delete(x.header, model)
+	delete(x.header, count)
+	if m != nil {
+		x.header[model] = []string{m.Model}
+	}
+	if tokens >= 0 {
+		// A route's open end excludes the largest int64 itself.
+		x.header[count] = []string{strconv.FormatInt(int64(min(tokens, policies.Unbounded-1)), 10)}
+	}
+}
+
+func (x *exchange) refuseTooLarge() {
+	x.w.Header().Set("Connection", "close") // the rest of the body is not worth reading
+	x.fail(413, codeTooLarge, fmt.Sprintf("The request body has to be read to find its model and length, and is larger than %d bytes. Send a smaller one, or use the host name of one model.", x.bufferLimit()))
+}
+
+// badBody answers a request whose body could not be read.
+func (x *exchange) badBody(err error) {
+	if x.gone() {
+		x.code = statusClientGone
+		return
+	}
+	if x.ctx.Err() != nil {
+		x.fail(408, codeTimeout, fmt.Sprintf("The request body did not arrive: nothing came for %v.", x.listener.StreamIdle.Round(time.Millisecond)))
+		return
+	}
+	x.fail(400, codeBadBody, "The request body cannot be read: "+err.Error()+".")
+}

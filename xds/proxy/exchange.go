@@ -1,0 +1,186 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/cascadeinfer/cascade/xds/client"
+	"github.com/cascadeinfer/cascade/xds/proxy/route"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// exchange is one request on its way. It sees one state from begin to end.
+type exchange struct {
+	p        *Proxy
+	state    *state
+	listener *listener
+	w        http.ResponseWriter
+	r        *http.Request
+	begun    time.Time
+
+	header http.Header // for the upstream
+	size   int64       // content length; -1 unknown
+	body   *body       // nil without one
+	watch  *watch
+	ctx    context.Context
+
+	host  *client.VirtualHost
+	route *client.Route
+	code  int // status answered
+}
+
+// serve handles one request of an LDS listener.
+func (p *Proxy) serve(name string, w http.ResponseWriter, r *http.Request) {
+	p.inflight.Add(1)
+	defer p.inflight.Done()
+	s := p.state.Load()
+	l := s.listeners[name]
+	if l == nil {
+		// Removed while this connection was still open.
+		w.Header().Set("Connection", "close")
+		w.WriteHeader(http.StatusServiceUnavailable)
+		return
+	}
+	x := &exchange{p: p, state: s, listener: l, w: w, r: r, begun: time.Now(), size: r.ContentLength}
+	ctx, cancel := context.WithCancelCause(r.Context())
+	defer cancel(nil)
+	x.ctx = ctx
+	x.watch = &watch{idle: l.StreamIdle, begun: x.begun, cancel: cancel, control: http.NewResponseController(w), reading: x.reading}
+	metrics := p.metrics.none
+	defer func() {
+		x.watch.stop()
+		if x.body != nil {
+			x.body.commit()
+		}
+		metrics.answered(x.code)
+		metrics.duration.Observe(time.Since(x.begun).Seconds())
+	}()
+	if c := x.prepare(); c != nil {
+		metrics = c.metrics
+		x.forward(c)
+	}
+}
+
+// prepare finds the cluster for the request, or answers it.
+func (x *exchange) prepare() *cluster {
+	x.header = upstreamHeader(x.r, x.listener.Listener)
+	if x.listener.table != nil {
+		x.host = x.listener.table.Host(x.authority())
+	}
+	if x.host == nil {
+		x.fail(404, codeNoHost, fmt.Sprintf("No virtual host of route table %q serves the host %q.", x.listener.RouteTable, x.r.Host))
+		return nil
+	}
+	x.pick()
+	if !x.filter() {
+		return nil
+	}
+	if x.route == nil {
+		x.fail(404, codeNoRoute, fmt.Sprintf("No route of virtual host %q matches the request.", x.host.Name))
+		return nil
+	}
+	forwarded(x.header, x.r, x.listener.Listener)
+	if d := x.route.Direct; d != nil {
+		h := x.w.Header()
+		if len(d.Body) > 0 {
+			h.Set("Content-Type", "text/plain")
+		}
+		x.decorate(h, "")
+		x.write(d.Status, d.Body)
+		return nil
+	}
+	c := x.state.clusters[x.route.Cluster]
+	if c == nil {
+		x.fail(x.route.NotFound, codeNoCluster, fmt.Sprintf("Cluster %q of route %q is unknown or still waits for its endpoints.", x.route.Cluster, x.route.Name))
+		return nil
+	}
+	return c
+}
+
+// filter runs the slots of the listener. It reports false when it answered.
+func (x *exchange) filter() bool {
+	for i := range x.listener.Slots {
+		slot := &x.listener.Slots[i]
+		e := x.state.extensions[slot.Name]
+		if e == nil {
+			e = slot.Default
+		}
+		if e == nil {
+			x.fail(500, codeNoFilter, fmt.Sprintf("The filter %q has no configuration and no default.", slot.Name))
+			return false
+		}
+		if slot.Name == resources.LengthFilter && len(x.host.Models) > 0 {
+			if !x.estimate() {
+				return false
+			}
+			x.pick()
+		}
+		// As in Envoy, this filter comes too late to change the route.
+		mutate(x.header, &e.Mutations, client.Context{})
+	}
+	return true
+}
+
+// pick finds the route by the headers as they are now.
+func (x *exchange) pick() {
+	x.route = route.Pick(x.host, &route.Request{Method: x.r.Method, Authority: x.authority(), Path: path(x.r), Header: x.header})
+}
+
+func (x *exchange) authority() string {
+	if x.listener.StripPort {
+		return route.WithoutPort(x.r.Host)
+	}
+	return x.r.Host
+}
+
+// path is the request's path as it came, without the query.
+func path(r *http.Request) string {
+	if strings.HasPrefix(r.RequestURI, "/") {
+		p, _, _ := strings.Cut(r.RequestURI, "?")
+		return p
+	}
+	return r.URL.EscapedPath()
+}
+
+// bufferLimit bounds what is held of the request's body.
+func (x *exchange) bufferLimit() int64 {
+	if x.route != nil && x.route.BufferLimit >= 0 {
+		return x.route.BufferLimit
+	}
+	return x.listener.BufferLimit
+}
+
+// openBody takes charge of the request's body. x.body stays nil without one.
+func (x *exchange) openBody() {
+	if x.body == nil && x.r.Body != nil && x.r.Body != http.NoBody && x.size != 0 {
+		x.body = newBody(x.r.Body, x.size, x.bufferLimit(), func() { x.watch.touch() }, &x.p.buffers)
+	}
+}
+
+// reading reports whether the request's body is still to come.
+func (x *exchange) reading() bool { return x.body != nil && !x.body.done.Load() }
+
+// gone reports whether the client left, rather than a limit of ours cutting it.
+func (x *exchange) gone() bool {
+	if x.r.Context().Err() == nil {
+		return false
+	}
+	cause := context.Cause(x.ctx)
+	return !errors.Is(cause, errIdle) && !errors.Is(cause, errTimeout) && !errors.Is(cause, errDuration)
+}
+
+// decorate changes the headers of an answer: the route's operations first, the
+// table's last, as Envoy does by default.
+func (x *exchange) decorate(h http.Header, upstream string) {
+	if x.route == nil {
+		return
+	}
+	c := client.Context{Cluster: x.route.Cluster, Upstream: upstream}
+	mutate(h, &x.route.Response, c)
+	mutate(h, &x.host.Response, c)
+	mutate(h, &x.listener.table.Response, c)
+}

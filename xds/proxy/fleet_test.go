@@ -1,0 +1,334 @@
+package proxy
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"github.com/envoyproxy/go-control-plane/pkg/cache/types"
+	"github.com/envoyproxy/go-control-plane/pkg/cache/v3"
+	serverv3 "github.com/envoyproxy/go-control-plane/pkg/server/v3"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/test/bufconn"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/client"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// control is the stock ADS server of go-control-plane: nothing of ours.
+type control struct {
+	t     testing.TB
+	cache cache.SnapshotCache
+	conn  *grpc.ClientConn
+	grpc  *grpc.Server
+	stop  func()
+	turn  atomic.Int64
+}
+
+func newControl(t testing.TB) *control {
+	t.Helper()
+	c := &control{t: t, cache: cache.NewSnapshotCache(false, cache.IDHash{}, nil), grpc: grpc.NewServer()}
+	ctx, cancel := context.WithCancel(context.Background())
+	discoveryv3.RegisterAggregatedDiscoveryServiceServer(c.grpc, serverv3.NewServer(ctx, c.cache, nil))
+	l := bufconn.Listen(1 << 20)
+	done := make(chan struct{})
+	go func() { defer close(done); c.grpc.Serve(l) }()
+	var err error
+	c.conn, err = grpc.NewClient("passthrough:///ads", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return l.DialContext(ctx) }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.stop = sync.OnceFunc(func() {
+		cancel()
+		c.grpc.Stop()
+		<-done
+	})
+	return c
+}
+
+// set publishes a view; edit may change the resources before.
+func (c *control) set(v resources.View, edit func(map[string][]types.Resource)) {
+	c.t.Helper()
+	set, err := resources.Build(v)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	all := make(map[string][]types.Resource)
+	add := func(url string, fresh func() types.Resource) {
+		for _, r := range set.All(url) {
+			if r.Unlisted {
+				continue
+			}
+			m := fresh()
+			if err := r.Decode(m); err != nil {
+				c.t.Fatal(err)
+			}
+			all[url] = append(all[url], m)
+		}
+	}
+	add(resources.ClusterType, func() types.Resource { return new(clusterv3.Cluster) })
+	add(resources.EndpointType, func() types.Resource { return new(endpointv3.ClusterLoadAssignment) })
+	add(resources.ListenerType, func() types.Resource { return new(listenerv3.Listener) })
+	add(resources.RouteType, func() types.Resource { return new(routev3.RouteConfiguration) })
+	if edit != nil {
+		edit(all)
+	}
+	s, err := cache.NewSnapshot(strconv.FormatInt(c.turn.Add(1), 10), all)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	if err := c.cache.SetSnapshot(context.Background(), "proxy", s); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// front is an upstream that tells what it got.
+type front struct {
+	address string
+	server  *http.Server
+	hits    atomic.Int64
+	done    chan struct{}
+}
+
+// seen is what a front answers to a plain request.
+type seen struct {
+	By     string
+	Header http.Header
+	Host   string
+	URI    string
+	Proto  string
+	Bytes  int
+	Length int64
+}
+
+func newFront(t testing.TB, name string) *front {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &front{address: l.Addr().String(), done: make(chan struct{})}
+	f.server = &http.Server{Protocols: new(http.Protocols), HTTP2: &http.HTTP2Config{MaxConcurrentStreams: 20000}, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		f.hits.Add(1)
+		w.Header().Set("X-By", name)
+		switch r.URL.Path {
+		case "/sse":
+			n, _ := strconv.Atoi(r.URL.Query().Get("n"))
+			gap, _ := time.ParseDuration(r.URL.Query().Get("gap"))
+			io.Copy(io.Discard, r.Body)
+			w.Header().Set("Content-Type", "text/event-stream")
+			for i := range n {
+				fmt.Fprintf(w, "data: %d\n\n", i)
+				w.(http.Flusher).Flush()
+				select {
+				case <-time.After(gap):
+				case <-r.Context().Done():
+					return
+				}
+			}
+			io.WriteString(w, "data: [DONE]\n\n")
+		case "/hang":
+			io.Copy(io.Discard, r.Body)
+			<-r.Context().Done()
+		case "/abort":
+			io.WriteString(w, "half")
+			w.(http.Flusher).Flush()
+			panic(http.ErrAbortHandler)
+		default:
+			if code, err := strconv.Atoi(strings.TrimPrefix(r.URL.Path, "/status/")); err == nil {
+				w.WriteHeader(code)
+				return
+			}
+			n, _ := io.Copy(io.Discard, r.Body)
+			json.NewEncoder(w).Encode(seen{name, r.Header, r.Host, r.RequestURI, r.Proto, int(n), r.ContentLength})
+		}
+	})}
+	f.server.Protocols.SetHTTP1(true)
+	f.server.Protocols.SetUnencryptedHTTP2(true)
+	f.server.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, 0)
+	go func() { defer close(f.done); f.server.Serve(l) }()
+	t.Cleanup(f.kill)
+	return f
+}
+
+// kill closes the front's listener and connections, as a dead process would.
+func (f *front) kill() {
+	f.server.Close()
+	<-f.done
+}
+
+// fleet is a proxy with fronts behind it.
+type fleet struct {
+	t        testing.TB
+	control  *control
+	proxy    *Proxy
+	fronts   []*front
+	view     resources.View
+	url      string
+	client   http.Client
+	registry *prometheus.Registry
+	cancel   context.CancelFunc
+	ran      chan error
+	once     sync.Once // stops
+	applied  chan *client.Snapshot
+}
+
+// twoStages has model m on four fronts: [0,1000) on 0 and 1, the rest on 2, 3.
+func twoStages(fronts []*front) resources.View {
+	v := resources.View{Models: []resources.Model{{Name: "m", Context: 131072, BytesPerToken: 4000}}}
+	p := policies.Plan{Model: "m", Epoch: 1, Stages: []policies.Stage{{Low: 0, High: 1000}, {Low: 1000, High: policies.Unbounded}}}
+	for i, f := range fronts {
+		id := policies.ReplicaID(fmt.Sprintf("r%d", i))
+		v.Endpoints = append(v.Endpoints, resources.Endpoint{ID: id, Model: "m", Address: f.address, Weight: 10})
+		s := &p.Stages[2*i/len(fronts)]
+		s.Replicas = append(s.Replicas, id)
+	}
+	v.Plans = []policies.Plan{p}
+	return v
+}
+
+func newFleet(t testing.TB, fronts int, edit func(map[string][]types.Resource)) *fleet {
+	t.Helper()
+	f := &fleet{t: t, control: newControl(t), registry: prometheus.NewRegistry(), ran: make(chan error, 1), applied: make(chan *client.Snapshot, 10000)}
+	for i := range fronts {
+		f.fronts = append(f.fronts, newFront(t, fmt.Sprintf("r%d", i)))
+	}
+	f.view = twoStages(f.fronts)
+	f.control.set(f.view, edit)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	logger := slog.New(slog.DiscardHandler)
+	if testing.Verbose() {
+		logger = slog.New(slog.NewTextHandler(t.Output(), nil))
+	}
+	f.proxy, err = New(Config{
+		Client:   client.Config{Conn: f.control.conn, NodeID: "proxy", BackoffMin: time.Millisecond, Watcher: applied(f.applied)},
+		Listener: l, DrainTimeout: 5 * time.Second, Registry: f.registry, Logger: logger,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ctx context.Context
+	ctx, f.cancel = context.WithCancel(context.Background())
+	go func() { f.ran <- f.proxy.Run(ctx) }()
+	f.url = "http://" + l.Addr().String()
+	f.client.Transport = &http.Transport{MaxIdleConnsPerHost: 100, DisableCompression: true}
+	t.Cleanup(func() {
+		f.client.CloseIdleConnections()
+		f.stop()
+		f.control.stop()
+		f.control.conn.Close()
+	})
+	select {
+	case <-f.proxy.Ready():
+	case <-time.After(10 * time.Second):
+		t.Fatal("the proxy is not ready after 10 s")
+	}
+	return f
+}
+
+func (f *fleet) stop() {
+	f.t.Helper()
+	f.once.Do(func() {
+		f.cancel()
+		if err := <-f.ran; err != nil {
+			f.t.Error("Run:", err)
+		}
+	})
+}
+
+type applied chan *client.Snapshot
+
+func (a applied) Update(s *client.Snapshot) { a <- s }
+
+// publish sets a view and waits until the proxy uses it; want recognises it.
+func (f *fleet) publish(v resources.View, edit func(map[string][]types.Resource), want func(*client.Snapshot) bool) {
+	f.t.Helper()
+	f.control.set(v, edit)
+	timeout := time.After(10 * time.Second)
+	for {
+		select {
+		case s := <-f.applied:
+			if s.Listeners["cascade"] != nil && s.Routes["cascade"] != nil && want(s) {
+				return
+			}
+		case <-timeout:
+			f.t.Fatal("the proxy did not take the view")
+		}
+	}
+}
+
+// send makes a request; headers are pairs that are added.
+func (f *fleet) send(method, path, host string, body io.Reader, headers ...string) (*http.Response, []byte) {
+	f.t.Helper()
+	r, err := http.NewRequest(method, f.url+path, body)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	if host != "" {
+		r.Host = host
+	}
+	for i := 0; i < len(headers); i += 2 {
+		r.Header.Add(headers[i], headers[i+1])
+	}
+	resp, err := f.client.Do(r)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return resp, b
+}
+
+func (f *fleet) see(method, path, host string, body io.Reader, headers ...string) (*http.Response, seen) {
+	f.t.Helper()
+	resp, b := f.send(method, path, host, body, headers...)
+	var s seen
+	if err := json.Unmarshal(b, &s); err != nil || resp.StatusCode != 200 {
+		f.t.Fatalf("%s %s: status %d, %s", method, path, resp.StatusCode, b)
+	}
+	return resp, s
+}
+
+// chunked hides the size of a body, so that it goes without content-length.
+type chunked struct{ io.Reader }
+
+// prompt is a completion request of n bytes in all.
+func prompt(model string, n int) []byte {
+	empty := fmt.Sprintf(`{"model":%q,"prompt":""}`, model)
+	return []byte(empty[:len(empty)-2] + strings.Repeat("x", max(0, n-len(empty))) + `"}`)
+}
+
+// failure reads an error of the proxy's own.
+func failure(t testing.TB, body []byte) apiError {
+	t.Helper()
+	var e struct{ Error apiError }
+	if err := json.Unmarshal(body, &e); err != nil {
+		t.Fatalf("%s is no error: %v", body, err)
+	}
+	return e.Error
+}

@@ -1,0 +1,200 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"net/url"
+	"time"
+
+	"github.com/cascadeinfer/cascade/xds/client"
+	"github.com/cascadeinfer/cascade/xds/proxy/balance"
+	"github.com/cascadeinfer/cascade/xds/proxy/upstream"
+)
+
+// forward sends the request to the cluster and the answer back.
+func (x *exchange) forward(c *cluster) {
+	view := c.view.Load()
+	if n := c.requests.Add(1); n > int64(view.MaxRequests) {
+		c.requests.Add(-1)
+		x.w.Header().Set("X-Envoy-Overloaded", "true")
+		x.fail(503, codeOverload, fmt.Sprintf("Cluster %q has %d requests in flight, its limit.", c.name, view.MaxRequests))
+		return
+	}
+	c.metrics.active.Inc()
+	defer func() {
+		c.requests.Add(-1)
+		c.metrics.active.Dec()
+	}()
+	x.watch.stop() // of the body's arrival, if it had to be read
+	x.watch = x.watch.again(x.route, x.listener.StreamIdle)
+	x.watch.start()
+	x.openBody()
+	answer, host, err := x.attempts(c, view)
+	if err != nil {
+		x.unanswered(c, host, err)
+		return
+	}
+	if x.body != nil {
+		x.body.commit() // an answer has begun: no retry from here on
+	}
+	c.metrics.firstByte.Observe(time.Since(x.begun).Seconds())
+	x.answer(answer, host)
+}
+
+// again is a watch for the upstream part of the request.
+func (w *watch) again(r *client.Route, idle time.Duration) *watch {
+	if r.IdleTimeout >= 0 {
+		idle = r.IdleTimeout
+	}
+	out := &watch{idle: idle, timeout: r.Timeout, duration: r.MaxDuration, begun: w.begun, cancel: w.cancel, control: w.control, reading: w.reading}
+	out.touch()
+	return out
+}
+
+var (
+	errNoHost  = errors.New("no healthy upstream")
+	errRetries = errors.New("too many retries are under way")
+)
+
+// attempts tries hosts until one answers. The host is the last one tried.
+func (x *exchange) attempts(c *cluster, view *clusterView) (*http.Response, *balance.Host, error) {
+	var tried balance.Tried
+	var last *balance.Host
+	for n := 0; ; n++ {
+		host := c.balancer.Pick(time.Now(), &tried, x.route.Retry)
+		if host == nil {
+			return nil, last, errNoHost
+		}
+		last = host
+		answer, err := x.p.pool(view, host).RoundTrip(x.request(host))
+		if err == nil {
+			if c.balancer.Answered(time.Now(), host, answer.StatusCode) {
+				x.ejected(c, host)
+			}
+			return answer, host, nil
+		}
+		var failure *upstream.Error
+		if !errors.As(err, &failure) {
+			// The client left, or a limit of this proxy was reached. Only a
+			// timeout says something about the host.
+			if errors.Is(err, errTimeout) && c.balancer.Failed(time.Now(), host) {
+				x.ejected(c, host)
+			}
+			return nil, host, err
+		}
+		c.metrics.failed(failure.Kind.String())
+		if c.balancer.Failed(time.Now(), host) {
+			x.ejected(c, host)
+		}
+		if !x.retriable(failure.Kind) || n >= x.route.Retry.Retries {
+			return nil, host, err
+		}
+		tried.Add(host)
+		if err := x.pause(c, view, n); err != nil {
+			return nil, host, err
+		}
+	}
+}
+
+// retriable says whether the route retries a failure and the body allows it.
+func (x *exchange) retriable(k upstream.Kind) bool {
+	p := x.route.Retry
+	if p == nil {
+		return false
+	}
+	ok := k == upstream.NotConnected && p.ConnectFailure || k == upstream.Refused && p.RefusedStream || k == upstream.BeforeRequest && p.BeforeRequest
+	return ok && (x.body == nil || x.body.repeatable())
+}
+
+// pause counts a retry and waits before it: between nothing and the base,
+// doubled each time.
+func (x *exchange) pause(c *cluster, view *clusterView, n int) error {
+	if r := c.retries.Add(1); r > int64(view.MaxRetries) {
+		c.retries.Add(-1)
+		return errRetries
+	}
+	defer c.retries.Add(-1)
+	c.metrics.retries.Inc()
+	d := min(x.route.Retry.Base<<min(n, 16), x.route.Retry.Max)
+	if d <= 0 {
+		return nil
+	}
+	t := time.NewTimer(rand.N(d))
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-x.ctx.Done():
+		return context.Cause(x.ctx)
+	}
+}
+
+func (x *exchange) ejected(c *cluster, h *balance.Host) {
+	c.metrics.ejections.Inc()
+	hosts, out := c.balancer.Size()
+	x.p.cfg.Logger.Warn("host ejected", "cluster", c.name, "host", h.Address, "ejected", out, "hosts", hosts)
+}
+
+// request makes the upstream request for one attempt.
+func (x *exchange) request(h *balance.Host) *http.Request {
+	header := x.header
+	if !x.route.Request.Empty() || !x.host.Request.Empty() || !x.listener.table.Request.Empty() {
+		// Each attempt begins with what the client sent.
+		header = header.Clone()
+		c := client.Context{Cluster: x.route.Cluster, Upstream: h.Address}
+		mutate(header, &x.route.Request, c)
+		mutate(header, &x.host.Request, c)
+		mutate(header, &x.listener.table.Request, c)
+	}
+	r := (&http.Request{
+		Method: x.r.Method,
+		URL:    &url.URL{Scheme: "http", Host: h.Address, Path: x.r.URL.Path, RawPath: x.r.URL.RawPath, RawQuery: x.r.URL.RawQuery, ForceQuery: x.r.URL.ForceQuery},
+		Host:   x.r.Host,
+		Header: header,
+	}).WithContext(x.ctx)
+	if x.body != nil {
+		r.Body, r.ContentLength = x.body.again(), x.size
+		if n, known := x.body.size(); known {
+			r.ContentLength = n
+		}
+	}
+	return r
+}
+
+// unanswered reports a request that no host answered.
+func (x *exchange) unanswered(c *cluster, host *balance.Host, err error) {
+	var failure *upstream.Error
+	switch {
+	case x.gone():
+		x.code = statusClientGone
+	case errors.Is(err, errIdle) && (x.reading() || x.body.failed()):
+		x.fail(408, codeTimeout, "The request body did not arrive in time: "+err.Error()+".")
+	case errors.Is(err, errIdle), errors.Is(err, errTimeout), errors.Is(err, errDuration):
+		x.fail(504, codeTimeout, fmt.Sprintf("Upstream %s of cluster %q: %v.", host.Address, c.name, err))
+	case errors.Is(err, errNoHost):
+		x.fail(503, codeNoUpstream, fmt.Sprintf("Cluster %q has no healthy endpoint.", c.name))
+	case errors.Is(err, errRetries):
+		x.w.Header().Set("X-Envoy-Overloaded", "true")
+		x.fail(503, codeOverload, fmt.Sprintf("Cluster %q: %v.", c.name, err))
+	case x.body.failed():
+		x.fail(400, codeBadBody, "The request body ended before its length.")
+	case errors.As(err, &failure) && failure.Kind == upstream.Reset:
+		x.fail(503, codeReset, fmt.Sprintf("Upstream %s of cluster %q ended the request without an answer.", host.Address, c.name))
+	default:
+		x.fail(503, codeUnreachable, fmt.Sprintf("Cluster %q: %v.", c.name, err))
+	}
+}
+
+// failed says whether the client's side broke the body; false without one.
+func (b *body) failed() bool {
+	if b == nil || !b.done.Load() {
+		return false
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.end != nil && b.end != io.EOF
+}

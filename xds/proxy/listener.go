@@ -1,0 +1,160 @@
+package proxy
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"log/slog"
+	"math"
+	"net"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+)
+
+// bindRetry is the pause before an address that could not be bound is tried
+// again.
+const bindRetry = time.Second
+
+// server is a bound listener.
+type server struct {
+	http    *http.Server
+	address string // as LDS gave it
+	ended   chan struct{}
+}
+
+// serveListeners keeps one server per listener of the state until ctx ends,
+// and then drains them all.
+func (p *Proxy) serveListeners(ctx context.Context) error {
+	running := make(map[string]*server)
+	var draining sync.WaitGroup
+	stop := func(name string) {
+		s := running[name]
+		delete(running, name)
+		p.setAddr(name, nil)
+		draining.Go(func() { p.drain(s) })
+	}
+	for {
+		retry := p.reconcile(running, stop)
+		select {
+		case <-ctx.Done():
+			for name := range running {
+				stop(name)
+			}
+			draining.Wait()
+			if p.cfg.Listener != nil {
+				p.cfg.Listener.Close()
+			}
+			return nil
+		case <-p.changed:
+		case <-retry:
+		}
+	}
+}
+
+// reconcile starts and stops servers until they are those of the state. The
+// channel fires when an address should be tried again; nil when none should.
+func (p *Proxy) reconcile(running map[string]*server, stop func(string)) (retry <-chan time.Time) {
+	want := p.wanted()
+	for name, s := range running {
+		if l := want[name]; l == nil || p.cfg.Listener == nil && l.Address != s.address {
+			stop(name)
+		}
+	}
+	for name, l := range want {
+		if running[name] != nil {
+			continue
+		}
+		bound := p.cfg.Listener
+		if bound == nil {
+			var err error
+			if bound, err = net.Listen("tcp", l.Address); err != nil {
+				p.cfg.Logger.Error("listener cannot be bound", "listener", name, "error", err, "retry_in", bindRetry)
+				retry = time.After(bindRetry)
+				continue
+			}
+		}
+		running[name] = p.start(name, l, bound)
+		p.setAddr(name, bound.Addr())
+		p.cfg.Logger.Info("listener serves", "listener", name, "address", bound.Addr().String())
+		p.once.Do(func() { close(p.ready) })
+	}
+	return retry
+}
+
+// wanted is the listeners to serve. Once a listener serves on Config.Listener
+// no other takes its place: http.Server closes what it has served on.
+func (p *Proxy) wanted() map[string]*listener {
+	out := make(map[string]*listener)
+	for name, l := range p.state.Load().listeners {
+		if l.Address != "" {
+			out[name] = l
+		}
+	}
+	if p.cfg.Listener == nil {
+		return out
+	}
+	name := p.cfg.ListenerName
+	if name == "" && len(out) > 0 {
+		names := make([]string, 0, len(out))
+		for n := range out {
+			names = append(names, n)
+		}
+		name = slices.MinFunc(names, cmp.Compare[string])
+	}
+	if l := out[name]; l != nil {
+		return map[string]*listener{name: l}
+	}
+	return nil
+}
+
+// start serves a listener. What an HTTP server fixes at its start (timeouts of
+// connections, HTTP/2 windows and stream limits) stays until the listener's
+// address changes; everything else follows the state.
+func (p *Proxy) start(name string, l *listener, bound net.Listener) *server {
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(true)
+	protocols.SetUnencryptedHTTP2(true)
+	s := &server{address: l.Address, ended: make(chan struct{}), http: &http.Server{
+		Handler:           http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { p.serve(name, w, r) }),
+		Protocols:         protocols,
+		ReadHeaderTimeout: l.HeadersTimeout,
+		IdleTimeout:       l.ConnectionIdle,
+		MaxHeaderBytes:    l.MaxHeaderBytes,
+		ErrorLog:          slog.NewLogLogger(p.cfg.Logger.Handler(), slog.LevelDebug),
+		HTTP2: &http.HTTP2Config{
+			MaxConcurrentStreams:          int(min(l.MaxStreams, math.MaxInt32)),
+			MaxReceiveBufferPerStream:     l.StreamWindow,
+			MaxReceiveBufferPerConnection: l.ConnectionWindow,
+		},
+	}}
+	go func() {
+		defer close(s.ended)
+		if err := s.http.Serve(bound); !errors.Is(err, http.ErrServerClosed) {
+			p.cfg.Logger.Error("listener failed", "listener", name, "error", err)
+		}
+	}()
+	return s
+}
+
+// drain stops accepting, waits for the streams, and cuts what is left.
+func (p *Proxy) drain(s *server) {
+	ctx, cancel := context.WithTimeout(context.Background(), p.cfg.DrainTimeout)
+	defer cancel()
+	if err := s.http.Shutdown(ctx); err != nil {
+		p.cfg.Logger.Warn("streams cut at the end of the drain timeout", "timeout", p.cfg.DrainTimeout)
+		s.http.Close()
+	}
+	<-s.ended
+}
+
+func (p *Proxy) setAddr(name string, a net.Addr) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if a == nil {
+		delete(p.addrs, name)
+		return
+	}
+	p.addrs[name] = a
+}

@@ -1,0 +1,102 @@
+package proxy
+
+import (
+	"errors"
+	"strconv"
+	"sync/atomic"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// noCluster is the cluster label of requests that never got to one.
+const noCluster = "none"
+
+// metrics is what the proxy counts.
+type metrics struct {
+	requests  *prometheus.CounterVec
+	retries   *prometheus.CounterVec
+	failures  *prometheus.CounterVec
+	ejections *prometheus.CounterVec
+	duration  *prometheus.HistogramVec
+	firstByte *prometheus.HistogramVec
+	active    *prometheus.GaugeVec
+	none      *clusterMetrics
+}
+
+func newMetrics(r prometheus.Registerer, connected func() bool) (*metrics, error) {
+	// A generation lasts from milliseconds to many minutes.
+	buckets := prometheus.ExponentialBuckets(0.001, 2, 21)
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "cascade", Subsystem: "proxy", Name: name, Help: help}, labels)
+	}
+	histogram := func(name, help string) *prometheus.HistogramVec {
+		return prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: "cascade", Subsystem: "proxy", Name: name, Help: help, Buckets: buckets}, []string{"cluster"})
+	}
+	m := &metrics{
+		requests:  counter("requests_total", "Requests by cluster and status; 499 is a client that left before the answer.", "cluster", "code"),
+		retries:   counter("upstream_retries_total", "Attempts after the first, by cluster.", "cluster"),
+		failures:  counter("upstream_failures_total", "Attempts without an answer, by cluster and kind.", "cluster", "kind"),
+		ejections: counter("ejections_total", "Hosts ejected by outlier detection, by cluster.", "cluster"),
+		duration:  histogram("request_seconds", "Time from a request's headers to the end of its answer."),
+		firstByte: histogram("first_byte_seconds", "Time from a request's headers to those of its answer."),
+		active: prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: "cascade", Subsystem: "proxy", Name: "active_requests",
+			Help: "Requests in flight by cluster."}, []string{"cluster"}),
+	}
+	m.none = m.cluster(noCluster)
+	if r == nil {
+		return m, nil
+	}
+	up := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: "cascade", Subsystem: "proxy", Name: "control_plane_connected",
+		Help: "1 while the stream to the control plane is open."}, func() float64 {
+		if connected() {
+			return 1
+		}
+		return 0
+	})
+	var errs []error
+	for _, c := range []prometheus.Collector{m.requests, m.retries, m.failures, m.ejections, m.duration, m.firstByte, m.active, up} {
+		errs = append(errs, r.Register(c))
+	}
+	return m, errors.Join(errs...)
+}
+
+// clusterMetrics caches the metrics of one cluster: looking a label up costs
+// more than counting.
+type clusterMetrics struct {
+	name      string
+	all       *metrics
+	codes     [600]atomic.Pointer[prometheus.Counter]
+	retries   prometheus.Counter
+	ejections prometheus.Counter
+	duration  prometheus.Observer
+	firstByte prometheus.Observer
+	active    prometheus.Gauge
+}
+
+func (m *metrics) cluster(name string) *clusterMetrics {
+	return &clusterMetrics{
+		name: name, all: m,
+		retries:   m.retries.WithLabelValues(name),
+		ejections: m.ejections.WithLabelValues(name),
+		duration:  m.duration.WithLabelValues(name),
+		firstByte: m.firstByte.WithLabelValues(name),
+		active:    m.active.WithLabelValues(name),
+	}
+}
+
+// answered counts a request by its status.
+func (c *clusterMetrics) answered(code int) {
+	if code < 0 || code >= len(c.codes) {
+		code = 0
+	}
+	counter := c.codes[code].Load()
+	if counter == nil {
+		made := c.all.requests.WithLabelValues(c.name, strconv.Itoa(code))
+		counter = &made
+		c.codes[code].Store(counter)
+	}
+	(*counter).Inc()
+}
+
+// failed counts an attempt without an answer.
+func (c *clusterMetrics) failed(kind string) { c.all.failures.WithLabelValues(c.name, kind).Inc() }

@@ -1,0 +1,107 @@
+package proxy
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cascadeinfer/cascade/xds/client"
+	"github.com/cascadeinfer/cascade/xds/proxy/upstream"
+)
+
+// Proxy is one data plane. Run is called once; the other methods may be called
+// from anywhere.
+type Proxy struct {
+	cfg     Config
+	client  *client.Client
+	metrics *metrics
+	pools   *upstream.Pools
+	buffers bufferPool // of request bodies
+	chunks  sync.Pool  // *[]byte for copying answers
+	state   atomic.Pointer[state]
+	changed chan struct{} // a new state; capacity 1
+	ready   chan struct{} // closed when the first listener serves
+	once    sync.Once     // closes ready
+
+	inflight sync.WaitGroup // handlers
+
+	mu    sync.Mutex
+	addrs map[string]net.Addr // by listener
+}
+
+// New checks the config. It starts nothing.
+func New(cfg Config) (*Proxy, error) {
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	p := &Proxy{
+		cfg: cfg, pools: upstream.NewPools(),
+		changed: make(chan struct{}, 1), ready: make(chan struct{}), addrs: make(map[string]net.Addr),
+	}
+	p.state.Store(&state{})
+	cfg.Client.Watcher = watcher{p, cfg.Client.Watcher}
+	var err error
+	if p.client, err = client.New(cfg.Client); err != nil {
+		return nil, fmt.Errorf("proxy: %w", err)
+	}
+	if p.metrics, err = newMetrics(cfg.Registry, p.client.Connected); err != nil {
+		return nil, fmt.Errorf("proxy: %w", err)
+	}
+	return p, nil
+}
+
+// Run serves until ctx ends, then stops accepting, lets streams finish for
+// DrainTimeout, cuts the rest and returns nil.
+func (p *Proxy) Run(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return p.client.Run(ctx) })
+	g.Go(func() error { return p.serveListeners(ctx) })
+	err := g.Wait()
+	p.inflight.Wait()
+	p.pools.Close()
+	return err
+}
+
+// Ready is closed when the first listener serves with its routes.
+func (p *Proxy) Ready() <-chan struct{} { return p.ready }
+
+// Addr returns where an LDS listener is bound, of any listener when name is
+// empty; nil when none is.
+func (p *Proxy) Addr(name string) net.Addr {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if name != "" {
+		return p.addrs[name]
+	}
+	for _, a := range p.addrs {
+		return a
+	}
+	return nil
+}
+
+// Snapshot returns the configuration in use.
+func (p *Proxy) Snapshot() *client.Snapshot { return p.client.Snapshot() }
+
+// Connected reports whether the control plane is there. The proxy serves
+// without it.
+func (p *Proxy) Connected() bool { return p.client.Connected() }
+
+// watcher takes snapshots from the client, and passes them on.
+type watcher struct {
+	p    *Proxy
+	next client.Watcher
+}
+
+var _ client.Watcher = watcher{}
+
+// Update puts a snapshot into use. It runs on the client's goroutine.
+func (w watcher) Update(s *client.Snapshot) {
+	w.p.apply(s)
+	if w.next != nil {
+		w.next.Update(s)
+	}
+}

@@ -1,0 +1,554 @@
+package proxy
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	"github.com/envoyproxy/go-control-plane/pkg/cache/types"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/client"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+func stageOf(by string) int {
+	if by == "r0" || by == "r1" {
+		return 0
+	}
+	return 1
+}
+
+// TestRoutesByLength: one token either side of the boundary, with a length,
+// chunked, and 220 KiB.
+func TestRoutesByLength(t *testing.T) {
+	f := newFleet(t, 4, nil)
+	for _, n := range []int{400, 3996, 3999, 4000, 4004, 220 << 10} {
+		want := 0
+		if n >= 4000 {
+			want = 1
+		}
+		resp, s := f.see("POST", "/v1/completions", "any.host:8080", bytes.NewReader(prompt("m", n)))
+		if stageOf(s.By) != want || s.Bytes != n || s.Length != int64(n) {
+			t.Errorf("%d bytes went to %s (%d bytes arrived), want stage %d", n, s.By, s.Bytes, want)
+		}
+		if got := s.Header.Get("X-Cascade-Tokens"); got != strconv.Itoa(n/4) {
+			t.Errorf("%d bytes: x-cascade-tokens is %q", n, got)
+		}
+		if s.Header.Get("X-Gateway-Model-Name") != "m" {
+			t.Errorf("the model is %q", s.Header.Get("X-Gateway-Model-Name"))
+		}
+		if got := resp.Header.Get("X-Cascade-Stage"); got != fmt.Sprintf("s%d", want) {
+			t.Errorf("x-cascade-stage is %q", got)
+		}
+		if got := resp.Header.Get("X-Cascade-Epoch"); got != "1" {
+			t.Errorf("x-cascade-epoch is %q", got)
+		}
+		if s.Proto != "HTTP/2.0" || s.Host != "any.host:8080" {
+			t.Errorf("the front saw %s and host %s", s.Proto, s.Host)
+		}
+	}
+	// Without a length the text is counted.
+	over := len(prompt("m", 0))
+	for _, tokens := range []int{1, 999, 1000, 1001, 55 << 10} {
+		want := 0
+		if tokens >= 1000 {
+			want = 1
+		}
+		_, s := f.see("POST", "/v1/completions", "", chunked{bytes.NewReader(prompt("m", over+4*tokens))})
+		if stageOf(s.By) != want || s.Bytes != over+4*tokens || s.Header.Get("X-Cascade-Tokens") != strconv.Itoa(tokens) {
+			t.Errorf("chunked, %d tokens: %s got %d bytes, header %q", tokens, s.By, s.Bytes, s.Header.Get("X-Cascade-Tokens"))
+		}
+	}
+	// Nothing to count: the last stage.
+	_, s := f.see("GET", "/v1/models?x=a%2Fb", "", nil)
+	if stageOf(s.By) != 1 || s.URI != "/v1/models?x=a%2Fb" || s.Header["X-Cascade-Tokens"] != nil {
+		t.Errorf("a GET went to %+v", s)
+	}
+}
+
+// TestTrustBoundary: what a client says about lengths is gone.
+func TestTrustBoundary(t *testing.T) {
+	f := newFleet(t, 4, nil)
+	_, s := f.see("POST", "/", "", bytes.NewReader(prompt("m", 8000)),
+		"x-cascade-tokens", "5", "X-Cascade-Tokens", "7", "x-cascade-anything", "1", "x-gateway-model-name", "other",
+		"Connection", "X-Private, close", "X-Private", "1", "X-Kept", "1", "X-Kept", "2")
+	if stageOf(s.By) != 1 || !slices.Equal(s.Header["X-Cascade-Tokens"], []string{"2000"}) || s.Header["X-Cascade-Anything"] != nil {
+		t.Errorf("forged headers: %s, %v", s.By, s.Header)
+	}
+	if s.Header["X-Private"] != nil || !slices.Equal(s.Header["X-Kept"], []string{"1", "2"}) {
+		t.Errorf("connection headers: %v", s.Header)
+	}
+	if len(s.Header.Get("X-Request-Id")) != 36 || s.Header.Get("X-Forwarded-For") != "127.0.0.1" || s.Header.Get("X-Forwarded-Proto") != "http" {
+		t.Errorf("forwarding headers: %v", s.Header)
+	}
+	if s.Header["Accept-Encoding"] != nil {
+		t.Errorf("the proxy asks for encodings: %v", s.Header)
+	}
+}
+
+// manyModels adds model n with a host of its own.
+func manyModels(v resources.View) resources.View {
+	v.Models = append(slices.Clone(v.Models), resources.Model{Name: "n/2", Context: 8192, Hosts: []string{"n.example"}})
+	e := v.Endpoints[0]
+	e.ID, e.Model, e.Address = "n0", "n/2", v.Endpoints[3].Address
+	v.Endpoints = append(slices.Clone(v.Endpoints[:3]), e)
+	v.Plans = []policies.Plan{{Model: "m", Epoch: 1, Stages: []policies.Stage{{Low: 0, High: 1000, Replicas: []policies.ReplicaID{"r0", "r1"}}, {Low: 1000, High: policies.Unbounded, Replicas: []policies.ReplicaID{"r2"}}}},
+		policies.OneStage("n/2", []policies.ReplicaID{"n0"})}
+	return v
+}
+
+func TestManyModels(t *testing.T) {
+	f := newFleet(t, 4, nil)
+	f.publish(manyModels(f.view), nil, func(s *client.Snapshot) bool {
+		plans, err := client.Plans(s)
+		return err == nil && len(plans) == 2
+	})
+	over := len(prompt("m", 0))
+	for tokens, want := range map[int]string{999: "s0", 1000: "s1"} {
+		resp, s := f.see("POST", "/", "x", bytes.NewReader(prompt("m", over+4*tokens)))
+		if resp.Header.Get("X-Cascade-Stage") != want || s.Header.Get("X-Gateway-Model-Name") != "m" || s.Bytes != over+4*tokens {
+			t.Errorf("%d tokens: %v", tokens, s)
+		}
+	}
+	for _, host := range []string{"x", "n.example:80"} {
+		if _, s := f.see("POST", "/", host, bytes.NewReader(prompt("n/2", 100))); s.By != "r3" || s.Header.Get("X-Gateway-Model-Name") != "n/2" {
+			t.Errorf("host %s, model n/2: %v", host, s)
+		}
+	}
+	for _, body := range []string{string(prompt("unknown", 50)), "not JSON", ""} {
+		resp, b := f.send("POST", "/", "x", strings.NewReader(body))
+		if resp.StatusCode != 404 || failure(t, b).Code != "model_not_found" || resp.Header.Get("Content-Type") != "application/json" {
+			t.Errorf("%q: %d %s", body, resp.StatusCode, b)
+		}
+	}
+	for _, body := range []io.Reader{bytes.NewReader(make([]byte, 16<<20+1)), chunked{bytes.NewReader(make([]byte, 17<<20))}} {
+		resp, b := f.send("POST", "/", "x", body)
+		if resp.StatusCode != 413 || failure(t, b).Code != codeTooLarge {
+			t.Errorf("17 MiB without a model: %d %s", resp.StatusCode, b)
+		}
+	}
+	// With a host of its own nothing needs to be held.
+	if _, s := f.see("POST", "/", "n.example", bytes.NewReader(make([]byte, 17<<20))); s.Bytes != 17<<20 {
+		t.Errorf("17 MiB: %d arrived", s.Bytes)
+	}
+}
+
+func TestErrorsNameTheReason(t *testing.T) {
+	f := newFleet(t, 2, func(all map[string][]types.Resource) {
+		rc := all[resources.RouteType][0].(*routev3.RouteConfiguration)
+		rc.VirtualHosts[0].Domains = []string{"a"}
+		to := func(host, cluster string) *routev3.VirtualHost {
+			return &routev3.VirtualHost{Name: host, Domains: []string{host}, Routes: []*routev3.Route{{
+				Match:  &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_Prefix{Prefix: "/x"}},
+				Action: &routev3.Route_Route{Route: &routev3.RouteAction{ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: cluster}}}}}}
+		}
+		rc.VirtualHosts = append(rc.VirtualHosts, to("unknown-cluster", "nope"), to("empty", "empty"))
+		empty := &clusterv3.Cluster{Name: "empty", ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC},
+			LoadAssignment: &endpointv3.ClusterLoadAssignment{ClusterName: "empty"}}
+		all[resources.ClusterType] = append(all[resources.ClusterType], empty)
+	})
+	for _, c := range []struct {
+		host, path string
+		status     int
+		code       string
+		names      string
+	}{
+		{"other", "/", 404, codeNoHost, `"other"`},
+		{"empty", "/", 404, codeNoRoute, `"empty"`},
+		{"unknown-cluster", "/x", 503, codeNoCluster, `"nope"`},
+		{"empty", "/x", 503, codeNoUpstream, `"empty"`},
+	} {
+		resp, b := f.send("GET", c.path, c.host, nil)
+		if e := failure(t, b); resp.StatusCode != c.status || e.Code != c.code || !strings.Contains(e.Message, c.names) {
+			t.Errorf("%s%s: %d %s", c.host, c.path, resp.StatusCode, b)
+		}
+	}
+	if got := testutil.ToFloat64(f.proxy.metrics.requests.WithLabelValues(noCluster, "404")); got != 2 {
+		t.Errorf("%v requests counted as 404", got)
+	}
+}
+
+// TestWeights: 1000 long streams at one front change nothing for new requests.
+func TestWeights(t *testing.T) {
+	f := newFleet(t, 2, nil)
+	v := f.view
+	v.Endpoints = slices.Clone(v.Endpoints)
+	v.Plans = []policies.Plan{policies.OneStage("m", []policies.ReplicaID{"r0", "r1"})}
+	v.Endpoints[0].Weight, v.Endpoints[1].Weight = 30, 10
+	f.publish(v, nil, func(s *client.Snapshot) bool { return len(s.Assignments["cascade/m/s0"].Priorities[0]) == 2 })
+	for range 400 {
+		f.see("GET", "/", "", nil)
+	}
+	if n := f.fronts[0].hits.Load(); n < 297 || n > 303 {
+		t.Errorf("weight 30 of 40 got %d of 400", n)
+	}
+}
+
+// TestFailover: the only replica of a stage dies and nobody is there to say
+// so. The next priority serves, and no request fails.
+func TestFailover(t *testing.T) {
+	f := newFleet(t, 2, nil)
+	f.see("POST", "/", "", bytes.NewReader(prompt("m", 100)))
+	f.control.stop()
+	f.fronts[0].kill()
+	// A request on a connection that is dead and not yet known to be may have
+	// been worked on, and is not repeated.
+	c := f.proxy.state.Load().clusters["cascade/m/s0/rr"]
+	for pool := f.proxy.pools.Get(f.fronts[0].address, c.view.Load().upstream); pool.Connections() > 0; {
+		time.Sleep(time.Millisecond)
+	}
+	for range 50 {
+		if _, s := f.see("POST", "/", "", bytes.NewReader(prompt("m", 100))); s.By != "r1" {
+			t.Fatalf("%s serves", s.By)
+		}
+	}
+	if f.proxy.Connected() {
+		t.Error("the control plane is gone and Connected says otherwise")
+	}
+	if n := testutil.ToFloat64(f.proxy.metrics.ejections.WithLabelValues("cascade/m/s0/rr")); n < 1 {
+		t.Error("the dead host was not ejected")
+	}
+	// Ejected, it costs no retries.
+	before := testutil.ToFloat64(f.proxy.metrics.retries.WithLabelValues("cascade/m/s0/rr"))
+	if before > 10 {
+		t.Errorf("%v retries for 50 requests", before)
+	}
+}
+
+// TestReturn: the ejected host is back after its time.
+func TestReturn(t *testing.T) {
+	f := newFleet(t, 2, func(all map[string][]types.Resource) {
+		for _, c := range all[resources.ClusterType] {
+			o := c.(*clusterv3.Cluster).OutlierDetection
+			o.BaseEjectionTime, o.MaxEjectionTime = durationpb.New(50*time.Millisecond), durationpb.New(50*time.Millisecond)
+			o.ConsecutiveGatewayFailure = wrapperspb.UInt32(2)
+		}
+	})
+	for range 2 {
+		if resp, _ := f.send("POST", "/status/503", "", bytes.NewReader(prompt("m", 50))); resp.StatusCode != 503 {
+			t.Fatalf("status %d; an upstream's 503 is passed on", resp.StatusCode)
+		}
+	}
+	if _, s := f.see("POST", "/", "", bytes.NewReader(prompt("m", 50))); s.By != "r1" {
+		t.Errorf("%s serves while r0 is out", s.By)
+	}
+	deadline := time.Now().Add(10 * time.Second)
+	for by := ""; by != "r0"; {
+		if time.Now().After(deadline) {
+			t.Fatal("r0 is not back")
+		}
+		_, s := f.see("POST", "/", "", bytes.NewReader(prompt("m", 50)))
+		by = s.By
+	}
+}
+
+// TestRetryBeforeFirstByteOnly: a front that dies in mid-answer is not hidden.
+func TestRetryBeforeFirstByteOnly(t *testing.T) {
+	f := newFleet(t, 4, nil)
+	resp, err := f.client.Get(f.url + "/abort")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := io.ReadAll(resp.Body)
+	resp.Body.Close()
+	if string(b) != "half" || err == nil {
+		t.Errorf("got %q and error %v, want the half and a cut", b, err)
+	}
+	total := int64(0)
+	for _, fr := range f.fronts {
+		total += fr.hits.Load()
+	}
+	if total != 1 {
+		t.Errorf("%d fronts saw the request", total)
+	}
+}
+
+func TestSSEFlushesEveryEvent(t *testing.T) {
+	f := newFleet(t, 2, nil)
+	for _, http2 := range []bool{false, true} {
+		c := http.Client{Transport: transport(t, http2)}
+		resp, err := c.Post(f.url+"/sse?n=3&gap=1h", "application/json", bytes.NewReader(prompt("m", 100)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if resp.Header.Get("Content-Type") != "text/event-stream" {
+			t.Errorf("header %v", resp.Header)
+		}
+		// The next event comes in an hour: what is read now was flushed.
+		if line, err := bufio.NewReader(resp.Body).ReadString('\n'); line != "data: 0\n" || err != nil {
+			t.Errorf("http2 %v: %q, %v", http2, line, err)
+		}
+		resp.Body.Close()
+	}
+}
+
+func transport(t testing.TB, http2 bool) *http.Transport {
+	tr := &http.Transport{Protocols: new(http.Protocols), MaxIdleConnsPerHost: 1000, DisableCompression: true}
+	tr.Protocols.SetHTTP1(!http2)
+	tr.Protocols.SetUnencryptedHTTP2(http2)
+	t.Cleanup(tr.CloseIdleConnections)
+	return tr
+}
+
+// TestCancel: a client that leaves takes its upstream request with it.
+func TestCancel(t *testing.T) {
+	f := newFleet(t, 2, nil)
+	for _, path := range []string{"/hang", "/sse?n=10&gap=1h"} {
+		ctx, cancel := context.WithCancel(t.Context())
+		r, _ := http.NewRequestWithContext(ctx, "POST", f.url+path, bytes.NewReader(prompt("m", 100)))
+		before := f.fronts[0].hits.Load()
+		done := make(chan error)
+		go func() {
+			resp, err := f.client.Do(r)
+			if err == nil {
+				_, err = io.Copy(io.Discard, resp.Body)
+				resp.Body.Close()
+			}
+			done <- err
+		}()
+		for f.fronts[0].hits.Load() == before {
+			time.Sleep(time.Millisecond)
+		}
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+	// Shutdown of the fronts in the cleanup waits for their handlers: those
+	// that were not cancelled would leak, and goleak would tell.
+	for c := f.proxy.state.Load().clusters["cascade/m/s0/rr"]; c.requests.Load() != 0; {
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func withTimeouts(idle, timeout time.Duration) func(map[string][]types.Resource) {
+	return func(all map[string][]types.Resource) {
+		for _, h := range all[resources.RouteType][0].(*routev3.RouteConfiguration).VirtualHosts {
+			for _, r := range h.Routes {
+				r.GetRoute().IdleTimeout, r.GetRoute().Timeout = durationpb.New(idle), durationpb.New(timeout)
+			}
+		}
+	}
+}
+
+func TestTimeouts(t *testing.T) {
+	f := newFleet(t, 2, withTimeouts(100*time.Millisecond, 0))
+	resp, b := f.send("POST", "/hang", "", bytes.NewReader(prompt("m", 100)))
+	if resp.StatusCode != 504 || failure(t, b).Code != codeTimeout {
+		t.Errorf("no answer: %d %s", resp.StatusCode, b)
+	}
+	// Events keep a stream alive beyond the idle timeout; silence ends it.
+	if _, b := f.send("POST", "/sse?n=20&gap=20ms", "", bytes.NewReader(prompt("m", 100))); !bytes.Contains(b, []byte("[DONE]")) {
+		t.Errorf("a lively stream was cut: %s", b)
+	}
+	resp, err := f.client.Post(f.url+"/sse?n=2&gap=1h", "", bytes.NewReader(prompt("m", 100)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadAll(resp.Body); err == nil {
+		t.Error("a silent stream was not cut")
+	}
+	resp.Body.Close()
+	// The route's timeout cuts even a lively one.
+	f.publish(f.view, withTimeouts(0, 100*time.Millisecond), func(s *client.Snapshot) bool {
+		return s.Routes["cascade"].Hosts[0].Routes[0].Timeout == 100*time.Millisecond
+	})
+	resp, err = f.client.Post(f.url+"/sse?n=1000&gap=10ms", "", bytes.NewReader(prompt("m", 100)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadAll(resp.Body); err == nil {
+		t.Error("a stream outlived the route's timeout")
+	}
+	resp.Body.Close()
+}
+
+// TestSlowBody: a client that stops sending does not hold the request for ever.
+func TestSlowBody(t *testing.T) {
+	f := newFleet(t, 2, withTimeouts(100*time.Millisecond, 0))
+	c, err := net.Dial("tcp", strings.TrimPrefix(f.url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	fmt.Fprintf(c, "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n{")
+	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, _ := io.ReadAll(resp.Body)
+	resp.Body.Close()
+	if resp.StatusCode != 408 || failure(t, b).Code != codeTimeout {
+		t.Errorf("%d %s", resp.StatusCode, b)
+	}
+}
+
+func TestCircuitBreaker(t *testing.T) {
+	f := newFleet(t, 2, func(all map[string][]types.Resource) {
+		for _, c := range all[resources.ClusterType] {
+			c.(*clusterv3.Cluster).CircuitBreakers.Thresholds[0].MaxRequests = wrapperspb.UInt32(1)
+		}
+	})
+	resp, err := f.client.Post(f.url+"/sse?n=5&gap=1h", "", bytes.NewReader(prompt("m", 100)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	over, b := f.send("POST", "/", "", bytes.NewReader(prompt("m", 100)))
+	if over.StatusCode != 503 || over.Header.Get("X-Envoy-Overloaded") != "true" || failure(t, b).Code != codeOverload {
+		t.Errorf("%d %s", over.StatusCode, b)
+	}
+	resp.Body.Close()
+	for c := f.proxy.state.Load().clusters["cascade/m/s0/rr"]; c.requests.Load() != 0; {
+		time.Sleep(time.Millisecond)
+	}
+	f.see("POST", "/", "", bytes.NewReader(prompt("m", 100)))
+}
+
+// TestRunningStreamsSurvive everything that is published: a flip away from
+// their stage, the removal of their endpoint, an edit of their listener.
+func TestRunningStreamsSurvive(t *testing.T) {
+	f := newFleet(t, 4, nil)
+	resp, err := f.client.Post(f.url+"/sse?n=30&gap=10ms", "", bytes.NewReader(prompt("m", 100)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := f.view
+	v.Endpoints = v.Endpoints[2:]
+	v.Plans = []policies.Plan{policies.OneStage("m", []policies.ReplicaID{"r2", "r3"})}
+	v.Settings.IdleTimeout = time.Hour // an edit of the listener
+	f.publish(v, nil, func(s *client.Snapshot) bool {
+		return s.Listeners["cascade"].StreamIdle == time.Hour && len(s.Assignments["cascade/m/s0"].Priorities[0]) == 2 && len(s.Assignments["cascade/m/s0"].Priorities) == 1
+	})
+	if _, s := f.see("POST", "/", "", bytes.NewReader(prompt("m", 100))); stageOf(s.By) != 1 {
+		t.Errorf("a new request went to %s, which is gone", s.By)
+	}
+	b, err := io.ReadAll(resp.Body)
+	resp.Body.Close()
+	if err != nil || strings.Count(string(b), "data:") != 31 {
+		t.Errorf("the stream ended early: %v, %d events", err, strings.Count(string(b), "data:"))
+	}
+}
+
+// TestFlips is the promise of the package under load: boundaries and replicas
+// move hundreds of times, POSTs and streams go on, nothing fails.
+func TestFlips(t *testing.T) {
+	f := newFleet(t, 4, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	var load sync.WaitGroup
+	var requests, failures atomic.Int64
+	for i := range 8 {
+		c := http.Client{Transport: transport(t, i%2 == 0)}
+		load.Go(func() {
+			sizes := []int{100, 3999, 4000, 30000}
+			for n := i; ctx.Err() == nil; n++ {
+				path := "/"
+				if n%4 == 0 {
+					path = "/sse?n=5&gap=1ms"
+				}
+				resp, err := c.Post(f.url+path, "application/json", bytes.NewReader(prompt("m", sizes[n%4])))
+				requests.Add(1)
+				if err != nil {
+					failures.Add(1)
+					t.Error(err)
+					return
+				}
+				b, err := io.ReadAll(resp.Body)
+				resp.Body.Close()
+				if err != nil || resp.StatusCode != 200 || resp.Header.Get("X-Cascade-Stage") == "" {
+					failures.Add(1)
+					t.Errorf("%d %v %s", resp.StatusCode, err, b)
+					return
+				}
+			}
+		})
+	}
+	flips := 300
+	if testing.Short() {
+		flips = 50
+	}
+	for i := range flips {
+		v := f.view
+		cut := policies.Tokens(500 + i)
+		p := policies.Plan{Model: "m", Epoch: policies.Epoch(i + 2), Stages: []policies.Stage{
+			{Low: 0, High: cut, Replicas: []policies.ReplicaID{"r0", "r1", "r2"}[:2+i%2]},
+			{Low: cut, High: policies.Unbounded, Replicas: []policies.ReplicaID{"r2", "r3"}[i%2:]}}}
+		v.Previous, v.Plans = v.Plans, []policies.Plan{p}
+		f.view.Plans = v.Plans
+		f.publish(v, nil, func(s *client.Snapshot) bool {
+			return s.Routes["cascade"].Hosts[0].Routes[0].Headers[1].End == int64(cut)
+		})
+	}
+	cancel()
+	load.Wait()
+	t.Logf("%d flips under %d requests, %d failed", flips, requests.Load(), failures.Load())
+}
+
+// TestDrain: the end of Run lets streams finish and takes no new ones.
+func TestDrain(t *testing.T) {
+	f := newFleet(t, 2, nil)
+	for _, http2 := range []bool{false, true} {
+		c := http.Client{Transport: transport(t, http2)}
+		resp, err := c.Post(f.url+"/sse?n=20&gap=10ms", "", bytes.NewReader(prompt("m", 100)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		defer func() {
+			b, err := io.ReadAll(resp.Body)
+			if err != nil || !bytes.Contains(b, []byte("[DONE]")) {
+				t.Errorf("http2 %v: the stream was cut: %v", http2, err)
+			}
+		}()
+	}
+	f.stop()
+	if _, err := net.Dial("tcp", strings.TrimPrefix(f.url, "http://")); err == nil {
+		t.Error("the proxy still accepts")
+	}
+}
+
+// TestDrainTimeout: a stream that does not end is cut.
+func TestDrainTimeout(t *testing.T) {
+	f := newFleet(t, 2, nil)
+	f.proxy.cfg.DrainTimeout = 50 * time.Millisecond
+	resp, err := f.client.Post(f.url+"/sse?n=2&gap=1h", "", bytes.NewReader(prompt("m", 100)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	f.stop()
+	if _, err := io.ReadAll(resp.Body); err == nil {
+		t.Error("the stream outlived the drain timeout")
+	}
+}
+
+func TestConfigErrors(t *testing.T) {
+	ok := client.Config{Target: "x", NodeID: "n"}
+	for name, c := range map[string]Config{
+		"no target":     {},
+		"negative":      {Client: ok, DrainTimeout: -1},
+		"name, no sock": {Client: ok, ListenerName: "x"},
+	} {
+		if _, err := New(c); err == nil {
+			t.Errorf("%s: New accepted it", name)
+		}
+	}
+}

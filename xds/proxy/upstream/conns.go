@@ -1,0 +1,163 @@
+package upstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"sync"
+)
+
+// conns is the HTTP/2 connections to one endpoint. Streams fill the first
+// connection with room; when none has any, one more is made, once for all who
+// wait.
+type conns struct {
+	address   string
+	settings  Settings
+	transport *http.Transport
+	dials     sync.WaitGroup
+
+	mu      sync.Mutex
+	open    []*http.ClientConn
+	dialing *dial // nil when none is under way
+	retired bool  // no new requests are expected
+	closed  bool  // no new connections are made
+}
+
+// dial is a connection being made.
+type dial struct {
+	done   chan struct{}
+	cancel context.CancelFunc
+	err    error // set before done is closed
+}
+
+func newConns(address string, s Settings, t *http.Transport) *conns {
+	return &conns{address: address, settings: s, transport: t}
+}
+
+var errClosed = errors.New("the proxy is closed")
+
+// maxDials bounds how often one request waits for another new connection: a
+// peer that allows no streams would otherwise be dialled for ever.
+const maxDials = 8
+
+// reserve returns a connection with room for one more stream, reserved for
+// the caller, who must call RoundTrip or Release.
+func (c *conns) reserve(ctx context.Context) (*http.ClientConn, error) {
+	for range maxDials {
+		c.mu.Lock()
+		if conn := c.roomLocked(); conn != nil {
+			c.mu.Unlock()
+			return conn, nil
+		}
+		if c.closed {
+			c.mu.Unlock()
+			return nil, errClosed
+		}
+		d := c.dialing
+		if d == nil {
+			d = c.dialLocked()
+		}
+		c.mu.Unlock()
+		select {
+		case <-d.done:
+			if d.err != nil {
+				return nil, d.err
+			}
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+	return nil, fmt.Errorf("%s takes no more streams on %d new connections", c.address, maxDials)
+}
+
+// roomLocked reserves a stream on an open connection, and forgets the closed
+// ones.
+func (c *conns) roomLocked() *http.ClientConn {
+	c.open = slices.DeleteFunc(c.open, func(conn *http.ClientConn) bool { return conn.Err() != nil })
+	for _, conn := range c.open {
+		if limit := c.settings.MaxStreams; limit > 0 && conn.InFlight() >= limit {
+			continue
+		}
+		if conn.Reserve() == nil {
+			return conn
+		}
+	}
+	return nil
+}
+
+// dialLocked begins to make a connection on behalf of all who wait, so it
+// outlives the request that asked first.
+func (c *conns) dialLocked() *dial {
+	ctx, cancel := context.WithTimeout(context.Background(), c.settings.ConnectTimeout)
+	d := &dial{done: make(chan struct{}), cancel: cancel}
+	c.dialing = d
+	c.dials.Go(func() {
+		defer cancel()
+		conn, err := c.transport.NewClientConn(ctx, "http", c.address)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.dialing = nil
+		switch {
+		case err != nil:
+			d.err = err
+		case c.closed:
+			conn.Close()
+			d.err = errClosed
+		default:
+			c.open = append(c.open, conn)
+			if c.retired {
+				conn.SetStateHook(closeIdle)
+			}
+		}
+		close(d.done)
+	})
+	return d
+}
+
+func (c *conns) count() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := 0
+	for _, conn := range c.open {
+		if conn.Err() == nil {
+			n++
+		}
+	}
+	return n
+}
+
+// retire closes the connections as their last stream ends.
+func (c *conns) retire() {
+	c.mu.Lock()
+	c.retired = true
+	open := slices.Clone(c.open)
+	c.mu.Unlock()
+	for _, conn := range open {
+		conn.SetStateHook(closeIdle)
+		closeIdle(conn)
+	}
+}
+
+func closeIdle(conn *http.ClientConn) {
+	if conn.InFlight() == 0 {
+		conn.Close()
+	}
+}
+
+// close cuts everything.
+func (c *conns) close() {
+	c.mu.Lock()
+	c.closed = true
+	if c.dialing != nil {
+		c.dialing.cancel()
+	}
+	open := c.open
+	c.open = nil
+	c.mu.Unlock()
+	c.dials.Wait()
+	for _, conn := range open {
+		conn.Close()
+	}
+}

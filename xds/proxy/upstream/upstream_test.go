@@ -1,0 +1,291 @@
+package upstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"golang.org/x/net/http2"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var h2c = Settings{HTTP2: true, ConnectTimeout: 5 * time.Second}
+
+// serve starts an h2c and HTTP/1.1 server and returns its address.
+func serve(t testing.TB, streams int, h http.HandlerFunc) (string, *http.Server) {
+	t.Helper()
+	return serveConns(t, streams, h, nil)
+}
+
+// serveConns also tells of connections.
+func serveConns(t testing.TB, streams int, h http.HandlerFunc, state func(net.Conn, http.ConnState)) (string, *http.Server) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &http.Server{Handler: h, ConnState: state, Protocols: new(http.Protocols), HTTP2: &http.HTTP2Config{MaxConcurrentStreams: streams}}
+	s.Protocols.SetHTTP1(true)
+	s.Protocols.SetUnencryptedHTTP2(true)
+	done := make(chan struct{})
+	go func() { defer close(done); s.Serve(l) }()
+	t.Cleanup(func() { s.Close(); <-done })
+	return l.Addr().String(), s
+}
+
+// refuse is an HTTP/2 server that answers every stream by a frame of its own.
+func refuse(t *testing.T, answer func(*http2.Framer, uint32)) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			wg.Go(func() {
+				defer c.Close()
+				if _, err := io.ReadFull(c, make([]byte, len(http2.ClientPreface))); err != nil {
+					return
+				}
+				f := http2.NewFramer(c, c)
+				f.WriteSettings()
+				for {
+					frame, err := f.ReadFrame()
+					if err != nil {
+						return
+					}
+					if h, ok := frame.(*http2.HeadersFrame); ok {
+						answer(f, h.StreamID)
+					}
+				}
+			})
+		}
+	})
+	t.Cleanup(func() { l.Close(); wg.Wait() })
+	return l.Addr().String()
+}
+
+func post(t testing.TB, ctx context.Context, address, body string) *http.Request {
+	t.Helper()
+	r, err := http.NewRequestWithContext(ctx, "POST", "http://"+address+"/", io.NopCloser(strings.NewReader(body)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func kindOf(t *testing.T, err error) Kind {
+	t.Helper()
+	var e *Error
+	if !errors.As(err, &e) {
+		t.Fatalf("error %v is no *Error", err)
+	}
+	return e.Kind
+}
+
+func pools(t testing.TB) *Pools {
+	p := NewPools()
+	t.Cleanup(p.Close)
+	return p
+}
+
+// TestKinds: what may be sent again, and what may not.
+func TestKinds(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Close()
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // takes connections, never answers
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	for _, c := range []struct {
+		name    string
+		address string
+		http2   bool
+		want    Kind
+	}{
+		{"nobody listens, h2c", l.Addr().String(), true, NotConnected},
+		{"nobody listens, HTTP/1.1", l.Addr().String(), false, NotConnected},
+		{"REFUSED_STREAM", refuse(t, func(f *http2.Framer, id uint32) { f.WriteRSTStream(id, http2.ErrCodeRefusedStream) }), true, Refused},
+		{"GOAWAY before the stream", refuse(t, func(f *http2.Framer, id uint32) { f.WriteGoAway(0, http2.ErrCodeNo, nil) }), true, Refused},
+		{"another reset", refuse(t, func(f *http2.Framer, id uint32) { f.WriteRSTStream(id, http2.ErrCodeInternal) }), true, Reset},
+		{"hangs up after the request", refuse(t, func(f *http2.Framer, id uint32) { panicClose(f) }), true, Reset},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := h2c
+			s.HTTP2 = c.http2
+			_, err := pools(t).Get(c.address, s).RoundTrip(post(t, t.Context(), c.address, "body"))
+			if k := kindOf(t, err); k != c.want {
+				t.Errorf("%v is %v, want %v", err, k, c.want)
+			}
+		})
+	}
+}
+
+// panicClose makes the peer's reader fail: a frame that is none.
+func panicClose(f *http2.Framer) { f.WriteRawFrame(http2.FrameSettings, 0, 1, nil) }
+
+// TestGracefulPeer: a server that shuts down keeps its streams and takes no
+// new ones; those go nowhere else by themselves, and are safe to retry.
+func TestGracefulPeer(t *testing.T) {
+	release := make(chan struct{})
+	address, server := serve(t, 0, func(w http.ResponseWriter, r *http.Request) {
+		w.(http.Flusher).Flush()
+		<-release
+		io.WriteString(w, "done")
+	})
+	pool := pools(t).Get(address, h2c)
+	resp, err := pool.RoundTrip(post(t, t.Context(), address, "x"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	down := make(chan error)
+	go func() { down <- server.Shutdown(context.Background()) }()
+	for {
+		next, err := pool.RoundTrip(post(t, t.Context(), address, "x"))
+		if err != nil {
+			if k := kindOf(t, err); k == Reset {
+				t.Fatalf("a stream refused by a graceful shutdown is %v: %v", k, err)
+			}
+			break
+		}
+		// Accepted before the shutdown began.
+		defer next.Body.Close()
+	}
+	close(release)
+	if b, err := io.ReadAll(resp.Body); err != nil || string(b) != "done" {
+		t.Errorf("the running stream got %q, %v", b, err)
+	}
+	resp.Body.Close()
+	if err := <-down; err != nil {
+		t.Error(err)
+	}
+}
+
+// TestManyStreams: one connection where it can hold them, more where not.
+func TestManyStreams(t *testing.T) {
+	for _, c := range []struct{ server, client, streams, conns int }{
+		{20000, 0, 1000, 1},
+		{100, 0, 250, 3},
+		{20000, 100, 250, 3},
+	} {
+		t.Run(fmt.Sprintf("%+v", c), func(t *testing.T) {
+			release := make(chan struct{})
+			address, _ := serve(t, c.server, func(w http.ResponseWriter, r *http.Request) {
+				w.(http.Flusher).Flush()
+				<-release
+			})
+			s := h2c
+			s.MaxStreams = c.client
+			pool := pools(t).Get(address, s)
+			// The first request learns the peer's limit.
+			warm, err := pool.RoundTrip(post(t, t.Context(), address, ""))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var wg sync.WaitGroup
+			responses := make(chan *http.Response, c.streams)
+			for range c.streams - 1 {
+				wg.Go(func() {
+					resp, err := pool.RoundTrip(post(t, t.Context(), address, ""))
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					responses <- resp
+				})
+			}
+			wg.Wait()
+			if n := pool.Connections(); n != c.conns {
+				t.Errorf("%d streams are on %d connections, want %d", c.streams, n, c.conns)
+			}
+			close(release)
+			close(responses)
+			for resp := range responses {
+				resp.Body.Close()
+			}
+			warm.Body.Close()
+		})
+	}
+}
+
+// TestRetire: the endpoint is gone, its stream is not.
+func TestRetire(t *testing.T) {
+	release := make(chan struct{})
+	closed := make(chan struct{})
+	address, _ := serveConns(t, 0, func(w http.ResponseWriter, r *http.Request) {
+		w.(http.Flusher).Flush()
+		<-release
+		io.WriteString(w, "done")
+	}, func(_ net.Conn, s http.ConnState) {
+		if s == http.StateClosed {
+			close(closed)
+		}
+	})
+	all := pools(t)
+	resp, err := all.Get(address, h2c).RoundTrip(post(t, t.Context(), address, "x"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	all.Keep(func(string, Settings) bool { return false })
+	close(release)
+	if b, err := io.ReadAll(resp.Body); err != nil || string(b) != "done" {
+		t.Errorf("got %q, %v", b, err)
+	}
+	resp.Body.Close()
+	<-closed
+}
+
+func TestCancel(t *testing.T) {
+	address, _ := serve(t, 0, func(w http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+	cause := errors.New("the client left")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	time.AfterFunc(10*time.Millisecond, func() { cancel(cause) })
+	if _, err := pools(t).Get(address, h2c).RoundTrip(post(t, ctx, address, "x")); !errors.Is(err, cause) {
+		t.Errorf("got %v, want the cause", err)
+	}
+}
+
+func TestClosed(t *testing.T) {
+	p := NewPools()
+	pool := p.Get("127.0.0.1:1", h2c)
+	p.Close()
+	if _, err := pool.RoundTrip(post(t, t.Context(), "127.0.0.1:1", "")); err == nil {
+		t.Error("a closed pool made a connection")
+	}
+}
+
+func BenchmarkRoundTrip(b *testing.B) {
+	address, _ := serve(b, 20000, func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "ok") })
+	for _, s := range []Settings{h2c, {ConnectTimeout: time.Second}} {
+		b.Run(fmt.Sprintf("http2=%v", s.HTTP2), func(b *testing.B) {
+			pool := pools(b).Get(address, s)
+			b.ReportAllocs()
+			for b.Loop() {
+				resp, err := pool.RoundTrip(post(b, context.Background(), address, "hello"))
+				if err != nil {
+					b.Fatal(err)
+				}
+				io.Copy(io.Discard, resp.Body)
+				resp.Body.Close()
+			}
+		})
+	}
+}

@@ -1,0 +1,102 @@
+package proxy
+
+import (
+	"errors"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Why a request was ended from here; the causes of its context.
+var (
+	errIdle     = errors.New("nothing moved for the idle timeout")
+	errTimeout  = errors.New("no complete answer within the route's timeout")
+	errDuration = errors.New("the stream reached its maximum duration")
+)
+
+// watch ends a request that takes too long, in whole or between two bytes. It
+// has one timer, which looks at the last sign of life when it fires; so a byte
+// costs a clock reading and an atomic store.
+type watch struct {
+	idle, timeout, duration time.Duration // 0 = none
+	begun                   time.Time
+	alive                   atomic.Int64 // time of the last byte, since begun
+	cancel                  func(error)
+	control                 *http.ResponseController
+	reading                 func() bool // the request's body is still to come
+	answering               atomic.Bool // the answer's headers are out
+
+	mu    sync.Mutex
+	timer *time.Timer
+	over  bool
+}
+
+// start begins to watch. The limits must be set.
+func (w *watch) start() {
+	if first := w.next(0, 0); first > 0 {
+		w.mu.Lock()
+		w.timer = time.AfterFunc(first, w.fire)
+		w.mu.Unlock()
+	}
+}
+
+// touch notes a sign of life.
+func (w *watch) touch() { w.alive.Store(int64(time.Since(w.begun))) }
+
+// next is the time until a limit may be reached; 0 when there is none.
+func (w *watch) next(age, alive time.Duration) time.Duration {
+	var least time.Duration
+	for _, left := range [...]struct{ limit, used time.Duration }{{w.idle, age - alive}, {w.timeout, age}, {w.duration, age}} {
+		if left.limit > 0 {
+			if d := max(left.limit-left.used, 1); least == 0 || d < least {
+				least = d
+			}
+		}
+	}
+	return least
+}
+
+func (w *watch) fire() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.over {
+		return
+	}
+	age, alive := time.Since(w.begun), time.Duration(w.alive.Load())
+	switch {
+	case w.timeout > 0 && age >= w.timeout:
+		w.trip(errTimeout)
+	case w.duration > 0 && age >= w.duration:
+		w.trip(errDuration)
+	case w.idle > 0 && age-alive >= w.idle:
+		w.trip(errIdle)
+	default:
+		w.timer.Reset(w.next(age, alive))
+	}
+}
+
+// trip ends the request: its upstream by the context, and whatever read from
+// or write to the client is stuck by a deadline in the past. A write stays
+// possible while the answer has not begun, for the error.
+func (w *watch) trip(cause error) {
+	w.over = true
+	w.cancel(cause)
+	// Not every connection can; the server's own limits remain then.
+	if w.reading() {
+		_ = w.control.SetReadDeadline(time.Unix(1, 0))
+	}
+	if w.answering.Load() {
+		_ = w.control.SetWriteDeadline(time.Unix(1, 0))
+	}
+}
+
+// stop ends the watch. When it returns the timer does nothing any more.
+func (w *watch) stop() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.over = true
+	if w.timer != nil {
+		w.timer.Stop()
+	}
+}
