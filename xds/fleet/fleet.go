@@ -128,6 +128,12 @@ func (f *Fleet) SetReplicas(list []policies.Replica) error {
 	return nil
 }
 
+// Reports counts the load reports that were taken in and the streams that were
+// ended because a report was refused.
+func (f *Fleet) Reports() (taken, refused uint64) {
+	return f.service.taken.Load(), f.service.refused.Load()
+}
+
 // configured is the list that the last SetReplicas gave.
 func (f *Fleet) configured() []policies.Replica {
 	f.mu.Lock()

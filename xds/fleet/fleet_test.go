@@ -172,6 +172,9 @@ func TestFleetRefusesReports(t *testing.T) {
 		}
 		_, err = s.Recv()
 		wantCode(t, err, codes.InvalidArgument, "replica")
+		if taken, refused := h.Reports(); taken != 0 || refused != 3 {
+			t.Errorf("%d reports taken, %d streams refused", taken, refused)
+		}
 	})
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -33,6 +34,8 @@ type service struct {
 	api.UnimplementedFleetServer
 	fleet *Fleet
 
+	taken, refused atomic.Uint64
+
 	mu      sync.Mutex
 	streams map[policies.ReplicaID]*session
 }
@@ -49,6 +52,16 @@ var errReplaced = errors.New("a newer stream reports for this replica")
 
 // Report takes in one front's reports for as long as the stream lives.
 func (s *service) Report(stream api.Fleet_ReportServer) error {
+	err := s.converse(stream)
+	switch status.Code(err) {
+	case codes.InvalidArgument, codes.NotFound, codes.AlreadyExists, codes.ResourceExhausted:
+		s.refused.Add(1)
+		s.fleet.log.Warn("load report refused", "error", err)
+	}
+	return err
+}
+
+func (s *service) converse(stream api.Fleet_ReportServer) error {
 	ctx, cancel := context.WithCancelCause(stream.Context())
 	defer cancel(nil)
 	r := &receiver{stream: stream, out: make(chan received)}
@@ -87,6 +100,7 @@ func (s *service) Report(stream api.Fleet_ReportServer) error {
 		if err != nil {
 			return err
 		}
+		s.taken.Add(1)
 		if err := stream.Send(reply); err != nil {
 			return err
 		}

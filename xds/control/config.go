@@ -1,0 +1,134 @@
+package control
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/fleet"
+	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/store"
+)
+
+// Config is the configuration of a Control.
+type Config struct {
+	// Rules are the models and how they are planned; see package fleet.
+	fleet.Rules
+	// Replicas is the configured list at start; see Control.SetReplicas.
+	Replicas []policies.Replica
+	// Settings of the published resources. Where the estimator is ext_proc and
+	// Settings.Length is empty, this process is the length service.
+	Settings resources.Settings
+
+	// Listen is the host:port of the gRPC server: xDS, load reports and, without
+	// TLS, the length service. "" means 127.0.0.1:18000; port 0 any free one.
+	Listen string
+	// Listener is used instead of Listen, and closed by Run, if not nil.
+	Listener net.Listener
+	// Admin is the host:port of /status, /metrics, /healthz and /readyz. ""
+	// means 127.0.0.1:18001.
+	Admin string
+	// AdminListener is used instead of Admin, and closed by Run, if not nil.
+	AdminListener net.Listener
+	// TLS secures the gRPC server; to ask for client certificates is its
+	// matter. nil is plain text, which only loopback addresses may listen for.
+	// The admin server is always plain text, and on loopback.
+	TLS *tls.Config
+	// Length is the host:port, on loopback, of the length service where it
+	// cannot share the gRPC server's: with TLS, because the proxy beside it
+	// calls it without a certificate. "" means 127.0.0.1:18002.
+	Length string
+
+	// Store holds the plan object; nil keeps it in memory.
+	Store store.Store
+	// Counters keeps flows, weights and byte ratios across restarts; nil
+	// forgets them.
+	Counters fleet.Counters
+	// Stop bounds the time that Run takes to end streams when its context
+	// ends; what is left then is cut. 0 means 5 s.
+	Stop   time.Duration
+	Logger *slog.Logger // nil discards
+}
+
+const (
+	defaultListen = "127.0.0.1:18000"
+	defaultAdmin  = "127.0.0.1:18001"
+	defaultLength = "127.0.0.1:18002"
+	defaultStop   = 5 * time.Second
+)
+
+// complete fills in the defaults.
+func (c Config) complete() Config {
+	if c.Listen == "" {
+		c.Listen = defaultListen
+	}
+	if c.Policy == "" {
+		c.Policy = fleet.PolicyDefault
+	}
+	if c.Admin == "" {
+		c.Admin = defaultAdmin
+	}
+	if c.Length == "" {
+		c.Length = defaultLength
+	}
+	if c.Store == nil {
+		c.Store = new(store.Memory)
+	}
+	if c.Stop == 0 {
+		c.Stop = defaultStop
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return c
+}
+
+// validate reports what is wrong with the addresses. The rest is checked by
+// those it is for.
+func (c Config) validate() error {
+	if c.Stop < 0 {
+		return fmt.Errorf("stop %v: must not be negative", c.Stop)
+	}
+	listen, admin := c.Listen, c.Admin
+	if c.Listener != nil {
+		listen = c.Listener.Addr().String()
+	}
+	if c.AdminListener != nil {
+		admin = c.AdminListener.Addr().String()
+	}
+	if c.TLS == nil {
+		if err := loopback(listen); err != nil {
+			return fmt.Errorf("listen %s: %w: give TLS, or an address of loopback", listen, err)
+		}
+	}
+	if err := loopback(admin); err != nil {
+		return fmt.Errorf("admin %s: %w: the admin page has no authentication; give an address of loopback", admin, err)
+	}
+	if err := loopback(c.Length); err != nil {
+		return fmt.Errorf("length %s: %w: prompts pass there in plain text", c.Length, err)
+	}
+	return nil
+}
+
+var errNotLoopback = errors.New("not an address of loopback")
+
+// loopback says why an address is not one that only this machine can reach.
+// Names are not resolved: what they mean can change.
+func loopback(address string) error {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return err
+	}
+	if host == "localhost" {
+		return nil
+	}
+	if ip, err := netip.ParseAddr(host); err != nil || !ip.Unmap().IsLoopback() {
+		return errNotLoopback
+	}
+	return nil
+}

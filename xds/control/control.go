@@ -1,0 +1,151 @@
+package control
+
+import (
+	"fmt"
+	"log/slog"
+	"net"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc/health"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/cascadeinfer/cascade/policies"
+	policylength "github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/xds/api"
+	"github.com/cascadeinfer/cascade/xds/cache"
+	"github.com/cascadeinfer/cascade/xds/fleet"
+	"github.com/cascadeinfer/cascade/xds/length"
+	"github.com/cascadeinfer/cascade/xds/publish"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// Control is the control plane of a fleet. All methods may be called from any
+// goroutine; Run once.
+type Control struct {
+	cfg       Config // complete
+	log       *slog.Logger
+	fleet     *fleet.Fleet
+	cache     *firstSet
+	ledger    *publish.Ledger
+	publisher *publish.Publisher
+	length    *length.Server // nil: the estimator is not ours
+	health    *health.Server
+	registry  *prometheus.Registry
+
+	listener, admin net.Listener
+	lengthListener  net.Listener // of the length service's own port; nil: none
+}
+
+// New checks the configuration and binds the sockets, so that an address in
+// use is found here and the addresses are known. It starts nothing. A Control
+// that is not run must be closed.
+func New(cfg Config) (*Control, error) {
+	cfg = cfg.complete()
+	c := &Control{cfg: cfg, log: cfg.Logger, health: health.NewServer()}
+	c.health.SetServingStatus("", healthv1.HealthCheckResponse_NOT_SERVING) // until the first plan is out
+	if err := c.init(); err != nil {
+		c.Close()
+		return nil, fmt.Errorf("control: %w", err)
+	}
+	return c, nil
+}
+
+func (c *Control) init() error {
+	c.listener, c.admin = c.cfg.Listener, c.cfg.AdminListener
+	if err := c.cfg.validate(); err != nil {
+		return err
+	}
+	var err error
+	if c.listener == nil {
+		if c.listener, err = net.Listen("tcp", c.cfg.Listen); err != nil {
+			return err
+		}
+	}
+	if c.admin == nil {
+		if c.admin, err = net.Listen("tcp", c.cfg.Admin); err != nil {
+			return fmt.Errorf("admin: %w", err)
+		}
+	}
+	c.registry = prometheus.NewRegistry()
+	c.registry.MustRegister(collector{c})
+	settings := c.cfg.Settings
+	if settings.Estimator == resources.ExtProc && settings.Length == "" {
+		if settings.Length, err = c.initLength(); err != nil {
+			return err
+		}
+	}
+	// What cannot be rendered now never can: settings do not change.
+	if err := renders(settings, c.cfg.Models, c.cfg.Replicas); err != nil {
+		return err
+	}
+	c.cache = &firstSet{Cache: cache.New(cache.Config{}), first: c.serving}
+	c.ledger = publish.NewLedger(c.log)
+	if c.publisher, err = publish.New(publish.Config{Target: c.cache, Ledger: c.ledger, Logger: c.log}); err != nil {
+		return err
+	}
+	c.fleet, err = fleet.New(fleet.Config{
+		Rules: c.cfg.Rules, Replicas: c.cfg.Replicas, Store: c.cfg.Store, Counters: c.cfg.Counters,
+		Publisher: submitter{settings, c.publisher}, Logger: c.log,
+	})
+	return err
+}
+
+// initLength makes the length service and returns the address that proxies
+// call.
+func (c *Control) initLength() (string, error) {
+	models := make([]length.Model, 0, len(c.cfg.Models))
+	for _, m := range c.cfg.Models {
+		models = append(models, length.Model{Name: m.Name, Hosts: m.Hosts})
+	}
+	var err error
+	c.length, err = length.New(length.Config{
+		Models: models, BytesPerToken: c.BytesPerToken, Health: c.health, Metrics: c.registry, Logger: c.log,
+	})
+	if err != nil {
+		return "", err
+	}
+	if c.cfg.TLS == nil {
+		return c.listener.Addr().String(), nil
+	}
+	if c.lengthListener, err = net.Listen("tcp", c.cfg.Length); err != nil {
+		return "", fmt.Errorf("length: %w", err)
+	}
+	return c.lengthListener.Addr().String(), nil
+}
+
+// Close releases the sockets of a Control that is not run.
+func (c *Control) Close() {
+	for _, l := range [...]net.Listener{c.listener, c.admin, c.lengthListener} {
+		if l != nil {
+			_ = l.Close()
+		}
+	}
+}
+
+// Addr is where the gRPC server listens.
+func (c *Control) Addr() net.Addr { return c.listener.Addr() }
+
+// AdminAddr is where the admin server listens.
+func (c *Control) AdminAddr() net.Addr { return c.admin.Addr() }
+
+// SetReplicas replaces the configured replicas; see fleet.Fleet.
+func (c *Control) SetReplicas(list []policies.Replica) error { return c.fleet.SetReplicas(list) }
+
+// BytesPerToken is the ratio that routes and estimators use for a model; 0 for
+// one that is not known.
+func (c *Control) BytesPerToken(model string) policylength.Ratio { return c.fleet.BytesPerToken(model) }
+
+// Ready says that the first plan was published.
+func (c *Control) Ready() bool { return c.cache.served.Load() }
+
+// Status returns what /status answers.
+func (c *Control) Status() Status {
+	return statusOf(c.fleet.Snapshot(), c.publisher.Status(), c.cfg.Policy, time.Now())
+}
+
+// serving tells health checks that proxies get answers.
+func (c *Control) serving() {
+	c.health.SetServingStatus("", healthv1.HealthCheckResponse_SERVING)
+	c.health.SetServingStatus(api.Fleet_ServiceDesc.ServiceName, healthv1.HealthCheckResponse_SERVING)
+}

@@ -1,0 +1,36 @@
+// Package control is the control plane as one daemon: the fleet (package
+// fleet) plans, the publisher (publish) shows the plans, the cache and
+// go-control-plane's server answer proxies over ADS (delta and SotW), and the
+// same gRPC port takes in load reports and, where the estimator is ext_proc,
+// answers length questions. An HTTP port on loopback tells operators.
+//
+// It joins and decides nothing of its own. It reads no flag, file or
+// environment; that is cmd's. Invariant: it listens in plain text on loopback
+// only, whatever the configuration says.
+//
+// HTTP: /status (JSON, type Status), /metrics, /healthz (the process lives),
+// /readyz (the first plan is published). gRPC health answers like /readyz.
+//
+// Metrics, all under cascade_ (those of the length service are in its package):
+//
+//	plan_epoch                        model                 epoch of the plan in force
+//	plan_stages                       model                 stages of it
+//	stage_low_tokens                  model, stage          where the stage's range begins
+//	requests_seen_total               model                 requests that fronts counted
+//	request_rate                      model                 requests/s now
+//	bytes_per_token                   model                 as routes and estimator use it
+//	estimate_error_ratio              model                 mean relative error of estimates
+//	replica_healthy                   model, replica, stage 1: takes new requests
+//	replica_weight                    model, replica        EDS weight; 100 is neutral
+//	replica_running, replica_waiting  model, replica        requests
+//	replica_held_tokens               model, replica        KV tokens in use
+//	replica_promised_tokens           model, replica        accepted and not begun
+//	replica_iteration_seconds         model, replica        mean time between tokens
+//	replica_report_timestamp_seconds  model, replica        last load report
+//	reports_total                                           load reports taken in
+//	report_streams_refused_total                            report streams refused
+//	shown_epoch                                             epoch that proxies are shown
+//	node_epoch                        node                  newest epoch acknowledged
+//	node_connected, node_fenced       node                  1: yes
+//	node_nacks_total                  node                  responses refused
+package control

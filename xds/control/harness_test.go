@@ -1,0 +1,229 @@
+package control
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/api"
+	"github.com/cascadeinfer/cascade/xds/fleet"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// patience bounds every wait of these tests; none of them waits for time.
+const patience = 20 * time.Second
+
+const context32k = 32768
+
+// replica is a replica of a test: a gRPC server that says who it is, and a
+// front that reports.
+type replica struct {
+	policies.Replica
+	listener net.Listener
+	server   *grpc.Server
+
+	mu     sync.Mutex
+	report *api.LoadReport
+}
+
+// newReplica starts a replica's server; it reports nothing yet.
+func newReplica(t *testing.T, id string) *replica {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &replica{
+		Replica:  policies.Replica{ID: policies.ReplicaID(id), Model: "m", Address: l.Addr().String(), Capacity: policies.Capacity{KV: 400_000, Batch: 256}},
+		listener: l,
+		report:   &api.LoadReport{Replica: id, Model: "m", EngineReady: true, Load: &api.Load{}},
+	}
+	r.server = grpc.NewServer()
+	healthv1.RegisterHealthServer(r.server, r)
+	done := make(chan struct{})
+	go func() { defer close(done); _ = r.server.Serve(l) }()
+	t.Cleanup(func() { r.server.Stop(); <-done })
+	return r
+}
+
+// Check answers with the replica's id in a header.
+func (r *replica) Check(ctx context.Context, _ *healthv1.HealthCheckRequest) (*healthv1.HealthCheckResponse, error) {
+	if err := grpc.SetHeader(ctx, metadata.Pairs("replica", string(r.ID))); err != nil {
+		return nil, err
+	}
+	return &healthv1.HealthCheckResponse{Status: healthv1.HealthCheckResponse_SERVING}, nil
+}
+
+func (r *replica) Watch(*healthv1.HealthCheckRequest, healthv1.Health_WatchServer) error { return nil }
+
+func (r *replica) List(context.Context, *healthv1.HealthListRequest) (*healthv1.HealthListResponse, error) {
+	return &healthv1.HealthListResponse{}, nil
+}
+
+// says changes what the replica reports from now on.
+func (r *replica) says(edit func(*api.LoadReport)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	edit(r.report)
+}
+
+// reportTo sends a report every few milliseconds until ctx ends.
+func (r *replica) reportTo(ctx context.Context, t *testing.T, wg *sync.WaitGroup, address string) {
+	t.Helper()
+	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	wg.Go(func() {
+		defer conn.Close()
+		stream, err := api.NewFleetClient(conn).Report(ctx)
+		if err != nil {
+			t.Errorf("report: %v", err)
+			return
+		}
+		tick := time.NewTicker(20 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			r.mu.Lock()
+			r.report.Sequence++
+			err := stream.Send(r.report)
+			r.mu.Unlock()
+			if err == nil {
+				_, err = stream.Recv()
+			}
+			if err != nil {
+				if ctx.Err() == nil {
+					t.Logf("report of %s: %v", r.ID, err)
+				}
+				return
+			}
+			select {
+			case <-tick.C:
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
+}
+
+// rules is a fleet at high speed, which plans every 100 ms, with a cost that
+// rewards stages for skewed mixes.
+func rules() fleet.Rules {
+	return fleet.Rules{
+		Speed: 100, Seen: 1,
+		Models: []fleet.Model{{
+			Name: "m", Context: context32k,
+			Cost: policies.Cost{D0: 0.008, D1: 5e-5, D2: 6e-5, D3: 1e-9, D4: 6e-8, Kappa: 4},
+		}},
+	}
+}
+
+// skewed makes a report count many short requests and a few long ones.
+func skewed(m *api.LoadReport) {
+	edges := policies.Edges(context32k, 4)
+	n := len(edges)
+	f := &api.Flow{Arrivals: make([]float64, n), Tokens: make([]float64, n), Reads: make([]float64, n), Prefill: make([]float64, n), Prefill2: make([]float64, n), Weight: make([]float64, n), Crossings: make([]float64, n), Seen: 5000}
+	for _, e := range edges {
+		f.Edges = append(f.Edges, int64(e))
+	}
+	add := func(rate float64, input, output policies.Tokens) {
+		b := policies.Bucket(edges, input)
+		f.Arrivals[b] += rate
+		f.Prefill[b] += rate * float64(input)
+		f.Prefill2[b] += rate * float64(input*input)
+		for l := input + 1; l <= input+output; l++ {
+			c := policies.Bucket(edges, l)
+			f.Tokens[c] += rate
+			f.Reads[c] += rate * float64(l)
+			f.Weight[c] += rate / float64(output)
+			if l == edges[c] {
+				f.Crossings[c] += rate
+			}
+		}
+	}
+	add(4, 200, 150)
+	add(0.15, 20000, 400)
+	m.Flow = f
+}
+
+// running is a Control that runs.
+type running struct {
+	*Control
+	stop func() // ends it and waits
+}
+
+// start runs a Control on free ports.
+func start(t *testing.T, cfg Config) *running {
+	t.Helper()
+	cfg.Listen, cfg.Admin = "127.0.0.1:0", "127.0.0.1:0"
+	cfg.Settings.Listen = "127.0.0.1:0"
+	cfg.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
+	c, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- c.Run(ctx) }()
+	r := &running{Control: c}
+	var once sync.Once
+	r.stop = func() {
+		once.Do(func() {
+			cancel()
+			if err := <-done; err != nil {
+				t.Errorf("Run: %v", err)
+			}
+		})
+	}
+	t.Cleanup(r.stop)
+	return r
+}
+
+// fakeFleet is replicas that report to a running Control.
+type fakeFleet struct {
+	replicas []*replica
+	list     []policies.Replica
+}
+
+func newFleet(t *testing.T, n int) *fakeFleet {
+	f := new(fakeFleet)
+	for i := range n {
+		r := newReplica(t, fmt.Sprintf("r%d", i))
+		f.replicas = append(f.replicas, r)
+		f.list = append(f.list, r.Replica)
+	}
+	return f
+}
+
+// report starts the reports of all replicas; the returned function ends them.
+func (f *fakeFleet) report(t *testing.T, c *running) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	wg := new(sync.WaitGroup)
+	for _, r := range f.replicas {
+		r.reportTo(ctx, t, wg, c.Addr().String())
+	}
+	var once sync.Once
+	stop = func() { once.Do(func() { cancel(); wg.Wait() }) }
+	t.Cleanup(stop)
+	return stop
+}
+
+// all edits the reports of all replicas.
+func (f *fakeFleet) all(edit func(*api.LoadReport)) {
+	for _, r := range f.replicas {
+		r.says(edit)
+	}
+}

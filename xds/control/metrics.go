@@ -1,0 +1,139 @@
+package control
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/fleet"
+	"github.com/cascadeinfer/cascade/xds/publish"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// collector turns the present state into metrics at every scrape, so that a
+// replica, a stage or a node that is gone leaves no metric behind.
+type collector struct{ *Control }
+
+var _ prometheus.Collector = collector{}
+
+// The metrics; the package comment has the table.
+var (
+	planEpoch     = desc("plan_epoch", "Epoch of the model's plan in force.", "model")
+	planStages    = desc("plan_stages", "Stages of the model's plan.", "model")
+	stageLow      = desc("stage_low_tokens", "Start of the stage's range of lengths.", "model", "stage")
+	seenTotal     = desc("requests_seen_total", "Requests that the fronts have counted.", "model")
+	requestRate   = desc("request_rate", "Requests per second, from the flow counters.", "model")
+	bytesPerToken = desc("bytes_per_token", "Prompt bytes per token that routes and estimator use.", "model")
+	estimateError = desc("estimate_error_ratio", "Mean relative error of the length estimate against exact counts.", "model")
+
+	replicaHealthy   = desc("replica_healthy", "1 while the replica takes new requests.", "model", "replica", "stage")
+	replicaWeight    = desc("replica_weight", "EDS weight of the replica; 100 is neutral.", "model", "replica")
+	replicaRunning   = desc("replica_running", "Requests that produce tokens on the replica.", "model", "replica")
+	replicaWaiting   = desc("replica_waiting", "Requests accepted by the replica and not yet producing.", "model", "replica")
+	replicaHeld      = desc("replica_held_tokens", "KV tokens in use on the replica.", "model", "replica")
+	replicaPromised  = desc("replica_promised_tokens", "Length of what the replica has accepted and not begun.", "model", "replica")
+	replicaIteration = desc("replica_iteration_seconds", "Recent mean time between a request's tokens.", "model", "replica")
+	replicaReported  = desc("replica_report_timestamp_seconds", "When the replica's last load report came.", "model", "replica")
+	reportsTotal     = desc("reports_total", "Load reports taken in.")
+	reportsRefused   = desc("report_streams_refused_total", "Report streams ended because a report was refused.")
+
+	shownEpoch = desc("shown_epoch", "Epoch of the routes that proxies are shown.")
+	nodeEpoch  = desc("node_epoch", "Newest epoch whose routes the node has acknowledged; 0: unknown.", "node")
+	nodeUp     = desc("node_connected", "1 while the node has a stream open.", "node")
+	nodeFenced = desc("node_fenced", "1 while the node is late and not waited for.", "node")
+	nodeNACKs  = desc("node_nacks_total", "Responses that the node has refused.", "node")
+)
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("cascade_"+name, help, labels, nil)
+}
+
+// Describe implements prometheus.Collector.
+func (c collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range [...]*prometheus.Desc{
+		planEpoch, planStages, stageLow, seenTotal, requestRate, bytesPerToken, estimateError,
+		replicaHealthy, replicaWeight, replicaRunning, replicaWaiting, replicaHeld, replicaPromised,
+		replicaIteration, replicaReported, reportsTotal, reportsRefused,
+		shownEpoch, nodeEpoch, nodeUp, nodeFenced, nodeNACKs,
+	} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c collector) Collect(ch chan<- prometheus.Metric) {
+	out := sink(ch)
+	taken, refused := c.fleet.Reports()
+	out.counter(reportsTotal, float64(taken))
+	out.counter(reportsRefused, float64(refused))
+	if s := c.fleet.Snapshot(); s != nil {
+		for _, m := range s.Models {
+			out.model(m)
+		}
+	}
+	out.publish(c.publisher.Status())
+}
+
+// sink is where metrics go.
+type sink chan<- prometheus.Metric
+
+func (s sink) gauge(d *prometheus.Desc, v float64, labels ...string) {
+	s <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+}
+
+func (s sink) counter(d *prometheus.Desc, v float64, labels ...string) {
+	s <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, v, labels...)
+}
+
+func (s sink) model(m fleet.ModelState) {
+	s.gauge(planEpoch, float64(m.Plan.Epoch), m.Name)
+	s.gauge(planStages, float64(len(m.Plan.Stages)), m.Name)
+	for i, stage := range m.Plan.Stages {
+		s.gauge(stageLow, float64(stage.Low), m.Name, resources.StageName(i))
+	}
+	s.counter(seenTotal, float64(m.Seen), m.Name)
+	s.gauge(requestRate, rate(m.Flow), m.Name)
+	s.gauge(bytesPerToken, m.BytesPerToken.Float(), m.Name)
+	s.gauge(estimateError, m.EstimateError, m.Name)
+	for _, r := range m.Replicas {
+		id, stage := string(r.ID), "none"
+		if r.Stage >= 0 {
+			stage = resources.StageName(r.Stage)
+		}
+		s.gauge(replicaHealthy, one(r.Health == resources.Healthy), m.Name, id, stage)
+		s.gauge(replicaWeight, float64(r.Weight), m.Name, id)
+		s.gauge(replicaRunning, float64(r.Load.Running), m.Name, id)
+		s.gauge(replicaWaiting, float64(r.Load.Waiting), m.Name, id)
+		s.gauge(replicaHeld, float64(r.Load.Held), m.Name, id)
+		s.gauge(replicaPromised, float64(r.Load.Promised), m.Name, id)
+		s.gauge(replicaIteration, r.Load.Iteration, m.Name, id)
+		if !r.Reported.IsZero() {
+			s.gauge(replicaReported, float64(r.Reported.UnixMilli())/1e3, m.Name, id)
+		}
+	}
+}
+
+func (s sink) publish(p publish.Status) {
+	s.gauge(shownEpoch, float64(p.Epoch))
+	for _, n := range p.Nodes {
+		s.gauge(nodeEpoch, float64(n.Epoch), n.ID)
+		s.gauge(nodeUp, one(n.Connected), n.ID)
+		s.gauge(nodeFenced, one(n.Fenced), n.ID)
+		s.counter(nodeNACKs, float64(n.NACKs), n.ID)
+	}
+}
+
+// one is 1 for true.
+func one(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// rate is a flow's requests per second.
+func rate(f policies.Flow) (sum float64) {
+	for _, x := range f.Arrivals {
+		sum += x
+	}
+	return sum
+}

@@ -1,0 +1,61 @@
+package control
+
+import (
+	"sync/atomic"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/cache"
+	"github.com/cascadeinfer/cascade/xds/fleet"
+	"github.com/cascadeinfer/cascade/xds/publish"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// submitter hands the fleet's states to the publisher, under the settings.
+type submitter struct {
+	settings  resources.Settings
+	publisher *publish.Publisher
+}
+
+var _ fleet.Publisher = submitter{}
+
+// Publish implements fleet.Publisher.
+func (s submitter) Publish(snap *fleet.Snapshot) { s.publisher.Submit(snap.View(s.settings)) }
+
+// firstSet is the cache, and tells when it has something to serve.
+type firstSet struct {
+	*cache.Cache
+	served atomic.Bool
+	first  func()
+}
+
+var _ publish.Target = (*firstSet)(nil)
+
+// Set implements publish.Target.
+func (f *firstSet) Set(group string, set resources.Set) {
+	f.Cache.Set(group, set)
+	if !f.served.Swap(true) {
+		f.first()
+	}
+}
+
+// renders says why a fleet of these models and replicas cannot be rendered,
+// whatever the plan.
+func renders(settings resources.Settings, models []fleet.Model, replicas []policies.Replica) error {
+	v := resources.View{Settings: settings}
+	for _, m := range models {
+		v.Models = append(v.Models, resources.Model{Name: m.Name, Context: m.Context, Hosts: m.Hosts, BytesPerToken: m.BytesPerToken})
+		var ids []policies.ReplicaID
+		for _, r := range replicas {
+			if r.Model == m.Name {
+				ids = append(ids, r.ID)
+				v.Endpoints = append(v.Endpoints, resources.Endpoint{ID: r.ID, Model: r.Model, Address: r.Address, Peer: r.Peer, Node: r.Node})
+			}
+		}
+		v.Plans = append(v.Plans, policies.OneStage(m.Name, ids))
+	}
+	set, err := resources.Build(v)
+	if err != nil {
+		return err
+	}
+	return resources.Prove(set)
+}

@@ -1,0 +1,201 @@
+package control
+
+import (
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/fleet"
+	"github.com/cascadeinfer/cascade/xds/publish"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// Status is what GET /status answers, as JSON: who serves what, under which
+// plan, why, and which proxies follow. Fields are only ever added.
+type Status struct {
+	Time time.Time `json:"time"`
+	// Epoch of the newest plan in force. 0: there is none yet.
+	Epoch  policies.Epoch `json:"epoch"`
+	Policy string         `json:"policy"`
+	// Shown is the epoch of the routes that proxies are shown; Phase is how far
+	// the roll-out of the newest plan is: idle, add or flip.
+	Shown policies.Epoch `json:"shown"`
+	Phase string         `json:"phase"`
+	// Error says why the newest view is not shown; empty when it is.
+	Error   string   `json:"error,omitempty"`
+	Models  []Model  `json:"models"`
+	Nodes   []Node   `json:"nodes"`
+	History []Change `json:"history"` // oldest first
+}
+
+// Model is one model of a Status.
+type Model struct {
+	Name    string          `json:"name"`
+	Context policies.Tokens `json:"context"`
+	Epoch   policies.Epoch  `json:"epoch"`
+	// Reason is why this plan replaced the one before; Planner is what the last
+	// planning period decided, also when it changed nothing.
+	Reason  string  `json:"reason"`
+	Planner string  `json:"planner,omitempty"`
+	Stages  []Stage `json:"stages"`
+	// Unassigned replicas are in no stage: new and not ready, or drained.
+	Unassigned []Replica `json:"unassigned,omitempty"`
+	// Seen is the requests counted so far, Rate the requests per second now.
+	Seen uint64  `json:"seen"`
+	Rate float64 `json:"rate"`
+	// BytesPerToken is served; Learnt is what exact counts say (0: nothing yet).
+	BytesPerToken       float64 `json:"bytes_per_token"`
+	LearntBytesPerToken float64 `json:"learnt_bytes_per_token,omitempty"`
+	// EstimateError is the mean relative error of the length estimate.
+	EstimateError float64 `json:"estimate_error,omitempty"`
+}
+
+// Stage is a range of lengths and who serves it.
+type Stage struct {
+	Name string          `json:"name"` // as in cluster names: s0, s1, …
+	Low  policies.Tokens `json:"low"`
+	// High is the end of [Low, High); absent for the last stage, which is open.
+	High     *policies.Tokens `json:"high,omitempty"`
+	Replicas []Replica        `json:"replicas"`
+}
+
+// Replica is one replica of a Status.
+type Replica struct {
+	ID      policies.ReplicaID `json:"id"`
+	Address string             `json:"address"`
+	Node    string             `json:"node,omitempty"`
+	Health  string             `json:"health"` // healthy, draining, unhealthy
+	Weight  uint32             `json:"weight"`
+	Running int                `json:"running"`
+	Waiting int                `json:"waiting"`
+	Held    policies.Tokens    `json:"held_tokens"`
+	// Promised is the length of what is accepted and not yet running.
+	Promised policies.Tokens `json:"promised_tokens"`
+	// Iteration is the recent mean time between a request's tokens, in seconds.
+	Iteration float64 `json:"iteration_seconds"`
+	// ReportAge is the seconds since the last load report; absent: never heard.
+	ReportAge *float64 `json:"report_age_seconds,omitempty"`
+	Connected bool     `json:"connected"`
+	Note      string   `json:"note,omitempty"` // what is wrong with its reports
+}
+
+// Change is one entry of the plan history.
+type Change struct {
+	Time   time.Time      `json:"time"`
+	Model  string         `json:"model"`
+	Epoch  policies.Epoch `json:"epoch"`
+	Reason string         `json:"reason"`
+	Gain   float64        `json:"gain,omitempty"` // predicted, as a share of the cost before
+	Stages []Stage        `json:"stages"`         // ranges and replica ids alone
+}
+
+// Node is one proxy or gRPC client, by its node id, whatever streams it has.
+type Node struct {
+	ID      string `json:"id"`
+	Cluster string `json:"cluster,omitempty"`
+	// Connected says that it has a stream open; Since is when that changed.
+	Connected bool      `json:"connected"`
+	Since     time.Time `json:"since"`
+	// Epoch is the newest plan whose routes it has acknowledged; 0: unknown.
+	Epoch policies.Epoch `json:"epoch"`
+	// Current says that it has acknowledged everything that is shown; Fenced,
+	// that it was late, keeps what it has, and is not waited for.
+	Current bool `json:"current"`
+	Fenced  bool `json:"fenced,omitempty"`
+	// Types is what it has, by the last word of the type URL.
+	Types map[string]NodeType `json:"types"`
+	NACKs uint64              `json:"nacks"`
+	// LastError is the text of its last NACK, shortened.
+	LastError   string     `json:"last_error,omitempty"`
+	LastErrorAt *time.Time `json:"last_error_at,omitempty"`
+}
+
+// NodeType is a node's state for one resource type.
+type NodeType struct {
+	Acked   int `json:"acked"`   // resources that it has acknowledged
+	Pending int `json:"pending"` // responses that it has not answered
+}
+
+func nodeOf(n publish.Node) Node {
+	out := Node{
+		ID: n.ID, Cluster: n.Cluster, Connected: n.Connected, Since: n.Since, Epoch: n.Epoch,
+		Current: n.Current, Fenced: n.Fenced, Types: make(map[string]NodeType), NACKs: n.NACKs, LastError: n.LastError,
+	}
+	for name, t := range n.Types {
+		out.Types[name] = NodeType{t.Acked, t.Pending}
+	}
+	if !n.LastErrorAt.IsZero() {
+		out.LastErrorAt = &n.LastErrorAt
+	}
+	return out
+}
+
+// statusOf renders a Status; without a snapshot the fleet has not begun.
+func statusOf(s *fleet.Snapshot, p publish.Status, policy string, now time.Time) Status {
+	out := Status{Time: now, Policy: policy, Phase: p.Phase, Shown: p.Epoch, Models: []Model{}, Nodes: []Node{}, History: []Change{}}
+	if p.Err != nil {
+		out.Error = p.Err.Error()
+	}
+	for _, n := range p.Nodes {
+		out.Nodes = append(out.Nodes, nodeOf(n))
+	}
+	if s == nil {
+		return out
+	}
+	out.Epoch = s.Epoch
+	for _, m := range s.Models {
+		out.Models = append(out.Models, modelOf(m, now))
+	}
+	for _, c := range s.History {
+		change := Change{Time: c.Time, Model: c.Model, Epoch: c.Epoch, Reason: c.Reason, Gain: c.Gain}
+		for i, st := range c.Stages {
+			stage := stageOf(i, st)
+			for _, id := range st.Replicas {
+				stage.Replicas = append(stage.Replicas, Replica{ID: id})
+			}
+			change.Stages = append(change.Stages, stage)
+		}
+		out.History = append(out.History, change)
+	}
+	return out
+}
+
+func modelOf(m fleet.ModelState, now time.Time) Model {
+	out := Model{
+		Name: m.Name, Context: m.Context, Epoch: m.Plan.Epoch, Reason: m.Reason, Planner: m.Planner,
+		Seen: m.Seen, BytesPerToken: m.BytesPerToken.Float(), LearntBytesPerToken: m.LearntBytesPerToken.Float(),
+		EstimateError: m.EstimateError, Rate: rate(m.Flow), Stages: []Stage{},
+	}
+	for i, st := range m.Plan.Stages {
+		out.Stages = append(out.Stages, stageOf(i, st))
+	}
+	for _, r := range m.Replicas {
+		if r.Stage < 0 {
+			out.Unassigned = append(out.Unassigned, replicaOf(r, now))
+			continue
+		}
+		stage := &out.Stages[r.Stage]
+		stage.Replicas = append(stage.Replicas, replicaOf(r, now))
+	}
+	return out
+}
+
+func stageOf(i int, st policies.Stage) Stage {
+	s := Stage{Name: resources.StageName(i), Low: st.Low, Replicas: []Replica{}}
+	if st.High != policies.Unbounded {
+		s.High = &st.High
+	}
+	return s
+}
+
+func replicaOf(r fleet.ReplicaState, now time.Time) Replica {
+	out := Replica{
+		ID: r.ID, Address: r.Address, Node: r.Node, Health: r.Health.String(), Weight: r.Weight,
+		Running: r.Load.Running, Waiting: r.Load.Waiting, Held: r.Load.Held, Promised: r.Load.Promised,
+		Iteration: r.Load.Iteration, Connected: r.Connected, Note: r.Note,
+	}
+	if !r.Reported.IsZero() {
+		age := now.Sub(r.Reported).Seconds()
+		out.ReportAge = &age
+	}
+	return out
+}
