@@ -41,6 +41,9 @@ func (f *firstSet) Set(group string, set resources.Set) {
 // renders says why a fleet of these models and replicas cannot be rendered,
 // whatever the plan.
 func renders(settings resources.Settings, models []fleet.Model, replicas []policies.Replica) error {
+	if err := fleet.Check(models, replicas); err != nil {
+		return err
+	}
 	v := resources.View{Settings: settings}
 	for _, m := range models {
 		v.Models = append(v.Models, resources.Model{Name: m.Name, Context: m.Context, Hosts: m.Hosts, BytesPerToken: m.BytesPerToken})

@@ -1,0 +1,371 @@
+package control
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"io"
+	"maps"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/api"
+	"github.com/cascadeinfer/cascade/xds/client"
+	"github.com/cascadeinfer/cascade/xds/fleet"
+	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/store"
+)
+
+// proxy is an xDS client that behaves like an Envoy, and what it was shown.
+type proxy struct {
+	updates chan *client.Snapshot
+}
+
+// Update implements client.Watcher.
+func (p *proxy) Update(s *client.Snapshot) { p.updates <- s }
+
+func newProxy(t *testing.T, c *running) *proxy {
+	t.Helper()
+	p := &proxy{updates: make(chan *client.Snapshot, 1000)}
+	cl, err := client.New(client.Config{Target: c.Addr().String(), NodeID: "proxy-1", Watcher: p})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); _ = cl.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-done })
+	return p
+}
+
+// until returns the first update that fits, and those before it.
+func (p *proxy) until(t *testing.T, what string, fits func(*client.Snapshot) bool) (before []*client.Snapshot, last *client.Snapshot) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	for {
+		select {
+		case s := <-p.updates:
+			if fits(s) {
+				return before, s
+			}
+			before = append(before, s)
+		case <-ctx.Done():
+			t.Fatalf("never came: %s; %d updates", what, len(before))
+		}
+	}
+}
+
+// plan reads the model's plan, or nothing while there is none.
+func plan(s *client.Snapshot) (policies.Plan, bool) {
+	plans, err := client.Plans(s)
+	if err != nil || len(plans) != 1 {
+		return policies.Plan{}, false
+	}
+	return plans[0], true
+}
+
+// members lists who is in the first priority of a stage's endpoints.
+func members(s *client.Snapshot, stage int) []string {
+	a := s.Assignments[resources.EndpointName("m", stage)]
+	if a == nil || len(a.Priorities) == 0 {
+		return nil
+	}
+	var ids []string
+	for _, e := range a.Priorities[0] {
+		meta, err := resources.ReadEndpointMeta(e.Metadata)
+		if err != nil {
+			return nil
+		}
+		ids = append(ids, string(meta.ID))
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// TestPlanReachesProxies: a skewed mix makes the fleet leave its first stage,
+// and a proxy sees it in the order add, flip, retire: never a route to a stage
+// that lacks its members.
+func TestPlanReachesProxies(t *testing.T) {
+	f := newFleet(t, 8)
+	c := start(t, Config{Rules: rules(), Replicas: f.list})
+	p := newProxy(t, c)
+	_, first := p.until(t, "the first plan", func(s *client.Snapshot) bool { got, ok := plan(s); return ok && len(got.Stages) == 1 })
+	one, _ := plan(first)
+	f.all(skewed)
+	f.report(t, c)
+	before, last := p.until(t, "stages, retired", func(s *client.Snapshot) bool {
+		got, ok := plan(s)
+		if !ok || len(got.Stages) < 2 {
+			return false
+		}
+		for i, stage := range got.Stages {
+			if len(members(s, i)) != len(stage.Replicas) {
+				return false // the union still
+			}
+		}
+		return true
+	})
+	two, _ := plan(last)
+	if two.Epoch <= one.Epoch {
+		t.Errorf("epoch %d after %d", two.Epoch, one.Epoch)
+	}
+	seen := 0
+	for i, stage := range two.Stages {
+		seen += len(stage.Replicas)
+		for j, s := range before {
+			// Whatever routes a proxy had, the stages that they name hold the
+			// members that this plan gives them.
+			got, ok := plan(s)
+			if ok && got.Epoch == two.Epoch {
+				if !contains(members(s, i), stage.Replicas) {
+					t.Errorf("update %d: stage %d of the new routes has %v, and should have %v", j, i, members(s, i), stage.Replicas)
+				}
+			}
+			if ok && got.Epoch == one.Epoch && !contains(members(s, 0), one.Stages[0].Replicas) {
+				t.Errorf("update %d: the old routes' stage has lost members before the flip: %v", j, members(s, 0))
+			}
+		}
+	}
+	if seen != 8 {
+		t.Errorf("the plan has %d replicas", seen)
+	}
+	if m := c.Status().Models[0]; !strings.Contains(m.Reason, "better plan") {
+		t.Errorf("reason %q", m.Reason)
+	}
+}
+
+func contains(have []string, want []policies.ReplicaID) bool {
+	for _, id := range want {
+		if !slices.Contains(have, string(id)) {
+			return false
+		}
+	}
+	return true
+}
+
+// TestReplicasChange: the configuration drains one replica and adds another;
+// the proxy follows.
+func TestReplicasChange(t *testing.T) {
+	f := newFleet(t, 4)
+	added := f.replicas[3]
+	c := start(t, Config{Rules: rules(), Replicas: f.list[:3]})
+	f.replicas = f.replicas[:3]
+	f.report(t, c)
+	p := newProxy(t, c)
+	has := func(want ...string) func(*client.Snapshot) bool {
+		return func(s *client.Snapshot) bool { return slices.Equal(members(s, 0), want) }
+	}
+	p.until(t, "three replicas", has("r0", "r1", "r2"))
+	list := slices.Clone(f.list)
+	list[1].Draining = true
+	if err := c.SetReplicas(list); err != nil {
+		t.Fatal(err)
+	}
+	p.until(t, "r1 out of its stage", has("r0", "r2"))
+	(&fakeFleet{replicas: []*replica{added}}).report(t, c)
+	p.until(t, "r3 in the stage", has("r0", "r2", "r3"))
+	if err := c.SetReplicas(nil); err == nil {
+		t.Error("an empty list is taken")
+	}
+}
+
+// TestRestartSendsNothing: a proxy that comes back with what it has, to a
+// control plane that was restarted on the same files, is sent no resource.
+func TestRestartSendsNothing(t *testing.T) {
+	dir := t.TempDir()
+	f := newFleet(t, 3)
+	run := func() *running {
+		st, err := store.NewFile(filepath.Join(dir, "plan.json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return start(t, Config{Rules: rules(), Replicas: f.list, Store: st, Counters: fleet.File{Path: filepath.Join(dir, "counters.json")}})
+	}
+	c := run()
+	// A load that moves the weights by one step, and no further.
+	f.replicas[0].says(func(m *api.LoadReport) { m.Load.HeldTokens = 15_000 })
+	stop := f.report(t, c)
+	newProxy(t, c).until(t, "the loaded replica's weight", func(s *client.Snapshot) bool {
+		a := s.Assignments[resources.EndpointName("m", 0)]
+		return a != nil && slices.ContainsFunc(a.Priorities[0], func(e client.Endpoint) bool { return e.Weight < fleet.Neutral })
+	})
+	stop()
+	d := dial(t, c)
+	have := d.everything(t, nil)
+	if len(have) != 2*policies.MaxStages+2 {
+		t.Fatalf("a new proxy was sent %d resources", len(have))
+	}
+	c.stop()
+
+	c = run()
+	if sent := dial(t, c).everything(t, have); len(sent) > 0 {
+		t.Errorf("after the restart, sent again: %v", slices.Sorted(maps.Keys(sent)))
+	}
+	if c.fleet.Snapshot().Epoch != 1 {
+		t.Errorf("epoch %d", c.fleet.Snapshot().Epoch)
+	}
+}
+
+// waitFor reads the status until it fits. It yields between two reads: there
+// is no channel for what an operator sees.
+func waitFor(t *testing.T, c *running, what string, fits func(Status) bool) Status {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	for {
+		if s := c.Status(); len(s.Models) > 0 && len(s.Models[0].Stages) > 0 && fits(s) {
+			return s
+		}
+		if ctx.Err() != nil {
+			t.Fatalf("never came: %s: %+v", what, c.Status())
+		}
+		// A round trip to the admin port is as good a pause as any.
+		_, _ = get(t, c, "/healthz")
+	}
+}
+
+func get(t *testing.T, c *running, path string) (int, string) {
+	t.Helper()
+	resp, err := http.Get("http://" + c.AdminAddr().String() + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(body)
+}
+
+func TestAdmin(t *testing.T) {
+	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	f := newFleet(t, 2)
+	c := start(t, Config{Rules: rules(), Replicas: f.list})
+	f.replicas[0].says(func(m *api.LoadReport) { m.Load = &api.Load{Running: 3, HeldTokens: 77} })
+	f.report(t, c)
+	newProxy(t, c)
+	waitFor(t, c, "a report and a node that is current", func(s Status) bool {
+		r := s.Models[0].Stages[0].Replicas[0]
+		return r.Held == 77 && r.ReportAge != nil && len(s.Nodes) == 1 && s.Nodes[0].Current && s.Nodes[0].Epoch == 1
+	})
+	code, body := get(t, c, "/status")
+	var s Status
+	if err := json.Unmarshal([]byte(body), &s); err != nil || code != 200 {
+		t.Fatalf("%d %v: %s", code, err, body)
+	}
+	m := s.Models[0]
+	if m.Name != "m" || m.Stages[0].Name != "s0" || m.Stages[0].High != nil || m.Reason != "first plan" || len(s.History) != 1 || s.Nodes[0].ID != "proxy-1" {
+		t.Errorf("%s", body)
+	}
+	_, metrics := get(t, c, "/metrics")
+	for _, want := range []string{
+		`cascade_plan_epoch{model="m"} 1`, `cascade_replica_held_tokens{model="m",replica="r0"} 77`,
+		`cascade_replica_healthy{model="m",replica="r1",stage="s0"} 1`, `cascade_node_epoch{node="proxy-1"} 1`, `cascade_shown_epoch 1`,
+	} {
+		if !strings.Contains(metrics, want) {
+			t.Errorf("no %s in\n%s", want, metrics)
+		}
+	}
+	for path, want := range map[string]int{"/healthz": 200, "/readyz": 200, "/": 404} {
+		if code, _ := get(t, c, path); code != want {
+			t.Errorf("%s: %d", path, code)
+		}
+	}
+	conn, err := grpc.NewClient(c.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	h, err := healthv1.NewHealthClient(conn).Check(t.Context(), &healthv1.HealthCheckRequest{})
+	if err != nil || h.GetStatus() != healthv1.HealthCheckResponse_SERVING {
+		t.Errorf("gRPC health: %v, %v", h, err)
+	}
+}
+
+// TestNotReady: before the first plan is stored and shown, the control plane
+// lives and is not ready.
+func TestNotReady(t *testing.T) {
+	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	f := newFleet(t, 1)
+	c := start(t, Config{Rules: rules(), Replicas: f.list, Store: readOnly{new(store.Memory)}})
+	for path, want := range map[string]int{"/healthz": 200, "/readyz": 503, "/status": 200, "/metrics": 200} {
+		if code, body := get(t, c, path); code != want {
+			t.Errorf("%s: %d %s", path, code, body)
+		}
+	}
+}
+
+// readOnly is a store that keeps nothing.
+type readOnly struct{ *store.Memory }
+
+func (readOnly) CompareAndSwap(context.Context, store.Version, store.Object) (store.Version, error) {
+	return "", io.ErrShortWrite
+}
+
+func TestNewRefuses(t *testing.T) {
+	good := func() Config {
+		return Config{Rules: rules(), Replicas: []policies.Replica{{ID: "r", Model: "m", Address: "127.0.0.1:1", Capacity: policies.Capacity{KV: 1, Batch: 1}}}, Listen: "127.0.0.1:0", Admin: "127.0.0.1:0"}
+	}
+	for _, c := range []struct {
+		edit func(*Config)
+		want string
+	}{
+		{func(c *Config) { c.Listen = ":0" }, "not an address of loopback"},
+		{func(c *Config) { c.Listen = "0.0.0.0:0" }, "not an address of loopback"},
+		{func(c *Config) { c.Listen = "example.org:1" }, "not an address of loopback"},
+		{func(c *Config) { c.Listen = "nonsense" }, "listen nonsense"},
+		{func(c *Config) { c.Admin = "0.0.0.0:0"; c.TLS = new(tls.Config) }, "admin"},
+		{func(c *Config) { c.Length = "0.0.0.0:0" }, "length"},
+		{func(c *Config) { c.Stop = -1 }, "stop"},
+		{func(c *Config) { c.Settings.Estimator = "guess" }, "estimator"},
+		{func(c *Config) { c.Settings.Listen = "nonsense" }, "listen"},
+		{func(c *Config) { c.Models[0].Hosts = []string{"a b"} }, "host"},
+		{func(c *Config) { c.Replicas = nil }, "no replica"},
+		{func(c *Config) { c.Policy = "guess" }, "policy"},
+	} {
+		cfg := good()
+		c.edit(&cfg)
+		if ctl, err := New(cfg); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("want an error about %q, got %v", c.want, err)
+			if ctl != nil {
+				ctl.Close()
+			}
+		}
+	}
+	c, err := New(good())
+	if err != nil {
+		t.Fatal(err)
+	}
+	taken := good()
+	taken.Listen = c.Addr().String()
+	if _, err := New(taken); err == nil {
+		t.Error("an address in use is taken")
+	}
+	c.Close()
+}
+
+// TestOffLoopbackWithTLS: TLS is the licence to listen elsewhere.
+func TestOffLoopbackWithTLS(t *testing.T) {
+	c, err := New(Config{
+		Rules: rules(), Replicas: []policies.Replica{{ID: "r", Model: "m", Address: "127.0.0.1:1", Capacity: policies.Capacity{KV: 1, Batch: 1}}},
+		Listen: "0.0.0.0:0", Admin: "127.0.0.1:0", Length: "127.0.0.1:0", TLS: new(tls.Config),
+		Settings: resources.Settings{Estimator: resources.ExtProc},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if c.lengthListener == nil {
+		t.Error("prompts would pass through the TLS port, which the proxy cannot call")
+	}
+}

@@ -1,0 +1,98 @@
+package control
+
+import (
+	"context"
+	"testing"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// delta is one raw delta ADS stream.
+type delta struct {
+	stream discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesClient
+}
+
+func dial(t *testing.T, c *running) delta {
+	t.Helper()
+	conn, err := grpc.NewClient(c.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	t.Cleanup(func() { cancel(); conn.Close() })
+	stream, err := discoveryv3.NewAggregatedDiscoveryServiceClient(conn).DeltaAggregatedResources(ctx, grpc.WaitForReady(true))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return delta{stream}
+}
+
+// everything subscribes to all that an Envoy would, bringing the versions that
+// it has, and returns the versions of what it is sent, by type and name. A
+// name that does not exist is asked for last: its answer is the end.
+func (d delta) everything(t *testing.T, have map[string]string) map[string]string {
+	t.Helper()
+	const fence = "cascade/no-such-model/s0"
+	names := map[string][]string{
+		resources.ClusterType: nil, resources.ListenerType: nil, // wildcards
+		resources.RouteType: {resources.RouteName},
+	}
+	for k := range policies.MaxStages {
+		names[resources.EndpointType] = append(names[resources.EndpointType], resources.EndpointName("m", k))
+	}
+	sent := make(map[string]string)
+	for i, typ := range []string{resources.ClusterType, resources.ListenerType, resources.RouteType, resources.EndpointType} {
+		req := &discoveryv3.DeltaDiscoveryRequest{TypeUrl: typ, ResourceNamesSubscribe: names[typ], InitialResourceVersions: make(map[string]string)}
+		if i == 0 {
+			req.Node = &corev3.Node{Id: "raw", Cluster: "cascade"}
+		}
+		for key, version := range have {
+			if name, ok := cutType(key, typ); ok {
+				req.InitialResourceVersions[name] = version
+			}
+		}
+		d.send(t, req)
+	}
+	d.send(t, &discoveryv3.DeltaDiscoveryRequest{TypeUrl: resources.EndpointType, ResourceNamesSubscribe: []string{fence}})
+	waiting := map[string]bool{fence: true}
+	if have == nil {
+		for typ := range names {
+			waiting[typ] = true
+		}
+	}
+	for len(waiting) > 0 {
+		resp, err := d.stream.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range resp.GetResources() {
+			sent[resp.GetTypeUrl()+" "+r.GetName()] = r.GetVersion()
+			delete(waiting, resp.GetTypeUrl())
+		}
+		for _, name := range resp.GetRemovedResources() {
+			delete(waiting, name)
+		}
+		d.send(t, &discoveryv3.DeltaDiscoveryRequest{TypeUrl: resp.GetTypeUrl(), ResponseNonce: resp.GetNonce()})
+	}
+	return sent
+}
+
+func (d delta) send(t *testing.T, req *discoveryv3.DeltaDiscoveryRequest) {
+	t.Helper()
+	if err := d.stream.Send(req); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func cutType(key, typ string) (name string, ok bool) {
+	if len(key) > len(typ) && key[:len(typ)] == typ {
+		return key[len(typ)+1:], true
+	}
+	return "", false
+}
