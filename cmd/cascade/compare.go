@@ -1,0 +1,296 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/schollz/progressbar/v3"
+
+	"github.com/cascadeinfer/cascade/cmd/local"
+	"github.com/cascadeinfer/cascade/cmd/wire"
+	"github.com/cascadeinfer/cascade/engine/replay"
+	"github.com/cascadeinfer/cascade/engine/report"
+	"github.com/cascadeinfer/cascade/engine/trace"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/control"
+)
+
+// startTimeout bounds the start of a fleet in this process.
+const startTimeout = 30 * time.Second
+
+// contest replays the same requests on fleets that differ in their preset.
+type contest struct {
+	fleet    wire.Fleet // the addresses are those of the last run
+	requests []trace.Request
+	prompt   replay.Prompt
+	envoy    string // path of Envoy; empty: the embedded proxy
+	out      string // directory for results; empty: none
+}
+
+// outcome is what one system did.
+type outcome struct {
+	Preset string         `json:"preset"`
+	Result replay.Result  `json:"result"`
+	Status control.Status `json:"status"` // at the end of the replay
+	Placed placement      `json:"placed"`
+}
+
+// placement counts where requests went, judged by their exact prompt lengths
+// and the plan whose routes they met.
+type placement struct {
+	InRange int `json:"in_range"` // served by the stage that covers the prompt
+	Next    int `json:"adjacent"` // by its neighbour: the estimate was off at a boundary
+	Other   int `json:"elsewhere"`
+	Unknown int `json:"unknown"` // the response named no stage, or an epoch that the history no longer holds
+}
+
+// run starts a fleet with the preset, replays, and stops it.
+func (c *contest) run(ctx context.Context, s *settings, name, preset string) (outcome, error) {
+	log, err := s.logger()
+	if err != nil {
+		return outcome{}, err
+	}
+	f := c.fleet
+	f.Preset = preset
+	f.Fleet.Replicas = append(f.Fleet.Replicas[:0:0], f.Fleet.Replicas...)
+	fleet, err := local.New(local.Config{Fleet: f, Envoy: c.envoy, Logger: log})
+	if err != nil {
+		return outcome{}, err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	done := make(chan error, 1)
+	go func() {
+		err := fleet.Run(ctx)
+		if err != nil {
+			cancel(err)
+		}
+		done <- err
+	}()
+	out := outcome{Preset: preset}
+	out.Result, err = c.replay(ctx, s, fleet, name)
+	out.Status = fleet.Control().Status()
+	out.Placed = place(out.Result, out.Status)
+	cancel(nil)
+	return out, errors.Join(err, <-done)
+}
+
+func (c *contest) replay(ctx context.Context, s *settings, fleet *local.Fleet, name string) (replay.Result, error) {
+	ready, stop := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("the fleet was not ready within %v; --log info tells more", startTimeout))
+	defer stop()
+	if err := fleet.Ready(ready); err != nil {
+		return replay.Result{}, err
+	}
+	records, err := c.records(name)
+	if err != nil {
+		return replay.Result{}, err
+	}
+	defer records.Close()
+	bar := newBar(s, name, len(c.requests))
+	changes := 0
+	r, err := replay.New(replay.Config{
+		Name: name, Target: fleet.URL(), Model: c.fleet.Models[0].Name, Requests: c.requests, Prompt: c.prompt,
+		Speed: c.fleet.Speed, Records: records,
+		Progress: func(p replay.Progress) {
+			changes = s.announce(bar, fleet.Control().Status().History, changes)
+			bar.Set(p.Done)
+		},
+	})
+	if err != nil {
+		return replay.Result{}, err
+	}
+	res, err := r.Run(ctx)
+	s.announce(bar, fleet.Control().Status().History, changes)
+	bar.Finish()
+	fmt.Fprintln(s.stderr)
+	return res, err
+}
+
+// records opens the file for a run's requests; without a directory they go nowhere.
+func (c *contest) records(name string) (io.WriteCloser, error) {
+	if c.out == "" {
+		return nopCloser{io.Discard}, nil
+	}
+	if err := os.MkdirAll(c.out, 0o755); err != nil {
+		return nil, err
+	}
+	return os.Create(filepath.Join(c.out, slug(name)+".jsonl"))
+}
+
+type nopCloser struct{ io.Writer }
+
+func (nopCloser) Close() error { return nil }
+
+// newBar is a progress bar on standard error.
+func newBar(s *settings, name string, total int) *progressbar.ProgressBar {
+	return progressbar.NewOptions(total, progressbar.OptionSetWriter(s.stderr), progressbar.OptionSetDescription(fmt.Sprintf("%-14s", name)),
+		progressbar.OptionShowCount(), progressbar.OptionSetWidth(30), progressbar.OptionThrottle(200*time.Millisecond))
+}
+
+// announce tells of the plan changes that are new since the last call.
+func (s *settings) announce(bar *progressbar.ProgressBar, history []control.Change, told int) int {
+	for ; told < len(history); told++ {
+		bar.Clear()
+		fmt.Fprintf(s.stderr, "  epoch %d: %s\n", history[told].Epoch, sentence(history[told]))
+	}
+	return told
+}
+
+// sentence says what a plan change did.
+func sentence(c control.Change) string {
+	text := c.Reason
+	if c.Gain > 0 {
+		text += fmt.Sprintf(", predicted gain %.0f %%", c.Gain*100)
+	}
+	text += ":"
+	for _, st := range c.Stages {
+		high := policies.Unbounded
+		if st.High != nil {
+			high = *st.High
+		}
+		text += fmt.Sprintf(" [%v, %v)×%d", st.Low, high, len(st.Replicas))
+	}
+	return text
+}
+
+// place judges where the requests went.
+func place(r replay.Result, st control.Status) placement {
+	plans := map[string][]control.Stage{}
+	for _, c := range st.History {
+		plans[fmt.Sprint(c.Epoch)] = c.Stages
+	}
+	var p placement
+	for _, rec := range r.Records {
+		stages := plans[rec.Epoch]
+		if rec.Error != "" {
+			continue
+		}
+		got, want := -1, -1
+		for i, s := range stages {
+			if s.Name == rec.Stage {
+				got = i
+			}
+			if want < 0 && (s.High == nil || policies.Tokens(rec.Prompt) < *s.High) {
+				want = i
+			}
+		}
+		switch {
+		case got < 0 || want < 0:
+			p.Unknown++
+		case got == want:
+			p.InRange++
+		case got == want-1 || got == want+1:
+			p.Next++
+		default:
+			p.Other++
+		}
+	}
+	return p
+}
+
+// show writes the comparison: tables on standard output, pictures and results
+// in the directory.
+func (c *contest) show(s *settings, outcomes []outcome) error {
+	results := make([]replay.Result, len(outcomes))
+	for i, o := range outcomes {
+		results[i] = o.Result
+	}
+	if c.out != "" {
+		if err := c.write(results, outcomes); err != nil {
+			return err
+		}
+	}
+	if s.json {
+		return s.print(outcomes)
+	}
+	last := outcomes[len(outcomes)-1]
+	tables := []report.Table{report.Runs(results), report.Latencies(results), report.Classes(results), report.Stages(last.Result)}
+	for _, t := range tables {
+		if err := t.Text(s.stdout); err != nil {
+			return err
+		}
+	}
+	p := last.Placed
+	fmt.Fprintf(s.stdout, "By exact length, %d requests were served in their stage, %d next to it (the estimate was off at a boundary), %d elsewhere.\n", p.InRange, p.Next, p.Other+p.Unknown)
+	for _, m := range last.Status.Models {
+		fmt.Fprintf(s.stdout, "The length estimate for %s used %.2f bytes per token; its mean error against exact counts was %.1f %%.\n", m.Name, m.BytesPerToken, m.EstimateError*100)
+	}
+	if c.out != "" {
+		fmt.Fprintf(s.stdout, "Plots, requests and results are in %s.\n", c.out)
+	}
+	return nil
+}
+
+// write puts pictures and results into the directory.
+func (c *contest) write(results []replay.Result, outcomes []outcome) error {
+	f, err := os.Create(filepath.Join(c.out, "results.json"))
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(report.WriteJSON(f, results), f.Close()); err != nil {
+		return err
+	}
+	if err := c.markdown(results); err != nil {
+		return err
+	}
+	lengths := make([]policies.Tokens, len(c.requests))
+	for i, r := range c.requests {
+		lengths[i] = r.Input + r.Output
+	}
+	draw := map[string]func() (report.Picture, error){
+		"latency":    func() (report.Picture, error) { return report.Distribution(results, report.Normalised) },
+		"ttft":       func() (report.Picture, error) { return report.Distribution(results, report.TTFT) },
+		"by-length":  func() (report.Picture, error) { return report.ByLength(results, report.Normalised) },
+		"timeline":   func() (report.Picture, error) { return report.Timeline(results) },
+		"final-plan": func() (report.Picture, error) { return report.Plan(finalPlan(outcomes), lengths) },
+	}
+	for name, make := range draw {
+		pic, err := make()
+		if errors.Is(err, report.ErrNoData) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		for _, ext := range []string{".svg", ".png"} {
+			if err := writePicture(filepath.Join(c.out, name+ext), pic); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// markdown writes the tables for a README.
+func (c *contest) markdown(results []replay.Result) error {
+	f, err := os.Create(filepath.Join(c.out, "tables.md"))
+	if err != nil {
+		return err
+	}
+	for _, t := range []report.Table{report.Runs(results), report.Latencies(results), report.Classes(results)} {
+		err = errors.Join(err, t.Markdown(f))
+	}
+	return errors.Join(err, f.Close())
+}
+
+// finalPlan is the plan in force at the end of the last run.
+func finalPlan(outcomes []outcome) policies.Plan {
+	m := outcomes[len(outcomes)-1].Status.Models[0]
+	p := policies.Plan{Model: m.Name, Epoch: m.Epoch}
+	for _, st := range m.Stages {
+		stage := policies.Stage{Low: st.Low, High: policies.Unbounded}
+		if st.High != nil {
+			stage.High = *st.High
+		}
+		for _, r := range st.Replicas {
+			stage.Replicas = append(stage.Replicas, r.ID)
+		}
+		p.Stages = append(p.Stages, stage)
+	}
+	return p
+}

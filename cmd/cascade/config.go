@@ -1,0 +1,58 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cascadeinfer/cascade/cmd/config"
+)
+
+// newConfig is "cascade config": the fleet file, without running anything.
+func newConfig(s *settings) *cobra.Command {
+	c := &cobra.Command{Use: "config", Short: "Check, explain and print fleet files"}
+	c.AddCommand(&cobra.Command{
+		Use:   "check FILE",
+		Short: "Check a fleet file; every bad field is named with its line",
+		Long: `Check reads a fleet file as the daemons do, and reports every bad field with its
+line and what to write instead. It starts nothing and connects to nothing.
+Exit code 0 means that every daemon would start with this file.`,
+		Args: exactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error { return s.checkConfig(args[0]) },
+	}, &cobra.Command{
+		Use:   "example",
+		Short: "Print an example fleet file, with a comment on every field",
+		Args:  exactArgs(0),
+		RunE: func(*cobra.Command, []string) error {
+			_, err := fmt.Fprint(s.stdout, config.Example)
+			return err
+		},
+	})
+	return c
+}
+
+func (s *settings) checkConfig(path string) error {
+	fleet, err := config.Load(path)
+	if err == nil {
+		_, err = profiles(fleet, path)
+	}
+	if s.json {
+		out := struct {
+			OK    bool   `json:"ok"`
+			Error string `json:"error,omitempty"`
+		}{OK: err == nil}
+		if err != nil {
+			out.Error = err.Error()
+		}
+		if jerr := json.NewEncoder(s.stdout).Encode(out); jerr != nil {
+			return jerr
+		}
+		return err
+	}
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(s.stdout, "%s is good: %d models, %d replicas\n", path, len(fleet.Models), len(fleet.Replicas))
+	return err
+}

@@ -1,0 +1,132 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cascadeinfer/cascade/cmd/config"
+	"github.com/cascadeinfer/cascade/cmd/wire"
+	"github.com/cascadeinfer/cascade/engine/replay"
+	"github.com/cascadeinfer/cascade/engine/trace"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// emulated describes a fleet of emulated replicas on free loopback ports.
+type emulated struct {
+	replicas int
+	profile  string
+	context  int64
+	speed    float64
+	tp       int
+	envoy    string
+	prompt   string
+	out      string
+}
+
+func (e *emulated) flags(c *cobra.Command) {
+	f := c.Flags()
+	f.IntVar(&e.replicas, "replicas", 8, "emulated replicas")
+	f.StringVar(&e.profile, "profile", "rtxpro6000-llama-3.1-8b", "cost profile of the replicas (see \"cascade profiles\")")
+	f.Int64Var(&e.context, "context", 131072, "the model's context in tokens; longer requests are dropped")
+	f.Float64Var(&e.speed, "speed", 3, "run engines, arrivals and the planner this many times faster than real time")
+	f.IntVar(&e.tp, "tp", 1, "tensor-parallel ranks of each replica")
+	f.StringVar(&e.envoy, "envoy", "", "path of an Envoy binary to carry the traffic instead of the embedded proxy")
+	f.StringVar(&e.prompt, "prompt", "text", "send prompts as text or as token ids")
+}
+
+// fleet builds the fleet file of it.
+func (e *emulated) fleet() (wire.Fleet, error) {
+	f := config.Fleet{
+		Speed:  e.speed,
+		Models: []config.Model{{Name: "llama-3.1-8b", Context: policies.Tokens(e.context), Profile: e.profile}},
+		// Port 0: any free one.
+		Control: config.Control{Listen: "127.0.0.1:0", Admin: "127.0.0.1:0"},
+		Proxy:   config.Proxy{Listen: "127.0.0.1:0"},
+	}
+	for i := range e.replicas {
+		f.Replicas = append(f.Replicas, config.Replica{
+			ID: fmt.Sprintf("r%d", i), Address: "127.0.0.1:0", Peer: "127.0.0.1:0", Engine: "http://127.0.0.1:0", TP: e.tp,
+		})
+	}
+	if errs := f.Validate(); len(errs) > 0 {
+		return wire.Fleet{}, errs[0]
+	}
+	return wire.Resolve(f, ".")
+}
+
+// newDemo is "cascade demo": the main job on one machine.
+func newDemo(s *settings) *cobra.Command {
+	src, e := &source{}, &emulated{}
+	c := &cobra.Command{
+		Use:   "demo",
+		Short: "See it work: eight emulated replicas, a realistic mix, stages against round robin",
+		Long: `Demo starts eight emulated replicas, their migrators, the control plane and a proxy
+on loopback, replays a mix of short and long requests through the OpenAI API, first
+with all replicas in one stage (round robin), then with planned stages, and compares
+the two. Everything runs in this process and talks over real sockets and real xDS;
+--envoy puts a real Envoy process in front.
+
+The mix and the cost profile are chosen so that stages pay: many short chats and a
+few long documents on a GPU with slow memory. "cascade replay" takes other
+traffic; on uniform lengths the planner stays with one stage.`,
+		Example: `  cascade demo
+  cascade demo --envoy "$(which envoy)" --out results`,
+		Args: exactArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) error { return s.compare(cmd.Context(), src, e) },
+	}
+	src.flags(c, 1500)
+	e.flags(c)
+	c.Flags().StringVar(&e.out, "out", "", "directory for plots, tables and per-request records")
+	c.Flags().Lookup("rate").DefValue = "12"
+	src.rate = 12
+	return c
+}
+
+// compare replays the source on round robin and on planned stages.
+func (s *settings) compare(ctx context.Context, src *source, e *emulated) error {
+	if src.maxLength == 0 || src.maxLength > e.context {
+		src.maxLength = e.context
+	}
+	requests, name, err := src.read()
+	if err != nil {
+		return err
+	}
+	fleet, err := e.fleet()
+	if err != nil {
+		return err
+	}
+	c := &contest{fleet: fleet, requests: requests, prompt: replay.Prompt(e.prompt), envoy: e.envoy, out: e.out}
+	last := requests[len(requests)-1].At.Seconds() / e.speed
+	proxy := "the embedded proxy"
+	if e.envoy != "" {
+		proxy = e.envoy
+	}
+	fmt.Fprintf(s.stderr, "%d requests of %s at %.1f/s, %d replicas of %s, speed %g, through %s: about %.0f s for each of two runs\n",
+		len(requests), name, trace.Rate(requests), e.replicas, e.profile, e.speed, proxy, last+5)
+	var outcomes []outcome
+	for _, run := range []struct{ name, preset string }{{"round robin", "round-robin"}, {"cascade", "default"}} {
+		o, err := c.run(ctx, s, run.name, run.preset)
+		if err != nil {
+			return err
+		}
+		outcomes = append(outcomes, o)
+	}
+	if err := c.show(s, outcomes); err != nil {
+		return err
+	}
+	for _, o := range outcomes {
+		if n := o.Result.Failed(); n > 0 {
+			return fmt.Errorf("%s: %d requests failed", o.Result.Name, n)
+		}
+	}
+	return nil
+}
+
+// slug turns a name into a file's name.
+func slug(name string) string { return strings.ReplaceAll(strings.ToLower(name), " ", "-") }
+
+var _ = os.Stderr

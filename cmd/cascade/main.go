@@ -1,0 +1,97 @@
+// Command cascade runs and inspects a length-routed fleet of LLM replicas.
+//
+// Every daemon of a fleet is a subcommand of this one binary; "cascade up"
+// runs them all in one process. The subcommands only translate flags and the
+// fleet file into component Configs, wire the components together and run
+// them: whatever can be decided is decided below cmd.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	os.Exit(code)
+}
+
+// run executes one command line and returns its exit code: 0 for success and
+// for a clean stop by signal, 2 for a wrong command line, 1 for the rest.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	root := newRoot(stdout, stderr)
+	root.SetArgs(args)
+	err := root.ExecuteContext(ctx)
+	if err == nil || (errors.Is(err, context.Canceled) && ctx.Err() != nil) {
+		return 0
+	}
+	fmt.Fprintln(stderr, "cascade:", err)
+	var usage *usageError
+	if errors.As(err, &usage) {
+		fmt.Fprintf(stderr, "Run \"%s --help\" for what it takes.\n", usage.command)
+		return 2
+	}
+	return 1
+}
+
+// A usageError is a command line that cannot be understood.
+type usageError struct {
+	command string
+	err     error
+}
+
+func (e *usageError) Error() string { return e.err.Error() }
+func (e *usageError) Unwrap() error { return e.err }
+
+// settings are the flags that every command has.
+type settings struct {
+	json     bool
+	logLevel string
+	stdout   io.Writer
+	stderr   io.Writer
+}
+
+func newRoot(stdout, stderr io.Writer) *cobra.Command {
+	s := &settings{stdout: stdout, stderr: stderr}
+	root := &cobra.Command{
+		Use:   "cascade",
+		Short: "Length-aware routing for fleets of LLM replicas",
+		Long: `Cascade divides a fleet of LLM replicas into length stages, routes every request
+to the stage whose range covers its length, and keeps the division right as the
+traffic changes. Any Envoy routes for it, through xDS alone.
+
+  cascade demo                     see it work on this machine, in about a minute
+  cascade up                       a whole emulated fleet in one process
+  cascade up -c fleet.yaml         the same, as the file describes it
+  cascade status                   stages, ranges, replicas, load and ACKs of a running fleet
+  cascade plan --trace FILE        what stages a trace of your own would get
+
+In production each part runs by itself, from one fleet file:
+
+  cascade control   -c fleet.yaml                 the control plane (xDS server, planner)
+  cascade migrator  -c fleet.yaml --replica r0    beside each engine
+  cascade envoy-bootstrap -c fleet.yaml           a bootstrap for your Envoy
+  cascade proxy     -c fleet.yaml                 or the embedded proxy instead of Envoy`,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		Version:       version(),
+	}
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		return &usageError{command: c.CommandPath(), err: err}
+	})
+	root.PersistentFlags().BoolVar(&s.json, "json", false, "print machine-readable JSON instead of text")
+	root.PersistentFlags().StringVar(&s.logLevel, "log", "warn", "log level on standard error: debug, info, warn or error")
+	root.AddCommand(commands(s)...)
+	return root
+}

@@ -1,0 +1,309 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cascadeinfer/cascade/cmd/config"
+	"github.com/cascadeinfer/cascade/engine/report"
+	"github.com/cascadeinfer/cascade/engine/trace"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/flow"
+	"github.com/cascadeinfer/cascade/policies/partition"
+)
+
+// planBuckets is how many length buckets an octave has when planning offline.
+const planBuckets = 8
+
+// planFlags are the flags of "cascade plan" besides the source of requests.
+type planFlags struct {
+	profile    string
+	replicas   int
+	policy     string
+	context    int64
+	tp         int
+	stages     int
+	iteration  time.Duration
+	pooling    float64
+	picture    string
+	linkGbps   float64
+	ignoreHash bool
+}
+
+// newPlan is "cascade plan": what stages a trace would get.
+func newPlan(s *settings) *cobra.Command {
+	src, p := &source{}, &planFlags{}
+	c := &cobra.Command{
+		Use:   "plan",
+		Short: "Plan stages for a trace or a mix, offline: cuts, replicas, predicted costs, a plot",
+		Long: `Plan reads a trace (or generates a mix), turns it into flows by length bucket and
+divides the given number of replicas into stages, as the control plane would after
+seeing this traffic for a while. It prints each stage's range, replicas, load and
+predicted iteration time, and what the same traffic costs in one stage.
+
+The cost is the predicted number of requests in the system (Little's law), or the
+paper's QoE with --policy paper. "exact" is proven optimal for its model.`,
+		Example: `  cascade plan --mix mixed --rate 12 --replicas 8 --profile rtxpro6000-llama-3.1-8b
+  cascade plan --trace conversation_trace.jsonl --spread 3s --replicas 16 --plot plan.svg
+  cascade plan --trace azure.csv --replicas 8 --policy two-phase --json`,
+		Args: exactArgs(0),
+		RunE: func(*cobra.Command, []string) error { return s.plan(src, p) },
+	}
+	src.flags(c, 20000)
+	f := c.Flags()
+	f.StringVar(&p.profile, "profile", "h200-llama-3.1-8b", "cost profile: built-in name or JSON file (see \"cascade profiles\")")
+	f.IntVar(&p.replicas, "replicas", 8, "replicas to divide")
+	f.StringVar(&p.policy, "policy", "exact", "exact, recursion, two-phase (all on flows) or paper (two-phase on a snapshot)")
+	f.Int64Var(&p.context, "context", 131072, "the model's context; longer requests of the trace are dropped")
+	f.IntVar(&p.tp, "tp", 1, "tensor-parallel ranks of each replica")
+	f.IntVar(&p.stages, "stages", policies.MaxStages, "most stages")
+	f.DurationVar(&p.iteration, "iteration", 0, "bound on every stage's predicted iteration time; 0 is none")
+	f.Float64Var(&p.pooling, "pooling", 0, "head room of small stages: k ≥ u + pooling·√u")
+	f.Float64Var(&p.linkGbps, "link-gbps", 0, "link between replicas that carries moving requests; 0 keeps the profile's")
+	f.BoolVar(&p.ignoreHash, "no-prefix-cache", false, "count every prompt in full, even where the trace tells shared prefixes")
+	f.StringVar(&p.picture, "plot", "", "write a picture of the plan to this file (.svg or .png)")
+	return c
+}
+
+// planned is the result of "cascade plan".
+type planned struct {
+	Source     string         `json:"source"`
+	Policy     string         `json:"policy"`
+	Profile    string         `json:"profile"`
+	Replicas   int            `json:"replicas"`
+	Requests   int            `json:"requests"`
+	Rate       float64        `json:"requests_per_second"`
+	Cost       float64        `json:"cost"`
+	OneStage   *float64       `json:"one_stage_cost"` // null: one stage cannot carry the load
+	Exact      bool           `json:"exact"`
+	Elapsed    float64        `json:"elapsed_seconds"`
+	Stages     []plannedStage `json:"stages"`
+	plan       policies.Plan
+	partitions policies.Partition
+}
+
+// plannedStage is one row of the plan.
+type plannedStage struct {
+	Low       policies.Tokens  `json:"low"`
+	High      *policies.Tokens `json:"high"` // null: open
+	Replicas  int              `json:"replicas"`
+	Arrivals  float64          `json:"arrivals_per_second"`
+	Generated float64          `json:"tokens_per_second"`
+	Work      float64          `json:"busy_replicas"` // work in replicas, before the fixed cost of iterations
+	Iteration float64          `json:"iteration_seconds,omitempty"`
+}
+
+func (s *settings) plan(src *source, p *planFlags) error {
+	if src.maxLength == 0 || src.maxLength > p.context {
+		src.maxLength = p.context
+	}
+	requests, name, err := src.read()
+	if err != nil {
+		return err
+	}
+	w, err := p.workload(requests)
+	if err != nil {
+		return err
+	}
+	partitioner, ok := partition.Named(p.policy)
+	if !ok {
+		return fmt.Errorf("--policy %q: use exact, recursion, two-phase or paper", p.policy)
+	}
+	begin := time.Now()
+	part, err := partitioner.Partition(w)
+	elapsed := time.Since(begin).Seconds()
+	if errors.Is(err, policies.ErrInfeasible) {
+		return fmt.Errorf("%d replicas of %s cannot carry %.1f requests/s of %s: %w; add replicas, lower --rate or loosen the limits",
+			p.replicas, p.profile, trace.Rate(requests), name, err)
+	}
+	if err != nil {
+		return err
+	}
+	out := describe(w, part)
+	out.Source, out.Policy, out.Profile, out.Replicas = name, p.policy, p.profile, p.replicas
+	out.Requests, out.Rate, out.Elapsed = len(requests), trace.Rate(requests), elapsed
+	if p.picture != "" {
+		if err := drawPlan(p.picture, out.plan, requests); err != nil {
+			return err
+		}
+	}
+	if s.json {
+		return s.print(out)
+	}
+	return out.table().Text(s.stdout)
+}
+
+// workload turns requests into what a partitioner sees.
+func (p *planFlags) workload(requests []trace.Request) (policies.Workload, error) {
+	fleet := config.Fleet{Speed: 1, Models: []config.Model{{Name: "plan", Profile: p.profile, Context: policies.Tokens(p.context)}}}
+	ps, err := fleet.Profiles(".")
+	if err != nil {
+		return policies.Workload{}, err
+	}
+	profile := ps["plan"].TensorParallel(p.tp)
+	if p.linkGbps > 0 {
+		profile.LinkRate = p.linkGbps * 1e9 / 8
+	}
+	w := policies.Workload{
+		Flow: flows(requests, policies.Edges(policies.Tokens(p.context), planBuckets), !p.ignoreHash),
+		Cost: profile.Cost(), Capacity: profile.Capacity(), Transfer: profile.Transfer(), Replicas: p.replicas,
+		Limits: policies.Limits{Stages: p.stages, Iteration: p.iteration.Seconds(), Pooling: p.pooling},
+	}
+	w.Snapshot = steady(w, requests)
+	return w, w.Validate()
+}
+
+// flows counts a whole trace with a memory much longer than it. Prefix hits
+// are those of one unbounded cache: an upper bound on what replicas find.
+func flows(requests []trace.Request, edges []policies.Tokens, prefixes bool) policies.Flow {
+	last := requests[len(requests)-1].At.Seconds()
+	count := flow.New(edges, 1000*(last+1))
+	count.Flow(0)
+	seen := map[uint64]bool{}
+	for _, r := range requests {
+		at, cached := r.At.Seconds(), policies.Tokens(0)
+		if prefixes {
+			cached = cachedPrefix(seen, r)
+		}
+		count.Arrive(at, r.Input, cached)
+		count.Generate(at, r.Input+r.Output, int(r.Output))
+		count.Finish(at, r.Input, r.Output)
+	}
+	return count.Flow(last)
+}
+
+// cachedPrefix returns how many tokens of the prompt's beginning were seen,
+// and remembers its blocks.
+func cachedPrefix(seen map[uint64]bool, r trace.Request) policies.Tokens {
+	hit := 0
+	for hit < len(r.Prefix) && seen[r.Prefix[hit]] {
+		hit++
+	}
+	for _, id := range r.Prefix {
+		seen[id] = true
+	}
+	return min(policies.Tokens(hit)*trace.BlockTokens, r.Input-1)
+}
+
+// steady is the in-flight snapshot that one stage would show under the flow:
+// φ·T requests per bucket by Little's law. Only the paper's policy looks at it.
+func steady(w policies.Workload, requests []trace.Request) []policies.Batch {
+	iteration := w.Cost.D0
+	if one, err := partition.Flow.Price(w, nil, []int{w.Replicas}); err == nil {
+		iteration = one.Iterations[0]
+	}
+	var input, input2, output float64
+	for _, r := range requests {
+		input += float64(r.Input) * float64(r.Output)
+		input2 += float64(r.Input) * float64(r.Input) * float64(r.Output)
+		output += float64(r.Output)
+	}
+	batches := make([]policies.Batch, len(w.Flow.Edges))
+	for b := range batches {
+		n := w.Flow.Tokens[b] * iteration
+		batches[b] = policies.Batch{N: n, SumI: n * input / output, SumI2: n * input2 / output, SumL: w.Flow.Reads[b] * iteration}
+	}
+	return batches
+}
+
+// describe turns a partition into stages with their share of the flow.
+func describe(w policies.Workload, part policies.Partition) planned {
+	out := planned{Cost: part.Cost, Exact: part.Exact, partitions: part}
+	if !math.IsInf(part.OneStage, 1) {
+		out.OneStage = &part.OneStage
+	}
+	out.plan = policies.Plan{Model: "plan"}
+	id := 0
+	for i, n := range part.Counts {
+		st := policies.Stage{Low: 0, High: policies.Unbounded}
+		if i > 0 {
+			st.Low = part.Cuts[i-1]
+		}
+		if i < len(part.Cuts) {
+			st.High = part.Cuts[i]
+		}
+		for range n {
+			st.Replicas = append(st.Replicas, policies.ReplicaID(fmt.Sprintf("r%d", id)))
+			id++
+		}
+		out.plan.Stages = append(out.plan.Stages, st)
+		row := plannedStage{Low: st.Low, Replicas: n}
+		if st.High != policies.Unbounded {
+			row.High = &st.High
+		}
+		for b, e := range w.Flow.Edges {
+			if e >= st.Low && e < st.High {
+				row.Arrivals += w.Flow.Arrivals[b]
+				row.Generated += w.Flow.Tokens[b]
+				row.Work += w.Cost.D1*w.Flow.Tokens[b] + w.Cost.D4*w.Flow.Reads[b] + w.Cost.D2*w.Flow.Prefill[b] + w.Cost.D3*w.Flow.Prefill2[b]
+			}
+		}
+		if part.Iterations != nil {
+			row.Iteration = part.Iterations[i]
+		}
+		out.Stages = append(out.Stages, row)
+	}
+	return out
+}
+
+func (p planned) table() report.Table {
+	t := report.Table{
+		Title:  fmt.Sprintf("%s: %d requests, %.2f/s on %d replicas of %s", p.Source, p.Requests, p.Rate, p.Replicas, p.Profile),
+		Header: []string{"stage", "lengths", "replicas", "arrivals/s", "tokens/s", "utilisation", "iteration"}, Left: 2,
+	}
+	for i, st := range p.Stages {
+		high := policies.Unbounded
+		if st.High != nil {
+			high = *st.High
+		}
+		t.Rows = append(t.Rows, []string{fmt.Sprintf("s%d", i), fmt.Sprintf("[%v, %v)", st.Low, high), fmt.Sprint(st.Replicas),
+			fmt.Sprintf("%.2f", st.Arrivals), fmt.Sprintf("%.0f", st.Generated),
+			fmt.Sprintf("%.0f %%", 100*st.Work/float64(st.Replicas)), fmt.Sprintf("%.1f ms", st.Iteration*1e3)})
+	}
+	note := fmt.Sprintf("Cost %.4g", p.Cost)
+	if p.OneStage != nil {
+		note += fmt.Sprintf(", in one stage %.4g: a predicted gain of %.1f %%", *p.OneStage, 100*(1 - p.Cost / *p.OneStage))
+	} else {
+		note += "; one stage could not carry this load"
+	}
+	proof := "not proven optimal"
+	if p.Exact {
+		proof = "proven optimal for its model"
+	}
+	t.Notes = []string{note + ".", fmt.Sprintf("Policy %s, %s; planned in %.2f ms.", p.Policy, proof, p.Elapsed*1e3)}
+	return t
+}
+
+// drawPlan writes the picture in the format of the file's ending.
+func drawPlan(path string, plan policies.Plan, requests []trace.Request) error {
+	lengths := make([]policies.Tokens, len(requests))
+	for i, r := range requests {
+		lengths[i] = r.Input + r.Output
+	}
+	pic, err := report.Plan(plan, lengths)
+	if err != nil {
+		return err
+	}
+	return writePicture(path, pic)
+}
+
+// writePicture writes a picture to a .svg or .png file.
+func writePicture(path string, pic report.Picture) (err error) {
+	format := report.Format(strings.TrimPrefix(filepath.Ext(path), "."))
+	if format != report.SVG && format != report.PNG {
+		return fmt.Errorf("%s: a picture's file ends in .svg or .png", path)
+	}
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	return pic.Write(f, format)
+}

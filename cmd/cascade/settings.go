@@ -1,0 +1,54 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"runtime/debug"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cascadeinfer/cascade/cmd/config"
+	"github.com/cascadeinfer/cascade/engine/cost"
+)
+
+// logger returns the logger that --log asks for.
+func (s *settings) logger() (*slog.Logger, error) {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(s.logLevel)); err != nil {
+		return nil, &usageError{command: "cascade", err: fmt.Errorf("--log %q: use debug, info, warn or error", s.logLevel)}
+	}
+	return slog.New(slog.NewTextHandler(s.stderr, &slog.HandlerOptions{Level: level})), nil
+}
+
+// print writes v as indented JSON.
+func (s *settings) print(v any) error {
+	e := json.NewEncoder(s.stdout)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}
+
+// exactArgs is cobra.ExactArgs with a usage error.
+func exactArgs(n int) cobra.PositionalArgs {
+	return func(c *cobra.Command, args []string) error {
+		if err := cobra.ExactArgs(n)(c, args); err != nil {
+			return &usageError{command: c.CommandPath(), err: err}
+		}
+		return nil
+	}
+}
+
+// profiles resolves the cost profile of every model of a fleet, at the fleet's
+// speed and with the models' own capacities; files are relative to the fleet file.
+func profiles(f config.Fleet, path string) (map[string]cost.Profile, error) {
+	return f.Profiles(filepath.Dir(path))
+}
+
+// version is the module's version as the Go toolchain recorded it.
+func version() string {
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
+		return info.Main.Version
+	}
+	return "devel"
+}

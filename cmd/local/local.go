@@ -1,0 +1,318 @@
+// Package local runs a whole fleet in one process: emulated engines, their
+// migrators' fronts, the control plane and a data plane, all talking over real
+// loopback sockets and real xDS.
+//
+// It takes no shortcut between the parts: every one of them could be another
+// process, and is one in production. Engines may be external, and the data
+// plane may be a real Envoy.
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/url"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cascadeinfer/cascade/cmd/wire"
+	"github.com/cascadeinfer/cascade/engine/emulator"
+	"github.com/cascadeinfer/cascade/engine/emulator/model"
+	"github.com/cascadeinfer/cascade/migrator/stream"
+	"github.com/cascadeinfer/cascade/xds/client"
+	"github.com/cascadeinfer/cascade/xds/control"
+	"github.com/cascadeinfer/cascade/xds/proxy"
+)
+
+// Config says which fleet to run and how.
+type Config struct {
+	// Fleet is the fleet. Addresses with port 0 get a free port. Required.
+	Fleet wire.Fleet
+	// External leaves the engines to somebody else: the file's URLs are used
+	// as they are. Otherwise every engine is emulated at its URL.
+	External bool
+	// Envoy is the path of an Envoy binary that carries the traffic; empty
+	// means the embedded proxy.
+	Envoy string
+	// Drain bounds how long streams may go on once Run's context has ended; 0
+	// means 10 s.
+	Drain  time.Duration
+	Logger *slog.Logger // nil discards
+}
+
+const defaultDrain = 10 * time.Second
+
+// Fleet is a running fleet, or one about to run. Its methods may be called
+// from any goroutine; Run once.
+type Fleet struct {
+	cfg     Config
+	log     *slog.Logger
+	nodes   []node
+	control *control.Control
+	door    net.Listener // of the embedded proxy; nil with Envoy
+	proxy   *proxy.Proxy // nil with Envoy
+	envoy   *envoyProcess
+	address string // of the data plane
+}
+
+// node is one replica: engine and front.
+type node struct {
+	id     string
+	model  string
+	engine *emulator.Engine // nil where external
+	listen net.Listener     // of the engine
+	front  *stream.Front
+}
+
+// New binds every socket of the fleet and builds its parts; nothing runs yet.
+// A Fleet that is never run must be closed.
+func New(cfg Config) (f *Fleet, err error) {
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Drain == 0 {
+		cfg.Drain = defaultDrain
+	}
+	f = &Fleet{cfg: cfg, log: cfg.Logger}
+	var open []net.Listener
+	defer func() {
+		if err != nil {
+			for _, l := range open {
+				l.Close()
+			}
+			err = fmt.Errorf("local fleet: %w", err)
+		}
+	}()
+	bind := func(addr *string) (net.Listener, error) {
+		l, err := net.Listen("tcp", *addr)
+		if err != nil {
+			return nil, err
+		}
+		open = append(open, l)
+		*addr = l.Addr().String()
+		return l, nil
+	}
+	if err := f.bindReplicas(bind); err != nil {
+		return nil, err
+	}
+	if err := f.bindDoor(bind); err != nil {
+		return nil, err
+	}
+	return f, f.bindControl(bind)
+}
+
+// bindReplicas builds engines and fronts and writes their real addresses into
+// the fleet.
+func (f *Fleet) bindReplicas(bind func(*string) (net.Listener, error)) error {
+	vocabulary, err := model.NewVocabulary()
+	if err != nil {
+		return err
+	}
+	list := f.cfg.Fleet.Fleet.Replicas
+	for i := range list {
+		r := &list[i]
+		n := node{id: r.ID, model: r.Model}
+		if !f.cfg.External {
+			u, err := url.Parse(r.Engine)
+			if err != nil {
+				return fmt.Errorf("engine of %s: %w", r.ID, err)
+			}
+			if n.listen, err = bind(&u.Host); err != nil {
+				return fmt.Errorf("engine of %s: %w", r.ID, err)
+			}
+			r.Engine = u.String()
+			ec := f.cfg.Fleet.Engine(*r, f.log.With("replica", r.ID))
+			ec.Vocabulary = vocabulary
+			if n.engine, err = emulator.New(ec); err != nil {
+				return fmt.Errorf("engine of %s: %w", r.ID, err)
+			}
+		}
+		clients, err := bind(&r.Address)
+		if err != nil {
+			return fmt.Errorf("front of %s: %w", r.ID, err)
+		}
+		peers, err := bind(&r.Peer)
+		if err != nil {
+			return fmt.Errorf("front of %s: %w", r.ID, err)
+		}
+		sc := f.cfg.Fleet.Front(*r, f.log.With("replica", r.ID))
+		sc.Listener, sc.PeerListener, sc.DrainTimeout = clients, peers, f.cfg.Drain
+		if n.front, err = stream.New(sc); err != nil {
+			return err
+		}
+		f.nodes = append(f.nodes, n)
+	}
+	return nil
+}
+
+// bindDoor finds the data plane's address. Envoy binds it itself, so that the
+// port is only looked for here.
+func (f *Fleet) bindDoor(bind func(*string) (net.Listener, error)) error {
+	l, err := bind(&f.cfg.Fleet.Proxy.Listen)
+	if err != nil {
+		return fmt.Errorf("proxy: %w", err)
+	}
+	f.address = l.Addr().String()
+	if f.cfg.Envoy != "" {
+		return l.Close()
+	}
+	f.door = l
+	return nil
+}
+
+func (f *Fleet) bindControl(bind func(*string) (net.Listener, error)) error {
+	cc, err := f.cfg.Fleet.Control(f.log.With("part", "control"))
+	if err != nil {
+		return err
+	}
+	if cc.Listener, err = bind(&f.cfg.Fleet.Fleet.Control.Listen); err != nil {
+		return fmt.Errorf("control: %w", err)
+	}
+	if cc.AdminListener, err = bind(&f.cfg.Fleet.Fleet.Control.Admin); err != nil {
+		return fmt.Errorf("control: admin: %w", err)
+	}
+	if f.control, err = control.New(cc); err != nil {
+		return err
+	}
+	xds := f.control.Addr().String()
+	if f.cfg.Envoy != "" {
+		f.envoy = &envoyProcess{binary: f.cfg.Envoy, xds: xds, log: f.log.With("part", "envoy")}
+		return nil
+	}
+	f.proxy, err = proxy.New(proxy.Config{
+		Client: client.Config{Target: xds, NodeID: "embedded"}, Listener: f.door,
+		DrainTimeout: f.cfg.Drain, Logger: f.log.With("part", "proxy"),
+	})
+	return err
+}
+
+// URL is the base URL of the data plane, where clients connect.
+func (f *Fleet) URL() string { return "http://" + f.address }
+
+// AdminURL is the base URL of the control plane's /status and /metrics.
+func (f *Fleet) AdminURL() string { return "http://" + f.control.AdminAddr().String() }
+
+// Control is the control plane.
+func (f *Fleet) Control() *control.Control { return f.control }
+
+// Front is the front of a replica, nil for an unknown id.
+func (f *Fleet) Front(id string) *stream.Front {
+	for _, n := range f.nodes {
+		if n.id == id {
+			return n.front
+		}
+	}
+	return nil
+}
+
+// Ready waits until the data plane answers for every model.
+func (f *Fleet) Ready(ctx context.Context) error {
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if f.answers(ctx) {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-tick.C:
+		}
+	}
+}
+
+// answers reports whether the data plane reaches a replica.
+func (f *Fleet) answers(ctx context.Context) bool {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, f.URL()+"/v1/models", nil)
+	if err != nil {
+		return false
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return false
+	}
+	defer resp.Body.Close()
+	return resp.StatusCode == http.StatusOK
+}
+
+// Run runs the fleet until ctx ends or a part fails, and returns when all of
+// it has stopped. The data plane stops first, then the fronts, then the rest,
+// so that running streams can end.
+func (f *Fleet) Run(ctx context.Context) error {
+	back, stopBack := context.WithCancel(context.WithoutCancel(ctx))
+	middle, stopMiddle := context.WithCancel(back)
+	defer stopBack()
+	defer stopMiddle()
+	edge, ectx := errgroup.WithContext(ctx)
+	fronts, fctx := errgroup.WithContext(middle)
+	base, bctx := errgroup.WithContext(back)
+
+	base.Go(func() error { return f.control.Run(bctx) })
+	for _, n := range f.nodes {
+		if n.engine != nil {
+			base.Go(func() error { return n.engine.Run(bctx) })
+			base.Go(func() error { return serve(bctx, n.listen, n.engine.Handler()) })
+		}
+		f.runFront(fctx, fronts, n)
+	}
+	edge.Go(func() error { return f.runEdge(ectx) })
+	// A part behind the edge that fails ends the edge, too.
+	edge.Go(func() error { return until(ectx, bctx, fctx) })
+
+	errEdge := edge.Wait()
+	stopMiddle()
+	errFronts := fronts.Wait()
+	stopBack()
+	err := errors.Join(errEdge, errFronts, base.Wait())
+	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		return nil
+	}
+	return err
+}
+
+// until waits for ctx, or for a context behind it to end.
+func until(ctx, base, fronts context.Context) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-base.Done():
+		return context.Cause(base)
+	case <-fronts.Done():
+		return context.Cause(fronts)
+	}
+}
+
+// runEdge runs the data plane.
+func (f *Fleet) runEdge(ctx context.Context) error {
+	if f.envoy != nil {
+		return f.envoy.run(ctx)
+	}
+	return f.proxy.Run(ctx)
+}
+
+// serve serves an engine until ctx ends.
+func serve(ctx context.Context, l net.Listener, h http.Handler) error {
+	srv := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelInfo)}
+	defer context.AfterFunc(ctx, func() { srv.Close() })()
+	if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+// Close releases the sockets of a fleet that is never run.
+func (f *Fleet) Close() {
+	f.control.Close()
+	for _, n := range f.nodes {
+		if n.listen != nil {
+			n.listen.Close()
+		}
+	}
+	if f.door != nil {
+		f.door.Close()
+	}
+}

@@ -1,0 +1,160 @@
+// Package wire translates the fleet file into the Config of each component.
+//
+// It decides nothing and starts nothing; it is where a field of the file meets
+// the field of a component, once, for the daemons and for the whole fleet in
+// one process alike.
+package wire
+
+import (
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"time"
+
+	"github.com/cascadeinfer/cascade/cmd/config"
+	"github.com/cascadeinfer/cascade/engine/cost"
+	"github.com/cascadeinfer/cascade/engine/emulator"
+	"github.com/cascadeinfer/cascade/migrator/stream"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/xds/control"
+	"github.com/cascadeinfer/cascade/xds/fleet"
+	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/store"
+)
+
+// BucketsPerOctave is how finely flows are counted: fronts and planner must
+// agree on it.
+const BucketsPerOctave = 4
+
+// Fleet is a fleet file with its cost profiles resolved.
+type Fleet struct {
+	config.Fleet
+	Dir      string                  // relative paths of the file start here
+	Profiles map[string]cost.Profile // by model, at the fleet's speed
+}
+
+// Load reads a fleet file and resolves its profiles.
+func Load(path string) (Fleet, error) {
+	f, err := config.Load(path)
+	if err != nil {
+		return Fleet{}, err
+	}
+	out, err := Resolve(f, filepath.Dir(path))
+	if err != nil {
+		return Fleet{}, fmt.Errorf("%s: %w", path, err)
+	}
+	return out, nil
+}
+
+// Resolve finds the profiles of a valid fleet.
+func Resolve(f config.Fleet, dir string) (Fleet, error) {
+	profiles, err := f.Profiles(dir)
+	if err != nil {
+		return Fleet{}, err
+	}
+	return Fleet{Fleet: f, Dir: dir, Profiles: profiles}, nil
+}
+
+// Model returns a model of the fleet by name.
+func (f *Fleet) Model(name string) (config.Model, bool) {
+	for _, m := range f.Models {
+		if m.Name == name {
+			return m, true
+		}
+	}
+	return config.Model{}, false
+}
+
+// Replica returns a replica of the fleet by id.
+func (f *Fleet) Replica(id string) (config.Replica, error) {
+	ids := make([]string, len(f.Fleet.Replicas))
+	for i, r := range f.Fleet.Replicas {
+		if r.ID == id {
+			return r, nil
+		}
+		ids[i] = r.ID
+	}
+	return config.Replica{}, fmt.Errorf("replica %q is not in the fleet file; it has %q", id, ids)
+}
+
+// scaled divides a duration of the file by the fleet's speed.
+func (f *Fleet) scaled(d time.Duration) time.Duration {
+	return time.Duration(float64(d) / f.Speed)
+}
+
+// Edges are the length buckets of a model.
+func Edges(m config.Model) []policies.Tokens { return policies.Edges(m.Context, BucketsPerOctave) }
+
+// Registry is the replicas in the words of the policies.
+func (f *Fleet) Registry() []policies.Replica {
+	out := make([]policies.Replica, len(f.Fleet.Replicas))
+	for i, r := range f.Fleet.Replicas {
+		out[i] = policies.Replica{
+			ID: policies.ReplicaID(r.ID), Model: r.Model, Address: r.Address, Peer: r.Peer, Node: r.Node,
+			Capacity: f.Profiles[r.Model].TensorParallel(r.TP).Capacity(), Draining: r.Drain,
+		}
+	}
+	return out
+}
+
+// Rules are the models and how the control plane plans them.
+func (f *Fleet) Rules() fleet.Rules {
+	rules := fleet.Rules{Policy: f.Preset, Speed: f.Speed, Period: f.Planner.Period, Seen: f.Planner.Seen}
+	for _, m := range f.Models {
+		p := f.Profiles[m.Name].TensorParallel(f.ranks(m.Name))
+		rules.Models = append(rules.Models, fleet.Model{
+			Name: m.Name, Context: m.Context, Hosts: m.Hosts, Cost: p.Cost(), Transfer: p.Transfer(),
+			Limits:        policies.Limits{Stages: f.Planner.Stages, Iteration: f.scaled(f.Planner.Iteration).Seconds(), Pooling: f.Planner.Pooling},
+			Edges:         Edges(m),
+			BytesPerToken: length.RatioOf(m.BytesPerToken),
+		})
+	}
+	return rules
+}
+
+// ranks is the tensor-parallel width of a model's replicas, which is one.
+func (f *Fleet) ranks(model string) int {
+	for _, r := range f.Fleet.Replicas {
+		if r.Model == model {
+			return r.TP
+		}
+	}
+	return 1
+}
+
+// Control is the control plane's Config, without listeners and TLS.
+func (f *Fleet) Control(log *slog.Logger) (control.Config, error) {
+	c := control.Config{
+		Rules: f.Rules(), Replicas: f.Registry(), Listen: f.Fleet.Control.Listen, Admin: f.Fleet.Control.Admin, Logger: log,
+		Settings: resources.Settings{Listen: f.Fleet.Proxy.Listen, Estimator: resources.Estimator(f.Fleet.Control.Estimator)},
+	}
+	if f.State != "" {
+		dir := f.State
+		if !filepath.IsAbs(dir) {
+			dir = filepath.Join(f.Dir, dir)
+		}
+		file, err := store.NewFile(filepath.Join(dir, "plan.json"))
+		if err != nil {
+			return c, fmt.Errorf("state: %w", err)
+		}
+		c.Store, c.Counters = file, fleet.File{Path: filepath.Join(dir, "counters.json")}
+	}
+	return c, nil
+}
+
+// Front is the Config of one replica's front, without listeners.
+func (f *Fleet) Front(r config.Replica, log *slog.Logger) stream.Config {
+	m, _ := f.Model(r.Model)
+	return stream.Config{
+		Replica: policies.ReplicaID(r.ID), Engine: r.Engine, Edges: Edges(m), FlowTau: f.scaled(f.Planner.Window), Logger: log,
+	}
+}
+
+// Engine is the Config of one emulated engine. The vocabulary is left to the
+// caller, who may share one.
+func (f *Fleet) Engine(r config.Replica, log *slog.Logger) emulator.Config {
+	m, _ := f.Model(r.Model)
+	// The profiles already run at the fleet's speed.
+	return emulator.Config{Model: m.Name, Profile: f.Profiles[m.Name], TensorParallel: r.TP, Context: m.Context, Logger: log}
+}
