@@ -39,9 +39,12 @@ type Cache struct {
 
 	mu     sync.Mutex
 	groups map[string]*shown
-	// watches are the open ones, by type. An answered watch is gone; the
-	// client's acknowledgement opens the next.
-	watches map[string]map[*watch]struct{}
+	// watches are the open ones, by type; answered those that were told
+	// something which their client has not replied to. The reply ends a watch,
+	// and the server opens the next.
+	watches, answered map[string]map[*watch]struct{}
+
+	changed chan struct{} // capacity 1; see Changed
 }
 
 var _ gcp.Cache = (*Cache)(nil)
@@ -79,11 +82,29 @@ func New(cfg Config) *Cache {
 		group = func(*corev3.Node) string { return "" }
 	}
 	return &Cache{
-		group:   group,
-		groups:  make(map[string]*shown),
-		watches: make(map[string]map[*watch]struct{}),
+		group:    group,
+		groups:   make(map[string]*shown),
+		watches:  make(map[string]map[*watch]struct{}),
+		answered: make(map[string]map[*watch]struct{}),
+		changed:  make(chan struct{}, 1),
 	}
 }
+
+// Unanswered adds the ids of the nodes to ids that have been told something of
+// the given types, or are about to be, and have not replied to it. What such a
+// node has is uncertain, whatever it acknowledged before.
+func (c *Cache) Unanswered(types []string, ids map[string]bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, typ := range types {
+		for w := range c.answered[typ] {
+			ids[w.node] = true
+		}
+	}
+}
+
+// Changed is signalled, at least once, after Unanswered has become less.
+func (c *Cache) Changed() <-chan struct{} { return c.changed }
 
 // Set shows a set to the nodes of a group, and with the group "" to all nodes
 // whose group has no set of its own. Streams are told what changed; an equal

@@ -632,6 +632,53 @@ func TestStreamsLeaveNothing(t *testing.T) {
 	})
 }
 
+// TestUnanswered checks that a node is unanswered from the moment of Set until
+// its reply, so that a publisher never takes an older acknowledgement for it.
+func TestUnanswered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := cache.New(cache.Config{})
+		conn := serve(t, c)
+		d, w := delta(t, conn, "d"), world(t, conn, "n")
+		unanswered := func(want ...string) {
+			t.Helper()
+			ids := make(map[string]bool)
+			c.Unanswered([]string{eds, rds}, ids)
+			if got := slices.Sorted(maps.Keys(ids)); !slices.Equal(got, want) {
+				t.Fatalf("unanswered %q, want %q", got, want)
+			}
+		}
+		d.subscribe(eds, "x")
+		d.subscribe(cds)
+		w.subscribe(eds, "x")
+		d.expect()
+		unanswered()
+		c.Set("", setOf(t, "eds:x=1"))
+		unanswered("d", "n") // before anything was sent
+		d.expectAck("x", "")
+		unanswered("n")
+		w.expectAck(eds, "x")
+		unanswered()
+		c.Set("", setOf(t, "eds:x=2"))
+		c.Set("", setOf(t, "eds:x=1")) // what both have is shown again, and yet not last
+		unanswered("d", "n")
+		for _, r := range d.expect("x") {
+			d.nack(r)
+		}
+		w.expect("x")
+		synctest.Wait()
+		unanswered("d", "n") // x=1 again
+		d.stream.CloseSend()
+		w.stream.CloseSend()
+		synctest.Wait()
+		unanswered()
+		select {
+		case <-c.Changed():
+		default:
+			t.Error("nobody was told")
+		}
+	})
+}
+
 func TestFetch(t *testing.T) {
 	c := cache.New(cache.Config{})
 	req := &discoveryv3.DiscoveryRequest{TypeUrl: eds, ResourceNames: []string{"x"}}

@@ -16,10 +16,10 @@ import (
 // watch is a client that waits for news of one type. Exactly one of delta and
 // sotw is set.
 type watch struct {
-	group string
-	sub   gcp.Subscription
-	delta *deltaWatch
-	sotw  *sotwWatch
+	group, node string
+	sub         gcp.Subscription
+	delta       *deltaWatch
+	sotw        *sotwWatch
 }
 
 type deltaWatch struct {
@@ -41,7 +41,7 @@ const absent = "-"
 // that it subscribes to anew is sent even if it had it, as the protocol asks;
 // a name that does not exist is answered as removed, once.
 func (c *Cache) CreateDeltaWatch(req *gcp.DeltaRequest, sub gcp.Subscription, out chan gcp.DeltaResponse) (func(), error) {
-	w := &watch{group: c.group(req.GetNode()), sub: sub, delta: &deltaWatch{req, out}}
+	w := &watch{group: c.group(req.GetNode()), node: req.GetNode().GetId(), sub: sub, delta: &deltaWatch{req, out}}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if s := c.shownLocked(w.group); s != nil {
@@ -51,10 +51,10 @@ func (c *Cache) CreateDeltaWatch(req *gcp.DeltaRequest, sub gcp.Subscription, ou
 			resp = w.greeting(ct)
 		}
 		if resp != nil && offer(out, gcp.DeltaResponse(resp)) {
-			return nil, nil
+			return c.keepLocked(c.answered, req.GetTypeUrl(), w), nil
 		}
 	}
-	return c.parkLocked(req.GetTypeUrl(), w), nil
+	return c.keepLocked(c.watches, req.GetTypeUrl(), w), nil
 }
 
 // renewed are the names that the request subscribes to without saying which
@@ -145,15 +145,15 @@ func (w *watch) greeting(ct *content) *deltaResponse {
 // refuses a response waits until something it asked for changes; sending it
 // the same again would be refused again, as fast as the network allows.
 func (c *Cache) CreateWatch(req *gcp.Request, sub gcp.Subscription, out chan gcp.Response) (func(), error) {
-	w := &watch{group: c.group(req.GetNode()), sub: sub, sotw: &sotwWatch{req, out}}
+	w := &watch{group: c.group(req.GetNode()), node: req.GetNode().GetId(), sub: sub, sotw: &sotwWatch{req, out}}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if s := c.shownLocked(w.group); s != nil {
 		if resp := w.sotwResponse(s.content(req.GetTypeUrl())); resp != nil && offer(out, gcp.Response(resp)) {
-			return nil, nil
+			return c.keepLocked(c.answered, req.GetTypeUrl(), w), nil
 		}
 	}
-	return c.parkLocked(req.GetTypeUrl(), w), nil
+	return c.keepLocked(c.watches, req.GetTypeUrl(), w), nil
 }
 
 // complete reports whether a response of the type lists everything, so that
@@ -214,7 +214,7 @@ func (w *watch) sotwResponse(ct *content) *sotwResponse {
 	return &sotwResponse{req: w.sotw.req, send: send, next: next, version: Digest(rs)}
 }
 
-// answerLocked tells a parked watch of a change, if it concerns it, and ends it.
+// answerLocked tells an open watch of a change, if it concerns it.
 func (c *Cache) answerLocked(w *watch, s *shown, changed []string) {
 	var typ string
 	sent := false
@@ -235,30 +235,44 @@ func (c *Cache) answerLocked(w *watch, s *shown, changed []string) {
 		sent = resp != nil && offer(w.sotw.out, gcp.Response(resp))
 	}
 	if sent {
-		c.removeLocked(typ, w)
+		remove(c.watches, typ, w)
+		add(c.answered, typ, w)
 	}
 }
 
-// parkLocked keeps a watch until something changes, and returns how to give
-// it up. After cancelling nothing is sent on its channel, which the server
-// closes then.
-func (c *Cache) parkLocked(typ string, w *watch) func() {
-	if c.watches[typ] == nil {
-		c.watches[typ] = make(map[*watch]struct{})
-	}
-	c.watches[typ][w] = struct{}{}
+// keepLocked files a watch and returns how to end it: the server does so when
+// the client replies, and when the stream ends. After that nothing is sent on
+// its channel, which the server may close.
+func (c *Cache) keepLocked(in map[string]map[*watch]struct{}, typ string, w *watch) func() {
+	add(in, typ, w)
 	return func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		c.removeLocked(typ, w)
+		remove(c.watches, typ, w)
+		if remove(c.answered, typ, w) {
+			select {
+			case c.changed <- struct{}{}:
+			default:
+			}
+		}
 	}
 }
 
-func (c *Cache) removeLocked(typ string, w *watch) {
-	delete(c.watches[typ], w)
-	if len(c.watches[typ]) == 0 {
-		delete(c.watches, typ)
+func add(to map[string]map[*watch]struct{}, typ string, w *watch) {
+	if to[typ] == nil {
+		to[typ] = make(map[*watch]struct{})
 	}
+	to[typ][w] = struct{}{}
+}
+
+// remove reports whether the watch was there.
+func remove(from map[string]map[*watch]struct{}, typ string, w *watch) bool {
+	_, ok := from[typ][w]
+	delete(from[typ], w)
+	if len(from[typ]) == 0 {
+		delete(from, typ)
+	}
+	return ok
 }
 
 // offer sends without waiting. The server's channels have room for an answer

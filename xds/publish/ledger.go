@@ -22,6 +22,9 @@ import (
 const (
 	maxNodeID = 256 // bytes of a node's id
 	maxGone   = 256 // nodes remembered without a stream
+	// absence is how long a lost proxy counts as about to come back. Envoy
+	// tries again after half a second.
+	absence = 2 * time.Second
 	// maxErrorText bounds the reason of a refusal: Envoy's may contain the
 	// whole resource.
 	maxErrorText = 300
@@ -52,7 +55,8 @@ type streamKey struct {
 // node is one client, whatever streams it has.
 type node struct {
 	id, cluster string
-	since       time.Time // of its first open stream; of the last one's end when it is gone
+	since       time.Time       // of its first open stream; of the last one's end when it is gone
+	held        map[string]bool // delta: types that it subscribed to, on any stream
 	streams     map[streamKey]*stream
 	nacks       uint64
 	lastError   string
@@ -80,24 +84,19 @@ func (l *Ledger) signal() {
 	}
 }
 
-// Behind lists the connected nodes that have not applied the set's resources
-// of the given types, as far as they subscribe to them, sorted. except are
-// left out, and with most > 0 the search ends after so many.
-func (l *Ledger) Behind(set resources.Set, types []string, except map[string]bool, most int) []string {
+// Behind adds the ids of the nodes to ids that have not acknowledged the set's
+// resources of the given types, as far as they subscribe to them. A proxy that
+// has just lost its stream goes on with what it has, and will come back and ask
+// for it again: until it has, it is behind for a while, too.
+func (l *Ledger) Behind(set resources.Set, types []string, ids map[string]bool) {
 	v := newVersions(set, types)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	var ids []string
 	for id, n := range l.nodes {
-		if !except[id] && n.behind(v) {
-			ids = append(ids, id)
-			if len(ids) == most {
-				break
-			}
+		if !ids[id] && (n.behind(v) || n.returning(types)) {
+			ids[id] = true
 		}
 	}
-	slices.Sort(ids)
-	return ids
 }
 
 func (n *node) behind(v versions) bool {
@@ -106,6 +105,27 @@ func (n *node) behind(v versions) bool {
 			if v.of(typ) && sub.behind(v, typ) {
 				return true
 			}
+		}
+	}
+	return false
+}
+
+// returning reports whether the node has lately had streams with one of the
+// types, and has none now.
+func (n *node) returning(types []string) bool {
+	if time.Since(n.since) >= absence {
+		return false
+	}
+	for _, typ := range types {
+		if !n.held[typ] {
+			continue
+		}
+		asked := false
+		for _, s := range n.streams {
+			asked = asked || s.types[typ] != nil
+		}
+		if !asked {
+			return true
 		}
 	}
 	return false
@@ -161,7 +181,7 @@ func (l *Ledger) requestLocked(key streamKey, n *corev3.Node) (*stream, error) {
 	}
 	known := l.nodes[id]
 	if known == nil {
-		known = &node{id: id, streams: make(map[streamKey]*stream)}
+		known = &node{id: id, streams: make(map[streamKey]*stream), held: make(map[string]bool)}
 		l.nodes[id] = known
 	}
 	if len(known.streams) == 0 {
@@ -228,6 +248,9 @@ func (l *Ledger) OnStreamDeltaRequest(id int64, req *discoveryv3.DeltaDiscoveryR
 	}
 	sub := s.subscription(req.GetTypeUrl())
 	sub.delta(req)
+	if slices.Contains(gated, req.GetTypeUrl()) {
+		s.node.held[req.GetTypeUrl()] = true
+	}
 	if e := req.GetErrorDetail(); e != nil {
 		sub.answered(req.GetResponseNonce())
 		l.refusedLocked(s, req.GetTypeUrl(), sub, e.GetMessage())

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -12,10 +13,18 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// Target is where sets are shown: package cache. Set must not block on
-// clients, and shows a set to the nodes of a group; "" is all of them.
+// Target is where sets are shown: package cache. It is called by one
+// goroutine.
 type Target interface {
+	// Set shows a set to the nodes of a group, "" being all of them, and does
+	// not wait for any.
 	Set(group string, set resources.Set)
+	// Unanswered adds the ids of nodes to ids that were told something of the
+	// types, or will be without another Set, and have not replied. From Set
+	// on, a node is among them or has nothing of the types on its way.
+	Unanswered(types []string, ids map[string]bool)
+	// Changed is signalled after nodes have replied.
+	Changed() <-chan struct{}
 }
 
 // Config is the configuration of a Publisher.
@@ -39,6 +48,9 @@ var gates = map[Phase][]string{
 	Add:  {resources.ClusterType, resources.EndpointType},
 	Flip: {resources.RouteType, resources.ListenerType},
 }
+
+// gated are the types of all gates.
+var gated = slices.Concat(gates[Add], gates[Flip])
 
 // Publisher shows the latest submitted view, in phases. Submit and Status may
 // be called by any goroutine; Run by one.
@@ -112,10 +124,9 @@ func (p *Publisher) Run(ctx context.Context) error {
 		case <-p.news:
 			p.take()
 		case <-p.cfg.Ledger.Changed():
-			p.unfence()
-			if p.machine.Phase() != Idle && p.settled() {
-				p.step(Settled{})
-			}
+			p.look()
+		case <-p.cfg.Target.Changed():
+			p.look()
 		case <-p.timer.C:
 			p.armed = Idle
 			p.fence()
@@ -191,9 +202,33 @@ func (p *Publisher) step(e Event) {
 	}
 }
 
+// look moves on if nobody has to be waited for any more.
+func (p *Publisher) look() {
+	p.unfence()
+	if p.machine.Phase() != Idle && p.settled() {
+		p.step(Settled{})
+	}
+}
+
 // settled reports whether everybody who counts has what the phase shows.
 func (p *Publisher) settled() bool {
-	return len(p.cfg.Ledger.Behind(p.shown, gates[p.machine.Phase()], p.state.fenced, 1)) == 0
+	late := p.late(gates[p.machine.Phase()])
+	for id := range late {
+		if !p.state.fenced[id] {
+			return false
+		}
+	}
+	return true
+}
+
+// late are the nodes that do not have what is shown of some types, or have
+// something else on its way to them. The cache knows the latter; what a node
+// acknowledged before can be what is shown now, and yet not last.
+func (p *Publisher) late(types []string) map[string]bool {
+	late := make(map[string]bool)
+	p.cfg.Target.Unanswered(types, late)
+	p.cfg.Ledger.Behind(p.shown, types, late)
+	return late
 }
 
 // note keeps what Status tells.
@@ -236,12 +271,14 @@ func (p *Publisher) disarm() {
 // fence stops waiting for the nodes that are behind. They keep what they have
 // until they catch up, and nobody waits for them meanwhile.
 func (p *Publisher) fence() {
-	late := p.cfg.Ledger.Behind(p.shown, gates[p.machine.Phase()], p.state.fenced, 0)
+	late := p.late(gates[p.machine.Phase()])
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, id := range late {
-		p.state.fenced[id] = true
-		p.log.Warn("node does not acknowledge and is not waited for", "node", id, "phase", p.machine.Phase().String())
+	for id := range late {
+		if !p.state.fenced[id] {
+			p.state.fenced[id] = true
+			p.log.Warn("node does not acknowledge and is not waited for", "node", id, "phase", p.machine.Phase().String())
+		}
 	}
 }
 
@@ -250,10 +287,7 @@ func (p *Publisher) unfence() {
 	if len(p.state.fenced) == 0 {
 		return
 	}
-	late := make(map[string]bool)
-	for _, id := range p.cfg.Ledger.Behind(p.shown, append(gates[Add][:2:2], gates[Flip]...), nil, 0) {
-		late[id] = true
-	}
+	late := p.late(gated)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for id := range p.state.fenced {

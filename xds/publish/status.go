@@ -50,7 +50,7 @@ func (p *Publisher) Status() Status {
 	}
 	p.mu.Unlock()
 	s := Status{Phase: st.phase.String(), Epoch: st.epoch, Err: st.err}
-	everything := newVersions(st.shown, append(gates[Add][:2:2], gates[Flip]...))
+	everything := newVersions(st.shown, gated)
 	routes := make([]versions, len(tables))
 	for i, t := range tables {
 		routes[i] = newVersions(t.Set, []string{resources.RouteType})

@@ -143,8 +143,12 @@ func (u *subscription) acknowledge(nonce string) {
 }
 
 // behind reports whether the client lacks anything of the set that it
-// subscribes to, or still has what the set does not.
+// subscribes to, still has what the set does not, or is on its way to another
+// state: it was sent something that it has not answered.
 func (u *subscription) behind(v versions, typ string) bool {
+	if len(u.sent) > 0 {
+		return true
+	}
 	if u.whole {
 		all := v.visible(typ, u)
 		return len(all) > 0 && cache.Digest(all) != u.digest
