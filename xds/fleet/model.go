@@ -16,6 +16,7 @@ type model struct {
 	next    time.Time     // of the next planning period
 	lacks   time.Time     // since when a stage has no ready replica although others are; zero: none lacks
 	ratio   length.Ratio  // bytes per token served
+	held    []float64     // mean held tokens per stage, as of the last tick
 	decider decider
 }
 
@@ -127,19 +128,20 @@ func (s *State) workload(now time.Time, m *model, flow policies.Flow, eligible [
 	return w
 }
 
-// stageMeanHeld is the mean of held tokens over the fresh replicas of a stage.
-func (s *State) stageMeanHeld(now time.Time, m *model, stage int) float64 {
-	var sum, n float64
+// meanHeld is the mean of held tokens over the fresh replicas of each stage.
+func (s *State) meanHeld(now time.Time, m *model) []float64 {
+	mean := make([]float64, len(m.plan.Stages))
+	n := make([]float64, len(mean))
 	for _, r := range s.replicas {
-		if r.Model == m.Name && r.fresh(now, s.rules.Grace) && r.stage == stage {
-			sum += float64(r.report.Load.Held)
-			n++
+		if r.Model == m.Name && r.stage >= 0 && r.fresh(now, s.rules.Grace) {
+			mean[r.stage] += float64(r.report.Load.Held)
+			n[r.stage]++
 		}
 	}
-	if n == 0 {
-		return 0
+	for i := range mean {
+		mean[i] /= max(n[i], 1)
 	}
-	return sum / n
+	return mean
 }
 
 // weigh computes the stages' next weights and says whether any changed.

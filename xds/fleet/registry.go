@@ -99,7 +99,7 @@ func (r *replica) draining() bool { return r.health == resources.Draining }
 // take puts a report in place of the one before.
 func (r *replica) take(now time.Time, report Report) {
 	if report.Flow.Seen < r.report.Flow.Seen {
-		r.past += r.report.Flow.Seen // the front has started anew
+		r.past = min(r.past+r.report.Flow.Seen, maxSeen) // the front has started anew
 	}
 	r.report, r.at, r.open, r.heard = report, now, true, true
 }

@@ -18,6 +18,7 @@ const (
 	maxTokens   = 1 << 40 // tokens held or promised, and the largest bucket edge
 	maxRate     = 1e18    // any rate per second and any batch sum
 	maxSeconds  = 3600    // one iteration
+	maxSeen     = 1 << 50 // requests counted by one front
 	maxBytesPer = 64      // bytes per token
 )
 
@@ -122,6 +123,9 @@ func decodeFlow(m *api.Flow) (policies.Flow, error) {
 // checkFlow says why a flow is invalid or beyond the bounds; one without edges
 // is empty and in order.
 func checkFlow(f policies.Flow) error {
+	if f.Seen > maxSeen {
+		return fmt.Errorf("seen: more than %d requests", int64(maxSeen))
+	}
 	if len(f.Edges) == 0 {
 		for _, column := range columns(f) {
 			if len(column) > 0 {

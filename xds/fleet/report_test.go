@@ -7,7 +7,6 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/api"
 )
 
@@ -60,6 +59,7 @@ func TestDecode(t *testing.T) {
 		{"rate negative", func(m *api.LoadReport) { m.Flow.Tokens[1] = -1 }, "flow"},
 		{"rate infinite", func(m *api.LoadReport) { m.Flow.Tokens[1] = math.Inf(1) }, "flow"},
 		{"rate huge", func(m *api.LoadReport) { m.Flow.Prefill2[1] = 1e300 }, "flow"},
+		{"seen huge", func(m *api.LoadReport) { m.Flow.Seen = math.MaxUint64 }, "flow"},
 		{"snapshot short", func(m *api.LoadReport) { m.Snapshot = m.Snapshot[:1] }, "snapshot"},
 		{"snapshot NaN", func(m *api.LoadReport) { m.Snapshot[2] = &api.Batch{N: math.NaN()} }, "snapshot"},
 	} {
@@ -124,5 +124,3 @@ func FuzzReport(f *testing.F) {
 		}
 	})
 }
-
-var _ = policies.Tokens(0)

@@ -147,7 +147,7 @@ func (f *Fleet) handle(ctx context.Context, m message) {
 		return
 	}
 	f.step(ctx, now, r)
-	epoch, mean, _ := f.state.Reply(now, r.Report.Replica)
+	epoch, mean, _ := f.state.Reply(r.Report.Replica)
 	m.reply <- answer{reply: &api.LoadReply{Sequence: r.Report.Sequence, Epoch: uint64(epoch), StageMeanHeld: mean}}
 }
 

@@ -276,7 +276,7 @@ func (p *player) step(ev Event) {
 	for e.Propose != nil {
 		at := p.now.Sub(start).Seconds()
 		for _, c := range e.Propose.Changes {
-			fmt.Fprintf(&p.out, "%gs epoch %d: %s: %s\n", at, c.Epoch, c.Reason, printPlan(policies.Plan{Stages: c.Stages}))
+			fmt.Fprintf(&p.out, "%gs epoch %d: %s: %s\n", at, c.Epoch, why(c.Reason), printPlan(policies.Plan{Stages: c.Stages}))
 		}
 		if p.fails {
 			fmt.Fprintf(&p.out, "%gs not stored\n", at)
@@ -289,6 +289,12 @@ func (p *player) step(ev Event) {
 	if e.Publish != nil {
 		fmt.Fprintf(&p.out, "%gs publish%s\n", p.now.Sub(start).Seconds(), routing(e.Publish))
 	}
+}
+
+// why is a reason without figures, which are the partitioner's matter.
+func why(reason string) string {
+	reason, _, _ = strings.Cut(reason, ": predicted gain")
+	return reason
 }
 
 // routing prints what proxies see, endpoints in order of the list.
@@ -312,9 +318,9 @@ func routing(s *Snapshot) string {
 func (p *player) show() {
 	s := p.state.Snapshot(p.now)
 	m := s.Models[0]
-	fmt.Fprintf(&p.out, "epoch %d: %s (%s)\nserves%s\n", s.Epoch, printPlan(m.Plan), m.Reason, routing(s))
+	fmt.Fprintf(&p.out, "epoch %d: %s (%s)\nserves%s\n", s.Epoch, printPlan(m.Plan), why(m.Reason), routing(s))
 	if m.Planner != "" {
-		fmt.Fprintf(&p.out, "planner: %s\n", m.Planner)
+		fmt.Fprintf(&p.out, "planner: %s\n", why(m.Planner))
 	}
 	for _, r := range m.Replicas {
 		if r.Note != "" {

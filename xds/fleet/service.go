@@ -38,6 +38,7 @@ type service struct {
 
 	mu      sync.Mutex
 	streams map[policies.ReplicaID]*session
+	noted   string // the last refusal that was logged
 }
 
 // session is one report stream that speaks for a replica.
@@ -56,9 +57,21 @@ func (s *service) Report(stream api.Fleet_ReportServer) error {
 	switch status.Code(err) {
 	case codes.InvalidArgument, codes.NotFound, codes.AlreadyExists, codes.ResourceExhausted:
 		s.refused.Add(1)
-		s.fleet.log.Warn("load report refused", "error", err)
+		s.note(err)
 	}
 	return err
+}
+
+// note logs a refusal, but not the same one again and again: a front that is
+// configured wrongly tries for ever.
+func (s *service) note(err error) {
+	s.mu.Lock()
+	again := s.noted == err.Error()
+	s.noted = err.Error()
+	s.mu.Unlock()
+	if !again {
+		s.fleet.log.Warn("load report refused", "error", err)
+	}
 }
 
 func (s *service) converse(stream api.Fleet_ReportServer) error {

@@ -256,6 +256,7 @@ func (s *State) tick(now time.Time) {
 	}
 	for _, m := range s.models {
 		m.decider.observe(s.iterations(now, m))
+		m.held = s.meanHeld(now, m)
 	}
 	if now.Sub(s.weighed) >= weighEvery {
 		s.weighed = now
@@ -302,19 +303,19 @@ func (s *State) Admits(report Report) error {
 	return nil
 }
 
-// Reply is the answer to a replica's report: the epoch of its model's plan
-// and the mean held tokens of its stage. ok is false for a replica that is not
-// configured.
-func (s *State) Reply(now time.Time, id policies.ReplicaID) (epoch policies.Epoch, stageMeanHeld float64, ok bool) {
+// Reply is the answer to a replica's report: the epoch of its model's plan,
+// and the mean held tokens of its stage as of the last tick. ok is false for a
+// replica that is not configured.
+func (s *State) Reply(id policies.ReplicaID) (epoch policies.Epoch, stageMeanHeld float64, ok bool) {
 	r := s.byID[id]
 	if r == nil || r.gone {
 		return 0, 0, false
 	}
 	m := s.model(r.Model)
-	if r.stage < 0 {
+	if r.stage < 0 || r.stage >= len(m.held) {
 		return m.plan.Epoch, 0, true
 	}
-	return m.plan.Epoch, s.stageMeanHeld(now, m, r.stage), true
+	return m.plan.Epoch, m.held[r.stage], true
 }
 
 // Snapshot returns the state as it is.

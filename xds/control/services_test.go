@@ -1,0 +1,165 @@
+package control
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"log/slog"
+	"math/big"
+	"net"
+	"testing"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/xds/api"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// TestLengthService: with the estimator ext_proc, the same port answers length
+// questions, by the ratio that the fleet has learnt.
+func TestLengthService(t *testing.T) {
+	f := newFleet(t, 1)
+	c := start(t, Config{Rules: rules(), Replicas: f.list, Settings: resources.Settings{Estimator: resources.ExtProc}})
+	if got := estimate(t, c.Addr().String(), insecure.NewCredentials()); got != "1000" {
+		t.Errorf("4000 bytes are %s tokens, want 1000 at the default ratio", got)
+	}
+	f.all(skewed)
+	f.all(func(m *api.LoadReport) { m.BytesPerToken = 2 })
+	f.report(t, c)
+	s := waitFor(t, c, "the learnt ratio", func(s Status) bool { return s.Models[0].BytesPerToken < 3 })
+	want := length.Estimator{BytesPerToken: length.RatioOf(s.Models[0].BytesPerToken)}.FromContentLength(4000).String()
+	if got := estimate(t, c.Addr().String(), insecure.NewCredentials()); got != want {
+		t.Errorf("4000 bytes are %s tokens, want %s", got, want)
+	}
+}
+
+// estimate asks the length service about a body of 4,000 bytes.
+func estimate(t *testing.T, address string, creds credentials.TransportCredentials) string {
+	t.Helper()
+	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(creds))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	stream, err := extproc.NewExternalProcessorClient(conn).Process(ctx, grpc.WaitForReady(true))
+	if err != nil {
+		t.Fatal(err)
+	}
+	header := func(k, v string) *corev3.HeaderValue { return &corev3.HeaderValue{Key: k, RawValue: []byte(v)} }
+	if err := stream.Send(&extproc.ProcessingRequest{Request: &extproc.ProcessingRequest_RequestHeaders{RequestHeaders: &extproc.HttpHeaders{
+		Headers: &corev3.HeaderMap{Headers: []*corev3.HeaderValue{
+			header(":method", "POST"), header(":path", "/v1/completions"), header(":authority", "any.example"),
+			header("content-type", "application/json"), header("content-length", "4000"),
+		}},
+	}}}); err != nil {
+		t.Fatal(err)
+	}
+	resp, err := stream.Recv()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, h := range resp.GetRequestHeaders().GetResponse().GetHeaderMutation().GetSetHeaders() {
+		if h.GetHeader().GetKey() == length.TokensHeader {
+			return string(h.GetHeader().GetRawValue())
+		}
+	}
+	t.Fatalf("no %s in %v", length.TokensHeader, resp)
+	return ""
+}
+
+// TestTLS: with TLS, the gRPC port refuses plain text, and the length service
+// answers on a port of its own.
+func TestTLS(t *testing.T) {
+	server, client := certificate(t)
+	f := newFleet(t, 1)
+	c := start(t, Config{
+		Rules: rules(), Replicas: f.list, TLS: server, Length: "127.0.0.1:0",
+		Settings: resources.Settings{Estimator: resources.ExtProc},
+	})
+	check := func(creds credentials.TransportCredentials, opts ...grpc.CallOption) error {
+		conn, err := grpc.NewClient(c.Addr().String(), grpc.WithTransportCredentials(creds))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		_, err = healthv1.NewHealthClient(conn).Check(ctx, &healthv1.HealthCheckRequest{}, opts...)
+		return err
+	}
+	if err := check(credentials.NewTLS(client), grpc.WaitForReady(true)); err != nil {
+		t.Error(err)
+	}
+	if err := check(insecure.NewCredentials()); err == nil {
+		t.Error("plain text is answered")
+	}
+	if got := estimate(t, c.lengthListener.Addr().String(), insecure.NewCredentials()); got != "1000" {
+		t.Errorf("the length service says %s", got)
+	}
+}
+
+// certificate makes a server's and a client's TLS settings.
+func certificate(t *testing.T) (server, client *tls.Config) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	roots.AddCert(cert)
+	return &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}, MinVersion: tls.VersionTLS13},
+		&tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS13}
+}
+
+// TestStopWithStreams: Run ends although clients hold their streams open.
+func TestStopWithStreams(t *testing.T) {
+	f := newFleet(t, 2)
+	c, err := New(Config{
+		Rules: rules(), Replicas: f.list, Listen: "127.0.0.1:0", Admin: "127.0.0.1:0", Stop: time.Hour,
+		Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- c.Run(ctx) }()
+	r := &running{Control: c}
+	f.report(t, r)
+	d := dial(t, r)
+	d.everything(t, nil)
+	waitFor(t, r, "reports", func(s Status) bool { return s.Models[0].Stages[0].Replicas[1].Connected })
+	cancel()
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(patience):
+		t.Fatal("Run waits for its clients")
+	}
+}

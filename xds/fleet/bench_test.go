@@ -1,0 +1,97 @@
+package fleet
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// largeState is a State of n replicas that all report a skewed mix.
+func largeState(b *testing.B, n int) (*State, []Report) {
+	b.Helper()
+	s, err := NewState(Rules{Models: []Model{{
+		Name: "m", Context: 32768, Edges: policies.Edges(32768, 4),
+		Cost: policies.Cost{D0: 0.008, D1: 5e-5, D2: 6e-5, D3: 1e-9, D4: 6e-8, Kappa: 4},
+	}}})
+	if err != nil {
+		b.Fatal(err)
+	}
+	var list []policies.Replica
+	var reports []Report
+	for i := range n {
+		r := scenarioReplica(fmt.Sprintf("r%d", i))
+		list = append(list, r)
+		report := Report{Replica: r.ID, Model: "m", EngineReady: true, Load: policies.Load{Running: 20, Held: policies.Tokens(1000 * i), Iteration: 0.012}}
+		report.Flow, report.Snapshot = mix("skewed")
+		report.Flow.Seen = 1000
+		reports = append(reports, report)
+	}
+	settleState(s, start, Replicas{list})
+	for _, r := range reports {
+		settleState(s, start, Reported{r})
+	}
+	return s, reports
+}
+
+var sizes = []int{16, 1000, 10000}
+
+// BenchmarkReport is one load report taken in and answered.
+func BenchmarkReport(b *testing.B) {
+	for _, n := range sizes {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			s, reports := largeState(b, n)
+			i := 0
+			for b.Loop() {
+				s.Step(start, Reported{reports[i%n]})
+				s.Reply(reports[i%n].Replica)
+				i++
+			}
+		})
+	}
+}
+
+// BenchmarkPeriod is one planning period: health, weights, flows, partition,
+// adoption.
+func BenchmarkPeriod(b *testing.B) {
+	for _, n := range sizes {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			s, reports := largeState(b, n)
+			now := start
+			for b.Loop() {
+				b.StopTimer()
+				now = now.Add(s.rules.Period)
+				for _, r := range reports {
+					s.byID[r.Replica].at = now
+				}
+				b.StartTimer()
+				settleState(s, now, Tick{})
+			}
+		})
+	}
+}
+
+// BenchmarkSnapshot is what every look at the status costs the loop.
+func BenchmarkSnapshot(b *testing.B) {
+	for _, n := range sizes {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			s, _ := largeState(b, n)
+			for b.Loop() {
+				s.Snapshot(start.Add(time.Second))
+			}
+		})
+	}
+}
+
+// TestReportAllocations: a fleet of ten thousand reports ten thousand
+// times a second.
+func TestReportAllocations(t *testing.T) {
+	s := testState(t, PolicyDefault)
+	r := Report{Replica: "r0", Model: "m", EngineReady: true, Flow: policies.NewFlow([]policies.Tokens{0, 16, 32})}
+	var ev Event = Reported{r}
+	s.Step(start, ev)
+	if n := testing.AllocsPerRun(100, func() { s.Step(start, ev) }); n > 0 {
+		t.Errorf("%v allocations for a report that changes nothing", n)
+	}
+}

@@ -1,0 +1,132 @@
+package fleet
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+func TestCountersRoundTrip(t *testing.T) {
+	s := testState(t, PolicyRoundRobin)
+	r, err := Decode(goodReport())
+	if err != nil {
+		t.Fatal(err)
+	}
+	settleState(s, start, Reported{r})
+	anew := r
+	anew.Flow.Seen = 5 // the front was restarted
+	settleState(s, start, Reported{anew})
+	data, err := s.Counters(start)
+	if err != nil {
+		t.Fatal(err)
+	}
+	restored, err := NewState(testRules(PolicyRoundRobin))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := restored.Restore(start.Add(time.Second), data); err != nil {
+		t.Fatal(err)
+	}
+	settleState(restored, start.Add(time.Second), Replicas{[]policies.Replica{testReplica("r0"), testReplica("r1")}})
+	m := restored.Snapshot(start.Add(time.Second)).Models[0]
+	if m.Seen != 82 || m.Flow.Arrivals[2] != 3 {
+		t.Errorf("seen %d, arrivals %v", m.Seen, m.Flow.Arrivals)
+	}
+	// The same front goes on counting: nothing is counted twice.
+	anew.Flow.Seen = 6
+	settleState(restored, start.Add(2*time.Second), Reported{anew})
+	if n := restored.Snapshot(start.Add(2 * time.Second)).Models[0].Seen; n != 83 {
+		t.Errorf("seen %d after one more request", n)
+	}
+}
+
+// TestFlowFades: the flow of a replica that went away halves, and is forgotten.
+func TestFlowFades(t *testing.T) {
+	s := testState(t, PolicyRoundRobin)
+	r, err := Decode(goodReport())
+	if err != nil {
+		t.Fatal(err)
+	}
+	settleState(s, start, Reported{r})
+	settleState(s, start, Replicas{[]policies.Replica{testReplica("r1")}})
+	grace, half := s.rules.Grace, s.rules.HalfLife
+	for _, c := range []struct {
+		age  time.Duration
+		want float64
+	}{{0, 3}, {grace, 3}, {grace + half, 1.5}, {grace + 2*half, 0.75}, {grace + 7*half, 0}} {
+		now := start.Add(c.age)
+		settleState(s, now, Tick{})
+		if got := s.Snapshot(now).Models[0].Flow.Arrivals[2]; got != c.want {
+			t.Errorf("after %v: %v arrivals/s, want %v", c.age, got, c.want)
+		}
+	}
+	if s.byID["r0"] != nil {
+		t.Error("r0 is not forgotten")
+	}
+}
+
+// FuzzCounters: a file is refused whole, or restored into a State that plans.
+func FuzzCounters(f *testing.F) {
+	s := testState(f, PolicyDefault)
+	r, err := Decode(goodReport())
+	if err != nil {
+		f.Fatal(err)
+	}
+	settleState(s, start, Reported{r})
+	data, err := s.Counters(start)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(data)
+	f.Add([]byte(`{"version":2}`))
+	f.Add([]byte(`{"version":1,"models":[{"name":"m","bytes_per_token_milli":1}]}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		s, err := NewState(testRules(PolicyDefault))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s.Restore(start, data) != nil {
+			return
+		}
+		settleState(s, start, Replicas{[]policies.Replica{testReplica("r0"), testReplica("r1")}})
+		for i := range 3 {
+			settleState(s, start.Add(time.Duration(i)*s.rules.Period), Tick{})
+		}
+		m := s.Snapshot(start).Models[0]
+		if err := m.Plan.Validate(); err != nil {
+			t.Error(err)
+		}
+		if err := m.Flow.Validate(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestFile(t *testing.T) {
+	dir := t.TempDir()
+	f := File{filepath.Join(dir, "counters.json")}
+	if data, err := f.Load(); err != nil || data != nil {
+		t.Errorf("no file: %q, %v", data, err)
+	}
+	for _, want := range []string{"one", "two, longer"} {
+		if err := f.Save([]byte(want)); err != nil {
+			t.Fatal(err)
+		}
+		if data, err := f.Load(); err != nil || string(data) != want {
+			t.Errorf("%q, %v", data, err)
+		}
+	}
+	if files, _ := os.ReadDir(dir); len(files) != 1 {
+		t.Errorf("files left behind: %v", files)
+	}
+	if err := (File{filepath.Join(dir, "no", "such", "dir")}).Save(nil); err == nil || !strings.Contains(err.Error(), "no") {
+		t.Errorf("a directory that is not there: %v", err)
+	}
+	if data, err := (File{}).Load(); err != nil || data != nil {
+		t.Errorf("the zero value: %q, %v", data, err)
+	}
+}
