@@ -80,6 +80,7 @@ type load struct {
 	weight  float64 // ν
 	decode  float64 // snapshot only: D1·n + D4·ΣL, the part of work in every iteration
 	longest float64 // largest length that occurs
+	squares float64 // Σ φ·L², L being each bucket's mean length
 }
 
 // pricing turns ranges of buckets into stages, for one workload and model.
@@ -130,6 +131,7 @@ func (p *pricing) cell(b int) load {
 		l.weight = f.Weight[b]
 	}
 	if l.tokens > 0 {
+		l.squares = float64(l.held / l.tokens * l.held)
 		if b+1 < len(f.Edges) {
 			l.longest = float64(f.Edges[b+1])
 		} else {
@@ -185,7 +187,7 @@ func (p *pricing) stages() int {
 func (l load) plus(o load) load {
 	return load{
 		tokens: l.tokens + o.tokens, held: l.held + o.held, work: l.work + o.work,
-		weight: l.weight + o.weight, decode: l.decode + o.decode, longest: max(l.longest, o.longest),
+		weight: l.weight + o.weight, decode: l.decode + o.decode, longest: max(l.longest, o.longest), squares: l.squares + o.squares,
 	}
 }
 
@@ -198,6 +200,13 @@ func (p *pricing) over(i, j int) load {
 	return l
 }
 
+// batchSpread is how far above the mean the longest sequence of a batch is
+// expected, in standard deviations of the lengths in flight. For n draws from
+// any distribution it is at most (n−1)/√(2n−1) (Hartley and David 1954), which
+// is 2 at n = 10. It bounds what the rare longest request of a wide range,
+// which most batches do not hold, adds to every iteration.
+const batchSpread = 2
+
 // base is the part of the iteration time that does not depend on the number
 // of replicas: D0, and the penalty of unequal lengths in one batch.
 func (p *pricing) base(l load) float64 {
@@ -205,7 +214,13 @@ func (p *pricing) base(l load) float64 {
 	if p.model == Snapshot || c.Kappa == 0 || l.tokens == 0 {
 		return c.D0
 	}
-	return c.D0 + float64(float64(c.Kappa*c.D4)*max(0, l.longest-l.held/l.tokens))
+	mean := l.held / l.tokens
+	variance := l.squares/l.tokens - float64(mean*mean)
+	if variance < 1e-9*mean*mean {
+		variance = 0 // what rounding leaves of a single bucket
+	}
+	above := max(0, min(l.longest-mean, batchSpread*math.Sqrt(variance)))
+	return c.D0 + float64(float64(c.Kappa*c.D4)*above)
 }
 
 // iteration predicts the iteration time of a load on k replicas.

@@ -112,7 +112,8 @@ func stagePrice(m partition.Model, w policies.Workload, low, high policies.Token
 	}
 	d0 := w.Cost.D0
 	if phi > 0 {
-		d0 += w.Cost.Kappa * w.Cost.D4 * math.Max(0, longest-psi/phi)
+		above := math.Min(longest-psi/phi, 2*deviation(w.Flow, low, high, psi/phi))
+		d0 += w.Cost.Kappa * w.Cost.D4 * math.Max(0, above)
 	}
 	iteration := d0 / (1 - u/k)
 	if phi*iteration/k > float64(w.Capacity.Batch) || psi*iteration/k > float64(w.Capacity.KV) ||
@@ -120,6 +121,23 @@ func stagePrice(m partition.Model, w policies.Workload, low, high policies.Token
 		return none
 	}
 	return weight*iteration + transfer
+}
+
+// deviation is the standard deviation of the lengths in flight between low and
+// high, each bucket standing for its mean.
+func deviation(f policies.Flow, low, high policies.Tokens, mean float64) float64 {
+	var sum, tokens float64
+	for b, edge := range f.Edges {
+		if edge >= low && edge < high && f.Tokens[b] > 0 {
+			off := f.Reads[b]/f.Tokens[b] - mean
+			sum += f.Tokens[b] * off * off
+			tokens += f.Tokens[b]
+		}
+	}
+	if sum/tokens < 1e-9*mean*mean {
+		return 0
+	}
+	return math.Sqrt(sum / tokens)
 }
 
 // crossingWeight is the objective's worth of a second of delay.
