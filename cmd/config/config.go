@@ -117,7 +117,8 @@ type Planner struct {
 	// Iteration bounds every stage's predicted iteration time at Speed 1:
 	// fairness to the longest requests, paid for by the others. 0 means none.
 	Iteration time.Duration `yaml:"iteration,omitempty"`
-	// Pooling is β in k ≥ u + β·√u: head room of small stages against bursts, 0 to 4.
+	// Pooling is β in k ≥ u + β·√u: the head room that u replicas' worth of
+	// work needs against bursts, up to 4. 0 means 0.3; −1 means none.
 	Pooling float64 `yaml:"pooling,omitempty"`
 	// Seen is how many requests must be counted before the first stages; 0 means 1000.
 	Seen uint64 `yaml:"seen,omitempty"`

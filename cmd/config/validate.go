@@ -28,6 +28,7 @@ func (f *Fleet) fill() {
 	def(&f.Planner.Window, 45*time.Second)
 	def(&f.Planner.Stages, policies.MaxStages)
 	def(&f.Planner.Seen, 1000)
+	def(&f.Planner.Pooling, 0.3)
 	for i := range f.Models {
 		def(&f.Models[i].BytesPerToken, 4)
 	}
@@ -178,7 +179,9 @@ func (f *Fleet) validatePlanner(c *checker) {
 	within(c, "planner.window", p.Window, time.Second, 24*time.Hour)
 	within(c, "planner.stages", p.Stages, 1, policies.MaxStages)
 	within(c, "planner.iteration", p.Iteration, 0, time.Minute)
-	within(c, "planner.pooling", p.Pooling, 0, 4)
+	if p.Pooling != -1 {
+		within(c, "planner.pooling", p.Pooling, 0, 4)
+	}
 }
 
 func (f *Fleet) validateTLS(c *checker) {

@@ -105,7 +105,7 @@ func (f *Fleet) Rules() fleet.Rules {
 		p := f.Profiles[m.Name].TensorParallel(f.ranks(m.Name))
 		rules.Models = append(rules.Models, fleet.Model{
 			Name: m.Name, Context: m.Context, Hosts: m.Hosts, Cost: p.Cost(), Transfer: p.Transfer(),
-			Limits:        policies.Limits{Stages: f.Planner.Stages, Iteration: f.scaled(f.Planner.Iteration).Seconds(), Pooling: f.Planner.Pooling},
+			Limits:        policies.Limits{Stages: f.Planner.Stages, Iteration: f.scaled(f.Planner.Iteration).Seconds(), Pooling: max(0, f.Planner.Pooling)},
 			Edges:         Edges(m),
 			BytesPerToken: length.RatioOf(m.BytesPerToken),
 		})
