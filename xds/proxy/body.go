@@ -17,6 +17,7 @@ type body struct {
 	limit int64
 	keep  atomic.Bool // a retry is still possible
 	done  atomic.Bool // src is at its end
+	shut  atomic.Bool // nobody may read src any more
 	touch func()      // told of every read
 	pool  *bufferPool
 
@@ -31,6 +32,7 @@ type body struct {
 
 var (
 	errTooLarge    = errors.New("the body is larger than the buffer limit")
+	errShut        = errors.New("the request is over")
 	errNotRepeated = errors.New("the body is too large to be sent again")
 )
 
@@ -122,6 +124,28 @@ func (b *body) leaveLocked() {
 	}
 }
 
+// drain ends the reading of src, waits for a read that is under way, and takes
+// up to most further bytes. It reports whether src is at its end.
+//
+// It exists for net/http's server: with the two directions of an HTTP/1.1
+// connection in use at once, a body that is not at its end when the handler
+// returns makes the server read the next request while it still reads this one
+// (panic "invalid concurrent Body.Read call").
+func (b *body) drain(most int) bool {
+	b.shut.Store(true)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var scrap [4 << 10]byte
+	for b.end == nil && most > 0 {
+		n, err := b.src.Read(scrap[:])
+		b.total += int64(n)
+		b.lost = true
+		most -= n
+		b.finish(err)
+	}
+	return b.end == io.EOF
+}
+
 // bodyReader reads a body for one attempt.
 type bodyReader struct {
 	b      *body
@@ -150,6 +174,9 @@ func (r *bodyReader) Read(p []byte) (int, error) {
 	}
 	if b.end != nil {
 		return 0, b.end
+	}
+	if b.shut.Load() {
+		return 0, errShut
 	}
 	n, err := b.src.Read(p)
 	b.touch()

@@ -55,6 +55,7 @@ func (p *Proxy) serve(name string, w http.ResponseWriter, r *http.Request) {
 		x.watch.stop()
 		if x.body != nil {
 			x.body.commit()
+			x.endBody()
 		}
 		metrics.answered(x.code)
 		metrics.duration.Observe(time.Since(x.begun).Seconds())
@@ -158,6 +159,27 @@ func (x *exchange) bufferLimit() int64 {
 func (x *exchange) openBody() {
 	if x.body == nil && x.r.Body != nil && x.r.Body != http.NoBody && x.size != 0 {
 		x.body = newBody(x.r.Body, x.size, x.bufferLimit(), func() { x.watch.touch() }, &x.p.buffers)
+	}
+}
+
+// What an early answer leaves of a request's body is read for the sake of the
+// connection, within these bounds.
+const (
+	lingerBytes = 256 << 10
+	lingerTime  = time.Second
+)
+
+// endBody makes sure that nothing reads the client's body after the handler.
+// An HTTP/2 stream can be left as it is; an HTTP/1.1 connection is good for
+// another request only at the body's end.
+func (x *exchange) endBody() {
+	if !x.reading() || x.r.ProtoMajor != 1 {
+		x.body.shut.Store(true)
+		return
+	}
+	_ = x.watch.control.SetReadDeadline(time.Now().Add(lingerTime))
+	if x.body.drain(lingerBytes) {
+		_ = x.watch.control.SetReadDeadline(time.Time{})
 	}
 }
 

@@ -149,6 +149,8 @@ func newFront(t testing.TB, name string) *front {
 		case "/hang":
 			io.Copy(io.Discard, r.Body)
 			<-r.Context().Done()
+		case "/sink":
+			io.Copy(io.Discard, r.Body)
 		case "/abort":
 			io.WriteString(w, "half")
 			w.(http.Flusher).Flush()

@@ -22,6 +22,7 @@ import (
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	"github.com/envoyproxy/go-control-plane/pkg/cache/types"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	"golang.org/x/net/http2"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
@@ -284,8 +285,8 @@ func TestRetryBeforeFirstByteOnly(t *testing.T) {
 
 func TestSSEFlushesEveryEvent(t *testing.T) {
 	f := newFleet(t, 2, nil)
-	for _, http2 := range []bool{false, true} {
-		c := http.Client{Transport: transport(t, http2)}
+	for _, h2 := range []bool{false, true} {
+		c := http.Client{Transport: transport(t, h2)}
 		resp, err := c.Post(f.url+"/sse?n=3&gap=1h", "application/json", bytes.NewReader(prompt("m", 100)))
 		if err != nil {
 			t.Fatal(err)
@@ -295,7 +296,7 @@ func TestSSEFlushesEveryEvent(t *testing.T) {
 		}
 		// The next event comes in an hour: what is read now was flushed.
 		if line, err := bufio.NewReader(resp.Body).ReadString('\n'); line != "data: 0\n" || err != nil {
-			t.Errorf("http2 %v: %q, %v", http2, line, err)
+			t.Errorf("http2 %v: %q, %v", h2, line, err)
 		}
 		resp.Body.Close()
 	}
@@ -505,8 +506,8 @@ func TestFlips(t *testing.T) {
 // TestDrain: the end of Run lets streams finish and takes no new ones.
 func TestDrain(t *testing.T) {
 	f := newFleet(t, 2, nil)
-	for _, http2 := range []bool{false, true} {
-		c := http.Client{Transport: transport(t, http2)}
+	for _, h2 := range []bool{false, true} {
+		c := http.Client{Transport: transport(t, h2)}
 		resp, err := c.Post(f.url+"/sse?n=20&gap=10ms", "", bytes.NewReader(prompt("m", 100)))
 		if err != nil {
 			t.Fatal(err)
@@ -515,7 +516,7 @@ func TestDrain(t *testing.T) {
 		defer func() {
 			b, err := io.ReadAll(resp.Body)
 			if err != nil || !bytes.Contains(b, []byte("[DONE]")) {
-				t.Errorf("http2 %v: the stream was cut: %v", http2, err)
+				t.Errorf("http2 %v: the stream was cut: %v", h2, err)
 			}
 		}()
 	}
@@ -550,5 +551,120 @@ func TestConfigErrors(t *testing.T) {
 		if _, err := New(c); err == nil {
 			t.Errorf("%s: New accepted it", name)
 		}
+	}
+}
+
+// refusing speaks HTTP/2 and refuses every stream, after its body.
+func refusing(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			stop := context.AfterFunc(t.Context(), func() { c.Close() })
+			wg.Go(func() {
+				defer stop()
+				defer c.Close()
+				if _, err := io.ReadFull(c, make([]byte, len(http2.ClientPreface))); err != nil {
+					return
+				}
+				f := http2.NewFramer(c, c)
+				f.WriteSettings()
+				f.WriteSettingsAck()
+				for {
+					frame, err := f.ReadFrame()
+					if err != nil {
+						return
+					}
+					if d, ok := frame.(*http2.DataFrame); ok && d.StreamEnded() {
+						f.WriteRSTStream(d.StreamID, http2.ErrCodeRefusedStream)
+					}
+				}
+			})
+		}
+	})
+	t.Cleanup(func() { l.Close(); wg.Wait() })
+	return l.Addr().String()
+}
+
+// TestRefusedStreamsAreRepeated with their bodies: a front that drains or has
+// lost its engine costs nothing but a retry.
+func TestRefusedStreamsAreRepeated(t *testing.T) {
+	f := newFleet(t, 4, nil)
+	v := f.view
+	v.Endpoints = slices.Clone(v.Endpoints)
+	v.Endpoints[0].Address = refusing(t)
+	f.publish(v, nil, func(s *client.Snapshot) bool {
+		return slices.ContainsFunc(s.Assignments["cascade/m/s0"].Priorities[0], func(e client.Endpoint) bool { return e.Address == v.Endpoints[0].Address })
+	})
+	for i := range 20 {
+		var body io.Reader = bytes.NewReader(prompt("m", 3000))
+		if i%2 == 0 {
+			body = chunked{body}
+		}
+		if _, s := f.see("POST", "/", "", body); s.Bytes != 3000 || s.By == "r0" {
+			t.Fatalf("%s got %d bytes", s.By, s.Bytes)
+		}
+	}
+	if n := testutil.ToFloat64(f.proxy.metrics.failures.WithLabelValues("cascade/m/s0/rr", "refused stream")); n < 2 {
+		t.Errorf("%v refusals seen", n)
+	}
+}
+
+// TestEarlyAnswers: a front that answers without reading the body must not
+// spoil the client's connection.
+func TestEarlyAnswers(t *testing.T) {
+	f := newFleet(t, 2, nil)
+	c := http.Client{Transport: transport(t, false)}
+	var load sync.WaitGroup
+	for i := range 16 {
+		load.Go(func() {
+			for n := range 200 {
+				var body io.Reader = bytes.NewReader(prompt("m", 1000+n*97))
+				if i%2 == 0 {
+					body = chunked{body}
+				}
+				resp, err := c.Post(f.url+"/status/200", "application/json", body)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				io.Copy(io.Discard, resp.Body)
+				resp.Body.Close()
+			}
+		})
+	}
+	load.Wait()
+}
+
+// TestAllocations bounds what one request costs beyond client and front.
+func TestAllocations(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector allocates")
+	}
+	f := newFleet(t, 2, nil)
+	c := http.Client{Transport: transport(t, false)}
+	body := prompt("m", 1000)
+	cost := func(url string) float64 {
+		return testing.AllocsPerRun(300, func() {
+			resp, err := c.Post(url+"/sink", "application/json", bytes.NewReader(body))
+			if err != nil {
+				t.Fatal(err)
+			}
+			io.Copy(io.Discard, resp.Body)
+			resp.Body.Close()
+		})
+	}
+	direct, through := cost("http://"+f.fronts[0].address), cost(f.url)
+	t.Logf("%.0f allocations direct, %.0f through the proxy", direct, through)
+	if through-direct > 160 {
+		t.Errorf("the proxy adds %.0f allocations", through-direct)
 	}
 }

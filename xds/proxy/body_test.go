@@ -1,0 +1,112 @@
+package proxy
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"testing/iotest"
+)
+
+func bodyOf(src io.Reader, size, limit int64) *body {
+	return newBody(src, size, limit, func() {}, new(bufferPool))
+}
+
+// TestBodyAgain: whatever an attempt read before it was given up, the next one
+// sends the whole.
+func TestBodyAgain(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 5))
+	for range 500 {
+		want := make([]byte, r.IntN(20000))
+		for i := range want {
+			want[i] = byte(r.Uint32())
+		}
+		limit := int64(len(want) + r.IntN(2)*r.IntN(1000))
+		b := bodyOf(iotest.HalfReader(bytes.NewReader(want)), []int64{-1, int64(len(want))}[r.IntN(2)], limit)
+		for range r.IntN(4) {
+			a := b.again()
+			io.CopyN(io.Discard, a, int64(r.IntN(len(want)+1)))
+			a.Close()
+		}
+		last := b.again()
+		b.commit()
+		if got, err := io.ReadAll(last); err != nil || !bytes.Equal(got, want) {
+			t.Fatalf("%d bytes, limit %d: got %d, %v", len(want), limit, len(got), err)
+		}
+		last.Close()
+		if b.users != 0 || b.held != nil {
+			t.Fatalf("%d users hold %d bytes after the end", b.users, len(b.held))
+		}
+	}
+}
+
+// TestBodyOutgrows the limit: it passes, once.
+func TestBodyOutgrows(t *testing.T) {
+	want := strings.Repeat("x", 10000)
+	b := bodyOf(strings.NewReader(want), -1, 5000)
+	first := b.again()
+	if got, err := io.ReadAll(first); err != nil || string(got) != want {
+		t.Fatalf("got %d, %v", len(got), err)
+	}
+	if b.repeatable() {
+		t.Error("a body beyond the limit claims to be repeatable")
+	}
+	if _, err := io.ReadAll(b.again()); !errors.Is(err, errNotRepeated) {
+		t.Errorf("a second reading: %v", err)
+	}
+}
+
+func TestBodyFill(t *testing.T) {
+	for _, size := range []int64{-1, 10000} {
+		var seen bytes.Buffer
+		b := bodyOf(strings.NewReader(strings.Repeat("x", 10000)), size, 10000)
+		if err := b.fill(func(p []byte) { seen.Write(p) }); err != nil || seen.Len() != 10000 {
+			t.Errorf("fill saw %d: %v", seen.Len(), err)
+		}
+		if n, known := b.size(); !known || n != 10000 {
+			t.Errorf("size is %d, %v", n, known)
+		}
+		b = bodyOf(strings.NewReader(strings.Repeat("x", 10001)), size, 10000)
+		if err := b.fill(func([]byte) {}); !errors.Is(err, errTooLarge) {
+			t.Errorf("one byte over: %v", err)
+		}
+	}
+	broken := errors.New("broken")
+	b := bodyOf(iotest.ErrReader(broken), -1, 100)
+	if err := b.fill(func([]byte) {}); !errors.Is(err, broken) || !b.failed() || b.repeatable() {
+		t.Errorf("a broken body: %v", err)
+	}
+}
+
+// TestBodyStaleReader: the transport of a failed attempt still reads while the
+// next attempt begins. Nothing it takes is missing.
+func TestBodyStaleReader(t *testing.T) {
+	want := strings.Repeat("0123456789", 3000)
+	for range 50 {
+		pr, pw := io.Pipe()
+		b := bodyOf(pr, -1, 1<<20)
+		stale := b.again()
+		var wg sync.WaitGroup
+		wg.Go(func() { io.Copy(io.Discard, stale) })
+		wg.Go(func() {
+			for rest := want; rest != ""; {
+				n := min(len(rest), 777)
+				io.WriteString(pw, rest[:n])
+				rest = rest[n:]
+			}
+			pw.Close()
+		})
+		stale.Close()
+		next := b.again()
+		got, err := io.ReadAll(next)
+		if err != nil || string(got) != want {
+			t.Fatalf("got %d of %d bytes, %v", len(got), len(want), err)
+		}
+		next.Close()
+		b.commit()
+		wg.Wait()
+	}
+}

@@ -1,0 +1,84 @@
+package proxy
+
+import (
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func watched(idle, timeout, duration time.Duration) (*watch, *error) {
+	cause := new(error)
+	return &watch{
+		idle: idle, timeout: timeout, duration: duration, begun: time.Now(), reading: func() bool { return false },
+		cancel: func(err error) { *cause = err }, control: http.NewResponseController(httptest.NewRecorder()),
+	}, cause
+}
+
+func TestWatchLimits(t *testing.T) {
+	for _, c := range []struct {
+		idle, timeout, duration, at time.Duration
+		want                        error
+	}{
+		{time.Minute, 0, 0, time.Minute, errIdle},
+		{time.Minute, time.Second, 0, time.Second, errTimeout},
+		{time.Minute, 0, time.Hour, time.Minute, errIdle},
+		{0, 0, time.Hour, time.Hour, errDuration},
+		{0, 0, 0, 100 * time.Hour, nil},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			w, cause := watched(c.idle, c.timeout, c.duration)
+			w.start()
+			defer w.stop()
+			time.Sleep(c.at - 1)
+			synctest.Wait()
+			if *cause != nil {
+				t.Errorf("%+v: too early: %v", c, *cause)
+			}
+			time.Sleep(1)
+			synctest.Wait()
+			if !errors.Is(*cause, c.want) {
+				t.Errorf("%+v: cause %v", c, *cause)
+			}
+		})
+	}
+}
+
+// TestWatchIsExact: the idle limit counts from the last byte, not from when
+// the timer happens to fire.
+func TestWatchIsExact(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, cause := watched(time.Second, 0, 0)
+		w.start()
+		for range 100 {
+			time.Sleep(900 * time.Millisecond)
+			w.touch()
+		}
+		time.Sleep(time.Second - 1)
+		synctest.Wait()
+		if *cause != nil {
+			t.Fatal("a lively stream was ended:", *cause)
+		}
+		time.Sleep(1)
+		synctest.Wait()
+		if !errors.Is(*cause, errIdle) {
+			t.Errorf("cause %v", *cause)
+		}
+		w.stop()
+	})
+}
+
+func TestWatchStops(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, cause := watched(time.Second, 0, 0)
+		w.start()
+		w.stop()
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if *cause != nil {
+			t.Error("a stopped watch fired")
+		}
+	})
+}
