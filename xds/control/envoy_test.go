@@ -1,0 +1,282 @@
+package control
+
+import (
+	"bytes"
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/xds/envoytest"
+	"github.com/cascadeinfer/cascade/xds/fleet"
+	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/store"
+)
+
+var (
+	flips = flag.Int("flips", underLoad, "plans under load on a real Envoy")
+	moves = flag.Int("moves", underLoad/10, "plans among them that also move replicas")
+)
+
+// upstream is a replica's front as far as Envoy sees one: h2c, a plain answer
+// and a stream.
+func upstream(t *testing.T, id string) (r policies.Replica, die func()) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(true)
+	protocols.SetUnencryptedHTTP2(true)
+	server := &http.Server{Protocols: protocols, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		n, err := io.Copy(io.Discard, r.Body)
+		if err != nil || n != r.ContentLength {
+			http.Error(w, "short body", http.StatusBadRequest)
+			return
+		}
+		w.Header().Set("replica", id)
+		if r.URL.Path != "/stream" {
+			fmt.Fprintf(w, "%d bytes\n[DONE]\n", n)
+			return
+		}
+		for i := range 5 {
+			fmt.Fprintf(w, "data: %d\n\n", i)
+			w.(http.Flusher).Flush()
+			time.Sleep(2 * time.Millisecond) // the pace of an engine, not a wait
+		}
+		_, _ = io.WriteString(w, "data: [DONE]\n\n")
+	})}
+	done := make(chan struct{})
+	go func() { defer close(done); _ = server.Serve(l) }()
+	die = func() { server.Close(); <-done }
+	t.Cleanup(die)
+	return policies.Replica{ID: policies.ReplicaID(id), Model: "m", Address: l.Addr().String(), Capacity: policies.Capacity{KV: 400_000, Batch: 256}}, die
+}
+
+// TestEnvoyFlips: plan after plan, boundaries and members, under load, on a
+// real Envoy: no request fails, none is without a stage. Then the last
+// replica of a stage dies while no control plane runs, and the next longer
+// stage serves.
+func TestEnvoyFlips(t *testing.T) {
+	envoytest.Binary(t)
+	var list []policies.Replica
+	var ids []policies.ReplicaID
+	kill := make(map[policies.ReplicaID]func())
+	for i := range 6 {
+		r, die := upstream(t, fmt.Sprintf("r%d", i))
+		list, ids, kill[r.ID] = append(list, r), append(ids, r.ID), die
+	}
+	st := new(store.Memory)
+	r := rules()
+	r.Speed, r.Grace = 1, time.Hour // nobody reports here; the plans are the test's
+	c := start(t, Config{Rules: r, Replicas: list, Store: st})
+	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "envoy", XDS: c.Addr().String()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	envoy := envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})
+	url := "http://" + envoy.Listener(resources.ListenerName)
+
+	load := newLoad(t, url)
+	var last policies.Plan
+	for i := range *flips {
+		split := 3
+		if *moves > 0 && i%max(1, *flips / *moves) == 0 {
+			split = 1 + (i/max(1, *flips / *moves))%5
+		} else if len(last.Stages) > 0 {
+			split = len(last.Stages[0].Replicas)
+		}
+		cut := policies.Tokens(500 + 10*(i%50))
+		last = policies.Plan{Model: "m", Epoch: policies.Epoch(100 + i), Stages: []policies.Stage{
+			{Low: 0, High: cut, Replicas: ids[:split]}, {Low: cut, High: policies.Unbounded, Replicas: ids[split:]},
+		}}
+		write(t, st, last)
+		reaches(t, c, last.Epoch)
+	}
+	load.stop()
+	t.Logf("%d plans, %d requests, %d failed", *flips, load.done.Load(), load.failed.Load())
+	if load.failed.Load() > 0 || load.done.Load() < int64(*flips) {
+		t.Errorf("%d of %d requests failed; the first: %v", load.failed.Load(), load.done.Load(), load.first)
+	}
+
+	// Exact at the boundary, by the bytes of the body.
+	estimator := length.Estimator{BytesPerToken: length.DefaultRatio}
+	edge := 4 * int(last.Stages[1].Low)
+	for _, n := range []int{1, edge - 8, edge - 4, edge - 1, edge, edge + 1, edge + 4, 220 << 10} {
+		want := resources.StageName(last.StageOf(estimator.FromContentLength(int64(n))))
+		if got := load.send("/v1/completions", n); got.err != nil || got.stage != want {
+			t.Errorf("%d bytes: stage %q, want %q: %v", n, got.stage, want, got.err)
+		}
+	}
+
+	// The only replica of the first stage dies, and nobody is there to tell.
+	alone := policies.Plan{Model: "m", Epoch: last.Epoch + 1, Stages: []policies.Stage{
+		{Low: 0, High: 500, Replicas: ids[:1]}, {Low: 500, High: 2000, Replicas: ids[1:3]}, {Low: 2000, High: policies.Unbounded, Replicas: ids[3:]},
+	}}
+	write(t, st, alone)
+	reaches(t, c, alone.Epoch)
+	if got := load.send("/v1/completions", 100); got.err != nil || got.replica != "r0" {
+		t.Fatalf("before: %+v", got)
+	}
+	c.stop()
+	kill["r0"]()
+	for range 50 {
+		if got := load.send("/v1/completions", 100); got.err != nil || alone.Find(policies.ReplicaID(got.replica)) != 1 {
+			t.Errorf("after: %+v, want a replica of the next longer stage", got)
+		}
+	}
+}
+
+// TestEnvoyRestart: the control plane is restarted on the same files, and an
+// Envoy that stays connects to it again and changes nothing.
+func TestEnvoyRestart(t *testing.T) {
+	envoytest.Binary(t)
+	dir := t.TempDir()
+	var list []policies.Replica
+	for i := range 4 {
+		r, _ := upstream(t, fmt.Sprintf("r%d", i))
+		list = append(list, r)
+	}
+	run := func(address string) *running {
+		st, err := store.NewFile(filepath.Join(dir, "plan.json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, err := net.Listen("tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := rules()
+		r.Grace = time.Hour
+		return start(t, Config{Rules: r, Replicas: list, Store: st, Listener: l, Counters: fleet.File{Path: filepath.Join(dir, "counters.json")}})
+	}
+	c := run("127.0.0.1:0")
+	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "envoy", XDS: c.Addr().String()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	envoy := envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})
+	reaches(t, c, 1)
+	// What counts resources. cds and lds update_success also count the empty
+	// answers that end a reconnection, and are left out.
+	const counted = `(cluster_(added|modified|removed)|listener_(added|modified)|\.rds\..*config_reload|^cluster\.cascade.*\.update_success)$`
+	before := envoy.Stats(counted)
+	address := c.Addr().String()
+	c.stop()
+	c = run(address)
+	reaches(t, c, 1)
+	after := envoy.Stats(counted)
+	if len(after) < policies.MaxStages+3 {
+		t.Fatalf("too few statistics to tell: %v", after)
+	}
+	for name, n := range after {
+		if before[name] != n {
+			t.Errorf("%s: %d before, %d after", name, before[name], n)
+		}
+	}
+}
+
+// write puts a plan into the store, as another server would.
+func write(t *testing.T, st *store.Memory, p policies.Plan) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	updates := st.Watch(ctx)
+	u := <-updates
+	cancel()
+	for range updates {
+	}
+	if _, err := st.CompareAndSwap(t.Context(), u.Version, store.Object{Epoch: p.Epoch, Plans: []policies.Plan{p}}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// reaches waits until the one node has acknowledged an epoch, and the roll-out
+// is over.
+func reaches(t *testing.T, c *running, epoch policies.Epoch) {
+	t.Helper()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	deadline := time.After(patience)
+	for {
+		if s := c.publisher.Status(); s.Phase == "idle" && len(s.Nodes) == 1 && s.Nodes[0].Epoch >= epoch && s.Nodes[0].Current {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatalf("epoch %d never reaches the node: %+v", epoch, c.publisher.Status())
+		}
+	}
+}
+
+// load is clients that send requests until they are stopped.
+type load struct {
+	url          string
+	client       *http.Client
+	done, failed atomic.Int64
+	mu           sync.Mutex
+	first        error
+	stop         func()
+}
+
+func newLoad(t *testing.T, url string) *load {
+	l := &load{url: url, client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}, Timeout: patience}}
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	for w := range 8 {
+		wg.Go(func() {
+			for i := w; ctx.Err() == nil; i++ {
+				path := "/v1/completions"
+				if i%3 == 0 {
+					path = "/stream"
+				}
+				got := l.send(path, 100+(i*379)%6000)
+				l.done.Add(1)
+				if got.err != nil {
+					l.failed.Add(1)
+					l.mu.Lock()
+					if l.first == nil {
+						l.first = got.err
+					}
+					l.mu.Unlock()
+				}
+			}
+		})
+	}
+	var once sync.Once
+	l.stop = func() { once.Do(func() { cancel(); wg.Wait() }) }
+	t.Cleanup(func() { l.stop(); l.client.CloseIdleConnections() })
+	return l
+}
+
+// sent is what became of a request.
+type sent struct {
+	stage, replica string
+	err            error
+}
+
+// send posts a body of n bytes. A whole answer from a stage is a success.
+func (l *load) send(path string, n int) sent {
+	resp, err := l.client.Post(l.url+path, "application/json", bytes.NewReader(make([]byte, n)))
+	if err != nil {
+		return sent{err: err}
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	out := sent{stage: resp.Header.Get(length.StageHeader), replica: resp.Header.Get("replica"), err: err}
+	if err == nil && (resp.StatusCode != 200 || !strings.Contains(string(body), "[DONE]") || out.stage == "") {
+		out.err = fmt.Errorf("%s, %q, stage %q", resp.Status, body, out.stage)
+	}
+	return out
+}
