@@ -304,7 +304,10 @@ func (l *Ledger) OnStreamResponse(_ context.Context, id int64, _ *discoveryv3.Di
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if s := l.streams[streamKey{true, id}]; s != nil {
-		s.subscription(resp.GetTypeUrl()).send(sent{nonce: resp.GetNonce(), digest: resp.GetVersionInfo(), count: len(resp.GetResources())})
+		s.subscription(resp.GetTypeUrl()).send(sent{
+			nonce: resp.GetNonce(), bodies: resp.GetResources(),
+			complete: resp.GetTypeUrl() == resources.ClusterType || resp.GetTypeUrl() == resources.ListenerType,
+		})
 	}
 }
 

@@ -68,7 +68,7 @@ func (p *Publisher) Status() Status {
 		for _, stream := range n.streams {
 			for typ, sub := range stream.types {
 				t := out.Types[shortType(typ)]
-				t.Acked += max(len(sub.applied), sub.count)
+				t.Acked += len(sub.applied)
 				t.Pending += len(sub.sent)
 				out.Types[shortType(typ)] = t
 				routed = routed || typ == resources.RouteType

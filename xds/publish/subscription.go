@@ -5,8 +5,9 @@ import (
 	"slices"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/types/known/anypb"
 
-	"github.com/cascadeinfer/cascade/xds/cache"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -28,13 +29,11 @@ func (s *stream) subscription(typ string) *subscription {
 // subscription is what a stream asked for of one type, was sent and has.
 type subscription struct {
 	begun    bool
-	whole    bool // SotW: versions are digests of everything subscribed
+	whole    bool // SotW: a request lists all names, and answers the last response
 	legacy   bool // wildcard because no name was ever given
 	wildcard bool
 	names    map[string]bool
-	applied  map[string]string // delta: versions acknowledged, by name
-	digest   string            // SotW: version_info acknowledged
-	count    int               // SotW: resources in the response of that version
+	applied  map[string]string // versions acknowledged, by name
 	sent     []sent            // not answered yet, oldest first
 	refused  bool              // the last answer was a NACK
 }
@@ -48,8 +47,8 @@ type sent struct {
 	nonce     string
 	resources []*discoveryv3.Resource // delta; shared with the cache
 	removed   []string
-	digest    string // SotW
-	count     int
+	bodies    []*anypb.Any // SotW; shared with the cache
+	complete  bool         // SotW: what is missing does not exist
 }
 
 // delta follows a request of the incremental protocol.
@@ -87,6 +86,7 @@ func (u *subscription) sotw(req *discoveryv3.DiscoveryRequest) {
 	names := req.GetResourceNames()
 	if !u.begun {
 		u.begun, u.whole = true, true
+		u.applied = make(map[string]string)
 		u.legacy = len(names) == 0
 	}
 	u.legacy = u.legacy && len(names) == 0
@@ -98,6 +98,9 @@ func (u *subscription) sotw(req *discoveryv3.DiscoveryRequest) {
 		} else {
 			u.names[name] = true
 		}
+	}
+	if !u.wildcard {
+		maps.DeleteFunc(u.applied, func(name, _ string) bool { return !u.names[name] })
 	}
 }
 
@@ -130,9 +133,11 @@ func (u *subscription) acknowledge(nonce string) {
 		return
 	}
 	u.refused = false
-	if u.whole {
-		u.digest, u.count = r.digest, r.count
-		return
+	if r.complete {
+		clear(u.applied)
+	}
+	for _, a := range r.bodies {
+		u.applied[nameOf(a.GetValue())] = resources.Version(a.GetValue())
 	}
 	for _, res := range r.resources {
 		u.applied[res.GetName()] = res.GetVersion()
@@ -149,10 +154,6 @@ func (u *subscription) behind(v versions, typ string) bool {
 	if len(u.sent) > 0 {
 		return true
 	}
-	if u.whole {
-		all := v.visible(typ, u)
-		return len(all) > 0 && cache.Digest(all) != u.digest
-	}
 	for name := range u.names {
 		if r := v.set.Get(typ, name); r != nil && u.applied[name] != r.Version {
 			return true
@@ -164,6 +165,9 @@ func (u *subscription) behind(v versions, typ string) bool {
 				return true
 			}
 		}
+	}
+	if u.whole {
+		return false // what does not exist any more cannot be told in every type
 	}
 	for name := range u.applied {
 		if v.set.Get(typ, name) == nil && (u.wildcard || u.names[name]) {
@@ -190,23 +194,16 @@ func newVersions(set resources.Set, types []string) versions {
 
 func (v versions) of(typ string) bool { return slices.Contains(v.types, typ) }
 
-// visible lists what a subscription covers, sorted by name.
-func (v versions) visible(typ string, u *subscription) []*resources.Resource {
-	var all []*resources.Resource
-	for _, name := range slices.Sorted(maps.Keys(u.names)) {
-		if r := v.set.Get(typ, name); r != nil {
-			all = append(all, r)
-		}
+// nameOf reads the name of an encoded resource: field 1 of every type that is
+// served.
+func nameOf(body []byte) string {
+	num, typ, n := protowire.ConsumeTag(body)
+	if n < 0 || num != 1 || typ != protowire.BytesType {
+		return ""
 	}
-	if !u.wildcard {
-		return all
+	name, n := protowire.ConsumeBytes(body[n:])
+	if n < 0 {
+		return ""
 	}
-	named := all
-	all = nil
-	for _, r := range v.set.All(typ) {
-		if !r.Unlisted || slices.Contains(named, r) {
-			all = append(all, r)
-		}
-	}
-	return all
+	return string(name)
 }

@@ -1,0 +1,123 @@
+package publish_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/xds"
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// startGRPC is a replica that answers every call with its name.
+func startGRPC(t *testing.T, id string) *backend {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer(grpc.UnknownServiceHandler(func(_ any, s grpc.ServerStream) error {
+		if err := s.RecvMsg(new(emptypb.Empty)); err != nil {
+			return err
+		}
+		if err := s.SetHeader(metadata.Pairs("x-replica", id)); err != nil {
+			return err
+		}
+		return s.SendMsg(new(emptypb.Empty))
+	}))
+	b := &backend{id: id, address: listener.Addr().String()}
+	b.wg.Go(func() { server.Serve(listener) })
+	t.Cleanup(func() { server.Stop(); b.wg.Wait() })
+	return b
+}
+
+// TestGRPC has grpc-go's own xDS client route by the length that it states,
+// without any code of ours on its side.
+func TestGRPC(t *testing.T) {
+	backends := make(map[string]*backend)
+	for _, id := range []string{"a", "b", "c"} {
+		backends[id] = startGRPC(t, id)
+	}
+	p := startPlane(t, "")
+	p.publisher.Submit(fleetOf(backends, 1, []policies.Tokens{1000, 9000}, "a", "b", "c"))
+	resolver, err := xds.NewXDSResolverWithConfigForTesting([]byte(fmt.Sprintf(`{
+		"node": {"id": "grpc-1"},
+		"xds_servers": [{"server_uri": %q, "channel_creds": [{"type": "insecure"}], "server_features": ["xds_v3"]}]
+	}`, p.address)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := grpc.NewClient("xds:///"+resources.GRPCListenerName("m"), grpc.WithResolvers(resolver), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	call := func(tokens string) (string, error) {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		if tokens != "" {
+			ctx = metadata.AppendToOutgoingContext(ctx, length.TokensHeader, tokens)
+		}
+		var header metadata.MD
+		err := conn.Invoke(ctx, "/cascade.test/Call", new(emptypb.Empty), new(emptypb.Empty), grpc.Header(&header))
+		return strings.Join(header.Get("x-replica"), ","), err
+	}
+	expect := func(tokens, want string) {
+		t.Helper()
+		if got, err := call(tokens); err != nil || got != want {
+			t.Errorf("%q tokens: served by %q, %v; want %s", tokens, got, err, want)
+		}
+	}
+	for tokens, want := range map[string]string{
+		"1": "a", "999": "a", "1000": "b", "1001": "b", "8999": "b", "9000": "c", "131072": "c",
+		"9223372036854775807": "c", "": "c", "abc": "c", "-1": "c",
+	} {
+		expect(tokens, want)
+	}
+	// Plans change under calls: none fails, and every one has a stage.
+	stop, done := make(chan struct{}), make(chan error, 1)
+	go func() {
+		for {
+			select {
+			case <-stop:
+				done <- nil
+				return
+			default:
+			}
+			if got, err := call("1500"); err != nil || got == "" {
+				done <- fmt.Errorf("served by %q: %w", got, err)
+				return
+			}
+		}
+	}()
+	for e := policies.Epoch(2); e < 30; e++ {
+		stages := []string{"a", "b", "c"}
+		if e%2 == 0 {
+			stages = []string{"a b", "c"}
+		}
+		cuts := []policies.Tokens{1000 + policies.Tokens(e), 9000}[:len(stages)-1]
+		p.publisher.Submit(fleetOf(backends, e, cuts, stages...))
+		p.current(t, e, 1)
+	}
+	close(stop)
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	expect("1028", "a")
+	expect("1029", "b")
+	for _, n := range p.publisher.Status().Nodes {
+		if n.NACKs > 0 {
+			t.Errorf("refused: %s", n.LastError)
+		}
+	}
+}
