@@ -93,7 +93,7 @@ func (s *State) replan(now time.Time, m *model) (Change, bool) {
 	m.decider.reset(len(m.plan.Stages))
 	m.planner = decision(d)
 	if d.Adopt {
-		if c, ok := s.change(now, m, park(d.Plan, m.plan, members), decision(d)); ok {
+		if c, ok := s.change(now, m, park(d.Plan, m.plan, members), string(d.Reason)); ok {
 			c.Gain = d.Gain
 			return c, true
 		}

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
 var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -46,4 +47,58 @@ func settleState(s *State, now time.Time, ev Event) (published *Snapshot) {
 		e = s.Step(now, Stored{e.Propose.Object})
 	}
 	return e.Publish
+}
+
+// TestModelsAreIndependent: a change of one model's plan leaves the other's,
+// and they share one epoch counter.
+func TestModelsAreIndependent(t *testing.T) {
+	rules := testRules(PolicyDefault)
+	other := rules.Models[0]
+	other.Name = "n"
+	rules.Models = append(rules.Models, other)
+	s, err := NewState(rules)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := testReplica("r2")
+	n.Model = "n"
+	settleState(s, start, Replicas{[]policies.Replica{testReplica("r0"), testReplica("r1"), n}})
+	one := s.Snapshot(start)
+	if one.Epoch != 1 || one.Models[0].Plan.Epoch != 1 || one.Models[1].Plan.Epoch != 1 || printPlan(one.Models[1].Plan) != "r2" {
+		t.Fatalf("%+v", one)
+	}
+	published := settleState(s, start, Replicas{[]policies.Replica{testReplica("r0"), n}})
+	if published == nil || published.Epoch != 2 || published.Models[0].Plan.Epoch != 2 || published.Models[1].Plan.Epoch != 1 {
+		t.Errorf("%+v", published)
+	}
+	if v := published.View(resources.Settings{}); len(v.Models) != 2 || len(v.Plans) != 2 || len(v.Endpoints) != 2 {
+		t.Errorf("view %+v", v)
+	}
+}
+
+// TestEffectsArePure: equal events give equal effects, whatever the map order.
+func TestEffectsArePure(t *testing.T) {
+	var first string
+	for range 20 {
+		s := testState(t, PolicyDefault)
+		for i, id := range []string{"r0", "r1", "r2", "r3"} {
+			r, err := Decode(goodReport())
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.Replica, r.Load.Held = policies.ReplicaID(id), policies.Tokens(20_000*i)
+			settleState(s, start, Reported{r})
+		}
+		for i := range 5 {
+			settleState(s, start.Add(time.Duration(i)*time.Second), Tick{})
+		}
+		snap := s.Snapshot(start)
+		got := printPlan(snap.Models[0].Plan) + routing(snap)
+		if first == "" {
+			first = got
+		}
+		if got != first {
+			t.Fatalf("%s\nthen %s", first, got)
+		}
+	}
 }
