@@ -82,6 +82,11 @@ func (s *service) converse(stream api.Fleet_ReportServer) error {
 
 	var own *session
 	var first Report
+	defer func() {
+		if own != nil {
+			s.release(first.Replica, own)
+		}
+	}()
 	budget := bucket{tokens: reportBurst, at: time.Now()}
 	for {
 		m, err := r.next(ctx, s.fleet.done)
@@ -100,7 +105,6 @@ func (s *service) converse(stream api.Fleet_ReportServer) error {
 				return err
 			}
 			first = report
-			defer s.release(report.Replica, own)
 		}
 		if report.Replica != first.Replica || report.Model != first.Model {
 			return status.Errorf(codes.InvalidArgument, "load report: the stream of %q cannot report for %q", first.Replica, report.Replica)
