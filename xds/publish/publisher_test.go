@@ -181,7 +181,11 @@ func TestPhases(t *testing.T) {
 		heavy.Endpoints[0].Weight = 50
 		heavy.Endpoints[3].Health = resources.Unhealthy
 		w.submit(heavy)
-		w.rest("eds 8") // every stage knows every replica; no routes, no second step
+		w.rest("eds 8") // every stage knows everybody's health; no routes, no second step
+		heavy.Endpoints = slices.Clone(heavy.Endpoints)
+		heavy.Endpoints[0].Weight = 40
+		w.submit(heavy)
+		w.rest("eds 1") // weights matter to the stage and to the shorter one
 		before := p.received()
 		w.submit(heavy)
 		w.rest()

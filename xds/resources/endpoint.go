@@ -25,6 +25,8 @@ const unknownNode = "unknown"
 // fails over from one to the next by itself, with no control plane.
 //
 // A stage that no plan uses holds the whole fleet, so that it is never empty.
+// Who is only a last resort has no weight of its own there: weights follow the
+// load, every second, and would be news to all stages.
 func assignment(model string, k int, plans []policies.Plan, endpoints []Endpoint) *endpointv3.ClusterLoadAssignment {
 	members := func(k int) (in map[policies.ReplicaID]bool, used bool) {
 		in = make(map[policies.ReplicaID]bool)
@@ -42,14 +44,17 @@ func assignment(model string, k int, plans []policies.Plan, endpoints []Endpoint
 	next, _ := members(k + 1)
 	var tiers [3][]Endpoint
 	for _, e := range endpoints {
+		tier := 2
 		switch {
 		case own[e.ID] || !used:
-			tiers[0] = append(tiers[0], e)
+			tier = 0
 		case next[e.ID]:
-			tiers[1] = append(tiers[1], e)
-		default:
-			tiers[2] = append(tiers[2], e)
+			tier = 1
 		}
+		if tier == 2 || !used {
+			e.Weight = 1
+		}
+		tiers[tier] = append(tiers[tier], e)
 	}
 	cla := &endpointv3.ClusterLoadAssignment{ClusterName: EndpointName(model, k)}
 	priority := uint32(0)

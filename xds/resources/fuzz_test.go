@@ -1,0 +1,73 @@
+package resources_test
+
+import (
+	"testing"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// FuzzMetadata reads whatever a server may have sent: no panic, and no stage
+// that a plan cannot have.
+func FuzzMetadata(f *testing.F) {
+	s := build(f, twoModels())
+	rc := message(f, s.Get(resources.RouteType, resources.RouteName)).(*routev3.RouteConfiguration)
+	for _, vh := range rc.VirtualHosts {
+		for _, md := range []*corev3.Metadata{vh.Metadata, vh.Routes[0].Metadata} {
+			body, err := proto.Marshal(md)
+			if err != nil {
+				f.Fatal(err)
+			}
+			f.Add(body)
+		}
+	}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		md := new(corev3.Metadata)
+		if proto.Unmarshal(body, md) != nil {
+			return
+		}
+		if m, err := resources.ReadRouteMeta(md); err == nil && (m.Model == "" || m.Stage < 0 || m.Stage >= policies.MaxStages) {
+			t.Errorf("read %+v", m)
+		}
+		if m, err := resources.ReadEndpointMeta(md); err == nil && m.ID == "" {
+			t.Errorf("read %+v", m)
+		}
+		if all, err := resources.ReadLengthMeta(md); err == nil {
+			for _, m := range all {
+				if m.Model == "" || m.Context <= 0 || m.BytesPerToken != m.BytesPerToken.Clamp() {
+					t.Errorf("read %+v", m)
+				}
+			}
+		}
+	})
+}
+
+// FuzzProve gives the proof a set with one resource replaced by any bytes.
+func FuzzProve(f *testing.F) {
+	s := build(f, fleet())
+	types := s.Types()
+	for i, typ := range types {
+		f.Add(uint8(i), s.All(typ)[0].Body)
+	}
+	f.Fuzz(func(t *testing.T, which uint8, body []byte) {
+		typ := types[int(which)%len(types)]
+		bad := &resources.Resource{Type: typ, Name: s.All(typ)[0].Name, Version: resources.Version(body), Body: body}
+		all := []*resources.Resource{bad}
+		for _, ty := range types {
+			for _, r := range s.All(ty) {
+				if ty != typ || r.Name != bad.Name {
+					all = append(all, r)
+				}
+			}
+		}
+		set, err := resources.NewSet(all...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = resources.Prove(set) // an error or none, never a panic
+	})
+}

@@ -1,0 +1,373 @@
+package resources_test
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// tiers prints an assignment as "a b | c | d": ids by priority.
+func tiers(t *testing.T, s resources.Set, model string, k int) string {
+	t.Helper()
+	cla := message(t, s.Get(resources.EndpointType, resources.EndpointName(model, k))).(*endpointv3.ClusterLoadAssignment)
+	by := make([][]string, 4)
+	for _, l := range cla.Endpoints {
+		for _, e := range l.LbEndpoints {
+			m, err := resources.ReadEndpointMeta(e.Metadata)
+			if err != nil {
+				t.Fatal(err)
+			}
+			by[l.Priority] = append(by[l.Priority], string(m.ID))
+		}
+	}
+	var out []string
+	for _, ids := range by {
+		slices.Sort(ids)
+		if len(ids) > 0 {
+			out = append(out, strings.Join(ids, " "))
+		}
+	}
+	return strings.Join(out, " | ")
+}
+
+func TestAssignments(t *testing.T) {
+	v := fleet()
+	s := build(t, v)
+	for k, want := range []string{
+		"a b | c | d e", // its own, the next longer stage's, any other
+		"c | d | a b e",
+		"d | a b c e", // the last one has no longer stage
+		"a b c d e",   // unused stages hold everybody
+		"a b c d e",
+	} {
+		if got := tiers(t, s, "org/m", k); got != want {
+			t.Errorf("stage %d: %q, want %q", k, got, want)
+		}
+	}
+	// While an older plan is still live, stages have the members of both.
+	v.Previous = []policies.Plan{{Model: "org/m", Epoch: 6, Stages: []policies.Stage{
+		{Low: 0, High: 10, Replicas: []policies.ReplicaID{"a"}},
+		{Low: 10, High: 20, Replicas: []policies.ReplicaID{"b", "c"}},
+		{Low: 20, High: 30, Replicas: []policies.ReplicaID{"d"}},
+		{Low: 30, High: policies.Unbounded, Replicas: []policies.ReplicaID{"e"}},
+	}}}
+	s = build(t, v)
+	for k, want := range []string{"a b | c | d e", "b c | d | a e", "d | e | a b c", "e | a b c d", "a b c d e"} {
+		if got := tiers(t, s, "org/m", k); got != want {
+			t.Errorf("stage %d of both plans: %q, want %q", k, got, want)
+		}
+	}
+	if err := resources.Prove(s.With(build(t, fleet()), resources.RouteType)); err != nil {
+		t.Error(err)
+	}
+	// A stage whose members are gone is served by the next longer one.
+	v = fleet()
+	v.Endpoints = slices.DeleteFunc(v.Endpoints, func(e resources.Endpoint) bool { return e.ID == "c" })
+	s = build(t, v)
+	if got, want := tiers(t, s, "org/m", 1), "d | a b e"; got != want {
+		t.Errorf("stage without members: %q, want %q", got, want)
+	}
+	if err := resources.Prove(s); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestWhatChanges checks that a change of the view changes what it must.
+func TestWhatChanges(t *testing.T) {
+	all := []string{resources.ClusterType, resources.EndpointType, resources.ListenerType, resources.RouteType}
+	diff := func(a, b resources.View) string {
+		var names []string
+		for _, typ := range all {
+			names = append(names, resources.Changed(build(t, a), build(t, b), typ)...)
+		}
+		return strings.Join(names, " ")
+	}
+	cut := twoModels()
+	cut.Plans[0].Stages = slices.Clone(cut.Plans[0].Stages)
+	cut.Plans[0].Stages[0].High, cut.Plans[0].Stages[1].Low = 1200, 1200
+	if got, want := diff(twoModels(), cut), "cascade cascade/org%2Fm/grpc"; got != want {
+		t.Errorf("a new boundary changes %q, want %q", got, want)
+	}
+	epoch := twoModels()
+	epoch.Plans[0].Epoch++
+	if got, want := diff(twoModels(), epoch), "cascade cascade/org%2Fm/grpc"; got != want {
+		t.Errorf("a new epoch changes %q, want %q", got, want)
+	}
+	move := twoModels()
+	move.Plans[0].Stages = slices.Clone(move.Plans[0].Stages)
+	move.Plans[0].Stages[0].Replicas = []policies.ReplicaID{"a"}
+	move.Plans[0].Stages[1].Replicas = []policies.ReplicaID{"b", "c"}
+	if got, want := diff(twoModels(), move), "cascade/org%2Fm/s0 cascade/org%2Fm/s1"; got != want {
+		t.Errorf("a move changes %q, want %q", got, want)
+	}
+	weight := twoModels()
+	weight.Endpoints[2].Weight = 7
+	if got, want := diff(twoModels(), weight), "cascade/org%2Fm/s0 cascade/org%2Fm/s1"; got != want {
+		t.Errorf("a new weight changes %q, want %q", got, want)
+	}
+	ratio := twoModels()
+	ratio.Models[1].BytesPerToken = 3600
+	if got, want := diff(twoModels(), ratio), "cascade"; got != want {
+		t.Errorf("a new ratio changes %q, want %q", got, want)
+	}
+	host := fleet()
+	host.Models[0].Hosts = []string{"other.example"}
+	if got, want := diff(fleet(), host), "cascade"; got != want {
+		t.Errorf("a new host changes %q, want %q", got, want)
+	}
+}
+
+// match is a dumb router: it walks a virtual host as the xDS documents say.
+func match(vh *routev3.VirtualHost, headers map[string]int64, exact map[string]string) *routev3.Route {
+	for _, r := range vh.Routes {
+		ok := true
+		for _, h := range r.Match.Headers {
+			if m := h.GetRangeMatch(); m != nil {
+				n, there := headers[h.Name]
+				ok = ok && there && m.Start <= n && n < m.End
+			} else {
+				ok = ok && exact[h.Name] == h.GetStringMatch().GetExact()
+			}
+		}
+		if ok {
+			return r
+		}
+	}
+	return nil
+}
+
+// TestEveryRequestHasAStage routes by every header there is and compares with
+// the plan.
+func TestEveryRequestHasAStage(t *testing.T) {
+	r := rand.New(rand.NewPCG(9, 9))
+	for range 200 {
+		v := random(r)
+		s := build(t, v)
+		if err := resources.Prove(s); err != nil {
+			t.Fatalf("%v\n%+v", err, v)
+		}
+		rc := message(t, s.Get(resources.RouteType, resources.RouteName)).(*routev3.RouteConfiguration)
+		for _, p := range v.Plans {
+			i := slices.IndexFunc(v.Models, func(m resources.Model) bool { return m.Name == p.Model })
+			ratio := length.Estimator{BytesPerToken: v.Models[i].BytesPerToken}
+			lengths := []policies.Tokens{0, 1, math.MaxInt64 - 1, math.MaxInt64}
+			for _, st := range p.Stages {
+				for d := policies.Tokens(-1); d <= 1 && st.High != policies.Unbounded; d++ {
+					lengths = append(lengths, st.High+d)
+				}
+			}
+			for _, vh := range rc.VirtualHosts {
+				own := vh.Name == p.Model
+				if !own && vh.Name != "*" {
+					continue
+				}
+				for _, n := range lengths {
+					route := match(vh, map[string]int64{length.TokensHeader: int64(n)}, map[string]string{length.ModelHeader: p.Model})
+					stage(t, route, p, p.StageOf(n), n)
+				}
+				route := match(vh, nil, map[string]string{length.ModelHeader: p.Model})
+				stage(t, route, p, len(p.Stages)-1, -1)
+				if !own {
+					if route := match(vh, map[string]int64{"content-length": 5}, nil); route.GetDirectResponse().GetStatus() != 404 {
+						t.Fatalf("a request without a model is routed to %q", route.Name)
+					}
+					continue
+				}
+				for _, n := range lengths {
+					for _, b := range []int64{ratio.CutBytes(n), ratio.CutBytes(n) - 1} {
+						if b < 0 {
+							continue
+						}
+						route := match(vh, map[string]int64{"content-length": b}, nil)
+						stage(t, route, p, p.StageOf(ratio.FromContentLength(b)), policies.Tokens(b))
+					}
+				}
+				stage(t, match(vh, nil, nil), p, len(p.Stages)-1, -1)
+			}
+		}
+	}
+}
+
+func stage(t *testing.T, r *routev3.Route, p policies.Plan, want int, n policies.Tokens) {
+	t.Helper()
+	if got := r.GetRoute().GetCluster(); got != resources.ClusterName(p.Model, want) {
+		t.Fatalf("%d goes to %q by route %q, want stage %d of %+v", n, got, r.GetName(), want, p)
+	}
+}
+
+// random makes a valid view of 1 to 3 models.
+func random(r *rand.Rand) resources.View {
+	var v resources.View
+	for m := range 1 + r.IntN(3) {
+		name := fmt.Sprintf("model %d/%%", m)
+		model := resources.Model{Name: name, Context: 1 << 20, BytesPerToken: length.Ratio(500 + r.IntN(15500))}
+		for h := range r.IntN(3) {
+			model.Hosts = append(model.Hosts, fmt.Sprintf("m%d-%d.example", m, h))
+		}
+		v.Models = append(v.Models, model)
+		plan := policies.Plan{Model: name, Epoch: policies.Epoch(r.Uint64())}
+		low := policies.Tokens(0)
+		stages := 1 + r.IntN(policies.MaxStages)
+		for k := range stages {
+			st := policies.Stage{Low: low, High: policies.Unbounded}
+			if k < stages-1 {
+				st.High = low + 1 + policies.Tokens(r.Int64N(1<<r.IntN(20)))
+			}
+			low = st.High
+			for i := range 1 + r.IntN(3) {
+				id := policies.ReplicaID(fmt.Sprintf("m%d-s%d-%d", m, k, i))
+				st.Replicas = append(st.Replicas, id)
+				if r.IntN(8) > 0 || k == 0 && i == 0 {
+					v.Endpoints = append(v.Endpoints, resources.Endpoint{
+						ID: id, Model: name, Address: fmt.Sprintf("10.%d.%d.%d:80", m, k, i), Node: fmt.Sprint("n", r.IntN(3)),
+						Weight: r.Uint32N(100), Health: resources.Health(r.IntN(3)),
+					})
+				}
+			}
+			plan.Stages = append(plan.Stages, st)
+		}
+		v.Plans = append(v.Plans, plan)
+	}
+	return v
+}
+
+func TestBuildRefuses(t *testing.T) {
+	for want, f := range map[string]func(*resources.View){
+		"no model: a fleet serves at least one": func(v *resources.View) { *v = resources.View{} },
+		"a model has no name":                   func(v *resources.View) { v.Models[0].Name = "" },
+		`model "org/m" is there twice`:          func(v *resources.View) { v.Models = append(v.Models, v.Models[0]) },
+		"context 0 must be positive":            func(v *resources.View) { v.Models[0].Context = 0 },
+		"fit into a header":                     func(v *resources.View) { v.Models[0].Name = "a\nb" },
+		`host "a b" is not a host name`:         func(v *resources.View) { v.Models[0].Hosts = []string{"a b"} },
+		`host "m.example" belongs to`:           func(v *resources.View) { v.Models[1].Hosts = []string{"M.example"} },
+		`model "tiny" has no plan`:              func(v *resources.View) { v.Plans = v.Plans[:1] },
+		`model "tiny" has two plans`:            func(v *resources.View) { v.Plans = append(v.Plans, v.Plans[1]) },
+		`plan of "x": no such model`: func(v *resources.View) {
+			v.Previous = []policies.Plan{policies.OneStage("x", []policies.ReplicaID{"a"})}
+		},
+		"4: a stage needs at least one replica": func(v *resources.View) { v.Plans[1].Stages[0].Replicas = nil },
+		`model "tiny" has no endpoint`:          func(v *resources.View) { v.Endpoints = v.Endpoints[:5] },
+		`endpoint "a" is there twice`:           func(v *resources.View) { v.Endpoints[1].ID = "a" },
+		`endpoints "a" and "b" have the same`:   func(v *resources.View) { v.Endpoints[1].Address = "127.0.0.1:8001" },
+		`endpoint "b": address "localhost:1"`:   func(v *resources.View) { v.Endpoints[1].Address = "localhost:1" },
+		`endpoint "b": address "127.0.0.1:0"`:   func(v *resources.View) { v.Endpoints[1].Address = "127.0.0.1:0" },
+		`endpoint "b": no model "nobody's"`:     func(v *resources.View) { v.Endpoints[1].Model = "nobody's" },
+		`endpoint "b": unknown health 9`:        func(v *resources.View) { v.Endpoints[1].Health = 9 },
+		"has no id":                             func(v *resources.View) { v.Endpoints[1].ID = "" },
+		`listen "here"`:                         func(v *resources.View) { v.Settings.Listen = "here" },
+		`estimator "luck"`:                      func(v *resources.View) { v.Settings.Estimator = "luck" },
+		"give the length service's address":     func(v *resources.View) { v.Settings.Length = "" },
+		`length service: address "x"`:           func(v *resources.View) { v.Settings.Length = "x" },
+		`trace collector: address "x"`:          func(v *resources.View) { v.Settings.Trace = "x" },
+		"trace share 2: must be in (0, 1]":      func(v *resources.View) { v.Settings.TraceShare = 2 },
+		"idle timeout -1ns: must be at least":   func(v *resources.View) { v.Settings.IdleTimeout = -1 },
+		"max requests 9999: must be at least":   func(v *resources.View) { v.Settings.MaxRequests = 9999 },
+	} {
+		v := twoModels()
+		f(&v)
+		if _, err := resources.Build(v); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want %q", err, want)
+		}
+	}
+}
+
+func TestBootstrapRefuses(t *testing.T) {
+	for want, c := range map[string]resources.BootstrapConfig{
+		"node id":                   {},
+		`admin address "localhost"`: {NodeID: "n", Admin: "localhost"},
+		`control plane: address`:    {NodeID: "n", XDS: "127.0.0.1:0"},
+	} {
+		if _, err := resources.Bootstrap(c); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want %q", err, want)
+		}
+	}
+}
+
+func TestMetadataRoundTrip(t *testing.T) {
+	s := build(t, twoModels())
+	rc := message(t, s.Get(resources.RouteType, resources.RouteName)).(*routev3.RouteConfiguration)
+	m, err := resources.ReadRouteMeta(rc.VirtualHosts[0].Routes[2].Metadata)
+	if want := (resources.RouteMeta{Model: "org/m", Epoch: 7, Stage: 2, Low: 9000, High: policies.Unbounded, Rule: resources.ByTokens}); err != nil || m != want {
+		t.Errorf("route: %+v, %v; want %+v", m, err, want)
+	}
+	one, err := resources.ReadLengthMeta(rc.VirtualHosts[0].Metadata)
+	if want := []resources.LengthMeta{{Model: "org/m", BytesPerToken: length.DefaultRatio, Context: 131072}}; err != nil || !slices.Equal(one, want) {
+		t.Errorf("host: %+v, %v; want %+v", one, err, want)
+	}
+	two, err := resources.ReadLengthMeta(rc.VirtualHosts[1].Metadata)
+	if want := append(one, resources.LengthMeta{Model: "tiny", BytesPerToken: 3500, Context: 8192}); err != nil || !slices.Equal(two, want) {
+		t.Errorf("any host: %+v, %v; want %+v", two, err, want)
+	}
+	if none, err := resources.ReadLengthMeta(nil); none != nil || err != nil {
+		t.Errorf("no metadata: %+v, %v", none, err)
+	}
+	cla := message(t, s.Get(resources.EndpointType, resources.EndpointName("org/m", 0))).(*endpointv3.ClusterLoadAssignment)
+	e, err := resources.ReadEndpointMeta(cla.Endpoints[0].LbEndpoints[0].Metadata)
+	if want := (resources.EndpointMeta{ID: "a", Peer: "127.0.0.1:9001", Node: "n1"}); err != nil || e != want {
+		t.Errorf("endpoint: %+v, %v; want %+v", e, err, want)
+	}
+}
+
+func TestSet(t *testing.T) {
+	s := build(t, fleet())
+	if _, err := resources.NewSet(s.All(resources.ClusterType)[0], s.All(resources.ClusterType)[0]); err == nil {
+		t.Error("a resource is in a set twice")
+	}
+	without := s.With(resources.Set{}, resources.RouteType)
+	if without.Len(resources.RouteType) != 0 || s.Len(resources.RouteType) != 2 || without.Equal(s) || !without.Equal(s, resources.ClusterType) {
+		t.Error("a derived set is wrong, or changed the one that it was made of")
+	}
+	if names := resources.Changed(resources.Set{}, s, resources.ListenerType); !slices.Equal(names, []string{"cascade", "org/m.cascade"}) {
+		t.Errorf("changed from nothing: %q", names)
+	}
+	if !s.Get(resources.ListenerType, resources.GRPCListenerName("org/m")).Unlisted {
+		t.Error("the listener of gRPC clients is listed")
+	}
+}
+
+func BenchmarkBuild(b *testing.B) {
+	for _, n := range []int{8, 1000, 10000} {
+		v := resources.View{Models: []resources.Model{{Name: "m", Context: 1 << 17}}}
+		p := policies.Plan{Model: "m", Stages: make([]policies.Stage, 4)}
+		for k := range p.Stages {
+			p.Stages[k] = policies.Stage{Low: policies.Tokens(1000 * k), High: policies.Tokens(1000 * (k + 1))}
+		}
+		p.Stages[3].High = policies.Unbounded
+		for i := range n {
+			id := policies.ReplicaID(fmt.Sprint("replica-", i))
+			p.Stages[i%4].Replicas = append(p.Stages[i%4].Replicas, id)
+			v.Endpoints = append(v.Endpoints, resources.Endpoint{ID: id, Model: "m", Address: fmt.Sprintf("10.%d.%d.%d:80", i>>16, i>>8&255, i&255), Node: fmt.Sprint("n", i/8)})
+		}
+		v.Plans = []policies.Plan{p}
+		b.Run(fmt.Sprintf("build/%d replicas", n), func(b *testing.B) {
+			for b.Loop() {
+				build(b, v)
+			}
+		})
+		s := build(b, v)
+		size := 0
+		for _, typ := range s.Types() {
+			for _, r := range s.All(typ) {
+				size += len(r.Body)
+			}
+		}
+		b.Run(fmt.Sprintf("prove/%d replicas", n), func(b *testing.B) {
+			for b.Loop() {
+				if err := resources.Prove(s); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(float64(size), "set-bytes")
+		})
+	}
+}
