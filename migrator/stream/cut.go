@@ -59,7 +59,7 @@ func (s *Stream) Cut(ctx context.Context) (*Cut, error) {
 		err = ErrEnded
 	case s.cut != nil:
 		err = ErrBusy
-	case !s.whole || s.prompt == 0:
+	case !s.whole || s.clean && s.prompt == 0:
 		err = ErrUncounted
 	}
 	if err != nil {
@@ -172,6 +172,11 @@ func (c *Cut) Splice(leg Leg) error {
 	former := s.leg
 	s.leg, c.leg = leg, nil
 	s.hops++
+	if s.seen != nil && s.identity.Fingerprint == nil {
+		if known := s.seen.Load(); known != nil {
+			s.identity.Fingerprint = *known
+		}
+	}
 	c.endLocked(nil)
 	if err := s.deliverLocked(first); err != nil {
 		s.cancel()

@@ -139,12 +139,14 @@ func (d *doors) left() <-chan struct{} {
 }
 
 // close ends everything once the requests' context has ended: the handlers get
-// a moment to tell their clients, then the connections are closed.
-func (d *doors) close() {
-	late := time.NewTimer(grace)
-	defer late.Stop()
-	d.wait(late.C)
+// a moment to tell their clients and the servers one to send it, then the
+// connections are closed. ctx carries values only.
+func (d *doors) close(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
+	defer cancel()
+	d.wait(ctx.Done())
 	for _, s := range d.served {
+		s.Shutdown(ctx)
 		s.Close()
 	}
 	if d.next != nil {
@@ -156,7 +158,7 @@ func (d *doors) close() {
 }
 
 // wait returns when no request is in progress, or at the alarm.
-func (d *doors) wait(alarm <-chan time.Time) {
+func (d *doors) wait(alarm <-chan struct{}) {
 	for {
 		d.mu.Lock()
 		inside := d.inside

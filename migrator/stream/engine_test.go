@@ -48,17 +48,18 @@ func follow(ids []uint32) uint32 {
 	return h>>8%997 + 1
 }
 
-// text returns what a token adds after the one before: every seventh ends
-// inside a character, which the next one completes.
-func text(before, id uint32) string {
-	s := ""
-	if before%7 == 0 && before > 0 {
-		s = "é"
-	}
+// voice turns tokens into text: every seventh ends inside a character, whose
+// bytes come with the next one that does not, as vLLM's detokeniser does it.
+type voice struct{ pending string }
+
+func (v *voice) say(id uint32) string {
 	if id%7 == 0 {
-		return s
+		v.pending += "é"
+		return ""
 	}
-	return s + fmt.Sprintf(" w%d\"\n<", id)
+	s := v.pending + fmt.Sprintf(" w%d\"\n<", id)
+	v.pending = ""
+	return s
 }
 
 func quote(s string) string {
@@ -150,14 +151,14 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	var out []uint32
-	all, said, before := prompt, "", uint32(0)
+	all, said, v := prompt, "", voice{}
 	for i := range max {
 		if pace != nil {
 			pace(i, r)
 		}
 		next := follow(all)
 		all = append(all[:len(all):len(all)], next)
-		out, said, before = append(out, next), said+text(before, next), next
+		out, said = append(out, next), said+v.say(next)
 	}
 	w.Header().Set("Content-Type", "application/json")
 	usage := fmt.Sprintf(`{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d,"multimodal_tokens":null},"completion_tokens_details":null}`, len(prompt), len(all), max, len(prompt)/16*16)
@@ -183,7 +184,7 @@ func (e *engine) stream(w http.ResponseWriter, r *http.Request, req engineReques
 		object += ".chunk"
 	}
 	head := fmt.Sprintf(`{"id":%q,"object":%q,"created":%d,"model":%q`, id, object, created, req.Model)
-	all, before := prompt, uint32(0)
+	all, v := prompt, voice{}
 	for i := range max {
 		if pace != nil {
 			pace(i, r)
@@ -196,8 +197,7 @@ func (e *engine) stream(w http.ResponseWriter, r *http.Request, req engineReques
 		}
 		next := follow(all)
 		all = append(all[:len(all):len(all)], next)
-		said := quote(text(before, next))
-		before = next
+		said := quote(v.say(next))
 		finish, tail := "null", ""
 		if i == max-1 {
 			finish = `"length"`

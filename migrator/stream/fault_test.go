@@ -169,9 +169,10 @@ func TestUnstreamedFaults(t *testing.T) {
 // TestDisconnect checks that the engine stops when its client goes.
 func TestDisconnect(t *testing.T) {
 	e := newEngine(t)
-	cancelled := make(chan struct{})
+	reached, cancelled := make(chan struct{}), make(chan struct{})
 	e.set(func(n int, r *http.Request) {
 		if n == 3 {
+			close(reached)
 			<-r.Context().Done()
 			close(cancelled)
 		}
@@ -186,6 +187,7 @@ func TestDisconnect(t *testing.T) {
 	if load := f.Status().Load; load.Running != 1 {
 		t.Errorf("while it runs the load is %+v", load)
 	}
+	<-reached
 	cancel()
 	<-cancelled
 	resp.Body.Close()

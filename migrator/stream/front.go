@@ -37,6 +37,8 @@ type Front struct {
 	peers   http.RoundTripper
 	rest    *httputil.ReverseProxy // for what the front only passes on
 	shapes  shapes
+	// fingerprint is the engine's system_fingerprint, nil until it was seen.
+	fingerprint atomic.Pointer[[]byte]
 
 	ready    atomic.Bool   // the engine answers its health check
 	suspect  chan struct{} // holds a token when the engine should be looked at

@@ -153,7 +153,7 @@ func (f *Front) arrival(h http.Header, body []byte) load.Arrival {
 
 // run relays a stream that has begun, to its end.
 func (f *Front) run(ctx context.Context, s *Stream, b begun) {
-	s.start(b)
+	s.start(b, &f.fingerprint)
 	f.mu.Lock()
 	f.streams[s] = struct{}{}
 	f.mu.Unlock()

@@ -19,7 +19,7 @@ func (f *Front) Run(ctx context.Context) error {
 	d := newDoors(f)
 	defer func() {
 		stop(errStopping)
-		d.close()
+		d.close(ctx)
 		probes.Wait()
 		f.local.CloseIdleConnections()
 		if t, ok := f.peers.(*http.Transport); ok {
@@ -99,6 +99,7 @@ func (f *Front) Run(ctx context.Context) error {
 					f.log.Warn("the engine is away; new requests are refused", "error", err)
 				}
 				f.shapes.forget() // the next engine may be another one
+				f.fingerprint.Store(nil)
 				d.shut(ctx)
 			}
 			look.Reset(healthRetry)

@@ -68,6 +68,9 @@ func (o *events) flushLast(fingerprint []byte) error {
 	}
 	c, e := o.last, o.lastEdit
 	o.last = nil
+	if e.Pin != nil && e.Pin.Fingerprint != nil {
+		fingerprint = e.Pin.Fingerprint
+	}
 	e.Fingerprint = fingerprint
 	return o.write(c, e)
 }

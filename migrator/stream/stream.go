@@ -1,11 +1,13 @@
 package stream
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
 	"strconv"
 	"sync"
+	"sync/atomic"
 
 	"github.com/cascadeinfer/cascade/migrator/stream/dialect"
 	"github.com/cascadeinfer/cascade/policies"
@@ -14,13 +16,16 @@ import (
 // Stream is one client's answer, from its first token to its end. Its methods
 // are safe for concurrent use.
 type Stream struct {
-	// Fixed.
+	// Fixed once the stream has begun.
 	id       string
 	request  policies.Request // as it arrived
 	endpoint dialect.Endpoint
 	features dialect.Feature
 	asked    dialect.Edit // what the client did not ask for
 	cancel   context.CancelFunc
+	// seen is where the front remembers the fingerprint of its engine, which
+	// engines tell at the end of a stream only; nil when a peer's engine runs it.
+	seen *atomic.Pointer[[]byte]
 
 	mu       sync.Mutex
 	out      sink
@@ -74,9 +79,12 @@ func (s *Stream) Hops() int {
 }
 
 // start takes over the answer that has begun.
-func (s *Stream) start(b begun) {
+func (s *Stream) start(b begun, seen *atomic.Pointer[[]byte]) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if b.peer == "" {
+		s.seen = seen
+	}
 	s.leg = b.leg
 	s.out.begin(b.header)
 }
@@ -153,6 +161,12 @@ func (s *Stream) deliverLocked(c *dialect.Chunk) error {
 		if s.identity.ID == nil {
 			s.identity = c.Identity()
 		}
+		if f := c.Fingerprint(); f != nil && s.seen != nil {
+			if known := s.seen.Load(); known == nil || !bytes.Equal(*known, f) {
+				f = bytes.Clone(f)
+				s.seen.Store(&f)
+			}
+		}
 		if s.prompt == 0 && c.HasPrompt() {
 			if s.ids, err = c.AppendPromptIDs(s.ids); err != nil {
 				return &malformed{err}
@@ -171,7 +185,7 @@ func (s *Stream) deliverLocked(c *dialect.Chunk) error {
 	}
 	edit := s.asked
 	if s.hops > 0 {
-		edit.Pin = &s.identity
+		edit.Pin, edit.NoPrompt = &s.identity, true
 		edit.Totals = &dialect.Usage{Prompt: s.prompt, Output: len(s.ids) - s.prompt}
 	}
 	if err := s.out.take(c, edit); err != nil {
@@ -182,6 +196,8 @@ func (s *Stream) deliverLocked(c *dialect.Chunk) error {
 	case s.cut == nil:
 	case s.finished:
 		return s.thawLocked(ErrEnded)
+	case !s.whole || s.clean && s.prompt == 0:
+		return s.thawLocked(ErrUncounted)
 	case s.clean:
 		s.cut.freezeLocked()
 	}

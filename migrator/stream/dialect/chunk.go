@@ -265,11 +265,11 @@ func (c *Chunk) Clone() *Chunk {
 	return &d
 }
 
-// Identity is what tells a client that events belong to one answer: the raw
-// JSON values of the first event's id, created and model.
-type Identity struct{ ID, Created, Model []byte }
+// Identity is what tells a client that events belong to one answer: raw JSON
+// values, nil for those not known.
+type Identity struct{ ID, Created, Model, Fingerprint []byte }
 
-// Identity returns copies of the event's values, nil for those it lacks.
+// Identity returns copies of the event's values.
 func (c *Chunk) Identity() Identity {
 	get := func(s span) []byte {
 		if s.absent() {
@@ -277,7 +277,7 @@ func (c *Chunk) Identity() Identity {
 		}
 		return slices.Clone(s.of(c.event.Data))
 	}
-	return Identity{get(c.id), get(c.created), get(c.model)}
+	return Identity{get(c.id), get(c.created), get(c.model), slices.Clone(c.Fingerprint())}
 }
 
 // Usage is the token counts of an answer.

@@ -12,7 +12,10 @@ type Edit struct {
 	// with the value null, which is how the engine sends them to a client that
 	// did not ask.
 	NoIDs, NoUsage bool
-	// Pin replaces the values of id, created and model; nil keeps them.
+	// NoPrompt takes out the prompt's token ids only.
+	NoPrompt bool
+	// Pin replaces the values of id, created, model and system_fingerprint with
+	// those that it has; nil keeps them.
 	Pin *Identity
 	// Totals replaces the counts of the usage; nil keeps them.
 	Totals *Usage
@@ -44,10 +47,12 @@ var null = []byte("null")
 func (c *Chunk) Append(dst []byte, e Edit) []byte {
 	var room [2*maxIDs + 8]patch // as many as an event can want
 	patches := room[:0]
-	if e.NoIDs {
+	if e.NoIDs || e.NoPrompt {
 		for _, s := range c.promptIDs[:c.nPrompts] {
 			patches = append(patches, patch{s, null})
 		}
+	}
+	if e.NoIDs {
 		for _, s := range c.ids[:c.nIDs] {
 			patches = append(patches, patch{s, null})
 		}
@@ -76,8 +81,8 @@ func (c *Chunk) Append(dst []byte, e Edit) []byte {
 		})
 	}
 	if e.Pin != nil {
-		for _, p := range [...]patch{{c.id, e.Pin.ID}, {c.created, e.Pin.Created}, {c.model, e.Pin.Model}} {
-			if !p.absent() && p.with != nil {
+		for _, p := range [...]patch{{c.id, e.Pin.ID}, {c.created, e.Pin.Created}, {c.model, e.Pin.Model}, {c.fingerprint, e.Pin.Fingerprint}} {
+			if !p.absent() && p.with != nil && (p.span != c.fingerprint || c.Fingerprint() != nil) {
 				patches = append(patches, p)
 			}
 		}

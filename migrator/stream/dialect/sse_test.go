@@ -175,7 +175,7 @@ func FuzzChunk(f *testing.F) {
 			if err == nil && len(ids) != c.Tokens && c.nIDs > 0 && !bytes.ContainsAny(c.ids[0].of(ev.Data), `{"`) {
 				t.Fatalf("%q has %d ids and counts %d", ev.Raw, len(ids), c.Tokens)
 			}
-			edited := c.Append(nil, Edit{NoIDs: true, NoUsage: true, Pin: &Identity{[]byte(`"i"`), []byte("1"), []byte(`"m"`)}, Fingerprint: []byte(`"f"`)})
+			edited := c.Append(nil, Edit{NoIDs: true, NoUsage: true, Pin: &Identity{ID: []byte(`"i"`), Created: []byte("1"), Model: []byte(`"m"`), Fingerprint: []byte(`"p"`)}, Fingerprint: []byte(`"f"`)})
 			var again Chunk
 			ev2, err := NewReader(bytes.NewReader(edited)).Next()
 			if err != nil {

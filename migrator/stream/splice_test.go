@@ -1,0 +1,508 @@
+package stream
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/stream/dialect"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// memLeg is a Leg in memory: the fake engine's generation after ids.
+type memLeg struct {
+	mu     sync.Mutex
+	events []string
+	at     int
+	gate   chan struct{} // when not nil, each event takes one value
+	err    error         // after the events
+	pace   time.Duration // before each event
+	closed chan struct{}
+	once   sync.Once
+}
+
+var errClosed = errors.New("the leg is closed")
+
+func newMemLeg(gate chan struct{}, err error, events ...string) *memLeg {
+	return &memLeg{events: events, gate: gate, err: err, closed: make(chan struct{})}
+}
+
+func (l *memLeg) Next() (*dialect.Chunk, error) {
+	if l.gate != nil {
+		select {
+		case <-l.gate:
+		case <-l.closed:
+			return nil, errClosed
+		}
+	}
+	select {
+	case <-l.closed:
+		return nil, errClosed
+	default:
+	}
+	if l.pace > 0 {
+		time.Sleep(l.pace)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.at == len(l.events) {
+		return nil, l.err
+	}
+	ev, err := dialect.NewReader(strings.NewReader(l.events[l.at])).Next()
+	if err != nil {
+		return nil, err
+	}
+	l.at++
+	c := new(dialect.Chunk)
+	return c, c.Parse(ev)
+}
+
+func (l *memLeg) Close() error { l.once.Do(func() { close(l.closed) }); return nil }
+
+var _ Leg = (*memLeg)(nil)
+
+// generation returns the events of an engine that continues ids to the given
+// length: id is what it calls the answer, prompt what it takes for its prompt.
+func generation(id string, ids []uint32, prompt, until int) []string {
+	var out []string
+	head := fmt.Sprintf(`data: {"id":%q,"object":"text_completion","created":%d,"model":%q`, id, 1000+len(id), "model of "+id)
+	v := voice{}
+	for n := 0; len(ids) < until; n++ {
+		next := follow(ids)
+		prompts := "null"
+		if n == 0 {
+			prompts = list(ids[:prompt], true)
+		}
+		ids = append(ids[:len(ids):len(ids)], next)
+		finish := "null"
+		if len(ids) == until {
+			finish = `"length"`
+		}
+		out = append(out, fmt.Sprintf(`%s,"choices":[{"index":0,"text":%s,"logprobs":null,"finish_reason":%s,"stop_reason":null,"prompt_token_ids":%s,"token_ids":[%d]}]}`+"\n\n",
+			head, quote(v.say(next)), finish, prompts, next))
+	}
+	out = append(out, fmt.Sprintf(`%s,"choices":[],"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d},"system_fingerprint":"of %s"}`+"\n\n", head, prompt, until, until-prompt, id))
+	return append(out, "data: [DONE]\n\n")
+}
+
+var prompt = []uint32{11, 12, 13, 14, 15}
+
+// rig is a stream with its pump running, without any connection.
+type rig struct {
+	*Stream
+	out  *recorderSink
+	done chan error
+}
+
+// recorderSink writes into memory what an events sink would send.
+type recorderSink struct {
+	events
+	rec *flushRecorder
+}
+
+type flushRecorder struct {
+	recorder
+	mu sync.Mutex
+}
+
+func (r *flushRecorder) FlushError() error { return nil }
+func (r *flushRecorder) Write(b []byte) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.recorder.Write(b)
+}
+func (r *flushRecorder) text() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.body.String()
+}
+
+// newRig starts a stream of a client that asked for ids and usage.
+func newRig(leg Leg) *rig {
+	rec := &flushRecorder{recorder: recorder{header: http.Header{}}}
+	out := &recorderSink{events{w: rec, control: http.NewResponseController(rec), timeout: time.Hour, header: http.Header{}}, rec}
+	f := &Front{cfg: Config{Replica: "r0"}}
+	ctx, cancel := context.WithCancel(context.Background())
+	s := f.newStream(policies.Request{}, dialect.Completions, 0, dialect.Edit{}, out, cancel)
+	s.leg = leg
+	r := &rig{s, out, make(chan error, 1)}
+	go func() {
+		c, err := leg.Next()
+		if err != nil {
+			r.done <- err
+			return
+		}
+		r.done <- s.pump(ctx, leg, c)
+	}()
+	return r
+}
+
+// moved is what a client reads of a stream that began with id "a" and moved at
+// least once: the unmoved one, but the fingerprint, which is the last engine's.
+func moved(until int, last string) string {
+	return strings.Replace(strings.Join(generation("a", prompt, len(prompt), until), ""), `"of a"`, `"of `+last+`"`, 1)
+}
+
+func cut(t *testing.T, s *Stream) *Cut {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	t.Cleanup(cancel)
+	c, err := s.Cut(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// cutWhile cuts a stream and lets its leg bring tokens until the text is whole.
+func cutWhile(t *testing.T, s *Stream, gate chan<- struct{}) *Cut {
+	t.Helper()
+	type result struct {
+		*Cut
+		error
+	}
+	done := make(chan result)
+	go func() {
+		c, err := s.Cut(t.Context())
+		done <- result{c, err}
+	}()
+	for {
+		select {
+		case r := <-done:
+			if r.error != nil {
+				t.Fatal(r.error)
+			}
+			return r.Cut
+		case gate <- struct{}{}:
+		}
+		time.Sleep(100 * time.Microsecond) // so that the cut comes soon after the token that it waits for
+	}
+}
+
+func (r *rig) expect(t *testing.T, want string, wantErr bool) {
+	t.Helper()
+	if err := <-r.done; (err != nil) != wantErr {
+		t.Errorf("the stream ended with %v", err)
+	}
+	if d := difference(r.out.rec.text(), want); d != "" {
+		t.Error(d)
+	}
+}
+
+// difference describes the first event in which a stream differs from the
+// wanted one, "" for none.
+func difference(got, want string) string {
+	g, w := strings.Split(got, "\n\n"), strings.Split(want, "\n\n")
+	for i := range max(len(g), len(w)) {
+		switch {
+		case i >= len(g):
+			return fmt.Sprintf("event %d is missing: %s", i, w[i])
+		case i >= len(w):
+			return fmt.Sprintf("event %d is one too many: %s", i, g[i])
+		case g[i] != w[i]:
+			return fmt.Sprintf("event %d is\n%s\nwant\n%s", i, g[i], w[i])
+		}
+	}
+	return ""
+}
+
+func TestSpliceAtEveryToken(t *testing.T) {
+	const until = 30
+	a := generation("a", prompt, len(prompt), until)
+	for n := 1; n < until-len(prompt)-6; n++ {
+		gate := make(chan struct{})
+		r := newRig(newMemLeg(gate, io.EOF, a...))
+		for range n {
+			gate <- struct{}{}
+		}
+		c := cutWhile(t, r.Stream, gate)
+		if len(c.IDs) < len(prompt)+n-1 || c.Prompt != len(prompt) {
+			t.Fatalf("cut after %d tokens has %d ids", n, len(c.IDs))
+		}
+		select {
+		case gate <- struct{}{}: // what the present leg goes on to generate is held back
+		case <-r.Stream.leg.(*memLeg).closed:
+		}
+		if last := c.IDs[len(c.IDs)-1]; last%7 == 0 {
+			t.Fatalf("cut inside a character, after %d", last)
+		}
+		b := newMemLeg(nil, io.EOF, generation("bb", c.IDs, len(c.IDs), until)...)
+		if err := c.Splice(b); err != nil {
+			t.Fatalf("cut at %d: %v", len(c.IDs), err)
+		}
+		r.expect(t, moved(until, "bb"), false)
+		if r.Hops() != 1 {
+			t.Errorf("%d hops", r.Hops())
+		}
+	}
+}
+
+func TestChainOfSplices(t *testing.T) {
+	const until = 60
+	gate := make(chan struct{}, until)
+	r := newRig(newMemLeg(gate, io.EOF, generation("a", prompt, len(prompt), until)...))
+	gate <- struct{}{}
+	eventually(t, func() bool { return r.Request().Input > 0 })
+	name := ""
+	for hop := range 6 {
+		gate <- struct{}{}
+		gate <- struct{}{} // whatever the tokens are, two in a row have an end of a character
+		c := cut(t, r.Stream)
+		name = fmt.Sprint("leg", hop)
+		next := make(chan struct{}, until)
+		next <- struct{}{}
+		if err := c.Splice(newMemLeg(next, io.EOF, generation(name, c.IDs, len(c.IDs), until)...)); err != nil {
+			t.Fatal(err)
+		}
+		gate = next
+	}
+	close(gate)
+	r.expect(t, moved(until, name), false)
+	if r.Hops() != 6 {
+		t.Errorf("%d hops", r.Hops())
+	}
+}
+
+// TestCutEnds goes through all that can end a cut but a splice.
+func TestCutEnds(t *testing.T) {
+	const until = 20
+	a := generation("a", prompt, len(prompt), until)
+	whole := strings.Join(a, "")
+	begin := func(events []string, last error) (*rig, chan struct{}, *Cut) {
+		gate := make(chan struct{})
+		r := newRig(newMemLeg(gate, last, events...))
+		gate <- struct{}{}
+		gate <- struct{}{}
+		return r, gate, cutWhile(t, r.Stream, gate)
+	}
+	t.Run("abort", func(t *testing.T) {
+		r, gate, c := begin(a, io.EOF)
+		if _, err := r.Cut(t.Context()); err != ErrBusy {
+			t.Errorf("a second cut: %v", err)
+		}
+		gate <- struct{}{}
+		gate <- struct{}{}
+		before := r.out.rec.text()
+		c.Abort()
+		c.Abort()
+		if before == r.out.rec.text() {
+			t.Error("nothing was held back, or it is not delivered at once")
+		}
+		leg := newMemLeg(nil, io.EOF)
+		if err := c.Splice(leg); err != ErrAborted {
+			t.Errorf("splice after abort: %v", err)
+		}
+		<-leg.closed
+		close(gate)
+		r.expect(t, whole, false)
+	})
+	t.Run("its context", func(t *testing.T) {
+		gate := make(chan struct{}, 99)
+		r := newRig(newMemLeg(gate, io.EOF, a...))
+		gate <- struct{}{}
+		eventually(t, func() bool { return r.Request().Input > 0 })
+		ctx, cancel := context.WithCancel(context.Background())
+		got := make(chan error, 1)
+		go func() {
+			c, err := r.Cut(ctx)
+			if err == nil {
+				err = c.Splice(newMemLeg(make(chan struct{}), io.EOF)) // never a token
+			}
+			got <- err
+		}()
+		gate <- struct{}{}
+		gate <- struct{}{}
+		cancel()
+		if err := <-got; err != ErrAborted && err != context.Canceled {
+			t.Error(err)
+		}
+		close(gate)
+		r.expect(t, whole, false)
+	})
+	t.Run("the new leg fails", func(t *testing.T) {
+		for _, bad := range [][]string{nil, {"data: [DONE]\n\n"}, {"data: {\"error\":{}}\n\n"}, {"data: x\n\n"}} {
+			r, gate, c := begin(a, io.EOF)
+			gate <- struct{}{}
+			leg := newMemLeg(nil, errors.New("no such engine"), bad...)
+			if err := c.Splice(leg); err == nil {
+				t.Error("a bad leg is spliced")
+			}
+			<-leg.closed
+			close(gate)
+			r.expect(t, whole, false)
+		}
+	})
+	t.Run("the stream ends first", func(t *testing.T) {
+		r, gate, c := begin(a, io.EOF)
+		leg := newMemLeg(make(chan struct{}), nil)
+		spliced := make(chan error)
+		go func() { spliced <- c.Splice(leg) }()
+		close(gate)
+		if err := <-spliced; err != ErrEnded {
+			t.Errorf("splice: %v", err)
+		}
+		<-leg.closed
+		r.expect(t, whole, false)
+		if _, err := r.Cut(t.Context()); err != ErrEnded {
+			t.Errorf("a cut after the end: %v", err)
+		}
+	})
+	t.Run("the old leg dies, the new one lives", func(t *testing.T) {
+		r, gate, c := begin(a[:len(a)-4], errors.New("engine gone"))
+		close(gate)
+		b := make(chan struct{})
+		spliced := make(chan error)
+		go func() { spliced <- c.Splice(newMemLeg(b, io.EOF, generation("bb", c.IDs, len(c.IDs), until)...)) }()
+		close(b)
+		if err := <-spliced; err != nil {
+			t.Error(err)
+		}
+		r.expect(t, moved(until, "bb"), false)
+	})
+	t.Run("both legs die", func(t *testing.T) {
+		r, gate, c := begin(a[:len(a)-4], errors.New("engine gone"))
+		close(gate)
+		if err := c.Splice(newMemLeg(nil, errors.New("gone too"))); err == nil {
+			t.Error("spliced")
+		}
+		r.expect(t, strings.Join(a[:len(a)-4], "")+string(gone(errors.New("engine gone")).Event()), true)
+	})
+	t.Run("too much is held", func(t *testing.T) {
+		long := append(append([]string{}, a[:5]...), strings.Replace(a[5], `"text":"`, `"text":"`+strings.Repeat("x", maxHeld), 1))
+		r, gate, c := begin(append(long, a[6:]...), io.EOF)
+		close(gate)
+		eventually(t, func() bool { return c.Splice(newMemLeg(make(chan struct{}), nil)) != nil })
+		if err := <-r.done; err != nil || !strings.HasSuffix(r.out.rec.text(), "[DONE]\n\n") {
+			t.Error(err)
+		}
+	})
+	t.Run("unknown ids", func(t *testing.T) {
+		gate := make(chan struct{})
+		r := newRig(newMemLeg(gate, io.EOF, `data: {"choices":[{"text":"a"}]}`+"\n\n", "data: [DONE]\n\n"))
+		gate <- struct{}{}
+		if _, err := r.Cut(t.Context()); err != ErrUncounted {
+			t.Errorf("a cut: %v", err)
+		}
+		close(gate)
+		<-r.done
+	})
+}
+
+// TestMovesAtRandom lets two movers cut, splice and abort one stream while its
+// legs run; whatever happens, the client reads the same tokens.
+func TestMovesAtRandom(t *testing.T) {
+	const until = 300
+	hops := 0
+	paced := func(name string, ids []uint32, prompt int) *memLeg {
+		l := newMemLeg(nil, io.EOF, generation(name, ids, prompt, until)...)
+		l.pace = 10 * time.Microsecond
+		return l
+	}
+	for seed := range uint64(40) {
+		r := newRig(paced("a", prompt, len(prompt)))
+		var wg sync.WaitGroup
+		for mover := range uint64(2) {
+			wg.Go(func() {
+				rng := rand.New(rand.NewPCG(seed, mover))
+				for {
+					time.Sleep(time.Duration(rng.IntN(300)) * time.Microsecond)
+					ctx, cancel := context.WithTimeout(context.Background(), time.Duration(rng.IntN(2000))*time.Microsecond)
+					c, err := r.Cut(ctx)
+					if err == ErrEnded {
+						cancel()
+						return
+					}
+					if err == nil {
+						switch rng.IntN(4) {
+						case 0:
+							c.Abort()
+						case 1:
+							c.Splice(newMemLeg(nil, errors.New("refused")))
+						default:
+							c.Splice(paced("b", c.IDs, len(c.IDs)))
+						}
+					}
+					cancel()
+				}
+			})
+		}
+		if err := <-r.done; err != nil {
+			t.Fatalf("seed %d: %v", seed, err)
+		}
+		wg.Wait()
+		want := moved(until, "a")
+		if r.Hops() > 0 {
+			want = moved(until, "b")
+		}
+		hops += r.Hops()
+		if d := difference(r.out.rec.text(), want); d != "" {
+			t.Fatalf("seed %d, %d hops: %s", seed, r.Hops(), d)
+		}
+	}
+	if hops < 60 {
+		t.Errorf("only %d moves happened", hops)
+	}
+}
+
+var cachedValue = regexp.MustCompile(`"cached_tokens":\d+`)
+
+// TestSpliceOverHTTP moves a real answer between two engines, streamed and not.
+func TestSpliceOverHTTP(t *testing.T) {
+	a, b := newEngine(t), newEngine(t)
+	f := start(t, a.URL, nil)
+	post(t, f.client, f.url, "/v1/completions", `{"model":"m","prompt":"x"}`) // its shape
+	for _, stream := range []string{"", `,"stream":true`} {
+		reached, hold := make(chan struct{}), make(chan struct{})
+		a.set(func(n int, r *http.Request) {
+			if n == 6 {
+				close(reached)
+				select {
+				case <-hold:
+				case <-r.Context().Done():
+				}
+			}
+		}, nil)
+		got := make(chan string)
+		go func() {
+			_, body := post(t, f.client, f.url, "/v1/completions", `{"model":"m","prompt":"y","max_tokens":30`+stream+`}`)
+			got <- body
+		}()
+		<-reached
+		var s *Stream
+		eventually(t, func() bool {
+			f.Each(func(one *Stream) bool { s = one; return false })
+			return s != nil && s.Request().Output >= 1
+		})
+		if r := s.Request(); r.Model != "m" || r.Estimated || r.MaxOutput != 30 || s.Features() != 0 || s.Endpoint() != dialect.Completions {
+			t.Errorf("the stream is %+v", r)
+		}
+		c := cut(t, s)
+		ids, _ := json.Marshal(c.IDs)
+		resp, err := f.client.Post(b.URL+"/v1/completions", "application/json", strings.NewReader(
+			fmt.Sprintf(`{"model":"m","prompt":%s,"stream":true,"return_token_ids":true,"stream_options":{"include_usage":true},"max_tokens":%d}`, ids, 30-len(c.IDs)+c.Prompt)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Splice(ReadLeg(resp.Body, time.Minute)); err != nil {
+			t.Fatal(err)
+		}
+		spliced := <-got
+		a.set(nil, nil)
+		_, want := post(t, f.client, strings.TrimPrefix(a.URL, "http://"), "/v1/completions", `{"model":"m","prompt":"y","max_tokens":30`+stream+`}`)
+		// How much of the prompt was cached is the last engine's to tell.
+		want, spliced = cachedValue.ReplaceAllString(want, ""), cachedValue.ReplaceAllString(spliced, "")
+		if anonymous(spliced) != anonymous(want) {
+			t.Errorf("moved\n got %s\nwant %s", spliced, want)
+		}
+		eventually(t, func() bool { l := f.Status().Load; return l.Running+l.Waiting == 0 })
+	}
+}
