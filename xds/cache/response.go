@@ -2,6 +2,7 @@ package cache
 
 import (
 	"context"
+	"maps"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	gcp "github.com/envoyproxy/go-control-plane/pkg/cache/v3"
@@ -12,9 +13,9 @@ import (
 // on the stream's goroutine; the resources in it are shared and not written.
 type deltaResponse struct {
 	req     *gcp.DeltaRequest
+	sub     gcp.Subscription
 	send    []*entry
 	removed []string
-	next    map[string]string // what the client has when it has applied this
 	version string
 }
 
@@ -33,11 +34,31 @@ func (r *deltaResponse) GetDeltaDiscoveryResponse() (*discoveryv3.DeltaDiscovery
 	}, nil
 }
 
+// GetReturnedResources returns what the client has when it has applied the
+// response. The server calls it on the stream's goroutine, while the
+// subscription does not change.
+func (r *deltaResponse) GetReturnedResources() map[string]string {
+	next := maps.Clone(r.sub.ReturnedResources())
+	if next == nil {
+		next = make(map[string]string, len(r.send))
+	}
+	for _, e := range r.send {
+		next[e.Name] = e.Version
+	}
+	for _, name := range r.removed {
+		if _, asked := r.sub.SubscribedResources()[name]; asked {
+			next[name] = absent
+		} else {
+			delete(next, name)
+		}
+	}
+	return next
+}
+
 func (r *deltaResponse) GetDeltaRequest() *discoveryv3.DeltaDiscoveryRequest { return r.req }
 func (r *deltaResponse) GetSystemVersion() (string, error)                   { return r.version, nil }
 func (r *deltaResponse) GetResponseVersion() string                          { return r.version }
-func (r *deltaResponse) GetNextVersionMap() map[string]string                { return r.next }
-func (r *deltaResponse) GetReturnedResources() map[string]string             { return r.next }
+func (r *deltaResponse) GetNextVersionMap() map[string]string                { return r.GetReturnedResources() }
 func (r *deltaResponse) GetContext() context.Context                         { return context.Background() }
 
 // sotwResponse is an answer of the state-of-the-world protocol.

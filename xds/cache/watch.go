@@ -112,21 +112,7 @@ func (w *watch) deltaResponse(ct *content, candidates []string, renewed map[stri
 	if len(send) == 0 && len(removed) == 0 {
 		return nil
 	}
-	next := maps.Clone(returned)
-	if next == nil {
-		next = make(map[string]string, len(send))
-	}
-	for _, e := range send {
-		next[e.Name] = e.Version
-	}
-	for _, name := range removed {
-		if _, asked := named[name]; asked {
-			next[name] = absent
-		} else {
-			delete(next, name)
-		}
-	}
-	return &deltaResponse{req: w.delta.req, send: send, removed: removed, next: next, version: ct.version()}
+	return &deltaResponse{req: w.delta.req, sub: w.sub, send: send, removed: removed, version: ct.version()}
 }
 
 // first reports whether the client has not been answered yet.
@@ -138,7 +124,7 @@ func (w *watch) greeting(ct *content) *deltaResponse {
 	if !w.first() || !w.sub.IsWildcard() {
 		return nil
 	}
-	return &deltaResponse{req: w.delta.req, version: ct.version(), next: maps.Clone(w.sub.ReturnedResources())}
+	return &deltaResponse{req: w.delta.req, sub: w.sub, version: ct.version()}
 }
 
 // CreateWatch implements the state-of-the-world protocol. A client that
