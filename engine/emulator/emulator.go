@@ -4,10 +4,11 @@
 // It batches continuously, queues, chunks prefills, preempts and caches
 // prefixes as vLLM does, in the time that a measured cost profile says, and
 // keeps a paged KV cache of real bytes on which every next token depends. It
-// is not a language model: text is made of words, not of sense. n > 1,
-// log-probabilities, tools, structured output, adapters and penalties are not
-// covered; what would change an answer is refused with a 400, sampling
-// parameters are accepted and have no effect.
+// is not a language model: text is made of words, not of sense. Sampling
+// parameters are accepted and have no effect. More than one prompt or choice,
+// log-probabilities, echo, tools, structured output, images and adapters are
+// not covered and are refused with a 400, since ignoring them would give
+// another answer than was asked for.
 //
 // Invariant: equal token ids get equal continuations from every replica of
 // the same model name, whatever else runs there.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/cascadeinfer/cascade/engine/emulator/batch"
@@ -94,7 +95,7 @@ func requestID(a api, r *http.Request) string {
 		prefix = "chatcmpl-"
 	}
 	if id := r.Header.Get("X-Request-Id"); id != "" && len(id) <= maxRequestID {
-		return prefix + id
+		return prefix + strings.ToValidUTF8(id, "\ufffd")
 	}
 	return fmt.Sprintf("%s%016x", prefix, rand.Uint64())
 }
@@ -149,6 +150,7 @@ func consume(t *text, q *request, ids []model.Token, finish batch.Finish) ([]mod
 // keeps up, and with several tokens in one when it does not.
 func (e *Engine) streamed(w http.ResponseWriter, r *http.Request, st *stream, ans *answer, t *text) {
 	control := http.NewResponseController(w)
+	defer unlimited(control)
 	var (
 		out     []byte
 		show    []byte
@@ -202,6 +204,12 @@ func (e *Engine) streamed(w http.ResponseWriter, r *http.Request, st *stream, an
 	}
 }
 
+// unlimited takes the write deadline off: it belongs to the connection, which
+// may serve other requests.
+func unlimited(control *http.ResponseController) {
+	_ = control.SetWriteDeadline(time.Time{})
+}
+
 // broken ends a stream whose engine has stopped: an error event if the answer
 // has begun, else a status.
 func (e *Engine) broken(w http.ResponseWriter, ans *answer) {
@@ -237,6 +245,9 @@ func (e *Engine) assembled(w http.ResponseWriter, r *http.Request, st *stream, a
 	if end.by == byString {
 		e.abort(st)
 	}
-	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(writeTimeout))
+	control := http.NewResponseController(w)
+	_ = control.SetWriteDeadline(time.Now().Add(writeTimeout))
+	defer unlimited(control)
 	writeJSON(w, http.StatusOK, ans.whole(nil, show, all, end))
+	_ = control.Flush() // within the deadline
 }

@@ -73,6 +73,9 @@ func TestContinuationDependsOnEveryByte(t *testing.T) {
 
 func TestGeneratedTextIsReadable(t *testing.T) {
 	m := New("m", vocabulary(t))
+	if got, want := len(m.words), len(strings.Fields(wordList)); got != want {
+		t.Errorf("%d of the %d words are one token", got, want)
+	}
 	ids := generate(m, []Token{1}, 5000, -1)
 	text := m.Decode(ids)
 	if !utf8.ValidString(text) || strings.ContainsRune(text, utf8.RuneError) {

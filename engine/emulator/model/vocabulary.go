@@ -27,9 +27,10 @@ const (
 type Vocabulary struct {
 	codec  tokenizer.Codec
 	pieces []string // by token; "" for special and unused ids
-	words  []Token  // what sample draws from
-	marks  []Token  // punctuation
-	heads  []Token  // first tokens of characters that take several
+	bytes  [256]Token
+	words  []Token // what sample draws from
+	marks  []Token // punctuation
+	heads  []Token // first tokens of characters that take several
 	// tails completes a character: the token that must follow a token which
 	// ends inside a character.
 	tails map[Token]Token
@@ -49,8 +50,17 @@ func NewVocabulary() (*Vocabulary, error) {
 		if v.pieces[id], err = codec.Decode(one[:]); err != nil {
 			v.pieces[id] = ""
 		}
-		if id < commonIDs && isWord(v.pieces[id]) {
-			v.words = append(v.words, id)
+		if len(v.pieces[id]) == 1 {
+			v.bytes[v.pieces[id][0]] = id
+		}
+	}
+	for _, word := range strings.Fields(wordList) {
+		ids, err := v.Encode(" " + word)
+		if err != nil {
+			return nil, err
+		}
+		if len(ids) == 1 {
+			v.words = append(v.words, ids[0])
 		}
 	}
 	for _, mark := range []string{",", ".", ",", ".", ";", ":"} {
@@ -91,18 +101,6 @@ func (v *Vocabulary) spell(ids []Token) {
 	delete(v.tails, ids[len(ids)-1])
 }
 
-// commonIDs bounds the words that are generated: byte-pair merges are numbered
-// by frequency, and later ones are rare words and fragments.
-const commonIDs = 20_000
-
-// isWord reports whether a piece reads as a word of running text.
-func isWord(s string) bool {
-	if len(s) < 4 || len(s) > 10 || s[0] != ' ' {
-		return false
-	}
-	return strings.Trim(s[1:], "abcdefghijklmnopqrstuvwxyz") == ""
-}
-
 // Shares of a thousand samples.
 const (
 	markShare  = 110
@@ -124,15 +122,29 @@ func (v *Vocabulary) sample(r uint64, last Token) Token {
 	return pick(v.words)
 }
 
-// Encode turns text into tokens. Piece(Encode(x)…) joined is x, for any x.
+// Encode turns text into tokens. The pieces of the tokens, joined, are the
+// text, whatever it is.
 func (v *Vocabulary) Encode(text string) ([]Token, error) {
-	ids, _, err := v.codec.Encode(text)
+	ids, pieces, err := v.codec.Encode(text)
 	if err != nil {
 		return nil, fmt.Errorf("encode text of %d bytes: %w", len(text), err)
 	}
-	out := make([]Token, len(ids))
+	out := make([]Token, 0, len(ids))
 	for i, id := range ids {
-		out[i] = Token(id)
+		// The library's splitter skips a few characters (U+007F is one): what
+		// lies between two of its tokens is spelled byte by byte.
+		for text != "" && !strings.HasPrefix(text, pieces[i]) {
+			out = append(out, v.bytes[text[0]])
+			text = text[1:]
+		}
+		if text == "" {
+			break
+		}
+		out = append(out, Token(id))
+		text = text[len(pieces[i]):]
+	}
+	for i := range len(text) {
+		out = append(out, v.bytes[text[i]])
 	}
 	return out, nil
 }

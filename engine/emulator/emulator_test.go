@@ -1,0 +1,576 @@
+package emulator
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cascadeinfer/cascade/engine/cost"
+	"github.com/cascadeinfer/cascade/engine/emulator/model"
+	"go.uber.org/goleak"
+)
+
+var update = flag.Bool("update", false, "rewrite the expected output of testdata/*.txt")
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// vocabulary is shared by the tests: loading it takes longer than most.
+var vocabulary = sync.OnceValues(model.NewVocabulary)
+
+// plain is a profile whose times can be added in the head.
+func plain() cost.Profile {
+	return cost.Profile{
+		Name: "plain", Unit: "seconds", Ranks: 1, D0: 10e-3, D1: 1e-3, D2: 0.1e-3,
+		KVBytesPerToken: 131072, KVTokens: 4096, MaxBatch: 8,
+	}
+}
+
+func newEngine(t testing.TB, c Config) *Engine {
+	t.Helper()
+	v, err := vocabulary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Vocabulary = v
+	if c.Model == "" {
+		c.Model = "m"
+	}
+	if c.Profile.Name == "" {
+		c.Profile = plain()
+	}
+	e, err := New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+// start runs a replica until the end of the test; stop ends it earlier.
+func start(t testing.TB, c Config) (e *Engine, stop func()) {
+	t.Helper()
+	e = newEngine(t, c)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- e.Run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	return e, stop
+}
+
+func post(path, body string) *http.Request {
+	r := httptest.NewRequest("POST", path, strings.NewReader(body))
+	r.Header.Set("X-Request-Id", "r")
+	return r
+}
+
+func answerTo(e *Engine, r *http.Request) *httptest.ResponseRecorder {
+	w := httptest.NewRecorder()
+	e.Handler().ServeHTTP(w, r)
+	return w
+}
+
+// TestWire replays testdata/*.txt: requests ("METHOD PATH" and a body), a line
+// "----", and the answers byte for byte. The bubble's clock makes "created"
+// constant.
+func TestWire(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.txt")
+	if err != nil || len(files) == 0 {
+		t.Fatal("no wire scenarios", err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				e, stop := start(t, Config{Context: 256})
+				defer stop()
+				synctest.Wait()
+				data, err := os.ReadFile(file)
+				if err != nil {
+					t.Fatal(err)
+				}
+				requests, want, _ := strings.Cut(string(data), "----\n")
+				var out strings.Builder
+				for block := range strings.SplitSeq(strings.TrimSpace(requests), "\n\n") {
+					line, body, _ := strings.Cut(block, "\n")
+					method, path, ok := strings.Cut(line, " ")
+					if !ok || strings.HasPrefix(line, "#") {
+						continue
+					}
+					r := post(path, body)
+					r.Method = method
+					w := answerTo(e, r)
+					fmt.Fprintf(&out, "%s %d %s\n%s\n\n", line, w.Code, w.Header().Get("Content-Type"), strings.TrimSpace(w.Body.String()))
+				}
+				if *update {
+					if err := os.WriteFile(file, []byte(requests+"----\n"+out.String()), 0o644); err != nil {
+						t.Fatal(err)
+					}
+				} else if out.String() != want {
+					t.Errorf("got:\n%s\nwant:\n%s", out.String(), want)
+				}
+			})
+		})
+	}
+}
+
+// completion is what the tests read of an answer.
+type completion struct {
+	Choices []struct {
+		Text         string
+		FinishReason string        `json:"finish_reason"`
+		StopReason   any           `json:"stop_reason"`
+		TokenIDs     []model.Token `json:"token_ids"`
+	}
+	Usage struct {
+		PromptTokens     int `json:"prompt_tokens"`
+		CompletionTokens int `json:"completion_tokens"`
+		Details          struct {
+			Cached int `json:"cached_tokens"`
+		} `json:"prompt_tokens_details"`
+	}
+}
+
+func complete(t *testing.T, e *Engine, body string) completion {
+	t.Helper()
+	w := answerTo(e, post("/v1/completions", body))
+	var c completion
+	if err := json.Unmarshal(w.Body.Bytes(), &c); err != nil || w.Code != http.StatusOK || len(c.Choices) != 1 {
+		t.Fatalf("%s: status %d, %v: %s", body, w.Code, err, w.Body)
+	}
+	return c
+}
+
+// A replica takes exactly the time of its profile, divided by its speed.
+func TestTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, speed := range []float64{1, 20} {
+			e, stop := start(t, Config{Speed: speed})
+			begin := time.Now()
+			complete(t, e, `{"prompt":[1,2,3,4,5,6,7,8,9,10],"max_tokens":5,"ignore_eos":true}`)
+			// One prefill of 10 tokens, then four decodes.
+			want := time.Duration(float64((11+4*11)*time.Millisecond) / speed)
+			if got := time.Since(begin); (got - want).Abs() > 10*time.Nanosecond {
+				t.Errorf("speed %v: took %v, want %v", speed, got, want)
+			}
+			stop()
+		}
+	})
+}
+
+// A stream gives its tokens one by one as they are generated, and adds up to
+// the answer that is not streamed.
+func TestStreamIsTheSameText(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e, stop := start(t, Config{})
+		defer stop()
+		whole := complete(t, e, `{"prompt":"tell me","max_tokens":400,"ignore_eos":true}`)
+		w := answerTo(e, post("/v1/completions", `{"prompt":"tell me","max_tokens":400,"ignore_eos":true,"stream":true,"return_token_ids":true}`))
+		var text strings.Builder
+		chunks, empty := 0, 0
+		for line := range strings.SplitSeq(w.Body.String(), "\n\n") {
+			data, ok := strings.CutPrefix(line, "data: {")
+			if !ok {
+				continue
+			}
+			var c completion
+			if err := json.Unmarshal([]byte("{"+data), &c); err != nil {
+				t.Fatal(err)
+			}
+			chunks++
+			if n := len(c.Choices[0].TokenIDs); n != 1 {
+				t.Fatalf("a chunk of %d tokens for a client that keeps up", n)
+			}
+			if c.Choices[0].Text == "" {
+				empty++
+			}
+			text.WriteString(c.Choices[0].Text)
+		}
+		if chunks != 400 || text.String() != whole.Choices[0].Text {
+			t.Errorf("%d chunks, text %.60q, want 400, %.60q", chunks, text.String(), whole.Choices[0].Text)
+		}
+		if empty == 0 {
+			t.Error("no token was a part of a character: the text proves too little")
+		}
+		if !strings.HasSuffix(w.Body.String(), "data: [DONE]\n\n") {
+			t.Error("the stream has no end marker")
+		}
+	})
+}
+
+// Any replica of the same name continues the same ids identically, also from
+// the middle, and under a load that preempts.
+func TestReplicasContinueEachOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, stopA := start(t, Config{})
+		defer stopA()
+		b, stopB := start(t, Config{KVTokens: 320, Context: 300, BlockTokens: 4, MaxBatchedTokens: 16, Speed: 3})
+		defer stopB()
+		other, stopOther := start(t, Config{Model: "n"})
+		defer stopOther()
+		const ask = `{"prompt":%s,"max_tokens":%d,"ignore_eos":true,"return_token_ids":true}`
+		want := complete(t, a, fmt.Sprintf(ask, "[1,2,3]", 200)).Choices[0].TokenIDs
+		var done sync.WaitGroup
+		for i := range 6 {
+			done.Go(func() {
+				answerTo(b, post("/v1/completions", fmt.Sprintf(ask, fmt.Sprintf("[%d,7,8]", i), 150)))
+			})
+		}
+		for _, cut := range []int{0, 1, 50, 119} {
+			ids, err := json.Marshal(append([]model.Token{1, 2, 3}, want[:cut]...))
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := complete(t, b, fmt.Sprintf(ask, ids, 200-cut)).Choices[0].TokenIDs
+			if fmt.Sprint(got) != fmt.Sprint(want[cut:]) {
+				t.Errorf("cut at %d: %v, want %v", cut, got, want[cut:])
+			}
+		}
+		done.Wait()
+		if !strings.Contains(metricsOf(b), "num_preemptions_total") || metric(t, b, "vllm:num_preemptions_total") == 0 {
+			t.Error("nothing was preempted: the load is too light")
+		}
+		if got := complete(t, other, fmt.Sprintf(ask, "[1,2,3]", 200)).Choices[0].TokenIDs; fmt.Sprint(got) == fmt.Sprint(want) {
+			t.Error("another model gives the same text")
+		}
+	})
+}
+
+func metricsOf(e *Engine) string {
+	return answerTo(e, httptest.NewRequest("GET", "/metrics", nil)).Body.String()
+}
+
+// metric reads one sample without further labels.
+func metric(t *testing.T, e *Engine, name string) float64 {
+	t.Helper()
+	for line := range strings.Lines(metricsOf(e)) {
+		if rest, ok := strings.CutPrefix(line, name+"{"); ok {
+			var v float64
+			if _, err := fmt.Sscan(rest[strings.Index(rest, "} ")+2:], &v); err != nil {
+				t.Fatal(err)
+			}
+			return v
+		}
+	}
+	t.Fatalf("no metric %s", name)
+	return 0
+}
+
+func TestPrefixCacheIsTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e, stop := start(t, Config{})
+		defer stop()
+		ids := strings.Repeat("7,", 49) + "7"
+		ask := `{"prompt":[` + ids + `],"max_tokens":3,"ignore_eos":true%s}`
+		for i, x := range []struct {
+			extra  string
+			cached int
+		}{{"", 0}, {"", 48}, {`,"cache_salt":"s"`, 0}, {`,"cache_salt":"s"`, 48}} {
+			if got := complete(t, e, fmt.Sprintf(ask, x.extra)).Usage.Details.Cached; got != x.cached {
+				t.Errorf("request %d: cached %d tokens, want %d", i, got, x.cached)
+			}
+		}
+		if q, h := metric(t, e, "vllm:prefix_cache_queries_total"), metric(t, e, "vllm:prefix_cache_hits_total"); q != 200 || h != 96 {
+			t.Errorf("queries %v, hits %v, want 200, 96", q, h)
+		}
+		off, stopOff := start(t, Config{NoPrefixCache: true})
+		defer stopOff()
+		complete(t, off, fmt.Sprintf(ask, ""))
+		if got := complete(t, off, fmt.Sprintf(ask, "")).Usage.Details.Cached; got != 0 {
+			t.Errorf("cached %d tokens without a cache", got)
+		}
+	})
+}
+
+// A client that goes away frees its blocks at the next iteration.
+func TestAbort(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e, stop := start(t, Config{})
+		defer stop()
+		ctx, cancel := context.WithCancel(t.Context())
+		returned := make(chan struct{})
+		go func() {
+			defer close(returned)
+			answerTo(e, post("/v1/completions", `{"prompt":[1,2,3],"max_tokens":4000,"ignore_eos":true,"stream":true}`).WithContext(ctx))
+		}()
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if metric(t, e, "vllm:num_requests_running") != 1 || metric(t, e, "vllm:kv_cache_usage_perc") == 0 {
+			t.Fatal("the request does not run")
+		}
+		cancel()
+		<-returned
+		time.Sleep(12 * time.Millisecond)
+		synctest.Wait()
+		if metric(t, e, "vllm:num_requests_running") != 0 || metric(t, e, "vllm:kv_cache_usage_perc") != 0 {
+			t.Error("the request still runs one iteration after its client left")
+		}
+	})
+}
+
+// The same over a real connection: closing it is how clients abort.
+func TestAbortByClosing(t *testing.T) {
+	e, stop := start(t, Config{})
+	defer stop()
+	entered, returned := make(chan struct{}, 1), make(chan struct{}, 1)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		entered <- struct{}{}
+		e.Handler().ServeHTTP(w, r)
+		returned <- struct{}{}
+	}))
+	defer server.Close()
+	for _, body := range []string{
+		`{"prompt":[1],"max_tokens":4000,"ignore_eos":true,"stream":true}`,
+		`{"prompt":[1],"max_tokens":4000,"ignore_eos":true}`,
+	} {
+		ctx, cancel := context.WithCancel(t.Context())
+		r, err := http.NewRequestWithContext(ctx, "POST", server.URL+"/v1/completions", strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		failed := make(chan error, 1)
+		go func() {
+			res, err := server.Client().Do(r)
+			if err == nil {
+				_, err = io.Copy(io.Discard, res.Body)
+				res.Body.Close()
+			}
+			failed <- err
+		}()
+		<-entered
+		cancel()
+		<-returned // 40 s of generating would outlast the test
+		if err := <-failed; err == nil {
+			t.Error("the client read to the end")
+		}
+	}
+	server.Client().CloseIdleConnections()
+}
+
+func TestStopStrings(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e, stop := start(t, Config{})
+		defer stop()
+		full := complete(t, e, `{"prompt":"once","max_tokens":60,"ignore_eos":true}`).Choices[0].Text
+		at := len(full) / 2
+		for full[at] != ' ' {
+			at++
+		}
+		needle := full[at-2 : at+4] // across two tokens
+		at = strings.Index(full, needle)
+		quoted, err := json.Marshal(needle)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, x := range []struct{ extra, want string }{{"", full[:at]}, {`,"include_stop_str_in_output":true`, full[:at+len(needle)]}} {
+			c := complete(t, e, fmt.Sprintf(`{"prompt":"once","max_tokens":60,"ignore_eos":true,"stop":[%s]%s}`, quoted, x.extra))
+			if c.Choices[0].Text != x.want || c.Choices[0].FinishReason != "stop" || c.Choices[0].StopReason != needle {
+				t.Errorf("%+v, want text %q", c.Choices[0], x.want)
+			}
+			if c.Usage.CompletionTokens >= 60 {
+				t.Error("tokens after the stop string were counted")
+			}
+		}
+		if c := complete(t, e, fmt.Sprintf(`{"prompt":"once","max_tokens":60,"min_tokens":60,"ignore_eos":true,"stop":%s}`, quoted)); c.Choices[0].Text != full {
+			t.Error("a stop string within min_tokens ended the text")
+		}
+		time.Sleep(20 * time.Millisecond)
+		synctest.Wait()
+		if metric(t, e, "vllm:num_requests_running") != 0 {
+			t.Error("the engine goes on after a stop string")
+		}
+	})
+}
+
+// When Run ends, waiting clients get 503, begun streams an error event.
+func TestEngineStops(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e, stop := start(t, Config{MaxBatch: 1})
+		answers := make(chan *httptest.ResponseRecorder, 1)
+		send := func(body string) {
+			go func() { answers <- answerTo(e, post("/v1/completions", body)) }()
+			synctest.Wait()
+		}
+		send(`{"prompt":[1],"max_tokens":4000,"ignore_eos":true,"stream":true}`)
+		time.Sleep(100 * time.Millisecond)
+		stop()
+		w := <-answers
+		if body := w.Body.String(); w.Code != 200 || !strings.Contains(body, `data: {"error":{`) || !strings.HasSuffix(body, "data: [DONE]\n\n") {
+			t.Errorf("begun stream: %d %s", w.Code, body)
+		}
+		for _, path := range []string{"/v1/completions", "/v1/chat/completions"} {
+			if w := answerTo(e, post(path, `{"prompt":[1],"messages":[{"role":"user"}]}`)); w.Code != http.StatusServiceUnavailable {
+				t.Errorf("%s after the end: %d %s", path, w.Code, w.Body)
+			}
+		}
+		if w := answerTo(e, httptest.NewRequest("GET", "/health", nil)); w.Code != http.StatusServiceUnavailable {
+			t.Errorf("health after the end: %d", w.Code)
+		}
+		if err := e.Run(t.Context()); err == nil {
+			t.Error("Run ran twice")
+		}
+	})
+}
+
+// A request made before Run waits for it.
+func TestBeforeRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newEngine(t, Config{})
+		answered := make(chan int, 1)
+		go func() { answered <- answerTo(e, post("/v1/completions", `{"prompt":[1]}`)).Code }()
+		synctest.Wait()
+		if w := answerTo(e, httptest.NewRequest("GET", "/health", nil)); w.Code != http.StatusServiceUnavailable {
+			t.Errorf("health before Run: %d", w.Code)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- e.Run(ctx) }()
+		if code := <-answered; code != http.StatusOK {
+			t.Errorf("status %d", code)
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// slowWriter blocks in Write until it is let go.
+type slowWriter struct {
+	*httptest.ResponseRecorder
+	begun, gone chan struct{}
+	once        sync.Once
+}
+
+func (w *slowWriter) Write(b []byte) (int, error) {
+	w.once.Do(func() { close(w.begun); <-w.gone })
+	return w.ResponseRecorder.Write(b)
+}
+
+// A client that does not read delays nobody, and gets what it missed in one
+// chunk of many tokens.
+func TestSlowReader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e, stop := start(t, Config{})
+		defer stop()
+		w := &slowWriter{ResponseRecorder: httptest.NewRecorder(), begun: make(chan struct{}), gone: make(chan struct{})}
+		returned := make(chan struct{})
+		go func() {
+			defer close(returned)
+			e.Handler().ServeHTTP(w, post("/v1/completions", `{"prompt":[1,2],"max_tokens":50,"ignore_eos":true,"stream":true,"return_token_ids":true}`))
+		}()
+		<-w.begun
+		begin := time.Now()
+		complete(t, e, `{"prompt":[3,4],"max_tokens":100,"ignore_eos":true}`)
+		if took := time.Since(begin); took > 1500*time.Millisecond {
+			t.Errorf("another request took %v beside a client that does not read", took)
+		}
+		close(w.gone)
+		<-returned
+		if got := strings.Count(w.Body.String(), "data: {"); got != 2 {
+			t.Errorf("%d chunks, want the first and one with the rest", got)
+		}
+	})
+}
+
+// deadlineWriter remembers the deadline that a handler leaves behind.
+type deadlineWriter struct {
+	*httptest.ResponseRecorder
+	set  int
+	last time.Time
+}
+
+func (w *deadlineWriter) SetWriteDeadline(t time.Time) error {
+	w.set, w.last = w.set+1, t
+	return nil
+}
+
+// A kept-alive connection has no deadline left from an earlier answer.
+func TestDeadlinesEndWithTheAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e, stop := start(t, Config{})
+		defer stop()
+		for _, stream := range []string{"true", "false"} {
+			w := &deadlineWriter{ResponseRecorder: httptest.NewRecorder()}
+			e.Handler().ServeHTTP(w, post("/v1/completions", `{"prompt":"a","ignore_eos":true,"stream":`+stream+`}`))
+			if w.set < 2 || !w.last.IsZero() {
+				t.Errorf("stream=%s: %d deadlines set, the last one %v", stream, w.set, w.last)
+			}
+		}
+	})
+}
+
+// Nobody waits for the fleet's longest queue to overflow memory.
+func TestWaitingIsBounded(t *testing.T) {
+	e := newEngine(t, Config{})
+	e.stats.Waiting = maxWaiting
+	if w := answerTo(e, post("/v1/completions", `{"prompt":[1]}`)); w.Code != http.StatusServiceUnavailable {
+		t.Errorf("status %d", w.Code)
+	}
+}
+
+func TestConfig(t *testing.T) {
+	ok := Config{Model: "m", Profile: plain()}
+	for _, x := range []struct {
+		field string
+		edit  func(*Config)
+	}{
+		{"Model", func(c *Config) { c.Model = "" }},
+		{"Model", func(c *Config) { c.Model = " m" }},
+		{"Speed", func(c *Config) { c.Speed = -1 }},
+		{"TensorParallel", func(c *Config) { c.TensorParallel = -1 }},
+		{"BlockTokens", func(c *Config) { c.BlockTokens = -1 }},
+		{"SlotBytes", func(c *Config) { c.SlotBytes = 12 }},
+		{"KVTokens", func(c *Config) { c.KVTokens = 3 }},
+		{"Context", func(c *Config) { c.Context = 1 }},
+		{"Context", func(c *Config) { c.Context = 5000 }},
+		{"MaxBatch", func(c *Config) { c.MaxBatch = -1 }},
+		{"MaxBatchedTokens", func(c *Config) { c.MaxBatch, c.MaxBatchedTokens = -2, -1 }},
+		{"Profile", func(c *Config) { c.Profile.D0 = 0 }},
+	} {
+		c := ok
+		x.edit(&c)
+		if _, err := New(c); err == nil || !strings.Contains(err.Error(), x.field) && x.field != "MaxBatchedTokens" {
+			t.Errorf("%s: error %v does not name it", x.field, err)
+		}
+	}
+	c := ok.withDefaults()
+	if c.Context != 4096 || c.BlockTokens != 16 || c.MaxBatch != 8 || c.MaxBatchedTokens != 8192 || c.SlotBytes != 64 || c.Speed != 1 {
+		t.Errorf("defaults: %+v", c)
+	}
+	c = Config{Model: "m", Profile: plain(), TensorParallel: 2}.withDefaults()
+	if c.KVTokens != 8192 || c.layout().Regions != 2 {
+		t.Errorf("two ranks: %d KV tokens, %d regions", c.KVTokens, c.layout().Regions)
+	}
+}
+
+func TestBodyLimits(t *testing.T) {
+	e := newEngine(t, Config{})
+	r := post("/v1/completions", "")
+	r.Body, r.ContentLength = io.NopCloser(strings.NewReader(strings.Repeat(" ", maxBody+1))), -1
+	if w := answerTo(e, r); w.Code != http.StatusRequestEntityTooLarge {
+		t.Errorf("endless body: %d", w.Code)
+	}
+	r = post("/v1/completions", "")
+	r.ContentLength = maxBody + 1
+	if w := answerTo(e, r); w.Code != http.StatusRequestEntityTooLarge {
+		t.Errorf("large content-length: %d", w.Code)
+	}
+	deep := strings.Repeat("[", 10<<20)
+	if w := answerTo(e, post("/v1/completions", deep)); w.Code != http.StatusBadRequest {
+		t.Errorf("deep nesting: %d", w.Code)
+	}
+}

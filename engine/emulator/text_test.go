@@ -1,0 +1,148 @@
+package emulator
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/cascadeinfer/cascade/engine/emulator/model"
+)
+
+// Whatever the tokens and the stop strings are, and however the tokens are
+// taken in groups, the text is what searching the whole text gives.
+func TestTextAgainstOracle(t *testing.T) {
+	v, err := vocabulary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// An alphabet small enough for stop strings to occur, with a character
+	// that takes three tokens.
+	alphabet, err := v.Encode("ab🌿, a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	stopped := 0
+	for seed := range uint64(3000) {
+		rng := rand.New(rand.NewPCG(seed, 5))
+		ids := make([]model.Token, 1+rng.IntN(30))
+		for i := range ids {
+			ids[i] = alphabet[rng.IntN(len(alphabet))]
+		}
+		whole := v.Decode(ids)
+		q := &request{includeStop: rng.IntN(2) == 0}
+		for range rng.IntN(3) {
+			at := rng.IntN(len(whole) + 1)
+			stop := whole[at:min(len(whole), at+1+rng.IntN(6))]
+			if stop != "" && utf8.ValidString(stop) {
+				q.stops = append(q.stops, stop)
+			}
+		}
+		// The oracle: after each token, does the text so far hold a stop?
+		want, used, by := whole, len(ids), ""
+	search:
+		for n := 1; n <= len(ids); n++ {
+			var d model.Decoder
+			var b []byte
+			for _, id := range ids[:n] {
+				b = d.Append(b, v.Piece(id))
+			}
+			first := -1
+			for _, s := range q.stops {
+				if at := strings.Index(string(b), s); at >= 0 && (first < 0 || at < first) {
+					first, by = at, s
+				}
+			}
+			if first >= 0 {
+				if q.includeStop {
+					first += len(by)
+				}
+				want, used = string(b[:first]), n
+				stopped++
+				break search
+			}
+		}
+		txt := newText(v, q)
+		var got []byte
+		var end ending
+		n := 0
+		for n < len(ids) && end.reason == "" {
+			group := ids[n:min(len(ids), n+1+rng.IntN(4))]
+			var mine []model.Token
+			mine, end = consume(txt, q, group, 0)
+			n += len(mine)
+			got = txt.take(got, end.reason != "" || n == len(ids))
+			if !utf8.Valid(got) {
+				t.Fatalf("seed %d: %q cuts a character", seed, got)
+			}
+		}
+		if string(got) != want || n != used || end.stop != by {
+			t.Fatalf("seed %d: stops %q in %q: got %q after %d tokens by %q, want %q after %d by %q", seed, q.stops, whole, got, n, end.stop, want, used, by)
+		}
+	}
+	if stopped < 500 {
+		t.Errorf("only %d texts were stopped", stopped)
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	for _, s := range []string{
+		`{"prompt":"a","max_tokens":3,"stream":true,"stream_options":{"include_usage":true}}`,
+		`{"prompt":[1, 2,3],"stop":["a","b"],"stop_token_ids":[5]}`,
+		`{"messages":[{"role":"user","content":[{"type":"text","text":"x"}]}],"kv_transfer_params":{"prompt_token_ids":[1]}}`,
+		`{"prompt":[[1]]}`, `{"prompt":[1,]}`, `{"prompt":[1 2]}`, `{"n":1e300}`, `{"prompt":"\ud800"}`, `[[[`, ``,
+	} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, body string) {
+		for _, a := range []api{completions, chat} {
+			q, err := decode(a, []byte(body))
+			if err != nil {
+				if err.Code < 400 || err.Message == "" {
+					t.Errorf("error without a message: %+v", err)
+				}
+				continue
+			}
+			if q.text == "" && len(q.ids) == 0 && len(q.messages) == 0 {
+				t.Errorf("%q: accepted without a prompt", body)
+			}
+			for _, id := range q.ids {
+				if id >= model.VocabularySize {
+					t.Errorf("%q: token %d", body, id)
+				}
+			}
+			if !utf8.ValidString(q.text) {
+				t.Errorf("%q: the prompt is not UTF-8", body)
+			}
+		}
+	})
+}
+
+func TestTokensLists(t *testing.T) {
+	for _, x := range []struct {
+		in, want string // want "" is an error
+	}{
+		{`{"prompt":[1,2,3]}`, "[1 2 3]"},
+		{"{\"prompt\":[ 1 ,\n2 , 3 ]}", "[1 2 3]"},
+		{`{"prompt":[100276]}`, "[100276]"},
+		{`{"prompt":[1,true]}`, ""},
+		{`{"prompt":[1,null]}`, ""},
+		{`{"prompt":[1e1]}`, ""},
+		{`{"prompt":[1,[2]]}`, ""},
+	} {
+		q, err := decode(completions, []byte(x.in))
+		got := fmt.Sprint(q.ids)
+		if (err != nil) != (x.want == "") || err == nil && got != x.want {
+			t.Errorf("%s: %s, %v; want %s", x.in, got, err, x.want)
+		}
+	}
+}
+
+func TestDepth(t *testing.T) {
+	for in, want := range map[string]int{``: 0, `{}`: 1, `[[]]`: 2, `{"[[[":[1]}`: 2, `"\"[["`: 0, `[[[`: 3, `]]][`: -2} {
+		if got := depth([]byte(in)); got != max(want, 0) {
+			t.Errorf("depth(%q) = %d, want %d", in, got, max(want, 0))
+		}
+	}
+}
