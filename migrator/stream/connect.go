@@ -97,7 +97,7 @@ func (f *Front) call(ctx context.Context, e dialect.Endpoint, peer string, heade
 	if err != nil {
 		if peer == "" && ctx.Err() == nil {
 			if errors.Is(err, syscall.ECONNREFUSED) {
-				f.ready.Store(false) // nobody listens: no second look is needed
+				f.setReady(false) // nobody listens: no second look is needed
 			}
 			f.doubt()
 		}

@@ -247,6 +247,7 @@ func TestEngineAway(t *testing.T) {
 		}
 	}, nil)
 	f := start(t, e.URL, nil)
+	<-f.Changed()
 	h2 := new(http.Protocols)
 	h2.SetUnencryptedHTTP2(true)
 	transport := &http.Transport{Protocols: h2}
@@ -258,6 +259,7 @@ func TestEngineAway(t *testing.T) {
 	}
 	defer resp.Body.Close()
 	e.sick.Store(true)
+	<-f.Changed()
 	f.await(t, false)
 	// New connections are refused, whatever connection the stream keeps.
 	eventually(t, func() bool {

@@ -41,6 +41,7 @@ type Front struct {
 	fingerprint atomic.Pointer[[]byte]
 
 	ready    atomic.Bool   // the engine answers its health check
+	changed  chan struct{} // holds a token when ready or draining has changed
 	suspect  chan struct{} // holds a token when the engine should be looked at
 	drain    chan struct{} // closed by Drain
 	drainOne sync.Once
@@ -67,6 +68,7 @@ func New(cfg Config) (*Front, error) {
 		local:   newTransport(),
 		probe:   &http.Transport{DialContext: dialer.DialContext, DisableKeepAlives: true},
 		peers:   cfg.Peers,
+		changed: make(chan struct{}, 1),
 		suspect: make(chan struct{}, 1),
 		drain:   make(chan struct{}),
 		streams: make(map[*Stream]struct{}),
@@ -101,7 +103,31 @@ func (f *Front) PeerHandler() http.Handler {
 
 // Drain stops the front from taking requests; those in progress go on. Run
 // returns when the last has ended, or at the DrainTimeout.
-func (f *Front) Drain() { f.drainOne.Do(func() { close(f.drain) }) }
+func (f *Front) Drain() {
+	f.drainOne.Do(func() {
+		close(f.drain)
+		f.tell()
+	})
+}
+
+// Changed returns a channel that holds a token after Status's EngineReady or
+// Draining has changed. It is for one reader.
+func (f *Front) Changed() <-chan struct{} { return f.changed }
+
+func (f *Front) tell() {
+	select {
+	case f.changed <- struct{}{}:
+	default:
+	}
+}
+
+// setReady takes note of the engine's health and returns what it was.
+func (f *Front) setReady(ready bool) (was bool) {
+	if was = f.ready.Swap(ready); was != ready {
+		f.tell()
+	}
+	return was
+}
 
 func (f *Front) draining() bool {
 	select {

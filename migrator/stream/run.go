@@ -84,7 +84,7 @@ func (f *Front) Run(ctx context.Context) error {
 			looking = false
 			if err == nil {
 				failures = 0
-				if !f.ready.Swap(true) {
+				if !f.setReady(true) {
 					f.log.Info("the engine is ready")
 				}
 				if drain != nil {
@@ -95,7 +95,7 @@ func (f *Front) Run(ctx context.Context) error {
 			}
 			failures++
 			if failures >= 2 || errors.Is(err, syscall.ECONNREFUSED) || !f.ready.Load() {
-				if f.ready.Swap(false) || d.server != nil {
+				if f.setReady(false) || d.server != nil {
 					f.log.Warn("the engine is away; new requests are refused", "error", err)
 				}
 				f.shapes.forget() // the next engine may be another one

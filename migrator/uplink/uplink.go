@@ -1,96 +1,100 @@
-// Package uplink keeps a replica's load report stream to the control plane.
+// Package uplink keeps a front's load report stream to the control plane
+// (xds/api, Fleet.Report).
 //
-// It counts nothing and decides nothing: the front counts, the control plane
-// decides. The invariant: whatever happens to the control plane, the front is
-// not held up, and once the stream is back the next report tells the whole
-// present state.
+// It carries state one way and a reply back; it decides nothing. The invariant
+// it keeps: nothing that the control plane does or fails to do reaches the
+// front. A report is the whole state, so that a lost one is made good by the
+// next, and nothing is queued.
 package uplink
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"math/rand/v2"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc"
 
 	"github.com/cascadeinfer/cascade/migrator/stream"
+	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/api"
 )
 
-// Defaults of Config.
+// The defaults and bounds of the stream.
 const (
-	DefaultInterval   = 500 * time.Millisecond
-	DefaultBackoffMin = 100 * time.Millisecond
-	DefaultBackoffMax = 5 * time.Second
+	defaultInterval = 500 * time.Millisecond
+	firstPause      = 100 * time.Millisecond // before the second attempt to connect
+	longestPause    = 5 * time.Second
+	// silence is how long the control plane may leave reports unanswered before
+	// the stream is given up. It answers each.
+	silence = 10 * time.Second
 )
-
-// maxReply bounds one reply of the control plane, in bytes.
-const maxReply = 64 << 10
-
-// Source tells the present state of the front. Status is called from one
-// goroutine, about as often as reports are sent; *stream.Front is a Source.
-type Source interface{ Status() stream.Status }
-
-var _ Source = (*stream.Front)(nil)
 
 // Config is what an Uplink needs.
 type Config struct {
-	// Replica and Model are how the control plane knows the replica. Required.
-	Replica, Model string
-	// Conn is the connection to the control plane. The uplink does not close it.
-	// Required.
+	// Conn leads to the control plane. The caller owns it, and with it the
+	// address and the TLS. Required.
 	Conn grpc.ClientConnInterface
-	// Source is the front. Required.
-	Source Source
-	// Interval between reports; 0 means DefaultInterval. The control plane
-	// takes a replica for unready when it hears nothing for some seconds.
-	Interval time.Duration
-	// Changed, if not nil, is received from to report at once, for instance
-	// when draining begins.
+	// Replica and Model name whom the reports are about. Required.
+	Replica policies.ReplicaID
+	Model   string
+	// Source gives the state to report; Front.Status does. It is called on one
+	// goroutine. Required.
+	Source func() stream.Status
+	// Changed holds a token when a report should go out at once;
+	// Front.Changed gives it. nil leaves all to the interval.
 	Changed <-chan struct{}
-	// BackoffMin and BackoffMax bound the jittered exponential pause between
-	// two streams; 0 means the defaults.
-	BackoffMin, BackoffMax time.Duration
-	Logger                 *slog.Logger // nil discards
+	// Interval is the time between two reports; 0 means 500 ms.
+	Interval time.Duration
+	// Logger takes what an operator should know; nil discards.
+	Logger *slog.Logger
 }
 
-// validate fills in the defaults and reports the first field that is wrong.
 func (c Config) validate() (Config, error) {
 	switch {
 	case c.Replica == "" || c.Model == "":
-		return c, errors.New("uplink: Replica and Model must be named")
-	case c.Conn == nil || c.Source == nil:
-		return c, errors.New("uplink: Conn and Source are required")
-	case c.Interval < 0 || c.BackoffMin < 0 || c.BackoffMax < 0:
-		return c, errors.New("uplink: Interval, BackoffMin and BackoffMax must not be negative")
+		return c, errors.New("uplink: Replica and Model must not be empty; name whom the reports are about")
+	case c.Conn == nil:
+		return c, fmt.Errorf("uplink of %s: Conn is nil; give it a connection to the control plane", c.Replica)
+	case c.Source == nil:
+		return c, fmt.Errorf("uplink of %s: Source is nil; give it the front's Status", c.Replica)
+	case c.Interval < 0:
+		return c, fmt.Errorf("uplink of %s: Interval %v must not be negative", c.Replica, c.Interval)
 	}
-	for _, d := range []struct {
-		v  *time.Duration
-		to time.Duration
-	}{{&c.Interval, DefaultInterval}, {&c.BackoffMin, DefaultBackoffMin}, {&c.BackoffMax, DefaultBackoffMax}} {
-		if *d.v == 0 {
-			*d.v = d.to
-		}
+	if c.Interval == 0 {
+		c.Interval = defaultInterval
 	}
-	c.BackoffMax = max(c.BackoffMax, c.BackoffMin)
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	return c, nil
 }
 
-// Uplink keeps one report stream. Its methods may be called from any
-// goroutine; Run once.
-type Uplink struct {
-	cfg  Config
-	last atomic.Pointer[api.LoadReply]
+// Reply is the control plane's last word.
+type Reply struct {
+	// Epoch is that of the plan in force for the replica's model.
+	Epoch policies.Epoch
+	// StageMeanHeld is the mean of Load.Held over the replicas of the same
+	// stage, in tokens.
+	StageMeanHeld float64
+	// At is when the reply came; the zero time before the first.
+	At time.Time
 }
 
-// New checks the Config and starts nothing.
+// Uplink is the report stream of one replica.
+type Uplink struct {
+	cfg Config
+
+	mu   sync.Mutex
+	last Reply
+}
+
+// New returns an Uplink; it starts nothing. The error names the field of the
+// configuration that is wrong.
 func New(cfg Config) (*Uplink, error) {
 	cfg, err := cfg.validate()
 	if err != nil {
@@ -99,104 +103,102 @@ func New(cfg Config) (*Uplink, error) {
 	return &Uplink{cfg: cfg}, nil
 }
 
-// Reply returns the control plane's last reply, nil before the first. The
-// caller must not change it.
-func (u *Uplink) Reply() *api.LoadReply { return u.last.Load() }
+// Last returns the control plane's last reply. It may be called by any
+// goroutine.
+func (u *Uplink) Last() Reply {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.last
+}
 
-// Run reports until ctx ends, and then returns nil. A control plane that is
-// away, or refuses, is tried again after a pause.
+// Run reports until ctx ends, and returns nil then. While the control plane is
+// away it tries again, at growing and random intervals.
 func (u *Uplink) Run(ctx context.Context) error {
-	pause := u.cfg.BackoffMin
+	log := u.cfg.Logger.With("replica", string(u.cfg.Replica))
+	pause, was := firstPause, ""
 	for {
-		sent, err := u.session(ctx)
+		answered, err := u.session(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
-		if sent > 0 {
-			pause = u.cfg.BackoffMin
+		if answered {
+			pause, was = firstPause, ""
 		}
-		u.cfg.Logger.Warn("report stream ended", "replica", u.cfg.Replica, "reports", sent, "error", err)
-		// Jitter keeps a fleet from returning to a restarted control plane at once.
-		wait := time.NewTimer(pause/2 + rand.N(pause))
+		// A control plane that is away for an hour is worth one line.
+		if err.Error() != was {
+			log.Warn("the control plane takes no reports; trying again", "error", err)
+			was = err.Error()
+		}
+		wait := time.NewTimer(pause/2 + rand.N(pause/2+1))
 		select {
+		case <-wait.C:
 		case <-ctx.Done():
 			wait.Stop()
 			return nil
-		case <-wait.C:
 		}
-		pause = min(2*pause, u.cfg.BackoffMax)
+		pause = min(2*pause, longestPause)
 	}
 }
 
-// session runs one stream to its end and says how many reports were answered.
-func (u *Uplink) session(ctx context.Context) (answered int, err error) {
+var errSilent = fmt.Errorf("the control plane has not answered for %v", silence)
+
+// session reports on one stream, to its end. answered tells whether the control
+// plane took anything in.
+func (u *Uplink) session(ctx context.Context) (answered bool, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	s, err := api.NewFleetClient(u.cfg.Conn).Report(ctx, grpc.MaxCallRecvMsgSize(maxReply))
+	// A stream that stalls in either direction is ended from outside: neither
+	// Send nor Recv knows a deadline.
+	watch := time.AfterFunc(silence, func() { cancel(errSilent) })
+	defer watch.Stop()
+	reports, err := api.NewFleetClient(u.cfg.Conn).Report(ctx)
 	if err != nil {
-		return 0, fmt.Errorf("open: %w", err)
+		return false, cause(ctx, err)
 	}
-	var replies atomic.Int64
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
+	var reader sync.WaitGroup
+	defer reader.Wait()
+	ended := make(chan error, 1)
+	replies := 0
+	reader.Go(func() {
 		for {
-			r, err := s.Recv()
+			reply, err := reports.Recv()
 			if err != nil {
-				cancel(err)
+				ended <- err
 				return
 			}
-			u.last.Store(r)
-			replies.Add(1)
+			watch.Reset(silence)
+			replies++
+			u.take(reply)
 		}
-	}()
-	err = u.send(ctx, s)
-	cancel(err)
-	<-done
-	return int(replies.Load()), err
-}
+	})
+	defer cancel(nil) // before the wait for the reader
 
-// send reports at once and then every interval, until ctx ends or the stream
-// breaks.
-func (u *Uplink) send(ctx context.Context, s grpc.BidiStreamingClient[api.LoadReport, api.LoadReply]) error {
 	tick := time.NewTicker(u.cfg.Interval)
 	defer tick.Stop()
 	for sequence := uint64(1); ; sequence++ {
-		if err := s.Send(u.report(sequence)); err != nil {
-			// The reason is in what the receiving side sees.
-			<-ctx.Done()
-			return context.Cause(ctx)
+		sent := reports.Send(report(u.cfg.Replica, u.cfg.Model, sequence, u.cfg.Source()))
+		if sent != nil && sent != io.EOF { // EOF: Recv knows why
+			cancel(sent)
 		}
 		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
+		case err := <-ended:
+			return replies > 0, cause(ctx, err)
 		case <-tick.C:
 		case <-u.cfg.Changed:
 		}
 	}
 }
 
-// report renders the present state.
-func (u *Uplink) report(sequence uint64) *api.LoadReport {
-	st := u.cfg.Source.Status()
-	f := &api.Flow{
-		Arrivals: st.Flow.Arrivals, Tokens: st.Flow.Tokens, Reads: st.Flow.Reads, Prefill: st.Flow.Prefill,
-		Prefill2: st.Flow.Prefill2, Weight: st.Flow.Weight, Crossings: st.Flow.Crossings, Seen: st.Flow.Seen,
-		Edges: make([]int64, len(st.Flow.Edges)),
+// cause returns why ctx ended if it did, else err.
+func cause(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
 	}
-	for i, e := range st.Flow.Edges {
-		f.Edges[i] = int64(e)
-	}
-	r := &api.LoadReport{
-		Replica: u.cfg.Replica, Model: u.cfg.Model, Sequence: sequence, Flow: f,
-		Load: &api.Load{
-			Running: uint32(st.Load.Running), Waiting: uint32(st.Load.Waiting), HeldTokens: int64(st.Load.Held),
-			PromisedTokens: int64(st.Load.Promised), IterationSeconds: st.Load.Iteration,
-		},
-		EngineReady: st.EngineReady, Draining: st.Draining, BytesPerToken: st.BytesPerToken, EstimateError: st.EstimateError,
-	}
-	for _, b := range st.Snapshot {
-		r.Snapshot = append(r.Snapshot, &api.Batch{N: b.N, SumInput: b.SumI, SumInput2: b.SumI2, SumLength: b.SumL})
-	}
-	return r
+	return err
+}
+
+func (u *Uplink) take(r *api.LoadReply) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.last = Reply{Epoch: policies.Epoch(r.GetEpoch()), StageMeanHeld: r.GetStageMeanHeld(), At: time.Now()}
 }

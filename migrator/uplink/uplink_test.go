@@ -2,16 +2,18 @@ package uplink
 
 import (
 	"context"
-	"errors"
 	"net"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/cascadeinfer/cascade/migrator/stream"
@@ -21,136 +23,169 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// server is a control plane that hands every report to the test, and ends a
-// stream when told to.
-type server struct {
-	api.UnimplementedFleetServer
-	reports chan *api.LoadReport
-	cut     chan error
+// arrived is a report and when it came, since the test began.
+type arrived struct {
+	*api.LoadReport
+	at time.Duration
 }
 
-func (s *server) Report(st grpc.BidiStreamingServer[api.LoadReport, api.LoadReply]) error {
+// plane is a control plane that answers reports until it is told otherwise.
+type plane struct {
+	api.UnimplementedFleetServer
+	got    chan arrived
+	refuse atomic.Pointer[error] // what new streams, and reports on old ones, are answered with
+	mute   atomic.Bool
+	opened atomic.Int64
+	start  time.Time
+}
+
+func (p *plane) Report(s api.Fleet_ReportServer) error {
+	p.opened.Add(1)
 	for {
-		r, err := st.Recv()
+		if err := p.refuse.Load(); err != nil {
+			return *err
+		}
+		r, err := s.Recv()
 		if err != nil {
 			return err
 		}
-		select {
-		case s.reports <- r:
-		case err := <-s.cut:
-			return err
-		case <-st.Context().Done():
-			return st.Context().Err()
+		p.got <- arrived{r, time.Since(p.start)}
+		if p.mute.Load() {
+			continue
 		}
-		if err := st.Send(&api.LoadReply{Sequence: r.Sequence, Epoch: 7}); err != nil {
+		if err := s.Send(&api.LoadReply{Sequence: r.Sequence, Epoch: 7, StageMeanHeld: 12.5}); err != nil {
 			return err
 		}
 	}
 }
 
-// state is a Source whose load counts the calls.
-type state struct{ calls atomic.Int64 }
-
-func (s *state) Status() stream.Status {
-	f := policies.NewFlow([]policies.Tokens{0, 16, 64})
-	f.Arrivals[1], f.Seen = 2.5, 9
-	return stream.Status{
-		Load: policies.Load{Running: int(s.calls.Add(1)), Held: 640, Iteration: 0.02}, Flow: f,
-		Snapshot: []policies.Batch{{N: 1, SumI: 2, SumI2: 4, SumL: 3}}, EngineReady: true, BytesPerToken: 4.2,
-	}
+// world is an uplink, its control plane and the connection between, in a bubble
+// of virtual time.
+type world struct {
+	*plane
+	*Uplink
+	changed chan struct{}
+	status  atomic.Pointer[stream.Status]
+	stop    context.CancelFunc
+	done    chan error
 }
 
-// start serves s over a pipe and returns a connection to it.
-func start(t *testing.T, s *server) *grpc.ClientConn {
-	l := bufconn.Listen(1 << 20)
-	g := grpc.NewServer()
-	api.RegisterFleetServer(g, s)
-	go g.Serve(l)
-	conn, err := grpc.NewClient("passthrough:///bufconn", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return l.DialContext(ctx) }))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { conn.Close(); g.Stop() })
-	return conn
-}
-
-func run(t *testing.T, c Config) *Uplink {
-	u, err := New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- u.Run(ctx) }()
-	t.Cleanup(func() {
+func inWorld(t *testing.T, test func(t *testing.T, w *world)) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &world{plane: &plane{got: make(chan arrived, 1000), start: time.Now()}, changed: make(chan struct{}, 1), done: make(chan error, 1)}
+		w.status.Store(&stream.Status{EngineReady: true})
+		lis := bufconn.Listen(1 << 16)
+		server := grpc.NewServer()
+		api.RegisterFleetServer(server, w.plane)
+		go server.Serve(lis)
+		conn, err := grpc.NewClient("passthrough:///plane", grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return lis.DialContext(ctx) }))
+		if err != nil {
+			t.Fatal(err)
+		}
+		u, err := New(Config{Conn: conn, Replica: "r0", Model: "m", Source: func() stream.Status { return *w.status.Load() }, Changed: w.changed})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.Uplink = u
+		ctx, cancel := context.WithCancel(t.Context())
+		w.stop = cancel
+		go func() { w.done <- u.Run(ctx) }()
+		test(t, w)
 		cancel()
-		if err := <-done; err != nil {
+		if err := <-w.done; err != nil {
 			t.Errorf("Run: %v", err)
 		}
+		conn.Close()
+		server.Stop()
 	})
-	return u
 }
 
-func TestReportsTheWholeState(t *testing.T) {
-	s := &server{reports: make(chan *api.LoadReport)}
-	changed := make(chan struct{})
-	u := run(t, Config{Replica: "r0", Model: "m", Conn: start(t, s), Source: &state{}, Interval: time.Hour, Changed: changed})
-	r := <-s.reports
-	if r.Replica != "r0" || r.Model != "m" || r.Sequence != 1 || r.Load.HeldTokens != 640 || r.Load.IterationSeconds != 0.02 || !r.EngineReady || r.BytesPerToken != 4.2 {
-		t.Errorf("report: %v", r)
-	}
-	if len(r.Flow.Edges) != 3 || r.Flow.Edges[2] != 64 || r.Flow.Arrivals[1] != 2.5 || r.Flow.Seen != 9 || r.Snapshot[0].SumInput2 != 4 {
-		t.Errorf("flow: %v, snapshot %v", r.Flow, r.Snapshot)
-	}
-	changed <- struct{}{} // no need to wait for the hour
-	if r := <-s.reports; r.Sequence != 2 || r.Load.Running != 2 {
-		t.Errorf("second report: %v", r)
-	}
-	changed <- struct{}{}
-	<-s.reports // the reply to the second has been sent by now, and is read in order
-	changed <- struct{}{}
-	<-s.reports
-	if got := u.Reply(); got == nil || got.Epoch != 7 {
-		t.Errorf("reply: %v", got)
-	}
+func TestReports(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		edges := []policies.Tokens{0, 16, 32}
+		flow := policies.NewFlow(edges)
+		flow.Tokens[1], flow.Seen = 3.5, 9
+		w.status.Store(&stream.Status{
+			Load: policies.Load{Running: 1, Waiting: 2, Held: 3, Promised: 4, Iteration: 0.5}, Flow: flow,
+			Snapshot: []policies.Batch{{N: 1, SumI: 2, SumI2: 3, SumL: 4}, {}, {}}, EngineReady: true, BytesPerToken: 4.5, EstimateError: 0.25,
+		})
+		<-w.got // may be the one from before
+		for i := range uint64(3) {
+			r := <-w.got
+			if want := time.Duration(i+1) * defaultInterval; r.at != want || r.Sequence != i+2 {
+				t.Errorf("report %d came at %v, want %v", r.Sequence, r.at, want)
+			}
+			if r.Replica != "r0" || r.Model != "m" || r.Load.Running != 1 || r.Load.Waiting != 2 || r.Load.HeldTokens != 3 || r.Load.PromisedTokens != 4 || r.Load.IterationSeconds != 0.5 ||
+				len(r.Flow.Edges) != 3 || r.Flow.Edges[2] != 32 || r.Flow.Tokens[1] != 3.5 || r.Flow.Seen != 9 ||
+				len(r.Snapshot) != 3 || r.Snapshot[0].SumLength != 4 || !r.EngineReady || r.Draining || r.BytesPerToken != 4.5 || r.EstimateError != 0.25 {
+				t.Errorf("report: %v", r.LoadReport)
+			}
+		}
+		synctest.Wait()
+		if got := w.Last(); got.Epoch != 7 || got.StageMeanHeld != 12.5 || got.At.IsZero() {
+			t.Errorf("last reply: %+v", got)
+		}
+	})
 }
 
-// TestReconnects cuts the stream several times: every new one begins with
-// sequence 1 and the present state.
+func TestReportsChangesAtOnce(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		<-w.got
+		time.Sleep(10 * time.Millisecond)
+		w.status.Store(&stream.Status{Draining: true})
+		w.changed <- struct{}{}
+		if r := <-w.got; !r.Draining || r.at != 10*time.Millisecond {
+			t.Errorf("after %v: %v", r.at, r.LoadReport)
+		}
+	})
+}
+
+// TestReconnects ends the stream in each way that a control plane can.
 func TestReconnects(t *testing.T) {
-	s := &server{reports: make(chan *api.LoadReport), cut: make(chan error)}
-	run(t, Config{Replica: "r0", Model: "m", Conn: start(t, s), Source: &state{}, Interval: time.Millisecond, BackoffMin: time.Millisecond, BackoffMax: 4 * time.Millisecond})
-	var before uint32
-	for range 5 {
-		r := <-s.reports
-		for r.Sequence != 1 {
-			r = <-s.reports
+	inWorld(t, func(t *testing.T, w *world) {
+		<-w.got
+		away := error(status.Error(codes.Unavailable, "away"))
+		w.refuse.Store(&away)
+		time.Sleep(time.Minute)
+		// A minute of pauses between 2.5 and 5 s, after a few short ones.
+		if n := w.opened.Load(); n < 12 || n > 40 {
+			t.Errorf("%d attempts in a minute", n)
 		}
-		if r.Load.Running <= before {
-			t.Fatalf("state went back: %d after %d", r.Load.Running, before)
+		for len(w.got) > 0 {
+			<-w.got
 		}
-		before = r.Load.Running
-		s.cut <- errors.New("the control plane restarts")
-	}
+		w.refuse.Store(nil)
+		back := time.Since(w.start)
+		if r := <-w.got; r.Sequence != 1 || r.at-back > longestPause {
+			t.Errorf("report %d came %v after the control plane", r.Sequence, r.at-back)
+		}
+	})
 }
 
-func TestConfigNamesWhatIsWrong(t *testing.T) {
-	good := Config{Replica: "r", Model: "m", Conn: &grpc.ClientConn{}, Source: &state{}}
-	for _, c := range []struct {
-		change func(*Config)
-		want   string
-	}{
-		{func(c *Config) { c.Replica = "" }, "Replica"},
-		{func(c *Config) { c.Model = "" }, "Model"},
-		{func(c *Config) { c.Conn = nil }, "Conn"},
-		{func(c *Config) { c.Source = nil }, "Source"},
-		{func(c *Config) { c.Interval = -1 }, "Interval"},
+func TestSilentControlPlane(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		w.mute.Store(true)
+		time.Sleep(silence + time.Second)
+		if n := w.opened.Load(); n < 2 {
+			t.Errorf("%d streams in %v without an answer", n, silence)
+		}
+	})
+}
+
+func TestConfig(t *testing.T) {
+	good := Config{Conn: &grpc.ClientConn{}, Replica: "r", Model: "m", Source: func() stream.Status { return stream.Status{} }}
+	if _, err := New(good); err != nil {
+		t.Fatal(err)
+	}
+	for field, change := range map[string]func(*Config){
+		"Replica": func(c *Config) { c.Replica = "" }, "Model": func(c *Config) { c.Model = "" },
+		"Conn": func(c *Config) { c.Conn = nil }, "Source": func(c *Config) { c.Source = nil }, "Interval": func(c *Config) { c.Interval = -1 },
 	} {
-		bad := good
-		c.change(&bad)
-		if _, err := New(bad); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("want an error about %s, got %v", c.want, err)
+		c := good
+		change(&c)
+		if _, err := New(c); err == nil || !strings.Contains(err.Error(), field) {
+			t.Errorf("without %s: %v", field, err)
 		}
 	}
 }

@@ -1,0 +1,37 @@
+package uplink
+
+import (
+	"github.com/cascadeinfer/cascade/migrator/stream"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/api"
+)
+
+// report puts a front's state on the wire.
+func report(id policies.ReplicaID, model string, sequence uint64, s stream.Status) *api.LoadReport {
+	edges := make([]int64, len(s.Flow.Edges))
+	for i, e := range s.Flow.Edges {
+		edges[i] = int64(e)
+	}
+	snapshot := make([]*api.Batch, len(s.Snapshot))
+	for i, b := range s.Snapshot {
+		snapshot[i] = &api.Batch{N: b.N, SumInput: b.SumI, SumInput2: b.SumI2, SumLength: b.SumL}
+	}
+	return &api.LoadReport{
+		Replica:  string(id),
+		Model:    model,
+		Sequence: sequence,
+		Load: &api.Load{
+			Running: uint32(s.Load.Running), Waiting: uint32(s.Load.Waiting),
+			HeldTokens: int64(s.Load.Held), PromisedTokens: int64(s.Load.Promised), IterationSeconds: s.Load.Iteration,
+		},
+		Flow: &api.Flow{
+			Edges: edges, Arrivals: s.Flow.Arrivals, Tokens: s.Flow.Tokens, Reads: s.Flow.Reads, Prefill: s.Flow.Prefill,
+			Prefill2: s.Flow.Prefill2, Weight: s.Flow.Weight, Crossings: s.Flow.Crossings, Seen: s.Flow.Seen,
+		},
+		Snapshot:      snapshot,
+		EngineReady:   s.EngineReady,
+		Draining:      s.Draining,
+		BytesPerToken: s.BytesPerToken,
+		EstimateError: s.EstimateError,
+	}
+}
