@@ -128,7 +128,9 @@ func (x *exchange) filter() bool {
 
 // pick finds the route by the headers as they are now.
 func (x *exchange) pick() {
-	x.route = route.Pick(x.host, &route.Request{Method: x.r.Method, Authority: x.authority(), Path: path(x.r), Header: x.header})
+	t := target(x.r)
+	path, _, _ := strings.Cut(t, "?")
+	x.route = route.Pick(x.host, &route.Request{Method: x.r.Method, Authority: x.authority(), Path: path, Target: t, Header: x.header})
 }
 
 func (x *exchange) authority() string {
@@ -138,13 +140,13 @@ func (x *exchange) authority() string {
 	return x.r.Host
 }
 
-// path is the request's path as it came, without the query.
-func path(r *http.Request) string {
+// target is the request's path and query as they came; of an absolute URI,
+// only those.
+func target(r *http.Request) string {
 	if strings.HasPrefix(r.RequestURI, "/") {
-		p, _, _ := strings.Cut(r.RequestURI, "?")
-		return p
+		return r.RequestURI
 	}
-	return r.URL.EscapedPath()
+	return r.URL.RequestURI()
 }
 
 // bufferLimit bounds what is held of the request's body.

@@ -93,7 +93,7 @@ func (p *Proxy) apply(s *client.Snapshot) {
 	}
 }
 
-// listener returns the prepared listener, the old one when nothing changed.
+// listener prepares a listener, with the table of the old one if it is the same.
 func (s *state) listener(name string, l *client.Listener, t *client.RouteTable) *listener {
 	was := s.listeners[name]
 	out := &listener{Listener: l}

@@ -4,17 +4,23 @@ import (
 	"errors"
 	"net/http"
 	"net/http/httptest"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 )
 
-func watched(idle, timeout, duration time.Duration) (*watch, *error) {
-	cause := new(error)
+func watched(idle, timeout, duration time.Duration) (*watch, func() error) {
+	var cause atomic.Pointer[error]
 	return &watch{
-		idle: idle, timeout: timeout, duration: duration, begun: time.Now(), reading: func() bool { return false },
-		cancel: func(err error) { *cause = err }, control: http.NewResponseController(httptest.NewRecorder()),
-	}, cause
+			idle: idle, timeout: timeout, duration: duration, begun: time.Now(), reading: func() bool { return false },
+			cancel: func(err error) { cause.Store(&err) }, control: http.NewResponseController(httptest.NewRecorder()),
+		}, func() error {
+			if err := cause.Load(); err != nil {
+				return *err
+			}
+			return nil
+		}
 }
 
 func TestWatchLimits(t *testing.T) {
@@ -34,13 +40,13 @@ func TestWatchLimits(t *testing.T) {
 			defer w.stop()
 			time.Sleep(c.at - 1)
 			synctest.Wait()
-			if *cause != nil {
-				t.Errorf("%+v: too early: %v", c, *cause)
+			if cause() != nil {
+				t.Errorf("%+v: too early: %v", c, cause())
 			}
 			time.Sleep(1)
 			synctest.Wait()
-			if !errors.Is(*cause, c.want) {
-				t.Errorf("%+v: cause %v", c, *cause)
+			if !errors.Is(cause(), c.want) {
+				t.Errorf("%+v: cause %v", c, cause())
 			}
 		})
 	}
@@ -58,13 +64,13 @@ func TestWatchIsExact(t *testing.T) {
 		}
 		time.Sleep(time.Second - 1)
 		synctest.Wait()
-		if *cause != nil {
-			t.Fatal("a lively stream was ended:", *cause)
+		if cause() != nil {
+			t.Fatal("a lively stream was ended:", cause())
 		}
 		time.Sleep(1)
 		synctest.Wait()
-		if !errors.Is(*cause, errIdle) {
-			t.Errorf("cause %v", *cause)
+		if !errors.Is(cause(), errIdle) {
+			t.Errorf("cause %v", cause())
 		}
 		w.stop()
 	})
@@ -77,7 +83,7 @@ func TestWatchStops(t *testing.T) {
 		w.stop()
 		time.Sleep(time.Hour)
 		synctest.Wait()
-		if *cause != nil {
+		if cause() != nil {
 			t.Error("a stopped watch fired")
 		}
 	})

@@ -94,6 +94,7 @@ type Request struct {
 	Method    string
 	Authority string
 	Path      string      // without the query, undecoded
+	Target    string      // the path with the query; what ":path" means to a header match
 	Header    http.Header // in canonical MIME form
 }
 
@@ -140,7 +141,7 @@ func holds(m *client.HeaderMatch, r *Request) bool {
 		one[0] = r.Authority
 		lines = one[:]
 	case ":path":
-		one[0] = r.Path
+		one[0] = r.Target
 		lines = one[:]
 	default:
 		lines = r.Header[m.Name]

@@ -89,9 +89,9 @@ func TestHeaderTests(t *testing.T) {
 		{client.HeaderMatch{Name: "B", Kind: client.MatchPresent, Invert: true}, true},
 		{client.HeaderMatch{Name: ":method", Kind: client.MatchExact, Exact: "POST"}, true},
 		{client.HeaderMatch{Name: ":authority", Kind: client.MatchExact, Exact: "h:1"}, true},
-		{client.HeaderMatch{Name: ":path", Kind: client.MatchExact, Exact: "/p"}, true},
+		{client.HeaderMatch{Name: ":path", Kind: client.MatchExact, Exact: "/p?q"}, true},
 	} {
-		if got := holds(&c.m, &Request{Method: "POST", Authority: "h:1", Path: "/p", Header: header}); got != c.want {
+		if got := holds(&c.m, &Request{Method: "POST", Authority: "h:1", Path: "/p", Target: "/p?q", Header: header}); got != c.want {
 			t.Errorf("%+v holds: %v", c.m, got)
 		}
 	}

@@ -1,0 +1,106 @@
+package proxy
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/envoyproxy/go-control-plane/pkg/cache/types"
+
+	"github.com/cascadeinfer/cascade/xds/client"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// TestBindsWhatLDSSays: without a Listener of its own the proxy binds the
+// address of LDS, moves with it, and leaves when it is removed.
+func TestBindsWhatLDSSays(t *testing.T) {
+	c := newControl(t)
+	v := twoStages([]*front{newFront(t, "r0"), newFront(t, "r1")})
+	v.Settings.Listen = "127.0.0.1:0"
+	c.set(v, nil)
+	applied := make(applied, 100)
+	p, err := New(Config{Client: client.Config{Conn: c.conn, NodeID: "proxy", Watcher: applied}, DrainTimeout: time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- p.Run(ctx) }()
+	defer func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		c.stop()
+		c.conn.Close()
+	}()
+	<-p.Ready()
+	first := p.Addr(resources.ListenerName)
+	get := func(a net.Addr) error {
+		tr := &http.Transport{DisableKeepAlives: true}
+		resp, err := (&http.Client{Transport: tr}).Get("http://" + a.String() + "/sink")
+		if err == nil {
+			resp.Body.Close()
+			if resp.StatusCode != 200 {
+				t.Errorf("status %d", resp.StatusCode)
+			}
+		}
+		return err
+	}
+	if err := get(first); err != nil {
+		t.Fatal(err)
+	}
+	// Another address, which is taken: the proxy tries until it is free.
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	v.Settings.Listen = taken.Addr().String()
+	c.set(v, nil)
+	for s := range applied {
+		if l := s.Listeners[resources.ListenerName]; l != nil && l.Address == taken.Addr().String() {
+			break
+		}
+	}
+	taken.Close()
+	for p.Addr("") == nil || p.Addr("").String() != taken.Addr().String() {
+		time.Sleep(time.Millisecond)
+	}
+	if err := get(p.Addr("")); err != nil {
+		t.Error(err)
+	}
+	// Removed.
+	c.set(v, func(all map[string][]types.Resource) { delete(all, resources.ListenerType) })
+	for p.Addr("") != nil {
+		time.Sleep(time.Millisecond)
+	}
+	for get(taken.Addr()) == nil {
+		time.Sleep(time.Millisecond) // draining has not closed the socket yet
+	}
+}
+
+// FuzzTrustBoundary: no header that steers the fleet gets past the listener,
+// however it is spelt.
+func FuzzTrustBoundary(f *testing.F) {
+	f.Add("x-cascade-tokens", "5", "Connection", "x-cascade-tokens")
+	f.Add("X-CASCADE-Stage", "1", "X-Gateway-Model-Name", "m")
+	l := &client.Listener{Early: client.HeaderOps{Remove: []string{"X-Gateway-Model-Name"}, RemovePrefix: []string{"x-cascade-"}}}
+	f.Fuzz(func(t *testing.T, n1, v1, n2, v2 string) {
+		r := &http.Request{Header: http.Header{}, RemoteAddr: "127.0.0.1:1"}
+		r.Header.Add(n1, v1)
+		r.Header.Add(n2, v2)
+		h := upstreamHeader(r, l)
+		forwarded(h, r, l)
+		for name := range h {
+			if low := strings.ToLower(name); strings.HasPrefix(low, "x-cascade-") || low == "x-gateway-model-name" {
+				t.Errorf("%q got through", name)
+			}
+			if hopByHop(name) && name != "Te" {
+				t.Errorf("%q was passed on", name)
+			}
+		}
+	})
+}
