@@ -31,7 +31,7 @@ func fits(open func(string) io.Reader) []FitConfig {
 		{Name: "h100-llama-3.1-8b", Source: aic + "H100 SXM, vLLM 0.24 FA3", Model: Llama8B(), Device: Device{Memory: 80e9, Flops: flops, Overhead: host}, Generation: open("h100_sxm_attention_vllm_0.24.0_generation_attention_perf.csv.gz")},
 		{Name: "a100-llama-3.1-8b", Source: aic + "A100 SXM, vLLM 0.14", Model: Llama8B(), Device: Device{Memory: 80e9, Flops: 312e12, Overhead: host}, Generation: open("a100_sxm_attention_vllm_0.14.0_generation_attention_perf.csv.gz")},
 		{
-			Name: "rtxpro6000-llama-3.1-8b", Source: lss, Model: Llama8B(), Device: Device{Memory: 96e9},
+			Name: "rtxpro6000-llama-3.1-8b", Source: lss, Model: Llama8B(), Device: Device{Memory: 96e9, Overhead: 3e-3, OverheadFrom: "the value, in whole ms, that brings a replay of LLMServingSim's log of a real vLLM run closest to it (p50 to p99 of TPOT and TTFT within 3 %)"},
 			Attention: open("rtxpro6000_llama8b_attention.csv.gz"), Dense: open("rtxpro6000_llama8b_dense.csv.gz"),
 			PerSequence: open("rtxpro6000_llama8b_per_sequence.csv.gz"), Skew: open("rtxpro6000_llama8b_decode_skew.csv.gz"),
 		},

@@ -45,8 +45,10 @@ type Device struct {
 	Memory float64 // bytes of device memory
 	Flops  float64 // dense multiply-add operations per second at the model's precision, counted as 2
 	// Overhead is seconds per iteration outside the GPU's kernels (launching,
-	// sampling, scheduling). No public table has it: an assumption, shown as such.
-	Overhead float64
+	// sampling, scheduling), which no table has. OverheadFrom says where the
+	// figure comes from; "" shows it as an assumption.
+	Overhead     float64
+	OverheadFrom string
 }
 
 // Shares of the data sheet's figures that engines reach, or leave free. They
@@ -134,6 +136,11 @@ func Fit(c FitConfig) (Profile, error) {
 	p.How = append(p.How,
 		fmt.Sprintf("kv_tokens derived: (%.0f %% of %.0f GB − weights − %.0f GB) / kv_bytes_per_token", memoryShare*100, c.Device.Memory/1e9, activations/1e9),
 		"reduce_seconds, transfer_base and link_rate are assumptions")
+	from := c.Device.OverheadFrom
+	if from == "" {
+		from = "an assumption"
+	}
+	p.How = append(p.How, fmt.Sprintf("d0 has %.0f µs outside the kernels: %s", c.Device.Overhead*1e6, from))
 	if err := p.Validate(); err != nil {
 		return Profile{}, fmt.Errorf("fit profile: %w", err)
 	}

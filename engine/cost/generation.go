@@ -62,7 +62,7 @@ func (c FitConfig) fitGeneration(p *Profile) error {
 	p.D3 = 2 * float64(m.Heads*m.HeadDim) * layers / (c.Device.Flops * attentionShare)
 	p.How = append(p.How,
 		fmt.Sprintf("d1, d4 and the attention part of d0 fitted: decode attention per layer × %d layers, batch ≤ %d, KV ≥ %d, uniform lengths", m.Layers, maxFitBatch, minFitKV),
-		fmt.Sprintf("d0 derived: attention %.0f µs + weights %.2f GB at the %.2f TB/s that attention reached + %.0f µs assumed outside the kernels", a[0]*layers*1e6, float64(p.WeightBytes)/1e9, bandwidth/1e12, c.Device.Overhead*1e6),
+		fmt.Sprintf("d0 derived: attention %.0f µs + weights %.2f GB at the %.2f TB/s that attention reached", a[0]*layers*1e6, float64(p.WeightBytes)/1e9, bandwidth/1e12),
 		fmt.Sprintf("d2, d3 derived: operations of the model at %.0f %% (dense) and %.0f %% (attention) of %.0f TFLOP/s", denseShare*100, attentionShare*100, c.Device.Flops/1e12),
 		"d1 has no dense part: dense layers are taken as memory-bound, too fast above about 150 sequences",
 		"kappa not measured for this kernel: 0")

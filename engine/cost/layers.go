@@ -62,7 +62,7 @@ func (c FitConfig) fitLayers(p *Profile) error {
 	p.WeightSeconds = dense[0]
 	de := errorOf(small, dense)
 	p.How = append(p.How,
-		fmt.Sprintf("d0, d1 fitted: dense layers × %d up to %d tokens (error p50 %.1f %%, p90 %.1f %%), head and sampler, decode attention; plus %.0f µs assumed outside the kernels", c.Model.Layers, p.MaxBatch, de.P50*100, de.P90*100, c.Device.Overhead*1e6),
+		fmt.Sprintf("d0, d1 fitted: dense layers × %d up to %d tokens (error p50 %.1f %%, p90 %.1f %%), head and sampler, decode attention", c.Model.Layers, p.MaxBatch, de.P50*100, de.P90*100),
 		fmt.Sprintf("d2, d3 fitted: dense layers and prefill attention, chunks from %d tokens", minPrefillChunk),
 		"d4 fitted: decode attention, uniform lengths up to 16384; fit_error is this fit's")
 	return nil

@@ -180,7 +180,7 @@ func (e *Engine) streamed(w http.ResponseWriter, r *http.Request, st *stream, an
 		}
 		var mine []model.Token
 		mine, end = consume(t, ans.request, ids, finish)
-		show = t.take(show[:0], end.reason != "")
+		show = t.after(end, show[:0])
 		out = ans.chunk(out, show, mine, end)
 		ans.prompt = nil // told in the first chunk
 		if end.reason != "" {
@@ -240,7 +240,7 @@ func (e *Engine) assembled(w http.ResponseWriter, r *http.Request, st *stream, a
 		var mine []model.Token
 		mine, end = consume(t, ans.request, ids, finish)
 		all = append(all, mine...)
-		show = t.take(show, end.reason != "")
+		show = t.after(end, show)
 	}
 	if end.by == byString {
 		e.abort(st)

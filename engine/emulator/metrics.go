@@ -103,6 +103,10 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(d, kind, v, labels...)
 	}
 	blocks := e.cfg.layout().Blocks
+	caching := "True" // as Python spells it
+	if e.cfg.NoPrefixCache {
+		caching = "False"
+	}
 	send(m.running, prometheus.GaugeValue, float64(s.Running))
 	send(m.waiting, prometheus.GaugeValue, float64(s.Waiting+queued))
 	send(m.waitingByReason, prometheus.GaugeValue, float64(s.Waiting+queued), "capacity")
@@ -113,15 +117,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	send(m.output, prometheus.CounterValue, float64(s.GenerationTokens))
 	send(m.prefixQueries, prometheus.CounterValue, float64(s.PrefixQueries))
 	send(m.prefixHits, prometheus.CounterValue, float64(s.PrefixHits))
-	send(m.cacheConfig, prometheus.GaugeValue, 1, strconv.Itoa(e.cfg.BlockTokens), strconv.Itoa(blocks), strconv.Itoa(blocks*e.cfg.BlockTokens), pythonBool(!e.cfg.NoPrefixCache))
-}
-
-// pythonBool spells a truth value as vLLM's labels do.
-func pythonBool(b bool) string {
-	if b {
-		return "True"
-	}
-	return "False"
+	send(m.cacheConfig, prometheus.GaugeValue, 1, strconv.Itoa(e.cfg.BlockTokens), strconv.Itoa(blocks), strconv.Itoa(blocks*e.cfg.BlockTokens), caching)
 }
 
 func (m *metrics) handler() http.Handler {

@@ -58,20 +58,29 @@ func (t *text) add(id model.Token) (stop string, stopped bool) {
 	return stop, true
 }
 
-// take appends to dst what may be given out; all of it when the text has ended.
-func (t *text) take(dst []byte, end bool) []byte {
-	if end {
-		t.held = t.decoder.Flush(t.held)
-	}
-	n := len(t.held)
-	if !end && t.hold > 0 {
-		n = max(0, n-t.hold)
-		for n > 0 && !utf8.RuneStart(t.held[n]) {
-			n--
-		}
+// take appends to dst what may be given out while the text goes on.
+func (t *text) take(dst []byte) []byte {
+	n := max(0, len(t.held)-t.hold)
+	for n > 0 && n < len(t.held) && !utf8.RuneStart(t.held[n]) {
+		n--
 	}
 	dst = append(dst, t.held[:n]...)
 	t.held = t.held[:copy(t.held, t.held[n:])]
 	t.from = max(0, t.from-n)
 	return dst
+}
+
+// rest appends all that is left, at the end of the text.
+func (t *text) rest(dst []byte) []byte {
+	dst = append(dst, t.decoder.Flush(t.held)...)
+	t.held = t.held[:0]
+	return dst
+}
+
+// after is take or rest, by how the text stands.
+func (t *text) after(end ending, dst []byte) []byte {
+	if end.reason != "" {
+		return t.rest(dst)
+	}
+	return t.take(dst)
 }
