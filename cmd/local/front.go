@@ -19,7 +19,7 @@ func (f *Fleet) runFront(ctx context.Context, g *errgroup.Group, n node) {
 			return err
 		}
 		defer conn.Close()
-		up, err := uplink.New(uplink.Config{Replica: n.id, Model: n.model, Conn: conn, Source: n.front, Logger: f.log.With("replica", n.id)})
+		up, err := uplink.New(uplink.Config{Replica: n.id, Model: n.model, Conn: conn, Source: n.front.Status, Changed: n.front.Changed(), Logger: f.log.With("replica", n.id)})
 		if err != nil {
 			return err
 		}
