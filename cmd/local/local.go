@@ -8,7 +8,9 @@
 package local
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -19,13 +21,16 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/cascadeinfer/cascade/cmd/config"
 	"github.com/cascadeinfer/cascade/cmd/wire"
 	"github.com/cascadeinfer/cascade/engine/emulator"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
 	"github.com/cascadeinfer/cascade/migrator/stream"
+	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/proxy"
+	"github.com/cascadeinfer/cascade/xds/store"
 )
 
 // Config says which fleet to run and how.
@@ -42,6 +47,24 @@ type Config struct {
 	// means 10 s.
 	Drain  time.Duration
 	Logger *slog.Logger // nil discards
+
+	seams seams
+}
+
+// seams are where tests take hold of a running fleet. The zero value is what
+// everybody else runs.
+type seams struct {
+	// listen opens the sockets of engines and fronts; nil means net.Listen.
+	listen func(network, address string) (net.Listener, error)
+	// part runs a part under its name ("control", "engine r0", "front r0") until
+	// ctx ends; it may end the part before and run another in its place. nil
+	// means run(ctx).
+	part func(ctx context.Context, name string, run func(context.Context) error) error
+	// front changes the configuration of a front; nil changes nothing.
+	front func(*stream.Config)
+	// store holds the plan object where the fleet file names no state; nil means
+	// memory.
+	store store.Store
 }
 
 const defaultDrain = 10 * time.Second
@@ -57,11 +80,13 @@ type Fleet struct {
 	proxy   *proxy.Proxy // nil with Envoy
 	envoy   *envoyProcess
 	address string // of the data plane
+
+	vocabulary *model.Vocabulary // shared by the engines
 }
 
 // node is one replica: engine and front.
 type node struct {
-	id     string
+	id     policies.ReplicaID
 	model  string
 	engine *emulator.Engine // nil where external
 	listen net.Listener     // of the engine
@@ -77,6 +102,9 @@ func New(cfg Config) (f *Fleet, err error) {
 	if cfg.Drain == 0 {
 		cfg.Drain = defaultDrain
 	}
+	if cfg.seams.listen == nil {
+		cfg.seams.listen = net.Listen
+	}
 	f = &Fleet{cfg: cfg, log: cfg.Logger}
 	var open []net.Listener
 	defer func() {
@@ -88,7 +116,7 @@ func New(cfg Config) (f *Fleet, err error) {
 		}
 	}()
 	bind := func(addr *string) (net.Listener, error) {
-		l, err := net.Listen("tcp", *addr)
+		l, err := cfg.seams.listen("tcp", *addr)
 		if err != nil {
 			return nil, err
 		}
@@ -108,14 +136,14 @@ func New(cfg Config) (f *Fleet, err error) {
 // bindReplicas builds engines and fronts and writes their real addresses into
 // the fleet.
 func (f *Fleet) bindReplicas(bind func(*string) (net.Listener, error)) error {
-	vocabulary, err := model.NewVocabulary()
-	if err != nil {
+	var err error
+	if f.vocabulary, err = model.NewVocabulary(); err != nil {
 		return err
 	}
 	list := f.cfg.Fleet.Fleet.Replicas
 	for i := range list {
 		r := &list[i]
-		n := node{id: r.ID, model: r.Model}
+		n := node{id: policies.ReplicaID(r.ID), model: r.Model}
 		if !f.cfg.External {
 			u, err := url.Parse(r.Engine)
 			if err != nil {
@@ -125,9 +153,7 @@ func (f *Fleet) bindReplicas(bind func(*string) (net.Listener, error)) error {
 				return fmt.Errorf("engine of %s: %w", r.ID, err)
 			}
 			r.Engine = u.String()
-			ec := f.cfg.Fleet.Engine(*r, f.log.With("replica", r.ID))
-			ec.Vocabulary = vocabulary
-			if n.engine, err = emulator.New(ec); err != nil {
+			if n.engine, err = f.newEngine(*r); err != nil {
 				return fmt.Errorf("engine of %s: %w", r.ID, err)
 			}
 		}
@@ -139,14 +165,29 @@ func (f *Fleet) bindReplicas(bind func(*string) (net.Listener, error)) error {
 		if err != nil {
 			return fmt.Errorf("front of %s: %w", r.ID, err)
 		}
-		sc := f.cfg.Fleet.Front(*r, f.log.With("replica", r.ID))
-		sc.Listener, sc.PeerListener, sc.DrainTimeout = clients, peers, f.cfg.Drain
-		if n.front, err = stream.New(sc); err != nil {
+		if n.front, err = f.newFront(*r, clients, peers); err != nil {
 			return err
 		}
 		f.nodes = append(f.nodes, n)
 	}
 	return nil
+}
+
+// newEngine builds the emulated engine of a replica.
+func (f *Fleet) newEngine(r config.Replica) (*emulator.Engine, error) {
+	c := f.cfg.Fleet.Engine(r, f.log.With("replica", r.ID))
+	c.Vocabulary = f.vocabulary
+	return emulator.New(c)
+}
+
+// newFront builds the front of a replica.
+func (f *Fleet) newFront(r config.Replica, clients, peers net.Listener) (*stream.Front, error) {
+	c := f.cfg.Fleet.Front(r, f.log.With("replica", r.ID))
+	c.Listener, c.PeerListener, c.Listen, c.DrainTimeout = clients, peers, f.cfg.seams.listen, f.cfg.Drain
+	if f.cfg.seams.front != nil {
+		f.cfg.seams.front(&c)
+	}
+	return stream.New(c)
 }
 
 // bindDoor finds the data plane's address. Envoy binds it itself, so that the
@@ -168,6 +209,9 @@ func (f *Fleet) bindControl(bind func(*string) (net.Listener, error)) error {
 	cc, err := f.cfg.Fleet.Control(f.log.With("part", "control"))
 	if err != nil {
 		return err
+	}
+	if cc.Store == nil {
+		cc.Store = f.cfg.seams.store
 	}
 	if cc.Listener, err = bind(&f.cfg.Fleet.Fleet.Control.Listen); err != nil {
 		return fmt.Errorf("control: %w", err)
@@ -202,7 +246,7 @@ func (f *Fleet) Control() *control.Control { return f.control }
 // Front is the front of a replica, nil for an unknown id.
 func (f *Fleet) Front(id string) *stream.Front {
 	for _, n := range f.nodes {
-		if n.id == id {
+		if n.id == policies.ReplicaID(id) {
 			return n.front
 		}
 	}
@@ -225,12 +269,37 @@ func (f *Fleet) Ready(ctx context.Context) error {
 	}
 }
 
-// answers reports whether the data plane reaches a replica.
+// answers reports whether the data plane reaches a replica of every model.
 func (f *Fleet) answers(ctx context.Context) bool {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, f.URL()+"/v1/models", nil)
+	for _, m := range f.cfg.Fleet.Models {
+		if !f.reaches(ctx, m) {
+			return false
+		}
+	}
+	return true
+}
+
+// reaches asks for a model by its host name, or by its name alone where no
+// host name selects it.
+func (f *Fleet) reaches(ctx context.Context, m config.Model) bool {
+	method, path, body := http.MethodGet, "/v1/models", []byte(nil)
+	if len(m.Hosts) == 0 && len(f.cfg.Fleet.Models) > 1 {
+		name, err := json.Marshal(m.Name)
+		if err != nil {
+			return false
+		}
+		method, path = http.MethodPost, "/v1/completions"
+		body = fmt.Appendf(nil, `{"model":%s,"prompt":"ready?","max_tokens":1}`, name)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, f.URL()+path, bytes.NewReader(body))
 	if err != nil {
 		return false
 	}
+	if len(m.Hosts) > 0 {
+		req.Host = m.Hosts[0]
+	}
+	req.Header.Set("content-type", "application/json")
+	req.Close = true
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		return false
@@ -251,13 +320,20 @@ func (f *Fleet) Run(ctx context.Context) error {
 	fronts, fctx := errgroup.WithContext(middle)
 	base, bctx := errgroup.WithContext(back)
 
-	base.Go(func() error { return f.control.Run(bctx) })
+	base.Go(func() error { return f.part(bctx, "control", f.control.Run) })
 	for _, n := range f.nodes {
 		if n.engine != nil {
-			base.Go(func() error { return n.engine.Run(bctx) })
-			base.Go(func() error { return serve(bctx, n.listen, n.engine.Handler()) })
+			base.Go(func() error {
+				return f.part(bctx, "engine "+string(n.id), func(ctx context.Context) error { return runEngine(ctx, n.engine, n.listen) })
+			})
 		}
-		f.runFront(fctx, fronts, n)
+		fronts.Go(func() error {
+			return f.part(fctx, "front "+string(n.id), func(ctx context.Context) error {
+				g, ctx := errgroup.WithContext(ctx)
+				f.runFront(ctx, g, n)
+				return g.Wait()
+			})
+		})
 	}
 	edge.Go(func() error { return f.runEdge(ectx) })
 	// A part behind the edge that fails ends the edge, too.
@@ -272,6 +348,22 @@ func (f *Fleet) Run(ctx context.Context) error {
 		return nil
 	}
 	return err
+}
+
+// part runs a part of the fleet.
+func (f *Fleet) part(ctx context.Context, name string, run func(context.Context) error) error {
+	if f.cfg.seams.part != nil {
+		return f.cfg.seams.part(ctx, name, run)
+	}
+	return run(ctx)
+}
+
+// runEngine runs an emulated engine and serves it on l.
+func runEngine(ctx context.Context, e *emulator.Engine, l net.Listener) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return e.Run(ctx) })
+	g.Go(func() error { return serve(ctx, l, e.Handler()) })
+	return g.Wait()
 }
 
 // until waits for ctx, or for a context behind it to end.

@@ -1,0 +1,150 @@
+package local
+
+import (
+	"context"
+	"net"
+	"sync"
+	"testing"
+)
+
+// parts runs the parts of a fleet so that a test can end each of them as a
+// crash would, and run another in its place.
+type parts struct {
+	mu sync.Mutex
+	by map[string]*part
+}
+
+// part is one life of a part.
+type part struct {
+	end  context.CancelFunc
+	down chan struct{}                        // closed when it has ended
+	next chan func(ctx context.Context) error // its successor
+	dead bool                                 // halted; guarded by parts.mu
+}
+
+// run is the seam's function.
+func (p *parts) run(ctx context.Context, name string, run func(context.Context) error) error {
+	for {
+		own, end := context.WithCancel(ctx)
+		life := &part{end: end, down: make(chan struct{}), next: make(chan func(context.Context) error)}
+		p.mu.Lock()
+		p.by[name] = life
+		p.mu.Unlock()
+		err := run(own)
+		end()
+		p.mu.Lock()
+		dead := life.dead
+		p.mu.Unlock()
+		if !dead {
+			return err
+		}
+		close(life.down)
+		select {
+		case run = <-life.next:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// halt ends a part and waits for it; what must break before it knows, breaks
+// in between.
+func (p *parts) halt(t *testing.T, name string, between func()) {
+	t.Helper()
+	p.mu.Lock()
+	life := p.by[name]
+	if life == nil || life.dead {
+		p.mu.Unlock()
+		t.Fatalf("%s does not run", name)
+	}
+	life.dead = true
+	p.mu.Unlock()
+	if between != nil {
+		between()
+	}
+	life.end()
+	<-life.down
+}
+
+// revive runs a successor of a halted part.
+func (p *parts) revive(t *testing.T, name string, run func(context.Context) error) {
+	t.Helper()
+	p.mu.Lock()
+	life := p.by[name]
+	p.mu.Unlock()
+	life.next <- run
+}
+
+// sockets opens listeners and remembers what came in by them, to break it.
+type sockets struct {
+	mu sync.Mutex
+	by map[string]*socket // by address; the last one
+}
+
+// socket is a listener and its connections.
+type socket struct {
+	net.Listener
+	of    *sockets
+	conns map[*conn]struct{} // guarded by of.mu
+}
+
+// conn is an accepted connection.
+type conn struct {
+	*net.TCPConn
+	of *socket
+}
+
+func (s *sockets) listen(network, address string) (net.Listener, error) {
+	l, err := net.Listen(network, address)
+	if err != nil {
+		return nil, err
+	}
+	out := &socket{Listener: l, of: s, conns: make(map[*conn]struct{})}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.by[l.Addr().String()] = out
+	return out, nil
+}
+
+// Accept implements net.Listener.
+func (l *socket) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	out := &conn{c.(*net.TCPConn), l}
+	l.of.mu.Lock()
+	defer l.of.mu.Unlock()
+	l.conns[out] = struct{}{}
+	return out, nil
+}
+
+// Close implements net.Conn.
+func (c *conn) Close() error {
+	c.of.of.mu.Lock()
+	delete(c.of.conns, c)
+	c.of.of.mu.Unlock()
+	return c.TCPConn.Close()
+}
+
+// cut closes the listener at an address and resets its connections, as the
+// kernel does for a process that was killed.
+func (s *sockets) cut(address string) {
+	s.mu.Lock()
+	l := s.by[address]
+	var conns []*conn
+	if l != nil {
+		for c := range l.conns {
+			conns = append(conns, c)
+		}
+	}
+	s.mu.Unlock()
+	if l == nil {
+		return
+	}
+	l.Close()
+	for _, c := range conns {
+		_ = c.SetLinger(0)
+		_ = c.Close()
+	}
+}
