@@ -113,6 +113,13 @@ func TestGRPC(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
+	// A gRPC client acknowledges what it has read, and applies it a moment later.
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); {
+		below, _ := call("1028")
+		if at, _ := call("1029"); below == "a" && at == "b" {
+			break
+		}
+	}
 	expect("1028", "a")
 	expect("1029", "b")
 	for _, n := range p.publisher.Status().Nodes {

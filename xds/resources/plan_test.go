@@ -150,7 +150,7 @@ func match(vh *routev3.VirtualHost, headers map[string]int64, exact map[string]s
 // the plan.
 func TestEveryRequestHasAStage(t *testing.T) {
 	r := rand.New(rand.NewPCG(9, 9))
-	for range 200 {
+	for range 60 {
 		v := random(r)
 		s := build(t, v)
 		if err := resources.Prove(s); err != nil {
