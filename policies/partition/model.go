@@ -207,20 +207,24 @@ func (p *pricing) over(i, j int) load {
 // which most batches do not hold, adds to every iteration.
 const batchSpread = 2
 
-// base is the part of the iteration time that does not depend on the number
-// of replicas: D0, and the penalty of unequal lengths in one batch.
+// base is the part of an iteration's time, as a request sees it, that does not
+// depend on the number of replicas: D0, the request's own share, and the
+// penalty of unequal lengths in one batch. The own share is there because
+// requests arrive at random: each finds the others of an average moment, and
+// itself besides. It is what a request in a nearly idle stage waits for.
 func (p *pricing) base(l load) float64 {
 	c := p.w.Cost
-	if p.model == Snapshot || c.Kappa == 0 || l.tokens == 0 {
+	if p.model == Snapshot || l.tokens == 0 {
 		return c.D0
 	}
 	mean := l.held / l.tokens
+	own := c.D1 + float64(c.D4*mean)
 	variance := l.squares/l.tokens - float64(mean*mean)
 	if variance < 1e-9*mean*mean {
 		variance = 0 // what rounding leaves of a single bucket
 	}
 	above := max(0, min(l.longest-mean, batchSpread*math.Sqrt(variance)))
-	return c.D0 + float64(float64(c.Kappa*c.D4)*above)
+	return c.D0 + own + float64(float64(c.Kappa*c.D4)*above)
 }
 
 // iteration predicts the iteration time of a load on k replicas.

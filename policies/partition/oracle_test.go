@@ -112,6 +112,7 @@ func stagePrice(m partition.Model, w policies.Workload, low, high policies.Token
 	}
 	d0 := w.Cost.D0
 	if phi > 0 {
+		d0 += w.Cost.D1 + w.Cost.D4*psi/phi // a request waits for itself, too
 		above := math.Min(longest-psi/phi, 2*deviation(w.Flow, low, high, psi/phi))
 		d0 += w.Cost.Kappa * w.Cost.D4 * math.Max(0, above)
 	}
