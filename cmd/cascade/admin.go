@@ -3,12 +3,14 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
@@ -19,10 +21,30 @@ const (
 	adminMaxHeader    = 16 << 10
 )
 
-// admin serves /metrics, /healthz and /readyz of one daemon until ctx ends.
-// ready says whether the daemon can take work now.
-func admin(ctx context.Context, addr string, metrics prometheus.Gatherer, ready func() bool) error {
+// listenAdmin opens the admin address of a daemon; nil where it has none.
+func listenAdmin(addr string) (net.Listener, error) {
 	if addr == "" {
+		return nil, nil
+	}
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("admin: %w", err)
+	}
+	return l, nil
+}
+
+// newRegistry returns a registry that tells of the process itself.
+func newRegistry() *prometheus.Registry {
+	r := prometheus.NewRegistry()
+	r.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return r
+}
+
+// serveAdmin serves /metrics, /healthz and /readyz of one daemon on l, if not
+// nil, until ctx ends. ready says why the daemon cannot take work now; "" that
+// it can.
+func serveAdmin(ctx context.Context, l net.Listener, metrics prometheus.Gatherer, ready func() string) error {
+	if l == nil {
 		<-ctx.Done()
 		return nil
 	}
@@ -30,27 +52,19 @@ func admin(ctx context.Context, addr string, metrics prometheus.Gatherer, ready 
 	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { w.Write([]byte("ok\n")) })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if !ready() {
-			http.Error(w, "not ready", http.StatusServiceUnavailable)
+		if why := ready(); why != "" {
+			http.Error(w, why, http.StatusServiceUnavailable)
 			return
 		}
-		w.Write([]byte("ok\n"))
+		w.Write([]byte("ready\n"))
 	})
-	return serve(ctx, addr, mux)
-}
-
-// serve runs an HTTP server on addr until ctx ends.
-func serve(ctx context.Context, addr string, h http.Handler) error {
-	l, err := net.Listen("tcp", addr)
-	if err != nil {
-		return err
-	}
-	return serveOn(ctx, l, h)
+	return serveOn(ctx, l, mux, adminWriteTimeout)
 }
 
 // serveOn runs an HTTP server on a listener, which it closes, until ctx ends.
-func serveOn(ctx context.Context, l net.Listener, h http.Handler) error {
-	srv := &http.Server{Handler: h, ReadHeaderTimeout: adminReadTimeout, WriteTimeout: adminWriteTimeout,
+// write bounds the time of an answer; 0 does not.
+func serveOn(ctx context.Context, l net.Listener, h http.Handler, write time.Duration) error {
+	srv := &http.Server{Handler: h, ReadHeaderTimeout: adminReadTimeout, WriteTimeout: write,
 		MaxHeaderBytes: adminMaxHeader, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelInfo)}
 	stop := context.AfterFunc(ctx, func() { srv.Close() })
 	defer stop()

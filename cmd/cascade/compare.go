@@ -4,9 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/schollz/progressbar/v3"
@@ -86,7 +83,7 @@ func (c *contest) replay(ctx context.Context, s *settings, fleet *local.Fleet, n
 	if err := fleet.Ready(ready); err != nil {
 		return replay.Result{}, err
 	}
-	records, err := c.records(name)
+	records, err := createRecords(c.out, name)
 	if err != nil {
 		return replay.Result{}, err
 	}
@@ -111,21 +108,6 @@ func (c *contest) replay(ctx context.Context, s *settings, fleet *local.Fleet, n
 	return res, err
 }
 
-// records opens the file for a run's requests; without a directory they go nowhere.
-func (c *contest) records(name string) (io.WriteCloser, error) {
-	if c.out == "" {
-		return nopCloser{io.Discard}, nil
-	}
-	if err := os.MkdirAll(c.out, 0o755); err != nil {
-		return nil, err
-	}
-	return os.Create(filepath.Join(c.out, slug(name)+".jsonl"))
-}
-
-type nopCloser struct{ io.Writer }
-
-func (nopCloser) Close() error { return nil }
-
 // newBar is a progress bar on standard error.
 func newBar(s *settings, name string, total int) *progressbar.ProgressBar {
 	return progressbar.NewOptions(total, progressbar.OptionSetWriter(s.stderr), progressbar.OptionSetDescription(fmt.Sprintf("%-14s", name)),
@@ -149,11 +131,7 @@ func sentence(c control.Change) string {
 	}
 	text += ":"
 	for _, st := range c.Stages {
-		high := policies.Unbounded
-		if st.High != nil {
-			high = *st.High
-		}
-		text += fmt.Sprintf(" [%v, %v)×%d", st.Low, high, len(st.Replicas))
+		text += fmt.Sprintf(" %s×%d", between(st), len(st.Replicas))
 	}
 	return text
 }
@@ -228,54 +206,13 @@ func (c *contest) show(s *settings, outcomes []outcome) error {
 
 // write puts pictures and results into the directory.
 func (c *contest) write(results []replay.Result, outcomes []outcome) error {
-	f, err := os.Create(filepath.Join(c.out, "results.json"))
-	if err != nil {
-		return err
-	}
-	if err := errors.Join(report.WriteJSON(f, results), f.Close()); err != nil {
-		return err
-	}
-	if err := c.markdown(results); err != nil {
-		return err
-	}
 	lengths := make([]policies.Tokens, len(c.requests))
 	for i, r := range c.requests {
 		lengths[i] = r.Input + r.Output
 	}
-	draw := map[string]func() (report.Picture, error){
-		"latency":    func() (report.Picture, error) { return report.Distribution(results, report.Normalised) },
-		"ttft":       func() (report.Picture, error) { return report.Distribution(results, report.TTFT) },
-		"by-length":  func() (report.Picture, error) { return report.ByLength(results, report.Normalised) },
-		"timeline":   func() (report.Picture, error) { return report.Timeline(results) },
+	return writeResults(c.out, results, map[string]func() (report.Picture, error){
 		"final-plan": func() (report.Picture, error) { return report.Plan(finalPlan(outcomes), lengths) },
-	}
-	for name, make := range draw {
-		pic, err := make()
-		if errors.Is(err, report.ErrNoData) {
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		for _, ext := range []string{".svg", ".png"} {
-			if err := writePicture(filepath.Join(c.out, name+ext), pic); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// markdown writes the tables for a README.
-func (c *contest) markdown(results []replay.Result) error {
-	f, err := os.Create(filepath.Join(c.out, "tables.md"))
-	if err != nil {
-		return err
-	}
-	for _, t := range []report.Table{report.Runs(results), report.Latencies(results), report.Classes(results)} {
-		err = errors.Join(err, t.Markdown(f))
-	}
-	return errors.Join(err, f.Close())
+	})
 }
 
 // finalPlan is the plan in force at the end of the last run.

@@ -11,7 +11,7 @@ import (
 
 // newConfig is "cascade config": the fleet file, without running anything.
 func newConfig(s *settings) *cobra.Command {
-	c := &cobra.Command{Use: "config", Short: "Check, explain and print fleet files"}
+	c := group(&cobra.Command{Use: "config", Short: "Check, explain and print fleet files"})
 	c.AddCommand(&cobra.Command{
 		Use:   "check FILE",
 		Short: "Check a fleet file; every bad field is named with its line",

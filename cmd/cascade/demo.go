@@ -3,19 +3,19 @@ package main
 import (
 	"context"
 	"fmt"
-	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/cascadeinfer/cascade/cmd/config"
 	"github.com/cascadeinfer/cascade/cmd/wire"
+	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/replay"
 	"github.com/cascadeinfer/cascade/engine/trace"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// emulated describes a fleet of emulated replicas on free loopback ports.
+// emulated describes a fleet of emulated replicas.
 type emulated struct {
 	replicas int
 	profile  string
@@ -35,10 +35,16 @@ func (e *emulated) flags(c *cobra.Command) {
 	f.Float64Var(&e.speed, "speed", 3, "run engines, arrivals and the planner this many times faster than real time")
 	f.IntVar(&e.tp, "tp", 1, "tensor-parallel ranks of each replica")
 	f.StringVar(&e.envoy, "envoy", "", "path of an Envoy binary to carry the traffic instead of the embedded proxy")
-	f.StringVar(&e.prompt, "prompt", "text", "send prompts as text or as token ids")
+	completeFrom(c, "profile", cost.Names())
 }
 
-// fleet builds the fleet file of it.
+// results adds the flags of what is sent and kept.
+func (e *emulated) results(c *cobra.Command) {
+	c.Flags().StringVar(&e.prompt, "prompt", "text", "send prompts as text or as token ids: text or ids")
+	c.Flags().StringVar(&e.out, "out", "", "directory for plots, tables and per-request records")
+}
+
+// fleet builds the fleet file of it, on free loopback ports.
 func (e *emulated) fleet() (wire.Fleet, error) {
 	f := config.Fleet{
 		Speed:  e.speed,
@@ -80,7 +86,7 @@ traffic; on uniform lengths the planner stays with one stage.`,
 	}
 	src.flags(c, 1500)
 	e.flags(c)
-	c.Flags().StringVar(&e.out, "out", "", "directory for plots, tables and per-request records")
+	e.results(c)
 	c.Flags().Lookup("rate").DefValue = "12"
 	src.rate = 12
 	return c
@@ -128,5 +134,3 @@ func (s *settings) compare(ctx context.Context, src *source, e *emulated) error 
 
 // slug turns a name into a file's name.
 func slug(name string) string { return strings.ReplaceAll(strings.ToLower(name), " ", "-") }
-
-var _ = os.Stderr

@@ -3,13 +3,14 @@ package main
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/url"
-	"path/filepath"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cascadeinfer/cascade/cmd/config"
+	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/emulator"
 	"github.com/cascadeinfer/cascade/policies"
 )
@@ -17,11 +18,12 @@ import (
 // newEngine is "cascade engine": one emulated replica.
 func newEngine(s *settings) *cobra.Command {
 	var (
-		file, replica, listen string
-		model                 config.Model
-		speed                 float64
-		tp                    int
-		ctxLen                int64
+		file            fleetFile
+		replica, listen string
+		model           config.Model
+		speed           float64
+		tp              int
+		ctxLen          int64
 	)
 	c := &cobra.Command{
 		Use:   "engine",
@@ -37,20 +39,21 @@ text is made of words without sense, and depends on every KV byte it attends to.
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			fleet := config.Fleet{Models: []config.Model{model}, Speed: speed}
 			dir := "."
-			if file != "" {
-				f, err := config.Load(file)
+			if file.path != "" {
+				w, err := file.load(cmd)
 				if err != nil {
 					return err
 				}
-				r, err := find(f, replica)
+				f := w.Fleet
+				r, err := w.Replica(replica)
 				if err != nil {
-					return err
+					return fmt.Errorf("--replica: %w", err)
 				}
 				u, err := url.Parse(r.Engine)
 				if err != nil {
 					return err
 				}
-				fleet, dir, listen, tp = f, filepath.Dir(file), u.Host, r.TP
+				fleet, dir, listen, tp = f, w.Dir, u.Host, r.TP
 				for _, m := range f.Models {
 					if m.Name == r.Model {
 						model = m
@@ -61,30 +64,17 @@ text is made of words without sense, and depends on every KV byte it attends to.
 		},
 	}
 	f := c.Flags()
-	f.StringVarP(&file, "config", "c", "", "fleet file; with --replica, everything else comes from it")
-	f.StringVar(&replica, "replica", "", "id of the replica in the fleet file")
+	file.flag(c, "fleet file; with --replica, everything else comes from it")
+	file.replicaFlag(c, &replica)
 	f.StringVar(&model.Name, "model", "demo", "name of the served model")
 	f.StringVar(&model.Profile, "profile", "h200-llama-3.1-8b", "cost profile: built-in name or JSON file (see \"cascade profiles\")")
+	completeFrom(c, "profile", cost.Names())
 	f.StringVar(&listen, "listen", "127.0.0.1:8000", "address to serve on")
 	f.Float64Var(&speed, "speed", 1, "run this many times faster than the real engine")
 	f.IntVar(&tp, "tp", 1, "tensor-parallel ranks")
 	f.Int64Var(&ctxLen, "context", 131072, "longest sequence in tokens")
 	c.PreRun = func(*cobra.Command, []string) { model.Context = policies.Tokens(ctxLen) }
 	return c
-}
-
-// find returns one replica of a fleet by its id.
-func find(f config.Fleet, id string) (config.Replica, error) {
-	for _, r := range f.Replicas {
-		if r.ID == id {
-			return r, nil
-		}
-	}
-	ids := make([]string, len(f.Replicas))
-	for i, r := range f.Replicas {
-		ids[i] = r.ID
-	}
-	return config.Replica{}, fmt.Errorf("--replica %q is not in the fleet file; it has %q", id, ids)
 }
 
 func (s *settings) runEngine(ctx context.Context, fleet config.Fleet, m config.Model, dir, listen string, tp int) error {
@@ -101,9 +91,14 @@ func (s *settings) runEngine(ctx context.Context, fleet config.Fleet, m config.M
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(s.stderr, "emulating %s (%s) on http://%s\n", m.Name, m.Profile, listen)
+	l, err := net.Listen("tcp", listen)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(s.stderr, "emulating %s (%s) on http://%s\n", m.Name, m.Profile, l.Addr())
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return e.Run(ctx) })
-	g.Go(func() error { return serve(ctx, listen, e.Handler()) })
+	// A stream may take any time to write.
+	g.Go(func() error { return serveOn(ctx, l, e.Handler(), 0) })
 	return g.Wait()
 }

@@ -19,10 +19,16 @@ import (
 )
 
 func main() {
+	os.Exit(mainCode())
+}
+
+// mainCode runs the process's command line until it is done or signalled. A
+// second signal ends the process at once.
+func mainCode() int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
-	stop()
-	os.Exit(code)
+	defer stop()
+	defer context.AfterFunc(ctx, stop)()
+	return run(ctx, os.Args[1:], os.Stdout, os.Stderr)
 }
 
 // run executes one command line and returns its exit code: 0 for success and
@@ -42,15 +48,6 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}
 	return 1
 }
-
-// A usageError is a command line that cannot be understood.
-type usageError struct {
-	command string
-	err     error
-}
-
-func (e *usageError) Error() string { return e.err.Error() }
-func (e *usageError) Unwrap() error { return e.err }
 
 // settings are the flags that every command has.
 type settings struct {
@@ -85,6 +82,7 @@ In production each part runs by itself, from one fleet file:
 		SilenceErrors: true,
 		Version:       version(),
 	}
+	group(root)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {

@@ -7,8 +7,6 @@ import (
 	"path/filepath"
 	"runtime/debug"
 
-	"github.com/spf13/cobra"
-
 	"github.com/cascadeinfer/cascade/cmd/config"
 	"github.com/cascadeinfer/cascade/engine/cost"
 )
@@ -29,14 +27,13 @@ func (s *settings) print(v any) error {
 	return e.Encode(v)
 }
 
-// exactArgs is cobra.ExactArgs with a usage error.
-func exactArgs(n int) cobra.PositionalArgs {
-	return func(c *cobra.Command, args []string) error {
-		if err := cobra.ExactArgs(n)(c, args); err != nil {
-			return &usageError{command: c.CommandPath(), err: err}
-		}
-		return nil
+// jsonString is a text as a JSON string.
+func jsonString(text string) string {
+	out, err := json.Marshal(text)
+	if err != nil {
+		panic("internal error: a string has no JSON: " + err.Error())
 	}
+	return string(out)
 }
 
 // profiles resolves the cost profile of every model of a fleet, at the fleet's

@@ -6,8 +6,12 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"net"
+	"net/http"
 	"time"
 
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/credentials/tls/certprovider"
 	"google.golang.org/grpc/credentials/tls/certprovider/pemfile"
 
@@ -20,6 +24,13 @@ const tlsRefresh = 10 * time.Second
 
 // tlsTimeout bounds one look at the PEM files inside a handshake.
 const tlsTimeout = 5 * time.Second
+
+// Bounds of the connections between migrators under TLS.
+const (
+	peerDialTimeout = 5 * time.Second // the handshake included
+	peerIdle        = 1024            // connections kept to one peer
+	peerIdleTimeout = time.Minute
+)
 
 // identity is the mutual TLS of one process: both sides of its connections,
 // from rotating files. A nil identity means plaintext, which components accept
@@ -64,8 +75,9 @@ func (id *identity) material() (*certprovider.KeyMaterial, error) {
 }
 
 // server returns the configuration of a listener that demands a certificate
-// of the fleet's authorities; nil for plaintext.
-func (id *identity) server() *tls.Config {
+// of the fleet's authorities and speaks the given ALPN protocols; nil for
+// plaintext.
+func (id *identity) server(protocols ...string) *tls.Config {
 	if id == nil {
 		return nil
 	}
@@ -78,7 +90,7 @@ func (id *identity) server() *tls.Config {
 			}
 			return &tls.Config{
 				MinVersion:   tls.VersionTLS13,
-				NextProtos:   []string{"h2", "http/1.1"},
+				NextProtos:   protocols,
 				Certificates: m.Certs,
 				ClientAuth:   tls.RequireAndVerifyClientCert,
 				ClientCAs:    m.Roots,
@@ -87,15 +99,20 @@ func (id *identity) server() *tls.Config {
 	}
 }
 
-// client returns the configuration of a connection to another component; nil
-// for plaintext. The peer's certificate must chain to the fleet's present
-// authorities and carry the dialled name.
-func (id *identity) client() *tls.Config {
+// client returns the configuration of a connection to the host of address,
+// host:port; nil for plaintext. The peer's certificate must chain to the
+// fleet's present authorities and carry that host.
+func (id *identity) client(address string) *tls.Config {
 	if id == nil {
 		return nil
 	}
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		host = address
+	}
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13,
+		ServerName: host,
 		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
 			m, err := id.material()
 			if err != nil {
@@ -104,14 +121,16 @@ func (id *identity) client() *tls.Config {
 			return &m.Certs[0], nil
 		},
 		// The roots rotate, so the built-in verification against a fixed pool
-		// is replaced by the same verification against the present one.
+		// is replaced by the same verification against the present one. The
+		// name is the dialled one: the connection's state has none where it is
+		// an IP address.
 		InsecureSkipVerify: true,
 		VerifyConnection: func(cs tls.ConnectionState) error {
 			m, err := id.material()
 			if err != nil {
 				return err
 			}
-			opts := x509.VerifyOptions{Roots: m.Roots, DNSName: cs.ServerName, Intermediates: x509.NewCertPool()}
+			opts := x509.VerifyOptions{Roots: m.Roots, DNSName: host, Intermediates: x509.NewCertPool()}
 			for _, c := range cs.PeerCertificates[1:] {
 				opts.Intermediates.AddCert(c)
 			}
@@ -119,4 +138,37 @@ func (id *identity) client() *tls.Config {
 			return err
 		},
 	}
+}
+
+// credentials are those of a gRPC connection to address.
+func (id *identity) credentials(address string) credentials.TransportCredentials {
+	if id == nil {
+		return insecure.NewCredentials()
+	}
+	return credentials.NewTLS(id.client(address))
+}
+
+// listener wraps a listener of HTTP in the fleet's TLS; l itself for plaintext.
+func (id *identity) listener(l net.Listener) net.Listener {
+	if id == nil {
+		return l
+	}
+	return tls.NewListener(l, id.server("http/1.1"))
+}
+
+// peers carries requests to other migrators, and names the scheme to use; nil
+// and "" stand for plain HTTP.
+func (id *identity) peers() (http.RoundTripper, string) {
+	if id == nil {
+		return nil, ""
+	}
+	dialer := &net.Dialer{Timeout: peerDialTimeout}
+	return &http.Transport{
+		DialTLSContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+			return (&tls.Dialer{NetDialer: dialer, Config: id.client(address)}).DialContext(ctx, network, address)
+		},
+		DisableCompression:  true,
+		MaxIdleConnsPerHost: peerIdle,
+		IdleConnTimeout:     peerIdleTimeout,
+	}, "https"
 }

@@ -39,6 +39,7 @@ func (r *source) flags(c *cobra.Command, requests int) {
 	f.DurationVar(&r.until, "until", 0, "drop requests that arrive later in the trace; 0 drops none")
 	f.Int64Var(&r.maxLength, "max-length", 0, "drop requests longer than this, prompt and output together; 0 drops none")
 	f.Uint64Var(&r.seed, "seed", 1, "decides everything random")
+	completeFrom(c, "mix", trace.Names())
 }
 
 // read returns the requests that the flags describe, and a name for them.
@@ -95,7 +96,7 @@ func generator(name string) (trace.Generator, error) {
 
 // newTrace is "cascade trace": look at, fit and generate traces.
 func newTrace(s *settings) *cobra.Command {
-	c := &cobra.Command{Use: "trace", Short: "Generate, describe and fit request traces"}
+	c := group(&cobra.Command{Use: "trace", Short: "Generate, describe and fit request traces"})
 	gen := &source{}
 	g := &cobra.Command{
 		Use:   "generate",

@@ -78,6 +78,20 @@ func (f *Fleet) Replica(id string) (config.Replica, error) {
 	return config.Replica{}, fmt.Errorf("replica %q is not in the fleet file; it has %q", id, ids)
 }
 
+// path is where a file that the fleet file names lies.
+func (f *Fleet) path(name string) string {
+	if name == "" || filepath.IsAbs(name) {
+		return name
+	}
+	return filepath.Join(f.Dir, name)
+}
+
+// TLS names the PEM files by paths that do not depend on the fleet file's place.
+func (f *Fleet) TLS() config.TLS {
+	t := f.Fleet.TLS
+	return config.TLS{Cert: f.path(t.Cert), Key: f.path(t.Key), CA: f.path(t.CA)}
+}
+
 // scaled divides a duration of the file by the fleet's speed.
 func (f *Fleet) scaled(d time.Duration) time.Duration {
 	return time.Duration(float64(d) / f.Speed)
@@ -130,10 +144,7 @@ func (f *Fleet) Control(log *slog.Logger) (control.Config, error) {
 		Settings: resources.Settings{Listen: f.Fleet.Proxy.Listen, Estimator: resources.Estimator(f.Fleet.Control.Estimator)},
 	}
 	if f.State != "" {
-		dir := f.State
-		if !filepath.IsAbs(dir) {
-			dir = filepath.Join(f.Dir, dir)
-		}
+		dir := f.path(f.State)
 		file, err := store.NewFile(filepath.Join(dir, "plan.json"))
 		if err != nil {
 			return c, fmt.Errorf("state: %w", err)

@@ -1,0 +1,71 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cascadeinfer/cascade/cmd/wire"
+	"github.com/cascadeinfer/cascade/xds/control"
+)
+
+// newControl is "cascade control": the control plane.
+func newControl(s *settings) *cobra.Command {
+	file := &fleetFile{}
+	c := &cobra.Command{
+		Use:   "control -c FILE",
+		Short: "Run the control plane: planner, xDS server, load reports",
+		Long: `Control plans the stages of a fleet from what its migrators report, and pushes them
+to every Envoy, embedded proxy and gRPC client over xDS. Nothing passes through it:
+while it is away, the last plan goes on routing.
+
+The fleet file is watched. Replicas that are added, removed or marked "drain: true"
+are taken over at once; a file with an error is refused, with the error logged, and
+the last good one stays in force. Other changes need a restart, which is harmless:
+with "state" set, the plan and the counters are kept.`,
+		Example: `  cascade control -c fleet.yaml
+  cascade status                      # who serves what, and why
+  curl 127.0.0.1:18001/readyz         # is the first plan out?`,
+		Args: exactArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			fleet, err := file.load(cmd)
+			if err != nil {
+				return err
+			}
+			return s.runControl(cmd.Context(), fleet, file.path)
+		},
+	}
+	file.flag(c, "fleet file; watched for changes")
+	return c
+}
+
+func (s *settings) runControl(ctx context.Context, fleet wire.Fleet, path string) error {
+	log, err := s.logger()
+	if err != nil {
+		return err
+	}
+	id, err := newIdentity(fleet.TLS())
+	if err != nil {
+		return err
+	}
+	defer id.close()
+	cc, err := fleet.Control(log)
+	if err != nil {
+		return err
+	}
+	cc.TLS = id.server("h2")
+	c, err := control.New(cc)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(s.stderr, "control plane of %d replicas: xDS and load reports on %s, http://%s/status tells its state\n",
+		len(fleet.Fleet.Replicas), c.Addr(), c.AdminAddr())
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return c.Run(ctx) })
+	g.Go(func() error {
+		return watch(ctx, path, fleet, log, func(f wire.Fleet) error { return c.SetReplicas(f.Registry()) })
+	})
+	return g.Wait()
+}

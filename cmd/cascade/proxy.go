@@ -1,0 +1,154 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cascadeinfer/cascade/cmd/wire"
+	"github.com/cascadeinfer/cascade/xds/client"
+	"github.com/cascadeinfer/cascade/xds/proxy"
+)
+
+// noticeAfter is how long a daemon waits in silence for another one.
+const noticeAfter = 2 * time.Second
+
+// proxyFlags are the flags of "cascade proxy".
+type proxyFlags struct {
+	file                    fleetFile
+	nodeID, control, listen string
+	drain                   time.Duration
+}
+
+// newProxy is "cascade proxy": the embedded data plane.
+func newProxy(s *settings) *cobra.Command {
+	p := &proxyFlags{}
+	c := &cobra.Command{
+		Use:   "proxy -c FILE",
+		Short: "Run the embedded proxy, where there is no Envoy",
+		Long: `Proxy is a small Envoy-style data plane: everything it knows comes over xDS from the
+control plane, like Envoy's. It listens where the control plane's listener says
+(proxy.listen of the fleet file), and goes on routing by its last tables while the
+control plane is away.
+
+On SIGTERM it stops accepting and ends when the last stream has ended, or after
+--drain. A second signal ends it at once.`,
+		Example: `  cascade proxy -c fleet.yaml
+  cascade proxy -c fleet.yaml --node-id edge-2 --listen 127.0.0.1:8090
+  curl 127.0.0.1:8080/v1/models`,
+		Args: exactArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			fleet, err := p.file.load(cmd)
+			if err != nil {
+				return err
+			}
+			return s.runProxy(cmd.Context(), fleet, p)
+		},
+	}
+	p.file.flag(c, "fleet file")
+	f := c.Flags()
+	f.StringVar(&p.nodeID, "node-id", defaultNodeID("proxy"), "name of this proxy; every node of a fleet needs one of its own")
+	f.StringVar(&p.control, "control", "", "host:port of the control plane, where it is not control.listen of the file")
+	f.StringVar(&p.listen, "listen", "", "host:port to serve on instead of the published one")
+	f.DurationVar(&p.drain, "drain", proxy.DefaultDrainTimeout, "how long streams may go on after SIGTERM; what is left is cut")
+	f.Lookup("node-id").DefValue = "proxy@<host name>"
+	return c
+}
+
+// defaultNodeID names a node of this machine.
+func defaultNodeID(kind string) string {
+	host, err := os.Hostname()
+	if err != nil {
+		return kind
+	}
+	return kind + "@" + host
+}
+
+func (s *settings) runProxy(ctx context.Context, fleet wire.Fleet, p *proxyFlags) error {
+	log, err := s.logger()
+	if err != nil {
+		return err
+	}
+	id, err := newIdentity(fleet.TLS())
+	if err != nil {
+		return err
+	}
+	defer id.close()
+	target := p.control
+	if target == "" {
+		target = fleet.Fleet.Control.Listen
+	}
+	metrics := newRegistry()
+	cfg := proxy.Config{
+		Client:       client.Config{Target: target, TLS: id.client(target), NodeID: p.nodeID},
+		DrainTimeout: p.drain, Registry: metrics, Logger: log,
+	}
+	if p.listen != "" {
+		if cfg.Listener, err = net.Listen("tcp", p.listen); err != nil {
+			return err
+		}
+		defer cfg.Listener.Close()
+	}
+	px, err := proxy.New(cfg)
+	if err != nil {
+		return err
+	}
+	door, err := listenAdmin(fleet.Proxy.Admin)
+	if err != nil {
+		return err
+	}
+	// What looks at the proxy outlives it, so that a drain can be seen.
+	back, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	g, back := errgroup.WithContext(back)
+	// An admin server that fails ends the proxy, too.
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(back, cancel)()
+	g.Go(func() error {
+		defer stop()
+		return px.Run(ctx)
+	})
+	g.Go(func() error { s.tellReady(ctx, px, target); return nil })
+	g.Go(func() error {
+		return serveAdmin(back, door, metrics, func() string { return proxyReady(ctx, px) })
+	})
+	return g.Wait()
+}
+
+// tellReady says when the proxy serves, and what it waits for before.
+func (s *settings) tellReady(ctx context.Context, px *proxy.Proxy, target string) {
+	notice := time.NewTimer(noticeAfter)
+	defer notice.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-notice.C:
+			fmt.Fprintf(s.stderr, "waiting for a listener from the control plane at %s; --log info tells more\n", target)
+		case <-px.Ready():
+			if a := px.Addr(""); a != nil {
+				fmt.Fprintf(s.stderr, "proxy serves on http://%s\n", a)
+			}
+			return
+		}
+	}
+}
+
+// proxyReady says why the proxy takes no requests; "" when it does.
+func proxyReady(ctx context.Context, px *proxy.Proxy) string {
+	if ctx.Err() != nil {
+		return "draining"
+	}
+	select {
+	case <-px.Ready():
+		return ""
+	default:
+		return "no listener has come from the control plane yet"
+	}
+}

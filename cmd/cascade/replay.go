@@ -1,0 +1,184 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cascadeinfer/cascade/engine/replay"
+	"github.com/cascadeinfer/cascade/engine/report"
+	"github.com/cascadeinfer/cascade/engine/trace"
+)
+
+// replayFlags are the flags of "cascade replay" for an endpoint of one's own.
+type replayFlags struct {
+	target, model, name, host string
+	headers                   []string
+	timeout                   time.Duration
+	http2                     bool
+}
+
+// defaultMix is how many requests of a mix are replayed when no flag bounds
+// them.
+const defaultMix = 1000
+
+// newReplay is "cascade replay": a trace against an endpoint.
+func newReplay(s *settings) *cobra.Command {
+	src, e, r := &source{}, &emulated{}, &replayFlags{}
+	c := &cobra.Command{
+		Use:   "replay",
+		Short: "Replay a trace: stages against round robin, or any OpenAI endpoint",
+		Long: `Replay sends the requests of a trace (or a generated mix) at their times, whatever is
+outstanding, and reports what the clients see: time to the first token, time between
+tokens, latency per token, all by length. Latency counts from when a request was due.
+A run whose machine had less than 30 % idle CPU is marked void.
+
+Without --target it emulates a fleet, replays twice, first with all replicas in one
+stage (round robin), then with planned stages, and compares, as "cascade demo" does.
+Times are then those of the emulated engines: speed is taken out.
+
+With --target and --model it replays against any endpoint of the OpenAI API, such as a
+fleet that "cascade up" runs. --speed then only compresses the arrivals; results are
+shown as measured and multiplied.
+
+Mooncake's traces have a clock of 3 s: --spread 3s spreads arrivals within it.`,
+		Example: `  cascade replay --trace conversation_trace.jsonl --spread 3s --speed 10
+  cascade replay --mix chat --requests 2000 --rate 20 --out results
+  cascade replay --target http://127.0.0.1:8080 --model llama-3.1-8b --mix mixed --requests 500`,
+		Args: exactArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if src.file == "" && src.requests == 0 && src.duration == 0 {
+				src.requests = defaultMix
+			}
+			if r.target == "" {
+				for _, name := range replayOnly {
+					if cmd.Flags().Changed(name) {
+						return misused(cmd, "--%s is for an endpoint of your own: name it with --target", name)
+					}
+				}
+				return s.compare(cmd.Context(), src, e)
+			}
+			for _, name := range emulatedOnly {
+				if cmd.Flags().Changed(name) {
+					return misused(cmd, "--%s describes an emulated fleet; --target is one that runs already", name)
+				}
+			}
+			if r.model == "" {
+				return misused(cmd, "--target needs --model, the name to put into the requests")
+			}
+			header, err := headers(r.headers)
+			if err != nil {
+				return misused(cmd, "%w", err)
+			}
+			if !cmd.Flags().Changed("speed") {
+				e.speed = 1
+			}
+			return s.replayTarget(cmd.Context(), src, e, r, header)
+		},
+	}
+	src.flags(c, 0)
+	e.flags(c)
+	e.results(c)
+	f := c.Flags()
+	f.StringVar(&r.target, "target", "", "base URL of an OpenAI endpoint, such as http://127.0.0.1:8080; empty emulates a fleet")
+	f.StringVar(&r.model, "model", "", "model to ask --target for")
+	f.StringVar(&r.name, "name", "", "name of the run in tables and plots; default: the target")
+	f.StringVar(&r.host, "host", "", "Host header, for targets that choose the model by it")
+	f.StringArrayVar(&r.headers, "header", nil, "header to add to every request, as 'name: value'; may be repeated")
+	f.DurationVar(&r.timeout, "timeout", replay.DefaultTimeout, "time for one request, from when it is due")
+	f.BoolVar(&r.http2, "http2", false, "speak HTTP/2 without TLS (h2c) to --target")
+	return c
+}
+
+// Flags that mean nothing without, and with, --target.
+var (
+	replayOnly   = [...]string{"model", "name", "host", "header", "timeout", "http2"}
+	emulatedOnly = [...]string{"replicas", "profile", "tp", "envoy"}
+)
+
+// headers parses lines of a header.
+func headers(lines []string) (http.Header, error) {
+	out := http.Header{}
+	for _, line := range lines {
+		name, value, ok := strings.Cut(line, ":")
+		if !ok || strings.TrimSpace(name) == "" {
+			return nil, fmt.Errorf("--header %q: write 'name: value'", line)
+		}
+		out.Add(strings.TrimSpace(name), strings.TrimSpace(value))
+	}
+	return out, nil
+}
+
+// replayTarget replays the source against an endpoint that runs already.
+func (s *settings) replayTarget(ctx context.Context, src *source, e *emulated, f *replayFlags, header http.Header) (err error) {
+	if src.maxLength == 0 || src.maxLength > e.context {
+		src.maxLength = e.context
+	}
+	requests, name, err := src.read()
+	if err != nil {
+		return err
+	}
+	if f.name == "" {
+		f.name = f.target
+	}
+	records, err := createRecords(e.out, "requests")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, records.Close()) }()
+	fmt.Fprintf(s.stderr, "%d requests of %s at %.1f/s to %s: about %.0f s\n", len(requests), name, trace.Rate(requests)*e.speed,
+		f.target, requests[len(requests)-1].At.Seconds()/e.speed)
+	bar := newBar(s, "replay", len(requests))
+	r, err := replay.New(replay.Config{
+		Name: f.name, Target: f.target, Model: f.model, Host: f.host, Header: header, Requests: requests,
+		Prompt: replay.Prompt(e.prompt), Speed: e.speed, Timeout: f.timeout, HTTP2: f.http2, Records: records,
+		Progress: func(p replay.Progress) { bar.Set(p.Done) },
+	})
+	if err != nil {
+		return err
+	}
+	res, err := r.Run(ctx)
+	bar.Finish()
+	fmt.Fprintln(s.stderr)
+	if err != nil && !res.Interrupted {
+		return err
+	}
+	return errors.Join(err, s.showReplay(res, e.out))
+}
+
+// showReplay shows one run, and writes it into a directory where there is one.
+func (s *settings) showReplay(res replay.Result, dir string) error {
+	results := []replay.Result{res}
+	if dir != "" {
+		if err := writeResults(dir, results, nil); err != nil {
+			return err
+		}
+	}
+	if s.json {
+		if err := s.print(res); err != nil {
+			return err
+		}
+	} else {
+		tables := []report.Table{report.Runs(results), report.Latencies(results), report.Classes(results)}
+		if len(res.Stages) > 0 {
+			tables = append(tables, report.Stages(res))
+		}
+		for _, t := range tables {
+			if err := t.Text(s.stdout); err != nil {
+				return err
+			}
+		}
+		if dir != "" {
+			fmt.Fprintf(s.stdout, "Plots, requests and results are in %s.\n", dir)
+		}
+	}
+	if n := res.Failed(); n > 0 {
+		return fmt.Errorf("%d of %d requests failed; first: %s: %s", n, res.Sent, res.Failures[0].Kind, res.Failures[0].First)
+	}
+	return nil
+}

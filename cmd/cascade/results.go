@@ -1,0 +1,77 @@
+package main
+
+import (
+	"errors"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+
+	"github.com/cascadeinfer/cascade/engine/replay"
+	"github.com/cascadeinfer/cascade/engine/report"
+)
+
+// createRecords opens the file for a run's requests; without a directory they
+// go nowhere.
+func createRecords(dir, name string) (io.WriteCloser, error) {
+	if dir == "" {
+		return nopCloser{io.Discard}, nil
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
+	}
+	return os.Create(filepath.Join(dir, slug(name)+".jsonl"))
+}
+
+type nopCloser struct{ io.Writer }
+
+func (nopCloser) Close() error { return nil }
+
+// writeResults puts results.json, tables.md and pictures of some runs into a
+// directory, and further pictures under their names.
+func writeResults(dir string, results []replay.Result, further map[string]func() (report.Picture, error)) error {
+	f, err := os.Create(filepath.Join(dir, "results.json"))
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(report.WriteJSON(f, results), f.Close()); err != nil {
+		return err
+	}
+	if err := writeMarkdown(filepath.Join(dir, "tables.md"), results); err != nil {
+		return err
+	}
+	draw := map[string]func() (report.Picture, error){
+		"latency":   func() (report.Picture, error) { return report.Distribution(results, report.Normalised) },
+		"ttft":      func() (report.Picture, error) { return report.Distribution(results, report.TTFT) },
+		"by-length": func() (report.Picture, error) { return report.ByLength(results, report.Normalised) },
+		"timeline":  func() (report.Picture, error) { return report.Timeline(results) },
+	}
+	maps.Copy(draw, further)
+	for name, make := range draw {
+		pic, err := make()
+		if errors.Is(err, report.ErrNoData) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		for _, ext := range []string{".svg", ".png"} {
+			if err := writePicture(filepath.Join(dir, name+ext), pic); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// writeMarkdown writes the tables for a README.
+func writeMarkdown(path string, results []replay.Result) error {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	for _, t := range []report.Table{report.Runs(results), report.Latencies(results), report.Classes(results)} {
+		err = errors.Join(err, t.Markdown(f))
+	}
+	return errors.Join(err, f.Close())
+}

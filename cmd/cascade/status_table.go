@@ -1,0 +1,175 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cascadeinfer/cascade/engine/report"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/control"
+)
+
+// shownChanges is how many of the latest plans are shown.
+const shownChanges = 8
+
+// writeStatus writes a control plane's state for people.
+func writeStatus(w io.Writer, st control.Status) error {
+	line := fmt.Sprintf("epoch %d, policy %s; proxies are shown epoch %d (%s)", st.Epoch, st.Policy, st.Shown, st.Phase)
+	if st.Error != "" {
+		line += "\nNOT SHOWN: " + st.Error
+	}
+	if _, err := fmt.Fprintf(w, "%s\n\n", line); err != nil {
+		return err
+	}
+	tables := make([]report.Table, 0, len(st.Models)+2)
+	for _, m := range st.Models {
+		tables = append(tables, modelTable(m))
+	}
+	tables = append(tables, nodeTable(st))
+	if len(st.History) > 0 {
+		tables = append(tables, historyTable(st.History))
+	}
+	for i, t := range tables {
+		if i > 0 {
+			if _, err := fmt.Fprintln(w); err != nil {
+				return err
+			}
+		}
+		if err := t.Text(w); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// modelTable shows a model's stages and replicas.
+func modelTable(m control.Model) report.Table {
+	t := report.Table{
+		Title:  fmt.Sprintf("%s: epoch %d, %s", m.Name, m.Epoch, m.Reason),
+		Header: []string{"stage", "lengths", "replica", "health", "weight", "running", "waiting", "held", "promised", "iteration", "report"}, Left: 4,
+	}
+	for _, st := range m.Stages {
+		stage, lengths := st.Name, between(st)
+		if len(st.Replicas) == 0 {
+			t.Rows = append(t.Rows, append([]string{stage, lengths, "none"}, make([]string, 8)...))
+		}
+		for _, r := range st.Replicas {
+			t.Rows = append(t.Rows, append([]string{stage, lengths}, replicaCells(r)...))
+			stage, lengths = "", ""
+		}
+	}
+	for _, r := range m.Unassigned {
+		t.Rows = append(t.Rows, append([]string{"–", ""}, replicaCells(r)...))
+	}
+	note := fmt.Sprintf("%d requests seen, %.2f/s now; %.2f bytes per token", m.Seen, m.Rate, m.BytesPerToken)
+	if m.EstimateError > 0 {
+		note += fmt.Sprintf(", estimates are off by %.1f %%", m.EstimateError*100)
+	}
+	t.Notes = []string{note + "."}
+	if m.Planner != "" {
+		t.Notes = append(t.Notes, "Planner: "+m.Planner+".")
+	}
+	for _, r := range replicas(m) {
+		if r.Note != "" {
+			t.Notes = append(t.Notes, fmt.Sprintf("%s: %s.", r.ID, r.Note))
+		}
+	}
+	return t
+}
+
+// replicas are all of a model's replicas.
+func replicas(m control.Model) []control.Replica {
+	var out []control.Replica
+	for _, st := range m.Stages {
+		out = append(out, st.Replicas...)
+	}
+	return append(out, m.Unassigned...)
+}
+
+func replicaCells(r control.Replica) []string {
+	iteration, report := "–", "never"
+	if r.Iteration > 0 {
+		iteration = fmt.Sprintf("%.1f ms", r.Iteration*1e3)
+	}
+	if r.ReportAge != nil {
+		report = fmt.Sprintf("%.1f s", *r.ReportAge)
+		if !r.Connected {
+			report += ", cut"
+		}
+	}
+	return []string{string(r.ID), r.Health, fmt.Sprint(r.Weight), fmt.Sprint(r.Running), fmt.Sprint(r.Waiting),
+		fmt.Sprint(int64(r.Held)), fmt.Sprint(int64(r.Promised)), iteration, report}
+}
+
+// between is a stage's range.
+func between(st control.Stage) string {
+	high := policies.Unbounded
+	if st.High != nil {
+		high = *st.High
+	}
+	return fmt.Sprintf("[%v, %v)", st.Low, high)
+}
+
+// nodeTable shows the proxies and what they acknowledged.
+func nodeTable(st control.Status) report.Table {
+	t := report.Table{Title: "proxies", Header: []string{"node", "state", "acknowledged", "epoch", "NACKs"}, Left: 3}
+	for _, n := range st.Nodes {
+		t.Rows = append(t.Rows, []string{n.ID, nodeState(n), acked(n), fmt.Sprint(n.Epoch), fmt.Sprint(n.NACKs)})
+		if n.LastError != "" {
+			when := ""
+			if n.LastErrorAt != nil {
+				when = st.Time.Sub(*n.LastErrorAt).Round(time.Second).String() + " ago, "
+			}
+			t.Notes = append(t.Notes, fmt.Sprintf("%s refused a response: %s%s", n.ID, when, n.LastError))
+		}
+	}
+	if len(st.Nodes) == 0 {
+		t.Notes = []string{"No proxy has connected yet."}
+	}
+	return t
+}
+
+func nodeState(n control.Node) string {
+	switch {
+	case !n.Connected:
+		return "gone"
+	case n.Fenced:
+		return "late"
+	case n.Current:
+		return "current"
+	}
+	return "following"
+}
+
+// acked lists what a node has, by type, and what it has not answered.
+func acked(n control.Node) string {
+	var kinds []string
+	for kind, t := range n.Types {
+		if t.Acked > 0 || t.Pending > 0 {
+			kinds = append(kinds, kind)
+		}
+	}
+	slices.Sort(kinds)
+	for i, kind := range kinds {
+		t := n.Types[kind]
+		text := fmt.Sprintf("%s %d", kind, t.Acked)
+		if t.Pending > 0 {
+			text += fmt.Sprintf(" (+%d pending)", t.Pending)
+		}
+		kinds[i] = text
+	}
+	return strings.Join(kinds, ", ")
+}
+
+// historyTable shows the latest plans, newest first.
+func historyTable(history []control.Change) report.Table {
+	t := report.Table{Title: "latest plans", Header: []string{"time", "model", "epoch", "why and what"}, Left: 4}
+	for i := len(history) - 1; i >= max(0, len(history)-shownChanges); i-- {
+		c := history[i]
+		t.Rows = append(t.Rows, []string{c.Time.Local().Format(time.TimeOnly), c.Model, fmt.Sprint(c.Epoch), sentence(c)})
+	}
+	return t
+}

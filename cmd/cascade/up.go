@@ -1,0 +1,226 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cascadeinfer/cascade/cmd/config"
+	"github.com/cascadeinfer/cascade/cmd/local"
+	"github.com/cascadeinfer/cascade/cmd/wire"
+)
+
+// The addresses of a fleet without a file: replica i has ports upEngines+i,
+// upFronts+i and upPeers+i of loopback.
+const (
+	upEngines = 8000
+	upFronts  = 9000
+	upPeers   = 9100
+	// upReplicas is how many fit below the proxy's port.
+	upReplicas = 80
+
+	upProxy   = "127.0.0.1:8080"
+	upControl = "127.0.0.1:18000"
+	upAdmin   = "127.0.0.1:18001"
+)
+
+// upFlags are the flags of "cascade up".
+type upFlags struct {
+	file     fleetFile
+	made     emulated
+	external bool
+	drain    time.Duration
+}
+
+// newUp is "cascade up": a whole fleet in one process.
+func newUp(s *settings) *cobra.Command {
+	u := &upFlags{}
+	c := &cobra.Command{
+		Use:   "up",
+		Short: "Run a whole fleet in one process: engines, migrators, control plane, proxy",
+		Long: `Up runs every part of a fleet in this process; they talk over real sockets and real
+xDS, as they would on many machines. Without -c it emulates eight replicas of one model
+on fixed addresses: the proxy on 127.0.0.1:8080, the control plane on 18000 and 18001,
+engines, migrators and their peers' doors on 8000, 9000, 9100 and up.
+
+With -c it runs the fleet of the file. --external-engines leaves the engines to you:
+the file's URLs are used as they are. --envoy puts a real Envoy in front.
+
+The file is watched. "drain: true" takes a replica out of its stage, false puts it
+back; a replica that leaves the file gets no new requests; one that is added joins
+when its own migrator reports ("cascade migrator --replica ID" in another process).
+Up starts no part later and moves none: other edits of replicas that it runs are
+refused, with the error logged, and the last good list stays in force.
+
+SIGINT or SIGTERM ends it: no new request is taken, running streams get --drain to
+end. A second signal ends it at once.`,
+		Example: `  cascade up
+  cascade up --replicas 16 --speed 10 --profile h200-llama-3.1-8b
+  cascade up -c fleet.yaml
+  cascade up -c fleet.yaml --external-engines --envoy "$(which envoy)"`,
+		Args: exactArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			fleet, err := u.fleet(cmd)
+			if err != nil {
+				return err
+			}
+			return s.runUp(cmd.Context(), fleet, u)
+		},
+	}
+	u.file.flag(c, "fleet file; without one, a fleet is emulated as the other flags say")
+	u.made.flags(c)
+	f := c.Flags()
+	f.BoolVar(&u.external, "external-engines", false, "the engines of the fleet file run elsewhere; emulate none")
+	f.DurationVar(&u.drain, "drain", 10*time.Second, "how long streams may go on after a signal; what is left is cut")
+	return c
+}
+
+// fleet is the fleet of the file, or the one that the flags describe.
+func (u *upFlags) fleet(cmd *cobra.Command) (wire.Fleet, error) {
+	if u.file.path == "" {
+		if u.external {
+			return wire.Fleet{}, misused(cmd, "--external-engines needs a fleet file that names the engines: add -c")
+		}
+		if u.made.replicas < 1 || u.made.replicas > upReplicas {
+			return wire.Fleet{}, misused(cmd, "--replicas %d: 1 to %d have fixed addresses; write a fleet file for more", u.made.replicas, upReplicas)
+		}
+		fleet, err := u.made.fleet()
+		if err == nil {
+			fixed(&fleet.Fleet)
+		}
+		return fleet, err
+	}
+	for _, name := range []string{"replicas", "profile", "context", "speed", "tp"} {
+		if cmd.Flags().Changed(name) {
+			return wire.Fleet{}, misused(cmd, "--%s describes a fleet without a file; with -c, write it into the file", name)
+		}
+	}
+	fleet, err := u.file.load(cmd)
+	if err == nil && fleet.Fleet.TLS.Cert != "" {
+		err = fmt.Errorf("%s: tls: \"up\" runs everything in one process and speaks plain text on loopback; leave tls out, or run control, migrator and proxy by themselves", u.file.path)
+	}
+	return fleet, err
+}
+
+// fixed gives a fleet the addresses that the help names.
+func fixed(f *config.Fleet) {
+	f.Control.Listen, f.Control.Admin, f.Proxy.Listen = upControl, upAdmin, upProxy
+	for i := range f.Replicas {
+		r := &f.Replicas[i]
+		r.Engine = fmt.Sprintf("http://127.0.0.1:%d", upEngines+i)
+		r.Address = fmt.Sprintf("127.0.0.1:%d", upFronts+i)
+		r.Peer = fmt.Sprintf("127.0.0.1:%d", upPeers+i)
+	}
+}
+
+func (s *settings) runUp(ctx context.Context, fleet wire.Fleet, u *upFlags) error {
+	log, err := s.logger()
+	if err != nil {
+		return err
+	}
+	file := fleet
+	file.Fleet.Replicas = slices.Clone(fleet.Fleet.Replicas)
+	// From here on, fleet has the addresses that are bound.
+	f, err := local.New(local.Config{Fleet: fleet, External: u.external, Envoy: u.made.envoy, Drain: u.drain, Logger: log})
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return fmt.Errorf("%w: stop what listens there, or choose other addresses in a fleet file (-c)", err)
+	}
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(s.stderr, "starting %d replicas\n", len(fleet.Fleet.Replicas))
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return f.Run(ctx) })
+	g.Go(func() error { return s.welcome(ctx, fleet, f) })
+	if u.file.path != "" {
+		g.Go(func() error {
+			return watch(ctx, u.file.path, file, log, func(now wire.Fleet) (err error) {
+				if now.Fleet.Replicas, err = merge(file.Fleet.Replicas, fleet.Fleet.Replicas, now.Fleet.Replicas); err != nil {
+					return err
+				}
+				return f.Control().SetReplicas(now.Registry())
+			})
+		})
+	}
+	return g.Wait()
+}
+
+// merge is the list of replicas after an edit: who runs here keeps the address
+// that it has. asked and running are the same replicas as the file named them
+// at the start and as they run.
+func merge(asked, running, now []config.Replica) ([]config.Replica, error) {
+	out := slices.Clone(now)
+	for i, r := range now {
+		at := slices.IndexFunc(asked, func(a config.Replica) bool { return a.ID == r.ID })
+		if at < 0 {
+			continue
+		}
+		was := asked[at]
+		was.Drain = r.Drain
+		if was != r {
+			return nil, fmt.Errorf("replica %s runs in this process: only \"drain\" can change; stop \"cascade up\" and start it again", r.ID)
+		}
+		out[i] = running[at]
+		out[i].Drain = r.Drain
+	}
+	return out, nil
+}
+
+// welcome waits until the fleet serves, and says how to use it.
+func (s *settings) welcome(ctx context.Context, fleet wire.Fleet, f *local.Fleet) error {
+	ready, stop := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("the fleet was not ready within %v; --log info tells more", startTimeout))
+	defer stop()
+	if err := f.Ready(ready); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return err
+	}
+	if s.json {
+		return s.print(started{URL: f.URL(), Status: f.AdminURL() + "/status"})
+	}
+	look := "cascade status"
+	if f.AdminURL() != "http://"+upAdmin {
+		look += " --control " + f.AdminURL()
+	}
+	_, err := fmt.Fprintf(s.stdout, `%d replicas serve %s on %s. Try:
+
+  %s
+  %s
+
+Ctrl-C ends it.
+`, len(fleet.Fleet.Replicas), names(fleet.Models), f.URL(), curl(f.URL(), fleet.Models[0], len(fleet.Models) > 1), look)
+	return err
+}
+
+// started is what "up --json" prints when the fleet serves.
+type started struct {
+	URL    string `json:"url"`    // where to send requests
+	Status string `json:"status"` // where the control plane tells its state
+}
+
+func names(models []config.Model) string {
+	out := make([]string, len(models))
+	for i, m := range models {
+		out[i] = m.Name
+	}
+	return strings.Join(out, ", ")
+}
+
+// curl is a command line that asks a model for some words. Where several
+// models share the fleet, a host name that is the model's own selects it.
+func curl(url string, m config.Model, several bool) string {
+	host := ""
+	if several && len(m.Hosts) > 0 {
+		host = fmt.Sprintf(" -H 'host: %s'", m.Hosts[0])
+	}
+	return fmt.Sprintf(`curl %s/v1/completions%s -H 'content-type: application/json' -d '{"model":%s,"prompt":"Once upon a time","max_tokens":16}'`,
+		url, host, strings.ReplaceAll(jsonString(m.Name), "'", `'\''`))
+}

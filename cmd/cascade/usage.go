@@ -1,0 +1,54 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+// A usageError is a command line that cannot be understood.
+type usageError struct {
+	command string // whose --help explains
+	err     error
+}
+
+func (e *usageError) Error() string { return e.err.Error() }
+func (e *usageError) Unwrap() error { return e.err }
+
+// misused is a usageError about a command.
+func misused(c *cobra.Command, format string, args ...any) error {
+	return &usageError{command: c.CommandPath(), err: fmt.Errorf(format, args...)}
+}
+
+// exactArgs is cobra.ExactArgs with a usage error.
+func exactArgs(n int) cobra.PositionalArgs {
+	return func(c *cobra.Command, args []string) error {
+		if err := cobra.ExactArgs(n)(c, args); err != nil {
+			return &usageError{command: c.CommandPath(), err: err}
+		}
+		return nil
+	}
+}
+
+// suggestDistance is how many edits a mistyped command may be off and still
+// be guessed.
+const suggestDistance = 2
+
+// group makes c a command that only holds others: alone it prints its help,
+// and an unknown word after it is a usage error with the nearest command.
+func group(c *cobra.Command) *cobra.Command {
+	c.Args = cobra.ArbitraryArgs
+	c.SuggestionsMinimumDistance = suggestDistance
+	c.RunE = func(c *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return c.Help()
+		}
+		near := c.SuggestionsFor(args[0])
+		if len(near) == 0 {
+			return misused(c, "unknown command %q for %q", args[0], c.CommandPath())
+		}
+		return misused(c, "unknown command %q for %q; did you mean %s?", args[0], c.CommandPath(), strings.Join(near, " or "))
+	}
+	return c
+}
