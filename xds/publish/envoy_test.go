@@ -282,7 +282,7 @@ func TestEnvoyFlipsWithoutLoss(t *testing.T) {
 	}
 	start := time.Now()
 	for e := 2; e < 2+rounds; e++ {
-		at := policies.Tokens(1000 + 13*e)
+		at := policies.Tokens(1000 + 13*(e%300))
 		stages := []string{"a b", "c", "d"}
 		if e%3 == 0 {
 			stages = []string{"a", "b c", "d"}
