@@ -2,7 +2,9 @@ package local
 
 import (
 	"context"
+	"maps"
 	"net"
+	"slices"
 	"sync"
 	"testing"
 )
@@ -127,22 +129,24 @@ func (c *conn) Close() error {
 	return c.TCPConn.Close()
 }
 
-// cut closes the listener at an address and resets its connections, as the
-// kernel does for a process that was killed.
+// cut resets the connections of the listener at an address and closes it, as
+// the kernel does for a process that was killed.
 func (s *sockets) cut(address string) {
 	s.mu.Lock()
 	l := s.by[address]
-	var conns []*conn
-	if l != nil {
-		for c := range l.conns {
-			conns = append(conns, c)
-		}
-	}
 	s.mu.Unlock()
 	if l == nil {
 		return
 	}
+	l.reset()
 	l.Close()
+	l.reset() // those that came in between
+}
+
+func (l *socket) reset() {
+	l.of.mu.Lock()
+	conns := slices.Collect(maps.Keys(l.conns))
+	l.of.mu.Unlock()
 	for _, c := range conns {
 		_ = c.SetLinger(0)
 		_ = c.Close()
