@@ -8,6 +8,7 @@ package wire
 import (
 	"fmt"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"time"
 
@@ -137,7 +138,8 @@ func (f *Fleet) ranks(model string) int {
 	return 1
 }
 
-// Control is the control plane's Config, without listeners and TLS.
+// Control is the control plane's Config, without listeners and TLS. It makes
+// the state directory where there is none.
 func (f *Fleet) Control(log *slog.Logger) (control.Config, error) {
 	c := control.Config{
 		Rules: f.Rules(), Replicas: f.Registry(), Listen: f.Fleet.Control.Listen, Admin: f.Fleet.Control.Admin, Logger: log,
@@ -145,6 +147,9 @@ func (f *Fleet) Control(log *slog.Logger) (control.Config, error) {
 	}
 	if f.State != "" {
 		dir := f.path(f.State)
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return c, fmt.Errorf("state: %w", err)
+		}
 		file, err := store.NewFile(filepath.Join(dir, "plan.json"))
 		if err != nil {
 			return c, fmt.Errorf("state: %w", err)

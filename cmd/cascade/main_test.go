@@ -1,0 +1,30 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+	"go.uber.org/goleak"
+)
+
+// TestMain makes this test binary the command "cascade" of the scripts.
+func TestMain(m *testing.M) {
+	os.Exit(testscript.RunMain(leakChecked{m}, map[string]func() int{"cascade": mainCode}))
+}
+
+// leakChecked fails a run of tests that leaves goroutines behind.
+type leakChecked struct{ *testing.M }
+
+func (l leakChecked) Run() int {
+	code := l.M.Run()
+	if code != 0 {
+		return code
+	}
+	if err := goleak.Find(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}

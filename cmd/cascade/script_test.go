@@ -1,0 +1,174 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+)
+
+// patience bounds every wait for something that must happen soon.
+const patience = 30 * time.Second
+
+// tick is how often another process is looked at, which has no event for us.
+const tick = 20 * time.Millisecond
+
+// TestScripts runs testdata/script. Besides testscript's own commands there
+// are:
+//
+//	ports NAME...               set variables to free addresses of loopback
+//	expand FILE...              replace $NAME in files by the environment
+//	[!] await URL [REGEXP]      wait until GET answers 200 ("!": another status) and a body that matches
+//	[!] get URL                 GET to stdout; "!": the answer is not 200
+//	[!] post URL FILE           the same with a POST of JSON
+//	exitcode CODE ARGS...       run cascade and compare its exit code
+//	signal NAME WORDS           signal the background process with these arguments
+func TestScripts(t *testing.T) {
+	testscript.Run(t, testscript.Params{
+		Dir:                 "testdata/script",
+		RequireExplicitExec: true,
+		RequireUniqueNames:  true,
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"ports": ports, "expand": expand, "await": await, "get": get, "post": post, "exitcode": exitcode, "signal": signalProcess,
+		},
+	})
+}
+
+// ports finds addresses below the range from which outgoing connections take
+// theirs.
+func ports(ts *testscript.TestScript, neg bool, names []string) {
+	var open []net.Listener
+	defer func() {
+		for _, l := range open {
+			l.Close()
+		}
+	}()
+	for len(open) < len(names) {
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 10000+rand.N(20000)))
+		if err != nil {
+			continue
+		}
+		ts.Setenv(names[len(open)], l.Addr().String())
+		open = append(open, l)
+	}
+}
+
+func expand(ts *testscript.TestScript, neg bool, files []string) {
+	for _, f := range files {
+		text := os.Expand(ts.ReadFile(f), ts.Getenv)
+		ts.Check(os.WriteFile(ts.MkAbs(f), []byte(text), 0o600))
+	}
+}
+
+// scripts is the client of all scripts: no connection outlives its request.
+var scripts = &http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: true}}
+
+// ask sends one request; the status of an answer that did not come is 0.
+func ask(ctx context.Context, method, url string, body []byte) (int, string, error) {
+	req, err := http.NewRequestWithContext(ctx, method, url, bytes.NewReader(body))
+	if err != nil {
+		return 0, "", err
+	}
+	req.Header.Set("content-type", "application/json")
+	resp, err := scripts.Do(req)
+	if err != nil {
+		return 0, "", err
+	}
+	defer resp.Body.Close()
+	out, err := io.ReadAll(resp.Body)
+	return resp.StatusCode, string(out), err
+}
+
+// awaitBody polls until the answer is good, 200 or just not, and matches.
+func awaitBody(url, pattern string, good func(status int) bool) (string, error) {
+	re, err := regexp.Compile("(?s)" + pattern)
+	if err != nil {
+		return "", err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	every := time.NewTicker(tick)
+	defer every.Stop()
+	for {
+		status, body, err := ask(ctx, http.MethodGet, url, nil)
+		if err == nil && good(status) && re.MatchString(body) {
+			return body, nil
+		}
+		select {
+		case <-every.C:
+		case <-ctx.Done():
+			return "", fmt.Errorf("%s did not match %q within %v: %d %s %v", url, pattern, patience, status, body, err)
+		}
+	}
+}
+
+func await(ts *testscript.TestScript, neg bool, args []string) {
+	pattern := ""
+	if len(args) > 1 {
+		pattern = args[1]
+	}
+	_, err := awaitBody(args[0], pattern, func(status int) bool { return (status == http.StatusOK) != neg })
+	ts.Check(err)
+}
+
+func get(ts *testscript.TestScript, neg bool, args []string) {
+	request(ts, neg, http.MethodGet, args[0], nil)
+}
+
+func post(ts *testscript.TestScript, neg bool, args []string) {
+	request(ts, neg, http.MethodPost, args[0], []byte(ts.ReadFile(args[1])))
+}
+
+func request(ts *testscript.TestScript, neg bool, method, url string, body []byte) {
+	status, text, err := ask(context.Background(), method, url, body)
+	ts.Check(err)
+	fmt.Fprint(ts.Stdout(), text)
+	if (status == http.StatusOK) == neg {
+		ts.Fatalf("%s %s answers %d: %s", method, url, status, text)
+	}
+}
+
+func exitcode(ts *testscript.TestScript, neg bool, args []string) {
+	code := 0
+	err := ts.Exec("cascade", args[1:]...)
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		code, err = exit.ExitCode(), nil
+	}
+	ts.Check(err)
+	if strconv.Itoa(code) != args[0] {
+		ts.Fatalf("cascade %s ends with code %d, not %s", strings.Join(args[1:], " "), code, args[0])
+	}
+}
+
+func signalProcess(ts *testscript.TestScript, neg bool, args []string) {
+	sig, ok := map[string]syscall.Signal{"TERM": syscall.SIGTERM, "INT": syscall.SIGINT, "KILL": syscall.SIGKILL}[args[0]]
+	if !ok {
+		ts.Fatalf("signal %s: use TERM, INT or KILL", args[0])
+	}
+	want := strings.Join(args[1:], " ")
+	found := 0
+	for _, c := range ts.BackgroundCmds() {
+		if strings.Contains(strings.Join(c.Args[1:], " "), want) {
+			ts.Check(c.Process.Signal(sig))
+			found++
+		}
+	}
+	if found != 1 {
+		ts.Fatalf("%d background processes match %q", found, want)
+	}
+}
