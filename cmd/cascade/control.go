@@ -46,7 +46,7 @@ func (s *settings) runControl(ctx context.Context, fleet wire.Fleet, path string
 	if err != nil {
 		return err
 	}
-	id, err := newIdentity(fleet.TLS())
+	id, err := newIdentity(fleet.TLS(), tlsRefresh)
 	if err != nil {
 		return err
 	}

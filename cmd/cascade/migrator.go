@@ -68,7 +68,7 @@ func (s *settings) runMigrator(ctx context.Context, fleet wire.Fleet, r config.R
 	if err != nil {
 		return err
 	}
-	id, err := newIdentity(fleet.TLS())
+	id, err := newIdentity(fleet.TLS(), tlsRefresh)
 	if err != nil {
 		return err
 	}

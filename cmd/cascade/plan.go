@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cascadeinfer/cascade/cmd/config"
+	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/report"
 	"github.com/cascadeinfer/cascade/engine/trace"
 	"github.com/cascadeinfer/cascade/policies"
@@ -68,6 +69,8 @@ paper's QoE with --policy paper. "exact" is proven optimal for its model.`,
 	f.Float64Var(&p.pooling, "pooling", 0, "head room of small stages: k ≥ u + pooling·√u")
 	f.Float64Var(&p.linkGbps, "link-gbps", 0, "link between replicas that carries moving requests; 0 keeps the profile's")
 	f.BoolVar(&p.ignoreHash, "no-prefix-cache", false, "count every prompt in full, even where the trace tells shared prefixes")
+	completeFrom(c, "profile", cost.Names())
+	completeFrom(c, "policy", []string{"exact", "recursion", "two-phase", "paper"})
 	f.StringVar(&p.picture, "plot", "", "write a picture of the plan to this file (.svg or .png)")
 	return c
 }

@@ -74,7 +74,7 @@ func (s *settings) runProxy(ctx context.Context, fleet wire.Fleet, p *proxyFlags
 	if err != nil {
 		return err
 	}
-	id, err := newIdentity(fleet.TLS())
+	id, err := newIdentity(fleet.TLS(), tlsRefresh)
 	if err != nil {
 		return err
 	}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"os"
 	"time"
 
 	"google.golang.org/grpc/credentials"
@@ -37,13 +38,16 @@ const (
 // on loopback only.
 type identity struct{ provider certprovider.Provider }
 
-// newIdentity watches the files; close stops that. It returns nil where the
-// fleet file configures no TLS.
-func newIdentity(c config.TLS) (*identity, error) {
+// newIdentity watches the files and looks at them again every so often; close
+// stops that. It returns nil where the fleet file configures no TLS.
+func newIdentity(c config.TLS, refresh time.Duration) (*identity, error) {
 	if c.Cert == "" {
 		return nil, nil
 	}
-	p, err := pemfile.NewProvider(pemfile.Options{CertFile: c.Cert, KeyFile: c.Key, RootFile: c.CA, RefreshDuration: tlsRefresh})
+	if err := readable(c); err != nil {
+		return nil, fmt.Errorf("tls: %w", err)
+	}
+	p, err := pemfile.NewProvider(pemfile.Options{CertFile: c.Cert, KeyFile: c.Key, RootFile: c.CA, RefreshDuration: refresh})
 	if err != nil {
 		return nil, fmt.Errorf("tls: %w", err)
 	}
@@ -53,6 +57,22 @@ func newIdentity(c config.TLS) (*identity, error) {
 		return nil, err
 	}
 	return id, nil
+}
+
+// readable says what is wrong with the files now. The provider would wait for
+// better ones, and say nothing.
+func readable(c config.TLS) error {
+	if _, err := tls.LoadX509KeyPair(c.Cert, c.Key); err != nil {
+		return fmt.Errorf("%s with %s: %w", c.Cert, c.Key, err)
+	}
+	roots, err := os.ReadFile(c.CA)
+	if err != nil {
+		return err
+	}
+	if !x509.NewCertPool().AppendCertsFromPEM(roots) {
+		return fmt.Errorf("%s holds no PEM certificate", c.CA)
+	}
+	return nil
 }
 
 func (id *identity) close() {
