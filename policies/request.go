@@ -11,6 +11,8 @@ type Request struct {
 	MaxOutput Tokens // the client's max_tokens, 0 when it set none
 	// Estimated is true while Input comes from bytes, not from the engine.
 	Estimated bool
+	// Features is what ties the request to the engine that began it; see Movable.
+	Features Features
 }
 
 // Length is the request's present length: its prompt and what it generated.
