@@ -5,12 +5,13 @@ import (
 	"strconv"
 
 	"github.com/cascadeinfer/cascade/migrator/stream/dialect"
+	"github.com/cascadeinfer/cascade/policies/length"
 )
 
 // RefusedHeader marks an answer that says nothing about the request: no token
 // was produced, and another replica can serve it. A proxy that retries on
 // headers (Envoy's retriable-headers) retries on it.
-const RefusedHeader = "x-cascade-refused"
+const RefusedHeader = length.RefusedHeader
 
 // ForwardHeader names the replica that forwards a request to a peer. A request
 // that carries it is never forwarded again.

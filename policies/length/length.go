@@ -22,6 +22,10 @@ const (
 	StageHeader = "x-cascade-stage"
 	// EpochHeader tells the client which plan routed it.
 	EpochHeader = "x-cascade-epoch"
+	// RefusedHeader marks a replica's answer that says nothing about the request:
+	// no token was produced, and another replica can serve it. Proxies retry on
+	// it.
+	RefusedHeader = "x-cascade-refused"
 	// ControlPrefix begins every header that only Cascade itself may set on a
 	// request.
 	ControlPrefix = "x-cascade-"

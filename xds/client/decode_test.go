@@ -89,6 +89,9 @@ func TestRefusals(t *testing.T) {
 		{routes, action(func(a *routev3.RouteAction) { a.Timeout = durationpb.New(-1) }), "route.timeout"},
 		{routes, action(func(a *routev3.RouteAction) { a.PrefixRewrite = "/x" }), "prefix_rewrite"},
 		{routes, action(func(a *routev3.RouteAction) { a.RetryPolicy = &routev3.RetryPolicy{RetryOn: "connect-failure,5xx"} }), `retry_on: "5xx"`},
+		{routes, action(func(a *routev3.RouteAction) {
+			a.RetryPolicy = &routev3.RetryPolicy{RetryOn: "retriable-headers", RetriableHeaders: []*routev3.HeaderMatcher{{Name: "x", HeaderMatchSpecifier: &routev3.HeaderMatcher_PresentMatch{}}}}
+		}), "retriable_headers[0]"},
 		{routes, &routev3.RouteConfiguration{Name: "other"}, "route_config.name"},
 		{routes, &routev3.RouteConfiguration{Name: "x", VirtualHosts: []*routev3.VirtualHost{{Name: "a", Domains: []string{"*"}}, {Name: "b", Domains: []string{"*"}}}}, `"*" is also in virtual host a`},
 		{routes, &routev3.RouteConfiguration{Name: "x", VirtualHosts: []*routev3.VirtualHost{{Name: "a", Domains: []string{"*.a.*"}}}}, "domains"},

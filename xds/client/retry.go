@@ -18,13 +18,17 @@ const (
 	retryMaxFactor      = 10 // the longest pause is this many bases
 )
 
-// RetryPolicy says when a request that got no answer goes to another host.
+// RetryPolicy says when a request that got no answer, or one that is none,
+// goes to another host.
 // Nothing is ever retried after the first byte of a response.
 type RetryPolicy struct {
 	ConnectFailure bool // no connection
 	RefusedStream  bool // REFUSED_STREAM, or GOAWAY before the stream
 	BeforeRequest  bool // reset before the request's headers were sent
-	Retries        int  // beyond the first attempt
+	// Headers are those of an answer that is not passed on but tried elsewhere,
+	// in canonical form: nothing of it has reached the client.
+	Headers []string
+	Retries int // beyond the first attempt
 	// ExcludeHosts avoids hosts already tried; the balancer draws again up to
 	// HostAttempts times and then takes what it gets.
 	ExcludeHosts bool
@@ -39,7 +43,7 @@ func decodeRetry(at string, p *routev3.RetryPolicy) (*RetryPolicy, error) {
 	if p == nil {
 		return nil, nil
 	}
-	err := only(at, p, "retry_on", "num_retries", "retry_priority", "retry_host_predicate", "host_selection_retry_max_attempts", "retry_back_off")
+	err := only(at, p, "retry_on", "num_retries", "retriable_headers", "retry_priority", "retry_host_predicate", "host_selection_retry_max_attempts", "retry_back_off")
 	if err != nil {
 		return nil, err
 	}
@@ -53,6 +57,13 @@ func decodeRetry(at string, p *routev3.RetryPolicy) (*RetryPolicy, error) {
 			r.RefusedStream = true
 		case "reset-before-request":
 			r.BeforeRequest = true
+		case "retriable-headers":
+			for i, h := range p.GetRetriableHeaders() {
+				if h.GetName() == "" || !h.GetPresentMatch() || h.GetInvertMatch() {
+					return nil, fmt.Errorf("%s.retriable_headers[%d]: only a name with present_match: true is supported by this client", at, i)
+				}
+				r.Headers = append(r.Headers, headerName(h.GetName()))
+			}
 		default:
 			return nil, fmt.Errorf("%s.retry_on: %q is not supported by this client", at, strings.TrimSpace(on))
 		}

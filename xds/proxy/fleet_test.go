@@ -29,6 +29,7 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
@@ -149,6 +150,10 @@ func newFront(t testing.TB, name string) *front {
 		case "/hang":
 			io.Copy(io.Discard, r.Body)
 			<-r.Context().Done()
+		case "/refused", "/refused-by-" + name:
+			io.Copy(io.Discard, r.Body)
+			w.Header().Set(length.RefusedHeader, "1")
+			w.WriteHeader(503)
 		case "/sink":
 			io.Copy(io.Discard, r.Body)
 		case "/abort":

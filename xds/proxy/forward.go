@@ -75,7 +75,16 @@ func (x *exchange) attempts(c *cluster, view *clusterView) (*http.Response, *bal
 			if c.balancer.Answered(time.Now(), host, answer.StatusCode) {
 				x.ejected(c, host)
 			}
-			return answer, host, nil
+			if !x.refused(answer) || n >= x.route.Retry.Retries {
+				return answer, host, nil
+			}
+			answer.Body.Close()
+			c.metrics.failed("refused answer")
+			tried.Add(host)
+			if err := x.pause(c, view, n); err != nil {
+				return nil, host, err
+			}
+			continue
 		}
 		var failure *upstream.Error
 		if !errors.As(err, &failure) {
@@ -108,6 +117,21 @@ func (x *exchange) retriable(k upstream.Kind) bool {
 	}
 	ok := k == upstream.NotConnected && p.ConnectFailure || k == upstream.Refused && p.RefusedStream || k == upstream.BeforeRequest && p.BeforeRequest
 	return ok && (x.body == nil || x.body.repeatable())
+}
+
+// refused says whether an answer is one that the route retries elsewhere, and
+// the body allows it.
+func (x *exchange) refused(answer *http.Response) bool {
+	p := x.route.Retry
+	if p == nil || x.body != nil && !x.body.repeatable() {
+		return false
+	}
+	for _, name := range p.Headers {
+		if answer.Header[name] != nil {
+			return true
+		}
+	}
+	return false
 }
 
 // pause counts a retry and waits before it: between nothing and the base,

@@ -27,6 +27,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
@@ -615,6 +616,28 @@ func TestRefusedStreamsAreRepeated(t *testing.T) {
 	}
 	if n := testutil.ToFloat64(f.proxy.metrics.failures.WithLabelValues("cascade/m/s0/rr", "refused stream")); n < 2 {
 		t.Errorf("%v refusals seen", n)
+	}
+}
+
+// TestRefusedAnswersAreRepeated with their bodies: a front whose engine has
+// just died says so, and somebody else serves the request.
+func TestRefusedAnswersAreRepeated(t *testing.T) {
+	f := newFleet(t, 4, nil)
+	for i := range 20 {
+		var body io.Reader = bytes.NewReader(prompt("m", 3000))
+		if i%2 == 0 {
+			body = chunked{body}
+		}
+		if _, s := f.see("POST", "/refused-by-r0", "", body); s.Bytes != 3000 || s.By == "r0" {
+			t.Fatalf("%s got %d bytes", s.By, s.Bytes)
+		}
+	}
+	if n := testutil.ToFloat64(f.proxy.metrics.failures.WithLabelValues("cascade/m/s0/rr", "refused answer")); n < 2 {
+		t.Errorf("%v refusals seen", n)
+	}
+	// Where all refuse, the client is told.
+	if resp, _ := f.send("POST", "/refused", "", bytes.NewReader(prompt("m", 3000))); resp.StatusCode != 503 || resp.Header.Get(length.RefusedHeader) == "" {
+		t.Errorf("refused by all: %s", resp.Status)
 	}
 }
 

@@ -327,6 +327,9 @@ func proveRetry(r *routev3.RetryPolicy) error {
 			return fmt.Errorf("retry policy: %s may repeat a request that an engine has begun", c)
 		}
 	}
+	if h := r.GetRetriableHeaders(); len(h) != 1 || h[0].GetName() != length.RefusedHeader || !h[0].GetPresentMatch() || h[0].GetInvertMatch() {
+		return fmt.Errorf("retry policy: must retry on answers with %s, by which a replica says that it has not begun, and on no others", length.RefusedHeader)
+	}
 	if r.GetNumRetries().GetValue() == 0 || len(r.GetRetryHostPredicate()) == 0 || r.GetHostSelectionRetryMaxAttempts() == 0 {
 		return errors.New("retry policy: must retry, and not at the same endpoint")
 	}

@@ -111,6 +111,7 @@ func TestProveRefusesRoutes(t *testing.T) {
 		}, "a host of one model serves every request"},
 		"no retry":               {func(h *host) { h.RetryPolicy = nil }, "retry policy"},
 		"retry on 5xx":           {func(h *host) { h.RetryPolicy.RetryOn += ",5xx" }, "may repeat a request"},
+		"no retry of refusals":   {func(h *host) { h.RetryPolicy.RetriableHeaders = nil }, "x-cascade-refused"},
 		"retry same host":        {func(h *host) { h.RetryPolicy.RetryHostPredicate = nil }, "not at the same endpoint"},
 		"retry same priority":    {func(h *host) { h.RetryPolicy.RetryPriority = nil }, "previous_priorities"},
 		"no domain for the rest": {func(h *host) { h.Domains = h.Domains[:1] }, "without a stage"},

@@ -21,11 +21,12 @@ import (
 	"github.com/cascadeinfer/cascade/policies/length"
 )
 
-// Retries happen before the first byte of an answer only. One priority is
-// tried once: the dead replica of a one-replica stage must not eat every
+// Retries happen before the first byte of an answer only, or on an answer by
+// which a replica says that it has not begun: one whose engine has just died is
+// asked for a moment longer. One priority is tried once: the dead replica of a one-replica stage must not eat every
 // attempt, and the next longer stage can always serve.
 const (
-	retryOn           = "connect-failure,refused-stream,reset-before-request"
+	retryOn           = "connect-failure,refused-stream,reset-before-request,retriable-headers"
 	retries           = 3
 	retryBackoff      = 5 * time.Millisecond
 	retryMaxBackoff   = 100 * time.Millisecond
@@ -173,6 +174,9 @@ func retryPolicy() *routev3.RetryPolicy {
 	return &routev3.RetryPolicy{
 		RetryOn:    retryOn,
 		NumRetries: wrapperspb.UInt32(retries),
+		RetriableHeaders: []*routev3.HeaderMatcher{{
+			Name: length.RefusedHeader, HeaderMatchSpecifier: &routev3.HeaderMatcher_PresentMatch{PresentMatch: true},
+		}},
 		RetryPriority: &routev3.RetryPolicy_RetryPriority{
 			Name: "envoy.retry_priorities.previous_priorities",
 			ConfigType: &routev3.RetryPolicy_RetryPriority_TypedConfig{
