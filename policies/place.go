@@ -5,7 +5,7 @@ package policies
 type Arrival struct {
 	Request Request
 	Hops    int  // how often the request was forwarded already
-	Own  Site // the front's own replica
+	Own     Site // the front's own replica
 	// Peers are other replicas that could take it, of any stage.
 	Peers []Site
 }

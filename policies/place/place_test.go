@@ -1,0 +1,107 @@
+package place_test
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/place"
+)
+
+type site = policies.Site
+
+// fleet is a front of the short stage with a neighbour and two long replicas.
+func fleet(edit func(*policies.Arrival)) policies.Arrival {
+	const end = 1000
+	a := policies.Arrival{
+		Request: policies.Request{ID: "r", Input: 500},
+		Own:     site{ID: "me", High: end, Waiting: 100},
+		Peers: []site{
+			{ID: "near", High: end, Waiting: 3000, Load: 5},
+			{ID: "far", High: end, Waiting: 3000, Load: 4},
+			{ID: "long1", Low: end, High: policies.Unbounded, Waiting: 20},
+			{ID: "long2", Low: end, High: policies.Unbounded, Waiting: 10},
+		},
+	}
+	edit(&a)
+	return a
+}
+
+func TestPlace(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		edit func(*policies.Arrival)
+		want policies.ReplicaID
+	}{
+		{"at home", func(*policies.Arrival) {}, ""},
+		{"draining: least load among equals", func(a *policies.Arrival) { a.Own.Draining = true }, "far"},
+		{"draining: a longer stage when the own is empty", func(a *policies.Arrival) { a.Own.Draining, a.Peers = true, a.Peers[2:] }, "long2"},
+		{"draining: never a shorter stage", func(a *policies.Arrival) { a.Own.Draining, a.Peers, a.Request.Input = true, a.Peers[:2], 2000 }, ""},
+		{"draining: not to who drains", func(a *policies.Arrival) { a.Own.Draining, a.Peers[1].Draining = true, true }, "near"},
+		{"draining: estimate is enough", func(a *policies.Arrival) { a.Own.Draining, a.Request.Estimated, a.Request.Input = true, true, 1000 }, "long2"},
+		{"too long", func(a *policies.Arrival) { a.Request.Input = 1000 }, "long2"},
+		{"just not too long", func(a *policies.Arrival) { a.Request.Input = 999 }, ""},
+		{"too long by estimate only", func(a *policies.Arrival) { a.Request.Input, a.Request.Estimated = 1000, true }, ""},
+		{"too long and nobody else", func(a *policies.Arrival) { a.Request.Input, a.Peers = 1000, a.Peers[:2] }, ""},
+		{"too short", func(a *policies.Arrival) { a.Own.Low = 600 }, "far"},
+		{"second hop", func(a *policies.Arrival) { a.Hops, a.Own.Draining = 1, true }, ""},
+		{"prefix", func(a *policies.Arrival) { a.Peers[0].Prefix = 1024 }, "near"},
+		{"prefix: not enough", func(a *policies.Arrival) { a.Peers[0].Prefix = 1023 }, ""},
+		{"prefix: own counts", func(a *policies.Arrival) { a.Peers[0].Prefix, a.Own.Prefix = 1024, 1 }, ""},
+		{"prefix: but a long queue", func(a *policies.Arrival) { a.Peers[0].Prefix, a.Peers[0].Waiting = 1024, 8193 }, ""},
+		{"queue", func(a *policies.Arrival) { a.Own.Waiting = 8193 }, "far"},
+		{"queue: at the bound", func(a *policies.Arrival) { a.Own.Waiting = 8192 }, ""},
+		{"queue: neighbours no better", func(a *policies.Arrival) {
+			a.Own.Waiting, a.Peers = 8193, a.Peers[:2]
+			a.Peers[0].Waiting, a.Peers[1].Waiting = 5000, 5000
+		}, ""},
+		{"queue: spill", func(a *policies.Arrival) { a.Own.Waiting = 8193; a.Peers[0].Waiting, a.Peers[1].Waiting = 5000, 5000 }, "long2"},
+		{"queue: cached tokens count", func(a *policies.Arrival) { a.Own.Waiting, a.Peers[0].Prefix = 9000, 100 }, "near"},
+		{"alone", func(a *policies.Arrival) { a.Own.Draining, a.Own.Waiting, a.Peers = true, 9000, nil }, ""},
+		{"own replica in the list", func(a *policies.Arrival) { a.Own.Draining, a.Peers[0].ID, a.Peers[0].Waiting = true, "me", 0 }, "far"},
+	} {
+		if got := (place.Policy{}).Place(fleet(c.edit)); got != c.want {
+			t.Errorf("%s: %q, want %q", c.name, got, c.want)
+		}
+	}
+	never := place.Policy{Prefix: policies.Unbounded}
+	if got := never.Place(fleet(func(a *policies.Arrival) { a.Own.Prefix, a.Peers[0].Prefix = 7, 1<<40 })); got != "" {
+		t.Errorf("prefix switched off: %q", got)
+	}
+}
+
+// TestHopsEnd follows forwards through random fleets: at most one, never to a
+// replica that drains, never to a stage that is too short.
+func TestHopsEnd(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 9))
+	forwards := 0
+	for range 5000 {
+		var sites []site
+		low := policies.Tokens(0)
+		for i := range 1 + rng.IntN(6) {
+			s := site{ID: policies.ReplicaID(rune('a' + i)), Low: low, High: low + policies.Tokens(1+rng.IntN(3000)),
+				Waiting: policies.Tokens(rng.IntN(20000)), Prefix: policies.Tokens(rng.IntN(3000)), Draining: rng.IntN(4) == 0}
+			if rng.IntN(2) == 0 {
+				low = s.High
+			}
+			sites = append(sites, s)
+		}
+		a := policies.Arrival{Request: policies.Request{Input: policies.Tokens(rng.IntN(8000)), Estimated: rng.IntN(2) == 0}, Own: sites[0], Peers: sites}
+		id := place.Policy{}.Place(a)
+		if id == "" {
+			continue
+		}
+		forwards++
+		to := sites[id[0]-'a']
+		if to.Draining || to.ID == a.Own.ID || to.High <= a.Request.Input {
+			t.Fatalf("%+v forwarded to %+v", a, to)
+		}
+		a.Hops, a.Own = 1, to
+		if again := (place.Policy{}).Place(a); again != "" {
+			t.Fatalf("forwarded again to %s", again)
+		}
+	}
+	if forwards < 500 {
+		t.Errorf("only %d forwards", forwards)
+	}
+}
