@@ -159,7 +159,7 @@ func (f *Front) beginAt(ctx context.Context, e dialect.Endpoint, peer string, he
 		resp.Body.Close()
 		return begun{}, errors.New("the peer refuses")
 	}
-	b := begun{header: toClient(resp.Header), peer: peer}
+	b := begun{header: resp.Header, peer: peer}
 	if !streams(resp) {
 		b.plain, b.work = resp, work
 		return b, nil

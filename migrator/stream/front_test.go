@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"regexp"
 	"strings"
 	"testing"
@@ -18,6 +19,10 @@ import (
 // TestMain looks for leaks. net/http lingers for half a second on a connection
 // that it closes before the client does.
 func TestMain(m *testing.M) {
+	if engine := os.Getenv(childEngine); engine != "" {
+		child(engine) // a front in a process of its own, for benchmarks
+		return
+	}
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("net/http.(*conn).closeWriteAndWait"))
 }
 

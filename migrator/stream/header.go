@@ -24,9 +24,6 @@ func toPeer(h http.Header) http.Header {
 	return without(h, func(name string) bool { return length.Control(name) && name != length.TokensHeader })
 }
 
-// toClient returns the fields of an engine's answer that a client may see.
-func toClient(h http.Header) http.Header { return without(h, func(string) bool { return false }) }
-
 func without(h http.Header, drop func(lower string) bool) http.Header {
 	out := make(http.Header, len(h))
 	for name, values := range h {
@@ -35,19 +32,28 @@ func without(h http.Header, drop func(lower string) bool) http.Header {
 		}
 		out[name] = values
 	}
-	// Fields that the sender declares to be for one connection only.
-	for _, names := range h["Connection"] {
-		for name := range strings.SplitSeq(names, ",") {
-			delete(out, http.CanonicalHeaderKey(strings.TrimSpace(name)))
-		}
-	}
+	declared(h, func(name string) { delete(out, name) })
 	return out
 }
 
-// setHeader copies fields into an answer.
-func setHeader(w http.ResponseWriter, h http.Header) {
+// toClient copies the fields of an engine's answer that a client may see into
+// the front's own.
+func toClient(w http.ResponseWriter, h http.Header) {
 	dst := w.Header()
 	for name, values := range h {
-		dst[name] = values
+		if !hop[name] {
+			dst[name] = values
+		}
+	}
+	declared(h, func(name string) { delete(dst, name) })
+}
+
+// declared calls do for the fields that the sender declares to be for one
+// connection only.
+func declared(h http.Header, do func(name string)) {
+	for _, names := range h["Connection"] {
+		for name := range strings.SplitSeq(names, ",") {
+			do(http.CanonicalHeaderKey(strings.TrimSpace(name)))
+		}
 	}
 }

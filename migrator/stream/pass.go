@@ -19,7 +19,7 @@ func (f *Front) relay(w http.ResponseWriter, b begun, learn shapeKey, teach bool
 		b.work.Generated(0)
 		defer b.work.End()
 	}
-	setHeader(w, b.header)
+	toClient(w, b.header)
 	if size := b.plain.Header.Get("Content-Length"); size != "" {
 		w.Header().Set("Content-Length", size)
 	}

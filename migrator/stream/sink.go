@@ -104,7 +104,7 @@ func (o *events) write(c *dialect.Chunk, e dialect.Edit) error {
 
 func (o *events) send(b []byte) error {
 	if o.header != nil {
-		setHeader(o.w, o.header)
+		toClient(o.w, o.header)
 		o.header = nil
 		o.w.WriteHeader(http.StatusOK)
 	}
@@ -174,7 +174,7 @@ func (o *assembly) done(_ *dialect.Chunk, prompt, ids []uint32) error {
 func (o *assembly) fail(p dialect.Problem) { o.send(p.Status, p.Body()) }
 
 func (o *assembly) send(status int, body []byte) {
-	setHeader(o.w, o.header)
+	toClient(o.w, o.header)
 	h := o.w.Header()
 	h.Set("Content-Type", o.shape.contentType)
 	h.Set("Content-Length", strconv.Itoa(len(body)))

@@ -178,7 +178,9 @@ func (s *Stream) deliverLocked(c *dialect.Chunk) error {
 		if s.ids, err = c.AppendIDs(s.ids); err != nil {
 			return &malformed{err}
 		}
-		s.clean = c.HasText
+		// Text after one token ends where the token does; after several, the last
+		// may have begun a character.
+		s.clean = c.HasText && c.Tokens == 1
 	} else if c.HasText {
 		s.clean = true
 		s.whole = s.whole && c.ListsIDs()

@@ -174,9 +174,14 @@ func (c *Chunk) AppendIDs(dst []uint32) ([]uint32, error) {
 	return appendIDs(dst, c.event.Data, c.ids[:c.nIDs])
 }
 
+// promptSlack is the room for generated ids that a prompt's ids come with.
+const promptSlack = 64
+
 // AppendPromptIDs appends the prompt's token ids, which one event of a stream
 // carries, to dst.
 func (c *Chunk) AppendPromptIDs(dst []uint32) ([]uint32, error) {
+	// Room for the prompt and the first tokens: doubling would waste half.
+	dst = slices.Grow(dst, c.PromptTokens()+promptSlack)
 	return appendIDs(dst, c.event.Data, c.promptIDs[:min(c.nPrompts, 1)])
 }
 

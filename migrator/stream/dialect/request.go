@@ -47,10 +47,10 @@ func Parse(e Endpoint, body []byte) (Request, error) {
 	r.members = make([]member, 0, 16)
 	// Of equal names the last one counts, as in the engines' readers; each
 	// occurrence is seen, because a forged first one must not hide a second.
-	gjson.Parse(view(body)).ForEach(func(k, v gjson.Result) bool {
-		m := member{span: span{k.Index, v.Index + len(v.Raw)}, value: spanOf(v)}
-		if r.field(k.Str, v) {
-			m.name = k.Str
+	each(body, span{0, len(body)}, func(name []byte, whole, value span) bool {
+		m := member{span: whole, value: value}
+		if r.field(view(name), value) {
+			m.name = view(name)
 		}
 		r.members = append(r.members, m)
 		return true
@@ -59,7 +59,16 @@ func Parse(e Endpoint, body []byte) (Request, error) {
 }
 
 // field takes one member in and reports whether an edit may concern it.
-func (r *Request) field(name string, v gjson.Result) (edited bool) {
+func (r *Request) field(name string, value span) (edited bool) {
+	switch name { // the large ones, which no other reader needs to see
+	case "prompt":
+		r.Features |= promptFeature(r.body, value)
+		return false
+	case "messages":
+		r.Features |= messagesFeature(r.body, value)
+		return false
+	}
+	v := gjson.Parse(view(value.of(r.body)))
 	switch name {
 	case "model":
 		r.Model = strings.Clone(v.Str)
@@ -70,7 +79,7 @@ func (r *Request) field(name string, v gjson.Result) (edited bool) {
 		r.options, r.Usage = span{}, false
 		switch {
 		case v.IsObject():
-			r.options = spanOf(v)
+			r.options = value
 			v.ForEach(func(k, o gjson.Result) bool {
 				if k.Str == "include_usage" {
 					r.Usage = r.boolean(o)
@@ -148,8 +157,6 @@ func featureOf(name string, v gjson.Result) Feature {
 		return number(Choices, 1)
 	case "use_beam_search":
 		return set(Choices, given)
-	case "prompt":
-		return promptFeature(v)
 	case "echo":
 		return set(Echo, given)
 	case "logprobs":
@@ -178,8 +185,6 @@ func featureOf(name string, v gjson.Result) Feature {
 		return set(Stop, given)
 	case "prompt_embeds":
 		return set(Multimodal, given)
-	case "messages":
-		return messagesFeature(v)
 	case "include_reasoning":
 		return set(HiddenTokens, v.Type == gjson.False)
 	case "return_prompt_text", "suffix":
@@ -196,41 +201,34 @@ func nonEmpty(v gjson.Result) bool {
 
 // promptFeature tells one prompt (text, token ids, or either alone in a list)
 // from several.
-func promptFeature(v gjson.Result) Feature {
-	if !v.IsArray() {
+func promptFeature(b []byte, prompt span) (f Feature) {
+	if b[prompt.from] != '[' {
 		return 0
 	}
-	several := Feature(0)
-	i := 0
-	v.ForEach(func(_, e gjson.Result) bool {
-		if e.Type == gjson.Number {
+	n := 0
+	each(b, prompt, func(_ []byte, _, e span) bool {
+		if c := b[e.from]; c != '"' && c != '[' {
 			return false // a list of ids: one prompt
 		}
-		if i++; i > 1 {
-			several = Prompts
-			return false
+		if n++; n > 1 {
+			f = Prompts
 		}
-		return true
+		return f == 0
 	})
-	return several
+	return f
 }
 
-func messagesFeature(v gjson.Result) Feature {
-	f := Feature(0)
-	v.ForEach(func(_, m gjson.Result) bool {
-		if !m.IsObject() {
-			return true
-		}
-		m.ForEach(func(k, content gjson.Result) bool {
-			if k.Str != "content" || !content.IsArray() {
-				return true
+func messagesFeature(b []byte, messages span) (f Feature) {
+	each(b, messages, func(_ []byte, _, message span) bool {
+		each(b, message, func(name []byte, _, content span) bool {
+			if string(name) == "content" && b[content.from] == '[' {
+				each(b, content, func(_ []byte, _, part span) bool {
+					if b[part.from] == '{' && gjson.Get(view(part.of(b)), "type").Str != "text" {
+						f = Multimodal
+					}
+					return true
+				})
 			}
-			content.ForEach(func(_, part gjson.Result) bool {
-				if part.IsObject() && part.Get("type").Str != "text" {
-					f = Multimodal
-				}
-				return true
-			})
 			return true
 		})
 		return f == 0

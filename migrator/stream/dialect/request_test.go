@@ -5,6 +5,8 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+
+	"github.com/tidwall/gjson"
 )
 
 func TestStreamed(t *testing.T) {
@@ -152,4 +154,32 @@ func BenchmarkStreamed220KiB(b *testing.B) {
 		}
 		r.Streamed()
 	}
+}
+
+// FuzzWalk compares the walk with gjson's.
+func FuzzWalk(f *testing.F) {
+	for _, s := range []string{`{"a":1,"b":[1, 2 ,{"c":"]}\""}],"d\u0061":null}`, `[]`, `[1 ,true,"x"]`, ` { } `, `7`, `{"":{},"x":-1.5e3 }`} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		b := []byte(text)
+		if !gjson.ValidBytes(b) || tooDeep(b) >= 0 {
+			return
+		}
+		type entry struct{ name, value string }
+		var got, want []entry
+		each(b, span{0, len(b)}, func(name []byte, whole, value span) bool {
+			got = append(got, entry{string(name), string(value.of(b))})
+			return true
+		})
+		if p := gjson.Parse(text); p.IsObject() || p.IsArray() {
+			p.ForEach(func(k, v gjson.Result) bool {
+				want = append(want, entry{k.Str, v.Raw})
+				return true
+			})
+		}
+		if !reflect.DeepEqual(got, want) {
+			t.Fatalf("%q is walked as %q, want %q", text, got, want)
+		}
+	})
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync"
 )
 
 // MaxEvent bounds one event, in bytes. The largest real one carries the token
@@ -12,9 +13,13 @@ import (
 const MaxEvent = 16 << 20
 
 const (
-	smallEvent = 1 << 10 // a Reader's buffer at rest: a token's event is 200 to 400 bytes
-	largeEvent = 8 << 10 // above it, a buffer is given back after the event
+	smallEvent = 1 << 10  // a Reader's buffer at rest: a token's event has 200 to 400 bytes
+	largeEvent = 16 << 10 // what it takes when that is not enough
 )
+
+// larges are buffers of largeEvent bytes: each stream needs one, for its first
+// event and not much longer.
+var larges = sync.Pool{New: func() any { return new([largeEvent]byte) }}
 
 // ErrEventTooLarge says that an engine sent an event above MaxEvent.
 var ErrEventTooLarge = fmt.Errorf("an event has more than %d bytes", MaxEvent)
@@ -39,6 +44,7 @@ type Reader struct {
 	src        io.Reader
 	buf        []byte
 	start, end int // buf[start:end] is read and not yet handed out
+	last       int // length of the event handed out last
 	err        error
 }
 
@@ -55,6 +61,7 @@ func (r *Reader) Next() (Event, error) {
 		if end := blankLine(r.buf[r.start:r.end], scanned-r.start); end > 0 {
 			raw := r.buf[r.start : r.start+end]
 			r.start += end
+			r.last = end
 			return event(raw), nil
 		}
 		// A line's end may be cut in two: look again at what may be its start.
@@ -80,13 +87,23 @@ func (r *Reader) Next() (Event, error) {
 	}
 }
 
-// rest makes the buffer small again when nothing large is left in it.
+// rest makes the buffer small again once events are: the first of a stream
+// carries the prompt's ids, the others are all alike.
 func (r *Reader) rest() {
-	if left := r.end - r.start; cap(r.buf) > largeEvent && left < smallEvent {
+	if left := r.end - r.start; cap(r.buf) > smallEvent && r.last <= smallEvent/2 && left < smallEvent {
 		small := make([]byte, smallEvent)
 		r.end = copy(small, r.buf[r.start:r.end])
-		r.buf, r.start = small, 0
+		r.swap(small)
+		r.start = 0
 	}
+}
+
+// swap replaces the buffer, whose content has been copied.
+func (r *Reader) swap(buf []byte) {
+	if len(r.buf) == largeEvent {
+		larges.Put((*[largeEvent]byte)(r.buf))
+	}
+	r.buf = buf
 }
 
 // grow makes room behind end and returns by how much the content moved down.
@@ -104,9 +121,14 @@ func (r *Reader) grow() (moved int, err error) {
 		r.err = ErrEventTooLarge
 		return 0, r.err
 	case r.end == len(r.buf):
-		bigger := make([]byte, min(2*len(r.buf), MaxEvent))
+		var bigger []byte
+		if len(r.buf) < largeEvent {
+			bigger = larges.Get().(*[largeEvent]byte)[:]
+		} else {
+			bigger = make([]byte, min(2*len(r.buf), MaxEvent))
+		}
 		copy(bigger, r.buf)
-		r.buf = bigger
+		r.swap(bigger)
 	}
 	r.end -= moved
 	r.start = 0
