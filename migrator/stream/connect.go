@@ -13,6 +13,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/migrator/stream/dialect"
 	"github.com/cascadeinfer/cascade/migrator/stream/load"
+	"github.com/cascadeinfer/cascade/policies/length"
 )
 
 var dialer = &net.Dialer{Timeout: dialTimeout}
@@ -155,7 +156,7 @@ func (f *Front) beginAt(ctx context.Context, e dialect.Endpoint, peer string, he
 	}
 	if peer == "" {
 		p.release()
-	} else if resp.Header.Get(RefusedHeader) != "" {
+	} else if resp.Header.Get(length.RefusedHeader) != "" {
 		resp.Body.Close()
 		return begun{}, errors.New("the peer refuses")
 	}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/length"
 )
 
 const problemOfACut = `data: {"error":{"message":"the engine's answer was cut: `
@@ -95,7 +96,7 @@ func TestEngineCutAtEveryByte(t *testing.T) {
 		}
 		got := anonymous(string(b))
 		switch {
-		case resp.StatusCode == 503 && resp.Header.Get(RefusedHeader) != "":
+		case resp.StatusCode == 503 && resp.Header.Get(length.RefusedHeader) != "":
 			kinds["refused"]++ // before the first token
 		case got == anonymous(want):
 			kinds["whole"]++
@@ -340,7 +341,7 @@ func TestRefusalInTheGap(t *testing.T) {
 		rec := &recorder{header: http.Header{}}
 		req, _ := http.NewRequest("POST", path, strings.NewReader(`{"prompt":"x"}`))
 		f.Handler().ServeHTTP(rec, req)
-		if rec.status != 503 || rec.header.Get(RefusedHeader) == "" {
+		if rec.status != 503 || rec.header.Get(length.RefusedHeader) == "" {
 			t.Errorf("%s: %d %v", path, rec.status, rec.header)
 		}
 		f.await(t, false)

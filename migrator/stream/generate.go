@@ -45,12 +45,12 @@ func (f *Front) generate(w http.ResponseWriter, r *http.Request, e dialect.Endpo
 	default:
 		p = &payload{bytes: req.Plain()}
 	}
-	words := policies.Request{Model: req.Model, Input: arrival.Estimate, MaxOutput: req.MaxOutput, Estimated: true}
-	features, assemblable := req.Features, req.Assemblable()
+	words := policies.Request{Model: req.Model, Input: arrival.Estimate, MaxOutput: req.MaxOutput, Estimated: true, Features: req.Features}
+	assemblable := req.Assemblable()
 	asked := dialect.Edit{NoIDs: !req.IDs, NoUsage: !req.Usage && req.CountsUsage()}
 	req, body = dialect.Request{}, nil // the payload is all that is still needed of it
 
-	s := f.newStream(words, e, features, asked, out, cancel)
+	s := f.newStream(words, e, asked, out, cancel)
 	peer := ""
 	if f.cfg.Placer != nil {
 		peer = f.cfg.Placer.Place(s.request)

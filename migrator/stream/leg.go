@@ -43,8 +43,8 @@ type wireLeg struct {
 	closed atomic.Bool
 }
 
-// ReadLeg returns the Leg that an engine sends as body. Events that are idle
-// apart, or more, are an error.
+// ReadLeg returns the Leg that an engine sends as body. Events that come idle
+// or more apart are an error; idle must be positive.
 func ReadLeg(body io.ReadCloser, idle time.Duration) Leg { return readLeg(body, idle, nil) }
 
 func readLeg(body io.ReadCloser, idle time.Duration, work *load.Work) *wireLeg {

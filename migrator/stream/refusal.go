@@ -8,18 +8,14 @@ import (
 	"github.com/cascadeinfer/cascade/policies/length"
 )
 
-// RefusedHeader marks an answer that says nothing about the request: no token
-// was produced, and another replica can serve it. A proxy that retries on
-// headers (Envoy's retriable-headers) retries on it.
-const RefusedHeader = length.RefusedHeader
-
 // ForwardHeader names the replica that forwards a request to a peer. A request
 // that carries it is never forwarded again.
 const ForwardHeader = "x-cascade-forwarded-by"
 
-// refuse answers that another replica should serve the request.
+// refuse answers that another replica should serve the request: no token was
+// produced, and proxies retry on the header.
 func refuse(w http.ResponseWriter, message string) {
-	w.Header().Set(RefusedHeader, "1")
+	w.Header().Set(length.RefusedHeader, "1")
 	w.Header().Set("Retry-After", "1")
 	answer(w, dialect.Problem{Status: http.StatusServiceUnavailable, Kind: "ServiceUnavailableError", Message: message})
 }

@@ -20,7 +20,6 @@ type Stream struct {
 	id       string
 	request  policies.Request // as it arrived
 	endpoint dialect.Endpoint
-	features dialect.Feature
 	asked    dialect.Edit // what the client did not ask for
 	cancel   context.CancelFunc
 	// seen is where the front remembers the fingerprint of its engine, which
@@ -42,21 +41,17 @@ type Stream struct {
 	complete bool     // the leg has sent [DONE]
 }
 
-func (f *Front) newStream(r policies.Request, e dialect.Endpoint, features dialect.Feature, asked dialect.Edit, out sink, cancel context.CancelFunc) *Stream {
+func (f *Front) newStream(r policies.Request, e dialect.Endpoint, asked dialect.Edit, out sink, cancel context.CancelFunc) *Stream {
 	f.mu.Lock()
 	f.next++
 	r.ID = string(f.cfg.Replica) + "/" + strconv.FormatUint(f.next, 10)
 	f.mu.Unlock()
-	whole := !features.Has(dialect.Choices | dialect.Prompts | dialect.Echo | dialect.Odd)
-	return &Stream{id: r.ID, request: r, endpoint: e, features: features, asked: asked, out: out, cancel: cancel, whole: whole}
+	whole := !r.Features.Has(policies.Choices | policies.Prompts | policies.Echo | policies.Unreadable)
+	return &Stream{id: r.ID, request: r, endpoint: e, asked: asked, out: out, cancel: cancel, whole: whole}
 }
 
 // Endpoint returns the endpoint that the client called.
 func (s *Stream) Endpoint() dialect.Endpoint { return s.endpoint }
-
-// Features tells what the client asked for that bears on whether the stream
-// may move.
-func (s *Stream) Features() dialect.Feature { return s.features }
 
 // Request describes the stream as it is now; the counts are those that the
 // client has.
@@ -163,8 +158,8 @@ func (s *Stream) deliverLocked(c *dialect.Chunk) error {
 		}
 		if f := c.Fingerprint(); f != nil && s.seen != nil {
 			if known := s.seen.Load(); known == nil || !bytes.Equal(*known, f) {
-				f = bytes.Clone(f)
-				s.seen.Store(&f)
+				kept := bytes.Clone(f)
+				s.seen.Store(&kept)
 			}
 		}
 		if s.prompt == 0 && c.HasPrompt() {

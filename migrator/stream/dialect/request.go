@@ -12,15 +12,18 @@ type Request struct {
 	Endpoint  Endpoint
 	Model     string
 	MaxOutput policies.Tokens // max_tokens or max_completion_tokens, 0 when the client set none
-	Features  Feature
+	// Features is what ties the request to one engine. A seed counts unless the
+	// client says that decoding is greedy.
+	Features policies.Features
 	// Stream, Usage and IDs tell whether the client itself asked for a stream,
 	// for usage at its end and for token ids.
 	Stream, Usage, IDs bool
 
-	body    []byte
-	members []member
-	options span // stream_options' value, if an object
-	foreign bool // some member must not reach the engine
+	body     []byte
+	members  []member
+	options  span // stream_options' value, if an object
+	foreign  bool // some member must not reach the engine
+	logprobs bool // the answer has log probabilities
 }
 
 // member is one top-level "key": value of the body.
@@ -45,16 +48,24 @@ func Parse(e Endpoint, body []byte) (Request, error) {
 		return r, err
 	}
 	r.members = make([]member, 0, 16)
+	greedy := false
 	// Of equal names the last one counts, as in the engines' readers; each
 	// occurrence is seen, because a forged first one must not hide a second.
 	each(body, span{0, len(body)}, func(name []byte, whole, value span) bool {
 		m := member{span: whole, value: value}
+		if string(name) == "temperature" {
+			v := gjson.Parse(view(value.of(body)))
+			greedy = v.Type == gjson.Number && v.Num == 0
+		}
 		if r.field(view(name), value) {
 			m.name = view(name)
 		}
 		r.members = append(r.members, m)
 		return true
 	})
+	if greedy {
+		r.Features &^= policies.Seed
+	}
 	return r, nil
 }
 
@@ -87,7 +98,7 @@ func (r *Request) field(name string, value span) (edited bool) {
 				return true
 			})
 		case v.Type != gjson.Null:
-			r.Features |= Odd
+			r.Features |= policies.Unreadable
 		}
 		return true
 	case "return_token_ids":
@@ -105,6 +116,8 @@ func (r *Request) field(name string, value span) (edited bool) {
 			})
 			return true
 		}
+	case "logprobs":
+		r.logprobs = v.Type != gjson.Null && v.Type != gjson.False
 	case "max_tokens":
 		if r.MaxOutput == 0 {
 			r.MaxOutput = positive(v)
@@ -119,10 +132,10 @@ func (r *Request) field(name string, value span) (edited bool) {
 	return false
 }
 
-// boolean reads a flag; engines also take "true" and 1, which is Odd here.
+// boolean reads a flag; engines also take "true" and 1, which nobody else may rely on.
 func (r *Request) boolean(v gjson.Result) bool {
 	if v.Type != gjson.True && v.Type != gjson.False && v.Type != gjson.Null {
-		r.Features |= Odd
+		r.Features |= policies.Unreadable
 	}
 	return v.Type == gjson.True
 }
@@ -134,127 +147,27 @@ func positive(v gjson.Result) policies.Tokens {
 	return policies.Tokens(min(v.Num, 1<<53))
 }
 
-// featureOf tells what one field asks for.
-func featureOf(name string, v gjson.Result) Feature {
-	set := func(f Feature, on bool) Feature {
-		if on {
-			return f
-		}
-		return 0
-	}
-	number := func(f Feature, idle float64) Feature {
-		switch v.Type {
-		case gjson.Null:
-			return 0
-		case gjson.Number:
-			return set(f, v.Num != idle)
-		}
-		return f | Odd
-	}
-	given := v.Type != gjson.Null && v.Type != gjson.False && !(v.IsArray() && !nonEmpty(v)) && v.Raw != `""`
-	switch name {
-	case "n", "best_of":
-		return number(Choices, 1)
-	case "use_beam_search":
-		return set(Choices, given)
-	case "echo":
-		return set(Echo, given)
-	case "logprobs":
-		return set(Logprobs, given)
-	case "top_logprobs":
-		return number(Logprobs, 0)
-	case "prompt_logprobs":
-		return set(PromptLogprobs, given)
-	case "tools", "functions":
-		return set(Tools, given)
-	case "tool_choice":
-		return set(Tools, given && v.Str != "none")
-	case "response_format":
-		return set(Structured, given && v.Get("type").Str != "text")
-	case "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structural_tag":
-		return set(Structured, given)
-	case "presence_penalty", "frequency_penalty":
-		return number(Penalties, 0)
-	case "min_tokens":
-		return number(OutputCounts, 0)
-	case "bad_words", "thinking_token_budget":
-		return set(OutputCounts, given)
-	case "seed":
-		return set(Seed, given)
-	case "stop":
-		return set(Stop, given)
-	case "prompt_embeds":
-		return set(Multimodal, given)
-	case "include_reasoning":
-		return set(HiddenTokens, v.Type == gjson.False)
-	case "return_prompt_text", "suffix":
-		return set(Odd, given)
-	}
-	return 0
-}
-
-func nonEmpty(v gjson.Result) bool {
-	found := false
-	v.ForEach(func(_, _ gjson.Result) bool { found = true; return false })
-	return found
-}
-
-// promptFeature tells one prompt (text, token ids, or either alone in a list)
-// from several.
-func promptFeature(b []byte, prompt span) (f Feature) {
-	if b[prompt.from] != '[' {
-		return 0
-	}
-	n := 0
-	each(b, prompt, func(_ []byte, _, e span) bool {
-		if c := b[e.from]; c != '"' && c != '[' {
-			return false // a list of ids: one prompt
-		}
-		if n++; n > 1 {
-			f = Prompts
-		}
-		return f == 0
-	})
-	return f
-}
-
-func messagesFeature(b []byte, messages span) (f Feature) {
-	each(b, messages, func(_ []byte, _, message span) bool {
-		each(b, message, func(name []byte, _, content span) bool {
-			if string(name) == "content" && b[content.from] == '[' {
-				each(b, content, func(_ []byte, _, part span) bool {
-					if b[part.from] == '{' && gjson.Get(view(part.of(b)), "type").Str != "text" {
-						f = Multimodal
-					}
-					return true
-				})
-			}
-			return true
-		})
-		return f == 0
-	})
-	return f
-}
-
 // Streamable reports whether the engine's events for this request are ones
 // that a front understands, given that the client asked for a stream.
-func (r *Request) Streamable() bool { return r.Stream && !r.Features.Has(Odd) }
+func (r *Request) Streamable() bool { return r.Stream && !r.Features.Has(policies.Unreadable) }
 
 // Assemblable reports whether an unstreamed answer to this request can be put
 // together from a stream, byte for byte. A request with stream_options but no
 // stream is one that engines refuse, and must keep refusing.
 func (r *Request) Assemblable() bool {
-	return !r.Stream && r.options.absent() && !r.Features.Has(exactOnly)
+	return !r.Stream && r.options.absent() && !r.logprobs && !r.Features.Has(exactOnly)
 }
 
 // CountsIDs reports whether token ids may be asked for: an engine that echoes
 // the prompt leaves it out as soon as ids are wanted.
-func (r *Request) CountsIDs() bool { return !r.Features.Has(Echo | Odd) }
+func (r *Request) CountsIDs() bool { return !r.Features.Has(policies.Echo | policies.Unreadable) }
 
 // CountsUsage reports whether usage may be asked for and taken out again. With
 // several choices it may not: the fingerprint that an engine then moves to the
 // usage event could not be put back where it belongs.
-func (r *Request) CountsUsage() bool { return !r.Features.Has(Choices | Prompts | Odd) }
+func (r *Request) CountsUsage() bool {
+	return !r.Features.Has(policies.Choices | policies.Prompts | policies.Unreadable)
+}
 
 // Plain returns the body for an engine with nothing changed but what must not
 // reach one. It returns the client's bytes when that is nothing.

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/policies"
 	"github.com/tidwall/gjson"
 )
 
@@ -52,27 +53,27 @@ func TestPlain(t *testing.T) {
 func TestFeatures(t *testing.T) {
 	for _, test := range []struct {
 		field string
-		want  Feature
+		want  policies.Features
 	}{
-		{`"n":1`, 0}, {`"n":null`, 0}, {`"n":2`, Choices}, {`"n":"2"`, Choices | Odd}, {`"best_of":3`, Choices}, {`"use_beam_search":true`, Choices},
-		{`"prompt":"x"`, 0}, {`"prompt":[1,2]`, 0}, {`"prompt":["x"]`, 0}, {`"prompt":[[1,2]]`, 0}, {`"prompt":["x","y"]`, Prompts}, {`"prompt":[[1],[2]]`, Prompts},
-		{`"echo":true`, Echo}, {`"echo":false`, 0}, {`"logprobs":0`, Logprobs}, {`"logprobs":false`, 0}, {`"logprobs":true`, Logprobs}, {`"prompt_logprobs":1`, PromptLogprobs},
-		{`"tools":[]`, 0}, {`"tools":[{}]`, Tools}, {`"tool_choice":"none"`, 0}, {`"tool_choice":"auto"`, Tools},
-		{`"response_format":{"type":"text"}`, 0}, {`"response_format":{"type":"json_object"}`, Structured}, {`"guided_json":{}`, Structured},
-		{`"presence_penalty":0`, 0}, {`"presence_penalty":0.5`, Penalties}, {`"min_tokens":3`, OutputCounts}, {`"bad_words":["x"]`, OutputCounts},
-		{`"seed":0`, Seed}, {`"stop":"x"`, Stop}, {`"stop":[]`, 0}, {`"stop":""`, 0}, {`"stream":"yes"`, Odd}, {`"stream_options":7`, Odd},
-		{`"messages":[{"role":"user","content":"hi"}]`, 0}, {`"messages":[{"content":[{"type":"text"}]}]`, 0}, {`"messages":[{"content":[{"type":"image_url"}]}]`, Multimodal},
-		{`"include_reasoning":false`, HiddenTokens}, {`"temperature":0.5`, 0},
+		{`"n":1`, 0}, {`"n":null`, 0}, {`"n":2`, policies.Choices}, {`"n":"2"`, policies.Choices | policies.Unreadable}, {`"best_of":3`, policies.Choices}, {`"use_beam_search":true`, policies.Choices},
+		{`"prompt":"x"`, 0}, {`"prompt":[1,2]`, 0}, {`"prompt":["x"]`, 0}, {`"prompt":[[1,2]]`, 0}, {`"prompt":["x","y"]`, policies.Prompts}, {`"prompt":[[1],[2]]`, policies.Prompts},
+		{`"echo":true`, policies.Echo}, {`"echo":false`, 0}, {`"logprobs":3`, 0}, {`"prompt_logprobs":1`, policies.PromptLogprobs},
+		{`"tools":[]`, 0}, {`"tools":[{}]`, policies.Tools}, {`"tool_choice":"none"`, 0}, {`"tool_choice":"auto"`, policies.Tools}, {`"tool_choice":"required"`, policies.ForcedTools}, {`"tool_choice":{"type":"function"}`, policies.ForcedTools},
+		{`"response_format":{"type":"text"}`, 0}, {`"response_format":{"type":"json_object"}`, policies.Structured}, {`"guided_json":{}`, policies.Structured},
+		{`"presence_penalty":0`, 0}, {`"presence_penalty":0.5`, policies.Penalties}, {`"min_tokens":3`, policies.MinTokens}, {`"bad_words":["x"]`, policies.BadWords}, {`"thinking_token_budget":9`, policies.ThinkingBudget},
+		{`"seed":0`, policies.Seed}, {`"seed":1,"temperature":0`, 0}, {`"temperature":0.0,"seed":1`, 0}, {`"stop":"x"`, policies.Stop}, {`"stop":[]`, 0}, {`"stop":""`, 0}, {`"stream":"yes"`, policies.Unreadable}, {`"stream_options":7`, policies.Unreadable},
+		{`"messages":[{"role":"user","content":"hi"}]`, 0}, {`"messages":[{"content":[{"type":"text"}]}]`, 0}, {`"messages":[{"content":[{"type":"image_url"}]}]`, policies.Multimodal},
+		{`"include_reasoning":false`, policies.HiddenTokens}, {`"temperature":0.5`, 0},
 	} {
 		r, err := Parse(Chat, []byte("{"+test.field+"}"))
 		if err != nil {
 			t.Fatal(err)
 		}
 		if r.Features != test.want {
-			t.Errorf("%s: %v, want %v", test.field, r.Features, test.want)
+			t.Errorf("%s: %b, want %b", test.field, r.Features, test.want)
 		}
 	}
-	for body, want := range map[string]bool{`{}`: true, `{"stream":true}`: false, `{"n":2}`: false, `{"stream_options":{}}`: false, `{"logprobs":1}`: false, `{"stop":"x"}`: true} {
+	for body, want := range map[string]bool{`{}`: true, `{"stream":true}`: false, `{"n":2}`: false, `{"stream_options":{}}`: false, `{"logprobs":1}`: false, `{"logprobs":null}`: true, `{"logprobs":0}`: false, `{"stop":"x"}`: true} {
 		if r, _ := Parse(Completions, []byte(body)); r.Assemblable() != want {
 			t.Errorf("%s: assemblable is %t", body, !want)
 		}
@@ -125,7 +126,7 @@ func FuzzRequest(f *testing.F) {
 						t.Fatalf("%s of %q lets %s through", name, body, k)
 					}
 				case "stream", "stream_options", "return_token_ids":
-					if name == "streamed" && k == "stream" && v != true && !r.Features.Has(Odd) {
+					if name == "streamed" && k == "stream" && v != true && !r.Features.Has(policies.Unreadable) {
 						t.Fatalf("streamed %q has stream %v", body, v)
 					}
 				default:
