@@ -32,21 +32,21 @@ const grace = time.Second
 // again, so each opening has a server of its own.
 type doors struct {
 	f       *Front
-	address net.Addr     // of the clients' listener, nil for none
-	next    net.Listener // open and not yet served, nil for none
-	server  *http.Server // the one that takes clients, nil while shut
-	served  []*http.Server
+	address net.Addr       // of the clients' listener, nil for none
+	next    net.Listener   // open and not yet served, nil for none
+	server  *http.Server   // the one that takes clients, nil while shut
 	broken  chan error     // holds the error of a listener
 	leaving sync.WaitGroup // of servers whose clients finish
 	wg      sync.WaitGroup // of goroutines that end when the servers are closed
 
 	mu     sync.Mutex
-	inside int // requests in progress at these servers
-	quiet  chan struct{}
+	served map[*http.Server]struct{} // those that may have connections
+	inside int                       // requests in progress at them
+	quiet  chan struct{}             // holds a token when inside has become 0
 }
 
 func newDoors(f *Front) *doors {
-	d := &doors{f: f, next: f.cfg.Listener, broken: make(chan error, 1), quiet: make(chan struct{}, 1)}
+	d := &doors{f: f, next: f.cfg.Listener, broken: make(chan error, 1), served: make(map[*http.Server]struct{}), quiet: make(chan struct{}, 1)}
 	if d.next != nil {
 		d.address = d.next.Addr()
 	}
@@ -72,7 +72,9 @@ func (d *doors) serve(ctx context.Context, l net.Listener, h http.Handler) *http
 		BaseContext:       func(net.Listener) context.Context { return ctx },
 		ErrorLog:          silent,
 	}
-	d.served = append(d.served, s)
+	d.mu.Lock()
+	d.served[s] = struct{}{}
+	d.mu.Unlock()
 	d.wg.Go(func() {
 		if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 			select {
@@ -124,7 +126,13 @@ func (d *doors) shut(ctx context.Context) {
 	}
 	s := d.server
 	d.server = nil
-	d.leaving.Go(func() { s.Shutdown(ctx) })
+	d.leaving.Go(func() {
+		if s.Shutdown(ctx) == nil {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			delete(d.served, s)
+		}
+	})
 }
 
 // left returns a channel that is closed when every server that was shut has no
@@ -145,7 +153,8 @@ func (d *doors) close(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
 	defer cancel()
 	d.wait(ctx.Done())
-	for _, s := range d.served {
+	d.leaving.Wait() // their context has ended
+	for s := range d.served {
 		s.Shutdown(ctx)
 		s.Close()
 	}
@@ -153,7 +162,6 @@ func (d *doors) close(ctx context.Context) {
 		d.next.Close()
 	}
 	d.wait(nil)
-	d.leaving.Wait()
 	d.wg.Wait()
 }
 
