@@ -156,7 +156,11 @@ func (m *Machine) Step(in Input) Decision {
 // period weighs the plan in force, which is present or will be at once,
 // against the alternatives.
 func (m *Machine) period(in Input, w policies.Workload, present policies.Plan) Decision {
-	priced, err := m.c.Planner.Price(w, cutsOf(present), countsOf(present))
+	// Head room is asked of new plans alone: one in force is not given up for a
+	// moment of more work than it was made for.
+	inForce := w
+	inForce.Limits.Pooling, inForce.Limits.Utilisation = 0, 0
+	priced, err := m.c.Planner.Price(inForce, cutsOf(present), countsOf(present))
 	over := errors.Is(err, policies.ErrInfeasible)
 	if err != nil && !over {
 		d := keep(present, Invalid)

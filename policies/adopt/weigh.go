@@ -12,7 +12,7 @@ import (
 // its limits.
 func (m *Machine) weigh(in Input, w policies.Workload, present policies.Plan, priced policies.Partition, over bool) Decision {
 	stages := len(present.Stages)
-	if m.disappoints(in, priced, stages) {
+	if m.disappoints(in, w, present, priced) {
 		back := single(w.Replicas)
 		if len(m.before.Stages) > 1 {
 			back = spread(m.before, make([]int, len(m.before.Stages)), w.Replicas)
@@ -88,10 +88,14 @@ func (m *Machine) compare(in Input, w policies.Workload, present policies.Plan, 
 }
 
 // disappoints judges the last window, and says whether the plan in force has
-// been slower than predicted for too many windows. One stage cannot be rolled
-// back and does not disappoint. The first window of a plan is not judged: its
-// stages still run requests that were placed by the plan before.
-func (m *Machine) disappoints(in Input, priced policies.Partition, stages int) bool {
+// been slower than predicted for too many windows: some stage's iterations
+// exceed the prediction, and all of them together are no better than one stage
+// is predicted to be, so that there is something to go back to. One stage
+// cannot be rolled back and does not disappoint. The first window of a plan is
+// not judged: its stages still run requests that were placed by the plan
+// before.
+func (m *Machine) disappoints(in Input, w policies.Workload, present policies.Plan, priced policies.Partition) bool {
+	stages := len(present.Stages)
 	if stages == 1 || len(in.Iterations) != stages || len(priced.Iterations) != stages {
 		return false
 	}
@@ -103,12 +107,43 @@ func (m *Machine) disappoints(in Input, priced policies.Partition, stages int) b
 	for s, measured := range in.Iterations {
 		slow = slow || measured > priced.Iterations[s]*(1+m.c.Excess)
 	}
-	if !slow {
+	if !slow || m.inFlight(in, w, present, priced) < m.undivided(w) {
 		m.slow = 0
 		return false
 	}
 	m.slow++
 	return m.slow >= m.c.Windows
+}
+
+// inFlight is the requests in flight that the measured iterations amount to at
+// the present flow (Little's law); a stage without a measurement counts with
+// its prediction.
+func (m *Machine) inFlight(in Input, w policies.Workload, present policies.Plan, priced policies.Partition) float64 {
+	total := 0.0
+	for b, rate := range w.Flow.Tokens {
+		s := present.StageOf(w.Flow.Edges[b])
+		t := in.Iterations[s]
+		if t == 0 {
+			t = priced.Iterations[s]
+		}
+		if rate > 0 {
+			total += float64(rate * t)
+		}
+	}
+	return total
+}
+
+// undivided is the requests in flight that one stage is predicted to have.
+func (m *Machine) undivided(w policies.Workload) float64 {
+	one, err := m.c.Planner.Price(w, nil, []int{w.Replicas})
+	if err != nil {
+		return math.Inf(1)
+	}
+	total := 0.0
+	for _, rate := range w.Flow.Tokens {
+		total += rate
+	}
+	return total * one.Iterations[0]
 }
 
 // adopt is the decision for a partition that no gain was computed for.

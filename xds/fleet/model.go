@@ -89,22 +89,18 @@ func (s *State) learnt(now time.Time, m *model) (ratio length.Ratio, estimateErr
 	return length.RatioOf(sum / weight), estimateError / weight
 }
 
-// iterations is the measured iteration time of each stage of the plan: the
-// mean over its fresh replicas, weighted by what they run; 0 where a stage
-// idles.
-func (s *State) iterations(now time.Time, m *model) []float64 {
-	out := make([]float64, len(m.plan.Stages))
-	running := make([]float64, len(out))
+// pace is what a stage runs at one moment: how many requests, and how many
+// tokens a second they get. Their quotient is the iteration time.
+type pace struct{ running, tokens float64 }
+
+// paces is the present pace of each stage of the plan, over its fresh replicas.
+func (s *State) paces(now time.Time, m *model) []pace {
+	out := make([]pace, len(m.plan.Stages))
 	for _, r := range s.replicas {
-		if i := r.stage; r.Model == m.Name && i >= 0 && r.fresh(now, s.rules.Grace) {
+		if i := r.stage; r.Model == m.Name && i >= 0 && r.fresh(now, s.rules.Grace) && r.report.Load.Iteration > 0 {
 			n := float64(r.report.Load.Running)
-			out[i] += float64(n * r.report.Load.Iteration)
-			running[i] += n
-		}
-	}
-	for i := range out {
-		if running[i] > 0 {
-			out[i] /= running[i]
+			out[i].running += n
+			out[i].tokens += n / r.report.Load.Iteration
 		}
 	}
 	return out

@@ -13,8 +13,7 @@ import (
 // it judges the plan in force by.
 type decider struct {
 	machine *adopt.Machine // nil: one stage, always
-	// sum and n are per stage, over the ticks of the window at which it ran.
-	sum, n []float64
+	window  []pace         // per stage, summed over the ticks of the window
 }
 
 // newDecider returns the decider of complete rules. The machine's times are
@@ -41,31 +40,30 @@ const (
 	horizon    = 60
 )
 
-// observe adds one look at the stages' iteration times to the window.
-func (d *decider) observe(iterations []float64) {
-	if len(d.sum) != len(iterations) {
-		d.reset(len(iterations))
+// observe takes one moment's pace of each stage into the window.
+func (d *decider) observe(paces []pace) {
+	if len(d.window) != len(paces) {
+		d.reset(len(paces))
 	}
-	for i, t := range iterations {
-		if t > 0 {
-			d.sum[i] += t
-			d.n[i]++
-		}
+	for i, p := range paces {
+		d.window[i].running += p.running
+		d.window[i].tokens += p.tokens
 	}
 }
 
-// mean returns the window's mean per stage; 0 where nothing ran.
+// mean returns each stage's iteration time over the window, every token
+// weighing the same (Little's law); 0 where nothing ran.
 func (d *decider) mean() []float64 {
-	out := make([]float64, len(d.sum))
-	for i, sum := range d.sum {
-		if d.n[i] > 0 {
-			out[i] = sum / d.n[i]
+	out := make([]float64, len(d.window))
+	for i, p := range d.window {
+		if p.tokens > 0 {
+			out[i] = p.running / p.tokens
 		}
 	}
 	return out
 }
 
-func (d *decider) reset(stages int) { d.sum, d.n = make([]float64, stages), make([]float64, stages) }
+func (d *decider) reset(stages int) { d.window = make([]pace, stages) }
 
 // replan is the planning period of a model: the plan that the machine decides
 // for, or the present one without those who drained. The machine sees what is

@@ -255,7 +255,7 @@ func (s *State) tick(now time.Time) {
 		s.refresh(now, r)
 	}
 	for _, m := range s.models {
-		m.decider.observe(s.iterations(now, m))
+		m.decider.observe(s.paces(now, m))
 		m.held = s.meanHeld(now, m)
 	}
 	if now.Sub(s.weighed) >= weighEvery {
