@@ -48,6 +48,10 @@ func serveAdmin(ctx context.Context, l net.Listener, metrics prometheus.Gatherer
 		<-ctx.Done()
 		return nil
 	}
+	return serveOn(ctx, l, adminHandler(metrics, ready), adminWriteTimeout)
+}
+
+func adminHandler(metrics prometheus.Gatherer, ready func() string) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { w.Write([]byte("ok\n")) })
@@ -58,7 +62,7 @@ func serveAdmin(ctx context.Context, l net.Listener, metrics prometheus.Gatherer
 		}
 		w.Write([]byte("ready\n"))
 	})
-	return serveOn(ctx, l, mux, adminWriteTimeout)
+	return mux
 }
 
 // serveOn runs an HTTP server on a listener, which it closes, until ctx ends.

@@ -89,12 +89,12 @@ func (c *contest) replay(ctx context.Context, s *settings, fleet *local.Fleet, n
 	}
 	defer records.Close()
 	bar := newBar(s, name, len(c.requests))
-	changes := 0
+	var told policies.Epoch
 	r, err := replay.New(replay.Config{
 		Name: name, Target: fleet.URL(), Model: c.fleet.Models[0].Name, Requests: c.requests, Prompt: c.prompt,
 		Speed: c.fleet.Speed, Records: records,
 		Progress: func(p replay.Progress) {
-			changes = s.announce(bar, fleet.Control().Status().History, changes)
+			told = s.announce(bar, fleet.Control().Status().History, told)
 			bar.Set(p.Done)
 		},
 	})
@@ -102,7 +102,7 @@ func (c *contest) replay(ctx context.Context, s *settings, fleet *local.Fleet, n
 		return replay.Result{}, err
 	}
 	res, err := r.Run(ctx)
-	s.announce(bar, fleet.Control().Status().History, changes)
+	s.announce(bar, fleet.Control().Status().History, told)
 	bar.Finish()
 	fmt.Fprintln(s.stderr)
 	return res, err
@@ -114,11 +114,16 @@ func newBar(s *settings, name string, total int) *progressbar.ProgressBar {
 		progressbar.OptionShowCount(), progressbar.OptionSetWidth(30), progressbar.OptionThrottle(200*time.Millisecond))
 }
 
-// announce tells of the plan changes that are new since the last call.
-func (s *settings) announce(bar *progressbar.ProgressBar, history []control.Change, told int) int {
-	for ; told < len(history); told++ {
+// announce tells of the plans after the epoch told, and returns the last one's.
+// The history is of one model.
+func (s *settings) announce(bar *progressbar.ProgressBar, history []control.Change, told policies.Epoch) policies.Epoch {
+	for _, c := range history {
+		if c.Epoch <= told {
+			continue
+		}
+		told = c.Epoch
 		bar.Clear()
-		fmt.Fprintf(s.stderr, "  epoch %d: %s\n", history[told].Epoch, sentence(history[told]))
+		fmt.Fprintf(s.stderr, "  epoch %d: %s\n", c.Epoch, sentence(c))
 	}
 	return told
 }

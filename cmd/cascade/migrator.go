@@ -104,7 +104,7 @@ func (s *settings) runMigrator(ctx context.Context, fleet wire.Fleet, r config.R
 		return err
 	}
 	metrics := newRegistry()
-	metrics.MustRegister(newFrontCollector(front, r))
+	metrics.MustRegister(newFrontCollector(front.Status, r.ID, r.Model))
 
 	fmt.Fprintf(s.stderr, "migrator of %s: %s on http://%s, reports to %s\n", r.ID, r.Engine, doors.clients.Addr(), target)
 	// The front ends by draining, and everything else when the front has ended.

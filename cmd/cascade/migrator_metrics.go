@@ -3,7 +3,6 @@ package main
 import (
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/cascadeinfer/cascade/cmd/config"
 	"github.com/cascadeinfer/cascade/migrator/stream"
 )
 
@@ -38,9 +37,9 @@ type frontCollector struct {
 
 var _ prometheus.Collector = (*frontCollector)(nil)
 
-func newFrontCollector(f *stream.Front, r config.Replica) *frontCollector {
-	c := &frontCollector{status: f.Status}
-	labels := prometheus.Labels{"replica": r.ID, "model": r.Model}
+func newFrontCollector(status func() stream.Status, replica, model string) *frontCollector {
+	c := &frontCollector{status: status}
+	labels := prometheus.Labels{"replica": replica, "model": model}
 	for i, m := range frontMetrics {
 		c.descs[i] = prometheus.NewDesc(prometheus.BuildFQName("cascade", "migrator", m.name), m.help, nil, labels)
 	}

@@ -1,0 +1,148 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// output is what a daemon wrote so far. It may be written and read at once.
+type output struct {
+	mu      sync.Mutex
+	text    bytes.Buffer
+	written chan struct{} // closed and replaced at every write
+}
+
+func newOutput() *output { return &output{written: make(chan struct{})} }
+
+// Write implements io.Writer.
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	close(o.written)
+	o.written = make(chan struct{})
+	return o.text.Write(p)
+}
+
+func (o *output) read() (string, <-chan struct{}) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String(), o.written
+}
+
+// daemon is a command line that runs inside the test.
+type daemon struct {
+	t    *testing.T
+	args string
+	out  *output // standard output and error
+	stop context.CancelFunc
+	code chan int
+	once sync.Once
+}
+
+// start runs a command line until end, or the end of the test.
+func start(t *testing.T, args ...string) *daemon {
+	t.Helper()
+	ctx, stop := context.WithCancel(context.Background())
+	d := &daemon{t: t, args: strings.Join(args, " "), out: newOutput(), stop: stop, code: make(chan int, 1)}
+	go func() { d.code <- run(ctx, args, d.out, d.out) }()
+	t.Cleanup(func() {
+		d.end()
+		if text, _ := d.out.read(); t.Failed() {
+			t.Logf("cascade %s:\n%s", d.args, text)
+		}
+	})
+	return d
+}
+
+// end signals the daemon and wants it to stop cleanly.
+func (d *daemon) end() {
+	d.stop()
+	d.once.Do(func() {
+		select {
+		case code := <-d.code:
+			if code != 0 {
+				d.t.Errorf("cascade %s ends with code %d", d.args, code)
+			}
+		case <-time.After(patience):
+			d.t.Errorf("cascade %s did not end", d.args)
+		}
+	})
+}
+
+// await waits until the daemon has written what matches.
+func (d *daemon) await(pattern string) {
+	d.t.Helper()
+	re := regexp.MustCompile(pattern)
+	alarm := time.After(patience)
+	for {
+		text, written := d.out.read()
+		if re.MatchString(text) {
+			return
+		}
+		select {
+		case <-written:
+		case <-alarm:
+			d.t.Fatalf("cascade %s did not write %q", d.args, pattern)
+		}
+	}
+}
+
+// site is the addresses of a small fleet and its file.
+type site struct {
+	file                                        string
+	proxy, control, admin, engine, front, peers string
+}
+
+// newSite writes the fleet file of one replica; more is further lines of it.
+func newSite(t *testing.T, more string) site {
+	t.Helper()
+	s := site{file: filepath.Join(t.TempDir(), "fleet.yaml")}
+	var open []net.Listener
+	for _, to := range []*string{&s.proxy, &s.control, &s.admin, &s.engine, &s.front, &s.peers} {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		open = append(open, l)
+		*to = l.Addr().String()
+	}
+	for _, l := range open {
+		l.Close()
+	}
+	s.write(t, more)
+	return s
+}
+
+func (s site) write(t *testing.T, more string) {
+	t.Helper()
+	text := fmt.Sprintf(`models: [{name: llama, context: 8192, profile: h200-llama-3.1-8b, kv_tokens: 65536}]
+control: {listen: %q, admin: %q}
+proxy: {listen: %q}
+replicas:
+- {id: r0, address: %q, peer: %q, engine: "http://%s"}
+%s
+`, s.control, s.admin, s.proxy, s.front, s.peers, s.engine, more)
+	if err := os.WriteFile(s.file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// awaitURL waits until GET answers 200 and matches.
+func awaitURL(t *testing.T, url, pattern string) string {
+	t.Helper()
+	body, err := awaitBody(url, pattern, func(status int) bool { return status == http.StatusOK })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return body
+}

@@ -1,0 +1,121 @@
+package main
+
+import (
+	"bufio"
+	"net/http"
+	"strings"
+	"testing"
+)
+
+// streamTokens is the length of the streams that outlive a signal: about two
+// seconds.
+const streamTokens = 300
+
+// longStream opens a stream and reads up to its first token.
+func longStream(t *testing.T, address string) *bufio.Scanner {
+	t.Helper()
+	body := `{"model":"llama","prompt":"Once upon a time","max_tokens":300,"stream":true,"stream_options":{"include_usage":true}}`
+	resp, err := scripts.Post("http://"+address+"/v1/completions", "application/json", strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { resp.Body.Close() })
+	if resp.StatusCode != http.StatusOK {
+		t.Fatalf("the stream answers %s", resp.Status)
+	}
+	events := bufio.NewScanner(resp.Body)
+	if !events.Scan() {
+		t.Fatalf("no event: %v", events.Err())
+	}
+	return events
+}
+
+// TestStreamsOutliveTheSignal stops the process that owns a stream: the stream
+// runs to its end, nobody new is let in, and the process ends cleanly.
+func TestStreamsOutliveTheSignal(t *testing.T) {
+	for name, parts := range map[string]func(t *testing.T, s site) (owner *daemon, door string){
+		"up": func(t *testing.T, s site) (*daemon, string) {
+			return start(t, "up", "-c", s.file), s.proxy
+		},
+		"migrator": func(t *testing.T, s site) (*daemon, string) {
+			start(t, "engine", "-c", s.file, "--replica", "r0")
+			return start(t, "migrator", "-c", s.file, "--replica", "r0", "--log", "error"), s.front
+		},
+		"proxy": func(t *testing.T, s site) (*daemon, string) {
+			start(t, "engine", "-c", s.file, "--replica", "r0")
+			start(t, "migrator", "-c", s.file, "--replica", "r0", "--log", "error")
+			start(t, "control", "-c", s.file)
+			return start(t, "proxy", "-c", s.file, "--log", "error"), s.proxy
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newSite(t, "")
+			owner, door := parts(t, s)
+			awaitURL(t, "http://"+door+"/v1/models", "llama")
+			events := longStream(t, door)
+			owner.stop()
+			last := ""
+			for events.Scan() {
+				if text := events.Text(); text != "" {
+					if last == "" {
+						// The signal has been taken by now, or will be soon; the
+						// next request is let in or refused, and never left hanging.
+						if resp, err := scripts.Get("http://" + door + "/v1/models"); err == nil {
+							resp.Body.Close()
+						}
+					}
+					if strings.Contains(text, `"usage":{`) && !strings.Contains(text, `"completion_tokens":300`) {
+						t.Errorf("the stream was cut short: %s", text)
+					}
+					last = text
+				}
+			}
+			if err := events.Err(); err != nil || last != "data: [DONE]" {
+				t.Errorf("the stream ended with %q, %v", last, err)
+			}
+			owner.end()
+			if resp, err := scripts.Get("http://" + door + "/v1/models"); err == nil {
+				resp.Body.Close()
+				t.Errorf("the door is still open: %s", resp.Status)
+			}
+		})
+	}
+}
+
+// TestUpRefusesEditsItCannotFollow edits the file of a running fleet.
+func TestUpRefusesEditsItCannotFollow(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, "")
+	up := start(t, "up", "-c", s.file)
+	up.await("Ctrl-C ends it")
+
+	s.write(t, "speed: fast")
+	up.await("fleet file refused; the last good one stays in force.*fast")
+	moved := s
+	moved.front, moved.peers = s.peers, s.front
+	moved.write(t, "")
+	up.await(`replica r0 runs in this process: only ..drain.. can change`)
+	s.write(t, "planner: {seen: 5}")
+	up.await("only replicas are taken over while running; the file's other changes need a restart")
+	s.write(t, `- {id: r9, address: "127.0.0.1:9", peer: "127.0.0.1:10", engine: "http://127.0.0.1:11"}`)
+	awaitURL(t, "http://"+s.admin+"/status", `"id": "r9"`)
+
+	if status, body, err := ask(t.Context(), http.MethodPost, "http://"+s.proxy+"/v1/completions", []byte(`{"model":"llama","prompt":"x","max_tokens":2}`)); err != nil || status != http.StatusOK {
+		t.Errorf("after the edits: %d %s %v", status, body, err)
+	}
+}
+
+// TestUpFailsWhereItsDataPlaneFails: an Envoy that ends takes the fleet down,
+// with an error.
+func TestUpFailsWhereItsDataPlaneFails(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, "")
+	out := newOutput()
+	if code := run(t.Context(), []string{"up", "-c", s.file, "--envoy", "/bin/false"}, out, out); code != 1 {
+		t.Errorf("code %d", code)
+	}
+	if text, _ := out.read(); !strings.Contains(text, "envoy /bin/false: ") {
+		t.Errorf("it says %q", text)
+	}
+}
