@@ -32,7 +32,7 @@ func (e *emulated) flags(c *cobra.Command) {
 	f.IntVar(&e.replicas, "replicas", 8, "emulated replicas")
 	f.StringVar(&e.profile, "profile", "rtxpro6000-llama-3.1-8b", "cost profile of the replicas (see \"cascade profiles\")")
 	f.Int64Var(&e.context, "context", 131072, "the model's context in tokens; longer requests are dropped")
-	f.Float64Var(&e.speed, "speed", 3, "run engines, arrivals and the planner this many times faster than real time")
+	f.Float64Var(&e.speed, "speed", 2, "run engines, arrivals and the planner this many times faster than real time")
 	f.IntVar(&e.tp, "tp", 1, "tensor-parallel ranks of each replica")
 	f.StringVar(&e.envoy, "envoy", "", "path of an Envoy binary to carry the traffic instead of the embedded proxy")
 	completeFrom(c, "profile", cost.Names())
@@ -84,11 +84,11 @@ traffic; on uniform lengths the planner stays with one stage.`,
 		Args: exactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error { return s.compare(cmd.Context(), src, e) },
 	}
-	src.flags(c, 1500)
+	src.flags(c, 3600)
 	e.flags(c)
 	e.results(c)
-	c.Flags().Lookup("rate").DefValue = "12"
-	src.rate = 12
+	c.Flags().Lookup("rate").DefValue = "30"
+	src.rate = 30
 	return c
 }
 

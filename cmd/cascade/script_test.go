@@ -42,6 +42,11 @@ func TestScripts(t *testing.T) {
 		Dir:                 "testdata/script",
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,
+		Setup: func(e *testscript.Env) error {
+			// The race detector makes every process linger for a second.
+			e.Setenv("GORACE", os.Getenv("GORACE")+" atexit_sleep_ms=0")
+			return nil
+		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"ports": ports, "expand": expand, "await": await, "get": get, "post": post, "exitcode": exitcode, "signal": signalProcess,
 		},
