@@ -1,0 +1,157 @@
+package bidask
+
+import (
+	"slices"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// Machine is one replica's part in the market. It is not safe for concurrent
+// use.
+type Machine struct {
+	c   Config
+	now policies.Micros
+	out []Action // of the Step in progress
+
+	position policies.Position // as measured, with what has moved since; Incoming is the machine's own
+
+	// Seller. Sales are in order of their numbers.
+	sales    []*sale
+	number   uint64 // of the next sale
+	offered  policies.Tokens
+	asking   *sale // the one in state asking or confirming, or nil
+	silent   []policies.ReplicaID
+	bids     []policies.Bid // in order of arrival
+	sending  int            // send slots in use
+	promised []*sale        // to be served before anybody else, in order
+
+	// Buyer. Wins are in order of arrival.
+	wins      []*win
+	receiving int // receive slots in use
+}
+
+// New returns a machine that has nothing to sell and knows nothing of its own
+// position: it bids after the first Measured. The error is a
+// *policies.Violation that names the bad field.
+func New(c Config) (*Machine, error) {
+	c, err := c.complete()
+	if err != nil {
+		return nil, err
+	}
+	return &Machine{c: c, number: c.First}, nil
+}
+
+// Step takes note of an event and appends what is to be done about it to out,
+// which it returns. Everything that the event names is copied.
+func (m *Machine) Step(ev Event, out []Action) []Action {
+	m.out = out
+	m.now = max(m.now, ev.Now)
+	switch ev.Happening {
+	case Offered:
+		m.offer(ev)
+	case Ended:
+		m.withdraw(ev.Handover.Request)
+	case Received:
+		m.receive(ev.Message)
+	case Reserved:
+		m.reserved(ev.Deal)
+	case Refused:
+		m.refused(ev.Deal)
+	case Moved, Failed:
+		if ev.Deal.Seller == m.c.Self {
+			m.exported(ev.Deal, ev.Happening)
+		} else {
+			m.imported(ev.Deal, ev.Happening)
+		}
+	case Gone:
+		m.sellerGone(ev.Peer)
+		m.buyerGone(ev.Peer)
+	case Measured:
+		m.measure(ev.Position)
+	case Ticked:
+		m.expireSales()
+		m.expireWins()
+	}
+	m.ask()
+	m.keepPromises()
+	m.pull()
+	out, m.out = m.out, nil
+	return out
+}
+
+// receive passes a message to the side that it is meant for.
+func (m *Machine) receive(msg Message) {
+	if msg.From == "" || msg.From == m.c.Self || msg.To != m.c.Self {
+		return
+	}
+	switch msg.Kind {
+	case Bid, NoBid, Reject, Accept, Pull, Starving, Pass, Drop:
+		if msg.Deal.Seller == m.c.Self {
+			m.hearBuyer(msg)
+		}
+	case Ask, Confirm, Busy, Grant, Ready, Cancel:
+		if msg.Deal.Seller == msg.From {
+			m.hearSeller(msg)
+		}
+	}
+}
+
+// measure takes note of the own position. A replica that begins to drain gives
+// up what it has won and not begun to pull.
+func (m *Machine) measure(p policies.Position) {
+	p.Incoming = m.position.Incoming
+	m.position = p
+	if !p.Draining {
+		return
+	}
+	for _, w := range slices.Clone(m.wins) {
+		if w.state != importing {
+			m.tell(Drop, w.deal.Seller, w.deal)
+			m.release(w)
+		}
+	}
+}
+
+// Next returns when Step must be called with Ticked; false when no deadline is
+// pending. It changes with every Step.
+func (m *Machine) Next() (policies.Micros, bool) {
+	next, any := policies.Micros(0), false
+	earlier := func(t policies.Micros) {
+		if t != 0 && (!any || t < next) {
+			next, any = t, true
+		}
+	}
+	for _, s := range m.sales {
+		earlier(s.deadline)
+		earlier(s.hold)
+		earlier(s.promise)
+	}
+	for _, w := range m.wins {
+		earlier(w.deadline)
+		earlier(w.answer)
+		earlier(w.promise)
+		if w.state == queued && w.promise == 0 && m.receiving < m.c.ReceiveSlots {
+			earlier(w.retry)
+		}
+	}
+	return next, any
+}
+
+// Idle reports whether nothing is offered, won or on its way.
+func (m *Machine) Idle() bool { return len(m.sales) == 0 && len(m.wins) == 0 }
+
+// Incoming is what was won and is not yet here: the KV that is reserved.
+func (m *Machine) Incoming() policies.Tokens { return m.position.Incoming }
+
+// tell sends a message that carries nothing but the deal.
+func (m *Machine) tell(k Kind, to policies.ReplicaID, d Deal) {
+	m.send(Message{Kind: k, To: to, Deal: d})
+}
+
+func (m *Machine) send(msg Message) {
+	msg.From = m.c.Self
+	m.out = append(m.out, Action{Deed: Send, Message: msg})
+}
+
+// due reports whether a deadline has passed; 0 is none.
+func (m *Machine) due(t policies.Micros) bool { return t != 0 && t <= m.now }

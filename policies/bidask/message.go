@@ -1,0 +1,154 @@
+package bidask
+
+import (
+	"strconv"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// Deal names one offer of one request.
+type Deal struct {
+	Seller policies.ReplicaID
+	Number uint64 // grows with every offer of the seller
+}
+
+// String returns "seller/number".
+func (d Deal) String() string { return string(d.Seller) + "/" + strconv.FormatUint(d.Number, 10) }
+
+// Kind is what a message says. The values are what replicas exchange: new ones
+// are added at the end, and a Machine ignores those that it does not know.
+type Kind uint8
+
+// The kinds; the package comment says who sends them when.
+const (
+	Ask Kind = iota + 1
+	Bid
+	NoBid
+	Confirm
+	Reject
+	Accept
+	Pull
+	Busy
+	Grant
+	Starving
+	Ready
+	Pass
+	Cancel
+	Drop
+)
+
+var kindNames = [...]string{"", "ask", "bid", "no-bid", "confirm", "reject", "accept", "pull", "busy", "grant", "starving", "ready", "pass", "cancel", "drop"}
+
+// String names the kind, for logs and metrics.
+func (k Kind) String() string {
+	if k == 0 || int(k) >= len(kindNames) {
+		return "unknown"
+	}
+	return kindNames[k]
+}
+
+// Message is what one replica tells another about a deal.
+type Message struct {
+	Kind     Kind
+	From, To policies.ReplicaID
+	Deal     Deal
+	Handover policies.Handover // Ask and Confirm
+	// Load is the seller's with Ask and Confirm (all it has offered and not yet
+	// moved), the buyer's with Bid (policies.Bid).
+	Load  policies.Tokens
+	Start policies.Micros // Bid
+}
+
+// Happening is what an Event says.
+type Happening uint8
+
+// The events.
+const (
+	Offered  Happening = iota + 1 // Handover is for sale to Candidates
+	Ended                         // Handover.Request is over or no longer for sale
+	Received                      // Message came
+	Reserved                      // KV for Deal is reserved
+	Refused                       // KV for Deal cannot be reserved, or was taken back
+	Moved                         // the transfer of Deal is done: the buyer owns the request
+	Failed                        // the transfer of Deal is over: the seller keeps the request
+	Gone                          // Peer left or died
+	Measured                      // Position is the replica's own now
+	Ticked                        // time went on
+)
+
+// Event is something that happened to a replica.
+type Event struct {
+	Happening Happening
+	Now       policies.Micros // never goes back; if it does, the machine's time stands still
+	Handover  policies.Handover
+	// Candidates are the replicas that may buy, in any order, the own one not
+	// counted. They are read in the same Step only.
+	Candidates []policies.ReplicaID
+	Seed       uint64 // chooses among the candidates
+	Message    Message
+	Deal       Deal
+	Peer       policies.ReplicaID
+	// Position is as measured; its Incoming is ignored, the machine keeps that.
+	Position policies.Position
+}
+
+// Deed is what an Action asks for.
+type Deed uint8
+
+// The actions. Their order matters: the driver carries them out one by one.
+const (
+	Send    Deed = iota + 1 // send Message, without waiting
+	Reserve                 // reserve KV for Deal, to be freed at Deadline if nothing happens
+	Release                 // free what was reserved for Deal, or is about to be
+	Export                  // serve the transfer of Deal to Peer, which will pull it
+	Import                  // pull Deal from Peer into what was reserved
+	Abort                   // stop the transfer of Deal if it is not too late
+	Return                  // Handover was not sold, because of Why; its offer is over
+)
+
+var deedNames = [...]string{"", "send", "reserve", "release", "export", "import", "abort", "return"}
+
+// String names the deed, for logs and tests.
+func (d Deed) String() string {
+	if d == 0 || int(d) >= len(deedNames) {
+		return "unknown"
+	}
+	return deedNames[d]
+}
+
+// Why says why an offer was returned.
+type Why uint8
+
+// The reasons.
+const (
+	Nobody    Why = iota + 1 // no candidate
+	NoBids                   // nobody bid, or the selector took no bid
+	Rejected                 // every bidder rejected or fell silent
+	Dropped                  // the buyer gave its reservation up
+	Expired                  // the buyer's lease is over
+	PeerGone                 // the buyer is gone
+	Broken                   // the transfer failed
+	Withdrawn                // the request ended
+	Full                     // too many offers
+)
+
+var whyNames = [...]string{"", "nobody to ask", "no bids", "rejected", "dropped", "expired", "peer gone", "transfer failed", "withdrawn", "too many offers"}
+
+// String names the reason, for logs and metrics.
+func (w Why) String() string {
+	if w == 0 || int(w) >= len(whyNames) {
+		return "unknown"
+	}
+	return whyNames[w]
+}
+
+// Action is something to do. Fields that the Deed does not name are zero.
+type Action struct {
+	Deed     Deed
+	Message  Message            // Send
+	Deal     Deal               // all but Send
+	Peer     policies.ReplicaID // Reserve, Release, Export, Import, Abort: the other side
+	Handover policies.Handover  // Reserve, Export, Import, Return
+	Deadline policies.Micros    // Reserve, Export, Import: when the machine gives up
+	Why      Why                // Return
+}

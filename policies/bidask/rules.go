@@ -1,0 +1,142 @@
+package bidask
+
+import (
+	"cmp"
+	"math/bits"
+	"slices"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// The defaults of Backlog.
+const (
+	// DefaultQuantum is finer than a difference in start that matters.
+	DefaultQuantum = 5 * policies.Millisecond
+	// DefaultThroughput stands for a rate that is not measured yet, in tokens
+	// per second: an 8 B model's KV over 100 Gbit/s.
+	DefaultThroughput policies.Tokens = 100_000
+)
+
+// Backlog is the paper's quote: the load is all that the replica carries, what
+// it has won and not received included; a transfer can start when that backlog
+// has come in at the measured rate.
+//
+// Starts are rounded down to whole quanta. Without that, a residue of
+// microseconds outweighs any load in Paper, and replicas that are nearly idle
+// never win. The zero value has the defaults.
+type Backlog struct {
+	Quantum    policies.Micros // 0 means DefaultQuantum
+	Throughput policies.Tokens // per second, while none is measured; 0 means DefaultThroughput
+}
+
+// Quote implements policies.Quoter.
+func (b Backlog) Quote(p policies.Position, _ policies.Handover) (policies.Bid, bool) {
+	rate, quantum := p.Throughput, b.Quantum
+	if rate <= 0 {
+		rate = b.Throughput
+	}
+	if rate <= 0 {
+		rate = DefaultThroughput
+	}
+	if quantum <= 0 {
+		quantum = DefaultQuantum
+	}
+	backlog := min(p.Incoming, policies.Unbounded/policies.Tokens(policies.Second))
+	start := policies.Micros(backlog * policies.Tokens(policies.Second) / rate)
+	return policies.Bid{Load: p.Load(), Start: start - start%quantum}, true
+}
+
+// LeastLoad takes the bid with the least load; among equals the earliest start,
+// then the first reply.
+type LeastLoad struct{}
+
+// Select implements policies.Selector.
+func (LeastLoad) Select(bids []policies.Bid) int {
+	best := -1
+	for i, b := range bids {
+		if best < 0 || b.Load < bids[best].Load || b.Load == bids[best].Load && b.Start < bids[best].Start {
+			best = i
+		}
+	}
+	return best
+}
+
+// Paper is the paper's rule: drop the half of the bids with the higher load,
+// keep the three earliest starts of the rest, take the one that replied first.
+// Of an odd number the middle one stays. Equal loads are in order of reply;
+// equal starts in order of load, then reply: left open by the paper, and
+// without it load says nothing among idle receivers.
+type Paper struct {
+	Keep int // how many earliest starts; 0 means 3
+}
+
+// Select implements policies.Selector.
+func (p Paper) Select(bids []policies.Bid) int {
+	if len(bids) == 0 {
+		return -1
+	}
+	keep := p.Keep
+	if keep <= 0 {
+		keep = 3
+	}
+	order := make([]int, len(bids))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortFunc(order, func(i, j int) int { return cmp.Or(cmp.Compare(bids[i].Load, bids[j].Load), cmp.Compare(i, j)) })
+	order = order[:(len(order)+1)/2]
+	slices.SortStableFunc(order, func(i, j int) int { return cmp.Compare(bids[i].Start, bids[j].Start) })
+	return slices.Min(order[:min(keep, len(order))])
+}
+
+var (
+	_ policies.Quoter   = Backlog{}
+	_ policies.Selector = LeastLoad{}
+	_ policies.Selector = Paper{}
+)
+
+// sample returns d different candidates, all of them if d is AskAll or there
+// are no more; never self. Equal seeds give equal samples. It looks at d+1
+// candidates, however many there are.
+func sample(candidates []policies.ReplicaID, self policies.ReplicaID, d int, seed uint64) []policies.ReplicaID {
+	n := len(candidates)
+	if d == AskAll || n <= d {
+		out := make([]policies.ReplicaID, 0, n)
+		for _, c := range candidates {
+			if c != self {
+				out = append(out, c)
+			}
+		}
+		return out
+	}
+	// One more than needed (Floyd's algorithm), for the own name may be among
+	// them. When it is not, any one goes.
+	picked := make([]int, 0, d+1)
+	out := make([]policies.ReplicaID, 0, d+1)
+	for i := n - d - 1; i < n; i++ {
+		at := int(below(&seed, uint64(i+1)))
+		if slices.Contains(picked, at) {
+			at = i
+		}
+		picked = append(picked, at)
+		if candidates[at] != self {
+			out = append(out, candidates[at])
+		}
+	}
+	if len(out) > d {
+		at := int(below(&seed, uint64(len(out))))
+		out = slices.Delete(out, at, at+1)
+	}
+	return out
+}
+
+// below advances the seed and returns a number below n (SplitMix64, then the
+// upper half of a product; its bias is far below what a sample could show).
+func below(seed *uint64, n uint64) uint64 {
+	*seed += 0x9e3779b97f4a7c15
+	z := *seed
+	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
+	z = (z ^ z>>27) * 0x94d049bb133111eb
+	high, _ := bits.Mul64(z^z>>31, n)
+	return high
+}

@@ -1,0 +1,246 @@
+package bidask_test
+
+import (
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"sort"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/bidask"
+)
+
+// bids makes n random bids with many ties.
+func bids(rng *rand.Rand, n int) []policies.Bid {
+	out := make([]policies.Bid, n)
+	for i := range out {
+		out[i] = policies.Bid{From: policies.ReplicaID(rune('a' + i)), Load: policies.Tokens(rng.IntN(6)), Start: policies.Micros(rng.IntN(4)) * 5000}
+	}
+	return out
+}
+
+// TestPaperRule compares with the rule spelled out step by step.
+func TestPaperRule(t *testing.T) {
+	rng := rand.New(rand.NewPCG(5, 5))
+	for range 5000 {
+		in := bids(rng, 1+rng.IntN(12))
+		keep := rng.IntN(5)
+		// Drop the more loaded half: of n bids, n/2 have to go, the last in the
+		// order of load; a later reply goes before an earlier one.
+		rest := slices.Clone(in)
+		for range len(in) / 2 {
+			worst := 0
+			for i, b := range rest {
+				if b.Load >= rest[worst].Load {
+					worst = i
+				}
+			}
+			rest = slices.Delete(rest, worst, worst+1)
+		}
+		// Of the rest, keep the earliest starts: a bid stays if fewer than
+		// `keep` are before it.
+		want := ""
+		k := keep
+		if k == 0 {
+			k = 3
+		}
+		for i, b := range rest {
+			before := 0
+			for j, o := range rest {
+				if o.Start < b.Start || o.Start == b.Start && (o.Load < b.Load || o.Load == b.Load && j < i) {
+					before++
+				}
+			}
+			if before < k {
+				want = string(b.From)
+				break // the first reply
+			}
+		}
+		clone := slices.Clone(in)
+		got := bidask.Paper{Keep: keep}.Select(in)
+		if got < 0 || string(in[got].From) != want {
+			t.Fatalf("%+v, keep %d: took %d, want %s", in, keep, got, want)
+		}
+		if !slices.Equal(in, clone) {
+			t.Fatal("the bids were changed")
+		}
+	}
+}
+
+func TestLeastLoadRule(t *testing.T) {
+	rng := rand.New(rand.NewPCG(5, 6))
+	for range 5000 {
+		in := bids(rng, 1+rng.IntN(12))
+		sorted := slices.Clone(in)
+		sort.SliceStable(sorted, func(i, j int) bool {
+			a, b := sorted[i], sorted[j]
+			return a.Load < b.Load || a.Load == b.Load && a.Start < b.Start
+		})
+		if got := (bidask.LeastLoad{}).Select(in); in[got] != sorted[0] {
+			t.Fatalf("%+v: took %d, want %s", in, got, sorted[0].From)
+		}
+	}
+	for _, s := range []policies.Selector{bidask.LeastLoad{}, bidask.Paper{}} {
+		if got := s.Select(nil); got != -1 {
+			t.Errorf("%T takes %d of no bids", s, got)
+		}
+	}
+}
+
+func TestBacklog(t *testing.T) {
+	for _, c := range []struct {
+		quote    bidask.Backlog
+		position policies.Position
+		load     policies.Tokens
+		start    policies.Micros
+	}{
+		{bidask.Backlog{}, policies.Position{}, 0, 0},
+		{bidask.Backlog{}, policies.Position{Held: 1, Promised: 2, Incoming: 400}, 403, 0}, // 4 ms
+		{bidask.Backlog{}, policies.Position{Incoming: 1400}, 1400, 10000},                 // 14 ms
+		{bidask.Backlog{}, policies.Position{Incoming: 1400, Throughput: 1400}, 1400, 1000000},
+		{bidask.Backlog{Quantum: 1, Throughput: 1000}, policies.Position{Incoming: 3}, 3, 3000},
+		{bidask.Backlog{}, policies.Position{Incoming: policies.Unbounded, Throughput: 1}, policies.Unbounded, 9223372036854775000 / 1000000 * 1000000 / 5000 * 5000},
+	} {
+		got, ok := c.quote.Quote(c.position, policies.Handover{})
+		if !ok || got.Load != c.load || got.Start != c.start && c.position.Incoming != policies.Unbounded || got.Start < 0 {
+			t.Errorf("%+v at %+v: %+v", c.quote, c.position, got)
+		}
+	}
+}
+
+// TestSample checks that a sample is one: different candidates, none of them
+// oneself, all about equally often.
+func TestSample(t *testing.T) {
+	var names []policies.ReplicaID
+	for i := range 20 {
+		names = append(names, policies.ReplicaID(rune('a'+i)))
+	}
+	for _, self := range []policies.ReplicaID{"a", "t", "none"} {
+		seen := map[policies.ReplicaID]int{}
+		const rounds = 20000
+		for seed := range uint64(rounds) {
+			got := bidask.Sample(names, self, 8, seed)
+			if len(got) != 8 {
+				t.Fatalf("%d of 8", len(got))
+			}
+			for i, id := range got {
+				seen[id]++
+				if id == self || slices.Contains(got[:i], id) {
+					t.Fatalf("sample %v of %s", got, self)
+				}
+			}
+			if !slices.Equal(got, bidask.Sample(names, self, 8, seed)) {
+				t.Fatal("equal seeds, different samples")
+			}
+		}
+		others := 20
+		if self != "none" {
+			others--
+		}
+		for _, id := range names {
+			mean := rounds * 8 / others
+			if n := seen[id]; id != self && (n < mean*94/100 || n > mean*106/100) {
+				t.Errorf("%s was sampled %d times, the mean is %d", id, n, mean)
+			}
+		}
+	}
+	for d, want := range map[int]int{bidask.AskAll: 19, 20: 19, 30: 19, 19: 19, 18: 18, 1: 1} {
+		if got := bidask.Sample(names, "c", d, 1); len(got) != want || slices.Contains(got, "c") {
+			t.Errorf("%d: %v", d, got)
+		}
+	}
+	if got := bidask.Sample(names[:1], "a", 8, 1); len(got) != 0 {
+		t.Errorf("of oneself: %v", got)
+	}
+}
+
+func TestConfig(t *testing.T) {
+	for name, c := range map[string]bidask.Config{
+		"self":     {},
+		"sample":   {Self: "a", Sample: -2},
+		"slots":    {Self: "a", SendSlots: -1},
+		"receive":  {Self: "a", ReceiveSlots: -1},
+		"skips":    {Self: "a", Skips: -1},
+		"offers":   {Self: "a", Offers: -1},
+		"wins":     {Self: "a", Wins: -1},
+		"bid":      {Self: "a", BidTimeout: -1},
+		"answer":   {Self: "a", AnswerTimeout: -1},
+		"retry":    {Self: "a", Retry: -1},
+		"promise":  {Self: "a", Promise: -1},
+		"lease":    {Self: "a", Lease: -1},
+		"transfer": {Self: "a", Transfer: -1},
+	} {
+		var v *policies.Violation
+		if _, err := bidask.New(c); !errors.As(err, &v) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// broken is a selector that keeps no contract.
+type broken int
+
+func (b broken) Select([]policies.Bid) int { return int(b) }
+
+// TestBrokenSelector: a selector that points beside the bids sells nothing.
+func TestBrokenSelector(t *testing.T) {
+	for _, at := range []int{-1, -7, 1, 99} {
+		m, err := bidask.New(bidask.Config{Self: "a", Selector: broken(at)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.Step(bidask.Event{Happening: bidask.Offered, Handover: policies.Handover{Request: "q"}, Candidates: []policies.ReplicaID{"b"}}, nil)
+		out := m.Step(bidask.Event{Happening: bidask.Received, Message: bidask.Message{Kind: bidask.Bid, From: "b", To: "a", Deal: bidask.Deal{Seller: "a"}}}, nil)
+		if len(out) != 1 || out[0].Deed != bidask.Return || out[0].Why != bidask.NoBids || !m.Idle() {
+			t.Errorf("%d: %+v", at, out)
+		}
+	}
+}
+
+// TestNames: nothing that is shown to people is unnamed.
+func TestNames(t *testing.T) {
+	for k := bidask.Ask; k <= bidask.Drop; k++ {
+		if k.String() == "unknown" {
+			t.Errorf("message %d has no name", k)
+		}
+	}
+	for d := bidask.Send; d <= bidask.Return; d++ {
+		if d.String() == "unknown" {
+			t.Errorf("deed %d has no name", d)
+		}
+	}
+	for w := bidask.Nobody; w <= bidask.Full; w++ {
+		if w.String() == "unknown" {
+			t.Errorf("reason %d has no name", w)
+		}
+	}
+	if bidask.Kind(99).String()+bidask.Deed(99).String()+bidask.Why(0).String() != "unknownunknownunknown" {
+		t.Error("values without a name")
+	}
+}
+
+// TestAnswerAllocations: most of what a replica does in the market is to answer
+// asks; that is free.
+func TestAnswerAllocations(t *testing.T) {
+	m, _ := bidask.New(bidask.Config{Self: "a"})
+	m.Step(bidask.Event{Happening: bidask.Measured, Position: policies.Position{Capacity: 1000}}, nil)
+	ask := bidask.Event{Happening: bidask.Received, Message: bidask.Message{Kind: bidask.Ask, From: "b", To: "a", Deal: bidask.Deal{Seller: "b"}, Handover: policies.Handover{Request: "q", Length: 10}}}
+	out := make([]bidask.Action, 0, 4)
+	if n := testing.AllocsPerRun(100, func() { out = m.Step(ask, out[:0]) }); n != 0 {
+		t.Errorf("an answer allocates %v times", n)
+	}
+	if len(out) != 1 || out[0].Message.Kind != bidask.Bid {
+		t.Errorf("%+v", out)
+	}
+}
+
+func BenchmarkAnswer(b *testing.B) {
+	m, _ := bidask.New(bidask.Config{Self: "a"})
+	m.Step(bidask.Event{Happening: bidask.Measured, Position: policies.Position{Capacity: 1000}}, nil)
+	ask := bidask.Event{Happening: bidask.Received, Message: bidask.Message{Kind: bidask.Ask, From: "b", To: "a", Deal: bidask.Deal{Seller: "b"}, Handover: policies.Handover{Request: "q", Length: 10}}}
+	out := make([]bidask.Action, 0, 4)
+	for b.Loop() {
+		out = m.Step(ask, out[:0])
+	}
+}

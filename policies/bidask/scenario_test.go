@@ -1,0 +1,277 @@
+package bidask_test
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/bidask"
+)
+
+var update = flag.Bool("update", false, "rewrite the expectations of the scenarios")
+
+// TestScenarios plays every testdata/*.txt on one machine named a. A line is
+// an event or, after ">", an action that the event before must have caused; "#"
+// begins a comment. Times are in milliseconds. The lines:
+//
+//	config send=1 paper …               sets Config fields, before the first event
+//	at 5                                time of the events from here on
+//	offer q1 500 growth b,c,d seed=1    a request, its length, why, and the candidates
+//	end q1                              it is over or no longer for sale
+//	from b bid a/0 load=10 start=5      a message; ask and confirm also name the request:
+//	from b ask b/7 q9 300 spill load=9
+//	reserved b/7 | refused b/7 | moved a/0 | failed a/0
+//	gone b
+//	measure capacity=1000 held=10 promised=0 throughput=0 draining
+//	tick
+//	next                                prints when to tick
+func TestScenarios(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.txt")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no scenarios: %v", err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := play(t, string(text))
+			if *update {
+				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			gotLines, wantLines := strings.Split(got, "\n"), strings.Split(string(text), "\n")
+			for i := range max(len(gotLines), len(wantLines)) {
+				g, w := "(end)", "(end)"
+				if i < len(gotLines) {
+					g = gotLines[i]
+				}
+				if i < len(wantLines) {
+					w = wantLines[i]
+				}
+				if g != w {
+					t.Fatalf("%s:%d: got\n%s\nwant\n%s", file, i+1, g, w)
+				}
+			}
+		})
+	}
+}
+
+// play runs a scenario and returns it with the actions that it causes.
+func play(t *testing.T, text string) string {
+	c := bidask.Config{Self: "a"}
+	var m *bidask.Machine
+	var now policies.Micros
+	var out []string
+	for n, line := range strings.Split(text, "\n") {
+		if strings.HasPrefix(line, ">") {
+			continue
+		}
+		out = append(out, line)
+		words := strings.Fields(line)
+		if len(words) == 0 || words[0] == "#" {
+			continue
+		}
+		fail := func(err error) {
+			if err != nil {
+				t.Fatalf("line %d: %q: %v", n+1, line, err)
+			}
+		}
+		if words[0] == "config" {
+			fail(configure(&c, words[1:]))
+			continue
+		}
+		if words[0] == "at" {
+			at, err := strconv.ParseFloat(words[1], 64)
+			fail(err)
+			now = policies.Micros(at * 1000)
+			continue
+		}
+		if m == nil {
+			var err error
+			m, err = bidask.New(c)
+			fail(err)
+		}
+		if words[0] == "next" {
+			next := "> never"
+			if at, ok := m.Next(); ok {
+				next = "> " + millis(at)
+			}
+			out = append(out, next)
+			continue
+		}
+		ev, err := parseEvent(words)
+		fail(err)
+		ev.Now = now
+		for _, a := range m.Step(ev, nil) {
+			out = append(out, "> "+describe(a))
+		}
+		fail(m.Check())
+	}
+	return strings.Join(out, "\n")
+}
+
+func configure(c *bidask.Config, words []string) error {
+	for _, w := range words {
+		name, value, _ := strings.Cut(w, "=")
+		n, err := strconv.Atoi(value)
+		if err != nil && name != "paper" {
+			return err
+		}
+		switch name {
+		case "paper":
+			c.Selector, c.Sample = bidask.Paper{}, bidask.AskAll
+		case "sample":
+			c.Sample = n
+		case "send":
+			c.SendSlots = n
+		case "receive":
+			c.ReceiveSlots = n
+		case "skips":
+			c.Skips = n
+		case "offers":
+			c.Offers = n
+		case "wins":
+			c.Wins = n
+		default:
+			return fmt.Errorf("no field %s", name)
+		}
+	}
+	return nil
+}
+
+var causes = map[string]policies.Cause{"growth": policies.Growth, "outlier": policies.Outlier, "drain": policies.Drain, "spill": policies.Spill}
+
+// parseEvent reads one line of a scenario.
+func parseEvent(words []string) (ev bidask.Event, err error) {
+	var named []string
+	for len(words) > 1 && strings.Contains(words[len(words)-1], "=") || words[len(words)-1] == "draining" {
+		named, words = append(named, words[len(words)-1]), words[:len(words)-1]
+	}
+	simple := map[string]bidask.Happening{"reserved": bidask.Reserved, "refused": bidask.Refused, "moved": bidask.Moved, "failed": bidask.Failed}
+	switch words[0] {
+	case "offer":
+		ev.Happening = bidask.Offered
+		ev.Handover, err = parseHandover(words[1:4])
+		if len(words) > 4 {
+			for _, c := range strings.Split(words[4], ",") {
+				ev.Candidates = append(ev.Candidates, policies.ReplicaID(c))
+			}
+		}
+	case "end":
+		ev.Happening, ev.Handover.Request = bidask.Ended, words[1]
+	case "from":
+		ev.Happening = bidask.Received
+		ev.Message = bidask.Message{From: policies.ReplicaID(words[1]), To: "a"}
+		for k := bidask.Ask; k <= bidask.Drop+1; k++ {
+			if k.String() == words[2] {
+				ev.Message.Kind = k
+			}
+		}
+		ev.Message.Deal, err = parseDeal(words[3])
+		if err == nil && len(words) > 4 {
+			ev.Message.Handover, err = parseHandover(words[4:7])
+		}
+	case "reserved", "refused", "moved", "failed":
+		ev.Happening = simple[words[0]]
+		ev.Deal, err = parseDeal(words[1])
+	case "gone":
+		ev.Happening, ev.Peer = bidask.Gone, policies.ReplicaID(words[1])
+	case "measure":
+		ev.Happening = bidask.Measured
+	case "tick":
+		ev.Happening = bidask.Ticked
+	default:
+		return ev, fmt.Errorf("no such event")
+	}
+	if err != nil {
+		return ev, err
+	}
+	for _, w := range named {
+		name, value, _ := strings.Cut(w, "=")
+		if name == "draining" {
+			ev.Position.Draining = true
+			continue
+		}
+		n, err := strconv.ParseInt(value, 10, 64)
+		if err != nil {
+			return ev, err
+		}
+		switch name {
+		case "seed":
+			ev.Seed = uint64(n)
+		case "load":
+			ev.Message.Load = policies.Tokens(n)
+		case "start":
+			ev.Message.Start = policies.Micros(n) * policies.Millisecond
+		case "capacity":
+			ev.Position.Capacity = policies.Tokens(n)
+		case "held":
+			ev.Position.Held = policies.Tokens(n)
+		case "promised":
+			ev.Position.Promised = policies.Tokens(n)
+		case "throughput":
+			ev.Position.Throughput = policies.Tokens(n)
+		default:
+			return ev, fmt.Errorf("no field %s", name)
+		}
+	}
+	return ev, nil
+}
+
+func parseHandover(words []string) (policies.Handover, error) {
+	n, err := strconv.ParseInt(words[1], 10, 64)
+	return policies.Handover{Request: words[0], Length: policies.Tokens(n), Cause: causes[words[2]]}, err
+}
+
+func parseDeal(s string) (bidask.Deal, error) {
+	seller, number, _ := strings.Cut(s, "/")
+	n, err := strconv.ParseUint(number, 10, 64)
+	return bidask.Deal{Seller: policies.ReplicaID(seller), Number: n}, err
+}
+
+func millis(t policies.Micros) string { return strconv.FormatFloat(float64(t)/1000, 'f', -1, 64) }
+
+// describe writes an action on one line.
+func describe(a bidask.Action) string {
+	var b strings.Builder
+	word := func(format string, args ...any) { fmt.Fprintf(&b, format, args...) }
+	handover := func(h policies.Handover) { word(" %s %v %v", h.Request, h.Length, h.Cause) }
+	if a.Deed == bidask.Send {
+		msg := a.Message
+		word("to %s %v %v", msg.To, msg.Kind, msg.Deal)
+		if msg.Handover != (policies.Handover{}) {
+			handover(msg.Handover)
+		}
+		switch msg.Kind {
+		case bidask.Ask, bidask.Confirm, bidask.Bid:
+			word(" load=%v", msg.Load)
+		}
+		if msg.Kind == bidask.Bid {
+			word(" start=%s", millis(msg.Start))
+		}
+		return b.String()
+	}
+	word("%v %v", a.Deed, a.Deal)
+	if a.Peer != "" {
+		word(" with %s", a.Peer)
+	}
+	if a.Handover != (policies.Handover{}) {
+		handover(a.Handover)
+	}
+	if a.Deadline != 0 {
+		word(" until %s", millis(a.Deadline))
+	}
+	if a.Why != 0 {
+		word(": %v", a.Why)
+	}
+	return b.String()
+}
