@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/cmd/config"
 	"github.com/cascadeinfer/cascade/engine/replay"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/control"
@@ -99,5 +100,25 @@ func TestHeaders(t *testing.T) {
 		if _, err := headers([]string{bad}); err == nil {
 			t.Errorf("%q is taken", bad)
 		}
+	}
+}
+
+func TestReachable(t *testing.T) {
+	for base, want := range map[string]string{
+		"http://127.0.0.1:8080": "http://127.0.0.1:8080", "http://[::]:8080": "http://127.0.0.1:8080",
+		"http://0.0.0.0:8080": "http://127.0.0.1:8080", "http://10.0.0.1:80": "http://10.0.0.1:80",
+	} {
+		if got := reachable(base); got != want {
+			t.Errorf("%s: %s, want %s", base, got, want)
+		}
+	}
+}
+
+// TestCurl quotes what a shell would take apart.
+func TestCurl(t *testing.T) {
+	got := curl("http://h:1", config.Model{Name: `it's "m"`, Hosts: []string{"m.example"}}, true)
+	want := `curl http://h:1/v1/completions -H 'host: m.example' -H 'content-type: application/json' -d '{"model":"it'\''s \"m\"","prompt":"Once upon a time","max_tokens":16}'`
+	if got != want {
+		t.Errorf("%s\nwant %s", got, want)
 	}
 }

@@ -17,7 +17,8 @@ func newConfig(s *settings) *cobra.Command {
 		Short: "Check a fleet file; every bad field is named with its line",
 		Long: `Check reads a fleet file as the daemons do, and reports every bad field with its
 line and what to write instead. It starts nothing and connects to nothing.
-Exit code 0 means that every daemon would start with this file.`,
+Exit code 0 means that every daemon would start with this file. (Port 0, any free
+port, is for "cascade up": one process finds out what another one got from nobody.)`,
 		Args: exactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error { return s.checkConfig(args[0]) },
 	}, &cobra.Command{

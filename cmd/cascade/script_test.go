@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -53,22 +51,9 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// ports finds addresses below the range from which outgoing connections take
-// theirs.
 func ports(ts *testscript.TestScript, neg bool, names []string) {
-	var open []net.Listener
-	defer func() {
-		for _, l := range open {
-			l.Close()
-		}
-	}()
-	for len(open) < len(names) {
-		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 10000+rand.N(20000)))
-		if err != nil {
-			continue
-		}
-		ts.Setenv(names[len(open)], l.Addr().String())
-		open = append(open, l)
+	for i, address := range freeAddresses(len(names)) {
+		ts.Setenv(names[i], address)
 	}
 }
 

@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
 	"slices"
 	"strings"
 	"syscall"
@@ -183,8 +186,9 @@ func (s *settings) welcome(ctx context.Context, fleet wire.Fleet, f *local.Fleet
 		}
 		return err
 	}
+	door := reachable(f.URL())
 	if s.json {
-		return s.print(started{URL: f.URL(), Status: f.AdminURL() + "/status"})
+		return s.print(started{URL: door, Status: f.AdminURL() + "/status"})
 	}
 	look := "cascade status"
 	if f.AdminURL() != "http://"+upAdmin {
@@ -196,7 +200,7 @@ func (s *settings) welcome(ctx context.Context, fleet wire.Fleet, f *local.Fleet
   %s
 
 Ctrl-C ends it.
-`, len(fleet.Fleet.Replicas), names(fleet.Models), f.URL(), curl(f.URL(), fleet.Models[0], len(fleet.Models) > 1), look)
+`, len(fleet.Fleet.Replicas), names(fleet.Models), door, curl(door, fleet.Models[0], len(fleet.Models) > 1), look)
 	return err
 }
 
@@ -204,6 +208,19 @@ Ctrl-C ends it.
 type started struct {
 	URL    string `json:"url"`    // where to send requests
 	Status string `json:"status"` // where the control plane tells its state
+}
+
+// reachable is a base URL to connect to: a door on every address is open on
+// loopback, too.
+func reachable(base string) string {
+	u, err := url.Parse(base)
+	if err != nil {
+		return base
+	}
+	if ip, err := netip.ParseAddr(u.Hostname()); err == nil && ip.IsUnspecified() {
+		u.Host = net.JoinHostPort("127.0.0.1", u.Port())
+	}
+	return u.String()
 }
 
 func names(models []config.Model) string {

@@ -71,6 +71,9 @@ func (f *Fleet) validate() []*FieldError {
 	f.validateReplicas(c)
 	address(c, "control.listen", f.Control.Listen)
 	address(c, "control.admin", f.Control.Admin)
+	if host, _, err := net.SplitHostPort(f.Control.Admin); err == nil && !loopback(host) {
+		c.fail("control.admin", "%s is not loopback; the admin page has no authentication: listen on 127.0.0.1, and reach it through a tunnel or a proxy of your own", f.Control.Admin)
+	}
 	oneOf(c, "control.estimator", f.Control.Estimator, "content-length", "ext_proc")
 	if f.Control.Estimator == "content-length" && len(f.Models) > 1 {
 		for i, m := range f.Models {
@@ -80,6 +83,7 @@ func (f *Fleet) validate() []*FieldError {
 		}
 	}
 	address(c, "proxy.listen", f.Proxy.Listen)
+	numeric(c, "proxy.listen", f.Proxy.Listen)
 	if f.Proxy.Admin != "" {
 		address(c, "proxy.admin", f.Proxy.Admin)
 	}
@@ -155,6 +159,7 @@ func (f *Fleet) validateReplicas(c *checker) {
 		}
 		serving[r.Model] = serving[r.Model] || !r.Drain
 		listen(at+".address", r.Address)
+		numeric(c, at+".address", r.Address)
 		listen(at+".peer", r.Peer)
 		if r.Admin != "" {
 			listen(at+".admin", r.Admin)
@@ -225,6 +230,18 @@ func address(c *checker, path, v string) {
 	host, port, err := net.SplitHostPort(v)
 	if _, perr := strconv.ParseUint(port, 10, 16); err != nil || host == "" || perr != nil {
 		c.fail(path, "%q is not host:port, for instance 127.0.0.1:9000", v)
+	}
+}
+
+// numeric checks that the host of an address that xDS carries is an IP address:
+// proxies take nothing else.
+func numeric(c *checker, path, v string) {
+	host, _, err := net.SplitHostPort(v)
+	if err != nil || host == "" {
+		return // address has told
+	}
+	if _, err := netip.ParseAddr(host); err != nil {
+		c.fail(path, "%q: proxies get this address over xDS and want an IP, for instance 127.0.0.1:9000", v)
 	}
 }
 
