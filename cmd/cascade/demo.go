@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -21,18 +22,21 @@ type emulated struct {
 	profile  string
 	context  int64
 	speed    float64
+	window   time.Duration
 	tp       int
 	envoy    string
 	prompt   string
 	out      string
 }
 
-func (e *emulated) flags(c *cobra.Command) {
+// flags adds the flags of the fleet, with the speed that is its default.
+func (e *emulated) flags(c *cobra.Command, speed float64) {
 	f := c.Flags()
 	f.IntVar(&e.replicas, "replicas", 8, "emulated replicas")
 	f.StringVar(&e.profile, "profile", "rtxpro6000-llama-3.1-8b", "cost profile of the replicas (see \"cascade profiles\")")
 	f.Int64Var(&e.context, "context", 131072, "the model's context in tokens; longer requests are dropped")
-	f.Float64Var(&e.speed, "speed", 2, "run engines, arrivals and the planner this many times faster than real time")
+	f.Float64Var(&e.speed, "speed", speed, "run engines, arrivals and the planner this many times faster than real time")
+	f.DurationVar(&e.window, "window", 45*time.Second, "time constant of the flow counters, in engine time; longer for few requests per second")
 	f.IntVar(&e.tp, "tp", 1, "tensor-parallel ranks of each replica")
 	f.StringVar(&e.envoy, "envoy", "", "path of an Envoy binary to carry the traffic instead of the embedded proxy")
 	completeFrom(c, "profile", cost.Names())
@@ -52,6 +56,7 @@ func (e *emulated) fleet() (wire.Fleet, error) {
 		// Port 0: any free one.
 		Control: config.Control{Listen: "127.0.0.1:0", Admin: "127.0.0.1:0"},
 		Proxy:   config.Proxy{Listen: "127.0.0.1:0"},
+		Planner: config.Planner{Window: e.window},
 	}
 	for i := range e.replicas {
 		f.Replicas = append(f.Replicas, config.Replica{
@@ -85,7 +90,7 @@ traffic; on uniform lengths the planner stays with one stage.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return s.compare(cmd.Context(), src, e) },
 	}
 	src.flags(c, 3600)
-	e.flags(c)
+	e.flags(c, 2)
 	e.results(c)
 	c.Flags().Lookup("rate").DefValue = "30"
 	src.rate = 30

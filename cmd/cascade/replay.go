@@ -82,7 +82,7 @@ Mooncake's traces have a clock of 3 s: --spread 3s spreads arrivals within it.`,
 		},
 	}
 	src.flags(c, 0)
-	e.flags(c)
+	e.flags(c, 2)
 	e.results(c)
 	f := c.Flags()
 	f.StringVar(&r.target, "target", "", "base URL of an OpenAI endpoint, such as http://127.0.0.1:8080; empty emulates a fleet")

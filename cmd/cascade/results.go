@@ -47,8 +47,8 @@ func writeResults(dir string, results []replay.Result, further map[string]func()
 		"timeline":  func() (report.Picture, error) { return report.Timeline(results) },
 	}
 	maps.Copy(draw, further)
-	for name, make := range draw {
-		pic, err := make()
+	for name, picture := range draw {
+		pic, err := picture()
 		if errors.Is(err, report.ErrNoData) {
 			continue
 		}

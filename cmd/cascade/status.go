@@ -82,8 +82,8 @@ func (s *settings) status(cmd *cobra.Command, f *statusFlags) error {
 	return s.watchStatus(cmd.Context(), address, f.every)
 }
 
-// clear moves the cursor home and clears what is below it.
-const clear = "\x1b[H\x1b[2J"
+// clearScreen moves the cursor home and clears what is below it.
+const clearScreen = "\x1b[H\x1b[2J"
 
 // watchStatus shows the state again and again. A control plane that does not
 // answer is shown as that: it may be back in a moment.
@@ -92,7 +92,7 @@ func (s *settings) watchStatus(ctx context.Context, address string, every time.D
 	defer tick.Stop()
 	for {
 		if !s.json {
-			fmt.Fprint(s.stdout, clear)
+			fmt.Fprint(s.stdout, clearScreen)
 		}
 		if err := s.showStatus(ctx, address); err != nil && ctx.Err() == nil {
 			fmt.Fprintln(s.stderr, "cascade:", err)

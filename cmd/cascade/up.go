@@ -78,7 +78,7 @@ end. A second signal ends it at once.`,
 		},
 	}
 	u.file.flag(c, "fleet file; without one, a fleet is emulated as the other flags say")
-	u.made.flags(c)
+	u.made.flags(c, 1)
 	f := c.Flags()
 	f.BoolVar(&u.external, "external-engines", false, "the engines of the fleet file run elsewhere; emulate none")
 	f.DurationVar(&u.drain, "drain", 10*time.Second, "how long streams may go on after a signal; what is left is cut")
@@ -100,7 +100,7 @@ func (u *upFlags) fleet(cmd *cobra.Command) (wire.Fleet, error) {
 		}
 		return fleet, err
 	}
-	for _, name := range []string{"replicas", "profile", "context", "speed", "tp"} {
+	for _, name := range []string{"replicas", "profile", "context", "speed", "window", "tp"} {
 		if cmd.Flags().Changed(name) {
 			return wire.Fleet{}, misused(cmd, "--%s describes a fleet without a file; with -c, write it into the file", name)
 		}

@@ -1,0 +1,34 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/xds/envoytest"
+)
+
+// TestDeploy keeps the files under deploy from rotting: the fleet file is good,
+// the Envoy bootstrap is what the command prints for it, and Envoy takes it.
+func TestDeploy(t *testing.T) {
+	dir := filepath.Join("..", "..", "deploy")
+	fleet := filepath.Join(dir, "fleet.yaml")
+	var out, errs bytes.Buffer
+	if code := run(context.Background(), []string{"config", "check", fleet}, &out, &errs); code != 0 {
+		t.Fatalf("config check: %s", errs.String())
+	}
+	out.Reset()
+	if code := run(context.Background(), []string{"envoy-bootstrap", "-c", fleet, "--node-id", "edge-0"}, &out, &errs); code != 0 {
+		t.Fatalf("envoy-bootstrap: %s", errs.String())
+	}
+	want, err := os.ReadFile(filepath.Join(dir, "envoy.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(out.Bytes(), want) {
+		t.Error("deploy/envoy.json is not what \"cascade envoy-bootstrap -c deploy/fleet.yaml --node-id edge-0\" prints; write it anew")
+	}
+	envoytest.Validate(t, want)
+}
