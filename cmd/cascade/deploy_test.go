@@ -30,5 +30,5 @@ func TestDeploy(t *testing.T) {
 	if !bytes.Equal(out.Bytes(), want) {
 		t.Error("deploy/envoy.json is not what \"cascade envoy-bootstrap -c deploy/fleet.yaml --node-id edge-0\" prints; write it anew")
 	}
-	envoytest.Validate(t, want)
+	envoytest.Validate(t, string(want))
 }
