@@ -32,7 +32,8 @@ type market struct {
 }
 
 // faults are chances in per mille.
-type faults struct{ lose, double, kill, refuse, fail, end, drain int }
+// Slow is how often time runs on past messages in the air.
+type faults struct{ lose, double, kill, refuse, fail, end, drain, slow int }
 
 // node is one replica.
 type node struct {
@@ -77,7 +78,7 @@ func newMarket(seed uint64, f faults, slots int) *market {
 
 // boot starts a node's machine afresh.
 func (m *market) boot(n *node, slots int) {
-	c := bidask.Config{Self: n.id, First: uint64(n.life) << 32, SendSlots: slots, ReceiveSlots: slots, Sample: 1 + m.rng.IntN(4), Wins: 8, Offers: 12}
+	c := bidask.Config{Self: n.id, First: uint64(n.life) << 32, SendSlots: slots, ReceiveSlots: slots, Sample: 1 + m.rng.IntN(4), Wins: 8, Offers: 12, Skips: 1 + m.rng.IntN(3)}
 	if m.rng.IntN(2) == 0 {
 		c.Selector = bidask.Paper{}
 	}
@@ -378,7 +379,7 @@ func (m *market) run(rounds int) (err error) {
 			m.answer(n)
 		case k < 45 && len(m.flows) > 0:
 			m.progress()
-		case k < 47 && !m.faultless && (len(m.flight) == 0 || m.chance(50)):
+		case k < 47 && !m.faultless && (len(m.flight) == 0 || m.chance(m.faults.slow)):
 			m.wait()
 		case len(m.flight) > 0:
 			m.deliver()
@@ -435,7 +436,7 @@ func orEmpty(err error) error {
 func TestMarket(t *testing.T) {
 	moves := 0
 	for seed := range uint64(800) {
-		m := newMarket(seed, faults{lose: 60, double: 60, kill: 200, refuse: 50, fail: 100, end: 300, drain: 200}, 1+int(seed%4))
+		m := newMarket(seed, faults{lose: 60, double: 60, kill: 200, refuse: 50, fail: 100, end: 300, drain: 200, slow: 400 * int(seed/4%2)}, 1+int(seed%4))
 		if err := m.run(600); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
@@ -470,7 +471,7 @@ func TestFaultless(t *testing.T) {
 func FuzzMarket(f *testing.F) {
 	f.Add(uint64(1), uint8(60), uint8(60), uint8(20), uint8(50))
 	f.Fuzz(func(t *testing.T, seed uint64, lose, double, kill, fail uint8) {
-		m := newMarket(seed, faults{lose: int(lose), double: int(double), kill: int(kill), refuse: int(fail), fail: int(fail), end: 100, drain: 100}, 1+int(seed%4))
+		m := newMarket(seed, faults{lose: int(lose), double: int(double), kill: int(kill), refuse: int(fail), fail: int(fail), end: 100, drain: 100, slow: int(kill)}, 1+int(seed%4))
 		if err := m.run(400); err != nil {
 			t.Fatal(err)
 		}

@@ -139,7 +139,7 @@ func (m *Machine) hearBuyer(msg Message) {
 		switch {
 		case s.stand == exporting:
 			m.tell(Grant, s.buyer, s.deal)
-		case s.promise == 0:
+		case s.promise == 0 && s.hold == 0:
 			s.promise = m.now + m.c.Promise
 			m.promised = append(m.promised, s)
 		}
