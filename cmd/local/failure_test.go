@@ -15,7 +15,7 @@ import (
 // TestLastReplica: the only replica of a stage dies, front and engine, while
 // no control plane is there to see it. The next longer stage serves.
 func TestLastReplica(t *testing.T) {
-	planes(t, func(t *testing.T, envoy string) {
+	idlePlanes(t, func(t *testing.T, envoy string) {
 		r := newRig(t, setup{envoy: envoy, replicas: 4})
 		r.plan(stages([]policies.Tokens{100, 1000}, ids(0), ids(1), ids(2, 3))...)
 		before := r.counts()
@@ -176,7 +176,7 @@ func (r *rig) goOn(streams []*live) {
 // TestControlRestart: the control plane stops and starts again on what it has
 // stored. Requests go on, and so does the plan.
 func TestControlRestart(t *testing.T) {
-	planes(t, func(t *testing.T, envoy string) {
+	idlePlanes(t, func(t *testing.T, envoy string) {
 		dir := t.TempDir()
 		r := newRig(t, setup{envoy: envoy, replicas: 3, edit: func(f *config.Fleet) { f.State = dir }})
 		p := r.plan(stages([]policies.Tokens{1000}, ids(0, 1), ids(2))...)

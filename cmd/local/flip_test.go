@@ -40,13 +40,13 @@ func TestFlips(t *testing.T) {
 		before := r.counts()
 		var long []*live
 		var bodies [][]byte
-		for i := range 9 {
+		for i := range 6 {
 			body := prompt([]int{300, 8000, 40_000}[i%3]+i, 50_000)
 			bodies = append(bodies, body)
 			long = append(long, r.stream(body))
 		}
 		who := r.since(before)
-		load = newTraffic(r, 4, 2, 100, 100, 500, 500, 1900, 1900, 2100, 2100, 8000, 8000, 15_900, 16_100, 60_000, 220<<10)
+		load = newTraffic(r, 3, 2, 100, 100, 200, 200, 500, 500, 1000, 1000, 1900, 1900, 2100, 2100, 3000, 3000, 5000, 5000, 8000, 8000, 11_000, 15_900, 16_100, 220<<10)
 		load.after(20)
 		for i := range flips {
 			// The boundary runs over the sizes on its way; every other plan also

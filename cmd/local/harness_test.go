@@ -41,6 +41,13 @@ func planes(t *testing.T, test func(t *testing.T, envoy string)) {
 	t.Run("envoy", func(t *testing.T) { test(t, envoytest.Binary(t)) })
 }
 
+// idlePlanes is planes for a test that waits more than it works: it runs
+// beside others of its kind.
+func idlePlanes(t *testing.T, test func(t *testing.T, envoy string)) {
+	t.Parallel()
+	planes(t, func(t *testing.T, envoy string) { t.Parallel(); test(t, envoy) })
+}
+
 // rig is a fleet that runs, and the handles by which a test holds it.
 type rig struct {
 	*Fleet
