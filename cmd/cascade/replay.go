@@ -98,7 +98,7 @@ Mooncake's traces have a clock of 3 s: --spread 3s spreads arrivals within it.`,
 // Flags that mean nothing without, and with, --target.
 var (
 	replayOnly   = [...]string{"model", "name", "host", "header", "timeout", "http2"}
-	emulatedOnly = [...]string{"replicas", "profile", "tp", "envoy"}
+	emulatedOnly = [...]string{"replicas", "profile", "window", "tp", "envoy"}
 )
 
 // headers parses lines of a header.
