@@ -224,7 +224,7 @@ func (f *Fleet) bindControl(bind func(*string) (net.Listener, error)) error {
 	}
 	xds := f.control.Addr().String()
 	if f.cfg.Envoy != "" {
-		f.envoy = &envoyProcess{binary: f.cfg.Envoy, xds: xds, log: f.log.With("part", "envoy")}
+		f.envoy = &envoyProcess{binary: f.cfg.Envoy, xds: xds, drain: f.cfg.Drain, log: f.log.With("part", "envoy")}
 		return nil
 	}
 	f.proxy, err = proxy.New(proxy.Config{
