@@ -96,38 +96,39 @@ var (
 )
 
 // sample returns d different candidates, all of them if d is AskAll or there
-// are no more; never self. Equal seeds give equal samples. It looks at d+1
-// candidates, however many there are.
+// are no more; never self. Equal seeds give equal samples. The order is random
+// too: the first reply breaks ties, and among equally distant candidates it
+// comes from the one that is asked first. A sample looks at d+1 candidates,
+// however many there are.
 func sample(candidates []policies.ReplicaID, self policies.ReplicaID, d int, seed uint64) []policies.ReplicaID {
 	n := len(candidates)
-	if d == AskAll || n <= d {
-		out := make([]policies.ReplicaID, 0, n)
-		for _, c := range candidates {
-			if c != self {
-				out = append(out, c)
+	if d == AskAll {
+		d = n
+	}
+	// One more than needed, for the own name may be among them.
+	picked := make([]int, 0, min(d+1, n))
+	if d+1 < n { // Floyd's algorithm
+		for i := n - d - 1; i < n; i++ {
+			at := int(below(&seed, uint64(i+1)))
+			if slices.Contains(picked, at) {
+				at = i
 			}
+			picked = append(picked, at)
 		}
-		return out
-	}
-	// One more than needed (Floyd's algorithm), for the own name may be among
-	// them. When it is not, any one goes.
-	picked := make([]int, 0, d+1)
-	out := make([]policies.ReplicaID, 0, d+1)
-	for i := n - d - 1; i < n; i++ {
-		at := int(below(&seed, uint64(i+1)))
-		if slices.Contains(picked, at) {
-			at = i
-		}
-		picked = append(picked, at)
-		if candidates[at] != self {
-			out = append(out, candidates[at])
+	} else {
+		for i := range n {
+			picked = append(picked, i)
 		}
 	}
-	if len(out) > d {
-		at := int(below(&seed, uint64(len(out))))
-		out = slices.Delete(out, at, at+1)
+	out := make([]policies.ReplicaID, 0, len(picked))
+	for i := range picked {
+		at := i + int(below(&seed, uint64(len(picked)-i)))
+		picked[i], picked[at] = picked[at], picked[i]
+		if c := candidates[picked[i]]; c != self {
+			out = append(out, c)
+		}
 	}
-	return out
+	return out[:min(d, len(out))]
 }
 
 // below advances the seed and returns a number below n (SplitMix64, then the

@@ -117,13 +117,14 @@ func TestSample(t *testing.T) {
 		names = append(names, policies.ReplicaID(rune('a'+i)))
 	}
 	for _, self := range []policies.ReplicaID{"a", "t", "none"} {
-		seen := map[policies.ReplicaID]int{}
+		seen, first := map[policies.ReplicaID]int{}, map[policies.ReplicaID]int{}
 		const rounds = 20000
 		for seed := range uint64(rounds) {
 			got := bidask.Sample(names, self, 8, seed)
 			if len(got) != 8 {
 				t.Fatalf("%d of 8", len(got))
 			}
+			first[got[0]]++
 			for i, id := range got {
 				seen[id]++
 				if id == self || slices.Contains(got[:i], id) {
@@ -142,6 +143,10 @@ func TestSample(t *testing.T) {
 			mean := rounds * 8 / others
 			if n := seen[id]; id != self && (n < mean*94/100 || n > mean*106/100) {
 				t.Errorf("%s was sampled %d times, the mean is %d", id, n, mean)
+			}
+			mean = rounds / others
+			if n := first[id]; id != self && (n < mean*85/100 || n > mean*115/100) {
+				t.Errorf("%s was first %d times, the mean is %d", id, n, mean)
 			}
 		}
 	}

@@ -1,0 +1,473 @@
+package bidask_test
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/bidask"
+)
+
+// crowd is a stage that hands requests over to the next one, on virtual time:
+// as many sellers as receivers, each seller with perSecond requests, each
+// request living five to fifteen seconds where it goes. Lengths are log-normal
+// around 2,000 tokens; a transfer runs at wireRate.
+type crowd struct {
+	rule      rule
+	receivers int
+	latency   policies.Micros // one way
+	burst     int             // requests that each seller offers at once; 0: a steady flow
+	slots     int             // each way; 0 means the default
+	until     policies.Micros // no arrivals after that, and a second to finish; 0 means long enough to settle
+
+	rng     *rand.Rand
+	now     policies.Micros
+	later   heap
+	air     []bidask.Message // in order of sending; all take the same time
+	sentAt  []policies.Micros
+	head    int
+	sellers []*trader
+	buyers  []*trader
+	names   []policies.ReplicaID // of the buyers
+	stale   []policies.Tokens    // the buyers' loads as of the last whole second
+	out     []bidask.Action
+	turn    []int // round robin
+	offered map[bidask.Deal]policies.Micros
+	number  []uint64
+
+	messages, moves, returns int
+	wait                     float64 // seconds from offer to transfer, all moves
+	longest                  policies.Micros
+	cv                       []float64
+}
+
+const (
+	perSecond                 = 5
+	wireRate                  = 110_000 // tokens per second, one transfer
+	span      policies.Micros = 14 * policies.Second
+	settled   policies.Micros = 12 * policies.Second
+	burstEnd  policies.Micros = 8 * policies.Second
+)
+
+// rule says how a receiver is found: by a market, or by looking at loads.
+type rule struct {
+	name   string
+	sample int // of the market; 0: no market
+	paper  bool
+	pick   func(c *crowd, seller int) int
+}
+
+var rules = []rule{
+	{name: "random", pick: func(c *crowd, _ int) int { return c.rng.IntN(c.receivers) }},
+	{name: "round-robin", pick: func(c *crowd, s int) int { c.turn[s]++; return c.turn[s] % c.receivers }},
+	{name: "two-choices-1s-stale", pick: func(c *crowd, _ int) int {
+		a, b := c.rng.IntN(c.receivers), c.rng.IntN(c.receivers)
+		if c.stale[b] < c.stale[a] {
+			return b
+		}
+		return a
+	}},
+	{name: "join-shortest-1s-stale", pick: func(c *crowd, _ int) int {
+		best, ties := 0, 0
+		for i, l := range c.stale {
+			switch {
+			case l < c.stale[best]:
+				best, ties = i, 1
+			case l == c.stale[best]:
+				if ties++; c.rng.IntN(ties) == 0 {
+					best = i
+				}
+			}
+		}
+		return best
+	}},
+	{name: "everyone-paper", sample: bidask.AskAll, paper: true},
+	{name: "everyone-least", sample: bidask.AskAll},
+	{name: "eight-paper", sample: 8, paper: true},
+	{name: "eight-least", sample: 8},
+}
+
+func ruleNamed(name string) rule {
+	for _, r := range rules {
+		if r.name == name {
+			return r
+		}
+	}
+	panic("no rule " + name)
+}
+
+// trader is one replica.
+type trader struct {
+	machine *bidask.Machine
+	held    policies.Tokens
+	tick    policies.Micros // when its next tick is due to fire; 0: none
+}
+
+// happening is what a later event is.
+type happening uint8
+
+const (
+	arrival happening = iota // seller a has a request
+	arrived                  // the transfer of deal to buyer b is over
+	leaves                   // n tokens leave buyer b
+	ticks                    // trader a of both lists together
+	looks                    // loads are told to all
+	samples                  // the balance is measured
+)
+
+type occurrence struct {
+	at   policies.Micros
+	seq  int
+	what happening
+	a, b int
+	n    policies.Tokens
+	deal bidask.Deal
+}
+
+// heap is a binary heap of occurrences by time, then by order of scheduling.
+type heap struct {
+	list []occurrence
+	seq  int
+}
+
+func (o occurrence) before(p occurrence) bool { return o.at < p.at || o.at == p.at && o.seq < p.seq }
+
+func (h *heap) push(o occurrence) {
+	h.seq++
+	o.seq = h.seq
+	h.list = append(h.list, o)
+	for i := len(h.list) - 1; i > 0; {
+		up := (i - 1) / 2
+		if !h.list[i].before(h.list[up]) {
+			break
+		}
+		h.list[i], h.list[up] = h.list[up], h.list[i]
+		i = up
+	}
+}
+
+func (h *heap) pop() occurrence {
+	top, last := h.list[0], len(h.list)-1
+	h.list[0] = h.list[last]
+	h.list = h.list[:last]
+	for i := 0; ; {
+		child := 2*i + 1
+		if child >= last {
+			break
+		}
+		if child+1 < last && h.list[child+1].before(h.list[child]) {
+			child++
+		}
+		if !h.list[child].before(h.list[i]) {
+			break
+		}
+		h.list[i], h.list[child] = h.list[child], h.list[i]
+		i = child
+	}
+	return top
+}
+
+// simulate runs the crowd to its end.
+func (c *crowd) simulate() {
+	n := c.receivers
+	c.rng = rand.New(rand.NewPCG(11, uint64(n)))
+	c.offered = map[bidask.Deal]policies.Micros{}
+	c.stale, c.turn, c.number = make([]policies.Tokens, n), make([]int, n), make([]uint64, n)
+	for i := range n {
+		c.names = append(c.names, policies.ReplicaID(fmt.Sprint("r", i)))
+		c.turn[i] = c.rng.IntN(n)
+		c.sellers = append(c.sellers, c.trader(fmt.Sprint("s", i)))
+		c.buyers = append(c.buyers, c.trader(fmt.Sprint("r", i)))
+	}
+	for i := range n {
+		c.step(n+i, bidask.Event{Happening: bidask.Measured, Position: policies.Position{Capacity: 1 << 30, Throughput: 4 * wireRate}})
+		for range c.burst {
+			c.later.push(occurrence{what: arrival, a: i})
+		}
+		if c.burst == 0 {
+			c.later.push(occurrence{at: c.gap(), what: arrival, a: i})
+		}
+	}
+	end := span
+	if c.burst > 0 {
+		end = burstEnd
+	}
+	if c.until > 0 {
+		end = c.until + policies.Second
+	}
+	c.later.push(occurrence{at: policies.Second, what: looks})
+	c.later.push(occurrence{at: end, what: samples})
+	if c.burst == 0 {
+		c.later.push(occurrence{at: settled, what: samples})
+	}
+	for {
+		// What is sent takes equally long; no later event is served before it.
+		if c.head < len(c.air) && (len(c.later.list) == 0 || c.sentAt[c.head]+c.latency <= c.later.list[0].at) {
+			msg := c.air[c.head]
+			c.now = c.sentAt[c.head] + c.latency
+			c.head++
+			if c.head > 1<<16 && 2*c.head > len(c.air) { // forget what was delivered
+				c.air, c.sentAt = append(c.air[:0], c.air[c.head:]...), append(c.sentAt[:0], c.sentAt[c.head:]...)
+				c.head = 0
+			}
+			c.step(c.index(msg.To), bidask.Event{Happening: bidask.Received, Message: msg})
+			continue
+		}
+		o := c.later.pop()
+		c.now = o.at
+		if c.now > end {
+			return
+		}
+		c.happen(o)
+	}
+}
+
+func (c *crowd) trader(name string) *trader {
+	cfg := bidask.Config{Self: policies.ReplicaID(name), Sample: c.rule.sample, Offers: 1 << 12, Wins: 1 << 12, SendSlots: c.slots, ReceiveSlots: c.slots}
+	if c.rule.paper {
+		cfg.Selector = bidask.Paper{}
+	}
+	m, err := bidask.New(cfg)
+	if err != nil {
+		panic(err)
+	}
+	return &trader{machine: m}
+}
+
+// index is where a replica is among the sellers, then the buyers.
+func (c *crowd) index(id policies.ReplicaID) int {
+	n := 0
+	for _, digit := range id[1:] {
+		n = 10*n + int(digit-'0')
+	}
+	if id[0] == 'r' {
+		n += c.receivers
+	}
+	return n
+}
+
+func (c *crowd) at(i int) *trader {
+	if i < c.receivers {
+		return c.sellers[i]
+	}
+	return c.buyers[i-c.receivers]
+}
+
+func (c *crowd) gap() policies.Micros {
+	return c.now + policies.Micros(c.rng.ExpFloat64()/perSecond*float64(policies.Second))
+}
+
+func (c *crowd) happen(o occurrence) {
+	switch o.what {
+	case arrival:
+		length := policies.Tokens(2000 * math.Exp(0.8*c.rng.NormFloat64()))
+		if next := c.gap(); c.burst == 0 && (c.until == 0 || next < c.until) {
+			c.later.push(occurrence{at: next, what: arrival, a: o.a})
+		}
+		if c.rule.sample == 0 {
+			c.later.push(occurrence{at: c.now + c.latency + travel(length), what: arrived, a: -1, b: c.rule.pick(c, o.a), n: length})
+			return
+		}
+		deal := bidask.Deal{Seller: policies.ReplicaID(fmt.Sprint("s", o.a)), Number: c.number[o.a]}
+		c.number[o.a]++
+		c.offered[deal] = c.now
+		c.step(o.a, bidask.Event{Happening: bidask.Offered, Handover: policies.Handover{Request: deal.String(), Length: length, Cause: policies.Growth}, Candidates: c.names, Seed: c.rng.Uint64()})
+	case arrived:
+		c.moves++
+		b := c.buyers[o.b]
+		b.held += o.n
+		if c.burst == 0 {
+			c.later.push(occurrence{at: c.now + 5*policies.Second + policies.Micros(c.rng.Int64N(int64(10*policies.Second))), what: leaves, b: o.b, n: o.n})
+		}
+		if o.a >= 0 {
+			c.step(o.a, bidask.Event{Happening: bidask.Moved, Deal: o.deal})
+			c.step(c.receivers+o.b, bidask.Event{Happening: bidask.Moved, Deal: o.deal})
+		}
+	case leaves:
+		b := c.buyers[o.b]
+		b.held -= o.n
+		if c.rule.sample != 0 {
+			c.step(c.receivers+o.b, bidask.Event{Happening: bidask.Measured, Position: policies.Position{Capacity: 1 << 30, Held: b.held, Throughput: 4 * wireRate}})
+		}
+	case ticks:
+		t := c.at(o.a)
+		t.tick = 0
+		c.step(o.a, bidask.Event{Happening: bidask.Ticked})
+		c.schedule(o.a)
+	case looks:
+		for i, b := range c.buyers {
+			c.stale[i] = b.held
+		}
+		c.later.push(occurrence{at: c.now + policies.Second, what: looks})
+	case samples:
+		c.cv = append(c.cv, c.balance())
+		if c.burst == 0 {
+			c.later.push(occurrence{at: c.now + 100*policies.Millisecond, what: samples})
+		}
+	}
+}
+
+func travel(length policies.Tokens) policies.Micros {
+	return policies.Micros(length * policies.Tokens(policies.Second) / wireRate)
+}
+
+// step drives one machine.
+func (c *crowd) step(i int, ev bidask.Event) {
+	ev.Now = c.now
+	c.out = c.at(i).machine.Step(ev, c.out[:0])
+	quiet := true // no deadline has changed
+	for k := 0; k < len(c.out); k++ {
+		a := c.out[k]
+		switch a.Deed {
+		case bidask.Send:
+			c.messages++
+			c.air, c.sentAt = append(c.air, a.Message), append(c.sentAt, c.now)
+			quiet = quiet && a.Message.Kind == bidask.Bid
+			continue
+		case bidask.Reserve: // granted at once
+			c.out = c.at(i).machine.Step(bidask.Event{Happening: bidask.Reserved, Now: c.now, Deal: a.Deal}, c.out)
+		case bidask.Import:
+			started := c.now - c.offered[a.Deal]
+			delete(c.offered, a.Deal)
+			c.wait += float64(started) / float64(policies.Second)
+			c.longest = max(c.longest, started)
+			c.later.push(occurrence{at: c.now + travel(a.Handover.Length), what: arrived, a: c.index(a.Deal.Seller), b: i - c.receivers, n: a.Handover.Length, deal: a.Deal})
+		case bidask.Return:
+			c.returns++
+		}
+		quiet = false
+	}
+	if !quiet || ev.Happening == bidask.Moved {
+		c.schedule(i)
+	}
+}
+
+// schedule sees to the machine's next tick.
+func (c *crowd) schedule(i int) {
+	t := c.at(i)
+	next, ok := t.machine.Next()
+	if ok && (t.tick == 0 || next < t.tick) {
+		t.tick = next
+		c.later.push(occurrence{at: next, what: ticks, a: i})
+	}
+}
+
+// balance is the coefficient of variation of the buyers' loads.
+func (c *crowd) balance() float64 {
+	var sum, squares float64
+	for _, b := range c.buyers {
+		sum += float64(b.held)
+		squares += float64(b.held) * float64(b.held)
+	}
+	n := float64(len(c.buyers))
+	mean := sum / n
+	return math.Sqrt(max(0, squares/n-mean*mean)) / mean
+}
+
+func mean(xs []float64) float64 {
+	sum := 0.0
+	for _, x := range xs {
+		sum += x
+	}
+	return sum / float64(len(xs))
+}
+
+// TestMessages bounds what a move costs in messages: 2d+3 in a steady flow, in
+// a small stage as in a large one. In a burst come the skips: up to four Pulls
+// and their Busy, a Starving and a Ready.
+func TestMessages(t *testing.T) {
+	for _, x := range []struct {
+		crowd
+		limit float64
+	}{
+		{crowd{receivers: 16}, 19.01},
+		{crowd{receivers: 128, until: 3 * policies.Second}, 19.01},
+		{crowd{receivers: 1000, until: policies.Second}, 19.01},
+		{crowd{receivers: 128, until: 3 * policies.Second, latency: 20 * policies.Millisecond}, 19.3},
+		{crowd{receivers: 1000, until: policies.Second, latency: 20 * policies.Millisecond}, 19.3},
+		{crowd{receivers: 16, burst: 20}, 32},
+		{crowd{receivers: 1000, burst: 5}, 27},
+	} {
+		for _, name := range []string{"eight-paper", "eight-least"} {
+			c := x.crowd
+			c.rule = ruleNamed(name)
+			c.latency = max(c.latency, 300)
+			c.simulate()
+			at := fmt.Sprintf("%s, %d receivers, latency %s ms, burst %d", name, c.receivers, millis(c.latency), c.burst)
+			got := float64(c.messages) / float64(c.moves)
+			t.Logf("%s: %.2f messages a move", at, got)
+			if got > x.limit || got < 18 {
+				t.Errorf("%s: %.2f messages a move, want 18 to %v", at, got, x.limit)
+			}
+			if c.returns > 0 || c.moves < c.receivers*4 || c.burst > 0 && c.moves != c.receivers*c.burst {
+				t.Errorf("%s: %d moves, %d returns", at, c.moves, c.returns)
+			}
+		}
+	}
+}
+
+// TestBalance holds the market to what it is for: loads that differ at most
+// half as much as without one, also where bids are old when they arrive.
+func TestBalance(t *testing.T) {
+	for _, latency := range []policies.Micros{300, 20 * policies.Millisecond} {
+		blind := crowd{rule: ruleNamed("random"), receivers: 64, latency: latency}
+		blind.simulate()
+		for _, name := range []string{"eight-paper", "eight-least"} {
+			c := crowd{rule: ruleNamed(name), receivers: 64, latency: latency}
+			c.simulate()
+			t.Logf("%s, latency %s ms: CV %.3f, blind %.3f", name, millis(latency), mean(c.cv), mean(blind.cv))
+			if mean(c.cv) > 0.5*mean(blind.cv) {
+				t.Errorf("%s, latency %s ms: CV %.3f, blind %.3f", name, millis(latency), mean(c.cv), mean(blind.cv))
+			}
+		}
+	}
+}
+
+// BenchmarkMarket prints, for every rule, size, latency and shape of load:
+// messages per move, the coefficient of variation of the receivers' KV load
+// (per mille; steady: mean over two seconds, burst of 20 each: eight seconds
+// later), and the mean wait from offer to transfer.
+func BenchmarkMarket(b *testing.B) {
+	for _, burst := range []int{0, 20} {
+		for _, latency := range []policies.Micros{300, 20 * policies.Millisecond} {
+			for _, receivers := range []int{16, 128, 1000} {
+				for _, r := range rules {
+					load := "steady"
+					if burst > 0 {
+						load = "burst"
+					}
+					b.Run(strings.Join([]string{load, millis(latency) + "ms", fmt.Sprint(receivers), r.name}, "/"), func(b *testing.B) {
+						var c crowd
+						for b.Loop() {
+							c = crowd{rule: r, receivers: receivers, latency: latency, burst: burst}
+							c.simulate()
+						}
+						b.ReportMetric(float64(c.messages)/float64(c.moves), "messages/move")
+						b.ReportMetric(1000*mean(c.cv), "CV‰")
+						b.ReportMetric(1000*c.wait/float64(c.moves), "wait-ms")
+						b.ReportMetric(float64(c.returns), "returns")
+					})
+				}
+			}
+		}
+	}
+}
+
+// BenchmarkSlots shows what the number of slots is worth in a burst.
+func BenchmarkSlots(b *testing.B) {
+	for _, slots := range []int{1, 3, 4, 8} {
+		b.Run(fmt.Sprint(slots), func(b *testing.B) {
+			var c crowd
+			for b.Loop() {
+				c = crowd{rule: ruleNamed("eight-least"), receivers: 128, latency: 300, burst: 20, slots: slots}
+				c.simulate()
+			}
+			b.ReportMetric(float64(c.messages)/float64(c.moves), "messages/move")
+			b.ReportMetric(1000*c.wait/float64(c.moves), "wait-ms")
+			b.ReportMetric(float64(c.longest)/1000, "longest-ms")
+		})
+	}
+}
