@@ -33,6 +33,10 @@ func cut(cuts []policies.Tokens) []policies.Stage {
 	return stages(cuts, append(members, ids(0, 1, 2, 3, 4, 5, 6, 7)[len(cuts):])...)
 }
 
+// large is the length above which fewer kinds of requests are made: their
+// bodies are what takes time.
+const large policies.Tokens = 4096
+
 // probe is a request of which the test knows the estimate.
 type probe struct {
 	what   string
@@ -86,7 +90,10 @@ func testContentLength(t *testing.T, envoy string) {
 		for _, c := range cuts {
 			for _, n := range []policies.Tokens{c - 1, c, c + 1} {
 				for _, size := range []int{max(1, perToken*int(n)), perToken*int(n) + perToken - 1} {
-					for _, header := range [][]string{nil, forged} {
+					for _, header := range [][]string{forged, nil} {
+						if header == nil && n > large {
+							continue
+						}
 						r.land(p, func() probe {
 							return probe{"by size", bytes.NewReader(refused(size)), "", header, n}
 						}, p.StageOf(n))
@@ -142,7 +149,10 @@ func testExtProc(t *testing.T, envoy string) {
 				r.land(p, func() probe {
 					return probe{"headers alone", bytes.NewReader(refused(max(1, perToken*int(n)))), "m.example", header, n}
 				}, p.StageOf(n))
-				for _, over := range []int{0, perToken - 1} {
+				for _, over := range []int{perToken - 1, 0} {
+					if over == 0 && n > large {
+						continue
+					}
 					// What is no JSON, or has no prompt, is measured whole.
 					r.land(p, func() probe {
 						return probe{"chunked body, model by host", chunked{bytes.NewReader(text(n, over))}, "m.example", header, n}
@@ -151,13 +161,13 @@ func testExtProc(t *testing.T, envoy string) {
 						return probe{"sized body, model in it", bytes.NewReader(text(n, over)), "any.example", header, n}
 					}, p.StageOf(n))
 				}
+				sent += 5
 				r.land(p, func() probe {
 					return probe{"chunked body, model in it", chunked{bytes.NewReader(text(n, 0))}, "any.example", header, n}
 				}, p.StageOf(n))
 				r.land(p, func() probe {
 					return probe{"token ids", bytes.NewReader(tokenIDs(n)), "any.example", header, n}
 				}, p.StageOf(n))
-				sent += 7
 			}
 		}
 	}
@@ -195,7 +205,7 @@ func testExtProc(t *testing.T, envoy string) {
 			t.Errorf("oversized: status %d, %.200s", got.status, got.body)
 		}
 	}
-	t.Logf("%d requests", sent+3)
+	t.Logf("%d requests or more", sent+3)
 }
 
 // refused is a body of exactly size bytes that a front or an engine refuses,

@@ -1,15 +1,12 @@
 package local
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"maps"
 	"net/http"
-	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,13 +14,10 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/cascadeinfer/cascade/cmd/config"
 	"github.com/cascadeinfer/cascade/cmd/wire"
 	"github.com/cascadeinfer/cascade/migrator/stream"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 	"github.com/cascadeinfer/cascade/xds/store"
@@ -331,95 +325,6 @@ func (r *rig) replica(id string) config.Replica {
 	return n
 }
 
-// killEngine ends an engine as a crash would: without a word.
-func (r *rig) killEngine(id string) {
-	r.t.Helper()
-	u, err := url.Parse(r.replica(id).Engine)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	r.parts.halt(r.t, "engine "+id, func() { r.sockets.cut(u.Host) })
-}
-
-// startEngine runs a new engine where the killed one was.
-func (r *rig) startEngine(id string) {
-	r.t.Helper()
-	n := r.replica(id)
-	u, err := url.Parse(n.Engine)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	engine, err := r.newEngine(n)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	l, err := r.sockets.listen("tcp", u.Host)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	r.parts.revive(r.t, "engine "+id, func(ctx context.Context) error { return runEngine(ctx, engine, l) })
-}
-
-// killFront ends a front as a crash would: without a word.
-func (r *rig) killFront(id string) {
-	r.t.Helper()
-	n := r.replica(id)
-	r.parts.halt(r.t, "front "+id, func() {
-		r.sockets.cut(n.Address)
-		r.sockets.cut(n.Peer)
-	})
-}
-
-// startFront runs a new front where the killed one was.
-func (r *rig) startFront(id string) {
-	r.t.Helper()
-	n := r.replica(id)
-	clients, err := r.sockets.listen("tcp", n.Address)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	peers, err := r.sockets.listen("tcp", n.Peer)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	front, err := r.newFront(n, clients, peers)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	r.fronts[id] = front
-	next := node{id: policies.ReplicaID(id), model: n.Model, front: front}
-	r.parts.revive(r.t, "front "+id, func(ctx context.Context) error {
-		g, ctx := errgroup.WithContext(ctx)
-		r.runFront(ctx, g, next)
-		return g.Wait()
-	})
-}
-
-// stopControl stops the control plane.
-func (r *rig) stopControl() {
-	r.t.Helper()
-	r.parts.halt(r.t, "control", nil)
-}
-
-// startControl runs a new control plane at the same addresses, on what the
-// former one left in the state directory.
-func (r *rig) startControl() {
-	r.t.Helper()
-	c, err := r.cfg.Fleet.Control(r.log)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	if c.Store == nil {
-		c.Store = r.store
-	}
-	server, err := control.New(c)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	r.server.Store(server)
-	r.parts.revive(r.t, "control", server.Run)
-}
-
 // counts is how many requests each front has got from clients so far.
 func (r *rig) counts() map[string]int64 {
 	out := make(map[string]int64, len(r.placed))
@@ -437,60 +342,4 @@ func (r *rig) since(before map[string]int64) map[string]int64 {
 		out[id] -= before[id]
 	}
 	return out
-}
-
-// reply is the whole answer to a request.
-type reply struct {
-	status int
-	stage  string // by the route's header
-	epoch  policies.Epoch
-	kind   string // content type
-	body   []byte
-}
-
-// send makes a request and reads all of the answer. header holds pairs, which
-// are added.
-func (r *rig) send(path, host string, body io.Reader, header ...string) (reply, error) {
-	resp, err := r.open(context.Background(), path, host, body, header...)
-	if err != nil {
-		return reply{}, err
-	}
-	defer resp.Body.Close()
-	out := replyOf(resp)
-	out.body, err = io.ReadAll(resp.Body)
-	return out, err
-}
-
-func replyOf(resp *http.Response) reply {
-	epoch, _ := strconv.ParseUint(resp.Header.Get(length.EpochHeader), 10, 64)
-	return reply{
-		status: resp.StatusCode, stage: resp.Header.Get(length.StageHeader),
-		epoch: policies.Epoch(epoch), kind: resp.Header.Get("content-type"),
-	}
-}
-
-// open makes a request and returns its answer as it begins.
-func (r *rig) open(ctx context.Context, path, host string, body io.Reader, header ...string) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, r.URL()+path, body)
-	if err != nil {
-		return nil, err
-	}
-	req.Host = host
-	req.Header.Set("content-type", "application/json")
-	for i := 0; i+1 < len(header); i += 2 {
-		req.Header.Add(header[i], header[i+1])
-	}
-	return r.client.Do(req)
-}
-
-// chunked hides the size of a body, so that it goes without content-length.
-type chunked struct{ io.Reader }
-
-// prompt is a body of completions of exactly size bytes, at least 80, which
-// asks for the output tokens.
-func prompt(size, output int) []byte {
-	head := fmt.Sprintf(`{"model":%q,"max_tokens":%d,"ignore_eos":true,"prompt":"`, llm, output)
-	const tail = `"}`
-	text := bytes.Repeat([]byte("over the hill and far away "), max(0, size-len(head)-len(tail))/27+1)
-	return slices.Concat([]byte(head), text[:max(1, size-len(head)-len(tail))], []byte(tail))
 }

@@ -54,7 +54,7 @@ type Config struct {
 // seams are where tests take hold of a running fleet. The zero value is what
 // everybody else runs.
 type seams struct {
-	// listen opens the sockets of engines and fronts; nil means net.Listen.
+	// listen opens the sockets; nil means net.Listen.
 	listen func(network, address string) (net.Listener, error)
 	// part runs a part under its name ("control", "engine r0", "front r0") until
 	// ctx ends; it may end the part before and run another in its place. nil
