@@ -27,6 +27,8 @@ var update = flag.Bool("update", false, "rewrite the expectations of the scenari
 //	                                  stage, and the price of any other plan;
 //	                                  keeps what it does not name
 //	seen 1000                         requests counted
+//	flow 0:90 100:10                  tokens generated per second, by length bucket
+//	undivided 0.02                    iteration time that one stage would have
 //	measured 1 2                      iteration times of the stages, until changed
 //	plan 0:a,b 100:c                  somebody else puts a plan in force
 //	step 10                           time; an adopted plan comes into force
@@ -72,6 +74,7 @@ type script struct {
 	infeasible bool
 	present    float64
 	iterations []float64
+	undivided  float64
 	invalid    bool
 }
 
@@ -89,6 +92,9 @@ func (s *script) Price(w policies.Workload, cuts []policies.Tokens, counts []int
 	p := policies.Partition{Cuts: cuts, Counts: counts, Cost: s.present, OneStage: s.proposal.OneStage, Iterations: s.iterations}
 	if len(counts) == 1 {
 		p.Cost = p.OneStage
+		if s.undivided > 0 {
+			p.Iterations = []float64{s.undivided}
+		}
 	}
 	if math.IsInf(p.Cost, 1) {
 		return p, policies.ErrInfeasible
@@ -134,6 +140,21 @@ func play(t *testing.T, text string) string {
 			seen, err := strconv.ParseUint(args[0], 10, 64)
 			fail(err)
 			in.Workload.Flow.Seen = seen
+		case "flow":
+			in.Workload.Flow.Edges, in.Workload.Flow.Tokens = nil, nil
+			for _, arg := range args {
+				edge, rate, _ := strings.Cut(arg, ":")
+				e, err := strconv.ParseInt(edge, 10, 64)
+				fail(err)
+				r, err := strconv.ParseFloat(rate, 64)
+				fail(err)
+				in.Workload.Flow.Edges = append(in.Workload.Flow.Edges, policies.Tokens(e))
+				in.Workload.Flow.Tokens = append(in.Workload.Flow.Tokens, r)
+			}
+		case "undivided":
+			var err error
+			s.undivided, err = strconv.ParseFloat(args[0], 64)
+			fail(err)
 		case "measured":
 			var err error
 			in.Iterations, err = numbers(args)
