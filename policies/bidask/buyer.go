@@ -123,7 +123,7 @@ func (m *Machine) confirmed(msg Message) {
 	w := &win{deal: msg.Deal, handover: msg.Handover, priority: msg.Load, deadline: m.now + m.c.Lease}
 	m.wins = append(m.wins, w)
 	m.position.Incoming += w.handover.Length
-	m.out = append(m.out, Action{Deed: Reserve, Deal: w.deal, Peer: msg.From, Handover: w.handover, Deadline: w.deadline})
+	m.out = append(m.out, Action{Kind: Reserve, Deal: w.deal, Peer: msg.From, Handover: w.handover, Deadline: w.deadline})
 }
 
 // reserved accepts; with a free slot the Pull says so.
@@ -206,7 +206,7 @@ func (m *Machine) granted(w *win) {
 		return
 	}
 	w.state, w.answer, w.promise, w.deadline = importing, 0, 0, m.now+m.c.Transfer
-	m.out = append(m.out, Action{Deed: Import, Deal: w.deal, Peer: w.deal.Seller, Handover: w.handover, Deadline: w.deadline})
+	m.out = append(m.out, Action{Kind: Import, Deal: w.deal, Peer: w.deal.Seller, Handover: w.handover, Deadline: w.deadline})
 }
 
 // ready answers a seller that holds a slot.
@@ -223,12 +223,12 @@ func (m *Machine) ready(w *win) {
 }
 
 // imported takes note of the end of a transfer.
-func (m *Machine) imported(d Deal, h Happening) {
+func (m *Machine) imported(d Deal, end EventKind) {
 	w := m.win(d)
 	if w == nil || w.state != importing {
 		return
 	}
-	if h == Failed {
+	if end == Failed {
 		m.release(w)
 		return
 	}
@@ -271,13 +271,13 @@ func (m *Machine) expireWins() {
 func (m *Machine) stop(w *win) {
 	if w.deadline != 0 {
 		w.deadline = 0
-		m.out = append(m.out, Action{Deed: Abort, Deal: w.deal, Peer: w.deal.Seller})
+		m.out = append(m.out, Action{Kind: Abort, Deal: w.deal, Peer: w.deal.Seller})
 	}
 }
 
 // release forgets a win and frees what was reserved for it.
 func (m *Machine) release(w *win) {
-	m.out = append(m.out, Action{Deed: Release, Deal: w.deal, Peer: w.deal.Seller})
+	m.out = append(m.out, Action{Kind: Release, Deal: w.deal, Peer: w.deal.Seller})
 	m.lose(w)
 }
 

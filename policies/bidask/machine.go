@@ -46,7 +46,7 @@ func New(c Config) (*Machine, error) {
 func (m *Machine) Step(ev Event, out []Action) []Action {
 	m.out = out
 	m.now = max(m.now, ev.Now)
-	switch ev.Happening {
+	switch ev.Kind {
 	case Offered:
 		m.offer(ev)
 	case Ended:
@@ -59,9 +59,9 @@ func (m *Machine) Step(ev Event, out []Action) []Action {
 		m.refused(ev.Deal)
 	case Moved, Failed:
 		if ev.Deal.Seller == m.c.Self {
-			m.exported(ev.Deal, ev.Happening)
+			m.exported(ev.Deal, ev.Kind)
 		} else {
-			m.imported(ev.Deal, ev.Happening)
+			m.imported(ev.Deal, ev.Kind)
 		}
 	case Gone:
 		m.sellerGone(ev.Peer)
@@ -150,7 +150,7 @@ func (m *Machine) tell(k Kind, to policies.ReplicaID, d Deal) {
 
 func (m *Machine) send(msg Message) {
 	msg.From = m.c.Self
-	m.out = append(m.out, Action{Deed: Send, Message: msg})
+	m.out = append(m.out, Action{Kind: Send, Message: msg})
 }
 
 // due reports whether a deadline has passed; 0 is none.

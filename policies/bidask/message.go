@@ -59,12 +59,12 @@ type Message struct {
 	Start policies.Micros // Bid
 }
 
-// Happening is what an Event says.
-type Happening uint8
+// EventKind is what an Event says.
+type EventKind uint8
 
 // The events.
 const (
-	Offered  Happening = iota + 1 // Handover is for sale to Candidates
+	Offered  EventKind = iota + 1 // Handover is for sale to Candidates
 	Ended                         // Handover.Request is over or no longer for sale
 	Received                      // Message came
 	Reserved                      // KV for Deal is reserved
@@ -78,9 +78,9 @@ const (
 
 // Event is something that happened to a replica.
 type Event struct {
-	Happening Happening
-	Now       policies.Micros // never goes back; if it does, the machine's time stands still
-	Handover  policies.Handover
+	Kind     EventKind
+	Now      policies.Micros // never goes back; if it does, the machine's time stands still
+	Handover policies.Handover
 	// Candidates are the replicas that may buy, in any order, the own one not
 	// counted. They are read in the same Step only.
 	Candidates []policies.ReplicaID
@@ -92,28 +92,28 @@ type Event struct {
 	Position policies.Position
 }
 
-// Deed is what an Action asks for.
-type Deed uint8
+// ActionKind is what an Action asks for.
+type ActionKind uint8
 
 // The actions. Their order matters: the driver carries them out one by one.
 const (
-	Send    Deed = iota + 1 // send Message, without waiting
-	Reserve                 // reserve KV for Deal, to be freed at Deadline if nothing happens
-	Release                 // free what was reserved for Deal, or is about to be
-	Export                  // serve the transfer of Deal to Peer, which will pull it
-	Import                  // pull Deal from Peer into what was reserved
-	Abort                   // stop the transfer of Deal if it is not too late
-	Return                  // Handover was not sold, because of Why; its offer is over
+	Send    ActionKind = iota + 1 // send Message, without waiting
+	Reserve                       // reserve KV for Deal, to be freed at Deadline if nothing happens
+	Release                       // free what was reserved for Deal, or is about to be
+	Export                        // serve the transfer of Deal to Peer, which will pull it
+	Import                        // pull Deal from Peer into what was reserved
+	Abort                         // stop the transfer of Deal if it is not too late
+	Return                        // Handover was not sold, because of Why; its offer is over
 )
 
-var deedNames = [...]string{"", "send", "reserve", "release", "export", "import", "abort", "return"}
+var actionNames = [...]string{"", "send", "reserve", "release", "export", "import", "abort", "return"}
 
 // String names the deed, for logs and tests.
-func (d Deed) String() string {
-	if d == 0 || int(d) >= len(deedNames) {
+func (k ActionKind) String() string {
+	if k == 0 || int(k) >= len(actionNames) {
 		return "unknown"
 	}
-	return deedNames[d]
+	return actionNames[k]
 }
 
 // Why says why an offer was returned.
@@ -142,9 +142,9 @@ func (w Why) String() string {
 	return whyNames[w]
 }
 
-// Action is something to do. Fields that the Deed does not name are zero.
+// Action is something to do. Fields beside which its Kind is not named are zero.
 type Action struct {
-	Deed     Deed
+	Kind     ActionKind
 	Message  Message            // Send
 	Deal     Deal               // all but Send
 	Peer     policies.ReplicaID // Reserve, Release, Export, Import, Abort: the other side

@@ -100,10 +100,10 @@ func TestBacklog(t *testing.T) {
 		{bidask.Backlog{}, policies.Position{Incoming: 1400}, 1400, 10000},                 // 14 ms
 		{bidask.Backlog{}, policies.Position{Incoming: 1400, Throughput: 1400}, 1400, 1000000},
 		{bidask.Backlog{Quantum: 1, Throughput: 1000}, policies.Position{Incoming: 3}, 3, 3000},
-		{bidask.Backlog{}, policies.Position{Incoming: policies.Unbounded, Throughput: 1}, policies.Unbounded, 9223372036854775000 / 1000000 * 1000000 / 5000 * 5000},
+		{bidask.Backlog{}, policies.Position{Incoming: policies.Unbounded, Throughput: 1}, policies.Unbounded, 9223372036854000000},
 	} {
 		got, ok := c.quote.Quote(c.position, policies.Handover{})
-		if !ok || got.Load != c.load || got.Start != c.start && c.position.Incoming != policies.Unbounded || got.Start < 0 {
+		if !ok || got.Load != c.load || got.Start != c.start {
 			t.Errorf("%+v at %+v: %+v", c.quote, c.position, got)
 		}
 	}
@@ -195,9 +195,9 @@ func TestBrokenSelector(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		m.Step(bidask.Event{Happening: bidask.Offered, Handover: policies.Handover{Request: "q"}, Candidates: []policies.ReplicaID{"b"}}, nil)
-		out := m.Step(bidask.Event{Happening: bidask.Received, Message: bidask.Message{Kind: bidask.Bid, From: "b", To: "a", Deal: bidask.Deal{Seller: "a"}}}, nil)
-		if len(out) != 1 || out[0].Deed != bidask.Return || out[0].Why != bidask.NoBids || !m.Idle() {
+		m.Step(bidask.Event{Kind: bidask.Offered, Handover: policies.Handover{Request: "q"}, Candidates: []policies.ReplicaID{"b"}}, nil)
+		out := m.Step(bidask.Event{Kind: bidask.Received, Message: bidask.Message{Kind: bidask.Bid, From: "b", To: "a", Deal: bidask.Deal{Seller: "a"}}}, nil)
+		if len(out) != 1 || out[0].Kind != bidask.Return || out[0].Why != bidask.NoBids || !m.Idle() {
 			t.Errorf("%d: %+v", at, out)
 		}
 	}
@@ -212,7 +212,7 @@ func TestNames(t *testing.T) {
 	}
 	for d := bidask.Send; d <= bidask.Return; d++ {
 		if d.String() == "unknown" {
-			t.Errorf("deed %d has no name", d)
+			t.Errorf("action %d has no name", d)
 		}
 	}
 	for w := bidask.Nobody; w <= bidask.Full; w++ {
@@ -220,7 +220,7 @@ func TestNames(t *testing.T) {
 			t.Errorf("reason %d has no name", w)
 		}
 	}
-	if bidask.Kind(99).String()+bidask.Deed(99).String()+bidask.Why(0).String() != "unknownunknownunknown" {
+	if bidask.Kind(99).String()+bidask.Kind(99).String()+bidask.Why(0).String() != "unknownunknownunknown" {
 		t.Error("values without a name")
 	}
 }
@@ -229,8 +229,8 @@ func TestNames(t *testing.T) {
 // asks; that is free.
 func TestAnswerAllocations(t *testing.T) {
 	m, _ := bidask.New(bidask.Config{Self: "a"})
-	m.Step(bidask.Event{Happening: bidask.Measured, Position: policies.Position{Capacity: 1000}}, nil)
-	ask := bidask.Event{Happening: bidask.Received, Message: bidask.Message{Kind: bidask.Ask, From: "b", To: "a", Deal: bidask.Deal{Seller: "b"}, Handover: policies.Handover{Request: "q", Length: 10}}}
+	m.Step(bidask.Event{Kind: bidask.Measured, Position: policies.Position{Capacity: 1000}}, nil)
+	ask := bidask.Event{Kind: bidask.Received, Message: bidask.Message{Kind: bidask.Ask, From: "b", To: "a", Deal: bidask.Deal{Seller: "b"}, Handover: policies.Handover{Request: "q", Length: 10}}}
 	out := make([]bidask.Action, 0, 4)
 	if n := testing.AllocsPerRun(100, func() { out = m.Step(ask, out[:0]) }); n != 0 {
 		t.Errorf("an answer allocates %v times", n)
@@ -242,8 +242,8 @@ func TestAnswerAllocations(t *testing.T) {
 
 func BenchmarkAnswer(b *testing.B) {
 	m, _ := bidask.New(bidask.Config{Self: "a"})
-	m.Step(bidask.Event{Happening: bidask.Measured, Position: policies.Position{Capacity: 1000}}, nil)
-	ask := bidask.Event{Happening: bidask.Received, Message: bidask.Message{Kind: bidask.Ask, From: "b", To: "a", Deal: bidask.Deal{Seller: "b"}, Handover: policies.Handover{Request: "q", Length: 10}}}
+	m.Step(bidask.Event{Kind: bidask.Measured, Position: policies.Position{Capacity: 1000}}, nil)
+	ask := bidask.Event{Kind: bidask.Received, Message: bidask.Message{Kind: bidask.Ask, From: "b", To: "a", Deal: bidask.Deal{Seller: "b"}, Handover: policies.Handover{Request: "q", Length: 10}}}
 	out := make([]bidask.Action, 0, 4)
 	for b.Loop() {
 		out = m.Step(ask, out[:0])

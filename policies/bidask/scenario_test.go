@@ -156,10 +156,10 @@ func parseEvent(words []string) (ev bidask.Event, err error) {
 	for len(words) > 1 && strings.Contains(words[len(words)-1], "=") || words[len(words)-1] == "draining" {
 		named, words = append(named, words[len(words)-1]), words[:len(words)-1]
 	}
-	simple := map[string]bidask.Happening{"reserved": bidask.Reserved, "refused": bidask.Refused, "moved": bidask.Moved, "failed": bidask.Failed}
+	simple := map[string]bidask.EventKind{"reserved": bidask.Reserved, "refused": bidask.Refused, "moved": bidask.Moved, "failed": bidask.Failed}
 	switch words[0] {
 	case "offer":
-		ev.Happening = bidask.Offered
+		ev.Kind = bidask.Offered
 		ev.Handover, err = parseHandover(words[1:4])
 		if len(words) > 4 {
 			for _, c := range strings.Split(words[4], ",") {
@@ -167,9 +167,9 @@ func parseEvent(words []string) (ev bidask.Event, err error) {
 			}
 		}
 	case "end":
-		ev.Happening, ev.Handover.Request = bidask.Ended, words[1]
+		ev.Kind, ev.Handover.Request = bidask.Ended, words[1]
 	case "from":
-		ev.Happening = bidask.Received
+		ev.Kind = bidask.Received
 		ev.Message = bidask.Message{From: policies.ReplicaID(words[1]), To: "a"}
 		for k := bidask.Ask; k <= bidask.Drop+1; k++ {
 			if k.String() == words[2] {
@@ -181,14 +181,14 @@ func parseEvent(words []string) (ev bidask.Event, err error) {
 			ev.Message.Handover, err = parseHandover(words[4:7])
 		}
 	case "reserved", "refused", "moved", "failed":
-		ev.Happening = simple[words[0]]
+		ev.Kind = simple[words[0]]
 		ev.Deal, err = parseDeal(words[1])
 	case "gone":
-		ev.Happening, ev.Peer = bidask.Gone, policies.ReplicaID(words[1])
+		ev.Kind, ev.Peer = bidask.Gone, policies.ReplicaID(words[1])
 	case "measure":
-		ev.Happening = bidask.Measured
+		ev.Kind = bidask.Measured
 	case "tick":
-		ev.Happening = bidask.Ticked
+		ev.Kind = bidask.Ticked
 	default:
 		return ev, fmt.Errorf("no such event")
 	}
@@ -245,7 +245,7 @@ func describe(a bidask.Action) string {
 	var b strings.Builder
 	word := func(format string, args ...any) { fmt.Fprintf(&b, format, args...) }
 	handover := func(h policies.Handover) { word(" %s %v %v", h.Request, h.Length, h.Cause) }
-	if a.Deed == bidask.Send {
+	if a.Kind == bidask.Send {
 		msg := a.Message
 		word("to %s %v %v", msg.To, msg.Kind, msg.Deal)
 		if msg.Handover != (policies.Handover{}) {
@@ -260,7 +260,7 @@ func describe(a bidask.Action) string {
 		}
 		return b.String()
 	}
-	word("%v %v", a.Deed, a.Deal)
+	word("%v %v", a.Kind, a.Deal)
 	if a.Peer != "" {
 		word(" with %s", a.Peer)
 	}

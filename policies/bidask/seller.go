@@ -202,16 +202,16 @@ func (m *Machine) hearPull(s *sale) {
 func (m *Machine) export(s *sale) {
 	m.forget(s)
 	s.stand, s.deadline = exporting, m.now+m.c.Transfer
-	m.out = append(m.out, Action{Deed: Export, Deal: s.deal, Peer: s.buyer, Handover: s.handover, Deadline: s.deadline})
+	m.out = append(m.out, Action{Kind: Export, Deal: s.deal, Peer: s.buyer, Handover: s.handover, Deadline: s.deadline})
 }
 
 // exported takes note of the end of a transfer.
-func (m *Machine) exported(d Deal, h Happening) {
+func (m *Machine) exported(d Deal, end EventKind) {
 	s := m.sale(d)
 	if s == nil || s.stand != exporting {
 		return
 	}
-	if h == Failed {
+	if end == Failed {
 		if s.why == 0 {
 			s.why = Broken
 		}
@@ -318,7 +318,7 @@ func (m *Machine) expireSales() {
 func (m *Machine) abort(s *sale, why Why) {
 	if s.deadline != 0 {
 		s.deadline, s.why = 0, why
-		m.out = append(m.out, Action{Deed: Abort, Deal: s.deal, Peer: s.buyer})
+		m.out = append(m.out, Action{Kind: Abort, Deal: s.deal, Peer: s.buyer})
 	}
 }
 
@@ -329,7 +329,7 @@ func (m *Machine) end(s *sale, why Why) {
 }
 
 func (m *Machine) giveBack(s *sale, why Why) {
-	m.out = append(m.out, Action{Deed: Return, Deal: s.deal, Handover: s.handover, Why: why})
+	m.out = append(m.out, Action{Kind: Return, Deal: s.deal, Handover: s.handover, Why: why})
 }
 
 // remove forgets a sale and frees what it holds.
