@@ -108,7 +108,7 @@ const (
 
 var actionNames = [...]string{"", "send", "reserve", "release", "export", "import", "abort", "return"}
 
-// String names the deed, for logs and tests.
+// String names the action, for logs and tests.
 func (k ActionKind) String() string {
 	if k == 0 || int(k) >= len(actionNames) {
 		return "unknown"
