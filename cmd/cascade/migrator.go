@@ -77,7 +77,7 @@ func (s *settings) runMigrator(ctx context.Context, fleet wire.Fleet, r config.R
 	if target == "" {
 		target = fleet.Fleet.Control.Listen
 	}
-	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(id.credentials(target)))
+	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(id.credentials(target)), uplink.ConnectParams())
 	if err != nil {
 		return fmt.Errorf("control plane %s: %w", target, err)
 	}

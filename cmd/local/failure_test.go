@@ -17,7 +17,7 @@ import (
 func TestLastReplica(t *testing.T) {
 	idlePlanes(t, func(t *testing.T, envoy string) {
 		r := newRig(t, setup{envoy: envoy, replicas: 4})
-		r.plan(stages([]policies.Tokens{100, 1000}, ids(0), ids(1), ids(2, 3))...)
+		p := r.plan(stages([]policies.Tokens{100, 1000}, ids(0), ids(1), ids(2, 3))...)
 		before := r.counts()
 		if err := r.short(); err != nil {
 			t.Fatal(err)
@@ -52,8 +52,15 @@ func TestLastReplica(t *testing.T) {
 			}
 			return r.since(before)["r0"] == 1
 		})
+		// However long the control plane was away, its fronts are soon back, and
+		// the plan is the same.
 		r.startControl()
-		r.until("a data plane that is connected", func(s control.Status) bool { return inUse(s, r.object.Epoch) })
+		r.until("every replica is heard, under the same plan", func(s control.Status) bool {
+			if s.Epoch > p.Epoch {
+				t.Fatal("the fleet was planned anew:", brief(s))
+			}
+			return inUse(s, p.Epoch) && heard(s)
+		})
 	})
 }
 

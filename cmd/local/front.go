@@ -14,7 +14,7 @@ import (
 func (f *Fleet) runFront(ctx context.Context, g *errgroup.Group, n node) {
 	g.Go(func() error { return n.front.Run(ctx) })
 	g.Go(func() error {
-		conn, err := grpc.NewClient(f.control.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+		conn, err := grpc.NewClient(f.control.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()), uplink.ConnectParams())
 		if err != nil {
 			return err
 		}

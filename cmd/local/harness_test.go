@@ -153,18 +153,21 @@ func (r *rig) run() {
 	if err := r.Ready(ready); err != nil {
 		t.Fatal("not ready:", err)
 	}
-	r.until("every replica is heard", func(s control.Status) bool {
-		for _, m := range s.Models {
-			for _, st := range m.Stages {
-				for _, n := range st.Replicas {
-					if n.ReportAge == nil || n.Health != "healthy" {
-						return false
-					}
+	r.until("every replica is heard", heard)
+}
+
+// heard says that every replica has reported, and well.
+func heard(s control.Status) bool {
+	for _, m := range s.Models {
+		for _, st := range m.Stages {
+			for _, n := range st.Replicas {
+				if n.ReportAge == nil || !n.Connected || n.Health != "healthy" {
+					return false
 				}
 			}
 		}
-		return true
-	})
+	}
+	return true
 }
 
 // newClient is an HTTP client with connections of its own.

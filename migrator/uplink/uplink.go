@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 
 	"github.com/cascadeinfer/cascade/migrator/stream"
 	"github.com/cascadeinfer/cascade/policies"
@@ -28,7 +29,12 @@ import (
 const (
 	defaultInterval = 500 * time.Millisecond
 	firstPause      = 100 * time.Millisecond // before the second attempt to connect
-	longestPause    = 5 * time.Second
+	// longestPause and longestBackoff together are well below the time for which
+	// a control plane that starts takes silent replicas for ready, 5 s: one that
+	// was away for long must not find the fleet gone.
+	longestPause   = time.Second
+	longestBackoff = time.Second // between two dials
+	dialTimeout    = 5 * time.Second
 	// silence is how long the control plane may leave reports unanswered before
 	// the stream is given up. It answers each.
 	silence = 10 * time.Second
@@ -37,7 +43,7 @@ const (
 // Config is what an Uplink needs.
 type Config struct {
 	// Conn leads to the control plane. The caller owns it, and with it the
-	// address and the TLS. Required.
+	// address and the TLS, and makes it with ConnectParams. Required.
 	Conn grpc.ClientConnInterface
 	// Replica and Model name whom the reports are about. Required.
 	Replica policies.ReplicaID
@@ -52,6 +58,14 @@ type Config struct {
 	Interval time.Duration
 	// Logger takes what an operator should know; nil discards.
 	Logger *slog.Logger
+}
+
+// ConnectParams is the dial option for Config.Conn. By gRPC's own, a connection
+// would be tried every two minutes once its server has been away for a while.
+func ConnectParams() grpc.DialOption {
+	pause := backoff.DefaultConfig
+	pause.BaseDelay, pause.MaxDelay = firstPause, longestBackoff
+	return grpc.WithConnectParams(grpc.ConnectParams{Backoff: pause, MinConnectTimeout: dialTimeout})
 }
 
 func (c Config) validate() (Config, error) {

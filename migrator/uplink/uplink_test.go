@@ -148,8 +148,8 @@ func TestReconnects(t *testing.T) {
 		away := error(status.Error(codes.Unavailable, "away"))
 		w.refuse.Store(&away)
 		time.Sleep(time.Minute)
-		// A minute of pauses between 2.5 and 5 s, after a few short ones.
-		if n := w.opened.Load(); n < 12 || n > 40 {
+		// A minute of pauses between 0.5 and 1 s, after a few short ones.
+		if n := w.opened.Load(); n < 60 || n > 130 {
 			t.Errorf("%d attempts in a minute", n)
 		}
 		for len(w.got) > 0 {
