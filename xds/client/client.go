@@ -15,6 +15,7 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/grpc"
+	connectbackoff "google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
@@ -29,6 +30,9 @@ const (
 
 // keepaliveTimeout is how long a ping may go unanswered.
 const keepaliveTimeout = 5 * time.Second
+
+// connectTimeout is how long a dial may take.
+const connectTimeout = 10 * time.Second
 
 // Watcher is told of every change.
 type Watcher interface {
@@ -162,7 +166,11 @@ func (c *Client) dial() (*grpc.ClientConn, error) {
 	if c.cfg.TLS != nil {
 		creds = credentials.NewTLS(c.cfg.TLS)
 	}
+	// Left to itself, gRPC would dial every two minutes after a long outage.
+	pause := connectbackoff.DefaultConfig
+	pause.BaseDelay, pause.MaxDelay = c.cfg.BackoffMin, c.cfg.BackoffMax
 	return grpc.NewClient(c.cfg.Target,
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: pause, MinConnectTimeout: connectTimeout}),
 		grpc.WithTransportCredentials(creds),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(MaxMessage)),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: c.cfg.Keepalive, Timeout: keepaliveTimeout}))
