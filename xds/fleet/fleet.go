@@ -66,7 +66,9 @@ type Fleet struct {
 
 	state   *State        // owned by Run
 	version store.Version // of the plan object last read or written; owned by Run
-	written store.Version // the one last written here; owned by Run
+	// untold are the versions that were written here and that the store's watch
+	// has not told yet, oldest first; owned by Run.
+	untold []store.Version
 }
 
 // message is an event on its way into the loop.

@@ -376,6 +376,78 @@ func TestFleetFollowsTheStore(t *testing.T) {
 	})
 }
 
+// slow is a store whose watch tells what the test says, when it says so.
+type slow struct {
+	store.Memory
+	updates chan store.Update
+}
+
+func (s *slow) Watch(context.Context) <-chan store.Update { return s.updates }
+
+// TestFleetHearsItsWritesLate: the watch has read the first plan and tells it
+// when the second is already stored. Neither stops the fleet from storing a
+// third, and another server's plan after them comes into force.
+func TestFleetHearsItsWritesLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := &slow{updates: make(chan store.Update, 1)}
+		st.updates <- store.Update{}
+		h := newHarness(t, st, nil)
+		defer h.stop()
+		defer close(st.updates)
+		configure := func(ids ...string) {
+			t.Helper()
+			var list []policies.Replica
+			for _, id := range ids {
+				list = append(list, testReplica(id))
+			}
+			if err := h.SetReplicas(list); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+		}
+		stored := func() store.Update {
+			ctx, cancel := context.WithCancel(t.Context())
+			watch := st.Memory.Watch(ctx)
+			u := <-watch
+			cancel()
+			for range watch {
+			}
+			return u
+		}
+		tell := func(u store.Update) {
+			st.updates <- u
+			synctest.Wait()
+		}
+		first := stored()
+		configure("r0")
+		last := stored()
+		if first.Version == last.Version {
+			t.Fatal("the second plan was not stored")
+		}
+		tell(first)
+		tell(last)
+		configure("r0", "r1")
+		if _, err := report(t, h.open(), "r1", true); err != nil {
+			t.Fatal(err)
+		}
+		last = stored()
+		if got := printPlan(last.Object.Plans[0]); last.Object.Epoch != 3 || got != "r0 r1" {
+			t.Fatalf("the third plan was not stored: epoch %d, %s", last.Object.Epoch, got)
+		}
+		other := last.Object
+		other.Epoch, other.Plans[0].Epoch = 9, 9
+		v, err := st.CompareAndSwap(t.Context(), last.Version, other)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tell(last)
+		tell(store.Update{Object: other, Version: v})
+		if got := h.shown.last().Epoch; got != 9 {
+			t.Errorf("epoch %d is shown, another server wrote 9", got)
+		}
+	})
+}
+
 func TestNewRefuses(t *testing.T) {
 	good := func() Config {
 		return Config{Rules: testRules(""), Replicas: []policies.Replica{testReplica("r0")}, Store: new(store.Memory), Publisher: new(shown)}

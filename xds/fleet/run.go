@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -115,23 +116,32 @@ func (f *Fleet) store(ctx context.Context, p *Proposal) Event {
 		f.log.Warn("plan not stored; the last one stays in force", "epoch", p.Object.Epoch, "error", err)
 		return Refused{}
 	}
-	f.version, f.written = version, version
+	f.version, f.untold = version, append(f.untold, version)
 	for _, c := range p.Changes {
 		f.log.Info("new plan", "model", c.Model, "epoch", c.Epoch, "stages", len(c.Stages), "reason", c.Reason)
 	}
 	return Stored{p.Object}
 }
 
-// update takes in what the store's watch tells.
+// update takes in what the store's watch tells. The watch may have read a
+// version of ours before we wrote the next one, and tell it after that: going
+// back to it would make every later write a conflict. The watch tells versions
+// in the order in which they were stored, and merges some, so a version of ours
+// that it tells ends the wait for those before it too.
 func (f *Fleet) update(ctx context.Context, u store.Update) {
-	switch {
-	case u.Err != nil:
+	if u.Err != nil {
 		f.log.Error("stored plan cannot be read; the last one stays in force", "error", u.Err)
-	case u.Version == f.version || u.Version == f.written:
-	default:
-		f.version = u.Version
-		f.step(ctx, time.Now(), Stored{u.Object})
+		return
 	}
+	if i := slices.Index(f.untold, u.Version); i >= 0 {
+		f.untold = slices.Delete(f.untold, 0, i+1)
+		return
+	}
+	if u.Version == f.version {
+		return
+	}
+	f.version, f.untold = u.Version, nil
+	f.step(ctx, time.Now(), Stored{u.Object})
 }
 
 // handle steps a message of a report stream and answers it.
