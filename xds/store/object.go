@@ -13,6 +13,9 @@ import (
 
 // Validate reports the first broken invariant, or nil.
 func (o Object) Validate() error {
+	if o.Epoch > MaxEpoch {
+		return fmt.Errorf("epoch %d: give one up to %d", o.Epoch, uint64(MaxEpoch))
+	}
 	seen := make(map[string]bool, len(o.Plans))
 	for _, p := range o.Plans {
 		if err := p.Validate(); err != nil {

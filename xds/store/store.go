@@ -24,7 +24,7 @@ type Version string
 //
 // Invariants, checked by Validate:
 //  1. every plan is valid, and no model has two,
-//  2. no plan's epoch is beyond Epoch,
+//  2. no plan's epoch is beyond Epoch, nor Epoch beyond MaxEpoch,
 //  3. strings fit: names and texts of at most MaxText bytes.
 type Object struct {
 	Epoch   policies.Epoch // of the newest plan
@@ -48,6 +48,10 @@ type Lease struct {
 	Holder  string
 	Expires time.Time
 }
+
+// MaxEpoch bounds the epochs. A fleet that counts them one by one never comes
+// near; an edit that does would leave no next epoch.
+const MaxEpoch = 1 << 62
 
 // MaxText bounds every string of an object.
 const MaxText = 4096
