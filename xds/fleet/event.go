@@ -29,7 +29,8 @@ type Closed struct{ Replica policies.ReplicaID }
 
 // Stored is the content of the plan store: what was just proposed, what a
 // restart finds, or what another server wrote. Plans in it are in force, unless
-// they are older than those that are.
+// they are older than those that are or differ under the same epoch: those are
+// proposed anew.
 type Stored struct{ Object store.Object }
 
 // Refused says that the present proposal was not stored. The State keeps its

@@ -11,6 +11,7 @@ import (
 type model struct {
 	Model
 	plan    policies.Plan // in force; no stages: none yet
+	again   Change        // see State.restate; no stages: nothing is to be stated again
 	reason  string        // why plan replaced the one before
 	planner string        // what the last period decided
 	next    time.Time     // of the next planning period

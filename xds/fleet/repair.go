@@ -20,6 +20,19 @@ func (s *State) repair(now time.Time, m *model) (Change, bool) {
 	return s.change(now, m, s.mended(m, members), reason)
 }
 
+// restate is the plan that has to be stored again, because the last object in
+// the store cannot come into force as it is: an old one that somebody put back
+// gives way to the plan in force, and an edit that kept its epoch becomes a
+// plan with an epoch of its own, so that no two plans are known by one epoch.
+func (s *State) restate(now time.Time, m *model) (Change, bool) {
+	c := m.again
+	if len(c.Stages) == 0 {
+		return Change{}, false
+	}
+	c.Time, c.Model = now, m.Name
+	return c, true
+}
+
 // change describes the replacement of a model's plan; false when the new plan
 // routes like the present one.
 func (s *State) change(now time.Time, m *model, plan policies.Plan, reason string) (Change, bool) {

@@ -95,9 +95,8 @@ func (s *State) effects(now time.Time, ev Event) Effects {
 		_, tick := ev.(Tick)
 		var changes []Change
 		for _, m := range s.models {
-			var c Change
-			ok := false
-			if s.uneasy {
+			c, ok := s.restate(now, m)
+			if !ok && s.uneasy {
 				c, ok = s.repair(now, m)
 			}
 			if !ok && tick && !now.Before(m.next) {
@@ -152,17 +151,31 @@ func (s *State) planned() bool {
 }
 
 // stored puts plans in force. Plans of models that the fleet does not serve
-// are left out: the store may be older than the program.
+// are left out: the store may be older than the program. What is stored and
+// does not come into force is stored again under a new epoch, so that the store
+// and the fleet agree: see restate.
 func (s *State) stored(now time.Time, o store.Object) {
 	s.lease = o.Lease
-	for _, p := range o.Plans {
-		m := s.model(p.Model)
-		if m == nil || p.Validate() != nil || p.Epoch < m.plan.Epoch || p.Epoch == m.plan.Epoch && samePlan(p, m.plan) {
+	for _, m := range s.models {
+		m.again = Change{}
+		i := slices.IndexFunc(o.Plans, func(p policies.Plan) bool { return p.Model == m.Name })
+		if i < 0 || o.Plans[i].Validate() != nil {
+			if o.Epoch < s.epoch && len(m.plan.Stages) > 0 {
+				m.again = Change{Reason: "the stored object was older and without the plan", Stages: m.plan.Stages}
+			}
 			continue
 		}
-		m.plan, s.dirty = p, true
-		s.place(m)
-		m.decider.reset(len(p.Stages))
+		p := o.Plans[i]
+		switch {
+		case p.Epoch > m.plan.Epoch || len(m.plan.Stages) == 0:
+			m.plan, s.dirty = p, true
+			s.place(m)
+			m.decider.reset(len(p.Stages))
+		case p.Epoch < m.plan.Epoch:
+			m.again = Change{Reason: "the stored plan was older", Stages: m.plan.Stages}
+		case !samePlan(p, m.plan):
+			m.again = Change{Reason: "the stored plan was edited under its epoch", Stages: p.Stages}
+		}
 	}
 	if o.Epoch >= s.epoch {
 		s.epoch = o.Epoch

@@ -6,6 +6,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/store"
 )
 
 var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -73,6 +74,29 @@ func TestModelsAreIndependent(t *testing.T) {
 	}
 	if v := published.View(resources.Settings{}); len(v.Models) != 2 || len(v.Plans) != 2 || len(v.Endpoints) != 2 {
 		t.Errorf("view %+v", v)
+	}
+}
+
+// TestStoredObjectLosesAPlan: an older object that lacks a plan in force gets
+// it back; a newer one that lacks it may be that of a server with other models.
+func TestStoredObjectLosesAPlan(t *testing.T) {
+	s := testState(t, PolicyDefault)
+	if e := s.Step(start, Stored{store.Object{Epoch: 5}}); e.Propose != nil {
+		t.Fatalf("proposed %+v", e.Propose)
+	}
+	e := s.Step(start, Stored{store.Object{}})
+	if e.Propose == nil || e.Propose.Object.Epoch != 6 || printPlan(e.Propose.Object.Plans[0]) != "r0 r1 r2 r3" {
+		t.Fatalf("proposed %+v", e.Propose)
+	}
+	if e = s.Step(start, Refused{}); e.Propose != nil {
+		t.Fatal("a refused proposal is not put off")
+	}
+	e = s.Step(start.Add(retryAfter), Tick{})
+	if e.Propose == nil {
+		t.Fatal("a refused proposal is forgotten")
+	}
+	if e = s.Step(start.Add(retryAfter), Stored{e.Propose.Object}); e.Propose != nil {
+		t.Fatalf("proposed again: %+v", e.Propose)
 	}
 }
 
