@@ -78,8 +78,8 @@ type Config struct {
 	// stream ends with an error, the wait for the first token included; 0 means
 	// 10 min.
 	IdleTimeout time.Duration
-	// WriteTimeout is how long a client may take nothing before its stream is
-	// cancelled; 0 means 1 min.
+	// WriteTimeout is how long a client may take nothing of what waits for it
+	// before its answer is cut; 0 means 1 min.
 	WriteTimeout time.Duration
 	// DrainTimeout bounds the life of streams after Drain; 0 means 10 min.
 	DrainTimeout time.Duration

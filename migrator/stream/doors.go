@@ -65,7 +65,7 @@ func (d *doors) serve(ctx context.Context, l net.Listener, h http.Handler) *http
 			h.ServeHTTP(w, r)
 		}),
 		Protocols:         &protocols,
-		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: maxStreams},
+		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: maxStreams, WriteByteTimeout: d.f.cfg.WriteTimeout},
 		ReadHeaderTimeout: headerTimeout,
 		IdleTimeout:       clientIdleConn,
 		MaxHeaderBytes:    maxHeader,

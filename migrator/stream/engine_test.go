@@ -21,6 +21,7 @@ type engine struct {
 	last     atomic.Pointer[http.Request]
 	body     atomic.Pointer[string]
 	sick     atomic.Bool
+	passed   atomic.Pointer[string] // the answer to what the front passes on; nil names the request
 	mu       sync.Mutex
 	pace     func(n int, r *http.Request) // called before token n; nil for none
 	override http.HandlerFunc             // answers generating requests instead, when not nil
@@ -105,6 +106,10 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	case "/v1/completions", "/v1/chat/completions":
 	default:
+		if said := e.passed.Load(); said != nil {
+			io.WriteString(w, *said)
+			return
+		}
 		fmt.Fprintf(w, "passed %s %s", r.Method, r.URL.Path)
 		return
 	}

@@ -89,7 +89,7 @@ func (f *Front) Handler() http.Handler {
 	mux.HandleFunc("POST "+dialect.Chat.Path(), f.admit(func(w http.ResponseWriter, r *http.Request) { f.generate(w, r, dialect.Chat) }))
 	mux.HandleFunc("GET /health", f.health)
 	mux.HandleFunc("/", f.admit(f.pass))
-	return mux
+	return f.guarded(mux)
 }
 
 // PeerHandler returns the handler for other migrators' forwards. It always
@@ -98,7 +98,7 @@ func (f *Front) PeerHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+dialect.Completions.Path(), f.admit(func(w http.ResponseWriter, r *http.Request) { f.serve(w, r, dialect.Completions) }))
 	mux.HandleFunc("POST "+dialect.Chat.Path(), f.admit(func(w http.ResponseWriter, r *http.Request) { f.serve(w, r, dialect.Chat) }))
-	return mux
+	return f.guarded(mux)
 }
 
 // Drain stops the front from taking requests; those in progress go on. Run

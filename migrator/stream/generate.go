@@ -38,7 +38,7 @@ func (f *Front) generate(w http.ResponseWriter, r *http.Request, e dialect.Endpo
 	switch {
 	case req.Streamable():
 		p = &payload{bytes: req.Streamed()}
-		out = newEvents(w, f.cfg.WriteTimeout, req)
+		out = newEvents(w, req)
 	case req.Assemblable() && shape != nil:
 		p = &payload{bytes: req.Streamed()}
 		out = &assembly{w: w, shape: shape, ids: req.IDs}
@@ -100,6 +100,7 @@ func (f *Front) body(w http.ResponseWriter, r *http.Request) ([]byte, bool) {
 	case err == nil:
 		return b, true
 	case errors.As(err, &large):
+		w.Header().Set("Connection", "close")
 		answer(w, tooLarge)
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		w.Header().Set("Connection", "close")

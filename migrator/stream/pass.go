@@ -60,7 +60,7 @@ func (l *limited) Write(b []byte) (int, error) {
 // is.
 func (f *Front) relayEvents(w http.ResponseWriter, b begun) {
 	defer b.leg.Close()
-	out := &events{w: w, control: http.NewResponseController(w), timeout: f.cfg.WriteTimeout, header: b.header}
+	out := &events{w: w, control: http.NewResponseController(w), header: b.header}
 	for c, err := b.first, error(nil); ; c, err = b.leg.Next() {
 		if err != nil {
 			if err != io.EOF {

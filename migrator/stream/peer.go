@@ -35,7 +35,7 @@ func (f *Front) serve(w http.ResponseWriter, r *http.Request, e dialect.Endpoint
 // is cut ends without [DONE], which that front understands.
 func (f *Front) carry(w http.ResponseWriter, b begun) {
 	defer b.leg.Close()
-	out := &events{w: w, control: http.NewResponseController(w), timeout: f.cfg.WriteTimeout, header: b.header}
+	out := &events{w: w, control: http.NewResponseController(w), header: b.header}
 	for c, err := b.first, error(nil); err == nil; c, err = b.leg.Next() {
 		if out.write(c, dialect.Edit{}) != nil {
 			return

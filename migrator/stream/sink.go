@@ -4,19 +4,20 @@ import (
 	"net/http"
 	"strconv"
 	"sync"
-	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/stream/dialect"
 )
 
-// sink is the client's end of a stream. Its methods are called under the
-// stream's lock. Errors of the client's connection come back as errClient.
+// sink is the client's end of a stream. Its methods but close are called under
+// the stream's lock. Errors of the client's connection come back as errClient.
 type sink interface {
 	begin(header http.Header) // the engine's header fields, before anything else
 	take(*dialect.Chunk, dialect.Edit) error
 	// done takes the [DONE] event; prompt and ids are the stream's token ids.
 	done(c *dialect.Chunk, prompt, ids []uint32) error
 	fail(dialect.Problem)
+	// close comes last, without the lock: it sends what was kept for the end.
+	close()
 }
 
 // events is the sink of a client that reads a stream.
@@ -24,8 +25,6 @@ type events struct {
 	w       http.ResponseWriter
 	control *http.ResponseController
 	header  http.Header // to be sent with the first event; nil afterwards
-	timeout time.Duration
-	expires time.Time // the connection's present write deadline
 
 	hideUsage bool           // the usage at the end is the front's, not the client's
 	hideIDs   bool           // so are the token ids
@@ -33,8 +32,8 @@ type events struct {
 	lastEdit  dialect.Edit
 }
 
-func newEvents(w http.ResponseWriter, timeout time.Duration, req dialect.Request) *events {
-	return &events{w: w, control: http.NewResponseController(w), timeout: timeout,
+func newEvents(w http.ResponseWriter, req dialect.Request) *events {
+	return &events{w: w, control: http.NewResponseController(w),
 		hideUsage: req.CountsUsage() && !req.Usage, hideIDs: req.CountsIDs() && !req.IDs}
 }
 
@@ -92,6 +91,8 @@ func (o *events) fail(p dialect.Problem) {
 	}
 }
 
+func (o *events) close() {}
+
 func (o *events) write(c *dialect.Chunk, e dialect.Edit) error {
 	buf := scratch.Get().(*[]byte)
 	*buf = c.Append((*buf)[:0], e)
@@ -107,11 +108,6 @@ func (o *events) send(b []byte) error {
 		toClient(o.w, o.header)
 		o.header = nil
 		o.w.WriteHeader(http.StatusOK)
-	}
-	// A deadline costs more than a token, so it is moved when half of it is over.
-	if now := time.Now(); o.expires.Sub(now) < o.timeout/2 {
-		o.expires = now.Add(o.timeout)
-		o.control.SetWriteDeadline(o.expires) // a server that cannot has a deadline of its own
 	}
 	if _, err := o.w.Write(b); err != nil {
 		return errClient{err}
@@ -131,6 +127,8 @@ type assembly struct {
 	answer dialect.Answer
 	failed []byte // the error that the engine reports inside its stream
 	broken error
+	status int // of the whole answer, 0 while there is none
+	body   []byte
 }
 
 func (o *assembly) begin(h http.Header) { o.header = h }
@@ -151,7 +149,7 @@ func (o *assembly) take(c *dialect.Chunk, e dialect.Edit) error {
 
 func (o *assembly) done(_ *dialect.Chunk, prompt, ids []uint32) error {
 	if o.failed != nil {
-		o.send(dialect.FailureStatus(o.failed), o.failed)
+		o.status, o.body = dialect.FailureStatus(o.failed), o.failed
 		return nil
 	}
 	if !o.ids {
@@ -167,17 +165,22 @@ func (o *assembly) done(_ *dialect.Chunk, prompt, ids []uint32) error {
 		o.fail(gone(err))
 		return nil
 	}
-	o.send(http.StatusOK, body)
+	o.status, o.body = http.StatusOK, body
 	return nil
 }
 
-func (o *assembly) fail(p dialect.Problem) { o.send(p.Status, p.Body()) }
+func (o *assembly) fail(p dialect.Problem) { o.status, o.body = p.Status, p.Body() }
 
-func (o *assembly) send(status int, body []byte) {
+// close sends the answer. A client that takes it slowly must not hold the lock
+// that the front's status and the movers want.
+func (o *assembly) close() {
+	if o.status == 0 {
+		return
+	}
 	toClient(o.w, o.header)
 	h := o.w.Header()
 	h.Set("Content-Type", o.shape.contentType)
-	h.Set("Content-Length", strconv.Itoa(len(body)))
-	o.w.WriteHeader(status)
-	o.w.Write(body)
+	h.Set("Content-Length", strconv.Itoa(len(o.body)))
+	o.w.WriteHeader(o.status)
+	o.w.Write(o.body)
 }

@@ -129,7 +129,7 @@ func (r *flushRecorder) text() string {
 // newRig starts a stream of a client that asked for ids and usage.
 func newRig(leg Leg) *rig {
 	rec := &flushRecorder{recorder: recorder{header: http.Header{}}}
-	out := &recorderSink{events{w: rec, control: http.NewResponseController(rec), timeout: time.Hour, header: http.Header{}}, rec}
+	out := &recorderSink{events{w: rec, control: http.NewResponseController(rec), header: http.Header{}}, rec}
 	f := &Front{cfg: Config{Replica: "r0"}}
 	ctx, cancel := context.WithCancel(context.Background())
 	s := f.newStream(policies.Request{}, dialect.Completions, dialect.Edit{}, out, cancel)
@@ -505,4 +505,9 @@ func TestSpliceOverHTTP(t *testing.T) {
 		}
 		eventually(t, func() bool { l := f.Status().Load; return l.Running+l.Waiting == 0 })
 	}
+}
+
+func newTestStream(_ context.Context, out sink, cancel context.CancelFunc) *Stream {
+	f := &Front{cfg: Config{Replica: "r0"}}
+	return f.newStream(policies.Request{}, dialect.Completions, dialect.Edit{}, out, cancel)
 }

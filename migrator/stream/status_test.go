@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/stream/dialect"
 	"github.com/cascadeinfer/cascade/policies"
@@ -72,7 +71,7 @@ func TestTokenAllocations(t *testing.T) {
 	if err := c.Parse(ev); err != nil {
 		t.Fatal(err)
 	}
-	out := &events{w: nowhere{}, control: http.NewResponseController(nowhere{}), timeout: 1 << 40, hideIDs: true, hideUsage: true, expires: time.Now().Add(1 << 41)}
+	out := &events{w: nowhere{}, control: http.NewResponseController(nowhere{}), hideIDs: true, hideUsage: true}
 	s := (&Front{}).newStream(policies.Request{}, dialect.Completions, dialect.Edit{NoIDs: true, NoUsage: true}, out, func() {})
 	s.ids = make([]uint32, 0, 1<<16)
 	s.identity.ID = []byte("x")

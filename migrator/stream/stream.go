@@ -231,5 +231,6 @@ func (s *Stream) end() {
 	} else {
 		leg.Close()
 	}
+	s.out.close()
 	s.cancel()
 }
