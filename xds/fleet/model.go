@@ -21,6 +21,15 @@ type model struct {
 	decider decider
 }
 
+// serving is the replica of that id, or nil if there is none or it serves
+// another model by now: a plan may still name it.
+func (s *State) serving(m *model, id policies.ReplicaID) *replica {
+	if r := s.byID[id]; r != nil && r.Model == m.Name {
+		return r
+	}
+	return nil
+}
+
 // members lists the replicas that may be in a stage, in the order of the
 // registry: those that serve, are in the plan, or were never in one and are
 // ready. A new replica joins no stage before its engine answers.
@@ -146,7 +155,7 @@ func (s *State) weigh(now time.Time, m *model) (changed bool) {
 	for _, stage := range m.plan.Stages {
 		loads := make([]Loaded, 0, len(stage.Replicas))
 		for _, id := range stage.Replicas {
-			if r := s.byID[id]; r != nil {
+			if r := s.serving(m, id); r != nil {
 				loads = append(loads, Loaded{
 					ID: id, Work: r.work(), KV: r.Capacity.KV, Weight: r.weight,
 					Fresh: r.ready() && r.fresh(now, s.rules.Grace),

@@ -104,6 +104,12 @@ func (r *replica) take(now time.Time, report Report) {
 	r.report, r.at, r.open, r.heard = report, now, true, true
 }
 
+// renew forgets what was heard while the replica served another model: it
+// counts as unready until its front reports for the new one.
+func (r *replica) renew() {
+	*r = replica{Replica: r.Replica, stage: -1, open: r.open, weight: Neutral, health: resources.Unhealthy}
+}
+
 // seen counts the requests of all lives of the front.
 func (r *replica) seen() uint64 { return r.past + r.report.Flow.Seen }
 

@@ -85,7 +85,7 @@ func (s *State) urgent(now time.Time, m *model, members []member) string {
 	}
 	for _, stage := range m.plan.Stages {
 		for _, id := range stage.Replicas {
-			if s.byID[id] == nil && len(members) > 0 {
+			if s.serving(m, id) == nil && len(members) > 0 {
 				return "replica " + string(id) + " is not configured any more"
 			}
 		}

@@ -112,7 +112,7 @@ func (s *State) readyPlan(m *model) (policies.Plan, []policies.Replica) {
 	for _, stage := range m.plan.Stages {
 		kept := policies.Stage{Low: stage.Low, High: stage.High}
 		for _, id := range stage.Replicas {
-			if r := s.byID[id]; r != nil && r.ready() {
+			if r := s.serving(m, id); r != nil && r.ready() {
 				kept.Replicas = append(kept.Replicas, id)
 			}
 		}

@@ -194,7 +194,7 @@ func (s *State) place(m *model) {
 	}
 	for i, stage := range m.plan.Stages {
 		for _, id := range stage.Replicas {
-			if r := s.byID[id]; r != nil && r.Model == m.Name {
+			if r := s.serving(m, id); r != nil {
 				r.stage = i
 			}
 		}
@@ -219,6 +219,9 @@ func (s *State) setReplicas(now time.Time, list []policies.Replica) {
 		}
 		if r.Replica != c || r.gone {
 			s.dirty = true
+		}
+		if r.Model != "" && r.Model != c.Model {
+			r.renew()
 		}
 		r.Replica, r.gone = c, false
 		if !s.begun {

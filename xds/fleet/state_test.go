@@ -100,6 +100,52 @@ func TestStoredObjectLosesAPlan(t *testing.T) {
 	}
 }
 
+// TestReplicaChangesItsModel: a replica that is configured for another model
+// leaves the plan of the one before, and joins that of the other only when it
+// reports for it. What it reported before counts for neither.
+func TestReplicaChangesItsModel(t *testing.T) {
+	rules := testRules(PolicyDefault)
+	other := rules.Models[0]
+	other.Name = "n"
+	rules.Models = append(rules.Models, other)
+	s, err := NewState(rules)
+	if err != nil {
+		t.Fatal(err)
+	}
+	as := func(id, model string) policies.Replica {
+		r := testReplica(id)
+		r.Model = model
+		return r
+	}
+	settleState(s, start, Replicas{[]policies.Replica{as("r0", "m"), as("r1", "m"), as("r2", "n")}})
+	for id, model := range map[string]string{"r0": "m", "r1": "m", "r2": "n"} {
+		r, err := Decode(goodReport())
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Replica, r.Model = policies.ReplicaID(id), model
+		settleState(s, start, Reported{r})
+	}
+	plans := func() string {
+		snap := s.Snapshot(start)
+		return printPlan(snap.Models[0].Plan) + "; " + printPlan(snap.Models[1].Plan)
+	}
+	settleState(s, start, Replicas{[]policies.Replica{as("r0", "m"), as("r1", "n"), as("r2", "n")}})
+	if got := plans(); got != "r0; r2" {
+		t.Errorf("plans %s, want r0; r2", got)
+	}
+	if present, _ := s.readyPlan(s.models[0]); printPlan(present) != "r0" {
+		t.Errorf("ready in m: %s", printPlan(present))
+	}
+	if n := s.Snapshot(start).Models[1]; n.Seen != 77 || n.Replicas[0].Load.Held != 0 || n.Replicas[0].Health != resources.Unhealthy {
+		t.Errorf("the reports for m count for n: seen %d, %+v", n.Seen, n.Replicas[0])
+	}
+	settleState(s, start, Reported{Report{Replica: "r1", Model: "n", EngineReady: true}})
+	if got := plans(); got != "r0; r2 r1" {
+		t.Errorf("plans %s, want r0; r2 r1", got)
+	}
+}
+
 // TestEffectsArePure: equal events give equal effects, whatever the map order.
 func TestEffectsArePure(t *testing.T) {
 	var first string
