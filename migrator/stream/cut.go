@@ -55,7 +55,7 @@ func (s *Stream) Cut(ctx context.Context) (*Cut, error) {
 	s.mu.Lock()
 	var err error
 	switch {
-	case s.ended || s.finished:
+	case s.ended || s.finished || s.ctx.Err() != nil:
 		err = ErrEnded
 	case s.cut != nil:
 		err = ErrBusy
@@ -144,10 +144,13 @@ func (c *Cut) Abort() {
 // after IDs. It waits for that token; then leg belongs to the stream, what was
 // held back is dropped, and the former leg is closed. On any error leg is
 // closed and the stream goes on as if it had not been cut: ErrEnded when the
-// stream ended first, ErrAborted when the cut did, or leg's own.
+// stream or its client's request ended first, ErrAborted when the cut did, or leg's own.
 func (c *Cut) Splice(leg Leg) error {
 	s := c.stream
 	s.mu.Lock()
+	if s.ctx.Err() != nil {
+		s.abandonLocked() // which may not have run by itself yet
+	}
 	if s.cut != c {
 		s.mu.Unlock()
 		leg.Close()
@@ -160,6 +163,9 @@ func (c *Cut) Splice(leg Leg) error {
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.ctx.Err() != nil {
+		s.abandonLocked()
+	}
 	if s.cut != c {
 		return c.err
 	}

@@ -50,7 +50,7 @@ func (f *Front) generate(w http.ResponseWriter, r *http.Request, e dialect.Endpo
 	asked := dialect.Edit{NoIDs: !req.IDs, NoUsage: !req.Usage && req.CountsUsage()}
 	req, body = dialect.Request{}, nil // the payload is all that is still needed of it
 
-	s := f.newStream(words, e, asked, out, cancel)
+	s := f.newStream(ctx, words, e, asked, out, cancel)
 	peer := ""
 	if f.cfg.Placer != nil {
 		peer = f.cfg.Placer.Place(s.request)
@@ -66,7 +66,7 @@ func (f *Front) generate(w http.ResponseWriter, r *http.Request, e dialect.Endpo
 		// The engine streams what was not known to be a stream.
 		f.relayEvents(w, b)
 	default:
-		f.run(ctx, s, b)
+		f.run(s, b)
 	}
 }
 
@@ -153,7 +153,7 @@ func (f *Front) arrival(h http.Header, body []byte) load.Arrival {
 }
 
 // run relays a stream that has begun, to its end.
-func (f *Front) run(ctx context.Context, s *Stream, b begun) {
+func (f *Front) run(s *Stream, b begun) {
 	s.start(b, &f.fingerprint)
 	f.mu.Lock()
 	f.streams[s] = struct{}{}
@@ -163,7 +163,7 @@ func (f *Front) run(ctx context.Context, s *Stream, b begun) {
 		delete(f.streams, s)
 		f.mu.Unlock()
 	}()
-	err := s.pump(ctx, b.leg, b.first)
+	err := s.pump(b.leg, b.first)
 	if err != nil {
 		f.log.Warn("a stream ended early", "stream", s.id, "error", err)
 		if b.peer == "" {

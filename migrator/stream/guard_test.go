@@ -135,7 +135,7 @@ func TestAssemblyWritesUnlocked(t *testing.T) {
 		w.held = newTestStream(ctx, &assembly{w: g, shape: &shape{}, header: http.Header{}}, cancel)
 		w.held.leg = leg
 		first, _ := leg.Next()
-		if err := w.held.pump(ctx, leg, first); err != nil {
+		if err := w.held.pump(leg, first); err != nil {
 			t.Error(err)
 		}
 		<-w.cut

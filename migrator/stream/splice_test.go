@@ -132,7 +132,7 @@ func newRig(leg Leg) *rig {
 	out := &recorderSink{events{w: rec, control: http.NewResponseController(rec), header: http.Header{}}, rec}
 	f := &Front{cfg: Config{Replica: "r0"}}
 	ctx, cancel := context.WithCancel(context.Background())
-	s := f.newStream(policies.Request{}, dialect.Completions, dialect.Edit{}, out, cancel)
+	s := f.newStream(ctx, policies.Request{}, dialect.Completions, dialect.Edit{}, out, cancel)
 	s.leg = leg
 	r := &rig{s, out, make(chan error, 1)}
 	go func() {
@@ -141,7 +141,7 @@ func newRig(leg Leg) *rig {
 			r.done <- err
 			return
 		}
-		r.done <- s.pump(ctx, leg, c)
+		r.done <- s.pump(leg, c)
 	}()
 	return r
 }
@@ -507,7 +507,81 @@ func TestSpliceOverHTTP(t *testing.T) {
 	}
 }
 
-func newTestStream(_ context.Context, out sink, cancel context.CancelFunc) *Stream {
+func newTestStream(ctx context.Context, out sink, cancel context.CancelFunc) *Stream {
 	f := &Front{cfg: Config{Replica: "r0"}}
-	return f.newStream(policies.Request{}, dialect.Completions, dialect.Edit{}, out, cancel)
+	return f.newStream(ctx, policies.Request{}, dialect.Completions, dialect.Edit{}, out, cancel)
+}
+
+// TestRequestEnds checks that the end of a client's request, or of the front,
+// reaches the leg that runs by then, and ends a cut and its waits.
+func TestRequestEnds(t *testing.T) {
+	const until = 20
+	first := generation("a", prompt, len(prompt), until)
+	begin := func(leg *memLeg) (*rig, context.CancelCauseFunc) {
+		rec := &flushRecorder{recorder: recorder{header: http.Header{}}}
+		out := &recorderSink{events{w: rec, control: http.NewResponseController(rec), header: http.Header{}}, rec}
+		ctx, cancel := context.WithCancelCause(context.Background())
+		r := &rig{newTestStream(ctx, out, func() { cancel(nil) }), out, make(chan error, 1)}
+		r.leg = leg
+		go func() {
+			c, _ := leg.Next()
+			r.done <- r.pump(leg, c)
+		}()
+		return r, cancel
+	}
+	t.Run("after a splice", func(t *testing.T) {
+		gate := make(chan struct{})
+		old := newMemLeg(gate, io.EOF, first...)
+		r, cancel := begin(old)
+		gate <- struct{}{}
+		c := cutWhile(t, r.Stream, gate)
+		next := make(chan struct{}, 1)
+		next <- struct{}{}
+		leg := newMemLeg(next, io.EOF, generation("bb", c.IDs, len(c.IDs), until)...)
+		if err := c.Splice(leg); err != nil {
+			t.Fatal(err)
+		}
+		cancel(errStopping)
+		<-leg.closed
+		if err := <-r.done; err != errStopping {
+			t.Errorf("the stream ends with %v", err)
+		}
+		if !strings.Contains(r.out.rec.text(), errStopping.Error()) {
+			t.Error("the client is not told")
+		}
+	})
+	t.Run("while cut, without its leg", func(t *testing.T) {
+		gate := make(chan struct{})
+		r, cancel := begin(newMemLeg(gate, errors.New("engine gone"), first[:len(first)-4]...))
+		gate <- struct{}{}
+		c := cutWhile(t, r.Stream, gate)
+		close(gate) // the leg ends; the pump waits for the cut
+		leg := newMemLeg(make(chan struct{}), nil)
+		spliced := make(chan error)
+		go func() { spliced <- c.Splice(leg) }()
+		cancel(nil)
+		<-leg.closed
+		if err := <-spliced; err != ErrEnded {
+			t.Errorf("splice: %v", err)
+		}
+		if err := <-r.done; err != nil {
+			t.Errorf("the stream ends with %v", err)
+		}
+	})
+	t.Run("before the splice", func(t *testing.T) {
+		gate := make(chan struct{})
+		r, cancel := begin(newMemLeg(gate, io.EOF, first...))
+		gate <- struct{}{}
+		c := cutWhile(t, r.Stream, gate)
+		cancel(nil)
+		leg := newMemLeg(nil, io.EOF, generation("bb", c.IDs, len(c.IDs), until)...)
+		if err := c.Splice(leg); err != ErrEnded {
+			t.Errorf("splice: %v", err)
+		}
+		<-leg.closed
+		if _, err := r.Cut(t.Context()); err != ErrEnded {
+			t.Errorf("another cut: %v", err)
+		}
+		<-r.done
+	})
 }

@@ -72,7 +72,7 @@ func TestTokenAllocations(t *testing.T) {
 		t.Fatal(err)
 	}
 	out := &events{w: nowhere{}, control: http.NewResponseController(nowhere{}), hideIDs: true, hideUsage: true}
-	s := (&Front{}).newStream(policies.Request{}, dialect.Completions, dialect.Edit{NoIDs: true, NoUsage: true}, out, func() {})
+	s := (&Front{}).newStream(t.Context(), policies.Request{}, dialect.Completions, dialect.Edit{NoIDs: true, NoUsage: true}, out, func() {})
 	s.ids = make([]uint32, 0, 1<<16)
 	s.identity.ID = []byte("x")
 	if n := testing.AllocsPerRun(1000, func() {

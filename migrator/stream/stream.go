@@ -20,8 +20,9 @@ type Stream struct {
 	id       string
 	request  policies.Request // as it arrived
 	endpoint dialect.Endpoint
-	asked    dialect.Edit // what the client did not ask for
-	cancel   context.CancelFunc
+	asked    dialect.Edit       // what the client did not ask for
+	ctx      context.Context    // of the client's request
+	cancel   context.CancelFunc // ends ctx
 	// seen is where the front remembers the fingerprint of its engine, which
 	// engines tell at the end of a stream only; nil when a peer's engine runs it.
 	seen *atomic.Pointer[[]byte]
@@ -41,13 +42,13 @@ type Stream struct {
 	complete bool     // the leg has sent [DONE]
 }
 
-func (f *Front) newStream(r policies.Request, e dialect.Endpoint, asked dialect.Edit, out sink, cancel context.CancelFunc) *Stream {
+func (f *Front) newStream(ctx context.Context, r policies.Request, e dialect.Endpoint, asked dialect.Edit, out sink, cancel context.CancelFunc) *Stream {
 	f.mu.Lock()
 	f.next++
 	r.ID = string(f.cfg.Replica) + "/" + strconv.FormatUint(f.next, 10)
 	f.mu.Unlock()
 	whole := !r.Features.Has(policies.Choices | policies.Prompts | policies.Echo | policies.Unreadable)
-	return &Stream{id: r.ID, request: r, endpoint: e, asked: asked, out: out, cancel: cancel, whole: whole}
+	return &Stream{id: r.ID, request: r, endpoint: e, asked: asked, out: out, ctx: ctx, cancel: cancel, whole: whole}
 }
 
 // Endpoint returns the endpoint that the client called.
@@ -86,12 +87,16 @@ func (s *Stream) start(b begun, seen *atomic.Pointer[[]byte]) {
 
 // pump relays events to the stream's end, on its handler's goroutine. The
 // error is for a stream that an engine cut; the client has been told.
-func (s *Stream) pump(ctx context.Context, leg Leg, c *dialect.Chunk) error {
+func (s *Stream) pump(leg Leg, c *dialect.Chunk) error {
 	defer s.end()
+	// The first leg may end with the request by itself; those that are spliced in
+	// know nothing of the request.
+	stop := context.AfterFunc(s.ctx, s.abandon)
+	defer stop()
 	var err error
 	for {
-		if err != nil && ctx.Err() != nil {
-			err = context.Cause(ctx) // why the leg was cut
+		if err != nil && s.ctx.Err() != nil {
+			err = context.Cause(s.ctx) // why the leg was cut
 		}
 		next, wait, ended, failure := s.step(leg, c, err)
 		switch {
@@ -105,6 +110,26 @@ func (s *Stream) pump(ctx context.Context, leg Leg, c *dialect.Chunk) error {
 			leg = next
 		}
 		c, err = leg.Next()
+	}
+}
+
+// abandon ends the stream's legs once the request's context has ended.
+func (s *Stream) abandon() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.abandonLocked()
+}
+
+// abandonLocked closes the present leg, which the pump reads, and ends a cut.
+// What was held back goes out first: when it is the front that stops, the
+// client is there and is told afterwards.
+func (s *Stream) abandonLocked() {
+	if s.ended {
+		return
+	}
+	s.leg.Close()
+	if s.cut != nil {
+		s.thawLocked(ErrEnded) // whether the client takes it makes no difference now
 	}
 }
 
