@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httputil"
+	"path"
 	"strings"
 
 	"github.com/cascadeinfer/cascade/migrator/stream/dialect"
@@ -81,13 +82,28 @@ var passed = []string{"/v1/models", "/v1/embeddings", "/v1/responses", "/v1/mess
 	"/v1/completions/render", "/v1/chat/completions/render", "/v1/audio",
 	"/tokenize", "/detokenize", "/version", "/ping", "/load", "/metrics", "/rerank", "/score", "/pooling", "/classify"}
 
+// forms are those of them that take a form and no JSON.
+var forms = []string{"/v1/audio/transcriptions", "/v1/audio/translations"}
+
+// below reports whether a path is one of roots or below it. A path with dot
+// segments or empty ones is below none: the engine would resolve them, and
+// they come in escapes that http.ServeMux does not.
+func below(roots []string, at string) bool {
+	clean := path.Clean(at)
+	if clean != at && clean+"/" != at {
+		return false
+	}
+	for _, root := range roots {
+		if at == root || strings.HasPrefix(at, root+"/") {
+			return true
+		}
+	}
+	return false
+}
+
 // pass passes a request on without understanding it.
 func (f *Front) pass(w http.ResponseWriter, r *http.Request) {
-	known := false
-	for _, p := range passed {
-		known = known || r.URL.Path == p || strings.HasPrefix(r.URL.Path, p+"/")
-	}
-	if !known {
+	if !below(passed, r.URL.Path) {
 		answer(w, dialect.Problem{Status: http.StatusNotFound, Kind: "NotFoundError", Message: "no such path: " + r.Method + " " + r.URL.Path})
 		return
 	}
@@ -96,8 +112,15 @@ func (f *Front) pass(w http.ResponseWriter, r *http.Request) {
 		if !ok {
 			return
 		}
-		// What is no JSON object has no field to withhold.
-		if req, err := dialect.Parse(dialect.Completions, body); err == nil {
+		// Engines read as JSON what is none (NaN, a byte order mark, UTF-16) and
+		// whatever Content-Type says it is, so what cannot be read here, and may
+		// hold a field to withhold, does not go on.
+		if len(body) > 0 && !below(forms, r.URL.Path) {
+			req, err := dialect.Parse(dialect.Completions, body)
+			if err != nil {
+				answer(w, dialect.Problem{Status: http.StatusBadRequest, Message: "the request body is " + err.Error()})
+				return
+			}
 			body = req.Plain()
 		}
 		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
