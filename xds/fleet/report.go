@@ -3,14 +3,15 @@ package fleet
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/api"
 )
 
 // Bounds of a load report. They are far above what an engine can do and low
-// enough that the sums over a fleet stay exact numbers: a report outside them
-// is a bug or a lie, and is refused whole.
+// enough that the sums over a fleet stay exact numbers: what is outside them is
+// a bug or a lie. Decode says what it bounds and what it refuses.
 const (
 	maxName     = 256     // bytes of a replica's or a model's name
 	maxEdges    = 1024    // length buckets
@@ -46,10 +47,16 @@ type Report struct {
 	BytesPerToken float64
 	// EstimateError is the mean relative error of the length estimate.
 	EstimateError float64
+	// Note says which figures Decode bounded; usually empty.
+	Note string
 }
 
 // Decode checks a message and turns it into a Report that shares the
 // message's slices. The error names the field.
+//
+// A load or a bytes_per_token out of bounds is bounded and noted, not refused:
+// what a client asks for is part of them, and no request may be able to end its
+// replica's session. Names, flows and snapshots are the front's own.
 func Decode(m *api.LoadReport) (Report, error) {
 	r := Report{
 		Replica:       policies.ReplicaID(m.GetReplica()),
@@ -65,15 +72,19 @@ func Decode(m *api.LoadReport) (Report, error) {
 		return Report{}, fmt.Errorf("replica: want 1 to %d bytes, got %d", maxName, len(r.Replica))
 	case r.Model == "" || len(r.Model) > maxName:
 		return Report{}, fmt.Errorf("model: want 1 to %d bytes, got %d", maxName, len(r.Model))
-	case !within(r.BytesPerToken, maxBytesPer):
-		return Report{}, fmt.Errorf("bytes_per_token: %v is not in [0, %d]", r.BytesPerToken, maxBytesPer)
 	case !within(r.EstimateError, maxRate):
 		return Report{}, fmt.Errorf("estimate_error: %v is not a relative error", r.EstimateError)
 	}
-	var err error
-	if r.Load, err = decodeLoad(m.GetLoad()); err != nil {
-		return Report{}, fmt.Errorf("load: %w", err)
+	var bounded []string
+	r.Load, bounded = decodeLoad(m.GetLoad())
+	if x := r.BytesPerToken; !within(x, maxBytesPer) {
+		r.BytesPerToken = 0 // nothing that could be served was learnt
+		bounded = append(bounded, "bytes_per_token")
 	}
+	if len(bounded) > 0 {
+		r.Note = "reported out of bounds, and bounded: " + strings.Join(bounded, ", ")
+	}
+	var err error
 	if r.Flow, err = decodeFlow(m.GetFlow()); err != nil {
 		return Report{}, fmt.Errorf("flow: %w", err)
 	}
@@ -83,24 +94,33 @@ func Decode(m *api.LoadReport) (Report, error) {
 	return r, nil
 }
 
-func decodeLoad(m *api.Load) (policies.Load, error) {
-	if m.GetRunning() > maxCount || m.GetWaiting() > maxCount {
-		return policies.Load{}, fmt.Errorf("more than %d requests", maxCount)
+// decodeLoad returns the load within the bounds, and the names of the fields
+// that were not.
+func decodeLoad(m *api.Load) (l policies.Load, bounded []string) {
+	count := func(name string, n uint32) int {
+		if n > maxCount {
+			bounded = append(bounded, name)
+		}
+		return int(min(n, maxCount))
 	}
-	l := policies.Load{
-		Running:   int(m.GetRunning()),
-		Waiting:   int(m.GetWaiting()),
-		Held:      policies.Tokens(m.GetHeldTokens()),
-		Promised:  policies.Tokens(m.GetPromisedTokens()),
+	tokens := func(name string, n int64) policies.Tokens {
+		if n < 0 || n > maxTokens {
+			bounded = append(bounded, name)
+		}
+		return policies.Tokens(min(max(n, 0), maxTokens))
+	}
+	l = policies.Load{
+		Running:   count("running", m.GetRunning()),
+		Waiting:   count("waiting", m.GetWaiting()),
+		Held:      tokens("held_tokens", m.GetHeldTokens()),
+		Promised:  tokens("promised_tokens", m.GetPromisedTokens()),
 		Iteration: m.GetIterationSeconds(),
 	}
-	if l.Held > maxTokens || l.Promised > maxTokens {
-		return policies.Load{}, fmt.Errorf("more than %d tokens", int64(maxTokens))
+	if !within(l.Iteration, maxSeconds) {
+		bounded = append(bounded, "iteration_seconds")
+		l.Iteration = 0 // unknown: nobody waits an hour for a token
 	}
-	if l.Iteration > maxSeconds {
-		return policies.Load{}, fmt.Errorf("an iteration of more than %d s", maxSeconds)
-	}
-	return l, l.Validate()
+	return l, bounded
 }
 
 func decodeFlow(m *api.Flow) (policies.Flow, error) {

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/cascadeinfer/cascade/xds/api"
+	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
 // message is a report that Decode takes.
@@ -42,14 +43,7 @@ func TestDecode(t *testing.T) {
 		{"no replica", func(m *api.LoadReport) { m.Replica = "" }, "replica"},
 		{"long replica", func(m *api.LoadReport) { m.Replica = strings.Repeat("r", 257) }, "replica"},
 		{"no model", func(m *api.LoadReport) { m.Model = "" }, "model"},
-		{"ratio NaN", func(m *api.LoadReport) { m.BytesPerToken = math.NaN() }, "bytes_per_token"},
-		{"ratio huge", func(m *api.LoadReport) { m.BytesPerToken = 65 }, "bytes_per_token"},
 		{"error negative", func(m *api.LoadReport) { m.EstimateError = -1 }, "estimate_error"},
-		{"running huge", func(m *api.LoadReport) { m.Load.Running = 1 << 30 }, "load"},
-		{"held negative", func(m *api.LoadReport) { m.Load.HeldTokens = -1 }, "load"},
-		{"held huge", func(m *api.LoadReport) { m.Load.HeldTokens = 1 << 50 }, "load"},
-		{"iteration NaN", func(m *api.LoadReport) { m.Load.IterationSeconds = math.NaN() }, "load"},
-		{"iteration long", func(m *api.LoadReport) { m.Load.IterationSeconds = 1e6 }, "load"},
 		{"edges from 1", func(m *api.LoadReport) { m.Flow.Edges[0] = 1 }, "flow"},
 		{"edges fall", func(m *api.LoadReport) { m.Flow.Edges[2] = 16 }, "flow"},
 		{"edges huge", func(m *api.LoadReport) { m.Flow.Edges[2] = math.MaxInt64 }, "flow"},
@@ -68,6 +62,55 @@ func TestDecode(t *testing.T) {
 		if _, err := Decode(m); err == nil || !strings.HasPrefix(err.Error(), c.want) {
 			t.Errorf("%s: error %v, want one about %s", c.name, err, c.want)
 		}
+	}
+}
+
+// TestDecodeBoundsLoad: figures that a request can drive out of bounds do not
+// refuse the report.
+func TestDecodeBoundsLoad(t *testing.T) {
+	for _, c := range []struct {
+		field string
+		edit  func(*api.LoadReport)
+		check func(Report) bool
+	}{
+		{"running", func(m *api.LoadReport) { m.Load.Running = 1 << 30 }, func(r Report) bool { return r.Load.Running == maxCount }},
+		{"waiting", func(m *api.LoadReport) { m.Load.Waiting = math.MaxUint32 }, func(r Report) bool { return r.Load.Waiting == maxCount }},
+		{"held_tokens", func(m *api.LoadReport) { m.Load.HeldTokens = 1 << 50 }, func(r Report) bool { return r.Load.Held == maxTokens }},
+		{"held_tokens", func(m *api.LoadReport) { m.Load.HeldTokens = -1 }, func(r Report) bool { return r.Load.Held == 0 }},
+		{"promised_tokens", func(m *api.LoadReport) { m.Load.PromisedTokens = math.MaxInt64 }, func(r Report) bool { return r.Load.Promised == maxTokens }},
+		{"iteration_seconds", func(m *api.LoadReport) { m.Load.IterationSeconds = math.NaN() }, func(r Report) bool { return r.Load.Iteration == 0 }},
+		{"iteration_seconds", func(m *api.LoadReport) { m.Load.IterationSeconds = 1e6 }, func(r Report) bool { return r.Load.Iteration == 0 }},
+		{"bytes_per_token", func(m *api.LoadReport) { m.BytesPerToken = math.NaN() }, func(r Report) bool { return r.BytesPerToken == 0 }},
+		{"bytes_per_token", func(m *api.LoadReport) { m.BytesPerToken = 65 }, func(r Report) bool { return r.BytesPerToken == 0 }},
+	} {
+		m := goodReport()
+		c.edit(m)
+		r, err := Decode(m)
+		if err != nil || !c.check(r) || !strings.HasSuffix(r.Note, ": "+c.field) || r.Load.Validate() != nil {
+			t.Errorf("%s: %+v, %v", c.field, r, err)
+		}
+	}
+	if r, err := Decode(goodReport()); err != nil || r.Note != "" {
+		t.Errorf("a good report: note %q, %v", r.Note, err)
+	}
+}
+
+// TestStateNotesBoundedLoad: the status tells what was bounded, until the next
+// report; the replica stays in rotation.
+func TestStateNotesBoundedLoad(t *testing.T) {
+	s := testState(t, PolicyDefault)
+	m := goodReport()
+	m.Load.PromisedTokens = math.MaxInt64
+	for _, note := range []string{"reported out of bounds, and bounded: promised_tokens", ""} {
+		r, err := Decode(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		settleState(s, start, Reported{r})
+		if got := s.Snapshot(start).Models[0].Replicas[0]; got.Note != note || got.Health != resources.Healthy {
+			t.Errorf("note %q, want %q; health %v", got.Note, note, got.Health)
+		}
+		m = goodReport()
 	}
 }
 

@@ -248,7 +248,7 @@ func (s *State) reported(now time.Time, report Report) {
 		return
 	}
 	m := s.model(r.Model)
-	r.note = ""
+	r.note = report.Note
 	switch {
 	case len(report.Flow.Edges) > 0 && !sameEdges(report.Flow.Edges, m.Edges):
 		r.note = "flow ignored: its buckets are not those of the control plane; give both the same context"
