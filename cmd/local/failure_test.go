@@ -103,7 +103,10 @@ func TestEngineKilled(t *testing.T) {
 				t.Errorf("a stream of the dead engine: done %v, error event %q, %v", s.done, s.failed, s.err)
 			}
 		}
-		// It is out of rotation as soon as its front knows, which it does.
+		// It is out of rotation as soon as its front knows, but for requests that
+		// are on their way to it, which it refuses and others then serve.
+		r.wait("the front knows", func() bool { return !r.fronts["r0"].Status().EngineReady })
+		load.after(10)
 		before := r.counts()
 		load.after(100)
 		if who := r.since(before); who["r0"] > 0 || who["r1"] == 0 {
