@@ -93,15 +93,18 @@ func (c *Cut) freezeLocked() {
 	close(c.ready)
 }
 
-// hold keeps an event back. It reports false for one that must not wait: the
-// stream's end, or more than may be held.
-func (c *Cut) hold(chunk *dialect.Chunk) bool {
-	if chunk.Finish || chunk.Done || chunk.Failed() != nil || c.size+len(chunk.Raw()) > maxHeld {
-		return false
+// hold keeps an event back. Its error says why one must not wait: ErrEnded for
+// the stream's end, ErrAborted when more than may be held would be.
+func (c *Cut) hold(chunk *dialect.Chunk) error {
+	switch {
+	case chunk.Finish || chunk.Done || chunk.Failed() != nil:
+		return ErrEnded
+	case c.size+len(chunk.Raw()) > maxHeld:
+		return ErrAborted
 	}
 	c.held = append(c.held, chunk.Clone())
 	c.size += len(chunk.Raw())
-	return true
+	return nil
 }
 
 // endLocked takes the cut off its stream; nothing that is held is delivered.

@@ -149,10 +149,11 @@ func (s *Stream) step(leg Leg, c *dialect.Chunk, err error) (next Leg, wait <-ch
 		return nil, nil, true, s.failLocked(err)
 	}
 	if s.cut != nil && s.cut.frozen {
-		if s.cut.hold(c) {
+		why := s.cut.hold(c)
+		if why == nil {
 			return leg, nil, false, nil
 		}
-		err = s.thawLocked(ErrEnded) // a request that ends while it moves wins
+		err = s.thawLocked(why) // a request that ends while it moves wins
 	}
 	if err == nil {
 		err = s.deliverLocked(c)
