@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"reflect"
 	"time"
@@ -16,6 +17,14 @@ import (
 // settle is how long a directory must be quiet before the fleet file is read:
 // editors and configuration managers write in several steps.
 const settle = 200 * time.Millisecond
+
+// settleMax is how long the reading is put off at most: another program may
+// write into the directory without a pause.
+const settleMax = 2 * time.Second
+
+// pollEvery is how often the file's time and size are compared with those of
+// the last reading: not every file system tells of changes.
+const pollEvery = 5 * time.Second
 
 // watch reads the fleet file whenever it changes and hands what is new over to
 // apply, until ctx ends. A file that cannot be read or that apply refuses is
@@ -33,23 +42,61 @@ func watch(ctx context.Context, path string, in wire.Fleet, log *slog.Logger, ap
 		return fmt.Errorf("watch %s: %w", path, err)
 	}
 	f := follower{path: path, log: log, apply: apply, in: in, seen: in}
+	f.run(ctx, w.Events, w.Errors)
+	return nil
+}
+
+// run looks at the file at the start, after events, and whenever it was changed
+// without one, until ctx ends.
+func (f *follower) run(ctx context.Context, events <-chan fsnotify.Event, errs <-chan error) {
 	// The file may have changed since it was read.
 	quiet := time.NewTimer(0)
 	defer quiet.Stop()
+	poll := time.NewTicker(pollEvery)
+	defer poll.Stop()
+	var since time.Time // of the first event that was not looked after; zero: none
+	putOff := func() {
+		now := time.Now()
+		if since.IsZero() {
+			since = now
+		}
+		quiet.Reset(min(settle, since.Add(settleMax).Sub(now)))
+	}
 	for {
 		select {
 		case <-ctx.Done():
-			return nil
-		case <-w.Events:
-			quiet.Reset(settle)
-		case err := <-w.Errors:
+			return
+		case <-events:
+			putOff()
+		case err := <-errs:
 			// Events may be lost; the next look finds what they told.
-			log.Warn("watch of the fleet file", "file", path, "error", err)
-			quiet.Reset(settle)
+			f.log.Warn("watch of the fleet file", "file", f.path, "error", err)
+			putOff()
+		case <-poll.C:
+			if since.IsZero() && stampOf(f.path) != f.stamp {
+				putOff()
+			}
 		case <-quiet.C:
+			since = time.Time{}
+			f.stamp = stampOf(f.path) // before it is read: what comes after is news
 			f.look()
 		}
 	}
+}
+
+// stamp tells two contents of a file apart, mostly; the zero value is that of
+// a file that is not there.
+type stamp struct {
+	modified time.Time
+	size     int64
+}
+
+func stampOf(path string) stamp {
+	info, err := os.Stat(path)
+	if err != nil {
+		return stamp{}
+	}
+	return stamp{info.ModTime(), info.Size()}
 }
 
 // follower takes over changes of a fleet file.
@@ -59,6 +106,7 @@ type follower struct {
 	apply func(wire.Fleet) error
 	in    wire.Fleet // in force
 	seen  wire.Fleet // last read
+	stamp stamp      // of the file before the last look; owned by run
 	bad   string     // the error that was logged last; "" after a good reading
 }
 

@@ -8,6 +8,10 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
 
 	"github.com/cascadeinfer/cascade/cmd/config"
 	"github.com/cascadeinfer/cascade/cmd/wire"
@@ -157,6 +161,67 @@ func TestWatchSeesReplacedFilesAndLinks(t *testing.T) {
 	if err := watch(t.Context(), filepath.Join(dir, "nowhere", "fleet.yaml"), in, slog.New(slog.DiscardHandler), nil); err == nil {
 		t.Error("a directory that is not there is watched")
 	}
+}
+
+// TestWatchIsNotPutOffForEver: a directory that is never quiet, with changes of
+// the file in it and with none that is told, delays the reading and no more.
+func TestWatchIsNotPutOffForEver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, applied, _, _ := follow(t, watched)
+		ctx, stop := context.WithCancel(t.Context())
+		events, done := make(chan fsnotify.Event), make(chan struct{})
+		go func() {
+			defer close(done)
+			f.run(ctx, events, nil)
+		}()
+		defer func() {
+			stop()
+			<-done
+		}()
+		synctest.Wait()
+		replace(t, f.path, watched+second)
+		for range settleMax / (settle / 2) {
+			events <- fsnotify.Event{}
+			time.Sleep(settle / 2)
+		}
+		synctest.Wait()
+		if len(*applied) != 1 || (*applied)[0] != 2 {
+			t.Fatalf("a busy directory: applied %v after %v", *applied, settleMax)
+		}
+	})
+}
+
+// TestWatchPolls: a change that no event tells is found by the file's size or
+// time, and so is the removal of the file.
+func TestWatchPolls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, applied, _, log := follow(t, watched)
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			f.run(ctx, nil, nil)
+		}()
+		defer func() {
+			stop()
+			<-done
+		}()
+		synctest.Wait()
+		replace(t, f.path, watched+second)
+		time.Sleep(pollEvery + settle)
+		synctest.Wait()
+		if len(*applied) != 1 || (*applied)[0] != 2 {
+			t.Fatalf("no events: applied %v", *applied)
+		}
+		if err := os.Remove(f.path); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(3 * pollEvery)
+		synctest.Wait()
+		if got := lines(log); len(got) != 2 || !strings.Contains(got[1], "no such file") {
+			t.Errorf("no file: log %q", got)
+		}
+	})
 }
 
 // TestMerge: who runs in this process keeps its bound address and may only
