@@ -30,6 +30,7 @@ const (
 	clientIdleConn      = 5 * time.Minute  // a client's connection without a request
 	maxHeader           = 64 << 10         // bytes of request headers
 	maxStreams          = 1 << 14          // concurrent streams of one HTTP/2 connection
+	maxPerByte          = 2                // stated tokens that a byte of a body can stand for
 	maxPlain            = 1 << 20          // bytes of an unstreamed answer that are looked into
 	maxHeld             = 4 << 20          // bytes held back of one stream while it is cut
 	engineIdleConn      = 4 * time.Second  // below the 5 s after which uvicorn closes an idle connection

@@ -143,7 +143,8 @@ func (f *Front) arrival(h http.Header, body []byte) load.Arrival {
 		a.Text = count.Text
 	}
 	if n, err := strconv.ParseInt(h.Get(length.TokensHeader), 10, 64); err == nil && n > 0 {
-		a.Stated = policies.Tokens(n)
+		// Anyone may have written it: it counts as far as the body can hold.
+		a.Stated = policies.Tokens(min(n, maxPerByte*int64(len(body))))
 	}
 	a.Estimate = a.Stated
 	if count.Tokens > 0 || a.Estimate == 0 {

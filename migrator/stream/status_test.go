@@ -118,3 +118,21 @@ func TestConfig(t *testing.T) {
 		}
 	}
 }
+
+// TestForgedEstimate checks that a client's own estimate counts as far as its
+// body can hold.
+func TestForgedEstimate(t *testing.T) {
+	f, err := New(Config{Replica: "r", Engine: "http://127.0.0.1:1", Edges: []policies.Tokens{0}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	body := []byte(`{"prompt":"some text"}`)
+	for stated, want := range map[string]policies.Tokens{
+		"9223372036854775807": policies.Tokens(2 * len(body)), "9223372036854775808": 0, "-1": 0, "7": 7,
+	} {
+		a := f.arrival(http.Header{"X-Cascade-Tokens": {stated}}, body)
+		if a.Stated != want || a.Estimate > policies.Tokens(2*len(body)) {
+			t.Errorf("stated %s: %+v, want %d", stated, a, want)
+		}
+	}
+}

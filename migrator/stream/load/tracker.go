@@ -98,9 +98,18 @@ func (t *Tracker) now() int64 { return int64(time.Since(t.start)) }
 
 func seconds(ns int64) float64 { return float64(ns) / 1e9 }
 
+const (
+	// longest bounds every length that is told, so that sums over as many
+	// requests as memory holds stay in range.
+	longest policies.Tokens = 1 << 32
+	// worst bounds the relative error of one estimate in the mean.
+	worst = 10
+)
+
 // Begin takes a request in, which then waits for its first token. End must
 // follow.
 func (t *Tracker) Begin(a Arrival) *Work {
+	a.Estimate, a.Stated = min(a.Estimate, longest), min(a.Stated, longest)
 	w := &Work{t: t, arrival: a, shard: uint8(t.next.Add(1) % shards)}
 	s := &t.shards[w.shard]
 	s.mu.Lock()
@@ -167,8 +176,8 @@ type Reading struct {
 	Snapshot []policies.Batch
 	// BytesPerToken is learnt from exact prompt lengths, 0 before the first.
 	BytesPerToken float64
-	// EstimateError is the mean of |estimate − exact| / exact over recent
-	// requests, of the estimates that they arrived with; of this Tracker's own
+	// EstimateError is the mean of |estimate − exact| / exact, at most 10 each,
+	// over recent requests, of the estimates that they arrived with; of this Tracker's own
 	// while none came with one.
 	EstimateError float64
 }
@@ -221,6 +230,6 @@ func (t *Tracker) learnLocked(a Arrival, exact policies.Tokens) {
 	if a.Stated <= 0 || exact <= 0 {
 		return
 	}
-	t.errorSum += math.Abs(float64(a.Stated-exact))/float64(exact) - float64(t.errorSum*forget)
+	t.errorSum += min(math.Abs(float64(a.Stated-exact))/float64(exact), worst) - float64(t.errorSum*forget)
 	t.errorN += 1 - float64(t.errorN*forget)
 }

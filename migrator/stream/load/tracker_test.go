@@ -177,3 +177,25 @@ func BenchmarkSweep2000(b *testing.B) {
 		tr.Sweep()
 	}
 }
+
+// TestForgedLengths checks that no length that is told makes a reading that
+// cannot be reported.
+func TestForgedLengths(t *testing.T) {
+	tr, _ := newTracker(t)
+	for range 3 {
+		tr.Begin(Arrival{Estimate: policies.Unbounded, Stated: policies.Unbounded})
+	}
+	w := tr.Begin(Arrival{Estimate: policies.Unbounded, Stated: policies.Unbounded})
+	w.Prompt(5)
+	v := tr.Begin(Arrival{})
+	v.Prompt(policies.Unbounded)
+	v.Generated(1)
+	v.Settle(policies.Unbounded, policies.Unbounded, policies.Unbounded)
+	got := tr.Read()
+	if l := got.Load; l.Promised != 3*longest+5 || l.Held != 2*longest {
+		t.Errorf("the load is %+v", l)
+	}
+	if got.EstimateError != worst {
+		t.Errorf("the estimates' error is %g, want %d", got.EstimateError, worst)
+	}
+}

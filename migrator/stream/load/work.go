@@ -48,6 +48,7 @@ func (w *Work) inputOr() policies.Tokens {
 
 // Prompt tells the exact length of the prompt. Only the first call counts.
 func (w *Work) Prompt(exact policies.Tokens) {
+	exact = min(exact, longest)
 	if exact <= 0 || !w.input.CompareAndSwap(0, int64(exact)) {
 		return
 	}
@@ -72,6 +73,7 @@ func (w *Work) Generated(n int) {
 // Settle takes over the engine's own final counts, which are never below what
 // was told before.
 func (w *Work) Settle(input, output, cached policies.Tokens) {
+	input, output = min(input, longest), min(output, longest)
 	w.Prompt(input)
 	w.cached.Store(int64(min(cached, input)))
 	if more := int64(output) - w.output.Load(); more > 0 && w.first.Load() != 0 {
