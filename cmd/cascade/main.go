@@ -37,7 +37,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root := newRoot(stdout, stderr)
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)
-	if err == nil || (errors.Is(err, context.Canceled) && ctx.Err() != nil) {
+	if err == nil || ctx.Err() != nil && stopped(err) {
 		return 0
 	}
 	fmt.Fprintln(stderr, "cascade:", err)
@@ -47,6 +47,19 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return 2
 	}
 	return 1
+}
+
+// stopped says that an error tells of nothing but the end of a context.
+func stopped(err error) bool {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		for _, e := range joined.Unwrap() {
+			if !stopped(e) {
+				return false
+			}
+		}
+		return true
+	}
+	return errors.Is(err, context.Canceled)
 }
 
 // settings are the flags that every command has.

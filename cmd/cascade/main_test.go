@@ -1,6 +1,8 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"os"
 	"testing"
@@ -27,4 +29,18 @@ func (l leakChecked) Run() int {
 		return 1
 	}
 	return 0
+}
+
+func TestStopped(t *testing.T) {
+	cause := errors.New("disk full")
+	for err, want := range map[error]bool{
+		context.Canceled: true,
+		errors.Join(context.Canceled, fmt.Errorf("run: %w", context.Canceled)): true,
+		errors.Join(context.Canceled, cause):                                   false,
+		cause:                                                                  false,
+	} {
+		if stopped(err) != want {
+			t.Errorf("%q: %v", err, !want)
+		}
+	}
 }

@@ -112,6 +112,7 @@ func TestEveryFieldIsChecked(t *testing.T) {
 		{"stages: 4", "stages: 9", "planner.stages: 9 is outside 1 to 8"},
 		{"iteration: 50ms", "iteration: -1ms", "planner.iteration"},
 		{"pooling: 1", "pooling: 5", "planner.pooling"},
+		{"listen: 127.0.0.1:18000\n  admin: 127.0.0.1:18001\n  estimator: content-length\n", "listen: 10.0.0.1:18000\n  estimator: ext_proc\ntls: {cert: a, key: b, ca: c}\n", "control.estimator: ext_proc is served in plain text"},
 		{"planner:\n", "tls: {cert: a}\nplanner:\n", "tls: cert, key and ca go together"},
 		{"- name: m\n", "- {name: m, context: 64, profile: p}\n- name: m\n", `models[1].name: "m" is defined twice`},
 		{"- name: m\n", "- {name: o, context: 64, profile: p}\n- name: m\n", `models[0]: no replica that is not draining serves "o"`},

@@ -195,6 +195,9 @@ func (f *Fleet) validateTLS(c *checker) {
 		c.fail("tls", "cert, key and ca go together: name all three or none")
 	}
 	if t.Cert != "" {
+		if host, _, err := net.SplitHostPort(f.Control.Listen); err == nil && !loopback(host) && f.Control.Estimator == "ext_proc" {
+			c.fail("control.estimator", "ext_proc is served in plain text on the control plane's own loopback, so that proxies on other machines would not reach it; use content-length, with a host name for each model")
+		}
 		return
 	}
 	bare := map[string]string{"control.listen": f.Control.Listen}

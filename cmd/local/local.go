@@ -343,11 +343,14 @@ func (f *Fleet) Run(ctx context.Context) error {
 	stopMiddle()
 	errFronts := fronts.Wait()
 	stopBack()
-	err := errors.Join(errEdge, errFronts, base.Wait())
-	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
-		return nil
+	var errs []error
+	for _, err := range []error{errEdge, errFronts, base.Wait()} {
+		// That a part was told to stop is no error of the others.
+		if ctx.Err() == nil || !errors.Is(err, context.Canceled) {
+			errs = append(errs, err)
+		}
 	}
-	return err
+	return errors.Join(errs...)
 }
 
 // part runs a part of the fleet.
