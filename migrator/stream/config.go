@@ -66,7 +66,7 @@ type Config struct {
 	Placer Placer
 	// Peers carries forwards to other migrators. nil means plain HTTP/1.1,
 	// which is for loopback; off it, cmd gives one with mutual TLS and Scheme
-	// "https".
+	// "https". One that is given bounds the wait for an answer's header itself.
 	Peers http.RoundTripper
 	// PeerScheme is "http" (the default) or "https".
 	PeerScheme string
@@ -75,9 +75,9 @@ type Config struct {
 	MaxBody int64
 	// BodyTimeout bounds the reading of a body; 0 means 30 s.
 	BodyTimeout time.Duration
-	// IdleTimeout is how long an engine may send nothing on a stream before the
-	// stream ends with an error, the wait for the first token included; 0 means
-	// 10 min.
+	// IdleTimeout is how long an engine may send nothing of an answer before it
+	// is given up, the wait for the first token included; an unstreamed answer
+	// has its first byte after its last token. 0 means 10 min.
 	IdleTimeout time.Duration
 	// WriteTimeout is how long a client may take nothing of what waits for it
 	// before its answer is cut; 0 means 1 min.

@@ -162,6 +162,7 @@ func (f *Front) beginAt(ctx context.Context, e dialect.Endpoint, peer string, he
 	}
 	b := begun{header: resp.Header, peer: peer}
 	if !streams(resp) {
+		resp.Body = newIdleBody(resp.Body, f.cfg.IdleTimeout)
 		b.plain, b.work = resp, work
 		return b, nil
 	}

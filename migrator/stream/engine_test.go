@@ -21,7 +21,7 @@ type engine struct {
 	last     atomic.Pointer[http.Request]
 	body     atomic.Pointer[string]
 	sick     atomic.Bool
-	passed   atomic.Pointer[string] // the answer to what the front passes on; nil names the request
+	rest     atomic.Pointer[func(http.ResponseWriter, *http.Request)] // answers what the front passes on; nil names the request
 	mu       sync.Mutex
 	pace     func(n int, r *http.Request) // called before token n; nil for none
 	override http.HandlerFunc             // answers generating requests instead, when not nil
@@ -106,8 +106,8 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	case "/v1/completions", "/v1/chat/completions":
 	default:
-		if said := e.passed.Load(); said != nil {
-			io.WriteString(w, *said)
+		if rest := e.rest.Load(); rest != nil {
+			(*rest)(w, r)
 			return
 		}
 		fmt.Fprintf(w, "passed %s %s", r.Method, r.URL.Path)

@@ -233,6 +233,48 @@ func TestSilentEngine(t *testing.T) {
 	}
 }
 
+// TestSilentAnswers checks that an engine that stops before or in an answer
+// that is no stream is given up.
+func TestSilentAnswers(t *testing.T) {
+	for _, begun := range []bool{false, true} {
+		e := newEngine(t)
+		hang := func(w http.ResponseWriter, r *http.Request) {
+			io.Copy(io.Discard, r.Body) // or the server does not see that the front goes
+			if begun {
+				io.WriteString(w, "{")
+				http.NewResponseController(w).Flush()
+			}
+			<-r.Context().Done()
+		}
+		e.set(nil, hang)
+		e.rest.Store(&hang)
+		peer := start(t, e.URL, func(c *Config) { c.IdleTimeout = time.Hour })
+		f := start(t, e.URL, func(c *Config) {
+			c.IdleTimeout = 50 * time.Millisecond
+			p := &placer{}
+			p.peer.Store(&peer.peer)
+			c.Placer = p
+		})
+		for _, path := range []string{"/v1/completions", "/v1/embeddings"} {
+			resp, err := f.client.Post("http://"+f.url+path, "application/json", strings.NewReader(`{"prompt":"x"}`))
+			if err != nil {
+				if !begun { // the cut may come before the header is out
+					t.Fatal(err)
+				}
+				continue
+			}
+			_, err = io.Copy(io.Discard, resp.Body)
+			resp.Body.Close()
+			switch {
+			case begun && err == nil:
+				t.Errorf("%s: an answer that is cut looks whole", path)
+			case !begun && (resp.StatusCode != 503 || resp.Header.Get(length.RefusedHeader) == ""):
+				t.Errorf("%s: %d %v", path, resp.StatusCode, resp.Header)
+			}
+		}
+	}
+}
+
 // TestEngineAway checks the refusal that needs no control plane: the listener
 // closes, HTTP/2 connections get GOAWAY, running streams end with an error, and
 // all of it comes back with the engine, at the same address.

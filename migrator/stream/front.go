@@ -65,7 +65,7 @@ func New(cfg Config) (*Front, error) {
 		engine:  engine,
 		log:     cfg.Logger.With("replica", string(cfg.Replica)),
 		tracker: load.New(load.Config{Edges: cfg.Edges, Counter: flow.New(cfg.Edges, cfg.FlowTau.Seconds()), Recent: cfg.Recent}),
-		local:   newTransport(),
+		local:   newTransport(cfg.IdleTimeout),
 		probe:   &http.Transport{DialContext: dialer.DialContext, DisableKeepAlives: true},
 		peers:   cfg.Peers,
 		changed: make(chan struct{}, 1),
@@ -75,7 +75,7 @@ func New(cfg Config) (*Front, error) {
 		empty:   make(chan struct{}, 1),
 	}
 	if f.peers == nil {
-		f.peers = newTransport()
+		f.peers = newTransport(cfg.IdleTimeout)
 	}
 	f.rest = f.newRest()
 	return f, nil
@@ -234,8 +234,9 @@ func (f *Front) health(w http.ResponseWriter, _ *http.Request) {
 }
 
 // newTransport returns the transport for one engine, or for peers. Its buffers
-// are small because each stream holds two, and tokens are smaller still.
-func newTransport() *http.Transport {
+// are small because each stream holds two, and tokens are smaller still. An
+// answer must begin within idle.
+func newTransport(idle time.Duration) *http.Transport {
 	return &http.Transport{
 		DialContext:           dialer.DialContext,
 		DisableCompression:    true,
@@ -245,5 +246,6 @@ func newTransport() *http.Transport {
 		ReadBufferSize:        1 << 10,
 		WriteBufferSize:       1 << 10,
 		ExpectContinueTimeout: time.Second,
+		ResponseHeaderTimeout: idle,
 	}
 }

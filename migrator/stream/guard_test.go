@@ -55,7 +55,7 @@ func TestSlowReaders(t *testing.T) {
 		{"passed", "/v1/embeddings", `{}`},
 	} {
 		e := newEngine(t)
-		e.set(nil, func(w http.ResponseWriter, r *http.Request) {
+		say := func(w http.ResponseWriter, r *http.Request) {
 			if strings.Contains(test.name, "events") {
 				w.Header().Set("Content-Type", "text/event-stream")
 				for r.Context().Err() == nil {
@@ -66,11 +66,10 @@ func TestSlowReaders(t *testing.T) {
 				return
 			}
 			io.WriteString(w, large)
-		})
-		f := start(t, e.URL, func(c *Config) { c.WriteTimeout = 40 * time.Millisecond })
-		if test.name == "passed" {
-			e.passed.Store(&large)
 		}
+		e.set(nil, say)
+		e.rest.Store(&say)
+		f := start(t, e.URL, func(c *Config) { c.WriteTimeout = 40 * time.Millisecond })
 		for name, c := range map[string]*http.Client{"HTTP/1.1": f.client, "HTTP/2": h2Client(t)} {
 			resp, err := c.Post("http://"+f.url+test.path, "application/json", strings.NewReader(test.body))
 			if err != nil {

@@ -138,3 +138,26 @@ func (l *wireLeg) finish() {
 const lastBytes = 50 * time.Millisecond
 
 var _ Leg = (*wireLeg)(nil)
+
+// idleBody is the body of an answer that is not looked into. It is closed when
+// one read waits for too long; a client that is slow does not count.
+type idleBody struct {
+	io.ReadCloser
+	idle  time.Duration
+	timer *time.Timer
+}
+
+func newIdleBody(body io.ReadCloser, idle time.Duration) *idleBody {
+	b := &idleBody{ReadCloser: body, idle: idle, timer: time.AfterFunc(idle, func() { body.Close() })}
+	b.timer.Stop()
+	return b
+}
+
+func (b *idleBody) Read(p []byte) (int, error) {
+	b.timer.Reset(b.idle)
+	n, err := b.ReadCloser.Read(p)
+	if !b.timer.Stop() && err != nil {
+		err = errIdle
+	}
+	return n, err
+}

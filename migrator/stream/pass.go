@@ -138,6 +138,10 @@ func (f *Front) newRest() *httputil.ReverseProxy {
 			p.Out.Header = toEngine(p.In.Header)
 			p.Out.ContentLength = p.In.ContentLength
 		},
+		ModifyResponse: func(resp *http.Response) error {
+			resp.Body = newIdleBody(resp.Body, f.cfg.IdleTimeout)
+			return nil
+		},
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
 			if r.Context().Err() != nil {
 				return
