@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -32,13 +33,18 @@ type Config struct {
 	Target Target  // required
 	Ledger *Ledger // what nodes acknowledge; required
 	// Bound is how long a phase waits for a node, which then is fenced. It
-	// should exceed the time in which a proxy connects and warms. 0 means 3 s.
+	// should exceed the time in which a proxy connects and warms. A node that
+	// caught up and is shown a newer table within the phase has a bound of its
+	// own, up to three for the phase. 0 means 3 s.
 	Bound  time.Duration
 	Logger *slog.Logger // nil discards
 }
 
 const (
 	defaultBound = 3 * time.Second
+	// phaseBounds is how many bounds a phase lasts at most, so that a fleet in
+	// motion moves on whoever is late in turn.
+	phaseBounds = 3
 	// remembered is how many tables are kept to tell which one a node has.
 	remembered = 16
 )
@@ -68,7 +74,8 @@ type Publisher struct {
 	shown   resources.Set
 	wanted  *Table // the last one
 	timer   *time.Timer
-	armed   Phase // the phase that the timer bounds; Idle when it is stopped
+	entered time.Time            // when the phase began
+	since   map[string]time.Time // since when nodes that are waited for are late in the phase
 }
 
 // state is what Status tells.
@@ -128,9 +135,7 @@ func (p *Publisher) Run(ctx context.Context) error {
 		case <-p.cfg.Target.Changed():
 			p.look()
 		case <-p.timer.C:
-			p.armed = Idle
-			p.fence()
-			p.step(Settled{})
+			p.expire()
 		}
 	}
 }
@@ -160,6 +165,9 @@ func (p *Publisher) take() {
 	p.state.tables = append(p.state.tables, t)
 	p.state.tables = p.state.tables[max(0, len(p.state.tables)-remembered):]
 	p.mu.Unlock()
+	if p.machine.Phase() != Idle {
+		p.settled() // who has caught up by now is not late since before
+	}
 	p.step(Want{t})
 }
 
@@ -194,8 +202,11 @@ func (p *Publisher) step(e Event) {
 			return
 		}
 		entered := before != show.Phase
+		if entered {
+			p.entered, p.since = time.Now(), make(map[string]time.Time)
+		}
 		if !(entered && !changed) && !p.settled() {
-			p.arm(show.Phase)
+			p.arm()
 			return
 		}
 		e = Settled{}
@@ -210,15 +221,34 @@ func (p *Publisher) look() {
 	}
 }
 
-// settled reports whether everybody who counts has what the phase shows.
+// settled reports whether everybody who counts has what the phase shows, and
+// notes since when those who do not are late.
 func (p *Publisher) settled() bool {
 	late := p.late(gates[p.machine.Phase()])
+	maps.DeleteFunc(p.since, func(id string, _ time.Time) bool { return !late[id] || p.state.fenced[id] })
+	now := time.Now()
 	for id := range late {
-		if !p.state.fenced[id] {
-			return false
+		if _, ok := p.since[id]; !ok && !p.state.fenced[id] {
+			p.since[id] = now
 		}
 	}
-	return true
+	return len(p.since) == 0
+}
+
+// expire fences who was late for the whole bound, and moves on unless others
+// have time left.
+func (p *Publisher) expire() {
+	if p.machine.Phase() == Idle {
+		return
+	}
+	if !p.settled() {
+		p.fence(time.Now())
+	}
+	if !p.settled() {
+		p.arm()
+		return
+	}
+	p.step(Settled{})
 }
 
 // late are the nodes that do not have what is shown of some types, or have
@@ -254,28 +284,29 @@ func epochOf(t *Table) policies.Epoch {
 	return epoch
 }
 
-// arm bounds a phase. A phase that is shown again, for a newer table, keeps
-// its deadline, so that a fleet in motion moves on.
-func (p *Publisher) arm(phase Phase) {
-	if p.armed != phase {
-		p.timer.Reset(p.cfg.Bound)
-		p.armed = phase
+// arm sets the timer to when the first of the late nodes has used its bound up,
+// or the phase its own. A phase that is shown again, for a newer table, goes on:
+// who was late before stays so, and only who had caught up begins anew.
+func (p *Publisher) arm() {
+	at := p.entered.Add(phaseBounds * p.cfg.Bound)
+	for _, since := range p.since {
+		if end := since.Add(p.cfg.Bound); end.Before(at) {
+			at = end
+		}
 	}
+	p.timer.Reset(time.Until(at))
 }
 
-func (p *Publisher) disarm() {
-	p.timer.Stop()
-	p.armed = Idle
-}
+func (p *Publisher) disarm() { p.timer.Stop() }
 
-// fence stops waiting for the nodes that are behind. They keep what they have
-// until they catch up, and nobody waits for them meanwhile.
-func (p *Publisher) fence() {
-	late := p.late(gates[p.machine.Phase()])
+// fence stops waiting for the nodes that are late for the whole bound. They
+// keep what they have until they catch up, and nobody waits for them meanwhile.
+func (p *Publisher) fence(now time.Time) {
+	over := now.Sub(p.entered) >= phaseBounds*p.cfg.Bound
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for id := range late {
-		if !p.state.fenced[id] {
+	for id, since := range p.since {
+		if over || now.Sub(since) >= p.cfg.Bound {
 			p.state.fenced[id] = true
 			p.log.Warn("node does not acknowledge and is not waited for", "node", id, "phase", p.machine.Phase().String())
 		}

@@ -284,6 +284,100 @@ func TestStraggler(t *testing.T) {
 	})
 }
 
+// scripted is a Target whose nodes are late when the test says so.
+type scripted struct {
+	mu      sync.Mutex
+	late    []string
+	changed chan struct{}
+}
+
+func (s *scripted) Set(string, resources.Set) {}
+func (s *scripted) Changed() <-chan struct{}  { return s.changed }
+
+func (s *scripted) Unanswered(_ []string, ids map[string]bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, id := range s.late {
+		ids[id] = true
+	}
+}
+
+func (s *scripted) set(late ...string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.late = late
+}
+
+// TestBoundIsTheNodes: a table that replaces another within a phase gives the
+// nodes that had caught up a bound of their own, and none to who had not; the
+// phase ends all the same when somebody is late in turn for ever.
+func TestBoundIsTheNodes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const bound = 2 * time.Second
+		target := &scripted{changed: make(chan struct{})}
+		p, err := publish.New(publish.Config{Target: target, Ledger: publish.NewLedger(nil), Bound: bound})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if err := p.Run(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+		defer func() { cancel(); wg.Wait() }()
+		begun := time.Now()
+		phaseAt := func(at time.Duration, want string) {
+			t.Helper()
+			time.Sleep(at - time.Since(begun))
+			synctest.Wait()
+			if got := p.Status().Phase; got != want {
+				t.Errorf("after %v in phase %s, want %s", at, got, want)
+			}
+		}
+		epoch := policies.Epoch(0)
+		submit := func(stages ...string) {
+			epoch++
+			p.Submit(view(epoch, []policies.Tokens{10}, stages...))
+			synctest.Wait()
+		}
+		answer := func(late ...string) {
+			target.set(late...)
+			target.changed <- struct{}{}
+			synctest.Wait()
+		}
+		submit("a", "b")
+		phaseAt(0, "idle")
+
+		target.set("hung", "good")
+		submit("a", "b c")
+		phaseAt(bound/2, "add")
+		answer("hung")
+		target.set("hung", "good")
+		phaseAt(bound-1, "add")
+		submit("a", "b c d") // good is late for this one alone
+		phaseAt(bound, "add")
+		phaseAt(2*bound-2, "add")
+		answer("hung")
+		phaseAt(2*bound-2, "idle")
+
+		// Each of two is late in turn, and the phase never settles.
+		begun = time.Now()
+		target.set("x")
+		submit("a", "b c d e")
+		for i := range 5 {
+			answer([]string{"x", "y"}...)
+			time.Sleep(bound / 4)
+			answer([]string{"x", "y"}[(i+1)%2])
+			phaseAt(time.Duration(i+1)*bound/2, "add")
+		}
+		answer("x", "y")
+		phaseAt(3*bound-1, "add")
+		phaseAt(3*bound, "idle")
+	})
+}
+
 func TestNACK(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, time.Second)
