@@ -96,6 +96,10 @@ type Machine struct {
 	settle int               // windows that are not judged yet
 	slow   int               // bad windows in a row
 
+	// bias is measured over predicted iteration time, at least 1, as one stage
+	// shows it: what the model leaves out slows every plan. 0: never measured.
+	bias float64
+
 	held float64 // no new plan before this time
 	hold float64 // how long the last roll-back holds off; 0: none, or forgiven
 }

@@ -96,6 +96,7 @@ func (m *Machine) compare(in Input, w policies.Workload, present policies.Plan, 
 // before.
 func (m *Machine) disappoints(in Input, w policies.Workload, present policies.Plan, priced policies.Partition) bool {
 	stages := len(present.Stages)
+	m.calibrate(in, priced, stages)
 	if stages == 1 || len(in.Iterations) != stages || len(priced.Iterations) != stages {
 		return false
 	}
@@ -105,7 +106,7 @@ func (m *Machine) disappoints(in Input, w policies.Workload, present policies.Pl
 	}
 	slow := false
 	for s, measured := range in.Iterations {
-		slow = slow || measured > priced.Iterations[s]*(1+m.c.Excess)
+		slow = slow || measured > priced.Iterations[s]*(1+m.c.Excess)*max(1, m.bias)
 	}
 	if !slow || m.inFlight(in, w, present, priced) < m.undivided(w) {
 		m.slow = 0
@@ -143,7 +144,28 @@ func (m *Machine) undivided(w policies.Workload) float64 {
 	for _, rate := range w.Flow.Tokens {
 		total += rate
 	}
-	return total * one.Iterations[0]
+	return total * one.Iterations[0] * max(1, m.bias)
+}
+
+// biasMax bounds the calibration: a fleet that is slower than that by the
+// model has a wrong profile, and no plan of it should be trusted.
+const biasMax = 3
+
+// calibrate learns from the windows of one stage how much slower the engines
+// are than the model has them, averaged over about four windows.
+func (m *Machine) calibrate(in Input, priced policies.Partition, stages int) {
+	if stages != 1 || len(in.Iterations) != 1 || in.Iterations[0] <= 0 || len(priced.Iterations) != 1 {
+		return
+	}
+	ratio := in.Iterations[0] / priced.Iterations[0]
+	if !(ratio > 0) { // the prediction is infinite: too much work for it to say anything
+		return
+	}
+	ratio = min(max(ratio, 1), biasMax)
+	if m.bias == 0 {
+		m.bias = ratio
+	}
+	m.bias += (ratio - m.bias) / 4
 }
 
 // adopt is the decision for a partition that no gain was computed for.
