@@ -131,7 +131,7 @@ func (s *settings) announce(bar *progressbar.ProgressBar, history []control.Chan
 // sentence says what a plan change did.
 func sentence(c control.Change) string {
 	text := c.Reason
-	if c.Gain > 0 {
+	if c.Gain > 0 && c.Gain < 1 { // 1: the plan before could not carry the load at all
 		text += fmt.Sprintf(", predicted gain %.0f %%", c.Gain*100)
 	}
 	text += ":"
