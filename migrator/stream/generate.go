@@ -150,6 +150,10 @@ func (f *Front) arrival(h http.Header, body []byte) load.Arrival {
 	if count.Tokens > 0 || a.Estimate == 0 {
 		a.Estimate = f.tracker.Estimator().FromBody(count)
 	}
+	if a.Stated == 0 {
+		// Nobody stated an estimate: the request was routed by its size.
+		a.Stated = f.tracker.Estimator().FromContentLength(int64(len(body)))
+	}
 	return a
 }
 

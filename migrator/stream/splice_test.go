@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"regexp"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -170,21 +171,33 @@ func cutWhile(t *testing.T, s *Stream, gate chan<- struct{}) *Cut {
 		*Cut
 		error
 	}
-	done := make(chan result)
+	done := make(chan result, 1)
 	go func() {
 		c, err := s.Cut(t.Context())
 		done <- result{c, err}
 	}()
-	for {
+	// The leg goes on once the cut has been asked for, or on a slow machine all
+	// its tokens are gone before; and no further than the cut can need, since of
+	// two tokens in a row one ends a character.
+	for asked := false; !asked; {
+		s.mu.Lock()
+		asked = s.cut != nil || len(done) > 0 // or refused
+		s.mu.Unlock()
+		runtime.Gosched()
+	}
+	feed := gate
+	for fed := 0; ; {
 		select {
 		case r := <-done:
 			if r.error != nil {
 				t.Fatal(r.error)
 			}
 			return r.Cut
-		case gate <- struct{}{}:
+		case feed <- struct{}{}:
+			if fed++; fed == 3 {
+				feed = nil
+			}
 		}
-		time.Sleep(100 * time.Microsecond) // so that the cut comes soon after the token that it waits for
 	}
 }
 

@@ -120,15 +120,17 @@ func TestConfig(t *testing.T) {
 }
 
 // TestForgedEstimate checks that a client's own estimate counts as far as its
-// body can hold.
+// body can hold, and that one that is no number counts like none: the request
+// was routed by its size.
 func TestForgedEstimate(t *testing.T) {
 	f, err := New(Config{Replica: "r", Engine: "http://127.0.0.1:1", Edges: []policies.Tokens{0}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	body := []byte(`{"prompt":"some text"}`)
+	bySize := f.tracker.Estimator().FromContentLength(int64(len(body)))
 	for stated, want := range map[string]policies.Tokens{
-		"9223372036854775807": policies.Tokens(2 * len(body)), "9223372036854775808": 0, "-1": 0, "7": 7,
+		"9223372036854775807": policies.Tokens(2 * len(body)), "9223372036854775808": bySize, "-1": bySize, "": bySize, "7": 7,
 	} {
 		a := f.arrival(http.Header{"X-Cascade-Tokens": {stated}}, body)
 		if a.Stated != want || a.Estimate > policies.Tokens(2*len(body)) {
