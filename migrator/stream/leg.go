@@ -69,21 +69,19 @@ func (l *wireLeg) look() {
 }
 
 func (l *wireLeg) Next() (*dialect.Chunk, error) {
-	for {
-		ev, err := l.reader.Next()
-		if err != nil {
-			if l.late.Load() {
-				err = errIdle
-			}
-			return nil, err
+	ev, err := l.reader.Next()
+	if err != nil {
+		if l.late.Load() {
+			err = errIdle
 		}
-		l.seen.Store(int64(time.Since(l.start)))
-		if err := l.chunk.Parse(ev); err != nil {
-			return nil, &malformed{err}
-		}
-		l.count(&l.chunk)
-		return &l.chunk, nil
+		return nil, err
 	}
+	l.seen.Store(int64(time.Since(l.start)))
+	if err := l.chunk.Parse(ev); err != nil {
+		return nil, &malformed{err}
+	}
+	l.count(&l.chunk)
+	return &l.chunk, nil
 }
 
 // malformed is an engine's event that is not the dialect's.

@@ -12,6 +12,7 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	serverv3 "github.com/envoyproxy/go-control-plane/pkg/server/v3"
+	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -228,6 +229,24 @@ func shortType(typeURL string) string {
 	return typeURL[strings.LastIndexByte(typeURL, '.')+1:]
 }
 
+// reply is what requests of both protocols say about the last response.
+type reply interface {
+	GetTypeUrl() string
+	GetResponseNonce() string
+	GetErrorDetail() *rpcstatus.Status
+}
+
+// replyLocked books an ACK or a NACK, and wakes who waits for one.
+func (l *Ledger) replyLocked(s *stream, sub *subscription, r reply) {
+	if e := r.GetErrorDetail(); e != nil {
+		sub.answered(r.GetResponseNonce())
+		l.refusedLocked(s, r.GetTypeUrl(), sub, e.GetMessage())
+	} else {
+		sub.acknowledge(r.GetResponseNonce())
+	}
+	l.signal()
+}
+
 // OnDeltaStreamOpen implements the server's callbacks.
 func (l *Ledger) OnDeltaStreamOpen(_ context.Context, id int64, _ string) error {
 	l.open(streamKey{false, id})
@@ -251,13 +270,7 @@ func (l *Ledger) OnStreamDeltaRequest(id int64, req *discoveryv3.DeltaDiscoveryR
 	if slices.Contains(gated, req.GetTypeUrl()) {
 		s.node.held[req.GetTypeUrl()] = true
 	}
-	if e := req.GetErrorDetail(); e != nil {
-		sub.answered(req.GetResponseNonce())
-		l.refusedLocked(s, req.GetTypeUrl(), sub, e.GetMessage())
-	} else {
-		sub.acknowledge(req.GetResponseNonce())
-	}
-	l.signal()
+	l.replyLocked(s, sub, req)
 	return nil
 }
 
@@ -289,13 +302,7 @@ func (l *Ledger) OnStreamRequest(id int64, req *discoveryv3.DiscoveryRequest) er
 	}
 	sub := s.subscription(req.GetTypeUrl())
 	sub.sotw(req)
-	if e := req.GetErrorDetail(); e != nil {
-		sub.answered(req.GetResponseNonce())
-		l.refusedLocked(s, req.GetTypeUrl(), sub, e.GetMessage())
-	} else {
-		sub.acknowledge(req.GetResponseNonce())
-	}
-	l.signal()
+	l.replyLocked(s, sub, req)
 	return nil
 }
 
