@@ -602,8 +602,8 @@ func TestSharedBytes(t *testing.T) {
 
 // subscription is a fixed one, for tests without a stream.
 type subscription struct {
-	named, returned map[string]struct{}
-	wildcard        bool
+	named    map[string]struct{}
+	wildcard bool
 }
 
 func (s subscription) SubscribedResources() map[string]struct{} { return s.named }

@@ -43,7 +43,7 @@ func TestWatchLimits(t *testing.T) {
 			if cause() != nil {
 				t.Errorf("%+v: too early: %v", c, cause())
 			}
-			time.Sleep(1)
+			time.Sleep(time.Nanosecond)
 			synctest.Wait()
 			if !errors.Is(cause(), c.want) {
 				t.Errorf("%+v: cause %v", c, cause())
@@ -67,7 +67,7 @@ func TestWatchIsExact(t *testing.T) {
 		if cause() != nil {
 			t.Fatal("a lively stream was ended:", cause())
 		}
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		synctest.Wait()
 		if !errors.Is(cause(), errIdle) {
 			t.Errorf("cause %v", cause())
