@@ -58,7 +58,7 @@ generate: ## regenerate the wire types from their .proto files
 	GOBIN=$(CURDIR)/.cache/protoc/bin $(GO) install $(PROTOC_GRPC)
 	PATH="$(CURDIR)/.cache/protoc/bin:$$PATH" .cache/protoc/bin/python -m grpc_tools.protoc -I. \
 		--go_out=. --go_opt=module=github.com/cascadeinfer/cascade \
-		--go-grpc_out=. --go-grpc_opt=module=github.com/cascadeinfer/cascade xds/api/*.proto
+		--go-grpc_out=. --go-grpc_opt=module=github.com/cascadeinfer/cascade xds/api/*.proto migrator/api/*.proto engine/api/*.proto
 
 clean: ## remove what make made
 	rm -rf bin out .cache

@@ -45,6 +45,19 @@ type LoadReport struct {
 	// Mean absolute error of the length estimate against exact counts, relative
 	// to the exact count; 0 when none were seen.
 	EstimateError float64 `protobuf:"fixed64,10,opt,name=estimate_error,json=estimateError,proto3" json:"estimate_error,omitempty"`
+	// Moves that began, went on or ended since the last report; at most 64.
+	Moves []*Move `protobuf:"bytes,11,rep,name=moves,proto3" json:"moves,omitempty"`
+	// Where this replica would put the end of its stage; only while the control
+	// plane asks for it (LoadReply.refine).
+	Proposal *Proposal `protobuf:"bytes,12,opt,name=proposal,proto3" json:"proposal,omitempty"`
+	// Requests that run here and those of them that may not move, as the market
+	// sees them; for a drain's progress.
+	Residents uint32 `protobuf:"varint,13,opt,name=residents,proto3" json:"residents,omitempty"`
+	Pinned    uint32 `protobuf:"varint,14,opt,name=pinned,proto3" json:"pinned,omitempty"`
+	// Seconds until the last pinned request is expected to end; 0 when unknown or none.
+	PinnedSeconds float64 `protobuf:"fixed64,15,opt,name=pinned_seconds,json=pinnedSeconds,proto3" json:"pinned_seconds,omitempty"`
+	// Streams of this replica's own clients, wherever their requests run.
+	Streams       uint32 `protobuf:"varint,16,opt,name=streams,proto3" json:"streams,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -149,6 +162,274 @@ func (x *LoadReport) GetEstimateError() float64 {
 	return 0
 }
 
+func (x *LoadReport) GetMoves() []*Move {
+	if x != nil {
+		return x.Moves
+	}
+	return nil
+}
+
+func (x *LoadReport) GetProposal() *Proposal {
+	if x != nil {
+		return x.Proposal
+	}
+	return nil
+}
+
+func (x *LoadReport) GetResidents() uint32 {
+	if x != nil {
+		return x.Residents
+	}
+	return 0
+}
+
+func (x *LoadReport) GetPinned() uint32 {
+	if x != nil {
+		return x.Pinned
+	}
+	return 0
+}
+
+func (x *LoadReport) GetPinnedSeconds() float64 {
+	if x != nil {
+		return x.PinnedSeconds
+	}
+	return 0
+}
+
+func (x *LoadReport) GetStreams() uint32 {
+	if x != nil {
+		return x.Streams
+	}
+	return 0
+}
+
+// Move is one migration as its seller tells it.
+type Move struct {
+	state             protoimpl.MessageState `protogen:"open.v1"`
+	Id                string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"` // seller/number
+	Request           string                 `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
+	Cause             string                 `protobuf:"bytes,3,opt,name=cause,proto3" json:"cause,omitempty"` // growth, outlier, drain, spill, engine lost
+	Front             string                 `protobuf:"bytes,4,opt,name=front,proto3" json:"front,omitempty"`
+	From              string                 `protobuf:"bytes,5,opt,name=from,proto3" json:"from,omitempty"`
+	To                string                 `protobuf:"bytes,6,opt,name=to,proto3" json:"to,omitempty"`
+	Way               string                 `protobuf:"bytes,7,opt,name=way,proto3" json:"way,omitempty"`             // live, reprompt
+	Transport         string                 `protobuf:"bytes,8,opt,name=transport,proto3" json:"transport,omitempty"` // shm, tcp, …; empty for reprompt
+	State             string                 `protobuf:"bytes,9,opt,name=state,proto3" json:"state,omitempty"`         // as migrator/transfer names it; done and aborted are final
+	Why               string                 `protobuf:"bytes,10,opt,name=why,proto3" json:"why,omitempty"`            // of an abort
+	Rounds            uint32                 `protobuf:"varint,11,opt,name=rounds,proto3" json:"rounds,omitempty"`
+	Tokens            int64                  `protobuf:"varint,12,opt,name=tokens,proto3" json:"tokens,omitempty"`                                  // length of the request when the move began
+	Bytes             int64                  `protobuf:"varint,13,opt,name=bytes,proto3" json:"bytes,omitempty"`                                    // copied
+	StallSeconds      float64                `protobuf:"fixed64,14,opt,name=stall_seconds,json=stallSeconds,proto3" json:"stall_seconds,omitempty"` // between freeze and commit; for reprompt between cut and first token
+	Seconds           float64                `protobuf:"fixed64,15,opt,name=seconds,proto3" json:"seconds,omitempty"`                               // from the grant to the end, or until now
+	StartedUnixMicros int64                  `protobuf:"varint,16,opt,name=started_unix_micros,json=startedUnixMicros,proto3" json:"started_unix_micros,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *Move) Reset() {
+	*x = Move{}
+	mi := &file_xds_api_fleet_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Move) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Move) ProtoMessage() {}
+
+func (x *Move) ProtoReflect() protoreflect.Message {
+	mi := &file_xds_api_fleet_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Move.ProtoReflect.Descriptor instead.
+func (*Move) Descriptor() ([]byte, []int) {
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *Move) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Move) GetRequest() string {
+	if x != nil {
+		return x.Request
+	}
+	return ""
+}
+
+func (x *Move) GetCause() string {
+	if x != nil {
+		return x.Cause
+	}
+	return ""
+}
+
+func (x *Move) GetFront() string {
+	if x != nil {
+		return x.Front
+	}
+	return ""
+}
+
+func (x *Move) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *Move) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *Move) GetWay() string {
+	if x != nil {
+		return x.Way
+	}
+	return ""
+}
+
+func (x *Move) GetTransport() string {
+	if x != nil {
+		return x.Transport
+	}
+	return ""
+}
+
+func (x *Move) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *Move) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+func (x *Move) GetRounds() uint32 {
+	if x != nil {
+		return x.Rounds
+	}
+	return 0
+}
+
+func (x *Move) GetTokens() int64 {
+	if x != nil {
+		return x.Tokens
+	}
+	return 0
+}
+
+func (x *Move) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *Move) GetStallSeconds() float64 {
+	if x != nil {
+		return x.StallSeconds
+	}
+	return 0
+}
+
+func (x *Move) GetSeconds() float64 {
+	if x != nil {
+		return x.Seconds
+	}
+	return 0
+}
+
+func (x *Move) GetStartedUnixMicros() int64 {
+	if x != nil {
+		return x.StartedUnixMicros
+	}
+	return 0
+}
+
+// Proposal is a refiner's answer for the boundary between two stages.
+type Proposal struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Epoch         uint64                 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`       // of the plan that it is for
+	Low           int64                  `protobuf:"varint,2,opt,name=low,proto3" json:"low,omitempty"`           // start of the proposer's stage
+	Boundary      int64                  `protobuf:"varint,3,opt,name=boundary,proto3" json:"boundary,omitempty"` // proposed end of it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Proposal) Reset() {
+	*x = Proposal{}
+	mi := &file_xds_api_fleet_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Proposal) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Proposal) ProtoMessage() {}
+
+func (x *Proposal) ProtoReflect() protoreflect.Message {
+	mi := &file_xds_api_fleet_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Proposal.ProtoReflect.Descriptor instead.
+func (*Proposal) Descriptor() ([]byte, []int) {
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Proposal) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *Proposal) GetLow() int64 {
+	if x != nil {
+		return x.Low
+	}
+	return 0
+}
+
+func (x *Proposal) GetBoundary() int64 {
+	if x != nil {
+		return x.Boundary
+	}
+	return 0
+}
+
 // Load mirrors policies.Load.
 type Load struct {
 	state            protoimpl.MessageState `protogen:"open.v1"`
@@ -163,7 +444,7 @@ type Load struct {
 
 func (x *Load) Reset() {
 	*x = Load{}
-	mi := &file_xds_api_fleet_proto_msgTypes[1]
+	mi := &file_xds_api_fleet_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -175,7 +456,7 @@ func (x *Load) String() string {
 func (*Load) ProtoMessage() {}
 
 func (x *Load) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[1]
+	mi := &file_xds_api_fleet_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -188,7 +469,7 @@ func (x *Load) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Load.ProtoReflect.Descriptor instead.
 func (*Load) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{1}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Load) GetRunning() uint32 {
@@ -244,7 +525,7 @@ type Flow struct {
 
 func (x *Flow) Reset() {
 	*x = Flow{}
-	mi := &file_xds_api_fleet_proto_msgTypes[2]
+	mi := &file_xds_api_fleet_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -256,7 +537,7 @@ func (x *Flow) String() string {
 func (*Flow) ProtoMessage() {}
 
 func (x *Flow) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[2]
+	mi := &file_xds_api_fleet_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -269,7 +550,7 @@ func (x *Flow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Flow.ProtoReflect.Descriptor instead.
 func (*Flow) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{2}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Flow) GetEdges() []int64 {
@@ -348,7 +629,7 @@ type Batch struct {
 
 func (x *Batch) Reset() {
 	*x = Batch{}
-	mi := &file_xds_api_fleet_proto_msgTypes[3]
+	mi := &file_xds_api_fleet_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -360,7 +641,7 @@ func (x *Batch) String() string {
 func (*Batch) ProtoMessage() {}
 
 func (x *Batch) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[3]
+	mi := &file_xds_api_fleet_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -373,7 +654,7 @@ func (x *Batch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Batch.ProtoReflect.Descriptor instead.
 func (*Batch) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{3}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Batch) GetN() float64 {
@@ -413,13 +694,18 @@ type LoadReply struct {
 	Epoch uint64 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// Mean held tokens over the replicas of the sender's stage.
 	StageMeanHeld float64 `protobuf:"fixed64,3,opt,name=stage_mean_held,json=stageMeanHeld,proto3" json:"stage_mean_held,omitempty"`
+	// The replica is to be emptied: it sells all it can, and its front places new
+	// requests elsewhere.
+	Drain bool `protobuf:"varint,4,opt,name=drain,proto3" json:"drain,omitempty"`
+	// Present while boundaries are refined at run time.
+	Refine        *Refine `protobuf:"bytes,5,opt,name=refine,proto3" json:"refine,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *LoadReply) Reset() {
 	*x = LoadReply{}
-	mi := &file_xds_api_fleet_proto_msgTypes[4]
+	mi := &file_xds_api_fleet_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -431,7 +717,7 @@ func (x *LoadReply) String() string {
 func (*LoadReply) ProtoMessage() {}
 
 func (x *LoadReply) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[4]
+	mi := &file_xds_api_fleet_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -444,7 +730,7 @@ func (x *LoadReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadReply.ProtoReflect.Descriptor instead.
 func (*LoadReply) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{4}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *LoadReply) GetSequence() uint64 {
@@ -468,11 +754,118 @@ func (x *LoadReply) GetStageMeanHeld() float64 {
 	return 0
 }
 
+func (x *LoadReply) GetDrain() bool {
+	if x != nil {
+		return x.Drain
+	}
+	return false
+}
+
+func (x *LoadReply) GetRefine() *Refine {
+	if x != nil {
+		return x.Refine
+	}
+	return nil
+}
+
+// Refine is what a replica's refiner needs to know of its neighbours.
+type Refine struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Epoch         uint64                 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Boundary      int64                  `protobuf:"varint,2,opt,name=boundary,proto3" json:"boundary,omitempty"`     // in force: the end of the receiver's stage
+	Low           int64                  `protobuf:"varint,3,opt,name=low,proto3" json:"low,omitempty"`               // start of the receiver's stage
+	High          int64                  `protobuf:"varint,4,opt,name=high,proto3" json:"high,omitempty"`             // end of the next stage; 0: open
+	Peers         uint32                 `protobuf:"varint,5,opt,name=peers,proto3" json:"peers,omitempty"`           // replicas of the receiver's stage
+	Successors    uint32                 `protobuf:"varint,6,opt,name=successors,proto3" json:"successors,omitempty"` // replicas of the next stage
+	Next          []*Batch               `protobuf:"bytes,7,rep,name=next,proto3" json:"next,omitempty"`              // in-flight requests of the next stage, all its replicas together, by bucket
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Refine) Reset() {
+	*x = Refine{}
+	mi := &file_xds_api_fleet_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Refine) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Refine) ProtoMessage() {}
+
+func (x *Refine) ProtoReflect() protoreflect.Message {
+	mi := &file_xds_api_fleet_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Refine.ProtoReflect.Descriptor instead.
+func (*Refine) Descriptor() ([]byte, []int) {
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *Refine) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *Refine) GetBoundary() int64 {
+	if x != nil {
+		return x.Boundary
+	}
+	return 0
+}
+
+func (x *Refine) GetLow() int64 {
+	if x != nil {
+		return x.Low
+	}
+	return 0
+}
+
+func (x *Refine) GetHigh() int64 {
+	if x != nil {
+		return x.High
+	}
+	return 0
+}
+
+func (x *Refine) GetPeers() uint32 {
+	if x != nil {
+		return x.Peers
+	}
+	return 0
+}
+
+func (x *Refine) GetSuccessors() uint32 {
+	if x != nil {
+		return x.Successors
+	}
+	return 0
+}
+
+func (x *Refine) GetNext() []*Batch {
+	if x != nil {
+		return x.Next
+	}
+	return nil
+}
+
 var File_xds_api_fleet_proto protoreflect.FileDescriptor
 
 const file_xds_api_fleet_proto_rawDesc = "" +
 	"\n" +
-	"\x13xds/api/fleet.proto\x12\x0ecascade.xds.v1\"\xed\x02\n" +
+	"\x13xds/api/fleet.proto\x12\x0ecascade.xds.v1\"\xc6\x04\n" +
 	"\n" +
 	"LoadReport\x12\x18\n" +
 	"\areplica\x18\x01 \x01(\tR\areplica\x12\x14\n" +
@@ -485,7 +878,35 @@ const file_xds_api_fleet_proto_rawDesc = "" +
 	"\bdraining\x18\b \x01(\bR\bdraining\x12&\n" +
 	"\x0fbytes_per_token\x18\t \x01(\x01R\rbytesPerToken\x12%\n" +
 	"\x0eestimate_error\x18\n" +
-	" \x01(\x01R\restimateError\"\xb1\x01\n" +
+	" \x01(\x01R\restimateError\x12*\n" +
+	"\x05moves\x18\v \x03(\v2\x14.cascade.xds.v1.MoveR\x05moves\x124\n" +
+	"\bproposal\x18\f \x01(\v2\x18.cascade.xds.v1.ProposalR\bproposal\x12\x1c\n" +
+	"\tresidents\x18\r \x01(\rR\tresidents\x12\x16\n" +
+	"\x06pinned\x18\x0e \x01(\rR\x06pinned\x12%\n" +
+	"\x0epinned_seconds\x18\x0f \x01(\x01R\rpinnedSeconds\x12\x18\n" +
+	"\astreams\x18\x10 \x01(\rR\astreams\"\x8d\x03\n" +
+	"\x04Move\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
+	"\arequest\x18\x02 \x01(\tR\arequest\x12\x14\n" +
+	"\x05cause\x18\x03 \x01(\tR\x05cause\x12\x14\n" +
+	"\x05front\x18\x04 \x01(\tR\x05front\x12\x12\n" +
+	"\x04from\x18\x05 \x01(\tR\x04from\x12\x0e\n" +
+	"\x02to\x18\x06 \x01(\tR\x02to\x12\x10\n" +
+	"\x03way\x18\a \x01(\tR\x03way\x12\x1c\n" +
+	"\ttransport\x18\b \x01(\tR\ttransport\x12\x14\n" +
+	"\x05state\x18\t \x01(\tR\x05state\x12\x10\n" +
+	"\x03why\x18\n" +
+	" \x01(\tR\x03why\x12\x16\n" +
+	"\x06rounds\x18\v \x01(\rR\x06rounds\x12\x16\n" +
+	"\x06tokens\x18\f \x01(\x03R\x06tokens\x12\x14\n" +
+	"\x05bytes\x18\r \x01(\x03R\x05bytes\x12#\n" +
+	"\rstall_seconds\x18\x0e \x01(\x01R\fstallSeconds\x12\x18\n" +
+	"\aseconds\x18\x0f \x01(\x01R\aseconds\x12.\n" +
+	"\x13started_unix_micros\x18\x10 \x01(\x03R\x11startedUnixMicros\"N\n" +
+	"\bProposal\x12\x14\n" +
+	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x10\n" +
+	"\x03low\x18\x02 \x01(\x03R\x03low\x12\x1a\n" +
+	"\bboundary\x18\x03 \x01(\x03R\bboundary\"\xb1\x01\n" +
 	"\x04Load\x12\x18\n" +
 	"\arunning\x18\x01 \x01(\rR\arunning\x12\x18\n" +
 	"\awaiting\x18\x02 \x01(\rR\awaiting\x12\x1f\n" +
@@ -509,11 +930,23 @@ const file_xds_api_fleet_proto_rawDesc = "" +
 	"\n" +
 	"sum_input2\x18\x03 \x01(\x01R\tsumInput2\x12\x1d\n" +
 	"\n" +
-	"sum_length\x18\x04 \x01(\x01R\tsumLength\"e\n" +
+	"sum_length\x18\x04 \x01(\x01R\tsumLength\"\xab\x01\n" +
 	"\tLoadReply\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12&\n" +
-	"\x0fstage_mean_held\x18\x03 \x01(\x01R\rstageMeanHeld2L\n" +
+	"\x0fstage_mean_held\x18\x03 \x01(\x01R\rstageMeanHeld\x12\x14\n" +
+	"\x05drain\x18\x04 \x01(\bR\x05drain\x12.\n" +
+	"\x06refine\x18\x05 \x01(\v2\x16.cascade.xds.v1.RefineR\x06refine\"\xc1\x01\n" +
+	"\x06Refine\x12\x14\n" +
+	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x1a\n" +
+	"\bboundary\x18\x02 \x01(\x03R\bboundary\x12\x10\n" +
+	"\x03low\x18\x03 \x01(\x03R\x03low\x12\x12\n" +
+	"\x04high\x18\x04 \x01(\x03R\x04high\x12\x14\n" +
+	"\x05peers\x18\x05 \x01(\rR\x05peers\x12\x1e\n" +
+	"\n" +
+	"successors\x18\x06 \x01(\rR\n" +
+	"successors\x12)\n" +
+	"\x04next\x18\a \x03(\v2\x15.cascade.xds.v1.BatchR\x04next2L\n" +
 	"\x05Fleet\x12C\n" +
 	"\x06Report\x12\x1a.cascade.xds.v1.LoadReport\x1a\x19.cascade.xds.v1.LoadReply(\x010\x01B)Z'github.com/cascadeinfer/cascade/xds/apib\x06proto3"
 
@@ -529,25 +962,32 @@ func file_xds_api_fleet_proto_rawDescGZIP() []byte {
 	return file_xds_api_fleet_proto_rawDescData
 }
 
-var file_xds_api_fleet_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
+var file_xds_api_fleet_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
 var file_xds_api_fleet_proto_goTypes = []any{
 	(*LoadReport)(nil), // 0: cascade.xds.v1.LoadReport
-	(*Load)(nil),       // 1: cascade.xds.v1.Load
-	(*Flow)(nil),       // 2: cascade.xds.v1.Flow
-	(*Batch)(nil),      // 3: cascade.xds.v1.Batch
-	(*LoadReply)(nil),  // 4: cascade.xds.v1.LoadReply
+	(*Move)(nil),       // 1: cascade.xds.v1.Move
+	(*Proposal)(nil),   // 2: cascade.xds.v1.Proposal
+	(*Load)(nil),       // 3: cascade.xds.v1.Load
+	(*Flow)(nil),       // 4: cascade.xds.v1.Flow
+	(*Batch)(nil),      // 5: cascade.xds.v1.Batch
+	(*LoadReply)(nil),  // 6: cascade.xds.v1.LoadReply
+	(*Refine)(nil),     // 7: cascade.xds.v1.Refine
 }
 var file_xds_api_fleet_proto_depIdxs = []int32{
-	1, // 0: cascade.xds.v1.LoadReport.load:type_name -> cascade.xds.v1.Load
-	2, // 1: cascade.xds.v1.LoadReport.flow:type_name -> cascade.xds.v1.Flow
-	3, // 2: cascade.xds.v1.LoadReport.snapshot:type_name -> cascade.xds.v1.Batch
-	0, // 3: cascade.xds.v1.Fleet.Report:input_type -> cascade.xds.v1.LoadReport
-	4, // 4: cascade.xds.v1.Fleet.Report:output_type -> cascade.xds.v1.LoadReply
-	4, // [4:5] is the sub-list for method output_type
-	3, // [3:4] is the sub-list for method input_type
-	3, // [3:3] is the sub-list for extension type_name
-	3, // [3:3] is the sub-list for extension extendee
-	0, // [0:3] is the sub-list for field type_name
+	3, // 0: cascade.xds.v1.LoadReport.load:type_name -> cascade.xds.v1.Load
+	4, // 1: cascade.xds.v1.LoadReport.flow:type_name -> cascade.xds.v1.Flow
+	5, // 2: cascade.xds.v1.LoadReport.snapshot:type_name -> cascade.xds.v1.Batch
+	1, // 3: cascade.xds.v1.LoadReport.moves:type_name -> cascade.xds.v1.Move
+	2, // 4: cascade.xds.v1.LoadReport.proposal:type_name -> cascade.xds.v1.Proposal
+	7, // 5: cascade.xds.v1.LoadReply.refine:type_name -> cascade.xds.v1.Refine
+	5, // 6: cascade.xds.v1.Refine.next:type_name -> cascade.xds.v1.Batch
+	0, // 7: cascade.xds.v1.Fleet.Report:input_type -> cascade.xds.v1.LoadReport
+	6, // 8: cascade.xds.v1.Fleet.Report:output_type -> cascade.xds.v1.LoadReply
+	8, // [8:9] is the sub-list for method output_type
+	7, // [7:8] is the sub-list for method input_type
+	7, // [7:7] is the sub-list for extension type_name
+	7, // [7:7] is the sub-list for extension extendee
+	0, // [0:7] is the sub-list for field type_name
 }
 
 func init() { file_xds_api_fleet_proto_init() }
@@ -561,7 +1001,7 @@ func file_xds_api_fleet_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_xds_api_fleet_proto_rawDesc), len(file_xds_api_fleet_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   5,
+			NumMessages:   8,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
