@@ -59,11 +59,11 @@ type away struct {
 }
 
 // Place implements stream.Placer.
-func (a *away) Place(policies.Request) string {
+func (a *away) Place(policies.Request) stream.Target {
 	if a.on.Load() {
-		return a.peer
+		return stream.Target{Replica: "quiet", Address: a.peer}
 	}
-	return ""
+	return stream.Target{}
 }
 
 // TestBalance: a front that keeps a thousand streams whose work is at a peer

@@ -190,10 +190,10 @@ type counting struct {
 }
 
 // Place implements stream.Placer.
-func (c counting) Place(q policies.Request) string {
+func (c counting) Place(q policies.Request) stream.Target {
 	c.n.Add(1)
 	if c.next == nil {
-		return ""
+		return stream.Target{}
 	}
 	return c.next.Place(q)
 }

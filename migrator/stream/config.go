@@ -64,6 +64,14 @@ type Config struct {
 
 	// Placer chooses where a request starts; nil starts all at the own engine.
 	Placer Placer
+	// Adopter names the reservations of live moves to the own engine; nil means
+	// that it adopts none.
+	Adopter Adopter
+	// Rescuer names replicas for streams that lost theirs; nil ends them with an
+	// error event.
+	Rescuer Rescuer
+	// PeerRPC serves the migrators' gRPC, on the peers' port; nil means none.
+	PeerRPC http.Handler
 	// Peers carries forwards to other migrators. nil means plain HTTP/1.1,
 	// which is for loopback; off it, cmd gives one with mutual TLS and Scheme
 	// "https". One that is given bounds the wait for an answer's header itself.

@@ -15,15 +15,6 @@ import (
 	"github.com/cascadeinfer/cascade/policies/flow"
 )
 
-// Placer chooses where a request starts that has not produced a token.
-type Placer interface {
-	// Place returns the host:port of the peer to forward the request to, or ""
-	// for the own engine. It is called on the request's goroutine, by many at
-	// once, and must not block. A peer that refuses or fails before its first
-	// token costs time only: the own engine then serves the request.
-	Place(policies.Request) (peer string)
-}
-
 // Front is the HTTP front of one replica. Its methods are safe for concurrent
 // use. It serves while Run runs.
 type Front struct {

@@ -51,11 +51,11 @@ func (f *Front) generate(w http.ResponseWriter, r *http.Request, e dialect.Endpo
 	req, body = dialect.Request{}, nil // the payload is all that is still needed of it
 
 	s := f.newStream(ctx, words, e, asked, out, cancel)
-	peer := ""
+	var at Target
 	if f.cfg.Placer != nil {
-		peer = f.cfg.Placer.Place(s.request)
+		at = f.cfg.Placer.Place(s.request)
 	}
-	b, err := f.begin(ctx, e, peer, r.Header, p, arrival)
+	b, err := f.begin(ctx, e, at.Address, r.Header, p, arrival)
 	switch {
 	case err != nil && r.Context().Err() != nil: // nobody is there to be told
 	case err != nil:

@@ -16,12 +16,12 @@ type placer struct {
 	last atomic.Pointer[policies.Request]
 }
 
-func (p *placer) Place(r policies.Request) string {
+func (p *placer) Place(r policies.Request) Target {
 	p.last.Store(&r)
 	if s := p.peer.Load(); s != nil {
-		return *s
+		return Target{"r1", *s}
 	}
-	return ""
+	return Target{}
 }
 
 var _ Placer = (*placer)(nil)
