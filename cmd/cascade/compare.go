@@ -8,6 +8,7 @@ import (
 
 	"github.com/schollz/progressbar/v3"
 
+	"github.com/cascadeinfer/cascade/cmd/config"
 	"github.com/cascadeinfer/cascade/cmd/local"
 	"github.com/cascadeinfer/cascade/cmd/wire"
 	"github.com/cascadeinfer/cascade/engine/replay"
@@ -53,7 +54,11 @@ func (c *contest) run(ctx context.Context, s *settings, name, preset string) (ou
 		return outcome{}, err
 	}
 	f := c.fleet
-	f.Preset = preset
+	// Each preset has a market of its own.
+	f.Preset, f.Migration = preset, config.Migration{}
+	if errs := f.Validate(); len(errs) > 0 {
+		return outcome{}, errs[0]
+	}
 	f.Fleet.Replicas = append(f.Fleet.Replicas[:0:0], f.Fleet.Replicas...)
 	fleet, err := local.New(local.Config{Fleet: f, Envoy: c.envoy, Logger: log})
 	if err != nil {

@@ -38,7 +38,9 @@ type Fleet struct {
 	Control  Control   `yaml:"control,omitempty"`
 	Proxy    Proxy     `yaml:"proxy,omitempty"`
 	Planner  Planner   `yaml:"planner,omitempty"`
-	TLS      TLS       `yaml:"tls,omitempty"`
+	// Migration says how running requests move between replicas.
+	Migration Migration `yaml:"migration,omitempty"`
+	TLS       TLS       `yaml:"tls,omitempty"`
 }
 
 // Model is one served model.
@@ -76,6 +78,11 @@ type Replica struct {
 	Admin string `yaml:"admin,omitempty"`
 	// Engine is the base URL of the engine, on loopback: http://127.0.0.1:8000.
 	Engine string `yaml:"engine"`
+	// Blocks is the directory of the Unix sockets with which the engine shows its
+	// block table (engine/api), relative to this file. Only the engine's user
+	// may be able to enter it. Empty: the engine has none, and its requests move
+	// by re-prompting. Engines that "up" emulates get directories by themselves.
+	Blocks string `yaml:"blocks,omitempty"`
 	// Node names the machine, for locality. Empty means "local".
 	Node string `yaml:"node,omitempty"`
 	// TP is the number of tensor-parallel ranks behind the engine. 0 means 1.

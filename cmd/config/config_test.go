@@ -25,6 +25,7 @@ replicas:
   address: 127.0.0.1:9000
   peer: 127.0.0.1:9100
   engine: http://127.0.0.1:8000
+  blocks: run/r0
   tp: 2
 - id: r1
   address: 127.0.0.1:9001
@@ -46,6 +47,13 @@ planner:
   iteration: 50ms
   pooling: 1
   seen: 100
+migration:
+  mode: reprompt
+  link_gbps: 100
+  slots: 2
+  sample: 16
+  select: paper
+  outlier_percent: 50
 `
 
 func TestReadFillsDefaults(t *testing.T) {
@@ -96,8 +104,8 @@ func TestEveryFieldIsChecked(t *testing.T) {
 		{"admin: 127.0.0.1:9201", "admin: x", "replicas[1].admin"},
 		{"engine: http://127.0.0.1:8001", "engine: 127.0.0.1:8001", "replicas[1].engine"},
 		{"engine: http://127.0.0.1:8001", "engine: http://10.0.0.1:8001", "is not on loopback; an engine is reached only"},
-		{"node: n1\n  tp: 2", "node: n1\n  tp: 65", "line 23: replicas[1].tp: 65 is outside 1 to 64"},
-		{"tp: 2", "drain: maybe", "[16:10]"},
+		{"node: n1\n  tp: 2", "node: n1\n  tp: 65", "line 24: replicas[1].tp: 65 is outside 1 to 64"},
+		{"tp: 2", "drain: maybe", "[17:10]"},
 		{"node: n1\n  tp: 2", "node: n1\n  tp: 4", "replicas[1].tp: 4 differs from 2"},
 		{"estimator: content-length", "estimator: magic", "control.estimator"},
 		{"listen: 127.0.0.1:18000", "listen: 0.0.0.0:18000", "control.listen: 0.0.0.0:18000 is not loopback"},
@@ -108,11 +116,20 @@ func TestEveryFieldIsChecked(t *testing.T) {
 		{"listen: 127.0.0.1:8080", "listen: localhost", "proxy.listen"},
 		{"listen: 127.0.0.1:8080", "listen: 127.0.0.1:8080\n  admin: y", "proxy.admin"},
 		{"period: 5s", "period: 1ms", "planner.period: 1ms is outside"},
-		{"window: 30s", "window: 30", "[32:11]"},
+		{"window: 30s", "window: 30", "[33:11]"},
 		{"stages: 4", "stages: 9", "planner.stages: 9 is outside 1 to 8"},
 		{"iteration: 50ms", "iteration: -1ms", "planner.iteration"},
 		{"pooling: 1", "pooling: 5", "planner.pooling"},
 		{"listen: 127.0.0.1:18000\n  admin: 127.0.0.1:18001\n  estimator: content-length\n", "listen: 10.0.0.1:18000\n  estimator: ext_proc\ntls: {cert: a, key: b, ca: c}\n", "control.estimator: ext_proc is served in plain text"},
+		{"mode: reprompt", "mode: magic", `migration.mode: "magic" is none of`},
+		{"link_gbps: 100", "link_gbps: .inf", "migration.link_gbps: +Inf is outside"},
+		{"slots: 2", "slots: -1", "migration.slots: -1 is outside 1 to 256"},
+		{"sample: 16", "sample: -2", "migration.sample: -2 is outside 1 to 1024"},
+		{"select: paper", "select: random", "migration.select"},
+		{"outlier_percent: 50", "outlier_percent: -5", "migration.outlier_percent: -5 is outside"},
+		{"outlier_percent: 50", "leases: 1s", `unknown field "leases"`},
+		{"node: n1\n", "node: n1\n  blocks: run/../run/r0\n", "replicas[1].blocks: run/../run/r0 is already replicas[0].blocks"},
+		{"blocks: run/r0", "blocks: " + strings.Repeat("a", 91), "replicas[0].blocks: 91 bytes are too long"},
 		{"planner:\n", "tls: {cert: a}\nplanner:\n", "tls: cert, key and ca go together"},
 		{"- name: m\n", "- {name: m, context: 64, profile: p}\n- name: m\n", `models[1].name: "m" is defined twice`},
 		{"- name: m\n", "- {name: o, context: 64, profile: p}\n- name: m\n", `models[0]: no replica that is not draining serves "o"`},
@@ -150,8 +167,36 @@ func TestExampleIsGood(t *testing.T) {
 	if all.TLS.Cert == "" {
 		t.Fatal("the options were not switched on")
 	}
-	if all.Preset != plain.Preset || all.Planner != plain.Planner || all.Speed != plain.Speed {
-		t.Errorf("the example shows other defaults than the code has: %+v, %+v", all.Planner, plain.Planner)
+	if all.Preset != plain.Preset || all.Planner != plain.Planner || all.Migration != plain.Migration || all.Speed != plain.Speed {
+		t.Errorf("the example shows other defaults than the code has: %+v, %+v; %+v, %+v", all.Planner, plain.Planner, all.Migration, plain.Migration)
+	}
+}
+
+// TestPresetsChooseTheMarket: each preset has its own market, and the file
+// overrides every part of it.
+func TestPresetsChooseTheMarket(t *testing.T) {
+	fleet := func(preset, more string) Migration {
+		t.Helper()
+		text := "preset: " + preset + good[strings.Index(good, "\n"):]
+		f, err := Read(strings.NewReader(text[:strings.Index(text, "migration:")] + more))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return f.Migration
+	}
+	for _, c := range []struct {
+		preset, more string
+		want         Migration
+	}{
+		{"default", "", Migration{"live", 400, 4, 8, "least-load", 25}},
+		{"paper", "", Migration{"live", 400, 3, SampleAll, "paper", 25}},
+		{"round-robin", "", Migration{"off", 400, 4, 8, "least-load", 25}},
+		{"round-robin", "migration: {mode: live}", Migration{"live", 400, 4, 8, "least-load", 25}},
+		{"paper", "migration: {sample: 5, slots: 1, select: least-load}", Migration{"live", 400, 1, 5, "least-load", 25}},
+	} {
+		if got := fleet(c.preset, c.more); got != c.want {
+			t.Errorf("%s, %q: %+v, want %+v", c.preset, c.more, got, c.want)
+		}
 	}
 }
 

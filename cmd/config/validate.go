@@ -29,6 +29,7 @@ func (f *Fleet) fill() {
 	def(&f.Planner.Stages, policies.MaxStages)
 	def(&f.Planner.Seen, 1000)
 	def(&f.Planner.Pooling, 0.3)
+	f.Migration.fill(f.Preset)
 	for i := range f.Models {
 		def(&f.Models[i].BytesPerToken, 4)
 	}
@@ -88,6 +89,8 @@ func (f *Fleet) validate() []*FieldError {
 		address(c, "proxy.admin", f.Proxy.Admin)
 	}
 	f.validatePlanner(c)
+	f.Migration.validate(c)
+	f.validateBlocks(c)
 	f.validateTLS(c)
 	return c.errs
 }

@@ -1,0 +1,103 @@
+package config
+
+import (
+	"fmt"
+	"path/filepath"
+)
+
+// The values of Migration.Mode.
+const (
+	MigrationLive     = "live"
+	MigrationReprompt = "reprompt"
+	MigrationOff      = "off"
+)
+
+// SampleAll as Migration.Sample asks every candidate.
+const SampleAll = -1
+
+// Bounds of a migration's numbers.
+const (
+	maxSlots   = 256
+	maxSample  = 1024
+	maxOutlier = 10_000 // percent
+	minLink    = 0.01   // Gbit/s
+	maxLink    = 100_000
+	// maxBlocks is the longest path of a Unix socket's directory, in bytes:
+	// the kernel takes 107 with the socket's name.
+	maxBlocks = 90
+)
+
+// Migration says how running requests move between replicas. The zero value
+// is right for most fleets. The defaults of preset "paper" are in brackets.
+type Migration struct {
+	// Mode is "live" (copy the KV blocks while the request decodes, where both
+	// engines show their block tables, else re-prompt), "reprompt" (the target
+	// always computes the KV anew) or "off" (a request ends where it began; a
+	// drain then waits for it). Empty means "live"; for preset "round-robin",
+	// the baseline, "off".
+	Mode string `yaml:"mode,omitempty"`
+	// LinkGbps is the speed of the link into each replica, in Gbit/s, to which
+	// transfers between emulated engines are paced at the profile's true bytes;
+	// it is multiplied by Speed. Real transfers are as fast as they are. 0 means 400.
+	LinkGbps float64 `yaml:"link_gbps,omitempty"`
+	// Slots is how many transfers a replica sends at once, and how many it
+	// receives, 1 to 256. 0 means 4 [3]. One is a throughput cliff.
+	Slots int `yaml:"slots,omitempty"`
+	// Sample is how many replicas are asked for a bid, up to 1024; −1 asks all,
+	// which herds as soon as the fleet is large. 0 means 8 [−1].
+	Sample int `yaml:"sample,omitempty"`
+	// Select picks among the bids: "least-load", or "paper" (drop the half with
+	// the higher load, take the three earliest starts, the first reply of them).
+	// Empty means "least-load" [paper].
+	Select string `yaml:"select,omitempty"`
+	// OutlierPercent is how far above its stage's mean load a replica must be
+	// to give requests away. 0 means 25.
+	OutlierPercent int `yaml:"outlier_percent,omitempty"`
+}
+
+// fill writes the defaults of the preset into empty fields.
+func (m *Migration) fill(preset string) {
+	mode, slots, sample, pick := MigrationLive, 4, 8, "least-load"
+	switch preset {
+	case "paper":
+		slots, sample, pick = 3, SampleAll, "paper"
+	case "round-robin":
+		mode = MigrationOff
+	}
+	def(&m.Mode, mode)
+	def(&m.LinkGbps, 400)
+	def(&m.Slots, slots)
+	def(&m.Sample, sample)
+	def(&m.Select, pick)
+	def(&m.OutlierPercent, 25)
+}
+
+func (m Migration) validate(c *checker) {
+	oneOf(c, "migration.mode", m.Mode, MigrationLive, MigrationReprompt, MigrationOff)
+	within(c, "migration.link_gbps", m.LinkGbps, minLink, maxLink)
+	within(c, "migration.slots", m.Slots, 1, maxSlots)
+	if m.Sample != SampleAll {
+		within(c, "migration.sample", m.Sample, 1, maxSample)
+	}
+	oneOf(c, "migration.select", m.Select, "least-load", "paper")
+	within(c, "migration.outlier_percent", m.OutlierPercent, 1, maxOutlier)
+}
+
+// validateBlocks checks that no two engines serve their block tables in one
+// directory.
+func (f *Fleet) validateBlocks(c *checker) {
+	taken := map[string]string{}
+	for i, r := range f.Replicas {
+		if r.Blocks == "" {
+			continue
+		}
+		at, dir := fmt.Sprintf("replicas[%d].blocks", i), filepath.Clean(r.Blocks)
+		if len(dir) > maxBlocks {
+			c.fail(at, "%d bytes are too long for the path of a Unix socket; use at most %d", len(dir), maxBlocks)
+		}
+		if other := taken[dir]; other != "" {
+			c.fail(at, "%s is already %s; every engine needs a directory of its own", r.Blocks, other)
+		}
+		taken[dir] = at
+	}
+}

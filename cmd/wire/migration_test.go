@@ -1,0 +1,50 @@
+package wire
+
+import (
+	"path/filepath"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/policies/bidask"
+	"github.com/cascadeinfer/cascade/policies/outlier"
+	"github.com/cascadeinfer/cascade/policies/refine"
+)
+
+// TestMarketOfAPreset: "paper" is the paper's market, and only there are
+// boundaries refined.
+func TestMarketOfAPreset(t *testing.T) {
+	plain, paper := load(t, "speed: 4\nmigration: {link_gbps: 100, outlier_percent: 40}\n"), load(t, "preset: paper\n")
+	r, err := plain.Replica("r1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := plain.Bidask(r)
+	if c.Self != "r1" || c.Sample != 8 || c.SendSlots != 4 || c.ReceiveSlots != 4 || c.Selector != (bidask.LeastLoad{}) {
+		t.Errorf("default: %+v", c)
+	}
+	if rate := plain.LinkRate(); rate != 50e9 {
+		t.Errorf("100 Gbit/s at speed 4 are %v bytes/s", rate)
+	}
+	if plain.Detector() != (outlier.Detector{Percent: 40}) || plain.Refiner() != nil {
+		t.Errorf("default: %+v, %+v", plain.Detector(), plain.Refiner())
+	}
+	c = paper.Bidask(r)
+	if c.Sample != bidask.AskAll || c.SendSlots != 3 || c.ReceiveSlots != 3 || c.Selector != (bidask.Paper{}) {
+		t.Errorf("paper: %+v", c)
+	}
+	if paper.Refiner() != (refine.Paper{}) {
+		t.Errorf("paper: %+v", paper.Refiner())
+	}
+}
+
+// TestBlocksLieBesideTheFile: like every path of the file.
+func TestBlocksLieBesideTheFile(t *testing.T) {
+	f := load(t, "")
+	r := f.Fleet.Replicas[0]
+	if got := f.Blocks(r); got != "" {
+		t.Errorf("none: %q", got)
+	}
+	r.Blocks = "run/r0"
+	if got, want := f.Blocks(r), filepath.Join(f.Dir, "run/r0"); got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
