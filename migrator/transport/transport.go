@@ -12,7 +12,7 @@
 //  2. Pull writes only the destination blocks of its plan, and reports success
 //     only if every region of every block has the sum that the plan names.
 //  3. After Close of a Puller no byte of the local memory changes any more;
-//     after Revoke no byte of the exported memory is read by new pulls.
+//     what a successful pull read of the exported memory, it read before Revoke.
 //  4. Nothing waits without a deadline: that of the context, or of the grant.
 package transport
 
@@ -20,80 +20,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/crc32"
-	"os"
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
 )
-
-// Region is where one part of every block lies: part of block b begins at
-// Offset + b·Stride and is Bytes long.
-type Region struct{ Offset, Stride, Bytes int64 }
-
-// Layout is the shape of a pool. Two pools exchange blocks when their regions
-// have equal Bytes, one by one; offsets, strides and counts may differ.
-type Layout struct {
-	Regions []Region
-	Blocks  int // numbered from 0
-}
-
-// BlockBytes is the size of a block, all regions together.
-func (l Layout) BlockBytes() int64 {
-	n := int64(0)
-	for _, r := range l.Regions {
-		n += r.Bytes
-	}
-	return n
-}
-
-// Fits reports the first reason why a layout does not describe a memory of that
-// size, or nil: bad counts, regions that leave the memory, or that overlap
-// their own next block.
-func (l Layout) Fits(size int64) error {
-	if l.Blocks <= 0 || len(l.Regions) == 0 {
-		return errors.New("layout: blocks and regions must be positive")
-	}
-	for i, r := range l.Regions {
-		if r.Offset < 0 || r.Bytes <= 0 || r.Stride < r.Bytes {
-			return fmt.Errorf("layout: region %d: offset %d, stride %d, %d bytes: want offset ≥ 0 and stride ≥ bytes > 0", i, r.Offset, r.Stride, r.Bytes)
-		}
-		if last := int64(l.Blocks - 1); r.Bytes > size || r.Offset > size-r.Bytes || r.Stride > 0 && last > (size-r.Bytes-r.Offset)/r.Stride {
-			return fmt.Errorf("layout: region %d of block %d ends after the memory's %d bytes", i, l.Blocks-1, size)
-		}
-	}
-	return nil
-}
-
-// Memory is an engine's pool, mapped into this process.
-type Memory struct {
-	Layout
-	Bytes []byte
-	// File is the shared memory behind Bytes, nil for none; transports that hand
-	// the memory itself to a peer need it, and hand it on for reading only.
-	File *os.File
-}
-
-// Part is region r of block b. It panics when either is out of range.
-func (m *Memory) Part(b uint32, r int) []byte {
-	g := m.Regions[r]
-	if int64(b) >= int64(m.Blocks) {
-		panic(fmt.Sprintf("internal error: block %d of a pool of %d", b, m.Blocks))
-	}
-	at := g.Offset + int64(b)*g.Stride
-	return m.Bytes[at : at+g.Bytes : at+g.Bytes]
-}
-
-// Sums appends the checksums of blocks to dst: crc32 (IEEE) of each region,
-// block by block.
-func (m *Memory) Sums(dst []uint32, blocks []uint32) []uint32 {
-	for _, b := range blocks {
-		for r := range m.Regions {
-			dst = append(dst, crc32.ChecksumIEEE(m.Part(b, r)))
-		}
-	}
-	return dst
-}
 
 // Grant lets one receiver pull for one move.
 type Grant struct {
@@ -121,6 +51,24 @@ type Plan struct {
 	Sums     []uint32
 }
 
+// Fits reports the first reason why a plan cannot be pulled from a pool of one
+// layout into one of another, or nil. A local block named twice is not looked
+// for: it ends up with the sum of one of its sources at best.
+func (p Plan) Fits(source, target Layout) error {
+	if err := source.Matches(target); err != nil {
+		return err
+	}
+	if len(p.Dst) != len(p.Src) || len(p.Sums) != len(p.Src)*len(target.Regions) {
+		return fmt.Errorf("plan: %d source blocks, %d target blocks and %d sums; want as many blocks on both sides, and %d sums for each", len(p.Src), len(p.Dst), len(p.Sums), len(target.Regions))
+	}
+	for i := range p.Src {
+		if int64(p.Src[i]) >= int64(source.Blocks) || int64(p.Dst[i]) >= int64(target.Blocks) {
+			return fmt.Errorf("plan: entry %d moves block %d of %d to block %d of %d", i, p.Src[i], source.Blocks, p.Dst[i], target.Blocks)
+		}
+	}
+	return nil
+}
+
 // Stats is what a pull did.
 type Stats struct {
 	Blocks int
@@ -145,8 +93,8 @@ type Source interface {
 	// Export makes an offer for a grant. Each call makes a new ticket; earlier
 	// ones of the same move go on until their deadlines. It does not block.
 	Export(Grant) (Offer, error)
-	// Revoke ends all grants of a move. Pulls that are under way fail or have
-	// read their bytes when it returns.
+	// Revoke ends all grants of a move. A pull that reports success has read its
+	// bytes before Revoke returns; all others fail.
 	Revoke(move string)
 }
 
@@ -163,8 +111,8 @@ type Puller interface {
 	// Pull copies and verifies. It returns a *CorruptError when all bytes came
 	// and some are wrong; after any other error the Puller is of no use.
 	Pull(ctx context.Context, p Plan) (Stats, error)
-	// Close ends the move: it returns when no byte of the local memory changes
-	// any more.
+	// Close ends the move, and a Pull that is under way with an error: it returns
+	// when no byte of the local memory changes any more. More calls do nothing.
 	Close() error
 }
 

@@ -1,0 +1,176 @@
+package transport
+
+import (
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"os"
+	"sync"
+)
+
+// Region is where one part of every block lies: part of block b begins at
+// Offset + b·Stride and is Bytes long.
+type Region struct{ Offset, Stride, Bytes int64 }
+
+// Layout is the shape of a pool. Two pools exchange blocks when their regions
+// have equal Bytes, one by one; offsets, strides and counts may differ.
+type Layout struct {
+	Regions []Region
+	Blocks  int // numbered from 0
+}
+
+// BlockBytes is the size of a block, all regions together.
+func (l Layout) BlockBytes() int64 {
+	n := int64(0)
+	for _, r := range l.Regions {
+		n += r.Bytes
+	}
+	return n
+}
+
+// Matches reports why two pools cannot exchange blocks, or nil: their regions
+// differ in number or size.
+func (l Layout) Matches(other Layout) error {
+	if len(l.Regions) != len(other.Regions) {
+		return fmt.Errorf("layout: blocks of %d regions and of %d", len(l.Regions), len(other.Regions))
+	}
+	for i, r := range l.Regions {
+		if r.Bytes != other.Regions[i].Bytes {
+			return fmt.Errorf("layout: region %d has %d bytes and %d", i, r.Bytes, other.Regions[i].Bytes)
+		}
+	}
+	return nil
+}
+
+// Fits reports the first reason why a layout does not describe a memory of that
+// size, or nil: bad counts, regions that leave the memory, or that overlap
+// their own next block.
+func (l Layout) Fits(size int64) error {
+	if l.Blocks <= 0 || len(l.Regions) == 0 {
+		return errors.New("layout: blocks and regions must be positive")
+	}
+	for i, r := range l.Regions {
+		if r.Offset < 0 || r.Bytes <= 0 || r.Stride < r.Bytes {
+			return fmt.Errorf("layout: region %d: offset %d, stride %d, %d bytes: want offset ≥ 0 and stride ≥ bytes > 0", i, r.Offset, r.Stride, r.Bytes)
+		}
+		if last := int64(l.Blocks - 1); r.Bytes > size || r.Offset > size-r.Bytes || r.Stride > 0 && last > (size-r.Bytes-r.Offset)/r.Stride {
+			return fmt.Errorf("layout: region %d of block %d ends after the memory's %d bytes", i, l.Blocks-1, size)
+		}
+	}
+	return nil
+}
+
+// Memory is an engine's pool, mapped into this process. It is shared by
+// pointer, never copied: whoever reads or writes Bytes holds it, so that an
+// engine that goes takes the memory from nobody who is at work.
+type Memory struct {
+	Layout
+	Bytes []byte
+	// File is the shared memory behind Bytes, nil for none; transports that hand
+	// the memory itself to a peer need it, and hand it on for reading only.
+	File *os.File
+	// Unmap gives Bytes and File back. It is called once, after Close and the
+	// last Release; nil means that there is nothing to give back.
+	Unmap func()
+
+	mu     sync.Mutex
+	holds  int
+	closed bool
+}
+
+// Pool is who has the own engine's memory: migrator/blocks. It reports false
+// while the engine is away. An engine that comes back has another Memory.
+type Pool interface {
+	Memory() (*Memory, bool)
+}
+
+// Hold returns the memory of a pool, held for the caller, who must Release it.
+func Hold(p Pool) (*Memory, error) {
+	if m, ok := p.Memory(); ok && m.Hold() {
+		return m, nil
+	}
+	return nil, errors.New("the engine's memory is not mapped: the engine is away")
+}
+
+// Hold keeps the memory mapped until Release. It reports false once the memory
+// is closed.
+func (m *Memory) Hold() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return false
+	}
+	m.holds++
+	return true
+}
+
+// Release ends one Hold.
+func (m *Memory) Release() {
+	m.mu.Lock()
+	m.holds--
+	if m.holds < 0 {
+		m.mu.Unlock()
+		panic("internal error: a memory is released more often than it was held")
+	}
+	m.unmapLocked()
+}
+
+// Close lets the memory go: nobody can hold it any more, and it is unmapped when
+// the last holder releases it. More calls do nothing.
+func (m *Memory) Close() {
+	m.mu.Lock()
+	m.closed = true
+	m.unmapLocked()
+}
+
+// unmapLocked unlocks mu, and unmaps where nobody holds a closed memory.
+func (m *Memory) unmapLocked() {
+	unmap := m.Unmap
+	if !m.closed || m.holds > 0 {
+		unmap = nil
+	} else {
+		m.Unmap = nil
+	}
+	m.mu.Unlock()
+	if unmap != nil {
+		unmap()
+	}
+}
+
+// Part is region r of block b. It panics when either is out of range.
+func (m *Memory) Part(b uint32, r int) []byte {
+	g := m.Regions[r]
+	if int64(b) >= int64(m.Blocks) {
+		panic(fmt.Sprintf("internal error: block %d of a pool of %d", b, m.Blocks))
+	}
+	at := g.Offset + int64(b)*g.Stride
+	return m.Bytes[at : at+g.Bytes : at+g.Bytes]
+}
+
+// Sums appends the checksums of blocks to dst: crc32 (IEEE) of each region,
+// block by block.
+func (m *Memory) Sums(dst []uint32, blocks []uint32) []uint32 {
+	for _, b := range blocks {
+		for r := range m.Regions {
+			dst = append(dst, crc32.ChecksumIEEE(m.Part(b, r)))
+		}
+	}
+	return dst
+}
+
+// piece is how much is copied before it is summed: small enough to be in the
+// core's cache still.
+const piece = 64 << 10
+
+// Copy copies src to dst, which must be as long, and returns the crc32 (IEEE) of
+// what dst holds then.
+func Copy(dst, src []byte) uint32 {
+	sum := uint32(0)
+	for len(src) > piece {
+		copy(dst[:piece], src)
+		sum = crc32.Update(sum, crc32.IEEETable, dst[:piece])
+		dst, src = dst[piece:], src[piece:]
+	}
+	copy(dst, src)
+	return crc32.Update(sum, crc32.IEEETable, dst)
+}

@@ -1,0 +1,155 @@
+// Package wire is how a pull over a socket begins: the receiver's hello, and the
+// source's answer to it. All integers are little-endian.
+//
+//	hello     magic "cskv", version 1, 0, receiver length u16, ticket [16], receiver
+//	welcome   magic "cskv", version 1, status u8, regions u16, blocks u32, 0 u32,
+//	          pool bytes u64, then per region: offset u64, stride u64, bytes u64
+//
+// It is no transport and knows no blocks' bytes. The invariant: what it decodes
+// is within bounds before anything is allocated for it, and a layout that it
+// returns fits its pool.
+//
+// Versions: 1, the first.
+package wire
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+
+	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+const (
+	magic    = "cskv"
+	version  = 1
+	fixed    = 24 // bytes of either message before its variable part
+	perGroup = 24 // bytes of a region
+
+	accepted = 0
+	refused  = 1
+
+	// MaxReceiver is the longest name of a receiver in bytes.
+	MaxReceiver = 255
+	// MaxRegions bounds the regions of a block: layers × 2 × ranks, with room.
+	MaxRegions = 4096
+	// MaxWelcome is the longest answer in bytes.
+	MaxWelcome = fixed + MaxRegions*perGroup
+	// MaxHello is the longest hello in bytes.
+	MaxHello = fixed + MaxReceiver
+)
+
+// Hello is what a receiver presents.
+type Hello struct {
+	Ticket   [transport.TicketSize]byte
+	Receiver policies.ReplicaID
+}
+
+// Append appends the encoded hello.
+func (h Hello) Append(dst []byte) ([]byte, error) {
+	if len(h.Receiver) > MaxReceiver {
+		return dst, fmt.Errorf("hello: the receiver's name has %d bytes; at most %d are sent", len(h.Receiver), MaxReceiver)
+	}
+	dst = append(dst, magic...)
+	dst = append(dst, version, 0)
+	dst = binary.LittleEndian.AppendUint16(dst, uint16(len(h.Receiver)))
+	dst = append(dst, h.Ticket[:]...)
+	return append(dst, h.Receiver...), nil
+}
+
+// ReadHello reads one hello and nothing after it.
+func ReadHello(r io.Reader) (Hello, error) {
+	var head [fixed]byte
+	if err := readHead(r, head[:]); err != nil {
+		return Hello{}, fmt.Errorf("hello: %w", err)
+	}
+	n := binary.LittleEndian.Uint16(head[6:])
+	if head[5] != 0 || n > MaxReceiver {
+		return Hello{}, fmt.Errorf("hello: flags %d, a receiver of %d bytes", head[5], n)
+	}
+	name := make([]byte, n)
+	if _, err := io.ReadFull(r, name); err != nil {
+		return Hello{}, fmt.Errorf("hello: %w", err)
+	}
+	return Hello{Ticket: [transport.TicketSize]byte(head[8:]), Receiver: policies.ReplicaID(name)}, nil
+}
+
+// AppendWelcome appends the answer to a ticket that is good for a pool of that
+// layout and size.
+func AppendWelcome(dst []byte, l transport.Layout, size int64) ([]byte, error) {
+	if len(l.Regions) > MaxRegions || int64(l.Blocks) > math.MaxUint32 {
+		return dst, fmt.Errorf("welcome: %d regions and %d blocks; at most %d and %d are sent", len(l.Regions), l.Blocks, MaxRegions, uint32(math.MaxUint32))
+	}
+	dst = appendHead(dst, accepted)
+	dst = binary.LittleEndian.AppendUint16(dst, uint16(len(l.Regions)))
+	dst = binary.LittleEndian.AppendUint32(dst, uint32(l.Blocks))
+	dst = binary.LittleEndian.AppendUint32(dst, 0)
+	dst = binary.LittleEndian.AppendUint64(dst, uint64(size))
+	for _, r := range l.Regions {
+		dst = binary.LittleEndian.AppendUint64(dst, uint64(r.Offset))
+		dst = binary.LittleEndian.AppendUint64(dst, uint64(r.Stride))
+		dst = binary.LittleEndian.AppendUint64(dst, uint64(r.Bytes))
+	}
+	return dst, nil
+}
+
+// AppendRefusal appends the answer to a ticket that is not good.
+func AppendRefusal(dst []byte) []byte {
+	return append(appendHead(dst, refused), make([]byte, fixed-6)...)
+}
+
+// ReadWelcome reads one answer and nothing after it: the source's layout and the
+// size of its pool, or transport.ErrRefused.
+func ReadWelcome(r io.Reader) (transport.Layout, int64, error) {
+	var head [fixed]byte
+	if err := readHead(r, head[:]); err != nil {
+		return transport.Layout{}, 0, fmt.Errorf("welcome: %w", err)
+	}
+	if head[5] == refused {
+		return transport.Layout{}, 0, transport.ErrRefused
+	}
+	regions := int(binary.LittleEndian.Uint16(head[6:]))
+	l := transport.Layout{Blocks: int(binary.LittleEndian.Uint32(head[8:]))}
+	size := binary.LittleEndian.Uint64(head[16:])
+	if head[5] != accepted || regions > MaxRegions || size > math.MaxInt64 {
+		return transport.Layout{}, 0, fmt.Errorf("welcome: status %d, %d regions, a pool of %d bytes", head[5], regions, size)
+	}
+	body := make([]byte, regions*perGroup)
+	if _, err := io.ReadFull(r, body); err != nil {
+		return transport.Layout{}, 0, fmt.Errorf("welcome: %w", err)
+	}
+	l.Regions = make([]transport.Region, regions)
+	for i := range l.Regions {
+		b := body[i*perGroup:]
+		l.Regions[i] = transport.Region{
+			Offset: int64(binary.LittleEndian.Uint64(b)),
+			Stride: int64(binary.LittleEndian.Uint64(b[8:])),
+			Bytes:  int64(binary.LittleEndian.Uint64(b[16:])),
+		}
+	}
+	if err := l.Fits(int64(size)); err != nil {
+		return transport.Layout{}, 0, fmt.Errorf("welcome: %w", err)
+	}
+	return l, int64(size), nil
+}
+
+func appendHead(dst []byte, status byte) []byte {
+	return append(append(dst, magic...), version, status)
+}
+
+// readHead reads the fixed part and checks what both messages begin with.
+func readHead(r io.Reader, head []byte) error {
+	if _, err := io.ReadFull(r, head); err != nil {
+		return err
+	}
+	if string(head[:4]) != magic {
+		return errors.New("the peer does not speak the pull protocol")
+	}
+	if head[4] != version {
+		return fmt.Errorf("the peer speaks version %d of the pull protocol, this side version %d", head[4], version)
+	}
+	return nil
+}
