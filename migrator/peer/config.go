@@ -1,0 +1,123 @@
+package peer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"time"
+
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/cascadeinfer/cascade/migrator/api"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// MaxEnvelope is the largest envelope in bytes. A round of 128K tokens fits: at
+// most 5 bytes for each id and for each of 8,192 blocks, and as much for each
+// sum of up to 180 regions a block. A larger one is not sent.
+const MaxEnvelope = 8 << 20
+
+// The versions that this build speaks.
+const (
+	MarketVersion = 1
+	TransferMin   = 1
+	TransferMax   = 1
+)
+
+// The defaults and bounds.
+const (
+	defaultInterval = 500 * time.Millisecond
+	defaultSilence  = 2 * time.Second
+	defaultIdle     = 30 * time.Second
+	defaultQueue    = 1024
+	queueBytes      = 8 * MaxEnvelope // bytes that may wait for one peer
+	firstPause      = 50 * time.Millisecond
+	longestPause    = time.Second
+	dialTimeout     = 2 * time.Second
+	helloTimeout    = 5 * time.Second // for the first envelope of a stream
+	maxIncoming     = 1 << 14         // streams of peers
+	refusals        = 2               // refused connections that mean "gone"
+	keepaliveEvery  = 10 * time.Second
+	keepaliveAnswer = 5 * time.Second
+)
+
+// Config is what a Network needs.
+type Config struct {
+	// Self is the own replica. Required.
+	Self policies.ReplicaID
+	// Handle takes what arrives. It is called on the goroutine of the peer's
+	// stream, for different peers at once, and must not block. The envelope is
+	// the callee's. Required.
+	Handle func(from policies.ReplicaID, e *api.Envelope)
+	// Gone is told when a watched peer is gone. It is always called by the same
+	// goroutine and must not block. nil: nobody is told.
+	Gone func(policies.ReplicaID)
+	// Incarnation tells the processes of one replica apart: it grows with every
+	// start. 0 means the time of New in microseconds.
+	Incarnation uint64
+	// Credentials secures the connection to an address; nil means plaintext.
+	// Whether plaintext is allowed is the daemon's to decide.
+	Credentials func(address string) credentials.TransportCredentials
+	// Dial connects to an address; nil means TCP.
+	Dial func(ctx context.Context, address string) (net.Conn, error)
+	// Interval is the time between two Beats, Silence how long a watched peer
+	// may say nothing: several intervals. An envelope that has waited for
+	// Silence is not sent any more. 0 means 500 ms and 2 s.
+	Interval, Silence time.Duration
+	// Idle is after how long without an envelope a stream is closed. 0 means
+	// 30 s.
+	Idle time.Duration
+	// Queue is how many envelopes may wait for one peer. 0 means 1,024.
+	Queue int
+	// Logger takes what an operator should know; nil discards.
+	Logger *slog.Logger
+}
+
+func (c Config) validate() (Config, error) {
+	switch {
+	case c.Self == "":
+		return c, errors.New("peer: Self must name the own replica")
+	case c.Handle == nil:
+		return c, fmt.Errorf("peer network of %s: Handle is nil; say who takes what arrives", c.Self)
+	case c.Queue < 0:
+		return c, fmt.Errorf("peer network of %s: Queue %d must not be negative", c.Self, c.Queue)
+	}
+	for _, d := range [...]struct {
+		name  string
+		value *time.Duration
+		or    time.Duration
+	}{{"Interval", &c.Interval, defaultInterval}, {"Silence", &c.Silence, defaultSilence}, {"Idle", &c.Idle, defaultIdle}} {
+		if *d.value < 0 {
+			return c, fmt.Errorf("peer network of %s: %s %v must not be negative", c.Self, d.name, *d.value)
+		}
+		if *d.value == 0 {
+			*d.value = d.or
+		}
+	}
+	if c.Silence < c.Interval {
+		return c, fmt.Errorf("peer network of %s: Silence %v is below the Interval %v: every peer would be gone", c.Self, c.Silence, c.Interval)
+	}
+	if c.Queue == 0 {
+		c.Queue = defaultQueue
+	}
+	if c.Incarnation == 0 {
+		c.Incarnation = uint64(time.Now().UnixMicro())
+	}
+	if c.Gone == nil {
+		c.Gone = func(policies.ReplicaID) {}
+	}
+	if c.Credentials == nil {
+		c.Credentials = func(string) credentials.TransportCredentials { return insecure.NewCredentials() }
+	}
+	if c.Dial == nil {
+		dialer := &net.Dialer{Timeout: dialTimeout}
+		c.Dial = func(ctx context.Context, address string) (net.Conn, error) { return dialer.DialContext(ctx, "tcp", address) }
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return c, nil
+}

@@ -1,0 +1,203 @@
+package peer
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/cascadeinfer/cascade/migrator/api"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// service is the gRPC face of a Network.
+type service struct {
+	api.UnimplementedPeerServer
+	n *Network
+}
+
+// incoming is a stream that a peer has opened.
+type incoming struct {
+	end  chan struct{} // closed when a newer stream of the same process takes over
+	once sync.Once
+}
+
+func (in *incoming) close() { in.once.Do(func() { close(in.end) }) }
+
+// Exchange implements api.PeerServer. A handler of gRPC cannot stop its own
+// Recv, so the stream is read by a goroutine that ends soon after Exchange.
+func (s *service) Exchange(stream api.Peer_ExchangeServer) error {
+	n := s.n
+	n.mu.Lock()
+	switch {
+	case n.ctx == nil:
+		n.mu.Unlock()
+		return status.Error(codes.Unavailable, "the migrator is not running")
+	case n.incoming >= maxIncoming:
+		n.mu.Unlock()
+		return status.Errorf(codes.ResourceExhausted, "there are %d streams of peers already", maxIncoming)
+	}
+	n.incoming++
+	stopped := n.ctx.Done()
+	in := &incoming{end: make(chan struct{})}
+	greeted, ended := make(chan struct{}), make(chan error, 1)
+	n.wg.Go(func() {
+		ended <- n.read(stream, in, greeted)
+		n.mu.Lock()
+		n.incoming--
+		n.mu.Unlock()
+	})
+	n.mu.Unlock()
+
+	late := time.NewTimer(helloTimeout)
+	defer late.Stop()
+	for {
+		select {
+		case err := <-ended:
+			return err
+		case <-greeted:
+			greeted = nil
+			late.Stop()
+		case <-late.C:
+			return status.Errorf(codes.DeadlineExceeded, "no Hello within %v", helloTimeout)
+		case <-in.end:
+			return status.Error(codes.Aborted, "a later stream took over")
+		case <-stopped:
+			return status.Error(codes.Unavailable, "the migrator is stopping")
+		}
+	}
+}
+
+// read takes the envelopes of a stream until it ends.
+func (n *Network) read(stream api.Peer_ExchangeServer, in *incoming, greeted chan<- struct{}) error {
+	first, err := stream.Recv()
+	if err != nil {
+		return err
+	}
+	p, err := n.greet(first, in)
+	if err != nil {
+		return err
+	}
+	close(greeted)
+	h := first.GetHello()
+	defer n.leave(p, h.GetIncarnation(), in)
+	if err := stream.Send(n.envelope(p, &api.Envelope_Hello{Hello: n.hello()})); err != nil {
+		return err
+	}
+	for {
+		e, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if status.Code(err) == codes.ResourceExhausted {
+			n.mu.Lock()
+			n.refused.Oversize++
+			n.mu.Unlock()
+		}
+		if err != nil {
+			return err
+		}
+		if n.accept(p, e, in) {
+			n.cfg.Handle(p.id, e)
+		}
+	}
+}
+
+// greet takes note of a Hello. A process has one stream: a newer one takes
+// over, for the older may be a connection that has died unnoticed.
+func (n *Network) greet(e *api.Envelope, in *incoming) (*peer, error) {
+	from, h := policies.ReplicaID(e.GetFrom()), e.GetHello()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var why error
+	switch {
+	case h == nil:
+		why = errors.New("a stream begins with a Hello")
+	case from == "" || from == n.cfg.Self:
+		why = fmt.Errorf("a Hello of %q: every replica needs a name of its own", from)
+	case policies.ReplicaID(e.GetTo()) != n.cfg.Self:
+		why = fmt.Errorf("this is %s, not %q", n.cfg.Self, e.GetTo())
+	}
+	if why != nil {
+		n.refused.Hello++
+		return nil, status.Error(codes.FailedPrecondition, why.Error())
+	}
+	p := n.peerLocked(from)
+	if old := p.streams[h.GetIncarnation()]; old != nil {
+		old.close()
+	}
+	n.meetLocked(p, h)
+	p.streams[h.GetIncarnation()] = in
+	return p, nil
+}
+
+// meetLocked takes note of which process speaks for a peer.
+func (n *Network) meetLocked(p *peer, h *api.Hello) {
+	p.heard, p.refusals = time.Now(), 0
+	if p.hello != nil && h.GetIncarnation() < p.hello.GetIncarnation() {
+		return
+	}
+	if p.hello != nil && h.GetIncarnation() > p.hello.GetIncarnation() && p.streams[p.hello.GetIncarnation()] == nil && p.watched && !p.gone {
+		p.ended = true
+		n.lookAgain()
+	}
+	p.gone = false
+	if h.GetIncarnation() != p.hello.GetIncarnation() {
+		p.seen, p.echo = 0, 0
+	}
+	if h.GetTransferMax() < TransferMin || h.GetTransferMin() > TransferMax {
+		n.log.Warn("a peer speaks no common version of the transfer; requests move to and from it by re-prompting",
+			"peer", string(p.id), "least", h.GetTransferMin(), "most", h.GetTransferMax())
+	}
+	p.hello = h
+}
+
+// leave takes note of the end of a stream.
+func (n *Network) leave(p *peer, incarnation uint64, in *incoming) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if p.streams[incarnation] == in {
+		delete(p.streams, incarnation)
+	}
+	if p.refusals >= refusals {
+		n.lookAgain()
+	}
+	n.tidyLocked(p)
+}
+
+// accept reports whether an envelope is for Handle.
+func (n *Network) accept(p *peer, e *api.Envelope, in *incoming) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	select {
+	case <-in.end: // what comes now comes on the later stream too
+		return false
+	default:
+	}
+	if n.ctx == nil {
+		return false
+	}
+	switch {
+	case policies.ReplicaID(e.GetFrom()) != p.id:
+		n.refused.Forged++
+		return false
+	case policies.ReplicaID(e.GetTo()) != n.cfg.Self:
+		n.refused.Misaddressed++
+		return false
+	}
+	p.heard, p.gone = time.Now(), false
+	p.received++
+	switch b := e.GetBody().(type) {
+	case *api.Envelope_Beat:
+		n.hearBeatLocked(p, b.Beat)
+		return false
+	case nil, *api.Envelope_Hello:
+		n.refused.Body++
+		return false
+	}
+	return true
+}

@@ -1,0 +1,257 @@
+package peer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"syscall"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/keepalive"
+
+	"github.com/cascadeinfer/cascade/migrator/api"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// linkLocked sees to it that a goroutine keeps the stream to a peer that is
+// watched or has something waiting, and wakes it.
+func (n *Network) linkLocked(p *peer) {
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+	if n.ctx == nil || p.linked || p.address == "" || !p.watched && len(p.queue) == 0 {
+		return
+	}
+	p.linked = true
+	ctx := n.ctx
+	n.wg.Go(func() { n.link(ctx, p) })
+}
+
+// link keeps the stream to a peer for as long as there is use for it.
+func (n *Network) link(ctx context.Context, p *peer) {
+	pause, was := firstPause, ""
+	for {
+		up, err := n.session(ctx, p)
+		if ctx.Err() != nil || err == nil && n.unlink(p) {
+			return
+		}
+		if up {
+			pause = firstPause
+			if was != "" {
+				n.log.Info("a peer is back", "peer", string(p.id))
+			}
+			was = ""
+		}
+		if err == nil || errors.Is(err, errRedial) {
+			continue
+		}
+		// A peer that is away for an hour is worth one line.
+		if was == "" {
+			n.log.Warn("a peer cannot be reached; trying again", "peer", string(p.id), "error", err)
+			was = err.Error()
+		}
+		if !n.rest(ctx, p, pause/2+rand.N(pause/2+1)) {
+			return
+		}
+		pause = min(2*pause, longestPause)
+	}
+}
+
+// rest waits before the next attempt: what waited too long is dropped
+// meanwhile, and a peer that nobody has anything for is left. It returns false
+// when the link has ended.
+func (n *Network) rest(ctx context.Context, p *peer, pause time.Duration) bool {
+	select {
+	case <-time.After(pause):
+	case <-ctx.Done():
+		return false
+	}
+	n.mu.Lock()
+	p.expire(time.Now().Add(-n.cfg.Silence))
+	n.mu.Unlock()
+	return !n.unlink(p)
+}
+
+// expire drops what has waited since before a time.
+func (p *peer) expire(before time.Time) {
+	for len(p.queue) > 0 && p.queue[0].since.Before(before) {
+		p.pop()
+		p.dropped++
+	}
+}
+
+// unlink ends a link that has nothing to do. It returns false when it has.
+func (n *Network) unlink(p *peer) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if p.watched || len(p.queue) > 0 {
+		return false
+	}
+	p.linked = false
+	n.tidyLocked(p)
+	return true
+}
+
+// errRedial ends a session whose peer has a new address.
+var errRedial = errors.New("the peer's address has changed")
+
+// session is one stream to a peer, from its connection to its end. It returns
+// nil when nothing was sent for Idle and nobody watches the peer. up tells
+// whether the peer answered.
+func (n *Network) session(ctx context.Context, p *peer) (up bool, err error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	n.mu.Lock()
+	address := p.address
+	p.cut = func() { cancel(errRedial) }
+	n.mu.Unlock()
+	defer func() {
+		n.mu.Lock()
+		p.cut, p.connected = nil, false
+		n.mu.Unlock()
+	}()
+
+	conn, err := n.connect(p, address)
+	if err != nil {
+		return false, fmt.Errorf("peer %s at %s: %w", p.id, address, err)
+	}
+	defer conn.Close()
+	stream, err := api.NewPeerClient(conn).Exchange(ctx)
+	if err == nil {
+		err = stream.Send(n.envelope(p, &api.Envelope_Hello{Hello: n.hello()}))
+	}
+	if err != nil {
+		return false, because(ctx, fmt.Errorf("peer %s at %s: %w", p.id, address, err))
+	}
+	// The reader ends the session whenever the stream ends, so that a Send that
+	// waits for a peer which does not read ends too.
+	done := make(chan bool, 1)
+	go func() {
+		answered, err := n.readHello(p, stream)
+		cancel(fmt.Errorf("peer %s at %s: %w", p.id, address, err))
+		done <- answered
+	}()
+	err = n.pump(ctx, p, stream)
+	cancel(nil)
+	return <-done, because(ctx, err)
+}
+
+// because returns why ctx ended, if it did with a cause of its own.
+func because(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); err != nil && cause != nil && !errors.Is(cause, context.Canceled) {
+		return cause
+	}
+	return err
+}
+
+// connect prepares one connection. gRPC dials when the stream opens; its own
+// attempts to connect again are not used, a session has one.
+func (n *Network) connect(p *peer, address string) (*grpc.ClientConn, error) {
+	return grpc.NewClient("passthrough:///"+address,
+		grpc.WithTransportCredentials(n.cfg.Credentials(address)),
+		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
+			c, err := n.cfg.Dial(ctx, address)
+			n.dialled(p, err)
+			return c, err
+		}),
+		grpc.WithDisableServiceConfig(), grpc.WithDisableRetry(), grpc.WithIdleTimeout(0),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: keepaliveEvery, Timeout: keepaliveAnswer}),
+		grpc.WithDefaultCallOptions(grpc.MaxCallSendMsgSize(MaxEnvelope), grpc.MaxCallRecvMsgSize(MaxEnvelope)),
+	)
+}
+
+// dialled counts refused connections: nobody listens where the peer should.
+func (n *Network) dialled(p *peer, err error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	switch {
+	case err == nil:
+		p.refusals = 0
+	case errors.Is(err, syscall.ECONNREFUSED):
+		p.refusals++
+		if p.refusals >= refusals {
+			n.lookAgain()
+		}
+	}
+}
+
+// readHello takes the peer's Hello and waits for the end of its stream.
+func (n *Network) readHello(p *peer, stream api.Peer_ExchangeClient) (answered bool, err error) {
+	for {
+		e, err := stream.Recv()
+		if err != nil {
+			return answered, err
+		}
+		h := e.GetHello()
+		switch {
+		case h == nil: // a later version may say more
+		case policies.ReplicaID(e.GetFrom()) != p.id:
+			return answered, fmt.Errorf("%q answers there; the replica has moved", e.GetFrom())
+		default:
+			answered = true
+			n.mu.Lock()
+			p.connected = true
+			n.meetLocked(p, h)
+			n.mu.Unlock()
+		}
+	}
+}
+
+// pump sends what is queued, in order, until ctx ends, or Idle has passed with
+// nothing to send and nobody watching.
+func (n *Network) pump(ctx context.Context, p *peer, stream api.Peer_ExchangeClient) error {
+	idle := time.NewTimer(n.cfg.Idle)
+	defer idle.Stop()
+	for {
+		switch e := n.next(p); {
+		case e != nil:
+			if err := stream.Send(e); err != nil {
+				<-ctx.Done() // the reader knows why
+				return err
+			}
+			continue
+		case ctx.Err() != nil:
+			return ctx.Err()
+		}
+		idle.Reset(n.cfg.Idle)
+		select {
+		case <-p.wake:
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-idle.C:
+			if n.unused(p) {
+				return nil
+			}
+		}
+	}
+}
+
+// next takes the oldest envelope that is still worth sending; nil for none.
+func (n *Network) next(p *peer) *api.Envelope {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if len(p.queue) == 0 {
+		return nil
+	}
+	p.expire(time.Now().Add(-n.cfg.Silence))
+	if len(p.queue) == 0 {
+		return nil
+	}
+	p.sent++
+	return p.pop().envelope
+}
+
+func (n *Network) unused(p *peer) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return !p.watched && len(p.queue) == 0
+}
+
+// envelope addresses an envelope of the network's own.
+func (n *Network) envelope(p *peer, hello *api.Envelope_Hello) *api.Envelope {
+	return &api.Envelope{From: string(n.cfg.Self), To: string(p.id), Body: hello}
+}

@@ -1,0 +1,399 @@
+package peer
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/cascadeinfer/cascade/migrator/api"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// got is an envelope and who sent it.
+type got struct {
+	from policies.ReplicaID
+	*api.Envelope
+}
+
+// node is a network with a server of its own.
+type node struct {
+	*Network
+	address string
+	came    chan got
+	gone    chan policies.ReplicaID
+	stop    func() // ends all; idempotent
+}
+
+// listens serves a handler as the front's peer server does.
+func listens(l net.Listener, h http.Handler) *http.Server {
+	var protocols http.Protocols
+	protocols.SetHTTP1(true)
+	protocols.SetHTTP2(true)
+	protocols.SetUnencryptedHTTP2(true)
+	s := &http.Server{Handler: h, Protocols: &protocols, ReadHeaderTimeout: time.Second, IdleTimeout: time.Minute}
+	go s.Serve(l)
+	return s
+}
+
+// start makes a node on a listener and runs it.
+func start(t testing.TB, cfg Config, l net.Listener, address string) *node {
+	t.Helper()
+	n := &node{address: address, came: make(chan got, 1<<16), gone: make(chan policies.ReplicaID, 100)}
+	if cfg.Handle == nil {
+		cfg.Handle = func(from policies.ReplicaID, e *api.Envelope) { n.came <- got{from, e} }
+	}
+	cfg.Gone = func(id policies.ReplicaID) { n.gone <- id }
+	var err error
+	if n.Network, err = New(cfg); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- n.Run(ctx) }()
+	server := listens(l, n.Handler())
+	n.stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+		server.Close()
+	})
+	t.Cleanup(n.stop)
+	return n
+}
+
+// onTCP starts a node on a loopback socket.
+func onTCP(t testing.TB, cfg Config) *node {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return start(t, cfg, l, l.Addr().String())
+}
+
+// acquaint tells nodes about each other.
+func acquaint(nodes ...*node) {
+	all := make(map[policies.ReplicaID]string)
+	for _, n := range nodes {
+		all[n.cfg.Self] = n.address
+	}
+	for _, n := range nodes {
+		n.SetPeers(all)
+	}
+}
+
+func market(number uint64) *api.Envelope {
+	return &api.Envelope{Body: &api.Envelope_Market{Market: &api.Market{Kind: 1, Seller: "a", Number: number}}}
+}
+
+// peer returns one peer's status.
+func (n *node) peer(id policies.ReplicaID) PeerStatus {
+	for _, p := range n.Status().Peers {
+		if p.Replica == id {
+			return p
+		}
+	}
+	return PeerStatus{}
+}
+
+func TestDelivers(t *testing.T) {
+	a, b := onTCP(t, Config{Self: "a"}), onTCP(t, Config{Self: "b", Incarnation: 7})
+	acquaint(a, b)
+	const many = 1000
+	for i := range uint64(many) {
+		a.Send("b", market(i))
+		b.Send("a", market(i))
+	}
+	for i := range uint64(many) {
+		for _, n := range [...]*node{a, b} {
+			g := <-n.came
+			if g.GetMarket().GetNumber() != i || g.from == n.cfg.Self || g.GetTo() != string(n.cfg.Self) || g.GetFrom() != string(g.from) {
+				t.Fatalf("envelope %d at %s: %v", i, n.cfg.Self, g.Envelope)
+			}
+		}
+	}
+	low, high, ok := a.TransferVersions("b")
+	if !ok || low != TransferMin || high != TransferMax {
+		t.Errorf("versions of b: %d to %d, %v", low, high, ok)
+	}
+	if _, _, ok := a.TransferVersions("c"); ok {
+		t.Error("versions of nobody")
+	}
+	if s := a.peer("b"); !s.Connected || s.Incoming != 1 || s.Sent != many || s.Received != many || s.Dropped != 0 || s.Incarnation != 7 || s.MarketVersion != MarketVersion {
+		t.Errorf("status: %+v", s)
+	}
+	a.Send("c", market(0))
+	a.Send("a", market(0))
+	if got := a.Status().Refused.Unknown; got != 2 {
+		t.Errorf("%d envelopes to nobody, sent 2", got)
+	}
+}
+
+// TestLargestRound sends what MaxEnvelope was chosen for, and more.
+func TestLargestRound(t *testing.T) {
+	a, b := onTCP(t, Config{Self: "a"}), onTCP(t, Config{Self: "b"})
+	acquaint(a, b)
+	const tokens, block, regions = 128 << 10, 16, 180
+	worst := make([]uint32, tokens/block*regions)
+	for i := range worst {
+		worst[i] = ^uint32(0) - uint32(i)
+	}
+	round := &api.Transfer{Kind: 4, Ids: worst[:tokens], Blocks: worst[:tokens/block], Sums: worst}
+	a.Send("b", &api.Envelope{Body: &api.Envelope_Transfer{Transfer: round}})
+	if g := <-b.came; !proto.Equal(g.GetTransfer(), round) {
+		t.Error("the round has changed on its way")
+	}
+	round.Sums = append(worst, worst...)
+	a.Send("b", &api.Envelope{Body: &api.Envelope_Transfer{Transfer: round}})
+	a.Send("b", market(1))
+	if g := <-b.came; g.GetMarket() == nil {
+		t.Error("an envelope above MaxEnvelope was sent")
+	}
+	if s := a.peer("b"); s.Dropped != 1 {
+		t.Errorf("%d dropped, want 1", s.Dropped)
+	}
+}
+
+// TestSendNeverBlocks sends to a peer that accepts connections and is silent,
+// and to one that does not exist.
+func TestSendNeverBlocks(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	a := onTCP(t, Config{Self: "a", Queue: 10})
+	a.SetPeers(map[policies.ReplicaID]string{"mute": l.Addr().String(), "none": "127.0.0.1:1"})
+	for _, id := range [...]policies.ReplicaID{"mute", "none"} {
+		for i := range uint64(100) {
+			a.Send(id, market(i))
+		}
+		if s := a.peer(id); s.Queued != 10 || s.Dropped != 90 || s.Connected {
+			t.Errorf("%s: %+v", id, s)
+		}
+	}
+}
+
+// TestQueueDropsTheOldest fills a queue before the network runs.
+func TestQueueDropsTheOldest(t *testing.T) {
+	b := onTCP(t, Config{Self: "b"})
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := New(Config{Self: "a", Queue: 3, Handle: func(policies.ReplicaID, *api.Envelope) {}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.SetPeers(map[policies.ReplicaID]string{"b": b.address})
+	for i := range uint64(10) {
+		n.Send("b", market(i))
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- n.Run(ctx) }()
+	for i := range uint64(3) {
+		if g := <-b.came; g.GetMarket().GetNumber() != 7+i {
+			t.Errorf("got %d, want %d", g.GetMarket().GetNumber(), 7+i)
+		}
+	}
+	cancel()
+	<-done
+	l.Close()
+}
+
+// raw opens a stream by hand.
+func raw(t *testing.T, address string) api.Peer_ExchangeClient {
+	t.Helper()
+	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	s, err := api.NewPeerClient(conn).Exchange(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func hello(from, to string, incarnation uint64) *api.Envelope {
+	return &api.Envelope{From: from, To: to, Body: &api.Envelope_Hello{Hello: &api.Hello{MarketVersion: 9, TransferMin: 1, TransferMax: 9, Incarnation: incarnation}}}
+}
+
+func TestWrongHello(t *testing.T) {
+	a := onTCP(t, Config{Self: "a"})
+	for _, first := range [...]*api.Envelope{hello("x", "b", 1), hello("", "a", 1), hello("a", "a", 1), market(1), {From: "x", To: "a"}} {
+		s := raw(t, a.address)
+		s.Send(first)
+		if _, err := s.Recv(); status.Code(err) != codes.FailedPrecondition {
+			t.Errorf("%v is answered with %v", first, err)
+		}
+	}
+	if got := a.Status().Refused.Hello; got != 5 {
+		t.Errorf("%d wrong Hellos, want 5", got)
+	}
+}
+
+func TestWrongEnvelopes(t *testing.T) {
+	a := onTCP(t, Config{Self: "a"})
+	s := raw(t, a.address)
+	s.Send(hello("x", "a", 1))
+	if e, err := s.Recv(); err != nil || e.GetHello() == nil || e.GetFrom() != "a" || e.GetTo() != "x" {
+		t.Fatalf("%v, %v", e, err)
+	}
+	good := func(number uint64) *api.Envelope {
+		e := market(number)
+		e.From, e.To = "x", "a"
+		return e
+	}
+	forged, lost := good(1), good(2)
+	forged.From, lost.To = "y", "b"
+	s.Send(forged)
+	s.Send(lost)
+	s.Send(hello("x", "a", 1))
+	// What version N+1 may send: a body and a field that this one has not.
+	unknown := &api.Envelope{From: "x", To: "a"}
+	unknown.ProtoReflect().SetUnknown(protowire.AppendBytes(protowire.AppendTag(nil, 99, protowire.BytesType), []byte("new")))
+	s.Send(unknown)
+	newer := good(3)
+	newer.GetMarket().Kind = 200
+	newer.GetMarket().ProtoReflect().SetUnknown(protowire.AppendVarint(protowire.AppendTag(nil, 98, protowire.VarintType), 5))
+	s.Send(newer)
+	s.Send(good(4))
+	for _, want := range [...]uint64{3, 4} {
+		if g := <-a.came; g.from != "x" || g.GetMarket().GetNumber() != want {
+			t.Errorf("got %v, want %d", g.Envelope, want)
+		}
+	}
+	if got, want := a.Status().Refused, (Refused{Forged: 1, Misaddressed: 1, Body: 2}); got != want {
+		t.Errorf("refused: %+v, want %+v", got, want)
+	}
+	// Too large: the stream ends, the next one works.
+	big := &api.Envelope{From: "x", To: "a", Body: &api.Envelope_Transfer{Transfer: &api.Transfer{Ids: make([]uint32, MaxEnvelope+1)}}}
+	s.Send(big)
+	if _, err := s.Recv(); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("an oversize envelope ends its stream with %v", err)
+	}
+	s = raw(t, a.address)
+	s.Send(hello("x", "a", 1))
+	s.Send(good(5))
+	if g := <-a.came; g.GetMarket().GetNumber() != 5 || a.Status().Refused.Oversize != 1 {
+		t.Errorf("%v, %+v", g.Envelope, a.Status().Refused)
+	}
+}
+
+// TestOlderPeer has a Hello of a version that knew no more than its name.
+func TestOlderPeer(t *testing.T) {
+	a := onTCP(t, Config{Self: "a"})
+	s := raw(t, a.address)
+	s.Send(&api.Envelope{From: "x", To: "a", Body: &api.Envelope_Hello{Hello: &api.Hello{}}})
+	e := market(1)
+	e.From, e.To = "x", "a"
+	s.Send(e)
+	if g := <-a.came; g.from != "x" {
+		t.Errorf("from %s", g.from)
+	}
+	if low, high, ok := a.TransferVersions("x"); low != 0 || high != 0 || !ok {
+		t.Errorf("versions %d to %d, %v", low, high, ok)
+	}
+}
+
+// TestLaterStreamTakesOver opens two streams of one process.
+func TestLaterStreamTakesOver(t *testing.T) {
+	a := onTCP(t, Config{Self: "a"})
+	first := raw(t, a.address)
+	first.Send(hello("x", "a", 1))
+	first.Recv()
+	second := raw(t, a.address)
+	second.Send(hello("x", "a", 1))
+	second.Recv()
+	if _, err := first.Recv(); status.Code(err) != codes.Aborted {
+		t.Errorf("the first stream ends with %v", err)
+	}
+	// Another process of the same replica has a stream of its own.
+	third := raw(t, a.address)
+	third.Send(hello("x", "a", 2))
+	third.Recv()
+	for _, s := range [...]api.Peer_ExchangeClient{second, third} {
+		e := market(1)
+		e.From, e.To = "x", "a"
+		s.Send(e)
+		<-a.came
+	}
+	if p := a.peer("x"); p.Incoming != 2 || p.Incarnation != 2 {
+		t.Errorf("%+v", p)
+	}
+}
+
+func TestReconnects(t *testing.T) {
+	a, b := onTCP(t, Config{Self: "a"}), onTCP(t, Config{Self: "b"})
+	acquaint(a, b)
+	a.Send("b", market(1))
+	<-b.came
+	b.stop()
+	// The same address, another process; then another address.
+	l, err := net.Listen("tcp", b.address)
+	if err != nil {
+		t.Skipf("the address was taken meanwhile: %v", err)
+	}
+	b2 := start(t, Config{Self: "b"}, l, b.address)
+	until(b2, func() { a.Send("b", market(2)) })
+	b3 := onTCP(t, Config{Self: "b"})
+	acquaint(a, b3)
+	until(b3, func() { a.Send("b", market(3)) })
+	// An address where another replica answers.
+	c := onTCP(t, Config{Self: "c"})
+	a.SetPeers(map[policies.ReplicaID]string{"b": c.address})
+	a.Send("b", market(4))
+	for c.Status().Refused.Hello == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	if len(c.came) != 0 {
+		t.Error("c took what was meant for b")
+	}
+}
+
+// until sends again and again until something arrives.
+func until(n *node, send func()) {
+	for {
+		send()
+		select {
+		case <-n.came:
+			return
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+func TestConfig(t *testing.T) {
+	good := Config{Self: "a", Handle: func(policies.ReplicaID, *api.Envelope) {}}
+	if _, err := New(good); err != nil {
+		t.Fatal(err)
+	}
+	for field, change := range map[string]func(*Config){
+		"Self": func(c *Config) { c.Self = "" }, "Handle": func(c *Config) { c.Handle = nil }, "Queue": func(c *Config) { c.Queue = -1 },
+		"Interval": func(c *Config) { c.Interval = -1 }, "Silence": func(c *Config) { c.Silence = time.Millisecond }, "Idle": func(c *Config) { c.Idle = -1 },
+	} {
+		c := good
+		change(&c)
+		if _, err := New(c); err == nil || !strings.Contains(err.Error(), field) {
+			t.Errorf("a bad %s: %v", field, err)
+		}
+	}
+}
