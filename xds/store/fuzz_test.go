@@ -21,6 +21,7 @@ func FuzzDecode(f *testing.F) {
 	}
 	f.Add(good)
 	f.Add([]byte(`{"format":1}`))
+	f.Add([]byte(`{"format":1,"drained":["b","a"]}`))
 	f.Add([]byte(`{"format":1,"lease":{"holder":"a","expires":"2026-01-02T03:04:05+02:00"}}`))
 	f.Fuzz(func(t *testing.T, body []byte) {
 		o, revision, err := decode(body)

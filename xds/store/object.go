@@ -44,6 +44,16 @@ func (o Object) Validate() error {
 			return fmt.Errorf("reason %d: a text may have %d bytes", i, MaxText)
 		}
 	}
+	drained := make(map[policies.ReplicaID]bool, len(o.Drained))
+	for _, r := range o.Drained {
+		if r == "" || len(r) > MaxText {
+			return fmt.Errorf("drained: replica id %.60q must have 1 to %d bytes", r, MaxText)
+		}
+		if drained[r] {
+			return fmt.Errorf("drained: replica %.60q is there twice", r)
+		}
+		drained[r] = true
+	}
 	if len(o.Lease.Holder) > MaxText {
 		return fmt.Errorf("lease: a holder's name may have %d bytes", MaxText)
 	}
@@ -64,6 +74,7 @@ func (o Object) clone() Object {
 		o.Plans = append(o.Plans, p)
 	}
 	o.Reasons = append([]Reason(nil), o.Reasons...)
+	o.Drained = append([]policies.ReplicaID(nil), o.Drained...)
 	return o
 }
 
@@ -81,6 +92,8 @@ type document struct {
 	Lease    *leaseDocument   `json:"lease,omitempty"`
 	Plans    []planDocument   `json:"plans"`
 	Reasons  []reasonDocument `json:"reasons,omitempty"`
+	// Drained came later; an object without it drains nobody.
+	Drained []policies.ReplicaID `json:"drained,omitempty"`
 }
 
 type leaseDocument struct {
@@ -113,7 +126,7 @@ func encode(o Object, revision uint64) ([]byte, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	d := document{Format: format, Revision: revision, Epoch: o.Epoch, Plans: []planDocument{}}
+	d := document{Format: format, Revision: revision, Epoch: o.Epoch, Plans: []planDocument{}, Drained: o.Drained}
 	if o.Lease != (Lease{}) {
 		d.Lease = &leaseDocument{o.Lease.Holder, o.Lease.Expires.UTC()}
 	}
@@ -155,7 +168,7 @@ func decode(body []byte) (o Object, revision uint64, err error) {
 	if d.Format != format {
 		return Object{}, 0, fmt.Errorf("format %d; this program reads format %d", d.Format, format)
 	}
-	o.Epoch = d.Epoch
+	o.Epoch, o.Drained = d.Epoch, d.Drained
 	if d.Lease != nil {
 		o.Lease = Lease{d.Lease.Holder, d.Lease.Expires.UTC()}
 	}

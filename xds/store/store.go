@@ -1,5 +1,6 @@
 // Package store keeps the plan object: the few kilobytes from which every
-// control plane of a fleet renders its resources. It is read by watching and
+// control plane of a fleet renders its resources, and what operators asked for
+// that must outlive a restart. It is read by watching and
 // written by compare-and-swap, and nothing else; it holds no load, no health
 // and no counters.
 //
@@ -25,11 +26,15 @@ type Version string
 // Invariants, checked by Validate:
 //  1. every plan is valid, and no model has two,
 //  2. no plan's epoch is beyond Epoch, nor Epoch beyond MaxEpoch,
-//  3. strings fit: names and texts of at most MaxText bytes.
+//  3. strings fit: names and texts of at most MaxText bytes,
+//  4. no replica is drained twice.
 type Object struct {
 	Epoch   policies.Epoch // of the newest plan
 	Plans   []policies.Plan
 	Reasons []Reason // why plans changed, oldest first; the writer bounds it
+	// Drained lists the replicas that an operator asked to be emptied, in any
+	// order; the fleet file has drains of its own.
+	Drained []policies.ReplicaID
 	// Lease says who plans for the fleet, and until when. The zero value says
 	// nobody; only control planes that share a store need it.
 	Lease Lease

@@ -51,6 +51,7 @@ func Object(epoch policies.Epoch) store.Object {
 			policies.OneStage("b", []policies.ReplicaID{"r3"}),
 		},
 		Reasons: []store.Reason{{Model: "org/a", Epoch: epoch, At: at, Text: "gain 12 %"}},
+		Drained: []policies.ReplicaID{"r2", policies.ReplicaID(fmt.Sprint("q", epoch))},
 		Lease:   store.Lease{Holder: "cp-1", Expires: at.Add(3 * time.Second)},
 	}
 }
@@ -192,6 +193,11 @@ func invalid(t *testing.T, open func() store.Store) {
 	if _, err := s.CompareAndSwap(t.Context(), "", ahead); err == nil {
 		t.Fatal("stored a plan from the future")
 	}
+	again := Object(1)
+	again.Drained = append(again.Drained, again.Drained[0])
+	if _, err := s.CompareAndSwap(t.Context(), "", again); err == nil {
+		t.Fatal("stored a replica that is drained twice")
+	}
 	if u := watchOf(t, s).next(); u.Version != "" {
 		t.Fatal("a refused object was stored")
 	}
@@ -278,10 +284,12 @@ func notShared(t *testing.T, open func() store.Store) {
 	must(t, s, "", given)
 	given.Plans[0].Stages[0].Replicas[0] = "changed"
 	given.Reasons[0].Text = "changed"
+	given.Drained[0] = "changed"
 	got := watchOf(t, s).next().Object
 	equal(t, got, Object(1))
 	got.Plans[0].Stages[1].Replicas[0] = "changed"
 	got.Plans[1].Model = "changed"
+	got.Drained[0] = "changed too"
 	equal(t, watchOf(t, s).next().Object, Object(1))
 }
 
