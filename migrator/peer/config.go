@@ -114,7 +114,9 @@ func (c Config) validate() (Config, error) {
 	}
 	if c.Dial == nil {
 		dialer := &net.Dialer{Timeout: dialTimeout}
-		c.Dial = func(ctx context.Context, address string) (net.Conn, error) { return dialer.DialContext(ctx, "tcp", address) }
+		c.Dial = func(ctx context.Context, address string) (net.Conn, error) {
+			return dialer.DialContext(ctx, "tcp", address)
+		}
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)

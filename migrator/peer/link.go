@@ -129,15 +129,24 @@ func (n *Network) session(ctx context.Context, p *peer) (up bool, err error) {
 	}
 	// The reader ends the session whenever the stream ends, so that a Send that
 	// waits for a peer which does not read ends too.
-	done := make(chan bool, 1)
+	greeted, done := make(chan struct{}), make(chan struct{})
 	go func() {
-		answered, err := n.readHello(p, stream)
-		cancel(fmt.Errorf("peer %s at %s: %w", p.id, address, err))
-		done <- answered
+		defer close(done)
+		cancel(fmt.Errorf("peer %s at %s: %w", p.id, address, n.readHello(p, stream, greeted)))
 	}()
-	err = n.pump(ctx, p, stream)
+	// What is sent before the peer has answered would be lost when it refuses.
+	select {
+	case <-greeted:
+		err = n.pump(ctx, p, stream)
+		up = true
+	case <-time.After(helloTimeout):
+		err = fmt.Errorf("peer %s at %s: no Hello within %v", p.id, address, helloTimeout)
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
 	cancel(nil)
-	return <-done, because(ctx, err)
+	<-done
+	return up, because(ctx, err)
 }
 
 // because returns why ctx ended, if it did with a cause of its own.
@@ -179,24 +188,26 @@ func (n *Network) dialled(p *peer, err error) {
 	}
 }
 
-// readHello takes the peer's Hello and waits for the end of its stream.
-func (n *Network) readHello(p *peer, stream api.Peer_ExchangeClient) (answered bool, err error) {
+// readHello takes the peer's Hello, closes greeted then, and waits for the end
+// of the stream.
+func (n *Network) readHello(p *peer, stream api.Peer_ExchangeClient, greeted chan struct{}) error {
 	for {
 		e, err := stream.Recv()
 		if err != nil {
-			return answered, err
+			return err
 		}
 		h := e.GetHello()
 		switch {
 		case h == nil: // a later version may say more
 		case policies.ReplicaID(e.GetFrom()) != p.id:
-			return answered, fmt.Errorf("%q answers there; the replica has moved", e.GetFrom())
-		default:
-			answered = true
+			return fmt.Errorf("%q answers there; the replica has moved", e.GetFrom())
+		case greeted != nil:
 			n.mu.Lock()
 			p.connected = true
 			n.meetLocked(p, h)
 			n.mu.Unlock()
+			close(greeted)
+			greeted = nil
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"net/http"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -64,6 +65,11 @@ func start(t testing.TB, cfg Config, l net.Listener, address string) *node {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- n.Run(ctx) }()
+	for running := false; !running; runtime.Gosched() {
+		n.mu.Lock()
+		running = n.ctx != nil
+		n.mu.Unlock()
+	}
 	server := listens(l, n.Handler())
 	n.stop = sync.OnceFunc(func() {
 		cancel()

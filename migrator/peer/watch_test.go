@@ -1,0 +1,316 @@
+package peer
+
+import (
+	"context"
+	"net"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc/test/bufconn"
+
+	"github.com/cascadeinfer/cascade/migrator/api"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// town is a machine's worth of addresses in memory. A house that was cut off
+// swallows what is written to it, as a machine does that has frozen.
+type town struct {
+	mu     sync.Mutex
+	houses map[string]*bufconn.Listener
+	frozen map[string]chan struct{} // closed when it thaws
+}
+
+func newTown() *town {
+	return &town{houses: make(map[string]*bufconn.Listener), frozen: make(map[string]chan struct{})}
+}
+
+// node starts a node at an address.
+func (w *town) node(t *testing.T, id, address string, incarnation uint64) *node {
+	l := bufconn.Listen(1 << 16)
+	w.mu.Lock()
+	w.houses[address] = l
+	w.mu.Unlock()
+	return start(t, Config{Self: policies.ReplicaID(id), Incarnation: incarnation, Dial: w.dialer(address)}, l, address)
+}
+
+// kill ends a process: nobody listens at its address any more.
+func (w *town) kill(n *node) {
+	w.mu.Lock()
+	delete(w.houses, n.address)
+	w.mu.Unlock()
+	n.stop()
+}
+
+// freeze stops all bytes from and to an address, until the function it returns
+// is called.
+func (w *town) freeze(address string) (thaw func()) {
+	c := make(chan struct{})
+	w.mu.Lock()
+	w.frozen[address] = c
+	w.mu.Unlock()
+	return func() {
+		w.mu.Lock()
+		delete(w.frozen, address)
+		w.mu.Unlock()
+		close(c)
+	}
+}
+
+func (w *town) dialer(from string) func(context.Context, string) (net.Conn, error) {
+	return func(ctx context.Context, to string) (net.Conn, error) {
+		w.mu.Lock()
+		l := w.houses[to]
+		w.mu.Unlock()
+		if l == nil {
+			return nil, &net.OpError{Op: "dial", Net: "mem", Err: syscall.ECONNREFUSED}
+		}
+		c, err := l.DialContext(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return &wire{Conn: c, town: w, ends: [2]string{from, to}, closed: make(chan struct{})}, nil
+	}
+}
+
+// wire is a connection between two houses.
+type wire struct {
+	net.Conn
+	town   *town
+	ends   [2]string
+	once   sync.Once
+	closed chan struct{}
+}
+
+func (c *wire) wait() {
+	for {
+		c.town.mu.Lock()
+		f := c.town.frozen[c.ends[0]]
+		if f == nil {
+			f = c.town.frozen[c.ends[1]]
+		}
+		c.town.mu.Unlock()
+		if f == nil {
+			return
+		}
+		select {
+		case <-f:
+		case <-c.closed:
+			return
+		}
+	}
+}
+
+func (c *wire) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	c.wait()
+	return n, err
+}
+
+func (c *wire) Write(b []byte) (int, error) {
+	c.wait()
+	return c.Conn.Write(b)
+}
+
+func (c *wire) Close() error {
+	c.once.Do(func() { close(c.closed) })
+	return c.Conn.Close()
+}
+
+// inTown runs a test with two nodes, a watching b, in virtual time.
+func inTown(t *testing.T, test func(t *testing.T, w *town, a, b *node)) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTown()
+		a, b := w.node(t, "a", "a:1", 1), w.node(t, "b", "b:1", 1)
+		acquaint(a, b)
+		a.Watch([]policies.ReplicaID{"b", "a"})
+		time.Sleep(10*time.Second + defaultInterval/2)
+		if len(a.gone) != 0 {
+			t.Fatalf("%s is gone, they say", <-a.gone)
+		}
+		test(t, w, a, b)
+		a.stop()
+		b.stop()
+		// Connections of HTTP/2 end on timers of their own.
+		time.Sleep(time.Minute)
+	})
+}
+
+// goneAfter waits for Gone and returns how long it took.
+func goneAfter(t *testing.T, n *node, most time.Duration) time.Duration {
+	t.Helper()
+	since := time.Now()
+	select {
+	case <-n.gone:
+	case <-time.After(most):
+		t.Errorf("not gone after %v: %+v", most, n.Status().Peers)
+	}
+	return time.Since(since)
+}
+
+func TestBeats(t *testing.T) {
+	inTown(t, func(t *testing.T, w *town, a, b *node) {
+		// One Beat each way per interval, and neither is for Handle.
+		before := a.peer("b")
+		time.Sleep(10 * defaultInterval)
+		after := a.peer("b")
+		if sent, received := after.Sent-before.Sent, after.Received-before.Received; sent != 10 || received != 10 || len(a.came)+len(b.came) != 0 {
+			t.Errorf("%d Beats sent, %d answered in ten intervals; %d handled", sent, received, len(a.came)+len(b.came))
+		}
+		if !after.Watched || after.Silent > defaultInterval || b.peer("a").Watched {
+			t.Errorf("%+v", after)
+		}
+		// Watching each other costs no more: nobody answers.
+		b.Watch([]policies.ReplicaID{"a"})
+		time.Sleep(10 * defaultInterval)
+		if sent := a.peer("b").Sent - after.Sent; sent < 9 || sent > 11 {
+			t.Errorf("%d Beats in ten intervals", sent)
+		}
+		// Nobody watches: the streams are closed, and there is no more talk.
+		a.Watch(nil)
+		b.Watch(nil)
+		time.Sleep(2 * defaultIdle)
+		if p := a.peer("b"); p.Connected || p.Incoming != 0 || p.Watched {
+			t.Errorf("unwatched: %+v", p)
+		}
+		a.Send("b", market(1))
+		if g := <-b.came; g.from != "a" {
+			t.Errorf("from %s", g.from)
+		}
+	})
+}
+
+func TestFrozenPeerIsGone(t *testing.T) {
+	inTown(t, func(t *testing.T, w *town, a, b *node) {
+		for range 3 {
+			thaw := w.freeze("b:1")
+			took := goneAfter(t, a, 10*time.Second)
+			if took < defaultSilence-defaultInterval || took > defaultSilence {
+				t.Errorf("gone after %v", took)
+			}
+			// It is told once.
+			time.Sleep(3 * time.Second)
+			if len(a.gone) != 0 || !a.peer("b").Gone {
+				t.Errorf("gone again; %+v", a.peer("b"))
+			}
+			thaw()
+			time.Sleep(3 * time.Second)
+			if a.peer("b").Gone {
+				t.Errorf("it came back: %+v", a.peer("b"))
+			}
+		}
+	})
+}
+
+func TestRefusingPeerIsGoneAtOnce(t *testing.T) {
+	inTown(t, func(t *testing.T, w *town, a, b *node) {
+		w.kill(b)
+		if took := goneAfter(t, a, 10*time.Second); took > 4*firstPause {
+			t.Errorf("gone after %v", took)
+		}
+		time.Sleep(10 * time.Second)
+		if len(a.gone) != 0 {
+			t.Error("told twice")
+		}
+		// The next process is another peer for all that matters, and may end too.
+		b = w.node(t, "b", "b:1", 2)
+		acquaint(b, a)
+		time.Sleep(2 * time.Second)
+		if p := a.peer("b"); p.Gone || !p.Connected {
+			t.Errorf("back: %+v", p)
+		}
+		w.kill(b)
+		goneAfter(t, a, time.Second)
+	})
+}
+
+// TestFastRestart is over before silence or a refusal could tell.
+func TestFastRestart(t *testing.T) {
+	inTown(t, func(t *testing.T, w *town, a, b *node) {
+		w.kill(b)
+		next := w.node(t, "b", "b:1", 2)
+		acquaint(next, a)
+		if took := goneAfter(t, a, 10*time.Second); took > 4*firstPause {
+			t.Errorf("gone after %v", took)
+		}
+		time.Sleep(5 * time.Second)
+		if len(a.gone) != 0 || a.peer("b").Gone {
+			t.Errorf("gone again; %+v", a.peer("b"))
+		}
+		next.stop()
+	})
+}
+
+// TestSecondProcess starts beside the first, as in an upgrade: nobody is gone.
+func TestSecondProcess(t *testing.T) {
+	inTown(t, func(t *testing.T, w *town, a, b *node) {
+		b.Watch([]policies.ReplicaID{"a"}) // so that b has a stream to a
+		time.Sleep(time.Second)
+		next := w.node(t, "b", "b:1", 2)
+		acquaint(next, a)
+		next.Send("a", market(1))
+		<-a.came
+		time.Sleep(5 * time.Second)
+		if len(a.gone) != 0 {
+			t.Error("the first process lives, and is told gone")
+		}
+		b.stop()
+		time.Sleep(5 * time.Second)
+		if len(a.gone) != 0 || a.peer("b").Gone {
+			t.Errorf("the second process lives: %+v", a.peer("b"))
+		}
+		next.stop()
+	})
+}
+
+// TestQueueDoesNotAge drops what a peer that was away would get too late.
+func TestQueueDoesNotAge(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTown()
+		a := w.node(t, "a", "a:1", 1)
+		a.SetPeers(map[policies.ReplicaID]string{"b": "b:1"})
+		a.Send("b", market(1))
+		time.Sleep(3 * time.Second)
+		a.Send("b", market(2))
+		b := w.node(t, "b", "b:1", 1)
+		if g := <-b.came; g.GetMarket().GetNumber() != 2 {
+			t.Errorf("got %v", g.Envelope)
+		}
+		// A peer that nobody names any more is forgotten once it is quiet.
+		a.SetPeers(nil)
+		a.Send("b", market(3))
+		if g := <-b.came; g.GetMarket().GetNumber() != 3 {
+			t.Errorf("got %v", g.Envelope)
+		}
+		time.Sleep(2 * defaultIdle)
+		if got := a.Status().Peers; len(got) != 0 {
+			t.Errorf("still known: %+v", got)
+		}
+		a.stop()
+		b.stop()
+		time.Sleep(time.Minute)
+	})
+}
+
+// TestSlowHandlerBlocksNobody holds the goroutine of one peer's stream.
+func TestSlowHandlerBlocksNobody(t *testing.T) {
+	hold := make(chan struct{})
+	came := make(chan policies.ReplicaID, 10)
+	a := onTCP(t, Config{Self: "a", Handle: func(from policies.ReplicaID, _ *api.Envelope) {
+		if from == "b" {
+			<-hold
+		}
+		came <- from
+	}})
+	b, c := onTCP(t, Config{Self: "b"}), onTCP(t, Config{Self: "c"})
+	acquaint(a, b, c)
+	b.Send("a", market(1))
+	c.Send("a", market(1))
+	if from := <-came; from != "c" {
+		t.Errorf("from %s first", from)
+	}
+	close(hold)
+	<-came
+}
