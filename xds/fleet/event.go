@@ -8,7 +8,7 @@ import (
 )
 
 // Event is what happens to a State: one of Tick, Replicas, Reported, Closed,
-// Stored and Refused.
+// Drain, Undrain, Stored and Refused.
 type Event interface{ event() }
 
 // Tick says that time has passed.
@@ -27,10 +27,17 @@ type Reported struct{ Report Report }
 // that do not concern requests.
 type Closed struct{ Replica policies.ReplicaID }
 
+// Drain says that an operator wants a replica emptied, Undrain that it may
+// serve again. State.Permits says which of them are obeyed.
+type (
+	Drain   struct{ Replica policies.ReplicaID }
+	Undrain struct{ Replica policies.ReplicaID }
+)
+
 // Stored is the content of the plan store: what was just proposed, what a
 // restart finds, or what another server wrote. Plans in it are in force, unless
 // they are older than those that are or differ under the same epoch: those are
-// proposed anew.
+// proposed anew. Its drains are in force in any case.
 type Stored struct{ Object store.Object }
 
 // Refused says that the present proposal was not stored. The State keeps its
@@ -41,6 +48,8 @@ func (Tick) event()     {}
 func (Replicas) event() {}
 func (Reported) event() {}
 func (Closed) event()   {}
+func (Drain) event()    {}
+func (Undrain) event()  {}
 func (Stored) event()   {}
 func (Refused) event()  {}
 
@@ -57,7 +66,7 @@ type Effects struct {
 // Proposal is the whole plan object with the changes that it makes.
 type Proposal struct {
 	Object  store.Object // plans in the order of the models
-	Changes []Change
+	Changes []Change     // none when only drains change
 }
 
 // Change is one entry of the history: a model's plan was replaced.

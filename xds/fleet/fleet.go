@@ -74,7 +74,7 @@ type Fleet struct {
 // message is an event on its way into the loop.
 type message struct {
 	event Event
-	reply chan<- answer // for Reported; capacity 1
+	reply chan<- answer // for Reported, Drain and Undrain; capacity 1
 }
 
 type answer struct {

@@ -57,7 +57,8 @@ type replica struct {
 	// listed as draining until no plan names it, and its flow is forgotten
 	// slowly.
 	gone    bool
-	stage   int // in the plan in force; -1: none
+	asked   bool // an operator drains it; policies.Replica.Draining is the configuration's
+	stage   int  // in the plan in force; -1: none
 	report  Report
 	at      time.Time // of the last report; zero: never heard of
 	open    bool      // a report stream is there
@@ -73,7 +74,7 @@ type replica struct {
 func (r *replica) refresh(now time.Time, grace time.Duration) bool {
 	h := resources.Unhealthy
 	switch {
-	case r.gone || r.Draining || r.report.Draining:
+	case r.gone || r.ordered() || r.report.Draining:
 		h = resources.Draining
 	case !r.heard && now.Before(r.assumed):
 		h = resources.Healthy
@@ -96,6 +97,10 @@ func (r *replica) ready() bool { return r.health == resources.Healthy }
 // draining says that the replica shall leave its stage.
 func (r *replica) draining() bool { return r.health == resources.Draining }
 
+// ordered says that somebody wants the replica emptied: the configuration or an
+// operator, and not its own migrator, which stops.
+func (r *replica) ordered() bool { return r.Draining || r.asked }
+
 // take puts a report in place of the one before.
 func (r *replica) take(now time.Time, report Report) {
 	if report.Flow.Seen < r.report.Flow.Seen {
@@ -107,7 +112,7 @@ func (r *replica) take(now time.Time, report Report) {
 // renew forgets what was heard while the replica served another model: it
 // counts as unready until its front reports for the new one.
 func (r *replica) renew() {
-	*r = replica{Replica: r.Replica, stage: -1, open: r.open, weight: Neutral, health: resources.Unhealthy}
+	*r = replica{Replica: r.Replica, asked: r.asked, stage: -1, open: r.open, weight: Neutral, health: resources.Unhealthy}
 }
 
 // seen counts the requests of all lives of the front.

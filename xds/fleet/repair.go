@@ -10,7 +10,7 @@ import (
 
 // repair makes the change that cannot wait for the next period, if there is
 // one: a first plan, a stage without a ready replica, a replica that left the
-// configuration, a ready one that has no stage yet.
+// configuration or is drained, a ready one that has no stage yet.
 func (s *State) repair(now time.Time, m *model) (Change, bool) {
 	members := s.members(m)
 	reason := s.urgent(now, m, members)
@@ -60,6 +60,11 @@ func (s *State) urgent(now time.Time, m *model, members []member) string {
 		}
 		if r.gone && r.stage >= 0 {
 			return "replica " + string(r.ID) + " left"
+		}
+		// With nobody to take over it stays where it is; so does one whose
+		// migrator stops, which is back in a moment or found missing.
+		if r.ordered() && r.stage >= 0 && len(members) > 0 {
+			return "replica " + string(r.ID) + " is drained"
 		}
 		if r.ready() {
 			if r.stage < 0 {

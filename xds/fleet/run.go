@@ -144,11 +144,15 @@ func (f *Fleet) update(ctx context.Context, u store.Update) {
 	f.step(ctx, time.Now(), Stored{u.Object})
 }
 
-// handle steps a message of a report stream and answers it.
+// handle steps a message of a report stream or an operator's, and answers it.
 func (f *Fleet) handle(ctx context.Context, m message) {
 	now := time.Now()
 	r, isReport := m.event.(Reported)
-	if !isReport {
+	switch {
+	case !isReport && m.reply != nil:
+		m.reply <- answer{err: f.obey(ctx, now, m.event)}
+		return
+	case !isReport:
 		f.step(ctx, now, m.event)
 		return
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -31,6 +32,7 @@ var update = flag.Bool("update", false, "rewrite the expected output of the scen
 //	> every 1s for 30s          time passes: a tick, and before it a repeated
 //	                            report from each replica that has a stream
 //	> silent r0                 r0 repeats nothing any more, its stream stays
+//	> drain r0, > undrain r0    an operator's order
 //	> store fails|works         what becomes of proposals
 //	> stored EPOCH a b | c      another server wrote a plan; cuts at 512, 1024, …
 //	> show                      plan, weights, health
@@ -139,6 +141,15 @@ func (p *player) do(command string) string {
 			}
 			p.step(Tick{})
 		}
+	case "drain", "undrain":
+		var ev Event = Drain{policies.ReplicaID(f[1])}
+		if f[0] == "undrain" {
+			ev = Undrain{policies.ReplicaID(f[1])}
+		}
+		if err := p.state.Permits(ev); err != nil {
+			fmt.Fprintf(&p.out, "refused: %v\n", err)
+		}
+		p.step(ev)
 	case "store":
 		p.fails = f[1] == "fails"
 	case "stored":
@@ -151,7 +162,7 @@ func (p *player) do(command string) string {
 				plan.Stages[i].High = plan.Stages[i].High * 512 / 100
 			}
 		}
-		p.stored = Stored{store.Object{Epoch: plan.Epoch, Plans: []policies.Plan{plan}, Reasons: []store.Reason{{Model: "m", Epoch: plan.Epoch, At: p.now, Text: "somebody else"}}}}
+		p.stored = Stored{store.Object{Epoch: plan.Epoch, Drained: p.stored.Object.Drained, Plans: []policies.Plan{plan}, Reasons: []store.Reason{{Model: "m", Epoch: plan.Epoch, At: p.now, Text: "somebody else"}}}}
 		p.step(p.stored)
 	case "restart":
 		counters, err := p.state.Counters(p.now)
@@ -277,6 +288,9 @@ func (p *player) step(ev Event) {
 		at := p.now.Sub(start).Seconds()
 		for _, c := range e.Propose.Changes {
 			fmt.Fprintf(&p.out, "%gs epoch %d: %s: %s\n", at, c.Epoch, why(c.Reason), printPlan(policies.Plan{Stages: c.Stages}))
+		}
+		if old := p.stored.Object.Drained; !slices.Equal(old, e.Propose.Object.Drained) {
+			fmt.Fprintf(&p.out, "%gs drained: %v, was %v\n", at, e.Propose.Object.Drained, old)
 		}
 		if p.fails {
 			fmt.Fprintf(&p.out, "%gs not stored\n", at)

@@ -34,6 +34,9 @@ type State struct {
 	zero     time.Time // of the first step: where the machines count from
 	retry    time.Time // no proposal before, after a refused one
 	weighed  time.Time
+	drained  []policies.ReplicaID               // by operators, as stored
+	unsaved  bool                               // what is drained differs from what is stored
+	ordered  bool                               // and an operator waits for it
 	kept     map[policies.ReplicaID]keptReplica // by Restore, until begun
 	begun    bool                               // a first list of replicas was taken
 	dirty    bool                               // something that is published has changed
@@ -77,21 +80,27 @@ func (s *State) Step(now time.Time, ev Event) Effects {
 		if r := s.byID[ev.Replica]; r != nil {
 			r.open = false
 		}
+	case Drain:
+		s.mark(now, ev, ev.Replica, true)
+	case Undrain:
+		s.mark(now, ev, ev.Replica, false)
 	case Stored:
 		s.stored(now, ev.Object)
 	case Refused:
 		if s.pending != nil {
 			s.pending, s.retry, s.uneasy = nil, now.Add(retryAfter), true
+			s.remark(now)
 		}
 	}
 	return s.effects(now, ev)
 }
 
-// effects proposes the repairs that cannot wait and the plans that are due,
-// and publishes when nothing waits to be stored.
+// effects proposes the repairs that cannot wait, the plans that are due and
+// what operators ordered, and publishes when nothing waits to be stored. An
+// order waits for no retry: somebody waits for it, and a refusal ends it.
 func (s *State) effects(now time.Time, ev Event) Effects {
 	var e Effects
-	if s.pending == nil && s.begun && !now.Before(s.retry) {
+	if s.pending == nil && s.begun && (s.ordered || !now.Before(s.retry)) {
 		_, tick := ev.(Tick)
 		var changes []Change
 		for _, m := range s.models {
@@ -107,7 +116,7 @@ func (s *State) effects(now time.Time, ev Event) Effects {
 			}
 		}
 		s.uneasy, s.doubt = s.doubt, false
-		if len(changes) > 0 {
+		if len(changes) > 0 || s.unsaved {
 			e.Propose = s.propose(changes)
 		}
 	}
@@ -118,9 +127,13 @@ func (s *State) effects(now time.Time, ev Event) Effects {
 	return e
 }
 
-// propose makes the plan object out of the plans in force and the changes.
+// propose makes the plan object out of the plans in force, the changes and what
+// is drained. Without a change of plan it has no epoch of its own.
 func (s *State) propose(changes []Change) *Proposal {
-	o := store.Object{Epoch: s.epoch + 1, Lease: s.lease}
+	o := store.Object{Epoch: s.epoch, Lease: s.lease, Drained: s.marks()}
+	if len(changes) > 0 {
+		o.Epoch++
+	}
 	for _, m := range s.models {
 		plan := m.plan
 		for i, c := range changes {
@@ -155,7 +168,7 @@ func (s *State) planned() bool {
 // does not come into force is stored again under a new epoch, so that the store
 // and the fleet agree: see restate.
 func (s *State) stored(now time.Time, o store.Object) {
-	s.lease = o.Lease
+	s.lease, s.drained = o.Lease, o.Drained
 	for _, m := range s.models {
 		m.again = Change{}
 		i := slices.IndexFunc(o.Plans, func(p policies.Plan) bool { return p.Model == m.Name })
@@ -182,6 +195,7 @@ func (s *State) stored(now time.Time, o store.Object) {
 		s.remember(o)
 	}
 	s.pending, s.uneasy = nil, true
+	s.remark(now)
 	s.forget(now)
 }
 
@@ -232,9 +246,9 @@ func (s *State) setReplicas(now time.Time, list []policies.Replica) {
 		if !listed[r.ID] && !r.gone {
 			r.gone, s.dirty = true, true
 		}
-		r.refresh(now, s.rules.Grace)
 	}
 	s.begun, s.uneasy, s.dirty, s.kept = true, true, true, nil
+	s.remark(now)
 	for _, m := range s.models {
 		s.place(m)
 	}
