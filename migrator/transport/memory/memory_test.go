@@ -1,0 +1,30 @@
+package memory_test
+
+import (
+	"testing"
+
+	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/memory"
+	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
+)
+
+// pair returns two ends in a network of their own.
+func pair(t testing.TB, source, target transport.Layout, faults *memory.Faults) transporttest.Pair {
+	t.Helper()
+	network := &memory.Network{}
+	end := func(name string, l transport.Layout) transporttest.End {
+		m := transporttest.Heap(l)
+		tr, err := memory.New(memory.Config{Network: network, Name: name, Pool: transporttest.Pool{M: m}, Faults: faults})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return transporttest.End{Transport: tr, Memory: m}
+	}
+	return transporttest.Pair{Source: end("source", source), Target: end("target", target)}
+}
+
+func TestConformance(t *testing.T) {
+	transporttest.Run(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
+		return pair(t, source, target, nil)
+	})
+}

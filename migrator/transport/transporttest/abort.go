@@ -1,0 +1,239 @@
+package transporttest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/transport"
+)
+
+// countdown is a context that is cancelled when it is asked for the n-th time
+// whether it is: a way to stop at each step of a call, whatever its steps are.
+type countdown struct {
+	context.Context
+	cancel context.CancelFunc
+	left   atomic.Int64
+}
+
+func newCountdown(n int) *countdown {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	c := &countdown{Context: ctx, cancel: cancel}
+	c.left.Store(int64(n))
+	return c
+}
+
+func (c *countdown) Err() error {
+	if c.left.Add(-1) < 0 {
+		c.cancel()
+	}
+	return c.Context.Err()
+}
+
+// still fails when a memory changes within a moment: something writes behind a
+// fence.
+func still(t *testing.T, what string, m *transport.Memory) {
+	t.Helper()
+	fill(m.Bytes, 99)
+	want := slices.Clone(m.Bytes)
+	time.Sleep(time.Millisecond) // gives a writer that should not be there its chance
+	if !bytes.Equal(m.Bytes, want) {
+		t.Errorf("%s: the memory changes behind the fence", what)
+	}
+}
+
+func testAbortOpen(t *testing.T, b *bench) {
+	b.start(wide, narrow)
+	for n := range 6 {
+		ctx := newCountdown(n)
+		p, err := b.Target.Transport.Open(ctx, Receiver, b.export(b.grant(b.move())))
+		if err == nil {
+			p.Close()
+		} else if !errors.Is(err, context.Canceled) {
+			t.Errorf("cancelled at look %d: %v", n, err)
+		}
+		ctx.cancel()
+	}
+	for _, after := range []time.Duration{0, 10 * time.Microsecond, 50 * time.Microsecond, 200 * time.Microsecond} {
+		ctx, cancel := context.WithCancel(b.Context())
+		stop := time.AfterFunc(after, cancel)
+		p, err := b.Target.Transport.Open(ctx, Receiver, b.export(b.grant(b.move())))
+		if err == nil {
+			p.Close()
+		} else if !errors.Is(err, context.Canceled) {
+			t.Errorf("cancelled after %v: %v", after, err)
+		}
+		stop.Stop()
+		cancel()
+	}
+}
+
+// A pull that is cancelled, at whatever step, writes nothing more once it has
+// returned, and its puller is over.
+func testAbortPull(t *testing.T, b *bench) {
+	b.start(large, large)
+	plan := b.plan(large.Blocks, 1)
+	_, puller := b.open()
+	whole, err := puller.Pull(b.ctx(), plan)
+	if err != nil {
+		t.Fatal(err)
+	}
+	puller.Close()
+
+	cancelled := func(name string, ctx context.Context) {
+		t.Helper()
+		_, puller := b.open()
+		defer puller.Close()
+		_, err := puller.Pull(ctx, plan)
+		if err == nil {
+			return
+		}
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("%s: %v", name, err)
+		}
+		still(t, name, b.Target.Memory)
+		if _, err := puller.Pull(b.ctx(), plan); err == nil {
+			t.Errorf("%s: the puller goes on", name)
+		}
+	}
+	for n := 1; n < 1<<14; n *= 3 {
+		ctx := newCountdown(n - 1)
+		cancelled("cancelled at a look", ctx)
+		ctx.cancel()
+	}
+	for i := range 10 {
+		ctx, cancel := context.WithCancel(b.Context())
+		stop := time.AfterFunc(whole.Took*time.Duration(i)/10, cancel)
+		cancelled("cancelled in the midst", ctx)
+		stop.Stop()
+		cancel()
+	}
+}
+
+// result is how a pull in a goroutine of its own ended.
+type result struct {
+	took time.Duration
+	err  error
+}
+
+func (b *bench) pulling(p transport.Puller, plan transport.Plan) <-chan result {
+	ctx, ended := b.ctx(), make(chan result, 1)
+	go func() {
+		stats, err := p.Pull(ctx, plan)
+		ended <- result{stats.Took, err}
+	}()
+	return ended
+}
+
+// Close from another goroutine, at any time of a pull.
+func testClose(t *testing.T, b *bench) {
+	b.start(large, large)
+	plan := b.plan(large.Blocks, 1)
+	took := time.Duration(0)
+	for i := range 12 {
+		_, puller := b.open()
+		result := b.pulling(puller, plan)
+		if i == 0 {
+			r := <-result
+			if r.err != nil {
+				t.Fatal(r.err)
+			}
+			took = r.took
+		} else {
+			time.Sleep(took * time.Duration(i-1) / 10)
+		}
+		if err := puller.Close(); err != nil {
+			t.Errorf("close: %v", err)
+		}
+		still(t, "after Close", b.Target.Memory)
+		if i > 0 {
+			<-result
+		}
+		if err := puller.Close(); err != nil {
+			t.Errorf("second close: %v", err)
+		}
+		if _, err := puller.Pull(b.ctx(), plan); err == nil {
+			t.Error("a closed puller pulls")
+		}
+	}
+}
+
+// Revoke at any time of a pull: what is read afterwards is not pulled. The
+// source's memory is written over as soon as Revoke returns, and the plan's sums
+// are not looked at by this test's own comparison.
+func testRevoke(t *testing.T, b *bench) {
+	b.start(large, large)
+	original := slices.Clone(b.Source.Memory.Bytes)
+	plan := b.plan(large.Blocks, 1)
+	want := expect(b.Target.Memory.Bytes, b.Pair, plan)
+	took, failed := time.Duration(0), 0
+	for i := range 12 {
+		copy(b.Source.Memory.Bytes, original)
+		fill(b.Target.Memory.Bytes, 2)
+		move, puller := b.open()
+		result := b.pulling(puller, plan)
+		var err error
+		if i == 0 {
+			r := <-result
+			took, err = r.took, r.err
+		} else {
+			time.Sleep(took * time.Duration(i-1) / 12)
+		}
+		b.Source.Transport.Revoke(move)
+		fill(b.Source.Memory.Bytes, 5)
+		if i > 0 {
+			err = (<-result).err
+		}
+		var corrupt *transport.CorruptError
+		switch {
+		case err != nil:
+			failed++
+			if errors.As(err, &corrupt) {
+				t.Error("a pull read behind the fence, and reports blocks to be pulled again")
+			}
+		case !bytes.Equal(b.Target.Memory.Bytes, want):
+			t.Error("a pull read behind the fence, and reports success")
+		}
+		if _, err := puller.Pull(b.ctx(), plan); err == nil || errors.As(err, &corrupt) {
+			t.Errorf("a pull after Revoke: %v", err)
+		}
+		puller.Close()
+	}
+	if failed == 0 {
+		t.Error("Revoke never came in the midst of a pull")
+	}
+}
+
+// A source that ends, at any time of a pull, fails it.
+func testSourceEnds(t *testing.T, b *bench) {
+	took := time.Duration(0)
+	for i := range 8 {
+		b.start(large, large)
+		plan := b.plan(large.Blocks, 1)
+		want := expect(b.Target.Memory.Bytes, b.Pair, plan)
+		_, puller := b.open()
+		stopped := make(chan struct{})
+		go func() {
+			defer close(stopped)
+			if i > 0 {
+				time.Sleep(took * time.Duration(i-1) / 8)
+				b.stopSource()
+			}
+		}()
+		stats, err := puller.Pull(b.ctx(), plan)
+		took = max(took, stats.Took)
+		if err == nil && !bytes.Equal(b.Target.Memory.Bytes, want) {
+			t.Error("a pull reports success and differs from a plain copy")
+		}
+		<-stopped
+		b.stopSource()
+		if _, err := puller.Pull(b.ctx(), plan); err == nil {
+			t.Error("a pull from a source that has ended")
+		}
+		puller.Close()
+	}
+}

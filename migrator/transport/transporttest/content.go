@@ -1,0 +1,164 @@
+package transporttest
+
+import (
+	"bytes"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/migrator/transport"
+)
+
+// expect is the target's memory after a plan: what it was, except for the
+// plan's blocks. It is the dumb copy that every transport is compared with.
+func expect(before []byte, pair Pair, p transport.Plan) []byte {
+	want := &transport.Memory{Layout: pair.Target.Memory.Layout, Bytes: slices.Clone(before)}
+	for i := range p.Src {
+		for r := range want.Regions {
+			copy(want.Part(p.Dst[i], r), pair.Source.Memory.Part(p.Src[i], r))
+		}
+	}
+	return want.Bytes
+}
+
+// pulled pulls and compares the whole memory.
+func (b *bench) pulled(puller transport.Puller, p transport.Plan) {
+	b.Helper()
+	want := expect(b.Target.Memory.Bytes, b.Pair, p)
+	stats, err := puller.Pull(b.ctx(), p)
+	if err != nil {
+		b.Errorf("pull of %d blocks: %v", len(p.Src), err)
+		return
+	}
+	if !bytes.Equal(b.Target.Memory.Bytes, want) {
+		b.Errorf("pull of %d blocks: the memory differs from a plain copy", len(p.Src))
+	}
+	if bytes := int64(len(p.Src)) * b.Target.Memory.BlockBytes(); stats.Blocks != len(p.Src) || stats.Bytes != bytes || stats.Took < 0 {
+		b.Errorf("pull of %d blocks and %d bytes: %+v", len(p.Src), bytes, stats)
+	}
+}
+
+func testShuffled(t *testing.T, b *bench) {
+	for _, c := range []struct{ source, target transport.Layout }{{wide, narrow}, {narrow, wide}, {big, big}, {large, large}} {
+		b.start(c.source, c.target)
+		for seed := range uint64(3) {
+			_, p := b.open()
+			b.pulled(p, b.plan(c.target.Blocks, seed))
+			p.Close()
+		}
+	}
+}
+
+func testEmpty(t *testing.T, b *bench) {
+	b.start(wide, narrow)
+	_, p := b.open()
+	defer p.Close()
+	b.pulled(p, transport.Plan{})
+	b.pulled(p, b.plan(1, 1))
+	b.pulled(p, transport.Plan{})
+}
+
+// A puller goes on for many pulls, of blocks that came before too.
+func testRounds(t *testing.T, b *bench) {
+	b.start(wide, narrow)
+	_, p := b.open()
+	defer p.Close()
+	for seed := range uint64(20) {
+		b.pulled(p, b.plan(int(seed), seed))
+	}
+}
+
+// Wrong blocks are named, right ones arrive, and a second pull mends.
+func testCorrupt(t *testing.T, b *bench) {
+	for _, l := range []transport.Layout{wide, big} {
+		b.start(l, l)
+		_, puller := b.open()
+		plan := b.plan(20, 3)
+		bad := []int{0, 7, 19}
+		for i, at := range bad { // the stale sum of one region is enough
+			plan.Sums[at*len(l.Regions)+i%len(l.Regions)] ^= 1 << i
+		}
+		want := expect(b.Target.Memory.Bytes, b.Pair, plan)
+		_, err := puller.Pull(b.ctx(), plan)
+		var corrupt *transport.CorruptError
+		if !errors.As(err, &corrupt) || !slices.Equal(corrupt.Blocks, bad) {
+			t.Errorf("pull: %v, want corrupt blocks %v", err, bad)
+		}
+		if !bytes.Equal(b.Target.Memory.Bytes, want) {
+			t.Error("the memory differs from a plain copy")
+		}
+		again := transport.Plan{}
+		for _, at := range bad {
+			again.Src = append(again.Src, plan.Src[at])
+			again.Dst = append(again.Dst, plan.Dst[at])
+		}
+		again.Sums = b.Source.Memory.Sums(nil, again.Src)
+		b.pulled(puller, again)
+		puller.Close()
+	}
+}
+
+// A plan that does not fit writes nothing.
+func testBadPlans(t *testing.T, b *bench) {
+	b.start(wide, narrow)
+	good := b.plan(2, 1)
+	for name, spoil := range map[string]func(*transport.Plan){
+		"source block out of range": func(p *transport.Plan) { p.Src = []uint32{0, uint32(wide.Blocks)} },
+		"target block out of range": func(p *transport.Plan) { p.Dst = []uint32{0, uint32(narrow.Blocks)} },
+		"huge block":                func(p *transport.Plan) { p.Src = []uint32{0, 1<<32 - 1} },
+		"too few targets":           func(p *transport.Plan) { p.Dst = p.Dst[:1] },
+		"too few sums":              func(p *transport.Plan) { p.Sums = p.Sums[:len(p.Sums)-1] },
+		"no sums":                   func(p *transport.Plan) { p.Sums = nil },
+	} {
+		_, puller := b.open()
+		plan := good
+		spoil(&plan)
+		before := slices.Clone(b.Target.Memory.Bytes)
+		if _, err := puller.Pull(b.ctx(), plan); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+		if !bytes.Equal(before, b.Target.Memory.Bytes) {
+			t.Errorf("%s: the memory has changed", name)
+		}
+		puller.Close()
+	}
+
+	other := narrow
+	other.Regions = slices.Clone(narrow.Regions)
+	other.Regions[1].Bytes--
+	b.start(wide, other)
+	puller, err := b.Target.Transport.Open(b.ctx(), Receiver, b.export(b.grant("m")))
+	if err == nil {
+		_, err = puller.Pull(b.ctx(), transport.Plan{Src: []uint32{0}, Dst: []uint32{0}, Sums: []uint32{0, 0, 0}})
+		puller.Close()
+	}
+	if err == nil {
+		t.Error("pools with different regions exchange blocks")
+	}
+}
+
+// Several moves at once, each with its own blocks.
+func testConcurrent(t *testing.T, b *bench) {
+	const moves, each = 8, 75
+	b.start(large, large)
+	want := b.plan(moves*each, 9)
+	whole := expect(b.Target.Memory.Bytes, b.Pair, want)
+	var wg sync.WaitGroup
+	for m := range moves {
+		_, puller := b.open()
+		wg.Go(func() {
+			defer puller.Close()
+			for i := m * each; i < (m+1)*each; i += 25 {
+				plan := transport.Plan{Src: want.Src[i : i+25], Dst: want.Dst[i : i+25], Sums: want.Sums[2*i : 2*(i+25)]}
+				if _, err := puller.Pull(b.ctx(), plan); err != nil {
+					t.Errorf("move %d: %v", m, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if !bytes.Equal(b.Target.Memory.Bytes, whole) {
+		t.Error("the memory differs from a plain copy")
+	}
+}

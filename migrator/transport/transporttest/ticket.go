@@ -1,0 +1,156 @@
+package transporttest
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/transport"
+)
+
+func testTickets(t *testing.T, b *bench) {
+	b.start(wide, narrow)
+	before := slices.Clone(b.Target.Memory.Bytes)
+
+	offer := b.export(b.grant("m/1"))
+	wrong := offer
+	wrong.Ticket[0] ^= 1
+	b.refused("a wrong ticket", Receiver, wrong)
+	wrong.Ticket = [transport.TicketSize]byte{}
+	b.refused("no ticket", Receiver, wrong)
+	b.refused("another receiver's ticket", "somebody-else", offer)
+	b.refused("nobody's ticket", "", offer)
+
+	p, err := b.Target.Transport.Open(b.ctx(), Receiver, offer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.refused("a ticket in use", Receiver, offer)
+	p.Close()
+	b.refused("a used ticket", Receiver, offer)
+
+	first, second, other := b.export(b.grant("m/2")), b.export(b.grant("m/2")), b.export(b.grant("m/3"))
+	if first.Ticket == second.Ticket {
+		t.Error("two offers have one ticket")
+	}
+	b.Source.Transport.Revoke("m/2")
+	b.Source.Transport.Revoke("m/unknown")
+	b.refused("a revoked ticket", Receiver, first)
+	b.refused("another revoked ticket of the move", Receiver, second)
+	p, err = b.Target.Transport.Open(b.ctx(), Receiver, other)
+	if err != nil {
+		t.Errorf("the ticket of a move that was not revoked: %v", err)
+	} else {
+		p.Close()
+	}
+
+	foreign := b.export(b.grant("m/4"))
+	foreign.Transport = "another"
+	if p, err := b.Target.Transport.Open(b.ctx(), Receiver, foreign); err == nil {
+		p.Close()
+		t.Error("an offer for another transport is taken")
+	}
+	if !slices.Equal(before, b.Target.Memory.Bytes) {
+		t.Error("the memory has changed without a pull")
+	}
+}
+
+func testExpiry(t *testing.T, b *bench) {
+	b.start(wide, narrow)
+	g := b.grant("m/1")
+	g.Deadline = time.Now().Add(-time.Second)
+	if _, err := b.Source.Transport.Export(g); err == nil {
+		t.Error("a grant that has expired is exported")
+	}
+	g.Deadline = time.Now().Add(20 * time.Millisecond)
+	offer := b.export(g)
+	g.Move, g.Deadline = "m/2", time.Now().Add(200*time.Millisecond)
+	running := b.export(g)
+	p, err := b.Target.Transport.Open(b.ctx(), Receiver, running)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	time.Sleep(time.Until(g.Deadline) + time.Millisecond)
+	b.refused("an expired ticket", Receiver, offer)
+	var corrupt *transport.CorruptError
+	if _, err := p.Pull(b.ctx(), b.plan(5, 1)); err == nil || errors.As(err, &corrupt) {
+		t.Errorf("a pull after the grant's deadline: %v", err)
+	}
+}
+
+func testDeadline(t *testing.T, b *bench) {
+	b.start(wide, narrow)
+	past, cancel := context.WithDeadline(b.Context(), time.Now().Add(-time.Second))
+	defer cancel()
+	if p, err := b.Target.Transport.Open(past, Receiver, b.export(b.grant("m/1"))); err == nil {
+		p.Close()
+		t.Error("an Open after its deadline")
+	} else if !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("an Open after its deadline: %v", err)
+	}
+	_, puller := b.open()
+	defer puller.Close()
+	if _, err := puller.Pull(past, b.plan(5, 1)); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a Pull after its deadline: %v", err)
+	}
+	still(t, "after a late pull", b.Target.Memory)
+}
+
+// Before and after its Run a source exports nothing, and nobody reaches it.
+func testSourceAway(t *testing.T, b *bench) {
+	b.start(wide, narrow)
+	offer := b.export(b.grant("m/1"))
+	b.stopSource()
+	if _, err := b.Source.Transport.Export(b.grant("m/2")); err == nil {
+		t.Error("a source that has ended exports")
+	}
+	if p, err := b.Target.Transport.Open(b.ctx(), Receiver, offer); err == nil {
+		p.Close()
+		t.Error("a source that has ended is reached")
+	}
+	b.Source.Transport.Revoke("m/1")
+
+	fresh := b.make(t, wide, narrow)
+	if _, err := fresh.Source.Transport.Export(b.grant("m/1")); err == nil {
+		t.Error("a source that does not run yet exports")
+	}
+}
+
+// An engine that goes takes its memory from nobody at work, and gives it to
+// nobody new.
+func testMemories(t *testing.T, b *bench) {
+	b.start(wide, narrow)
+	unmapped := 0
+	b.Source.Memory.Unmap = chain(b.Source.Memory.Unmap, &unmapped)
+	b.Target.Memory.Unmap = chain(b.Target.Memory.Unmap, &unmapped)
+	offer := b.export(b.grant("m/1"))
+	_, puller := b.open()
+	b.pulled(puller, b.plan(5, 1))
+	b.Source.Memory.Close()
+	b.Target.Memory.Close()
+	if unmapped != 0 {
+		t.Errorf("%d memories were unmapped under a puller", unmapped)
+	}
+	if p, err := b.Target.Transport.Open(b.ctx(), Receiver, offer); err == nil {
+		p.Close()
+		t.Error("an Open without a local memory")
+	}
+	puller.Close()
+	b.stop()
+	if unmapped != 2 {
+		t.Errorf("%d of 2 memories are unmapped at the end", unmapped)
+	}
+}
+
+// chain counts a call before what was there.
+func chain(next func(), n *int) func() {
+	return func() {
+		*n++
+		if next != nil {
+			next()
+		}
+	}
+}

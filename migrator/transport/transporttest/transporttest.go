@@ -1,0 +1,274 @@
+// Package transporttest is the contract of transport.Transport as a test: each
+// implementation passes Run.
+//
+// It drives two ends over real memory and looks at bytes only. It knows no
+// implementation; what it cannot provoke from outside (a peer that lies, a
+// process that is killed) belongs to the implementation's own tests.
+package transporttest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// Receiver is the name that the tests pull under.
+const Receiver policies.ReplicaID = "target-0"
+
+// patience bounds each call that should end by itself.
+const patience = 20 * time.Second
+
+// End is one side of a pair: a transport that does not run yet, and the memory
+// behind its pool.
+type End struct {
+	Transport transport.Transport
+	Memory    *transport.Memory
+}
+
+// Pair is two ends that reach each other. Memories have the layouts that were
+// asked for and are given back by t.Cleanup.
+type Pair struct{ Source, Target End }
+
+// Pool is a transport.Pool of one memory; nil is an engine that is away.
+type Pool struct{ M *transport.Memory }
+
+// Memory implements transport.Pool.
+func (p Pool) Memory() (*transport.Memory, bool) { return p.M, p.M != nil }
+
+// Heap returns a memory of this layout on the Go heap, which the race detector
+// watches.
+func Heap(l transport.Layout) *transport.Memory {
+	return &transport.Memory{Layout: l, Bytes: make([]byte, Size(l))}
+}
+
+// Size is the smallest memory that a layout fits.
+func Size(l transport.Layout) int64 {
+	size := int64(0)
+	for _, r := range l.Regions {
+		size = max(size, r.Offset+int64(l.Blocks-1)*r.Stride+r.Bytes)
+	}
+	return size
+}
+
+// Run checks a transport against its contract. make returns a fresh pair.
+func Run(t *testing.T, make func(t *testing.T, source, target transport.Layout) Pair) {
+	for _, c := range []struct {
+		name string
+		test func(*testing.T, *bench)
+	}{
+		{"Shuffled", testShuffled},
+		{"Empty", testEmpty},
+		{"Rounds", testRounds},
+		{"Corrupt", testCorrupt},
+		{"BadPlans", testBadPlans},
+		{"Tickets", testTickets},
+		{"Expiry", testExpiry},
+		{"Deadline", testDeadline},
+		{"AbortOpen", testAbortOpen},
+		{"AbortPull", testAbortPull},
+		{"CloseIsAFence", testClose},
+		{"RevokeIsAFence", testRevoke},
+		{"SourceEnds", testSourceEnds},
+		{"SourceAway", testSourceAway},
+		{"Concurrent", testConcurrent},
+		{"Memories", testMemories},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			check := leaks(t)
+			b := &bench{T: t, make: make}
+			c.test(t, b)
+			b.stop()
+			check()
+		})
+	}
+}
+
+// leaks remembers what runs and what is open, and returns the check that
+// nothing more does.
+func leaks(t *testing.T) func() {
+	ignore := goleak.IgnoreCurrent()
+	before := descriptors()
+	return func() {
+		t.Helper()
+		if err := goleak.Find(ignore); err != nil {
+			t.Error(err)
+		}
+		runtime.GC() // what a finalizer closes is no leak
+		if after := descriptors(); after > before {
+			t.Errorf("%d files were open before the test, %d are after it", before, after)
+		}
+	}
+}
+
+// descriptors counts the open files of the process; 0 where that cannot be told.
+func descriptors() int {
+	names, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return 0
+	}
+	return len(names)
+}
+
+// bench is one pair at work.
+type bench struct {
+	*testing.T
+	make func(t *testing.T, source, target transport.Layout) Pair
+	Pair
+	stopSource, stopTarget func()
+	moves                  int
+}
+
+// Shapes of the tests: the same region sizes, all else different.
+var (
+	wide = transport.Layout{Blocks: 41, Regions: []transport.Region{
+		{Offset: 0, Stride: 5000, Bytes: 5000}, {Offset: 41 * 5000, Stride: 8192, Bytes: 700}, {Offset: 41*5000 + 41*8192 + 3, Stride: 64, Bytes: 64},
+	}}
+	narrow = transport.Layout{Blocks: 60, Regions: []transport.Region{
+		{Offset: 1 << 20, Stride: 5120, Bytes: 5000}, {Offset: 7, Stride: 701, Bytes: 700}, {Offset: 1 << 16, Stride: 100, Bytes: 64},
+	}}
+	// big blocks are larger than what a transport moves at a time; large pools
+	// keep a pull busy for some milliseconds.
+	big   = transport.Layout{Blocks: 24, Regions: []transport.Region{{Offset: 0, Stride: 600_000, Bytes: 600_000}, {Offset: 24 * 600_000, Stride: 40_000, Bytes: 33_000}}}
+	large = transport.Layout{Blocks: 600, Regions: []transport.Region{{Offset: 0, Stride: 8192, Bytes: 4096}, {Offset: 4096, Stride: 8192, Bytes: 4096}}}
+)
+
+// start makes a pair with filled memories and runs both ends.
+func (b *bench) start(source, target transport.Layout) {
+	b.Helper()
+	b.stop()
+	b.Pair = b.make(b.T, source, target)
+	fill(b.Source.Memory.Bytes, 1)
+	fill(b.Target.Memory.Bytes, 2)
+	if err := b.Source.Transport.Probe(b.Context()); err != nil {
+		b.Fatalf("probe: %v", err)
+	}
+	b.stopSource = run(b.T, b.Source.Transport)
+	b.stopTarget = run(b.T, b.Target.Transport)
+	limit := time.Now().Add(patience)
+	for { // Run is on its way; there is no other sign of it than Export
+		_, err := b.Source.Transport.Export(b.grant("warm-up"))
+		if err == nil {
+			b.Source.Transport.Revoke("warm-up")
+			return
+		}
+		if time.Now().After(limit) {
+			b.Fatalf("export: %v", err)
+		}
+		runtime.Gosched()
+	}
+}
+
+func (b *bench) stop() {
+	if b.stopSource != nil {
+		b.stopSource()
+		b.stopTarget()
+		b.stopSource, b.stopTarget = nil, nil
+	}
+}
+
+// run starts a transport and returns what stops and joins it.
+func run(t *testing.T, tr transport.Transport) func() {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- tr.Run(ctx) }()
+	return sync.OnceFunc(func() {
+		cancel()
+		select {
+		case err := <-done:
+			if err != nil {
+				t.Errorf("run: %v", err)
+			}
+		case <-time.After(patience):
+			t.Error("Run does not end")
+		}
+	})
+}
+
+func (b *bench) grant(move string) transport.Grant {
+	return transport.Grant{Move: move, Epoch: 1, Receiver: Receiver, Deadline: time.Now().Add(patience)}
+}
+
+// move returns a fresh name.
+func (b *bench) move() string {
+	b.moves++
+	return fmt.Sprintf("source-0/%d", b.moves)
+}
+
+func (b *bench) export(g transport.Grant) transport.Offer {
+	b.Helper()
+	offer, err := b.Source.Transport.Export(g)
+	if err != nil {
+		b.Fatalf("export: %v", err)
+	}
+	if offer.Transport != b.Source.Transport.Name() {
+		b.Errorf("an offer of transport %q, made by %q", offer.Transport, b.Source.Transport.Name())
+	}
+	return offer
+}
+
+// open opens a fresh move and returns its name.
+func (b *bench) open() (string, transport.Puller) {
+	b.Helper()
+	move := b.move()
+	p, err := b.Target.Transport.Open(b.ctx(), Receiver, b.export(b.grant(move)))
+	if err != nil {
+		b.Fatalf("open: %v", err)
+	}
+	return move, p
+}
+
+func (b *bench) ctx() context.Context {
+	ctx, cancel := context.WithTimeout(b.Context(), patience)
+	b.Cleanup(cancel)
+	return ctx
+}
+
+// refused opens and fails unless the source refuses.
+func (b *bench) refused(what string, receiver policies.ReplicaID, offer transport.Offer) {
+	b.Helper()
+	p, err := b.Target.Transport.Open(b.ctx(), receiver, offer)
+	if err == nil {
+		p.Close()
+	}
+	if !errors.Is(err, transport.ErrRefused) {
+		b.Errorf("%s: %v, want ErrRefused", what, err)
+	}
+}
+
+// plan moves n blocks of the source, chosen and placed at random; each target
+// block once.
+func (b *bench) plan(n int, seed uint64) transport.Plan {
+	rng := rand.New(rand.NewPCG(seed, 7))
+	var p transport.Plan
+	to := rng.Perm(b.Target.Memory.Blocks)
+	for i := range n {
+		p.Src = append(p.Src, uint32(rng.IntN(b.Source.Memory.Blocks)))
+		p.Dst = append(p.Dst, uint32(to[i]))
+	}
+	p.Sums = b.Source.Memory.Sums(nil, p.Src)
+	return p
+}
+
+// fill writes a pattern that repeats after a prime number of bytes, so that no
+// two blocks of the tests' layouts are equal.
+func fill(dst []byte, seed uint64) {
+	pattern := make([]byte, 4093)
+	rng := rand.New(rand.NewPCG(seed, 1))
+	for i := range pattern {
+		pattern[i] = byte(rng.Uint32())
+	}
+	for len(dst) > 0 {
+		dst = dst[copy(dst, pattern):]
+	}
+}
