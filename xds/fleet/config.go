@@ -36,6 +36,11 @@ type Rules struct {
 	// (always one stage), or a partitioner by its own name, such as
 	// "recursion". "" means "default".
 	Policy string
+	// Refine says whether the replicas' own proposals move the boundaries
+	// between stages from one plan to the next: "on", "off", or "" for what the
+	// policy means, which is "on" for "paper" and "off" for all others, whose
+	// re-planning makes it pointless.
+	Refine string
 	// Speed divides Period and HalfLife: emulated fleets live faster. Times
 	// about reports are wall clock and stay. 0 means 1.
 	Speed float64
@@ -65,6 +70,9 @@ const (
 	minPeriod = 50 * time.Millisecond
 	// weighEvery bounds how often EDS weights may change.
 	weighEvery = time.Second
+	// refineEvery bounds how often boundaries may move: each time is a synced
+	// file and a route table for every proxy.
+	refineEvery = time.Second
 	// ratioSeen is how many requests must be counted before bytes per token
 	// are believed.
 	ratioSeen = 100
@@ -87,6 +95,12 @@ func (r Rules) complete() Rules {
 	}
 	if r.Policy == "" {
 		r.Policy = PolicyDefault
+	}
+	if r.Refine == "" {
+		r.Refine = RefineOff
+		if r.Policy == PolicyPaper {
+			r.Refine = RefineOn
+		}
 	}
 	if r.Speed == 0 {
 		r.Speed = 1
@@ -136,6 +150,11 @@ func (r Rules) validate() error {
 		if err := m.validate(); err != nil {
 			return fmt.Errorf("model %q: %w", m.Name, err)
 		}
+	}
+	switch r.Refine {
+	case "", RefineOn, RefineOff:
+	default:
+		return fmt.Errorf("refine %q: want %q, %q or nothing", r.Refine, RefineOn, RefineOff)
 	}
 	_, err := policyOf(r.Policy)
 	return err

@@ -63,6 +63,7 @@ type Fleet struct {
 	mu       sync.Mutex
 	replicas []policies.Replica // configured
 	changed  chan struct{}      // capacity 1: replicas is news to the loop
+	moves    moveLog
 
 	state   *State        // owned by Run
 	version store.Version // of the plan object last read or written; owned by Run
@@ -134,6 +135,23 @@ func (f *Fleet) SetReplicas(list []policies.Replica) error {
 // ended because a report was refused.
 func (f *Fleet) Reports() (taken, refused uint64) {
 	return f.service.taken.Load(), f.service.refused.Load()
+}
+
+// Moves returns up to limit moves that were told after since, the newest first.
+// A fleet remembers the last 512.
+func (f *Fleet) Moves(since time.Time, limit int) []Move {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.moves.newest(since, limit)
+}
+
+// MoveTotals sums the moves that have ended since the program started, in a
+// fixed order, and counts those that are going on: not ended, and told of
+// within the last minute.
+func (f *Fleet) MoveTotals(now time.Time) (ended []MoveTotal, running int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.moves.sums(), f.moves.running(now.Add(-time.Minute))
 }
 
 // configured is the list that the last SetReplicas gave.

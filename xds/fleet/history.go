@@ -6,10 +6,28 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// appendHistory returns the history with changes behind it, bounded.
+// appendHistory returns the history with changes behind it, bounded. Of one
+// refinement after the other only the last is kept: they come every second, and
+// would push out all that explains the plan.
 func appendHistory(history, changes []Change) []Change {
-	all := slices.Concat(history, changes)
+	all := slices.Clone(history)
+	for _, c := range changes {
+		if i := lastOf(all, c.Model); c.Reason == refinedReason && i >= 0 && all[i].Reason == refinedReason {
+			all = slices.Delete(all, i, i+1)
+		}
+		all = append(all, c)
+	}
 	return all[max(len(all)-historyLength, 0):]
+}
+
+// lastOf is the index of a model's last change, or -1.
+func lastOf(history []Change, model string) int {
+	for i := len(history) - 1; i >= 0; i-- {
+		if history[i].Model == model {
+			return i
+		}
+	}
+	return -1
 }
 
 // remember rebuilds the history from the reasons of a stored object, which

@@ -14,6 +14,12 @@ const (
 	PolicyRoundRobin = "round-robin" // one stage, always
 )
 
+// Values of Rules.Refine.
+const (
+	RefineOn  = "on"
+	RefineOff = "off"
+)
+
 // policy is what a policy name means.
 type policy struct {
 	planner  adopt.Planner // nil: one stage

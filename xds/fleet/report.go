@@ -21,6 +21,7 @@ const (
 	maxSeconds  = 3600    // one iteration
 	maxSeen     = 1 << 50 // requests counted by one front
 	maxBytesPer = 64      // bytes per token
+	maxStream   = 1 << 25 // seconds that a request may last: a year
 )
 
 // Report is the present state of one replica, as its migrator tells it and
@@ -31,7 +32,10 @@ const (
 //  2. Load and, unless it has no edges at all, Flow are valid and within the
 //     bounds of this package,
 //  3. Snapshot is empty or has one valid Batch per edge of Flow,
-//  4. BytesPerToken and EstimateError are finite and not negative.
+//  4. BytesPerToken and EstimateError are finite and not negative,
+//  5. Proposal is zero or has 0 ≤ Low < Boundary, and the numbers of Settling
+//     are not negative,
+//  6. Moves has at most 64, all valid and the replica's own to tell.
 type Report struct {
 	Replica  policies.ReplicaID
 	Model    string
@@ -47,8 +51,25 @@ type Report struct {
 	BytesPerToken float64
 	// EstimateError is the mean relative error of the length estimate.
 	EstimateError float64
-	// Note says which figures Decode bounded; usually empty.
+	// Proposal is where the replica's refiner would put the end of its stage;
+	// the zero value when there is none.
+	Proposal Vote
+	// Settling is how far a drain has come.
+	Settling Settling
+	// Moves are the migrations that the replica tells of.
+	Moves []Move
+	// Note says which figures Decode bounded or dropped; usually empty.
 	Note string
+}
+
+// Settling is what a replica has left to move or to end before it is empty.
+type Settling struct {
+	Residents int // requests that run here
+	Pinned    int // those of them that may not move
+	// PinnedSeconds is until the last pinned one is expected to end; 0 when
+	// unknown or none.
+	PinnedSeconds float64
+	Streams       int // of its own clients, wherever their requests run
 }
 
 // Decode checks a message and turns it into a Report that shares the
@@ -81,6 +102,12 @@ func Decode(m *api.LoadReport) (Report, error) {
 		r.BytesPerToken = 0 // nothing that could be served was learnt
 		bounded = append(bounded, "bytes_per_token")
 	}
+	r.Settling = decodeSettling(m, &bounded)
+	r.Proposal = decodeVote(m.GetProposal())
+	var dropped int
+	if r.Moves, dropped = decodeMoves(r.Replica, m.GetMoves()); dropped > 0 {
+		bounded = append(bounded, "moves")
+	}
 	if len(bounded) > 0 {
 		r.Note = "reported out of bounds, and bounded: " + strings.Join(bounded, ", ")
 	}
@@ -92,6 +119,35 @@ func Decode(m *api.LoadReport) (Report, error) {
 		return Report{}, fmt.Errorf("snapshot: %w", err)
 	}
 	return r, nil
+}
+
+// decodeSettling bounds the figures of a drain's progress, which only inform.
+func decodeSettling(m *api.LoadReport, bounded *[]string) Settling {
+	out := Settling{PinnedSeconds: m.GetPinnedSeconds()}
+	for _, c := range [...]struct {
+		name string
+		n    uint32
+		to   *int
+	}{{"residents", m.GetResidents(), &out.Residents}, {"pinned", m.GetPinned(), &out.Pinned}, {"streams", m.GetStreams(), &out.Streams}} {
+		if c.n > maxCount {
+			*bounded = append(*bounded, c.name)
+		}
+		*c.to = int(min(c.n, maxCount))
+	}
+	if !within(out.PinnedSeconds, maxStream) {
+		*bounded = append(*bounded, "pinned_seconds")
+		out.PinnedSeconds = 0
+	}
+	return out
+}
+
+// decodeVote drops a proposal that is for no boundary.
+func decodeVote(m *api.Proposal) Vote {
+	v := Vote{Epoch: policies.Epoch(m.GetEpoch()), Low: policies.Tokens(m.GetLow()), Boundary: policies.Tokens(m.GetBoundary())}
+	if v.Low < 0 || v.Boundary <= v.Low {
+		return Vote{}
+	}
+	return v
 }
 
 // decodeLoad returns the load within the bounds, and the names of the fields

@@ -4,6 +4,7 @@ import (
 	"math"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -130,6 +131,9 @@ func FuzzReport(f *testing.F) {
 	lie.Load.HeldTokens = maxTokens
 	lie.Flow.Tokens[0] = maxRate
 	seed(lie)
+	tells := goodReport()
+	tells.Moves, tells.Proposal, tells.Residents = []*api.Move{goodMove(1, MoveDone)}, &api.Proposal{Epoch: 1, Boundary: 9}, 3
+	seed(tells)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		m := new(api.LoadReport)
 		if proto.Unmarshal(data, m) != nil {
@@ -150,7 +154,12 @@ func FuzzReport(f *testing.F) {
 		if len(r.Snapshot) != 0 && len(r.Snapshot) != len(r.Flow.Edges) {
 			t.Errorf("%d batches for %d buckets", len(r.Snapshot), len(r.Flow.Edges))
 		}
-		s := testState(t, PolicyDefault)
+		var log moveLog
+		log.take(start, r.Moves)
+		if n := len(log.newest(time.Time{}, maxLog)); n > maxMoves {
+			t.Errorf("%d moves of one report", n)
+		}
+		s := staged(t)
 		r.Replica, r.Model = "r0", "m"
 		now := start
 		for range 3 {

@@ -10,7 +10,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -160,9 +159,13 @@ func (f *Fleet) handle(ctx context.Context, m message) {
 		m.reply <- answer{err: status.Error(codes.NotFound, "load report: "+err.Error())}
 		return
 	}
+	f.mu.Lock()
+	f.moves.take(now, r.Report.Moves)
+	f.mu.Unlock()
+	r.Report.Moves = nil // the State has no use for them
 	f.step(ctx, now, r)
-	epoch, mean, _ := f.state.Reply(r.Report.Replica)
-	m.reply <- answer{reply: &api.LoadReply{Sequence: r.Report.Sequence, Epoch: uint64(epoch), StageMeanHeld: mean}}
+	reply, _ := f.state.Reply(r.Report.Replica)
+	m.reply <- answer{reply: reply.encode(r.Report.Sequence)}
 }
 
 // saver writes the counters in a goroutine of its own: a slow disk does not

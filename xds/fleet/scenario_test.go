@@ -25,9 +25,11 @@ var update = flag.Bool("update", false, "rewrite the expected output of the scen
 //	> policy NAME               begin; before everything else
 //	> replicas r0 r1 r2*        the configured list; * marks draining
 //	> report r0 r1 [not-ready] [draining] [held=N] [running=N] [iter=SECONDS]
-//	         [ratio=BYTES] [mix=NAME] [edges=other]
+//	         [ratio=BYTES] [mix=NAME] [edges=other] [propose=TOKENS]
 //	                            the same report from each; what is not given is
-//	                            as in the report before
+//	                            as in the report before. A proposal is made for
+//	                            the plan in force then, and repeated as it is
+//	> reply r0                  what the replica is told
 //	> stop r0                   its stream ends
 //	> every 1s for 30s          time passes: a tick, and before it a repeated
 //	                            report from each replica that has a stream
@@ -121,6 +123,8 @@ func (p *player) do(command string) string {
 		p.step(Replicas{p.list})
 	case "report":
 		p.report(f[1:])
+	case "reply":
+		p.reply(policies.ReplicaID(f[1]))
 	case "stop":
 		p.talks[f[1]] = false
 		p.step(Closed{policies.ReplicaID(f[1])})
@@ -236,6 +240,9 @@ func (p *player) report(words []string) {
 				seen := r.Flow.Seen + 1000
 				r.Flow, r.Snapshot = mix(value)
 				r.Flow.Seen = seen
+			case "propose":
+				plan := p.state.models[0].plan
+				r.Proposal = Vote{plan.Epoch, plan.Stages[max(plan.Find(r.Replica), 0)].Low, policies.Tokens(x)}
 			case "edges":
 				r.Flow = policies.NewFlow([]policies.Tokens{0, 7})
 			default:
@@ -327,6 +334,27 @@ func routing(s *Snapshot) string {
 		fmt.Fprintf(&b, " %.2f bytes/token", r.Float())
 	}
 	return b.String()
+}
+
+func (p *player) reply(id policies.ReplicaID) {
+	r, ok := p.state.Reply(id)
+	if !ok {
+		fmt.Fprintf(&p.out, "none\n")
+		return
+	}
+	fmt.Fprintf(&p.out, "epoch %d, mean %.0f", r.Epoch, r.MeanHeld)
+	if r.Drain {
+		p.out.WriteString(", drain")
+	}
+	if b := r.Refine; b != nil {
+		var next policies.Batch
+		for _, x := range b.Next {
+			next = next.Plus(x)
+		}
+		fmt.Fprintf(&p.out, ", refine %v in (%v, %v) of epoch %d: %d peers, %d successors with %.1f requests of %.0f tokens",
+			b.Boundary, b.Low, b.High, b.Epoch, b.Peers, b.Successors, next.N, next.SumL)
+	}
+	p.out.WriteString("\n")
 }
 
 func (p *player) show() {

@@ -47,6 +47,10 @@ type ReplicaState struct {
 	// Connected says that a report stream is open.
 	Connected bool
 	Note      string // what is wrong with its reports; usually empty
+	// Asked says that an operator drains it; Replica.Draining is the
+	// configuration's.
+	Asked bool
+	Settling
 }
 
 // View is the routing part of the snapshot under the given settings.

@@ -20,7 +20,8 @@ import (
 //  2. a plan in force is valid, and changes only with a growing epoch,
 //  3. while a model has a ready replica, every stage has one, or a proposal
 //     that gives it one waits for its answer or for its time to be retried,
-//  4. weights change at most once a second, by one step each.
+//  4. weights change at most once a second, by one step each,
+//  5. boundaries move at most once a second between two plans.
 type State struct {
 	rules    Rules // complete
 	policy   policy
@@ -34,6 +35,7 @@ type State struct {
 	zero     time.Time // of the first step: where the machines count from
 	retry    time.Time // no proposal before, after a refused one
 	weighed  time.Time
+	refined  time.Time                          // when boundaries were last proposed
 	drained  []policies.ReplicaID               // by operators, as stored
 	unsaved  bool                               // what is drained differs from what is stored
 	ordered  bool                               // and an operator waits for it
@@ -102,6 +104,7 @@ func (s *State) effects(now time.Time, ev Event) Effects {
 	var e Effects
 	if s.pending == nil && s.begun && (s.ordered || !now.Before(s.retry)) {
 		_, tick := ev.(Tick)
+		refining := tick && now.Sub(s.refined) >= refineEvery // of all models together
 		var changes []Change
 		for _, m := range s.models {
 			c, ok := s.restate(now, m)
@@ -110,6 +113,11 @@ func (s *State) effects(now time.Time, ev Event) Effects {
 			}
 			if !ok && tick && !now.Before(m.next) {
 				c, ok = s.replan(now, m)
+			}
+			if !ok && refining {
+				if c, ok = s.refine(now, m); ok {
+					s.refined = now
+				}
 			}
 			if ok {
 				changes = append(changes, c)
@@ -184,6 +192,7 @@ func (s *State) stored(now time.Time, o store.Object) {
 			m.plan, s.dirty = p, true
 			s.place(m)
 			m.decider.reset(len(p.Stages))
+			s.measure(now, m)
 		case p.Epoch < m.plan.Epoch:
 			m.again = Change{Reason: "the stored plan was older", Stages: m.plan.Stages}
 		case !samePlan(p, m.plan):
@@ -286,7 +295,7 @@ func (s *State) tick(now time.Time) {
 	}
 	for _, m := range s.models {
 		m.decider.observe(s.paces(now, m))
-		m.held = s.meanHeld(now, m)
+		s.measure(now, m)
 	}
 	if now.Sub(s.weighed) >= weighEvery {
 		s.weighed = now
@@ -333,21 +342,6 @@ func (s *State) Admits(report Report) error {
 	return nil
 }
 
-// Reply is the answer to a replica's report: the epoch of its model's plan,
-// and the mean held tokens of its stage as of the last tick. ok is false for a
-// replica that is not configured.
-func (s *State) Reply(id policies.ReplicaID) (epoch policies.Epoch, stageMeanHeld float64, ok bool) {
-	r := s.byID[id]
-	if r == nil || r.gone {
-		return 0, 0, false
-	}
-	m := s.model(r.Model)
-	if r.stage < 0 || r.stage >= len(m.held) {
-		return m.plan.Epoch, 0, true
-	}
-	return m.plan.Epoch, m.held[r.stage], true
-}
-
 // Snapshot returns the state as it is.
 func (s *State) Snapshot(now time.Time) *Snapshot {
 	snap := &Snapshot{Time: now, Epoch: s.epoch, History: slices.Clone(s.history)}
@@ -365,6 +359,7 @@ func (s *State) Snapshot(now time.Time) *Snapshot {
 			state.Replicas = append(state.Replicas, ReplicaState{
 				Replica: r.Replica, Stage: r.stage, Health: r.health, Weight: r.weight,
 				Load: r.report.Load, Reported: r.at, Connected: r.open, Note: r.note,
+				Asked: r.asked, Settling: r.report.Settling,
 			})
 		}
 		snap.Models = append(snap.Models, state)

@@ -1,0 +1,97 @@
+package fleet
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/store"
+)
+
+// TestFleetDrains: an order is answered when it is stored, reaches the
+// replica's migrator and the proxies, and outlives the control plane. One that
+// cannot be stored changes nothing.
+func TestFleetDrains(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := new(broken)
+		h := newHarness(t, st, nil)
+		s := h.open()
+		if reply, err := report(t, s, "r0", true); err != nil || reply.GetDrain() {
+			t.Fatal(reply, err)
+		}
+		if err := h.Drain(t.Context(), "r0"); err != nil {
+			t.Fatal(err)
+		}
+		if err := h.Drain(t.Context(), "r9"); !errors.Is(err, ErrUnknown) {
+			t.Errorf("somebody unknown: %v", err)
+		}
+		if err := h.Drain(t.Context(), "r1"); !errors.Is(err, ErrLast) {
+			t.Errorf("the last one: %v", err)
+		}
+		m := h.Snapshot().Models[0]
+		if r := m.Replicas[0]; !r.Asked || r.Health != resources.Draining || r.Stage != -1 || printPlan(m.Plan) != "r1" || printPlan(h.shown.last().Models[0].Plan) != "r1" {
+			t.Errorf("%+v under %s", r, printPlan(m.Plan))
+		}
+		if reply, err := report(t, s, "r0", true); err != nil || !reply.GetDrain() {
+			t.Error(reply, err)
+		}
+		h.stop()
+
+		h = newHarness(t, st, nil)
+		defer h.stop()
+		s = h.open()
+		if reply, err := report(t, s, "r0", true); err != nil || !reply.GetDrain() {
+			t.Error("a restart forgets the drain:", reply, err)
+		}
+		st.full.Store(true)
+		if err := h.Undrain(t.Context(), "r0"); !errors.Is(err, ErrNotSaved) {
+			t.Errorf("with a broken store: %v", err)
+		}
+		time.Sleep(2 * retryAfter)
+		if reply, err := report(t, s, "r0", true); err != nil || !reply.GetDrain() || printPlan(h.shown.last().Models[0].Plan) != "r1" {
+			t.Error("an order that was not stored is in force:", reply, err)
+		}
+		st.full.Store(false)
+		if err := h.Undrain(t.Context(), "r0"); err != nil {
+			t.Error(err)
+		}
+		if reply, err := report(t, s, "r0", true); err != nil || reply.GetDrain() || printPlan(h.shown.last().Models[0].Plan) != "r1 r0" {
+			t.Error("after the drain:", reply, err, printPlan(h.shown.last().Models[0].Plan))
+		}
+	})
+}
+
+// TestFileDrains: the configuration's drain is told to the migrator too, and is
+// not an operator's to end.
+func TestFileDrains(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, new(store.Memory), nil)
+		defer h.stop()
+		r0, r1 := testReplica("r0"), testReplica("r1")
+		r0.Draining = true
+		if err := h.SetReplicas([]policies.Replica{r0, r1}); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if reply, err := report(t, h.open(), "r0", true); err != nil || !reply.GetDrain() {
+			t.Error(reply, err)
+		}
+		if err := h.Undrain(t.Context(), "r0"); !errors.Is(err, ErrFile) {
+			t.Errorf("undrain: %v", err)
+		}
+	})
+}
+
+// TestStoppedFleetTakesNoOrder: whoever asks too late is told so.
+func TestStoppedFleetTakesNoOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, new(store.Memory), nil)
+		h.stop()
+		wantCode(t, h.Drain(t.Context(), "r0"), codes.Unavailable, "stops")
+	})
+}

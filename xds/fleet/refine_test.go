@@ -1,0 +1,218 @@
+package fleet
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/outlier"
+	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/store"
+)
+
+// staged is a State of the paper's policy with r0 r1 | r2 | r3, cut at 16 and
+// 32, all reporting.
+func staged(t testing.TB) *State {
+	t.Helper()
+	s := testState(t, PolicyPaper)
+	plan := parsePlan("r0 r1 | r2 | r3")
+	plan.Epoch = 7
+	for i, cut := range []policies.Tokens{16, 32} {
+		plan.Stages[i].High, plan.Stages[i+1].Low = cut, cut
+	}
+	settleState(s, start, Stored{store.Object{Epoch: 7, Plans: []policies.Plan{plan}}})
+	for _, id := range []string{"r0", "r1", "r2", "r3"} {
+		settleState(s, start, Reported{stagedReport(id)})
+	}
+	settleState(s, start, Tick{})
+	return s
+}
+
+func stagedReport(id string) Report {
+	return Report{
+		Replica: policies.ReplicaID(id), Model: "m", EngineReady: true, Flow: policies.NewFlow([]policies.Tokens{0, 16, 32}),
+		Snapshot: []policies.Batch{{N: 1, SumI: 2, SumI2: 4, SumL: 8}, {}, {N: 2, SumI: 30, SumI2: 500, SumL: 80}},
+		Load:     policies.Load{Held: 1000, Promised: 500},
+	}
+}
+
+// TestRefinementIsOneRouteTable: of all that proxies are shown, a new boundary
+// changes the route table alone, and that of gRPC clients, who have their own.
+func TestRefinementIsOneRouteTable(t *testing.T) {
+	s := staged(t)
+	build := func() resources.Set {
+		set, err := resources.Build(s.Snapshot(start).View(resources.Settings{}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := resources.Prove(set); err != nil {
+			t.Fatal(err)
+		}
+		return set
+	}
+	before := build()
+	for _, id := range []string{"r0", "r1"} {
+		r := stagedReport(id)
+		r.Proposal = Vote{Epoch: 7, Low: 0, Boundary: 20}
+		settleState(s, start, Reported{r})
+	}
+	published := settleState(s, start.Add(time.Second), Tick{})
+	if published == nil || published.Epoch != 8 || published.Models[0].Plan.Stages[0].High != 20 || published.Models[0].Plan.Stages[1].Low != 20 {
+		t.Fatalf("published %+v", published)
+	}
+	after := build()
+	for _, typ := range after.Types() {
+		changed := resources.Changed(before, after, typ)
+		if typ == resources.RouteType {
+			if !slices.Equal(changed, []string{resources.RouteName, resources.GRPCRouteName("m")}) {
+				t.Errorf("route tables %v have changed", changed)
+			}
+		} else if len(changed) > 0 {
+			t.Errorf("%s %v have changed", typ, changed)
+		}
+	}
+}
+
+// TestRefineTold: what a replica is told of its boundary is what its refiner
+// takes for an answer within the rules.
+func TestRefineTold(t *testing.T) {
+	s := staged(t)
+	reply, _ := s.Reply("r0")
+	b := reply.Refine
+	if b == nil || b.Epoch != 7 || b.Boundary != 16 || b.Low != 0 || b.High != 32 || b.Peers != 2 || b.Successors != 1 ||
+		!slices.Equal(b.Next, stagedReport("r2").Snapshot) {
+		t.Errorf("r0 is told %+v", b)
+	}
+	m := reply.encode(9)
+	if r := m.GetRefine(); m.GetSequence() != 9 || m.GetEpoch() != 7 || r.GetHigh() != 32 || r.GetPeers() != 2 || len(r.GetNext()) != 3 || r.GetNext()[2].GetSumInput2() != 500 {
+		t.Errorf("on the wire: %v", m)
+	}
+	if reply, _ = s.Reply("r2"); reply.encode(1).GetRefine().GetHigh() != 0 {
+		t.Error("the open end is not 0 on the wire")
+	}
+	if reply, _ = s.Reply("r3"); reply.Refine != nil {
+		t.Error("the last stage has a boundary")
+	}
+	other := stagedReport("r0")
+	other.Flow = policies.NewFlow([]policies.Tokens{0, 5, 9})
+	settleState(s, start, Reported{other})
+	if reply, _ = s.Reply("r0"); reply.Refine != nil {
+		t.Error("batches by the fleet's buckets are told to a replica with others")
+	}
+	for _, c := range []struct {
+		policy, refine string
+		want           bool
+	}{{"", "", false}, {PolicyPaper, "", true}, {PolicyPaper, RefineOff, false}, {"", RefineOn, true}} {
+		if on := (Rules{Policy: c.policy, Refine: c.refine}).complete().Refine == RefineOn; on != c.want {
+			t.Errorf("policy %q, refine %q: %v", c.policy, c.refine, on)
+		}
+	}
+}
+
+// TestRefinementKeepsPlansValid throws random proposals, honest and not, at a
+// State: whatever comes into force is a valid plan with the members it had, and
+// the history does not fill with it.
+func TestRefinementKeepsPlansValid(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 1))
+	s := staged(t)
+	now, moved := start, 0
+	for range 3000 {
+		now = now.Add(300 * time.Millisecond)
+		plan := s.models[0].plan
+		for _, id := range []string{"r0", "r1", "r2", "r3"} {
+			r := stagedReport(id)
+			r.Proposal = Vote{Epoch: plan.Epoch, Boundary: policies.Tokens(rng.Int64N(64))}
+			if i := plan.Find(r.Replica); i >= 0 {
+				r.Proposal.Low = plan.Stages[i].Low
+			}
+			if rng.IntN(10) == 0 {
+				r.Proposal = Vote{Epoch: policies.Epoch(rng.IntN(20)), Low: policies.Tokens(rng.Int64()), Boundary: policies.Tokens(rng.Int64())}
+			}
+			settleState(s, now, Reported{r})
+		}
+		settleState(s, now, Tick{})
+		after := s.models[0].plan
+		if err := after.Validate(); err != nil {
+			t.Fatal(err)
+		}
+		for i, stage := range after.Stages {
+			if !slices.Equal(stage.Replicas, plan.Stages[i].Replicas) {
+				t.Fatalf("%s became %s", printPlan(plan), printPlan(after))
+			}
+		}
+		if after.Epoch != plan.Epoch {
+			moved++
+		}
+	}
+	if moved < 100 {
+		t.Errorf("%d refinements in 900 s", moved)
+	}
+	if n := len(s.history); n != 1 || s.history[0].Epoch != s.models[0].plan.Epoch {
+		t.Errorf("%d entries in the history: %+v", n, s.history)
+	}
+}
+
+func TestMedian(t *testing.T) {
+	for _, c := range []struct {
+		votes []policies.Tokens
+		want  policies.Tokens
+	}{{[]policies.Tokens{5}, 5}, {[]policies.Tokens{9, 1}, 5}, {[]policies.Tokens{2, 1}, 1}, {[]policies.Tokens{9, 100, 1}, 9}, {[]policies.Tokens{policies.Unbounded, policies.Unbounded - 2}, policies.Unbounded - 1}} {
+		if got := median(slices.Clone(c.votes)); got != c.want {
+			t.Errorf("median of %v is %v, want %v", c.votes, got, c.want)
+		}
+	}
+}
+
+// TestStageMean: the mean that a replica compares itself with is that of what
+// its stage's replicas carry, promises included, as far as they are heard and
+// ready; it makes nobody an outlier by accident.
+func TestStageMean(t *testing.T) {
+	s := staged(t)
+	excess := func(id string) policies.Tokens {
+		reply, ok := s.Reply(policies.ReplicaID(id))
+		if !ok {
+			t.Fatalf("no reply for %s", id)
+		}
+		return outlier.Detector{}.Excess(s.byID[policies.ReplicaID(id)].work(), policies.Tokens(reply.MeanHeld))
+	}
+	mean := func(id string) float64 { reply, _ := s.Reply(policies.ReplicaID(id)); return reply.MeanHeld }
+	if got := mean("r0"); got != 1500 {
+		t.Errorf("mean %v, want held and promised, 1500", got)
+	}
+	busy := stagedReport("r0")
+	busy.Load = policies.Load{Held: 3000, Promised: 1500}
+	settleState(s, start, Reported{busy})
+	settleState(s, start, Tick{})
+	if got := mean("r1"); got != 3000 {
+		t.Errorf("mean %v of 4500 and 1500", got)
+	}
+	if excess("r0") != 1500 || excess("r1") != 0 {
+		t.Errorf("r0 is %v above the mean, r1 %v", excess("r0"), excess("r1"))
+	}
+	// An engine that dies holds nothing; that makes no outlier of the others.
+	dead := stagedReport("r1")
+	dead.EngineReady, dead.Load = false, policies.Load{}
+	settleState(s, start, Reported{dead})
+	settleState(s, start, Tick{})
+	if mean("r0") != 4500 || excess("r0") != 0 {
+		t.Errorf("beside a dead engine r0 has mean %v", mean("r0"))
+	}
+	// A lie counts for no more than two caches.
+	lie := stagedReport("r1")
+	lie.Load.Held = maxTokens
+	settleState(s, start, Reported{lie})
+	settleState(s, start, Tick{})
+	if got := mean("r0"); got != (4500+200_000)/2 {
+		t.Errorf("beside a liar r0 has mean %v", got)
+	}
+	// Out of its stage a replica is compared with itself.
+	settleState(s, start, Drain{"r0"})
+	if mean("r0") != 4500 || excess("r0") != 0 {
+		t.Errorf("drained, r0 has mean %v", mean("r0"))
+	}
+	if _, ok := s.Reply("r9"); ok {
+		t.Error("somebody unknown gets a reply")
+	}
+}
