@@ -9,6 +9,7 @@ import (
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/emulator/kv"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
+	"github.com/cascadeinfer/cascade/engine/emulator/table"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -60,6 +61,13 @@ type Config struct {
 	// chunks together (max_num_batched_tokens). 0 means 8192. It is at least
 	// MaxBatch.
 	MaxBatchedTokens int
+
+	// Blocks is the directory in which the replica serves its block table
+	// (engine/api): blocks.sock and pool.sock, for processes of the own user. It
+	// is created if it does not exist. Other replicas' directories are refused;
+	// sockets that nobody serves are replaced. "" serves none, and requests
+	// cannot be handed over live.
+	Blocks string
 
 	// Vocabulary may be shared between the replicas of a process, to save 5 MB
 	// each. nil loads one.
@@ -120,6 +128,12 @@ func (c Config) validate() error {
 		return bad("MaxBatch", "must be positive, not %d", c.MaxBatch)
 	case c.MaxBatchedTokens < 1:
 		return bad("MaxBatchedTokens", "must be positive, not %d", c.MaxBatchedTokens)
+	}
+	if block := c.BlockTokens * c.SlotBytes; c.Blocks != "" && block%c.TensorParallel != 0 {
+		return bad("Blocks", "a block of %d bytes (BlockTokens · SlotBytes) cannot be divided among %d ranks; choose SlotBytes so that it can", block, c.TensorParallel)
+	}
+	if len(c.Blocks) > table.MaxDir {
+		return bad("Blocks", "has %d bytes; the path of a Unix socket's directory has at most %d", len(c.Blocks), table.MaxDir)
 	}
 	if err := c.Profile.Validate(); err != nil {
 		return errors.Join(bad("Profile", "%w", err))

@@ -26,7 +26,9 @@ import (
 	"github.com/cascadeinfer/cascade/engine/emulator/batch"
 	"github.com/cascadeinfer/cascade/engine/emulator/kv"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
+	"github.com/cascadeinfer/cascade/engine/emulator/table"
 	"github.com/cespare/xxhash/v2"
+	"golang.org/x/sync/errgroup"
 )
 
 // maxWaiting bounds the requests that wait to be scheduled; beyond it clients
@@ -55,10 +57,15 @@ type Engine struct {
 	phase  phase
 	inbox  []*stream // submitted, not yet seen by the loop
 	cancel []*stream // to be aborted
+	calls  []*call   // to be run
 	stats  batch.Stats
+	// legs are the sequences by the names that clients gave them; nil while the
+	// client is there and the sequence is not yet.
+	legs map[string]*batch.Sequence
 
 	// Owned by the loop.
-	now time.Time // when the tokens being delivered came into being
+	now   time.Time    // when the tokens being delivered came into being
+	table *table.Table // nil: none is served
 }
 
 // phase is where an Engine is in its life.
@@ -98,6 +105,7 @@ func New(c Config) (*Engine, error) {
 		created: time.Now(),
 		wake:    make(chan struct{}, 1),
 		done:    make(chan struct{}),
+		legs:    make(map[string]*batch.Sequence),
 	}
 	// As vLLM's, the fingerprint names the version and the configuration.
 	e.fingerprint = fmt.Sprintf("vllm-%s-%08x", version, uint32(xxhash.Sum64String(fmt.Sprint(c.Model, c.layout(), c.TensorParallel))))
@@ -138,16 +146,39 @@ func (e *Engine) Run(ctx context.Context) error {
 		return errors.Join(fmt.Errorf("emulator %s: %w", e.cfg.Model, err), pool.Close())
 	}
 	e.cfg.Logger.Info("emulated replica runs", "model", e.cfg.Model, "profile", e.profile.Name, "kv_blocks", pool.Blocks, "speed", e.cfg.Speed)
-	e.loop(ctx, s)
-	return pool.Close()
+	if e.cfg.Blocks != "" {
+		e.table, err = table.New(table.Config{
+			Dir: e.cfg.Blocks, Pool: pool, Engine: door{e}, Model: e.cfg.Model, Context: e.cfg.Context,
+			TokenBytes: e.profile.KVBytesPerToken, Logger: e.cfg.Logger,
+		})
+		if err != nil {
+			return errors.Join(fmt.Errorf("emulator %s: %w", e.cfg.Model, err), pool.Close())
+		}
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error {
+		defer e.stop() // whoever waits for the loop must not wait longer than it runs
+		e.loop(ctx, s)
+		return nil
+	})
+	if t := e.table; t != nil {
+		group.Go(func() error { return t.Run(ctx) })
+	}
+	if err := errors.Join(group.Wait(), pool.Close()); err != nil {
+		return fmt.Errorf("emulator %s: %w", e.cfg.Model, err)
+	}
+	return nil
 }
 
-// stop ends every request that the loop still had.
+// stop ends every request that the loop still had. More calls do nothing.
 func (e *Engine) stop() {
 	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.phase == stopped {
+		return
+	}
 	e.phase = stopped
-	e.inbox, e.cancel = nil, nil
-	e.mu.Unlock()
+	e.inbox, e.cancel, e.calls = nil, nil, nil
 	close(e.done)
 }
 

@@ -31,6 +31,13 @@ func malformed(format string, args ...any) *apiError {
 	return &apiError{Message: fmt.Sprintf(format, args...), Type: "Bad Request", Code: http.StatusBadRequest}
 }
 
+// conflict is a 409: what is asked for does not go together with what is.
+func conflict(param, format string, args ...any) *apiError {
+	e := invalid(param, format, args...)
+	e.Type, e.Code = "ConflictError", http.StatusConflict
+	return e
+}
+
 func unavailable(err error) *apiError {
 	return &apiError{Message: err.Error(), Type: "ServiceUnavailableError", Code: http.StatusServiceUnavailable}
 }

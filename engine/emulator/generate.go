@@ -30,33 +30,33 @@ func (e *Engine) generate(a api, w http.ResponseWriter, r *http.Request) {
 	if bad == nil {
 		bad = e.checkModel(q.model)
 	}
-	var prompt []model.Token
-	if bad == nil {
-		prompt, bad = e.promptIDs(a, &q)
+	st := &stream{engine: e, arrived: time.Now(), ready: make(chan struct{}, 1)}
+	if !q.stream && len(q.stops) == 0 {
+		st.notify = atTheEnd
 	}
-	var limit int
+	leg := r.Header.Get(legHeader)
 	if bad == nil {
-		limit, bad = e.outputLimit(a, &q, len(prompt))
+		bad = e.claim(leg)
 	}
 	if bad != nil {
 		writeError(w, bad)
 		return
 	}
-	st := &stream{engine: e, arrived: time.Now(), ready: make(chan struct{}, 1)}
-	if !q.stream && len(q.stops) == 0 {
-		st.notify = atTheEnd
+	defer e.disclaim(leg)
+	var prompt []model.Token // as the answer repeats it
+	if q.reservation == "" {
+		prompt, bad = e.begin(a, &q, st)
+	} else {
+		bad = e.adopt(r.Context(), a, &q, st)
 	}
-	st.sequence = batch.NewSequence(batch.Request{
-		Prompt: prompt, MaxOutput: limit, MinOutput: q.minTokens, IgnoreEOS: q.ignoreEOS,
-		StopTokens: q.stopIDs, Salt: q.salt, Receiver: st,
-	}, e.cfg.BlockTokens)
-	if err := e.submit(st); err != nil {
-		writeError(w, unavailable(err))
+	if bad != nil {
+		writeError(w, bad)
 		return
 	}
+	e.name(leg, st.sequence)
 	ans := &answer{
 		api: a, id: requestID(a, r), model: e.cfg.Model, fingerprint: e.fingerprint,
-		created: time.Now().Unix(), request: &q, promptTokens: len(prompt),
+		created: time.Now().Unix(), request: &q, promptTokens: st.prompt,
 	}
 	if q.tokenIDs {
 		ans.prompt = prompt
@@ -65,11 +65,41 @@ func (e *Engine) generate(a api, w http.ResponseWriter, r *http.Request) {
 	// answer is generated.
 	q.text, q.ids, q.messages = "", nil, nil
 	text := newText(e.model.Vocabulary, &q)
+	if q.reservation != "" {
+		text.seed(st.tail)
+	}
 	if q.stream {
 		e.streamed(w, r, st, ans, text)
 	} else {
 		e.assembled(w, r, st, ans, text)
 	}
+}
+
+// begin submits a request with a prompt, and returns the prompt.
+func (e *Engine) begin(a api, q *request, st *stream) ([]model.Token, *apiError) {
+	prompt, bad := e.promptIDs(a, q)
+	if bad != nil {
+		return nil, bad
+	}
+	asked, bad := e.asked(a, q, st, len(prompt))
+	if bad != nil {
+		return nil, bad
+	}
+	asked.Prompt = prompt
+	st.prompt, st.sequence = len(prompt), batch.NewSequence(asked, e.cfg.BlockTokens)
+	if err := e.submit(st); err != nil {
+		return nil, unavailable(err)
+	}
+	return prompt, nil
+}
+
+// asked is what a request wants of the scheduler, but for its prompt.
+func (e *Engine) asked(a api, q *request, st *stream, prompt int) (batch.Request, *apiError) {
+	limit, bad := e.outputLimit(a, q, prompt)
+	return batch.Request{
+		MaxOutput: limit, MinOutput: q.minTokens, IgnoreEOS: q.ignoreEOS,
+		StopTokens: q.stopIDs, Salt: q.salt, Receiver: st,
+	}, bad
 }
 
 // outputLimit is how many tokens a request may generate, or why it may not.
@@ -104,6 +134,8 @@ func requestID(a api, r *http.Request) string {
 var (
 	errGone = errors.New("the client is gone")
 	errDead = errors.New("the engine stopped while it was generating")
+	// errDropped is a whole answer's: a stream that was dropped just ends.
+	errDropped = errors.New("the request was taken away from this engine")
 )
 
 // wait returns when a stream has something new. It fails when the client or
@@ -167,6 +199,12 @@ func (e *Engine) streamed(w http.ResponseWriter, r *http.Request, st *stream, an
 			return
 		}
 		ids, finish, ans.cached = st.take(ids)
+		if finish == batch.Dropped {
+			if ans.sent == 0 {
+				writeError(w, unavailable(errDropped))
+			}
+			return
+		}
 		out = out[:0]
 		if ans.sent == 0 {
 			if len(ids) == 0 {
@@ -237,6 +275,10 @@ func (e *Engine) assembled(w http.ResponseWriter, r *http.Request, st *stream, a
 			return
 		}
 		ids, finish, ans.cached = st.take(ids)
+		if finish == batch.Dropped {
+			writeError(w, unavailable(errDropped))
+			return
+		}
 		var mine []model.Token
 		mine, end = consume(t, ans.request, ids, finish)
 		all = append(all, mine...)

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/engine/emulator/batch"
+	"github.com/cascadeinfer/cascade/engine/emulator/table"
 )
 
 // loop is the replica: one goroutine, one iteration after the other.
@@ -18,12 +19,10 @@ func (e *Engine) loop(ctx context.Context, s *batch.Scheduler) {
 	var due time.Time // when the present iteration ends
 	for ctx.Err() == nil {
 		e.takeInbox(s)
+		e.takeCalls(s, table.AtBoundary)
 		if s.Idle() {
 			due = time.Time{}
-			select {
-			case <-e.wake:
-			case <-ctx.Done():
-			}
+			e.rest(ctx)
 			continue
 		}
 		start := time.Now()
@@ -35,20 +34,48 @@ func (e *Engine) loop(ctx context.Context, s *batch.Scheduler) {
 			due = start
 		}
 		step := s.Step()
+		if step.Seconds == 0 { // until something frozen or reserved gives way
+			due = time.Time{}
+			e.publish(s)
+			e.rest(ctx)
+			continue
+		}
 		due = due.Add(time.Duration(step.Seconds * float64(time.Second)))
 		e.publish(s)
 		if wait := time.Until(due); wait > 0 {
 			timer.Reset(wait)
-			select {
-			case <-timer.C:
-			case <-ctx.Done():
+			if !e.pass(ctx, s, timer.C) {
 				return
 			}
 		}
 		e.now = time.Now()
+		s.Settle()
 		e.metrics.iterationTokens.Observe(float64(step.Decodes) + float64(step.Prefill))
 		for _, event := range step.Events {
 			event.Sequence.Receiver.Receive(event)
+		}
+	}
+}
+
+// rest waits for something new.
+func (e *Engine) rest(ctx context.Context) {
+	select {
+	case <-e.wake:
+	case <-ctx.Done():
+	}
+}
+
+// pass lets an iteration's time pass, and meanwhile runs the calls that need not
+// wait for its end. It reports false when ctx ended it.
+func (e *Engine) pass(ctx context.Context, s *batch.Scheduler, over <-chan time.Time) bool {
+	for {
+		select {
+		case <-over:
+			return true
+		case <-e.wake: // the inbox is looked at when the iteration is over
+			e.takeCalls(s, table.AtOnce)
+		case <-ctx.Done():
+			return false
 		}
 	}
 }

@@ -37,6 +37,7 @@ type metrics struct {
 	preemptions, prompt, output  *prometheus.Desc
 	prefixQueries, prefixHits    *prometheus.Desc
 	cacheConfig, waitingByReason *prometheus.Desc
+	frozen, reserved             *prometheus.Desc
 }
 
 var _ prometheus.Collector = (*metrics)(nil)
@@ -72,6 +73,11 @@ func newMetrics(e *Engine) *metrics {
 		prefixHits:      desc("prefix_cache_hits_total", "Prompt tokens found in the prefix cache."),
 		cacheConfig:     desc("cache_config_info", "The KV cache's configuration.", "block_size", "num_gpu_blocks", "kv_cache_size_tokens", "enable_prefix_caching"),
 	}
+	own := func(name, help string) *prometheus.Desc {
+		return prometheus.NewDesc("cascade_emulator_"+name, help, nil, labels)
+	}
+	m.frozen = own("frozen_requests", "Requests that keep their KV blocks and generate nothing, while they are handed over.")
+	m.reserved = own("reserved_blocks", "KV blocks set aside for requests that are to be handed over.")
 	m.ends = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "vllm:request_success_total", Help: "Requests finished, by reason.", ConstLabels: labels}, []string{"finished_reason"})
 	m.lag = prometheus.NewCounter(prometheus.CounterOpts{Name: "cascade_emulator_lag_seconds_total", Help: "Time that this machine was too slow to emulate; a run with any is not to be trusted.", ConstLabels: labels})
 	registry.MustRegister(m.ends, m.lag, m)
@@ -117,6 +123,8 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	send(m.output, prometheus.CounterValue, float64(s.GenerationTokens))
 	send(m.prefixQueries, prometheus.CounterValue, float64(s.PrefixQueries))
 	send(m.prefixHits, prometheus.CounterValue, float64(s.PrefixHits))
+	send(m.frozen, prometheus.GaugeValue, float64(s.Frozen))
+	send(m.reserved, prometheus.GaugeValue, float64(s.Reserved))
 	send(m.cacheConfig, prometheus.GaugeValue, 1, strconv.Itoa(e.cfg.BlockTokens), strconv.Itoa(blocks), strconv.Itoa(blocks*e.cfg.BlockTokens), caching)
 }
 

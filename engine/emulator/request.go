@@ -7,6 +7,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
+	"github.com/cascadeinfer/cascade/engine/emulator/table"
 	"github.com/cespare/xxhash/v2"
 	"github.com/tidwall/gjson"
 )
@@ -39,6 +40,9 @@ type request struct {
 	stopIDs   []model.Token
 	salt      uint64
 
+	reservation string // of the block table, in place of a prompt
+	from        int    // ids before that many are not the output's, of a reservation
+
 	stream          bool
 	usage           bool // a last chunk with usage
 	continuousUsage bool // and usage in every chunk
@@ -65,10 +69,15 @@ func decode(a api, body []byte) (request, *apiError) {
 		return r, err
 	}
 	switch {
+	case r.reservation != "" && (r.text != "" || len(r.ids) > 0 || len(r.messages) > 0):
+		return r, invalid("kv_transfer_params", "kv_transfer_params.cascade_reservation stands for the prompt: prompt, messages and prompt_token_ids must be empty or absent")
+	case r.reservation != "": // the prompt is in the blocks
 	case a == completions && r.text == "" && len(r.ids) == 0:
 		return r, invalid("prompt", "prompt is required and must not be empty")
-	case a == chat && len(r.messages) == 0:
+	case a == chat && len(r.messages) == 0 && len(r.ids) == 0:
 		return r, invalid("messages", "messages is required and must not be empty")
+	}
+	switch {
 	case !r.stream && (r.usage || r.continuousUsage):
 		return r, invalid("stream_options", "stream_options needs stream=true")
 	case r.maxTokens > 0 && r.minTokens > r.maxTokens:
@@ -129,10 +138,7 @@ func (r *request) field(a api, key string, v gjson.Result) (err *apiError) {
 			err = r.conversation(v)
 		}
 	case "kv_transfer_params":
-		// Chat continues from ids this way: no template, no tokenising.
-		if ids := v.Get("prompt_token_ids"); a == chat && ids.Exists() {
-			r.ids, err = tokens("kv_transfer_params.prompt_token_ids", ids)
-		}
+		err = r.transfer(a, v)
 	case "max_tokens", "max_completion_tokens":
 		var n int
 		if n, err = integer(key, v, 1); err == nil && (key != "max_tokens" || r.maxTokens == 0) {
@@ -176,6 +182,28 @@ func (r *request) field(a api, key string, v gjson.Result) (err *apiError) {
 	default:
 		err = uncovered(key, v)
 	}
+	return err
+}
+
+// transfer takes what kv_transfer_params says; what it means to other engines is
+// ignored.
+func (r *request) transfer(a api, v gjson.Result) (err *apiError) {
+	v.ForEach(func(key, v gjson.Result) bool {
+		at := "kv_transfer_params." + key.Str
+		switch {
+		case v.Type == gjson.Null:
+		case key.Str == "prompt_token_ids" && a == chat:
+			// Chat continues from ids this way: no template, no tokenising.
+			r.ids, err = tokens(at, v)
+		case key.Str == "cascade_reservation":
+			if r.reservation, err = str(at, v); err == nil && (r.reservation == "" || len(r.reservation) > table.MaxName) {
+				err = invalid(at, "%s must have 1 to %d bytes, not %d", at, table.MaxName, len(r.reservation))
+			}
+		case key.Str == "cascade_prompt":
+			r.from, err = integer(at, v, 0)
+		}
+		return err == nil
+	})
 	return err
 }
 

@@ -16,6 +16,8 @@ type stream struct {
 	engine   *Engine
 	sequence *batch.Sequence
 	arrived  time.Time
+	prompt   int           // how many ids the sequence came with
+	tail     []model.Token // of an adopted sequence: the last ids that it came with
 	notify   notify
 
 	ready chan struct{} // capacity 1
@@ -39,8 +41,15 @@ const (
 
 var _ batch.Receiver = (*stream)(nil)
 
-// Receive takes a token from the loop.
+// Receive takes a token from the loop, or the word that there are no more.
 func (st *stream) Receive(ev batch.Event) {
+	if ev.Finish == batch.Dropped {
+		st.mu.Lock()
+		st.finish = ev.Finish
+		st.mu.Unlock()
+		st.wake()
+		return
+	}
 	m, now := st.engine.metrics, st.engine.now
 	if st.last.IsZero() {
 		m.firstToken.Observe(now.Sub(st.arrived).Seconds())
@@ -49,6 +58,10 @@ func (st *stream) Receive(ev batch.Event) {
 	}
 	st.last = now
 	st.mu.Lock()
+	if st.finish == batch.Dropped { // while the iteration of this token passed
+		st.mu.Unlock()
+		return
+	}
 	st.pending = append(st.pending, ev.Token)
 	st.finish, st.cached = ev.Finish, ev.Cached
 	st.mu.Unlock()
@@ -56,10 +69,15 @@ func (st *stream) Receive(ev batch.Event) {
 		m.ended(now.Sub(st.arrived), ev)
 	}
 	if ev.Finish != batch.Unfinished || st.notify == perToken {
-		select {
-		case st.ready <- struct{}{}:
-		default:
-		}
+		st.wake()
+	}
+}
+
+// wake lets the handler see what came.
+func (st *stream) wake() {
+	select {
+	case st.ready <- struct{}{}:
+	default:
 	}
 }
 

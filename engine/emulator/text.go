@@ -31,6 +31,33 @@ func newText(v *model.Vocabulary, q *request) *text {
 	return t
 }
 
+// seed takes the ids before those that add will take, so that a character whose
+// first bytes they are comes out whole. Their text is not given out again.
+func (t *text) seed(ids []model.Token) {
+	for _, id := range ids {
+		t.held = t.decoder.Append(t.held[:0], t.vocabulary.Piece(id))
+	}
+	t.held = t.held[:0]
+}
+
+// tailBytes is how much of a text decides whether its end is a part of a
+// character: a character has at most four bytes.
+const tailBytes = 3
+
+// maxTail bounds the ids that are looked at for tailBytes: many have no text.
+const maxTail = 64
+
+// tail returns the last of ids that a text goes on from.
+func tail(v *model.Vocabulary, ids []model.Token) []model.Token {
+	n := 0
+	for at := len(ids) - 1; at >= max(0, len(ids)-maxTail); at-- {
+		if n += len(v.Piece(ids[at])); n >= tailBytes {
+			return ids[at:]
+		}
+	}
+	return ids[max(0, len(ids)-maxTail):]
+}
+
 // add takes a token. When it completes a stop string, the text ends before it
 // (or after it, with includeStop) and add returns it.
 func (t *text) add(id model.Token) (stop string, stopped bool) {

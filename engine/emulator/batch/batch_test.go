@@ -75,7 +75,12 @@ func prompt(n, shared, seed int) []model.Token {
 //	abort NAME
 //	step [N]
 //	done              until idle; prints only the totals
-//	corrupt NAME I    flips a byte of the I-th block of a running sequence's prompt
+//	freeze|thaw|drop NAME
+//	table NAME [from=N]
+//	reserve R tokens=N
+//	fill R NAME ids=N computed=N   copies KV bytes of NAME, and tells ids up to N
+//	adopt NAME R [max=N]           the text must go on as if nothing had been
+//	release R
 func TestScenarios(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(files) == 0 {
@@ -105,6 +110,7 @@ func run(t *testing.T, m *model.Model, commands string) string {
 	var out strings.Builder
 	var s *Scheduler
 	c := setup{blocks: 8, block: 4, batch: 4, tokens: 16}
+	reservations := make(map[string]*Reservation)
 	names := make(map[*Sequence]string)
 	byName := make(map[string]*Sequence)
 	list := func(qs []*Sequence) string {
@@ -113,6 +119,13 @@ func run(t *testing.T, m *model.Model, commands string) string {
 			l = append(l, fmt.Sprintf("%s:%d/%d", names[q], q.computed, len(q.ids)))
 		}
 		return strings.Join(l, " ")
+	}
+	lists := func(err error) {
+		if err != nil {
+			fmt.Fprintf(&out, "%v | ", err)
+		}
+		st := s.Stats()
+		fmt.Fprintf(&out, "running [%s] waiting [%s] frozen [%s] used %d reserved %d\n", list(s.running), list(s.waiting), list(s.frozen), st.UsedBlocks, st.Reserved)
 	}
 	for line := range strings.Lines(commands) {
 		line, _, _ = strings.Cut(line, "#")
@@ -148,6 +161,7 @@ func run(t *testing.T, m *model.Model, commands string) string {
 				}
 			}
 			fmt.Fprintf(&out, " | running [%s] waiting [%s] used %d\n", list(s.running), list(s.waiting), s.Stats().UsedBlocks)
+			audit(t, s, reservations)
 		}
 		switch fields[0] {
 		case "config":
@@ -168,6 +182,42 @@ func run(t *testing.T, m *model.Model, commands string) string {
 		case "abort":
 			s.Abort(byName[fields[1]])
 			fmt.Fprintf(&out, "running [%s] waiting [%s] used %d\n", list(s.running), list(s.waiting), s.Stats().UsedBlocks)
+		case "freeze":
+			s.Settle()
+			lists(s.Freeze(byName[fields[1]], 1))
+		case "thaw":
+			s.Thaw(byName[fields[1]])
+			lists(nil)
+		case "drop":
+			lists(s.Drop(byName[fields[1]]))
+		case "table":
+			tb, err := s.Table(byName[fields[1]], value("from", 0))
+			if err != nil {
+				fmt.Fprintln(&out, err)
+				continue
+			}
+			fmt.Fprintf(&out, "generation %d computed %d length %d prompt %d cached %d ids %d first %d blocks %v\n", tb.Generation, tb.Computed, tb.Length, tb.Prompt, tb.Cached, len(tb.IDs), tb.First, tb.Blocks)
+		case "reserve":
+			r := reservations[fields[1]]
+			if r == nil {
+				r = &Reservation{}
+				reservations[fields[1]] = r
+			}
+			err := s.Reserve(r, value("tokens", 0))
+			fmt.Fprintf(&out, "%v ", r.Blocks())
+			lists(err)
+		case "fill":
+			r, q := reservations[fields[1]], byName[fields[2]]
+			lists(fill(s, r, s, q, value("ids", 0), value("computed", 0)))
+		case "adopt":
+			q, err := s.Adopt(reservations[fields[2]], Request{MaxOutput: value("max", 4), IgnoreEOS: true})
+			if err == nil {
+				names[q], byName[fields[1]] = fields[1], q
+			}
+			lists(err)
+		case "release":
+			s.Release(reservations[fields[1]])
+			lists(nil)
 		case "step":
 			n := 1
 			if len(fields) > 1 {

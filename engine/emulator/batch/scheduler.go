@@ -38,11 +38,13 @@ const (
 	PrefixOff
 )
 
-// Stats is what a scheduler counts. The first four are now, the rest since
-// the beginning.
+// Stats is what a scheduler counts. Those of the first group are now, the rest
+// since the beginning.
 type Stats struct {
 	Running, Waiting int
+	Frozen           int
 	UsedBlocks       int
+	Reserved         int             // blocks of reservations that nobody has adopted; used too
 	Held             policies.Tokens // Σ length of the running sequences
 
 	Preemptions      uint64
@@ -63,12 +65,17 @@ type Step struct {
 // Scheduler runs sequences on one pool. It is driven by one goroutine.
 type Scheduler struct {
 	Config
-	blocks  *kv.Blocks
-	waiting []*Sequence // in order of arrival, preempted ones first
-	running []*Sequence // in order of admission
-	stats   Stats
+	blocks *kv.Blocks
+	// waiting is in order of arrival, preempted ones first; and before those, the
+	// adopted ones that hold blocks already.
+	waiting  []*Sequence
+	running  []*Sequence // in order of admission
+	frozen   []*Sequence
+	reserved int    // blocks of reservations
+	order    uint64 // of the latest admission
+	stats    Stats
 
-	planned []chunk // reused by Step
+	planned []chunk // of the latest Step
 	events  []Event
 }
 
@@ -104,17 +111,19 @@ func (s *Scheduler) Abort(q *Sequence) {
 		s.waiting = slices.DeleteFunc(s.waiting, func(x *Sequence) bool { return x == q })
 	case running:
 		s.running = slices.DeleteFunc(s.running, func(x *Sequence) bool { return x == q })
+	case frozen:
+		s.frozen = slices.DeleteFunc(s.frozen, func(x *Sequence) bool { return x == q })
 	}
 	s.drop(q)
 }
 
-// Idle reports whether there is nothing to do.
+// Idle reports whether there is nothing to do: frozen sequences are none's work.
 func (s *Scheduler) Idle() bool { return len(s.running)+len(s.waiting) == 0 }
 
 // Stats returns the counters.
 func (s *Scheduler) Stats() Stats {
 	t := s.stats
-	t.Running, t.Waiting = len(s.running), len(s.waiting)
+	t.Running, t.Waiting, t.Frozen, t.Reserved = len(s.running), len(s.waiting), len(s.frozen), s.reserved
 	t.UsedBlocks = s.blocks.Total() - s.blocks.Free()
 	for _, q := range s.running {
 		t.Held += policies.Tokens(q.Length())
@@ -122,11 +131,14 @@ func (s *Scheduler) Stats() Stats {
 	return t
 }
 
-// Step plans and computes one iteration.
+// Step plans and computes one iteration. It may find nothing to compute though
+// the scheduler is not idle: when frozen sequences and reservations have the
+// blocks, or the places in the batch, that the others wait for.
 func (s *Scheduler) Step() Step {
-	s.planned, s.events = s.planned[:0], s.events[:0]
+	s.Settle()
+	s.events = s.events[:0]
 	budget, pressed := s.planRunning(s.MaxTokens)
-	if !pressed {
+	if !pressed || len(s.planned) == 0 {
 		s.planWaiting(budget)
 	}
 	var it cost.Iteration
@@ -135,7 +147,7 @@ func (s *Scheduler) Step() Step {
 		s.compute(c)
 	}
 	if len(s.planned) == 0 {
-		if !s.Idle() {
+		if !s.Idle() && len(s.frozen) == 0 && s.reserved == 0 {
 			panic("internal error: sequences wait and none can run")
 		}
 		return Step{}
@@ -143,6 +155,15 @@ func (s *Scheduler) Step() Step {
 	s.stats.Iterations++
 	s.running = slices.DeleteFunc(s.running, func(q *Sequence) bool { return q.state != running })
 	return Step{Iteration: it, Seconds: s.Profile.Seconds(it), Events: s.events}
+}
+
+// Settle says that the time of the latest Step's iteration is over. What it has
+// computed shows in Table from then on; Step does it for the one before.
+func (s *Scheduler) Settle() {
+	for _, c := range s.planned {
+		c.s.settled = extent{len(c.s.ids), c.s.computed}
+	}
+	s.planned = s.planned[:0]
 }
 
 // planRunning gives every running sequence its next positions, within the
@@ -173,8 +194,15 @@ func (s *Scheduler) planRunning(budget int) (left int, pressed bool) {
 // blocks are full. A sequence is admitted only when all its present ids fit,
 // though its prefill may take several iterations.
 func (s *Scheduler) planWaiting(budget int) {
-	for len(s.waiting) > 0 && len(s.running) < s.MaxBatch && budget > 0 {
+	for len(s.waiting) > 0 && len(s.running)+len(s.frozen) < s.MaxBatch && budget > 0 {
 		q := s.waiting[0]
+		if len(q.blocks) > 0 && s.blocksFor(len(q.ids))-len(q.blocks) > s.blocks.Free() {
+			// An adopted sequence that cannot have its next block holds on to none:
+			// two of them would wait for each other.
+			s.waiting = s.waiting[1:]
+			s.preempt(q)
+			continue
+		}
 		hit := s.match(q)
 		idle := 0 // hit blocks that nobody uses: they come off the free list too
 		for _, b := range hit {
@@ -182,7 +210,7 @@ func (s *Scheduler) planWaiting(budget int) {
 				idle++
 			}
 		}
-		if s.blocksFor(len(q.ids))-len(hit) > s.blocks.Free()-idle {
+		if s.blocksFor(len(q.ids))-len(hit)-len(q.blocks) > s.blocks.Free()-idle {
 			return
 		}
 		s.waiting[0] = nil
@@ -201,12 +229,12 @@ func (s *Scheduler) planWaiting(budget int) {
 // match returns the cached blocks that hold a prefix of a sequence. At least
 // one token is left to compute: it is what the next one is sampled from.
 func (s *Scheduler) match(q *Sequence) []kv.Block {
-	if s.Prefix == PrefixOff {
-		return nil
+	if s.Prefix == PrefixOff || len(q.blocks) > 0 {
+		return nil // an adopted sequence brings its blocks along
 	}
 	var hit []kv.Block
-	for _, h := range q.chain[:min(len(q.chain), (len(q.ids)-1)/s.Pool.BlockTokens)] {
-		b, ok := s.blocks.Find(h)
+	for n := range min(len(q.chain), (len(q.ids)-1)/s.Pool.BlockTokens) {
+		b, ok := s.blocks.Find(q.key(n))
 		if !ok {
 			break
 		}
@@ -224,9 +252,13 @@ func (s *Scheduler) admit(q *Sequence, hit []kv.Block) {
 			q.digest += model.Read(s.Pool.Slot(b, j), i*s.Pool.BlockTokens+j)
 		}
 	}
-	q.blocks = append(q.blocks[:0], hit...)
-	q.computed = len(hit) * s.Pool.BlockTokens
+	if len(q.blocks) == 0 {
+		q.blocks = append(q.blocks, hit...)
+		q.computed, q.registered = len(hit)*s.Pool.BlockTokens, len(hit)
+	}
 	q.state = running
+	s.order++
+	q.order = s.order
 	if !q.admitted {
 		q.admitted, q.cached = true, q.computed
 		s.stats.PrefixQueries += uint64(len(q.ids))
@@ -256,20 +288,33 @@ func (s *Scheduler) grow(q *Sequence, n int) bool {
 func (s *Scheduler) preempt(q *Sequence) {
 	s.stats.Preemptions++
 	s.drop(q)
+	q.generation++
+	s.queueFirst(q)
+}
+
+// queueFirst queues a sequence before all others, but behind those that hold
+// blocks: these need no more than they have, and may be what it waits for.
+func (s *Scheduler) queueFirst(q *Sequence) {
+	at := 0
+	for at < len(s.waiting) && len(s.waiting[at].blocks) > 0 {
+		at++
+	}
 	q.state = waiting
-	s.waiting = slices.Insert(s.waiting, 0, q)
+	s.waiting = slices.Insert(s.waiting, at, q)
 }
 
 // drop releases everything a sequence holds in the pool.
 func (s *Scheduler) drop(q *Sequence) {
 	s.blocks.Release(q.blocks)
-	q.blocks, q.computed, q.digest, q.state = q.blocks[:0], 0, 0, outside
+	q.blocks, q.computed, q.registered, q.digest, q.state = q.blocks[:0], 0, 0, 0, ended
+	q.settled.computed = 0
 }
 
 // account adds a chunk to what the iteration costs.
 func (s *Scheduler) account(it *cost.Iteration, c chunk) {
 	start, end := c.s.computed, c.s.computed+c.n
-	if c.n == 1 && end > len(c.s.Prompt) {
+	// The last token of an adopted sequence's ids is one that was generated.
+	if c.n == 1 && (end > len(c.s.Prompt) || c.s.adopted && end == len(c.s.Prompt)) {
 		it.Decodes++
 		it.Held += policies.Tokens(end)
 		it.Longest = max(it.Longest, policies.Tokens(end))
@@ -287,10 +332,9 @@ func (s *Scheduler) compute(c chunk) {
 		p := q.computed
 		q.digest = s.Model.Fill(s.Pool.Slot(q.blocks[p/size], p%size), q.digest, q.ids[p], p)
 		q.computed++
-		if q.computed%size == 0 && s.Prefix == PrefixOn {
-			q.hash()
-			s.blocks.Register(q.blocks[p/size], q.chain[p/size])
-		}
+	}
+	if s.Prefix == PrefixOn {
+		s.register(q, c.n/size+catchUp)
 	}
 	if q.computed < len(q.ids) {
 		return
@@ -306,4 +350,20 @@ func (s *Scheduler) compute(c chunk) {
 		s.drop(q)
 	}
 	s.events = append(s.events, Event{Sequence: q, Token: t, Finish: f, Cached: q.cached})
+}
+
+// catchUp is how many full blocks of an adopted sequence are offered to the
+// prefix cache in an iteration, so that no iteration grows with its length.
+const catchUp = 64
+
+// register offers a sequence's next full blocks, n at most, to the prefix cache,
+// under the hashes that follow from its ids.
+func (s *Scheduler) register(q *Sequence, n int) {
+	full := min(q.computed/s.Pool.BlockTokens, q.registered+n)
+	if q.registered < full {
+		q.hash()
+	}
+	for ; q.registered < full; q.registered++ {
+		s.blocks.Register(q.blocks[q.registered], q.key(q.registered))
+	}
 }

@@ -16,11 +16,12 @@ const (
 	Unfinished Finish = iota
 	AtLength          // it reached MaxOutput
 	AtStop            // EndOfText or one of StopTokens was sampled
+	Dropped           // it was taken away, see Scheduler.Drop; the event has no token
 )
 
 // Request is what a client asks of the engine. It is fixed once submitted.
 type Request struct {
-	Prompt    []model.Token // at least one; copied
+	Prompt    []model.Token // at least one, copied; none for Scheduler.Adopt
 	MaxOutput int           // tokens to generate at most, ≥ 1
 	MinOutput int           // tokens before the text may end by itself
 	IgnoreEOS bool          // EndOfText is never sampled
@@ -50,25 +51,37 @@ type Event struct {
 type state int
 
 const (
-	outside state = iota // not yet added, finished or aborted
+	fresh state = iota // not yet added
 	waiting
 	running
+	frozen
+	ended // finished, aborted or dropped
 )
 
 // Sequence is a request in the engine. NewSequence makes it on any goroutine;
 // after Scheduler.Add it belongs to the scheduler.
 type Sequence struct {
 	Request
-	state     state
-	ids       []model.Token // prompt and output
-	computed  int           // positions whose KV bytes are in the pool
-	blocks    []kv.Block    // that hold them, in order
-	chain     []kv.Hash     // hashes of the full blocks of ids
-	digest    model.Digest  // of positions [0, computed)
-	cached    int           // prefix hit of the first admission
-	admitted  bool          // has been running before
-	blockSize int
+	state      state
+	ids        []model.Token // prompt and output; only ever appended to
+	computed   int           // positions whose KV bytes are in the pool
+	blocks     []kv.Block    // that hold them, in order
+	chain      []kv.Hash     // hashes of the full blocks of ids, without the salt
+	registered int           // full blocks that were offered to the prefix cache
+	digest     model.Digest  // of positions [0, computed)
+	cached     int           // prefix hit of the first admission
+	admitted   bool          // has been running before
+	adopted    bool          // its first blocks were filled elsewhere
+	blockSize  int
+
+	order      uint64 // of the last admission
+	generation uint64 // how often its blocks were taken away
+	settled    extent // as of the last Settle
+	owner      uint64 // who froze it, while it is frozen
 }
+
+// extent is how far a sequence is.
+type extent struct{ length, computed int }
 
 // NewSequence prepares a request; it hashes the prompt, in blocks of
 // blockTokens, so that the scheduler need not.
@@ -76,6 +89,7 @@ func NewSequence(r Request, blockTokens int) *Sequence {
 	s := &Sequence{Request: r, blockSize: blockTokens}
 	s.ids = append(make([]model.Token, 0, len(r.Prompt)+min(r.MaxOutput, reserve)), r.Prompt...)
 	s.Prompt = s.ids[:len(r.Prompt)]
+	s.settled.length = len(s.ids)
 	s.hash()
 	return s
 }
@@ -97,14 +111,31 @@ func (s *Sequence) Output() int { return len(s.ids) - len(s.Prompt) }
 func (s *Sequence) Length() int { return len(s.ids) }
 
 // hash extends the chain to all full blocks of ids.
-func (s *Sequence) hash() {
-	for n := len(s.chain); (n+1)*s.blockSize <= len(s.ids); n++ {
-		parent := kv.Hash(s.Salt)
+func (s *Sequence) hash() { s.chain = extend(s.chain, s.ids, s.blockSize) }
+
+// extend adds the hashes of the full blocks of ids that a chain lacks.
+func extend(chain []kv.Hash, ids []model.Token, size int) []kv.Hash {
+	for n := len(chain); (n+1)*size <= len(ids); n++ {
+		parent := kv.Hash(0)
 		if n > 0 {
-			parent = s.chain[n-1]
+			parent = chain[n-1]
 		}
-		s.chain = append(s.chain, hashBlock(parent, s.ids[n*s.blockSize:(n+1)*s.blockSize]))
+		chain = append(chain, hashBlock(parent, ids[n*size:(n+1)*size]))
 	}
+	return chain
+}
+
+// key names the n-th full block in the prefix cache. The salt comes in here, and
+// not into the chain, which may be older than the request: ids of an adopted
+// sequence are known before its salt is.
+func (s *Sequence) key(n int) kv.Hash {
+	if s.Salt == 0 {
+		return s.chain[n]
+	}
+	var b [16]byte
+	binary.LittleEndian.PutUint64(b[:], uint64(s.chain[n]))
+	binary.LittleEndian.PutUint64(b[8:], s.Salt)
+	return nonzero(xxhash.Sum64(b[:]))
 }
 
 // hashBlock names a block by its tokens and everything before them.
@@ -114,12 +145,11 @@ func hashBlock(parent kv.Hash, ids []model.Token) kv.Hash {
 	for _, t := range ids {
 		b = binary.LittleEndian.AppendUint32(b, uint32(t))
 	}
-	h := kv.Hash(xxhash.Sum64(b))
-	if h == 0 {
-		h = 1 // 0 means "no hash"
-	}
-	return h
+	return nonzero(xxhash.Sum64(b))
 }
+
+// nonzero is a hash of the prefix cache, where 0 means "no hash".
+func nonzero(x uint64) kv.Hash { return kv.Hash(max(x, 1)) }
 
 // finish says whether the token just appended ends the sequence.
 func (s *Sequence) finish(t model.Token) Finish {

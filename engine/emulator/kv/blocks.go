@@ -65,6 +65,9 @@ func (b *Blocks) Find(h Hash) (Block, bool) {
 // Used reports whether a block has references.
 func (b *Blocks) Used(block Block) bool { return b.refs[block] > 0 }
 
+// References is how many hold a block.
+func (b *Blocks) References(block Block) int { return int(b.refs[block]) }
+
 // Share adds a reference to a block that Find returned.
 func (b *Blocks) Share(block Block) {
 	if b.refs[block] == 0 {

@@ -23,11 +23,25 @@ type Layout struct {
 	Blocks      int // blocks in the pool
 	BlockTokens int // slots per block
 	SlotBytes   int // KV bytes per token that are really stored, over all regions
-	Regions     int // tensor-parallel ranks that the bytes stand for; ≥ 1
+	// Regions is how many parts a block's bytes are divided into, one per
+	// tensor-parallel rank that they stand for; ≥ 1.
+	Regions int
 }
 
 // BlockBytes is the size of a block.
 func (l Layout) BlockBytes() int { return l.BlockTokens * l.SlotBytes }
+
+// Region is where the parts of one rank lie: that of block b begins at
+// Offset + b·Stride and is Bytes long.
+type Region struct{ Offset, Stride, Bytes int }
+
+// Region returns the place of rank r's parts, 0 ≤ r < Regions. The blocks lie
+// one after the other, and within each the ranks: BlockBytes must be divisible
+// by Regions.
+func (l Layout) Region(r int) Region {
+	part := l.BlockBytes() / l.Regions
+	return Region{Offset: r * part, Stride: l.BlockBytes(), Bytes: part}
+}
 
 // Bytes is the size of the pool.
 func (l Layout) Bytes() int { return l.Blocks * l.BlockBytes() }
@@ -66,12 +80,19 @@ func NewPool(l Layout) (*Pool, error) {
 	if err := file.Truncate(int64(l.Bytes())); err != nil {
 		return nil, errors.Join(fmt.Errorf("KV pool of %d bytes: %w", l.Bytes(), err), file.Close())
 	}
+	if err := seal(file); err != nil {
+		return nil, errors.Join(fmt.Errorf("KV pool: %w", err), file.Close())
+	}
 	mem, err := unix.Mmap(int(file.Fd()), 0, l.Bytes(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("KV pool: map %d bytes: %w", l.Bytes(), err), file.Close())
 	}
 	return &Pool{Layout: l, file: file, mem: mem}, nil
 }
+
+// File is the memory's file descriptor, which another process can map. It
+// belongs to the pool.
+func (p *Pool) File() *os.File { return p.file }
 
 // Slot is the KV bytes of the i-th token of a block. It must not be used
 // after Close.

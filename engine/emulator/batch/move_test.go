@@ -1,0 +1,438 @@
+package batch
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/engine/emulator/kv"
+	"github.com/cascadeinfer/cascade/engine/emulator/model"
+)
+
+// fill does what a mover does: it copies the KV bytes of a sequence, as its
+// Table tells them, to where the reservation's positions up to computed lie,
+// and says so, with the ids up to ids.
+func fill(to *Scheduler, r *Reservation, from *Scheduler, q *Sequence, ids, computed int) error {
+	known, done := len(r.filled.ids), r.filled.computed
+	t, err := from.Table(q, 0)
+	if err != nil {
+		return err
+	}
+	if ids > t.Length || computed > t.Computed {
+		return fmt.Errorf("the sequence has %d ids, %d computed", t.Length, t.Computed)
+	}
+	size := to.Pool.BlockTokens
+	for p := done; p < min(computed, len(r.Blocks())*size); p++ {
+		copy(to.Pool.Slot(r.Blocks()[p/size], p%size), from.Pool.Slot(t.Blocks[p/size], p%size))
+	}
+	f, err := to.BeginFill(r, known, t.IDs[known:max(known, ids)], computed)
+	if err != nil {
+		return err
+	}
+	f.Read()
+	to.EndFill(f)
+	return nil
+}
+
+// audit checks the books of a scheduler against everything that may hold blocks:
+// every reference has its holder, and none has another's.
+func audit(t *testing.T, s *Scheduler, reservations map[string]*Reservation) {
+	t.Helper()
+	held := make([]int, s.Pool.Blocks)
+	alone := make([]bool, s.Pool.Blocks)
+	hold := func(blocks []kv.Block) {
+		for _, b := range blocks {
+			held[b]++
+		}
+	}
+	for _, q := range slices.Concat(s.running, s.waiting, s.frozen) {
+		hold(q.blocks)
+	}
+	reserved := 0
+	for _, r := range reservations {
+		hold(r.blocks)
+		reserved += len(r.blocks)
+		for _, b := range r.blocks {
+			alone[b] = true
+		}
+	}
+	used := 0
+	for b, n := range held {
+		if got := s.blocks.References(kv.Block(b)); got != n {
+			t.Fatalf("block %d has %d references and %d holders", b, got, n)
+		}
+		if n > 0 {
+			used++
+		}
+		if alone[b] && n > 1 {
+			t.Fatalf("reserved block %d is somebody else's too", b)
+		}
+	}
+	if st := s.Stats(); st.UsedBlocks != used || st.Reserved != reserved {
+		t.Fatalf("stats %+v, want %d used, %d reserved", st, used, reserved)
+	}
+}
+
+// drain runs a scheduler until idle.
+func drain(t *testing.T, s *Scheduler) {
+	t.Helper()
+	for n := 0; !s.Idle(); n++ {
+		if n > 100_000 {
+			t.Fatal("the scheduler does not come to rest")
+		}
+		for _, e := range s.Step().Events {
+			if e.Sequence.Receiver != nil {
+				e.Sequence.Receiver.Receive(e)
+			}
+		}
+	}
+}
+
+// story is one text, and the sequences that have told it one after the other.
+type story struct {
+	request Request
+	told    *collect // by all of them
+	at      int      // the scheduler where it is
+	q       *Sequence
+	frozen  bool
+	over    bool // dropped or aborted on purpose
+
+	r    *Reservation // where it is going
+	name string
+	to   int
+}
+
+// Random loads on two schedulers between which sequences are frozen, thawed,
+// dropped, copied in rounds and adopted, at random, with preemption on both
+// sides: every text is what the model says alone, and no block has a holder too
+// many or too few at any time.
+func TestMovesAtRandom(t *testing.T) {
+	m := newModel(t)
+	moves, rounds, preemptions, shortages := 0, 0, uint64(0), 0
+	for seed := range uint64(150) {
+		rng := rand.New(rand.NewPCG(seed, 9))
+		c := setup{blocks: 16 + rng.IntN(40), block: 1 + rng.IntN(8), batch: 1 + rng.IntN(6)}
+		c.tokens = c.batch + rng.IntN(24)
+		if rng.IntN(4) == 0 {
+			c.cache = "off"
+		}
+		room := c.blocks * c.block
+		ss := []*Scheduler{c.scheduler(t, m), c.scheduler(t, m)}
+		reservations := []map[string]*Reservation{{}, {}}
+		var stories []*story
+		pick := func(want func(*story) bool) *story {
+			var l []*story
+			for _, x := range stories {
+				if x.told.end == Unfinished && !x.over && want(x) {
+					l = append(l, x)
+				}
+			}
+			if len(l) == 0 {
+				return nil
+			}
+			return l[rng.IntN(len(l))]
+		}
+		abandon := func(x *story) { // the move, not the text
+			if x.r != nil {
+				ss[x.to].Release(x.r)
+				delete(reservations[x.to], x.name)
+				x.r = nil
+			}
+		}
+		for op := range 600 {
+			switch k := rng.IntN(12); {
+			case k < 2 && len(stories) < 25:
+				n := 1 + rng.IntN(room/4)
+				x := &story{told: &collect{}, at: rng.IntN(2)}
+				x.request = Request{
+					Prompt: prompt(n, rng.IntN(n+1), rng.IntN(3)), MaxOutput: 1 + rng.IntN(room-n), IgnoreEOS: rng.IntN(4) > 0,
+					Salt: uint64(rng.IntN(2)), Receiver: x.told,
+				}
+				x.q = NewSequence(x.request, c.block)
+				stories = append(stories, x)
+				ss[x.at].Add(x.q)
+			case k == 2:
+				if x := pick(func(x *story) bool { return x.r == nil }); x != nil {
+					x.r, x.to, x.name = &Reservation{}, rng.IntN(2), fmt.Sprint(op)
+					if err := ss[x.to].Reserve(x.r, len(x.q.ids)+rng.IntN(c.block*2)); err != nil {
+						if !errors.Is(err, ErrFull) {
+							t.Fatal(err)
+						}
+						shortages++
+						x.r = nil
+						break
+					}
+					reservations[x.to][x.name] = x.r
+				}
+			case k == 3: // a round: what is computed so far
+				if x := pick(func(x *story) bool { return x.r != nil }); x != nil {
+					upto := max(x.r.filled.computed, min(x.q.settled.computed, len(x.r.Blocks())*c.block))
+					if fill(ss[x.to], x.r, ss[x.at], x.q, upto, upto) == nil {
+						rounds++
+					}
+				}
+			case k == 4:
+				if x := pick(func(x *story) bool { return !x.frozen }); x != nil {
+					ss[x.at].Settle()
+					if err := ss[x.at].Freeze(x.q, 7); err == nil {
+						x.frozen = true
+					} else if !errors.Is(err, ErrWaiting) {
+						t.Fatal(err)
+					}
+				}
+			case k == 5:
+				if x := pick(func(x *story) bool { return x.frozen }); x != nil {
+					ss[x.at].Thaw(x.q)
+					x.frozen = false
+				}
+			case k == 6: // the last round and the hand-over
+				if x := pick(func(x *story) bool { return x.frozen && x.r != nil }); x != nil {
+					// It may have lost its blocks since the rounds, and be recomputing them.
+					if x.q.computed < x.r.filled.computed || ss[x.to].Reserve(x.r, len(x.q.ids)) != nil {
+						abandon(x)
+						break
+					}
+					computed := x.q.computed - rng.IntN(2)*rng.IntN(x.q.computed-x.r.filled.computed+1)
+					if err := fill(ss[x.to], x.r, ss[x.at], x.q, len(x.q.ids), computed); err != nil {
+						t.Fatal(err)
+					}
+					left := x.request
+					left.Prompt, left.MaxOutput = nil, x.request.MaxOutput-len(x.told.out)
+					q, err := ss[x.to].Adopt(x.r, left)
+					if err != nil {
+						t.Fatal(err)
+					}
+					x.q.Receiver = nil
+					if err := ss[x.at].Drop(x.q); err != nil {
+						t.Fatal(err)
+					}
+					delete(reservations[x.to], x.name)
+					x.r, x.q, x.at, x.frozen = nil, q, x.to, false
+					moves++
+				}
+			case k == 7 && rng.IntN(3) == 0:
+				if x := pick(func(x *story) bool { return true }); x != nil {
+					abandon(x)
+					ss[x.at].Abort(x.q)
+					x.over = true
+				}
+			case k == 8:
+				if x := pick(func(x *story) bool { return x.r != nil }); x != nil {
+					abandon(x)
+				}
+			default:
+				at := rng.IntN(2)
+				st := ss[at].Step()
+				if len(ss[at].running)+len(ss[at].frozen) > c.batch {
+					t.Fatalf("seed %d: %d running and %d frozen exceed a batch of %d", seed, len(ss[at].running), len(ss[at].frozen), c.batch)
+				}
+				for _, e := range st.Events {
+					if e.Sequence.Receiver != nil {
+						e.Sequence.Receiver.Receive(e)
+					}
+				}
+				for _, x := range stories { // a move ends with its request
+					if x.told.end != Unfinished {
+						abandon(x)
+					}
+				}
+			}
+			for i := range ss {
+				audit(t, ss[i], reservations[i])
+			}
+		}
+		for _, x := range stories {
+			abandon(x)
+		}
+		for i, s := range ss {
+			s.ThawAll(7)
+			drain(t, s)
+			audit(t, s, reservations[i])
+			if st := s.Stats(); st.UsedBlocks+st.Reserved+st.Frozen != 0 {
+				t.Fatalf("seed %d: leaked: %+v", seed, st)
+			}
+			preemptions += s.Stats().Preemptions
+		}
+		for i, x := range stories {
+			want := alone(m, x.request)
+			if x.over {
+				want = want[:min(len(want), len(x.told.out))]
+			} else if x.told.end == Unfinished {
+				t.Fatalf("seed %d: text %d never ended", seed, i)
+			}
+			if !slices.Equal(x.told.out, want) {
+				t.Fatalf("seed %d: text %d:\n got %v\nwant %v", seed, i, x.told.out, want)
+			}
+		}
+	}
+	t.Logf("%d moves, %d rounds, %d preemptions, %d refused reservations", moves, rounds, preemptions, shortages)
+	if moves < 150 || rounds < 300 || preemptions < 300 || shortages < 100 {
+		t.Error("too little happened: the test proves too little")
+	}
+}
+
+// frozenPair is a sequence frozen after n tokens and a scheduler to move it to.
+func frozenPair(t testing.TB, m *model.Model, r Request, n int) (from, to *Scheduler, q *Sequence) {
+	c := setup{blocks: 24, block: 4, batch: 2, tokens: 64}
+	from, to, q = c.scheduler(t, m), c.scheduler(t, m), NewSequence(r, c.block)
+	from.Add(q)
+	for q.Output() < n {
+		from.Step()
+	}
+	from.Settle()
+	if err := from.Freeze(q, 1); err != nil {
+		t.Fatal(err)
+	}
+	return from, to, q
+}
+
+// A wrong byte at any position that is handed over, and a block that is missing
+// or another's, change the text.
+func TestWrongHandoverChangesText(t *testing.T) {
+	m := newModel(t)
+	r := Request{Prompt: prompt(9, 0, 1), MaxOutput: 12, IgnoreEOS: true}
+	want := alone(m, r)[4:]
+	goOn := func(spoil func(*Scheduler, []kv.Block)) []model.Token {
+		from, to, q := frozenPair(t, m, r, 4)
+		defer from.Pool.Close()
+		defer to.Pool.Close()
+		res := &Reservation{}
+		if err := to.Reserve(res, len(q.ids)); err != nil {
+			t.Fatal(err)
+		}
+		for i, b := range q.blocks {
+			for j := range 4 {
+				copy(to.Pool.Slot(res.Blocks()[i], j), from.Pool.Slot(b, j))
+			}
+		}
+		spoil(to, res.Blocks())
+		f, err := to.BeginFill(res, 0, q.ids, q.computed)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.Read()
+		to.EndFill(f)
+		got := &collect{}
+		x, err := to.Adopt(res, Request{MaxOutput: 8, IgnoreEOS: true, Receiver: got})
+		if err != nil {
+			t.Fatal(err)
+		}
+		drain(t, to)
+		if x.Output() != 8 || to.Stats().UsedBlocks != 0 {
+			t.Fatalf("%d tokens, %d blocks still used", x.Output(), to.Stats().UsedBlocks)
+		}
+		return got.out
+	}
+	if got := goOn(func(*Scheduler, []kv.Block) {}); !slices.Equal(got, want) {
+		t.Fatalf("the right blocks: %v, want %v", got, want)
+	}
+	for at := range 12 * 16 { // 9 + 4 ids, the last one not computed
+		if got := goOn(func(s *Scheduler, b []kv.Block) { s.Pool.Slot(b[at/64], at/16%4)[at%16] ^= 1 << (at % 8) }); slices.Equal(got, want) {
+			t.Errorf("a wrong byte %d at position %d changes nothing", at%16, at/16)
+		}
+	}
+	if got := goOn(func(s *Scheduler, b []kv.Block) { clear(s.Pool.Slot(b[1], 2)) }); slices.Equal(got, want) {
+		t.Error("a missing slot changes nothing")
+	}
+	if got := goOn(func(s *Scheduler, b []kv.Block) {
+		for j := range 4 {
+			copy(s.Pool.Slot(b[1], j), s.Pool.Slot(b[0], j))
+		}
+	}); slices.Equal(got, want) {
+		t.Error("another block's bytes change nothing")
+	}
+}
+
+// Blocks of an adopted sequence serve later prompts, under the hashes that
+// follow from its ids and its own salt.
+func TestAdoptedBlocksAreCached(t *testing.T) {
+	m := newModel(t)
+	r := Request{Prompt: prompt(17, 0, 1), MaxOutput: 30, IgnoreEOS: true}
+	from, to, q := frozenPair(t, m, r, 4)
+	res := &Reservation{}
+	if err := to.Reserve(res, len(q.ids)); err != nil {
+		t.Fatal(err)
+	}
+	if err := fill(to, res, from, q, len(q.ids), q.computed); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := to.Adopt(res, Request{MaxOutput: 2, IgnoreEOS: true, Salt: 5}); err != nil {
+		t.Fatal(err)
+	}
+	drain(t, to)
+	for _, x := range []struct {
+		salt   uint64
+		cached int
+	}{{5, 20}, {0, 0}, {6, 0}} {
+		again := NewSequence(Request{Prompt: slices.Clone(q.ids), MaxOutput: 1, IgnoreEOS: true, Salt: x.salt}, 4)
+		to.Add(again)
+		drain(t, to)
+		if again.cached != x.cached {
+			t.Errorf("salt %d: %d tokens found, want %d", x.salt, again.cached, x.cached)
+		}
+	}
+}
+
+// What a reservation refuses leaves it as it was.
+func TestReservationRefuses(t *testing.T) {
+	m := newModel(t)
+	s := setup{blocks: 8, block: 4, batch: 2, tokens: 64}.scheduler(t, m)
+	r := &Reservation{}
+	if err := s.Reserve(r, 33); !errors.Is(err, ErrFull) {
+		t.Errorf("more than the pool: %v", err)
+	}
+	if err := s.Reserve(r, 8); err != nil || len(r.Blocks()) != 2 {
+		t.Fatal(err, r.Blocks())
+	}
+	first := slices.Clone(r.Blocks())
+	if err := s.Reserve(r, 3); err != nil || !slices.Equal(r.Blocks(), first) {
+		t.Errorf("again: %v %v", err, r.Blocks())
+	}
+	if err := s.Reserve(r, 12); err != nil || !slices.Equal(r.Blocks()[:2], first) || len(r.Blocks()) != 3 {
+		t.Errorf("more: %v %v", err, r.Blocks())
+	}
+	if _, err := s.Adopt(r, Request{MaxOutput: 1}); !errors.Is(err, ErrUnfilled) {
+		t.Errorf("adopted empty: %v", err)
+	}
+	ids := prompt(14, 0, 1)
+	for _, x := range []struct{ from, n, computed int }{{1, 3, 1}, {0, 3, 4}, {0, 14, 13}, {0, 14, -1}} {
+		if _, err := s.BeginFill(r, x.from, ids[:x.n], x.computed); err == nil {
+			t.Errorf("%+v was accepted", x)
+		}
+	}
+	f, err := s.BeginFill(r, 0, ids[:3], 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.BeginFill(r, 0, ids[:3], 2); !errors.Is(err, ErrFilling) {
+		t.Errorf("two fills at once: %v", err)
+	}
+	if _, err := s.Adopt(r, Request{MaxOutput: 1}); !errors.Is(err, ErrFilling) {
+		t.Errorf("adopted while it is filled: %v", err)
+	}
+	f.Read()
+	s.EndFill(f)
+	if f, err = s.BeginFill(r, 3, ids[3:6], 6); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.BeginFill(r, 6, nil, 1); err == nil {
+		t.Error("computed went back")
+	}
+	s.Release(r)
+	if got := s.Stats().Reserved; got != 3 {
+		t.Errorf("%d blocks reserved while they are read, want 3", got)
+	}
+	f.Read()
+	s.EndFill(f)
+	if got := s.Stats(); got.Reserved != 0 || got.UsedBlocks != 0 || !r.Over() {
+		t.Errorf("after the release: %+v", got)
+	}
+	s.Release(r)
+	if _, err := s.Adopt(r, Request{MaxOutput: 1}); !errors.Is(err, ErrReleased) {
+		t.Errorf("adopted after its release: %v", err)
+	}
+	audit(t, s, maps.Collect(maps.All(map[string]*Reservation{"r": r})))
+}

@@ -1,0 +1,82 @@
+package emulator
+
+import (
+	"context"
+	"errors"
+
+	"github.com/cascadeinfer/cascade/engine/emulator/batch"
+	"github.com/cascadeinfer/cascade/engine/emulator/table"
+)
+
+// legHeader is the name of a request in the block table.
+const legHeader = "X-Cascade-Leg"
+
+// claim takes the name of a leg for a request that begins. No name is none.
+func (e *Engine) claim(leg string) *apiError {
+	if len(leg) > table.MaxName {
+		return invalid(legHeader, "%s has %d bytes, more than %d", legHeader, len(leg), table.MaxName)
+	}
+	if leg == "" {
+		return nil
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if _, taken := e.legs[leg]; taken {
+		return conflict(legHeader, "a request of the leg %q is running; every attempt needs a leg of its own", leg)
+	}
+	e.legs[leg] = nil
+	return nil
+}
+
+// name says which sequence a claimed leg is.
+func (e *Engine) name(leg string, q *batch.Sequence) {
+	if leg != "" {
+		e.mu.Lock()
+		e.legs[leg] = q
+		e.mu.Unlock()
+	}
+}
+
+// disclaim gives a claimed name back.
+func (e *Engine) disclaim(leg string) {
+	e.mu.Lock()
+	delete(e.legs, leg)
+	e.mu.Unlock()
+}
+
+// adopt makes a request of a reservation run. Nothing here depends on how many
+// ids the reservation has.
+func (e *Engine) adopt(ctx context.Context, a api, q *request, st *stream) *apiError {
+	const param = "kv_transfer_params.cascade_reservation"
+	var bad *apiError
+	never := e.do(ctx, table.AtOnce, func(s *batch.Scheduler) {
+		if e.table == nil {
+			bad = invalid(param, "this engine serves no block table, and has no reservations")
+			return
+		}
+		x, err := e.table.Adopt(s, q.reservation, func(length int) (batch.Request, error) {
+			asked, refused := e.asked(a, q, st, length)
+			if refused != nil {
+				return asked, refused
+			}
+			return asked, nil
+		})
+		var refused *apiError
+		switch {
+		case err == nil:
+			st.prompt, st.sequence = len(x.Prompt), x
+			st.tail = tail(e.model.Vocabulary, x.Prompt[min(q.from, len(x.Prompt)):])
+		case errors.As(err, &refused):
+			bad = refused
+		case errors.Is(err, table.ErrUnknown):
+			bad = invalid(param, "reservation %q: %v; it may have been released", q.reservation, err)
+			bad.Type, bad.Code = "NotFoundError", 404
+		default:
+			bad = conflict(param, "reservation %q: %v", q.reservation, err)
+		}
+	})
+	if never != nil {
+		return unavailable(never)
+	}
+	return bad
+}
