@@ -216,20 +216,16 @@ func testSourceEnds(t *testing.T, b *bench) {
 		plan := b.plan(large.Blocks, 1)
 		want := expect(b.Target.Memory.Bytes, b.Pair, plan)
 		_, puller := b.open()
-		stopped := make(chan struct{})
-		go func() {
-			defer close(stopped)
-			if i > 0 {
-				time.Sleep(took * time.Duration(i-1) / 8)
-				b.stopSource()
-			}
-		}()
-		stats, err := puller.Pull(b.ctx(), plan)
-		took = max(took, stats.Took)
-		if err == nil && !bytes.Equal(b.Target.Memory.Bytes, want) {
+		ended := b.pulling(puller, plan)
+		if i > 0 {
+			time.Sleep(took * time.Duration(i-1) / 8)
+			b.stopSource()
+		}
+		r := <-ended
+		took = max(took, r.took)
+		if r.err == nil && !bytes.Equal(b.Target.Memory.Bytes, want) {
 			t.Error("a pull reports success and differs from a plain copy")
 		}
-		<-stopped
 		b.stopSource()
 		if _, err := puller.Pull(b.ctx(), plan); err == nil {
 			t.Error("a pull from a source that has ended")

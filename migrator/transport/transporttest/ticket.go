@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -114,6 +115,8 @@ func testSourceAway(t *testing.T, b *bench) {
 	b.Source.Transport.Revoke("m/1")
 
 	fresh := b.make(t, wide, narrow)
+	defer fresh.Source.Memory.Close()
+	defer fresh.Target.Memory.Close()
 	if _, err := fresh.Source.Transport.Export(b.grant("m/1")); err == nil {
 		t.Error("a source that does not run yet exports")
 	}
@@ -123,7 +126,7 @@ func testSourceAway(t *testing.T, b *bench) {
 // nobody new.
 func testMemories(t *testing.T, b *bench) {
 	b.start(wide, narrow)
-	unmapped := 0
+	var unmapped atomic.Int32
 	b.Source.Memory.Unmap = chain(b.Source.Memory.Unmap, &unmapped)
 	b.Target.Memory.Unmap = chain(b.Target.Memory.Unmap, &unmapped)
 	offer := b.export(b.grant("m/1"))
@@ -131,8 +134,8 @@ func testMemories(t *testing.T, b *bench) {
 	b.pulled(puller, b.plan(5, 1))
 	b.Source.Memory.Close()
 	b.Target.Memory.Close()
-	if unmapped != 0 {
-		t.Errorf("%d memories were unmapped under a puller", unmapped)
+	if n := unmapped.Load(); n != 0 {
+		t.Errorf("%d memories were unmapped under a puller", n)
 	}
 	if p, err := b.Target.Transport.Open(b.ctx(), Receiver, offer); err == nil {
 		p.Close()
@@ -140,15 +143,15 @@ func testMemories(t *testing.T, b *bench) {
 	}
 	puller.Close()
 	b.stop()
-	if unmapped != 2 {
-		t.Errorf("%d of 2 memories are unmapped at the end", unmapped)
+	if n := unmapped.Load(); n != 2 {
+		t.Errorf("%d of 2 memories are unmapped at the end", n)
 	}
 }
 
 // chain counts a call before what was there.
-func chain(next func(), n *int) func() {
+func chain(next func(), n *atomic.Int32) func() {
 	return func() {
-		*n++
+		n.Add(1)
 		if next != nil {
 			next()
 		}

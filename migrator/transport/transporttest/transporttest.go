@@ -36,8 +36,8 @@ type End struct {
 	Memory    *transport.Memory
 }
 
-// Pair is two ends that reach each other. Memories have the layouts that were
-// asked for and are given back by t.Cleanup.
+// Pair is two ends that reach each other. The memories have the layouts that
+// were asked for; the tests close them.
 type Pair struct{ Source, Target End }
 
 // Pool is a transport.Pool of one memory; nil is an engine that is away.
@@ -174,6 +174,8 @@ func (b *bench) stop() {
 		b.stopSource()
 		b.stopTarget()
 		b.stopSource, b.stopTarget = nil, nil
+		b.Source.Memory.Close()
+		b.Target.Memory.Close()
 	}
 }
 
