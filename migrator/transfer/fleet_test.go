@@ -1,0 +1,671 @@
+package transfer_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/migrator/transfer"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/bidask"
+)
+
+// fleet is a few replicas whose messages, engines, fronts and transports do what
+// a random source says. It plays the driver of every machine and keeps its own
+// books of who generates for whom, against which it checks what the machines do.
+type fleet struct {
+	rng     *rand.Rand
+	faults  faults
+	now     policies.Micros
+	nodes   []*node
+	flight  []transfer.Message
+	streams map[string]*stream
+	cut     map[[2]policies.ReplicaID]policies.Micros // when a link was cut; both orders
+	number  uint64
+	moves   int
+	ends    map[string]int // of moves, by side and reason
+	log     []string
+}
+
+// faults are chances in per mille, of each step or each action.
+type faults struct{ lose, double, kill, pause, cut, refuse, corrupt, preempt, end, abort, slow, crowd int }
+
+// node is one replica: its machine, its driver and its engine.
+type node struct {
+	id      policies.ReplicaID
+	machine *transfer.Machine
+	paused  bool
+	since   policies.Micros
+	mourned bool // the others were told that it is gone
+	backlog []transfer.Event
+	jobs    []*job
+	legs    []*leg
+	moving  map[bidask.Deal]*leg // what an export is about
+	kv      map[bidask.Deal]*reservation
+	open    map[bidask.Deal]int // moves begun here and not ended
+}
+
+// job is an action that takes time. Jobs of one move and role are done in order.
+type job struct {
+	a    transfer.Action
+	role string
+	half bool // a Commit whose register is pending
+}
+
+// leg is a request in an engine.
+type leg struct {
+	request    string
+	computed   uint64
+	generation uint64
+	frozen     bool
+	orphan     bool // its front has closed it and cannot reach the engine
+}
+
+// reservation is what a target's engine holds for a move.
+type reservation struct {
+	computed, generation uint64
+	last                 bool
+}
+
+// stream is a request as its front knows it.
+type stream struct {
+	front, holder policies.ReplicaID
+	epoch         policies.Epoch
+	leg           *leg // the holder's
+	pending       bool
+	ended         bool
+}
+
+func newFleet(seed uint64, f faults) *fleet {
+	w := &fleet{rng: rand.New(rand.NewPCG(seed, 4)), faults: f, streams: map[string]*stream{}, cut: map[[2]policies.ReplicaID]policies.Micros{}, ends: map[string]int{}}
+	for i := range 3 + w.rng.IntN(2) {
+		n := &node{id: policies.ReplicaID(rune('a' + i))}
+		w.nodes = append(w.nodes, n)
+		w.boot(n)
+	}
+	for i := range 2 + w.rng.IntN(4) {
+		front, holder := w.any(), w.any()
+		name := fmt.Sprintf("q%d", i)
+		l := &leg{request: name, computed: uint64(10 + w.rng.IntN(300)), generation: uint64(w.rng.IntN(2))}
+		w.streams[name] = &stream{front: front.id, holder: holder.id, epoch: 1, leg: l}
+		holder.legs = append(holder.legs, l)
+	}
+	return w
+}
+
+func (w *fleet) boot(n *node) {
+	m, err := transfer.New(transfer.Config{Self: n.id, Tail: 1 + w.rng.IntN(4)})
+	if err != nil {
+		panic(err)
+	}
+	*n = node{id: n.id, machine: m, moving: map[bidask.Deal]*leg{}, kv: map[bidask.Deal]*reservation{}, open: map[bidask.Deal]int{}}
+}
+
+func (w *fleet) any() *node                       { return w.nodes[w.rng.IntN(len(w.nodes))] }
+func (w *fleet) node(id policies.ReplicaID) *node { return w.nodes[id[0]-'a'] }
+func (w *fleet) chance(perMille int) bool         { return w.rng.IntN(1000) < perMille }
+func (w *fleet) apart(a, b policies.ReplicaID) bool {
+	_, ok := w.cut[[2]policies.ReplicaID{a, b}]
+	return ok
+}
+func (w *fleet) note(format string, args ...any) {
+	w.log = append(w.log, millis(w.now)+" "+fmt.Sprintf(format, args...))
+}
+func (w *fleet) sever(a, b policies.ReplicaID, c bool) {
+	for _, k := range [][2]policies.ReplicaID{{a, b}, {b, a}} {
+		if c {
+			w.cut[k] = w.now
+		} else {
+			delete(w.cut, k)
+		}
+	}
+}
+
+// failure is what a broken invariant panics with; run turns it into an error.
+type failure string
+
+func (w *fleet) must(ok bool, format string, args ...any) {
+	if !ok {
+		panic(failure(fmt.Sprintf(format, args...)))
+	}
+}
+
+// step gives a machine an event and takes down what it asks for.
+func (w *fleet) step(n *node, ev transfer.Event) (admitted bool) {
+	if n.paused {
+		n.backlog = append(n.backlog, ev)
+		return false
+	}
+	ev.Now = w.now
+	w.note("%s: event %d %v, %v %v from %s, peer %s, round %d, answer %v, why %v", n.id, ev.Kind, ev.Move, ev.Message.Kind, ev.Message.Move, ev.Message.From, ev.Peer, ev.Round, ev.Answer, ev.Why)
+	actions := n.machine.Step(ev, nil)
+	if err := n.machine.Check(); err != nil {
+		w.must(false, "%s: %v", n.id, err)
+	}
+	for _, a := range actions {
+		w.log = append(w.log, "    "+describe(a))
+		role := "target"
+		if a.Move.Seller == n.id {
+			role = "source"
+		}
+		switch a.Kind {
+		case transfer.Send:
+			w.must(a.Message.From == n.id && a.Message.To != n.id, "message %+v from %s", a.Message, n.id)
+			w.flight = append(w.flight, a.Message)
+		case transfer.Admit:
+			admitted = true
+		case transfer.Deny:
+		case transfer.Moved, transfer.Failed:
+			w.must(n.open[a.Move] == 1, "%s ends %v, which is open %d times", n.id, a.Move, n.open[a.Move])
+			delete(n.open, a.Move)
+			w.ends[role+" "+a.Why.String()]++
+			w.must((a.Kind == transfer.Failed) == (a.Why != 0) || role == "target", "%s: %v of %v without a reason", n.id, a.Kind, a.Move)
+		case transfer.Commit, transfer.Look:
+			n.jobs = append(n.jobs, &job{a: a, role: "front"})
+		case transfer.Thaw, transfer.Drop, transfer.Release, transfer.Revoke:
+			n.jobs = slices.DeleteFunc(n.jobs, func(j *job) bool {
+				return j.a.Move == a.Move && j.role == role && (j.a.Kind == transfer.List || j.a.Kind == transfer.Prepare || j.a.Kind == transfer.Pull)
+			})
+			n.jobs = append(n.jobs, &job{a: a, role: role})
+		default:
+			w.must(n.open[a.Move] == 1, "%s: %v for %v, which is not open", n.id, a.Kind, a.Move)
+			n.jobs = append(n.jobs, &job{a: a, role: role})
+		}
+	}
+	return admitted
+}
+
+// work takes one job that may be done now a step on.
+func (w *fleet) work(n *node) {
+	at := w.rng.IntN(len(n.jobs))
+	for i, j := range n.jobs[:at] {
+		if j.role == n.jobs[at].role && j.a.Move == n.jobs[at].a.Move {
+			at = i // in order
+			break
+		}
+	}
+	j := n.jobs[at]
+	finish := func(ev transfer.Event) {
+		n.jobs = slices.DeleteFunc(n.jobs, func(o *job) bool { return o == j })
+		if ev.Kind != 0 {
+			ev.Move = j.a.Move
+			w.step(n, ev)
+		}
+	}
+	refused := transfer.Event{Kind: transfer.Broken, Why: transfer.Refused}
+	l, kv := n.moving[j.a.Move], n.kv[j.a.Move]
+	if !slices.Contains(n.legs, l) {
+		l = nil
+	}
+	w.note("%s works: %s", n.id, describe(j.a))
+	switch j.a.Kind {
+	case transfer.List, transfer.Freeze:
+		switch {
+		case l == nil:
+			finish(transfer.Event{Kind: transfer.Broken, Why: transfer.Over})
+		case w.chance(w.faults.refuse):
+			l.frozen = l.frozen || j.a.Kind == transfer.Freeze && w.chance(500) // only the answer is lost
+			finish(refused)
+		case j.a.Kind == transfer.List:
+			finish(transfer.Event{Kind: transfer.Tabled, Span: transfer.Span{From: j.a.Span.From, Computed: l.computed / 16 * 16, Generation: l.generation}})
+		default:
+			w.must(!l.frozen, "%s freezes %s twice", n.id, j.a.Request)
+			l.frozen = true
+			finish(transfer.Event{Kind: transfer.Frozen, Span: transfer.Span{From: j.a.Span.From, Computed: l.computed, Length: l.computed + 1, Generation: l.generation, Hash: 1}})
+		}
+	case transfer.Thaw, transfer.Drop:
+		if w.chance(w.faults.refuse) {
+			return // and again
+		}
+		if l != nil {
+			l.frozen = false
+			if j.a.Kind == transfer.Drop {
+				n.end(l)
+			}
+		}
+		finish(transfer.Event{})
+	case transfer.Revoke:
+		finish(transfer.Event{})
+	case transfer.Prepare:
+		if kv == nil || w.chance(w.faults.refuse) {
+			finish(transfer.Event{Kind: transfer.Broken, Why: transfer.NoRoom})
+			return
+		}
+		finish(transfer.Event{Kind: transfer.Prepared})
+	case transfer.Pull:
+		w.must(kv != nil && !kv.last, "%s pulls into nothing", n.id)
+		switch {
+		case w.chance(w.faults.corrupt):
+			finish(transfer.Event{Kind: transfer.Corrupt, Round: j.a.Round})
+		case w.chance(w.faults.refuse), w.apart(n.id, j.a.Peer):
+			finish(transfer.Event{Kind: transfer.Broken, Why: transfer.NoRoute})
+		default:
+			w.must(j.a.Span.From == kv.computed, "%s pulls %v from %d, has %d", n.id, j.a.Move, j.a.Span.From, kv.computed)
+			w.must(kv.computed == 0 || kv.generation == j.a.Span.Generation, "%s pulls %v of two generations", n.id, j.a.Move)
+			kv.computed, kv.generation, kv.last = j.a.Span.Computed, j.a.Span.Generation, j.a.Last
+			finish(transfer.Event{Kind: transfer.Filled, Round: j.a.Round})
+		}
+	case transfer.Release:
+		delete(n.kv, j.a.Move)
+		finish(transfer.Event{})
+	case transfer.Look:
+		ev := transfer.Event{Kind: transfer.Held}
+		switch s := w.streams[j.a.Request]; {
+		case s == nil || s.ended || s.front != n.id:
+			ev.Answer = transfer.Ended
+		case s.pending:
+			ev.Answer = transfer.Pending
+		case s.holder == j.a.Peer:
+			ev.Answer, ev.Epoch = transfer.Back, s.epoch
+		default:
+			ev.Answer = transfer.Denied
+		}
+		finish(ev)
+	case transfer.Commit:
+		w.commit(n, j, finish)
+	}
+}
+
+// commit is a front's hand-over: first the register, then the leg.
+func (w *fleet) commit(n *node, j *job, finish func(transfer.Event)) {
+	msg := j.a.Message
+	ev := transfer.Event{Kind: transfer.Settled}
+	s := w.streams[msg.Request]
+	if !j.half {
+		switch {
+		case s == nil || s.ended || s.front != n.id:
+			ev.Answer = transfer.Ended
+			finish(ev)
+		case s.pending || s.holder != msg.From || s.epoch != msg.Epoch:
+			ev.Answer = transfer.Denied
+			finish(ev)
+		default:
+			w.must(msg.Way == transfer.Reprompt || s.leg.orphan || s.leg.frozen && s.leg.computed+1 == msg.Length, "%s swaps %s, which runs", msg.From, msg.Request)
+			s.pending, s.epoch, j.half = true, s.epoch+1, true
+		}
+		return
+	}
+	if s.ended {
+		s.pending, ev.Answer = false, transfer.Ended
+		finish(ev)
+		return
+	}
+	w.must(s.pending, "%s is handed over, and not pending", msg.Request)
+	s.pending = false
+	target := w.node(msg.Target)
+	ok := !target.paused && !w.apart(n.id, target.id) && w.now < j.a.Deadline && !w.chance(w.faults.refuse)
+	fresh := &leg{request: msg.Request, computed: msg.Length}
+	if ok && msg.Way == transfer.Live {
+		old := s.leg
+		if ok = w.step(target, transfer.Event{Kind: transfer.Adopting, Move: msg.Move, Peer: n.id}); ok {
+			kv := target.kv[msg.Move]
+			w.must(kv != nil && kv.last && kv.computed+1 == msg.Length, "%s adopts %v unverified: %+v", target.id, msg.Move, kv)
+			w.must(old.orphan || old.frozen && old.computed == kv.computed && old.generation == kv.generation, "%s adopts a stale %v: %+v, not %+v", target.id, msg.Move, kv, old)
+			ok = !w.chance(w.faults.refuse)
+			if ok {
+				delete(target.kv, msg.Move) // the request's now
+			}
+			fresh.computed = msg.Length - 1
+		}
+	}
+	if !ok {
+		s.epoch++
+		ev.Answer, ev.Epoch = transfer.Back, s.epoch
+		finish(ev)
+		if s.leg.orphan {
+			w.rescue(n, s) // the source's leg has broken meanwhile
+		}
+		return
+	}
+	if msg.Way == transfer.Reprompt {
+		w.hangUp(n, s)
+	}
+	s.holder, s.leg = target.id, fresh
+	target.legs = append(target.legs, fresh)
+	w.moves++
+	ev.Answer, ev.Epoch = transfer.Done, s.epoch
+	finish(ev)
+}
+
+// hangUp closes a front's connection to a leg.
+func (w *fleet) hangUp(front *node, s *stream) {
+	n := w.node(s.holder)
+	if w.apart(front.id, n.id) || n.paused {
+		s.leg.orphan = true
+		return
+	}
+	n.end(s.leg)
+}
+
+// rescue goes on with a stream at its front.
+func (w *fleet) rescue(front *node, s *stream) {
+	w.hangUp(front, s)
+	s.holder, s.epoch, s.leg = front.id, s.epoch+2, &leg{request: s.leg.request, computed: 20}
+	front.legs = append(front.legs, s.leg)
+}
+
+// end takes a leg out of an engine.
+func (n *node) end(l *leg) {
+	n.legs = slices.DeleteFunc(n.legs, func(o *leg) bool { return o == l })
+	l.orphan = true // who still looks at it does not find it
+}
+
+// gone tells a live replica of another's absence, and does what its stream
+// layer makes of it: legs of a lost front end, streams held there are rescued.
+func (w *fleet) gone(n *node, peer policies.ReplicaID) {
+	for _, l := range slices.Clone(n.legs) {
+		if w.streams[l.request].front == peer {
+			n.end(l)
+		}
+	}
+	for _, name := range w.names() {
+		if s := w.streams[name]; s.front == n.id && s.holder == peer && !s.ended && !s.pending {
+			w.rescue(n, s)
+		}
+	}
+	w.step(n, transfer.Event{Kind: transfer.Gone, Peer: peer})
+}
+
+func (w *fleet) names() []string {
+	var names []string
+	for name := range w.streams {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// check looks at what must hold between any two steps.
+func (w *fleet) check() {
+	running := map[string]policies.ReplicaID{}
+	for _, n := range w.nodes {
+		for _, l := range n.legs {
+			if !l.frozen && !l.orphan && !n.paused && !w.apart(n.id, w.streams[l.request].front) {
+				other, twice := running[l.request]
+				w.must(!twice, "%s runs at %s and %s", l.request, other, n.id)
+				running[l.request] = n.id
+			}
+		}
+	}
+}
+
+// happen does one random thing.
+func (w *fleet) happen(quiet bool) {
+	defer w.check()
+	if !quiet {
+		w.trouble()
+	}
+	n := w.any()
+	switch k := w.rng.IntN(10); {
+	case k < 5 && len(w.flight) > 0 && !w.chance(w.faults.slow):
+		at := 0
+		if w.chance(300) {
+			at = w.rng.IntN(len(w.flight))
+		}
+		msg := w.flight[at]
+		double := !quiet && w.chance(w.faults.double)
+		if !double {
+			w.flight = slices.Delete(w.flight, at, at+1)
+		}
+		if to := w.node(msg.To); to.machine != nil && !w.apart(msg.From, msg.To) && (quiet || !w.chance(w.faults.lose)) {
+			w.step(to, transfer.Event{Kind: transfer.Received, Message: msg})
+		}
+	case k < 9 && len(n.jobs) > 0 && !n.paused:
+		w.work(n)
+	default:
+		w.tick()
+	}
+}
+
+// tick lets time pass: to the next deadline, or a little.
+func (w *fleet) tick() {
+	until := w.now + policies.Micros(1+w.rng.IntN(20))*policies.Millisecond
+	if len(w.flight) == 0 || w.chance(100) {
+		until = w.now + 300*policies.Millisecond
+	}
+	for _, n := range w.nodes {
+		if at, ok := n.machine.Next(); ok && !n.paused {
+			until = min(until, max(at, w.now))
+		}
+	}
+	w.now = max(w.now, until)
+	for _, n := range w.nodes {
+		if at, ok := n.machine.Next(); ok && at <= w.now {
+			w.step(n, transfer.Event{Kind: transfer.Ticked})
+		}
+		for _, l := range n.legs {
+			if !l.frozen && w.chance(200) {
+				l.computed += uint64(w.rng.IntN(20))
+			}
+		}
+	}
+	// Who is away for two seconds is gone.
+	for _, a := range w.nodes {
+		if a.paused && !a.mourned && w.now-a.since > 2*policies.Second {
+			a.mourned = true
+			w.everybody(a)
+		}
+		for _, b := range w.nodes {
+			if since, ok := w.cut[[2]policies.ReplicaID{a.id, b.id}]; ok && !a.paused && w.now-since > 2*policies.Second {
+				w.cut[[2]policies.ReplicaID{a.id, b.id}] = 1 << 60 // once
+				w.gone(a, b.id)
+			}
+		}
+	}
+}
+
+// everybody else hears that n is gone.
+func (w *fleet) everybody(n *node) {
+	for _, o := range w.nodes {
+		if o != n && !o.paused {
+			w.gone(o, n.id)
+		}
+	}
+}
+
+// trouble does what the faults' chances say.
+func (w *fleet) trouble() {
+	n, o := w.any(), w.any()
+	if w.chance(w.faults.crowd) {
+		w.begin()
+	}
+	switch {
+	case w.chance(w.faults.kill):
+		w.note("%s is killed", n.id)
+		for _, s := range w.streams {
+			s.ended = s.ended || s.front == n.id
+		}
+		for _, l := range n.legs {
+			l.orphan = true
+		}
+		w.boot(n)
+		w.everybody(n)
+	case w.chance(w.faults.pause) && !n.paused:
+		w.note("%s is paused", n.id)
+		n.paused, n.mourned, n.since = true, false, w.now
+	case w.chance(w.faults.pause) && n.paused:
+		w.resume(n)
+	case w.chance(w.faults.cut) && n != o:
+		w.note("%s and %s: the link changes", n.id, o.id)
+		w.sever(n.id, o.id, !w.apart(n.id, o.id))
+	case w.chance(w.faults.end):
+		names := w.names()
+		w.end(names[w.rng.IntN(len(names))])
+	case w.chance(w.faults.preempt):
+		for _, l := range n.legs {
+			if !l.frozen {
+				l.generation++
+			}
+		}
+	case w.chance(w.faults.abort):
+		for d := range n.open { // of one at most, or the map's order would show
+			if len(n.open) == 1 {
+				w.step(n, transfer.Event{Kind: transfer.Aborted, Move: d})
+			}
+		}
+	}
+}
+
+func (w *fleet) resume(n *node) {
+	w.note("%s goes on", n.id)
+	n.paused = false
+	backlog := n.backlog
+	n.backlog = nil
+	for _, l := range slices.Clone(n.legs) {
+		if l.orphan {
+			n.end(l) // its front has hung up
+		}
+	}
+	for _, ev := range backlog {
+		w.step(n, ev)
+	}
+	if w.now-n.since > 2*policies.Second {
+		for _, o := range w.nodes {
+			if o != n {
+				w.gone(n, o.id)
+			}
+		}
+	}
+}
+
+// end ends a request: its client has left, or it has all its tokens.
+func (w *fleet) end(name string) {
+	if s := w.streams[name]; !s.ended {
+		w.note("%s ends", name)
+		s.ended = true
+		w.hangUp(w.node(s.front), s)
+	}
+}
+
+// begin has the market start a move.
+func (w *fleet) begin() {
+	names := w.names()
+	name := names[w.rng.IntN(len(names))]
+	s := w.streams[name]
+	source, target := w.node(s.holder), w.any()
+	l := s.leg
+	if !slices.Contains(source.legs, l) || l.orphan || source == target || source.paused || target.paused {
+		return
+	}
+	w.number++
+	d := bidask.Deal{Seller: source.id, Number: w.number}
+	target.kv[d] = &reservation{}
+	engine := transfer.Engine{Fingerprint: 7, BlockTokens: 16}
+	other := engine
+	if w.chance(200) {
+		other = transfer.Engine{}
+	}
+	// One of the two may never hear of it.
+	if !w.chance(w.faults.lose) {
+		source.open[d]++
+		source.moving[d] = l
+		w.step(source, transfer.Event{Kind: transfer.Exporting, Move: d, Peer: target.id, Engine: engine, Transports: []string{"shm"},
+			Subject: transfer.Subject{Request: name, Front: s.front, Epoch: s.epoch - min(s.epoch-1, policies.Epoch(w.rng.IntN(10)/9*2)), Length: l.computed + 1}})
+	}
+	if w.chance(w.faults.lose) {
+		delete(target.kv, d) // the market's lease ends
+		return
+	}
+	target.open[d]++
+	w.step(target, transfer.Event{Kind: transfer.Importing, Move: d, Peer: source.id, Engine: other, Transports: []string{"shm"}})
+}
+
+// settle ends all faults and lets what is under way end.
+func (w *fleet) settle() {
+	w.cut = map[[2]policies.ReplicaID]policies.Micros{}
+	w.faults = faults{}
+	for _, n := range w.nodes {
+		if n.paused {
+			w.resume(n)
+		}
+		for _, l := range slices.Clone(n.legs) {
+			if l.orphan || w.streams[l.request].ended {
+				n.end(l)
+			}
+		}
+	}
+	for range 100_000 {
+		idle := len(w.flight) == 0
+		for _, n := range w.nodes {
+			idle = idle && n.machine.Idle() && len(n.jobs) == 0
+		}
+		if idle {
+			break
+		}
+		w.happen(true)
+	}
+	for _, n := range w.nodes {
+		w.must(n.machine.Idle() && len(n.jobs) == 0, "%s does not come to an end", n.id)
+		w.must(len(n.kv) == 0, "%s holds %d reservations", n.id, len(n.kv))
+		w.must(len(n.open) == 0, "%s has %d moves open", n.id, len(n.open))
+		for _, l := range n.legs {
+			w.must(!l.frozen, "%s: %s is frozen for ever", n.id, l.request)
+			w.must(w.streams[l.request].leg == l, "%s: a leg of %s is left over", n.id, l.request)
+		}
+	}
+	for name, s := range w.streams {
+		w.must(!s.pending || s.ended, "%s is pending for ever", name)
+		w.must(s.ended || slices.Contains(w.node(s.holder).legs, s.leg), "%s does not run at %s", name, s.holder)
+	}
+}
+
+func run(seed uint64, f faults, steps int) (w *fleet, err error) {
+	w = newFleet(seed, f)
+	defer func() {
+		if r := recover(); r != nil {
+			why, ok := r.(failure)
+			if !ok {
+				panic(r)
+			}
+			tail := w.log[max(0, len(w.log)-200):]
+			err = fmt.Errorf("seed %d: %s\n%s", seed, why, strings.Join(tail, "\n"))
+		}
+	}()
+	for range steps {
+		w.happen(false)
+	}
+	w.settle()
+	return w, nil
+}
+
+// TestFleet explores moves under faults of every kind, alone and together.
+func TestFleet(t *testing.T) {
+	runs := 150
+	if os.Getenv("CASCADE_TEST_ALL") != "" {
+		runs = 5000
+	}
+	for name, f := range map[string]faults{
+		"none":      {crowd: 20},
+		"loss":      {crowd: 20, lose: 100, double: 100},
+		"slow":      {crowd: 20, slow: 500, double: 300},
+		"kill":      {crowd: 20, kill: 2, lose: 10},
+		"pause":     {crowd: 20, pause: 5, lose: 10},
+		"partition": {crowd: 20, cut: 10},
+		"engine":    {crowd: 20, refuse: 100, corrupt: 200, preempt: 5},
+		"market":    {crowd: 40, abort: 20},
+		"ends":      {crowd: 20, end: 1},
+		"all":       {crowd: 20, lose: 20, double: 20, kill: 1, pause: 2, cut: 3, refuse: 20, corrupt: 100, preempt: 2, end: 1, abort: 2, slow: 50},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			moves, ends := 0, map[string]int{}
+			for seed := range uint64(runs) {
+				w, err := run(seed, f, 2000)
+				if err != nil {
+					t.Fatal(err)
+				}
+				moves += w.moves
+				for why, n := range w.ends {
+					ends[why] += n
+				}
+			}
+			t.Logf("%d moves; ends: %v", moves, ends)
+			if moves == 0 {
+				t.Error("nothing moved")
+			}
+		})
+	}
+}

@@ -1,0 +1,90 @@
+package transfer_test
+
+import (
+	"testing"
+
+	"github.com/cascadeinfer/cascade/migrator/transfer"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/bidask"
+)
+
+// FuzzStep gives one machine any events in any order, as no driver would: it
+// must neither panic nor contradict itself, end nothing twice, and come to rest.
+func FuzzStep(f *testing.F) {
+	f.Add([]byte{1, 0, 0, 0, 4, 1, 0, 0, 4, 5, 0, 0, 5, 0, 0, 4, 6, 0, 0, 5, 4, 7, 1, 0})
+	f.Add([]byte{2, 1, 0, 0, 4, 2, 1, 0, 7, 1, 0, 0, 4, 4, 1, 1, 8, 1, 1, 0, 11, 1, 1, 0})
+	f.Fuzz(func(t *testing.T, script []byte) {
+		m, err := transfer.New(transfer.Config{Self: "a"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		open := map[bidask.Deal]bool{}
+		frozen := map[bidask.Deal]bool{}
+		now := policies.Micros(0)
+		step := func(ev transfer.Event) {
+			ev.Now = now
+			for _, a := range m.Step(ev, nil) {
+				switch a.Kind {
+				case transfer.Moved, transfer.Failed:
+					if !open[a.Move] {
+						t.Fatalf("%v of %v, which is not open", a.Kind, a.Move)
+					}
+					delete(open, a.Move)
+				case transfer.Freeze:
+					frozen[a.Move] = true
+				case transfer.Thaw, transfer.Drop:
+					if !frozen[a.Move] {
+						t.Fatalf("%v of %v, which is not frozen", a.Kind, a.Move)
+					}
+					delete(frozen, a.Move)
+				}
+			}
+			if err := m.Check(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		replicas := []policies.ReplicaID{"a", "b", "c", ""}
+		engine := transfer.Engine{Fingerprint: 7, BlockTokens: 16}
+		for len(script) >= 4 {
+			kind, a, b, c := script[0], script[1], script[2], script[3]
+			script = script[4:]
+			now += policies.Micros(c>>4) * 100 * policies.Millisecond
+			move := bidask.Deal{Seller: replicas[a&3], Number: uint64(a >> 2 & 3)}
+			peer := replicas[b&3]
+			span := transfer.Span{From: uint64(b>>2) * 16, Computed: uint64(b>>2)*16 + uint64(c&15)*16, Length: uint64(b>>2)*16 + uint64(c&15)*16 + 1}
+			ev := transfer.Event{Kind: transfer.EventKind(kind & 15), Move: move, Peer: peer, Engine: engine, Transports: []string{"shm"}, Round: uint32(b >> 2), Span: span,
+				Why: transfer.Why(b >> 2), Answer: transfer.Kind(b >> 2), Epoch: policies.Epoch(c),
+				Subject: transfer.Subject{Request: string("pqrs"[a>>4&3]), Front: replicas[b>>4&3], Epoch: policies.Epoch(c), Length: 100},
+				Message: transfer.Message{Kind: transfer.Kind(a >> 4), From: peer, To: "a", Move: move, Round: uint32(b >> 2), Why: transfer.Why(c), Request: "p", Front: replicas[c&3],
+					Way: transfer.Way(c & 3), Engine: engine, VersionMin: 1, VersionMax: 1, Transports: []string{"shm"}, Span: span}}
+			switch {
+			case ev.Kind == transfer.Exporting && move.Seller == "a" && !open[move], ev.Kind == transfer.Importing && move.Seller != "a" && !open[move]:
+				open[move] = true
+			}
+			step(ev)
+		}
+		// All that is left are sources that wait for their fronts, and fronts that
+		// wait for their drivers.
+		for range 10_000 {
+			at, ok := m.Next()
+			if !ok {
+				break
+			}
+			now = max(now, at)
+			step(transfer.Event{Kind: transfer.Ticked})
+			if now > 600*policies.Second {
+				for _, r := range replicas {
+					step(transfer.Event{Kind: transfer.Gone, Peer: r})
+				}
+			}
+		}
+		if at, ok := m.Next(); ok {
+			t.Fatalf("still something to do at %v", millis(at))
+		}
+		for move := range open {
+			if move.Seller != "a" {
+				t.Fatalf("%v is open", move)
+			}
+		}
+	})
+}
