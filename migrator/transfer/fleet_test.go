@@ -633,7 +633,7 @@ func run(seed uint64, f faults, steps int) (w *fleet, err error) {
 
 // TestFleet explores moves under faults of every kind, alone and together.
 func TestFleet(t *testing.T) {
-	runs := 150
+	runs := 40
 	if os.Getenv("CASCADE_TEST_ALL") != "" {
 		runs = 5000
 	}
