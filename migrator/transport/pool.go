@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"hash/crc32"
 	"os"
+	"runtime"
+	"runtime/debug"
 	"sync"
 )
 
@@ -162,10 +164,9 @@ func (m *Memory) Sums(dst []uint32, blocks []uint32) []uint32 {
 // core's cache still.
 const piece = 64 << 10
 
-// Copy copies src to dst, which must be as long, and returns the crc32 (IEEE) of
-// what dst holds then.
-func Copy(dst, src []byte) uint32 {
-	sum := uint32(0)
+// Copy copies src to dst, which must be as long, and carries a crc32 (IEEE) on
+// over what dst holds then; 0 is that of no bytes.
+func Copy(dst, src []byte, sum uint32) uint32 {
 	for len(src) > piece {
 		copy(dst[:piece], src)
 		sum = crc32.Update(sum, crc32.IEEETable, dst[:piece])
@@ -173,4 +174,23 @@ func Copy(dst, src []byte) uint32 {
 	}
 	copy(dst, src)
 	return crc32.Update(sum, crc32.IEEETable, dst)
+}
+
+// Guard runs f, and turns its access to a mapping whose file has become shorter
+// into an error: an engine that misbehaves is not the end of this process.
+func Guard(f func() error) (err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		switch r := recover().(type) {
+		case nil:
+		case interface {
+			runtime.Error
+			Addr() uintptr
+		}:
+			err = fmt.Errorf("a pool is shorter than its layout: fault at %#x", r.Addr())
+		default:
+			panic(r)
+		}
+	}()
+	return f()
 }

@@ -87,7 +87,7 @@ func (p *puller) block(plan transport.Plan, i int, corrupt bool) bool {
 	good, regions := true, len(p.local.Regions)
 	for r := range regions {
 		dst := p.local.Part(plan.Dst[i], r)
-		sum := transport.Copy(dst, p.lease.Memory.Part(plan.Src[i], r))
+		sum := transport.Copy(dst, p.lease.Memory.Part(plan.Src[i], r), 0)
 		if corrupt && r == 0 {
 			dst[0] ^= 0xff
 			sum = ^sum

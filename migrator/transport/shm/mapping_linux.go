@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"runtime"
-	"runtime/debug"
 	"sync"
 	"time"
 
@@ -106,23 +104,4 @@ func (ms *mappings) unmapLocked(which func(*mapping) bool) {
 	}
 	clear(ms.all[len(kept):])
 	ms.all = kept
-}
-
-// guarded runs f and turns a fault of a mapping (a file that became shorter)
-// into an error.
-func guarded(f func() error) (err error) {
-	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
-	defer func() {
-		switch r := recover().(type) {
-		case nil:
-		case interface {
-			runtime.Error
-			Addr() uintptr
-		}:
-			err = fmt.Errorf("a pool is shorter than its layout: fault at %#x", r.Addr())
-		default:
-			panic(r)
-		}
-	}()
-	return f()
 }

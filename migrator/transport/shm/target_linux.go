@@ -177,7 +177,7 @@ func (p *puller) Pull(ctx context.Context, plan transport.Plan) (transport.Stats
 	start := time.Now()
 	if p.over == nil {
 		p.bad = p.bad[:0]
-		p.over = guarded(func() error { return p.copy(ctx, plan) })
+		p.over = transport.Guard(func() error { return p.copy(ctx, plan) })
 	}
 	if p.over != nil {
 		return transport.Stats{}, fmt.Errorf("shm transport: pull: %w", p.over)
@@ -205,7 +205,7 @@ func (p *puller) copy(ctx context.Context, plan transport.Plan) error {
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			sum := transport.Copy(p.local.Part(plan.Dst[i], r), p.memory.Part(plan.Src[i], r))
+			sum := transport.Copy(p.local.Part(plan.Dst[i], r), p.memory.Part(plan.Src[i], r), 0)
 			good = good && sum == plan.Sums[i*regions+r]
 		}
 		if !good {

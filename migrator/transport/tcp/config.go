@@ -1,0 +1,87 @@
+package tcp
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/transport"
+)
+
+// The bounds of every boundary.
+const (
+	helloTimeout = 5 * time.Second // to connect and to present a ticket, each
+	stallTimeout = 5 * time.Second // without a byte while some are due
+	maxSessions  = 256             // open moves of one source
+	maxAsk       = 2048            // blocks of one list
+	askBytes     = 8 << 20         // that one list asks for, about
+	writeBytes   = 1 << 20         // handed to the kernel at a time
+	writeParts   = 1024            // regions in one such write; the kernel takes as many
+	readBytes    = 256 << 10       // taken from the kernel at a time: they stay in the core's cache
+	directBytes  = 64 << 10        // regions from this size on are read in place
+)
+
+// Config is what a Transport needs.
+type Config struct {
+	// Listen is the source's address, IP:port; "" means 127.0.0.1:0, a free port
+	// of loopback. Off loopback TLS is required.
+	Listen string
+	// Advertise is the host that peers reach the source by; "" means Listen's,
+	// which must not be a wildcard then.
+	Advertise string
+	// TLS is the source's side. It must demand certificates: who shows none is
+	// turned away. nil means plain text, which only loopback may carry.
+	TLS *tls.Config
+	// ClientTLS returns the receiver's side for a source's address, host:port.
+	// Required with TLS, and otherwise nil.
+	ClientTLS func(address string) *tls.Config
+	// Pool has the own engine's memory. Required.
+	Pool transport.Pool
+	// Logger takes what an operator should know; nil discards.
+	Logger *slog.Logger
+}
+
+func (c Config) validate() (Config, error) {
+	if c.Pool == nil {
+		return c, errors.New("tcp transport: Pool is missing")
+	}
+	if c.Listen == "" {
+		c.Listen = "127.0.0.1:0"
+	}
+	address, err := netip.ParseAddrPort(c.Listen)
+	if err != nil {
+		return c, fmt.Errorf("tcp transport: Listen %q must be IP:port", c.Listen)
+	}
+	if (c.TLS == nil) != (c.ClientTLS == nil) {
+		return c, errors.New("tcp transport: TLS and ClientTLS go together: give both or none")
+	}
+	if c.TLS == nil && !address.Addr().Unmap().IsLoopback() {
+		return c, fmt.Errorf("tcp transport: Listen %s is not loopback: give TLS and ClientTLS, or an address of loopback", c.Listen)
+	}
+	if c.Advertise == "" {
+		if address.Addr().IsUnspecified() {
+			return c, fmt.Errorf("tcp transport: Listen %s is every address: name the host that peers reach it by in Advertise", c.Listen)
+		}
+		c.Advertise = address.Addr().String()
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return c, nil
+}
+
+// loopback says why plain text must not go to an address.
+func loopback(address string) error {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return err
+	}
+	if ip, err := netip.ParseAddr(host); err != nil || !ip.Unmap().IsLoopback() {
+		return errors.New("it is not loopback, and this side has no TLS")
+	}
+	return nil
+}

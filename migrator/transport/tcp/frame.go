@@ -1,0 +1,60 @@
+package tcp
+
+import (
+	"encoding/binary"
+	"fmt"
+	"io"
+)
+
+const (
+	headSize   = 8
+	kindAsk    = 1
+	kindAnswer = 2
+)
+
+func appendHead(dst []byte, kind byte, count int) []byte {
+	return binary.LittleEndian.AppendUint32(append(dst, kind, 0, 0, 0), uint32(count))
+}
+
+// parseHead reads the head of a frame of one kind and returns its count.
+func parseHead(head []byte, kind byte) (int, error) {
+	count := binary.LittleEndian.Uint32(head[4:headSize])
+	if head[0] != kind || head[1]|head[2]|head[3] != 0 || count > maxAsk {
+		return 0, fmt.Errorf("a frame of kind %d for %d blocks; want kind %d and at most %d", head[0], count, kind, maxAsk)
+	}
+	return int(count), nil
+}
+
+// appendAsk appends a frame that asks for blocks, maxAsk at most.
+func appendAsk(dst []byte, blocks []uint32) []byte {
+	dst = appendHead(dst, kindAsk, len(blocks))
+	for _, b := range blocks {
+		dst = binary.LittleEndian.AppendUint32(dst, b)
+	}
+	return dst
+}
+
+// readAsk reads one such frame. The blocks it appends to dst are below the pool's
+// number. buf has room for headSize and for
+// 4·maxAsk bytes.
+func readAsk(r io.Reader, dst []uint32, buf []byte, pool int) ([]uint32, error) {
+	if _, err := io.ReadFull(r, buf[:headSize]); err != nil {
+		return dst, err
+	}
+	n, err := parseHead(buf, kindAsk)
+	if err != nil {
+		return dst, err
+	}
+	body := buf[:4*n]
+	if _, err := io.ReadFull(r, body); err != nil {
+		return dst, err
+	}
+	for i := range n {
+		b := binary.LittleEndian.Uint32(body[4*i:])
+		if int64(b) >= int64(pool) {
+			return dst, fmt.Errorf("block %d of a pool of %d is asked for", b, pool)
+		}
+		dst = append(dst, b)
+	}
+	return dst, nil
+}

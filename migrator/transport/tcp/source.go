@@ -1,0 +1,199 @@
+package tcp
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/ticket"
+	"github.com/cascadeinfer/cascade/migrator/transport/wire"
+)
+
+// server is the source's listener.
+type server struct {
+	config   Config
+	book     *ticket.Book
+	listener net.Listener
+}
+
+// acceptPause is how long a source that is out of descriptors waits.
+const acceptPause = 100 * time.Millisecond
+
+// serve takes receivers until ctx ends, and returns after the last session.
+func (s *server) serve(ctx context.Context) {
+	var sessions sync.WaitGroup
+	defer sessions.Wait()
+	defer context.AfterFunc(ctx, func() { s.listener.Close() })()
+	defer s.listener.Close()
+	slots := make(chan struct{}, maxSessions)
+	for {
+		conn, err := s.listener.Accept()
+		if ctx.Err() != nil {
+			if err == nil {
+				conn.Close()
+			}
+			return
+		}
+		if err != nil {
+			s.config.Logger.Warn("tcp transport: no new connections for a moment", "err", err)
+			select {
+			case <-time.After(acceptPause):
+			case <-ctx.Done():
+			}
+			continue
+		}
+		select {
+		case slots <- struct{}{}:
+		default:
+			s.config.Logger.Warn("tcp transport: a receiver is turned away, too many are at work", "bound", maxSessions)
+			conn.Close()
+			continue
+		}
+		sessions.Go(func() {
+			defer func() { <-slots }()
+			defer conn.Close()
+			if err := s.session(ctx, conn); err != nil {
+				s.config.Logger.Debug("tcp transport: session", "peer", conn.RemoteAddr(), "err", err)
+			}
+		})
+	}
+}
+
+// session serves one receiver until its connection or its lease ends. socket is
+// closed under it then, without the good manners of TLS: they could wait.
+func (s *server) session(ctx context.Context, socket net.Conn) error {
+	defer context.AfterFunc(ctx, func() { socket.Close() })()
+	if err := socket.SetDeadline(time.Now().Add(helloTimeout)); err != nil {
+		return err
+	}
+	conn, err := s.secure(ctx, socket)
+	if err != nil {
+		return err
+	}
+	hello, err := wire.ReadHello(conn)
+	if err != nil {
+		return err
+	}
+	lease, err := s.book.Redeem(hello.Ticket, hello.Receiver, time.Now())
+	if err != nil {
+		conn.Write(wire.AppendRefusal(nil))
+		return fmt.Errorf("receiver %s: %w", hello.Receiver, err)
+	}
+	defer lease.End()
+
+	over, gone := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(gone)
+		select {
+		case <-lease.Done():
+			socket.Close()
+		case <-over:
+		}
+	}()
+	defer func() { close(over); <-gone }()
+
+	welcome, err := wire.AppendWelcome(nil, lease.Memory.Layout, int64(len(lease.Memory.Bytes)))
+	if err != nil {
+		return err
+	}
+	if _, err := conn.Write(welcome); err != nil {
+		return err
+	}
+	w := &writer{conn: conn, lease: lease}
+	return transport.Guard(func() error { return w.serve() })
+}
+
+// secure wraps a socket in TLS, if there is any, and demands a certificate.
+func (s *server) secure(ctx context.Context, socket net.Conn) (net.Conn, error) {
+	if s.config.TLS == nil {
+		return socket, nil
+	}
+	conn := tls.Server(socket, s.config.TLS)
+	if err := conn.HandshakeContext(ctx); err != nil {
+		return nil, err
+	}
+	if len(conn.ConnectionState().PeerCertificates) == 0 {
+		return nil, errors.New("the receiver shows no certificate")
+	}
+	return conn, nil
+}
+
+// writer answers the asks of one lease.
+type writer struct {
+	conn  net.Conn
+	lease *ticket.Lease
+	head  [headSize]byte
+	parts [writeParts][]byte
+	n     int // of parts
+	bytes int // in parts
+}
+
+func (w *writer) serve() error {
+	blocks := make([]uint32, 0, maxAsk)
+	buf := make([]byte, 4*maxAsk)
+	for {
+		if err := w.conn.SetDeadline(w.lease.Deadline); err != nil {
+			return err
+		}
+		var err error
+		if blocks, err = readAsk(w.conn, blocks[:0], buf, w.lease.Memory.Blocks); err != nil {
+			return err
+		}
+		if err := w.add(appendHead(w.head[:0], kindAnswer, len(blocks))); err != nil {
+			return err
+		}
+		for _, b := range blocks {
+			for r := range w.lease.Memory.Regions {
+				if err := w.add(w.lease.Memory.Part(b, r)); err != nil {
+					return err
+				}
+			}
+		}
+		if err := w.flush(); err != nil {
+			return err
+		}
+	}
+}
+
+// add puts bytes in line, and writes when a batch is full.
+func (w *writer) add(b []byte) error {
+	for len(b) > 0 {
+		n := min(len(b), writeBytes-w.bytes)
+		w.parts[w.n] = b[:n]
+		w.n, w.bytes, b = w.n+1, w.bytes+n, b[n:]
+		if w.n == writeParts || w.bytes == writeBytes {
+			if err := w.flush(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// flush writes what is in line, inside the lease.
+func (w *writer) flush() error {
+	if w.n == 0 {
+		return nil
+	}
+	now := time.Now()
+	if !w.lease.Enter(now) {
+		return errors.New("the grant is over")
+	}
+	defer w.lease.Leave()
+	limit := now.Add(stallTimeout)
+	if w.lease.Deadline.Before(limit) {
+		limit = w.lease.Deadline
+	}
+	if err := w.conn.SetWriteDeadline(limit); err != nil {
+		return err
+	}
+	batch := net.Buffers(w.parts[:w.n])
+	w.n, w.bytes = 0, 0
+	_, err := batch.WriteTo(w.conn)
+	return err
+}

@@ -1,0 +1,238 @@
+package tcp
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/wire"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+var errClosed = errors.New("the puller is closed")
+
+// Open connects and presents a ticket. See transport.Target.
+func (t *Transport) Open(ctx context.Context, receiver policies.ReplicaID, offer transport.Offer) (transport.Puller, error) {
+	p, err := t.open(ctx, receiver, offer)
+	if err != nil {
+		return nil, fmt.Errorf("tcp transport: open %s: %w", offer.Address, err)
+	}
+	return p, nil
+}
+
+func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer transport.Offer) (_ *puller, err error) {
+	if offer.Transport != t.Name() {
+		return nil, fmt.Errorf("an offer for transport %q", offer.Transport)
+	}
+	if t.config.TLS == nil {
+		if err := loopback(offer.Address); err != nil {
+			return nil, err
+		}
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	p := &puller{}
+	defer func() {
+		if err != nil {
+			p.give()
+		}
+	}()
+	if p.local, err = transport.Hold(t.config.Pool); err != nil {
+		return nil, err
+	}
+	dialer := net.Dialer{Timeout: helloTimeout, Control: congestion}
+	dialer.SetMultipathTCP(false)
+	if p.socket, err = dialer.DialContext(ctx, "tcp", offer.Address); err != nil {
+		return nil, cause(ctx, err)
+	}
+	p.conn = p.socket
+	hello, err := wire.Hello{Ticket: offer.Ticket, Receiver: receiver}.Append(nil)
+	if err != nil {
+		return nil, err
+	}
+	err = p.during(ctx, func() (err error) {
+		if err := p.socket.SetDeadline(time.Now().Add(helloTimeout)); err != nil {
+			return err
+		}
+		if t.config.TLS != nil {
+			conn := tls.Client(p.socket, t.config.ClientTLS(offer.Address))
+			if err := conn.HandshakeContext(ctx); err != nil {
+				return err
+			}
+			p.conn = conn
+		}
+		if _, err := p.conn.Write(hello); err != nil {
+			return err
+		}
+		p.remote, _, err = wire.ReadWelcome(p.conn)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	p.reader = newReader(p.conn, p.local.Layout)
+	return p, p.remote.Matches(p.local.Layout)
+}
+
+// cause is why a call ended: the context's end counts more than what it led to.
+func cause(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return err
+}
+
+// puller is one open move: a connection.
+type puller struct {
+	socket net.Conn
+	conn   net.Conn // socket, or TLS over it
+	remote transport.Layout
+	local  *transport.Memory
+
+	closing atomic.Bool
+	once    sync.Once
+
+	mu     sync.Mutex // held by Pull, and by Close when it gives back
+	reader reader
+	ask    []byte
+	head   [headSize]byte
+	bad    []int
+	over   error // why the puller is of no use any more
+}
+
+// during runs f, which uses the connection, and breaks it off when ctx ends.
+func (p *puller) during(ctx context.Context, f func() error) error {
+	stop := context.AfterFunc(ctx, func() { p.socket.SetDeadline(time.Unix(1, 0)) })
+	err := f()
+	if !stop() {
+		return cause(ctx, err)
+	}
+	if err != nil {
+		return cause(ctx, err)
+	}
+	return nil
+}
+
+// Pull asks and reads. See transport.Puller.
+func (p *puller) Pull(ctx context.Context, plan transport.Plan) (transport.Stats, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	start := time.Now()
+	if p.over == nil {
+		p.bad = p.bad[:0]
+		p.over = p.during(ctx, func() error {
+			return transport.Guard(func() error { return p.pull(ctx, plan) })
+		})
+	}
+	if p.over != nil {
+		return transport.Stats{}, fmt.Errorf("tcp transport: pull: %w", p.over)
+	}
+	stats := transport.Stats{
+		Blocks: len(plan.Src), Bytes: int64(len(plan.Src)) * p.local.BlockBytes(), Took: time.Since(start),
+	}
+	if len(p.bad) > 0 {
+		return stats, &transport.CorruptError{Blocks: append([]int(nil), p.bad...)}
+	}
+	return stats, nil
+}
+
+// pull asks for the plan in lists, one more of them than it waits for.
+func (p *puller) pull(ctx context.Context, plan transport.Plan) error {
+	if err := plan.Fits(p.remote, p.local.Layout); err != nil {
+		return err
+	}
+	list := int(min(max(askBytes/p.local.BlockBytes(), 1), maxAsk))
+	asked := 0
+	for done := 0; ; {
+		for asked == done || asked < len(plan.Src) && asked <= done+list {
+			next := min(asked+list, len(plan.Src))
+			if err := p.send(ctx, plan.Src[asked:next]); err != nil {
+				return err
+			}
+			asked = next
+			if asked == done { // an empty plan: its one list has no blocks
+				break
+			}
+		}
+		next := min(done+list, len(plan.Src))
+		if err := p.answer(ctx, plan, done, next); err != nil {
+			return err
+		}
+		if done = next; done == len(plan.Src) {
+			return nil
+		}
+	}
+}
+
+func (p *puller) send(ctx context.Context, blocks []uint32) error {
+	p.ask = appendAsk(p.ask[:0], blocks)
+	if err := p.reader.arm(ctx); err != nil {
+		return err
+	}
+	_, err := p.conn.Write(p.ask)
+	return err
+}
+
+// answer reads the answer for entries [from, to) of a plan.
+func (p *puller) answer(ctx context.Context, plan transport.Plan, from, to int) error {
+	if _, err := p.reader.read(ctx, p.head[:]); err != nil {
+		return err
+	}
+	count, err := parseHead(p.head[:], kindAnswer)
+	if err != nil {
+		return err
+	}
+	if count != to-from {
+		return fmt.Errorf("%d blocks were asked for, %d come", to-from, count)
+	}
+	regions := len(p.local.Regions)
+	for i := from; i < to; i++ {
+		good := true
+		for r := range regions {
+			if p.closing.Load() {
+				return errClosed
+			}
+			sum, err := p.reader.read(ctx, p.local.Part(plan.Dst[i], r))
+			if err != nil {
+				return err
+			}
+			good = good && sum == plan.Sums[i*regions+r]
+		}
+		if !good {
+			p.bad = append(p.bad, i)
+		}
+	}
+	return nil
+}
+
+// Close ends the move. See transport.Puller.
+func (p *puller) Close() error {
+	p.once.Do(func() {
+		p.closing.Store(true)
+		p.socket.Close()
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if p.over == nil {
+			p.over = errClosed
+		}
+		p.give()
+	})
+	return nil
+}
+
+// give gives back what the puller has.
+func (p *puller) give() {
+	if p.socket != nil {
+		p.socket.Close()
+	}
+	if p.local != nil {
+		p.local.Release()
+	}
+}
