@@ -1,0 +1,196 @@
+package board_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/migrator/market/board"
+	"github.com/cascadeinfer/cascade/migrator/stream"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/place"
+)
+
+// fleet is a board of a, with stages [0,1000) of a, b, c; [1000,4000) of d, e;
+// and the rest of f.
+func fleet(t testing.TB) *board.Board {
+	b := board.New(board.Config{Self: "a", Placer: place.Policy{Queue: 100}})
+	plan := policies.Plan{Model: "m", Stages: []policies.Stage{
+		{Low: 0, High: 1000, Replicas: []policies.ReplicaID{"a", "b", "c"}},
+		{Low: 1000, High: 4000, Replicas: []policies.ReplicaID{"d", "e"}},
+		{Low: 4000, High: policies.Unbounded, Replicas: []policies.ReplicaID{"f"}},
+	}}
+	if err := plan.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	b.SetView(plan, peers("a", "b", "c", "d", "e", "f"))
+	return b
+}
+
+func peers(ids ...policies.ReplicaID) []policies.Replica {
+	var out []policies.Replica
+	for _, id := range ids {
+		out = append(out, policies.Replica{ID: id, Model: "m", Address: string(id) + ":80", Peer: string(id) + ":81"})
+	}
+	return out
+}
+
+func at(id policies.ReplicaID) stream.Target {
+	if id == "" {
+		return stream.Target{}
+	}
+	return stream.Target{Replica: id, Address: string(id) + ":81"}
+}
+
+func prompt(n policies.Tokens) policies.Request { return policies.Request{Input: n} }
+
+func TestPlace(t *testing.T) {
+	b := fleet(t)
+	want := func(what string, r policies.Request, id policies.ReplicaID) {
+		t.Helper()
+		if got := b.Place(0, r); got != at(id) {
+			t.Errorf("%s: at %q, want %q", what, got.Replica, id)
+		}
+	}
+	want("short", prompt(10), "")
+	// Nobody was heard yet, but it must not begin here.
+	if got := b.Place(0, prompt(2000)).Replica; got != "d" && got != "e" {
+		t.Errorf("long: at %q", got)
+	}
+	b.Hear(0, "d", board.Load{Waiting: 500})
+	b.Hear(0, "e", board.Load{Waiting: 100})
+	b.Hear(0, "b", board.Load{Waiting: 10, Total: 10})
+	b.Hear(0, "c", board.Load{Waiting: 10, Total: 5})
+	want("long", prompt(2000), "e")
+	want("long, counted", prompt(2000), "d") // e waits for 2,100 now
+	want("an estimate is left to the proxy", policies.Request{Input: 2000, Estimated: true}, "")
+	want("fixed, and may grow", policies.Request{Input: 10, MaxOutput: 5000, Features: policies.Structured}, "f")
+	b.Measure(board.Load{})
+	want("movable, and may grow", policies.Request{Input: 10, MaxOutput: 5000}, "")
+	// A long queue here.
+	b.Measure(board.Load{Waiting: 1000})
+	want("queue", prompt(500), "c")
+	want("queue, counted", prompt(500), "b")
+	want("all queues are long now", prompt(500), "")
+	// What was heard too long ago does not count.
+	b.Hear(0, "b", board.Load{})
+	if got := b.Place(3*policies.Second+1, prompt(5)); got != at("") {
+		t.Errorf("stale: at %q", got.Replica)
+	}
+	// A draining front sends all away: to its stage, else to a longer one.
+	b.Measure(board.Load{Draining: true})
+	b.Hear(0, "b", board.Load{Draining: true})
+	b.Hear(0, "c", board.Load{})
+	want("draining", prompt(5), "c")
+	b.Gone("c")
+	b.Hear(0, "e", board.Load{})
+	want("draining, and nobody in the stage", prompt(5), "e")
+	// Nobody at all.
+	b.SetView(policies.OneStage("m", []policies.ReplicaID{"a"}), nil)
+	want("alone", prompt(5), "")
+}
+
+func TestPlaceWithoutPlan(t *testing.T) {
+	b := board.New(board.Config{Self: "a", Placer: place.Policy{}})
+	if got := b.Place(0, prompt(5)); got != at("") {
+		t.Errorf("at %q", got.Replica)
+	}
+	if _, ok := b.Rescue(0, prompt(5), []policies.ReplicaID{"a"}); ok {
+		t.Error("rescued by nobody")
+	}
+}
+
+func TestOpen(t *testing.T) {
+	b := fleet(t)
+	drained := peers("a", "b", "c", "d")
+	drained[1].Draining = true
+	drained[3].Peer = ""
+	b.SetView(policies.OneStage("m", []policies.ReplicaID{"a", "b", "c", "d"}), drained)
+	for id, open := range map[policies.ReplicaID]bool{"a": false, "b": false, "c": true, "d": false, "f": false} {
+		if b.Open(0, id) != open {
+			t.Errorf("%s: open is %v", id, !open)
+		}
+	}
+	b.Hear(0, "c", board.Load{Draining: true})
+	if b.Open(0, "c") || !b.Open(board.DefaultFresh+1, "c") {
+		t.Error("c says that it drains, and for how long that counts")
+	}
+	b.Gone("c")
+	if b.Open(0, "c") || b.Fresh(0) != 0 {
+		t.Error("c is gone")
+	}
+	b.Hear(0, "c", board.Load{})
+	if !b.Open(0, "c") || b.Fresh(0) != 1 || b.Address("c") != "c:81" || b.Address("x") != "" {
+		t.Error("c is back")
+	}
+	b.Hear(0, "x", board.Load{}) // a stranger
+	if b.Fresh(0) != 1 {
+		t.Error("a stranger counts")
+	}
+}
+
+func TestRescue(t *testing.T) {
+	b := fleet(t)
+	var tried []policies.ReplicaID
+	want := func(id policies.ReplicaID, ok bool) {
+		t.Helper()
+		got, is := b.Rescue(0, prompt(2000), tried)
+		if got != at(id) || is != ok {
+			t.Errorf("after %v: %q %v, want %q", tried, got.Replica, is, id)
+		}
+		tried = append(tried, id)
+		if id == "" {
+			tried[len(tried)-1] = "a"
+		}
+	}
+	b.Measure(board.Load{Total: 50})
+	b.Hear(0, "d", board.Load{Total: 100})
+	b.Hear(0, "b", board.Load{Total: 100})
+	want("d", true) // heard; e was not
+	want("e", true) // its stage
+	want("f", true) // longer
+	want("", true)  // shorter: here, before b with more load and c of which nothing is known
+	want("b", true)
+	want("c", true)
+	want("", false)
+	// A crowd that is rescued at once spreads.
+	b = fleet(t)
+	b.Hear(0, "d", board.Load{})
+	b.Hear(0, "e", board.Load{})
+	count := map[policies.ReplicaID]int{}
+	for range 10 {
+		got, _ := b.Rescue(0, prompt(2000), nil)
+		count[got.Replica]++
+	}
+	if count["d"] != 5 || count["e"] != 5 {
+		t.Errorf("spread: %v", count)
+	}
+	// The own replica is the last resort when it drains: not at all.
+	b = fleet(t)
+	b.Measure(board.Load{Draining: true})
+	b.SetView(policies.OneStage("m", []policies.ReplicaID{"a"}), nil)
+	if _, ok := b.Rescue(0, prompt(1), nil); ok {
+		t.Error("rescued by a draining replica")
+	}
+}
+
+// BenchmarkPlace shows that a thousand replicas cost no more than a stage's
+// sample.
+func BenchmarkPlace(b *testing.B) {
+	for _, n := range [...]int{16, 1000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			ids := make([]policies.ReplicaID, n)
+			for i := range ids {
+				ids[i] = policies.ReplicaID(fmt.Sprintf("r%d", i))
+			}
+			x := board.New(board.Config{Self: "r0", Placer: place.Policy{Queue: 1}})
+			x.SetView(policies.OneStage("m", ids), peers(ids...))
+			for i := range min(n, 24) {
+				x.Hear(0, ids[i*n/min(n, 24)], board.Load{})
+			}
+			for b.Loop() {
+				x.Measure(board.Load{Waiting: 100})
+				x.Place(0, prompt(10))
+			}
+		})
+	}
+}
