@@ -1,0 +1,221 @@
+// Package blocks is the migrator's end of the block-table protocol of
+// engine/api: through it requests of the engine beside it are read, frozen and
+// adopted.
+//
+// It moves no bytes and decides nothing. It keeps one session with the engine,
+// begins another when the engine comes back, and trusts nothing that the engine
+// says about sizes before it has checked it. Its invariants:
+//
+//  1. a call that fails has left nothing reserved or frozen behind for longer
+//     than the session lasts,
+//  2. a Memory stays readable and writable for whoever holds it, also after the
+//     engine has died.
+package blocks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cascadeinfer/cascade/engine/api"
+	"github.com/cascadeinfer/cascade/migrator/transport"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+// Names of the engine's sockets, by the protocol.
+const (
+	blocksSocket = "blocks.sock"
+	poolSocket   = "pool.sock"
+)
+
+// Bounds of talking to an engine.
+const (
+	setupTime  = 5 * time.Second // to begin a session
+	callTime   = 5 * time.Second // for a call without a sooner deadline
+	freezeTime = 20 * time.Second
+	thawTime   = time.Second // to undo a Freeze that failed
+	firstPause = 20 * time.Millisecond
+	longest    = 2 * time.Second // pause between attempts
+	maxMessage = 16 << 20        // bytes; the ids of a million tokens are 3 MB
+	maxName    = 256             // bytes of a session's name
+)
+
+// Config says where the engine is.
+type Config struct {
+	// Dir is the directory of the engine's sockets. Required. It need not exist
+	// yet, and only the own user should be able to change it.
+	Dir string
+	// Logger is told when the engine comes and goes. nil discards.
+	Logger *slog.Logger
+}
+
+// Client is the way to one engine. Its methods are safe for concurrent use; all
+// fail with ErrAway before Run, after it, and while the engine is away.
+type Client struct {
+	dir string
+	log *slog.Logger
+
+	mu   sync.Mutex
+	life *life // nil: away
+}
+
+var _ transport.Pool = (*Client)(nil)
+
+// life is one session with one engine.
+type life struct {
+	rpc         api.BlocksClient
+	session     string
+	description Description
+	memory      *transport.Memory
+}
+
+// New returns a client that has not looked for the engine yet.
+func New(c Config) (*Client, error) {
+	if c.Dir == "" {
+		return nil, errors.New("engine blocks: Dir is required: the directory of the engine's sockets")
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return &Client{dir: c.Dir, log: c.Logger}, nil
+}
+
+// Run keeps a session with the engine until ctx is done. With the session ends
+// what it reserved: whoever writes to reserved blocks must have stopped before.
+func (c *Client) Run(ctx context.Context) error {
+	pause := firstPause
+	told := false // of this absence
+	for ctx.Err() == nil {
+		lived, err := c.live(ctx)
+		if ctx.Err() != nil {
+			break
+		}
+		if lived {
+			pause, told = firstPause, false
+		}
+		if !told {
+			c.log.Warn("the engine's block table is away; its requests move by re-prompting", "dir", c.dir, "error", err)
+			told = true
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+		}
+		pause = min(2*pause, longest)
+	}
+	return nil
+}
+
+// live is one session, from its beginning to its end. lived reports whether it
+// came to calls.
+func (c *Client) live(ctx context.Context) (lived bool, err error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	setup := time.AfterFunc(setupTime, func() { cancel(errors.New("the engine does not answer")) })
+	defer setup.Stop()
+
+	conn, err := c.dial()
+	if err != nil {
+		return false, err
+	}
+	defer conn.Close()
+	l := &life{rpc: api.NewBlocksClient(conn)}
+	stream, err := l.rpc.Session(ctx, &api.SessionRequest{})
+	if err != nil {
+		return false, setupError(ctx, err)
+	}
+	first, err := stream.Recv()
+	if err != nil {
+		return false, setupError(ctx, err)
+	}
+	if l.session = first.Session; l.session == "" || len(l.session) > maxName {
+		return false, fmt.Errorf("the engine names a session with %d bytes", len(l.session))
+	}
+	said, err := l.rpc.Describe(ctx, &api.DescribeRequest{})
+	if err != nil {
+		return false, setupError(ctx, err)
+	}
+	if l.description, err = describe(said); err != nil {
+		return false, err
+	}
+	if l.memory, err = receive(ctx, filepath.Join(c.dir, poolSocket), l.description); err != nil {
+		return false, setupError(ctx, err)
+	}
+	defer l.memory.Close()
+	if !setup.Stop() {
+		return false, context.Cause(ctx)
+	}
+
+	c.set(l)
+	defer c.set(nil)
+	c.log.Info("the engine shows its block table", "dir", c.dir, "model", l.description.Model, "blocks", l.description.Layout.Blocks)
+	for err == nil { // what else it says belongs to a later protocol
+		_, err = stream.Recv()
+	}
+	return true, err
+}
+
+// setupError is err, or why the setup was given up.
+func setupError(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil {
+		return cause
+	}
+	return err
+}
+
+// dial prepares the one connection of a life. A second one could reach another
+// engine, which knows nothing of the session.
+func (c *Client) dial() (*grpc.ClientConn, error) {
+	var dialled atomic.Bool
+	return grpc.NewClient("passthrough:///engine",
+		grpc.WithTransportCredentials(insecure.NewCredentials()), // a Unix socket, in a directory of our own
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			if dialled.Swap(true) {
+				return nil, errors.New("the engine is gone")
+			}
+			return (&net.Dialer{Timeout: setupTime}).DialContext(ctx, "unix", filepath.Join(c.dir, blocksSocket))
+		}),
+		grpc.WithDisableServiceConfig(), grpc.WithIdleTimeout(0), grpc.WithNoProxy(),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)))
+}
+
+func (c *Client) set(l *life) {
+	c.mu.Lock()
+	c.life = l
+	c.mu.Unlock()
+}
+
+// now is the present life, nil when the engine is away.
+func (c *Client) now() *life {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.life
+}
+
+// Description tells what the engine's pool is like, and false while the engine
+// is away.
+func (c *Client) Description() (Description, bool) {
+	if l := c.now(); l != nil {
+		return l.description, true
+	}
+	return Description{}, false
+}
+
+// Memory is the engine's pool, mapped for reading and writing, and false while
+// the engine is away. Whoever uses its bytes holds it (transport.Hold): then it
+// stays mapped. Once the engine has died nobody else sees what is written there,
+// and an engine that comes back has another Memory; so a reservation's blocks
+// are to be written in the Memory that was there when Reserve answered.
+func (c *Client) Memory() (*transport.Memory, bool) {
+	if l := c.now(); l != nil {
+		return l.memory, true
+	}
+	return nil, false
+}

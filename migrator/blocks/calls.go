@@ -1,0 +1,167 @@
+package blocks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cascadeinfer/cascade/engine/api"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// Why the engine does not do what it is asked for.
+var (
+	ErrAway     = errors.New("the engine's block table is away")
+	ErrNotFound = errors.New("the engine knows no such request or reservation (any more)")
+	ErrFull     = errors.New("the engine has not enough free blocks")
+	ErrWaiting  = errors.New("the engine has not computed the request yet")
+)
+
+// Table tells where a request's KV is. Block numbers are within the layout.
+type Table struct {
+	// Generation grows whenever blocks of the request were taken away: blocks that
+	// were read under another one are worth nothing.
+	Generation uint64
+	Computed   int      // positions [0, Computed) have their KV in the blocks
+	Length     int      // prompt and generated tokens, ≥ Computed
+	IDs        []uint32 // of positions [from, Length)
+	FirstBlock int      // the number of Blocks[0] within the request
+	Blocks     []uint32 // hold positions [FirstBlock·BlockTokens, Computed)
+	Cached     int      // prompt tokens that were found in the prefix cache
+	Prompt     int      // positions that this engine was given as the prompt
+}
+
+// Reserve sets blocks aside that hold at least so many tokens, under a name that
+// is unique for the engine, and returns them in the order of positions. Asked
+// again for more, it returns the same and more. ErrFull: there are not enough.
+// The engine frees them on Release, when the session ends, and when the request
+// that adopted them does.
+func (c *Client) Reserve(ctx context.Context, id string, tokens int) ([]uint32, error) {
+	if tokens < 0 {
+		return nil, fmt.Errorf("engine blocks: reserve %s: %d tokens", id, tokens)
+	}
+	var blocks []uint32
+	err := c.call(ctx, "reserve", id, callTime, func(ctx context.Context, l *life) error {
+		r, err := l.rpc.Reserve(ctx, &api.ReserveRequest{Session: l.session, Reservation: id, Tokens: uint64(tokens)})
+		if status.Code(err) == codes.ResourceExhausted {
+			return ErrFull
+		}
+		if err == nil && len(r.Blocks) < l.description.BlocksFor(tokens) {
+			return fmt.Errorf("the engine set %d blocks aside for %d tokens", len(r.Blocks), tokens)
+		}
+		blocks = r.GetBlocks()
+		return errors.Join(err, l.check(blocks))
+	})
+	if err != nil {
+		return nil, err
+	}
+	return blocks, nil
+}
+
+// Filled says that the KV of positions [0, computed) is in place and verified in
+// the reservation's blocks, and that ids are the tokens from position from on,
+// where the last call ended. The engine may read the blocks before it answers.
+func (c *Client) Filled(ctx context.Context, id string, from int, ids []uint32, computed int) error {
+	if from < 0 || computed < 0 {
+		return fmt.Errorf("engine blocks: filled %s: from %d, computed %d", id, from, computed)
+	}
+	return c.call(ctx, "filled", id, callTime, func(ctx context.Context, l *life) error {
+		_, err := l.rpc.Filled(ctx, &api.FilledRequest{Reservation: id, From: uint64(from), Ids: ids, Computed: uint64(computed)})
+		return err
+	})
+}
+
+// Release frees a reservation that no request has adopted. Nobody may write to
+// its blocks any more. One that is unknown is no error.
+func (c *Client) Release(ctx context.Context, id string) error {
+	return c.call(ctx, "release", id, callTime, func(ctx context.Context, l *life) error {
+		_, err := l.rpc.Release(ctx, &api.ReleaseRequest{Reservation: id})
+		return err
+	})
+}
+
+// Table tells where the KV of a running request is, without what lies before
+// position from. leg is the value of the request's X-Cascade-Leg header.
+// ErrWaiting: it has not generated a token, or has lost its blocks and waits.
+func (c *Client) Table(ctx context.Context, leg string, from int) (t Table, err error) {
+	err = c.call(ctx, "table", leg, callTime, func(ctx context.Context, l *life) error {
+		t, err = l.table(ctx, leg, from, l.rpc.Table)
+		return err
+	})
+	return t, err
+}
+
+// Freeze stops a request at the end of the iteration that runs, and answers as
+// Table. It goes on after Thaw, and when the session ends. When Freeze fails,
+// whatever the reason, the request goes on; to make sure of that a failing call
+// may take a second longer than its ctx.
+func (c *Client) Freeze(ctx context.Context, leg string, from int) (t Table, err error) {
+	err = c.call(ctx, "freeze", leg, freezeTime, func(ctx context.Context, l *life) error {
+		if t, err = l.table(ctx, leg, from, l.rpc.Freeze); err == nil || ended(err) {
+			return err
+		}
+		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), thawTime)
+		defer cancel()
+		if _, bad := l.rpc.Thaw(undo, &api.LegRequest{Leg: leg}); bad != nil && !ended(bad) {
+			return errors.Join(err, bad)
+		}
+		return err
+	})
+	return t, err
+}
+
+// ended reports whether an answer says that there is nothing to thaw.
+func ended(err error) bool {
+	switch status.Code(err) {
+	case codes.NotFound, codes.FailedPrecondition, codes.Unavailable:
+		return true
+	}
+	return false
+}
+
+// Thaw lets a frozen request go on; one that is not frozen does anyway.
+func (c *Client) Thaw(ctx context.Context, leg string) error {
+	return c.call(ctx, "thaw", leg, callTime, func(ctx context.Context, l *life) error {
+		_, err := l.rpc.Thaw(ctx, &api.LegRequest{Leg: leg})
+		return err
+	})
+}
+
+// Drop ends a request that runs on elsewhere and frees its blocks; its HTTP
+// response ends without an end marker.
+func (c *Client) Drop(ctx context.Context, leg string) error {
+	return c.call(ctx, "drop", leg, callTime, func(ctx context.Context, l *life) error {
+		_, err := l.rpc.Drop(ctx, &api.LegRequest{Leg: leg})
+		return err
+	})
+}
+
+// call runs f with a deadline and gives its error a place and a meaning.
+func (c *Client) call(ctx context.Context, what, name string, most time.Duration, f func(context.Context, *life) error) error {
+	l := c.now()
+	if l == nil {
+		return fmt.Errorf("engine blocks: %s %s: %w", what, name, ErrAway)
+	}
+	ctx, cancel := context.WithTimeout(ctx, most)
+	defer cancel()
+	err := f(ctx, l)
+	if err == nil {
+		return nil
+	}
+	if ctx.Err() != nil {
+		err = ctx.Err()
+	}
+	switch status.Code(err) {
+	case codes.NotFound:
+		err = ErrNotFound
+	case codes.FailedPrecondition:
+		err = ErrWaiting
+	case codes.Unavailable:
+		err = ErrAway
+	case codes.DeadlineExceeded:
+		err = context.DeadlineExceeded
+	}
+	return fmt.Errorf("engine blocks: %s %s: %w", what, name, err)
+}

@@ -1,0 +1,65 @@
+package blocks
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/cascadeinfer/cascade/engine/api"
+	"google.golang.org/grpc"
+)
+
+// tableCall is Table or Freeze of the engine's service.
+type tableCall func(context.Context, *api.TableRequest, ...grpc.CallOption) (*api.TableReply, error)
+
+// table asks for a table and checks that it makes sense.
+func (l *life) table(ctx context.Context, leg string, from int, ask tableCall) (Table, error) {
+	if from < 0 {
+		return Table{}, fmt.Errorf("from position %d", from)
+	}
+	r, err := ask(ctx, &api.TableRequest{Session: l.session, Leg: leg, From: uint64(from)})
+	if err != nil {
+		return Table{}, err
+	}
+	return l.read(r, from)
+}
+
+// read takes over an engine's answer for what lies from position from on.
+func (l *life) read(r *api.TableReply, from int) (Table, error) {
+	const most = 1 << 40 // so that none of the sums below overflows
+	first, size := from/l.description.BlockTokens, uint64(l.description.BlockTokens)
+	bad := func(format string, args ...any) (Table, error) {
+		return Table{}, fmt.Errorf("the engine's table makes no sense: "+format, args...)
+	}
+	switch {
+	case r.Length > most || r.Computed > r.Length || r.Prompt > r.Length || r.Cached > r.Prompt:
+		return bad("%d tokens, %d computed, %d of the prompt, %d of these cached", r.Length, r.Computed, r.Prompt, r.Cached)
+	case uint64(from)+uint64(len(r.Ids)) != r.Length:
+		return bad("%d ids from position %d on, of %d tokens", len(r.Ids), from, r.Length)
+	case uint64(r.FirstBlock) != uint64(first):
+		return bad("blocks from the %d-th on, where the %d-th was asked for", r.FirstBlock, first)
+	}
+	want := uint64(0)
+	if begin := uint64(first) * size; r.Computed > begin {
+		want = (r.Computed - begin + size - 1) / size
+	}
+	if uint64(len(r.Blocks)) != want {
+		return bad("%d blocks for positions %d to %d", len(r.Blocks), uint64(first)*size, r.Computed)
+	}
+	if err := l.check(r.Blocks); err != nil {
+		return Table{}, err
+	}
+	return Table{
+		Generation: r.Generation, Computed: int(r.Computed), Length: int(r.Length), IDs: r.Ids,
+		FirstBlock: first, Blocks: r.Blocks, Cached: int(r.Cached), Prompt: int(r.Prompt),
+	}, nil
+}
+
+// check refuses blocks that are not in the pool.
+func (l *life) check(blocks []uint32) error {
+	for _, b := range blocks {
+		if int64(b) >= int64(l.description.Layout.Blocks) {
+			return fmt.Errorf("the engine names block %d of a pool of %d", b, l.description.Layout.Blocks)
+		}
+	}
+	return nil
+}
