@@ -17,7 +17,8 @@ type Edit struct {
 	// Pin replaces the values of id, created, model and system_fingerprint with
 	// those that it has; nil keeps them.
 	Pin *Identity
-	// Totals replaces the counts of the usage; nil keeps them.
+	// Totals replaces the counts of the usage; nil keeps them. A negative Cached
+	// keeps that one, up to the length of the prompt.
 	Totals *Usage
 	// Fingerprint is added as system_fingerprint when the event has none: an
 	// engine puts it on the last event that it sends, and the front may have
@@ -72,6 +73,12 @@ func (c *Chunk) Append(dst []byte, e Edit) []byte {
 				n = e.Totals.Output
 			case "total_tokens":
 				n = e.Totals.Prompt + e.Totals.Output
+			case "prompt_tokens_details":
+				if v = v.Get("cached_tokens"); v.Type == gjson.Number {
+					if n = e.Totals.Cached; n < 0 {
+						n = min(int(v.Int()), e.Totals.Prompt)
+					}
+				}
 			}
 			if n >= 0 {
 				s := spanOf(v)

@@ -39,7 +39,7 @@ func featureOf(name string, v gjson.Result) policies.Features {
 		return set(policies.PromptLogprobs, given)
 	case "tools", "functions":
 		return set(policies.Tools, given)
-	case "tool_choice":
+	case "tool_choice", "function_call":
 		return set(policies.Tools, v.Str == "auto") | set(policies.ForcedTools, given && v.Str != "none" && v.Str != "auto")
 	case "response_format":
 		return set(policies.Structured, given && v.Get("type").Str != "text")

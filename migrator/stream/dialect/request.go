@@ -1,6 +1,7 @@
 package dialect
 
 import (
+	"math"
 	"strings"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -12,6 +13,7 @@ type Request struct {
 	Endpoint  Endpoint
 	Model     string
 	MaxOutput policies.Tokens // max_tokens or max_completion_tokens, 0 when the client set none
+	MinOutput policies.Tokens // min_tokens, 0 when the client set none
 	// Features is what ties the request to one engine. A seed counts unless the
 	// client says that decoding is greedy.
 	Features policies.Features
@@ -24,6 +26,9 @@ type Request struct {
 	options  span // stream_options' value, if an object
 	foreign  bool // some member must not reach the engine
 	logprobs bool // the answer has log probabilities
+	bound    bool // something that is no feature makes a second engine answer otherwise
+	// The last max_tokens and max_completion_tokens.
+	maxTokens, maxCompletion policies.Tokens
 }
 
 // member is one top-level "key": value of the body.
@@ -66,6 +71,9 @@ func Parse(e Endpoint, body []byte) (Request, error) {
 	if greedy {
 		r.Features &^= policies.Seed
 	}
+	if r.MaxOutput = r.maxCompletion; r.MaxOutput == 0 {
+		r.MaxOutput = r.maxTokens
+	}
 	return r, nil
 }
 
@@ -74,10 +82,10 @@ func (r *Request) field(name string, value span) (edited bool) {
 	switch name { // the large ones, which no other reader needs to see
 	case "prompt":
 		r.Features |= promptFeature(r.body, value)
-		return false
+		return true
 	case "messages":
 		r.Features |= messagesFeature(r.body, value)
-		return false
+		return true
 	}
 	v := gjson.Parse(view(value.of(r.body)))
 	switch name {
@@ -112,20 +120,29 @@ func (r *Request) field(name string, value span) (edited bool) {
 		if v.IsObject() {
 			v.ForEach(func(k, _ gjson.Result) bool {
 				r.foreign = r.foreign || isWithheld(k.Str)
+				r.bound = true // arguments of somebody's own logits processor
 				return true
 			})
 			return true
 		}
 	case "logprobs":
 		r.logprobs = v.Type != gjson.Null && v.Type != gjson.False
+		r.bound = r.bound || r.logprobs && r.Endpoint == Completions // text_offset counts from the leg's first text
 	case "max_tokens":
-		if r.MaxOutput == 0 {
-			r.MaxOutput = positive(v)
-		}
+		r.maxTokens = r.count(v)
+		return true
 	case "max_completion_tokens":
-		if n := positive(v); n > 0 {
-			r.MaxOutput = n
-		}
+		r.maxCompletion = r.count(v)
+		r.bound = r.bound || r.Endpoint == Completions && v.Type != gjson.Null // some engines read it there
+		return true
+	case "min_tokens":
+		r.MinOutput = r.count(v)
+		r.Features |= featureOf(name, v)
+		return true
+	case "request_id", "truncate_prompt_tokens", "chat_template", "documents", "add_generation_prompt", "continue_final_message":
+		return true
+	case "logits_processors":
+		r.bound = r.bound || v.Type != gjson.Null
 	default:
 		r.Features |= featureOf(name, v)
 	}
@@ -140,7 +157,11 @@ func (r *Request) boolean(v gjson.Result) bool {
 	return v.Type == gjson.True
 }
 
-func positive(v gjson.Result) policies.Tokens {
+// count reads a number of tokens, 0 for none. Engines also take "7" and 7.0.
+func (r *Request) count(v gjson.Result) policies.Tokens {
+	if v.Type != gjson.Number || v.Num != math.Trunc(v.Num) {
+		r.bound = r.bound || v.Type != gjson.Null
+	}
 	if v.Type != gjson.Number || v.Num < 1 {
 		return 0
 	}

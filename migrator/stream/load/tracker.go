@@ -106,11 +106,20 @@ const (
 	worst = 10
 )
 
-// Begin takes a request in, which then waits for its first token. End must
-// follow.
+// Begin takes a request in, which then waits for its first token here unless
+// its KV came with it. End or Leave must follow.
 func (t *Tracker) Begin(a Arrival) *Work {
 	a.Estimate, a.Stated = min(a.Estimate, longest), min(a.Stated, longest)
+	a.Input, a.Output = min(max(a.Input, 0), longest), min(max(a.Output, 0), longest)
 	w := &Work{t: t, arrival: a, shard: uint8(t.next.Add(1) % shards)}
+	if w.resumed() {
+		w.input.Store(int64(a.Input))
+		w.output.Store(int64(a.Output))
+		w.counted = int64(a.Output)
+	}
+	if w.resumed() && a.Held {
+		w.Generated(0)
+	}
 	s := &t.shards[w.shard]
 	s.mu.Lock()
 	s.work[w] = struct{}{}
@@ -192,7 +201,7 @@ func (t *Tracker) Read() Reading {
 		input, output := w.inputOr(), policies.Tokens(w.output.Load())
 		if w.last.Load() == 0 {
 			r.Load.Waiting++
-			r.Load.Promised += input
+			r.Load.Promised += input + output
 		} else {
 			r.Load.Running++
 			r.Load.Held += input + output

@@ -199,3 +199,53 @@ func TestForgedLengths(t *testing.T) {
 		t.Errorf("the estimates' error is %g, want %d", got.EstimateError, worst)
 	}
 }
+
+// TestMoved checks that a request which moves twice is one arrival and one end,
+// each token counted where it was generated, and that its length counts at the
+// new replica at once.
+func TestMoved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, la := newTracker(t)
+		b, lb := newTracker(t)
+		c, lc := newTracker(t)
+		w := a.Begin(Arrival{Estimate: 90, Stated: 90})
+		w.Prompt(100)
+		w.Generated(10)
+		w.Cached(64)
+
+		live := b.Begin(Arrival{Input: 100, Output: 10, Held: true})
+		if got := b.Read().Load; got.Running != 1 || got.Held != 110 || got.Waiting != 0 {
+			t.Errorf("taken over with its KV: %+v", got)
+		}
+		w.Leave()
+		w.End()
+		time.Sleep(time.Second)
+		live.Prompt(110) // what the engine takes for its prompt
+		live.Generated(5)
+		if got := live.Counts(); got != (Counts{100, 15, 0, true}) {
+			t.Errorf("%+v", got)
+		}
+
+		anew := c.Begin(Arrival{Input: 100, Output: 15})
+		if got := c.Read().Load; got.Waiting != 1 || got.Promised != 115 || got.Running != 0 {
+			t.Errorf("to be computed anew: %+v", got)
+		}
+		live.Leave()
+		anew.Generated(3)
+		anew.Settle(115, 3, 112)
+		if got := c.Read().Load; got.Running != 1 || got.Held != 118 {
+			t.Errorf("it runs: %+v", got)
+		}
+		anew.End()
+
+		if la.arrived != 1 || la.input != 100 || la.cached != 64 || la.generated != 10 || la.finished != 0 {
+			t.Errorf("where it began: %+v", la)
+		}
+		if lb.arrived != 0 || lb.generated != 5 || lb.finished != 0 {
+			t.Errorf("in between: %+v", lb)
+		}
+		if lc.arrived != 0 || lc.generated != 3 || lc.finished != 1 || lc.output != 18 {
+			t.Errorf("where it ends: %+v", lc)
+		}
+	})
+}

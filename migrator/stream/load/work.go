@@ -15,6 +15,14 @@ type Arrival struct {
 	// Text is the prompt's text in bytes, to learn from; 0 where the length
 	// says nothing about it (token ids, images).
 	Text int64
+
+	// Input and Output are the exact lengths of a request that began at another
+	// replica and goes on at this one; Input is 0 for one that begins here. A
+	// request that goes on is no new arrival, wherever it comes from.
+	Input, Output policies.Tokens
+	// Held says that its KV is here, so that it runs at once; else it waits for
+	// its KV to be computed.
+	Held bool
 }
 
 // Work is one request at the replica whose engine runs it. Prompt, Generated
@@ -31,6 +39,7 @@ type Work struct {
 	firstOutput atomic.Int64
 	cached      atomic.Int64
 	ended       atomic.Bool
+	moved       atomic.Bool // its end here is not its end
 
 	// Guarded by the tracker's mu.
 	counted   int64 // output that is in the flows
@@ -46,7 +55,11 @@ func (w *Work) inputOr() policies.Tokens {
 	return w.arrival.Estimate
 }
 
-// Prompt tells the exact length of the prompt. Only the first call counts.
+// resumed reports whether the request began at another replica.
+func (w *Work) resumed() bool { return w.arrival.Input > 0 }
+
+// Prompt tells the exact length of the prompt. Only the first call counts, and
+// none for a request that began elsewhere.
 func (w *Work) Prompt(exact policies.Tokens) {
 	exact = min(exact, longest)
 	if exact <= 0 || !w.input.CompareAndSwap(0, int64(exact)) {
@@ -71,19 +84,44 @@ func (w *Work) Generated(n int) {
 }
 
 // Settle takes over the engine's own final counts, which are never below what
-// was told before.
+// was told before. For the engine, a request that began elsewhere has no output
+// but its own.
 func (w *Work) Settle(input, output, cached policies.Tokens) {
 	input, output = min(input, longest), min(output, longest)
+	if w.resumed() {
+		output += w.arrival.Output
+	}
 	w.Prompt(input)
-	w.cached.Store(int64(min(cached, input)))
+	w.Cached(min(cached, input))
 	if more := int64(output) - w.output.Load(); more > 0 && w.first.Load() != 0 {
 		w.output.Add(more) // not Generated: nothing says when these came
 	}
 }
 
+// Cached tells how much of the prompt needed no prefill.
+func (w *Work) Cached(n policies.Tokens) { w.cached.Store(int64(n)) }
+
+// Counts is how far a request is.
+type Counts struct {
+	Input, Output, Cached policies.Tokens
+	Exact                 bool // Input comes from an engine
+}
+
+// Counts returns how far the request is.
+func (w *Work) Counts() Counts {
+	return Counts{w.inputOr(), policies.Tokens(w.output.Load()), policies.Tokens(w.cached.Load()), w.input.Load() > 0}
+}
+
 // Length returns the request's present length.
 func (w *Work) Length() policies.Tokens {
 	return w.inputOr() + policies.Tokens(w.output.Load())
+}
+
+// Leave is End for a request that goes on at another replica: it has not
+// finished, and its arrival, where it was one, has been here.
+func (w *Work) Leave() {
+	w.moved.Store(true)
+	w.End()
 }
 
 // End takes the request out. One whose prompt was never computed, as far as
@@ -103,8 +141,11 @@ func (w *Work) End() {
 	defer w.t.mu.Unlock()
 	now := seconds(w.t.now())
 	w.t.harvestLocked(w, now)
-	if input := policies.Tokens(w.input.Load()); input > 0 {
+	input := policies.Tokens(w.input.Load())
+	if input > 0 && !w.resumed() {
 		w.t.counter.Arrive(now, input, policies.Tokens(w.cached.Load()))
+	}
+	if input > 0 && !w.moved.Load() {
 		w.t.counter.Finish(now, input, policies.Tokens(w.output.Load()))
 	}
 }
