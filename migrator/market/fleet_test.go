@@ -1,0 +1,272 @@
+package market
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/bidask"
+)
+
+// paper is the paper's market.
+var paper = bidask.Config{Sample: bidask.AskAll, Selector: bidask.Paper{}, SendSlots: 3, ReceiveSlots: 3}
+
+// TestDrain empties a replica while transfers fail, reservations are refused
+// and messages are lost.
+func TestDrain(t *testing.T) {
+	for name, change := range map[string]func(*world){
+		"calm":  nil,
+		"rough": func(w *world) { w.fail, w.refuse, w.loss = 0.3, 0.2, 0.05 },
+		"paper": func(w *world) { w.config = paper },
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				w := newWorld(t, 6, change)
+				for i := range 60 {
+					w.put(w.ids[i%6], fmt.Sprintf("q%d", i), policies.Tokens(100+50*i), policies.MayMove)
+				}
+				w.put("r0", "fixed", 700, policies.Because(policies.Structured))
+				w.plan(w.stages([]policies.Tokens{2000}, 3, 3))
+				w.run(func() {
+					time.Sleep(time.Second)
+					left := w.stages([]policies.Tokens{2000}, 3, 3)
+					left.Stages[0].Replicas = left.Stages[0].Replicas[1:]
+					w.drain("r0", left)
+					time.Sleep(30 * time.Second)
+					s := w.nodes["r0"].Status()
+					if s.Residents != 1 || s.Pinned != 1 || s.PinnedSeconds < 20_000 || s.PinnedSeconds > 21_000 || s.Offers != 0 {
+						t.Errorf("after the drain: %+v", s)
+					}
+					if name == "calm" && w.messages > 19*w.moves {
+						t.Errorf("%d messages for %d moves", w.messages, w.moves)
+					}
+				})
+				if got := w.count(); got != 61 {
+					t.Errorf("%d requests, want 61", got)
+				}
+				if w.moves < 10 {
+					t.Errorf("%d moves", w.moves)
+				}
+				w.rested()
+			})
+		})
+	}
+}
+
+// TestBoundaryHalved moves a boundary under load: requests go over in order, no
+// more at once than there are slots, and each once.
+func TestBoundaryHalved(t *testing.T) {
+	for name, config := range map[string]bidask.Config{"default": {}, "paper": paper} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				w := newWorld(t, 8, func(w *world) { w.config, w.growth = config, 20 })
+				for i := range 200 {
+					w.put(w.ids[i%4], fmt.Sprintf("q%d", i), policies.Tokens(500+15*i), policies.MayMove)
+				}
+				slots := 4
+				if config.SendSlots > 0 {
+					slots = config.SendSlots
+				}
+				w.plan(w.stages([]policies.Tokens{4096}, 4, 4))
+				w.run(func() {
+					time.Sleep(5 * time.Second)
+					if w.moves != 0 {
+						t.Errorf("%d moves before anything outgrew its stage", w.moves)
+					}
+					w.plan(w.stages([]policies.Tokens{2048}, 4, 4))
+					time.Sleep(10 * time.Second)
+				})
+				if w.hottest > slots {
+					t.Errorf("%d transfers at once on one side, want at most %d", w.hottest, slots)
+				}
+				above := 0
+				for i, id := range w.ids {
+					for _, q := range w.nodes[id].requests {
+						// The bucket from 2048 ends at 2560.
+						if i < 4 && w.present(q) >= 2560+20*70 {
+							t.Errorf("%s of %.0f tokens is still at %s", q.id, w.present(q), id)
+						}
+						if i >= 4 {
+							above++
+						}
+					}
+				}
+				if above != w.moves || w.moves < 80 {
+					t.Errorf("%d requests above the boundary after %d moves", above, w.moves)
+				}
+				// 2d+3 for each, and 2 for each skip of a busy seller.
+				if most := 20; w.messages > most*w.moves {
+					t.Errorf("%d messages for %d moves", w.messages, w.moves)
+				}
+				if w.count() != 200 {
+					t.Errorf("%d requests", w.count())
+				}
+				w.rested()
+			})
+		})
+	}
+}
+
+// TestOutlier spreads an overload, once.
+func TestOutlier(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		w := newWorld(t, 8, nil)
+		for i := range 8 {
+			n := 10
+			if i == 0 {
+				n = 60
+			}
+			for j := range n {
+				w.put(w.ids[i], fmt.Sprintf("q%d-%d", i, j), policies.Tokens(900+20*j), policies.MayMove)
+			}
+		}
+		w.plan(w.stages(nil, 8))
+		ctx, stop := context.WithCancel(t.Context())
+		w.run(func() {
+			go w.means(ctx)
+			time.Sleep(10 * time.Second)
+			moves := w.moves
+			time.Sleep(50 * time.Second)
+			if w.moves != moves {
+				t.Errorf("%d moves in the beginning, %d more later", moves, w.moves-moves)
+			}
+			stop()
+		})
+		mean, most := policies.Tokens(0), policies.Tokens(0)
+		for _, r := range w.nodes {
+			mean += r.load().Held / 8
+			most = max(most, r.load().Held)
+		}
+		if most > mean*13/10 {
+			t.Errorf("most %v, mean %v", most, mean)
+		}
+		for id, n := range w.moved {
+			if n > 2 {
+				t.Errorf("%s was moved %d times", id, n)
+			}
+		}
+		if w.moves > 60 || w.count() != 130 {
+			t.Errorf("%d moves of %d requests", w.moves, w.count())
+		}
+		w.rested()
+	})
+}
+
+// TestSpill has a stage of one that runs full.
+func TestSpill(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		w := newWorld(t, 4, nil)
+		for i := range 96 {
+			w.put("r0", fmt.Sprintf("q%d", i), 10_000, policies.MayMove)
+		}
+		w.plan(w.stages([]policies.Tokens{20_000}, 1, 3))
+		w.run(func() { time.Sleep(20 * time.Second) })
+		if held := w.nodes["r0"].load().Held; held > capacity*9/10 || held < capacity*8/10 {
+			t.Errorf("%v tokens held", held)
+		}
+		if w.moves != 6 {
+			t.Errorf("%d moves", w.moves)
+		}
+		s := w.nodes["r0"].Status()
+		if s.Offered[policies.Spill] != 6 || s.MovedOut[policies.Spill] != 6 || s.Sent[bidask.Ask] == 0 || s.Received[bidask.Bid] == 0 {
+			t.Errorf("%+v", s)
+		}
+		w.rested()
+	})
+}
+
+// TestFullStage keeps what the next stage has no room for, and asks ever more
+// seldom.
+func TestFullStage(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		w := newWorld(t, 2, nil)
+		w.put("r1", "big", capacity-100, policies.MayMove)
+		w.put("r0", "q", 5000, policies.MayMove)
+		w.plan(w.stages([]policies.Tokens{2048}, 1, 1))
+		w.run(func() {
+			time.Sleep(10 * time.Minute)
+			s := w.nodes["r0"].Status()
+			// Rests of 1, 2, … 32 s, then 32 s each.
+			if n := s.Offered[policies.Growth]; n < 20 || n > 25 || s.Returned[bidask.NoBids] != n || w.moves != 0 {
+				t.Errorf("%d offers in ten minutes, %v returned, %d moves", n, s.Returned, w.moves)
+			}
+		})
+	})
+}
+
+// TestGonePeer ends what depends on it.
+func TestGonePeer(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		w := newWorld(t, 3, func(w *world) { w.rate = 100 })
+		w.put("r0", "q", 3000, policies.MayMove)
+		w.plan(w.stages([]policies.Tokens{2048}, 1, 2))
+		w.run(func() {
+			time.Sleep(time.Second)
+			s := w.nodes["r0"].Status()
+			if s.Exporting != 1 || s.Offers != 1 {
+				t.Fatalf("%+v", s)
+			}
+			// The request ends, and is the mover's all the same.
+			w.mu.Lock()
+			delete(w.nodes["r0"].requests, "q")
+			w.mu.Unlock()
+			w.nodes["r0"].Gone("r1")
+			w.nodes["r0"].Gone("r2")
+			time.Sleep(time.Minute)
+			s = w.nodes["r0"].Status()
+			if s.Exporting != 0 || s.Offers != 0 || s.FailedOut[policies.Growth] != 1 || s.Returned[bidask.PeerGone] != 1 {
+				t.Errorf("%+v", s)
+			}
+		})
+	})
+}
+
+// TestEndedIsWithdrawn offers a request that ends before anybody has bid.
+func TestEndedIsWithdrawn(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		w := newWorld(t, 2, func(w *world) { w.latency = 40 * time.Millisecond })
+		w.put("r0", "q", 5000, policies.MayMove)
+		w.put("r0", "p", 5000, policies.MayMove)
+		plan := w.stages([]policies.Tokens{2048}, 1, 1)
+		w.plan(plan)
+		w.run(func() {
+			time.Sleep(10 * time.Millisecond)
+			w.mu.Lock()
+			delete(w.nodes["r0"].requests, "q")
+			w.mu.Unlock()
+			w.plan(w.stages([]policies.Tokens{8192}, 1, 1))
+			time.Sleep(10 * time.Second)
+			if s := w.nodes["r0"].Status(); s.Returned[bidask.Withdrawn] != 2 || s.Offers != 0 || w.moves != 0 {
+				t.Errorf("%+v", s)
+			}
+		})
+		w.rested()
+	})
+}
+
+// TestSummaries reach all peers in time, and Place and Rescue use them.
+func TestSummaries(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		w := newWorld(t, 10, nil)
+		w.put("r1", "q", 5000, policies.MayMove)
+		w.plan(w.stages([]policies.Tokens{2048}, 2, 8))
+		w.run(func() {
+			time.Sleep(5 * time.Second)
+			r0 := w.nodes["r0"]
+			if s := r0.Status(); s.Heard < 7 || s.SummariesSent != 8*4 && s.SummariesSent != 8*5 {
+				t.Errorf("heard of %d, sent %d", s.Heard, s.SummariesSent)
+			}
+			if at := r0.Place(policies.Request{Input: 5000}); at.Replica == "" || at.Replica == "r1" || at.Address != string(at.Replica) {
+				t.Errorf("placed at %+v", at)
+			}
+			if at, ok := r0.Rescue(policies.Request{Input: 5000}, []policies.ReplicaID{"r0"}); !ok || at.Replica == "" {
+				t.Errorf("rescued at %+v, %v", at, ok)
+			}
+			if s := r0.Status(); s.Forwards != 1 {
+				t.Errorf("%d forwards", s.Forwards)
+			}
+		})
+	})
+}

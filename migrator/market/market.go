@@ -1,0 +1,297 @@
+package market
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/api"
+	"github.com/cascadeinfer/cascade/migrator/market/board"
+	"github.com/cascadeinfer/cascade/migrator/market/offer"
+	"github.com/cascadeinfer/cascade/migrator/stream"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/bidask"
+	xds "github.com/cascadeinfer/cascade/xds/api"
+)
+
+// View is what the control plane says that concerns a replica.
+type View struct {
+	// Plan is that of the own model; the zero Plan while there is none.
+	Plan policies.Plan
+	// Peers are the replicas of the model with their peer addresses; the own one
+	// may be among them.
+	Peers []policies.Replica
+	// Draining means that the own replica is to be emptied.
+	Draining bool
+	// StageMean is the mean of Load.Held over the own stage, while MeanKnown.
+	StageMean policies.Tokens
+	MeanKnown bool
+	// Refine is what the Refiner needs; nil while boundaries are not refined.
+	Refine *xds.Refine
+}
+
+// Market is one replica's part in the market. Its methods are safe for
+// concurrent use and do not block.
+type Market struct {
+	// Fixed after New.
+	cfg   Config
+	log   *slog.Logger
+	start time.Time
+	board *board.Board
+	wake  chan struct{} // holds a token when something is in the mailbox
+
+	// Of Run's goroutine.
+	machine  *bidask.Machine
+	book     *offer.Book
+	rng      *rand.Rand
+	sales    map[string]*sale // by request
+	exports  map[bidask.Deal]string
+	imports  map[bidask.Deal]policies.Tokens // that began, and how much will come
+	departed map[string]policies.Micros      // requests that were moved, and until when that is remembered
+	meter    meter
+	position policies.Position // as last measured
+	sequence uint64            // of the last summary
+	actions  []bidask.Action   // scratch
+
+	mu       sync.Mutex
+	mail     []bidask.Event
+	view     View
+	proposal *xds.Proposal
+	counts   counts
+}
+
+// sale is a request that is for sale.
+type sale struct {
+	handover  policies.Handover
+	exporting bool
+}
+
+// New returns a market without a view: it bids once Run measures, and offers
+// nothing before SetView. It starts nothing. The error names the field of the
+// configuration that is wrong.
+func New(cfg Config) (*Market, error) {
+	cfg, err := cfg.validate()
+	if err != nil {
+		return nil, err
+	}
+	machine, err := bidask.New(cfg.Machine)
+	if err != nil {
+		return nil, fmt.Errorf("market of %s: %w", cfg.Self, err)
+	}
+	book, err := offer.New(offer.Config{Self: cfg.Self, Detector: cfg.Detector, Edges: cfg.Edges, Rest: micros(cfg.Rest), Full: cfg.Full})
+	if err != nil {
+		return nil, fmt.Errorf("market of %s: %w", cfg.Self, err)
+	}
+	return &Market{
+		cfg: cfg, log: cfg.Logger.With("replica", string(cfg.Self)), start: time.Now(), machine: machine, book: book,
+		board: board.New(board.Config{Self: cfg.Self, Placer: cfg.Placer, Fresh: micros(cfg.Fresh), Sample: cfg.Sample, Seed: cfg.Seed}),
+		wake:  make(chan struct{}, 1),
+		rng:   rand.New(rand.NewPCG(cfg.Seed, 0)),
+		sales: make(map[string]*sale), exports: make(map[bidask.Deal]string), imports: make(map[bidask.Deal]policies.Tokens),
+		departed: make(map[string]policies.Micros),
+	}, nil
+}
+
+// now is the market's clock.
+func (m *Market) now() policies.Micros { return micros(time.Since(m.start)) }
+
+func micros(d time.Duration) policies.Micros { return policies.Micros(d.Microseconds()) }
+
+// SetView takes what the control plane says now. The market keeps it; the
+// caller must not change it any more.
+func (m *Market) SetView(v View) {
+	m.mu.Lock()
+	m.view = v
+	m.mu.Unlock()
+	m.board.SetView(v.Plan, v.Peers)
+}
+
+// Receive takes a message of a peer. It is kept.
+func (m *Market) Receive(from policies.ReplicaID, message *api.Market) {
+	msg, ok := decode(from, m.cfg.Self, message)
+	m.mu.Lock()
+	if ok = ok && len(m.mail) < mostWaiting; ok {
+		m.counts.received[msg.Kind]++
+	} else {
+		m.counts.ignored++
+	}
+	m.mu.Unlock()
+	if !ok {
+		return
+	}
+	m.post(bidask.Event{Kind: bidask.Received, Message: msg})
+}
+
+// ReceiveSummary takes a peer's load.
+func (m *Market) ReceiveSummary(from policies.ReplicaID, s *api.Summary) {
+	held, promised, incoming := policies.Tokens(s.GetHeld()), policies.Tokens(s.GetPromised()), policies.Tokens(s.GetIncoming())
+	const most = policies.Unbounded / 4 // the sum of three stays a number
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if held < 0 || promised < 0 || incoming < 0 || held > most || promised > most || incoming > most {
+		m.counts.ignored++
+		return
+	}
+	m.counts.summariesReceived++
+	m.board.Hear(m.now(), from, board.Load{Waiting: promised, Total: held + promised + incoming, Draining: s.GetDraining()})
+}
+
+// Tell takes an answer of the mover: Reserved, Refused, Moved or Failed.
+func (m *Market) Tell(ev bidask.Event) { m.post(ev) }
+
+// Gone says that a peer is gone.
+func (m *Market) Gone(peer policies.ReplicaID) {
+	m.board.Gone(peer)
+	m.post(bidask.Event{Kind: bidask.Gone, Peer: peer})
+}
+
+func (m *Market) post(ev bidask.Event) {
+	m.mu.Lock()
+	m.mail = append(m.mail, ev)
+	m.mu.Unlock()
+	select {
+	case m.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Place implements stream.Placer.
+func (m *Market) Place(r policies.Request) stream.Target { return m.board.Place(m.now(), r) }
+
+// Rescue implements stream.Rescuer.
+func (m *Market) Rescue(r policies.Request, tried []policies.ReplicaID) (stream.Target, bool) {
+	return m.board.Rescue(m.now(), r, tried)
+}
+
+var (
+	_ stream.Placer  = (*Market)(nil)
+	_ stream.Rescuer = (*Market)(nil)
+)
+
+// Run trades until ctx ends, and returns nil then. It may be called once.
+func (m *Market) Run(ctx context.Context) error {
+	m.scan()
+	scan, summary, refine := time.NewTicker(m.cfg.Scan), time.NewTicker(m.cfg.SummaryEvery), time.NewTicker(m.cfg.RefineEvery)
+	defer scan.Stop()
+	defer summary.Stop()
+	defer refine.Stop()
+	deadline := time.NewTimer(time.Hour)
+	defer deadline.Stop()
+	for {
+		if next, ok := m.machine.Next(); ok {
+			deadline.Reset(max(0, time.Duration(next-m.now())*time.Microsecond))
+		} else {
+			deadline.Stop()
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-m.wake:
+			m.read()
+		case <-deadline.C:
+			m.step(bidask.Event{Kind: bidask.Ticked})
+		case <-scan.C:
+			m.scan()
+		case <-summary.C:
+			m.summarise()
+		case <-refine.C:
+			m.refine()
+		}
+	}
+}
+
+// read takes what is in the mailbox.
+func (m *Market) read() {
+	m.mu.Lock()
+	mail := m.mail
+	m.mail = nil
+	m.mu.Unlock()
+	for _, ev := range mail {
+		if ev.Kind == bidask.Moved || ev.Kind == bidask.Failed {
+			m.settle(ev)
+		}
+		m.step(ev)
+	}
+}
+
+// step passes an event to the machine and does what it says.
+func (m *Market) step(ev bidask.Event) {
+	ev.Now = m.now()
+	m.actions = m.machine.Step(ev, m.actions[:0])
+	for _, a := range m.actions {
+		m.act(ev.Now, a)
+	}
+	clear(m.actions)
+}
+
+// act carries out one action.
+func (m *Market) act(now policies.Micros, a bidask.Action) {
+	m.count(a)
+	switch a.Kind {
+	case bidask.Send:
+		m.cfg.Network.Send(a.Message.To, encode(a.Message))
+		return
+	case bidask.Return:
+		delete(m.sales, a.Handover.Request)
+		delete(m.exports, a.Deal)
+		m.book.Returned(now, a.Handover, a.Why)
+		return
+	case bidask.Export:
+		if s := m.sales[a.Handover.Request]; s != nil {
+			s.exporting = true
+			m.exports[a.Deal] = a.Handover.Request
+		}
+	case bidask.Import:
+		m.meter.begin(now)
+		m.imports[a.Deal] = a.Handover.Length
+	}
+	m.cfg.Mover.Do(a)
+}
+
+// settle takes note of the end of a transfer. The machine has the last word on
+// what it means; a Failed sale is returned by it.
+func (m *Market) settle(ev bidask.Event) {
+	now, moved := m.now(), ev.Kind == bidask.Moved
+	if length, ok := m.imports[ev.Deal]; ok {
+		delete(m.imports, ev.Deal)
+		if !moved {
+			length = 0
+		}
+		m.meter.end(now, length)
+		m.countMove(0, moved, false)
+		return
+	}
+	request, ok := m.exports[ev.Deal]
+	if !ok {
+		return
+	}
+	cause := m.sales[request].handover.Cause
+	m.countMove(cause, moved, true)
+	delete(m.exports, ev.Deal)
+	if !moved {
+		return
+	}
+	delete(m.sales, request)
+	// The front may take a moment to notice that it does not run here any more.
+	m.departed[request] = now + remember
+	m.log.Debug("a request has moved", "request", request, "cause", cause.String(), "deal", ev.Deal.String())
+}
+
+// remember is for how long a request that was moved is not taken for a
+// resident, unless it is seen to have left before.
+const remember = policies.Second
+
+// draw returns at most n of ids, in random order.
+func (m *Market) draw(ids []policies.ReplicaID, n int) []policies.ReplicaID {
+	ids = slices.Clone(ids)
+	n = min(n, len(ids))
+	for i := range n {
+		at := i + m.rng.IntN(len(ids)-i)
+		ids[i], ids[at] = ids[at], ids[i]
+	}
+	return ids[:n]
+}

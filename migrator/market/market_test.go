@@ -1,0 +1,234 @@
+package market
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/cascadeinfer/cascade/migrator/api"
+	"github.com/cascadeinfer/cascade/migrator/stream"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/bidask"
+	"github.com/cascadeinfer/cascade/policies/refine"
+	xds "github.com/cascadeinfer/cascade/xds/api"
+)
+
+// nowhere is a Mover and a Network that remembers what it was given.
+type nowhere struct{ sent []*api.Envelope }
+
+func (n *nowhere) Do(bidask.Action)                           {}
+func (n *nowhere) Send(_ policies.ReplicaID, e *api.Envelope) { n.sent = append(n.sent, e) }
+
+func good(residents ...stream.Resident) Config {
+	n := &nowhere{}
+	return Config{
+		Self: "a", Mover: n, Network: n, Load: func() policies.Load { return policies.Load{} },
+		Residents: func() []stream.Resident { return residents },
+	}
+}
+
+func TestConfig(t *testing.T) {
+	if _, err := New(good()); err != nil {
+		t.Fatal(err)
+	}
+	for field, change := range map[string]func(*Config){
+		"Self": func(c *Config) { c.Self = "" }, "Mover": func(c *Config) { c.Mover = nil }, "Network": func(c *Config) { c.Network = nil },
+		"Residents": func(c *Config) { c.Residents = nil }, "Load": func(c *Config) { c.Load = nil }, "Capacity": func(c *Config) { c.Capacity = -1 },
+		"Offers": func(c *Config) { c.Offers = -1 }, "Scan": func(c *Config) { c.Scan = -1 }, "Fresh": func(c *Config) { c.Fresh = -1 },
+		"Cost": func(c *Config) { c.Refiner = refine.Paper{} }, "SendSlots": func(c *Config) { c.Machine.SendSlots = -1 }, "Full": func(c *Config) { c.Full = -1 },
+	} {
+		c := good()
+		change(&c)
+		if _, err := New(c); err == nil || !strings.Contains(err.Error(), field) {
+			t.Errorf("a bad %s: %v", field, err)
+		}
+	}
+}
+
+func TestWire(t *testing.T) {
+	for _, msg := range []bidask.Message{
+		{Kind: bidask.Ask, From: "a", To: "b", Deal: bidask.Deal{Seller: "a", Number: 1 << 50}, Handover: policies.Handover{Request: "a/7", Length: 9000, Cause: policies.Spill}, Load: 12},
+		{Kind: bidask.Bid, From: "a", To: "b", Deal: bidask.Deal{Seller: "b", Number: 1}, Load: 5, Start: 5000},
+		{Kind: bidask.Drop, From: "a", To: "b", Deal: bidask.Deal{Seller: "b"}},
+	} {
+		got, ok := decode("a", "b", encode(msg).GetMarket())
+		if !ok || got != msg {
+			t.Errorf("%+v, %v; want %+v", got, ok, msg)
+		}
+	}
+	for _, bad := range []*api.Market{
+		nil, {Seller: "a"}, {Kind: uint32(bidask.Drop) + 1, Seller: "a"}, {Kind: 257, Seller: "a"}, {Kind: 2}, {Kind: 2, Seller: "a", Load: -1}, {Kind: 2, Seller: "a", StartMicros: -1},
+		{Kind: 1, Seller: "a"}, {Kind: 1, Seller: "a", Handover: &api.Handover{Request: "q", Length: -1}}, {Kind: 1, Seller: "a", Handover: &api.Handover{Request: "q", Cause: 256}},
+	} {
+		if msg, ok := decode("a", "b", bad); ok {
+			t.Errorf("%v is read as %+v", bad, msg)
+		}
+	}
+}
+
+// FuzzWire shows that what a peer sends is refused or comes out whole.
+func FuzzWire(f *testing.F) {
+	for k := range uint32(bidask.Drop) + 2 {
+		b, _ := proto.Marshal(&api.Market{Kind: k, Seller: "a", Number: 3, Load: 4, StartMicros: 5, Handover: &api.Handover{Request: "q", Length: 6, Cause: 1}})
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var m api.Market
+		if proto.Unmarshal(b, &m) != nil {
+			return
+		}
+		msg, ok := decode("x", "y", &m)
+		if !ok {
+			return
+		}
+		again, ok := decode("x", "y", encode(msg).GetMarket())
+		if !ok || again != msg || msg.Load < 0 || msg.Handover.Length < 0 || msg.Start < 0 {
+			t.Errorf("%+v, then %+v", msg, again)
+		}
+	})
+}
+
+func TestIgnores(t *testing.T) {
+	m, err := New(good())
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Receive("b", &api.Market{Kind: 99, Seller: "b"})
+	m.ReceiveSummary("b", &api.Summary{Held: -1})
+	m.ReceiveSummary("b", &api.Summary{Held: 1 << 62})
+	for i := range uint64(mostWaiting + 10) {
+		m.Receive("b", &api.Market{Kind: uint32(bidask.Busy), Seller: "b", Number: i})
+	}
+	// What the mover says is never dropped.
+	m.Tell(bidask.Event{Kind: bidask.Failed, Deal: bidask.Deal{Seller: "a"}})
+	if got := m.Status().Ignored; got != 13 || len(m.mail) != mostWaiting+1 {
+		t.Errorf("%d ignored, %d wait", got, len(m.mail))
+	}
+	m.read()
+	if s := m.Status(); s.Received[bidask.Busy] != mostWaiting || len(m.mail) != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestMeter(t *testing.T) {
+	var m meter
+	if m.rate() != 0 {
+		t.Error("a rate from nothing")
+	}
+	second := policies.Second
+	m.begin(0)
+	m.end(second, 1000)
+	if got := m.rate(); got != 1000 {
+		t.Errorf("one transfer: %d", got)
+	}
+	// Two at once come in at twice the rate; idle time does not count.
+	at := 10 * second
+	for range 20 {
+		m.begin(at)
+		m.begin(at)
+		at += second
+		m.end(at, 1000)
+		m.end(at, 1000)
+		at += 5 * second
+	}
+	if got := m.rate(); got < 1900 || got > 2300 {
+		t.Errorf("two at once: %d", got)
+	}
+	// Failures take time and bring nothing.
+	for range 5 {
+		m.begin(at)
+		at += second
+		m.end(at, 0)
+	}
+	if got := m.rate(); got <= 0 || got > 1700 {
+		t.Errorf("failures: %d", got)
+	}
+}
+
+// TestProposal asks for the boundary with a load that lies far to one side.
+func TestProposal(t *testing.T) {
+	var residents []stream.Resident
+	for i := range policies.Tokens(20) {
+		residents = append(residents, stream.Resident{Request: policies.Request{ID: "q", Input: 100, Output: 50 * i}})
+	}
+	c := good(residents...)
+	c.Refiner, c.Cost = refine.Paper{}, policies.Cost{D0: 0.01, D1: 1e-4, D4: 1e-7}
+	m, err := New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := func(r *xds.Refine) *xds.Proposal {
+		m.SetView(View{Refine: r})
+		m.refine()
+		return m.Proposal()
+	}
+	if p := ask(nil); p != nil {
+		t.Errorf("unasked: %v", p)
+	}
+	next := []*xds.Batch{{N: 2, SumInput: 200, SumLength: 4000}, {}, {N: -1}}
+	r := &xds.Refine{Epoch: 7, Boundary: 1500, Peers: 1, Successors: 1, Next: next}
+	if p := ask(r); p.GetEpoch() != 7 || p.GetLow() != 0 || p.GetBoundary() >= 1500 || p.GetBoundary() <= 0 {
+		t.Errorf("a crowded stage gives none away: %v", p)
+	}
+	// Fewer than five requests: the boundary stays.
+	c.Residents = func() []stream.Resident { return residents[:2] }
+	m, _ = New(c)
+	if p := ask(r); p.GetBoundary() != 1500 {
+		t.Errorf("a boundary moves for %d requests: %v", 2, p)
+	}
+	for _, bad := range []*xds.Refine{
+		{Boundary: 0, Peers: 1, Successors: 1}, {Boundary: 5, Low: 5, Peers: 1, Successors: 1}, {Boundary: 5, High: 5, Peers: 1, Successors: 1},
+		{Boundary: 5, Successors: 1}, {Boundary: 5, Peers: 1}, {Boundary: 5, Low: -1, Peers: 1, Successors: 1},
+	} {
+		if p := ask(bad); p != nil {
+			t.Errorf("%v is answered with %v", bad, p)
+		}
+	}
+	if n := len(sequences([]*xds.Batch{{N: 1 << 40, SumInput: 1 << 45, SumLength: 1 << 45}, {N: 1 << 40, SumInput: 1, SumLength: 1}})); n > mostSequences {
+		t.Errorf("%d sequences", n)
+	}
+}
+
+// TestNotReady buys and sells nothing while the engine is away.
+func TestNotReady(t *testing.T) {
+	c := good(stream.Resident{Request: policies.Request{ID: "q", Input: 5000, Output: 1}})
+	network := c.Network.(*nowhere)
+	c.Ready, c.Capacity = func() bool { return false }, 1000
+	m, err := New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.SetView(View{
+		Plan:  policies.Plan{Model: "m", Stages: []policies.Stage{{High: 100, Replicas: []policies.ReplicaID{"a"}}, {Low: 100, High: policies.Unbounded, Replicas: []policies.ReplicaID{"b"}}}},
+		Peers: []policies.Replica{{ID: "b", Peer: "b"}},
+	})
+	m.scan()
+	m.Receive("b", &api.Market{Kind: uint32(bidask.Ask), Seller: "b", Handover: &api.Handover{Request: "p", Length: 5, Cause: 1}})
+	m.read()
+	m.summarise()
+	if len(network.sent) != 2 || network.sent[0].GetMarket().GetKind() != uint32(bidask.NoBid) || !network.sent[1].GetSummary().GetDraining() {
+		t.Errorf("sent %v", network.sent)
+	}
+	if s := m.Status(); s.Offers != 0 || s.Residents != 1 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// BenchmarkScan is a look at a thousand residents, none of which is to go.
+func BenchmarkScan(b *testing.B) {
+	residents := make([]stream.Resident, 1000)
+	for i := range residents {
+		residents[i] = stream.Resident{Request: policies.Request{ID: string(rune('a'+i%26)) + time.Duration(i).String(), Input: 100, Output: policies.Tokens(i)}}
+	}
+	m, err := New(good(residents...))
+	if err != nil {
+		b.Fatal(err)
+	}
+	ids := []policies.ReplicaID{"a", "b"}
+	m.SetView(View{Plan: policies.OneStage("m", ids), Peers: []policies.Replica{{ID: "b", Peer: "b"}}})
+	for b.Loop() {
+		m.scan()
+	}
+}

@@ -1,0 +1,82 @@
+package market
+
+import (
+	"math"
+
+	"github.com/cascadeinfer/cascade/policies"
+	xds "github.com/cascadeinfer/cascade/xds/api"
+)
+
+// Proposal returns where this replica would put the end of its stage now; nil
+// while the control plane does not ask.
+func (m *Market) Proposal() *xds.Proposal {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.proposal
+}
+
+// refine makes a proposal when the control plane asks for one.
+func (m *Market) refine() {
+	m.mu.Lock()
+	ask := m.view.Refine
+	m.mu.Unlock()
+	var p *xds.Proposal
+	if border, ok := m.border(ask); ok {
+		p = &xds.Proposal{Epoch: ask.GetEpoch(), Low: int64(border.Low), Boundary: int64(m.cfg.Refiner.Refine(border))}
+	}
+	m.mu.Lock()
+	m.proposal = p
+	m.mu.Unlock()
+}
+
+// border puts the own residents beside what the control plane tells of the next
+// stage; false when nobody asks or the question makes no sense.
+func (m *Market) border(ask *xds.Refine) (policies.Border, bool) {
+	if ask == nil || m.cfg.Refiner == nil {
+		return policies.Border{}, false
+	}
+	b := policies.Border{
+		Low: policies.Tokens(ask.GetLow()), Boundary: policies.Tokens(ask.GetBoundary()), High: policies.Tokens(ask.GetHigh()),
+		Peers: int(ask.GetPeers()), Successors: int(ask.GetSuccessors()), Cost: m.cfg.Cost, Next: sequences(ask.GetNext()),
+	}
+	if b.High == 0 {
+		b.High = policies.Unbounded
+	}
+	if b.Low < 0 || b.Low >= b.Boundary || b.Boundary >= b.High || b.Peers < 1 || b.Successors < 1 {
+		return policies.Border{}, false
+	}
+	for _, r := range m.cfg.Residents() {
+		b.Local = append(b.Local, policies.Sequence{Input: r.Request.Input, Length: r.Request.Length()})
+	}
+	return b, true
+}
+
+// sequences lets each bucket's batch stand for as many sequences of its mean
+// lengths; fewer, in proportion, when there are very many.
+func sequences(batches []*xds.Batch) []policies.Sequence {
+	total := 0.0
+	for _, b := range batches {
+		if sound(b) {
+			total += b.GetN()
+		}
+	}
+	share := min(1, mostSequences/max(total, 1))
+	var out []policies.Sequence
+	for _, b := range batches {
+		if !sound(b) {
+			continue
+		}
+		s := policies.Sequence{Input: policies.Tokens(math.Round(b.GetSumInput() / b.GetN())), Length: policies.Tokens(math.Round(b.GetSumLength() / b.GetN()))}
+		for range int(math.Round(b.GetN() * share)) {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// sound reports whether a batch holds anything, in numbers that can be used.
+func sound(b *xds.Batch) bool {
+	const most = 1 << 50
+	return b.GetN() > 0 && b.GetN() < most && b.GetSumInput() >= 0 && b.GetSumLength() >= 0 &&
+		b.GetSumInput()/b.GetN() < most && b.GetSumLength()/b.GetN() < most
+}

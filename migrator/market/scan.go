@@ -1,0 +1,104 @@
+package market
+
+import (
+	"github.com/cascadeinfer/cascade/migrator/api"
+	"github.com/cascadeinfer/cascade/migrator/market/board"
+	"github.com/cascadeinfer/cascade/migrator/market/offer"
+	"github.com/cascadeinfer/cascade/migrator/stream"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/bidask"
+)
+
+// scan measures the own position, withdraws what is not for sale any more, and
+// offers what should be.
+func (m *Market) scan() {
+	m.mu.Lock()
+	view := m.view
+	m.mu.Unlock()
+	now, load, residents, ready := m.now(), m.cfg.Load(), m.cfg.Residents(), m.cfg.Ready()
+	m.position = policies.Position{
+		Capacity: m.cfg.Capacity, Held: load.Held, Promised: load.Promised, Throughput: m.meter.rate(), Draining: view.Draining || !ready,
+	}
+	m.step(bidask.Event{Kind: bidask.Measured, Position: m.position})
+	m.board.Measure(board.Load{Waiting: load.Promised, Total: load.Held + load.Promised + m.machine.Incoming(), Draining: m.position.Draining})
+
+	s := &offer.Situation{
+		Now: now, Plan: view.Plan, Open: func(id policies.ReplicaID) bool { return m.board.Open(now, id) },
+		Draining: view.Draining, Capacity: m.cfg.Capacity, Held: load.Held, Promised: load.Promised, Mean: view.StageMean, MeanKnown: view.MeanKnown,
+	}
+	here := m.look(s, residents)
+	m.survey(residents, load)
+	m.withdraw(s, here)
+	if !ready {
+		return // what runs here is lost, and the fronts' to rescue
+	}
+	for _, o := range m.book.Choose(s, m.cfg.Offers-len(m.sales)) {
+		m.sales[o.Handover.Request] = &sale{handover: o.Handover}
+		m.countOffer(o.Handover.Cause)
+		m.step(bidask.Event{Kind: bidask.Offered, Handover: o.Handover, Candidates: o.Candidates, Seed: m.rng.Uint64()})
+	}
+}
+
+// look puts the residents into the words of package offer. Requests without a
+// token are left out: there is nothing to move yet. It returns all that are
+// here by their ids.
+func (m *Market) look(s *offer.Situation, residents []stream.Resident) map[string]bool {
+	here := make(map[string]bool, len(residents))
+	s.Residents = make([]offer.Resident, 0, len(residents))
+	for _, r := range residents {
+		id := r.Request.ID
+		here[id] = true
+		if until, ok := m.departed[id]; ok && s.Now < until || r.Request.Output == 0 {
+			continue
+		}
+		s.Residents = append(s.Residents, offer.Resident{
+			Request: id, Length: r.Request.Length(), Fixed: r.Fixed, Epoch: r.Epoch, Since: micros(r.Since.Sub(m.start)), Selling: m.sales[id] != nil,
+		})
+	}
+	for id, until := range m.departed {
+		if !here[id] || s.Now >= until {
+			delete(m.departed, id)
+		}
+	}
+	return here
+}
+
+// withdraw takes back offers of requests that have ended, and those whose
+// reason is gone. What is being transferred is left to the mover.
+func (m *Market) withdraw(s *offer.Situation, here map[string]bool) {
+	var over []policies.Handover
+	for id, sale := range m.sales {
+		if !sale.exporting && (!here[id] || !m.book.Stands(s, sale.handover)) {
+			over = append(over, sale.handover)
+		}
+	}
+	for _, h := range over {
+		m.step(bidask.Event{Kind: bidask.Ended, Handover: h})
+	}
+}
+
+// summarise tells some peers the own load.
+func (m *Market) summarise() {
+	m.mu.Lock()
+	peers := m.view.Peers
+	m.mu.Unlock()
+	ids := make([]policies.ReplicaID, 0, len(peers))
+	for _, p := range peers {
+		if p.ID != m.cfg.Self && p.Peer != "" {
+			ids = append(ids, p.ID)
+		}
+	}
+	load := m.cfg.Load()
+	m.sequence++
+	body := &api.Envelope_Summary{Summary: &api.Summary{
+		Sequence: m.sequence, Held: int64(load.Held), Promised: int64(load.Promised), Incoming: int64(m.machine.Incoming()),
+		Capacity: int64(m.cfg.Capacity), Draining: m.position.Draining, Running: uint32(load.Running), Waiting: uint32(load.Waiting),
+	}}
+	ids = m.draw(ids, m.cfg.Sample)
+	m.mu.Lock()
+	m.counts.summariesSent += uint64(len(ids))
+	m.mu.Unlock()
+	for _, id := range ids {
+		m.cfg.Network.Send(id, &api.Envelope{Body: body})
+	}
+}

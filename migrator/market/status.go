@@ -1,0 +1,137 @@
+package market
+
+import (
+	"github.com/cascadeinfer/cascade/migrator/stream"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/bidask"
+)
+
+// counts is what a Status counts; guarded by Market.mu.
+type counts struct {
+	offered, movedOut, failedOut     [policies.Spill + 1]uint64 // by cause
+	movedIn, failedIn                uint64
+	sent, received                   [bidask.Drop + 1]uint64 // by kind
+	returned                         [bidask.Full + 1]uint64 // by reason
+	summariesSent, summariesReceived uint64
+	ignored                          uint64
+	offers, exporting, importing     int
+	incoming, throughput             policies.Tokens
+	residents, pinned                int
+	pinnedSeconds                    float64
+}
+
+// Status is the state of a market. Counts are since New.
+type Status struct {
+	// Offered, MovedOut and FailedOut count requests that were put up for sale,
+	// that left, and whose transfer failed. MovedIn and FailedIn count those that
+	// came, or did not.
+	Offered, MovedOut, FailedOut map[policies.Cause]uint64
+	MovedIn, FailedIn            uint64
+	// Returned counts offers that were not sold.
+	Returned map[bidask.Why]uint64
+	// Sent and Received count messages; Received[bidask.Busy] are the skips of
+	// busy sellers, Sent[bidask.Ready] the promises kept.
+	Sent, Received                   map[bidask.Kind]uint64
+	SummariesSent, SummariesReceived uint64
+	// Ignored counts messages that made no sense or were too many.
+	Ignored uint64
+	// Offers are for sale now; Exporting and Importing are transfers that run;
+	// Incoming is what was won and is not here yet.
+	Offers, Exporting, Importing int
+	Incoming                     policies.Tokens
+	// Throughput is the measured rate of incoming transfers in tokens per
+	// second, 0 while unknown.
+	Throughput policies.Tokens
+	// Heard are the peers whose load is known; Forwards the requests that were
+	// placed at a peer.
+	Heard    int
+	Forwards uint64
+	// Residents run here, Pinned of them may not move. PinnedSeconds is when the
+	// last of these will have ended by its max_tokens at the present pace; 0 when
+	// there is none, or one has no limit.
+	Residents, Pinned int
+	PinnedSeconds     float64
+}
+
+// Status returns the state now; what runs here is as of the last scan.
+func (m *Market) Status() Status {
+	heard, forwards := m.board.Fresh(m.now()), m.board.Forwards()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	c := &m.counts
+	return Status{
+		Offered: table[policies.Cause](c.offered[:]), MovedOut: table[policies.Cause](c.movedOut[:]), FailedOut: table[policies.Cause](c.failedOut[:]),
+		MovedIn: c.movedIn, FailedIn: c.failedIn, Returned: table[bidask.Why](c.returned[:]),
+		Sent: table[bidask.Kind](c.sent[:]), Received: table[bidask.Kind](c.received[:]),
+		SummariesSent: c.summariesSent, SummariesReceived: c.summariesReceived, Ignored: c.ignored,
+		Offers: c.offers, Exporting: c.exporting, Importing: c.importing, Incoming: c.incoming, Throughput: c.throughput,
+		Heard: heard, Forwards: forwards, Residents: c.residents, Pinned: c.pinned, PinnedSeconds: c.pinnedSeconds,
+	}
+}
+
+// table names the counts that are not 0.
+func table[K ~uint8](counts []uint64) map[K]uint64 {
+	out := make(map[K]uint64)
+	for k, n := range counts {
+		if n > 0 {
+			out[K(k)] = n
+		}
+	}
+	return out
+}
+
+// count takes note of an action.
+func (m *Market) count(a bidask.Action) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch a.Kind {
+	case bidask.Send:
+		m.counts.sent[a.Message.Kind]++
+	case bidask.Return:
+		m.counts.returned[a.Why]++
+	}
+}
+
+func (m *Market) countOffer(c policies.Cause) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.counts.offered[c]++
+}
+
+// countMove takes note of the end of a transfer.
+func (m *Market) countMove(c policies.Cause, moved, out bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case out && moved:
+		m.counts.movedOut[c]++
+	case out:
+		m.counts.failedOut[c]++
+	case moved:
+		m.counts.movedIn++
+	default:
+		m.counts.failedIn++
+	}
+}
+
+// survey takes note of what runs here.
+func (m *Market) survey(residents []stream.Resident, load policies.Load) {
+	pinned, last, limited := 0, policies.Tokens(0), true
+	for _, r := range residents {
+		if r.Fixed == policies.MayMove {
+			continue
+		}
+		pinned++
+		limited = limited && r.Request.MaxOutput > 0
+		last = max(last, r.Request.MaxOutput-r.Request.Output)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	c := &m.counts
+	c.offers, c.exporting, c.importing = len(m.sales), len(m.exports), len(m.imports)
+	c.incoming, c.throughput = m.machine.Incoming(), m.position.Throughput
+	c.residents, c.pinned, c.pinnedSeconds = len(residents), pinned, 0
+	if limited {
+		c.pinnedSeconds = float64(last) * load.Iteration
+	}
+}

@@ -1,0 +1,39 @@
+package market
+
+import (
+	"math"
+
+	"github.com/cascadeinfer/cascade/migrator/api"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/bidask"
+)
+
+// encode puts a message on the wire.
+func encode(msg bidask.Message) *api.Envelope {
+	m := &api.Market{
+		Kind: uint32(msg.Kind), Seller: string(msg.Deal.Seller), Number: msg.Deal.Number, Load: int64(msg.Load), StartMicros: int64(msg.Start),
+	}
+	if h := msg.Handover; h != (policies.Handover{}) {
+		m.Handover = &api.Handover{Request: h.Request, Length: int64(h.Length), Cause: uint32(h.Cause)}
+	}
+	return &api.Envelope{Body: &api.Envelope_Market{Market: m}}
+}
+
+// decode reads a message; false when it makes no sense, or says what this
+// version does not know.
+func decode(from, to policies.ReplicaID, m *api.Market) (bidask.Message, bool) {
+	h := m.GetHandover()
+	msg := bidask.Message{
+		From: from, To: to, Deal: bidask.Deal{Seller: policies.ReplicaID(m.GetSeller()), Number: m.GetNumber()},
+		Handover: policies.Handover{Request: h.GetRequest(), Length: policies.Tokens(h.GetLength())},
+		Load:     policies.Tokens(m.GetLoad()), Start: policies.Micros(m.GetStartMicros()),
+	}
+	if m.GetKind() == 0 || m.GetKind() > uint32(bidask.Drop) || h.GetCause() > math.MaxUint8 || msg.Deal.Seller == "" || msg.Load < 0 || msg.Start < 0 || msg.Handover.Length < 0 {
+		return bidask.Message{}, false
+	}
+	msg.Kind, msg.Handover.Cause = bidask.Kind(m.GetKind()), policies.Cause(h.GetCause())
+	if (msg.Kind == bidask.Ask || msg.Kind == bidask.Confirm) && msg.Handover.Request == "" {
+		return bidask.Message{}, false
+	}
+	return msg, true
+}

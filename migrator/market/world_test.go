@@ -1,0 +1,327 @@
+package market
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/cascadeinfer/cascade/migrator/api"
+	"github.com/cascadeinfer/cascade/migrator/stream"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/bidask"
+	"github.com/cascadeinfer/cascade/policies/outlier"
+	"github.com/cascadeinfer/cascade/policies/place"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// world is a fleet in memory: markets, engines that hold requests, and a mover
+// between them. It runs in a bubble of virtual time.
+type world struct {
+	t       *testing.T
+	latency time.Duration // of a message, one way
+	rate    float64       // tokens per second of one transfer
+	growth  float64       // tokens per second of one request
+	fail    float64       // share of transfers that fail
+	refuse  float64       // share of reservations that are refused
+	loss    float64       // share of messages that are lost
+	begun   time.Time
+	edges   []policies.Tokens
+	config  bidask.Config
+	rest    time.Duration
+
+	ids   []policies.ReplicaID
+	nodes map[policies.ReplicaID]*replica
+
+	mu       sync.Mutex
+	rng      *rand.Rand
+	messages int
+	moves    int
+	moved    map[string]int // by request
+	hottest  int            // most transfers at once on one side of one replica
+}
+
+// replica is an engine and its migrator.
+type replica struct {
+	*Market
+	w         *world
+	id        policies.ReplicaID
+	requests  map[string]*request
+	reserved  map[bidask.Deal]policies.Tokens
+	exports   map[bidask.Deal]string // granted here
+	imports   int
+	exporting int
+	view      View
+}
+
+type request struct {
+	id     string
+	length float64
+	since  time.Time
+	epoch  policies.Epoch
+	fixed  policies.Reason
+	at     time.Time // of length
+}
+
+const capacity policies.Tokens = 1_000_000
+
+func newWorld(t *testing.T, n int, change func(*world)) *world {
+	w := &world{t: t, latency: 300 * time.Microsecond, rate: 100_000, nodes: make(map[policies.ReplicaID]*replica), rng: rand.New(rand.NewPCG(1, 2)),
+		moved: make(map[string]int), begun: time.Now(), edges: policies.Edges(1<<17, 4)}
+	if change != nil {
+		change(w)
+	}
+	for i := range n {
+		id := policies.ReplicaID(fmt.Sprintf("r%d", i))
+		r := &replica{w: w, id: id, requests: make(map[string]*request), reserved: make(map[bidask.Deal]policies.Tokens), exports: make(map[bidask.Deal]string)}
+		m, err := New(Config{
+			Self: id, Machine: w.config, Mover: r, Network: r, Residents: r.residents, Load: r.load, Capacity: capacity,
+			Detector: outlier.Detector{}, Placer: place.Policy{}, Edges: w.edges, Rest: w.rest, Seed: uint64(i),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Market = m
+		w.ids, w.nodes[id] = append(w.ids, id), r
+	}
+	return w
+}
+
+// run trades until the test function returns.
+func (w *world) run(test func()) {
+	ctx, stop := context.WithCancel(w.t.Context())
+	var wg sync.WaitGroup
+	for _, r := range w.nodes {
+		wg.Go(func() {
+			if err := r.Run(ctx); err != nil {
+				w.t.Errorf("%s: %v", r.id, err)
+			}
+		})
+	}
+	test()
+	stop()
+	wg.Wait()
+	time.Sleep(time.Minute) // for what is in the air
+}
+
+// view tells all replicas a plan.
+func (w *world) plan(p policies.Plan) {
+	w.t.Helper()
+	if err := p.Validate(); err != nil {
+		w.t.Fatal(err)
+	}
+	for _, r := range w.nodes {
+		r.view.Plan = p
+		for _, id := range w.ids {
+			if len(r.view.Peers) < len(w.ids) {
+				r.view.Peers = append(r.view.Peers, policies.Replica{ID: id, Model: "m", Address: string(id), Peer: string(id)})
+			}
+		}
+		r.SetView(r.view)
+	}
+}
+
+// drain tells all that a replica is to be emptied.
+func (w *world) drain(which policies.ReplicaID, plan policies.Plan) {
+	for _, r := range w.nodes {
+		peers := append([]policies.Replica(nil), r.view.Peers...)
+		for i := range peers {
+			peers[i].Draining = peers[i].ID == which
+		}
+		r.view.Peers, r.view.Draining = peers, r.id == which
+	}
+	w.plan(plan)
+}
+
+// means tells each replica its stage's mean twice a second, as the control
+// plane does, until the context ends.
+func (w *world) means(ctx context.Context) {
+	for ctx.Err() == nil {
+		for _, r := range w.nodes {
+			stage := r.view.Plan.Find(r.id)
+			if stage < 0 {
+				continue
+			}
+			sum := policies.Tokens(0)
+			members := r.view.Plan.Stages[stage].Replicas
+			for _, id := range members {
+				sum += w.nodes[id].load().Held
+			}
+			r.view.StageMean, r.view.MeanKnown = sum/policies.Tokens(len(members)), true
+			r.SetView(r.view)
+		}
+		time.Sleep(500 * time.Millisecond)
+	}
+}
+
+// put starts a request.
+func (w *world) put(at policies.ReplicaID, id string, length policies.Tokens, fixed policies.Reason) {
+	now := time.Now()
+	w.nodes[at].requests[id] = &request{id: id, length: float64(length), since: now.Add(-time.Minute), at: now, epoch: 1, fixed: fixed}
+}
+
+func (w *world) present(r *request) float64 {
+	return r.length + w.growth*time.Since(r.at).Seconds()
+}
+
+func (r *replica) residents() []stream.Resident {
+	r.w.mu.Lock()
+	defer r.w.mu.Unlock()
+	var out []stream.Resident
+	for _, q := range r.requests {
+		out = append(out, stream.Resident{
+			Request: policies.Request{ID: q.id, Input: 1, Output: policies.Tokens(r.w.present(q)) - 1, MaxOutput: 1 << 20},
+			Epoch:   q.epoch, Fixed: q.fixed, Since: q.since,
+		})
+	}
+	return out
+}
+
+func (r *replica) load() policies.Load {
+	r.w.mu.Lock()
+	defer r.w.mu.Unlock()
+	l := policies.Load{Running: len(r.requests), Iteration: 0.02}
+	for _, q := range r.requests {
+		l.Held += policies.Tokens(r.w.present(q))
+	}
+	return l
+}
+
+// Send implements Network.
+func (r *replica) Send(to policies.ReplicaID, e *api.Envelope) {
+	r.w.mu.Lock()
+	defer r.w.mu.Unlock()
+	target := r.w.nodes[to]
+	if target == nil {
+		r.w.t.Errorf("%s sends to %q", r.id, to)
+		return
+	}
+	if e.GetMarket() != nil {
+		r.w.messages++
+	}
+	if r.w.rng.Float64() < r.w.loss {
+		return
+	}
+	time.AfterFunc(r.w.latency, func() {
+		switch b := e.Body.(type) {
+		case *api.Envelope_Market:
+			target.Receive(r.id, b.Market)
+		case *api.Envelope_Summary:
+			target.ReceiveSummary(r.id, b.Summary)
+		}
+	})
+}
+
+// Do implements Mover.
+func (r *replica) Do(a bidask.Action) {
+	w := r.w
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	answer := func(at *replica, k bidask.EventKind) { go at.Tell(bidask.Event{Kind: k, Deal: a.Deal}) }
+	switch a.Kind {
+	case bidask.Reserve:
+		if _, twice := r.reserved[a.Deal]; twice {
+			w.t.Errorf("%v is reserved twice", a.Deal)
+		}
+		if w.rng.Float64() < w.refuse {
+			answer(r, bidask.Refused)
+			return
+		}
+		r.reserved[a.Deal] = a.Handover.Length
+		answer(r, bidask.Reserved)
+	case bidask.Release:
+		delete(r.reserved, a.Deal)
+	case bidask.Export:
+		r.exports[a.Deal] = a.Handover.Request
+		r.exporting++
+		w.hottest = max(w.hottest, r.exporting)
+	case bidask.Import:
+		if _, ok := r.reserved[a.Deal]; !ok {
+			w.t.Errorf("%v is imported without a reservation", a.Deal)
+		}
+		r.imports++
+		w.hottest = max(w.hottest, r.imports)
+		time.AfterFunc(time.Duration(float64(a.Handover.Length)/w.rate*float64(time.Second)), func() { r.arrive(a) })
+	case bidask.Abort:
+		// Too late, always: the transfer decides.
+	default:
+		w.t.Errorf("the mover is told to %v", a.Kind)
+	}
+}
+
+// arrive ends a transfer.
+func (r *replica) arrive(a bidask.Action) {
+	w := r.w
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	from := w.nodes[a.Deal.Seller]
+	id, granted := from.exports[a.Deal]
+	q := from.requests[id]
+	end := bidask.Moved
+	if !granted || q == nil || w.rng.Float64() < w.fail {
+		end = bidask.Failed
+	}
+	delete(from.exports, a.Deal)
+	from.exporting--
+	r.imports--
+	if end == bidask.Moved {
+		delete(from.requests, id)
+		if q.fixed != policies.MayMove {
+			w.t.Errorf("%s is fixed and moves", id)
+		}
+		q.epoch++
+		q.since = time.Now()
+		r.requests[id] = q
+		delete(r.reserved, a.Deal)
+		w.moves++
+		w.moved[id]++
+	}
+	go from.Tell(bidask.Event{Kind: end, Deal: a.Deal})
+	go r.Tell(bidask.Event{Kind: end, Deal: a.Deal})
+}
+
+// count returns how many requests there are in the fleet.
+func (w *world) count() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	n := 0
+	for _, r := range w.nodes {
+		n += len(r.requests)
+	}
+	return n
+}
+
+// rested checks that nothing is left over once trading has paused.
+func (w *world) rested() {
+	w.t.Helper()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, r := range w.nodes {
+		if len(r.reserved)+len(r.exports)+r.imports+r.exporting > 0 {
+			w.t.Errorf("%s is left with %d reservations, %d exports, %d imports", r.id, len(r.reserved), len(r.exports), r.imports)
+		}
+	}
+}
+
+// stages is a plan over a fleet: cuts between, and how many replicas each has.
+func (w *world) stages(cuts []policies.Tokens, sizes ...int) policies.Plan {
+	p := policies.Plan{Model: "m"}
+	low, at := policies.Tokens(0), 0
+	for i, n := range sizes {
+		high := policies.Unbounded
+		if i < len(cuts) {
+			high = cuts[i]
+		}
+		p.Stages = append(p.Stages, policies.Stage{Low: low, High: high, Replicas: w.ids[at : at+n]})
+		low, at = high, at+n
+	}
+	return p
+}
+
+func bubble(t *testing.T, test func(t *testing.T)) { synctest.Test(t, test) }
