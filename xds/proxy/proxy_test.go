@@ -196,7 +196,10 @@ func TestWeights(t *testing.T) {
 	v.Endpoints = slices.Clone(v.Endpoints)
 	v.Plans = []policies.Plan{policies.OneStage("m", []policies.ReplicaID{"r0", "r1"})}
 	v.Endpoints[0].Weight, v.Endpoints[1].Weight = 30, 10
-	f.publish(v, nil, func(s *client.Snapshot) bool { return len(s.Assignments["cascade/m/s0"].Priorities[0]) == 2 })
+	f.publish(v, nil, func(s *client.Snapshot) bool {
+		p, err := client.Plans(s) // the routes come after the endpoints
+		return err == nil && len(p) == 1 && len(p[0].Stages) == 1 && len(p[0].Stages[0].Replicas) == 2
+	})
 	for range 400 {
 		f.see("GET", "/", "", nil)
 	}
