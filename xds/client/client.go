@@ -55,7 +55,9 @@ type Config struct {
 	Conn grpc.ClientConnInterface
 	// NodeID names this client to the server; required.
 	NodeID string
-	// Cluster is the node's service cluster; default "cascade".
+	// Cluster is the node's service cluster; default "cascade". With
+	// resources.ObserverCluster no rollout waits for this client: right for one
+	// that routes nothing.
 	Cluster string
 	// Locality is where the node runs; optional.
 	Locality Locality

@@ -7,6 +7,13 @@
 // route wrongly. It is not a general xDS client: no regular expressions, no
 // weighted clusters, no TLS contexts, no scoped routes.
 //
+// A migrator uses it too, for Plans and Replicas alone: a Config with Conn (the
+// connection that its load reports use), the cluster of observers, and a Watcher
+// that keeps the newest snapshot for a goroutine of its own. The example of
+// Watcher is all of it. Most updates are new endpoint weights, which neither
+// reads, at most once a second; to read both costs 25 µs for 16 replicas and
+// 20 ms for 10,000 (BenchmarkPlansAndReplicas).
+//
 // The invariant: a Snapshot is immutable and complete. Every cluster in it has
 // its endpoints or has given up waiting for them, every listener its route
 // table; a bad resource never replaces a good one.

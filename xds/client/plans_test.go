@@ -2,8 +2,10 @@ package client
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -62,7 +64,8 @@ func randomView(r *rand.Rand) resources.View {
 				s.Replicas = append(s.Replicas, id)
 				v.Endpoints = append(v.Endpoints, resources.Endpoint{
 					ID: id, Model: m.Name, Address: fmt.Sprintf("10.0.%d.%d:80", port/250, port%250+1), Peer: "p:1",
-					Node: fmt.Sprintf("node-%d", r.IntN(3)), Weight: uint32(1 + r.IntN(100)), Health: resources.Health(r.IntN(3))})
+					Node: []string{"", "node-1", "node-2"}[r.IntN(3)], Weight: uint32(1 + r.IntN(100)), Health: resources.Health(r.IntN(3)),
+					Capacity: policies.Capacity{KV: policies.Tokens(1 + r.Int64N(1<<60)), Batch: 1 + r.IntN(1000), TransferRate: float64(r.IntN(2)) * 0.1}})
 				port++
 			}
 			slices.Sort(s.Replicas)
@@ -92,6 +95,85 @@ func TestPlansInvertBuild(t *testing.T) {
 		if d := cmp.Diff(v.Plans, got); d != "" {
 			t.Fatalf("seed %d: (-built +read)\n%s", seed, d)
 		}
+		if d := cmp.Diff(replicasOf(v), Replicas(s)); d != "" {
+			t.Fatalf("seed %d: (-built +read)\n%s", seed, d)
+		}
+	}
+}
+
+// replicasOf is what Replicas should read from what a view is built to.
+func replicasOf(v resources.View) []policies.Replica {
+	var out []policies.Replica
+	for _, e := range v.Endpoints {
+		out = append(out, policies.Replica{
+			ID: e.ID, Model: e.Model, Address: e.Address, Peer: e.Peer, Node: e.Node,
+			Capacity: e.Capacity, Draining: e.Health != resources.Healthy,
+		})
+	}
+	slices.SortFunc(out, func(a, b policies.Replica) int { return strings.Compare(string(a.ID), string(b.ID)) })
+	return out
+}
+
+// TestReplicasOfSome: while the endpoints of a stage are not there, another's
+// will do; what cannot be read is left out.
+func TestReplicasOfSome(t *testing.T) {
+	v := randomView(rand.New(rand.NewPCG(8, 8)))
+	for seed := uint64(9); len(v.Plans[0].Stages) < 2; seed++ {
+		v = randomView(rand.New(rand.NewPCG(seed, 8)))
+	}
+	set, err := resources.Build(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := feed(t, newMachine(&corev3.Node{Id: "n"}), set)
+	some := *s
+	some.Assignments = maps.Clone(s.Assignments)
+	delete(some.Assignments, resources.EndpointName(v.Plans[0].Model, 0))
+	if d := cmp.Diff(replicasOf(v), Replicas(&some)); d != "" {
+		t.Errorf("without the first stage's: (-built +read)\n%s", d)
+	}
+	mute := *s.Assignments[resources.EndpointName(v.Plans[0].Model, 0)]
+	mute.Priorities = slices.Clone(mute.Priorities)
+	mute.Priorities[0] = slices.Clone(mute.Priorities[0])
+	mute.Priorities[0][0].Metadata = nil
+	some.Assignments[mute.Name] = &mute
+	if got, want := len(Replicas(&some)), len(v.Endpoints)-1; got != want {
+		t.Errorf("%d replicas, want all but one, %d", got, want)
+	}
+	if got := Replicas(&Snapshot{}); len(got) != 0 {
+		t.Errorf("replicas of nothing: %v", got)
+	}
+}
+
+// BenchmarkPlansAndReplicas is what a migrator does for an update.
+func BenchmarkPlansAndReplicas(b *testing.B) {
+	for _, n := range []int{16, 1000, 10000} {
+		v := resources.View{Models: []resources.Model{{Name: "m", Context: 131072}}}
+		p := policies.Plan{Model: "m", Epoch: 1, Stages: []policies.Stage{{Low: 0, High: 1000}, {Low: 1000, High: policies.Unbounded}}}
+		for i := range n {
+			id := policies.ReplicaID(fmt.Sprintf("replica-%d", i))
+			p.Stages[i%2].Replicas = append(p.Stages[i%2].Replicas, id)
+			v.Endpoints = append(v.Endpoints, resources.Endpoint{
+				ID: id, Model: "m", Address: fmt.Sprintf("10.%d.%d.%d:80", i>>16, i>>8&255, i&255), Peer: "10.0.0.1:81",
+				Node: fmt.Sprint("node-", i/8), Capacity: policies.Capacity{KV: 400_000, Batch: 256},
+			})
+		}
+		v.Plans = []policies.Plan{p}
+		set, err := resources.Build(v)
+		if err != nil {
+			b.Fatal(err)
+		}
+		s := feed(b, newMachine(&corev3.Node{Id: "n"}), set)
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			for b.Loop() {
+				if _, err := Plans(s); err != nil {
+					b.Fatal(err)
+				}
+				if len(Replicas(s)) != n {
+					b.Fatal("some are missing")
+				}
+			}
+		})
 	}
 }
 

@@ -1,7 +1,6 @@
 package control
 
 import (
-	"encoding/json"
 	"net/http"
 	"time"
 
@@ -16,18 +15,16 @@ const (
 	adminHeaderBytes   = 16 << 10
 )
 
-// adminServer serves what operators and their tools ask. It changes nothing.
+// adminServer serves what operators and their tools ask. Who may connect may
+// change what /drain and /undrain change: it is on loopback.
 func (c *Control) adminServer() *http.Server {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
-		body, err := json.MarshalIndent(c.Status(), "", "  ")
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusInternalServerError)
-			return
-		}
-		w.Header().Set("content-type", "application/json")
-		_, _ = w.Write(append(body, '\n'))
+		answer(w, http.StatusOK, c.Status())
 	})
+	mux.HandleFunc("GET /migrations", c.migrations)
+	mux.Handle("POST /drain", ordered(c.fleet.Drain, c.replicaStatus))
+	mux.Handle("POST /undrain", ordered(c.fleet.Undrain, c.replicaStatus))
 	mux.Handle("GET /metrics", promhttp.HandlerFor(c.registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = w.Write([]byte("ok\n"))

@@ -10,6 +10,10 @@
 //
 // HTTP: /status (JSON, type Status), /metrics, /healthz (the process lives),
 // /readyz (the first plan is published). gRPC health answers like /readyz.
+// GET /migrations?since=TIME&limit=N is the moves of requests (type Migrations).
+// POST /drain?replica=ID and POST /undrain?replica=ID empty a replica and bring
+// it back (type Order; 404: unknown, 409: the last of its model, or drained by
+// the fleet file, 503: not stored); they want AdminHeader.
 //
 // Metrics, all under cascade_ (those of the length service are in its package):
 //
@@ -27,9 +31,18 @@
 //	replica_promised_tokens           model, replica        accepted and not begun
 //	replica_iteration_seconds         model, replica        mean time between tokens
 //	replica_report_timestamp_seconds  model, replica        last load report
+//	replica_drain                     model, replica        1: somebody wants it emptied
+//	replica_residents                 model, replica        requests that run there
+//	replica_pinned                    model, replica        those that may not move
+//	replica_streams                   model, replica        streams of its own clients
+//	moves_running                                           told of and not ended
+//	moves_ended_total                 cause, way, result    done or aborted
+//	moves_bytes_total                 cause, way, result    copied by those
+//	move_stall_seconds                cause, way            histogram, of those done
 //	reports_total                                           load reports taken in
 //	report_streams_refused_total                            report streams refused
 //	shown_epoch                                             epoch that proxies are shown
+//	observers                                               clients that follow and route nothing
 //	node_epoch                        node                  newest epoch acknowledged
 //	node_connected, node_fenced       node                  1: yes
 //	node_nacks_total                  node                  responses refused

@@ -1,6 +1,8 @@
 package control
 
 import (
+	"time"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -33,13 +35,23 @@ var (
 	replicaPromised  = desc("replica_promised_tokens", "Length of what the replica has accepted and not begun.", "model", "replica")
 	replicaIteration = desc("replica_iteration_seconds", "Recent mean time between a request's tokens.", "model", "replica")
 	replicaReported  = desc("replica_report_timestamp_seconds", "When the replica's last load report came.", "model", "replica")
+	replicaDrain     = desc("replica_drain", "1 while somebody wants the replica emptied.", "model", "replica")
+	replicaResidents = desc("replica_residents", "Requests that run on the replica, wherever their streams are.", "model", "replica")
+	replicaPinned    = desc("replica_pinned", "Requests on the replica that may not move.", "model", "replica")
+	replicaStreams   = desc("replica_streams", "Streams of the replica's own clients, wherever their requests run.", "model", "replica")
 	reportsTotal     = desc("reports_total", "Load reports taken in.")
 	reportsRefused   = desc("report_streams_refused_total", "Report streams ended because a report was refused.")
+
+	movesRunning = desc("moves_running", "Moves that were told of within a minute and have not ended.")
+	movesEnded   = desc("moves_ended_total", "Moves that have ended.", "cause", "way", "result")
+	movesBytes   = desc("moves_bytes_total", "Bytes copied by moves that have ended.", "cause", "way", "result")
+	movesStall   = desc("move_stall_seconds", "Time that moves which were done kept their client without a token.", "cause", "way")
 
 	shownEpoch = desc("shown_epoch", "Epoch of the routes that proxies are shown.")
 	nodeEpoch  = desc("node_epoch", "Newest epoch whose routes the node has acknowledged; 0: unknown.", "node")
 	nodeUp     = desc("node_connected", "1 while the node has a stream open.", "node")
 	nodeFenced = desc("node_fenced", "1 while the node is late and not waited for.", "node")
+	observers  = desc("observers", "Clients connected that follow the plans and route nothing.")
 	nodeNACKs  = desc("node_nacks_total", "Responses that the node has refused.", "node")
 )
 
@@ -52,8 +64,9 @@ func (c collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range [...]*prometheus.Desc{
 		planEpoch, planStages, stageLow, seenTotal, requestRate, bytesPerToken, estimateError,
 		replicaHealthy, replicaWeight, replicaRunning, replicaWaiting, replicaHeld, replicaPromised,
-		replicaIteration, replicaReported, reportsTotal, reportsRefused,
-		shownEpoch, nodeEpoch, nodeUp, nodeFenced, nodeNACKs,
+		replicaIteration, replicaReported, replicaDrain, replicaResidents, replicaPinned, replicaStreams,
+		reportsTotal, reportsRefused, movesRunning, movesEnded, movesBytes, movesStall,
+		shownEpoch, nodeEpoch, nodeUp, nodeFenced, nodeNACKs, observers,
 	} {
 		ch <- d
 	}
@@ -65,6 +78,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	taken, refused := c.fleet.Reports()
 	out.counter(reportsTotal, float64(taken))
 	out.counter(reportsRefused, float64(refused))
+	out.moves(c.fleet.MoveTotals(time.Now()))
 	if s := c.fleet.Snapshot(); s != nil {
 		for _, m := range s.Models {
 			out.model(m)
@@ -106,20 +120,46 @@ func (s sink) model(m fleet.ModelState) {
 		s.gauge(replicaHeld, float64(r.Load.Held), m.Name, id)
 		s.gauge(replicaPromised, float64(r.Load.Promised), m.Name, id)
 		s.gauge(replicaIteration, r.Load.Iteration, m.Name, id)
+		s.gauge(replicaDrain, one(len(drainOf(r)) > 0), m.Name, id)
+		s.gauge(replicaResidents, float64(r.Residents), m.Name, id)
+		s.gauge(replicaPinned, float64(r.Pinned), m.Name, id)
+		s.gauge(replicaStreams, float64(r.Streams), m.Name, id)
 		if !r.Reported.IsZero() {
 			s.gauge(replicaReported, float64(r.Reported.UnixMilli())/1e3, m.Name, id)
 		}
 	}
 }
 
+func (s sink) moves(ended []fleet.MoveTotal, running int) {
+	s.gauge(movesRunning, float64(running))
+	for _, t := range ended {
+		s.counter(movesEnded, float64(t.Count), t.Cause, t.Way, t.Result)
+		s.counter(movesBytes, t.Bytes, t.Cause, t.Way, t.Result)
+		if t.Result != fleet.MoveDone {
+			continue
+		}
+		buckets := make(map[float64]uint64, len(fleet.StallBounds))
+		for i, bound := range fleet.StallBounds {
+			buckets[bound] = t.Stall.Buckets[i]
+		}
+		s <- prometheus.MustNewConstHistogram(movesStall, t.Stall.Count, t.Stall.Sum, buckets, t.Cause, t.Way)
+	}
+}
+
 func (s sink) publish(p publish.Status) {
 	s.gauge(shownEpoch, float64(p.Epoch))
+	watching := 0
 	for _, n := range p.Nodes {
+		if n.Observer {
+			watching += int(one(n.Connected))
+			continue
+		}
 		s.gauge(nodeEpoch, float64(n.Epoch), n.ID)
 		s.gauge(nodeUp, one(n.Connected), n.ID)
 		s.gauge(nodeFenced, one(n.Fenced), n.ID)
 		s.counter(nodeNACKs, float64(n.NACKs), n.ID)
 	}
+	s.gauge(observers, float64(watching))
 }
 
 // one is 1 for true.

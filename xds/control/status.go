@@ -21,10 +21,13 @@ type Status struct {
 	Shown policies.Epoch `json:"shown"`
 	Phase string         `json:"phase"`
 	// Error says why the newest view is not shown; empty when it is.
-	Error   string   `json:"error,omitempty"`
-	Models  []Model  `json:"models"`
-	Nodes   []Node   `json:"nodes"`
-	History []Change `json:"history"` // oldest first
+	Error  string  `json:"error,omitempty"`
+	Models []Model `json:"models"`
+	Nodes  []Node  `json:"nodes"`
+	// Observers counts the migrators and others that follow the plans and route
+	// nothing; they are not among the Nodes.
+	Observers int      `json:"observers,omitempty"`
+	History   []Change `json:"history"` // oldest first
 }
 
 // Model is one model of a Status.
@@ -47,6 +50,8 @@ type Model struct {
 	LearntBytesPerToken float64 `json:"learnt_bytes_per_token,omitempty"`
 	// EstimateError is the mean relative error of the length estimate.
 	EstimateError float64 `json:"estimate_error,omitempty"`
+	// Refining says that replicas propose boundaries between two plans.
+	Refining bool `json:"refining,omitempty"`
 }
 
 // Stage is a range of lengths and who serves it.
@@ -76,6 +81,17 @@ type Replica struct {
 	ReportAge *float64 `json:"report_age_seconds,omitempty"`
 	Connected bool     `json:"connected"`
 	Note      string   `json:"note,omitempty"` // what is wrong with its reports
+	// Drain says who wants it emptied: file, operator, both, or migrator for one
+	// that takes no new request of its own accord. Empty: nobody.
+	Drain []string `json:"drain,omitempty"`
+	// Residents run here; Pinned of them may not move, the last of which is
+	// expected to end in PinnedSeconds (0: unknown, or none). Streams are of the
+	// replica's own clients, wherever their requests run. A drain is over when
+	// Residents is 0, and its migrator may stop when Streams is 0 too.
+	Residents     int     `json:"residents"`
+	Pinned        int     `json:"pinned,omitempty"`
+	PinnedSeconds float64 `json:"pinned_seconds,omitempty"`
+	Streams       int     `json:"streams"`
 }
 
 // Change is one entry of the plan history.
@@ -136,7 +152,12 @@ func statusOf(s *fleet.Snapshot, p publish.Status, policy string, now time.Time)
 		out.Error = p.Err.Error()
 	}
 	for _, n := range p.Nodes {
-		out.Nodes = append(out.Nodes, nodeOf(n))
+		switch {
+		case !n.Observer:
+			out.Nodes = append(out.Nodes, nodeOf(n))
+		case n.Connected:
+			out.Observers++
+		}
 	}
 	if s == nil {
 		return out
@@ -163,7 +184,7 @@ func modelOf(m fleet.ModelState, now time.Time) Model {
 	out := Model{
 		Name: m.Name, Context: m.Context, Epoch: m.Plan.Epoch, Reason: m.Reason, Planner: m.Planner,
 		Seen: m.Seen, BytesPerToken: m.BytesPerToken.Float(), LearntBytesPerToken: m.LearntBytesPerToken.Float(),
-		EstimateError: m.EstimateError, Rate: rate(m.Flow), Stages: []Stage{},
+		EstimateError: m.EstimateError, Refining: m.Refining, Rate: rate(m.Flow), Stages: []Stage{},
 	}
 	for i, st := range m.Plan.Stages {
 		out.Stages = append(out.Stages, stageOf(i, st))
@@ -191,11 +212,26 @@ func replicaOf(r fleet.ReplicaState, now time.Time) Replica {
 	out := Replica{
 		ID: r.ID, Address: r.Address, Node: r.Node, Health: r.Health.String(), Weight: r.Weight,
 		Running: r.Load.Running, Waiting: r.Load.Waiting, Held: r.Load.Held, Promised: r.Load.Promised,
-		Iteration: r.Load.Iteration, Connected: r.Connected, Note: r.Note,
+		Iteration: r.Load.Iteration, Connected: r.Connected, Note: r.Note, Drain: drainOf(r),
+		Residents: r.Residents, Pinned: r.Pinned, PinnedSeconds: r.PinnedSeconds, Streams: r.Streams,
 	}
 	if !r.Reported.IsZero() {
 		age := now.Sub(r.Reported).Seconds()
 		out.ReportAge = &age
 	}
 	return out
+}
+
+// drainOf lists who wants a replica emptied.
+func drainOf(r fleet.ReplicaState) (by []string) {
+	if r.Draining {
+		by = append(by, "file")
+	}
+	if r.Asked {
+		by = append(by, "operator")
+	}
+	if r.Stopping {
+		by = append(by, "migrator")
+	}
+	return by
 }

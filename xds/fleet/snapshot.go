@@ -31,6 +31,7 @@ type ModelState struct {
 	BytesPerToken, LearntBytesPerToken length.Ratio
 	// EstimateError is the mean relative error of the length estimate.
 	EstimateError float64
+	Refining      bool          // replicas propose boundaries between two plans
 	Seen          uint64        // requests counted so far
 	Flow          policies.Flow // summed over the replicas
 	Replicas      []ReplicaState
@@ -50,6 +51,8 @@ type ReplicaState struct {
 	// Asked says that an operator drains it; Replica.Draining is the
 	// configuration's.
 	Asked bool
+	// Stopping says that its migrator takes no new request of its own accord.
+	Stopping bool
 	Settling
 }
 
@@ -62,7 +65,7 @@ func (s *Snapshot) View(settings resources.Settings) resources.View {
 		for _, r := range m.Replicas {
 			v.Endpoints = append(v.Endpoints, resources.Endpoint{
 				ID: r.ID, Model: r.Model, Address: r.Address, Peer: r.Peer, Node: r.Node,
-				Weight: r.Weight, Health: r.Health,
+				Weight: r.Weight, Health: r.Health, Capacity: r.Capacity,
 			})
 		}
 	}

@@ -349,6 +349,7 @@ func (s *State) Snapshot(now time.Time) *Snapshot {
 		state := ModelState{
 			Name: m.Name, Context: m.Context, Hosts: m.Hosts, Plan: m.plan,
 			Reason: m.reason, Planner: m.planner, BytesPerToken: m.ratio, Flow: s.flow(now, m),
+			Refining: s.rules.Refine == RefineOn,
 		}
 		state.LearntBytesPerToken, state.EstimateError = s.learnt(now, m)
 		state.Seen = state.Flow.Seen
@@ -359,7 +360,7 @@ func (s *State) Snapshot(now time.Time) *Snapshot {
 			state.Replicas = append(state.Replicas, ReplicaState{
 				Replica: r.Replica, Stage: r.stage, Health: r.health, Weight: r.weight,
 				Load: r.report.Load, Reported: r.at, Connected: r.open, Note: r.note,
-				Asked: r.asked, Settling: r.report.Settling,
+				Asked: r.asked, Stopping: r.report.Draining, Settling: r.report.Settling,
 			})
 		}
 		snap.Models = append(snap.Models, state)

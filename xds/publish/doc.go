@@ -11,5 +11,6 @@
 // Invariants: nothing is shown that was not proven; a node that acknowledges
 // in time never has routes whose stages lack their members; a node that does
 // not is waited for once, for a bounded time, and then fenced until it has
-// caught up.
+// caught up. Observers (resources.ObserverCluster) are sent the same and never
+// waited for.
 package publish

@@ -100,6 +100,28 @@ func (l *Ledger) Behind(set resources.Set, types []string, ids map[string]bool) 
 	}
 }
 
+// Dismiss takes the ids of nodes out that nobody waits for, because they only
+// follow what is shown.
+func (l *Ledger) Dismiss(ids map[string]bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for id := range ids {
+		if n := l.nodes[id]; n != nil && n.observes() {
+			delete(ids, id)
+		}
+	}
+}
+
+// level is how loud a node's coming and going is told: proxies matter.
+func (n *node) level() slog.Level {
+	if n.observes() {
+		return slog.LevelDebug
+	}
+	return slog.LevelInfo
+}
+
+func (n *node) observes() bool { return n.cluster == resources.ObserverCluster }
+
 func (n *node) behind(v versions) bool {
 	for _, s := range n.streams {
 		for typ, sub := range s.types {
@@ -157,7 +179,7 @@ func (l *Ledger) close(key streamKey) {
 			delete(l.nodes, l.gone[0])
 			l.gone = slices.Delete(l.gone, 0, 1)
 		}
-		l.log.Info("node gone", "node", n.id)
+		l.log.Log(context.Background(), n.level(), "node gone", "node", n.id)
 	}
 	l.signal()
 }
@@ -185,12 +207,12 @@ func (l *Ledger) requestLocked(key streamKey, n *corev3.Node) (*stream, error) {
 		known = &node{id: id, streams: make(map[streamKey]*stream), held: make(map[string]bool)}
 		l.nodes[id] = known
 	}
+	known.cluster = clip(n.GetCluster(), maxNodeID)
 	if len(known.streams) == 0 {
 		known.since = time.Now()
 		l.gone = slices.DeleteFunc(l.gone, func(g string) bool { return g == id })
-		l.log.Info("node came", "node", id)
+		l.log.Log(context.Background(), known.level(), "node came", "node", id)
 	}
-	known.cluster = clip(n.GetCluster(), maxNodeID)
 	known.streams[key], s.node = s, known
 	return s, nil
 }

@@ -81,6 +81,7 @@ func (h *history) add(v resources.View) {
 type proxy struct {
 	t       *testing.T
 	id      string
+	cluster string
 	history *history
 	rand    *rand.Rand
 	slow    time.Duration // longest time to apply a response
@@ -115,7 +116,7 @@ func (p *proxy) session(ctx context.Context, server serverv3.Server) {
 	go func() { done <- server.DeltaStreamHandler(s, "") }()
 	defer func() { cancel(); <-done }()
 	p.waiting = nil
-	node := &corev3.Node{Id: p.id, Extensions: []*corev3.Extension{{Name: "long list"}}}
+	node := &corev3.Node{Id: p.id, Cluster: p.cluster, Extensions: []*corev3.Extension{{Name: "long list"}}}
 	send := func(r *discoveryv3.DeltaDiscoveryRequest) {
 		r.Node, node = node, nil
 		s.requests <- r

@@ -258,6 +258,7 @@ func (p *Publisher) late(types []string) map[string]bool {
 	late := make(map[string]bool)
 	p.cfg.Target.Unanswered(types, late)
 	p.cfg.Ledger.Behind(p.shown, types, late)
+	p.cfg.Ledger.Dismiss(late)
 	return late
 }
 

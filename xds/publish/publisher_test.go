@@ -284,6 +284,32 @@ func TestStraggler(t *testing.T) {
 	})
 }
 
+// TestObserver has a node that never answers and says that it only looks on: no
+// rollout waits for it, and it is not fenced.
+func TestObserver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 2*time.Second)
+		w.join(&proxy{id: "good", slow: time.Millisecond})
+		w.join(&proxy{id: "looks", cluster: resources.ObserverCluster, slow: 1000 * time.Hour})
+		w.submit(view(1, []policies.Tokens{10}, "a", "b c"))
+		w.rest()
+		start := time.Now()
+		w.submit(view(2, []policies.Tokens{10}, "a b", "c"))
+		for w.publisher.Status().Epoch != 2 || w.publisher.Status().Phase != "idle" {
+			time.Sleep(time.Millisecond)
+			synctest.Wait()
+		}
+		if took := time.Since(start); took > time.Second {
+			t.Errorf("the rollout took %v beside an observer", took)
+		}
+		for _, n := range w.publisher.Status().Nodes {
+			if n.Observer != (n.ID == "looks") || n.Fenced {
+				t.Errorf("status: %+v", n)
+			}
+		}
+	})
+}
+
 // scripted is a Target whose nodes are late when the test says so.
 type scripted struct {
 	mu      sync.Mutex

@@ -26,6 +26,7 @@ type Node struct {
 	Epoch       policies.Epoch // of the newest plan whose routes it has acknowledged; 0 if unknown
 	Current     bool           // it has acknowledged everything that is shown
 	Fenced      bool           // it was late, and is not waited for
+	Observer    bool           // it routes nothing, and is never waited for
 	Types       map[string]NodeType
 	NACKs       uint64
 	LastError   string // of its last NACK, shortened
@@ -61,7 +62,7 @@ func (p *Publisher) Status() Status {
 	for _, n := range l.nodes {
 		out := Node{
 			ID: n.id, Cluster: n.cluster, Connected: len(n.streams) > 0, Since: n.since,
-			Fenced: fenced[n.id], NACKs: n.nacks, LastError: n.lastError, LastErrorAt: n.errorAt,
+			Fenced: fenced[n.id], Observer: n.observes(), NACKs: n.nacks, LastError: n.lastError, LastErrorAt: n.errorAt,
 			Current: len(n.streams) > 0 && !n.behind(everything), Types: make(map[string]NodeType),
 		}
 		routed := false

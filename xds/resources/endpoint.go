@@ -19,6 +19,14 @@ const Region = "cascade"
 // unknownNode is the zone of endpoints that name no node.
 const unknownNode = "unknown"
 
+// zoneOf is the zone of an endpoint's locality.
+func zoneOf(e Endpoint) string {
+	if e.Node == "" {
+		return unknownNode
+	}
+	return e.Node
+}
+
 // assignment is the ClusterLoadAssignment of stage k: who serves it (priority
 // 0), who serves it when none of those can (1: the next longer stage, whose
 // replicas hold such requests by definition), and who is left (2). A proxy
@@ -72,17 +80,12 @@ func assignment(model string, k int, plans []policies.Plan, endpoints []Endpoint
 // id.
 func localities(tier []Endpoint, priority uint32) []*endpointv3.LocalityLbEndpoints {
 	tier = slices.Clone(tier)
-	for i := range tier {
-		if tier[i].Node == "" {
-			tier[i].Node = unknownNode
-		}
-	}
-	slices.SortStableFunc(tier, func(a, b Endpoint) int { return strings.Compare(a.Node, b.Node) })
+	slices.SortStableFunc(tier, func(a, b Endpoint) int { return strings.Compare(zoneOf(a), zoneOf(b)) })
 	var out []*endpointv3.LocalityLbEndpoints
 	for i, e := range tier {
-		if i == 0 || tier[i-1].Node != e.Node {
+		if i == 0 || zoneOf(tier[i-1]) != zoneOf(e) {
 			out = append(out, &endpointv3.LocalityLbEndpoints{
-				Locality:            &corev3.Locality{Region: Region, Zone: e.Node},
+				Locality:            &corev3.Locality{Region: Region, Zone: zoneOf(e)},
 				Priority:            priority,
 				LoadBalancingWeight: wrapperspb.UInt32(0),
 			})
@@ -110,7 +113,7 @@ func lbEndpoint(e Endpoint) *endpointv3.LbEndpoint {
 			Endpoint: &endpointv3.Endpoint{Address: socketAddress(netip.MustParseAddrPort(e.Address))},
 		},
 		HealthStatus:        status,
-		Metadata:            EndpointMeta{ID: e.ID, Peer: e.Peer, Node: e.Node}.metadata(),
+		Metadata:            EndpointMeta{ID: e.ID, Peer: e.Peer, Node: e.Node, Capacity: e.Capacity}.metadata(),
 		LoadBalancingWeight: wrapperspb.UInt32(e.Weight),
 	}
 }

@@ -2,6 +2,7 @@ package resources
 
 import (
 	"fmt"
+	"math"
 	"strconv"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -80,19 +81,29 @@ func ReadRouteMeta(md *corev3.Metadata) (RouteMeta, error) {
 type EndpointMeta struct {
 	ID   policies.ReplicaID
 	Peer string // host:port where other migrators reach the replica
-	Node string
+	Node string // "" where nobody said
+	// Capacity is what the replica holds; the zero value where nobody said.
+	Capacity policies.Capacity
 }
 
 func (m EndpointMeta) metadata() *corev3.Metadata {
-	return cascadeMetadata(map[string]*structpb.Value{
+	fields := map[string]*structpb.Value{
 		"id":   structpb.NewStringValue(string(m.ID)),
 		"peer": structpb.NewStringValue(m.Peer),
 		"node": structpb.NewStringValue(m.Node),
-	})
+	}
+	if c := m.Capacity; c != (policies.Capacity{}) {
+		fields["kv"] = structpb.NewStringValue(strconv.FormatInt(int64(c.KV), 10))
+		fields["batch"] = structpb.NewNumberValue(float64(c.Batch))
+		if c.TransferRate != 0 {
+			fields["transfer_rate"] = structpb.NewNumberValue(c.TransferRate)
+		}
+	}
+	return cascadeMetadata(fields)
 }
 
 // ReadEndpointMeta reads an endpoint's metadata back; it is an error when no
-// id is there.
+// id is there, or a capacity that none can have.
 func ReadEndpointMeta(md *corev3.Metadata) (EndpointMeta, error) {
 	f := md.GetFilterMetadata()[MetadataKey].GetFields()
 	m := EndpointMeta{
@@ -102,6 +113,21 @@ func ReadEndpointMeta(md *corev3.Metadata) (EndpointMeta, error) {
 	}
 	if m.ID == "" {
 		return m, fmt.Errorf("endpoint metadata %q names no id", MetadataKey)
+	}
+	if f["kv"] == nil {
+		return m, nil
+	}
+	kv, err := strconv.ParseInt(f["kv"].GetStringValue(), 10, 64)
+	if err != nil {
+		return m, fmt.Errorf("endpoint metadata %q: kv: %w", MetadataKey, err)
+	}
+	batch := f["batch"].GetNumberValue()
+	m.Capacity = policies.Capacity{KV: policies.Tokens(kv), Batch: int(batch), TransferRate: f["transfer_rate"].GetNumberValue()}
+	if batch > math.MaxInt32 || float64(m.Capacity.Batch) != batch {
+		return m, fmt.Errorf("endpoint metadata %q: batch %v is no number of requests", MetadataKey, batch)
+	}
+	if err := m.Capacity.Validate(); err != nil {
+		return m, fmt.Errorf("endpoint metadata %q: %w", MetadataKey, err)
 	}
 	return m, nil
 }

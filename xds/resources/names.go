@@ -34,6 +34,9 @@ const (
 	// ExtProcFilter is the HTTP filter that calls the ext_proc estimator. It
 	// is disabled except on the routes that enable it.
 	ExtProcFilter = "envoy.filters.http.ext_proc"
+	// ObserverCluster is the node cluster of a client that routes nothing, such
+	// as a migrator: it follows the plans, and no rollout waits for it.
+	ObserverCluster = "cascade-observer"
 	// MetadataKey is the filter metadata of routes and endpoints that holds
 	// Cascade's own words (see RouteMeta and EndpointMeta).
 	MetadataKey = "cascade"

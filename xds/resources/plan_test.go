@@ -8,8 +8,10 @@ import (
 	"strings"
 	"testing"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
@@ -315,6 +317,50 @@ func TestMetadataRoundTrip(t *testing.T) {
 	e, err := resources.ReadEndpointMeta(cla.Endpoints[0].LbEndpoints[0].Metadata)
 	if want := (resources.EndpointMeta{ID: "a", Peer: "127.0.0.1:9001", Node: "n1"}); err != nil || e != want {
 		t.Errorf("endpoint: %+v, %v; want %+v", e, err, want)
+	}
+}
+
+// TestEndpointMeta reads back what an endpoint says of itself, and refuses what
+// none can say.
+func TestEndpointMeta(t *testing.T) {
+	for _, c := range []policies.Capacity{{}, {KV: 1 << 60, Batch: 256}, {KV: 400_000, Batch: 1, TransferRate: 2.5}} {
+		v := fleet()
+		v.Endpoints[0].Capacity, v.Endpoints[0].Node = c, ""
+		cla := message(t, build(t, v).Get(resources.EndpointType, resources.EndpointName(v.Endpoints[0].Model, 0))).(*endpointv3.ClusterLoadAssignment)
+		want := resources.EndpointMeta{ID: v.Endpoints[0].ID, Peer: v.Endpoints[0].Peer, Capacity: c}
+		var metas []resources.EndpointMeta
+		for _, l := range cla.Endpoints {
+			for _, e := range l.LbEndpoints {
+				m, err := resources.ReadEndpointMeta(e.Metadata)
+				if err != nil {
+					t.Fatal(err)
+				}
+				metas = append(metas, m)
+			}
+		}
+		if !slices.Contains(metas, want) {
+			t.Errorf("want %+v among %+v", want, metas)
+		}
+	}
+	str, num := structpb.NewStringValue, structpb.NewNumberValue
+	for name, fields := range map[string]map[string]*structpb.Value{
+		"no id":          {"kv": str("1"), "batch": num(1)},
+		"kv a number":    {"id": str("a"), "kv": num(1), "batch": num(1)},
+		"no batch":       {"id": str("a"), "kv": str("1")},
+		"half a request": {"id": str("a"), "kv": str("1"), "batch": num(1.5)},
+		"a huge batch":   {"id": str("a"), "kv": str("1"), "batch": num(1e300)},
+		"NaN":            {"id": str("a"), "kv": str("1"), "batch": num(math.NaN())},
+		"negative rate":  {"id": str("a"), "kv": str("1"), "batch": num(1), "transfer_rate": num(-1)},
+	} {
+		md := &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{resources.MetadataKey: {Fields: fields}}}
+		if m, err := resources.ReadEndpointMeta(md); err == nil {
+			t.Errorf("%s: read as %+v", name, m)
+		}
+	}
+	v := fleet()
+	v.Endpoints[0].Capacity.KV = -1
+	if _, err := resources.Build(v); err == nil {
+		t.Error("a negative cache was built")
 	}
 }
 

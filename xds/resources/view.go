@@ -75,6 +75,8 @@ type Endpoint struct {
 	Node    string // the machine; the locality's zone
 	Weight  uint32 // share of new requests beside its peers; 0 means 1
 	Health  Health
+	// Capacity goes to other migrators, as metadata; the zero value says nothing.
+	Capacity policies.Capacity
 }
 
 // Estimator says how a request without a trusted length header gets one.
@@ -283,6 +285,8 @@ func (v View) validate() error {
 			return fmt.Errorf("endpoints %q and %q have the same address %s", addresses[a], e.ID, e.Address)
 		case context[e.Model] == 0:
 			return fmt.Errorf("endpoint %q: no model %q", e.ID, e.Model)
+		case e.Capacity != policies.Capacity{} && e.Capacity.Validate() != nil:
+			return fmt.Errorf("endpoint %q: %w", e.ID, e.Capacity.Validate())
 		case e.Health > Unhealthy:
 			return fmt.Errorf("endpoint %q: unknown %s", e.ID, e.Health)
 		}

@@ -1,0 +1,248 @@
+package control
+
+import (
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/api"
+	"github.com/cascadeinfer/cascade/xds/client"
+	"github.com/cascadeinfer/cascade/xds/fleet"
+	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/store"
+)
+
+// post sends an order as an operator's tool does, changed by edit.
+func post(t *testing.T, c *running, path string, edit func(*http.Request)) (int, string) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+c.AdminAddr().String()+path, http.NoBody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set(AdminHeader, "1")
+	if edit != nil {
+		edit(req)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := resp.Header.Get("content-type"); resp.StatusCode != http.StatusMethodNotAllowed && got != "application/json" {
+		t.Errorf("%s: content type %q", path, got)
+	}
+	return resp.StatusCode, string(body)
+}
+
+// TestDrain: an operator drains a replica and brings it back; the proxy
+// follows, the status tells, and a restart remembers.
+func TestDrain(t *testing.T) {
+	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	f := newFleet(t, 3)
+	st := new(store.Memory)
+	c := start(t, Config{Rules: rules(), Replicas: f.list, Store: st})
+	f.replicas[1].says(func(m *api.LoadReport) { m.Residents, m.Pinned, m.PinnedSeconds, m.Streams = 4, 1, 12.5, 7 })
+	stop := f.report(t, c)
+	p := newProxy(t, c)
+	p.until(t, "three replicas", func(s *client.Snapshot) bool { return slices.Equal(members(s, 0), []string{"r0", "r1", "r2"}) })
+	waitFor(t, c, "r1's residents", func(s Status) bool { return s.Models[0].Stages[0].Replicas[1].Residents == 4 })
+
+	code, body := post(t, c, "/drain?replica=r1", nil)
+	var o Order
+	if err := json.Unmarshal([]byte(body), &o); err != nil || code != 200 {
+		t.Fatalf("%d %v: %s", code, err, body)
+	}
+	if o.ID != "r1" || o.Model != "m" || o.Stage != "" || o.Health != "draining" || !slices.Equal(o.Drain, []string{"operator"}) ||
+		o.Residents != 4 || o.Pinned != 1 || o.PinnedSeconds != 12.5 || o.Streams != 7 {
+		t.Errorf("%s", body)
+	}
+	_, s := p.until(t, "r1 out of its stage", func(s *client.Snapshot) bool { return slices.Equal(members(s, 0), []string{"r0", "r2"}) })
+	for _, r := range client.Replicas(s) {
+		if r.Draining != (r.ID == "r1") {
+			t.Errorf("the proxies' %s: draining %v", r.ID, r.Draining)
+		}
+	}
+	for _, o := range []struct {
+		path string
+		want int
+	}{
+		{"/drain?replica=r1", 200}, {"/drain?replica=r0", 200}, {"/drain?replica=r2", 409}, {"/drain?replica=r9", 404}, {"/drain", 400},
+		{"/undrain?replica=r9", 404}, {"/undrain?replica=r2", 200},
+	} {
+		if code, body := post(t, c, o.path, nil); code != o.want || code != 200 && !strings.Contains(body, `"error"`) {
+			t.Errorf("%s: %d %s", o.path, code, body)
+		}
+	}
+	_, metrics := get(t, c, "/metrics")
+	for _, want := range []string{`cascade_replica_drain{model="m",replica="r1"} 1`, `cascade_replica_residents{model="m",replica="r1"} 4`, `cascade_replica_pinned{model="m",replica="r1"} 1`, `cascade_replica_streams{model="m",replica="r1"} 7`} {
+		if !strings.Contains(metrics, want) {
+			t.Errorf("no %s", want)
+		}
+	}
+	stop()
+	c.stop()
+
+	c = start(t, Config{Rules: rules(), Replicas: f.list, Store: st})
+	f.report(t, c)
+	waitFor(t, c, "who was drained before the restart", func(s Status) bool {
+		return len(s.Models[0].Unassigned) == 2 && slices.Equal(s.Models[0].Unassigned[0].Drain, []string{"operator"})
+	})
+	if code, body := post(t, c, "/undrain?replica=r1", nil); code != 200 {
+		t.Errorf("undrain: %d %s", code, body)
+	}
+	waitFor(t, c, "r1 back", func(s Status) bool { return len(s.Models[0].Stages[0].Replicas) == 2 })
+	list := slices.Clone(f.list)
+	list[2].Draining = true
+	if err := c.SetReplicas(list); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, c, "r2 drained by the file", func(s Status) bool {
+		return slices.ContainsFunc(s.Models[0].Unassigned, func(r Replica) bool { return r.ID == "r2" && slices.Equal(r.Drain, []string{"file"}) })
+	})
+	if code, body := post(t, c, "/undrain?replica=r2", nil); code != 409 {
+		t.Errorf("undrain of the file's: %d %s", code, body)
+	}
+}
+
+// TestOrdersAreGuarded: what a page in an operator's browser can send changes
+// nothing.
+func TestOrdersAreGuarded(t *testing.T) {
+	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	f := newFleet(t, 2)
+	c := start(t, Config{Rules: rules(), Replicas: f.list})
+	f.report(t, c)
+	waitFor(t, c, "a plan", func(Status) bool { return true })
+	for name, want := range map[string]struct {
+		edit func(*http.Request)
+		code int
+	}{
+		"no header":       {func(r *http.Request) { r.Header.Del(AdminHeader) }, 403},
+		"a form":          {func(r *http.Request) { r.Header.Del(AdminHeader); r.Header.Set("content-type", "text/plain") }, 403},
+		"another host":    {func(r *http.Request) { r.Host = "evil.example" }, 403},
+		"a host and port": {func(r *http.Request) { r.Host = "evil.example:18001" }, 403},
+		"no host":         {func(r *http.Request) { r.Host = ":18001" }, 403},
+		"a GET":           {func(r *http.Request) { r.Method = http.MethodGet }, 405},
+		"a long id":       {func(r *http.Request) { r.URL.RawQuery = "replica=" + strings.Repeat("r", 10_000) }, 404},
+		"localhost":       {func(r *http.Request) { r.Host = "localhost"; r.URL.RawQuery = "replica=r9" }, 404},
+		"IPv6":            {func(r *http.Request) { r.Host = "[::1]:18001"; r.URL.RawQuery = "replica=r9" }, 404},
+		"JSON": {func(r *http.Request) {
+			r.Header.Del(AdminHeader)
+			r.Header.Set("content-type", "application/json; charset=utf-8")
+			r.URL.RawQuery = "replica=r9"
+		}, 404},
+	} {
+		if code, body := post(t, c, "/drain?replica=r1", want.edit); code != want.code {
+			t.Errorf("%s: %d %s, want %d", name, code, body, want.code)
+		}
+	}
+	if s := c.Status(); len(s.Models[0].Unassigned) > 0 {
+		t.Errorf("drained: %+v", s.Models[0].Unassigned)
+	}
+}
+
+// TestMigrations: what replicas tell of moves is listed and counted.
+func TestMigrations(t *testing.T) {
+	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	f := newFleet(t, 2)
+	c := start(t, Config{Rules: rules(), Replicas: f.list})
+	move := &api.Move{Id: "r0/1", Request: "r0/77", Cause: "growth", Front: "r0", From: "r0", To: "r1", Way: "live", Transport: "shm", State: "done", Rounds: 3, Tokens: 900, Bytes: 4096, StallSeconds: 0.0008, Seconds: 0.2, StartedUnixMicros: 1_700_000_000_000_000}
+	f.replicas[0].says(func(m *api.LoadReport) {
+		m.Moves = []*api.Move{move, {Id: "r0/2", Request: "r0/78", Cause: "drain", Front: "r0", From: "r0", To: "r1", Way: "reprompt", State: "swap"}}
+	})
+	f.report(t, c)
+	for len(c.Migrations(time.Time{}, 10).Moves) < 2 {
+		_, _ = get(t, c, "/healthz")
+		if t.Context().Err() != nil {
+			t.Fatal("no moves came")
+		}
+	}
+	ask := func(query string) (m Migrations, code int) {
+		code, body := get(t, c, "/migrations?"+query)
+		if err := json.Unmarshal([]byte(body), &m); err != nil {
+			t.Fatalf("%v: %s", err, body)
+		}
+		return m, code
+	}
+	all, code := ask("")
+	if code != 200 || len(all.Moves) != 2 || all.Moves[0].ID != "r0/2" || all.Moves[0].Started != nil {
+		t.Fatalf("%d %+v", code, all)
+	}
+	if got := all.Moves[1]; got.State != "done" || got.Bytes != 4096 || got.Transport != "shm" || got.Stall != 0.0008 || got.Started.UnixMicro() != move.StartedUnixMicros {
+		t.Errorf("%+v", got)
+	}
+	if one, _ := ask("limit=1"); len(one.Moves) != 1 || one.Moves[0].ID != "r0/2" {
+		t.Errorf("limit=1: %+v", one)
+	}
+	// The first is told again and again, and is over; the second goes on.
+	if later, _ := ask("since=" + url.QueryEscape(all.Moves[1].Told.Format(time.RFC3339Nano))); slices.ContainsFunc(later.Moves, func(m Migration) bool { return m.ID == "r0/1" }) {
+		t.Errorf("since its end: %+v", later)
+	}
+	for _, query := range []string{"since=yesterday", "limit=0", "limit=513", "limit=x"} {
+		if code, body := get(t, c, "/migrations?"+query); code != 400 {
+			t.Errorf("%s: %d %s", query, code, body)
+		}
+	}
+	_, metrics := get(t, c, "/metrics")
+	for _, want := range []string{
+		`cascade_moves_ended_total{cause="growth",result="done",way="live"} 1`, `cascade_moves_bytes_total{cause="growth",result="done",way="live"} 4096`, `cascade_moves_running 1`,
+		`cascade_move_stall_seconds_bucket{cause="growth",way="live",le="0.0005"} 0`, `cascade_move_stall_seconds_bucket{cause="growth",way="live",le="0.001"} 1`, `cascade_move_stall_seconds_count{cause="growth",way="live"} 1`,
+	} {
+		if !strings.Contains(metrics, want) {
+			t.Errorf("no %s in\n%s", want, metrics)
+		}
+	}
+}
+
+// TestRefinementReachesProxies: replicas that propose move the boundary, and a
+// proxy is sent routes and nothing else.
+func TestRefinementReachesProxies(t *testing.T) {
+	f := newFleet(t, 3)
+	st := new(store.Memory)
+	stored := policies.Plan{Model: "m", Epoch: 4, Stages: []policies.Stage{
+		{Low: 0, High: 1000, Replicas: []policies.ReplicaID{"r0", "r1"}}, {Low: 1000, High: policies.Unbounded, Replicas: []policies.ReplicaID{"r2"}},
+	}}
+	if _, err := st.CompareAndSwap(t.Context(), "", store.Object{Epoch: 4, Plans: []policies.Plan{stored}}); err != nil {
+		t.Fatal(err)
+	}
+	r := rules()
+	r.Policy = fleet.PolicyPaper
+	c := start(t, Config{Rules: r, Replicas: f.list, Store: st})
+	p := newProxy(t, c)
+	_, before := p.until(t, "the stored plan", func(s *client.Snapshot) bool { got, ok := plan(s); return ok && len(got.Stages) == 2 })
+	for i, to := range []int64{1200, 1300, 0} {
+		if to > 0 {
+			f.replicas[i].says(func(m *api.LoadReport) { m.Proposal = &api.Proposal{Epoch: 4, Low: 0, Boundary: to} })
+		}
+	}
+	f.report(t, c)
+	_, after := p.until(t, "the new boundary", func(s *client.Snapshot) bool { got, ok := plan(s); return ok && got.Epoch == 5 })
+	got, _ := plan(after)
+	if got.Stages[0].High != 1250 || got.Stages[1].Low != 1250 || !slices.Equal(got.Stages[0].Replicas, stored.Stages[0].Replicas) {
+		t.Errorf("%+v", got)
+	}
+	// What did not change is shared between two snapshots of a client.
+	for k := range policies.MaxStages {
+		if name := resources.EndpointName("m", k); before.Assignments[name] != after.Assignments[name] {
+			t.Errorf("endpoints of stage %d were sent", k)
+		}
+		if name := resources.ClusterName("m", k); before.Clusters[name] != after.Clusters[name] {
+			t.Errorf("the cluster of stage %d was sent", k)
+		}
+	}
+	if before.Listeners[resources.ListenerName] != after.Listeners[resources.ListenerName] || before.Routes[resources.RouteName] == after.Routes[resources.RouteName] {
+		t.Error("want the routes sent, and no listener")
+	}
+	if m := c.Status().Models[0]; !m.Refining || m.Reason != "boundaries refined" {
+		t.Errorf("status: refining %v, %q", m.Refining, m.Reason)
+	}
+}
