@@ -270,3 +270,29 @@ func TestSummaries(t *testing.T) {
 		})
 	})
 }
+
+// TestChain lets requests grow through five stages.
+func TestChain(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		w := newWorld(t, 10, func(w *world) { w.growth, w.loss, w.fail = 2000, 0.02, 0.1 })
+		for i := range 20 {
+			w.put(w.ids[i%2], fmt.Sprintf("q%d", i), 100, policies.MayMove)
+		}
+		w.plan(w.stages([]policies.Tokens{1024, 2048, 8192, 32768}, 2, 2, 2, 2, 2))
+		w.run(func() { time.Sleep(40 * time.Second) })
+		for _, id := range w.ids[8:] {
+			for _, q := range w.nodes[id].requests {
+				if n := w.moved[q.id]; n < 1 || n > 4 {
+					t.Errorf("%s was moved %d times", q.id, n)
+				}
+			}
+		}
+		if n := len(w.nodes["r8"].requests) + len(w.nodes["r9"].requests); n != 20 || w.count() != 20 {
+			t.Errorf("%d of %d requests have come to the last stage", n, w.count())
+		}
+		if w.moves < 60 {
+			t.Errorf("%d moves", w.moves)
+		}
+		w.rested()
+	})
+}

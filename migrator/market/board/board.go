@@ -62,7 +62,6 @@ type Board struct {
 	stages   [][]*entry // of the plan, without the own replica
 	rng      *rand.Rand
 	sites    []policies.Site // scratch
-	chosen   []*entry        // of sites
 	forwards uint64
 }
 
