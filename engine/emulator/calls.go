@@ -112,6 +112,9 @@ func (d door) Do(ctx context.Context, when table.When, f func(*batch.Scheduler))
 func (d door) Leg(name string) (*batch.Sequence, bool) {
 	d.e.mu.Lock()
 	defer d.e.mu.Unlock()
-	q := d.e.legs[name]
-	return q, q != nil
+	st := d.e.legs[name]
+	if st == nil || st.named == nil {
+		return nil, false
+	}
+	return st.named, true
 }

@@ -59,9 +59,8 @@ type Engine struct {
 	cancel []*stream // to be aborted
 	calls  []*call   // to be run
 	stats  batch.Stats
-	// legs are the sequences by the names that clients gave them; nil while the
-	// client is there and the sequence is not yet.
-	legs map[string]*batch.Sequence
+	// legs are the requests by the names that clients gave them.
+	legs map[string]*stream
 
 	// Owned by the loop.
 	now   time.Time    // when the tokens being delivered came into being
@@ -105,7 +104,7 @@ func New(c Config) (*Engine, error) {
 		created: time.Now(),
 		wake:    make(chan struct{}, 1),
 		done:    make(chan struct{}),
-		legs:    make(map[string]*batch.Sequence),
+		legs:    make(map[string]*stream),
 	}
 	// As vLLM's, the fingerprint names the version and the configuration.
 	e.fingerprint = fmt.Sprintf("vllm-%s-%08x", version, uint32(xxhash.Sum64String(fmt.Sprint(c.Model, c.layout(), c.TensorParallel))))

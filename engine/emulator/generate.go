@@ -34,15 +34,14 @@ func (e *Engine) generate(a api, w http.ResponseWriter, r *http.Request) {
 	if !q.stream && len(q.stops) == 0 {
 		st.notify = atTheEnd
 	}
-	leg := r.Header.Get(legHeader)
 	if bad == nil {
-		bad = e.claim(leg)
+		bad = e.claim(r.Header.Get(legHeader), st)
 	}
 	if bad != nil {
 		writeError(w, bad)
 		return
 	}
-	defer e.disclaim(leg)
+	defer e.disclaim(st)
 	var prompt []model.Token // as the answer repeats it
 	if q.reservation == "" {
 		prompt, bad = e.begin(a, &q, st)
@@ -53,7 +52,7 @@ func (e *Engine) generate(a api, w http.ResponseWriter, r *http.Request) {
 		writeError(w, bad)
 		return
 	}
-	e.name(leg, st.sequence)
+	e.name(st)
 	ans := &answer{
 		api: a, id: requestID(a, r), model: e.cfg.Model, fingerprint: e.fingerprint,
 		created: time.Now().Unix(), request: &q, promptTokens: st.prompt,
@@ -200,6 +199,7 @@ func (e *Engine) streamed(w http.ResponseWriter, r *http.Request, st *stream, an
 		}
 		ids, finish, ans.cached = st.take(ids)
 		if finish == batch.Dropped {
+			e.disclaim(st)
 			if ans.sent == 0 {
 				writeError(w, unavailable(errDropped))
 			}
@@ -223,6 +223,7 @@ func (e *Engine) streamed(w http.ResponseWriter, r *http.Request, st *stream, an
 		ans.prompt = nil // told in the first chunk
 		if end.reason != "" {
 			out = ans.last(out)
+			e.disclaim(st)
 		}
 		if now := time.Now(); now.After(allowed) {
 			_ = control.SetWriteDeadline(now.Add(writeTimeout))
@@ -287,6 +288,7 @@ func (e *Engine) assembled(w http.ResponseWriter, r *http.Request, st *stream, a
 	if end.by == byString {
 		e.abort(st)
 	}
+	e.disclaim(st)
 	control := http.NewResponseController(w)
 	_ = control.SetWriteDeadline(time.Now().Add(writeTimeout))
 	defer unlimited(control)

@@ -12,7 +12,7 @@ import (
 const legHeader = "X-Cascade-Leg"
 
 // claim takes the name of a leg for a request that begins. No name is none.
-func (e *Engine) claim(leg string) *apiError {
+func (e *Engine) claim(leg string, st *stream) *apiError {
 	if len(leg) > table.MaxName {
 		return invalid(legHeader, "%s has %d bytes, more than %d", legHeader, len(leg), table.MaxName)
 	}
@@ -24,23 +24,25 @@ func (e *Engine) claim(leg string) *apiError {
 	if _, taken := e.legs[leg]; taken {
 		return conflict(legHeader, "a request of the leg %q is running; every attempt needs a leg of its own", leg)
 	}
-	e.legs[leg] = nil
+	st.leg, e.legs[leg] = leg, st
 	return nil
 }
 
-// name says which sequence a claimed leg is.
-func (e *Engine) name(leg string, q *batch.Sequence) {
-	if leg != "" {
-		e.mu.Lock()
-		e.legs[leg] = q
-		e.mu.Unlock()
-	}
+// name lets a request be found by the name that it has claimed.
+func (e *Engine) name(st *stream) {
+	e.mu.Lock()
+	st.named = st.sequence
+	e.mu.Unlock()
 }
 
-// disclaim gives a claimed name back.
-func (e *Engine) disclaim(leg string) {
+// disclaim gives the name back, if it was not yet. It comes before the client
+// can learn that its answer is over: the next request may have the same name.
+func (e *Engine) disclaim(st *stream) {
 	e.mu.Lock()
-	delete(e.legs, leg)
+	if st.leg != "" {
+		delete(e.legs, st.leg)
+		st.leg = ""
+	}
 	e.mu.Unlock()
 }
 

@@ -22,6 +22,10 @@ type stream struct {
 
 	ready chan struct{} // capacity 1
 
+	// Guarded by the engine's mu.
+	leg   string
+	named *batch.Sequence // what the leg is; nil until there is a sequence
+
 	mu      sync.Mutex
 	pending []model.Token
 	finish  batch.Finish

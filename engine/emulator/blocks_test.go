@@ -1,0 +1,420 @@
+package emulator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	wire "github.com/cascadeinfer/cascade/engine/api"
+	"github.com/cascadeinfer/cascade/engine/emulator/batch"
+	"github.com/cascadeinfer/cascade/engine/emulator/model"
+	"github.com/cascadeinfer/cascade/engine/emulator/table"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+)
+
+// served is a replica with its block table, and a session with it.
+type served struct {
+	*Engine
+	rpc     wire.BlocksClient
+	session string
+	leave   func() // ends the session
+	stop    func()
+}
+
+// serve runs a replica that serves its block table, until the end of the test.
+func serve(t testing.TB, c Config) *served {
+	t.Helper()
+	c.Blocks = filepath.Join(t.TempDir(), "b")
+	e, stop := start(t, c)
+	conn, err := grpc.NewClient("unix://"+filepath.Join(c.Blocks, table.BlocksSocket),
+		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(16<<20), grpc.WaitForReady(true)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &served{Engine: e, rpc: wire.NewBlocksClient(conn)}
+	s.session, s.leave = s.enter(t)
+	s.stop = sync.OnceFunc(func() {
+		s.leave()
+		conn.Close()
+		stop()
+	})
+	t.Cleanup(s.stop)
+	return s
+}
+
+// enter begins a session.
+func (s *served) enter(t testing.TB) (name string, leave func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	stream, err := s.rpc.Session(ctx, &wire.SessionRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, err := stream.Recv()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return first.Session, func() { cancel(); stream.Recv() }
+}
+
+// run sends a streaming request of a leg, in the background. The answer comes
+// when it is over; cancel is the client that goes away.
+func (s *served) run(t testing.TB, leg, body string) (answer <-chan *httptest.ResponseRecorder, cancel func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	t.Cleanup(cancel)
+	r := post("/v1/completions", body).WithContext(ctx)
+	r.Header.Set(legHeader, leg)
+	out := make(chan *httptest.ResponseRecorder, 1)
+	go func() { out <- answerTo(s.Engine, r) }()
+	return out, cancel
+}
+
+// table asks until the leg has generated something.
+func (s *served) table(t testing.TB, leg string) *wire.TableReply {
+	t.Helper()
+	for {
+		r, err := s.rpc.Table(t.Context(), &wire.TableRequest{Leg: leg})
+		if err == nil {
+			return r
+		}
+		if c := status.Code(err); c != codes.NotFound && c != codes.FailedPrecondition {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// settle waits until the counters are as they should be: the loop publishes them
+// after it has answered.
+func (s *served) settle(t testing.TB, what string, ok func(batch.Stats) bool) {
+	t.Helper()
+	for n := 0; ; n++ {
+		s.mu.Lock()
+		st := s.stats
+		s.mu.Unlock()
+		if ok(st) {
+			return
+		}
+		if n == 2000 {
+			t.Fatalf("%s: %+v", what, st)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func empty(st batch.Stats) bool {
+	return st.Running+st.Waiting+st.Frozen+st.UsedBlocks+st.Reserved == 0
+}
+
+const long = `{"prompt":[1,2,3,4,5,6,7,8],"max_tokens":4000,"ignore_eos":true,"stream":true}`
+
+// A table is told at once, a freeze takes effect when the iteration is over: no
+// caller waits longer, and the tokens of an iteration are not there before its
+// time has passed.
+func TestCallsAndTheIteration(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e, stop := start(t, Config{})
+		defer stop()
+		r := post("/v1/completions", long)
+		r.Header.Set(legHeader, "a")
+		ctx, cancel := context.WithCancel(t.Context())
+		returned := make(chan struct{})
+		go func() { defer close(returned); answerTo(e, r.WithContext(ctx)) }()
+		// A prefill of 8 tokens takes 10.8 ms, every further token 11 ms and more.
+		time.Sleep(10800*time.Microsecond + 15*time.Millisecond)
+		q, ok := door{e}.Leg("a")
+		if !ok {
+			t.Fatal("the leg is unknown")
+		}
+		do := func(when table.When, f func(*batch.Scheduler)) time.Duration {
+			begin := time.Now()
+			if err := e.do(t.Context(), when, f); err != nil {
+				t.Fatal(err)
+			}
+			return time.Since(begin)
+		}
+		var first, second batch.Table
+		if took := do(table.AtOnce, func(s *batch.Scheduler) { first, _ = s.Table(q, 0) }); took != 0 {
+			t.Errorf("the table took %v", took)
+		}
+		if first.Length != 10 || first.Computed != 9 {
+			t.Errorf("within the third iteration: %+v", first)
+		}
+		took := do(table.AtBoundary, func(s *batch.Scheduler) {
+			if err := s.Freeze(q, 1); err != nil {
+				t.Error(err)
+			}
+			second, _ = s.Table(q, 0)
+		})
+		if took <= 0 || took > 11*time.Millisecond || second.Length != 11 || second.Computed != 10 {
+			t.Errorf("frozen after %v: %+v", took, second)
+		}
+		time.Sleep(time.Second)
+		if took := do(table.AtOnce, func(s *batch.Scheduler) { s.Thaw(q) }); took != 0 {
+			t.Errorf("the thaw took %v", took)
+		}
+		time.Sleep(12 * time.Millisecond)
+		do(table.AtOnce, func(s *batch.Scheduler) { second, _ = s.Table(q, 0) })
+		if second.Length != 12 {
+			t.Errorf("one iteration after the thaw: %+v", second)
+		}
+		// Who has given up is not served.
+		gone, give := context.WithTimeout(t.Context(), time.Millisecond)
+		defer give()
+		if err := e.do(gone, table.AtBoundary, func(*batch.Scheduler) { t.Error("a call runs after its caller has gone") }); !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+		time.Sleep(50 * time.Millisecond)
+		cancel()
+		<-returned
+		if _, ok := (door{e}).Leg("a"); ok {
+			t.Error("the leg outlives its client")
+		}
+		stop()
+		if err := e.do(t.Context(), table.AtOnce, func(*batch.Scheduler) {}); !errors.Is(err, errStopped) {
+			t.Error(err)
+		}
+	})
+}
+
+// When a session ends, what it reserved is free and what it froze goes on; what
+// other sessions have stays.
+func TestSessionEnd(t *testing.T) {
+	s := serve(t, Config{Speed: 20})
+	other, leave := s.enter(t)
+	defer leave()
+	answer, _ := s.run(t, "a", `{"prompt":[1,2,3],"max_tokens":60,"ignore_eos":true,"stream":true}`)
+	s.table(t, "a")
+	if _, err := s.rpc.Freeze(t.Context(), &wire.TableRequest{Session: s.session, Leg: "a"}); err != nil {
+		t.Fatal(err)
+	}
+	for name, session := range map[string]string{"mine": s.session, "other": other} {
+		if _, err := s.rpc.Reserve(t.Context(), &wire.ReserveRequest{Session: session, Reservation: name, Tokens: 320}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := s.rpc.Filled(t.Context(), &wire.FilledRequest{Reservation: "mine", Ids: []uint32{1, 2}, Computed: 1}); err != nil {
+		t.Fatal(err)
+	}
+	s.settle(t, "frozen", func(st batch.Stats) bool { return st.Frozen == 1 && st.Running == 0 && st.Reserved == 40 })
+	s.leave()
+	if w := <-answer; !strings.HasSuffix(w.Body.String(), "[DONE]\n\n") {
+		t.Error("the frozen request did not go on to its end")
+	}
+	s.settle(t, "after the session", func(st batch.Stats) bool { return st.Frozen == 0 && st.Reserved == 20 && st.UsedBlocks == 20 })
+	for _, err := range []error{
+		second(s.rpc.Reserve(t.Context(), &wire.ReserveRequest{Session: s.session, Reservation: "late", Tokens: 1})),
+		second(s.rpc.Filled(t.Context(), &wire.FilledRequest{Reservation: "mine", From: 2})),
+		second(s.rpc.Table(t.Context(), &wire.TableRequest{Leg: "a"})),
+		second(s.rpc.Drop(t.Context(), &wire.LegRequest{Leg: "a"})),
+	} {
+		if status.Code(err) != codes.NotFound {
+			t.Errorf("after the session: %v", err)
+		}
+	}
+	leave()
+	s.settle(t, "at the end", empty)
+}
+
+func second[T any](_ T, err error) error { return err }
+
+// A client that goes away ends its request, frozen or not.
+func TestFrozenClientGone(t *testing.T) {
+	s := serve(t, Config{Speed: 20})
+	answer, cancel := s.run(t, "a", long)
+	s.table(t, "a")
+	if _, err := s.rpc.Freeze(t.Context(), &wire.TableRequest{Session: s.session, Leg: "a"}); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	<-answer
+	s.settle(t, "the client has gone", empty)
+	if _, err := s.rpc.Thaw(t.Context(), &wire.LegRequest{Leg: "a"}); status.Code(err) != codes.NotFound {
+		t.Error(err)
+	}
+}
+
+// A dropped request ends without an end marker, and one that has not begun to
+// answer with an error.
+func TestDrop(t *testing.T) {
+	s := serve(t, Config{Speed: 20})
+	for name, body := range map[string]string{"stream": long, "whole": strings.Replace(long, `,"stream":true`, "", 1)} {
+		answer, _ := s.run(t, name, body)
+		s.table(t, name)
+		if _, err := s.rpc.Drop(t.Context(), &wire.LegRequest{Leg: name}); err != nil {
+			t.Fatal(err)
+		}
+		w := <-answer
+		switch {
+		case name == "whole" && w.Code != http.StatusServiceUnavailable:
+			t.Errorf("whole: %d %s", w.Code, w.Body)
+		case name == "stream" && (w.Code != http.StatusOK || strings.Contains(w.Body.String(), "[DONE]") || strings.Contains(w.Body.String(), "error")):
+			t.Errorf("stream: %d %s", w.Code, w.Body)
+		}
+		s.settle(t, name, empty)
+	}
+}
+
+// Every leg is one request's, until its answer is over.
+func TestLegsAreUnique(t *testing.T) {
+	s := serve(t, Config{Speed: 20})
+	answer, cancel := s.run(t, "a", long)
+	s.table(t, "a")
+	twice, _ := s.run(t, "a", long)
+	if w := <-twice; w.Code != http.StatusConflict {
+		t.Errorf("a second one: %d %s", w.Code, w.Body)
+	}
+	s.table(t, "a")
+	cancel()
+	<-answer
+	again, _ := s.run(t, "a", `{"prompt":[1],"max_tokens":2}`)
+	if w := <-again; w.Code != http.StatusOK {
+		t.Errorf("after it has ended: %d %s", w.Code, w.Body)
+	}
+	endless, _ := s.run(t, strings.Repeat("x", table.MaxName+1), long)
+	if w := <-endless; w.Code != http.StatusBadRequest {
+		t.Errorf("an endless name: %d", w.Code)
+	}
+}
+
+// What cannot be adopted is refused with a reason, and stays reserved.
+func TestAdoptionRefused(t *testing.T) {
+	s := serve(t, Config{Speed: 20})
+	adopt := func(more string) *httptest.ResponseRecorder {
+		return answerTo(s.Engine, post("/v1/completions", `{"prompt":[],"max_tokens":3,"ignore_eos":true`+more+`}`))
+	}
+	const r = `,"kv_transfer_params":{"cascade_reservation":"r"}`
+	expect := func(what string, w *httptest.ResponseRecorder, code int, words string) {
+		t.Helper()
+		if w.Code != code || !strings.Contains(w.Body.String(), words) {
+			t.Errorf("%s: %d %s, want %d and %q", what, w.Code, w.Body, code, words)
+		}
+	}
+	expect("unknown", adopt(r), 404, "no such reservation")
+	if _, err := s.rpc.Reserve(t.Context(), &wire.ReserveRequest{Session: s.session, Reservation: "r", Tokens: 64}); err != nil {
+		t.Fatal(err)
+	}
+	expect("unfilled", adopt(r), 409, "never filled")
+	if _, err := s.rpc.Filled(t.Context(), &wire.FilledRequest{Reservation: "r", Ids: []uint32{1, 2, 3}, Computed: 2}); err != nil {
+		t.Fatal(err)
+	}
+	expect("with a prompt", answerTo(s.Engine, post("/v1/completions", `{"prompt":[1]`+r+`}`)), 400, "must be empty")
+	expect("with messages", answerTo(s.Engine, post("/v1/chat/completions", `{"messages":[{"role":"user"}]`+r+`}`)), 400, "must be empty")
+	expect("with ids", answerTo(s.Engine, post("/v1/chat/completions", `{"kv_transfer_params":{"cascade_reservation":"r","prompt_token_ids":[1]}}`)), 400, "must be empty")
+	expect("too long", answerTo(s.Engine, post("/v1/completions", `{"prompt":[],"max_tokens":5000`+r+`}`)), 400, "maximum context length")
+	expect("a nameless one", adopt(`,"kv_transfer_params":{"cascade_reservation":""}`), 400, "1 to 256 bytes")
+	s.settle(t, "still reserved", func(st batch.Stats) bool { return st.Reserved == 4 })
+	answer, cancel := s.run(t, "", `{"prompt":[],"max_tokens":4000,"ignore_eos":true`+r+`}`)
+	s.settle(t, "adopted", func(st batch.Stats) bool { return st.Running == 1 && st.Reserved == 0 })
+	expect("adopted", adopt(r), 409, "has adopted")
+	if _, err := s.rpc.Release(t.Context(), &wire.ReleaseRequest{Reservation: "r"}); err != nil {
+		t.Error(err)
+	}
+	for _, err := range []error{
+		second(s.rpc.Filled(t.Context(), &wire.FilledRequest{Reservation: "r", From: 3, Ids: []uint32{4}, Computed: 3})),
+		second(s.rpc.Reserve(t.Context(), &wire.ReserveRequest{Session: s.session, Reservation: "r", Tokens: 64})),
+	} {
+		if status.Code(err) != codes.AlreadyExists {
+			t.Errorf("of an adopted one: %v", err)
+		}
+	}
+	cancel()
+	<-answer
+	s.settle(t, "the adopted request's client has gone", empty)
+	expect("over", adopt(r), 404, "no such reservation")
+
+	plain, stop := start(t, Config{})
+	defer stop()
+	for w := answerTo(plain, post("/v1/completions", `{"prompt":[]`+r+`}`)); ; w = answerTo(plain, post("/v1/completions", `{"prompt":[]`+r+`}`)) {
+		if w.Code != http.StatusServiceUnavailable { // it does not run yet
+			expect("no table", w, 400, "serves no block table")
+			break
+		}
+	}
+}
+
+// A reservation whose last position, or whose whole text, is not computed is
+// adopted all the same: the engine computes the rest.
+func TestAdoptComputesTheRest(t *testing.T) {
+	s := serve(t, Config{Speed: 100})
+	const ids = "[11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30]"
+	want := complete(t, s.Engine, `{"prompt":`+ids+`,"max_tokens":20,"ignore_eos":true,"return_token_ids":true}`).Choices[0].TokenIDs
+	list := make([]uint32, 20)
+	for i := range list {
+		list[i] = uint32(11 + i)
+	}
+	if _, err := s.rpc.Reserve(t.Context(), &wire.ReserveRequest{Session: s.session, Reservation: "r", Tokens: 10}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.rpc.Filled(t.Context(), &wire.FilledRequest{Reservation: "r", Ids: list}); err != nil {
+		t.Fatal(err)
+	}
+	got := complete(t, s.Engine, `{"prompt":[],"max_tokens":20,"ignore_eos":true,"return_token_ids":true,"kv_transfer_params":{"cascade_reservation":"r"}}`)
+	if fmt.Sprint(got.Choices[0].TokenIDs) != fmt.Sprint(want) || got.Usage.PromptTokens != 20 || got.Usage.CompletionTokens != 20 || got.Usage.Details.Cached != 0 {
+		t.Errorf("%+v, want ids %v", got, want)
+	}
+	s.settle(t, "at the end", empty)
+}
+
+// When the engine ends, callers are told, and nobody waits for it.
+func TestTableEndsWithTheEngine(t *testing.T) {
+	s := serve(t, Config{})
+	answer, _ := s.run(t, "a", long)
+	s.table(t, "a")
+	if _, err := s.rpc.Freeze(t.Context(), &wire.TableRequest{Session: s.session, Leg: "a"}); err != nil {
+		t.Fatal(err)
+	}
+	s.stop()
+	if w := <-answer; !strings.Contains(w.Body.String(), `{"error":`) {
+		t.Errorf("the frozen request: %s", w.Body)
+	}
+	if left, err := filepath.Glob(filepath.Join(s.cfg.Blocks, "*")); len(left) != 0 || err != nil {
+		t.Errorf("left behind: %v %v", left, err)
+	}
+}
+
+// Seeding looks at the bytes that may begin a character, and at no more.
+func TestSeed(t *testing.T) {
+	v, err := vocabulary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, whole := range []string{"a b c", "x🌿y龍z", "🌿🌿", "龍", "ᚠ and 𝄞", "\x80\x80🌿\xf0\x9f", "é\xc3"} {
+		ids, err := v.Encode(whole)
+		if err != nil {
+			t.Fatal(err)
+		}
+		show := func(tx *text, ids []model.Token, end bool) (out []byte) {
+			for _, id := range ids {
+				tx.add(id)
+				out = tx.take(out)
+			}
+			if end {
+				out = tx.rest(out)
+			}
+			return out
+		}
+		want := show(newText(v, &request{}), ids, true)
+		for cut := range ids {
+			first, then := newText(v, &request{}), newText(v, &request{})
+			got := show(first, ids[:cut], false)
+			then.seed(tail(v, ids[:cut]))
+			got = append(got, show(then, ids[cut:], true)...)
+			if string(got) != string(want) {
+				t.Errorf("%q cut at %d: %q, want %q", whole, cut, got, want)
+			}
+		}
+	}
+}
