@@ -17,7 +17,7 @@ type model struct {
 	next    time.Time     // of the next planning period
 	lacks   time.Time     // since when a stage has no ready replica although others are; zero: none lacks
 	ratio   length.Ratio  // bytes per token served
-	held    []float64     // mean work per stage, as of the last tick; -1: nobody knows
+	held    []float64     // mean held tokens per stage, as of the last tick; -1: nobody knows
 	borders []Refine      // between the stages, as of the last tick; none: not refined
 	decider decider
 }
@@ -135,16 +135,16 @@ func (s *State) workload(now time.Time, m *model, flow policies.Flow, eligible [
 	return w
 }
 
-// meanHeld is the mean, for each stage, of what its replicas hold and have
-// promised to hold: the work of those that take requests and whose report is
-// not late. An engine that is gone holds nothing and would make outliers of all
-// others. -1 where nobody counts.
+// meanHeld is the mean, for each stage, of the tokens that its replicas hold, of
+// those that take requests and whose report is not late. An engine that is gone
+// holds nothing and would make outliers of all others. What is promised is not
+// part of it: a replica sells what runs. -1 where nobody counts.
 func (s *State) meanHeld(now time.Time, m *model) []float64 {
 	mean := make([]float64, len(m.plan.Stages))
 	n := make([]float64, len(mean))
 	for _, r := range s.replicas {
 		if r.Model == m.Name && r.stage >= 0 && r.ready() && r.fresh(now, s.rules.Grace) {
-			mean[r.stage] += work(Loaded{Work: r.work(), KV: r.Capacity.KV})
+			mean[r.stage] += work(Loaded{Work: r.report.Load.Held, KV: r.Capacity.KV})
 			n[r.stage]++
 		}
 	}

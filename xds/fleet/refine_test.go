@@ -166,8 +166,7 @@ func TestMedian(t *testing.T) {
 }
 
 // TestStageMean: the mean that a replica compares itself with is that of what
-// its stage's replicas carry, promises included, as far as they are heard and
-// ready; it makes nobody an outlier by accident.
+// its stage's replicas hold, as far as they are heard and ready; it makes nobody an outlier by accident.
 func TestStageMean(t *testing.T) {
 	s := staged(t)
 	excess := func(id string) policies.Tokens {
@@ -175,20 +174,20 @@ func TestStageMean(t *testing.T) {
 		if !ok {
 			t.Fatalf("no reply for %s", id)
 		}
-		return outlier.Detector{}.Excess(s.byID[policies.ReplicaID(id)].work(), policies.Tokens(reply.MeanHeld))
+		return outlier.Detector{}.Excess(s.byID[policies.ReplicaID(id)].report.Load.Held, policies.Tokens(reply.MeanHeld))
 	}
 	mean := func(id string) float64 { reply, _ := s.Reply(policies.ReplicaID(id)); return reply.MeanHeld }
-	if got := mean("r0"); got != 1500 {
-		t.Errorf("mean %v, want held and promised, 1500", got)
+	if got := mean("r0"); got != 1000 {
+		t.Errorf("mean %v of 1000 and 1000", got)
 	}
 	busy := stagedReport("r0")
 	busy.Load = policies.Load{Held: 3000, Promised: 1500}
 	settleState(s, start, Reported{busy})
 	settleState(s, start, Tick{})
-	if got := mean("r1"); got != 3000 {
-		t.Errorf("mean %v of 4500 and 1500", got)
+	if got := mean("r1"); got != 2000 {
+		t.Errorf("mean %v of 3000 and 1000", got)
 	}
-	if excess("r0") != 1500 || excess("r1") != 0 {
+	if excess("r0") != 1000 || excess("r1") != 0 {
 		t.Errorf("r0 is %v above the mean, r1 %v", excess("r0"), excess("r1"))
 	}
 	// An engine that dies holds nothing; that makes no outlier of the others.
@@ -196,7 +195,7 @@ func TestStageMean(t *testing.T) {
 	dead.EngineReady, dead.Load = false, policies.Load{}
 	settleState(s, start, Reported{dead})
 	settleState(s, start, Tick{})
-	if mean("r0") != 4500 || excess("r0") != 0 {
+	if mean("r0") != 3000 || excess("r0") != 0 {
 		t.Errorf("beside a dead engine r0 has mean %v", mean("r0"))
 	}
 	// A lie counts for no more than two caches.
@@ -204,12 +203,12 @@ func TestStageMean(t *testing.T) {
 	lie.Load.Held = maxTokens
 	settleState(s, start, Reported{lie})
 	settleState(s, start, Tick{})
-	if got := mean("r0"); got != (4500+200_000)/2 {
+	if got := mean("r0"); got != (3000+200_000)/2 {
 		t.Errorf("beside a liar r0 has mean %v", got)
 	}
 	// Out of its stage a replica is compared with itself.
 	settleState(s, start, Drain{"r0"})
-	if mean("r0") != 4500 || excess("r0") != 0 {
+	if mean("r0") != 3000 || excess("r0") != 0 {
 		t.Errorf("drained, r0 has mean %v", mean("r0"))
 	}
 	if _, ok := s.Reply("r9"); ok {

@@ -8,8 +8,8 @@ import (
 // Reply is what a replica is told in answer to its report.
 type Reply struct {
 	Epoch policies.Epoch // of its model's plan
-	// MeanHeld is the mean of the tokens that the replicas of its stage hold and
-	// have promised to hold, as of the last tick. Where there is no such mean,
+	// MeanHeld is the mean of the tokens that the replicas of its stage hold, as
+	// of the last tick or the last plan; Load.Held is what to compare it with. Where there is no such mean,
 	// because the replica is in no stage or nobody's report counts, it is the
 	// replica's own figure: whoever compares itself with it is no outlier.
 	MeanHeld float64
@@ -25,7 +25,7 @@ func (s *State) Reply(id policies.ReplicaID) (reply Reply, ok bool) {
 		return Reply{}, false
 	}
 	m := s.model(r.Model)
-	reply = Reply{Epoch: m.plan.Epoch, MeanHeld: float64(r.work()), Drain: r.ordered()}
+	reply = Reply{Epoch: m.plan.Epoch, MeanHeld: float64(r.report.Load.Held), Drain: r.ordered()}
 	if i := r.stage; i >= 0 && i < len(m.held) && m.held[i] >= 0 {
 		reply.MeanHeld = m.held[i]
 	}
