@@ -1,0 +1,427 @@
+package handover
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// host is a process with one door, and its place.
+type host struct {
+	path    string
+	doors   Doors
+	door    net.Listener
+	settled int
+	resumed int
+	left    int
+	served  chan error // what Serve returned
+	stop    context.CancelFunc
+	talks   []net.Conn
+}
+
+func newHost(t *testing.T) *host {
+	t.Helper()
+	ctx, stop := context.WithCancel(context.Background())
+	h := &host{path: filepath.Join(t.TempDir(), "s"), served: make(chan error, 1), stop: stop}
+	claim, err := Begin(ctx, h.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if h.door, err = h.doors.Add("clients", l); err != nil {
+		t.Fatal(err)
+	}
+	post, err := claim.Finish(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		h.served <- post.Serve(ctx, Config{
+			Doors:  &h.doors,
+			Settle: func(context.Context) { h.settled++ }, Resume: func() { h.resumed++ }, Left: func() { h.left++ },
+		})
+	}()
+	t.Cleanup(func() {
+		stop()
+		h.door.Close()
+	})
+	return h
+}
+
+// end stops the host and wants it to have been what it was all along.
+func (h *host) end(t *testing.T) {
+	t.Helper()
+	h.stop()
+	for _, conn := range h.talks {
+		conn.Close()
+	}
+	if err := <-h.served; !errors.Is(err, context.Canceled) {
+		t.Errorf("Serve: %v", err)
+	}
+	if h.left != 0 || h.settled != h.resumed {
+		t.Errorf("left %d times, settled %d times, resumed %d times", h.left, h.settled, h.resumed)
+	}
+}
+
+// talk opens a conversation with a host.
+func (h *host) talk(t *testing.T) *net.UnixConn {
+	t.Helper()
+	conn, err := net.Dial("unixpacket", h.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.talks = append(h.talks, conn)
+	return conn.(*net.UnixConn)
+}
+
+// TestSuccessorFails at every step: the host goes on, and the next successor
+// finds it.
+func TestSuccessorFails(t *testing.T) {
+	h := newHost(t)
+	ctx := t.Context()
+	before := openFiles(t)
+	for name, fail := range map[string]func(){
+		"after it has connected": func() { h.talk(t).Close() },
+		"after it has asked": func() {
+			conn := h.talk(t)
+			if err := send(conn, message{Step: "ask"}); err != nil {
+				t.Error(err)
+			}
+			conn.Close()
+		},
+		"with the sockets": func() {
+			c, err := Begin(ctx, h.path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(c.Listeners) != 1 || c.Process != os.Getpid() {
+				t.Errorf("%+v", c)
+			}
+			c.Abandon()
+			c.Abandon()
+		},
+		"by another word": func() {
+			conn := h.talk(t)
+			if err := send(conn, message{Step: "ready"}); err != nil {
+				t.Error(err)
+			}
+			if _, _, err := receive(conn, "doors", patience); err == nil || !strings.Contains(err.Error(), `says "ready" where "ask" is due`) {
+				t.Errorf("it is told %v", err)
+			}
+		},
+		"by nonsense": func() {
+			conn := h.talk(t)
+			if _, err := conn.Write([]byte("GET / HTTP/1.1")); err != nil {
+				t.Error(err)
+			}
+		},
+		"by too many words": func() {
+			conn := h.talk(t)
+			if _, err := conn.Write(make([]byte, maxMessage+1)); err != nil {
+				t.Error(err)
+			}
+		},
+		"by another version": func() {
+			conn := h.talk(t)
+			if _, err := conn.Write([]byte(`{"version":9,"step":"ask"}`)); err != nil {
+				t.Error(err)
+			}
+			if _, _, err := receive(conn, "doors", patience); err == nil || !strings.Contains(err.Error(), "by version 9, this one by version 1") {
+				t.Errorf("it is told %v", err)
+			}
+		},
+		"by files that nobody wants": func() {
+			conn := h.talk(t)
+			f, err := os.Open(os.DevNull)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			if err := send(conn, message{Step: "ask"}, f); err != nil {
+				t.Error(err)
+			}
+			if _, _, err := receive(conn, "doors", patience); err == nil || !strings.Contains(err.Error(), "1 sockets came under 0 names") {
+				t.Errorf("it is told %v", err)
+			}
+		},
+	} {
+		fail()
+		conn, err := net.Dial("tcp", h.door.Addr().String())
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		in, err := h.door.Accept()
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		in.Close()
+		conn.Close()
+	}
+	c, err := Begin(ctx, h.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Abandon()
+	h.end(t)
+	for alarm := time.After(patience); openFiles(t) > before; {
+		select {
+		case <-alarm:
+			t.Fatalf("%d files are open, %d were before", openFiles(t), before)
+		case <-time.After(time.Millisecond):
+		}
+	}
+}
+
+// TestHostDies between the sockets and the successor's word: the successor
+// takes its place.
+func TestHostDies(t *testing.T) {
+	h := newHost(t)
+	c, err := Begin(t.Context(), h.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := c.Take("clients", h.door.Addr().String())
+	if l == nil {
+		t.Fatal("no socket")
+	}
+	defer l.Close()
+	h.stop()
+	<-h.served
+	post, err := c.Finish(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	post.Close()
+}
+
+// TestDeadSocket: what a killed process leaves stops nobody.
+func TestDeadSocket(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	for _, at := range []string{path, path + temporary} {
+		l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: at, Net: "unixpacket"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.SetUnlinkOnClose(false)
+		l.Close()
+	}
+	c, err := Begin(t.Context(), path)
+	if err != nil || len(c.Listeners) > 0 || c.Process != 0 {
+		t.Fatalf("%+v, %v", c, err)
+	}
+	post, err := c.Finish(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	post.Close()
+	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the path is not free: %v", err)
+	}
+}
+
+// TestSilentHost: a process that runs and says nothing is an error, when the
+// caller's patience ends, and so is one that is starting for ever.
+func TestSilentHost(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	ctx, cancel := context.WithTimeoutCause(t.Context(), 100*time.Millisecond, errors.New("enough"))
+	defer cancel()
+	if _, err := Begin(ctx, path); err == nil || !strings.Contains(err.Error(), "the process that serves "+path) {
+		t.Errorf("silent: %v", err)
+	}
+	f, err := lock(t.Context(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := Begin(ctx, path); err == nil || !strings.Contains(err.Error(), "another process is starting at "+path+": enough") {
+		t.Errorf("starting: %v", err)
+	}
+}
+
+// TestOtherUsers get no socket.
+func TestOtherUsers(t *testing.T) {
+	if os.Geteuid() != 0 || runtime.GOOS != "linux" {
+		t.Skip("only root can become somebody else")
+	}
+	h := newHost(t)
+	path := filepath.Join("/tmp", filepath.Base(filepath.Dir(h.path))+".sock")
+	// The test's own directories are closed to others.
+	if err := os.Link(h.path, path); err != nil {
+		t.Skip(err)
+	}
+	defer os.Remove(path)
+	if err := os.Chmod(path, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	answer := make(chan error)
+	go func() {
+		runtime.LockOSThread() // for ever: the thread is somebody else's
+		answer <- askAs(path, 65534)
+	}()
+	if err := <-answer; err == nil || !strings.Contains(err.Error(), "nothing came") {
+		t.Error(err)
+	}
+	h.end(t)
+}
+
+// askAs asks for sockets as another user, on the present thread.
+func askAs(path string, uid int) error {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	keep := ^uintptr(0)
+	if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, keep, uintptr(uid), keep); e != 0 {
+		return e
+	}
+	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: path}); err != nil {
+		return err
+	}
+	// The host may have hung up already.
+	_ = unix.Send(fd, []byte(`{"version":1,"step":"ask"}`), unix.MSG_NOSIGNAL)
+	buf := make([]byte, maxMessage)
+	n, err := unix.Read(fd, buf)
+	if n > 0 {
+		return errors.New("an answer came: " + string(buf[:n]))
+	}
+	return errors.Join(err, errors.New("nothing came"))
+}
+
+// TestTakeWhereTheAddressIs: a socket on another address than the present file
+// says is of no use.
+func TestTakeWhereTheAddressIs(t *testing.T) {
+	for want, good := range map[string]bool{"127.0.0.1:0": true, "127.0.0.1:1": false, "127.0.0.2:0": false, ":0": true, "nonsense": false} {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := &Claim{Listeners: map[string]net.Listener{"clients": l}}
+		got := c.Take("clients", want)
+		if (got != nil) != good || c.Take("clients", want) != nil {
+			t.Errorf("%s: %v", want, got)
+		}
+		l.Close()
+	}
+}
+
+// TestGate: a server behind a door that was left notices nothing before it
+// closes it, and no door opens after.
+func TestGate(t *testing.T) {
+	var d Doors
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, err := d.Add("a", l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Add("a", l); err == nil {
+		t.Error("one name, two sockets")
+	}
+	if _, err := d.Add("b", g); err == nil {
+		t.Error("a door behind a door")
+	}
+	g.Close()
+	if _, err := net.Dial("tcp", l.Addr().String()); err == nil {
+		t.Error("the socket of a closed door is open")
+	}
+	synctest.Test(t, func(t *testing.T) {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if g, err = d.Add("a", l); err != nil {
+			t.Fatal(err)
+		}
+		d.Leave()
+		if _, err := d.Add("c", l); !errors.Is(err, ErrLeft) {
+			t.Errorf("after Leave: %v", err)
+		}
+		accepted := make(chan error, 1)
+		go func() {
+			_, err := g.Accept()
+			accepted <- err
+		}()
+		synctest.Wait()
+		select {
+		case err := <-accepted:
+			t.Errorf("Accept returns %v", err)
+		default:
+		}
+		g.Close()
+		if err := <-accepted; !errors.Is(err, net.ErrClosed) {
+			t.Errorf("after Close: %v", err)
+		}
+	})
+}
+
+func TestPath(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Chmod(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	path, err := Path(filepath.Join(dir, "run"), "a/b", "127.0.0.1:9000")
+	if err != nil || filepath.Dir(path) != filepath.Join(dir, "run") || !strings.Contains(path, "a%2Fb@127.0.0.1:9000") {
+		t.Errorf("%s, %v", path, err)
+	}
+	long, err := Path(dir, strings.Repeat("x", 128), "127.0.0.1:9000")
+	other, _ := Path(dir, strings.Repeat("x", 128), "127.0.0.1:9001")
+	if err != nil || len(long) > maxPath || long == other {
+		t.Errorf("%s, %s, %v", long, other, err)
+	}
+	open := filepath.Join(dir, "open")
+	if err := os.Mkdir(open, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(dir, "file")
+	if err := os.Symlink(dir, file); err != nil {
+		t.Fatal(err)
+	}
+	for dir, want := range map[string]string{
+		open: "is open to other users", file: "is no directory", filepath.Join(dir, strings.Repeat("x", 100)): "too long",
+	} {
+		if _, err := Path(dir, "r0", "127.0.0.1:9000"); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", dir, err)
+		}
+	}
+	t.Setenv("XDG_RUNTIME_DIR", "/run/user/1")
+	if got := RuntimeDir(); got != "/run/user/1/cascade" {
+		t.Error(got)
+	}
+	t.Setenv("XDG_RUNTIME_DIR", "")
+	if got := RuntimeDir(); !strings.HasPrefix(got, os.TempDir()) {
+		t.Error(got)
+	}
+}
+
+func FuzzMessage(f *testing.F) {
+	f.Add([]byte(`{"version":1,"step":"doors","doors":["a","b"]}`))
+	f.Add([]byte(`{"version":1,"step":"refused","why":"x"}`))
+	f.Fuzz(func(t *testing.T, body []byte) {
+		m, err := decode(body, "doors")
+		if err == nil && (m.Version != version || m.Step != "doors" || len(m.Doors) > maxDoors) {
+			t.Fatalf("accepted: %+v", m)
+		}
+	})
+}

@@ -1,0 +1,288 @@
+package handover
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// patience bounds what must happen soon.
+const patience = 20 * time.Second
+
+// settle is how long a process that has left waits in silence for requests.
+const settle = 250 * time.Millisecond
+
+// process is one generation of a daemon, inside the test.
+type process struct {
+	t     *testing.T
+	doors Doors
+	left  chan struct{} // closed when its successor accepts
+	done  chan struct{} // closed when it has ended
+	stop  context.CancelFunc
+}
+
+// launch runs a generation at the path until it has a successor and its
+// connections have ended, or until stop. It returns when it has its place.
+func launch(t *testing.T, path, address, name string) *process {
+	t.Helper()
+	ctx, stop := context.WithCancel(context.Background())
+	p := &process{t: t, left: make(chan struct{}), done: make(chan struct{}), stop: stop}
+	claim, err := Begin(ctx, path)
+	if err != nil {
+		t.Error(err)
+		close(p.done)
+		return p
+	}
+	l := claim.Take("clients", address)
+	if l == nil {
+		if l, err = net.Listen("tcp", address); err != nil {
+			t.Error(err)
+			claim.Abandon()
+			close(p.done)
+			return p
+		}
+	}
+	gate, err := p.doors.Add("clients", l)
+	if err != nil {
+		t.Error(err)
+	}
+	var protocols http.Protocols
+	protocols.SetHTTP1(true)
+	protocols.SetUnencryptedHTTP2(true)
+	var leaving atomic.Bool
+	quiet := make(chan struct{}, 1) // holds a token after a request
+	server := &http.Server{Protocols: &protocols, Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if leaving.Load() {
+			// Over HTTP/2 this is a GOAWAY: what comes later is asked again elsewhere.
+			w.Header().Set("Connection", "close")
+		}
+		io.WriteString(w, name)
+		select {
+		case quiet <- struct{}{}:
+		default:
+		}
+	})}
+	var wg sync.WaitGroup
+	wg.Go(func() { server.Serve(gate) })
+	post, err := claim.Finish(ctx)
+	if err != nil {
+		t.Error(err)
+	}
+	go func() {
+		defer close(p.done)
+		if err := post.Serve(ctx, Config{Doors: &p.doors}); err == nil {
+			close(p.left)
+		}
+		// Connections that were accepted last have their requests on the way.
+		leaving.Store(true)
+		for last := false; !last; {
+			select {
+			case <-quiet:
+			case <-time.After(settle):
+				last = true
+			}
+		}
+		ending, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := server.Shutdown(ending); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		wg.Wait()
+	}()
+	return p
+}
+
+func (p *process) end() {
+	p.stop()
+	<-p.done
+}
+
+// freeAddress is an address of loopback that nobody listens on, below the range
+// from which outgoing connections take theirs.
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	for {
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 10000+rand.N(20000)))
+		if err != nil {
+			continue
+		}
+		l.Close()
+		return l.Addr().String()
+	}
+}
+
+// clients ask without a pause, each in its own way, until the end; any answer
+// but a good one is an error.
+type clients struct {
+	asked atomic.Int64
+	last  atomic.Value // name of a generation
+	stop  context.CancelFunc
+	wg    sync.WaitGroup
+}
+
+func ask(t *testing.T, address string) *clients {
+	ctx, stop := context.WithCancel(context.Background())
+	c := &clients{stop: stop}
+	h2 := func() *http.Transport {
+		var protocols http.Protocols
+		protocols.SetUnencryptedHTTP2(true)
+		return &http.Transport{Protocols: &protocols}
+	}
+	kept := h2()
+	for _, dial := range []func() (*http.Transport, bool){
+		func() (*http.Transport, bool) { return &http.Transport{DisableKeepAlives: true}, true },
+		func() (*http.Transport, bool) { return h2(), true },
+		func() (*http.Transport, bool) { return kept, false },
+	} {
+		for range 2 {
+			c.wg.Go(func() {
+				for ctx.Err() == nil {
+					tr, close := dial()
+					resp, err := (&http.Client{Transport: tr, Timeout: patience}).Get("http://" + address)
+					if err != nil {
+						t.Errorf("request %d: %v", c.asked.Load(), err)
+						return
+					}
+					body, err := io.ReadAll(resp.Body)
+					resp.Body.Close()
+					if err != nil {
+						t.Error(err)
+					}
+					if close {
+						tr.CloseIdleConnections()
+					}
+					c.last.Store(string(body))
+					c.asked.Add(1)
+				}
+				kept.CloseIdleConnections()
+			})
+		}
+	}
+	return c
+}
+
+// await waits until some more requests were answered.
+func (c *clients) await(t *testing.T, more int64) {
+	t.Helper()
+	until, alarm := c.asked.Load()+more, time.After(patience)
+	for c.asked.Load() < until {
+		select {
+		case <-alarm:
+			t.Fatalf("%d requests answered", c.asked.Load())
+		case <-time.After(time.Millisecond):
+		}
+	}
+}
+
+func (c *clients) end() {
+	c.stop()
+	c.wg.Wait()
+}
+
+// openFiles counts the descriptors of this process.
+func openFiles(t *testing.T) int {
+	t.Helper()
+	all, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Skip(err)
+	}
+	return len(all)
+}
+
+// TestNobodyIsRefused hands over twenty times while clients connect all the
+// time.
+func TestNobodyIsRefused(t *testing.T) {
+	path, address := filepath.Join(t.TempDir(), "s"), freeAddress(t)
+	warm := launch(t, path, address, "warm")
+	warm.end()
+	before := openFiles(t)
+	now := launch(t, path, address, "0")
+	c := ask(t, address)
+	c.await(t, 20)
+	for i := range 20 {
+		next := launch(t, path, address, fmt.Sprint(i+1))
+		select {
+		case <-now.left:
+		case <-time.After(patience):
+			t.Fatal("the old process does not leave")
+		}
+		c.await(t, 20)
+		now.end()
+		now = next
+	}
+	c.await(t, 20)
+	c.end()
+	if got := c.last.Load(); got != "20" {
+		t.Errorf("generation %v answered last", got)
+	}
+	now.end()
+	t.Logf("%d requests over 20 hand-overs", c.asked.Load())
+	if _, err := os.Lstat(path); !os.IsNotExist(err) {
+		t.Errorf("the socket is left behind: %v", err)
+	}
+	if _, err := net.DialTimeout("tcp", address, patience); err == nil {
+		t.Error("somebody still listens")
+	}
+	for alarm := time.After(patience); openFiles(t) > before; {
+		select {
+		case <-alarm:
+			t.Fatalf("%d files are open, %d were before", openFiles(t), before)
+		case <-time.After(time.Millisecond):
+		}
+	}
+}
+
+// TestRacingProcesses starts many at once: they take over from each other in
+// some order, and one is left.
+func TestRacingProcesses(t *testing.T) {
+	path, address := filepath.Join(t.TempDir(), "s"), freeAddress(t)
+	first := launch(t, path, address, "first")
+	c := ask(t, address)
+	var mu sync.Mutex
+	all := []*process{first}
+	var wg sync.WaitGroup
+	for i := range 6 {
+		wg.Go(func() {
+			p := launch(t, path, address, fmt.Sprint(i))
+			mu.Lock()
+			defer mu.Unlock()
+			all = append(all, p)
+		})
+	}
+	wg.Wait()
+	c.await(t, 20)
+	// All but the last have left, or are about to.
+	here, alarm := len(all), time.After(patience)
+	for here > 1 {
+		here = 0
+		for _, p := range all {
+			select {
+			case <-p.left:
+			default:
+				here++
+			}
+		}
+		select {
+		case <-alarm:
+			t.Fatalf("%d processes accept", here)
+		case <-time.After(time.Millisecond):
+		}
+	}
+	c.end()
+	for _, p := range all {
+		p.end()
+	}
+}

@@ -1,0 +1,108 @@
+package handover
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// maxPath is how long the path of a Unix socket may be, in bytes, with room for
+// the name that it has until it is in its place.
+const maxPath = 107 - len(temporary)
+
+// temporary is what the name of a socket ends in before it is in its place.
+const temporary = ".new"
+
+// lockEvery is how often a lock that another process has is tried.
+const lockEvery = 20 * time.Millisecond
+
+// RuntimeDir is where the user's sockets lie unless another directory is named:
+// $XDG_RUNTIME_DIR/cascade, or cascade-<uid> in the directory for temporary
+// files.
+func RuntimeDir() string {
+	if dir := os.Getenv("XDG_RUNTIME_DIR"); filepath.IsAbs(dir) {
+		return filepath.Join(dir, "cascade")
+	}
+	return filepath.Join(os.TempDir(), fmt.Sprintf("cascade-%d", os.Geteuid()))
+}
+
+// Path is the Unix socket of the process that serves an address under a name,
+// in dir, which it makes where there is none. Two processes meet at a path when
+// both the name and the address are the same.
+func Path(dir, name, address string) (string, error) {
+	dir, err := filepath.Abs(dir)
+	if err == nil {
+		err = private(dir)
+	}
+	if err != nil {
+		return "", fmt.Errorf("runtime directory: %w", err)
+	}
+	key := url.PathEscape(name) + "@" + url.PathEscape(address)
+	path := filepath.Join(dir, key+".sock")
+	if len(path) > maxPath {
+		sum := sha256.Sum256([]byte(key))
+		path = filepath.Join(dir, fmt.Sprintf("%x.sock", sum[:8]))
+	}
+	if len(path) > maxPath {
+		return "", fmt.Errorf("runtime directory: %s is too long for the path of a Unix socket; choose a shorter one", dir)
+	}
+	return path, nil
+}
+
+// private makes dir, or checks that nobody but the own user can enter it.
+func private(dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	var st unix.Stat_t
+	if err := unix.Lstat(dir, &st); err != nil {
+		return fmt.Errorf("%s: %w", dir, err)
+	}
+	switch {
+	case st.Mode&unix.S_IFMT != unix.S_IFDIR:
+		return fmt.Errorf("%s is no directory; choose another one", dir)
+	case int(st.Uid) != os.Geteuid():
+		return fmt.Errorf("%s belongs to user %d; choose a directory of your own", dir, st.Uid)
+	case st.Mode&0o077 != 0:
+		return fmt.Errorf("%s is open to other users; make it private (chmod 700) or choose another one", dir)
+	}
+	return nil
+}
+
+// lock waits until no other process has the path's lock, and takes it. Closing
+// the file frees it, as does the end of the process.
+func lock(ctx context.Context, path string) (*os.File, error) {
+	every := time.NewTicker(lockEvery)
+	defer every.Stop()
+	for {
+		f, err := tryLock(path)
+		if err == nil || !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+			return f, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("another process is starting at %s: %w", path, context.Cause(ctx))
+		case <-every.C:
+		}
+	}
+}
+
+// tryLock takes the path's lock, or fails with EWOULDBLOCK.
+func tryLock(path string) (*os.File, error) {
+	f, err := os.OpenFile(path+".lock", os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("lock %s: %w", f.Name(), err)
+	}
+	return f, nil
+}

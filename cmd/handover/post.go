@@ -1,0 +1,170 @@
+package handover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"time"
+)
+
+// settleTimeout bounds Config.Settle.
+const settleTimeout = 10 * time.Second
+
+// Config is what Serve needs.
+type Config struct {
+	// Doors are the sockets to hand over. Required.
+	Doors *Doors
+	// Settle is called when a successor has asked, before it gets the sockets:
+	// to end what no two processes can share. It is over when it returns, or
+	// within ten seconds, when ctx ends. nil does nothing.
+	Settle func(ctx context.Context)
+	// Resume is called when a successor that was settled for has failed. nil
+	// does nothing.
+	Resume func()
+	// Left is called when the successor accepts, after the doors were left and
+	// before the successor is told: to end, within seconds, what it goes on
+	// with. nil does nothing.
+	Left func()
+	// Logger takes what an operator should know; nil discards.
+	Logger *slog.Logger
+}
+
+// Post is a process's place at its path. Its methods are for one goroutine.
+type Post struct {
+	path string
+	l    *net.UnixListener // nil where the system has no hand-over, and after one
+	file os.FileInfo       // of the socket
+}
+
+// newPost puts a socket of this process at the path, whatever is there.
+func newPost(path string) (*Post, error) {
+	at := path + temporary
+	if err := os.Remove(at); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: at, Net: "unixpacket"})
+	if err != nil {
+		return nil, err
+	}
+	l.SetUnlinkOnClose(false)
+	p := &Post{path: path, l: l}
+	if err = os.Rename(at, path); err == nil {
+		p.file, err = os.Lstat(path)
+	}
+	if err != nil {
+		l.Close()
+		return nil, err
+	}
+	return p, nil
+}
+
+// Serve waits for a successor and hands the doors over to it. It returns nil
+// once the doors are left: from then on this process is to end what it has, and
+// nothing else. It returns the context's cause when ctx ends first, and then
+// the path is free.
+func (p *Post) Serve(ctx context.Context, cfg Config) error {
+	if cfg.Doors == nil {
+		return errors.New("hand-over: Doors is nil")
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if p.l == nil {
+		<-ctx.Done()
+		return context.Cause(ctx)
+	}
+	defer p.Close()
+	l := p.l
+	defer context.AfterFunc(ctx, func() { l.Close() })()
+	for {
+		conn, err := l.AcceptUnix()
+		if ctx.Err() != nil {
+			if err == nil {
+				conn.Close()
+			}
+			return context.Cause(ctx)
+		}
+		if err != nil {
+			return fmt.Errorf("hand-over: %s: %w", p.path, err)
+		}
+		err = p.handOver(ctx, conn, cfg)
+		conn.Close()
+		if err == nil {
+			// The successor, who has the lock, puts its socket in this one's place.
+			l.Close()
+			p.l = nil
+			return nil
+		}
+		cfg.Logger.Warn("a hand-over failed; this process goes on", "error", err)
+	}
+}
+
+// Close frees the path, unless another process has taken it or is about to.
+func (p *Post) Close() {
+	if p.l == nil {
+		return
+	}
+	p.l.Close()
+	// Under the lock nobody puts a socket of its own there meanwhile.
+	f, err := tryLock(p.path)
+	if err != nil {
+		return
+	}
+	defer f.Close()
+	if now, err := os.Lstat(p.path); err == nil && os.SameFile(now, p.file) {
+		os.Remove(p.path)
+	}
+}
+
+// handOver talks to one successor. Its error says that the doors are as they
+// were.
+func (p *Post) handOver(ctx context.Context, conn *net.UnixConn, cfg Config) error {
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	if err := checkPeer(conn); err != nil {
+		return err
+	}
+	m, _, err := receive(conn, "ask", stepTimeout)
+	if err != nil {
+		// It may be there to read why.
+		_ = send(conn, message{Step: "refused", Why: err.Error()})
+		return err
+	}
+	cfg.Logger.Info("a new process takes over", "process", m.Process)
+	if cfg.Settle != nil {
+		settling, cancel := context.WithTimeout(ctx, settleTimeout)
+		cfg.Settle(settling)
+		cancel()
+	}
+	if err := p.give(conn, cfg.Doors); err != nil {
+		if cfg.Resume != nil {
+			cfg.Resume()
+		}
+		return err
+	}
+	cfg.Doors.Leave()
+	if cfg.Left != nil {
+		cfg.Left()
+	}
+	// Whether it hears this or not, it accepts, and this process no more.
+	_ = send(conn, message{Step: "left"})
+	return nil
+}
+
+// give sends the sockets and waits until they are served.
+func (p *Post) give(conn *net.UnixConn, d *Doors) error {
+	names, files, err := d.files()
+	if err != nil {
+		_ = send(conn, message{Step: "refused", Why: err.Error()})
+		return err
+	}
+	defer closeAll(files)
+	if err := send(conn, message{Step: "doors", Process: os.Getpid(), Doors: names}, files...); err != nil {
+		return err
+	}
+	closeAll(files)
+	_, _, err = receive(conn, "ready", readyTimeout)
+	return err
+}
