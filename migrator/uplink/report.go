@@ -1,13 +1,15 @@
 package uplink
 
 import (
+	"math"
+
 	"github.com/cascadeinfer/cascade/migrator/stream"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/api"
 )
 
-// report puts a front's state on the wire.
-func report(id policies.ReplicaID, model string, sequence uint64, s stream.Status) *api.LoadReport {
+// report puts a front's state on the wire, and what else there is to tell.
+func report(id policies.ReplicaID, model string, sequence uint64, s stream.Status, x Extra) *api.LoadReport {
 	edges := make([]int64, len(s.Flow.Edges))
 	for i, e := range s.Flow.Edges {
 		edges[i] = int64(e)
@@ -33,5 +35,14 @@ func report(id policies.ReplicaID, model string, sequence uint64, s stream.Statu
 		Draining:      s.Draining,
 		BytesPerToken: s.BytesPerToken,
 		EstimateError: s.EstimateError,
+		Moves:         x.Moves,
+		Proposal:      x.Proposal,
+		Residents:     count(x.Residents),
+		Pinned:        count(x.Pinned),
+		PinnedSeconds: x.PinnedSeconds,
+		Streams:       count(x.Streams),
 	}
 }
+
+// count is a number of things on the wire.
+func count(n int) uint32 { return uint32(min(max(n, 0), math.MaxUint32)) }

@@ -4,7 +4,8 @@
 // It carries state one way and a reply back; it decides nothing. The invariant
 // it keeps: nothing that the control plane does or fails to do reaches the
 // front. A report is the whole state, so that a lost one is made good by the
-// next, and nothing is queued.
+// next, and nothing is queued; of moves, a report has what the control plane is
+// not known to have heard.
 package uplink
 
 import (
@@ -51,6 +52,14 @@ type Config struct {
 	// Source gives the state to report; Front.Status does. It is called on one
 	// goroutine. Required.
 	Source func() stream.Status
+	// Extra gives what reports say beyond the front's state. It is called for
+	// each report, on the same goroutine as Source, and must not block; what it
+	// returns is not changed, and must not be afterwards. nil: nothing.
+	Extra func() Extra
+	// Replied is told of every reply, at once and in order, on one goroutine,
+	// which it must not hold up. Whatever Last would return next is the same.
+	// nil: nobody.
+	Replied func(Reply)
 	// Changed holds a token when a report should go out at once;
 	// Front.Changed gives it. nil leaves all to the interval.
 	Changed <-chan struct{}
@@ -58,6 +67,25 @@ type Config struct {
 	Interval time.Duration
 	// Logger takes what an operator should know; nil discards.
 	Logger *slog.Logger
+}
+
+// Extra is what a report says beyond the front's state. The zero value is
+// nothing.
+type Extra struct {
+	// Moves are the moves that go on and those that have ended lately, in any
+	// order, with names that stay and a state that changes; see LoadReport.moves.
+	// All may be given every time: a move is told when it is new or has changed,
+	// and until the control plane has answered.
+	Moves []*api.Move
+	// Proposal for the end of the own stage; nil when nobody asks (Reply.Refine).
+	Proposal *api.Proposal
+	// Residents are the requests that run here, Pinned those of them that may
+	// not move, and PinnedSeconds the time until the last of these is expected
+	// to end; 0 when unknown or none.
+	Residents, Pinned int
+	PinnedSeconds     float64
+	// Streams are those of the replica's own clients, wherever they run.
+	Streams int
 }
 
 // ConnectParams is the dial option for Config.Conn. By gRPC's own, a connection
@@ -93,15 +121,22 @@ type Reply struct {
 	// Epoch is that of the plan in force for the replica's model.
 	Epoch policies.Epoch
 	// StageMeanHeld is the mean of Load.Held over the replicas of the same
-	// stage, in tokens.
+	// stage, in tokens; the own figure, as reported, where there is no such mean.
 	StageMeanHeld float64
+	// Drain says that the replica is to be emptied. It holds until a reply says
+	// otherwise, also while the control plane is away.
+	Drain bool
+	// Refine asks for a proposal; nil while boundaries are not refined. It is
+	// shared and must not be changed.
+	Refine *api.Refine
 	// At is when the reply came; the zero time before the first.
 	At time.Time
 }
 
 // Uplink is the report stream of one replica.
 type Uplink struct {
-	cfg Config
+	cfg   Config
+	moves moves
 
 	mu   sync.Mutex
 	last Reply
@@ -173,6 +208,7 @@ func (u *Uplink) session(ctx context.Context) (answered bool, err error) {
 	defer reader.Wait()
 	ended := make(chan error, 1)
 	replies := 0
+	u.moves.restart()
 	reader.Go(func() {
 		for {
 			reply, err := reports.Recv()
@@ -190,7 +226,7 @@ func (u *Uplink) session(ctx context.Context) (answered bool, err error) {
 	tick := time.NewTicker(u.cfg.Interval)
 	defer tick.Stop()
 	for sequence := uint64(1); ; sequence++ {
-		sent := reports.Send(report(u.cfg.Replica, u.cfg.Model, sequence, u.cfg.Source()))
+		sent := reports.Send(u.report(sequence))
 		if sent != nil && sent != io.EOF { // EOF: Recv knows why
 			cancel(sent)
 		}
@@ -211,8 +247,26 @@ func cause(ctx context.Context, err error) error {
 	return err
 }
 
+// report makes the report of that number, with the state as it is.
+func (u *Uplink) report(sequence uint64) *api.LoadReport {
+	var x Extra
+	if u.cfg.Extra != nil {
+		x = u.cfg.Extra()
+	}
+	x.Moves = u.moves.news(x.Moves, sequence)
+	return report(u.cfg.Replica, u.cfg.Model, sequence, u.cfg.Source(), x)
+}
+
 func (u *Uplink) take(r *api.LoadReply) {
+	u.moves.heard(r.GetSequence())
+	reply := Reply{
+		Epoch: policies.Epoch(r.GetEpoch()), StageMeanHeld: r.GetStageMeanHeld(),
+		Drain: r.GetDrain(), Refine: r.GetRefine(), At: time.Now(),
+	}
 	u.mu.Lock()
-	defer u.mu.Unlock()
-	u.last = Reply{Epoch: policies.Epoch(r.GetEpoch()), StageMeanHeld: r.GetStageMeanHeld(), At: time.Now()}
+	u.last = reply
+	u.mu.Unlock()
+	if u.cfg.Replied != nil {
+		u.cfg.Replied(reply)
+	}
 }

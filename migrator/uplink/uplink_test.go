@@ -3,6 +3,7 @@ package uplink
 import (
 	"context"
 	"net"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -36,6 +37,7 @@ type plane struct {
 	refuse atomic.Pointer[error] // what new streams, and reports on old ones, are answered with
 	mute   atomic.Bool
 	opened atomic.Int64
+	reply  atomic.Pointer[api.LoadReply] // beyond sequence, epoch and mean; nil: nothing
 	start  time.Time
 }
 
@@ -53,7 +55,11 @@ func (p *plane) Report(s api.Fleet_ReportServer) error {
 		if p.mute.Load() {
 			continue
 		}
-		if err := s.Send(&api.LoadReply{Sequence: r.Sequence, Epoch: 7, StageMeanHeld: 12.5}); err != nil {
+		reply := &api.LoadReply{Sequence: r.Sequence, Epoch: 7, StageMeanHeld: 12.5}
+		if more := p.reply.Load(); more != nil {
+			reply.Drain, reply.Refine = more.Drain, more.Refine
+		}
+		if err := s.Send(reply); err != nil {
 			return err
 		}
 	}
@@ -66,13 +72,16 @@ type world struct {
 	*Uplink
 	changed chan struct{}
 	status  atomic.Pointer[stream.Status]
+	extra   atomic.Pointer[Extra]
+	replies chan Reply
 	stop    context.CancelFunc
 	done    chan error
 }
 
 func inWorld(t *testing.T, test func(t *testing.T, w *world)) {
 	synctest.Test(t, func(t *testing.T) {
-		w := &world{plane: &plane{got: make(chan arrived, 1000), start: time.Now()}, changed: make(chan struct{}, 1), done: make(chan error, 1)}
+		w := &world{plane: &plane{got: make(chan arrived, 1000), start: time.Now()}, changed: make(chan struct{}, 1), done: make(chan error, 1), replies: make(chan Reply, 1000)}
+		w.extra.Store(new(Extra))
 		w.status.Store(&stream.Status{EngineReady: true})
 		lis := bufconn.Listen(1 << 16)
 		server := grpc.NewServer()
@@ -83,7 +92,8 @@ func inWorld(t *testing.T, test func(t *testing.T, w *world)) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		u, err := New(Config{Conn: conn, Replica: "r0", Model: "m", Source: func() stream.Status { return *w.status.Load() }, Changed: w.changed})
+		u, err := New(Config{Conn: conn, Replica: "r0", Model: "m", Source: func() stream.Status { return *w.status.Load() }, Changed: w.changed,
+			Extra: func() Extra { return *w.extra.Load() }, Replied: func(r Reply) { w.replies <- r }})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -126,6 +136,93 @@ func TestReports(t *testing.T) {
 		if got := w.Last(); got.Epoch != 7 || got.StageMeanHeld != 12.5 || got.At.IsZero() {
 			t.Errorf("last reply: %+v", got)
 		}
+	})
+}
+
+// TestReplies tells what the control plane says at once, and keeps it while the
+// control plane is away.
+func TestReplies(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		if r := <-w.replies; r.Drain || r.Refine != nil || r.Epoch != 7 || r.StageMeanHeld != 12.5 {
+			t.Errorf("first: %+v", r)
+		}
+		w.reply.Store(&api.LoadReply{Drain: true, Refine: &api.Refine{Epoch: 7, Boundary: 512, High: 1024, Peers: 2, Successors: 1}})
+		if r := <-w.replies; !r.Drain || r.Refine.GetBoundary() != 512 || r.At.IsZero() || w.Last().At != r.At {
+			t.Errorf("a drain: %+v, last %+v", r, w.Last())
+		}
+		away := error(status.Error(codes.Unavailable, "away"))
+		w.refuse.Store(&away)
+		time.Sleep(time.Minute)
+		if r := w.Last(); !r.Drain || time.Since(r.At) < time.Minute/2 {
+			t.Errorf("away: %+v", r)
+		}
+	})
+}
+
+// TestExtra carries what is beyond the front's state.
+func TestExtra(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		<-w.got
+		w.extra.Store(&Extra{Proposal: &api.Proposal{Epoch: 3, Low: 1, Boundary: 9}, Residents: 5, Pinned: 2, PinnedSeconds: 1.5, Streams: -1})
+		r := <-w.got
+		if r.Proposal.GetBoundary() != 9 || r.Residents != 5 || r.Pinned != 2 || r.PinnedSeconds != 1.5 || r.Streams != 0 || len(r.Moves) != 0 {
+			t.Errorf("report: %v", r.LoadReport)
+		}
+	})
+}
+
+// TestMovesUntilHeard tells each state of a move until it is answered, on the
+// next stream too, and no longer.
+func TestMovesUntilHeard(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		<-w.got
+		tell := func(moves ...*api.Move) { w.extra.Store(&Extra{Moves: moves}) }
+		told := func(want string) {
+			t.Helper()
+			var got []string
+			for _, m := range (<-w.got).Moves {
+				got = append(got, m.Id+" "+m.State)
+			}
+			if s := strings.Join(got, ", "); s != want {
+				t.Errorf("told %q, want %q", s, want)
+			}
+		}
+		tell(&api.Move{Id: "r0/1", State: "pull"}, &api.Move{Id: "r0/2", State: "done"})
+		told("r0/1 pull, r0/2 done")
+		tell(&api.Move{Id: "r0/1", State: "pull", Seconds: 2}, &api.Move{Id: "r0/2", State: "done"})
+		told("")
+		tell(&api.Move{Id: "r0/1", State: "pull", Rounds: 1}, &api.Move{Id: "r0/2", State: "done"})
+		told("r0/1 pull")
+		w.mute.Store(true) // what is told now is not answered
+		tell(&api.Move{Id: "r0/1", State: "done", Rounds: 1}, &api.Move{Id: "r0/2", State: "done"})
+		told("r0/1 done")
+		told("r0/1 done")
+		time.Sleep(silence + time.Second) // a new stream
+		w.mute.Store(false)
+		for {
+			r := <-w.got
+			if len(r.Moves) == 0 {
+				break // answered at last
+			}
+			if len(r.Moves) != 1 || r.Moves[0].Id != "r0/1" || r.Moves[0].State != "done" {
+				t.Fatalf("told %v", r.Moves)
+			}
+		}
+		var many []*api.Move
+		for i := range 100 {
+			many = append(many, &api.Move{Id: strconv.Itoa(i), State: "done"})
+		}
+		tell(many...)
+		if n, m := len((<-w.got).Moves), len((<-w.got).Moves); n != maxMoves || m != 100-maxMoves {
+			t.Errorf("%d moves, then %d", n, m)
+		}
+		told("")
+		tell()
+		told("")
+		if w.moves.mu.Lock(); len(w.moves.known) != 0 {
+			t.Errorf("%d moves are remembered that are over", len(w.moves.known))
+		}
+		w.moves.mu.Unlock()
 	})
 }
 

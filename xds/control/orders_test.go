@@ -121,7 +121,9 @@ func TestOrdersAreGuarded(t *testing.T) {
 	f := newFleet(t, 2)
 	c := start(t, Config{Rules: rules(), Replicas: f.list})
 	f.report(t, c)
-	waitFor(t, c, "a plan", func(Status) bool { return true })
+	waitFor(t, c, "all reports", func(s Status) bool {
+		return !slices.ContainsFunc(s.Models[0].Stages[0].Replicas, func(r Replica) bool { return !r.Connected })
+	})
 	for name, want := range map[string]struct {
 		edit func(*http.Request)
 		code int
