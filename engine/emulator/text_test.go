@@ -8,6 +8,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
+	"github.com/cascadeinfer/cascade/engine/emulator/table"
 )
 
 // Whatever the tokens and the stop strings are, and however the tokens are
@@ -94,6 +95,8 @@ func FuzzDecode(f *testing.F) {
 		`{"prompt":"a","max_tokens":3,"stream":true,"stream_options":{"include_usage":true}}`,
 		`{"prompt":[1, 2,3],"stop":["a","b"],"stop_token_ids":[5]}`,
 		`{"messages":[{"role":"user","content":[{"type":"text","text":"x"}]}],"kv_transfer_params":{"prompt_token_ids":[1]}}`,
+		`{"messages":[],"kv_transfer_params":{"prompt_token_ids":[1,2]}}`, `{"prompt":[],"kv_transfer_params":{"cascade_reservation":"a/1","cascade_prompt":3}}`,
+		`{"messages":[],"kv_transfer_params":{"cascade_reservation":7}}`, `{"prompt":"a","kv_transfer_params":["cascade_reservation"]}`,
 		`{"prompt":[[1]]}`, `{"prompt":[1,]}`, `{"prompt":[1 2]}`, `{"n":1e300}`, `{"prompt":"\ud800"}`, `[[[`, ``,
 	} {
 		f.Add(s)
@@ -107,8 +110,12 @@ func FuzzDecode(f *testing.F) {
 				}
 				continue
 			}
-			if q.text == "" && len(q.ids) == 0 && len(q.messages) == 0 {
-				t.Errorf("%q: accepted without a prompt", body)
+			prompt := q.text != "" || len(q.ids) > 0 || len(q.messages) > 0
+			if prompt == (q.reservation != "") {
+				t.Errorf("%q: accepted with a prompt: %v, with a reservation: %q", body, prompt, q.reservation)
+			}
+			if len(q.reservation) > table.MaxName || q.from < 0 {
+				t.Errorf("%q: reservation %q, output from %d on", body, q.reservation, q.from)
 			}
 			for _, id := range q.ids {
 				if id >= model.VocabularySize {
