@@ -130,3 +130,41 @@ func TestFile(t *testing.T) {
 		t.Errorf("the zero value: %q, %v", data, err)
 	}
 }
+
+// TestWhatIsKeptIsNoLoad: after a restart nobody's load is known, so weights
+// stay as they were, and a replica that reports before the others is not
+// compared with them.
+func TestWhatIsKeptIsNoLoad(t *testing.T) {
+	loaded := func(id string, held policies.Tokens) Reported {
+		r := stagedReport(id)
+		r.Load.Held = held
+		return Reported{r}
+	}
+	s := testState(t, PolicyDefault)
+	for id, held := range map[string]policies.Tokens{"r0": 90_000, "r1": 1000, "r2": 1000, "r3": 1000} {
+		settleState(s, start, loaded(id, held))
+	}
+	settleState(s, start, Tick{})
+	weight := s.byID["r0"].weight
+	data, err := s.Counters(start)
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := start.Add(time.Second)
+	again, err := NewState(testRules(PolicyDefault))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := again.Restore(now, data); err != nil {
+		t.Fatal(err)
+	}
+	settleState(again, now, Replicas{[]policies.Replica{testReplica("r0"), testReplica("r1"), testReplica("r2"), testReplica("r3")}})
+	settleState(again, now, loaded("r0", 90_000))
+	settleState(again, now, Tick{})
+	if got := again.byID["r0"].weight; weight >= Neutral || got != weight {
+		t.Errorf("weight %d, was %d", got, weight)
+	}
+	if reply, _ := again.Reply("r0"); reply.MeanHeld != 90_000 {
+		t.Errorf("r0 is compared with %v", reply.MeanHeld)
+	}
+}

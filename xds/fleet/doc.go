@@ -1,7 +1,9 @@
 // Package fleet knows the replicas and makes the plans: it takes in the
 // configured list and the migrators' load reports, sums flows, plans every
-// period, repairs a plan when a stage loses its last ready replica, and hands
-// out what proxies shall see.
+// period, repairs a plan when a stage loses its last ready replica or an
+// operator drains one, moves boundaries to where the replicas propose them
+// (Rules.Refine), and hands out what proxies shall see. It remembers the last
+// moves of requests that migrators told of.
 //
 // It is not the xDS server: package publish shows plans to proxies, and
 // package store keeps them. The deciding part is State, a pure state machine;

@@ -143,7 +143,7 @@ func (s *State) meanHeld(now time.Time, m *model) []float64 {
 	mean := make([]float64, len(m.plan.Stages))
 	n := make([]float64, len(mean))
 	for _, r := range s.replicas {
-		if r.Model == m.Name && r.stage >= 0 && r.ready() && r.fresh(now, s.rules.Grace) {
+		if r.Model == m.Name && r.stage >= 0 && r.tells(now, s.rules.Grace) {
 			mean[r.stage] += work(Loaded{Work: r.report.Load.Held, KV: r.Capacity.KV})
 			n[r.stage]++
 		}
@@ -166,7 +166,7 @@ func (s *State) weigh(now time.Time, m *model) (changed bool) {
 			if r := s.serving(m, id); r != nil {
 				loads = append(loads, Loaded{
 					ID: id, Work: r.work(), KV: r.Capacity.KV, Weight: r.weight,
-					Fresh: r.ready() && r.fresh(now, s.rules.Grace),
+					Fresh: r.tells(now, s.rules.Grace),
 				})
 			}
 		}

@@ -54,7 +54,7 @@ func (s *State) borders(now time.Time, m *model) []Refine {
 			continue
 		}
 		ready[r.stage]++
-		if r.fresh(now, s.rules.Grace) && len(r.report.Snapshot) == len(m.Edges) && sameEdges(r.report.Flow.Edges, m.Edges) {
+		if r.tells(now, s.rules.Grace) && len(r.report.Snapshot) == len(m.Edges) && sameEdges(r.report.Flow.Edges, m.Edges) {
 			for b, x := range r.report.Snapshot {
 				batches[r.stage][b] = batches[r.stage][b].Plus(x)
 			}
@@ -99,7 +99,7 @@ func (s *State) votes(now time.Time, m *model) [][]policies.Tokens {
 	voters := make([]int, len(stages)-1)
 	for _, r := range s.replicas {
 		i := r.stage
-		if r.Model != m.Name || i < 0 || i >= len(votes) || !r.ready() || !r.fresh(now, s.rules.Grace) {
+		if r.Model != m.Name || i < 0 || i >= len(votes) || !r.tells(now, s.rules.Grace) {
 			continue
 		}
 		voters[i]++

@@ -91,6 +91,12 @@ func (r *replica) fresh(now time.Time, grace time.Duration) bool {
 	return !r.at.IsZero() && now.Sub(r.at) <= grace
 }
 
+// tells says that the replica serves and its load is known: what was kept of it
+// across a restart is no load.
+func (r *replica) tells(now time.Time, grace time.Duration) bool {
+	return r.ready() && r.heard && r.fresh(now, grace)
+}
+
 // ready says that the replica may take new requests.
 func (r *replica) ready() bool { return r.health == resources.Healthy }
 
