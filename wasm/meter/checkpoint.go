@@ -1,0 +1,87 @@
+package meter
+
+import "math/bits"
+
+// appendTake appends "the fuel is less by what is on top of the stack's i64
+// beneath it; if it is now below 0, to the checkpoint". The global was pushed
+// before the amount.
+func appendTake(b []byte, fuel, checkpoint uint32) []byte {
+	b = append(b, opI64Sub)
+	b = appendU32(append(b, opGlobalSet), fuel)
+	b = appendU32(append(b, opGlobalGet), fuel)
+	b = append(b, opI64Const, 0, opI64LtS, opIf, blockEmpty)
+	b = appendU32(append(b, opCall), checkpoint)
+	return append(b, opEnd)
+}
+
+// appendCharge appends a segment's charge.
+func appendCharge(b []byte, fuel, checkpoint uint32, ticks uint64) []byte {
+	b = appendU32(append(b, opGlobalGet), fuel)
+	b = appendSigned(append(b, opI64Const), int64(ticks))
+	return appendTake(b, fuel, checkpoint)
+}
+
+// appendFill appends the charge for an instruction that takes its length from
+// the top of the stack, which is left there. Short ones cost nothing more.
+func appendFill(b []byte, fuel, checkpoint, scratch uint32, scale int) []byte {
+	b = appendU32(append(b, opLocalTee), scratch)
+	b = appendU32(append(b, opLocalGet), scratch)
+	b = append(b, opI32Const, byte(bits.Len(uint(scale))-1), opI32ShrU)
+	b = appendU32(append(b, opLocalTee), scratch)
+	b = append(b, opIf, blockEmpty)
+	b = appendU32(append(b, opGlobalGet), fuel)
+	b = append(appendU32(append(b, opLocalGet), scratch), opI64ExtendU)
+	b = appendTake(b, fuel, checkpoint)
+	return append(b, opEnd)
+}
+
+// append adds the meter itself behind what the module has: a type, the three
+// globals and their exports, and the checkpoint.
+func (p *pass) append() {
+	add := func(id byte, item []byte) {
+		p.out[id].b = append(p.out[id].b, item...)
+		p.out[id].n++
+	}
+	fuel := uint32(len(p.globals))
+	budget, kill := fuel+1, fuel+2
+
+	add(secType, []byte{formFunction, 0, 0})
+	add(secFunction, appendU32(nil, uint32(len(p.types))))
+	now, later := Split(p.config.StartFuel, p.config.Slice)
+	for i, g := range [...]struct {
+		name  string
+		value uint64
+	}{{FuelExport, now}, {BudgetExport, later}, {KillExport, 0}} {
+		add(secGlobal, append(appendSigned([]byte{typeI64, 1, opI64Const}, int64(g.value)), opEnd))
+		add(secExport, appendU32(append(appendName(nil, g.name), kindGlobal), fuel+uint32(i)))
+	}
+	code := checkpointCode(fuel, budget, kill, p.config.Slice)
+	add(secCode, append(appendU32(nil, uint32(len(code))), code...))
+}
+
+// checkpointCode is the checkpoint's body.
+func checkpointCode(fuel, budget, kill uint32, slice int64) []byte {
+	get := func(b []byte, g uint32) []byte { return appendU32(append(b, opGlobalGet), g) }
+	set := func(b []byte, g uint32) []byte { return appendU32(append(b, opGlobalSet), g) }
+
+	b := []byte{1, 1, typeI64} // local 0: all that is left
+	// Out to Go and back. That this does leave the compiled code is a property
+	// of the engine; TestRunawayLetsGoCollect holds it.
+	b = append(b, opI32Const, 0, opMemoryGrow, 0, opDrop)
+	b = append(get(b, kill), opI64Const, 0, opI64Ne, opIf, blockEmpty, opUnreachable, opEnd)
+	b = append(get(get(b, budget), fuel), opI64Add, opLocalTee, 0)
+	b = append(b, opI64Const, 0, opI64LtS, opIf, blockEmpty)
+	// Out of fuel: the debt stays in the fuel, so that Left is below 0.
+	b = set(append(b, opLocalGet, 0), fuel)
+	b = set(append(b, opI64Const, 0), budget)
+	b = append(b, opUnreachable, opEnd)
+	// fuel = min(left, slice); budget = left − fuel.
+	b = append(b, opLocalGet, 0)
+	b = appendSigned(append(b, opI64Const), slice)
+	b = append(b, opLocalGet, 0)
+	b = appendSigned(append(b, opI64Const), slice)
+	b = set(append(b, opI64LtS, opSelect), fuel)
+	b = get(append(b, opLocalGet, 0), fuel)
+	b = set(append(b, opI64Sub), budget)
+	return append(b, opEnd)
+}

@@ -1,0 +1,300 @@
+package meter
+
+import "strconv"
+
+func (p *pass) codeSection(r *reader) {
+	start := r.at
+	n := r.count("function bodies", p.config.Functions)
+	if declared := len(p.funcs) - p.imported; r.err == nil && int(n) != declared {
+		r.fail(start, strconv.Itoa(int(n))+" function bodies for "+strconv.Itoa(declared)+" functions")
+	}
+	p.report.Functions = int(n)
+	p.each(secCode, r, n, func(b []byte) []byte {
+		start := r.at
+		size := r.u32()
+		if r.err == nil && uint64(size) > uint64(p.config.FunctionBytes) {
+			r.fail(start, limit("bytes in one function", uint64(size), p.config.FunctionBytes))
+		}
+		p.report.Largest = max(p.report.Largest, int(size))
+		body := r.part(size)
+		if r.err == nil {
+			b = p.function(&body, p.types[p.funcs[p.imported+p.bodies]], b)
+			r.err = body.err
+		}
+		p.bodies++
+		return b
+	})
+}
+
+// A block is an open block, loop or if, or the function itself.
+type block struct {
+	op      byte // opBlock, opLoop, opIf, opElse once that came; opBlock for the function
+	segment int  // whose weight its instructions are
+}
+
+// A segment is the function's body or a loop's, see the package comment.
+type segment struct {
+	weight uint64
+	at     int // where its charge belongs in the new code
+}
+
+// bodyPass is the state of one function; its slices are kept for the next one.
+type bodyPass struct {
+	code     []byte // instructions without charges for segments
+	locals   []byte // their declaration
+	groups   uint32 // runs of equal type in it
+	count    int    // parameters and locals
+	blocks   []block
+	segments []segment // in the order of their places
+	fills    bool      // whether a scratch local is needed
+}
+
+// function appends a body with its size: the same one, charged.
+func (p *pass) function(r *reader, s signature, b []byte) []byte {
+	f := &p.body
+	f.code, f.locals, f.groups, f.fills = f.code[:0], f.locals[:0], 0, false
+	f.blocks = append(f.blocks[:0], block{opBlock, 0})
+	f.segments = append(f.segments[:0], segment{})
+	p.readLocals(r, len(s.params))
+	for len(f.blocks) > 0 && r.err == nil {
+		p.instruction(r)
+	}
+	if r.err == nil && r.left() > 0 {
+		r.fail(r.at, "instructions after the end of the function")
+	}
+	if r.err != nil {
+		return b
+	}
+	if f.fills {
+		f.locals = append(appendU32(f.locals, 1), typeI32)
+		f.groups++
+	}
+	fuel := uint32(len(p.globals))
+	checkpoint := uint32(len(p.funcs))
+	// The size stands first and is known last: the body is made at the end of
+	// b and moved up by the size's own length.
+	start := len(b)
+	b = append(appendU32(b, f.groups), f.locals...)
+	done := 0
+	for _, s := range f.segments {
+		b = append(b, f.code[done:s.at]...)
+		b = appendCharge(b, fuel, checkpoint, 1+s.weight/SegmentWeight)
+		done = s.at
+	}
+	b = append(b, f.code[done:]...)
+	var size [5]byte
+	head := appendU32(size[:0], uint32(len(b)-start))
+	b = append(b, head...)
+	copy(b[start+len(head):], b[start:])
+	copy(b[start:], head)
+	return b
+}
+
+func (p *pass) readLocals(r *reader, params int) {
+	f := &p.body
+	f.count = params
+	for range r.count("groups of locals", p.config.Locals) {
+		start := r.at
+		n := r.u32()
+		t := r.valueType()
+		if r.err != nil {
+			return
+		}
+		if total := uint64(f.count) + uint64(n); total > uint64(p.config.Locals) {
+			r.fail(start, limit("parameters and locals in one function", total, p.config.Locals))
+			return
+		}
+		f.count += int(n)
+		f.locals = append(appendU32(f.locals, n), t)
+		f.groups++
+	}
+	if f.count > p.config.Locals {
+		r.fail(r.at, limit("parameters and locals in one function", uint64(f.count), p.config.Locals))
+	}
+	p.report.Locals = max(p.report.Locals, f.count)
+}
+
+// instruction copies one instruction.
+func (p *pass) instruction(r *reader) {
+	f := &p.body
+	at := r.at
+	op := r.byte()
+	if r.err != nil {
+		return
+	}
+	here := &f.blocks[len(f.blocks)-1]
+	f.segments[here.segment].weight++
+	if plain(op) {
+		f.code = append(f.code, op)
+		return
+	}
+	if op == opPrefix {
+		p.prefixed(r, at)
+		return
+	}
+	f.code = append(f.code, op)
+	switch op {
+	case opBlock, opLoop, opIf:
+		p.open(r, op, at, here.segment)
+	case opElse:
+		if here.op != opIf {
+			r.fail(at, "else without if")
+		}
+		here.op = opElse
+	case opEnd:
+		f.blocks = f.blocks[:len(f.blocks)-1]
+	case opBr, opBrIf:
+		f.code = appendU32(f.code, r.index("label", len(f.blocks)))
+	case opBrTable:
+		n := r.count("labels", r.left())
+		f.code = appendU32(f.code, n)
+		for i := uint32(0); i <= n && r.err == nil; i++ {
+			f.code = appendU32(f.code, r.index("label", len(f.blocks)))
+		}
+	case opCall, opRefFunc:
+		f.code = appendU32(f.code, r.index("function", len(p.funcs)))
+	case opCallIndirect:
+		f.code = appendU32(f.code, r.index("type", len(p.types)))
+		f.code = appendU32(f.code, r.index("table", len(p.tables)))
+	case opSelectTyped:
+		if n := r.u32(); r.err == nil && n != 1 {
+			r.fail(at, "select must have one type")
+		}
+		f.code = append(f.code, 1, r.valueType())
+	case opLocalGet, opLocalSet, opLocalTee:
+		f.code = appendU32(f.code, r.index("local", f.count))
+	case opGlobalGet, opGlobalSet:
+		f.code = appendU32(f.code, r.index("global", len(p.globals)))
+	case opTableGet, opTableSet:
+		f.code = appendU32(f.code, r.index("table", len(p.tables)))
+	case opMemorySize, opMemoryGrow:
+		if op == opMemoryGrow {
+			f.segments[here.segment].weight += GrowWeight - 1
+		}
+		p.memory(r)
+	case opI32Const:
+		f.code = appendSigned(f.code, r.signed(32))
+	case opI64Const:
+		f.code = appendSigned(f.code, r.signed(64))
+	case opF32Const:
+		f.code = append(f.code, r.bytes(4)...)
+	case opF64Const:
+		f.code = append(f.code, r.bytes(8)...)
+	case opRefNull:
+		f.code = append(f.code, r.refType())
+	default:
+		if op < 0x28 || op > 0x3e {
+			r.fail(at, forbidden(op))
+			return
+		}
+		// Bit 6 of the alignment would name another memory.
+		align := r.u32()
+		if r.err == nil && align > alignment(op) {
+			r.fail(at, "alignment is larger than the access")
+		}
+		f.code = appendU32(appendU32(f.code, align), r.u32())
+		if r.err == nil && p.memories == 0 {
+			r.fail(at, index("memory", 0, 0))
+		}
+	}
+}
+
+// open copies the type of a block and enters it.
+func (p *pass) open(r *reader, op byte, at, in int) {
+	f := &p.body
+	// One block is the function itself.
+	if len(f.blocks) > p.config.Depth {
+		r.fail(at, limit("nested blocks", uint64(len(f.blocks)), p.config.Depth))
+		return
+	}
+	switch t := r.byte(); {
+	case t == blockEmpty:
+		f.code = append(f.code, t)
+	case t > blockEmpty && t < 0x80:
+		r.at--
+		f.code = append(f.code, r.valueType())
+	default:
+		if r.err == nil {
+			r.at--
+		}
+		t := r.signed(33)
+		if r.err == nil && (t < 0 || t >= int64(len(p.types))) {
+			r.fail(at, "the type of the block does not exist")
+		}
+		f.code = appendSigned(f.code, t)
+	}
+	if op == opLoop {
+		in = len(f.segments)
+		f.segments = append(f.segments, segment{at: len(f.code)})
+		p.report.Loops++
+	}
+	f.blocks = append(f.blocks, block{op, in})
+	p.report.Depth = max(p.report.Depth, len(f.blocks)-1)
+}
+
+// memory copies the index of a memory, which is a byte and must be 0.
+func (p *pass) memory(r *reader) {
+	if i := r.byte(); r.err == nil && (i != 0 || p.memories == 0) {
+		r.fail(r.at-1, index("memory", uint32(i), p.memories))
+	}
+	p.body.code = append(p.body.code, 0)
+}
+
+// prefixed copies an instruction behind opPrefix, with its charge before it.
+func (p *pass) prefixed(r *reader, at int) {
+	f := &p.body
+	// By the specification a number that may be padded; engines read a byte.
+	sub := uint32(r.byte())
+	if r.err != nil {
+		return
+	}
+	scale := 0
+	switch sub {
+	case subMemoryInit, subMemoryCopy, subMemoryFill:
+		scale = FillBytes
+	case subTableInit, subTableCopy, subTableGrow, subTableFill:
+		scale = FillEntries
+	}
+	if scale > 0 {
+		f.fills = true
+		p.report.Fills++
+		f.code = appendFill(f.code, uint32(len(p.globals)), uint32(len(p.funcs)), uint32(f.count), scale)
+	}
+	if sub == subTableGrow {
+		f.segments[f.blocks[len(f.blocks)-1].segment].weight += GrowWeight - 1
+	}
+	f.code = appendU32(append(f.code, opPrefix), sub)
+	data := func() {
+		if r.err == nil && p.datas < 0 {
+			r.fail(at, "the data count section is missing")
+		}
+		f.code = appendU32(f.code, r.index("data segment", max(p.datas, 0)))
+	}
+	table := func() { f.code = appendU32(f.code, r.index("table", len(p.tables))) }
+	element := func() { f.code = appendU32(f.code, r.index("element segment", p.elements)) }
+	switch {
+	case sub < subMemoryInit:
+	case sub == subMemoryInit:
+		data()
+		p.memory(r)
+	case sub == subDataDrop:
+		data()
+	case sub == subMemoryCopy:
+		p.memory(r)
+		p.memory(r)
+	case sub == subMemoryFill:
+		p.memory(r)
+	case sub == subTableInit:
+		element()
+		table()
+	case sub == subElemDrop:
+		element()
+	case sub == subTableCopy:
+		table()
+		table()
+	case sub <= subTableFill:
+		table()
+	default:
+		r.fail(at, "unknown opcode 0xfc "+strconv.Itoa(int(sub)))
+	}
+}

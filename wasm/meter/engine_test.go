@@ -1,0 +1,87 @@
+package meter
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/tetratelabs/wazero"
+	"github.com/tetratelabs/wazero/api"
+	"github.com/tetratelabs/wazero/sys"
+)
+
+// engine runs modules in wazero, as the host will: compiled, core features 2.
+type engine struct{ r wazero.Runtime }
+
+func newEngine(t testing.TB) engine {
+	ctx := context.Background()
+	e := engine{wazero.NewRuntimeWithConfig(ctx, wazero.NewRuntimeConfigCompiler().WithCoreFeatures(api.CoreFeaturesV2))}
+	t.Cleanup(func() { e.r.Close(ctx) })
+	if _, err := e.r.NewHostModuleBuilder("cascade_v1").NewFunctionBuilder().
+		WithGoFunction(api.GoFunc(func(context.Context, []uint64) {}), nil, nil).Export("log").Instantiate(ctx); err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+// instance instantiates a module.
+func (e engine) instance(code []byte) (api.Module, error) {
+	return e.r.InstantiateWithConfig(context.Background(), code, wazero.NewModuleConfig().WithName("").WithStartFunctions("_initialize"))
+}
+
+// armed is an instance of a rewritten module.
+type armed struct {
+	api.Module
+	slice              int64
+	fuel, budget, kill api.MutableGlobal
+}
+
+func arm(t testing.TB, mod api.Module, slice int64) armed {
+	t.Helper()
+	a := armed{Module: mod, slice: slice}
+	for name, g := range map[string]*api.MutableGlobal{FuelExport: &a.fuel, BudgetExport: &a.budget, KillExport: &a.kill} {
+		var ok bool
+		if *g, ok = mod.ExportedGlobal(name).(api.MutableGlobal); !ok {
+			t.Fatalf("the module has no mutable global %s", name)
+		}
+	}
+	return a
+}
+
+func (a armed) give(total int64) {
+	f, b := Split(total, a.slice)
+	a.fuel.Set(f)
+	a.budget.Set(b)
+}
+
+func (a armed) left() int64 { return Left(a.fuel.Get(), a.budget.Get()) }
+
+// metered instruments and instantiates a module.
+func (e engine) metered(t testing.TB, code []byte, c Config) armed {
+	t.Helper()
+	out, report, err := Instrument(code, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mod, err := e.instance(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return arm(t, mod, report.Slice)
+}
+
+// same reports whether an engine's error is the reference's.
+func same(got, want error) bool {
+	if got == nil || want == nil {
+		return got == nil && want == nil
+	}
+	var exit *sys.ExitError
+	if errors.As(got, &exit) {
+		return false
+	}
+	if want == errFuel {
+		want = errUnreachable
+	}
+	return strings.Contains(got.Error(), want.Error())
+}

@@ -1,0 +1,139 @@
+package meter
+
+import (
+	"context"
+	"crypto/sha256"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/tetratelabs/wazero"
+	"github.com/tetratelabs/wazero/api"
+	"github.com/tetratelabs/wazero/imports/wasi_snapshot_preview1"
+)
+
+// goGuest builds testdata/guest for wasip1; the go command caches the work.
+func goGuest(t testing.TB) []byte {
+	t.Helper()
+	if raceEnabled {
+		t.Skip("compiling a guest of 2 MB under the race detector takes too long, and it runs on one goroutine")
+	}
+	if _, err := exec.LookPath("go"); err != nil {
+		t.Skip("no go command to build the guest with")
+	}
+	out := filepath.Join(t.TempDir(), "guest.wasm")
+	cmd := exec.Command("go", "build", "-trimpath", "-buildmode=c-shared", "-ldflags=-w", "-o", out, ".")
+	cmd.Dir = filepath.Join("testdata", "guest")
+	cmd.Env = append(os.Environ(), "GOOS=wasip1", "GOARCH=wasm", "CGO_ENABLED=0")
+	if msg, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, msg)
+	}
+	code, err := os.ReadFile(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return code
+}
+
+// goEngine is an engine for Go guests.
+func goEngine(t testing.TB) engine {
+	e := newEngine(t)
+	wasi_snapshot_preview1.MustInstantiate(context.Background(), e.r)
+	return e
+}
+
+// goInstance instantiates a compiled Go guest with a clock that advances by
+// 1 µs per reading: it is the same in every run, and the guest's garbage
+// collector needs one that moves.
+func goInstance(t testing.TB, e engine, compiled wazero.CompiledModule) api.Module {
+	t.Helper()
+	now := int64(0)
+	mod, err := e.r.InstantiateModule(context.Background(), compiled, wazero.NewModuleConfig().WithName("").WithStartFunctions("_initialize").
+		WithNanotime(func() int64 { now += 1000; return now }, 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return mod
+}
+
+func compile(t testing.TB, e engine, code []byte) wazero.CompiledModule {
+	t.Helper()
+	c, err := e.r.CompileModule(context.Background(), code)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+var guestCalls = []struct {
+	name string
+	args []uint64
+}{
+	{"choose", []uint64{16}}, {"divide", []uint64{8, 60}}, {"churn", []uint64{3000}}, {"recurse", []uint64{15}},
+	{"churn", []uint64{9000}}, {"divide", []uint64{3, 200}}, {"choose", []uint64{64}},
+}
+
+// TestGoGuestIsUnchanged runs the same calls in a guest as it was and as it
+// became: results and the whole memory are equal after each, whatever the slice,
+// and fuel is the same in two instances.
+func TestGoGuestIsUnchanged(t *testing.T) {
+	ctx := context.Background()
+	code := goGuest(t)
+	e := goEngine(t)
+	out, report, err := Instrument(code, Config{Slice: 5000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	plain := goInstance(t, e, compile(t, e, code))
+	compiled := compile(t, e, out)
+	a, b := arm(t, goInstance(t, e, compiled), report.Slice), arm(t, goInstance(t, e, compiled), 1)
+	t.Logf("initialisation takes %d ticks", DefaultStartFuel-a.left())
+
+	hash := func(m api.Module) [32]byte {
+		memory, _ := m.Memory().Read(0, m.Memory().Size())
+		return sha256.Sum256(memory)
+	}
+	const fuel = 1 << 40
+	for _, call := range guestCalls {
+		want, err := plain.ExportedFunction(call.name).Call(ctx, call.args...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.give(fuel)
+		b.give(fuel)
+		for _, m := range []armed{a, b} {
+			got, err := m.ExportedFunction(call.name).Call(ctx, call.args...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got[0] != want[0] {
+				t.Errorf("%s%v = %d, unmetered %d", call.name, call.args, got[0], want[0])
+			}
+		}
+		if hash(a) != hash(plain) || hash(b) != hash(plain) {
+			t.Errorf("%s%v: the memories differ", call.name, call.args)
+		}
+		if a.left() != b.left() {
+			t.Errorf("%s%v: %d and %d ticks left", call.name, call.args, a.left(), b.left())
+		}
+		t.Logf("%s%v takes %d ticks", call.name, call.args, fuel-a.left())
+	}
+
+	// One tick less than a call needs ends it; as many as it needs do not.
+	// recurse keeps no state, so that the calls are equal.
+	recurse := a.ExportedFunction("recurse")
+	a.give(fuel)
+	if _, err := recurse.Call(ctx, 12); err != nil {
+		t.Fatal(err)
+	}
+	need := fuel - a.left()
+	a.give(need)
+	if _, err := recurse.Call(ctx, 12); err != nil || a.left() != 0 {
+		t.Errorf("with exactly enough fuel: %v, %d left", err, a.left())
+	}
+	a.give(need - 1)
+	if _, err := recurse.Call(ctx, 12); err == nil || a.left() >= 0 {
+		t.Errorf("with a tick too little: %v, %d left", err, a.left())
+	}
+}
