@@ -22,6 +22,9 @@ const (
 	defaultDrainTimeout = 10 * time.Minute
 	defaultHealthEvery  = time.Second
 	defaultRecent       = 2 * time.Second
+	defaultMove         = 10 * time.Second
+	defaultRescue       = 10 * time.Second
+	defaultHang         = 15 * time.Second
 	healthTimeout       = 2 * time.Second
 	healthRetry         = 100 * time.Millisecond // while the engine is away
 	sweepEvery          = 250 * time.Millisecond
@@ -32,7 +35,6 @@ const (
 	maxStreams          = 1 << 14          // concurrent streams of one HTTP/2 connection
 	maxPerByte          = 2                // stated tokens that a byte of a body can stand for
 	maxPlain            = 1 << 20          // bytes of an unstreamed answer that are looked into
-	maxHeld             = 4 << 20          // bytes held back of one stream while it is cut
 	engineIdleConn      = 4 * time.Second  // below the 5 s after which uvicorn closes an idle connection
 )
 
@@ -52,12 +54,14 @@ type Config struct {
 	FlowTau time.Duration
 
 	// Listener takes the clients (Envoy). While the engine is away it is
-	// closed, and Listen opens the same address again. nil means that the
+	// closed, and Listen opens the same address again; Drain closes it. Another
+	// process's copy of it is left alone. nil means that the
 	// caller serves Handler, and that only the answers tell that the engine is
 	// away.
 	Listener net.Listener
-	// PeerListener takes the other migrators, as long as Run runs. nil means
-	// that the caller serves PeerHandler.
+	// PeerListener takes the other migrators, as long as Run runs or until the
+	// caller closes it, which leaves its connections alone. It may be one of TLS,
+	// and then offers h2 for PeerRPC. nil means that the caller serves PeerHandler.
 	PeerListener net.Listener
 	// Listen opens a listener; nil means net.Listen.
 	Listen func(network, address string) (net.Listener, error)
@@ -87,6 +91,17 @@ type Config struct {
 	// is given up, the wait for the first token included; an unstreamed answer
 	// has its first byte after its last token. 0 means 10 min.
 	IdleTimeout time.Duration
+	// HangTimeout is how long an engine may pause in the middle of an answer
+	// before the stream is rescued; where it could not be, IdleTimeout counts.
+	// It is found out up to a quarter later. 0 means 15 s.
+	HangTimeout time.Duration
+	// MoveTimeout is how long a client may wait for its stream's first token from
+	// another replica before the move is given up; 0 means 10 s.
+	MoveTimeout time.Duration
+	// RescueTimeout is how long a stream that lost its engine waits for the first
+	// token of each other one, and for the own one to come back when the Rescuer
+	// names none; 0 means 10 s.
+	RescueTimeout time.Duration
 	// WriteTimeout is how long a client may take nothing of what waits for it
 	// before its answer is cut; 0 means 1 min.
 	WriteTimeout time.Duration
@@ -139,6 +154,9 @@ func (c Config) validate() (Config, *url.URL, error) {
 		{"Recent", &c.Recent, defaultRecent},
 		{"BodyTimeout", &c.BodyTimeout, defaultBodyTimeout},
 		{"IdleTimeout", &c.IdleTimeout, defaultIdleTimeout},
+		{"HangTimeout", &c.HangTimeout, defaultHang},
+		{"MoveTimeout", &c.MoveTimeout, defaultMove},
+		{"RescueTimeout", &c.RescueTimeout, defaultRescue},
 		{"WriteTimeout", &c.WriteTimeout, defaultWriteTimeout},
 		{"DrainTimeout", &c.DrainTimeout, defaultDrainTimeout},
 		{"HealthEvery", &c.HealthEvery, defaultHealthEvery},

@@ -12,7 +12,6 @@ import (
 	"syscall"
 
 	"github.com/cascadeinfer/cascade/migrator/stream/dialect"
-	"github.com/cascadeinfer/cascade/migrator/stream/load"
 	"github.com/cascadeinfer/cascade/policies/length"
 )
 
@@ -67,22 +66,18 @@ func (r *payloadReader) Close() error {
 	return nil
 }
 
-// call sends a request to the own engine or, when peer is a host:port, to that
-// peer. The answer's body must be closed.
-func (f *Front) call(ctx context.Context, e dialect.Endpoint, peer string, header http.Header, p *payload) (*http.Response, error) {
-	target, transport := f.engine.JoinPath(e.Path()), http.RoundTripper(f.local)
-	var fields http.Header
-	if peer != "" {
-		target, transport = &url.URL{Scheme: f.cfg.PeerScheme, Host: peer, Path: e.Path()}, f.peers
-		fields = toPeer(header)
-		fields.Set(ForwardHeader, string(f.cfg.Replica))
-	} else {
-		fields = toEngine(header)
+// call sends an order to the own engine or to a peer. The answer's body must be
+// closed.
+func (f *Front) call(ctx context.Context, o *order) (*http.Response, error) {
+	target, transport := f.engine.JoinPath(o.endpoint.Path()), http.RoundTripper(f.local)
+	if peer := o.to.Address; peer != "" {
+		target, transport = &url.URL{Scheme: f.cfg.PeerScheme, Host: peer, Path: o.endpoint.Path()}, f.peers
 	}
+	fields := o.fields()
 	// An empty value is not sent; it tells the transport that the request may be
 	// sent again when an idle connection turns out to be closed.
 	fields["X-Idempotency-Key"] = []string{}
-	body, err := p.open()
+	body, err := o.body.open()
 	if err != nil {
 		return nil, err
 	}
@@ -91,20 +86,10 @@ func (f *Front) call(ctx context.Context, e dialect.Endpoint, peer string, heade
 		URL:           target,
 		Header:        fields,
 		Body:          body,
-		GetBody:       p.open,
-		ContentLength: p.size(),
+		GetBody:       o.body.open,
+		ContentLength: o.body.size(),
 	}).WithContext(ctx)
-	resp, err := transport.RoundTrip(req)
-	if err != nil {
-		if peer == "" && ctx.Err() == nil {
-			if errors.Is(err, syscall.ECONNREFUSED) {
-				f.setReady(false) // nobody listens: no second look is needed
-			}
-			f.doubt()
-		}
-		return nil, err
-	}
-	return resp, nil
+	return transport.RoundTrip(req)
 }
 
 // streams reports whether an answer is a stream of events.
@@ -120,59 +105,84 @@ type begun struct {
 	leg    *wireLeg
 	first  *dialect.Chunk
 	plain  *http.Response
-	work   *load.Work // of a plain answer; nil at a peer
-	peer   string
+	home   *residence // at the own engine, else nil
+	link   *link
+	to     Target
 }
 
-// begin sends a request where it is placed and waits for the answer to begin.
-// A peer that refuses or fails before that leaves the request to the own
-// engine.
-func (f *Front) begin(ctx context.Context, e dialect.Endpoint, peer string, header http.Header, p *payload, a load.Arrival) (begun, error) {
-	if peer != "" {
-		b, err := f.beginAt(ctx, e, peer, header, p, a)
+// end releases what a plain answer holds.
+func (b begun) end() {
+	b.plain.Body.Close()
+	b.link.cancel()
+	if b.home != nil {
+		b.home.end(false)
+	}
+}
+
+// begin sends an order where it is placed and waits for the answer to begin. A
+// peer that refuses or fails before that leaves the request to the own engine.
+func (f *Front) begin(ctx context.Context, o *order) (begun, error) {
+	if o.to.Address != "" {
+		b, err := f.beginAt(ctx, o)
 		if err == nil || ctx.Err() != nil {
-			p.release()
+			o.body.release()
 			return b, err
 		}
-		f.log.Warn("a peer did not serve a forward; the own engine does", "peer", peer, "error", err)
+		f.log.Warn("a peer did not serve a forward; the own engine does", "peer", o.to.Replica, "address", o.to.Address, "error", err)
+		o.to = Target{}
 	}
-	return f.beginAt(ctx, e, "", header, p, a)
+	return f.beginAt(ctx, o)
 }
 
-func (f *Front) beginAt(ctx context.Context, e dialect.Endpoint, peer string, header http.Header, p *payload, a load.Arrival) (begun, error) {
-	var work *load.Work
-	if peer == "" {
-		work = f.tracker.Begin(a)
+// beginAt is begin without a second try. While it waits, the order's stream
+// knows what to lose when the replica is.
+func (f *Front) beginAt(parent context.Context, o *order) (begun, error) {
+	ctx, cancel := context.WithCancel(parent)
+	b := begun{link: &link{cancel: cancel}, to: o.to}
+	local := o.to.Address == ""
+	if local {
+		b.home = f.settle(o, b.link)
 	}
-	end := func() {
-		if work != nil {
-			work.End()
+	if o.stream != nil {
+		o.stream.tries(o.to.Replica, b.link) // until the stream has the leg, or the client its answer
+	}
+	fail := func(err error) (begun, error) {
+		cancel()
+		if o.stream != nil {
+			o.stream.tries("", nil)
 		}
-	}
-	resp, err := f.call(ctx, e, peer, header, p)
-	if err != nil {
-		end()
-		return begun{}, err
-	}
-	if peer == "" {
-		p.release()
-	} else if resp.Header.Get(length.RefusedHeader) != "" {
-		resp.Body.Close()
-		return begun{}, errors.New("the peer refuses")
-	}
-	b := begun{header: resp.Header, peer: peer}
-	if !streams(resp) {
-		resp.Body = newIdleBody(resp.Body, f.cfg.IdleTimeout)
-		b.plain, b.work = resp, work
-		return b, nil
-	}
-	b.leg = readLeg(resp.Body, f.cfg.IdleTimeout, work)
-	if b.first, err = b.leg.Next(); err != nil {
-		b.leg.Close()
-		if peer == "" && ctx.Err() == nil {
+		if b.leg != nil {
+			b.leg.leave() // what had not begun has not finished
+		} else if b.home != nil {
+			b.home.end(true)
+		}
+		if local && parent.Err() == nil {
 			f.doubt()
 		}
-		return begun{}, err
+		return begun{}, b.link.why(err)
+	}
+	resp, err := f.call(ctx, o)
+	if err != nil {
+		if local && parent.Err() == nil && errors.Is(err, syscall.ECONNREFUSED) {
+			f.setReady(false) // nobody listens: no second look is needed
+		}
+		return fail(err)
+	}
+	if local {
+		o.body.release()
+	} else if resp.Header.Get(length.RefusedHeader) != "" {
+		resp.Body.Close()
+		return fail(errors.New("the peer refuses"))
+	}
+	b.header = resp.Header
+	if !streams(resp) {
+		resp.Body = newIdleBody(resp.Body, f.cfg.IdleTimeout)
+		b.plain = resp
+		return b, nil
+	}
+	b.leg = readLeg(resp.Body, b.link, b.home, f.cfg.IdleTimeout, o.hang)
+	if b.first, err = b.leg.Next(); err != nil {
+		return fail(err)
 	}
 	return b, nil
 }

@@ -6,149 +6,135 @@ import (
 	"fmt"
 
 	"github.com/cascadeinfer/cascade/migrator/stream/dialect"
+	"github.com/cascadeinfer/cascade/policies"
 )
 
-// What Cut and Splice return when a stream cannot be moved now.
+// Why a stream goes on where it was.
 var (
-	// ErrEnded says that the stream has ended, or ended while it was cut.
-	ErrEnded = errors.New("the stream has ended")
-	// ErrBusy says that the stream is cut by someone else.
-	ErrBusy = errors.New("the stream is being moved already")
-	// ErrUncounted says that the front does not know every token id of the stream.
-	ErrUncounted = errors.New("the stream's token ids are not known")
-	// ErrAborted says that the cut was aborted, by its owner or because too much
-	// was held back.
-	ErrAborted = errors.New("the cut was aborted")
+	errNotBegun  = errors.New("the stream has no token yet")
+	errOverrun   = errors.New("the present holder sent more tokens than are moved")
+	errShort     = errors.New("the present holder's tokens do not arrive")
+	errHash      = errors.New("the stream's token ids are not those that are moved")
+	errUncounted = errors.New("the stream's token ids are not known")
+	errHeld      = errors.New("too much was held back")
+	errLost      = errors.New("the present holder was lost")
 )
 
-// Cut is a stream held still for a move: the client has exactly IDs, and what
-// the present leg still generates is held back. It ends by Splice, by Abort,
-// with its context, or with the stream. Its methods are safe for concurrent
-// use; one Splice at a time.
-type Cut struct {
-	// IDs are the prompt's token ids and those the client has. They never change
-	// and must not be changed.
-	IDs []uint32
-	// Prompt is how many of IDs are the prompt's.
-	Prompt int
-
+// cut is a move of a stream, from its claim to its end. It may freeze the
+// stream: the client then has exactly ids, and what the present leg still
+// generates is held back. It ends by a splice, by end, or with the stream.
+type cut struct {
 	stream *Stream
+	length int           // freeze at exactly so many ids; 0: where the text is whole
 	ready  chan struct{} // closed when frozen
 	over   chan struct{} // closed when the cut has ended
-	stop   func() bool   // ends the watch on the context
 
 	// Guarded by stream.mu.
+	wanted bool // freeze as soon as may be
 	frozen bool
-	held   []*dialect.Chunk
-	size   int // bytes held
-	leg    Leg // the one that Splice waits for
-	err    error
+	ids    []uint32 // never change and must not be changed
+	prompt int      // how many of them are the prompt's
+	err    error    // why it ended; nil for a splice
+	epoch  policies.Epoch
 }
 
-// Cut freezes the stream for its client, at the first token from now on after
-// which the client's text is whole (a token may end inside a character). It
-// waits for that token, and fails with ErrEnded, ErrBusy, ErrUncounted or
-// ctx's error. The cut is aborted when ctx ends: give it the time that a move
-// may take.
-func (s *Stream) Cut(ctx context.Context) (*Cut, error) {
-	c := &Cut{stream: s, ready: make(chan struct{}), over: make(chan struct{})}
+// claim begins a move, if the stream is where the move says. Nothing else moves
+// the stream until the cut has ended.
+func (s *Stream) claim(m Move) (*cut, error) {
 	s.mu.Lock()
-	var err error
+	defer s.mu.Unlock()
 	switch {
 	case s.ended || s.finished || s.ctx.Err() != nil:
-		err = ErrEnded
-	case s.cut != nil:
-		err = ErrBusy
-	case !s.whole || s.clean && s.prompt == 0:
-		err = ErrUncounted
+		return nil, ErrUnknown
+	case s.holder != m.From || s.epoch != m.Epoch || s.cut != nil || s.rescuing:
+		return nil, ErrStale
+	case s.leg == nil:
+		return nil, errNotBegun
 	}
-	if err != nil {
-		s.mu.Unlock()
-		return nil, err
+	if why := policies.Movable(s.requestLocked()); why != policies.MayMove {
+		return nil, fmt.Errorf("the stream cannot move: %v", why)
 	}
-	s.cut = c
-	c.stop = context.AfterFunc(ctx, c.Abort)
-	if s.clean {
+	if s.prompt == 0 || len(s.ids) == s.prompt {
+		return nil, errNotBegun
+	}
+	s.cut = &cut{stream: s, length: m.Length, ready: make(chan struct{}), over: make(chan struct{})}
+	if m.ID == "" {
+		s.cut.length = 0
+	}
+	return s.cut, nil
+}
+
+// want makes the cut freeze the stream as soon as may be.
+func (c *cut) want() {
+	c.stream.mu.Lock()
+	defer c.stream.mu.Unlock()
+	if c.stream.cut != c {
+		return
+	}
+	c.wanted = true
+	c.bookedLocked()
+}
+
+// bookedLocked looks at what the client has by now.
+func (c *cut) bookedLocked() {
+	switch s := c.stream; {
+	case s.finished:
+		c.endLocked(ErrUnknown) // a request that ends while it moves wins
+	case !s.whole:
+		c.endLocked(errUncounted)
+	case c.frozen || !c.wanted:
+	case c.length == 0 && s.clean, c.length == len(s.ids):
 		c.freezeLocked()
-	}
-	s.mu.Unlock()
-	select {
-	case <-c.ready:
-		return c, nil
-	case <-c.over:
-		if ctx.Err() != nil {
-			return nil, ctx.Err()
-		}
-		return nil, c.err
+	case c.length > 0 && len(s.ids) > c.length:
+		c.endLocked(errOverrun)
 	}
 }
 
-func (c *Cut) freezeLocked() {
-	if c.frozen {
-		return
-	}
+func (c *cut) freezeLocked() {
 	s := c.stream
 	c.frozen = true
-	c.IDs, c.Prompt = s.ids[:len(s.ids):len(s.ids)], s.prompt
+	c.ids, c.prompt = s.ids[:len(s.ids):len(s.ids)], s.prompt
 	close(c.ready)
 }
 
-// hold keeps an event back. Its error says why one must not wait: ErrEnded for
-// the stream's end, ErrAborted when more than may be held would be.
-func (c *Cut) hold(chunk *dialect.Chunk) error {
-	switch {
-	case chunk.Finish || chunk.Done || chunk.Failed() != nil:
-		return ErrEnded
-	case c.size+len(chunk.Raw()) > maxHeld:
-		return ErrAborted
+// survivesLocked reports whether the move can go on without the present leg: it
+// has all ids that it needs.
+func (c *cut) survivesLocked() bool {
+	if !c.frozen && c.length == 0 && c.stream.clean {
+		c.freezeLocked()
 	}
-	c.held = append(c.held, chunk.Clone())
-	c.size += len(chunk.Raw())
-	return nil
+	return c.frozen
 }
 
-// endLocked takes the cut off its stream; nothing that is held is delivered.
-func (c *Cut) endLocked(err error) {
-	c.stop()
-	c.stream.cut, c.held, c.err = nil, nil, err
-	if c.leg != nil {
-		c.leg.Close()
+// endLocked takes the cut off its stream, which goes on with the present leg
+// unless err is nil.
+func (c *cut) endLocked(err error) {
+	if c.stream.cut != c {
+		return
 	}
+	s := c.stream
+	if s.cut = nil; err != nil {
+		s.epoch += 2 // the one between was the new leg's
+	}
+	c.err, c.epoch = err, s.epoch
 	close(c.over)
 }
 
-// thawLocked ends the cut and delivers what was held back.
-func (s *Stream) thawLocked(why error) error {
-	held := s.cut.held
-	s.cut.endLocked(why)
-	for _, c := range held {
-		if err := s.deliverLocked(c); err != nil {
-			return err
-		}
+// end ends the cut if nothing else has, and tells how it ended.
+func (c *cut) end(err error) (policies.Epoch, error) {
+	c.stream.mu.Lock()
+	defer c.stream.mu.Unlock()
+	c.endLocked(err)
+	if c.err == ErrUnknown {
+		return 0, ErrUnknown
 	}
-	return nil
+	return c.epoch, c.err
 }
 
-// Abort delivers what was held back, and the stream goes on with its present
-// leg. It does nothing once the cut has ended.
-func (c *Cut) Abort() {
-	s := c.stream
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.cut != c {
-		return
-	}
-	if err := s.thawLocked(ErrAborted); err != nil {
-		s.cancel() // the client is gone; the handler finds out from its leg
-	}
-}
-
-// Splice makes the stream go on with leg, whose first token must be the one
-// after IDs. It waits for that token; then leg belongs to the stream, what was
-// held back is dropped, and the former leg is closed. On any error leg is
-// closed and the stream goes on as if it had not been cut: ErrEnded when the
-// stream or its client's request ended first, ErrAborted when the cut did, or leg's own.
-func (c *Cut) Splice(leg Leg) error {
+// splice makes the stream go on with leg, which runs at a replica and whose
+// first token is the one after ids. What was held back is dropped. When the cut
+// has ended already, leg is closed.
+func (c *cut) splice(leg Leg, first *dialect.Chunk, at policies.ReplicaID, cached int) {
 	s := c.stream
 	s.mu.Lock()
 	if s.ctx.Err() != nil {
@@ -156,57 +142,73 @@ func (c *Cut) Splice(leg Leg) error {
 	}
 	if s.cut != c {
 		s.mu.Unlock()
-		leg.Close()
-		return c.err
+		leave(leg)
+		return
 	}
-	c.leg = leg // from here on, the cut's end ends the leg
-	s.mu.Unlock()
-
-	first, err := opening(leg)
-
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.ctx.Err() != nil {
-		s.abandonLocked()
+	if s.hops == 0 {
+		s.cached = cached
 	}
-	if s.cut != c {
-		return c.err
-	}
-	if err != nil {
-		if thaw := s.thawLocked(ErrAborted); thaw != nil {
-			s.cancel()
-		}
-		return fmt.Errorf("the new leg gives no token: %w", err)
-	}
-	former := s.leg
-	s.leg, c.leg = leg, nil
-	s.hops++
-	if s.seen != nil && s.identity.Fingerprint == nil {
-		if known := s.seen.Load(); known != nil {
-			s.identity.Fingerprint = *known
-		}
-	}
+	former := s.replaceLocked(leg, first, at)
+	s.epoch++
 	c.endLocked(nil)
-	if err := s.deliverLocked(first); err != nil {
-		s.cancel()
-	}
-	former.Close()
-	return nil
+	s.mu.Unlock()
+	former(cached)
 }
 
-// opening reads a leg up to its first token.
-func opening(leg Leg) (*dialect.Chunk, error) {
+// replaceLocked makes leg the stream's. It returns what ends the former one,
+// which wakes the pump; the number is as in Move.Cached.
+func (s *Stream) replaceLocked(leg Leg, first *dialect.Chunk, at policies.ReplicaID) (former func(cached int)) {
+	old := s.leg
+	s.leg, s.first, s.holder = leg, first, at
+	s.hops++
+	return func(cached int) {
+		if l, ok := old.(*wireLeg); ok && l.home != nil && cached >= 0 {
+			l.home.work.Cached(policies.Tokens(cached))
+		}
+		leave(old)
+	}
+}
+
+// leave closes a leg whose stream goes on elsewhere.
+func leave(leg Leg) {
+	if l, ok := leg.(*wireLeg); ok {
+		l.leave()
+		return
+	}
+	leg.Close()
+}
+
+// opening reads a leg on, from its first event to its first token. ids is how
+// many token ids it was given, 0 where it need not say.
+func opening(leg Leg, c *dialect.Chunk, ids int) (*dialect.Chunk, error) {
 	for {
-		c, err := leg.Next()
-		switch {
-		case err != nil:
-			return nil, err
+		switch n := c.PromptTokens(); {
 		case c.Failed() != nil:
 			return nil, fmt.Errorf("the engine reports %s", c.Failed())
 		case c.Done:
 			return nil, errors.New("it ends before it begins")
+		case ids > 0 && n > 0 && n != ids:
+			return nil, fmt.Errorf("it goes on from %d token ids and was given %d", n, ids)
+		case c.HasText && c.Tokens == 0:
+			return nil, errors.New("it does not tell its token ids")
 		case c.Tokens > 0 || c.Finish:
 			return c, nil
 		}
+		var err error
+		if c, err = leg.Next(); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// wait waits until the cut has frozen the stream.
+func (c *cut) wait(ctx context.Context) error {
+	select {
+	case <-c.ready:
+		return nil
+	case <-c.over:
+		return c.err
+	case <-ctx.Done():
+		return context.Cause(ctx)
 	}
 }

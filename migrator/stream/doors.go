@@ -57,6 +57,7 @@ func newDoors(f *Front) *doors {
 func (d *doors) serve(ctx context.Context, l net.Listener, h http.Handler) *http.Server {
 	var protocols http.Protocols
 	protocols.SetHTTP1(true)
+	protocols.SetHTTP2(true) // on a listener with TLS that offers it
 	protocols.SetUnencryptedHTTP2(true)
 	s := &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -76,7 +77,8 @@ func (d *doors) serve(ctx context.Context, l net.Listener, h http.Handler) *http
 	d.served[s] = struct{}{}
 	d.mu.Unlock()
 	d.wg.Go(func() {
-		if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		// A listener that its owner closes has been handed over.
+		if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
 			select {
 			case d.broken <- fmt.Errorf("front of %s: serve %s: %w", d.f.cfg.Replica, l.Addr(), err):
 			default:

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"net/url"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -37,11 +38,14 @@ type Front struct {
 	drain    chan struct{} // closed by Drain
 	drainOne sync.Once
 
-	mu      sync.Mutex
-	streams map[*Stream]struct{}
-	open    int           // requests in progress, those without a Stream included
-	empty   chan struct{} // holds a token when open has become 0
-	next    uint64        // number of the next stream
+	looks atomic.Uint64 // health checks that the engine has passed
+
+	mu        sync.Mutex
+	streams   map[string]*Stream // by id
+	residents map[*residence]struct{}
+	open      int           // requests in progress, those without a Stream included
+	empty     chan struct{} // holds a token when open has become 0
+	next      uint64        // number of the latest stream
 }
 
 // New returns a Front; it starts nothing. The error names the field of the
@@ -62,8 +66,12 @@ func New(cfg Config) (*Front, error) {
 		changed: make(chan struct{}, 1),
 		suspect: make(chan struct{}, 1),
 		drain:   make(chan struct{}),
-		streams: make(map[*Stream]struct{}),
+		streams: make(map[string]*Stream),
 		empty:   make(chan struct{}, 1),
+
+		residents: make(map[*residence]struct{}),
+		// No two processes of a replica give a stream the same id.
+		next: uint64(time.Now().UnixMicro()),
 	}
 	if f.peers == nil {
 		f.peers = newTransport(cfg.IdleTimeout)
@@ -83,13 +91,26 @@ func (f *Front) Handler() http.Handler {
 	return f.guarded(mux)
 }
 
-// PeerHandler returns the handler for other migrators' forwards. It always
-// uses the own engine, so that a request is forwarded at most once.
+// PeerHandler returns the handler for other migrators: their legs, which always
+// use the own engine, so that a request is forwarded at most once, and their
+// gRPC.
 func (f *Front) PeerHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+dialect.Completions.Path(), f.admit(func(w http.ResponseWriter, r *http.Request) { f.serve(w, r, dialect.Completions) }))
 	mux.HandleFunc("POST "+dialect.Chat.Path(), f.admit(func(w http.ResponseWriter, r *http.Request) { f.serve(w, r, dialect.Chat) }))
-	return f.guarded(mux)
+	legs := f.guarded(mux)
+	if f.cfg.PeerRPC == nil {
+		return legs
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		// Control streams are as long as their connections. They are neither
+		// requests that a drain waits for nor answers that a client must take.
+		if kind := r.Header.Get("Content-Type"); r.ProtoMajor == 2 && strings.HasPrefix(kind, "application/grpc") {
+			f.cfg.PeerRPC.ServeHTTP(w, r)
+			return
+		}
+		legs.ServeHTTP(w, r)
+	})
 }
 
 // Drain stops the front from taking requests; those in progress go on. Run
@@ -112,10 +133,17 @@ func (f *Front) tell() {
 	}
 }
 
-// setReady takes note of the engine's health and returns what it was.
+// setReady takes note of the engine's health and returns what it was. Requests
+// that another engine can go on with do not wait for one that is away.
 func (f *Front) setReady(ready bool) (was bool) {
+	if ready {
+		f.looks.Add(1)
+	}
 	if was = f.ready.Swap(ready); was != ready {
 		f.tell()
+	}
+	if was && !ready {
+		f.lose(errAway, (*residence).rescuable)
 	}
 	return was
 }
@@ -156,7 +184,7 @@ func (f *Front) Status() Status {
 func (f *Front) Each(do func(*Stream) bool) {
 	f.mu.Lock()
 	all := make([]*Stream, 0, len(f.streams))
-	for s := range f.streams {
+	for _, s := range f.streams {
 		all = append(all, s)
 	}
 	f.mu.Unlock()
@@ -165,6 +193,13 @@ func (f *Front) Each(do func(*Stream) bool) {
 			return
 		}
 	}
+}
+
+// stream returns the stream of that id, nil for none.
+func (f *Front) stream(id string) *Stream {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.streams[id]
 }
 
 // admit refuses requests while the engine is away or the front drains, and

@@ -48,14 +48,27 @@ func (f *Front) generate(w http.ResponseWriter, r *http.Request, e dialect.Endpo
 	words := policies.Request{Model: req.Model, Input: arrival.Estimate, MaxOutput: req.MaxOutput, Estimated: true, Features: req.Features}
 	assemblable := req.Assemblable()
 	asked := dialect.Edit{NoIDs: !req.IDs, NoUsage: !req.Usage && req.CountsUsage()}
+	s := f.newStream(ctx, words, e, asked, out, cancel)
+	s.header, s.least = r.Header, req.MinOutput
+	if s.resume, ok = req.Resume(); !ok {
+		s.request.Features |= policies.Unreadable
+	}
 	req, body = dialect.Request{}, nil // the payload is all that is still needed of it
 
-	s := f.newStream(ctx, words, e, asked, out, cancel)
-	var at Target
+	o := &order{endpoint: e, header: r.Header, body: p, arrival: arrival, front: f.cfg.Replica, stream: s,
+		request: s.request, least: s.least, epoch: 1, hang: s.hang(), plain: out == nil}
 	if f.cfg.Placer != nil {
-		at = f.cfg.Placer.Place(s.request)
+		o.to = f.known(f.cfg.Placer.Place(s.request))
 	}
-	b, err := f.begin(ctx, e, at.Address, r.Header, p, arrival)
+	f.mu.Lock()
+	f.streams[s.id] = s
+	f.mu.Unlock()
+	defer func() {
+		f.mu.Lock()
+		delete(f.streams, s.id)
+		f.mu.Unlock()
+	}()
+	b, err := f.begin(ctx, o)
 	switch {
 	case err != nil && r.Context().Err() != nil: // nobody is there to be told
 	case err != nil:
@@ -160,18 +173,9 @@ func (f *Front) arrival(h http.Header, body []byte) load.Arrival {
 // run relays a stream that has begun, to its end.
 func (f *Front) run(s *Stream, b begun) {
 	s.start(b, &f.fingerprint)
-	f.mu.Lock()
-	f.streams[s] = struct{}{}
-	f.mu.Unlock()
-	defer func() {
-		f.mu.Lock()
-		delete(f.streams, s)
-		f.mu.Unlock()
-	}()
-	err := s.pump(b.leg, b.first)
-	if err != nil {
+	if err := s.pump(b.leg, b.first); err != nil {
 		f.log.Warn("a stream ended early", "stream", s.id, "error", err)
-		if b.peer == "" {
+		if s.holding().Replica == f.cfg.Replica {
 			f.doubt()
 		}
 	}

@@ -24,6 +24,12 @@ func toPeer(h http.Header) http.Header {
 	return without(h, func(name string) bool { return length.Control(name) && name != length.TokensHeader })
 }
 
+// toLater returns the fields for a leg that is not the client's first: no
+// estimate, and no name that the first leg's engine may still have in use.
+func toLater(h http.Header) http.Header {
+	return without(h, func(name string) bool { return length.Control(name) || name == "x-request-id" })
+}
+
 func without(h http.Header, drop func(lower string) bool) http.Header {
 	out := make(http.Header, len(h))
 	for name, values := range h {

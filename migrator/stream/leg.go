@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/stream/dialect"
-	"github.com/cascadeinfer/cascade/migrator/stream/load"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -26,57 +25,40 @@ type Leg interface {
 	Close() error
 }
 
-// errIdle says that an engine sent nothing for too long.
-var errIdle = errors.New("the engine sent nothing for too long")
+// Why legs end that nobody closed.
+var (
+	errIdle = errors.New("the engine sent nothing for too long")
+	errHung = errors.New("the engine stopped in the middle of an answer")
+	errAway = errors.New("the engine is away")
+	errGone = errors.New("the replica is gone")
+)
 
 // wireLeg is a Leg over the body of an HTTP response.
 type wireLeg struct {
 	body   io.ReadCloser
 	reader *dialect.Reader
 	chunk  dialect.Chunk
-	work   *load.Work // nil where another replica counts
-	start  time.Time
-	idle   time.Duration
-	seen   atomic.Int64 // when the last event came, since start
-	late   atomic.Bool
-	timer  *time.Timer
+	home   *residence // at the own engine; nil where another replica counts
+	link   *link
+	begun  bool // a token came; Next's
 	closed atomic.Bool
+	watch  watch
 }
 
-// ReadLeg returns the Leg that an engine sends as body. Events that come idle
-// or more apart are an error; idle must be positive.
-func ReadLeg(body io.ReadCloser, idle time.Duration) Leg { return readLeg(body, idle, nil) }
-
-func readLeg(body io.ReadCloser, idle time.Duration, work *load.Work) *wireLeg {
-	l := &wireLeg{body: body, reader: dialect.NewReader(body), work: work, start: time.Now(), idle: idle}
-	// One timer looks from time to time: a token must not pay for a timer. It
-	// starts when l.timer is set, for look resets it.
-	l.timer = time.AfterFunc(time.Hour, l.look)
-	l.timer.Reset(idle)
-	return l
-}
-
-func (l *wireLeg) look() {
-	rest := l.idle - (time.Since(l.start) - time.Duration(l.seen.Load()))
-	switch {
-	case l.closed.Load():
-	case rest > 0:
-		l.timer.Reset(rest)
-	default:
-		l.late.Store(true)
-		l.body.Close()
-	}
+// readLeg returns the leg that an engine sends as body.
+func readLeg(body io.ReadCloser, l *link, home *residence, idle, hang time.Duration) *wireLeg {
+	leg := &wireLeg{body: body, reader: dialect.NewReader(body), home: home, link: l}
+	leg.watch.start(leg, idle, hang)
+	return leg
 }
 
 func (l *wireLeg) Next() (*dialect.Chunk, error) {
+	l.watch.calls.Add(1)
 	ev, err := l.reader.Next()
+	l.watch.calls.Add(1)
 	if err != nil {
-		if l.late.Load() {
-			err = errIdle
-		}
-		return nil, err
+		return nil, l.link.why(err)
 	}
-	l.seen.Store(int64(time.Since(l.start)))
 	if err := l.chunk.Parse(ev); err != nil {
 		return nil, &malformed{err}
 	}
@@ -92,40 +74,55 @@ func (m *malformed) Unwrap() error { return m.err }
 
 // count tells the load tracker what an event brings.
 func (l *wireLeg) count(c *dialect.Chunk) {
-	if l.work == nil || c.Empty || c.Done {
+	if !l.begun && (c.Tokens > 0 || c.HasText) {
+		l.begun = true
+		l.watch.begun.Store(true)
+	}
+	if l.home == nil || c.Empty || c.Done {
 		return
 	}
+	work := l.home.work
 	if c.HasPrompt() {
-		l.work.Prompt(policies.Tokens(c.PromptTokens()))
+		work.Prompt(policies.Tokens(c.PromptTokens()))
 	}
 	n := c.Tokens
 	if c.HasText && !c.ListsIDs() {
 		n = 1 // an engine without token ids; the usage at its end settles it
+		l.home.blind.Store(true)
 	}
 	if n > 0 {
-		l.work.Generated(n)
+		work.Generated(n)
 	}
 	if u, ok := c.Usage(); ok {
-		l.work.Settle(policies.Tokens(u.Prompt), policies.Tokens(u.Output), policies.Tokens(u.Cached))
+		work.Settle(policies.Tokens(u.Prompt), policies.Tokens(u.Output), policies.Tokens(u.Cached))
 	}
 }
 
-func (l *wireLeg) Close() error {
+// Close ends the generation, for good.
+func (l *wireLeg) Close() error { l.shut(false); return nil }
+
+// leave is Close for a generation that goes on elsewhere.
+func (l *wireLeg) leave() { l.shut(true) }
+
+func (l *wireLeg) shut(moved bool) {
 	if l.closed.Swap(true) {
-		return nil
+		return
 	}
-	l.timer.Stop()
-	err := l.body.Close()
-	if l.work != nil {
-		l.work.End()
+	l.watch.timer.Stop()
+	l.body.Close()
+	l.link.cancel()
+	if l.home != nil {
+		l.home.end(moved)
 	}
-	return err
 }
+
+// lose ends the generation for a reason, which Next then fails with.
+func (l *wireLeg) lose(why error) { l.link.lose(why) }
 
 // finish reads the end of a body whose last event was read, so that its
 // connection can serve again, and closes it.
 func (l *wireLeg) finish() {
-	l.timer.Stop()
+	l.watch.timer.Stop()
 	enough := time.AfterFunc(lastBytes, func() { l.body.Close() })
 	l.reader.Next()
 	enough.Stop()
@@ -136,6 +133,58 @@ func (l *wireLeg) finish() {
 const lastBytes = 50 * time.Millisecond
 
 var _ Leg = (*wireLeg)(nil)
+
+// watch loses a leg whose engine sends nothing. A token must pay neither for a
+// timer nor for a clock, so a timer looks from time to time whether the leg
+// still waits for one and the same event. A reader that is slow, or that waits
+// for something else, does not count.
+type watch struct {
+	// Fixed.
+	leg        *wireLeg
+	every      time.Duration
+	idle, hang int // looks that may find it waiting, before the first token and after
+	timer      *time.Timer
+
+	calls atomic.Uint64 // odd while Next waits
+	begun atomic.Bool
+
+	// The timer's.
+	stuck uint64
+	times int
+}
+
+func (w *watch) start(leg *wireLeg, idle, hang time.Duration) {
+	if hang <= 0 {
+		hang = idle
+	}
+	w.leg, w.every = leg, max(min(idle, hang)/looks, 1)
+	w.idle, w.hang = int((idle+w.every-1)/w.every), int((hang+w.every-1)/w.every)
+	// It starts when w.timer is set, for look resets it.
+	w.timer = time.AfterFunc(time.Hour, w.look)
+	w.timer.Reset(w.every)
+}
+
+func (w *watch) look() {
+	if w.leg.closed.Load() {
+		return
+	}
+	switch now := w.calls.Load(); {
+	case now%2 == 0:
+		w.times = 0
+	case now != w.stuck || w.times == 0:
+		w.stuck, w.times = now, 1
+	default:
+		w.times++
+	}
+	switch begun := w.begun.Load(); {
+	case begun && w.times > w.hang && w.hang < w.idle:
+		w.leg.lose(errHung)
+	case w.times > w.idle, begun && w.times > w.hang:
+		w.leg.lose(errIdle)
+	default:
+		w.timer.Reset(w.every)
+	}
+}
 
 // idleBody is the body of an answer that is not looked into. It is closed when
 // one read waits for too long; a client that is slow does not count.

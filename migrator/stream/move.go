@@ -3,9 +3,22 @@ package stream
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
 
+	"github.com/cascadeinfer/cascade/migrator/stream/dialect"
+	"github.com/cascadeinfer/cascade/migrator/stream/load"
 	"github.com/cascadeinfer/cascade/migrator/token"
 	"github.com/cascadeinfer/cascade/policies"
+)
+
+const (
+	catchUp     = 2 * time.Second // for the tokens of a live move to reach the front
+	warmAbove   = 512             // token ids that are computed before the stream is stopped for them
+	warmTimeout = time.Minute
+	maxExcerpt  = 512 // bytes of an engine's refusal that are worth a line of log
 )
 
 // What Move returns, beside errors after which the stream goes on at From.
@@ -40,30 +53,213 @@ type Move struct {
 type Holding struct {
 	Replica policies.ReplicaID
 	Epoch   policies.Epoch
-	// Pending is true while a move is under way: the holder may be about to
-	// change.
+	// Pending is true while a move or a rescue is under way: the holder may be
+	// about to change.
 	Pending bool
+}
+
+// Holder returns where a stream of this front's clients runs; false when there
+// is none of that id.
+func (f *Front) Holder(stream string) (Holding, bool) {
+	s := f.stream(stream)
+	if s == nil {
+		return Holding{}, false
+	}
+	return s.holding(), true
 }
 
 // Move moves a stream and returns when it has, or when it has failed. The epoch
 // is the one in which the stream goes on: m.Epoch+1 at m.To when the error is
 // nil; ErrUnknown and ErrStale come without one; after any other error the
-// stream goes on at m.From in m.Epoch+2, as if nothing had been. ctx bounds the
-// whole; there is a bound of its own besides (Config.MoveTimeout).
+// stream goes on at m.From, as if nothing had been: in m.Epoch when nothing was
+// tried, else in m.Epoch+2. ctx bounds the whole, and Config.MoveTimeout the
+// time for which the client waits.
 func (f *Front) Move(ctx context.Context, m Move) (policies.Epoch, error) {
-	return 0, ErrUnknown
+	s := f.stream(m.Stream)
+	if s == nil {
+		return 0, ErrUnknown
+	}
+	if m.To = f.known(m.To); f.named(m.To) == m.From {
+		return m.Epoch, fmt.Errorf("the stream is at %s already", m.From)
+	}
+	c, err := s.claim(m)
+	switch {
+	case err == ErrUnknown || err == ErrStale:
+		return 0, err
+	case err != nil:
+		return m.Epoch, err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	// What the move does ends with it, whoever ends it.
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		select {
+		case <-c.over:
+			cancel(nil)
+		case <-ctx.Done():
+		}
+	}()
+	err = f.carry(ctx, c, m)
+	cancel(nil)
+	<-ended
+	return c.end(err)
 }
 
-// Holder returns where a stream of this front's clients runs; false when there
-// is none of that id.
-func (f *Front) Holder(stream string) (Holding, bool) { return Holding{}, false }
+// carry carries a move out; a splice ends it.
+func (f *Front) carry(ctx context.Context, c *cut, m Move) error {
+	if m.ID == "" {
+		if err := f.warm(ctx, c, m); err != nil {
+			return err
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, f.cfg.MoveTimeout)
+	defer cancel()
+	c.want()
+	if err := f.freeze(ctx, c, m); err != nil {
+		return err
+	}
+	s := c.stream
+	output := len(c.ids) - c.prompt
+	if s.resume.Left(output) == 0 {
+		return errors.New("no token is left to generate")
+	}
+	o := s.order(m.To, m.Epoch+1, c.prompt, output)
+	given := 0
+	if o.move = m.ID; m.ID == "" {
+		o.body, given = &payload{bytes: s.resume.Prompted(c.ids, output)}, len(c.ids)
+	} else {
+		o.body, o.arrival.Held = &payload{bytes: s.resume.Adopting(output)}, true
+	}
+	leg, first, err := s.open(ctx, o, given)
+	if err != nil {
+		return fmt.Errorf("%s gives no token: %w", f.named(m.To), err)
+	}
+	c.splice(leg, first, f.named(m.To), m.Cached)
+	return nil
+}
 
-// Holders returns the peers that hold streams of this front's clients.
-func (f *Front) Holders() []policies.ReplicaID { return nil }
+// freeze waits until the client has what is moved, and checks that it is that.
+func (f *Front) freeze(ctx context.Context, c *cut, m Move) error {
+	if m.ID == "" {
+		return c.wait(ctx)
+	}
+	soon, cancel := context.WithTimeoutCause(ctx, catchUp, errShort)
+	defer cancel()
+	if err := c.wait(soon); err != nil {
+		return err
+	}
+	s := c.stream
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.cut != c {
+		return c.err
+	}
+	if s.hashLocked(); s.hash != m.Hash {
+		return errHash
+	}
+	return nil
+}
 
-// Fronts returns the peers whose clients' streams run on the own engine.
-func (f *Front) Fronts() []policies.ReplicaID { return nil }
+// warm lets a target compute the KV of what there is of a long stream, while
+// the client reads on.
+func (f *Front) warm(ctx context.Context, c *cut, m Move) error {
+	s := c.stream
+	s.mu.Lock()
+	ids, prompt := s.ids[:len(s.ids):len(s.ids)], s.prompt
+	s.mu.Unlock()
+	if len(ids) < warmAbove {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, warmTimeout)
+	defer cancel()
+	o := s.order(m.To, 0, prompt, len(ids)-prompt)
+	o.stream, o.request.ID = nil, "" // it is no leg of the stream
+	o.body = &payload{bytes: s.resume.Warming(ids)}
+	b, err := f.beginAt(ctx, o)
+	if err != nil {
+		return fmt.Errorf("%s does not warm up: %w", f.named(m.To), err)
+	}
+	if b.plain == nil {
+		b.leg.leave()
+		return nil // some engine that streams unasked has computed it too
+	}
+	defer b.end()
+	if b.plain.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s does not warm up: %w", f.named(m.To), refusal(b.plain))
+	}
+	io.Copy(io.Discard, io.LimitReader(b.plain.Body, maxPlain))
+	return nil
+}
 
-// Lost says that a peer is gone: streams that it holds are rescued, and those
-// that run here for its clients end.
-func (f *Front) Lost(peer policies.ReplicaID) {}
+// order is a later leg of the stream, without a body. Its client's headers go
+// with it, and its length is known.
+func (s *Stream) order(to Target, epoch policies.Epoch, prompt, output int) *order {
+	o := &order{
+		endpoint: s.endpoint, to: to, header: s.header, front: s.front.cfg.Replica, stream: s, request: s.Request(), epoch: epoch,
+		arrival: load.Arrival{Input: policies.Tokens(prompt), Output: policies.Tokens(output)},
+		hang:    s.hang(),
+	}
+	return o
+}
+
+// hang is how long a leg may pause before its engine counts as lost; 0 for the
+// idle timeout.
+func (s *Stream) hang() time.Duration {
+	if s.front.cfg.Rescuer == nil || s.request.Features&^policies.MinTokens != 0 {
+		return 0
+	}
+	return s.front.cfg.HangTimeout
+}
+
+// open opens a later leg and reads it up to its first token. ctx bounds that;
+// the leg then lives as long as the stream. given is as in opening.
+func (s *Stream) open(ctx context.Context, o *order, given int) (*wireLeg, *dialect.Chunk, error) {
+	life, cancel := context.WithCancelCause(s.ctx)
+	stop := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
+	b, err := s.front.beginAt(life, o)
+	if err == nil && b.leg == nil {
+		err = refusal(b.plain)
+		b.end()
+	}
+	var first *dialect.Chunk
+	if err == nil {
+		first, err = opening(b.leg, b.first, given)
+	}
+	s.tries("", nil)
+	if stop() && err == nil {
+		return b.leg, first, nil
+	}
+	if b.leg != nil {
+		b.leg.leave()
+	}
+	if cause := context.Cause(life); cause != nil {
+		err = cause
+	}
+	cancel(nil)
+	return nil, nil, err
+}
+
+// refusal is the error of an answer that is no stream.
+func refusal(resp *http.Response) error {
+	b, _ := io.ReadAll(io.LimitReader(resp.Body, maxExcerpt))
+	return fmt.Errorf("it answers %s: %s", resp.Status, b)
+}
+
+// known returns a target as this front reaches it: the own replica has no
+// address.
+func (f *Front) known(t Target) Target {
+	if t.Replica == f.cfg.Replica {
+		return Target{}
+	}
+	return t
+}
+
+// named returns the id of the replica that a target is.
+func (f *Front) named(t Target) policies.ReplicaID {
+	if t.Address == "" {
+		return f.cfg.Replica
+	}
+	return t.Replica
+}

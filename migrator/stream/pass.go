@@ -15,10 +15,9 @@ import (
 // relay gives the client an answer that is not a stream, as it is, and looks
 // into it for the engine's counts and, when learn says so, for its shape.
 func (f *Front) relay(w http.ResponseWriter, b begun, learn shapeKey, teach bool) {
-	defer b.plain.Body.Close()
-	if b.work != nil {
-		b.work.Generated(0)
-		defer b.work.End()
+	defer b.end()
+	if b.home != nil {
+		b.home.work.Generated(0)
 	}
 	toClient(w, b.header)
 	if size := b.plain.Header.Get("Content-Length"); size != "" {
@@ -34,10 +33,10 @@ func (f *Front) relay(w http.ResponseWriter, b begun, learn shapeKey, teach bool
 	if b.plain.StatusCode != http.StatusOK || seen.Len() >= maxPlain {
 		return
 	}
-	if u, ok := dialect.UsageIn(seen.Bytes()); ok && b.work != nil {
-		b.work.Settle(policies.Tokens(u.Prompt), policies.Tokens(u.Output), policies.Tokens(u.Cached))
+	if u, ok := dialect.UsageIn(seen.Bytes()); ok && b.home != nil {
+		b.home.work.Settle(policies.Tokens(u.Prompt), policies.Tokens(u.Output), policies.Tokens(u.Cached))
 	}
-	if teach && b.peer == "" {
+	if teach && b.home != nil {
 		if err := f.shapes.learn(learn, b.plain.Header.Get("Content-Type"), seen.Bytes()); err != nil {
 			f.log.Warn("unstreamed answers are relayed, not assembled: they cannot move", "endpoint", learn.endpoint.Path(), "reason", err)
 		}

@@ -1,25 +1,47 @@
 package stream
 
 import (
+	"errors"
 	"net/http"
+	"strings"
 
 	"github.com/cascadeinfer/cascade/migrator/stream/dialect"
 )
 
-// serve runs a peer's forward on the own engine and relays the engine's bytes:
-// the front that owns the client understands them. What it adds is the count.
+// serve runs a peer's leg on the own engine and relays the engine's bytes: the
+// front that owns the client understands them. What it adds is the count.
 func (f *Front) serve(w http.ResponseWriter, r *http.Request, e dialect.Endpoint) {
-	if r.Header.Get(ForwardHeader) == "" {
-		answer(w, dialect.Problem{Status: http.StatusForbidden, Kind: "PermissionDeniedError",
-			Message: "this port is for migrators; clients use the replica's own address"})
+	o, err := readOrder(e, r.Header)
+	if err == errNoForward {
+		answer(w, dialect.Problem{Status: http.StatusForbidden, Kind: "PermissionDeniedError", Message: err.Error()})
+		return
+	}
+	if err != nil {
+		f.log.Warn("a peer's leg is refused", "error", err)
+		refuse(w, err.Error())
 		return
 	}
 	body, ok := f.body(w, r)
 	if !ok {
 		return
 	}
-	arrival := f.arrival(r.Header, body)
-	b, err := f.beginAt(r.Context(), e, "", r.Header, &payload{bytes: body}, arrival)
+	req, err := dialect.Parse(e, body)
+	if err == nil && o.move != "" {
+		body, err = f.adopt(o, body)
+	}
+	if err != nil {
+		f.log.Warn("a peer's leg is refused", "front", o.front, "request", o.request.ID, "error", err)
+		refuse(w, err.Error())
+		return
+	}
+	o.request.Model, o.request.MaxOutput, o.least = strings.Clone(req.Model), req.MaxOutput, req.MinOutput
+	if o.arrival.Input == 0 {
+		o.arrival = f.arrival(r.Header, body)
+	} else if o.request.MaxOutput > 0 {
+		o.request.MaxOutput += o.arrival.Output // what is left of the client's
+	}
+	o.body, o.plain = &payload{bytes: body}, !req.Stream
+	b, err := f.beginAt(r.Context(), o)
 	switch {
 	case err != nil && r.Context().Err() != nil:
 	case err != nil:
@@ -27,14 +49,27 @@ func (f *Front) serve(w http.ResponseWriter, r *http.Request, e dialect.Endpoint
 	case b.leg == nil:
 		f.relay(w, b, shapeKey{}, false)
 	default:
-		f.carry(w, b)
+		f.convey(w, b)
 	}
 }
 
-// carry relays the events of a leg to the front that asked for it. A leg that
-// is cut ends without [DONE], which that front understands.
-func (f *Front) carry(w http.ResponseWriter, b begun) {
-	defer b.leg.Close()
+// adopt names, in the body of a leg, the reservation that a move has filled.
+func (f *Front) adopt(o *order, body []byte) ([]byte, error) {
+	if f.cfg.Adopter == nil {
+		return nil, errors.New("this replica takes over no reservations")
+	}
+	params, err := f.cfg.Adopter.Adopt(o.move, o.front)
+	if err != nil {
+		return nil, err
+	}
+	return dialect.Transfer(body, params)
+}
+
+// convey relays the events of a leg to the front that asked for it. A leg that
+// is cut ends without [DONE], which that front understands: it has not ended,
+// and may go on elsewhere.
+func (f *Front) convey(w http.ResponseWriter, b begun) {
+	defer b.leg.leave()
 	out := &events{w: w, control: http.NewResponseController(w), header: b.header}
 	for c, err := b.first, error(nil); err == nil; c, err = b.leg.Next() {
 		if out.write(c, dialect.Edit{}) != nil {

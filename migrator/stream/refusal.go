@@ -8,10 +8,6 @@ import (
 	"github.com/cascadeinfer/cascade/policies/length"
 )
 
-// ForwardHeader names the replica that forwards a request to a peer. A request
-// that carries it is never forwarded again.
-const ForwardHeader = "x-cascade-forwarded-by"
-
 // refuse answers that another replica should serve the request: no token was
 // produced, and proxies retry on the header.
 func refuse(w http.ResponseWriter, message string) {

@@ -72,11 +72,12 @@ func TestTokenAllocations(t *testing.T) {
 		t.Fatal(err)
 	}
 	out := &events{w: nowhere{}, control: http.NewResponseController(nowhere{}), hideIDs: true, hideUsage: true}
-	s := (&Front{}).newStream(t.Context(), policies.Request{}, dialect.Completions, dialect.Edit{NoIDs: true, NoUsage: true}, out, func() {})
+	s := new(Front).newStream(t.Context(), policies.Request{}, dialect.Completions, dialect.Edit{NoIDs: true, NoUsage: true}, out, func() {})
 	s.ids = make([]uint32, 0, 1<<16)
 	s.identity.ID = []byte("x")
 	if n := testing.AllocsPerRun(1000, func() {
-		if err := s.deliverLocked(&c); err != nil {
+		s.mu.Lock()
+		if err := s.deliver(&c); err != nil {
 			t.Fatal(err)
 		}
 	}); n > 0.1 { // the pool's buffer may be taken by a collection
