@@ -1,0 +1,125 @@
+package meter
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/tetratelabs/wazero/api"
+)
+
+// handSelect picks the least of n records of 32 bytes, as a C compiler would
+// write it: one tight loop with a comparison.
+func handSelect() *module {
+	const n, i, best, least, load = 0, 1, 2, 3, 4
+	return single([]byte{typeI32}, []byte{typeI32}, []byte{typeI32, typeI32, typeI64, typeI64},
+		op(0x42, 1<<63-1), op(0x21, least),
+		loop(
+			op(0x20, i), i32(5), op(0x74), op(0x29, 3, 0), op(0x22, load),
+			op(0x20, least), op(0x53),
+			cond([]*ins{op(0x20, load), op(0x21, least), op(0x20, i), op(0x21, best)}, nil),
+			op(0x20, i), i32(1), op(0x6a), op(0x22, i), op(0x20, n), op(0x49), op(0x0d, 0)),
+		op(0x20, best))
+}
+
+// handDivide is a min-plus recursion of 8-byte floats over n rounds of 64 cells.
+func handDivide() *module {
+	const n, l, k, best, c = 0, 1, 2, 3, 4
+	inner := loop(
+		op(0x20, k), i32(3), op(0x74), op(0x2b, 3, 0),
+		op(0x20, l), op(0x20, k), op(0x6b), op(0xb7), f64(0.5), op(0xa2), op(0xa0), op(0x22, c),
+		op(0x20, best), op(0x63),
+		cond([]*ins{op(0x20, c), op(0x21, best)}, nil),
+		op(0x20, k), i32(1), op(0x6a), op(0x22, k), op(0x20, l), op(0x4d), op(0x0d, 0))
+	return single([]byte{typeI32}, []byte{typeI32}, []byte{typeI32, typeI32, typeF64, typeF64},
+		loop(
+			i32(0), op(0x21, l),
+			loop(
+				i32(0), op(0x21, k), f64(1e18), op(0x21, best),
+				inner,
+				op(0x20, l), i32(3), op(0x74), op(0x20, best), op(0x39, 3, 512),
+				op(0x20, l), i32(1), op(0x6a), op(0x22, l), i32(64), op(0x49), op(0x0d, 0)),
+			i32(0), i32(512), i32(512), fc(10, 0, 0),
+			op(0x20, n), i32(1), op(0x6b), op(0x22, n), op(0x0d, 0)),
+		i32(0))
+}
+
+// handEmpty does nothing.
+func handEmpty() *module { return single([]byte{typeI32}, []byte{typeI32}, nil, i32(0)) }
+
+// BenchmarkOverhead runs a call as it was and metered, in turn, so that both see
+// the same noise; the time per call is the 5th percentile of the batches. The
+// metered one includes giving it fuel.
+func BenchmarkOverhead(b *testing.B) {
+	e := goEngine(b)
+	guest := goGuest(b)
+	for _, c := range []struct {
+		name  string
+		code  []byte
+		call  string
+		args  []uint64
+		batch int
+	}{
+		{"hand/empty", handEmpty().encode(), "run", []uint64{0}, 2000},
+		{"hand/select16", handSelect().encode(), "run", []uint64{16}, 2000},
+		{"hand/divide", handDivide().encode(), "run", []uint64{32}, 10},
+		{"go/empty", guest, "arena", nil, 2000},
+		{"go/select16", guest, "choose", []uint64{16}, 1000},
+		{"go/divide", guest, "divide", []uint64{32, 64}, 3},
+		{"go/churn", guest, "churn", []uint64{1000}, 1},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			out, report, err := Instrument(c.code, Config{})
+			if err != nil {
+				b.Fatal(err)
+			}
+			plain := goInstance(b, e, compile(b, e, c.code))
+			metered := arm(b, goInstance(b, e, compile(b, e, out)), report.Slice)
+			defer plain.Close(context.Background())
+			defer metered.Close(context.Background())
+			run := func(f api.Function, give bool) float64 {
+				ctx := context.Background()
+				var stack [2]uint64
+				start := time.Now()
+				for range c.batch {
+					copy(stack[:], c.args)
+					if give {
+						metered.give(1 << 40)
+					}
+					if err := f.CallWithStack(ctx, stack[:]); err != nil {
+						b.Fatal(err)
+					}
+				}
+				return float64(time.Since(start).Nanoseconds()) / float64(c.batch)
+			}
+			was, is := plain.ExportedFunction(c.call), metered.ExportedFunction(c.call)
+			var before, after []float64
+			for b.Loop() {
+				before = append(before, run(was, false))
+				after = append(after, run(is, true))
+			}
+			slices.Sort(before)
+			slices.Sort(after)
+			p, m := before[len(before)/20], after[len(after)/20]
+			b.ReportMetric(0, "ns/op")
+			b.ReportMetric(p, "plain-ns/call")
+			b.ReportMetric(m, "metered-ns/call")
+			b.ReportMetric(m/p, "ratio")
+			b.ReportMetric(float64(1<<40-metered.left()), "ticks/call")
+		})
+	}
+}
+
+func BenchmarkInstrument(b *testing.B) {
+	for name, code := range map[string][]byte{"go": goGuest(b), "hand": handSelect().encode()} {
+		b.Run(name, func(b *testing.B) {
+			b.SetBytes(int64(len(code)))
+			for b.Loop() {
+				if _, _, err := Instrument(code, Config{}); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
