@@ -30,12 +30,13 @@ var vocabulary = sync.OnceValues(model.NewVocabulary)
 type seat struct {
 	url    string
 	blocks *blocks.Client
+	config emulator.Config
 	stop   func()
 }
 
-// seats starts n replicas that can continue each other's requests, at the given
-// speed.
-func seats(t testing.TB, n, ranks int, speed float64) []*seat {
+// seats starts n replicas that can continue each other's requests, of so many
+// tokens, at the given speed.
+func seats(t testing.TB, n, ranks, context int, speed float64) []*seat {
 	t.Helper()
 	v, err := vocabulary()
 	if err != nil {
@@ -44,44 +45,54 @@ func seats(t testing.TB, n, ranks int, speed float64) []*seat {
 	out := make([]*seat, n)
 	for i := range out {
 		dir := filepath.Join(t.TempDir(), strconv.Itoa(i))
-		engine, err := emulator.New(emulator.Config{
-			Model: "m", Vocabulary: v, Speed: speed, Blocks: dir, TensorParallel: ranks,
-			// Different numbers of blocks: the same block is never at the same place.
-			KVTokens: policies.Tokens(8192 + 64*i), Context: 4096,
-			Profile: cost.Profile{Name: "p", Unit: "seconds", Ranks: 1, D0: 10e-3, D1: 1e-4, D2: 1e-5, KVBytesPerToken: 131072, KVTokens: 8192, MaxBatch: 16},
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
 		client, err := blocks.New(blocks.Config{Dir: dir})
 		if err != nil {
 			t.Fatal(err)
 		}
-		out[i] = &seat{blocks: client}
-		ctx, cancel := context.WithCancel(context.Background())
-		var all sync.WaitGroup
-		all.Go(func() {
-			if err := engine.Run(ctx); err != nil {
-				t.Error(err)
-			}
-		})
-		all.Go(func() {
-			if err := client.Run(ctx); err != nil {
-				t.Error(err)
-			}
-		})
-		server := httptest.NewServer(engine.Handler())
-		out[i].url = server.URL
-		out[i].stop = sync.OnceFunc(func() {
-			cancel()
-			all.Wait()
-			server.CloseClientConnections()
-			server.Close()
-		})
-		t.Cleanup(out[i].stop)
+		out[i] = &seat{blocks: client, config: emulator.Config{
+			Model: "m", Vocabulary: v, Speed: speed, Blocks: dir, TensorParallel: ranks,
+			// Different numbers of blocks: the same block is never at the same place.
+			KVTokens: policies.Tokens(2*context + 64*i), Context: policies.Tokens(context), MaxBatchedTokens: context,
+			Profile: cost.Profile{Name: "p", Unit: "seconds", Ranks: 1, D0: 10e-3, D1: 1e-4, D2: 1e-6, KVBytesPerToken: 131072, KVTokens: 8192, MaxBatch: 16},
+		}}
+		running(t, client.Run)
+		out[i].start(t)
 		await(t, func() bool { _, ok := client.Memory(); return ok })
 	}
 	return out
+}
+
+// start runs the seat's engine, a new one each time.
+func (s *seat) start(t testing.TB) {
+	t.Helper()
+	engine, err := emulator.New(s.config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewServer(engine.Handler())
+	s.url = server.URL
+	stop := running(t, engine.Run)
+	s.stop = sync.OnceFunc(func() {
+		stop()
+		server.CloseClientConnections()
+		server.Close()
+	})
+	t.Cleanup(s.stop)
+}
+
+// running runs something until stop, or the end of the test.
+func running(t testing.TB, run func(context.Context) error) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	over := make(chan error, 1)
+	go func() { over <- run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-over; err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(stop)
+	return stop
 }
 
 func await(t testing.TB, done func() bool) {
@@ -203,94 +214,103 @@ func carry(t testing.TB, from, to *seat, src, dst []uint32) {
 	}
 }
 
-// move is one live move: a round while the request runs, then the frozen rest.
-// spoil may change what arrived.
-func move(t testing.TB, from, to *seat, l *leg, id string, spoil func(m *transport.Memory, blocks []uint32)) (length int) {
-	t.Helper()
-	ctx := t.Context()
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	d, _ := to.blocks.Description()
-	t1, err := from.blocks.Table(ctx, l.name, 0)
-	must(err)
-	dst, err := to.blocks.Reserve(ctx, id, t1.Length+64)
-	must(err)
-	full := t1.Computed / d.BlockTokens
-	carry(t, from, to, t1.Blocks[:full], dst[:full])
-	must(to.blocks.Filled(ctx, id, 0, t1.IDs[:full*d.BlockTokens], full*d.BlockTokens))
+// moving is a live move under way.
+type moving struct {
+	from, to *seat
+	leg, id  string
+	dst      []uint32
+	first    blocks.Table
+	full     int // blocks of the first round
+}
 
-	t2, err := from.blocks.Freeze(ctx, l.name, full*d.BlockTokens)
-	must(err)
-	if t2.Generation != t1.Generation || t2.Computed != t2.Length-1 {
-		t.Fatalf("frozen: %+v after %+v", t2, t1)
-	}
-	if dst, err = to.blocks.Reserve(ctx, id, t2.Length+16); err != nil {
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
 		t.Fatal(err)
 	}
-	carry(t, from, to, t2.Blocks, dst[full:full+len(t2.Blocks)])
+}
+
+// round moves the full blocks that a request has so far, while it runs. spoil may
+// change what arrived.
+func round(t testing.TB, from, to *seat, leg, id string, spoil func(m *transport.Memory, blocks []uint32)) *moving {
+	t.Helper()
+	m := &moving{from: from, to: to, leg: leg, id: id}
+	d, _ := to.blocks.Description()
+	var err error
+	m.first, err = from.blocks.Table(t.Context(), leg, 0)
+	must(t, err)
+	m.dst, err = to.blocks.Reserve(t.Context(), id, m.first.Length+64)
+	must(t, err)
+	m.full = m.first.Computed / d.BlockTokens
+	carry(t, from, to, m.first.Blocks[:m.full], m.dst[:m.full])
 	if spoil != nil {
-		m, _ := to.blocks.Memory()
-		spoil(m, dst[full:full+len(t2.Blocks)])
+		memory, _ := to.blocks.Memory()
+		spoil(memory, m.dst[:m.full])
 	}
-	must(to.blocks.Filled(ctx, id, full*d.BlockTokens, t2.IDs, t2.Computed))
-	return t2.Length
+	n := m.full * d.BlockTokens
+	must(t, to.blocks.Filled(t.Context(), id, 0, m.first.IDs[:n], n))
+	return m
+}
+
+// rest freezes the request and moves what is left.
+func (m *moving) rest(t testing.TB) (length int) {
+	t.Helper()
+	d, _ := m.to.blocks.Description()
+	from := m.full * d.BlockTokens
+	last, err := m.from.blocks.Freeze(t.Context(), m.leg, from)
+	must(t, err)
+	if last.Generation != m.first.Generation || last.Computed != last.Length-1 {
+		t.Fatalf("frozen: %+v after %+v", last, m.first)
+	}
+	m.dst, err = m.to.blocks.Reserve(t.Context(), m.id, last.Length+16)
+	must(t, err)
+	carry(t, m.from, m.to, last.Blocks, m.dst[m.full:m.full+len(last.Blocks)])
+	must(t, m.to.blocks.Filled(t.Context(), m.id, from, last.IDs, last.Computed))
+	return last.Length
+}
+
+// unmoved is the text that a request has where nothing moves. It may be asked for
+// afterwards, when it is known how long the moved one became.
+func unmoved(t testing.TB, s *seat, path, prompt string, tokens int) *leg {
+	t.Helper()
+	l := s.open(t, path, "unmoved", ask(prompt, tokens, ""))
+	defer l.close()
+	if l.read(t, 1<<30); len(l.ids) != tokens || !l.ended {
+		t.Fatalf("%d tokens of %d: %q", len(l.ids), tokens, l.refusal)
+	}
+	return l
 }
 
 // A request hops through four engines and ends where it began; the client's text
 // is byte for byte that of the request which stays. Both endpoints, one and two
-// ranks; characters that are split by a hop come out whole.
+// ranks.
 func TestHopsKeepTheText(t *testing.T) {
+	fast := seats(t, 1, 1, 4096, 1000)[0]
 	for _, ranks := range []int{1, 2} {
-		ss := seats(t, 3, ranks, 20)
+		ss := seats(t, 3, ranks, 4096, 2) // slow enough for the hops to be quicker than the text
 		for _, api := range []struct{ path, prompt, empty string }{
 			{"/v1/completions", `"prompt":"Tell me of the harbor and the 龍"`, `"prompt":[]`},
 			{"/v1/chat/completions", `"messages":[{"role":"user","content":"Tell me of the harbor"}]`, `"messages":[]`},
 		} {
 			t.Run(fmt.Sprint(api.path, " ranks ", ranks), func(t *testing.T) {
-				const tokens = 400
-				whole := ss[0].open(t, api.path, "whole", ask(api.prompt, tokens, ""))
-				whole.read(t, 1<<30)
-				whole.close()
-				if len(whole.ids) != tokens || !whole.ended {
-					t.Fatalf("%d tokens, %q", len(whole.ids), whole.refusal)
-				}
-				// Where the unmoved text is inside a character.
-				v, _ := vocabulary()
-				var inside []int
-				var d model.Decoder
-				for i, id := range whole.ids {
-					if out := d.Append(nil, v.Piece(model.Token(id))); len(out) == 0 && i > 20 {
-						inside = append(inside, i+1)
-					}
-				}
-				if len(inside) == 0 {
-					t.Fatal("no token ends inside a character: the text proves too little")
-				}
-				cut := inside[0]
+				prompt := unmoved(t, fast, api.path, api.prompt, 1).prompt
 				var text strings.Builder
 				var ids []uint32
-				at, l := ss[0], ss[0].open(t, api.path, "leg#0", ask(api.prompt, tokens, ""))
-				prompt := whole.prompt
+				at, l := ss[0], ss[0].open(t, api.path, "leg#0", ask(api.prompt, 3000, ""))
 				for hop, to := range []*seat{ss[1], ss[2], ss[0], ss[1], ss[2]} {
-					id := fmt.Sprintf("seller/%d", hop)
+					id := fmt.Sprintf("%s/%d", t.Name(), hop)
 					name := fmt.Sprintf("leg#%d", hop+1)
-					// The first hop tries to hit the middle of a character: the engine is
-					// asked to freeze as the token before arrives.
-					want := 30
-					if hop == 0 {
-						want = cut - 1
-					}
-					l.read(t, want)
-					length := move(t, at, to, l, id, nil)
+					l.read(t, 8)
+					length := round(t, at, to, l.name, id, nil).rest(t)
 					l.read(t, length-prompt-len(ids)) // what was generated before the freeze arrives
 					if got := prompt + len(ids) + len(l.ids); got != length {
 						t.Fatalf("hop %d: the client has %d ids, the engine froze at %d", hop, got, length)
 					}
-					next := to.open(t, api.path, name, ask(api.empty, tokens-len(ids)-len(l.ids), fmt.Sprintf(`,"kv_transfer_params":{"cascade_reservation":%q,"cascade_prompt":%d}`, id, prompt)))
+					left := 3000
+					if hop == 4 {
+						left = 20
+					}
+					next := to.open(t, api.path, name, ask(api.empty, left, fmt.Sprintf(`,"kv_transfer_params":{"cascade_reservation":%q,"cascade_prompt":%d}`, id, prompt)))
 					if !next.read(t, 1) {
 						t.Fatalf("hop %d: no token: %s", hop, next.refusal)
 					}
@@ -303,9 +323,6 @@ func TestHopsKeepTheText(t *testing.T) {
 					l.close()
 					text.WriteString(l.text.String())
 					ids = append(ids, l.ids...)
-					if slices.Contains(inside, len(ids)) {
-						t.Logf("hop %d is inside a character", hop)
-					}
 					at, l = to, next
 				}
 				before := prompt + len(ids)
@@ -313,6 +330,7 @@ func TestHopsKeepTheText(t *testing.T) {
 				l.close()
 				text.WriteString(l.text.String())
 				ids = append(ids, l.ids...)
+				whole := unmoved(t, fast, api.path, api.prompt, len(ids))
 				if text.String() != whole.text.String() || !slices.Equal(ids, whole.ids) {
 					t.Errorf("moved:\n%s\nunmoved:\n%s", text.String(), whole.text.String())
 				}
@@ -326,25 +344,25 @@ func TestHopsKeepTheText(t *testing.T) {
 
 // One flipped byte in what was handed over gives another text.
 func TestAFlippedByteShows(t *testing.T) {
-	ss := seats(t, 2, 2, 20)
-	const tokens = 120
-	whole := ss[0].open(t, "/v1/completions", "w", ask(`"prompt":"once upon a time"`, tokens, ""))
-	defer whole.close()
-	whole.read(t, 1<<30)
+	fast := seats(t, 1, 1, 4096, 1000)[0]
+	ss := seats(t, 2, 2, 4096, 2)
+	const prompt = `"prompt":"once upon a time"`
+	given := unmoved(t, fast, "/v1/completions", prompt, 1).prompt
 	for _, flip := range []bool{false, true} {
 		for region := range 2 {
 			name := fmt.Sprint("leg", flip, region)
-			l := ss[0].open(t, "/v1/completions", name, ask(`"prompt":"once upon a time"`, tokens, ""))
+			l := ss[0].open(t, "/v1/completions", name, ask(prompt, 3000, ""))
 			l.read(t, 20)
-			length := move(t, ss[0], ss[1], l, name, func(m *transport.Memory, blocks []uint32) {
+			length := round(t, ss[0], ss[1], name, name, func(m *transport.Memory, blocks []uint32) {
 				if flip {
 					m.Part(blocks[0], region)[3] ^= 1
 				}
-			})
-			l.read(t, length-whole.prompt)
-			next := ss[1].open(t, "/v1/completions", name, ask(`"prompt":[]`, tokens-len(l.ids), `,"kv_transfer_params":{"cascade_reservation":"`+name+`"}`))
+			}).rest(t)
+			l.read(t, length-given)
+			next := ss[1].open(t, "/v1/completions", name, ask(`"prompt":[]`, 20, `,"kv_transfer_params":{"cascade_reservation":"`+name+`"}`))
 			next.read(t, 1<<30)
-			if same := slices.Equal(append(l.ids, next.ids...), whole.ids); same == flip {
+			got := append(l.ids, next.ids...)
+			if same := slices.Equal(got, unmoved(t, fast, "/v1/completions", prompt, len(got)).ids); same == flip {
 				t.Errorf("a flipped byte: %v; the same text: %v", flip, same)
 			}
 			l.close()
@@ -355,10 +373,8 @@ func TestAFlippedByteShows(t *testing.T) {
 
 // The ids alone also continue a text, by either endpoint, and need no messages.
 func TestIDsContinueAText(t *testing.T) {
-	ss := seats(t, 2, 1, 100)
-	whole := ss[0].open(t, "/v1/completions", "w", ask(`"prompt":[5,6,7]`, 80, ""))
-	defer whole.close()
-	whole.read(t, 1<<30)
+	ss := seats(t, 2, 1, 4096, 100)
+	whole := unmoved(t, ss[0], "/v1/completions", `"prompt":[5,6,7]`, 80)
 	ids, err := json.Marshal(append([]uint32{5, 6, 7}, whole.ids[:40]...))
 	if err != nil {
 		t.Fatal(err)
@@ -377,21 +393,146 @@ func TestIDsContinueAText(t *testing.T) {
 	}
 }
 
-// An engine that dies and comes back is found again, and what was mapped before
-// can still be touched.
-func TestEngineComesBack(t *testing.T) {
-	s := seats(t, 1, 1, 100)[0]
-	m, err := transport.Hold(s.blocks)
+// A hand-over in the middle of a character: the request is stepped to such a
+// place by thawing and freezing it.
+func TestACharacterIsHandedOverWhole(t *testing.T) {
+	fast, ss := seats(t, 1, 1, 4096, 1000)[0], seats(t, 2, 1, 4096, 5)
+	v, err := vocabulary()
 	if err != nil {
 		t.Fatal(err)
 	}
+	const tokens = 1000
+	for attempt := range 5 {
+		name := fmt.Sprint("leg", attempt)
+		l := ss[0].open(t, "/v1/completions", name, ask(`"prompt":[1,2,3]`, tokens, ""))
+		defer l.close()
+		l.read(t, 1)
+		inside := false
+		var at blocks.Table
+		for !inside && at.Length < 3+tokens-20 {
+			must(t, ss[0].blocks.Thaw(t.Context(), name))
+			at, err = ss[0].blocks.Freeze(t.Context(), name, 3)
+			must(t, err)
+			var d model.Decoder
+			for _, id := range at.IDs {
+				inside = len(d.Append(nil, v.Piece(model.Token(id)))) == 0
+			}
+		}
+		if !inside {
+			continue
+		}
+		length := round(t, ss[0], ss[1], name, name, nil).rest(t)
+		l.read(t, length-3)
+		next := ss[1].open(t, "/v1/completions", name, ask(`"prompt":[]`, 20, `,"kv_transfer_params":{"cascade_reservation":"`+name+`"}`))
+		defer next.close()
+		next.read(t, 1<<30)
+		whole := unmoved(t, fast, "/v1/completions", `"prompt":[1,2,3]`, length-3+20)
+		if got, want := l.text.String()+next.text.String(), whole.text.String(); got != want || strings.Contains(want, "\ufffd") {
+			t.Errorf("moved:\n%s\nunmoved:\n%s", got, want)
+		}
+		return
+	}
+	t.Error("the request was never caught inside a character")
+}
+
+// An engine that dies and comes back is found again, and what was mapped before
+// can still be touched.
+func TestEngineComesBack(t *testing.T) {
+	s := seats(t, 1, 1, 4096, 100)[0]
+	m, err := transport.Hold(s.blocks)
+	must(t, err)
 	if _, err := s.blocks.Reserve(t.Context(), "r", 100); err != nil {
 		t.Fatal(err)
 	}
 	s.stop()
-	m.Part(0, 0)[0]++
-	m.Release()
+	await(t, func() bool { _, ok := s.blocks.Memory(); return !ok })
 	if _, err := s.blocks.Reserve(t.Context(), "r", 100); !errors.Is(err, blocks.ErrAway) {
 		t.Error(err)
+	}
+	m.Part(0, 0)[0]++ // the engine is gone, the memory is not
+	m.Release()
+	if m.Hold() {
+		t.Error("the memory of an engine that has gone can be held anew")
+	}
+	s.start(t)
+	await(t, func() bool { _, ok := s.blocks.Memory(); return ok })
+	if again, _ := s.blocks.Memory(); again == m {
+		t.Error("the engine that came back has the old one's memory")
+	}
+	// What was reserved is not known any more, and can be reserved again.
+	if err := s.blocks.Filled(t.Context(), "r", 0, []uint32{1}, 0); !errors.Is(err, blocks.ErrNotFound) {
+		t.Error(err)
+	}
+	if _, err := s.blocks.Reserve(t.Context(), "r", 100); err != nil {
+		t.Error(err)
+	}
+}
+
+// What an engine has not enough of, or does not know, has its own errors.
+func TestBlocksErrors(t *testing.T) {
+	s := seats(t, 1, 1, 4096, 1)[0]
+	ctx := t.Context()
+	for i := range 2 {
+		if _, err := s.blocks.Reserve(ctx, fmt.Sprint(i), 4096); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := s.blocks.Reserve(ctx, "more", 64); !errors.Is(err, blocks.ErrFull) {
+		t.Error(err)
+	}
+	must(t, s.blocks.Release(ctx, "1"))
+	must(t, s.blocks.Release(ctx, "1"))
+	if _, err := s.blocks.Table(ctx, "nobody", 0); !errors.Is(err, blocks.ErrNotFound) {
+		t.Error(err)
+	}
+	l := make(chan *leg)
+	go func() { l <- s.open(t, "/v1/completions", "a", ask(`"prompt":[1,2,3]`, 4000, "")) }()
+	for { // until its prompt is computed
+		_, err := s.blocks.Freeze(ctx, "a", 0)
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, blocks.ErrNotFound) && !errors.Is(err, blocks.ErrWaiting) {
+			t.Fatal(err)
+		}
+	}
+	(<-l).close()
+	await(t, func() bool { return errors.Is(s.blocks.Thaw(ctx, "a"), blocks.ErrNotFound) })
+}
+
+// What the engines' part of a live move takes, from the call that freezes to the
+// first token at the target: it must not grow with the length. Iterations take
+// 0.1 ms; a freeze waits for one, and the first token is another's.
+func BenchmarkHandover(b *testing.B) {
+	for _, n := range []int{256, 8192, 129_000} {
+		b.Run(strconv.Itoa(n), func(b *testing.B) {
+			ss := seats(b, 2, 1, 1<<17, 100)
+			prompt := strings.Repeat("7,8,9,", n/3) + "7"
+			var took []time.Duration
+			for i := 0; b.Loop(); i++ {
+				b.StopTimer()
+				name := fmt.Sprint("leg", i)
+				l := ss[0].open(b, "/v1/completions", name, ask(`"prompt":[`+prompt+`]`, 1000, ""))
+				if !l.read(b, 1) {
+					b.Fatal(l.refusal)
+				}
+				move := round(b, ss[0], ss[1], name, name, nil)
+				b.StartTimer()
+				start := time.Now()
+				move.rest(b)
+				next := ss[1].open(b, "/v1/completions", name, ask(`"prompt":[]`, 20, `,"kv_transfer_params":{"cascade_reservation":"`+name+`"}`))
+				if !next.read(b, 1) {
+					b.Fatal(next.refusal)
+				}
+				took = append(took, time.Since(start))
+				b.StopTimer()
+				l.close()
+				next.close()
+				b.StartTimer()
+			}
+			slices.Sort(took)
+			b.ReportMetric(float64(took[len(took)/2].Microseconds()), "p50-µs")
+			b.ReportMetric(float64(took[len(took)*99/100].Microseconds()), "p99-µs")
+		})
 	}
 }
