@@ -22,7 +22,7 @@ const (
 	writeBytes   = 1 << 20         // handed to the kernel at a time
 	writeParts   = 1024            // regions in one such write; the kernel takes as many
 	readBytes    = 256 << 10       // taken from the kernel at a time: they stay in the core's cache
-	directBytes  = 64 << 10        // regions from this size on are read in place
+	readParts    = 256             // regions in one such read
 )
 
 // Config is what a Transport needs.

@@ -2,35 +2,30 @@ package tcp
 
 import (
 	"context"
-	"hash/crc32"
+	"io"
 	"net"
 	"time"
-
-	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
-// reader takes an answer's bytes to their places: large regions straight from
-// the kernel, small ones through a buffer. It looks at each piece once more, for
-// its sum, while the piece is in the core's cache.
+// reader takes an answer's bytes from a connection to their places.
 type reader struct {
-	conn  net.Conn
-	armed time.Time
-	// What has been read ahead is buf[at:end]; nil where nothing is.
-	buf     []byte
-	at, end int
+	conn    net.Conn
+	scatter func(parts [][]byte) (int, error)
+	armed   time.Time
 }
 
-// newReader reads ahead where a region is too small to be worth a call to the
-// kernel. TLS reads ahead by itself.
-func newReader(conn net.Conn, l transport.Layout) reader {
+func newReader(conn net.Conn) reader {
 	r := reader{conn: conn}
-	if _, plain := conn.(*net.TCPConn); !plain {
-		return r
+	if tcp, ok := conn.(*net.TCPConn); ok {
+		r.scatter = scatter(tcp)
 	}
-	for _, region := range l.Regions {
-		if region.Bytes < directBytes {
-			r.buf = make([]byte, readBytes)
-			break
+	if r.scatter == nil { // TLS reads ahead by itself
+		r.scatter = func(parts [][]byte) (int, error) {
+			n, err := conn.Read(parts[0][:min(len(parts[0]), readBytes)])
+			if n > 0 {
+				err = nil // it comes again
+			}
+			return n, err
 		}
 	}
 	return r
@@ -49,32 +44,20 @@ func (r *reader) arm(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// read fills dst and returns its sum.
-func (r *reader) read(ctx context.Context, dst []byte) (uint32, error) {
-	sum := uint32(0)
-	for len(dst) > 0 {
-		if r.at < r.end {
-			n := min(len(dst), r.end-r.at)
-			sum = transport.Copy(dst[:n], r.buf[r.at:r.at+n], sum)
-			r.at, dst = r.at+n, dst[n:]
-			continue
-		}
-		if err := r.arm(ctx); err != nil {
-			return 0, err
-		}
-		if r.buf != nil {
-			n, err := r.conn.Read(r.buf)
-			if n == 0 && err != nil {
-				return 0, err
-			}
-			r.at, r.end = 0, n
-			continue
-		}
-		n, err := r.conn.Read(dst[:min(len(dst), readBytes)])
-		sum = crc32.Update(sum, crc32.IEEETable, dst[:n])
-		if dst = dst[n:]; err != nil && len(dst) > 0 {
-			return 0, err
-		}
+// full reads as many bytes as dst has.
+func (r *reader) full(ctx context.Context, dst []byte) error {
+	if err := r.arm(ctx); err != nil {
+		return err
 	}
-	return sum, nil
+	_, err := io.ReadFull(r.conn, dst)
+	return err
+}
+
+// some reads into parts, none of which is empty, in their order: one byte at
+// least, and not more than stay in the core's cache.
+func (r *reader) some(ctx context.Context, parts [][]byte) (int, error) {
+	if err := r.arm(ctx); err != nil {
+		return 0, err
+	}
+	return r.scatter(parts)
 }

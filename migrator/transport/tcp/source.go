@@ -131,6 +131,7 @@ type writer struct {
 	parts [writeParts][]byte
 	n     int // of parts
 	bytes int // in parts
+	batch net.Buffers
 }
 
 func (w *writer) serve() error {
@@ -192,8 +193,8 @@ func (w *writer) flush() error {
 	if err := w.conn.SetWriteDeadline(limit); err != nil {
 		return err
 	}
-	batch := net.Buffers(w.parts[:w.n])
+	w.batch = w.parts[:w.n]
 	w.n, w.bytes = 0, 0
-	_, err := batch.WriteTo(w.conn)
+	_, err := w.batch.WriteTo(w.conn)
 	return err
 }

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -38,7 +39,7 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	p := &puller{}
+	p := &puller{parts: make([][]byte, 0, readParts)}
 	defer func() {
 		if err != nil {
 			p.give()
@@ -77,7 +78,7 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 	if err != nil {
 		return nil, err
 	}
-	p.reader = newReader(p.conn, p.local.Layout)
+	p.reader = newReader(p.conn)
 	return p, p.remote.Matches(p.local.Layout)
 }
 
@@ -103,6 +104,7 @@ type puller struct {
 	reader reader
 	ask    []byte
 	head   [headSize]byte
+	parts  [][]byte
 	bad    []int
 	over   error // why the puller is of no use any more
 }
@@ -182,7 +184,7 @@ func (p *puller) send(ctx context.Context, blocks []uint32) error {
 
 // answer reads the answer for entries [from, to) of a plan.
 func (p *puller) answer(ctx context.Context, plan transport.Plan, from, to int) error {
-	if _, err := p.reader.read(ctx, p.head[:]); err != nil {
+	if err := p.reader.full(ctx, p.head[:]); err != nil {
 		return err
 	}
 	count, err := parseHead(p.head[:], kindAnswer)
@@ -192,24 +194,47 @@ func (p *puller) answer(ctx context.Context, plan transport.Plan, from, to int) 
 	if count != to-from {
 		return fmt.Errorf("%d blocks were asked for, %d come", to-from, count)
 	}
+	// Parts are numbered through: part k is region k%regions of entry k/regions.
+	// Those before done have come, those before next are in line.
 	regions := len(p.local.Regions)
-	for i := from; i < to; i++ {
-		good := true
-		for r := range regions {
-			if p.closing.Load() {
-				return errClosed
-			}
-			sum, err := p.reader.read(ctx, p.local.Part(plan.Dst[i], r))
-			if err != nil {
-				return err
-			}
-			good = good && sum == plan.Sums[i*regions+r]
+	done, next, end := from*regions, from*regions, to*regions
+	line, queued, sum := p.parts[:0], 0, uint32(0)
+	for done < end {
+		for next < end && queued < readBytes && len(line) < readParts {
+			part := p.local.Part(plan.Dst[next/regions], next%regions)
+			line, queued, next = append(line, part), queued+len(part), next+1
 		}
-		if !good {
-			p.bad = append(p.bad, i)
+		if p.closing.Load() {
+			return errClosed
 		}
+		n, err := p.reader.some(ctx, line)
+		if err != nil {
+			return err
+		}
+		queued -= n
+		full := 0
+		for ; n > 0 && n >= len(line[full]); full++ {
+			sum = crc32.Update(sum, crc32.IEEETable, line[full])
+			n -= len(line[full])
+			p.verify(plan, done+full, sum)
+			sum = 0
+		}
+		if n > 0 {
+			sum = crc32.Update(sum, crc32.IEEETable, line[full][:n])
+			line[full] = line[full][n:]
+		}
+		done += full
+		line = append(line[:0], line[full:]...)
 	}
 	return nil
+}
+
+// verify notes the entry of a part that does not have its sum.
+func (p *puller) verify(plan transport.Plan, part int, sum uint32) {
+	entry := part / len(p.local.Regions)
+	if sum != plan.Sums[part] && (len(p.bad) == 0 || p.bad[len(p.bad)-1] != entry) {
+		p.bad = append(p.bad, entry)
+	}
 }
 
 // Close ends the move. See transport.Puller.

@@ -1,0 +1,35 @@
+package shm
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
+)
+
+// BenchmarkPull compares a pull, and one that trusts the bytes, with a plain copy
+// of the same blocks.
+func BenchmarkPull(b *testing.B) {
+	for _, bytes := range []int64{32 << 10, 256 << 10, 1 << 20} {
+		b.Run(fmt.Sprintf("block=%dKiB", bytes>>10), func(b *testing.B) {
+			l, dir := transporttest.Scattered(bytes), short(b)
+			pair := transporttest.Pair{Source: end(b, dir, l), Target: end(b, dir, l)}
+			p := transporttest.Opened(b, pair).(*puller)
+			transporttest.Interleave(b, l, pair.Source.Memory, pair.Target.Memory, map[string]func(transport.Plan) error{
+				"verified": func(plan transport.Plan) error {
+					_, err := p.Pull(b.Context(), plan)
+					return err
+				},
+				"unverified": func(plan transport.Plan) error {
+					for i := range plan.Src {
+						for r := range l.Regions {
+							copy(p.local.Part(plan.Dst[i], r), p.memory.Part(plan.Src[i], r))
+						}
+					}
+					return p.check(b.Context())
+				},
+			})
+		})
+	}
+}

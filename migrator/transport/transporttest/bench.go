@@ -1,0 +1,138 @@
+package transporttest
+
+import (
+	"context"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/transport"
+)
+
+// Rounds is how many interleaved rounds a benchmark's medians are over, at
+// least.
+const Rounds = 7
+
+// Volume is what one round of a benchmark moves, in bytes.
+const Volume = 256 << 20
+
+// Scattered is a pool of twice the benchmark's volume in blocks of one region of
+// this size, as a layer's share of a block is.
+func Scattered(bytes int64) transport.Layout {
+	return transport.Layout{Blocks: int(2 * Volume / bytes), Regions: []transport.Region{{Stride: bytes, Bytes: bytes}}}
+}
+
+// Interleave measures ways to move the same blocks of a layout. Each iteration
+// of the benchmark runs a plain copy and then each way once, so that they share
+// the machine's moods; it reports the medians, in GB/s and as a share of the
+// copy's (ratio-…).
+func Interleave(b *testing.B, l transport.Layout, source, target *transport.Memory, ways map[string]func(transport.Plan) error) {
+	b.Helper()
+	rng := rand.New(rand.NewPCG(1, 2))
+	n := int(Volume / l.BlockBytes())
+	var plan transport.Plan
+	for i, to := range rng.Perm(l.Blocks)[:n] {
+		_ = i
+		plan.Dst = append(plan.Dst, uint32(to))
+	}
+	for _, from := range rng.Perm(l.Blocks)[:n] {
+		plan.Src = append(plan.Src, uint32(from))
+	}
+	fill(source.Bytes, 1)
+	fill(target.Bytes, 2)
+	plan.Sums = source.Sums(nil, plan.Src)
+
+	names := []string{"memcpy"}
+	for name := range ways {
+		names = append(names, name)
+	}
+	slices.Sort(names[1:])
+	ways["memcpy"] = func(p transport.Plan) error {
+		for i := range p.Src {
+			for r := range l.Regions {
+				copy(target.Part(p.Dst[i], r), source.Part(p.Src[i], r))
+			}
+		}
+		return nil
+	}
+	took := map[string][]time.Duration{}
+	allocs := map[string]uint64{}
+	round := func() {
+		for _, name := range names {
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			start := time.Now()
+			if err := ways[name](plan); err != nil {
+				b.Fatalf("%s: %v", name, err)
+			}
+			took[name] = append(took[name], time.Since(start))
+			runtime.ReadMemStats(&after)
+			allocs[name] = after.Mallocs - before.Mallocs
+		}
+	}
+	round() // touches every page
+	clear(took)
+	for b.Loop() {
+		round()
+	}
+	for len(took["memcpy"]) < Rounds {
+		round()
+	}
+	bytes := float64(int64(n) * l.BlockBytes())
+	base := median(took["memcpy"])
+	for _, name := range names {
+		m := median(took[name])
+		b.ReportMetric(bytes/m.Seconds()/1e9, name+"-GB/s")
+		if name != "memcpy" {
+			b.ReportMetric(base.Seconds()/m.Seconds(), "ratio-"+name)
+			b.ReportMetric(float64(allocs[name])/float64(n), name+"-allocs/block")
+		}
+	}
+	b.ReportMetric(0, "ns/op")
+}
+
+func median(d []time.Duration) time.Duration {
+	d = slices.Sorted(slices.Values(d))
+	return d[len(d)/2]
+}
+
+// Opened runs both ends of a pair for as long as the benchmark, and returns an
+// open puller between them.
+func Opened(b *testing.B, p Pair) transport.Puller {
+	b.Helper()
+	b.Cleanup(func() {
+		p.Source.Memory.Close()
+		p.Target.Memory.Close()
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 2)
+	for _, e := range []End{p.Source, p.Target} {
+		go func() { done <- e.Transport.Run(ctx) }()
+	}
+	b.Cleanup(func() {
+		cancel()
+		for range 2 {
+			if err := <-done; err != nil {
+				b.Error(err)
+			}
+		}
+	})
+	limit := time.Now().Add(patience)
+	for {
+		offer, err := p.Source.Transport.Export(transport.Grant{Move: "m/1", Receiver: Receiver, Deadline: time.Now().Add(time.Hour)})
+		if err == nil {
+			puller, err := p.Target.Transport.Open(ctx, Receiver, offer)
+			if err != nil {
+				b.Fatal(err)
+			}
+			b.Cleanup(func() { puller.Close() })
+			return puller
+		}
+		if time.Now().After(limit) {
+			b.Fatal(err)
+		}
+		runtime.Gosched()
+	}
+}
