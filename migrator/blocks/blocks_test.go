@@ -1,0 +1,381 @@
+package blocks
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/engine/api"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// lines is a log that the test reads.
+type lines struct {
+	mu  sync.Mutex
+	all strings.Builder
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.all.Write(b)
+}
+
+func (l *lines) text() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.all.String()
+}
+
+// run starts a client of a directory.
+func run(t testing.TB, dir string) (c *Client, log *lines, stop func()) {
+	t.Helper()
+	log = &lines{}
+	c, err := New(Config{Dir: dir, Logger: slog.New(slog.NewTextHandler(log, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	over := make(chan error, 1)
+	go func() { over <- c.Run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-over; err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(stop)
+	return c, log, stop
+}
+
+// connected is a client with its fake.
+func connected(t testing.TB, f *fake) *Client {
+	t.Helper()
+	f.start(t, t.TempDir())
+	c, _, _ := run(t, f.dir)
+	await(t, func() bool { _, ok := c.Memory(); return ok })
+	return c
+}
+
+func await(t testing.TB, done func() bool) {
+	t.Helper()
+	for n := 0; !done(); n++ {
+		if n == 5000 {
+			t.Fatal("it does not come to pass")
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+func TestNoDirectory(t *testing.T) {
+	if _, err := New(Config{}); err == nil {
+		t.Error("a client of nowhere was made")
+	}
+}
+
+// The engine comes, goes and comes again; the session goes with the client.
+func TestEngineComesAndGoes(t *testing.T) {
+	dir := t.TempDir()
+	c, log, stop := run(t, dir)
+	await(t, func() bool { return strings.Contains(log.text(), "is away") })
+	if _, ok := c.Description(); ok {
+		t.Error("a description of nothing")
+	}
+	if err := c.Release(t.Context(), "r"); !errors.Is(err, ErrAway) {
+		t.Error(err)
+	}
+	for round := range 3 {
+		f := &fake{}
+		f.start(t, dir)
+		await(t, func() bool { _, ok := c.Memory(); return ok })
+		d, _ := c.Description()
+		m, _ := c.Memory()
+		if d.Model != "m" || d.BlockTokens != 4 || d.Layout.Blocks != 16 || d.TokenBytes != 1000 || d.Fingerprint != 7 || d.PoolBytes != poolBytes || len(m.Bytes) != poolBytes {
+			t.Errorf("%+v", d)
+		}
+		if got := d.BlocksFor(9); got != 3 {
+			t.Errorf("%d blocks for 9 tokens", got)
+		}
+		// Both see the same bytes.
+		m.Part(15, 1)[127] = 42
+		var b [1]byte
+		if _, err := f.memory.ReadAt(b[:], poolBytes-1); err != nil || b[0] != 42 {
+			t.Errorf("the engine reads %d, %v", b[0], err)
+		}
+		if got, err := c.Reserve(t.Context(), "r", 12); err != nil || !slices.Equal(got, []uint32{3, 1, 2}) {
+			t.Error(got, err)
+		}
+		held := round == 1 && m.Hold()
+		if round == 2 {
+			stop()
+			await(t, func() bool { f.mu.Lock(); defer f.mu.Unlock(); return f.sessions == 0 })
+			if _, ok := c.Memory(); ok {
+				t.Error("there is a memory after Run")
+			}
+			break
+		}
+		f.stop()
+		await(t, func() bool { _, ok := c.Memory(); return !ok })
+		if _, err := c.Reserve(t.Context(), "r", 12); !errors.Is(err, ErrAway) {
+			t.Error(err)
+		}
+		if held {
+			m.Part(15, 1)[0]++ // still mapped
+			m.Release()
+		}
+	}
+	if n := strings.Count(log.text(), "is away"); n != 3 {
+		t.Errorf("said %d times that the engine is away, in 3 absences:\n%s", n, log.text())
+	}
+}
+
+// What an engine says of its memory is not believed.
+func TestWrongDescriptions(t *testing.T) {
+	for name, edit := range map[string]func(*api.Description){
+		"no blocks":       func(d *api.Description) { d.Blocks = 0 },
+		"no block tokens": func(d *api.Description) { d.BlockTokens = 0 },
+		"wide blocks":     func(d *api.Description) { d.BlockTokens = 1 << 30 },
+		"no regions":      func(d *api.Description) { d.Regions = nil },
+		"many regions":    func(d *api.Description) { d.Regions = slices.Repeat(d.Regions, 1000) },
+		"a nil region":    func(d *api.Description) { d.Regions[1] = nil },
+		"a long region":   func(d *api.Description) { d.Regions[1].Bytes = 129; d.Regions[1].Offset = 3968 },
+		"an endless one":  func(d *api.Description) { d.Regions[1].Bytes = 1 << 63 },
+		"a far one":       func(d *api.Description) { d.Regions[1].Offset = 1<<64 - 1 },
+		"more blocks":     func(d *api.Description) { d.Blocks = 17 },
+		"endless bytes":   func(d *api.Description) { d.PoolBytes = 1 << 63 },
+		"heavy tokens":    func(d *api.Description) { d.TokenBytes = 1 << 63 },
+		// This one makes sense, but the memory is smaller.
+		"a larger pool": func(d *api.Description) { d.PoolBytes *= 2; d.Blocks *= 2 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := &fake{describe: func() *api.Description { d := plainDescription(); edit(d); return d }}
+			f.start(t, t.TempDir())
+			c, log, _ := run(t, f.dir)
+			await(t, func() bool { return strings.Contains(log.text(), "is away") })
+			if _, ok := c.Memory(); ok || !strings.Contains(log.text(), "describe") {
+				t.Errorf("log: %s", log.text())
+			}
+		})
+	}
+}
+
+// Nor is what comes out of the pool's socket.
+func TestWrongMemory(t *testing.T) {
+	for name, f := range map[string]*fake{
+		"nothing":       {hand: func(*net.UnixConn, *os.File) {}},
+		"no descriptor": {hand: func(c *net.UnixConn, _ *os.File) { c.Write([]byte{0}) }},
+		"two descriptors": {hand: func(c *net.UnixConn, m *os.File) {
+			c.WriteMsgUnix([]byte{0}, unix.UnixRights(int(m.Fd()), int(m.Fd())), nil)
+		}},
+		"a socket": {hand: func(c *net.UnixConn, _ *os.File) {
+			self, err := c.File()
+			if err == nil {
+				c.WriteMsgUnix([]byte{0}, unix.UnixRights(int(self.Fd())), nil)
+				self.Close()
+			}
+		}},
+		"no session name":   {session: func() string { return "" }},
+		"a long name":       {session: func() string { return strings.Repeat("s", maxName+1) }},
+		"an oversized name": {session: func() string { return strings.Repeat("s", maxMessage+1) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f.start(t, t.TempDir())
+			c, log, _ := run(t, f.dir)
+			await(t, func() bool { return strings.Contains(log.text(), "is away") })
+			if _, ok := c.Memory(); ok {
+				t.Error("it was taken for an engine")
+			}
+		})
+	}
+}
+
+// An engine that accepts and says nothing delays nobody's end.
+func TestSilentEngine(t *testing.T) {
+	dir := t.TempDir()
+	l, err := net.Listen("unix", filepath.Join(dir, blocksSocket))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	_, _, stop := run(t, dir)
+	conn, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	stop()
+}
+
+// The same for one that hands no memory over.
+func TestSilentPool(t *testing.T) {
+	waits, end := make(chan struct{}), make(chan struct{})
+	f := &fake{hand: func(*net.UnixConn, *os.File) { close(waits); <-end }}
+	f.start(t, t.TempDir())
+	defer f.stop()
+	defer close(end)
+	_, _, stop := run(t, f.dir)
+	<-waits
+	stop()
+}
+
+func TestReservations(t *testing.T) {
+	var reply *api.ReserveReply
+	var fails error
+	f := &fake{reserve: func(*api.ReserveRequest) (*api.ReserveReply, error) { return reply, fails }}
+	c := connected(t, f)
+	for _, x := range []struct {
+		blocks []uint32
+		err    error
+		want   error // nil: any other
+		ok     bool
+	}{
+		{blocks: []uint32{1, 2}, ok: true},
+		{blocks: []uint32{1, 2, 3, 15}, ok: true},
+		{blocks: []uint32{1}},
+		{blocks: []uint32{1, 16}},
+		{err: status.Error(codes.ResourceExhausted, ""), want: ErrFull},
+		{err: status.Error(codes.NotFound, ""), want: ErrNotFound},
+		{err: status.Error(codes.Unavailable, ""), want: ErrAway},
+		{err: status.Error(codes.AlreadyExists, "")},
+	} {
+		reply, fails = &api.ReserveReply{Blocks: x.blocks}, x.err
+		got, err := c.Reserve(t.Context(), "r", 8)
+		if x.ok != (err == nil) || x.ok && !slices.Equal(got, x.blocks) || !errors.Is(err, x.want) && x.want != nil {
+			t.Errorf("%+v: %v, %v", x, got, err)
+		}
+	}
+	for _, err := range []error{
+		func() error { _, err := c.Reserve(t.Context(), "r", -1); return err }(),
+		c.Filled(t.Context(), "r", -1, nil, 0),
+		c.Filled(t.Context(), "r", 0, nil, -1),
+		func() error { _, err := c.Table(t.Context(), "l", -1); return err }(),
+	} {
+		if err == nil {
+			t.Error("a negative number was accepted")
+		}
+	}
+}
+
+// A table that contradicts itself is refused: its numbers become addresses.
+func TestTables(t *testing.T) {
+	var reply *api.TableReply
+	f := &fake{table: func(context.Context, *api.TableRequest) (*api.TableReply, error) { return reply, nil }}
+	c := connected(t, f)
+	good := func() *api.TableReply {
+		return &api.TableReply{Generation: 2, Computed: 9, Length: 10, Ids: []uint32{1, 2, 3, 4, 5}, FirstBlock: 1, Blocks: []uint32{4, 15}, Cached: 3, Prompt: 6}
+	}
+	reply = good()
+	if got, err := c.Table(t.Context(), "l", 5); err != nil || got.Generation != 2 || got.Computed != 9 || got.Length != 10 || len(got.IDs) != 5 || got.FirstBlock != 1 || len(got.Blocks) != 2 || got.Cached != 3 || got.Prompt != 6 {
+		t.Errorf("%+v, %v", got, err)
+	}
+	reply = &api.TableReply{Computed: 4, Length: 5, FirstBlock: 1, Prompt: 1}
+	if got, err := c.Table(t.Context(), "l", 5); err != nil || len(got.Blocks) != 0 {
+		t.Errorf("nothing new: %+v, %v", got, err)
+	}
+	for name, edit := range map[string]func(*api.TableReply){
+		"fewer ids":     func(r *api.TableReply) { r.Ids = r.Ids[1:] },
+		"more computed": func(r *api.TableReply) { r.Computed = 11 },
+		"more cached":   func(r *api.TableReply) { r.Cached = 7 },
+		"more prompt":   func(r *api.TableReply) { r.Prompt = 11 },
+		"no blocks":     func(r *api.TableReply) { r.Blocks = nil },
+		"more blocks":   func(r *api.TableReply) { r.Blocks = append(r.Blocks, 1) },
+		"a far block":   func(r *api.TableReply) { r.Blocks[0] = 16 },
+		"another start": func(r *api.TableReply) { r.FirstBlock = 0 },
+		"endless":       func(r *api.TableReply) { r.Length, r.Computed = 1<<64-1, 1<<64-1 },
+	} {
+		reply = good()
+		edit(reply)
+		if got, err := c.Table(t.Context(), "l", 5); err == nil {
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+}
+
+// A freeze that fails leaves nothing frozen, however it fails.
+func TestFailedFreezeIsUndone(t *testing.T) {
+	for _, x := range []struct {
+		name  string
+		table func(context.Context, *api.TableRequest) (*api.TableReply, error)
+		want  error
+		thaws int
+	}{
+		{"late", func(ctx context.Context, _ *api.TableRequest) (*api.TableReply, error) {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}, context.DeadlineExceeded, 1},
+		{"nonsense", func(context.Context, *api.TableRequest) (*api.TableReply, error) {
+			return &api.TableReply{Length: 9}, nil
+		}, nil, 1},
+		{"unknown", func(context.Context, *api.TableRequest) (*api.TableReply, error) {
+			return nil, status.Error(codes.NotFound, "")
+		}, ErrNotFound, 0},
+		{"waiting", func(context.Context, *api.TableRequest) (*api.TableReply, error) {
+			return nil, status.Error(codes.FailedPrecondition, "")
+		}, ErrWaiting, 0},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			thaws := make(chan string, 9)
+			c := connected(t, &fake{table: x.table, thaw: func(r *api.LegRequest) error { thaws <- r.Leg; return nil }})
+			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			defer cancel()
+			if _, err := c.Freeze(ctx, "leg", 0); err == nil || x.want != nil && !errors.Is(err, x.want) {
+				t.Error(err)
+			}
+			if len(thaws) != x.thaws || x.thaws > 0 && <-thaws != "leg" {
+				t.Errorf("thawed %d times, want %d", len(thaws), x.thaws)
+			}
+		})
+	}
+}
+
+// FuzzDescribe describes anything: it is refused, or every part of every block
+// lies within the memory.
+func FuzzDescribe(f *testing.F) {
+	f.Add(uint32(4), uint32(16), uint64(4096), uint64(0), uint64(256), uint64(128), uint64(128), uint64(256), uint64(128))
+	f.Add(uint32(1), uint32(1<<31), uint64(1)<<44, uint64(1)<<44, uint64(1)<<63, uint64(1), uint64(0), uint64(0), uint64(0))
+	f.Fuzz(func(t *testing.T, tokens, blocks uint32, pool, o1, s1, b1, o2, s2, b2 uint64) {
+		d, err := describe(&api.Description{BlockTokens: tokens, Blocks: blocks, PoolBytes: pool, Regions: []*api.Region{
+			{Offset: o1, Stride: s1, Bytes: b1}, {Offset: o2, Stride: s2, Bytes: b2},
+		}})
+		if err != nil {
+			return
+		}
+		for _, r := range d.Layout.Regions {
+			if end := r.Offset + int64(d.Layout.Blocks-1)*r.Stride + r.Bytes; end > d.PoolBytes || end < 0 || r.Offset < 0 {
+				t.Errorf("%+v leaves a pool of %d bytes", r, d.PoolBytes)
+			}
+		}
+	})
+}
+
+// FuzzTable tells anything: it is refused, or every position that is said to be
+// computed has its block, within the pool.
+func FuzzTable(f *testing.F) {
+	f.Add(5, uint64(9), uint64(10), 5, uint32(1), 2, uint32(15), uint64(3), uint64(6))
+	f.Fuzz(func(t *testing.T, from int, computed, length uint64, ids int, first uint32, blocks int, block uint32, cached, prompt uint64) {
+		if from < 0 || ids < 0 || ids > 1000 || blocks < 0 || blocks > 1000 {
+			return
+		}
+		l := &life{description: Description{BlockTokens: 4}}
+		l.description.Layout.Blocks = 16
+		r, err := l.read(&api.TableReply{Computed: computed, Length: length, Ids: make([]uint32, ids), FirstBlock: first, Blocks: slices.Repeat([]uint32{block}, blocks), Cached: cached, Prompt: prompt}, from)
+		if err != nil {
+			return
+		}
+		if r.Computed > r.Length || from+len(r.IDs) != r.Length || (r.FirstBlock+len(r.Blocks))*4 < r.Computed || len(r.Blocks) > 0 && block >= 16 {
+			t.Errorf("from %d: %+v", from, r)
+		}
+	})
+}
