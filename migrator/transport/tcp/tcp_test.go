@@ -1,7 +1,19 @@
 package tcp
 
 import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"math/big"
+	"net"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
@@ -22,4 +34,117 @@ func TestConformance(t *testing.T) {
 	transporttest.Run(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
 		return transporttest.Pair{Source: end(t, source, Config{}), Target: end(t, target, Config{})}
 	})
+}
+
+func TestConformanceTLS(t *testing.T) {
+	c := mutual(t)
+	transporttest.Run(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
+		return transporttest.Pair{Source: end(t, source, c), Target: end(t, target, c)}
+	})
+}
+
+// mutual returns a Config in which both sides show the same certificate and
+// demand it.
+func mutual(t testing.TB) Config {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "fleet"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	parsed, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	roots.AddCert(parsed)
+	own := []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}
+	return Config{
+		TLS: &tls.Config{Certificates: own, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: roots},
+		ClientTLS: func(address string) *tls.Config {
+			host, _, _ := net.SplitHostPort(address)
+			return &tls.Config{Certificates: own, RootCAs: roots, ServerName: host}
+		},
+	}
+}
+
+func TestConfig(t *testing.T) {
+	good := mutual(t)
+	pool := transporttest.Pool{M: transporttest.Heap(small)}
+	for _, c := range []struct {
+		name, want string
+		config     Config
+	}{
+		{"no pool", "Pool", Config{}},
+		{"a name", "IP:port", Config{Pool: pool, Listen: "localhost:0"}},
+		{"plain text off loopback", "TLS", Config{Pool: pool, Listen: "10.0.0.1:0"}},
+		{"plain text on every address", "TLS", Config{Pool: pool, Listen: "0.0.0.0:0", Advertise: "127.0.0.1"}},
+		{"half of TLS", "go together", Config{Pool: pool, TLS: good.TLS}},
+		{"the other half", "go together", Config{Pool: pool, ClientTLS: good.ClientTLS}},
+		{"every address without a name", "Advertise", Config{Pool: pool, Listen: "[::]:0", TLS: good.TLS, ClientTLS: good.ClientTLS}},
+	} {
+		if _, err := New(c.config); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want an error about %q", c.name, err, c.want)
+		}
+	}
+	for _, c := range []Config{
+		{Pool: pool, Listen: "[::1]:0"},
+		{Pool: pool, Listen: "0.0.0.0:0", Advertise: "node-1", TLS: good.TLS, ClientTLS: good.ClientTLS},
+	} {
+		if _, err := New(c); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// Plain text ends at loopback, whatever a peer offers.
+func TestPlainTextStaysOnLoopback(t *testing.T) {
+	target := end(t, small, Config{})
+	for _, address := range []string{"192.0.2.1:9", "localhost:9", "example.org:9", "nothing"} {
+		if _, err := target.Transport.Open(t.Context(), "b", transport.Offer{Transport: "tcp", Address: address}); err == nil || !strings.Contains(err.Error(), address) {
+			t.Errorf("%s: %v", address, err)
+		}
+	}
+	if target.Transport.Reaches("node-1", "node-2") || !target.Transport.Reaches("node-1", "node-1") {
+		t.Error("without TLS it reaches its own node, and no other")
+	}
+	if !end(t, small, mutual(t)).Transport.Reaches("node-1", "node-2") {
+		t.Error("with TLS it reaches every node")
+	}
+}
+
+// Who shows no certificate gets nothing, even from a source that forgot to
+// demand one.
+func TestNoCertificateNoBlocks(t *testing.T) {
+	c := mutual(t)
+	c.TLS.ClientAuth = tls.NoClientCert
+	source := end(t, small, c)
+	with := c.ClientTLS
+	c.ClientTLS = func(address string) *tls.Config {
+		t := with(address)
+		t.Certificates = nil
+		return t
+	}
+	target := end(t, small, c)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- source.Transport.Run(ctx) }()
+	var offer transport.Offer
+	for err := errors.New("not yet"); err != nil; {
+		offer, err = source.Transport.Export(transport.Grant{Move: "a/1", Receiver: "b", Deadline: time.Now().Add(time.Minute)})
+	}
+	if _, err := target.Transport.Open(ctx, "b", offer); err == nil {
+		t.Error("an Open without a certificate")
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
 }

@@ -1,0 +1,183 @@
+package tcp
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/ticket"
+	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
+)
+
+var small = transport.Layout{Blocks: 8, Regions: []transport.Region{{Stride: 4, Bytes: 4}, {Offset: 32, Stride: 4, Bytes: 4}}}
+
+// piped returns a puller whose source is the test.
+func piped(t testing.TB, conn net.Conn) *puller {
+	t.Helper()
+	local := transporttest.Heap(small)
+	local.Hold()
+	return &puller{socket: conn, conn: conn, remote: small, local: local, reader: newReader(conn), parts: make([][]byte, 0, readParts)}
+}
+
+func two() transport.Plan {
+	return transport.Plan{Src: []uint32{1, 2}, Dst: []uint32{3, 4}, Sums: make([]uint32, 4)}
+}
+
+// A source that says nothing, or stops in the midst of an answer, is given up.
+func TestSilentSource(t *testing.T) {
+	for _, says := range [][]byte{nil, appendHead(nil, kindAnswer, 2), append(appendHead(nil, kindAnswer, 2), 1, 2, 3, 4, 5)} {
+		synctest.Test(t, func(t *testing.T) {
+			here, there := net.Pipe()
+			p := piped(t, here)
+			go func() {
+				if _, err := io.ReadFull(there, make([]byte, headSize+8)); err == nil {
+					there.Write(says)
+				}
+			}()
+			start := time.Now()
+			_, err := p.Pull(t.Context(), two())
+			var late net.Error
+			if !errors.As(err, &late) || !late.Timeout() || time.Since(start) > stallTimeout {
+				t.Errorf("after %d bytes: %v in %v", len(says), err, time.Since(start))
+			}
+			p.Close()
+			there.Close()
+		})
+	}
+}
+
+// A slow source is not a silent one.
+func TestSlowSource(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		here, there := net.Pipe()
+		p := piped(t, here)
+		go func() {
+			if _, err := io.ReadFull(there, make([]byte, headSize+8)); err != nil {
+				return
+			}
+			for _, b := range append(appendHead(nil, kindAnswer, 2), make([]byte, 16)...) {
+				time.Sleep(stallTimeout / 10)
+				there.Write([]byte{b})
+			}
+		}()
+		var corrupt *transport.CorruptError
+		if _, err := p.Pull(t.Context(), two()); !errors.As(err, &corrupt) || !slices.Equal(corrupt.Blocks, []int{0, 1}) {
+			t.Errorf("pull: %v", err)
+		}
+		p.Close()
+		there.Close()
+	})
+}
+
+// A receiver that takes nothing does not hold its source for longer than the
+// grant.
+func TestReceiverThatTakesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		here, there := net.Pipe()
+		var book ticket.Book
+		book.Open()
+		m := transporttest.Heap(small)
+		secret, err := book.Issue(transport.Grant{Move: "a/1", Receiver: "b", Deadline: time.Now().Add(time.Minute)}, m, time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		lease, err := book.Redeem(secret, "b", time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		done := make(chan error)
+		go func() {
+			w := &writer{conn: here, lease: lease}
+			done <- w.serve()
+			lease.End()
+		}()
+		start := time.Now()
+		if _, err := there.Write(appendAsk(nil, []uint32{1})); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-done; err == nil || time.Since(start) != stallTimeout {
+			t.Errorf("given up after %v: %v", time.Since(start), err)
+		}
+		synctest.Wait()
+	})
+}
+
+func TestAskRoundTrip(t *testing.T) {
+	want := []uint32{0, 7, 3, 3}
+	got, err := readAsk(bytes.NewReader(appendAsk(nil, want)), nil, make([]byte, 4*maxAsk), 8)
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("%v, %v; want %v", got, err, want)
+	}
+	if _, err := readAsk(bytes.NewReader(appendAsk(nil, want)), nil, make([]byte, 4*maxAsk), 7); err == nil {
+		t.Error("a block out of range is served")
+	}
+	if _, err := readAsk(bytes.NewReader(appendHead(nil, kindAsk, maxAsk+1)), nil, make([]byte, 4*maxAsk), 8); err == nil {
+		t.Error("a list that is too long is read")
+	}
+}
+
+func FuzzAsk(f *testing.F) {
+	f.Add(appendAsk(nil, []uint32{0, 7, 3}))
+	f.Add(appendHead(nil, kindAnswer, 1))
+	f.Fuzz(func(t *testing.T, in []byte) {
+		r := bytes.NewReader(in)
+		blocks, err := readAsk(r, nil, make([]byte, 4*maxAsk), 8)
+		if err != nil {
+			return
+		}
+		if out := appendAsk(nil, blocks); !bytes.Equal(out, in[:len(in)-r.Len()]) {
+			t.Errorf("%x decodes and encodes to %x", in, out)
+		}
+		for _, b := range blocks {
+			if b >= 8 {
+				t.Errorf("block %d of 8", b)
+			}
+		}
+	})
+}
+
+// script is a connection whose peer has said everything already.
+type script struct{ in *bytes.Reader }
+
+func (s script) Read(b []byte) (int, error)       { return s.in.Read(b) }
+func (s script) Write(b []byte) (int, error)      { return len(b), nil }
+func (s script) Close() error                     { return nil }
+func (s script) LocalAddr() net.Addr              { return nil }
+func (s script) RemoteAddr() net.Addr             { return nil }
+func (s script) SetDeadline(time.Time) error      { return nil }
+func (s script) SetReadDeadline(time.Time) error  { return nil }
+func (s script) SetWriteDeadline(time.Time) error { return nil }
+
+// Whatever a source says, a pull ends, writes its own blocks only, and succeeds
+// only with the right bytes.
+func FuzzAnswer(f *testing.F) {
+	f.Add(append(appendHead(nil, kindAnswer, 2), make([]byte, 16)...))
+	f.Add(append(appendHead(nil, kindAnswer, 2), bytes.Repeat([]byte{1}, 40)...))
+	f.Add(appendHead(nil, kindAnswer, 3))
+	f.Add([]byte{kindAnswer})
+	zero := transporttest.Heap(small).Sums(nil, []uint32{0, 1})
+	f.Fuzz(func(t *testing.T, in []byte) {
+		p := piped(t, script{bytes.NewReader(in)})
+		defer p.Close()
+		plan := two()
+		plan.Sums = zero
+		_, err := p.Pull(context.Background(), plan)
+		for b := range uint32(small.Blocks) {
+			for r := range small.Regions {
+				if part := p.local.Part(b, r); !slices.Contains(plan.Dst, b) && !bytes.Equal(part, make([]byte, 4)) {
+					t.Errorf("block %d was not asked for and is %x", b, part)
+				}
+			}
+		}
+		if err == nil && !bytes.Equal(p.local.Bytes, make([]byte, len(p.local.Bytes))) {
+			t.Error("success with other bytes than the sums are of")
+		}
+	})
+}
