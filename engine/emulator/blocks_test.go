@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
@@ -416,5 +417,76 @@ func TestSeed(t *testing.T) {
 				t.Errorf("%q cut at %d: %q, want %q", whole, cut, got, want)
 			}
 		}
+	}
+}
+
+// Everything at once, by several sessions, with clients that go away: nothing
+// hangs, and when all have left, nothing is held.
+func TestNothingLeaks(t *testing.T) {
+	s := serve(t, Config{Speed: 200, MaxBatch: 6, KVTokens: 1024, Context: 1024})
+	var all sync.WaitGroup
+	for worker := range 6 {
+		all.Go(func() {
+			rng := rand.New(rand.NewPCG(uint64(worker), 4))
+			session, leave := s.enter(t)
+			type asked struct {
+				answer <-chan *httptest.ResponseRecorder
+				cancel func()
+			}
+			var requests []asked
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			defer cancel()
+			leg := func() string { return fmt.Sprint("leg", rng.IntN(6)) }
+			reservation := func() string { return fmt.Sprint(worker/2, "/", rng.IntN(4)) }
+			for op := range 120 {
+				switch rng.IntN(10) {
+				case 0:
+					a, c := s.run(t, leg(), fmt.Sprintf(`{"prompt":[%d,2,3],"max_tokens":%d,"ignore_eos":true,"stream":true}`, op, 1+rng.IntN(300)))
+					requests = append(requests, asked{a, c})
+				case 1:
+					s.rpc.Reserve(ctx, &wire.ReserveRequest{Session: session, Reservation: reservation(), Tokens: uint64(rng.IntN(200))})
+				case 2, 3:
+					n := rng.IntN(64)
+					s.rpc.Filled(ctx, &wire.FilledRequest{Reservation: reservation(), Ids: make([]uint32, n), Computed: uint64(rng.IntN(n + 1))})
+				case 4:
+					s.rpc.Release(ctx, &wire.ReleaseRequest{Reservation: reservation()})
+				case 5:
+					a, c := s.run(t, "", fmt.Sprintf(`{"prompt":[],"max_tokens":%d,"ignore_eos":true,"kv_transfer_params":{"cascade_reservation":%q}}`, 1+rng.IntN(200), reservation()))
+					requests = append(requests, asked{a, c})
+				case 6:
+					hurried, stop := context.WithTimeout(ctx, time.Duration(rng.IntN(400))*time.Microsecond)
+					s.rpc.Freeze(hurried, &wire.TableRequest{Session: session, Leg: leg()})
+					stop()
+				case 7:
+					s.rpc.Thaw(ctx, &wire.LegRequest{Leg: leg()})
+				case 8:
+					s.rpc.Drop(ctx, &wire.LegRequest{Leg: leg()})
+				case 9:
+					if len(requests) > 0 {
+						requests[rng.IntN(len(requests))].cancel()
+					} else {
+						leave()
+						session, leave = s.enter(t)
+					}
+				}
+			}
+			leave()
+			for i, r := range requests {
+				if i%2 == 0 {
+					r.cancel()
+				}
+				<-r.answer
+			}
+			if ctx.Err() != nil {
+				t.Error("a call hangs")
+			}
+		})
+	}
+	all.Wait()
+	s.settle(t, "when all have left", empty)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.legs) != 0 || len(s.calls) != 0 {
+		t.Errorf("%d legs and %d calls are left", len(s.legs), len(s.calls))
 	}
 }

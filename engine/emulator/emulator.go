@@ -10,6 +10,11 @@
 // not covered and are refused with a 400, since ignoring them would give
 // another answer than was asked for.
 //
+// With Config.Blocks it also serves the block-table protocol of engine/api:
+// requests can be frozen, read and, by a reservation in place of a prompt
+// (kv_transfer_params.cascade_reservation), gone on with from KV bytes that
+// another replica computed.
+//
 // Invariant: equal token ids get equal continuations from every replica of
 // the same model name, whatever else runs there.
 package emulator
