@@ -1,0 +1,401 @@
+package shm
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
+	"github.com/cascadeinfer/cascade/migrator/transport/wire"
+)
+
+var small = transport.Layout{Blocks: 512, Regions: []transport.Region{{Stride: 4096, Bytes: 4096}}}
+
+// TestMain is also the source that another process of the tests is.
+func TestMain(m *testing.M) {
+	if dir := os.Getenv("SHM_TEST_SOURCE"); dir != "" {
+		if err := source(dir); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// source serves an offer, which it prints, until its input ends.
+func source(dir string) error {
+	t := &testing.T{}
+	m := pool(t, small)
+	tr, err := New(Config{Dir: dir, Pool: transporttest.Pool{M: m}})
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- tr.Run(ctx) }()
+	for {
+		offer, err := tr.Export(transport.Grant{Move: "a/1", Receiver: "b", Deadline: time.Now().Add(time.Minute)})
+		if err == nil {
+			fmt.Printf("%s %x\n", offer.Address, offer.Ticket)
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	bufio.NewReader(os.Stdin).ReadByte()
+	cancel()
+	return <-done
+}
+
+// elsewhere starts a source in a process of its own.
+func elsewhere(t *testing.T, dir string) (*exec.Cmd, transport.Offer) {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := exec.CommandContext(t.Context(), self)
+	c.Env = append(os.Environ(), "SHM_TEST_SOURCE="+dir)
+
+	if _, err := c.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	out, err := c.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	offer := transport.Offer{Transport: "shm"}
+	var ticket []byte
+	if _, err := fmt.Fscanf(out, "%s %x\n", &offer.Address, &ticket); err != nil {
+		t.Fatalf("the source: %v", err)
+	}
+	offer.Ticket = [transport.TicketSize]byte(ticket)
+	return c, offer
+}
+
+func plan(n int) transport.Plan {
+	var p transport.Plan
+	zero := transporttest.Heap(transport.Layout{Blocks: 1, Regions: small.Regions})
+	for i := range n {
+		p.Src, p.Dst = append(p.Src, uint32(i)), append(p.Dst, uint32(i))
+		p.Sums = zero.Sums(p.Sums, []uint32{0})
+	}
+	return p
+}
+
+// Between processes: blocks come, and of a source that is killed none that
+// count.
+func TestSourceProcessIsKilled(t *testing.T) {
+	dir := short(t)
+	process, offer := elsewhere(t, dir)
+	target := end(t, dir, small)
+	defer target.Memory.Close()
+	p, err := target.Transport.Open(t.Context(), "b", offer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	if _, err := p.Pull(t.Context(), plan(small.Blocks)); err != nil {
+		t.Errorf("pull from another process: %v", err)
+	}
+	if err := process.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	process.Wait()
+	if _, err := p.Pull(t.Context(), plan(1)); err == nil {
+		t.Error("a pull from a process that was killed")
+	}
+	// The next source of the directory removes what it left.
+	past := time.Now().Add(-time.Hour)
+	if err := os.Chtimes(offer.Address, past, past); err != nil {
+		t.Fatal(err)
+	}
+	s, err := listen(Config{Dir: dir}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.listener.Close()
+	if _, err := os.Stat(offer.Address); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the socket of a source that was killed: %v", err)
+	}
+	sweep(dir)
+	if _, err := os.Stat(s.path); err != nil {
+		t.Errorf("the socket of a source that lives: %v", err)
+	}
+}
+
+// Neither end deals with another user. It takes root to be two users.
+func TestOtherUser(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("not root: cannot run a source as another user")
+	}
+	const nobody = 65534
+	dir := short(t)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(filepath.Dir(dir), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chown(dir, nobody, nobody); err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: filepath.Join(filepath.Dir(dir), "pair.sock"), Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if err := os.Chmod(l.Addr().String(), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	connected := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // for good: the thread ends with the goroutine
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, nobody, nobody, nobody); errno != 0 {
+			connected <- errno
+			return
+		}
+		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+		if err == nil {
+			err = unix.Connect(fd, &unix.SockaddrUnix{Name: l.Addr().String()})
+			unix.Close(fd)
+		}
+		connected <- err
+	}()
+	if err := <-connected; err != nil {
+		t.Fatal(err)
+	}
+	conn, err := l.AcceptUnix()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := sameUser(conn); err == nil || !strings.Contains(err.Error(), "65534") {
+		t.Errorf("another user's connection: %v", err)
+	}
+	conn.Close()
+
+	target := end(t, short(t), small)
+	defer target.Memory.Close()
+	if _, err := target.Transport.Open(t.Context(), "b", transport.Offer{Transport: "shm", Address: filepath.Join(dir, "x.sock")}); err == nil || !strings.Contains(err.Error(), "0700") {
+		t.Errorf("a socket in another user's directory: %v", err)
+	}
+}
+
+// What a peer may offer is the path of a source's socket in a private directory,
+// and nothing else.
+func TestAddresses(t *testing.T) {
+	dir := short(t)
+	target := end(t, dir, small)
+	defer target.Memory.Close()
+	open := filepath.Dir(dir)
+	if err := os.Chmod(open, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, address := range []string{"", "a.sock", "/run/docker", filepath.Join(open, "a.sock"), "/" + strings.Repeat("x", maxPath) + ".sock", filepath.Join(dir, "missing.sock")} {
+		if _, err := target.Transport.Open(t.Context(), "b", transport.Offer{Transport: "shm", Address: address}); err == nil {
+			t.Errorf("%q is opened", address)
+		}
+	}
+	if _, err := New(Config{Dir: "relative", Pool: transporttest.Pool{}}); err == nil {
+		t.Error("a relative directory")
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(dir, 0o750); err != nil {
+		t.Fatal(err)
+	}
+	if err := target.Transport.Probe(t.Context()); err == nil || !strings.Contains(err.Error(), "0700") {
+		t.Errorf("a directory that others may enter: %v", err)
+	}
+}
+
+// The descriptor that leaves a source opens its pool for reading only.
+func TestDescriptorIsReadOnly(t *testing.T) {
+	m := pool(t, small)
+	defer m.Close()
+	f, err := readOnly(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.WriteAt([]byte{1}, 0); err == nil {
+		t.Error("it can be written")
+	}
+	if _, err := unix.Mmap(int(f.Fd()), 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err == nil {
+		t.Error("it can be mapped for writing")
+	}
+}
+
+// A pool that becomes shorter than its layout fails pulls, and nothing else.
+func TestPoolBecomesShorter(t *testing.T) {
+	dir := short(t)
+	for _, whose := range []string{"source", "target"} {
+		pair := transporttest.Pair{Source: end(t, dir, small), Target: end(t, dir, small)}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- pair.Source.Transport.Run(ctx) }()
+		var offer transport.Offer
+		for err := errors.New("not yet"); err != nil; {
+			offer, err = pair.Source.Transport.Export(transport.Grant{Move: "a/1", Receiver: "b", Deadline: time.Now().Add(time.Minute)})
+		}
+		p, err := pair.Target.Transport.Open(ctx, "b", offer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		shorter := map[string]*transport.Memory{"source": pair.Source.Memory, "target": pair.Target.Memory}[whose]
+		if err := shorter.File.Truncate(4096); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := p.Pull(ctx, plan(3)); err == nil || !strings.Contains(err.Error(), "shorter") {
+			t.Errorf("%s: %v", whose, err)
+		}
+		p.Close()
+		cancel()
+		<-done
+		pair.Source.Memory.Close()
+		pair.Target.Memory.Close()
+	}
+}
+
+// Whatever a source sends, Open ends with an error and keeps nothing open.
+func TestLyingSource(t *testing.T) {
+	dir := short(t)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	m := pool(t, small)
+	defer m.Close()
+	target := end(t, dir, small)
+	defer target.Memory.Close()
+	good, err := wire.AppendWelcome(nil, small, int64(len(m.Bytes)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	larger, err := wire.AppendWelcome(nil, small, int64(len(m.Bytes))+1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pipe, _, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pipe.Close()
+	fd := int(m.File.Fd())
+	for name, c := range map[string]struct {
+		packet []byte
+		files  []int
+	}{
+		"no file":          {good, nil},
+		"two files":        {good, []int{fd, fd}},
+		"many files":       {good, []int{fd, fd, fd, fd, fd, fd}},
+		"a pipe":           {good, []int{int(pipe.Fd())}},
+		"too small a file": {larger, []int{fd}},
+		"half a welcome":   {good[:30], []int{fd}},
+		"noise":            {[]byte("HTTP/1.1 400 Bad Request\r\n\r\n"), []int{fd}},
+		"nothing":          {nil, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(dir, "liar.sock")
+			l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				conn, err := l.AcceptUnix()
+				if err != nil {
+					return
+				}
+				defer conn.Close()
+				conn.Read(make([]byte, wire.MaxHello))
+				var rights []byte
+				if c.files != nil {
+					rights = unix.UnixRights(c.files...)
+				}
+				if c.packet != nil {
+					conn.WriteMsgUnix(c.packet, rights, nil)
+				}
+			}()
+			p, err := target.Transport.Open(t.Context(), "b", transport.Offer{Transport: "shm", Address: path})
+			if err == nil {
+				p.Close()
+				t.Error("Open succeeds")
+			}
+			<-done
+		})
+	}
+	if n := len(target.Transport.(*Transport).mappings.all); n != 0 {
+		t.Errorf("%d mappings are left", n)
+	}
+}
+
+func TestMappingsAreUsedAgain(t *testing.T) {
+	var ms mappings
+	open := func(m *transport.Memory) *mapping {
+		t.Helper()
+		got, err := ms.open(m.File, int64(len(m.Bytes)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got
+	}
+	a := pool(t, small)
+	defer a.Close()
+	now := time.Unix(1000, 0)
+
+	ms.release(open(a), now)
+	if len(ms.all) != 0 {
+		t.Error("a transport that does not run keeps a mapping")
+	}
+	ms.keep(true)
+	first := open(a)
+	if second := open(a); second != first {
+		t.Error("one pool is mapped twice")
+	}
+	ms.release(first, now)
+	ms.release(first, now)
+	if again := open(a); again != first {
+		t.Error("a kept mapping is not used again")
+	}
+	ms.drop(now.Add(time.Hour))
+	if len(ms.all) != 1 {
+		t.Error("a mapping in use is dropped")
+	}
+	ms.release(first, now)
+	for range maxIdle { // the oldest makes room
+		m := pool(t, small)
+		defer m.Close()
+		now = now.Add(time.Second)
+		ms.release(open(m), now)
+	}
+	if len(ms.all) != maxIdle || ms.all[0] == first {
+		t.Errorf("%d idle mappings, the oldest still there: %v", len(ms.all), ms.all[0] == first)
+	}
+	ms.drop(now)
+	if len(ms.all) != 1 {
+		t.Errorf("%d mappings are younger than the limit, want 1", len(ms.all))
+	}
+	ms.keep(false)
+	if len(ms.all) != 0 {
+		t.Error("idle mappings outlive the transport")
+	}
+}
