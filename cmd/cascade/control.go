@@ -42,20 +42,16 @@ with "state" set, the plan and the counters are kept.`,
 }
 
 func (s *settings) runControl(ctx context.Context, fleet wire.Fleet, path string) error {
-	log, err := s.logger()
+	m, err := s.member(fleet, "")
 	if err != nil {
 		return err
 	}
-	id, err := newIdentity(fleet.TLS(), tlsRefresh)
+	defer m.id.close()
+	cc, err := fleet.Control(m.log)
 	if err != nil {
 		return err
 	}
-	defer id.close()
-	cc, err := fleet.Control(log)
-	if err != nil {
-		return err
-	}
-	cc.TLS = id.server("h2")
+	cc.TLS = m.id.server("h2")
 	c, err := control.New(cc)
 	if err != nil {
 		return err
@@ -65,7 +61,7 @@ func (s *settings) runControl(ctx context.Context, fleet wire.Fleet, path string
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return c.Run(ctx) })
 	g.Go(func() error {
-		return watch(ctx, path, fleet, log, func(f wire.Fleet) error { return c.SetReplicas(f.Registry()) })
+		return watch(ctx, path, fleet, m.log, func(f wire.Fleet) error { return c.SetReplicas(f.Registry()) })
 	})
 	return g.Wait()
 }

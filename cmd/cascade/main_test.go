@@ -20,6 +20,14 @@ func TestMain(m *testing.M) {
 type leakChecked struct{ *testing.M }
 
 func (l leakChecked) Run() int {
+	// What daemons inside the test leave for the next of their kind.
+	dir, err := os.MkdirTemp("", "cascade")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	os.Setenv("XDG_RUNTIME_DIR", dir)
 	code := l.M.Run()
 	if code != 0 {
 		return code

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/cascadeinfer/cascade/cmd/config"
+	"github.com/cascadeinfer/cascade/cmd/handover"
 	"github.com/cascadeinfer/cascade/cmd/wire"
 	"github.com/cascadeinfer/cascade/migrator/stream"
 	"github.com/cascadeinfer/cascade/migrator/uplink"
@@ -21,6 +22,7 @@ type migratorFlags struct {
 	file    fleetFile
 	replica string
 	control string
+	runtime string
 	drain   time.Duration
 }
 
@@ -38,10 +40,16 @@ that the next replica takes over without anybody's help.
 On SIGTERM it drains: it takes no new request, and ends when the last stream has
 ended, or after --drain. A second signal ends it at once, and cuts its streams.
 
+To upgrade, start the new one beside the old, as the same user, with the same
+--runtime-dir: it takes the listening sockets over, so that nobody is refused, and the
+old one ends when its last stream has. A second process of a replica therefore
+replaces the first.
+
 With "admin" set for the replica in the fleet file, /metrics, /healthz and /readyz
 are served there.`,
 		Example: `  cascade migrator -c fleet.yaml --replica r0
-  cascade migrator -c fleet.yaml --replica r0 --control 10.0.0.5:18000 --drain 2m`,
+  cascade migrator -c fleet.yaml --replica r0 --control 10.0.0.5:18000 --drain 2m
+  cascade migrator -c fleet.yaml --replica r0    # again, from the new binary: upgrades`,
 		Args: exactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			fleet, err := m.file.load(cmd)
@@ -59,45 +67,44 @@ are served there.`,
 	m.file.replicaFlag(c, &m.replica)
 	f := c.Flags()
 	f.StringVar(&m.control, "control", "", "host:port of the control plane, where it is not control.listen of the file")
+	f.StringVar(&m.runtime, "runtime-dir", handover.RuntimeDir(), "private directory of the sockets by which one process hands over to the next")
+	f.Lookup("runtime-dir").DefValue = "$XDG_RUNTIME_DIR/cascade, or cascade-<uid> in the temporary directory"
 	f.DurationVar(&m.drain, "drain", 10*time.Minute, "how long streams may go on after SIGTERM; what is left is cut")
 	return c
 }
 
 func (s *settings) runMigrator(ctx context.Context, fleet wire.Fleet, r config.Replica, m *migratorFlags) error {
-	log, err := s.logger()
+	fm, err := s.member(fleet, m.control)
 	if err != nil {
 		return err
 	}
-	id, err := newIdentity(fleet.TLS(), tlsRefresh)
+	defer fm.id.close()
+	conn, err := grpc.NewClient(fm.control, grpc.WithTransportCredentials(fm.id.credentials(fm.control)), uplink.ConnectParams())
 	if err != nil {
-		return err
-	}
-	defer id.close()
-	target := m.control
-	if target == "" {
-		target = fleet.Fleet.Control.Listen
-	}
-	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(id.credentials(target)), uplink.ConnectParams())
-	if err != nil {
-		return fmt.Errorf("control plane %s: %w", target, err)
+		return fmt.Errorf("control plane %s: %w", fm.control, err)
 	}
 	defer conn.Close()
-
-	sc := fleet.Front(r, log)
-	sc.DrainTimeout = m.drain
-	sc.Peers, sc.PeerScheme = id.peers()
-	doors, err := openDoors(r)
+	next, err := succeed(ctx, m.runtime, r.ID, r.Address)
 	if err != nil {
 		return fmt.Errorf("migrator of %s: %w", r.ID, err)
 	}
-	sc.Listener, sc.PeerListener = doors.clients, id.listener(doors.peers)
+	defer next.abandon()
+	doors, err := openDoors(next, r)
+	if err != nil {
+		return fmt.Errorf("migrator of %s: %w", r.ID, err)
+	}
+
+	sc := fleet.Front(r, fm.log)
+	sc.DrainTimeout = m.drain
+	sc.Peers, sc.PeerScheme = fm.id.peers()
+	sc.Listener, sc.PeerListener, sc.Listen = doors.clients, fm.id.listener(doors.peers), next.again(clientsDoor)
 	front, err := stream.New(sc)
 	if err != nil {
 		doors.close()
 		return err
 	}
 	up, err := uplink.New(uplink.Config{
-		Conn: conn, Replica: sc.Replica, Model: r.Model, Source: front.Status, Changed: front.Changed(), Logger: log,
+		Conn: conn, Replica: sc.Replica, Model: r.Model, Source: front.Status, Changed: front.Changed(), Logger: fm.log,
 	})
 	if err != nil {
 		doors.close()
@@ -106,7 +113,10 @@ func (s *settings) runMigrator(ctx context.Context, fleet wire.Fleet, r config.R
 	metrics := newRegistry()
 	metrics.MustRegister(newFrontCollector(front.Status, r.ID, r.Model))
 
-	fmt.Fprintf(s.stderr, "migrator of %s: %s on http://%s, reports to %s\n", r.ID, r.Engine, doors.clients.Addr(), target)
+	fmt.Fprintf(s.stderr, "migrator of %s: %s on http://%s, reports to %s\n", r.ID, r.Engine, doors.clients.Addr(), fm.control)
+	if p := next.predecessor(); p != 0 {
+		fmt.Fprintf(s.stderr, "migrator of %s: takes over from process %d\n", r.ID, p)
+	}
 	// The front ends by draining, and everything else when the front has ended.
 	back, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
@@ -116,7 +126,9 @@ func (s *settings) runMigrator(ctx context.Context, fleet wire.Fleet, r config.R
 		defer stop()
 		return front.Run(back)
 	})
-	g.Go(func() error { return up.Run(back) })
+	g.Go(func() error {
+		return next.run(back, part{ready: func() bool { return front.Status().EngineReady }, reign: up.Run, drain: front.Drain}, fm.log)
+	})
 	g.Go(func() error {
 		return serveAdmin(back, doors.admin, metrics, func() string { return frontReady(front.Status()) })
 	})
@@ -140,19 +152,29 @@ type doors struct {
 	admin          net.Listener // nil: none
 }
 
-func openDoors(r config.Replica) (d doors, err error) {
+// The names under which a migrator's sockets are handed over.
+const (
+	clientsDoor = "clients"
+	peersDoor   = "peers"
+	adminDoor   = "admin"
+)
+
+// openDoors opens the sockets of a replica, or takes those of its predecessor.
+func openDoors(next *successor, r config.Replica) (d doors, err error) {
 	defer func() {
 		if err != nil {
 			d.close()
 		}
 	}()
-	if d.clients, err = net.Listen("tcp", r.Address); err != nil {
+	if d.clients, err = next.listen(clientsDoor, r.Address); err != nil {
 		return d, err
 	}
-	if d.peers, err = net.Listen("tcp", r.Peer); err != nil {
-		return d, fmt.Errorf("peers: %w", err)
+	if d.peers, err = next.listen(peersDoor, r.Peer); err != nil {
+		return d, err
 	}
-	d.admin, err = listenAdmin(r.Admin)
+	if r.Admin != "" {
+		d.admin, err = next.listen(adminDoor, r.Admin)
+	}
 	return d, err
 }
 

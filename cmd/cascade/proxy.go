@@ -70,23 +70,15 @@ func defaultNodeID(kind string) string {
 }
 
 func (s *settings) runProxy(ctx context.Context, fleet wire.Fleet, p *proxyFlags) error {
-	log, err := s.logger()
+	m, err := s.member(fleet, p.control)
 	if err != nil {
 		return err
 	}
-	id, err := newIdentity(fleet.TLS(), tlsRefresh)
-	if err != nil {
-		return err
-	}
-	defer id.close()
-	target := p.control
-	if target == "" {
-		target = fleet.Fleet.Control.Listen
-	}
+	defer m.id.close()
 	metrics := newRegistry()
 	cfg := proxy.Config{
-		Client:       client.Config{Target: target, TLS: id.client(target), NodeID: p.nodeID},
-		DrainTimeout: p.drain, Registry: metrics, Logger: log,
+		Client:       client.Config{Target: m.control, TLS: m.id.client(m.control), NodeID: p.nodeID},
+		DrainTimeout: p.drain, Registry: metrics, Logger: m.log,
 	}
 	if p.listen != "" {
 		if cfg.Listener, err = net.Listen("tcp", p.listen); err != nil {
@@ -114,7 +106,7 @@ func (s *settings) runProxy(ctx context.Context, fleet wire.Fleet, p *proxyFlags
 		defer stop()
 		return px.Run(ctx)
 	})
-	g.Go(func() error { s.tellReady(ctx, px, target); return nil })
+	g.Go(func() error { s.tellReady(ctx, px, m.control); return nil })
 	g.Go(func() error {
 		return serveAdmin(back, door, metrics, func() string { return proxyReady(ctx, px) })
 	})

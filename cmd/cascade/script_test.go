@@ -35,18 +35,22 @@ const tick = 20 * time.Millisecond
 //	[!] post URL FILE           the same with a POST of JSON
 //	exitcode CODE ARGS...       run cascade and compare its exit code
 //	signal NAME WORDS           signal the background process with these arguments
+//	hammer URL FILE             POST JSON all the time, from several clients, until rest
+//	rest                        end the hammer; every answer must have been 200 and whole
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata/script",
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,
 		Setup: func(e *testscript.Env) error {
+			e.Values[hammerKey{}] = &hammer{}
 			// The race detector makes every process linger for a second.
 			e.Setenv("GORACE", os.Getenv("GORACE")+" atexit_sleep_ms=0")
 			return nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"ports": ports, "expand": expand, "await": await, "get": get, "post": post, "exitcode": exitcode, "signal": signalProcess,
+			"hammer": startHammer, "rest": stopHammer,
 		},
 	})
 }
@@ -154,7 +158,9 @@ func signalProcess(ts *testscript.TestScript, neg bool, args []string) {
 	found := 0
 	for _, c := range ts.BackgroundCmds() {
 		if strings.Contains(strings.Join(c.Args[1:], " "), want) {
-			ts.Check(c.Process.Signal(sig))
+			if err := c.Process.Signal(sig); !errors.Is(err, os.ErrProcessDone) {
+				ts.Check(err)
+			}
 			found++
 		}
 	}

@@ -208,6 +208,35 @@ func TestHostDies(t *testing.T) {
 	post.Close()
 }
 
+// TestLeftEndsTheContext: the successor is told all the same.
+func TestLeftEndsTheContext(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	for range 20 {
+		ctx, stop := context.WithCancel(t.Context())
+		c, err := Begin(ctx, path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		post, err := c.Finish(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		served := make(chan error, 1)
+		go func() { served <- post.Serve(ctx, Config{Doors: &Doors{}, Left: stop}) }()
+		if c, err = Begin(t.Context(), path); err != nil {
+			t.Fatal(err)
+		}
+		next, err := c.Finish(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		next.Close()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // TestDeadSocket: what a killed process leaves stops nobody.
 func TestDeadSocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")

@@ -122,7 +122,8 @@ func (p *Post) Close() {
 // handOver talks to one successor. Its error says that the doors are as they
 // were.
 func (p *Post) handOver(ctx context.Context, conn *net.UnixConn, cfg Config) error {
-	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	hurry := context.AfterFunc(ctx, func() { conn.Close() })
+	defer hurry()
 	if err := checkPeer(conn); err != nil {
 		return err
 	}
@@ -144,6 +145,7 @@ func (p *Post) handOver(ctx context.Context, conn *net.UnixConn, cfg Config) err
 		}
 		return err
 	}
+	hurry() // Left may end ctx, and the successor is still to be told
 	cfg.Doors.Leave()
 	if cfg.Left != nil {
 		cfg.Left()
