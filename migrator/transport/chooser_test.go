@@ -1,0 +1,143 @@
+package transport_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// named is a transport of which only the name and the reach count.
+type named struct {
+	transport.Transport
+	name  string
+	local bool // reaches its own node only
+}
+
+func (n named) Name() string                 { return n.name }
+func (n named) Reaches(from, to string) bool { return !n.local || from == to }
+
+var (
+	t0     = time.Unix(1000, 0)
+	broken = errors.New("the link is down")
+	both   = []string{"shm", "tcp"}
+)
+
+func chooser() *transport.Chooser {
+	return transport.NewChooser(named{name: "shm", local: true}, named{name: "tcp"})
+}
+
+func order(c *transport.Chooser, peer policies.ReplicaID, node string, names []string, now time.Time) string {
+	var out []string
+	for _, t := range c.Order(peer, "n1", node, names, now) {
+		out = append(out, t.Name())
+	}
+	return strings.Join(out, " ")
+}
+
+func expect(t *testing.T, what, got, want string) {
+	t.Helper()
+	if got != want {
+		t.Errorf("%s: %q, want %q", what, got, want)
+	}
+}
+
+func TestOrderByPreferenceAndReach(t *testing.T) {
+	c := chooser()
+	expect(t, "same node", order(c, "b", "n1", both, t0), "shm tcp")
+	expect(t, "other node", order(c, "b", "n2", both, t0), "tcp")
+	expect(t, "peer without shm", order(c, "b", "n1", []string{"verbs", "tcp"}, t0), "tcp")
+	expect(t, "peer without any", order(c, "b", "n2", nil, t0), "")
+}
+
+func TestFailuresHoldBack(t *testing.T) {
+	c := chooser()
+	now := t0
+	for i, hold := range []time.Duration{1, 2, 4, 8, 16, 32, 60, 60} {
+		c.Failed("b", "shm", broken, now)
+		hold *= time.Second
+		expect(t, fmt.Sprint("during hold ", i), order(c, "b", "n1", both, now.Add(hold-1)), "tcp shm")
+		expect(t, fmt.Sprint("after hold ", i), order(c, "b", "n1", both, now.Add(hold)), "shm tcp")
+		expect(t, "another peer", order(c, "c", "n1", both, now), "shm tcp")
+		now = now.Add(hold)
+	}
+	// One good pull frees the path, but does not make its next failure cheap.
+	c.Pulled("b", "shm", transport.Stats{}, now)
+	expect(t, "after a good pull", order(c, "b", "n1", both, now), "shm tcp")
+	c.Failed("b", "shm", broken, now)
+	expect(t, "failed again", order(c, "b", "n1", both, now.Add(59*time.Second)), "tcp shm")
+	for range 3 {
+		c.Pulled("b", "shm", transport.Stats{}, now)
+	}
+	c.Failed("b", "shm", broken, now)
+	expect(t, "failed after good ones", order(c, "b", "n1", both, now.Add(time.Second)), "shm tcp")
+	// All held back: what is free soonest comes first.
+	c.Failed("b", "shm", broken, now)
+	c.Failed("b", "tcp", broken, now)
+	expect(t, "all held back", order(c, "b", "n1", both, now), "tcp shm")
+	c.Forget("b")
+	expect(t, "forgotten", order(c, "b", "n1", both, now), "shm tcp")
+}
+
+func TestWhatIsNoFailureOfThePath(t *testing.T) {
+	c := chooser()
+	c.Failed("b", "shm", fmt.Errorf("open: %w", transport.ErrRefused), t0)
+	c.Failed("b", "shm", fmt.Errorf("pull: %w", context.Canceled), t0)
+	c.Failed("b", "shm", nil, t0)
+	expect(t, "order", order(c, "b", "n1", both, t0), "shm tcp")
+}
+
+func TestProbes(t *testing.T) {
+	c := chooser()
+	due := func(now time.Time) string {
+		var out []string
+		for _, t := range c.Due(now) {
+			out = append(out, t.Name())
+		}
+		return strings.Join(out, " ")
+	}
+	expect(t, "at first", due(t0), "shm tcp")
+	c.Probed("shm", broken, t0)
+	c.Probed("tcp", nil, t0)
+	expect(t, "probed", due(t0), "")
+	expect(t, "unusable", order(c, "b", "n1", both, t0), "tcp")
+	expect(t, "soon", due(t0.Add(10*time.Second)), "shm")
+	expect(t, "later", due(t0.Add(time.Minute)), "shm tcp")
+	c.Probed("shm", nil, t0)
+	expect(t, "usable again", order(c, "b", "n1", both, t0), "shm tcp")
+	c.Failed("b", "tcp", broken, t0)
+	expect(t, "after a failed pull", due(t0), "tcp")
+}
+
+func TestStatus(t *testing.T) {
+	c := chooser()
+	c.Probed("shm", broken, t0)
+	c.Pulled("c", "tcp", transport.Stats{Bytes: 1 << 20, Took: time.Second}, t0)
+	c.Pulled("c", "tcp", transport.Stats{Bytes: 9 << 20, Took: time.Second}, t0)
+	c.Failed("b", "tcp", broken, t0)
+	got := fmt.Sprint(c.Status(t0.Add(time.Second / 4)))
+	want := fmt.Sprint([]transport.Path{
+		{Transport: "shm", Why: broken}, {Transport: "tcp"},
+		{Peer: "b", Transport: "tcp", Why: broken, For: 3 * time.Second / 4},
+		{Peer: "c", Transport: "tcp", Pulls: 2, Rate: 2 << 20},
+	})
+	expect(t, "status", got, want)
+}
+
+// What is remembered is bounded: the paths longest unused are forgotten.
+func TestPathsAreBounded(t *testing.T) {
+	c := chooser()
+	for i := range 5000 {
+		c.Failed(policies.ReplicaID(fmt.Sprint("r", i)), "shm", broken, t0.Add(time.Duration(i)))
+	}
+	if n := len(c.Status(t0)); n != 2+4096 {
+		t.Errorf("%d paths are remembered", n-2)
+	}
+	expect(t, "the oldest", order(c, "r0", "n1", both, t0), "shm tcp")
+	expect(t, "the newest", order(c, "r4999", "n1", both, t0), "tcp shm")
+}
