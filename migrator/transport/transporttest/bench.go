@@ -24,21 +24,30 @@ func Scattered(bytes int64) transport.Layout {
 	return transport.Layout{Blocks: int(2 * Volume / bytes), Regions: []transport.Region{{Stride: bytes, Bytes: bytes}}}
 }
 
-// Interleave measures ways to move the same blocks of a layout. Each iteration
-// of the benchmark runs a plain copy and then each way once, so that they share
-// the machine's moods; it reports the medians, in GB/s and as a share of the
-// copy's (ratio-…).
-func Interleave(b *testing.B, l transport.Layout, source, target *transport.Memory, ways map[string]func(transport.Plan) error) {
+// Way is one way to move a plan's blocks. It returns how long that took; 0 means
+// as long as the call.
+type Way func(transport.Plan) (time.Duration, error)
+
+// Pulls is the way of a puller.
+func Pulls(ctx context.Context, p transport.Puller) Way {
+	return func(plan transport.Plan) (time.Duration, error) {
+		_, err := p.Pull(ctx, plan)
+		return 0, err
+	}
+}
+
+// Interleave measures ways to move the same shuffled blocks of a layout. Each
+// iteration of the benchmark runs a plain copy and then each way once, so that
+// they share the machine's moods; it reports the medians, in GB/s and as a share
+// of the copy's (ratio-…).
+func Interleave(b *testing.B, l transport.Layout, source, target *transport.Memory, ways map[string]Way) {
 	b.Helper()
 	rng := rand.New(rand.NewPCG(1, 2))
 	n := int(Volume / l.BlockBytes())
 	var plan transport.Plan
-	for i, to := range rng.Perm(l.Blocks)[:n] {
-		_ = i
-		plan.Dst = append(plan.Dst, uint32(to))
-	}
-	for _, from := range rng.Perm(l.Blocks)[:n] {
-		plan.Src = append(plan.Src, uint32(from))
+	from, to := rng.Perm(l.Blocks), rng.Perm(l.Blocks)
+	for i := range n {
+		plan.Src, plan.Dst = append(plan.Src, uint32(from[i])), append(plan.Dst, uint32(to[i]))
 	}
 	fill(source.Bytes, 1)
 	fill(target.Bytes, 2)
@@ -49,13 +58,13 @@ func Interleave(b *testing.B, l transport.Layout, source, target *transport.Memo
 		names = append(names, name)
 	}
 	slices.Sort(names[1:])
-	ways["memcpy"] = func(p transport.Plan) error {
+	ways["memcpy"] = func(p transport.Plan) (time.Duration, error) {
 		for i := range p.Src {
 			for r := range l.Regions {
 				copy(target.Part(p.Dst[i], r), source.Part(p.Src[i], r))
 			}
 		}
-		return nil
+		return 0, nil
 	}
 	took := map[string][]time.Duration{}
 	allocs := map[string]uint64{}
@@ -64,10 +73,14 @@ func Interleave(b *testing.B, l transport.Layout, source, target *transport.Memo
 			var before, after runtime.MemStats
 			runtime.ReadMemStats(&before)
 			start := time.Now()
-			if err := ways[name](plan); err != nil {
+			d, err := ways[name](plan)
+			if err != nil {
 				b.Fatalf("%s: %v", name, err)
 			}
-			took[name] = append(took[name], time.Since(start))
+			if d == 0 {
+				d = time.Since(start)
+			}
+			took[name] = append(took[name], d)
 			runtime.ReadMemStats(&after)
 			allocs[name] = after.Mallocs - before.Mallocs
 		}
@@ -81,9 +94,9 @@ func Interleave(b *testing.B, l transport.Layout, source, target *transport.Memo
 		round()
 	}
 	bytes := float64(int64(n) * l.BlockBytes())
-	base := median(took["memcpy"])
+	base := Median(took["memcpy"])
 	for _, name := range names {
-		m := median(took[name])
+		m := Median(took[name])
 		b.ReportMetric(bytes/m.Seconds()/1e9, name+"-GB/s")
 		if name != "memcpy" {
 			b.ReportMetric(base.Seconds()/m.Seconds(), "ratio-"+name)
@@ -93,7 +106,8 @@ func Interleave(b *testing.B, l transport.Layout, source, target *transport.Memo
 	b.ReportMetric(0, "ns/op")
 }
 
-func median(d []time.Duration) time.Duration {
+// Median is the middle one of an odd number of durations, which is not empty.
+func Median(d []time.Duration) time.Duration {
 	d = slices.Sorted(slices.Values(d))
 	return d[len(d)/2]
 }

@@ -162,3 +162,26 @@ func testConcurrent(t *testing.T, b *bench) {
 		t.Error("the memory differs from a plain copy")
 	}
 }
+
+// What a pull allocates, at both ends, does not grow with its blocks.
+func testAllocations(t *testing.T, b *bench) {
+	if raced {
+		t.Skip("the race detector allocates")
+	}
+	b.start(large, large)
+	_, puller := b.open()
+	defer puller.Close()
+	ctx := b.ctx()
+	allocs := func(blocks int) float64 {
+		plan := b.plan(blocks, 1)
+		return testing.AllocsPerRun(20, func() {
+			if _, err := puller.Pull(ctx, plan); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	const few, slack = 4, 4
+	if one, all := allocs(few), allocs(large.Blocks); all > one+slack {
+		t.Errorf("a pull of %d blocks allocates %.0f times, one of %d blocks %.0f times", large.Blocks, all, few, one)
+	}
+}
