@@ -23,8 +23,10 @@ func pair(t testing.TB, source, target transport.Layout, faults *memory.Faults) 
 	return transporttest.Pair{Source: end("source", source), Target: end("target", target)}
 }
 
-func TestConformance(t *testing.T) {
-	transporttest.Run(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
-		return pair(t, source, target, nil)
-	})
+func ends(t *testing.T, source, target transport.Layout) transporttest.Pair {
+	return pair(t, source, target, nil)
 }
+
+func TestConformance(t *testing.T) { transporttest.Run(t, ends) }
+
+func TestAllocations(t *testing.T) { transporttest.Allocations(t, ends) }

@@ -51,9 +51,11 @@ func short(t testing.TB) string {
 	return filepath.Join(dir, "pull")
 }
 
-func TestConformance(t *testing.T) {
-	transporttest.Run(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
-		dir := short(t)
-		return transporttest.Pair{Source: end(t, dir, source), Target: end(t, dir, target)}
-	})
+func ends(t *testing.T, source, target transport.Layout) transporttest.Pair {
+	dir := short(t)
+	return transporttest.Pair{Source: end(t, dir, source), Target: end(t, dir, target)}
 }
+
+func TestConformance(t *testing.T) { transporttest.Run(t, ends) }
+
+func TestAllocations(t *testing.T) { transporttest.Allocations(t, ends) }

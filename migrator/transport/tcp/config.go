@@ -21,6 +21,7 @@ const (
 	askBytes     = 8 << 20         // that one list asks for, about
 	writeBytes   = 1 << 20         // handed to the kernel at a time
 	writeParts   = 1024            // regions in one such write; the kernel takes as many
+	gatherBytes  = 128 << 10       // encrypted at a time, a multiple of TLS's records
 	readBytes    = 256 << 10       // taken from the kernel at a time: they stay in the core's cache
 	readParts    = 256             // regions in one such read
 )

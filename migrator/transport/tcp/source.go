@@ -132,6 +132,7 @@ type writer struct {
 	n     int // of parts
 	bytes int // in parts
 	batch net.Buffers
+	buf   []byte // of gather
 }
 
 func (w *writer) serve() error {
@@ -195,6 +196,33 @@ func (w *writer) flush() error {
 	}
 	w.batch = w.parts[:w.n]
 	w.n, w.bytes = 0, 0
-	_, err := w.batch.WriteTo(w.conn)
+	if _, plain := w.conn.(*net.TCPConn); plain {
+		_, err := w.batch.WriteTo(w.conn)
+		return err
+	}
+	return w.gather()
+}
+
+// gather writes the batch through a buffer: TLS would make a record of each
+// part, however small.
+func (w *writer) gather() error {
+	if w.buf == nil {
+		w.buf = make([]byte, 0, gatherBytes)
+	}
+	w.buf = w.buf[:0]
+	for _, part := range w.batch {
+		for len(part) > 0 {
+			n := min(len(part), gatherBytes-len(w.buf))
+			w.buf, part = append(w.buf, part[:n]...), part[n:]
+			if len(w.buf) < gatherBytes {
+				continue
+			}
+			if _, err := w.conn.Write(w.buf); err != nil {
+				return err
+			}
+			w.buf = w.buf[:0]
+		}
+	}
+	_, err := w.conn.Write(w.buf)
 	return err
 }

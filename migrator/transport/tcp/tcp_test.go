@@ -30,11 +30,13 @@ func end(t testing.TB, l transport.Layout, c Config) transporttest.End {
 	return transporttest.End{Transport: tr, Memory: m}
 }
 
-func TestConformance(t *testing.T) {
-	transporttest.Run(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
-		return transporttest.Pair{Source: end(t, source, Config{}), Target: end(t, target, Config{})}
-	})
+func ends(t *testing.T, source, target transport.Layout) transporttest.Pair {
+	return transporttest.Pair{Source: end(t, source, Config{}), Target: end(t, target, Config{})}
 }
+
+func TestConformance(t *testing.T) { transporttest.Run(t, ends) }
+
+func TestAllocations(t *testing.T) { transporttest.Allocations(t, ends) }
 
 func TestConformanceTLS(t *testing.T) {
 	c := mutual(t)

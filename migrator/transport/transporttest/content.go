@@ -163,12 +163,16 @@ func testConcurrent(t *testing.T, b *bench) {
 	}
 }
 
-// What a pull allocates, at both ends, does not grow with its blocks.
-func testAllocations(t *testing.T, b *bench) {
+// Allocations checks that what a pull allocates, at both ends, does not grow with
+// its blocks. TLS cannot promise that: package crypto/tls allocates for each
+// record.
+func Allocations(t *testing.T, make func(t *testing.T, source, target transport.Layout) Pair) {
 	if raced {
 		t.Skip("the race detector allocates")
 	}
+	b := &bench{T: t, make: make}
 	b.start(large, large)
+	defer b.stop()
 	_, puller := b.open()
 	defer puller.Close()
 	ctx := b.ctx()

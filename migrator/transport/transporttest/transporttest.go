@@ -83,7 +83,6 @@ func Run(t *testing.T, make func(t *testing.T, source, target transport.Layout) 
 		{"SourceAway", testSourceAway},
 		{"Concurrent", testConcurrent},
 		{"Memories", testMemories},
-		{"Allocations", testAllocations},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			check := leaks(t)
