@@ -1,0 +1,106 @@
+package mover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
+
+	"github.com/cascadeinfer/cascade/migrator/api"
+	"github.com/cascadeinfer/cascade/migrator/stream"
+	"github.com/cascadeinfer/cascade/migrator/transfer"
+	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/bidask"
+)
+
+// The bounds.
+const (
+	engineTimeout = time.Second            // for one call to the engine
+	pause         = 100 * time.Millisecond // before the engine is asked to thaw or drop once more
+	adoptTimeout  = time.Second            // for the machine to be asked
+	grantTime     = 2 * time.Minute        // of a ticket: longer than a move may take
+	probeEvery    = 10 * time.Second       // a transport that does not work is tried again
+	probeTimeout  = 2 * time.Second
+	remembered    = 256     // moves that are over
+	maxInbox      = 1 << 14 // messages that wait; more are lost
+	leastSlack    = 256     // tokens that a request may grow by while it moves, at least
+	slackShare    = 8       // and this share of its length
+)
+
+// Front is the replica's own front: migrator/stream.
+type Front interface {
+	Move(ctx context.Context, m stream.Move) (policies.Epoch, error)
+	Holder(id string) (stream.Holding, bool)
+	Residents() []stream.Resident
+}
+
+// Network carries messages: migrator/peer.
+type Network interface {
+	// Send never blocks and promises nothing.
+	Send(to policies.ReplicaID, e *api.Envelope)
+}
+
+// Config is what a Mover needs.
+type Config struct {
+	// Self is the own replica. Required.
+	Self policies.ReplicaID
+	// Engine serves the own engine's block table; nil means that it has none and
+	// that all moves are by Reprompt.
+	Engine Engine
+	// Front is the own front. Required.
+	Front Front
+	// Network reaches the other replicas. Required.
+	Network Network
+	// Transports carry blocks, best first. They are probed here and run by the
+	// caller.
+	Transports []transport.Transport
+	// Address tells where a replica's peer listener is, "" for unknown. Required.
+	Address func(policies.ReplicaID) string
+	// Node tells on which machine a replica runs; nil means all on one.
+	Node func(policies.ReplicaID) string
+	// Link is the rate in bytes per second that incoming KV is paced to, true
+	// bytes of all moves together; 0 means as fast as it comes.
+	Link int64
+	// Tell takes what the market is to know: Reserved, Refused, Moved, Failed. It
+	// is called on the mover's goroutine and must not block. Required.
+	Tell func(bidask.Event)
+	// Ended takes each move that is over, for metrics; nil for nobody. It is
+	// called on the mover's goroutine and must not block.
+	Ended func(Move)
+	// Transfer sets the machine up; its Self is filled in.
+	Transfer transfer.Config
+	// Tracer makes the spans of moves; nil makes none.
+	Tracer trace.Tracer
+	// Logger takes what an operator should know; nil discards.
+	Logger *slog.Logger
+}
+
+func (c Config) validate() (Config, error) {
+	switch {
+	case c.Self == "":
+		return c, errors.New("mover: Self must name the own replica")
+	case c.Front == nil || c.Network == nil || c.Tell == nil || c.Address == nil:
+		return c, fmt.Errorf("mover of %s: Front, Network, Address and Tell are required", c.Self)
+	case c.Link < 0:
+		return c, fmt.Errorf("mover of %s: Link %d must not be negative", c.Self, c.Link)
+	}
+	if c.Node == nil {
+		c.Node = func(policies.ReplicaID) string { return "" }
+	}
+	if c.Ended == nil {
+		c.Ended = func(Move) {}
+	}
+	if c.Tracer == nil {
+		c.Tracer = noop.NewTracerProvider().Tracer("")
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	c.Transfer.Self = c.Self
+	return c, nil
+}

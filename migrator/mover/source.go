@@ -1,0 +1,227 @@
+package mover
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/blocks"
+	"github.com/cascadeinfer/cascade/migrator/token"
+	"github.com/cascadeinfer/cascade/migrator/transfer"
+	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/bidask"
+)
+
+// export is what the source's driver keeps of a move. The hashes belong to the
+// job in progress, the rest to Run's goroutine.
+type export struct {
+	leg    string
+	peer   policies.ReplicaID
+	offers []transport.Offer
+
+	// sure is the hash of the ids before position at; listed is that of the last
+	// table, which may never have been sent.
+	sure, listed struct {
+		hash token.Hash
+		at   int
+	}
+}
+
+// before returns the hash of the ids before a position, one of the two that are
+// known.
+func (x *export) before(from int) (token.Hash, error) {
+	if from == x.listed.at {
+		x.sure = x.listed
+	}
+	if from != x.sure.at {
+		return 0, errors.New("internal error: a round goes on where none has ended")
+	}
+	return x.sure.hash, nil
+}
+
+// engine describes the own engine to the machine.
+func (m *Mover) engine() transfer.Engine {
+	if m.cfg.Engine == nil {
+		return transfer.Engine{}
+	}
+	d, ok := m.cfg.Engine.Description()
+	if !ok || d.BlockTokens <= 0 {
+		return transfer.Engine{}
+	}
+	return transfer.Engine{Fingerprint: d.Fingerprint, BlockTokens: uint32(d.BlockTokens), TokenBytes: uint64(d.TokenBytes)}
+}
+
+// export begins the source's side of a move.
+func (m *Mover) export(a bidask.Action) {
+	for _, r := range m.cfg.Front.Residents() {
+		if r.Request.ID != a.Handover.Request {
+			continue
+		}
+		front := r.Front
+		if front == "" {
+			front = m.cfg.Self
+		}
+		m.exports[a.Deal] = &export{leg: r.Leg, peer: a.Peer}
+		m.records.begin(m.ctx, key{source, a.Deal}, a, m.cfg.Self, a.Peer, front)
+		m.step(transfer.Event{Kind: transfer.Exporting, Move: a.Deal, Peer: a.Peer, Engine: m.engine(), Transports: m.between(m.cfg.Self, a.Peer),
+			Subject: transfer.Subject{Request: r.Request.ID, Front: front, Epoch: r.Epoch, Length: uint64(max(0, r.Request.Length())), Fixed: r.Fixed}})
+		return
+	}
+	m.cfg.Tell(bidask.Event{Kind: bidask.Failed, Deal: a.Deal})
+}
+
+// offers makes the tickets of a move, once.
+func (m *Mover) offers(msg transfer.Message) []transport.Offer {
+	x := m.exports[msg.Move]
+	if x == nil || x.offers != nil {
+		if x == nil {
+			return nil
+		}
+		return x.offers
+	}
+	for _, t := range m.usable(m.cfg.Self, msg.To) {
+		offer, err := t.Export(transport.Grant{Move: msg.Move.String(), Epoch: msg.Epoch, Receiver: msg.To, Deadline: time.Now().Add(grantTime)})
+		if err != nil {
+			m.log.Warn("a transport makes no offer", "transport", t.Name(), "move", msg.Move.String(), "error", err)
+			continue
+		}
+		x.offers = append(x.offers, offer)
+	}
+	return x.offers
+}
+
+// list tells where a running request's full blocks are, and sums them up while
+// it runs.
+func (m *Mover) list(a transfer.Action) {
+	m.table(a, func(ctx context.Context, leg string, from int) (blocks.Table, error) {
+		t, err := m.cfg.Engine.Table(ctx, leg, from)
+		if d, ok := m.cfg.Engine.Description(); err == nil && ok {
+			full := max(from, t.Computed/d.BlockTokens*d.BlockTokens)
+			t.Computed, t.IDs, t.Blocks = full, t.IDs[:full-from], t.Blocks[:(full-from)/d.BlockTokens]
+		}
+		return t, err
+	})
+}
+
+// freeze stops a request and tells the rest.
+func (m *Mover) freeze(a transfer.Action) { m.table(a, m.cfg.Engine.Freeze) }
+
+// table answers List and Freeze.
+func (m *Mover) table(a transfer.Action, ask func(ctx context.Context, leg string, from int) (blocks.Table, error)) {
+	k, x := key{source, a.Move}, m.exports[a.Move]
+	answer, until := transfer.Tabled, time.Now().Add(engineTimeout)
+	if a.Kind == transfer.Freeze {
+		answer, until = transfer.Frozen, m.until(a.Deadline)
+		m.records.state(k, "freezing")
+	}
+	m.enqueue(k, job{kind: a.Kind, run: func(ctx context.Context) func() {
+		ctx, span := m.records.span(ctx, k, a.Kind.String())
+		defer span.End()
+		ctx, cancel := context.WithDeadline(ctx, until)
+		defer cancel()
+		from := int(a.Span.From)
+		t, err := ask(ctx, x.leg, from)
+		at := time.Now()
+		ev := transfer.Event{Kind: answer, Move: a.Move, Table: &transfer.Table{IDs: t.IDs, Blocks: t.Blocks},
+			Span: transfer.Span{From: a.Span.From, Computed: uint64(t.Computed), Length: uint64(t.Length), Generation: t.Generation, Prompt: uint64(t.Prompt), Cached: uint64(t.Cached)}}
+		if err == nil {
+			ev.Table.Sums, err = m.sums(t.Blocks)
+		}
+		var hash token.Hash
+		if err == nil {
+			hash, err = x.before(from)
+		}
+		if err != nil {
+			span.RecordError(err)
+			m.log.Info("the engine does not tell where a request is", "move", a.Move.String(), "leg", x.leg, "freeze", a.Kind == transfer.Freeze, "error", err)
+			return func() { m.step(transfer.Event{Kind: transfer.Broken, Move: a.Move, Why: reason(err)}) }
+		}
+		x.listed.hash, x.listed.at = hash.Add(t.IDs...), from+len(t.IDs)
+		ev.Span.Hash = x.listed.hash
+		return func() {
+			if answer == transfer.Frozen {
+				m.records.frozen(k, at, t.Length)
+			}
+			m.step(ev)
+		}
+	}})
+}
+
+// sums computes the checksums of own blocks.
+func (m *Mover) sums(list []uint32) (sums []uint32, err error) {
+	memory, err := transport.Hold(m.cfg.Engine)
+	if err != nil {
+		return nil, err
+	}
+	defer memory.Release()
+	for _, b := range list {
+		if int64(b) >= int64(memory.Blocks) {
+			return nil, errors.New("the engine names a block that is not in its pool")
+		}
+	}
+	err = transport.Guard(func() error {
+		sums = memory.Sums(make([]uint32, 0, len(list)*len(memory.Regions)), list)
+		return nil
+	})
+	return sums, err
+}
+
+// reason says what an engine's error means for a move.
+func reason(err error) transfer.Why {
+	switch {
+	case errors.Is(err, blocks.ErrNotFound):
+		return transfer.Over
+	case errors.Is(err, blocks.ErrFull):
+		return transfer.NoRoom
+	}
+	return transfer.Refused
+}
+
+// letGo thaws or drops what is frozen. It tries until the engine has answered or
+// is away: then nothing is frozen any more.
+func (m *Mover) letGo(a transfer.Action) {
+	k, x := key{source, a.Move}, m.exports[a.Move]
+	m.records.thawed(k)
+	call := m.cfg.Engine.Thaw
+	if a.Kind == transfer.Drop {
+		call = m.cfg.Engine.Drop
+	}
+	m.enqueue(k, job{kind: a.Kind, run: func(ctx context.Context) func() {
+		m.insist(ctx, a.Kind.String(), a.Move, func(ctx context.Context) error { return call(ctx, x.leg) })
+		return nil
+	}})
+}
+
+// insist asks the engine until it has answered.
+func (m *Mover) insist(ctx context.Context, what string, d bidask.Deal, ask func(context.Context) error) {
+	for {
+		try, cancel := context.WithTimeout(ctx, engineTimeout)
+		err := ask(try)
+		cancel()
+		if err == nil || errors.Is(err, blocks.ErrNotFound) || errors.Is(err, blocks.ErrAway) {
+			return
+		}
+		m.log.Warn("the engine does not answer; trying again", "call", what, "move", d.String(), "error", err)
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
+		}
+	}
+}
+
+// revoke ends the tickets of a move.
+func (m *Mover) revoke(a transfer.Action) {
+	x := m.exports[a.Move]
+	if x == nil || len(x.offers) == 0 {
+		return
+	}
+	granted := m.usable(m.cfg.Self, x.peer)
+	m.enqueue(key{source, a.Move}, job{kind: a.Kind, run: func(context.Context) func() {
+		for _, t := range granted {
+			t.Revoke(a.Move.String())
+		}
+		return nil
+	}})
+}
