@@ -40,8 +40,8 @@ func (o *output) read() (string, <-chan struct{}) {
 	return o.text.String(), o.written
 }
 
-// daemon is a command line that runs inside the test.
-type daemon struct {
+// running is a command line that runs inside the test.
+type running struct {
 	t    *testing.T
 	args string
 	out  *output // standard output and error
@@ -51,10 +51,10 @@ type daemon struct {
 }
 
 // start runs a command line until end, or the end of the test.
-func start(t *testing.T, args ...string) *daemon {
+func start(t *testing.T, args ...string) *running {
 	t.Helper()
 	ctx, stop := context.WithCancel(context.Background())
-	d := &daemon{t: t, args: strings.Join(args, " "), out: newOutput(), stop: stop, code: make(chan int, 1)}
+	d := &running{t: t, args: strings.Join(args, " "), out: newOutput(), stop: stop, code: make(chan int, 1)}
 	go func() { d.code <- run(ctx, args, d.out, d.out) }()
 	t.Cleanup(func() {
 		d.end()
@@ -66,7 +66,7 @@ func start(t *testing.T, args ...string) *daemon {
 }
 
 // end signals the daemon and wants it to stop cleanly.
-func (d *daemon) end() {
+func (d *running) end() {
 	d.stop()
 	d.once.Do(func() {
 		select {
@@ -81,7 +81,7 @@ func (d *daemon) end() {
 }
 
 // await waits until the daemon has written what matches.
-func (d *daemon) await(pattern string) {
+func (d *running) await(pattern string) {
 	d.t.Helper()
 	re := regexp.MustCompile(pattern)
 	alarm := time.After(patience)

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/cascadeinfer/cascade/cmd/config"
+	"github.com/cascadeinfer/cascade/cmd/daemon"
 	"github.com/cascadeinfer/cascade/cmd/handover"
 	"github.com/cascadeinfer/cascade/cmd/wire"
 	"github.com/cascadeinfer/cascade/migrator/stream"
@@ -94,22 +95,15 @@ func (s *settings) runMigrator(ctx context.Context, fleet wire.Fleet, r config.R
 		return fmt.Errorf("migrator of %s: %w", r.ID, err)
 	}
 
-	sc := fleet.Front(r, fm.log)
-	sc.DrainTimeout = m.drain
-	sc.Peers, sc.PeerScheme = fm.id.peers()
-	sc.Listener, sc.PeerListener, sc.Listen = doors.clients, fm.id.listener(doors.peers), next.again(clientsDoor)
-	front, err := stream.New(sc)
-	if err != nil {
-		doors.close()
-		return err
-	}
-	up, err := uplink.New(uplink.Config{
-		Conn: conn, Replica: sc.Replica, Model: r.Model, Source: front.Status, Changed: front.Changed(), Logger: fm.log,
+	d, err := daemon.New(daemon.Config{
+		Fleet: fleet, Replica: r, Control: conn, Clients: doors.clients, Peers: fm.id.listener(doors.peers), Listen: next.again(clientsDoor),
+		TLS: fm.id.migrator(), Runtime: m.runtime, Drain: m.drain, Logger: fm.log,
 	})
 	if err != nil {
 		doors.close()
 		return err
 	}
+	front := d.Front()
 	metrics := newRegistry()
 	metrics.MustRegister(newFrontCollector(front.Status, r.ID, r.Model))
 
@@ -124,10 +118,10 @@ func (s *settings) runMigrator(ctx context.Context, fleet wire.Fleet, r config.R
 	g, back := errgroup.WithContext(back)
 	g.Go(func() error {
 		defer stop()
-		return front.Run(back)
+		return d.Serve(back)
 	})
 	g.Go(func() error {
-		return next.run(back, part{ready: func() bool { return front.Status().EngineReady }, reign: up.Run, drain: front.Drain}, fm.log)
+		return next.run(back, part{ready: func() bool { return front.Status().EngineReady }, reign: d.Reign, drain: front.Drain}, fm.log)
 	})
 	g.Go(func() error {
 		return serveAdmin(back, doors.admin, metrics, func() string { return frontReady(front.Status()) })

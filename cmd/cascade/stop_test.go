@@ -29,15 +29,15 @@ func longStream(t *testing.T, address string) *bufio.Scanner {
 // TestStreamsOutliveTheSignal stops the process that owns a stream: the stream
 // runs to its end, nobody new is let in, and the process ends cleanly.
 func TestStreamsOutliveTheSignal(t *testing.T) {
-	for name, parts := range map[string]func(t *testing.T, s site) (owner *daemon, door string){
-		"up": func(t *testing.T, s site) (*daemon, string) {
+	for name, parts := range map[string]func(t *testing.T, s site) (owner *running, door string){
+		"up": func(t *testing.T, s site) (*running, string) {
 			return start(t, "up", "-c", s.file), s.proxy
 		},
-		"migrator": func(t *testing.T, s site) (*daemon, string) {
+		"migrator": func(t *testing.T, s site) (*running, string) {
 			start(t, "engine", "-c", s.file, "--replica", "r0")
 			return start(t, "migrator", "-c", s.file, "--replica", "r0", "--log", "error"), s.front
 		},
-		"proxy": func(t *testing.T, s site) (*daemon, string) {
+		"proxy": func(t *testing.T, s site) (*running, string) {
 			start(t, "engine", "-c", s.file, "--replica", "r0")
 			start(t, "migrator", "-c", s.file, "--replica", "r0", "--log", "error")
 			start(t, "control", "-c", s.file)

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/credentials/tls/certprovider/pemfile"
 
 	"github.com/cascadeinfer/cascade/cmd/config"
+	"github.com/cascadeinfer/cascade/cmd/daemon"
 )
 
 // tlsRefresh is how often the PEM files are looked at again, so that rotated
@@ -173,7 +174,18 @@ func (id *identity) listener(l net.Listener) net.Listener {
 	if id == nil {
 		return l
 	}
-	return tls.NewListener(l, id.server("http/1.1"))
+	return tls.NewListener(l, id.server("h2", "http/1.1"))
+}
+
+// migrator is what a migrator opens by itself under the fleet's TLS; the zero
+// value for plaintext.
+func (id *identity) migrator() daemon.TLS {
+	if id == nil {
+		return daemon.TLS{}
+	}
+	t := daemon.TLS{Credentials: id.credentials, Server: id.server(), Client: id.client}
+	t.Peers, t.PeerScheme = id.peers()
+	return t
 }
 
 // peers carries requests to other migrators, and names the scheme to use; nil

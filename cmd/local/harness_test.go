@@ -78,6 +78,8 @@ func newRig(t *testing.T, s setup) *rig {
 		Control: config.Control{Listen: "127.0.0.1:0", Admin: "127.0.0.1:0"},
 		Proxy:   config.Proxy{Listen: "127.0.0.1:0"},
 		Planner: config.Planner{Period: time.Hour},
+		// What these tests count must stay where it was sent.
+		Migration: config.Migration{Mode: config.MigrationOff},
 	}
 	for i := range s.replicas {
 		f.Replicas = append(f.Replicas, config.Replica{ID: fmt.Sprintf("r%d", i), Model: llm, Address: "127.0.0.1:0", Peer: "127.0.0.1:0", Engine: "http://127.0.0.1:0"})
@@ -122,7 +124,7 @@ func newRig(t *testing.T, s setup) *rig {
 	}
 	r.server.Store(r.control)
 	for _, n := range r.nodes {
-		r.fronts[string(n.id)] = n.front
+		r.fronts[string(n.id)] = n.migrator.Front()
 	}
 	r.run()
 	return r

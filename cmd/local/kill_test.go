@@ -4,9 +4,6 @@ import (
 	"context"
 	"net/url"
 
-	"golang.org/x/sync/errgroup"
-
-	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
@@ -61,17 +58,12 @@ func (r *rig) startFront(id string) {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	front, err := r.newFront(n, clients, peers)
+	migrator, err := r.newMigrator(n, clients, peers)
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	r.fronts[id] = front
-	next := node{id: policies.ReplicaID(id), model: n.Model, front: front}
-	r.parts.revive(r.t, "front "+id, func(ctx context.Context) error {
-		g, ctx := errgroup.WithContext(ctx)
-		r.runFront(ctx, g, next)
-		return g.Wait()
-	})
+	r.fronts[id] = migrator.Front()
+	r.parts.revive(r.t, "front "+id, migrator.Run)
 }
 
 // stopControl stops the control plane.

@@ -17,15 +17,22 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
+	"path/filepath"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/cascadeinfer/cascade/cmd/config"
+	"github.com/cascadeinfer/cascade/cmd/daemon"
 	"github.com/cascadeinfer/cascade/cmd/wire"
 	"github.com/cascadeinfer/cascade/engine/emulator"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
 	"github.com/cascadeinfer/cascade/migrator/stream"
+	"github.com/cascadeinfer/cascade/migrator/uplink"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/control"
@@ -46,6 +53,7 @@ type Config struct {
 	// Drain bounds how long streams may go on once Run's context has ended; 0
 	// means 10 s.
 	Drain  time.Duration
+	Tracer trace.Tracer // makes the spans of moves; nil makes none
 	Logger *slog.Logger // nil discards
 
 	seams seams
@@ -76,21 +84,22 @@ type Fleet struct {
 	log     *slog.Logger
 	nodes   []node
 	control *control.Control
-	door    net.Listener // of the embedded proxy; nil with Envoy
-	proxy   *proxy.Proxy // nil with Envoy
+	link    *grpc.ClientConn // of the migrators to the control plane
+	runtime string           // directory of Unix sockets, removed at the end
+	door    net.Listener     // of the embedded proxy; nil with Envoy
+	proxy   *proxy.Proxy     // nil with Envoy
 	envoy   *envoyProcess
 	address string // of the data plane
 
 	vocabulary *model.Vocabulary // shared by the engines
 }
 
-// node is one replica: engine and front.
+// node is one replica: engine and migrator.
 type node struct {
-	id     policies.ReplicaID
-	model  string
-	engine *emulator.Engine // nil where external
-	listen net.Listener     // of the engine
-	front  *stream.Front
+	id       policies.ReplicaID
+	engine   *emulator.Engine // nil where external
+	listen   net.Listener     // of the engine
+	migrator *daemon.Daemon
 }
 
 // New binds every socket of the fleet and builds its parts; nothing runs yet.
@@ -112,6 +121,7 @@ func New(cfg Config) (f *Fleet, err error) {
 			for _, l := range open {
 				l.Close()
 			}
+			f.tidy()
 			err = fmt.Errorf("local fleet: %w", err)
 		}
 	}()
@@ -124,16 +134,36 @@ func New(cfg Config) (f *Fleet, err error) {
 		*addr = l.Addr().String()
 		return l, nil
 	}
+	xds, err := bind(&f.cfg.Fleet.Fleet.Control.Listen)
+	if err != nil {
+		return nil, fmt.Errorf("control: %w", err)
+	}
+	if f.link, err = grpc.NewClient(xds.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()), uplink.ConnectParams()); err != nil {
+		return nil, fmt.Errorf("control: %w", err)
+	}
+	if f.runtime, err = os.MkdirTemp("", "cascade-"); err != nil {
+		return nil, err
+	}
 	if err := f.bindReplicas(bind); err != nil {
 		return nil, err
 	}
 	if err := f.bindDoor(bind); err != nil {
 		return nil, err
 	}
-	return f, f.bindControl(bind)
+	return f, f.bindControl(xds, bind)
 }
 
-// bindReplicas builds engines and fronts and writes their real addresses into
+// tidy releases what is neither a socket nor a part.
+func (f *Fleet) tidy() {
+	if f.link != nil {
+		f.link.Close()
+	}
+	if f.runtime != "" {
+		os.RemoveAll(f.runtime)
+	}
+}
+
+// bindReplicas builds engines and migrators and writes their real addresses into
 // the fleet.
 func (f *Fleet) bindReplicas(bind func(*string) (net.Listener, error)) error {
 	var err error
@@ -143,7 +173,7 @@ func (f *Fleet) bindReplicas(bind func(*string) (net.Listener, error)) error {
 	list := f.cfg.Fleet.Fleet.Replicas
 	for i := range list {
 		r := &list[i]
-		n := node{id: policies.ReplicaID(r.ID), model: r.Model}
+		n := node{id: policies.ReplicaID(r.ID)}
 		if !f.cfg.External {
 			u, err := url.Parse(r.Engine)
 			if err != nil {
@@ -165,7 +195,7 @@ func (f *Fleet) bindReplicas(bind func(*string) (net.Listener, error)) error {
 		if err != nil {
 			return fmt.Errorf("front of %s: %w", r.ID, err)
 		}
-		if n.front, err = f.newFront(*r, clients, peers); err != nil {
+		if n.migrator, err = f.newMigrator(*r, clients, peers); err != nil {
 			return err
 		}
 		f.nodes = append(f.nodes, n)
@@ -173,21 +203,31 @@ func (f *Fleet) bindReplicas(bind func(*string) (net.Listener, error)) error {
 	return nil
 }
 
+// blocks is the directory of an emulated engine's block table.
+func (f *Fleet) blocks(r config.Replica) string {
+	if f.cfg.External {
+		return r.Blocks
+	}
+	return filepath.Join(f.runtime, r.ID)
+}
+
 // newEngine builds the emulated engine of a replica.
 func (f *Fleet) newEngine(r config.Replica) (*emulator.Engine, error) {
 	c := f.cfg.Fleet.Engine(r, f.log.With("replica", r.ID))
 	c.Vocabulary = f.vocabulary
+	if f.cfg.Fleet.Migrates() {
+		c.Blocks = f.blocks(r)
+	}
 	return emulator.New(c)
 }
 
-// newFront builds the front of a replica.
-func (f *Fleet) newFront(r config.Replica, clients, peers net.Listener) (*stream.Front, error) {
-	c := f.cfg.Fleet.Front(r, f.log.With("replica", r.ID))
-	c.Listener, c.PeerListener, c.Listen, c.DrainTimeout = clients, peers, f.cfg.seams.listen, f.cfg.Drain
-	if f.cfg.seams.front != nil {
-		f.cfg.seams.front(&c)
-	}
-	return stream.New(c)
+// newMigrator builds the migrator of a replica.
+func (f *Fleet) newMigrator(r config.Replica, clients, peers net.Listener) (*daemon.Daemon, error) {
+	return daemon.New(daemon.Config{
+		Fleet: f.cfg.Fleet, Replica: r, Control: f.link, Clients: clients, Peers: peers, Listen: f.cfg.seams.listen,
+		Runtime: filepath.Join(f.runtime, "shm"), Blocks: f.blocks(r), Drain: f.cfg.Drain, Tracer: f.cfg.Tracer,
+		Logger: f.log.With("replica", r.ID), Front: f.cfg.seams.front,
+	})
 }
 
 // bindDoor finds the data plane's address. Envoy binds it itself, so that the
@@ -205,7 +245,7 @@ func (f *Fleet) bindDoor(bind func(*string) (net.Listener, error)) error {
 	return nil
 }
 
-func (f *Fleet) bindControl(bind func(*string) (net.Listener, error)) error {
+func (f *Fleet) bindControl(listener net.Listener, bind func(*string) (net.Listener, error)) error {
 	cc, err := f.cfg.Fleet.Control(f.log.With("part", "control"))
 	if err != nil {
 		return err
@@ -213,9 +253,7 @@ func (f *Fleet) bindControl(bind func(*string) (net.Listener, error)) error {
 	if cc.Store == nil {
 		cc.Store = f.cfg.seams.store
 	}
-	if cc.Listener, err = bind(&f.cfg.Fleet.Fleet.Control.Listen); err != nil {
-		return fmt.Errorf("control: %w", err)
-	}
+	cc.Listener = listener
 	if cc.AdminListener, err = bind(&f.cfg.Fleet.Fleet.Control.Admin); err != nil {
 		return fmt.Errorf("control: admin: %w", err)
 	}
@@ -243,12 +281,20 @@ func (f *Fleet) AdminURL() string { return "http://" + f.control.AdminAddr().Str
 // Control is the control plane.
 func (f *Fleet) Control() *control.Control { return f.control }
 
-// Front is the front of a replica, nil for an unknown id.
-func (f *Fleet) Front(id string) *stream.Front {
+// Migrator is the migrator of a replica, nil for an unknown id.
+func (f *Fleet) Migrator(id string) *daemon.Daemon {
 	for _, n := range f.nodes {
 		if n.id == policies.ReplicaID(id) {
-			return n.front
+			return n.migrator
 		}
+	}
+	return nil
+}
+
+// Front is the front of a replica, nil for an unknown id.
+func (f *Fleet) Front(id string) *stream.Front {
+	if d := f.Migrator(id); d != nil {
+		return d.Front()
 	}
 	return nil
 }
@@ -312,6 +358,7 @@ func (f *Fleet) reaches(ctx context.Context, m config.Model) bool {
 // it has stopped. The data plane stops first, then the fronts, then the rest,
 // so that running streams can end.
 func (f *Fleet) Run(ctx context.Context) error {
+	defer f.tidy()
 	back, stopBack := context.WithCancel(context.WithoutCancel(ctx))
 	middle, stopMiddle := context.WithCancel(back)
 	defer stopBack()
@@ -328,11 +375,7 @@ func (f *Fleet) Run(ctx context.Context) error {
 			})
 		}
 		fronts.Go(func() error {
-			return f.part(fctx, "front "+string(n.id), func(ctx context.Context) error {
-				g, ctx := errgroup.WithContext(ctx)
-				f.runFront(ctx, g, n)
-				return g.Wait()
-			})
+			return f.part(fctx, "front "+string(n.id), n.migrator.Run)
 		})
 	}
 	edge.Go(func() error { return f.runEdge(ectx) })
@@ -401,6 +444,7 @@ func serve(ctx context.Context, l net.Listener, h http.Handler) error {
 
 // Close releases the sockets of a fleet that is never run.
 func (f *Fleet) Close() {
+	f.tidy()
 	f.control.Close()
 	for _, n := range f.nodes {
 		if n.listen != nil {

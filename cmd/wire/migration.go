@@ -1,50 +1,73 @@
 package wire
 
 import (
+	"log/slog"
+	"time"
+
 	"github.com/cascadeinfer/cascade/cmd/config"
+	"github.com/cascadeinfer/cascade/migrator/market"
+	"github.com/cascadeinfer/cascade/migrator/mover"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
 	"github.com/cascadeinfer/cascade/policies/outlier"
+	"github.com/cascadeinfer/cascade/policies/place"
 	"github.com/cascadeinfer/cascade/policies/refine"
 )
 
-// Bidask is the market's Config of one replica, without First. Its times are
-// those of messages and people, which emulated engines do not shrink.
-func (f *Fleet) Bidask(r config.Replica) bidask.Config {
-	m := f.Migration
-	c := bidask.Config{
-		Self: policies.ReplicaID(r.ID), Quoter: bidask.Backlog{}, Selector: bidask.LeastLoad{},
-		Sample: m.Sample, SendSlots: m.Slots, ReceiveSlots: m.Slots,
+const (
+	// fastestScan and fastestSummary bound how far a fleet's speed may shrink
+	// the market's periods: they cost real time.
+	fastestScan    = 20 * time.Millisecond
+	fastestSummary = 250 * time.Millisecond
+	// leastExcess is the smallest excess, in tokens, for which a replica sells
+	// requests inside its stage: below, every request makes an outlier.
+	leastExcess policies.Tokens = 4096
+)
+
+// Migrates reports whether requests of this fleet move.
+func (f *Fleet) Migrates() bool { return f.Migration.Mode != config.MigrationOff }
+
+// Blocks is the directory of the sockets with which a replica's engine shows
+// its block table, "" for none.
+func (f *Fleet) Blocks(r config.Replica) string { return f.path(r.Blocks) }
+
+// Market is the Config of one replica's part in the market, without the parts
+// that it is joined to.
+func (f *Fleet) Market(r config.Replica, log *slog.Logger) market.Config {
+	m, _ := f.Model(r.Model)
+	p := f.Profiles[r.Model].TensorParallel(r.TP)
+	c := market.Config{
+		Self: policies.ReplicaID(r.ID),
+		Machine: bidask.Config{
+			Sample: f.Migration.Sample, SendSlots: f.Migration.Slots, ReceiveSlots: f.Migration.Slots,
+		},
+		Capacity:     p.Capacity().KV,
+		Detector:     outlier.Detector{Percent: f.Migration.OutlierPercent, Least: leastExcess},
+		Placer:       place.Policy{},
+		Cost:         p.Cost(),
+		Edges:        Edges(m),
+		Scan:         max(fastestScan, f.scaled(100*time.Millisecond)),
+		SummaryEvery: max(fastestSummary, f.scaled(time.Second)),
+		Logger:       log,
 	}
-	if m.Sample == config.SampleAll {
-		c.Sample = bidask.AskAll
+	if f.Migration.Sample == config.SampleAll {
+		c.Machine.Sample = bidask.AskAll
 	}
-	if m.Select == "paper" {
-		c.Selector = bidask.Paper{}
+	if f.Migration.Select == "paper" {
+		c.Machine.Selector = bidask.Paper{}
+	}
+	if f.Preset == "paper" {
+		c.Refiner, c.RefineEvery = refine.Paper{}, max(fastestScan, f.scaled(time.Second))
 	}
 	return c
 }
 
-// Detector tells when a replica of the fleet carries more than its share.
-func (f *Fleet) Detector() policies.Detector {
-	return outlier.Detector{Percent: f.Migration.OutlierPercent}
-}
-
-// Refiner proposes boundaries at run time; nil where re-planning alone moves
-// them.
-func (f *Fleet) Refiner() policies.Refiner {
-	if f.Preset != "paper" {
-		return nil
+// Mover is the Config of one replica's mover, without the parts that it is
+// joined to.
+func (f *Fleet) Mover(r config.Replica, log *slog.Logger) mover.Config {
+	return mover.Config{
+		Self:   policies.ReplicaID(r.ID),
+		Link:   int64(f.Migration.LinkGbps * 1e9 / 8 * f.Speed),
+		Logger: log,
 	}
-	return refine.Paper{}
 }
-
-// LinkRate is the pace of transfers into an emulated replica, in bytes per
-// second of wall time.
-func (f *Fleet) LinkRate() float64 {
-	const bytesPerGbit = 1e9 / 8
-	return f.Migration.LinkGbps * bytesPerGbit * f.Speed
-}
-
-// Blocks is the directory of a replica's block-table sockets; "" for none.
-func (f *Fleet) Blocks(r config.Replica) string { return f.path(r.Blocks) }

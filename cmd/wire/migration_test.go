@@ -17,22 +17,24 @@ func TestMarketOfAPreset(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := plain.Bidask(r)
-	if c.Self != "r1" || c.Sample != 8 || c.SendSlots != 4 || c.ReceiveSlots != 4 || c.Selector != (bidask.LeastLoad{}) {
+	market := plain.Market(r, nil)
+	c := market.Machine
+	if market.Self != "r1" || c.Sample != 8 || c.SendSlots != 4 || c.ReceiveSlots != 4 || c.Selector != nil {
 		t.Errorf("default: %+v", c)
 	}
-	if rate := plain.LinkRate(); rate != 50e9 {
+	if rate := plain.Mover(r, nil).Link; rate != 50e9 {
 		t.Errorf("100 Gbit/s at speed 4 are %v bytes/s", rate)
 	}
-	if plain.Detector() != (outlier.Detector{Percent: 40}) || plain.Refiner() != nil {
-		t.Errorf("default: %+v, %+v", plain.Detector(), plain.Refiner())
+	if d := market.Detector.(outlier.Detector); d.Percent != 40 || market.Refiner != nil {
+		t.Errorf("default: %+v, %+v", d, market.Refiner)
 	}
-	c = paper.Bidask(r)
+	market = paper.Market(r, nil)
+	c = market.Machine
 	if c.Sample != bidask.AskAll || c.SendSlots != 3 || c.ReceiveSlots != 3 || c.Selector != (bidask.Paper{}) {
 		t.Errorf("paper: %+v", c)
 	}
-	if paper.Refiner() != (refine.Paper{}) {
-		t.Errorf("paper: %+v", paper.Refiner())
+	if market.Refiner != (refine.Paper{}) {
+		t.Errorf("paper: %+v", market.Refiner)
 	}
 }
 

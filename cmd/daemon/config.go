@@ -1,0 +1,88 @@
+// Package daemon is the migrator of one replica: its front, its part in the
+// market, its mover and its connections, joined and run together.
+//
+// It decides nothing: the parts do. It is the same for a process of its own
+// ("cascade migrator") and for a whole fleet in one process (cmd/local), so
+// that both run what the other tests.
+package daemon
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+
+	"github.com/cascadeinfer/cascade/cmd/config"
+	"github.com/cascadeinfer/cascade/cmd/wire"
+	"github.com/cascadeinfer/cascade/migrator/stream"
+)
+
+// Config is what a Daemon needs.
+type Config struct {
+	// Fleet and Replica say which replica of which fleet. Required.
+	Fleet   wire.Fleet
+	Replica config.Replica
+	// Control leads to the control plane, for reports and plans; the caller owns
+	// it and makes it with uplink.ConnectParams. Required.
+	Control grpc.ClientConnInterface
+	// Clients and Peers are the open listeners of the replica's two addresses;
+	// Peers is wrapped in TLS already where there is any. Required.
+	Clients, Peers net.Listener
+	// Listen opens the clients' address again after the engine was away; nil
+	// means net.Listen.
+	Listen func(network, address string) (net.Listener, error)
+	// TLS secures what the daemon opens itself; the zero value is plaintext,
+	// which the fleet file allows on loopback only.
+	TLS TLS
+	// Runtime is a directory of the own user, of at most 80 bytes, for the
+	// sockets of shared memory. "" switches that transport off.
+	Runtime string
+	// Blocks overrides Replica.Blocks, the directory of the engine's sockets.
+	Blocks string
+	// Drain bounds the life of streams after Drain; 0 means 10 min.
+	Drain time.Duration
+	// Tracer makes the spans of moves; nil makes none.
+	Tracer trace.Tracer
+	// Logger takes what an operator should know; nil discards.
+	Logger *slog.Logger
+	// Front changes the front's configuration last; nil changes nothing. Tests
+	// use it.
+	Front func(*stream.Config)
+}
+
+// TLS is the material for connections between migrators.
+type TLS struct {
+	// Peers carries HTTP to other migrators, PeerScheme is "https" with it.
+	Peers      http.RoundTripper
+	PeerScheme string
+	// Credentials are those of a gRPC connection to an address; nil: plaintext.
+	Credentials func(address string) credentials.TransportCredentials
+	// Server and Client are the two sides of a block transfer; nil: plaintext.
+	Server *tls.Config
+	Client func(address string) *tls.Config
+}
+
+func (c Config) validate() (Config, error) {
+	switch {
+	case c.Replica.ID == "":
+		return c, errors.New("migrator: Replica is empty; name a replica of the fleet")
+	case c.Control == nil:
+		return c, fmt.Errorf("migrator of %s: Control is nil; give it a connection to the control plane", c.Replica.ID)
+	case c.Clients == nil || c.Peers == nil:
+		return c, fmt.Errorf("migrator of %s: Clients and Peers are required; open the replica's addresses", c.Replica.ID)
+	}
+	if c.Blocks == "" {
+		c.Blocks = c.Fleet.Blocks(c.Replica)
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return c, nil
+}

@@ -1,0 +1,259 @@
+package daemon
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cascadeinfer/cascade/cmd/config"
+	"github.com/cascadeinfer/cascade/migrator/api"
+	"github.com/cascadeinfer/cascade/migrator/blocks"
+	"github.com/cascadeinfer/cascade/migrator/market"
+	"github.com/cascadeinfer/cascade/migrator/mover"
+	"github.com/cascadeinfer/cascade/migrator/peer"
+	"github.com/cascadeinfer/cascade/migrator/stream"
+	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/shm"
+	"github.com/cascadeinfer/cascade/migrator/transport/tcp"
+	"github.com/cascadeinfer/cascade/migrator/uplink"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/bidask"
+	"github.com/cascadeinfer/cascade/xds/client"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// Daemon is one replica's migrator. Its methods may be called from any
+// goroutine; Run once. Where the fleet's requests do not move, it is a front
+// and its reports.
+type Daemon struct {
+	cfg   Config
+	id    policies.ReplicaID
+	model string
+
+	front      *stream.Front
+	uplink     *uplink.Uplink
+	network    *peer.Network  // nil, like all below, where nothing moves
+	market     *market.Market //
+	mover      *mover.Mover
+	blocks     *blocks.Client // nil where the engine shows none
+	transports []transport.Transport
+	plans      *client.Client
+	outlook    outlook
+}
+
+// New builds the parts; nothing runs yet. The listeners are the caller's until
+// Run.
+func New(cfg Config) (*Daemon, error) {
+	cfg, err := cfg.validate()
+	if err != nil {
+		return nil, err
+	}
+	d := &Daemon{cfg: cfg, id: policies.ReplicaID(cfg.Replica.ID), model: cfg.Replica.Model}
+	if cfg.Fleet.Migrates() {
+		err = d.newMoving()
+	}
+	if err == nil {
+		err = d.newFront()
+	}
+	if err == nil {
+		err = d.newUplink()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("migrator of %s: %w", d.id, err)
+	}
+	return d, nil
+}
+
+// newFront builds the front.
+func (d *Daemon) newFront() error {
+	c := d.cfg.Fleet.Front(d.cfg.Replica, d.cfg.Logger)
+	c.Listener, c.PeerListener, c.Listen, c.DrainTimeout = d.cfg.Clients, d.cfg.Peers, d.cfg.Listen, d.cfg.Drain
+	c.Peers, c.PeerScheme = d.cfg.TLS.Peers, d.cfg.TLS.PeerScheme
+	if d.market != nil {
+		c.Placer, c.Rescuer, c.Adopter, c.PeerRPC = d.market, d.market, d.mover, d.network.Handler()
+	}
+	if d.cfg.Front != nil {
+		d.cfg.Front(&c)
+	}
+	var err error
+	d.front, err = stream.New(c)
+	return err
+}
+
+// newMoving builds what moves requests. The parts know each other through d,
+// which is complete before any of them runs.
+func (d *Daemon) newMoving() error {
+	log, f, r := d.cfg.Logger, &d.cfg.Fleet, d.cfg.Replica
+	var err error
+	d.network, err = peer.New(peer.Config{Self: d.id, Handle: d.receive, Gone: d.gone, Credentials: d.cfg.TLS.Credentials, Logger: log})
+	if err != nil {
+		return err
+	}
+	mc := f.Mover(r, log)
+	if d.cfg.Blocks != "" && f.Migration.Mode == config.MigrationLive {
+		if d.blocks, err = blocks.New(blocks.Config{Dir: d.cfg.Blocks, Logger: log}); err != nil {
+			return err
+		}
+		if err = d.newTransports(); err != nil {
+			return err
+		}
+		mc.Engine, mc.Transports = d.blocks, d.transports
+	}
+	mc.Front, mc.Network, mc.Tell = fronted{d}, d.network, func(ev bidask.Event) { d.market.Tell(ev) }
+	mc.Address, mc.Node, mc.Tracer = d.outlook.address, d.outlook.node, d.cfg.Tracer
+	if d.mover, err = mover.New(mc); err != nil {
+		return err
+	}
+	kc := f.Market(r, log)
+	kc.Mover, kc.Network = d.mover, d.network
+	kc.Residents = func() []stream.Resident { return d.front.Residents() }
+	kc.Load = func() policies.Load { return d.front.Status().Load }
+	kc.Ready = func() bool { return d.front.Status().EngineReady }
+	if d.market, err = market.New(kc); err != nil {
+		return err
+	}
+	d.plans, err = client.New(client.Config{Conn: d.cfg.Control, NodeID: "migrator/" + r.ID, Cluster: resources.ObserverCluster, Watcher: watcher{d}, Logger: log})
+	return err
+}
+
+// newTransports builds what carries blocks, best first.
+func (d *Daemon) newTransports() error {
+	if d.cfg.Runtime != "" {
+		t, err := shm.New(shm.Config{Dir: d.cfg.Runtime, Pool: d.blocks, Logger: d.cfg.Logger})
+		if err != nil {
+			return err
+		}
+		d.transports = append(d.transports, t)
+	}
+	host, _, err := net.SplitHostPort(d.cfg.Replica.Peer)
+	if err != nil {
+		return err
+	}
+	t, err := tcp.New(tcp.Config{Listen: net.JoinHostPort(host, "0"), TLS: d.cfg.TLS.Server, ClientTLS: d.cfg.TLS.Client, Pool: d.blocks, Logger: d.cfg.Logger})
+	if err != nil {
+		return err
+	}
+	d.transports = append(d.transports, t)
+	return nil
+}
+
+// Front is the replica's front.
+func (d *Daemon) Front() *stream.Front { return d.front }
+
+// Market, Mover and Network are nil where requests do not move.
+func (d *Daemon) Market() *market.Market { return d.market }
+
+// Mover is what carries moves out.
+func (d *Daemon) Mover() *mover.Mover { return d.mover }
+
+// Network is the connections to the other migrators.
+func (d *Daemon) Network() *peer.Network { return d.network }
+
+// Drain stops the front from taking requests. Run returns when the last stream
+// has ended, or at the Drain time.
+func (d *Daemon) Drain() { d.front.Drain() }
+
+// Run is Serve and Reign together, for a process that has no successor.
+func (d *Daemon) Run(ctx context.Context) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		defer stop()
+		return d.Serve(ctx)
+	})
+	g.Go(func() error { return d.Reign(ctx) })
+	return g.Wait()
+}
+
+// Serve runs what lives as long as the streams of this process: until ctx
+// ends, which cuts what still streams, or until the front is drained. It may be
+// called once.
+func (d *Daemon) Serve(ctx context.Context) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		defer stop() // everything else goes on for as long as the front does
+		return d.front.Run(ctx)
+	})
+	if d.market != nil {
+		for _, run := range []func(context.Context) error{d.network.Run, d.mover.Run, d.plans.Run, d.watch} {
+			g.Go(func() error { return run(ctx) })
+		}
+		for _, t := range d.transports {
+			g.Go(func() error { return t.Run(ctx) })
+		}
+	}
+	if d.blocks != nil {
+		g.Go(func() error { return d.blocks.Run(ctx) })
+	}
+	return g.Wait()
+}
+
+// Reign speaks for the replica until ctx ends: reports to the control plane and
+// the market. One process of a replica does so at a time. It may be called once.
+func (d *Daemon) Reign(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return d.uplink.Run(ctx) })
+	if d.market != nil {
+		g.Go(func() error { return d.market.Run(ctx) })
+	}
+	return g.Wait()
+}
+
+// watchEvery is how often the peers that matter are named anew. A lease is a
+// few times longer.
+const watchEvery = 250 * time.Millisecond
+
+// watch keeps the network's eye on the peers that hold this front's streams and
+// on those whose streams run here.
+func (d *Daemon) watch(ctx context.Context) error {
+	tick := time.NewTicker(watchEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+			d.network.Watch(append(d.front.Holders(), d.front.Fronts()...))
+		}
+	}
+}
+
+// receive hands an envelope to the part that it is for.
+func (d *Daemon) receive(from policies.ReplicaID, e *api.Envelope) {
+	switch b := e.Body.(type) {
+	case *api.Envelope_Market:
+		d.market.Receive(from, b.Market)
+	case *api.Envelope_Transfer:
+		d.mover.Receive(from, b.Transfer)
+	case *api.Envelope_Summary:
+		d.market.ReceiveSummary(from, b.Summary)
+	}
+}
+
+// gone tells every part that a peer is gone.
+func (d *Daemon) gone(id policies.ReplicaID) {
+	d.cfg.Logger.Warn("a peer is gone", "replica", string(d.id), "peer", string(id))
+	d.mover.Gone(id)
+	d.market.Gone(id)
+	d.front.Lost(id)
+}
+
+// fronted is the front as the mover knows it, which is built before the front.
+type fronted struct{ d *Daemon }
+
+func (f fronted) Move(ctx context.Context, m stream.Move) (policies.Epoch, error) {
+	return f.d.front.Move(ctx, m)
+}
+func (f fronted) Holder(id string) (stream.Holding, bool) { return f.d.front.Holder(id) }
+func (f fronted) Residents() []stream.Resident            { return f.d.front.Residents() }
+
+var _ interface {
+	Adopt(move string, front policies.ReplicaID) (json.RawMessage, error)
+} = (*mover.Mover)(nil)

@@ -1,0 +1,85 @@
+package daemon
+
+import (
+	"sync"
+
+	"github.com/cascadeinfer/cascade/migrator/market"
+	"github.com/cascadeinfer/cascade/migrator/uplink"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/client"
+)
+
+// outlook is what the control plane says, from both of its doors: the plan and
+// the peers by xDS, the stage's mean, the drain and the refinement by the
+// replies to reports.
+type outlook struct {
+	mu    sync.Mutex
+	view  market.View
+	peers map[policies.ReplicaID]policies.Replica
+}
+
+// address is where a replica's peer listener is, "" for unknown.
+func (o *outlook) address(id policies.ReplicaID) string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.peers[id].Peer
+}
+
+// node is the machine of a replica, "" for unknown.
+func (o *outlook) node(id policies.ReplicaID) string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.peers[id].Node
+}
+
+// watcher takes what comes by xDS.
+type watcher struct{ d *Daemon }
+
+// Update implements client.Watcher. What cannot be read leaves the last plan
+// in force.
+func (w watcher) Update(s *client.Snapshot) {
+	d := w.d
+	plans, err := client.Plans(s)
+	if err != nil {
+		return // a rollout on its way: the next snapshot completes it
+	}
+	var plan policies.Plan
+	for _, p := range plans {
+		if p.Model == d.model {
+			plan = p
+		}
+	}
+	if len(plan.Stages) == 0 {
+		return
+	}
+	var mine []policies.Replica
+	peers, addresses := make(map[policies.ReplicaID]policies.Replica), make(map[policies.ReplicaID]string)
+	for _, r := range client.Replicas(s) {
+		if r.Model == d.model {
+			mine = append(mine, r)
+			peers[r.ID], addresses[r.ID] = r, r.Peer
+		}
+	}
+	delete(addresses, d.id)
+	d.network.SetPeers(addresses)
+	o := &d.outlook
+	o.mu.Lock()
+	o.view.Plan, o.view.Peers, o.peers = plan, mine, peers
+	view := o.view
+	o.mu.Unlock()
+	d.market.SetView(view)
+}
+
+// reply takes what comes by the replies to reports.
+func (d *Daemon) reply(r uplink.Reply) {
+	if d.market == nil {
+		return
+	}
+	o := &d.outlook
+	o.mu.Lock()
+	o.view.StageMean, o.view.MeanKnown = policies.Tokens(r.StageMeanHeld), true
+	o.view.Draining, o.view.Refine = r.Drain, r.Refine
+	view := o.view
+	o.mu.Unlock()
+	d.market.SetView(view)
+}

@@ -1,0 +1,51 @@
+package daemon
+
+import (
+	"github.com/cascadeinfer/cascade/migrator/mover"
+	"github.com/cascadeinfer/cascade/migrator/stream"
+	"github.com/cascadeinfer/cascade/migrator/uplink"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/api"
+)
+
+func (d *Daemon) newUplink() error {
+	var err error
+	d.uplink, err = uplink.New(uplink.Config{
+		Conn: d.cfg.Control, Replica: d.id, Model: d.model, Source: d.front.Status, Extra: d.extra, Replied: d.reply,
+		Changed: d.front.Changed(), Logger: d.cfg.Logger,
+	})
+	return err
+}
+
+// extra is what reports say beyond the front's state.
+func (d *Daemon) extra() uplink.Extra {
+	var e uplink.Extra
+	d.front.Each(func(*stream.Stream) bool { e.Streams++; return true })
+	if d.market == nil {
+		for _, r := range d.front.Residents() {
+			e.Residents++
+			if r.Fixed != policies.MayMove {
+				e.Pinned++
+			}
+		}
+		return e
+	}
+	s := d.market.Status()
+	e.Residents, e.Pinned, e.PinnedSeconds = s.Residents, s.Pinned, s.PinnedSeconds
+	e.Proposal = d.market.Proposal()
+	for _, m := range d.mover.Moves() {
+		if m.Role == "source" {
+			e.Moves = append(e.Moves, told(m))
+		}
+	}
+	return e
+}
+
+// told is a move in the words of reports.
+func told(m mover.Move) *api.Move {
+	return &api.Move{
+		Id: m.ID, Request: m.Request, Cause: m.Cause.String(), Front: string(m.Front), From: string(m.From), To: string(m.To),
+		Way: m.Way, Transport: m.Transport, State: m.State, Why: m.Why, Rounds: uint32(m.Rounds), Tokens: int64(m.Tokens), Bytes: m.Bytes,
+		StallSeconds: m.Stall.Seconds(), Seconds: m.Seconds, StartedUnixMicros: m.Began.UnixMicro(),
+	}
+}

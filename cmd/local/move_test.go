@@ -1,0 +1,126 @@
+package local
+
+import (
+	"io"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/cmd/config"
+	"github.com/cascadeinfer/cascade/migrator/mover"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/control"
+)
+
+// moving is a rig whose requests move in the given way.
+func moving(t *testing.T, envoy, mode string, replicas int) *rig {
+	return newRig(t, setup{envoy: envoy, replicas: replicas, edit: func(f *config.Fleet) {
+		f.Migration = config.Migration{Mode: mode}
+		f.Speed = 4
+	}})
+}
+
+// order has an operator's order carried out through the admin port.
+func (r *rig) order(what, replica string) {
+	r.t.Helper()
+	req, err := http.NewRequest(http.MethodPost, r.AdminURL()+"/"+what+"?replica="+replica, nil)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	req.Header.Set(control.AdminHeader, "1")
+	resp, err := r.client.Do(req)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if body, _ := io.ReadAll(resp.Body); resp.StatusCode != http.StatusOK {
+		r.t.Fatalf("%s %s: %s: %s", what, replica, resp.Status, body)
+	}
+}
+
+// moves are the moves of the whole fleet that are over, as their sources saw
+// them.
+func (r *rig) moves() (done, failed []mover.Move) {
+	for _, n := range r.nodes {
+		for _, m := range n.migrator.Mover().Moves() {
+			switch {
+			case m.Role != "source":
+			case m.State == "moved":
+				done = append(done, m)
+			case m.State == "failed":
+				failed = append(failed, m)
+			}
+		}
+	}
+	return done, failed
+}
+
+// tally logs the moves by cause and way, and returns how many succeeded.
+func (r *rig) tally() int {
+	r.t.Helper()
+	done, failed := r.moves()
+	by := map[string]int{}
+	var stall time.Duration
+	for _, m := range done {
+		by[m.Cause.String()+" "+m.Way]++
+		stall = max(stall, m.Stall)
+	}
+	why := map[string]int{}
+	for _, m := range failed {
+		why[m.Cause.String()+" "+m.Way+": "+m.Why]++
+	}
+	r.t.Logf("moved: %v, longest stall %v; failed: %v", by, stall, why)
+	return len(done)
+}
+
+// TestDrainMoves: an operator drains a replica under load; what runs there goes
+// on elsewhere, and no client notices.
+func TestDrainMoves(t *testing.T) {
+	for _, mode := range []string{config.MigrationLive, config.MigrationReprompt} {
+		t.Run(mode, func(t *testing.T) {
+			idlePlanes(t, func(t *testing.T, envoy string) {
+				r := moving(t, envoy, mode, 3)
+				load := newTraffic(r, 12, 400, 200, 2000, 20_000)
+				load.after(12)
+				for _, id := range []string{"r0", "r1", "r2"} {
+					r.order("drain", id)
+					r.wait(id+" is empty", func() bool { return len(r.fronts[id].Residents()) == 0 })
+					r.order("undrain", id)
+					r.until(id+" is back", func(s control.Status) bool {
+						for _, m := range s.Models {
+							for _, st := range m.Stages {
+								for _, n := range st.Replicas {
+									if string(n.ID) == id && n.Weight > 0 {
+										return true
+									}
+								}
+							}
+						}
+						return false
+					})
+				}
+				load.stop()
+				load.report()
+				if r.tally() == 0 {
+					t.Error("nothing moved")
+				}
+			})
+		})
+	}
+}
+
+// TestGrowthMoves: requests that outgrow their stage go on in the next ones, up
+// to the last of five.
+func TestGrowthMoves(t *testing.T) {
+	idlePlanes(t, func(t *testing.T, envoy string) {
+		r := moving(t, envoy, config.MigrationLive, 5)
+		load := newTraffic(r, 6, 600, 300, 1000)
+		r.plan(stages([]policies.Tokens{200, 350, 500, 700}, ids(0), ids(1), ids(2), ids(3), ids(4))...)
+		load.after(18)
+		load.stop()
+		load.report()
+		if r.tally() == 0 {
+			t.Error("nothing moved")
+		}
+	})
+}
