@@ -436,3 +436,42 @@ func TestReservationRefuses(t *testing.T) {
 	}
 	audit(t, s, maps.Collect(maps.All(map[string]*Reservation{"r": r})))
 }
+
+// The scheduler's own part of a hand-over: the last Fill, the adoption and the
+// first token. It must not grow with the length.
+func BenchmarkAdopt(b *testing.B) {
+	for _, n := range []int{256, 131_072} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			s := setup{blocks: 1 << 14, block: 16, batch: 4, tokens: 64}.scheduler(b, newModel(b))
+			ids := prompt(n, 0, 1)
+			add := func(r *Reservation, from, to int) {
+				f, err := s.BeginFill(r, from, ids[from:to], max(from, to-1))
+				if err != nil {
+					b.Fatal(err)
+				}
+				f.Read()
+				s.EndFill(f)
+			}
+			for b.Loop() {
+				b.StopTimer()
+				r := &Reservation{}
+				if err := s.Reserve(r, n+16); err != nil {
+					b.Fatal(err)
+				}
+				add(r, 0, n-9)
+				b.StartTimer()
+				add(r, n-9, n)
+				q, err := s.Adopt(r, Request{MaxOutput: 8, IgnoreEOS: true})
+				if err != nil {
+					b.Fatal(err)
+				}
+				if got := s.Step(); len(got.Events) != 1 {
+					b.Fatalf("%+v", got)
+				}
+				b.StopTimer()
+				s.Abort(q)
+				b.StartTimer()
+			}
+		})
+	}
+}

@@ -140,8 +140,15 @@ func (s *Scheduler) BeginFill(r *Reservation, from int, ids []model.Token, compu
 // grows with their number; it is the one step that may run beside the scheduler.
 func (f *Fill) Read() {
 	to, size := &f.filled, f.pool.BlockTokens
-	to.ids = append(slices.Grow(to.ids, len(f.ids)+reserve), f.ids...)
-	to.chain = extend(slices.Grow(to.chain, (len(f.ids)+reserve)/size+1), to.ids, size)
+	// Room for all that the blocks hold is made at once: neither a later Fill nor
+	// the adopted sequence's first tokens have to copy what is here by then.
+	if n := len(to.ids) + len(f.ids); n >= cap(to.ids) {
+		n = max(n, len(f.blocks)*size) + reserve
+		to.ids = append(make([]model.Token, 0, n), to.ids...)
+		to.chain = append(make([]kv.Hash, 0, n/size), to.chain...)
+	}
+	to.ids = append(to.ids, f.ids...)
+	to.chain = extend(to.chain, to.ids, size)
 	for p := to.computed; p < f.computed; p++ {
 		to.digest += model.Read(f.pool.Slot(f.blocks[p/size], p%size), p)
 	}
