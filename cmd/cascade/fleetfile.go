@@ -27,17 +27,20 @@ func (f *fleetFile) load(c *cobra.Command) (wire.Fleet, error) {
 // replicaFlag adds --replica, which completes from the file of -c.
 func (f *fleetFile) replicaFlag(c *cobra.Command, to *string) {
 	c.Flags().StringVar(to, "replica", "", "id of the replica in the fleet file")
-	_ = c.RegisterFlagCompletionFunc("replica", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-		fleet, err := config.Load(f.path)
-		if err != nil {
-			return nil, cobra.ShellCompDirectiveError
-		}
-		ids := make([]string, len(fleet.Replicas))
-		for i, r := range fleet.Replicas {
-			ids[i] = cobra.CompletionWithDesc(r.ID, r.Model+" at "+r.Address)
-		}
-		return ids, cobra.ShellCompDirectiveNoFileComp
-	})
+	_ = c.RegisterFlagCompletionFunc("replica", f.completeReplicas)
+}
+
+// completeReplicas completes ids of replicas from the file of -c.
+func (f *fleetFile) completeReplicas(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	fleet, err := config.Load(f.path)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	ids := make([]string, len(fleet.Replicas))
+	for i, r := range fleet.Replicas {
+		ids[i] = cobra.CompletionWithDesc(r.ID, r.Model+" at "+r.Address)
+	}
+	return ids, cobra.ShellCompDirectiveNoFileComp
 }
 
 // completeFrom makes a flag complete from a fixed list.

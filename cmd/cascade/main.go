@@ -83,6 +83,8 @@ traffic changes. Any Envoy routes for it, through xDS alone.
   cascade up                       a whole emulated fleet in one process
   cascade up -c fleet.yaml         the same, as the file describes it
   cascade status                   stages, ranges, replicas, load and ACKs of a running fleet
+  cascade migrations               requests that moved between replicas, and what it cost
+  cascade drain REPLICA            empty a replica, with no dropped stream
   cascade plan --trace FILE        what stages a trace of your own would get
 
 In production each part runs by itself, from one fleet file:

@@ -76,6 +76,9 @@ func modelTable(m control.Model) report.Table {
 		if r.Note != "" {
 			t.Notes = append(t.Notes, fmt.Sprintf("%s: %s.", r.ID, r.Note))
 		}
+		if len(r.Drain) > 0 {
+			t.Notes = append(t.Notes, fmt.Sprintf("%s is drained by %s: %s.", r.ID, strings.Join(r.Drain, " and "), left(r)))
+		}
 	}
 	return t
 }

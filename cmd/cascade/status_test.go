@@ -37,7 +37,7 @@ func fullStatus() control.Status {
 				}},
 				{Name: "s1", Low: 100},
 			},
-			Unassigned: []control.Replica{{ID: "c", Health: "draining"}},
+			Unassigned: []control.Replica{{ID: "c", Health: "draining", Drain: []string{"file", "operator"}, Connected: true, Residents: 3, Pinned: 2}},
 		}},
 		Nodes: []control.Node{
 			{ID: "edge", Connected: true, Epoch: 1, Types: map[string]control.NodeType{"Listener": {Acked: 1}, "Cluster": {Acked: 8, Pending: 2}, "Secret": {}},

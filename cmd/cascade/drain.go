@@ -1,0 +1,293 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/control"
+)
+
+// drainLook is the time between two looks at replicas that are emptied, a
+// little more than that between two of their reports.
+const drainLook = 750 * time.Millisecond
+
+// drainFlags are the flags of "cascade drain".
+type drainFlags struct {
+	controlFlags
+	wait    bool
+	timeout time.Duration
+}
+
+// newDrain is "cascade drain": empty replicas.
+func newDrain(s *settings) *cobra.Command {
+	f := &drainFlags{}
+	c := &cobra.Command{
+		Use:   "drain REPLICA...",
+		Short: "Empty replicas: no new request, running ones move away",
+		Long: `Drain takes replicas out of their stages: they get no new request, and what runs on
+them moves to other replicas while its clients go on reading. Requests that cannot
+move (pinned: several choices, logprobs, and so on) stay to their end, which is
+estimated from their max_tokens. The order is kept across restarts of the control
+plane, until "cascade undrain".
+
+With --wait it ends when nothing runs on them any more, so that their engines may be
+stopped or replaced. Streams of a replica's own clients whose requests run elsewhere
+still pass through its migrator: stop that with SIGTERM, and it ends with the last of
+them. The last replica of a model that serves is not drained.
+
+Exit codes: 0 when the order is given (with --wait: when all are empty), 1 when one is
+refused, or not empty within --timeout, or when the waiting is interrupted. The
+replicas go on being emptied all the same.`,
+		Example: `  cascade drain r3
+  cascade drain r3 r4 --wait --timeout 5m && systemctl restart vllm@3 vllm@4
+  cascade undrain r3 r4`,
+		Args: someReplicas,
+		RunE: func(cmd *cobra.Command, replicas []string) error {
+			if f.timeout < 0 {
+				return misused(cmd, "--timeout %v is negative", f.timeout)
+			}
+			if cmd.Flags().Changed("timeout") && !f.wait {
+				return misused(cmd, "--timeout bounds the waiting: add --wait")
+			}
+			return s.drain(cmd, f, replicas)
+		},
+	}
+	f.controlFlags.flags(c)
+	c.Flags().BoolVar(&f.wait, "wait", false, "wait until nothing runs on the replicas any more")
+	c.Flags().DurationVar(&f.timeout, "timeout", 10*time.Minute, "how long to wait at most; 0: for ever")
+	c.ValidArgsFunction = f.file.completeReplicas
+	return c
+}
+
+// newUndrain is "cascade undrain": put replicas back.
+func newUndrain(s *settings) *cobra.Command {
+	f := &controlFlags{}
+	c := &cobra.Command{
+		Use:   "undrain REPLICA...",
+		Short: "Put drained replicas back to work",
+		Long: `Undrain takes back what "cascade drain" has ordered: the replicas get new requests as
+soon as they are healthy. One that the fleet file drains ("drain: true") stays drained
+until the file says otherwise.
+
+Exit codes: 0 when all are put back, 1 when one is refused.`,
+		Example: `  cascade undrain r3
+  cascade undrain r3 r4 -c fleet.yaml`,
+		Args: someReplicas,
+		RunE: func(cmd *cobra.Command, replicas []string) error {
+			base, err := f.base(cmd)
+			if err != nil {
+				return err
+			}
+			orders, err := give(cmd.Context(), base, "undrain", replicas)
+			if s.json {
+				return errors.Join(s.print(orders), err)
+			}
+			for _, o := range orders {
+				fmt.Fprintf(s.stdout, "%s: %s\n", o.ID, standing(o))
+			}
+			return err
+		},
+	}
+	f.flags(c)
+	c.ValidArgsFunction = f.file.completeReplicas
+	return c
+}
+
+// someReplicas wants at least one name, each once.
+func someReplicas(c *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return misused(c, "name at least one replica; \"cascade status\" lists them")
+	}
+	for i, a := range args {
+		if a == "" || slices.Contains(args[:i], a) {
+			return misused(c, "replica %q: name each replica once", a)
+		}
+	}
+	return nil
+}
+
+// give sends an order for each replica and returns what was taken; the error
+// joins the refusals.
+func give(ctx context.Context, base *url.URL, order string, replicas []string) (orders []control.Order, err error) {
+	orders = []control.Order{}
+	for _, id := range replicas {
+		body, refused := question(ctx, base, http.MethodPost, order, url.Values{"replica": {id}})
+		if refused == nil {
+			var o control.Order
+			if o, refused = decode[control.Order](base, body); refused == nil {
+				orders = append(orders, o)
+			}
+		}
+		if refused != nil {
+			err = errors.Join(err, fmt.Errorf("%s %s: %w", order, id, refused))
+		}
+	}
+	return orders, err
+}
+
+func (s *settings) drain(cmd *cobra.Command, f *drainFlags, replicas []string) error {
+	base, err := f.base(cmd)
+	if err != nil {
+		return err
+	}
+	ctx := cmd.Context()
+	orders, err := give(ctx, base, "drain", replicas)
+	if f.wait && err == nil {
+		orders, err = s.emptied(ctx, base, f.timeout, orders)
+	}
+	if s.json {
+		return errors.Join(s.print(orders), err)
+	}
+	if !f.wait {
+		for _, o := range orders {
+			fmt.Fprintf(s.stdout, "%s: draining, %s\n", o.ID, left(o.Replica))
+		}
+	}
+	return err
+}
+
+// emptied waits until nothing runs on the replicas, and tells on the way.
+func (s *settings) emptied(ctx context.Context, base *url.URL, timeout time.Duration, orders []control.Order) ([]control.Order, error) {
+	if timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, timeout, fmt.Errorf("not empty within %v", timeout))
+		defer cancel()
+	}
+	out := io.Writer(s.stdout)
+	if s.json {
+		out = s.stderr
+	}
+	told, empty := map[policies.ReplicaID]string{}, map[policies.ReplicaID]int{}
+	tick := time.NewTicker(drainLook)
+	defer tick.Stop()
+	for {
+		waiting := 0
+		for _, o := range orders {
+			// What a report said before the order took effect says nothing: two
+			// looks in a row must find it empty.
+			if vacant(o.Replica) {
+				empty[o.ID]++
+			} else {
+				empty[o.ID] = 0
+			}
+			text := left(o.Replica)
+			if empty[o.ID] >= 2 {
+				text = "empty"
+				if o.Streams > 0 {
+					text += fmt.Sprintf("; its migrator carries %d streams of requests that run elsewhere", o.Streams)
+				}
+			} else {
+				waiting++
+			}
+			if told[o.ID] != text {
+				told[o.ID] = text
+				fmt.Fprintf(out, "%s: %s\n", o.ID, text)
+			}
+		}
+		if waiting == 0 {
+			return orders, nil
+		}
+		select {
+		case <-ctx.Done():
+		case <-tick.C:
+			now, err := look(ctx, base, orders)
+			switch {
+			case err == nil:
+				orders = now
+			case ctx.Err() == nil:
+				// The control plane may be back in a moment, and has the order.
+				fmt.Fprintln(s.stderr, "cascade:", err)
+			}
+		}
+		if ctx.Err() != nil {
+			return orders, unfinished(ctx, orders, empty)
+		}
+	}
+}
+
+// unfinished says what is left where the waiting ends early.
+func unfinished(ctx context.Context, orders []control.Order, empty map[policies.ReplicaID]int) error {
+	why := context.Cause(ctx)
+	if errors.Is(why, context.Canceled) {
+		why = errors.New("interrupted") // and not stopped cleanly: it is not done
+	}
+	var errs []error
+	for _, o := range orders {
+		if empty[o.ID] < 2 {
+			errs = append(errs, fmt.Errorf("%s: %w: %s; it goes on draining until \"cascade undrain %s\"", o.ID, why, left(o.Replica), o.ID))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// look asks for the present state of replicas; one that is in the fleet no more
+// is empty.
+func look(ctx context.Context, base *url.URL, orders []control.Order) ([]control.Order, error) {
+	body, err := question(ctx, base, http.MethodGet, "status", nil)
+	if err != nil {
+		return nil, err
+	}
+	st, err := decode[control.Status](base, body)
+	if err != nil {
+		return nil, err
+	}
+	now := make([]control.Order, len(orders))
+	for i, o := range orders {
+		now[i] = control.Order{Model: o.Model, Replica: control.Replica{ID: o.ID, Health: gone}}
+	}
+	for _, m := range st.Models {
+		for _, r := range replicas(m) {
+			if i := slices.IndexFunc(now, func(o control.Order) bool { return o.ID == r.ID }); i >= 0 {
+				now[i].Replica = r
+			}
+		}
+	}
+	return now, nil
+}
+
+// gone is the health of a replica that has left the fleet.
+const gone = "gone"
+
+// vacant says that a replica tells that nothing runs there.
+func vacant(r control.Replica) bool {
+	return r.Health == gone || r.Connected && r.ReportAge != nil && r.Residents == 0
+}
+
+// left says what still runs on a replica.
+func left(r control.Replica) string {
+	switch {
+	case r.Health == gone:
+		return "it has left the fleet"
+	case !r.Connected:
+		return "its migrator does not report, so that nobody knows what runs there"
+	}
+	text := fmt.Sprintf("%d requests left", r.Residents)
+	if r.Pinned > 0 {
+		text += fmt.Sprintf(", %d of them pinned", r.Pinned)
+		if r.PinnedSeconds > 0 {
+			text += fmt.Sprintf(" (about %v more)", time.Duration(r.PinnedSeconds*float64(time.Second)).Round(time.Second))
+		}
+	}
+	return text
+}
+
+// standing says where a replica that was put back is.
+func standing(o control.Order) string {
+	switch {
+	case len(o.Drain) > 0:
+		return "still drained by " + strings.Join(o.Drain, " and ")
+	case o.Stage == "":
+		return o.Health + "; it joins a stage with the next plan"
+	}
+	return fmt.Sprintf("%s, in stage %s of %s", o.Health, o.Stage, o.Model)
+}
