@@ -179,7 +179,7 @@ func leave(leg Leg) {
 }
 
 // opening reads a leg on, from its first event to its first token. ids is how
-// many token ids it was given, 0 where it need not say.
+// many token ids it goes on from; 0 does not check that.
 func opening(leg Leg, c *dialect.Chunk, ids int) (*dialect.Chunk, error) {
 	for {
 		switch n := c.PromptTokens(); {

@@ -1,6 +1,7 @@
 package stream
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -23,12 +24,14 @@ type engine struct {
 	sick     atomic.Bool
 	rest     atomic.Pointer[func(http.ResponseWriter, *http.Request)] // answers what the front passes on; nil names the request
 	mu       sync.Mutex
+	runs     map[string]*run              // by leg
+	reserved map[string]reservation       // by the move's name
 	pace     func(n int, r *http.Request) // called before token n; nil for none
 	override http.HandlerFunc             // answers generating requests instead, when not nil
 }
 
 func newEngine(t testing.TB) *engine {
-	e := &engine{}
+	e := &engine{runs: make(map[string]*run), reserved: make(map[string]reservation)}
 	e.Server = httptest.NewServer(e)
 	t.Cleanup(e.Close)
 	return e
@@ -38,6 +41,97 @@ func (e *engine) set(pace func(int, *http.Request), override http.HandlerFunc) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.pace, e.override = pace, override
+}
+
+// run is a streamed answer under way. Its lock is held while a token is made
+// and sent.
+type run struct {
+	mu     sync.Mutex
+	ids    []uint32
+	origin int           // where the client's output begins
+	frozen chan struct{} // closed by thaw; nil while it runs
+	dead   bool          // its connection is to be cut
+}
+
+// reservation is what a live move brings: token ids, and where the client's
+// output begins in them.
+type reservation struct {
+	ids    []uint32
+	origin int
+}
+
+// begin waits while the run is frozen and returns with its lock, or false when
+// its request has ended.
+func (r *run) begin(ctx context.Context) bool {
+	for {
+		r.mu.Lock()
+		frozen := r.frozen
+		dead := r.dead
+		if frozen == nil && !dead && ctx.Err() == nil {
+			return true
+		}
+		r.mu.Unlock()
+		if dead {
+			panic(http.ErrAbortHandler)
+		}
+		select {
+		case <-frozen:
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+// freeze stops a leg between two tokens and returns what it has.
+func (e *engine) freeze(leg string) (reservation, bool) {
+	e.mu.Lock()
+	r := e.runs[leg]
+	e.mu.Unlock()
+	if r == nil {
+		return reservation{}, false
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.frozen == nil {
+		r.frozen = make(chan struct{})
+	}
+	return reservation{r.ids, r.origin}, len(r.ids) > r.origin
+}
+
+func (e *engine) thaw(leg string) {
+	e.mu.Lock()
+	r := e.runs[leg]
+	e.mu.Unlock()
+	if r == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.frozen != nil {
+		close(r.frozen)
+		r.frozen = nil
+	}
+}
+
+// cut ends all streamed answers as a process that dies does.
+func (e *engine) cut() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, r := range e.runs {
+		r.mu.Lock()
+		r.dead = true
+		if r.frozen != nil {
+			close(r.frozen)
+			r.frozen = nil
+		}
+		r.mu.Unlock()
+	}
+}
+
+func (e *engine) reserve(move string, r reservation) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.reserved[move] = r
 }
 
 // follow returns the token after ids.
@@ -83,7 +177,10 @@ type engineRequest struct {
 	StreamOptions *struct {
 		Usage bool `json:"include_usage"`
 	} `json:"stream_options"`
-	KV json.RawMessage `json:"kv_transfer_params"`
+	KV *struct {
+		IDs         []uint32 `json:"prompt_token_ids"`
+		Reservation string   `json:"cascade_reservation"`
+	} `json:"kv_transfer_params"`
 }
 
 func list(ids []uint32, show bool) string {
@@ -147,16 +244,45 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			prompt = append(prompt, uint32(c))
 		}
 	}
+	origin, v := len(prompt), voice{}
+	if req.KV != nil && req.KV.IDs != nil {
+		prompt, origin = req.KV.IDs, len(req.KV.IDs)
+	}
+	if req.KV != nil && req.KV.Reservation != "" {
+		e.mu.Lock()
+		adopted, ok := e.reserved[req.KV.Reservation]
+		delete(e.reserved, req.KV.Reservation)
+		e.mu.Unlock()
+		if !ok || string(req.Prompt)+string(req.Messages) != "[]" {
+			http.Error(w, "no such reservation, or a prompt too many", 400)
+			return
+		}
+		prompt, origin = adopted.ids, adopted.origin
+		for _, id := range prompt[origin:] {
+			v.say(id) // what is left of a character that is split
+		}
+	}
 	id, object, created := fmt.Sprintf("cmpl-%d", n), "text_completion", 1700000000+n
 	if chat {
 		id, object = "chat"+id, "chat.completion"
 	}
 	if req.Stream {
-		e.stream(w, r, req, chat, id, object, created, prompt, max, pace)
+		it := &run{ids: prompt, origin: origin}
+		if leg := r.Header.Get(LegHeader); leg != "" {
+			e.mu.Lock()
+			e.runs[leg] = it
+			e.mu.Unlock()
+			defer func() {
+				e.mu.Lock()
+				delete(e.runs, leg)
+				e.mu.Unlock()
+			}()
+		}
+		e.stream(w, r, req, chat, id, object, created, it, v, max, pace)
 		return
 	}
 	var out []uint32
-	all, said, v := prompt, "", voice{}
+	all, said := prompt, ""
 	for i := range max {
 		if pace != nil {
 			pace(i, r)
@@ -176,7 +302,7 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		id, object, created, req.Model, quote(said), list(out, req.IDs), list(prompt, req.IDs), usage)
 }
 
-func (e *engine) stream(w http.ResponseWriter, r *http.Request, req engineRequest, chat bool, id, object string, created int64, prompt []uint32, max int, pace func(int, *http.Request)) {
+func (e *engine) stream(w http.ResponseWriter, r *http.Request, req engineRequest, chat bool, id, object string, created int64, it *run, v voice, max int, pace func(int, *http.Request)) {
 	usage := req.StreamOptions != nil && req.StreamOptions.Usage
 	w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
 	rc := http.NewResponseController(w)
@@ -189,19 +315,19 @@ func (e *engine) stream(w http.ResponseWriter, r *http.Request, req engineReques
 		object += ".chunk"
 	}
 	head := fmt.Sprintf(`{"id":%q,"object":%q,"created":%d,"model":%q`, id, object, created, req.Model)
-	all, v := prompt, voice{}
+	prompt := it.ids
 	for i := range max {
 		if pace != nil {
 			pace(i, r)
 		}
-		if r.Context().Err() != nil {
+		if !it.begin(r.Context()) {
 			return
 		}
 		if chat && i == 0 {
 			send(`%s,"choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],"prompt_token_ids":%s}`, head, list(prompt, req.IDs))
 		}
-		next := follow(all)
-		all = append(all[:len(all):len(all)], next)
+		next := follow(it.ids)
+		it.ids = append(it.ids[:len(it.ids):len(it.ids)], next)
 		said := quote(v.say(next))
 		finish, tail := "null", ""
 		if i == max-1 {
@@ -219,9 +345,10 @@ func (e *engine) stream(w http.ResponseWriter, r *http.Request, req engineReques
 		} else {
 			send(`%s,"choices":[{"index":0,"text":%s,"logprobs":null,"finish_reason":%s,"stop_reason":null,"prompt_token_ids":%s,"token_ids":%s}]%s}`, head, said, finish, list(prompt, req.IDs && i == 0), list([]uint32{next}, req.IDs), tail)
 		}
+		it.mu.Unlock()
 	}
 	if usage {
-		send(`%s,"choices":[],"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d}},"system_fingerprint":"vllm-fake"}`, head, len(prompt), len(all), max, len(prompt)/16*16)
+		send(`%s,"choices":[],"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d}},"system_fingerprint":"vllm-fake"}`, head, len(prompt), len(it.ids), max, len(prompt)/16*16)
 	}
 	send("[DONE]")
 }

@@ -126,13 +126,17 @@ func (f *Front) carry(ctx context.Context, c *cut, m Move) error {
 		return errors.New("no token is left to generate")
 	}
 	o := s.order(m.To, m.Epoch+1, c.prompt, output)
-	given := 0
-	if o.move = m.ID; m.ID == "" {
-		o.body, given = &payload{bytes: s.resume.Prompted(c.ids, output)}, len(c.ids)
-	} else {
-		o.body, o.arrival.Held = &payload{bytes: s.resume.Adopting(output)}, true
+	body := s.resume.Adopting(output)
+	if o.move, o.arrival.Held = m.ID, m.ID != ""; m.ID == "" {
+		body = s.resume.Prompted(c.ids, output)
+	} else if m.To.Address == "" {
+		var err error
+		if body, err = f.adopt(o, body); err != nil {
+			return fmt.Errorf("%s does not take over: %w", f.named(m.To), err)
+		}
 	}
-	leg, first, err := s.open(ctx, o, given)
+	o.body = &payload{bytes: body}
+	leg, first, err := s.open(ctx, o, len(c.ids))
 	if err != nil {
 		return fmt.Errorf("%s gives no token: %w", f.named(m.To), err)
 	}

@@ -37,7 +37,7 @@ const (
 )
 
 const (
-	maxName  = 512     // bytes of a stream's id, a move's or a replica's
+	maxName  = 200     // bytes of a stream's id, a move's or a replica's; engines take legs of 256
 	maxCount = 1 << 32 // tokens that a header can state
 )
 

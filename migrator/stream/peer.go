@@ -62,7 +62,7 @@ func (f *Front) adopt(o *order, body []byte) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return dialect.Transfer(body, params)
+	return dialect.Transfer(body, params, int(o.arrival.Input))
 }
 
 // convey relays the events of a leg to the front that asked for it. A leg that

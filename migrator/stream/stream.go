@@ -468,7 +468,8 @@ func (s *Stream) backLocked() {
 	if s.clean || !s.asked.NoIDs || s.wholeAt == len(s.ids) {
 		return
 	}
-	s.again = len(s.ids) - s.wholeAt
+	s.again += len(s.ids) - s.wholeAt
+	s.clean = true
 	s.ids = slices.Clip(s.ids[:s.wholeAt])
 	if s.hashed > s.wholeAt {
 		s.hash, s.hashed = 0, 0

@@ -3,7 +3,6 @@ package dialect
 import (
 	"bytes"
 	"errors"
-	"slices"
 	"strconv"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -118,20 +117,22 @@ func (q *Resume) Adopting(output int) []byte {
 	return append(append(dst, q.rest...), '}')
 }
 
-// Transfer returns a body of Adopting with kv_transfer_params. The error says
-// what is wrong with either.
-func Transfer(body, params []byte) ([]byte, error) {
+// Transfer returns a body of Adopting with kv_transfer_params, and in it how
+// many of the ids are the prompt's: a character that the output has begun is
+// completed, one that the prompt has is not. The error says what is wrong with
+// either.
+func Transfer(body, params []byte, prompt int) ([]byte, error) {
 	if err := check(body); err != nil {
 		return nil, err
 	}
 	if err := check(params); err != nil {
 		return nil, errors.New("the transfer parameters are " + err.Error())
 	}
-	end := bytes.LastIndexByte(body, '}')
-	out := slices.Grow(body[:end:end], len(params)+32)
-	if !nonEmpty(gjson.ParseBytes(body)) {
-		return nil, errors.New("a leg's body is empty")
+	if !nonEmpty(gjson.ParseBytes(body)) || !nonEmpty(gjson.ParseBytes(params)) {
+		return nil, errors.New("a leg's body or its transfer parameters are empty")
 	}
-	out = append(append(out, `,"kv_transfer_params":`...), params...)
-	return append(out, '}'), nil
+	out := append(make([]byte, 0, len(body)+len(params)+64), body[:bytes.LastIndexByte(body, '}')]...)
+	out = append(append(out, `,"kv_transfer_params":`...), params[:bytes.LastIndexByte(params, '}')]...)
+	out = append(out, `,"cascade_prompt":`...)
+	return append(strconv.AppendInt(out, int64(prompt), 10), "}}"...), nil
 }

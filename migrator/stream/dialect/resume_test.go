@@ -93,12 +93,12 @@ func TestResumeRefused(t *testing.T) {
 }
 
 func TestTransfer(t *testing.T) {
-	got, err := Transfer([]byte(`{"prompt":[],"n":1} `), []byte(`{"cascade_reservation":"r0/1"}`))
-	if err != nil || string(got) != `{"prompt":[],"n":1,"kv_transfer_params":{"cascade_reservation":"r0/1"}}` {
+	got, err := Transfer([]byte(`{"prompt":[],"n":1} `), []byte(`{"cascade_reservation":"r0/1"}`), 5)
+	if err != nil || string(got) != `{"prompt":[],"n":1,"kv_transfer_params":{"cascade_reservation":"r0/1","cascade_prompt":5}}` {
 		t.Errorf("%s, %v", got, err)
 	}
-	for _, bad := range [][2]string{{`{}`, `{}`}, {`[]`, `{}`}, {`{"a":1}`, `7`}, {`{"a":1}`, `{`}, {`{"a":1`, `{}`}} {
-		if got, err := Transfer([]byte(bad[0]), []byte(bad[1])); err == nil {
+	for _, bad := range [][2]string{{`{}`, `{"a":1}`}, {`{"a":1}`, `{}`}, {`[]`, `{"a":1}`}, {`{"a":1}`, `7`}, {`{"a":1}`, `{`}, {`{"a":1`, `{"a":1}`}} {
+		if got, err := Transfer([]byte(bad[0]), []byte(bad[1]), 1); err == nil {
 			t.Errorf("%v: %s", bad, got)
 		}
 	}
