@@ -26,10 +26,15 @@ func (p *pass) codeSection(r *reader) {
 	})
 }
 
+// loopJoins is how many places where control flow meets a loop counts as, per
+// loop that it is in: its head is compiled before the branches to it are known.
+const loopJoins = 4
+
 // A block is an open block, loop or if, or the function itself.
 type block struct {
-	op      byte // opBlock, opLoop, opIf, opElse once that came; opBlock for the function
-	segment int  // whose weight its instructions are
+	op      byte   // opBlock, opLoop, opIf, opElse once that came; opBlock for the function
+	segment int    // whose weight its instructions are
+	loops   uint64 // open, itself included
 }
 
 // A segment is the function's body or a loop's, see the package comment.
@@ -47,17 +52,22 @@ type bodyPass struct {
 	blocks   []block
 	segments []segment // in the order of their places
 	fills    bool      // whether a scratch local is needed
+	joins    uint64    // places where control flow can meet, see Config.Merges
 }
 
 // function appends a body with its size: the same one, charged.
 func (p *pass) function(r *reader, s signature, b []byte) []byte {
 	f := &p.body
-	f.code, f.locals, f.groups, f.fills = f.code[:0], f.locals[:0], 0, false
-	f.blocks = append(f.blocks[:0], block{opBlock, 0})
+	f.code, f.locals, f.groups, f.fills, f.joins = f.code[:0], f.locals[:0], 0, false, 0
+	f.blocks = append(f.blocks[:0], block{op: opBlock})
 	f.segments = append(f.segments[:0], segment{})
 	p.readLocals(r, len(s.params))
 	for len(f.blocks) > 0 && r.err == nil {
 		p.instruction(r)
+	}
+	p.report.Merges += f.joins * uint64(f.count)
+	if r.err == nil && p.report.Merges > uint64(p.config.Merges) {
+		r.fail(r.at, limit("merges of locals", p.report.Merges, p.config.Merges))
 	}
 	if r.err == nil && r.left() > 0 {
 		r.fail(r.at, "instructions after the end of the function")
@@ -144,9 +154,11 @@ func (p *pass) instruction(r *reader) {
 	case opEnd:
 		f.blocks = f.blocks[:len(f.blocks)-1]
 	case opBr, opBrIf:
+		f.joins++
 		f.code = appendU32(f.code, r.index("label", len(f.blocks)))
 	case opBrTable:
 		n := r.count("labels", r.left())
+		f.joins += uint64(n)
 		f.code = appendU32(f.code, n)
 		for i := uint32(0); i <= n && r.err == nil; i++ {
 			f.code = appendU32(f.code, r.index("label", len(f.blocks)))
@@ -223,12 +235,16 @@ func (p *pass) open(r *reader, op byte, at, in int) {
 		}
 		f.code = appendSigned(f.code, t)
 	}
+	loops := f.blocks[len(f.blocks)-1].loops
+	f.joins++
 	if op == opLoop {
+		loops++
+		f.joins += loopJoins*loops - 1
 		in = len(f.segments)
 		f.segments = append(f.segments, segment{at: len(f.code)})
 		p.report.Loops++
 	}
-	f.blocks = append(f.blocks, block{op, in})
+	f.blocks = append(f.blocks, block{op, in, loops})
 	p.report.Depth = max(p.report.Depth, len(f.blocks)-1)
 }
 

@@ -162,12 +162,22 @@ var hostile = []struct {
 	{"2^32 locals", raw(goodType, goodFunction, goodMemory, sec(10, 1, 8, 1, 0xff, 0xff, 0xff, 0xff, 0x0f, 0x7f, 0x0b)), "code", "locals in one function, at most 4096"},
 	{"many small groups of locals", with2(append(append([]byte{2}, 0x80, 0x20, 0x7f, 1, 0x7f), 0x0b)...), "code", "4097 parameters and locals"},
 	{"deep nesting", with(append(bytes.Repeat([]byte{0x02, 0x40}, DefaultDepth+1), bytes.Repeat([]byte{0x0b}, DefaultDepth+1)...)...), "code", "2049 nested blocks, at most 2048"},
+	{"compile bomb", bomb(500, 100), "code", "merges of locals, at most"},
 	{"long function", with(bytes.Repeat([]byte{0x01}, DefaultFunctionBytes)...), "code", "bytes in one function"},
 }
 
 // with2 is with for a whole body, locals included.
 func with2(body ...byte) []byte {
 	return raw(goodType, goodFunction, goodMemory, sec(10, append(appendU32([]byte{1}, uint32(len(body))), body...)...))
+}
+
+// bomb nests loops that change many locals: quadratic work for a compiler.
+func bomb(locals, depth int) []byte {
+	var body []*ins
+	for i := range depth {
+		body = one(loop(append(body, i32(1), op(0x22, uint64(i%locals)), op(0x0d, 0))...))
+	}
+	return single(nil, nil, bytes.Repeat([]byte{typeI32}, locals), body...).encode()
 }
 
 func TestHostileModulesAreRefused(t *testing.T) {

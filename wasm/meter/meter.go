@@ -10,6 +10,7 @@ type Report struct {
 	Fills     int    // instructions that pay by length
 	Depth     int    // deepest nesting of blocks
 	Locals    int    // most parameters and locals of one function
+	Merges    uint64 // see Config
 	Largest   int    // bytes of the largest function, as it came in
 	Pages     uint32 // initial memory
 	MaxPages  uint32 // what it may grow to
