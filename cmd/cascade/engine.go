@@ -24,6 +24,7 @@ func newEngine(s *settings) *cobra.Command {
 		speed           float64
 		tp              int
 		ctxLen          int64
+		blocks          string
 	)
 	c := &cobra.Command{
 		Use:   "engine",
@@ -31,7 +32,10 @@ func newEngine(s *settings) *cobra.Command {
 		Long: `Engine serves /v1/completions, /v1/chat/completions, /v1/models, /tokenize,
 /detokenize, /health and /metrics like a vLLM replica would, with continuous
 batching, prefix caching and iteration times from a measured cost profile. Its
-text is made of words without sense, and depends on every KV byte it attends to.`,
+text is made of words without sense, and depends on every KV byte it attends to.
+
+With "blocks" in the fleet file, or --blocks, it shows its block table on Unix sockets
+in that directory, so that its migrator can move running requests with their KV.`,
 		Example: `  cascade engine -c fleet.yaml --replica r0
   cascade engine --model demo --profile h200-llama-3.1-8b --listen 127.0.0.1:8000
   curl -N 127.0.0.1:8000/v1/completions -d '{"model":"demo","prompt":"hello","max_tokens":20,"stream":true}'`,
@@ -54,13 +58,16 @@ text is made of words without sense, and depends on every KV byte it attends to.
 					return err
 				}
 				fleet, dir, listen, tp = f, w.Dir, u.Host, r.TP
+				if blocks == "" {
+					blocks = w.Blocks(r)
+				}
 				for _, m := range f.Models {
 					if m.Name == r.Model {
 						model = m
 					}
 				}
 			}
-			return s.runEngine(cmd.Context(), fleet, model, dir, listen, tp)
+			return s.runEngine(cmd.Context(), fleet, dir, listen, emulator.Config{Model: model.Name, TensorParallel: tp, Context: model.Context, Blocks: blocks})
 		},
 	}
 	f := c.Flags()
@@ -73,11 +80,13 @@ text is made of words without sense, and depends on every KV byte it attends to.
 	f.Float64Var(&speed, "speed", 1, "run this many times faster than the real engine")
 	f.IntVar(&tp, "tp", 1, "tensor-parallel ranks")
 	f.Int64Var(&ctxLen, "context", 131072, "longest sequence in tokens")
+	f.StringVar(&blocks, "blocks", "", "private directory for the sockets of the block table, instead of \"blocks\" of the fleet file")
 	c.PreRun = func(*cobra.Command, []string) { model.Context = policies.Tokens(ctxLen) }
 	return c
 }
 
-func (s *settings) runEngine(ctx context.Context, fleet config.Fleet, m config.Model, dir, listen string, tp int) error {
+// runEngine runs an engine of a fleet's model; c lacks its costs.
+func (s *settings) runEngine(ctx context.Context, fleet config.Fleet, dir, listen string, c emulator.Config) error {
 	log, err := s.logger()
 	if err != nil {
 		return err
@@ -87,7 +96,8 @@ func (s *settings) runEngine(ctx context.Context, fleet config.Fleet, m config.M
 		return err
 	}
 	// The profile of a fleet already runs at the fleet's speed.
-	e, err := emulator.New(emulator.Config{Model: m.Name, Profile: ps[m.Name], TensorParallel: tp, Context: m.Context, Logger: log})
+	c.Profile, c.Logger = ps[c.Model], log
+	e, err := emulator.New(c)
 	if err != nil {
 		return err
 	}
@@ -95,7 +105,7 @@ func (s *settings) runEngine(ctx context.Context, fleet config.Fleet, m config.M
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(s.stderr, "emulating %s (%s) on http://%s\n", m.Name, m.Profile, l.Addr())
+	fmt.Fprintf(s.stderr, "emulating %s (%s) on http://%s\n", c.Model, c.Profile.Name, l.Addr())
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return e.Run(ctx) })
 	// A stream may take any time to write.
