@@ -98,6 +98,19 @@ func (e *engine) freeze(leg string) (reservation, bool) {
 	return reservation{r.ids, r.origin}, len(r.ids) > r.origin
 }
 
+// has returns how many ids a leg has, 0 when it does not run.
+func (e *engine) has(leg string) int {
+	e.mu.Lock()
+	r := e.runs[leg]
+	e.mu.Unlock()
+	if r == nil {
+		return 0
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.ids)
+}
+
 func (e *engine) thaw(leg string) {
 	e.mu.Lock()
 	r := e.runs[leg]
