@@ -36,7 +36,7 @@ const (
 // Peer is served by every migrator, on its peer address + gRPC.
 type PeerClient interface {
 	// Exchange takes envelopes until the caller ends it. The first one is a
-	// Hello. The reply stream carries nothing but one Hello.
+	// Hello. The reply stream carries one Hello, and a Beat for Beats that came.
 	Exchange(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[Envelope, Envelope], error)
 }
 
@@ -68,7 +68,7 @@ type Peer_ExchangeClient = grpc.BidiStreamingClient[Envelope, Envelope]
 // Peer is served by every migrator, on its peer address + gRPC.
 type PeerServer interface {
 	// Exchange takes envelopes until the caller ends it. The first one is a
-	// Hello. The reply stream carries nothing but one Hello.
+	// Hello. The reply stream carries one Hello, and a Beat for Beats that came.
 	Exchange(grpc.BidiStreamingServer[Envelope, Envelope]) error
 	mustEmbedUnimplementedPeerServer()
 }

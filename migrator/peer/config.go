@@ -38,6 +38,7 @@ const (
 	longestPause    = time.Second
 	dialTimeout     = 2 * time.Second
 	helloTimeout    = 5 * time.Second // for the first envelope of a stream
+	lastWrites      = time.Second     // for what streams of peers still write when Run ends
 	maxIncoming     = 1 << 14         // streams of peers
 	refusals        = 2               // refused connections that mean "gone"
 	keepaliveEvery  = 10 * time.Second

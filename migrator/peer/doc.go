@@ -12,7 +12,8 @@
 //     away: each has a bounded queue of its own, which drops the oldest.
 //  2. An envelope is handled only when its stream began with a Hello, it names
 //     the sender of that Hello, and it is addressed to this replica.
-//  3. Envelopes of one stream are handled one by one, in the order sent.
+//  3. Envelopes of one stream are handled one by one, in the order sent; those
+//     that went to two processes have no order.
 //  4. Gone is told once for each time that a watched peer falls silent, always
 //     by the same goroutine.
 //  5. When Run returns, no goroutine of the network is left and nothing is
@@ -20,17 +21,36 @@
 //
 // # Liveness
 //
-// A peer lives while anything comes from it. One that is watched is sent a Beat
-// each Interval, and answers with a Beat of its own, watching or not. It is gone
+// A peer lives while anything comes from it, on a stream of its own or on the
+// reply stream of one to it. One that is watched is sent a Beat each Interval,
+// and answers each on the reply stream of the stream on which it came, watching
+// or not: it needs no stream of its own for that. It is gone
 //
 //   - after Silence without a word,
 //   - when its address refuses two connections running and no stream of its own
 //     is open here: the process has ended,
 //   - when it comes back as another process (a greater incarnation) while no
-//     stream of the earlier one is open here: it was restarted faster than
-//     silence could tell.
+//     stream from or to an earlier one is open: it was restarted faster than
+//     silence could tell. A stream to it that breaks when it is to be closed, or
+//     whose end is not answered within Silence, was not open.
 //
 // It may come back and be gone again.
+//
+// # Upgrades
+//
+// While one process of a replica takes over from another, two live behind one
+// address: new connections reach the later one, open ones stay with the earlier
+// until its last request has ended. They are one peer. What either sends is
+// handled, and the peer is gone when both are.
+//
+// The first Hello of the later process calls the own stream away from the
+// earlier one: what was sent is left to be read there, nothing of it is sent
+// again, and what is queued goes to the later process. When the earlier one
+// answers at the address still, its stream is used and left after a second for
+// another attempt, for as long as the later one has a stream open here. Each of
+// the two beats and is answered over its own connection, so neither loses sight
+// of this replica. A later process that never says anything here is met when
+// the stream to the earlier one has ended: as one that was restarted.
 //
 // # Versions
 //

@@ -22,8 +22,14 @@ type service struct {
 
 // incoming is a stream that a peer has opened.
 type incoming struct {
-	end  chan struct{} // closed when a newer stream of the same process takes over
-	once sync.Once
+	end    chan struct{} // closed when a newer stream of the same process takes over
+	once   sync.Once
+	answer chan *api.Envelope // a Beat for the reply stream
+	seen   uint64             // the greatest sequence of its Beats; guarded by Network.mu
+}
+
+func newIncoming() *incoming {
+	return &incoming{end: make(chan struct{}), answer: make(chan *api.Envelope, 1)}
 }
 
 func (in *incoming) close() { in.once.Do(func() { close(in.end) }) }
@@ -43,7 +49,7 @@ func (s *service) Exchange(stream api.Peer_ExchangeServer) error {
 	}
 	n.incoming++
 	stopped := n.ctx.Done()
-	in := &incoming{end: make(chan struct{})}
+	in := newIncoming()
 	greeted, ended := make(chan struct{}), make(chan error, 1)
 	n.wg.Go(func() {
 		ended <- n.read(stream, in, greeted)
@@ -62,12 +68,16 @@ func (s *service) Exchange(stream api.Peer_ExchangeServer) error {
 		case <-greeted:
 			greeted = nil
 			late.Stop()
+		case e := <-in.answer: // after the Hello, which read has sent
+			if err := stream.Send(e); err != nil {
+				return err
+			}
 		case <-late.C:
 			return status.Errorf(codes.DeadlineExceeded, "no Hello within %v", helloTimeout)
 		case <-in.end:
 			return status.Error(codes.Aborted, "a later stream took over")
 		case <-stopped:
-			return status.Error(codes.Unavailable, "the migrator is stopping")
+			return status.Error(codes.Aborted, "the migrator is stopping")
 		}
 	}
 }
@@ -141,14 +151,10 @@ func (n *Network) meetLocked(p *peer, h *api.Hello) {
 	if p.hello != nil && h.GetIncarnation() < p.hello.GetIncarnation() {
 		return
 	}
-	if p.hello != nil && h.GetIncarnation() > p.hello.GetIncarnation() && p.streams[p.hello.GetIncarnation()] == nil && p.watched && !p.gone {
-		p.ended = true
-		n.lookAgain()
+	if p.hello != nil && h.GetIncarnation() > p.hello.GetIncarnation() {
+		n.succeedLocked(p)
 	}
 	p.gone = false
-	if h.GetIncarnation() != p.hello.GetIncarnation() {
-		p.seen, p.echo = 0, 0
-	}
 	if h.GetTransferMax() < TransferMin || h.GetTransferMin() > TransferMax {
 		n.log.Warn("a peer speaks no common version of the transfer; requests move to and from it by re-prompting",
 			"peer", string(p.id), "least", h.GetTransferMin(), "most", h.GetTransferMax())
@@ -193,7 +199,7 @@ func (n *Network) accept(p *peer, e *api.Envelope, in *incoming) bool {
 	p.received++
 	switch b := e.GetBody().(type) {
 	case *api.Envelope_Beat:
-		n.hearBeatLocked(p, b.Beat)
+		n.answerLocked(p, in, b.Beat)
 		return false
 	case nil, *api.Envelope_Hello:
 		n.refused.Body++

@@ -46,7 +46,7 @@ func (n *Network) link(ctx context.Context, p *peer) {
 			}
 			was = ""
 		}
-		if err == nil || errors.Is(err, errRedial) {
+		if err == nil || errors.Is(err, errRedial) || errors.Is(err, errUnread) {
 			continue
 		}
 		// A peer that is away for an hour is worth one line.
@@ -99,54 +99,79 @@ func (n *Network) unlink(p *peer) bool {
 // errRedial ends a session whose peer has a new address.
 var errRedial = errors.New("the peer's address has changed")
 
+// outgoing is the stream of one session.
+type outgoing struct {
+	conn   *grpc.ClientConn
+	stream api.Peer_ExchangeClient
+	cancel context.CancelCauseFunc
+	done   chan struct{} // closed when its reader has ended
+	err    error         // why it has; set before done is closed
+}
+
 // session is one stream to a peer, from its connection to its end. It returns
-// nil when nothing was sent for Idle and nobody watches the peer. up tells
-// whether the peer answered.
-func (n *Network) session(ctx context.Context, p *peer) (up bool, err error) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
+// nil when nothing was sent for Idle and nobody watches the peer, and when the
+// stream is to go to another process. up tells whether the peer answered.
+func (n *Network) session(run context.Context, p *peer) (up bool, err error) {
+	ctx, cancel := context.WithCancelCause(run)
 	n.mu.Lock()
 	address := p.address
-	p.cut = func() { cancel(errRedial) }
+	p.cut = cancel
 	n.mu.Unlock()
-	defer func() {
-		n.mu.Lock()
-		p.cut, p.connected = nil, false
-		n.mu.Unlock()
-	}()
 
-	conn, err := n.connect(p, address)
+	o, greeted, err := n.open(ctx, cancel, p, address)
 	if err != nil {
-		return false, fmt.Errorf("peer %s at %s: %w", p.id, address, err)
+		cancel(nil)
+		n.part(p, nil, err)
+		return false, because(ctx, err)
 	}
-	defer conn.Close()
-	stream, err := api.NewPeerClient(conn).Exchange(ctx)
-	if err == nil {
-		err = stream.Send(n.envelope(p, &api.Envelope_Hello{Hello: n.hello()}))
-	}
-	if err != nil {
-		return false, because(ctx, fmt.Errorf("peer %s at %s: %w", p.id, address, err))
-	}
-	// The reader ends the session whenever the stream ends, so that a Send that
-	// waits for a peer which does not read ends too.
-	greeted, done := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(done)
-		cancel(fmt.Errorf("peer %s at %s: %w", p.id, address, n.readHello(p, stream, greeted)))
-	}()
 	// What is sent before the peer has answered would be lost when it refuses.
 	select {
 	case <-greeted:
-		err = n.pump(ctx, p, stream)
+		err = n.pump(ctx, p, o.stream)
 		up = true
 	case <-time.After(helloTimeout):
 		err = fmt.Errorf("peer %s at %s: no Hello within %v", p.id, address, helloTimeout)
 	case <-ctx.Done():
 		err = ctx.Err()
 	}
+	if errors.Is(err, errSuperseded) {
+		n.part(p, o, nil)
+		return true, nil
+	}
 	cancel(nil)
-	<-done
-	return up, because(ctx, err)
+	<-o.done
+	o.conn.Close()
+	err = because(ctx, err)
+	n.part(p, nil, err)
+	return up, err
+}
+
+// open opens a stream and says Hello. greeted is closed when the peer has said
+// its own.
+func (n *Network) open(ctx context.Context, cancel context.CancelCauseFunc, p *peer, address string) (_ *outgoing, greeted <-chan struct{}, err error) {
+	conn, err := n.connect(p, address)
+	if err != nil {
+		return nil, nil, fmt.Errorf("peer %s at %s: %w", p.id, address, err)
+	}
+	stream, err := api.NewPeerClient(conn).Exchange(ctx)
+	if err == nil {
+		err = stream.Send(n.envelope(p, &api.Envelope_Hello{Hello: n.hello()}))
+	}
+	if err != nil {
+		cancel(nil)
+		conn.Close()
+		return nil, nil, fmt.Errorf("peer %s at %s: %w", p.id, address, err)
+	}
+	// The reader ends the session whenever the stream ends, so that a Send that
+	// waits for a peer which does not read ends too.
+	o := &outgoing{conn: conn, stream: stream, cancel: cancel, done: make(chan struct{})}
+	came := make(chan struct{})
+	go func() {
+		defer close(o.done)
+		o.err = n.readReplies(p, stream, came)
+		cancel(fmt.Errorf("peer %s at %s: %w", p.id, address, o.err))
+	}()
+	return o, came, nil
 }
 
 // because returns why ctx ended, if it did with a cause of its own.
@@ -188,55 +213,68 @@ func (n *Network) dialled(p *peer, err error) {
 	}
 }
 
-// readHello takes the peer's Hello, closes greeted then, and waits for the end
-// of the stream.
-func (n *Network) readHello(p *peer, stream api.Peer_ExchangeClient, greeted chan struct{}) error {
+// readReplies takes the peer's Hello, closes greeted then, and takes its answers
+// to Beats until the end of the stream.
+func (n *Network) readReplies(p *peer, stream api.Peer_ExchangeClient, greeted chan struct{}) error {
 	for {
 		e, err := stream.Recv()
 		if err != nil {
 			return err
 		}
-		h := e.GetHello()
+		h, from := e.GetHello(), policies.ReplicaID(e.GetFrom())
 		switch {
-		case h == nil: // a later version may say more
-		case policies.ReplicaID(e.GetFrom()) != p.id:
-			return fmt.Errorf("%q answers there; the replica has moved", e.GetFrom())
-		case greeted != nil:
+		case h != nil && from != p.id:
+			return fmt.Errorf("%q answers there; the replica has moved", from)
+		case h != nil && greeted != nil:
 			n.mu.Lock()
-			p.connected = true
 			n.meetLocked(p, h)
+			p.connected, p.reached, p.known = true, h.GetIncarnation(), p.hello.GetIncarnation()
 			n.mu.Unlock()
 			close(greeted)
 			greeted = nil
+		case e.GetBeat() != nil && from == p.id && greeted == nil:
+			n.answered(p)
+		default: // a later version may say more
 		}
 	}
 }
 
-// pump sends what is queued, in order, until ctx ends, or Idle has passed with
-// nothing to send and nobody watching.
+// pump sends what is queued, in order, until ctx ends, another process is to be
+// reached, or Idle has passed with nothing to send and nobody watching.
 func (n *Network) pump(ctx context.Context, p *peer, stream api.Peer_ExchangeClient) error {
 	idle := time.NewTimer(n.cfg.Idle)
 	defer idle.Stop()
+	again := time.NewTimer(longestPause)
+	defer again.Stop()
 	for {
+		if n.superseded(p) {
+			return errSuperseded
+		}
 		switch e := n.next(p); {
 		case e != nil:
 			if err := stream.Send(e); err != nil {
 				<-ctx.Done() // the reader knows why
 				return err
 			}
+			idle.Reset(n.cfg.Idle)
 			continue
 		case ctx.Err() != nil:
 			return ctx.Err()
 		}
-		idle.Reset(n.cfg.Idle)
 		select {
 		case <-p.wake:
 		case <-ctx.Done():
 			return ctx.Err()
+		case <-again.C:
+			if n.behind(p) {
+				return errSuperseded
+			}
+			again.Reset(longestPause)
 		case <-idle.C:
 			if n.unused(p) {
 				return nil
 			}
+			idle.Reset(n.cfg.Idle)
 		}
 	}
 }

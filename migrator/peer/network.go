@@ -41,9 +41,13 @@ type peer struct {
 	wake    chan struct{} // holds a token when there is something to do for the link
 
 	// Outgoing.
-	linked    bool               // a goroutine keeps the stream
-	connected bool               // the stream is up
-	cut       context.CancelFunc // ends the stream in progress, nil for none
+	linked    bool                    // a goroutine keeps the stream
+	connected bool                    // the stream is up
+	reached   uint64                  // the incarnation that it has reached, while connected
+	known     uint64                  // the greatest that was known when it did
+	vouched   bool                    // it alone tells that an earlier process has not ended
+	stuck     *time.Timer             // cuts it unless it ends for a later process by itself
+	cut       context.CancelCauseFunc // ends the stream in progress, nil for none
 	queue     []waiting
 	bytes     int // of queue
 	sent      uint64
@@ -58,8 +62,6 @@ type peer struct {
 	gone     bool
 	ended    bool   // the process that was known has ended; Gone is to be told
 	sequence uint64 // of the last own Beat
-	seen     uint64 // the peer's greatest
-	echo     uint64 // the own greatest that the peer has seen
 }
 
 // waiting is an envelope in a queue.
@@ -90,7 +92,28 @@ func New(cfg Config) (*Network, error) {
 
 // Handler returns the handler for gRPC requests of peers. It needs HTTP/2, with
 // TLS or without (h2c), and takes streams while Run runs.
-func (n *Network) Handler() http.Handler { return n.server }
+func (n *Network) Handler() http.Handler { return http.HandlerFunc(n.serve) }
+
+// serve is one stream of a peer. One that does not read what it is answered
+// does not keep Run from ending.
+func (n *Network) serve(w http.ResponseWriter, r *http.Request) {
+	n.mu.Lock()
+	ctx := n.ctx
+	n.mu.Unlock()
+	if ctx == nil {
+		n.server.ServeHTTP(w, r) // and Exchange refuses it
+		return
+	}
+	set := make(chan struct{})
+	forget := context.AfterFunc(ctx, func() {
+		defer close(set)
+		http.NewResponseController(w).SetWriteDeadline(time.Now().Add(lastWrites))
+	})
+	n.server.ServeHTTP(w, r)
+	if !forget() {
+		<-set // w is not to be used after this
+	}
+}
 
 // Run connects to peers and watches them until ctx ends; it returns nil then.
 // It may be called once.
@@ -136,7 +159,7 @@ func (n *Network) SetPeers(addresses map[policies.ReplicaID]string) {
 		}
 		p.address, p.refusals = address, 0
 		if p.cut != nil {
-			p.cut()
+			p.cut(errRedial)
 		}
 		n.linkLocked(p)
 	}

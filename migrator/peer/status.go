@@ -33,7 +33,8 @@ type PeerStatus struct {
 	Watched   bool
 	Gone      bool          // watched, and silent or ended
 	Silent    time.Duration // since its last word; 0 before the first
-	// Queued wait to be sent; Sent and Dropped were to be sent; Received came.
+	// Queued wait to be sent; Sent and Dropped were to be sent; Received came,
+	// answers to Beats among them. The answers of here are not in Sent.
 	Queued                  int
 	Sent, Dropped, Received uint64
 	// The versions and the process of its last Hello; 0 before.

@@ -62,27 +62,48 @@ func (n *Network) survey(now time.Time, beats bool) (gone []policies.ReplicaID, 
 		}
 		if beats {
 			p.sequence++
-			n.beatLocked(p, p.sequence)
+			n.beatLocked(p)
 		}
 	}
 	return gone, next
 }
 
-// beatLocked queues a Beat; sequence 0 marks an answer.
-func (n *Network) beatLocked(p *peer, sequence uint64) {
+// beatLocked queues a Beat.
+func (n *Network) beatLocked(p *peer) {
 	if p.address == "" {
 		return
 	}
-	e := &api.Envelope{From: string(n.cfg.Self), To: string(p.id), Body: &api.Envelope_Beat{Beat: &api.Beat{Sequence: sequence, Echo: p.seen}}}
-	p.push(waiting{envelope: e, since: time.Now()}, n.cfg.Queue)
+	b := &api.Beat{Sequence: p.sequence}
+	if in := p.streams[p.reached]; p.connected && in != nil {
+		b.Echo = in.seen
+	}
+	p.push(waiting{envelope: n.beat(p, b), since: time.Now()}, n.cfg.Queue)
 	n.linkLocked(p)
 }
 
-// hearBeatLocked takes note of a Beat. One of a peer that is not watched is
-// answered; a watched one hears the next Beat anyway.
-func (n *Network) hearBeatLocked(p *peer, b *api.Beat) {
-	p.seen, p.echo = max(p.seen, b.GetSequence()), max(p.echo, b.GetEcho())
-	if b.GetSequence() > 0 && !p.watched {
-		n.beatLocked(p, 0)
+// answerLocked answers a Beat on the reply stream of the stream on which it
+// came: its sender judges this process by what comes over its own connection,
+// whichever process of this replica the sender's others reach. Sequence 0 marks
+// an answer. While one waits another is not needed.
+func (n *Network) answerLocked(p *peer, in *incoming, b *api.Beat) {
+	if b.GetSequence() == 0 {
+		return // an answer of a version that answers on its own stream
 	}
+	in.seen = max(in.seen, b.GetSequence())
+	select {
+	case in.answer <- n.beat(p, &api.Beat{Echo: in.seen}):
+	default:
+	}
+}
+
+// answered takes note of a Beat that came on the reply stream.
+func (n *Network) answered(p *peer) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	p.heard, p.gone = time.Now(), false
+	p.received++
+}
+
+func (n *Network) beat(p *peer, b *api.Beat) *api.Envelope {
+	return &api.Envelope{From: string(n.cfg.Self), To: string(p.id), Body: &api.Envelope_Beat{Beat: b}}
 }

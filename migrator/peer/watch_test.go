@@ -162,11 +162,12 @@ func TestBeats(t *testing.T) {
 		if !after.Watched || after.Silent > defaultInterval || b.peer("a").Watched {
 			t.Errorf("%+v", after)
 		}
-		// Watching each other costs no more: nobody answers.
+		// Watching each other takes no more Beats; each is answered.
 		b.Watch([]policies.ReplicaID{"a"})
 		time.Sleep(10 * defaultInterval)
-		if sent := a.peer("b").Sent - after.Sent; sent < 9 || sent > 11 {
-			t.Errorf("%d Beats in ten intervals", sent)
+		both := a.peer("b")
+		if sent, received := both.Sent-after.Sent, both.Received-after.Received; sent < 9 || sent > 11 || received < 18 || received > 22 {
+			t.Errorf("%d Beats sent, %d Beats and answers received in ten intervals", sent, received)
 		}
 		// Nobody watches: the streams are closed, and there is no more talk.
 		a.Watch(nil)

@@ -1,0 +1,391 @@
+package peer
+
+import (
+	"context"
+	"maps"
+	"net"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/test/bufconn"
+
+	"github.com/cascadeinfer/cascade/migrator/api"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// inUpgrade runs a test with a peer c and the first process of replica b, which
+// watch each other, in virtual time. b's next process starts where the first
+// listened: new connections reach it, open ones stay with the first.
+func inUpgrade(t *testing.T, test func(t *testing.T, w *town, c, first *node)) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTown()
+		c, first := w.node(t, "c", "c:1", 1), w.node(t, "b", "b:1", 1)
+		acquaint(c, first)
+		c.Watch([]policies.ReplicaID{"b"})
+		first.Watch([]policies.ReplicaID{"c"})
+		time.Sleep(3 * time.Second)
+		test(t, w, c, first)
+		c.stop()
+		first.stop()
+		time.Sleep(time.Minute)
+	})
+}
+
+// nobodyGone lets time pass.
+func nobodyGone(t *testing.T, d time.Duration, nodes ...*node) {
+	t.Helper()
+	time.Sleep(d)
+	for _, n := range nodes {
+		if len(n.gone) != 0 {
+			t.Fatalf("%s (incarnation %d) is told that %s is gone", n.cfg.Self, n.cfg.Incarnation, <-n.gone)
+		}
+	}
+}
+
+// numbers takes the numbers of what came so far.
+func numbers(n *node) map[uint64]int {
+	took := make(map[uint64]int)
+	for len(n.came) > 0 {
+		g := <-n.came
+		took[g.GetMarket().GetNumber()]++
+	}
+	return took
+}
+
+func TestUpgrade(t *testing.T) {
+	inUpgrade(t, func(t *testing.T, w *town, c, first *node) {
+		const many = 3000
+		sent := make(chan struct{})
+		go func() {
+			defer close(sent)
+			for i := range uint64(many) {
+				c.Send("b", market(i))
+				time.Sleep(time.Millisecond)
+			}
+		}()
+		time.Sleep(time.Second)
+		next := w.node(t, "b", "b:1", 2)
+		acquaint(next, c)
+		next.Watch([]policies.ReplicaID{"c"})
+		time.Sleep(10 * time.Millisecond)
+		if p := c.peer("b"); !p.Connected || first.peer("c").Incoming != 0 || next.peer("c").Incoming != 1 {
+			t.Errorf("the next process was not reached at once: %+v", p)
+		}
+		<-sent
+		// Each envelope has come once, to one of the two.
+		nobodyGone(t, 3*defaultSilence, c, first, next)
+		early, late := numbers(first), numbers(next)
+		all := maps.Clone(early)
+		for i, times := range late {
+			all[i] += times
+		}
+		if len(all) != many || len(early) == 0 || len(late) == 0 || slices.Max(slices.Collect(maps.Values(all))) != 1 {
+			t.Errorf("of %d sent, %d came to the first process, %d to the next, %d in all", many, len(early), len(late), len(all))
+		}
+		if a, b := slices.Max(slices.Collect(maps.Keys(early))), slices.Min(slices.Collect(maps.Keys(late))); a > b {
+			t.Errorf("%d went to the first process after %d had gone to the next", a, b)
+		}
+		if p, q := c.peer("b"), first.peer("c"); p.Incoming != 2 || p.Incarnation != 2 || !p.Connected || q.Incoming != 0 || q.Silent > defaultInterval {
+			t.Errorf("at the peer: %+v; at the first process: %+v", p, q)
+		}
+		// What either sends is handled.
+		first.Send("c", market(1))
+		<-c.came
+		next.Send("c", market(2))
+		<-c.came
+
+		first.stop()
+		nobodyGone(t, 3*defaultSilence, c, next)
+		w.kill(next)
+		if took := goneAfter(t, c, 10*time.Second); took > 4*firstPause {
+			t.Errorf("gone after %v", took)
+		}
+		nobodyGone(t, 3*defaultSilence, c)
+	})
+}
+
+// TestUpgradeOfASilentProcess has a first process without a stream to the peer:
+// the peer's stream to it is all that tells that it lives.
+func TestUpgradeOfASilentProcess(t *testing.T) {
+	inUpgrade(t, func(t *testing.T, w *town, c, first *node) {
+		first.Watch(nil)
+		time.Sleep(2 * defaultIdle)
+		if p := c.peer("b"); p.Incoming != 0 || !p.Connected {
+			t.Fatalf("%+v", p)
+		}
+		next := w.node(t, "b", "b:1", 2)
+		acquaint(next, c)
+		next.Send("c", market(1))
+		<-c.came
+		nobodyGone(t, 3*defaultSilence, c, first, next)
+		c.Send("b", market(2))
+		if g := <-next.came; g.GetMarket().GetNumber() != 2 {
+			t.Errorf("got %v", g.Envelope)
+		}
+		first.stop()
+		nobodyGone(t, 3*defaultSilence, c, next)
+		w.kill(next)
+		goneAfter(t, c, 10*time.Second)
+	})
+}
+
+// TestUpgradeGivenUp has a next process that ends while the first goes on.
+func TestUpgradeGivenUp(t *testing.T) {
+	inUpgrade(t, func(t *testing.T, w *town, c, first *node) {
+		w.mu.Lock()
+		house := w.houses["b:1"]
+		w.mu.Unlock()
+		next := w.node(t, "b", "b:1", 2)
+		acquaint(next, c)
+		next.Watch([]policies.ReplicaID{"c"})
+		nobodyGone(t, 3*defaultSilence, c, first, next)
+		w.mu.Lock()
+		w.houses["b:1"] = house
+		w.mu.Unlock()
+		next.stop()
+		nobodyGone(t, 3*defaultSilence, c, first)
+		numbers(first)
+		c.Send("b", market(7))
+		<-first.came
+		// The next attempt works.
+		third := w.node(t, "b", "b:1", 3)
+		acquaint(third, c)
+		third.Watch([]policies.ReplicaID{"c"})
+		nobodyGone(t, 3*defaultSilence, c, first, third)
+		c.Send("b", market(8))
+		<-third.came
+		third.stop()
+	})
+}
+
+// TestHelloBeforeTheSocket comes from a process that does not listen yet: the
+// peer finds the earlier one again, and uses it until the address leads on.
+func TestHelloBeforeTheSocket(t *testing.T) {
+	inUpgrade(t, func(t *testing.T, w *town, c, first *node) {
+		w.mu.Lock()
+		house := w.houses["b:1"]
+		w.mu.Unlock()
+		next := w.node(t, "b", "b:1", 2)
+		w.mu.Lock()
+		later := w.houses["b:1"]
+		w.houses["b:1"] = house
+		w.mu.Unlock()
+		acquaint(next, c)
+		next.Watch([]policies.ReplicaID{"c"})
+		nobodyGone(t, 3*defaultSilence, c, first, next)
+		c.Send("b", market(1))
+		<-first.came
+		w.mu.Lock()
+		w.houses["b:1"] = later
+		w.mu.Unlock()
+		nobodyGone(t, 2*longestPause, c, first, next)
+		c.Send("b", market(2))
+		<-next.came
+		next.stop()
+	})
+}
+
+// mute is a process that says Hello, and then reads nothing or answers nothing.
+type mute struct {
+	api.UnimplementedPeerServer
+	reads bool
+}
+
+func (m mute) Exchange(stream api.Peer_ExchangeServer) error {
+	e, err := stream.Recv()
+	if err != nil {
+		return err
+	}
+	stream.Send(hello(e.GetTo(), e.GetFrom(), 1))
+	for m.reads && err == nil {
+		_, err = stream.Recv()
+	}
+	<-stream.Context().Done()
+	return nil
+}
+
+// settle puts a mute process at an address.
+func (w *town) settle(t *testing.T, address string, m mute) (stop func()) {
+	l := bufconn.Listen(1 << 16)
+	w.mu.Lock()
+	w.houses[address] = l
+	w.mu.Unlock()
+	s := grpc.NewServer()
+	api.RegisterPeerServer(s, m)
+	go s.Serve(l) // unlike ServeHTTP it takes no more than is read
+	return s.Stop
+}
+
+// visit opens a stream to an address by hand.
+func (w *town) visit(t *testing.T, from, to string) (api.Peer_ExchangeClient, func()) {
+	t.Helper()
+	dial := w.dialer(from)
+	conn, err := grpc.NewClient("passthrough:///"+to, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) { return dial(ctx, address) }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := api.NewPeerClient(conn).Exchange(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s, func() { conn.Close() }
+}
+
+// TestRestartUnnoticed replaces a process that is dead behind an open
+// connection: that it does not take its leave tells.
+func TestRestartUnnoticed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTown()
+		c := w.node(t, "c", "c:1", 1)
+		stop := w.settle(t, "b:1", mute{})
+		c.SetPeers(map[policies.ReplicaID]string{"b": "b:1"})
+		c.Send("b", market(1))
+		time.Sleep(time.Second)
+		c.Watch([]policies.ReplicaID{"b"})
+		next := w.node(t, "b", "b:1", 2)
+		acquaint(next, c)
+		next.Watch([]policies.ReplicaID{"c"})
+		if took := goneAfter(t, c, 10*time.Second); took != defaultSilence {
+			t.Errorf("gone after %v", took)
+		}
+		nobodyGone(t, 3*defaultSilence, c, next)
+		stop()
+		c.stop()
+		next.stop()
+		time.Sleep(time.Minute)
+	})
+}
+
+// TestRestartOfOneThatReadsNothing has envelopes stuck on the way to the first
+// process when the next one comes.
+func TestRestartOfOneThatReadsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTown()
+		c := w.node(t, "c", "c:1", 1)
+		stop := w.settle(t, "b:1", mute{})
+		c.SetPeers(map[policies.ReplicaID]string{"b": "b:1"})
+		c.Watch([]policies.ReplicaID{"b"})
+		for range 10 {
+			c.Send("b", &api.Envelope{Body: &api.Envelope_Transfer{Transfer: &api.Transfer{Ids: make([]uint32, 1<<18)}}})
+		}
+		time.Sleep(defaultInterval)
+		if c.peer("b").Queued == 0 {
+			t.Error("nothing is stuck")
+		}
+		next := w.node(t, "b", "b:1", 2)
+		acquaint(next, c)
+		next.Send("c", market(1))
+		time.Sleep(defaultSilence/2 + 10*time.Millisecond)
+		if len(c.gone) != 1 || c.peer("b").Gone || next.peer("c").Incoming != 1 {
+			t.Errorf("told %d times; %+v", len(c.gone), c.peer("b"))
+		}
+		c.Send("b", market(2))
+		for (<-next.came).GetMarket().GetNumber() != 2 {
+		}
+		stop()
+		c.stop()
+		next.stop()
+		time.Sleep(time.Minute)
+	})
+}
+
+// TestNothingSentIsLost has a first process that is busy with what was sent to
+// it when the next one comes.
+func TestNothingSentIsLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTown()
+		c := w.node(t, "c", "c:1", 1)
+		l, took := bufconn.Listen(1<<16), make(chan uint64, 1000)
+		w.houses["b:1"] = l
+		first := start(t, Config{Self: "b", Incarnation: 1, Dial: w.dialer("b:1"), Handle: func(_ policies.ReplicaID, e *api.Envelope) {
+			time.Sleep(time.Millisecond)
+			took <- e.GetMarket().GetNumber()
+		}}, l, "b:1")
+		acquaint(c, first)
+		for i := range uint64(cap(took)) {
+			c.Send("b", market(i))
+		}
+		time.Sleep(100 * time.Millisecond)
+		next := w.node(t, "b", "b:1", 2)
+		acquaint(next, c)
+		next.Send("c", market(1))
+		<-c.came
+		c.Send("b", market(5000))
+		<-next.came // while the first is still at it
+		if n := len(took); n > cap(took)/2 {
+			t.Errorf("%d were handled before the next process was reached", n)
+		}
+		time.Sleep(2 * time.Second)
+		if len(took) != cap(took) || len(next.came) != 0 {
+			t.Errorf("%d came to the first process, %d more to the next, of %d", len(took), len(next.came), cap(took))
+		}
+		c.stop()
+		first.stop()
+		next.stop()
+		time.Sleep(time.Minute)
+	})
+}
+
+// TestAnswersOnItsOwnStream has a peer of a version that answers Beats on a
+// stream of its own, and says nothing on the reply stream.
+func TestAnswersOnItsOwnStream(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTown()
+		c := w.node(t, "c", "c:1", 1)
+		stop := w.settle(t, "b:1", mute{reads: true})
+		own, closes := w.visit(t, "b:1", "c:1")
+		own.Send(hello("b", "c", 1))
+		c.SetPeers(map[policies.ReplicaID]string{"b": "b:1"})
+		c.Watch([]policies.ReplicaID{"b"})
+		for range 12 {
+			own.Send(&api.Envelope{From: "b", To: "c", Body: &api.Envelope_Beat{Beat: &api.Beat{}}})
+			nobodyGone(t, defaultInterval, c)
+		}
+		goneAfter(t, c, defaultSilence)
+		closes()
+		stop()
+		c.stop()
+		time.Sleep(time.Minute)
+	})
+}
+
+// TestAnswersNeedNoStream beats by hand at a network that knows no addresses.
+func TestAnswersNeedNoStream(t *testing.T) {
+	a := onTCP(t, Config{Self: "a"})
+	s := raw(t, a.address)
+	s.Send(hello("x", "a", 1))
+	if e, err := s.Recv(); err != nil || e.GetHello() == nil {
+		t.Fatalf("%v, %v", e, err)
+	}
+	for i := range uint64(3) {
+		s.Send(&api.Envelope{From: "x", To: "a", Body: &api.Envelope_Beat{Beat: &api.Beat{Sequence: 5 + i}}})
+		e, err := s.Recv()
+		if err != nil || e.GetFrom() != "a" || e.GetTo() != "x" || e.GetBeat() == nil || e.GetBeat().GetSequence() != 0 || e.GetBeat().GetEcho() != 5+i {
+			t.Fatalf("Beat %d is answered with %v, %v", 5+i, e, err)
+		}
+	}
+}
+
+// TestStopsThoughNothingIsRead has a peer that does not read what it is told.
+func TestStopsThoughNothingIsRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTown()
+		a := w.node(t, "a", "a:1", 1)
+		s, closes := w.visit(t, "x:1", "a:1")
+		long := string(make([]byte, 1<<20)) // more than the flow control lets pass
+		s.Send(hello(long, "a", 1))
+		time.Sleep(time.Second)
+		since := time.Now()
+		a.stop()
+		if took := time.Since(since); took > 2*lastWrites {
+			t.Errorf("stopped after %v", took)
+		}
+		closes()
+		time.Sleep(time.Minute)
+	})
+}
