@@ -115,13 +115,14 @@ func New(cfg Config) (f *Fleet, err error) {
 		cfg.seams.listen = net.Listen
 	}
 	f = &Fleet{cfg: cfg, log: cfg.Logger}
+	tidy := f.tidy // f is nil where New fails
 	var open []net.Listener
 	defer func() {
 		if err != nil {
 			for _, l := range open {
 				l.Close()
 			}
-			f.tidy()
+			tidy()
 			err = fmt.Errorf("local fleet: %w", err)
 		}
 	}()
