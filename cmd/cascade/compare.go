@@ -10,6 +10,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/config"
 	"github.com/cascadeinfer/cascade/cmd/local"
+	"github.com/cascadeinfer/cascade/cmd/tracing"
 	"github.com/cascadeinfer/cascade/cmd/wire"
 	"github.com/cascadeinfer/cascade/engine/replay"
 	"github.com/cascadeinfer/cascade/engine/report"
@@ -53,6 +54,11 @@ func (c *contest) run(ctx context.Context, s *settings, name, preset string) (ou
 	if err != nil {
 		return outcome{}, err
 	}
+	spans, err := tracing.New(ctx, tracing.Config{Version: version(), Logger: log})
+	if err != nil {
+		return outcome{}, err
+	}
+	defer spans.Close()
 	f := c.fleet
 	// Each preset has a market of its own.
 	f.Preset, f.Migration = preset, config.Migration{}
@@ -60,7 +66,7 @@ func (c *contest) run(ctx context.Context, s *settings, name, preset string) (ou
 		return outcome{}, errs[0]
 	}
 	f.Fleet.Replicas = append(f.Fleet.Replicas[:0:0], f.Fleet.Replicas...)
-	fleet, err := local.New(local.Config{Fleet: f, Envoy: c.envoy, Logger: log})
+	fleet, err := local.New(local.Config{Fleet: f, Envoy: c.envoy, Tracer: spans.Tracer(preset), Logger: log})
 	if err != nil {
 		return outcome{}, err
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/config"
 	"github.com/cascadeinfer/cascade/cmd/daemon"
 	"github.com/cascadeinfer/cascade/cmd/handover"
+	"github.com/cascadeinfer/cascade/cmd/tracing"
 	"github.com/cascadeinfer/cascade/cmd/wire"
 	"github.com/cascadeinfer/cascade/migrator/stream"
 	"github.com/cascadeinfer/cascade/migrator/uplink"
@@ -47,7 +48,8 @@ old one ends when its last stream has. A second process of a replica therefore
 replaces the first.
 
 With "admin" set for the replica in the fleet file, /metrics, /healthz and /readyz
-are served there.`,
+are served there. With OTEL_EXPORTER_OTLP_ENDPOINT set, every move is a trace, exported
+by OTLP over gRPC; the other variables of OpenTelemetry count, too.`,
 		Example: `  cascade migrator -c fleet.yaml --replica r0
   cascade migrator -c fleet.yaml --replica r0 --control 10.0.0.5:18000 --drain 2m
   cascade migrator -c fleet.yaml --replica r0    # again, from the new binary: upgrades`,
@@ -85,6 +87,11 @@ func (s *settings) runMigrator(ctx context.Context, fleet wire.Fleet, r config.R
 		return fmt.Errorf("control plane %s: %w", fm.control, err)
 	}
 	defer conn.Close()
+	spans, err := tracing.New(ctx, tracing.Config{Replica: r.ID, Version: version(), Logger: fm.log})
+	if err != nil {
+		return err
+	}
+	defer spans.Close()
 	next, err := succeed(ctx, m.runtime, r.ID, r.Address)
 	if err != nil {
 		return fmt.Errorf("migrator of %s: %w", r.ID, err)
@@ -97,7 +104,7 @@ func (s *settings) runMigrator(ctx context.Context, fleet wire.Fleet, r config.R
 
 	d, err := daemon.New(daemon.Config{
 		Fleet: fleet, Replica: r, Control: conn, Clients: doors.clients, Peers: fm.id.listener(doors.peers), Listen: next.again(clientsDoor),
-		TLS: fm.id.migrator(), Runtime: m.runtime, Drain: m.drain, Logger: fm.log,
+		TLS: fm.id.migrator(), Runtime: m.runtime, Drain: m.drain, Tracer: spans.Tracer("migrator"), Logger: fm.log,
 	})
 	if err != nil {
 		doors.close()

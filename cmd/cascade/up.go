@@ -17,6 +17,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/config"
 	"github.com/cascadeinfer/cascade/cmd/local"
+	"github.com/cascadeinfer/cascade/cmd/tracing"
 	"github.com/cascadeinfer/cascade/cmd/wire"
 )
 
@@ -61,6 +62,9 @@ back; a replica that leaves the file gets no new requests; one that is added joi
 when its own migrator reports ("cascade migrator --replica ID" in another process).
 Up starts no part later and moves none: other edits of replicas that it runs are
 refused, with the error logged, and the last good list stays in force.
+
+With OTEL_EXPORTER_OTLP_ENDPOINT set, every move of a request is a trace, exported by
+OTLP over gRPC.
 
 SIGINT or SIGTERM ends it: no new request is taken, running streams get --drain to
 end. A second signal ends it at once.`,
@@ -128,10 +132,15 @@ func (s *settings) runUp(ctx context.Context, fleet wire.Fleet, u *upFlags) erro
 	if err != nil {
 		return err
 	}
+	spans, err := tracing.New(ctx, tracing.Config{Version: version(), Logger: log})
+	if err != nil {
+		return err
+	}
+	defer spans.Close()
 	file := fleet
 	file.Fleet.Replicas = slices.Clone(fleet.Fleet.Replicas)
 	// From here on, fleet has the addresses that are bound.
-	f, err := local.New(local.Config{Fleet: fleet, External: u.external, Envoy: u.made.envoy, Drain: u.drain, Logger: log})
+	f, err := local.New(local.Config{Fleet: fleet, External: u.external, Envoy: u.made.envoy, Drain: u.drain, Tracer: spans.Tracer("up"), Logger: log})
 	if errors.Is(err, syscall.EADDRINUSE) {
 		return fmt.Errorf("%w: stop what listens there, or choose other addresses in a fleet file (-c)", err)
 	}
