@@ -1,0 +1,695 @@
+package mover_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/cascadeinfer/cascade/migrator/api"
+	"github.com/cascadeinfer/cascade/migrator/blocks"
+	"github.com/cascadeinfer/cascade/migrator/mover"
+	"github.com/cascadeinfer/cascade/migrator/transfer"
+	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/memory"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/bidask"
+)
+
+// How long things take in the world of the tests.
+const (
+	latency = time.Millisecond
+	silence = 2 * time.Second // after which a peer is gone
+)
+
+// world is a few replicas in one process: real movers and pools of bytes, and
+// everything else as small as it can be. Faults happen at named points.
+type world struct {
+	nodes []*node
+	wg    sync.WaitGroup
+	done  chan struct{}
+	net   memory.Network
+
+	mu     sync.Mutex
+	cuts   map[[2]*node]bool
+	delays map[[2]*node]time.Duration
+	faults []*fault
+	errs   []string
+	live   int // moves, by way
+	anew   int
+	number uint64
+}
+
+// fault is one thing that goes wrong, once, when its point is passed.
+type fault struct {
+	point string
+	nth   int
+	act   func() verdict
+	seen  int
+}
+
+// verdict is what becomes of what passes a point.
+type verdict int
+
+const (
+	goOn verdict = iota
+	drop
+	double
+	hold
+	refuse
+	rot
+)
+
+// node is one replica.
+type node struct {
+	w      *world
+	id     policies.ReplicaID
+	engine *engine
+	front  *front
+	mover  *mover.Mover
+	pulls  memory.Faults
+	cancel context.CancelFunc
+
+	mu      sync.Mutex
+	killed  bool
+	frozen  chan struct{} // closed when the replica goes on; nil while it does
+	told    map[bidask.Deal][]bidask.EventKind
+	answers map[bidask.Deal]chan bidask.EventKind
+}
+
+func newWorld(replicas int, link int64) *world {
+	w := &world{done: make(chan struct{}), cuts: map[[2]*node]bool{}, delays: map[[2]*node]time.Duration{}}
+	for i := range replicas {
+		w.nodes = append(w.nodes, &node{w: w, id: policies.ReplicaID(rune('a' + i)), engine: newEngine(), told: map[bidask.Deal][]bidask.EventKind{}, answers: map[bidask.Deal]chan bidask.EventKind{}})
+	}
+	for i, n := range w.nodes {
+		n.front = &front{w: w, node: n, streams: map[string]*fstream{}}
+		n.engine.onToken = w.watch
+		carrier, err := memory.New(memory.Config{Network: &w.net, Name: string(n.id), Pool: n.engine, Faults: &n.pulls})
+		if err != nil {
+			panic(err)
+		}
+		n.mover, err = mover.New(mover.Config{Self: n.id, Engine: &gated{n}, Front: n.front, Network: n, Transports: []transport.Transport{&wire{carrier, n}},
+			Address: func(r policies.ReplicaID) string { return string(r) }, Link: link, Tell: n.tell, Transfer: transfer.Config{Tail: 1 + i%2}})
+		if err != nil {
+			panic(err)
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		n.cancel = cancel
+		w.wg.Go(func() { n.mover.Run(ctx) })
+		w.wg.Go(func() { carrier.Run(ctx) })
+		w.wg.Go(func() {
+			time.Sleep(time.Duration(i) * time.Millisecond / 3)
+			engines, stop := context.WithCancel(context.Background())
+			context.AfterFunc(engines, func() {})
+			w.wg.Go(func() { <-w.done; stop() })
+			n.engine.run(engines)
+		})
+	}
+	return w
+}
+
+// close ends everything.
+func (w *world) close() {
+	for _, n := range w.nodes {
+		n.cancel()
+		n.resume()
+		n.front.mu.Lock()
+		for _, s := range n.front.streams {
+			s.conn.shut()
+		}
+		n.front.mu.Unlock()
+	}
+	close(w.done)
+	w.wg.Wait()
+}
+
+func (w *world) node(id policies.ReplicaID) *node {
+	for _, n := range w.nodes {
+		if n.id == id {
+			return n
+		}
+	}
+	panic("no replica " + id)
+}
+
+func (w *world) fail(format string, args ...any) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.errs) < 20 {
+		w.errs = append(w.errs, fmt.Sprintf(format, args...))
+	}
+}
+
+func (w *world) moved(live bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if live {
+		w.live++
+	} else {
+		w.anew++
+	}
+}
+
+// watch sees each token that any engine samples: of a live move, never two
+// engines that the front still listens to.
+func (w *world) watch(q *seq) {
+	if q.conn.over() || q.conn.front.dead() {
+		return
+	}
+	f := q.conn.front.front
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s := f.streams[q.conn.stream]
+	if s != nil && !s.over && s.pending && !s.cut && s.conn == q.conn && len(s.first) > 0 && !s.lost && !w.apart(q.conn.front, q.conn.replica) {
+		w.fail("%s is sampled at %s while %s goes on with it", s.id, q.leg, s.next.leg)
+	}
+}
+
+// happens passes a point, and what its fault does with it.
+func (w *world) happens(point string) verdict {
+	w.mu.Lock()
+	var due *fault
+	for _, f := range w.faults {
+		if f.point == point {
+			if f.seen == f.nth && due == nil {
+				due = f
+			}
+			f.seen++
+		}
+	}
+	w.mu.Unlock()
+	if due == nil {
+		return goOn
+	}
+	return due.act()
+}
+
+func (w *world) apart(a, b *node) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.cuts[[2]*node{a, b}]
+}
+
+// cut cuts or heals a link. A cut of two seconds is noticed on both sides.
+func (w *world) cut(a, b *node, most time.Duration) {
+	if a == b {
+		return
+	}
+	set := func(cut bool) {
+		w.mu.Lock()
+		w.cuts[[2]*node{a, b}], w.cuts[[2]*node{b, a}] = cut, cut
+		w.mu.Unlock()
+	}
+	set(true)
+	w.wg.Go(func() {
+		time.Sleep(min(silence, most))
+		if most > silence {
+			a.gone(b)
+			b.gone(a)
+		}
+		time.Sleep(most - min(silence, most))
+		set(false)
+	})
+}
+
+func (w *world) slow(a, b *node, by time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.delays[[2]*node{a, b}], w.delays[[2]*node{b, a}] = by, by
+}
+
+// pass waits until a link lets something through; false when done came first.
+func (w *world) pass(done <-chan struct{}, from, to *node) bool {
+	w.mu.Lock()
+	wait := w.delays[[2]*node{from, to}]
+	w.mu.Unlock()
+	for {
+		if wait > 0 {
+			select {
+			case <-time.After(wait):
+			case <-done:
+				return false
+			case <-w.done:
+				return false
+			}
+		}
+		if !w.apart(from, to) && !from.paused() && !to.paused() {
+			return true
+		}
+		wait = 7 * time.Millisecond
+	}
+}
+
+// Send is the network of a node's mover.
+func (n *node) Send(to policies.ReplicaID, e *api.Envelope) {
+	t := proto.Clone(e.GetTransfer()).(*api.Transfer)
+	w, peer := n.w, n.w.node(to)
+	times, wait := 1, latency
+	switch w.happens(transfer.Kind(t.GetKind()).String()) {
+	case drop:
+		times = 0
+	case double:
+		times = 2
+	case hold:
+		wait = 150 * time.Millisecond
+	}
+	for i := range times {
+		w.wg.Go(func() {
+			time.Sleep(wait + time.Duration(i)*30*time.Millisecond)
+			if w.apart(n, peer) || n.dead() || peer.dead() {
+				return
+			}
+			if w.pass(w.done, n, peer) {
+				peer.mover.Receive(n.id, proto.Clone(t).(*api.Transfer))
+			}
+		})
+	}
+}
+
+// tell is the market of a node.
+func (n *node) tell(ev bidask.Event) {
+	n.mu.Lock()
+	n.told[ev.Deal] = append(n.told[ev.Deal], ev.Kind)
+	answer := n.answers[ev.Deal]
+	n.mu.Unlock()
+	if answer != nil {
+		answer <- ev.Kind
+	}
+}
+
+// move has the market move a request, as bidask would; it returns when both
+// sides have said how it ended.
+func (w *world) move(request string, from, to *node, cause policies.Cause) {
+	w.mu.Lock()
+	w.number++
+	deal := bidask.Deal{Seller: from.id, Number: w.number}
+	w.mu.Unlock()
+	length := 0
+	for _, r := range from.front.Residents() {
+		if r.Request.ID == request {
+			length = int(r.Request.Length())
+			break
+		}
+	}
+	if length == 0 || from == to || from.dead() || to.dead() {
+		return
+	}
+	h := policies.Handover{Request: request, Length: policies.Tokens(length), Cause: cause}
+	bought, sold := to.expect(deal), from.expect(deal)
+	to.mover.Do(bidask.Action{Kind: bidask.Reserve, Deal: deal, Peer: from.id, Handover: h})
+	if to.await(bought) != bidask.Reserved {
+		return
+	}
+	from.mover.Do(bidask.Action{Kind: bidask.Export, Deal: deal, Peer: to.id, Handover: h})
+	to.mover.Do(bidask.Action{Kind: bidask.Import, Deal: deal, Peer: from.id, Handover: h})
+	if to.await(bought) == bidask.Failed {
+		to.mover.Do(bidask.Action{Kind: bidask.Release, Deal: deal, Peer: from.id, Handover: h})
+	}
+	from.await(sold)
+}
+
+func (n *node) expect(d bidask.Deal) chan bidask.EventKind {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.answers[d] = make(chan bidask.EventKind, 8)
+	return n.answers[d]
+}
+
+// await takes the market's next news, 0 when the replica dies.
+func (n *node) await(c chan bidask.EventKind) bidask.EventKind {
+	for end := time.Now().Add(2 * time.Minute); ; {
+		select {
+		case k := <-c:
+			return k
+		case <-n.w.done:
+			return 0
+		case <-time.After(50 * time.Millisecond):
+			if n.dead() {
+				return 0
+			}
+			if time.Now().After(end) {
+				n.w.fail("%s: the market hears nothing", n.id)
+				return 0
+			}
+		}
+	}
+}
+
+func (n *node) dead() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.killed
+}
+
+func (n *node) paused() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.frozen != nil
+}
+
+// kill is the death of a migrator. The engine beside it lives, and loses its
+// requests and its session.
+func (n *node) kill() {
+	n.mu.Lock()
+	if n.killed {
+		n.mu.Unlock()
+		return
+	}
+	n.killed = true
+	n.mu.Unlock()
+	n.cancel()
+	w := n.w
+	n.front.mu.Lock()
+	for _, s := range n.front.streams {
+		s.over = true // its client sees a cut
+		s.conn.shut()
+		s.notify()
+	}
+	n.front.mu.Unlock()
+	n.engine.mu.Lock()
+	for _, q := range n.engine.seqs {
+		if q.conn.front != n {
+			w.wg.Go(func() { q.conn.front.front.hear(q.conn, event{broken: true}); q.conn.shut() })
+		}
+		n.engine.remove(q)
+	}
+	n.engine.mu.Unlock()
+	n.engine.endSession()
+	w.wg.Go(func() {
+		time.Sleep(20 * time.Millisecond)
+		n.engine.endSession()
+		for _, o := range w.nodes {
+			if o != n {
+				o.gone(n)
+			}
+		}
+	})
+}
+
+// pause stops a migrator for a while; its engine goes on.
+func (n *node) pause(d time.Duration) {
+	n.mu.Lock()
+	if n.frozen != nil || n.killed {
+		n.mu.Unlock()
+		return
+	}
+	n.frozen = make(chan struct{})
+	n.mu.Unlock()
+	n.w.wg.Go(func() {
+		time.Sleep(min(silence, d))
+		if d > silence {
+			for _, o := range n.w.nodes {
+				if o != n {
+					o.gone(n)
+				}
+			}
+		}
+		time.Sleep(d - min(silence, d))
+		n.resume()
+		if d > silence {
+			for _, o := range n.w.nodes {
+				if o != n {
+					n.gone(o)
+				}
+			}
+		}
+	})
+}
+
+func (n *node) resume() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.frozen != nil {
+		close(n.frozen)
+		n.frozen = nil
+	}
+}
+
+// gone is what the peer layer tells about another replica.
+func (n *node) gone(peer *node) {
+	if n.dead() {
+		return
+	}
+	n.front.lost(peer)
+	n.mover.Gone(peer.id)
+}
+
+// crash is the death of an engine; another one comes up, empty.
+func (n *node) crash() {
+	e := n.engine
+	e.mu.Lock()
+	for _, q := range e.seqs {
+		q.conn.push(event{broken: true})
+		e.remove(q)
+	}
+	for id, r := range e.held {
+		e.give(r.blocks)
+		delete(e.held, id)
+	}
+	e.mu.Unlock()
+}
+
+// gate is passed by all that a migrator does to others; it waits while the
+// replica is paused.
+func (n *node) gate(ctx context.Context, point string) error {
+	v := n.w.happens(point)
+	n.mu.Lock()
+	frozen := n.frozen
+	n.mu.Unlock()
+	if frozen != nil {
+		select {
+		case <-frozen:
+		case <-ctx.Done():
+		}
+	}
+	switch {
+	case n.dead():
+		return blocks.ErrAway
+	case v == refuse:
+		return errRefused
+	}
+	return ctx.Err()
+}
+
+// gated is an engine as its migrator reaches it.
+type gated struct{ n *node }
+
+func (g *gated) Description() (blocks.Description, bool)     { return g.n.engine.Description() }
+func (g *gated) Memory() (*transport.Memory, bool)           { return g.n.engine.Memory() }
+func (g *gated) pass(ctx context.Context, call string) error { return g.n.gate(ctx, call) }
+
+func (g *gated) Table(ctx context.Context, leg string, from int) (blocks.Table, error) {
+	if err := g.pass(ctx, "table"); err != nil {
+		return blocks.Table{}, err
+	}
+	return g.n.engine.Table(ctx, leg, from)
+}
+
+func (g *gated) Freeze(ctx context.Context, leg string, from int) (blocks.Table, error) {
+	if err := g.pass(ctx, "freeze"); err != nil {
+		return blocks.Table{}, err
+	}
+	return g.n.engine.Freeze(ctx, leg, from)
+}
+
+func (g *gated) Thaw(ctx context.Context, leg string) error {
+	if err := g.pass(ctx, "thaw"); err != nil {
+		return err
+	}
+	return g.n.engine.Thaw(ctx, leg)
+}
+
+func (g *gated) Drop(ctx context.Context, leg string) error {
+	if err := g.pass(ctx, "drop call"); err != nil {
+		return err
+	}
+	return g.n.engine.Drop(ctx, leg)
+}
+
+func (g *gated) Reserve(ctx context.Context, id string, tokens int) ([]uint32, error) {
+	if err := g.pass(ctx, "reserve"); err != nil {
+		return nil, err
+	}
+	return g.n.engine.Reserve(ctx, id, tokens)
+}
+
+func (g *gated) Filled(ctx context.Context, id string, from int, ids []uint32, computed int) error {
+	if err := g.pass(ctx, "filled"); err != nil {
+		return err
+	}
+	return g.n.engine.Filled(ctx, id, from, ids, computed)
+}
+
+func (g *gated) Release(ctx context.Context, id string) error {
+	if err := g.pass(ctx, "release"); err != nil {
+		return err
+	}
+	return g.n.engine.Release(ctx, id)
+}
+
+// wire is a node's transport: memory's, over links that can be cut. Its pulls
+// take no time, so that the two pools can be held meanwhile.
+type wire struct {
+	*memory.Transport
+	n *node
+}
+
+type wirePuller struct {
+	transport.Puller
+	n, source *node
+}
+
+func (x *wire) Open(ctx context.Context, receiver policies.ReplicaID, offer transport.Offer) (transport.Puller, error) {
+	source := x.n.w.node(policies.ReplicaID(offer.Address))
+	if err := x.n.gate(ctx, "ticket"); err != nil {
+		return nil, err
+	}
+	if !x.n.w.pass(ctx.Done(), source, x.n) {
+		return nil, ctx.Err()
+	}
+	p, err := x.Transport.Open(ctx, receiver, offer)
+	if err != nil {
+		return nil, err
+	}
+	return &wirePuller{p, x.n, source}, nil
+}
+
+func (p *wirePuller) Pull(ctx context.Context, plan transport.Plan) (transport.Stats, error) {
+	w := p.n.w
+	switch v := w.happens("pull"); v {
+	case refuse:
+		p.n.pulls.Set(memory.Fault{At: memory.AtPull, Kind: memory.Cut, Block: len(plan.Src) / 2})
+	case rot:
+		p.n.pulls.Set(memory.Fault{At: memory.AtPull, Kind: memory.Corrupt, Block: len(plan.Src) - 1})
+	default:
+		p.n.pulls.Set()
+	}
+	if !w.pass(ctx.Done(), p.source, p.n) {
+		return transport.Stats{}, ctx.Err()
+	}
+	if p.source.dead() {
+		return transport.Stats{}, errors.New("the connection broke")
+	}
+	for _, n := range w.nodes { // always in the same order
+		if n == p.n || n == p.source {
+			n.engine.mu.Lock()
+			defer n.engine.mu.Unlock()
+		}
+	}
+	return p.Puller.Pull(ctx, plan)
+}
+
+// leftovers says what two quiet seconds have not cleaned up.
+func (w *world) leftovers() []string {
+	var out []string
+	held := map[*conn]bool{}
+	for _, n := range w.nodes {
+		n.front.mu.Lock()
+		for _, s := range n.front.streams {
+			if !s.over {
+				held[s.conn] = true
+				if s.pending {
+					out = append(out, s.id+" is pending")
+				}
+			}
+		}
+		n.front.mu.Unlock()
+	}
+	for _, n := range w.nodes {
+		e := n.engine
+		e.mu.Lock()
+		for leg, q := range e.seqs {
+			if q.frozen {
+				out = append(out, fmt.Sprintf("%s: %s is frozen", n.id, leg))
+			}
+			if !held[q.conn] {
+				out = append(out, fmt.Sprintf("%s: %s is nobody's", n.id, leg))
+			}
+		}
+		for id, r := range e.held {
+			if r.seq == nil {
+				out = append(out, fmt.Sprintf("%s: %s is reserved", n.id, id))
+			}
+		}
+		used := 0
+		for _, q := range e.seqs {
+			used += len(q.blocks)
+		}
+		for _, r := range e.held {
+			if r.seq == nil {
+				used += len(r.blocks)
+			}
+		}
+		if used+len(e.free)+len(e.limbo) != poolBlocks {
+			out = append(out, fmt.Sprintf("%s: %d blocks are used and %d free, of %d", n.id, used, len(e.free)+len(e.limbo), poolBlocks))
+		}
+		out = append(out, e.mistakes...)
+		e.mu.Unlock()
+		if n.dead() {
+			continue
+		}
+		if s := n.mover.Stats(); s.Running != 0 {
+			out = append(out, fmt.Sprintf("%s: %d moves are under way: %+v", n.id, s.Running, n.mover.Moves()[0]))
+		}
+		n.mu.Lock()
+		for d, kinds := range n.told {
+			ends := 0
+			for _, k := range kinds {
+				if k == bidask.Moved || k == bidask.Failed {
+					ends++
+				}
+			}
+			if reserved := slices.Contains(kinds, bidask.Reserved); ends > 1 || ends == 0 && d.Seller == n.id || ends == 0 && reserved {
+				out = append(out, fmt.Sprintf("%s: the market heard %v of %v", n.id, kinds, d))
+			}
+		}
+		n.mu.Unlock()
+	}
+	return out
+}
+
+// verdicts joins what went wrong, "" for nothing.
+func (w *world) verdicts() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return strings.Join(w.errs, "\n")
+}
+
+func shuffled[T any](rng *rand.Rand, list []T) []T {
+	out := slices.Clone(list)
+	rng.Shuffle(len(out), func(i, j int) { out[i], out[j] = out[j], out[i] })
+	return out
+}
+
+// unfinished lists the streams that are not over.
+func (w *world) unfinished() string {
+	var out []string
+	for _, n := range w.nodes {
+		n.front.mu.Lock()
+		for _, s := range n.front.streams {
+			if !s.over && !n.dead() {
+				out = append(out, fmt.Sprintf("%s has %d of %d, held by %s in %d, pending %v, lost %v, cut %v, rescues %d", s.id, len(s.ids), s.max, s.holder.id, s.epoch, s.pending, s.lost, s.cut, s.rescues))
+			}
+		}
+		n.front.mu.Unlock()
+	}
+	return strings.Join(out, "; ")
+}
+
+// withdraw has the market abort a move at one side.
+func (n *node) withdraw(id string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for d := range n.answers {
+		if d.String() == id {
+			n.mover.Do(bidask.Action{Kind: bidask.Abort, Deal: d})
+		}
+	}
+}
