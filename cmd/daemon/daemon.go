@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -43,6 +42,7 @@ type Daemon struct {
 	transports []transport.Transport
 	plans      *client.Client
 	outlook    outlook
+	signs      signs
 }
 
 // New builds the parts; nothing runs yet. The listeners are the caller's until
@@ -89,7 +89,7 @@ func (d *Daemon) newFront() error {
 func (d *Daemon) newMoving() error {
 	log, f, r := d.cfg.Logger, &d.cfg.Fleet, d.cfg.Replica
 	var err error
-	d.network, err = peer.New(peer.Config{Self: d.id, Handle: d.receive, Gone: d.gone, Credentials: d.cfg.TLS.Credentials, Logger: log})
+	d.network, err = peer.New(peer.Config{Self: d.id, Handle: d.receive, Gone: d.gone, Lives: d.signs.lives, Credentials: d.cfg.TLS.Credentials, Logger: log})
 	if err != nil {
 		return err
 	}
@@ -204,25 +204,6 @@ func (d *Daemon) Reign(ctx context.Context) error {
 		g.Go(func() error { return d.market.Run(ctx) })
 	}
 	return g.Wait()
-}
-
-// watchEvery is how often the peers that matter are named anew. A lease is a
-// few times longer.
-const watchEvery = 250 * time.Millisecond
-
-// watch keeps the network's eye on the peers that hold this front's streams and
-// on those whose streams run here.
-func (d *Daemon) watch(ctx context.Context) error {
-	tick := time.NewTicker(watchEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-			d.network.Watch(append(d.front.Holders(), d.front.Fronts()...))
-		}
-	}
 }
 
 // receive hands an envelope to the part that it is for.

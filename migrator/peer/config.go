@@ -30,7 +30,7 @@ const (
 // The defaults and bounds.
 const (
 	defaultInterval = 500 * time.Millisecond
-	defaultSilence  = 2 * time.Second
+	defaultSilence  = 3 * time.Second
 	defaultIdle     = 30 * time.Second
 	defaultQueue    = 1024
 	queueBytes      = 8 * MaxEnvelope // bytes that may wait for one peer
@@ -56,6 +56,11 @@ type Config struct {
 	// Gone is told when a watched peer is gone. It is always called by the same
 	// goroutine and must not block. nil: nobody is told.
 	Gone func(policies.ReplicaID)
+	// Lives reports whether there are other signs of life of a peer, not older
+	// than Silence: its requests' tokens, for instance. It is asked before a
+	// silent peer is called gone, under a lock, and must neither block nor call
+	// back. nil: there are none.
+	Lives func(policies.ReplicaID) bool
 	// Incarnation tells the processes of one replica apart: it grows with every
 	// start. 0 means the time of New in microseconds.
 	Incarnation uint64
@@ -66,7 +71,7 @@ type Config struct {
 	Dial func(ctx context.Context, address string) (net.Conn, error)
 	// Interval is the time between two Beats, Silence how long a watched peer
 	// may say nothing: several intervals. An envelope that has waited for
-	// Silence is not sent any more. 0 means 500 ms and 2 s.
+	// Silence is not sent any more. 0 means 500 ms and 3 s.
 	Interval, Silence time.Duration
 	// Idle is after how long without an envelope a stream is closed. 0 means
 	// 30 s.
@@ -109,6 +114,9 @@ func (c Config) validate() (Config, error) {
 	}
 	if c.Gone == nil {
 		c.Gone = func(policies.ReplicaID) {}
+	}
+	if c.Lives == nil {
+		c.Lives = func(policies.ReplicaID) bool { return false }
 	}
 	if c.Credentials == nil {
 		c.Credentials = func(string) credentials.TransportCredentials { return insecure.NewCredentials() }

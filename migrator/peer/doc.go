@@ -26,7 +26,8 @@
 // and answers each on the reply stream of the stream on which it came, watching
 // or not: it needs no stream of its own for that. It is gone
 //
-//   - after Silence without a word,
+//   - after Silence without a word and without another sign of life, in which as
+//     many Beats were due here: a process that was held up judges nobody,
 //   - when its address refuses two connections running and no stream of its own
 //     is open here: the process has ended,
 //   - when it comes back as another process (a greater incarnation) while no

@@ -147,7 +147,8 @@ func (n *Network) greet(e *api.Envelope, in *incoming) (*peer, error) {
 
 // meetLocked takes note of which process speaks for a peer.
 func (n *Network) meetLocked(p *peer, h *api.Hello) {
-	p.heard, p.refusals = time.Now(), 0
+	p.hear(time.Now())
+	p.refusals = 0
 	if p.hello != nil && h.GetIncarnation() < p.hello.GetIncarnation() {
 		return
 	}
@@ -195,7 +196,8 @@ func (n *Network) accept(p *peer, e *api.Envelope, in *incoming) bool {
 		n.refused.Misaddressed++
 		return false
 	}
-	p.heard, p.gone = time.Now(), false
+	p.hear(time.Now())
+	p.gone = false
 	p.received++
 	switch b := e.GetBody().(type) {
 	case *api.Envelope_Beat:

@@ -58,6 +58,7 @@ type peer struct {
 	streams  map[uint64]*incoming // by incarnation
 	hello    *api.Hello           // of the greatest incarnation, nil before the first
 	heard    time.Time            // when anything came
+	unheard  int                  // Beats that went by since
 	received uint64
 	gone     bool
 	ended    bool   // the process that was known has ended; Gone is to be told
@@ -232,7 +233,8 @@ func (n *Network) Watch(ids []policies.ReplicaID) {
 		if p.watched {
 			continue
 		}
-		p.watched, p.gone, p.ended, p.heard = true, false, false, time.Now()
+		p.watched, p.gone, p.ended = true, false, false
+		p.hear(time.Now())
 		n.linkLocked(p)
 		n.lookAgain()
 	}

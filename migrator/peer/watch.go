@@ -47,7 +47,16 @@ func (n *Network) survey(now time.Time, beats bool) (gone []policies.ReplicaID, 
 		if !p.watched {
 			continue
 		}
-		silent := !now.Before(p.heard.Add(n.cfg.Silence))
+		if beats {
+			p.unheard++
+		}
+		// As many Beats must have gone by as well: while this process does not
+		// run, its peers are not silent.
+		silent := !now.Before(p.heard.Add(n.cfg.Silence)) && time.Duration(p.unheard)*n.cfg.Interval >= n.cfg.Silence
+		if silent && !p.gone && n.cfg.Lives(id) {
+			p.hear(now)
+			silent = false
+		}
 		refused := p.refusals >= refusals && len(p.streams) == 0
 		switch {
 		case p.ended:
@@ -57,7 +66,7 @@ func (n *Network) survey(now time.Time, beats bool) (gone []policies.ReplicaID, 
 			gone = append(gone, id)
 			p.gone = true
 		}
-		if end := p.heard.Add(n.cfg.Silence); !p.gone && (next.IsZero() || end.Before(next)) {
+		if end := p.heard.Add(n.cfg.Silence); !p.gone && end.After(now) && (next.IsZero() || end.Before(next)) {
 			next = end
 		}
 		if beats {
@@ -100,9 +109,13 @@ func (n *Network) answerLocked(p *peer, in *incoming, b *api.Beat) {
 func (n *Network) answered(p *peer) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	p.heard, p.gone = time.Now(), false
+	p.hear(time.Now())
+	p.gone = false
 	p.received++
 }
+
+// hear takes note of a sign of life.
+func (p *peer) hear(now time.Time) { p.heard, p.unheard = now, 0 }
 
 func (n *Network) beat(p *peer, b *api.Beat) *api.Envelope {
 	return &api.Envelope{From: string(n.cfg.Self), To: string(p.id), Body: &api.Envelope_Beat{Beat: b}}
