@@ -234,6 +234,7 @@ func (f fronted) Move(ctx context.Context, m stream.Move) (policies.Epoch, error
 }
 func (f fronted) Holder(id string) (stream.Holding, bool) { return f.d.front.Holder(id) }
 func (f fronted) Residents() []stream.Resident            { return f.d.front.Residents() }
+func (f fronted) Advance(id string, epoch policies.Epoch) { f.d.front.Advance(id, epoch) }
 
 var _ interface {
 	Adopt(move string, front policies.ReplicaID) (json.RawMessage, error)
