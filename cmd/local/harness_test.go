@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/config"
+	"github.com/cascadeinfer/cascade/cmd/daemon"
 	"github.com/cascadeinfer/cascade/cmd/wire"
 	"github.com/cascadeinfer/cascade/migrator/stream"
 	"github.com/cascadeinfer/cascade/policies"
@@ -53,6 +54,7 @@ type rig struct {
 	placed  map[string]*atomic.Int64        // requests that clients gave each front
 	server  atomic.Pointer[control.Control] // the running control plane
 	fronts  map[string]*stream.Front        // the running fronts
+	daemons map[string]*daemon.Daemon       // and the migrators that they are of
 	object  store.Object                    // last stored
 	version store.Version
 }
@@ -96,7 +98,7 @@ func newRig(t *testing.T, s setup) *rig {
 	}
 	r := &rig{
 		t: t, parts: &parts{by: make(map[string]*part)}, sockets: &sockets{by: make(map[string]*socket)},
-		placed: make(map[string]*atomic.Int64), fronts: make(map[string]*stream.Front),
+		placed: make(map[string]*atomic.Int64), fronts: make(map[string]*stream.Front), daemons: make(map[string]*daemon.Daemon),
 	}
 	for _, n := range f.Replicas {
 		r.placed[n.ID] = new(atomic.Int64)
@@ -124,7 +126,7 @@ func newRig(t *testing.T, s setup) *rig {
 	}
 	r.server.Store(r.control)
 	for _, n := range r.nodes {
-		r.fronts[string(n.id)] = n.migrator.Front()
+		r.fronts[string(n.id)], r.daemons[string(n.id)] = n.migrator.Front(), n.migrator
 	}
 	r.run()
 	return r

@@ -62,7 +62,7 @@ func (r *rig) startFront(id string) {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	r.fronts[id] = migrator.Front()
+	r.fronts[id], r.daemons[id] = migrator.Front(), migrator
 	r.parts.revive(r.t, "front "+id, migrator.Run)
 }
 

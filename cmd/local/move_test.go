@@ -12,12 +12,18 @@ import (
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
-// moving is a rig whose requests move in the given way.
-func moving(t *testing.T, envoy, mode string, replicas int) *rig {
-	return newRig(t, setup{envoy: envoy, replicas: replicas, edit: func(f *config.Fleet) {
+// moving is a rig whose requests move in the given way. When all traffic has
+// stopped, nothing of it may be left.
+func moving(t *testing.T, envoy, mode string, replicas int, edits ...func(*config.Fleet)) *rig {
+	r := newRig(t, setup{envoy: envoy, replicas: replicas, edit: func(f *config.Fleet) {
 		f.Migration = config.Migration{Mode: mode}
 		f.Speed = 4
+		for _, edit := range edits {
+			edit(f)
+		}
 	}})
+	t.Cleanup(r.quiet)
+	return r
 }
 
 // order has an operator's order carried out through the admin port.

@@ -68,6 +68,14 @@ func (p *parts) halt(t *testing.T, name string, between func()) {
 	<-life.down
 }
 
+// alive reports whether a part runs.
+func (p *parts) alive(name string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	life := p.by[name]
+	return life != nil && !life.dead
+}
+
 // revive runs a successor of a halted part.
 func (p *parts) revive(t *testing.T, name string, run func(context.Context) error) {
 	t.Helper()
