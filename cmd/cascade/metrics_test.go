@@ -4,12 +4,16 @@ import (
 	"io"
 	"net/http/httptest"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
+	"github.com/cascadeinfer/cascade/migrator/market"
+	"github.com/cascadeinfer/cascade/migrator/mover"
 	"github.com/cascadeinfer/cascade/migrator/stream"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/bidask"
 )
 
 // TestFrontMetrics reads every metric off a state with a value of its own in
@@ -39,6 +43,64 @@ func TestFrontMetrics(t *testing.T) {
 			t.Errorf("%s = %v, want %v", name, got, w)
 		}
 		delete(want, name)
+	}
+	if len(want) > 0 {
+		t.Errorf("missing: %v", want)
+	}
+	problems, err := testutil.GatherAndLint(r)
+	if err != nil || len(problems) > 0 {
+		t.Errorf("lint: %v, %v", problems, err)
+	}
+}
+
+// TestMovingMetrics reads every metric off a state with a value of its own in
+// every field that is shown.
+func TestMovingMetrics(t *testing.T) {
+	state := moving{
+		market: market.Status{
+			Offered: map[policies.Cause]uint64{policies.Growth: 1}, MovedOut: map[policies.Cause]uint64{policies.Drain: 2}, FailedOut: map[policies.Cause]uint64{policies.Spill: 3},
+			MovedIn: 4, FailedIn: 5, Returned: map[bidask.Why]uint64{bidask.Nobody: 6}, Sent: map[bidask.Kind]uint64{bidask.Ask: 7}, Received: map[bidask.Kind]uint64{bidask.Bid: 8},
+			SummariesSent: 9, SummariesReceived: 10, Ignored: 11, Offers: 12, Exporting: 13, Importing: 14, Incoming: 15, Throughput: 16, Heard: 17, Forwards: 18,
+			Residents: 19, Pinned: 20, PinnedSeconds: 21,
+		},
+		mover: mover.Stats{
+			Sent: map[string]uint64{"live": 22}, Received: map[string]uint64{"reprompt": 23}, Failed: map[string]uint64{"lease": 24}, Running: 25, Bytes: 26, Copied: 27,
+			Corrupt: 28, Rounds: 29, Stalls: 30, Stall: 31 * time.Second, LongestStall: 32 * time.Second,
+		},
+		slots: 33,
+	}
+	r := prometheus.NewPedanticRegistry()
+	r.MustRegister(newMovingCollector(func() moving { return state }, "r0", "m"))
+	want := map[string]float64{
+		"moves_offered_total growth": 1, "moves_out_total drain": 2, "moves_out_failed_total spill": 3, "moves_in_total": 4, "moves_in_failed_total": 5,
+		"offers_returned_total nobody to ask": 6, "market_messages_sent_total ask": 7, "market_messages_received_total bid": 8, "summaries_sent_total": 9,
+		"summaries_received_total": 10, "market_messages_ignored_total": 11, "offers": 12, "transfer_slots_used send": 13, "transfer_slots_used receive": 14,
+		"incoming_tokens": 15, "incoming_tokens_per_second": 16, "peers_heard": 17, "forwards_total": 18, "residents": 19, "pinned": 20, "pinned_seconds": 21,
+		"transfers_sent_total live": 22, "transfers_received_total reprompt": 23, "transfers_failed_total lease": 24, "transfers_running": 25, "transfer_bytes_total": 26,
+		"transfer_copied_bytes_total": 27, "transfer_corrupt_blocks_total": 28, "transfer_rounds_total": 29, "stall_seconds": 30 + 31 + 32,
+		"transfer_slots send": 33, "transfer_slots receive": 33,
+	}
+	families, err := r.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			name := f.GetName()[len("cascade_migrator_"):]
+			for _, l := range m.GetLabel() {
+				if l.GetName() != "replica" && l.GetName() != "model" {
+					name += " " + l.GetValue()
+				}
+			}
+			got := m.GetGauge().GetValue() + m.GetCounter().GetValue()
+			if s := m.GetSummary(); s != nil {
+				got = float64(s.GetSampleCount()) + s.GetSampleSum() + s.GetQuantile()[0].GetValue()
+			}
+			if w, ok := want[name]; !ok || got != w {
+				t.Errorf("%s = %v, want %v", name, got, w)
+			}
+			delete(want, name)
+		}
 	}
 	if len(want) > 0 {
 		t.Errorf("missing: %v", want)

@@ -113,6 +113,11 @@ func (s *settings) runMigrator(ctx context.Context, fleet wire.Fleet, r config.R
 	front := d.Front()
 	metrics := newRegistry()
 	metrics.MustRegister(newFrontCollector(front.Status, r.ID, r.Model))
+	if d.Market() != nil {
+		metrics.MustRegister(newMovingCollector(func() moving {
+			return moving{market: d.Market().Status(), mover: d.Mover().Stats(), slots: fleet.Migration.Slots}
+		}, r.ID, r.Model))
+	}
 
 	fmt.Fprintf(s.stderr, "migrator of %s: %s on http://%s, reports to %s\n", r.ID, r.Engine, doors.clients.Addr(), fm.control)
 	if p := next.predecessor(); p != 0 {
