@@ -32,12 +32,28 @@ const (
 	slackShare    = 8       // and this share of its length
 )
 
+// Streams hands over what belongs to the own front's clients.
+type Streams interface {
+	// Move hands a stream over; see stream.Front.
+	Move(ctx context.Context, m stream.Move) (policies.Epoch, error)
+	// Holder tells where a stream runs, false when it is over.
+	Holder(id string) (stream.Holding, bool)
+}
+
+// Residents are the requests that run on the own engine.
+type Residents interface {
+	Residents() []stream.Resident
+	// Advance says in which epoch a request goes on that has stayed here.
+	Advance(id string, epoch policies.Epoch)
+}
+
 // Front is the replica's own front: migrator/stream.
 type Front interface {
-	Move(ctx context.Context, m stream.Move) (policies.Epoch, error)
-	Holder(id string) (stream.Holding, bool)
-	Residents() []stream.Resident
+	Streams
+	Residents
 }
+
+var _ Front = (*stream.Front)(nil)
 
 // Network carries messages: migrator/peer.
 type Network interface {

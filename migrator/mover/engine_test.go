@@ -59,6 +59,7 @@ type engine struct {
 	held     map[string]*reservation
 	onToken  func(*seq) // under mu
 	mistakes []string
+	wake     chan struct{} // has a value when there may be something to do
 }
 
 // seq is a request in an engine.
@@ -73,6 +74,7 @@ type seq struct {
 	frozen     bool
 	max        int
 	live       bool // adopted
+	since      time.Time
 }
 
 type reservation struct {
@@ -85,7 +87,7 @@ type reservation struct {
 var errRefused = errors.New("the engine refuses")
 
 func newEngine() *engine {
-	e := &engine{memory: &transport.Memory{Layout: layout, Bytes: make([]byte, 2*poolBlocks*blockTokens*kvBytes)}, seqs: map[string]*seq{}, held: map[string]*reservation{}}
+	e := &engine{memory: &transport.Memory{Layout: layout, Bytes: make([]byte, 2*poolBlocks*blockTokens*kvBytes)}, seqs: map[string]*seq{}, held: map[string]*reservation{}, wake: make(chan struct{}, 1)}
 	for b := range uint32(poolBlocks) {
 		e.free = append(e.free, b)
 	}
@@ -111,7 +113,17 @@ func (e *engine) take(n int) []uint32 {
 }
 
 // give frees blocks: from the next step on they have other bytes.
-func (e *engine) give(list []uint32) { e.limbo = append(e.limbo, list...) }
+func (e *engine) give(list []uint32) {
+	e.limbo = append(e.limbo, list...)
+	e.work()
+}
+
+func (e *engine) work() {
+	select {
+	case e.wake <- struct{}{}:
+	default:
+	}
+}
 
 // scribble makes those show who still read freed blocks.
 func (e *engine) scribble() {
@@ -132,22 +144,31 @@ func (e *engine) slot(q *seq, pos, region int) []byte {
 
 // run generates until ctx ends.
 func (e *engine) run(ctx context.Context) {
-	tick := time.NewTicker(step)
-	defer tick.Stop()
+	begun := time.Now()
 	for {
+		// Steps are at fixed times, which no two engines share.
 		select {
 		case <-ctx.Done():
 			return
-		case <-tick.C:
+		case <-time.After(step - time.Since(begun)%step):
 		}
 		e.mu.Lock()
-		if len(e.limbo) > 0 {
-			e.mu.Unlock()
+		idle, dirty := len(e.seqs) == 0, len(e.limbo) > 0
+		e.mu.Unlock()
+		if idle && !dirty {
+			select {
+			case <-ctx.Done():
+				return
+			case <-e.wake:
+			}
+			continue
+		}
+		if dirty {
 			// Whoever read these blocks in an earlier instant has done so; the race
 			// detector is told by this.
 			synctest.Wait()
-			e.mu.Lock()
 		}
+		e.mu.Lock()
 		e.scribble()
 		for _, leg := range slices.Sorted(maps.Keys(e.seqs)) {
 			if q := e.seqs[leg]; !q.frozen {
@@ -210,7 +231,8 @@ func (e *engine) prompt(c *conn, leg string, ids []uint32, prompt, most int) err
 	if e.away || e.seqs[leg] != nil {
 		return errRefused
 	}
-	e.seqs[leg] = &seq{leg: leg, conn: c, ids: slices.Clone(ids), prompt: prompt, max: most}
+	e.seqs[leg] = &seq{leg: leg, conn: c, ids: slices.Clone(ids), prompt: prompt, max: most, since: time.Now()}
+	e.work()
 	return nil
 }
 
@@ -222,7 +244,7 @@ func (e *engine) adopt(c *conn, leg, id string, most int) error {
 	if e.away || e.seqs[leg] != nil || r == nil || r.seq != nil {
 		return errRefused
 	}
-	q := &seq{leg: leg, conn: c, ids: r.ids, prompt: len(r.ids), computed: r.computed, blocks: r.blocks, max: most, live: true}
+	q := &seq{leg: leg, conn: c, ids: r.ids, prompt: len(r.ids), computed: r.computed, blocks: r.blocks, max: most, live: true, since: time.Now()}
 	if len(r.ids) == 0 || r.computed != len(r.ids)-1 {
 		e.mistakes = append(e.mistakes, fmt.Sprintf("%s is adopted with %d of %d tokens computed", id, r.computed, len(r.ids)))
 		return errRefused
@@ -235,6 +257,7 @@ func (e *engine) adopt(c *conn, leg, id string, most int) error {
 		}
 	}
 	r.seq, e.seqs[leg] = q, q
+	e.work()
 	return nil
 }
 

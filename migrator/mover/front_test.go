@@ -410,10 +410,21 @@ func (f *front) Residents() []stream.Resident {
 	var out []stream.Resident
 	for _, q := range e.seqs {
 		out = append(out, stream.Resident{Request: policies.Request{ID: q.conn.stream, Input: policies.Tokens(q.prompt), Output: policies.Tokens(len(q.ids) - q.prompt)},
-			Leg: q.leg, Front: q.conn.front.id, Epoch: q.conn.epoch})
+			Leg: q.leg, Front: q.conn.front.id, Epoch: q.conn.epoch, Since: q.since})
 	}
-	slices.SortFunc(out, func(a, b stream.Resident) int { return -strings.Compare(a.Leg, b.Leg) })
 	return out
+}
+
+// Advance is what the source of a move that failed tells its own front.
+func (f *front) Advance(name string, epoch policies.Epoch) {
+	e := f.node.engine
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, q := range e.seqs {
+		if q.conn.stream == name {
+			q.conn.epoch = max(q.conn.epoch, epoch)
+		}
+	}
 }
 
 // lost is a peer that is gone: streams there are rescued, its own end here.

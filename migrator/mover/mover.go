@@ -299,6 +299,9 @@ func (m *Mover) over(a transfer.Action) {
 	if a.Kind == transfer.Moved {
 		kind = bidask.Moved
 	}
+	if a.Request != "" {
+		m.cfg.Front.Advance(a.Request, a.Epoch)
+	}
 	if ended, ok := m.records.end(k, a); ok {
 		m.cfg.Ended(ended)
 		m.log.Info("a move is over", "move", ended.ID, "role", ended.Role, "request", ended.Request, "from", ended.From, "to", ended.To, "way", ended.Way,

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/blocks"
+	"github.com/cascadeinfer/cascade/migrator/stream"
 	"github.com/cascadeinfer/cascade/migrator/token"
 	"github.com/cascadeinfer/cascade/migrator/transfer"
 	"github.com/cascadeinfer/cascade/migrator/transport"
@@ -52,23 +53,31 @@ func (m *Mover) engine() transfer.Engine {
 	return transfer.Engine{Fingerprint: d.Fingerprint, BlockTokens: uint32(d.BlockTokens), TokenBytes: uint64(d.TokenBytes)}
 }
 
+// resident finds a request at the own engine. Of two legs of one request, of
+// which one is about to be dropped, it is the later one.
+func (m *Mover) resident(request string) (r stream.Resident, ok bool) {
+	for _, o := range m.cfg.Front.Residents() {
+		if o.Request.ID == request && (!ok || o.Since.After(r.Since)) {
+			r, ok = o, true
+		}
+	}
+	if r.Front == "" {
+		r.Front = m.cfg.Self
+	}
+	return r, ok
+}
+
 // export begins the source's side of a move.
 func (m *Mover) export(a bidask.Action) {
-	for _, r := range m.cfg.Front.Residents() {
-		if r.Request.ID != a.Handover.Request {
-			continue
-		}
-		front := r.Front
-		if front == "" {
-			front = m.cfg.Self
-		}
-		m.exports[a.Deal] = &export{leg: r.Leg, peer: a.Peer}
-		m.records.begin(m.ctx, key{source, a.Deal}, a, m.cfg.Self, a.Peer, front)
-		m.step(transfer.Event{Kind: transfer.Exporting, Move: a.Deal, Peer: a.Peer, Engine: m.engine(), Transports: m.between(m.cfg.Self, a.Peer),
-			Subject: transfer.Subject{Request: r.Request.ID, Front: front, Epoch: r.Epoch, Length: uint64(max(0, r.Request.Length())), Fixed: r.Fixed}})
+	r, ok := m.resident(a.Handover.Request)
+	if !ok {
+		m.cfg.Tell(bidask.Event{Kind: bidask.Failed, Deal: a.Deal})
 		return
 	}
-	m.cfg.Tell(bidask.Event{Kind: bidask.Failed, Deal: a.Deal})
+	m.exports[a.Deal] = &export{leg: r.Leg, peer: a.Peer}
+	m.records.begin(m.ctx, key{source, a.Deal}, a, m.cfg.Self, a.Peer, r.Front)
+	m.step(transfer.Event{Kind: transfer.Exporting, Move: a.Deal, Peer: a.Peer, Engine: m.engine(), Transports: m.between(m.cfg.Self, a.Peer),
+		Subject: transfer.Subject{Request: r.Request.ID, Front: r.Front, Epoch: r.Epoch, Length: uint64(max(0, r.Request.Length())), Fixed: r.Fixed}})
 }
 
 // offers makes the tickets of a move, once.

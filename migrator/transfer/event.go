@@ -102,7 +102,8 @@ type Action struct {
 	Move     bidask.Deal        // all
 	Message  Message            // Send, Commit
 	Peer     policies.ReplicaID // List, Freeze, Thaw, Drop: none; else the other side of the move
-	Request  string             // List, Freeze, Thaw, Drop, Look
+	Request  string             // List, Freeze, Thaw, Drop, Look; Failed because it was Returned
+	Epoch    policies.Epoch     // Failed because it was Returned: the request's from now on
 	Round    uint32             // List, Pull
 	Span     Span               // List, Freeze, Prepare, Pull
 	Last     bool               // Pull: the manifest's, after which all is there

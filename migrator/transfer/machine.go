@@ -19,9 +19,8 @@ type Machine struct {
 	imports []*incoming
 	commits []*commit
 
-	sold     memory[bidask.Deal, Message]   // how exports ended: what their targets are told
-	answered memory[bidask.Deal, Message]   // how fronts' moves ended: what their sources are told
-	epochs   memory[string, policies.Epoch] // of requests that came back: their fronts counted on
+	sold     memory[bidask.Deal, Message] // how exports ended: what their targets are told
+	answered memory[bidask.Deal, Message] // how fronts' moves ended: what their sources are told
 }
 
 // New returns a machine that moves nothing. The error is a *policies.Violation
@@ -41,7 +40,6 @@ func (m *Machine) Step(ev Event, out []Action) []Action {
 	m.now = max(m.now, ev.Now)
 	m.sold.forget(m.now)
 	m.answered.forget(m.now)
-	m.epochs.forget(m.now)
 	m.commits = slices.DeleteFunc(m.commits, func(c *commit) bool { return c.fenced && !c.looking && c.heard+m.c.Memory <= m.now })
 	switch ev.Kind {
 	case Exporting:

@@ -323,6 +323,9 @@ func describe(a transfer.Action) string {
 	if a.Request != "" {
 		word(" %s", a.Request)
 	}
+	if a.Epoch != 0 {
+		word(" epoch=%d", a.Epoch)
+	}
 	if a.Round != 0 {
 		word(" round=%d", a.Round)
 	}

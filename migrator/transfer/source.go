@@ -57,9 +57,6 @@ func (m *Machine) exporting(ev Event) {
 		return
 	}
 	x := &export{move: ev.Move, target: ev.Peer, subject: ev.Subject, engine: ev.Engine, transports: ev.Transports}
-	if known, ok := m.epochs.get(x.subject.Request); ok {
-		x.subject.Epoch = max(x.subject.Epoch, known)
-	}
 	x.limit = m.now + m.c.Longest
 	m.exports = append(m.exports, x)
 	switch {
@@ -217,10 +214,9 @@ func (m *Machine) hearFront(msg Message) {
 		m.endExport(x, Message{Kind: Done, Epoch: msg.Epoch})
 		m.do(Action{Kind: Moved, Move: x.move, Peer: x.target})
 	case Back:
-		m.epochs.put(x.subject.Request, msg.Epoch, m.now+m.c.Memory)
 		m.letGo(x, Thaw)
 		m.endExport(x, Message{Kind: Abort, Why: Returned})
-		m.do(Action{Kind: Failed, Move: x.move, Peer: x.target, Why: Returned})
+		m.do(Action{Kind: Failed, Move: x.move, Peer: x.target, Why: Returned, Request: x.subject.Request, Epoch: msg.Epoch})
 	case Ended:
 		m.give(x, Over)
 	case Denied:
