@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -43,6 +44,7 @@ type Daemon struct {
 	plans      *client.Client
 	outlook    outlook
 	signs      signs
+	born       time.Time // before the front was
 }
 
 // New builds the parts; nothing runs yet. The listeners are the caller's until
@@ -52,7 +54,7 @@ func New(cfg Config) (*Daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Daemon{cfg: cfg, id: policies.ReplicaID(cfg.Replica.ID), model: cfg.Replica.Model}
+	d := &Daemon{cfg: cfg, id: policies.ReplicaID(cfg.Replica.ID), model: cfg.Replica.Model, born: time.Now()}
 	if cfg.Fleet.Migrates() {
 		err = d.newMoving()
 	}
@@ -225,16 +227,6 @@ func (d *Daemon) gone(id policies.ReplicaID) {
 	d.market.Gone(id)
 	d.front.Lost(id)
 }
-
-// fronted is the front as the mover knows it, which is built before the front.
-type fronted struct{ d *Daemon }
-
-func (f fronted) Move(ctx context.Context, m stream.Move) (policies.Epoch, error) {
-	return f.d.front.Move(ctx, m)
-}
-func (f fronted) Holder(id string) (stream.Holding, bool) { return f.d.front.Holder(id) }
-func (f fronted) Residents() []stream.Resident            { return f.d.front.Residents() }
-func (f fronted) Advance(id string, epoch policies.Epoch) { f.d.front.Advance(id, epoch) }
 
 var _ interface {
 	Adopt(move string, front policies.ReplicaID) (json.RawMessage, error)

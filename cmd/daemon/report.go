@@ -1,6 +1,8 @@
 package daemon
 
 import (
+	"slices"
+
 	"github.com/cascadeinfer/cascade/migrator/mover"
 	"github.com/cascadeinfer/cascade/migrator/stream"
 	"github.com/cascadeinfer/cascade/migrator/uplink"
@@ -33,19 +35,43 @@ func (d *Daemon) extra() uplink.Extra {
 	s := d.market.Status()
 	e.Residents, e.Pinned, e.PinnedSeconds = s.Residents, s.Pinned, s.PinnedSeconds
 	e.Proposal = d.market.Proposal()
-	for _, m := range d.mover.Moves() {
-		if m.Role == "source" {
-			e.Moves = append(e.Moves, told(m))
-		}
-	}
+	e.Moves = news(d.mover.Moves())
 	return e
 }
 
+// toldMoves is how many moves a report may hold.
+const toldMoves = 64
+
+// news is what a report says of the moves that this replica sells: those that
+// are under way, and the latest of those that have ended. moves are in the order
+// of their beginnings, the ended ones after the others.
+func news(moves []mover.Move) []*api.Move {
+	var live, ended []*api.Move
+	for _, m := range slices.Backward(moves) {
+		switch {
+		case m.Role != "source":
+		case m.State == "moved" || m.State == "failed":
+			ended = append(ended, told(m))
+		default:
+			live = append(live, told(m))
+		}
+	}
+	all := append(live, ended...)
+	return all[:min(len(all), toldMoves)]
+}
+
+// states are the final states in the words of reports.
+var states = map[string]string{"moved": "done", "failed": "aborted"}
+
 // told is a move in the words of reports.
 func told(m mover.Move) *api.Move {
+	state := m.State
+	if final := states[state]; final != "" {
+		state = final
+	}
 	return &api.Move{
 		Id: m.ID, Request: m.Request, Cause: m.Cause.String(), Front: string(m.Front), From: string(m.From), To: string(m.To),
-		Way: m.Way, Transport: m.Transport, State: m.State, Why: m.Why, Rounds: uint32(m.Rounds), Tokens: int64(m.Tokens), Bytes: m.Bytes,
+		Way: m.Way, Transport: m.Transport, State: state, Why: m.Why, Rounds: uint32(m.Rounds), Tokens: int64(m.Tokens), Bytes: m.Bytes,
 		StallSeconds: m.Stall.Seconds(), Seconds: m.Seconds, StartedUnixMicros: m.Began.UnixMicro(),
 	}
 }
