@@ -56,6 +56,7 @@ func (p *pipes) dial(t *testing.T, body string) (*http.Response, net.Conn) {
 // move of its stream nor who asks about it, and that a live move of tokens that
 // it has not got is given up.
 func TestSlowReader(t *testing.T) {
+	t.Parallel()
 	lis := newPipes()
 	f := newFleet(t, 2, func(c *Config) {
 		if c.Replica == "r0" {
@@ -144,6 +145,7 @@ func TestDisconnectWhileMoving(t *testing.T) {
 // TestEndWhileMoving checks that an answer that ends while a move waits is
 // delivered, and that the move gives way.
 func TestEndWhileMoving(t *testing.T) {
+	t.Parallel()
 	f := newFleet(t, 2, nil)
 	b := f.hold(longer)
 	held := make(chan struct{})
@@ -166,6 +168,7 @@ func TestEndWhileMoving(t *testing.T) {
 // TestSecondRequest sends a second request on a connection whose first answer
 // is moving.
 func TestSecondRequest(t *testing.T) {
+	t.Parallel()
 	f := newFleet(t, 2, nil)
 	direct := strings.TrimPrefix(f.engines[0].URL, "http://")
 	second := strings.Replace(longer, `"x"`, `"y"`, 1)
@@ -246,4 +249,27 @@ func TestReadOrder(t *testing.T) {
 	if o, err := readOrder(0, http.Header{ForwardHeader: {"r0"}}); err != nil || o.leg() != "" || o.arrival.Held {
 		t.Errorf("a warm-up: %+v, %v", o, err)
 	}
+}
+
+// FuzzReadOrder checks that what is read of a peer's fields is what would be
+// written.
+func FuzzReadOrder(f *testing.F) {
+	f.Add("r0", "r0/12", "3", "256", "7", "2", "r1/4")
+	f.Add("r0", "", "", "", "", "", "")
+	f.Fuzz(func(t *testing.T, forward, request, epoch, features, prompt, output, move string) {
+		h := http.Header{}
+		for name, value := range map[string]string{ForwardHeader: forward, RequestHeader: request, LegEpochHeader: epoch,
+			FeaturesHeader: features, PromptHeader: prompt, OutputHeader: output, MoveHeader: move} {
+			h.Set(name, value)
+		}
+		o, err := readOrder(0, h)
+		if err != nil {
+			return
+		}
+		o.to, o.header = Target{"r2", "x:1"}, http.Header{}
+		again, err := readOrder(0, o.fields())
+		if err != nil || again.leg() != o.leg() || again.arrival != o.arrival || again.move != o.move || again.request != o.request {
+			t.Fatalf("%+v, again %+v, %v", o, again, err)
+		}
+	})
 }

@@ -131,13 +131,26 @@ func (e *engine) cut() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, r := range e.runs {
-		r.mu.Lock()
-		r.dead = true
-		if r.frozen != nil {
-			close(r.frozen)
-			r.frozen = nil
-		}
-		r.mu.Unlock()
+		r.kill()
+	}
+}
+
+// kill ends one of them.
+func (e *engine) kill(leg string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if r := e.runs[leg]; r != nil {
+		r.kill()
+	}
+}
+
+func (r *run) kill() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.dead = true
+	if r.frozen != nil {
+		close(r.frozen)
+		r.frozen = nil
 	}
 }
 

@@ -59,6 +59,7 @@ func (c *cutting) serve() {
 
 // TestEngineCutAtEveryByte kills the engine after each byte of its answer.
 func TestEngineCutAtEveryByte(t *testing.T) {
+	t.Parallel()
 	e := newEngine(t)
 	body := `{"model":"m","prompt":"x","stream":true,"max_tokens":2}`
 	// What a whole stream is, from the engine's mouth.
@@ -236,6 +237,7 @@ func TestSilentEngine(t *testing.T) {
 // TestSilentAnswers checks that an engine that stops before or in an answer
 // that is no stream is given up.
 func TestSilentAnswers(t *testing.T) {
+	t.Parallel()
 	for _, begun := range []bool{false, true} {
 		e := newEngine(t)
 		hang := func(w http.ResponseWriter, r *http.Request) {

@@ -22,6 +22,7 @@ func h2Client(t testing.TB) *http.Client {
 // TestQuietStream checks that an engine may be quiet for longer than a client
 // may take to read, on both versions of HTTP.
 func TestQuietStream(t *testing.T) {
+	t.Parallel()
 	const timeout = 40 * time.Millisecond
 	e := newEngine(t)
 	e.set(func(n int, r *http.Request) {
@@ -46,6 +47,7 @@ func TestQuietStream(t *testing.T) {
 // TestSlowReaders checks that a client that takes nothing is given up, whatever
 // kind of answer it gets and whatever it speaks.
 func TestSlowReaders(t *testing.T) {
+	t.Parallel()
 	large := strings.Repeat("a", 16<<20)
 	event := `data: {"id":"x","choices":[{"index":0,"text":"` + large[:1<<16] + `","token_ids":[1]}]}` + "\n\n"
 	for _, test := range []struct{ name, path, body string }{

@@ -39,8 +39,11 @@ func (f *Front) peersOf(found map[policies.ReplicaID]struct{}) []policies.Replic
 }
 
 // Lost says that a peer is gone: streams that it holds are rescued, and what
-// runs here for its clients ends.
+// runs here for its clients ends. It does nothing for the own replica.
 func (f *Front) Lost(peer policies.ReplicaID) {
+	if peer == f.cfg.Replica {
+		return
+	}
 	f.Each(func(s *Stream) bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()

@@ -79,8 +79,11 @@ func (f *Front) Move(ctx context.Context, m Move) (policies.Epoch, error) {
 	if s == nil {
 		return 0, ErrUnknown
 	}
-	if m.To = f.known(m.To); f.named(m.To) == m.From {
+	switch m.To = f.known(m.To); {
+	case f.named(m.To) == m.From:
 		return m.Epoch, fmt.Errorf("the stream is at %s already", m.From)
+	case m.ID != "" && m.Length <= 0:
+		return m.Epoch, fmt.Errorf("the move %s has the length %d", m.ID, m.Length)
 	}
 	c, err := s.claim(m)
 	switch {

@@ -197,6 +197,7 @@ func kinds() (all [][2]string) {
 // TestMoves moves answers of every kind from replica to replica, in every way,
 // and compares them with the engine's own.
 func TestMoves(t *testing.T) {
+	t.Parallel()
 	f := newFleet(t, 3, nil)
 	for _, kind := range kinds() { // so that the shapes are known
 		post(t, f.fronts[0].client, f.fronts[0].url, kind[0], strings.Replace(kind[1], "90", "4", 1))
@@ -294,6 +295,7 @@ const longer = `{"model":"m","prompt":"x","max_tokens":70,"stream":true,"stream_
 // TestMoveFails goes through what can go wrong at each step: the answer is whole
 // whatever it is, and the register says where the stream is.
 func TestMoveFails(t *testing.T) {
+	t.Parallel()
 	dead := listen(t)
 	dead.Close()
 	for name, test := range map[string]struct {
@@ -344,6 +346,7 @@ func TestMoveFails(t *testing.T) {
 		"too many tokens": {func(f *fleet, m *Move) { f.forget(1); m.Length -= 2 }, errOverrun.Error()},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			f := newFleet(t, 2, func(c *Config) { c.MoveTimeout = 200 * time.Millisecond })
 			b := f.hold(longer)
 			epoch, err := f.live(t.Context(), b.id, 1, func(m *Move) { test.spoil(f, m) })
@@ -373,6 +376,7 @@ func (f *fleet) forget(i int) {
 // TestMoveRefused checks what is not even tried, and that of two moves at once
 // one is.
 func TestMoveRefused(t *testing.T) {
+	t.Parallel()
 	f := newFleet(t, 2, nil)
 	b := f.hold(longer)
 	for name, test := range map[string]struct {
@@ -433,6 +437,7 @@ func TestMoveRefused(t *testing.T) {
 // TestMoveOfUnmovable checks that a request which is tied to its engine is
 // shown as such, where it runs, and does not move.
 func TestMoveOfUnmovable(t *testing.T) {
+	t.Parallel()
 	f := newFleet(t, 2, nil)
 	for more, want := range map[string]policies.Features{
 		`"stream":true,"stop":["never"]`:                            policies.Stop,

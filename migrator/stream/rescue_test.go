@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/http"
 	"regexp"
 	"slices"
@@ -71,6 +72,7 @@ func rescued(s string) string { return cachedValue.ReplaceAllString(anonymous(s)
 // TestRescue kills the engine of answers of every kind, at every length, and
 // again the engine that saved them.
 func TestRescue(t *testing.T) {
+	t.Parallel()
 	f, _ := newRescueFleet(t, 3, nil)
 	for _, kind := range kinds() { // so that the shapes are known
 		post(t, f.fronts[0].client, f.fronts[0].url, kind[0], strings.Replace(kind[1], "90", "4", 1))
@@ -118,6 +120,7 @@ func (f *fleet) expectRescued(b answering) {
 // TestHang checks that an engine that stops without ending its connections is
 // found out, and that a client that does not read is not taken for one.
 func TestHang(t *testing.T) {
+	t.Parallel()
 	f, _ := newRescueFleet(t, 2, func(c *Config) { c.HangTimeout = 200 * time.Millisecond })
 	b := f.rescuable()
 	_, r, _ := f.where(b.id)
@@ -129,6 +132,7 @@ func TestHang(t *testing.T) {
 // TestPeerLost checks what a front does when a holder is gone, and a holder when
 // a front is.
 func TestPeerLost(t *testing.T) {
+	t.Parallel()
 	f, rs := newRescueFleet(t, 3, nil)
 	b := f.rescuable()
 	if _, err := f.live(t.Context(), b.id, 1, nil); err != nil {
@@ -191,6 +195,7 @@ func TestForwardToLostPeer(t *testing.T) {
 // TestRescueFails checks that three attempts are made, each in an epoch of its
 // own, and that the client is then told.
 func TestRescueFails(t *testing.T) {
+	t.Parallel()
 	f, rs := newRescueFleet(t, 5, func(c *Config) { c.RescueTimeout = 100 * time.Millisecond })
 	b := f.rescuable()
 	for i, e := range f.engines[1:] {
@@ -217,6 +222,7 @@ func TestRescueFails(t *testing.T) {
 // TestOwnEngineBack checks that a stream whom nobody else can take goes on when
 // the own engine has come back.
 func TestOwnEngineBack(t *testing.T) {
+	t.Parallel()
 	f, rs := newRescueFleet(t, 1, nil)
 	rs.know()
 	b := f.rescuable()
@@ -260,6 +266,7 @@ func TestRescueOfUnmovable(t *testing.T) {
 // TestReportedLoss checks that an engine that can still say that it died is
 // believed, and that its word stands when there is no other.
 func TestReportedLoss(t *testing.T) {
+	t.Parallel()
 	for _, alone := range []bool{false, true} {
 		f, rs := newRescueFleet(t, 2, func(c *Config) { c.RescueTimeout = 50 * time.Millisecond })
 		if alone {
@@ -290,9 +297,11 @@ func TestReportedLoss(t *testing.T) {
 // TestLostWhileMoving loses the holder while a move waits for its target: what
 // the target brings counts, and if it brings nothing there is the rescue.
 func TestLostWhileMoving(t *testing.T) {
+	t.Parallel()
 	for _, brings := range []bool{true, false} {
 		for _, live := range []bool{true, false} {
 			t.Run(fmt.Sprint("brings ", brings, ", live ", live), func(t *testing.T) {
+				t.Parallel()
 				f, rs := newRescueFleet(t, 3, nil)
 				b := f.rescuable()
 				rs.know(f.target(2))
@@ -344,4 +353,82 @@ func TestLostBeforeMoved(t *testing.T) {
 		t.Errorf("the move ends with %v", err)
 	}
 	f.expectRescued(b)
+}
+
+// TestFaultsAtRandom moves streams in all ways, several at a time, while
+// engines die and replicas are said to be gone: each client reads what it would
+// have read.
+func TestFaultsAtRandom(t *testing.T) {
+	t.Parallel()
+	f, _ := newRescueFleet(t, 4, nil)
+	body := func(n int) string {
+		return fmt.Sprintf(`{"model":"m","prompt":"%d","max_tokens":100,"stream":true,"stream_options":{"include_usage":true}}`, n)
+	}
+	const streams = 12
+	var want [streams]string
+	for n := range want {
+		_, want[n] = post(t, f.fronts[0].client, strings.TrimPrefix(f.engines[0].URL, "http://"), "/v1/completions", body(n))
+	}
+	f.paced(2 * time.Millisecond)
+	var clients, chaos sync.WaitGroup
+	over := make(chan struct{})
+	for n := range want {
+		clients.Go(func() {
+			if _, got := post(t, f.fronts[0].client, f.fronts[0].url, "/v1/completions", body(n)); rescued(got) != rescued(want[n]) {
+				t.Errorf("stream %d: %s", n, difference(rescued(got), rescued(want[n])))
+			}
+		})
+	}
+	var hops, deaths atomic.Int64
+	for seed := range uint64(4) {
+		chaos.Go(func() {
+			rng := rand.New(rand.NewPCG(seed, 7))
+			for {
+				select {
+				case <-over:
+					return
+				case <-time.After(time.Duration(rng.IntN(4)) * time.Millisecond):
+				}
+				var all []*Stream
+				f.fronts[0].Each(func(s *Stream) bool { all = append(all, s); return true })
+				if len(all) == 0 {
+					continue
+				}
+				s := all[rng.IntN(len(all))]
+				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+rng.IntN(50))*time.Millisecond)
+				var err error
+				switch to := rng.IntN(4); {
+				case seed == 3 && deaths.Load() < 12:
+					// One leg at a time, so that no stream loses three in a row.
+					if _, r, ok := f.where(s.id); ok {
+						deaths.Add(1)
+						f.engines[f.index(s.holding().Replica)].kill(r.Leg)
+						eventually(t, func() bool { h, ok := f.fronts[0].Holder(s.id); return !ok || !h.Pending })
+					}
+					err = errLost
+				case rng.IntN(2) == 0:
+					_, err = f.live(ctx, s.id, to, func(m *Move) {
+						if rng.IntN(4) == 0 {
+							m.Hash++
+						}
+					})
+				default:
+					_, err = f.reprompt(ctx, s.id, to)
+				}
+				if cancel(); err == nil {
+					hops.Add(1)
+				}
+			}
+		})
+	}
+	clients.Wait()
+	close(over)
+	chaos.Wait()
+	for i := range f.engines {
+		f.forget(i)
+	}
+	f.atRest()
+	if hops.Load() < 20 {
+		t.Errorf("only %d moves, %d deaths", hops.Load(), deaths.Load())
+	}
 }

@@ -16,6 +16,7 @@ import (
 // without TLS, that nothing cuts a long stream of it, and that it keeps neither
 // a drain nor the end of Run.
 func TestPeerRPC(t *testing.T) {
+	t.Parallel()
 	cert := httptest.NewTLSServer(nil)
 	defer cert.Close()
 	for _, secure := range []bool{false, true} {

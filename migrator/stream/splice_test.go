@@ -454,6 +454,7 @@ func TestCutEnds(t *testing.T) {
 // TestMovesAtRandom lets two movers cut, splice and abort one stream while its
 // legs run; whatever happens, the client reads the same tokens.
 func TestMovesAtRandom(t *testing.T) {
+	t.Parallel()
 	const until = 300
 	hops := 0
 	paced := func(name string, ids []uint32, prompt int) *memLeg {

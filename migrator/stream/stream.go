@@ -390,6 +390,9 @@ func (s *Stream) after(leg Leg, err error) (Leg, *dialect.Chunk, error) {
 		if isLoss(err) && s.rescue(leg, err) {
 			continue
 		}
+		if s.ctx.Err() != nil && !isClient(err) {
+			err = context.Cause(s.ctx) // which was meanwhile
+		}
 		if r, ok := err.(*reported); ok && !s.doomed {
 			s.doomed = true
 			if err = s.take(leg, r.chunk); err == nil {

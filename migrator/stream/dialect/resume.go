@@ -17,12 +17,15 @@ const MaxResume = 4 << 10
 // chat goes on to the end of the context.
 const defaultOutput = 16
 
+var usageOnly = []byte(`{"include_usage":true}`)
+
 // Resume is what is kept of a request so that another engine can go on with its
 // answer: how to sample, and how far. The prompt is not in it; the stream has
 // its token ids. A Resume is immutable.
 type Resume struct {
 	endpoint Endpoint
 	rest     []byte // members that travel verbatim, each after a comma
+	options  []byte // stream_options, with usage
 	limit    policies.Tokens
 	least    policies.Tokens
 }
@@ -34,11 +37,17 @@ func (r *Request) Resume() (q Resume, ok bool) {
 	if r.bound || r.Features&^policies.MinTokens != 0 {
 		return Resume{}, false
 	}
-	q = Resume{endpoint: r.Endpoint, limit: r.MaxOutput, least: r.MinOutput}
+	q = Resume{endpoint: r.Endpoint, limit: r.MaxOutput, least: r.MinOutput, options: usageOnly}
+	switch {
+	case r.Usage:
+		q.options = bytes.Clone(r.options.of(r.body))
+	case !r.options.absent():
+		q.options = r.withUsage(nil)
+	}
 	if q.limit == 0 && r.Endpoint == Completions {
 		q.limit = max(defaultOutput, q.least)
 	}
-	size := 0
+	size := len(q.options)
 	for _, m := range r.members {
 		if m.name == "" {
 			size += m.to - m.from + 1
@@ -67,7 +76,8 @@ func (q *Resume) Left(output int) int {
 
 // head begins the body of a leg after output tokens.
 func (q *Resume) head(dst []byte, output int) []byte {
-	dst = append(dst, `{"stream":true,"return_token_ids":true,"stream_options":{"include_usage":true}`...)
+	dst = append(dst, `{"stream":true,"return_token_ids":true,"stream_options":`...)
+	dst = append(dst, q.options...)
 	if left := q.Left(output); left >= 0 {
 		dst = append(dst, `,"max_tokens":`...)
 		dst = strconv.AppendInt(dst, int64(left), 10)

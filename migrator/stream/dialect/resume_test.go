@@ -70,6 +70,53 @@ func TestResume(t *testing.T) {
 	}
 }
 
+func TestResumeOptions(t *testing.T) {
+	for body, want := range map[string]string{
+		`{"prompt":"x"}`: `{"include_usage":true}`,
+		`{"prompt":"x","stream_options":{"include_usage":true,"continuous_usage_stats":true}}`:         `{"include_usage":true,"continuous_usage_stats":true}`,
+		`{"prompt":"x","stream_options":{"include_usage":false,"continuous_usage_stats":true,"x":[]}}`: `{"include_usage":true,"x":[]}`,
+	} {
+		r, _ := Parse(Completions, []byte(body))
+		q, ok := r.Resume()
+		if !ok || !strings.Contains(string(q.Prompted(nil, 0)), `"stream_options":`+want+`,`) || strings.Contains(string(q.Warming(nil)), "stream_options") {
+			t.Errorf("%s: %v %s", body, ok, q.Prompted(nil, 0))
+		}
+	}
+}
+
+// FuzzResume checks that whatever a client asks, what its later legs ask is one
+// JSON object that names no other engine's memory.
+func FuzzResume(f *testing.F) {
+	f.Add([]byte(`{"model":"m","prompt":"x","max_tokens":5,"min_tokens":2,"stream_options":{"include_usage":true}}`), 3)
+	f.Add([]byte(`{"messages":[],"vllm_xargs":{"kv_transfer_params":1},"kv_transfer_params":{},"stop_token_ids":[1]}`), 0)
+	f.Fuzz(func(t *testing.T, body []byte, output int) {
+		for _, e := range []Endpoint{Completions, Chat} {
+			r, err := Parse(e, body)
+			if err != nil {
+				continue
+			}
+			q, ok := r.Resume()
+			if !ok {
+				continue
+			}
+			output = min(max(output, 0), 1<<20)
+			ids := []uint32{1, 2}
+			for i, leg := range [][]byte{q.Prompted(ids, output), q.Adopting(output), q.Warming(ids)} {
+				again, err := Parse(e, leg)
+				if err != nil {
+					t.Fatalf("%v in %s", err, leg)
+				}
+				if (i < 2) != again.Stream || again.foreign != (e == Chat && i != 1) || again.MaxOutput > 0 && i < 2 && int(again.MaxOutput) != q.Left(output) {
+					t.Fatalf("leg %d of %s: %s", i, body, leg)
+				}
+			}
+			if _, err := Transfer(q.Adopting(output), []byte(`{"cascade_reservation":"x"}`), 1); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}
+
 func TestResumeRefused(t *testing.T) {
 	for _, body := range []string{
 		`{"prompt":"x","user":"` + strings.Repeat("x", MaxResume) + `"}`,
