@@ -1,0 +1,150 @@
+package processes
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"regexp"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+const (
+	// patience bounds every wait for something that must happen soon.
+	patience = 30 * time.Second
+	// tick is how often another process is looked at, which has no event for us.
+	tick = 20 * time.Millisecond
+	// tail is how much of a process's output a failed test shows, in bytes.
+	tail = 6 << 10
+)
+
+// output is what a process wrote so far. It may be written and read at once.
+type output struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+// Write implements io.Writer.
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
+}
+
+// process is one that runs a command line of ours.
+type process struct {
+	t    testing.TB
+	args string
+	cmd  *exec.Cmd
+	out  *output       // standard output and error
+	gone chan struct{} // closed when it has ended
+	code int           // once gone; -1: by a signal
+}
+
+// start runs a command line of the binary until the end of the test, at the
+// latest.
+func start(t testing.TB, args ...string) *process {
+	t.Helper()
+	p := &process{t: t, args: strings.Join(args, " "), cmd: exec.Command(binary, args...), out: &output{}, gone: make(chan struct{})}
+	p.cmd.Stdout, p.cmd.Stderr, p.cmd.SysProcAttr = p.out, p.out, dieWithParent()
+	p.cmd.Env = append(os.Environ(), "GOTRACEBACK=all")
+	begun := make(chan error)
+	// The parent's death is that of the thread that forked.
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := p.cmd.Start()
+		begun <- err
+		if err != nil {
+			return
+		}
+		p.cmd.Wait() // its code is read below
+		p.code = p.cmd.ProcessState.ExitCode()
+		close(p.gone)
+	}()
+	if err := <-begun; err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		p.signal(syscall.SIGKILL)
+		<-p.gone
+		if text := p.out.String(); t.Failed() && text != "" {
+			t.Logf("cascade %s:\n%s", p.args, text[max(0, len(text)-tail):])
+		}
+	})
+	return p
+}
+
+// signal sends a signal, unless the process is gone.
+func (p *process) signal(s syscall.Signal) { p.cmd.Process.Signal(s) }
+
+// kill ends the process without a word and waits for its end.
+func (p *process) kill() {
+	p.signal(syscall.SIGKILL)
+	<-p.gone
+}
+
+// wait waits until the process has ended by itself, well.
+func (p *process) wait() {
+	p.t.Helper()
+	select {
+	case <-p.gone:
+		if p.code != 0 {
+			p.t.Fatalf("cascade %s ends with code %d:\n%s", p.args, p.code, p.out)
+		}
+	case <-time.After(patience):
+		p.signal(syscall.SIGQUIT)
+		time.Sleep(tick)
+		p.t.Fatalf("cascade %s does not end", p.args)
+	}
+}
+
+// end asks the process to end and waits until it has.
+func (p *process) end() {
+	p.t.Helper()
+	p.signal(syscall.SIGTERM)
+	p.wait()
+}
+
+// await waits until the process has written what matches.
+func (p *process) await(pattern string) {
+	p.t.Helper()
+	re := regexp.MustCompile(pattern)
+	until(p.t, "cascade "+p.args+" writes "+pattern, func() bool { return re.MatchString(p.out.String()) })
+}
+
+// until waits for a condition that another process brings about.
+func until(t testing.TB, what string, holds func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !holds(); time.Sleep(tick) {
+		if time.Now().After(end) {
+			t.Fatalf("never: %s", what)
+		}
+	}
+}
+
+// command runs a command line to its end and returns what it wrote to standard
+// output.
+func command(t testing.TB, args ...string) string {
+	t.Helper()
+	var out, errs bytes.Buffer
+	cmd := exec.Command(binary, args...)
+	cmd.Stdout, cmd.Stderr, cmd.SysProcAttr = &out, &errs, dieWithParent()
+	// Not long enough that its thread could end before it.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("cascade %s: %v\n%s%s", strings.Join(args, " "), err, &out, &errs)
+	}
+	return out.String()
+}
