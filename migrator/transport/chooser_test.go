@@ -23,9 +23,9 @@ func (n named) Name() string                 { return n.name }
 func (n named) Reaches(from, to string) bool { return !n.local || from == to }
 
 var (
-	t0     = time.Unix(1000, 0)
-	broken = errors.New("the link is down")
-	both   = []string{"shm", "tcp"}
+	t0      = time.Unix(1000, 0)
+	errLink = errors.New("the link is down")
+	both    = []string{"shm", "tcp"}
 )
 
 func chooser() *transport.Chooser {
@@ -59,7 +59,7 @@ func TestFailuresHoldBack(t *testing.T) {
 	c := chooser()
 	now := t0
 	for i, hold := range []time.Duration{1, 2, 4, 8, 16, 32, 60, 60} {
-		c.Failed("b", "shm", broken, now)
+		c.Failed("b", "shm", errLink, now)
 		hold *= time.Second
 		expect(t, fmt.Sprint("during hold ", i), order(c, "b", "n1", both, now.Add(hold-1)), "tcp shm")
 		expect(t, fmt.Sprint("after hold ", i), order(c, "b", "n1", both, now.Add(hold)), "shm tcp")
@@ -69,16 +69,16 @@ func TestFailuresHoldBack(t *testing.T) {
 	// One good pull frees the path, but does not make its next failure cheap.
 	c.Pulled("b", "shm", transport.Stats{}, now)
 	expect(t, "after a good pull", order(c, "b", "n1", both, now), "shm tcp")
-	c.Failed("b", "shm", broken, now)
+	c.Failed("b", "shm", errLink, now)
 	expect(t, "failed again", order(c, "b", "n1", both, now.Add(59*time.Second)), "tcp shm")
 	for range 3 {
 		c.Pulled("b", "shm", transport.Stats{}, now)
 	}
-	c.Failed("b", "shm", broken, now)
+	c.Failed("b", "shm", errLink, now)
 	expect(t, "failed after good ones", order(c, "b", "n1", both, now.Add(time.Second)), "shm tcp")
 	// All held back: what is free soonest comes first.
-	c.Failed("b", "shm", broken, now)
-	c.Failed("b", "tcp", broken, now)
+	c.Failed("b", "shm", errLink, now)
+	c.Failed("b", "tcp", errLink, now)
 	expect(t, "all held back", order(c, "b", "n1", both, now), "tcp shm")
 	c.Forget("b")
 	expect(t, "forgotten", order(c, "b", "n1", both, now), "shm tcp")
@@ -102,7 +102,7 @@ func TestProbes(t *testing.T) {
 		return strings.Join(out, " ")
 	}
 	expect(t, "at first", due(t0), "shm tcp")
-	c.Probed("shm", broken, t0)
+	c.Probed("shm", errLink, t0)
 	c.Probed("tcp", nil, t0)
 	expect(t, "probed", due(t0), "")
 	expect(t, "unusable", order(c, "b", "n1", both, t0), "tcp")
@@ -110,20 +110,20 @@ func TestProbes(t *testing.T) {
 	expect(t, "later", due(t0.Add(time.Minute)), "shm tcp")
 	c.Probed("shm", nil, t0)
 	expect(t, "usable again", order(c, "b", "n1", both, t0), "shm tcp")
-	c.Failed("b", "tcp", broken, t0)
+	c.Failed("b", "tcp", errLink, t0)
 	expect(t, "after a failed pull", due(t0), "tcp")
 }
 
 func TestStatus(t *testing.T) {
 	c := chooser()
-	c.Probed("shm", broken, t0)
+	c.Probed("shm", errLink, t0)
 	c.Pulled("c", "tcp", transport.Stats{Bytes: 1 << 20, Took: time.Second}, t0)
 	c.Pulled("c", "tcp", transport.Stats{Bytes: 9 << 20, Took: time.Second}, t0)
-	c.Failed("b", "tcp", broken, t0)
+	c.Failed("b", "tcp", errLink, t0)
 	got := fmt.Sprint(c.Status(t0.Add(time.Second / 4)))
 	want := fmt.Sprint([]transport.Path{
-		{Transport: "shm", Why: broken}, {Transport: "tcp"},
-		{Peer: "b", Transport: "tcp", Why: broken, For: 3 * time.Second / 4},
+		{Transport: "shm", Why: errLink}, {Transport: "tcp"},
+		{Peer: "b", Transport: "tcp", Why: errLink, For: 3 * time.Second / 4},
 		{Peer: "c", Transport: "tcp", Pulls: 2, Rate: 2 << 20},
 	})
 	expect(t, "status", got, want)
@@ -133,7 +133,7 @@ func TestStatus(t *testing.T) {
 func TestPathsAreBounded(t *testing.T) {
 	c := chooser()
 	for i := range 5000 {
-		c.Failed(policies.ReplicaID(fmt.Sprint("r", i)), "shm", broken, t0.Add(time.Duration(i)))
+		c.Failed(policies.ReplicaID(fmt.Sprint("r", i)), "shm", errLink, t0.Add(time.Duration(i)))
 	}
 	if n := len(c.Status(t0)); n != 2+4096 {
 		t.Errorf("%d paths are remembered", n-2)

@@ -58,8 +58,10 @@ func TestCopy(t *testing.T) {
 func TestMemoryIsUnmappedOnce(t *testing.T) {
 	unmapped := 0
 	m := &transport.Memory{Unmap: func() { unmapped++ }}
-	if !m.Hold() || !m.Hold() {
-		t.Fatal("a fresh memory cannot be held")
+	for range 2 {
+		if !m.Hold() {
+			t.Fatal("a fresh memory cannot be held")
+		}
 	}
 	m.Release()
 	m.Close()

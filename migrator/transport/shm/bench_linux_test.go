@@ -31,3 +31,34 @@ func BenchmarkPull(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkMove opens, pulls and closes, with the mapping of the move before and
+// with a new one: what keeping mappings is worth.
+func BenchmarkMove(b *testing.B) {
+	l, dir := transporttest.Scattered(256<<10), short(b)
+	pair := transporttest.Pair{Source: end(b, dir, l), Target: end(b, dir, l)}
+	transporttest.Opened(b, pair).Close()
+	target := pair.Target.Transport.(*Transport)
+	move := func(plan transport.Plan) (time.Duration, error) {
+		start := time.Now()
+		offer, err := pair.Source.Transport.Export(transport.Grant{Move: "m/2", Receiver: transporttest.Receiver, Deadline: start.Add(time.Hour)})
+		if err != nil {
+			return 0, err
+		}
+		p, err := target.Open(b.Context(), transporttest.Receiver, offer)
+		if err != nil {
+			return 0, err
+		}
+		defer p.Close()
+		_, err = p.Pull(b.Context(), plan)
+		return time.Since(start), err
+	}
+	transporttest.Interleave(b, l, pair.Source.Memory, pair.Target.Memory, map[string]transporttest.Way{
+		"kept": move,
+		"remapped": func(plan transport.Plan) (time.Duration, error) {
+			target.mappings.keep(false)
+			target.mappings.keep(true)
+			return move(plan)
+		},
+	})
+}

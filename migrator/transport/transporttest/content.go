@@ -40,7 +40,7 @@ func (b *bench) pulled(puller transport.Puller, p transport.Plan) {
 }
 
 func testShuffled(t *testing.T, b *bench) {
-	for _, c := range []struct{ source, target transport.Layout }{{wide, narrow}, {narrow, wide}, {big, big}, {large, large}} {
+	for _, c := range []struct{ source, target transport.Layout }{{wide, narrow}, {narrow, wide}, {big, big}, {large, large}, {tiny, tiny}} {
 		b.start(c.source, c.target)
 		for seed := range uint64(3) {
 			_, p := b.open()
@@ -140,7 +140,7 @@ func testBadPlans(t *testing.T, b *bench) {
 
 // Several moves at once, each with its own blocks.
 func testConcurrent(t *testing.T, b *bench) {
-	const moves, each = 8, 75
+	const moves, each = 8, 50
 	b.start(large, large)
 	want := b.plan(moves*each, 9)
 	whole := expect(b.Target.Memory.Bytes, b.Pair, want)

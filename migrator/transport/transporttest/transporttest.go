@@ -139,8 +139,10 @@ var (
 	}}
 	// big blocks are larger than what a transport moves at a time; large pools
 	// keep a pull busy for some milliseconds.
-	big   = transport.Layout{Blocks: 24, Regions: []transport.Region{{Offset: 0, Stride: 600_000, Bytes: 600_000}, {Offset: 24 * 600_000, Stride: 40_000, Bytes: 33_000}}}
-	large = transport.Layout{Blocks: 600, Regions: []transport.Region{{Offset: 0, Stride: 8192, Bytes: 4096}, {Offset: 4096, Stride: 8192, Bytes: 4096}}}
+	big = transport.Layout{Blocks: 24, Regions: []transport.Region{{Offset: 0, Stride: 600_000, Bytes: 600_000}, {Offset: 24 * 600_000, Stride: 40_000, Bytes: 33_000}}}
+	// tiny blocks are many: more than a transport asks for at a time.
+	tiny  = transport.Layout{Blocks: 10_000, Regions: []transport.Region{{Offset: 0, Stride: 16, Bytes: 16}}}
+	large = transport.Layout{Blocks: 400, Regions: []transport.Region{{Offset: 0, Stride: 8192, Bytes: 4096}, {Offset: 4096, Stride: 8192, Bytes: 4096}}}
 )
 
 // start makes a pair with filled memories and runs both ends.
