@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 )
 
@@ -51,4 +52,30 @@ func TestRollingUpgrade(t *testing.T) {
 		}
 		f.awaitEmpty(f.replicas...)
 	})
+}
+
+// TestUpgradeAmidMoves replaces the migrators of fronts, sources and targets
+// while requests hop between replicas by drains: each stream belongs to a
+// process that is replaced while another replica generates for it.
+func TestUpgradeAmidMoves(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, setup{replicas: 3})
+	load := newTraffic(f, newOracle(f), "http://"+f.file.Proxy.Listen, kind{workers: 8, words: []int{40, 400}, output: 400})
+	load.after(4)
+	for _, r := range f.replicas {
+		// Its clients' requests go on elsewhere, and it is their front.
+		f.order("drain", r.ID)
+		f.awaitStatus(r.ID+" is empty", func(s control.Status) bool { n := find(s, r.ID); return n != nil && n.Residents == 0 })
+		old := r.migrator
+		r.startMigrator()
+		f.order("undrain", r.ID)
+		old.wait()
+		r.awaitServing()
+	}
+	load.stop()
+	load.report()
+	if f.tally() == 0 {
+		t.Error("nothing moved")
+	}
+	f.awaitEmpty(f.replicas...)
 }
