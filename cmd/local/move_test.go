@@ -1,6 +1,7 @@
 package local
 
 import (
+	"fmt"
 	"io"
 	"net/http"
 	"testing"
@@ -29,19 +30,26 @@ func moving(t *testing.T, envoy, mode string, replicas int, edits ...func(*confi
 // order has an operator's order carried out through the admin port.
 func (r *rig) order(what, replica string) {
 	r.t.Helper()
+	if err := r.ordered(what, replica); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r *rig) ordered(what, replica string) error {
 	req, err := http.NewRequest(http.MethodPost, r.AdminURL()+"/"+what+"?replica="+replica, nil)
 	if err != nil {
-		r.t.Fatal(err)
+		return err
 	}
 	req.Header.Set(control.AdminHeader, "1")
 	resp, err := r.client.Do(req)
 	if err != nil {
-		r.t.Fatal(err)
+		return err
 	}
 	defer resp.Body.Close()
 	if body, _ := io.ReadAll(resp.Body); resp.StatusCode != http.StatusOK {
-		r.t.Fatalf("%s %s: %s: %s", what, replica, resp.Status, body)
+		return fmt.Errorf("%s %s: %s: %s", what, replica, resp.Status, body)
 	}
+	return nil
 }
 
 // moves are the moves of the whole fleet that are over, as their sources saw

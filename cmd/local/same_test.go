@@ -1,0 +1,329 @@
+package local
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/cmd/config"
+	"github.com/cascadeinfer/cascade/engine/trace"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/envoytest"
+)
+
+// question is one request of a script.
+type question struct {
+	at         time.Duration // after the beginning
+	path, body string
+	stream     bool
+}
+
+// forms are the ways in which clients ask, one after the other.
+const forms = 16
+
+// form is the n-th of them.
+func form(n int) (path, options string, stream bool) {
+	path = "/v1/completions"
+	if n&1 != 0 {
+		path = "/v1/chat/completions"
+	}
+	if n&2 != 0 {
+		options += `,"return_token_ids":true`
+	}
+	if stream = n&4 == 0; stream {
+		options += `,"stream":true`
+		if n&8 != 0 {
+			options += `,"stream_options":{"include_usage":true}`
+		}
+	}
+	return path, options, stream
+}
+
+// ask is a question whose prompt is like no other's: what an engine has cached
+// shows in an answer.
+func ask(number, input, output int) question {
+	path, options, stream := form(number)
+	rng := rand.New(rand.NewPCG(7, uint64(number)))
+	var prompt strings.Builder
+	switch {
+	case path != "/v1/completions":
+		fmt.Fprintf(&prompt, `"messages":[{"role":"system","content":"Häh? %d"},{"role":"user","content":"`, number)
+		for range input {
+			fmt.Fprintf(&prompt, "%c ", 'a'+rune(rng.IntN(26)))
+		}
+		prompt.WriteString(`龍"}]`)
+	case number%3 == 0:
+		fmt.Fprintf(&prompt, `"prompt":[%d`, 1000+number)
+		for range input {
+			fmt.Fprintf(&prompt, ",%d", 1000+rng.IntN(90_000))
+		}
+		prompt.WriteString("]")
+	default:
+		fmt.Fprintf(&prompt, `"prompt":"%d:`, number)
+		for range input {
+			fmt.Fprintf(&prompt, " %c", 'a'+rune(rng.IntN(26)))
+		}
+		prompt.WriteString(`"`)
+	}
+	return question{path: path, stream: stream, body: fmt.Sprintf(`{"model":%q,%s,"max_tokens":%d,"ignore_eos":true%s}`, llm, prompt.String(), output, options)}
+}
+
+// script is a trace of the generator that is fitted to public ones, so small
+// that a fleet of this size serves it in seconds, and some requests that grow
+// through all stages or are long from the start.
+func script(t *testing.T, requests, climbers int, over time.Duration) []question {
+	t.Helper()
+	g, _ := trace.Named("mixed")
+	g.Requests, g.Seed = requests, 4
+	list, err := g.Generate()
+	if err != nil {
+		t.Fatal(err)
+	}
+	last := list[len(list)-1].At
+	var out []question
+	for i, q := range list {
+		s := ask(i, int(min(max(q.Input/4, 10), 6000)), int(min(max(q.Output, 30), 300)))
+		s.at = time.Duration(float64(over) * float64(q.At) / float64(last))
+		out = append(out, s)
+	}
+	for i := range climbers {
+		// One grows through all stages, one makes an outlier of its replica.
+		for j, input := range []int{20, 5000} {
+			s := ask(requests+2*i+j, input, 600)
+			s.at = over * time.Duration(i) / time.Duration(climbers) / 2
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// teach lets every front see how its engine writes an answer that is not
+// streamed: only then it can make one of a stream, and move it.
+func (r *rig) teach() {
+	r.t.Helper()
+	for _, n := range r.cfg.Fleet.Fleet.Replicas {
+		for i := range forms {
+			if path, options, stream := form(i); !stream {
+				body := fmt.Sprintf(`{"model":%q,"prompt":"x","messages":[{"role":"user","content":"x"}],"max_tokens":1%s}`, llm, options)
+				resp, err := r.client.Post("http://"+n.Address+path, "application/json", strings.NewReader(body))
+				if err != nil {
+					r.t.Fatal(err)
+				}
+				io.Copy(io.Discard, resp.Body)
+				resp.Body.Close()
+				if resp.StatusCode != 200 {
+					r.t.Fatalf("%s: %s", body, resp.Status)
+				}
+			}
+		}
+	}
+}
+
+// play asks all questions of a script, at their times, and returns the answers.
+func (r *rig) play(list []question) []string {
+	out := make([]string, len(list))
+	var wg sync.WaitGroup
+	for i, q := range list {
+		wg.Go(func() {
+			time.Sleep(q.at)
+			resp, err := r.open(context.Background(), q.path, "", strings.NewReader(q.body))
+			if err != nil {
+				out[i] = "failed: " + err.Error()
+				return
+			}
+			defer resp.Body.Close()
+			body, err := io.ReadAll(resp.Body)
+			if err != nil {
+				out[i] = "failed: " + err.Error()
+				return
+			}
+			text := anonymous(body)
+			if q.stream {
+				text = told(text)
+			}
+			out[i] = fmt.Sprintf("%s %s\n%s", resp.Status, resp.Header.Get("content-type"), text)
+		})
+	}
+	wg.Wait()
+	return out
+}
+
+// rotation drains one replica after the other until the returned function is
+// called.
+func (r *rig) rotation(ids ...string) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for i := 0; ctx.Err() == nil; i++ {
+			id := ids[i%len(ids)]
+			if err := r.ordered("drain", id); err != nil {
+				r.t.Error(err)
+				return
+			}
+			for len(r.fronts[id].Residents()) > 0 && ctx.Err() == nil {
+				time.Sleep(tick)
+			}
+			if err := r.ordered("undrain", id); err != nil {
+				r.t.Error(err)
+				return
+			}
+		}
+	})
+	return sync.OnceFunc(func() { cancel(); wg.Wait() })
+}
+
+// hops counts the moves of each request.
+func (r *rig) hops() map[string]int {
+	out := make(map[string]int)
+	done, _ := r.moves()
+	for _, m := range done {
+		out[m.Request]++
+	}
+	return out
+}
+
+// five stages, of which the last has two replicas.
+func fiveStages() []policies.Stage {
+	return stages([]policies.Tokens{60, 110, 190, 320}, ids(0), ids(1), ids(2), ids(3), ids(4, 5))
+}
+
+// told is what a stream tells: each member of its events with all that it is in
+// turn, and the events without them, each kind once. How many tokens an event
+// has depends on how fast it is read.
+func told(answer string) string {
+	members := make(map[string]string)
+	var kinds []string
+	for event := range strings.SplitSeq(answer, "\n\n") {
+		kind := varying.ReplaceAllStringFunc(event, func(s string) string {
+			m := varying.FindStringSubmatch(s)
+			if value := strings.Trim(m[2], `"[]`); m[2] != "null" {
+				if strings.HasSuffix(m[1], "ids") && value != "" {
+					value += ","
+				}
+				members[m[1]] += value
+			}
+			return ""
+		})
+		if !slices.Contains(kinds, kind) {
+			kinds = append(kinds, kind)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(members)) {
+		kinds = append(kinds, name+": "+members[name])
+	}
+	return strings.Join(kinds, "\n")
+}
+
+var varying = regexp.MustCompile(`,?"(text|content|role|finish_reason|stop_reason|token_ids|prompt_token_ids|system_fingerprint)":("(?:[^"\\]|\\.)*"|\[[0-9,]*\]|null)`)
+
+// cached is how much of its prompt an engine had. The engine that began an
+// answer tells when it ends it, or hands it over; after a move by re-prompting
+// nobody knows.
+var cached = regexp.MustCompile(`"cached_tokens":[0-9]+`)
+
+// TestSameAnswers: a trace of all kinds of requests, played to a fleet whose
+// requests grow out of their stages and are drained from one replica after the
+// other, has byte for byte the answers that it has where nothing moves.
+func TestSameAnswers(t *testing.T) {
+	requests, climbers, over := 60, 6, 2*time.Second
+	if everything {
+		requests, climbers, over = 600, 40, 30*time.Second
+	}
+	cases := []struct {
+		name, mode string
+		ranks      int
+		run        func(*testing.T, func(*testing.T, string))
+	}{
+		{"live", config.MigrationLive, 1, idlePlanes},
+		{"regions", config.MigrationLive, 2, func(t *testing.T, test func(*testing.T, string)) { t.Parallel(); test(t, "") }},
+		{"reprompt", config.MigrationReprompt, 1, func(t *testing.T, test func(*testing.T, string)) { t.Parallel(); test(t, envoytest.Binary(t)) }},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			c.run(t, func(t *testing.T, envoy string) {
+				list := script(t, requests, climbers, over)
+				ranks := func(f *config.Fleet) {
+					for i := range f.Replicas {
+						f.Replicas[i].TP = c.ranks
+					}
+				}
+				var want []string
+				t.Run("still", func(t *testing.T) {
+					r := newRig(t, setup{envoy: envoy, replicas: 6, edit: func(f *config.Fleet) { f.Speed = 50; ranks(f) }})
+					r.plan(fiveStages()...)
+					want = r.play(list)
+				})
+				r := moving(t, envoy, c.mode, 6, ranks)
+				r.plan(fiveStages()...)
+				r.teach()
+				stop := r.rotation("r4", "r1", "r2", "r3", "r0")
+				got := r.play(list)
+				stop()
+				different := 0
+				for i := range list {
+					if c.mode == config.MigrationReprompt {
+						want[i], got[i] = cached.ReplaceAllString(want[i], ""), cached.ReplaceAllString(got[i], "")
+					}
+					if !strings.HasPrefix(want[i], "200 ") {
+						t.Fatalf("%s %.200s\nwithout moves: %.500s", list[i].path, list[i].body, want[i])
+					}
+					if got[i] != want[i] {
+						if different++; different <= 3 {
+							at := 0
+							for at < len(want[i]) && at < len(got[i]) && want[i][at] == got[i][at] {
+								at++
+							}
+							at = max(0, at-200)
+							t.Errorf("%s %.200s\n got … %.500s\nwant … %.500s", list[i].path, list[i].body, got[i][min(at, len(got[i])):], want[i][min(at, len(want[i])):])
+						}
+					}
+				}
+				if different > 0 {
+					t.Errorf("%d of %d answers differ", different, len(list))
+				}
+				r.settled(c.mode)
+			})
+		})
+	}
+}
+
+// settled checks the records of a fleet whose requests have moved a lot.
+func (r *rig) settled(mode string) {
+	r.t.Helper()
+	r.tally()
+	done, _ := r.moves()
+	for _, m := range done {
+		if m.Way != mode || m.Way == "live" && (m.Stall <= 0 || m.Rounds == 0) {
+			r.t.Errorf("a move by %q with %d rounds and a stall of %v", m.Way, m.Rounds, m.Stall)
+		}
+	}
+	hops, most, chains := r.hops(), 0, 0
+	for _, n := range hops {
+		most = max(most, n)
+		if n >= 4 {
+			chains++
+		}
+	}
+	r.t.Logf("%d requests moved, %d of them four times or more, at most %d times", len(hops), chains, most)
+	if most < 4 {
+		r.t.Errorf("no request moved more than %d times, want 4", most)
+	}
+	stalls := make([]time.Duration, 0, len(done))
+	for _, m := range done {
+		if m.Way == "live" {
+			stalls = append(stalls, m.Stall)
+		}
+	}
+	if len(stalls) > 0 {
+		slices.Sort(stalls)
+		r.t.Logf("stalls: median %v, p99 %v, longest %v", stalls[len(stalls)/2], stalls[len(stalls)*99/100], stalls[len(stalls)-1])
+	}
+}
