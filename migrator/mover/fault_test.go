@@ -80,8 +80,13 @@ var kinds = []fate{
 var byThemselves = []fate{
 	{"part", func(s *scene, _ *rand.Rand) verdict { s.cut(s.source, s.front, 1500*time.Millisecond); return goOn }},
 	{"moved away", func(s *scene, _ *rand.Rand) verdict {
-		// The front takes the source for lost while the source still moves it.
-		s.wg.Go(func() { s.front.front.lost(s.source) })
+		// The front takes the leg for lost while its source still moves it.
+		f := s.front.front
+		s.wg.Go(func() {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			f.rescueLocked(f.streams[s.request])
+		})
 		return goOn
 	}},
 }
@@ -137,6 +142,9 @@ func play(seed uint64, grid bool, faults ...string) (broken string, reached bool
 		}
 	}
 	settled := func() bool {
+		if !w.calm() {
+			return false
+		}
 		for _, n := range w.nodes {
 			if !n.dead() && !n.front.settled() {
 				return false

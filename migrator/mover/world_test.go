@@ -44,6 +44,7 @@ type world struct {
 	live   int // moves, by way
 	anew   int
 	number uint64
+	upset  int // faults that last still
 }
 
 // fault is one thing that goes wrong, once, when its point is passed.
@@ -208,7 +209,9 @@ func (w *world) cut(a, b *node, most time.Duration) {
 		w.mu.Unlock()
 	}
 	set(true)
+	w.lasting(1)
 	w.wg.Go(func() {
+		defer w.lasting(-1)
 		time.Sleep(min(silence, most))
 		if most > silence {
 			a.gone(b)
@@ -217,6 +220,19 @@ func (w *world) cut(a, b *node, most time.Duration) {
 		time.Sleep(most - min(silence, most))
 		set(false)
 	})
+}
+
+// lasting counts the faults that have not ended by themselves yet.
+func (w *world) lasting(by int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.upset += by
+}
+
+func (w *world) calm() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.upset == 0
 }
 
 func (w *world) slow(a, b *node, by time.Duration) {
@@ -402,7 +418,9 @@ func (n *node) pause(d time.Duration) {
 	}
 	n.frozen = make(chan struct{})
 	n.mu.Unlock()
+	n.w.lasting(1)
 	n.w.wg.Go(func() {
+		defer n.w.lasting(-1)
 		time.Sleep(min(silence, d))
 		if d > silence {
 			for _, o := range n.w.nodes {
