@@ -12,24 +12,31 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
-// countdown is a context that is cancelled when it is asked for the n-th time
-// whether it is: a way to stop at each step of a call, whatever its steps are.
-type countdown struct {
+// looked is a context that does something when it is asked for the n-th time
+// whether it has ended: a way to interfere at each step of a call, whatever its
+// steps are.
+type looked struct {
 	context.Context
 	cancel context.CancelFunc
 	left   atomic.Int64
+	then   func()
 }
 
-func newCountdown(n int) *countdown {
+// look returns a context that calls then at look n, counted from 0; nil cancels
+// it.
+func look(n int, then func()) *looked {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	c := &countdown{Context: ctx, cancel: cancel}
+	if then == nil {
+		then = cancel
+	}
+	c := &looked{Context: ctx, cancel: cancel, then: then}
 	c.left.Store(int64(n))
 	return c
 }
 
-func (c *countdown) Err() error {
-	if c.left.Add(-1) < 0 {
-		c.cancel()
+func (c *looked) Err() error {
+	if c.left.Add(-1) == -1 {
+		c.then()
 	}
 	return c.Context.Err()
 }
@@ -49,7 +56,7 @@ func still(t *testing.T, what string, m *transport.Memory) {
 func testAbortOpen(t *testing.T, b *bench) {
 	b.start(wide, narrow)
 	for n := range 6 {
-		ctx := newCountdown(n)
+		ctx := look(n, nil)
 		p, err := b.Target.Transport.Open(ctx, Receiver, b.export(b.grant(b.move())))
 		if err == nil {
 			p.Close()
@@ -101,7 +108,7 @@ func testAbortPull(t *testing.T, b *bench) {
 		}
 	}
 	for n := 1; n < 1<<14; n *= 3 {
-		ctx := newCountdown(n - 1)
+		ctx := look(n-1, nil)
 		cancelled("cancelled at a look", ctx)
 		ctx.cancel()
 	}
@@ -162,49 +169,66 @@ func testClose(t *testing.T, b *bench) {
 	}
 }
 
-// Revoke at any time of a pull: what is read afterwards is not pulled. The
-// source's memory is written over as soon as Revoke returns, and the plan's sums
-// are not looked at by this test's own comparison.
+// Revoke at any step and time of a pull: what is read afterwards is not pulled.
+// The source's memory is written over as soon as Revoke returns.
 func testRevoke(t *testing.T, b *bench) {
 	b.start(large, large)
 	original := slices.Clone(b.Source.Memory.Bytes)
 	plan := b.plan(large.Blocks, 1)
 	want := expect(b.Target.Memory.Bytes, b.Pair, plan)
-	took, failed := time.Duration(0), 0
-	for i := range 12 {
+
+	// revoked pulls while revoke is called, and reports whether the pull failed.
+	revoked := func(pull func(p transport.Puller, revoke func()) error) bool {
+		t.Helper()
 		copy(b.Source.Memory.Bytes, original)
 		fill(b.Target.Memory.Bytes, 2)
 		move, puller := b.open()
-		result := b.pulling(puller, plan)
-		var err error
-		if i == 0 {
-			r := <-result
-			took, err = r.took, r.err
-		} else {
-			time.Sleep(took * time.Duration(i-1) / 12)
-		}
-		b.Source.Transport.Revoke(move)
-		fill(b.Source.Memory.Bytes, 5)
-		if i > 0 {
-			err = (<-result).err
-		}
+		defer puller.Close()
+		err := pull(puller, func() {
+			b.Source.Transport.Revoke(move)
+			fill(b.Source.Memory.Bytes, 5)
+		})
 		var corrupt *transport.CorruptError
 		switch {
-		case err != nil:
-			failed++
-			if errors.As(err, &corrupt) {
-				t.Error("a pull read behind the fence, and reports blocks to be pulled again")
-			}
-		case !bytes.Equal(b.Target.Memory.Bytes, want):
+		case errors.As(err, &corrupt):
+			t.Error("a pull read behind the fence, and reports blocks to be pulled again")
+		case err == nil && !bytes.Equal(b.Target.Memory.Bytes, want):
 			t.Error("a pull read behind the fence, and reports success")
 		}
 		if _, err := puller.Pull(b.ctx(), plan); err == nil || errors.As(err, &corrupt) {
 			t.Errorf("a pull after Revoke: %v", err)
 		}
-		puller.Close()
+		return err != nil
 	}
-	if failed == 0 {
-		t.Error("Revoke never came in the midst of a pull")
+
+	took := time.Duration(0)
+	revoked(func(p transport.Puller, revoke func()) error {
+		stats, err := p.Pull(b.ctx(), plan)
+		took = stats.Took
+		revoke()
+		return err
+	})
+	for n := 1; n < 1<<10; n *= 3 {
+		failed := revoked(func(p transport.Puller, revoke func()) error {
+			ctx := look(n-1, revoke)
+			defer ctx.cancel()
+			_, err := p.Pull(ctx, plan)
+			if ctx.left.Load() >= 0 {
+				revoke() // the pull has fewer steps
+			}
+			return err
+		})
+		if n == 1 && !failed {
+			t.Error("a pull whose grant was revoked at its first step succeeds")
+		}
+	}
+	for i := range 8 {
+		revoked(func(p transport.Puller, revoke func()) error {
+			ended := b.pulling(p, plan)
+			time.Sleep(took * time.Duration(i) / 8)
+			revoke()
+			return (<-ended).err
+		})
 	}
 }
 

@@ -65,9 +65,9 @@ func testExpiry(t *testing.T, b *bench) {
 	if _, err := b.Source.Transport.Export(g); err == nil {
 		t.Error("a grant that has expired is exported")
 	}
-	g.Deadline = time.Now().Add(20 * time.Millisecond)
+	g.Deadline = time.Now().Add(300 * time.Millisecond)
 	offer := b.export(g)
-	g.Move, g.Deadline = "m/2", time.Now().Add(200*time.Millisecond)
+	g.Move, g.Deadline = "m/2", time.Now().Add(600*time.Millisecond)
 	running := b.export(g)
 	p, err := b.Target.Transport.Open(b.ctx(), Receiver, running)
 	if err != nil {
