@@ -52,6 +52,7 @@ func (d digest) next() uint32 { return uint32(mix(uint64(d))>>33) % 50_000 }
 type engine struct {
 	mu       sync.Mutex
 	away     bool
+	blind    bool // it serves no blocks
 	memory   *transport.Memory
 	free     []uint32
 	limbo    []uint32        // given back in this instant: nobody may read them any later
@@ -97,7 +98,7 @@ func newEngine() *engine {
 func (e *engine) Description() (blocks.Description, bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return blocks.Description{Model: "m", BlockTokens: blockTokens, Layout: layout, PoolBytes: int64(len(e.memory.Bytes)), TokenBytes: 1000, Fingerprint: 77}, !e.away
+	return blocks.Description{Model: "m", BlockTokens: blockTokens, Layout: layout, PoolBytes: int64(len(e.memory.Bytes)), TokenBytes: 1000, Fingerprint: 77}, !e.away && !e.blind
 }
 
 func (e *engine) Memory() (*transport.Memory, bool) { return e.memory, true }

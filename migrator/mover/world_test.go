@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/cascadeinfer/cascade/migrator/api"
@@ -84,6 +85,12 @@ type node struct {
 	answers map[bidask.Deal]chan bidask.EventKind
 }
 
+// What newWorld gives its replicas besides; set by tests that run alone.
+var (
+	better *unreliable // a transport that is preferred
+	tracer trace.Tracer
+)
+
 func newWorld(replicas int, link int64) *world {
 	w := &world{done: make(chan struct{}), cuts: map[[2]*node]bool{}, delays: map[[2]*node]time.Duration{}}
 	for i := range replicas {
@@ -96,8 +103,14 @@ func newWorld(replicas int, link int64) *world {
 		if err != nil {
 			panic(err)
 		}
-		n.mover, err = mover.New(mover.Config{Self: n.id, Engine: &gated{n}, Front: n.front, Network: n, Transports: []transport.Transport{&wire{carrier, n}},
-			Address: func(r policies.ReplicaID) string { return string(r) }, Link: link, Tell: n.tell, Transfer: transfer.Config{Tail: 1 + i%2}})
+		transports := []transport.Transport{&wire{carrier, n}}
+		if better != nil {
+			u := *better
+			u.wire = &wire{carrier, n}
+			transports = slices.Insert(transports, 0, transport.Transport(&u))
+		}
+		n.mover, err = mover.New(mover.Config{Self: n.id, Engine: &gated{n}, Front: n.front, Network: n, Transports: transports,
+			Address: func(r policies.ReplicaID) string { return string(r) }, Link: link, Tell: n.tell, Transfer: transfer.Config{Tail: 1 + i%2}, Tracer: tracer})
 		if err != nil {
 			panic(err)
 		}
@@ -108,7 +121,6 @@ func newWorld(replicas int, link int64) *world {
 		w.wg.Go(func() {
 			time.Sleep(time.Duration(i) * time.Millisecond / 3)
 			engines, stop := context.WithCancel(context.Background())
-			context.AfterFunc(engines, func() {})
 			w.wg.Go(func() { <-w.done; stop() })
 			n.engine.run(engines)
 		})
