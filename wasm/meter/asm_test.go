@@ -23,7 +23,6 @@ func fc(sub uint32, imm ...uint64) *ins {
 func i32(v int32) *ins             { return op(0x41, uint64(uint32(v))) }
 func i64(v int64) *ins             { return op(0x42, uint64(v)) }
 func loop(body ...*ins) *ins       { return &ins{op: 0x03, body: body} }
-func blk(body ...*ins) *ins        { return &ins{op: 0x02, body: body} }
 func cond(then, other []*ins) *ins { return &ins{op: 0x04, body: then, other: other} }
 
 type function struct {

@@ -1,0 +1,76 @@
+package abi
+
+import (
+	"math"
+	"unsafe"
+)
+
+// The loads and stores below are one instruction each on every machine we
+// compile for, wasm among them; encoding/binary would bring package reflect
+// into every guest.
+
+func u16(b []byte) uint16 { return uint16(b[0]) | uint16(b[1])<<8 }
+
+func u32(b []byte) uint32 {
+	_ = b[3]
+	return uint32(b[0]) | uint32(b[1])<<8 | uint32(b[2])<<16 | uint32(b[3])<<24
+}
+
+func u64(b []byte) uint64 {
+	_ = b[7]
+	return uint64(b[0]) | uint64(b[1])<<8 | uint64(b[2])<<16 | uint64(b[3])<<24 |
+		uint64(b[4])<<32 | uint64(b[5])<<40 | uint64(b[6])<<48 | uint64(b[7])<<56
+}
+
+func f64(b []byte) float64 { return math.Float64frombits(u64(b)) }
+
+func put16(b []byte, v uint16) { b[0], b[1] = byte(v), byte(v>>8) }
+
+func put32(b []byte, v uint32) {
+	_ = b[3]
+	b[0], b[1], b[2], b[3] = byte(v), byte(v>>8), byte(v>>16), byte(v>>24)
+}
+
+func put64(b []byte, v uint64) {
+	_ = b[7]
+	b[0], b[1], b[2], b[3] = byte(v), byte(v>>8), byte(v>>16), byte(v>>24)
+	b[4], b[5], b[6], b[7] = byte(v>>32), byte(v>>40), byte(v>>48), byte(v>>56)
+}
+
+func putf(b []byte, v float64) { put64(b, math.Float64bits(v)) }
+
+// text returns the string that an "off, len" pair names, and whether it lies in
+// aux. It shares aux's memory: it is good for as long as the frame is.
+func text(pair, aux []byte) (string, bool) {
+	off, n := u32(pair), u32(pair[4:])
+	if uint64(off)+uint64(n) > uint64(len(aux)) {
+		return "", false
+	}
+	if n == 0 {
+		return "", true
+	}
+	return unsafe.String(&aux[off], int(n)), true
+}
+
+// texts writes strings into aux, one after the other.
+type texts struct {
+	aux []byte
+	at  int
+}
+
+// put writes a string and the pair that names it.
+func (t *texts) put(pair []byte, s string) {
+	put32(pair, uint32(t.at))
+	put32(pair[4:], uint32(len(s)))
+	t.at += copy(t.aux[t.at:], s)
+}
+
+// bit is v if on.
+func bit(on bool, v uint32) uint32 {
+	if on {
+		return v
+	}
+	return 0
+}
+
+func finite(x float64) bool { return x-x == 0 }

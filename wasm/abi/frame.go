@@ -1,0 +1,235 @@
+package abi
+
+import "github.com/cascadeinfer/cascade/policies"
+
+// Magic begins every frame: "CSP1".
+const Magic = 0x31505343
+
+// HeaderSize is the header's length in version 1.0. Offsets of its fields are in
+// the package comment.
+const HeaderSize = 88
+
+// MaxState bounds a policy's state, in bytes.
+const MaxState = 4096
+
+// maxFrame keeps every offset far from the end of an int32.
+const maxFrame = 1 << 31
+
+// Call is what comes with every frame, whatever its kind.
+type Call struct {
+	ID   uint64 // names the call in logs and recordings
+	Now  policies.Micros
+	Seed uint64
+	// State is what the policy wrote at its last call, and Room how long it may
+	// make it now; both at most MaxState. A policy without state has neither.
+	State []byte
+	Room  int
+}
+
+// parts is a frame's areas, on either side.
+type parts struct {
+	args    []byte
+	records []byte // count·stride bytes
+	count   int
+	stride  int
+	aux     []byte
+	out     []byte
+}
+
+// record returns record i, at least as long as the size that was opened with.
+func (p *parts) record(i int) []byte { return p.records[i*p.stride : (i+1)*p.stride] }
+
+// shape is how large the areas of a frame are to be, in bytes; size and args
+// are multiples of 8.
+type shape struct {
+	kind   Kind
+	args   int
+	size   int // of a record
+	count  int
+	aux    int
+	output int
+}
+
+func pad(n int) int { return (n + 7) &^ 7 }
+
+// frame returns the length of the frame of that shape, or −1 if it would be too
+// long.
+func (s shape) frame(c Call) int {
+	if s.count > maxFrame/8 || s.aux > maxFrame/8 || s.aux < 0 || s.output > maxFrame/8 {
+		return -1
+	}
+	n := int64(HeaderSize) + int64(s.args) + int64(s.size)*int64(s.count) + int64(pad(s.aux)) + int64(pad(c.Room)) + int64(pad(s.output))
+	if n > maxFrame {
+		return -1
+	}
+	return int(n)
+}
+
+// lay writes the header and the state of a frame into an arena, clears its
+// output, and returns its areas and length.
+func (s shape) lay(arena []byte, c Call) (parts, int, error) {
+	if c.Room < 0 || c.Room > MaxState || len(c.State) > c.Room {
+		return parts{}, 0, ErrInput
+	}
+	n := s.frame(c)
+	if n < 0 {
+		return parts{}, 0, ErrInput
+	}
+	if n > len(arena) {
+		return parts{}, n, ErrShort
+	}
+	b := arena[:n]
+	arg := HeaderSize
+	rec := arg + s.args
+	aux := rec + s.size*s.count
+	state := aux + pad(s.aux)
+	out := state + pad(c.Room)
+
+	h := b[:HeaderSize]
+	put32(h, Magic)
+	put16(h[4:], HeaderSize)
+	put16(h[6:], uint16(s.kind))
+	put64(h[8:], 0)
+	put32(h[16:], uint32(arg))
+	put32(h[20:], uint32(s.args))
+	put32(h[24:], uint32(rec))
+	put32(h[28:], uint32(s.count))
+	put32(h[32:], uint32(s.size))
+	put32(h[36:], uint32(aux))
+	put32(h[40:], uint32(s.aux))
+	put32(h[44:], uint32(state))
+	put32(h[48:], uint32(len(c.State)))
+	put32(h[52:], uint32(c.Room))
+	put32(h[56:], uint32(out))
+	put32(h[60:], uint32(s.output))
+	put64(h[64:], c.ID)
+	put64(h[72:], uint64(c.Now))
+	put64(h[80:], c.Seed)
+	// What is not written must not differ from one call to the next: a frame is
+	// the whole input.
+	if s.aux&7 != 0 {
+		put64(b[state-8:], 0)
+	}
+	copy(b[state:], c.State)
+	clear(b[state+len(c.State):])
+	return parts{args: b[arg:rec], records: b[rec:aux], count: s.count, stride: s.size, aux: b[aux : aux+s.aux], out: b[out : out+s.output]}, n, nil
+}
+
+// area returns the part of a frame that a pair of header fields names.
+func area(frame []byte, off, n uint32) ([]byte, bool) {
+	end := uint64(off) + uint64(n)
+	if end > uint64(len(frame)) {
+		return nil, false
+	}
+	return frame[off:end:end], true
+}
+
+// open checks a frame's header and returns its areas; args and size are the
+// least lengths of arguments and records.
+func open(frame []byte, kind Kind, args, size int) (p parts, s Status) {
+	if len(frame) < HeaderSize || uint64(len(frame)) > maxFrame {
+		return p, BadFrame
+	}
+	h := frame[:HeaderSize]
+	if u32(h) != Magic || u16(h[4:]) < HeaderSize || int(u16(h[4:])) > len(frame) {
+		return p, BadFrame
+	}
+	if u16(h[6:]) != uint16(kind) || u32(h[8:]) != 0 {
+		return p, Unsupported
+	}
+	count, stride := u32(h[28:]), u32(h[32:])
+	bytes := uint64(count) * uint64(stride)
+	if size == 0 { // a kind without records
+		count, bytes = 0, 0
+	}
+	if count > 0 && stride < uint32(size) || bytes > uint64(len(frame)) {
+		return p, BadFrame
+	}
+	var a, b, c, d bool
+	p.args, a = area(frame, u32(h[16:]), u32(h[20:]))
+	p.records, b = area(frame, u32(h[24:]), uint32(bytes))
+	p.aux, c = area(frame, u32(h[36:]), u32(h[40:]))
+	p.out, d = area(frame, u32(h[56:]), u32(h[60:]))
+	if !a || !b || !c || !d || len(p.args) < args {
+		return p, BadFrame
+	}
+	p.count, p.stride = int(count), int(stride)
+	return p, OK
+}
+
+// room returns the first n bytes of the room for a guest's output.
+func room(frame []byte, n int) ([]byte, Status) {
+	if len(frame) < HeaderSize {
+		return nil, BadFrame
+	}
+	out, ok := area(frame, u32(frame[56:]), u32(frame[60:]))
+	switch {
+	case !ok:
+		return nil, BadFrame
+	case len(out) < n:
+		return nil, Short
+	}
+	return out[:n], OK
+}
+
+// output returns the area that a guest was to write its output to, as long as
+// it said that it is. The header has been in the guest's hands since.
+func output(frame []byte, n uint32) ([]byte, error) {
+	if len(frame) < HeaderSize {
+		return nil, ErrOutput
+	}
+	if n > u32(frame[60:]) {
+		return nil, ErrOutput
+	}
+	out, ok := area(frame, u32(frame[56:]), n)
+	if !ok {
+		return nil, ErrOutput
+	}
+	return out, nil
+}
+
+// Context is what a guest sees of a Call. State is the room for the state, its
+// first Length bytes the present one.
+type Context struct {
+	Kind   Kind
+	ID     uint64
+	Now    policies.Micros
+	Seed   uint64
+	State  []byte // shares the frame's memory
+	Length int
+}
+
+// GetContext reads a frame's Call on the guest's side.
+func GetContext(frame []byte) (Context, Status) {
+	if len(frame) < HeaderSize || u32(frame) != Magic {
+		return Context{}, BadFrame
+	}
+	state, ok := area(frame, u32(frame[44:]), u32(frame[52:]))
+	n := u32(frame[48:])
+	if !ok || uint64(n) > uint64(len(state)) {
+		return Context{}, BadFrame
+	}
+	return Context{Kind(u16(frame[6:])), u64(frame[64:]), policies.Micros(u64(frame[72:])), u64(frame[80:]), state, int(n)}, OK
+}
+
+// SetState records on the guest's side that the first n bytes of Context.State
+// are the new state. A length beyond the room counts as all of it.
+func SetState(frame []byte, n int) {
+	if len(frame) >= HeaderSize && n >= 0 {
+		put32(frame[48:], min(uint32(min(n, MaxState)), u32(frame[52:])))
+	}
+}
+
+// TakeState returns on the host's side the state that a call left, which was
+// given that room. It shares the frame's memory.
+func TakeState(frame []byte, room int) ([]byte, error) {
+	if len(frame) < HeaderSize {
+		return nil, ErrOutput
+	}
+	n := u32(frame[48:])
+	state, ok := area(frame, u32(frame[44:]), n)
+	if !ok || uint64(n) > uint64(max(room, 0)) || n > MaxState {
+		return nil, ErrOutput
+	}
+	return state, nil
+}

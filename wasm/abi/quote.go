@@ -1,0 +1,107 @@
+package abi
+
+import "github.com/cascadeinfer/cascade/policies"
+
+// bid-quote: a buyer prices a hand-over.
+//
+//	args    0 i64  capacity: tokens of KV, 0 unknown
+//	        8 i64  held
+//	       16 i64  promised
+//	       24 i64  incoming
+//	       32 i64  throughput: tokens per second, 0 unknown
+//	       40 i64  length of the request
+//	       48 text request
+//	       56 u32  cause: 1 growth, 2 outlier, 3 drain, 4 spill
+//	       60 u32  bit 0: draining
+//	output  0 i64  load
+//	        8 i64  start: microseconds from now
+//	value     16, the output's length; with None, no bid
+//	rule      neither is negative
+//
+// There are no records.
+const (
+	quoteArgs = 64
+	quoteOut  = 16
+)
+
+// Ask is what a quote is for.
+type Ask struct {
+	Position policies.Position
+	Handover policies.Handover
+}
+
+// PutQuote writes a frame into an arena and returns its length; with ErrShort,
+// the length it needs. It does not allocate.
+func PutQuote(arena []byte, c Call, ask Ask) (int, error) {
+	p, n, err := shape{kind: Quote, args: quoteArgs, aux: len(ask.Handover.Request), output: quoteOut}.lay(arena, c)
+	if err != nil {
+		return n, err
+	}
+	a, pos := p.args[:quoteArgs], &ask.Position
+	put64(a, uint64(pos.Capacity))
+	put64(a[8:], uint64(pos.Held))
+	put64(a[16:], uint64(pos.Promised))
+	put64(a[24:], uint64(pos.Incoming))
+	put64(a[32:], uint64(pos.Throughput))
+	put64(a[40:], uint64(ask.Handover.Length))
+	(&texts{aux: p.aux}).put(a[48:], ask.Handover.Request)
+	put32(a[56:], uint32(ask.Handover.Cause))
+	put32(a[60:], bit(pos.Draining, 1))
+	return n, nil
+}
+
+// GetQuote reads a frame. The request's name shares the frame's memory.
+func GetQuote(frame []byte) (Ask, Status) {
+	p, s := open(frame, Quote, quoteArgs, 0)
+	if s != OK {
+		return Ask{}, s
+	}
+	a := p.args[:quoteArgs]
+	request, ok := text(a[48:], p.aux)
+	cause := u32(a[56:])
+	if !ok || cause > 255 {
+		return Ask{}, BadFrame
+	}
+	return Ask{
+		policies.Position{
+			Capacity: policies.Tokens(u64(a)), Held: policies.Tokens(u64(a[8:])), Promised: policies.Tokens(u64(a[16:])),
+			Incoming: policies.Tokens(u64(a[24:])), Throughput: policies.Tokens(u64(a[32:])), Draining: u32(a[60:])&1 != 0,
+		},
+		policies.Handover{Request: request, Length: policies.Tokens(u64(a[40:])), Cause: policies.Cause(cause)},
+	}, OK
+}
+
+// AnswerQuote writes a bid, or that there is none, and returns the result.
+func AnswerQuote(frame []byte, b policies.Bid, bids bool) uint64 {
+	if !bids {
+		return Result(None, 0)
+	}
+	out, s := room(frame, quoteOut)
+	if s != OK {
+		return Result(s, quoteOut)
+	}
+	put64(out, uint64(b.Load))
+	put64(out[8:], uint64(b.Start))
+	return Result(OK, quoteOut)
+}
+
+// TakeQuote returns the bid of a result, and whether there is one. The caller
+// fills in From.
+func TakeQuote(frame []byte, result uint64) (policies.Bid, bool, error) {
+	s, n := Unpack(result)
+	switch {
+	case s == None:
+		return policies.Bid{}, false, nil
+	case s != OK:
+		return policies.Bid{}, false, s
+	}
+	out, err := output(frame, n)
+	if err != nil || n < quoteOut {
+		return policies.Bid{}, false, ErrOutput
+	}
+	b := policies.Bid{Load: policies.Tokens(u64(out)), Start: policies.Micros(u64(out[8:]))}
+	if b.Load < 0 || b.Start < 0 {
+		return policies.Bid{}, false, ErrRule
+	}
+	return b, true, nil
+}

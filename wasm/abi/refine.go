@@ -1,0 +1,111 @@
+package abi
+
+import "github.com/cascadeinfer/cascade/policies"
+
+// refine: where the boundary between two stages should lie.
+//
+//	args    0 i64  boundary in force
+//	        8 i64  low: start of the own stage
+//	       16 i64  high: end of the next; 2^63−1 is open
+//	       24 i64  peers: replicas of the own stage
+//	       32 i64  successors: replicas of the next stage
+//	       40 f64  D0, D1, D2, D3, D4, kappa: see policies.Cost
+//	       88 i64  local: how many records are requests of the own replica
+//	record  0 i64  input tokens
+//	        8 i64  length
+//	output  0 i64  the proposal
+//	value     8, the output's length; None stands for the boundary in force
+//	rule      low < proposal < high
+//
+// The records of the own replica come first, then those of the next stage.
+// There is nothing in aux.
+const (
+	refineArgs   = 96
+	sequenceSize = 16
+)
+
+// PutRefine writes a frame into an arena and returns its length; with ErrShort,
+// the length it needs. It does not allocate.
+func PutRefine(arena []byte, c Call, b policies.Border) (int, error) {
+	p, n, err := shape{kind: Refine, args: refineArgs, size: sequenceSize, count: len(b.Local) + len(b.Next), output: 8}.lay(arena, c)
+	if err != nil {
+		return n, err
+	}
+	a := p.args[:refineArgs]
+	put64(a, uint64(b.Boundary))
+	put64(a[8:], uint64(b.Low))
+	put64(a[16:], uint64(b.High))
+	put64(a[24:], uint64(b.Peers))
+	put64(a[32:], uint64(b.Successors))
+	putCost(a[40:], b.Cost)
+	put64(a[88:], uint64(len(b.Local)))
+	putSequences(p.records, b.Local)
+	putSequences(p.records[sequenceSize*len(b.Local):], b.Next)
+	return n, nil
+}
+
+func putSequences(records []byte, list []policies.Sequence) {
+	for i, s := range list {
+		r := records[i*sequenceSize:][:sequenceSize]
+		put64(r, uint64(s.Input))
+		put64(r[8:], uint64(s.Length))
+	}
+}
+
+// GetRefine reads a frame. It puts the sequences into dst, which it returns
+// longer if it must, and which the border's slices share; it does not allocate
+// when dst has room.
+func GetRefine(frame []byte, dst []policies.Sequence) (policies.Border, []policies.Sequence, Status) {
+	dst = dst[:0]
+	p, s := open(frame, Refine, refineArgs, sequenceSize)
+	if s != OK {
+		return policies.Border{}, dst, s
+	}
+	a := p.args[:refineArgs]
+	local := u64(a[88:])
+	if local > uint64(p.count) {
+		return policies.Border{}, dst, BadFrame
+	}
+	for i := range p.count {
+		r := p.record(i)[:sequenceSize]
+		dst = append(dst, policies.Sequence{Input: policies.Tokens(u64(r)), Length: policies.Tokens(u64(r[8:]))})
+	}
+	return policies.Border{
+		Boundary: policies.Tokens(u64(a)), Low: policies.Tokens(u64(a[8:])), High: policies.Tokens(u64(a[16:])),
+		Peers: int(u64(a[24:])), Successors: int(u64(a[32:])), Cost: cost(a[40:]),
+		Local: dst[:local:local], Next: dst[local:],
+	}, dst, OK
+}
+
+// AnswerRefine writes the proposal and returns the result.
+func AnswerRefine(frame []byte, t policies.Tokens) uint64 { return answerTokens(frame, t) }
+
+// TakeRefine returns the proposal of a result for that border.
+func TakeRefine(frame []byte, result uint64, b policies.Border) (policies.Tokens, error) {
+	if s, _ := Unpack(result); s == None {
+		return b.Boundary, nil
+	}
+	t, err := takeTokens(frame, result)
+	switch {
+	case err != nil:
+		return b.Boundary, err
+	case t <= b.Low || t >= b.High:
+		return b.Boundary, ErrRule
+	}
+	return t, nil
+}
+
+func putCost(b []byte, c policies.Cost) {
+	b = b[:48]
+	putf(b, c.D0)
+	putf(b[8:], c.D1)
+	putf(b[16:], c.D2)
+	putf(b[24:], c.D3)
+	putf(b[32:], c.D4)
+	putf(b[40:], c.Kappa)
+}
+
+func cost(b []byte) policies.Cost {
+	b = b[:48]
+	return policies.Cost{D0: f64(b), D1: f64(b[8:]), D2: f64(b[16:]), D3: f64(b[24:]), D4: f64(b[32:]), Kappa: f64(b[40:])}
+}

@@ -1,0 +1,255 @@
+package abi
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// A source makes words from a string of bytes, so that one fuzzer serves every
+// kind; it makes zeros when there are no more.
+type source struct{ b []byte }
+
+func (s *source) byte() byte {
+	if len(s.b) == 0 {
+		return 0
+	}
+	c := s.b[0]
+	s.b = s.b[1:]
+	return c
+}
+
+func (s *source) below(n int) int { return int(s.byte()) % n }
+
+// word is any 64 bits, mostly small.
+func (s *source) word() uint64 {
+	switch s.below(4) {
+	case 0:
+		return uint64(s.byte())
+	case 1:
+		return uint64(s.byte())<<8 | uint64(s.byte())
+	case 2:
+		return math.MaxInt64
+	}
+	v := uint64(0)
+	for range 8 {
+		v = v<<8 | uint64(s.byte())
+	}
+	return v
+}
+
+func (s *source) tokens() policies.Tokens { return policies.Tokens(s.word()) }
+
+// float is any double but NaN, which is not equal to itself.
+func (s *source) float() float64 {
+	f := math.Float64frombits(s.word())
+	if f != f {
+		return 1.5
+	}
+	return f
+}
+
+func (s *source) text() string {
+	b := make([]byte, s.below(20))
+	for i := range b {
+		b[i] = s.byte()
+	}
+	return string(b)
+}
+
+func (s *source) call() Call {
+	c := Call{ID: s.word(), Now: policies.Micros(s.word()), Seed: s.word(), State: []byte(s.text())}
+	c.Room = len(c.State) + s.below(10)
+	return c
+}
+
+func (s *source) bids() []policies.Bid {
+	list := make([]policies.Bid, s.below(20))
+	for i := range list {
+		list[i] = policies.Bid{From: policies.ReplicaID(s.text()), Load: s.tokens(), Start: policies.Micros(s.word())}
+	}
+	return list
+}
+
+func (s *source) ask() Ask {
+	return Ask{
+		policies.Position{Capacity: s.tokens(), Held: s.tokens(), Promised: s.tokens(), Incoming: s.tokens(), Throughput: s.tokens(), Draining: s.below(2) == 1},
+		policies.Handover{Request: s.text(), Length: s.tokens(), Cause: policies.Cause(s.byte())},
+	}
+}
+
+func (s *source) sequences() []policies.Sequence {
+	list := make([]policies.Sequence, s.below(10))
+	for i := range list {
+		list[i] = policies.Sequence{Input: s.tokens(), Length: s.tokens()}
+	}
+	return list
+}
+
+func (s *source) cost() policies.Cost {
+	return policies.Cost{D0: s.float(), D1: s.float(), D2: s.float(), D3: s.float(), D4: s.float(), Kappa: s.float()}
+}
+
+func (s *source) border() policies.Border {
+	return policies.Border{Boundary: s.tokens(), Low: s.tokens(), High: s.tokens(), Peers: int(s.word()), Successors: int(s.word()),
+		Cost: s.cost(), Local: s.sequences(), Next: s.sequences()}
+}
+
+func (s *source) workload() policies.Workload {
+	n := s.below(8)
+	f := policies.NewFlow(make([]policies.Tokens, n))
+	w := policies.Workload{Flow: f, Cost: s.cost(),
+		Capacity: policies.Capacity{KV: s.tokens(), Batch: int(s.word()), TransferRate: s.float()}, Replicas: int(s.word()),
+		Transfer: policies.Transfer{Base: s.float(), PerToken: s.float()},
+		Limits:   policies.Limits{Stages: s.below(20), Iteration: s.float(), Pooling: s.float(), Utilisation: s.float()}}
+	w.Flow.Seen = s.word()
+	if s.below(2) == 1 {
+		w.Snapshot = make([]policies.Batch, n)
+	}
+	for i := range n {
+		f.Edges[i] = s.tokens()
+		for _, col := range [][]float64{f.Arrivals, f.Tokens, f.Reads, f.Prefill, f.Prefill2, f.Weight, f.Crossings} {
+			col[i] = s.float()
+		}
+		if w.Snapshot != nil {
+			w.Snapshot[i] = policies.Batch{N: s.float(), SumI: s.float(), SumI2: s.float(), SumL: s.float()}
+		}
+	}
+	return w
+}
+
+func (s *source) site() policies.Site {
+	return policies.Site{ID: policies.ReplicaID(s.text()), Low: s.tokens(), High: s.tokens(), Waiting: s.tokens(), Load: s.tokens(),
+		Prefix: s.tokens(), Draining: s.below(2) == 1}
+}
+
+func (s *source) arrival() policies.Arrival {
+	a := policies.Arrival{
+		Request: policies.Request{ID: s.text(), Model: s.text(), Input: s.tokens(), Cached: s.tokens(), Output: s.tokens(), MaxOutput: s.tokens(),
+			Estimated: s.below(2) == 1, Features: policies.Features(s.word())},
+		Hops: int(s.word()), Own: s.site(),
+	}
+	a.Peers = make([]policies.Site, s.below(6))
+	for i := range a.Peers {
+		a.Peers[i] = s.site()
+	}
+	return a
+}
+
+func (s *source) plan(model string) policies.Plan {
+	p := policies.Plan{Model: model, Epoch: policies.Epoch(s.word()), Stages: make([]policies.Stage, s.below(5))}
+	for i := range p.Stages {
+		ids := make([]policies.ReplicaID, s.below(4))
+		for k := range ids {
+			ids[k] = policies.ReplicaID(s.text())
+		}
+		p.Stages[i] = policies.Stage{Low: s.tokens(), High: s.tokens(), Replicas: ids}
+	}
+	return p
+}
+
+func (s *source) change() Change {
+	model := s.text()
+	ch := Change{Now: s.plan(model), Next: s.plan(model)}
+	if len(ch.Now.Stages) == 0 {
+		ch.Now.Model = ""
+	}
+	return ch
+}
+
+// A kindCase ties a kind's two halves together for the tests that go over all
+// of them: put encodes words made from a source and returns them printed; get
+// decodes any frame and prints what it found.
+type kindCase struct {
+	kind Kind
+	put  func(s *source, arena []byte, c Call) (words string, n int, err error)
+	get  func(frame []byte) (words string, s Status)
+}
+
+// show prints words, an empty slice as nil.
+func show(v any) string { return fmt.Sprintf("%+v", v) }
+
+var kindCases = []kindCase{
+	{Configure,
+		func(s *source, arena []byte, c Call) (string, int, error) {
+			b := []byte(s.text())
+			n, err := PutConfigure(arena, c, b)
+			return show(b), n, err
+		},
+		func(frame []byte) (string, Status) {
+			b, s := GetConfigure(frame)
+			return show(b), s
+		}},
+	{Partition,
+		func(s *source, arena []byte, c Call) (string, int, error) {
+			w := s.workload()
+			n, err := PutPartition(arena, c, w)
+			return show(w) + show(w.Snapshot == nil), n, err
+		},
+		func(frame []byte) (string, Status) {
+			var w policies.Workload
+			s := GetPartition(frame, &w)
+			return show(w) + show(w.Snapshot == nil), s
+		}},
+	{Refine,
+		func(s *source, arena []byte, c Call) (string, int, error) {
+			b := s.border()
+			n, err := PutRefine(arena, c, b)
+			return show(b), n, err
+		},
+		func(frame []byte) (string, Status) {
+			b, _, s := GetRefine(frame, nil)
+			return show(b), s
+		}},
+	{Quote,
+		func(s *source, arena []byte, c Call) (string, int, error) {
+			a := s.ask()
+			n, err := PutQuote(arena, c, a)
+			return show(a), n, err
+		},
+		func(frame []byte) (string, Status) {
+			a, s := GetQuote(frame)
+			return show(a), s
+		}},
+	{Select,
+		func(s *source, arena []byte, c Call) (string, int, error) {
+			b := s.bids()
+			n, err := PutSelect(arena, c, b)
+			return show(b), n, err
+		},
+		func(frame []byte) (string, Status) {
+			b, s := GetSelect(frame, nil)
+			return show(b), s
+		}},
+	{Outlier,
+		func(s *source, arena []byte, c Call) (string, int, error) {
+			own, mean := s.tokens(), s.tokens()
+			n, err := PutOutlier(arena, c, own, mean)
+			return show(own) + " " + show(mean), n, err
+		},
+		func(frame []byte) (string, Status) {
+			own, mean, s := GetOutlier(frame)
+			return show(own) + " " + show(mean), s
+		}},
+	{Place,
+		func(s *source, arena []byte, c Call) (string, int, error) {
+			a := s.arrival()
+			n, err := PutPlace(arena, c, a)
+			return show(a), n, err
+		},
+		func(frame []byte) (string, Status) {
+			a, s := GetPlace(frame, nil)
+			return show(a), s
+		}},
+	{Guard,
+		func(s *source, arena []byte, c Call) (string, int, error) {
+			ch := s.change()
+			n, err := PutGuard(arena, c, ch)
+			return show(ch), n, err
+		},
+		func(frame []byte) (string, Status) {
+			ch, s := GetGuard(frame)
+			return show(ch), s
+		}},
+}
