@@ -163,12 +163,13 @@ func (a *Answer) Take(c *Chunk, edit Edit) error {
 	if a.identity.ID == nil && !c.id.absent() {
 		a.identity = c.Identity()
 	}
-	keep(&a.fingerprint, c.fingerprint)
 	if edit.Pin != nil {
 		a.identity = *edit.Pin
-		if edit.Pin.Fingerprint != nil {
-			a.fingerprint = edit.Pin.Fingerprint
-		}
+	}
+	if edit.Pin != nil && edit.Pin.Fingerprint != nil {
+		a.fingerprint = append(a.fingerprint[:0], edit.Pin.Fingerprint...) // which others read too
+	} else {
+		keep(&a.fingerprint, c.fingerprint)
 	}
 	keep(&a.role, c.role)
 	keep(&a.finish, c.finish)

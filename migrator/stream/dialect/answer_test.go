@@ -72,6 +72,27 @@ func TestAnswerOfAChat(t *testing.T) {
 	}
 }
 
+// TestPinIsShared checks that an answer does not write into what its Edit names,
+// which other answers read at the same time.
+func TestPinIsShared(t *testing.T) {
+	template, err := Learn([]byte(completion))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pin := &Identity{ID: []byte(`"cmpl-0"`), Created: []byte(`1`), Model: []byte(`"m"`), Fingerprint: []byte(`"vllm-first"`)}
+	other := strings.Replace(lastEvent, "}\n\n", `,"system_fingerprint":"vllm-other"}`+"\n\n", 1)
+	if parse(t, other).Fingerprint() == nil {
+		t.Fatal(other)
+	}
+	a := answer(t, Edit{Pin: pin}, firstEvent, other, other, usageEvent)
+	if got, err := a.Body(template, nil, nil); err != nil || !strings.Contains(string(got), `"system_fingerprint":"vllm-first"`) {
+		t.Errorf("%v %s", err, got)
+	}
+	if string(pin.Fingerprint) != `"vllm-first"` {
+		t.Errorf("the pinned fingerprint is now %s", pin.Fingerprint)
+	}
+}
+
 func TestLearnRefuses(t *testing.T) {
 	for old, field := range map[string]string{`"metrics":null`: `metrics`, `"logprobs":null`: "choices.logprobs", `"kv_transfer_params":null`: "kv_transfer_params"} {
 		_, err := Learn([]byte(strings.Replace(completion, old, strings.Replace(old, "null", `{"x":1}`, 1), 1)))
