@@ -241,8 +241,8 @@ func (s *Stream) open(ctx context.Context, o *order, given int) (*wireLeg, *dial
 	if b.leg != nil {
 		b.leg.leave()
 	}
-	if cause := context.Cause(life); cause != nil {
-		err = cause
+	if cause := context.Cause(ctx); cause != nil {
+		err = cause // nobody waits any more
 	}
 	cancel(nil)
 	return nil, nil, err

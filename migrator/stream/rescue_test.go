@@ -268,7 +268,7 @@ func TestRescueOfUnmovable(t *testing.T) {
 func TestReportedLoss(t *testing.T) {
 	t.Parallel()
 	for _, alone := range []bool{false, true} {
-		f, rs := newRescueFleet(t, 2, func(c *Config) { c.RescueTimeout = 50 * time.Millisecond })
+		f, rs := newRescueFleet(t, 2, func(c *Config) { c.RescueTimeout = 5 * time.Second })
 		if alone {
 			rs.know()
 			f.fronts[0].ready.Store(true)
