@@ -90,14 +90,14 @@ func script(t *testing.T, requests, climbers int, over time.Duration) []question
 	last := list[len(list)-1].At
 	var out []question
 	for i, q := range list {
-		s := ask(i, int(min(max(q.Input/4, 10), 6000)), int(min(max(q.Output, 30), 300)))
+		s := ask(i, int(min(max(q.Input/4, 10), 6000)), int(min(max(q.Output, 30), 150)))
 		s.at = time.Duration(float64(over) * float64(q.At) / float64(last))
 		out = append(out, s)
 	}
 	for i := range climbers {
 		// One grows through all stages, one makes an outlier of its replica.
 		for j, input := range []int{20, 5000} {
-			s := ask(requests+2*i+j, input, 600)
+			s := ask(requests+2*i+j, input, 400)
 			s.at = over * time.Duration(i) / time.Duration(climbers) / 2
 			out = append(out, s)
 		}
@@ -233,9 +233,9 @@ var cached = regexp.MustCompile(`"cached_tokens":[0-9]+`)
 // requests grow out of their stages and are drained from one replica after the
 // other, has byte for byte the answers that it has where nothing moves.
 func TestSameAnswers(t *testing.T) {
-	requests, climbers, over := 60, 6, 2*time.Second
+	requests, climbers, over := 30, 4, 3*time.Second
 	if everything {
-		requests, climbers, over = 600, 40, 30*time.Second
+		requests, climbers, over = 500, 40, 40*time.Second
 	}
 	cases := []struct {
 		name, mode string
@@ -261,7 +261,7 @@ func TestSameAnswers(t *testing.T) {
 					r.plan(fiveStages()...)
 					want = r.play(list)
 				})
-				r := moving(t, envoy, c.mode, 6, ranks)
+				r := moving(t, envoy, c.mode, 6, ranks, func(f *config.Fleet) { f.Speed = 1 })
 				r.plan(fiveStages()...)
 				r.teach()
 				stop := r.rotation("r4", "r1", "r2", "r3", "r0")
