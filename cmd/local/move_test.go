@@ -87,42 +87,6 @@ func (r *rig) tally() int {
 	return len(done)
 }
 
-// TestDrainMoves: an operator drains a replica under load; what runs there goes
-// on elsewhere, and no client notices.
-func TestDrainMoves(t *testing.T) {
-	for _, mode := range []string{config.MigrationLive, config.MigrationReprompt} {
-		t.Run(mode, func(t *testing.T) {
-			idlePlanes(t, func(t *testing.T, envoy string) {
-				r := moving(t, envoy, mode, 3)
-				load := newTraffic(r, 12, 400, 200, 2000, 20_000)
-				load.after(12)
-				for _, id := range []string{"r0", "r1", "r2"} {
-					r.order("drain", id)
-					r.wait(id+" is empty", func() bool { return len(r.fronts[id].Residents()) == 0 })
-					r.order("undrain", id)
-					r.until(id+" is back", func(s control.Status) bool {
-						for _, m := range s.Models {
-							for _, st := range m.Stages {
-								for _, n := range st.Replicas {
-									if string(n.ID) == id && n.Weight > 0 {
-										return true
-									}
-								}
-							}
-						}
-						return false
-					})
-				}
-				load.stop()
-				load.report()
-				if r.tally() == 0 {
-					t.Error("nothing moved")
-				}
-			})
-		})
-	}
-}
-
 // TestGrowthMoves: requests that outgrow their stage go on in the next ones, up
 // to the last of five.
 func TestGrowthMoves(t *testing.T) {
