@@ -17,7 +17,8 @@ func PutConfigure(arena []byte, c Call, config []byte) (int, error) {
 
 // GetConfigure returns the configuration; it shares the frame's memory.
 func GetConfigure(frame []byte) ([]byte, Status) {
-	p, s := open(frame, Configure, 0, 0)
+	var p parts
+	s := p.open(frame, Configure, 0, 0)
 	return p.aux, s
 }
 

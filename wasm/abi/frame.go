@@ -33,7 +33,6 @@ type parts struct {
 	count   int
 	stride  int
 	aux     []byte
-	out     []byte
 }
 
 // record returns record i, at least as long as the size that was opened with.
@@ -112,7 +111,7 @@ func (s shape) lay(arena []byte, c Call) (parts, int, error) {
 	}
 	copy(b[state:], c.State)
 	clear(b[state+len(c.State):])
-	return parts{args: b[arg:rec], records: b[rec:aux], count: s.count, stride: s.size, aux: b[aux : aux+s.aux], out: b[out : out+s.output]}, n, nil
+	return parts{args: b[arg:rec], records: b[rec:aux], count: s.count, stride: s.size, aux: b[aux : aux+s.aux]}, n, nil
 }
 
 // area returns the part of a frame that a pair of header fields names.
@@ -124,18 +123,18 @@ func area(frame []byte, off, n uint32) ([]byte, bool) {
 	return frame[off:end:end], true
 }
 
-// open checks a frame's header and returns its areas; args and size are the
+// open checks a frame's header and sets the areas from it; args and size are the
 // least lengths of arguments and records.
-func open(frame []byte, kind Kind, args, size int) (p parts, s Status) {
+func (p *parts) open(frame []byte, kind Kind, args, size int) Status {
 	if len(frame) < HeaderSize || uint64(len(frame)) > maxFrame {
-		return p, BadFrame
+		return BadFrame
 	}
 	h := frame[:HeaderSize]
 	if u32(h) != Magic || u16(h[4:]) < HeaderSize || int(u16(h[4:])) > len(frame) {
-		return p, BadFrame
+		return BadFrame
 	}
 	if u16(h[6:]) != uint16(kind) || u32(h[8:]) != 0 {
-		return p, Unsupported
+		return Unsupported
 	}
 	count, stride := u32(h[28:]), u32(h[32:])
 	bytes := uint64(count) * uint64(stride)
@@ -143,18 +142,21 @@ func open(frame []byte, kind Kind, args, size int) (p parts, s Status) {
 		count, bytes = 0, 0
 	}
 	if count > 0 && stride < uint32(size) || bytes > uint64(len(frame)) {
-		return p, BadFrame
+		return BadFrame
 	}
-	var a, b, c, d bool
-	p.args, a = area(frame, u32(h[16:]), u32(h[20:]))
-	p.records, b = area(frame, u32(h[24:]), uint32(bytes))
-	p.aux, c = area(frame, u32(h[36:]), u32(h[40:]))
-	p.out, d = area(frame, u32(h[56:]), u32(h[60:]))
-	if !a || !b || !c || !d || len(p.args) < args {
-		return p, BadFrame
+	arg, argLen := uint64(u32(h[16:])), uint64(u32(h[20:]))
+	rec := uint64(u32(h[24:]))
+	aux, auxLen := uint64(u32(h[36:])), uint64(u32(h[40:]))
+	out, outLen := uint64(u32(h[56:])), uint64(u32(h[60:]))
+	end := uint64(len(frame))
+	if arg+argLen > end || rec+bytes > end || aux+auxLen > end || out+outLen > end || argLen < uint64(args) {
+		return BadFrame
 	}
+	p.args = frame[arg : arg+argLen]
+	p.records = frame[rec : rec+bytes]
+	p.aux = frame[aux : aux+auxLen]
 	p.count, p.stride = int(count), int(stride)
-	return p, OK
+	return OK
 }
 
 // room returns the first n bytes of the room for a guest's output.

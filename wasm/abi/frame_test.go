@@ -169,7 +169,9 @@ func FuzzGarbage(f *testing.F) {
 		if _, err := TakePlace(result, policies.Arrival{Peers: make([]policies.Site, 2)}); err == nil && result>>32 == 0 && uint32(result) > 1 {
 			t.Fatal("accepted a peer that is not there")
 		}
-		TakeConfigure(result)
+		if (TakeConfigure(result) == nil) != (result>>32 == 0) {
+			t.Fatal("accepted a status that is an error")
+		}
 	})
 }
 
@@ -270,7 +272,9 @@ func TestCallPathDoesNotAllocate(t *testing.T) {
 		"bid-select": func() {
 			n, _ := PutSelect(arena, Call{}, bids)
 			out, _ = GetSelect(arena[:n], out)
-			TakeSelect(AnswerSelect(3), len(out))
+			if i, err := TakeSelect(AnswerSelect(3), len(out)); i != 3 || err != nil {
+				t.Fatal(i, err)
+			}
 		},
 		"bid-quote": func() {
 			n, _ := PutQuote(arena, Call{}, ask)

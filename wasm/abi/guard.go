@@ -100,12 +100,13 @@ func PutGuard(arena []byte, c Call, ch Change) (int, error) {
 // GetGuard reads a frame. Texts share the frame's memory. It allocates: guards
 // are not on the way of a request.
 func GetGuard(frame []byte) (Change, Status) {
-	p, s := open(frame, Guard, guardArgs, planSize)
+	var p parts
+	s := p.open(frame, Guard, guardArgs, planSize)
 	if s != OK {
 		return Change{}, s
 	}
 	a := p.args[:guardArgs]
-	model, ok := text(a, p.aux)
+	model, ok := text(u64(a), p.aux)
 	now, names, at := u32(a[24:]), u32(a[28:]), u32(a[32:])
 	if !ok || uint64(now) > uint64(p.count) || uint64(at)+8*uint64(names) > uint64(len(p.aux)) {
 		return Change{}, BadFrame
@@ -113,7 +114,7 @@ func GetGuard(frame []byte) (Change, Status) {
 	table := p.aux[at:]
 	ids := make([]policies.ReplicaID, names)
 	for i := range ids {
-		id, ok := text(table[8*i:], p.aux)
+		id, ok := text(u64(table[8*i:]), p.aux)
 		if !ok {
 			return Change{}, BadFrame
 		}

@@ -29,7 +29,8 @@ func PutOutlier(arena []byte, c Call, own, mean policies.Tokens) (int, error) {
 
 // GetOutlier reads a frame.
 func GetOutlier(frame []byte) (own, mean policies.Tokens, s Status) {
-	p, s := open(frame, Outlier, outlierArgs, 0)
+	var p parts
+	s = p.open(frame, Outlier, outlierArgs, 0)
 	if s != OK {
 		return 0, 0, s
 	}

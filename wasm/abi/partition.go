@@ -109,7 +109,8 @@ func PutPartition(arena []byte, c Call, w policies.Workload) (int, error) {
 // they are long enough. Its values are as the host sent them: Validate says
 // whether they make sense.
 func GetPartition(frame []byte, w *policies.Workload) Status {
-	p, s := open(frame, Partition, partitionArgs, bucketSize)
+	var p parts
+	s := p.open(frame, Partition, partitionArgs, bucketSize)
 	if s != OK {
 		return s
 	}

@@ -74,7 +74,8 @@ func putSite(r []byte, s *policies.Site, t *texts) {
 // shares; texts share the frame's memory. It does not allocate when dst has
 // room.
 func GetPlace(frame []byte, dst []policies.Site) (policies.Arrival, Status) {
-	p, s := open(frame, Place, placeArgs, siteSize)
+	var p parts
+	s := p.open(frame, Place, placeArgs, siteSize)
 	switch {
 	case s != OK:
 		return policies.Arrival{}, s
@@ -82,8 +83,8 @@ func GetPlace(frame []byte, dst []policies.Site) (policies.Arrival, Status) {
 		return policies.Arrival{}, BadFrame
 	}
 	b := p.args[:placeArgs]
-	id, ok1 := text(b, p.aux)
-	model, ok2 := text(b[8:], p.aux)
+	id, ok1 := text(u64(b), p.aux)
+	model, ok2 := text(u64(b[8:]), p.aux)
 	own, ok3 := site(p.record(0)[:siteSize], p.aux)
 	if !ok1 || !ok2 || !ok3 {
 		return policies.Arrival{}, BadFrame
@@ -107,7 +108,7 @@ func GetPlace(frame []byte, dst []policies.Site) (policies.Arrival, Status) {
 }
 
 func site(r, aux []byte) (policies.Site, bool) {
-	id, ok := text(r[40:], aux)
+	id, ok := text(u64(r[40:]), aux)
 	return policies.Site{
 		ID: policies.ReplicaID(id), Low: policies.Tokens(u64(r)), High: policies.Tokens(u64(r[8:])), Waiting: policies.Tokens(u64(r[16:])),
 		Load: policies.Tokens(u64(r[24:])), Prefix: policies.Tokens(u64(r[32:])), Draining: u64(r[48:])&1 != 0,

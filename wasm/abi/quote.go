@@ -52,12 +52,13 @@ func PutQuote(arena []byte, c Call, ask Ask) (int, error) {
 
 // GetQuote reads a frame. The request's name shares the frame's memory.
 func GetQuote(frame []byte) (Ask, Status) {
-	p, s := open(frame, Quote, quoteArgs, 0)
+	var p parts
+	s := p.open(frame, Quote, quoteArgs, 0)
 	if s != OK {
 		return Ask{}, s
 	}
 	a := p.args[:quoteArgs]
-	request, ok := text(a[48:], p.aux)
+	request, ok := text(u64(a[48:]), p.aux)
 	cause := u32(a[56:])
 	if !ok || cause > 255 {
 		return Ask{}, BadFrame

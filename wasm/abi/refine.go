@@ -57,7 +57,8 @@ func putSequences(records []byte, list []policies.Sequence) {
 // when dst has room.
 func GetRefine(frame []byte, dst []policies.Sequence) (policies.Border, []policies.Sequence, Status) {
 	dst = dst[:0]
-	p, s := open(frame, Refine, refineArgs, sequenceSize)
+	var p parts
+	s := p.open(frame, Refine, refineArgs, sequenceSize)
 	if s != OK {
 		return policies.Border{}, dst, s
 	}

@@ -37,22 +37,32 @@ func PutSelect(arena []byte, c Call, bids []policies.Bid) (int, error) {
 	return n, nil
 }
 
-// GetSelect appends the bids of a frame to dst[:0]. Their names share the
+// GetSelect puts the bids of a frame into dst, or a longer slice. Their names share the
 // frame's memory: they are good until the function returns to the host. It does
 // not allocate when dst has room.
 func GetSelect(frame []byte, dst []policies.Bid) ([]policies.Bid, Status) {
 	dst = dst[:0]
-	p, s := open(frame, Select, 0, bidSize)
+	var p parts
+	s := p.open(frame, Select, 0, bidSize)
 	if s != OK {
 		return dst, s
 	}
-	for i := range p.count {
-		r := p.record(i)[:bidSize]
-		from, ok := text(r[16:], p.aux)
+	if cap(dst) < p.count {
+		dst = make([]policies.Bid, p.count)
+	}
+	dst = dst[:p.count]
+	rest := p.records
+	for i := range dst {
+		r := rest[:bidSize]
+		rest = rest[p.stride:]
+		from, ok := text(u64(r[16:]), p.aux)
 		if !ok {
 			return dst[:0], BadFrame
 		}
-		dst = append(dst, policies.Bid{From: policies.ReplicaID(from), Load: policies.Tokens(u64(r)), Start: policies.Micros(u64(r[8:]))})
+		b := &dst[i]
+		b.From = policies.ReplicaID(from)
+		b.Load = policies.Tokens(u64(r))
+		b.Start = policies.Micros(u64(r[8:]))
 	}
 	return dst, OK
 }
