@@ -106,7 +106,7 @@ func (c Config) validate() (Config, error) {
 		return c, fmt.Errorf("mover of %s: Link %d must not be negative", c.Self, c.Link)
 	}
 	if c.Node == nil {
-		c.Node = func(policies.ReplicaID) string { return "" }
+		c.Node = func(policies.ReplicaID) string { return "one" }
 	}
 	if c.Ended == nil {
 		c.Ended = func(Move) {}
