@@ -97,7 +97,6 @@ func (*slab) Release(context.Context, string) error                    { return 
 type desk struct {
 	slab   *slab
 	target *mover.Mover
-	epoch  policies.Epoch
 	self   policies.ReplicaID
 }
 

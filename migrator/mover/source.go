@@ -69,6 +69,9 @@ func (m *Mover) resident(request string) (r stream.Resident, ok bool) {
 
 // export begins the source's side of a move.
 func (m *Mover) export(a bidask.Action) {
+	if m.exports[a.Deal] != nil {
+		return
+	}
 	r, ok := m.resident(a.Handover.Request)
 	if !ok {
 		m.cfg.Tell(bidask.Event{Kind: bidask.Failed, Deal: a.Deal})

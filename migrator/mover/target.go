@@ -57,6 +57,9 @@ func (m *Mover) reserve(a bidask.Action) {
 
 // intake begins the target's side of a move.
 func (m *Mover) intake(a bidask.Action) {
+	if m.imports[a.Deal] != nil {
+		return
+	}
 	m.imports[a.Deal] = &intake{}
 	m.records.begin(m.ctx, key{target, a.Deal}, a, a.Peer, m.cfg.Self, "")
 	m.step(transfer.Event{Kind: transfer.Importing, Move: a.Deal, Peer: a.Peer, Engine: m.engine(), Transports: m.between(a.Peer, m.cfg.Self)})

@@ -2,7 +2,6 @@ package mover_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -11,10 +10,7 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
-	"google.golang.org/protobuf/proto"
 
-	"github.com/cascadeinfer/cascade/migrator/api"
-	"github.com/cascadeinfer/cascade/migrator/blocks"
 	"github.com/cascadeinfer/cascade/migrator/mover"
 	"github.com/cascadeinfer/cascade/migrator/transfer"
 	"github.com/cascadeinfer/cascade/migrator/transport"
@@ -67,23 +63,6 @@ const (
 	refuse
 	rot
 )
-
-// node is one replica.
-type node struct {
-	w      *world
-	id     policies.ReplicaID
-	engine *engine
-	front  *front
-	mover  *mover.Mover
-	pulls  memory.Faults
-	cancel context.CancelFunc
-
-	mu      sync.Mutex
-	killed  bool
-	frozen  chan struct{} // closed when the replica goes on; nil while it does
-	told    map[bidask.Deal][]bidask.EventKind
-	answers map[bidask.Deal]chan bidask.EventKind
-}
 
 // What newWorld gives its replicas besides; set by tests that run alone.
 var (
@@ -275,43 +254,6 @@ func (w *world) pass(done <-chan struct{}, from, to *node) bool {
 	}
 }
 
-// Send is the network of a node's mover.
-func (n *node) Send(to policies.ReplicaID, e *api.Envelope) {
-	t := proto.Clone(e.GetTransfer()).(*api.Transfer)
-	w, peer := n.w, n.w.node(to)
-	times, wait := 1, latency
-	switch w.happens(transfer.Kind(t.GetKind()).String()) {
-	case drop:
-		times = 0
-	case double:
-		times = 2
-	case hold:
-		wait = 150 * time.Millisecond
-	}
-	for i := range times {
-		w.wg.Go(func() {
-			time.Sleep(wait + time.Duration(i)*30*time.Millisecond)
-			if w.apart(n, peer) || n.dead() || peer.dead() {
-				return
-			}
-			if w.pass(w.done, n, peer) {
-				peer.mover.Receive(n.id, proto.Clone(t).(*api.Transfer))
-			}
-		})
-	}
-}
-
-// tell is the market of a node.
-func (n *node) tell(ev bidask.Event) {
-	n.mu.Lock()
-	n.told[ev.Deal] = append(n.told[ev.Deal], ev.Kind)
-	answer := n.answers[ev.Deal]
-	n.mu.Unlock()
-	if answer != nil {
-		answer <- ev.Kind
-	}
-}
-
 // move has the market move a request, as bidask would; it returns when both
 // sides have said how it ended.
 func (w *world) move(request string, from, to *node, cause policies.Cause) {
@@ -341,279 +283,6 @@ func (w *world) move(request string, from, to *node, cause policies.Cause) {
 		to.mover.Do(bidask.Action{Kind: bidask.Release, Deal: deal, Peer: from.id, Handover: h})
 	}
 	from.await(sold)
-}
-
-func (n *node) expect(d bidask.Deal) chan bidask.EventKind {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.answers[d] = make(chan bidask.EventKind, 8)
-	return n.answers[d]
-}
-
-// await takes the market's next news, 0 when the replica dies.
-func (n *node) await(c chan bidask.EventKind) bidask.EventKind {
-	for end := time.Now().Add(2 * time.Minute); ; {
-		select {
-		case k := <-c:
-			return k
-		case <-n.w.done:
-			return 0
-		case <-time.After(50 * time.Millisecond):
-			if n.dead() {
-				return 0
-			}
-			if time.Now().After(end) {
-				n.w.fail("%s: the market hears nothing", n.id)
-				return 0
-			}
-		}
-	}
-}
-
-func (n *node) dead() bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.killed
-}
-
-func (n *node) paused() bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.frozen != nil
-}
-
-// kill is the death of a migrator. The engine beside it lives, and loses its
-// requests and its session.
-func (n *node) kill() {
-	n.mu.Lock()
-	if n.killed {
-		n.mu.Unlock()
-		return
-	}
-	n.killed = true
-	n.mu.Unlock()
-	n.cancel()
-	w := n.w
-	n.front.mu.Lock()
-	for _, s := range n.front.streams {
-		s.over = true // its client sees a cut
-		s.conn.shut()
-		s.notify()
-	}
-	n.front.mu.Unlock()
-	n.engine.mu.Lock()
-	for _, q := range n.engine.seqs {
-		if q.conn.front != n {
-			w.wg.Go(func() { q.conn.front.front.hear(q.conn, event{broken: true}); q.conn.shut() })
-		}
-		n.engine.remove(q)
-	}
-	n.engine.mu.Unlock()
-	n.engine.endSession()
-	w.wg.Go(func() {
-		time.Sleep(20 * time.Millisecond)
-		n.engine.endSession()
-		for _, o := range w.nodes {
-			if o != n {
-				o.gone(n)
-			}
-		}
-	})
-}
-
-// pause stops a migrator for a while; its engine goes on.
-func (n *node) pause(d time.Duration) {
-	n.mu.Lock()
-	if n.frozen != nil || n.killed {
-		n.mu.Unlock()
-		return
-	}
-	n.frozen = make(chan struct{})
-	n.mu.Unlock()
-	n.w.lasting(1)
-	n.w.wg.Go(func() {
-		defer n.w.lasting(-1)
-		time.Sleep(min(silence, d))
-		if d > silence {
-			for _, o := range n.w.nodes {
-				if o != n {
-					o.gone(n)
-				}
-			}
-		}
-		time.Sleep(d - min(silence, d))
-		n.resume()
-		if d > silence {
-			for _, o := range n.w.nodes {
-				if o != n {
-					n.gone(o)
-				}
-			}
-		}
-	})
-}
-
-func (n *node) resume() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.frozen != nil {
-		close(n.frozen)
-		n.frozen = nil
-	}
-}
-
-// gone is what the peer layer tells about another replica.
-func (n *node) gone(peer *node) {
-	if n.dead() {
-		return
-	}
-	n.front.lost(peer)
-	n.mover.Gone(peer.id)
-}
-
-// crash is the death of an engine; another one comes up, empty.
-func (n *node) crash() {
-	e := n.engine
-	e.mu.Lock()
-	for _, q := range e.seqs {
-		q.conn.push(event{broken: true})
-		e.remove(q)
-	}
-	for id, r := range e.held {
-		e.give(r.blocks)
-		delete(e.held, id)
-	}
-	e.mu.Unlock()
-}
-
-// gate is passed by all that a migrator does to others; it waits while the
-// replica is paused.
-func (n *node) gate(ctx context.Context, point string) error {
-	v := n.w.happens(point)
-	n.mu.Lock()
-	frozen := n.frozen
-	n.mu.Unlock()
-	if frozen != nil {
-		select {
-		case <-frozen:
-		case <-ctx.Done():
-		}
-	}
-	switch {
-	case n.dead():
-		return blocks.ErrAway
-	case v == refuse:
-		return errRefused
-	}
-	return ctx.Err()
-}
-
-// gated is an engine as its migrator reaches it.
-type gated struct{ n *node }
-
-func (g *gated) Description() (blocks.Description, bool)     { return g.n.engine.Description() }
-func (g *gated) Memory() (*transport.Memory, bool)           { return g.n.engine.Memory() }
-func (g *gated) pass(ctx context.Context, call string) error { return g.n.gate(ctx, call) }
-
-func (g *gated) Table(ctx context.Context, leg string, from int) (blocks.Table, error) {
-	if err := g.pass(ctx, "table"); err != nil {
-		return blocks.Table{}, err
-	}
-	return g.n.engine.Table(ctx, leg, from)
-}
-
-func (g *gated) Freeze(ctx context.Context, leg string, from int) (blocks.Table, error) {
-	if err := g.pass(ctx, "freeze"); err != nil {
-		return blocks.Table{}, err
-	}
-	return g.n.engine.Freeze(ctx, leg, from)
-}
-
-func (g *gated) Thaw(ctx context.Context, leg string) error {
-	if err := g.pass(ctx, "thaw"); err != nil {
-		return err
-	}
-	return g.n.engine.Thaw(ctx, leg)
-}
-
-func (g *gated) Drop(ctx context.Context, leg string) error {
-	if err := g.pass(ctx, "drop call"); err != nil {
-		return err
-	}
-	return g.n.engine.Drop(ctx, leg)
-}
-
-func (g *gated) Reserve(ctx context.Context, id string, tokens int) ([]uint32, error) {
-	if err := g.pass(ctx, "reserve"); err != nil {
-		return nil, err
-	}
-	return g.n.engine.Reserve(ctx, id, tokens)
-}
-
-func (g *gated) Filled(ctx context.Context, id string, from int, ids []uint32, computed int) error {
-	if err := g.pass(ctx, "filled"); err != nil {
-		return err
-	}
-	return g.n.engine.Filled(ctx, id, from, ids, computed)
-}
-
-func (g *gated) Release(ctx context.Context, id string) error {
-	if err := g.pass(ctx, "release"); err != nil {
-		return err
-	}
-	return g.n.engine.Release(ctx, id)
-}
-
-// wire is a node's transport: memory's, over links that can be cut. Its pulls
-// take no time, so that the two pools can be held meanwhile.
-type wire struct {
-	*memory.Transport
-	n *node
-}
-
-type wirePuller struct {
-	transport.Puller
-	n, source *node
-}
-
-func (x *wire) Open(ctx context.Context, receiver policies.ReplicaID, offer transport.Offer) (transport.Puller, error) {
-	source := x.n.w.node(policies.ReplicaID(offer.Address))
-	if err := x.n.gate(ctx, "ticket"); err != nil {
-		return nil, err
-	}
-	if !x.n.w.pass(ctx.Done(), source, x.n) {
-		return nil, ctx.Err()
-	}
-	p, err := x.Transport.Open(ctx, receiver, offer)
-	if err != nil {
-		return nil, err
-	}
-	return &wirePuller{p, x.n, source}, nil
-}
-
-func (p *wirePuller) Pull(ctx context.Context, plan transport.Plan) (transport.Stats, error) {
-	w := p.n.w
-	switch v := w.happens("pull"); v {
-	case refuse:
-		p.n.pulls.Set(memory.Fault{At: memory.AtPull, Kind: memory.Cut, Block: len(plan.Src) / 2})
-	case rot:
-		p.n.pulls.Set(memory.Fault{At: memory.AtPull, Kind: memory.Corrupt, Block: len(plan.Src) - 1})
-	default:
-		p.n.pulls.Set()
-	}
-	if !w.pass(ctx.Done(), p.source, p.n) {
-		return transport.Stats{}, ctx.Err()
-	}
-	if p.source.dead() {
-		return transport.Stats{}, errors.New("the connection broke")
-	}
-	for _, n := range w.nodes { // always in the same order
-		if n == p.n || n == p.source {
-			n.engine.mu.Lock()
-			defer n.engine.mu.Unlock()
-		}
-	}
-	return p.Puller.Pull(ctx, plan)
 }
 
 // leftovers says what two quiet seconds have not cleaned up.
@@ -711,15 +380,4 @@ func (w *world) unfinished() string {
 		n.front.mu.Unlock()
 	}
 	return strings.Join(out, "; ")
-}
-
-// withdraw has the market abort a move at one side.
-func (n *node) withdraw(id string) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for d := range n.answers {
-		if d.String() == id {
-			n.mover.Do(bidask.Action{Kind: bidask.Abort, Deal: d})
-		}
-	}
 }

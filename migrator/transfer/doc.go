@@ -20,6 +20,7 @@
 //	  ◄── Round {1, table, sums} ───  and generates on
 //	  ── Pulling {1} ··············►  pulls, verifies, fills
 //	  ── Pulled {1} ───────────────►  … another Round while much is left
+//	  ◄── Pending ··················  (to whoever repeats itself meanwhile)
 //	  ── Pulled {n} ───────────────►  little is left: freezes
 //	  ◄── Manifest {rest, ids hash}─
 //	  ── Ready ────────────────────►  ── Swap {epoch e, length} ──────►  CAS (source,e) → (target,e+1),

@@ -113,6 +113,9 @@ func (m *Machine) hearTarget(msg Message) {
 			m.list(x)
 		case (x.stand == rounds || x.stand == manifest) && msg.Round+1 == x.round:
 			m.again(x)
+		case (x.stand == listing || x.stand == freezing) && msg.Round == x.round:
+			// Many blocks take their time to be summed up.
+			m.send(Message{Kind: Pending, To: x.target, Move: x.move})
 		}
 	case Ready:
 		switch {

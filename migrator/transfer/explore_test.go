@@ -1,0 +1,291 @@
+package transfer_test
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/migrator/transfer"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/bidask"
+)
+
+// happen does one random thing.
+func (w *fleet) happen(quiet bool) {
+	defer w.check()
+	if !quiet {
+		w.trouble()
+	}
+	n := w.any()
+	switch k := w.rng.IntN(10); {
+	case k < 5 && len(w.flight) > 0 && !w.chance(w.faults.slow):
+		at := 0
+		if w.chance(300) {
+			at = w.rng.IntN(len(w.flight))
+		}
+		msg := w.flight[at]
+		double := !quiet && w.chance(w.faults.double)
+		if !double {
+			w.flight = slices.Delete(w.flight, at, at+1)
+		}
+		if to := w.node(msg.To); to.machine != nil && !w.apart(msg.From, msg.To) && (quiet || !w.chance(w.faults.lose)) {
+			w.step(to, transfer.Event{Kind: transfer.Received, Message: msg})
+		}
+	case k < 9 && len(n.jobs) > 0 && !n.paused:
+		w.work(n)
+	default:
+		w.tick()
+	}
+}
+
+// tick lets time pass: to the next deadline, or a little.
+func (w *fleet) tick() {
+	until := w.now + policies.Micros(1+w.rng.IntN(20))*policies.Millisecond
+	if len(w.flight) == 0 || w.chance(100) {
+		until = w.now + 300*policies.Millisecond
+	}
+	for _, n := range w.nodes {
+		if at, ok := n.machine.Next(); ok && !n.paused {
+			until = min(until, max(at, w.now))
+		}
+	}
+	w.now = max(w.now, until)
+	for _, n := range w.nodes {
+		if at, ok := n.machine.Next(); ok && at <= w.now {
+			w.step(n, transfer.Event{Kind: transfer.Ticked})
+		}
+		for _, l := range n.legs {
+			if !l.frozen && w.chance(200) {
+				l.computed += uint64(w.rng.IntN(20))
+			}
+		}
+	}
+	// Who is away for two seconds is gone.
+	for _, a := range w.nodes {
+		if a.paused && !a.mourned && w.now-a.since > 2*policies.Second {
+			a.mourned = true
+			w.everybody(a)
+		}
+		for _, b := range w.nodes {
+			if since, ok := w.cut[[2]policies.ReplicaID{a.id, b.id}]; ok && !a.paused && w.now-since > 2*policies.Second {
+				w.cut[[2]policies.ReplicaID{a.id, b.id}] = 1 << 60 // once
+				w.gone(a, b.id)
+			}
+		}
+	}
+}
+
+// everybody else hears that n is gone.
+func (w *fleet) everybody(n *node) {
+	for _, o := range w.nodes {
+		if o != n && !o.paused {
+			w.gone(o, n.id)
+		}
+	}
+}
+
+// trouble does what the faults' chances say.
+func (w *fleet) trouble() {
+	n, o := w.any(), w.any()
+	if w.chance(w.faults.crowd) {
+		w.begin()
+	}
+	switch {
+	case w.chance(w.faults.kill):
+		w.note("%s is killed", n.id)
+		for _, s := range w.streams {
+			s.ended = s.ended || s.front == n.id
+		}
+		for _, l := range n.legs {
+			l.orphan = true
+		}
+		w.boot(n)
+		w.everybody(n)
+	case w.chance(w.faults.pause) && !n.paused:
+		w.note("%s is paused", n.id)
+		n.paused, n.mourned, n.since = true, false, w.now
+	case w.chance(w.faults.pause) && n.paused:
+		w.resume(n)
+	case w.chance(w.faults.cut) && n != o:
+		w.note("%s and %s: the link changes", n.id, o.id)
+		w.sever(n.id, o.id, !w.apart(n.id, o.id))
+	case w.chance(w.faults.end):
+		names := w.names()
+		w.end(names[w.rng.IntN(len(names))])
+	case w.chance(w.faults.preempt):
+		for _, l := range n.legs {
+			if !l.frozen {
+				l.generation++
+			}
+		}
+	case w.chance(w.faults.abort):
+		for d := range n.open { // of one at most, or the map's order would show
+			if len(n.open) == 1 {
+				w.step(n, transfer.Event{Kind: transfer.Aborted, Move: d})
+			}
+		}
+	}
+}
+
+func (w *fleet) resume(n *node) {
+	w.note("%s goes on", n.id)
+	n.paused = false
+	backlog := n.backlog
+	n.backlog = nil
+	for _, l := range slices.Clone(n.legs) {
+		if l.orphan {
+			n.end(l) // its front has hung up
+		}
+	}
+	for _, ev := range backlog {
+		w.step(n, ev)
+	}
+	if w.now-n.since > 2*policies.Second {
+		for _, o := range w.nodes {
+			if o != n {
+				w.gone(n, o.id)
+			}
+		}
+	}
+}
+
+// end ends a request: its client has left, or it has all its tokens.
+func (w *fleet) end(name string) {
+	if s := w.streams[name]; !s.ended {
+		w.note("%s ends", name)
+		s.ended = true
+		w.hangUp(w.node(s.front), s)
+	}
+}
+
+// begin has the market start a move.
+func (w *fleet) begin() {
+	names := w.names()
+	name := names[w.rng.IntN(len(names))]
+	s := w.streams[name]
+	source, target := w.node(s.holder), w.any()
+	l := s.leg
+	if !slices.Contains(source.legs, l) || l.orphan || source == target || source.paused || target.paused {
+		return
+	}
+	w.number++
+	d := bidask.Deal{Seller: source.id, Number: w.number}
+	target.kv[d] = &reservation{}
+	engine := transfer.Engine{Fingerprint: 7, BlockTokens: 16}
+	other := engine
+	if w.chance(200) {
+		other = transfer.Engine{}
+	}
+	// One of the two may never hear of it.
+	if !w.chance(w.faults.lose) {
+		source.open[d]++
+		source.moving[d] = l
+		w.step(source, transfer.Event{Kind: transfer.Exporting, Move: d, Peer: target.id, Engine: engine, Transports: []string{"shm"},
+			Subject: transfer.Subject{Request: name, Front: s.front, Epoch: s.epoch - min(s.epoch-1, policies.Epoch(w.rng.IntN(10)/9*2)), Length: l.computed + 1}})
+	}
+	if w.chance(w.faults.lose) {
+		delete(target.kv, d) // the market's lease ends
+		return
+	}
+	target.open[d]++
+	w.step(target, transfer.Event{Kind: transfer.Importing, Move: d, Peer: source.id, Engine: other, Transports: []string{"shm"}})
+}
+
+// settle ends all faults and lets what is under way end.
+func (w *fleet) settle() {
+	w.cut = map[[2]policies.ReplicaID]policies.Micros{}
+	w.faults = faults{}
+	for _, n := range w.nodes {
+		if n.paused {
+			w.resume(n)
+		}
+		for _, l := range slices.Clone(n.legs) {
+			if l.orphan || w.streams[l.request].ended {
+				n.end(l)
+			}
+		}
+	}
+	for range 100_000 {
+		idle := len(w.flight) == 0
+		for _, n := range w.nodes {
+			idle = idle && n.machine.Idle() && len(n.jobs) == 0
+		}
+		if idle {
+			break
+		}
+		w.happen(true)
+	}
+	for _, n := range w.nodes {
+		w.must(n.machine.Idle() && len(n.jobs) == 0, "%s does not come to an end", n.id)
+		w.must(len(n.kv) == 0, "%s holds %d reservations", n.id, len(n.kv))
+		w.must(len(n.open) == 0, "%s has %d moves open", n.id, len(n.open))
+		for _, l := range n.legs {
+			w.must(!l.frozen, "%s: %s is frozen for ever", n.id, l.request)
+			w.must(w.streams[l.request].leg == l, "%s: a leg of %s is left over", n.id, l.request)
+		}
+	}
+	for name, s := range w.streams {
+		w.must(!s.pending || s.ended, "%s is pending for ever", name)
+		w.must(s.ended || slices.Contains(w.node(s.holder).legs, s.leg), "%s does not run at %s", name, s.holder)
+	}
+}
+
+func run(seed uint64, f faults, steps int) (w *fleet, err error) {
+	w = newFleet(seed, f)
+	defer func() {
+		if r := recover(); r != nil {
+			why, ok := r.(failure)
+			if !ok {
+				panic(r)
+			}
+			tail := w.log[max(0, len(w.log)-200):]
+			err = fmt.Errorf("seed %d: %s\n%s", seed, why, strings.Join(tail, "\n"))
+		}
+	}()
+	for range steps {
+		w.happen(false)
+	}
+	w.settle()
+	return w, nil
+}
+
+// TestFleet explores moves under faults of every kind, alone and together.
+func TestFleet(t *testing.T) {
+	runs := 25
+	if os.Getenv("CASCADE_TEST_ALL") != "" {
+		runs = 5000
+	}
+	for name, f := range map[string]faults{
+		"none":      {crowd: 20},
+		"loss":      {crowd: 20, lose: 100, double: 100},
+		"slow":      {crowd: 20, slow: 500, double: 300},
+		"kill":      {crowd: 20, kill: 2, lose: 10},
+		"pause":     {crowd: 20, pause: 5, lose: 10},
+		"partition": {crowd: 20, cut: 10},
+		"engine":    {crowd: 20, refuse: 100, corrupt: 200, preempt: 5},
+		"market":    {crowd: 40, abort: 20},
+		"ends":      {crowd: 20, end: 1},
+		"all":       {crowd: 20, lose: 20, double: 20, kill: 1, pause: 2, cut: 3, refuse: 20, corrupt: 100, preempt: 2, end: 1, abort: 2, slow: 50},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			moves, ends := 0, map[string]int{}
+			for seed := range uint64(runs) {
+				w, err := run(seed, f, 2000)
+				if err != nil {
+					t.Fatal(err)
+				}
+				moves += w.moves
+				for why, n := range w.ends {
+					ends[why] += n
+				}
+			}
+			t.Logf("%d moves; ends: %v", moves, ends)
+			if moves == 0 {
+				t.Error("nothing moved")
+			}
+		})
+	}
+}
