@@ -23,9 +23,9 @@ const (
 	defaultHealthEvery  = time.Second
 	defaultRecent       = 2 * time.Second
 	defaultMove         = 10 * time.Second
-	defaultRescue       = 10 * time.Second
+	defaultRescue       = 30 * time.Second
 	defaultHang         = 15 * time.Second
-	healthTimeout       = 2 * time.Second
+	healthTimeout       = 4 * time.Second
 	healthRetry         = 100 * time.Millisecond // while the engine is away
 	sweepEvery          = 250 * time.Millisecond
 	dialTimeout         = 2 * time.Second
@@ -100,7 +100,7 @@ type Config struct {
 	MoveTimeout time.Duration
 	// RescueTimeout is how long a stream that lost its engine waits for the first
 	// token of each other one, and for the own one to come back when the Rescuer
-	// names none; 0 means 10 s.
+	// names none; 0 means 30 s.
 	RescueTimeout time.Duration
 	// WriteTimeout is how long a client may take nothing of what waits for it
 	// before its answer is cut; 0 means 1 min.

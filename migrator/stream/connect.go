@@ -165,6 +165,7 @@ func (f *Front) beginAt(parent context.Context, o *order) (begun, error) {
 	if err != nil {
 		if local && parent.Err() == nil && errors.Is(err, syscall.ECONNREFUSED) {
 			f.setReady(false) // nobody listens: no second look is needed
+			f.forsake()
 		}
 		return fail(err)
 	}

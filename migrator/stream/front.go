@@ -133,8 +133,7 @@ func (f *Front) tell() {
 	}
 }
 
-// setReady takes note of the engine's health and returns what it was. Requests
-// that another engine can go on with do not wait for one that is away.
+// setReady takes note of the engine's health and returns what it was.
 func (f *Front) setReady(ready bool) (was bool) {
 	if ready {
 		f.looks.Add(1)
@@ -142,10 +141,23 @@ func (f *Front) setReady(ready bool) (was bool) {
 	if was = f.ready.Swap(ready); was != ready {
 		f.tell()
 	}
-	if was && !ready {
-		f.lose(errAway, (*residence).rescuable)
-	}
 	return was
+}
+
+// forsake gives the engine up: requests that another one can go on with do not
+// wait for it.
+func (f *Front) forsake() { f.lose(errAway, (*residence).rescuable) }
+
+// output is how many tokens the requests that run on the own engine have. While
+// it changes, the engine is alive, however long it takes to answer for its
+// health.
+func (f *Front) output() (n policies.Tokens) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for r := range f.residents {
+		n += r.work.Counts().Output
+	}
+	return n
 }
 
 func (f *Front) draining() bool {

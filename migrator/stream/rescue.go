@@ -86,11 +86,15 @@ func (s *Stream) attempt(to Target) error {
 	s.mu.Lock()
 	s.epoch++
 	epoch, ids, prompt := s.epoch, s.ids[:len(s.ids):len(s.ids)], s.prompt
+	body := s.resume.Prompted
+	if !s.clean {
+		body = s.resume.Begun
+	}
 	s.mu.Unlock()
 	ctx, cancel := context.WithTimeout(s.ctx, f.cfg.RescueTimeout)
 	defer cancel()
 	o := s.order(to, epoch, prompt, len(ids)-prompt)
-	o.body = &payload{bytes: s.resume.Prompted(ids, len(ids)-prompt)}
+	o.body = &payload{bytes: body(ids, len(ids)-prompt)}
 	leg, first, err := s.open(ctx, o, len(ids))
 	if err != nil {
 		return err

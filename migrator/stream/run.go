@@ -8,6 +8,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
 )
 
 // Run serves until ctx ends, which cuts all streams, or until the front is
@@ -35,8 +37,9 @@ func (f *Front) Run(ctx context.Context) error {
 	defer look.Stop()
 
 	health := make(chan error)
-	looking, failures := false, 0
-	drain := f.drain // nil once the front drains
+	looking, failures, output := false, 0, policies.Tokens(0)
+	var away time.Time // since when the engine does not answer for its health
+	drain := f.drain   // nil once the front drains
 	var deadline <-chan time.Time
 	var left <-chan struct{} // closed when the servers are empty, then nil
 	for {
@@ -93,10 +96,22 @@ func (f *Front) Run(ctx context.Context) error {
 				look.Reset(f.cfg.HealthEvery)
 				continue
 			}
+			dead, slow := errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, context.DeadlineExceeded)
+			if n := f.output(); slow && n != output {
+				output = n
+				look.Reset(healthRetry)
+				continue // it is slow to answer, and works
+			}
 			failures++
-			if failures >= 2 || errors.Is(err, syscall.ECONNREFUSED) || !f.ready.Load() {
+			if failures >= 2 || dead || !f.ready.Load() {
 				if f.setReady(false) || d.server != nil {
 					f.log.Warn("the engine is away; new requests are refused", "error", err)
+					away = time.Now()
+				}
+				// One that says that it is not well, or is not there, is believed; one
+				// that says nothing may be busy.
+				if !slow || time.Since(away) > f.cfg.HangTimeout {
+					f.forsake()
 				}
 				f.shapes.forget() // the next engine may be another one
 				f.fingerprint.Store(nil)

@@ -64,7 +64,8 @@ type Stream struct {
 	prompt   int                // how many of ids are the prompt's; 0 while unknown
 	hash     token.Hash         // of ids[:hashed]
 	hashed   int
-	wholeAt  int  // the client's text ended with a character at this many ids
+	wholeAt  int  // ids at the last text that the client has got
+	sure     bool // that text ended with a character
 	whole    bool // every token so far came with its id
 	clean    bool // the client's text ends where its ids end
 	cached   int  // prompt tokens that the first leg had in a cache, −1 for unknown
@@ -301,7 +302,7 @@ func (s *Stream) bookLocked(c *dialect.Chunk) (edit dialect.Edit, shown bool, er
 			if s.ids, err = c.AppendPromptIDs(s.ids); err != nil {
 				return edit, false, &malformed{err}
 			}
-			s.prompt, s.wholeAt = len(s.ids), len(s.ids)
+			s.prompt, s.wholeAt, s.sure = len(s.ids), len(s.ids), true
 		}
 	}
 	shown = true
@@ -312,17 +313,17 @@ func (s *Stream) bookLocked(c *dialect.Chunk) (edit dialect.Edit, shown bool, er
 		}
 		// Text after one token ends where the token does; after several, the last
 		// may have begun a character.
-		s.clean = c.HasText && c.Tokens == 1
+		if s.clean = c.HasText && c.Tokens == 1; c.HasText {
+			s.wholeAt, s.sure = len(s.ids), s.clean
+		}
 		shown = s.again == 0 || c.HasText || c.Finish
 		if s.again = max(s.again-c.Tokens, 0); c.HasText {
 			s.again = 0
 		}
 	} else if c.HasText {
 		s.clean = true
+		s.wholeAt, s.sure = len(s.ids), true
 		s.whole = s.whole && c.ListsIDs()
-	}
-	if s.clean {
-		s.wholeAt = len(s.ids)
 	}
 	edit = s.asked
 	if s.hops > 0 {
@@ -464,15 +465,14 @@ func (s *Stream) end() {
 	s.cancel()
 }
 
-// backLocked takes back the ids after the last whole character, so that another
-// leg can generate its text as one. The client has nothing of them, unless it
-// sees ids.
+// backLocked takes back the ids after the last text, so that another leg can
+// generate theirs as one. The client has nothing of them, unless it sees ids.
 func (s *Stream) backLocked() {
 	if s.clean || !s.asked.NoIDs || s.wholeAt == len(s.ids) {
 		return
 	}
 	s.again += len(s.ids) - s.wholeAt
-	s.clean = true
+	s.clean = s.sure
 	s.ids = slices.Clip(s.ids[:s.wholeAt])
 	if s.hashed > s.wholeAt {
 		s.hash, s.hashed = 0, 0

@@ -90,20 +90,37 @@ func (q *Resume) head(dst []byte, output int) []byte {
 }
 
 // withIDs appends the members that make an engine continue token ids. Chat
-// wants a message although it does not read it.
-func (q *Resume) withIDs(dst []byte, ids []uint32) []byte {
+// wants a message although it does not read it. begun, unless it is negative,
+// is how many of the ids are the prompt's.
+func (q *Resume) withIDs(dst []byte, ids []uint32, begun int) []byte {
+	const from = `"cascade_prompt":`
 	if q.endpoint == Chat {
 		dst = append(dst, `,"messages":[{"role":"user","content":"."}],"kv_transfer_params":{"prompt_token_ids":`...)
-		return append(appendList(dst, ids), '}')
+		if dst = appendList(dst, ids); begun >= 0 {
+			dst = strconv.AppendInt(append(dst, ","+from...), int64(begun), 10)
+		}
+		return append(dst, '}')
 	}
-	return appendList(append(dst, `,"prompt":`...), ids)
+	if dst = appendList(append(dst, `,"prompt":`...), ids); begun >= 0 {
+		dst = append(strconv.AppendInt(append(dst, `,"kv_transfer_params":{`+from...), int64(begun), 10), '}')
+	}
+	return dst
 }
 
 // Prompted returns the body of a leg that goes on from token ids, the last
 // output of which were generated.
-func (q *Resume) Prompted(ids []uint32, output int) []byte {
+func (q *Resume) Prompted(ids []uint32, output int) []byte { return q.prompted(ids, output, -1) }
+
+// Begun is Prompted for ids whose text may end inside a character. It tells
+// where the output begins, as Transfer does: an engine that understands it
+// completes the character, another may lose it.
+func (q *Resume) Begun(ids []uint32, output int) []byte {
+	return q.prompted(ids, output, max(len(ids)-output, 0))
+}
+
+func (q *Resume) prompted(ids []uint32, output, begun int) []byte {
 	dst := make([]byte, 0, 7*len(ids)+len(q.rest)+256)
-	dst = q.withIDs(q.head(dst, output), ids)
+	dst = q.withIDs(q.head(dst, output), ids, begun)
 	return append(append(dst, q.rest...), '}')
 }
 
@@ -111,7 +128,7 @@ func (q *Resume) Prompted(ids []uint32, output int) []byte {
 // token ids; its one token is of no use.
 func (q *Resume) Warming(ids []uint32) []byte {
 	dst := append(make([]byte, 0, 7*len(ids)+len(q.rest)+128), `{"max_tokens":1`...)
-	dst = q.withIDs(dst, ids)
+	dst = q.withIDs(dst, ids, -1)
 	return append(append(dst, q.rest...), '}')
 }
 

@@ -70,6 +70,23 @@ func TestResume(t *testing.T) {
 	}
 }
 
+func TestBegun(t *testing.T) {
+	for e, want := range map[Endpoint]string{
+		Completions: `{"x":1,"max_tokens":14,"prompt":[1,2,3],"kv_transfer_params":{"cascade_prompt":1}}`,
+		Chat:        `{"x":1,"messages":[{"role":"user","content":"."}],"kv_transfer_params":{"prompt_token_ids":[1,2,3],"cascade_prompt":1}}`,
+	} {
+		r, _ := Parse(e, []byte(`{"x":1,"stream":true}`))
+		q, ok := r.Resume()
+		got := object(t, q.Begun([]uint32{1, 2, 3}, 2))
+		for _, name := range []string{"stream", "return_token_ids", "stream_options"} {
+			delete(got, name)
+		}
+		if !ok || !reflect.DeepEqual(got, object(t, []byte(want))) {
+			t.Errorf("%v: %v, want %s", ok, got, want)
+		}
+	}
+}
+
 func TestResumeOptions(t *testing.T) {
 	for body, want := range map[string]string{
 		`{"prompt":"x"}`: `{"include_usage":true}`,
@@ -101,12 +118,12 @@ func FuzzResume(f *testing.F) {
 			}
 			output = min(max(output, 0), 1<<20)
 			ids := []uint32{1, 2}
-			for i, leg := range [][]byte{q.Prompted(ids, output), q.Adopting(output), q.Warming(ids)} {
+			for i, leg := range [][]byte{q.Prompted(ids, output), q.Adopting(output), q.Warming(ids), q.Begun(ids, output)} {
 				again, err := Parse(e, leg)
 				if err != nil {
 					t.Fatalf("%v in %s", err, leg)
 				}
-				if (i < 2) != again.Stream || again.foreign != (e == Chat && i != 1) || again.MaxOutput > 0 && i < 2 && int(again.MaxOutput) != q.Left(output) {
+				if (i != 2) != again.Stream || again.foreign != (e == Chat && i != 1 || i == 3) || again.MaxOutput > 0 && i != 2 && int(again.MaxOutput) != q.Left(output) {
 					t.Fatalf("leg %d of %s: %s", i, body, leg)
 				}
 			}
