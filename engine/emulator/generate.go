@@ -64,9 +64,7 @@ func (e *Engine) generate(a api, w http.ResponseWriter, r *http.Request) {
 	// answer is generated.
 	q.text, q.ids, q.messages = "", nil, nil
 	text := newText(e.model.Vocabulary, &q)
-	if q.reservation != "" {
-		text.seed(st.tail)
-	}
+	text.seed(st.tail)
 	if q.stream {
 		e.streamed(w, r, st, ans, text)
 	} else {
@@ -85,6 +83,9 @@ func (e *Engine) begin(a api, q *request, st *stream) ([]model.Token, *apiError)
 		return nil, bad
 	}
 	asked.Prompt = prompt
+	if q.from > 0 {
+		st.tail = tail(e.model.Vocabulary, prompt[min(q.from, len(prompt)):])
+	}
 	st.prompt, st.sequence = len(prompt), batch.NewSequence(asked, e.cfg.BlockTokens)
 	if err := e.submit(st); err != nil {
 		return nil, unavailable(err)

@@ -41,7 +41,7 @@ type request struct {
 	salt      uint64
 
 	reservation string // of the block table, in place of a prompt
-	from        int    // ids before that many are not the output's, of a reservation
+	from        int    // ids from that many on are output that was made before; 0: none are
 
 	stream          bool
 	usage           bool // a last chunk with usage

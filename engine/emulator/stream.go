@@ -17,7 +17,7 @@ type stream struct {
 	sequence *batch.Sequence
 	arrived  time.Time
 	prompt   int           // how many ids the sequence came with
-	tail     []model.Token // of an adopted sequence: the last ids that it came with
+	tail     []model.Token // of a sequence that was begun elsewhere: the last ids that it came with
 	notify   notify
 
 	ready chan struct{} // capacity 1

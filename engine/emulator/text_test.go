@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"unicode/utf8"
 
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
@@ -155,4 +156,38 @@ func TestDepth(t *testing.T) {
 			t.Errorf("depth(%q) = %d, want %d", in, got, max(want, 0))
 		}
 	}
+}
+
+// TestBegunCharacter: an output that goes on from ids which end inside a
+// character begins with that character, and one from a prompt's does not.
+func TestBegunCharacter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e, stop := start(t, Config{})
+		defer stop()
+		whole := complete(t, e, `{"prompt":[7,8,9],"max_tokens":300,"ignore_eos":true,"return_token_ids":true}`).Choices[0]
+		shown, cuts := newText(e.model.Vocabulary, &request{}), 0
+		var text []byte
+		for i, id := range whole.TokenIDs[:290] {
+			before := len(text)
+			shown.add(id)
+			if text = shown.take(text); len(text) > before {
+				continue
+			}
+			cuts++
+			prompt := "[7,8,9"
+			for _, id := range whole.TokenIDs[:i+1] {
+				prompt += fmt.Sprintf(",%d", id)
+			}
+			ask := fmt.Sprintf(`{"prompt":%s],"max_tokens":%d,"ignore_eos":true`, prompt, 300-i-1)
+			if got := complete(t, e, ask+`,"kv_transfer_params":{"cascade_prompt":3}}`).Choices[0].Text; got != whole.Text[before:] {
+				t.Errorf("from token %d on: %.40q, want %.40q", i+1, got, whole.Text[before:])
+			}
+			if got := complete(t, e, ask+"}").Choices[0].Text; got == whole.Text[before:] {
+				t.Errorf("a prompt's character, at %d, is completed", i+1)
+			}
+		}
+		if cuts == 0 {
+			t.Error("no token is a part of a character")
+		}
+	})
 }

@@ -22,6 +22,7 @@ type engine struct {
 	last     atomic.Pointer[http.Request]
 	body     atomic.Pointer[string]
 	sick     atomic.Bool
+	group    atomic.Int64                                             // tokens of one event, as for a slow reader; 0 is 1
 	rest     atomic.Pointer[func(http.ResponseWriter, *http.Request)] // answers what the front passes on; nil names the request
 	mu       sync.Mutex
 	runs     map[string]*run              // by leg
@@ -205,6 +206,7 @@ type engineRequest struct {
 	} `json:"stream_options"`
 	KV *struct {
 		IDs         []uint32 `json:"prompt_token_ids"`
+		Prompt      int      `json:"cascade_prompt"`
 		Reservation string   `json:"cascade_reservation"`
 	} `json:"kv_transfer_params"`
 }
@@ -274,6 +276,11 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if req.KV != nil && req.KV.IDs != nil {
 		prompt, origin = req.KV.IDs, len(req.KV.IDs)
 	}
+	if req.KV != nil && req.KV.Reservation == "" && req.KV.Prompt > 0 {
+		for _, id := range prompt[min(req.KV.Prompt, len(prompt)):] {
+			v.say(id)
+		}
+	}
 	if req.KV != nil && req.KV.Reservation != "" {
 		e.mu.Lock()
 		adopted, ok := e.reserved[req.KV.Reservation]
@@ -342,6 +349,8 @@ func (e *engine) stream(w http.ResponseWriter, r *http.Request, req engineReques
 	}
 	head := fmt.Sprintf(`{"id":%q,"object":%q,"created":%d,"model":%q`, id, object, created, req.Model)
 	prompt := it.ids
+	var ids []uint32 // of the event
+	var text string
 	for i := range max {
 		if pace != nil {
 			pace(i, r)
@@ -354,7 +363,12 @@ func (e *engine) stream(w http.ResponseWriter, r *http.Request, req engineReques
 		}
 		next := follow(it.ids)
 		it.ids = append(it.ids[:len(it.ids):len(it.ids)], next)
-		said := quote(v.say(next))
+		ids, text = append(ids, next), text+v.say(next)
+		if i < max-1 && int64(len(ids)) < e.group.Load() {
+			it.mu.Unlock()
+			continue
+		}
+		said := quote(text)
 		finish, tail := "null", ""
 		if i == max-1 {
 			finish = `"length"`
@@ -367,10 +381,11 @@ func (e *engine) stream(w http.ResponseWriter, r *http.Request, req engineReques
 			if i == max-1 {
 				stop = `,"stop_reason":null`
 			}
-			send(`%s,"choices":[{"index":0,"delta":{"content":%s},"logprobs":null,"finish_reason":%s%s,"token_ids":%s}]%s}`, head, said, finish, stop, list([]uint32{next}, req.IDs), tail)
+			send(`%s,"choices":[{"index":0,"delta":{"content":%s},"logprobs":null,"finish_reason":%s%s,"token_ids":%s}]%s}`, head, said, finish, stop, list(ids, req.IDs), tail)
 		} else {
-			send(`%s,"choices":[{"index":0,"text":%s,"logprobs":null,"finish_reason":%s,"stop_reason":null,"prompt_token_ids":%s,"token_ids":%s}]%s}`, head, said, finish, list(prompt, req.IDs && i == 0), list([]uint32{next}, req.IDs), tail)
+			send(`%s,"choices":[{"index":0,"text":%s,"logprobs":null,"finish_reason":%s,"stop_reason":null,"prompt_token_ids":%s,"token_ids":%s}]%s}`, head, said, finish, list(prompt, req.IDs && i < len(ids)), list(ids, req.IDs), tail)
 		}
+		ids, text = nil, ""
 		it.mu.Unlock()
 	}
 	if usage {

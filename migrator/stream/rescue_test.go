@@ -106,6 +106,43 @@ func TestRescue(t *testing.T) {
 	f.atRest()
 }
 
+// TestRescueAfterGroups kills engines that put several tokens into one event, as
+// they do for a reader that is slow: the client has the text of all of them but
+// for a character that the last one has begun.
+func TestRescueAfterGroups(t *testing.T) {
+	t.Parallel()
+	f, _ := newRescueFleet(t, 3, nil)
+	for _, e := range f.engines {
+		e.group.Store(2)
+	}
+	for _, kind := range kinds() {
+		if strings.Contains(kind[1], `"stream"`) {
+			continue // how its events are grouped, too, would differ
+		}
+		post(t, f.fronts[0].client, f.fronts[0].url, kind[0], strings.Replace(kind[1], "90", "4", 1))
+		for n := range policies.Tokens(14) {
+			f.paced(0)
+			_, want := post(t, f.fronts[0].client, strings.TrimPrefix(f.engines[0].URL, "http://"), kind[0], kind[1])
+			enough := f.gate(25)
+			got := make(chan string, 1)
+			go func() {
+				_, body := post(t, f.fronts[0].client, f.fronts[0].url, kind[0], kind[1])
+				got <- body
+			}()
+			s := f.only(3 + n)
+			f.engines[0].cut()
+			eventually(t, func() bool { h, _ := f.fronts[0].Holder(s.id); return h.Replica == "r1" && !h.Pending })
+			f.engines[1].cut()
+			eventually(t, func() bool { h, _ := f.fronts[0].Holder(s.id); return h.Replica == "r0" && h.Epoch == 3 })
+			close(enough)
+			if body := <-got; rescued(body) != rescued(want) {
+				t.Fatalf("%s, after %d: %s", kind, n, difference(rescued(body), rescued(want)))
+			}
+		}
+	}
+	f.atRest()
+}
+
 // rescuable is a stream of r0 under way, of an answer long enough to be disturbed.
 func (f *fleet) rescuable() answering { return f.hold(longer) }
 
