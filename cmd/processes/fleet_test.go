@@ -309,20 +309,19 @@ func gauge(page, name string) (sum float64, ok bool) {
 	return sum, ok
 }
 
+// busy are the metrics of an engine that are 0 when it has nothing to do and
+// nobody's blocks.
+var busy = [...]string{"vllm:num_requests_running", "vllm:num_requests_waiting", "cascade_emulator_frozen_requests", "cascade_emulator_reserved_blocks"}
+
 // awaitEmpty waits until nothing runs, stands still or is reserved at the
 // engines.
 func (f *fleet) awaitEmpty(replicas ...*replica) {
 	f.t.Helper()
 	for _, r := range replicas {
-		var page string
 		until(f.t, r.ID+" is empty", func() bool {
-			var err error
-			page, err = f.get(r.Engine + "/metrics")
-			if err != nil {
-				return false
-			}
-			for _, name := range [...]string{"vllm:num_requests_running", "vllm:num_requests_waiting", "cascade_emulator_frozen_requests", "cascade_emulator_reserved_blocks"} {
-				if v, ok := gauge(page, name); !ok || v != 0 {
+			page, err := f.get(r.Engine + "/metrics")
+			for _, name := range busy {
+				if v, ok := gauge(page, name); err != nil || !ok || v != 0 {
 					return false
 				}
 			}

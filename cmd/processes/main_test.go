@@ -11,8 +11,8 @@ import (
 // everything says that the slow tests run, too.
 var everything = os.Getenv("CASCADE_TEST_ALL") != ""
 
-// binary is the command, built once for all tests.
-var binary string
+// cascade is the path of the command, built once for all tests.
+var cascade string
 
 func TestMain(m *testing.M) { os.Exit(testMain(m)) }
 
@@ -23,8 +23,8 @@ func testMain(m *testing.M) int {
 		return 1
 	}
 	defer os.RemoveAll(dir)
-	binary = filepath.Join(dir, "cascade")
-	if out, err := exec.Command("go", "build", "-o", binary, "../cascade").CombinedOutput(); err != nil {
+	cascade = filepath.Join(dir, "cascade")
+	if out, err := exec.Command("go", "build", "-o", cascade, "../cascade").CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "go build: %v\n%s", err, out)
 		return 1
 	}

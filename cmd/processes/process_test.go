@@ -51,11 +51,11 @@ type process struct {
 	code int           // once gone; -1: by a signal
 }
 
-// start runs a command line of the binary until the end of the test, at the
+// start runs a command line of ours until the end of the test, at the
 // latest.
 func start(t testing.TB, args ...string) *process {
 	t.Helper()
-	p := &process{t: t, args: strings.Join(args, " "), cmd: exec.Command(binary, args...), out: &output{}, gone: make(chan struct{})}
+	p := &process{t: t, args: strings.Join(args, " "), cmd: exec.Command(cascade, args...), out: &output{}, gone: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr, p.cmd.SysProcAttr = p.out, p.out, dieWithParent()
 	p.cmd.Env = append(os.Environ(), "GOTRACEBACK=all")
 	begun := make(chan error)
@@ -138,7 +138,7 @@ func until(t testing.TB, what string, holds func() bool) {
 func command(t testing.TB, args ...string) string {
 	t.Helper()
 	var out, errs bytes.Buffer
-	cmd := exec.Command(binary, args...)
+	cmd := exec.Command(cascade, args...)
 	cmd.Stdout, cmd.Stderr, cmd.SysProcAttr = &out, &errs, dieWithParent()
 	// Not long enough that its thread could end before it.
 	runtime.LockOSThread()

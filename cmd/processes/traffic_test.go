@@ -204,5 +204,5 @@ func difference(got, want string) string {
 	for i < len(got) && i < len(want) && got[i] == want[i] {
 		i++
 	}
-	return fmt.Sprintf("%d bytes of %d are right, then %.60q instead of %.60q", i, len(want), got[i:], want[i:])
+	return fmt.Sprintf("%d bytes of %d are right, up to %q, then %.60q instead of %.60q", i, len(want), got[max(0, i-40):i], got[i:], want[i:])
 }

@@ -1,0 +1,246 @@
+package processes
+
+import (
+	"bytes"
+	"fmt"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/cmd/config"
+	"github.com/cascadeinfer/cascade/migrator/transfer"
+	"github.com/cascadeinfer/cascade/xds/control"
+)
+
+const (
+	// hopping is how many streams are to move at once.
+	hopping = 3
+	// settled is how soon after a fault nothing may be left of what it cut short.
+	settled = 2 * time.Second
+)
+
+// hop is a fleet of three. The first replica is the front of every stream and
+// runs none; the two others are source and target by turns. What they say to
+// each other crosses links.
+type hop struct {
+	*fleet
+	oracle         *oracle
+	links          map[string]*link // by the replica that it leads to
+	front          *replica
+	source, target *replica
+	turn           int            // makes each prompt a new one
+	hits           map[string]int // how often each step was struck
+}
+
+// newHop runs a fleet whose requests move in the given way.
+func newHop(t *testing.T, mode string) *hop {
+	t.Helper()
+	h := &hop{links: map[string]*link{}, hits: map[string]int{}}
+	a := addresses(3)
+	h.fleet = newFleet(t, setup{
+		replicas: 3,
+		edit:     func(c *config.Fleet) { c.Migration.Mode = mode },
+		published: func(r *config.Replica) {
+			l := newLink(t, r.ID, a[len(h.links)], r.Peer)
+			h.links[r.ID], r.Peer = l, l.address
+		},
+	})
+	h.oracle = newOracle(h.fleet)
+	h.front, h.source, h.target = h.replicas[0], h.replicas[1], h.replicas[2]
+	h.order("drain", h.front.ID)
+	h.order("drain", h.target.ID)
+	t.Cleanup(func() { t.Logf("struck: %v", h.hits) })
+	return h
+}
+
+// streams is a few streams of the front's clients that run at the source.
+type streams struct {
+	wg     sync.WaitGroup
+	tokens atomic.Int64
+	mu     sync.Mutex
+	bad    []string
+}
+
+// begin starts streams and waits until the source runs them all.
+func (h *hop) begin() *streams {
+	h.t.Helper()
+	for _, r := range h.replicas {
+		h.awaitURL("http://"+r.Admin+"/readyz", "ready")
+	}
+	h.awaitStatus("only "+h.source.ID+" serves", func(s control.Status) bool {
+		for _, r := range h.replicas {
+			n := find(s, r.ID)
+			if n == nil || !n.Connected || n.Health == "unhealthy" || n.Residents != 0 || (len(n.Drain) == 0) != (r == h.source) {
+				return false
+			}
+		}
+		return true
+	})
+	s := &streams{}
+	for i := range hopping {
+		h.turn++
+		body := prompt(h.turn, 60+100*i, 900)
+		s.wg.Go(func() {
+			if err := h.follow(body); err != nil {
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				s.bad = append(s.bad, err.Error())
+			}
+		})
+	}
+	h.awaitStatus("all streams run at "+h.source.ID, func(st control.Status) bool {
+		n := find(st, h.source.ID)
+		return n != nil && n.Residents == hopping && n.Waiting == 0
+	})
+	return s
+}
+
+// follow reads a stream of the front's and compares its text.
+func (h *hop) follow(body []byte) error {
+	want, err := h.oracle.text(body)
+	if err != nil {
+		return err
+	}
+	sent := append(body[:len(body)-1:len(body)-1], `,"stream":true}`...)
+	resp, err := h.client.Post("http://"+h.front.Address+"/v1/completions", "application/json", bytes.NewReader(sent))
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s", resp.Status)
+	}
+	got, err := read(resp.Body)
+	if err != nil || got != want {
+		return fmt.Errorf("%v: %s", err, difference(got, want))
+	}
+	return nil
+}
+
+// step is a moment of a move: a message on its way.
+type step struct {
+	name  string
+	kind  transfer.Kind
+	to    func(h *hop) *replica
+	round uint32 // at least
+}
+
+func toSource(h *hop) *replica { return h.source }
+func toTarget(h *hop) *replica { return h.target }
+func toFront(h *hop) *replica  { return h.front }
+
+// liveSteps are the moments of a live move, in order.
+var liveSteps = []step{
+	{"open", transfer.Open, toSource, 0},
+	{"offer", transfer.Offer, toTarget, 0},
+	{"round", transfer.Round, toTarget, 1},
+	{"pulled", transfer.Pulled, toSource, 1},
+	{"manifest", transfer.Manifest, toTarget, 0},
+	{"ready", transfer.Ready, toSource, 0},
+	{"swap", transfer.Swap, toFront, 0},
+	{"done to source", transfer.Done, toSource, 0},
+	{"done to target", transfer.Done, toTarget, 0},
+}
+
+// repromptSteps are those of a move by re-prompting.
+var repromptSteps = []step{
+	{"open", transfer.Open, toSource, 0},
+	{"offer", transfer.Offer, toTarget, 0},
+	{"ready", transfer.Ready, toSource, 0},
+	{"swap", transfer.Swap, toFront, 0},
+	{"done to source", transfer.Done, toSource, 0},
+	{"done to target", transfer.Done, toTarget, 0},
+}
+
+// fault is what happens to a fleet at a step.
+type fault struct {
+	name string
+	// strike happens while the message is on its way, and says whether it goes on.
+	strike func(h *hop, c crossing) bool
+	// heal undoes it a while later; nil: nothing is to be undone.
+	heal func(h *hop)
+	// lasts is the time from strike to heal.
+	lasts time.Duration
+}
+
+// suffer has all streams move from the source to the target, with a fault at
+// the first message of a step. Every text must be the oracle's, and soon nothing
+// may be left behind. Then source and target change places.
+func (h *hop) suffer(s step, f fault) {
+	h.t.Helper()
+	name := f.name + " at " + s.name
+	running := h.begin()
+	struck := make(chan struct{})
+	var once sync.Once
+	at := s.to(h)
+	l := h.links[at.ID]
+	l.onMessage(func(c crossing) (goesOn bool) {
+		goesOn = true
+		if c.kind() == s.kind && c.Round >= s.round {
+			once.Do(func() {
+				goesOn = f.strike(h, c)
+				close(struck)
+			})
+		}
+		return goesOn
+	})
+	h.order("undrain", h.target.ID)
+	h.order("drain", h.source.ID)
+	over := make(chan struct{})
+	go func() { running.wg.Wait(); close(over) }()
+	select {
+	case <-struck:
+		h.hits[s.name]++
+		if f.heal != nil {
+			time.Sleep(f.lasts)
+			f.heal(h)
+		}
+	case <-over:
+		h.t.Errorf("%s: the step never came", name)
+	}
+	l.onMessage(nil)
+	select {
+	case <-over:
+	case <-time.After(patience):
+		h.t.Fatalf("%s: the streams do not end", name)
+	}
+	if len(running.bad) > 0 {
+		h.t.Errorf("%s: %d of %d streams are wrong: %q", name, len(running.bad), hopping, running.bad)
+	}
+	h.clean(name)
+	h.source, h.target = h.target, h.source
+}
+
+// clean checks that soon nothing runs, is frozen or is reserved.
+func (h *hop) clean(name string) {
+	h.t.Helper()
+	began, left := time.Now(), ""
+	for ; ; time.Sleep(tick) {
+		if left = h.leftovers(); left == "" {
+			return
+		}
+		if time.Since(began) > settled {
+			h.t.Errorf("%s: after %v there is still %s", name, settled, left)
+			return
+		}
+	}
+}
+
+// leftovers says what the engines still have, "" for nothing.
+func (h *hop) leftovers() string {
+	left := ""
+	for _, r := range h.replicas {
+		page, err := h.get(r.Engine + "/metrics")
+		if err != nil {
+			return err.Error()
+		}
+		for _, name := range busy {
+			if v, _ := gauge(page, name); v != 0 {
+				left += fmt.Sprintf("%s: %s %v; ", r.ID, name, v)
+			}
+		}
+	}
+	return left
+}

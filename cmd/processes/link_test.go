@@ -1,0 +1,262 @@
+package processes
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/cascadeinfer/cascade/migrator/api"
+	"github.com/cascadeinfer/cascade/migrator/transfer"
+)
+
+// largestEnvelope bounds what one message on a link may be, in bytes.
+const largestEnvelope = 16 << 20
+
+// crossing is a message about a move on its way over a link. Who watches may
+// change it.
+type crossing struct {
+	*api.Transfer
+	from, to string // replicas
+}
+
+func (c crossing) kind() transfer.Kind { return transfer.Kind(c.Kind) }
+
+// state is what a link does with what is on it.
+type state int
+
+const (
+	open    state = iota
+	cut           // ends what is on it, and takes nothing new
+	dead          // carries nothing, and says nothing
+	delayed       // carries everything late
+)
+
+// delay is that of a delayed link, for each message and each piece of a stream.
+const delay = 150 * time.Millisecond
+
+// link is the way by which the other replicas reach one replica's peer address:
+// a proxy that reads along, so that a test can do something at the very moment
+// at which a message is on its way.
+type link struct {
+	to      string // replica
+	address string // of the link
+	peer    string // behind it
+
+	mu     sync.Mutex
+	state  state
+	change chan struct{} // closed and replaced at every change of state
+	watch  func(c crossing) bool
+}
+
+// newLink opens a link to a replica's peer address until the test ends.
+func newLink(t testing.TB, to, address, peer string) *link {
+	t.Helper()
+	l := &link{to: to, address: address, peer: peer, change: make(chan struct{})}
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var both http.Protocols
+	both.SetHTTP1(true)
+	both.SetUnencryptedHTTP2(true)
+	srv := &http.Server{Handler: l.handler(), Protocols: &both, ErrorLog: log.New(io.Discard, "", 0)}
+	go srv.Serve(listener)
+	t.Cleanup(func() { srv.Close() })
+	return l
+}
+
+// handler carries requests in the protocol in which they come.
+func (l *link) handler() http.Handler {
+	transport := func(http2 bool) *http.Transport {
+		var p http.Protocols
+		p.SetHTTP1(!http2)
+		p.SetUnencryptedHTTP2(http2)
+		return &http.Transport{Protocols: &p, DisableCompression: true, MaxIdleConnsPerHost: 64}
+	}
+	proxies := map[bool]*httputil.ReverseProxy{}
+	for _, http2 := range []bool{false, true} {
+		proxies[http2] = &httputil.ReverseProxy{
+			Rewrite: func(r *httputil.ProxyRequest) {
+				r.Out.URL.Scheme, r.Out.URL.Host = "http", l.peer
+			},
+			Transport:     transport(http2),
+			FlushInterval: -1,
+			ErrorLog:      log.New(io.Discard, "", 0),
+			// What cannot be reached is cut off, as by a network.
+			ErrorHandler: func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) },
+			ModifyResponse: func(r *http.Response) error {
+				r.Body = &late{ReadCloser: r.Body, l: l, ctx: r.Request.Context()}
+				return nil
+			},
+		}
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ctx, end := context.WithCancel(r.Context())
+		defer end()
+		defer l.onCut(end)()
+		if l.pass(ctx) != nil {
+			panic(http.ErrAbortHandler)
+		}
+		r = r.WithContext(ctx)
+		if strings.HasPrefix(r.Header.Get("content-type"), "application/grpc") {
+			r.Body = &tapped{body: r.Body, l: l, ctx: ctx}
+		}
+		proxies[r.ProtoMajor == 2].ServeHTTP(w, r)
+	})
+}
+
+// set changes what the link does.
+func (l *link) set(s state) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.state = s
+	close(l.change)
+	l.change = make(chan struct{})
+}
+
+// onWatch has watch asked about every message about a move, before it goes on;
+// it goes on where watch says so. nil: nobody.
+func (l *link) onMessage(watch func(c crossing) bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.watch = watch
+}
+
+var errCut = errors.New("the link is cut")
+
+// pass waits for as long as the link holds things up.
+func (l *link) pass(ctx context.Context) error {
+	for {
+		l.mu.Lock()
+		s, change := l.state, l.change
+		l.mu.Unlock()
+		switch s {
+		case open:
+			return ctx.Err()
+		case cut:
+			return errCut
+		case delayed:
+			select {
+			case <-time.After(delay):
+			case <-ctx.Done():
+			}
+			return ctx.Err()
+		case dead:
+			select {
+			case <-change:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+	}
+}
+
+// onCut calls end when the link is cut, until stop.
+func (l *link) onCut(end func()) (stop func()) {
+	over := make(chan struct{})
+	go func() {
+		for {
+			l.mu.Lock()
+			s, change := l.state, l.change
+			l.mu.Unlock()
+			if s == cut {
+				end()
+				return
+			}
+			select {
+			case <-change:
+			case <-over:
+				return
+			}
+		}
+	}()
+	return func() { close(over) }
+}
+
+// late is a body that comes as the link lets it.
+type late struct {
+	io.ReadCloser
+	l   *link
+	ctx context.Context
+}
+
+func (b *late) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if blocked := b.l.pass(b.ctx); blocked != nil {
+		return 0, blocked
+	}
+	return n, err
+}
+
+// tapped is the body of an exchange between migrators, message by message.
+type tapped struct {
+	body io.ReadCloser
+	l    *link
+	ctx  context.Context
+	rest []byte // of the frame that goes on
+}
+
+func (b *tapped) Close() error { return b.body.Close() }
+
+func (b *tapped) Read(p []byte) (int, error) {
+	for len(b.rest) == 0 {
+		frame, err := b.frame()
+		if err == nil {
+			err = b.l.pass(b.ctx)
+		}
+		if err != nil {
+			return 0, err
+		}
+		b.rest = frame
+	}
+	n := copy(p, b.rest)
+	b.rest = b.rest[n:]
+	return n, nil
+}
+
+// frame reads one message, which may be changed on the way; an empty one is
+// dropped.
+func (b *tapped) frame() ([]byte, error) {
+	var head [5]byte // compressed or not, length
+	if _, err := io.ReadFull(b.body, head[:]); err != nil {
+		return nil, err
+	}
+	n := binary.BigEndian.Uint32(head[1:])
+	if head[0] != 0 || n > largestEnvelope {
+		return nil, fmt.Errorf("a frame of %d bytes, compressed: %d", n, head[0])
+	}
+	data := make([]byte, n)
+	if _, err := io.ReadFull(b.body, data); err != nil {
+		return nil, err
+	}
+	var e api.Envelope
+	if err := proto.Unmarshal(data, &e); err != nil {
+		return nil, err
+	}
+	b.l.mu.Lock()
+	watch := b.l.watch
+	b.l.mu.Unlock()
+	if m := e.GetTransfer(); m != nil && watch != nil {
+		if !watch(crossing{Transfer: m, from: e.From, to: b.l.to}) {
+			return nil, nil
+		}
+		var err error
+		if data, err = proto.Marshal(&e); err != nil {
+			return nil, err
+		}
+	}
+	binary.BigEndian.PutUint32(head[1:], uint32(len(data)))
+	return append(head[:], data...), nil
+}
