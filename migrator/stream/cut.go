@@ -124,6 +124,9 @@ func (c *cut) endLocked(err error) {
 func (c *cut) end(err error) (policies.Epoch, error) {
 	c.stream.mu.Lock()
 	defer c.stream.mu.Unlock()
+	if c.stream.ctx.Err() != nil {
+		c.stream.abandonLocked() // which may not have run by itself yet
+	}
 	c.endLocked(err)
 	if c.err == ErrUnknown {
 		return 0, ErrUnknown

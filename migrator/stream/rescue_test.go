@@ -406,7 +406,7 @@ func TestFaultsAtRandom(t *testing.T) {
 	for n := range want {
 		_, want[n] = post(t, f.fronts[0].client, strings.TrimPrefix(f.engines[0].URL, "http://"), "/v1/completions", body(n))
 	}
-	f.paced(2 * time.Millisecond)
+	enough := f.gate(60 * streams)
 	var clients, chaos sync.WaitGroup
 	over := make(chan struct{})
 	for n := range want {
@@ -432,7 +432,7 @@ func TestFaultsAtRandom(t *testing.T) {
 					continue
 				}
 				s := all[rng.IntN(len(all))]
-				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+rng.IntN(50))*time.Millisecond)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+rng.IntN(500))*time.Millisecond)
 				var err error
 				switch to := rng.IntN(4); {
 				case seed == 3 && deaths.Load() < 12:
@@ -452,8 +452,8 @@ func TestFaultsAtRandom(t *testing.T) {
 				default:
 					_, err = f.reprompt(ctx, s.id, to)
 				}
-				if cancel(); err == nil {
-					hops.Add(1)
+				if cancel(); err == nil && hops.Add(1) == 20 {
+					close(enough)
 				}
 			}
 		})
@@ -465,7 +465,5 @@ func TestFaultsAtRandom(t *testing.T) {
 		f.forget(i)
 	}
 	f.atRest()
-	if hops.Load() < 20 {
-		t.Errorf("only %d moves, %d deaths", hops.Load(), deaths.Load())
-	}
+	t.Logf("%d moves, %d deaths", hops.Load(), deaths.Load())
 }

@@ -191,17 +191,6 @@ func take(c *cut, leg Leg) error {
 	return err
 }
 
-func mustFreeze(t *testing.T, s *Stream) *cut {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-	t.Cleanup(cancel)
-	c, err := freeze(ctx, s)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c
-}
-
 // freezeWhile freezes a stream and lets its leg bring tokens until the text is whole.
 func freezeWhile(t *testing.T, s *Stream, gate chan<- struct{}) *cut {
 	t.Helper()
@@ -306,9 +295,7 @@ func TestChainOfSplices(t *testing.T) {
 	eventually(t, func() bool { return r.Request().Input > 0 })
 	name := ""
 	for hop := range 6 {
-		gate <- struct{}{}
-		gate <- struct{}{} // whatever the tokens are, two in a row have an end of a character
-		c := mustFreeze(t, r.Stream)
+		c := freezeWhile(t, r.Stream, gate)
 		name = fmt.Sprint("leg", hop)
 		next := make(chan struct{}, until)
 		next <- struct{}{}
