@@ -313,4 +313,3 @@ func (s *Stream) fail(err error) error {
 	s.out.fail(gone(err))
 	return err
 }
-
