@@ -179,6 +179,9 @@ func (m *Mover) Receive(from policies.ReplicaID, t *api.Transfer) {
 		if msg.Kind == transfer.Offer {
 			m.records.offered(key{target, msg.Move}, msg)
 		}
+		if msg.Kind != transfer.Open && len(msg.Transports) == 1 {
+			m.records.transport(key{source, msg.Move}, msg.Transports[0])
+		}
 		m.step(transfer.Event{Kind: transfer.Received, Message: msg})
 	})
 }
@@ -281,8 +284,11 @@ func (m *Mover) send(a transfer.Action) {
 		msg.Offers = m.offers(msg)
 	}
 	switch msg.Kind {
-	case transfer.Open, transfer.Pulled, transfer.Pulling, transfer.Ready:
+	case transfer.Open:
 		m.records.said(key{target, msg.Move}, msg)
+	case transfer.Pulled, transfer.Pulling, transfer.Ready:
+		m.records.said(key{target, msg.Move}, msg)
+		msg.Transports = m.records.carrier(key{target, msg.Move}) // for the source's record
 	case transfer.Offer, transfer.Round, transfer.Manifest, transfer.Swap, transfer.Whose:
 		m.records.said(key{source, msg.Move}, msg)
 	}

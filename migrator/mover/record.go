@@ -24,11 +24,11 @@ type Move struct {
 	Front     policies.ReplicaID // "" while the target does not know it
 	From, To  policies.ReplicaID
 	Way       string // "live", "reprompt", or "" while it is not known
-	Transport string // that carries the blocks; the target knows
+	Transport string // that carries the blocks; the source hears of it
 	State     string // what it is about, then "moved" or "failed"
 	Rounds    int    // tables that were sent or pulled
 	Tokens    int    // length at the source when it froze, or that has been pulled
-	Bytes     int64  // of KV that came: true ones, at the target
+	Bytes     int64  // of KV, true ones: that came, or at the source that had to go
 	// Stall is the time from the freeze to the front's answer, at the source of a
 	// live move.
 	Stall   time.Duration
@@ -122,14 +122,25 @@ func (r *records) said(k key, msg transfer.Message) {
 	})
 }
 
+// carrier is the transport of a live move, as a list; nil while there is none.
+func (r *records) carrier(k key) []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if rec := r.live[k]; rec != nil && rec.Transport != "" {
+		return []string{rec.Transport}
+	}
+	return nil
+}
+
 // offered takes note of what a source offers.
 func (r *records) offered(k key, msg transfer.Message) {
 	r.change(k, func(rec *record) { rec.Front, rec.Way = msg.Front, msg.Way.String() })
 }
 
-// frozen takes note of the moment and the length at which a request stood still.
-func (r *records) frozen(k key, at time.Time, length int) {
-	r.change(k, func(rec *record) { rec.frozen, rec.Tokens = at, length })
+// frozen takes note of the moment, the length and the size at which a request
+// stood still.
+func (r *records) frozen(k key, at time.Time, length int, bytes int64) {
+	r.change(k, func(rec *record) { rec.frozen, rec.Tokens, rec.Bytes = at, length, bytes })
 }
 
 // thawed takes note of the end of that.

@@ -153,11 +153,17 @@ func (m *Mover) table(a transfer.Action, ask func(ctx context.Context, leg strin
 		ev.Span.Hash = x.listed.hash
 		return func() {
 			if answer == transfer.Frozen {
-				m.records.frozen(k, at, t.Length)
+				m.records.frozen(k, at, t.Length, m.bytes(t.Length))
 			}
 			m.step(ev)
 		}
 	}})
+}
+
+// bytes is what so many tokens of KV are on the engine that this one stands for.
+func (m *Mover) bytes(tokens int) int64 {
+	d, _ := m.cfg.Engine.Description()
+	return int64(tokens) * int64(d.TokenBytes)
 }
 
 // sums computes the checksums of own blocks.
