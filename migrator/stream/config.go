@@ -25,7 +25,7 @@ const (
 	defaultMove         = 10 * time.Second
 	defaultRescue       = 30 * time.Second
 	defaultHang         = 15 * time.Second
-	healthTimeout       = 4 * time.Second
+	defaultHealth       = 4 * time.Second
 	healthRetry         = 100 * time.Millisecond // while the engine is away
 	sweepEvery          = 250 * time.Millisecond
 	dialTimeout         = 2 * time.Second
@@ -111,6 +111,10 @@ type Config struct {
 	// means 1 s. Two failures in a row mean that the engine is away, a refused
 	// connection means it at once.
 	HealthEvery time.Duration
+	// HealthTimeout is how long the engine may take to answer a look; 0 means
+	// 4 s. One that answers none, and generates meanwhile, is not away. One that
+	// does neither loses its requests to other engines after HangTimeout more.
+	HealthTimeout time.Duration
 	// Recent is how far back the reported time between tokens looks; 0 means 2 s.
 	Recent time.Duration
 
@@ -160,6 +164,7 @@ func (c Config) validate() (Config, *url.URL, error) {
 		{"WriteTimeout", &c.WriteTimeout, defaultWriteTimeout},
 		{"DrainTimeout", &c.DrainTimeout, defaultDrainTimeout},
 		{"HealthEvery", &c.HealthEvery, defaultHealthEvery},
+		{"HealthTimeout", &c.HealthTimeout, defaultHealth},
 	} {
 		if *d.value < 0 {
 			return c, nil, fmt.Errorf("front of %s: %s %v must not be negative", c.Replica, d.name, *d.value)

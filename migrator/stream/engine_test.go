@@ -22,6 +22,8 @@ type engine struct {
 	last     atomic.Pointer[http.Request]
 	body     atomic.Pointer[string]
 	sick     atomic.Bool
+	mute     atomic.Bool                                              // it does not answer for its health
+	unheard  atomic.Int64                                             // times that it did not
 	group    atomic.Int64                                             // tokens of one event, as for a slow reader; 0 is 1
 	rest     atomic.Pointer[func(http.ResponseWriter, *http.Request)] // answers what the front passes on; nil names the request
 	mu       sync.Mutex
@@ -225,6 +227,10 @@ func list(ids []uint32, show bool) string {
 func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch r.URL.Path {
 	case "/health":
+		if e.mute.Load() {
+			<-r.Context().Done()
+			e.unheard.Add(1)
+		}
 		if e.sick.Load() {
 			w.WriteHeader(503)
 		}

@@ -38,7 +38,8 @@ type Front struct {
 	drain    chan struct{} // closed by Drain
 	drainOne sync.Once
 
-	looks atomic.Uint64 // health checks that the engine has passed
+	looks  atomic.Uint64 // health checks that the engine has passed
+	tokens atomic.Uint64 // that have come from the engine
 
 	mu        sync.Mutex
 	streams   map[string]*Stream // by id
@@ -147,18 +148,6 @@ func (f *Front) setReady(ready bool) (was bool) {
 // forsake gives the engine up: requests that another one can go on with do not
 // wait for it.
 func (f *Front) forsake() { f.lose(errAway, (*residence).rescuable) }
-
-// output is how many tokens the requests that run on the own engine have. While
-// it changes, the engine is alive, however long it takes to answer for its
-// health.
-func (f *Front) output() (n policies.Tokens) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for r := range f.residents {
-		n += r.work.Counts().Output
-	}
-	return n
-}
 
 func (f *Front) draining() bool {
 	select {

@@ -92,6 +92,7 @@ func (l *wireLeg) count(c *dialect.Chunk) {
 	}
 	if n > 0 {
 		work.Generated(n)
+		l.home.f.tokens.Add(uint64(n))
 	}
 	if u, ok := c.Usage(); ok {
 		work.Settle(policies.Tokens(u.Prompt), policies.Tokens(u.Output), policies.Tokens(u.Cached))

@@ -273,6 +273,41 @@ func TestOwnEngineBack(t *testing.T) {
 	f.expectRescued(b)
 }
 
+// TestMuteEngine checks that an engine which does not answer for its health is
+// left alone while it generates, and given up when it does nothing: streams go
+// on elsewhere, and so can requests that it has not begun to answer.
+func TestMuteEngine(t *testing.T) {
+	t.Parallel()
+	f, _ := newRescueFleet(t, 2, func(c *Config) {
+		c.HealthTimeout, c.HangTimeout = 400*time.Millisecond, 400*time.Millisecond
+	})
+	e := f.engines[0]
+	b := f.hold(strings.Replace(longer, "70", "3000", 1))
+	e.mute.Store(true)
+	eventually(t, func() bool { return e.unheard.Load() >= 4 })
+	if !f.fronts[0].Status().EngineReady {
+		t.Error("an engine that generates is taken to be away")
+	}
+	status := make(chan int, 1)
+	e.set(func(_ int, r *http.Request) { <-r.Context().Done() }, nil)
+	go func() {
+		resp, _ := post(t, f.fronts[0].client, f.fronts[0].url, "/v1/completions", `{"prompt":"x","stream":true}`)
+		status <- resp.StatusCode
+	}()
+	eventually(t, func() bool { return len(f.fronts[0].Residents()) == 2 })
+	f.engines[1].set(nil, nil)
+	_, r, _ := f.where(b.id)
+	e.freeze(r.Leg)
+	f.fronts[0].await(t, false)
+	if code := <-status; code != http.StatusServiceUnavailable {
+		t.Errorf("a request that was not begun has the status %d", code)
+	}
+	e.set(nil, nil)
+	e.mute.Store(false)
+	f.fronts[0].await(t, true)
+	f.expectRescued(b)
+}
+
 // TestRescueOfUnmovable checks that a stream which is tied to its engine ends
 // with it, and only with it.
 func TestRescueOfUnmovable(t *testing.T) {

@@ -8,8 +8,6 @@ import (
 	"sync"
 	"syscall"
 	"time"
-
-	"github.com/cascadeinfer/cascade/policies"
 )
 
 // Run serves until ctx ends, which cuts all streams, or until the front is
@@ -37,7 +35,7 @@ func (f *Front) Run(ctx context.Context) error {
 	defer look.Stop()
 
 	health := make(chan error)
-	looking, failures, output := false, 0, policies.Tokens(0)
+	looking, failures, tokens := false, 0, uint64(0)
 	var away time.Time // since when the engine does not answer for its health
 	drain := f.drain   // nil once the front drains
 	var deadline <-chan time.Time
@@ -75,7 +73,7 @@ func (f *Front) Run(ctx context.Context) error {
 			if looking {
 				continue
 			}
-			looking = true
+			looking, tokens = true, f.tokens.Load()
 			probes.Go(func() {
 				err := f.look(ctx)
 				select {
@@ -97,10 +95,9 @@ func (f *Front) Run(ctx context.Context) error {
 				continue
 			}
 			dead, slow := errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, context.DeadlineExceeded)
-			if n := f.output(); slow && n != output {
-				output = n
+			if slow && f.tokens.Load() != tokens {
 				look.Reset(healthRetry)
-				continue // it is slow to answer, and works
+				continue // it does not answer, and works
 			}
 			failures++
 			if failures >= 2 || dead || !f.ready.Load() {
@@ -124,7 +121,7 @@ func (f *Front) Run(ctx context.Context) error {
 
 // look asks the engine for its health.
 func (f *Front) look(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
+	ctx, cancel := context.WithTimeout(ctx, f.cfg.HealthTimeout)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, f.engine.JoinPath("/health").String(), nil)
 	if err != nil {

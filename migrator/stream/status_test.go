@@ -111,6 +111,8 @@ func TestConfig(t *testing.T) {
 		"WriteTimeout": func(c *Config) { c.WriteTimeout = -1 },
 		"DrainTimeout": func(c *Config) { c.DrainTimeout = -1 },
 		"HealthEvery":  func(c *Config) { c.HealthEvery = -1 },
+
+		"HealthTimeout": func(c *Config) { c.HealthTimeout = -1 },
 	} {
 		c := good
 		change(&c)
