@@ -17,6 +17,19 @@ func (r *rig) killEngine(id string) {
 	r.parts.halt(r.t, "engine "+id, func() { r.sockets.cut(u.Host) })
 }
 
+// hangEngine makes an engine answer nothing any more, until the returned
+// function is called.
+func (r *rig) hangEngine(id string) (resume func()) {
+	r.t.Helper()
+	u, err := url.Parse(r.replica(id).Engine)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	resume = r.sockets.hang(u.Host)
+	r.t.Cleanup(resume)
+	return resume
+}
+
 // startEngine runs a new engine where the killed one was.
 func (r *rig) startEngine(id string) {
 	r.t.Helper()

@@ -31,6 +31,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/wire"
 	"github.com/cascadeinfer/cascade/engine/emulator"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
+	"github.com/cascadeinfer/cascade/migrator/mover"
 	"github.com/cascadeinfer/cascade/migrator/stream"
 	"github.com/cascadeinfer/cascade/migrator/uplink"
 	"github.com/cascadeinfer/cascade/policies"
@@ -290,6 +291,16 @@ func (f *Fleet) Migrator(id string) *daemon.Daemon {
 		}
 	}
 	return nil
+}
+
+// Movers are the movers of all replicas, none where requests do not move.
+func (f *Fleet) Movers() (out []*mover.Mover) {
+	for _, n := range f.nodes {
+		if m := n.migrator.Mover(); m != nil {
+			out = append(out, m)
+		}
+	}
+	return out
 }
 
 // Front is the front of a replica, nil for an unknown id.

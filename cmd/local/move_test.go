@@ -13,16 +13,21 @@ import (
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
-// moving is a rig whose requests move in the given way. When all traffic has
-// stopped, nothing of it may be left.
+// moving is a rig whose requests move in the given way.
 func moving(t *testing.T, envoy, mode string, replicas int, edits ...func(*config.Fleet)) *rig {
-	r := newRig(t, setup{envoy: envoy, replicas: replicas, edit: func(f *config.Fleet) {
+	return mobile(t, setup{envoy: envoy, replicas: replicas, edit: func(f *config.Fleet) {
 		f.Migration = config.Migration{Mode: mode}
 		f.Speed = 4
 		for _, edit := range edits {
 			edit(f)
 		}
 	}})
+}
+
+// mobile is a rig whose requests move. When all traffic has stopped, nothing of
+// it may be left.
+func mobile(t *testing.T, s setup) *rig {
+	r := newRig(t, s)
 	t.Cleanup(r.quiet)
 	return r
 }

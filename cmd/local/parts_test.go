@@ -96,6 +96,7 @@ type socket struct {
 	net.Listener
 	of    *sockets
 	conns map[*conn]struct{} // guarded by of.mu
+	gate  sync.RWMutex       // held while the process behind hangs
 }
 
 // conn is an accepted connection.
@@ -127,6 +128,23 @@ func (l *socket) Accept() (net.Conn, error) {
 	defer l.of.mu.Unlock()
 	l.conns[out] = struct{}{}
 	return out, nil
+}
+
+// Write implements net.Conn.
+func (c *conn) Write(b []byte) (int, error) {
+	c.of.gate.RLock()
+	defer c.of.gate.RUnlock()
+	return c.TCPConn.Write(b)
+}
+
+// hang makes all that is behind the listener at an address say nothing any
+// more, on old connections and new ones, until the returned function is called.
+func (s *sockets) hang(address string) (resume func()) {
+	s.mu.Lock()
+	l := s.by[address]
+	s.mu.Unlock()
+	l.gate.Lock()
+	return sync.OnceFunc(l.gate.Unlock)
 }
 
 // Close implements net.Conn.

@@ -110,6 +110,7 @@ func (e *events) read(body io.Reader, each func()) error {
 // live is a stream that is being read.
 type live struct {
 	stage  string
+	body   []byte
 	begun  chan struct{} // closed at its first token
 	ended  chan struct{} // closed at its end
 	count  atomic.Int64  // events so far
@@ -133,7 +134,7 @@ func (r *rig) stream(body []byte) *live {
 		cancel()
 		r.t.Fatalf("stream: %s: %s", resp.Status, text)
 	}
-	s := &live{stage: replyOf(resp).stage, begun: make(chan struct{}), ended: make(chan struct{}), cancel: cancel}
+	s := &live{stage: replyOf(resp).stage, body: body, begun: make(chan struct{}), ended: make(chan struct{}), cancel: cancel}
 	go func() {
 		defer close(s.ended)
 		defer resp.Body.Close()
