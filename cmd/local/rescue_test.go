@@ -17,6 +17,9 @@ func pinned(body []byte) []byte {
 	return bytes.Replace(body, []byte(`"ignore_eos"`), []byte(`"seed":7,"temperature":0.5,"ignore_eos"`), 1)
 }
 
+// forever is the output of streams that end when their test does.
+const forever = 100_000
+
 // residents begins long streams until at least so many run on an engine that may
 // move, and one that may not. It returns those of that engine, the pinned ones
 // apart, and all others.
@@ -26,11 +29,13 @@ func (r *rig) residents(id string, movable int) (moving, fixed, others []*live) 
 		here := func() map[string]policies.Reason {
 			out := make(map[string]policies.Reason)
 			for _, q := range r.fronts[id].Residents() {
-				out[q.Leg] = q.Fixed
+				if q.Request.MaxOutput == forever {
+					out[q.Leg] = q.Fixed
+				}
 			}
 			return out
 		}
-		body := prompt(120+n, 100_000)
+		body := prompt(120+n, forever)
 		if len(moving) >= movable || n%3 == 2 {
 			body = pinned(body)
 		}
