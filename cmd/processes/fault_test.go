@@ -1,12 +1,12 @@
 package processes
 
 import (
-	"os"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/config"
+	"github.com/cascadeinfer/cascade/migrator/transfer"
 )
 
 // stopped is how long a stopped process stays so: longer than any lease.
@@ -67,15 +67,15 @@ func slow(t *testing.T) {
 	t.Parallel()
 }
 
+// ways are the moments of a move of each way.
+var ways = map[string][]step{config.MigrationLive: liveSteps, config.MigrationReprompt: repromptSteps}
+
 // TestProcessesDie kills and stops the processes of both sides of a move, at
 // each of its steps.
 func TestProcessesDie(t *testing.T) {
 	slow(t)
-	for mode, steps := range map[string][]step{config.MigrationLive: liveSteps, config.MigrationReprompt: repromptSteps} {
+	for mode, steps := range ways {
 		for _, v := range victims() {
-			if only := os.Getenv("VICTIM"); only != "" && only != v.name {
-				continue
-			}
 			t.Run(mode+"/"+v.name, func(t *testing.T) {
 				t.Parallel()
 				h := newHop(t, mode)
@@ -86,4 +86,83 @@ func TestProcessesDie(t *testing.T) {
 			})
 		}
 	}
+}
+
+// broken is a link that does something else than carrying what is on it: the
+// one that the step's message is on.
+func broken(name string, s step, how state, lasts time.Duration) fault {
+	return fault{
+		name:   "link " + name,
+		strike: func(h *hop, _ crossing) bool { h.links[s.to(h).ID].set(how); return true },
+		lasts:  lasts,
+		heal:   func(h *hop) { h.links[s.to(h).ID].set(open) },
+	}
+}
+
+// TestLinksBreak loses messages, and cuts, silences and delays the links between
+// migrators, at each step of a move.
+func TestLinksBreak(t *testing.T) {
+	slow(t)
+	for mode, steps := range ways {
+		for name, faults := range map[string]func(s step) []fault{
+			"short": func(s step) []fault {
+				return []fault{
+					{name: "message lost", strike: func(*hop, crossing) bool { return false }},
+					broken("cut", s, cut, 1500*time.Millisecond),
+				}
+			},
+			"long": func(s step) []fault {
+				return []fault{broken("silent", s, dead, stopped), broken("slow", s, delayed, stopped)}
+			},
+		} {
+			t.Run(mode+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				h := newHop(t, mode)
+				for _, s := range steps {
+					for _, f := range faults(s) {
+						h.suffer(s, f)
+					}
+				}
+			})
+		}
+	}
+}
+
+// TestMessagesLie has tables arrive other than they were sent, every time:
+// nothing that is not verified is decoded, and so nothing moves live.
+func TestMessagesLie(t *testing.T) {
+	slow(t)
+	h := newHop(t, config.MigrationLive)
+	flip := func(list []uint32) {
+		for i := range list {
+			list[i] ^= 1
+		}
+	}
+	for _, s := range []step{liveSteps[2], liveSteps[4]} { // round, manifest
+		for name, lie := range map[string]func(c crossing){
+			"sums": func(c crossing) { flip(c.Sums) }, "ids": func(c crossing) { flip(c.Ids) }, "blocks": func(c crossing) { flip(c.Blocks) },
+			"last id": func(c crossing) { flip(c.Ids[max(0, len(c.Ids)-1):]) }, "hash": func(c crossing) { c.IdsHash++ },
+		} {
+			if name == "hash" && s.kind != transfer.Manifest {
+				continue
+			}
+			done := h.done()
+			h.suffer(s, fault{name: "false " + name, always: true, strike: func(_ *hop, c crossing) bool { lie(c); return true }})
+			if n := h.done() - done; n != 0 {
+				t.Errorf("false %s at %s: %d requests have moved", name, s.name, n)
+			}
+		}
+	}
+	h.tally()
+}
+
+// done counts the moves that the control plane knows to be done.
+func (h *hop) done() (n int) {
+	h.t.Helper()
+	for _, m := range h.migrations() {
+		if m.State == "done" {
+			n++
+		}
+	}
+	return n
 }

@@ -61,7 +61,7 @@ type setup struct {
 // newFleet runs a fleet until the test ends, and returns when it serves.
 func newFleet(t testing.TB, s setup) *fleet {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "casc")
+	dir, err := os.MkdirTemp("", "fleet")
 	if err != nil {
 		t.Fatal(err)
 	}

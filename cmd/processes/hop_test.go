@@ -159,6 +159,8 @@ type fault struct {
 	name string
 	// strike happens while the message is on its way, and says whether it goes on.
 	strike func(h *hop, c crossing) bool
+	// always strikes at every message of the step, and not at the first one alone.
+	always bool
 	// heal undoes it a while later; nil: nothing is to be undone.
 	heal func(h *hop)
 	// lasts is the time from strike to heal.
@@ -179,10 +181,11 @@ func (h *hop) suffer(s step, f fault) {
 	l.onMessage(func(c crossing) (goesOn bool) {
 		goesOn = true
 		if c.kind() == s.kind && c.Round >= s.round {
-			once.Do(func() {
+			first := false
+			once.Do(func() { first = true; defer close(struck); goesOn = f.strike(h, c) })
+			if f.always && !first {
 				goesOn = f.strike(h, c)
-				close(struck)
-			})
+			}
 		}
 		return goesOn
 	})
@@ -200,12 +203,15 @@ func (h *hop) suffer(s step, f fault) {
 	case <-over:
 		h.t.Errorf("%s: the step never came", name)
 	}
-	l.onMessage(nil)
+	if !f.always {
+		l.onMessage(nil)
+	}
 	select {
 	case <-over:
 	case <-time.After(patience):
 		h.t.Fatalf("%s: the streams do not end", name)
 	}
+	l.onMessage(nil)
 	if len(running.bad) > 0 {
 		h.t.Errorf("%s: %d of %d streams are wrong: %q", name, len(running.bad), hopping, running.bad)
 	}

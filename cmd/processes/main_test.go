@@ -17,13 +17,13 @@ var cascade string
 func TestMain(m *testing.M) { os.Exit(testMain(m)) }
 
 func testMain(m *testing.M) int {
-	dir, err := os.MkdirTemp("", "cascade")
+	dir, err := os.MkdirTemp("", "processes")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
 	defer os.RemoveAll(dir)
-	cascade = filepath.Join(dir, "cascade")
+	cascade = filepath.Join(dir, "daemon")
 	if out, err := exec.Command("go", "build", "-o", cascade, "../cascade").CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "go build: %v\n%s", err, out)
 		return 1
