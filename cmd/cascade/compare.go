@@ -28,6 +28,7 @@ type contest struct {
 	requests []trace.Request
 	prompt   replay.Prompt
 	envoy    string // path of Envoy; empty: the embedded proxy
+	moves    string // how requests move, where stages are planned; empty: as the preset says
 	out      string // directory for results; empty: none
 }
 
@@ -37,6 +38,7 @@ type outcome struct {
 	Result replay.Result  `json:"result"`
 	Status control.Status `json:"status"` // at the end of the replay
 	Placed placement      `json:"placed"`
+	Moves  movement       `json:"moves"`
 }
 
 // placement counts where requests went, judged by their exact prompt lengths
@@ -62,6 +64,9 @@ func (c *contest) run(ctx context.Context, s *settings, name, preset string) (ou
 	f := c.fleet
 	// Each preset has a market of its own.
 	f.Preset, f.Migration = preset, config.Migration{}
+	if preset != "round-robin" {
+		f.Migration.Mode = c.moves
+	}
 	if errs := f.Validate(); len(errs) > 0 {
 		return outcome{}, errs[0]
 	}
@@ -84,6 +89,7 @@ func (c *contest) run(ctx context.Context, s *settings, name, preset string) (ou
 	out.Result, err = c.replay(ctx, s, fleet, name)
 	out.Status = fleet.Control().Status()
 	out.Placed = place(out.Result, out.Status)
+	out.Moves = moved(fleet.Movers())
 	cancel(nil)
 	return out, errors.Join(err, <-done)
 }
@@ -214,6 +220,7 @@ func (c *contest) show(s *settings, outcomes []outcome) error {
 	for _, m := range last.Status.Models {
 		fmt.Fprintf(s.stdout, "The length estimate for %s used %.2f bytes per token; its mean error against exact counts was %.1f %%.\n", m.Name, m.BytesPerToken, m.EstimateError*100)
 	}
+	last.Moves.write(s.stdout)
 	if c.out != "" {
 		fmt.Fprintf(s.stdout, "Plots, requests and results are in %s.\n", c.out)
 	}

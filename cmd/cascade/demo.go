@@ -25,6 +25,7 @@ type emulated struct {
 	window   time.Duration
 	tp       int
 	envoy    string
+	moves    string
 	prompt   string
 	out      string
 }
@@ -39,7 +40,9 @@ func (e *emulated) flags(c *cobra.Command, speed float64) {
 	f.DurationVar(&e.window, "window", 45*time.Second, "time constant of the flow counters, in engine time; longer for few requests per second")
 	f.IntVar(&e.tp, "tp", 1, "tensor-parallel ranks of each replica")
 	f.StringVar(&e.envoy, "envoy", "", "path of an Envoy binary to carry the traffic instead of the embedded proxy")
+	f.StringVar(&e.moves, "migration", "", "how running requests move: live, reprompt or off; default: as the preset says")
 	completeFrom(c, "profile", cost.Names())
+	completeFrom(c, "migration", []string{config.MigrationLive, config.MigrationReprompt, config.MigrationOff})
 }
 
 // results adds the flags of what is sent and kept.
@@ -57,6 +60,8 @@ func (e *emulated) fleet() (wire.Fleet, error) {
 		Control: config.Control{Listen: "127.0.0.1:0", Admin: "127.0.0.1:0"},
 		Proxy:   config.Proxy{Listen: "127.0.0.1:0"},
 		Planner: config.Planner{Window: e.window},
+		// Of "up"; a comparison has one for each preset.
+		Migration: config.Migration{Mode: e.moves},
 	}
 	for i := range e.replicas {
 		f.Replicas = append(f.Replicas, config.Replica{
@@ -77,8 +82,8 @@ func newDemo(s *settings) *cobra.Command {
 		Short: "See it work: eight emulated replicas, a realistic mix, stages against round robin",
 		Long: `Demo starts eight emulated replicas, their migrators, the control plane and a proxy
 on loopback, replays a mix of short and long requests through the OpenAI API, first
-with all replicas in one stage (round robin), then with planned stages, and compares
-the two. Everything runs in this process and talks over real sockets and real xDS;
+with all replicas in one stage (round robin), then with planned stages between which
+running requests move, and compares the two. Everything runs in this process and talks over real sockets and real xDS;
 --envoy puts a real Envoy process in front.
 
 The mix and the cost profile are chosen so that stages pay: many short chats and a
@@ -110,7 +115,7 @@ func (s *settings) compare(ctx context.Context, src *source, e *emulated) error 
 	if err != nil {
 		return err
 	}
-	c := &contest{fleet: fleet, requests: requests, prompt: replay.Prompt(e.prompt), envoy: e.envoy, out: e.out}
+	c := &contest{fleet: fleet, requests: requests, prompt: replay.Prompt(e.prompt), envoy: e.envoy, moves: e.moves, out: e.out}
 	last := requests[len(requests)-1].At.Seconds() / e.speed
 	proxy := "the embedded proxy"
 	if e.envoy != "" {
