@@ -52,7 +52,8 @@ type Config struct {
 	// Dir is the directory of the engine's sockets. Required. It need not exist
 	// yet, and only the own user should be able to change it.
 	Dir string
-	// Logger is told when the engine comes and goes. nil discards.
+	// Logger is told when the engine comes and goes, and warned of one that stays
+	// away. nil discards.
 	Logger *slog.Logger
 }
 
@@ -91,19 +92,16 @@ func New(c Config) (*Client, error) {
 // what it reserved: whoever writes to reserved blocks must have stopped before.
 func (c *Client) Run(ctx context.Context) error {
 	pause := firstPause
-	told := false // of this absence
+	var away absence
 	for ctx.Err() == nil {
 		lived, err := c.live(ctx)
 		if ctx.Err() != nil {
 			break
 		}
 		if lived {
-			pause, told = firstPause, false
+			pause, away = firstPause, absence{}
 		}
-		if !told {
-			c.log.Warn("the engine's block table is away; its requests move by re-prompting", "dir", c.dir, "error", err)
-			told = true
-		}
+		away.tell(time.Now(), c.log, c.dir, err)
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
