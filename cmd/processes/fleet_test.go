@@ -54,6 +54,7 @@ type setup struct {
 	envoy    bool
 	replicas int
 	edit     func(*config.Fleet) // before the file is written
+	files    map[string][]byte   // beside it
 	// published changes a replica as the control plane shall see it; nil: as it is.
 	published func(*config.Replica)
 }
@@ -84,6 +85,9 @@ func newFleet(t testing.TB, s setup) *fleet {
 		s.edit(&f.file)
 	}
 	f.write("steady.json", []byte(steady))
+	for name, data := range s.files {
+		f.write(name, data)
+	}
 	f.writeFleet("own.yaml", f.file)
 	shown := f.file
 	shown.Replicas = append([]config.Replica(nil), f.file.Replicas...)
