@@ -183,6 +183,9 @@ func (m *Mover) Receive(from policies.ReplicaID, t *api.Transfer) {
 			m.records.transport(key{source, msg.Move}, msg.Transports[0])
 		}
 		m.step(transfer.Event{Kind: transfer.Received, Message: msg})
+		if msg.Kind == transfer.Pulling {
+			m.check(msg.Move)
+		}
 	})
 }
 

@@ -3,6 +3,7 @@ package mover
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/blocks"
@@ -81,6 +82,16 @@ func (m *Mover) export(a bidask.Action) {
 	m.records.begin(m.ctx, key{source, a.Deal}, a, m.cfg.Self, a.Peer, r.Front)
 	m.step(transfer.Event{Kind: transfer.Exporting, Move: a.Deal, Peer: a.Peer, Engine: m.engine(), Transports: m.between(m.cfg.Self, a.Peer),
 		Subject: transfer.Subject{Request: r.Request.ID, Front: r.Front, Epoch: r.Epoch, Length: uint64(max(0, r.Request.Length())), Fixed: r.Fixed}})
+}
+
+// check ends a move whose request has ended or left while the target pulls: it
+// would find out only when all of the round is there.
+func (m *Mover) check(d bidask.Deal) {
+	x := m.exports[d]
+	if x == nil || slices.ContainsFunc(m.cfg.Front.Residents(), func(r stream.Resident) bool { return r.Leg == x.leg }) {
+		return
+	}
+	m.step(transfer.Event{Kind: transfer.Broken, Move: d, Why: transfer.Over})
 }
 
 // offers makes the tickets of a move, once.

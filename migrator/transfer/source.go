@@ -265,9 +265,10 @@ func (m *Machine) exportAborted(d bidask.Deal) {
 	}
 }
 
-// exportBroken ends what the engine refused.
+// exportBroken ends what the engine refused, and what is found to be over while
+// the target pulls.
 func (m *Machine) exportBroken(ev Event) {
-	if x := m.export(ev.Move); x != nil && (x.stand == listing || x.stand == freezing) {
+	if x := m.export(ev.Move); x != nil && (x.stand == listing || x.stand == freezing || x.stand == rounds) {
 		m.failExport(x, ev.Why)
 	}
 }
