@@ -145,6 +145,7 @@ func (c *Client) Run(ctx context.Context) error {
 		UserAgentVersionType: &corev3.Node_UserAgentVersion{UserAgentVersion: "1"},
 	})
 	c.publish(m)
+	said := "" // of this outage: an hour of it is worth one line
 	for attempt := 0; ; attempt++ {
 		heard, err := c.stream(ctx, conn, m)
 		m.disconnect()
@@ -153,14 +154,26 @@ func (c *Client) Run(ctx context.Context) error {
 			return nil
 		}
 		if heard {
-			attempt = 0
+			attempt, said = 0, ""
 		}
 		pause := backoff(c.cfg.BackoffMin, c.cfg.BackoffMax, attempt)
-		c.cfg.Logger.Warn("control plane lost; serving the last config", "target", c.cfg.Target, "error", err, "retry_in", pause)
+		if err.Error() != said {
+			c.away(err)
+			said = err.Error()
+		}
 		if !c.wait(ctx, m, pause) {
 			return nil
 		}
 	}
+}
+
+// away logs why there is no stream.
+func (c *Client) away(err error) {
+	log := c.cfg.Logger
+	if c.cfg.Target != "" { // a Conn tells its own in err
+		log = log.With("target", c.cfg.Target)
+	}
+	log.Warn("no control plane; trying again, and serving the last config if there was one", "error", err)
 }
 
 func (c *Client) dial() (*grpc.ClientConn, error) {

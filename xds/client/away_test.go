@@ -1,0 +1,50 @@
+package client
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc"
+)
+
+// deadConn is a connection on which no stream begins.
+type deadConn struct{ err error }
+
+func (c *deadConn) Invoke(context.Context, string, any, any, ...grpc.CallOption) error { return c.err }
+
+func (c *deadConn) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.CallOption) (grpc.ClientStream, error) {
+	return nil, c.err
+}
+
+// TestOutageIsOneLine leaves a client without its server for long: a reason is
+// told once, however often it tries.
+func TestOutageIsOneLine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		conn := &deadConn{errors.New("refused")}
+		c, err := New(Config{Conn: conn, NodeID: "n1", Logger: slog.New(slog.NewTextHandler(&out, nil))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- c.Run(ctx) }()
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		conn.err = errors.New("unreachable")
+		time.Sleep(time.Hour)
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		if got := out.String(); strings.Count(got, "\n") != 2 || strings.Count(got, "refused") != 1 || strings.Contains(got, "target") {
+			t.Errorf("an outage of two hours, for two reasons, is told so:\n%s", got)
+		}
+	})
+}
