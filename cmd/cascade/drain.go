@@ -47,7 +47,8 @@ them. The last replica of a model that serves is not drained.
 
 Exit codes: 0 when the order is given (with --wait: when all are empty), 1 when one is
 refused, or not empty within --timeout, or when the waiting is interrupted. The
-replicas go on being emptied all the same.`,
+replicas go on being emptied all the same. Where one is refused, the orders for the
+others stand, and --wait does not wait.`,
 		Example: `  cascade drain r3
   cascade drain r3 r4 --wait --timeout 5m && systemctl restart vllm@3 vllm@4
   cascade undrain r3 r4`,
@@ -142,13 +143,14 @@ func (s *settings) drain(cmd *cobra.Command, f *drainFlags, replicas []string) e
 	}
 	ctx := cmd.Context()
 	orders, err := give(ctx, base, "drain", replicas)
-	if f.wait && err == nil {
+	refused := err != nil // then nobody waits for the others
+	if f.wait && !refused {
 		orders, err = s.emptied(ctx, base, f.timeout, orders)
 	}
 	if s.json {
 		return errors.Join(s.print(orders), err)
 	}
-	if !f.wait {
+	if !f.wait || refused {
 		for _, o := range orders {
 			fmt.Fprintf(s.stdout, "%s: draining, %s\n", o.ID, left(o.Replica))
 		}
@@ -181,13 +183,16 @@ func (s *settings) emptied(ctx context.Context, base *url.URL, timeout time.Dura
 				empty[o.ID] = 0
 			}
 			text := left(o.Replica)
-			if empty[o.ID] >= 2 {
-				text = "empty"
-				if o.Streams > 0 {
-					text += fmt.Sprintf("; its migrator carries %d streams of requests that run elsewhere", o.Streams)
-				}
-			} else {
+			switch {
+			case empty[o.ID] == 0:
 				waiting++
+			case empty[o.ID] == 1:
+				waiting++
+				continue // the next look says more
+			case o.Streams > 0:
+				text = fmt.Sprintf("empty; its migrator carries %s of requests that run elsewhere", counted(o.Streams, "stream"))
+			default:
+				text = "empty"
 			}
 			if told[o.ID] != text {
 				told[o.ID] = text
@@ -271,7 +276,7 @@ func left(r control.Replica) string {
 	case !r.Connected:
 		return "its migrator does not report, so that nobody knows what runs there"
 	}
-	text := fmt.Sprintf("%d requests left", r.Residents)
+	text := counted(r.Residents, "request") + " left"
 	if r.Pinned > 0 {
 		text += fmt.Sprintf(", %d of them pinned", r.Pinned)
 		if r.PinnedSeconds > 0 {
@@ -279,6 +284,14 @@ func left(r control.Replica) string {
 		}
 	}
 	return text
+}
+
+// counted is a number of things.
+func counted(n int, thing string) string {
+	if n != 1 {
+		thing += "s"
+	}
+	return fmt.Sprintf("%d %s", n, thing)
 }
 
 // standing says where a replica that was put back is.

@@ -99,12 +99,17 @@ func TestDrain(t *testing.T) {
 	if code != 1 || !strings.Contains(errs, `drain nobody: replica "nobody" is not in the fleet`) || !strings.Contains(out, "mute: draining, its migrator does not report") {
 		t.Errorf("code %d, %s%s", code, out, errs)
 	}
+	// What was ordered is told, also where a refusal leaves nothing to wait for.
+	code, out, errs = command(t.Context(), "drain", "idle", "nobody", "--wait", "--control", url)
+	if code != 1 || !strings.Contains(errs, "drain nobody: ") || out != "idle: draining, 0 requests left\n" || f.looks != 0 {
+		t.Errorf("code %d, %d looks, %s%s", code, f.looks, out, errs)
+	}
 }
 
 func TestDrainWaits(t *testing.T) {
 	f, url := newFakeControl(t)
 	code, out, errs := command(t.Context(), "drain", "busy", "idle", "--wait", "--timeout", "0", "--control", url)
-	want := []string{"busy: 2 requests left, 1 of them pinned", "busy: 1 requests left", "busy: 0 requests left\n", "busy: empty; its migrator carries 4 streams of requests that run elsewhere\n"}
+	want := []string{"busy: 2 requests left, 1 of them pinned", "busy: 1 request left", "busy: empty; its migrator carries 4 streams of requests that run elsewhere\n"}
 	at := 0
 	for _, w := range want {
 		i := strings.Index(out[at:], w)

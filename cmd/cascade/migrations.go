@@ -126,7 +126,7 @@ func totals(moves []control.Migration) string {
 			aborted++
 		}
 	}
-	line := fmt.Sprintf("%d moves: %d done", len(moves), done)
+	line := fmt.Sprintf("%s: %d done", counted(len(moves), "move"), done)
 	var kinds []string
 	for way, n := range ways {
 		kinds = append(kinds, fmt.Sprintf("%d %s", n, way))

@@ -87,7 +87,7 @@ type Replica struct {
 	Node string `yaml:"node,omitempty"`
 	// TP is the number of tensor-parallel ranks behind the engine. 0 means 1.
 	TP int `yaml:"tp,omitempty"`
-	// Drain takes the replica out of its stage: no new request, running ones end.
+	// Drain takes the replica out of its stage: no new request, running ones move away or end.
 	Drain bool `yaml:"drain,omitempty"`
 }
 
