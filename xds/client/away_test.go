@@ -13,13 +13,19 @@ import (
 	"google.golang.org/grpc"
 )
 
-// deadConn is a connection on which no stream begins.
-type deadConn struct{ err error }
+// deadConn is a connection on which no stream begins, for one reason at first
+// and then for another.
+type deadConn struct{ attempts int }
 
-func (c *deadConn) Invoke(context.Context, string, any, any, ...grpc.CallOption) error { return c.err }
+func (c *deadConn) Invoke(context.Context, string, any, any, ...grpc.CallOption) error {
+	return errors.ErrUnsupported
+}
 
 func (c *deadConn) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.CallOption) (grpc.ClientStream, error) {
-	return nil, c.err
+	if c.attempts++; c.attempts <= 50 {
+		return nil, errors.New("refused")
+	}
+	return nil, errors.New("unreachable")
 }
 
 // TestOutageIsOneLine leaves a client without its server for long: a reason is
@@ -27,7 +33,7 @@ func (c *deadConn) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.
 func TestOutageIsOneLine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer
-		conn := &deadConn{errors.New("refused")}
+		conn := &deadConn{}
 		c, err := New(Config{Conn: conn, NodeID: "n1", Logger: slog.New(slog.NewTextHandler(&out, nil))})
 		if err != nil {
 			t.Fatal(err)
@@ -35,15 +41,12 @@ func TestOutageIsOneLine(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- c.Run(ctx) }()
-		time.Sleep(time.Hour)
-		synctest.Wait()
-		conn.err = errors.New("unreachable")
-		time.Sleep(time.Hour)
+		time.Sleep(2 * time.Hour)
 		cancel()
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
-		if got := out.String(); strings.Count(got, "\n") != 2 || strings.Count(got, "refused") != 1 || strings.Contains(got, "target") {
+		if got := out.String(); conn.attempts < 100 || strings.Count(got, "\n") != 2 || strings.Count(got, "refused") != 1 || strings.Contains(got, "target") {
 			t.Errorf("an outage of two hours, for two reasons, is told so:\n%s", got)
 		}
 	})
