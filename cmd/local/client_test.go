@@ -1,0 +1,309 @@
+package local
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/cmd/config"
+	"github.com/cascadeinfer/cascade/migrator/mover"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// slowly is a rig of two replicas whose moves take about half a second for each
+// 2,000 tokens.
+func slowly(t *testing.T, envoy string) *rig {
+	return moving(t, envoy, config.MigrationLive, 2, func(f *config.Fleet) { f.Migration.LinkGbps = 1 })
+}
+
+// under waits until a move of something is under way.
+func (r *rig) under(from string, what string, holds func(mover.Move) bool) mover.Move {
+	r.t.Helper()
+	var found mover.Move
+	r.wait(what, func() bool {
+		for _, m := range r.daemons[from].Mover().Moves() {
+			if m.Role == "source" && m.State != "moved" && m.State != "failed" && holds(m) {
+				found = m
+				return true
+			}
+		}
+		return false
+	})
+	return found
+}
+
+// alone has everything begin at one replica: the other one is drained.
+func (r *rig) alone(id string) {
+	r.t.Helper()
+	other := map[string]string{"r0": "r1", "r1": "r0"}[id]
+	r.order("drain", other)
+	r.wait(other+" is given nothing", func() bool {
+		before := r.counts()
+		for range 4 {
+			if got, err := r.send("/v1/completions", "", bytes.NewReader(prompt(100, 1))); err != nil || got.status != http.StatusOK {
+				r.t.Fatalf("%v, status %d", err, got.status)
+			}
+		}
+		return r.since(before)[other] == 0
+	})
+}
+
+// swap drains one replica in place of the other.
+func (r *rig) swap(from string) {
+	r.t.Helper()
+	other := map[string]string{"r0": "r1", "r1": "r0"}[from]
+	r.order("undrain", other)
+	r.order("drain", from)
+}
+
+// TestClientLeaves: clients disconnect while their requests move, at every state
+// of a move. Nothing is left of them.
+func TestClientLeaves(t *testing.T) {
+	idlePlanes(t, func(t *testing.T, envoy string) {
+		r := slowly(t, envoy)
+		states := make(map[string]int)
+		from, other := "r0", "r1"
+		for n := range 6 {
+			r.alone(from)
+			s := r.stream(prompt(8000+n, forever))
+			r.swap(from)
+			m := r.under(from, "a move", func(m mover.Move) bool { return n%3 == 0 || m.Rounds >= n%3 || m.State == "adopted" })
+			states[m.State]++
+			s.cancel()
+			s.wait(t)
+			r.quiet()
+			from, other = other, from
+		}
+		t.Logf("clients have left in the states %v", states)
+	})
+}
+
+// TestRequestEndsWhileMoving: requests end while they move, and are whole.
+func TestRequestEndsWhileMoving(t *testing.T) {
+	idlePlanes(t, func(t *testing.T, envoy string) {
+		// No move ends while a request of this output runs.
+		const output = 600
+		r := moving(t, envoy, config.MigrationLive, 2, func(f *config.Fleet) { f.Migration.LinkGbps = .05 })
+		o := newOracle(t, r)
+		r.alone("r0")
+		var all []*live
+		for n := range 4 {
+			all = append(all, r.stream(prompt(20_000+n, output)))
+		}
+		r.swap("r0")
+		r.under("r0", "a move", func(m mover.Move) bool { return m.Rounds > 0 })
+		for _, s := range all {
+			s.wait(t)
+			want, err := o.text(s.body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !s.done || s.text.String() != want {
+				t.Errorf("done %v, error %q, %d events, text %.80q, want %.80q", s.done, s.failed, s.tokens, s.text.String(), want)
+			}
+		}
+		r.quiet()
+		over := 0
+		_, failed := r.moves()
+		for _, m := range failed {
+			if m.Why == "request over" {
+				over++
+			}
+		}
+		if r.tally(); over == 0 {
+			t.Error("no request ended while it moved")
+		}
+	})
+}
+
+// TestSlowReader: a client reads one event, waits, reads the next, while its
+// request moves to and fro. It gets all of it.
+func TestSlowReader(t *testing.T) {
+	idlePlanes(t, func(t *testing.T, envoy string) {
+		r := moving(t, envoy, config.MigrationLive, 2)
+		load := newTraffic(r, 2, 20, 200)
+		r.alone("r0")
+		body := prompt(400, 600)
+		want, err := load.oracle.text(body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := r.open(context.Background(), "/v1/completions", "", bytes.NewReader(streamed(body)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		var e events
+		n, from := 0, "r0"
+		err = e.read(slow{resp.Body}, func() {
+			if n++; n%100 == 50 {
+				r.swap(from)
+				r.wait("it moves", func() bool { return len(r.fronts[from].Residents()) == 0 })
+				from = map[string]string{"r0": "r1", "r1": "r0"}[from]
+			}
+		})
+		load.stop()
+		load.report()
+		if err != nil || !e.done || e.failed != "" || e.text.String() != want {
+			t.Errorf("%v, done %v, error %q, text %.80q, want %.80q", err, e.done, e.failed, e.text.String(), want)
+		}
+		r.tally()
+	})
+}
+
+// slow reads a little at a time.
+type slow struct{ io.Reader }
+
+func (s slow) Read(b []byte) (int, error) {
+	time.Sleep(tick)
+	return s.Reader.Read(b[:min(len(b), 200)])
+}
+
+// TestSecondRequest: a client sends a second request on its connection while the
+// first one moves.
+func TestSecondRequest(t *testing.T) {
+	second := func() []byte { return prompt(200, 20) }
+	check := func(t *testing.T, o *oracle, what string, body []byte, text string) {
+		t.Helper()
+		want, err := o.text(body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if text != want {
+			t.Errorf("%s: %.80q, want %.80q", what, text, want)
+		}
+	}
+	t.Run("HTTP/1.1", func(t *testing.T) {
+		idlePlanes(t, func(t *testing.T, envoy string) {
+			r := slowly(t, envoy)
+			o := newOracle(t, r)
+			r.alone("r0")
+			c, err := net.Dial("tcp", r.address)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			send := func(body []byte) {
+				if _, err := fmt.Fprintf(c, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body); err != nil {
+					t.Error(err)
+				}
+			}
+			first := prompt(8000, 300)
+			send(streamed(first))
+			in := bufio.NewReader(c)
+			resp, err := http.ReadResponse(in, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var e events
+			sent := false
+			err = e.read(resp.Body, func() {
+				if !sent {
+					sent = true
+					r.swap("r0")
+					r.under("r0", "a move", func(mover.Move) bool { return true })
+					send(streamed(second()))
+				}
+			})
+			if err != nil || !e.done {
+				t.Fatalf("%v, done %v, %s", err, e.done, e.failed)
+			}
+			check(t, o, "the first", first, e.text.String())
+			if resp, err = http.ReadResponse(in, nil); err != nil {
+				t.Fatal(err)
+			}
+			var then events
+			if err := then.read(resp.Body, nil); err != nil || !then.done {
+				t.Fatalf("%v, done %v, %s", err, then.done, then.failed)
+			}
+			check(t, o, "the second", second(), then.text.String())
+			if r.tally() == 0 {
+				t.Error("the first did not move")
+			}
+		})
+	})
+	t.Run("h2", func(t *testing.T) {
+		idlePlanes(t, func(t *testing.T, envoy string) {
+			r := slowly(t, envoy)
+			o := newOracle(t, r)
+			r.alone("r0")
+			transport := h2c()
+			defer transport.CloseIdleConnections()
+			client := &http.Client{Transport: transport}
+			ask := func(body []byte, each func()) string {
+				resp, err := client.Post(r.URL()+"/v1/completions", "application/json", bytes.NewReader(streamed(body)))
+				if err != nil {
+					t.Error(err)
+					return ""
+				}
+				defer resp.Body.Close()
+				var e events
+				if err := e.read(resp.Body, each); err != nil || !e.done || resp.ProtoMajor != 2 {
+					t.Errorf("%v, %s, done %v, %s", err, resp.Proto, e.done, e.failed)
+				}
+				return e.text.String()
+			}
+			first := prompt(8000, 300)
+			text := ask(first, func() func() {
+				sent := false
+				return func() {
+					if !sent {
+						sent = true
+						r.swap("r0")
+						r.under("r0", "a move", func(mover.Move) bool { return true })
+						check(t, o, "the second", second(), ask(second(), nil))
+					}
+				}
+			}())
+			check(t, o, "the first", first, text)
+			if r.tally() == 0 {
+				t.Error("the first did not move")
+			}
+		})
+	})
+}
+
+// TestBoundaryHalved: the end of a stage comes down on many requests at once.
+// They move a few at a time, and none fails.
+func TestBoundaryHalved(t *testing.T) {
+	const slots = 2
+	idlePlanes(t, func(t *testing.T, envoy string) {
+		r := moving(t, envoy, config.MigrationLive, 4, func(f *config.Fleet) { f.Migration.Slots = slots })
+		r.plan(stages([]policies.Tokens{1600}, ids(0, 1), ids(2, 3))...)
+		r.teach()
+		load := newTraffic(r, 6, 60, 200, 2000)
+		var streams []*live
+		for n := range 16 {
+			streams = append(streams, r.stream(prompt(4000+n, forever)))
+		}
+		load.after(6)
+		most := 0
+		before := r.tally()
+		r.write(policies.Plan{Model: llm, Stages: stages([]policies.Tokens{800}, ids(0, 1), ids(2, 3))})
+		r.wait("all have moved", func() bool {
+			for _, d := range r.daemons {
+				s := d.Market().Status()
+				if most = max(most, s.Exporting, s.Importing); s.Exporting > slots || s.Importing > slots {
+					t.Fatalf("%d transfers from and %d to a replica at once, with %d slots", s.Exporting, s.Importing, slots)
+				}
+			}
+			at := r.held("r0")
+			for id, n := range r.held("r1") {
+				at[id] += n
+			}
+			return at["r2"]+at["r3"] >= len(streams)
+		})
+		r.grows(streams)
+		load.after(6)
+		load.stop()
+		load.report()
+		load.faithful(streams)
+		t.Logf("%d moves, %d at once from or to one replica", r.tally()-before, most)
+	})
+}
