@@ -57,7 +57,10 @@ type LoadReport struct {
 	// Seconds until the last pinned request is expected to end; 0 when unknown or none.
 	PinnedSeconds float64 `protobuf:"fixed64,15,opt,name=pinned_seconds,json=pinnedSeconds,proto3" json:"pinned_seconds,omitempty"`
 	// Streams of this replica's own clients, wherever their requests run.
-	Streams       uint32 `protobuf:"varint,16,opt,name=streams,proto3" json:"streams,omitempty"`
+	Streams uint32 `protobuf:"varint,16,opt,name=streams,proto3" json:"streams,omitempty"`
+	// How the replica may pull KV blocks: its transports, best first, then what was
+	// seen of them peer by peer; at most 32.
+	Routes        []*Route `protobuf:"bytes,17,rep,name=routes,proto3" json:"routes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -204,6 +207,90 @@ func (x *LoadReport) GetStreams() uint32 {
 	return 0
 }
 
+func (x *LoadReport) GetRoutes() []*Route {
+	if x != nil {
+		return x.Routes
+	}
+	return nil
+}
+
+// Route is one transport, in general or from one peer.
+type Route struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Transport      string                 `protobuf:"bytes,1,opt,name=transport,proto3" json:"transport,omitempty"`
+	Peer           string                 `protobuf:"bytes,2,opt,name=peer,proto3" json:"peer,omitempty"`                                               // whom the blocks come from; empty: the transport in general
+	State          string                 `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`                                             // ready, held (tried last for a while) or broken
+	Why            string                 `protobuf:"bytes,4,opt,name=why,proto3" json:"why,omitempty"`                                                 // it is not ready
+	BytesPerSecond float64                `protobuf:"fixed64,5,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"` // of pulls; 0 when none was measured
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *Route) Reset() {
+	*x = Route{}
+	mi := &file_xds_api_fleet_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Route) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Route) ProtoMessage() {}
+
+func (x *Route) ProtoReflect() protoreflect.Message {
+	mi := &file_xds_api_fleet_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Route.ProtoReflect.Descriptor instead.
+func (*Route) Descriptor() ([]byte, []int) {
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *Route) GetTransport() string {
+	if x != nil {
+		return x.Transport
+	}
+	return ""
+}
+
+func (x *Route) GetPeer() string {
+	if x != nil {
+		return x.Peer
+	}
+	return ""
+}
+
+func (x *Route) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *Route) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+func (x *Route) GetBytesPerSecond() float64 {
+	if x != nil {
+		return x.BytesPerSecond
+	}
+	return 0
+}
+
 // Move is one migration as its seller tells it.
 type Move struct {
 	state             protoimpl.MessageState `protogen:"open.v1"`
@@ -229,7 +316,7 @@ type Move struct {
 
 func (x *Move) Reset() {
 	*x = Move{}
-	mi := &file_xds_api_fleet_proto_msgTypes[1]
+	mi := &file_xds_api_fleet_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -241,7 +328,7 @@ func (x *Move) String() string {
 func (*Move) ProtoMessage() {}
 
 func (x *Move) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[1]
+	mi := &file_xds_api_fleet_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -254,7 +341,7 @@ func (x *Move) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Move.ProtoReflect.Descriptor instead.
 func (*Move) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{1}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Move) GetId() string {
@@ -381,7 +468,7 @@ type Proposal struct {
 
 func (x *Proposal) Reset() {
 	*x = Proposal{}
-	mi := &file_xds_api_fleet_proto_msgTypes[2]
+	mi := &file_xds_api_fleet_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -393,7 +480,7 @@ func (x *Proposal) String() string {
 func (*Proposal) ProtoMessage() {}
 
 func (x *Proposal) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[2]
+	mi := &file_xds_api_fleet_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -406,7 +493,7 @@ func (x *Proposal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Proposal.ProtoReflect.Descriptor instead.
 func (*Proposal) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{2}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Proposal) GetEpoch() uint64 {
@@ -444,7 +531,7 @@ type Load struct {
 
 func (x *Load) Reset() {
 	*x = Load{}
-	mi := &file_xds_api_fleet_proto_msgTypes[3]
+	mi := &file_xds_api_fleet_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -456,7 +543,7 @@ func (x *Load) String() string {
 func (*Load) ProtoMessage() {}
 
 func (x *Load) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[3]
+	mi := &file_xds_api_fleet_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -469,7 +556,7 @@ func (x *Load) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Load.ProtoReflect.Descriptor instead.
 func (*Load) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{3}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Load) GetRunning() uint32 {
@@ -525,7 +612,7 @@ type Flow struct {
 
 func (x *Flow) Reset() {
 	*x = Flow{}
-	mi := &file_xds_api_fleet_proto_msgTypes[4]
+	mi := &file_xds_api_fleet_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -537,7 +624,7 @@ func (x *Flow) String() string {
 func (*Flow) ProtoMessage() {}
 
 func (x *Flow) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[4]
+	mi := &file_xds_api_fleet_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -550,7 +637,7 @@ func (x *Flow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Flow.ProtoReflect.Descriptor instead.
 func (*Flow) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{4}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Flow) GetEdges() []int64 {
@@ -629,7 +716,7 @@ type Batch struct {
 
 func (x *Batch) Reset() {
 	*x = Batch{}
-	mi := &file_xds_api_fleet_proto_msgTypes[5]
+	mi := &file_xds_api_fleet_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -641,7 +728,7 @@ func (x *Batch) String() string {
 func (*Batch) ProtoMessage() {}
 
 func (x *Batch) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[5]
+	mi := &file_xds_api_fleet_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -654,7 +741,7 @@ func (x *Batch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Batch.ProtoReflect.Descriptor instead.
 func (*Batch) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{5}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Batch) GetN() float64 {
@@ -705,7 +792,7 @@ type LoadReply struct {
 
 func (x *LoadReply) Reset() {
 	*x = LoadReply{}
-	mi := &file_xds_api_fleet_proto_msgTypes[6]
+	mi := &file_xds_api_fleet_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -717,7 +804,7 @@ func (x *LoadReply) String() string {
 func (*LoadReply) ProtoMessage() {}
 
 func (x *LoadReply) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[6]
+	mi := &file_xds_api_fleet_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -730,7 +817,7 @@ func (x *LoadReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadReply.ProtoReflect.Descriptor instead.
 func (*LoadReply) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{6}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *LoadReply) GetSequence() uint64 {
@@ -784,7 +871,7 @@ type Refine struct {
 
 func (x *Refine) Reset() {
 	*x = Refine{}
-	mi := &file_xds_api_fleet_proto_msgTypes[7]
+	mi := &file_xds_api_fleet_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -796,7 +883,7 @@ func (x *Refine) String() string {
 func (*Refine) ProtoMessage() {}
 
 func (x *Refine) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_fleet_proto_msgTypes[7]
+	mi := &file_xds_api_fleet_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -809,7 +896,7 @@ func (x *Refine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refine.ProtoReflect.Descriptor instead.
 func (*Refine) Descriptor() ([]byte, []int) {
-	return file_xds_api_fleet_proto_rawDescGZIP(), []int{7}
+	return file_xds_api_fleet_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Refine) GetEpoch() uint64 {
@@ -865,7 +952,7 @@ var File_xds_api_fleet_proto protoreflect.FileDescriptor
 
 const file_xds_api_fleet_proto_rawDesc = "" +
 	"\n" +
-	"\x13xds/api/fleet.proto\x12\x0ecascade.xds.v1\"\xc6\x04\n" +
+	"\x13xds/api/fleet.proto\x12\x0ecascade.xds.v1\"\xf5\x04\n" +
 	"\n" +
 	"LoadReport\x12\x18\n" +
 	"\areplica\x18\x01 \x01(\tR\areplica\x12\x14\n" +
@@ -884,7 +971,14 @@ const file_xds_api_fleet_proto_rawDesc = "" +
 	"\tresidents\x18\r \x01(\rR\tresidents\x12\x16\n" +
 	"\x06pinned\x18\x0e \x01(\rR\x06pinned\x12%\n" +
 	"\x0epinned_seconds\x18\x0f \x01(\x01R\rpinnedSeconds\x12\x18\n" +
-	"\astreams\x18\x10 \x01(\rR\astreams\"\x8d\x03\n" +
+	"\astreams\x18\x10 \x01(\rR\astreams\x12-\n" +
+	"\x06routes\x18\x11 \x03(\v2\x15.cascade.xds.v1.RouteR\x06routes\"\x8b\x01\n" +
+	"\x05Route\x12\x1c\n" +
+	"\ttransport\x18\x01 \x01(\tR\ttransport\x12\x12\n" +
+	"\x04peer\x18\x02 \x01(\tR\x04peer\x12\x14\n" +
+	"\x05state\x18\x03 \x01(\tR\x05state\x12\x10\n" +
+	"\x03why\x18\x04 \x01(\tR\x03why\x12(\n" +
+	"\x10bytes_per_second\x18\x05 \x01(\x01R\x0ebytesPerSecond\"\x8d\x03\n" +
 	"\x04Move\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\arequest\x18\x02 \x01(\tR\arequest\x12\x14\n" +
@@ -962,32 +1056,34 @@ func file_xds_api_fleet_proto_rawDescGZIP() []byte {
 	return file_xds_api_fleet_proto_rawDescData
 }
 
-var file_xds_api_fleet_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_xds_api_fleet_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_xds_api_fleet_proto_goTypes = []any{
 	(*LoadReport)(nil), // 0: cascade.xds.v1.LoadReport
-	(*Move)(nil),       // 1: cascade.xds.v1.Move
-	(*Proposal)(nil),   // 2: cascade.xds.v1.Proposal
-	(*Load)(nil),       // 3: cascade.xds.v1.Load
-	(*Flow)(nil),       // 4: cascade.xds.v1.Flow
-	(*Batch)(nil),      // 5: cascade.xds.v1.Batch
-	(*LoadReply)(nil),  // 6: cascade.xds.v1.LoadReply
-	(*Refine)(nil),     // 7: cascade.xds.v1.Refine
+	(*Route)(nil),      // 1: cascade.xds.v1.Route
+	(*Move)(nil),       // 2: cascade.xds.v1.Move
+	(*Proposal)(nil),   // 3: cascade.xds.v1.Proposal
+	(*Load)(nil),       // 4: cascade.xds.v1.Load
+	(*Flow)(nil),       // 5: cascade.xds.v1.Flow
+	(*Batch)(nil),      // 6: cascade.xds.v1.Batch
+	(*LoadReply)(nil),  // 7: cascade.xds.v1.LoadReply
+	(*Refine)(nil),     // 8: cascade.xds.v1.Refine
 }
 var file_xds_api_fleet_proto_depIdxs = []int32{
-	3, // 0: cascade.xds.v1.LoadReport.load:type_name -> cascade.xds.v1.Load
-	4, // 1: cascade.xds.v1.LoadReport.flow:type_name -> cascade.xds.v1.Flow
-	5, // 2: cascade.xds.v1.LoadReport.snapshot:type_name -> cascade.xds.v1.Batch
-	1, // 3: cascade.xds.v1.LoadReport.moves:type_name -> cascade.xds.v1.Move
-	2, // 4: cascade.xds.v1.LoadReport.proposal:type_name -> cascade.xds.v1.Proposal
-	7, // 5: cascade.xds.v1.LoadReply.refine:type_name -> cascade.xds.v1.Refine
-	5, // 6: cascade.xds.v1.Refine.next:type_name -> cascade.xds.v1.Batch
-	0, // 7: cascade.xds.v1.Fleet.Report:input_type -> cascade.xds.v1.LoadReport
-	6, // 8: cascade.xds.v1.Fleet.Report:output_type -> cascade.xds.v1.LoadReply
-	8, // [8:9] is the sub-list for method output_type
-	7, // [7:8] is the sub-list for method input_type
-	7, // [7:7] is the sub-list for extension type_name
-	7, // [7:7] is the sub-list for extension extendee
-	0, // [0:7] is the sub-list for field type_name
+	4, // 0: cascade.xds.v1.LoadReport.load:type_name -> cascade.xds.v1.Load
+	5, // 1: cascade.xds.v1.LoadReport.flow:type_name -> cascade.xds.v1.Flow
+	6, // 2: cascade.xds.v1.LoadReport.snapshot:type_name -> cascade.xds.v1.Batch
+	2, // 3: cascade.xds.v1.LoadReport.moves:type_name -> cascade.xds.v1.Move
+	3, // 4: cascade.xds.v1.LoadReport.proposal:type_name -> cascade.xds.v1.Proposal
+	1, // 5: cascade.xds.v1.LoadReport.routes:type_name -> cascade.xds.v1.Route
+	8, // 6: cascade.xds.v1.LoadReply.refine:type_name -> cascade.xds.v1.Refine
+	6, // 7: cascade.xds.v1.Refine.next:type_name -> cascade.xds.v1.Batch
+	0, // 8: cascade.xds.v1.Fleet.Report:input_type -> cascade.xds.v1.LoadReport
+	7, // 9: cascade.xds.v1.Fleet.Report:output_type -> cascade.xds.v1.LoadReply
+	9, // [9:10] is the sub-list for method output_type
+	8, // [8:9] is the sub-list for method input_type
+	8, // [8:8] is the sub-list for extension type_name
+	8, // [8:8] is the sub-list for extension extendee
+	0, // [0:8] is the sub-list for field type_name
 }
 
 func init() { file_xds_api_fleet_proto_init() }
@@ -1001,7 +1097,7 @@ func file_xds_api_fleet_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_xds_api_fleet_proto_rawDesc), len(file_xds_api_fleet_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   8,
+			NumMessages:   9,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
