@@ -24,7 +24,7 @@ const (
 	pause         = 100 * time.Millisecond // before the engine is asked to thaw or drop once more
 	adoptTimeout  = time.Second            // for the machine to be asked
 	grantTime     = 2 * time.Minute        // of a ticket: longer than a move may take
-	probeEvery    = 10 * time.Second       // a transport that does not work is tried again
+	probeTick     = time.Second            // between two looks at which probes are due
 	probeTimeout  = 2 * time.Second
 	remembered    = 256     // moves that are over
 	maxInbox      = 1 << 14 // messages that wait; more are lost
@@ -73,7 +73,7 @@ type Config struct {
 	// Network reaches the other replicas. Required.
 	Network Network
 	// Transports carry blocks, best first. They are probed here and run by the
-	// caller.
+	// caller. Their names differ.
 	Transports []transport.Transport
 	// Address tells where a replica's peer listener is, "" for unknown. Required.
 	Address func(policies.ReplicaID) string

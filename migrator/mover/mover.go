@@ -58,7 +58,7 @@ func New(c Config) (*Mover, error) {
 		return nil, fmt.Errorf("mover of %s: %w", c.Self, err)
 	}
 	return &Mover{cfg: c, log: c.Logger, link: pacer{rate: c.Link}, ready: make(chan struct{}, 1), machine: machine,
-		lines: map[key]*line{}, exports: map[bidask.Deal]*export{}, imports: map[bidask.Deal]*intake{}, closing: map[*intake]bool{}, routes: routes{broken: make([]error, len(c.Transports))}, records: newRecords(c)}, nil
+		lines: map[key]*line{}, exports: map[bidask.Deal]*export{}, imports: map[bidask.Deal]*intake{}, closing: map[*intake]bool{}, routes: newRoutes(c.Transports), records: newRecords(c)}, nil
 }
 
 // Run carries out moves until ctx ends; it returns nil then. Moves under way are
@@ -88,7 +88,7 @@ func (m *Mover) Run(ctx context.Context) error {
 			in.close()
 		}
 	}()
-	m.probe()
+	m.workers.Go(m.probe)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -191,7 +191,10 @@ func (m *Mover) Receive(from policies.ReplicaID, t *api.Transfer) {
 
 // Gone says that a peer left or died.
 func (m *Mover) Gone(peer policies.ReplicaID) {
-	m.post(func() { m.step(transfer.Event{Kind: transfer.Gone, Peer: peer}) })
+	m.post(func() {
+		m.routes.forget(peer)
+		m.step(transfer.Event{Kind: transfer.Gone, Peer: peer})
+	})
 }
 
 // Adopt lets the engine take over what a live move has brought, for the front

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -195,6 +197,7 @@ type unreliable struct {
 	*wire
 	opens, pulls error
 	probe        error
+	mended       *atomic.Bool // opens does not count any more; nil: it does
 }
 
 func (*unreliable) Name() string                  { return "unreliable" }
@@ -207,7 +210,7 @@ func (u *unreliable) Export(g transport.Grant) (transport.Offer, error) {
 }
 
 func (u *unreliable) Open(ctx context.Context, r policies.ReplicaID, o transport.Offer) (transport.Puller, error) {
-	if u.opens != nil {
+	if u.opens != nil && (u.mended == nil || !u.mended.Load()) {
 		return nil, u.opens
 	}
 	o.Transport = u.wire.Name()
@@ -251,12 +254,54 @@ func TestTransportsFallBack(t *testing.T) {
 					t.Errorf("%+v", d)
 				}
 				routes := w.nodes[0].mover.Routes()
-				if len(routes) != 2 || routes[0].Transport != "unreliable" || routes[0].Broken != c.u.probe || routes[1].Broken != nil {
+				if len(routes) < 2 || routes[0].Transport != "unreliable" || routes[0].Why != c.u.probe || routes[1].Why != nil {
 					t.Errorf("routes %+v", routes)
+				}
+				held, used := "", ""
+				for _, p := range w.nodes[1].mover.Routes() {
+					switch {
+					case p.Peer != "a":
+					case p.Why != nil:
+						held += p.Transport
+					case p.Pulls > 0:
+						used += p.Transport
+					}
+				}
+				if failed := c.u.opens != nil || c.u.pulls != nil; used != c.by || (held == "unreliable") != failed {
+					t.Errorf("from a: used %q, held back %q", used, held)
 				}
 			})
 		})
 	}
+}
+
+// TestTransportsAreHeldBack: what has failed is not tried by the next move; what
+// is known of a peer goes with it.
+func TestTransportsAreHeldBack(t *testing.T) {
+	mended := new(atomic.Bool)
+	better = &unreliable{opens: errors.New("it broke"), mended: mended}
+	defer func() { better = nil }()
+	within(t, 2, 0, func(t *testing.T, w *world) {
+		a, b := w.nodes[0], w.nodes[1]
+		for i, by := range []string{"memory", "memory", "unreliable"} {
+			id := "a/" + strconv.Itoa(i+1)
+			a.front.accept(id, prompt(i+1, 50), 120, a)
+			time.Sleep(100 * time.Millisecond)
+			w.move(id, a, b, policies.Growth)
+			if d := b.ended(t); d.State != "moved" || d.Transport != by {
+				t.Errorf("move %d: %+v", i, d)
+			}
+			if i == 1 {
+				mended.Store(true)
+				time.Sleep(2 * time.Second) // longer than a first failure counts
+			}
+		}
+		b.mover.Gone("a")
+		time.Sleep(time.Millisecond)
+		if got := b.mover.Routes(); len(got) != 2 {
+			t.Errorf("routes %+v", got)
+		}
+	})
 }
 
 // TestSpans has each side's part in a move as a span, and its steps below it.

@@ -238,6 +238,22 @@ func (r *records) list() []Move {
 	return out
 }
 
+// Fronts returns the fronts of the requests that this replica hands over, in no
+// order and perhaps more than once. Their end must be noticed even when the
+// request does not run here any more: nobody else ends the move.
+func (m *Mover) Fronts() []policies.ReplicaID {
+	r := &m.records
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var out []policies.ReplicaID
+	for k, rec := range r.live {
+		if k.role == source {
+			out = append(out, rec.Front)
+		}
+	}
+	return out
+}
+
 // sum returns the counters.
 func (r *records) sum() Stats {
 	r.mu.Lock()

@@ -2,6 +2,8 @@ package mover
 
 import (
 	"context"
+	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -9,78 +11,138 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// routes knows which transports work on this machine. It is safe for concurrent
+// routes is what the mover knows of its transports. It is safe for concurrent
 // use.
 type routes struct {
 	mu     sync.Mutex
-	broken []error // why not, by their place in Config.Transports
+	choose *transport.Chooser
+	failed chan struct{} // has a value after a pull has failed: probes may be due
 }
 
-// Route is a transport and why it cannot be used on this machine, nil when it
-// can.
-type Route struct {
-	Transport string
-	Broken    error
+func newRoutes(transports []transport.Transport) routes {
+	return routes{choose: transport.NewChooser(transports...), failed: make(chan struct{}, 1)}
 }
 
-// Routes returns the transports, best first.
-func (m *Mover) Routes() []Route {
+// way is where a target pulls from.
+type way struct {
+	peer       policies.ReplicaID
+	own, other string // nodes
+}
+
+// from is the way from a peer to this replica.
+func (m *Mover) from(peer policies.ReplicaID) way {
+	return way{peer, m.cfg.Node(m.cfg.Self), m.cfg.Node(peer)}
+}
+
+// Routes returns the transports, best first, then what was pulled by them, by
+// peer.
+func (m *Mover) Routes() []transport.Path {
 	m.routes.mu.Lock()
 	defer m.routes.mu.Unlock()
-	var out []Route
-	for i, t := range m.cfg.Transports {
-		out = append(out, Route{t.Name(), m.routes.broken[i]})
-	}
-	return out
+	return m.routes.choose.Status(time.Now())
 }
 
-// probe asks each transport whether it works, now and again.
+// probe asks the transports whether they work, whenever that is due.
 func (m *Mover) probe() {
-	for i, t := range m.cfg.Transports {
-		m.workers.Go(func() {
-			for was := error(nil); ; {
+	tick := time.NewTicker(probeTick)
+	defer tick.Stop()
+	was := map[string]bool{} // those that were broken
+	for {
+		m.routes.mu.Lock()
+		due := m.routes.choose.Due(time.Now())
+		m.routes.mu.Unlock()
+		errs := make([]error, len(due))
+		var all sync.WaitGroup
+		for i, t := range due {
+			all.Go(func() {
 				ctx, cancel := context.WithTimeout(m.ctx, probeTimeout)
-				err := t.Probe(ctx)
-				cancel()
-				if m.ctx.Err() != nil {
-					return
-				}
-				if (err == nil) != (was == nil) {
-					m.log.Info("a transport changes", "transport", t.Name(), "error", err)
-				}
-				m.routes.mu.Lock()
-				m.routes.broken[i] = err
-				m.routes.mu.Unlock()
-				was = err
-				select {
-				case <-m.ctx.Done():
-					return
-				case <-time.After(probeEvery):
-				}
+				defer cancel()
+				errs[i] = t.Probe(ctx)
+			})
+		}
+		all.Wait()
+		if m.ctx.Err() != nil {
+			return
+		}
+		for i, t := range due {
+			if err := errs[i]; (err != nil) != was[t.Name()] {
+				m.log.Info("a transport changes", "transport", t.Name(), "error", err)
+				was[t.Name()] = err != nil
 			}
-		})
-	}
-}
-
-// usable returns the transports that work and carry blocks from one replica to
-// another, best first.
-func (m *Mover) usable(from, to policies.ReplicaID) []transport.Transport {
-	m.routes.mu.Lock()
-	defer m.routes.mu.Unlock()
-	var out []transport.Transport
-	for i, t := range m.cfg.Transports {
-		if m.routes.broken[i] == nil && t.Reaches(m.cfg.Node(from), m.cfg.Node(to)) {
-			out = append(out, t)
+			m.routes.mu.Lock()
+			m.routes.choose.Probed(t.Name(), errs[i], time.Now())
+			m.routes.mu.Unlock()
+		}
+		select {
+		case <-m.ctx.Done():
+			return
+		case <-m.routes.failed:
+		case <-tick.C:
 		}
 	}
+}
+
+// order returns those of the named transports by which this replica can pull,
+// best first.
+func (r *routes) order(w way, names []string) []transport.Transport {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.choose.Order(w.peer, w.own, w.other, names, time.Now())
+}
+
+// fail takes note of a pull that failed. That a move was cut short says nothing
+// about its path.
+func (r *routes) fail(ctx context.Context, w way, name string, err error) {
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return
+	}
+	r.mu.Lock()
+	r.choose.Failed(w.peer, name, err, time.Now())
+	r.mu.Unlock()
+	select {
+	case r.failed <- struct{}{}:
+	default:
+	}
+}
+
+// pulled takes note of one that went well.
+func (r *routes) pulled(w way, name string, s transport.Stats) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.choose.Pulled(w.peer, name, s, time.Now())
+}
+
+// forget drops what is known of a peer that has gone.
+func (r *routes) forget(peer policies.ReplicaID) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.choose.Forget(peer)
+}
+
+// names are those of transports.
+func names(list []transport.Transport) []string {
+	var out []string
+	for _, t := range list {
+		out = append(out, t.Name())
+	}
 	return out
 }
 
-// between returns the names of those.
-func (m *Mover) between(from, to policies.ReplicaID) []string {
-	var names []string
-	for _, t := range m.usable(from, to) {
-		names = append(names, t.Name())
+// pulling returns the names of the transports by which this replica can pull
+// from a peer, best first.
+func (m *Mover) pulling(peer policies.ReplicaID) []string {
+	return names(m.routes.order(m.from(peer), names(m.cfg.Transports)))
+}
+
+// serving returns the transports by which a peer may pull from this replica.
+// What it does with them is the peer's to remember.
+func (m *Mover) serving(peer policies.ReplicaID) []transport.Transport {
+	own, other := m.cfg.Node(m.cfg.Self), m.cfg.Node(peer)
+	broken := map[string]bool{}
+	for _, p := range m.Routes() {
+		if p.Peer == "" && p.Why != nil {
+			broken[p.Transport] = true
+		}
 	}
-	return names
+	return slices.DeleteFunc(slices.Clone(m.cfg.Transports), func(t transport.Transport) bool { return broken[t.Name()] || !t.Reaches(own, other) })
 }

@@ -80,7 +80,7 @@ func (m *Mover) export(a bidask.Action) {
 	}
 	m.exports[a.Deal] = &export{leg: r.Leg, peer: a.Peer}
 	m.records.begin(m.ctx, key{source, a.Deal}, a, m.cfg.Self, a.Peer, r.Front)
-	m.step(transfer.Event{Kind: transfer.Exporting, Move: a.Deal, Peer: a.Peer, Engine: m.engine(), Transports: m.between(m.cfg.Self, a.Peer),
+	m.step(transfer.Event{Kind: transfer.Exporting, Move: a.Deal, Peer: a.Peer, Engine: m.engine(), Transports: names(m.serving(a.Peer)),
 		Subject: transfer.Subject{Request: r.Request.ID, Front: r.Front, Epoch: r.Epoch, Length: uint64(max(0, r.Request.Length())), Fixed: r.Fixed}})
 }
 
@@ -103,7 +103,7 @@ func (m *Mover) offers(msg transfer.Message) []transport.Offer {
 		}
 		return x.offers
 	}
-	for _, t := range m.usable(m.cfg.Self, msg.To) {
+	for _, t := range m.serving(msg.To) {
 		offer, err := t.Export(transport.Grant{Move: msg.Move.String(), Epoch: msg.Epoch, Receiver: msg.To, Deadline: time.Now().Add(grantTime)})
 		if err != nil {
 			m.log.Warn("a transport makes no offer", "transport", t.Name(), "move", msg.Move.String(), "error", err)
@@ -246,7 +246,9 @@ func (m *Mover) revoke(a transfer.Action) {
 	if x == nil || len(x.offers) == 0 {
 		return
 	}
-	granted := m.usable(m.cfg.Self, x.peer)
+	granted := slices.DeleteFunc(slices.Clone(m.cfg.Transports), func(t transport.Transport) bool {
+		return !slices.ContainsFunc(x.offers, func(o transport.Offer) bool { return o.Transport == t.Name() })
+	})
 	m.enqueue(key{source, a.Move}, job{kind: a.Kind, run: func(context.Context) func() {
 		for _, t := range granted {
 			t.Revoke(a.Move.String())

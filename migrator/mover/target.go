@@ -20,6 +20,7 @@ type intake struct {
 	blockTokens int
 	tokenBytes  int64
 	memory      *transport.Memory // that the blocks are of
+	way         way               // that the blocks come
 	offers      []transport.Offer // not tried yet
 	puller      transport.Puller
 	transport   string
@@ -62,7 +63,7 @@ func (m *Mover) intake(a bidask.Action) {
 	}
 	m.imports[a.Deal] = &intake{}
 	m.records.begin(m.ctx, key{target, a.Deal}, a, a.Peer, m.cfg.Self, "")
-	m.step(transfer.Event{Kind: transfer.Importing, Move: a.Deal, Peer: a.Peer, Engine: m.engine(), Transports: m.between(a.Peer, m.cfg.Self)})
+	m.step(transfer.Event{Kind: transfer.Importing, Move: a.Deal, Peer: a.Peer, Engine: m.engine(), Transports: m.pulling(a.Peer)})
 }
 
 // broken reports what did not work.
@@ -74,8 +75,7 @@ func (m *Mover) broken(d bidask.Deal, why transfer.Why, err error) func() {
 // prepare sees that the reservation suffices and opens a transport.
 func (m *Mover) prepare(a transfer.Action) {
 	k, in := key{target, a.Move}, m.imports[a.Move]
-	routes := m.usable(a.Peer, m.cfg.Self)
-	until := m.until(a.Deadline)
+	from, until := m.from(a.Peer), m.until(a.Deadline)
 	m.records.state(k, "preparing")
 	m.enqueue(k, job{kind: a.Kind, run: func(ctx context.Context) func() {
 		ctx, span := m.records.span(ctx, k, "prepare")
@@ -92,8 +92,8 @@ func (m *Mover) prepare(a transfer.Action) {
 		if err != nil {
 			return m.broken(a.Move, transfer.NoRoom, err)
 		}
-		*in = intake{blocks: list, blockTokens: d.BlockTokens, tokenBytes: int64(d.TokenBytes), memory: memory, offers: a.Offers}
-		if err := m.open(ctx, in, routes); err != nil {
+		*in = intake{blocks: list, blockTokens: d.BlockTokens, tokenBytes: int64(d.TokenBytes), memory: memory, way: from, offers: slices.Clone(a.Offers)}
+		if err := m.open(ctx, in); err != nil {
 			return m.broken(a.Move, transfer.NoRoute, err)
 		}
 		name := in.transport
@@ -104,19 +104,26 @@ func (m *Mover) prepare(a transfer.Action) {
 	}})
 }
 
-// open presents the next ticket that a transport here can use.
-func (m *Mover) open(ctx context.Context, in *intake, routes []transport.Transport) error {
+// open presents the ticket of the best transport here that has not been tried
+// for this move.
+func (m *Mover) open(ctx context.Context, in *intake) error {
 	last := errors.New("no transport is common to both sides")
-	for len(in.offers) > 0 {
-		offer := in.offers[0]
-		in.offers = in.offers[1:]
-		at := slices.IndexFunc(routes, func(t transport.Transport) bool { return t.Name() == offer.Transport })
-		if at < 0 {
-			continue
+	for {
+		offered := make([]string, 0, len(in.offers))
+		for _, o := range in.offers {
+			offered = append(offered, o.Transport)
 		}
-		puller, err := routes[at].Open(ctx, m.cfg.Self, offer)
+		order := m.routes.order(in.way, offered)
+		if len(order) == 0 {
+			return last
+		}
+		at := slices.Index(offered, order[0].Name())
+		offer := in.offers[at]
+		in.offers = slices.Delete(in.offers, at, at+1)
+		puller, err := order[0].Open(ctx, m.cfg.Self, offer)
 		if err != nil {
 			m.log.Warn("a transport does not get through", "transport", offer.Transport, "error", err)
+			m.routes.fail(ctx, in.way, offer.Transport, err)
 			last = err
 			continue
 		}
@@ -128,13 +135,11 @@ func (m *Mover) open(ctx context.Context, in *intake, routes []transport.Transpo
 		in.puller, in.transport = puller, offer.Transport
 		return nil
 	}
-	return last
 }
 
 // pull brings a round's blocks, or those that came with wrong sums.
 func (m *Mover) pull(a transfer.Action) {
 	k, in := key{target, a.Move}, m.imports[a.Move]
-	routes := m.usable(a.Peer, m.cfg.Self)
 	until := m.until(a.Deadline)
 	m.records.state(k, "pulling")
 	m.enqueue(k, job{kind: a.Kind, run: func(ctx context.Context) func() {
@@ -147,7 +152,7 @@ func (m *Mover) pull(a transfer.Action) {
 		if err != nil {
 			return m.broken(a.Move, transfer.Mismatched, err)
 		}
-		err = m.carry(ctx, in, plan, routes)
+		err = m.carry(ctx, in, plan)
 		if bad := (*transport.CorruptError)(nil); errors.As(err, &bad) {
 			in.corrupt = again(in.corrupt, bad.Blocks)
 			return func() {
@@ -225,18 +230,23 @@ func again(part, bad []int) []int {
 }
 
 // carry pulls a plan, by the next transport when one fails.
-func (m *Mover) carry(ctx context.Context, in *intake, plan transport.Plan, routes []transport.Transport) error {
+func (m *Mover) carry(ctx context.Context, in *intake, plan transport.Plan) error {
 	if len(plan.Src) == 0 {
 		return nil
 	}
 	for {
-		_, err := in.puller.Pull(ctx, plan)
-		if bad := (*transport.CorruptError)(nil); err == nil || errors.As(err, &bad) {
+		stats, err := in.puller.Pull(ctx, plan)
+		if err == nil {
+			m.routes.pulled(in.way, in.transport, stats)
+			return nil
+		}
+		m.routes.fail(ctx, in.way, in.transport, err)
+		if bad := (*transport.CorruptError)(nil); errors.As(err, &bad) {
 			return err
 		}
 		in.puller.Close()
 		m.log.Warn("a pull fails", "transport", in.transport, "error", err)
-		if ctx.Err() != nil || m.open(ctx, in, routes) != nil {
+		if ctx.Err() != nil || m.open(ctx, in) != nil {
 			return err
 		}
 	}
