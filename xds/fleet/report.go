@@ -35,7 +35,8 @@ const (
 //  4. BytesPerToken and EstimateError are finite and not negative,
 //  5. Proposal is zero or has 0 ≤ Low < Boundary, and the numbers of Settling
 //     are not negative,
-//  6. Moves has at most 64, all valid and the replica's own to tell.
+//  6. Moves has at most 64, all valid and the replica's own to tell,
+//  7. Routes has at most 32, all valid.
 type Report struct {
 	Replica  policies.ReplicaID
 	Model    string
@@ -58,6 +59,9 @@ type Report struct {
 	Settling Settling
 	// Moves are the migrations that the replica tells of.
 	Moves []Move
+	// Routes are the transports by which blocks may come, best first, then how
+	// they did peer by peer.
+	Routes []Route
 	// Note says which figures Decode bounded or dropped; usually empty.
 	Note string
 }
@@ -107,6 +111,9 @@ func Decode(m *api.LoadReport) (Report, error) {
 	var dropped int
 	if r.Moves, dropped = decodeMoves(r.Replica, m.GetMoves()); dropped > 0 {
 		bounded = append(bounded, "moves")
+	}
+	if r.Routes, dropped = decodeRoutes(m.GetRoutes()); dropped > 0 {
+		bounded = append(bounded, "routes")
 	}
 	if len(bounded) > 0 {
 		r.Note = "reported out of bounds, and bounded: " + strings.Join(bounded, ", ")

@@ -133,6 +133,7 @@ func FuzzReport(f *testing.F) {
 	seed(lie)
 	tells := goodReport()
 	tells.Moves, tells.Proposal, tells.Residents = []*api.Move{goodMove(1, MoveDone)}, &api.Proposal{Epoch: 1, Boundary: 9}, 3
+	tells.Routes = []*api.Route{goodRoute("shm", RouteBroken)}
 	seed(tells)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		m := new(api.LoadReport)
@@ -158,6 +159,9 @@ func FuzzReport(f *testing.F) {
 		log.take(start, r.Moves)
 		if n := len(log.newest(time.Time{}, maxLog)); n > maxMoves {
 			t.Errorf("%d moves of one report", n)
+		}
+		if n := len(r.Routes); n > maxRoutes {
+			t.Errorf("%d routes of one report", n)
 		}
 		s := staged(t)
 		r.Replica, r.Model = "r0", "m"

@@ -54,6 +54,7 @@ type ReplicaState struct {
 	// Stopping says that its migrator takes no new request of its own accord.
 	Stopping bool
 	Settling
+	Routes []Route // by which blocks may come to it
 }
 
 // View is the routing part of the snapshot under the given settings.

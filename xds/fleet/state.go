@@ -360,7 +360,7 @@ func (s *State) Snapshot(now time.Time) *Snapshot {
 			state.Replicas = append(state.Replicas, ReplicaState{
 				Replica: r.Replica, Stage: r.stage, Health: r.health, Weight: r.weight,
 				Load: r.report.Load, Reported: r.at, Connected: r.open, Note: r.note,
-				Asked: r.asked, Stopping: r.report.Draining, Settling: r.report.Settling,
+				Asked: r.asked, Stopping: r.report.Draining, Settling: r.report.Settling, Routes: r.report.Routes,
 			})
 		}
 		snap.Models = append(snap.Models, state)

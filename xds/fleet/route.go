@@ -1,0 +1,44 @@
+package fleet
+
+import (
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/api"
+)
+
+// Route is one transport by which a replica may pull KV blocks, as its migrator
+// last told it.
+type Route struct {
+	Transport string
+	Peer      policies.ReplicaID // whom the blocks come from; empty: in general
+	State     string             // RouteReady, RouteHeld or RouteBroken
+	Why       string             // it is not ready
+	Rate      float64            // bytes per second of its pulls; 0: not measured
+}
+
+// The states of a route.
+const (
+	RouteReady  = "ready"
+	RouteHeld   = "held" // it failed lately, and is tried last
+	RouteBroken = "broken"
+)
+
+// maxRoutes is how many a report may tell.
+const maxRoutes = 32
+
+// decodeRoutes returns the routes that are valid, and how many were not. They
+// only inform.
+func decodeRoutes(list []*api.Route) (routes []Route, dropped int) {
+	if len(list) > maxRoutes {
+		list, dropped = list[:maxRoutes], len(list)-maxRoutes
+	}
+	for _, r := range list {
+		state := r.GetState()
+		if r.GetTransport() == "" || len(r.GetTransport()) > maxWord || len(r.GetPeer()) > maxName || !within(r.GetBytesPerSecond(), maxRate) ||
+			state != RouteReady && state != RouteHeld && state != RouteBroken {
+			dropped++
+			continue
+		}
+		routes = append(routes, Route{Transport: r.GetTransport(), Peer: policies.ReplicaID(r.GetPeer()), State: state, Why: cut(r.GetWhy(), maxWhy), Rate: r.GetBytesPerSecond()})
+	}
+	return routes, dropped
+}

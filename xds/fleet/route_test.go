@@ -1,0 +1,54 @@
+package fleet
+
+import (
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/xds/api"
+)
+
+func goodRoute(transport, state string) *api.Route {
+	return &api.Route{Transport: transport, Peer: "r1", State: state, Why: "no such directory", BytesPerSecond: 1e9}
+}
+
+// TestDecodeRoutes: what a replica tells of its transports is kept, within
+// bounds.
+func TestDecodeRoutes(t *testing.T) {
+	m := goodReport()
+	m.Routes = []*api.Route{goodRoute("shm", RouteHeld), {Transport: "tcp", State: RouteReady}}
+	r, err := Decode(m)
+	if err != nil || r.Note != "" || len(r.Routes) != 2 || r.Routes[0] != (Route{"shm", "r1", RouteHeld, "no such directory", 1e9}) {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	s := staged(t)
+	settleState(s, start, Reported{r})
+	if got := s.Snapshot(start).Models[0].Replicas[0].Routes; len(got) != 2 || got[1].Transport != "tcp" {
+		t.Errorf("kept %+v", got)
+	}
+	for name, edit := range map[string]func(*api.Route){
+		"no transport":   func(r *api.Route) { r.Transport = "" },
+		"long transport": func(r *api.Route) { r.Transport = strings.Repeat("t", maxWord+1) },
+		"long peer":      func(r *api.Route) { r.Peer = strings.Repeat("p", maxName+1) },
+		"no state":       func(r *api.Route) { r.State = "" },
+		"another state":  func(r *api.Route) { r.State = "fine" },
+		"rate":           func(r *api.Route) { r.BytesPerSecond = math.NaN() },
+	} {
+		bad := goodRoute("shm", RouteHeld)
+		edit(bad)
+		m := goodReport()
+		m.Routes = []*api.Route{bad, goodRoute("tcp", RouteReady)}
+		if r, err := Decode(m); err != nil || len(r.Routes) != 1 || r.Routes[0].Transport != "tcp" || !strings.Contains(r.Note, "routes") {
+			t.Errorf("%s: %+v, %v", name, r.Routes, err)
+		}
+	}
+	m.Routes = nil
+	for range maxRoutes + 1 {
+		long := goodRoute("tcp", RouteBroken)
+		long.Why = strings.Repeat("w", 2*maxWhy)
+		m.Routes = append(m.Routes, long)
+	}
+	if r, err := Decode(m); err != nil || len(r.Routes) != maxRoutes || len(r.Routes[0].Why) != maxWhy || !strings.Contains(r.Note, "routes") {
+		t.Errorf("%d routes, %v", len(r.Routes), err)
+	}
+}
