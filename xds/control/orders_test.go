@@ -160,6 +160,7 @@ func TestMigrations(t *testing.T) {
 	move := &api.Move{Id: "r0/1", Request: "r0/77", Cause: "growth", Front: "r0", From: "r0", To: "r1", Way: "live", Transport: "shm", State: "done", Rounds: 3, Tokens: 900, Bytes: 4096, StallSeconds: 0.0008, Seconds: 0.2, StartedUnixMicros: 1_700_000_000_000_000}
 	f.replicas[0].says(func(m *api.LoadReport) {
 		m.Moves = []*api.Move{move, {Id: "r0/2", Request: "r0/78", Cause: "drain", Front: "r0", From: "r0", To: "r1", Way: "reprompt", State: "swap"}}
+		m.Routes = []*api.Route{{Transport: "tcp", Peer: "r1", State: "held", Why: "it broke", BytesPerSecond: 5}}
 	})
 	f.report(t, c)
 	for len(c.Migrations(time.Time{}, 10).Moves) < 2 {
@@ -167,6 +168,16 @@ func TestMigrations(t *testing.T) {
 		if t.Context().Err() != nil {
 			t.Fatal("no moves came")
 		}
+	}
+	told := func() []Transport { return c.Status().Models[0].Stages[0].Replicas[0].Transports }
+	for len(told()) == 0 { // shown a little later than moves
+		_, _ = get(t, c, "/healthz")
+		if t.Context().Err() != nil {
+			t.Fatal("no transports came")
+		}
+	}
+	if got := told()[0]; got != (Transport{"tcp", "r1", "held", "it broke", 5}) {
+		t.Errorf("transport %+v", got)
 	}
 	ask := func(query string) (m Migrations, code int) {
 		code, body := get(t, c, "/migrations?"+query)

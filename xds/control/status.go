@@ -92,6 +92,20 @@ type Replica struct {
 	Pinned        int     `json:"pinned,omitempty"`
 	PinnedSeconds float64 `json:"pinned_seconds,omitempty"`
 	Streams       int     `json:"streams"`
+	// Transports are those by which KV blocks may come to it, best first, then
+	// what was seen of them peer by peer.
+	Transports []Transport `json:"transports,omitempty"`
+}
+
+// Transport is one way for KV blocks to a replica.
+type Transport struct {
+	Name string `json:"name"`
+	// Peer is whom the blocks come from; absent for what holds in general.
+	Peer  policies.ReplicaID `json:"peer,omitempty"`
+	State string             `json:"state"`         // ready, held (tried last for a while) or broken
+	Why   string             `json:"why,omitempty"` // it is not ready
+	// Rate of its pulls in bytes per second; absent when none was measured.
+	Rate float64 `json:"bytes_per_second,omitempty"`
 }
 
 // Change is one entry of the plan history.
@@ -214,6 +228,9 @@ func replicaOf(r fleet.ReplicaState, now time.Time) Replica {
 		Running: r.Load.Running, Waiting: r.Load.Waiting, Held: r.Load.Held, Promised: r.Load.Promised,
 		Iteration: r.Load.Iteration, Connected: r.Connected, Note: r.Note, Drain: drainOf(r),
 		Residents: r.Residents, Pinned: r.Pinned, PinnedSeconds: r.PinnedSeconds, Streams: r.Streams,
+	}
+	for _, t := range r.Routes {
+		out.Transports = append(out.Transports, Transport{Name: t.Transport, Peer: t.Peer, State: t.State, Why: t.Why, Rate: t.Rate})
 	}
 	if !r.Reported.IsZero() {
 		age := now.Sub(r.Reported).Seconds()
