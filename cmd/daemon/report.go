@@ -5,9 +5,11 @@ import (
 
 	"github.com/cascadeinfer/cascade/migrator/mover"
 	"github.com/cascadeinfer/cascade/migrator/stream"
+	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/uplink"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/api"
+	"github.com/cascadeinfer/cascade/xds/fleet"
 )
 
 func (d *Daemon) newUplink() error {
@@ -36,6 +38,7 @@ func (d *Daemon) extra() uplink.Extra {
 	e.Residents, e.Pinned, e.PinnedSeconds = s.Residents, s.Pinned, s.PinnedSeconds
 	e.Proposal = d.market.Proposal()
 	e.Moves = news(d.mover.Moves())
+	e.Routes = routes(d.mover.Routes())
 	return e
 }
 
@@ -74,4 +77,32 @@ func told(m mover.Move) *api.Move {
 		Way: m.Way, Transport: m.Transport, State: state, Why: m.Why, Rounds: uint32(m.Rounds), Tokens: int64(m.Tokens), Bytes: m.Bytes,
 		StallSeconds: m.Stall.Seconds(), Seconds: m.Seconds, StartedUnixMicros: m.Began.UnixMicro(),
 	}
+}
+
+// toldRoutes is how many routes a report may hold.
+const toldRoutes = 32
+
+// routes is what a report says of transports: all of them in general, then of
+// peers those paths that are held back before those that work.
+func routes(paths []transport.Path) []*api.Route {
+	var general, held, ready []*api.Route
+	for _, p := range paths {
+		r := &api.Route{Transport: p.Transport, Peer: string(p.Peer), State: fleet.RouteReady, BytesPerSecond: p.Rate}
+		if p.Why != nil {
+			r.State, r.Why = fleet.RouteHeld, p.Why.Error()
+		}
+		switch {
+		case p.Peer == "" && p.Why != nil:
+			r.State = fleet.RouteBroken
+			fallthrough
+		case p.Peer == "":
+			general = append(general, r)
+		case p.Why != nil:
+			held = append(held, r)
+		default:
+			ready = append(ready, r)
+		}
+	}
+	all := slices.Concat(general, held, ready)
+	return all[:min(len(all), toldRoutes)]
 }

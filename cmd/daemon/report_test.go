@@ -1,10 +1,13 @@
 package daemon
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/migrator/mover"
+	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/policies"
 )
 
 // TestNewsFitIntoAReport: what is under way comes first, then what has ended
@@ -29,5 +32,27 @@ func TestNewsFitIntoAReport(t *testing.T) {
 	}
 	if len(news(moves[:1])) != 1 || news(nil) != nil {
 		t.Error("few moves")
+	}
+}
+
+// TestRoutesFitIntoAReport: what is wrong is told before what is not.
+func TestRoutesFitIntoAReport(t *testing.T) {
+	why := errors.New("why")
+	paths := []transport.Path{{Transport: "shm", Why: why}, {Transport: "tcp"}}
+	for i := range 50 {
+		paths = append(paths, transport.Path{Peer: policies.ReplicaID(fmt.Sprint(i)), Transport: "tcp", Rate: 5})
+	}
+	paths[40].Why = why
+	got := routes(paths)
+	if len(got) != toldRoutes {
+		t.Fatalf("%d routes", len(got))
+	}
+	for i, want := range []string{" shm broken why", " tcp ready ", "38 tcp held why", "0 tcp ready "} {
+		if g := fmt.Sprint(got[i].Peer, " ", got[i].Transport, " ", got[i].State, " ", got[i].Why); g != want {
+			t.Errorf("route %d is %q, want %q", i, g, want)
+		}
+	}
+	if got[3].BytesPerSecond != 5 || routes(nil) != nil {
+		t.Errorf("%v", got[3])
 	}
 }

@@ -9,6 +9,9 @@ import (
 // maxMoves is what a report may carry; see LoadReport.moves.
 const maxMoves = 64
 
+// maxRoutes is what a report may carry; see LoadReport.routes.
+const maxRoutes = 32
+
 // moves knows which moves the control plane has heard of, and in which state.
 // The zero value knows of none. It is safe for concurrent use: reports are
 // made by one goroutine and answered on another.

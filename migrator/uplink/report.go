@@ -41,6 +41,7 @@ func report(id policies.ReplicaID, model string, sequence uint64, s stream.Statu
 		Pinned:        count(x.Pinned),
 		PinnedSeconds: x.PinnedSeconds,
 		Streams:       count(x.Streams),
+		Routes:        x.Routes[:min(len(x.Routes), maxRoutes)],
 	}
 }
 

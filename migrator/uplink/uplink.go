@@ -86,6 +86,9 @@ type Extra struct {
 	PinnedSeconds     float64
 	// Streams are those of the replica's own clients, wherever they run.
 	Streams int
+	// Routes are the transports by which blocks may be pulled, in the order of
+	// LoadReport.routes; what does not fit there is left out.
+	Routes []*api.Route
 }
 
 // ConnectParams is the dial option for Config.Conn. By gRPC's own, a connection

@@ -163,9 +163,9 @@ func TestReplies(t *testing.T) {
 func TestExtra(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		<-w.got
-		w.extra.Store(&Extra{Proposal: &api.Proposal{Epoch: 3, Low: 1, Boundary: 9}, Residents: 5, Pinned: 2, PinnedSeconds: 1.5, Streams: -1})
+		w.extra.Store(&Extra{Proposal: &api.Proposal{Epoch: 3, Low: 1, Boundary: 9}, Residents: 5, Pinned: 2, PinnedSeconds: 1.5, Streams: -1, Routes: make([]*api.Route, 40)})
 		r := <-w.got
-		if r.Proposal.GetBoundary() != 9 || r.Residents != 5 || r.Pinned != 2 || r.PinnedSeconds != 1.5 || r.Streams != 0 || len(r.Moves) != 0 {
+		if r.Proposal.GetBoundary() != 9 || r.Residents != 5 || r.Pinned != 2 || r.PinnedSeconds != 1.5 || r.Streams != 0 || len(r.Moves) != 0 || len(r.Routes) != maxRoutes {
 			t.Errorf("report: %v", r.LoadReport)
 		}
 	})
