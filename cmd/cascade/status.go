@@ -27,7 +27,8 @@ epoch that each has acknowledged and what it refused, and the latest plans.
 
 Columns: weight is the EDS weight (100 is neutral); held and promised are KV tokens
 in use and accepted but not begun; iteration is the mean time between a request's
-tokens; report is the age of the last load report.
+tokens; report is the age of the last load report; transports are those by which KV
+blocks may come to the replica, best first, and in brackets what is wrong with others.
 
 --json prints the control plane's answer as it is.`,
 		Example: `  cascade status

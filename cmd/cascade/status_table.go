@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"github.com/cascadeinfer/cascade/engine/report"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/control"
+	"github.com/cascadeinfer/cascade/xds/fleet"
 )
 
 // shownChanges is how many of the latest plans are shown.
@@ -49,12 +51,12 @@ func writeStatus(w io.Writer, st control.Status) error {
 func modelTable(m control.Model) report.Table {
 	t := report.Table{
 		Title:  fmt.Sprintf("%s: epoch %d, %s", m.Name, m.Epoch, m.Reason),
-		Header: []string{"stage", "lengths", "replica", "health", "weight", "running", "waiting", "held", "promised", "iteration", "report"}, Left: 4,
+		Header: []string{"stage", "lengths", "replica", "health", "weight", "running", "waiting", "held", "promised", "iteration", "report", "transports"}, Left: 4,
 	}
 	for _, st := range m.Stages {
 		stage, lengths := st.Name, between(st)
 		if len(st.Replicas) == 0 {
-			t.Rows = append(t.Rows, append([]string{stage, lengths, "none"}, make([]string, 8)...))
+			t.Rows = append(t.Rows, append([]string{stage, lengths, "none"}, make([]string, 9)...))
 		}
 		for _, r := range st.Replicas {
 			t.Rows = append(t.Rows, append([]string{stage, lengths}, replicaCells(r)...))
@@ -104,7 +106,56 @@ func replicaCells(r control.Replica) []string {
 		}
 	}
 	return []string{string(r.ID), r.Health, fmt.Sprint(r.Weight), fmt.Sprint(r.Running), fmt.Sprint(r.Waiting),
-		fmt.Sprint(int64(r.Held)), fmt.Sprint(int64(r.Promised)), iteration, report}
+		fmt.Sprint(int64(r.Held)), fmt.Sprint(int64(r.Promised)), iteration, report, transports(r.Transports)}
+}
+
+// shownWhy is how many characters of a reason fit into a table.
+const shownWhy = 60
+
+// transports lists those that work, and in brackets those that do not or that
+// some peers' blocks lately did not come by.
+func transports(list []control.Transport) string {
+	var ready, wrong []string
+	held, why := map[string]int{}, map[string]string{} // peers; of the first
+	for _, t := range list {
+		switch {
+		case t.Peer != "" && t.State == fleet.RouteHeld:
+			if held[t.Name]++; held[t.Name] == 1 {
+				why[t.Name] = fmt.Sprintf("from %s: %s", t.Peer, shorten(t.Why))
+			}
+		case t.Peer != "":
+		case t.State == fleet.RouteReady:
+			ready = append(ready, t.Name)
+		default:
+			wrong = append(wrong, fmt.Sprintf("%s: %s", t.Name, shorten(t.Why)))
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(held)) {
+		text := name + " " + why[name]
+		if n := held[name] - 1; n > 0 {
+			text += fmt.Sprintf(" and %d more", n)
+		}
+		wrong = append(wrong, text)
+	}
+	switch text := strings.Join(ready, ", "); {
+	case len(wrong) == 0 && text == "":
+		return "-"
+	case len(wrong) == 0:
+		return text
+	case text == "":
+		return "none (" + strings.Join(wrong, "; ") + ")"
+	default:
+		return text + " (" + strings.Join(wrong, "; ") + ")"
+	}
+}
+
+// shorten makes a reason one short line.
+func shorten(s string) string {
+	if r := []rune(strings.Join(strings.Fields(s), " ")); len(r) > shownWhy {
+		return string(r[:shownWhy-1]) + "…"
+	} else {
+		return string(r)
+	}
 }
 
 // between is a stage's range.

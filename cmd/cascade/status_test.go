@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
@@ -32,8 +33,9 @@ func fullStatus() control.Status {
 			Name: "m", Epoch: 2, Reason: "better", Planner: "no better plan", Seen: 1234, Rate: 5.5, BytesPerToken: 4.25, EstimateError: 0.031,
 			Stages: []control.Stage{
 				{Name: "s0", High: at(100), Replicas: []control.Replica{
-					{ID: "a", Health: "healthy", Weight: 100, Running: 3, Waiting: 1, Held: 5000, Promised: 70, Iteration: 0.0123, ReportAge: &age, Connected: true},
-					{ID: "b", Health: "unhealthy", Weight: 100, ReportAge: &age, Note: "counts by other buckets"},
+					{ID: "a", Health: "healthy", Weight: 100, Running: 3, Waiting: 1, Held: 5000, Promised: 70, Iteration: 0.0123, ReportAge: &age, Connected: true,
+						Transports: []control.Transport{{Name: "shm", State: "ready"}, {Name: "tcp", State: "ready"}, {Name: "shm", Peer: "b", State: "ready", Rate: 1e9}}},
+					{ID: "b", Health: "unhealthy", Weight: 100, ReportAge: &age, Note: "counts by other buckets", Transports: []control.Transport{{Name: "shm", State: "broken", Why: "no such directory"}, {Name: "tcp", State: "ready"}}},
 				}},
 				{Name: "s1", Low: 100},
 			},
@@ -128,5 +130,26 @@ func TestStatusWatch(t *testing.T) {
 	text, _ := out.read()
 	if n := strings.Count(text, "epoch 42"); n < 2 || !strings.Contains(text, "503 Service Unavailable") {
 		t.Errorf("shown %d times:\n%s", n, text)
+	}
+}
+
+// TestStatusTransports: what works, and what does not and why.
+func TestStatusTransports(t *testing.T) {
+	shm, tcp := control.Transport{Name: "shm", State: "ready"}, control.Transport{Name: "tcp", State: "ready"}
+	broken := control.Transport{Name: "shm", State: "broken", Why: "not\nhere"}
+	held := func(name, peer string) control.Transport {
+		return control.Transport{Name: name, Peer: policies.ReplicaID(peer), State: "held", Why: strings.Repeat("w", 100)}
+	}
+	why := strings.Repeat("w", shownWhy-1) + "…"
+	for want, list := range map[string][]control.Transport{
+		"-":                    nil,
+		"shm, tcp":             {shm, tcp},
+		"tcp (shm: not here)":  {broken, tcp},
+		"none (shm: not here)": {broken},
+		"shm, tcp (shm from a: " + why + " and 1 more; tcp from c: " + why + ")": {shm, tcp, held("shm", "a"), held("shm", "b"), held("tcp", "c")},
+	} {
+		if got := transports(list); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
 	}
 }
