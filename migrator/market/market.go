@@ -172,8 +172,10 @@ var (
 	_ stream.Rescuer = (*Market)(nil)
 )
 
-// Run trades until ctx ends, and returns nil then. It may be called once.
+// Run trades until ctx ends, and returns nil then. What is being transferred
+// goes on; the rest of what was sold and won is given up. It may be called once.
 func (m *Market) Run(ctx context.Context) error {
+	defer m.giveUp()
 	m.scan()
 	scan, summary, refine := time.NewTicker(m.cfg.Scan), time.NewTicker(m.cfg.SummaryEvery), time.NewTicker(m.cfg.RefineEvery)
 	defer scan.Stop()
@@ -202,6 +204,23 @@ func (m *Market) Run(ctx context.Context) error {
 			m.refine()
 		}
 	}
+}
+
+// giveUp cancels what is for sale and frees what was reserved: this process may
+// live on for as long as its streams do, and nobody would look after it.
+func (m *Market) giveUp() {
+	m.read()
+	var sales []policies.Handover
+	for _, s := range m.sales {
+		if !s.exporting {
+			sales = append(sales, s.handover)
+		}
+	}
+	for _, h := range sales {
+		m.step(bidask.Event{Kind: bidask.Ended, Handover: h})
+	}
+	m.position.Draining = true
+	m.step(bidask.Event{Kind: bidask.Measured, Position: m.position})
 }
 
 // read takes what is in the mailbox.

@@ -1,6 +1,7 @@
 package market
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"time"
@@ -213,6 +214,48 @@ func TestNotReady(t *testing.T) {
 	}
 	if s := m.Status(); s.Offers != 0 || s.Residents != 1 {
 		t.Errorf("%+v", s)
+	}
+}
+
+// recorder is a Mover that remembers what it was told.
+type recorder struct{ done []bidask.Action }
+
+func (r *recorder) Do(a bidask.Action) { r.done = append(r.done, a) }
+
+// TestGivesUp: a market that ends leaves nothing reserved and nothing promised,
+// for its process may outlive it.
+func TestGivesUp(t *testing.T) {
+	c := good(stream.Resident{Request: policies.Request{ID: "q", Input: 5000, Output: 1}})
+	network, mover := c.Network.(*nowhere), &recorder{}
+	c.Mover, c.Capacity = mover, 10_000
+	m, err := New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.SetView(View{
+		Plan:  policies.Plan{Model: "m", Stages: []policies.Stage{{High: 100, Replicas: []policies.ReplicaID{"a"}}, {Low: 100, High: policies.Unbounded, Replicas: []policies.ReplicaID{"b"}}}},
+		Peers: []policies.Replica{{ID: "b", Peer: "b"}},
+	})
+	m.Receive("b", &api.Market{Kind: uint32(bidask.Confirm), Seller: "b", Number: 7, Handover: &api.Handover{Request: "p", Length: 5, Cause: 1}})
+	m.scan()
+	m.read()
+	m.Tell(bidask.Event{Kind: bidask.Reserved, Deal: mover.done[0].Deal})
+	if len(m.sales) != 1 {
+		t.Fatalf("%d sales", len(m.sales))
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	stop()
+	if err := m.Run(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(mover.done); mover.done[0].Kind != bidask.Reserve || mover.done[n-1].Kind != bidask.Release {
+		t.Errorf("the mover was told %+v", mover.done)
+	}
+	if last := network.sent[len(network.sent)-1].GetMarket(); last.GetKind() != uint32(bidask.Drop) || last.GetNumber() != 7 {
+		t.Errorf("the seller was told %v at last", last)
+	}
+	if len(m.sales) != 0 || !m.machine.Idle() {
+		t.Errorf("%d sales are left", len(m.sales))
 	}
 }
 
