@@ -112,6 +112,10 @@ func (f *Front) Move(ctx context.Context, m Move) (policies.Epoch, error) {
 
 // carry carries a move out; a splice ends it.
 func (f *Front) carry(ctx context.Context, c *cut, m Move) error {
+	if m.To.Address == "" && m.To.Replica != "" {
+		// Without an address it would be taken for the own replica.
+		return fmt.Errorf("the address of %s is not known", m.To.Replica)
+	}
 	if m.ID == "" {
 		if err := f.warm(ctx, c, m); err != nil {
 			return err

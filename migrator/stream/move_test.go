@@ -431,6 +431,10 @@ func TestMoveRefused(t *testing.T) {
 	if err := <-moved; err != nil {
 		t.Error(err)
 	}
+	// A replica without an address is not the own one.
+	if epoch, err := f.fronts[0].Move(t.Context(), Move{Stream: b.id, From: "r1", Epoch: 2, To: Target{Replica: "r9"}}); err == nil || epoch != 4 {
+		t.Errorf("a move to nobody knows where: epoch %d, %v", epoch, err)
+	}
 	f.expect(b)
 }
 
