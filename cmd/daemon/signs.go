@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -16,8 +17,8 @@ const (
 	fresh = 2 * time.Second
 )
 
-// watch keeps the network's eye on the peers that hold this front's streams and
-// on those whose streams run here.
+// watch keeps the network's eye on the peers that hold this front's streams, on
+// those whose streams run here, and on those that are to say where one goes on.
 func (d *Daemon) watch(ctx context.Context) error {
 	tick := time.NewTicker(watchEvery)
 	defer tick.Stop()
@@ -27,7 +28,7 @@ func (d *Daemon) watch(ctx context.Context) error {
 			return nil
 		case <-tick.C:
 			d.signs.note(d.front.Progress())
-			d.network.Watch(append(d.front.Holders(), d.front.Fronts()...))
+			d.network.Watch(slices.Concat(d.front.Holders(), d.front.Fronts(), d.mover.Fronts()))
 		}
 	}
 }
@@ -51,8 +52,9 @@ func (s *signs) note(progress map[policies.ReplicaID]uint64) {
 	next, now := make(map[policies.ReplicaID]sign, len(progress)), time.Now()
 	for id, n := range progress {
 		next[id] = sign{n, now}
-		if was, ok := s.last[id]; ok && was.progress == n {
-			next[id] = was
+		// Streams that end take their share away, which is no sign of life.
+		if was, ok := s.last[id]; ok && n <= was.progress {
+			next[id] = sign{n, was.at}
 		}
 	}
 	s.last = next
