@@ -44,6 +44,7 @@ type Daemon struct {
 	plans      *client.Client
 	outlook    outlook
 	signs      signs
+	rescues    rescues
 	born       time.Time // before the front was
 }
 
@@ -77,6 +78,7 @@ func (d *Daemon) newFront() error {
 	c.Peers, c.PeerScheme = d.cfg.TLS.Peers, d.cfg.TLS.PeerScheme
 	if d.market != nil {
 		c.Placer, c.Rescuer, c.Adopter, c.PeerRPC = d.market, d.market, d.mover, d.network.Handler()
+		c.Rescued = func(r stream.Rescue) { d.rescues.add(r, string(d.id)) }
 	}
 	if d.cfg.Front != nil {
 		d.cfg.Front(&c)

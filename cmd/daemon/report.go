@@ -37,7 +37,7 @@ func (d *Daemon) extra() uplink.Extra {
 	s := d.market.Status()
 	e.Residents, e.Pinned, e.PinnedSeconds = s.Residents, s.Pinned, s.PinnedSeconds
 	e.Proposal = d.market.Proposal()
-	e.Moves = news(d.mover.Moves())
+	e.Moves = append(news(d.mover.Moves()), d.rescues.told()...) // what is too much for one report, the uplink tells with the next
 	e.Routes = routes(d.mover.Routes())
 	return e
 }

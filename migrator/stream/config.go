@@ -118,6 +118,10 @@ type Config struct {
 	// Recent is how far back the reported time between tokens looks; 0 means 2 s.
 	Recent time.Duration
 
+	// Rescued is told of every stream that lost its engine, once it is decided
+	// what becomes of it. It is called on the stream's goroutine, by several at
+	// once, and must not block; nil: nobody.
+	Rescued func(Rescue)
 	// Logger takes what an operator should know; nil discards.
 	Logger *slog.Logger
 }

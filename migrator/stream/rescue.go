@@ -2,6 +2,7 @@ package stream
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -11,6 +12,20 @@ const (
 	rescueAttempts = 3
 	rescueLook     = 20 * time.Millisecond // between two looks for the own engine to be back
 )
+
+// Rescue is what became of a stream that had lost its engine.
+type Rescue struct {
+	Stream   string
+	Epoch    policies.Epoch     // of the last attempt; with Stream it names the rescue
+	From, To policies.ReplicaID // To: where it was tried last, "" for nowhere
+	Length   policies.Tokens    // of the stream when it lost its engine
+	Began    time.Time          // when the front noticed
+	Took     time.Duration      // until the first token from elsewhere, or until it was given up
+	Err      error              // why the stream had to end; nil: it goes on
+}
+
+// errNoRefuge says that there was nowhere to try.
+var errNoRefuge = errors.New("no replica could take it")
 
 // rescue finds another leg for a stream whose leg was lost, from the ids that
 // the client has. It is the pump's, and returns false when the stream must end.
@@ -33,12 +48,13 @@ func (s *Stream) rescue(lost Leg, cause error) bool {
 	s.rescuing = true
 	s.backLocked()
 	tried := []policies.ReplicaID{s.holder}
+	told := Rescue{Stream: s.id, From: s.holder, Length: policies.Tokens(len(s.ids)), Began: time.Now(), Err: errNoRefuge}
 	s.mu.Unlock()
 	if tried[0] == f.cfg.Replica {
 		f.doubt()
 	}
 	looked := f.looks.Load()
-	f.log.Warn("a stream lost its engine; it is looked for another", "stream", s.id, "holder", tried[0], "error", cause)
+	f.log.Warn("a stream lost its engine; another one is looked for", "stream", s.id, "holder", tried[0], "error", cause)
 	ok := false
 	for n := 0; n < rescueAttempts && !ok; n++ {
 		to, found := s.refuge(tried, looked)
@@ -46,15 +62,22 @@ func (s *Stream) rescue(lost Leg, cause error) bool {
 			break
 		}
 		looked = f.looks.Load()
-		err := s.attempt(to)
-		if ok = err == nil; !ok {
-			tried = append(tried, f.named(to))
-			f.log.Warn("a stream is not rescued at a replica", "stream", s.id, "at", f.named(to), "error", err)
+		told.To, told.Err = f.named(to), s.attempt(to)
+		if ok = told.Err == nil; !ok {
+			tried = append(tried, told.To)
+			f.log.Warn("a stream is not rescued at a replica", "stream", s.id, "at", told.To, "error", told.Err)
 		}
 	}
 	s.mu.Lock()
 	s.rescuing = false
+	told.Epoch = s.epoch
 	s.mu.Unlock()
+	if !ok && s.ctx.Err() != nil {
+		told.Err = context.Cause(s.ctx) // the client did not wait for it
+	}
+	if told.Took = time.Since(told.Began); f.cfg.Rescued != nil {
+		f.cfg.Rescued(told)
+	}
 	return ok
 }
 
