@@ -192,6 +192,27 @@ func TestAdoptRefuses(t *testing.T) {
 	}
 }
 
+// TestFronts names the front of a request that is being handed over, whether it
+// still runs there or not.
+func TestFronts(t *testing.T) {
+	within(t, 2, 0, func(t *testing.T, w *world) {
+		a, b := w.nodes[0], w.nodes[1]
+		a.front.accept("a/1", prompt(1, 50), 250, b)
+		time.Sleep(500 * time.Millisecond)
+		b.mover.Do(bidask.Action{Kind: bidask.Export, Deal: bidask.Deal{Seller: "b", Number: 1}, Peer: "a", Handover: policies.Handover{Request: "a/1", Length: 60}})
+		time.Sleep(time.Millisecond)
+		a.front.leave("a/1")
+		time.Sleep(time.Millisecond)
+		if got := b.mover.Fronts(); len(got) != 1 || got[0] != "a" {
+			t.Errorf("while it is handed over: %v", got)
+		}
+		time.Sleep(time.Minute)
+		if got := b.mover.Fronts(); len(got) != 0 {
+			t.Errorf("after that: %v", got)
+		}
+	})
+}
+
 // unreliable is a transport that does not get through, or breaks.
 type unreliable struct {
 	*wire
