@@ -8,15 +8,16 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/stream/dialect"
 )
 
-// sink is the client's end of a stream. Its methods but close are called under
-// the stream's lock. Errors of the client's connection come back as errClient.
+// sink is the client's end of a stream. It is the pump's: whatever may wait for
+// the client is called without the stream's lock. Errors of the client's
+// connection come back as errClient.
 type sink interface {
-	begin(header http.Header) // the engine's header fields, before anything else
+	begin(header http.Header) // the engine's header fields, before anything else; it sends nothing
 	take(*dialect.Chunk, dialect.Edit) error
 	// done takes the [DONE] event; prompt and ids are the stream's token ids.
 	done(c *dialect.Chunk, prompt, ids []uint32) error
 	fail(dialect.Problem)
-	// close comes last, without the lock: it sends what was kept for the end.
+	// close comes last: it sends what was kept for the end.
 	close()
 }
 
@@ -171,8 +172,7 @@ func (o *assembly) done(_ *dialect.Chunk, prompt, ids []uint32) error {
 
 func (o *assembly) fail(p dialect.Problem) { o.status, o.body = p.Status, p.Body() }
 
-// close sends the answer. A client that takes it slowly must not hold the lock
-// that the front's status and the movers want.
+// close sends the answer.
 func (o *assembly) close() {
 	if o.status == 0 {
 		return
