@@ -15,7 +15,7 @@ type pacer struct {
 }
 
 // carry returns when that many bytes would be here that began to come at start,
-// or with ctx's error.
+// or with ctx's error; the link is then free of what would have come after that.
 func (p *pacer) carry(ctx context.Context, start time.Time, bytes int64) error {
 	if p.rate == 0 || bytes <= 0 {
 		return nil
@@ -25,8 +25,10 @@ func (p *pacer) carry(ctx context.Context, start time.Time, bytes int64) error {
 		p.free = start
 	}
 	// In seconds and a rest, or the product would overflow.
-	p.free = p.free.Add(time.Duration(bytes/p.rate)*time.Second + time.Duration(float64(bytes%p.rate)/float64(p.rate)*float64(time.Second)))
-	wait := time.Until(p.free)
+	takes := time.Duration(bytes/p.rate)*time.Second + time.Duration(float64(bytes%p.rate)/float64(p.rate)*float64(time.Second))
+	p.free = p.free.Add(takes)
+	end := p.free
+	wait := time.Until(end)
 	p.mu.Unlock()
 	if wait <= 0 {
 		return nil
@@ -37,6 +39,9 @@ func (p *pacer) carry(ctx context.Context, start time.Time, bytes int64) error {
 	case <-timer.C:
 		return nil
 	case <-ctx.Done():
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.free = p.free.Add(-max(0, min(takes, time.Until(end))))
 		return ctx.Err()
 	}
 }

@@ -44,6 +44,11 @@ func TestPace(t *testing.T) {
 		if err := p.carry(ctx, time.Now(), 1<<50); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("2^50 bytes: %v", err)
 		}
+		start = time.Now()
+		p.carry(t.Context(), start, 500)
+		if took := time.Since(start).Round(time.Millisecond); took != 500*time.Millisecond {
+			t.Errorf("500 bytes after those that were given up took %v", took)
+		}
 		if err := (&pacer{}).carry(ctx, time.Now(), 1<<50); err != nil {
 			t.Errorf("no link: %v", err)
 		}
