@@ -113,6 +113,9 @@ func question(ctx context.Context, base *url.URL, method, path string, query url
 		if errors.As(err, &inner) {
 			err = inner.Err
 		}
+		if errors.Is(err, context.DeadlineExceeded) {
+			return nil, fmt.Errorf("the control plane at %s does not answer within %v; what was asked may be done all the same", base, askTimeout)
+		}
 		return nil, fmt.Errorf("no control plane at %s: %w; start one (\"cascade up\"), or name it with --control or -c", base, err)
 	}
 	defer resp.Body.Close()

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/control"
@@ -143,6 +144,18 @@ func TestDrainEndsEarly(t *testing.T) {
 	f.mu.Unlock()
 	code, out, errs = command(ctx, "drain", "mute", "--wait", "--control", url)
 	if code != 1 || !strings.Contains(errs, "mute: interrupted") {
+		t.Errorf("code %d, %s%s", code, out, errs)
+	}
+}
+
+// A control plane that stands still is told from one that is not there.
+func TestDrainUnanswered(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
+	defer server.Close()
+	ctx, stop := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer stop()
+	code, out, errs := command(ctx, "drain", "busy", "--control", server.URL)
+	if code != 1 || out != "" || !strings.Contains(errs, "does not answer") || strings.Contains(errs, "cascade up") {
 		t.Errorf("code %d, %s%s", code, out, errs)
 	}
 }
