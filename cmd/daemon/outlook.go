@@ -64,10 +64,9 @@ func (w watcher) Update(s *client.Snapshot) {
 	d.network.SetPeers(addresses)
 	o := &d.outlook
 	o.mu.Lock()
+	defer o.mu.Unlock()
 	o.view.Plan, o.view.Peers, o.peers = plan, mine, peers
-	view := o.view
-	o.mu.Unlock()
-	d.market.SetView(view)
+	d.market.SetView(o.view) // under the lock, so that no older view comes after it
 }
 
 // reply takes what comes by the replies to reports.
@@ -77,9 +76,8 @@ func (d *Daemon) reply(r uplink.Reply) {
 	}
 	o := &d.outlook
 	o.mu.Lock()
+	defer o.mu.Unlock()
 	o.view.StageMean, o.view.MeanKnown = policies.Tokens(r.StageMeanHeld), true
 	o.view.Draining, o.view.Refine = r.Drain, r.Refine
-	view := o.view
-	o.mu.Unlock()
-	d.market.SetView(view)
+	d.market.SetView(o.view)
 }
