@@ -11,7 +11,7 @@ func TestRescueIsTold(t *testing.T) {
 	t.Parallel()
 	told := make(chan Rescue, 1)
 	f, rs := newRescueFleet(t, 2, func(c *Config) {
-		c.HangTimeout, c.RescueTimeout = 200*time.Millisecond, 100*time.Millisecond
+		c.HangTimeout, c.RescueTimeout = 200*time.Millisecond, 3*time.Second
 		c.Rescued = func(r Rescue) { told <- r }
 	})
 	b := f.rescuable()
