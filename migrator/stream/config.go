@@ -28,7 +28,7 @@ const (
 	defaultHealth       = 4 * time.Second
 	healthRetry         = 100 * time.Millisecond // while the engine is away
 	sweepEvery          = 250 * time.Millisecond
-	dialTimeout         = 5 * time.Second // a busy machine takes seconds for what takes none
+	dialTimeout         = 5 * time.Second  // a busy machine takes seconds for what takes none
 	headerTimeout       = 10 * time.Second // to read a request's header
 	clientIdleConn      = 5 * time.Minute  // a client's connection without a request
 	maxHeader           = 64 << 10         // bytes of request headers
