@@ -231,5 +231,5 @@ func (d *Daemon) gone(id policies.ReplicaID) {
 }
 
 var _ interface {
-	Adopt(move string, front policies.ReplicaID) (json.RawMessage, error)
+	Adopt(move, request string, front policies.ReplicaID) (json.RawMessage, error)
 } = (*mover.Mover)(nil)

@@ -101,7 +101,7 @@ type desk struct {
 }
 
 func (d *desk) Move(_ context.Context, m stream.Move) (policies.Epoch, error) {
-	if _, err := d.target.Adopt(m.ID, d.self); err != nil {
+	if _, err := d.target.Adopt(m.ID, m.Stream, d.self); err != nil {
 		return m.Epoch + 2, err
 	}
 	return m.Epoch + 1, nil

@@ -266,7 +266,7 @@ func (f *front) open(ctx context.Context, s *fstream, m stream.Move, to *node, e
 		return errBack
 	}
 	if m.ID != "" {
-		params, err := to.mover.Adopt(m.ID, f.node.id)
+		params, err := to.mover.Adopt(m.ID, m.Stream, f.node.id)
 		if err != nil {
 			return err
 		}

@@ -200,7 +200,7 @@ func (m *Mover) Gone(peer policies.ReplicaID) {
 // Adopt lets the engine take over what a live move has brought, for the front
 // that owns the request: once, and only while the move is ready here. It
 // implements stream.Adopter.
-func (m *Mover) Adopt(move string, front policies.ReplicaID) (json.RawMessage, error) {
+func (m *Mover) Adopt(move, request string, front policies.ReplicaID) (json.RawMessage, error) {
 	deal, err := parseDeal(move)
 	if err != nil {
 		return nil, err
@@ -208,7 +208,7 @@ func (m *Mover) Adopt(move string, front policies.ReplicaID) (json.RawMessage, e
 	answer := make(chan error, 1)
 	if !m.post(func() {
 		m.asking = answer
-		m.step(transfer.Event{Kind: transfer.Adopting, Move: deal, Peer: front})
+		m.step(transfer.Event{Kind: transfer.Adopting, Move: deal, Peer: front, Subject: transfer.Subject{Request: request}})
 		m.asking = nil
 	}) {
 		answer <- errors.New("the mover has stopped")

@@ -170,7 +170,7 @@ func TestMarketIsAnswered(t *testing.T) {
 func TestAdoptRefuses(t *testing.T) {
 	within(t, 2, 0, func(t *testing.T, w *world) {
 		for _, move := range []string{"", "a", "/1", "a/", "a/x", "a/1", "a/-1", "a/b/1", "a/99999999999999999999"} {
-			if params, err := w.nodes[1].mover.Adopt(move, "a"); err == nil || params != nil {
+			if params, err := w.nodes[1].mover.Adopt(move, "q", "a"); err == nil || params != nil {
 				t.Errorf("%q: %s, %v", move, params, err)
 			}
 		}
@@ -184,7 +184,7 @@ func TestAdoptRefuses(t *testing.T) {
 	if err := m.Run(ctx); err != nil {
 		t.Error(err)
 	}
-	if _, err := m.Adopt("a/1", "a"); err == nil || !strings.Contains(err.Error(), "stopped") {
+	if _, err := m.Adopt("a/1", "q", "a"); err == nil || !strings.Contains(err.Error(), "stopped") {
 		t.Errorf("after Run: %v", err)
 	}
 	if m.Run(t.Context()) == nil {

@@ -20,10 +20,10 @@ import (
 // adopter is a fake Adopter: a move is a reservation, for the front r0.
 type adopter struct{ asked atomic.Int64 }
 
-func (a *adopter) Adopt(move string, front policies.ReplicaID) (json.RawMessage, error) {
+func (a *adopter) Adopt(move, request string, front policies.ReplicaID) (json.RawMessage, error) {
 	a.asked.Add(1)
-	if front != "r0" {
-		return nil, fmt.Errorf("the move %s is not for %s", move, front)
+	if front != "r0" || !strings.HasPrefix(request, "r0/") {
+		return nil, fmt.Errorf("the move %s is not of %s for %s", move, request, front)
 	}
 	return json.RawMessage(fmt.Sprintf(`{"cascade_reservation":%q}`, move)), nil
 }

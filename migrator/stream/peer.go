@@ -58,7 +58,7 @@ func (f *Front) adopt(o *order, body []byte) ([]byte, error) {
 	if f.cfg.Adopter == nil {
 		return nil, errors.New("this replica takes over no reservations")
 	}
-	params, err := f.cfg.Adopter.Adopt(o.move, o.front)
+	params, err := f.cfg.Adopter.Adopt(o.move, o.request.ID, o.front)
 	if err != nil {
 		return nil, err
 	}

@@ -11,6 +11,10 @@ import (
 const (
 	rescueAttempts = 3
 	rescueLook     = 20 * time.Millisecond // between two looks for the own engine to be back
+	// rescues is how many engines a stream may lose before it has got rescueTokens
+	// tokens further: a request that kills every engine must not get all of them.
+	rescues      = 3
+	rescueTokens = 64
 )
 
 // Rescue is what became of a stream that had lost its engine.
@@ -44,8 +48,15 @@ func (s *Stream) rescue(lost Leg, cause error) bool {
 		policies.Movable(s.requestLocked()) != policies.MayMove || s.resume.Left(len(s.ids)-s.prompt) == 0:
 		s.mu.Unlock()
 		return false
+	case len(s.ids)-s.lastLoss >= rescueTokens:
+		s.losses = 0
 	}
-	s.rescuing = true
+	if s.losses++; s.losses > rescues {
+		s.mu.Unlock()
+		f.log.Error("a stream loses one engine after the other; it ends", "stream", s.id, "error", cause)
+		return false
+	}
+	s.rescuing, s.lastLoss = true, len(s.ids)
 	s.backLocked()
 	tried := []policies.ReplicaID{s.holder}
 	told := Rescue{Stream: s.id, From: s.holder, Length: policies.Tokens(len(s.ids)), Began: time.Now(), Err: errNoRefuge}

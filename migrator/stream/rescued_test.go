@@ -1,6 +1,10 @@
 package stream
 
 import (
+	"io"
+	"net/http"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -31,5 +35,33 @@ func TestRescueIsTold(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	<-b.got
+	f.atRest()
+}
+
+// TestRescueEnds checks that a request whose engines die one after the other,
+// each after a token, gets no more of them.
+func TestRescueEnds(t *testing.T) {
+	t.Parallel()
+	const replicas = 8
+	f, rs := newRescueFleet(t, replicas, nil)
+	var deaths atomic.Int64
+	for _, e := range f.engines {
+		e.set(nil, func(w http.ResponseWriter, r *http.Request) {
+			io.Copy(io.Discard, r.Body)
+			deaths.Add(1)
+			w.Header().Set("Content-Type", "text/event-stream")
+			io.WriteString(w, strings.Join(generation("cmpl-7", []uint32{'"', 'x', '"'}, 3, 90)[:1], ""))
+			http.NewResponseController(w).Flush()
+			panic(http.ErrAbortHandler)
+		})
+	}
+	_, got := post(t, f.fronts[0].client, f.fronts[0].url, "/v1/completions", `{"model":"m","prompt":"x","max_tokens":70,"stream":true}`)
+	if !strings.Contains(got, problemOfACut) {
+		t.Errorf("it ends with %s", got)
+	}
+	if n := deaths.Load(); n != 4 {
+		t.Errorf("%d engines died of it, want the first and three more", n)
+	}
+	rs.know()
 	f.atRest()
 }

@@ -67,6 +67,8 @@ type Stream struct {
 	clean    bool // the client's text ends where its ids end
 	cached   int  // prompt tokens that the first leg had in a cache, −1 for unknown
 	hops     int  // legs taken over
+	losses   int  // engines lost without getting further
+	lastLoss int  // how many ids there were at the last one
 	finished bool // the client has the finish reason
 	ended    bool // nothing may be written to the client any more
 	complete bool // the leg has sent [DONE]

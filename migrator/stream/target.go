@@ -35,8 +35,8 @@ type Rescuer interface {
 // Adopter knows the reservations that live moves have filled at the own engine.
 type Adopter interface {
 	// Adopt returns the kv_transfer_params with which the own engine takes over
-	// the request that the move has brought, for the front that owns it. An
-	// error says that there is nothing to take over (any more). It is called on
+	// the request that the move has brought, named as its front names it, for
+	// that front. An error says that there is nothing to take over (any more). It is called on
 	// the request's goroutine and must not block.
-	Adopt(move string, front policies.ReplicaID) (params json.RawMessage, err error)
+	Adopt(move, request string, front policies.ReplicaID) (params json.RawMessage, err error)
 }

@@ -21,7 +21,7 @@ const (
 	Filled                         // the round's blocks are verified, and the engine has them
 	Corrupt                        // some of the round's blocks came with wrong sums
 	Broken                         // what was asked for Move did not work, because of Why
-	Adopting                       // Peer, a front, opens the leg of Move
+	Adopting                       // Peer, a front, opens the leg of Move for Subject.Request
 	Settled                        // the answer to Commit: Answer and Epoch
 	Held                           // the answer to Look: Answer and Epoch
 	Gone                           // Peer left or died

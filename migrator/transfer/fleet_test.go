@@ -297,7 +297,7 @@ func (w *fleet) commit(n *node, j *job, finish func(transfer.Event)) {
 	fresh := &leg{request: msg.Request, computed: msg.Length}
 	if ok && msg.Way == transfer.Live {
 		old := s.leg
-		if ok = w.step(target, transfer.Event{Kind: transfer.Adopting, Move: msg.Move, Peer: n.id}); ok {
+		if ok = w.step(target, transfer.Event{Kind: transfer.Adopting, Move: msg.Move, Peer: n.id, Subject: transfer.Subject{Request: msg.Request}}); ok {
 			kv := target.kv[msg.Move]
 			w.must(kv != nil && kv.last && kv.computed+1 == msg.Length, "%s adopts %v unverified: %+v", target.id, msg.Move, kv)
 			w.must(old.orphan || old.frozen && old.computed == kv.computed && old.generation == kv.generation, "%s adopts a stale %v: %+v, not %+v", target.id, msg.Move, kv, old)

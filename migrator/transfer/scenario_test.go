@@ -230,6 +230,7 @@ func parseEvent(words []string) (ev transfer.Event, err error) {
 	case transfer.Importing, transfer.Adopting:
 		ev.Peer = policies.ReplicaID(plain[1])
 		ev.Engine, ev.Transports = engine, via
+		ev.Subject.Request = fields["request"]
 	case transfer.Settled, transfer.Held:
 		for k := transfer.Open; k <= transfer.Abort; k++ {
 			if k.String() == plain[1] {

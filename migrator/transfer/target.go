@@ -31,6 +31,7 @@ type incoming struct {
 	state    state
 	way      Way
 	front    policies.ReplicaID
+	request  string
 	round    uint32 // the last one that was listed
 	position uint64 // positions before it are here
 	pull     Action // pulling: for once more
@@ -142,7 +143,7 @@ func (m *Machine) hearSource(msg Message) {
 
 // offered goes the way that the source has chosen.
 func (m *Machine) offered(i *incoming, msg Message) {
-	i.way, i.front = msg.Way, msg.Front
+	i.way, i.front, i.request = msg.Way, msg.Front, msg.Request
 	switch {
 	case msg.Way == Reprompt:
 		// The engine finds blocks by itself when the ids come.
@@ -201,7 +202,7 @@ func (m *Machine) pulled(ev Event) {
 // adopting lets a front have the blocks, once.
 func (m *Machine) adopting(ev Event) {
 	i := m.incoming(ev.Move)
-	if i == nil || i.state != ready || i.way != Live || i.front != ev.Peer {
+	if i == nil || i.state != ready || i.way != Live || i.front != ev.Peer || i.request != ev.Subject.Request {
 		m.do(Action{Kind: Deny, Move: ev.Move, Peer: ev.Peer})
 		return
 	}
