@@ -15,7 +15,8 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
-const suffix = ".sock"
+// suffix tells a source's socket from those of others in the directory.
+const suffix = ".shm"
 
 // private makes a directory that only this user may enter, or says why the one
 // that is there is not.

@@ -123,8 +123,11 @@ func TestSourceProcessIsKilled(t *testing.T) {
 	}
 	// The next source of the directory removes what it left.
 	past := time.Now().Add(-time.Hour)
-	if err := os.Chtimes(offer.Address, past, past); err != nil {
-		t.Fatal(err)
+	foreign := abandoned(t, filepath.Join(dir, "other.sock"))
+	for _, path := range []string{offer.Address, foreign} {
+		if err := os.Chtimes(path, past, past); err != nil {
+			t.Fatal(err)
+		}
 	}
 	s, err := listen(Config{Dir: dir}, nil)
 	if err != nil {
@@ -134,10 +137,27 @@ func TestSourceProcessIsKilled(t *testing.T) {
 	if _, err := os.Stat(offer.Address); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the socket of a source that was killed: %v", err)
 	}
+	if _, err := os.Stat(foreign); err != nil {
+		t.Errorf("a socket that is no source's: %v", err)
+	}
 	sweep(dir)
 	if _, err := os.Stat(s.path); err != nil {
 		t.Errorf("the socket of a source that lives: %v", err)
 	}
+}
+
+// abandoned makes a socket at which nobody listens any more.
+func abandoned(t *testing.T, path string) string {
+	t.Helper()
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return path
 }
 
 // Neither end deals with another user. It takes root to be two users.
@@ -192,7 +212,7 @@ func TestOtherUser(t *testing.T) {
 
 	target := end(t, short(t), small)
 	defer target.Memory.Close()
-	if _, err := target.Transport.Open(t.Context(), "b", transport.Offer{Transport: "shm", Address: filepath.Join(dir, "x.sock")}); err == nil || !strings.Contains(err.Error(), "0700") {
+	if _, err := target.Transport.Open(t.Context(), "b", transport.Offer{Transport: "shm", Address: filepath.Join(dir, "x.shm")}); err == nil || !strings.Contains(err.Error(), "0700") {
 		t.Errorf("a socket in another user's directory: %v", err)
 	}
 }
@@ -207,7 +227,7 @@ func TestAddresses(t *testing.T) {
 	if err := os.Chmod(open, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	for _, address := range []string{"", "a.sock", "/run/docker", filepath.Join(open, "a.sock"), "/" + strings.Repeat("x", maxPath) + ".sock", filepath.Join(dir, "missing.sock")} {
+	for _, address := range []string{"", "a.shm", "/run/docker", filepath.Join(open, "a.shm"), "/" + strings.Repeat("x", maxPath) + ".shm", filepath.Join(dir, "missing.shm")} {
 		if _, err := target.Transport.Open(t.Context(), "b", transport.Offer{Transport: "shm", Address: address}); err == nil {
 			t.Errorf("%q is opened", address)
 		}
@@ -312,7 +332,7 @@ func TestLyingSource(t *testing.T) {
 		"nothing":          {nil, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			path := filepath.Join(dir, "liar.sock")
+			path := filepath.Join(dir, "liar.shm")
 			l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
 			if err != nil {
 				t.Fatal(err)
