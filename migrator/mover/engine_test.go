@@ -60,6 +60,7 @@ type engine struct {
 	held     map[string]*reservation
 	onToken  func(*seq) // under mu
 	mistakes []string
+	context  int           // the most tokens of a request, 0 for any
 	wake     chan struct{} // has a value when there may be something to do
 }
 
@@ -375,6 +376,9 @@ func (e *engine) Drop(_ context.Context, leg string) error {
 func (e *engine) Reserve(_ context.Context, id string, tokens int) ([]uint32, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if e.context > 0 && tokens > e.context {
+		return nil, errRefused
+	}
 	r := e.held[id]
 	if r == nil {
 		r = &reservation{}

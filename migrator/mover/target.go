@@ -28,8 +28,16 @@ type intake struct {
 	corrupt     []int // entries of the round's plan that came with wrong sums
 }
 
-// slack is how much a request may grow while it moves.
-func slack(length int) int { return max(leastSlack, length/slackShare) }
+// room sets blocks aside for a request of a length, and some for it to grow
+// while it moves if the engine has them and a request may be as long. It is for
+// the same request again when that has grown more.
+func (m *Mover) room(ctx context.Context, d bidask.Deal, length int) ([]uint32, error) {
+	list, err := m.cfg.Engine.Reserve(ctx, d.String(), length+max(leastSlack, length/slackShare))
+	if err == nil || ctx.Err() != nil {
+		return list, err
+	}
+	return m.cfg.Engine.Reserve(ctx, d.String(), length+1)
+}
 
 // reserve sets blocks aside for what the market has bought. Without an engine
 // that serves blocks there is nothing to set aside: the market has counted.
@@ -43,7 +51,7 @@ func (m *Mover) reserve(a bidask.Action) {
 		ctx, cancel := context.WithTimeout(ctx, engineTimeout)
 		defer cancel()
 		kind := bidask.Reserved
-		if _, err := m.cfg.Engine.Reserve(ctx, a.Deal.String(), length+slack(length)); err != nil {
+		if _, err := m.room(ctx, a.Deal, length); err != nil {
 			kind = bidask.Refused
 			m.log.Info("no blocks for a request that was bought", "move", a.Deal.String(), "tokens", length, "error", err)
 		}
@@ -88,7 +96,7 @@ func (m *Mover) prepare(a transfer.Action) {
 			return m.broken(a.Move, transfer.Refused, errors.New("the engine is away"))
 		}
 		length := int(a.Span.Length)
-		list, err := m.cfg.Engine.Reserve(ctx, a.Move.String(), length+slack(length))
+		list, err := m.room(ctx, a.Move, length)
 		if err != nil {
 			return m.broken(a.Move, transfer.NoRoom, err)
 		}
@@ -148,6 +156,9 @@ func (m *Mover) pull(a transfer.Action) {
 		ctx, cancel := context.WithDeadline(ctx, until)
 		defer cancel()
 		begun := time.Now()
+		if err := m.widen(ctx, in, a); err != nil {
+			return m.broken(a.Move, transfer.NoRoom, err)
+		}
 		plan, hash, err := in.plan(a)
 		if err != nil {
 			return m.broken(a.Move, transfer.Mismatched, err)
@@ -178,6 +189,23 @@ func (m *Mover) pull(a transfer.Action) {
 			m.step(transfer.Event{Kind: transfer.Filled, Move: a.Move, Round: a.Round})
 		}
 	}})
+}
+
+// widen sets more blocks aside for a request that has outgrown its reservation.
+func (m *Mover) widen(ctx context.Context, in *intake, a transfer.Action) error {
+	have, s := uint64(len(in.blocks)*in.blockTokens), a.Span
+	if s.Computed <= have || s.Computed < s.From || a.Table == nil || uint64(len(a.Table.IDs)) < s.Computed-s.From {
+		return nil // enough, or the plan's to refuse
+	}
+	list, err := m.room(ctx, a.Move, int(s.Computed))
+	if err != nil {
+		return err
+	}
+	if len(list) < len(in.blocks) || !slices.Equal(list[:len(in.blocks)], in.blocks) {
+		return errors.New("the engine has given other blocks to the same reservation")
+	}
+	in.blocks = list
+	return nil
 }
 
 // plan says which blocks a round still brings, and the hash of all ids then. It
