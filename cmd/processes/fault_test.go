@@ -1,6 +1,11 @@
 package processes
 
 import (
+	"bytes"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -78,7 +83,7 @@ func TestProcessesDie(t *testing.T) {
 		for _, v := range victims() {
 			t.Run(mode+"/"+v.name, func(t *testing.T) {
 				t.Parallel()
-				h := newHop(t, mode)
+				h := newHop(t, mode, nil)
 				for _, s := range steps {
 					h.suffer(s, killed(v))
 					h.suffer(s, frozen(v))
@@ -117,7 +122,7 @@ func TestLinksBreak(t *testing.T) {
 		} {
 			t.Run(mode+"/"+name, func(t *testing.T) {
 				t.Parallel()
-				h := newHop(t, mode)
+				h := newHop(t, mode, nil)
 				for _, s := range steps {
 					for _, f := range faults(s) {
 						h.suffer(s, f)
@@ -132,7 +137,7 @@ func TestLinksBreak(t *testing.T) {
 // nothing that is not verified is decoded, and so nothing moves live.
 func TestMessagesLie(t *testing.T) {
 	slow(t)
-	h := newHop(t, config.MigrationLive)
+	h := newHop(t, config.MigrationLive, nil)
 	flip := func(list []uint32) {
 		for i := range list {
 			list[i] ^= 1
@@ -165,4 +170,68 @@ func (h *hop) done() (n int) {
 		}
 	}
 	return n
+}
+
+// TestFrontDies kills the front at each step of a move of its requests: they end
+// everywhere, within the lease.
+func TestFrontDies(t *testing.T) {
+	slow(t)
+	for mode, steps := range ways {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			h := newHop(t, mode, nil)
+			for _, s := range steps {
+				h.suffer(s, fault{
+					name:   "front killed",
+					strike: func(h *hop, _ crossing) bool { h.front.migrator.kill(); return true },
+					cuts:   true,
+					heal: func(h *hop) {
+						h.clean("front killed at "+s.name, lease+settled)
+						h.front.startMigrator()
+					},
+				})
+			}
+		})
+	}
+}
+
+// TestNoRoom has requests sold to a replica whose engine is full of requests
+// that its migrator knows nothing of: it refuses them, and takes them later.
+func TestNoRoom(t *testing.T) {
+	slow(t)
+	h := newHop(t, config.MigrationLive, func(c *config.Fleet) { c.Models[0].Context, c.Models[0].KVTokens = 2048, 4096 })
+	for range 4 {
+		running := h.begin()
+		var fill sync.WaitGroup
+		for i := range 3 {
+			h.turn++
+			body := prompt(h.turn, 900+100*i, 300)
+			fill.Go(func() {
+				resp, err := h.client.Post(h.target.Engine+"/v1/completions", "application/json", bytes.NewReader(body))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				defer resp.Body.Close()
+				if text, err := io.ReadAll(resp.Body); err != nil || resp.StatusCode != http.StatusOK {
+					t.Errorf("%s: %s %v", resp.Status, text, err)
+				}
+			})
+		}
+		h.order("undrain", h.target.ID)
+		h.order("drain", h.source.ID)
+		fill.Wait()
+		<-running.over
+		if len(running.bad) > 0 {
+			t.Errorf("%d of %d streams are wrong: %q", len(running.bad), hopping, running.bad)
+		}
+		h.clean("no room", settled)
+		h.source, h.target = h.target, h.source
+	}
+	if !strings.Contains(h.source.migrator.out.String()+h.target.migrator.out.String(), "no blocks for a request") {
+		t.Error("no request was refused")
+	}
+	if h.tally() == 0 {
+		t.Error("nothing moved")
+	}
 }

@@ -46,7 +46,7 @@ func steal(o *api.Offer, ticket []byte, receiver string) error {
 // none, and used ones, over each transport.
 func TestStolenTickets(t *testing.T) {
 	t.Parallel()
-	h := newHop(t, config.MigrationLive)
+	h := newHop(t, config.MigrationLive, nil)
 	var mu sync.Mutex
 	var seen []*api.Offer
 	target := h.target.ID
