@@ -2,10 +2,12 @@ package local
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"io"
 	"maps"
 	"math/rand/v2"
+	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -19,6 +21,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 )
+
+var realTrace = flag.String("trace", "", "a trace of real requests for TestSameAnswers, in place of the generator's")
 
 // question is one request of a script.
 type question struct {
@@ -78,20 +82,26 @@ func ask(number, input, output int) question {
 }
 
 // script is a trace of the generator that is fitted to public ones, so small
-// that a fleet of this size serves it in seconds, and some requests that grow
-// through all stages or are long from the start.
+// that a fleet of this size serves it in seconds, or a real one as it is; and
+// some requests that grow through all stages or are long from the start.
 func script(t *testing.T, requests, climbers int, over time.Duration) []question {
 	t.Helper()
-	g, _ := trace.Named("mixed")
-	g.Requests, g.Seed = requests, 4
-	list, err := g.Generate()
-	if err != nil {
-		t.Fatal(err)
+	list := recorded(t, requests)
+	if list == nil {
+		g, _ := trace.Named("mixed")
+		g.Requests, g.Seed = requests, 4
+		var err error
+		if list, err = g.Generate(); err != nil {
+			t.Fatal(err)
+		}
+		for i := range list {
+			list[i].Input, list[i].Output = min(max(list[i].Input/4, 10), 6000), min(max(list[i].Output, 30), 150)
+		}
 	}
 	last := list[len(list)-1].At
 	var out []question
 	for i, q := range list {
-		s := ask(i, int(min(max(q.Input/4, 10), 6000)), int(min(max(q.Output, 30), 150)))
+		s := ask(i, int(q.Input), int(q.Output))
 		s.at = time.Duration(float64(over) * float64(q.At) / float64(last))
 		out = append(out, s)
 	}
@@ -104,6 +114,27 @@ func script(t *testing.T, requests, climbers int, over time.Duration) []question
 		}
 	}
 	return out
+}
+
+// recorded is the beginning of the trace that the flag names, nil without one.
+func recorded(t *testing.T, requests int) []trace.Request {
+	t.Helper()
+	if *realTrace == "" {
+		return nil
+	}
+	f, err := os.Open(*realTrace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	list, err := trace.Read(f, *realTrace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if list, err = (trace.Shape{Rate: 1, MaxLength: 60_000, Limit: requests}).Apply(list); err != nil {
+		t.Fatal(err)
+	}
+	return list
 }
 
 // teach lets every front see how its engine writes an answer that is not
@@ -181,9 +212,13 @@ func (r *rig) rotation(ids ...string) (stop func()) {
 	return sync.OnceFunc(func() { cancel(); wg.Wait() })
 }
 
-// five stages, of which the last has two replicas.
+// fiveStages divide the lengths of a script; the last has two replicas.
 func fiveStages() []policies.Stage {
-	return stages([]policies.Tokens{60, 110, 190, 320}, ids(0), ids(1), ids(2), ids(3), ids(4, 5))
+	cuts := []policies.Tokens{60, 110, 190, 320}
+	if *realTrace != "" {
+		cuts = []policies.Tokens{300, 700, 1200, 3000}
+	}
+	return stages(cuts, ids(0), ids(1), ids(2), ids(3), ids(4, 5))
 }
 
 // told is what a stream tells: each member of its events with all that it is in
