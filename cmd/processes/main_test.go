@@ -1,6 +1,7 @@
 package processes
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -14,7 +15,18 @@ var everything = os.Getenv("CASCADE_TEST_ALL") != ""
 // cascade is the path of the command, built once for all tests.
 var cascade string
 
-func TestMain(m *testing.M) { os.Exit(testMain(m)) }
+// together is how many fleets run at a time, on whatever machine: they wait more
+// than they work.
+const together = "4"
+
+func TestMain(m *testing.M) {
+	// Before the command line is read, which may ask for another number.
+	if err := flag.Set("test.parallel", together); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(testMain(m))
+}
 
 func testMain(m *testing.M) int {
 	dir, err := os.MkdirTemp("", "processes")

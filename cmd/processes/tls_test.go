@@ -102,6 +102,7 @@ func (a *authority) client(of *authority) *tls.Config {
 // shared memory and, where the replicas are on different nodes, by TCP. Who
 // comes without the fleet's certificate, or without a ticket, gets nothing.
 func TestMovesUnderTLS(t *testing.T) {
+	t.Parallel()
 	for want, node := range map[string]string{"shm": "a", "tcp": ""} {
 		t.Run(want, func(t *testing.T) {
 			t.Parallel()

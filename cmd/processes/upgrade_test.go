@@ -10,6 +10,7 @@ import (
 
 // planes runs a test on both data planes.
 func planes(t *testing.T, test func(t *testing.T, envoy bool)) {
+	t.Parallel()
 	t.Run("proxy", func(t *testing.T) { t.Parallel(); test(t, false) })
 	t.Run("envoy", func(t *testing.T) { t.Parallel(); envoytest.Binary(t); test(t, true) })
 }
