@@ -7,6 +7,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/config"
 	"github.com/cascadeinfer/cascade/migrator/market"
 	"github.com/cascadeinfer/cascade/migrator/mover"
+	"github.com/cascadeinfer/cascade/migrator/transfer"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
 	"github.com/cascadeinfer/cascade/policies/outlier"
@@ -19,6 +20,15 @@ const (
 	// the market's periods: they cost real time.
 	fastestScan    = 20 * time.Millisecond
 	fastestSummary = 250 * time.Millisecond
+	// A machine that is busy answers late, and is the one whose requests should
+	// move: these are well above the round trip of a network, and cost time only
+	// where a peer has died and nobody knows yet.
+	bidTimeout    = policies.Second
+	answerTimeout = 2 * policies.Second
+	silence       = 3 * policies.Second
+	lease         = 4 * policies.Second
+	frozen        = 2 * policies.Second
+	commit        = 5 * policies.Second
 	// leastExcess is the smallest excess, in tokens, for which a replica sells
 	// requests inside its stage: below, every request makes an outlier.
 	leastExcess policies.Tokens = 4096
@@ -40,6 +50,7 @@ func (f *Fleet) Market(r config.Replica, log *slog.Logger) market.Config {
 		Self: policies.ReplicaID(r.ID),
 		Machine: bidask.Config{
 			Sample: f.Migration.Sample, SendSlots: f.Migration.Slots, ReceiveSlots: f.Migration.Slots,
+			BidTimeout: bidTimeout, AnswerTimeout: answerTimeout,
 		},
 		Capacity:     p.Capacity().KV,
 		Detector:     outlier.Detector{Percent: f.Migration.OutlierPercent, Least: leastExcess},
@@ -66,8 +77,9 @@ func (f *Fleet) Market(r config.Replica, log *slog.Logger) market.Config {
 // joined to.
 func (f *Fleet) Mover(r config.Replica, log *slog.Logger) mover.Config {
 	return mover.Config{
-		Self:   policies.ReplicaID(r.ID),
-		Link:   int64(f.Migration.LinkGbps * 1e9 / 8 * f.Speed),
-		Logger: log,
+		Self:     policies.ReplicaID(r.ID),
+		Link:     int64(f.Migration.LinkGbps * 1e9 / 8 * f.Speed),
+		Transfer: transfer.Config{Silence: silence, Lease: lease, Frozen: frozen, Commit: commit},
+		Logger:   log,
 	}
 }

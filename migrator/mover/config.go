@@ -20,7 +20,7 @@ import (
 
 // The bounds.
 const (
-	engineTimeout = time.Second            // for one call to the engine
+	engineTimeout = 3 * time.Second        // for one call to the engine
 	pause         = 100 * time.Millisecond // before the engine is asked to thaw or drop once more
 	adoptTimeout  = time.Second            // for the machine to be asked
 	grantTime     = 2 * time.Minute        // of a ticket: longer than a move may take
