@@ -100,10 +100,9 @@ func TestGrowthMoves(t *testing.T) {
 		load := newTraffic(r, 6, 600, 300, 1000)
 		r.plan(stages([]policies.Tokens{200, 350, 500, 700}, ids(0), ids(1), ids(2), ids(3), ids(4))...)
 		load.after(18)
+		r.wait("something has moved", func() bool { done, _ := r.moves(); return len(done) > 0 })
 		load.stop()
 		load.report()
-		if r.tally() == 0 {
-			t.Error("nothing moved")
-		}
+		r.tally()
 	})
 }
