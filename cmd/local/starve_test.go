@@ -30,10 +30,10 @@ func starve(busy int, d time.Duration) {
 // TestStarved: a machine that has no time for seconds, again and again, is slow
 // and nothing else. Nobody is taken for dead so that a request would fail for it.
 func TestStarved(t *testing.T) {
-	hard := []int{16, 64}
-	if everything {
-		hard = []int{4, 8, 16, 32, 64, 128}
+	if !everything {
+		t.Skip("starves the machine that other tests run on; set CASCADE_TEST_ALL=1")
 	}
+	hard := []int{4, 8, 16, 32, 64, 128}
 	planes(t, func(t *testing.T, envoy string) {
 		r := moving(t, envoy, config.MigrationLive, 3, func(f *config.Fleet) { f.Speed = 1 })
 		r.teach()
