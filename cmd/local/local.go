@@ -14,11 +14,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/url"
 	"os"
 	"path/filepath"
+	"strconv"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -235,16 +237,38 @@ func (f *Fleet) newMigrator(r config.Replica, clients, peers net.Listener) (*dae
 // bindDoor finds the data plane's address. Envoy binds it itself, so that the
 // port is only looked for here.
 func (f *Fleet) bindDoor(bind func(*string) (net.Listener, error)) error {
+	if f.cfg.Envoy != "" {
+		return f.findDoor(bind)
+	}
 	l, err := bind(&f.cfg.Fleet.Proxy.Listen)
 	if err != nil {
 		return fmt.Errorf("proxy: %w", err)
 	}
-	f.address = l.Addr().String()
-	if f.cfg.Envoy != "" {
-		return l.Close()
-	}
-	f.door = l
+	f.door, f.address = l, l.Addr().String()
 	return nil
+}
+
+// findDoor finds an address that Envoy can bind. A free port that the kernel
+// chooses may be anybody's before Envoy has it, so it is looked for below those.
+func (f *Fleet) findDoor(bind func(*string) (net.Listener, error)) error {
+	const lowest, ports, tries = 20_000, 10_000, 50
+	host, port, err := net.SplitHostPort(f.cfg.Fleet.Proxy.Listen)
+	if err != nil {
+		return fmt.Errorf("proxy: %w", err)
+	}
+	for n := 0; ; n++ {
+		if port == "0" {
+			f.cfg.Fleet.Proxy.Listen = net.JoinHostPort(host, strconv.Itoa(lowest+rand.IntN(ports)))
+		}
+		l, err := bind(&f.cfg.Fleet.Proxy.Listen)
+		if err == nil {
+			f.address = l.Addr().String()
+			return l.Close()
+		}
+		if port != "0" || n == tries {
+			return fmt.Errorf("proxy: %w", err)
+		}
+	}
 }
 
 func (f *Fleet) bindControl(listener net.Listener, bind func(*string) (net.Listener, error)) error {
