@@ -100,8 +100,9 @@ func TestBoundaryHalved(t *testing.T) {
 				if above != w.moves || w.moves < 80 {
 					t.Errorf("%d requests above the boundary after %d moves", above, w.moves)
 				}
-				// 2d+3 for each, and 2 for each skip of a busy seller.
-				if most := 20; messages > most*w.moves {
+				// 2d+3 for each, and 2 for each skip of a busy seller: a handful of
+				// them, whose number depends on who is first.
+				if most := 24; messages > most*w.moves {
 					t.Errorf("%d messages for %d moves", messages, w.moves)
 				}
 				if w.count() != 200 {
