@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -123,19 +124,20 @@ func newClient() *http.Client {
 	return &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64, DisableCompression: true}}
 }
 
+// taken are the addresses that fleets of this run have, or had.
+var taken sync.Map
+
 // addresses finds addresses of loopback to listen on, below the range from which
 // outgoing connections take theirs.
-func addresses(n int) []string {
-	var open []net.Listener
-	for len(open) < n {
-		if l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 10000+rand.N(20000))); err == nil {
-			open = append(open, l)
+func addresses(n int) (out []string) {
+	for len(out) < n {
+		a := fmt.Sprintf("127.0.0.1:%d", 10000+rand.N(20000))
+		if l, err := net.Listen("tcp", a); err == nil {
+			l.Close()
+			if _, had := taken.LoadOrStore(a, true); !had {
+				out = append(out, a)
+			}
 		}
-	}
-	out := make([]string, n)
-	for i, l := range open {
-		out[i] = l.Addr().String()
-		l.Close()
 	}
 	return out
 }

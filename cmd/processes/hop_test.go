@@ -42,7 +42,6 @@ type hop struct {
 func newHop(t *testing.T, mode string, edit func(*config.Fleet)) *hop {
 	t.Helper()
 	h := &hop{links: map[string]*link{}, hits: map[string]int{}}
-	a := addresses(3)
 	h.fleet = newFleet(t, setup{
 		replicas: 3,
 		edit: func(c *config.Fleet) {
@@ -52,7 +51,7 @@ func newHop(t *testing.T, mode string, edit func(*config.Fleet)) *hop {
 			}
 		},
 		published: func(r *config.Replica) {
-			l := newLink(t, r.ID, a[len(h.links)], r.Peer)
+			l := newLink(t, r.ID, r.Peer)
 			h.links[r.ID], r.Peer = l, l.address
 		},
 	})

@@ -61,13 +61,13 @@ type link struct {
 }
 
 // newLink opens a link to a replica's peer address until the test ends.
-func newLink(t testing.TB, to, address, peer string) *link {
+func newLink(t testing.TB, to, peer string) *link {
 	t.Helper()
-	l := &link{to: to, address: address, peer: peer, change: make(chan struct{})}
-	listener, err := net.Listen("tcp", address)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
+	l := &link{to: to, address: listener.Addr().String(), peer: peer, change: make(chan struct{})}
 	var both http.Protocols
 	both.SetHTTP1(true)
 	both.SetUnencryptedHTTP2(true)
@@ -126,7 +126,7 @@ func (l *link) set(s state) {
 	l.change = make(chan struct{})
 }
 
-// onWatch has watch asked about every message about a move, before it goes on;
+// onMessage has watch asked about every message about a move, before it goes on;
 // it goes on where watch says so. nil: nobody.
 func (l *link) onMessage(watch func(c crossing) bool) {
 	l.mu.Lock()
