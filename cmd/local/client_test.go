@@ -194,7 +194,7 @@ func TestSecondRequest(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			first := prompt(8000, 300)
+			first := prompt(8000, 600)
 			send(streamed(first))
 			in := bufio.NewReader(c)
 			resp, err := http.ReadResponse(in, nil)
@@ -249,7 +249,7 @@ func TestSecondRequest(t *testing.T) {
 				}
 				return e.text.String()
 			}
-			first := prompt(8000, 300)
+			first := prompt(8000, 600)
 			text := ask(first, func() func() {
 				sent := false
 				return func() {

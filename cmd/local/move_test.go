@@ -74,6 +74,12 @@ func (r *rig) moves() (done, failed []mover.Move) {
 	return done, failed
 }
 
+// moved reports whether any request has.
+func (r *rig) moved() bool {
+	done, _ := r.moves()
+	return len(done) > 0
+}
+
 // tally logs the moves by cause and way, and returns how many succeeded.
 func (r *rig) tally() int {
 	r.t.Helper()
@@ -100,7 +106,7 @@ func TestGrowthMoves(t *testing.T) {
 		load := newTraffic(r, 6, 600, 300, 1000)
 		r.plan(stages([]policies.Tokens{200, 350, 500, 700}, ids(0), ids(1), ids(2), ids(3), ids(4))...)
 		load.after(18)
-		r.wait("something has moved", func() bool { done, _ := r.moves(); return len(done) > 0 })
+		r.wait("something has moved", r.moved)
 		load.stop()
 		load.report()
 		r.tally()

@@ -290,34 +290,55 @@ func TestSameAnswers(t *testing.T) {
 				r := moving(t, envoy, c.mode, 6, ranks, func(f *config.Fleet) { f.Speed = 1 })
 				r.plan(fiveStages()...)
 				r.teach()
-				stop := r.rotation("r4", "r1", "r2", "r3", "r0")
-				got := r.play(list)
-				stop()
-				different := 0
-				for i := range list {
-					if c.mode == config.MigrationReprompt {
-						want[i], got[i] = cached.ReplaceAllString(want[i], ""), cached.ReplaceAllString(got[i], "")
-					}
-					if !strings.HasPrefix(want[i], "200 ") {
-						t.Fatalf("%s %.200s\nwithout moves: %.500s", list[i].path, list[i].body, want[i])
-					}
-					if got[i] != want[i] {
-						if different++; different <= 3 {
-							at := 0
-							for at < len(want[i]) && at < len(got[i]) && want[i][at] == got[i][at] {
-								at++
-							}
-							at = max(0, at-200)
-							t.Errorf("%s %.200s\n got … %.500s\nwant … %.500s", list[i].path, list[i].body, got[i][min(at, len(got[i])):], want[i][min(at, len(want[i])):])
-						}
-					}
-				}
-				if different > 0 {
-					t.Errorf("%d of %d answers differ", different, len(list))
+				// On a machine that is too busy requests end before they move.
+				for n := 0; n == 0 || n < 10 && !r.moved(); n++ {
+					stop := r.rotation("r4", "r1", "r2", "r3", "r0")
+					got := r.play(salted(list, n))
+					stop()
+					compare(t, list, got, want, c.mode)
 				}
 				r.settled(c.mode)
 			})
 		})
+	}
+}
+
+// salted are the questions of a later round: what engines have cached of the
+// rounds before does not count for it.
+func salted(list []question, round int) []question {
+	out := slices.Clone(list)
+	for i := range out {
+		out[i].body = strings.TrimSuffix(out[i].body, "}") + fmt.Sprintf(`,"cache_salt":"%d"}`, round)
+	}
+	return out
+}
+
+// compare checks answers against those of a fleet in which nothing moves.
+func compare(t *testing.T, list []question, got, want []string, mode string) {
+	t.Helper()
+	different := 0
+	for i, q := range list {
+		got, want := got[i], want[i]
+		if mode == config.MigrationReprompt {
+			got, want = cached.ReplaceAllString(got, ""), cached.ReplaceAllString(want, "")
+		}
+		if !strings.HasPrefix(want, "200 ") {
+			t.Fatalf("%s %.200s\nwithout moves: %.500s", q.path, q.body, want)
+		}
+		if got == want {
+			continue
+		}
+		if different++; different <= 3 {
+			at := 0
+			for at < len(want) && at < len(got) && want[at] == got[at] {
+				at++
+			}
+			at = max(0, at-200)
+			t.Errorf("%s %.200s\n got … %.500s\nwant … %.500s", q.path, q.body, got[min(at, len(got)):], want[min(at, len(want)):])
+		}
+	}
+	if different > 0 {
+		t.Errorf("%d of %d answers differ", different, len(list))
 	}
 }
 
