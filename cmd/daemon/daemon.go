@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"net"
 	"time"
@@ -224,12 +223,7 @@ func (d *Daemon) receive(from policies.ReplicaID, e *api.Envelope) {
 
 // gone tells every part that a peer is gone.
 func (d *Daemon) gone(id policies.ReplicaID) {
-	d.cfg.Logger.Warn("a peer is gone", "replica", string(d.id), "peer", string(id))
 	d.mover.Gone(id)
 	d.market.Gone(id)
 	d.front.Lost(id)
 }
-
-var _ interface {
-	Adopt(move, request string, front policies.ReplicaID) (json.RawMessage, error)
-} = (*mover.Mover)(nil)
