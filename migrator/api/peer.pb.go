@@ -547,35 +547,38 @@ func (x *Beat) GetEcho() uint64 {
 // Transfer is one message about one move; migrator/transfer is its
 // specification. Which fields a kind uses is told there.
 type Transfer struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Kind          uint32                 `protobuf:"varint,1,opt,name=kind,proto3" json:"kind,omitempty"`
-	Seller        string                 `protobuf:"bytes,2,opt,name=seller,proto3" json:"seller,omitempty"` // seller and number name the move: the market's deal
-	Number        uint64                 `protobuf:"varint,3,opt,name=number,proto3" json:"number,omitempty"`
-	Request       string                 `protobuf:"bytes,4,opt,name=request,proto3" json:"request,omitempty"`
-	Epoch         uint64                 `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	Front         string                 `protobuf:"bytes,6,opt,name=front,proto3" json:"front,omitempty"`   // replica that owns the request
-	Target        string                 `protobuf:"bytes,7,opt,name=target,proto3" json:"target,omitempty"` // replica that is to hold it
-	Way           uint32                 `protobuf:"varint,8,opt,name=way,proto3" json:"way,omitempty"`
-	Round         uint32                 `protobuf:"varint,9,opt,name=round,proto3" json:"round,omitempty"`
-	Why           uint32                 `protobuf:"varint,10,opt,name=why,proto3" json:"why,omitempty"`
-	Fingerprint   uint64                 `protobuf:"varint,11,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"` // of the engines' block layout
-	TokenBytes    uint64                 `protobuf:"varint,12,opt,name=token_bytes,json=tokenBytes,proto3" json:"token_bytes,omitempty"`
-	BlockTokens   uint32                 `protobuf:"varint,13,opt,name=block_tokens,json=blockTokens,proto3" json:"block_tokens,omitempty"`
-	VersionMin    uint32                 `protobuf:"varint,14,opt,name=version_min,json=versionMin,proto3" json:"version_min,omitempty"`
-	VersionMax    uint32                 `protobuf:"varint,15,opt,name=version_max,json=versionMax,proto3" json:"version_max,omitempty"`
-	Offers        []*Offer               `protobuf:"bytes,16,rep,name=offers,proto3" json:"offers,omitempty"`         // transports, best first
-	Transports    []string               `protobuf:"bytes,17,rep,name=transports,proto3" json:"transports,omitempty"` // names that the target can use, best first
-	From          uint64                 `protobuf:"varint,18,opt,name=from,proto3" json:"from,omitempty"`            // position that ids and blocks begin at
-	Computed      uint64                 `protobuf:"varint,19,opt,name=computed,proto3" json:"computed,omitempty"`
-	Length        uint64                 `protobuf:"varint,20,opt,name=length,proto3" json:"length,omitempty"`
-	FirstBlock    uint32                 `protobuf:"varint,21,opt,name=first_block,json=firstBlock,proto3" json:"first_block,omitempty"`
-	Ids           []uint32               `protobuf:"varint,22,rep,packed,name=ids,proto3" json:"ids,omitempty"`
-	Blocks        []uint32               `protobuf:"varint,23,rep,packed,name=blocks,proto3" json:"blocks,omitempty"`
-	Sums          []uint32               `protobuf:"varint,24,rep,packed,name=sums,proto3" json:"sums,omitempty"`               // crc32 (IEEE) of each region of each of blocks, block by block
-	IdsHash       uint64                 `protobuf:"varint,25,opt,name=ids_hash,json=idsHash,proto3" json:"ids_hash,omitempty"` // of ids [0, length)
-	Cached        uint64                 `protobuf:"varint,26,opt,name=cached,proto3" json:"cached,omitempty"`
-	Generation    uint64                 `protobuf:"varint,27,opt,name=generation,proto3" json:"generation,omitempty"`
-	Prompt        uint64                 `protobuf:"varint,28,opt,name=prompt,proto3" json:"prompt,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Kind        uint32                 `protobuf:"varint,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	Seller      string                 `protobuf:"bytes,2,opt,name=seller,proto3" json:"seller,omitempty"` // seller and number name the move: the market's deal
+	Number      uint64                 `protobuf:"varint,3,opt,name=number,proto3" json:"number,omitempty"`
+	Request     string                 `protobuf:"bytes,4,opt,name=request,proto3" json:"request,omitempty"`
+	Epoch       uint64                 `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Front       string                 `protobuf:"bytes,6,opt,name=front,proto3" json:"front,omitempty"`   // replica that owns the request
+	Target      string                 `protobuf:"bytes,7,opt,name=target,proto3" json:"target,omitempty"` // replica that is to hold it
+	Way         uint32                 `protobuf:"varint,8,opt,name=way,proto3" json:"way,omitempty"`
+	Round       uint32                 `protobuf:"varint,9,opt,name=round,proto3" json:"round,omitempty"`
+	Why         uint32                 `protobuf:"varint,10,opt,name=why,proto3" json:"why,omitempty"`
+	Fingerprint uint64                 `protobuf:"varint,11,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"` // of the engines' block layout
+	TokenBytes  uint64                 `protobuf:"varint,12,opt,name=token_bytes,json=tokenBytes,proto3" json:"token_bytes,omitempty"`
+	BlockTokens uint32                 `protobuf:"varint,13,opt,name=block_tokens,json=blockTokens,proto3" json:"block_tokens,omitempty"`
+	VersionMin  uint32                 `protobuf:"varint,14,opt,name=version_min,json=versionMin,proto3" json:"version_min,omitempty"`
+	VersionMax  uint32                 `protobuf:"varint,15,opt,name=version_max,json=versionMax,proto3" json:"version_max,omitempty"`
+	Offers      []*Offer               `protobuf:"bytes,16,rep,name=offers,proto3" json:"offers,omitempty"`         // transports, best first
+	Transports  []string               `protobuf:"bytes,17,rep,name=transports,proto3" json:"transports,omitempty"` // names that the target can use, best first
+	From        uint64                 `protobuf:"varint,18,opt,name=from,proto3" json:"from,omitempty"`            // position that ids and blocks begin at
+	Computed    uint64                 `protobuf:"varint,19,opt,name=computed,proto3" json:"computed,omitempty"`
+	Length      uint64                 `protobuf:"varint,20,opt,name=length,proto3" json:"length,omitempty"`
+	FirstBlock  uint32                 `protobuf:"varint,21,opt,name=first_block,json=firstBlock,proto3" json:"first_block,omitempty"`
+	Ids         []uint32               `protobuf:"varint,22,rep,packed,name=ids,proto3" json:"ids,omitempty"`
+	Blocks      []uint32               `protobuf:"varint,23,rep,packed,name=blocks,proto3" json:"blocks,omitempty"`
+	Sums        []uint32               `protobuf:"varint,24,rep,packed,name=sums,proto3" json:"sums,omitempty"`               // crc32 (IEEE) of each region of each of blocks, block by block
+	IdsHash     uint64                 `protobuf:"varint,25,opt,name=ids_hash,json=idsHash,proto3" json:"ids_hash,omitempty"` // of ids [0, length)
+	Cached      uint64                 `protobuf:"varint,26,opt,name=cached,proto3" json:"cached,omitempty"`
+	Generation  uint64                 `protobuf:"varint,27,opt,name=generation,proto3" json:"generation,omitempty"`
+	Prompt      uint64                 `protobuf:"varint,28,opt,name=prompt,proto3" json:"prompt,omitempty"`
+	// Done of a reprompt: microseconds between the cut and the first token at the
+	// new holder, as the front saw it; 0 when unknown.
+	StallMicros   uint64 `protobuf:"varint,29,opt,name=stall_micros,json=stallMicros,proto3" json:"stall_micros,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -806,6 +809,13 @@ func (x *Transfer) GetPrompt() uint64 {
 	return 0
 }
 
+func (x *Transfer) GetStallMicros() uint64 {
+	if x != nil {
+		return x.StallMicros
+	}
+	return 0
+}
+
 // Offer is one way to pull a source's blocks.
 type Offer struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -908,7 +918,7 @@ const file_migrator_api_peer_proto_rawDesc = "" +
 	"\awaiting\x18\b \x01(\rR\awaiting\"6\n" +
 	"\x04Beat\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x12\n" +
-	"\x04echo\x18\x02 \x01(\x04R\x04echo\"\xf4\x05\n" +
+	"\x04echo\x18\x02 \x01(\x04R\x04echo\"\x97\x06\n" +
 	"\bTransfer\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\rR\x04kind\x12\x16\n" +
 	"\x06seller\x18\x02 \x01(\tR\x06seller\x12\x16\n" +
@@ -946,7 +956,8 @@ const file_migrator_api_peer_proto_rawDesc = "" +
 	"\n" +
 	"generation\x18\x1b \x01(\x04R\n" +
 	"generation\x12\x16\n" +
-	"\x06prompt\x18\x1c \x01(\x04R\x06prompt\"W\n" +
+	"\x06prompt\x18\x1c \x01(\x04R\x06prompt\x12!\n" +
+	"\fstall_micros\x18\x1d \x01(\x04R\vstallMicros\"W\n" +
 	"\x05Offer\x12\x1c\n" +
 	"\ttransport\x18\x01 \x01(\tR\ttransport\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x16\n" +

@@ -60,7 +60,10 @@ type LoadReport struct {
 	Streams uint32 `protobuf:"varint,16,opt,name=streams,proto3" json:"streams,omitempty"`
 	// How the replica may pull KV blocks: its transports, best first, then what was
 	// seen of them peer by peer; at most 32.
-	Routes        []*Route `protobuf:"bytes,17,rep,name=routes,proto3" json:"routes,omitempty"`
+	Routes []*Route `protobuf:"bytes,17,rep,name=routes,proto3" json:"routes,omitempty"`
+	// LoRA adapters that the engine has loaded, at most 256; they narrow where a
+	// request for one of them may run.
+	Adapters      []string `protobuf:"bytes,18,rep,name=adapters,proto3" json:"adapters,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -210,6 +213,13 @@ func (x *LoadReport) GetStreams() uint32 {
 func (x *LoadReport) GetRoutes() []*Route {
 	if x != nil {
 		return x.Routes
+	}
+	return nil
+}
+
+func (x *LoadReport) GetAdapters() []string {
+	if x != nil {
+		return x.Adapters
 	}
 	return nil
 }
@@ -952,7 +962,7 @@ var File_xds_api_fleet_proto protoreflect.FileDescriptor
 
 const file_xds_api_fleet_proto_rawDesc = "" +
 	"\n" +
-	"\x13xds/api/fleet.proto\x12\x0ecascade.xds.v1\"\xf5\x04\n" +
+	"\x13xds/api/fleet.proto\x12\x0ecascade.xds.v1\"\x91\x05\n" +
 	"\n" +
 	"LoadReport\x12\x18\n" +
 	"\areplica\x18\x01 \x01(\tR\areplica\x12\x14\n" +
@@ -972,7 +982,8 @@ const file_xds_api_fleet_proto_rawDesc = "" +
 	"\x06pinned\x18\x0e \x01(\rR\x06pinned\x12%\n" +
 	"\x0epinned_seconds\x18\x0f \x01(\x01R\rpinnedSeconds\x12\x18\n" +
 	"\astreams\x18\x10 \x01(\rR\astreams\x12-\n" +
-	"\x06routes\x18\x11 \x03(\v2\x15.cascade.xds.v1.RouteR\x06routes\"\x8b\x01\n" +
+	"\x06routes\x18\x11 \x03(\v2\x15.cascade.xds.v1.RouteR\x06routes\x12\x1a\n" +
+	"\badapters\x18\x12 \x03(\tR\badapters\"\x8b\x01\n" +
 	"\x05Route\x12\x1c\n" +
 	"\ttransport\x18\x01 \x01(\tR\ttransport\x12\x12\n" +
 	"\x04peer\x18\x02 \x01(\tR\x04peer\x12\x14\n" +
