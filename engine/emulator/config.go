@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 
 	"github.com/cascadeinfer/cascade/engine/cost"
@@ -28,6 +29,9 @@ type Config struct {
 	// Model is the served model's name. It also seeds the emulated model:
 	// replicas with equal names continue equal ids identically.
 	Model string
+	// Adapters are the LoRA adapters that are loaded: a request that names one
+	// instead of the model is answered by it, in a text of its own.
+	Adapters []string
 	// Profile is the cost model of one replica on one rank at real speed, for
 	// instance from cost.Builtin.
 	Profile cost.Profile
@@ -110,6 +114,8 @@ func (c Config) validate() error {
 	switch {
 	case c.Model == "" || strings.TrimSpace(c.Model) != c.Model:
 		return bad("Model", "name the served model, without surrounding spaces, not %q", c.Model)
+	case slices.Contains(c.Adapters, "") || slices.Contains(c.Adapters, c.Model):
+		return bad("Adapters", "each needs a name that is not the model's")
 	case !(c.Speed > 0) || c.Speed > maxSpeed:
 		return bad("Speed", "must be positive and at most %d, not %v", maxSpeed, c.Speed)
 	case c.TensorParallel < 1:

@@ -1,6 +1,7 @@
 package emulator
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -54,7 +55,7 @@ func (e *Engine) generate(a api, w http.ResponseWriter, r *http.Request) {
 	}
 	e.name(st)
 	ans := &answer{
-		api: a, id: requestID(a, r), model: e.cfg.Model, fingerprint: e.fingerprint,
+		api: a, id: requestID(a, r), model: cmp.Or(q.model, e.cfg.Model), fingerprint: e.fingerprint,
 		created: time.Now().Unix(), request: &q, promptTokens: st.prompt,
 	}
 	if q.tokenIDs {
@@ -96,9 +97,10 @@ func (e *Engine) begin(a api, q *request, st *stream) ([]model.Token, *apiError)
 // asked is what a request wants of the scheduler, but for its prompt.
 func (e *Engine) asked(a api, q *request, st *stream, prompt int) (batch.Request, *apiError) {
 	limit, bad := e.outputLimit(a, q, prompt)
+	adapter := e.adapter(q.model)
 	return batch.Request{
 		MaxOutput: limit, MinOutput: q.minTokens, IgnoreEOS: q.ignoreEOS,
-		StopTokens: q.stopIDs, Salt: q.salt, Receiver: st,
+		StopTokens: q.stopIDs, Salt: q.salt ^ adapter, Adapter: adapter, Receiver: st,
 	}, bad
 }
 

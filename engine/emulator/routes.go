@@ -4,10 +4,12 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
+	"github.com/cespare/xxhash/v2"
 	"github.com/tidwall/gjson"
 )
 
@@ -76,7 +78,7 @@ func readBody(w http.ResponseWriter, r *http.Request) ([]byte, *apiError) {
 
 // checkModel refuses a model that is not served here. None is this one.
 func (e *Engine) checkModel(name string) *apiError {
-	if name == "" || name == e.cfg.Model {
+	if name == "" || name == e.cfg.Model || slices.Contains(e.cfg.Adapters, name) {
 		return nil
 	}
 	param := "model"
@@ -84,17 +86,37 @@ func (e *Engine) checkModel(name string) *apiError {
 }
 
 func (e *Engine) models(w http.ResponseWriter, _ *http.Request) {
-	var b []byte
-	b = append(b, `{"object":"list","data":[{"id":`...)
-	b = quote(b, e.cfg.Model)
+	b := e.describe([]byte(`{"object":"list","data":[`), e.cfg.Model, "")
+	for _, name := range e.cfg.Adapters {
+		b = e.describe(append(b, ','), name, e.cfg.Model)
+	}
+	writeJSON(w, http.StatusOK, append(b, `]}`...))
+}
+
+// describe adds one served name to a list of models; parent is the base model of
+// an adapter.
+func (e *Engine) describe(b []byte, name, parent string) []byte {
+	b = quote(append(b, `{"id":`...), name)
 	b = append(b, `,"object":"model","created":`...)
 	b = strconv.AppendInt(b, e.created.Unix(), 10)
 	b = append(b, `,"owned_by":"vllm","root":`...)
-	b = quote(b, e.cfg.Model)
-	b = append(b, `,"parent":null,"max_model_len":`...)
-	b = strconv.AppendInt(b, int64(e.cfg.Context), 10)
-	b = append(b, `,"permission":[]}]}`...)
-	writeJSON(w, http.StatusOK, b)
+	b = quote(b, name)
+	b = append(b, `,"parent":`...)
+	if parent == "" {
+		b = append(b, `null,"max_model_len":`...)
+		b = strconv.AppendInt(b, int64(e.cfg.Context), 10)
+	} else {
+		b = append(quote(b, parent), `,"max_model_len":null`...)
+	}
+	return append(b, `,"permission":[]}`...)
+}
+
+// adapter seeds the text of a request that names one; 0 is the base model.
+func (e *Engine) adapter(name string) uint64 {
+	if name == "" || name == e.cfg.Model {
+		return 0
+	}
+	return xxhash.Sum64String(name)
 }
 
 // health answers 200 while the replica runs.

@@ -306,7 +306,7 @@ func (s *Scheduler) queueFirst(q *Sequence) {
 // drop releases everything a sequence holds in the pool.
 func (s *Scheduler) drop(q *Sequence) {
 	s.blocks.Release(q.blocks)
-	q.blocks, q.computed, q.registered, q.digest, q.state = q.blocks[:0], 0, 0, 0, ended
+	q.blocks, q.computed, q.registered, q.digest, q.state = q.blocks[:0], 0, 0, model.Digest(q.Adapter), ended
 	q.settled.computed = 0
 }
 

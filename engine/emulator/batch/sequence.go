@@ -28,6 +28,9 @@ type Request struct {
 	// StopTokens end the text when sampled, after MinOutput.
 	StopTokens []model.Token
 	Salt       uint64 // prefixes are shared only between requests of equal salt
+	// Adapter seeds the KV bytes of every position, and so the text; 0 is the base
+	// model. Requests of different adapters need different salts.
+	Adapter uint64
 	// Receiver gets the tokens. nil discards them.
 	Receiver Receiver
 }
@@ -68,7 +71,7 @@ type Sequence struct {
 	blocks     []kv.Block    // that hold them, in order
 	chain      []kv.Hash     // hashes of the full blocks of ids, without the salt
 	registered int           // full blocks that were offered to the prefix cache
-	digest     model.Digest  // of positions [0, computed)
+	digest     model.Digest  // of the adapter and positions [0, computed)
 	cached     int           // prefix hit of the first admission
 	admitted   bool          // has been running before
 	adopted    bool          // its first blocks were filled elsewhere
@@ -86,7 +89,7 @@ type extent struct{ length, computed int }
 // NewSequence prepares a request; it hashes the prompt, in blocks of
 // blockTokens, so that the scheduler need not.
 func NewSequence(r Request, blockTokens int) *Sequence {
-	s := &Sequence{Request: r, blockSize: blockTokens}
+	s := &Sequence{Request: r, blockSize: blockTokens, digest: model.Digest(r.Adapter)}
 	s.ids = append(make([]model.Token, 0, len(r.Prompt)+min(r.MaxOutput, reserve)), r.Prompt...)
 	s.Prompt = s.ids[:len(r.Prompt)]
 	s.settled.length = len(s.ids)
