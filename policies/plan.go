@@ -1,6 +1,9 @@
 package policies
 
-import "strconv"
+import (
+	"slices"
+	"strconv"
+)
 
 // Replica is one engine with its migrator, as the registry knows it.
 //
@@ -14,8 +17,19 @@ type Replica struct {
 	Peer     string // host:port where other migrators reach it
 	Node     string // the machine, for locality and transfer cost
 	Capacity Capacity
+	// Adapters are the LoRA adapters of Model that its engine has loaded. A
+	// request for an adapter that some replicas of a model list runs on those
+	// only; see Adapters.
+	Adapters []string
 	// Draining replicas take no new request and belong to no stage.
 	Draining bool
+}
+
+// Equal reports whether two replicas are described alike, down to the order of
+// their adapters.
+func (r Replica) Equal(o Replica) bool {
+	return r.ID == o.ID && r.Model == o.Model && r.Address == o.Address && r.Peer == o.Peer && r.Node == o.Node &&
+		r.Capacity == o.Capacity && r.Draining == o.Draining && slices.Equal(r.Adapters, o.Adapters)
 }
 
 // Validate reports the first broken invariant, or nil.

@@ -240,7 +240,7 @@ func (s *State) setReplicas(now time.Time, list []policies.Replica) {
 			s.replicas = append(s.replicas, r)
 			s.byID[c.ID] = r
 		}
-		if r.Replica != c || r.gone {
+		if !r.Replica.Equal(c) || r.gone {
 			s.dirty = true
 		}
 		if r.Model != "" && r.Model != c.Model {
