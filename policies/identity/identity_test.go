@@ -1,0 +1,168 @@
+package identity
+
+import (
+	"crypto/x509"
+	"net/url"
+	"strings"
+	"testing"
+)
+
+var good = []struct {
+	text string
+	id   ID
+}{
+	{"spiffe://example.org/proxy/edge-1", ID{"example.org", Proxy, "edge-1"}},
+	{"spiffe://example.org/migrator/r0", ID{"example.org", Migrator, "r0"}},
+	{"spiffe://a/control/A.b_C-9", ID{"a", Control, "A.b_C-9"}},
+	{"spiffe://10.0.0.1/operator/x", ID{"10.0.0.1", Operator, "x"}},
+	{"spiffe://a_b-c/proxy/envoy%40host", ID{"a_b-c", Proxy, "envoy@host"}},
+	{"spiffe://td/proxy/migrator%2Fr0", ID{"td", Proxy, "migrator/r0"}},
+	{"spiffe://td/proxy/%C3%A4", ID{"td", Proxy, "ä"}},
+	{"spiffe://td/proxy/%25", ID{"td", Proxy, "%"}},
+	{"spiffe://td/proxy/...", ID{"td", Proxy, "..."}},
+	{"spiffe://" + strings.Repeat("d", MaxTrustDomain) + "/proxy/x", ID{strings.Repeat("d", MaxTrustDomain), Proxy, "x"}},
+	{"spiffe://td/proxy/" + strings.Repeat("n", MaxLength-18), ID{"td", Proxy, strings.Repeat("n", MaxLength-18)}},
+}
+
+func TestGood(t *testing.T) {
+	for _, c := range good {
+		id, err := Parse(c.text)
+		if err != nil || id != c.id {
+			t.Errorf("%.60s: %+v, %v", c.text, id, err)
+		}
+		if id, err := New(c.id.TrustDomain, c.id.Role, c.id.Name); err != nil || id.String() != c.text {
+			t.Errorf("%.60s: its parts make %q, %v", c.text, id, err)
+		}
+		u, err := url.Parse(c.text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if id, err := FromCertificate(&x509.Certificate{URIs: []*url.URL{u}}); err != nil || id != c.id {
+			t.Errorf("%.60s in a certificate: %+v, %v", c.text, id, err)
+		}
+	}
+}
+
+var bad = []struct{ text, want string }{
+	{"", "does not begin"},
+	{"https://td/proxy/x", "does not begin"},
+	{"SPIFFE://td/proxy/x", "does not begin"},
+	{"spiffe:td/proxy/x", "does not begin"},
+	{"spiffe:///proxy/x", "trust domain"},
+	{"spiffe://TD/proxy/x", "lower-case"},
+	{"spiffe://td:443/proxy/x", "lower-case"},
+	{"spiffe://user@td/proxy/x", "lower-case"},
+	{"spiffe://t%64/proxy/x", "lower-case"},
+	{"spiffe://" + strings.Repeat("d", MaxTrustDomain+1) + "/proxy/x", "256 bytes"},
+	{"spiffe://td", "role"},
+	{"spiffe://td/", "role"},
+	{"spiffe://td//x", "role"},
+	{"spiffe://td/workload/x", "role"},
+	{"spiffe://td/Proxy/x", "role"},
+	{"spiffe://td/proxy", "name"},
+	{"spiffe://td/proxy/", "name"},
+	{"spiffe://td/proxy/.", "name"},
+	{"spiffe://td/proxy/..", "name"},
+	{"spiffe://td/proxy/%2E%2E", "no escape"},
+	{"spiffe://td/proxy/x/", "%XX"},
+	{"spiffe://td/proxy/x/y", "%XX"},
+	{"spiffe://td/proxy/x?q", "%XX"},
+	{"spiffe://td/proxy/x#f", "%XX"},
+	{"spiffe://td/proxy/a@b", "%XX"},
+	{"spiffe://td/proxy/a%4", "%XX"},
+	{"spiffe://td/proxy/a%", "%XX"},
+	{"spiffe://td/proxy/a%2f", "no escape"},
+	{"spiffe://td/proxy/a%zz", "no escape"},
+	{"spiffe://td/proxy/%61", "no escape"},
+	{"spiffe://td/proxy/%00", "control"},
+	{"spiffe://td/proxy/a%0Ab", "control"},
+	{"spiffe://td/proxy/%FF", "UTF-8"},
+	{"spiffe://td/proxy/" + strings.Repeat("n", MaxLength-17), "2049 bytes"},
+}
+
+func TestBad(t *testing.T) {
+	for _, c := range bad {
+		if id, err := Parse(c.text); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%.60s: %+v, %v; want %q", c.text, id, err, c.want)
+		}
+	}
+	if _, err := New("td", Proxy, strings.Repeat("@", MaxLength/2)); err == nil {
+		t.Error("an identity that is too long once escaped was made")
+	}
+}
+
+func TestCertificates(t *testing.T) {
+	uri := func(s string) *url.URL {
+		u, err := url.Parse(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return u
+	}
+	one := uri("spiffe://td/proxy/edge")
+	for _, c := range []struct {
+		cert *x509.Certificate
+		want Want
+		err  string // "" for none
+	}{
+		{&x509.Certificate{URIs: []*url.URL{one}}, Want{"td", Proxy, "edge"}, ""},
+		{&x509.Certificate{URIs: []*url.URL{one}}, Want{"td", Proxy, ""}, ""},
+		{&x509.Certificate{URIs: []*url.URL{one}}, Want{"td", "", ""}, ""},
+		{&x509.Certificate{URIs: []*url.URL{one}}, Want{"td", Proxy, "edge-2"}, "is spiffe://td/proxy/edge, and spiffe://td/proxy/edge-2 is wanted"},
+		{&x509.Certificate{URIs: []*url.URL{one}}, Want{"td", Control, ""}, "spiffe://td/control/* is wanted"},
+		{&x509.Certificate{URIs: []*url.URL{one}}, Want{"other", Proxy, "edge"}, "spiffe://other/proxy/edge is wanted"},
+		{&x509.Certificate{URIs: []*url.URL{one}}, Want{}, "is wanted"},
+		{&x509.Certificate{URIs: []*url.URL{one, one}}, Want{TrustDomain: "td"}, "2 URI names"},
+		{&x509.Certificate{}, Want{"td", Control, ""}, "0 URI names"},
+		{&x509.Certificate{URIs: []*url.URL{one}, IsCA: true}, Want{TrustDomain: "td"}, "authority's"},
+		{&x509.Certificate{URIs: []*url.URL{uri("https://td/proxy/edge")}}, Want{TrustDomain: "td"}, "does not begin"},
+		{&x509.Certificate{URIs: []*url.URL{uri("spiffe://td/proxy/edge?")}}, Want{TrustDomain: "td"}, "%XX"},
+		{nil, Want{TrustDomain: "td"}, "no certificate"},
+	} {
+		id, err := c.want.Certificate(c.cert)
+		if c.err == "" && (err != nil || id.Name != "edge") || c.err != "" && (err == nil || !strings.Contains(err.Error(), c.err)) {
+			t.Errorf("%v: %v, %v; want %q", c.want, id, err, c.err)
+		}
+	}
+}
+
+func TestNodes(t *testing.T) {
+	for id, want := range map[ID]string{
+		{"td", Proxy, "edge"}: "edge", {"td", Migrator, "r0"}: "migrator/r0", {"td", Control, "a"}: "", {"td", Operator, "a"}: "", {}: "",
+	} {
+		if got := id.Node(); got != want {
+			t.Errorf("%v: node %q, want %q", id, got, want)
+		}
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	for _, c := range good {
+		f.Add(c.text)
+	}
+	for _, c := range bad {
+		f.Add(c.text)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		id, err := Parse(s)
+		if err != nil {
+			if len(err.Error()) > 1024 {
+				t.Errorf("an error of %d bytes", len(err.Error()))
+			}
+			return
+		}
+		if id.String() != s {
+			t.Errorf("%q was read and is written %q", s, id)
+		}
+		again, err := New(id.TrustDomain, id.Role, id.Name)
+		if err != nil || again != id {
+			t.Errorf("%q: its parts make %+v, %v", s, again, err)
+		}
+		if u, err := url.Parse(s); err != nil || u.Scheme != "spiffe" || u.Host != id.TrustDomain || u.Path != "/"+string(id.Role)+"/"+id.Name {
+			t.Errorf("%q is another URI to net/url: %v, %v", s, u, err)
+		}
+		if err := (Want{id.TrustDomain, id.Role, id.Name}).Check(id); err != nil {
+			t.Error(err)
+		}
+	})
+}
