@@ -15,6 +15,7 @@ const (
 	ListenerType  = "type.googleapis.com/envoy.config.listener.v3.Listener"
 	RouteType     = "type.googleapis.com/envoy.config.route.v3.RouteConfiguration"
 	ExtensionType = "type.googleapis.com/envoy.config.core.v3.TypedExtensionConfig"
+	SecretType    = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
 )
 
 // Names that clients and operators meet. They are part of Cascade's contract
