@@ -53,6 +53,7 @@ func (m *Market) look(s *offer.Situation, residents []stream.Resident) map[strin
 		}
 		s.Residents = append(s.Residents, offer.Resident{
 			Request: id, Length: r.Request.Length(), Fixed: r.Fixed, Epoch: r.Epoch, Since: micros(r.Since.Sub(m.start)), Selling: m.sales[id] != nil,
+			Fits: m.board.Fits(r.Request.Model),
 		})
 	}
 	for id, until := range m.departed {

@@ -29,7 +29,7 @@ func Replicas(s *Snapshot) []policies.Replica {
 				}
 				byID[m.ID] = policies.Replica{
 					ID: m.ID, Model: model, Address: e.Address, Peer: m.Peer, Node: m.Node,
-					Capacity: m.Capacity, Draining: !e.Healthy,
+					Capacity: m.Capacity, Adapters: m.Adapters, Draining: !e.Healthy,
 				}
 			}
 		}

@@ -30,6 +30,7 @@ type Control struct {
 	ledger    *publish.Ledger
 	publisher *publish.Publisher
 	length    *length.Server // nil: the estimator is not ours
+	adapters  adapters
 	health    *health.Server
 	registry  *prometheus.Registry
 
@@ -100,7 +101,8 @@ func (c *Control) initLength() (string, error) {
 	}
 	var err error
 	c.length, err = length.New(length.Config{
-		Models: models, BytesPerToken: c.BytesPerToken, Health: c.health, Metrics: c.registry, Logger: c.log,
+		Models: models, BytesPerToken: c.BytesPerToken,
+		BaseOf: func(name string) string { return c.adapters.baseOf(c.fleet.Snapshot(), name) }, Health: c.health, Metrics: c.registry, Logger: c.log,
 	})
 	if err != nil {
 		return "", err

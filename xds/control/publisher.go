@@ -51,7 +51,7 @@ func renders(settings resources.Settings, models []fleet.Model, replicas []polic
 		for _, r := range replicas {
 			if r.Model == m.Name {
 				ids = append(ids, r.ID)
-				v.Endpoints = append(v.Endpoints, resources.Endpoint{ID: r.ID, Model: r.Model, Address: r.Address, Peer: r.Peer, Node: r.Node, Capacity: r.Capacity})
+				v.Endpoints = append(v.Endpoints, resources.Endpoint{ID: r.ID, Model: r.Model, Address: r.Address, Peer: r.Peer, Node: r.Node, Capacity: r.Capacity, Adapters: r.Adapters})
 			}
 		}
 		v.Plans = append(v.Plans, policies.OneStage(m.Name, ids))

@@ -66,7 +66,7 @@ func (s *Snapshot) View(settings resources.Settings) resources.View {
 		for _, r := range m.Replicas {
 			v.Endpoints = append(v.Endpoints, resources.Endpoint{
 				ID: r.ID, Model: r.Model, Address: r.Address, Peer: r.Peer, Node: r.Node,
-				Weight: r.Weight, Health: r.Health, Capacity: r.Capacity,
+				Weight: r.Weight, Health: r.Health, Capacity: r.Capacity, Adapters: r.Adapters,
 			})
 		}
 	}

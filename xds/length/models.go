@@ -89,5 +89,12 @@ func (m *models) byHost(authority string) string {
 	return best.model
 }
 
-// byName returns the model that a body names, or "".
-func (m *models) byName(name []byte) string { return m.names[string(name)] }
+// byName returns the model that a body names, itself or by an adapter, or "".
+func (s *Server) byName(name []byte) string {
+	model := s.models.names[string(name)]
+	if model == "" && len(name) > 0 && s.config.BaseOf != nil {
+		// What is answered must be a model: it becomes a header that is routed by.
+		model = s.models.names[s.config.BaseOf(string(name))]
+	}
+	return model
+}

@@ -32,10 +32,10 @@ func TestModelByHost(t *testing.T) {
 			t.Errorf("the model of %q is %q, want %q", authority, got, want)
 		}
 	}
-	if got := m.byName([]byte("c")); got != "c" {
+	if got := m.names["c"]; got != "c" {
 		t.Errorf("the model c is %q", got)
 	}
-	if got := m.byName([]byte("d")); got != "" {
+	if got := m.names["d"]; got != "" {
 		t.Errorf("the model d is %q", got)
 	}
 }
@@ -67,6 +67,21 @@ func TestConfigErrorsNameThePlace(t *testing.T) {
 	} {
 		if _, err := New(c); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want one with %q", err, want)
+		}
+	}
+}
+
+// A body may name a model by one of its adapters; an adapter of no model here is
+// as good as unknown.
+func TestAdapterNamesItsModel(t *testing.T) {
+	bases := map[string]string{"sql": "a", "stray": "elsewhere"}
+	s, err := New(Config{Models: []Model{{Name: "a"}, {Name: "b"}}, BaseOf: func(name string) string { return bases[name] }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{"a": "a", "sql": "a", "b": "b", "stray": "", "none": "", "": ""} {
+		if got := s.byName([]byte(name)); got != want {
+			t.Errorf("%q names %q, want %q", name, got, want)
 		}
 	}
 }

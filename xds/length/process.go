@@ -167,7 +167,7 @@ func (x *exchange) onBody(body []byte) *extproc.ProcessingResponse {
 	count := scanner.Count()
 	model := x.model
 	if model == "" {
-		model = s.models.byName(scanner.Model())
+		model = s.byName(scanner.Model())
 	}
 	switch {
 	case model == "":

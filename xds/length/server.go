@@ -60,6 +60,10 @@ type Config struct {
 	// content-length must be rendered from the same ratio to agree with the
 	// estimate.
 	BytesPerToken func(model string) length.Ratio
+	// BaseOf tells the model of a LoRA adapter by the adapter's name, "" for a name
+	// that is none's. It is asked about names in bodies that are no model's, from
+	// any goroutine. nil knows no adapter.
+	BaseOf func(adapter string) string
 	// MaxBody is the largest body that is read, in bytes; a larger one that
 	// would have to be read is refused with 413. Default DefaultMaxBody.
 	MaxBody int

@@ -48,7 +48,7 @@ func (x *exchange) estimate() bool {
 	if model == nil {
 		name := scanner.Model()
 		for i := range x.host.Models {
-			if x.host.Models[i].Model == string(name) {
+			if x.host.Models[i].Answers(string(name)) {
 				model = &x.host.Models[i]
 				break
 			}

@@ -113,7 +113,7 @@ func lbEndpoint(e Endpoint) *endpointv3.LbEndpoint {
 			Endpoint: &endpointv3.Endpoint{Address: socketAddress(netip.MustParseAddrPort(e.Address))},
 		},
 		HealthStatus:        status,
-		Metadata:            EndpointMeta{ID: e.ID, Peer: e.Peer, Node: e.Node, Capacity: e.Capacity}.metadata(),
+		Metadata:            EndpointMeta{ID: e.ID, Peer: e.Peer, Node: e.Node, Capacity: e.Capacity, Adapters: e.Adapters}.metadata(),
 		LoadBalancingWeight: wrapperspb.UInt32(e.Weight),
 	}
 }

@@ -3,6 +3,7 @@ package resources
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -84,6 +85,7 @@ type EndpointMeta struct {
 	Node string // "" where nobody said
 	// Capacity is what the replica holds; the zero value where nobody said.
 	Capacity policies.Capacity
+	Adapters []string // LoRA adapters that it has loaded, sorted
 }
 
 func (m EndpointMeta) metadata() *corev3.Metadata {
@@ -99,6 +101,9 @@ func (m EndpointMeta) metadata() *corev3.Metadata {
 			fields["transfer_rate"] = structpb.NewNumberValue(c.TransferRate)
 		}
 	}
+	if len(m.Adapters) > 0 {
+		fields["adapters"] = names(m.Adapters)
+	}
 	return cascadeMetadata(fields)
 }
 
@@ -107,9 +112,10 @@ func (m EndpointMeta) metadata() *corev3.Metadata {
 func ReadEndpointMeta(md *corev3.Metadata) (EndpointMeta, error) {
 	f := md.GetFilterMetadata()[MetadataKey].GetFields()
 	m := EndpointMeta{
-		ID:   policies.ReplicaID(f["id"].GetStringValue()),
-		Peer: f["peer"].GetStringValue(),
-		Node: f["node"].GetStringValue(),
+		ID:       policies.ReplicaID(f["id"].GetStringValue()),
+		Peer:     f["peer"].GetStringValue(),
+		Node:     f["node"].GetStringValue(),
+		Adapters: readNames(f["adapters"]),
 	}
 	if m.ID == "" {
 		return m, fmt.Errorf("endpoint metadata %q names no id", MetadataKey)
@@ -132,6 +138,26 @@ func ReadEndpointMeta(md *corev3.Metadata) (EndpointMeta, error) {
 	return m, nil
 }
 
+// names is a set of names as a value: sorted, each once.
+func names(list []string) *structpb.Value {
+	sorted := slices.Compact(slices.Sorted(slices.Values(list)))
+	values := make([]*structpb.Value, len(sorted))
+	for i, n := range sorted {
+		values[i] = structpb.NewStringValue(n)
+	}
+	return structpb.NewListValue(&structpb.ListValue{Values: values})
+}
+
+func readNames(v *structpb.Value) []string {
+	var out []string
+	for _, n := range v.GetListValue().GetValues() {
+		if s := n.GetStringValue(); s != "" {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
 func cascadeMetadata(fields map[string]*structpb.Value) *corev3.Metadata {
 	return &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{MetadataKey: {Fields: fields}}}
 }
@@ -142,22 +168,37 @@ type LengthMeta struct {
 	Model         string
 	BytesPerToken length.Ratio
 	Context       policies.Tokens
+	// Adapters are names by which requests ask for the model with a LoRA adapter.
+	Adapters []string
+}
+
+// Answers reports whether requests for a name are the model's.
+func (m LengthMeta) Answers(name string) bool {
+	return name == m.Model || slices.Contains(m.Adapters, name)
 }
 
 func (m LengthMeta) value() *structpb.Struct {
-	return &structpb.Struct{Fields: map[string]*structpb.Value{
+	s := &structpb.Struct{Fields: map[string]*structpb.Value{
 		"model":           structpb.NewStringValue(m.Model),
 		"bytes_per_token": structpb.NewNumberValue(m.BytesPerToken.Float()),
 		"context":         structpb.NewNumberValue(float64(m.Context)),
 	}}
+	if len(m.Adapters) > 0 {
+		s.Fields["adapters"] = names(m.Adapters)
+	}
+	return s
 }
 
 // lengthMetadata describes the models that a virtual host may serve: one at
 // the top level where the host selects it, else a list of them.
-func lengthMetadata(models []Model) *corev3.Metadata {
+func lengthMetadata(models []Model, endpoints []Endpoint) *corev3.Metadata {
+	adapters := make(map[string][]string)
+	for _, e := range endpoints {
+		adapters[e.Model] = append(adapters[e.Model], e.Adapters...)
+	}
 	list := make([]*structpb.Value, len(models))
 	for i, m := range models {
-		list[i] = structpb.NewStructValue(LengthMeta{m.Name, m.BytesPerToken, m.Context}.value())
+		list[i] = structpb.NewStructValue(LengthMeta{m.Name, m.BytesPerToken, m.Context, adapters[m.Name]}.value())
 	}
 	s := list[0].GetStructValue()
 	if len(models) > 1 {
@@ -190,6 +231,7 @@ func ReadLengthMeta(md *corev3.Metadata) ([]LengthMeta, error) {
 			Model:         f["model"].GetStringValue(),
 			BytesPerToken: length.RatioOf(f["bytes_per_token"].GetNumberValue()),
 			Context:       policies.Tokens(f["context"].GetNumberValue()),
+			Adapters:      readNames(f["adapters"]),
 		}
 		if m.Model == "" || m.Context <= 0 {
 			return nil, fmt.Errorf("host metadata %q: a model needs a name and a context", LengthFilter)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -303,11 +304,11 @@ func TestMetadataRoundTrip(t *testing.T) {
 		t.Errorf("route: %+v, %v; want %+v", m, err, want)
 	}
 	one, err := resources.ReadLengthMeta(rc.VirtualHosts[0].Metadata)
-	if want := []resources.LengthMeta{{Model: "org/m", BytesPerToken: length.DefaultRatio, Context: 131072}}; err != nil || !slices.Equal(one, want) {
+	if want := []resources.LengthMeta{{Model: "org/m", BytesPerToken: length.DefaultRatio, Context: 131072}}; err != nil || !reflect.DeepEqual(one, want) {
 		t.Errorf("host: %+v, %v; want %+v", one, err, want)
 	}
 	two, err := resources.ReadLengthMeta(rc.VirtualHosts[1].Metadata)
-	if want := append(one, resources.LengthMeta{Model: "tiny", BytesPerToken: 3500, Context: 8192}); err != nil || !slices.Equal(two, want) {
+	if want := append(one, resources.LengthMeta{Model: "tiny", BytesPerToken: 3500, Context: 8192}); err != nil || !reflect.DeepEqual(two, want) {
 		t.Errorf("any host: %+v, %v; want %+v", two, err, want)
 	}
 	if none, err := resources.ReadLengthMeta(nil); none != nil || err != nil {
@@ -315,8 +316,50 @@ func TestMetadataRoundTrip(t *testing.T) {
 	}
 	cla := message(t, s.Get(resources.EndpointType, resources.EndpointName("org/m", 0))).(*endpointv3.ClusterLoadAssignment)
 	e, err := resources.ReadEndpointMeta(cla.Endpoints[0].LbEndpoints[0].Metadata)
-	if want := (resources.EndpointMeta{ID: "a", Peer: "127.0.0.1:9001", Node: "n1"}); err != nil || e != want {
+	if want := (resources.EndpointMeta{ID: "a", Peer: "127.0.0.1:9001", Node: "n1"}); err != nil || !reflect.DeepEqual(e, want) {
 		t.Errorf("endpoint: %+v, %v; want %+v", e, err, want)
+	}
+}
+
+// TestAdapters: what the replicas have loaded reaches their peers, endpoint by
+// endpoint, and the estimators, model by model; where nobody has any, no byte of
+// the resources changes.
+func TestAdapters(t *testing.T) {
+	v := twoModels()
+	plain := build(t, v)
+	v.Endpoints[0].Adapters = []string{"sql", "poet", "sql"}
+	s := build(t, v)
+	rc := message(t, s.Get(resources.RouteType, resources.RouteName)).(*routev3.RouteConfiguration)
+	one, err := resources.ReadLengthMeta(rc.VirtualHosts[0].Metadata)
+	if err != nil || !slices.Equal(one[0].Adapters, []string{"poet", "sql"}) || !one[0].Answers("sql") || !one[0].Answers("org/m") || one[0].Answers("tiny") {
+		t.Errorf("host: %+v, %v", one, err)
+	}
+	all, err := resources.ReadLengthMeta(rc.VirtualHosts[1].Metadata)
+	if err != nil || !all[0].Answers("poet") || all[1].Answers("poet") {
+		t.Errorf("any host: %+v, %v", all, err)
+	}
+	cla := message(t, s.Get(resources.EndpointType, resources.EndpointName("org/m", 0))).(*endpointv3.ClusterLoadAssignment)
+	loaded := 0
+	for _, l := range cla.Endpoints {
+		for _, e := range l.LbEndpoints {
+			m, err := resources.ReadEndpointMeta(e.Metadata)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(m.Adapters) > 0 {
+				loaded++
+				if m.ID != v.Endpoints[0].ID || !slices.Equal(m.Adapters, []string{"poet", "sql"}) {
+					t.Errorf("endpoint: %+v", m)
+				}
+			}
+		}
+	}
+	if loaded != 1 {
+		t.Errorf("%d endpoints list adapters", loaded)
+	}
+	v.Endpoints[0].Adapters = nil
+	if !build(t, v).Equal(plain) {
+		t.Error("without adapters the resources differ")
 	}
 }
 
@@ -338,7 +381,7 @@ func TestEndpointMeta(t *testing.T) {
 				metas = append(metas, m)
 			}
 		}
-		if !slices.Contains(metas, want) {
+		if !slices.ContainsFunc(metas, func(m resources.EndpointMeta) bool { return reflect.DeepEqual(m, want) }) {
 			t.Errorf("want %+v among %+v", want, metas)
 		}
 	}

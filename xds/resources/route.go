@@ -49,7 +49,7 @@ func routeConfig(v View) *routev3.RouteConfiguration {
 			domains = append(slices.Clone(domains), "*")
 		}
 		if len(domains) > 0 {
-			rc.VirtualHosts = append(rc.VirtualHosts, modelHost(m, planOf(v, m.Name), domains, v.Settings))
+			rc.VirtualHosts = append(rc.VirtualHosts, modelHost(m, v, domains))
 		}
 	}
 	if len(v.Models) > 1 {
@@ -67,7 +67,8 @@ func planOf(v View, model string) policies.Plan {
 // modelHost routes the requests of one model: by the trusted headers where an
 // estimator has set them, else by the size of the body, else to the last
 // stage, which takes any length.
-func modelHost(m Model, p policies.Plan, domains []string, s Settings) *routev3.VirtualHost {
+func modelHost(m Model, v View, domains []string) *routev3.VirtualHost {
+	p, s := planOf(v, m.Name), v.Settings
 	last := len(p.Stages) - 1
 	routes := headerRoutes(p, s)
 	cuts := length.Estimator{BytesPerToken: m.BytesPerToken}
@@ -88,7 +89,7 @@ func modelHost(m Model, p policies.Plan, domains []string, s Settings) *routev3.
 		Domains:     domains,
 		Routes:      append(routes, rest),
 		RetryPolicy: retryPolicy(),
-		Metadata:    lengthMetadata([]Model{m}),
+		Metadata:    lengthMetadata([]Model{m}, v.Endpoints),
 	}
 }
 
@@ -114,7 +115,7 @@ func anyHost(v View) *routev3.VirtualHost {
 			TypedPerFilterConfig: estimate(v.Settings),
 		}),
 		RetryPolicy: retryPolicy(),
-		Metadata:    lengthMetadata(v.Models),
+		Metadata:    lengthMetadata(v.Models, v.Endpoints),
 	}
 }
 

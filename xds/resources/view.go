@@ -77,6 +77,8 @@ type Endpoint struct {
 	Health  Health
 	// Capacity goes to other migrators, as metadata; the zero value says nothing.
 	Capacity policies.Capacity
+	// Adapters are the LoRA adapters of Model that the replica has loaded.
+	Adapters []string
 }
 
 // Estimator says how a request without a trusted length header gets one.

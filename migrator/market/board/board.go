@@ -59,6 +59,7 @@ type Board struct {
 	own      int // the own stage, −1 for none
 	self     Load
 	peers    map[policies.ReplicaID]*entry
+	adapters policies.Adapters
 	stages   [][]*entry // of the plan, without the own replica
 	rng      *rand.Rand
 	sites    []policies.Site // scratch
@@ -105,6 +106,7 @@ func (b *Board) SetView(plan policies.Plan, replicas []policies.Replica) {
 		named[r.ID] = e
 	}
 	b.peers, b.plan, b.own = named, plan, plan.Find(b.cfg.Self)
+	b.adapters = policies.NewAdapters(replicas)
 	b.stages = make([][]*entry, len(plan.Stages))
 	for k, s := range plan.Stages {
 		for _, id := range s.Replicas {
@@ -153,6 +155,17 @@ func (b *Board) open(now policies.Micros, e *entry) bool {
 }
 
 func (b *Board) fresh(now policies.Micros, e *entry) bool { return e.known && now-e.at <= b.cfg.Fresh }
+
+// Fits returns who can run a request for a model's or an adapter's name, or nil
+// when everybody can. What it returns may be called at any time.
+func (b *Board) Fits(name string) func(policies.ReplicaID) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if adapters := b.adapters; adapters.Narrow(name) {
+		return func(id policies.ReplicaID) bool { return adapters.Serves(id, name) }
+	}
+	return nil
+}
 
 // Address returns where a peer's migrator is reached, "" while unknown.
 func (b *Board) Address(id policies.ReplicaID) string {

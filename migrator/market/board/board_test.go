@@ -194,3 +194,43 @@ func BenchmarkPlace(b *testing.B) {
 		})
 	}
 }
+
+// A request for a LoRA adapter begins, and is rescued, where the adapter is.
+func TestAdapters(t *testing.T) {
+	b := fleet(t)
+	replicas := peers("a", "b", "c", "d", "e", "f")
+	replicas[1].Adapters, replicas[4].Adapters = []string{"sql", "poet"}, []string{"sql"}
+	plan := policies.Plan{Model: "m", Stages: []policies.Stage{
+		{Low: 0, High: 1000, Replicas: []policies.ReplicaID{"a", "b", "c"}},
+		{Low: 1000, High: 4000, Replicas: []policies.ReplicaID{"d", "e"}},
+		{Low: 4000, High: policies.Unbounded, Replicas: []policies.ReplicaID{"f"}},
+	}}
+	b.SetView(plan, replicas)
+	ask := func(name string, n policies.Tokens) policies.Request { return policies.Request{Model: name, Input: n} }
+	for range 20 { // whatever is drawn, and whoever is idle
+		for _, x := range []struct {
+			name string
+			n    policies.Tokens
+			want policies.ReplicaID
+		}{
+			{"m", 10, ""}, {"sql", 10, "b"}, {"sql", 2000, "e"}, {"poet", 10, "b"},
+			{"poet", 2000, "b"}, {"poet", 9000, "b"}, // in a shorter stage only
+			{"nobody-has-it", 10, ""}, // the engine's to refuse
+		} {
+			if got := b.Place(0, ask(x.name, x.n)); got != at(x.want) {
+				t.Fatalf("%s of %d tokens: at %q, want %q", x.name, x.n, got.Replica, x.want)
+			}
+		}
+		if got, ok := b.Rescue(0, ask("sql", 10), []policies.ReplicaID{"b"}); !ok || got != at("e") {
+			t.Fatalf("rescued at %q, %v", got.Replica, ok)
+		}
+		if got, ok := b.Rescue(0, ask("poet", 10), []policies.ReplicaID{"b"}); ok {
+			t.Fatalf("rescued at %q, which cannot run it", got.Replica)
+		}
+		b = fleet(t)
+		b.SetView(plan, replicas)
+	}
+	if b.Fits("m") != nil || b.Fits("sql") == nil || b.Fits("sql")("a") || !b.Fits("sql")("e") {
+		t.Error("who fits is wrong")
+	}
+}

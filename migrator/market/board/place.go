@@ -9,7 +9,8 @@ import (
 
 // Place returns where a request begins: at a peer, or with the zero Target
 // here. A request that cannot move once it runs is placed by the length that it
-// may grow to.
+// may grow to. One for a LoRA adapter that the own engine does not have begins
+// at a peer that has it, if there is one.
 func (b *Board) Place(now policies.Micros, r policies.Request) stream.Target {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -20,7 +21,7 @@ func (b *Board) Place(now policies.Micros, r policies.Request) stream.Target {
 	if policies.Movable(r) != policies.MayMove {
 		grown.Output = max(r.Output, r.MaxOutput)
 	}
-	own := policies.Site{ID: b.cfg.Self, High: policies.Unbounded, Waiting: b.self.Waiting, Load: b.self.Total, Draining: b.self.Draining}
+	own := policies.Site{ID: b.cfg.Self, High: policies.Unbounded, Waiting: b.self.Waiting, Load: b.self.Total, Draining: b.self.Draining || !b.adapters.Serves(b.cfg.Self, r.Model)}
 	if b.own >= 0 {
 		own.Low, own.High = b.plan.Stages[b.own].Low, b.plan.Stages[b.own].High
 	}
@@ -41,9 +42,20 @@ func (b *Board) Place(now policies.Micros, r policies.Request) stream.Target {
 func (b *Board) ask(now policies.Micros, r policies.Request, own policies.Site, pass func(policies.Micros, *entry) bool) policies.ReplicaID {
 	at := b.plan.StageOf(r.Length())
 	b.sites = b.sites[:0]
-	b.sample(now, at, pass)
+	narrow := b.adapters.Narrow(r.Model)
+	fits := func(now policies.Micros, e *entry) bool {
+		return pass(now, e) && (!narrow || b.adapters.Serves(e.id, r.Model))
+	}
+	b.sample(now, at, fits)
 	for k := at + 1; k < len(b.stages) && len(b.sites) < 2*b.cfg.Sample; k++ {
-		b.sample(now, k, pass)
+		b.sample(now, k, fits)
+	}
+	for k := at - 1; k >= 0 && narrow && len(b.sites) == 0; k-- {
+		// Its adapter is loaded in shorter stages only: they have to do.
+		b.sample(now, k, fits)
+		for i := range b.sites {
+			b.sites[i].High = policies.Unbounded
+		}
 	}
 	return b.cfg.Placer.Place(policies.Arrival{Request: r, Own: own, Peers: b.sites})
 }
@@ -74,14 +86,14 @@ func (b *Board) sample(now policies.Micros, k int, pass func(policies.Micros, *e
 func (b *Board) Rescue(now policies.Micros, r policies.Request, tried []policies.ReplicaID) (stream.Target, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	self := !b.self.Draining && !slices.Contains(tried, b.cfg.Self)
+	self := !b.self.Draining && !slices.Contains(tried, b.cfg.Self) && b.adapters.Serves(b.cfg.Self, r.Model)
 	at := b.plan.StageOf(r.Length())
 	for i := range len(b.stages) {
 		k := at + i
 		if k >= len(b.stages) {
 			k = len(b.stages) - 1 - i // the shorter ones, the longest first
 		}
-		e, heard := b.least(now, k, tried)
+		e, heard := b.least(now, k, r, tried)
 		switch here := self && k == b.own; {
 		case here && (!heard || b.self.Total <= e.load.Total):
 			return b.here(r), true
@@ -97,7 +109,7 @@ func (b *Board) Rescue(now policies.Micros, r policies.Request, tried []policies
 
 // least returns the least loaded replica of a stage that has not been tried;
 // heard tells whether its load is known.
-func (b *Board) least(now policies.Micros, k int, tried []policies.ReplicaID) (best *entry, heard bool) {
+func (b *Board) least(now policies.Micros, k int, r policies.Request, tried []policies.ReplicaID) (best *entry, heard bool) {
 	all := b.stages[k]
 	if len(all) == 0 {
 		return nil, false
@@ -105,7 +117,7 @@ func (b *Board) least(now policies.Micros, k int, tried []policies.ReplicaID) (b
 	start := b.rng.IntN(len(all))
 	for i := range all {
 		e := all[(start+i)%len(all)]
-		if !b.open(now, e) || slices.Contains(tried, e.id) {
+		if !b.open(now, e) || slices.Contains(tried, e.id) || !b.adapters.Serves(e.id, r.Model) {
 			continue
 		}
 		fresh := b.fresh(now, e)

@@ -28,16 +28,30 @@ func (c *choice) add(r Resident, cause policies.Cause, chain []int) bool {
 	if len(c.offers) >= c.most || c.s.Now < last.until {
 		return false
 	}
-	chain = slices.DeleteFunc(chain, func(k int) bool { return len(c.open[k]) == 0 })
+	chain = slices.DeleteFunc(chain, func(k int) bool { return len(c.candidates(r, k)) == 0 })
 	if len(chain) == 0 {
 		return false
 	}
 	c.offers = append(c.offers, Offer{
 		Handover:   policies.Handover{Request: r.Request, Length: r.Length, Cause: cause},
-		Candidates: c.open[chain[last.tries%len(chain)]],
+		Candidates: c.candidates(r, chain[last.tries%len(chain)]),
 	})
 	c.leaving += r.Length
 	return true
+}
+
+// candidates are the replicas of a stage that can be asked to run a request.
+func (c *choice) candidates(r Resident, stage int) []policies.ReplicaID {
+	if r.Fits == nil {
+		return c.open[stage]
+	}
+	var fit []policies.ReplicaID
+	for _, id := range c.open[stage] {
+		if r.Fits(id) {
+			fit = append(fit, id)
+		}
+	}
+	return fit
 }
 
 // take offers requests in order, as long as want says so, and takes them out of

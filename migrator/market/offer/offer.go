@@ -74,6 +74,8 @@ type Resident struct {
 	Epoch   policies.Epoch
 	Since   policies.Micros // when it came here
 	Selling bool            // it is for sale already
+	// Fits reports whether a replica can run it; nil: every one can.
+	Fits func(policies.ReplicaID) bool
 }
 
 // Situation is what a replica knows of itself and the others at one moment.

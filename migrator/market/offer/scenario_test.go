@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -26,6 +27,7 @@ var update = flag.Bool("update", false, "rewrite the expectations of the scenari
 //	away b,c                                  who cannot be asked; nothing: all can
 //	draining yes | draining no
 //	kv capacity=1000 held=10 promised=0 mean=5
+//	r1 500 epoch=2 only=b,c            only these can run it; in any order with:
 //	r1 500 epoch=2 since=100 fixed            a resident; held counts it only where kv does not
 //	gone r1
 //	sold r1                                   its offer is over, and it is not here any more
@@ -194,6 +196,9 @@ func play(t *testing.T, text string) string {
 					r.Epoch = policies.Epoch(number(value))
 				case "since":
 					r.Since = policies.Micros(number(value)) * policies.Millisecond
+				case "only":
+					only := strings.Split(value, ",")
+					r.Fits = func(id policies.ReplicaID) bool { return slices.Contains(only, string(id)) }
 				case "fixed":
 					r.Fixed = policies.Because(policies.Structured)
 				}
