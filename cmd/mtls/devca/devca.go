@@ -1,0 +1,200 @@
+// Package devca is a certificate authority of one key, for development: it lets
+// mutual TLS between Cascade's components be tried on the day that it is met.
+//
+// It is no authority for production: its key lies in a file, nothing revokes
+// what it issued, and nobody renews it. There, whatever issues certificates
+// already (SPIRE, cert-manager, Vault) issues these: one URI name each
+// (policies/identity), for servers and clients both.
+package devca
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"math/big"
+	"net/url"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies/identity"
+)
+
+// How long certificates are good.
+const (
+	AuthorityLife = 365 * 24 * time.Hour
+	LeafLife      = 30 * 24 * time.Hour
+	// backdate is for clocks that are behind.
+	backdate = 5 * time.Minute
+)
+
+// The names of the files that an authority and a component have.
+const (
+	AuthorityCert = "ca.pem"
+	AuthorityKey  = "ca-key.pem"
+	Cert          = "cert.pem"
+	Key           = "key.pem"
+)
+
+// Authority issues certificates of a trust domain.
+type Authority struct {
+	trustDomain string
+	cert        *x509.Certificate
+	key         crypto.Signer
+}
+
+// New makes an authority that is good for AuthorityLife from now on.
+func New(trustDomain string, now time.Time) (*Authority, error) {
+	if err := identity.CheckTrustDomain(trustDomain); err != nil {
+		return nil, err
+	}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	serial, err := serialNumber()
+	if err != nil {
+		return nil, err
+	}
+	template := &x509.Certificate{
+		SerialNumber: serial, Subject: pkix.Name{CommonName: "Cascade development authority of " + trustDomain},
+		NotBefore: now.Add(-backdate), NotAfter: now.Add(AuthorityLife),
+		URIs: []*url.URL{{Scheme: "spiffe", Host: trustDomain}}, // how it is known again
+		IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true, KeyUsage: x509.KeyUsageCertSign,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		return nil, err
+	}
+	cert, err := x509.ParseCertificate(der)
+	return &Authority{trustDomain, cert, key}, err
+}
+
+// Load reads the authority that Save has written into dir.
+func Load(dir string) (*Authority, error) {
+	cert, err := read(filepath.Join(dir, AuthorityCert), x509.ParseCertificate)
+	if err != nil {
+		return nil, err
+	}
+	key, err := read(filepath.Join(dir, AuthorityKey), x509.ParsePKCS8PrivateKey)
+	if err != nil {
+		return nil, err
+	}
+	signer, ok := key.(*ecdsa.PrivateKey)
+	if !ok || !signer.PublicKey.Equal(cert.PublicKey) || len(cert.URIs) != 1 {
+		return nil, fmt.Errorf("%s: %s and %s are not of one authority made here", dir, AuthorityCert, AuthorityKey)
+	}
+	return &Authority{cert.URIs[0].Host, cert, signer}, nil
+}
+
+// read reads the first PEM block of a file.
+func read[T any](path string, parse func([]byte) (T, error)) (v T, err error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return v, err
+	}
+	block, _ := pem.Decode(data)
+	if block == nil {
+		return v, fmt.Errorf("%s holds no PEM", path)
+	}
+	if v, err = parse(block.Bytes); err != nil {
+		err = fmt.Errorf("%s: %w", path, err)
+	}
+	return v, err
+}
+
+// TrustDomain is whose certificates the authority issues.
+func (a *Authority) TrustDomain() string { return a.trustDomain }
+
+// Until is when the authority ends.
+func (a *Authority) Until() time.Time { return a.cert.NotAfter }
+
+// Save writes the authority's certificate and key into dir, which it makes.
+func (a *Authority) Save(dir string) error {
+	key, err := x509.MarshalPKCS8PrivateKey(a.key)
+	if err != nil {
+		return err
+	}
+	return save(dir, AuthorityCert, a.cert.Raw, AuthorityKey, key)
+}
+
+// Issue writes a new key and certificate of a component into dir, which it
+// makes. The certificate is good for LeafLife from now on, or for as long as the
+// authority.
+func (a *Authority) Issue(dir string, id identity.ID, now time.Time) error {
+	if id.TrustDomain != a.trustDomain {
+		return fmt.Errorf("%s: this is the authority of %s", id, a.trustDomain)
+	}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return err
+	}
+	serial, err := serialNumber()
+	if err != nil {
+		return err
+	}
+	uri, err := url.Parse(id.String())
+	if err != nil {
+		return err
+	}
+	until := now.Add(LeafLife)
+	if a.cert.NotAfter.Before(until) {
+		until = a.cert.NotAfter
+	}
+	if !until.After(now) {
+		return errors.New("the authority has ended; make a new one")
+	}
+	template := &x509.Certificate{
+		SerialNumber: serial, NotBefore: now.Add(-backdate), NotAfter: until, URIs: []*url.URL{uri},
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		BasicConstraintsValid: true,
+	}
+	cert, err := x509.CreateCertificate(rand.Reader, template, a.cert, key.Public(), a.key)
+	if err != nil {
+		return err
+	}
+	secret, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return err
+	}
+	return save(dir, Cert, cert, Key, secret)
+}
+
+func serialNumber() (*big.Int, error) {
+	n, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))
+	if err != nil {
+		return nil, err
+	}
+	return n.Add(n, big.NewInt(1)), nil
+}
+
+// save writes a certificate and its key. Both are complete whenever they are
+// there; that they match, readers check by themselves.
+func save(dir, certName string, cert []byte, keyName string, key []byte) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	if err := write(filepath.Join(dir, keyName), "PRIVATE KEY", key, 0o600); err != nil {
+		return err
+	}
+	return write(filepath.Join(dir, certName), "CERTIFICATE", cert, 0o644)
+}
+
+func write(path, kind string, der []byte, mode os.FileMode) error {
+	f, err := os.CreateTemp(filepath.Dir(path), ".new-*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(f.Name())
+	err = errors.Join(f.Chmod(mode), pem.Encode(f, &pem.Block{Type: kind, Bytes: der}), f.Sync(), f.Close())
+	if err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), path)
+}
