@@ -63,6 +63,19 @@ type Model struct {
 	// KVTokens and Batch override the profile's capacity. 0 keeps it.
 	KVTokens policies.Tokens `yaml:"kv_tokens,omitempty"`
 	Batch    int             `yaml:"batch,omitempty"`
+	// Adapters are LoRA adapters of the model. Clients ask for one by its name in
+	// "model"; lengths, stages and costs are the model's.
+	Adapters []Adapter `yaml:"adapters,omitempty"`
+}
+
+// Adapter is one LoRA adapter of a model.
+type Adapter struct {
+	// Name is what clients put into "model": 1 to 256 bytes, no model's and no other
+	// adapter's.
+	Name string `yaml:"name"`
+	// Replicas are the ids of those whose engines have it loaded; its requests
+	// begin, move and are rescued among these only. Empty: all of the model's.
+	Replicas []string `yaml:"replicas,omitempty"`
 }
 
 // Replica is one engine and the migrator before it.
@@ -87,6 +100,15 @@ type Replica struct {
 	Node string `yaml:"node,omitempty"`
 	// TP is the number of tensor-parallel ranks behind the engine. 0 means 1.
 	TP int `yaml:"tp,omitempty"`
+	// Profile is the engine's cost profile where it is not the model's.
+	Profile string `yaml:"profile,omitempty"`
+	// KVTokens and Batch state what the engine holds, all ranks together; 0 keeps
+	// the profile's. Where the replicas of a model differ in profile or tp, all of
+	// them must state both: the planner counts each as the smallest, prices it by
+	// the model's own profile at the smallest tp, and shares out new requests by
+	// what each holds.
+	KVTokens policies.Tokens `yaml:"kv_tokens,omitempty"`
+	Batch    int             `yaml:"batch,omitempty"`
 	// Drain takes the replica out of its stage: no new request, running ones move away or end.
 	Drain bool `yaml:"drain,omitempty"`
 }

@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -106,7 +107,14 @@ func TestEveryFieldIsChecked(t *testing.T) {
 		{"engine: http://127.0.0.1:8001", "engine: http://10.0.0.1:8001", "is not on loopback; an engine is reached only"},
 		{"node: n1\n  tp: 2", "node: n1\n  tp: 65", "line 24: replicas[1].tp: 65 is outside 1 to 64"},
 		{"tp: 2", "drain: maybe", "[17:10]"},
-		{"node: n1\n  tp: 2", "node: n1\n  tp: 4", "replicas[1].tp: 4 differs from 2"},
+		{"node: n1\n  tp: 2", "node: n1\n  tp: 4", `replicas[0]: the replicas of "m" differ in profile or tp: state kv_tokens and batch`},
+		{"node: n1\n  tp: 2", "node: n1\n  tp: 2\n  profile: other.json\n  kv_tokens: 5000\n  batch: 8", `replicas[0]: the replicas of "m" differ`},
+		{"node: n1\n  tp: 2", "node: n1\n  tp: 2\n  kv_tokens: 100", "replicas[1].kv_tokens: 100 does not hold"},
+		{"node: n1\n  tp: 2", "node: n1\n  tp: 2\n  batch: -1", "replicas[1].batch: -1 is negative"},
+		{"hosts: [m.example]", "hosts: [m.example]\n  adapters: [{name: m}]", `models[0].adapters[0].name: "m" is the name of a model already`},
+		{"hosts: [m.example]", "hosts: [m.example]\n  adapters: [{name: a}, {name: a}]", `models[0].adapters[1].name: "a" is the name of an adapter already`},
+		{"hosts: [m.example]", "hosts: [m.example]\n  adapters: [{replicas: [r0]}]", "models[0].adapters[0].name: write 1 to 256"},
+		{"hosts: [m.example]", "hosts: [m.example]\n  adapters: [{name: a, replicas: [r9]}]", `models[0].adapters[0].replicas[0]: "r9" is no replica of "m"`},
 		{"estimator: content-length", "estimator: magic", "control.estimator"},
 		{"listen: 127.0.0.1:18000", "listen: 0.0.0.0:18000", "control.listen: 0.0.0.0:18000 is not loopback"},
 		{"admin: 127.0.0.1:18001", "admin: :x", "control.admin"},
@@ -222,4 +230,19 @@ func FuzzRead(f *testing.F) {
 			t.Fatalf("accepted, then refused: %v", errs[0])
 		}
 	})
+}
+
+// Replicas of one model may differ where all of them say what they hold, and
+// adapters may be loaded on some of them.
+func TestUnlikeReplicas(t *testing.T) {
+	stated := strings.NewReplacer("node: n1\n  tp: 2", "node: n1\n  tp: 4\n  kv_tokens: 9000\n  batch: 16").Replace(good)
+	stated = strings.Replace(stated, "  tp: 2\n", "  tp: 2\n  kv_tokens: 5000\n  batch: 8\n", 1)
+	stated = strings.Replace(stated, "hosts: [m.example]", "hosts: [m.example]\n  adapters: [{name: sql, replicas: [r1]}, {name: all}]", 1)
+	f, err := Read(strings.NewReader(stated))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a, b := f.AdaptersOf(f.Replicas[0]), f.AdaptersOf(f.Replicas[1]); !slices.Equal(a, []string{"all"}) || !slices.Equal(b, []string{"sql", "all"}) {
+		t.Errorf("adapters: %q and %q", a, b)
+	}
 }

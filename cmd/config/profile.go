@@ -8,6 +8,23 @@ import (
 	"github.com/cascadeinfer/cascade/engine/cost"
 )
 
+// ReplicaProfiles resolves the profiles of replicas that have one of their own,
+// by id, at the fleet's Speed. The errors name the field.
+func (f *Fleet) ReplicaProfiles(dir string) (map[string]cost.Profile, error) {
+	out := make(map[string]cost.Profile)
+	for i, r := range f.Replicas {
+		if r.Profile == "" {
+			continue
+		}
+		p, err := profile(r.Profile, dir)
+		if err != nil {
+			return nil, &FieldError{Path: fmt.Sprintf("replicas[%d].profile", i), Msg: err.Error()}
+		}
+		out[r.ID] = p.Scale(f.Speed)
+	}
+	return out, nil
+}
+
 // Profiles resolves every model's cost profile, with the model's own capacity
 // and at the fleet's Speed. A name that is no built-in profile is a file
 // relative to dir. The errors name the field.

@@ -137,7 +137,7 @@ func (f *Fleet) validateReplicas(c *checker) {
 	for _, m := range f.Models {
 		models[m.Name] = true
 	}
-	ids, taken, ranks := map[string]bool{}, map[string]string{}, map[string]int{}
+	ids, taken := map[string]bool{}, map[string]string{}
 	listen := func(path, addr string) {
 		address(c, path, addr)
 		if _, port, _ := net.SplitHostPort(addr); port == "0" {
@@ -169,16 +169,14 @@ func (f *Fleet) validateReplicas(c *checker) {
 		}
 		engine(c, at+".engine", r.Engine)
 		within(c, at+".tp", r.TP, 1, 64)
-		if n := ranks[r.Model]; n != 0 && n != r.TP {
-			c.fail(at+".tp", "%d differs from %d of another replica of %q: replicas of a model are planned as alike", r.TP, n, r.Model)
-		}
-		ranks[r.Model] = r.TP
 	}
 	for i, m := range f.Models {
 		if !serving[m.Name] && len(f.Replicas) > 0 {
 			c.fail(fmt.Sprintf("models[%d]", i), "no replica that is not draining serves %q", m.Name)
 		}
 	}
+	f.validateCapacity(c)
+	f.validateAdapters(c)
 }
 
 func (f *Fleet) validatePlanner(c *checker) {

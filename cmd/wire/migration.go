@@ -45,14 +45,14 @@ func (f *Fleet) Blocks(r config.Replica) string { return f.path(r.Blocks) }
 // that it is joined to.
 func (f *Fleet) Market(r config.Replica, log *slog.Logger) market.Config {
 	m, _ := f.Model(r.Model)
-	p := f.Profiles[r.Model].TensorParallel(r.TP)
+	p := f.profile(r).TensorParallel(r.TP)
 	c := market.Config{
 		Self: policies.ReplicaID(r.ID),
 		Machine: bidask.Config{
 			Sample: f.Migration.Sample, SendSlots: f.Migration.Slots, ReceiveSlots: f.Migration.Slots,
 			BidTimeout: bidTimeout, AnswerTimeout: answerTimeout,
 		},
-		Capacity:     p.Capacity().KV,
+		Capacity:     f.capacity(r).KV,
 		Detector:     outlier.Detector{Percent: f.Migration.OutlierPercent, Least: leastExcess},
 		Placer:       place.Policy{},
 		Cost:         p.Cost(),

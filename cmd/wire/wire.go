@@ -33,6 +33,7 @@ type Fleet struct {
 	config.Fleet
 	Dir      string                  // relative paths of the file start here
 	Profiles map[string]cost.Profile // by model, at the fleet's speed
+	own      map[string]cost.Profile // by replica, of those that have one of their own
 }
 
 // Load reads a fleet file and resolves its profiles.
@@ -54,7 +55,11 @@ func Resolve(f config.Fleet, dir string) (Fleet, error) {
 	if err != nil {
 		return Fleet{}, err
 	}
-	return Fleet{Fleet: f, Dir: dir, Profiles: profiles}, nil
+	own, err := f.ReplicaProfiles(dir)
+	if err != nil {
+		return Fleet{}, err
+	}
+	return Fleet{Fleet: f, Dir: dir, Profiles: profiles, own: own}, nil
 }
 
 // Model returns a model of the fleet by name.
@@ -101,13 +106,33 @@ func (f *Fleet) scaled(d time.Duration) time.Duration {
 // Edges are the length buckets of a model.
 func Edges(m config.Model) []policies.Tokens { return policies.Edges(m.Context, BucketsPerOctave) }
 
+// profile is a replica's cost profile on one rank.
+func (f *Fleet) profile(r config.Replica) cost.Profile {
+	if p, ok := f.own[r.ID]; ok {
+		return p
+	}
+	return f.Profiles[r.Model]
+}
+
+// capacity is what a replica states, or what its profile says.
+func (f *Fleet) capacity(r config.Replica) policies.Capacity {
+	c := f.profile(r).TensorParallel(r.TP).Capacity()
+	if r.KVTokens > 0 {
+		c.KV = r.KVTokens
+	}
+	if r.Batch > 0 {
+		c.Batch = r.Batch
+	}
+	return c
+}
+
 // Registry is the replicas in the words of the policies.
 func (f *Fleet) Registry() []policies.Replica {
 	out := make([]policies.Replica, len(f.Fleet.Replicas))
 	for i, r := range f.Fleet.Replicas {
 		out[i] = policies.Replica{
 			ID: policies.ReplicaID(r.ID), Model: r.Model, Address: r.Address, Peer: r.Peer, Node: r.Node,
-			Capacity: f.Profiles[r.Model].TensorParallel(r.TP).Capacity(), Draining: r.Drain,
+			Capacity: f.capacity(r), Adapters: f.AdaptersOf(r), Draining: r.Drain,
 		}
 	}
 	return out
@@ -128,14 +153,15 @@ func (f *Fleet) Rules() fleet.Rules {
 	return rules
 }
 
-// ranks is the tensor-parallel width of a model's replicas, which is one.
+// ranks is the smallest tensor-parallel width of a model's replicas.
 func (f *Fleet) ranks(model string) int {
+	least := 0
 	for _, r := range f.Fleet.Replicas {
-		if r.Model == model {
-			return r.TP
+		if r.Model == model && (least == 0 || r.TP < least) {
+			least = r.TP
 		}
 	}
-	return 1
+	return max(1, least)
 }
 
 // Control is the control plane's Config, without listeners and TLS. It makes
@@ -172,5 +198,8 @@ func (f *Fleet) Front(r config.Replica, log *slog.Logger) stream.Config {
 func (f *Fleet) Engine(r config.Replica, log *slog.Logger) emulator.Config {
 	m, _ := f.Model(r.Model)
 	// The profiles already run at the fleet's speed.
-	return emulator.Config{Model: m.Name, Profile: f.Profiles[m.Name], TensorParallel: r.TP, Context: m.Context, Logger: log}
+	return emulator.Config{
+		Model: m.Name, Adapters: f.AdaptersOf(r), Profile: f.profile(r), TensorParallel: r.TP,
+		KVTokens: r.KVTokens, MaxBatch: r.Batch, Context: m.Context, Logger: log,
+	}
 }
