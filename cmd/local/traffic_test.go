@@ -33,8 +33,12 @@ type oracle struct {
 func newOracle(t *testing.T, r *rig) *oracle {
 	t.Helper()
 	m, _ := r.cfg.Fleet.Model(llm)
+	var adapters []string
+	for _, a := range m.Adapters {
+		adapters = append(adapters, a.Name)
+	}
 	engine, err := emulator.New(emulator.Config{
-		Model: llm, Context: m.Context, Profile: r.cfg.Fleet.Profiles[llm].Scale(10_000), Vocabulary: r.vocabulary,
+		Model: llm, Adapters: adapters, Context: m.Context, Profile: r.cfg.Fleet.Profiles[llm].Scale(10_000), Vocabulary: r.vocabulary,
 	})
 	if err != nil {
 		t.Fatal(err)
