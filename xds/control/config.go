@@ -12,6 +12,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/fleet"
 	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/serve"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -43,6 +44,9 @@ type Config struct {
 	// cannot share the gRPC server's: with TLS, because the proxy beside it
 	// calls it without a certificate. "" means 127.0.0.1:18002.
 	Length string
+
+	// Limits bound what one xDS node may cost.
+	Limits serve.Limits
 
 	// Store holds the plan object; nil keeps it in memory.
 	Store store.Store

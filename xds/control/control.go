@@ -18,6 +18,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/length"
 	"github.com/cascadeinfer/cascade/xds/publish"
 	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/serve"
 )
 
 // Control is the control plane of a fleet. All methods may be called from any
@@ -28,6 +29,7 @@ type Control struct {
 	fleet     *fleet.Fleet
 	cache     *firstSet
 	ledger    *publish.Ledger
+	xds       *serve.Server
 	publisher *publish.Publisher
 	length    *length.Server // nil: the estimator is not ours
 	adapters  adapters
@@ -82,6 +84,10 @@ func (c *Control) init() error {
 	}
 	c.cache = &firstSet{Cache: cache.New(cache.Config{}), first: c.serving}
 	c.ledger = publish.NewLedger(c.log)
+	c.xds, err = serve.New(serve.Config{Cache: c.cache, Callbacks: c.ledger, Limits: c.cfg.Limits, Logger: c.log})
+	if err != nil {
+		return err
+	}
 	if c.publisher, err = publish.New(publish.Config{Target: c.cache, Ledger: c.ledger, Logger: c.log}); err != nil {
 		return err
 	}

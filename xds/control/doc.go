@@ -46,4 +46,5 @@
 //	node_epoch                        node                  newest epoch acknowledged
 //	node_connected, node_fenced       node                  1: yes
 //	node_nacks_total                  node                  responses refused
+//	xds_refused_total                                       xDS streams refused or ended by a guard
 package control

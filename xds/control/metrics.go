@@ -52,6 +52,7 @@ var (
 	nodeUp     = desc("node_connected", "1 while the node has a stream open.", "node")
 	nodeFenced = desc("node_fenced", "1 while the node is late and not waited for.", "node")
 	observers  = desc("observers", "Clients connected that follow the plans and route nothing.")
+	xdsRefused = desc("xds_refused_total", "xDS streams refused or ended for what their clients did.")
 	nodeNACKs  = desc("node_nacks_total", "Responses that the node has refused.", "node")
 )
 
@@ -66,7 +67,7 @@ func (c collector) Describe(ch chan<- *prometheus.Desc) {
 		replicaHealthy, replicaWeight, replicaRunning, replicaWaiting, replicaHeld, replicaPromised,
 		replicaIteration, replicaReported, replicaDrain, replicaResidents, replicaPinned, replicaStreams,
 		reportsTotal, reportsRefused, movesRunning, movesEnded, movesBytes, movesStall,
-		shownEpoch, nodeEpoch, nodeUp, nodeFenced, nodeNACKs, observers,
+		shownEpoch, nodeEpoch, nodeUp, nodeFenced, nodeNACKs, observers, xdsRefused,
 	} {
 		ch <- d
 	}
@@ -76,6 +77,7 @@ func (c collector) Describe(ch chan<- *prometheus.Desc) {
 func (c collector) Collect(ch chan<- prometheus.Metric) {
 	out := sink(ch)
 	taken, refused := c.fleet.Reports()
+	out.counter(xdsRefused, float64(c.xds.Refused()))
 	out.counter(reportsTotal, float64(taken))
 	out.counter(reportsRefused, float64(refused))
 	out.moves(c.fleet.MoveTotals(time.Now()))

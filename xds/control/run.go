@@ -7,9 +7,6 @@ import (
 	"net/http"
 	"time"
 
-	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
-	sotw "github.com/envoyproxy/go-control-plane/pkg/server/sotw/v3"
-	xdsserver "github.com/envoyproxy/go-control-plane/pkg/server/v3"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
@@ -38,9 +35,7 @@ func (c *Control) serveGRPC(ctx context.Context, g *errgroup.Group) {
 		extra = c.length.Options()
 	}
 	server := grpc.NewServer(serverOptions(c.cfg.TLS, extra...)...)
-	// Without the option, the order of types towards gRPC clients is random.
-	xds := xdsserver.NewServer(ctx, c.cache, c.ledger, sotw.WithOrderedADS())
-	discoveryv3.RegisterAggregatedDiscoveryServiceServer(server, xds)
+	c.xds.Register(ctx, server)
 	api.RegisterFleetServer(server, c.fleet.Service())
 	healthv1.RegisterHealthServer(server, c.health)
 	if c.length != nil && c.lengthListener == nil {

@@ -1,0 +1,4 @@
+package serve_test
+
+// crowdMain is what this program does as the process of clients.
+func crowdMain() bool { return false }

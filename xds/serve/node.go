@@ -1,0 +1,106 @@
+package serve
+
+import (
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// forget is how long a node without streams is remembered, so that coming back
+// does not give it a fresh burst.
+const forget = time.Minute
+
+// nodes are the nodes that have streams, or had some lately.
+type nodes struct {
+	limits Limits
+
+	mu    sync.Mutex
+	known map[string]*node
+}
+
+func newNodes(l Limits) *nodes { return &nodes{limits: l, known: make(map[string]*node)} }
+
+// node is what one node costs, whatever streams it has.
+type node struct {
+	limits Limits
+
+	mu      sync.Mutex
+	streams int
+	names   int
+	// paid is until when the node's requests so far are paid for, at the rate
+	// of one per tick: the time by which a bucket of tokens would be full.
+	paid time.Time
+	left time.Time // of its last stream's end
+}
+
+// enter counts a new stream of a node.
+func (ns *nodes) enter(id string, now time.Time) (*node, error) {
+	ns.mu.Lock()
+	defer ns.mu.Unlock()
+	n := ns.known[id]
+	if n == nil {
+		if len(ns.known) >= ns.limits.Nodes {
+			ns.sweepLocked(now)
+		}
+		if len(ns.known) >= ns.limits.Nodes {
+			return nil, status.Errorf(codes.ResourceExhausted, "there are %d nodes already", ns.limits.Nodes)
+		}
+		n = &node{limits: ns.limits}
+		ns.known[id] = n
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.streams >= ns.limits.Streams {
+		return nil, status.Errorf(codes.ResourceExhausted, "the node has %d streams already", ns.limits.Streams)
+	}
+	n.streams++
+	return n, nil
+}
+
+// sweepLocked forgets the nodes that are gone for long.
+func (ns *nodes) sweepLocked(now time.Time) {
+	for id, n := range ns.known {
+		n.mu.Lock()
+		if n.streams == 0 && now.Sub(n.left) >= forget {
+			delete(ns.known, id)
+		}
+		n.mu.Unlock()
+	}
+}
+
+// leave ends a stream that subscribed to some names.
+func (n *node) leave(names int, now time.Time) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.streams--
+	n.names -= names
+	n.left = now
+}
+
+// pay takes a request that nobody asked for out of the node's allowance.
+func (n *node) pay(now time.Time) error {
+	tick := time.Second / time.Duration(n.limits.Rate)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.paid.Before(now) {
+		n.paid = now
+	}
+	if n.paid.Sub(now)+tick > time.Duration(n.limits.Burst)*tick {
+		return status.Errorf(codes.ResourceExhausted, "the node makes more than %d requests a second", n.limits.Rate)
+	}
+	n.paid = n.paid.Add(tick)
+	return nil
+}
+
+// want changes the number of names that the node subscribes to.
+func (n *node) want(more int) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if more > 0 && n.names+more > n.limits.NodeNames {
+		return status.Errorf(codes.ResourceExhausted, "the node subscribes to more than %d names", n.limits.NodeNames)
+	}
+	n.names += more
+	return nil
+}
