@@ -7,7 +7,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// Event is what happens to a State: one of Tick, Replicas, Reported, Closed,
+// Event is what happens to a State: one of Tick, Replicas, Reported, Proxied, Closed,
 // Drain, Undrain, Stored and Refused.
 type Event interface{ event() }
 

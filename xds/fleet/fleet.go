@@ -30,7 +30,9 @@ type Config struct {
 	Counters Counters
 	// Publisher shows the fleet to the proxies. Required.
 	Publisher Publisher
-	Logger    *slog.Logger // nil discards
+	// Proxies tells what proxies see of the replicas' load; nil: nothing.
+	Proxies Proxies
+	Logger  *slog.Logger // nil discards
 }
 
 // Publisher is shown every state of the fleet that differs in what proxies

@@ -157,24 +157,3 @@ func (s *State) meanHeld(now time.Time, m *model) []float64 {
 	}
 	return mean
 }
-
-// weigh computes the stages' next weights and says whether any changed.
-func (s *State) weigh(now time.Time, m *model) (changed bool) {
-	for _, stage := range m.plan.Stages {
-		loads := make([]Loaded, 0, len(stage.Replicas))
-		for _, id := range stage.Replicas {
-			if r := s.serving(m, id); r != nil {
-				loads = append(loads, Loaded{
-					ID: id, Work: r.work(), KV: r.Capacity.KV, Weight: r.weight,
-					Fresh: r.tells(now, s.rules.Grace),
-				})
-			}
-		}
-		for id, w := range Weights(loads) {
-			if r := s.byID[id]; r != nil && r.weight != w {
-				r.weight, changed = w, true
-			}
-		}
-	}
-	return changed
-}

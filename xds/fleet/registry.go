@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/load"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -68,6 +69,8 @@ type replica struct {
 	weight  uint32
 	health  resources.Health // as last computed by refresh
 	note    string           // what is wrong with its reports
+	judged  load.Model       // what is believed of its load
+	figure  load.Figure      // as last judged
 }
 
 // refresh computes the replica's health and says whether it changed.

@@ -3,6 +3,7 @@ package fleet
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -62,6 +63,9 @@ type Report struct {
 	// Routes are the transports by which blocks may come, best first, then how
 	// they did peer by peer.
 	Routes []Route
+	// LoadBounded says that Decode had to bound figures of Load that no request
+	// can drive out of bounds: counts, and the tokens held.
+	LoadBounded bool
 	// Note says which figures Decode bounded or dropped; usually empty.
 	Note string
 }
@@ -102,6 +106,9 @@ func Decode(m *api.LoadReport) (Report, error) {
 	}
 	var bounded []string
 	r.Load, bounded = decodeLoad(m.GetLoad())
+	r.LoadBounded = slices.ContainsFunc(bounded, func(field string) bool {
+		return field == "running" || field == "waiting" || field == "held_tokens"
+	})
 	if x := r.BytesPerToken; !within(x, maxBytesPer) {
 		r.BytesPerToken = 0 // nothing that could be served was learnt
 		bounded = append(bounded, "bytes_per_token")

@@ -39,11 +39,16 @@ func (f *Fleet) Run(ctx context.Context) error {
 	defer ticker.Stop()
 	save := time.NewTicker(saveEvery)
 	defer save.Stop()
+	var asked time.Time // when the proxies' word was last taken in
 	for news := updates; ; {
 		select {
 		case <-ctx.Done():
 			return nil
 		case now := <-ticker.C:
+			if f.cfg.Proxies != nil && now.Sub(asked) >= weighEvery {
+				asked = now
+				f.step(ctx, now, Proxied{f.cfg.Proxies.Seen(now)})
+			}
 			f.step(ctx, now, Tick{})
 			f.latest.Store(f.state.Snapshot(now))
 		case <-f.changed:

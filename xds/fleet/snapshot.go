@@ -5,6 +5,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/xds/load"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -48,6 +49,8 @@ type ReplicaState struct {
 	// Connected says that a report stream is open.
 	Connected bool
 	Note      string // what is wrong with its reports; usually empty
+	// Figure is what is believed of its load, which its weight follows.
+	Figure load.Figure
 	// Asked says that an operator drains it; Replica.Draining is the
 	// configuration's.
 	Asked bool

@@ -78,6 +78,8 @@ func (s *State) Step(now time.Time, ev Event) Effects {
 		s.setReplicas(now, ev.List)
 	case Reported:
 		s.reported(now, ev.Report)
+	case Proxied:
+		s.proxied(now, ev.Seen)
 	case Closed:
 		if r := s.byID[ev.Replica]; r != nil {
 			r.open = false
@@ -278,6 +280,7 @@ func (s *State) reported(now time.Time, report Report) {
 		report.Snapshot = nil
 	}
 	r.take(now, report)
+	s.judge(now, r, claimOf(report))
 	s.refresh(now, r)
 }
 
@@ -359,7 +362,7 @@ func (s *State) Snapshot(now time.Time) *Snapshot {
 			}
 			state.Replicas = append(state.Replicas, ReplicaState{
 				Replica: r.Replica, Stage: r.stage, Health: r.health, Weight: r.weight,
-				Load: r.report.Load, Reported: r.at, Connected: r.open, Note: r.note,
+				Load: r.report.Load, Reported: r.at, Connected: r.open, Note: r.doubts(), Figure: r.figure,
 				Asked: r.asked, Stopping: r.report.Draining, Settling: r.report.Settling, Routes: r.report.Routes,
 			})
 		}
