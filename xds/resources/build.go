@@ -19,7 +19,9 @@ func Build(v View) (Set, error) {
 	}
 	b := new(builder)
 	b.add(ListenerType, ListenerName, addressListener(v.Settings))
-	b.add(RouteType, RouteName, routeConfig(v))
+	ours, theirs := spellingOf(aggregated, v.Settings), spellingOf(split, v.Settings)
+	b.add(RouteType, RouteName, routeConfig(ours, RouteName, v))
+	b.unlisted(RouteType, SplitRouteName, routeConfig(theirs, SplitRouteName, v))
 	if v.Settings.Length != "" {
 		b.add(ClusterType, LengthCluster, serviceCluster(LengthCluster, v.Settings.Length, v.Settings))
 	}
@@ -35,12 +37,20 @@ func Build(v View) (Set, error) {
 			}
 		}
 		endpoints := slices.DeleteFunc(slices.Clone(v.Endpoints), func(e Endpoint) bool { return e.Model != m.Name })
+		federation := spellingOf(federated, v.Settings)
 		for k := range policies.MaxStages {
-			b.add(ClusterType, ClusterName(m.Name, k), stageCluster(m.Name, k, v.Settings))
-			b.add(EndpointType, EndpointName(m.Name, k), assignment(m.Name, k, plans, endpoints))
+			b.add(ClusterType, ours.cluster(m.Name, k), stageCluster(ours, m.Name, k, v.Settings))
+			b.unlisted(ClusterType, theirs.cluster(m.Name, k), stageCluster(theirs, m.Name, k, v.Settings))
+			b.unlisted(ClusterType, federation.cluster(m.Name, k), stageCluster(federation, m.Name, k, v.Settings))
+			members := b.add(EndpointType, ours.endpoints(m.Name, k), assignment(m.Name, k, plans, endpoints))
+			b.again(members, federation.endpoints(m.Name, k))
 		}
-		b.add(ListenerType, GRPCListenerName(m.Name), grpcListener(m.Name)).Unlisted = true
-		b.add(RouteType, GRPCRouteName(m.Name), grpcRouteConfig(plan, v.Settings)).Unlisted = true
+		name := SplitModelRouteName(m.Name)
+		b.unlisted(RouteType, name, modelRouteConfig(theirs, name, m, v))
+		for _, y := range [...]spelling{ours, federation} {
+			b.unlisted(ListenerType, y.grpcListener(m.Name), grpcListener(y, m.Name))
+			b.unlisted(RouteType, y.grpcRoute(m.Name), grpcRouteConfig(y, plan, v.Settings))
+		}
 	}
 	if b.err != nil {
 		return Set{}, fmt.Errorf("view: %w", b.err)
@@ -66,4 +76,19 @@ func (b *builder) add(typeURL, name string, m proto.Message) *Resource {
 	}
 	b.all = append(b.all, r)
 	return r
+}
+
+// unlisted adds a resource that only those get who ask for it by name.
+func (b *builder) unlisted(typeURL, name string, m proto.Message) {
+	b.add(typeURL, name, m).Unlisted = true
+}
+
+// again adds a resource under another name, for those who ask for that one. It
+// shares the work of encoding: endpoints are most of a set.
+func (b *builder) again(r *Resource, name string) {
+	if b.err != nil {
+		return
+	}
+	body := renamed(r.Body, name)
+	b.all = append(b.all, &Resource{Type: r.Type, Name: name, Version: Version(body), Body: body, Unlisted: true})
 }

@@ -39,14 +39,14 @@ const (
 
 // stageCluster is the cluster of one stage: immutable for the life of the
 // model, whatever the plan says. What changes is its ClusterLoadAssignment.
-func stageCluster(model string, k int, s Settings) *clusterv3.Cluster {
+func stageCluster(y spelling, model string, k int, s Settings) *clusterv3.Cluster {
 	limit := wrapperspb.UInt32(s.MaxRequests)
 	return &clusterv3.Cluster{
-		Name:                 ClusterName(model, k),
+		Name:                 y.cluster(model, k),
 		ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_EDS},
 		EdsClusterConfig: &clusterv3.Cluster_EdsClusterConfig{
-			EdsConfig:   ads(),
-			ServiceName: EndpointName(model, k),
+			EdsConfig:   y.source(),
+			ServiceName: y.endpoints(model, k),
 		},
 		ConnectTimeout: durationpb.New(s.ConnectTimeout),
 		// Fronts keep the streams whose work has moved away, so the requests

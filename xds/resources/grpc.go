@@ -10,16 +10,17 @@ import (
 	"github.com/cascadeinfer/cascade/policies/length"
 )
 
-// grpcListener is what a gRPC client finds behind xds:///<model>.cascade. It
-// holds the router filter only: gRPC refuses filters that it does not know.
-func grpcListener(model string) *listenerv3.Listener {
+// grpcListener is what a gRPC client finds behind xds:///<model>.cascade, or
+// xds://cascade/<model> where Cascade is one authority of several. It holds the
+// router filter only: gRPC refuses filters that it does not know.
+func grpcListener(y spelling, model string) *listenerv3.Listener {
 	return &listenerv3.Listener{
-		Name: GRPCListenerName(model),
+		Name: y.grpcListener(model),
 		ApiListener: &listenerv3.ApiListener{ApiListener: wrap(&hcmv3.HttpConnectionManager{
 			StatPrefix: ListenerName,
 			RouteSpecifier: &hcmv3.HttpConnectionManager_Rds{Rds: &hcmv3.Rds{
 				ConfigSource:    ads(),
-				RouteConfigName: GRPCRouteName(model),
+				RouteConfigName: y.grpcRoute(model),
 			}},
 			HttpFilters: []*hcmv3.HttpFilter{routerFilter()},
 		})},
@@ -29,18 +30,18 @@ func grpcListener(model string) *listenerv3.Listener {
 // grpcRouteConfig routes a gRPC client's calls, whose length the client
 // itself states: there is no estimator and no content-length, and the target
 // names the model.
-func grpcRouteConfig(p policies.Plan, s Settings) *routev3.RouteConfiguration {
+func grpcRouteConfig(y spelling, p policies.Plan, s Settings) *routev3.RouteConfiguration {
 	routes := make([]*routev3.Route, 0, len(p.Stages)+1)
 	for k, st := range p.Stages {
-		r := stageRoute(p, k, ByTokens, s)
+		r := stageRoute(y, p, k, ByTokens, s)
 		r.Match.Headers = []*routev3.HeaderMatcher{rangeMatch(length.TokensHeader, int64(st.Low), int64(st.High))}
 		r.Match.PathSpecifier = &routev3.RouteMatch_Prefix{}
 		routes = append(routes, r)
 	}
-	rest := stageRoute(p, len(p.Stages)-1, ByNone, s)
+	rest := stageRoute(y, p, len(p.Stages)-1, ByNone, s)
 	rest.Match.PathSpecifier = &routev3.RouteMatch_Prefix{}
 	return &routev3.RouteConfiguration{
-		Name: GRPCRouteName(p.Model),
+		Name: y.grpcRoute(p.Model),
 		VirtualHosts: []*routev3.VirtualHost{{
 			Name:    p.Model,
 			Domains: []string{"*"},

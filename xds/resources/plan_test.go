@@ -90,8 +90,13 @@ func TestWhatChanges(t *testing.T) {
 	all := []string{resources.ClusterType, resources.EndpointType, resources.ListenerType, resources.RouteType}
 	diff := func(a, b resources.View) string {
 		var names []string
+		from, to := build(t, a), build(t, b)
 		for _, typ := range all {
-			names = append(names, resources.Changed(build(t, a), build(t, b), typ)...)
+			for _, name := range resources.Changed(from, to, typ) {
+				if r := to.Get(typ, name); aggregated(r) {
+					names = append(names, name)
+				}
+			}
 		}
 		return strings.Join(names, " ")
 	}
@@ -413,10 +418,10 @@ func TestSet(t *testing.T) {
 		t.Error("a resource is in a set twice")
 	}
 	without := s.With(resources.Set{}, resources.RouteType)
-	if without.Len(resources.RouteType) != 0 || s.Len(resources.RouteType) != 2 || without.Equal(s) || !without.Equal(s, resources.ClusterType) {
+	if without.Len(resources.RouteType) != 0 || s.Len(resources.RouteType) != 5 || without.Equal(s) || !without.Equal(s, resources.ClusterType) {
 		t.Error("a derived set is wrong, or changed the one that it was made of")
 	}
-	if names := resources.Changed(resources.Set{}, s, resources.ListenerType); !slices.Equal(names, []string{"cascade", "org/m.cascade"}) {
+	if names := resources.Changed(resources.Set{}, s, resources.ListenerType); !slices.Equal(names, []string{"cascade", "org/m.cascade", resources.FederatedListenerName("org/m")}) {
 		t.Errorf("changed from nothing: %q", names)
 	}
 	if !s.Get(resources.ListenerType, resources.GRPCListenerName("org/m")).Unlisted {

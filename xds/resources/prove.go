@@ -1,9 +1,8 @@
 package resources
 
 import (
+	"bytes"
 	"fmt"
-	"net/url"
-	"strings"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
@@ -11,8 +10,6 @@ import (
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
-
-	"github.com/cascadeinfer/cascade/policies"
 )
 
 // Prove reports the first reason why a set must not be served, or nil. It
@@ -42,6 +39,7 @@ func Prove(s Set) error {
 		clusters:    make(map[string]*clusterv3.Cluster),
 		assignments: make(map[string]*endpointv3.ClusterLoadAssignment),
 		routes:      make(map[string]*routev3.RouteConfiguration),
+		copies:      make(map[string]bool),
 	}
 	for _, step := range [...]func(*proof, Set) error{
 		(*proof).decode,
@@ -63,6 +61,7 @@ type proof struct {
 	assignments map[string]*endpointv3.ClusterLoadAssignment
 	routes      map[string]*routev3.RouteConfiguration
 	listeners   []*listenerv3.Listener
+	copies      map[string]bool // assignments that are another one under a second name
 }
 
 // decode unmarshals every resource, checks it against its own constraints and
@@ -70,6 +69,12 @@ type proof struct {
 func (p *proof) decode(s Set) error {
 	for _, typ := range s.Types() {
 		for _, r := range s.All(typ) {
+			if r.Version != Version(r.Body) {
+				return fmt.Errorf("%s %q: version %q is not its content's hash", shortType(typ), r.Name, r.Version)
+			}
+			if p.copied(s, r) {
+				continue
+			}
 			m, err := (&anypb.Any{TypeUrl: typ, Value: r.Body}).UnmarshalNew()
 			if err != nil {
 				return fmt.Errorf("%s %q: %w", shortType(typ), r.Name, err)
@@ -82,12 +87,35 @@ func (p *proof) decode(s Set) error {
 			if name := p.file(m); name != r.Name {
 				return fmt.Errorf("%s %q is stored as %q", shortType(typ), name, r.Name)
 			}
-			if r.Version != Version(r.Body) {
-				return fmt.Errorf("%s %q: version %q is not its content's hash", shortType(typ), r.Name, r.Version)
-			}
 		}
 	}
 	return nil
+}
+
+// copied files the endpoints of a federated cluster if they are, byte for byte,
+// those of the same stage under its other name: endpoints are most of a set, and
+// one proof holds for both.
+func (p *proof) copied(s Set, r *Resource) bool {
+	id, ok := federatedID(EndpointType, r.Name)
+	if !ok || r.Type != EndpointType {
+		return false
+	}
+	model, k, ok := stageIn(id)
+	if !ok {
+		return false
+	}
+	twin := s.Get(EndpointType, EndpointName(model, k))
+	if twin == nil || !bytes.Equal(r.Body, renamed(twin.Body, r.Name)) {
+		return false
+	}
+	// Plain names sort before those of federation, so the twin is decoded.
+	cla := p.assignments[twin.Name]
+	if cla == nil {
+		return false
+	}
+	p.assignments[r.Name] = &endpointv3.ClusterLoadAssignment{ClusterName: r.Name, Endpoints: cla.Endpoints}
+	p.copies[r.Name] = true
+	return true
 }
 
 // file stores a message and returns the name that it carries.
@@ -109,22 +137,4 @@ func (p *proof) file(m proto.Message) string {
 		return m.GetName()
 	}
 	return ""
-}
-
-// stageOf splits the name of a stage cluster; ok is false for other clusters.
-func stageOf(cluster string) (model string, stage int, ok bool) {
-	parts := strings.Split(cluster, "/")
-	if len(parts) != 4 || parts[0] != "cascade" {
-		return "", 0, false
-	}
-	model, err := url.PathUnescape(parts[1])
-	if err != nil {
-		return "", 0, false
-	}
-	for k := range policies.MaxStages {
-		if parts[2] == StageName(k) {
-			return model, k, ClusterName(model, k) == cluster
-		}
-	}
-	return "", 0, false
 }

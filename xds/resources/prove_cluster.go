@@ -14,54 +14,67 @@ import (
 	roundrobinv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/load_balancing_policies/round_robin/v3"
 	upstreamsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/cascadeinfer/cascade/policies"
 )
 
 // proveClusters checks the clusters of the stages: complete, roomy and quick
 // to eject.
-func (p *proof) proveClusters(Set) error {
-	models := make(map[string]bool)
+func (p *proof) proveClusters(s Set) error {
+	type fleet struct {
+		spelling spelling
+		model    string
+	}
+	var fleets []fleet
+	services := make(map[string]bool)
 	for _, name := range slices.Sorted(maps.Keys(p.clusters)) {
 		c := p.clusters[name]
 		if c.GetType() != clusterv3.Cluster_EDS {
 			continue
 		}
-		model, k, ok := stageOf(name)
+		y, model, k, ok := stageOf(name)
 		if !ok {
 			return fmt.Errorf("cluster %q: its endpoints come by EDS, but it is no stage's", name)
 		}
-		if err := proveStageCluster(c, EndpointName(model, k)); err != nil {
+		if err := proveStageCluster(c, y, y.endpoints(model, k)); err != nil {
 			return fmt.Errorf("cluster %q: %w", name, err)
 		}
-		models[model] = true
+		if s.Get(ClusterType, name).Unlisted != (y.form != aggregated) {
+			return fmt.Errorf("cluster %q: must be listed for clients over ADS, who can take it, and for no others", name)
+		}
+		services[y.endpoints(model, k)] = true
+		if f := (fleet{y, model}); !slices.Contains(fleets, f) {
+			fleets = append(fleets, f)
+		}
 	}
-	for _, model := range slices.Sorted(maps.Keys(models)) {
+	for _, f := range fleets {
 		for k := range policies.MaxStages {
-			if p.clusters[ClusterName(model, k)] == nil {
-				return fmt.Errorf("model %q: cluster %q is missing; all stages have one, used or not", model, ClusterName(model, k))
+			if name := f.spelling.cluster(f.model, k); p.clusters[name] == nil {
+				return fmt.Errorf("model %q: cluster %q is missing; all stages have one, used or not", f.model, name)
 			}
-			if p.assignments[EndpointName(model, k)] == nil {
-				return fmt.Errorf("model %q: endpoints %q are missing", model, EndpointName(model, k))
+			if name := f.spelling.endpoints(f.model, k); p.assignments[name] == nil {
+				return fmt.Errorf("model %q: endpoints %q are missing", f.model, name)
 			}
 		}
-		if err := p.proveFailover(model); err != nil {
-			return fmt.Errorf("model %q: %w", model, err)
+		if err := p.proveFailover(f.spelling, f.model); err != nil {
+			return fmt.Errorf("model %q: %w", f.model, err)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(p.assignments)) {
-		if p.clusters[name+"/"+LoadBalancer] == nil {
+		if !services[name] {
 			return fmt.Errorf("endpoints %q belong to no cluster", name)
 		}
 	}
 	return nil
 }
 
-func proveStageCluster(c *clusterv3.Cluster, service string) error {
+func proveStageCluster(c *clusterv3.Cluster, y spelling, service string) error {
 	if got := c.EdsClusterConfig.GetServiceName(); got != service {
 		return fmt.Errorf("takes the endpoints %q, want %q", got, service)
 	}
-	if c.EdsClusterConfig.GetEdsConfig().GetAds() == nil {
-		return errors.New("endpoints must come over ADS")
+	if !proto.Equal(c.EdsClusterConfig.GetEdsConfig(), y.source()) {
+		return errors.New("endpoints must come from where the cluster's name says: over ADS, or through the cluster that it names")
 	}
 	known := false
 	for _, lb := range c.LoadBalancingPolicy.GetPolicies() {
@@ -107,19 +120,19 @@ func proveStageCluster(c *clusterv3.Cluster, service string) error {
 
 // proveFailover checks that the next longer stage stands right behind each
 // stage, for the stages that a plan uses.
-func (p *proof) proveFailover(model string) error {
+func (p *proof) proveFailover(y spelling, model string) error {
 	stages := p.used(model)
 	for k := 0; k+1 < stages; k++ {
 		at := make(map[string]uint32)
-		for _, l := range p.assignments[EndpointName(model, k)].Endpoints {
+		for _, l := range p.assignments[y.endpoints(model, k)].Endpoints {
 			for _, e := range l.LbEndpoints {
 				at[addressOf(e)] = l.Priority
 			}
 		}
-		for _, l := range p.assignments[EndpointName(model, k+1)].Endpoints {
+		for _, l := range p.assignments[y.endpoints(model, k+1)].Endpoints {
 			for _, e := range l.LbEndpoints {
 				if got, ok := at[addressOf(e)]; l.Priority == 0 && (!ok || got > 1) {
-					return fmt.Errorf("endpoints %q: %s serves the next longer stage and must be priority 0 or 1", EndpointName(model, k), addressOf(e))
+					return fmt.Errorf("endpoints %q: %s serves the next longer stage and must be priority 0 or 1", y.endpoints(model, k), addressOf(e))
 				}
 			}
 		}
@@ -133,7 +146,7 @@ func (p *proof) used(model string) int {
 	for _, rc := range p.routes {
 		for _, vh := range rc.VirtualHosts {
 			for _, r := range vh.Routes {
-				if m, k, ok := stageOf(r.GetRoute().GetCluster()); ok && m == model {
+				if _, m, k, ok := stageOf(r.GetRoute().GetCluster()); ok && m == model {
 					n = max(n, k+1)
 				}
 			}
@@ -146,6 +159,9 @@ func (p *proof) used(model string) int {
 // what gRPC refuses.
 func (p *proof) proveAssignments(Set) error {
 	for _, name := range slices.Sorted(maps.Keys(p.assignments)) {
+		if p.copies[name] {
+			continue
+		}
 		if err := proveAssignment(p.assignments[name]); err != nil {
 			return fmt.Errorf("endpoints %q: %w", name, err)
 		}

@@ -41,7 +41,8 @@ func (p *proof) proveRouteConfig(rc *routev3.RouteConfiguration) error {
 			}
 			domains[d] = vh.Name
 		}
-		h := hostProof{proof: p, host: vh, edge: rc.Name == RouteName, plans: plans}
+		h := hostProof{proof: p, host: vh, plans: plans}
+		h.form, h.edge = tableOf(rc.Name)
 		if err := h.prove(); err != nil {
 			return fmt.Errorf("host %q: %w", vh.Name, err)
 		}
@@ -56,6 +57,7 @@ func (p *proof) proveRouteConfig(rc *routev3.RouteConfiguration) error {
 type hostProof struct {
 	*proof
 	host  *routev3.VirtualHost
+	form  form
 	edge  bool                     // the table of proxies, not of gRPC clients
 	plans map[string]policies.Plan // by model, as the hosts before this one told them
 
@@ -107,13 +109,17 @@ func (h *hostProof) proveRoute(r *routev3.Route) error {
 	if a == nil {
 		return errors.New("a route leads to a stage or, as a catch-all, answers with an error")
 	}
-	if want := ClusterName(meta.Model, meta.Stage); a.GetCluster() != want {
-		return fmt.Errorf("leads to cluster %q, but its metadata says %q", a.GetCluster(), want)
+	y, model, k, ok := stageOf(a.GetCluster())
+	if !ok || y.form != h.form {
+		return fmt.Errorf("leads to cluster %q, which is no stage's for the clients of this table", a.GetCluster())
+	}
+	if model != meta.Model || k != meta.Stage {
+		return fmt.Errorf("leads to cluster %q, but its metadata says %q", a.GetCluster(), y.cluster(meta.Model, meta.Stage))
 	}
 	if h.clusters[a.GetCluster()] == nil {
 		return fmt.Errorf("cluster %q does not exist", a.GetCluster())
 	}
-	if len(h.assignments[EndpointName(meta.Model, meta.Stage)].GetEndpoints()) == 0 {
+	if len(h.assignments[y.endpoints(model, k)].GetEndpoints()) == 0 {
 		return fmt.Errorf("cluster %q has no endpoint", a.GetCluster())
 	}
 	if a.Timeout == nil || a.Timeout.AsDuration() != 0 {
@@ -245,6 +251,12 @@ func (h *hostProof) proveRefusal(r *routev3.Route) error {
 // measured yet: either no host asks it, or all such routes do.
 func (h *hostProof) estimated(r *routev3.Route) error {
 	packed := r.TypedPerFilterConfig[ExtProcFilter]
+	if h.form == split {
+		if packed != nil {
+			return fmt.Errorf("%s belongs to the listener's owner, who is not to be told how to use it", ExtProcFilter)
+		}
+		return nil
+	}
 	if h.asks() != (packed != nil) {
 		return fmt.Errorf("%s must be enabled on every route that a stripped request can hit, or on none", ExtProcFilter)
 	}

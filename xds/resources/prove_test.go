@@ -33,10 +33,12 @@ func edit[M proto.Message](t *testing.T, s resources.Set, typ, name string, f fu
 				if m == nil {
 					continue
 				}
-				var err error
-				if r, err = resources.Encode(typ, name, m); err != nil {
+				again, err := resources.Encode(typ, name, m)
+				if err != nil {
 					t.Fatal(err)
 				}
+				again.Unlisted = r.Unlisted
+				r = again
 			}
 			all = append(all, r)
 		}

@@ -33,29 +33,40 @@ const (
 	retryHostAttempts = 10 // picks until one is found that was not tried yet
 )
 
-// routeConfig is the route table of the address listener: a virtual host for
-// every model's own host names, and one for all others.
-func routeConfig(v View) *routev3.RouteConfiguration {
-	rc := &routev3.RouteConfiguration{
-		Name: RouteName,
-		// Clients spell the port of a listener that is not on 80 or 443.
-		IgnorePortInHostMatching: true,
-		// The clusters come by CDS, before this table.
-		ValidateClusters: wrapperspb.Bool(false),
-	}
+// routeConfig is the route table of a listener of the whole fleet: a virtual
+// host for every model's own host names, and one for all others.
+func routeConfig(y spelling, name string, v View) *routev3.RouteConfiguration {
+	rc := newTable(name)
 	for _, m := range v.Models {
 		domains := m.Hosts
 		if len(v.Models) == 1 {
 			domains = append(slices.Clone(domains), "*")
 		}
 		if len(domains) > 0 {
-			rc.VirtualHosts = append(rc.VirtualHosts, modelHost(m, v, domains))
+			rc.VirtualHosts = append(rc.VirtualHosts, modelHost(y, m, v, domains))
 		}
 	}
 	if len(v.Models) > 1 {
-		rc.VirtualHosts = append(rc.VirtualHosts, anyHost(v))
+		rc.VirtualHosts = append(rc.VirtualHosts, anyHost(y, v))
 	}
 	return rc
+}
+
+// modelRouteConfig is the route table of a listener of one model.
+func modelRouteConfig(y spelling, name string, m Model, v View) *routev3.RouteConfiguration {
+	rc := newTable(name)
+	rc.VirtualHosts = []*routev3.VirtualHost{modelHost(y, m, v, []string{"*"})}
+	return rc
+}
+
+func newTable(name string) *routev3.RouteConfiguration {
+	return &routev3.RouteConfiguration{
+		Name: name,
+		// Clients spell the port of a listener that is not on 80 or 443.
+		IgnorePortInHostMatching: true,
+		// The clusters come by CDS: before this table, or on demand.
+		ValidateClusters: wrapperspb.Bool(false),
+	}
 }
 
 // planOf returns the plan of a model of a valid view.
@@ -67,23 +78,23 @@ func planOf(v View, model string) policies.Plan {
 // modelHost routes the requests of one model: by the trusted headers where an
 // estimator has set them, else by the size of the body, else to the last
 // stage, which takes any length.
-func modelHost(m Model, v View, domains []string) *routev3.VirtualHost {
+func modelHost(y spelling, m Model, v View, domains []string) *routev3.VirtualHost {
 	p, s := planOf(v, m.Name), v.Settings
 	last := len(p.Stages) - 1
-	routes := headerRoutes(p, s)
+	routes := headerRoutes(y, p, s)
 	cuts := length.Estimator{BytesPerToken: m.BytesPerToken}
 	for k, st := range p.Stages {
 		low, high := cuts.CutBytes(st.Low), cuts.CutBytes(st.High)
 		if low == high {
 			continue // narrower than a byte
 		}
-		r := stageRoute(p, k, ByBytes, s)
+		r := stageRoute(y, p, k, ByBytes, s)
 		r.Match.Headers = []*routev3.HeaderMatcher{rangeMatch("content-length", low, high)}
-		r.TypedPerFilterConfig = estimate(s)
+		r.TypedPerFilterConfig = estimate(y, s)
 		routes = append(routes, r)
 	}
-	rest := stageRoute(p, last, ByNone, s)
-	rest.TypedPerFilterConfig = estimate(s)
+	rest := stageRoute(y, p, last, ByNone, s)
+	rest.TypedPerFilterConfig = estimate(y, s)
 	return &routev3.VirtualHost{
 		Name:        m.Name,
 		Domains:     domains,
@@ -96,10 +107,10 @@ func modelHost(m Model, v View, domains []string) *routev3.VirtualHost {
 // anyHost routes the requests of a fleet of several models whose host name
 // does not select one. Only the estimator, which reads the model from the
 // body, can; without it the answer is an error and not a guess.
-func anyHost(v View) *routev3.VirtualHost {
+func anyHost(y spelling, v View) *routev3.VirtualHost {
 	var routes []*routev3.Route
 	for _, m := range v.Models {
-		routes = append(routes, headerRoutes(planOf(v, m.Name), v.Settings)...)
+		routes = append(routes, headerRoutes(y, planOf(v, m.Name), v.Settings)...)
 	}
 	return &routev3.VirtualHost{
 		Name:    "*",
@@ -112,7 +123,7 @@ func anyHost(v View) *routev3.VirtualHost {
 				Body:   &corev3.DataSource{Specifier: &corev3.DataSource_InlineString{InlineString: unknownModel()}},
 			}},
 			ResponseHeadersToAdd: []*corev3.HeaderValueOption{setHeader("content-type", "application/json")},
-			TypedPerFilterConfig: estimate(v.Settings),
+			TypedPerFilterConfig: estimate(y, v.Settings),
 		}),
 		RetryPolicy: retryPolicy(),
 		Metadata:    lengthMetadata(v.Models, v.Endpoints),
@@ -120,31 +131,31 @@ func anyHost(v View) *routev3.VirtualHost {
 }
 
 // headerRoutes are the routes by the estimator's headers.
-func headerRoutes(p policies.Plan, s Settings) []*routev3.Route {
+func headerRoutes(y spelling, p policies.Plan, s Settings) []*routev3.Route {
 	last := len(p.Stages) - 1
 	routes := make([]*routev3.Route, 0, len(p.Stages)+1)
 	for k, st := range p.Stages {
-		r := stageRoute(p, k, ByTokens, s)
+		r := stageRoute(y, p, k, ByTokens, s)
 		r.Match.Headers = []*routev3.HeaderMatcher{
 			exactMatch(length.ModelHeader, p.Model),
 			rangeMatch(length.TokensHeader, int64(st.Low), int64(st.High)),
 		}
 		routes = append(routes, r)
 	}
-	unknown := stageRoute(p, last, ByModel, s)
+	unknown := stageRoute(y, p, last, ByModel, s)
 	unknown.Match.Headers = []*routev3.HeaderMatcher{exactMatch(length.ModelHeader, p.Model)}
 	return append(routes, unknown)
 }
 
 // stageRoute is a route to stage k, matching everything until the caller
 // narrows it.
-func stageRoute(p policies.Plan, k int, rule Rule, s Settings) *routev3.Route {
+func stageRoute(y spelling, p policies.Plan, k int, rule Rule, s Settings) *routev3.Route {
 	st := p.Stages[k]
 	return &routev3.Route{
 		Name:  p.Model + "/" + string(rule) + "/" + StageName(k),
 		Match: anyPath(),
 		Action: &routev3.Route_Route{Route: &routev3.RouteAction{
-			ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: ClusterName(p.Model, k)},
+			ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: y.cluster(p.Model, k)},
 			// The default of 15 s would cut a token stream, with status 200.
 			Timeout:     durationpb.New(0),
 			IdleTimeout: durationpb.New(s.IdleTimeout),
@@ -159,9 +170,10 @@ func stageRoute(p policies.Plan, k int, rule Rule, s Settings) *routev3.Route {
 
 // estimate enables the ext_proc estimator on a route, where the settings ask
 // for it. The filter is disabled in the listener, so that a request which an
-// estimator has already answered is not sent twice.
-func estimate(s Settings) map[string]*anypb.Any {
-	if s.Estimator != ExtProc {
+// estimator has already answered is not sent twice. A split listener's filters
+// are its owner's: a filter of that name there is not ours to configure.
+func estimate(y spelling, s Settings) map[string]*anypb.Any {
+	if s.Estimator != ExtProc || y.form == split {
 		return nil
 	}
 	return map[string]*anypb.Any{ExtProcFilter: wrap(&routev3.FilterConfig{

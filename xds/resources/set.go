@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 )
@@ -155,4 +156,34 @@ func Changed(a, b Set, typeURL string) []string {
 	}
 	slices.Sort(names)
 	return names
+}
+
+// renamed returns an encoded resource under another name. The name is field 1
+// of every type that is served, so it is what the deterministic encoding
+// begins with.
+func renamed(body []byte, name string) []byte {
+	rest := unnamed(body)
+	out := make([]byte, 0, len(name)+len(rest)+nameOverhead)
+	out = protowire.AppendTag(out, nameField, protowire.BytesType)
+	out = protowire.AppendString(out, name)
+	return append(out, rest...)
+}
+
+const (
+	nameField    = 1
+	nameOverhead = 6 // tag and length, at most
+)
+
+// unnamed is what follows the name of an encoded resource, or all of it where
+// it does not begin with one.
+func unnamed(body []byte) []byte {
+	num, typ, n := protowire.ConsumeTag(body)
+	if n < 0 || num != nameField || typ != protowire.BytesType {
+		return body
+	}
+	_, m := protowire.ConsumeBytes(body[n:])
+	if m < 0 {
+		return body
+	}
+	return body[n+m:]
 }

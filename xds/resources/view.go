@@ -113,9 +113,12 @@ type Settings struct {
 	// MaxRequests bounds the concurrent requests of a stage per proxy, and the
 	// streams of a connection. 0 means 65,536; below 10,000 is refused.
 	MaxRequests uint32
-	AccessLog   string  // file for JSON access logs, "" for none
-	Trace       string  // IP:port of an OpenTelemetry collector (gRPC), "" for none
-	TraceShare  float64 // share of requests traced, in (0, 1]; 0 means 0.01
+	AccessLog   string // file for JSON access logs, "" for none
+	// XDSCluster is the name that Envoys of other owners have for the cluster of
+	// this control plane; see SplitRouteName. "" means "cascade-xds".
+	XDSCluster string
+	Trace      string  // IP:port of an OpenTelemetry collector (gRPC), "" for none
+	TraceShare float64 // share of requests traced, in (0, 1]; 0 means 0.01
 }
 
 // Defaults of Settings.

@@ -1,0 +1,181 @@
+package resources_test
+
+import (
+	"net/url"
+	"slices"
+	"strings"
+	"testing"
+
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// named is fleet under another model name, attached through another cluster.
+func named(model, xds string) resources.View {
+	v := fleet()
+	v.Models[0].Name, v.Plans[0].Model, v.Settings.XDSCluster = model, model, xds
+	for i := range v.Endpoints {
+		v.Endpoints[i].Model = model
+	}
+	return v
+}
+
+// TestSpellings: whatever a model and a host's cluster are called, all three
+// spellings are there, read back as the same stages, and prove.
+func TestSpellings(t *testing.T) {
+	for _, c := range []struct{ model, xds string }{
+		{"m", ""}, {"org/m", "host-xds"}, {"org/m/s0/rr", "a/b"}, {"s1", "rr"}, {"rr", "s0"}, {"grpc", "split"}, {"split", "grpc"},
+		{"a b?c#d%2Fe", "x y%"}, {"/", "/"}, {"//x", "cascade"}, {"ö", "ö"},
+	} {
+		s := build(t, named(c.model, c.xds))
+		if err := resources.Prove(s); err != nil {
+			t.Errorf("%q through %q: %v", c.model, c.xds, err)
+			continue
+		}
+		if got, want := s.Len(resources.ClusterType), 3*policies.MaxStages; got != want {
+			t.Errorf("%q through %q: %d clusters, want %d", c.model, c.xds, got, want)
+		}
+		for _, typ := range s.Types() {
+			for _, r := range s.All(typ) {
+				if !federated(r) {
+					continue
+				}
+				// gRPC compares names after decoding and encoding them.
+				u, err := url.Parse(r.Name)
+				if err != nil {
+					t.Errorf("%q: %v", r.Name, err)
+					continue
+				}
+				if again := (&url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path}).String(); again != r.Name {
+					t.Errorf("%q is not canonical: %q", r.Name, again)
+				}
+				if want := strings.TrimPrefix(typ, "type.googleapis.com/"); !strings.HasPrefix(u.Path, "/"+want+"/") {
+					t.Errorf("%q does not name its type", r.Name)
+				}
+			}
+		}
+	}
+}
+
+// TestSpellingsAgree: the spellings of one plan differ in names and sources,
+// and in nothing else.
+func TestSpellingsAgree(t *testing.T) {
+	s := build(t, fleet())
+	for k := range policies.MaxStages {
+		plain := message(t, s.Get(resources.EndpointType, resources.EndpointName("org/m", k))).(*endpointv3.ClusterLoadAssignment)
+		other := message(t, s.Get(resources.EndpointType, resources.FederatedEndpointName("org/m", k))).(*endpointv3.ClusterLoadAssignment)
+		other.ClusterName = plain.ClusterName
+		if !proto.Equal(plain, other) {
+			t.Errorf("stage %d: federated endpoints differ", k)
+		}
+		want := message(t, s.Get(resources.ClusterType, resources.ClusterName("org/m", k))).(*clusterv3.Cluster)
+		for _, name := range []string{resources.SplitClusterName("org/m", k, resources.XDSCluster), resources.FederatedClusterName("org/m", k)} {
+			c := message(t, s.Get(resources.ClusterType, name)).(*clusterv3.Cluster)
+			c.Name, c.EdsClusterConfig = want.Name, want.EdsClusterConfig
+			if !proto.Equal(c, want) {
+				t.Errorf("%s differs", name)
+			}
+		}
+	}
+	// The tables of the fleet match alike, up to the names of clusters.
+	want := message(t, s.Get(resources.RouteType, resources.RouteName)).(*routev3.RouteConfiguration)
+	got := message(t, s.Get(resources.RouteType, resources.SplitRouteName)).(*routev3.RouteConfiguration)
+	got.Name = want.Name
+	for _, vh := range got.VirtualHosts {
+		for _, r := range vh.Routes {
+			a := r.GetRoute()
+			a.ClusterSpecifier = &routev3.RouteAction_Cluster{Cluster: strings.TrimSuffix(a.GetCluster(), "/"+resources.XDSCluster)}
+		}
+	}
+	if !proto.Equal(got, want) {
+		t.Error("the split table differs")
+	}
+	for _, typ := range s.Types() {
+		for _, r := range s.All(typ) {
+			if r.Unlisted == (r.Type != resources.EndpointType || federated(r)) || !split(r) && !federated(r) {
+				continue
+			}
+			t.Errorf("%s %s: unlisted is %v", typ, r.Name, r.Unlisted)
+		}
+	}
+}
+
+// TestProveSpellings: a table that sends the clients of one spelling to the
+// clusters of another is not served, nor are endpoints that differ by spelling
+// unless they are right by themselves.
+func TestProveSpellings(t *testing.T) {
+	splitCluster := resources.SplitClusterName("org/m", 0, resources.XDSCluster)
+	for name, edit := range map[string]func(t *testing.T, s resources.Set) resources.Set{
+		"split route to a cluster of ADS": func(t *testing.T, s resources.Set) resources.Set {
+			return leadTo(t, s, resources.SplitRouteName, resources.ClusterName("org/m", 0))
+		},
+		"route of ADS to a split cluster": func(t *testing.T, s resources.Set) resources.Set {
+			return leadTo(t, s, resources.RouteName, splitCluster)
+		},
+		"federated route to a cluster of another authority": func(t *testing.T, s resources.Set) resources.Set {
+			return leadTo(t, s, resources.FederatedRouteName("org/m"), "xdstp://other/envoy.config.cluster.v3.Cluster/org/m/s0/rr")
+		},
+		"split cluster with endpoints over ADS": func(t *testing.T, s resources.Set) resources.Set {
+			ads := message(t, s.Get(resources.ClusterType, resources.ClusterName("org/m", 0))).(*clusterv3.Cluster).EdsClusterConfig.EdsConfig
+			return edit(t, s, resources.ClusterType, splitCluster, func(c *clusterv3.Cluster) proto.Message {
+				c.EdsClusterConfig.EdsConfig = ads
+				return c
+			})
+		},
+		"split cluster with endpoints through another cluster": func(t *testing.T, s resources.Set) resources.Set {
+			return edit(t, s, resources.ClusterType, splitCluster, func(c *clusterv3.Cluster) proto.Message {
+				c.EdsClusterConfig.EdsConfig = resources.SplitSource("other", resources.SplitFetchTimeout)
+				return c
+			})
+		},
+		"split cluster for everybody": func(t *testing.T, s resources.Set) resources.Set {
+			listed := *s.Get(resources.ClusterType, splitCluster)
+			listed.Unlisted = false
+			all := slices.DeleteFunc(s.All(resources.ClusterType), func(r *resources.Resource) bool { return r.Name == splitCluster })
+			only, err := resources.NewSet(append(all, &listed)...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return s.With(only, resources.ClusterType)
+		},
+		"federated endpoints that nobody is in": func(t *testing.T, s resources.Set) resources.Set {
+			return edit(t, s, resources.EndpointType, resources.FederatedEndpointName("org/m", 3), func(cla *endpointv3.ClusterLoadAssignment) proto.Message {
+				cla.Endpoints = nil
+				return cla
+			})
+		},
+		"federated endpoints without their stage's next": func(t *testing.T, s resources.Set) resources.Set {
+			return edit(t, s, resources.EndpointType, resources.FederatedEndpointName("org/m", 0), func(cla *endpointv3.ClusterLoadAssignment) proto.Message {
+				last := cla.Endpoints[len(cla.Endpoints)-1].Priority
+				for _, l := range cla.Endpoints {
+					if l.Priority == 1 {
+						l.Priority = last
+					} else if l.Priority == last {
+						l.Priority = 1
+					}
+				}
+				return cla
+			})
+		},
+	} {
+		if err := resources.Prove(edit(t, build(t, fleet()))); err == nil {
+			t.Errorf("%s: provable", name)
+		} else {
+			t.Logf("%s: %v", name, err)
+		}
+	}
+}
+
+// leadTo returns the set with the first route of a table leading elsewhere.
+func leadTo(t *testing.T, s resources.Set, table, cluster string) resources.Set {
+	t.Helper()
+	return edit(t, s, resources.RouteType, table, func(rc *routev3.RouteConfiguration) proto.Message {
+		rc.VirtualHosts[0].Routes[0].GetRoute().ClusterSpecifier = &routev3.RouteAction_Cluster{Cluster: cluster}
+		return rc
+	})
+}
