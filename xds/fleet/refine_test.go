@@ -39,7 +39,7 @@ func stagedReport(id string) Report {
 }
 
 // TestRefinementIsOneRouteTable: of all that proxies are shown, a new boundary
-// changes the route table alone, and that of gRPC clients, who have their own.
+// changes one route table, whichever kind of client they are.
 func TestRefinementIsOneRouteTable(t *testing.T) {
 	s := staged(t)
 	build := func() resources.Set {
@@ -66,7 +66,8 @@ func TestRefinementIsOneRouteTable(t *testing.T) {
 	for _, typ := range after.Types() {
 		changed := resources.Changed(before, after, typ)
 		if typ == resources.RouteType {
-			if !slices.Equal(changed, []string{resources.RouteName, resources.GRPCRouteName("m")}) {
+			want := []string{resources.RouteName, resources.GRPCRouteName("m"), resources.SplitModelRouteName("m"), resources.SplitRouteName, resources.FederatedRouteName("m")}
+			if !slices.Equal(changed, want) {
 				t.Errorf("route tables %v have changed", changed)
 			}
 		} else if len(changed) > 0 {

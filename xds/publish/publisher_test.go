@@ -1,6 +1,7 @@
 package publish_test
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -85,7 +86,10 @@ func (c *counting) shown(since *int) []string {
 		var words []string
 		for short, typ := range map[string]string{"cds": resources.ClusterType, "eds": resources.EndpointType, "lds": resources.ListenerType, "rds": resources.RouteType} {
 			names := resources.Changed(before, c.sets[i], typ)
-			names = slices.DeleteFunc(names, func(n string) bool { return strings.HasSuffix(n, "/grpc") || strings.HasSuffix(n, ".cascade") })
+			names = slices.DeleteFunc(names, func(n string) bool {
+				r := cmp.Or(c.sets[i].Get(typ, n), before.Get(typ, n))
+				return r.Unlisted // these proxies do not ask for it
+			})
 			if len(names) > 0 {
 				words = append(words, fmt.Sprintf("%s %d", short, len(names)))
 			}
