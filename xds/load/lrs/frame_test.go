@@ -1,0 +1,194 @@
+package lrs
+
+import (
+	"fmt"
+	"math"
+	"net/netip"
+	"strings"
+	"testing"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	loadstatsv3 "github.com/envoyproxy/go-control-plane/envoy/service/load_stats/v3"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/protoadapt"
+)
+
+// fatNode is a node as large as an Envoy's.
+func fatNode(id string) *corev3.Node {
+	n := &corev3.Node{Id: id, Cluster: "edge"}
+	for i := range 500 {
+		n.Extensions = append(n.Extensions, &corev3.Extension{
+			Name: fmt.Sprintf("envoy.filters.http.%d", i), Category: "envoy.filters.http",
+			TypeUrls: []string{strings.Repeat("x", 100)},
+		})
+	}
+	return n
+}
+
+func address(port uint32) *corev3.Address {
+	return &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{
+		Address: "127.0.0.1", PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: port},
+	}}}
+}
+
+func request(id string, clusters ...*endpointv3.ClusterStats) *loadstatsv3.LoadStatsRequest {
+	return &loadstatsv3.LoadStatsRequest{Node: fatNode(id), ClusterStats: clusters}
+}
+
+func stats(name string, endpoints ...*endpointv3.UpstreamEndpointStats) *endpointv3.ClusterStats {
+	l := &endpointv3.UpstreamLocalityStats{UpstreamEndpointStats: endpoints}
+	for _, e := range endpoints {
+		l.TotalRequestsInProgress += e.TotalRequestsInProgress
+		l.TotalSuccessfulRequests += e.TotalSuccessfulRequests
+		l.TotalErrorRequests += e.TotalErrorRequests
+		l.TotalIssuedRequests += e.TotalIssuedRequests
+	}
+	return &endpointv3.ClusterStats{ClusterName: name, UpstreamLocalityStats: []*endpointv3.UpstreamLocalityStats{l}}
+}
+
+func on(port uint32, active uint64) *endpointv3.UpstreamEndpointStats {
+	return &endpointv3.UpstreamEndpointStats{Address: address(port), TotalRequestsInProgress: active}
+}
+
+// unpack reads a message as gRPC does.
+func unpack(t testing.TB, m proto.Message) *frame {
+	t.Helper()
+	b, err := proto.Marshal(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := new(frame)
+	if err := proto.Unmarshal(b, protoadapt.MessageV2Of(f)); err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+func TestFrame(t *testing.T) {
+	full := on(1000, 7)
+	full.TotalSuccessfulRequests, full.TotalErrorRequests, full.TotalIssuedRequests = 5, 2, 9
+	full.LoadMetricStats = []*endpointv3.EndpointLoadMetricStats{
+		{MetricName: "cpu_utilization", NumRequestsFinishedWithMetric: 5, TotalMetricValue: 50},
+		{MetricName: ShareMetric, NumRequestsFinishedWithMetric: 4, TotalMetricValue: 1.5},
+	}
+	lies := on(1001, math.MaxUint64)
+	lies.LoadMetricStats = []*endpointv3.EndpointLoadMetricStats{{MetricName: ShareMetric, NumRequestsFinishedWithMetric: 2, TotalMetricValue: math.Inf(1)}}
+	noPort := on(0, 3)
+	byLocality := stats("cascade/m/s1/rr")
+	byLocality.UpstreamLocalityStats[0].TotalRequestsInProgress = 4
+
+	f := unpack(t, request("e1", stats("xds", on(1, 1)), stats("cascade/m/s0/rr", full, lies, noPort), byLocality))
+	if f.id != "e1" || f.cluster != "edge" || len(f.clusters) != 2 {
+		t.Fatalf("%+v", f)
+	}
+	c := f.clusters[0]
+	if c.name != "cascade/m/s0/rr" || c.success != 5 || c.errors != 2 || c.issued != 9 || len(c.endpoints) != 2 {
+		t.Errorf("%+v", c)
+	}
+	want := endpoint{address: netip.MustParseAddrPort("127.0.0.1:1000"), active: 7, told: 4, share: 1.5}
+	if c.endpoints[0] != want {
+		t.Errorf("%+v, want %+v", c.endpoints[0], want)
+	}
+	if e := c.endpoints[1]; e.active != maxCount || e.told != 2 || e.share != 2 {
+		t.Errorf("out of bounds: %+v", e)
+	}
+	if f.clusters[1].unplaced != 4 {
+		t.Errorf("by locality: %+v", f.clusters[1])
+	}
+	if f := unpack(t, &loadstatsv3.LoadStatsRequest{}); f.id != "" || len(f.clusters) != 0 {
+		t.Errorf("empty: %+v", f)
+	}
+}
+
+// TestFrameBounds: a message that is too much is refused whole.
+func TestFrameBounds(t *testing.T) {
+	many := &loadstatsv3.LoadStatsRequest{}
+	for i := range maxClusters + 1 {
+		many.ClusterStats = append(many.ClusterStats, stats(fmt.Sprintf("cascade/m%d/s0/rr", i)))
+	}
+	for name, m := range map[string]proto.Message{
+		"clusters": many,
+		"name":     &loadstatsv3.LoadStatsRequest{Node: &corev3.Node{Id: strings.Repeat("x", maxName+1)}},
+	} {
+		b, err := proto.Marshal(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := new(frame).decode(b); err == nil {
+			t.Errorf("%s: taken", name)
+		}
+	}
+}
+
+func FuzzFrame(f *testing.F) {
+	for _, m := range []proto.Message{
+		&loadstatsv3.LoadStatsRequest{},
+		&loadstatsv3.LoadStatsRequest{Node: &corev3.Node{Id: "e", Cluster: "c"}, ClusterStats: []*endpointv3.ClusterStats{stats("cascade/m/s0/rr", on(7, 3)), stats("x", on(8, 1))}},
+	} {
+		b, err := proto.Marshal(m)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+		f.Add(b[:len(b)/2])
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		got := new(frame)
+		if got.decode(b) != nil {
+			return
+		}
+		for _, c := range got.clusters {
+			if c.unplaced < 0 || c.unplaced > maxCount {
+				t.Fatalf("%+v", c)
+			}
+			for _, e := range c.endpoints {
+				if e.active < 0 || e.active > maxCount || !(e.share >= 0 && e.share <= float64(e.told)) || !e.address.IsValid() {
+					t.Fatalf("%+v", e)
+				}
+			}
+		}
+		// What the generated code reads too, it reads alike.
+		var want loadstatsv3.LoadStatsRequest
+		if proto.Unmarshal(b, &want) != nil {
+			return
+		}
+		ours := 0
+		for _, c := range want.GetClusterStats() {
+			if strings.HasPrefix(c.GetClusterName(), clusterPrefix) {
+				ours++
+			}
+		}
+		if len(got.clusters) != ours || got.id != want.GetNode().GetId() {
+			t.Fatalf("%d clusters of %q, want %d of %q", len(got.clusters), got.id, ours, want.GetNode().GetId())
+		}
+	})
+}
+
+// BenchmarkFrame compares with the generated code, which reads the node too.
+func BenchmarkFrame(b *testing.B) {
+	m := request("e1")
+	for i := range 100 {
+		m.ClusterStats = append(m.ClusterStats, stats("cascade/m/s0/rr", on(uint32(i+1), 3)))
+	}
+	raw, err := proto.Marshal(m)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Run("by hand", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			if err := new(frame).decode(raw); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("generated", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			if err := proto.Unmarshal(raw, new(loadstatsv3.LoadStatsRequest)); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+}

@@ -1,0 +1,224 @@
+package lrs
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	loadstatsv3 "github.com/envoyproxy/go-control-plane/envoy/service/load_stats/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+)
+
+// Bounds of a report stream.
+const (
+	// idle ends a stream on which nothing comes.
+	idle = 30 * time.Second
+	// reportRate and reportBurst bound the messages of one stream per second;
+	// a node was asked for one.
+	reportRate  = 20
+	reportBurst = 40
+	// maxStreams bounds the streams under one node id.
+	maxStreams = 64
+)
+
+// Config is the configuration of a Service.
+type Config struct {
+	// Book takes in what is reported. Required.
+	Book *Book
+	// Admit says why a peer may not report as the node that it claims to be, as
+	// a gRPC status; nil admits everybody. The context is that of its stream.
+	Admit  func(ctx context.Context, node string) error
+	Logger *slog.Logger // nil discards
+}
+
+// Service is the gRPC service. Run owns its clock.
+type Service struct {
+	cfg  Config
+	log  *slog.Logger
+	done chan struct{} // closed when Run has returned
+
+	taken, refused atomic.Uint64
+
+	mu    sync.Mutex
+	noted string // the last refusal that was logged
+}
+
+var _ loadstatsv3.LoadReportingServiceServer = (*Service)(nil)
+
+// New checks the configuration and starts nothing.
+func New(cfg Config) (*Service, error) {
+	if cfg.Book == nil {
+		return nil, errors.New("lrs: Book must be given")
+	}
+	log := cfg.Logger
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	return &Service{cfg: cfg, log: log, done: make(chan struct{})}, nil
+}
+
+// Run forgets nodes that are gone until ctx ends; then it ends all streams and
+// returns nil. It is called once.
+func (s *Service) Run(ctx context.Context) error {
+	defer close(s.done)
+	tick := time.NewTicker(s.cfg.Book.interval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case now := <-tick.C:
+			s.cfg.Book.expire(now)
+		}
+	}
+}
+
+// Reports counts the messages that were taken in and the streams that were
+// refused.
+func (s *Service) Reports() (taken, refused uint64) { return s.taken.Load(), s.refused.Load() }
+
+// StreamLoadStats implements the service: it asks a node for all its clusters,
+// by endpoint, and takes in what comes for as long as the stream lives.
+func (s *Service) StreamLoadStats(stream loadstatsv3.LoadReportingService_StreamLoadStatsServer) error {
+	err := s.converse(stream)
+	switch status.Code(err) {
+	case codes.InvalidArgument, codes.ResourceExhausted, codes.PermissionDenied, codes.Unauthenticated, codes.Internal:
+		s.refused.Add(1)
+		s.note(err)
+	}
+	return err
+}
+
+// note logs a refusal, but not the same one again and again.
+func (s *Service) note(err error) {
+	s.mu.Lock()
+	again := s.noted == err.Error()
+	s.noted = err.Error()
+	s.mu.Unlock()
+	if !again {
+		s.log.Warn("proxy's load report refused", "error", err)
+	}
+}
+
+func (s *Service) converse(stream loadstatsv3.LoadReportingService_StreamLoadStatsServer) error {
+	ctx, cancel := context.WithCancel(stream.Context())
+	defer cancel()
+	r := &receiver{stream: stream, out: make(chan received)}
+	go r.run(ctx)
+
+	first, err := r.next(ctx, s.done)
+	if err != nil {
+		return ended(err)
+	}
+	node := first.id
+	if node == "" {
+		return status.Error(codes.InvalidArgument, "load report: the first message must name its node")
+	}
+	if s.cfg.Admit != nil {
+		if err := s.cfg.Admit(ctx, node); err != nil {
+			return err
+		}
+	}
+	if s.cfg.Book.streams(node) >= maxStreams {
+		return status.Errorf(codes.ResourceExhausted, "load report: node %.80q has more than %d streams: give every proxy an id of its own", node, maxStreams)
+	}
+	number := s.cfg.Book.open(time.Now(), node, first.cluster)
+	defer func() { s.cfg.Book.close(time.Now(), number) }()
+	s.log.Debug("node reports its load", "node", node)
+	err = stream.Send(&loadstatsv3.LoadStatsResponse{
+		SendAllClusters: true, ReportEndpointGranularity: true,
+		LoadReportingInterval: durationpb.New(s.cfg.Book.interval),
+	})
+	if err != nil {
+		return err
+	}
+	budget := bucket{tokens: reportBurst, at: time.Now()}
+	for {
+		f, err := r.next(ctx, s.done)
+		if err != nil {
+			return ended(err)
+		}
+		now := time.Now()
+		switch {
+		case f.id != "" && f.id != node:
+			return status.Errorf(codes.InvalidArgument, "load report: the stream of node %.80q cannot report for %.80q", node, f.id)
+		case !budget.take(now):
+			return status.Errorf(codes.ResourceExhausted, "load report: more than %d messages a second", reportRate)
+		}
+		s.cfg.Book.report(now, number, f.clusters)
+		s.taken.Add(1)
+	}
+}
+
+// ended turns the orderly end of a stream into none.
+func ended(err error) error {
+	if errors.Is(err, io.EOF) {
+		return nil
+	}
+	return err
+}
+
+// receiver reads a stream in a goroutine of its own, because receiving knows no
+// deadline. The goroutine ends when the handler has returned.
+type receiver struct {
+	stream loadstatsv3.LoadReportingService_StreamLoadStatsServer
+	out    chan received
+}
+
+type received struct {
+	f   *frame
+	err error
+}
+
+func (r *receiver) run(ctx context.Context) {
+	for {
+		f := new(frame)
+		err := r.stream.RecvMsg(f)
+		select {
+		case r.out <- received{f, err}:
+		case <-ctx.Done():
+			return
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// next waits for a message, or for the end of the stream or of the service.
+func (r *receiver) next(ctx context.Context, done <-chan struct{}) (*frame, error) {
+	timer := time.NewTimer(idle)
+	defer timer.Stop()
+	select {
+	case got := <-r.out:
+		return got.f, got.err
+	case <-timer.C:
+		return nil, status.Errorf(codes.DeadlineExceeded, "no load report for %v", idle)
+	case <-done:
+		return nil, status.Error(codes.Unavailable, "the control plane stops")
+	case <-ctx.Done():
+		return nil, status.FromContextError(ctx.Err()).Err()
+	}
+}
+
+// bucket is a token bucket over messages.
+type bucket struct {
+	tokens float64
+	at     time.Time
+}
+
+func (b *bucket) take(now time.Time) bool {
+	b.tokens = min(b.tokens+float64(now.Sub(b.at).Seconds()*reportRate), reportBurst)
+	b.at = now
+	if b.tokens < 1 {
+		return false
+	}
+	b.tokens--
+	return true
+}
