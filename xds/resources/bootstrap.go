@@ -99,7 +99,7 @@ func bootstrap(c BootstrapConfig) (*bootstrapv3.Bootstrap, error) {
 					}},
 				},
 				TypedExtensionProtocolOptions: map[string]*anypb.Any{
-					"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": wrap(http2(minMaxRequests)),
+					"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": wrap(HTTP2(minMaxRequests)),
 				},
 			}},
 		},

@@ -93,14 +93,15 @@ func stageCluster(y spelling, model string, k int, s Settings) *clusterv3.Cluste
 			HealthyPanicThreshold: &typev3.Percent{Value: 1},
 		},
 		TypedExtensionProtocolOptions: map[string]*anypb.Any{
-			"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": wrap(http2(s.MaxRequests)),
+			"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": wrap(HTTP2(s.MaxRequests)),
 		},
 	}
 }
 
-// http2 is h2c (or h2 under TLS) with room for every stream of a stage on one
-// connection.
-func http2(maxStreams uint32) *upstreamsv3.HttpProtocolOptions {
+// HTTP2 are the protocol options of a cluster that is spoken to in h2c (or h2
+// under TLS), with room for so many streams on one connection, and pings that
+// find a dead machine.
+func HTTP2(maxStreams uint32) *upstreamsv3.HttpProtocolOptions {
 	return &upstreamsv3.HttpProtocolOptions{
 		UpstreamProtocolOptions: &upstreamsv3.HttpProtocolOptions_ExplicitHttpConfig_{
 			ExplicitHttpConfig: &upstreamsv3.HttpProtocolOptions_ExplicitHttpConfig{
@@ -144,7 +145,7 @@ func serviceCluster(name, address string, s Settings) *clusterv3.Cluster {
 			}},
 		},
 		TypedExtensionProtocolOptions: map[string]*anypb.Any{
-			"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": wrap(http2(s.MaxRequests)),
+			"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": wrap(HTTP2(s.MaxRequests)),
 		},
 	}
 }

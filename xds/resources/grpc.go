@@ -22,7 +22,7 @@ func grpcListener(y spelling, model string) *listenerv3.Listener {
 				ConfigSource:    ads(),
 				RouteConfigName: y.grpcRoute(model),
 			}},
-			HttpFilters: []*hcmv3.HttpFilter{routerFilter()},
+			HttpFilters: []*hcmv3.HttpFilter{RouterFilter()},
 		})},
 	}
 }
@@ -50,7 +50,8 @@ func grpcRouteConfig(y spelling, p policies.Plan, s Settings) *routev3.RouteConf
 	}
 }
 
-func routerFilter() *hcmv3.HttpFilter {
+// RouterFilter is the last filter of every chain.
+func RouterFilter() *hcmv3.HttpFilter {
 	return &hcmv3.HttpFilter{
 		Name:       "envoy.filters.http.router",
 		ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: wrap(&routerv3.Router{})},

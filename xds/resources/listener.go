@@ -50,15 +50,15 @@ func addressListener(s Settings) *listenerv3.Listener {
 			RouteConfigName: RouteName,
 		}},
 		HttpFilters: []*hcmv3.HttpFilter{
-			lengthSlot(),
+			LengthSlot(ads()),
 			extProc(s),
 			{
 				Name:       "envoy.filters.http.on_demand",
 				ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: wrap(&ondemandv3.OnDemand{})},
 			},
-			routerFilter(),
+			RouterFilter(),
 		},
-		EarlyHeaderMutationExtensions: []*corev3.TypedExtensionConfig{strip()},
+		EarlyHeaderMutationExtensions: []*corev3.TypedExtensionConfig{EarlyStrip()},
 		UseRemoteAddress:              wrapperspb.Bool(true),
 		NormalizePath:                 wrapperspb.Bool(true),
 		StreamIdleTimeout:             durationpb.New(s.IdleTimeout),
@@ -88,11 +88,11 @@ func addressListener(s Settings) *listenerv3.Listener {
 	}
 }
 
-// strip removes what only Cascade may set. It runs before the first route
-// lookup; the HTTP filter of the same kind would remove the header and leave
-// the route that it chose. A header sent twice would otherwise match on either
-// value.
-func strip() *corev3.TypedExtensionConfig {
+// EarlyStrip removes what only Cascade may set from a client's request. It runs
+// before the first route lookup; the HTTP filter of the same kind would remove
+// the header and leave the route that it chose. A header sent twice would
+// otherwise match on either value.
+func EarlyStrip() *corev3.TypedExtensionConfig {
 	return &corev3.TypedExtensionConfig{
 		Name: "envoy.http.early_header_mutation.header_mutation",
 		TypedConfig: wrap(&earlyv3.HeaderMutation{Mutations: []*mutationv3.HeaderMutation{
@@ -104,13 +104,14 @@ func strip() *corev3.TypedExtensionConfig {
 	}
 }
 
-// lengthSlot is where an estimator that runs inside the proxy arrives by
-// ECDS. Until one does, and whenever it is withdrawn, the slot does nothing.
-func lengthSlot() *hcmv3.HttpFilter {
+// LengthSlot is where an estimator that runs inside the proxy arrives by ECDS,
+// from a source. Until one does, and whenever it is withdrawn, the slot does
+// nothing.
+func LengthSlot(source *corev3.ConfigSource) *hcmv3.HttpFilter {
 	return &hcmv3.HttpFilter{
 		Name: LengthFilter,
 		ConfigType: &hcmv3.HttpFilter_ConfigDiscovery{ConfigDiscovery: &corev3.ExtensionConfigSource{
-			ConfigSource:                     ads(),
+			ConfigSource:                     source,
 			DefaultConfig:                    wrap(&headermutationv3.HeaderMutation{Mutations: &headermutationv3.Mutations{}}),
 			ApplyDefaultConfigWithoutWarming: true,
 			TypeUrls:                         []string{headerMutationType, wasmType},

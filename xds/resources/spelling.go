@@ -36,6 +36,10 @@ const (
 // of their bootstrap's entry for Cascade.
 const Authority = "cascade"
 
+// FederatedListenerTemplate is client_listener_resource_name_template of that
+// entry: gRPC puts the path of its target in for %s.
+const FederatedListenerTemplate = "xdstp://" + Authority + "/envoy.config.listener.v3.Listener/%s"
+
 // SplitRouteName is the RouteConfiguration of an Envoy whose listeners belong
 // to somebody else, for a listener that serves the whole fleet.
 const SplitRouteName = "cascade/split"

@@ -1,0 +1,130 @@
+package attach
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// Config says how the owner's Envoy reaches Cascade, and what it takes from it.
+type Config struct {
+	// Control are the host:port of the control planes; any of them serves
+	// everything. At least one.
+	Control []string
+	// Cluster is the name of the cluster of the control planes in the owner's
+	// Envoy. It must be what the control plane is told (control.xds_cluster), as
+	// the clusters that come from there point to it. "" means "cascade-xds".
+	Cluster string
+	// Socket is the transport socket of that cluster, for mutual TLS; nil is
+	// plain text.
+	Socket *corev3.TransportSocket
+	// Model is the one model that the listener or the door serves, whatever host
+	// name a request has. "" means all of them, by their host names and by what
+	// the request says.
+	Model string
+	// FetchTimeout bounds Envoy's wait for the route table when it starts, and
+	// for anything that it asks for later. 0 means 2 s.
+	FetchTimeout time.Duration
+	// ClusterTimeout bounds a request's wait for a cluster that nobody has asked
+	// for before. It must exceed FetchTimeout; 0 means FetchTimeout and a second.
+	ClusterTimeout time.Duration
+	// Slot adds the place for an estimator that runs inside the proxy and comes
+	// from Cascade by ECDS. Without it requests are routed by content-length, or
+	// by the headers that a filter of the owner's sets.
+	Slot bool
+	// LoadReports has Envoy report the load of its clusters to the control
+	// plane. It is part of Envoy's bootstrap; see Host.Bootstrap.
+	LoadReports bool
+
+	// Listener is the name of the door's internal listener. "" means "cascade".
+	Listener string
+	// Fallback is a cluster of the owner's that the door sends a request to when
+	// Cascade has no route or no replica for it; "" means none: such a request
+	// is answered with status 503.
+	Fallback string
+}
+
+const (
+	defaultFetchTimeout = 2 * time.Second
+	beyondFetch         = time.Second
+	minTimeout          = 10 * time.Millisecond
+)
+
+// complete fills in the defaults.
+func (c Config) complete() Config {
+	if c.Cluster == "" {
+		c.Cluster = resources.XDSCluster
+	}
+	if c.FetchTimeout == 0 {
+		c.FetchTimeout = defaultFetchTimeout
+	}
+	if c.ClusterTimeout == 0 {
+		c.ClusterTimeout = c.FetchTimeout + beyondFetch
+	}
+	if c.Listener == "" {
+		c.Listener = resources.ListenerName
+	}
+	return c
+}
+
+// validate reports the first bad field of a completed configuration.
+func (c Config) validate() error {
+	if len(c.Control) == 0 {
+		return errors.New("control: give the control plane's host:port")
+	}
+	for _, a := range c.Control {
+		if _, _, err := split(a); err != nil {
+			return fmt.Errorf("control: %w", err)
+		}
+	}
+	if c.FetchTimeout < minTimeout || c.ClusterTimeout <= c.FetchTimeout {
+		return fmt.Errorf("timeouts: %v for a fetch and %v for a cluster: the first at least %v, and the second longer", c.FetchTimeout, c.ClusterTimeout, minTimeout)
+	}
+	names := []string{c.Cluster, DoorCluster, fallbackCluster}
+	if slices.Contains(names, c.Fallback) || c.Cluster == DoorCluster || c.Cluster == fallbackCluster {
+		return fmt.Errorf("fallback %q and cluster %q: must not be each other, %q or %q", c.Fallback, c.Cluster, DoorCluster, fallbackCluster)
+	}
+	for _, n := range [...]string{c.Cluster, c.Model, c.Listener, c.Fallback} {
+		if strings.ContainsAny(n, "\x00\r\n") {
+			return fmt.Errorf("name %q: must be one line", n)
+		}
+	}
+	return nil
+}
+
+// table is the route table of the configuration.
+func (c Config) table() string {
+	if c.Model != "" {
+		return resources.SplitModelRouteName(c.Model)
+	}
+	return resources.SplitRouteName
+}
+
+// split splits a host:port with a port that can be dialled.
+func split(address string) (host string, port uint32, err error) {
+	h, p, err := net.SplitHostPort(address)
+	n, perr := strconv.ParseUint(p, 10, 16)
+	if err != nil || perr != nil || n == 0 || h == "" {
+		return "", 0, fmt.Errorf("address %q: give host:port, such as 10.0.0.7:18000", address)
+	}
+	return h, uint32(n), nil
+}
+
+// numeric says whether every control plane's host is an IP address, which
+// needs no resolver.
+func (c Config) numeric() bool {
+	return !slices.ContainsFunc(c.Control, func(a string) bool {
+		host, _, _ := split(a)
+		_, err := netip.ParseAddr(host)
+		return err != nil
+	})
+}

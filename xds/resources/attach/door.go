@@ -1,0 +1,199 @@
+package attach
+
+import (
+	"fmt"
+	"time"
+
+	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	internalv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/bootstrap/internal_listener/v3"
+	aggregatev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/clusters/aggregate/v3"
+	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	previousprioritiesv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/retry/priority/previous_priorities/v3"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// Names of the clusters that a door adds.
+const (
+	DoorCluster     = "cascade-door"
+	fallbackCluster = "cascade-or-fallback"
+)
+
+// Timing of the owner's route to the door.
+const (
+	// doorIdle cuts a stream on which nothing moved for so long, as Cascade's own
+	// routes do.
+	doorIdle = 15 * time.Minute
+	// Falling back needs no pause: the other cluster has not been tried.
+	fallbackPause    = time.Millisecond
+	fallbackMaxPause = 10 * time.Millisecond
+	// bufferLimit is the largest body that can fall back; it must be held until
+	// somebody has answered.
+	bufferLimit = 16 << 20
+)
+
+// Door renders an internal listener whose routes are Cascade's, and a cluster
+// that leads to it: what the owner's own routes send there is routed by
+// Cascade, and nothing else is touched. With a fallback, a request that Cascade
+// cannot route, because it has not answered since Envoy's start, has lost its
+// replicas or does not know a cluster in time, goes to that cluster instead. It
+// reached nobody before, so none is served twice.
+func Door(c Config) (*Host, error) {
+	c = c.complete()
+	h, err := c.door()
+	if err != nil {
+		return nil, fmt.Errorf("attach: %w", err)
+	}
+	return h, nil
+}
+
+func (c Config) door() (*Host, error) {
+	if err := c.validate(); err != nil {
+		return nil, err
+	}
+	manager, err := c.manager()
+	if err != nil {
+		return nil, err
+	}
+	manager.StatPrefix = c.Listener
+	manager.HttpFilters = append(manager.HttpFilters, resources.RouterFilter())
+	// The connection is the same Envoy's: what it says of the client holds, and
+	// it names the server.
+	manager.UseRemoteAddress = wrapperspb.Bool(false)
+	manager.ServerHeaderTransformation = hcmv3.HttpConnectionManager_PASS_THROUGH
+	manager.StreamIdleTimeout = durationpb.New(doorIdle)
+	manager.Http2ProtocolOptions = resources.HTTP2(maxStreams).GetExplicitHttpConfig().GetHttp2ProtocolOptions()
+	manager.Http2ProtocolOptions.ConnectionKeepalive = nil // nobody is far away
+	packed, err := pack(manager)
+	if err != nil {
+		return nil, err
+	}
+	control, err := c.control()
+	if err != nil {
+		return nil, err
+	}
+	door, err := doorCluster(c.Listener)
+	if err != nil {
+		return nil, err
+	}
+	extension, err := pack(&internalv3.InternalListener{})
+	if err != nil {
+		return nil, err
+	}
+	h := &Host{
+		Clusters: []*clusterv3.Cluster{control, door},
+		Listener: &listenerv3.Listener{
+			Name:              c.Listener,
+			ListenerSpecifier: &listenerv3.Listener_InternalListener{InternalListener: &listenerv3.Listener_InternalListenerConfig{}},
+			FilterChains: []*listenerv3.FilterChain{{Filters: []*listenerv3.Filter{{
+				Name:       "envoy.filters.network.http_connection_manager",
+				ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: packed},
+			}}}},
+			PerConnectionBufferLimitBytes: wrapperspb.UInt32(bufferLimit),
+		},
+		Route:     route(DoorCluster),
+		Bootstrap: c.bootstrap(),
+	}
+	if h.Bootstrap == nil {
+		h.Bootstrap = new(bootstrapv3.Bootstrap)
+	}
+	h.Bootstrap.BootstrapExtensions = []*corev3.TypedExtensionConfig{{Name: "envoy.bootstrap.internal_listener", TypedConfig: extension}}
+	if c.Fallback == "" {
+		return h, nil
+	}
+	either, err := eitherCluster(c.Fallback)
+	if err != nil {
+		return nil, err
+	}
+	h.Clusters = append(h.Clusters, either)
+	h.Route = route(fallbackCluster)
+	h.Route.GetRoute().RetryPolicy, err = fallBack()
+	if err != nil {
+		return nil, err
+	}
+	h.Route.RequestBodyBufferLimit = wrapperspb.UInt64(bufferLimit)
+	return h, nil
+}
+
+// doorCluster leads to the internal listener, in HTTP/2: a connection per
+// worker.
+func doorCluster(listener string) (*clusterv3.Cluster, error) {
+	c, err := http2Cluster(DoorCluster)
+	if err != nil {
+		return nil, err
+	}
+	c.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC}
+	c.CircuitBreakers = roomy()
+	c.LoadAssignment = &endpointv3.ClusterLoadAssignment{ClusterName: DoorCluster, Endpoints: []*endpointv3.LocalityLbEndpoints{{
+		LbEndpoints: []*endpointv3.LbEndpoint{endpoint(&corev3.Address{
+			Address: &corev3.Address_EnvoyInternalAddress{EnvoyInternalAddress: &corev3.EnvoyInternalAddress{
+				AddressNameSpecifier: &corev3.EnvoyInternalAddress_ServerListenerName{ServerListenerName: listener},
+			}},
+		})},
+	}}}
+	return c, nil
+}
+
+// eitherCluster is the door and, behind it, the fallback.
+func eitherCluster(fallback string) (*clusterv3.Cluster, error) {
+	config, err := pack(&aggregatev3.ClusterConfig{Clusters: []string{DoorCluster, fallback}})
+	if err != nil {
+		return nil, err
+	}
+	return &clusterv3.Cluster{
+		Name:                 fallbackCluster,
+		LbPolicy:             clusterv3.Cluster_CLUSTER_PROVIDED,
+		ClusterDiscoveryType: &clusterv3.Cluster_ClusterType{ClusterType: &clusterv3.Cluster_CustomClusterType{Name: "envoy.clusters.aggregate", TypedConfig: config}},
+		// Retries are counted here, and at Envoy's start every request is one.
+		CircuitBreakers: roomy(),
+	}, nil
+}
+
+func roomy() *clusterv3.CircuitBreakers {
+	limit := wrapperspb.UInt32(maxStreams)
+	return &clusterv3.CircuitBreakers{Thresholds: []*clusterv3.CircuitBreakers_Thresholds{{
+		MaxConnections: limit, MaxPendingRequests: limit, MaxRequests: limit, MaxRetries: limit,
+	}}}
+}
+
+func route(cluster string) *routev3.Route {
+	return &routev3.Route{
+		Match: &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_Prefix{Prefix: "/"}},
+		Action: &routev3.Route_Route{Route: &routev3.RouteAction{
+			ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: cluster},
+			// The default of 15 s would cut a token stream, with status 200.
+			Timeout:     durationpb.New(0),
+			IdleTimeout: durationpb.New(doorIdle),
+		}},
+	}
+}
+
+// fallBack tries the cluster behind the door once, for requests of which the
+// door says that they reached nobody.
+func fallBack() (*routev3.RetryPolicy, error) {
+	behind, err := pack(&previousprioritiesv3.PreviousPrioritiesConfig{UpdateFrequency: 1})
+	if err != nil {
+		return nil, err
+	}
+	return &routev3.RetryPolicy{
+		RetryOn:    "retriable-headers,connect-failure",
+		NumRetries: wrapperspb.UInt32(1),
+		RetriableHeaders: []*routev3.HeaderMatcher{{
+			Name: UnroutedHeader, HeaderMatchSpecifier: &routev3.HeaderMatcher_PresentMatch{PresentMatch: true},
+		}},
+		RetryPriority: &routev3.RetryPolicy_RetryPriority{
+			Name:       "envoy.retry_priorities.previous_priorities",
+			ConfigType: &routev3.RetryPolicy_RetryPriority_TypedConfig{TypedConfig: behind},
+		},
+		RetryBackOff: &routev3.RetryPolicy_RetryBackOff{
+			BaseInterval: durationpb.New(fallbackPause), MaxInterval: durationpb.New(fallbackMaxPause),
+		},
+	}, nil
+}

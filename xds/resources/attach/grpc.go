@@ -1,0 +1,128 @@
+package attach
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// Files are the PEM files of a gRPC client's mutual TLS with the control plane.
+type Files struct {
+	Cert, Key, CA string // all, or none for plain text
+}
+
+// GRPCConfig says what a gRPC client is to be told.
+type GRPCConfig struct {
+	// Control are the host:port of the control planes, of which the first that
+	// answers is used. At least one.
+	Control []string
+	TLS     Files
+	// Bootstrap is the client's present bootstrap, whose default control plane
+	// and other authorities stay. nil: Cascade is all that it has, and NodeID
+	// names it.
+	Bootstrap []byte
+	NodeID    string
+}
+
+// server is an entry of xds_servers.
+type server struct {
+	URI      string        `json:"server_uri"`
+	Creds    []credentials `json:"channel_creds"`
+	Features []string      `json:"server_features"`
+}
+
+type credentials struct {
+	Type   string          `json:"type"`
+	Config *certificateSet `json:"config,omitempty"`
+}
+
+type certificateSet struct {
+	Cert string `json:"certificate_file"`
+	Key  string `json:"private_key_file"`
+	CA   string `json:"ca_certificate_file"`
+}
+
+// authority is an entry of authorities.
+type authority struct {
+	Template string   `json:"client_listener_resource_name_template"`
+	Servers  []server `json:"xds_servers"`
+}
+
+// GRPC renders a gRPC client's bootstrap in which Cascade is an authority: the
+// client dials xds://cascade/<model>, and everything else goes where it went.
+func GRPC(c GRPCConfig) ([]byte, error) {
+	out, err := c.render()
+	if err != nil {
+		return nil, fmt.Errorf("attach: %w", err)
+	}
+	return out, nil
+}
+
+func (c GRPCConfig) render() ([]byte, error) {
+	if len(c.Control) == 0 {
+		return nil, fmt.Errorf("control: give the control plane's host:port")
+	}
+	creds := credentials{Type: "insecure"}
+	if c.TLS != (Files{}) {
+		if c.TLS.Cert == "" || c.TLS.Key == "" || c.TLS.CA == "" {
+			return nil, fmt.Errorf("tls: cert, key and ca go together")
+		}
+		creds = credentials{"tls", &certificateSet{c.TLS.Cert, c.TLS.Key, c.TLS.CA}}
+	}
+	var servers []server
+	for _, a := range c.Control {
+		if _, _, err := split(a); err != nil {
+			return nil, fmt.Errorf("control: %w", err)
+		}
+		servers = append(servers, server{a, []credentials{creds}, []string{"xds_v3"}})
+	}
+	boot := make(map[string]json.RawMessage)
+	if c.Bootstrap != nil {
+		if err := json.Unmarshal(c.Bootstrap, &boot); err != nil {
+			return nil, fmt.Errorf("the client's bootstrap: %w", err)
+		}
+	} else {
+		if c.NodeID == "" {
+			return nil, fmt.Errorf("node id: every client needs one of its own")
+		}
+		node := struct {
+			ID string `json:"id"`
+		}{c.NodeID}
+		if err := set(boot, "node", node); err != nil {
+			return nil, err
+		}
+		if err := set(boot, "xds_servers", servers); err != nil {
+			return nil, err
+		}
+	}
+	authorities := make(map[string]json.RawMessage)
+	if raw, ok := boot["authorities"]; ok {
+		if err := json.Unmarshal(raw, &authorities); err != nil {
+			return nil, fmt.Errorf("the client's bootstrap: authorities: %w", err)
+		}
+	}
+	if err := set(authorities, resources.Authority, authority{resources.FederatedListenerTemplate, servers}); err != nil {
+		return nil, err
+	}
+	if err := set(boot, "authorities", authorities); err != nil {
+		return nil, err
+	}
+	raw, err := json.Marshal(boot)
+	if err != nil {
+		return nil, err
+	}
+	var out bytes.Buffer
+	if err := json.Indent(&out, raw, "", "  "); err != nil {
+		return nil, err
+	}
+	out.WriteByte('\n')
+	return out.Bytes(), nil
+}
+
+func set(m map[string]json.RawMessage, key string, v any) error {
+	raw, err := json.Marshal(v)
+	m[key] = raw
+	return err
+}
