@@ -62,7 +62,7 @@ func decode(from, to policies.ReplicaID, t *api.Transfer) (transfer.Message, err
 		if len(o.GetTicket()) != transport.TicketSize {
 			return m, fmt.Errorf("a ticket of %d bytes: want %d", len(o.GetTicket()), transport.TicketSize)
 		}
-		m.Offers = append(m.Offers, transport.Offer{Transport: o.GetTransport(), Address: o.GetAddress(), Ticket: [transport.TicketSize]byte(o.GetTicket())})
+		m.Offers = append(m.Offers, transport.Offer{Transport: o.GetTransport(), Address: o.GetAddress(), Ticket: [transport.TicketSize]byte(o.GetTicket()), Source: from})
 	}
 	if m.Kind == transfer.Round || m.Kind == transfer.Manifest {
 		m.Table = &transfer.Table{IDs: t.GetIds(), Blocks: t.GetBlocks(), Sums: t.GetSums()}

@@ -16,7 +16,7 @@ import (
 func full(k transfer.Kind) transfer.Message {
 	m := transfer.Message{Kind: k, From: "b", To: "a", Move: bidask.Deal{Seller: "b/x", Number: 7}, Round: 3, Why: transfer.Silent, Epoch: 9, Request: "f/1", Front: "f", Target: "a",
 		Way: transfer.Live, Engine: transfer.Engine{Fingerprint: 1 << 63, BlockTokens: 16, TokenBytes: 114_688}, VersionMin: 1, VersionMax: 2, Transports: []string{"shm", "tcp"},
-		Offers: []transport.Offer{{Transport: "tcp", Address: "host:1", Ticket: [transport.TicketSize]byte{1, 2, 15: 9}}},
+		Offers: []transport.Offer{{Transport: "tcp", Address: "host:1", Ticket: [transport.TicketSize]byte{1, 2, 15: 9}, Source: "b"}},
 		Span:   transfer.Span{From: 32, Computed: 99, Length: 100, Generation: 4, Hash: 1<<64 - 1, Prompt: 50, Cached: 16}}
 	if k == transfer.Round || k == transfer.Manifest {
 		m.Table = &transfer.Table{IDs: []uint32{1, 2}, Blocks: []uint32{3}, Sums: []uint32{4, 5}}
