@@ -3,7 +3,6 @@ package lrs
 import (
 	"maps"
 	"net/netip"
-	"slices"
 	"sync"
 	"time"
 
@@ -217,11 +216,12 @@ func (b *Book) Seen(now time.Time) map[netip.AddrPort]load.Seen {
 }
 
 // Active is how many requests the nodes have in progress on endpoints of a
-// cluster; an address is IP:port. They are known when every node has reported
+// cluster, or of all clusters that take their endpoints from one assignment; an
+// address is IP:port. They are known when every node has reported
 // within three intervals, and some node has: what a node that fell silent has in
 // progress is not known until it is forgotten, ten seconds after its stream has
 // ended. Requests that a node attributes to no endpoint are counted.
-func (b *Book) Active(now time.Time, clusterName string, addresses []string) (requests int, known bool) {
+func (b *Book) Active(now time.Time, name string, addresses []string) (requests int, known bool) {
 	wanted := make(map[netip.AddrPort]bool, len(addresses))
 	for _, text := range addresses {
 		a, err := netip.ParseAddrPort(text)
@@ -244,14 +244,15 @@ func (b *Book) Active(now time.Time, clusterName string, addresses []string) (re
 		default:
 			continue
 		}
-		i := slices.IndexFunc(d.clusters, func(c cluster) bool { return c.name == clusterName })
-		if i < 0 {
-			continue
-		}
-		requests += d.clusters[i].unplaced
-		for _, e := range d.clusters[i].endpoints {
-			if wanted[e.address] {
-				requests += e.active
+		for _, c := range d.clusters {
+			if c.name != name && c.service != name {
+				continue
+			}
+			requests += c.unplaced
+			for _, e := range c.endpoints {
+				if wanted[e.address] {
+					requests += e.active
+				}
 			}
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
+	"slices"
 	"strings"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -22,8 +23,8 @@ const (
 	maxName      = 256     // bytes of a node's id or cluster
 )
 
-// clusterPrefix begins the names of the clusters that Cascade makes.
-const clusterPrefix = "cascade/"
+// prefixes begin the names of the clusters that Cascade makes, in all spellings.
+var prefixes = [...]string{"cascade/", "xdstp://cascade/"}
 
 // Fields of the messages that are read here, by their numbers.
 const (
@@ -38,13 +39,13 @@ const (
 // describe it in every message, of which two names are wanted, once. It decodes
 // itself into what is kept. It is a message to gRPC by its methods alone.
 type frame struct {
-	id, cluster string // of the node; empty when the message has none
-	clusters    []cluster
+	node     *corev3.Node // id and cluster alone; nil when the message has none
+	clusters []cluster
 }
 
 // cluster is what a node tells of one of Cascade's clusters.
 type cluster struct {
-	name                    string
+	name, service           string // of the cluster and of its endpoints
 	success, errors, issued uint64 // since the message before
 	// unplaced are requests in progress that no endpoint was named for: gRPC
 	// clients report by locality.
@@ -62,11 +63,16 @@ type endpoint struct {
 	share float64
 }
 
+// The methods that make it a message to gRPC, which only receives it.
+
 func (*frame) ProtoMessage()              {}
 func (f *frame) Reset()                   { *f = frame{} }
-func (f *frame) String() string           { return fmt.Sprintf("load of %q: %d clusters", f.id, len(f.clusters)) }
-func (*frame) Marshal() ([]byte, error)   { return nil, errors.New("lrs: frames are only received") }
+func (f *frame) String() string           { return fmt.Sprintf("%d clusters of %v", len(f.clusters), f.node) }
 func (f *frame) Unmarshal(b []byte) error { return f.decode(b) }
+func (*frame) Marshal() ([]byte, error)   { return nil, errors.New("lrs: frames are only received") }
+
+// GetNode is the name that interceptors bind to a certificate.
+func (f *frame) GetNode() *corev3.Node { return f.node }
 
 // decode reads a message. Nothing of b is kept. Fields that are not known are
 // skipped; what is out of bounds is refused.
@@ -99,12 +105,15 @@ func (f *frame) decode(b []byte) error {
 }
 
 func (f *frame) decodeNode(b []byte) error {
+	if f.node == nil {
+		f.node = new(corev3.Node)
+	}
 	return fields(b, func(n protowire.Number, v []byte) error {
-		to := &f.id
+		to := &f.node.Id
 		switch n {
 		case nodeID:
 		case nodeCluster:
-			to = &f.cluster
+			to = &f.node.Cluster
 		default:
 			return nil
 		}
@@ -116,11 +125,15 @@ func (f *frame) decodeNode(b []byte) error {
 	})
 }
 
+func isOurs(name string) bool {
+	return slices.ContainsFunc(prefixes[:], func(p string) bool { return strings.HasPrefix(name, p) })
+}
+
 // isCascades reads the name of a ClusterStats, and no more.
 func isCascades(b []byte) (ours bool, err error) {
 	err = fields(b, func(n protowire.Number, v []byte) error {
 		if n == clusterStatsName {
-			ours = strings.HasPrefix(string(v), clusterPrefix)
+			ours = isOurs(string(v))
 		}
 		return nil
 	})
@@ -156,7 +169,7 @@ func fields(b []byte, do func(protowire.Number, []byte) error) error {
 }
 
 func clusterOf(m *endpointv3.ClusterStats) cluster {
-	c := cluster{name: m.GetClusterName()}
+	c := cluster{name: m.GetClusterName(), service: m.GetClusterServiceName()}
 	for _, l := range m.GetUpstreamLocalityStats() {
 		c.success = plus(c.success, l.GetTotalSuccessfulRequests())
 		c.errors = plus(c.errors, l.GetTotalErrorRequests())

@@ -79,7 +79,7 @@ func TestFrame(t *testing.T) {
 	byLocality.UpstreamLocalityStats[0].TotalRequestsInProgress = 4
 
 	f := unpack(t, request("e1", stats("xds", on(1, 1)), stats("cascade/m/s0/rr", full, lies, noPort), byLocality))
-	if f.id != "e1" || f.cluster != "edge" || len(f.clusters) != 2 {
+	if f.node.GetId() != "e1" || f.node.GetCluster() != "edge" || len(f.node.Extensions) > 0 || len(f.clusters) != 2 {
 		t.Fatalf("%+v", f)
 	}
 	c := f.clusters[0]
@@ -96,7 +96,7 @@ func TestFrame(t *testing.T) {
 	if f.clusters[1].unplaced != 4 {
 		t.Errorf("by locality: %+v", f.clusters[1])
 	}
-	if f := unpack(t, &loadstatsv3.LoadStatsRequest{}); f.id != "" || len(f.clusters) != 0 {
+	if f := unpack(t, &loadstatsv3.LoadStatsRequest{}); f.node != nil || len(f.clusters) != 0 {
 		t.Errorf("empty: %+v", f)
 	}
 }
@@ -155,12 +155,12 @@ func FuzzFrame(f *testing.F) {
 		}
 		ours := 0
 		for _, c := range want.GetClusterStats() {
-			if strings.HasPrefix(c.GetClusterName(), clusterPrefix) {
+			if isOurs(c.GetClusterName()) {
 				ours++
 			}
 		}
-		if len(got.clusters) != ours || got.id != want.GetNode().GetId() {
-			t.Fatalf("%d clusters of %q, want %d of %q", len(got.clusters), got.id, ours, want.GetNode().GetId())
+		if len(got.clusters) != ours || got.node.GetId() != want.GetNode().GetId() {
+			t.Fatalf("%d clusters of %q, want %d of %q", len(got.clusters), got.node.GetId(), ours, want.GetNode().GetId())
 		}
 	})
 }

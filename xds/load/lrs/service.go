@@ -32,7 +32,8 @@ type Config struct {
 	// Book takes in what is reported. Required.
 	Book *Book
 	// Admit says why a peer may not report as the node that it claims to be, as
-	// a gRPC status; nil admits everybody. The context is that of its stream.
+	// a gRPC status; nil admits everybody, which is for a server whose interceptors
+	// bind nodes to certificates. The context is that of its stream.
 	Admit  func(ctx context.Context, node string) error
 	Logger *slog.Logger // nil discards
 }
@@ -116,7 +117,7 @@ func (s *Service) converse(stream loadstatsv3.LoadReportingService_StreamLoadSta
 	if err != nil {
 		return ended(err)
 	}
-	node := first.id
+	node := first.node.GetId()
 	if node == "" {
 		return status.Error(codes.InvalidArgument, "load report: the first message must name its node")
 	}
@@ -128,7 +129,7 @@ func (s *Service) converse(stream loadstatsv3.LoadReportingService_StreamLoadSta
 	if s.cfg.Book.streams(node) >= maxStreams {
 		return status.Errorf(codes.ResourceExhausted, "load report: node %.80q has more than %d streams: give every proxy an id of its own", node, maxStreams)
 	}
-	number := s.cfg.Book.open(time.Now(), node, first.cluster)
+	number := s.cfg.Book.open(time.Now(), node, first.node.GetCluster())
 	defer func() { s.cfg.Book.close(time.Now(), number) }()
 	s.log.Debug("node reports its load", "node", node)
 	err = stream.Send(&loadstatsv3.LoadStatsResponse{
@@ -146,8 +147,8 @@ func (s *Service) converse(stream loadstatsv3.LoadReportingService_StreamLoadSta
 		}
 		now := time.Now()
 		switch {
-		case f.id != "" && f.id != node:
-			return status.Errorf(codes.InvalidArgument, "load report: the stream of node %.80q cannot report for %.80q", node, f.id)
+		case f.node.GetId() != "" && f.node.GetId() != node:
+			return status.Errorf(codes.InvalidArgument, "load report: the stream of node %.80q cannot report for %.80q", node, f.node.GetId())
 		case !budget.take(now):
 			return status.Errorf(codes.ResourceExhausted, "load report: more than %d messages a second", reportRate)
 		}
