@@ -40,6 +40,10 @@ type Config struct {
 	// matter. nil is plain text, which only loopback addresses may listen for.
 	// The admin server is always plain text, and on loopback.
 	TLS *tls.Config
+	// TrustDomain makes clients of the gRPC server be who their certificates say
+	// (package binding): proxies and migrators ask for and report their own. It
+	// needs TLS that demands certificates. "" believes what clients claim.
+	TrustDomain string
 	// Length is the host:port, on loopback, of the length service where it
 	// cannot share the gRPC server's: with TLS, because the proxy beside it
 	// calls it without a certificate. "" means 127.0.0.1:18002.
@@ -109,6 +113,9 @@ func (c Config) validate() error {
 		if err := loopback(listen); err != nil {
 			return fmt.Errorf("listen %s: %w: give TLS, or an address of loopback", listen, err)
 		}
+	}
+	if c.TrustDomain != "" && c.TLS == nil {
+		return fmt.Errorf("trust domain %s: identities are in certificates: give TLS", c.TrustDomain)
 	}
 	if err := loopback(admin); err != nil {
 		return fmt.Errorf("admin %s: %w: the admin page has no authentication; give an address of loopback", admin, err)

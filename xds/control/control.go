@@ -13,6 +13,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	policylength "github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/xds/api"
+	"github.com/cascadeinfer/cascade/xds/binding"
 	"github.com/cascadeinfer/cascade/xds/cache"
 	"github.com/cascadeinfer/cascade/xds/fleet"
 	"github.com/cascadeinfer/cascade/xds/length"
@@ -31,7 +32,8 @@ type Control struct {
 	ledger    *publish.Ledger
 	xds       *serve.Server
 	publisher *publish.Publisher
-	length    *length.Server // nil: the estimator is not ours
+	binder    *binding.Binder // nil: clients are whom they claim to be
+	length    *length.Server  // nil: the estimator is not ours
 	adapters  adapters
 	health    *health.Server
 	registry  *prometheus.Registry
@@ -72,6 +74,11 @@ func (c *Control) init() error {
 	}
 	c.registry = prometheus.NewRegistry()
 	c.registry.MustRegister(collector{c})
+	if c.cfg.TrustDomain != "" {
+		if c.binder, err = binding.New(binding.Config{TrustDomain: c.cfg.TrustDomain, Logger: c.log}); err != nil {
+			return err
+		}
+	}
 	settings := c.cfg.Settings
 	if settings.Estimator == resources.ExtProc && settings.Length == "" {
 		if settings.Length, err = c.initLength(); err != nil {

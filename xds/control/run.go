@@ -34,6 +34,9 @@ func (c *Control) serveGRPC(ctx context.Context, g *errgroup.Group) {
 	if c.length != nil && c.lengthListener == nil {
 		extra = c.length.Options()
 	}
+	if c.binder != nil {
+		extra = append(extra, c.binder.Options()...)
+	}
 	server := grpc.NewServer(serverOptions(c.cfg.TLS, extra...)...)
 	c.xds.Register(ctx, server)
 	api.RegisterFleetServer(server, c.fleet.Service())

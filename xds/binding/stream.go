@@ -1,0 +1,111 @@
+package binding
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/peer"
+
+	"github.com/cascadeinfer/cascade/policies/identity"
+)
+
+// stream is one bound stream. It is read by one goroutine at a time.
+type stream struct {
+	grpc.ServerStream
+	binder *Binder
+	id     identity.ID
+	method string
+	why    atomic.Pointer[error] // why it was refused
+	named  bool                  // a message has named the sender
+}
+
+// RecvMsg gives the service the next message, if it is the identity's.
+func (s *stream) RecvMsg(m any) error {
+	if why := s.why.Load(); why != nil {
+		return *why
+	}
+	if err := s.ServerStream.RecvMsg(m); err != nil {
+		return err
+	}
+	must := mustName
+	if s.named {
+		must = mayName
+	}
+	if err := check(s.id, m, must); err != nil {
+		err = s.binder.refuse(s.Context(), s.id, s.method, err)
+		s.why.Store(&err)
+		return err
+	}
+	s.named = true
+	return nil
+}
+
+const (
+	// quiet is how long nothing more is logged about an identity that was refused.
+	quiet = time.Minute
+	// maxTold bounds the identities that are remembered for it. While there are as
+	// many, nobody else is logged: names must not fill the log.
+	maxTold = 1024
+)
+
+// notes counts refusals and logs those that are news.
+type notes struct {
+	log *slog.Logger
+
+	mu    sync.Mutex
+	told  map[string]time.Time
+	swept time.Time // when told was last gone through
+	count uint64
+}
+
+func (n *notes) total() uint64 {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.count
+}
+
+// refused notes a refusal of an identity or, without one, of a machine.
+func (n *notes) refused(ctx context.Context, id identity.ID, method string, why error) {
+	address := ""
+	if p, ok := peer.FromContext(ctx); ok && p.Addr != nil {
+		address = p.Addr.String()
+	}
+	who := id.String()
+	if id == (identity.ID{}) {
+		who = address
+		if host, _, err := net.SplitHostPort(address); err == nil {
+			who = host
+		}
+	}
+	if n.news(who, time.Now()) {
+		n.log.Warn("a client is not who it must be and is refused", "client", who, "peer", address, "method", method, "error", why)
+	}
+}
+
+// news counts a refusal and reports whether it is to be logged.
+func (n *notes) news(who string, now time.Time) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.count++
+	if at, ok := n.told[who]; ok && now.Sub(at) < quiet {
+		return false
+	}
+	if len(n.told) >= maxTold && now.Sub(n.swept) >= time.Second {
+		n.swept = now
+		for other, at := range n.told {
+			if now.Sub(at) >= quiet {
+				delete(n.told, other)
+			}
+		}
+	}
+	if len(n.told) >= maxTold {
+		return false
+	}
+	n.told[who] = now
+	return true
+}
