@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cascadeinfer/cascade/cmd/wire"
+	"github.com/cascadeinfer/cascade/policies/identity"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
@@ -42,7 +43,7 @@ with "state" set, the plan and the counters are kept.`,
 }
 
 func (s *settings) runControl(ctx context.Context, fleet wire.Fleet, path string) error {
-	m, err := s.member(fleet, "")
+	m, err := s.member(fleet, component{role: identity.Control}, "")
 	if err != nil {
 		return err
 	}
@@ -51,7 +52,7 @@ func (s *settings) runControl(ctx context.Context, fleet wire.Fleet, path string
 	if err != nil {
 		return err
 	}
-	cc.TLS = m.id.server("h2")
+	cc.TLS, cc.TrustDomain = m.id.Server("h2"), fleet.Fleet.TLS.TrustDomain
 	c, err := control.New(cc)
 	if err != nil {
 		return err

@@ -10,18 +10,18 @@ import (
 // member is what a daemon of a fleet begins with.
 type member struct {
 	log *slog.Logger
-	id  *identity
+	id  keyring
 	// control is host:port of the control plane.
 	control string
 }
 
 // member sets a daemon up; control overrides control.listen of the file where
 // it is not empty. Its id must be closed.
-func (s *settings) member(fleet wire.Fleet, control string) (member, error) {
+func (s *settings) member(fleet wire.Fleet, who component, control string) (member, error) {
 	log, err := s.logger()
 	if err != nil {
 		return member{}, err
 	}
-	id, err := newIdentity(fleet.TLS(), tlsRefresh)
+	id, err := newKeyring(fleet.TLS(who.role, cmp.Or(who.name, string(who.role))), who, log)
 	return member{log: log, id: id, control: cmp.Or(control, fleet.Fleet.Control.Listen)}, err
 }

@@ -13,10 +13,12 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/config"
 	"github.com/cascadeinfer/cascade/cmd/daemon"
 	"github.com/cascadeinfer/cascade/cmd/handover"
+	"github.com/cascadeinfer/cascade/cmd/mtls"
 	"github.com/cascadeinfer/cascade/cmd/tracing"
 	"github.com/cascadeinfer/cascade/cmd/wire"
 	"github.com/cascadeinfer/cascade/migrator/stream"
 	"github.com/cascadeinfer/cascade/migrator/uplink"
+	"github.com/cascadeinfer/cascade/policies/identity"
 )
 
 // migratorFlags are the flags of "cascade migrator".
@@ -77,12 +79,12 @@ by OTLP over gRPC; the other variables of OpenTelemetry count, too.`,
 }
 
 func (s *settings) runMigrator(ctx context.Context, fleet wire.Fleet, r config.Replica, m *migratorFlags) error {
-	fm, err := s.member(fleet, m.control)
+	fm, err := s.member(fleet, component{identity.Migrator, r.ID}, m.control)
 	if err != nil {
 		return err
 	}
 	defer fm.id.close()
-	conn, err := grpc.NewClient(fm.control, grpc.WithTransportCredentials(fm.id.credentials(fm.control)), uplink.ConnectParams())
+	conn, err := grpc.NewClient(fm.control, grpc.WithTransportCredentials(mtls.Credentials(fm.id.ToControl(fm.control))), uplink.ConnectParams())
 	if err != nil {
 		return fmt.Errorf("control plane %s: %w", fm.control, err)
 	}
@@ -103,8 +105,8 @@ func (s *settings) runMigrator(ctx context.Context, fleet wire.Fleet, r config.R
 	}
 
 	d, err := daemon.New(daemon.Config{
-		Fleet: fleet, Replica: r, Control: conn, Clients: doors.clients, Peers: fm.id.listener(doors.peers), Listen: next.again(clientsDoor),
-		TLS: fm.id.migrator(), Runtime: m.runtime, Drain: m.drain, Tracer: spans.Tracer("migrator"), Logger: fm.log,
+		Fleet: fleet, Replica: r, Control: conn, Clients: doors.clients, Peers: fm.id.Listener(doors.peers), Listen: next.again(clientsDoor),
+		TLS: fm.id.Keys, Runtime: m.runtime, Drain: m.drain, Tracer: spans.Tracer("migrator"), Logger: fm.log,
 	})
 	if err != nil {
 		doors.close()

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cascadeinfer/cascade/cmd/wire"
+	"github.com/cascadeinfer/cascade/policies/identity"
 	"github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/proxy"
 )
@@ -70,14 +71,14 @@ func defaultNodeID(kind string) string {
 }
 
 func (s *settings) runProxy(ctx context.Context, fleet wire.Fleet, p *proxyFlags) error {
-	m, err := s.member(fleet, p.control)
+	m, err := s.member(fleet, component{identity.Proxy, p.nodeID}, p.control)
 	if err != nil {
 		return err
 	}
 	defer m.id.close()
 	metrics := newRegistry()
 	cfg := proxy.Config{
-		Client:       client.Config{Target: m.control, TLS: m.id.client(m.control), NodeID: p.nodeID},
+		Client:       client.Config{Target: m.control, TLS: m.id.ToControl(m.control), NodeID: p.nodeID},
 		DrainTimeout: p.drain, Registry: metrics, Logger: m.log,
 	}
 	if p.listen != "" {

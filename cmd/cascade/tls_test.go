@@ -21,6 +21,8 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/config"
+	"github.com/cascadeinfer/cascade/cmd/mtls"
+	"github.com/cascadeinfer/cascade/policies/identity"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 )
 
@@ -90,15 +92,14 @@ func (a *authority) issue(dir, host string, serial int64) config.TLS {
 	return files
 }
 
-// identityOf opens an identity of files for the test's time.
-func identityOf(t *testing.T, files config.TLS) *identity {
+// keysOf reads the keys of files.
+func keysOf(t *testing.T, files config.TLS, want identity.Want) *mtls.Keys {
 	t.Helper()
-	id, err := newIdentity(files, 10*time.Millisecond)
+	keys, err := mtls.New(mtls.Config{Cert: files.Cert, Key: files.Key, CA: files.CA, Self: want})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(id.close)
-	return id
+	return keys
 }
 
 // TestFleetUnderTLS runs the parts with mutual TLS between them, through both
@@ -136,7 +137,7 @@ func TestFleetUnderTLS(t *testing.T) {
 			}
 
 			// Between migrators: in with the fleet's certificate.
-			peers, scheme := identityOf(t, files).peers()
+			peers, scheme := keysOf(t, files, identity.Want{}).Peers(func(string) string { return "" })
 			client := &http.Client{Transport: peers, Timeout: patience}
 			resp, err := client.Get(scheme + "://" + s.peers + "/nothing")
 			if err != nil {
@@ -148,7 +149,7 @@ func TestFleetUnderTLS(t *testing.T) {
 				t.Errorf("a peer: %s", resp.Status)
 			}
 
-			stranger := identityOf(t, newAuthority(t).issue(t.TempDir(), "127.0.0.1", 2)).client("127.0.0.1")
+			stranger := keysOf(t, newAuthority(t).issue(t.TempDir(), "127.0.0.1", 2), identity.Want{}).ToControl("127.0.0.1")
 			stranger.VerifyConnection = nil
 			for _, door := range []string{s.control, s.peers} {
 				if err := knock(door, &tls.Config{InsecureSkipVerify: true}); err == nil || !strings.Contains(err.Error(), "certificate required") {
@@ -191,37 +192,19 @@ func TestClientsCheckTheDialledName(t *testing.T) {
 		{"127.0.0.1", "127.0.0.1:1", true}, {"127.0.0.2", "127.0.0.1:1", false}, {"control", "control:1", true},
 		{"control", "other:1", false}, {"control", "127.0.0.1:1", false},
 	} {
-		id := identityOf(t, a.issue(t.TempDir(), c.host, 2))
-		if _, err := handshake(t, id, id.client(c.dialled)); (err == nil) != c.good {
+		keys := keysOf(t, a.issue(t.TempDir(), c.host, 2), identity.Want{})
+		if _, err := handshake(t, keys, keys.ToControl(c.dialled)); (err == nil) != c.good {
 			t.Errorf("certificate of %s, dialled %s: %v", c.host, c.dialled, err)
 		}
 	}
 }
 
-// TestCertificatesRotate replaces the files: the next handshake has the new ones.
-func TestCertificatesRotate(t *testing.T) {
-	a, dir := newAuthority(t), t.TempDir()
-	id := identityOf(t, a.issue(dir, "127.0.0.1", 2))
-	if serial, err := handshake(t, id, id.client("127.0.0.1:1")); err != nil || serial != 2 {
-		t.Fatalf("serial %d, %v", serial, err)
-	}
-	a.issue(dir, "127.0.0.1", 3)
-	every := time.NewTicker(tick)
-	defer every.Stop()
-	for end := time.Now().Add(patience); time.Now().Before(end); <-every.C {
-		if serial, err := handshake(t, id, id.client("127.0.0.1:1")); err == nil && serial == 3 {
-			return
-		}
-	}
-	t.Error("the new certificate was not taken up")
-}
-
 // handshake returns the serial number of the server's certificate.
-func handshake(t *testing.T, server *identity, client *tls.Config) (int64, error) {
+func handshake(t *testing.T, server *mtls.Keys, client *tls.Config) (int64, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	l, err := tls.Listen("tcp", "127.0.0.1:0", server.server("h2"))
+	l, err := tls.Listen("tcp", "127.0.0.1:0", server.Server("h2"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -245,26 +228,4 @@ func handshake(t *testing.T, server *identity, client *tls.Config) (int64, error
 		return 0, err
 	}
 	return c.ConnectionState().PeerCertificates[0].SerialNumber.Int64(), nil
-}
-
-func TestBadFilesAreNamed(t *testing.T) {
-	dir := t.TempDir()
-	good := newAuthority(t).issue(dir, "127.0.0.1", 2)
-	for _, c := range []struct {
-		breaks func(*config.TLS)
-		want   string
-	}{
-		{func(f *config.TLS) { f.Cert = filepath.Join(dir, "no.pem") }, "no.pem: no such file"},
-		{func(f *config.TLS) { f.Key = f.Cert }, "cert.pem"},
-		{func(f *config.TLS) { f.CA = f.Key }, "key.pem holds no PEM certificate"},
-	} {
-		files := good
-		c.breaks(&files)
-		if _, err := newIdentity(files, time.Second); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%+v: %v, want %q", files, err, c.want)
-		}
-	}
-	if id, err := newIdentity(config.TLS{}, time.Second); id != nil || err != nil {
-		t.Errorf("no files: %v, %v", id, err)
-	}
 }

@@ -154,9 +154,20 @@ type Planner struct {
 }
 
 // TLS names PEM files for mutual TLS between Cascade's components. All empty:
-// plaintext, allowed on loopback only.
+// plaintext, allowed on loopback only. Files are read again every 10 s, so that
+// certificates rotate without a restart.
 type TLS struct {
-	Cert string `yaml:"cert,omitempty"` // certificate chain
-	Key  string `yaml:"key,omitempty"`  // private key
-	CA   string `yaml:"ca,omitempty"`   // authorities of the peers
+	// Cert is the certificate chain, Key its private key. With a trust domain
+	// {role} and {name} in these paths stand for the component that reads them, so
+	// that one fleet file serves all: control, migrator or proxy, and its name
+	// there (for migrators the replica's id, for proxies the node id).
+	Cert string `yaml:"cert,omitempty"`
+	Key  string `yaml:"key,omitempty"`
+	CA   string `yaml:"ca,omitempty"` // authorities of the peers
+	// TrustDomain gives every component an identity: its certificate has one URI
+	// name, spiffe://<trust domain>/<role>/<name>, and nobody is believed to be
+	// anybody else. Then certificates need no host names. Empty: a certificate of
+	// the authority is enough, for clients, and one for the dialled host, for
+	// servers.
+	TrustDomain string `yaml:"trust_domain,omitempty"`
 }

@@ -192,9 +192,7 @@ func (f *Fleet) validatePlanner(c *checker) {
 
 func (f *Fleet) validateTLS(c *checker) {
 	t := f.TLS
-	if (t.Cert == "") != (t.Key == "") || (t.Cert == "") != (t.CA == "") {
-		c.fail("tls", "cert, key and ca go together: name all three or none")
-	}
+	t.validate(c)
 	if t.Cert != "" {
 		if host, _, err := net.SplitHostPort(f.Control.Listen); err == nil && !loopback(host) && f.Control.Estimator == "ext_proc" {
 			c.fail("control.estimator", "ext_proc is served in plain text on the control plane's own loopback, so that proxies on other machines would not reach it; use content-length, with a host name for each model")

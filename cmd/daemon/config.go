@@ -7,19 +7,17 @@
 package daemon
 
 import (
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
-	"net/http"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
 
 	"github.com/cascadeinfer/cascade/cmd/config"
+	"github.com/cascadeinfer/cascade/cmd/mtls"
 	"github.com/cascadeinfer/cascade/cmd/wire"
 	"github.com/cascadeinfer/cascade/migrator/stream"
 )
@@ -38,9 +36,9 @@ type Config struct {
 	// Listen opens the clients' address again after the engine was away; nil
 	// means net.Listen.
 	Listen func(network, address string) (net.Listener, error)
-	// TLS secures what the daemon opens itself; the zero value is plaintext,
-	// which the fleet file allows on loopback only.
-	TLS TLS
+	// TLS secures what the daemon opens itself; nil is plaintext, which the fleet
+	// file allows on loopback only.
+	TLS *mtls.Keys
 	// Runtime is a directory of the own user, of at most 80 bytes, for the
 	// sockets of shared memory. "" switches that transport off.
 	Runtime string
@@ -55,18 +53,6 @@ type Config struct {
 	// Front changes the front's configuration last; nil changes nothing. Tests
 	// use it.
 	Front func(*stream.Config)
-}
-
-// TLS is the material for connections between migrators.
-type TLS struct {
-	// Peers carries HTTP to other migrators, PeerScheme is "https" with it.
-	Peers      http.RoundTripper
-	PeerScheme string
-	// Credentials are those of a gRPC connection to an address; nil: plaintext.
-	Credentials func(address string) credentials.TransportCredentials
-	// Server and Client are the two sides of a block transfer; nil: plaintext.
-	Server *tls.Config
-	Client func(address string) *tls.Config
 }
 
 func (c Config) validate() (Config, error) {

@@ -2,13 +2,16 @@ package daemon
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"net"
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc/credentials"
 
 	"github.com/cascadeinfer/cascade/cmd/config"
+	"github.com/cascadeinfer/cascade/cmd/mtls"
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/blocks"
 	"github.com/cascadeinfer/cascade/migrator/market"
@@ -21,6 +24,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/uplink"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
+	"github.com/cascadeinfer/cascade/policies/identity"
 	"github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
@@ -74,7 +78,8 @@ func New(cfg Config) (*Daemon, error) {
 func (d *Daemon) newFront() error {
 	c := d.cfg.Fleet.Front(d.cfg.Replica, d.cfg.Logger)
 	c.Listener, c.PeerListener, c.Listen, c.DrainTimeout = d.cfg.Clients, d.cfg.Peers, d.cfg.Listen, d.cfg.Drain
-	c.Peers, c.PeerScheme = d.cfg.TLS.Peers, d.cfg.TLS.PeerScheme
+	c.Peers, c.PeerScheme = d.cfg.TLS.Peers(d.owner)
+	c.TrustDomain = d.cfg.Fleet.Fleet.TLS.TrustDomain
 	if d.market != nil {
 		c.Placer, c.Rescuer, c.Adopter, c.PeerRPC = d.market, d.market, d.mover, d.network.Handler()
 		c.Rescued = func(r stream.Rescue) { d.rescues.add(r, string(d.id)) }
@@ -92,7 +97,10 @@ func (d *Daemon) newFront() error {
 func (d *Daemon) newMoving() error {
 	log, f, r := d.cfg.Logger, &d.cfg.Fleet, d.cfg.Replica
 	var err error
-	d.network, err = peer.New(peer.Config{Self: d.id, Handle: d.receive, Gone: d.gone, Lives: d.signs.lives, Credentials: d.cfg.TLS.Credentials, Logger: log})
+	d.network, err = peer.New(peer.Config{
+		Self: d.id, Handle: d.receive, Gone: d.gone, Lives: d.signs.lives,
+		Credentials: d.credentials, TrustDomain: f.Fleet.TLS.TrustDomain, Logger: log,
+	})
 	if err != nil {
 		return err
 	}
@@ -119,7 +127,7 @@ func (d *Daemon) newMoving() error {
 	if d.market, err = market.New(kc); err != nil {
 		return err
 	}
-	d.plans, err = client.New(client.Config{Conn: d.cfg.Control, NodeID: "migrator/" + r.ID, Cluster: resources.ObserverCluster, Watcher: watcher{d}, Logger: log})
+	d.plans, err = client.New(client.Config{Conn: d.cfg.Control, NodeID: identity.MigratorNode(r.ID), Cluster: resources.ObserverCluster, Watcher: watcher{d}, Logger: log})
 	return err
 }
 
@@ -136,13 +144,29 @@ func (d *Daemon) newTransports() error {
 	if err != nil {
 		return err
 	}
-	t, err := tcp.New(tcp.Config{Listen: net.JoinHostPort(host, "0"), TLS: d.cfg.TLS.Server, ClientTLS: d.cfg.TLS.Client, Pool: d.blocks, Logger: d.cfg.Logger})
+	tc := tcp.Config{Listen: net.JoinHostPort(host, "0"), Pool: d.blocks, Logger: d.cfg.Logger}
+	if d.cfg.TLS != nil {
+		tc.TLS, tc.TrustDomain = d.cfg.TLS.Server(), d.cfg.Fleet.Fleet.TLS.TrustDomain
+		tc.ClientTLS = func(source policies.ReplicaID, address string) *tls.Config {
+			return d.cfg.TLS.ToMigrator(string(source), address)
+		}
+	}
+	t, err := tcp.New(tc)
 	if err != nil {
 		return err
 	}
 	d.transports = append(d.transports, t)
 	return nil
 }
+
+// credentials are those of a connection to a peer.
+func (d *Daemon) credentials(peer policies.ReplicaID, address string) credentials.TransportCredentials {
+	return mtls.Credentials(d.cfg.TLS.ToMigrator(string(peer), address))
+}
+
+// owner is the replica whose peers' address is the given one, as the control
+// plane says, and "" for none.
+func (d *Daemon) owner(address string) string { return string(d.outlook.owner(address)) }
 
 // Front is the replica's front.
 func (d *Daemon) Front() *stream.Front { return d.front }

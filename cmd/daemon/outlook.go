@@ -32,6 +32,18 @@ func (o *outlook) node(id policies.ReplicaID) string {
 	return o.peers[id].Node
 }
 
+// owner is the replica whose peer listener is at an address, "" for unknown.
+func (o *outlook) owner(address string) policies.ReplicaID {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for id, r := range o.peers {
+		if r.Peer == address {
+			return id
+		}
+	}
+	return ""
+}
+
 // watcher takes what comes by xDS.
 type watcher struct{ d *Daemon }
 

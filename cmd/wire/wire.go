@@ -17,6 +17,7 @@ import (
 	"github.com/cascadeinfer/cascade/engine/emulator"
 	"github.com/cascadeinfer/cascade/migrator/stream"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/identity"
 	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/fleet"
@@ -92,10 +93,12 @@ func (f *Fleet) path(name string) string {
 	return filepath.Join(f.Dir, name)
 }
 
-// TLS names the PEM files by paths that do not depend on the fleet file's place.
-func (f *Fleet) TLS() config.TLS {
-	t := f.Fleet.TLS
-	return config.TLS{Cert: f.path(t.Cert), Key: f.path(t.Key), CA: f.path(t.CA)}
+// TLS names the PEM files of a component by paths that do not depend on the fleet
+// file's place.
+func (f *Fleet) TLS(role identity.Role, name string) config.TLS {
+	t := f.Fleet.TLS.For(role, name)
+	t.Cert, t.Key, t.CA = f.path(t.Cert), f.path(t.Key), f.path(t.CA)
+	return t
 }
 
 // scaled divides a duration of the file by the fleet's speed.

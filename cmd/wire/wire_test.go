@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/config"
+	"github.com/cascadeinfer/cascade/policies/identity"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -92,11 +93,15 @@ func TestRegistry(t *testing.T) {
 func TestPathsStartAtTheFile(t *testing.T) {
 	f := load(t, "tls: {cert: a.pem, key: /b.pem, ca: sub/c.pem}\n")
 	want := config.TLS{Cert: filepath.Join(f.Dir, "a.pem"), Key: "/b.pem", CA: filepath.Join(f.Dir, "sub/c.pem")}
-	if got := f.TLS(); got != want {
+	if got := f.TLS(identity.Control, "main"); got != want {
 		t.Errorf("%+v, want %+v", got, want)
 	}
+	f = load(t, "tls: {cert: 'certs/{role}/{name}.pem', key: '{role}/{name}/key.pem', ca: c.pem, trust_domain: td}\n")
+	if got := f.TLS(identity.Proxy, "envoy@a"); got.Cert != filepath.Join(f.Dir, "certs/proxy/envoy%40a.pem") || got.Key != filepath.Join(f.Dir, "proxy/envoy%40a/key.pem") {
+		t.Errorf("of one component: %+v", got)
+	}
 	plain := load(t, "")
-	if got := plain.TLS(); got != (config.TLS{}) {
+	if got := plain.TLS(identity.Control, "main"); got != (config.TLS{}) {
 		t.Errorf("without TLS: %+v", got)
 	}
 }

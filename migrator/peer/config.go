@@ -13,6 +13,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/identity"
 )
 
 // MaxEnvelope is the largest envelope in bytes. A round of 128K tokens fits: at
@@ -43,6 +44,8 @@ const (
 	refusals        = 2               // refused connections that mean "gone"
 	keepaliveEvery  = 10 * time.Second
 	keepaliveAnswer = 5 * time.Second
+	maxClaim        = 256         // bytes of the name in a Hello that is compared with a certificate
+	noteEvery       = time.Minute // between two lines about streams that lie
 )
 
 // Config is what a Network needs.
@@ -64,9 +67,15 @@ type Config struct {
 	// Incarnation tells the processes of one replica apart: it grows with every
 	// start. 0 means the time of New in microseconds.
 	Incarnation uint64
-	// Credentials secures the connection to an address; nil means plaintext.
-	// Whether plaintext is allowed is the daemon's to decide.
-	Credentials func(address string) credentials.TransportCredentials
+	// Credentials secures the connection to a peer at an address, and with
+	// identities makes sure that the peer is there; nil means plaintext. Whether
+	// plaintext is allowed is the daemon's to decide.
+	Credentials func(peer policies.ReplicaID, address string) credentials.TransportCredentials
+	// TrustDomain binds the name that a stream's Hello claims to the certificate
+	// with which it came: it must be that of the replica's migrator there
+	// (policies/identity). The server that Handler is given to must demand
+	// certificates and verify their chains. "" binds nothing.
+	TrustDomain string
 	// Dial connects to an address; nil means TCP.
 	Dial func(ctx context.Context, address string) (net.Conn, error)
 	// Interval is the time between two Beats, Silence how long a watched peer
@@ -90,6 +99,11 @@ func (c Config) validate() (Config, error) {
 		return c, fmt.Errorf("peer network of %s: Handle is nil; say who takes what arrives", c.Self)
 	case c.Queue < 0:
 		return c, fmt.Errorf("peer network of %s: Queue %d must not be negative", c.Self, c.Queue)
+	}
+	if c.TrustDomain != "" {
+		if err := identity.CheckTrustDomain(c.TrustDomain); err != nil {
+			return c, fmt.Errorf("peer network of %s: TrustDomain: %w", c.Self, err)
+		}
 	}
 	for _, d := range [...]struct {
 		name  string
@@ -119,7 +133,7 @@ func (c Config) validate() (Config, error) {
 		c.Lives = func(policies.ReplicaID) bool { return false }
 	}
 	if c.Credentials == nil {
-		c.Credentials = func(string) credentials.TransportCredentials { return insecure.NewCredentials() }
+		c.Credentials = func(policies.ReplicaID, string) credentials.TransportCredentials { return insecure.NewCredentials() }
 	}
 	if c.Dial == nil {
 		dialer := &net.Dialer{Timeout: dialTimeout}

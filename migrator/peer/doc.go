@@ -12,6 +12,8 @@
 //     away: each has a bounded queue of its own, which drops the oldest.
 //  2. An envelope is handled only when its stream began with a Hello, it names
 //     the sender of that Hello, and it is addressed to this replica.
+//     With a trust domain, nothing is believed of a stream whose certificate is
+//     not that of the replica's migrator.
 //  3. Envelopes of one stream are handled one by one, in the order sent; those
 //     that went to two processes have no order.
 //  4. Gone is told once for each time that a watched peer falls silent, always

@@ -1,6 +1,8 @@
 package peer
 
 import (
+	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -8,10 +10,13 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	grpcpeer "google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/identity"
 )
 
 // service is the gRPC face of a Network.
@@ -88,6 +93,9 @@ func (n *Network) read(stream api.Peer_ExchangeServer, in *incoming, greeted cha
 	if err != nil {
 		return err
 	}
+	if err := n.bound(stream.Context(), first); err != nil {
+		return err
+	}
 	p, err := n.greet(first, in)
 	if err != nil {
 		return err
@@ -115,6 +123,46 @@ func (n *Network) read(stream api.Peer_ExchangeServer, in *incoming, greeted cha
 			n.cfg.Handle(p.id, e)
 		}
 	}
+}
+
+// bound says why the sender of a Hello cannot be who it claims to be: its
+// certificate is another's. Such a stream is as good as none, so that nobody is
+// met, called alive or replaced because of it.
+func (n *Network) bound(ctx context.Context, e *api.Envelope) error {
+	if n.cfg.TrustDomain == "" {
+		return nil
+	}
+	from := e.GetFrom()
+	var err error
+	if from == "" || len(from) > maxClaim {
+		err = fmt.Errorf("a Hello of a name of %d bytes; 1 to %d are a replica's", len(from), maxClaim)
+	} else if _, err = (identity.Want{TrustDomain: n.cfg.TrustDomain, Role: identity.Migrator, Name: from}).Certificate(leaf(ctx)); err == nil {
+		return nil
+	}
+	n.mu.Lock()
+	n.refused.Identity++
+	told := time.Since(n.noted) < noteEvery
+	if !told {
+		n.noted = time.Now()
+	}
+	n.mu.Unlock()
+	if !told {
+		n.log.Warn("a stream of a peer is refused", "error", err)
+	}
+	return status.Error(codes.PermissionDenied, err.Error())
+}
+
+// leaf is the certificate with which a stream came, nil for none.
+func leaf(ctx context.Context) *x509.Certificate {
+	p, ok := grpcpeer.FromContext(ctx)
+	if !ok {
+		return nil
+	}
+	info, ok := p.AuthInfo.(credentials.TLSInfo)
+	if !ok || len(info.State.PeerCertificates) == 0 {
+		return nil
+	}
+	return info.State.PeerCertificates[0]
 }
 
 // greet takes note of a Hello. A process has one stream: a newer one takes

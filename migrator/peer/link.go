@@ -186,7 +186,7 @@ func because(ctx context.Context, err error) error {
 // attempts to connect again are not used, a session has one.
 func (n *Network) connect(p *peer, address string) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///"+address,
-		grpc.WithTransportCredentials(n.cfg.Credentials(address)),
+		grpc.WithTransportCredentials(n.cfg.Credentials(p.id, address)),
 		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
 			c, err := n.cfg.Dial(ctx, address)
 			n.dialled(p, err)

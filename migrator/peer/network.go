@@ -30,6 +30,7 @@ type Network struct {
 	peers    map[policies.ReplicaID]*peer
 	incoming int // streams of peers
 	refused  Refused
+	noted    time.Time // when a stream with a name that is not its own was logged last
 }
 
 // peer is what the network knows of one replica. All is guarded by Network.mu.

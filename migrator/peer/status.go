@@ -12,6 +12,7 @@ import (
 type Refused struct {
 	Unknown      uint64 // to be sent to a peer without an address
 	Hello        uint64 // streams that began with no Hello or a wrong one
+	Identity     uint64 // streams whose certificate is not that of the replica they claim to be
 	Forged       uint64 // arrived with another sender than its stream's
 	Misaddressed uint64 // arrived for another replica
 	Body         uint64 // arrived with a body that this version does not know

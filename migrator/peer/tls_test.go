@@ -30,9 +30,9 @@ func TestTLS(t *testing.T) {
 	defer server.Close()
 	roots := x509.NewCertPool()
 	roots.AddCert(server.Certificate())
-	cfg := Config{Self: "a", Credentials: func(address string) credentials.TransportCredentials {
-		if address != server.Listener.Addr().String() {
-			t.Errorf("credentials for %s", address)
+	cfg := Config{Self: "a", Credentials: func(peer policies.ReplicaID, address string) credentials.TransportCredentials {
+		if peer != "b" || address != server.Listener.Addr().String() {
+			t.Errorf("credentials for %s at %s", peer, address)
 		}
 		return credentials.NewTLS(&tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS13})
 	}}
@@ -44,7 +44,7 @@ func TestTLS(t *testing.T) {
 	}
 	// One that does not trust the server sends nothing.
 	cfg.Self = "c"
-	cfg.Credentials = func(string) credentials.TransportCredentials {
+	cfg.Credentials = func(policies.ReplicaID, string) credentials.TransportCredentials {
 		return credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13})
 	}
 	c := onTCP(t, cfg)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/flow"
+	"github.com/cascadeinfer/cascade/policies/identity"
 )
 
 // The defaults and bounds of every boundary.
@@ -82,6 +83,11 @@ type Config struct {
 	Peers http.RoundTripper
 	// PeerScheme is "http" (the default) or "https".
 	PeerScheme string
+	// TrustDomain binds the front that a peer's leg names to the certificate with
+	// which it came: it must be that of the replica's migrator there
+	// (policies/identity). The peers' listener must demand certificates and verify
+	// their chains. "" binds nothing.
+	TrustDomain string
 
 	// MaxBody bounds a request's body in bytes; 0 means 16 MiB.
 	MaxBody int64
@@ -146,6 +152,11 @@ func (c Config) validate() (Config, *url.URL, error) {
 	}
 	if c.PeerScheme != "http" && c.PeerScheme != "https" {
 		return c, nil, fmt.Errorf("front of %s: PeerScheme %q must be http or https", c.Replica, c.PeerScheme)
+	}
+	if c.TrustDomain != "" {
+		if err := identity.CheckTrustDomain(c.TrustDomain); err != nil {
+			return c, nil, fmt.Errorf("front of %s: TrustDomain: %w", c.Replica, err)
+		}
 	}
 	if c.MaxBody < 0 {
 		return c, nil, fmt.Errorf("front of %s: MaxBody %d must not be negative", c.Replica, c.MaxBody)

@@ -99,7 +99,7 @@ func (f *Front) PeerHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+dialect.Completions.Path(), f.admit(func(w http.ResponseWriter, r *http.Request) { f.serve(w, r, dialect.Completions) }))
 	mux.HandleFunc("POST "+dialect.Chat.Path(), f.admit(func(w http.ResponseWriter, r *http.Request) { f.serve(w, r, dialect.Chat) }))
-	legs := f.guarded(mux)
+	legs := f.guarded(f.bound(mux))
 	if f.cfg.PeerRPC == nil {
 		return legs
 	}

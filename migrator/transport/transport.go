@@ -41,7 +41,10 @@ const TicketSize = 16
 type Offer struct {
 	Transport string // its name
 	Address   string // where the source serves, in the transport's own terms
-	Ticket    [TicketSize]byte
+	// Source is the replica from which the offer has come, as its receiver knows:
+	// with identities, nobody else is asked. "" is unknown. Export leaves it "".
+	Source policies.ReplicaID
+	Ticket [TicketSize]byte
 }
 
 // Plan says which blocks to pull where: source block Src[i] into local block

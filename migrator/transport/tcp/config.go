@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/identity"
 )
 
 // The bounds of every boundary.
@@ -19,6 +21,7 @@ const (
 	maxSessions  = 256             // open moves of one source
 	maxAsk       = 2048            // blocks of one list
 	askBytes     = 8 << 20         // that one list asks for, about
+	noteEvery    = time.Minute     // between two lines about receivers that lie
 	writeBytes   = 1 << 20         // handed to the kernel at a time
 	writeParts   = 1024            // regions in one such write; the kernel takes as many
 	gatherBytes  = 128 << 10       // encrypted at a time, a multiple of TLS's records
@@ -37,9 +40,14 @@ type Config struct {
 	// TLS is the source's side. It must demand certificates: who shows none is
 	// turned away. nil means plain text, which only loopback may carry.
 	TLS *tls.Config
-	// ClientTLS returns the receiver's side for a source's address, host:port.
-	// Required with TLS, and otherwise nil.
-	ClientTLS func(address string) *tls.Config
+	// ClientTLS returns the receiver's side for a source, whose name is "" where
+	// it is not known, at an address, host:port. Required with TLS, and otherwise
+	// nil.
+	ClientTLS func(source policies.ReplicaID, address string) *tls.Config
+	// TrustDomain binds tickets to certificates: who presents one must show that
+	// of the migrator of the ticket's receiver (policies/identity). "" binds
+	// nothing. It needs TLS.
+	TrustDomain string
 	// Pool has the own engine's memory. Required.
 	Pool transport.Pool
 	// Logger takes what an operator should know; nil discards.
@@ -59,6 +67,14 @@ func (c Config) validate() (Config, error) {
 	}
 	if (c.TLS == nil) != (c.ClientTLS == nil) {
 		return c, errors.New("tcp transport: TLS and ClientTLS go together: give both or none")
+	}
+	if c.TrustDomain != "" {
+		if err := identity.CheckTrustDomain(c.TrustDomain); err != nil {
+			return c, fmt.Errorf("tcp transport: TrustDomain: %w", err)
+		}
+		if c.TLS == nil {
+			return c, errors.New("tcp transport: TrustDomain needs TLS: in plain text nobody shows a certificate")
+		}
 	}
 	if c.TLS == nil && !address.Addr().Unmap().IsLoopback() {
 		return c, fmt.Errorf("tcp transport: Listen %s is not loopback: give TLS and ClientTLS, or an address of loopback", c.Listen)

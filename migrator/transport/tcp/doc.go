@@ -12,6 +12,8 @@
 // Bytes carry no sums: the receiver has them from the plan. The source reads its
 // pool only inside the lease, so that what Revoke leaves behind is at most what
 // the sockets hold already.
+// With a trust domain a ticket is good only with the certificate of the migrator
+// that it was made for.
 //
 // The kernel's defaults are changed where they cost: no Multipath TCP, and cubic
 // instead of bbr where that is allowed (bbr paces on loopback). Buffer sizes stay

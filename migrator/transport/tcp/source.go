@@ -12,6 +12,8 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/ticket"
 	"github.com/cascadeinfer/cascade/migrator/transport/wire"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/identity"
 )
 
 // server is the source's listener.
@@ -19,6 +21,7 @@ type server struct {
 	config   Config
 	book     *ticket.Book
 	listener net.Listener
+	notes    notes
 }
 
 // acceptPause is how long a source that is out of descriptors waits.
@@ -79,6 +82,10 @@ func (s *server) session(ctx context.Context, socket net.Conn) error {
 	if err != nil {
 		return err
 	}
+	if err := s.bound(conn, hello.Receiver); err != nil {
+		conn.Write(wire.AppendRefusal(nil))
+		return err
+	}
 	lease, err := s.book.Redeem(hello.Ticket, hello.Receiver, time.Now())
 	if err != nil {
 		conn.Write(wire.AppendRefusal(nil))
@@ -121,6 +128,40 @@ func (s *server) secure(ctx context.Context, socket net.Conn) (net.Conn, error) 
 		return nil, errors.New("the receiver shows no certificate")
 	}
 	return conn, nil
+}
+
+// bound says why who presents a ticket cannot be its receiver: the certificate is
+// another's. It comes before the ticket is looked at, which stays good for the
+// one whom it is for.
+func (s *server) bound(conn net.Conn, receiver policies.ReplicaID) error {
+	if s.config.TrustDomain == "" {
+		return nil
+	}
+	err := errors.New("a receiver without a name")
+	if secure, ok := conn.(*tls.Conn); ok && receiver != "" {
+		want := identity.Want{TrustDomain: s.config.TrustDomain, Role: identity.Migrator, Name: string(receiver)}
+		_, err = want.Certificate(secure.ConnectionState().PeerCertificates[0])
+	}
+	if err != nil && s.notes.due(time.Now()) {
+		s.config.Logger.Warn("tcp transport: a receiver is refused", "peer", conn.RemoteAddr(), "err", err)
+	}
+	return err
+}
+
+// notes keeps lies from filling the log.
+type notes struct {
+	mu   sync.Mutex
+	last time.Time
+}
+
+func (n *notes) due(now time.Time) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if now.Sub(n.last) < noteEvery {
+		return false
+	}
+	n.last = now
+	return true
 }
 
 // writer answers the asks of one lease.

@@ -63,7 +63,7 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 			return err
 		}
 		if t.config.TLS != nil {
-			conn := tls.Client(p.socket, t.config.ClientTLS(offer.Address))
+			conn := tls.Client(p.socket, t.config.ClientTLS(offer.Source, offer.Address))
 			if err := conn.HandshakeContext(ctx); err != nil {
 				return err
 			}

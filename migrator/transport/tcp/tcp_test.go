@@ -17,6 +17,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
+	"github.com/cascadeinfer/cascade/policies"
 )
 
 func end(t testing.TB, l transport.Layout, c Config) transporttest.End {
@@ -70,7 +71,7 @@ func mutual(t testing.TB) Config {
 	own := []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}
 	return Config{
 		TLS: &tls.Config{Certificates: own, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: roots},
-		ClientTLS: func(address string) *tls.Config {
+		ClientTLS: func(_ policies.ReplicaID, address string) *tls.Config {
 			host, _, _ := net.SplitHostPort(address)
 			return &tls.Config{Certificates: own, RootCAs: roots, ServerName: host}
 		},
@@ -90,6 +91,8 @@ func TestConfig(t *testing.T) {
 		{"plain text on every address", "TLS", Config{Pool: pool, Listen: "0.0.0.0:0", Advertise: "127.0.0.1"}},
 		{"half of TLS", "go together", Config{Pool: pool, TLS: good.TLS}},
 		{"the other half", "go together", Config{Pool: pool, ClientTLS: good.ClientTLS}},
+		{"identities in plain text", "needs TLS", Config{Pool: pool, TrustDomain: "td"}},
+		{"a bad trust domain", "TrustDomain", Config{Pool: pool, TLS: good.TLS, ClientTLS: good.ClientTLS, TrustDomain: "TD"}},
 		{"every address without a name", "Advertise", Config{Pool: pool, Listen: "[::]:0", TLS: good.TLS, ClientTLS: good.ClientTLS}},
 	} {
 		if _, err := New(c.config); err == nil || !strings.Contains(err.Error(), c.want) {
@@ -129,8 +132,8 @@ func TestNoCertificateNoBlocks(t *testing.T) {
 	c.TLS.ClientAuth = tls.NoClientCert
 	source := end(t, small, c)
 	with := c.ClientTLS
-	c.ClientTLS = func(address string) *tls.Config {
-		t := with(address)
+	c.ClientTLS = func(source policies.ReplicaID, address string) *tls.Config {
+		t := with(source, address)
 		t.Certificates = nil
 		return t
 	}

@@ -1,0 +1,60 @@
+package config
+
+import (
+	"strings"
+
+	"github.com/cascadeinfer/cascade/policies/identity"
+)
+
+// The parts of a path that stand for the component that reads it.
+const (
+	rolePart = "{role}"
+	namePart = "{name}"
+)
+
+// For returns the files of one component.
+func (t TLS) For(role identity.Role, name string) TLS {
+	if t.TrustDomain != "" {
+		fill := strings.NewReplacer(rolePart, string(role), namePart, identity.Escape(name))
+		t.Cert, t.Key = fill.Replace(t.Cert), fill.Replace(t.Key)
+	}
+	return t
+}
+
+// PerComponent reports whether components have files of their own.
+func (t TLS) PerComponent() bool { return t.For("", "") != t }
+
+// Want is who the own certificate of a component must be; the zero Want without
+// a trust domain.
+func (t TLS) Want(role identity.Role, name string) identity.Want {
+	if t.TrustDomain == "" {
+		return identity.Want{}
+	}
+	return identity.Want{TrustDomain: t.TrustDomain, Role: role, Name: name}
+}
+
+func (t TLS) validate(c *checker) {
+	if (t.Cert == "") != (t.Key == "") || (t.Cert == "") != (t.CA == "") {
+		c.fail("tls", "cert, key and ca go together: name all three or none")
+	}
+	if t.TrustDomain == "" {
+		for path, file := range map[string]string{"tls.cert": t.Cert, "tls.key": t.Key} {
+			if strings.Contains(file, rolePart) || strings.Contains(file, namePart) {
+				c.fail(path, "%s and %s are for components with identities; set tls.trust_domain", rolePart, namePart)
+			}
+		}
+		return
+	}
+	if err := identity.CheckTrustDomain(t.TrustDomain); err != nil {
+		c.fail("tls.trust_domain", "%s", err)
+	}
+	if t.Cert == "" {
+		c.fail("tls.trust_domain", "identities are in certificates; set tls.cert, tls.key and tls.ca")
+	}
+	if (TLS{Cert: t.Cert, TrustDomain: t.TrustDomain}).PerComponent() != (TLS{Cert: t.Key, TrustDomain: t.TrustDomain}).PerComponent() {
+		c.fail("tls.key", "%s and %s must be in both of cert and key, or in none", rolePart, namePart)
+	}
+	if strings.Contains(t.CA, rolePart) || strings.Contains(t.CA, namePart) {
+		c.fail("tls.ca", "%q: the authorities are the same for all components", t.CA)
+	}
+}

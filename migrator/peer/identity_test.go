@@ -1,0 +1,141 @@
+package peer
+
+import (
+	"bytes"
+	"crypto/tls"
+	"io"
+	"log"
+	"log/slog"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/status"
+
+	"github.com/cascadeinfer/cascade/migrator/api"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/policies/policytest/issuer"
+)
+
+// lines counts what is logged.
+type lines struct {
+	mu sync.Mutex
+	bytes.Buffer
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.Buffer.Write(b)
+}
+
+func (l *lines) count(s string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Count(l.String(), s)
+}
+
+// secured is a node behind TLS with identities; the address is the server's.
+func secured(t *testing.T, a *issuer.Authority, cfg Config) (*node, string) {
+	t.Helper()
+	own := a.For(t, identity.Migrator, string(cfg.Self))
+	cfg.TrustDomain = issuer.TrustDomain
+	cfg.Credentials = func(peer policies.ReplicaID, _ string) credentials.TransportCredentials {
+		return credentials.NewTLS(a.Client(own, identity.Want{TrustDomain: issuer.TrustDomain, Role: identity.Migrator, Name: string(peer)}))
+	}
+	n := onTCP(t, cfg)
+	server := httptest.NewUnstartedServer(n.Handler())
+	server.EnableHTTP2, server.TLS = true, a.Server(own)
+	server.Config.ErrorLog = log.New(io.Discard, "", 0)
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	return n, server.Listener.Addr().String()
+}
+
+// TestNamesAreTheCertificates: a replica is who its certificate says. One with a
+// valid certificate of its own that claims to be another is refused, and neither
+// heard nor taken for the other's new process.
+func TestNamesAreTheCertificates(t *testing.T) {
+	a := issuer.New(t)
+	logged := &lines{}
+	b, at := secured(t, a, Config{Self: "b", Logger: slog.New(slog.NewTextHandler(logged, nil))})
+	c, _ := secured(t, a, Config{Self: "c", Incarnation: 5})
+	c.SetPeers(map[policies.ReplicaID]string{"b": at})
+	c.Send("b", market(1))
+	if g := <-b.came; g.from != "c" {
+		t.Errorf("from %s", g.from)
+	}
+	for name, own := range map[string]tls.Certificate{
+		"another replica":         a.For(t, identity.Migrator, "d"),
+		"the control plane":       a.For(t, identity.Control, "c"),
+		"another trust domain":    a.Certificate(t, "spiffe://other.test/migrator/c"),
+		"one without an identity": a.Certificate(t),
+	} {
+		if err := claim(t, at, a.Client(own, identity.Want{TrustDomain: issuer.TrustDomain}), "c"); status.Code(err) != codes.PermissionDenied {
+			t.Errorf("%s as c: %v", name, err)
+		}
+	}
+	own := a.For(t, identity.Migrator, "d")
+	for _, from := range []string{"", strings.Repeat("d", 1<<20)} {
+		if err := claim(t, at, a.Client(own, identity.Want{TrustDomain: issuer.TrustDomain}), from); status.Code(err) != codes.PermissionDenied || len(err.Error()) > 1024 {
+			t.Errorf("a name of %d bytes: %.200v", len(from), err)
+		}
+	}
+	if s := b.Status(); s.Refused.Identity != 6 || b.peer("c").Incarnation != 5 || b.peer("c").Incoming != 1 {
+		t.Errorf("%+v: want 6 refused, and c as it was: %+v", s.Refused, b.peer("c"))
+	}
+	if got := logged.count("a stream of a peer is refused"); got != 1 {
+		t.Errorf("logged %d times in a minute", got)
+	}
+	c.Send("b", market(2))
+	if g := <-b.came; g.from != "c" || g.GetMarket().GetNumber() != 2 {
+		t.Errorf("after all these: %+v", g)
+	}
+	c.stop()
+	b.stop()
+}
+
+// TestTheRightPeerIsReached: what is meant for one replica is not sent to
+// another that lives at the address.
+func TestTheRightPeerIsReached(t *testing.T) {
+	a := issuer.New(t)
+	b, at := secured(t, a, Config{Self: "b"})
+	logged := &lines{}
+	c, _ := secured(t, a, Config{Self: "c", Logger: slog.New(slog.NewTextHandler(logged, nil))})
+	c.SetPeers(map[policies.ReplicaID]string{"d": at})
+	c.Send("d", market(1))
+	for logged.count("migrator/d is wanted") == 0 {
+		if t.Context().Err() != nil {
+			t.Fatal("nothing is logged")
+		}
+	}
+	if c.peer("d").Connected || b.peer("c").Incoming != 0 {
+		t.Errorf("connected to another replica: %+v", c.peer("d"))
+	}
+	c.stop()
+	b.stop()
+}
+
+// claim opens a stream with a Hello of a name, and returns how it ends.
+func claim(t *testing.T, address string, secure *tls.Config, from string) error {
+	t.Helper()
+	conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(credentials.NewTLS(secure)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	stream, err := api.NewPeerClient(conn).Exchange(t.Context())
+	if err != nil {
+		return err
+	}
+	if err := stream.Send(&api.Envelope{From: from, To: "b", Body: &api.Envelope_Hello{Hello: &api.Hello{Incarnation: 99}}}); err != nil {
+		t.Fatal(err)
+	}
+	_, err = stream.Recv()
+	return err
+}

@@ -1,0 +1,77 @@
+package tcp
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/policies/policytest/issuer"
+)
+
+// identified is the Config of a replica's migrator.
+func identified(a *issuer.Authority, own tls.Certificate) Config {
+	return Config{
+		TLS: a.Server(own), TrustDomain: issuer.TrustDomain,
+		ClientTLS: func(source policies.ReplicaID, _ string) *tls.Config {
+			return a.Client(own, identity.Want{TrustDomain: issuer.TrustDomain, Role: identity.Migrator, Name: string(source)})
+		},
+	}
+}
+
+func TestConformanceIdentities(t *testing.T) {
+	a := issuer.New(t)
+	source, target := a.For(t, identity.Migrator, "a"), a.For(t, identity.Migrator, string(transporttest.Receiver))
+	transporttest.Run(t, func(t *testing.T, from, to transport.Layout) transporttest.Pair {
+		return transporttest.Pair{Source: end(t, from, identified(a, source)), Target: end(t, to, identified(a, target))}
+	})
+}
+
+// TestAnotherReplicasCertificate: whoever has got hold of a ticket gets nothing
+// for it with a certificate that is not the receiver's, and does not use it up.
+func TestAnotherReplicasCertificate(t *testing.T) {
+	a := issuer.New(t)
+	source := end(t, small, identified(a, a.For(t, identity.Migrator, "a")))
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- source.Transport.Run(ctx) }()
+	var offer transport.Offer
+	for err := errors.New("not yet"); err != nil; {
+		offer, err = source.Transport.Export(transport.Grant{Move: "a/1", Receiver: "b", Deadline: time.Now().Add(time.Minute)})
+	}
+	offer.Source = "a"
+	open := func(own tls.Certificate, offer transport.Offer) error {
+		p, err := end(t, small, identified(a, own)).Transport.Open(ctx, "b", offer)
+		if err == nil {
+			p.Close()
+		}
+		return err
+	}
+	for name, own := range map[string]tls.Certificate{
+		"another replica's": a.For(t, identity.Migrator, "c"), "a proxy's of that name": a.For(t, identity.Proxy, "b"),
+		"of another domain": a.Certificate(t, "spiffe://other.test/migrator/b"), "without a name": a.Certificate(t),
+	} {
+		if err := open(own, offer); !errors.Is(err, transport.ErrRefused) {
+			t.Errorf("with a certificate %s: %v, want %v", name, err, transport.ErrRefused)
+		}
+	}
+	own := a.For(t, identity.Migrator, "b")
+	moved := offer
+	moved.Source = "d"
+	if err := open(own, moved); err == nil || !strings.Contains(err.Error(), "migrator/d is wanted") {
+		t.Errorf("the source is another replica: %v", err)
+	}
+	if err := open(own, offer); err != nil {
+		t.Errorf("the receiver itself, after all these: %v", err)
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
