@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"testing"
 	"time"
 
@@ -270,11 +271,16 @@ func TestSecondRequest(t *testing.T) {
 }
 
 // TestBoundaryHalved: the end of a stage comes down on many requests at once.
-// They move a few at a time, and none fails.
+// They move a few at a time, none fails, and neither those that move nor those
+// that stay wait much longer for their tokens than before.
 func TestBoundaryHalved(t *testing.T) {
-	const slots = 2
+	const (
+		slots  = 2
+		window = 200 // events of each stream, at least, over which time per token is measured
+		slower = 2   // how much longer it may take at p99: a move stops a request for a few tokens
+	)
 	idlePlanes(t, func(t *testing.T, envoy string) {
-		r := moving(t, envoy, config.MigrationLive, 4, func(f *config.Fleet) { f.Migration.Slots = slots })
+		r := moving(t, envoy, config.MigrationLive, 4, func(f *config.Fleet) { f.Migration.Slots, f.Speed = slots, 2 })
 		r.plan(stages([]policies.Tokens{1600}, ids(0, 1), ids(2, 3))...)
 		r.teach()
 		load := newTraffic(r, 6, 60, 200, 2000)
@@ -282,9 +288,17 @@ func TestBoundaryHalved(t *testing.T) {
 		for n := range 16 {
 			streams = append(streams, r.stream(prompt(4000+n, forever)))
 		}
+		var short []*live // that stay
+		for n := range 4 {
+			short = append(short, r.stream(prompt(100+n, forever)))
+		}
+		all := slices.Concat(streams, short)
 		load.after(6)
 		most := 0
 		before := r.tally()
+		first := r.moment()
+		r.far(all, window)
+		second := r.moment()
 		r.write(policies.Plan{Model: llm, Stages: stages([]policies.Tokens{800}, ids(0, 1), ids(2, 3))})
 		r.wait("all have moved", func() bool {
 			for _, d := range r.daemons {
@@ -299,11 +313,20 @@ func TestBoundaryHalved(t *testing.T) {
 			}
 			return at["r2"]+at["r3"] >= len(streams)
 		})
-		r.grows(streams)
+		r.far(all, window)
+		still, halved := perToken(first, second), perToken(second, r.moment())
 		load.after(6)
 		load.stop()
 		load.report()
-		load.faithful(streams)
+		load.faithful(all)
 		t.Logf("%d moves, %d at once from or to one replica", r.tally()-before, most)
+		if len(still) < len(all) || len(halved) < len(all) {
+			t.Fatalf("%d and %d streams were measured, want %d", len(still), len(halved), len(all))
+		}
+		a, b := still[len(still)*99/100], halved[len(halved)*99/100]
+		t.Logf("iterations per token: p50 %.3f and p99 %.3f before, %.3f and %.3f while the boundary was halved", still[len(still)/2], a, halved[len(halved)/2], b)
+		if b > slower*a {
+			t.Errorf("a token takes %.2f iterations at p99 while requests move, %.2f before", b, a)
+		}
 	})
 }
