@@ -85,6 +85,7 @@ func bootstrap(c BootstrapConfig) (*bootstrapv3.Bootstrap, error) {
 			LdsConfig: fromADS,
 			CdsConfig: fromADS,
 		},
+		ClusterManager: loadStats(service),
 		StaticResources: &bootstrapv3.Bootstrap_StaticResources{
 			Clusters: []*clusterv3.Cluster{{
 				Name:                 XDSCluster,

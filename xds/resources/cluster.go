@@ -41,7 +41,7 @@ const (
 // model, whatever the plan says. What changes is its ClusterLoadAssignment.
 func stageCluster(y spelling, model string, k int, s Settings) *clusterv3.Cluster {
 	limit := wrapperspb.UInt32(s.MaxRequests)
-	return &clusterv3.Cluster{
+	return reportLoad(&clusterv3.Cluster{
 		Name:                 y.cluster(model, k),
 		ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_EDS},
 		EdsClusterConfig: &clusterv3.Cluster_EdsClusterConfig{
@@ -95,7 +95,7 @@ func stageCluster(y spelling, model string, k int, s Settings) *clusterv3.Cluste
 		TypedExtensionProtocolOptions: map[string]*anypb.Any{
 			"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": wrap(HTTP2(s.MaxRequests)),
 		},
-	}
+	})
 }
 
 // HTTP2 are the protocol options of a cluster that is spoken to in h2c (or h2

@@ -65,7 +65,8 @@ func newTable(name string) *routev3.RouteConfiguration {
 		// Clients spell the port of a listener that is not on 80 or 443.
 		IgnorePortInHostMatching: true,
 		// The clusters come by CDS: before this table, or on demand.
-		ValidateClusters: wrapperspb.Bool(false),
+		ValidateClusters:        wrapperspb.Bool(false),
+		ResponseHeadersToRemove: loadMetrics,
 	}
 }
 
