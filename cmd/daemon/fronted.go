@@ -25,12 +25,12 @@ func (f fronted) elder(id string) bool {
 }
 
 // Move leaves an earlier process's stream where it is.
-func (f fronted) Move(ctx context.Context, m stream.Move) (policies.Epoch, error) {
-	epoch, err := f.d.front.Move(ctx, m)
+func (f fronted) Move(ctx context.Context, m stream.Move) (stream.Moved, error) {
+	moved, err := f.d.front.Move(ctx, m)
 	if err == stream.ErrUnknown && f.elder(m.Stream) {
-		return m.Epoch, errElder
+		return stream.Moved{Epoch: m.Epoch}, errElder
 	}
-	return epoch, err
+	return moved, err
 }
 
 // Holder says of an earlier process's stream that nothing is decided: to call it

@@ -108,14 +108,14 @@ type desk struct {
 	self   policies.ReplicaID
 }
 
-func (d *desk) Move(_ context.Context, m stream.Move) (policies.Epoch, error) {
+func (d *desk) Move(_ context.Context, m stream.Move) (stream.Moved, error) {
 	if _, err := d.target.Adopt(m.ID, m.Stream, d.self); err != nil {
-		return m.Epoch + 2, err
+		return stream.Moved{Epoch: m.Epoch + 2}, err
 	}
 	if d.slab.moved != nil {
 		d.slab.moved()
 	}
-	return m.Epoch + 1, nil
+	return stream.Moved{Epoch: m.Epoch + 1}, nil
 }
 func (*desk) Holder(string) (stream.Holding, bool) { return stream.Holding{}, false }
 func (d *desk) Residents() []stream.Resident {

@@ -35,7 +35,7 @@ const (
 // Streams hands over what belongs to the own front's clients.
 type Streams interface {
 	// Move hands a stream over; see stream.Front.
-	Move(ctx context.Context, m stream.Move) (policies.Epoch, error)
+	Move(ctx context.Context, m stream.Move) (stream.Moved, error)
 	// Holder tells where a stream runs, false when it is over.
 	Holder(id string) (stream.Holding, bool)
 }

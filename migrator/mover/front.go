@@ -3,9 +3,13 @@ package mover
 import (
 	"context"
 	"errors"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
 
 	"github.com/cascadeinfer/cascade/migrator/stream"
 	"github.com/cascadeinfer/cascade/migrator/transfer"
+	"github.com/cascadeinfer/cascade/policies"
 )
 
 // commit has the own front hand a stream over.
@@ -25,11 +29,12 @@ func (m *Mover) commit(a transfer.Action) {
 		defer span.End()
 		ctx, cancel := context.WithDeadline(ctx, until)
 		defer cancel()
-		epoch, err := m.cfg.Front.Move(ctx, move)
-		ev := transfer.Event{Kind: transfer.Settled, Move: a.Move, Epoch: epoch}
+		moved, err := m.cfg.Front.Move(ctx, move)
+		ev := transfer.Event{Kind: transfer.Settled, Move: a.Move, Epoch: moved.Epoch}
 		switch {
 		case err == nil:
-			ev.Answer = transfer.Done
+			ev.Answer, ev.Stall = transfer.Done, policies.Micros(moved.Stall/time.Microsecond)
+			span.SetAttributes(attribute.Float64("cascade.stall_seconds", moved.Stall.Seconds()))
 		case errors.Is(err, stream.ErrUnknown):
 			ev.Answer = transfer.Ended
 		case errors.Is(err, stream.ErrStale):

@@ -162,9 +162,9 @@ func (f *front) leave(name string) {
 var errBack = errors.New("the target did not take over")
 
 // Move is what migrator/stream promises.
-func (f *front) Move(ctx context.Context, m stream.Move) (policies.Epoch, error) {
+func (f *front) Move(ctx context.Context, m stream.Move) (stream.Moved, error) {
 	if err := f.node.gate(ctx, "move"); err != nil {
-		return 0, stream.ErrUnknown
+		return stream.Moved{}, stream.ErrUnknown
 	}
 	to := f.w.node(m.To.Replica)
 	f.mu.Lock()
@@ -172,14 +172,14 @@ func (f *front) Move(ctx context.Context, m stream.Move) (policies.Epoch, error)
 	switch {
 	case s == nil || s.over:
 		f.mu.Unlock()
-		return 0, stream.ErrUnknown
+		return stream.Moved{}, stream.ErrUnknown
 	case s.pending || s.lost || s.holder.id != m.From || s.epoch != m.Epoch:
 		f.mu.Unlock()
-		return 0, stream.ErrStale
+		return stream.Moved{}, stream.ErrStale
 	}
 	s.pending = true
 	s.epoch++
-	epoch, current := s.epoch, s.conn
+	epoch, current, began := s.epoch, s.conn, time.Now()
 	s.first = nil
 	if m.ID == "" {
 		s.cut = true
@@ -197,7 +197,7 @@ func (f *front) Move(ctx context.Context, m stream.Move) (policies.Epoch, error)
 		if next != nil {
 			next.hangUp()
 		}
-		return 0, stream.ErrUnknown
+		return stream.Moved{}, stream.ErrUnknown
 	}
 	if err != nil {
 		if next != nil {
@@ -210,7 +210,7 @@ func (f *front) Move(ctx context.Context, m stream.Move) (policies.Epoch, error)
 		if s.lost {
 			f.rescueLocked(s)
 		}
-		return m.Epoch + 2, err
+		return stream.Moved{Epoch: m.Epoch + 2}, err
 	}
 	s.holder, s.conn, s.lost = to, next, false
 	for _, ev := range s.first {
@@ -219,7 +219,7 @@ func (f *front) Move(ctx context.Context, m stream.Move) (policies.Epoch, error)
 	s.first = nil
 	current.hangUp()
 	f.w.moved(m.ID != "")
-	return epoch, nil
+	return stream.Moved{Epoch: epoch, Stall: time.Since(began)}, nil
 }
 
 // open opens the leg at the target and waits for its first token.

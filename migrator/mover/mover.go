@@ -314,6 +314,7 @@ func (m *Mover) over(a transfer.Action) {
 	if a.Request != "" {
 		m.cfg.Front.Advance(a.Request, a.Epoch)
 	}
+	m.records.stalled(k, time.Duration(a.Stall)*time.Microsecond)
 	if ended, ok := m.records.end(k, a); ok {
 		m.cfg.Ended(ended)
 		m.log.Info("a move is over", "move", ended.ID, "role", ended.Role, "request", ended.Request, "from", ended.From, "to", ended.To, "way", ended.Way,

@@ -98,8 +98,11 @@ func TestOtherEngines(t *testing.T) {
 		time.Sleep(300 * time.Millisecond)
 		w.move("a/1", w.nodes[1], w.nodes[2], policies.Growth)
 		s, d := w.nodes[1].ended(t), w.nodes[2].ended(t)
-		if w.anew != 1 || s.Way != "reprompt" || d.Way != "reprompt" || s.Stall != 0 || d.Bytes != 0 || d.State != "moved" {
+		if w.anew != 1 || s.Way != "reprompt" || d.Way != "reprompt" || s.Stall <= 0 || s.Stall > 200*time.Millisecond || d.Bytes != 0 || d.State != "moved" {
 			t.Errorf("%d moves:\n%+v\n%+v", w.anew, s, d)
+		}
+		if all := w.nodes[1].mover.Stats(); all.Stalls != 1 || all.Stall != s.Stall || all.LongestStall != s.Stall {
+			t.Errorf("%+v", all)
 		}
 		time.Sleep(100 * time.Millisecond)
 		w.move("a/1", w.nodes[2], w.nodes[0], policies.Growth)

@@ -29,8 +29,9 @@ type Move struct {
 	Rounds    int    // tables that were sent or pulled
 	Tokens    int    // length at the source when it froze, or that has been pulled
 	Bytes     int64  // of KV, true ones: that came, or at the source that had to go
-	// Stall is the time from the freeze to the front's answer, at the source of a
-	// live move.
+	// Stall is for how long the request brought no token, at its source: by a live
+	// move from the freeze to the front's answer, by a reprompt from the front's
+	// cut to the target's first token.
 	Stall   time.Duration
 	Began   time.Time
 	Seconds float64 // from its beginning to its end, or till now
@@ -46,7 +47,7 @@ type Stats struct {
 	Copied         int64         // bytes that transports have copied
 	Corrupt        uint64        // blocks that came with wrong sums
 	Rounds         uint64        // pulls
-	Stalls         uint64        // freezes that have ended
+	Stalls         uint64        // freezes that have ended, and reprompts and rescues that went well
 	Stall          time.Duration // of all of them
 	LongestStall   time.Duration
 }
@@ -151,10 +152,24 @@ func (r *records) thawed(k key) {
 		}
 		rec.Stall = time.Since(rec.frozen)
 		rec.frozen = time.Time{}
-		r.stats.Stalls++
-		r.stats.Stall += rec.Stall
-		r.stats.LongestStall = max(r.stats.LongestStall, rec.Stall)
+		r.stats.stall(rec.Stall)
 	})
+}
+
+// stalled takes note of what the front tells of a request that was not frozen.
+func (r *records) stalled(k key, stall time.Duration) {
+	r.change(k, func(rec *record) {
+		if rec.Stall == 0 && stall > 0 {
+			rec.Stall = stall
+			r.stats.stall(stall)
+		}
+	})
+}
+
+func (s *Stats) stall(d time.Duration) {
+	s.Stalls++
+	s.Stall += d
+	s.LongestStall = max(s.LongestStall, d)
 }
 
 // pulled takes note of a round that has come.

@@ -12,11 +12,12 @@ import (
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
 
-// maxOffers and maxTransports bound what one message may name.
+// The bounds of what one message may say.
 const (
 	maxOffers     = 16
 	maxTransports = 16
 	maxByte       = 255
+	maxStall      = 3600e6 // microseconds; a front gives up long before that
 )
 
 // encode writes a message for the wire. It shares the table's slices.
@@ -27,6 +28,7 @@ func encode(m transfer.Message) *api.Transfer {
 		Fingerprint: m.Engine.Fingerprint, TokenBytes: m.Engine.TokenBytes, BlockTokens: m.Engine.BlockTokens,
 		VersionMin: m.VersionMin, VersionMax: m.VersionMax, Transports: m.Transports,
 		From: m.Span.From, Computed: m.Computed, Length: m.Length, IdsHash: uint64(m.Hash), Cached: m.Cached, Generation: m.Generation, Prompt: m.Prompt,
+		StallMicros: uint64(max(0, m.Stall)),
 	}
 	for _, o := range m.Offers {
 		t.Offers = append(t.Offers, &api.Offer{Transport: o.Transport, Address: o.Address, Ticket: append([]byte(nil), o.Ticket[:]...)})
@@ -47,7 +49,8 @@ func decode(from, to policies.ReplicaID, t *api.Transfer) (transfer.Message, err
 		Front: policies.ReplicaID(t.GetFront()), Target: policies.ReplicaID(t.GetTarget()), Round: t.GetRound(),
 		Engine:     transfer.Engine{Fingerprint: t.GetFingerprint(), TokenBytes: t.GetTokenBytes(), BlockTokens: t.GetBlockTokens()},
 		VersionMin: t.GetVersionMin(), VersionMax: t.GetVersionMax(), Transports: t.GetTransports(),
-		Span: transfer.Span{From: t.GetFrom(), Computed: t.GetComputed(), Length: t.GetLength(), Hash: token.Hash(t.GetIdsHash()), Cached: t.GetCached(), Generation: t.GetGeneration(), Prompt: t.GetPrompt()},
+		Stall: policies.Micros(min(t.GetStallMicros(), maxStall)),
+		Span:  transfer.Span{From: t.GetFrom(), Computed: t.GetComputed(), Length: t.GetLength(), Hash: token.Hash(t.GetIdsHash()), Cached: t.GetCached(), Generation: t.GetGeneration(), Prompt: t.GetPrompt()},
 	}
 	switch {
 	case m.Move.Seller == "":

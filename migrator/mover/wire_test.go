@@ -17,7 +17,7 @@ func full(k transfer.Kind) transfer.Message {
 	m := transfer.Message{Kind: k, From: "b", To: "a", Move: bidask.Deal{Seller: "b/x", Number: 7}, Round: 3, Why: transfer.Silent, Epoch: 9, Request: "f/1", Front: "f", Target: "a",
 		Way: transfer.Live, Engine: transfer.Engine{Fingerprint: 1 << 63, BlockTokens: 16, TokenBytes: 114_688}, VersionMin: 1, VersionMax: 2, Transports: []string{"shm", "tcp"},
 		Offers: []transport.Offer{{Transport: "tcp", Address: "host:1", Ticket: [transport.TicketSize]byte{1, 2, 15: 9}, Source: "b"}},
-		Span:   transfer.Span{From: 32, Computed: 99, Length: 100, Generation: 4, Hash: 1<<64 - 1, Prompt: 50, Cached: 16}}
+		Span:   transfer.Span{From: 32, Computed: 99, Length: 100, Generation: 4, Hash: 1<<64 - 1, Prompt: 50, Cached: 16}, Stall: 31_000}
 	if k == transfer.Round || k == transfer.Manifest {
 		m.Table = &transfer.Table{IDs: []uint32{1, 2}, Blocks: []uint32{3}, Sums: []uint32{4, 5}}
 	}
@@ -43,6 +43,11 @@ func TestWireKeepsEverything(t *testing.T) {
 }
 
 func TestWireRefusesNonsense(t *testing.T) {
+	long := encode(full(transfer.Done))
+	long.StallMicros = 1 << 63
+	if m, err := decode("b", "a", long); err != nil || m.Stall != maxStall {
+		t.Errorf("a stall of 2⁶³ µs is read as %d, %v", m.Stall, err)
+	}
 	for name, spoil := range map[string]func(*api.Transfer){
 		"no move":         func(t *api.Transfer) { t.Seller = "" },
 		"large kind":      func(t *api.Transfer) { t.Kind = 256 },

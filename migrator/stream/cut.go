@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/stream/dialect"
 	"github.com/cascadeinfer/cascade/policies"
@@ -34,8 +35,9 @@ type cut struct {
 	frozen bool
 	ids    []uint32 // never change and must not be changed
 	prompt int      // how many of them are the prompt's
-	err    error    // why it ended; nil for a splice
-	epoch  policies.Epoch
+	began  time.Time
+	err    error // why it ended; nil for a splice
+	moved  Moved
 }
 
 // claim begins a move, if the stream is where the move says. Nothing else moves
@@ -92,7 +94,7 @@ func (c *cut) bookedLocked() {
 
 func (c *cut) freezeLocked() {
 	s := c.stream
-	c.frozen = true
+	c.frozen, c.began = true, time.Now()
 	c.ids, c.prompt = s.ids[:len(s.ids):len(s.ids)], s.prompt
 	close(c.ready)
 }
@@ -115,13 +117,15 @@ func (c *cut) endLocked(err error) {
 	s := c.stream
 	if s.cut = nil; err != nil {
 		s.epoch += 2 // the one between was the new leg's
+	} else {
+		c.moved.Stall = time.Since(c.began)
 	}
-	c.err, c.epoch = err, s.epoch
+	c.err, c.moved.Epoch = err, s.epoch
 	close(c.over)
 }
 
 // end ends the cut if nothing else has, and tells how it ended.
-func (c *cut) end(err error) (policies.Epoch, error) {
+func (c *cut) end(err error) (Moved, error) {
 	c.stream.mu.Lock()
 	defer c.stream.mu.Unlock()
 	if c.stream.ctx.Err() != nil {
@@ -129,9 +133,9 @@ func (c *cut) end(err error) (policies.Epoch, error) {
 	}
 	c.endLocked(err)
 	if c.err == ErrUnknown {
-		return 0, ErrUnknown
+		return Moved{}, ErrUnknown
 	}
-	return c.epoch, c.err
+	return c.moved, c.err
 }
 
 // splice makes the stream go on with leg, which runs at a replica and whose

@@ -49,6 +49,15 @@ type Move struct {
 	Cached int
 }
 
+// Moved is what became of a Move.
+type Moved struct {
+	// Epoch is the one in which the stream goes on.
+	Epoch policies.Epoch
+	// Stall is how long nothing came to the client because of a move that came to
+	// its end: from the cut to the first token of the other leg; else 0.
+	Stall time.Duration
+}
+
 // Holding says where a stream runs.
 type Holding struct {
 	Replica policies.ReplicaID
@@ -68,29 +77,28 @@ func (f *Front) Holder(stream string) (Holding, bool) {
 	return s.holding(), true
 }
 
-// Move moves a stream and returns when it has, or when it has failed. The epoch
-// is the one in which the stream goes on: m.Epoch+1 at m.To when the error is
-// nil; ErrUnknown and ErrStale come without one; after any other error the
-// stream goes on at m.From, as if nothing had been: in m.Epoch when nothing was
-// tried, else in m.Epoch+2. ctx bounds the whole, and Config.MoveTimeout the
-// time for which the client waits.
-func (f *Front) Move(ctx context.Context, m Move) (policies.Epoch, error) {
+// Move moves a stream and returns when it has, or when it has failed. The stream
+// goes on at m.To in m.Epoch+1 when the error is nil; ErrUnknown and ErrStale
+// come without an epoch; after any other error the stream goes on at m.From, as
+// if nothing had been: in m.Epoch when nothing was tried, else in m.Epoch+2. ctx
+// bounds the whole, and Config.MoveTimeout the time for which the client waits.
+func (f *Front) Move(ctx context.Context, m Move) (Moved, error) {
 	s := f.stream(m.Stream)
 	if s == nil {
-		return 0, ErrUnknown
+		return Moved{}, ErrUnknown
 	}
 	switch m.To = f.known(m.To); {
 	case f.named(m.To) == m.From:
-		return m.Epoch, fmt.Errorf("the stream is at %s already", m.From)
+		return Moved{Epoch: m.Epoch}, fmt.Errorf("the stream is at %s already", m.From)
 	case m.ID != "" && m.Length <= 0:
-		return m.Epoch, fmt.Errorf("the move %s has the length %d", m.ID, m.Length)
+		return Moved{Epoch: m.Epoch}, fmt.Errorf("the move %s has the length %d", m.ID, m.Length)
 	}
 	c, err := s.claim(m)
 	switch {
 	case err == ErrUnknown || err == ErrStale:
-		return 0, err
+		return Moved{}, err
 	case err != nil:
-		return m.Epoch, err
+		return Moved{Epoch: m.Epoch}, err
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

@@ -139,12 +139,12 @@ func (f *fleet) live(ctx context.Context, stream string, to int, spoil func(*Mov
 	if spoil != nil {
 		spoil(&m)
 	}
-	epoch, err := f.fronts[0].Move(ctx, m)
+	moved, err := f.fronts[0].Move(ctx, m)
 	if err != nil {
-		f.fronts[from].Advance(stream, epoch)
+		f.fronts[from].Advance(stream, moved.Epoch)
 		f.engines[from].thaw(r.Leg)
 	}
-	return epoch, err
+	return moved.Epoch, err
 }
 
 func (f *fleet) reprompt(ctx context.Context, stream string, to int) (policies.Epoch, error) {
@@ -152,11 +152,11 @@ func (f *fleet) reprompt(ctx context.Context, stream string, to int) (policies.E
 	if !ok {
 		return 0, ErrStale
 	}
-	epoch, err := f.fronts[0].Move(ctx, Move{Stream: stream, From: h.Replica, Epoch: h.Epoch, To: f.target(to), Cached: int(r.Request.Input) / 16 * 16})
+	moved, err := f.fronts[0].Move(ctx, Move{Stream: stream, From: h.Replica, Epoch: h.Epoch, To: f.target(to), Cached: int(r.Request.Input) / 16 * 16})
 	if err != nil {
-		f.fronts[f.index(h.Replica)].Advance(stream, epoch)
+		f.fronts[f.index(h.Replica)].Advance(stream, moved.Epoch)
 	}
-	return epoch, err
+	return moved.Epoch, err
 }
 
 // atRest fails if anything is left of what ran.
@@ -390,9 +390,9 @@ func TestMoveRefused(t *testing.T) {
 		"a later epoch":  {Move{Stream: b.id, From: "r0", Epoch: 3, To: f.target(1)}, ErrStale, 0},
 		"to itself":      {Move{Stream: b.id, From: "r0", Epoch: 1, To: f.target(0)}, nil, 1},
 	} {
-		epoch, err := f.fronts[0].Move(t.Context(), test.m)
-		if err == nil || test.want != nil && err != test.want || epoch != test.epoch {
-			t.Errorf("%s: epoch %d, %v", name, epoch, err)
+		moved, err := f.fronts[0].Move(t.Context(), test.m)
+		if err == nil || test.want != nil && err != test.want || moved != (Moved{Epoch: test.epoch}) {
+			t.Errorf("%s: %+v, %v", name, moved, err)
 		}
 	}
 	// While one move waits for its target, all others are stale.
@@ -403,12 +403,16 @@ func TestMoveRefused(t *testing.T) {
 			<-let
 		}
 	}, nil)
-	moved := make(chan error)
+	over := make(chan Moved)
 	go func() {
-		_, err := f.reprompt(t.Context(), b.id, 1)
-		moved <- err
+		moved, err := f.fronts[0].Move(t.Context(), Move{Stream: b.id, From: "r0", Epoch: 1, To: f.target(1)})
+		if err != nil {
+			t.Error(err)
+		}
+		over <- moved
 	}()
 	<-held
+	stopped := time.Now()
 	if h, ok := f.fronts[0].Holder(b.id); !ok || h != (Holding{Replica: "r0", Epoch: 1, Pending: true}) {
 		t.Errorf("while it moves: %+v", h)
 	}
@@ -418,8 +422,8 @@ func TestMoveRefused(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
-			if epoch, err := f.fronts[0].Move(t.Context(), Move{Stream: b.id, From: "r0", Epoch: 1, To: f.target(1)}); err != ErrStale || epoch != 0 {
-				t.Errorf("a second move: %d, %v", epoch, err)
+			if moved, err := f.fronts[0].Move(t.Context(), Move{Stream: b.id, From: "r0", Epoch: 1, To: f.target(1)}); err != ErrStale || moved != (Moved{}) {
+				t.Errorf("a second move: %+v, %v", moved, err)
 			}
 		})
 	}
@@ -427,13 +431,14 @@ func TestMoveRefused(t *testing.T) {
 	if got := f.fronts[1].Fronts(); len(got) != 1 || got[0] != "r0" {
 		t.Errorf("the fronts are %v", got)
 	}
+	least := time.Since(stopped) // for so long the client has waited
 	close(let)
-	if err := <-moved; err != nil {
-		t.Error(err)
+	if moved := <-over; moved.Epoch != 2 || moved.Stall < least {
+		t.Errorf("it moved: %+v, want epoch 2 and a stall of %v at least", moved, least)
 	}
 	// A replica without an address is not the own one.
-	if epoch, err := f.fronts[0].Move(t.Context(), Move{Stream: b.id, From: "r1", Epoch: 2, To: Target{Replica: "r9"}}); err == nil || epoch != 4 {
-		t.Errorf("a move to nobody knows where: epoch %d, %v", epoch, err)
+	if moved, err := f.fronts[0].Move(t.Context(), Move{Stream: b.id, From: "r1", Epoch: 2, To: Target{Replica: "r9"}}); err == nil || moved != (Moved{Epoch: 4}) {
+		t.Errorf("a move to nobody knows where: %+v, %v", moved, err)
 	}
 	f.expect(b)
 }
@@ -461,8 +466,8 @@ func TestMoveOfUnmovable(t *testing.T) {
 		if r.Fixed != policies.Because(want) || r.Front != "r0" || r.Epoch != 1 || r.Leg != r.Request.ID+"#1" || r.Request.MaxOutput != 60 || r.Since.IsZero() {
 			t.Errorf("%.40s: %+v", more, r)
 		}
-		if epoch, err := f.fronts[0].Move(t.Context(), Move{Stream: r.Request.ID, From: "r0", Epoch: 1, To: f.target(1)}); err == nil || epoch != 1 {
-			t.Errorf("%.40s: it moves: %d, %v", more, epoch, err)
+		if moved, err := f.fronts[0].Move(t.Context(), Move{Stream: r.Request.ID, From: "r0", Epoch: 1, To: f.target(1)}); err == nil || moved.Epoch != 1 {
+			t.Errorf("%.40s: it moves: %+v, %v", more, moved, err)
 		}
 		<-done
 	}

@@ -38,6 +38,8 @@
 // a transport that reaches, and the request has a full block; no request moves
 // either way that policies.Movable holds.
 //
+// Done tells for how long the front's client had no token.
+//
 // Swap begins the hand-over at the front, once. Whose does not: a front that has
 // not seen the Swap answers Whose from its register, and from then on takes the
 // Swap, should it come late, for a Whose.

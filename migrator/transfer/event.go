@@ -62,6 +62,7 @@ type Event struct {
 	//	Denied   another holder or epoch (Settled); another holder (Held)
 	Answer Kind
 	Epoch  policies.Epoch
+	Stall  policies.Micros // Settled with Done: how long the client had no token
 }
 
 // ActionKind is what an Action asks for.
@@ -111,4 +112,5 @@ type Action struct {
 	Offers   []transport.Offer  // Prepare
 	Deadline policies.Micros    // Prepare, Pull, Freeze, Commit: when the answer is of no use any more
 	Why      Why                // Failed
+	Stall    policies.Micros    // Moved, at the source: how long the front's client had no token; 0 for unknown
 }

@@ -78,7 +78,7 @@ func (m *Machine) settled(ev Event) {
 		m.send(Message{Kind: Pending, To: c.source, Move: c.move})
 		return
 	}
-	end := Message{Kind: ev.Answer, To: c.source, Move: c.move, Epoch: ev.Epoch}
+	end := Message{Kind: ev.Answer, To: c.source, Move: c.move, Epoch: ev.Epoch, Stall: ev.Stall}
 	m.commits = without(m.commits, c)
 	m.answered.put(c.move, end, m.now+m.c.Memory)
 	m.send(end)

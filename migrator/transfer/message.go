@@ -117,6 +117,9 @@ type Message struct {
 	Move     bidask.Deal // its Seller is the source
 	Round    uint32      // Round, Manifest, Pulled, Pulling
 	Why      Why         // Abort
+	// Stall is how long the front's client had no token because of the move; Done,
+	// 0 for unknown.
+	Stall policies.Micros
 	// Epoch is the request's: the source's with Offer, Swap and Whose, the one it
 	// is under now with Done and Back.
 	Epoch   policies.Epoch

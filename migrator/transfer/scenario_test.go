@@ -30,7 +30,7 @@ var update = flag.Bool("update", false, "rewrite the expectations of the scenari
 //	tabled a/1 from=0 computed=64 generation=1 | frozen …
 //	prepared b/1 | filled b/1 round=1 | corrupt b/1 round=1 | broken b/1 why=no room
 //	adopting b/1 f
-//	settled b/1 done epoch=4 | held b/1 back epoch=3
+//	settled b/1 done epoch=4 stall=9 | held b/1 back epoch=3
 //	abort a/1 | gone b | tick
 //	next                         prints when to tick
 //
@@ -194,12 +194,12 @@ func parseEvent(words []string) (ev transfer.Event, err error) {
 		}
 	}
 	way := map[string]transfer.Way{"live": transfer.Live, "reprompt": transfer.Reprompt}[fields["way"]]
-	epoch, round := policies.Epoch(number("epoch")), uint32(number("round"))
+	epoch, round, stall := policies.Epoch(number("epoch")), uint32(number("round")), 1000*policies.Micros(number("stall"))
 	at := 0
 	switch kind {
 	case transfer.Received:
 		msg := transfer.Message{From: policies.ReplicaID(plain[0]), To: "a", Round: round, Why: why, Epoch: epoch, Request: fields["request"],
-			Front: policies.ReplicaID(fields["front"]), Target: policies.ReplicaID(fields["target"]), Way: way, Engine: engine, Transports: via, Span: span}
+			Front: policies.ReplicaID(fields["front"]), Target: policies.ReplicaID(fields["target"]), Way: way, Engine: engine, Transports: via, Span: span, Stall: stall}
 		for k := transfer.Open; k <= transfer.Abort+1; k++ {
 			if k.String() == plain[1] {
 				msg.Kind = k
@@ -237,7 +237,7 @@ func parseEvent(words []string) (ev transfer.Event, err error) {
 				ev.Answer = k
 			}
 		}
-		ev.Epoch = epoch
+		ev.Epoch, ev.Stall = epoch, stall
 	default:
 		ev.Span, ev.Round, ev.Why = span, round, why
 	}
@@ -301,6 +301,9 @@ func describe(a transfer.Action) string {
 			word(" via=%s", strings.Join(msg.Transports, ","))
 		}
 		span(msg.Span)
+		if msg.Stall != 0 {
+			word(" stall=%s", millis(msg.Stall))
+		}
 		offers(msg.Offers)
 		if msg.Why != 0 {
 			word(": %v", msg.Why)
@@ -337,6 +340,9 @@ func describe(a transfer.Action) string {
 	}
 	if a.Deadline != 0 {
 		word(" until %s", millis(a.Deadline))
+	}
+	if a.Stall != 0 {
+		word(" stall=%s", millis(a.Stall))
 	}
 	if a.Why != 0 {
 		word(": %v", a.Why)

@@ -215,7 +215,7 @@ func (m *Machine) hearFront(msg Message) {
 	case Done:
 		m.letGo(x, Drop)
 		m.endExport(x, Message{Kind: Done, Epoch: msg.Epoch})
-		m.do(Action{Kind: Moved, Move: x.move, Peer: x.target})
+		m.do(Action{Kind: Moved, Move: x.move, Peer: x.target, Stall: msg.Stall})
 	case Back:
 		m.letGo(x, Thaw)
 		m.endExport(x, Message{Kind: Abort, Why: Returned})
