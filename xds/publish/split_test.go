@@ -232,8 +232,6 @@ func startOwner(t *testing.T, h *attach.Host, shop *backend) *owner {
 		b.StaticResources.Clusters = clusters
 	} else {
 		llm := &routev3.VirtualHost{Name: "llm", Domains: []string{llmHost}, Routes: []*routev3.Route{h.Route}}
-		// A cluster that others take their resources from must be static.
-		b.StaticResources.Clusters, clusters = clusters[:1], clusters[1:]
 		b.DynamicResources = &bootstrapv3.Bootstrap_DynamicResources{
 			LdsConfig: file(t, h.Listener, &listenerv3.Listener{Name: "front", Address: anyPort(), FilterChains: front(llm, rest)}),
 			CdsConfig: file(t, messages(clusters)...),
