@@ -20,7 +20,7 @@ import (
 const (
 	// pollEvery is how often a watch looks at the file even when no event has
 	// told it to: events do not cross network file systems.
-	pollEvery = 2 * time.Second
+	pollEvery = time.Second
 	// lockRetry is the pause between two tries for the lock, which is held for
 	// the milliseconds of one write.
 	lockRetry = 5 * time.Millisecond

@@ -20,6 +20,17 @@ func FuzzDecode(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(good)
+	full, err := encode(Object{
+		Epoch: 2, Pins: []Pin{{Model: "m", Epoch: 2, Cuts: []policies.Tokens{10}}}, Holds: []Hold{{Model: "m", For: 1}},
+		Past:    []Past{{Model: "m", Epoch: 1, Cuts: []policies.Tokens{10}, Counts: []int{1, 2}}},
+		Refused: []Refusal{{Type: "t", Name: "n", Version: "v"}}, Weights: []Weight{{Replica: "a", Weight: 71}},
+		Unready: []policies.ReplicaID{"a"}, Stopping: []policies.ReplicaID{"b"}, Ratios: []Ratio{{Model: "m", Milli: 4000}},
+		Reasons: []Reason{{Model: "m", Decision: "kept", Gain: 0.1, Predicted: 1, Observed: 2, By: "x", Times: 2}},
+	}, 1)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(full)
 	f.Add([]byte(`{"format":1}`))
 	f.Add([]byte(`{"format":1,"drained":["b","a"]}`))
 	f.Add([]byte(`{"format":1,"lease":{"holder":"a","expires":"2026-01-02T03:04:05+02:00"}}`))

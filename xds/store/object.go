@@ -1,12 +1,8 @@
 package store
 
 import (
-	"bytes"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
-	"time"
+	"slices"
 
 	"github.com/cascadeinfer/cascade/policies"
 )
@@ -40,19 +36,12 @@ func (o Object) Validate() error {
 		}
 	}
 	for i, r := range o.Reasons {
-		if len(r.Model) > MaxText || len(r.Text) > MaxText {
-			return fmt.Errorf("reason %d: a text may have %d bytes", i, MaxText)
+		if err := r.validate(); err != nil {
+			return fmt.Errorf("reason %d: %w", i, err)
 		}
 	}
-	drained := make(map[policies.ReplicaID]bool, len(o.Drained))
-	for _, r := range o.Drained {
-		if r == "" || len(r) > MaxText {
-			return fmt.Errorf("drained: replica id %.60q must have 1 to %d bytes", r, MaxText)
-		}
-		if drained[r] {
-			return fmt.Errorf("drained: replica %.60q is there twice", r)
-		}
-		drained[r] = true
+	if err := o.validateRecords(); err != nil {
+		return err
 	}
 	if len(o.Lease.Holder) > MaxText {
 		return fmt.Errorf("lease: a holder's name may have %d bytes", MaxText)
@@ -73,121 +62,15 @@ func (o Object) clone() Object {
 		}
 		o.Plans = append(o.Plans, p)
 	}
-	o.Reasons = append([]Reason(nil), o.Reasons...)
-	o.Drained = append([]policies.ReplicaID(nil), o.Drained...)
+	o.Reasons = slices.Clone(o.Reasons)
+	o.Drained, o.Unready, o.Stopping = slices.Clone(o.Drained), slices.Clone(o.Unready), slices.Clone(o.Stopping)
+	o.Weights, o.Ratios, o.Holds, o.Refused = slices.Clone(o.Weights), slices.Clone(o.Ratios), slices.Clone(o.Holds), slices.Clone(o.Refused)
+	o.Pins, o.Past = slices.Clone(o.Pins), slices.Clone(o.Past)
+	for i, p := range o.Pins {
+		o.Pins[i].Cuts = slices.Clone(p.Cuts)
+	}
+	for i, p := range o.Past {
+		o.Past[i].Cuts, o.Past[i].Counts = slices.Clone(p.Cuts), slices.Clone(p.Counts)
+	}
 	return o
-}
-
-// The stored form: JSON that people can read and edit. Unknown fields and
-// formats are refused, because a writer that ignored them would drop them.
-const (
-	format  = 1
-	maxSize = 8 << 20 // 10,000 replicas with long names fit twenty times
-)
-
-type document struct {
-	Format   int              `json:"format"`
-	Revision uint64           `json:"revision"` // grows by one with every write
-	Epoch    policies.Epoch   `json:"epoch"`
-	Lease    *leaseDocument   `json:"lease,omitempty"`
-	Plans    []planDocument   `json:"plans"`
-	Reasons  []reasonDocument `json:"reasons,omitempty"`
-	// Drained came later; an object without it drains nobody.
-	Drained []policies.ReplicaID `json:"drained,omitempty"`
-}
-
-type leaseDocument struct {
-	Holder  string    `json:"holder"`
-	Expires time.Time `json:"expires"`
-}
-
-type planDocument struct {
-	Model  string          `json:"model"`
-	Epoch  policies.Epoch  `json:"epoch"`
-	Stages []stageDocument `json:"stages"`
-}
-
-type stageDocument struct {
-	Low policies.Tokens `json:"low"`
-	// High is left out of the last stage, which has no end.
-	High     *policies.Tokens     `json:"high,omitempty"`
-	Replicas []policies.ReplicaID `json:"replicas"`
-}
-
-type reasonDocument struct {
-	Model string         `json:"model"`
-	Epoch policies.Epoch `json:"epoch"`
-	At    time.Time      `json:"at"`
-	Text  string         `json:"text"`
-}
-
-// encode renders a valid object.
-func encode(o Object, revision uint64) ([]byte, error) {
-	if err := o.Validate(); err != nil {
-		return nil, err
-	}
-	d := document{Format: format, Revision: revision, Epoch: o.Epoch, Plans: []planDocument{}, Drained: o.Drained}
-	if o.Lease != (Lease{}) {
-		d.Lease = &leaseDocument{o.Lease.Holder, o.Lease.Expires.UTC()}
-	}
-	for _, p := range o.Plans {
-		pd := planDocument{Model: p.Model, Epoch: p.Epoch}
-		for _, s := range p.Stages {
-			sd := stageDocument{Low: s.Low, Replicas: s.Replicas}
-			if s.High != policies.Unbounded {
-				sd.High = &s.High
-			}
-			pd.Stages = append(pd.Stages, sd)
-		}
-		d.Plans = append(d.Plans, pd)
-	}
-	for _, r := range o.Reasons {
-		d.Reasons = append(d.Reasons, reasonDocument{r.Model, r.Epoch, r.At.UTC(), r.Text})
-	}
-	body, err := json.MarshalIndent(d, "", "  ")
-	if err != nil {
-		return nil, err
-	}
-	if body = append(body, '\n'); len(body) > maxSize {
-		return nil, fmt.Errorf("the object has %d bytes, more than %d", len(body), maxSize)
-	}
-	return body, nil
-}
-
-// decode reads what encode wrote, or what an operator made of it.
-func decode(body []byte) (o Object, revision uint64, err error) {
-	var d document
-	dec := json.NewDecoder(bytes.NewReader(body))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(&d); err != nil {
-		return Object{}, 0, fmt.Errorf("byte %d: %w", dec.InputOffset(), err)
-	}
-	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return Object{}, 0, fmt.Errorf("byte %d: more than one object", dec.InputOffset())
-	}
-	if d.Format != format {
-		return Object{}, 0, fmt.Errorf("format %d; this program reads format %d", d.Format, format)
-	}
-	o.Epoch, o.Drained = d.Epoch, d.Drained
-	if d.Lease != nil {
-		o.Lease = Lease{d.Lease.Holder, d.Lease.Expires.UTC()}
-	}
-	for _, pd := range d.Plans {
-		p := policies.Plan{Model: pd.Model, Epoch: pd.Epoch}
-		for _, sd := range pd.Stages {
-			s := policies.Stage{Low: sd.Low, High: policies.Unbounded, Replicas: sd.Replicas}
-			if sd.High != nil {
-				s.High = *sd.High
-			}
-			p.Stages = append(p.Stages, s)
-		}
-		o.Plans = append(o.Plans, p)
-	}
-	for _, r := range d.Reasons {
-		o.Reasons = append(o.Reasons, Reason{r.Model, r.Epoch, r.At.UTC(), r.Text})
-	}
-	if err := o.Validate(); err != nil {
-		return Object{}, 0, err
-	}
-	return o, d.Revision, nil
 }

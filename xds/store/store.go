@@ -1,8 +1,9 @@
 // Package store keeps the plan object: the few kilobytes from which every
 // control plane of a fleet renders its resources, and what operators asked for
 // that must outlive a restart. It is read by watching and
-// written by compare-and-swap, and nothing else; it holds no load, no health
-// and no counters.
+// written by compare-and-swap, and nothing else. Where several control planes
+// share it, weights and who is ready are in it too, as the one that plans sees
+// them; it holds no loads and no counters.
 //
 // Invariants: readers see whole, valid objects or an error, never a part of
 // one; of two writers that started from the same version at most one
@@ -27,7 +28,9 @@ type Version string
 //  1. every plan is valid, and no model has two,
 //  2. no plan's epoch is beyond Epoch, nor Epoch beyond MaxEpoch,
 //  3. strings fit: names and texts of at most MaxText bytes,
-//  4. no replica is drained twice.
+//  4. no list names a replica or a model twice, but for Past, which has at most
+//     MaxPast plans of each model, the oldest first,
+//  5. there are at most MaxRefused refusals.
 type Object struct {
 	Epoch   policies.Epoch // of the newest plan
 	Plans   []policies.Plan
@@ -35,17 +38,44 @@ type Object struct {
 	// Drained lists the replicas that an operator asked to be emptied, in any
 	// order; the fleet file has drains of its own.
 	Drained []policies.ReplicaID
+	// Pins keep models at a plan, Holds keep new ones away for a while.
+	Pins  []Pin
+	Holds []Hold
+	// Past are former plans, which an operator may go back to.
+	Past []Past
+	// Refused are the resources that proxies have refused, the oldest first.
+	Refused []Refusal
+
 	// Lease says who plans for the fleet, and until when. The zero value says
 	// nobody; only control planes that share a store need it.
 	Lease Lease
+	// What the holder of the lease sees of the fleet and every control plane
+	// shows: the weights that are not neutral, the replicas that take no request
+	// for want of a ready engine or because their migrator stops, and the bytes
+	// per token. Empty where nobody shares the store.
+	Weights  []Weight
+	Unready  []policies.ReplicaID
+	Stopping []policies.ReplicaID
+	Ratios   []Ratio
 }
 
-// Reason explains one change of plan.
+// Reason explains one decision about a model's plan: a change, or that there is
+// none. Only Model, Epoch, At and Text are always there.
 type Reason struct {
 	Model string
-	Epoch policies.Epoch
+	Epoch policies.Epoch // of the plan in force after it
 	At    time.Time
 	Text  string
+	// Decision is what was decided, in a word that package fleet defines; "" is a
+	// change of plan.
+	Decision string
+	// Gain that was predicted, as a share of the cost before. Predicted and
+	// Observed are seconds of an iteration, of the stage where they differ most.
+	Gain, Predicted, Observed float64
+	By                        string // who decided: a control plane or an operator
+	// Times is how often it was decided, the last time at Until; 0 and 1 are once.
+	Times int
+	Until time.Time
 }
 
 // Lease is the right to plan.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strconv"
 	"sync"
 	"testing"
@@ -50,9 +51,21 @@ func Object(epoch policies.Epoch) store.Object {
 			}},
 			policies.OneStage("b", []policies.ReplicaID{"r3"}),
 		},
-		Reasons: []store.Reason{{Model: "org/a", Epoch: epoch, At: at, Text: "gain 12 %"}},
+		Reasons: []store.Reason{
+			{Model: "org/a", Epoch: epoch, At: at, Text: "gain 12 %"},
+			{Model: "b", Epoch: epoch, At: at, Text: "gain too small", Decision: "kept", Gain: 0.05, Predicted: 0.01, Observed: 0.02, By: "cp-1", Times: 7, Until: at.Add(time.Minute)},
+		},
 		Drained: []policies.ReplicaID{"r2", policies.ReplicaID(fmt.Sprint("q", epoch))},
-		Lease:   store.Lease{Holder: "cp-1", Expires: at.Add(3 * time.Second)},
+		Pins:    []store.Pin{{Model: "b", Epoch: epoch, At: at, By: "ann"}, {Model: "org/a", Epoch: epoch, Cuts: []policies.Tokens{7, 9}, At: at}},
+		Holds:   []store.Hold{{Model: "b", Until: at.Add(time.Hour), For: time.Minute}},
+		Past:    []store.Past{{Model: "c", Epoch: 0, Counts: []int{2}}, {Model: "b", Epoch: epoch, Cuts: []policies.Tokens{5}, Counts: []int{1, 1}}},
+		Refused: []store.Refusal{{Type: "RouteConfiguration", Name: "cascade", Version: "ab12", Node: "edge-1", Text: "no cluster", At: at}},
+
+		Lease:    store.Lease{Holder: "cp-1", Expires: at.Add(3 * time.Second)},
+		Weights:  []store.Weight{{Replica: "r0", Weight: 141}},
+		Unready:  []policies.ReplicaID{"r1"},
+		Stopping: []policies.ReplicaID{"r3"},
+		Ratios:   []store.Ratio{{Model: "org/a", Milli: 3900}},
 	}
 }
 
@@ -198,9 +211,36 @@ func invalid(t *testing.T, open func() store.Store) {
 	if _, err := s.CompareAndSwap(t.Context(), "", again); err == nil {
 		t.Fatal("stored a replica that is drained twice")
 	}
+	for name, edit := range map[string]func(*store.Object){
+		"two weights":       func(o *store.Object) { o.Weights = append(o.Weights, o.Weights[0]) },
+		"a weight of 0":     func(o *store.Object) { o.Weights[0].Weight = 0 },
+		"a pin ahead":       func(o *store.Object) { o.Pins[0].Epoch = 2 },
+		"cuts that fall":    func(o *store.Object) { o.Pins[1].Cuts[0] = 10 },
+		"a lost count":      func(o *store.Object) { o.Past[1].Counts = nil },
+		"an empty stage":    func(o *store.Object) { o.Past[0].Counts[0] = 0 },
+		"a past twice":      func(o *store.Object) { o.Past = append(o.Past, o.Past[0]) },
+		"a refusal twice":   func(o *store.Object) { o.Refused = append(o.Refused, o.Refused[0]) },
+		"a negative hold":   func(o *store.Object) { o.Holds[0].For = -1 },
+		"a ratio of 0":      func(o *store.Object) { o.Ratios[0].Milli = 0 },
+		"a reason's NaN":    func(o *store.Object) { o.Reasons[0].Gain = math.NaN() },
+		"too many refusals": func(o *store.Object) { o.Refused = manyRefusals(store.MaxRefused + 1) },
+	} {
+		o := Object(1)
+		edit(&o)
+		if _, err := s.CompareAndSwap(t.Context(), "", o); err == nil || errors.Is(err, store.ErrConflict) {
+			t.Errorf("stored an object with %s: %v", name, err)
+		}
+	}
 	if u := watchOf(t, s).next(); u.Version != "" {
 		t.Fatal("a refused object was stored")
 	}
+}
+
+func manyRefusals(n int) (list []store.Refusal) {
+	for i := range n {
+		list = append(list, store.Refusal{Type: "Cluster", Name: "c", Version: strconv.Itoa(i)})
+	}
+	return list
 }
 
 func watch(t *testing.T, open func() store.Store) {
@@ -285,11 +325,14 @@ func notShared(t *testing.T, open func() store.Store) {
 	given.Plans[0].Stages[0].Replicas[0] = "changed"
 	given.Reasons[0].Text = "changed"
 	given.Drained[0] = "changed"
+	given.Pins[1].Cuts[0], given.Past[1].Counts[0], given.Weights[0].Weight = 8, 9, 10
+	given.Refused[0].Text, given.Unready[0], given.Stopping[0], given.Ratios[0].Milli = "changed", "changed", "changed", 1
 	got := watchOf(t, s).next().Object
 	equal(t, got, Object(1))
 	got.Plans[0].Stages[1].Replicas[0] = "changed"
 	got.Plans[1].Model = "changed"
 	got.Drained[0] = "changed too"
+	got.Pins[1].Cuts[0], got.Past[1].Cuts[0], got.Holds[0].For = 8, 9, 10
 	equal(t, watchOf(t, s).next().Object, Object(1))
 }
 

@@ -1,0 +1,26 @@
+package store
+
+import "testing"
+
+// TestOldObject: what a program before pins, weights and refusals wrote is read
+// as an object that has none.
+func TestOldObject(t *testing.T) {
+	o, revision, err := decode([]byte(`{
+  "format": 1, "revision": 7, "epoch": 3,
+  "lease": {"holder": "a", "expires": "2026-01-02T03:04:05Z"},
+  "plans": [{"model": "m", "epoch": 3, "stages": [{"low": 0, "high": 100, "replicas": ["r0"]}, {"low": 100, "replicas": ["r1"]}]}],
+  "reasons": [{"model": "m", "epoch": 3, "at": "2026-01-02T03:04:05Z", "text": "better plan"}],
+  "drained": ["r9"]
+}`))
+	if err != nil || revision != 7 || o.Epoch != 3 || len(o.Plans) != 1 || len(o.Drained) != 1 || o.Reasons[0].Text != "better plan" {
+		t.Fatalf("%+v, revision %d, %v", o, revision, err)
+	}
+	if o.Pins != nil || o.Holds != nil || o.Past != nil || o.Refused != nil || o.Weights != nil || o.Unready != nil || o.Ratios != nil {
+		t.Errorf("%+v", o)
+	}
+	// An object without any of it is written as it was before.
+	body, err := encode(Object{Epoch: 3}, 7)
+	if want := "{\n  \"format\": 1,\n  \"revision\": 7,\n  \"epoch\": 3,\n  \"plans\": []\n}\n"; err != nil || string(body) != want {
+		t.Errorf("%s, %v", body, err)
+	}
+}
