@@ -34,6 +34,7 @@ type Control struct {
 	publisher *publish.Publisher
 	binder    *binding.Binder // nil: clients are whom they claim to be
 	length    *length.Server  // nil: the estimator is not ours
+	loads     *loads
 	adapters  adapters
 	health    *health.Server
 	registry  *prometheus.Registry
@@ -98,9 +99,12 @@ func (c *Control) init() error {
 	if c.publisher, err = publish.New(publish.Config{Target: c.cache, Ledger: c.ledger, Logger: c.log}); err != nil {
 		return err
 	}
+	if c.loads, err = c.newLoads(nil); err != nil {
+		return err
+	}
 	c.fleet, err = fleet.New(fleet.Config{
 		Rules: c.cfg.Rules, Replicas: c.cfg.Replicas, Store: c.cfg.Store, Counters: c.cfg.Counters,
-		Publisher: submitter{settings, c.publisher}, Logger: c.log,
+		Publisher: submitter{settings, c.publisher}, Proxies: c.loads.book, Logger: c.log,
 	})
 	return err
 }

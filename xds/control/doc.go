@@ -35,12 +35,16 @@
 //	replica_residents                 model, replica        requests that run there
 //	replica_pinned                    model, replica        those that may not move
 //	replica_streams                   model, replica        streams of its own clients
+//	replica_proxy_requests            model, replica        in progress at its proxies
+//	replica_distrusted                model, replica        1: its reports are not believed
 //	moves_running                                           told of and not ended
 //	moves_ended_total                 cause, way, result    done or aborted
 //	moves_bytes_total                 cause, way, result    copied by those
 //	move_stall_seconds                cause, way            histogram, of those done
 //	reports_total                                           load reports taken in
 //	report_streams_refused_total                            report streams refused
+//	proxy_reports_total                                     load reports of proxies
+//	proxy_report_streams_refused_total                      their streams refused
 //	shown_epoch                                             epoch that proxies are shown
 //	observers                                               clients that follow and route nothing
 //	node_epoch                        node                  newest epoch acknowledged

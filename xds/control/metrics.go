@@ -39,6 +39,10 @@ var (
 	replicaResidents = desc("replica_residents", "Requests that run on the replica, wherever their streams are.", "model", "replica")
 	replicaPinned    = desc("replica_pinned", "Requests on the replica that may not move.", "model", "replica")
 	replicaStreams   = desc("replica_streams", "Streams of the replica's own clients, wherever their requests run.", "model", "replica")
+	replicaProxied   = desc("replica_proxy_requests", "Requests that proxies have in progress at the replica.", "model", "replica")
+	replicaDoubted   = desc("replica_distrusted", "1 while the replica's reports are not believed.", "model", "replica")
+	proxyReports     = desc("proxy_reports_total", "Load reports of proxies taken in.")
+	proxyRefused     = desc("proxy_report_streams_refused_total", "Report streams of proxies ended because a report was refused.")
 	reportsTotal     = desc("reports_total", "Load reports taken in.")
 	reportsRefused   = desc("report_streams_refused_total", "Report streams ended because a report was refused.")
 
@@ -66,6 +70,7 @@ func (c collector) Describe(ch chan<- *prometheus.Desc) {
 		planEpoch, planStages, stageLow, seenTotal, requestRate, bytesPerToken, estimateError,
 		replicaHealthy, replicaWeight, replicaRunning, replicaWaiting, replicaHeld, replicaPromised,
 		replicaIteration, replicaReported, replicaDrain, replicaResidents, replicaPinned, replicaStreams,
+		replicaProxied, replicaDoubted, proxyReports, proxyRefused,
 		reportsTotal, reportsRefused, movesRunning, movesEnded, movesBytes, movesStall,
 		shownEpoch, nodeEpoch, nodeUp, nodeFenced, nodeNACKs, observers, xdsRefused,
 	} {
@@ -80,6 +85,9 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	out.counter(xdsRefused, float64(c.xds.Refused()))
 	out.counter(reportsTotal, float64(taken))
 	out.counter(reportsRefused, float64(refused))
+	proxied, denied := c.loads.service.Reports()
+	out.counter(proxyReports, float64(proxied))
+	out.counter(proxyRefused, float64(denied))
 	out.moves(c.fleet.MoveTotals(time.Now()))
 	if s := c.fleet.Snapshot(); s != nil {
 		for _, m := range s.Models {
@@ -126,6 +134,10 @@ func (s sink) model(m fleet.ModelState) {
 		s.gauge(replicaResidents, float64(r.Residents), m.Name, id)
 		s.gauge(replicaPinned, float64(r.Pinned), m.Name, id)
 		s.gauge(replicaStreams, float64(r.Streams), m.Name, id)
+		s.gauge(replicaDoubted, one(r.Figure.Distrusted != ""), m.Name, id)
+		if r.Figure.Visible {
+			s.gauge(replicaProxied, float64(r.Figure.Requests), m.Name, id)
+		}
 		if !r.Reported.IsZero() {
 			s.gauge(replicaReported, float64(r.Reported.UnixMilli())/1e3, m.Name, id)
 		}

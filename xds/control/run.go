@@ -39,6 +39,8 @@ func (c *Control) serveGRPC(ctx context.Context, g *errgroup.Group) {
 	}
 	server := grpc.NewServer(serverOptions(c.cfg.TLS, extra...)...)
 	c.xds.Register(ctx, server)
+	c.loads.register(server)
+	c.loads.run(ctx, g)
 	api.RegisterFleetServer(server, c.fleet.Service())
 	healthv1.RegisterHealthServer(server, c.health)
 	if c.length != nil && c.lengthListener == nil {

@@ -77,6 +77,12 @@ type Replica struct {
 	Promised policies.Tokens `json:"promised_tokens"`
 	// Iteration is the recent mean time between a request's tokens, in seconds.
 	Iteration float64 `json:"iteration_seconds"`
+	// ProxyRequests are those that the proxies have in progress at the replica's
+	// address, all together; absent: none reports. Where requests move they are
+	// streams, not load.
+	ProxyRequests *int `json:"proxy_requests,omitempty"`
+	// Load says whose word its weight follows: migrator, proxies, or nobody.
+	Load string `json:"load"`
 	// ReportAge is the seconds since the last load report; absent: never heard.
 	ReportAge *float64 `json:"report_age_seconds,omitempty"`
 	Connected bool     `json:"connected"`
@@ -228,6 +234,10 @@ func replicaOf(r fleet.ReplicaState, now time.Time) Replica {
 		Running: r.Load.Running, Waiting: r.Load.Waiting, Held: r.Load.Held, Promised: r.Load.Promised,
 		Iteration: r.Load.Iteration, Connected: r.Connected, Note: r.Note, Drain: drainOf(r),
 		Residents: r.Residents, Pinned: r.Pinned, PinnedSeconds: r.PinnedSeconds, Streams: r.Streams,
+		Load: r.Figure.Source.String(),
+	}
+	if r.Figure.Visible {
+		out.ProxyRequests = &r.Figure.Requests
 	}
 	for _, t := range r.Routes {
 		out.Transports = append(out.Transports, Transport{Name: t.Transport, Peer: t.Peer, State: t.State, Why: t.Why, Rate: t.Rate})

@@ -30,8 +30,9 @@ type Figure struct {
 	// Work is the tokens that the replica holds and has promised to hold; by
 	// Proxies alone, an estimate. Meaningless by Nobody.
 	Work policies.Tokens
-	// Requests are in progress at the proxies; 0 where those are silent.
+	// Requests are in progress at the proxies; Visible says that those tell.
 	Requests int
+	Visible  bool
 	// Counted says that Work was counted from Requests, by the size of a batch,
 	// and is no better than a scale on which such replicas compare.
 	Counted bool
@@ -153,15 +154,14 @@ func (m *Model) told(now time.Time, r Replica) bool {
 
 func (m *Model) figure(now time.Time, r Replica) Figure {
 	f := Figure{Distrusted: m.distrust}
-	visible := !m.seenAt.IsZero() && now.Sub(m.seenAt) <= seenLate
-	if visible {
+	if f.Visible = !m.seenAt.IsZero() && now.Sub(m.seenAt) <= seenLate; f.Visible {
 		f.Requests = m.seen.Requests
 	}
 	switch {
 	case m.distrust != "":
 	case m.told(now, r):
 		f.Source, f.Work = Migrator, m.claim.Held+m.claim.Promised
-	case m.claimedAt.IsZero() && visible:
+	case m.claimedAt.IsZero() && f.Visible:
 		// A migrator that fell silent keeps streams whose work is elsewhere, so
 		// only where there never was one are requests in progress a load.
 		f.Source = Proxies
