@@ -17,8 +17,12 @@ type movement struct {
 	Failed map[string]uint64 `json:"failed"` // by reason; the request went on where it was
 	Causes map[string]int    `json:"causes"` // of the latest ones
 	Bytes  int64             `json:"bytes"`  // of KV that was carried
-	// StallP50 and StallP99 are of the latest live moves: for how long a request
-	// stood still, in seconds of wall time.
+	// Rescued and Lost are requests whose engine was lost: they went on at another
+	// one, or ended early.
+	Rescued uint64 `json:"rescued"`
+	Lost    uint64 `json:"lost"`
+	// StallP50 and StallP99 are of the latest moves: for how long a request brought
+	// no token, in seconds of wall time.
 	StallP50 float64 `json:"stall_p50_seconds"`
 	StallP99 float64 `json:"stall_p99_seconds"`
 }
@@ -36,6 +40,8 @@ func moved(movers []*mover.Mover) movement {
 			m.Failed[why] += n
 		}
 		m.Bytes += st.Bytes
+		m.Rescued += st.Rescued
+		m.Lost += st.Lost
 		for _, move := range one.Moves() {
 			if move.Role != "source" || move.State != "moved" {
 				continue
@@ -54,6 +60,9 @@ func moved(movers []*mover.Mover) movement {
 
 // write tells people.
 func (m movement) write(w io.Writer) {
+	if m.Rescued+m.Lost > 0 {
+		fmt.Fprintf(w, "Requests that lost their engine: %d went on at another one, %d ended early.\n", m.Rescued, m.Lost)
+	}
 	if len(m.Moved)+len(m.Failed) == 0 {
 		return
 	}

@@ -63,6 +63,9 @@ var movingMetrics = [...]movingMetric{
 	{name: "transfer_bytes_total", help: "KV bytes that have come, as the real engine has them.", kind: prometheus.CounterValue, of: func(m moving) float64 { return float64(m.mover.Bytes) }},
 	{name: "transfer_copied_bytes_total", help: "Bytes that transports have copied.", kind: prometheus.CounterValue, of: func(m moving) float64 { return float64(m.mover.Copied) }},
 	{name: "transfer_rounds_total", help: "Pulls of blocks.", kind: prometheus.CounterValue, of: func(m moving) float64 { return float64(m.mover.Rounds) }},
+	{name: "rescues_total", help: "Streams that had lost their engine: they went on at another one, or had to end.", kind: prometheus.CounterValue, label: "result", by: func(m moving) map[string]float64 {
+		return map[string]float64{"rescued": float64(m.mover.Rescued), "lost": float64(m.mover.Lost)}
+	}},
 	{name: "transfer_corrupt_blocks_total", help: "Blocks that came with wrong sums, and were not used.", kind: prometheus.CounterValue, of: func(m moving) float64 { return float64(m.mover.Corrupt) }},
 }
 
@@ -85,7 +88,7 @@ func newMovingCollector(read func() moving, replica, model string) *movingCollec
 		}
 		c.descs[i] = prometheus.NewDesc(prometheus.BuildFQName("cascade", "migrator", m.name), m.help, variable, labels)
 	}
-	c.stall = prometheus.NewDesc("cascade_migrator_stall_seconds", "Time that requests stood still to be handed over; quantile 1 is the longest.", nil, labels)
+	c.stall = prometheus.NewDesc("cascade_migrator_stall_seconds", "Time that requests stood still to be handed over, prompted anew or rescued; quantile 1 is the longest.", nil, labels)
 	return c
 }
 

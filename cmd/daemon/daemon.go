@@ -82,7 +82,10 @@ func (d *Daemon) newFront() error {
 	c.TrustDomain = d.cfg.Fleet.Fleet.TLS.TrustDomain
 	if d.market != nil {
 		c.Placer, c.Rescuer, c.Adopter, c.PeerRPC = d.market, d.market, d.mover, d.network.Handler()
-		c.Rescued = func(r stream.Rescue) { d.rescues.add(r, string(d.id)) }
+		c.Rescued = func(r stream.Rescue) {
+			d.rescues.add(r, string(d.id))
+			d.mover.Rescued(r)
+		}
 	}
 	if d.cfg.Front != nil {
 		d.cfg.Front(&c)

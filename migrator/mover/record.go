@@ -50,6 +50,9 @@ type Stats struct {
 	Stalls         uint64        // freezes that have ended, and reprompts and rescues that went well
 	Stall          time.Duration // of all of them
 	LongestStall   time.Duration
+	// Rescued and Lost are the own front's streams that had lost their engines:
+	// those that went on at another one, and those that had to end.
+	Rescued, Lost uint64
 }
 
 // record is a move with what its owner alone needs.
