@@ -35,16 +35,12 @@ type Config struct {
 
 // Cache holds one set per node group. It is safe for concurrent use.
 type Cache struct {
-	group func(*corev3.Node) string
-
-	mu     sync.Mutex
-	groups map[string]*shown
-	// watches are the open ones, by type; answered those that were told
-	// something which their client has not replied to. The reply ends a watch,
-	// and the server opens the next.
-	watches, answered map[string]map[*watch]struct{}
-
+	group   func(*corev3.Node) string
+	shards  [shards]shard
 	changed chan struct{} // capacity 1; see Changed
+
+	setting sync.Mutex // one change of the sets at a time
+	groups  shownTo    // guarded by setting; every shard has its own
 }
 
 var _ gcp.Cache = (*Cache)(nil)
@@ -55,10 +51,21 @@ type shown struct {
 	types map[string]*content
 }
 
+// shownTo is what each group is shown.
+type shownTo map[string]*shown
+
+// of returns what a group is shown, or nil.
+func (g shownTo) of(group string) *shown {
+	if s, ok := g[group]; ok {
+		return s
+	}
+	return g[""]
+}
+
 // content is one type of a set, ready to be sent. It is immutable.
 type content struct {
 	entries map[string]*entry
-	digest  string // of everything listed
+	digest  string // of all of them
 }
 
 // entry is one resource in the forms in which the protocols send it. All
@@ -72,7 +79,7 @@ type entry struct {
 // order is the order in which the types of one set are sent: what is named
 // before what names it.
 var order = []string{
-	resources.ClusterType, resources.EndpointType, resources.ListenerType, resources.RouteType, resources.ExtensionType,
+	resources.SecretType, resources.ClusterType, resources.EndpointType, resources.ListenerType, resources.RouteType, resources.ExtensionType,
 }
 
 // New returns a cache that shows nothing: requests wait for the first set.
@@ -81,25 +88,19 @@ func New(cfg Config) *Cache {
 	if group == nil {
 		group = func(*corev3.Node) string { return "" }
 	}
-	return &Cache{
-		group:    group,
-		groups:   make(map[string]*shown),
-		watches:  make(map[string]map[*watch]struct{}),
-		answered: make(map[string]map[*watch]struct{}),
-		changed:  make(chan struct{}, 1),
+	c := &Cache{group: group, groups: make(shownTo), changed: make(chan struct{}, 1)}
+	for i := range c.shards {
+		c.shards[i].init()
 	}
+	return c
 }
 
 // Unanswered adds the ids of the nodes to ids that have been told something of
 // the given types, or are about to be, and have not replied to it. What such a
 // node has is uncertain, whatever it acknowledged before.
 func (c *Cache) Unanswered(types []string, ids map[string]bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, typ := range types {
-		for w := range c.answered[typ] {
-			ids[w.node] = true
-		}
+	for i := range c.shards {
+		c.shards[i].unanswered(types, ids)
 	}
 }
 
@@ -108,88 +109,98 @@ func (c *Cache) Changed() <-chan struct{} { return c.changed }
 
 // Set shows a set to the nodes of a group, and with the group "" to all nodes
 // whose group has no set of its own. Streams are told what changed; an equal
-// set tells them nothing.
+// set tells them nothing. When it returns, all have been told.
 func (c *Cache) Set(group string, set resources.Set) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	old := c.shownLocked(group)
+	c.setting.Lock()
+	defer c.setting.Unlock()
+	old := c.groups.of(group)
 	now := prepare(set, old, c.groups[""])
 	c.groups[group] = now
-	c.tellLocked(old, now)
+	c.tell(group, old, now)
 }
 
 // Drop takes a group's own set away; its nodes are shown the set of the group
 // "" again.
 func (c *Cache) Drop(group string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	c.setting.Lock()
+	defer c.setting.Unlock()
 	old, common := c.groups[group], c.groups[""]
 	if group == "" || old == nil {
 		return
 	}
 	delete(c.groups, group)
-	if common != nil {
-		c.tellLocked(old, common)
-	}
+	c.tell(group, old, common)
 }
 
-// tellLocked tells the nodes that are shown now what differs from old, which
-// is what they were shown before, or nil.
-func (c *Cache) tellLocked(old, now *shown) {
-	types := typesOf(now, old)
-	if old == nil {
-		// Who asked before there was a set waits for an answer of any kind.
-		for _, typ := range slices.Sorted(maps.Keys(c.watches)) {
-			if now.types[typ] == nil {
-				types = append(types, typ)
-			}
+// tell has every shard tell its nodes what differs between old, which is what
+// they were shown before, or nil, and now. The shards are locked one after
+// another, so that clients of the others are served meanwhile.
+func (c *Cache) tell(group string, old, now *shown) {
+	var all []news
+	for _, typ := range typesOf(now, old) {
+		ct := now.content(typ)
+		if changed := ct.changed(old.content(typ)); len(changed) > 0 || old == nil {
+			all = append(all, news{typ: typ, content: ct, changed: changed})
 		}
 	}
-	for _, typ := range types {
-		changed := now.types[typ].changed(old.content(typ))
-		if old != nil && len(changed) == 0 {
-			continue
-		}
-		for w := range c.watches[typ] {
-			if c.shownLocked(w.group) == now {
-				c.answerLocked(w, now, changed)
-			}
-		}
+	own := c.groups[group] != nil
+	for i := range c.shards {
+		c.shards[i].tell(group, own, old == nil, now, all)
 	}
-}
-
-// shownLocked returns what a group is shown, or nil.
-func (c *Cache) shownLocked(group string) *shown {
-	if s, ok := c.groups[group]; ok {
-		return s
-	}
-	return c.groups[""]
 }
 
 // prepare makes a set ready to be sent, sharing what the sets before it hold.
 func prepare(set resources.Set, before ...*shown) *shown {
 	s := &shown{set: set, types: make(map[string]*content)}
 	for _, typ := range set.Types() {
-		all := set.All(typ)
-		ct := &content{entries: make(map[string]*entry, len(all)), digest: Digest(all)}
-		for _, r := range all {
-			for _, b := range before {
-				if e := b.content(typ).get(r.Name); e != nil && e.Version == r.Version && e.Unlisted == r.Unlisted {
-					ct.entries[r.Name] = e
-					break
-				}
-			}
-			if ct.entries[r.Name] == nil {
-				a := &anypb.Any{TypeUrl: r.Type, Value: r.Body}
-				ct.entries[r.Name] = &entry{
-					Resource: r, any: a,
-					delta: &discoveryv3.Resource{Name: r.Name, Version: r.Version, Resource: a},
-				}
-			}
-		}
-		s.types[typ] = ct
+		s.types[typ] = contentOf(set, typ, before)
 	}
 	return s
+}
+
+// contentOf makes one type of a set ready.
+func contentOf(set resources.Set, typ string, before []*shown) *content {
+	for _, b := range before {
+		if ct := b.content(typ); ct != nil && ct.holds(set, typ) {
+			return ct
+		}
+	}
+	all := set.All(typ)
+	ct := &content{entries: make(map[string]*entry, len(all)), digest: Digest(all)}
+	for _, r := range all {
+		for _, b := range before {
+			if e := b.content(typ).get(r.Name); e.is(r) {
+				ct.entries[r.Name] = e
+				break
+			}
+		}
+		if ct.entries[r.Name] == nil {
+			a := &anypb.Any{TypeUrl: r.Type, Value: r.Body}
+			ct.entries[r.Name] = &entry{
+				Resource: r, any: a,
+				delta: &discoveryv3.Resource{Name: r.Name, Version: r.Version, Resource: a},
+			}
+		}
+	}
+	return ct
+}
+
+// is reports whether the entry, which may be nil, is of this resource.
+func (e *entry) is(r *resources.Resource) bool {
+	return e != nil && r != nil && e.Version == r.Version && e.Unlisted == r.Unlisted
+}
+
+// holds reports whether a content is that of a type of a set.
+func (ct *content) holds(set resources.Set, typ string) bool {
+	if set.Len(typ) != len(ct.entries) {
+		return false
+	}
+	for name, e := range ct.entries {
+		if !e.is(set.Get(typ, name)) {
+			return false
+		}
+	}
+	return true
 }
 
 func (s *shown) content(typ string) *content {
@@ -216,6 +227,9 @@ func (ct *content) version() string {
 
 // changed lists the names that differ between two contents, sorted.
 func (ct *content) changed(old *content) []string {
+	if ct == old {
+		return nil
+	}
 	var names []string
 	if ct != nil {
 		for name, e := range ct.entries {

@@ -2,13 +2,14 @@ package cache
 
 // Watches counts the watches, open and answered.
 func (c *Cache) Watches() int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	n := 0
-	for _, all := range []map[string]map[*watch]struct{}{c.watches, c.answered} {
-		for _, ws := range all {
-			n += len(ws)
+	for i := range c.shards {
+		s := &c.shards[i]
+		s.mu.Lock()
+		for _, ws := range s.types {
+			n += len(ws.open.all) + len(ws.answered.all)
 		}
+		s.mu.Unlock()
 	}
 	return n
 }

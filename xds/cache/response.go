@@ -3,33 +3,53 @@ package cache
 import (
 	"context"
 	"maps"
+	"slices"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	gcp "github.com/envoyproxy/go-control-plane/pkg/cache/v3"
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// deltaResponse is an answer of the incremental protocol. The message is made
-// on the stream's goroutine; the resources in it are shared and not written.
+// answer is what clients are told in the incremental protocol. Those who are
+// told the same share it.
+type answer struct {
+	send      []*entry
+	removed   []string
+	resources []*discoveryv3.Resource // of send
+	version   string
+}
+
+// seal completes an answer, which does not change from then on.
+func (a *answer) seal(ct *content) {
+	a.version = ct.version()
+	a.resources = make([]*discoveryv3.Resource, len(a.send))
+	for i, e := range a.send {
+		a.resources[i] = e.delta
+	}
+}
+
+func (a *answer) empty() bool { return len(a.send) == 0 && len(a.removed) == 0 }
+
+// equal reports whether an answer, which may be nil, tells the same.
+func (a *answer) equal(b *answer) bool {
+	return a != nil && slices.Equal(a.send, b.send) && slices.Equal(a.removed, b.removed)
+}
+
+// deltaResponse is an answer to one client. The message is made on the stream's
+// goroutine; what is in it is shared and not written.
 type deltaResponse struct {
-	req     *gcp.DeltaRequest
-	sub     gcp.Subscription
-	send    []*entry
-	removed []string
-	version string
+	req *gcp.DeltaRequest
+	sub gcp.Subscription
+	*answer
 }
 
 var _ gcp.DeltaResponse = (*deltaResponse)(nil)
 
 func (r *deltaResponse) GetDeltaDiscoveryResponse() (*discoveryv3.DeltaDiscoveryResponse, error) {
-	rs := make([]*discoveryv3.Resource, len(r.send))
-	for i, e := range r.send {
-		rs[i] = e.delta
-	}
 	return &discoveryv3.DeltaDiscoveryResponse{
 		TypeUrl:           r.req.GetTypeUrl(),
 		SystemVersionInfo: r.version,
-		Resources:         rs,
+		Resources:         r.resources,
 		RemovedResources:  r.removed,
 	}, nil
 }
@@ -38,6 +58,7 @@ func (r *deltaResponse) GetDeltaDiscoveryResponse() (*discoveryv3.DeltaDiscovery
 // response. The server calls it on the stream's goroutine, while the
 // subscription does not change.
 func (r *deltaResponse) GetReturnedResources() map[string]string {
+	// The map may still be read for a watch that was opened meanwhile.
 	next := maps.Clone(r.sub.ReturnedResources())
 	if next == nil {
 		next = make(map[string]string, len(r.send))

@@ -20,6 +20,10 @@ type watch struct {
 	sub         gcp.Subscription
 	delta       *deltaWatch
 	sotw        *sotwWatch
+
+	// Guarded by the shard's mu.
+	in *list // nil once it has ended
+	at int   // where in the list
 }
 
 type deltaWatch struct {
@@ -41,20 +45,31 @@ const absent = "-"
 // that it subscribes to anew is sent even if it had it, as the protocol asks;
 // a name that does not exist is answered as removed, once.
 func (c *Cache) CreateDeltaWatch(req *gcp.DeltaRequest, sub gcp.Subscription, out chan gcp.DeltaResponse) (func(), error) {
+	typ := req.GetTypeUrl()
 	w := &watch{group: c.group(req.GetNode()), node: req.GetNode().GetId(), sub: sub, delta: &deltaWatch{req, out}}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if s := c.shownLocked(w.group); s != nil {
-		ct := s.content(req.GetTypeUrl())
-		resp := w.deltaResponse(ct, everything(ct, sub), renewed(req))
-		if resp == nil {
-			resp = w.greeting(ct)
+	return c.watch(typ, w, func(s *shown) bool {
+		ct := s.content(typ)
+		a := w.differs(ct, renewed(req))
+		if a == nil {
+			a = w.greeting(ct)
 		}
-		if resp != nil && offer(out, gcp.DeltaResponse(resp)) {
-			return c.keepLocked(c.answered, req.GetTypeUrl(), w), nil
-		}
+		return a != nil && offer(out, gcp.DeltaResponse(&deltaResponse{req: req, sub: sub, answer: a}))
+	}), nil
+}
+
+// watch files a watch and returns how to end it. If something is shown already,
+// answer may answer it at once.
+func (c *Cache) watch(typ string, w *watch, answer func(*shown) bool) func() {
+	s := c.shardOf(w.node)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ws := s.of(typ)
+	if now := s.groups.of(w.group); now != nil && answer(now) {
+		ws.answered.add(w)
+	} else {
+		ws.open.add(w)
 	}
-	return c.keepLocked(c.watches, req.GetTypeUrl(), w), nil
+	return func() { c.cancel(s, typ, w) }
 }
 
 // renewed are the names that the request subscribes to without saying which
@@ -69,77 +84,87 @@ func renewed(req *gcp.DeltaRequest) map[string]bool {
 	return names
 }
 
-// everything lists the names that can matter to a subscription.
-func everything(ct *content, sub gcp.Subscription) []string {
-	names := make(map[string]struct{}, len(sub.SubscribedResources()))
-	maps.Copy(names, sub.SubscribedResources())
-	if sub.IsWildcard() {
-		for name := range sub.ReturnedResources() {
-			names[name] = struct{}{}
+// differs compares a content with what the stream was sent; nil means that
+// nothing differs.
+func (w *watch) differs(ct *content, renewed map[string]bool) *answer {
+	var a answer
+	w.compareAll(&a, ct, renewed)
+	if a.empty() {
+		return nil
+	}
+	a.seal(ct)
+	return &a
+}
+
+// compareAll compares whatever can matter to the subscription.
+func (w *watch) compareAll(a *answer, ct *content, renewed map[string]bool) {
+	wildcard, named := w.sub.IsWildcard(), w.sub.SubscribedResources()
+	if wildcard && ct != nil {
+		for name := range ct.entries {
+			w.compare(a, ct, name, renewed)
 		}
-		if ct != nil {
-			for name := range ct.entries {
-				names[name] = struct{}{}
+	}
+	for name := range named {
+		if !wildcard || ct.get(name) == nil {
+			w.compare(a, ct, name, renewed)
+		}
+	}
+	if wildcard {
+		for name := range w.sub.ReturnedResources() {
+			if _, asked := named[name]; !asked && ct.get(name) == nil {
+				w.compare(a, ct, name, renewed)
 			}
 		}
 	}
-	return slices.Sorted(maps.Keys(names))
+	slices.SortFunc(a.send, func(a, b *entry) int { return cmp.Compare(a.Name, b.Name) })
+	slices.Sort(a.removed)
 }
 
-// deltaResponse compares the candidates with what the stream was sent; nil
-// means that nothing differs.
-func (w *watch) deltaResponse(ct *content, candidates []string, renewed map[string]bool) *deltaResponse {
-	returned, named := w.sub.ReturnedResources(), w.sub.SubscribedResources()
-	var send []*entry
-	var removed []string
-	for _, name := range candidates {
-		_, asked := named[name]
-		if !asked && !w.sub.IsWildcard() {
-			continue
-		}
-		e := ct.get(name)
-		if e != nil && e.Unlisted && !asked {
-			e = nil
-		}
-		have, had := returned[name]
-		switch {
-		case e != nil && (have != e.Version || renewed[name]):
-			send = append(send, e)
-		case e == nil && had && have != absent, e == nil && asked && (!had || renewed[name]):
-			removed = append(removed, name)
-		}
+// compare adds a resource to an answer if the client has something else, or is
+// to be sent it anew.
+func (w *watch) compare(a *answer, ct *content, name string, renewed map[string]bool) {
+	_, asked := w.sub.SubscribedResources()[name]
+	if !asked && !w.sub.IsWildcard() {
+		return
 	}
-	if len(send) == 0 && len(removed) == 0 {
-		return nil
+	e := ct.get(name)
+	if e != nil && e.Unlisted && !asked {
+		e = nil
 	}
-	return &deltaResponse{req: w.delta.req, sub: w.sub, send: send, removed: removed, version: ct.version()}
+	have, had := w.sub.ReturnedResources()[name]
+	switch {
+	case e != nil && (have != e.Version || renewed[name]):
+		a.send = append(a.send, e)
+	case e == nil && had && have != absent, e == nil && asked && (!had || renewed[name]):
+		a.removed = append(a.removed, name)
+	}
 }
-
-// first reports whether the client has not been answered yet.
-func (w *watch) first() bool { return w.delta.req.GetResponseNonce() == "" }
 
 // greeting is the empty answer to a new wildcard subscription that misses
 // nothing: a proxy that starts waits for one to know that there is no more.
-func (w *watch) greeting(ct *content) *deltaResponse {
-	if !w.first() || !w.sub.IsWildcard() {
+// Requests that only add or drop names do not ask for the wildcard.
+func (w *watch) greeting(ct *content) *answer {
+	req := w.delta.req
+	if req.GetResponseNonce() != "" || !w.sub.IsWildcard() {
 		return nil
 	}
-	return &deltaResponse{req: w.delta.req, sub: w.sub, version: ct.version()}
+	subscribe := req.GetResourceNamesSubscribe()
+	if !slices.Contains(subscribe, "*") && len(subscribe)+len(req.GetResourceNamesUnsubscribe()) > 0 {
+		return nil
+	}
+	return &answer{version: ct.version()}
 }
 
 // CreateWatch implements the state-of-the-world protocol. A client that
 // refuses a response waits until something it asked for changes; sending it
 // the same again would be refused again, as fast as the network allows.
 func (c *Cache) CreateWatch(req *gcp.Request, sub gcp.Subscription, out chan gcp.Response) (func(), error) {
+	typ := req.GetTypeUrl()
 	w := &watch{group: c.group(req.GetNode()), node: req.GetNode().GetId(), sub: sub, sotw: &sotwWatch{req, out}}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if s := c.shownLocked(w.group); s != nil {
-		if resp := w.sotwResponse(s.content(req.GetTypeUrl())); resp != nil && offer(out, gcp.Response(resp)) {
-			return c.keepLocked(c.answered, req.GetTypeUrl(), w), nil
-		}
-	}
-	return c.keepLocked(c.watches, req.GetTypeUrl(), w), nil
+	return c.watch(typ, w, func(s *shown) bool {
+		resp := w.sotwResponse(s.content(typ))
+		return resp != nil && offer(out, gcp.Response(resp))
+	}), nil
 }
 
 // complete reports whether a response of the type lists everything, so that
@@ -200,65 +225,32 @@ func (w *watch) sotwResponse(ct *content) *sotwResponse {
 	return &sotwResponse{req: w.sotw.req, send: send, next: next, version: Digest(rs)}
 }
 
-// answerLocked tells an open watch of a change, if it concerns it.
-func (c *Cache) answerLocked(w *watch, s *shown, changed []string) {
-	var typ string
-	sent := false
-	if w.delta != nil {
-		typ = w.delta.req.GetTypeUrl()
-		ct := s.content(typ)
-		if w.first() {
-			changed = everything(ct, w.sub) // it may have waited for the first set
-		}
-		resp := w.deltaResponse(ct, changed, nil)
-		if resp == nil {
-			resp = w.greeting(ct)
-		}
-		sent = resp != nil && offer(w.delta.out, gcp.DeltaResponse(resp))
+// tell tells an open watch of news, and reports whether it concerned it.
+func (w *watch) tell(n *news) bool {
+	if w.sotw != nil {
+		resp := w.sotwResponse(n.content)
+		return resp != nil && offer(w.sotw.out, gcp.Response(resp))
+	}
+	fresh, a := &n.scratch, n.last
+	fresh.send, fresh.removed = fresh.send[:0], fresh.removed[:0]
+	if w.delta.req.GetResponseNonce() == "" {
+		w.compareAll(fresh, n.content, nil) // it may have waited for the first set
 	} else {
-		typ = w.sotw.req.GetTypeUrl()
-		resp := w.sotwResponse(s.content(typ))
-		sent = resp != nil && offer(w.sotw.out, gcp.Response(resp))
-	}
-	if sent {
-		remove(c.watches, typ, w)
-		add(c.answered, typ, w)
-	}
-}
-
-// keepLocked files a watch and returns how to end it: the server does so when
-// the client replies, and when the stream ends. After that nothing is sent on
-// its channel, which the server may close.
-func (c *Cache) keepLocked(in map[string]map[*watch]struct{}, typ string, w *watch) func() {
-	add(in, typ, w)
-	return func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		remove(c.watches, typ, w)
-		if remove(c.answered, typ, w) {
-			select {
-			case c.changed <- struct{}{}:
-			default:
-			}
+		for _, name := range n.changed {
+			w.compare(fresh, n.content, name, nil)
 		}
 	}
-}
-
-func add(to map[string]map[*watch]struct{}, typ string, w *watch) {
-	if to[typ] == nil {
-		to[typ] = make(map[*watch]struct{})
+	switch {
+	case fresh.empty():
+		if a = w.greeting(n.content); a == nil {
+			return false
+		}
+	case !a.equal(fresh):
+		a = &answer{send: slices.Clone(fresh.send), removed: slices.Clone(fresh.removed)}
+		a.seal(n.content)
+		n.last = a
 	}
-	to[typ][w] = struct{}{}
-}
-
-// remove reports whether the watch was there.
-func remove(from map[string]map[*watch]struct{}, typ string, w *watch) bool {
-	_, ok := from[typ][w]
-	delete(from[typ], w)
-	if len(from[typ]) == 0 {
-		delete(from, typ)
-	}
-	return ok
+	return offer(w.delta.out, gcp.DeltaResponse(&deltaResponse{req: w.delta.req, sub: w.sub, answer: a}))
 }
 
 // offer sends without waiting. The server's channels have room for an answer
@@ -274,9 +266,9 @@ func offer[R any](out chan R, resp R) bool {
 
 // Fetch implements the REST protocol.
 func (c *Cache) Fetch(_ context.Context, req *discoveryv3.DiscoveryRequest) (gcp.Response, error) {
-	c.mu.Lock()
-	s := c.shownLocked(c.group(req.GetNode()))
-	c.mu.Unlock()
+	c.setting.Lock()
+	s := c.groups.of(c.group(req.GetNode()))
+	c.setting.Unlock()
 	w := &watch{sub: named(req.GetResourceNames()), sotw: &sotwWatch{req: req}}
 	resp := w.sotwResponse(s.content(req.GetTypeUrl()))
 	if resp == nil {

@@ -1,0 +1,151 @@
+package cache
+
+import (
+	"hash/maphash"
+	"maps"
+	"slices"
+	"sync"
+)
+
+// shards is how many parts the nodes are in. A change is told to one after
+// another, so that clients wait for a part of it at most.
+const shards = 16
+
+// shard is a part of the nodes, with all their watches.
+type shard struct {
+	mu     sync.Mutex
+	groups shownTo
+	types  map[string]*watches
+}
+
+func (s *shard) init() { s.groups, s.types = make(shownTo), make(map[string]*watches) }
+
+// seed makes the nodes of a shard unforeseeable.
+var seed = maphash.MakeSeed()
+
+// shardOf finds a node's shard: all its streams are told in order.
+func (c *Cache) shardOf(node string) *shard {
+	return &c.shards[maphash.String(seed, node)%shards]
+}
+
+// watches are those of one type.
+type watches struct {
+	open     list // wait for news
+	answered list // were told something that their client has not replied to
+}
+
+func (s *shard) of(typ string) *watches {
+	ws := s.types[typ]
+	if ws == nil {
+		ws = new(watches)
+		s.types[typ] = ws
+	}
+	return ws
+}
+
+// list is a set of watches. The zero value is empty.
+type list struct{ all []*watch }
+
+func (l *list) add(w *watch) {
+	w.in, w.at = l, len(l.all)
+	l.all = append(l.all, w)
+}
+
+// remove takes the watch out of the list that it is in.
+func (w *watch) remove() {
+	l := w.in
+	last := len(l.all) - 1
+	l.all[w.at] = l.all[last]
+	l.all[w.at].at = w.at
+	l.all[last] = nil
+	l.all = l.all[:last]
+	w.in = nil
+}
+
+// news is what changed of one type.
+type news struct {
+	typ     string
+	content *content
+	changed []string // names, sorted
+	last    *answer  // told last; most clients are told the same
+	scratch answer   // of the one being told
+}
+
+// tell shows now to a group, or to all groups without a set of their own, and
+// answers the watches that the news concern. With first, it is the first set
+// that they are shown, and an answer of any kind is news.
+func (s *shard) tell(group string, own, first bool, now *shown, all []news) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if own {
+		s.groups[group] = now
+	} else {
+		delete(s.groups, group)
+	}
+	for i := range all {
+		s.tellType(group, &all[i])
+	}
+	if first {
+		for _, typ := range slices.Sorted(maps.Keys(s.types)) {
+			if now.types[typ] == nil {
+				s.tellType(group, &news{typ: typ})
+			}
+		}
+	}
+}
+
+func (s *shard) tellType(group string, n *news) {
+	ws := s.types[n.typ]
+	if ws == nil {
+		return
+	}
+	for i := 0; i < len(ws.open.all); {
+		w := ws.open.all[i]
+		if s.shownAs(w.group, group) && w.tell(n) {
+			w.remove() // which puts another one in its place
+			ws.answered.add(w)
+		} else {
+			i++
+		}
+	}
+}
+
+// shownAs reports whether the nodes of one group are shown the set of another.
+func (s *shard) shownAs(group, as string) bool {
+	if group == as {
+		return true
+	}
+	_, own := s.groups[group]
+	return as == "" && !own
+}
+
+func (s *shard) unanswered(types []string, ids map[string]bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, typ := range types {
+		if ws := s.types[typ]; ws != nil {
+			for _, w := range ws.answered.all {
+				ids[w.node] = true
+			}
+		}
+	}
+}
+
+// cancel ends a watch: the server does so when the client replies, and when
+// the stream ends. After that nothing is sent on its channel, which the server
+// may close.
+func (c *Cache) cancel(s *shard, typ string, w *watch) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if w.in == nil {
+		return
+	}
+	answered := w.in == &s.types[typ].answered
+	w.remove()
+	if answered {
+		select {
+		case c.changed <- struct{}{}:
+		default:
+		}
+	}
+}
