@@ -8,8 +8,10 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -447,6 +449,97 @@ func TestDrain(t *testing.T) {
 			if err != nil || strings.HasSuffix(string(b), "[DONE]\n\n") != patient || strings.Contains(string(b), errStopping.Error()) == patient {
 				t.Errorf("%v, %q", err, b)
 			}
+			err = <-f.done
+			f.done <- err
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestRetire checks that a retired front refuses nobody, asks everybody not to
+// come again, and ends with its last stream; and that a drain may follow.
+func TestRetire(t *testing.T) {
+	for _, proto := range []string{"HTTP/1.1", "HTTP/2.0"} {
+		t.Run(proto, func(t *testing.T) {
+			e := newEngine(t)
+			hold := make(chan struct{})
+			e.set(func(n int, r *http.Request) {
+				if n == 1 {
+					select {
+					case <-hold:
+					case <-r.Context().Done():
+					}
+				}
+			}, nil)
+			f := start(t, e.URL, func(c *Config) { c.Listener.Close(); c.Listener = nil })
+			// A server that knows nothing of it, as one whose GOAWAY is on its way.
+			var both http.Protocols
+			both.SetHTTP1(true)
+			both.SetUnencryptedHTTP2(true)
+			server := httptest.NewUnstartedServer(f.Handler())
+			server.Config.Protocols = &both
+			var opened atomic.Int64
+			server.Config.ConnState = func(_ net.Conn, s http.ConnState) {
+				if s == http.StateNew {
+					opened.Add(1)
+				}
+			}
+			server.Start()
+			defer server.Close()
+			var one http.Protocols
+			one.SetHTTP1(proto == "HTTP/1.1")
+			one.SetUnencryptedHTTP2(proto != "HTTP/1.1")
+			transport := &http.Transport{Protocols: &one}
+			defer transport.CloseIdleConnections()
+			client := &http.Client{Transport: transport}
+			ask := func(body string) *http.Response {
+				t.Helper()
+				resp, err := client.Post(server.URL+"/v1/completions", "application/json", strings.NewReader(body))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if resp.StatusCode != http.StatusOK || resp.Proto != proto {
+					t.Errorf("%s, %s", resp.Status, resp.Proto)
+				}
+				return resp
+			}
+			whole := func(resp *http.Response) {
+				t.Helper()
+				defer resp.Body.Close()
+				if b, err := io.ReadAll(resp.Body); err != nil || len(b) == 0 {
+					t.Errorf("%q, %v", b, err)
+				}
+			}
+			whole(ask(`{"prompt":"x","max_tokens":1}`))
+			long := ask(`{"prompt":"x","stream":true,"max_tokens":3}`)
+			f.Retire()
+			f.Retire()
+			for n := range 3 {
+				before := opened.Load()
+				whole(ask(`{"prompt":"x","max_tokens":1}`))
+				if fresh := opened.Load() > before; n > 0 && !fresh {
+					t.Error("a client that was asked to go came back on its connection")
+				}
+			}
+			if s := f.Status(); s.Load.Running != 1 || s.Draining {
+				t.Errorf("%+v", s)
+			}
+			f.Drain()
+			resp, err := client.Post(server.URL+"/v1/completions", "application/json", strings.NewReader(`{}`))
+			if err != nil || resp.StatusCode != http.StatusServiceUnavailable {
+				t.Errorf("%+v, %v", resp, err)
+			} else {
+				resp.Body.Close()
+			}
+			select {
+			case err := <-f.done:
+				t.Fatalf("Run has ended before its stream: %v", err)
+			default:
+			}
+			close(hold)
+			whole(long)
 			err = <-f.done
 			f.done <- err
 			if err != nil {

@@ -37,6 +37,8 @@ type Front struct {
 	suspect  chan struct{} // holds a token when the engine should be looked at
 	drain    chan struct{} // closed by Drain
 	drainOne sync.Once
+	retire   chan struct{} // closed by Retire
+	retired  sync.Once
 
 	looks  atomic.Uint64 // health checks that the engine has passed
 	tokens atomic.Uint64 // that have come from the engine
@@ -67,6 +69,7 @@ func New(cfg Config) (*Front, error) {
 		changed: make(chan struct{}, 1),
 		suspect: make(chan struct{}, 1),
 		drain:   make(chan struct{}),
+		retire:  make(chan struct{}),
 		streams: make(map[string]*Stream),
 		empty:   make(chan struct{}, 1),
 
@@ -123,6 +126,13 @@ func (f *Front) Drain() {
 	})
 }
 
+// Retire ends the front as Drain does, for one whose address another process
+// serves from now on: nobody is refused. What comes on connections that are open
+// is served, and each is asked not to come again (Connection: close, GOAWAY).
+func (f *Front) Retire() {
+	f.retired.Do(func() { close(f.retire) })
+}
+
 // Changed returns a channel that holds a token after Status's EngineReady or
 // Draining has changed. It is for one reader.
 func (f *Front) Changed() <-chan struct{} { return f.changed }
@@ -149,9 +159,12 @@ func (f *Front) setReady(ready bool) (was bool) {
 // wait for it.
 func (f *Front) forsake() { f.lose(errAway, (*residence).rescuable) }
 
-func (f *Front) draining() bool {
+func (f *Front) draining() bool { return isClosed(f.drain) }
+func (f *Front) retiring() bool { return isClosed(f.retire) }
+
+func isClosed(c <-chan struct{}) bool {
 	select {
-	case <-f.drain:
+	case <-c:
 		return true
 	default:
 		return false
@@ -204,11 +217,15 @@ func (f *Front) stream(id string) *Stream {
 }
 
 // admit refuses requests while the engine is away or the front drains, and
-// counts those it lets in.
+// counts those it lets in. It asks those of a retired front to go elsewhere
+// with their next one.
 func (f *Front) admit(next http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		f.enter()
 		defer f.leave()
+		if f.retiring() {
+			w.Header().Set("Connection", "close") // over HTTP/2 this is a GOAWAY
+		}
 		switch {
 		case f.draining():
 			refuse(w, "the replica is draining; send the request to another one")

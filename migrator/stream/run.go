@@ -11,8 +11,8 @@ import (
 )
 
 // Run serves until ctx ends, which cuts all streams, or until the front is
-// drained. It watches the engine and keeps the load up to date. Its error says
-// that a listener is broken; a clean end is nil.
+// drained or has retired. It watches the engine and keeps the load up to date.
+// Its error says that a listener is broken; a clean end is nil.
 func (f *Front) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	var probes sync.WaitGroup
@@ -36,10 +36,20 @@ func (f *Front) Run(ctx context.Context) error {
 
 	health := make(chan error)
 	looking, failures, tokens := false, 0, uint64(0)
-	var away time.Time // since when the engine does not answer for its health
-	drain := f.drain   // nil once the front drains
+	var away time.Time                 // since when the engine does not answer for its health
+	drain, retire := f.drain, f.retire // nil once they were heard
 	var deadline <-chan time.Time
 	var left <-chan struct{} // closed when the servers are empty, then nil
+	leaving := false         // the front drains or has retired
+	leave := func() {
+		drain, retire = nil, nil
+		if leaving {
+			return
+		}
+		leaving = true
+		d.shut(ctx)
+		deadline, left = time.After(f.cfg.DrainTimeout), d.left()
+	}
 	for {
 		select {
 		case <-ctx.Done():
@@ -50,15 +60,17 @@ func (f *Front) Run(ctx context.Context) error {
 			f.tracker.Sweep()
 		case <-drain:
 			f.log.Info("draining")
-			d.shut(ctx)
-			drain, deadline, left = nil, time.After(f.cfg.DrainTimeout), d.left()
+			leave()
+		case <-retire:
+			f.log.Info("retired")
+			leave()
 		case <-left:
 			left = nil
 			if f.vacant() {
 				return nil
 			}
 		case <-f.empty:
-			if drain == nil && left == nil && f.vacant() {
+			if leaving && left == nil && f.vacant() {
 				return nil
 			}
 		case <-deadline:
@@ -88,7 +100,7 @@ func (f *Front) Run(ctx context.Context) error {
 				if !f.setReady(true) {
 					f.log.Info("the engine is ready")
 				}
-				if drain != nil {
+				if !leaving {
 					d.open(ctx)
 				}
 				look.Reset(f.cfg.HealthEvery)
