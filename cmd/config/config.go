@@ -124,6 +124,10 @@ type Control struct {
 	// (no callout) or "ext_proc" (the length service; needed for several models
 	// on one host). Empty means "ext_proc" for several models, else "content-length".
 	Estimator string `yaml:"estimator,omitempty"`
+	// XDSCluster is the name that Envoys of other owners have for the cluster of
+	// this control plane; see "cascade attach". Changing it gives them new
+	// clusters. Empty means "cascade-xds".
+	XDSCluster string `yaml:"xds_cluster,omitempty"`
 }
 
 // Proxy is the data plane's door.

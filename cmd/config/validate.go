@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -19,6 +20,7 @@ func (f *Fleet) fill() {
 	def(&f.Speed, 1)
 	def(&f.Control.Listen, "127.0.0.1:18000")
 	def(&f.Control.Admin, "127.0.0.1:18001")
+	def(&f.Control.XDSCluster, "cascade-xds")
 	def(&f.Proxy.Listen, "127.0.0.1:8080")
 	if len(f.Models) > 1 {
 		def(&f.Control.Estimator, "ext_proc")
@@ -82,6 +84,9 @@ func (f *Fleet) validate() []*FieldError {
 				c.fail(fmt.Sprintf("models[%d].hosts", i), "with several models and control.estimator content-length, every model needs a host name of its own; or set control.estimator to ext_proc")
 			}
 		}
+	}
+	if x := f.Control.XDSCluster; len(x) > 128 || strings.ContainsAny(x, "\x00\r\n") {
+		c.fail("control.xds_cluster", "write 1 to 128 bytes")
 	}
 	address(c, "proxy.listen", f.Proxy.Listen)
 	numeric(c, "proxy.listen", f.Proxy.Listen)

@@ -172,7 +172,7 @@ func (f *Fleet) ranks(model string) int {
 func (f *Fleet) Control(log *slog.Logger) (control.Config, error) {
 	c := control.Config{
 		Rules: f.Rules(), Replicas: f.Registry(), Listen: f.Fleet.Control.Listen, Admin: f.Fleet.Control.Admin, Logger: log,
-		Settings: resources.Settings{Listen: f.Fleet.Proxy.Listen, Estimator: resources.Estimator(f.Fleet.Control.Estimator)},
+		Settings: resources.Settings{Listen: f.Fleet.Proxy.Listen, Estimator: resources.Estimator(f.Fleet.Control.Estimator), XDSCluster: f.Fleet.Control.XDSCluster},
 	}
 	if f.State != "" {
 		dir := f.path(f.State)
