@@ -165,3 +165,21 @@ func vanished(before, after, othersBefore, others fared, since time.Time, lasted
 	}
 	return fmt.Sprintf("none of %.0f expected requests has reached a replica", due)
 }
+
+// Ended is how many requests of a group's nodes have ended since a time, of the
+// last minute, failed ones among them.
+func (b *Book) Ended(group string, since time.Time) uint64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	r := b.groups[group]
+	if r == nil {
+		return 0
+	}
+	var n uint64
+	for _, s := range r.samples {
+		if !s.at.Before(since) {
+			n += s.success + s.errors
+		}
+	}
+	return n
+}
