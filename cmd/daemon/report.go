@@ -4,7 +4,6 @@ import (
 	"slices"
 
 	"github.com/cascadeinfer/cascade/migrator/mover"
-	"github.com/cascadeinfer/cascade/migrator/stream"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/uplink"
 	"github.com/cascadeinfer/cascade/policies"
@@ -15,16 +14,20 @@ import (
 func (d *Daemon) newUplink() error {
 	var err error
 	d.uplink, err = uplink.New(uplink.Config{
-		Conn: d.cfg.Control, Replica: d.id, Model: d.model, Source: d.front.Status, Extra: d.extra, Replied: d.reply,
+		Conn: d.cfg.Control, Replica: d.id, Model: d.model, Source: d.Status, Extra: d.extra, Replied: d.reply,
 		Changed: d.front.Changed(), Logger: d.cfg.Logger,
 	})
 	return err
 }
 
-// extra is what reports say beyond the front's state.
-func (d *Daemon) extra() uplink.Extra {
+// extra is what reports say beyond the front's state, of the process before this
+// one too.
+func (d *Daemon) extra() uplink.Extra { return d.elder.added().extend(d.own()) }
+
+// own is what reports say of this process.
+func (d *Daemon) own() uplink.Extra {
 	var e uplink.Extra
-	d.front.Each(func(*stream.Stream) bool { e.Streams++; return true })
+	e.Streams = d.front.Clients()
 	if d.market == nil {
 		for _, r := range d.front.Residents() {
 			e.Residents++

@@ -192,7 +192,7 @@ func (f *Fleet) Control(log *slog.Logger) (control.Config, error) {
 func (f *Fleet) Front(r config.Replica, log *slog.Logger) stream.Config {
 	m, _ := f.Model(r.Model)
 	return stream.Config{
-		Replica: policies.ReplicaID(r.ID), Engine: r.Engine, Edges: Edges(m), FlowTau: f.scaled(f.Planner.Window), Logger: log,
+		Replica: policies.ReplicaID(r.ID), Engine: r.Engine, Edges: Edges(m), FlowTau: f.scaled(f.Planner.Window), KV: f.capacity(r).KV, Logger: log,
 	}
 }
 

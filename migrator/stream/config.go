@@ -54,6 +54,10 @@ type Config struct {
 	// flow.DefaultTau seconds.
 	FlowTau time.Duration
 
+	// KV is the size of the engine's KV cache. Answers tell which share of it is in
+	// use; 0: they tell nothing.
+	KV policies.Tokens
+
 	// Listener takes the clients (Envoy). While the engine is away it is
 	// closed, and Listen opens the same address again; Drain closes it. Another
 	// process's copy of it is left alone. nil means that the

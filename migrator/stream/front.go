@@ -43,6 +43,9 @@ type Front struct {
 	looks  atomic.Uint64 // health checks that the engine has passed
 	tokens atomic.Uint64 // that have come from the engine
 
+	clients atomic.Int64           // requests of its own clients in progress
+	metrics atomic.Pointer[string] // what answers tell of the load; nil: nothing
+
 	mu        sync.Mutex
 	streams   map[string]*Stream // by id
 	residents map[*residence]struct{}
@@ -92,7 +95,7 @@ func (f *Front) Handler() http.Handler {
 	mux.HandleFunc("POST "+dialect.Chat.Path(), f.admit(func(w http.ResponseWriter, r *http.Request) { f.generate(w, r, dialect.Chat) }))
 	mux.HandleFunc("GET /health", f.health)
 	mux.HandleFunc("/", f.admit(f.pass))
-	return f.guarded(mux)
+	return f.telling(f.guarded(mux))
 }
 
 // PeerHandler returns the handler for other migrators: their legs, which always

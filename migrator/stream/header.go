@@ -47,7 +47,7 @@ func without(h http.Header, drop func(lower string) bool) http.Header {
 func toClient(w http.ResponseWriter, h http.Header) {
 	dst := w.Header()
 	for name, values := range h {
-		if !hop[name] && !length.Control(strings.ToLower(name)) { // an engine speaks for itself only
+		if lower := strings.ToLower(name); !hop[name] && !length.Control(lower) && !toldByEngines[lower] { // an engine speaks for itself only
 			dst[name] = values
 		}
 	}

@@ -138,6 +138,9 @@ func (f *Front) newRest() *httputil.ReverseProxy {
 			p.Out.ContentLength = p.In.ContentLength
 		},
 		ModifyResponse: func(resp *http.Response) error {
+			for name := range toldByEngines {
+				resp.Header.Del(name)
+			}
 			resp.Body = newIdleBody(resp.Body, f.cfg.IdleTimeout)
 			return nil
 		},

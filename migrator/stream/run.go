@@ -58,6 +58,7 @@ func (f *Front) Run(ctx context.Context) error {
 			return err
 		case <-sweep.C:
 			f.tracker.Sweep()
+			f.measure()
 		case <-drain:
 			f.log.Info("draining")
 			leave()
