@@ -6,7 +6,7 @@ import "github.com/spf13/cobra"
 func commands(s *settings) []*cobra.Command {
 	return []*cobra.Command{
 		newUp(s), newDemo(s), newStatus(s), newMigrations(s), newDrain(s), newUndrain(s), newPlan(s), newTrace(s), newReplay(s),
-		newControl(s), newMigrator(s), newProxy(s), newEnvoyBootstrap(s), newEngine(s),
+		newControl(s), newMigrator(s), newProxy(s), newEnvoyBootstrap(s), newAttach(s), newEngine(s),
 		newConfig(s), newProfiles(s),
 	}
 }

@@ -1,0 +1,228 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/goccy/go-yaml"
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/cascadeinfer/cascade/cmd/wire"
+	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/resources/attach"
+)
+
+// attachment is the flags of "cascade attach".
+type attachment struct {
+	file    fleetFile
+	to      string
+	control []string
+	nodeID  string
+	door    bool
+	into    string // of a gRPC client
+	attach.Config
+}
+
+// newAttach is "cascade attach": the way into what somebody else runs.
+func newAttach(s *settings) *cobra.Command {
+	a := new(attachment)
+	c := &cobra.Command{
+		Use:   "attach --to envoy|grpc",
+		Short: "Print what makes your own Envoy or gRPC client follow Cascade's routes",
+		Long: `Attach is for an Envoy, or a gRPC client, that another control plane owns: a mesh, a
+gateway, files of your own. It prints what to add to their configuration, once.
+Everything after that (routes, stages, endpoints) comes from Cascade directly, and
+nothing else of theirs is touched.
+
+--to envoy prints three objects: a cluster by which Envoy reaches the control plane,
+and for the HTTP connection manager of one listener a pointer to Cascade's route table
+and a filter that fetches the clusters which the table names. The whole listener is
+Cascade's then. Its requests are answered with status 503 and retry-after while Envoy
+has had no answer from Cascade since its start; 2 s after that start the rest of Envoy
+is ready. What Envoy has learnt it keeps when Cascade is gone.
+
+--to envoy --door leaves listeners and route tables alone. It prints an internal
+listener, a cluster that leads to it, and a route to that cluster for a virtual host
+of your own; Envoy's bootstrap needs one extension. With --fallback CLUSTER, a request
+that Cascade cannot route (it has not answered since Envoy's start, or none of its
+replicas is there) goes to that cluster of yours instead, if its body has 16 MiB or
+less. It reached nobody before, so that none is served twice.
+
+--to grpc prints a gRPC client's xDS bootstrap in which Cascade is one authority:
+the client dials xds://cascade/MODEL and states lengths in x-cascade-tokens. With
+--into FILE, the client's own bootstrap is printed with that authority added.
+
+Requests are routed by the size of their bodies. For exact lengths, a filter of your
+own may set x-cascade-tokens and x-gateway-model-name and have the route picked again
+(without --door); what clients say in such headers is removed before.`,
+		Example: `  cascade attach --to envoy -c fleet.yaml > cascade.yaml
+  cascade attach --to envoy --control 10.0.0.5:18000 --control 10.0.0.6:18000 --model llama-3.1-8b
+  cascade attach --to envoy --door --fallback vllm -c fleet.yaml
+  cascade attach --to grpc --into bootstrap.json --control cascade.internal:18000`,
+		Args: exactArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) error { return s.attach(cmd, a) },
+	}
+	a.file.flag(c, "fleet file; without one: a control plane without TLS at 127.0.0.1:18000")
+	f := c.Flags()
+	f.StringVar(&a.to, "to", "", "what to attach: envoy or grpc")
+	f.StringArrayVar(&a.control, "control", nil, "host:port of the control plane, where it is not control.listen of the file; may be repeated")
+	f.StringVar(&a.nodeID, "node-id", defaultNodeID("grpc"), "name of the client: for its certificate, and in a new gRPC bootstrap")
+	f.StringVar(&a.Model, "model", "", "the one model that is served, whatever host name a request has; empty: all, as the request says")
+	f.BoolVar(&a.Slot, "slot", false, "with a slot for the length estimator that runs inside Envoy, by ECDS")
+	f.BoolVar(&a.LoadReports, "load-reports", false, "have Envoy report its load to the control plane (part of its bootstrap)")
+	f.BoolVar(&a.door, "door", false, "one virtual host or route of yours, by an internal listener, instead of a listener")
+	f.StringVar(&a.Listener, "listener", resources.ListenerName, "with --door: name of the internal listener")
+	f.StringVar(&a.Fallback, "fallback", "", "with --door: cluster of yours that serves while Cascade cannot")
+	f.DurationVar(&a.FetchTimeout, "fetch-timeout", 0, "how long Envoy waits for Cascade's answers when it starts (default 2s)")
+	f.StringVar(&a.into, "into", "", "with --to grpc: bootstrap file to add Cascade to")
+	f.Lookup("node-id").DefValue = "grpc@<host name>"
+	completeFrom(c, "to", []string{"envoy", "grpc"})
+	return c
+}
+
+// attach prints what the flags ask for.
+func (s *settings) attach(cmd *cobra.Command, a *attachment) error {
+	fleet := wire.Fleet{}
+	fleet.Fleet.Control.Listen = "127.0.0.1:18000"
+	if a.file.path != "" {
+		var err error
+		if fleet, err = a.file.load(cmd); err != nil {
+			return err
+		}
+	}
+	switch a.to {
+	case "grpc":
+		for _, flag := range [...]string{"door", "fallback", "listener", "slot", "load-reports", "model", "fetch-timeout"} {
+			if cmd.Flags().Changed(flag) {
+				return misused(cmd, "--%s is for --to envoy", flag)
+			}
+		}
+		return s.attachGRPC(fleet, a)
+	case "envoy":
+		if a.into != "" {
+			return misused(cmd, "--into is for --to grpc")
+		}
+		if !a.door && (cmd.Flags().Changed("fallback") || cmd.Flags().Changed("listener")) {
+			return misused(cmd, "--fallback and --listener are for --door: a listener whose route table is Cascade's has no other")
+		}
+		return s.attachEnvoy(fleet, a)
+	}
+	return misused(cmd, "--to %q: say envoy or grpc", a.to)
+}
+
+func (s *settings) attachGRPC(fleet wire.Fleet, a *attachment) error {
+	c := attach.GRPCConfig{Control: a.control, NodeID: a.nodeID}
+	if len(c.Control) == 0 {
+		c.Control = []string{fleet.Fleet.Control.Listen}
+	}
+	var err error
+	if c.TLS, err = fleet.AttachFiles(a.nodeID); err != nil {
+		return err
+	}
+	if a.into != "" {
+		if c.Bootstrap, err = os.ReadFile(a.into); err != nil {
+			return err
+		}
+	}
+	out, err := attach.GRPC(c)
+	if err != nil {
+		return err
+	}
+	_, err = s.stdout.Write(out)
+	return err
+}
+
+func (s *settings) attachEnvoy(fleet wire.Fleet, a *attachment) error {
+	c, err := fleet.Attach(a.nodeID, a.control)
+	if err != nil {
+		return err
+	}
+	c.Model, c.Slot, c.LoadReports = a.Model, a.Slot, a.LoadReports
+	c.Listener, c.Fallback, c.FetchTimeout = a.Listener, a.Fallback, a.FetchTimeout
+	way := attach.Whole
+	if a.door {
+		way = attach.Door
+	}
+	h, err := way(c)
+	if err != nil {
+		return err
+	}
+	pieces, err := piecesOf(h)
+	if err != nil {
+		return err
+	}
+	if s.json {
+		out := make(map[string]json.RawMessage, len(pieces))
+		for _, p := range pieces {
+			out[p.key] = p.value
+		}
+		return s.print(out)
+	}
+	var text bytes.Buffer
+	for _, p := range pieces {
+		body, err := yaml.JSONToYAML(p.value)
+		if err != nil {
+			return fmt.Errorf("%s: %w", p.key, err)
+		}
+		if text.Len() > 0 {
+			text.WriteByte('\n')
+		}
+		fmt.Fprintf(&text, "# %s\n%s:\n", strings.ReplaceAll(p.where, "\n", "\n# "), p.key)
+		for line := range strings.Lines(string(body)) {
+			text.WriteString("  " + line)
+		}
+	}
+	_, err = s.stdout.Write(text.Bytes())
+	return err
+}
+
+// piece is one place of an Envoy's configuration, and what goes there.
+type piece struct {
+	key, where string
+	value      json.RawMessage
+}
+
+// piecesOf lists what there is to add, in the order of pasting.
+func piecesOf(h *attach.Host) ([]piece, error) {
+	clusters, err := jsonList(h.Clusters)
+	if err != nil {
+		return nil, err
+	}
+	pieces := []piece{{"clusters", "Add to static_resources.clusters, or to what your CDS serves.", clusters}}
+	for _, p := range [...]struct {
+		key, where string
+		m          proto.Message
+		there      bool
+	}{
+		{"http_connection_manager", "Merge into the HttpConnectionManager of the listener that Cascade is to route:\nrds takes the place of its route table, and the filters go before the router.", h.Manager, h.Manager != nil},
+		{"listener", "Add to static_resources.listeners, or to what your LDS serves.", h.Listener, h.Listener != nil},
+		{"route", "Add to the routes of your virtual host; the match is yours to narrow.", h.Route, h.Route != nil},
+		{"bootstrap", "Merge into Envoy's bootstrap; this takes a restart.", h.Bootstrap, h.Bootstrap != nil},
+	} {
+		if !p.there {
+			continue
+		}
+		text, err := resources.Text(p.m)
+		if err != nil {
+			return nil, err
+		}
+		pieces = append(pieces, piece{p.key, p.where, text})
+	}
+	return pieces, nil
+}
+
+func jsonList[M proto.Message](list []M) (json.RawMessage, error) {
+	var out []json.RawMessage
+	for _, m := range list {
+		text, err := resources.Text(m)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, text)
+	}
+	return json.Marshal(out)
+}

@@ -1,0 +1,134 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/goccy/go-yaml"
+
+	"github.com/cascadeinfer/cascade/xds/envoytest"
+)
+
+// attached runs "cascade attach" and returns what it prints.
+func attached(t *testing.T, args ...string) []byte {
+	t.Helper()
+	var out, errs bytes.Buffer
+	if code := run(t.Context(), append([]string{"attach"}, args...), &out, &errs); code != 0 {
+		t.Fatalf("attach %v: %s", args, errs.String())
+	}
+	return out.Bytes()
+}
+
+// TestAttachDeploy keeps the files under deploy what the command prints.
+func TestAttachDeploy(t *testing.T) {
+	dir := filepath.Join("..", "..", "deploy")
+	fleet := filepath.Join(dir, "fleet.yaml")
+	for file, args := range map[string][]string{
+		"envoy/listener.yaml": {"--to", "envoy", "--slot"},
+		"envoy/door.yaml":     {"--to", "envoy", "--door", "--fallback", "my-cluster"},
+		"grpc/bootstrap.json": {"--to", "grpc", "--node-id", "client-0"},
+	} {
+		got := attached(t, append(args, "-c", fleet)...)
+		want, err := os.ReadFile(filepath.Join(dir, file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(got, want) {
+			t.Errorf("deploy/%s is not what \"cascade attach %s -c deploy/fleet.yaml\" prints; write it anew", file, strings.Join(args, " "))
+		}
+	}
+}
+
+// tree is a YAML or JSON document.
+type tree = map[string]any
+
+// TestAttachPasted pastes what is printed into an owner's configuration, as its
+// comments say, and has a real Envoy check it.
+func TestAttachPasted(t *testing.T) {
+	filters := func(more ...any) []any {
+		return append(more, tree{"name": "envoy.filters.http.router", "typed_config": tree{"@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router"}})
+	}
+	for name, args := range map[string][]string{
+		"listener": {"--slot", "--model", "org/m"},
+		"door":     {"--door", "--listener", "llm", "--load-reports"},
+		"fallback": {"--door", "--fallback", "theirs", "--control", "cascade.internal:18000", "--control", "10.0.0.6:18000"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var printed tree
+			if err := yaml.Unmarshal(attached(t, append(args, "--to", "envoy")...), &printed); err != nil {
+				t.Fatal(err)
+			}
+			var same tree
+			if err := json.Unmarshal(attached(t, append(args, "--to", "envoy", "--json")...), &same); err != nil {
+				t.Fatal(err)
+			}
+			for key := range printed {
+				if same[key] == nil || len(same) != len(printed) {
+					t.Errorf("--json has other parts: %v", same)
+				}
+			}
+			theirs := tree{"name": "theirs", "type": "STATIC"}
+			hcm := tree{"@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager", "stat_prefix": "theirs"}
+			var listeners []any
+			if m, ok := printed["http_connection_manager"].(tree); ok {
+				for k, v := range m {
+					hcm[k] = v
+				}
+				hcm["http_filters"] = filters(m["http_filters"].([]any)...)
+			} else {
+				listeners = append(listeners, printed["listener"])
+				hcm["http_filters"] = filters()
+				hcm["route_config"] = tree{"virtual_hosts": []any{tree{"name": "llm", "domains": []any{"llm.example"}, "routes": []any{printed["route"]}}}}
+			}
+			listeners = append(listeners, tree{
+				"name": "theirs", "address": tree{"socket_address": tree{"address": "127.0.0.1", "port_value": 0}},
+				"filter_chains": []any{tree{"filters": []any{tree{"name": "hcm", "typed_config": hcm}}}},
+			})
+			boot := tree{
+				"node":             tree{"id": "theirs", "cluster": "theirs"},
+				"static_resources": tree{"clusters": append(printed["clusters"].([]any), theirs), "listeners": listeners},
+			}
+			if b, ok := printed["bootstrap"].(tree); ok {
+				for k, v := range b {
+					boot[k] = v
+				}
+			}
+			text, err := json.Marshal(boot)
+			if err != nil {
+				t.Fatal(err)
+			}
+			envoytest.Validate(t, string(text))
+		})
+	}
+}
+
+func TestAttachRefuses(t *testing.T) {
+	bad := filepath.Join(t.TempDir(), "boot.json")
+	if err := os.WriteFile(bad, []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		args, want string
+		code       int
+	}{
+		{"", "say envoy or grpc", 2},
+		{"--to istio", "say envoy or grpc", 2},
+		{"--to envoy --fallback x", "--door", 2},
+		{"--to envoy --into x", "--to grpc", 2},
+		{"--to grpc --door", "--to envoy", 2},
+		{"--to envoy --control x", "host:port", 1},
+		{"--to envoy --door --fallback cascade-door", "must not be", 1},
+		{"--to envoy -c /does/not/exist", "/does/not/exist", 1},
+		{"--to grpc --into " + bad, "bootstrap", 1},
+	} {
+		var out, errs bytes.Buffer
+		code := run(t.Context(), append([]string{"attach"}, strings.Fields(c.args)...), &out, &errs)
+		if code != c.code || !strings.Contains(errs.String(), c.want) || out.Len() > 0 {
+			t.Errorf("attach %s: code %d, %q, want %d, %q", c.args, code, errs.String(), c.code, c.want)
+		}
+	}
+}
