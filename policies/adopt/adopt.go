@@ -188,5 +188,30 @@ func (m *Machine) force(now float64, before, plan policies.Plan) {
 	m.settle, m.slow = 1, 0
 }
 
+// HoldOff keeps new plans away as a roll-back does: for the Config's HoldOff, or
+// twice as long as the last time. It is for plans that somebody else takes back.
+func (m *Machine) HoldOff(now float64) {
+	m.hold = min(max(2*m.hold, m.c.HoldOff), m.c.HoldOffMax)
+	m.held = now + m.hold
+}
+
+// Held returns until when new plans are kept away, which may be over, and how
+// long the last roll-back did so; 0 when that is forgiven, or there was none.
+func (m *Machine) Held() (until, length float64) {
+	if m.hold == 0 {
+		return 0, 0
+	}
+	return m.held, m.hold
+}
+
+// Resume makes what Held returned of an earlier life, or of another machine that
+// decided for the same model, count here. Zeros forgive.
+func (m *Machine) Resume(until, length float64) {
+	m.held, m.hold = until, min(max(length, 0), m.c.HoldOffMax)
+	if m.hold == 0 {
+		m.held = math.Inf(-1)
+	}
+}
+
 // keep is the decision to leave a plan in force.
 func keep(p policies.Plan, why Reason) Decision { return Decision{Plan: p, Reason: why} }

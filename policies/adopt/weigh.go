@@ -15,10 +15,9 @@ func (m *Machine) weigh(in Input, w policies.Workload, present policies.Plan, pr
 	if m.disappoints(in, w, present, priced) {
 		back := single(w.Replicas)
 		if len(m.before.Stages) > 1 {
-			back = spread(m.before, make([]int, len(m.before.Stages)), w.Replicas)
+			back = Scale(policies.Partition{Cuts: cutsOf(m.before), Counts: countsOf(m.before)}, w.Replicas)
 		}
-		m.hold = min(max(2*m.hold, m.c.HoldOff), m.c.HoldOffMax)
-		m.held = in.Now + m.hold
+		m.HoldOff(in.Now)
 		return m.adopt(in, present, back, RolledBack)
 	}
 	if m.slow == 0 && stages > 1 && m.since >= m.held && in.Now-m.since >= m.hold {
@@ -213,14 +212,19 @@ func mend(p policies.Plan, replicas []policies.Replica, n int) policies.Plan {
 	if size == n && staying == n {
 		return p
 	}
-	return Assign(p, spread(p, there, n), replicas)
+	return Assign(p, spread(policies.Partition{Cuts: cutsOf(p), Counts: countsOf(p)}, there, n), replicas)
 }
 
-// spread deals n replicas to a plan's stages by its proportions, on top of
-// those that are there already; each stage gets at least one. With fewer
-// replicas than stages it is one stage.
-func spread(p policies.Plan, there []int, n int) policies.Partition {
-	shares, out := countsOf(p), slices.Clone(there)
+// Scale deals n replicas to the stages of a partition in its proportions, at
+// least one to each; with fewer replicas than stages it is one stage. The
+// partition's counts must be positive.
+func Scale(p policies.Partition, n int) policies.Partition {
+	return spread(p, make([]int, len(p.Counts)), n)
+}
+
+// spread is Scale on top of those that are there already.
+func spread(p policies.Partition, there []int, n int) policies.Partition {
+	shares, out := p.Counts, slices.Clone(there)
 	if n < len(shares) {
 		return single(n)
 	}
@@ -253,7 +257,7 @@ func spread(p policies.Plan, there []int, n int) policies.Partition {
 		out[at]--
 		out[s]++
 	}
-	return policies.Partition{Cuts: cutsOf(p), Counts: out}
+	return policies.Partition{Cuts: p.Cuts, Counts: out}
 }
 
 // cutsOf lists a plan's interior boundaries.
