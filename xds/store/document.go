@@ -71,11 +71,9 @@ type reasonDocument struct {
 }
 
 type pinDocument struct {
-	Model string            `json:"model"`
-	Epoch policies.Epoch    `json:"epoch"`
-	Cuts  []policies.Tokens `json:"cuts,omitempty"`
-	By    string            `json:"by,omitempty"`
-	At    time.Time         `json:"at"`
+	pastDocument
+	By string    `json:"by,omitempty"`
+	At time.Time `json:"at"`
 }
 
 type holdDocument struct {
@@ -194,7 +192,7 @@ func (o Object) encodeRecords(d *document) {
 		d.Reasons = append(d.Reasons, rd)
 	}
 	for _, p := range o.Pins {
-		d.Pins = append(d.Pins, pinDocument{p.Model, p.Epoch, p.Cuts, p.By, p.At.UTC()})
+		d.Pins = append(d.Pins, pinDocument{pastDocument(p.Past), p.By, p.At.UTC()})
 	}
 	for _, h := range o.Holds {
 		d.Holds = append(d.Holds, holdDocument{h.Model, h.Until.UTC(), h.For})
@@ -227,7 +225,7 @@ func (d *document) decodeRecords(o *Object) {
 		o.Reasons = append(o.Reasons, r)
 	}
 	for _, p := range d.Pins {
-		o.Pins = append(o.Pins, Pin{p.Model, p.Epoch, p.Cuts, p.By, p.At.UTC()})
+		o.Pins = append(o.Pins, Pin{Past(p.pastDocument), p.By, p.At.UTC()})
 	}
 	for _, h := range d.Holds {
 		o.Holds = append(o.Holds, Hold{h.Model, h.Until.UTC(), h.For})

@@ -21,7 +21,7 @@ func FuzzDecode(f *testing.F) {
 	}
 	f.Add(good)
 	full, err := encode(Object{
-		Epoch: 2, Pins: []Pin{{Model: "m", Epoch: 2, Cuts: []policies.Tokens{10}}}, Holds: []Hold{{Model: "m", For: 1}},
+		Epoch: 2, Pins: []Pin{{Past: Past{Model: "m", Epoch: 2, Cuts: []policies.Tokens{10}, Counts: []int{1, 1}}}}, Holds: []Hold{{Model: "m", For: 1}},
 		Past:    []Past{{Model: "m", Epoch: 1, Cuts: []policies.Tokens{10}, Counts: []int{1, 2}}},
 		Refused: []Refusal{{Type: "t", Name: "n", Version: "v"}}, Weights: []Weight{{Replica: "a", Weight: 71}},
 		Unready: []policies.ReplicaID{"a"}, Stopping: []policies.ReplicaID{"b"}, Ratios: []Ratio{{Model: "m", Milli: 4000}},

@@ -67,10 +67,10 @@ func (o Object) clone() Object {
 	o.Weights, o.Ratios, o.Holds, o.Refused = slices.Clone(o.Weights), slices.Clone(o.Ratios), slices.Clone(o.Holds), slices.Clone(o.Refused)
 	o.Pins, o.Past = slices.Clone(o.Pins), slices.Clone(o.Past)
 	for i, p := range o.Pins {
-		o.Pins[i].Cuts = slices.Clone(p.Cuts)
+		o.Pins[i].Past = p.clone()
 	}
 	for i, p := range o.Past {
-		o.Past[i].Cuts, o.Past[i].Counts = slices.Clone(p.Cuts), slices.Clone(p.Counts)
+		o.Past[i] = p.clone()
 	}
 	return o
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -37,15 +38,6 @@ type Ratio struct {
 	Milli int64 // bytes per 1,000 tokens, at least 1
 }
 
-// Pin keeps a model at the plan of an epoch, until it is taken out.
-type Pin struct {
-	Model string
-	Epoch policies.Epoch
-	Cuts  []policies.Tokens // of that plan, ascending
-	By    string            // who asked for it
-	At    time.Time
-}
-
 // Past is a plan that was in force once: how it divided the lengths, and among
 // how many replicas. Which ones is worked out anew from those that are there.
 type Past struct {
@@ -53,6 +45,13 @@ type Past struct {
 	Epoch  policies.Epoch
 	Cuts   []policies.Tokens // interior boundaries, ascending
 	Counts []int             // replicas of each stage: one more than Cuts
+}
+
+// Pin keeps a model at a plan, until it is taken out.
+type Pin struct {
+	Past
+	By string // who asked for it
+	At time.Time
 }
 
 // Hold keeps new plans of a model away for a while, after one was taken back.
@@ -150,14 +149,11 @@ func (o Object) validatePins() error {
 		if err := named(seen, "model", p.Model); err != nil {
 			return err
 		}
-		if p.Epoch > o.Epoch {
-			return fmt.Errorf("model %.60q: epoch %d is beyond the object's, %d", p.Model, p.Epoch, o.Epoch)
-		}
 		if len(p.By) > MaxText {
 			return fmt.Errorf("model %.60q: a name may have %d bytes", p.Model, MaxText)
 		}
-		if err := validateCuts(p.Cuts); err != nil {
-			return fmt.Errorf("model %.60q: %w", p.Model, err)
+		if err := p.Past.validate(o.Epoch); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -182,29 +178,44 @@ func (o Object) validatePast() error {
 	newest := make(map[string]policies.Epoch)
 	for _, p := range o.Past {
 		switch {
-		case p.Model == "" || len(p.Model) > MaxText:
-			return fmt.Errorf("model %.60q must have 1 to %d bytes", p.Model, MaxText)
-		case p.Epoch > o.Epoch:
-			return fmt.Errorf("model %.60q: epoch %d is beyond the object's, %d", p.Model, p.Epoch, o.Epoch)
 		case kept[p.Model] == MaxPast:
 			return fmt.Errorf("model %.60q: more than %d plans", p.Model, MaxPast)
 		case kept[p.Model] > 0 && p.Epoch <= newest[p.Model]:
 			return fmt.Errorf("model %.60q: epoch %d after %d: the oldest comes first", p.Model, p.Epoch, newest[p.Model])
-		case len(p.Counts) != len(p.Cuts)+1:
-			return fmt.Errorf("model %.60q, epoch %d: %d counts for %d cuts", p.Model, p.Epoch, len(p.Counts), len(p.Cuts))
 		}
-		if err := validateCuts(p.Cuts); err != nil {
-			return fmt.Errorf("model %.60q, epoch %d: %w", p.Model, p.Epoch, err)
-		}
-		for _, n := range p.Counts {
-			if n < 1 || n > maxReplicas {
-				return fmt.Errorf("model %.60q, epoch %d: a stage of %d replicas", p.Model, p.Epoch, n)
-			}
+		if err := p.validate(o.Epoch); err != nil {
+			return err
 		}
 		kept[p.Model]++
 		newest[p.Model] = p.Epoch
 	}
 	return nil
+}
+
+// validate checks a former plan of an object of that epoch.
+func (p Past) validate(newest policies.Epoch) error {
+	switch {
+	case p.Model == "" || len(p.Model) > MaxText:
+		return fmt.Errorf("model %.60q must have 1 to %d bytes", p.Model, MaxText)
+	case p.Epoch > newest:
+		return fmt.Errorf("model %.60q: epoch %d is beyond the object's, %d", p.Model, p.Epoch, newest)
+	case len(p.Counts) != len(p.Cuts)+1:
+		return fmt.Errorf("model %.60q, epoch %d: %d counts for %d cuts", p.Model, p.Epoch, len(p.Counts), len(p.Cuts))
+	}
+	if err := validateCuts(p.Cuts); err != nil {
+		return fmt.Errorf("model %.60q, epoch %d: %w", p.Model, p.Epoch, err)
+	}
+	for _, n := range p.Counts {
+		if n < 1 || n > maxReplicas {
+			return fmt.Errorf("model %.60q, epoch %d: a stage of %d replicas", p.Model, p.Epoch, n)
+		}
+	}
+	return nil
+}
+
+func (p Past) clone() Past {
+	p.Cuts, p.Counts = slices.Clone(p.Cuts), slices.Clone(p.Counts)
+	return p
 }
 
 func (o Object) validateHolds() error {

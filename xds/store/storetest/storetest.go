@@ -56,7 +56,10 @@ func Object(epoch policies.Epoch) store.Object {
 			{Model: "b", Epoch: epoch, At: at, Text: "gain too small", Decision: "kept", Gain: 0.05, Predicted: 0.01, Observed: 0.02, By: "cp-1", Times: 7, Until: at.Add(time.Minute)},
 		},
 		Drained: []policies.ReplicaID{"r2", policies.ReplicaID(fmt.Sprint("q", epoch))},
-		Pins:    []store.Pin{{Model: "b", Epoch: epoch, At: at, By: "ann"}, {Model: "org/a", Epoch: epoch, Cuts: []policies.Tokens{7, 9}, At: at}},
+		Pins: []store.Pin{
+			{Past: store.Past{Model: "b", Epoch: epoch, Counts: []int{4}}, At: at, By: "ann"},
+			{Past: store.Past{Model: "org/a", Epoch: epoch, Cuts: []policies.Tokens{7, 9}, Counts: []int{1, 2, 3}}, At: at},
+		},
 		Holds:   []store.Hold{{Model: "b", Until: at.Add(time.Hour), For: time.Minute}},
 		Past:    []store.Past{{Model: "c", Epoch: 0, Counts: []int{2}}, {Model: "b", Epoch: epoch, Cuts: []policies.Tokens{5}, Counts: []int{1, 1}}},
 		Refused: []store.Refusal{{Type: "RouteConfiguration", Name: "cascade", Version: "ab12", Node: "edge-1", Text: "no cluster", At: at}},
