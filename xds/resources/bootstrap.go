@@ -85,7 +85,7 @@ func bootstrap(c BootstrapConfig) (*bootstrapv3.Bootstrap, error) {
 			LdsConfig: fromADS,
 			CdsConfig: fromADS,
 		},
-		ClusterManager: loadStats(service),
+		ClusterManager: LoadStats(service),
 		StaticResources: &bootstrapv3.Bootstrap_StaticResources{
 			Clusters: []*clusterv3.Cluster{{
 				Name:                 XDSCluster,

@@ -158,9 +158,8 @@ func (c Config) bootstrap() *bootstrapv3.Bootstrap {
 	if !c.LoadReports {
 		return nil
 	}
-	return &bootstrapv3.Bootstrap{ClusterManager: &bootstrapv3.ClusterManager{
-		LoadStatsConfig: resources.SplitSource(c.Cluster, c.FetchTimeout).GetApiConfigSource(),
-	}}
+	services := resources.SplitSource(c.Cluster, c.FetchTimeout).GetApiConfigSource().GetGrpcServices()
+	return &bootstrapv3.Bootstrap{ClusterManager: resources.LoadStats(services)}
 }
 
 func http2Cluster(name string) (*clusterv3.Cluster, error) {
