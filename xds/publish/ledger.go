@@ -16,8 +16,12 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/cascadeinfer/cascade/xds/publish/rollout"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
+
+// gated are the types that roll-outs wait for.
+var gated = rollout.Gated()
 
 // Bounds of what a node may make the ledger keep.
 const (
@@ -29,6 +33,8 @@ const (
 	// maxErrorText bounds the reason of a refusal: Envoy's may contain the
 	// whole resource.
 	maxErrorText = 300
+	// maxRefused bounds the refusals that nobody has taken yet.
+	maxRefused = 1024
 )
 
 // Ledger records what every node was sent and what it has acknowledged. It is
@@ -43,6 +49,8 @@ type Ledger struct {
 	nodes   map[string]*node
 	streams map[streamKey]*stream
 	gone    []string // ids of nodes without a stream, longest gone first
+	groupOf func(id, cluster string) string
+	refused []rollout.Refuse // not taken yet, oldest first
 }
 
 var _ serverv3.Callbacks = (*Ledger)(nil)
@@ -56,6 +64,7 @@ type streamKey struct {
 // node is one client, whatever streams it has.
 type node struct {
 	id, cluster string
+	group       string
 	since       time.Time       // of its first open stream; of the last one's end when it is gone
 	held        map[string]bool // delta: types that it subscribed to, on any stream
 	streams     map[streamKey]*stream
@@ -72,6 +81,7 @@ func NewLedger(log *slog.Logger) *Ledger {
 	return &Ledger{
 		log: log, changed: make(chan struct{}, 1),
 		nodes: make(map[string]*node), streams: make(map[streamKey]*stream),
+		groupOf: func(string, string) string { return "" },
 	}
 }
 
@@ -100,16 +110,71 @@ func (l *Ledger) Behind(set resources.Set, types []string, ids map[string]bool) 
 	}
 }
 
-// Dismiss takes the ids of nodes out that nobody waits for, because they only
-// follow what is shown.
-func (l *Ledger) Dismiss(ids map[string]bool) {
+// sort puts nodes into groups from now on.
+func (l *Ledger) sort(groupOf func(id, cluster string) string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for id := range ids {
-		if n := l.nodes[id]; n != nil && n.observes() {
-			delete(ids, id)
-		}
+	l.groupOf = groupOf
+	for _, n := range l.nodes {
+		n.group = groupOf(n.id, n.cluster)
 	}
+}
+
+// facts answers what a rollout needs to know. unanswered tells who is uncertain
+// about some types, whatever it acknowledged before.
+func (l *Ledger) facts(needs []rollout.Need, unanswered func(types []string) map[string]bool) map[string]rollout.Fact {
+	type question struct {
+		rollout.Need
+		late, behind     versions
+		unsure, unsureIn map[string]bool
+	}
+	questions := make(map[string]*question, len(needs))
+	out := make(map[string]rollout.Fact, len(needs))
+	asked := make(map[string]map[string]bool) // by types
+	unsure := func(types []string) map[string]bool {
+		k := strings.Join(types, " ")
+		if asked[k] == nil && len(types) > 0 {
+			asked[k] = unanswered(types)
+		}
+		return asked[k]
+	}
+	for _, n := range needs {
+		q := &question{Need: n, late: newVersions(n.Set, n.Types), unsure: unsure(n.Types)}
+		if n.Behind {
+			q.behind, q.unsureIn = newVersions(n.Set, gated), unsure(gated)
+		}
+		questions[n.Group] = q
+		out[n.Group] = rollout.Fact{Serial: n.Serial, Late: make(map[string]bool), Behind: make(map[string]bool)}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for id, n := range l.nodes {
+		q := questions[n.group]
+		if q == nil || n.observes() {
+			continue
+		}
+		f := out[n.group]
+		if len(n.streams) > 0 {
+			f.Nodes++
+		}
+		if q.unsure[id] || n.behind(q.late) || n.returning(q.Types) {
+			f.Late[id] = true
+		}
+		if q.Behind && (q.unsureIn[id] || n.behind(q.behind) || n.returning(gated)) {
+			f.Behind[id] = true
+		}
+		out[n.group] = f
+	}
+	return out
+}
+
+// takeRefused returns the refusals since it was last called, oldest first.
+func (l *Ledger) takeRefused() []rollout.Refuse {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	out := l.refused
+	l.refused = nil
+	return out
 }
 
 // level is how loud a node's coming and going is told: proxies matter.
@@ -208,6 +273,7 @@ func (l *Ledger) requestLocked(key streamKey, n *corev3.Node) (*stream, error) {
 		l.nodes[id] = known
 	}
 	known.cluster = clip(n.GetCluster(), maxNodeID)
+	known.group = l.groupOf(id, known.cluster)
 	if len(known.streams) == 0 {
 		known.since = time.Now()
 		l.gone = slices.DeleteFunc(l.gone, func(g string) bool { return g == id })
@@ -217,10 +283,22 @@ func (l *Ledger) requestLocked(key streamKey, n *corev3.Node) (*stream, error) {
 	return s, nil
 }
 
-// refusedLocked records a NACK, and logs the first of a row of them.
-func (l *Ledger) refusedLocked(s *stream, typ string, sub *subscription, text string) {
+// refusedLocked records a NACK, and logs the first of a row of them. Observers
+// route nothing, so what they refuse is their own matter.
+func (l *Ledger) refusedLocked(s *stream, typ string, sub *subscription, text string, r sent) {
 	s.node.nacks++
-	s.node.lastError, s.node.errorAt = clip(text, maxErrorText), time.Now()
+	s.node.lastError, s.node.errorAt = reason(text), time.Now()
+	if rs := r.versions(); len(rs) > 0 && !s.node.observes() {
+		names := make([]string, len(rs))
+		for i, v := range rs {
+			names[i] = v.Name
+		}
+		l.refused = append(l.refused, rollout.Refuse{
+			Node: s.node.id, Group: s.node.group, Type: typ, Resources: rs,
+			Named: blamed(clip(text, maxRawText), names), Text: s.node.lastError,
+		})
+		l.refused = l.refused[max(0, len(l.refused)-maxRefused):]
+	}
 	if !sub.refused {
 		l.log.Warn("node refuses a resource", "node", s.node.id, "type", shortType(typ), "error", s.node.lastError)
 	}
@@ -261,8 +339,8 @@ type reply interface {
 // replyLocked books an ACK or a NACK, and wakes who waits for one.
 func (l *Ledger) replyLocked(s *stream, sub *subscription, r reply) {
 	if e := r.GetErrorDetail(); e != nil {
-		sub.answered(r.GetResponseNonce())
-		l.refusedLocked(s, r.GetTypeUrl(), sub, e.GetMessage())
+		was, _ := sub.answered(r.GetResponseNonce())
+		l.refusedLocked(s, r.GetTypeUrl(), sub, e.GetMessage(), was)
 	} else {
 		sub.acknowledge(r.GetResponseNonce())
 	}

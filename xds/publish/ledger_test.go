@@ -15,6 +15,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/cache"
 	"github.com/cascadeinfer/cascade/xds/publish"
+	"github.com/cascadeinfer/cascade/xds/publish/rollout"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -25,9 +26,9 @@ func behind(l *publish.Ledger, set resources.Set, types ...string) string {
 	return strings.Trim(fmt.Sprint(ids), "map[]")
 }
 
-func tableOf(t *testing.T, v resources.View) *publish.Table {
+func tableOf(t *testing.T, v resources.View) *rollout.Table {
 	t.Helper()
-	table, err := publish.NewTable(v)
+	table, err := rollout.NewTable(v)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -285,6 +285,13 @@ func decode(t *testing.T, res *discoveryv3.Resource, m proto.Message) {
 	}
 }
 
+// refuse makes the proxy refuse resources from now on.
+func (p *proxy) refuse(which func(*discoveryv3.Resource) bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.refuses = which
+}
+
 // version is what the proxy has of a resource.
 func (p *proxy) version(typ, name string) string {
 	p.mu.Lock()

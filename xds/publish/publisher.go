@@ -5,20 +5,21 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/publish/group"
+	"github.com/cascadeinfer/cascade/xds/publish/rollout"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
 // Target is where sets are shown: package cache. It is called by one
 // goroutine.
 type Target interface {
-	// Set shows a set to the nodes of a group, "" being all of them, and does
-	// not wait for any.
+	// Set shows a set to the nodes of a group, and with the group "" to all
+	// whose group has none of its own, and does not wait for any.
 	Set(group string, set resources.Set)
 	// Unanswered adds the ids of nodes to ids that were told something of the
 	// types, or will be without another Set, and have not replied. From Set
@@ -28,81 +29,125 @@ type Target interface {
 	Changed() <-chan struct{}
 }
 
+// Judge tells how the nodes of a group fare under a new plan: errors, iteration
+// time. It is asked a few times per second and must not block.
+type Judge interface {
+	// Judge reports whether something became worse since the plan settled in the
+	// group, and what.
+	Judge(group string, since time.Time) (bad bool, why string)
+}
+
+// Activity counts requests in the proxies. It is asked a few times per second
+// and must not block.
+type Activity interface {
+	// Active returns the requests that run on some addresses of a cluster;
+	// known is false where nobody counts them.
+	Active(cluster string, addresses []string) (requests int, known bool)
+}
+
 // Config is the configuration of a Publisher.
 type Config struct {
 	Target Target  // required
-	Ledger *Ledger // what nodes acknowledge; required
+	Ledger *Ledger // what nodes acknowledge; required, and of this publisher alone
+	// Groups are the groups of nodes in the order of roll-out. The Target must
+	// sort nodes by the same. nil is one group for all.
+	Groups *group.List
+	// Watch is how long a new plan is on trial in one group before the next one
+	// that has nodes gets it; with a single such group nobody waits. 0 goes on as
+	// soon as it is acknowledged.
+	Watch time.Duration
+	// Judge can end a trial early, and takes the plan back. nil: only what nodes
+	// refuse does.
+	Judge Judge
 	// Bound is how long a phase waits for a node, which then is fenced. It
 	// should exceed the time in which a proxy connects and warms. A node that
 	// caught up and is shown a newer table within the phase has a bound of its
 	// own, up to three for the phase. 0 means 3 s.
-	Bound  time.Duration
-	Logger *slog.Logger // nil discards
+	Bound time.Duration
+	// Activity keeps removed endpoints, draining, until they have no request or
+	// RetireBound is over. nil removes them at once.
+	Activity    Activity
+	RetireBound time.Duration // 0 means 30 s
+	// Refused is told what nodes refuse, once per version, for other servers. It
+	// is called by Run and holds it up. nil: nobody is told.
+	Refused func([]Refusal)
+	Logger  *slog.Logger // nil discards
 }
 
+// Refusal is a version of a resource that a node refused.
+type Refusal = rollout.Refusal
+
 const (
-	defaultBound = 3 * time.Second
-	// phaseBounds is how many bounds a phase lasts at most, so that a fleet in
-	// motion moves on whoever is late in turn.
-	phaseBounds = 3
+	defaultBound       = 3 * time.Second
+	defaultRetireBound = 30 * time.Second
 	// remembered is how many tables are kept to tell which one a node has.
 	remembered = 16
 )
 
-// gates are the types that a phase waits for.
-var gates = map[Phase][]string{
-	Add:  {resources.ClusterType, resources.EndpointType},
-	Flip: {resources.RouteType, resources.ListenerType},
+// validate completes a configuration.
+func (c Config) validate() (Config, error) {
+	switch {
+	case c.Target == nil || c.Ledger == nil:
+		return c, errors.New("publish: Target and Ledger must be given")
+	case c.Bound < 0 || c.Watch < 0 || c.RetireBound < 0:
+		return c, fmt.Errorf("publish: bound %v, watch %v, retire bound %v: must not be negative", c.Bound, c.Watch, c.RetireBound)
+	}
+	if c.Bound == 0 {
+		c.Bound = defaultBound
+	}
+	if c.RetireBound == 0 {
+		c.RetireBound = defaultRetireBound
+	}
+	if c.Activity == nil {
+		c.RetireBound = 0
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return c, nil
 }
 
-// gated are the types of all gates.
-var gated = slices.Concat(gates[Add], gates[Flip])
-
-// Publisher shows the latest submitted view, in phases. Submit and Status may
-// be called by any goroutine; Run by one.
+// Publisher shows the latest submitted view, group after group. Submit, Bar,
+// Refused and Status may be called by any goroutine; Run by one.
 type Publisher struct {
 	cfg  Config
-	log  *slog.Logger
-	news chan struct{} // capacity 1: submitted is set
+	news chan struct{} // capacity 1: submitted or barred is set
 
 	mu        sync.Mutex
 	submitted *resources.View // not taken by Run yet
+	barred    []Refusal       // not taken by Run yet
 	state     state
 
 	// Owned by Run.
-	machine Machine
-	shown   resources.Set
-	wanted  *Table // the last one
+	rollout *rollout.Rollout
+	wanted  *rollout.Table // the last one
 	timer   *time.Timer
-	entered time.Time            // when the phase began
-	since   map[string]time.Time // since when nodes that are waited for are late in the phase
 }
 
 // state is what Status tells.
 type state struct {
-	phase  Phase
-	epoch  policies.Epoch
-	err    error
-	tables []*Table        // the last ones wanted, oldest first
-	fenced map[string]bool // nodes that are not waited for
-	shown  resources.Set
+	report   rollout.Report
+	refusals []Refusal
+	err      error            // why the last view is not a table
+	tables   []*rollout.Table // the last ones wanted, oldest first
 }
 
 // New checks the configuration. Nothing is shown before Run.
 func New(cfg Config) (*Publisher, error) {
-	switch {
-	case cfg.Target == nil || cfg.Ledger == nil:
-		return nil, errors.New("publish: Target and Ledger must be given")
-	case cfg.Bound < 0:
-		return nil, fmt.Errorf("publish: bound %v: must not be negative", cfg.Bound)
-	case cfg.Bound == 0:
-		cfg.Bound = defaultBound
+	cfg, err := cfg.validate()
+	if err != nil {
+		return nil, err
 	}
-	log := cfg.Logger
-	if log == nil {
-		log = slog.New(slog.DiscardHandler)
+	p := &Publisher{cfg: cfg, news: make(chan struct{}, 1)}
+	p.rollout, err = rollout.New(rollout.Config{
+		Groups: cfg.Groups.Names(), Watch: cfg.Watch, Bound: cfg.Bound, RetireBound: cfg.RetireBound,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("publish: %w", err)
 	}
-	return &Publisher{cfg: cfg, log: log, news: make(chan struct{}, 1), state: state{fenced: make(map[string]bool)}}, nil
+	cfg.Ledger.sort(cfg.Groups.Of)
+	p.state.report = p.rollout.Report()
+	return p, nil
 }
 
 // Submit asks for a view to be shown. It never blocks; of several views that
@@ -113,17 +158,38 @@ func (p *Publisher) Submit(v resources.View) {
 	p.mu.Lock()
 	p.submitted = &v
 	p.mu.Unlock()
+	p.wake()
+}
+
+// Bar says that nodes of other servers have refused these versions: no node of
+// this one is sent them from now on. It never blocks.
+func (p *Publisher) Bar(list []Refusal) {
+	p.mu.Lock()
+	p.barred = append(p.barred, list...)
+	p.mu.Unlock()
+	p.wake()
+}
+
+func (p *Publisher) wake() {
 	select {
 	case p.news <- struct{}{}:
 	default:
 	}
 }
 
+// Refused lists the versions that are quarantined, oldest first: those that this
+// server's nodes refused and those of Bar. There are at most 1,024.
+func (p *Publisher) Refused() []Refusal {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.state.refusals)
+}
+
 // Run publishes until the context ends. What is shown then stays shown.
 func (p *Publisher) Run(ctx context.Context) error {
 	p.timer = time.NewTimer(time.Hour)
 	defer p.timer.Stop()
-	p.disarm()
+	p.timer.Stop()
 	for {
 		select {
 		case <-ctx.Done():
@@ -135,197 +201,158 @@ func (p *Publisher) Run(ctx context.Context) error {
 		case <-p.cfg.Target.Changed():
 			p.look()
 		case <-p.timer.C:
-			p.expire()
+			p.look()
 		}
 	}
 }
 
-// take begins to show what was submitted.
+// look finds out what the nodes have and have refused.
+func (p *Publisher) look() {
+	for _, r := range p.cfg.Ledger.takeRefused() {
+		p.step(r)
+	}
+	p.step(p.seen())
+}
+
+// take begins to show what was submitted, and ends to show what was barred.
 func (p *Publisher) take() {
 	p.mu.Lock()
-	v := p.submitted
-	p.submitted = nil
+	v, barred := p.submitted, p.barred
+	p.submitted, p.barred = nil, nil
 	p.mu.Unlock()
+	if len(barred) > 0 {
+		p.step(rollout.Bar{Refusals: barred})
+	}
 	if v == nil {
 		return
 	}
-	t, err := NewTable(*v)
+	t, err := rollout.NewTable(*v)
 	p.mu.Lock()
 	p.state.err = err
 	p.mu.Unlock()
 	if err != nil {
-		p.log.Error("view not published", "error", err)
+		p.cfg.Logger.Error("view not published", "error", err)
 		return
 	}
 	if p.wanted != nil && p.wanted.Set.Equal(t.Set) {
 		return
 	}
+	p.remember(t)
+	p.look() // who has caught up by now is not late since before
+	p.step(rollout.Want{Table: t})
+}
+
+// remember keeps a table, so that Status can tell who has it.
+func (p *Publisher) remember(t *rollout.Table) {
 	p.wanted = t
 	p.mu.Lock()
+	defer p.mu.Unlock()
+	if n := len(p.state.tables); n > 0 && p.state.tables[n-1].Set.Equal(t.Set, resources.RouteType) {
+		p.state.tables[n-1] = t
+		return
+	}
 	p.state.tables = append(p.state.tables, t)
 	p.state.tables = p.state.tables[max(0, len(p.state.tables)-remembered):]
-	p.mu.Unlock()
-	if p.machine.Phase() != Idle {
-		p.settled() // who has caught up by now is not late since before
-	}
-	p.step(Want{t})
 }
 
-// step drives the machine by an event, and on through every phase that nobody
-// has to be waited for.
-func (p *Publisher) step(e Event) {
+// step drives the rollout by an event, and on as long as it moves.
+func (p *Publisher) step(e rollout.Event) {
 	for {
-		before := p.machine.Phase()
-		show, ok := p.machine.Step(e)
-		if !ok {
+		out := p.rollout.Step(time.Now(), e)
+		for _, n := range out.Notes {
+			p.log(n)
+		}
+		for _, s := range out.Shows {
+			p.cfg.Target.Set(s.Group, s.Set)
+			p.cfg.Logger.Debug("resources shown", "group", s.Group, "epoch", uint64(s.Epoch), "phase", s.Phase.String())
+		}
+		p.mu.Lock()
+		p.state.report, p.state.refusals = p.rollout.Report(), p.rollout.Refusals()
+		p.mu.Unlock()
+		if len(out.Refused) > 0 && p.cfg.Refused != nil {
+			p.cfg.Refused(out.Refused)
+		}
+		if !out.Again {
+			p.arm(out.Wake)
 			return
 		}
-		set, err := Render(show)
-		if err != nil {
-			// The table was proven, so this is about what is added to it.
-			p.log.Error("phase not published", "phase", show.Phase.String(), "error", err)
-			p.mu.Lock()
-			p.state.err = err
-			p.mu.Unlock()
-			p.machine.Step(Abort{})
-			p.disarm()
-			return
-		}
-		changed := !set.Equal(p.shown)
-		if changed {
-			p.shown = set
-			p.cfg.Target.Set("", set)
-		}
-		p.note(show, changed)
-		if show.Phase == Idle {
-			p.disarm()
-			return
-		}
-		entered := before != show.Phase
-		if entered {
-			p.entered, p.since = time.Now(), make(map[string]time.Time)
-		}
-		if !(entered && !changed) && !p.settled() {
-			p.arm()
-			return
-		}
-		e = Settled{}
+		e = p.seen()
 	}
 }
 
-// look moves on if nobody has to be waited for any more.
-func (p *Publisher) look() {
-	p.unfence()
-	if p.machine.Phase() != Idle && p.settled() {
-		p.step(Settled{})
+// seen asks the ledger and the others what the rollout needs to know.
+func (p *Publisher) seen() rollout.Seen {
+	needs := p.rollout.Needs()
+	facts := p.cfg.Ledger.facts(needs, func(types []string) map[string]bool {
+		// The cache knows what is on its way: what a node acknowledged before
+		// can be what is shown now, and yet not last.
+		ids := make(map[string]bool)
+		p.cfg.Target.Unanswered(types, ids)
+		return ids
+	})
+	for _, n := range needs {
+		f := facts[n.Group]
+		if p.cfg.Judge != nil && !n.Watched.IsZero() {
+			if bad, why := p.cfg.Judge.Judge(n.Group, n.Watched); bad {
+				f.Bad = clip(why, maxErrorText)
+			}
+		}
+		if len(n.Leaving) > 0 {
+			f.Requests, f.Known = p.active(n.Leaving)
+		}
+		facts[n.Group] = f
 	}
+	return rollout.Seen{Facts: facts}
 }
 
-// settled reports whether everybody who counts has what the phase shows, and
-// notes since when those who do not are late.
-func (p *Publisher) settled() bool {
-	late := p.late(gates[p.machine.Phase()])
-	maps.DeleteFunc(p.since, func(id string, _ time.Time) bool { return !late[id] || p.state.fenced[id] })
-	now := time.Now()
-	for id := range late {
-		if _, ok := p.since[id]; !ok && !p.state.fenced[id] {
-			p.since[id] = now
+// active sums the requests on endpoints over the clusters that can reach them;
+// known is false when nobody counts in any of them.
+func (p *Publisher) active(endpoints []resources.Endpoint) (requests int, known bool) {
+	if p.cfg.Activity == nil {
+		return 0, false
+	}
+	byModel := make(map[string][]string)
+	for _, e := range endpoints {
+		byModel[e.Model] = append(byModel[e.Model], e.Address)
+	}
+	for model, addresses := range byModel {
+		for k := range policies.MaxStages {
+			n, ok := p.cfg.Activity.Active(resources.ClusterName(model, k), addresses)
+			if ok {
+				requests, known = requests+n, true
+			}
 		}
 	}
-	return len(p.since) == 0
+	return requests, known
 }
 
-// expire fences who was late for the whole bound, and moves on unless others
-// have time left.
-func (p *Publisher) expire() {
-	if p.machine.Phase() == Idle {
+// log tells an operator of a transition.
+func (p *Publisher) log(n rollout.Note) {
+	level := slog.LevelInfo
+	if n.Warn {
+		level = slog.LevelWarn
+	}
+	attrs := make([]slog.Attr, 0, 4)
+	if n.Group != "" {
+		attrs = append(attrs, slog.String("group", n.Group))
+	}
+	if n.Node != "" {
+		attrs = append(attrs, slog.String("node", n.Node))
+	}
+	if n.Epoch != 0 {
+		attrs = append(attrs, slog.Uint64("epoch", uint64(n.Epoch)))
+	}
+	if n.Why != "" {
+		attrs = append(attrs, slog.String("why", n.Why))
+	}
+	p.cfg.Logger.LogAttrs(context.Background(), level, n.Text, attrs...)
+}
+
+// arm sets the timer.
+func (p *Publisher) arm(at time.Time) {
+	if at.IsZero() {
+		p.timer.Stop()
 		return
 	}
-	if !p.settled() {
-		p.fence(time.Now())
-	}
-	if !p.settled() {
-		p.arm()
-		return
-	}
-	p.step(Settled{})
-}
-
-// late are the nodes that do not have what is shown of some types, or have
-// something else on its way to them. The cache knows the latter; what a node
-// acknowledged before can be what is shown now, and yet not last.
-func (p *Publisher) late(types []string) map[string]bool {
-	late := make(map[string]bool)
-	p.cfg.Target.Unanswered(types, late)
-	p.cfg.Ledger.Behind(p.shown, types, late)
-	p.cfg.Ledger.Dismiss(late)
-	return late
-}
-
-// note keeps what Status tells.
-func (p *Publisher) note(show Show, changed bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.state.phase, p.state.shown = show.Phase, p.shown
-	epoch := epochOf(show.Routes)
-	if epoch != p.state.epoch {
-		p.log.Info("plan shown", "epoch", uint64(epoch), "phase", show.Phase.String())
-	} else if changed {
-		p.log.Debug("resources shown", "epoch", uint64(epoch), "phase", show.Phase.String())
-	}
-	p.state.epoch = epoch
-}
-
-// epochOf is the epoch of the newest plan of a table.
-func epochOf(t *Table) policies.Epoch {
-	var epoch policies.Epoch
-	for _, plan := range t.View.Plans {
-		epoch = max(epoch, plan.Epoch)
-	}
-	return epoch
-}
-
-// arm sets the timer to when the first of the late nodes has used its bound up,
-// or the phase its own. A phase that is shown again, for a newer table, goes on:
-// who was late before stays so, and only who had caught up begins anew.
-func (p *Publisher) arm() {
-	at := p.entered.Add(phaseBounds * p.cfg.Bound)
-	for _, since := range p.since {
-		if end := since.Add(p.cfg.Bound); end.Before(at) {
-			at = end
-		}
-	}
-	p.timer.Reset(time.Until(at))
-}
-
-func (p *Publisher) disarm() { p.timer.Stop() }
-
-// fence stops waiting for the nodes that are late for the whole bound. They
-// keep what they have until they catch up, and nobody waits for them meanwhile.
-func (p *Publisher) fence(now time.Time) {
-	over := now.Sub(p.entered) >= phaseBounds*p.cfg.Bound
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for id, since := range p.since {
-		if over || now.Sub(since) >= p.cfg.Bound {
-			p.state.fenced[id] = true
-			p.log.Warn("node does not acknowledge and is not waited for", "node", id, "phase", p.machine.Phase().String())
-		}
-	}
-}
-
-// unfence counts the nodes again that have caught up or gone.
-func (p *Publisher) unfence() {
-	if len(p.state.fenced) == 0 {
-		return
-	}
-	late := p.late(gated)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for id := range p.state.fenced {
-		if !late[id] {
-			delete(p.state.fenced, id)
-			p.log.Info("node has caught up", "node", id)
-		}
-	}
+	p.timer.Reset(max(time.Until(at), time.Millisecond))
 }

@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	serverv3 "github.com/envoyproxy/go-control-plane/pkg/server/v3"
 	"go.uber.org/goleak"
@@ -345,7 +346,15 @@ func TestBoundIsTheNodes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const bound = 2 * time.Second
 		target := &scripted{changed: make(chan struct{})}
-		p, err := publish.New(publish.Config{Target: target, Ledger: publish.NewLedger(nil), Bound: bound})
+		ledger := publish.NewLedger(nil)
+		for i, id := range []string{"hung", "good", "x", "y"} {
+			// The ledger knows them, and the target who is late.
+			ledger.OnDeltaStreamOpen(t.Context(), int64(i), "")
+			if err := ledger.OnStreamDeltaRequest(int64(i), &discoveryv3.DeltaDiscoveryRequest{Node: &corev3.Node{Id: id}, TypeUrl: resources.SecretType}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		p, err := publish.New(publish.Config{Target: target, Ledger: ledger, Bound: bound})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -408,39 +417,55 @@ func TestBoundIsTheNodes(t *testing.T) {
 	})
 }
 
+// TestNACK has a node that refuses a route table: it is taken back at once and
+// never sent again, and a table with other bytes is tried.
 func TestNACK(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, time.Second)
-		var refused int
+		refused := make(map[string]int)
 		bad := w.join(&proxy{id: "picky", slow: time.Millisecond})
 		w.submit(view(1, []policies.Tokens{10}, "a", "b"))
 		w.rest()
 		good := bad.version(resources.RouteType, resources.RouteName)
-		bad.mu.Lock()
-		bad.refuses = func(r *discoveryv3.Resource) bool {
-			if r.Name == resources.RouteName {
-				refused++
+		bad.refuse(func(r *discoveryv3.Resource) bool {
+			if r.Name != resources.RouteName || r.Version == good {
+				return false
 			}
-			return r.Name == resources.RouteName
-		}
-		bad.mu.Unlock()
-		w.submit(view(2, []policies.Tokens{20}, "a", "b"))
-		w.rest("rds 1")
+			refused[r.Version]++
+			return true
+		})
+		two := view(2, []policies.Tokens{20}, "a", "b")
+		w.submit(two)
+		w.rest("rds 1", "rds 1") // and back
 		st := w.publisher.Status()
 		n := st.Nodes[0]
-		if n.NACKs != 1 || refused != 1 || n.LastError != "no "+resources.RouteName || n.Epoch != 1 || !n.Fenced || n.Current {
-			t.Errorf("refused %d times, status %+v", refused, n)
+		if n.NACKs != 1 || len(refused) != 1 || n.LastError != "no "+resources.RouteName || n.Epoch != 1 || n.Fenced || !n.Current {
+			t.Errorf("refused %v, status %+v", refused, n)
+		}
+		const why = "held at 1: route table cascade refused by picky: no cascade"
+		if n.Why != why || st.Err == nil || st.Epoch != 1 {
+			t.Errorf("status %+v, want %q", st, why)
+		}
+		if got := w.publisher.Refused(); len(got) != 1 || got[0].Name != resources.RouteName || got[0].Node != "picky" {
+			t.Errorf("refused: %+v", got)
 		}
 		if bad.version(resources.RouteType, resources.RouteName) != good {
 			t.Error("the proxy lost its last good routes")
 		}
-		bad.mu.Lock()
-		bad.refuses = nil
-		bad.mu.Unlock()
+		// Health flows on, over the plan that it has.
+		two.Endpoints = slices.Clone(two.Endpoints)
+		two.Endpoints[0].Health = resources.Unhealthy
+		w.submit(two)
+		w.rest("eds 8")
+		bad.refuse(nil)
+		two.Endpoints = slices.Clone(two.Endpoints)
+		two.Endpoints[0].Health = resources.Healthy
+		w.submit(two)
+		w.rest("eds 8")
 		w.submit(view(3, []policies.Tokens{30}, "a", "b"))
 		w.rest("rds 1")
-		if n := w.publisher.Status().Nodes[0]; n.Epoch != 3 || n.Fenced || !n.Current {
-			t.Errorf("status %+v", n)
+		if n := w.publisher.Status().Nodes[0]; n.Epoch != 3 || n.Fenced || !n.Current || n.Why != "" || len(refused) != 1 {
+			t.Errorf("refused %v, status %+v", refused, n)
 		}
 	})
 }

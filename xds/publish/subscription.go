@@ -8,6 +8,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/types/known/anypb"
 
+	"github.com/cascadeinfer/cascade/xds/publish/rollout"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -49,6 +50,18 @@ type sent struct {
 	removed   []string
 	bodies    []*anypb.Any // SotW; shared with the cache
 	complete  bool         // SotW: what is missing does not exist
+}
+
+// versions lists what the response holds.
+func (r sent) versions() []rollout.Version {
+	out := make([]rollout.Version, 0, len(r.resources)+len(r.bodies))
+	for _, res := range r.resources {
+		out = append(out, rollout.Version{Name: res.GetName(), Version: res.GetVersion()})
+	}
+	for _, a := range r.bodies {
+		out = append(out, rollout.Version{Name: nameOf(a.GetValue()), Version: resources.Version(a.GetValue())})
+	}
+	return out
 }
 
 // delta follows a request of the incremental protocol.

@@ -1,4 +1,4 @@
-package publish_test
+package rollout
 
 import (
 	"bytes"
@@ -11,7 +11,6 @@ import (
 
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 
-	"github.com/cascadeinfer/cascade/xds/publish"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -19,7 +18,7 @@ var update = flag.Bool("update", false, "write testdata instead of comparing wit
 
 // label makes a table out of a word such as "A1": the letters are its routes,
 // the rest its endpoints.
-func label(t *testing.T, word string) *publish.Table {
+func label(t *testing.T, word string) *Table {
 	t.Helper()
 	r, err := resources.Encode(resources.RouteType, resources.RouteName, &routev3.RouteConfiguration{
 		Name: strings.TrimRight(word, "0123456789"),
@@ -31,19 +30,54 @@ func label(t *testing.T, word string) *publish.Table {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &publish.Table{Set: s}
+	return &Table{Set: s}
 }
 
 // TestMachine plays testdata/machine.txt: a line is an event, a line that
-// begins with ">" is what it makes the machine show, "reset" begins anew.
+// begins with ">" is what one group is shown after it, "reset" begins anew.
 func TestMachine(t *testing.T) {
-	file := filepath.Join("testdata", "machine.txt")
+	play(t, "machine.txt", func() func(word, arg string) string {
+		m, names := new(machine), make(map[*Table]string)
+		return func(word, arg string) string {
+			table := label(t, arg)
+			names[table] = arg
+			switch word {
+			case "want":
+				m.want(table)
+			case "back":
+				m.back(table)
+			case "settled":
+				m.settled()
+			case "finish":
+				m.finish()
+			case "abort":
+				m.abort()
+			default:
+				t.Fatalf("unknown event %q", word)
+			}
+			if m.empty() {
+				return "> nothing\n"
+			}
+			l := m.layers()
+			out := fmt.Sprintf("> %s: routes %s, endpoints %s", m.phase, names[l.routes], names[l.newest])
+			for _, l := range l.live {
+				out += " + " + names[l]
+			}
+			return out + "\n"
+		}
+	})
+}
+
+// play runs a scenario file against a player that is made anew at every
+// "reset", and compares what it says with the file.
+func play(t *testing.T, name string, begin func() func(word, arg string) string) {
+	t.Helper()
+	file := filepath.Join("testdata", name)
 	script, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := new(publish.Machine)
-	names := make(map[*publish.Table]string)
+	step := begin()
 	var out bytes.Buffer
 	for line := range strings.Lines(string(script)) {
 		line = strings.TrimSpace(line)
@@ -52,37 +86,13 @@ func TestMachine(t *testing.T) {
 		}
 		fmt.Fprintln(&out, line)
 		word, arg, _ := strings.Cut(line, " ")
-		var e publish.Event
 		switch word {
 		case "", "#":
-			continue
 		case "reset":
-			m = new(publish.Machine)
-			continue
-		case "want":
-			table := label(t, arg)
-			names[table] = arg
-			e = publish.Want{Table: table}
-		case "settled":
-			e = publish.Settled{}
-		case "abort":
-			e = publish.Abort{}
+			step = begin()
 		default:
-			t.Fatalf("line %q", line)
+			out.WriteString(step(word, arg))
 		}
-		show, ok := m.Step(e)
-		if !ok {
-			fmt.Fprintf(&out, "> nothing; %s\n", m.Phase())
-			continue
-		}
-		if show.Phase != m.Phase() {
-			t.Errorf("%s: shows %s in %s", line, show.Phase, m.Phase())
-		}
-		fmt.Fprintf(&out, "> %s: routes %s, endpoints %s", show.Phase, names[show.Routes], names[show.Newest])
-		for _, l := range show.Live {
-			fmt.Fprintf(&out, " + %s", names[l])
-		}
-		fmt.Fprintln(&out)
 	}
 	if *update {
 		if err := os.WriteFile(file, out.Bytes(), 0o644); err != nil {

@@ -1,0 +1,180 @@
+package rollout
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// layers says what a group is shown, as tables.
+type layers struct {
+	routes *Table   // whose routes and listeners
+	newest *Table   // whose endpoints, in any case
+	live   []*Table // whose members are added to them, oldest first
+	// leaving are endpoints that are in no plan any more and still have requests.
+	leaving []resources.Endpoint
+}
+
+// render makes the set of some layers. It does not prove it.
+func (l layers) render(build func(resources.View) (resources.Set, error)) (resources.Set, error) {
+	endpoints := l.newest.Set
+	u, more := union(l.newest.View, l.live)
+	for _, e := range departing(u, l.leaving) {
+		e.Health = resources.Draining
+		u.Endpoints, more = append(u.Endpoints, e), true
+	}
+	if more {
+		var err error
+		if endpoints, err = build(u); err != nil {
+			return resources.Set{}, err
+		}
+	}
+	return endpoints.With(l.routes.Set, resources.RouteType, resources.ListenerType), nil
+}
+
+// union is the newest view plus what the live ones have beyond it: members of
+// their stages, endpoints that were removed, models that were removed. Health
+// and weights are the newest. more is false when there is nothing beyond.
+func union(newest resources.View, live []*Table) (u resources.View, more bool) {
+	u = newest
+	u.Models = slices.Clone(u.Models)
+	u.Plans = slices.Clone(u.Plans)
+	u.Endpoints = slices.Clone(u.Endpoints)
+	models := make(map[string]bool)
+	hosts := make(map[string]bool)
+	for _, m := range u.Models {
+		models[m.Name] = true
+		for _, h := range m.Hosts {
+			hosts[h] = true
+		}
+	}
+	ids := make(map[policies.ReplicaID]bool)
+	addresses := make(map[string]bool)
+	for _, e := range u.Endpoints {
+		ids[e.ID], addresses[canonical(e.Address)] = true, true
+	}
+	// The most recent table first: it knows what was removed best.
+	for _, t := range slices.Backward(live) {
+		for _, m := range t.View.Models {
+			if !models[m.Name] {
+				models[m.Name], more = true, true
+				m.Hosts = slices.DeleteFunc(slices.Clone(m.Hosts), func(h string) bool { return hosts[h] })
+				for _, h := range m.Hosts {
+					hosts[h] = true
+				}
+				u.Models = append(u.Models, m)
+				u.Plans = append(u.Plans, planOf(t.View, m.Name))
+			}
+		}
+		for _, e := range t.View.Endpoints {
+			// An id or an address that is in use again is the new one's.
+			if !ids[e.ID] && !addresses[canonical(e.Address)] {
+				ids[e.ID], addresses[canonical(e.Address)], more = true, true, true
+				u.Endpoints = append(u.Endpoints, e)
+			}
+		}
+		for _, p := range t.View.Plans {
+			if !sameMembers(p, planOf(u, p.Model)) {
+				u.Previous, more = append(u.Previous, p), true
+			}
+		}
+	}
+	return u, more
+}
+
+// departing are those of the endpoints that a view does not have, and whose
+// models it does.
+func departing(v resources.View, endpoints []resources.Endpoint) []resources.Endpoint {
+	models := make(map[string]bool)
+	for _, m := range v.Models {
+		models[m.Name] = true
+	}
+	ids := make(map[policies.ReplicaID]bool)
+	addresses := make(map[string]bool)
+	for _, e := range v.Endpoints {
+		ids[e.ID], addresses[canonical(e.Address)] = true, true
+	}
+	var out []resources.Endpoint
+	for _, e := range endpoints {
+		if a := canonical(e.Address); models[e.Model] && !ids[e.ID] && !addresses[a] {
+			ids[e.ID], addresses[a] = true, true
+			out = append(out, e)
+		}
+	}
+	return out
+}
+
+// canonical spells an address in one way.
+func canonical(address string) string {
+	if a, err := netip.ParseAddrPort(address); err == nil {
+		return a.String()
+	}
+	return address
+}
+
+func hasPlan(v resources.View, model string) bool {
+	return slices.ContainsFunc(v.Plans, func(p policies.Plan) bool { return p.Model == model })
+}
+
+// planOf returns the plan of a model that the view has.
+func planOf(v resources.View, model string) policies.Plan {
+	i := slices.IndexFunc(v.Plans, func(p policies.Plan) bool { return p.Model == model })
+	return v.Plans[i]
+}
+
+// sameMembers reports whether two plans give every stage the same replicas.
+func sameMembers(a, b policies.Plan) bool {
+	return slices.EqualFunc(a.Stages, b.Stages, func(x, y policies.Stage) bool {
+		in := make(map[policies.ReplicaID]bool, len(x.Replicas))
+		for _, r := range x.Replicas {
+			in[r] = true
+		}
+		for _, r := range y.Replicas {
+			if !in[r] {
+				return false
+			}
+		}
+		return len(x.Replicas) == len(y.Replicas)
+	})
+}
+
+// covers reports the first stage of a view's plans that lacks a member in a set.
+// Package resources proves that a stage has endpoints, not whose.
+func covers(s resources.Set, v resources.View) error {
+	known := make(map[policies.ReplicaID]bool, len(v.Endpoints))
+	for _, e := range v.Endpoints {
+		known[e.ID] = true
+	}
+	for _, p := range v.Plans {
+		for k, st := range p.Stages {
+			name := resources.EndpointName(p.Model, k)
+			cla := new(endpointv3.ClusterLoadAssignment)
+			r := s.Get(resources.EndpointType, name)
+			if r == nil {
+				return fmt.Errorf("%s has no endpoints", name)
+			}
+			if err := r.Decode(cla); err != nil {
+				return err
+			}
+			members := make(map[policies.ReplicaID]bool)
+			for _, l := range cla.GetEndpoints() {
+				for _, e := range l.GetLbEndpoints() {
+					if m, err := resources.ReadEndpointMeta(e.GetMetadata()); err == nil && l.GetPriority() == 0 {
+						members[m.ID] = true
+					}
+				}
+			}
+			for _, id := range st.Replicas {
+				if known[id] && !members[id] {
+					return fmt.Errorf("%s lacks %s, which plan %d puts there", name, id, p.Epoch)
+				}
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,110 @@
+package rollout
+
+import (
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// Table is a view and what it renders to, proven. It is immutable.
+type Table struct {
+	View resources.View
+	Set  resources.Set
+}
+
+// NewTable renders and proves a view.
+func NewTable(v resources.View) (*Table, error) {
+	s, err := resources.Build(v)
+	if err != nil {
+		return nil, err
+	}
+	if err := resources.Prove(s); err != nil {
+		return nil, err
+	}
+	return &Table{View: v, Set: s}, nil
+}
+
+// Epoch is that of the table's newest plan.
+func (t *Table) Epoch() policies.Epoch {
+	var epoch policies.Epoch
+	for _, plan := range t.View.Plans {
+		epoch = max(epoch, plan.Epoch)
+	}
+	return epoch
+}
+
+// sameRoutes reports whether two tables route alike, whatever their endpoints.
+func (t *Table) sameRoutes(o *Table) bool {
+	return t.Set.Equal(o.Set, resources.RouteType, resources.ListenerType)
+}
+
+// light reports whether two tables differ at most in what endpoints tell of
+// themselves: the routes, the clusters and the members of every stage are the
+// same.
+func (t *Table) light(o *Table) bool {
+	for _, typ := range append(t.Set.Types(), o.Set.Types()...) {
+		if typ != resources.EndpointType && !t.Set.Equal(o.Set, typ) {
+			return false
+		}
+	}
+	if len(t.View.Endpoints) != len(o.View.Endpoints) || len(t.View.Plans) != len(o.View.Plans) {
+		return false
+	}
+	type place struct{ model, address, node string }
+	at := make(map[policies.ReplicaID]place, len(t.View.Endpoints))
+	for _, e := range t.View.Endpoints {
+		at[e.ID] = place{e.Model, canonical(e.Address), e.Node}
+	}
+	for _, e := range o.View.Endpoints {
+		if at[e.ID] != (place{e.Model, canonical(e.Address), e.Node}) {
+			return false
+		}
+	}
+	for _, p := range t.View.Plans {
+		if !hasPlan(o.View, p.Model) || !sameMembers(p, planOf(o.View, p.Model)) {
+			return false
+		}
+	}
+	return true
+}
+
+// refreshed is the view of a table with the health and weights that another
+// view knows; changed is false where nothing differs.
+func (t *Table) refreshed(news resources.View) (v resources.View, changed bool) {
+	latest := make(map[policies.ReplicaID]resources.Endpoint, len(news.Endpoints))
+	for _, e := range news.Endpoints {
+		latest[e.ID] = e
+	}
+	v = t.View
+	v.Endpoints = append([]resources.Endpoint(nil), v.Endpoints...)
+	for i, e := range v.Endpoints {
+		n, ok := latest[e.ID]
+		if !ok || n.Model != e.Model || canonical(n.Address) != canonical(e.Address) {
+			continue
+		}
+		if n.Health != e.Health || n.Weight != e.Weight {
+			v.Endpoints[i].Health, v.Endpoints[i].Weight, changed = n.Health, n.Weight, true
+		}
+	}
+	return v, changed
+}
+
+// stranded reports whether a stage of the table has no replica that takes
+// requests: what replaces it is urgent.
+func (t *Table) stranded() bool {
+	ready := make(map[policies.ReplicaID]bool, len(t.View.Endpoints))
+	for _, e := range t.View.Endpoints {
+		ready[e.ID] = e.Health == resources.Healthy
+	}
+	for _, p := range t.View.Plans {
+		for _, st := range p.Stages {
+			alive := false
+			for _, id := range st.Replicas {
+				alive = alive || ready[id]
+			}
+			if !alive {
+				return true
+			}
+		}
+	}
+	return false
+}
