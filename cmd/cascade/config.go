@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cascadeinfer/cascade/cmd/config"
+	"github.com/cascadeinfer/cascade/cmd/wire"
 )
 
 // newConfig is "cascade config": the fleet file, without running anything.
@@ -17,6 +18,8 @@ func newConfig(s *settings) *cobra.Command {
 		Short: "Check a fleet file; every bad field is named with its line",
 		Long: `Check reads a fleet file as the daemons do, and reports every bad field with its
 line and what to write instead. It starts nothing and connects to nothing.
+With tls.trust_domain it also reads the certificates that are on this machine, and
+says whose they are.
 Exit code 0 means that every daemon would start with this file. (Port 0, any free
 port, is for "cascade up": one process finds out what another one got from nobody.)`,
 		Args: exactArgs(1),
@@ -34,15 +37,17 @@ port, is for "cascade up": one process finds out what another one got from nobod
 }
 
 func (s *settings) checkConfig(path string) error {
-	fleet, err := config.Load(path)
+	fleet, err := wire.Load(path)
+	var certs []held
 	if err == nil {
-		_, err = profiles(fleet, path)
+		certs, err = certificates(fleet)
 	}
 	if s.json {
 		out := struct {
-			OK    bool   `json:"ok"`
-			Error string `json:"error,omitempty"`
-		}{OK: err == nil}
+			OK           bool   `json:"ok"`
+			Error        string `json:"error,omitempty"`
+			Certificates []held `json:"certificates,omitempty"`
+		}{OK: err == nil, Certificates: certs}
 		if err != nil {
 			out.Error = err.Error()
 		}
@@ -54,6 +59,13 @@ func (s *settings) checkConfig(path string) error {
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(s.stdout, "%s is good: %d models, %d replicas\n", path, len(fleet.Models), len(fleet.Replicas))
-	return err
+	if _, err = fmt.Fprintf(s.stdout, "%s is good: %d models, %d replicas\n", path, len(fleet.Models), len(fleet.Fleet.Replicas)); err != nil {
+		return err
+	}
+	for _, h := range certs {
+		if _, err := fmt.Fprintf(s.stdout, "tls: %s\n", h.line()); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -1,29 +1,46 @@
 package main
 
 import (
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
 	"github.com/spf13/cobra"
 
+	"github.com/cascadeinfer/cascade/cmd/wire"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
 // newEnvoyBootstrap is "cascade envoy-bootstrap": what an Envoy must be told.
 func newEnvoyBootstrap(s *settings) *cobra.Command {
-	file, b := &fleetFile{}, &resources.BootstrapConfig{}
+	file, b, dir := &fleetFile{}, &resources.BootstrapConfig{}, ""
 	c := &cobra.Command{
 		Use:   "envoy-bootstrap -c FILE",
 		Short: "Print a bootstrap for your Envoy; everything else comes over xDS",
 		Long: `Envoy-bootstrap prints the static part of an Envoy's configuration: its name, its
 admin page, and where the control plane is. Listeners, routes, clusters and endpoints
 come over one delta xDS stream. The output is JSON, which "envoy -c" reads. With tls
-in the fleet file it names the same certificate files by their absolute paths.`,
+in the fleet file it names the same certificate files by their absolute paths, and
+with tls.trust_domain it wants the control plane's identity, spiffe://.../control/*.
+
+Envoy reads those files once. With --out, three files are written into a directory
+instead, by which Envoy watches them: certificates then rotate without a restart,
+when new ones are renamed into their places.`,
 		Example: `  cascade envoy-bootstrap -c fleet.yaml > bootstrap.json
   envoy -c bootstrap.json
+  cascade envoy-bootstrap -c fleet.yaml --node-id edge-1 --out /etc/envoy && envoy -c /etc/envoy/bootstrap.json
   cascade envoy-bootstrap -c fleet.yaml --node-id edge-1 --control 10.0.0.5:18000 --zone rack-4`,
 		Args: exactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			fleet, err := file.load(cmd)
 			if err != nil {
 				return err
+			}
+			if dir != "" {
+				return s.writeBootstrap(fleet, *b, dir)
 			}
 			out, err := fleet.Bootstrap(*b)
 			if err != nil {
@@ -39,6 +56,31 @@ in the fleet file it names the same certificate files by their absolute paths.`,
 	f.StringVar(&b.Admin, "admin", "127.0.0.1:9901", "IP:port of Envoy's admin page")
 	f.StringVar(&b.XDS, "control", "", "IP:port of the control plane, where it is not control.listen of the file")
 	f.StringVar(&b.Zone, "zone", "", "machine or zone that this Envoy runs in, for its locality")
+	f.StringVar(&dir, "out", "", "directory to write bootstrap.json and what belongs to it into, instead of printing it")
 	f.Lookup("node-id").DefValue = "envoy@<host name>"
 	return c
+}
+
+// writeBootstrap writes the files of a bootstrap, and tells their paths.
+func (s *settings) writeBootstrap(fleet wire.Fleet, b resources.BootstrapConfig, dir string) error {
+	files, err := fleet.BootstrapFiles(b, dir)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	paths := make([]string, 0, len(files))
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, files[name], 0o644); err != nil {
+			return err
+		}
+		paths = append(paths, path)
+	}
+	if s.json {
+		return s.print(map[string][]string{"files": paths})
+	}
+	_, err = fmt.Fprintln(s.stdout, strings.Join(paths, "\n"))
+	return err
 }

@@ -22,6 +22,6 @@ func (s *settings) member(fleet wire.Fleet, who component, control string) (memb
 	if err != nil {
 		return member{}, err
 	}
-	id, err := newKeyring(fleet.TLS(who.role, cmp.Or(who.name, string(who.role))), who, log)
+	id, err := newKeyring(fleet.TLS(who.role, cmp.Or(who.name, controlName(fleet.Fleet))), who, log)
 	return member{log: log, id: id, control: cmp.Or(control, fleet.Fleet.Control.Listen)}, err
 }

@@ -4,11 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
-	"path/filepath"
 	"runtime/debug"
-
-	"github.com/cascadeinfer/cascade/cmd/config"
-	"github.com/cascadeinfer/cascade/engine/cost"
 )
 
 // logger returns the logger that --log asks for.
@@ -34,12 +30,6 @@ func jsonString(text string) string {
 		panic("internal error: a string has no JSON: " + err.Error())
 	}
 	return string(out)
-}
-
-// profiles resolves the cost profile of every model of a fleet, at the fleet's
-// speed and with the models' own capacities; files are relative to the fleet file.
-func profiles(f config.Fleet, path string) (map[string]cost.Profile, error) {
-	return f.Profiles(filepath.Dir(path))
 }
 
 // version is the module's version as the Go toolchain recorded it.

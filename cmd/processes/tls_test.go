@@ -120,36 +120,43 @@ func TestMovesUnderTLS(t *testing.T) {
 					}
 				},
 			})
-			load := newTraffic(f, newOracle(f), "http://"+f.file.Proxy.Listen, kind{workers: 6, words: []int{40, 400}, output: 400})
-			load.after(3)
-			for _, r := range f.replicas[:2] {
-				f.order("drain", r.ID)
-				f.awaitStatus(r.ID+" is empty", func(s control.Status) bool { n := find(s, r.ID); return n != nil && n.Residents == 0 })
-				f.order("undrain", r.ID)
-				r.awaitServing()
-			}
-			load.stop()
-			load.report()
-			f.tally()
-			moved := 0
-			for _, m := range f.migrations() {
-				switch {
-				case m.State != "done" || m.Way != "live":
-				case m.Transport == want:
-					moved++
-				default:
-					t.Errorf("request %s moved over %q", m.Request, m.Transport)
-				}
-			}
-			if moved == 0 {
-				t.Errorf("nothing moved over %s", want)
-			}
-			f.awaitEmpty(f.replicas...)
+			moves(t, f, want)
 			if want == "tcp" {
 				strangers(t, f, ca)
 			}
 		})
 	}
+}
+
+// moves has every request of two replicas leave them in turn, under load, and
+// wants what moves live to do so over one transport.
+func moves(t *testing.T, f *fleet, want string) {
+	t.Helper()
+	load := newTraffic(f, newOracle(f), "http://"+f.file.Proxy.Listen, kind{workers: 6, words: []int{40, 400}, output: 400})
+	load.after(3)
+	for _, r := range f.replicas[:2] {
+		f.order("drain", r.ID)
+		f.awaitStatus(r.ID+" is empty", func(s control.Status) bool { n := find(s, r.ID); return n != nil && n.Residents == 0 })
+		f.order("undrain", r.ID)
+		r.awaitServing()
+	}
+	load.stop()
+	load.report()
+	f.tally()
+	moved := 0
+	for _, m := range f.migrations() {
+		switch {
+		case m.State != "done" || m.Way != "live":
+		case m.Transport == want:
+			moved++
+		default:
+			t.Errorf("request %s moved over %q", m.Request, m.Transport)
+		}
+	}
+	if moved == 0 {
+		t.Errorf("nothing moved over %s", want)
+	}
+	f.awaitEmpty(f.replicas...)
 }
 
 // strangers comes to every port of a migrator but those for clients and for

@@ -1,0 +1,105 @@
+package main
+
+import (
+	"errors"
+	"io/fs"
+
+	"github.com/cascadeinfer/cascade/cmd/config"
+	"github.com/cascadeinfer/cascade/cmd/mtls"
+	"github.com/cascadeinfer/cascade/cmd/wire"
+	"github.com/cascadeinfer/cascade/policies/identity"
+)
+
+// held is what "config check" finds where a component's certificate should be.
+type held struct {
+	Component string `json:"component"` // such as migrator/r0; "" for a file that is for one machine
+	File      string `json:"file"`
+	Identity  string `json:"identity,omitempty"` // "" where there is no file
+	Error     string `json:"error,omitempty"`
+}
+
+// controlName is the name of the control plane of a fleet file, by which its
+// certificate is found.
+func controlName(config.Fleet) string { return string(identity.Control) }
+
+// certificates reads the certificates of a fleet file with a trust domain. A
+// file that is not on this machine is no error where components have files of
+// their own; one that is another component's always is.
+func certificates(fleet wire.Fleet) (list []held, err error) {
+	if fleet.Fleet.TLS.TrustDomain == "" {
+		return nil, nil
+	}
+	parts := []component{{identity.Control, controlName(fleet.Fleet)}}
+	for _, r := range fleet.Fleet.Replicas {
+		parts = append(parts, component{identity.Migrator, r.ID})
+	}
+	own := fleet.Fleet.TLS.PerComponent()
+	if !own {
+		parts = []component{{}}
+	}
+	for _, part := range parts {
+		files := fleet.TLS(part.role, part.name)
+		h := held{File: files.Cert}
+		want := files.Want(part.role, part.name)
+		if own {
+			h.Component = string(part.role) + "/" + part.name
+		}
+		if part.role == identity.Control {
+			want.Name = "" // any control plane's will do
+		}
+		keys, bad := mtls.New(mtls.Config{Cert: files.Cert, Key: files.Key, CA: files.CA, Self: want})
+		switch {
+		case bad == nil:
+			h.Identity = keys.Identity().String()
+			bad = serves(fleet.Fleet, keys.Identity())
+		case own && errors.Is(bad, fs.ErrNotExist):
+			list = append(list, h)
+			continue
+		}
+		if bad != nil {
+			h.Error = bad.Error()
+			err = errors.Join(err, bad)
+		}
+		list = append(list, h)
+	}
+	return list, err
+}
+
+// serves says why an identity is of no use in a fleet: it is a replica's that is
+// not there. A proxy's is known to that proxy alone.
+func serves(fleet config.Fleet, id identity.ID) error {
+	if id.Role != identity.Migrator {
+		return nil
+	}
+	for _, r := range fleet.Replicas {
+		if r.ID == id.Name {
+			return nil
+		}
+	}
+	return errors.New("tls: the certificate is " + id.String() + ", and the fleet file has no such replica")
+}
+
+// fits says which command a certificate is for.
+func fits(id identity.ID) string {
+	switch id.Role {
+	case identity.Control:
+		return "fits cascade control"
+	case identity.Migrator:
+		return "fits cascade migrator --replica " + id.Name
+	case identity.Proxy:
+		return "fits cascade proxy and cascade envoy-bootstrap --node-id " + id.Name
+	}
+	return "fits no daemon"
+}
+
+// line is how a certificate is told.
+func (h held) line() string {
+	if h.Identity == "" {
+		return h.Component + ": " + h.File + " is not on this machine"
+	}
+	id, err := identity.Parse(h.Identity)
+	if err != nil {
+		return h.File + ": " + err.Error()
+	}
+	return h.File + " is " + h.Identity + ": " + fits(id)
+}

@@ -1,0 +1,194 @@
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cascadeinfer/cascade/cmd/config"
+	"github.com/cascadeinfer/cascade/cmd/mtls/devca"
+	"github.com/cascadeinfer/cascade/policies/identity"
+)
+
+// tlsInitFlags are the flags of "cascade tls init".
+type tlsInitFlags struct {
+	file                                    fleetFile
+	out, trustDomain                        string
+	proxies, migrators, controls, operators []string
+}
+
+// newTLS is "cascade tls": certificates for trying mutual TLS out.
+func newTLS(s *settings) *cobra.Command {
+	c := group(&cobra.Command{Use: "tls", Short: "Issue certificates for trying mutual TLS out"})
+	i := &tlsInitFlags{}
+	init := &cobra.Command{
+		Use:   "init --out DIR",
+		Short: "Make a development authority and issue certificates with identities",
+		Long: `Init makes a small certificate authority in a directory, if it is not there yet, and
+issues a certificate for each component that is named: ECDSA P-256, good for 30 days,
+with one URI name, spiffe://<trust domain>/<role>/<name>. The names are those by which
+the components know each other: a proxy's is its node id, a migrator's its replica's
+id. With -c every replica of the fleet file gets one, and the control plane too.
+
+Run it again to issue anew, from the same authority: running daemons take the new
+files up within 10 s, Envoys at once where "cascade envoy-bootstrap --out" made
+their configuration. The authority is good for a year.
+
+This is for development. The authority's key lies unprotected in the directory,
+nothing can be revoked, and nobody renews what ends. In production let SPIRE,
+cert-manager, Vault or whatever issues your certificates issue these.`,
+		Example: `  cascade tls init --out tls --trust-domain example.org --proxy edge -c fleet.yaml
+  cascade tls init --out tls --trust-domain example.org --control main --migrator r0 --migrator r1
+  cascade tls init --out tls --migrator r2       # one more, from the same authority`,
+		Args: exactArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) error { return s.initTLS(cmd, i) },
+	}
+	f := init.Flags()
+	f.StringVar(&i.out, "out", "", "directory of the authority and the certificates; required")
+	f.StringVar(&i.trustDomain, "trust-domain", "", "trust domain of a new authority, for instance example.org")
+	f.StringArrayVar(&i.proxies, "proxy", nil, "node id of an Envoy or an embedded proxy; may be repeated")
+	f.StringArrayVar(&i.migrators, "migrator", nil, "id of a replica; may be repeated")
+	f.StringArrayVar(&i.controls, "control", nil, "name of a control plane; may be repeated")
+	f.StringArrayVar(&i.operators, "operator", nil, "name of an operator; may be repeated")
+	i.file.flag(init, "fleet file, for a certificate of each of its replicas and of the control plane")
+	c.AddCommand(init)
+	return c
+}
+
+// issued is one certificate that init has written.
+type issued struct {
+	Identity string `json:"identity"`
+	Cert     string `json:"cert"`
+	Key      string `json:"key"`
+}
+
+func (s *settings) initTLS(cmd *cobra.Command, i *tlsInitFlags) error {
+	if i.out == "" {
+		return misused(cmd, "name a directory with --out")
+	}
+	if i.file.path != "" {
+		fleet, err := config.Load(i.file.path)
+		if err != nil {
+			return err
+		}
+		for _, r := range fleet.Replicas {
+			i.migrators = append(i.migrators, r.ID)
+		}
+		if len(i.controls) == 0 {
+			i.controls = []string{controlName(fleet)}
+		}
+		i.trustDomain = cmp.Or(i.trustDomain, fleet.TLS.TrustDomain)
+	}
+	now := time.Now()
+	authority, made, err := openAuthority(cmd, i, now)
+	if err != nil {
+		return err
+	}
+	ids, err := i.identities(cmd, authority.TrustDomain())
+	if err != nil {
+		return err
+	}
+	if made { // after all that could be wrong with the command line
+		if err := authority.Save(i.out); err != nil {
+			return err
+		}
+	}
+	var list []issued
+	for _, id := range ids {
+		dir := filepath.Join(i.out, string(id.Role), identity.Escape(id.Name))
+		if err := authority.Issue(dir, id, now); err != nil {
+			return fmt.Errorf("%s: %w", id, err)
+		}
+		list = append(list, issued{id.String(), filepath.Join(dir, devca.Cert), filepath.Join(dir, devca.Key)})
+	}
+	// The section's paths begin where the fleet file is.
+	beside := i.out
+	if i.file.path != "" {
+		if rel, err := filepath.Rel(filepath.Dir(i.file.path), i.out); err == nil {
+			beside = rel
+		}
+	}
+	return s.tellIssued(beside, authority, list)
+}
+
+// openAuthority loads the authority in the directory, or makes one that is not
+// written yet.
+func openAuthority(cmd *cobra.Command, i *tlsInitFlags, now time.Time) (a *devca.Authority, made bool, err error) {
+	a, err = devca.Load(i.out)
+	switch {
+	case err == nil && i.trustDomain != "" && i.trustDomain != a.TrustDomain():
+		return nil, false, fmt.Errorf("%s has the authority of %s, and not of %s: name another directory with --out", i.out, a.TrustDomain(), i.trustDomain)
+	case !errors.Is(err, os.ErrNotExist):
+		return a, false, err
+	case i.trustDomain == "":
+		return nil, false, misused(cmd, "%s has no authority yet: name the trust domain of a new one with --trust-domain", i.out)
+	}
+	for _, name := range []string{devca.AuthorityCert, devca.AuthorityKey} {
+		if _, err := os.Stat(filepath.Join(i.out, name)); err == nil {
+			return nil, false, fmt.Errorf("%s has %s and not the whole of an authority: move it away, or name another directory", i.out, name)
+		}
+	}
+	a, err = devca.New(i.trustDomain, now)
+	return a, true, err
+}
+
+// identities are those that the flags name, each once.
+func (i *tlsInitFlags) identities(cmd *cobra.Command, trustDomain string) ([]identity.ID, error) {
+	var ids []identity.ID
+	for _, part := range []struct {
+		role  identity.Role
+		names []string
+	}{{identity.Control, i.controls}, {identity.Migrator, i.migrators}, {identity.Proxy, i.proxies}, {identity.Operator, i.operators}} {
+		for _, name := range part.names {
+			id, err := identity.New(trustDomain, part.role, name)
+			if err != nil {
+				return nil, misused(cmd, "--%s %q: %w", part.role, name, err)
+			}
+			if !slices.Contains(ids, id) {
+				ids = append(ids, id)
+			}
+		}
+	}
+	if len(ids) == 0 {
+		return nil, misused(cmd, "name whom to issue certificates to: --control, --migrator, --proxy, --operator or -c")
+	}
+	return ids, nil
+}
+
+func (s *settings) tellIssued(out string, a *devca.Authority, list []issued) error {
+	section := config.TLS{
+		Cert: filepath.Join(out, "{role}", "{name}", devca.Cert), Key: filepath.Join(out, "{role}", "{name}", devca.Key),
+		CA: filepath.Join(out, devca.AuthorityCert), TrustDomain: a.TrustDomain(),
+	}
+	if s.json {
+		return s.print(struct {
+			TrustDomain string    `json:"trust_domain"`
+			CA          string    `json:"ca"`
+			Until       time.Time `json:"ca_until"`
+			Cert        string    `json:"cert"`
+			Key         string    `json:"key"`
+			Issued      []issued  `json:"issued"`
+		}{section.TrustDomain, section.CA, a.Until(), section.Cert, section.Key, list})
+	}
+	for _, x := range list {
+		if _, err := fmt.Fprintf(s.stdout, "%s\n  %s\n", x.Identity, x.Cert); err != nil {
+			return err
+		}
+	}
+	_, err := fmt.Fprintf(s.stdout, `
+Good for 30 days, for development only. In the fleet file (paths are relative to it):
+
+tls:
+  trust_domain: %s
+  ca: %s
+  cert: %q
+  key: %q
+`, section.TrustDomain, section.CA, section.Cert, section.Key)
+	return err
+}
