@@ -131,6 +131,7 @@ func newFront(t testing.TB, name string) *front {
 	f.server = &http.Server{Protocols: new(http.Protocols), HTTP2: &http.HTTP2Config{MaxConcurrentStreams: 20000}, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		f.hits.Add(1)
 		w.Header().Set("X-By", name)
+		w.Header().Set("Endpoint-Load-Metrics", "TEXT named_metrics.kv_cache_usage_perc=0.5")
 		switch r.URL.Path {
 		case "/sse":
 			n, _ := strconv.Atoi(r.URL.Query().Get("n"))

@@ -90,11 +90,14 @@ func TestRoutesByLength(t *testing.T) {
 // TestTrustBoundary: what a client says about lengths is gone.
 func TestTrustBoundary(t *testing.T) {
 	f := newFleet(t, 4, nil)
-	_, s := f.see("POST", "/", "", bytes.NewReader(prompt("m", 8000)),
+	resp, s := f.see("POST", "/", "", bytes.NewReader(prompt("m", 8000)),
 		"x-cascade-tokens", "5", "X-Cascade-Tokens", "7", "x-cascade-anything", "1", "x-gateway-model-name", "other",
 		"Connection", "X-Private, close", "X-Private", "1", "X-Kept", "1", "X-Kept", "2")
 	if stageOf(s.By) != 1 || !slices.Equal(s.Header["X-Cascade-Tokens"], []string{"2000"}) || s.Header["X-Cascade-Anything"] != nil {
 		t.Errorf("forged headers: %s, %v", s.By, s.Header)
+	}
+	if got := resp.Header["Endpoint-Load-Metrics"]; got != nil || resp.Header.Get("X-By") == "" {
+		t.Errorf("the client sees the replica's load: %v", got)
 	}
 	if s.Header["X-Private"] != nil || !slices.Equal(s.Header["X-Kept"], []string{"1", "2"}) {
 		t.Errorf("connection headers: %v", s.Header)
