@@ -106,7 +106,7 @@ func (s *settings) runMigrator(ctx context.Context, fleet wire.Fleet, r config.R
 
 	d, err := daemon.New(daemon.Config{
 		Fleet: fleet, Replica: r, Control: conn, Clients: doors.clients, Peers: fm.id.Listener(doors.peers), Listen: next.again(clientsDoor),
-		TLS: fm.id.Keys, Runtime: m.runtime, Drain: m.drain, Tracer: spans.Tracer("migrator"), Logger: fm.log,
+		TLS: fm.id.Keys, Runtime: m.runtime, Drain: m.drain, Predecessor: next.predecessor(), Tracer: spans.Tracer("migrator"), Logger: fm.log,
 	})
 	if err != nil {
 		doors.close()
@@ -114,7 +114,7 @@ func (s *settings) runMigrator(ctx context.Context, fleet wire.Fleet, r config.R
 	}
 	front := d.Front()
 	metrics := newRegistry()
-	metrics.MustRegister(newFrontCollector(front.Status, r.ID, r.Model))
+	metrics.MustRegister(newFrontCollector(d.Status, r.ID, r.Model))
 	if d.Market() != nil {
 		metrics.MustRegister(newMovingCollector(func() moving {
 			return moving{market: d.Market().Status(), mover: d.Mover().Stats(), slots: fleet.Migration.Slots}
@@ -135,7 +135,17 @@ func (s *settings) runMigrator(ctx context.Context, fleet wire.Fleet, r config.R
 		return d.Serve(back)
 	})
 	g.Go(func() error {
-		return next.run(back, part{ready: func() bool { return front.Status().EngineReady }, reign: d.Reign, drain: front.Drain}, fm.log)
+		return next.run(back, part{
+			ready: func() bool { return front.Status().EngineReady }, reign: d.Reign, retire: d.Retire,
+			follow: func(ctx context.Context, link *handover.Link) {
+				if link == nil {
+					d.Follow(ctx, nil)
+					return
+				}
+				d.Follow(ctx, link)
+			},
+			precede: func(ctx context.Context, link *handover.Link) { d.Precede(ctx, link) },
+		}, fm.log)
 	})
 	g.Go(func() error {
 		return serveAdmin(back, doors.admin, metrics, func() string { return frontReady(front.Status()) })

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"sync"
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/handover"
@@ -20,8 +21,8 @@ const (
 	engineTimeout = 5 * time.Second
 	// engineLook is the time between two looks meanwhile.
 	engineLook = 20 * time.Millisecond
-	// lastRequests is how long a process that has handed over still takes
-	// requests: those of connections that it accepted last are on their way.
+	// lastRequests is how long a process that has handed over waits before it asks
+	// its clients to go: those of connections that it accepted last would not hear.
 	lastRequests = 500 * time.Millisecond
 )
 
@@ -92,24 +93,28 @@ type part struct {
 	// reign does what one process of a replica may do at a time, until its
 	// context ends.
 	reign func(ctx context.Context) error
-	// settle and resume are as in handover.Config; nil does nothing.
-	settle func(ctx context.Context)
-	resume func()
-	// drain ends the process once what it has is done.
-	drain func()
+	// retire ends the process once what it has is done, and refuses nobody.
+	retire func()
+	// follow keeps in touch with the process before this one, and precede with the
+	// one after it, until that one ends or ctx does; both close the link. The link
+	// of follow is nil where there is no process before this one any more.
+	follow, precede func(ctx context.Context, link *handover.Link)
 }
 
 // run lets the predecessor go as soon as this process is ready, reigns, and
-// hands over to a successor: then it drains. It returns when ctx ends, or when
-// it reigns no more.
+// hands over to a successor: then it retires. It returns when ctx ends, or when
+// it reigns no more and has lost touch with its kin.
 func (s *successor) run(ctx context.Context, p part, log *slog.Logger) error {
 	if s.predecessor() != 0 {
 		waitFor(ctx, p.ready)
 	}
-	post, err := s.claim.Finish(ctx)
+	post, before, err := s.claim.Finish(ctx)
 	if err != nil && ctx.Err() == nil {
 		return err
 	}
+	var kin sync.WaitGroup
+	defer kin.Wait()
+	kin.Go(func() { p.follow(ctx, before) })
 	reign, abdicate := context.WithCancel(ctx)
 	defer abdicate()
 	reigned := make(chan error, 1)
@@ -120,8 +125,8 @@ func (s *successor) run(ctx context.Context, p part, log *slog.Logger) error {
 	if post == nil {
 		return <-reigned
 	}
-	err = post.Serve(reign, handover.Config{
-		Doors: s.doors, Settle: p.settle, Resume: p.resume, Logger: log,
+	after, err := post.Serve(reign, handover.Config{
+		Doors: s.doors, Logger: log,
 		Left: func() {
 			abdicate()
 			reigned <- <-reigned
@@ -130,8 +135,9 @@ func (s *successor) run(ctx context.Context, p part, log *slog.Logger) error {
 	switch {
 	case err == nil:
 		log.Info("another process has taken over; this one ends with its last stream")
+		kin.Go(func() { p.precede(ctx, after) })
 		pause(ctx, lastRequests)
-		p.drain()
+		p.retire()
 	case reign.Err() == nil:
 		log.Warn("this process cannot be succeeded without a restart", "error", err)
 	}

@@ -44,6 +44,9 @@ type Config struct {
 	Runtime string
 	// Blocks overrides Replica.Blocks, the directory of the engine's sockets.
 	Blocks string
+	// Predecessor is the id of the process before this one of the same replica,
+	// which still lives, or did a moment ago: Follow tells of it. 0 means none.
+	Predecessor int
 	// Drain bounds the life of streams after Drain; 0 means 10 min.
 	Drain time.Duration
 	// Tracer makes the spans of moves; nil makes none.

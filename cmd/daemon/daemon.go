@@ -49,6 +49,8 @@ type Daemon struct {
 	signs      signs
 	rescues    rescues
 	born       time.Time // before the front was
+	elder      elder
+	crowned    chan struct{} // closed by Reign
 }
 
 // New builds the parts; nothing runs yet. The listeners are the caller's until
@@ -58,7 +60,8 @@ func New(cfg Config) (*Daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Daemon{cfg: cfg, id: policies.ReplicaID(cfg.Replica.ID), model: cfg.Replica.Model, born: time.Now()}
+	d := &Daemon{cfg: cfg, id: policies.ReplicaID(cfg.Replica.ID), model: cfg.Replica.Model, born: time.Now(), crowned: make(chan struct{})}
+	d.elder.awaited = cfg.Predecessor != 0
 	if cfg.Fleet.Migrates() {
 		err = d.newMoving()
 	}
@@ -125,7 +128,8 @@ func (d *Daemon) newMoving() error {
 	kc := f.Market(r, log)
 	kc.Mover, kc.Network = d.mover, d.network
 	kc.Residents = func() []stream.Resident { return d.front.Residents() }
-	kc.Load = func() policies.Load { return d.front.Status().Load }
+	kc.Load = func() policies.Load { return d.Status().Load }
+	kc.Machine.First = uint64(d.born.UnixMicro()) // so that deals tell whose they are
 	kc.Ready = func() bool { return d.front.Status().EngineReady }
 	if d.market, err = market.New(kc); err != nil {
 		return err
@@ -187,6 +191,10 @@ func (d *Daemon) Network() *peer.Network { return d.network }
 // has ended, or at the Drain time.
 func (d *Daemon) Drain() { d.front.Drain() }
 
+// Retire is Drain for a daemon whose address another process serves: nobody is
+// refused.
+func (d *Daemon) Retire() { d.front.Retire() }
+
 // Run is Serve and Reign together, for a process that has no successor.
 func (d *Daemon) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
@@ -212,7 +220,7 @@ func (d *Daemon) Serve(ctx context.Context) error {
 		return d.front.Run(ctx)
 	})
 	if d.market != nil {
-		for _, run := range []func(context.Context) error{d.network.Run, d.mover.Run, d.plans.Run, d.watch} {
+		for _, run := range []func(context.Context) error{d.network.Run, d.mover.Run, d.plans.Run, d.watch, d.trade} {
 			g.Go(func() error { return run(ctx) })
 		}
 		for _, t := range d.transports {
@@ -225,19 +233,31 @@ func (d *Daemon) Serve(ctx context.Context) error {
 	return g.Wait()
 }
 
-// Reign speaks for the replica until ctx ends: reports to the control plane and
-// the market. One process of a replica does so at a time. It may be called once.
+// Reign speaks for the replica until ctx ends: it reports to the control plane,
+// and buys. One process of a replica does so at a time. What this one has it
+// still sells afterwards, for as long as Serve runs. It may be called once.
 func (d *Daemon) Reign(ctx context.Context) error {
-	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return d.uplink.Run(ctx) })
-	if d.market != nil {
-		g.Go(func() error { return d.market.Run(ctx) })
-	}
-	return g.Wait()
+	close(d.crowned)
+	defer d.abdicate()
+	return d.uplink.Run(ctx)
 }
 
-// receive hands an envelope to the part that it is for.
+// trade runs the market once this process reigns.
+func (d *Daemon) trade(ctx context.Context) error {
+	select {
+	case <-d.crowned:
+		return d.market.Run(ctx)
+	case <-ctx.Done():
+		return nil
+	}
+}
+
+// receive hands an envelope to the part that it is for, or to the process before
+// this one.
 func (d *Daemon) receive(from policies.ReplicaID, e *api.Envelope) {
+	if d.earlier(e) && d.elder.pass(e) {
+		return
+	}
 	switch b := e.Body.(type) {
 	case *api.Envelope_Market:
 		d.market.Receive(from, b.Market)

@@ -81,6 +81,37 @@ func (w watcher) Update(s *client.Snapshot) {
 	d.market.SetView(o.view) // under the lock, so that no older view comes after it
 }
 
+// order is what an earlier process is to know of it, which hears no replies.
+func (o *outlook) order() order {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return order{Drain: o.view.Draining, StageMean: o.view.StageMean, MeanKnown: o.view.MeanKnown}
+}
+
+// ordered takes what the later process says, once this one has handed over.
+func (d *Daemon) ordered(x order) {
+	if d.market == nil {
+		return
+	}
+	o := &d.outlook
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.view.Draining, o.view.StageMean, o.view.MeanKnown = x.Drain, x.StageMean, x.MeanKnown
+	d.market.SetView(o.view)
+}
+
+// abdicate takes note that another process speaks for the replica from now on.
+func (d *Daemon) abdicate() {
+	if d.market == nil {
+		return
+	}
+	o := &d.outlook
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.view.Retired, o.view.Refine = true, nil
+	d.market.SetView(o.view)
+}
+
 // reply takes what comes by the replies to reports.
 func (d *Daemon) reply(r uplink.Reply) {
 	if d.market == nil {

@@ -101,21 +101,29 @@ func (c *Claim) Take(name, address string) net.Listener {
 // Finish tells the process that runs, if any, that this one accepts, waits
 // until it has stopped accepting, and takes its place. One that has died
 // meanwhile has stopped, too, and one that stands still stops as soon as it
-// goes on. The error says that the other one goes on accepting, so that this
-// one should end, or that the place cannot be taken.
-func (c *Claim) Finish(ctx context.Context) (*Post, error) {
+// goes on. The link leads to it for as long as it lives, and is the caller's to
+// close; it is nil where no process ran or it has died. The error says that the
+// other one goes on accepting, so that this one should end, or that the place
+// cannot be taken.
+func (c *Claim) Finish(ctx context.Context) (*Post, *Link, error) {
 	defer c.Abandon()
 	if !supported {
-		return &Post{}, nil
+		return &Post{}, nil, nil
 	}
-	if err := c.replace(ctx); err != nil && (ctx.Err() != nil || !c.dead(ctx)) {
-		return nil, fmt.Errorf("hand-over: the process that serves %s went on: %w", c.path, err)
+	err := c.replace(ctx)
+	if err != nil && (ctx.Err() != nil || !c.dead(ctx)) {
+		return nil, nil, fmt.Errorf("hand-over: the process that serves %s went on: %w", c.path, err)
 	}
-	p, err := newPost(c.path)
-	if err != nil {
-		return nil, fmt.Errorf("hand-over: %w", err)
+	p, failed := newPost(c.path)
+	if failed != nil {
+		return nil, nil, fmt.Errorf("hand-over: %w", failed)
 	}
-	return p, nil
+	if c.conn == nil || err != nil {
+		return p, nil, nil
+	}
+	l := newLink(c.conn)
+	c.conn = nil
+	return p, l, nil
 }
 
 // replace makes the other process leave.
@@ -123,7 +131,8 @@ func (c *Claim) replace(ctx context.Context) error {
 	if c.conn == nil {
 		return nil
 	}
-	defer context.AfterFunc(ctx, func() { c.conn.Close() })()
+	conn := c.conn
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
 	if err := send(c.conn, message{Step: "ready"}); err != nil {
 		return err
 	}

@@ -16,6 +16,7 @@
 //	old: Serve     stops accepting, says so, returns
 //	new: Finish    puts its own Unix socket in the old one's place, unlocks
 //	new: Serve     waits for its own successor
+//	both: Link     carries what the two tell each other until either ends
 //
 // # Invariants
 //

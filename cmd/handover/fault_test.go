@@ -43,15 +43,16 @@ func newHost(t *testing.T) *host {
 	if h.door, err = h.doors.Add("clients", l); err != nil {
 		t.Fatal(err)
 	}
-	post, err := claim.Finish(ctx)
-	if err != nil {
-		t.Fatal(err)
+	post, link, err := claim.Finish(ctx)
+	if err != nil || link != nil {
+		t.Fatal(link, err)
 	}
 	go func() {
-		h.served <- post.Serve(ctx, Config{
+		_, err := post.Serve(ctx, Config{
 			Doors:  &h.doors,
 			Settle: func(context.Context) { h.settled++ }, Resume: func() { h.resumed++ }, Left: func() { h.left++ },
 		})
+		h.served <- err
 	}()
 	t.Cleanup(func() {
 		stop()
@@ -201,9 +202,9 @@ func TestHostDies(t *testing.T) {
 	defer l.Close()
 	h.stop()
 	<-h.served
-	post, err := c.Finish(t.Context())
-	if err != nil {
-		t.Fatal(err)
+	post, link, err := c.Finish(t.Context())
+	if err != nil || link != nil {
+		t.Fatal(link, err)
 	}
 	post.Close()
 }
@@ -217,20 +218,25 @@ func TestLeftEndsTheContext(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		post, err := c.Finish(ctx)
+		post, _, err := c.Finish(ctx)
 		if err != nil {
 			t.Fatal(err)
 		}
 		served := make(chan error, 1)
-		go func() { served <- post.Serve(ctx, Config{Doors: &Doors{}, Left: stop}) }()
+		go func() {
+			link, err := post.Serve(ctx, Config{Doors: &Doors{}, Left: stop})
+			link.Close()
+			served <- err
+		}()
 		if c, err = Begin(t.Context(), path); err != nil {
 			t.Fatal(err)
 		}
-		next, err := c.Finish(t.Context())
+		next, link, err := c.Finish(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
 		next.Close()
+		link.Close()
 		if err := <-served; err != nil {
 			t.Error(err)
 		}
@@ -252,9 +258,9 @@ func TestDeadSocket(t *testing.T) {
 	if err != nil || len(c.Listeners) > 0 || c.Process != 0 {
 		t.Fatalf("%+v, %v", c, err)
 	}
-	post, err := c.Finish(t.Context())
-	if err != nil {
-		t.Fatal(err)
+	post, link, err := c.Finish(t.Context())
+	if err != nil || link != nil {
+		t.Fatal(link, err)
 	}
 	post.Close()
 	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {

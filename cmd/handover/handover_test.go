@@ -77,15 +77,18 @@ func launch(t *testing.T, path, address, name string) *process {
 	})}
 	var wg sync.WaitGroup
 	wg.Go(func() { server.Serve(gate) })
-	post, err := claim.Finish(ctx)
+	post, before, err := claim.Finish(ctx)
 	if err != nil {
 		t.Error(err)
 	}
 	go func() {
 		defer close(p.done)
-		if err := post.Serve(ctx, Config{Doors: &p.doors}); err == nil {
+		after, err := post.Serve(ctx, Config{Doors: &p.doors})
+		if err == nil {
 			close(p.left)
 		}
+		defer before.Close()
+		defer after.Close()
 		// Connections that were accepted last have their requests on the way.
 		leaving.Store(true)
 		for last := false; !last; {

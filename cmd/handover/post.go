@@ -63,18 +63,18 @@ func newPost(path string) (*Post, error) {
 
 // Serve waits for a successor and hands the doors over to it. It returns nil
 // once the doors are left: from then on this process is to end what it has, and
-// nothing else. It returns the context's cause when ctx ends first, and then
-// the path is free.
-func (p *Post) Serve(ctx context.Context, cfg Config) error {
+// nothing else. The link, the caller's to close, leads to the successor. It
+// returns the context's cause when ctx ends first, and then the path is free.
+func (p *Post) Serve(ctx context.Context, cfg Config) (*Link, error) {
 	if cfg.Doors == nil {
-		return errors.New("hand-over: Doors is nil")
+		return nil, errors.New("hand-over: Doors is nil")
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	if p.l == nil {
 		<-ctx.Done()
-		return context.Cause(ctx)
+		return nil, context.Cause(ctx)
 	}
 	defer p.Close()
 	l := p.l
@@ -85,19 +85,19 @@ func (p *Post) Serve(ctx context.Context, cfg Config) error {
 			if err == nil {
 				conn.Close()
 			}
-			return context.Cause(ctx)
+			return nil, context.Cause(ctx)
 		}
 		if err != nil {
-			return fmt.Errorf("hand-over: %s: %w", p.path, err)
+			return nil, fmt.Errorf("hand-over: %s: %w", p.path, err)
 		}
 		err = p.handOver(ctx, conn, cfg)
-		conn.Close()
 		if err == nil {
 			// The successor, who has the lock, puts its socket in this one's place.
 			l.Close()
 			p.l = nil
-			return nil
+			return newLink(conn), nil
 		}
+		conn.Close()
 		cfg.Logger.Warn("a hand-over failed; this process goes on", "error", err)
 	}
 }

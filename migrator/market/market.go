@@ -27,6 +27,9 @@ type View struct {
 	Peers []policies.Replica
 	// Draining means that the own replica is to be emptied.
 	Draining bool
+	// Retired means that another process speaks for the replica: this one sells
+	// what it still has, and neither buys, nor tells its load, nor proposes.
+	Retired bool
 	// StageMean is the mean of Load.Held over the own stage, while MeanKnown.
 	StageMean policies.Tokens
 	MeanKnown bool

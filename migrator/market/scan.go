@@ -17,7 +17,7 @@ func (m *Market) scan() {
 	m.mu.Unlock()
 	now, load, residents, ready := m.now(), m.cfg.Load(), m.cfg.Residents(), m.cfg.Ready()
 	m.position = policies.Position{
-		Capacity: m.cfg.Capacity, Held: load.Held, Promised: load.Promised, Throughput: m.meter.rate(), Draining: view.Draining || !ready,
+		Capacity: m.cfg.Capacity, Held: load.Held, Promised: load.Promised, Throughput: m.meter.rate(), Draining: view.Draining || view.Retired || !ready,
 	}
 	m.step(bidask.Event{Kind: bidask.Measured, Position: m.position})
 	m.board.Measure(board.Load{Waiting: load.Promised, Total: load.Held + load.Promised + m.machine.Incoming(), Draining: m.position.Draining})
@@ -81,8 +81,11 @@ func (m *Market) withdraw(s *offer.Situation, here map[string]bool) {
 // summarise tells some peers the own load.
 func (m *Market) summarise() {
 	m.mu.Lock()
-	peers := m.view.Peers
+	peers, retired := m.view.Peers, m.view.Retired
 	m.mu.Unlock()
+	if retired {
+		return
+	}
 	ids := make([]policies.ReplicaID, 0, len(peers))
 	for _, p := range peers {
 		if p.ID != m.cfg.Self && p.Peer != "" {
