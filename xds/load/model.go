@@ -51,9 +51,11 @@ const (
 	// parole is how long a distrusted migrator must say nothing bad before it is
 	// believed again.
 	parole = 10 * time.Second
-	// DriftAfter is how long nobody must know a replica's load before its weight
-	// drifts, and the time between two steps.
-	DriftAfter = 10 * time.Second
+	// driftSilent is how long nobody must know a replica's load before its weight
+	// drifts, and the time between two steps; driftDoubted the same where a
+	// migrator is distrusted, whose weight is what it made of it.
+	driftSilent  = 10 * time.Second
+	driftDoubted = 2 * time.Second
 	// seenLate is how long a word of the proxies counts: three of their reports.
 	seenLate = 3 * time.Second
 	// shareLate is how long the last told share of the KV cache counts, which
@@ -105,7 +107,11 @@ func (m *Model) Step(now time.Time, r Replica, ev Event) Figure {
 	if m.dark.IsZero() {
 		m.dark, m.drift = now, now
 	}
-	if _, tick := ev.(Tick); tick && now.Sub(m.drift) >= DriftAfter {
+	pace := driftSilent
+	if m.distrust != "" {
+		pace = driftDoubted
+	}
+	if _, tick := ev.(Tick); tick && now.Sub(m.drift) >= pace {
 		m.drift, f.Drift = now, true
 	}
 	return f
