@@ -65,7 +65,7 @@ func TestMovingMetrics(t *testing.T) {
 		},
 		mover: mover.Stats{
 			Sent: map[string]uint64{"live": 22}, Received: map[string]uint64{"reprompt": 23}, Failed: map[string]uint64{"lease": 24}, Running: 25, Bytes: 26, Copied: 27,
-			Corrupt: 28, Rounds: 29, Stalls: 30, Stall: 31 * time.Second, LongestStall: 32 * time.Second, Rescued: 34, Lost: 35,
+			Corrupt: 28, Rounds: 29, Stalls: 30, Stall: 31 * time.Second, LongestStall: 32 * time.Second, Rescued: 34, Lost: 35, Abandoned: 36,
 		},
 		slots: 33,
 	}
@@ -78,7 +78,7 @@ func TestMovingMetrics(t *testing.T) {
 		"incoming_tokens": 15, "incoming_tokens_per_second": 16, "peers_heard": 17, "forwards_total": 18, "residents": 19, "pinned": 20, "pinned_seconds": 21,
 		"transfers_sent_total live": 22, "transfers_received_total reprompt": 23, "transfers_failed_total lease": 24, "transfers_running": 25, "transfer_bytes_total": 26,
 		"transfer_copied_bytes_total": 27, "transfer_corrupt_blocks_total": 28, "transfer_rounds_total": 29, "stall_seconds": 30 + 31 + 32,
-		"transfer_slots send": 33, "transfer_slots receive": 33, "rescues_total rescued": 34, "rescues_total lost": 35,
+		"transfer_slots send": 33, "transfer_slots receive": 33, "rescues_total rescued": 34, "rescues_total lost": 35, "engine_sessions_abandoned_total": 36,
 	}
 	families, err := r.Gather()
 	if err != nil {

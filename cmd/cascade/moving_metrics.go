@@ -63,6 +63,7 @@ var movingMetrics = [...]movingMetric{
 	{name: "transfer_bytes_total", help: "KV bytes that have come, as the real engine has them.", kind: prometheus.CounterValue, of: func(m moving) float64 { return float64(m.mover.Bytes) }},
 	{name: "transfer_copied_bytes_total", help: "Bytes that transports have copied.", kind: prometheus.CounterValue, of: func(m moving) float64 { return float64(m.mover.Copied) }},
 	{name: "transfer_rounds_total", help: "Pulls of blocks.", kind: prometheus.CounterValue, of: func(m moving) float64 { return float64(m.mover.Rounds) }},
+	{name: "engine_sessions_abandoned_total", help: "Sessions with the engine that were given up because it did not let go of a request or of blocks.", kind: prometheus.CounterValue, of: func(m moving) float64 { return float64(m.mover.Abandoned) }},
 	{name: "rescues_total", help: "Streams that had lost their engine: they went on at another one, or had to end.", kind: prometheus.CounterValue, label: "result", by: func(m moving) map[string]float64 {
 		return map[string]float64{"rescued": float64(m.mover.Rescued), "lost": float64(m.mover.Lost)}
 	}},

@@ -9,7 +9,9 @@
 //  1. a call that fails has left nothing reserved or frozen behind for longer
 //     than the session lasts,
 //  2. a Memory stays readable and writable for whoever holds it, also after the
-//     engine has died.
+//     engine has died,
+//  3. it ends no session with an engine that lives while anybody holds its
+//     Memory, but with Run: the blocks may be another's right after.
 package blocks
 
 import (
@@ -75,6 +77,8 @@ type life struct {
 	session     string
 	description Description
 	memory      *transport.Memory
+	unmapped    chan struct{} // closed when nobody holds memory any more
+	abandoned   chan error    // why the session is to end; holds one
 }
 
 // New returns a client that has not looked for the engine yet.
@@ -124,7 +128,7 @@ func (c *Client) live(ctx context.Context) (lived bool, err error) {
 		return false, err
 	}
 	defer conn.Close()
-	l := &life{rpc: api.NewBlocksClient(conn)}
+	l := &life{rpc: api.NewBlocksClient(conn), unmapped: make(chan struct{}), abandoned: make(chan error, 1)}
 	stream, err := l.rpc.Session(ctx, &api.SessionRequest{})
 	if err != nil {
 		return false, setupError(ctx, err)
@@ -146,6 +150,8 @@ func (c *Client) live(ctx context.Context) (lived bool, err error) {
 	if l.memory, err = receive(ctx, filepath.Join(c.dir, poolSocket), l.description); err != nil {
 		return false, setupError(ctx, err)
 	}
+	unmap := l.memory.Unmap
+	l.memory.Unmap = func() { unmap(); close(l.unmapped) }
 	defer l.memory.Close()
 	if !setup.Stop() {
 		return false, context.Cause(ctx)
@@ -153,14 +159,57 @@ func (c *Client) live(ctx context.Context) (lived bool, err error) {
 
 	c.set(l)
 	defer c.set(nil)
+	var leaving sync.WaitGroup
+	defer leaving.Wait()
+	defer cancel(nil)
+	leaving.Go(func() {
+		if why := c.leave(ctx, l); why != nil {
+			cancel(why)
+		}
+	})
 	c.log.Info("the engine shows its block table", "dir", c.dir, "model", l.description.Model, "blocks", l.description.Layout.Blocks)
 	for err == nil { // what else it says belongs to a later protocol
 		_, err = stream.Recv()
 	}
-	return true, err
+	return true, setupError(ctx, err)
 }
 
-// setupError is err, or why the setup was given up.
+// leave waits until a life is abandoned and nobody holds its memory any more. It
+// returns why, or nil when the life has ended before.
+func (c *Client) leave(ctx context.Context, l *life) error {
+	var why error
+	select {
+	case why = <-l.abandoned:
+	case <-ctx.Done():
+		return nil
+	}
+	c.set(nil)
+	l.memory.Close()
+	select {
+	case <-l.unmapped:
+		return why
+	case <-ctx.Done():
+		return nil
+	}
+}
+
+// Abandon gives the session up, for an engine that does not do what it must: it
+// takes back then what it has reserved and lets go what it has frozen. Until
+// nobody holds the Memory any more the engine only counts as away; then the
+// session ends, and another one begins. It does nothing while the engine is away,
+// and does not block.
+func (c *Client) Abandon(why error) {
+	l := c.now()
+	if l == nil {
+		return
+	}
+	select {
+	case l.abandoned <- why:
+	default:
+	}
+}
+
+// setupError is err, or why the session was given up.
 func setupError(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil {
 		return cause

@@ -139,6 +139,37 @@ func TestEngineComesAndGoes(t *testing.T) {
 	}
 }
 
+// A session that is abandoned ends when nobody holds the memory any more, and
+// another one begins with the same engine.
+func TestAbandon(t *testing.T) {
+	f := &fake{}
+	c := connected(t, f)
+	c.mu.Lock()
+	before := c.life
+	c.mu.Unlock()
+	m, _ := c.Memory()
+	m.Hold()
+	c.Abandon(errors.New("it releases nothing"))
+	c.Abandon(errors.New("it still does not"))
+	await(t, func() bool { _, ok := c.Memory(); return !ok })
+	if _, err := c.Reserve(t.Context(), "r", 12); !errors.Is(err, ErrAway) {
+		t.Error(err)
+	}
+	c.Abandon(errors.New("it is away already"))
+	f.mu.Lock()
+	if f.sessions != 1 {
+		t.Errorf("%d sessions while the memory is held", f.sessions)
+	}
+	f.mu.Unlock()
+	m.Part(15, 1)[0]++
+	m.Release()
+	await(t, func() bool { now := c.now(); return now != nil && now != before })
+	await(t, func() bool { f.mu.Lock(); defer f.mu.Unlock(); return f.sessions == 1 })
+	if _, err := c.Reserve(t.Context(), "r", 12); err != nil {
+		t.Error(err)
+	}
+}
+
 // What an engine says of its memory is not believed.
 func TestWrongDescriptions(t *testing.T) {
 	for name, edit := range map[string]func(*api.Description){

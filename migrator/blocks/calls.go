@@ -27,10 +27,13 @@ type Table struct {
 	Computed   int      // positions [0, Computed) have their KV in the blocks
 	Length     int      // prompt and generated tokens, ≥ Computed
 	IDs        []uint32 // of positions [from, Length)
-	FirstBlock int      // the number of Blocks[0] within the request
-	Blocks     []uint32 // hold positions [FirstBlock·BlockTokens, Computed)
-	Cached     int      // prompt tokens that were found in the prefix cache
-	Prompt     int      // positions that this engine was given as the prompt
+	// BlockTokens is the engine's that has answered: by the time that it is read,
+	// Description may be another one's. It is never 0.
+	BlockTokens int
+	FirstBlock  int      // the number of Blocks[0] within the request
+	Blocks      []uint32 // hold positions [FirstBlock·BlockTokens, Computed)
+	Cached      int      // prompt tokens that were found in the prefix cache
+	Prompt      int      // positions that this engine was given as the prompt
 }
 
 // Reserve sets blocks aside that hold at least so many tokens, under a name that

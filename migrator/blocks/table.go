@@ -50,7 +50,7 @@ func (l *life) read(r *api.TableReply, from int) (Table, error) {
 	}
 	return Table{
 		Generation: r.Generation, Computed: int(r.Computed), Length: int(r.Length), IDs: r.Ids,
-		FirstBlock: first, Blocks: r.Blocks, Cached: int(r.Cached), Prompt: int(r.Prompt),
+		BlockTokens: l.description.BlockTokens, FirstBlock: first, Blocks: r.Blocks, Cached: int(r.Cached), Prompt: int(r.Prompt),
 	}, nil
 }
 

@@ -85,7 +85,7 @@ func (s *slab) Table(_ context.Context, _ string, from int) (blocks.Table, error
 }
 func (s *slab) table(from int) blocks.Table {
 	n := s.length + s.more
-	return blocks.Table{Computed: n - 1, Length: n, IDs: s.ids[from:n], FirstBlock: from / benchTokens, Blocks: s.blocks[from/benchTokens : (n-1+benchTokens-1)/benchTokens]}
+	return blocks.Table{Computed: n - 1, Length: n, IDs: s.ids[from:n], BlockTokens: benchTokens, FirstBlock: from / benchTokens, Blocks: s.blocks[from/benchTokens : (n-1+benchTokens-1)/benchTokens]}
 }
 func (s *slab) Freeze(_ context.Context, _ string, from int) (blocks.Table, error) {
 	if s.froze != nil {
@@ -99,6 +99,7 @@ func (s *slab) Reserve(_ context.Context, _ string, tokens int) ([]uint32, error
 	return s.blocks[:(tokens+benchTokens-1)/benchTokens], nil
 }
 func (*slab) Filled(context.Context, string, int, []uint32, int) error { return nil }
+func (*slab) Abandon(error)                                            {}
 func (*slab) Release(context.Context, string) error                    { return nil }
 
 // desk is a front whose streams go on at the target as soon as that adopts.

@@ -22,6 +22,7 @@ import (
 const (
 	engineTimeout = 3 * time.Second        // for one call to the engine
 	pause         = 100 * time.Millisecond // before the engine is asked to thaw or drop once more
+	insistTime    = 30 * time.Second       // for an engine to thaw, drop or release; then its session ends
 	adoptTimeout  = time.Second            // for the machine to be asked
 	grantTime     = 2 * time.Minute        // of a ticket: longer than a move may take
 	probeTick     = time.Second            // between two looks at which probes are due

@@ -16,6 +16,6 @@
 //  4. Pulls of all moves together take at least as long as the link would for
 //     the true bytes.
 //  5. What was frozen is thawed or dropped, and what was reserved released,
-//     whatever else fails; if the engine cannot be reached, its session ends
-//     and does both.
+//     whatever else fails; if the engine cannot be reached, or refuses for too
+//     long, its session ends and does both.
 package mover

@@ -29,6 +29,9 @@ type Brakes interface {
 	Thaw(ctx context.Context, leg string) error
 	// Drop ends the request without any more output.
 	Drop(ctx context.Context, leg string) error
+	// Abandon ends the session, and with it all that is frozen or reserved: for an
+	// engine that does neither Thaw, Drop nor Release. It does not block.
+	Abandon(why error)
 }
 
 // Reservations keeps blocks for requests that are to come.

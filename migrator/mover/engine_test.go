@@ -61,6 +61,7 @@ type engine struct {
 	onToken  func(*seq) // under mu
 	mistakes []string
 	context  int           // the most tokens of a request, 0 for any
+	stubborn bool          // it thaws, drops and releases nothing
 	wake     chan struct{} // has a value when there may be something to do
 }
 
@@ -291,6 +292,15 @@ func (e *engine) preempt() {
 	}
 }
 
+// Abandon ends the session like its end.
+func (e *engine) Abandon(error) { e.endSession() }
+
+func (e *engine) refuses() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.stubborn
+}
+
 // endSession is what a migrator's death does to the engine.
 func (e *engine) endSession() {
 	e.mu.Lock()
@@ -320,7 +330,7 @@ func (e *engine) find(leg string) (*seq, error) {
 }
 
 func (e *engine) table(q *seq, from int) blocks.Table {
-	t := blocks.Table{Generation: q.generation, Computed: q.computed, Length: len(q.ids), Prompt: q.prompt, FirstBlock: from / blockTokens}
+	t := blocks.Table{Generation: q.generation, Computed: q.computed, Length: len(q.ids), Prompt: q.prompt, BlockTokens: blockTokens, FirstBlock: from / blockTokens}
 	if from <= len(q.ids) {
 		t.IDs = slices.Clone(q.ids[from:])
 	}
@@ -352,6 +362,9 @@ func (e *engine) Freeze(_ context.Context, leg string, from int) (blocks.Table, 
 }
 
 func (e *engine) Thaw(_ context.Context, leg string) error {
+	if e.refuses() {
+		return errRefused
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.seqs[leg] == nil {
@@ -362,6 +375,9 @@ func (e *engine) Thaw(_ context.Context, leg string) error {
 }
 
 func (e *engine) Drop(_ context.Context, leg string) error {
+	if e.refuses() {
+		return errRefused
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	q := e.seqs[leg]
@@ -409,6 +425,9 @@ func (e *engine) Filled(_ context.Context, id string, from int, ids []uint32, co
 }
 
 func (e *engine) Release(_ context.Context, id string) error {
+	if e.refuses() {
+		return errRefused
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if r := e.held[id]; r != nil && r.seq == nil {

@@ -328,6 +328,40 @@ func TestTransportsAreHeldBack(t *testing.T) {
 	})
 }
 
+// TestStubbornEngine does nothing of what it must: its session ends, and undoes
+// what was frozen and reserved.
+func TestStubbornEngine(t *testing.T) {
+	within(t, 2, 0, func(t *testing.T, w *world) {
+		a, b := w.nodes[0], w.nodes[1]
+		a.front.accept("a/1", prompt(1, 50), 300, a)
+		time.Sleep(100 * time.Millisecond)
+		for _, n := range w.nodes {
+			n.engine.mu.Lock()
+			n.engine.stubborn = true
+			n.engine.mu.Unlock()
+		}
+		w.move("a/1", a, b, policies.Growth)
+		time.Sleep(25 * time.Second)
+		for _, n := range w.nodes {
+			if s := n.mover.Stats(); s.Abandoned != 0 {
+				t.Errorf("%s gives up too early: %+v", n.id, s)
+			}
+		}
+		time.Sleep(10 * time.Second)
+		for _, n := range w.nodes {
+			if s := n.mover.Stats(); s.Abandoned != 1 || s.Running != 0 {
+				t.Errorf("%s: %+v", n.id, s)
+			}
+			n.engine.mu.Lock()
+			n.engine.stubborn = false
+			n.engine.mu.Unlock()
+		}
+		a.front.accept("a/2", prompt(2, 50), 300, b)
+		time.Sleep(100 * time.Millisecond)
+		w.move("a/2", b, a, policies.Growth)
+	})
+}
+
 // TestSpans has each side's part in a move as a span, and its steps below it.
 func TestSpans(t *testing.T) {
 	spans := tracetest.NewSpanRecorder()

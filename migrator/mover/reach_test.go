@@ -37,6 +37,7 @@ type gated struct{ n *node }
 
 func (g *gated) Description() (blocks.Description, bool)     { return g.n.engine.Description() }
 func (g *gated) Memory() (*transport.Memory, bool)           { return g.n.engine.Memory() }
+func (g *gated) Abandon(why error)                           { g.n.engine.Abandon(why) }
 func (g *gated) pass(ctx context.Context, call string) error { return g.n.gate(ctx, call) }
 
 func (g *gated) Table(ctx context.Context, leg string, from int) (blocks.Table, error) {

@@ -53,6 +53,9 @@ type Stats struct {
 	// Rescued and Lost are the own front's streams that had lost their engines:
 	// those that went on at another one, and those that had to end.
 	Rescued, Lost uint64
+	// Abandoned counts the sessions with the engine that were given up because it
+	// did not thaw, drop or release.
+	Abandoned uint64
 }
 
 // record is a move with what its owner alone needs.
@@ -190,6 +193,12 @@ func (r *records) corrupt(blocks int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.stats.Corrupt += uint64(blocks)
+}
+
+func (r *records) abandoned() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.stats.Abandoned++
 }
 
 // end closes the record of a move.

@@ -3,6 +3,7 @@ package mover
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -119,11 +120,12 @@ func (m *Mover) offers(msg transfer.Message) []transport.Offer {
 func (m *Mover) list(a transfer.Action) {
 	m.table(a, func(ctx context.Context, leg string, from int) (blocks.Table, error) {
 		t, err := m.cfg.Engine.Table(ctx, leg, from)
-		if d, ok := m.cfg.Engine.Description(); err == nil && ok {
-			full := max(from, t.Computed/d.BlockTokens*d.BlockTokens)
-			t.Computed, t.IDs, t.Blocks = full, t.IDs[:full-from], t.Blocks[:(full-from)/d.BlockTokens]
+		if err != nil {
+			return t, err
 		}
-		return t, err
+		full := max(from, t.Computed/t.BlockTokens*t.BlockTokens)
+		t.Computed, t.IDs, t.Blocks = full, t.IDs[:full-from], t.Blocks[:(full-from)/t.BlockTokens]
+		return t, nil
 	})
 }
 
@@ -222,13 +224,20 @@ func (m *Mover) letGo(a transfer.Action) {
 	}})
 }
 
-// insist asks the engine until it has answered.
+// insist asks the engine until it has answered. One that does not for too long
+// loses its session, which undoes what it would not.
 func (m *Mover) insist(ctx context.Context, what string, d bidask.Deal, ask func(context.Context) error) {
-	for {
+	for end := time.Now().Add(insistTime); ; {
 		try, cancel := context.WithTimeout(ctx, engineTimeout)
 		err := ask(try)
 		cancel()
 		if err == nil || errors.Is(err, blocks.ErrNotFound) || errors.Is(err, blocks.ErrAway) {
+			return
+		}
+		if ctx.Err() == nil && !time.Now().Before(end) {
+			m.log.Error("the engine does not do what it must; the session with it is given up", "call", what, "move", d.String(), "error", err)
+			m.records.abandoned()
+			m.cfg.Engine.Abandon(fmt.Errorf("%s of %s: %w", what, d, err))
 			return
 		}
 		m.log.Warn("the engine does not answer; trying again", "call", what, "move", d.String(), "error", err)
