@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -21,6 +22,7 @@ type tlsInitFlags struct {
 	file                                    fleetFile
 	out, trustDomain                        string
 	proxies, migrators, controls, operators []string
+	hosts                                   []string
 }
 
 // newTLS is "cascade tls": certificates for trying mutual TLS out.
@@ -35,6 +37,8 @@ issues a certificate for each component that is named: ECDSA P-256, good for 30 
 with one URI name, spiffe://<trust domain>/<role>/<name>. The names are those by which
 the components know each other: a proxy's is its node id, a migrator's its replica's
 id. With -c every replica of the fleet file gets one, and the control plane too.
+Certificates need no host names, but for gRPC clients: they know a control plane by
+the host that they dial, control.listen of the file and every --host.
 
 Run it again to issue anew, from the same authority: running daemons take the new
 files up within 10 s, Envoys at once where "cascade envoy-bootstrap --out" made
@@ -56,6 +60,7 @@ cert-manager, Vault or whatever issues your certificates issue these.`,
 	f.StringArrayVar(&i.migrators, "migrator", nil, "id of a replica; may be repeated")
 	f.StringArrayVar(&i.controls, "control", nil, "name of a control plane; may be repeated")
 	f.StringArrayVar(&i.operators, "operator", nil, "name of an operator; may be repeated")
+	f.StringArrayVar(&i.hosts, "host", nil, "host name or IP address for the certificates of control planes; may be repeated")
 	i.file.flag(init, "fleet file, for a certificate of each of its replicas and of the control plane")
 	c.AddCommand(init)
 	return c
@@ -83,6 +88,9 @@ func (s *settings) initTLS(cmd *cobra.Command, i *tlsInitFlags) error {
 		if len(i.controls) == 0 {
 			i.controls = []string{controlName(fleet)}
 		}
+		if host, _, err := net.SplitHostPort(fleet.Control.Listen); err == nil && !slices.Contains(i.hosts, host) {
+			i.hosts = append(i.hosts, host)
+		}
 		i.trustDomain = cmp.Or(i.trustDomain, fleet.TLS.TrustDomain)
 	}
 	now := time.Now()
@@ -102,7 +110,11 @@ func (s *settings) initTLS(cmd *cobra.Command, i *tlsInitFlags) error {
 	var list []issued
 	for _, id := range ids {
 		dir := filepath.Join(i.out, string(id.Role), identity.Escape(id.Name))
-		if err := authority.Issue(dir, id, now); err != nil {
+		var hosts []string
+		if id.Role == identity.Control {
+			hosts = i.hosts
+		}
+		if err := authority.Issue(dir, id, hosts, now); err != nil {
 			return fmt.Errorf("%s: %w", id, err)
 		}
 		list = append(list, issued{id.String(), filepath.Join(dir, devca.Cert), filepath.Join(dir, devca.Key)})

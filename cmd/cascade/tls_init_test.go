@@ -1,6 +1,7 @@
 package main
 
 import (
+	"crypto/tls"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -38,11 +39,21 @@ func TestTLSInit(t *testing.T) {
 	}
 	var told struct {
 		TrustDomain string `json:"trust_domain"`
-		Issued      []struct{ Identity, Key string }
+		Issued      []struct{ Identity, Cert, Key string }
 	}
 	text := says(t, "tls", "init", "--json", "--out", dir, "--migrator", "r0", "--control", "main", "--migrator", "r0")
 	if err := json.Unmarshal([]byte(text), &told); err != nil || told.TrustDomain != "fleet.test" || len(told.Issued) != 2 || told.Issued[1].Identity != "spiffe://fleet.test/migrator/r0" {
 		t.Errorf("%v: %s", err, text)
+	}
+	says(t, "tls", "init", "--out", dir, "--control", "main", "--host", "control.example.org", "--host", "10.0.0.5")
+	pair, err := tls.LoadX509KeyPair(told.Issued[0].Cert, told.Issued[0].Key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, host := range []string{"control.example.org", "10.0.0.5"} {
+		if err := pair.Leaf.VerifyHostname(host); err != nil {
+			t.Error(err)
+		}
 	}
 	if again, err := os.ReadFile(filepath.Join(dir, "ca.pem")); err != nil || string(again) != string(ca) {
 		t.Errorf("the authority was made anew: %v", err)

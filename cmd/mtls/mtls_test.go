@@ -35,7 +35,7 @@ func issue(t *testing.T, a *devca.Authority, dir string, role identity.Role, nam
 	t.Helper()
 	id, err := identity.New(domain, role, name)
 	if err == nil {
-		err = a.Issue(dir, id, time.Now())
+		err = a.Issue(dir, id, nil, time.Now())
 	}
 	if err == nil {
 		err = a.Save(dir)
@@ -153,7 +153,7 @@ func TestBadFiles(t *testing.T) {
 	}
 	id, err := identity.New(domain, identity.Migrator, "r0")
 	if err == nil {
-		err = a.Issue(dir, id, time.Now().Add(-devca.LeafLife-time.Hour))
+		err = a.Issue(dir, id, nil, time.Now().Add(-devca.LeafLife-time.Hour))
 	}
 	if err != nil {
 		t.Fatal(err)

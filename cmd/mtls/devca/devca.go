@@ -18,6 +18,7 @@ import (
 	"errors"
 	"fmt"
 	"math/big"
+	"net"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -125,9 +126,10 @@ func (a *Authority) Save(dir string) error {
 }
 
 // Issue writes a new key and certificate of a component into dir, which it
-// makes. The certificate is good for LeafLife from now on, or for as long as the
-// authority.
-func (a *Authority) Issue(dir string, id identity.ID, now time.Time) error {
+// makes. Beside the identity it may carry hosts, names or IP addresses, for
+// clients that know servers by those. The certificate is good for LeafLife from
+// now on, or for as long as the authority.
+func (a *Authority) Issue(dir string, id identity.ID, hosts []string, now time.Time) error {
 	if id.TrustDomain != a.trustDomain {
 		return fmt.Errorf("%s: this is the authority of %s", id, a.trustDomain)
 	}
@@ -154,6 +156,13 @@ func (a *Authority) Issue(dir string, id identity.ID, now time.Time) error {
 		SerialNumber: serial, NotBefore: now.Add(-backdate), NotAfter: until, URIs: []*url.URL{uri},
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 		BasicConstraintsValid: true,
+	}
+	for _, host := range hosts {
+		if ip := net.ParseIP(host); ip != nil {
+			template.IPAddresses = append(template.IPAddresses, ip)
+		} else {
+			template.DNSNames = append(template.DNSNames, host)
+		}
 	}
 	cert, err := x509.CreateCertificate(rand.Reader, template, a.cert, key.Public(), a.key)
 	if err != nil {

@@ -1,0 +1,103 @@
+package devca
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies/identity"
+)
+
+// TestIssue: what an authority issues, after it was saved and loaded, is good
+// under it, for both sides, and for as long as was said.
+func TestIssue(t *testing.T) {
+	now := time.Now()
+	dir := t.TempDir()
+	made, err := New("fleet.test", now)
+	if err == nil {
+		err = made.Save(dir)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := Load(dir)
+	if err != nil || a.TrustDomain() != "fleet.test" || !a.Until().Equal(made.Until()) {
+		t.Fatalf("%+v, %v", a, err)
+	}
+	id, err := identity.New("fleet.test", identity.Control, "main")
+	if err != nil {
+		t.Fatal(err)
+	}
+	late := now.Add(AuthorityLife - LeafLife/2)
+	for _, at := range []time.Time{now, late} {
+		own := filepath.Join(dir, "control", "main")
+		if err := a.Issue(own, id, []string{"localhost", "127.0.0.1"}, at); err != nil {
+			t.Fatal(err)
+		}
+		pair, err := tls.LoadX509KeyPair(filepath.Join(own, Cert), filepath.Join(own, Key))
+		if err != nil {
+			t.Fatal(err)
+		}
+		roots := x509.NewCertPool()
+		pem, err := os.ReadFile(filepath.Join(dir, AuthorityCert))
+		if err != nil || !roots.AppendCertsFromPEM(pem) {
+			t.Fatalf("%s: %v", pem, err)
+		}
+		for _, usage := range []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth} {
+			for _, host := range []string{"", "localhost", "127.0.0.1"} {
+				opts := x509.VerifyOptions{Roots: roots, CurrentTime: at, KeyUsages: []x509.ExtKeyUsage{usage}, DNSName: host}
+				if _, err := pair.Leaf.Verify(opts); err != nil {
+					t.Errorf("usage %v, host %q: %v", usage, host, err)
+				}
+			}
+		}
+		if got, err := identity.FromCertificate(pair.Leaf); err != nil || got != id {
+			t.Errorf("%v, %v", got, err)
+		}
+		if end := pair.Leaf.NotAfter; end.After(at.Add(LeafLife)) || end.After(a.Until()) {
+			t.Errorf("issued at %v it ends at %v", at, end)
+		}
+	}
+	if err := a.Issue(dir, identity.ID{TrustDomain: "other.test", Role: identity.Control, Name: "main"}, nil, now); err == nil || !strings.Contains(err.Error(), "authority of fleet.test") {
+		t.Errorf("another trust domain: %v", err)
+	}
+	if err := a.Issue(dir, id, nil, now.Add(AuthorityLife)); err == nil || !strings.Contains(err.Error(), "has ended") {
+		t.Errorf("after its end: %v", err)
+	}
+}
+
+func TestLoadRefuses(t *testing.T) {
+	now := time.Now()
+	dir, other := t.TempDir(), t.TempDir()
+	if _, err := Load(dir); !os.IsNotExist(err) {
+		t.Errorf("nothing: %v", err)
+	}
+	for _, d := range []string{dir, other} {
+		a, err := New("fleet.test", now)
+		if err == nil {
+			err = a.Save(d)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Rename(filepath.Join(other, AuthorityKey), filepath.Join(dir, AuthorityKey)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Load(dir); err == nil || !strings.Contains(err.Error(), "not of one authority") {
+		t.Errorf("another's key: %v", err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, AuthorityKey), []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Load(dir); err == nil || !strings.Contains(err.Error(), "no PEM") {
+		t.Errorf("no key: %v", err)
+	}
+	if _, err := New("", now); err == nil {
+		t.Error("an authority of nobody")
+	}
+}
