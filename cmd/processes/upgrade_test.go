@@ -2,8 +2,10 @@ package processes
 
 import (
 	"strings"
+	"sync"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/cmd/config"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 )
@@ -79,4 +81,61 @@ func TestUpgradeAmidMoves(t *testing.T) {
 		t.Error("nothing moved")
 	}
 	f.awaitEmpty(f.replicas...)
+}
+
+// TestElderMoves replaces a migrator whose clients' streams run at its own engine
+// and outlast it: they count as the replica's load, move away from it when it is
+// drained, and move on, while the process that has been replaced is their front.
+func TestElderMoves(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []string{config.MigrationLive, config.MigrationReprompt} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			f := newFleet(t, setup{replicas: 3, edit: func(c *config.Fleet) { c.Migration.Mode = mode }})
+			o := newOracle(f)
+			r0, r1, r2 := f.replicas[0], f.replicas[1], f.replicas[2]
+			f.order("drain", r1.ID)
+			f.order("drain", r2.ID)
+			f.awaitStatus("only r0 serves", func(s control.Status) bool {
+				return len(find(s, r0.ID).Drain) == 0 && len(find(s, r1.ID).Drain) > 0 && len(find(s, r2.ID).Drain) > 0
+			})
+			load := &traffic{t: t, url: "http://" + f.file.Proxy.Listen + "/v1/completions", oracle: o, client: f.client}
+			var streams sync.WaitGroup
+			for i := range hopping {
+				streams.Go(func() {
+					load.sent.Add(1)
+					if err := load.one(prompt(i, 60+100*i, 2000), true); err != nil {
+						load.fail(err)
+					}
+				})
+			}
+			here := func(s control.Status) bool { return find(s, r0.ID).Residents == hopping }
+			f.awaitStatus("all streams run at r0", here)
+
+			old := r0.migrator
+			r0.startMigrator()
+			old.await("another process has taken over")
+			f.awaitStatus("the new process counts the old one's streams", func(s control.Status) bool {
+				n := find(s, r0.ID)
+				return here(s) && n.Running == hopping && n.Streams == hopping && n.Held > 0
+			})
+			f.order("undrain", r1.ID)
+			f.cascade("drain", r0.ID, "--wait", "--timeout", patience.String())
+			f.awaitEmpty(r0)
+			f.awaitStatus("all streams run at r1", func(s control.Status) bool { return find(s, r1.ID).Residents == hopping })
+			f.order("undrain", r2.ID)
+			f.cascade("drain", r1.ID, "--wait", "--timeout", patience.String())
+			f.awaitEmpty(r0, r1)
+			if n := load.streaming.Load(); n != hopping {
+				t.Errorf("only %d streams are left to move", n)
+			}
+			streams.Wait()
+			load.report()
+			old.wait()
+			if n := f.tally(); n < 2*hopping {
+				t.Errorf("%d moves are told, want %d", n, 2*hopping)
+			}
+			f.awaitEmpty(f.replicas...)
+		})
+	}
 }
