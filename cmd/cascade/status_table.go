@@ -51,12 +51,12 @@ func writeStatus(w io.Writer, st control.Status) error {
 func modelTable(m control.Model) report.Table {
 	t := report.Table{
 		Title:  fmt.Sprintf("%s: epoch %d, %s", m.Name, m.Epoch, m.Reason),
-		Header: []string{"stage", "lengths", "replica", "health", "weight", "running", "waiting", "held", "promised", "iteration", "report", "transports"}, Left: 4,
+		Header: []string{"stage", "lengths", "replica", "health", "weight", "running", "waiting", "held", "promised", "iteration", "proxies", "report", "transports"}, Left: 4,
 	}
 	for _, st := range m.Stages {
 		stage, lengths := st.Name, between(st)
 		if len(st.Replicas) == 0 {
-			t.Rows = append(t.Rows, append([]string{stage, lengths, "none"}, make([]string, 9)...))
+			t.Rows = append(t.Rows, append([]string{stage, lengths, "none"}, make([]string, 10)...))
 		}
 		for _, r := range st.Replicas {
 			t.Rows = append(t.Rows, append([]string{stage, lengths}, replicaCells(r)...))
@@ -95,9 +95,12 @@ func replicas(m control.Model) []control.Replica {
 }
 
 func replicaCells(r control.Replica) []string {
-	iteration, report := "–", "never"
+	iteration, proxied, report := "–", "–", "never"
 	if r.Iteration > 0 {
 		iteration = fmt.Sprintf("%.1f ms", r.Iteration*1e3)
+	}
+	if r.ProxyRequests != nil {
+		proxied = fmt.Sprint(*r.ProxyRequests)
 	}
 	if r.ReportAge != nil {
 		report = fmt.Sprintf("%.1f s", *r.ReportAge)
@@ -106,7 +109,7 @@ func replicaCells(r control.Replica) []string {
 		}
 	}
 	return []string{string(r.ID), r.Health, fmt.Sprint(r.Weight), fmt.Sprint(r.Running), fmt.Sprint(r.Waiting),
-		fmt.Sprint(int64(r.Held)), fmt.Sprint(int64(r.Promised)), iteration, report, transports(r.Transports)}
+		fmt.Sprint(int64(r.Held)), fmt.Sprint(int64(r.Promised)), iteration, proxied, report, transports(r.Transports)}
 }
 
 // shownWhy is how many characters of a reason fit into a table.

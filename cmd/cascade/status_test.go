@@ -24,7 +24,7 @@ var update = flag.Bool("update", false, "write the golden files anew")
 // fullStatus has every case that the tables tell apart.
 func fullStatus() control.Status {
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-	age, failed := 0.25, now.Add(-90*time.Second)
+	age, failed, streams := 0.25, now.Add(-90*time.Second), 7
 	change := threeStages(2)
 	change.Time = now.Add(-time.Minute)
 	return control.Status{
@@ -33,7 +33,7 @@ func fullStatus() control.Status {
 			Name: "m", Epoch: 2, Reason: "better", Planner: "no better plan", Seen: 1234, Rate: 5.5, BytesPerToken: 4.25, EstimateError: 0.031,
 			Stages: []control.Stage{
 				{Name: "s0", High: at(100), Replicas: []control.Replica{
-					{ID: "a", Health: "healthy", Weight: 100, Running: 3, Waiting: 1, Held: 5000, Promised: 70, Iteration: 0.0123, ReportAge: &age, Connected: true,
+					{ID: "a", Health: "healthy", Weight: 100, Running: 3, Waiting: 1, Held: 5000, Promised: 70, Iteration: 0.0123, ProxyRequests: &streams, ReportAge: &age, Connected: true,
 						Transports: []control.Transport{{Name: "shm", State: "ready"}, {Name: "tcp", State: "ready"}, {Name: "shm", Peer: "b", State: "ready", Rate: 1e9}}},
 					{ID: "b", Health: "unhealthy", Weight: 100, ReportAge: &age, Note: "counts by other buckets", Transports: []control.Transport{{Name: "shm", State: "broken", Why: "no such directory"}, {Name: "tcp", State: "ready"}}},
 				}},
