@@ -140,12 +140,12 @@ func (c *Cache) tell(group string, old, now *shown) {
 	for _, typ := range typesOf(now, old) {
 		ct := now.content(typ)
 		if changed := ct.changed(old.content(typ)); len(changed) > 0 || old == nil {
+			// Who asked before there was a set waits for an answer of any kind.
 			all = append(all, news{typ: typ, content: ct, changed: changed})
 		}
 	}
-	own := c.groups[group] != nil
 	for i := range c.shards {
-		c.shards[i].tell(group, own, old == nil, now, all)
+		c.shards[i].tell(group, c.groups[group], all)
 	}
 }
 
@@ -249,19 +249,20 @@ func (ct *content) changed(old *content) []string {
 	return names
 }
 
-// typesOf lists the types of two sets, in the order of sending.
-func typesOf(a, b *shown) []string {
+// typesOf lists the types of two sets, and all that are known where there was
+// none before, in the order of sending.
+func typesOf(now, old *shown) []string {
 	all := make(map[string]bool)
-	for _, s := range [...]*shown{a, b} {
+	for _, s := range [...]*shown{now, old} {
 		if s != nil {
 			for typ := range s.types {
 				all[typ] = true
 			}
 		}
 	}
-	types := make([]string, 0, len(all))
+	types := make([]string, 0, len(all)+len(order))
 	for _, typ := range order {
-		if all[typ] {
+		if all[typ] || old == nil {
 			types = append(types, typ)
 			delete(all, typ)
 		}

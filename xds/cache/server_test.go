@@ -326,7 +326,7 @@ func TestDelta(t *testing.T) {
 			d.subscribe(lds)
 			d.expect()
 			c.Set("", setOf(t, "cds:a=1", "eds:x=1"))
-			d.expectAck("a", "x", "-slot", "")
+			d.expectAck("a", "x", "", "-slot")
 		},
 		"one set is told in order": func(t *testing.T, c *cache.Cache, d *deltaClient) {
 			c.Set("", setOf(t, "cds:a=1", "eds:x=1", "lds:l=1", "rds:r=1"))
@@ -521,7 +521,7 @@ func TestSotW(t *testing.T) {
 			d.subscribe(rds, "r")
 			d.expect()
 			c.Set("", setOf(t, "rds:r=1"))
-			d.expect("r", "")
+			d.expect("", "r")
 		},
 		"a new stream is told everything": func(t *testing.T, c *cache.Cache, d *sotwClient) {
 			// gRPC clients start a timer for every name on a new stream, so
@@ -654,7 +654,7 @@ func TestUnanswered(t *testing.T) {
 		unanswered()
 		c.Set("", setOf(t, "eds:x=1"))
 		unanswered("d", "n") // before anything was sent
-		d.expectAck("x", "")
+		d.expectAck("", "x")
 		unanswered("n")
 		w.expectAck(eds, "x")
 		unanswered()

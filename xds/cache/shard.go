@@ -2,8 +2,6 @@ package cache
 
 import (
 	"hash/maphash"
-	"maps"
-	"slices"
 	"sync"
 )
 
@@ -71,26 +69,18 @@ type news struct {
 	scratch answer   // of the one being told
 }
 
-// tell shows now to a group, or to all groups without a set of their own, and
-// answers the watches that the news concern. With first, it is the first set
-// that they are shown, and an answer of any kind is news.
-func (s *shard) tell(group string, own, first bool, now *shown, all []news) {
+// tell shows a group the set of its own, or none if there is none, and answers
+// the watches that the news concern.
+func (s *shard) tell(group string, own *shown, all []news) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if own {
-		s.groups[group] = now
+	if own != nil {
+		s.groups[group] = own
 	} else {
 		delete(s.groups, group)
 	}
 	for i := range all {
 		s.tellType(group, &all[i])
-	}
-	if first {
-		for _, typ := range slices.Sorted(maps.Keys(s.types)) {
-			if now.types[typ] == nil {
-				s.tellType(group, &news{typ: typ})
-			}
-		}
 	}
 }
 
