@@ -22,6 +22,9 @@ func Build(v View) (Set, error) {
 	ours, theirs := spellingOf(aggregated, v.Settings), spellingOf(split, v.Settings)
 	b.add(RouteType, RouteName, routeConfig(ours, RouteName, v))
 	b.unlisted(RouteType, SplitRouteName, routeConfig(theirs, SplitRouteName, v))
+	if v.Settings.EdgeTLS {
+		b.unlisted(SecretType, EdgeSecret, edgeSecret(v.Edge))
+	}
 	if v.Settings.Length != "" {
 		b.add(ClusterType, LengthCluster, serviceCluster(LengthCluster, v.Settings.Length, v.Settings))
 	}

@@ -75,7 +75,7 @@ func addressListener(s Settings) *listenerv3.Listener {
 	if s.Trace != "" {
 		hcm.Tracing = tracing(s)
 	}
-	return &listenerv3.Listener{
+	l := &listenerv3.Listener{
 		Name:                          ListenerName,
 		Address:                       socketAddress(netip.MustParseAddrPort(s.Listen)),
 		PerConnectionBufferLimitBytes: wrapperspb.UInt32(bufferLimit),
@@ -86,6 +86,10 @@ func addressListener(s Settings) *listenerv3.Listener {
 			}},
 		}},
 	}
+	if s.EdgeTLS {
+		l.FilterChains[0].TransportSocket = edgeSocket()
+	}
+	return l
 }
 
 // EarlyStrip removes what only Cascade may set from a client's request. It runs

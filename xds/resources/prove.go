@@ -31,7 +31,8 @@ import (
 //   - endpoints: priorities without gaps, each address once, every locality
 //     named, every weight at least 1, and the next longer stage right behind
 //     the stage itself;
-//   - the listener strips what only Cascade may set, before routing.
+//   - the listener strips what only Cascade may set, before routing, and the
+//     certificate that it takes by SDS is there.
 //
 // Envoy checks few of these, and acknowledges a table that answers 503.
 func Prove(s Set) error {

@@ -12,7 +12,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/length"
 )
 
-func (p *proof) proveListeners(Set) error {
+func (p *proof) proveListeners(s Set) error {
 	for _, l := range p.listeners {
 		hcm, err := managerOf(l)
 		if err == nil {
@@ -20,6 +20,9 @@ func (p *proof) proveListeners(Set) error {
 		}
 		if err == nil && l.ApiListener == nil {
 			err = proveEdge(hcm)
+		}
+		if err == nil {
+			err = proveEdgeTLS(s, l)
 		}
 		if err != nil {
 			return fmt.Errorf("listener %q: %w", l.Name, err)

@@ -29,7 +29,10 @@ type View struct {
 	// a proxy finds the right replicas whichever routes it has.
 	Previous  []policies.Plan
 	Endpoints []Endpoint
-	Settings  Settings
+	// Edge is the certificate that proxies show to clients; there is one exactly
+	// where Settings.EdgeTLS says so.
+	Edge     *Certificate
+	Settings Settings
 }
 
 // Model is one model that the fleet serves.
@@ -113,7 +116,9 @@ type Settings struct {
 	// MaxRequests bounds the concurrent requests of a stage per proxy, and the
 	// streams of a connection. 0 means 65,536; below 10,000 is refused.
 	MaxRequests uint32
-	AccessLog   string // file for JSON access logs, "" for none
+	// EdgeTLS has clients speak TLS to the listener, under the view\'s certificate.
+	EdgeTLS   bool
+	AccessLog string // file for JSON access logs, "" for none
 	// XDSCluster is the name that Envoys of other owners have for the cluster of
 	// this control plane; see SplitRouteName. "" means "cascade-xds".
 	XDSCluster string
@@ -229,6 +234,9 @@ func (v View) complete() View {
 // validate reports the first broken invariant of a completed view.
 func (v View) validate() error {
 	if err := v.Settings.validate(); err != nil {
+		return err
+	}
+	if err := v.validateEdge(); err != nil {
 		return err
 	}
 	if len(v.Models) == 0 {
