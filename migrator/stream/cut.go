@@ -33,8 +33,9 @@ type cut struct {
 	// Guarded by stream.mu.
 	wanted bool // freeze as soon as may be
 	frozen bool
-	ids    []uint32 // never change and must not be changed
-	prompt int      // how many of them are the prompt's
+	hurry  context.CancelFunc // ends what needs not be done once frozen; nil for nothing
+	ids    []uint32           // never change and must not be changed
+	prompt int                // how many of them are the prompt's
 	began  time.Time
 	err    error // why it ended; nil for a splice
 	moved  Moved
@@ -96,7 +97,17 @@ func (c *cut) freezeLocked() {
 	s := c.stream
 	c.frozen, c.began = true, time.Now()
 	c.ids, c.prompt = s.ids[:len(s.ids):len(s.ids)], s.prompt
+	if c.hurry != nil {
+		c.hurry()
+	}
 	close(c.ready)
+}
+
+// waits reports whether the client waits for the other leg.
+func (c *cut) waits() bool {
+	c.stream.mu.Lock()
+	defer c.stream.mu.Unlock()
+	return c.frozen && c.stream.cut == c
 }
 
 // survivesLocked reports whether the move can go on without the present leg: it

@@ -182,23 +182,32 @@ func (f *Front) freeze(ctx context.Context, c *cut, m Move) error {
 }
 
 // warm lets a target compute the KV of what there is of a long stream, while
-// the client reads on.
+// the client reads on. It ends when the target is lost; and, without an error,
+// when the client reads on no more because the holder was.
 func (f *Front) warm(ctx context.Context, c *cut, m Move) error {
 	s := c.stream
-	s.mu.Lock()
-	ids, prompt := s.ids[:len(s.ids):len(s.ids)], s.prompt
-	s.mu.Unlock()
-	if len(ids) < warmAbove {
-		return nil
-	}
 	ctx, cancel := context.WithTimeout(ctx, warmTimeout)
 	defer cancel()
+	s.mu.Lock()
+	ids, prompt := s.ids[:len(s.ids):len(s.ids)], s.prompt
+	frozen := c.frozen
+	c.hurry = cancel
+	s.mu.Unlock()
+	if frozen || len(ids) < warmAbove {
+		return nil
+	}
+	l := &link{cancel: cancel}
+	s.tries(m.To.Replica, l) // so that the target is watched, and its loss told
+	defer s.tried(l)
 	o := s.order(m.To, 0, prompt, len(ids)-prompt)
 	o.stream, o.request.ID = nil, "" // it is no leg of the stream
 	o.body = &payload{bytes: s.resume.Warming(ids)}
 	b, err := f.beginAt(ctx, o)
+	if err != nil && l.why(nil) == nil && c.waits() {
+		return nil // what was computed is the leg's to find
+	}
 	if err != nil {
-		return fmt.Errorf("%s does not warm up: %w", f.named(m.To), err)
+		return fmt.Errorf("%s does not warm up: %w", f.named(m.To), l.why(err))
 	}
 	if b.plain == nil {
 		b.leg.leave()
@@ -209,7 +218,7 @@ func (f *Front) warm(ctx context.Context, c *cut, m Move) error {
 		return fmt.Errorf("%s does not warm up: %w", f.named(m.To), refusal(b.plain))
 	}
 	io.Copy(io.Discard, io.LimitReader(b.plain.Body, maxPlain))
-	return nil
+	return l.why(nil)
 }
 
 // order is a later leg of the stream, without a body. Its client's headers go

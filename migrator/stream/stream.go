@@ -128,6 +128,15 @@ func (s *Stream) tries(at policies.ReplicaID, l *link) {
 	s.trying, s.link = at, l
 }
 
+// tried takes that back, unless another leg is being opened by now.
+func (s *Stream) tried(l *link) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.link == l {
+		s.trying, s.link = "", nil
+	}
+}
+
 // start takes over the answer that has begun.
 func (s *Stream) start(b begun, seen *atomic.Pointer[[]byte]) {
 	s.mu.Lock()
