@@ -301,3 +301,27 @@ func TestChain(t *testing.T) {
 		w.rested()
 	})
 }
+
+// TestRetired has a replica whose migrator another process replaces: it sells what
+// it has, and neither buys nor tells its load.
+func TestRetired(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		w := newWorld(t, 2, nil)
+		w.put("r0", "out", 5000, policies.MayMove)
+		plan := w.stages([]policies.Tokens{2048}, 1, 1)
+		w.nodes["r0"].view.Retired = true
+		w.plan(plan)
+		w.run(func() {
+			time.Sleep(10 * time.Second)
+			if s := w.nodes["r0"].Status(); s.MovedOut[policies.Growth] != 1 || s.SummariesSent != 0 {
+				t.Errorf("%+v", s)
+			}
+			w.drain("r1", plan)
+			time.Sleep(time.Minute)
+			if s := w.nodes["r1"].Status(); s.Offered[policies.Drain] == 0 || s.Returned[bidask.NoBids] != s.Offered[policies.Drain] || w.moves != 1 {
+				t.Errorf("%+v", s)
+			}
+		})
+		w.rested()
+	})
+}
