@@ -163,6 +163,24 @@ func TestBadFiles(t *testing.T) {
 	}
 }
 
+// lines is a log that may be written and read at once.
+type lines struct {
+	mu  sync.Mutex
+	all bytes.Buffer
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.all.Write(b)
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.all.String()
+}
+
 // TestRotation replaces the files while a server and a client use them: another
 // identity of the same component is taken up; another component's, a pair that
 // does not match and a missing file are not, and cost one line each.
@@ -170,7 +188,7 @@ func TestRotation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, dir := authority(t), t.TempDir()
 		cfg := issue(t, a, dir, identity.Control, "a")
-		log := &bytes.Buffer{}
+		log := &lines{}
 		cfg.Logger = slog.New(slog.NewTextHandler(log, nil))
 		k := keys(t, cfg)
 		edge := keys(t, issue(t, a, t.TempDir(), identity.Proxy, "edge"))
