@@ -27,7 +27,7 @@ type Status struct {
 	// Observers counts the migrators and others that follow the plans and route
 	// nothing; they are not among the Nodes.
 	Observers int      `json:"observers,omitempty"`
-	History   []Change `json:"history"` // oldest first
+	History   []Change `json:"history"` // changes of plan, oldest first
 }
 
 // Model is one model of a Status.
@@ -187,6 +187,9 @@ func statusOf(s *fleet.Snapshot, p publish.Status, policy string, now time.Time)
 		out.Models = append(out.Models, modelOf(m, now))
 	}
 	for _, c := range s.History {
+		if !c.Changes() {
+			continue // GET /plan/history has them
+		}
 		change := Change{Time: c.Time, Model: c.Model, Epoch: c.Epoch, Reason: c.Reason, Gain: c.Gain}
 		for i, st := range c.Stages {
 			stage := stageOf(i, st)

@@ -55,6 +55,14 @@ type Rules struct {
 	// Seen is how many requests must be counted before a fleet leaves its
 	// first, single stage. 0 means 1000.
 	Seen uint64
+	// Name is that of this control plane, by which it is known in the plan object
+	// and in the history: its host:port, for instance. It may be empty where it is
+	// alone, and must be one of its own where the store is shared.
+	Name string
+	// Shared says that other control planes use the same store. Then one plans at
+	// a time, the one that holds the lease in the plan object (package lease), and
+	// all show what is stored. The models and replicas must be the same for all.
+	Shared bool
 }
 
 // Defaults of Rules, and bounds that follow from them.
@@ -137,6 +145,9 @@ func (r Rules) validate() error {
 		if d.d < 0 {
 			return fmt.Errorf("%s %v: must not be negative", d.name, d.d)
 		}
+	}
+	if r.Shared && r.Name == "" || len(r.Name) > maxName {
+		return fmt.Errorf("name %.40q: want 1 to %d bytes that no other control plane of the store has", r.Name, maxName)
 	}
 	names := make(map[string]bool, len(r.Models))
 	for _, m := range r.Models {

@@ -63,7 +63,7 @@ func (s *State) Counters(now time.Time) ([]byte, error) {
 	for _, r := range s.replicas {
 		if !r.gone {
 			f.Replicas = append(f.Replicas, keptReplica{
-				ID: r.ID, Model: r.Model, Reported: r.at, Weight: r.weight, Past: r.past,
+				ID: r.ID, Model: r.Model, Reported: r.at, Weight: s.weightOf(r), Past: r.past,
 				Learnt: r.report.BytesPerToken, Flow: keptFlow(r.report.Flow),
 			})
 		}
@@ -85,7 +85,7 @@ func (s *State) Restore(now time.Time, data []byte) error {
 	}
 	for _, k := range f.Models {
 		if m := s.model(k.Name); m != nil {
-			m.ratio = k.BytesPerToken
+			m.ratio, m.wish = k.BytesPerToken, k.BytesPerToken
 		}
 	}
 	s.kept = make(map[policies.ReplicaID]keptReplica, len(f.Replicas))

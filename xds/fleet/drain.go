@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/store"
 )
 
 // Why a drain, or its end, cannot be asked for.
@@ -48,21 +49,49 @@ func (f *Fleet) order(ctx context.Context, ev Event) error {
 	}
 }
 
-// obey steps an order and says what became of it. Called by the loop alone.
-func (f *Fleet) obey(ctx context.Context, now time.Time, ev Event) error {
-	if err := f.state.Permits(ev); err != nil {
-		return err
+// obey steps an order and says what became of it. Where another control plane
+// wrote at the same time, the order is given again on top of what that wrote.
+// Called by the loop alone.
+func (f *Fleet) obey(ctx context.Context, ev Event) error {
+	for range orderTries {
+		if err := f.state.Permits(ev); err != nil {
+			return err
+		}
+		err := f.step(ctx, time.Now(), ev)
+		f.latest.Store(f.state.Snapshot(time.Now()))
+		switch {
+		case err == nil:
+			return nil
+		case !errors.Is(err, store.ErrConflict) || !f.await(ctx):
+			return ErrNotSaved
+		}
 	}
-	f.step(ctx, now, ev)
-	f.latest.Store(f.state.Snapshot(now))
-	if !f.state.obeyed(ev) {
-		return ErrNotSaved
-	}
-	return nil
+	return ErrNotSaved
 }
 
-// Permits says why a Drain or Undrain cannot be obeyed, or nil; any other
-// event is. At least one replica of each model that takes requests stays.
+// await takes in the next update of the store; false when none comes.
+func (f *Fleet) await(ctx context.Context) bool {
+	timeout := time.NewTimer(newsTimeout)
+	defer timeout.Stop()
+	for before := f.version; f.version == before; {
+		select {
+		case u, ok := <-f.news:
+			if !ok {
+				f.news = nil
+				return false
+			}
+			f.update(ctx, u)
+		case <-timeout.C:
+			return false
+		case <-ctx.Done():
+			return false
+		}
+	}
+	return true
+}
+
+// Permits says why an order cannot be obeyed, or nil; any other event is. At
+// least one replica of each model that takes requests stays.
 func (s *State) Permits(ev Event) error {
 	switch ev := ev.(type) {
 	case Drain:
@@ -74,7 +103,7 @@ func (s *State) Permits(ev Event) error {
 			return nil // it is drained already
 		}
 		for _, o := range s.replicas {
-			if o != r && o.Model == r.Model && o.ready() {
+			if o != r && o.Model == r.Model && s.serves(o) {
 				return nil
 			}
 		}
@@ -87,19 +116,10 @@ func (s *State) Permits(ev Event) error {
 		case r.Draining && !r.asked:
 			return fmt.Errorf("replica %q: %w", ev.Replica, ErrFile)
 		}
+	case Pin, Unpin, Rollback:
+		return s.permitsPlan(ev)
 	}
 	return nil
-}
-
-// obeyed says that an order which was permitted is in force.
-func (s *State) obeyed(ev Event) bool {
-	switch ev := ev.(type) {
-	case Drain:
-		return s.byID[ev.Replica].asked
-	case Undrain:
-		return !s.byID[ev.Replica].asked
-	}
-	return true
 }
 
 // mark notes an order. It comes into force when it is stored, with the plan
@@ -117,16 +137,24 @@ func (s *State) mark(now time.Time, ev Event, id policies.ReplicaID, asked bool)
 // configured are given up with the next object: who comes back after it was
 // taken out is a new replica.
 func (s *State) remark(now time.Time) {
-	s.unsaved, s.ordered = false, false
-	for _, r := range s.replicas {
-		r.asked = !r.gone && slices.Contains(s.drained, r.ID)
-		s.refresh(now, r)
-	}
-	for _, id := range s.drained {
+	s.unsaved, s.ordered, s.untidy = false, false, false
+	drained := make(map[policies.ReplicaID]bool, len(s.object.Drained))
+	for _, id := range s.object.Drained {
+		drained[id] = true
 		if r := s.byID[id]; s.begun && (r == nil || r.gone) {
-			s.unsaved = true
+			s.untidy = true
 		}
 	}
+	for _, r := range s.replicas {
+		if asked := !r.gone && drained[r.ID]; asked != r.asked {
+			r.asked, s.dirty = asked, true
+		}
+		s.refresh(now, r)
+	}
+	for _, m := range s.models {
+		m.order = nil
+	}
+	s.refuse(nil)
 }
 
 // marks lists the replicas that are to be stored as drained, sorted.

@@ -8,7 +8,7 @@ import (
 )
 
 // Event is what happens to a State: one of Tick, Replicas, Reported, Proxied, Closed,
-// Drain, Undrain, Stored and Refused.
+// Drain, Undrain, Pin, Unpin, Rollback, Refuse, Stored and Refused.
 type Event interface{ event() }
 
 // Tick says that time has passed.
@@ -28,7 +28,7 @@ type Reported struct{ Report Report }
 type Closed struct{ Replica policies.ReplicaID }
 
 // Drain says that an operator wants a replica emptied, Undrain that it may
-// serve again. State.Permits says which of them are obeyed.
+// serve again. State.Permits says which orders are obeyed.
 type (
 	Drain   struct{ Replica policies.ReplicaID }
 	Undrain struct{ Replica policies.ReplicaID }
@@ -66,18 +66,31 @@ type Effects struct {
 // Proposal is the whole plan object with the changes that it makes.
 type Proposal struct {
 	Object  store.Object // plans in the order of the models
-	Changes []Change     // none when only drains change
+	Changes []Change     // of plans; none when something else changes alone
+	lease   bool         // the lease is written with it
 }
 
-// Change is one entry of the history: a model's plan was replaced.
+// Change is one entry of the history: a model's plan was replaced, or is kept
+// although somebody thought about it; see Changes.
 type Change struct {
-	Time   time.Time
-	Model  string
-	Epoch  policies.Epoch
-	Reason string // what happened, in a few words
+	Time  time.Time
+	Model string
+	Epoch policies.Epoch // of the plan in force after it
+	// Decision is one of the words above; "" is a change of plan that an earlier
+	// version wrote down.
+	Decision string
+	Reason   string // what happened, in a few words
+	By       string // the operator, or the control plane; "" for one without a name
 	// Stages is what came into force; nil for a change before the last restart.
 	Stages []policies.Stage
 	// Gain is the predicted gain over the plan before, as a share of its cost;
-	// 0 where the change was not made for gain.
+	// 0 where nothing was compared.
 	Gain float64
+	// Predicted and Observed are the seconds of an iteration, at the flow of the
+	// time, of the stage where they differed most; 0 where nothing was measured.
+	Predicted, Observed float64
+	// Times is how often in a row this was decided, the last time at Until; 0
+	// stands for once.
+	Times int
+	Until time.Time
 }

@@ -49,6 +49,12 @@ const (
 	saveEvery = 10 * time.Second
 	// storeTimeout bounds one write of the plan object.
 	storeTimeout = 5 * time.Second
+	// resignTimeout bounds the last write of a control plane that ends.
+	resignTimeout = time.Second
+	// orderTries bounds how often an order is given again because another control
+	// plane wrote at the same time, and newsTimeout the wait for what it wrote.
+	orderTries  = 10
+	newsTimeout = 3 * time.Second
 )
 
 // Fleet drives a State: it feeds it reports, replica lists and time, stores
@@ -65,6 +71,8 @@ type Fleet struct {
 	mu       sync.Mutex
 	replicas []policies.Replica // configured
 	changed  chan struct{}      // capacity 1: replicas is news to the loop
+	refused  []store.Refusal    // not yet taken in by the loop
+	barred   chan struct{}      // capacity 1: refused is news to it
 	moves    moveLog
 
 	state   *State        // owned by Run
@@ -72,12 +80,13 @@ type Fleet struct {
 	// untold are the versions that were written here and that the store's watch
 	// has not told yet, oldest first; owned by Run.
 	untold []store.Version
+	news   <-chan store.Update // the store's watch; owned by Run
 }
 
 // message is an event on its way into the loop.
 type message struct {
 	event Event
-	reply chan<- answer // for Reported, Drain and Undrain; capacity 1
+	reply chan<- answer // for Reported and orders; capacity 1
 }
 
 type answer struct {
@@ -107,7 +116,7 @@ func New(cfg Config) (*Fleet, error) {
 	f := &Fleet{
 		cfg: cfg, log: log, state: state,
 		events: make(chan message), done: make(chan struct{}),
-		replicas: cfg.Replicas, changed: make(chan struct{}, 1),
+		replicas: cfg.Replicas, changed: make(chan struct{}, 1), barred: make(chan struct{}, 1),
 	}
 	f.service = &service{fleet: f, streams: make(map[policies.ReplicaID]*session)}
 	return f, nil

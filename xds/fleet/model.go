@@ -17,6 +17,8 @@ type model struct {
 	next    time.Time     // of the next planning period
 	lacks   time.Time     // since when a stage has no ready replica although others are; zero: none lacks
 	ratio   length.Ratio  // bytes per token served
+	wish    length.Ratio  // what shall be served; ratio follows when it is stored
+	order   *order        // an operator's, until it is stored; nil: none
 	held    []float64     // mean held tokens per stage, as of the last tick; -1: nobody knows
 	borders []Refine      // between the stages, as of the last tick; none: not refined
 	decider decider

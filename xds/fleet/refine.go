@@ -27,10 +27,6 @@ type Vote struct {
 	Boundary policies.Tokens // 0: none
 }
 
-// refinedReason is why a plan differs from the one before by its boundaries
-// alone.
-const refinedReason = "boundaries refined"
-
 // measure notes what replicas are told about their stages.
 func (s *State) measure(now time.Time, m *model) {
 	m.held = s.meanHeld(now, m)
@@ -74,7 +70,7 @@ func (s *State) borders(now time.Time, m *model) []Refine {
 // Between two plans of the planner this is all that changes: members stay, so
 // that a new boundary is one route table.
 func (s *State) refine(now time.Time, m *model) (Change, bool) {
-	if s.rules.Refine != RefineOn || len(m.plan.Stages) < 2 {
+	if s.rules.Refine != RefineOn || len(m.plan.Stages) < 2 || s.pinned(m.Name) != nil {
 		return Change{}, false
 	}
 	stages := slices.Clone(m.plan.Stages)
@@ -87,7 +83,9 @@ func (s *State) refine(now time.Time, m *model) (Change, bool) {
 		to := max(median(votes), stages[i].Low+1)
 		stages[i].High, stages[i+1].Low = to, to
 	}
-	return s.change(now, m, policies.Plan{Model: m.Name, Stages: stages}, refinedReason)
+	c, ok := s.change(now, m, policies.Plan{Model: m.Name, Stages: stages}, refinedReason)
+	c.Decision = Refined
+	return c, ok
 }
 
 // votes lists the proposals for each boundary, or nil while no more than half

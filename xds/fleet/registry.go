@@ -61,13 +61,14 @@ type replica struct {
 	asked   bool // an operator drains it; policies.Replica.Draining is the configuration's
 	stage   int  // in the plan in force; -1: none
 	report  Report
-	at      time.Time // of the last report; zero: never heard of
-	open    bool      // a report stream is there
-	heard   bool      // a report came since the program started
-	assumed time.Time // until then a replica that was not heard counts as ready
-	past    uint64    // requests seen by earlier lives of the front
-	weight  uint32
+	at      time.Time        // of the last report; zero: never heard of
+	open    bool             // a report stream is there
+	heard   bool             // a report came since the program started
+	assumed time.Time        // until then a replica that was not heard counts as ready
+	past    uint64           // requests seen by earlier lives of the front
+	weight  uint32           // to be served; see State.served
 	health  resources.Health // as last computed by refresh
+	told    told             // what the stored object says
 	note    string           // what is wrong with its reports
 	judged  load.Model       // what is believed of its load
 	figure  load.Figure      // as last judged
@@ -121,7 +122,7 @@ func (r *replica) take(now time.Time, report Report) {
 // renew forgets what was heard while the replica served another model: it
 // counts as unready until its front reports for the new one.
 func (r *replica) renew() {
-	*r = replica{Replica: r.Replica, asked: r.asked, stage: -1, open: r.open, weight: Neutral, health: resources.Unhealthy}
+	*r = replica{Replica: r.Replica, asked: r.asked, stage: -1, open: r.open, weight: Neutral, health: resources.Unhealthy, told: r.told}
 }
 
 // seen counts the requests of all lives of the front.

@@ -29,7 +29,7 @@ func (s *State) restate(now time.Time, m *model) (Change, bool) {
 	if len(c.Stages) == 0 {
 		return Change{}, false
 	}
-	c.Time, c.Model = now, m.Name
+	c.Time, c.Model, c.Decision, c.By = now, m.Name, Restated, s.rules.Name
 	return c, true
 }
 
@@ -39,7 +39,11 @@ func (s *State) change(now time.Time, m *model, plan policies.Plan, reason strin
 	if samePlan(plan, m.plan) || plan.Validate() != nil {
 		return Change{}, false
 	}
-	return Change{Time: now, Model: m.Name, Reason: reason, Stages: plan.Stages}, true
+	c := Change{Time: now, Model: m.Name, Decision: Repaired, Reason: reason, By: s.rules.Name, Stages: plan.Stages}
+	if len(m.plan.Stages) == 0 {
+		c.Decision = Adopted // the first one
+	}
+	return c, true
 }
 
 // urgent says why the plan needs repair at once, or "".

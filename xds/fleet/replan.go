@@ -72,9 +72,17 @@ func (s *State) replan(now time.Time, m *model) (Change, bool) {
 	m.next = now.Add(s.rules.Period)
 	members := s.members(m)
 	if ratio, _ := s.learnt(now, m); s.seen(m) >= ratioSeen {
-		if next := NextRatio(m.ratio, ratio); next != m.ratio {
-			m.ratio, s.dirty = next, true
+		if next := NextRatio(m.ratio, ratio); s.lease != nil {
+			m.wish = next
+		} else if next != m.ratio {
+			m.ratio, m.wish, s.dirty = next, next, true
 		}
+	}
+	if pin := s.pinned(m.Name); pin != nil {
+		if c, ok := s.repinned(now, m, pin); ok {
+			return c, true
+		}
+		return s.change(now, m, s.mended(m, members), "replicas changed")
 	}
 	if m.decider.machine == nil {
 		return s.change(now, m, s.mended(m, members), "replicas changed")
@@ -84,19 +92,45 @@ func (s *State) replan(now time.Time, m *model) (Change, bool) {
 		m.planner = "waiting: a stage has no ready replica"
 		return Change{}, false // repair's matter
 	}
+	measured := m.decider.mean()
 	d := m.decider.machine.Step(adopt.Input{
 		Now: now.Sub(s.zero).Seconds(), Plan: present, Model: m.Name, Replicas: eligible,
-		Workload: s.workload(now, m, s.flow(now, m), eligible), Iterations: m.decider.mean(),
+		Workload: s.workload(now, m, s.flow(now, m), eligible), Iterations: measured,
 	})
 	m.decider.reset(len(m.plan.Stages))
 	m.planner = decision(d)
+	word := Change{Time: now, Model: m.Name, Epoch: m.plan.Epoch, Decision: decisionOf(d), Reason: string(d.Reason), By: s.rules.Name}
+	if !math.IsInf(d.Gain, 0) {
+		word.Gain = d.Gain
+	}
+	word.Predicted, word.Observed = furthest(d.Present.Iterations, measured)
 	if d.Adopt {
 		if c, ok := s.change(now, m, park(d.Plan, m.plan, members), string(d.Reason)); ok {
-			c.Gain = d.Gain
-			return c, true
+			word.Stages = c.Stages
+			return word, true
 		}
 	}
-	return s.change(now, m, s.mended(m, members), "replicas changed")
+	if c, ok := s.change(now, m, s.mended(m, members), "replicas changed"); ok {
+		return c, true
+	}
+	if d.Reason != adopt.Waiting {
+		// It is stored with whatever is stored next.
+		s.history = appendHistory(s.history, []Change{word})
+	}
+	return Change{}, false
+}
+
+// furthest returns the predicted and the measured iteration of the stage where
+// the measured one exceeds the other most; zeros where nothing was measured.
+func furthest(predicted, measured []float64) (p, o float64) {
+	most := math.Inf(-1)
+	for i := range min(len(predicted), len(measured)) {
+		ratio := measured[i] / predicted[i]
+		if measured[i] > 0 && predicted[i] > 0 && !math.IsInf(predicted[i], 0) && ratio > most {
+			p, o, most = predicted[i], measured[i], ratio
+		}
+	}
+	return p, o
 }
 
 // readyPlan is the plan in force as far as it is ready, and those replicas.

@@ -40,9 +40,11 @@ func (f *Fleet) Run(ctx context.Context) error {
 	save := time.NewTicker(saveEvery)
 	defer save.Stop()
 	var asked time.Time // when the proxies' word was last taken in
-	for news := updates; ; {
+	f.news = updates
+	for {
 		select {
 		case <-ctx.Done():
+			f.resign(ctx)
 			return nil
 		case now := <-ticker.C:
 			if f.cfg.Proxies != nil && now.Sub(asked) >= weighEvery {
@@ -53,11 +55,13 @@ func (f *Fleet) Run(ctx context.Context) error {
 			f.latest.Store(f.state.Snapshot(now))
 		case <-f.changed:
 			f.step(ctx, time.Now(), Replicas{f.configured()})
+		case <-f.barred:
+			f.step(ctx, time.Now(), f.barring())
 		case m := <-f.events:
 			f.handle(ctx, m)
-		case u, ok := <-news:
+		case u, ok := <-f.news:
 			if !ok {
-				news = nil // never ready: the watch is over, and so soon is ctx
+				f.news = nil // never ready: the watch is over, and so soon is ctx
 				continue
 			}
 			f.update(ctx, u)
@@ -98,33 +102,72 @@ func (f *Fleet) begin(ctx context.Context, updates <-chan store.Update) error {
 	return nil
 }
 
-// step steps the state and carries the effects out.
-func (f *Fleet) step(ctx context.Context, now time.Time, ev Event) {
+// step steps the state and carries the effects out. It returns why the first
+// proposal that followed was not stored, which is the one with the order where ev
+// is one.
+func (f *Fleet) step(ctx context.Context, now time.Time, ev Event) (first error) {
+	led := f.state.plans(now)
 	e := f.state.Step(now, ev)
-	for e.Propose != nil {
-		e = f.state.Step(now, f.store(ctx, e.Propose))
+	for n := 0; e.Propose != nil; n++ {
+		answer, err := f.store(ctx, e.Propose)
+		if n == 0 {
+			first = err
+		}
+		now = time.Now() // the store may have taken its time
+		e = f.state.Step(now, answer)
 	}
 	if e.Publish != nil {
 		f.latest.Store(e.Publish)
 		f.cfg.Publisher.Publish(e.Publish)
 	}
+	if leads := f.state.plans(now); leads != led {
+		f.lead(now, leads)
+	}
+	return first
 }
 
-// store writes a proposal and returns what came of it.
-func (f *Fleet) store(ctx context.Context, p *Proposal) Event {
+// lead logs who plans.
+func (f *Fleet) lead(now time.Time, leads bool) {
+	if leads {
+		f.log.Info("this control plane plans for the fleet from now on", "name", f.cfg.Name)
+		return
+	}
+	f.log.Warn("this control plane does not plan any more, and follows", "name", f.cfg.Name, "planner", f.state.planner(now).Holder)
+}
+
+// store writes a proposal and returns what came of it, and the error if it was
+// not stored.
+func (f *Fleet) store(ctx context.Context, p *Proposal) (Event, error) {
 	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
 	version, err := f.cfg.Store.CompareAndSwap(ctx, f.version, p.Object)
-	if err != nil {
+	switch {
+	case errors.Is(err, store.ErrConflict) && f.cfg.Shared:
+		f.log.Debug("another control plane wrote first", "error", err)
+		return Refused{}, err
+	case err != nil:
 		// A conflict brings the other's plan by the watch; both wait a moment.
 		f.log.Warn("plan not stored; the last one stays in force", "epoch", p.Object.Epoch, "error", err)
-		return Refused{}
+		return Refused{}, err
 	}
 	f.version, f.untold = version, append(f.untold, version)
 	for _, c := range p.Changes {
 		f.log.Info("new plan", "model", c.Model, "epoch", c.Epoch, "stages", len(c.Stages), "reason", c.Reason)
 	}
-	return Stored{p.Object}
+	return Stored{p.Object}, nil
+}
+
+// resign lets another control plane plan at once.
+func (f *Fleet) resign(ctx context.Context) {
+	o, ok := f.state.Resign(time.Now())
+	if !ok {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), resignTimeout)
+	defer cancel()
+	if _, err := f.cfg.Store.CompareAndSwap(ctx, f.version, o); err != nil {
+		f.log.Debug("the planning lease runs out by itself", "error", err)
+	}
 }
 
 // update takes in what the store's watch tells. The watch may have read a
@@ -154,7 +197,7 @@ func (f *Fleet) handle(ctx context.Context, m message) {
 	r, isReport := m.event.(Reported)
 	switch {
 	case !isReport && m.reply != nil:
-		m.reply <- answer{err: f.obey(ctx, now, m.event)}
+		m.reply <- answer{err: f.obey(ctx, m.event)}
 		return
 	case !isReport:
 		f.step(ctx, now, m.event)

@@ -7,6 +7,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/xds/load"
 	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/store"
 )
 
 // Snapshot is the whole fleet at one moment: what is published, and what an
@@ -15,7 +16,12 @@ type Snapshot struct {
 	Time    time.Time
 	Epoch   policies.Epoch // of the newest plan in force
 	Models  []ModelState   // in the order of the configuration
-	History []Change       // oldest first, bounded
+	History []Change       // oldest first, bounded; see Change.Changes
+	// Past are the plans that an operator may go back to, the oldest first, and
+	// Refused what proxies have refused. Planner is who plans.
+	Past    []store.Past
+	Refused []store.Refusal
+	Planner Planner
 }
 
 // ModelState is one model of a Snapshot.
@@ -27,6 +33,7 @@ type ModelState struct {
 	// Reason is why Plan replaced the one before; Planner is what the last
 	// planning period decided, and why, also when it kept the plan.
 	Reason, Planner string
+	Pin             *store.Pin // nil: none
 	// BytesPerToken is served, LearntBytesPerToken is what the reports say now
 	// (0: nothing yet).
 	BytesPerToken, LearntBytesPerToken length.Ratio

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/fleet/lease"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
@@ -21,7 +22,9 @@ import (
 //  3. while a model has a ready replica, every stage has one, or a proposal
 //     that gives it one waits for its answer or for its time to be retried,
 //  4. weights change at most once a second, by one step each,
-//  5. boundaries move at most once a second between two plans.
+//  5. boundaries move at most once a second between two plans,
+//  6. with Rules.Shared, plans come from the holder of the lease alone, and all
+//     that is published is what is stored and what is configured.
 type State struct {
 	rules    Rules // complete
 	policy   policy
@@ -29,16 +32,20 @@ type State struct {
 	replicas []*replica // in the order in which they came
 	byID     map[policies.ReplicaID]*replica
 	epoch    policies.Epoch
-	lease    store.Lease // as stored; not the State's business
+	lease    *lease.Machine // nil unless the store is shared
+	object   store.Object   // as stored, as far as it is told
+	recorded time.Time      // when the holder last wrote what it sees
 	history  []Change
 	pending  *Proposal
 	zero     time.Time // of the first step: where the machines count from
 	retry    time.Time // no proposal before, after a refused one
 	weighed  time.Time
 	refined  time.Time                          // when boundaries were last proposed
-	drained  []policies.ReplicaID               // by operators, as stored
-	unsaved  bool                               // what is drained differs from what is stored
+	refusals []store.Refusal                    // to be stored
+	unsaved  bool                               // there are orders or refusals to be stored
 	ordered  bool                               // and an operator waits for it
+	untidy   bool                               // something stored is about replicas that left
+	unwell   bool                               // some replica's health has changed
 	kept     map[policies.ReplicaID]keptReplica // by Restore, until begun
 	begun    bool                               // a first list of replicas was taken
 	dirty    bool                               // something that is published has changed
@@ -56,12 +63,18 @@ func NewState(rules Rules) (*State, error) {
 	}
 	s := &State{rules: rules.complete(), byID: make(map[policies.ReplicaID]*replica)}
 	s.policy, _ = policyOf(s.rules.Policy)
+	if s.rules.Shared {
+		var err error
+		if s.lease, err = lease.New(lease.Config{Self: s.rules.Name}); err != nil {
+			return nil, fmt.Errorf("fleet: %w", err)
+		}
+	}
 	for _, m := range s.rules.Models {
 		d, err := newDecider(s.rules, s.policy)
 		if err != nil {
 			return nil, fmt.Errorf("fleet: %w", err)
 		}
-		s.models = append(s.models, &model{Model: m, ratio: m.BytesPerToken, decider: d})
+		s.models = append(s.models, &model{Model: m, ratio: m.BytesPerToken, wish: m.BytesPerToken, decider: d})
 	}
 	return s, nil
 }
@@ -88,47 +101,36 @@ func (s *State) Step(now time.Time, ev Event) Effects {
 		s.mark(now, ev, ev.Replica, true)
 	case Undrain:
 		s.mark(now, ev, ev.Replica, false)
+	case Pin, Unpin, Rollback:
+		s.take(now, ev)
+	case Refuse:
+		s.refuse(ev.List)
 	case Stored:
 		s.stored(now, ev.Object)
 	case Refused:
-		if s.pending != nil {
-			s.pending, s.retry, s.uneasy = nil, now.Add(retryAfter), true
-			s.remark(now)
-		}
+		s.refused(now)
 	}
 	return s.effects(now, ev)
 }
 
-// effects proposes the repairs that cannot wait, the plans that are due and
-// what operators ordered, and publishes when nothing waits to be stored. An
-// order waits for no retry: somebody waits for it, and a refusal ends it.
+// refused gives up a proposal that was not stored, and the orders in it.
+func (s *State) refused(now time.Time) {
+	if s.pending == nil {
+		return
+	}
+	if s.pending.lease {
+		s.lease.Refused(now)
+	}
+	s.resume(false)
+	s.pending, s.retry, s.uneasy = nil, now.Add(retryAfter), true
+	s.remark(now)
+}
+
+// effects proposes what is due, and publishes when nothing waits to be stored.
 func (s *State) effects(now time.Time, ev Event) Effects {
 	var e Effects
-	if s.pending == nil && s.begun && (s.ordered || !now.Before(s.retry)) {
-		_, tick := ev.(Tick)
-		refining := tick && now.Sub(s.refined) >= refineEvery // of all models together
-		var changes []Change
-		for _, m := range s.models {
-			c, ok := s.restate(now, m)
-			if !ok && s.uneasy {
-				c, ok = s.repair(now, m)
-			}
-			if !ok && tick && !now.Before(m.next) {
-				c, ok = s.replan(now, m)
-			}
-			if !ok && refining {
-				if c, ok = s.refine(now, m); ok {
-					s.refined = now
-				}
-			}
-			if ok {
-				changes = append(changes, c)
-			}
-		}
-		s.uneasy, s.doubt = s.doubt, false
-		if len(changes) > 0 || s.unsaved {
-			e.Propose = s.propose(changes)
-		}
+	if s.pending == nil && s.begun {
+		e.Propose = s.due(now, ev)
 	}
 	if s.pending == nil && s.dirty && s.planned() {
 		s.dirty = false
@@ -137,30 +139,105 @@ func (s *State) effects(now time.Time, ev Event) Effects {
 	return e
 }
 
-// propose makes the plan object out of the plans in force, the changes and what
-// is drained. Without a change of plan it has no epoch of its own.
-func (s *State) propose(changes []Change) *Proposal {
-	o := store.Object{Epoch: s.epoch, Lease: s.lease, Drained: s.marks()}
+// due is a proposal of what operators ordered, of the repairs that cannot wait,
+// of the plans that are due and of what is to be written for the lease's sake,
+// or nil. An order waits for no retry: somebody waits for it, and a refusal ends
+// it.
+func (s *State) due(now time.Time, ev Event) *Proposal {
+	var changes []Change
+	calm := !now.Before(s.retry)
+	if s.ordered || calm {
+		changes = s.ordersOf()
+		if s.plans(now) {
+			changes = append(changes, s.changes(now, ev, changes)...)
+		}
+	}
+	switch {
+	case len(changes) > 0, s.unsaved && (s.ordered || calm), s.untidy && calm && s.plans(now):
+	case s.renews(now):
+	default:
+		return nil
+	}
+	return s.propose(now, changes)
+}
+
+// changes lists the changes of plan that are due, of the models that have none
+// yet.
+func (s *State) changes(now time.Time, ev Event, ordered []Change) (changes []Change) {
+	_, tick := ev.(Tick)
+	refining := tick && now.Sub(s.refined) >= refineEvery // of all models together
+	for _, m := range s.models {
+		if slices.ContainsFunc(ordered, func(c Change) bool { return c.Model == m.Name }) {
+			s.doubt = true // look again
+			continue
+		}
+		c, ok := s.restate(now, m)
+		if !ok && s.uneasy {
+			c, ok = s.repair(now, m)
+		}
+		if !ok && tick && !now.Before(m.next) {
+			c, ok = s.replan(now, m)
+		}
+		if !ok && refining {
+			if c, ok = s.refine(now, m); ok {
+				s.refined = now
+			}
+		}
+		if ok {
+			changes = append(changes, c)
+		}
+	}
+	s.uneasy, s.doubt = s.doubt, false
+	return changes
+}
+
+// ordersOf lists the changes of plan that operators ordered.
+func (s *State) ordersOf() (changes []Change) {
+	for _, m := range s.models {
+		if m.order != nil && len(m.order.change.Stages) > 0 {
+			changes = append(changes, m.order.change)
+		}
+	}
+	return changes
+}
+
+// propose makes the plan object out of the plans in force, the changes, and what
+// is ordered and refused. Without a change of plan it has no epoch of its own.
+// The holder of the lease renews it, and writes down what it sees.
+func (s *State) propose(now time.Time, changes []Change) *Proposal {
+	o := s.object
+	o.Epoch, o.Plans = s.epoch, nil
+	o.Drained, o.Pins, o.Holds, o.Refused = s.marks(), s.pins(), s.holds(), mergeRefused(s.object.Refused, s.refusals)
 	if len(changes) > 0 {
 		o.Epoch++
 	}
+	words := slices.Clone(changes)
 	for _, m := range s.models {
 		plan := m.plan
 		for i, c := range changes {
 			if c.Model == m.Name {
 				plan = policies.Plan{Model: m.Name, Epoch: o.Epoch, Stages: c.Stages}
-				changes[i].Epoch = o.Epoch
+				changes[i].Epoch, words[i].Epoch = o.Epoch, o.Epoch
+				o.Past = appendPast(o.Past, m.plan, c.Stages)
 			}
 		}
 		if len(plan.Stages) > 0 {
 			o.Plans = append(o.Plans, plan)
 		}
+		if m.order != nil && m.order.word.Decision != "" {
+			words = append(words, m.order.word)
+		}
 	}
-	for _, c := range appendHistory(s.history, changes) {
-		o.Reasons = append(o.Reasons, store.Reason{Model: c.Model, Epoch: c.Epoch, At: c.Time, Text: c.Reason})
+	o.Reasons = reasons(appendHistory(s.history, words))
+	p := &Proposal{Object: o, Changes: changes}
+	if s.lease != nil && (s.lease.Due(now) || s.lease.Leads(now)) {
+		p.Object.Lease, p.lease = store.Lease(s.lease.Try(now)), true
+		if s.lease.Leads(now) {
+			s.record(&p.Object)
+		}
 	}
-	s.pending = &Proposal{Object: o, Changes: changes}
-	return s.pending
+	s.pending = p
+	return p
 }
 
 // planned says that every model has a plan.
@@ -178,7 +255,11 @@ func (s *State) planned() bool {
 // does not come into force is stored again under a new epoch, so that the store
 // and the fleet agree: see restate.
 func (s *State) stored(now time.Time, o store.Object) {
-	s.lease, s.drained = o.Lease, o.Drained
+	own := s.pending != nil
+	s.saw(now, o, own)
+	if !own {
+		s.resume(true)
+	}
 	for _, m := range s.models {
 		m.again = Change{}
 		i := slices.IndexFunc(o.Plans, func(p policies.Plan) bool { return p.Model == m.Name })
@@ -253,6 +334,7 @@ func (s *State) setReplicas(now time.Time, list []policies.Replica) {
 			r.restore(now, s.kept[c.ID])
 		}
 	}
+	s.retell()
 	for _, r := range s.replicas {
 		if !listed[r.ID] && !r.gone {
 			r.gone, s.dirty = true, true
@@ -287,7 +369,8 @@ func (s *State) reported(now time.Time, report Report) {
 // refresh computes a replica's health anew.
 func (s *State) refresh(now time.Time, r *replica) {
 	if r.refresh(now, s.rules.Grace) {
-		s.dirty, s.uneasy = true, true
+		s.uneasy, s.unwell = true, true
+		s.dirty = s.dirty || s.lease == nil
 	}
 }
 
@@ -303,7 +386,7 @@ func (s *State) tick(now time.Time) {
 	if now.Sub(s.weighed) >= weighEvery {
 		s.weighed = now
 		for _, m := range s.models {
-			if s.weigh(now, m) {
+			if s.weigh(now, m) && s.lease == nil {
 				s.dirty = true
 			}
 		}
@@ -347,12 +430,15 @@ func (s *State) Admits(report Report) error {
 
 // Snapshot returns the state as it is.
 func (s *State) Snapshot(now time.Time) *Snapshot {
-	snap := &Snapshot{Time: now, Epoch: s.epoch, History: slices.Clone(s.history)}
+	snap := &Snapshot{
+		Time: now, Epoch: s.epoch, History: slices.Clone(s.history),
+		Past: s.object.Past, Refused: s.object.Refused, Planner: s.planner(now),
+	}
 	for _, m := range s.models {
 		state := ModelState{
 			Name: m.Name, Context: m.Context, Hosts: m.Hosts, Plan: m.plan,
 			Reason: m.reason, Planner: m.planner, BytesPerToken: m.ratio, Flow: s.flow(now, m),
-			Refining: s.rules.Refine == RefineOn,
+			Refining: s.rules.Refine == RefineOn, Pin: s.pinned(m.Name),
 		}
 		state.LearntBytesPerToken, state.EstimateError = s.learnt(now, m)
 		state.Seen = state.Flow.Seen
@@ -360,8 +446,9 @@ func (s *State) Snapshot(now time.Time) *Snapshot {
 			if r.Model != m.Name || r.gone && r.stage < 0 {
 				continue
 			}
+			weight, health := s.served(r)
 			state.Replicas = append(state.Replicas, ReplicaState{
-				Replica: r.Replica, Stage: r.stage, Health: r.health, Weight: r.weight,
+				Replica: r.Replica, Stage: r.stage, Health: health, Weight: weight,
 				Load: r.report.Load, Reported: r.at, Connected: r.open, Note: r.doubts(), Figure: r.figure,
 				Asked: r.asked, Stopping: r.report.Draining, Settling: r.report.Settling, Routes: r.report.Routes,
 			})

@@ -65,7 +65,7 @@ func (s *State) weigh(now time.Time, m *model) (changed bool) {
 				s.judge(now, r, load.Tick{})
 				f := r.figure
 				loads = append(loads, Loaded{
-					ID: id, Work: f.Work, KV: r.Capacity.KV, Weight: r.weight,
+					ID: id, Work: f.Work, KV: r.Capacity.KV, Weight: s.weightOf(r),
 					Fresh:    r.ready() && f.Source != load.Nobody,
 					Requests: f.Requests, Counted: f.Counted, Drift: f.Drift,
 				})
