@@ -96,10 +96,13 @@ func (c *Control) init() error {
 	if err != nil {
 		return err
 	}
-	if c.publisher, err = publish.New(publish.Config{Target: c.cache, Ledger: c.ledger, Logger: c.log}); err != nil {
+	if c.loads, err = c.newLoads(nil); err != nil {
 		return err
 	}
-	if c.loads, err = c.newLoads(nil); err != nil {
+	c.publisher, err = publish.New(publish.Config{
+		Target: c.cache, Ledger: c.ledger, Judge: c.loads, Activity: c.loads, Logger: c.log,
+	})
+	if err != nil {
 		return err
 	}
 	c.fleet, err = fleet.New(fleet.Config{

@@ -9,23 +9,47 @@ import (
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/fleet"
 	"github.com/cascadeinfer/cascade/xds/load/lrs"
+	"github.com/cascadeinfer/cascade/xds/publish"
+	"github.com/cascadeinfer/cascade/xds/publish/group"
+	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
 // loads is what proxies report of the load that they see.
 type loads struct {
 	book    *lrs.Book
 	service *lrs.Service
+	// assignments are the endpoints that a stage's clusters take, in all
+	// spellings, by the name of one of them.
+	assignments map[string][]string
 }
 
-// newLoads makes the load reporting service; group is that of the cache.
-func (c *Control) newLoads(group func(*corev3.Node) string) (*loads, error) {
-	book := lrs.NewBook(lrs.DefaultInterval, group)
+var (
+	_ publish.Activity = (*loads)(nil)
+	_ publish.Judge    = (*loads)(nil)
+)
+
+// newLoads makes the load reporting service. The groups are those of the cache.
+func (c *Control) newLoads(groups *group.List) (*loads, error) {
+	book := lrs.NewBook(lrs.DefaultInterval, func(n *corev3.Node) string { return groups.Of(n.GetId(), n.GetCluster()) })
 	service, err := lrs.New(lrs.Config{Book: book, Logger: c.log})
 	if err != nil {
 		return nil, err
 	}
-	return &loads{book, service}, nil
+	return &loads{book, service, assignments(c.cfg.Models)}, nil
+}
+
+// assignments lists the assignments of every stage by its cluster.
+func assignments(models []fleet.Model) map[string][]string {
+	out := make(map[string][]string)
+	for _, m := range models {
+		for k := range policies.MaxStages {
+			out[resources.ClusterName(m.Name, k)] = []string{resources.EndpointName(m.Name, k), resources.FederatedEndpointName(m.Name, k)}
+		}
+	}
+	return out
 }
 
 // register puts the service on a server that is not serving yet.
@@ -38,20 +62,21 @@ func (l *loads) run(ctx context.Context, g *errgroup.Group) {
 	g.Go(func() error { return l.service.Run(ctx) })
 }
 
-// active is how many requests the proxies have in progress on endpoints of a
-// cluster. It is known only when all those that are connected report.
-func (c *Control) active(cluster string, addresses []string) (requests int, known bool) {
+// Active implements publish.Activity. Clusters that take the same endpoints are
+// one, and nodes that report no load have nothing to wait for.
+func (l *loads) Active(cluster string, addresses []string) (requests int, known bool) {
 	now := time.Now()
-	reporting := c.loads.book.Reporting(now)
-	for _, n := range c.publisher.Status().Nodes {
-		if n.Connected && !n.Observer && !reporting[n.ID] {
+	for _, service := range l.assignments[cluster] {
+		n, ok := l.book.Active(now, service, addresses)
+		if !ok {
 			return 0, false
 		}
+		requests += n
 	}
-	return c.loads.book.Active(now, cluster, addresses)
+	return requests, l.assignments[cluster] != nil
 }
 
-// judge says whether the proxies of a group fare worse since a change, and why.
-func (c *Control) judge(group string, since time.Time) (bad bool, why string) {
-	return c.loads.book.Judge(time.Now(), group, since)
+// Judge implements publish.Judge by what the proxies' requests come to.
+func (l *loads) Judge(group string, since time.Time) (bad bool, why string) {
+	return l.book.Judge(time.Now(), group, since)
 }

@@ -200,14 +200,14 @@ func TestEnvoyLoad(t *testing.T) {
 	// What the replicas have in progress, and in which cluster.
 	cluster := resources.ClusterName("m", 0)
 	until(t, "they are active, by cluster", func() bool {
-		both, ok := c.active(cluster, []string{a.Address, b.Address})
-		mine, _ := c.active(cluster, []string{a.Address})
+		both, ok := c.loads.Active(cluster, []string{a.Address, b.Address})
+		mine, _ := c.loads.Active(cluster, []string{a.Address})
 		return ok && both == 40 && mine == len(a.began)
 	})
-	byService, _ := c.active(resources.EndpointName("m", 0), []string{a.Address, b.Address})
-	elsewhere, known := c.active(resources.ClusterName("m", 1), []string{a.Address})
-	if byService != 40 || elsewhere != 0 || !known {
-		t.Errorf("by service %d, in another cluster %d, %v", byService, elsewhere, known)
+	byName, _ := c.loads.book.Active(time.Now(), resources.ClusterName("m", 0), []string{a.Address, b.Address})
+	elsewhere, known := c.loads.Active(resources.ClusterName("m", 1), []string{a.Address})
+	if byName != 40 || elsewhere != 0 || !known {
+		t.Errorf("by name %d, in another cluster %d, %v", byName, elsewhere, known)
 	}
 
 	// Failures, and answers that tell how full the cache is.
@@ -224,7 +224,7 @@ func TestEnvoyLoad(t *testing.T) {
 				told[addr.String()] = true
 			}
 		}
-		bad, why := c.judge("", began.Add(-3*time.Second))
+		bad, why := c.loads.Judge("", began.Add(-3*time.Second))
 		return len(told) > 0 && bad && strings.Contains(why, "failed")
 	})
 
@@ -242,7 +242,7 @@ func TestEnvoyLoad(t *testing.T) {
 	until(t, "the dead Envoy's requests are forgotten", exactly(23))
 	if os.Getenv("CASCADE_TEST_ALL") != "" { // ten seconds later
 		until(t, "what it had is known to be over", func() bool {
-			n, ok := c.active(cluster, []string{a.Address, b.Address})
+			n, ok := c.loads.Active(cluster, []string{a.Address, b.Address})
 			return ok && n == 23
 		})
 	}
@@ -265,7 +265,7 @@ func TestGRPCLoad(t *testing.T) {
 		got, _ := c.loads.service.Reports()
 		return got > 1 && c.loads.book.Reporting(time.Now())["grpc-client"] && c.loads.book.Ended("", began) > 0
 	})
-	if n, known := c.active(resources.ClusterName("m", 0), []string{f.list[0].Address}); !known || n != 0 {
+	if n, known := c.loads.Active(resources.ClusterName("m", 0), []string{f.list[0].Address}); !known || n != 0 {
 		t.Errorf("%d active, %v", n, known)
 	}
 }
@@ -297,7 +297,7 @@ func TestEnvoyManyStreams(t *testing.T) {
 		t.Errorf("%v", sums)
 	}
 	until(t, "all are reported", func() bool {
-		n, ok := c.active(resources.ClusterName("m", 0), []string{a.Address, b.Address})
+		n, ok := c.loads.Active(resources.ClusterName("m", 0), []string{a.Address, b.Address})
 		return ok && n == streams
 	})
 	close(a.release)
