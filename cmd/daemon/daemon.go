@@ -104,7 +104,7 @@ func (d *Daemon) newMoving() error {
 	log, f, r := d.cfg.Logger, &d.cfg.Fleet, d.cfg.Replica
 	var err error
 	d.network, err = peer.New(peer.Config{
-		Self: d.id, Handle: d.receive, Gone: d.gone, Lives: d.signs.lives,
+		Self: d.id, Handle: d.receive, Gone: d.gone, Back: d.back, Lives: d.signs.lives,
 		Credentials: d.credentials, TrustDomain: f.Fleet.TLS.TrustDomain, Logger: log,
 	})
 	if err != nil {
@@ -274,3 +274,6 @@ func (d *Daemon) gone(id policies.ReplicaID) {
 	d.market.Gone(id)
 	d.front.Lost(id)
 }
+
+// back tells that a peer is there again, to whom it matters before it says more.
+func (d *Daemon) back(id policies.ReplicaID) { d.market.Back(id) }

@@ -152,6 +152,9 @@ func (m *Market) Gone(peer policies.ReplicaID) {
 	m.post(bidask.Event{Kind: bidask.Gone, Peer: peer})
 }
 
+// Back says that a peer is there again which was gone: it may be asked.
+func (m *Market) Back(peer policies.ReplicaID) { m.board.Back(peer) }
+
 func (m *Market) post(ev bidask.Event) {
 	m.mu.Lock()
 	m.mail = append(m.mail, ev)

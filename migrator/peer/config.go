@@ -59,6 +59,10 @@ type Config struct {
 	// Gone is told when a watched peer is gone. It is always called by the same
 	// goroutine and must not block. nil: nobody is told.
 	Gone func(policies.ReplicaID)
+	// Back is told when anything comes from a peer again that Gone was told of, at
+	// the latest with its first Hello: at once when its process was replaced. It is
+	// called as Gone is. nil: nobody is told.
+	Back func(policies.ReplicaID)
 	// Lives reports whether there are other signs of life of a peer, not older
 	// than Silence: its requests' tokens, for instance. It is asked before a
 	// silent peer is called gone, under a lock, and must neither block nor call
@@ -128,6 +132,9 @@ func (c Config) validate() (Config, error) {
 	}
 	if c.Gone == nil {
 		c.Gone = func(policies.ReplicaID) {}
+	}
+	if c.Back == nil {
+		c.Back = func(policies.ReplicaID) {}
 	}
 	if c.Lives == nil {
 		c.Lives = func(policies.ReplicaID) bool { return false }

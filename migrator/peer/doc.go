@@ -37,7 +37,7 @@
 //     silence could tell. A stream to it that breaks when it is to be closed, or
 //     whose end is not answered within Silence, was not open.
 //
-// It may come back and be gone again.
+// It may come back, which is told as soon as it is heard, and be gone again.
 //
 // # Upgrades
 //

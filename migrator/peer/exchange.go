@@ -203,7 +203,7 @@ func (n *Network) meetLocked(p *peer, h *api.Hello) {
 	if p.hello != nil && h.GetIncarnation() > p.hello.GetIncarnation() {
 		n.succeedLocked(p)
 	}
-	p.gone = false
+	n.meetAgainLocked(p)
 	if h.GetTransferMax() < TransferMin || h.GetTransferMin() > TransferMax {
 		n.log.Warn("a peer speaks no common version of the transfer; requests move to and from it by re-prompting",
 			"peer", string(p.id), "least", h.GetTransferMin(), "most", h.GetTransferMax())
@@ -244,8 +244,7 @@ func (n *Network) accept(p *peer, e *api.Envelope, in *incoming) bool {
 		n.refused.Misaddressed++
 		return false
 	}
-	p.hear(time.Now())
-	p.gone = false
+	n.meetAgainLocked(p)
 	p.received++
 	switch b := e.GetBody().(type) {
 	case *api.Envelope_Beat:

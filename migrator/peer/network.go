@@ -63,6 +63,8 @@ type peer struct {
 	received uint64
 	gone     bool
 	ended    bool   // the process that was known has ended; Gone is to be told
+	mourned  bool   // Gone was told, and nothing was heard since
+	back     bool   // it was heard after that; Back is to be told
 	sequence uint64 // of the last own Beat
 }
 

@@ -36,6 +36,7 @@ type node struct {
 	address string
 	came    chan got
 	gone    chan policies.ReplicaID
+	back    chan policies.ReplicaID
 	stop    func() // ends all; idempotent
 }
 
@@ -53,11 +54,12 @@ func listens(l net.Listener, h http.Handler) *http.Server {
 // start makes a node on a listener and runs it.
 func start(t testing.TB, cfg Config, l net.Listener, address string) *node {
 	t.Helper()
-	n := &node{address: address, came: make(chan got, 1<<16), gone: make(chan policies.ReplicaID, 100)}
+	n := &node{address: address, came: make(chan got, 1<<16), gone: make(chan policies.ReplicaID, 100), back: make(chan policies.ReplicaID, 100)}
 	if cfg.Handle == nil {
 		cfg.Handle = func(from policies.ReplicaID, e *api.Envelope) { n.came <- got{from, e} }
 	}
 	cfg.Gone = func(id policies.ReplicaID) { n.gone <- id }
+	cfg.Back = func(id policies.ReplicaID) { n.back <- id }
 	var err error
 	if n.Network, err = New(cfg); err != nil {
 		t.Fatal(err)

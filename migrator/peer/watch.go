@@ -26,10 +26,14 @@ func (n *Network) watch(ctx context.Context) {
 		if beats {
 			beat = now.Add(n.cfg.Interval)
 		}
-		gone, next := n.survey(now, beats)
+		gone, back, next := n.survey(now, beats)
 		for _, id := range gone {
 			n.log.Warn("a peer is gone", "peer", string(id))
 			n.cfg.Gone(id)
+		}
+		for _, id := range back {
+			n.log.Info("a peer is back", "peer", string(id))
+			n.cfg.Back(id)
 		}
 		if next.IsZero() || beat.Before(next) {
 			next = beat
@@ -39,11 +43,14 @@ func (n *Network) watch(ctx context.Context) {
 }
 
 // survey looks at the watched peers: which have gone now, and when the next one
-// would.
-func (n *Network) survey(now time.Time, beats bool) (gone []policies.ReplicaID, next time.Time) {
+// would. Of all peers it tells which are back.
+func (n *Network) survey(now time.Time, beats bool) (gone, back []policies.ReplicaID, next time.Time) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for id, p := range n.peers {
+		if p.back {
+			back, p.back = append(back, id), false
+		}
 		if !p.watched {
 			continue
 		}
@@ -60,11 +67,11 @@ func (n *Network) survey(now time.Time, beats bool) (gone []policies.ReplicaID, 
 		refused := p.refusals >= refusals && len(p.streams) == 0
 		switch {
 		case p.ended:
-			gone = append(gone, id)
+			gone, back = append(gone, id), append(back, id)
 			p.ended, p.gone = false, false // the process that is here lives
 		case !p.gone && (silent || refused):
 			gone = append(gone, id)
-			p.gone = true
+			p.gone, p.mourned = true, true
 		}
 		if end := p.heard.Add(n.cfg.Silence); !p.gone && end.After(now) && (next.IsZero() || end.Before(next)) {
 			next = end
@@ -74,7 +81,7 @@ func (n *Network) survey(now time.Time, beats bool) (gone []policies.ReplicaID, 
 			n.beatLocked(p)
 		}
 	}
-	return gone, next
+	return gone, back, next
 }
 
 // beatLocked queues a Beat.
@@ -109,9 +116,17 @@ func (n *Network) answerLocked(p *peer, in *incoming, b *api.Beat) {
 func (n *Network) answered(p *peer) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	p.hear(time.Now())
-	p.gone = false
+	n.meetAgainLocked(p)
 	p.received++
+}
+
+// meetAgainLocked takes note of a word of a peer.
+func (n *Network) meetAgainLocked(p *peer) {
+	p.hear(time.Now())
+	if p.gone = false; p.mourned {
+		p.mourned, p.back = false, true
+		n.lookAgain()
+	}
 }
 
 // hear takes note of a sign of life.

@@ -196,11 +196,19 @@ func TestFrozenPeerIsGone(t *testing.T) {
 			if len(a.gone) != 0 || !a.peer("b").Gone {
 				t.Errorf("gone again; %+v", a.peer("b"))
 			}
+			// Nor does a watch that begins anew call it back.
+			a.Watch(nil)
+			a.Watch([]policies.ReplicaID{"b"})
+			time.Sleep(time.Second)
+			if len(a.back) != 0 {
+				t.Error("back, they say")
+			}
 			thaw()
 			time.Sleep(3 * time.Second)
-			if a.peer("b").Gone {
-				t.Errorf("it came back: %+v", a.peer("b"))
+			if a.peer("b").Gone || len(a.back) != 1 {
+				t.Errorf("it came back, told %d times: %+v", len(a.back), a.peer("b"))
 			}
+			<-a.back
 		}
 	})
 }
@@ -219,8 +227,8 @@ func TestRefusingPeerIsGoneAtOnce(t *testing.T) {
 		b = w.node(t, "b", "b:1", 2)
 		acquaint(b, a)
 		time.Sleep(2 * time.Second)
-		if p := a.peer("b"); p.Gone || !p.Connected {
-			t.Errorf("back: %+v", p)
+		if p := a.peer("b"); p.Gone || !p.Connected || len(a.back) != 1 {
+			t.Errorf("back, told %d times: %+v", len(a.back), p)
 		}
 		w.kill(b)
 		goneAfter(t, a, time.Second)
@@ -236,8 +244,12 @@ func TestFastRestart(t *testing.T) {
 		if took := goneAfter(t, a, 10*time.Second); took > 4*firstPause {
 			t.Errorf("gone after %v", took)
 		}
+		synctest.Wait()
+		if len(a.back) != 1 {
+			t.Errorf("the next process is there, told %d times", len(a.back))
+		}
 		time.Sleep(5 * time.Second)
-		if len(a.gone) != 0 || a.peer("b").Gone {
+		if len(a.gone) != 0 || len(a.back) != 1 || a.peer("b").Gone {
 			t.Errorf("gone again; %+v", a.peer("b"))
 		}
 		next.stop()

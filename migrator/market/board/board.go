@@ -133,12 +133,21 @@ func (b *Board) Hear(now policies.Micros, from policies.ReplicaID, l Load) {
 	}
 }
 
-// Gone takes note that a peer is gone, until it is heard again.
+// Gone takes note that a peer is gone, until it is heard again or is Back.
 func (b *Board) Gone(id policies.ReplicaID) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if e := b.peers[id]; e != nil {
 		e.gone, e.known = true, false
+	}
+}
+
+// Back takes note that a peer is there again, with a load that is not known.
+func (b *Board) Back(id policies.ReplicaID) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if e := b.peers[id]; e != nil {
+		e.gone = false
 	}
 }
 

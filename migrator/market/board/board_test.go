@@ -118,6 +118,12 @@ func TestOpen(t *testing.T) {
 	if b.Open(0, "c") || b.Fresh(0) != 0 {
 		t.Error("c is gone")
 	}
+	b.Back("c")
+	b.Back("x") // a stranger
+	if !b.Open(0, "c") || b.Fresh(0) != 0 {
+		t.Error("c is there again, and nothing is known of its load")
+	}
+	b.Gone("c")
 	b.Hear(0, "c", board.Load{})
 	if !b.Open(0, "c") || b.Fresh(0) != 1 || b.Address("c") != "c:81" || b.Address("x") != "" {
 		t.Error("c is back")
