@@ -14,6 +14,7 @@ import (
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	headermutationv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/header_mutation/v3"
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"google.golang.org/protobuf/proto"
@@ -51,6 +52,9 @@ func TestRefusals(t *testing.T) {
 		a := loadAssignment("x", 80)
 		edit(a.Endpoints[0].LbEndpoints[0])
 		return a
+	}
+	edge := func(c *tlsv3.DownstreamTlsContext) *corev3.TransportSocket {
+		return &corev3.TransportSocket{Name: "tls", ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: pack(t, c)}}
 	}
 	for _, c := range []struct {
 		kind kind
@@ -114,6 +118,13 @@ func TestRefusals(t *testing.T) {
 		{listeners, lds(func(l *listenerv3.Listener) {
 			l.FilterChains[0].TransportSocket = &corev3.TransportSocket{Name: "tls"}
 		}), "transport_socket"},
+		{listeners, lds(func(l *listenerv3.Listener) { l.FilterChains[0].TransportSocket = edge(&tlsv3.DownstreamTlsContext{}) }), "must name one secret"},
+		{listeners, lds(func(l *listenerv3.Listener) {
+			l.FilterChains[0].TransportSocket = edge(&tlsv3.DownstreamTlsContext{RequireClientCertificate: wrapperspb.Bool(true)})
+		}), "require_client_certificate"},
+		{listeners, lds(func(l *listenerv3.Listener) {
+			l.FilterChains[0].TransportSocket = edge(&tlsv3.DownstreamTlsContext{CommonTlsContext: &tlsv3.CommonTlsContext{TlsCertificates: []*tlsv3.TlsCertificate{{}}}})
+		}), "tls_certificates"},
 	} {
 		_, err := c.kind.spec().decode("x", pack(t, c.m))
 		if err == nil || !strings.Contains(err.Error(), c.want) {

@@ -13,6 +13,7 @@ import (
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	earlyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/http/early_header_mutation/header_mutation/v3"
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
@@ -30,6 +31,9 @@ type Listener struct {
 	Name    string
 	Version string
 	Address string // host:port; empty for an API listener, which no proxy binds
+	// Secret names the certificate, of SDS, by which clients speak TLS to the
+	// listener; empty: they speak plain text. This client does not fetch it.
+	Secret string
 	// BufferLimit bounds what is held of one request's body, in bytes.
 	BufferLimit int64
 
@@ -101,7 +105,10 @@ func decodeListener(name string, a *anypb.Any) (any, error) {
 		return nil, errors.New("listener.filter_chains: must be one chain of one filter, the HTTP connection manager")
 	}
 	chain := l.GetFilterChains()[0]
-	if err := only("listener.filter_chains[0]", chain, "name", "filters", "metadata", "transport_socket_connect_timeout"); err != nil {
+	if err := only("listener.filter_chains[0]", chain, "name", "filters", "metadata", "transport_socket_connect_timeout", "transport_socket"); err != nil {
+		return nil, err
+	}
+	if out.Secret, err = decodeEdge("listener.filter_chains[0].transport_socket.typed_config", chain.GetTransportSocket()); err != nil {
 		return nil, err
 	}
 	const at = "listener.filter_chains[0].filters[0].typed_config"
@@ -110,6 +117,29 @@ func decodeListener(name string, a *anypb.Any) (any, error) {
 		return nil, err
 	}
 	return out, out.decodeManager(at, m)
+}
+
+// decodeEdge reads TLS towards clients, and returns the name of the only secret
+// that it takes; "" without TLS.
+func decodeEdge(at string, s *corev3.TransportSocket) (secret string, err error) {
+	if s == nil || s.GetTypedConfig().GetTypeUrl() == rawBufferType {
+		return "", nil
+	}
+	tls, err := open(at, s.GetTypedConfig(), &tlsv3.DownstreamTlsContext{})
+	if err != nil {
+		return "", err
+	}
+	if err := only(at, tls, "common_tls_context"); err != nil {
+		return "", err
+	}
+	c := tls.GetCommonTlsContext()
+	if err := only(at+".common_tls_context", c, "tls_params", "alpn_protocols", "tls_certificate_sds_secret_configs"); err != nil {
+		return "", err
+	}
+	if sds := c.GetTlsCertificateSdsSecretConfigs(); len(sds) == 1 && sds[0].GetName() != "" {
+		return sds[0].GetName(), nil
+	}
+	return "", errors.New(at + ".common_tls_context.tls_certificate_sds_secret_configs: must name one secret")
 }
 
 func decodeAddress(at string, a *corev3.Address) (string, error) {

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"crypto/tls"
 	"errors"
 	"log/slog"
 	"net"
@@ -26,6 +27,9 @@ type Config struct {
 	// ListenerName is the LDS listener that Listener stands for; "" means the
 	// first by name.
 	ListenerName string
+	// TLS is used by listeners whose clients speak TLS; it holds their
+	// certificate. Nil: such a listener is not served.
+	TLS *tls.Config
 	// DrainTimeout is how long streams may go on after Run's context has
 	// ended, and after their listener was removed; default DefaultDrainTimeout.
 	DrainTimeout time.Duration

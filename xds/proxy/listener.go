@@ -21,6 +21,7 @@ const bindRetry = time.Second
 type server struct {
 	http    *http.Server
 	address string // as LDS gave it
+	secure  bool   // its clients speak TLS
 	ended   chan struct{}
 }
 
@@ -58,7 +59,7 @@ func (p *Proxy) serveListeners(ctx context.Context) error {
 func (p *Proxy) reconcile(running map[string]*server, stop func(string)) (retry <-chan time.Time) {
 	want := p.wanted()
 	for name, s := range running {
-		if l := want[name]; l == nil || p.cfg.Listener == nil && l.Address != s.address {
+		if l := want[name]; l == nil || p.cfg.Listener == nil && (l.Address != s.address || (l.Secret != "") != s.secure) {
 			stop(name)
 		}
 	}
@@ -88,9 +89,16 @@ func (p *Proxy) reconcile(running map[string]*server, stop func(string)) (retry 
 func (p *Proxy) wanted() map[string]*listener {
 	out := make(map[string]*listener)
 	for name, l := range p.state.Load().listeners {
-		if l.Address != "" {
-			out[name] = l
+		if l.Address == "" {
+			continue
 		}
+		if l.Secret != "" && p.cfg.TLS == nil {
+			p.noTLS.Do(func() {
+				p.cfg.Logger.Error("listener not served: its clients speak TLS, and this proxy has no certificate", "listener", name)
+			})
+			continue
+		}
+		out[name] = l
 	}
 	if p.cfg.Listener == nil {
 		return out
@@ -116,7 +124,7 @@ func (p *Proxy) start(name string, l *listener, bound net.Listener) *server {
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
 	protocols.SetUnencryptedHTTP2(true)
-	s := &server{address: l.Address, ended: make(chan struct{}), http: &http.Server{
+	s := &server{address: l.Address, secure: l.Secret != "", ended: make(chan struct{}), http: &http.Server{
 		Handler:           http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { p.serve(name, w, r) }),
 		Protocols:         protocols,
 		ReadHeaderTimeout: l.HeadersTimeout,
@@ -129,9 +137,16 @@ func (p *Proxy) start(name string, l *listener, bound net.Listener) *server {
 			MaxReceiveBufferPerConnection: l.ConnectionWindow,
 		},
 	}}
+	serve := s.http.Serve
+	if s.secure {
+		protocols.SetUnencryptedHTTP2(false)
+		protocols.SetHTTP2(true)
+		s.http.TLSConfig = p.cfg.TLS.Clone()
+		serve = func(l net.Listener) error { return s.http.ServeTLS(l, "", "") }
+	}
 	go func() {
 		defer close(s.ended)
-		if err := s.http.Serve(bound); !errors.Is(err, http.ErrServerClosed) {
+		if err := serve(bound); !errors.Is(err, http.ErrServerClosed) {
 			p.cfg.Logger.Error("listener failed", "listener", name, "error", err)
 		}
 	}()

@@ -26,6 +26,7 @@ type Proxy struct {
 	changed chan struct{} // a new state; capacity 1
 	ready   chan struct{} // closed when the first listener serves
 	once    sync.Once     // closes ready
+	noTLS   sync.Once     // tells of a listener without a certificate
 
 	inflight sync.WaitGroup // handlers
 

@@ -1,0 +1,77 @@
+package proxy
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/xds/client"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// TestEdge: a listener whose clients speak TLS is served under the proxy's
+// certificate, and not at all without one.
+func TestEdge(t *testing.T) {
+	// The certificate of the standard library's test server.
+	known := httptest.NewTLSServer(http.NotFoundHandler())
+	known.Close()
+	roots := x509.NewCertPool()
+	roots.AddCert(known.Certificate())
+	for name, config := range map[string]*tls.Config{"certificate": {Certificates: known.TLS.Certificates}, "none": nil} {
+		t.Run(name, func(t *testing.T) {
+			c, f := newControl(t), newFront(t, "r0")
+			v := twoStages([]*front{f, newFront(t, "r1")})
+			v.Settings.Listen = "127.0.0.1:0"
+			v.Settings.EdgeTLS, v.Edge = true, &resources.Certificate{Chain: []byte("not"), Key: []byte("fetched")}
+			c.set(v, nil)
+			updates := make(applied, 100)
+			p, err := New(Config{Client: client.Config{Conn: c.conn, NodeID: "proxy", Watcher: updates}, TLS: config, DrainTimeout: time.Second})
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			ran := make(chan error, 1)
+			go func() { ran <- p.Run(ctx) }()
+			defer func() {
+				cancel()
+				if err := <-ran; err != nil {
+					t.Error(err)
+				}
+				c.stop()
+				c.conn.Close()
+			}()
+			if config == nil {
+				for s := range updates {
+					if l := s.Listeners["cascade"]; l != nil && s.Routes["cascade"] != nil {
+						if l.Secret != resources.EdgeSecret || p.Addr("") != nil {
+							t.Errorf("secret %q, bound at %v", l.Secret, p.Addr(""))
+						}
+						return
+					}
+				}
+			}
+			select {
+			case <-p.Ready():
+			case <-time.After(10 * time.Second):
+				t.Fatal("not ready")
+			}
+			for _, h2 := range []bool{false, true} {
+				transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, ServerName: "example.com"}, ForceAttemptHTTP2: h2}
+				resp, err := (&http.Client{Transport: transport}).Post("https://"+p.Addr("").String()+"/v1", "text/plain", strings.NewReader("x"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				resp.Body.Close()
+				transport.CloseIdleConnections()
+				if resp.StatusCode != 200 || resp.Header.Get("X-By") != "r0" || (resp.ProtoMajor == 2) != h2 {
+					t.Errorf("%s %s, served by %q", resp.Proto, resp.Status, resp.Header.Get("X-By"))
+				}
+			}
+		})
+	}
+}
