@@ -36,7 +36,7 @@ func (w Want) String() string {
 	if w.Name == "" {
 		return scheme + w.TrustDomain + "/" + string(w.Role) + "/*"
 	}
-	return ID{w.TrustDomain, w.Role, w.Name}.String()
+	return ID(w).String()
 }
 
 // Check says why an identity is not the one that is wanted; nil when it is.

@@ -161,7 +161,7 @@ func FuzzParse(f *testing.F) {
 		if u, err := url.Parse(s); err != nil || u.Scheme != "spiffe" || u.Host != id.TrustDomain || u.Path != "/"+string(id.Role)+"/"+id.Name {
 			t.Errorf("%q is another URI to net/url: %v, %v", s, u, err)
 		}
-		if err := (Want{id.TrustDomain, id.Role, id.Name}).Check(id); err != nil {
+		if err := Want(id).Check(id); err != nil {
 			t.Error(err)
 		}
 	})

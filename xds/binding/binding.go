@@ -11,18 +11,20 @@
 //  1. Without the identity that a service is for, nothing of a call reaches it.
 //  2. No message of a stream reaches its service unless the name in it is that of
 //     the certificate; one that names nobody does so only after one that does.
-//  3. A refusal ends that stream with PermissionDenied and nothing else, and is
-//     logged once a minute for each identity.
+//  3. A refusal ends that stream with PermissionDenied and nothing else. It is
+//     logged once a minute for each identity and, where a handshake already
+//     fails, for each machine.
 package binding
 
 import (
 	"context"
+	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"strings"
-	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	"google.golang.org/grpc"
@@ -38,15 +40,19 @@ import (
 
 // Config is the configuration of a Binder.
 type Config struct {
-	TrustDomain string       // whose identities count; required
-	Logger      *slog.Logger // nil discards
+	TrustDomain string // whose identities count; required
+	// TLS is the server's. It must demand certificates and verify their chains.
+	// Required.
+	TLS    *tls.Config
+	Logger *slog.Logger // nil discards
 }
 
 // Binder binds the clients of one gRPC server to their certificates. It is safe
 // for concurrent use.
 type Binder struct {
 	trustDomain string
-	notes       notes
+	tls         *tls.Config
+	notes       *notes
 }
 
 // New checks the configuration.
@@ -54,18 +60,21 @@ func New(c Config) (*Binder, error) {
 	if err := identity.CheckTrustDomain(c.TrustDomain); err != nil {
 		return nil, fmt.Errorf("binding: %w", err)
 	}
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
+	if c.TLS == nil {
+		return nil, errors.New("binding: identities are in certificates: TLS must be given")
 	}
-	return &Binder{trustDomain: c.TrustDomain, notes: notes{log: c.Logger, told: make(map[string]time.Time)}}, nil
+	return &Binder{trustDomain: c.TrustDomain, tls: c.TLS, notes: newNotes(c.Logger)}, nil
 }
 
-// Options are for the gRPC server, whose TLS must demand certificates.
+// Options are for the gRPC server: its credentials and interceptors.
 func (b *Binder) Options() []grpc.ServerOption {
-	return []grpc.ServerOption{grpc.ChainStreamInterceptor(b.stream), grpc.ChainUnaryInterceptor(b.unary)}
+	return []grpc.ServerOption{
+		grpc.Creds(handshakes{credentials.NewTLS(b.tls), b.notes}),
+		grpc.ChainStreamInterceptor(b.stream), grpc.ChainUnaryInterceptor(b.unary),
+	}
 }
 
-// Refused counts the calls that were refused.
+// Refused counts the handshakes and calls that were refused.
 func (b *Binder) Refused() uint64 { return b.notes.total() }
 
 // The services whose clients have a name to bind.
@@ -131,7 +140,11 @@ func leaf(ctx context.Context) *x509.Certificate {
 
 // refuse notes a refusal and returns what the client is told.
 func (b *Binder) refuse(ctx context.Context, id identity.ID, method string, why error) error {
-	b.notes.refused(ctx, id, method, why)
+	var from net.Addr
+	if p, ok := peer.FromContext(ctx); ok {
+		from = p.Addr
+	}
+	b.notes.refused(from, id, method, why)
 	return status.Error(codes.PermissionDenied, why.Error())
 }
 

@@ -104,11 +104,11 @@ func newWorld(t *testing.T) *world {
 	t.Helper()
 	w := &world{t: t, a: issuer.New(t), service: &echo{}, listener: bufconn.Listen(1 << 20)}
 	var err error
-	if w.binder, err = New(Config{TrustDomain: issuer.TrustDomain, Logger: slog.New(slog.NewTextHandler(&w.log, nil))}); err != nil {
+	tls := w.a.Server(w.a.For(t, identity.Control, "main"))
+	if w.binder, err = New(Config{TrustDomain: issuer.TrustDomain, TLS: tls, Logger: slog.New(slog.NewTextHandler(&w.log, nil))}); err != nil {
 		t.Fatal(err)
 	}
-	creds := grpc.Creds(credentials.NewTLS(w.a.Server(w.a.For(t, identity.Control, "main"))))
-	server := grpc.NewServer(append(w.binder.Options(), creds)...)
+	server := grpc.NewServer(w.binder.Options()...)
 	discoveryv3.RegisterAggregatedDiscoveryServiceServer(server, w.service)
 	routev3.RegisterRouteDiscoveryServiceServer(server, w.service)
 	secretv3.RegisterSecretDiscoveryServiceServer(server, w.service)
@@ -305,9 +305,57 @@ func TestLoggedOnce(t *testing.T) {
 	}
 }
 
+// TestHandshakesAreLoggedOnce: a client with a certificate of another authority
+// is dropped, as are one without and one that speaks plain text; all are one
+// machine, and so one line. One that only knocks, or does not like the server, is
+// none.
+func TestHandshakesAreLoggedOnce(t *testing.T) {
+	w := newWorld(t)
+	good := w.dial(w.a.For(t, identity.Proxy, "edge"))
+	for range 3 {
+		conn, err := w.listener.Dial()
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn.Close()
+	}
+	wary := w.a.Client(w.a.For(t, identity.Proxy, "edge"), identity.Want{TrustDomain: "other.test"})
+	for name, c := range map[string]*tls.Config{
+		"wary": wary, "a stranger": w.a.Client(issuer.New(t).For(t, identity.Proxy, "edge"), identity.Want{TrustDomain: issuer.TrustDomain}),
+		"nobody": w.a.Client(tls.Certificate{}, identity.Want{TrustDomain: issuer.TrustDomain}),
+	} {
+		conn, err := w.listener.Dial()
+		if err != nil {
+			t.Fatal(err)
+		}
+		secure := tls.Client(conn, c)
+		if _, err = io.Copy(io.Discard, secure); err == nil {
+			t.Errorf("%s is let in", name)
+		}
+		conn.Close()
+	}
+	conn, err := w.listener.Dial()
+	if err != nil {
+		t.Fatal(err)
+	}
+	io.WriteString(conn, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+	io.Copy(io.Discard, conn)
+	conn.Close()
+	if err := talk(good, ads, ask(node("edge", ""), resources.RouteType)); err != nil {
+		t.Errorf("the one that does nothing: %v", err)
+	}
+	w.stop()
+	if got := w.binder.Refused(); got != 3 {
+		t.Errorf("%d refused, want 3", got)
+	}
+	if lines := strings.Count(w.log.String(), "\n"); lines != 1 {
+		t.Errorf("%d lines:\n%s", lines, w.log.String())
+	}
+}
+
 // TestNotesAreBounded: invented names do not fill memory or log.
 func TestNotesAreBounded(t *testing.T) {
-	n := notes{told: make(map[string]time.Time)}
+	n := newNotes(nil)
 	now, told := time.Unix(1000, 0), 0
 	for i := range 10 * maxTold {
 		if n.news(string(rune('a'+i%26))+strings.Repeat("x", i%4000), now) {
@@ -323,7 +371,10 @@ func TestNotesAreBounded(t *testing.T) {
 }
 
 func TestConfig(t *testing.T) {
-	if _, err := New(Config{TrustDomain: "Fleet"}); err == nil {
+	if _, err := New(Config{TrustDomain: "Fleet", TLS: &tls.Config{}}); err == nil {
 		t.Error("a bad trust domain is taken")
+	}
+	if _, err := New(Config{TrustDomain: "fleet.test"}); err == nil {
+		t.Error("a server without TLS is taken")
 	}
 }

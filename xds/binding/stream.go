@@ -1,7 +1,6 @@
 package binding
 
 import (
-	"context"
 	"log/slog"
 	"net"
 	"sync"
@@ -9,7 +8,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/peer"
 
 	"github.com/cascadeinfer/cascade/policies/identity"
 )
@@ -63,6 +61,13 @@ type notes struct {
 	count uint64
 }
 
+func newNotes(log *slog.Logger) *notes {
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	return &notes{log: log, told: make(map[string]time.Time)}
+}
+
 func (n *notes) total() uint64 {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -70,10 +75,10 @@ func (n *notes) total() uint64 {
 }
 
 // refused notes a refusal of an identity or, without one, of a machine.
-func (n *notes) refused(ctx context.Context, id identity.ID, method string, why error) {
+func (n *notes) refused(from net.Addr, id identity.ID, method string, why error) {
 	address := ""
-	if p, ok := peer.FromContext(ctx); ok && p.Addr != nil {
-		address = p.Addr.String()
+	if from != nil {
+		address = from.String()
 	}
 	who := id.String()
 	if id == (identity.ID{}) {

@@ -76,7 +76,7 @@ func (c *Control) init() error {
 	c.registry = prometheus.NewRegistry()
 	c.registry.MustRegister(collector{c})
 	if c.cfg.TrustDomain != "" {
-		if c.binder, err = binding.New(binding.Config{TrustDomain: c.cfg.TrustDomain, Logger: c.log}); err != nil {
+		if c.binder, err = binding.New(binding.Config{TrustDomain: c.cfg.TrustDomain, TLS: c.cfg.TLS, Logger: c.log}); err != nil {
 			return err
 		}
 	}
