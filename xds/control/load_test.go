@@ -303,3 +303,44 @@ func TestEnvoyManyStreams(t *testing.T) {
 	close(a.release)
 	close(b.release)
 }
+
+// TestEnvoyRetireWaits: a replica that leaves stays with a real Envoy, without
+// new requests, until the last one there has ended.
+func TestEnvoyRetireWaits(t *testing.T) {
+	envoytest.Binary(t)
+	a, b := newHolder(t, "r0"), newHolder(t, "r1")
+	r := rules()
+	r.Speed, r.Grace = 1, time.Hour
+	c := start(t, Config{Rules: r, Replicas: []policies.Replica{a.Replica, b.Replica}})
+	envoy, url := startEnvoy(t, c, "e1")
+	held := newClients(t, url, 10)
+	held.hold(10)
+	cluster := resources.ClusterName("m", 0)
+	until(t, "the streams are reported", func() bool {
+		n, ok := c.loads.Active(cluster, []string{a.Address, b.Address})
+		return ok && n == 10
+	})
+	has := func(address string) bool { return strings.Contains(envoy.Clusters(), cluster+"::"+address+"::") }
+	draining := func() bool {
+		return strings.Contains(envoy.Clusters(), cluster+"::"+b.Address+"::health_flags::/failed_eds_health") ||
+			strings.Contains(envoy.Clusters(), cluster+"::"+b.Address+"::health_flags::/eds_status_draining")
+	}
+	if err := c.SetReplicas([]policies.Replica{a.Replica}); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the replica drains, and stays", draining)
+	reported, _ := c.loads.service.Reports()
+	for n := reported; n < reported+3; n, _ = c.loads.service.Reports() {
+		if !has(b.Address) {
+			t.Fatalf("gone, with %d streams on it", len(b.began))
+		}
+		if s := held.get("/"); s != 200 {
+			t.Fatalf("status %d", s)
+		}
+	}
+	close(b.release)
+	began := time.Now()
+	until(t, "it is gone when nothing runs there", func() bool { return !has(b.Address) })
+	t.Logf("gone %v after its last request ended", time.Since(began).Round(time.Millisecond))
+	close(a.release)
+}
