@@ -185,8 +185,13 @@ func TestEnvoysAreTheirCertificates(t *testing.T) {
 	bare(t, "who asks a migrator", lost)
 
 	s.answers(t)
-	if got := c.refused(); got != 1 {
-		t.Errorf("the thief is logged %d times in a minute", got)
+	for _, who := range []string{"client=spiffe://fleet.test/proxy/edge-2 ", "client=127.0.0.1 "} {
+		if text, _ := c.out.read(); strings.Count(text, who) != 1 {
+			t.Errorf("%s is logged %d times in a minute", who, strings.Count(text, who))
+		}
+	}
+	if got := c.refused(); got != 2 {
+		t.Errorf("%d lines of refusals, want one of the thief and one of the stranger", got)
 	}
 	if now := edge.Stats("cascade-xds.upstream_cx_total"); fmt.Sprint(now) != fmt.Sprint(connected) {
 		t.Errorf("the Envoy with its own name connected again: %v, before %v", now, connected)
