@@ -31,6 +31,10 @@ const (
 	maxInbox      = 1 << 14 // messages that wait; more are lost
 	leastSlack    = 256     // tokens that a request may grow by while it moves, at least
 	slackShare    = 8       // and this share of its length
+
+	defaultEnvelope = 8 << 20
+	envelopeRoom    = 4 << 10 // bytes of a message beside its table
+	numberBytes     = 5       // of an id, a block or a sum, at most
 )
 
 // Streams hands over what belongs to the own front's clients.
@@ -80,6 +84,9 @@ type Config struct {
 	Address func(policies.ReplicaID) string
 	// Node tells on which machine a replica runs; nil means all on one.
 	Node func(policies.ReplicaID) string
+	// Envelope is how many bytes Network carries at once: what a request's blocks
+	// take more to name is told in parts. 0 means 8 MiB, as migrator/peer has it.
+	Envelope int
 	// Link is the rate in bytes per second that incoming KV is paced to, true
 	// bytes of all moves together; 0 means as fast as it comes.
 	Link int64
@@ -103,8 +110,13 @@ func (c Config) validate() (Config, error) {
 		return c, errors.New("mover: Self must name the own replica")
 	case c.Front == nil || c.Network == nil || c.Tell == nil || c.Address == nil:
 		return c, fmt.Errorf("mover of %s: Front, Network, Address and Tell are required", c.Self)
+	case c.Envelope < 0 || c.Envelope > 0 && c.Envelope < 2*envelopeRoom:
+		return c, fmt.Errorf("mover of %s: Envelope %d is too small: want %d bytes at least", c.Self, c.Envelope, 2*envelopeRoom)
 	case c.Link < 0:
 		return c, fmt.Errorf("mover of %s: Link %d must not be negative", c.Self, c.Link)
+	}
+	if c.Envelope == 0 {
+		c.Envelope = defaultEnvelope
 	}
 	if c.Node == nil {
 		c.Node = func(policies.ReplicaID) string { return "one" }

@@ -328,6 +328,22 @@ func TestTransportsAreHeldBack(t *testing.T) {
 	})
 }
 
+// TestLongTable moves a request whose blocks no message can name at once.
+func TestLongTable(t *testing.T) {
+	envelope = 8 << 10
+	defer func() { envelope = 0 }()
+	within(t, 2, 0, func(t *testing.T, w *world) {
+		a, b := w.nodes[0], w.nodes[1]
+		a.front.accept("a/1", prompt(1, 1000), 1200, a)
+		time.Sleep(100 * time.Millisecond)
+		w.move("a/1", a, b, policies.Growth)
+		// 4 KiB hold 117 blocks of 4 tokens with 2 sums: 1,000 tokens take three.
+		if s, d := a.ended(t), b.ended(t); s.State != "moved" || s.Way != "live" || s.Rounds < 4 || d.Rounds < 4 {
+			t.Errorf("%+v\n%+v", s, d)
+		}
+	})
+}
+
 // TestStubbornEngine does nothing of what it must: its session ends, and undoes
 // what was frozen and reserved.
 func TestStubbornEngine(t *testing.T) {
@@ -412,6 +428,7 @@ func TestConfig(t *testing.T) {
 		"address":  func(c *mover.Config) { c.Address = nil },
 		"tell":     func(c *mover.Config) { c.Tell = nil },
 		"link":     func(c *mover.Config) { c.Link = -1 },
+		"envelope": func(c *mover.Config) { c.Envelope = 1000 },
 		"transfer": func(c *mover.Config) { c.Transfer.Retry = -1 },
 	} {
 		c := good()

@@ -36,6 +36,9 @@ type node struct {
 func (n *node) Send(to policies.ReplicaID, e *api.Envelope) {
 	t := proto.Clone(e.GetTransfer()).(*api.Transfer)
 	w, peer := n.w, n.w.node(to)
+	if envelope > 0 && proto.Size(e) > envelope {
+		w.fail("a message of %d bytes: %v", proto.Size(e), transfer.Kind(t.GetKind()))
+	}
 	times, wait := 1, latency
 	switch w.happens(transfer.Kind(t.GetKind()).String()) {
 	case drop:

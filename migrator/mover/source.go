@@ -115,25 +115,38 @@ func (m *Mover) offers(msg transfer.Message) []transport.Offer {
 	return x.offers
 }
 
-// list tells where a running request's full blocks are, and sums them up while
-// it runs.
+// list tells where a running request's full blocks are, as many as one message
+// holds, and sums them up while it runs.
 func (m *Mover) list(a transfer.Action) {
-	m.table(a, func(ctx context.Context, leg string, from int) (blocks.Table, error) {
+	m.table(a, func(ctx context.Context, leg string, from int) (blocks.Table, bool, error) {
 		t, err := m.cfg.Engine.Table(ctx, leg, from)
 		if err != nil {
-			return t, err
+			return t, false, err
+		}
+		memory, ok := m.cfg.Engine.Memory()
+		if !ok {
+			return t, false, blocks.ErrAway
 		}
 		full := max(from, t.Computed/t.BlockTokens*t.BlockTokens)
-		t.Computed, t.IDs, t.Blocks = full, t.IDs[:full-from], t.Blocks[:(full-from)/t.BlockTokens]
-		return t, nil
+		// Of a block there are its ids, its number, and a sum for each region.
+		most := max(1, (m.cfg.Envelope-envelopeRoom)/(numberBytes*(t.BlockTokens+1+len(memory.Regions))))
+		n := min((full-from)/t.BlockTokens, most)
+		t.Computed = from + n*t.BlockTokens
+		t.IDs, t.Blocks = t.IDs[:n*t.BlockTokens], t.Blocks[:n]
+		return t, t.Computed < full, nil
 	})
 }
 
 // freeze stops a request and tells the rest.
-func (m *Mover) freeze(a transfer.Action) { m.table(a, m.cfg.Engine.Freeze) }
+func (m *Mover) freeze(a transfer.Action) {
+	m.table(a, func(ctx context.Context, leg string, from int) (blocks.Table, bool, error) {
+		t, err := m.cfg.Engine.Freeze(ctx, leg, from)
+		return t, false, err
+	})
+}
 
-// table answers List and Freeze.
-func (m *Mover) table(a transfer.Action, ask func(ctx context.Context, leg string, from int) (blocks.Table, error)) {
+// table answers List and Freeze. ask also tells whether there is more to list.
+func (m *Mover) table(a transfer.Action, ask func(ctx context.Context, leg string, from int) (blocks.Table, bool, error)) {
 	k, x := key{source, a.Move}, m.exports[a.Move]
 	answer, until := transfer.Tabled, time.Now().Add(engineTimeout)
 	if a.Kind == transfer.Freeze {
@@ -146,9 +159,9 @@ func (m *Mover) table(a transfer.Action, ask func(ctx context.Context, leg strin
 		ctx, cancel := context.WithDeadline(ctx, until)
 		defer cancel()
 		from := int(a.Span.From)
-		t, err := ask(ctx, x.leg, from)
+		t, part, err := ask(ctx, x.leg, from)
 		at := time.Now()
-		ev := transfer.Event{Kind: answer, Move: a.Move, Table: &transfer.Table{IDs: t.IDs, Blocks: t.Blocks},
+		ev := transfer.Event{Kind: answer, Move: a.Move, Part: part, Table: &transfer.Table{IDs: t.IDs, Blocks: t.Blocks},
 			Span: transfer.Span{From: a.Span.From, Computed: uint64(t.Computed), Length: uint64(t.Length), Generation: t.Generation, Prompt: uint64(t.Prompt), Cached: uint64(t.Cached)}}
 		if err == nil {
 			ev.Table.Sums, err = m.sums(t.Blocks)

@@ -68,6 +68,8 @@ const (
 var (
 	better *unreliable // a transport that is preferred
 	tracer trace.Tracer
+
+	envelope int
 )
 
 func newWorld(replicas int, link int64) *world {
@@ -89,7 +91,7 @@ func newWorld(replicas int, link int64) *world {
 			transports = slices.Insert(transports, 0, transport.Transport(&u))
 		}
 		n.mover, err = mover.New(mover.Config{Self: n.id, Engine: &gated{n}, Front: n.front, Network: n, Transports: transports,
-			Address: func(r policies.ReplicaID) string { return string(r) }, Link: link, Tell: n.tell, Transfer: transfer.Config{Tail: 1 + i%2}, Tracer: tracer})
+			Address: func(r policies.ReplicaID) string { return string(r) }, Link: link, Tell: n.tell, Envelope: envelope, Transfer: transfer.Config{Tail: 1 + i%2}, Tracer: tracer})
 		if err != nil {
 			panic(err)
 		}

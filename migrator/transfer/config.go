@@ -28,7 +28,8 @@ type Config struct {
 	// Memory is how long the answers to moves that are over are kept, for those
 	// who ask again. It exceeds Lease and Longest. 0 means 2 min.
 	Memory policies.Micros
-	// Rounds is how many rounds of blocks are pulled at most before the freeze.
+	// Rounds is how many rounds of blocks are pulled at most before the freeze. Of
+	// one that comes in several messages the last one counts.
 	// 0 means 3.
 	Rounds int
 	// Tail is how many full blocks are few enough to be left for the manifest.

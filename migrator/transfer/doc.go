@@ -38,6 +38,9 @@
 // a transport that reaches, and the request has a full block; no request moves
 // either way that policies.Movable holds.
 //
+// A Round that one message cannot hold is several, one after the other, each
+// pulled like any; they count as one.
+//
 // Done tells for how long the front's client had no token.
 //
 // Swap begins the hand-over at the front, once. Whose does not: a front that has

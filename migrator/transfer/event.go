@@ -52,6 +52,7 @@ type Event struct {
 	Round      uint32 // Filled, Corrupt
 	Span       Span
 	Table      *Table
+	Part       bool // Tabled: there are more full blocks than one message holds
 	Why        Why
 	// Answer is, with Settled and Held:
 	//

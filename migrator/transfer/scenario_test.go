@@ -27,7 +27,7 @@ var update = flag.Bool("update", false, "rewrite the expectations of the scenari
 //	export a/1 b q front=f epoch=3 length=100 engine=7 via=shm,tcp fixed=seed
 //	import b/1 b engine=7 via=shm
 //	from b open a/1 engine=7 via=shm     a message, with its fields
-//	tabled a/1 from=0 computed=64 generation=1 | frozen …
+//	tabled a/1 from=0 computed=64 generation=1 part=1 | frozen …
 //	prepared b/1 | filled b/1 round=1 | corrupt b/1 round=1 | broken b/1 why=no room
 //	adopting b/1 f
 //	settled b/1 done epoch=4 stall=9 | held b/1 back epoch=3
@@ -239,7 +239,7 @@ func parseEvent(words []string) (ev transfer.Event, err error) {
 		}
 		ev.Epoch, ev.Stall = epoch, stall
 	default:
-		ev.Span, ev.Round, ev.Why = span, round, why
+		ev.Span, ev.Round, ev.Why, ev.Part = span, round, why, fields["part"] != ""
 	}
 	if err == nil {
 		ev.Move, err = parseDeal(plain[at])

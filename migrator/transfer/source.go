@@ -29,6 +29,7 @@ type export struct {
 	stand      stand
 	way        Way
 	round      uint32 // the last one sent
+	parts      uint32 // of them, those that only brought a part of what there was
 	from       uint64 // positions before it are the target's already
 	computed   uint64 // where the last round ends
 	generation uint64 // of the source's blocks, once listed
@@ -156,7 +157,7 @@ func (m *Machine) again(x *export) {
 
 // list asks for the next round's table, or freezes when there have been enough.
 func (m *Machine) list(x *export) {
-	if int(x.round) >= m.c.Rounds {
+	if int(x.round-x.parts) >= m.c.Rounds {
 		m.freeze(x)
 		return
 	}
@@ -186,11 +187,14 @@ func (m *Machine) listed(ev Event) {
 		m.say(x, Message{Kind: Manifest, Round: x.round, Span: ev.Span, Table: ev.Table})
 		return
 	}
-	if blocks := (ev.Span.Computed - x.from) / uint64(x.engine.BlockTokens); ev.Span.Computed <= x.from || blocks <= uint64(m.c.Tail) {
+	if blocks := (ev.Span.Computed - x.from) / uint64(x.engine.BlockTokens); ev.Span.Computed <= x.from || blocks <= uint64(m.c.Tail) && !ev.Part {
 		m.freeze(x)
 		return
 	}
 	x.round++
+	if ev.Part {
+		x.parts++
+	}
 	x.stand, x.computed = rounds, ev.Span.Computed
 	m.say(x, Message{Kind: Round, Round: x.round, Span: ev.Span, Table: ev.Table})
 }
