@@ -45,10 +45,13 @@
 //	report_streams_refused_total                            report streams refused
 //	proxy_reports_total                                     load reports of proxies
 //	proxy_report_streams_refused_total                      their streams refused
+//	group_requests                    group                 ended within a minute
+//	group_failed_requests             group                 of those, failed
 //	shown_epoch                                             epoch that proxies are shown
 //	observers                                               clients that follow and route nothing
 //	node_epoch                        node                  newest epoch acknowledged
 //	node_connected, node_fenced       node                  1: yes
 //	node_nacks_total                  node                  responses refused
 //	xds_refused_total                                       xDS streams refused or ended by a guard
+//	clients_refused_total                                   clients not who they must be; with a trust domain
 package control

@@ -42,6 +42,8 @@ var (
 	replicaProxied   = desc("replica_proxy_requests", "Requests that proxies have in progress at the replica.", "model", "replica")
 	replicaDoubted   = desc("replica_distrusted", "1 while the replica's reports are not believed.", "model", "replica")
 	proxyReports     = desc("proxy_reports_total", "Load reports of proxies taken in.")
+	groupRequests    = desc("group_requests", "Requests that the group's proxies saw end within the last minute.", "group")
+	groupFailed      = desc("group_failed_requests", "Those of them that were answered 5xx, or cut.", "group")
 	proxyRefused     = desc("proxy_report_streams_refused_total", "Report streams of proxies ended because a report was refused.")
 	reportsTotal     = desc("reports_total", "Load reports taken in.")
 	reportsRefused   = desc("report_streams_refused_total", "Report streams ended because a report was refused.")
@@ -57,6 +59,7 @@ var (
 	nodeFenced = desc("node_fenced", "1 while the node is late and not waited for.", "node")
 	observers  = desc("observers", "Clients connected that follow the plans and route nothing.")
 	xdsRefused = desc("xds_refused_total", "xDS streams refused or ended for what their clients did.")
+	strangers  = desc("clients_refused_total", "Handshakes and calls of clients that are not who they must be; with a trust domain.")
 	nodeNACKs  = desc("node_nacks_total", "Responses that the node has refused.", "node")
 )
 
@@ -70,9 +73,9 @@ func (c collector) Describe(ch chan<- *prometheus.Desc) {
 		planEpoch, planStages, stageLow, seenTotal, requestRate, bytesPerToken, estimateError,
 		replicaHealthy, replicaWeight, replicaRunning, replicaWaiting, replicaHeld, replicaPromised,
 		replicaIteration, replicaReported, replicaDrain, replicaResidents, replicaPinned, replicaStreams,
-		replicaProxied, replicaDoubted, proxyReports, proxyRefused,
+		replicaProxied, replicaDoubted, proxyReports, proxyRefused, groupRequests, groupFailed,
 		reportsTotal, reportsRefused, movesRunning, movesEnded, movesBytes, movesStall,
-		shownEpoch, nodeEpoch, nodeUp, nodeFenced, nodeNACKs, observers, xdsRefused,
+		shownEpoch, nodeEpoch, nodeUp, nodeFenced, nodeNACKs, observers, xdsRefused, strangers,
 	} {
 		ch <- d
 	}
@@ -83,11 +86,18 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	out := sink(ch)
 	taken, refused := c.fleet.Reports()
 	out.counter(xdsRefused, float64(c.xds.Refused()))
+	if c.binder != nil {
+		out.counter(strangers, float64(c.binder.Refused()))
+	}
 	out.counter(reportsTotal, float64(taken))
 	out.counter(reportsRefused, float64(refused))
 	proxied, denied := c.loads.service.Reports()
 	out.counter(proxyReports, float64(proxied))
 	out.counter(proxyRefused, float64(denied))
+	for group, o := range c.loads.book.Outcomes(time.Now()) {
+		out.gauge(groupRequests, float64(o.Ended), group)
+		out.gauge(groupFailed, float64(o.Failed), group)
+	}
 	out.moves(c.fleet.MoveTotals(time.Now()))
 	if s := c.fleet.Snapshot(); s != nil {
 		for _, m := range s.Models {
