@@ -9,11 +9,12 @@
 // nothing about when a set is shown: package publish does.
 //
 // Invariants: a watch is answered at most once, with what differs between the
-// set and what the stream was sent before; the cache starts no goroutine and
+// set and what the stream was sent before; no set overtakes another; the cache
 // never blocks on a client.
 package cache
 
 import (
+	"context"
 	"maps"
 	"slices"
 	"sync"
@@ -39,8 +40,10 @@ type Cache struct {
 	shards  [shards]shard
 	changed chan struct{} // capacity 1; see Changed
 
-	setting sync.Mutex // one change of the sets at a time
-	groups  shownTo    // guarded by setting; every shard has its own
+	setting sync.Mutex    // one change of the sets at a time
+	groups  shownTo       // guarded by setting; every shard has its own
+	running bool          // guarded by setting
+	untold  chan struct{} // capacity 1: Run has streams to tell
 }
 
 var _ gcp.Cache = (*Cache)(nil)
@@ -76,9 +79,9 @@ type entry struct {
 	delta *discoveryv3.Resource
 }
 
-// order is the order in which the types of one set are sent: what is named
+// byUse is the order in which the types of one set are sent: what is named
 // before what names it.
-var order = []string{
+var byUse = []string{
 	resources.SecretType, resources.ClusterType, resources.EndpointType, resources.ListenerType, resources.RouteType, resources.ExtensionType,
 }
 
@@ -88,7 +91,7 @@ func New(cfg Config) *Cache {
 	if group == nil {
 		group = func(*corev3.Node) string { return "" }
 	}
-	c := &Cache{group: group, groups: make(shownTo), changed: make(chan struct{}, 1)}
+	c := &Cache{group: group, groups: make(shownTo), changed: make(chan struct{}, 1), untold: make(chan struct{}, 1)}
 	for i := range c.shards {
 		c.shards[i].init()
 	}
@@ -109,7 +112,7 @@ func (c *Cache) Changed() <-chan struct{} { return c.changed }
 
 // Set shows a set to the nodes of a group, and with the group "" to all nodes
 // whose group has no set of its own. Streams are told what changed; an equal
-// set tells them nothing. When it returns, all have been told.
+// set tells them nothing. While Run runs, they are told by it.
 func (c *Cache) Set(group string, set resources.Set) {
 	c.setting.Lock()
 	defer c.setting.Unlock()
@@ -132,20 +135,65 @@ func (c *Cache) Drop(group string) {
 	c.tell(group, old, common)
 }
 
+// Run tells the streams what Set and Drop change, so that those return at once
+// however many there are. Where it does not run, they tell the streams
+// themselves.
+func (c *Cache) Run(ctx context.Context) error {
+	c.setting.Lock()
+	c.running = true
+	c.setting.Unlock()
+	for {
+		select {
+		case <-c.untold:
+			c.catchUp()
+			c.signal() // of those on the way, some are not concerned
+		case <-ctx.Done():
+			c.setting.Lock()
+			defer c.setting.Unlock()
+			c.running = false
+			c.catchUp()
+			c.signal()
+			return nil
+		}
+	}
+}
+
 // tell has every shard tell its nodes what differs between old, which is what
 // they were shown before, or nil, and now. The shards are locked one after
 // another, so that clients of the others are served meanwhile.
 func (c *Cache) tell(group string, old, now *shown) {
-	var all []news
+	o := &bulletin{group: group}
 	for _, typ := range typesOf(now, old) {
 		ct := now.content(typ)
+		// Who asked before there was a set waits for an answer of any kind.
 		if changed := ct.changed(old.content(typ)); len(changed) > 0 || old == nil {
-			// Who asked before there was a set waits for an answer of any kind.
-			all = append(all, news{typ: typ, content: ct, changed: changed})
+			o.news = append(o.news, news{typ: typ, content: ct, changed: changed})
 		}
 	}
 	for i := range c.shards {
-		c.shards[i].tell(group, c.groups[group], all)
+		c.shards[i].show(group, c.groups[group], o)
+	}
+	if !c.running {
+		c.catchUp()
+		return
+	}
+	select {
+	case c.untold <- struct{}{}:
+	default:
+	}
+}
+
+// catchUp tells the streams what they have not been told.
+func (c *Cache) catchUp() {
+	for i := range c.shards {
+		c.shards[i].catchUp()
+	}
+}
+
+func (c *Cache) signal() {
+	select {
+	case c.changed <- struct{}{}:
+	default:
 	}
 }
 
@@ -260,8 +308,8 @@ func typesOf(now, old *shown) []string {
 			}
 		}
 	}
-	types := make([]string, 0, len(all)+len(order))
-	for _, typ := range order {
+	types := make([]string, 0, len(all)+len(byUse))
+	for _, typ := range byUse {
 		if all[typ] || old == nil {
 			types = append(types, typ)
 			delete(all, typ)

@@ -52,10 +52,22 @@ func (p *pipe) Send(r *discoveryv3.DeltaDiscoveryResponse) error {
 // while sets change; at the end every one that stayed has the last set. It is
 // for the race detector.
 func TestConcurrency(t *testing.T) {
+	t.Run("alone", func(t *testing.T) { concurrency(t, func(context.Context, *cache.Cache) {}) })
+	t.Run("run", func(t *testing.T) {
+		concurrency(t, func(ctx context.Context, c *cache.Cache) {
+			done := make(chan error, 1)
+			go func() { done <- c.Run(ctx) }()
+			t.Cleanup(func() { <-done })
+		})
+	})
+}
+
+func concurrency(t *testing.T, run func(context.Context, *cache.Cache)) {
 	const clients, rounds = 16, 100
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	c := cache.New(cache.Config{Group: func(n *corev3.Node) string { return n.GetId()[:1] }})
+	run(ctx, c)
 	server := serverv3.NewServer(ctx, c, nil)
 	last := res(t, rds, "r", rounds-1).Version
 	var wg sync.WaitGroup

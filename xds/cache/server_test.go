@@ -115,6 +115,24 @@ func serve(t *testing.T, c gcp.Cache) *grpc.ClientConn {
 	return conn
 }
 
+// inBothModes runs a test with a cache that tells its streams itself, and with
+// one whose Run does.
+func inBothModes(t *testing.T, cfg cache.Config, f func(t *testing.T, c *cache.Cache)) {
+	synctest.Test(t, func(t *testing.T) { f(t, cache.New(cfg)) })
+	synctest.Test(t, func(t *testing.T) {
+		c := cache.New(cfg)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- c.Run(ctx) }()
+		synctest.Wait()
+		f(t, c)
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // deltaClient is a raw delta ADS stream and everything that came on it.
 type deltaClient struct {
 	t      *testing.T
@@ -351,10 +369,7 @@ func TestDelta(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				c := cache.New(cache.Config{})
-				f(t, c, delta(t, serve(t, c), "n"))
-			})
+			inBothModes(t, cache.Config{}, func(t *testing.T, c *cache.Cache) { f(t, c, delta(t, serve(t, c), "n")) })
 		})
 	}
 }
@@ -537,17 +552,14 @@ func TestSotW(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				c := cache.New(cache.Config{})
-				f(t, c, world(t, serve(t, c), "n"))
-			})
+			inBothModes(t, cache.Config{}, func(t *testing.T, c *cache.Cache) { f(t, c, world(t, serve(t, c), "n")) })
 		})
 	}
 }
 
 func TestGroups(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := cache.New(cache.Config{Group: func(n *corev3.Node) string { return n.GetId()[:1] }})
+	byFirstLetter := cache.Config{Group: func(n *corev3.Node) string { return n.GetId()[:1] }}
+	inBothModes(t, byFirstLetter, func(t *testing.T, c *cache.Cache) {
 		conn := serve(t, c)
 		a, b := delta(t, conn, "a1"), delta(t, conn, "b1")
 		for _, d := range []*deltaClient{a, b} {
@@ -635,8 +647,7 @@ func TestStreamsLeaveNothing(t *testing.T) {
 // TestUnanswered checks that a node is unanswered from the moment of Set until
 // its reply, so that a publisher never takes an older acknowledgement for it.
 func TestUnanswered(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := cache.New(cache.Config{})
+	inBothModes(t, cache.Config{}, func(t *testing.T, c *cache.Cache) {
 		conn := serve(t, c)
 		d, w := delta(t, conn, "d"), world(t, conn, "n")
 		unanswered := func(want ...string) {

@@ -2,6 +2,7 @@ package cache
 
 import (
 	"hash/maphash"
+	"slices"
 	"sync"
 )
 
@@ -14,6 +15,7 @@ type shard struct {
 	mu     sync.Mutex
 	groups shownTo
 	types  map[string]*watches
+	untold *bulletin // that the open watches have not been told; nil: none
 }
 
 func (s *shard) init() { s.groups, s.types = make(shownTo), make(map[string]*watches) }
@@ -69,18 +71,48 @@ type news struct {
 	scratch answer   // of the one being told
 }
 
-// tell shows a group the set of its own, or none if there is none, and answers
-// the watches that the news concern.
-func (s *shard) tell(group string, own *shown, all []news) {
+// bulletin is what changed for a group, or for all groups without a set of
+// their own. The shards share it.
+type bulletin struct {
+	group string
+
+	mu   sync.Mutex
+	news []news
+}
+
+// show shows a group the set of its own, or none if there is none, and leaves
+// the bulletin about it to be told. One before it is told first: who has not
+// been told of the set before would not miss what that changed.
+func (s *shard) show(group string, own *shown, b *bulletin) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.tellLocked()
 	if own != nil {
 		s.groups[group] = own
 	} else {
 		delete(s.groups, group)
 	}
-	for i := range all {
-		s.tellType(group, &all[i])
+	if len(b.news) > 0 {
+		s.untold = b
+	}
+}
+
+// catchUp tells the open watches what they have not been told.
+func (s *shard) catchUp() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.tellLocked()
+}
+
+func (s *shard) tellLocked() {
+	b := s.untold
+	if s.untold = nil; b == nil {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for i := range b.news {
+		s.tellType(b.group, &b.news[i])
 	}
 }
 
@@ -119,6 +151,19 @@ func (s *shard) unanswered(types []string, ids map[string]bool) {
 			}
 		}
 	}
+	if s.untold == nil {
+		return
+	}
+	for i := range s.untold.news {
+		typ := s.untold.news[i].typ // the rest belongs to who tells
+		if ws := s.types[typ]; ws != nil && slices.Contains(types, typ) {
+			for _, w := range ws.open.all {
+				if s.shownAs(w.group, s.untold.group) {
+					ids[w.node] = true // or not, if it does not concern it
+				}
+			}
+		}
+	}
 }
 
 // cancel ends a watch: the server does so when the client replies, and when
@@ -133,9 +178,6 @@ func (c *Cache) cancel(s *shard, typ string, w *watch) {
 	answered := w.in == &s.types[typ].answered
 	w.remove()
 	if answered {
-		select {
-		case c.changed <- struct{}{}:
-		default:
-		}
+		c.signal()
 	}
 }

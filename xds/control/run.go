@@ -20,6 +20,7 @@ import (
 func (c *Control) Run(ctx context.Context) error {
 	defer c.Close()
 	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return c.cache.Run(ctx) })
 	g.Go(func() error { return c.publisher.Run(ctx) })
 	g.Go(func() error { return c.fleet.Run(ctx) })
 	c.serveGRPC(ctx, g)

@@ -142,6 +142,15 @@ func ours(tb testing.TB, m *meter, sets []resources.Set) *plane {
 	if err != nil {
 		tb.Fatal(err)
 	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- c.Run(ctx) }()
+	tb.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			tb.Error(err)
+		}
+	})
 	return &plane{"ours", listen(tb, m, s.Register), m, func(i int) { c.Set("", sets[i]) }}
 }
 
