@@ -38,6 +38,7 @@ type Unpin struct{ Model, By string }
 type Rollback struct {
 	Model string
 	To    policies.Epoch // 0: the plan before the one in force
+	Keep  bool           // pin it, too
 	By    string
 }
 
@@ -48,7 +49,7 @@ func (Rollback) event() {}
 // order is what an operator asked for a model, until it is stored.
 type order struct {
 	change Change     // of plan; no stages: none
-	pin    *store.Pin // to be stored
+	pin    *store.Pin // to be stored; nil: none
 	unpin  bool
 	word   Change // for the history, where there is no change of plan
 }
@@ -84,8 +85,8 @@ func (s *State) permitsPlan(ev Event) error {
 	if len(m.plan.Stages) == 0 {
 		return fmt.Errorf("model %q: %w: there is none yet", name, ErrNoPlan)
 	}
-	_, back := ev.(Rollback)
-	if p := s.pinned(name); back && p != nil {
+	rollback, back := ev.(Rollback)
+	if p := s.pinned(name); back && p != nil && !rollback.Keep {
 		return fmt.Errorf("model %q, epoch %d: %w", name, p.Epoch, ErrPinned)
 	}
 	if _, off := ev.(Unpin); off || !back && (epoch == 0 || epoch == m.plan.Epoch) {
@@ -159,6 +160,9 @@ func (s *State) take(now time.Time, ev Event) {
 		p, _ := s.former(ev.Model, ev.To)
 		o.change, _ = s.change(now, m, s.revived(m, p), fmt.Sprintf("rolled back to the plan of epoch %d", p.Epoch))
 		o.change.Decision, o.change.By = RolledBack, ev.By
+		if ev.Keep {
+			o.pin = &store.Pin{Past: p, By: ev.By, At: now}
+		}
 		if m.decider.machine != nil {
 			m.decider.machine.HoldOff(now.Sub(s.zero).Seconds())
 		}

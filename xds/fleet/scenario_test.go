@@ -35,6 +35,10 @@ var update = flag.Bool("update", false, "rewrite the expected output of the scen
 //	                            report from each replica that has a stream
 //	> silent r0                 r0 repeats nothing any more, its stream stays
 //	> drain r0, > undrain r0    an operator's order
+//	> pin [EPOCH], > unpin, > rollback [EPOCH|keep]
+//	                            the same about the plan
+//	> history                   what was decided, oldest first, and what there is
+//	                            to go back to
 //	> store fails|works         what becomes of proposals
 //	> stored EPOCH a b | c      another server wrote a plan; cuts at 512, 1024, …
 //	> show                      plan, weights, health
@@ -154,6 +158,22 @@ func (p *player) do(command string) string {
 			fmt.Fprintf(&p.out, "refused: %v\n", err)
 		}
 		p.step(ev)
+	case "pin", "unpin", "rollback":
+		var epoch policies.Epoch
+		keep := f[len(f)-1] == "keep"
+		if len(f) > 1 && !keep {
+			n, _ := strconv.Atoi(f[1])
+			epoch = policies.Epoch(n)
+		}
+		ev := map[string]Event{
+			"pin": Pin{Model: "m", Epoch: epoch, By: "ann"}, "unpin": Unpin{Model: "m", By: "ann"}, "rollback": Rollback{Model: "m", To: epoch, Keep: keep, By: "ann"},
+		}[f[0]]
+		if err := p.state.Permits(ev); err != nil {
+			fmt.Fprintf(&p.out, "refused: %v\n", err)
+		}
+		p.step(ev)
+	case "history":
+		p.history()
 	case "store":
 		p.fails = f[1] == "fails"
 	case "stored":
@@ -355,6 +375,26 @@ func (p *player) reply(id policies.ReplicaID) {
 			b.Boundary, b.Low, b.High, b.Epoch, b.Peers, b.Successors, next.N, next.SumL)
 	}
 	p.out.WriteString("\n")
+}
+
+func (p *player) history() {
+	s := p.state.Snapshot(p.now)
+	for _, c := range s.History {
+		fmt.Fprintf(&p.out, "%v epoch %d %s: %s", c.Time.Sub(start), c.Epoch, c.Decision, why(c.Reason))
+		if c.Times > 0 {
+			fmt.Fprintf(&p.out, ", %d times until %v", c.Times, c.Until.Sub(start))
+		}
+		if c.By != "" {
+			fmt.Fprintf(&p.out, ", by %s", c.By)
+		}
+		if c.Observed > 0 {
+			fmt.Fprintf(&p.out, ", %.0f %% of the predicted iteration", 100*c.Observed/c.Predicted)
+		}
+		p.out.WriteString("\n")
+	}
+	for _, old := range s.Past {
+		fmt.Fprintf(&p.out, "past: epoch %d, %v at %v\n", old.Epoch, old.Counts, old.Cuts)
+	}
 }
 
 func (p *player) show() {

@@ -1,0 +1,227 @@
+package fleet
+
+import (
+	"math/rand/v2"
+	"reflect"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/store"
+)
+
+// peerState is one control plane of TestSharedStates.
+type peerState struct {
+	name    string
+	state   *State
+	version int // that its state knows
+	told    int // that its watch has told
+	shown   *Snapshot
+}
+
+// sharedWorld is a store and the control planes around it.
+type sharedWorld struct {
+	t     *testing.T
+	rng   *rand.Rand
+	now   time.Time
+	list  []policies.Replica
+	saved []store.Object // by version
+	peers []*peerState
+	calm  bool
+	seed  uint64
+}
+
+// TestSharedStates plays random fates to three control planes on one store:
+// reports, orders, conflicts, failing and lost writes, watches that lag,
+// restarts. At any time at most one plans, and only that one changes a plan of
+// its own accord; what is stored is valid, and no epoch goes back there or at
+// any of them. When all is told, all show the same.
+func TestSharedStates(t *testing.T) {
+	for seed := range uint64(40) {
+		w := &sharedWorld{t: t, rng: rand.New(rand.NewPCG(seed, 3)), now: start, saved: []store.Object{{}}, seed: seed}
+		for _, id := range sharedIDs {
+			w.list = append(w.list, testReplica(id))
+		}
+		for _, name := range []string{"a", "b", "c"} {
+			p := &peerState{name: name}
+			w.peers = append(w.peers, p)
+			w.begin(p)
+		}
+		for round := range 400 {
+			w.calm = round%100 >= 60
+			w.round()
+			if round%100 == 99 {
+				w.same()
+			}
+		}
+		if len(w.saved) < 100 {
+			t.Errorf("seed %d: only %d versions were stored", seed, len(w.saved))
+		}
+	}
+}
+
+func (w *sharedWorld) begin(p *peerState) {
+	rules := testRules(PolicyDefault)
+	rules.Name, rules.Shared, rules.Seen = p.name, true, 10
+	s, err := NewState(rules)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	p.state, p.shown = s, nil
+	p.version, p.told = len(w.saved)-1, len(w.saved)-1
+	w.step(p, Stored{w.saved[p.version]}, false)
+	w.step(p, Replicas{w.list}, false)
+}
+
+// step steps a control plane and stores what it proposes, or not.
+func (w *sharedWorld) step(p *peerState, ev Event, order bool) {
+	e := p.state.Step(w.now, ev)
+	for first := true; e.Propose != nil; first = false {
+		if len(e.Propose.Changes) > 0 && !p.state.plans(w.now) && !(order && first) {
+			w.t.Fatalf("seed %d: %s follows, and changes the plan: %+v", w.seed, p.name, e.Propose.Changes)
+		}
+		if err := e.Propose.Object.Validate(); err != nil {
+			w.t.Fatalf("seed %d: %v", w.seed, err)
+		}
+		fate := w.rng.IntN(30)
+		if w.calm {
+			fate = 9
+		}
+		if p.version != len(w.saved)-1 || fate == 0 {
+			e = p.state.Step(w.now, Refused{})
+			continue
+		}
+		w.save(e.Propose.Object)
+		if fate == 1 { // stored, and told as not: the watch will tell
+			e = p.state.Step(w.now, Refused{})
+			continue
+		}
+		p.version = len(w.saved) - 1
+		e = p.state.Step(w.now, Stored{e.Propose.Object})
+	}
+	if e.Publish != nil {
+		if p.shown != nil && e.Publish.Epoch < p.shown.Epoch {
+			w.t.Fatalf("seed %d: %s shows epoch %d after %d", w.seed, p.name, e.Publish.Epoch, p.shown.Epoch)
+		}
+		p.shown = e.Publish
+	}
+	leaders := ""
+	for _, p := range w.peers {
+		if p.state != nil && p.state.plans(w.now) {
+			leaders += p.name
+		}
+	}
+	if len(leaders) > 1 {
+		w.t.Fatalf("seed %d: %s plan", w.seed, leaders)
+	}
+}
+
+func (w *sharedWorld) save(o store.Object) {
+	before := w.saved[len(w.saved)-1]
+	if o.Epoch < before.Epoch {
+		w.t.Fatalf("seed %d: epoch %d is stored after %d", w.seed, o.Epoch, before.Epoch)
+	}
+	if len(before.Plans) > 0 && (len(o.Plans) == 0 || o.Plans[0].Epoch < before.Plans[0].Epoch) {
+		w.t.Fatalf("seed %d: the plans %+v are stored after %+v", w.seed, o.Plans, before.Plans)
+	}
+	if len(before.Plans) > 0 && o.Plans[0].Epoch == before.Plans[0].Epoch && !samePlan(o.Plans[0], before.Plans[0]) {
+		w.t.Fatalf("seed %d: two plans of epoch %d", w.seed, o.Plans[0].Epoch)
+	}
+	w.saved = append(w.saved, o)
+}
+
+// deliver tells a control plane the next version that others wrote.
+func (w *sharedWorld) deliver(p *peerState) bool {
+	for p.told < len(w.saved)-1 {
+		p.told++
+		if p.told > p.version {
+			p.version = p.told
+			w.step(p, Stored{w.saved[p.told]}, false)
+			return true
+		}
+	}
+	return false
+}
+
+// round is a quarter of a second.
+func (w *sharedWorld) round() {
+	w.now = w.now.Add(250 * time.Millisecond)
+	for _, i := range w.rng.Perm(len(w.peers)) {
+		p := w.peers[i]
+		if w.calm || w.rng.IntN(3) > 0 {
+			for w.deliver(p) {
+			}
+		}
+		if !w.calm && w.rng.IntN(12) == 0 {
+			continue // it has no time
+		}
+		if !w.calm && w.rng.IntN(150) == 0 {
+			w.begin(p)
+		}
+		w.step(p, Tick{}, false)
+	}
+	// What a replica reports, all hear.
+	r := w.list[w.rng.IntN(len(w.list))]
+	report := Report{
+		Replica: r.ID, Model: "m", EngineReady: w.rng.IntN(6) > 0, Draining: w.rng.IntN(20) == 0,
+		Load: policies.Load{Running: w.rng.IntN(60), Held: policies.Tokens(w.rng.IntN(90_000)), Iteration: 0.02},
+		Flow: policies.Flow{Seen: 500}, BytesPerToken: 2 + 4*w.rng.Float64(),
+	}
+	for _, p := range w.peers {
+		w.step(p, Reported{report}, false)
+	}
+	if w.rng.IntN(4) == 0 && !w.calm {
+		w.order(w.peers[w.rng.IntN(len(w.peers))])
+	}
+}
+
+func (w *sharedWorld) order(p *peerState) {
+	id := w.list[w.rng.IntN(len(w.list))].ID
+	events := []Event{
+		Drain{id}, Undrain{id}, Undrain{id}, Pin{Model: "m"}, Unpin{Model: "m"}, Unpin{Model: "m"},
+		Rollback{Model: "m"}, Rollback{Model: "m", Keep: true},
+		Refuse{[]store.Refusal{{Type: "t", Name: "n", Version: strconv.Itoa(w.rng.IntN(100))}}},
+	}
+	// Somebody may put other stages there, for the orders to have something to do.
+	if o := w.saved[len(w.saved)-1]; len(o.Plans) > 0 && w.rng.IntN(6) == 0 {
+		plan := parsePlan("r0 r1 | r2 r3")
+		if w.rng.IntN(2) == 0 {
+			plan = parsePlan("r0 | r1 | r2 r3")
+		}
+		o.Epoch++
+		plan.Epoch = o.Epoch
+		o.Plans = []policies.Plan{plan}
+		w.save(o)
+		return
+	}
+	ev := events[w.rng.IntN(len(events))]
+	if p.state.Permits(ev) == nil {
+		w.step(p, ev, true)
+	}
+}
+
+// same tells everybody everything, until nothing changes, and compares.
+func (w *sharedWorld) same() {
+	for again := true; again; {
+		again = false
+		for _, p := range w.peers {
+			for w.deliver(p) {
+				again = true
+			}
+		}
+	}
+	first := w.peers[0].state.Snapshot(w.now).View(resources.Settings{})
+	for _, p := range w.peers {
+		if p.shown == nil {
+			w.t.Fatalf("seed %d: %s shows nothing", w.seed, p.name)
+		}
+		if v := p.shown.View(resources.Settings{}); !reflect.DeepEqual(v, first) {
+			w.t.Fatalf("seed %d: a has\n%+v\nand %s shows\n%+v", w.seed, first, p.name, v)
+		}
+		if p.state.lease == nil || len(p.state.object.Pins) != len(w.peers[0].state.object.Pins) {
+			w.t.Fatalf("seed %d: pins differ", w.seed)
+		}
+	}
+}
