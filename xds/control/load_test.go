@@ -259,15 +259,16 @@ func TestGRPCLoad(t *testing.T) {
 	c := start(t, Config{Rules: rules(), Replicas: f.list})
 	f.report(t, c)
 	call := grpcClient(t, c, "m")
-	began := time.Now()
 	until(t, "calls are reported", func() bool {
 		call("5")
-		got, _ := c.loads.service.Reports()
-		return got > 1 && c.loads.book.Reporting(time.Now())["grpc-client"] && c.loads.book.Ended("", began) > 0
+		now := time.Now()
+		o := c.loads.book.Outcomes(now)[""]
+		return c.loads.book.Reporting(now)["grpc-client"] && o.Ended > 0 && o.Failed == 0
 	})
-	if n, known := c.loads.Active(resources.ClusterName("m", 0), []string{f.list[0].Address}); !known || n != 0 {
-		t.Errorf("%d active, %v", n, known)
-	}
+	until(t, "no call is left", func() bool {
+		n, known := c.loads.Active(resources.ClusterName("m", 0), []string{f.list[0].Address})
+		return known && n == 0
+	})
 }
 
 // TestEnvoyManyStreams: thousands of streams on one stage of one Envoy: none

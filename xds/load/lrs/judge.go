@@ -166,20 +166,20 @@ func vanished(before, after, othersBefore, others fared, since time.Time, lasted
 	return fmt.Sprintf("none of %.0f expected requests has reached a replica", due)
 }
 
-// Ended is how many requests of a group's nodes have ended since a time, of the
-// last minute, failed ones among them.
-func (b *Book) Ended(group string, since time.Time) uint64 {
+// Outcome is what became of requests.
+type Outcome struct {
+	Ended  uint64
+	Failed uint64 // of those: answered 5xx, or cut
+}
+
+// Outcomes sums what became of the last minute's requests, by group.
+func (b *Book) Outcomes(now time.Time) map[string]Outcome {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	r := b.groups[group]
-	if r == nil {
-		return 0
+	out := make(map[string]Outcome, len(b.groups))
+	for name, r := range b.groups {
+		f := r.between(now.Add(-past), now.Add(1))
+		out[name] = Outcome{Ended: uint64(f.ended), Failed: uint64(f.failed)}
 	}
-	var n uint64
-	for _, s := range r.samples {
-		if !s.at.Before(since) {
-			n += s.success + s.errors
-		}
-	}
-	return n
+	return out
 }
