@@ -77,14 +77,17 @@ func TestMemory(t *testing.T) {
 // either is asked through; and a change is one resource to each.
 func TestMoved(t *testing.T) {
 	n := crowdSize() / 4
+	var sets [2][]resources.Set // each server renders its own
+	for i := range sets {
+		sets[i] = []resources.Set{fleetSet(t, 100, 1000), fleetSet(t, 100, 1001)}
+	}
 	for _, first := range []string{"together", "apart"} {
 		for _, then := range []string{"together", "apart"} {
 			t.Run(first+", then "+then, func(t *testing.T) {
 				c := newCrowd(t)
 				var planes [2]*plane
 				for i, how := range []string{first, then} {
-					sets := []resources.Set{fleetSet(t, 100, 1000), fleetSet(t, 100, 1001)}
-					p := ours(t, new(meter), sets)
+					p := ours(t, new(meter), sets[i])
 					p.meter.arm(1 << 30)
 					p.show(0)
 					planes[i] = p
@@ -94,7 +97,7 @@ func TestMoved(t *testing.T) {
 						c.order("inherit", p.address, planes[0].address)
 						replies = 2 * n // to the empty answers to a wildcard
 					}
-					words := asks(sets[0])
+					words := asks(sets[i][0])
 					if how == "apart" {
 						words = append([]string{how}, words...)
 					}
