@@ -46,8 +46,9 @@ ended, or after --drain. A second signal ends it at once, and cuts its streams.
 
 To upgrade, start the new one beside the old, as the same user, with the same
 --runtime-dir: it takes the listening sockets over, so that nobody is refused, and the
-old one ends when its last stream has. A second process of a replica therefore
-replaces the first.
+old one ends when its last stream has. Until then the old one's streams count as the
+replica's load, and move like others: "cascade drain" empties both. A second process
+of a replica therefore replaces the first.
 
 With "admin" set for the replica in the fleet file, /metrics, /healthz and /readyz
 are served there. With OTEL_EXPORTER_OTLP_ENDPOINT set, every move is a trace, exported

@@ -21,9 +21,6 @@ const (
 	engineTimeout = 5 * time.Second
 	// engineLook is the time between two looks meanwhile.
 	engineLook = 20 * time.Millisecond
-	// lastRequests is how long a process that has handed over waits before it asks
-	// its clients to go: those of connections that it accepted last would not hear.
-	lastRequests = 500 * time.Millisecond
 )
 
 // successor is one process's part in upgrades of a replica's migrator: it takes
@@ -136,7 +133,6 @@ func (s *successor) run(ctx context.Context, p part, log *slog.Logger) error {
 	case err == nil:
 		log.Info("another process has taken over; this one ends with its last stream")
 		kin.Go(func() { p.precede(ctx, after) })
-		pause(ctx, lastRequests)
 		p.retire()
 	case reign.Err() == nil:
 		log.Warn("this process cannot be succeeded without a restart", "error", err)

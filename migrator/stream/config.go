@@ -28,6 +28,7 @@ const (
 	defaultHang         = 15 * time.Second
 	defaultHealth       = 4 * time.Second
 	healthRetry         = 100 * time.Millisecond // while the engine is away
+	lastRequests        = 500 * time.Millisecond // from Retire until connections without a request are closed
 	sweepEvery          = 250 * time.Millisecond
 	dialTimeout         = 5 * time.Second  // a busy machine takes seconds for what takes none
 	headerTimeout       = 10 * time.Second // to read a request's header

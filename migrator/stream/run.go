@@ -38,7 +38,7 @@ func (f *Front) Run(ctx context.Context) error {
 	looking, failures, tokens := false, 0, uint64(0)
 	var away time.Time                 // since when the engine does not answer for its health
 	drain, retire := f.drain, f.retire // nil once they were heard
-	var deadline <-chan time.Time
+	var last, deadline <-chan time.Time
 	var left <-chan struct{} // closed when the servers are empty, then nil
 	leaving := false         // the front drains or has retired
 	leave := func() {
@@ -64,6 +64,10 @@ func (f *Front) Run(ctx context.Context) error {
 			leave()
 		case <-retire:
 			f.log.Info("retired")
+			// A connection that is in use is given up by its client before it is
+			// closed, and so nothing that is on its way is lost with it.
+			retire, last = nil, time.After(lastRequests)
+		case <-last:
 			leave()
 		case <-left:
 			left = nil
@@ -101,7 +105,7 @@ func (f *Front) Run(ctx context.Context) error {
 				if !f.setReady(true) {
 					f.log.Info("the engine is ready")
 				}
-				if !leaving {
+				if !leaving && !f.retiring() {
 					d.open(ctx)
 				}
 				look.Reset(f.cfg.HealthEvery)
