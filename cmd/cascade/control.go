@@ -10,6 +10,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/wire"
 	"github.com/cascadeinfer/cascade/policies/identity"
 	"github.com/cascadeinfer/cascade/xds/control"
+	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
 // newControl is "cascade control": the control plane.
@@ -53,6 +54,13 @@ func (s *settings) runControl(ctx context.Context, fleet wire.Fleet, path string
 		return err
 	}
 	cc.TLS, cc.TrustDomain = m.id.Server("h2"), fleet.Fleet.TLS.TrustDomain
+	edge, err := fleet.Edge(m.log)
+	if err != nil {
+		return err
+	}
+	if edge != nil {
+		cc.Edge = edge.Certificate()
+	}
 	c, err := control.New(cc)
 	if err != nil {
 		return err
@@ -61,6 +69,15 @@ func (s *settings) runControl(ctx context.Context, fleet wire.Fleet, path string
 		len(fleet.Fleet.Replicas), c.Addr(), c.AdminAddr())
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return c.Run(ctx) })
+	if edge != nil {
+		g.Go(func() error {
+			return edge.Run(ctx, func(cert *resources.Certificate) {
+				if err := c.SetEdge(cert); err != nil {
+					m.log.Error("the edge's certificate is not published", "error", err)
+				}
+			})
+		})
+	}
 	g.Go(func() error {
 		return watch(ctx, path, fleet, m.log, func(f wire.Fleet) error { return c.SetReplicas(f.Registry()) })
 	})

@@ -87,6 +87,13 @@ func (s *settings) runProxy(ctx context.Context, fleet wire.Fleet, p *proxyFlags
 		}
 		defer cfg.Listener.Close()
 	}
+	edge, err := fleet.Edge(m.log)
+	if err != nil {
+		return err
+	}
+	if edge != nil {
+		cfg.TLS = edge.TLS()
+	}
 	px, err := proxy.New(cfg)
 	if err != nil {
 		return err
@@ -107,6 +114,9 @@ func (s *settings) runProxy(ctx context.Context, fleet wire.Fleet, p *proxyFlags
 		defer stop()
 		return px.Run(ctx)
 	})
+	if edge != nil {
+		g.Go(func() error { return edge.Run(ctx, nil) })
+	}
 	g.Go(func() error { s.tellReady(ctx, px, m.control); return nil })
 	g.Go(func() error {
 		return serveAdmin(back, door, metrics, func() string { return proxyReady(ctx, px) })

@@ -110,8 +110,8 @@ func (u *upFlags) fleet(cmd *cobra.Command) (wire.Fleet, error) {
 		}
 	}
 	fleet, err := u.file.load(cmd)
-	if err == nil && fleet.Fleet.TLS.Cert != "" {
-		err = fmt.Errorf("%s: tls: \"up\" runs everything in one process and speaks plain text on loopback; leave tls out, or run control, migrator and proxy by themselves", u.file.path)
+	if err == nil && (fleet.Fleet.TLS.Cert != "" || fleet.Proxy.TLS.Cert != "") {
+		err = fmt.Errorf("%s: tls: \"up\" runs everything in one process and speaks plain text on loopback; leave tls out, and proxy.tls, or run control, migrator and proxy by themselves", u.file.path)
 	}
 	return fleet, err
 }

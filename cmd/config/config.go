@@ -137,6 +137,17 @@ type Proxy struct {
 	Listen string `yaml:"listen,omitempty"`
 	// Admin serves the embedded proxy's /metrics, /healthz and /readyz. Empty: nowhere.
 	Admin string `yaml:"admin,omitempty"`
+	// TLS has clients speak TLS to the listener. Empty: plain text. The control
+	// plane sends the certificate to the Envoys (SDS), and "cascade proxy" reads
+	// it itself; a renewed one is taken up within 10 s, without a restart.
+	TLS Edge `yaml:"tls,omitempty"`
+}
+
+// Edge names the PEM files of the certificate that clients are shown, relative
+// to the fleet file.
+type Edge struct {
+	Cert string `yaml:"cert,omitempty"` // certificate chain, the own one first
+	Key  string `yaml:"key,omitempty"`  // private key
 }
 
 // Planner tunes planning. The zero value is right for most fleets.

@@ -123,6 +123,8 @@ func TestEveryFieldIsChecked(t *testing.T) {
 		{"listen: 127.0.0.1:8080", "listen: localhost:8080", `proxy.listen: "localhost:8080": proxies get this address`},
 		{"listen: 127.0.0.1:8080", "listen: localhost", "proxy.listen"},
 		{"listen: 127.0.0.1:8080", "listen: 127.0.0.1:8080\n  admin: y", "proxy.admin"},
+		{"listen: 127.0.0.1:8080", "listen: 127.0.0.1:8080\n  tls: {cert: y}", "proxy.tls: cert and key go together"},
+		{"estimator: content-length", "xds_cluster: \"a\\nb\"", "control.xds_cluster: write 1 to 128 bytes"},
 		{"period: 5s", "period: 1ms", "planner.period: 1ms is outside"},
 		{"window: 30s", "window: 30", "[33:11]"},
 		{"stages: 4", "stages: 9", "planner.stages: 9 is outside 1 to 8"},

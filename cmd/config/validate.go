@@ -90,6 +90,9 @@ func (f *Fleet) validate() []*FieldError {
 	}
 	address(c, "proxy.listen", f.Proxy.Listen)
 	numeric(c, "proxy.listen", f.Proxy.Listen)
+	if e := f.Proxy.TLS; (e.Cert == "") != (e.Key == "") {
+		c.fail("proxy.tls", "cert and key go together: name both or none")
+	}
 	if f.Proxy.Admin != "" {
 		address(c, "proxy.admin", f.Proxy.Admin)
 	}

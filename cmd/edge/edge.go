@@ -130,6 +130,9 @@ func (f *Files) read() (news bool, err error) {
 	if err != nil {
 		return false, fmt.Errorf("%s with %s: %w", f.cfg.Cert, f.cfg.Key, err)
 	}
+	if l := pair.Leaf; l.Subject.CommonName == "" && len(l.DNSNames)+len(l.IPAddresses)+len(l.URIs)+len(l.EmailAddresses) == 0 {
+		return false, fmt.Errorf("%s: the certificate names nobody, and Envoy refuses such", f.cfg.Cert)
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.pem, f.pair = c, &pair

@@ -25,13 +25,13 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // issue makes a pair with a serial number.
-func issue(t *testing.T, serial int64) (cert, key []byte) {
+func issue(t *testing.T, serial int64, names ...string) (cert, key []byte) {
 	t.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(serial), DNSNames: []string{"edge.example"}, NotAfter: time.Now().Add(time.Hour)}
+	template := &x509.Certificate{SerialNumber: big.NewInt(serial), DNSNames: names, NotAfter: time.Now().Add(time.Hour)}
 	raw, err := x509.CreateCertificate(rand.Reader, template, template, private.Public(), private)
 	if err != nil {
 		t.Fatal(err)
@@ -68,8 +68,8 @@ func TestRotation(t *testing.T) {
 		cfg := Config{Cert: filepath.Join(dir, "cert.pem"), Key: filepath.Join(dir, "key.pem")}
 		var log bytes.Buffer
 		cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
-		cert1, key1 := issue(t, 1)
-		cert2, key2 := issue(t, 2)
+		cert1, key1 := issue(t, 1, "edge.example")
+		cert2, key2 := issue(t, 2, "edge.example")
 		write(t, cfg.Cert, cert1)
 		write(t, cfg.Key, key1)
 		f, err := New(cfg)
@@ -116,7 +116,8 @@ func TestRotation(t *testing.T) {
 
 func TestNewRefuses(t *testing.T) {
 	dir := t.TempDir()
-	cert, key := issue(t, 1)
+	cert, key := issue(t, 1, "edge.example")
+	nobody, nobodys := issue(t, 3)
 	_, other := issue(t, 2)
 	at := func(name string, b []byte) string {
 		path := filepath.Join(dir, name)
@@ -131,6 +132,7 @@ func TestNewRefuses(t *testing.T) {
 		"no certificate": {Config{Cert: filepath.Join(dir, "none"), Key: good.Key}, "none"},
 		"no key":         {Config{Cert: good.Cert, Key: filepath.Join(dir, "none")}, "none"},
 		"other key":      {Config{Cert: good.Cert, Key: at("other", other)}, "does not match"},
+		"no name":        {Config{Cert: at("nobody", nobody), Key: at("nobodys", nobodys)}, "names nobody"},
 		"no PEM":         {Config{Cert: at("text", []byte("x")), Key: good.Key}, "text"},
 		"too long":       {Config{Cert: at("long", make([]byte, maxFile+1)), Key: good.Key}, "1 MiB"},
 		"every":          {Config{Cert: good.Cert, Key: good.Key, Every: -1}, "every"},

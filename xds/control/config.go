@@ -26,6 +26,10 @@ type Config struct {
 	// Settings.Length is empty, this process is the length service.
 	Settings resources.Settings
 
+	// Edge is the certificate that Envoys show to clients, who then speak TLS to
+	// the listener; nil is plain text. See Control.SetEdge.
+	Edge *resources.Certificate
+
 	// Listen is the host:port of the gRPC server: xDS, load reports and, without
 	// TLS, the length service. "" means 127.0.0.1:18000; port 0 any free one.
 	Listen string
@@ -36,6 +40,10 @@ type Config struct {
 	Admin string
 	// AdminListener is used instead of Admin, and closed by Run, if not nil.
 	AdminListener net.Listener
+	// AdminHosts are the names, in lower case and without a port, by which the
+	// admin server may be asked besides those of loopback: those of a proxy in
+	// front of it, for instance. Requests for any other name are refused.
+	AdminHosts []string
 	// TLS secures the gRPC server; to ask for client certificates is its
 	// matter. nil is plain text, which only loopback addresses may listen for.
 	// The admin server is always plain text, and on loopback.

@@ -1,6 +1,7 @@
 package control
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -32,6 +33,7 @@ type Control struct {
 	ledger    *publish.Ledger
 	xds       *serve.Server
 	publisher *publish.Publisher
+	submitter *submitter
 	binder    *binding.Binder // nil: clients are whom they claim to be
 	length    *length.Server  // nil: the estimator is not ours
 	loads     *loads
@@ -81,13 +83,14 @@ func (c *Control) init() error {
 		}
 	}
 	settings := c.cfg.Settings
+	settings.EdgeTLS = c.cfg.Edge != nil
 	if settings.Estimator == resources.ExtProc && settings.Length == "" {
 		if settings.Length, err = c.initLength(); err != nil {
 			return err
 		}
 	}
 	// What cannot be rendered now never can: settings do not change.
-	if err := renders(settings, c.cfg.Models, c.cfg.Replicas); err != nil {
+	if err := renders(settings, c.cfg.Edge, c.cfg.Models, c.cfg.Replicas); err != nil {
 		return err
 	}
 	c.cache = &firstSet{Cache: cache.New(cache.Config{}), first: c.serving}
@@ -105,9 +108,10 @@ func (c *Control) init() error {
 	if err != nil {
 		return err
 	}
+	c.submitter = &submitter{settings: settings, publisher: c.publisher, edge: c.cfg.Edge}
 	c.fleet, err = fleet.New(fleet.Config{
 		Rules: c.cfg.Rules, Replicas: c.cfg.Replicas, Store: c.cfg.Store, Counters: c.cfg.Counters,
-		Publisher: submitter{settings, c.publisher}, Proxies: c.loads.book, Logger: c.log,
+		Publisher: c.submitter, Proxies: c.loads.book, Logger: c.log,
 	})
 	return err
 }
@@ -153,6 +157,17 @@ func (c *Control) AdminAddr() net.Addr { return c.admin.Addr() }
 
 // SetReplicas replaces the configured replicas; see fleet.Fleet.
 func (c *Control) SetReplicas(list []policies.Replica) error { return c.fleet.SetReplicas(list) }
+
+// SetEdge replaces the certificate of Config.Edge; connections that are open
+// keep the one that they began with. It is an error where there was none, because
+// a listener is not edited.
+func (c *Control) SetEdge(cert *resources.Certificate) error {
+	if c.cfg.Edge == nil || cert == nil {
+		return errors.New("control: whether clients speak TLS is decided at the start")
+	}
+	c.submitter.setEdge(cert)
+	return nil
+}
 
 // BytesPerToken is the ratio that routes and estimators use for a model; 0 for
 // one that is not known.

@@ -1,6 +1,7 @@
 package control
 
 import (
+	"sync"
 	"sync/atomic"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -10,16 +11,42 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// submitter hands the fleet's states to the publisher, under the settings.
+// submitter hands the fleet's states to the publisher, under the settings and
+// with the edge's certificate.
 type submitter struct {
 	settings  resources.Settings
 	publisher *publish.Publisher
+
+	mu   sync.Mutex
+	last *fleet.Snapshot // nil: none yet
+	edge *resources.Certificate
 }
 
-var _ fleet.Publisher = submitter{}
+var _ fleet.Publisher = (*submitter)(nil)
 
 // Publish implements fleet.Publisher.
-func (s submitter) Publish(snap *fleet.Snapshot) { s.publisher.Submit(snap.View(s.settings)) }
+func (s *submitter) Publish(snap *fleet.Snapshot) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.last = snap
+	s.submitLocked()
+}
+
+// setEdge publishes the last state again, with another certificate.
+func (s *submitter) setEdge(c *resources.Certificate) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.edge = c
+	if s.last != nil {
+		s.submitLocked()
+	}
+}
+
+func (s *submitter) submitLocked() {
+	v := s.last.View(s.settings)
+	v.Edge = s.edge
+	s.publisher.Submit(v)
+}
 
 // firstSet is the cache, and tells when it has something to serve.
 type firstSet struct {
@@ -40,11 +67,11 @@ func (f *firstSet) Set(group string, set resources.Set) {
 
 // renders says why a fleet of these models and replicas cannot be rendered,
 // whatever the plan.
-func renders(settings resources.Settings, models []fleet.Model, replicas []policies.Replica) error {
+func renders(settings resources.Settings, edge *resources.Certificate, models []fleet.Model, replicas []policies.Replica) error {
 	if err := fleet.Check(models, replicas); err != nil {
 		return err
 	}
-	v := resources.View{Settings: settings}
+	v := resources.View{Settings: settings, Edge: edge}
 	for _, m := range models {
 		v.Models = append(v.Models, resources.Model{Name: m.Name, Context: m.Context, Hosts: m.Hosts, BytesPerToken: m.BytesPerToken})
 		var ids []policies.ReplicaID

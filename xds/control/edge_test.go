@@ -1,0 +1,100 @@
+package control
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"io"
+	"math/big"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/envoytest"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// edgePair is a self-signed certificate with a serial number.
+func edgePair(t *testing.T, serial int64) *resources.Certificate {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(serial), DNSNames: []string{"edge.example"}, NotAfter: time.Now().Add(time.Hour)}
+	cert, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &resources.Certificate{
+		Chain: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert}),
+		Key:   pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: raw}),
+	}
+}
+
+// TestSetEdge: a real Envoy's clients speak TLS, and a new certificate is in
+// the next handshake.
+func TestSetEdge(t *testing.T) {
+	envoytest.Binary(t)
+	r, _ := upstream(t, "r0")
+	fast := rules()
+	fast.Speed, fast.Grace = 1, time.Hour // nobody reports here
+	c := start(t, Config{Rules: fast, Replicas: []policies.Replica{r}, Edge: edgePair(t, 1)})
+	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "envoy", XDS: c.Addr().String()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	envoy := envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})
+	url := "https://" + envoy.Listener(resources.ListenerName)
+	served := func() (serial int64, err error) {
+		seen := func(cs tls.ConnectionState) error { serial = cs.PeerCertificates[0].SerialNumber.Int64(); return nil }
+		transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true, VerifyConnection: seen}}
+		defer transport.CloseIdleConnections()
+		resp, err := (&http.Client{Transport: transport, Timeout: patience}).Get(url)
+		if err != nil {
+			return 0, err
+		}
+		defer resp.Body.Close()
+		if _, err := io.Copy(io.Discard, resp.Body); err != nil {
+			return 0, err
+		}
+		if resp.StatusCode != http.StatusOK {
+			err = errors.New(resp.Status)
+		}
+		return serial, err
+	}
+	for _, serial := range []int64{1, 2} {
+		if serial == 2 {
+			if err := c.SetEdge(edgePair(t, serial)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		deadline := time.Now().Add(patience)
+		for {
+			got, err := served()
+			if err == nil && got == serial {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("certificate %d, %v; want %d", got, err, serial)
+			}
+			time.Sleep(5 * time.Millisecond)
+		}
+	}
+	if c.SetEdge(nil) == nil {
+		t.Error("the certificate was taken away")
+	}
+	plain := start(t, Config{Rules: fast, Replicas: []policies.Replica{r}})
+	if plain.SetEdge(edgePair(t, 3)) == nil {
+		t.Error("a fleet in plain text has got a certificate")
+	}
+}
