@@ -1,7 +1,7 @@
 // Package control is the control plane as one daemon: the fleet (package
-// fleet) plans, the publisher (publish) shows the plans, the cache and
-// go-control-plane's server answer proxies over ADS (delta and SotW), and the
-// same gRPC port takes in load reports and, where the estimator is ext_proc,
+// fleet) plans, the publisher (publish) shows the plans, the cache answers
+// proxies over ADS and over a service for each type, delta and SotW (serve), and
+// the same gRPC port takes in load reports and, where the estimator is ext_proc,
 // answers length questions. An HTTP port on loopback tells operators.
 //
 // It joins and decides nothing of its own. It reads no flag, file or

@@ -14,9 +14,10 @@ import (
 // has a few kilobytes.
 const (
 	maxRequest = 4 << 20
-	// maxStreams bounds the streams of one connection: an Envoy has one, or one
-	// for each kind of resource; the length service has its own bound.
-	maxStreams = 1024
+	// maxStreams bounds the streams of one connection. It is above what an xDS
+	// node may have (serve.Limits), whose further streams are to be refused, not
+	// to wait; the length service has its own bound.
+	maxStreams = 2048
 	// pingAfter and pingTimeout find dead peers; minPing is how often peers
 	// may look for us.
 	pingAfter   = 30 * time.Second

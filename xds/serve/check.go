@@ -1,7 +1,6 @@
 package serve
 
 import (
-	"context"
 	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -68,28 +67,12 @@ func (g *stream) enter(n *corev3.Node, now time.Time) error {
 	if id == "" || len(id) > maxNodeID {
 		return status.Errorf(codes.InvalidArgument, "node id %.40q: the first request must carry one of 1 to %d bytes", id, maxNodeID)
 	}
-	if admit := g.server.cfg.Admit; admit != nil {
-		if err := g.admit(admit, n); err != nil {
-			return err
-		}
-	}
 	account, err := g.server.nodes.enter(id, now)
 	if err == nil {
 		g.id, g.node = id, account
 		g.timer.Stop()
 	}
 	return err
-}
-
-func (g *stream) admit(admit func(context.Context, *corev3.Node) error, n *corev3.Node) error {
-	err := admit(g.Context(), n)
-	if err == nil {
-		return nil
-	}
-	if s, ok := status.FromError(err); ok {
-		return s.Err()
-	}
-	return status.Error(codes.PermissionDenied, err.Error())
 }
 
 // typeOf returns the type of a request, which a service of one type may leave

@@ -1,7 +1,6 @@
 package serve_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -52,11 +51,6 @@ func TestRefused(t *testing.T) {
 			c.subscribe(cds)
 			c.node = &corev3.Node{Id: "good"}
 			c.subscribe(lds)
-			return c
-		}},
-		"not its node": {codes.PermissionDenied, "not yours", func(t *testing.T, s *server) *client {
-			c := open(t, s.conn, true, "", "stolen")
-			c.subscribe(cds)
 			return c
 		}},
 		"no type": {codes.InvalidArgument, "type URL", func(t *testing.T, s *server) *client {
@@ -143,12 +137,7 @@ func TestRefused(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c := cache.New(cache.Config{})
 				c.Set("", setOf(t, "cds:a=1"))
-				s := start(t, serve.Config{Cache: c, Limits: limits, Admit: func(_ context.Context, n *corev3.Node) error {
-					if n.GetId() == "stolen" {
-						return errors.New("the node is not yours")
-					}
-					return nil
-				}})
+				s := start(t, serve.Config{Cache: c, Limits: limits})
 				good := open(t, s.conn, true, "", "good")
 				good.subscribe(cds)
 				good.expectAck("a")

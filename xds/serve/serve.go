@@ -6,10 +6,12 @@
 // know what nodes have acknowledged: those are told by the server behind the
 // guards.
 //
+// Who a client is, is not its matter either: package binding holds node ids to
+// certificates.
+//
 // Invariants: nothing reaches that server but requests of a known type, from a
-// node with an id that it may have, within its limits; a stream speaks for the
-// node of its first request until it ends; what one node does ends that node's
-// streams only.
+// node with an id, within its limits; a stream speaks for the node of its first
+// request until it ends; what one node does ends that node's streams only.
 package serve
 
 import (
@@ -18,7 +20,6 @@ import (
 	"fmt"
 	"log/slog"
 
-	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	clusterservice "github.com/envoyproxy/go-control-plane/envoy/service/cluster/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	endpointservice "github.com/envoyproxy/go-control-plane/envoy/service/endpoint/v3"
@@ -40,12 +41,8 @@ type Config struct {
 	Cache gcp.Cache
 	// Callbacks follow what is asked and answered; nil: nobody does.
 	Callbacks serverv3.Callbacks
-	// Admit says why a peer may not speak for a node, or nil. It is asked once
-	// a stream, with the stream's context, before anything that the node says
-	// is believed. nil admits all.
-	Admit  func(context.Context, *corev3.Node) error
-	Limits Limits
-	Logger *slog.Logger // nil discards
+	Limits    Limits
+	Logger    *slog.Logger // nil discards
 }
 
 // Server is the xDS services of one gRPC server.
