@@ -16,15 +16,16 @@ const (
 )
 
 // adminServer serves what operators and their tools ask. Who may connect may
-// change what /drain and /undrain change: it is on loopback.
+// change what orders change: it is on loopback.
 func (c *Control) adminServer() *http.Server {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
 		answer(w, http.StatusOK, c.Status())
 	})
 	mux.HandleFunc("GET /migrations", c.migrations)
-	mux.Handle("POST /drain", ordered(c.fleet.Drain, c.replicaStatus))
-	mux.Handle("POST /undrain", ordered(c.fleet.Undrain, c.replicaStatus))
+	mux.Handle("POST /drain", ordered(drainOrder(c.fleet.Drain, c.replicaStatus)))
+	mux.Handle("POST /undrain", ordered(drainOrder(c.fleet.Undrain, c.replicaStatus)))
+	c.planRoutes(mux)
 	mux.Handle("GET /metrics", promhttp.HandlerFor(c.registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = w.Write([]byte("ok\n"))
@@ -37,7 +38,7 @@ func (c *Control) adminServer() *http.Server {
 		_, _ = w.Write([]byte("ready\n"))
 	})
 	return &http.Server{
-		Handler:           mux,
+		Handler:           ownHosts(c.cfg.AdminHosts, mux),
 		ReadHeaderTimeout: adminHeaderTimeout, ReadTimeout: adminTimeout, WriteTimeout: adminTimeout,
 		IdleTimeout: adminIdle, MaxHeaderBytes: adminHeaderBytes,
 	}

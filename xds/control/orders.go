@@ -2,97 +2,33 @@ package control
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"net"
 	"net/http"
+	"net/url"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/xds/fleet"
 )
 
-// AdminHeader must be on every request that changes something, with any value:
-// no page of another site can make a browser send it without asking first.
-const AdminHeader = "X-Cascade-Admin"
-
-// Bounds of what an operator may ask.
+// Bounds of an answer of /migrations.
 const (
-	// maxOrder bounds a body, which nobody reads: an order is in its query.
-	maxOrder     = 4 << 10
-	orderTimeout = 10 * time.Second
-	// defaultMoves and maxMoves bound an answer of /migrations.
 	defaultMoves = 100
 	maxMoves     = 512
 )
 
-// problem is the JSON answer to what cannot be done.
-type problem struct {
-	Error string `json:"error"`
-}
-
-// answer writes a JSON answer.
-func answer(w http.ResponseWriter, code int, v any) {
-	body, err := json.MarshalIndent(v, "", "  ")
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusInternalServerError)
-		return
-	}
-	w.Header().Set("content-type", "application/json")
-	w.WriteHeader(code)
-	_, _ = w.Write(append(body, '\n'))
-}
-
-// ordered guards a handler that changes something against requests that a
-// browser makes for somebody else: the header, or a content type that forms
-// cannot have, needs a preflight, which nobody answers; and a name that was
-// made to point here is not one of loopback's.
-func ordered(order func(context.Context, policies.ReplicaID) error, then func(policies.ReplicaID) Order) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		r.Body = http.MaxBytesReader(w, r.Body, maxOrder)
-		kind, _, _ := strings.Cut(r.Header.Get("content-type"), ";")
-		id := policies.ReplicaID(r.URL.Query().Get("replica"))
-		switch {
-		case !ownHost(r.Host):
-			answer(w, http.StatusForbidden, problem{fmt.Sprintf("host %q: ask for localhost or an address of loopback", r.Host)})
-			return
-		case len(r.Header.Values(AdminHeader)) == 0 && strings.TrimSpace(kind) != "application/json":
-			answer(w, http.StatusForbidden, problem{"send the header " + AdminHeader + ": 1"})
-			return
-		case id == "":
-			answer(w, http.StatusBadRequest, problem{"name the replica: ?replica=ID"})
-			return
+// drainOrder makes an order about the replica of ?replica=.
+func drainOrder(give func(context.Context, policies.ReplicaID) error, then func(policies.ReplicaID) Order) order {
+	return func(ctx context.Context, q url.Values) (any, error) {
+		id := policies.ReplicaID(q.Get("replica"))
+		if id == "" {
+			return nil, malformed("name the replica: ?replica=ID")
 		}
-		ctx, cancel := context.WithTimeout(r.Context(), orderTimeout)
-		defer cancel()
-		if err := order(ctx, id); err != nil {
-			answer(w, codeOf(err), problem{err.Error()})
-			return
+		if err := give(ctx, id); err != nil {
+			return nil, err
 		}
-		answer(w, http.StatusOK, then(id))
-	})
-}
-
-// codeOf is the status that stands for a refused order.
-func codeOf(err error) int {
-	switch {
-	case errors.Is(err, fleet.ErrUnknown):
-		return http.StatusNotFound
-	case errors.Is(err, fleet.ErrLast), errors.Is(err, fleet.ErrFile):
-		return http.StatusConflict
+		return then(id), nil
 	}
-	return http.StatusServiceUnavailable
-}
-
-// ownHost says that a Host header names this machine by loopback.
-func ownHost(host string) bool {
-	if _, _, err := net.SplitHostPort(host); err != nil {
-		host = net.JoinHostPort(strings.Trim(host, "[]"), "80")
-	}
-	return loopback(host) == nil
 }
 
 // replicaStatus is a replica as /status shows it, with its stage; nothing but

@@ -28,6 +28,8 @@ type Status struct {
 	// nothing; they are not among the Nodes.
 	Observers int      `json:"observers,omitempty"`
 	History   []Change `json:"history"` // changes of plan, oldest first
+	// Planner is who plans.
+	Planner Planner `json:"planner"`
 }
 
 // Model is one model of a Status.
@@ -37,9 +39,11 @@ type Model struct {
 	Epoch   policies.Epoch  `json:"epoch"`
 	// Reason is why this plan replaced the one before; Planner is what the last
 	// planning period decided, also when it changed nothing.
-	Reason  string  `json:"reason"`
-	Planner string  `json:"planner,omitempty"`
-	Stages  []Stage `json:"stages"`
+	Reason  string `json:"reason"`
+	Planner string `json:"planner,omitempty"`
+	// Pinned is the plan that an operator keeps; absent: none.
+	Pinned *Pinned `json:"pinned,omitempty"`
+	Stages []Stage `json:"stages"`
 	// Unassigned replicas are in no stage: new and not ready, or drained.
 	Unassigned []Replica `json:"unassigned,omitempty"`
 	// Seen is the requests counted so far, Rate the requests per second now.
@@ -182,7 +186,7 @@ func statusOf(s *fleet.Snapshot, p publish.Status, policy string, now time.Time)
 	if s == nil {
 		return out
 	}
-	out.Epoch = s.Epoch
+	out.Epoch, out.Planner = s.Epoch, plannerOf(s.Planner, now)
 	for _, m := range s.Models {
 		out.Models = append(out.Models, modelOf(m, now))
 	}
@@ -190,15 +194,21 @@ func statusOf(s *fleet.Snapshot, p publish.Status, policy string, now time.Time)
 		if !c.Changes() {
 			continue // GET /plan/history has them
 		}
-		change := Change{Time: c.Time, Model: c.Model, Epoch: c.Epoch, Reason: c.Reason, Gain: c.Gain}
-		for i, st := range c.Stages {
-			stage := stageOf(i, st)
-			for _, id := range st.Replicas {
-				stage.Replicas = append(stage.Replicas, Replica{ID: id})
-			}
-			change.Stages = append(change.Stages, stage)
+		out.History = append(out.History, Change{
+			Time: c.Time, Model: c.Model, Epoch: c.Epoch, Reason: c.Reason, Gain: c.Gain, Stages: stagesOf(c.Stages),
+		})
+	}
+	return out
+}
+
+// stagesOf is what a plan in the history has: ranges and replica ids.
+func stagesOf(stages []policies.Stage) (out []Stage) {
+	for i, st := range stages {
+		stage := stageOf(i, st)
+		for _, id := range st.Replicas {
+			stage.Replicas = append(stage.Replicas, Replica{ID: id})
 		}
-		out.History = append(out.History, change)
+		out = append(out, stage)
 	}
 	return out
 }
@@ -206,7 +216,7 @@ func statusOf(s *fleet.Snapshot, p publish.Status, policy string, now time.Time)
 func modelOf(m fleet.ModelState, now time.Time) Model {
 	out := Model{
 		Name: m.Name, Context: m.Context, Epoch: m.Plan.Epoch, Reason: m.Reason, Planner: m.Planner,
-		Seen: m.Seen, BytesPerToken: m.BytesPerToken.Float(), LearntBytesPerToken: m.LearntBytesPerToken.Float(),
+		Pinned: pinnedOf(m.Pin), Seen: m.Seen, BytesPerToken: m.BytesPerToken.Float(), LearntBytesPerToken: m.LearntBytesPerToken.Float(),
 		EstimateError: m.EstimateError, Refining: m.Refining, Rate: rate(m.Flow), Stages: []Stage{},
 	}
 	for i, st := range m.Plan.Stages {

@@ -1,0 +1,118 @@
+package control
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cascadeinfer/cascade/xds/fleet"
+)
+
+// AdminHeader must be on every request that changes something, with any value:
+// no page of another site can make a browser send it without asking first.
+const AdminHeader = "X-Cascade-Admin"
+
+// Bounds of what an operator may ask.
+const (
+	// maxOrder bounds a body, which nobody reads: an order is in its query.
+	maxOrder     = 4 << 10
+	orderTimeout = 10 * time.Second
+)
+
+// problem is the JSON answer to what cannot be done.
+type problem struct {
+	Error string `json:"error"`
+}
+
+// malformed is the error of a request that asks for nothing that there is.
+type malformed string
+
+func (m malformed) Error() string { return string(m) }
+
+// answer writes a JSON answer.
+func answer(w http.ResponseWriter, code int, v any) {
+	body, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("content-type", "application/json")
+	w.WriteHeader(code)
+	_, _ = w.Write(append(body, '\n'))
+}
+
+// ownHosts lets requests through whose Host names loopback, or is one of the
+// names. A browser on this machine would give a page of another site what it
+// asks for, where that site's name was made to point here.
+func ownHosts(names []string, next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !ownHost(r.Host) && !slices.Contains(names, bareHost(r.Host)) {
+			answer(w, http.StatusForbidden, problem{fmt.Sprintf("host %q: ask for localhost or an address of loopback, or add the name to the admin hosts", r.Host)})
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// ownHost says that a Host header names this machine by loopback.
+func ownHost(host string) bool {
+	if _, _, err := net.SplitHostPort(host); err != nil {
+		host = net.JoinHostPort(strings.Trim(host, "[]"), "80")
+	}
+	return loopback(host) == nil
+}
+
+// bareHost is a Host header without its port, in lower case.
+func bareHost(host string) string {
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		host = h
+	}
+	return strings.ToLower(strings.Trim(host, "[]"))
+}
+
+// order changes something and returns what to answer.
+type order func(context.Context, url.Values) (any, error)
+
+// ordered serves an order, guarded against requests that a browser makes for
+// somebody else: the header, or a content type that forms cannot have, needs a
+// preflight, which nobody answers.
+func ordered(give order) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		r.Body = http.MaxBytesReader(w, r.Body, maxOrder)
+		kind, _, _ := strings.Cut(r.Header.Get("content-type"), ";")
+		if len(r.Header.Values(AdminHeader)) == 0 && strings.TrimSpace(kind) != "application/json" {
+			answer(w, http.StatusForbidden, problem{"send the header " + AdminHeader + ": 1"})
+			return
+		}
+		ctx, cancel := context.WithTimeout(r.Context(), orderTimeout)
+		defer cancel()
+		out, err := give(ctx, r.URL.Query())
+		if err != nil {
+			answer(w, codeOf(err), problem{err.Error()})
+			return
+		}
+		answer(w, http.StatusOK, out)
+	})
+}
+
+// codeOf is the status that stands for a refused order.
+func codeOf(err error) int {
+	var bad malformed
+	is := func(target error) bool { return errors.Is(err, target) }
+	switch {
+	case errors.As(err, &bad):
+		return http.StatusBadRequest
+	case is(fleet.ErrUnknown), is(fleet.ErrNoModel), is(fleet.ErrNoPlan):
+		return http.StatusNotFound
+	case is(fleet.ErrLast), is(fleet.ErrFile), is(fleet.ErrPinned), is(fleet.ErrSame):
+		return http.StatusConflict
+	}
+	return http.StatusServiceUnavailable
+}
