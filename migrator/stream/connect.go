@@ -12,6 +12,7 @@ import (
 	"syscall"
 
 	"github.com/cascadeinfer/cascade/migrator/stream/dialect"
+	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
 )
 
@@ -116,6 +117,13 @@ func (b begun) end() {
 	b.link.cancel()
 	if b.home != nil {
 		b.home.end(false)
+	}
+}
+
+// settle tells the load tracker what a plain answer of the own engine brings.
+func (b begun) settle(answer []byte) {
+	if u, ok := dialect.UsageIn(answer); ok && b.home != nil {
+		b.home.work.Settle(policies.Tokens(u.Prompt), policies.Tokens(u.Output), policies.Tokens(u.Cached))
 	}
 }
 

@@ -217,7 +217,11 @@ func (f *Front) warm(ctx context.Context, c *cut, m Move) error {
 	if b.plain.StatusCode != http.StatusOK {
 		return fmt.Errorf("%s does not warm up: %w", f.named(m.To), refusal(b.plain))
 	}
-	io.Copy(io.Discard, io.LimitReader(b.plain.Body, maxPlain))
+	if b.home != nil {
+		b.home.work.Generated(0)
+	}
+	answer, _ := io.ReadAll(io.LimitReader(b.plain.Body, maxPlain))
+	b.settle(answer)
 	return l.why(nil)
 }
 

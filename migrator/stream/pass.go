@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/cascadeinfer/cascade/migrator/stream/dialect"
-	"github.com/cascadeinfer/cascade/policies"
 )
 
 // relay gives the client an answer that is not a stream, as it is, and looks
@@ -33,9 +32,7 @@ func (f *Front) relay(w http.ResponseWriter, b begun, learn shapeKey, teach bool
 	if b.plain.StatusCode != http.StatusOK || seen.Len() >= maxPlain {
 		return
 	}
-	if u, ok := dialect.UsageIn(seen.Bytes()); ok && b.home != nil {
-		b.home.work.Settle(policies.Tokens(u.Prompt), policies.Tokens(u.Output), policies.Tokens(u.Cached))
-	}
+	b.settle(seen.Bytes())
 	if teach && b.home != nil {
 		if err := f.shapes.learn(learn, b.plain.Header.Get("Content-Type"), seen.Bytes()); err != nil {
 			f.log.Warn("unstreamed answers are relayed, not assembled: they cannot move", "endpoint", learn.endpoint.Path(), "reason", err)

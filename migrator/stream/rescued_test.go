@@ -25,7 +25,15 @@ func TestRescueIsTold(t *testing.T) {
 	if got.Stream != b.id || got.Epoch != 2 || got.From != "r0" || got.To != "r1" || got.Length == 0 || got.Took <= 0 || got.Began.IsZero() || got.Err != nil {
 		t.Errorf("%+v", got)
 	}
-	f.expectRescued(b)
+	answer := <-b.got
+	if rescued(answer) != rescued(b.want) || !strings.Contains(answer, `"cached_tokens":null`) {
+		t.Errorf("got %s\nwant %s, and that nobody knows what was cached", answer, b.want)
+	}
+	f.atRest()
+	flow := f.fronts[1].Status().Flow
+	if sum(flow.Arrivals) != 0 || sum(flow.Prefill) <= 0 || sum(flow.Weight) <= 0 {
+		t.Errorf("a rescue is prefill without an arrival: %+v", flow)
+	}
 
 	rs.know()
 	b = f.rescuable()
@@ -36,6 +44,13 @@ func TestRescueIsTold(t *testing.T) {
 	}
 	<-b.got
 	f.atRest()
+}
+
+func sum(cells []float64) (s float64) {
+	for _, x := range cells {
+		s += x
+	}
+	return s
 }
 
 // TestRescueEnds checks that a request whose engines die one after the other,

@@ -65,6 +65,7 @@ type residence struct {
 	least   policies.Tokens
 	leg     string
 	since   time.Time
+	warming bool // a later leg without a name: what it generates is for nobody
 	work    *load.Work
 	link    *link
 
@@ -74,7 +75,7 @@ type residence struct {
 
 // settle takes in a leg that is about to be sent to the own engine.
 func (f *Front) settle(o *order, l *link) *residence {
-	r := &residence{f: f, front: o.front, stream: o.stream, request: o.request, least: o.least, leg: o.leg(), since: time.Now(), link: l,
+	r := &residence{f: f, front: o.front, stream: o.stream, request: o.request, least: o.least, leg: o.leg(), since: time.Now(), link: l, warming: o.request.ID == "" && o.arrival.Input > 0,
 		work: f.tracker.Begin(o.arrival)}
 	r.epoch.Store(uint64(o.epoch))
 	r.blind.Store(o.plain)
@@ -84,9 +85,10 @@ func (f *Front) settle(o *order, l *link) *residence {
 	return r
 }
 
-// end takes the request out; moved says whether it goes on elsewhere.
+// end takes the request out; moved says whether it goes on elsewhere. The end of
+// warming up never is a request's.
 func (r *residence) end(moved bool) {
-	if moved {
+	if moved || r.warming {
 		r.work.Leave()
 	} else {
 		r.work.End()

@@ -100,15 +100,21 @@ func (c *Counter) scale(f float64) {
 // Arrive counts a request with a prompt of input tokens, cached of which need
 // no prefill. cached outside [0, input] counts as the nearer end.
 func (c *Counter) Arrive(now float64, input, cached policies.Tokens) {
+	c.Prefill(now, input, cached)
+	c.cells[policies.Bucket(c.edges, max(input, 0))].arrivals += c.grown
+	c.seen++
+}
+
+// Prefill counts a prompt that is computed though no request arrives with it: of
+// one that goes on where its KV is not. cached is as in Arrive.
+func (c *Counter) Prefill(now float64, input, cached policies.Tokens) {
 	c.advance(now)
 	input = max(input, 0)
 	cached = min(max(cached, 0), input)
 	i, h := float64(input), float64(cached)
 	x := &c.cells[policies.Bucket(c.edges, input)]
-	x.arrivals += c.grown
 	x.prefill += float64(c.grown * (i - h))
 	x.prefill2 += float64(c.grown * float64((i-h)*(i+h)))
-	c.seen++
 }
 
 // Generate counts n generated tokens that brought a sequence to length: the

@@ -52,6 +52,10 @@ func (o *oracle) add(at float64, column func(policies.Flow) []float64, t policie
 func (o *oracle) arrive(now float64, input, cached policies.Tokens) {
 	o.seen++
 	o.add(now, arrivals, input, 1)
+	o.prefill(now, input, cached)
+}
+
+func (o *oracle) prefill(now float64, input, cached policies.Tokens) {
 	o.add(now, prefill, input, float64(input-cached))
 	o.add(now, prefill2, input, float64(input*input-cached*cached))
 }
@@ -130,11 +134,15 @@ func TestCounterEqualsOracle(t *testing.T) {
 				now += tau * 0.1 * rng.ExpFloat64()
 			}
 			input := policies.Tokens(rng.IntN(700))
-			switch rng.IntN(4) {
+			switch rng.IntN(5) {
 			case 0:
 				cached := policies.Tokens(rng.IntN(int(input) + 1))
 				c.Arrive(now, input, cached)
 				o.arrive(now, input, cached)
+			case 2:
+				cached := policies.Tokens(rng.IntN(int(input) + 1))
+				c.Prefill(now, input, cached)
+				o.prefill(now, input, cached)
 			case 1:
 				output := policies.Tokens(rng.IntN(300))
 				c.Finish(now, input, output)
@@ -199,6 +207,8 @@ func TestOddArguments(t *testing.T) {
 	c.Arrive(5, 10, 99) // more cached than there is: all of it
 	c.Arrive(4, -3, -2) // an earlier time counts as the latest
 	c.Arrive(math.NaN(), 10, -2)
+	c.Prefill(5, 10, 99)
+	c.Prefill(5, -3, 7)
 	c.Finish(5, 10, 0)
 	c.Finish(5, -7, 1)
 	f := c.Flow(5 + flow.DefaultTau)
@@ -287,11 +297,12 @@ func TestAllocations(t *testing.T) {
 	if n := testing.AllocsPerRun(1000, func() {
 		now++
 		c.Arrive(now, 900, 100)
+		c.Prefill(now, 900, 100)
 		c.Generate(now, 1030, 1)
 		c.Generate(now, 9000, 8000)
 		c.Finish(now, 900, 8100)
 	}); n != 0 {
-		t.Errorf("%v allocations for four events", n)
+		t.Errorf("%v allocations for five events", n)
 	}
 }
 
@@ -306,6 +317,7 @@ func FuzzCounter(f *testing.F) {
 		c := flow.New([]policies.Tokens{0, 16, 1000}, 30)
 		a, b := policies.Tokens(input), policies.Tokens(other)
 		c.Arrive(at, a, b)
+		c.Prefill(at, b, a)
 		c.Generate(at, a, n)
 		c.Finish(at, a, b)
 		c.Generate(later, b, n)

@@ -18,7 +18,7 @@ type Edit struct {
 	// those that it has; nil keeps them.
 	Pin *Identity
 	// Totals replaces the counts of the usage; nil keeps them. A negative Cached
-	// keeps that one, up to the length of the prompt.
+	// makes that one null: nobody knows it.
 	Totals *Usage
 	// Fingerprint is added as system_fingerprint when the event has none: an
 	// engine puts it on the last event that it sends, and the front may have
@@ -76,7 +76,8 @@ func (c *Chunk) Append(dst []byte, e Edit) []byte {
 			case "prompt_tokens_details":
 				if v = v.Get("cached_tokens"); v.Type == gjson.Number {
 					if n = e.Totals.Cached; n < 0 {
-						n = min(int(v.Int()), e.Totals.Prompt)
+						s := spanOf(v)
+						patches = append(patches, patch{span{s.from + at, s.to + at}, null})
 					}
 				}
 			}

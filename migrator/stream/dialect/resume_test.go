@@ -170,7 +170,7 @@ func TestTransfer(t *testing.T) {
 
 func TestTotals(t *testing.T) {
 	const usage = `data: {"choices":[],"usage":{"prompt_tokens":9,"total_tokens":11,"completion_tokens":2,"prompt_tokens_details":{"a":1,"cached_tokens":8},"x":null}}` + "\n\n"
-	for cached, want := range map[int]string{-1: "5", 0: "0", 3: "3"} {
+	for cached, want := range map[int]string{-1: "null", 0: "0", 3: "3"} {
 		ev, err := NewReader(strings.NewReader(usage)).Next()
 		if err != nil {
 			t.Fatal(err)

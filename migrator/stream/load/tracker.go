@@ -28,6 +28,9 @@ import (
 type Counter interface {
 	// Arrive counts a request by its prompt, of which cached tokens cost nothing.
 	Arrive(now float64, input, cached policies.Tokens)
+	// Prefill counts a prompt, of which cached tokens cost nothing, that no request
+	// arrived with: one that began elsewhere is computed anew.
+	Prefill(now float64, input, cached policies.Tokens)
 	// Generate counts n tokens, the last of which made the request length long.
 	Generate(now float64, length policies.Tokens, n int)
 	// Finish counts a request's end.

@@ -14,6 +14,7 @@ import (
 // ledger is the dumb counter: it adds up.
 type ledger struct {
 	arrived, input, cached, generated, finished, output int64
+	prefilled, refound                                  int64
 	now                                                 float64
 	t                                                   *testing.T
 }
@@ -27,6 +28,10 @@ func (l *ledger) at(now float64) {
 func (l *ledger) Arrive(now float64, input, cached policies.Tokens) {
 	l.at(now)
 	l.arrived, l.input, l.cached = l.arrived+1, l.input+int64(input), l.cached+int64(cached)
+}
+func (l *ledger) Prefill(now float64, input, cached policies.Tokens) {
+	l.at(now)
+	l.prefilled, l.refound = l.prefilled+int64(input), l.refound+int64(cached)
 }
 func (l *ledger) Generate(now float64, length policies.Tokens, n int) {
 	l.at(now)
@@ -237,14 +242,15 @@ func TestMoved(t *testing.T) {
 			t.Errorf("it runs: %+v", got)
 		}
 		anew.End()
+		c.Begin(Arrival{Input: 100, Output: 20}).Leave() // it was never computed
 
 		if la.arrived != 1 || la.input != 100 || la.cached != 64 || la.generated != 10 || la.finished != 0 {
 			t.Errorf("where it began: %+v", la)
 		}
-		if lb.arrived != 0 || lb.generated != 5 || lb.finished != 0 {
+		if lb.arrived != 0 || lb.generated != 5 || lb.finished != 0 || lb.prefilled != 0 {
 			t.Errorf("in between: %+v", lb)
 		}
-		if lc.arrived != 0 || lc.generated != 3 || lc.finished != 1 || lc.output != 18 {
+		if lc.arrived != 0 || lc.prefilled != 115 || lc.refound != 112 || lc.generated != 3 || lc.finished != 1 || lc.output != 18 {
 			t.Errorf("where it ends: %+v", lc)
 		}
 	})

@@ -117,8 +117,8 @@ func (w *Work) Length() policies.Tokens {
 	return w.inputOr() + policies.Tokens(w.output.Load())
 }
 
-// Leave is End for a request that goes on at another replica: it has not
-// finished, and its arrival, where it was one, has been here.
+// Leave is End for a request that goes on at another replica, or is to: it has
+// not finished, and its arrival, where it was one, has been here.
 func (w *Work) Leave() {
 	w.moved.Store(true)
 	w.End()
@@ -142,8 +142,13 @@ func (w *Work) End() {
 	now := seconds(w.t.now())
 	w.t.harvestLocked(w, now)
 	input := policies.Tokens(w.input.Load())
-	if input > 0 && !w.resumed() {
-		w.t.counter.Arrive(now, input, policies.Tokens(w.cached.Load()))
+	switch cached := policies.Tokens(w.cached.Load()); {
+	case input == 0:
+	case !w.resumed():
+		w.t.counter.Arrive(now, input, cached)
+	case !w.arrival.Held && w.first.Load() != 0:
+		// Its engine was given all ids as a prompt.
+		w.t.counter.Prefill(now, w.arrival.Input+w.arrival.Output, cached)
 	}
 	if input > 0 && !w.moved.Load() {
 		w.t.counter.Finish(now, input, policies.Tokens(w.output.Load()))
