@@ -7,6 +7,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/cascadeinfer/cascade/migrator/api"
+	"github.com/cascadeinfer/cascade/migrator/peer"
 	"github.com/cascadeinfer/cascade/migrator/transfer"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies/bidask"
@@ -39,6 +40,13 @@ func TestWireKeepsEverything(t *testing.T) {
 		if err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("%v: %v\n%+v, want\n%+v", k, err, got, want)
 		}
+	}
+}
+
+// What a mover thinks that one message carries is what the network carries.
+func TestEnvelope(t *testing.T) {
+	if defaultEnvelope != peer.MaxEnvelope {
+		t.Errorf("%d bytes, and the network carries %d", defaultEnvelope, peer.MaxEnvelope)
 	}
 }
 
