@@ -15,10 +15,12 @@ import (
 
 	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	mutationv3 "github.com/envoyproxy/go-control-plane/envoy/config/common/mutation_rules/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	headermutationv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/header_mutation/v3"
 	luav3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/lua/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
@@ -40,11 +42,13 @@ import (
 // their own, nothing but the publisher orders clusters, endpoints and routes.
 type witness struct {
 	counter
+	cache  *slotted
 	mu     sync.Mutex
 	told   map[int64]bool   // streams that have had a response
 	open   map[string]int64 // endpoints that were changed and are not acknowledged, by nonce
 	tables int              // tables that were sent
 	early  int              // of them, while such endpoints were open
+	acked  time.Time        // when a table was last acknowledged
 }
 
 func (w *witness) OnStreamDeltaResponse(id int64, req *discoveryv3.DeltaDiscoveryRequest, resp *discoveryv3.DeltaDiscoveryResponse) {
@@ -68,8 +72,53 @@ func (w *witness) OnStreamDeltaResponse(id int64, req *discoveryv3.DeltaDiscover
 func (w *witness) OnStreamDeltaRequest(id int64, req *discoveryv3.DeltaDiscoveryRequest) error {
 	w.mu.Lock()
 	delete(w.open, req.GetResponseNonce())
+	if req.GetTypeUrl() == resources.RouteType {
+		w.acked = time.Now()
+	}
 	w.mu.Unlock()
 	return w.counter.OnStreamDeltaRequest(id, req)
+}
+
+// slotted is the cache, and an estimator for the slot inside proxies in every
+// set.
+type slotted struct {
+	*cache.Cache
+	mu    sync.Mutex
+	shown map[string]resources.Set // by group
+	slot  resources.Set
+}
+
+func (s *slotted) Set(group string, set resources.Set) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.shown[group] = set
+	s.Cache.Set(group, set.With(s.slot, resources.ExtensionType))
+}
+
+// fill puts a filter into the slot that says so in every answer.
+func (s *slotted) fill(t *testing.T, word string) {
+	t.Helper()
+	r, err := resources.Encode(resources.ExtensionType, resources.LengthFilter, &corev3.TypedExtensionConfig{
+		Name: resources.LengthFilter,
+		TypedConfig: pack(t, &headermutationv3.HeaderMutation{Mutations: &headermutationv3.Mutations{
+			ResponseMutations: []*mutationv3.HeaderMutation{{Action: &mutationv3.HeaderMutation_Append{Append: &corev3.HeaderValueOption{
+				Header: &corev3.HeaderValue{Key: "x-slot", Value: word},
+			}}}},
+		}}),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	slot, err := resources.NewSet(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.slot = slot
+	for group, set := range s.shown {
+		s.Cache.Set(group, set.With(slot, resources.ExtensionType))
+	}
 }
 
 // startServices is startPlane with every xDS service, as a control plane has.
@@ -77,12 +126,12 @@ func startServices(t *testing.T, address string) (*plane, *witness) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	p := new(plane)
-	shared, ledger := cache.New(cache.Config{}), publish.NewLedger(nil)
+	shared, ledger := &slotted{Cache: cache.New(cache.Config{}), shown: make(map[string]resources.Set)}, publish.NewLedger(nil)
 	var err error
 	if p.publisher, err = publish.New(publish.Config{Target: shared, Ledger: ledger}); err != nil {
 		t.Fatal(err)
 	}
-	w := &witness{counter: counter{ledger, &p.sent}, told: make(map[int64]bool), open: make(map[string]int64)}
+	w := &witness{counter: counter{ledger, &p.sent}, cache: shared, told: make(map[int64]bool), open: make(map[string]int64)}
 	services, err := serve.New(serve.Config{Cache: shared, Callbacks: w})
 	if err != nil {
 		t.Fatal(err)
@@ -321,7 +370,8 @@ func TestSplit(t *testing.T) {
 					t.Errorf("the owner's own host: served by %q, stage %q, %v", replica, stage, err)
 				}
 			}
-			testBoundaries(t, p, backends, o)
+			testSlot(t, w, o)
+			testBoundaries(t, p, w, backends, o)
 			w.mu.Lock()
 			if w.tables < 50 || w.early > 0 {
 				t.Errorf("%d of %d route tables were sent before the endpoints that they need were acknowledged", w.early, w.tables)
@@ -388,8 +438,29 @@ func testTokens(t *testing.T, o *owner) {
 	}
 }
 
+// testSlot fills the slot of the owner's Envoy twice.
+func testSlot(t *testing.T, w *witness, o *owner) {
+	t.Helper()
+	for _, word := range []string{"", "one", "two"} {
+		if word != "" {
+			w.cache.fill(t, word)
+		}
+		start, got := time.Now(), ""
+		o.until(t, "using the slot", func() bool {
+			resp, err := o.llm.http.Get(o.llm.url)
+			if err != nil {
+				t.Fatal(err)
+			}
+			resp.Body.Close()
+			got = resp.Header.Get("x-slot")
+			return got == word
+		})
+		t.Logf("slot %q after %v", word, time.Since(start).Round(time.Millisecond))
+	}
+}
+
 // testBoundaries moves boundaries and replicas under load.
-func testBoundaries(t *testing.T, p *plane, backends map[string]*backend, o *owner) {
+func testBoundaries(t *testing.T, p *plane, w *witness, backends map[string]*backend, o *owner) {
 	t.Helper()
 	p.current(t, 1, 1)
 	var wg sync.WaitGroup
@@ -433,7 +504,9 @@ func testBoundaries(t *testing.T, p *plane, backends map[string]*backend, o *own
 		start := time.Now()
 		p.publisher.Submit(fleetOf(backends, e, []policies.Tokens{1000 + policies.Tokens(e), 5000}, "a b", "c", "d"))
 		p.current(t, e, 1)
-		boundaries = append(boundaries, time.Since(start))
+		w.mu.Lock()
+		boundaries = append(boundaries, w.acked.Sub(start))
+		w.mu.Unlock()
 	}
 	if n := p.sent.Load() - sent; n != int64(len(boundaries)) {
 		t.Errorf("%d resources were sent for %d boundaries", n, len(boundaries))
@@ -541,6 +614,30 @@ func TestSplitWithoutControl(t *testing.T) {
 				return err == nil && replica == "a"
 			})
 			t.Logf("served by Cascade %v after it came", time.Since(start).Round(time.Millisecond))
+			if name == "whole" {
+				return
+			}
+			// The control plane is gone before anybody asked for a stage.
+			p.stop()
+			if replica, _, err := o.llm.post(4000); err != nil || replica != "fallback" {
+				t.Errorf("a stage that nobody knows: %q, %v", replica, err)
+			}
+			if replica, _, err := o.llm.post(10); err != nil || replica != "a" {
+				t.Errorf("a stage that is known: %q, %v", replica, err)
+			}
+			// Nobody of the fleet is left.
+			backends["a"].kill()
+			backends["b"].kill()
+			for range 20 {
+				if replica, _, err := o.llm.post(10); err != nil || replica != "fallback" {
+					t.Errorf("without replicas: %q, %v", replica, err)
+				}
+			}
+			backends["a"] = startBackend(t, "a", backends["a"].address)
+			o.until(t, "served by Cascade again", func() bool {
+				replica, _, err := o.llm.post(10)
+				return err == nil && replica == "a"
+			})
 		})
 	}
 }

@@ -105,9 +105,10 @@ func (c Config) manager() (*hcmv3.HttpConnectionManager, error) {
 }
 
 // unrouted turns Envoy's own answers to requests without a route (404), a
-// cluster or an endpoint (503) into one that says so. Cascade's table has a
-// catch-all and none of its stages is ever empty, so they mean that its answers
-// are missing, and that the request reached nobody.
+// cluster, an endpoint or a connection (503) into one that says so. Cascade's
+// table has a catch-all, none of its stages is ever empty, and its routes try
+// again elsewhere only what nobody has begun: they mean that the request reached
+// nobody.
 func unrouted() *hcmv3.LocalReplyConfig {
 	set := func(name, value string) *corev3.HeaderValueOption {
 		return &corev3.HeaderValueOption{
@@ -117,7 +118,7 @@ func unrouted() *hcmv3.LocalReplyConfig {
 	}
 	return &hcmv3.LocalReplyConfig{Mappers: []*hcmv3.ResponseMapper{{
 		Filter: &accesslogv3.AccessLogFilter{FilterSpecifier: &accesslogv3.AccessLogFilter_ResponseFlagFilter{
-			ResponseFlagFilter: &accesslogv3.ResponseFlagFilter{Flags: []string{"NR", "NC", "UH"}},
+			ResponseFlagFilter: &accesslogv3.ResponseFlagFilter{Flags: []string{"NR", "NC", "UH", "UF"}},
 		}},
 		StatusCode:   wrapperspb.UInt32(503),
 		HeadersToAdd: []*corev3.HeaderValueOption{set(UnroutedHeader, "1"), set("retry-after", retryAfter)},
