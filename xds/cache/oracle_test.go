@@ -1,0 +1,174 @@
+package cache_test
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"testing/synctest"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+
+	"github.com/cascadeinfer/cascade/xds/cache"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// mirror is a client that believes what it is told, of one type.
+type mirror struct {
+	*deltaClient
+	group    string
+	typ      string
+	wildcard bool
+	asked    map[string]bool
+	has      map[string]string // versions by name
+}
+
+// take accepts everything that came.
+func (m *mirror) take() {
+	for len(m.got) > 0 {
+		r := <-m.got
+		if r == nil {
+			m.t.Fatal("the stream ended")
+		}
+		for _, res := range r.Resources {
+			if m.asked[res.Name] || m.wildcard { // or it was on its way when dropped
+				m.has[res.Name] = res.Version
+			}
+		}
+		for _, name := range r.RemovedResources {
+			delete(m.has, name)
+		}
+		m.ack(r)
+	}
+}
+
+// want is what it should have of a set, plainly.
+func (m *mirror) want(s resources.Set) map[string]string {
+	all := make(map[string]string)
+	for _, r := range s.All(m.typ) {
+		if m.asked[r.Name] || m.wildcard && !r.Unlisted {
+			all[r.Name] = r.Version
+		}
+	}
+	return all
+}
+
+// TestFates plays random sets for random groups to clients that subscribe,
+// unsubscribe and answer when they like: whenever all have answered, each has
+// what its group is shown of what it asked for, and nothing else.
+func TestFates(t *testing.T) {
+	for seed := range uint64(60) {
+		inBothModes(t, cache.Config{Group: func(n *corev3.Node) string { return n.GetId()[:1] }}, func(t *testing.T, c *cache.Cache) {
+			fate(t, c, rand.New(rand.NewPCG(seed, 1)))
+			if t.Failed() {
+				t.Fatalf("seed %d", seed)
+			}
+		})
+	}
+}
+
+func fate(t *testing.T, c *cache.Cache, rng *rand.Rand) {
+	conn := serve(t, c)
+	names := []string{"a", "b", "c", "hidden1", "hidden2"}
+	some := func() []string {
+		return slices.DeleteFunc(slices.Clone(names), func(string) bool { return rng.IntN(2) == 0 })
+	}
+	shown := make(map[string]resources.Set)
+	var clients []*mirror
+	for i := range 6 {
+		group := string("xy"[i%2])
+		m := &mirror{
+			deltaClient: delta(t, conn, fmt.Sprint(group, i)), group: group, typ: []string{cds, eds, rds}[i%3],
+			asked: make(map[string]bool), has: make(map[string]string), wildcard: rng.IntN(2) == 0,
+		}
+		if m.wildcard {
+			m.subscribe(m.typ, "*")
+		} else {
+			m.ask(some())
+		}
+		clients = append(clients, m)
+	}
+	for range 40 {
+		switch m := clients[rng.IntN(len(clients))]; rng.IntN(8) {
+		case 0, 1, 2:
+			group := []string{"", "x", "y"}[rng.IntN(3)]
+			var words []string
+			for _, typ := range []string{"cds", "eds", "rds"} {
+				for _, name := range some() {
+					words = append(words, fmt.Sprintf("%s:%s=%d", typ, name, rng.IntN(3)))
+				}
+			}
+			shown[group] = setOf(t, words...)
+			c.Set(group, shown[group])
+		case 3:
+			if group := []string{"x", "y"}[rng.IntN(2)]; len(shown) > 1 {
+				if _, common := shown[""]; common {
+					delete(shown, group)
+					c.Drop(group)
+				}
+			}
+		case 4:
+			m.ask(some())
+		case 5:
+			m.drop(some())
+		case 6:
+			synctest.Wait()
+			m.take()
+		case 7:
+			synctest.Wait()
+		}
+	}
+	if _, common := shown[""]; !common {
+		shown[""] = setOf(t, "cds:a=1")
+		c.Set("", shown[""])
+	}
+	for range 10 {
+		synctest.Wait()
+		for _, m := range clients {
+			m.take()
+		}
+	}
+	for _, m := range clients {
+		set, own := shown[m.group]
+		if !own {
+			set = shown[""]
+		}
+		if want := m.want(set); !maps.Equal(m.has, want) {
+			t.Errorf("node of group %s, wildcard %v, asked %v: has %v, want %v", m.group, m.wildcard, m.asked, m.has, want)
+		}
+	}
+	unanswered := make(map[string]bool)
+	c.Unanswered([]string{cds, eds, rds}, unanswered)
+	if len(unanswered) > 0 {
+		t.Errorf("unanswered: %v", unanswered)
+	}
+}
+
+// ask subscribes to names.
+func (m *mirror) ask(names []string) {
+	if len(names) == 0 {
+		names = []string{"a"}
+	}
+	m.subscribe(m.typ, names...)
+	for _, name := range names {
+		m.asked[name] = true
+	}
+}
+
+// drop unsubscribes from names, and forgets those that it does not have by the
+// wildcard.
+func (m *mirror) drop(names []string) {
+	names = slices.DeleteFunc(names, func(name string) bool { return !m.asked[name] })
+	if len(names) == 0 {
+		return
+	}
+	m.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: m.typ, ResourceNamesUnsubscribe: names})
+	for _, name := range names {
+		delete(m.asked, name)
+		if !m.wildcard {
+			delete(m.has, name)
+		}
+	}
+}
