@@ -1,5 +1,6 @@
-// Package uplink keeps a front's load report stream to the control plane
-// (xds/api, Fleet.Report).
+// Package uplink keeps a front's load report streams to the control planes
+// (xds/api, Fleet.Report): all of them hear every report, so that whoever plans
+// next knows the loads, and the one with the newest plan is listened to.
 //
 // It carries state one way and a reply back; it decides nothing. The invariant
 // it keeps: nothing that the control plane does or fails to do reaches the
@@ -12,9 +13,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -39,6 +39,9 @@ const (
 	// silence is how long the control plane may leave reports unanswered before
 	// the stream is given up. It answers each.
 	silence = 10 * time.Second
+	// quiet is how long a control plane may leave reports unanswered before
+	// another one is listened to whose plan is no newer.
+	quiet = 3 * time.Second
 )
 
 // Config is what an Uplink needs.
@@ -46,18 +49,20 @@ type Config struct {
 	// Conn leads to the control plane. The caller owns it, and with it the
 	// address and the TLS, and makes it with ConnectParams. Required.
 	Conn grpc.ClientConnInterface
+	// Others lead to the other control planes of the fleet, where there are any.
+	Others []grpc.ClientConnInterface
 	// Replica and Model name whom the reports are about. Required.
 	Replica policies.ReplicaID
 	Model   string
-	// Source gives the state to report; Front.Status does. It is called on one
-	// goroutine. Required.
+	// Source gives the state to report; Front.Status does. It is called once at a
+	// time. Required.
 	Source func() stream.Status
 	// Extra gives what reports say beyond the front's state. It is called for
-	// each report, on the same goroutine as Source, and must not block; what it
-	// returns is not changed, and must not be afterwards. nil: nothing.
+	// each report, after Source and like it once at a time, and must not block;
+	// what it returns is not changed, and must not be afterwards. nil: nothing.
 	Extra func() Extra
-	// Replied is told of every reply, at once and in order, on one goroutine,
-	// which it must not hold up. Whatever Last would return next is the same.
+	// Replied is told of every reply that counts, at once, in order and one at a
+	// time; it must not hold that up. Whatever Last would return next is the same.
 	// nil: nobody.
 	Replied func(Reply)
 	// Changed holds a token when a report should go out at once;
@@ -105,6 +110,8 @@ func (c Config) validate() (Config, error) {
 		return c, errors.New("uplink: Replica and Model must not be empty; name whom the reports are about")
 	case c.Conn == nil:
 		return c, fmt.Errorf("uplink of %s: Conn is nil; give it a connection to the control plane", c.Replica)
+	case slices.Contains(c.Others, nil):
+		return c, fmt.Errorf("uplink of %s: one of Others is nil; give it a connection to a control plane", c.Replica)
 	case c.Source == nil:
 		return c, fmt.Errorf("uplink of %s: Source is nil; give it the front's Status", c.Replica)
 	case c.Interval < 0:
@@ -119,7 +126,7 @@ func (c Config) validate() (Config, error) {
 	return c, nil
 }
 
-// Reply is the control plane's last word.
+// Reply is the last word of the control plane that is listened to.
 type Reply struct {
 	// Epoch is that of the plan in force for the replica's model.
 	Epoch policies.Epoch
@@ -136,13 +143,17 @@ type Reply struct {
 	At time.Time
 }
 
-// Uplink is the report stream of one replica.
+// Uplink is the report streams of one replica.
 type Uplink struct {
 	cfg   Config
-	moves moves
+	links []*link
 
-	mu   sync.Mutex
-	last Reply
+	asking sync.Mutex // held while Source and Extra are called
+
+	mu      sync.Mutex // held while Replied is called
+	replies []Reply    // the last of each link
+	heeded  int        // the link that is listened to
+	last    Reply
 }
 
 // New returns an Uplink; it starts nothing. The error names the field of the
@@ -152,124 +163,78 @@ func New(cfg Config) (*Uplink, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Uplink{cfg: cfg}, nil
+	u := &Uplink{cfg: cfg}
+	for i, conn := range append([]grpc.ClientConnInterface{cfg.Conn}, cfg.Others...) {
+		u.links = append(u.links, &link{uplink: u, number: i, conn: conn, changed: make(chan struct{}, 1)})
+	}
+	u.replies = make([]Reply, len(u.links))
+	return u, nil
 }
 
-// Last returns the control plane's last reply. It may be called by any
-// goroutine.
+// Last returns the last reply that counts. It may be called by any goroutine.
 func (u *Uplink) Last() Reply {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.last
 }
 
-// Run reports until ctx ends, and returns nil then. While the control plane is
+// Run reports until ctx ends, and returns nil then. While a control plane is
 // away it tries again, at growing and random intervals.
 func (u *Uplink) Run(ctx context.Context) error {
-	log := u.cfg.Logger.With("replica", string(u.cfg.Replica))
-	pause, was := firstPause, ""
+	var all sync.WaitGroup
+	defer all.Wait()
+	for _, l := range u.links {
+		all.Go(func() { l.run(ctx) })
+	}
 	for {
-		answered, err := u.session(ctx)
-		if ctx.Err() != nil {
-			return nil
-		}
-		if answered {
-			pause, was = firstPause, ""
-		}
-		// A control plane that is away for an hour is worth one line.
-		if err.Error() != was {
-			log.Warn("the control plane takes no reports; trying again", "error", err)
-			was = err.Error()
-		}
-		wait := time.NewTimer(pause/2 + rand.N(pause/2+1))
 		select {
-		case <-wait.C:
-		case <-ctx.Done():
-			wait.Stop()
-			return nil
-		}
-		pause = min(2*pause, longestPause)
-	}
-}
-
-var errSilent = fmt.Errorf("the control plane has not answered for %v", silence)
-
-// session reports on one stream, to its end. answered tells whether the control
-// plane took anything in.
-func (u *Uplink) session(ctx context.Context) (answered bool, err error) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	// A stream that stalls in either direction is ended from outside: neither
-	// Send nor Recv knows a deadline.
-	watch := time.AfterFunc(silence, func() { cancel(errSilent) })
-	defer watch.Stop()
-	reports, err := api.NewFleetClient(u.cfg.Conn).Report(ctx)
-	if err != nil {
-		return false, cause(ctx, err)
-	}
-	var reader sync.WaitGroup
-	defer reader.Wait()
-	ended := make(chan error, 1)
-	replies := 0
-	u.moves.restart()
-	reader.Go(func() {
-		for {
-			reply, err := reports.Recv()
-			if err != nil {
-				ended <- err
-				return
-			}
-			watch.Reset(silence)
-			replies++
-			u.take(reply)
-		}
-	})
-	defer cancel(nil) // before the wait for the reader
-
-	tick := time.NewTicker(u.cfg.Interval)
-	defer tick.Stop()
-	for sequence := uint64(1); ; sequence++ {
-		sent := reports.Send(u.report(sequence))
-		if sent != nil && sent != io.EOF { // EOF: Recv knows why
-			cancel(sent)
-		}
-		select {
-		case err := <-ended:
-			return replies > 0, cause(ctx, err)
-		case <-tick.C:
 		case <-u.cfg.Changed:
+			for _, l := range u.links {
+				l.hurry()
+			}
+		case <-ctx.Done():
+			return nil
 		}
 	}
 }
 
-// cause returns why ctx ended if it did, else err.
-func cause(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	return err
-}
-
-// report makes the report of that number, with the state as it is.
-func (u *Uplink) report(sequence uint64) *api.LoadReport {
+// report makes a report with the state as it is.
+func (u *Uplink) report(sequence uint64, m *moves) *api.LoadReport {
+	u.asking.Lock()
+	defer u.asking.Unlock()
 	var x Extra
 	if u.cfg.Extra != nil {
 		x = u.cfg.Extra()
 	}
-	x.Moves = u.moves.news(x.Moves, sequence)
+	x.Moves = m.news(x.Moves, sequence)
 	return report(u.cfg.Replica, u.cfg.Model, sequence, u.cfg.Source(), x)
 }
 
-func (u *Uplink) take(r *api.LoadReply) {
-	u.moves.heard(r.GetSequence())
-	reply := Reply{
-		Epoch: policies.Epoch(r.GetEpoch()), StageMeanHeld: r.GetStageMeanHeld(),
-		Drain: r.GetDrain(), Refine: r.GetRefine(), At: time.Now(),
-	}
+// take takes in a reply of a link, and passes it on if it counts.
+func (u *Uplink) take(from int, reply Reply) {
 	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.replies[from] = reply
+	if u.heeded = heed(u.replies, u.heeded, reply.At); u.heeded != from {
+		return
+	}
 	u.last = reply
-	u.mu.Unlock()
 	if u.cfg.Replied != nil {
 		u.cfg.Replied(reply)
 	}
+}
+
+// heed is the link to listen to: of those that answered lately the one with the
+// newest plan, and of equals the one that is listened to, so that two control
+// planes of which one is behind for a moment do not take turns.
+func heed(replies []Reply, heeded int, now time.Time) int {
+	best := -1
+	for i, r := range replies {
+		switch {
+		case r.At.IsZero() || now.Sub(r.At) > quiet:
+		case best < 0, r.Epoch > replies[best].Epoch, r.Epoch == replies[best].Epoch && i == heeded:
+			best = i
+		}
+	}
+	return max(best, 0)
 }

@@ -219,10 +219,10 @@ func TestMovesUntilHeard(t *testing.T) {
 		told("")
 		tell()
 		told("")
-		if w.moves.mu.Lock(); len(w.moves.known) != 0 {
-			t.Errorf("%d moves are remembered that are over", len(w.moves.known))
+		if w.links[0].moves.mu.Lock(); len(w.links[0].moves.known) != 0 {
+			t.Errorf("%d moves are remembered that are over", len(w.links[0].moves.known))
 		}
-		w.moves.mu.Unlock()
+		w.links[0].moves.mu.Unlock()
 	})
 }
 
