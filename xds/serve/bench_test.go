@@ -31,8 +31,18 @@ import (
 // fleetSet is the set of a fleet of n replicas in four stages.
 func fleetSet(tb testing.TB, n int, cut policies.Tokens) resources.Set {
 	tb.Helper()
+	s, err := resources.Build(fleetView(n, cut))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return s
+}
+
+// fleetView is the state of that fleet. The end of the first stage is the epoch
+// of its plan, too.
+func fleetView(n int, cut policies.Tokens) resources.View {
 	v := resources.View{Models: []resources.Model{{Name: "m", Context: 1 << 17}}}
-	p := policies.Plan{Model: "m", Stages: []policies.Stage{
+	p := policies.Plan{Model: "m", Epoch: policies.Epoch(cut), Stages: []policies.Stage{
 		{Low: 0, High: cut}, {Low: cut, High: 5000}, {Low: 5000, High: 20000}, {Low: 20000, High: policies.Unbounded},
 	}}
 	for i := range n {
@@ -41,11 +51,7 @@ func fleetSet(tb testing.TB, n int, cut policies.Tokens) resources.Set {
 		v.Endpoints = append(v.Endpoints, resources.Endpoint{ID: id, Model: "m", Address: fmt.Sprintf("10.%d.%d.%d:80", i>>16, i>>8&255, i&255), Node: fmt.Sprint("n", i/8)})
 	}
 	v.Plans = []policies.Plan{p}
-	s, err := resources.Build(v)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return s
+	return v
 }
 
 // asks are the words in which a crowd asks for a set as an Envoy does.
@@ -142,16 +148,38 @@ func ours(tb testing.TB, m *meter, sets []resources.Set) *plane {
 	if err != nil {
 		tb.Fatal(err)
 	}
+	run(tb, c.Run)
+	return &plane{"ours", listen(tb, m, s.Register), m, func(i int) { c.Set("", sets[i]) }}
+}
+
+// published is ours with the publisher, which plays a plan in its phases.
+func published(tb testing.TB, m *meter, views []resources.View) *plane {
+	tb.Helper()
+	c, ledger := cache.New(cache.Config{}), publish.NewLedger(nil)
+	s, err := serve.New(serve.Config{Cache: c, Callbacks: ledger})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	p, err := publish.New(publish.Config{Target: c, Ledger: ledger})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	run(tb, c.Run)
+	run(tb, p.Run)
+	return &plane{"published", listen(tb, m, s.Register), m, func(i int) { p.Submit(views[i]) }}
+}
+
+// run runs until the end of the test.
+func run(tb testing.TB, f func(context.Context) error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- c.Run(ctx) }()
+	go func() { done <- f(ctx) }()
 	tb.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
 			tb.Error(err)
 		}
 	})
-	return &plane{"ours", listen(tb, m, s.Register), m, func(i int) { c.Set("", sets[i]) }}
 }
 
 // stock is go-control-plane's server over its snapshot cache, with one snapshot

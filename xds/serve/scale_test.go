@@ -45,6 +45,7 @@ func used() uint64 {
 func TestMemory(t *testing.T) {
 	n := crowdSize()
 	set := fleetSet(t, 100, 1000)
+	c := newCrowd(t)
 	for name, tt := range map[string]struct {
 		words []string
 		most  uint64
@@ -57,7 +58,6 @@ func TestMemory(t *testing.T) {
 			m.arm(1 << 30)
 			p := ours(t, m, []resources.Set{set})
 			p.show(0)
-			c := newCrowd(t)
 			c.order("connect", p.address, fmt.Sprint(n))
 			idle := used()
 			c.order(append([]string{"subscribe", p.address}, tt.words...)...)
@@ -81,10 +81,10 @@ func TestMoved(t *testing.T) {
 	for i := range sets {
 		sets[i] = []resources.Set{fleetSet(t, 100, 1000), fleetSet(t, 100, 1001)}
 	}
+	c := newCrowd(t)
 	for _, first := range []string{"together", "apart"} {
 		for _, then := range []string{"together", "apart"} {
 			t.Run(first+", then "+then, func(t *testing.T) {
-				c := newCrowd(t)
 				var planes [2]*plane
 				for i, how := range []string{first, then} {
 					p := ours(t, new(meter), sets[i])
@@ -112,4 +112,20 @@ func TestMoved(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestReplan has the publisher change one boundary, again and again: it is one
+// resource to each node each time, in all phases together.
+func TestReplan(t *testing.T) {
+	n := crowdSize() / 4
+	views := []resources.View{fleetView(100, 1000), fleetView(100, 1001), fleetView(100, 1002)}
+	p := published(t, new(meter), views)
+	p.meter.arm(1 << 30)
+	p.show(0)
+	c := newCrowd(t)
+	c.order("connect", p.address, fmt.Sprint(n))
+	c.order(append([]string{"subscribe", p.address}, asks(fleetSet(t, 100, 1000))...)...)
+	settle(t, p.meter, 8*n)
+	p.change(t, 1, n)
+	p.change(t, 2, n)
 }
