@@ -1,0 +1,147 @@
+package publish_test
+
+import (
+	"context"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	mutationv3 "github.com/envoyproxy/go-control-plane/envoy/config/common/mutation_rules/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	headermutationv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/header_mutation/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/grpc"
+
+	"github.com/cascadeinfer/cascade/xds/cache"
+	"github.com/cascadeinfer/cascade/xds/publish"
+	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/serve"
+)
+
+// witness sees in which order one node is told and acknowledges. On streams of
+// their own, nothing but the publisher orders clusters, endpoints and routes.
+type witness struct {
+	counter
+	cache  *slotted
+	mu     sync.Mutex
+	told   map[int64]bool   // streams that have had a response
+	open   map[string]int64 // endpoints that were changed and are not acknowledged, by nonce
+	tables int              // tables that were sent
+	early  int              // of them, while such endpoints were open
+	acked  time.Time        // when a table was last acknowledged
+}
+
+func (w *witness) OnStreamDeltaResponse(id int64, req *discoveryv3.DeltaDiscoveryRequest, resp *discoveryv3.DeltaDiscoveryResponse) {
+	w.mu.Lock()
+	switch resp.GetTypeUrl() {
+	case resources.EndpointType, resources.ClusterType:
+		if w.told[id] {
+			w.open[resp.GetNonce()] = id
+		}
+	case resources.RouteType:
+		w.tables++
+		if len(w.open) > 0 {
+			w.early++
+		}
+	}
+	w.told[id] = true // the first response is an answer, and not a change
+	w.mu.Unlock()
+	w.counter.OnStreamDeltaResponse(id, req, resp)
+}
+
+func (w *witness) OnStreamDeltaRequest(id int64, req *discoveryv3.DeltaDiscoveryRequest) error {
+	w.mu.Lock()
+	delete(w.open, req.GetResponseNonce())
+	if req.GetTypeUrl() == resources.RouteType {
+		w.acked = time.Now()
+	}
+	w.mu.Unlock()
+	return w.counter.OnStreamDeltaRequest(id, req)
+}
+
+// slotted is the cache, and an estimator for the slot inside proxies in every
+// set.
+type slotted struct {
+	*cache.Cache
+	mu    sync.Mutex
+	shown map[string]resources.Set // by group
+	slot  resources.Set
+}
+
+func (s *slotted) Set(group string, set resources.Set) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.shown[group] = set
+	s.Cache.Set(group, set.With(s.slot, resources.ExtensionType))
+}
+
+// fill puts a filter into the slot that says so in every answer.
+func (s *slotted) fill(t *testing.T, word string) {
+	t.Helper()
+	r, err := resources.Encode(resources.ExtensionType, resources.LengthFilter, &corev3.TypedExtensionConfig{
+		Name: resources.LengthFilter,
+		TypedConfig: pack(t, &headermutationv3.HeaderMutation{Mutations: &headermutationv3.Mutations{
+			ResponseMutations: []*mutationv3.HeaderMutation{{Action: &mutationv3.HeaderMutation_Append{Append: &corev3.HeaderValueOption{
+				Header: &corev3.HeaderValue{Key: "x-slot", Value: word},
+			}}}},
+		}}),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	slot, err := resources.NewSet(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.slot = slot
+	for group, set := range s.shown {
+		s.Cache.Set(group, set.With(slot, resources.ExtensionType))
+	}
+}
+
+// startServices is startPlane with every xDS service, as a control plane has.
+func startServices(t *testing.T, address string) (*plane, *witness) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	p := new(plane)
+	shared, ledger := &slotted{Cache: cache.New(cache.Config{}), shown: make(map[string]resources.Set)}, publish.NewLedger(nil)
+	var err error
+	if p.publisher, err = publish.New(publish.Config{Target: shared, Ledger: ledger}); err != nil {
+		t.Fatal(err)
+	}
+	w := &witness{counter: counter{ledger, &p.sent}, cache: shared, told: make(map[int64]bool), open: make(map[string]int64)}
+	services, err := serve.New(serve.Config{Cache: shared, Callbacks: w})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if address == "" {
+		address = "127.0.0.1:0"
+	}
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.address = listener.Addr().String()
+	server := grpc.NewServer()
+	services.Register(ctx, server)
+	var wg sync.WaitGroup
+	wg.Go(func() { server.Serve(listener) })
+	wg.Go(func() { p.publisher.Run(ctx) })
+	p.stop = sync.OnceFunc(func() { cancel(); server.Stop(); wg.Wait() })
+	t.Cleanup(p.stop)
+	return p, w
+}
+
+// freeAddress is an address that nobody listens on.
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
