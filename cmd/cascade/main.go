@@ -92,6 +92,7 @@ In production each part runs by itself, from one fleet file:
   cascade control   -c fleet.yaml                 the control plane (xDS server, planner)
   cascade migrator  -c fleet.yaml --replica r0    beside each engine
   cascade envoy-bootstrap -c fleet.yaml           a bootstrap for your Envoy
+  cascade attach    -c fleet.yaml --to envoy      or what to add to an Envoy, mesh or gRPC client of others
   cascade proxy     -c fleet.yaml                 or the embedded proxy instead of Envoy`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
