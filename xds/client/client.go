@@ -53,6 +53,9 @@ type Config struct {
 	// Conn is an open connection to use instead of Target and TLS. The client
 	// does not close it.
 	Conn grpc.ClientConnInterface
+	// Others are further control planes of the same fleet, tried in their order
+	// while those before them are away.
+	Others []Server
 	// NodeID names this client to the server; required.
 	NodeID string
 	// Cluster is the node's service cluster; default "cascade". With
@@ -73,7 +76,19 @@ type Config struct {
 	Logger *slog.Logger
 }
 
+// Server is one more control plane: Target and TLS, or Conn, as in Config.
+type Server struct {
+	Target string
+	TLS    *tls.Config
+	Conn   grpc.ClientConnInterface
+}
+
 func (c *Config) validate() error {
+	for _, o := range c.Others {
+		if o.Target == "" && o.Conn == nil {
+			return errors.New("xds client: the Target of one of Others is empty; give the address of a control plane")
+		}
+	}
 	switch {
 	case c.Target == "" && c.Conn == nil:
 		return errors.New("xds client: Target is empty; give the address of the control plane")
@@ -128,14 +143,17 @@ func (c *Client) Connected() bool { return c.connected.Load() }
 
 // Run keeps the stream open until ctx ends, and then returns nil.
 func (c *Client) Run(ctx context.Context) error {
-	conn := c.cfg.Conn
-	if conn == nil {
-		own, err := c.dial()
+	servers := append([]Server{{c.cfg.Target, c.cfg.TLS, c.cfg.Conn}}, c.cfg.Others...)
+	for i, s := range servers {
+		if s.Conn != nil {
+			continue
+		}
+		own, err := c.dial(s)
 		if err != nil {
-			return fmt.Errorf("xds client: target %s: %w", c.cfg.Target, err)
+			return fmt.Errorf("xds client: target %s: %w", s.Target, err)
 		}
 		defer own.Close()
-		conn = own
+		servers[i].Conn = own
 	}
 	m := newMachine(&corev3.Node{
 		Id:                   c.cfg.NodeID,
@@ -145,21 +163,25 @@ func (c *Client) Run(ctx context.Context) error {
 		UserAgentVersionType: &corev3.Node_UserAgentVersion{UserAgentVersion: "1"},
 	})
 	c.publish(m)
-	said := "" // of this outage: an hour of it is worth one line
+	said := make([]string, len(servers)) // of this outage: an hour of it is worth one line
 	for attempt := 0; ; attempt++ {
-		heard, err := c.stream(ctx, conn, m)
+		at := attempt % len(servers)
+		server := servers[at]
+		heard, err := c.stream(ctx, server, m)
 		m.disconnect()
 		c.connected.Store(false)
 		if ctx.Err() != nil {
 			return nil
 		}
 		if heard {
-			attempt, said = 0, ""
+			attempt = -1 // the first one is next
+			clear(said)
 		}
-		pause := backoff(c.cfg.BackoffMin, c.cfg.BackoffMax, attempt)
-		if err.Error() != said {
-			c.away(err)
-			said = err.Error()
+		// It grows from one round of all to the next.
+		pause := backoff(c.cfg.BackoffMin, c.cfg.BackoffMax, max(attempt, 0)/len(servers))
+		if err.Error() != said[at] {
+			c.away(server, err)
+			said[at] = err.Error()
 		}
 		if !c.wait(ctx, m, pause) {
 			return nil
@@ -168,23 +190,23 @@ func (c *Client) Run(ctx context.Context) error {
 }
 
 // away logs why there is no stream.
-func (c *Client) away(err error) {
+func (c *Client) away(server Server, err error) {
 	log := c.cfg.Logger
-	if c.cfg.Target != "" { // a Conn tells its own in err
-		log = log.With("target", c.cfg.Target)
+	if server.Target != "" { // a Conn tells its own in err
+		log = log.With("target", server.Target)
 	}
 	log.Warn("no control plane; trying again, and serving the last config if there was one", "error", err)
 }
 
-func (c *Client) dial() (*grpc.ClientConn, error) {
+func (c *Client) dial(s Server) (*grpc.ClientConn, error) {
 	creds := insecure.NewCredentials()
-	if c.cfg.TLS != nil {
-		creds = credentials.NewTLS(c.cfg.TLS)
+	if s.TLS != nil {
+		creds = credentials.NewTLS(s.TLS)
 	}
 	// Left to itself, gRPC would dial every two minutes after a long outage.
 	pause := connectbackoff.DefaultConfig
 	pause.BaseDelay, pause.MaxDelay = c.cfg.BackoffMin, c.cfg.BackoffMax
-	return grpc.NewClient(c.cfg.Target,
+	return grpc.NewClient(s.Target,
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: pause, MinConnectTimeout: connectTimeout}),
 		grpc.WithTransportCredentials(creds),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(MaxMessage)),
@@ -236,9 +258,9 @@ func alarm(m *machine) (<-chan time.Time, func()) {
 
 // stream runs one ADS stream until it fails. heard says whether the server
 // ever answered on it.
-func (c *Client) stream(ctx context.Context, conn grpc.ClientConnInterface, m *machine) (heard bool, err error) {
+func (c *Client) stream(ctx context.Context, server Server, m *machine) (heard bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
-	ads, err := discoveryv3.NewAggregatedDiscoveryServiceClient(conn).DeltaAggregatedResources(ctx)
+	ads, err := discoveryv3.NewAggregatedDiscoveryServiceClient(server.Conn).DeltaAggregatedResources(ctx)
 	if err != nil {
 		cancel()
 		return false, err
@@ -291,7 +313,7 @@ func (c *Client) stream(ctx context.Context, conn grpc.ClientConnInterface, m *m
 			if !heard {
 				heard = true
 				c.connected.Store(true)
-				c.cfg.Logger.Info("control plane connected", "target", c.cfg.Target)
+				c.cfg.Logger.Info("control plane connected", "target", server.Target)
 			}
 			var refused error
 			if out, refused = m.receive(time.Now(), r); refused != nil {

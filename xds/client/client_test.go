@@ -58,6 +58,14 @@ func (u updates) Update(s *Snapshot) { u <- s }
 // start runs a client against an adsServer until the test ends.
 func start(t *testing.T) (*adsServer, updates, *Client) {
 	t.Helper()
+	s, conn := serve(t)
+	u, c := follow(t, Config{Conn: conn})
+	return s, u, c
+}
+
+// serve starts an adsServer, and connects to it.
+func serve(t *testing.T) (*adsServer, *grpc.ClientConn) {
+	t.Helper()
 	s := &adsServer{requests: make(chan *discoveryv3.DeltaDiscoveryRequest), responses: make(chan *discoveryv3.DeltaDiscoveryResponse)}
 	l := bufconn.Listen(1 << 20)
 	g := grpc.NewServer()
@@ -69,8 +77,20 @@ func start(t *testing.T) (*adsServer, updates, *Client) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		conn.Close()
+		g.Stop()
+		<-served
+	})
+	return s, conn
+}
+
+// follow runs a client until the test ends.
+func follow(t *testing.T, cfg Config) (updates, *Client) {
+	t.Helper()
 	u := make(updates, 100)
-	c, err := New(Config{Conn: conn, NodeID: "n1", Watcher: u, BackoffMin: time.Millisecond, BackoffMax: 2 * time.Millisecond})
+	cfg.NodeID, cfg.Watcher, cfg.BackoffMin, cfg.BackoffMax = "n1", u, time.Millisecond, 2*time.Millisecond
+	c, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,11 +102,8 @@ func start(t *testing.T) (*adsServer, updates, *Client) {
 		if err := <-done; err != nil {
 			t.Error("Run:", err)
 		}
-		conn.Close()
-		g.Stop()
-		<-served
 	})
-	return s, u, c
+	return u, c
 }
 
 func (s *adsServer) expect(t *testing.T, want string) {

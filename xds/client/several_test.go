@@ -1,0 +1,30 @@
+package client
+
+import (
+	"testing"
+)
+
+// TestSeveralServers: a client whose control plane is away goes to the next one,
+// with what it has, and begins with the first again when it is lost.
+func TestSeveralServers(t *testing.T) {
+	one, first := serve(t)
+	two, second := serve(t)
+	u, c := follow(t, Config{Conn: &deadConn{}, Others: []Server{{Conn: first}, {Conn: second}}})
+	one.expect(t, "CDS node=n1")
+	<-u
+	one.responses <- response(t, "CDS", "1 a=static")
+	one.expect(t, "LDS")
+	one.expect(t, "CDS ACK 1")
+	<-u
+	first.Close()
+	two.expect(t, "CDS node=n1 have:a@v:static")
+	two.expect(t, "LDS")
+	two.responses <- response(t, "CDS", "1 b=static -a")
+	two.expect(t, "CDS ACK 1")
+	if got := <-u; got.Clusters["a"] != nil || got.Clusters["b"] == nil || !c.Connected() {
+		t.Fatalf("want b alone, have %v", keys(got.Clusters))
+	}
+	if _, err := New(Config{Conn: first, NodeID: "n1", Others: []Server{{}}}); err == nil {
+		t.Error("a server without an address is taken")
+	}
+}
