@@ -36,15 +36,17 @@ func (r *rig) residents(id string, movable int) (moving, fixed, others []*live) 
 			return out
 		}
 		body := prompt(120+n, forever)
-		if len(moving) >= movable || n%3 == 2 {
+		ties := len(moving) >= movable || n%3 == 2
+		if ties {
 			body = pinned(body)
 		}
 		before := here()
 		s := r.stream(body)
 		at := "elsewhere"
 		for leg, why := range here() {
-			if _, old := before[leg]; !old {
-				if at = "moving"; why != policies.MayMove {
+			// Another one may have moved here meanwhile.
+			if _, old := before[leg]; !old && ties == (why != policies.MayMove) {
+				if at = "moving"; ties {
 					at = "fixed"
 				}
 			}
