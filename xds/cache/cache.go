@@ -15,6 +15,7 @@ package cache
 
 import (
 	"context"
+	"hash/maphash"
 	"maps"
 	"slices"
 	"sync"
@@ -38,6 +39,7 @@ type Config struct {
 type Cache struct {
 	group   func(*corev3.Node) string
 	shards  [shards]shard
+	seed    maphash.Seed  // of the shards
 	changed chan struct{} // capacity 1; see Changed
 
 	setting sync.Mutex    // one change of the sets at a time
@@ -91,7 +93,7 @@ func New(cfg Config) *Cache {
 	if group == nil {
 		group = func(*corev3.Node) string { return "" }
 	}
-	c := &Cache{group: group, groups: make(shownTo), changed: make(chan struct{}, 1), untold: make(chan struct{}, 1)}
+	c := &Cache{group: group, seed: maphash.MakeSeed(), groups: make(shownTo), changed: make(chan struct{}, 1), untold: make(chan struct{}, 1)}
 	for i := range c.shards {
 		c.shards[i].init()
 	}

@@ -20,12 +20,9 @@ type shard struct {
 
 func (s *shard) init() { s.groups, s.types = make(shownTo), make(map[string]*watches) }
 
-// seed makes the nodes of a shard unforeseeable.
-var seed = maphash.MakeSeed()
-
 // shardOf finds a node's shard: all its streams are told in order.
 func (c *Cache) shardOf(node string) *shard {
-	return &c.shards[maphash.String(seed, node)%shards]
+	return &c.shards[maphash.String(c.seed, node)%shards]
 }
 
 // watches are those of one type.

@@ -19,7 +19,7 @@ type stream struct {
 	server *Server
 	typ    string // of the service; "" for all
 	timer  *time.Timer
-	over   chan struct{} // closed when time was over
+	over   chan struct{} // capacity 1: time is over
 	owed   atomic.Int64  // responses that the client has not replied to
 
 	mu    sync.Mutex
@@ -35,7 +35,7 @@ type stream struct {
 // guard puts a stream's handler behind the guards.
 func (s *Server) guard(typ string, handler grpc.StreamHandler) grpc.StreamHandler {
 	return func(srv any, ss grpc.ServerStream) error {
-		g := &stream{ServerStream: ss, server: s, typ: typ, over: make(chan struct{}), names: make(names)}
+		g := &stream{ServerStream: ss, server: s, typ: typ, over: make(chan struct{}, 1), names: make(names)}
 		g.timer = time.AfterFunc(s.cfg.Limits.Greeting, g.expire)
 		defer g.timer.Stop()
 		// The handler may wait for the client in a place that only the end of
@@ -87,7 +87,10 @@ func (g *stream) expire() {
 	}
 	g.mu.Unlock()
 	_ = g.refuse(status.Error(codes.DeadlineExceeded, what))
-	close(g.over)
+	select {
+	case g.over <- struct{}{}:
+	default: // again, after the end
+	}
 }
 
 // refuse notes why the stream ends, if that is from here, and returns it.
