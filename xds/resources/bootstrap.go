@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
 // BootstrapConfig is what an Envoy has to be told before it can ask the
@@ -25,7 +26,10 @@ type BootstrapConfig struct {
 	NodeCluster string // group of Envoys; "" means "cascade"
 	Zone        string // the machine or zone the Envoy runs in, for its locality
 	XDS         string // IP:port of the control plane; "" means 127.0.0.1:18000
-	Admin       string // IP:port of Envoy's admin page; "" means 127.0.0.1:0, a free port of loopback
+	// Others are IP:port of further control planes of the same fleet, which Envoy
+	// goes to while those before them are away. It asks for their health.
+	Others []string
+	Admin  string // IP:port of Envoy's admin page; "" means 127.0.0.1:0, a free port of loopback
 }
 
 // Defaults of BootstrapConfig.
@@ -58,13 +62,17 @@ func bootstrap(c BootstrapConfig) (*bootstrapv3.Bootstrap, error) {
 	if err != nil {
 		return nil, fmt.Errorf("admin address %q: give an IP address and a port", c.Admin)
 	}
-	xds, err := hostPort(cmp.Or(c.XDS, defaultXDS))
+	planes, err := controlPlanes(append([]string{cmp.Or(c.XDS, defaultXDS)}, c.Others...))
 	if err != nil {
 		return nil, fmt.Errorf("control plane: %w", err)
 	}
-	service := []*corev3.GrpcService{{TargetSpecifier: &corev3.GrpcService_EnvoyGrpc_{
-		EnvoyGrpc: &corev3.GrpcService_EnvoyGrpc{ClusterName: XDSCluster},
-	}}}
+	plane := &corev3.GrpcService_EnvoyGrpc{ClusterName: XDSCluster}
+	if len(c.Others) > 0 {
+		plane.RetryPolicy = &corev3.RetryPolicy{RetryBackOff: &corev3.BackoffStrategy{
+			BaseInterval: durationpb.New(planeRetry), MaxInterval: durationpb.New(planeRetryMax),
+		}}
+	}
+	service := []*corev3.GrpcService{{TargetSpecifier: &corev3.GrpcService_EnvoyGrpc_{EnvoyGrpc: plane}}}
 	fromADS := ads()
 	// Wait for the control plane for as long as it takes: an Envoy that gives
 	// up reports itself ready, and then refuses every connection.
@@ -87,24 +95,56 @@ func bootstrap(c BootstrapConfig) (*bootstrapv3.Bootstrap, error) {
 		},
 		ClusterManager: LoadStats(service),
 		StaticResources: &bootstrapv3.Bootstrap_StaticResources{
-			Clusters: []*clusterv3.Cluster{{
-				Name:                 XDSCluster,
-				ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC},
-				ConnectTimeout:       durationpb.New(time.Second),
-				LoadAssignment: &endpointv3.ClusterLoadAssignment{
-					ClusterName: XDSCluster,
-					Endpoints: []*endpointv3.LocalityLbEndpoints{{
-						LbEndpoints: []*endpointv3.LbEndpoint{{HostIdentifier: &endpointv3.LbEndpoint_Endpoint{
-							Endpoint: &endpointv3.Endpoint{Address: socketAddress(xds)},
-						}}},
-					}},
-				},
-				TypedExtensionProtocolOptions: map[string]*anypb.Any{
-					"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": wrap(HTTP2(minMaxRequests)),
-				},
-			}},
+			Clusters: []*clusterv3.Cluster{planes},
 		},
 	}, nil
+}
+
+// How Envoy finds out that a control plane is away, where there are several.
+// Without asking, it would try the first one for ever.
+const (
+	planeCheck     = time.Second // between two questions, and for an answer
+	planeUnhealthy = 1           // questions without an answer
+	// planeRetry and planeRetryMax bound the pause between two tries; by itself
+	// Envoy goes up to 30 s, which another control plane is not away for.
+	planeRetry    = 200 * time.Millisecond
+	planeRetryMax = 2 * time.Second
+)
+
+// controlPlanes is the cluster of the control planes, each after the ones before
+// it. An Envoy that has gone to another one stays there for as long as that
+// answers, and has nothing sent anew.
+func controlPlanes(addresses []string) (*clusterv3.Cluster, error) {
+	c := &clusterv3.Cluster{
+		Name:                 XDSCluster,
+		ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC},
+		ConnectTimeout:       durationpb.New(time.Second),
+		LoadAssignment:       &endpointv3.ClusterLoadAssignment{ClusterName: XDSCluster},
+		TypedExtensionProtocolOptions: map[string]*anypb.Any{
+			"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": wrap(HTTP2(minMaxRequests)),
+		},
+	}
+	for i, address := range addresses {
+		at, err := hostPort(address)
+		if err != nil {
+			return nil, err
+		}
+		c.LoadAssignment.Endpoints = append(c.LoadAssignment.Endpoints, &endpointv3.LocalityLbEndpoints{
+			Priority: uint32(i),
+			LbEndpoints: []*endpointv3.LbEndpoint{{HostIdentifier: &endpointv3.LbEndpoint_Endpoint{
+				Endpoint: &endpointv3.Endpoint{Address: socketAddress(at)},
+			}}},
+		})
+	}
+	if len(addresses) > 1 {
+		c.CloseConnectionsOnHostHealthFailure = true
+		c.HealthChecks = []*corev3.HealthCheck{{
+			Timeout: durationpb.New(planeCheck), Interval: durationpb.New(planeCheck), NoTrafficInterval: durationpb.New(planeCheck),
+			UnhealthyThreshold: wrapperspb.UInt32(planeUnhealthy), HealthyThreshold: wrapperspb.UInt32(1),
+			HealthChecker: &corev3.HealthCheck_GrpcHealthCheck_{GrpcHealthCheck: &corev3.HealthCheck_GrpcHealthCheck{}},
+		}}
+	}
+	return c, nil
 }
 
 // Text renders a message as indented JSON, the same for equal messages:

@@ -1,0 +1,68 @@
+package control
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/envoytest"
+	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/store"
+)
+
+// TestEnvoyTwoServers: an Envoy whose control plane goes away finds the other
+// one on the same store, gets nothing sent that it has, and follows it. No
+// request fails, and the other one plans.
+func TestEnvoyTwoServers(t *testing.T) {
+	envoytest.Binary(t)
+	var list []policies.Replica
+	for i := range 4 {
+		r, _ := upstream(t, fmt.Sprintf("r%d", i))
+		list = append(list, r)
+	}
+	st := new(store.Memory)
+	run := func(name string) *running {
+		r := rules()
+		r.Speed, r.Grace, r.Name, r.Shared = 1, time.Hour, name, true // nobody reports here
+		return start(t, Config{Rules: r, Replicas: list, Store: st})
+	}
+	a, b := run("a"), run("b")
+	waitFor(t, b, "b follows a", func(s Status) bool { return s.Epoch == 1 && s.Planner.Holder == "a" && !s.Planner.Leads })
+	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "envoy", XDS: a.Addr().String(), Others: []string{b.Addr().String()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	envoy := envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})
+	reaches(t, a, 1)
+	load := newLoad(t, "http://"+envoy.Listener(resources.ListenerName))
+	const counted = `(cluster_(added|modified|removed)|listener_(added|modified)|\.rds\..*config_reload|^cluster\.cascade.*\.update_success)$`
+	before := envoy.Stats(counted)
+
+	began := time.Now()
+	a.stop()
+	reaches(t, b, 1)
+	t.Logf("the Envoy has found the other control plane after %v", time.Since(began))
+	after := envoy.Stats(counted)
+	if len(after) < policies.MaxStages+3 {
+		t.Fatalf("too few statistics to tell: %v", after)
+	}
+	for name, n := range after {
+		if before[name] != n {
+			t.Errorf("%s: %d before, %d after", name, before[name], n)
+		}
+	}
+	waitFor(t, b, "b plans", func(s Status) bool { return s.Planner.Leads })
+	if err := b.fleet.Drain(t.Context(), "r0"); err != nil {
+		t.Fatal(err)
+	}
+	reaches(t, b, 2)
+
+	// The first one comes back as another process, and follows.
+	a = run("a")
+	waitFor(t, a, "a follows b", func(s Status) bool { return s.Epoch == 2 && s.Planner.Holder == "b" && !s.Planner.Leads })
+	load.stop()
+	if load.failed.Load() > 0 || load.done.Load() == 0 {
+		t.Errorf("%d of %d requests failed; the first: %v", load.failed.Load(), load.done.Load(), load.first)
+	}
+}

@@ -1,0 +1,41 @@
+package resources_test
+
+import (
+	"testing"
+
+	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
+	"google.golang.org/protobuf/encoding/protojson"
+
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// TestBootstrapOfSeveralPlanes: each control plane comes after the ones before
+// it, and Envoy asks for their health, without which it would never leave the
+// first. With one, it asks for nothing.
+func TestBootstrapOfSeveralPlanes(t *testing.T) {
+	for _, others := range [][]string{nil, {"10.0.0.2:18000", "10.0.0.3:18000"}} {
+		raw, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "n", XDS: "10.0.0.1:18000", Others: others})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var b bootstrapv3.Bootstrap
+		if err := protojson.Unmarshal(raw, &b); err != nil {
+			t.Fatal(err)
+		}
+		if err := b.ValidateAll(); err != nil {
+			t.Error(err)
+		}
+		c := b.StaticResources.Clusters[0]
+		if len(c.LoadAssignment.Endpoints) != 1+len(others) || (len(c.HealthChecks) > 0) != (len(others) > 0) {
+			t.Errorf("%d others: %d endpoints, %d health checks", len(others), len(c.LoadAssignment.Endpoints), len(c.HealthChecks))
+		}
+		for i, l := range c.LoadAssignment.Endpoints {
+			if l.Priority != uint32(i) || len(l.LbEndpoints) != 1 {
+				t.Errorf("endpoint %d: %v", i, l)
+			}
+		}
+	}
+	if _, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "n", Others: []string{"control:18000"}}); err == nil {
+		t.Error("a name is taken for an address")
+	}
+}
