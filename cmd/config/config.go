@@ -120,6 +120,18 @@ type Control struct {
 	Listen string `yaml:"listen,omitempty"`
 	// Admin serves /status, /metrics, /healthz and /readyz. Empty means 127.0.0.1:18001.
 	Admin string `yaml:"admin,omitempty"`
+	// Hosts are names by which Admin may be asked besides those of loopback, in
+	// lower case and without a port: of a proxy of your own in front of it.
+	Hosts []string `yaml:"hosts,omitempty"`
+	// Name is that of this control plane among several. Empty means its host and
+	// the port of Listen.
+	Name string `yaml:"name,omitempty"`
+	// Peers are the addresses, IP:port, of the other control planes of this fleet.
+	// They share the State directory: one plans, all serve the same, and any of
+	// them may die. Migrators report to all, proxies go to the next one while one
+	// is away. The file is the same for all; each is started with its own --listen
+	// and --admin.
+	Peers []string `yaml:"peers,omitempty"`
 	// Estimator finds a request's length in front of Envoy: "content-length"
 	// (no callout) or "ext_proc" (the length service; needed for several models
 	// on one host). Empty means "ext_proc" for several models, else "content-length".

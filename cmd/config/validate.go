@@ -77,6 +77,7 @@ func (f *Fleet) validate() []*FieldError {
 	if host, _, err := net.SplitHostPort(f.Control.Admin); err == nil && !loopback(host) {
 		c.fail("control.admin", "%s is not loopback; the admin page has no authentication: listen on 127.0.0.1, and reach it through a tunnel or a proxy of your own", f.Control.Admin)
 	}
+	f.validatePeers(c)
 	oneOf(c, "control.estimator", f.Control.Estimator, "content-length", "ext_proc")
 	if f.Control.Estimator == "content-length" && len(f.Models) > 1 {
 		for i, m := range f.Models {
@@ -101,6 +102,35 @@ func (f *Fleet) validate() []*FieldError {
 	f.validateBlocks(c)
 	f.validateTLS(c)
 	return c.errs
+}
+
+// validatePeers checks what several control planes need, and the names of one.
+func (f *Fleet) validatePeers(c *checker) {
+	if len(f.Control.Name) > 256 {
+		c.fail("control.name", "write up to 256 bytes")
+	}
+	for i, h := range f.Control.Hosts {
+		if h == "" || h != strings.ToLower(h) || strings.ContainsAny(h, ":/ ") {
+			c.fail(fmt.Sprintf("control.hosts[%d]", i), "%q is not a host name in lower case, without a port", h)
+		}
+	}
+	for i, p := range f.Control.Peers {
+		at := fmt.Sprintf("control.peers[%d]", i)
+		address(c, at, p)
+		numeric(c, at, p)
+		if slices.Contains(f.Control.Peers[:i], p) {
+			c.fail(at, "%s is there twice", p)
+		}
+	}
+	if len(f.Control.Peers) == 0 {
+		return
+	}
+	if f.State == "" {
+		c.fail("state", "several control planes (control.peers) share a directory: name it")
+	}
+	if f.Control.Estimator == "ext_proc" {
+		c.fail("control.estimator", "ext_proc is served by one control plane on its own address, so that several would not serve the same; use content-length, with a host name for each model")
+	}
 }
 
 func (f *Fleet) validateModels(c *checker) {
@@ -208,6 +238,9 @@ func (f *Fleet) validateTLS(c *checker) {
 		return
 	}
 	bare := map[string]string{"control.listen": f.Control.Listen}
+	for i, p := range f.Control.Peers {
+		bare[fmt.Sprintf("control.peers[%d]", i)] = p
+	}
 	for i, r := range f.Replicas {
 		bare[fmt.Sprintf("replicas[%d].peer", i)] = r.Peer
 	}

@@ -2,7 +2,6 @@ package wire
 
 import (
 	"fmt"
-	"net"
 	"path/filepath"
 
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
@@ -12,33 +11,24 @@ import (
 )
 
 // Attach is the configuration by which an Envoy of another owner, with the
-// given node id, reaches this fleet. Without control addresses it is the
-// fleet's own control plane. Under TLS, Envoy shows the certificate that the
+// given node id, reaches this fleet. Without control addresses it is all of the
+// fleet's control planes. Under TLS, Envoy shows the certificate that the
 // node id has in the fleet file; without a trust domain, the control planes'
 // must carry the addresses that it dials.
 func (f *Fleet) Attach(nodeID string, control []string) (attach.Config, error) {
 	if len(control) == 0 {
-		control = []string{f.Fleet.Control.Listen}
+		control = f.ControlPlanes()
 	}
 	c := attach.Config{Control: control, Cluster: f.Fleet.Control.XDSCluster}
 	if f.Fleet.TLS.Cert == "" {
 		return c, nil
 	}
 	files := f.TLS(identity.Proxy, nodeID)
-	first, _, err := net.SplitHostPort(control[0])
+	hosts, err := hostsOf(control)
 	if err != nil {
 		return c, fmt.Errorf("attach: control: %w", err)
 	}
-	c.Socket, err = upstreamTLS(files, first, func(tls *tlsv3.CommonTlsContext, own *tlsv3.TlsCertificate, peers *tlsv3.CertificateValidationContext) error {
-		for _, a := range control[1:] {
-			host, _, err := net.SplitHostPort(a)
-			if err != nil {
-				return err
-			}
-			if files.TrustDomain == "" {
-				peers.MatchTypedSubjectAltNames = append(peers.MatchTypedSubjectAltNames, controlName(files, host))
-			}
-		}
+	c.Socket, err = upstreamTLS(files, hosts, func(tls *tlsv3.CommonTlsContext, own *tlsv3.TlsCertificate, peers *tlsv3.CertificateValidationContext) error {
 		tls.TlsCertificates = []*tlsv3.TlsCertificate{own}
 		tls.ValidationContextType = &tlsv3.CommonTlsContext_ValidationContext{ValidationContext: peers}
 		return nil

@@ -1,11 +1,11 @@
 package wire
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"net"
 	"path/filepath"
+	"slices"
 
 	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -32,7 +32,7 @@ const (
 )
 
 // Bootstrap renders the bootstrap of an Envoy of this fleet. An empty XDS is
-// the fleet's control.listen. Under TLS, Envoy shows the certificate that its
+// all the fleet's control planes. Under TLS, Envoy shows the certificate that its
 // node id has in the fleet file, and wants the control plane's: one with that
 // identity or, without a trust domain, one that carries the address it dials. It
 // reads the PEM files once; see BootstrapFiles for files that rotate.
@@ -93,7 +93,10 @@ func fromFile(name, path string) *tlsv3.SdsSecretConfig {
 type placement func(c *tlsv3.CommonTlsContext, own *tlsv3.TlsCertificate, peers *tlsv3.CertificateValidationContext) error
 
 func (f *Fleet) bootstrap(b resources.BootstrapConfig, put placement) ([]byte, error) {
-	b.XDS = cmp.Or(b.XDS, f.Fleet.Control.Listen)
+	if b.XDS == "" {
+		planes := f.ControlPlanes()
+		b.XDS, b.Others = planes[0], planes[1:]
+	}
 	plain, err := resources.Bootstrap(b)
 	if err != nil || f.Fleet.TLS.Cert == "" {
 		return plain, err
@@ -102,11 +105,11 @@ func (f *Fleet) bootstrap(b resources.BootstrapConfig, put placement) ([]byte, e
 	if err := protojson.Unmarshal(plain, &boot); err != nil {
 		return nil, fmt.Errorf("bootstrap: %w", err)
 	}
-	host, _, err := net.SplitHostPort(b.XDS)
+	hosts, err := hostsOf(append([]string{b.XDS}, b.Others...))
 	if err != nil {
 		return nil, fmt.Errorf("bootstrap: control plane: %w", err)
 	}
-	socket, err := upstreamTLS(f.TLS(identity.Proxy, b.NodeID), host, put)
+	socket, err := upstreamTLS(f.TLS(identity.Proxy, b.NodeID), hosts, put)
 	if err != nil {
 		return nil, fmt.Errorf("bootstrap: tls: %w", err)
 	}
@@ -118,8 +121,20 @@ func (f *Fleet) bootstrap(b resources.BootstrapConfig, put placement) ([]byte, e
 	return resources.Text(&boot)
 }
 
-// upstreamTLS is Envoy's side of mutual TLS with a control plane at the host.
-func upstreamTLS(files config.TLS, host string, put placement) (*corev3.TransportSocket, error) {
+// hostsOf cuts the ports off.
+func hostsOf(addresses []string) ([]string, error) {
+	hosts := make([]string, len(addresses))
+	for i, a := range addresses {
+		var err error
+		if hosts[i], _, err = net.SplitHostPort(a); err != nil {
+			return nil, err
+		}
+	}
+	return hosts, nil
+}
+
+// upstreamTLS is Envoy's side of mutual TLS with the control planes at the hosts.
+func upstreamTLS(files config.TLS, hosts []string, put placement) (*corev3.TransportSocket, error) {
 	var paths [3]string
 	for i, path := range [...]string{files.Cert, files.Key, files.CA} {
 		abs, err := filepath.Abs(path)
@@ -134,13 +149,19 @@ func upstreamTLS(files config.TLS, host string, put placement) (*corev3.Transpor
 		AlpnProtocols: []string{"h2"},
 	}
 	own := &tlsv3.TlsCertificate{CertificateChain: file(paths[0]), PrivateKey: file(paths[1])}
-	peers := &tlsv3.CertificateValidationContext{TrustedCa: file(paths[2]), MatchTypedSubjectAltNames: []*tlsv3.SubjectAltNameMatcher{controlName(files, host)}}
+	peers := &tlsv3.CertificateValidationContext{TrustedCa: file(paths[2])}
+	for _, host := range hosts {
+		m := controlName(files, host)
+		if !slices.ContainsFunc(peers.MatchTypedSubjectAltNames, func(o *tlsv3.SubjectAltNameMatcher) bool { return proto.Equal(o, m) }) {
+			peers.MatchTypedSubjectAltNames = append(peers.MatchTypedSubjectAltNames, m)
+		}
+	}
 	if err := put(common, own, peers); err != nil {
 		return nil, err
 	}
 	context := &tlsv3.UpstreamTlsContext{CommonTlsContext: common}
-	if net.ParseIP(host) == nil {
-		context.Sni = host
+	if net.ParseIP(hosts[0]) == nil {
+		context.Sni = hosts[0]
 	}
 	return transportSocket(context)
 }

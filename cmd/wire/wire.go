@@ -8,8 +8,12 @@ package wire
 import (
 	"fmt"
 	"log/slog"
+	"net"
+	"net/netip"
+	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/config"
@@ -171,9 +175,10 @@ func (f *Fleet) ranks(model string) int {
 // the state directory where there is none.
 func (f *Fleet) Control(log *slog.Logger) (control.Config, error) {
 	c := control.Config{
-		Rules: f.Rules(), Replicas: f.Registry(), Listen: f.Fleet.Control.Listen, Admin: f.Fleet.Control.Admin, Logger: log,
+		Rules: f.Rules(), Replicas: f.Registry(), Listen: f.Fleet.Control.Listen, Admin: f.Fleet.Control.Admin, AdminHosts: f.Fleet.Control.Hosts, Logger: log,
 		Settings: resources.Settings{Listen: f.Fleet.Proxy.Listen, Estimator: resources.Estimator(f.Fleet.Control.Estimator), XDSCluster: f.Fleet.Control.XDSCluster},
 	}
+	c.Name, c.Shared = f.controlName(), len(f.Fleet.Control.Peers) > 0
 	if f.State != "" {
 		dir := f.path(f.State)
 		if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -183,9 +188,40 @@ func (f *Fleet) Control(log *slog.Logger) (control.Config, error) {
 		if err != nil {
 			return c, fmt.Errorf("state: %w", err)
 		}
-		c.Store, c.Counters = file, fleet.File{Path: filepath.Join(dir, "counters.json")}
+		counters := "counters.json"
+		if c.Shared {
+			counters = "counters-" + url.PathEscape(c.Name) + ".json" // each has its own
+		}
+		c.Store, c.Counters = file, fleet.File{Path: filepath.Join(dir, counters)}
 	}
 	return c, nil
+}
+
+// ControlPlanes are the addresses of all control planes of the fleet, the one of
+// control.listen first.
+func (f *Fleet) ControlPlanes() []string {
+	all := []string{f.Fleet.Control.Listen}
+	for _, p := range f.Fleet.Control.Peers {
+		if !slices.Contains(all, p) {
+			all = append(all, p)
+		}
+	}
+	return all
+}
+
+// controlName is the name of a control plane: its address where that says which
+// machine it is on.
+func (f *Fleet) controlName() string {
+	if f.Fleet.Control.Name != "" {
+		return f.Fleet.Control.Name
+	}
+	host, port, err := net.SplitHostPort(f.Fleet.Control.Listen)
+	if ip, bad := netip.ParseAddr(host); err == nil && (bad != nil || ip.IsLoopback() || ip.IsUnspecified()) {
+		if own, err := os.Hostname(); err == nil {
+			return net.JoinHostPort(own, port)
+		}
+	}
+	return f.Fleet.Control.Listen
 }
 
 // Front is the Config of one replica's front, without listeners.
