@@ -80,6 +80,18 @@ func TestReadFillsDefaults(t *testing.T) {
 	}
 }
 
+// TestSeveralControlPlanes: they need a directory to share.
+func TestSeveralControlPlanes(t *testing.T) {
+	text := strings.Replace(good, "estimator: content-length", "peers: [\"127.0.0.1:18100\"]\n  name: cp-1\n  hosts: [cascade.example]", 1)
+	f, err := Read(strings.NewReader(text), "fleet.yaml")
+	if err != nil || f.Control.Name != "cp-1" || len(f.Control.Peers) != 1 {
+		t.Fatalf("%+v, %v", f.Control, err)
+	}
+	if _, err := Read(strings.NewReader(strings.Replace(text, "state: ./state\n", "", 1)), "fleet.yaml"); err == nil || !strings.Contains(err.Error(), "state: several control planes") {
+		t.Errorf("without a directory: %v", err)
+	}
+}
+
 // TestEveryFieldIsChecked breaks each field in turn: the error must name the
 // field and its line.
 func TestEveryFieldIsChecked(t *testing.T) {
@@ -117,7 +129,6 @@ func TestEveryFieldIsChecked(t *testing.T) {
 		{"hosts: [m.example]", "hosts: [m.example]\n  adapters: [{name: a, replicas: [r9]}]", `models[0].adapters[0].replicas[0]: "r9" is no replica of "m"`},
 		{"estimator: content-length", "estimator: magic", "control.estimator"},
 		{"listen: 127.0.0.1:18000", "listen: 0.0.0.0:18000", "control.listen: 0.0.0.0:18000 is not loopback"},
-		{"estimator: content-length", "peers: [\"127.0.0.1:18100\"]", "state: several control planes"},
 		{"estimator: content-length", "peers: [\"127.0.0.1:18100\", \"127.0.0.1:18100\"]", "control.peers[1]: 127.0.0.1:18100 is there twice"},
 		{"estimator: content-length", "peers: [\"control:18100\"]", "control.peers[0]"},
 		{"estimator: content-length", "peers: [\"10.0.0.1:18100\"]", "control.peers[0]: 10.0.0.1:18100 is not loopback"},

@@ -159,6 +159,8 @@ func (l *Ledger) facts(needs []rollout.Need, unanswered func(types []string) map
 		}
 		if q.unsure[id] || n.behind(q.late) || n.returning(q.Types) {
 			f.Late[id] = true
+		} else if n.holds(q.Types) {
+			f.Witnesses++
 		}
 		if q.Behind && (q.unsureIn[id] || n.behind(q.behind) || n.returning(gated)) {
 			f.Behind[id] = true
@@ -191,6 +193,18 @@ func (n *node) behind(v versions) bool {
 	for _, s := range n.streams {
 		for typ, sub := range s.types {
 			if v.of(typ) && sub.behind(v, typ) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// holds reports whether the node has acknowledged something of one of the types.
+func (n *node) holds(types []string) bool {
+	for _, s := range n.streams {
+		for typ, sub := range s.types {
+			if len(sub.applied) > 0 && slices.Contains(types, typ) {
 				return true
 			}
 		}
@@ -340,6 +354,9 @@ type reply interface {
 func (l *Ledger) replyLocked(s *stream, sub *subscription, r reply) {
 	if e := r.GetErrorDetail(); e != nil {
 		was, _ := sub.answered(r.GetResponseNonce())
+		for _, name := range was.removed {
+			delete(sub.applied, name) // nobody tells it again
+		}
 		l.refusedLocked(s, r.GetTypeUrl(), sub, e.GetMessage(), was)
 	} else {
 		sub.acknowledge(r.GetResponseNonce())

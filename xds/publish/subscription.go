@@ -164,17 +164,24 @@ func (u *subscription) acknowledge(nonce string) {
 // subscribes to, still has what the set does not, or is on its way to another
 // state: it was sent something that it has not answered.
 func (u *subscription) behind(v versions, typ string) bool {
+	lacks := func(r *resources.Resource) bool {
+		if u.whole {
+			// Only the bytes are known of what these clients have.
+			return u.applied[r.Name] != rollout.Plain(r.Version)
+		}
+		return u.applied[r.Name] != r.Version
+	}
 	if len(u.sent) > 0 {
 		return true
 	}
 	for name := range u.names {
-		if r := v.set.Get(typ, name); r != nil && u.applied[name] != r.Version {
+		if r := v.set.Get(typ, name); r != nil && lacks(r) {
 			return true
 		}
 	}
 	if u.wildcard {
 		for _, r := range v.listed[typ] {
-			if u.applied[r.Name] != r.Version {
+			if lacks(r) {
 				return true
 			}
 		}

@@ -25,6 +25,9 @@ type Seen struct{ Facts map[string]Fact }
 type Fact struct {
 	Serial uint64 // of the Need that this answers; another one's is ignored
 	Nodes  int    // connected, and not observers
+	// Witnesses are those of the nodes that have something of Need.Types and are
+	// not late. Without one nothing is established.
+	Witnesses int
 	// Late are the ids of nodes that lack something of Need.Types, Behind of
 	// those that lack anything; the latter only where the Need asks for it.
 	Late, Behind map[string]bool
@@ -124,6 +127,10 @@ type GroupReport struct {
 	Nodes int
 	// Until is when its watch ends, or its endpoints are removed at the latest;
 	// zero outside of those.
-	Until  time.Time
-	Fenced map[string]string // why, by node
+	Until time.Time
+	// Kept counts the refused versions that it is shown all the same, because
+	// nothing else is known, or until it has gone back.
+	Kept    int
+	Backing bool              // it goes back to the plan that it had
+	Fenced  map[string]string // why, by node
 }

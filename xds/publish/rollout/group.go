@@ -39,15 +39,17 @@ type group struct {
 
 	seen    bool                 // a fact of the serial has come
 	nodes   int                  // of the last fact
+	proven  bool                 // somebody has what passes the gate
 	entered time.Time            // when the phase began
 	since   map[string]time.Time // since when nodes that are waited for are late in the phase
 	fenced  map[string]string    // nodes that are not waited for, and why
 	lonely  map[string]bool      // nodes that refuse what is established
 
-	recorded  bool         // what is shown is in the history
-	suspended map[key]bool // refused beside something worse; not shown until the group has settled
-	held      time.Time    // since when something is suspended
-	backing   bool         // it goes back, and begins nothing new
+	acked     resources.Set // what passed the last gates
+	recorded  bool          // what is shown is in the history
+	suspended map[key]bool  // refused beside something worse; not shown until the group has settled
+	held      time.Time     // since when something is suspended
+	backing   bool          // it goes back, and begins nothing new
 
 	leaving []resources.Endpoint
 	until   time.Time // when they are removed at the latest
@@ -77,7 +79,7 @@ func (g *group) patient() bool {
 
 // take books a fact: who is late since when, who has caught up.
 func (g *group) take(f Fact, now time.Time, asked bool) (caughtUp []string) {
-	g.seen, g.nodes = true, f.Nodes
+	g.seen, g.nodes, g.proven = true, f.Nodes, f.Witnesses > 0
 	if asked {
 		for _, id := range sorted(g.fenced) {
 			if !f.Behind[id] {
@@ -138,4 +140,14 @@ func (g *group) begun() time.Time {
 		return g.held
 	}
 	return g.entered
+}
+
+// pass notes what the gate of the present phase has proven; without a witness
+// it is nothing.
+func (g *group) pass() {
+	from := g.set
+	if !g.proven {
+		from = resources.Set{}
+	}
+	g.acked = g.acked.With(from, gates[g.m.phase]...)
 }

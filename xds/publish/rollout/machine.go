@@ -32,6 +32,9 @@ const maxLive = 4
 // empty reports whether nothing was shown yet.
 func (m *machine) empty() bool { return len(m.live) == 0 }
 
+// full reports whether another table would push one out that some node may have.
+func (m *machine) full() bool { return m.phase == Flip && len(m.live) >= maxLive }
+
 // want begins to go to a table, or goes on with it instead of another one.
 func (m *machine) want(t *Table) {
 	switch {

@@ -3,6 +3,7 @@ package rollout
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
@@ -54,6 +55,9 @@ func (q *quarantine) record(s resources.Set) {
 	for _, typ := range s.Types() {
 		for _, r := range s.All(typ) {
 			at := Version{typ, r.Name}
+			if Plain(r.Version) != r.Version {
+				continue
+			}
 			if have := q.good[at]; len(have) > 0 && have[0].Version == r.Version {
 				continue
 			}
@@ -69,20 +73,57 @@ func (q *quarantine) established(k key) bool {
 	return slices.ContainsFunc(q.good[Version{k.typ, k.name}], func(r *resources.Resource) bool { return r.Version == k.version })
 }
 
-// standIn is the newest good version that is not refused, or nil.
-func (q *quarantine) standIn(k key, suspended map[key]bool) *resources.Resource {
+// standIn is the newest good version that is not refused, or nil. What the group
+// itself has acknowledged comes first.
+func (q *quarantine) standIn(k key, acked resources.Set) *resources.Resource {
+	if r := acked.Get(k.typ, k.name); r != nil && Plain(r.Version) == r.Version {
+		if _, bad := q.barred[keyOf(r)]; !bad {
+			return r
+		}
+	}
 	for _, r := range q.good[Version{k.typ, k.name}] {
-		if _, bad := q.barred[keyOf(r)]; !bad && !suspended[keyOf(r)] {
+		if _, bad := q.barred[keyOf(r)]; !bad {
 			return r
 		}
 	}
 	return nil
 }
 
+// againMark is the end of a version's name under which the same bytes are sent
+// once more, to a client that was sent them beside something that it refused: it
+// may not have them, and the server believes that it has.
+const againMark = "+"
+
+// again is the same resource under another version.
+func again(r *resources.Resource) *resources.Resource {
+	c := *r
+	c.Version += againMark
+	return &c
+}
+
+// Plain is the content hash that a version names.
+func Plain(version string) string { return strings.TrimSuffix(version, againMark) }
+
 // steers reports whether a resource decides where requests go: such a one is
 // never replaced alone.
 func steers(r *resources.Resource) bool {
 	return !r.Unlisted && (r.Type == resources.RouteType || r.Type == resources.ListenerType)
+}
+
+// kept counts the refused versions in a set.
+func (q *quarantine) kept(s resources.Set) (n int) {
+	for k := range q.barred {
+		if r := s.Get(k.typ, k.name); r != nil && r.Version == k.version {
+			n++
+		}
+	}
+	return n
+}
+
+// has reports whether a set holds this version of a resource.
+func has(s resources.Set, r *resources.Resource) bool {
+	o := s.Get(r.Type, r.Name)
+	return o != nil && o.Version == r.Version
 }
 
 // touches reports whether a set holds one of the versions.
@@ -95,39 +136,41 @@ func touches(s resources.Set, keys map[key]bool) bool {
 	return false
 }
 
+// holding is what a group has already.
+type holding struct {
+	shown     resources.Set // may stay where nothing else is known
+	acked     resources.Set // stays in any case, and stands in first
+	suspended map[key]bool
+}
+
 // admit returns the set without what was refused: good versions stand in where
-// they can. shown is what the group has on show already, and may keep where
-// nothing else is known; it is nil for a set that nobody has. The second result
-// says that the set is not the one that was given, and wants to be proven.
-func (q *quarantine) admit(s resources.Set, shown *resources.Set, suspended map[key]bool) (resources.Set, bool, error) {
-	if len(q.barred) == 0 && len(suspended) == 0 {
+// they can. The second result says that the set is not the one that was given,
+// and wants to be proven.
+func (q *quarantine) admit(s resources.Set, h holding) (resources.Set, bool, error) {
+	if len(q.barred) == 0 && len(h.suspended) == 0 {
 		return s, false, nil
 	}
 	changed := false
 	for _, typ := range s.Types() {
 		all := s.All(typ)
-		differs := false
+		differs, renamed := false, false
 		for i, r := range all {
 			k := keyOf(r)
 			why, bad := q.barred[k]
-			if !bad && (!suspended[k] || steers(r)) {
-				continue
-			}
-			if !steers(r) {
-				if in := q.standIn(k, suspended); in != nil {
-					all[i], differs = in, true
-					continue
+			switch {
+			case has(h.acked, r):
+			case !bad:
+				if h.suspended[k] && !steers(r) {
+					all[i], renamed = again(r), true
 				}
+			case !steers(r) && q.standIn(k, h.acked) != nil:
+				all[i], differs = q.standIn(k, h.acked), true
+			case !has(h.shown, r):
+				return resources.Set{}, false, fmt.Errorf("%s", why.reason())
 			}
-			if shown != nil {
-				if has := shown.Get(typ, r.Name); has != nil && has.Version == r.Version {
-					continue
-				}
-			}
-			return resources.Set{}, false, fmt.Errorf("%s", why.reason())
 		}
-		if differs {
-			changed = true
+		changed = changed || differs
+		if differs || renamed {
 			one, err := resources.NewSet(all...)
 			if err != nil {
 				return resources.Set{}, false, err
@@ -140,9 +183,6 @@ func (q *quarantine) admit(s resources.Set, shown *resources.Set, suspended map[
 
 // reason tells an operator what was refused by whom.
 func (f Refusal) reason() string {
-	if f.Version == "" {
-		return "a resource was refused beside another one"
-	}
 	return fmt.Sprintf("%s %s refused by %s: %s", noun(f.Type), f.Name, f.Node, f.Text)
 }
 

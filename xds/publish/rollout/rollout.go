@@ -215,14 +215,15 @@ func (r *Rollout) freshen(ed *edition) {
 	ed.table = &Table{View: v, Set: s}
 }
 
-// alone reports whether only one group has begun with the target, and has not
-// settled.
+// alone reports whether only one group has begun with the target, and can go on
+// with another one instead: it has not settled, and its nodes are not spread
+// over too many tables.
 func (r *Rollout) alone() bool {
 	n := 0
 	for _, g := range r.groups {
 		if g.at == r.target {
 			n++
-			if g.m.phase == Watch {
+			if g.m.phase == Watch || g.m.full() {
 				return false
 			}
 		}
@@ -270,7 +271,10 @@ func (r *Rollout) refuse(now time.Time, e Refuse) {
 	}
 	news := make(map[key]bool)
 	established, suspects := 0, 0
-	for _, res := range e.Resources {
+	e.Resources = slices.Clone(e.Resources)
+	for i, res := range e.Resources {
+		res.Version = Plain(res.Version)
+		e.Resources[i] = res
 		if len(e.Resources) > 1 && len(e.Named) > 0 && !slices.Contains(e.Named, res.Name) {
 			continue
 		}
@@ -291,13 +295,13 @@ func (r *Rollout) refuse(now time.Time, e Refuse) {
 		r.note(Note{Warn: true, Text: "node refuses what all others have", Group: e.Group, Node: e.Node, Why: e.Text})
 		return
 	}
-	// What came with it may or may not have been applied: the group is shown the
-	// good versions of that too, until everybody has said so.
+	// What came with it may or may not have been applied, and the server believes
+	// that it was: it is sent once more, and the node, which answers after all,
+	// is waited for.
+	delete(g.fenced, e.Node)
 	for _, res := range e.Resources {
-		if k := (key{e.Type, res.Name, res.Version}); !r.established(k) {
-			g.suspended[k] = true
-			g.held = now
-		}
+		g.suspended[key{e.Type, res.Name, res.Version}] = true
+		g.held = now
 	}
 	r.enforce(now, news)
 }
@@ -313,8 +317,10 @@ func (r *Rollout) enforce(now time.Time, news map[key]bool) {
 			r.fail(now, r.reasonOf(news), true)
 		}
 	}
-	if r.good != nil && r.before != nil && r.steered(r.good.table.Set) != "" && r.steered(r.before.table.Set) == "" {
-		r.demote(now)
+	if r.good != nil && r.before != nil {
+		if why := r.unusable(r.good); why != "" && r.unusable(r.before) == "" {
+			r.demote(now, why)
+		}
 	}
 	for _, name := range r.cfg.Groups {
 		if g := r.groups[name]; g.shown {
@@ -342,21 +348,54 @@ func (r *Rollout) steered(s resources.Set) string {
 	return ""
 }
 
-// demote goes back to the plan before the one that all groups have, because
-// another server's node refuses its routes.
-func (r *Rollout) demote(now time.Time) {
+// unusable tells why an edition cannot be shown any more, "" if it can.
+func (r *Rollout) unusable(ed *edition) string {
+	if why := r.steered(ed.table.Set); why != "" {
+		return why
+	}
+	if _, err := r.compose(layers{routes: ed.table, newest: ed.table}, nil); err != nil {
+		return err.Error()
+	}
+	return ""
+}
+
+// demote goes back to the plan before the one that all groups have: another
+// server's node refuses it, or there was nobody here to do so when it went out.
+func (r *Rollout) demote(now time.Time, why string) {
 	if r.target != nil {
-		r.takeBack(now, "plan taken back", r.steered(r.good.table.Set))
+		r.takeBack(now, "plan taken back", why)
 	}
 	old := r.good
-	r.failed = &failure{table: old.table, why: r.steered(old.table.Set), admissible: true}
+	r.failed, r.held = &failure{table: old.table, why: why, admissible: true}, why
 	r.good, r.before = r.before, nil
-	r.note(Note{Warn: true, Text: "plan taken back", Epoch: old.table.Epoch(), Why: r.failed.why})
+	r.note(Note{Warn: true, Text: "plan taken back", Epoch: old.table.Epoch(), Why: why})
+	applied := r.applied(old.table.Set)
 	for _, name := range r.cfg.Groups {
 		if g := r.groups[name]; g.at == old {
 			g.at = r.good
-			r.direct(now, g)
+			if applied {
+				g.m.want(r.good.table)
+			} else {
+				g.m = machine{live: []*Table{r.good.table}}
+			}
+			r.force(now, g)
 		}
+	}
+}
+
+// applied reports whether any group has acknowledged a set's routes.
+func (r *Rollout) applied(s resources.Set) bool {
+	return slices.ContainsFunc(s.All(resources.RouteType), func(res *resources.Resource) bool {
+		return steers(res) && r.established(keyOf(res))
+	})
+}
+
+// force shows the group's phase, or its edition alone where that is not
+// possible.
+func (r *Rollout) force(now time.Time, g *group) {
+	if r.show(now, g) != nil {
+		g.m = machine{live: []*Table{g.at.table}}
+		r.keep(now, g)
 	}
 }
 
@@ -378,11 +417,7 @@ func (r *Rollout) takeBack(now time.Time, text, why string) {
 		g.at, g.backing, g.entered = r.good, true, now
 		clear(g.since)
 		g.m.back(r.good.table)
-		if r.show(now, g) != nil {
-			// The way back is barred too. What the fleet had stands alone.
-			g.m = machine{live: []*Table{r.good.table}}
-			r.keep(now, g)
-		}
+		r.force(now, g)
 	}
 }
 
@@ -455,17 +490,19 @@ func (r *Rollout) compose(l layers, g *group) (resources.Set, error) {
 	if err != nil {
 		return resources.Set{}, err
 	}
-	var shown *resources.Set
-	var suspended map[key]bool
-	if g != nil && g.shown {
-		shown, suspended = &g.set, g.suspended
-	}
+	var h holding
 	if g != nil {
+		h.shown, h.suspended = g.set, g.suspended
+		if g.backing && g.m.phase != Idle {
+			// All of the group took it, and has routes that lead there until it
+			// has gone back.
+			h.acked = resources.Set{}.With(g.acked, gates[Add]...)
+		}
 		if less, withheld := r.withhold(set, g.set); withheld {
 			return less, nil // it was proven with what it lacks now
 		}
 	}
-	admitted, changed, err := r.admit(set, shown, suspended)
+	admitted, changed, err := r.admit(set, h)
 	if err != nil {
 		return resources.Set{}, err
 	}
@@ -488,6 +525,7 @@ func (r *Rollout) advance(now time.Time, g *group) bool {
 		if !settled {
 			return false
 		}
+		g.pass()
 		g.m.settled()
 		if g.m.phase == Watch {
 			if g.at == r.target {
@@ -511,7 +549,7 @@ func (r *Rollout) advance(now time.Time, g *group) bool {
 	}
 	moved := g.backing
 	g.backing = false
-	if !g.recorded && g.nodes > len(g.fenced) && g.at == r.good {
+	if !g.recorded && g.proven && g.at == r.good {
 		g.recorded = true
 		r.record(g.set)
 	}
@@ -526,6 +564,7 @@ func (r *Rollout) advance(now time.Time, g *group) bool {
 // retire leaves the old table's members behind. Endpoints that were removed
 // stay until it is known whether they have requests.
 func (r *Rollout) retire(now time.Time, g *group) {
+	r.record(g.acked)
 	old := g.m.finish()
 	if r.cfg.RetireBound > 0 {
 		view := g.at.table.View
@@ -713,7 +752,7 @@ func (r *Rollout) Report() Report {
 	}
 	for _, name := range r.cfg.Groups {
 		g := r.groups[name]
-		gr := GroupReport{Name: name, Phase: g.display(), Set: g.set, Nodes: g.nodes, Fenced: maps.Clone(g.fenced), Epoch: r.epoch(g)}
+		gr := GroupReport{Name: name, Phase: g.display(), Set: g.set, Nodes: g.nodes, Kept: r.kept(g.set), Backing: g.backing, Fenced: maps.Clone(g.fenced), Epoch: r.epoch(g)}
 		switch {
 		case gr.Phase == Retire:
 			gr.Until = g.until
