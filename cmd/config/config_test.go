@@ -83,11 +83,11 @@ func TestReadFillsDefaults(t *testing.T) {
 // TestSeveralControlPlanes: they need a directory to share.
 func TestSeveralControlPlanes(t *testing.T) {
 	text := strings.Replace(good, "estimator: content-length", "peers: [\"127.0.0.1:18100\"]\n  name: cp-1\n  hosts: [cascade.example]", 1)
-	f, err := Read(strings.NewReader(text), "fleet.yaml")
+	f, err := Read(strings.NewReader(text))
 	if err != nil || f.Control.Name != "cp-1" || len(f.Control.Peers) != 1 {
 		t.Fatalf("%+v, %v", f.Control, err)
 	}
-	if _, err := Read(strings.NewReader(strings.Replace(text, "state: ./state\n", "", 1)), "fleet.yaml"); err == nil || !strings.Contains(err.Error(), "state: several control planes") {
+	if _, err := Read(strings.NewReader(strings.Replace(text, "state: ./state\n", "", 1))); err == nil || !strings.Contains(err.Error(), "state: several control planes") {
 		t.Errorf("without a directory: %v", err)
 	}
 }
