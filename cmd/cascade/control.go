@@ -1,12 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/cascadeinfer/cascade/cmd/config"
 	"github.com/cascadeinfer/cascade/cmd/wire"
 	"github.com/cascadeinfer/cascade/policies/identity"
 	"github.com/cascadeinfer/cascade/xds/control"
@@ -15,7 +17,7 @@ import (
 
 // newControl is "cascade control": the control plane.
 func newControl(s *settings) *cobra.Command {
-	file := &fleetFile{}
+	file, own := &fleetFile{}, &config.Control{}
 	c := &cobra.Command{
 		Use:   "control -c FILE",
 		Short: "Run the control plane: planner, xDS server, load reports",
@@ -26,8 +28,15 @@ while it is away, the last plan goes on routing.
 The fleet file is watched. Replicas that are added, removed or marked "drain: true"
 are taken over at once; a file with an error is refused, with the error logged, and
 the last good one stays in force. Other changes need a restart, which is harmless:
-with "state" set, the plan and the counters are kept.`,
+with "state" set, the plan and the counters are kept.
+
+With "control.peers" set, several control planes share the state directory and serve
+the same. One of them plans; another one does within 5 s when it dies, and proxies and
+migrators go on with those that are there. All have the same fleet file, whose
+control.listen and control.peers name them all; each is started with a --listen and an
+--admin of its own.`,
 		Example: `  cascade control -c fleet.yaml
+  cascade control -c fleet.yaml --listen 127.0.0.1:18100 --admin 127.0.0.1:18101  # one more
   cascade status                      # who serves what, and why
   curl 127.0.0.1:18001/readyz         # is the first plan out?`,
 		Args: exactArgs(0),
@@ -36,14 +45,27 @@ with "state" set, the plan and the counters are kept.`,
 			if err != nil {
 				return err
 			}
-			return s.runControl(cmd.Context(), fleet, file.path)
+			return s.runControl(cmd.Context(), fleet, *own, file.path)
 		},
 	}
 	file.flag(c, "fleet file; watched for changes")
+	f := c.Flags()
+	f.StringVar(&own.Listen, "listen", "", "host:port of this control plane's xDS and load reports, where it is not control.listen of the file")
+	f.StringVar(&own.Admin, "admin", "", "host:port of this control plane's /status, where it is not control.admin of the file")
+	f.StringVar(&own.Name, "name", "", "name of this control plane among several, where it is not control.name of the file")
 	return c
 }
 
-func (s *settings) runControl(ctx context.Context, fleet wire.Fleet, path string) error {
+// runControl runs a control plane, whose own addresses and name override those
+// of the file where they are not empty.
+func (s *settings) runControl(ctx context.Context, file wire.Fleet, own config.Control, path string) error {
+	fleet := file
+	fleet.Fleet.Control.Listen = cmp.Or(own.Listen, fleet.Fleet.Control.Listen)
+	fleet.Fleet.Control.Admin = cmp.Or(own.Admin, fleet.Fleet.Control.Admin)
+	fleet.Fleet.Control.Name = cmp.Or(own.Name, fleet.Fleet.Control.Name)
+	if errs := fleet.Fleet.Validate(); len(errs) > 0 {
+		return fmt.Errorf("%s with --listen, --admin and --name: %w", path, errs[0])
+	}
 	m, err := s.member(fleet, component{role: identity.Control}, "")
 	if err != nil {
 		return err
@@ -79,7 +101,7 @@ func (s *settings) runControl(ctx context.Context, fleet wire.Fleet, path string
 		})
 	}
 	g.Go(func() error {
-		return watch(ctx, path, fleet, m.log, func(f wire.Fleet) error { return c.SetReplicas(f.Registry()) })
+		return watch(ctx, path, file, m.log, func(f wire.Fleet) error { return c.SetReplicas(f.Registry()) })
 	})
 	return g.Wait()
 }

@@ -2,26 +2,68 @@ package main
 
 import (
 	"cmp"
+	"fmt"
 	"log/slog"
+	"strings"
 
+	"google.golang.org/grpc"
+
+	"github.com/cascadeinfer/cascade/cmd/mtls"
 	"github.com/cascadeinfer/cascade/cmd/wire"
+	"github.com/cascadeinfer/cascade/migrator/uplink"
+	"github.com/cascadeinfer/cascade/xds/client"
 )
 
 // member is what a daemon of a fleet begins with.
 type member struct {
 	log *slog.Logger
 	id  keyring
-	// control is host:port of the control plane.
-	control string
+	// control is host:port of the control planes, in the order in which they are
+	// tried; at least one.
+	control []string
 }
 
-// member sets a daemon up; control overrides control.listen of the file where
-// it is not empty. Its id must be closed.
+// controlUsage is the usage of a daemon's --control.
+const controlUsage = "host:port of the control plane, or of several with commas between, where they are not control.listen and control.peers of the file"
+
+// member sets a daemon up; control overrides the control planes of the file
+// where it is not empty. Its id must be closed.
 func (s *settings) member(fleet wire.Fleet, who component, control string) (member, error) {
 	log, err := s.logger()
 	if err != nil {
 		return member{}, err
 	}
 	id, err := newKeyring(fleet.TLS(who.role, cmp.Or(who.name, controlName(fleet.Fleet))), who, log)
-	return member{log: log, id: id, control: cmp.Or(control, fleet.Fleet.Control.Listen)}, err
+	planes := fleet.ControlPlanes()
+	if control != "" {
+		planes = strings.Split(control, ",")
+	}
+	return member{log: log, id: id, control: planes}, err
+}
+
+// links are gRPC connections to the control planes; close ends them.
+func (m member) links() (conns []grpc.ClientConnInterface, close func(), err error) {
+	var open []*grpc.ClientConn
+	close = func() {
+		for _, c := range open {
+			c.Close()
+		}
+	}
+	for _, address := range m.control {
+		c, err := grpc.NewClient(address, grpc.WithTransportCredentials(mtls.Credentials(m.id.ToControl(address))), uplink.ConnectParams())
+		if err != nil {
+			close()
+			return nil, nil, fmt.Errorf("control plane %s: %w", address, err)
+		}
+		open, conns = append(open, c), append(conns, c)
+	}
+	return conns, close, nil
+}
+
+// servers are the control planes after the first, as an xDS client knows them.
+func (m member) servers() (others []client.Server) {
+	for _, address := range m.control[1:] {
+		others = append(others, client.Server{Target: address, TLS: m.id.ToControl(address)})
+	}
+	return others
 }

@@ -4,20 +4,18 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
-	"google.golang.org/grpc"
 
 	"github.com/cascadeinfer/cascade/cmd/config"
 	"github.com/cascadeinfer/cascade/cmd/daemon"
 	"github.com/cascadeinfer/cascade/cmd/handover"
-	"github.com/cascadeinfer/cascade/cmd/mtls"
 	"github.com/cascadeinfer/cascade/cmd/tracing"
 	"github.com/cascadeinfer/cascade/cmd/wire"
 	"github.com/cascadeinfer/cascade/migrator/stream"
-	"github.com/cascadeinfer/cascade/migrator/uplink"
 	"github.com/cascadeinfer/cascade/policies/identity"
 )
 
@@ -72,7 +70,7 @@ by OTLP over gRPC; the other variables of OpenTelemetry count, too.`,
 	m.file.flag(c, "fleet file")
 	m.file.replicaFlag(c, &m.replica)
 	f := c.Flags()
-	f.StringVar(&m.control, "control", "", "host:port of the control plane, where it is not control.listen of the file")
+	f.StringVar(&m.control, "control", "", controlUsage)
 	f.StringVar(&m.runtime, "runtime-dir", handover.RuntimeDir(), "private directory of the sockets by which one process hands over to the next")
 	f.Lookup("runtime-dir").DefValue = "$XDG_RUNTIME_DIR/cascade, or cascade-<uid> in the temporary directory"
 	f.DurationVar(&m.drain, "drain", 10*time.Minute, "how long streams may go on after SIGTERM; what is left is cut")
@@ -85,11 +83,11 @@ func (s *settings) runMigrator(ctx context.Context, fleet wire.Fleet, r config.R
 		return err
 	}
 	defer fm.id.close()
-	conn, err := grpc.NewClient(fm.control, grpc.WithTransportCredentials(mtls.Credentials(fm.id.ToControl(fm.control))), uplink.ConnectParams())
+	links, hangUp, err := fm.links()
 	if err != nil {
-		return fmt.Errorf("control plane %s: %w", fm.control, err)
+		return err
 	}
-	defer conn.Close()
+	defer hangUp()
 	spans, err := tracing.New(ctx, tracing.Config{Replica: r.ID, Version: version(), Logger: fm.log})
 	if err != nil {
 		return err
@@ -106,7 +104,7 @@ func (s *settings) runMigrator(ctx context.Context, fleet wire.Fleet, r config.R
 	}
 
 	d, err := daemon.New(daemon.Config{
-		Fleet: fleet, Replica: r, Control: conn, Clients: doors.clients, Peers: fm.id.Listener(doors.peers), Listen: next.again(clientsDoor),
+		Fleet: fleet, Replica: r, Control: links[0], OtherControl: links[1:], Clients: doors.clients, Peers: fm.id.Listener(doors.peers), Listen: next.again(clientsDoor),
 		TLS: fm.id.Keys, Runtime: m.runtime, Drain: m.drain, Predecessor: next.predecessor(), Tracer: spans.Tracer("migrator"), Logger: fm.log,
 	})
 	if err != nil {
@@ -122,7 +120,7 @@ func (s *settings) runMigrator(ctx context.Context, fleet wire.Fleet, r config.R
 		}, r.ID, r.Model))
 	}
 
-	fmt.Fprintf(s.stderr, "migrator of %s: %s on http://%s, reports to %s\n", r.ID, r.Engine, doors.clients.Addr(), fm.control)
+	fmt.Fprintf(s.stderr, "migrator of %s: %s on http://%s, reports to %s\n", r.ID, r.Engine, doors.clients.Addr(), strings.Join(fm.control, " and "))
 	if p := next.predecessor(); p != 0 {
 		fmt.Fprintf(s.stderr, "migrator of %s: takes over from process %d\n", r.ID, p)
 	}

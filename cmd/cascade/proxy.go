@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -54,7 +55,7 @@ On SIGTERM it stops accepting and ends when the last stream has ended, or after
 	p.file.flag(c, "fleet file")
 	f := c.Flags()
 	f.StringVar(&p.nodeID, "node-id", defaultNodeID("proxy"), "name of this proxy; every node of a fleet needs one of its own")
-	f.StringVar(&p.control, "control", "", "host:port of the control plane, where it is not control.listen of the file")
+	f.StringVar(&p.control, "control", "", controlUsage)
 	f.StringVar(&p.listen, "listen", "", "host:port to serve on instead of the published one")
 	f.DurationVar(&p.drain, "drain", proxy.DefaultDrainTimeout, "how long streams may go on after SIGTERM; what is left is cut")
 	f.Lookup("node-id").DefValue = "proxy@<host name>"
@@ -78,7 +79,7 @@ func (s *settings) runProxy(ctx context.Context, fleet wire.Fleet, p *proxyFlags
 	defer m.id.close()
 	metrics := newRegistry()
 	cfg := proxy.Config{
-		Client:       client.Config{Target: m.control, TLS: m.id.ToControl(m.control), NodeID: p.nodeID},
+		Client:       client.Config{Target: m.control[0], TLS: m.id.ToControl(m.control[0]), Others: m.servers(), NodeID: p.nodeID},
 		DrainTimeout: p.drain, Registry: metrics, Logger: m.log,
 	}
 	if p.listen != "" {
@@ -117,7 +118,7 @@ func (s *settings) runProxy(ctx context.Context, fleet wire.Fleet, p *proxyFlags
 	if edge != nil {
 		g.Go(func() error { return edge.Run(ctx, nil) })
 	}
-	g.Go(func() error { s.tellReady(ctx, px, m.control); return nil })
+	g.Go(func() error { s.tellReady(ctx, px, strings.Join(m.control, " and ")); return nil })
 	g.Go(func() error {
 		return serveAdmin(back, door, metrics, func() string { return proxyReady(ctx, px) })
 	})

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"io/fs"
 
@@ -20,7 +21,7 @@ type held struct {
 
 // controlName is the name of the control plane of a fleet file, by which its
 // certificate is found.
-func controlName(config.Fleet) string { return string(identity.Control) }
+func controlName(f config.Fleet) string { return cmp.Or(f.Control.Name, string(identity.Control)) }
 
 // certificates reads the certificates of a fleet file with a trust domain. A
 // file that is not on this machine is no error where components have files of

@@ -30,6 +30,9 @@ type Config struct {
 	// Control leads to the control plane, for reports and plans; the caller owns
 	// it and makes it with uplink.ConnectParams. Required.
 	Control grpc.ClientConnInterface
+	// OtherControl leads to the other control planes of the fleet in the same way:
+	// all hear the reports, and plans come from the first that answers.
+	OtherControl []grpc.ClientConnInterface
 	// Clients and Peers are the open listeners of the replica's two addresses;
 	// Peers is wrapped in TLS already where there is any. Required.
 	Clients, Peers net.Listener

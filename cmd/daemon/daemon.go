@@ -134,7 +134,11 @@ func (d *Daemon) newMoving() error {
 	if d.market, err = market.New(kc); err != nil {
 		return err
 	}
-	d.plans, err = client.New(client.Config{Conn: d.cfg.Control, NodeID: identity.MigratorNode(r.ID), Cluster: resources.ObserverCluster, Watcher: watcher{d}, Logger: log})
+	var others []client.Server
+	for _, conn := range d.cfg.OtherControl {
+		others = append(others, client.Server{Conn: conn})
+	}
+	d.plans, err = client.New(client.Config{Conn: d.cfg.Control, Others: others, NodeID: identity.MigratorNode(r.ID), Cluster: resources.ObserverCluster, Watcher: watcher{d}, Logger: log})
 	return err
 }
 

@@ -14,7 +14,7 @@ import (
 func (d *Daemon) newUplink() error {
 	var err error
 	d.uplink, err = uplink.New(uplink.Config{
-		Conn: d.cfg.Control, Replica: d.id, Model: d.model, Source: d.Status, Extra: d.extra, Replied: d.reply,
+		Conn: d.cfg.Control, Others: d.cfg.OtherControl, Replica: d.id, Model: d.model, Source: d.Status, Extra: d.extra, Replied: d.reply,
 		Changed: d.front.Changed(), Logger: d.cfg.Logger,
 	})
 	return err
