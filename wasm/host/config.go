@@ -1,0 +1,155 @@
+package host
+
+import (
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/meter"
+)
+
+// The prices of imports, see the package comment.
+const (
+	HostTicks = 16
+	HostBytes = 64
+)
+
+// Version names what fuel means: counts of different versions do not compare.
+const Version = meter.Version + "+host/1"
+
+// mostFrame keeps frames below what package abi can address.
+const mostFrame = 1 << 30
+
+// Limit bounds the calls of one kind.
+type Limit struct {
+	// Fuel is what one call may burn, in ticks; see package meter. 0 means the
+	// kind's default.
+	Fuel int64
+	// Wall is how long one call may take before a Watch ends it. It is there for
+	// code that makes ticks slow; Fuel ends all else earlier. 0 means the kind's
+	// default.
+	Wall time.Duration
+	// Pages bounds the memory of modules that decide the kind, in pages of
+	// 64 KiB. A module that decides several has the largest. 0 means the kind's
+	// default.
+	Pages uint32
+	// Frame bounds what the host writes for one call, in bytes: words that take
+	// more are not sent (TooLarge). 0 means the kind's default.
+	Frame int
+}
+
+// defaults are sized for guests in standard Go, which need 8 MiB before their
+// garbage collector begins.
+var defaults = [abi.Kinds]Limit{
+	abi.Configure: {50_000_000, time.Second, 128, 256 << 10},
+	abi.Partition: {2_000_000_000, 5 * time.Second, 1024, 1 << 20},
+	abi.Refine:    {5_000_000, 20 * time.Millisecond, 128, 256 << 10},
+	abi.Quote:     {50_000, time.Millisecond, 128, 8 << 10},
+	abi.Select:    {50_000, time.Millisecond, 128, 8 << 10},
+	abi.Outlier:   {50_000, time.Millisecond, 128, 8 << 10},
+	abi.Place:     {50_000, time.Millisecond, 128, 64 << 10},
+	abi.Guard:     {5_000_000, 20 * time.Millisecond, 128, 64 << 10},
+}
+
+// defaultStart bounds a new instance: Go's runtime starts in under a million
+// ticks.
+var defaultStart = Limit{Fuel: meter.DefaultStartFuel, Wall: time.Second}
+
+// DefaultLimit returns the limit of a kind when a Config says nothing else.
+func DefaultLimit(k abi.Kind) Limit {
+	if k < abi.Kinds {
+		return defaults[k]
+	}
+	return Limit{}
+}
+
+// Config says what a module may do.
+type Config struct {
+	// Kinds is what the module shall decide: it must export all of them, and can
+	// be called for no other. Nil means all that it exports. Configure need not
+	// be named.
+	Kinds []abi.Kind
+	// Limits bound the calls by kind.
+	Limits [abi.Kinds]Limit
+	// Start bounds a new instance's initialisation, by Fuel and Wall. 0 means
+	// 50M ticks and 1 s. A start section, which few compilers emit, is bounded by
+	// the fuel alone.
+	Start Limit
+	// Meter bounds the module itself. Pages and StartFuel are taken from the
+	// limits above.
+	Meter meter.Config
+	// Cache is a folder for machine code, made if it does not exist, so that a
+	// module is compiled once per machine. Whoever can write to it runs code in
+	// this process: a folder that others than its owner can write to is refused.
+	// Several processes may share it. "" means none.
+	Cache string
+	// Watch ends calls that exceed their wall limit, while it runs. Nil means
+	// that fuel is the only bound.
+	Watch *Watch
+	// Logger gets what modules log, at most LogLines a second for each module.
+	// Nil discards it.
+	Logger *slog.Logger
+}
+
+// filled returns the config with its defaults, or what is wrong with it.
+func (c Config) filled() (Config, error) {
+	for k := range abi.Kinds {
+		l, err := c.Limits[k].over(defaults[k])
+		if err != nil {
+			return c, fmt.Errorf("host: limit of %s: %w", k, err)
+		}
+		c.Limits[k] = l
+	}
+	start, err := c.Start.over(defaultStart)
+	if err != nil {
+		return c, fmt.Errorf("host: Start: %w", err)
+	}
+	c.Start = start
+	c.Meter.StartFuel = c.Start.Fuel
+	for _, k := range c.Kinds {
+		if k >= abi.Kinds {
+			return c, fmt.Errorf("host: Kinds: there is no kind %d", k)
+		}
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return c, nil
+}
+
+// over fills in what is 0 from a default.
+func (l Limit) over(d Limit) (Limit, error) {
+	if l.Fuel == 0 {
+		l.Fuel = d.Fuel
+	}
+	if l.Wall == 0 {
+		l.Wall = d.Wall
+	}
+	if l.Pages == 0 {
+		l.Pages = d.Pages
+	}
+	if l.Frame == 0 {
+		l.Frame = d.Frame
+	}
+	switch {
+	case l.Fuel < 0 || l.Fuel > meter.MaxFuel:
+		return l, fmt.Errorf("Fuel must be from 1 to meter.MaxFuel, or 0 for its default")
+	case l.Wall < 0:
+		return l, fmt.Errorf("Wall must not be negative")
+	case l.Pages > 65_536:
+		return l, fmt.Errorf("Pages must be at most 65536")
+	case l.Frame < 0 || l.Frame > mostFrame:
+		return l, fmt.Errorf("Frame must be at most 2^30")
+	}
+	return l, nil
+}
+
+// pages is the memory that a module with these kinds may have.
+func (c Config) pages(kinds []abi.Kind) uint32 {
+	most := uint32(0)
+	for _, k := range kinds {
+		most = max(most, c.Limits[k].Pages)
+	}
+	return most
+}

@@ -1,0 +1,58 @@
+// Package hosttest has modules to test a host of policies with: one in standard
+// Go that decides every kind as the native policies do, and small ones that are
+// put together here, good and bad. It is for tests only.
+package hosttest
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"testing"
+)
+
+var (
+	guestOnce sync.Once
+	guestCode []byte
+	guestFail string
+)
+
+// Guest builds the Go guest, once per process. It skips the test where there is
+// no go command, and under the race detector, which makes compiling 2 MB take a
+// minute.
+func Guest(t testing.TB) []byte {
+	t.Helper()
+	if raceEnabled {
+		t.Skip("compiling a guest of 2 MB under the race detector takes too long")
+	}
+	if _, err := exec.LookPath("go"); err != nil {
+		t.Skip("no go command to build the guest with")
+	}
+	guestOnce.Do(build)
+	if guestFail != "" {
+		t.Fatal(guestFail)
+	}
+	return guestCode
+}
+
+func build() {
+	_, file, _, _ := runtime.Caller(0)
+	dir, err := os.MkdirTemp("", "guest")
+	if err != nil {
+		guestFail = err.Error()
+		return
+	}
+	defer os.RemoveAll(dir)
+	out := filepath.Join(dir, "guest.wasm")
+	cmd := exec.Command("go", "build", "-trimpath", "-buildmode=c-shared", "-ldflags=-w -buildid=", "-o", out, ".")
+	cmd.Dir = filepath.Join(filepath.Dir(file), "testdata", "guest")
+	cmd.Env = append(os.Environ(), "GOOS=wasip1", "GOARCH=wasm", "CGO_ENABLED=0")
+	if msg, err := cmd.CombinedOutput(); err != nil {
+		guestFail = "go build: " + err.Error() + "\n" + string(msg)
+		return
+	}
+	if guestCode, err = os.ReadFile(out); err != nil {
+		guestFail = err.Error()
+	}
+}

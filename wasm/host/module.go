@@ -1,0 +1,191 @@
+package host
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+
+	"github.com/tetratelabs/wazero"
+	"github.com/tetratelabs/wazero/api"
+
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/meter"
+)
+
+// Module is a compiled module, from which instances are made. Its methods are
+// safe for concurrent use.
+type Module struct {
+	config   Config
+	sum      [sha256.Size]byte
+	kinds    []abi.Kind
+	decides  [abi.Kinds]bool
+	report   meter.Report
+	cache    wazero.CompilationCache
+	runtime  wazero.Runtime
+	compiled wazero.CompiledModule
+	log      logbook
+	live     atomic.Int64 // instances that are not closed
+	closed   atomic.Bool
+}
+
+// ErrClosed: the module was closed.
+var ErrClosed = errors.New("host: the module is closed")
+
+// Load rewrites and compiles a module as its author built it; it does not keep
+// the bytes. It takes milliseconds for a small module, a second for one in Go
+// that the cache does not know. Refusals of the module, as opposed to errors of
+// the cache, are deterministic.
+func Load(ctx context.Context, config Config, original []byte) (*Module, error) {
+	config, err := config.filled()
+	if err != nil {
+		return nil, err
+	}
+	m := &Module{config: config, sum: sha256.Sum256(original)}
+	m.log.to = config.Logger
+	code, err := m.instrument(original)
+	if err != nil {
+		return nil, err
+	}
+	if config.Cache != "" {
+		if m.cache, err = openCache(config.Cache); err != nil {
+			return nil, err
+		}
+	}
+	pages := m.config.pages(m.kinds)
+	m.runtime, m.compiled, err = compile(ctx, code, pages, m.cache)
+	if err != nil && m.cache != nil {
+		// A damaged file in the cache must not keep a good module away.
+		spoilt := err
+		m.cache.Close(ctx)
+		m.cache = nil
+		if m.runtime, m.compiled, err = compile(ctx, code, pages, nil); err == nil {
+			config.Logger.Warn("the cache of machine code is of no use", "cache", config.Cache, "error", spoilt)
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("host: compile: %w", err)
+	}
+	if err := m.check(); err != nil {
+		m.Close()
+		return nil, err
+	}
+	if err := answerImports(ctx, m.runtime); err != nil {
+		m.Close()
+		return nil, fmt.Errorf("host: imports: %w", err)
+	}
+	return m, nil
+}
+
+// instrument rewrites the module and finds its kinds.
+func (m *Module) instrument(original []byte) ([]byte, error) {
+	c := &m.config
+	m.kinds = slices.Compact(slices.Sorted(slices.Values(c.Kinds)))
+	if len(m.kinds) == 0 {
+		// How much memory is allowed depends on what it exports.
+		all := make([]abi.Kind, 0, abi.Kinds)
+		for k := range abi.Kinds {
+			all = append(all, k)
+		}
+		c.Meter.Pages = c.pages(all)
+		_, report, err := meter.Instrument(original, c.Meter)
+		if err != nil {
+			return nil, err
+		}
+		for _, k := range all {
+			if slices.Contains(report.Exports, k.Export()) {
+				m.kinds = append(m.kinds, k)
+			}
+		}
+	}
+	if len(m.kinds) == 0 || len(m.kinds) == 1 && m.kinds[0] == abi.Configure {
+		return nil, errors.New("host: the module decides nothing: it exports no function of a kind")
+	}
+	c.Meter.Pages = c.pages(m.kinds)
+	code, report, err := meter.Instrument(original, c.Meter)
+	if err != nil {
+		return nil, err
+	}
+	m.report = report
+	if !slices.Contains(m.kinds, abi.Configure) && slices.Contains(report.Exports, abi.Configure.Export()) {
+		m.kinds = slices.Insert(m.kinds, 0, abi.Configure)
+	}
+	for _, k := range m.kinds {
+		m.decides[k] = true
+	}
+	return code, nil
+}
+
+// check holds that the module speaks cascade-policy/1.
+func (m *Module) check() error {
+	functions, memories := m.compiled.ExportedFunctions(), m.compiled.ExportedMemories()
+	if _, ok := memories[abi.ExportMemory]; !ok {
+		return fmt.Errorf("host: the module does not export its memory as %q", abi.ExportMemory)
+	}
+	call := func(name string) error {
+		f, ok := functions[name]
+		switch {
+		case !ok:
+			return fmt.Errorf("host: the module does not export %s", name)
+		case !slices.Equal(f.ParamTypes(), []api.ValueType{api.ValueTypeI32}) || !slices.Equal(f.ResultTypes(), []api.ValueType{api.ValueTypeI64}):
+			return fmt.Errorf("host: the module's %s must take an i32 and return an i64", name)
+		}
+		return nil
+	}
+	if err := call(abi.ExportArena); err != nil {
+		return err
+	}
+	for _, k := range m.kinds {
+		if err := call(k.Export()); err != nil {
+			return err
+		}
+	}
+	if f, ok := functions[abi.ExportInit]; ok && len(f.ParamTypes())+len(f.ResultTypes()) > 0 {
+		return fmt.Errorf("host: the module's %s must take and return nothing", abi.ExportInit)
+	}
+	for _, f := range m.compiled.ImportedFunctions() {
+		from, name, _ := f.Import()
+		h, ok := imports[meter.Import{Module: from, Name: name}]
+		if !ok {
+			return fmt.Errorf("host: nothing answers the import %s.%s", from, name)
+		}
+		if !slices.Equal(f.ParamTypes(), h.params) || !slices.Equal(f.ResultTypes(), h.results) {
+			return fmt.Errorf("host: the import %s.%s is declared with other types than it has", from, name)
+		}
+	}
+	return nil
+}
+
+// Kinds returns what instances can be called for, in the order of the numbers.
+func (m *Module) Kinds() []abi.Kind { return slices.Clone(m.kinds) }
+
+// Decides reports whether instances can be called for a kind.
+func (m *Module) Decides(k abi.Kind) bool { return k < abi.Kinds && m.decides[k] }
+
+// SHA256 is of the module as its author built it.
+func (m *Module) SHA256() [sha256.Size]byte { return m.sum }
+
+// Limit returns the limit in force for a kind.
+func (m *Module) Limit(k abi.Kind) Limit { return m.config.Limits[k] }
+
+// Report says what the module has.
+func (m *Module) Report() meter.Report { return m.report }
+
+// Live is how many instances are not closed.
+func (m *Module) Live() int { return int(m.live.Load()) }
+
+// Close frees the machine code. The instances must have been closed: the engine
+// does not survive calls into code that is gone.
+func (m *Module) Close() error {
+	if !m.closed.CompareAndSwap(false, true) {
+		return nil
+	}
+	ctx := context.Background()
+	errs := []error{m.compiled.Close(ctx), m.runtime.Close(ctx)}
+	if m.cache != nil {
+		errs = append(errs, m.cache.Close(ctx))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,99 @@
+package host
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// The pace of a Watch.
+const (
+	watchTick = time.Millisecond      // between two looks, while calls come in
+	watchIdle = 10 * time.Millisecond // when none came for watchCalm looks
+	watchCalm = 100
+)
+
+// running is what an instance does now, as one word, so that the end of a call
+// and the end of its time cannot both happen: 0 in the lowest byte between
+// calls, killed in it after a Watch ended one, else 1 + the kind. The rest
+// numbers the calls.
+type running struct{ atomic.Uint64 }
+
+const killed = 0xff
+
+// Watch ends calls that exceed their wall limit. It is told nothing when a call
+// begins or ends: it looks at all instances once a millisecond. A call is ended
+// at most a tick after its limit, plus what the machine takes to wake a
+// goroutine; the first ones after a quiet time, a few ticks later.
+//
+// One Watch serves all modules of a process.
+type Watch struct {
+	mu   sync.Mutex
+	seen map[*Instance]sighting
+}
+
+// sighting is the call that an instance was seen in, and since when.
+type sighting struct {
+	word  uint64
+	since time.Time
+}
+
+// NewWatch returns a watch. It ends nothing before Run.
+func NewWatch() *Watch { return &Watch{seen: map[*Instance]sighting{}} }
+
+// Run watches until the context is done, and returns nil.
+func (w *Watch) Run(ctx context.Context) error {
+	timer := time.NewTimer(watchTick)
+	defer timer.Stop()
+	calm := 0
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case now := <-timer.C:
+			pace := watchTick
+			if calm++; w.look(now) {
+				calm = 0
+			}
+			if calm > watchCalm {
+				pace = watchIdle
+			}
+			timer.Reset(pace)
+		}
+	}
+}
+
+// look ends what has taken too long, and reports whether any call began since
+// the last look.
+func (w *Watch) look(now time.Time) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	news := false
+	for i, s := range w.seen {
+		word := i.running.Load()
+		switch {
+		case word != s.word:
+			w.seen[i] = sighting{word, now}
+			news = true
+		case byte(word) == 0 || byte(word) == killed:
+		case now.Sub(s.since) >= i.wall(byte(word)):
+			if i.running.CompareAndSwap(word, word|killed) {
+				i.kill.Set(1)
+			}
+		}
+	}
+	return news
+}
+
+func (w *Watch) add(i *Instance) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.seen[i] = sighting{}
+}
+
+func (w *Watch) remove(i *Instance) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.seen, i)
+}
