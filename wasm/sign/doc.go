@@ -1,0 +1,41 @@
+// Package sign says which modules may decide: a statement about a module,
+// signed by k of n ed25519 keys, in a file beside it.
+//
+// It neither loads modules nor keeps keys; it reads no clock and no files. What
+// is signed is the original module as its author built it, not what the host
+// makes of it: metering changes with the host's version, the signature does not.
+//
+// # File
+//
+// NAME.wasm.sig is JSON of at most MaxFile bytes, without unknown fields:
+//
+//	{"format": "cascade-policy-signature/1",
+//	 "statement": {
+//	   "sha256": "…64 hex digits…",
+//	   "abi": "cascade-policy/1",
+//	   "name": "my-refiner",
+//	   "version": "1.2.0",
+//	   "kinds": [{"kind": "refine", "fuel": 5000000, "micros": 20000, "pages": 128}],
+//	   "not_after": 1790000000,
+//	   "generation": 1763721600},
+//	 "signatures": [{"key": "…16 hex digits…", "signature": "…base64…"}]}
+//
+// The signatures are not of these bytes but of the statement's canonical text,
+// which the reader writes anew from the fields (Statement.Canonical): how the
+// JSON is spaced, ordered or repeated cannot matter, and no field that the reader
+// does not know is taken for signed.
+//
+// # Invariants
+//
+//  1. A Statement that Verify returns was signed, every field of it, by at least
+//     Ring.Threshold different keys of the ring, holds for exactly the module
+//     given, and has not expired.
+//  2. Two different valid statements have different canonical texts.
+//  3. A slot's Mark never goes back: replaying an older statement, with however
+//     many good signatures, is refused. Going back to an older module is a new
+//     statement about it.
+//
+// # History
+//
+//	2026-11-21  cascade-policy-signature/1
+package sign

@@ -1,0 +1,171 @@
+package sign
+
+import (
+	"bytes"
+	"crypto/ed25519"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+
+	"github.com/cascadeinfer/cascade/wasm/abi"
+)
+
+const (
+	// MaxFile bounds a signature file, in bytes.
+	MaxFile = 16 << 10
+	// MaxSignatures bounds the signatures of a file: each costs a verification.
+	MaxSignatures = 16
+)
+
+// Signature is one key's signature of a statement's canonical text.
+type Signature struct {
+	Key   KeyID
+	Bytes [ed25519.SignatureSize]byte
+}
+
+// File is a statement with its signatures.
+type File struct {
+	Statement  Statement
+	Signatures []Signature // at most MaxSignatures, no key twice
+}
+
+// The file as JSON has it.
+type (
+	jsonFile struct {
+		Format     string          `json:"format"`
+		Statement  jsonStatement   `json:"statement"`
+		Signatures []jsonSignature `json:"signatures"`
+	}
+	jsonStatement struct {
+		Digest     string      `json:"sha256"`
+		ABI        string      `json:"abi"`
+		Name       string      `json:"name"`
+		Version    string      `json:"version"`
+		Grants     []jsonGrant `json:"kinds"`
+		NotAfter   int64       `json:"not_after"`
+		Generation uint64      `json:"generation"`
+	}
+	jsonGrant struct {
+		Kind   string `json:"kind"`
+		Fuel   uint64 `json:"fuel"`
+		Micros uint64 `json:"micros"`
+		Pages  uint64 `json:"pages"`
+	}
+	jsonSignature struct {
+		Key       string `json:"key"`
+		Signature []byte `json:"signature"`
+	}
+)
+
+// Encode returns the file's bytes, which Decode reads. The error is about an
+// invalid statement or too many signatures.
+func (f File) Encode() ([]byte, error) {
+	if err := f.validate(); err != nil {
+		return nil, err
+	}
+	s := f.Statement
+	out := jsonFile{Format: Format, Statement: jsonStatement{
+		Digest: s.Digest.String(), ABI: s.ABI, Name: s.Name, Version: s.Version, NotAfter: s.NotAfter, Generation: s.Generation}}
+	for _, g := range s.Grants {
+		out.Statement.Grants = append(out.Statement.Grants, jsonGrant{g.Kind.String(), g.Fuel, g.Micros, g.Pages})
+	}
+	for _, g := range f.Signatures {
+		out.Signatures = append(out.Signatures, jsonSignature{g.Key.String(), g.Bytes[:]})
+	}
+	b, err := json.MarshalIndent(out, "", "  ")
+	if err != nil {
+		return nil, fmt.Errorf("signature file: %w", err)
+	}
+	return append(b, '\n'), nil
+}
+
+// Decode reads a file. It checks the form and the statement's invariants, not
+// the signatures: that is Verify's.
+func Decode(b []byte) (File, error) {
+	if len(b) > MaxFile {
+		return File{}, fmt.Errorf("signature file: %d bytes, the limit is %d", len(b), MaxFile)
+	}
+	var in jsonFile
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&in); err != nil {
+		return File{}, fmt.Errorf("signature file: %w", err)
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return File{}, errors.New("signature file: there is something after the JSON object")
+	}
+	if in.Format != Format {
+		return File{}, fmt.Errorf("signature file: format %.80q, this version reads %s", in.Format, Format)
+	}
+	f, err := in.file()
+	if err != nil {
+		return File{}, err
+	}
+	return f, f.validate()
+}
+
+// file converts what JSON has; it leaves the invariants to validate.
+func (in jsonFile) file() (File, error) {
+	s := Statement{ABI: in.Statement.ABI, Name: in.Statement.Name, Version: in.Statement.Version,
+		NotAfter: in.Statement.NotAfter, Generation: in.Statement.Generation}
+	if !fixed(s.Digest[:], in.Statement.Digest) {
+		return File{}, fmt.Errorf("signature file: sha256 %.80q: write 64 hexadecimal digits", in.Statement.Digest)
+	}
+	if len(in.Statement.Grants) > int(abi.Kinds) || len(in.Signatures) > MaxSignatures {
+		return File{}, fmt.Errorf("signature file: more than %d kinds or %d signatures", abi.Kinds, MaxSignatures)
+	}
+	for _, g := range in.Statement.Grants {
+		k, ok := kindNamed(g.Kind)
+		if !ok {
+			return File{}, fmt.Errorf("signature file: kind %.80q is unknown", g.Kind)
+		}
+		s.Grants = append(s.Grants, Grant{k, g.Fuel, g.Micros, g.Pages})
+	}
+	f := File{Statement: s}
+	for _, g := range in.Signatures {
+		var out Signature
+		if !fixed(out.Key[:], g.Key) || len(g.Signature) != len(out.Bytes) {
+			return File{}, fmt.Errorf("signature file: the signature of key %.80q is malformed", g.Key)
+		}
+		copy(out.Bytes[:], g.Signature)
+		f.Signatures = append(f.Signatures, out)
+	}
+	return f, nil
+}
+
+func (f File) validate() error {
+	if err := f.Statement.Validate(); err != nil {
+		return err
+	}
+	if len(f.Signatures) > MaxSignatures {
+		return fmt.Errorf("signature file: %d signatures, the limit is %d", len(f.Signatures), MaxSignatures)
+	}
+	for i, g := range f.Signatures {
+		if slices.ContainsFunc(f.Signatures[:i], func(o Signature) bool { return o.Key == g.Key }) {
+			return fmt.Errorf("signature file: key %s has signed twice", g.Key)
+		}
+	}
+	return nil
+}
+
+// kindNamed is the inverse of abi.Kind.String.
+func kindNamed(name string) (abi.Kind, bool) {
+	for k := abi.Configure; k < abi.Kinds; k++ {
+		if k.String() == name {
+			return k, true
+		}
+	}
+	return 0, false
+}
+
+// fixed decodes hexadecimal digits into exactly dst.
+func fixed(dst []byte, s string) bool {
+	if len(s) != hex.EncodedLen(len(dst)) {
+		return false
+	}
+	_, err := hex.Decode(dst, []byte(s))
+	return err == nil
+}

@@ -1,0 +1,318 @@
+package sign
+
+import (
+	"bytes"
+	"crypto/ed25519"
+	"encoding/json"
+	"errors"
+	"flag"
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/wasm/abi"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew; that breaks every signature out there")
+
+var (
+	module = []byte("\x00asm\x01\x00\x00\x00")
+	now    = time.Unix(1_763_721_600, 0)
+)
+
+// key returns the n-th key of the tests, always the same.
+func key(n byte) ed25519.PrivateKey {
+	return ed25519.NewKeyFromSeed(bytes.Repeat([]byte{n}, ed25519.SeedSize))
+}
+
+func public(n byte) ed25519.PublicKey { return key(n).Public().(ed25519.PublicKey) }
+
+func statement() Statement {
+	return Statement{
+		Digest: Sum(module), ABI: abi.Name, Name: "my-refiner", Version: "1.2.0-rc.1",
+		Grants:   []Grant{{Kind: abi.Refine, Fuel: 5_000_000, Micros: 20_000, Pages: 128}, {Kind: abi.Guard}},
+		NotAfter: 1_790_000_000, Generation: 1_763_721_600,
+	}
+}
+
+func signed(t testing.TB, s Statement, keys ...byte) File {
+	f := File{Statement: s}
+	for _, n := range keys {
+		var err error
+		if f, err = Sign(f, key(n)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return f
+}
+
+// TestGolden pins the canonical text and the file: signatures that are out there
+// must stay good.
+func TestGolden(t *testing.T) {
+	f := signed(t, statement(), 1, 2)
+	file, err := f.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, got := range map[string][]byte{"testdata/statement.txt": f.Statement.Canonical(), "testdata/golden.wasm.sig": file} {
+		if *update {
+			if err := os.WriteFile(name, got, 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(got, want) {
+			t.Errorf("%s: got\n%s", name, got)
+		}
+	}
+	back, err := Decode(file)
+	if err != nil || !reflect.DeepEqual(back, f) {
+		t.Errorf("decoded %+v, %v", back, err)
+	}
+}
+
+func TestThreshold(t *testing.T) {
+	ring := Ring{Keys: []ed25519.PublicKey{public(1), public(2), public(3)}, Threshold: 2}
+	for _, c := range []struct {
+		keys []byte
+		want string
+	}{
+		{[]byte{1, 3}, ""},
+		{[]byte{3, 2, 1}, ""},
+		{[]byte{1, 2, 9}, ""}, // a stranger does no harm
+		{[]byte{2}, "signed by 1 keys"},
+		{[]byte{2, 8, 9}, "signed by 1 keys"},
+		{nil, "signed by 0 keys"},
+	} {
+		s, err := Verify(signed(t, statement(), c.keys...), module, ring, now)
+		if c.want == "" && (err != nil || !reflect.DeepEqual(s, statement())) || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+			t.Errorf("keys %v: %v, want %q", c.keys, err, c.want)
+		}
+	}
+}
+
+// TestOneKeyCountsOnce has a file claim that one key's signature is two keys'.
+func TestOneKeyCountsOnce(t *testing.T) {
+	ring := Ring{Keys: []ed25519.PublicKey{public(1), public(2)}, Threshold: 2}
+	f := signed(t, statement(), 1)
+	f.Signatures = append(f.Signatures, f.Signatures[0])
+	if _, err := Verify(f, module, ring, now); err == nil {
+		t.Error("the same signature twice is two")
+	}
+	f.Signatures[1].Key = IDOf(public(2))
+	if _, err := Verify(f, module, ring, now); err == nil {
+		t.Error("a signature under another key's name is that key's")
+	}
+	if err := (Ring{Keys: []ed25519.PublicKey{public(1), public(1)}, Threshold: 2}).Validate(); err == nil {
+		t.Error("a ring may hold a key twice")
+	}
+}
+
+// TestEveryFieldIsSigned changes each field of a signed file in turn.
+func TestEveryFieldIsSigned(t *testing.T) {
+	ring := Ring{Keys: []ed25519.PublicKey{public(1)}, Threshold: 1}
+	changes := map[string]func(*Statement){
+		"digest":     func(s *Statement) { s.Digest[31]++ },
+		"abi":        func(s *Statement) { s.ABI = "cascade-policy/2" },
+		"name":       func(s *Statement) { s.Name += "x" },
+		"version":    func(s *Statement) { s.Version = "1.2.0" },
+		"kind":       func(s *Statement) { s.Grants[1].Kind = abi.Place },
+		"less kinds": func(s *Statement) { s.Grants = s.Grants[:1] },
+		"fuel":       func(s *Statement) { s.Grants[0].Fuel++ },
+		"micros":     func(s *Statement) { s.Grants[0].Micros = 0 },
+		"pages":      func(s *Statement) { s.Grants[0].Pages *= 2 },
+		"not after":  func(s *Statement) { s.NotAfter++ },
+		"generation": func(s *Statement) { s.Generation++ },
+	}
+	fields := reflect.TypeFor[Statement]().NumField() - 1 + reflect.TypeFor[Grant]().NumField() + 1
+	if len(changes) != fields {
+		t.Errorf("%d changes for %d fields: add the new field here and to Canonical", len(changes), fields)
+	}
+	for name, change := range changes {
+		f := signed(t, statement(), 1)
+		change(&f.Statement)
+		if _, err := Verify(f, module, ring, now); err == nil {
+			t.Errorf("%s can be changed after signing", name)
+		}
+		if bytes.Equal(f.Statement.Canonical(), statement().Canonical()) {
+			t.Errorf("%s is not in the canonical text", name)
+		}
+	}
+}
+
+func TestVerifyRefuses(t *testing.T) {
+	ring := Ring{Keys: []ed25519.PublicKey{public(1)}, Threshold: 1}
+	foreign := statement()
+	foreign.ABI = "cascade-policy/9"
+	for _, c := range []struct {
+		name string
+		f    File
+		mod  []byte
+		ring Ring
+		now  time.Time
+		want string
+	}{
+		{"another module", signed(t, statement(), 1), []byte("x"), ring, now, "the module's sha256 is"},
+		{"another abi", signed(t, foreign, 1), module, ring, now, "this host speaks"},
+		{"too late", signed(t, statement(), 1), module, ring, time.Unix(1_790_000_001, 0), "expired at 2026-"},
+		{"no ring", signed(t, statement(), 1), module, Ring{}, now, "threshold 0"},
+		{"zero", File{}, module, ring, now, "abi"},
+	} {
+		if _, err := Verify(c.f, c.mod, c.ring, c.now); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q", c.name, err, c.want)
+		}
+	}
+	if _, err := Verify(signed(t, statement(), 1), module, ring, time.Unix(1_790_000_000, 0)); err != nil {
+		t.Errorf("the last second: %v", err)
+	}
+}
+
+func TestMark(t *testing.T) {
+	var m Mark
+	at := func(gen uint64, name string) Statement {
+		s := statement()
+		s.Generation, s.Name = gen, name
+		return s
+	}
+	for _, c := range []struct {
+		gen  uint64
+		name string
+		ok   bool
+	}{{5, "a", true}, {5, "a", true}, {5, "b", false}, {4, "a", false}, {9, "b", true}, {5, "a", false}, {9, "b", true}} {
+		next, err := m.Admit(at(c.gen, c.name))
+		if (err == nil) != c.ok || err != nil && (!errors.Is(err, ErrReplayed) || next != m) {
+			t.Errorf("%d %s after %d: %v", c.gen, c.name, m.Generation, err)
+		}
+		m = next
+	}
+	b, err := json.Marshal(m)
+	var back Mark
+	if err != nil || json.Unmarshal(b, &back) != nil || back != m {
+		t.Errorf("a mark does not survive JSON: %s", b)
+	}
+}
+
+func TestStatementInvariants(t *testing.T) {
+	for name, change := range map[string]func(*Statement){
+		"line break in name": func(s *Statement) { s.Name = "a\ngeneration 9" },
+		"space in abi":       func(s *Statement) { s.ABI = "a b" },
+		"no abi":             func(s *Statement) { s.ABI = "" },
+		"long name":          func(s *Statement) { s.Name = strings.Repeat("a", 65) },
+		"dotted name":        func(s *Statement) { s.Name = "../x" },
+		"version":            func(s *Statement) { s.Version = "1.2" },
+		"leading zero":       func(s *Statement) { s.Version = "1.02.3" },
+		"no pre-release":     func(s *Statement) { s.Version = "1.2.3-" },
+		"no kind":            func(s *Statement) { s.Grants = nil },
+		"configure":          func(s *Statement) { s.Grants = []Grant{{Kind: abi.Configure}} },
+		"unknown kind":       func(s *Statement) { s.Grants = []Grant{{Kind: abi.Kinds}} },
+		"twice":              func(s *Statement) { s.Grants = []Grant{{Kind: abi.Guard}, {Kind: abi.Guard}} },
+		"not in order":       func(s *Statement) { s.Grants = []Grant{{Kind: abi.Guard}, {Kind: abi.Refine}} },
+		"generation":         func(s *Statement) { s.Generation = 0 },
+		"negative end":       func(s *Statement) { s.NotAfter = -1 },
+	} {
+		s := statement()
+		change(&s)
+		if s.Validate() == nil {
+			t.Errorf("%s is valid", name)
+		}
+		if _, err := Sign(File{Statement: s}, key(1)); err == nil {
+			t.Errorf("%s can be signed", name)
+		}
+	}
+}
+
+func TestDecodeRefuses(t *testing.T) {
+	good, err := signed(t, statement(), 1).Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := string(good)
+	for name, bad := range map[string]string{
+		"unknown field": strings.Replace(text, `"abi"`, `"root": true, "abi"`, 1),
+		"more":          text + "{}",
+		"format":        strings.Replace(text, "signature/1", "signature/2", 1),
+		"short digest":  strings.Replace(text, statement().Digest.String(), "00", 1),
+		"kind":          strings.Replace(text, `"refine"`, `"refiner"`, 1),
+		"short key":     strings.Replace(text, IDOf(public(1)).String(), "00", 1),
+		"long":          text + strings.Repeat(" ", MaxFile),
+		"empty":         "",
+		"null":          "null",
+	} {
+		if _, err := Decode([]byte(bad)); err == nil {
+			t.Errorf("%s is read", name)
+		}
+	}
+}
+
+func TestKeysAsPEM(t *testing.T) {
+	pub, sec, err := EncodeKeys(key(7))
+	if err != nil {
+		t.Fatal(err)
+	}
+	back, err := ParseSecret(sec)
+	if err != nil || !back.Equal(key(7)) {
+		t.Errorf("secret: %v", err)
+	}
+	pub2, _, _ := EncodeKeys(key(8))
+	ring, err := ParsePublic(append(pub, pub2...))
+	if err != nil || len(ring) != 2 || !ring[0].Equal(public(7)) || !ring[1].Equal(public(8)) {
+		t.Errorf("public: %v %v", ring, err)
+	}
+	for _, bad := range [][]byte{nil, []byte("x"), pub} {
+		if _, err := ParseSecret(bad); err == nil || bytes.Contains([]byte(err.Error()), []byte("MC4")) {
+			t.Errorf("secret of %q: %v", bad, err)
+		}
+	}
+	if _, err := ParsePublic(sec); err == nil {
+		t.Error("a secret key is read as a public one")
+	}
+}
+
+// FuzzDecode: what is read can be written and read again, and a statement is
+// never taken for signed by a key that did not sign its canonical text.
+func FuzzDecode(f *testing.F) {
+	good, err := signed(f, statement(), 1, 2).Encode()
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(good)
+	f.Add([]byte(`{"format":"cascade-policy-signature/1"}`))
+	ring := Ring{Keys: []ed25519.PublicKey{public(1)}, Threshold: 1}
+	want := string(statement().Canonical())
+	f.Fuzz(func(t *testing.T, b []byte) {
+		file, err := Decode(b)
+		if err != nil {
+			return
+		}
+		again, err := file.Encode()
+		if err != nil {
+			t.Fatalf("read and not written: %v", err)
+		}
+		back, err := Decode(again)
+		if err != nil || !reflect.DeepEqual(back, file) {
+			t.Fatalf("%+v became %+v, %v", file, back, err)
+		}
+		if s, err := Verify(file, module, ring, now); err == nil && string(s.Canonical()) != want {
+			t.Fatalf("a statement that nobody signed: %+v", s)
+		}
+	})
+}
+
+func BenchmarkVerify(b *testing.B) {
+	big := make([]byte, 1<<20)
+	s := statement()
+	s.Digest = Sum(big)
+	f := signed(b, s, 1, 2)
+	ring := Ring{Keys: []ed25519.PublicKey{public(1), public(2)}, Threshold: 2}
+	b.SetBytes(int64(len(big)))
+	for b.Loop() {
+		if _, err := Verify(f, big, ring, now); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

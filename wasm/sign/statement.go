@@ -1,0 +1,168 @@
+package sign
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cascadeinfer/cascade/wasm/abi"
+)
+
+// Format names the file's layout and begins the canonical text, so that no
+// signature of another protocol, made with the same key, passes for one of this.
+const Format = "cascade-policy-signature/1"
+
+const (
+	maxName    = 64
+	maxVersion = 64
+)
+
+// Digest is the SHA-256 of a module as its author built it.
+type Digest [sha256.Size]byte
+
+// Sum returns the digest of a module.
+func Sum(module []byte) Digest { return sha256.Sum256(module) }
+
+// String is the digest in hexadecimal.
+func (d Digest) String() string { return hex.EncodeToString(d[:]) }
+
+// Grant lets a module decide a kind, within limits. A limit of 0 is the host's
+// default; a host never gives more than its own configuration does.
+type Grant struct {
+	Kind   abi.Kind
+	Fuel   uint64 // ticks per call
+	Micros uint64 // wall time per call, in microseconds
+	Pages  uint64 // memory, in pages of 64 KiB
+}
+
+// Statement is what is signed about one module.
+//
+// Invariants, checked by Validate:
+//  1. ABI is 1–64 printable characters without spaces,
+//  2. Name is 1–64 of a–z, 0–9, "-", "_", "." and "/", the first a letter or digit,
+//  3. Version is MAJOR.MINOR.PATCH, with "-" and a pre-release if need be,
+//  4. there is a grant, and they are in order of their kinds, none twice; they are
+//     kinds that decide (configure does not),
+//  5. NotAfter is not negative,
+//  6. Generation is positive.
+type Statement struct {
+	Digest  Digest
+	ABI     string // abi.Name
+	Name    string // the policy's name, for people
+	Version string // semantic version, for people
+	Grants  []Grant
+	// NotAfter is the last second, of Unix time, at which a host loads the
+	// module; 0 for no end. A module that runs is not stopped by it.
+	NotAfter int64
+	// Generation orders all statements of a ring, whatever their names: see
+	// Mark. The second of signing is a good one.
+	Generation uint64
+}
+
+// Grant returns the grant for a kind, and whether there is one.
+func (s Statement) Grant(k abi.Kind) (Grant, bool) {
+	for _, g := range s.Grants {
+		if g.Kind == k {
+			return g, true
+		}
+	}
+	return Grant{}, false
+}
+
+// Expired reports whether NotAfter has passed.
+func (s Statement) Expired(now time.Time) bool {
+	return s.NotAfter != 0 && now.Unix() > s.NotAfter
+}
+
+// Validate reports the first broken invariant, or nil.
+func (s Statement) Validate() error {
+	switch {
+	case !plain(s.ABI):
+		return fmt.Errorf("statement: abi %.80q: write %s", s.ABI, abi.Name)
+	case !named(s.Name):
+		return fmt.Errorf("statement: name %.80q: use 1 to %d of a-z, 0-9 and -_./, the first a letter or digit", s.Name, maxName)
+	case !semantic(s.Version):
+		return fmt.Errorf("statement: version %.80q: write it as 1.2.3 or 1.2.3-rc.1", s.Version)
+	case len(s.Grants) == 0:
+		return fmt.Errorf("statement: no kind: name those that the module decides")
+	case s.NotAfter < 0:
+		return fmt.Errorf("statement: not_after %d is before 1970: 0 means no end", s.NotAfter)
+	case s.Generation == 0:
+		return fmt.Errorf("statement: generation 0: they count from 1")
+	}
+	last := abi.Configure
+	for _, g := range s.Grants {
+		if g.Kind <= last || g.Kind >= abi.Kinds {
+			return fmt.Errorf("statement: kind %s: list each kind that decides once, in the order of their numbers", g.Kind)
+		}
+		last = g.Kind
+	}
+	return nil
+}
+
+// Canonical is the text that is signed, a line per field in a fixed order. It is
+// defined for valid statements: those cannot hold a line break or a space where
+// one would make it ambiguous.
+func (s Statement) Canonical() []byte {
+	b := make([]byte, 0, 512)
+	b = append(b, Format...)
+	b = append(b, "\nsha256 "...)
+	b = append(b, s.Digest.String()...)
+	b = append(b, "\nabi "...)
+	b = append(b, s.ABI...)
+	b = append(b, "\nname "...)
+	b = append(b, s.Name...)
+	b = append(b, "\nversion "...)
+	b = append(b, s.Version...)
+	for _, g := range s.Grants {
+		b = append(b, "\nkind "...)
+		b = append(b, g.Kind.String()...)
+		b = strconv.AppendUint(append(b, " fuel "...), g.Fuel, 10)
+		b = strconv.AppendUint(append(b, " micros "...), g.Micros, 10)
+		b = strconv.AppendUint(append(b, " pages "...), g.Pages, 10)
+	}
+	b = strconv.AppendInt(append(b, "\nnot-after "...), s.NotAfter, 10)
+	b = strconv.AppendUint(append(b, "\ngeneration "...), s.Generation, 10)
+	return append(b, '\n')
+}
+
+// plain reports whether a word is short, printable ASCII and without spaces.
+func plain(s string) bool {
+	for i := range len(s) {
+		if s[i] <= ' ' || s[i] > '~' {
+			return false
+		}
+	}
+	return len(s) > 0 && len(s) <= maxName
+}
+
+func named(s string) bool {
+	if len(s) == 0 || len(s) > maxName || strings.IndexByte("-_./", s[0]) >= 0 {
+		return false
+	}
+	return only(s, "abcdefghijklmnopqrstuvwxyz0123456789-_./")
+}
+
+func semantic(s string) bool {
+	if len(s) > maxVersion {
+		return false
+	}
+	core, pre, more := strings.Cut(s, "-")
+	if more && (pre == "" || !only(pre, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-.")) {
+		return false
+	}
+	parts := strings.Split(core, ".")
+	for _, p := range parts {
+		if p == "" || !only(p, "0123456789") || len(p) > 1 && p[0] == '0' {
+			return false
+		}
+	}
+	return len(parts) == 3
+}
+
+func only(s, set string) bool {
+	return !strings.ContainsFunc(s, func(r rune) bool { return !strings.ContainsRune(set, r) })
+}

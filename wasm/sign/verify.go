@@ -1,0 +1,76 @@
+package sign
+
+import (
+	"crypto/ed25519"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cascadeinfer/cascade/wasm/abi"
+)
+
+// Verify checks a file against a module and a ring, at a time, and returns the
+// statement. Every error is final: the same arguments fail again, later too.
+// Whether the statement is newer than the last is Mark.Admit's to say.
+func Verify(f File, module []byte, r Ring, now time.Time) (Statement, error) {
+	if err := r.Validate(); err != nil {
+		return Statement{}, fmt.Errorf("verify: ring: %w", err)
+	}
+	if err := f.validate(); err != nil {
+		return Statement{}, fmt.Errorf("verify: %w", err)
+	}
+	s := f.Statement
+	if got := Sum(module); got != s.Digest {
+		return Statement{}, fmt.Errorf("verify %s: the module's sha256 is %s, the statement is about %s", s.Name, got, s.Digest)
+	}
+	if s.ABI != abi.Name {
+		return Statement{}, fmt.Errorf("verify %s: built for %s, this host speaks %s", s.Name, s.ABI, abi.Name)
+	}
+	if s.Expired(now) {
+		return Statement{}, fmt.Errorf("verify %s: expired at %s: sign it anew", s.Name, time.Unix(s.NotAfter, 0).UTC().Format(time.RFC3339))
+	}
+	// Keys are walked, not signatures: each key counts once, whatever the file
+	// says about who signed.
+	text, good := s.Canonical(), 0
+	for _, key := range r.Keys {
+		id := IDOf(key)
+		for _, g := range f.Signatures {
+			if g.Key != id {
+				continue
+			}
+			if !ed25519.Verify(key, text, g.Bytes[:]) {
+				return Statement{}, fmt.Errorf("verify %s: the signature of key %s is wrong: the statement was changed after it was signed", s.Name, id)
+			}
+			good++
+		}
+	}
+	if good < r.Threshold {
+		return Statement{}, fmt.Errorf("verify %s: signed by %d keys of the ring, %d have to sign", s.Name, good, r.Threshold)
+	}
+	return s, nil
+}
+
+// ErrReplayed says that a statement is older than one that was admitted before.
+var ErrReplayed = errors.New("older than a statement admitted before: sign a new one, with a higher generation")
+
+// Mark is the newest statement that a slot has admitted. The zero Mark admits
+// any. It is what a host keeps across restarts.
+type Mark struct {
+	Generation uint64   `json:"generation"`
+	Text       [32]byte `json:"sha256"` // of the canonical text
+}
+
+// Admit returns the mark that follows, or ErrReplayed and the same mark. The
+// statement of the mark itself is admitted again, as it is sent again when a
+// host reconnects; a different one of the same generation is not.
+func (m Mark) Admit(s Statement) (Mark, error) {
+	next := Mark{s.Generation, sha256.Sum256(s.Canonical())}
+	switch {
+	case next == m || next.Generation > m.Generation:
+		return next, nil
+	case next.Generation == m.Generation:
+		return m, fmt.Errorf("%s: generation %d is taken by another statement: %w", s.Name, s.Generation, ErrReplayed)
+	}
+	return m, fmt.Errorf("%s: generation %d after %d: %w", s.Name, s.Generation, m.Generation, ErrReplayed)
+}
