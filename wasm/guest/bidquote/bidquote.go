@@ -1,0 +1,28 @@
+// Package bidquote makes a module price hand-overs.
+package bidquote
+
+import (
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/guest/internal/call"
+)
+
+var policy policies.Quoter
+
+// Register names the policy. It is called once, from an init function.
+func Register(p policies.Quoter) { policy = p }
+
+// Decide answers one frame as the module would, in a native program.
+func Decide(frame []byte) uint64 { return call.On(frame, decide) }
+
+func decide(frame []byte) uint64 {
+	if policy == nil {
+		return abi.Result(abi.Unsupported, 0)
+	}
+	ask, s := abi.GetQuote(frame)
+	if s != abi.OK {
+		return abi.Result(s, 0)
+	}
+	bid, ok := policy.Quote(ask.Position, ask.Handover)
+	return abi.AnswerQuote(frame, bid, ok)
+}

@@ -1,0 +1,6 @@
+package guard
+
+import "github.com/cascadeinfer/cascade/wasm/guest/internal/call"
+
+//go:wasmexport cs_guard_v1
+func export(n uint32) uint64 { return call.Run(n, decide) }

@@ -1,0 +1,89 @@
+// Package guest is for authors of policies: the same Go source runs natively
+// and, built as a WebAssembly module, in Cascade's sandbox.
+//
+// A policy is a value with a method of package policies, given to the package of
+// its kind:
+//
+//	package main
+//
+//	import "github.com/cascadeinfer/cascade/wasm/guest/refine"
+//
+//	func init() { refine.Register(myRefiner{}) }
+//
+//	func main() {}
+//
+// and built as a reactor, whose main is never called:
+//
+//	GOOS=wasip1 GOARCH=wasm go build -buildmode=c-shared -trimpath -ldflags='-w -buildid=' -o my.wasm .
+//
+// The kinds are partition, refine, bidquote, bidselect, outlier, place, guard and
+// configure. Each is a package because a module decides the kinds whose functions
+// it exports, and it exports those of the packages that it imports. One value may
+// be registered with several.
+//
+// # What a policy may do
+//
+// A call is a pure function of its arguments and of what this package gives:
+// the host runs any instance for any call, and replays calls. A policy reads no
+// clock, has no files and no network; packages fmt, os, encoding/json and all that
+// link them make a module that the host refuses. It may allocate, but per-request
+// kinds should not: a collection may cost more than the call's fuel.
+// Strings and slices among the arguments are good until the method returns. A
+// panic ends the call with its text in the host's log, and the instance with it.
+//
+// The package is not safe for concurrent use; a guest has one thread.
+package guest
+
+import (
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/guest/internal/call"
+)
+
+// context is that of the call that runs, zero outside of one.
+func context() abi.Context {
+	c, _ := abi.GetContext(call.Frame())
+	return c
+}
+
+// Now is the time of the call that runs, on the host's clock, which does not go
+// back; 0 outside of a call, as in a native program.
+func Now() policies.Micros { return context().Now }
+
+// Seed is the randomness of the call that runs; 0 outside of one.
+func Seed() uint64 { return context().Seed }
+
+// State is what Keep was given at the last call that decided this, whichever
+// instance ran it. It is good until the call ends or Keep is called.
+func State() []byte {
+	c := context()
+	return c.State[:c.Length]
+}
+
+// Keep makes a copy of b the state. It reports false, and changes nothing, when
+// the host has no room for it: of at most abi.MaxState bytes, and none outside
+// of a call.
+func Keep(b []byte) bool {
+	c := context()
+	if len(b) > len(c.State) {
+		return false
+	}
+	copy(c.State, b)
+	abi.SetState(call.Frame(), len(b))
+	return true
+}
+
+// Level says how much a line of the log matters.
+type Level uint32
+
+// The levels.
+const (
+	Debug Level = iota
+	Info
+	Warn
+	Error
+)
+
+// Log gives the host a line for its log, which it may cut or drop. In a native
+// program it does nothing.
+func Log(l Level, line string) { call.Log(uint32(l), line) }

@@ -1,0 +1,250 @@
+package guest_test
+
+import (
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"math"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/guest"
+	"github.com/cascadeinfer/cascade/wasm/guest/bidquote"
+	"github.com/cascadeinfer/cascade/wasm/guest/bidselect"
+	"github.com/cascadeinfer/cascade/wasm/guest/configure"
+	"github.com/cascadeinfer/cascade/wasm/guest/guard"
+	"github.com/cascadeinfer/cascade/wasm/guest/guesttest"
+	"github.com/cascadeinfer/cascade/wasm/guest/outlier"
+	"github.com/cascadeinfer/cascade/wasm/guest/partition"
+	"github.com/cascadeinfer/cascade/wasm/guest/place"
+	"github.com/cascadeinfer/cascade/wasm/guest/refine"
+)
+
+// answers is a policy of every kind, whose answer is the field of the kind.
+type answers struct {
+	t         *testing.T
+	none      bool
+	partition policies.Partition
+	err       error
+	refine    policies.Tokens
+	bid       policies.Bid
+	winner    int
+	excess    policies.Tokens
+	peer      policies.ReplicaID
+	denial    abi.Denial
+	config    string
+}
+
+func (a *answers) Partition(w policies.Workload) (policies.Partition, error) {
+	return a.partition, a.err
+}
+func (a *answers) Refine(b policies.Border) policies.Tokens { return a.refine }
+func (a *answers) Quote(policies.Position, policies.Handover) (policies.Bid, bool) {
+	return a.bid, !a.none
+}
+func (a *answers) Select(bids []policies.Bid) int {
+	if len(bids) > 0 {
+		// What every frame of the vectors brings along.
+		if guest.Now() != 1_700_000_000_000_000 || guest.Seed() != 42 || string(guest.State()) != "state" {
+			a.t.Errorf("the call is at %d with seed %d and state %q", guest.Now(), guest.Seed(), guest.State())
+		}
+		if guest.Keep(make([]byte, 17)) || !guest.Keep([]byte("new")) || string(guest.State()) != "new" {
+			a.t.Errorf("the state is %q after it was replaced", guest.State())
+		}
+	}
+	return a.winner
+}
+func (a *answers) Excess(own, mean policies.Tokens) policies.Tokens { return a.excess }
+func (a *answers) Place(policies.Arrival) policies.ReplicaID        { return a.peer }
+func (a *answers) Guard(abi.Change) (abi.Denial, bool)              { return a.denial, !a.none }
+func (a *answers) Configure(config []byte) error {
+	a.config = string(config)
+	return a.err
+}
+
+// decide has the native stubs, by the kinds' names in the vectors.
+var decide = map[string]func([]byte) uint64{
+	"configure": configure.Decide, "partition": partition.Decide, "refine": refine.Decide, "bid-quote": bidquote.Decide,
+	"bid-select": bidselect.Decide, "outlier": outlier.Decide, "place": place.Decide, "guard": guard.Decide,
+}
+
+func register(a *answers) {
+	configure.Register(a)
+	partition.Register(a)
+	refine.Register(a)
+	bidquote.Register(a)
+	bidselect.Register(a)
+	outlier.Register(a)
+	place.Register(a)
+	guard.Register(a)
+}
+
+// TestVectors answers the golden vectors of the ABI, in this program: results
+// and outputs are the files'.
+func TestVectors(t *testing.T) {
+	inf := math.Inf(1)
+	for name, a := range map[string]*answers{
+		"configure":            {},
+		"partition":            {partition: policies.Partition{Cuts: []policies.Tokens{1024}, Counts: []int{5, 3}, Cost: 1.25, OneStage: inf, Iterations: []float64{0.012, 0.034}, Exact: true}},
+		"partition-infeasible": {err: policies.ErrInfeasible},
+		"refine":               {refine: 1900},
+		"bid-quote":            {bid: policies.Bid{Load: 128_000, Start: 2500}},
+		"bid-quote-none":       {none: true},
+		"bid-select":           {winner: 1},
+		"bid-select-none":      {winner: -1},
+		"outlier":              {excess: 50_000},
+		"place":                {peer: "replica-2"},
+		"guard":                {none: true},
+		"guard-denied":         {denial: abi.Denial{Code: 3, Detail: "too wide"}},
+	} {
+		a.t = t
+		register(a)
+		frame, v := read(t, name)
+		result := decide[v.Kind](frame)
+		if want, _ := strconv.ParseUint(v.Result.I64, 0, 64); result != want {
+			t.Errorf("%s: the result is %#x, want %#x", name, result, want)
+		}
+		if v.Output != "" {
+			at := int(frame[56]) | int(frame[57])<<8
+			if got := hex.EncodeToString(frame[at : at+len(v.Output)/2]); got != v.Output {
+				t.Errorf("%s: the output is %s, want %s", name, got, v.Output)
+			}
+		}
+		if name == "configure" && a.config != "percent: 25" {
+			t.Errorf("the configuration is %q", a.config)
+		}
+		// Cut short, it is malformed to every kind and to nobody's harm.
+		for kind, f := range decide {
+			if s, _ := abi.Unpack(f(frame[:40])); s != abi.BadFrame {
+				t.Errorf("%s: half a header is %v to %s", name, s, kind)
+			}
+		}
+	}
+	if guest.Now() != 0 || guest.Seed() != 0 || guest.State() != nil || guest.Keep([]byte("x")) {
+		t.Error("there is a call after the last")
+	}
+}
+
+// vector is what a test needs of NAME.json.
+type vector struct {
+	Kind   string
+	Result struct{ I64 string }
+	Output string `json:"output_hex"`
+}
+
+func read(t *testing.T, name string) ([]byte, vector) {
+	t.Helper()
+	path := filepath.Join("..", "abi", "testdata", name)
+	text, err := os.ReadFile(path + ".hex")
+	if err != nil {
+		t.Fatal(err)
+	}
+	frame, err := hex.DecodeString(strings.Join(strings.Fields(string(text)), ""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err = os.ReadFile(path + ".json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var v vector
+	if err := json.Unmarshal(text, &v); err != nil {
+		t.Fatal(err)
+	}
+	return frame, v
+}
+
+// TestUnregistered kinds are unsupported, and errors are failures.
+func TestUnregistered(t *testing.T) {
+	register(&answers{err: errors.New("no")})
+	for _, name := range []string{"configure", "partition"} {
+		frame, v := read(t, name)
+		if s, _ := abi.Unpack(decide[v.Kind](frame)); s != abi.Failed {
+			t.Errorf("%s with an error: %v", name, s)
+		}
+	}
+	configure.Register(nil)
+	partition.Register(nil)
+	refine.Register(nil)
+	bidquote.Register(nil)
+	bidselect.Register(nil)
+	outlier.Register(nil)
+	place.Register(nil)
+	guard.Register(nil)
+	for kind, f := range decide {
+		frame, _ := read(t, kind)
+		if s, _ := abi.Unpack(f(frame)); s != abi.Unsupported {
+			t.Errorf("%s without a policy: %v", kind, s)
+		}
+	}
+}
+
+// TestModule runs testdata/guest: a policy that panics in every way, keeps
+// state and talks.
+func TestModule(t *testing.T) {
+	g := guesttest.New(t, guesttest.Build(t, filepath.Join("testdata", "guest")))
+	for k := range abi.Kinds {
+		if want := k == abi.Outlier || k == abi.Select || k == abi.Guard; g.Has(k) != want {
+			t.Errorf("kind %v: %v; a module exports what it imports packages for", k, g.Has(k))
+		}
+	}
+
+	// The first argument says how to fail.
+	for own, want := range []string{"", "no share", "an error", "runtime error: index out of range [7] with length 0",
+		"runtime error: invalid memory address or nil pointer dereference", "the policy panicked with a value that is no text"} {
+		g.Said = nil
+		x, err := g.Excess(policies.Tokens(own), 0)
+		switch {
+		case want == "":
+			if x != 0 || err != nil || g.Said != nil {
+				t.Errorf("no panic: %d, %v, %q", x, err, g.Said)
+			}
+		case err != abi.Failed || !reflect.DeepEqual(g.Said, []string{want}):
+			t.Errorf("panic %d: %v, %q; want %q", own, err, g.Said, want)
+		}
+	}
+
+	// Bids: it counts its calls in the state, and logs the count.
+	g.Said = nil
+	c := abi.Call{Room: 8}
+	for n := range 3 {
+		length := g.Put(func(a []byte) (int, error) { return abi.PutSelect(a, c, make([]policies.Bid, 70)) })
+		result, err := g.Call(abi.Select, length)
+		if i, wrong := abi.TakeSelect(result, 70); err != nil || wrong != nil || i != n+1 {
+			t.Errorf("call %d: %d, %v, %v", n, i, err, wrong)
+		}
+		state, err := abi.TakeState(g.Arena()[:length], c.Room)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.State = append([]byte(nil), state...)
+	}
+	if want := []string{"call 1", "call 2", "call 3"}; !reflect.DeepEqual(g.Said, want) {
+		t.Errorf("it said %q, want %q", g.Said, want)
+	}
+
+	// A frame longer than the region, and a region that nobody has.
+	if result, err := g.Call(abi.Select, 1<<20); err != nil || result != abi.Result(abi.BadFrame, 0) {
+		t.Errorf("a frame that does not fit: %#x, %v", result, err)
+	}
+	g.Grow(1 << 20)
+	if i, err := g.Select(make([]policies.Bid, 40_000)); err != nil || i != 1 {
+		t.Errorf("40,000 bids: %d, %v", i, err)
+	}
+	runtime := g.Put(func(a []byte) (int, error) {
+		return abi.PutGuard(a, abi.Call{}, abi.Change{Next: policies.OneStage("m", []policies.ReplicaID{"a"})})
+	})
+	result, err := g.Call(abi.Guard, runtime)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d, denied, err := abi.TakeGuard(g.Arena(), result, abi.Change{Next: policies.OneStage("m", nil)}); err != nil || !denied || d.Detail != "m is too small" {
+		t.Errorf("guard: %+v, %v, %v", d, denied, err)
+	}
+}

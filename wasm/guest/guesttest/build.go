@@ -1,0 +1,34 @@
+// Package guesttest builds modules of policies and runs them in wazero, for
+// tests: metered, with deterministic stubs, without pool, cache or watchdog. It is
+// no sandbox for modules that one does not trust.
+package guesttest
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+)
+
+// Build returns the module of the main package in dir, built as make builds it.
+// It skips the test where there is no go command, and fails it where the package
+// does not build.
+func Build(t testing.TB, dir string) []byte {
+	t.Helper()
+	SkipUnderRace(t)
+	if _, err := exec.LookPath("go"); err != nil {
+		t.Skip("no go command to build a module with")
+	}
+	out := filepath.Join(t.TempDir(), "policy.wasm")
+	cmd := exec.Command("go", "build", "-buildmode=c-shared", "-trimpath", "-buildvcs=false", "-ldflags=-w -buildid=", "-o", out, ".")
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "GOOS=wasip1", "GOARCH=wasm", "GOWASM=", "GOFLAGS=", "CGO_ENABLED=0")
+	if msg, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("go build in %s: %v\n%s", dir, err, msg)
+	}
+	code, err := os.ReadFile(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return code
+}

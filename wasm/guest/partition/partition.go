@@ -1,0 +1,34 @@
+// Package partition makes a module divide fleets into length stages.
+package partition
+
+import (
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/guest/internal/call"
+)
+
+var (
+	policy   policies.Partitioner
+	workload policies.Workload // its slices are used again at each call
+)
+
+// Register names the policy. It is called once, from an init function.
+func Register(p policies.Partitioner) { policy = p }
+
+// Decide answers one frame as the module would, in a native program.
+func Decide(frame []byte) uint64 { return call.On(frame, decide) }
+
+func decide(frame []byte) uint64 {
+	if policy == nil {
+		return abi.Result(abi.Unsupported, 0)
+	}
+	if s := abi.GetPartition(frame, &workload); s != abi.OK {
+		return abi.Result(s, 0)
+	}
+	p, err := policy.Partition(workload)
+	if err != nil && err != policies.ErrInfeasible {
+		call.Fail(err.Error())
+		return abi.Result(abi.Failed, 0)
+	}
+	return abi.AnswerPartition(frame, p, err == nil)
+}

@@ -1,0 +1,32 @@
+// Package place makes a module decide where a request starts.
+package place
+
+import (
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/guest/internal/call"
+)
+
+var (
+	policy policies.Placer
+	// sites is used again at each call: fronts are shown a sample of the peers.
+	sites = make([]policies.Site, 0, 64)
+)
+
+// Register names the policy. It is called once, from an init function.
+func Register(p policies.Placer) { policy = p }
+
+// Decide answers one frame as the module would, in a native program.
+func Decide(frame []byte) uint64 { return call.On(frame, decide) }
+
+func decide(frame []byte) uint64 {
+	if policy == nil {
+		return abi.Result(abi.Unsupported, 0)
+	}
+	a, s := abi.GetPlace(frame, sites)
+	if s != abi.OK {
+		return abi.Result(s, 0)
+	}
+	sites = a.Peers // longer, if it had to be
+	return abi.AnswerPlace(a, policy.Place(a))
+}

@@ -1,0 +1,82 @@
+package plugins_test
+
+import (
+	"testing"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/guest/guesttest"
+)
+
+func sixteen() []policies.Bid {
+	bids := make([]policies.Bid, 16)
+	for i := range bids {
+		bids[i] = policies.Bid{From: "replica-x", Load: policies.Tokens(i * 7919 % 31), Start: policies.Micros(i * 31 % 7)}
+	}
+	return bids
+}
+
+// TestBidsCostTheSame says that a bid's fuel is that of its frame, whatever came
+// before: nothing is left for a garbage collection, which would cost more than a
+// call may.
+func TestBidsCostTheSame(t *testing.T) {
+	const calls = 20_000
+	ask := abi.Ask{Position: policies.Position{Capacity: 1e6, Held: 1000}, Handover: policies.Handover{Request: "front/1", Length: 77}}
+	for _, name := range []string{"bid-least-load", "bid-paper"} {
+		g := guesttest.New(t, guesttest.Build(t, name))
+		bids := sixteen()
+		var first [2]int64
+		for i := range calls {
+			if _, err := g.Select(bids); err != nil {
+				t.Fatal(err)
+			}
+			chosen := g.Used()
+			if _, _, err := g.Quote(ask); err != nil {
+				t.Fatal(err)
+			}
+			used := [2]int64{chosen, g.Used()}
+			if i == 0 {
+				first = used
+			}
+			if used != first {
+				t.Fatalf("%s: call %d takes %d ticks, the first took %d", name, i, used, first)
+			}
+		}
+		t.Logf("%s: %d ticks to select among 16, %d to quote", name, first[0], first[1])
+	}
+}
+
+// BenchmarkBids is a decision end to end: encode, arm, call, check.
+func BenchmarkBids(b *testing.B) {
+	for _, name := range []string{"bid-least-load", "bid-paper"} {
+		g := guesttest.New(b, guesttest.Build(b, name))
+		bids := sixteen()
+		b.Run(name+"/select16", func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				n, _ := abi.PutSelect(g.Arena(), abi.Call{ID: 7}, bids)
+				result, err := g.Call(abi.Select, n)
+				if err != nil {
+					b.Fatal(err)
+				}
+				if _, err := abi.TakeSelect(result, len(bids)); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+		b.Run(name+"/quote", func(b *testing.B) {
+			ask := abi.Ask{Position: policies.Position{Capacity: 100_000, Held: 5000}, Handover: policies.Handover{Request: "replica-a/17", Length: 5000}}
+			b.ReportAllocs()
+			for b.Loop() {
+				n, _ := abi.PutQuote(g.Arena(), abi.Call{ID: 7}, ask)
+				result, err := g.Call(abi.Quote, n)
+				if err != nil {
+					b.Fatal(err)
+				}
+				if _, _, err := abi.TakeQuote(g.Arena(), result); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,35 @@
+// Plugin bid-least-load is LeastLoad and Backlog of policies/bidask as a module: the
+// winner of an ask, and a receiver's bid. Its settings are "quantum" and
+// "throughput", as in bidask.Backlog.
+package main
+
+import (
+	"math"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/bidask"
+	"github.com/cascadeinfer/cascade/wasm/guest/bidquote"
+	"github.com/cascadeinfer/cascade/wasm/guest/bidselect"
+	"github.com/cascadeinfer/cascade/wasm/guest/configure"
+	"github.com/cascadeinfer/cascade/wasm/guest/settings"
+)
+
+type plugin struct {
+	bidask.Backlog
+	bidask.LeastLoad
+}
+
+func (p *plugin) Configure(config []byte) error {
+	return settings.Read(config,
+		settings.Field{Name: "quantum", Set: func(v int64) { p.Quantum = policies.Micros(v) }, High: math.MaxInt64},
+		settings.Field{Name: "throughput", Set: func(v int64) { p.Throughput = policies.Tokens(v) }, High: math.MaxInt64})
+}
+
+func init() {
+	p := &plugin{}
+	configure.Register(p)
+	bidquote.Register(p)
+	bidselect.Register(p)
+}
+
+func main() {}

@@ -1,0 +1,29 @@
+// Plugin place is policies/place as a module. Its settings are "queue" and
+// "prefix", as in place.Policy.
+package main
+
+import (
+	"math"
+
+	"github.com/cascadeinfer/cascade/policies"
+	policy "github.com/cascadeinfer/cascade/policies/place"
+	"github.com/cascadeinfer/cascade/wasm/guest/configure"
+	"github.com/cascadeinfer/cascade/wasm/guest/place"
+	"github.com/cascadeinfer/cascade/wasm/guest/settings"
+)
+
+type plugin struct{ policy.Policy }
+
+func (p *plugin) Configure(config []byte) error {
+	return settings.Read(config,
+		settings.Field{Name: "queue", Set: func(v int64) { p.Queue = policies.Tokens(v) }, High: math.MaxInt64},
+		settings.Field{Name: "prefix", Set: func(v int64) { p.Prefix = policies.Tokens(v) }, High: math.MaxInt64})
+}
+
+func init() {
+	p := &plugin{}
+	configure.Register(p)
+	place.Register(p)
+}
+
+func main() {}

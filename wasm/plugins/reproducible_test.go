@@ -1,0 +1,53 @@
+package plugins_test
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/wasm/guest/guesttest"
+)
+
+// TestReproducible builds a module in two places: a signature is for bytes, and
+// who builds what was signed must get them.
+func TestReproducible(t *testing.T) {
+	guesttest.SkipUnderRace(t)
+	elsewhere := t.TempDir()
+	root := filepath.Join("..", "..")
+	for _, name := range []string{"go.mod", "go.sum"} {
+		text, err := os.ReadFile(filepath.Join(root, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(elsewhere, name), text, 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, dir := range []string{"policies", "wasm/abi", "wasm/guest", "wasm/plugins"} {
+		if err := os.CopyFS(filepath.Join(elsewhere, dir), os.DirFS(filepath.Join(root, dir))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	here, there := guesttest.Build(t, "bid-paper"), guesttest.Build(t, filepath.Join(elsewhere, "wasm", "plugins", "bid-paper"))
+	if !bytes.Equal(here, there) {
+		t.Errorf("%d bytes here and %d elsewhere, and they differ", len(here), len(there))
+	}
+}
+
+// TestAllPluginsAreTested compares the table with the folders.
+func TestAllPluginsAreTested(t *testing.T) {
+	dirs, err := filepath.Glob("*/main.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := map[string]bool{}
+	for _, p := range plugins {
+		known[filepath.Join(p.name, "main.go")] = true
+	}
+	for _, dir := range dirs {
+		if !known[dir] {
+			t.Errorf("%s is in no test", dir)
+		}
+	}
+}
