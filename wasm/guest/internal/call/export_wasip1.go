@@ -1,7 +1,28 @@
 package call
 
+import (
+	"unsafe"
+
+	"github.com/cascadeinfer/cascade/wasm/abi"
+)
+
+// largest bounds what a host may ask for, in bytes.
+const largest = 4 << 20
+
+// export makes the arena hold least bytes and says where it is; 0 if it cannot.
+// An earlier region is then no longer the host's.
+//
 //go:wasmexport cs_arena_v1
-func exportArena(least uint32) uint64 { return region(least) }
+func export(least uint32) uint64 {
+	if least > largest {
+		return 0
+	}
+	if words := (int(least) + 7) / 8; words > len(arena) {
+		arena = make([]uint64, words)
+	}
+	at := unsafe.SliceData(arena)
+	return abi.Region(uint32(uintptr(unsafe.Pointer(at))), uint32(8*len(arena)))
+}
 
 //go:wasmimport cascade_v1 log
 func hostLog(level uint32, line string)
