@@ -43,14 +43,16 @@ func newPlan(s *settings) *cobra.Command {
 	src, p := &source{}, &planFlags{}
 	c := &cobra.Command{
 		Use:   "plan",
-		Short: "Plan stages for a trace or a mix, offline: cuts, replicas, predicted costs, a plot",
+		Short: "Plan stages offline for a trace or a mix; tell, pin and take back those in force",
 		Long: `Plan reads a trace (or generates a mix), turns it into flows by length bucket and
 divides the given number of replicas into stages, as the control plane would after
 seeing this traffic for a while. It prints each stage's range, replicas, load and
 predicted iteration time, and what the same traffic costs in one stage.
 
 The cost is the predicted number of requests in the system (Little's law), or the
-paper's QoE with --policy paper. "exact" is proven optimal for its model.`,
+paper's QoE with --policy paper. "exact" is proven optimal for its model.
+
+The commands below it are about the plans of a control plane that runs.`,
 		Example: `  cascade plan --mix mixed --rate 12 --replicas 8 --profile rtxpro6000-llama-3.1-8b
   cascade plan --trace conversation_trace.jsonl --spread 3s --replicas 16 --plot plan.svg
   cascade plan --trace azure.csv --replicas 8 --policy two-phase --json`,
@@ -72,6 +74,7 @@ paper's QoE with --policy paper. "exact" is proven optimal for its model.`,
 	completeFrom(c, "profile", cost.Names())
 	completeFrom(c, "policy", []string{"exact", "recursion", "two-phase", "paper"})
 	f.StringVar(&p.picture, "plot", "", "write a picture of the plan to this file (.svg or .png)")
+	c.AddCommand(newPlanHistory(s), newPlanPin(s), newPlanUnpin(s), newPlanRollback(s))
 	return c
 }
 

@@ -20,6 +20,9 @@ const shownChanges = 8
 // writeStatus writes a control plane's state for people.
 func writeStatus(w io.Writer, st control.Status) error {
 	line := fmt.Sprintf("epoch %d, policy %s; proxies are shown epoch %d (%s)", st.Epoch, st.Policy, st.Shown, st.Phase)
+	if p := st.Planner; p.Shared {
+		line += "\n" + plannerLine(p)
+	}
 	if st.Error != "" {
 		line += "\nNOT SHOWN: " + st.Error
 	}
@@ -47,6 +50,17 @@ func writeStatus(w io.Writer, st control.Status) error {
 	return nil
 }
 
+// plannerLine says who of several control planes plans.
+func plannerLine(p control.Planner) string {
+	switch {
+	case p.Leads:
+		return fmt.Sprintf("this control plane, %s, plans", p.Self)
+	case p.Holder == "":
+		return fmt.Sprintf("this control plane, %s, follows; nobody plans now", p.Self)
+	}
+	return fmt.Sprintf("this control plane, %s, follows %s, heard of %.1f s ago", p.Self, p.Holder, p.Since)
+}
+
 // modelTable shows a model's stages and replicas.
 func modelTable(m control.Model) report.Table {
 	t := report.Table{
@@ -71,6 +85,9 @@ func modelTable(m control.Model) report.Table {
 		note += fmt.Sprintf(", estimates are off by %.1f %%", m.EstimateError*100)
 	}
 	t.Notes = []string{note + "."}
+	if pin := m.Pinned; pin != nil {
+		t.Notes = append(t.Notes, fmt.Sprintf("Pinned to the plan of epoch %d by %s; \"cascade plan unpin %s\" ends that.", pin.Epoch, someone(pin.By), m.Name))
+	}
 	if m.Planner != "" {
 		t.Notes = append(t.Notes, "Planner: "+m.Planner+".")
 	}
