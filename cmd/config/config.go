@@ -140,6 +140,8 @@ type Control struct {
 	// this control plane; see "cascade attach". Changing it gives them new
 	// clusters. Empty means "cascade-xds".
 	XDSCluster string `yaml:"xds_cluster,omitempty"`
+	// Limits bound what one proxy may ask for.
+	Limits Limits `yaml:"limits,omitempty"`
 }
 
 // Proxy is the data plane's door.

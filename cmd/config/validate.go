@@ -78,6 +78,7 @@ func (f *Fleet) validate() []*FieldError {
 		c.fail("control.admin", "%s is not loopback; the admin page has no authentication: listen on 127.0.0.1, and reach it through a tunnel or a proxy of your own", f.Control.Admin)
 	}
 	f.validatePeers(c)
+	f.Control.Limits.validate(c)
 	oneOf(c, "control.estimator", f.Control.Estimator, "content-length", "ext_proc")
 	if f.Control.Estimator == "content-length" && len(f.Models) > 1 {
 		for i, m := range f.Models {

@@ -26,6 +26,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/fleet"
 	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/serve"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -178,6 +179,8 @@ func (f *Fleet) Control(log *slog.Logger) (control.Config, error) {
 		Rules: f.Rules(), Replicas: f.Registry(), Listen: f.Fleet.Control.Listen, Admin: f.Fleet.Control.Admin, AdminHosts: f.Fleet.Control.Hosts, Logger: log,
 		Settings: resources.Settings{Listen: f.Fleet.Proxy.Listen, Estimator: resources.Estimator(f.Fleet.Control.Estimator), XDSCluster: f.Fleet.Control.XDSCluster},
 	}
+	l := f.Fleet.Control.Limits
+	c.Limits = serve.Limits{Streams: l.Streams, StreamNames: l.StreamNames, NodeNames: l.NodeNames, Rate: l.Rate, Burst: l.Burst, Nodes: l.Nodes}
 	c.Name, c.Shared = f.controlName(), len(f.Fleet.Control.Peers) > 0
 	if f.State != "" {
 		dir := f.path(f.State)

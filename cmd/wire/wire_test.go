@@ -11,6 +11,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/config"
 	"github.com/cascadeinfer/cascade/policies/identity"
 	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/serve"
 )
 
 // load reads a fleet file with further lines.
@@ -120,5 +121,17 @@ func TestBootstrapUnderTLS(t *testing.T) {
 	}
 	if _, err := f.Bootstrap(resources.BootstrapConfig{NodeID: "edge", XDS: "nonsense"}); err == nil {
 		t.Error("a control plane without a port is taken")
+	}
+}
+
+// TestLimitsReachTheServer: what the file says of limits is what the server has.
+func TestLimitsReachTheServer(t *testing.T) {
+	f := load(t, "control: {limits: {streams: 1, stream_names: 2, node_names: 3, rate: 4, burst: 50, nodes: 6}}\n")
+	c, err := f.Control(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := (serve.Limits{Streams: 1, StreamNames: 2, NodeNames: 3, Rate: 4, Burst: 50, Nodes: 6}); c.Limits != want {
+		t.Errorf("%+v, want %+v", c.Limits, want)
 	}
 }
