@@ -45,7 +45,8 @@ type group struct {
 	fenced  map[string]string    // nodes that are not waited for, and why
 	lonely  map[string]bool      // nodes that refuse what is established
 
-	acked     resources.Set // what passed the last gates
+	passed    resources.Set // what went through the last gates
+	acked     resources.Set // and was acknowledged by somebody
 	recorded  bool          // what is shown is in the history
 	suspended map[key]bool  // refused beside something worse; not shown until the group has settled
 	held      time.Time     // since when something is suspended
@@ -145,9 +146,11 @@ func (g *group) begun() time.Time {
 // pass notes what the gate of the present phase has proven; without a witness
 // it is nothing.
 func (g *group) pass() {
-	from := g.set
-	if !g.proven {
-		from = resources.Set{}
+	types := gates[g.m.phase]
+	g.passed = g.passed.With(g.set, types...)
+	if g.proven {
+		g.acked = g.acked.With(g.set, types...)
+	} else {
+		g.acked = g.acked.With(resources.Set{}, types...)
 	}
-	g.acked = g.acked.With(from, gates[g.m.phase]...)
 }

@@ -24,9 +24,9 @@ type machine struct {
 	next  *Table   // nil in Idle
 }
 
-// maxLive bounds how many superseded tables are kept live. A node that is so
-// far behind is fenced. The first one is what the group can go back to, and
-// always stays.
+// maxLive bounds how many tables are live when another one is begun with. The
+// first one is what the group can go back to, and always stays; going back makes
+// one more.
 const maxLive = 4
 
 // empty reports whether nothing was shown yet.
@@ -96,7 +96,7 @@ func (m *machine) abort() {
 // node may have.
 func (m *machine) supersede() {
 	rest := append(m.live[1:len(m.live):len(m.live)], m.next)
-	rest = rest[max(0, len(rest)-maxLive+1):]
+	rest = rest[max(0, len(rest)-maxLive):]
 	m.live = append(m.live[:1:1], rest...)
 }
 

@@ -139,7 +139,8 @@ func touches(s resources.Set, keys map[key]bool) bool {
 // holding is what a group has already.
 type holding struct {
 	shown     resources.Set // may stay where nothing else is known
-	acked     resources.Set // stays in any case, and stands in first
+	passed    resources.Set // stays if it is shown
+	acked     resources.Set // stands in first
 	suspended map[key]bool
 }
 
@@ -158,15 +159,17 @@ func (q *quarantine) admit(s resources.Set, h holding) (resources.Set, bool, err
 			k := keyOf(r)
 			why, bad := q.barred[k]
 			switch {
-			case has(h.acked, r):
+			case has(h.passed, r) && has(h.shown, r):
 			case !bad:
-				if h.suspended[k] && !steers(r) {
-					all[i], renamed = again(r), true
-				}
 			case !steers(r) && q.standIn(k, h.acked) != nil:
 				all[i], differs = q.standIn(k, h.acked), true
 			case !has(h.shown, r):
 				return resources.Set{}, false, fmt.Errorf("%s", why.reason())
+			}
+			if r = all[i]; h.suspended[keyOf(r)] && !steers(r) {
+				if _, bad := q.barred[keyOf(r)]; !bad {
+					all[i], renamed = again(r), true
+				}
 			}
 		}
 		changed = changed || differs

@@ -270,40 +270,53 @@ func (r *Rollout) refuse(now time.Time, e Refuse) {
 		return
 	}
 	news := make(map[key]bool)
-	established, suspects := 0, 0
-	e.Resources = slices.Clone(e.Resources)
-	for i, res := range e.Resources {
-		res.Version = Plain(res.Version)
-		e.Resources[i] = res
-		if len(e.Resources) > 1 && len(e.Named) > 0 && !slices.Contains(e.Named, res.Name) {
-			continue
-		}
-		suspects++
-		if k := (key{e.Type, res.Name, res.Version}); r.established(k) {
-			established++
-		} else {
-			f := Refusal{Type: e.Type, Name: res.Name, Version: res.Version, Node: e.Node, Group: e.Group, Text: e.Text, At: now}
-			if r.bar(f) {
-				news[k] = true
-				r.out.Refused = append(r.out.Refused, f)
-				r.note(Note{Warn: true, Text: "version is quarantined", Group: e.Group, Node: e.Node, Why: f.reason()})
-			}
-		}
-	}
-	if suspects > 0 && established == suspects {
+	suspects := r.suspects(g, e)
+	if len(suspects) == 0 && len(e.Resources) > 0 {
 		g.lonely[e.Node] = true
 		r.note(Note{Warn: true, Text: "node refuses what all others have", Group: e.Group, Node: e.Node, Why: e.Text})
 		return
+	}
+	for _, k := range suspects {
+		f := Refusal{Type: k.typ, Name: k.name, Version: k.version, Node: e.Node, Group: e.Group, Text: e.Text, At: now}
+		if r.bar(f) {
+			news[k] = true
+			r.out.Refused = append(r.out.Refused, f)
+			r.note(Note{Warn: true, Text: "version is quarantined", Group: e.Group, Node: e.Node, Why: f.reason()})
+		}
 	}
 	// What came with it may or may not have been applied, and the server believes
 	// that it was: it is sent once more, and the node, which answers after all,
 	// is waited for.
 	delete(g.fenced, e.Node)
 	for _, res := range e.Resources {
-		g.suspended[key{e.Type, res.Name, res.Version}] = true
+		g.suspended[key{e.Type, res.Name, Plain(res.Version)}] = true
 		g.held = now
 	}
 	r.enforce(now, news)
+}
+
+// suspects are the versions that a refusal can be about: those that the node
+// blames, or all that no group has. Where that leaves a choice, what the node's
+// own group had acknowledged before is not meant.
+func (r *Rollout) suspects(g *group, e Refuse) (keys []key) {
+	for _, res := range e.Resources {
+		k := key{e.Type, res.Name, Plain(res.Version)}
+		blamed := len(e.Resources) == 1 || len(e.Named) == 0 || slices.Contains(e.Named, res.Name)
+		if blamed && !r.established(k) {
+			keys = append(keys, k)
+		}
+	}
+	if len(keys) == 1 || len(e.Named) > 0 {
+		return keys
+	}
+	fresh := slices.DeleteFunc(slices.Clone(keys), func(k key) bool {
+		o := g.acked.Get(k.typ, k.name)
+		return o != nil && o.Version == k.version
+	})
+	if len(fresh) > 0 {
+		return fresh
+	}
+	return keys
 }
 
 // enforce takes back what is newly refused, wherever it is shown.
@@ -494,8 +507,8 @@ func (r *Rollout) compose(l layers, g *group) (resources.Set, error) {
 	if g != nil {
 		h.shown, h.suspended = g.set, g.suspended
 		if g.backing && g.m.phase != Idle {
-			// All of the group took it, and has routes that lead there until it
-			// has gone back.
+			// Who took it has routes that lead there until it has gone back.
+			h.passed = resources.Set{}.With(g.passed, gates[Add]...)
 			h.acked = resources.Set{}.With(g.acked, gates[Add]...)
 		}
 		if less, withheld := r.withhold(set, g.set); withheld {
