@@ -103,7 +103,7 @@ func (c *Control) init() error {
 		return err
 	}
 	c.publisher, err = publish.New(publish.Config{
-		Target: c.cache, Ledger: c.ledger, Judge: c.loads, Activity: c.loads, Logger: c.log,
+		Target: c.cache, Ledger: c.ledger, Judge: c.loads, Activity: c.loads, Refused: c.refused, Logger: c.log,
 	})
 	if err != nil {
 		return err

@@ -9,6 +9,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/fleet"
 	"github.com/cascadeinfer/cascade/xds/publish"
 	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/store"
 )
 
 // submitter hands the fleet's states to the publisher, under the settings and
@@ -28,6 +29,13 @@ var _ fleet.Publisher = (*submitter)(nil)
 func (s *submitter) Publish(snap *fleet.Snapshot) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	var known []store.Refusal
+	if s.last != nil {
+		known = s.last.Refused
+	}
+	if fresh := freshRefusals(snap.Refused, known); len(fresh) > 0 {
+		s.publisher.Bar(fresh)
+	}
 	s.last = snap
 	s.submitLocked()
 }

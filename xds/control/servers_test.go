@@ -7,6 +7,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
+	"github.com/cascadeinfer/cascade/xds/publish"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
@@ -65,4 +66,27 @@ func TestEnvoyTwoServers(t *testing.T) {
 	if load.failed.Load() > 0 || load.done.Load() == 0 {
 		t.Errorf("%d of %d requests failed; the first: %v", load.failed.Load(), load.done.Load(), load.first)
 	}
+}
+
+// TestRefusalsReachAll: what a proxy refused is barred at every control plane of
+// the store, and at one that starts later.
+func TestRefusalsReachAll(t *testing.T) {
+	f := newFleet(t, 2)
+	st := new(store.Memory)
+	run := func(name string) *running {
+		r := rules()
+		r.Name, r.Shared = name, true
+		return start(t, Config{Rules: r, Replicas: f.list, Store: st})
+	}
+	a, b := run("a"), run("b")
+	barred := func(c *running) {
+		t.Helper()
+		until(t, "the refusal is known", func() bool {
+			list := c.publisher.Refused()
+			return len(list) == 1 && list[0].Version == "v1" && list[0].Node == "edge"
+		})
+	}
+	b.refused([]publish.Refusal{{Type: resources.ClusterType, Name: "c", Version: "v1", Node: "edge", Text: "bad", At: time.Now()}})
+	barred(a)
+	barred(run("c"))
 }

@@ -51,7 +51,7 @@ func mergeRefused(list, more []store.Refusal) []store.Refusal {
 		for _, text := range [...]*string{&r.Type, &r.Name, &r.Version, &r.Node, &r.Text} {
 			*text = cut(*text, store.MaxText)
 		}
-		r.At = r.At.UTC()
+		r.At = r.At.UTC().Round(0)
 		if len(missing([]store.Refusal{r}, out)) > 0 {
 			out = append(out, r)
 		}

@@ -65,6 +65,8 @@ func (s *State) serves(r *replica) bool {
 // own says that it is the answer to the proposal that is pending.
 func (s *State) saw(now time.Time, o store.Object, own bool) {
 	led := s.plans(now)
+	// Who publishes must not send what was refused.
+	s.dirty = s.dirty || len(missing(o.Refused, s.object.Refused)) > 0
 	s.object = o
 	if s.lease == nil {
 		return
