@@ -1,9 +1,11 @@
 package guest_test
 
 import (
+	"bytes"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"math"
 	"os"
 	"path/filepath"
@@ -24,6 +26,7 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/guest/partition"
 	"github.com/cascadeinfer/cascade/wasm/guest/place"
 	"github.com/cascadeinfer/cascade/wasm/guest/refine"
+	"github.com/cascadeinfer/cascade/wasm/host"
 )
 
 // answers is a policy of every kind, whose answer is the field of the kind.
@@ -188,63 +191,47 @@ func TestUnregistered(t *testing.T) {
 // TestModule runs testdata/guest: a policy that panics in every way, keeps
 // state and talks.
 func TestModule(t *testing.T) {
-	g := guesttest.New(t, guesttest.Build(t, filepath.Join("testdata", "guest")))
-	for k := range abi.Kinds {
-		if want := k == abi.Outlier || k == abi.Select || k == abi.Guard; g.Has(k) != want {
-			t.Errorf("kind %v: %v; a module exports what it imports packages for", k, g.Has(k))
-		}
+	var said bytes.Buffer
+	m := guesttest.Load(t, guesttest.Build(t, filepath.Join("testdata", "guest")), host.Config{Logger: slog.New(slog.NewTextHandler(&said, nil))})
+	if kinds := m.Kinds(); !reflect.DeepEqual(kinds, []abi.Kind{abi.Select, abi.Outlier, abi.Guard}) {
+		t.Errorf("it decides %v; a module exports what it imports packages for", kinds)
 	}
 
 	// The first argument says how to fail.
+	g := guesttest.Start(t, m)
 	for own, want := range []string{"", "no share", "an error", "runtime error: index out of range [7] with length 0",
 		"runtime error: invalid memory address or nil pointer dereference", "the policy panicked with a value that is no text"} {
-		g.Said = nil
-		x, err := g.Excess(policies.Tokens(own), 0)
+		x, err := g.Excess(abi.Call{}, policies.Tokens(own), 0)
+		var fault *host.Fault
 		switch {
 		case want == "":
-			if x != 0 || err != nil || g.Said != nil {
-				t.Errorf("no panic: %d, %v, %q", x, err, g.Said)
+			if x != 0 || err != nil {
+				t.Errorf("no panic: %d, %v", x, err)
 			}
-		case err != abi.Failed || !reflect.DeepEqual(g.Said, []string{want}):
-			t.Errorf("panic %d: %v, %q; want %q", own, err, g.Said, want)
+		case !errors.As(err, &fault) || !errors.Is(err, abi.Failed) || fault.Text != want:
+			t.Errorf("panic %d: %v; want %q", own, err, want)
 		}
 	}
 
 	// Bids: it counts its calls in the state, and logs the count.
-	g.Said = nil
 	c := abi.Call{Room: 8}
 	for n := range 3 {
-		length := g.Put(func(a []byte) (int, error) { return abi.PutSelect(a, c, make([]policies.Bid, 70)) })
-		result, err := g.Call(abi.Select, length)
-		if i, wrong := abi.TakeSelect(result, 70); err != nil || wrong != nil || i != n+1 {
-			t.Errorf("call %d: %d, %v, %v", n, i, err, wrong)
+		i, err := g.Select(c, make([]policies.Bid, 70))
+		if err != nil || i != n+1 {
+			t.Errorf("call %d: %d, %v", n, i, err)
 		}
-		state, err := abi.TakeState(g.Arena()[:length], c.Room)
+		state, err := g.State(c.Room)
 		if err != nil {
 			t.Fatal(err)
 		}
 		c.State = append([]byte(nil), state...)
-	}
-	if want := []string{"call 1", "call 2", "call 3"}; !reflect.DeepEqual(g.Said, want) {
-		t.Errorf("it said %q, want %q", g.Said, want)
+		if want := "call " + strconv.Itoa(n+1); !strings.Contains(said.String(), want) {
+			t.Errorf("it did not say %q: %s", want, &said)
+		}
 	}
 
-	// A frame longer than the region, and a region that nobody has.
-	if result, err := g.Call(abi.Select, 1<<20); err != nil || result != abi.Result(abi.BadFrame, 0) {
-		t.Errorf("a frame that does not fit: %#x, %v", result, err)
-	}
-	g.Grow(1 << 20)
-	if i, err := g.Select(make([]policies.Bid, 40_000)); err != nil || i != 1 {
-		t.Errorf("40,000 bids: %d, %v", i, err)
-	}
-	runtime := g.Put(func(a []byte) (int, error) {
-		return abi.PutGuard(a, abi.Call{}, abi.Change{Next: policies.OneStage("m", []policies.ReplicaID{"a"})})
-	})
-	result, err := g.Call(abi.Guard, runtime)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if d, denied, err := abi.TakeGuard(g.Arena(), result, abi.Change{Next: policies.OneStage("m", nil)}); err != nil || !denied || d.Detail != "m is too small" {
+	ch := abi.Change{Next: policies.OneStage("m", []policies.ReplicaID{"a"})}
+	if d, denied, err := g.Guard(abi.Call{}, ch); err != nil || !denied || d.Detail != "m is too small" {
 		t.Errorf("guard: %+v, %v, %v", d, denied, err)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/guest/guesttest"
+	"github.com/cascadeinfer/cascade/wasm/host"
 )
 
 func sixteen() []policies.Bid {
@@ -23,18 +24,18 @@ func TestBidsCostTheSame(t *testing.T) {
 	const calls = 20_000
 	ask := abi.Ask{Position: policies.Position{Capacity: 1e6, Held: 1000}, Handover: policies.Handover{Request: "front/1", Length: 77}}
 	for _, name := range []string{"bid-least-load", "bid-paper"} {
-		g := guesttest.New(t, guesttest.Build(t, name))
+		g := guesttest.Start(t, guesttest.Load(t, guesttest.Build(t, name), host.Config{}))
 		bids := sixteen()
 		var first [2]int64
 		for i := range calls {
-			if _, err := g.Select(bids); err != nil {
+			if _, err := g.Select(abi.Call{}, bids); err != nil {
 				t.Fatal(err)
 			}
-			chosen := g.Used()
-			if _, _, err := g.Quote(ask); err != nil {
+			chosen := g.Fuel()
+			if _, _, err := g.Quote(abi.Call{}, ask); err != nil {
 				t.Fatal(err)
 			}
-			used := [2]int64{chosen, g.Used()}
+			used := [2]int64{chosen, g.Fuel()}
 			if i == 0 {
 				first = used
 			}
@@ -49,17 +50,12 @@ func TestBidsCostTheSame(t *testing.T) {
 // BenchmarkBids is a decision end to end: encode, arm, call, check.
 func BenchmarkBids(b *testing.B) {
 	for _, name := range []string{"bid-least-load", "bid-paper"} {
-		g := guesttest.New(b, guesttest.Build(b, name))
+		g := guesttest.Start(b, guesttest.Load(b, guesttest.Build(b, name), host.Config{}))
 		bids := sixteen()
 		b.Run(name+"/select16", func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				n, _ := abi.PutSelect(g.Arena(), abi.Call{ID: 7}, bids)
-				result, err := g.Call(abi.Select, n)
-				if err != nil {
-					b.Fatal(err)
-				}
-				if _, err := abi.TakeSelect(result, len(bids)); err != nil {
+				if _, err := g.Select(abi.Call{ID: 7}, bids); err != nil {
 					b.Fatal(err)
 				}
 			}
@@ -68,12 +64,7 @@ func BenchmarkBids(b *testing.B) {
 			ask := abi.Ask{Position: policies.Position{Capacity: 100_000, Held: 5000}, Handover: policies.Handover{Request: "replica-a/17", Length: 5000}}
 			b.ReportAllocs()
 			for b.Loop() {
-				n, _ := abi.PutQuote(g.Arena(), abi.Call{ID: 7}, ask)
-				result, err := g.Call(abi.Quote, n)
-				if err != nil {
-					b.Fatal(err)
-				}
-				if _, _, err := abi.TakeQuote(g.Arena(), result); err != nil {
+				if _, _, err := g.Quote(abi.Call{ID: 7}, ask); err != nil {
 					b.Fatal(err)
 				}
 			}

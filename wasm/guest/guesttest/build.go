@@ -1,6 +1,8 @@
-// Package guesttest builds modules of policies and runs them in wazero, for
-// tests: metered, with deterministic stubs, without pool, cache or watchdog. It is
-// no sandbox for modules that one does not trust.
+// Package guesttest builds modules of policies, runs them in the host, and compares
+// them with native policies. It is for tests only: an author calls
+//
+//	code := guesttest.Build(t, ".")
+//	guesttest.Compare(t, guesttest.Start(t, guesttest.Load(t, code, host.Config{})), myPolicy{})
 package guesttest
 
 import (
