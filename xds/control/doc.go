@@ -47,6 +47,7 @@
 //	proxy_report_streams_refused_total                      their streams refused
 //	group_requests                    group                 ended within a minute
 //	group_failed_requests             group                 of those, failed
+//	planner                                                 1: this one plans
 //	shown_epoch                                             epoch that proxies are shown
 //	observers                                               clients that follow and route nothing
 //	node_epoch                        node                  newest epoch acknowledged

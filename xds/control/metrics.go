@@ -53,6 +53,7 @@ var (
 	movesBytes   = desc("moves_bytes_total", "Bytes copied by moves that have ended.", "cause", "way", "result")
 	movesStall   = desc("move_stall_seconds", "Time that moves which were done kept their client without a token.", "cause", "way")
 
+	planner    = desc("planner", "1 while this control plane plans for the fleet; of several on one store, one does.")
 	shownEpoch = desc("shown_epoch", "Epoch of the routes that proxies are shown.")
 	nodeEpoch  = desc("node_epoch", "Newest epoch whose routes the node has acknowledged; 0: unknown.", "node")
 	nodeUp     = desc("node_connected", "1 while the node has a stream open.", "node")
@@ -75,7 +76,7 @@ func (c collector) Describe(ch chan<- *prometheus.Desc) {
 		replicaIteration, replicaReported, replicaDrain, replicaResidents, replicaPinned, replicaStreams,
 		replicaProxied, replicaDoubted, proxyReports, proxyRefused, groupRequests, groupFailed,
 		reportsTotal, reportsRefused, movesRunning, movesEnded, movesBytes, movesStall,
-		shownEpoch, nodeEpoch, nodeUp, nodeFenced, nodeNACKs, observers, xdsRefused, strangers,
+		planner, shownEpoch, nodeEpoch, nodeUp, nodeFenced, nodeNACKs, observers, xdsRefused, strangers,
 	} {
 		ch <- d
 	}
@@ -100,6 +101,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	out.moves(c.fleet.MoveTotals(time.Now()))
 	if s := c.fleet.Snapshot(); s != nil {
+		out.gauge(planner, one(s.Planner.Leads))
 		for _, m := range s.Models {
 			out.model(m)
 		}

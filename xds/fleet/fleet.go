@@ -49,6 +49,9 @@ const (
 	saveEvery = 10 * time.Second
 	// storeTimeout bounds one write of the plan object.
 	storeTimeout = 5 * time.Second
+	// leaseTimeout bounds one that renews the lease: a later answer would come
+	// when the lease is over.
+	leaseTimeout = 2 * time.Second
 	// resignTimeout bounds the last write of a control plane that ends.
 	resignTimeout = time.Second
 	// orderTries bounds how often an order is given again because another control

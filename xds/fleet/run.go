@@ -138,7 +138,11 @@ func (f *Fleet) lead(now time.Time, leads bool) {
 // store writes a proposal and returns what came of it, and the error if it was
 // not stored.
 func (f *Fleet) store(ctx context.Context, p *Proposal) (Event, error) {
-	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
+	timeout := storeTimeout
+	if p.lease {
+		timeout = leaseTimeout
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	version, err := f.cfg.Store.CompareAndSwap(ctx, f.version, p.Object)
 	switch {

@@ -129,7 +129,7 @@ func (m *Machine) Wrote() {
 
 // Refused says that the object with the lease of the last Try was not stored. It is tried again
 // when something else is seen, or after a while.
-func (m *Machine) Refused(now time.Time) { m.again = now.Add(m.c.Renew / 4) }
+func (m *Machine) Refused(now time.Time) { m.again = now.Add(m.c.Renew / 2) }
 
 // Saw says that the store holds the lease l, whoever wrote it.
 func (m *Machine) Saw(now time.Time, l Lease) {
