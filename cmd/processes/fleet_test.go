@@ -37,7 +37,10 @@ type fleet struct {
 	dir      string // of the files; its path is short
 	file     config.Fleet
 	replicas []*replica
-	control  *process
+	control  *process // the only one
+	planes   []*plane // where there are several
+	wire     *wiretap // between those and Envoy
+	envoy    *envoytest.Process
 	proxy    *process // nil: Envoy
 	client   *http.Client
 }
@@ -54,6 +57,7 @@ type replica struct {
 type setup struct {
 	envoy    bool
 	replicas int
+	planes   int                 // control planes; 0 is one
 	edit     func(*config.Fleet) // before the file is written
 	files    map[string][]byte   // beside it
 	// published changes a replica as the control plane shall see it; nil: as it is.
@@ -70,7 +74,8 @@ func newFleet(t testing.TB, s setup) *fleet {
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	f := &fleet{t: t, dir: dir, client: newClient()}
 	t.Cleanup(f.client.CloseIdleConnections)
-	a := addresses(3 + 4*s.replicas)
+	s.planes = max(1, s.planes)
+	a := addresses(3 + 4*s.replicas + 2*(s.planes-1))
 	f.file = config.Fleet{
 		Speed:   4,
 		Models:  []config.Model{{Name: llm, Context: 16384, Profile: "steady.json"}},
@@ -81,6 +86,18 @@ func newFleet(t testing.TB, s setup) *fleet {
 	for i := range s.replicas {
 		b, id := a[3+4*i:], "r"+strconv.Itoa(i)
 		f.file.Replicas = append(f.file.Replicas, config.Replica{ID: id, Address: b[0], Peer: b[1], Admin: b[2], Engine: "http://" + b[3], Blocks: id})
+	}
+	if s.planes > 1 {
+		f.file.State = "state"
+		others := a[3+4*s.replicas:]
+		for i := range s.planes {
+			p := &plane{f: f, name: string(rune('a' + i)), listen: a[0], admin: a[1]}
+			if i > 0 {
+				p.listen, p.admin = others[2*i-2], others[2*i-1]
+				f.file.Control.Peers = append(f.file.Control.Peers, p.listen)
+			}
+			f.planes = append(f.planes, p)
+		}
 	}
 	if s.edit != nil {
 		s.edit(&f.file)
@@ -99,7 +116,16 @@ func newFleet(t testing.TB, s setup) *fleet {
 	}
 	f.writeFleet("fleet.yaml", shown)
 
-	f.startControl()
+	if s.planes > 1 {
+		for i, p := range f.planes {
+			p.start()
+			if i == 0 {
+				p.await("plans", func(s control.Status) bool { return s.Planner.Leads })
+			}
+		}
+	} else {
+		f.startControl()
+	}
 	for _, r := range f.file.Replicas {
 		r := &replica{f: f, Replica: r, file: f.path("own.yaml")}
 		r.startEngine()
@@ -107,8 +133,8 @@ func newFleet(t testing.TB, s setup) *fleet {
 		f.replicas = append(f.replicas, r)
 	}
 	if s.envoy {
-		boot := command(t, "envoy-bootstrap", "-c", f.path("fleet.yaml"), "--node-id", "edge", "--admin", "127.0.0.1:0")
-		envoytest.Start(t, envoytest.Config{Bootstrap: boot})
+		boot := command(t, "envoy-bootstrap", "-c", f.tapped(shown, s.planes > 1), "--node-id", "edge", "--admin", "127.0.0.1:0")
+		f.envoy = envoytest.Start(t, envoytest.Config{Bootstrap: boot})
 	} else {
 		f.proxy = start(t, "proxy", "-c", f.path("fleet.yaml"), "--node-id", "edge", "--log", "error")
 	}
@@ -117,6 +143,23 @@ func newFleet(t testing.TB, s setup) *fleet {
 		r.awaitServing()
 	}
 	return f
+}
+
+// tapped is the fleet file for Envoys, which reach the control planes by way of
+// a wiretap if wanted. What is under TLS cannot be tapped.
+func (f *fleet) tapped(file config.Fleet, wanted bool) string {
+	f.t.Helper()
+	if !wanted || file.TLS.Cert != "" {
+		return f.path("fleet.yaml")
+	}
+	f.wire = newWiretap()
+	var taps []string
+	for _, p := range f.planes {
+		taps = append(taps, f.wire.to(f.t, p.listen))
+	}
+	file.Control.Listen, file.Control.Peers = taps[0], taps[1:]
+	f.writeFleet("edge.yaml", file)
+	return f.path("edge.yaml")
 }
 
 // newClient is an HTTP client with connections of its own.

@@ -1,0 +1,202 @@
+package processes
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"reflect"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/control"
+	"github.com/cascadeinfer/cascade/xds/store"
+)
+
+// plane is one of the control planes of a fleet.
+type plane struct {
+	f                   *fleet
+	name, listen, admin string
+	process             *process
+}
+
+// start starts the control plane, whose process has ended.
+func (p *plane) start() {
+	p.f.t.Helper()
+	p.process = start(p.f.t, "control", "-c", p.f.path("fleet.yaml"), "--name", p.name, "--listen", p.listen, "--admin", p.admin, "--log", "info")
+	p.process.await("control plane of")
+}
+
+// status asks the control plane for its state once.
+func (p *plane) status() (s control.Status, err error) {
+	body, err := p.f.get("http://" + p.admin + "/status")
+	if err == nil {
+		err = json.Unmarshal([]byte(body), &s)
+	}
+	return s, err
+}
+
+// await waits until the control plane is in a state, and returns it.
+func (p *plane) await(what string, holds func(control.Status) bool) (s control.Status) {
+	p.f.t.Helper()
+	until(p.f.t, p.name+": "+what, func() bool {
+		var err error
+		s, err = p.status()
+		return err == nil && holds(s)
+	})
+	return s
+}
+
+// cascade runs an operator's command at the control plane.
+func (p *plane) cascade(args ...string) string {
+	p.f.t.Helper()
+	return command(p.f.t, append(args, "--control", "http://"+p.admin)...)
+}
+
+// post gives an order at the control plane and returns the answer's status.
+func (p *plane) post(path string) (int, error) {
+	req, err := http.NewRequest(http.MethodPost, "http://"+p.admin+path, nil)
+	if err != nil {
+		return 0, err
+	}
+	req.Header.Set(control.AdminHeader, "1")
+	resp, err := p.f.client.Do(req)
+	if err != nil {
+		return 0, err
+	}
+	defer resp.Body.Close()
+	_, err = io.Copy(io.Discard, resp.Body)
+	return resp.StatusCode, err
+}
+
+// follows says that a control plane serves what another one plans, and hears of
+// every replica by itself.
+func follows(holder string) func(control.Status) bool {
+	return func(s control.Status) bool {
+		return s.Planner.Holder == holder && !s.Planner.Leads && informed(s)
+	}
+}
+
+// leads says that a control plane plans, and hears of every replica.
+func leads(s control.Status) bool { return s.Planner.Leads && informed(s) }
+
+// informed says that a control plane has fresh reports of every replica.
+func informed(s control.Status) bool {
+	n := 0
+	for _, m := range s.Models {
+		all := m.Unassigned
+		for _, st := range m.Stages {
+			all = append(all, st.Replicas...)
+		}
+		for _, r := range all {
+			if n++; !r.Connected || r.ReportAge == nil || *r.ReportAge > 3 {
+				return false
+			}
+		}
+	}
+	return n > 0
+}
+
+// has says that an Envoy is at this control plane, and has what it shows.
+func has(node string) func(control.Status) bool {
+	return func(s control.Status) bool {
+		for _, n := range s.Nodes {
+			if n.ID == node {
+				return n.Connected && n.Current && n.Epoch == s.Epoch
+			}
+		}
+		return false
+	}
+}
+
+// record is the plan object's past: whatever a watcher has seen of it.
+type record struct {
+	t    testing.TB
+	stop func()
+
+	mu      sync.Mutex
+	holders []string // of the planning lease, one after the other; "" for nobody
+	writes  int      // that were seen
+	last    store.Object
+	plans   map[string]policies.Plan // by model and epoch
+}
+
+// watchPlans reads along in the plan object until the test ends: no epoch goes
+// back, and none means two plans.
+func (f *fleet) watchPlans() *record {
+	f.t.Helper()
+	file, err := store.NewFile(f.path("state/plan.json"))
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	r := &record{t: f.t, plans: map[string]policies.Plan{}}
+	updates := file.Watch(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		revision := uint64(0)
+		for u := range updates {
+			if u.Err != nil {
+				f.t.Errorf("the plan object: %v", u.Err)
+				continue
+			}
+			number, _, _ := strings.Cut(string(u.Version), "-")
+			n, err := strconv.ParseUint(number, 10, 64)
+			if err != nil || n <= revision {
+				f.t.Errorf("revision %s of the plan object after %d: %v", u.Version, revision, err)
+			}
+			revision = n
+			r.see(u.Object)
+		}
+	})
+	r.stop = sync.OnceFunc(func() { cancel(); wg.Wait() })
+	f.t.Cleanup(r.stop)
+	return r
+}
+
+func (r *record) see(o store.Object) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if o.Epoch < r.last.Epoch {
+		r.t.Errorf("epoch %d after %d", o.Epoch, r.last.Epoch)
+	}
+	for _, p := range o.Plans {
+		key := p.Model + " " + strconv.FormatUint(uint64(p.Epoch), 10)
+		if other, ok := r.plans[key]; ok && !reflect.DeepEqual(p, other) {
+			r.t.Errorf("epoch %s means two plans: %+v and %+v", key, other, p)
+		}
+		r.plans[key] = p
+	}
+	if n := len(r.holders); n == 0 || r.holders[n-1] != o.Lease.Holder {
+		r.holders = append(r.holders, o.Lease.Holder)
+	}
+	r.last = o
+	r.writes++
+}
+
+// held returns who had the lease since the last call, in order.
+func (r *record) held() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	out := r.holders
+	r.holders = nil
+	if n := len(out); n > 0 {
+		r.holders = out[n-1:]
+	}
+	return append([]string(nil), out...)
+}
+
+// await waits until the lease is somebody's.
+func (r *record) await(holder string) time.Time {
+	r.t.Helper()
+	until(r.t, holder+" has the planning lease", func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return r.last.Lease.Holder == holder && r.last.Lease.Expires.After(time.Now())
+	})
+	return time.Now()
+}

@@ -1,0 +1,252 @@
+package processes
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+	"google.golang.org/protobuf/proto"
+)
+
+// deltaADS is the method by which Envoy asks for everything.
+const deltaADS = "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources"
+
+// wiretap counts what the control planes of a fleet send to its Envoy, on the
+// wire: neither side's own counters are believed.
+type wiretap struct {
+	mu      sync.Mutex
+	has     map[string]string // version of what was sent last, by type and name
+	sent    []string          // resources, as type name@version
+	again   []string          // those of them that Envoy had in that version
+	streams int               // of delta ADS that were begun
+	broken  error
+}
+
+// count is what a wiretap has counted until some time.
+type count struct{ sent, again, streams int }
+
+func newWiretap() *wiretap { return &wiretap{has: map[string]string{}} }
+
+func (w *wiretap) count() count {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return count{len(w.sent), len(w.again), w.streams}
+}
+
+// since fails the test if anything was sent a second time after some count, and
+// returns what else was sent.
+func (w *wiretap) since(t testing.TB, c count) []string {
+	t.Helper()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.broken != nil {
+		t.Errorf("what is sent cannot be read: %v", w.broken)
+	}
+	if w.streams == c.streams {
+		t.Error("Envoy has opened no stream since")
+	}
+	if again := w.again[c.again:]; len(again) > 0 {
+		t.Errorf("%d resources were sent to who had them, the first: %s", len(again), again[0])
+	}
+	return append([]string(nil), w.sent[c.sent:]...)
+}
+
+// note takes in a response.
+func (w *wiretap) note(r *discoveryv3.DeltaDiscoveryResponse) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	typ := r.TypeUrl[strings.LastIndexByte(r.TypeUrl, '.')+1:]
+	for _, x := range r.Resources {
+		key := typ + " " + x.Name
+		full := key + "@" + x.Version
+		w.sent = append(w.sent, full)
+		if w.has[key] == x.Version {
+			w.again = append(w.again, full)
+		}
+		w.has[key] = x.Version
+	}
+	for _, name := range r.RemovedResources {
+		key := typ + " " + name
+		if _, had := w.has[key]; had { // else it is the answer that there is none
+			w.sent = append(w.sent, key+" removed")
+			delete(w.has, key)
+		}
+	}
+}
+
+func (w *wiretap) fail(err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.broken == nil {
+		w.broken = err
+	}
+}
+
+// to opens a way to an address until the test ends, and returns its own.
+func (w *wiretap) to(t testing.TB, address string) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var conns sync.WaitGroup
+	var mu sync.Mutex
+	open := map[net.Conn]bool{} // nil: no more
+	t.Cleanup(func() {
+		l.Close()
+		mu.Lock()
+		for c := range open {
+			c.Close()
+		}
+		open = nil
+		mu.Unlock()
+		conns.Wait()
+	})
+	conns.Go(func() {
+		for {
+			in, err := l.Accept()
+			if err != nil {
+				return
+			}
+			out, err := net.Dial("tcp", address)
+			if err != nil {
+				in.Close()
+				continue
+			}
+			mu.Lock()
+			if open == nil {
+				in.Close()
+				out.Close()
+			} else {
+				open[in], open[out] = true, true
+			}
+			mu.Unlock()
+			conns.Go(func() {
+				w.carry(in, out)
+				mu.Lock()
+				delete(open, in)
+				delete(open, out)
+				mu.Unlock()
+			})
+		}
+	})
+	return l.Addr().String()
+}
+
+// carry carries a connection of HTTP/2 and reads along, until either side ends
+// it. Every frame is read before it goes on.
+func (w *wiretap) carry(client, server net.Conn) {
+	c := &conversation{w: w, follows: map[uint32]bool{}, rest: map[uint32][]byte{}}
+	var both sync.WaitGroup
+	both.Go(func() {
+		defer server.Close()
+		if err := c.requests(client, server); err != nil {
+			w.fail(err)
+		}
+	})
+	both.Go(func() {
+		defer client.Close()
+		if err := c.responses(server, client); err != nil {
+			w.fail(err)
+		}
+	})
+	both.Wait()
+}
+
+// conversation is what one connection carries.
+type conversation struct {
+	w *wiretap
+
+	mu      sync.Mutex
+	follows map[uint32]bool // streams of delta ADS
+
+	rest map[uint32][]byte // of messages that are not whole yet; owned by responses
+}
+
+// requests carries what a client sends.
+func (c *conversation) requests(from io.Reader, to io.Writer) error {
+	var read bytes.Buffer
+	tee := io.TeeReader(from, &read)
+	if _, err := io.CopyN(to, from, int64(len(http2.ClientPreface))); err != nil {
+		return nil // it has gone
+	}
+	f := http2.NewFramer(nil, tee)
+	f.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
+	return forward(f, &read, to, func(frame http2.Frame) error {
+		if h, ok := frame.(*http2.MetaHeadersFrame); ok && h.PseudoValue("path") == deltaADS {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			c.follows[h.StreamID] = true
+			c.w.mu.Lock()
+			defer c.w.mu.Unlock()
+			c.w.streams++
+		}
+		return nil
+	})
+}
+
+// responses carries what a server sends.
+func (c *conversation) responses(from io.Reader, to io.Writer) error {
+	var read bytes.Buffer
+	return forward(http2.NewFramer(nil, io.TeeReader(from, &read)), &read, to, func(frame http2.Frame) error {
+		d, ok := frame.(*http2.DataFrame)
+		if !ok {
+			return nil
+		}
+		c.mu.Lock()
+		follows := c.follows[d.StreamID]
+		c.mu.Unlock()
+		if !follows {
+			return nil
+		}
+		rest := append(c.rest[d.StreamID], d.Data()...)
+		for len(rest) >= 5 {
+			n := 5 + int(binary.BigEndian.Uint32(rest[1:]))
+			if rest[0] != 0 {
+				return errors.New("a compressed message")
+			}
+			if len(rest) < n {
+				break
+			}
+			var r discoveryv3.DeltaDiscoveryResponse
+			if err := proto.Unmarshal(rest[5:n], &r); err != nil {
+				return err
+			}
+			c.w.note(&r)
+			rest = rest[n:]
+		}
+		c.rest[d.StreamID] = rest
+		return nil
+	})
+}
+
+// forward reads frames and sends on what it has read of each; it ends without an
+// error when a side has gone.
+func forward(f *http2.Framer, read *bytes.Buffer, to io.Writer, see func(http2.Frame) error) error {
+	for {
+		frame, err := f.ReadFrame()
+		var wrong http2.ConnectionError
+		if errors.As(err, &wrong) || errors.Is(err, http2.ErrFrameTooLarge) {
+			return fmt.Errorf("HTTP/2: %w", err)
+		}
+		if err != nil {
+			return nil
+		}
+		if err := see(frame); err != nil {
+			return err
+		}
+		if _, err := to.Write(read.Bytes()); err != nil {
+			return nil
+		}
+		read.Reset()
+	}
+}
