@@ -4,6 +4,12 @@
 // operator drains one, moves boundaries to where the replicas propose them
 // (Rules.Refine), and hands out what proxies shall see. It remembers the last
 // moves of requests that migrators told of.
+// It keeps what was decided about plans, and why; operators can drain a replica,
+// pin a plan and go back to an earlier one.
+//
+// Several control planes may share a store (Rules.Shared): one plans, the one
+// that holds the lease (package lease), and all show what is stored and
+// configured, so that they show the same.
 //
 // It is not the xDS server: package publish shows plans to proxies, and
 // package store keeps them. The deciding part is State, a pure state machine;
