@@ -142,6 +142,14 @@ type Control struct {
 	XDSCluster string `yaml:"xds_cluster,omitempty"`
 	// Limits bound what one proxy may ask for.
 	Limits Limits `yaml:"limits,omitempty"`
+	// Groups are the groups of proxies in the order in which a new plan comes to
+	// them; who is in none comes last. Empty: one proxy in eight comes first.
+	Groups []Group `yaml:"groups,omitempty"`
+	// Watch is how long a new plan is on trial in one group before the next one
+	// gets it; nobody waits where only one group has proxies, or where the plan in
+	// force has a stage that nobody serves. It shrinks with Speed. 0 means 2s; at
+	// most 1h.
+	Watch time.Duration `yaml:"watch,omitempty"`
 }
 
 // Proxy is the data plane's door.

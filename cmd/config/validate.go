@@ -21,6 +21,7 @@ func (f *Fleet) fill() {
 	def(&f.Control.Listen, "127.0.0.1:18000")
 	def(&f.Control.Admin, "127.0.0.1:18001")
 	def(&f.Control.XDSCluster, "cascade-xds")
+	def(&f.Control.Watch, 2*time.Second)
 	def(&f.Proxy.Listen, "127.0.0.1:8080")
 	if len(f.Models) > 1 {
 		def(&f.Control.Estimator, "ext_proc")
@@ -79,6 +80,7 @@ func (f *Fleet) validate() []*FieldError {
 	}
 	f.validatePeers(c)
 	f.Control.Limits.validate(c)
+	f.Control.validateGroups(c)
 	oneOf(c, "control.estimator", f.Control.Estimator, "content-length", "ext_proc")
 	if f.Control.Estimator == "content-length" && len(f.Models) > 1 {
 		for i, m := range f.Models {

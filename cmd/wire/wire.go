@@ -181,6 +181,7 @@ func (f *Fleet) Control(log *slog.Logger) (control.Config, error) {
 	}
 	l := f.Fleet.Control.Limits
 	c.Limits = serve.Limits{Streams: l.Streams, StreamNames: l.StreamNames, NodeNames: l.NodeNames, Rate: l.Rate, Burst: l.Burst, Nodes: l.Nodes}
+	c.Groups, c.Watch = f.Fleet.Control.Rules(), f.scaled(f.Fleet.Control.Watch)
 	c.Name, c.Shared = f.controlName(), len(f.Fleet.Control.Peers) > 0
 	if f.State != "" {
 		dir := f.path(f.State)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/fleet"
+	"github.com/cascadeinfer/cascade/xds/publish/group"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/serve"
 	"github.com/cascadeinfer/cascade/xds/store"
@@ -60,6 +61,13 @@ type Config struct {
 	// Limits bound what one xDS node may cost.
 	Limits serve.Limits
 
+	// Groups are the groups of proxies in the order in which a new plan comes to
+	// them (package group). Without any, an eighth of all proxies comes first.
+	Groups []group.Rule
+	// Watch is how long a new plan is on trial in one group before the next one
+	// gets it; nobody waits where only one group has proxies. 0 means 2 s.
+	Watch time.Duration
+
 	// Store holds the plan object; nil keeps it in memory.
 	Store store.Store
 	// Counters keeps flows, weights and byte ratios across restarts; nil
@@ -76,6 +84,7 @@ const (
 	defaultAdmin  = "127.0.0.1:18001"
 	defaultLength = "127.0.0.1:18002"
 	defaultStop   = 5 * time.Second
+	defaultWatch  = 2 * time.Second
 )
 
 // complete fills in the defaults.
@@ -98,6 +107,9 @@ func (c Config) complete() Config {
 	if c.Stop == 0 {
 		c.Stop = defaultStop
 	}
+	if c.Watch == 0 {
+		c.Watch = defaultWatch
+	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -109,6 +121,9 @@ func (c Config) complete() Config {
 func (c Config) validate() error {
 	if c.Stop < 0 {
 		return fmt.Errorf("stop %v: must not be negative", c.Stop)
+	}
+	if c.Watch < 0 {
+		return fmt.Errorf("watch %v: must not be negative", c.Watch)
 	}
 	listen, admin := c.Listen, c.Admin
 	if c.Listener != nil {

@@ -7,6 +7,7 @@ import (
 	"net"
 	"time"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
@@ -19,6 +20,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/fleet"
 	"github.com/cascadeinfer/cascade/xds/length"
 	"github.com/cascadeinfer/cascade/xds/publish"
+	"github.com/cascadeinfer/cascade/xds/publish/group"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/serve"
 )
@@ -93,17 +95,23 @@ func (c *Control) init() error {
 	if err := renders(settings, c.cfg.Edge, c.cfg.Models, c.cfg.Replicas); err != nil {
 		return err
 	}
-	c.cache = &firstSet{Cache: cache.New(cache.Config{}), first: c.serving}
+	groups, err := group.New(c.cfg.Groups)
+	if err != nil {
+		return fmt.Errorf("groups: %w", err)
+	}
+	groupOf := func(n *corev3.Node) string { return groups.Of(n.GetId(), n.GetCluster()) }
+	c.cache = &firstSet{Cache: cache.New(cache.Config{Group: groupOf}), first: c.serving}
 	c.ledger = publish.NewLedger(c.log)
 	c.xds, err = serve.New(serve.Config{Cache: c.cache, Callbacks: c.ledger, Limits: c.cfg.Limits, Logger: c.log})
 	if err != nil {
 		return err
 	}
-	if c.loads, err = c.newLoads(nil); err != nil {
+	if c.loads, err = c.newLoads(groups); err != nil {
 		return err
 	}
 	c.publisher, err = publish.New(publish.Config{
-		Target: c.cache, Ledger: c.ledger, Judge: c.loads, Activity: c.loads, Refused: c.refused, Logger: c.log,
+		Target: c.cache, Ledger: c.ledger, Groups: groups, Watch: c.cfg.Watch,
+		Judge: c.loads, Activity: c.loads, Refused: c.refused, Logger: c.log,
 	})
 	if err != nil {
 		return err

@@ -1,6 +1,7 @@
 package control
 
 import (
+	"strings"
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -16,14 +17,20 @@ type Status struct {
 	// Epoch of the newest plan in force. 0: there is none yet.
 	Epoch  policies.Epoch `json:"epoch"`
 	Policy string         `json:"policy"`
-	// Shown is the epoch of the routes that proxies are shown; Phase is how far
-	// the roll-out of the newest plan is: idle, add or flip.
+	// Shown is the epoch of the routes that every group of proxies is shown; Phase
+	// is how far the roll-out of the newest plan is: idle, add, flip, watch or
+	// retire.
 	Shown policies.Epoch `json:"shown"`
 	Phase string         `json:"phase"`
 	// Error says why the newest view is not shown; empty when it is.
 	Error  string  `json:"error,omitempty"`
 	Models []Model `json:"models"`
 	Nodes  []Node  `json:"nodes"`
+	// Groups are the groups of proxies, in the order in which plans come to them.
+	Groups []Group `json:"groups"`
+	// Refused are the versions of resources that a proxy refused, and that nobody
+	// is sent again; oldest first.
+	Refused []Refusal `json:"refused,omitempty"`
 	// Observers counts the migrators and others that follow the plans and route
 	// nothing; they are not among the Nodes.
 	Observers int      `json:"observers,omitempty"`
@@ -128,10 +135,33 @@ type Change struct {
 	Stages []Stage        `json:"stages"`         // ranges and replica ids alone
 }
 
+// Group is one group of proxies of a Status.
+type Group struct {
+	Name  string         `json:"name"`  // empty: all who are in no other
+	Phase string         `json:"phase"` // idle, add, flip, watch or retire
+	Shown policies.Epoch `json:"shown"`
+	Nodes int            `json:"nodes"`         // connected
+	Why   string         `json:"why,omitempty"` // it is not where the newest plan is
+}
+
+// Refusal is one refused version of a Status.
+type Refusal struct {
+	Type    string    `json:"type"` // the last word of the type URL
+	Name    string    `json:"name"`
+	Version string    `json:"version"`
+	Node    string    `json:"node"`
+	Group   string    `json:"group,omitempty"`
+	Text    string    `json:"text"` // what the proxy said, shortened
+	At      time.Time `json:"at"`
+}
+
 // Node is one proxy or gRPC client, by its node id, whatever streams it has.
 type Node struct {
 	ID      string `json:"id"`
 	Cluster string `json:"cluster,omitempty"`
+	Group   string `json:"group,omitempty"` // empty: all others
+	// Why tells what keeps it from the newest plan; empty when nothing does.
+	Why string `json:"why,omitempty"`
 	// Connected says that it has a stream open; Since is when that changed.
 	Connected bool      `json:"connected"`
 	Since     time.Time `json:"since"`
@@ -157,7 +187,7 @@ type NodeType struct {
 
 func nodeOf(n publish.Node) Node {
 	out := Node{
-		ID: n.ID, Cluster: n.Cluster, Connected: n.Connected, Since: n.Since, Epoch: n.Epoch,
+		ID: n.ID, Cluster: n.Cluster, Group: n.Group, Why: n.Why, Connected: n.Connected, Since: n.Since, Epoch: n.Epoch,
 		Current: n.Current, Fenced: n.Fenced, Types: make(map[string]NodeType), NACKs: n.NACKs, LastError: n.LastError,
 	}
 	for name, t := range n.Types {
@@ -171,9 +201,18 @@ func nodeOf(n publish.Node) Node {
 
 // statusOf renders a Status; without a snapshot the fleet has not begun.
 func statusOf(s *fleet.Snapshot, p publish.Status, policy string, now time.Time) Status {
-	out := Status{Time: now, Policy: policy, Phase: p.Phase, Shown: p.Epoch, Models: []Model{}, Nodes: []Node{}, History: []Change{}}
+	out := Status{Time: now, Policy: policy, Phase: p.Phase, Shown: p.Epoch, Models: []Model{}, Nodes: []Node{}, Groups: []Group{}, History: []Change{}}
 	if p.Err != nil {
 		out.Error = p.Err.Error()
+	}
+	for _, g := range p.Groups {
+		out.Groups = append(out.Groups, Group{Name: g.Name, Phase: g.Phase, Shown: g.Epoch, Nodes: g.Nodes, Why: g.Why})
+	}
+	for _, r := range p.Refused {
+		out.Refused = append(out.Refused, Refusal{
+			Type: r.Type[strings.LastIndexByte(r.Type, '.')+1:], Name: r.Name, Version: r.Version,
+			Node: r.Node, Group: r.Group, Text: r.Text, At: r.At,
+		})
 	}
 	for _, n := range p.Nodes {
 		switch {

@@ -1,6 +1,7 @@
 package publish
 
 import (
+	"flag"
 	"fmt"
 	"hash/fnv"
 	"maps"
@@ -905,13 +906,15 @@ func (l *life) live() {
 	}
 }
 
+var livesFlag = flag.Int("lives", 2000, "how many lives TestLives lives; 10,000 take half a minute")
+
 // TestLives checks, over many seeds, that no node ever has a route whose
 // clusters or endpoints it lacks, that nothing refused is sent again, that plans
 // go through the groups in turn, and that every life ends settled.
 func TestLives(t *testing.T) {
-	lives, quarantined, sent, kept := 10000, 0, 0, 0
+	lives, quarantined, sent, kept := *livesFlag, 0, 0, 0
 	if testing.Short() {
-		lives = 1000
+		lives = min(lives, 300)
 	}
 	synctest.Test(t, func(t *testing.T) {
 		for seed := range uint64(lives) {
