@@ -1,7 +1,6 @@
 package length
 
 import (
-	"fmt"
 	"strconv"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -70,11 +69,10 @@ func askForBody() *extproc.ProcessingResponse {
 // refuseTooLarge ends the request with an error in the shape of the OpenAI
 // API. The status must be set: without it Envoy would answer 200.
 func refuseTooLarge(limit int) *extproc.ProcessingResponse {
-	body := fmt.Sprintf(`{"error":{"message":"The request body is larger than %d bytes.","type":"invalid_request_error","param":null,"code":"request_too_large"}}`, limit)
 	return &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_ImmediateResponse{ImmediateResponse: &extproc.ImmediateResponse{
 		Status:  &typev3.HttpStatus{Code: typev3.StatusCode_PayloadTooLarge},
 		Headers: &extproc.HeaderMutation{SetHeaders: []*corev3.HeaderValueOption{set("content-type", "application/json")}},
-		Body:    []byte(body),
+		Body:    []byte(length.TooLarge(int64(limit))),
 		Details: "cascade_length_request_too_large",
 	}}}
 }

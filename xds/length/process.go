@@ -3,7 +3,6 @@ package length
 import (
 	"errors"
 	"io"
-	"strconv"
 	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -130,17 +129,15 @@ func (x *exchange) onHeaders(h *extproc.HttpHeaders, p *extproc.ProtocolConfigur
 		}
 	}
 	x.model = s.models.byHost(authority)
-	if h.GetEndOfStream() {
+	step, size := length.Headers{ContentLength: contentLength, Ended: h.GetEndOfStream(), Model: x.model != ""}.Step(int64(s.config.MaxBody))
+	switch step {
+	case length.Unsized:
 		s.metrics.count(noBody)
 		return headersAnswer(withoutEstimate(x.model)), nil
-	}
-	size, err := strconv.ParseUint(contentLength, 10, 63)
-	sized := err == nil
-	if sized && x.model != "" {
+	case length.BySize:
 		s.metrics.count(fromHeaders)
-		return headersAnswer(withEstimate(x.model, s.estimator(x.model).FromContentLength(int64(size)))), nil
-	}
-	if sized && size > uint64(s.config.MaxBody) {
+		return headersAnswer(withEstimate(x.model, s.estimator(x.model).FromContentLength(size))), nil
+	case length.Refuse:
 		s.metrics.count(tooLarge)
 		return refuseTooLarge(s.config.MaxBody), nil
 	}
