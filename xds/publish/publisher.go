@@ -107,6 +107,10 @@ func (c Config) validate() (Config, error) {
 	return c, nil
 }
 
+func (c Config) rollout() rollout.Config {
+	return rollout.Config{Groups: c.Groups.Names(), Watch: c.Watch, Bound: c.Bound, RetireBound: c.RetireBound}
+}
+
 // Publisher shows the latest submitted view, group after group. Submit, Bar,
 // Refused and Status may be called by any goroutine; Run by one.
 type Publisher struct {
@@ -119,6 +123,7 @@ type Publisher struct {
 	state     state
 
 	// Owned by Run.
+	table   func(resources.View) (*rollout.Table, error) // rollout.NewTable, but for tests
 	rollout *rollout.Rollout
 	wanted  *rollout.Table // the last one
 	timer   *time.Timer
@@ -138,11 +143,8 @@ func New(cfg Config) (*Publisher, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Publisher{cfg: cfg, news: make(chan struct{}, 1)}
-	p.rollout, err = rollout.New(rollout.Config{
-		Groups: cfg.Groups.Names(), Watch: cfg.Watch, Bound: cfg.Bound, RetireBound: cfg.RetireBound,
-	})
-	if err != nil {
+	p := &Publisher{cfg: cfg, news: make(chan struct{}, 1), table: rollout.NewTable}
+	if p.rollout, err = rollout.New(cfg.rollout()); err != nil {
 		return nil, fmt.Errorf("publish: %w", err)
 	}
 	cfg.Ledger.sort(cfg.Groups.Of)
@@ -226,7 +228,7 @@ func (p *Publisher) take() {
 	if v == nil {
 		return
 	}
-	t, err := rollout.NewTable(*v)
+	t, err := p.table(*v)
 	p.mu.Lock()
 	p.state.err = err
 	p.mu.Unlock()
