@@ -1,0 +1,140 @@
+// Command nvlink is a partitioner of one's own, in Go, which prefers neighbours on
+// one machine: where a stage hands its grown requests over inside an NVLink domain,
+// they arrive many times faster. Natively it shows how it differs from the best
+// partition that knows no machines:
+//
+//	go run ./examples/nvlink
+//
+// and this makes the module that a fleet can run:
+//
+//	GOOS=wasip1 GOARCH=wasm go build -buildmode=c-shared -trimpath -ldflags='-w -buildid=' -o nvlink.wasm ./examples/nvlink
+//
+// A policies.Workload says how many replicas there are, not where. How many share a
+// machine comes by configuration, "node 8" and "faster 10"; and it is taken that
+// stages get their replicas machine by machine, short lengths first.
+package main
+
+import (
+	"slices"
+
+	"github.com/cascadeinfer/cascade/policies"
+	exact "github.com/cascadeinfer/cascade/policies/partition"
+	"github.com/cascadeinfer/cascade/wasm/guest/configure"
+	"github.com/cascadeinfer/cascade/wasm/guest/partition"
+	"github.com/cascadeinfer/cascade/wasm/guest/settings"
+)
+
+func init() {
+	p := &nvlink{node: 8, faster: 10}
+	configure.Register(p)
+	partition.Register(p)
+}
+
+// rounds bounds how often the best partition is improved: a call must end.
+const rounds = 32
+
+// nvlink begins with the partitions that would be best if every hand-over were as
+// slow as between machines, as fast as inside one, or in between. From each it
+// moves replicas between neighbouring stages for as long as the hand-overs that
+// become local outweigh what the stages lose; the best of all is its proposal.
+type nvlink struct {
+	node   int // replicas per machine
+	faster int // how many times faster a hand-over is inside one
+}
+
+var _ policies.Partitioner = (*nvlink)(nil)
+
+// Configure reads "node" and "faster".
+func (p *nvlink) Configure(config []byte) error {
+	return settings.Read(config,
+		settings.Field{Name: "node", Set: func(v int64) { p.node = int(v) }, Low: 1, High: 1024},
+		settings.Field{Name: "faster", Set: func(v int64) { p.faster = int(v) }, Low: 1, High: 1000})
+}
+
+// Partition implements policies.Partitioner.
+func (p *nvlink) Partition(w policies.Workload) (policies.Partition, error) {
+	best, err := exact.Exact{}.Partition(w)
+	if err != nil {
+		return best, err
+	}
+	best, least := p.improve(w, best)
+	for share := 1; share <= 4; share++ { // of hand-overs inside a machine, in quarters
+		scale := 1 - float64(share)/4*(1-1/float64(p.faster))
+		guess := w
+		guess.Transfer.Base *= scale
+		guess.Transfer.PerToken *= scale
+		start, err := exact.Exact{}.Partition(guess)
+		if err != nil {
+			continue
+		}
+		if start, err = (exact.Exact{}).Price(w, start.Cuts, start.Counts); err != nil {
+			continue
+		}
+		if d, total := p.improve(w, start); total < least {
+			best, least = d, total
+		}
+	}
+	return best, nil
+}
+
+// improve moves replicas between neighbouring stages while that pays, and returns
+// what it found, with its cost less what is saved.
+func (p *nvlink) improve(w policies.Workload, best policies.Partition) (policies.Partition, float64) {
+	least := best.Cost - p.saved(w, best)
+	for range rounds {
+		from := best
+		for i := range from.Counts {
+			for _, k := range [...]int{i - 1, i + 1} {
+				if k < 0 || k >= len(from.Counts) {
+					continue
+				}
+				// Up to a whole machine at once: what pays may lie behind
+				// partitions that do not.
+				for n := 1; n <= p.node && n < from.Counts[i]; n++ {
+					counts := slices.Clone(from.Counts)
+					counts[i] -= n
+					counts[k] += n
+					next, err := exact.Exact{}.Price(w, from.Cuts, counts)
+					if err != nil {
+						break // the stage is too small, and gets smaller
+					}
+					if total := next.Cost - p.saved(w, next); total < least {
+						best, least = next, total
+					}
+				}
+			}
+		}
+		if slices.Equal(best.Counts, from.Counts) {
+			break
+		}
+	}
+	return best, least
+}
+
+// saved is how many requests fewer are on their way from stage to stage because
+// some hand-overs stay inside a machine; the unit is that of the partition's cost,
+// which prices each like one between machines.
+func (p *nvlink) saved(w policies.Workload, d policies.Partition) float64 {
+	sum, at := 0.0, 0
+	for i, cut := range d.Cuts {
+		crossings := w.Flow.Crossings[policies.Bucket(w.Flow.Edges, cut)]
+		delay := w.Transfer.Base + float64(float64(cut)*w.Transfer.PerToken)
+		share := p.local(at, d.Counts[i], d.Counts[i+1])
+		sum += float64(crossings * delay * share)
+		at += d.Counts[i]
+	}
+	return sum * (1 - 1/float64(p.faster))
+}
+
+// local is the share of pairs on one machine, among those of the from replicas
+// that begin with number first and the to replicas after them.
+func (p *nvlink) local(first, from, to int) float64 {
+	pairs := 0
+	for m := first / p.node; m*p.node < first+from; m++ {
+		low, high := m*p.node, (m+1)*p.node
+		senders := min(high, first+from) - max(low, first)
+		receivers := max(0, min(high, first+from+to)-max(low, first+from))
+		pairs += senders * receivers
+	}
+	return float64(pairs) / float64(from*to)
+}

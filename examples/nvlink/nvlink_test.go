@@ -1,0 +1,87 @@
+package main
+
+import (
+	"bytes"
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/policies/partition"
+	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/guest/guesttest"
+	"github.com/cascadeinfer/cascade/wasm/host"
+)
+
+// TestModule compares the module with the same source compiled natively, as it is
+// and configured.
+func TestModule(t *testing.T) {
+	m := guesttest.Load(t, guesttest.Build(t, "."), host.Config{})
+	guesttest.Compare(t, guesttest.Start(t, m), &nvlink{node: 8, faster: 10})
+	i := guesttest.Start(t, m)
+	if err := i.Configure(abi.Call{}, []byte("node 2\nfaster 100")); err != nil {
+		t.Fatal(err)
+	}
+	guesttest.Compare(t, i, &nvlink{node: 2, faster: 100})
+	if _, err := i.Partition(abi.Call{}, traffic()); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("the example's traffic takes %d ticks of %d", i.Fuel(), m.Limit(abi.Partition).Fuel)
+}
+
+func TestContract(t *testing.T) {
+	policytest.TestPartitioner(t, &nvlink{node: 2, faster: 10})
+}
+
+// TestNearIsBetter says that what is proposed is never worse than the blind
+// partition, and in the example another one.
+func TestNearIsBetter(t *testing.T) {
+	w := traffic()
+	blind, err := partition.Exact{}.Partition(w)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &nvlink{node: 8, faster: 10}
+	near, err := p.Partition(w)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if gain := (blind.Cost - p.saved(w, blind)) - (near.Cost - p.saved(w, near)); gain <= 0 {
+		t.Errorf("blind is %v, %v, near %v, %v: %v less", blind.Counts, blind.Cuts, near.Counts, near.Cuts, gain)
+	}
+}
+
+// TestLocal counts pairs of replicas by hand.
+func TestLocal(t *testing.T) {
+	for _, c := range []struct {
+		node, first, from, to int
+		want                  float64
+	}{
+		{8, 0, 4, 4, 1}, {8, 4, 4, 4, 0}, {8, 0, 4, 12, 4.0 * 4 / 48}, {4, 2, 4, 4, (2.0 * 2) / 16}, {1, 0, 3, 3, 0}, {4, 0, 8, 8, 0}, {16, 3, 5, 8, 1},
+	} {
+		p := &nvlink{node: c.node}
+		near := 0
+		for a := c.first; a < c.first+c.from; a++ {
+			for b := c.first + c.from; b < c.first+c.from+c.to; b++ {
+				if a/c.node == b/c.node {
+					near++
+				}
+			}
+		}
+		oracle := float64(near) / float64(c.from*c.to)
+		if got := p.local(c.first, c.from, c.to); math.Abs(got-c.want) > 1e-12 || got != oracle {
+			t.Errorf("%+v: %v, counted %v", c, got, oracle)
+		}
+	}
+}
+
+// TestRun keeps the example from rotting.
+func TestRun(t *testing.T) {
+	var out bytes.Buffer
+	if err := run(&out); err != nil {
+		t.Fatal(err)
+	}
+	if got := out.String(); strings.Count(got, "replicas [") != 2 {
+		t.Errorf("two partitions are missing:\n%s", got)
+	}
+}

@@ -1,0 +1,4 @@
+package main
+
+// main is never called: the module is a reactor.
+func main() {}
