@@ -1,11 +1,17 @@
 package processes
 
 import (
+	"math/rand/v2"
+	"net/http"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/cmd/config"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
@@ -117,5 +123,100 @@ func TestPlannerDies(t *testing.T) {
 	if n := f.envoy.Stats(`update_rejected$`); n["cluster_manager.cds.update_rejected"]+n["listener_manager.lds.update_rejected"] > 0 {
 		t.Errorf("the Envoy refused something: %v", n)
 	}
+	f.awaitEmpty(f.replicas...)
+}
+
+// TestControlPlanesRoll restarts two control planes in turn, again and again,
+// under load, while an operator gives orders at whichever is there, and has the
+// one that plans stand still for longer than its lease: nothing is planned twice,
+// nothing is sent twice, and no request notices.
+func TestControlPlanesRoll(t *testing.T) {
+	slow(t)
+	envoytest.Binary(t)
+	f := newFleet(t, setup{envoy: true, replicas: 4, planes: 2, edit: func(c *config.Fleet) {
+		c.Planner = config.Planner{Period: 2 * time.Second, Seen: 20}
+	}})
+	for _, p := range f.planes {
+		p.await("hears of all", informed)
+	}
+	plans := f.watchPlans()
+	load := newTraffic(f, newOracle(f), "http://"+f.file.Proxy.Listen, calm)
+	load.after(10)
+
+	var taken, refused atomic.Int64
+	quit := make(chan struct{})
+	var operator sync.WaitGroup
+	operator.Go(func() {
+		rng := rand.New(rand.NewPCG(1, 2))
+		for i := 0; ; i++ {
+			select {
+			case <-quit:
+				return
+			case <-time.After(200 * time.Millisecond):
+			}
+			r, p := f.replicas[rng.IntN(2)], f.planes[rng.IntN(len(f.planes))]
+			path := "/" + []string{"drain", "undrain"}[rng.IntN(2)] + "?replica=" + r.ID
+			if rng.IntN(4) == 0 {
+				path = "/plan/" + []string{"pin", "unpin"}[rng.IntN(2)] + "?model=" + llm
+			}
+			if code, err := p.post(path); err == nil && code == http.StatusOK {
+				taken.Add(1)
+			} else {
+				refused.Add(1) // nobody is there, or not yet
+			}
+		}
+	})
+	stopOrders := sync.OnceFunc(func() { close(quit); operator.Wait() })
+	defer stopOrders()
+
+	start := f.wire.count()
+	for range 3 {
+		for i, p := range f.planes {
+			other := f.planes[1-i]
+			p.process.end()
+			other.await("plans alone", leads)
+			load.after(5)
+			p.start()
+			p.await("hears of all, and follows", follows(other.name))
+		}
+	}
+	for range 2 {
+		planner, other := f.planes[0], f.planes[1]
+		if s, err := other.status(); err == nil && s.Planner.Leads {
+			planner, other = other, planner
+		}
+		plans.held()
+		planner.process.signal(syscall.SIGSTOP)
+		at := time.Now()
+		t.Logf("%s stands still; %s has the lease after %v", planner.name, other.name, plans.await(other.name).Sub(at))
+		if took := time.Since(at); took > takeover {
+			t.Errorf("nobody plans for %v, want at most %v", took, takeover)
+		}
+		load.after(20)
+		planner.process.signal(syscall.SIGCONT)
+		planner.await("hears of all, and follows", follows(other.name))
+		load.after(10)
+		if got := plans.held(); !slices.Equal(got, []string{planner.name, other.name}) {
+			t.Errorf("the lease was held by %q, want %s and then %s", got, planner.name, other.name)
+		}
+	}
+	stopOrders()
+	for _, r := range f.replicas {
+		f.planes[1].cascade("undrain", r.ID)
+	}
+	f.planes[0].cascade("plan", "unpin", llm)
+	agree(t, f, "none drained", func(o outline) bool { return !o.pinned && len(o.drained["r0"])+len(o.drained["r1"]) == 0 })
+	until(t, "the Envoy has the last plan", func() bool {
+		x, _ := f.planes[0].status()
+		y, _ := f.planes[1].status()
+		return has("edge")(x) || has("edge")(y)
+	})
+	load.after(10)
+	load.stop()
+	load.report()
+	plans.stop()
+	sent := f.wire.since(t, start)
+	t.Logf("%d orders, %d more that nobody took; the plan object was written %d times, epoch %d; sent %v on %d streams",
+		taken.Load(), refused.Load(), plans.writes, plans.last.Epoch, kinds(sent), f.wire.count().streams)
 	f.awaitEmpty(f.replicas...)
 }

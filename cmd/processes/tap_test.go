@@ -24,7 +24,7 @@ const deltaADS = "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAg
 // wire: neither side's own counters are believed.
 type wiretap struct {
 	mu      sync.Mutex
-	has     map[string]string // version of what was sent last, by type and name
+	has     map[string]string // version of what Envoy acknowledged last, by type and name
 	sent    []string          // resources, as type name@version
 	again   []string          // those of them that Envoy had in that version
 	streams int               // of delta ADS that were begun
@@ -60,26 +60,38 @@ func (w *wiretap) since(t testing.TB, c count) []string {
 	return append([]string(nil), w.sent[c.sent:]...)
 }
 
+// key names a resource.
+func key(typ, name string) string { return typ[strings.LastIndexByte(typ, '.')+1:] + " " + name }
+
 // note takes in a response.
 func (w *wiretap) note(r *discoveryv3.DeltaDiscoveryResponse) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	typ := r.TypeUrl[strings.LastIndexByte(r.TypeUrl, '.')+1:]
 	for _, x := range r.Resources {
-		key := typ + " " + x.Name
-		full := key + "@" + x.Version
+		k := key(r.TypeUrl, x.Name)
+		full := k + "@" + x.Version
 		w.sent = append(w.sent, full)
-		if w.has[key] == x.Version {
+		if w.has[k] == x.Version {
 			w.again = append(w.again, full)
 		}
-		w.has[key] = x.Version
 	}
 	for _, name := range r.RemovedResources {
-		key := typ + " " + name
-		if _, had := w.has[key]; had { // else it is the answer that there is none
-			w.sent = append(w.sent, key+" removed")
-			delete(w.has, key)
+		k := key(r.TypeUrl, name)
+		if _, had := w.has[k]; had { // else it is the answer that there is none
+			w.sent = append(w.sent, k+" removed")
 		}
+	}
+}
+
+// acknowledge takes in that Envoy has what a response held.
+func (w *wiretap) acknowledge(r *discoveryv3.DeltaDiscoveryResponse) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, x := range r.Resources {
+		w.has[key(r.TypeUrl, x.Name)] = x.Version
+	}
+	for _, name := range r.RemovedResources {
+		delete(w.has, key(r.TypeUrl, name))
 	}
 }
 
@@ -145,7 +157,9 @@ func (w *wiretap) to(t testing.TB, address string) string {
 // carry carries a connection of HTTP/2 and reads along, until either side ends
 // it. Every frame is read before it goes on.
 func (w *wiretap) carry(client, server net.Conn) {
-	c := &conversation{w: w, follows: map[uint32]bool{}, rest: map[uint32][]byte{}}
+	c := &conversation{
+		w: w, follows: map[uint32]bool{}, open: map[string]*discoveryv3.DeltaDiscoveryResponse{}, asked: messages{}, answered: messages{},
+	}
 	var both sync.WaitGroup
 	both.Go(func() {
 		defer server.Close()
@@ -167,19 +181,29 @@ type conversation struct {
 	w *wiretap
 
 	mu      sync.Mutex
-	follows map[uint32]bool // streams of delta ADS
+	follows map[uint32]bool                                // streams of delta ADS
+	open    map[string]*discoveryv3.DeltaDiscoveryResponse // not answered yet, by stream and nonce
 
-	rest map[uint32][]byte // of messages that are not whole yet; owned by responses
+	asked, answered messages // owned by requests and by responses
+}
+
+func answer(stream uint32, nonce string) string { return fmt.Sprint(stream, " ", nonce) }
+
+// followed says that a frame is of a stream that is read along.
+func (c *conversation) followed(frame http2.Frame) (*http2.DataFrame, bool) {
+	d, ok := frame.(*http2.DataFrame)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return d, ok && c.follows[d.StreamID]
 }
 
 // requests carries what a client sends.
 func (c *conversation) requests(from io.Reader, to io.Writer) error {
 	var read bytes.Buffer
-	tee := io.TeeReader(from, &read)
 	if _, err := io.CopyN(to, from, int64(len(http2.ClientPreface))); err != nil {
 		return nil // it has gone
 	}
-	f := http2.NewFramer(nil, tee)
+	f := http2.NewFramer(nil, io.TeeReader(from, &read))
 	f.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
 	return forward(f, &read, to, func(frame http2.Frame) error {
 		if h, ok := frame.(*http2.MetaHeadersFrame); ok && h.PseudoValue("path") == deltaADS {
@@ -189,8 +213,25 @@ func (c *conversation) requests(from io.Reader, to io.Writer) error {
 			c.w.mu.Lock()
 			defer c.w.mu.Unlock()
 			c.w.streams++
+			return nil
 		}
-		return nil
+		d, ok := c.followed(frame)
+		if !ok {
+			return nil
+		}
+		return c.asked.add(d, func(data []byte) error {
+			var r discoveryv3.DeltaDiscoveryRequest
+			if err := proto.Unmarshal(data, &r); err != nil {
+				return err
+			}
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			if to := c.open[answer(d.StreamID, r.ResponseNonce)]; to != nil && r.ErrorDetail == nil {
+				c.w.acknowledge(to)
+			}
+			delete(c.open, answer(d.StreamID, r.ResponseNonce))
+			return nil
+		})
 	})
 }
 
@@ -198,35 +239,44 @@ func (c *conversation) requests(from io.Reader, to io.Writer) error {
 func (c *conversation) responses(from io.Reader, to io.Writer) error {
 	var read bytes.Buffer
 	return forward(http2.NewFramer(nil, io.TeeReader(from, &read)), &read, to, func(frame http2.Frame) error {
-		d, ok := frame.(*http2.DataFrame)
+		d, ok := c.followed(frame)
 		if !ok {
 			return nil
 		}
-		c.mu.Lock()
-		follows := c.follows[d.StreamID]
-		c.mu.Unlock()
-		if !follows {
-			return nil
-		}
-		rest := append(c.rest[d.StreamID], d.Data()...)
-		for len(rest) >= 5 {
-			n := 5 + int(binary.BigEndian.Uint32(rest[1:]))
-			if rest[0] != 0 {
-				return errors.New("a compressed message")
-			}
-			if len(rest) < n {
-				break
-			}
-			var r discoveryv3.DeltaDiscoveryResponse
-			if err := proto.Unmarshal(rest[5:n], &r); err != nil {
+		return c.answered.add(d, func(data []byte) error {
+			r := new(discoveryv3.DeltaDiscoveryResponse)
+			if err := proto.Unmarshal(data, r); err != nil {
 				return err
 			}
-			c.w.note(&r)
-			rest = rest[n:]
-		}
-		c.rest[d.StreamID] = rest
-		return nil
+			c.w.note(r)
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			c.open[answer(d.StreamID, r.Nonce)] = r
+			return nil
+		})
 	})
+}
+
+// messages puts the messages of gRPC together, those of each stream.
+type messages map[uint32][]byte
+
+func (m messages) add(d *http2.DataFrame, whole func([]byte) error) error {
+	rest := append(m[d.StreamID], d.Data()...)
+	for len(rest) >= 5 {
+		n := 5 + int(binary.BigEndian.Uint32(rest[1:]))
+		if rest[0] != 0 {
+			return errors.New("a compressed message")
+		}
+		if len(rest) < n {
+			break
+		}
+		if err := whole(rest[5:n]); err != nil {
+			return err
+		}
+		rest = rest[n:]
+	}
+	m[d.StreamID] = rest
+	return nil
 }
 
 // forward reads frames and sends on what it has read of each; it ends without an
