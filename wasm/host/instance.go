@@ -165,7 +165,9 @@ func (i *Instance) invoke(k abi.Kind, f api.Function, arg uint64) (uint64, error
 	i.fuel.Set(l.fuel)
 	i.budget.Set(l.budget)
 	i.given = l.Fuel
-	i.said = nil
+	if i.said != nil {
+		i.said = nil
+	}
 	i.stack[0] = arg
 	i.call += 1 << 8
 	word := i.call | uint64(k) + 1
@@ -201,28 +203,38 @@ func (i *Instance) enlarge(k abi.Kind, n int) error {
 
 // run calls a kind's function on a frame of n bytes that was encoded with err.
 func (i *Instance) run(k abi.Kind, n int, err error) (uint64, error) {
+	r := i.record
+	i.record = nil
+	if i.dead != nil || i.fns[k] == nil || err != nil || n > i.limits[k].Frame {
+		err := i.unsent(k, n, err)
+		if r != nil {
+			r.begin(i.module, k, nil)
+			r.Cause = CauseOf(err)
+		}
+		return 0, err
+	}
+	if r == nil {
+		return i.invoke(k, i.fns[k], uint64(n))
+	}
+	r.begin(i.module, k, i.arena()[:n])
+	result, err := i.invoke(k, i.fns[k], uint64(n))
+	r.end(i, result, err)
+	return result, err
+}
+
+// unsent says why a call is not made at all.
+func (i *Instance) unsent(k abi.Kind, n int, err error) error {
 	switch {
 	case i.dead != nil:
-		return 0, i.dead
+		return i.dead
 	case i.fns[k] == nil:
-		return 0, i.fault(k, Unknown, nil)
-	case err != nil:
-		if CauseOf(err) != 0 {
-			return 0, err
-		}
-		return 0, i.fault(k, TooLarge, err)
-	case n > i.limits[k].Frame:
-		return 0, i.fault(k, TooLarge, fmt.Errorf("the frame takes %d bytes, at most %d are allowed", n, i.limits[k].Frame))
+		return i.fault(k, Unknown, nil)
+	case CauseOf(err) != 0: // in making room
+		return err
+	case err == nil:
+		err = fmt.Errorf("the frame takes %d bytes, at most %d are allowed", n, i.limits[k].Frame)
 	}
-	if i.record != nil {
-		i.record.begin(i.module, k, i.arena()[:n])
-	}
-	result, err := i.invoke(k, i.fns[k], uint64(n))
-	if i.record != nil {
-		i.record.end(i, result, err)
-		i.record = nil
-	}
-	return result, err
+	return i.fault(k, TooLarge, err)
 }
 
 // judge turns what package abi says of an answer into an error of this package.

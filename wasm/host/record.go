@@ -48,7 +48,8 @@ func (r *Record) Equal(o *Record) bool {
 		string(r.Output) == string(o.Output) && r.Fuel == o.Fuel && r.Cause == o.Cause
 }
 
-// Record has the next call written down into r, whose slices it uses again.
+// Record has the next call written down into r, whose slices it uses again. A
+// call that was not made leaves no frame in it.
 func (i *Instance) Record(r *Record) { i.record = r }
 
 // Replay makes the call of a frame and writes it down into r, whose slices it
@@ -72,7 +73,6 @@ func (i *Instance) Replay(frame []byte, r *Record) error {
 	}
 	i.record = r
 	result, err := i.run(k, len(frame), err)
-	i.record = nil
 	if err == nil {
 		err = i.judge(k, i.verdict(k, frame, result))
 	}

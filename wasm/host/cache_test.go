@@ -1,0 +1,99 @@
+package host
+
+import (
+	"bytes"
+	"context"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
+)
+
+// files lists the regular files below a folder.
+func files(t *testing.T, dir string) (list []string) {
+	t.Helper()
+	if err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.Type().IsRegular() {
+			list = append(list, path)
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return list
+}
+
+func TestCacheIsUsedAndOutlivesDamage(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "cache")
+	code := hosttest.Policy(hosttest.LeastLoad()).Encode()
+	var log bytes.Buffer
+	try := func() {
+		t.Helper()
+		i := instance(t, load(t, Config{Cache: dir, Logger: slog.New(slog.NewTextHandler(&log, nil))}, code))
+		if _, err := i.Select(abi.Call{}, sixteen()); err != nil {
+			t.Error(err)
+		}
+	}
+	try()
+	first := files(t, dir)
+	if len(first) != 1 {
+		t.Fatalf("files in the cache: %v", first)
+	}
+	try()
+	if again := files(t, dir); len(again) != 1 || log.Len() > 0 {
+		t.Errorf("files in the cache: %v\n%s", again, &log)
+	}
+	good, err := os.ReadFile(first[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, bad := range map[string][]byte{"flipped": bytes.Clone(good), "short": good[:len(good)/2], "empty": nil} {
+		if name == "flipped" {
+			bad[len(bad)/2] ^= 1
+		}
+		if err := os.WriteFile(first[0], bad, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		log.Reset()
+		try()
+		t.Logf("%s: %s", name, &log)
+	}
+}
+
+func TestCacheOthersCanWriteIsRefused(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Chmod(dir, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	m, err := Load(context.Background(), Config{Cache: dir}, hosttest.Policy(hosttest.LeastLoad()).Encode())
+	if err == nil {
+		m.Close()
+	}
+	if err == nil || !strings.Contains(err.Error(), "others can write") {
+		t.Error(err)
+	}
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Load(context.Background(), Config{Cache: file}, hosttest.Policy(hosttest.LeastLoad()).Encode()); err == nil {
+		t.Error("a file served as cache")
+	}
+}
+
+// TestEngineVersion holds that the cache's path names the engine in use.
+func TestEngineVersion(t *testing.T) {
+	mod, err := os.ReadFile("../../go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := "github.com/tetratelabs/wazero " + strings.TrimPrefix(engineVersion, "wazero-")
+	if !strings.Contains(string(mod), want) {
+		t.Errorf("go.mod does not have %q", want)
+	}
+}

@@ -1,0 +1,154 @@
+package host
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
+)
+
+// play makes calls of all kinds on a new instance and writes them down.
+func play(t *testing.T, m *Module, rounds int) (records []Record, memory [sha256.Size]byte) {
+	t.Helper()
+	i, err := m.Instantiate()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer i.Close()
+	r := words{rand.New(rand.NewPCG(7, 8))}
+	for n := range rounds {
+		c := abi.Call{ID: uint64(n), Seed: r.Uint64(), Room: 16}
+		records = append(records, Record{})
+		i.Record(&records[len(records)-1])
+		var err error
+		switch n % 7 {
+		case 0:
+			_, err = i.Select(c, r.bids())
+		case 1:
+			_, _, err = i.Quote(c, r.ask())
+		case 2:
+			_, err = i.Excess(c, r.tokens(1e6), r.tokens(1e6))
+		case 3:
+			_, err = i.Place(c, r.arrival())
+		case 4:
+			_, err = i.Refine(c, r.border())
+		case 5:
+			_, err = i.Partition(c, policytest.Random(r.Rand))
+		case 6:
+			_, _, err = i.Guard(c, abi.Change{Now: r.plan(), Next: r.plan()})
+		}
+		if CauseOf(err) != 0 {
+			t.Fatalf("call %d: %v", n, err)
+		}
+	}
+	return records, i.Hash()
+}
+
+// digest is all that is to be equal in two runs.
+func digest(records []Record, memory [sha256.Size]byte) string {
+	h := sha256.New()
+	for _, r := range records {
+		h.Write(r.Frame)
+		h.Write(r.Output)
+		binary.Write(h, binary.LittleEndian, []uint64{r.Result, uint64(r.Fuel), uint64(r.Cause)})
+	}
+	h.Write(memory[:])
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// childRounds asks the test binary to be the second process.
+const childRounds = "CASCADE_HOST_REPLAY"
+
+// TestReplayIsTheSameInTwoProcesses: results, outputs, fuel, and the whole memory.
+func TestReplayIsTheSameInTwoProcesses(t *testing.T) {
+	const rounds = 2100
+	m := guest(t, Config{})
+	records, memory := play(t, m, rounds)
+	sum := digest(records, memory)
+	if os.Getenv(childRounds) != "" {
+		t.Log("digest " + sum)
+		return
+	}
+	// In another instance, from the frames alone.
+	i := instance(t, m)
+	var got Record
+	for n := range records {
+		if err := i.Replay(records[n].Frame, &got); err != nil || !got.Equal(&records[n]) {
+			t.Fatalf("call %d: %v\n%+v\n%+v", n, err, got, records[n])
+		}
+	}
+	if i.Hash() != memory {
+		t.Error("the memories differ")
+	}
+	cmd := exec.Command(os.Args[0], "-test.run", "^TestReplayIsTheSameInTwoProcesses$", "-test.v")
+	cmd.Env = append(os.Environ(), childRounds+"=1")
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "digest "+sum) {
+		t.Errorf("the other process: %v\n%s\nwant %s", err, out, sum)
+	}
+}
+
+// TestReplayChecksRules: a record does not make an answer good.
+func TestReplayChecksRules(t *testing.T) {
+	arena := make([]byte, 4096)
+	n, err := abi.PutSelect(arena, abi.Call{}, sixteen())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		result []byte
+		cause  Cause
+	}{
+		{hosttest.Result(0, 15), 0},
+		{hosttest.Result(0, 16), BadOutput},
+		{hosttest.Result(5, 0), Refused},
+		{hosttest.Unreachable, Trapped},
+	} {
+		i := hand(t, selects(c.result))
+		var r Record
+		if err := i.Replay(arena[:n], &r); CauseOf(err) != c.cause || r.Cause != c.cause || !bytes.Equal(r.Frame, arena[:n]) {
+			t.Errorf("%v, %v; want %v", err, r.Cause, c.cause)
+		}
+	}
+	i := hand(t, hosttest.LeastLoad())
+	for _, frame := range [][]byte{nil, make([]byte, 200), arena[:50]} {
+		var r Record
+		if err := i.Replay(frame, &r); err == nil || i.Dead() != nil {
+			t.Errorf("a frame of %d bytes: %v", len(frame), err)
+		}
+	}
+	quote, _ := abi.PutQuote(arena, abi.Call{}, abi.Ask{})
+	if err := i.Replay(arena[:quote], &Record{}); CauseOf(err) != Unknown {
+		t.Error(err)
+	}
+}
+
+// FuzzReplay feeds frames that nobody has encoded.
+func FuzzReplay(f *testing.F) {
+	arena := make([]byte, 4096)
+	n, _ := abi.PutSelect(arena, abi.Call{}, sixteen())
+	f.Add(bytes.Clone(arena[:n]))
+	n, _ = abi.PutQuote(arena, abi.Call{}, abi.Ask{})
+	f.Add(bytes.Clone(arena[:n]))
+	m := load(f, Config{}, hosttest.Policy(hosttest.LeastLoad()).Encode())
+	f.Fuzz(func(t *testing.T, frame []byte) {
+		i, err := m.Instantiate()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer i.Close()
+		var r Record
+		if err := i.Replay(frame, &r); err == nil && r.Fuel <= 0 {
+			t.Error("an answer for nothing")
+		}
+	})
+}
