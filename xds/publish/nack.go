@@ -1,6 +1,7 @@
 package publish
 
 import (
+	"regexp"
 	"strings"
 )
 
@@ -16,19 +17,35 @@ const (
 	maxQuoted = 100
 )
 
+// truncated is what Envoy puts where it cuts a text.
+const truncated = "...(truncated)"
+
+// field is one field of a quoted message, after withoutBraces.
+var field = regexp.MustCompile(`^\s*[a-z][a-z0-9_]*(?:: *(?:"[^"]*"|[^\s"]+)|\s*\{…\}?)`)
+
 // reason makes the text of a refusal fit to be logged, stored and shown: the
 // resources that it quotes are cut out, because they are long and may hold
 // secrets, and the rest is shortened.
 func reason(text string) string {
-	text = clip(text, maxRawText)
-	if before, _, found := strings.Cut(text, debugMark); found && strings.TrimSpace(before) != "" {
+	text = strings.ReplaceAll(clip(text, maxRawText), truncated, "")
+	before, after, quotes := strings.Cut(text, debugMark)
+	if quotes && strings.TrimSpace(before) != "" {
 		text = before // the message follows
 	}
 	text = withoutBraces(text)
-	text = withoutLongQuotes(text)
-	text = strings.Join(strings.Fields(text), " ")
+	if quotes && strings.TrimSpace(before) == "" {
+		// The message comes first, and the reason, if it was not cut, behind it.
+		_, text, _ = strings.Cut(withoutBraces(after), " ")
+		for at := field.FindStringIndex(text); at != nil; at = field.FindStringIndex(text) {
+			text = text[at[1]:]
+		}
+	}
+	text = strings.Join(strings.Fields(withoutLongQuotes(text)), " ")
 	text = strings.TrimRight(text, " :;,(")
-	if text == "" {
+	switch {
+	case text == "" && quotes:
+		return "the proxy quotes the resource and gives no reason; see its log"
+	case text == "":
 		return "no reason given"
 	}
 	return clip(text, maxErrorText)
