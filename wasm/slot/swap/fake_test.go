@@ -1,0 +1,158 @@
+package swap
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/slot"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// A policy of the tests answers a number with a number, and says who answered.
+type fakePolicy interface {
+	call(x uint64) (answer uint64, by slot.Generation)
+}
+
+// right is the answer that everybody has to give.
+func right(x uint64) uint64 { return x*x + 1 }
+
+type native struct{}
+
+func (native) call(x uint64) (uint64, slot.Generation) { return right(x), slot.Native }
+
+// fakeModule answers like native; every trap-th call it traps, and native answers
+// that one. It knows when it is called after it was closed.
+type fakeModule struct {
+	g      slot.Generation
+	trap   uint64 // 0 for never
+	calls  atomic.Uint64
+	fault  func()
+	state  atomic.Int32 // 1 once it is closed
+	misuse *atomic.Uint64
+	inside atomic.Int64
+}
+
+func (m *fakeModule) call(x uint64) (uint64, slot.Generation) {
+	m.inside.Add(1)
+	defer m.inside.Add(-1)
+	if m.state.Load() != 0 {
+		m.misuse.Add(1)
+	}
+	if n := m.calls.Add(1); m.trap > 0 && n%m.trap == 0 {
+		m.fault()
+		answer, _ := native{}.call(x)
+		return answer, m.g
+	}
+	answer := right(x)
+	if m.state.Load() != 0 {
+		m.misuse.Add(1)
+	}
+	return answer, m.g
+}
+
+func (m *fakeModule) close() error {
+	if m.state.Swap(1) != 0 || m.inside.Load() != 0 {
+		m.misuse.Add(1)
+	}
+	return nil
+}
+
+// loader makes fake modules as its functions say; those that are nil do well.
+type loader struct {
+	trap    func(slot.Generation) uint64
+	verify  func(context.Context, Candidate) error
+	compile func(context.Context, Candidate) error
+	warm    func(context.Context) error
+	replay  func(context.Context) (slot.Figures, error)
+
+	mu       sync.Mutex
+	made     []*fakeModule
+	building atomic.Int32
+	misuse   atomic.Uint64
+}
+
+func (l *loader) Verify(ctx context.Context, c Candidate) error {
+	if l.verify != nil {
+		return l.verify(ctx, c)
+	}
+	return nil
+}
+
+func (l *loader) Compile(ctx context.Context, c Candidate, fault func()) (Module[fakePolicy], error) {
+	if l.building.Add(1) != 1 {
+		l.misuse.Add(1)
+	}
+	defer l.building.Add(-1)
+	if l.compile != nil {
+		if err := l.compile(ctx, c); err != nil {
+			return Module[fakePolicy]{}, err
+		}
+	}
+	m := &fakeModule{g: c.Generation, fault: fault, misuse: &l.misuse}
+	if l.trap != nil {
+		m.trap = l.trap(c.Generation)
+	}
+	l.mu.Lock()
+	l.made = append(l.made, m)
+	l.mu.Unlock()
+	return Module[fakePolicy]{Policy: m, Warm: l.warm, Replay: l.replay, Close: m.close}, nil
+}
+
+// closed reports how many modules were made and how many of those are closed.
+func (l *loader) closed() (made, closed int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, m := range l.made {
+		closed += int(m.state.Load())
+	}
+	return len(l.made), closed
+}
+
+// newSlot returns a slot of fakes, and what stops it.
+func newSlot(t testing.TB, c slot.Config, l *loader) (*Slot[fakePolicy], func() error) {
+	if c.Kind == 0 {
+		c.Kind = abi.Select
+	}
+	s, err := New(Config[fakePolicy]{Machine: c, Native: native{}, Loader: l})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	return s, func() error {
+		cancel()
+		return <-done
+	}
+}
+
+func offer(g slot.Generation, goal slot.Goal) Candidate {
+	return Candidate{Offer: slot.Offer{Generation: g, Goal: goal, Permille: 500}, Module: []byte{byte(g)}}
+}
+
+func proven(g slot.Generation) Candidate {
+	c := offer(g, slot.ToActive)
+	c.Proven = true
+	return c
+}
+
+// state returns what became of a generation.
+func state(s *Slot[fakePolicy], g slot.Generation) slot.Life {
+	for _, l := range s.Status().Lives {
+		if l.Generation == g {
+			return l
+		}
+	}
+	return slot.Life{}
+}
+
+var errTest = errors.New("as the test wants it")
+
+const second = time.Second

@@ -1,0 +1,211 @@
+package swap
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/wasm/slot"
+)
+
+// Slot is a place where a policy decides. Its methods are safe for concurrent
+// use, before, during and after Run; without Run nothing is built.
+type Slot[P any] struct {
+	// Fixed after New.
+	config  Config[P]
+	start   time.Time
+	stripes int
+	jobs    chan slot.Action // for the builder; at most one is under way
+	wake    chan struct{}    // something is to be closed
+
+	route atomic.Pointer[route[P]]
+
+	mu       sync.Mutex
+	machine  *slot.Machine
+	actions  []slot.Action // of the step in progress; kept for its memory
+	stopped  bool
+	offers   map[slot.Generation]Candidate // nothing of them is built yet
+	modules  map[slot.Generation]*loaded[P]
+	cancel   context.CancelFunc // of what is being built
+	shadow   *loaded[P]
+	tried    slot.Figures // of shadow so far
+	before   uint64       // calls of the candidate when this step of its canary began
+	closing  []*loaded[P]
+	lastGone slot.Life
+}
+
+// New returns a slot that the native policy serves. The error names the bad
+// field.
+func New[P any](config Config[P]) (*Slot[P], error) {
+	config, err := config.complete()
+	if err != nil {
+		return nil, fmt.Errorf("swap: %w", err)
+	}
+	m, err := slot.New(config.Machine)
+	if err != nil {
+		return nil, err
+	}
+	s := &Slot[P]{config: config, start: config.Now(), stripes: runtime.GOMAXPROCS(0), machine: m,
+		jobs: make(chan slot.Action, 1), wake: make(chan struct{}, 1),
+		offers: map[slot.Generation]Candidate{}, modules: map[slot.Generation]*loaded[P]{}}
+	s.route.Store(&route[P]{})
+	return s, nil
+}
+
+// Offer lets a module try its way up to its goal, or changes the goal of one that
+// is on its way; see slot.Offer. The error says why it is refused.
+func (s *Slot[P]) Offer(c Candidate) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopped {
+		return errors.New("swap: the slot has stopped")
+	}
+	if _, ok := s.offers[c.Generation]; !ok {
+		s.offers[c.Generation] = c
+	}
+	err := s.step(slot.Event{Kind: slot.Offered, Offer: c.Offer})
+	s.forget()
+	return err
+}
+
+// Withdraw gives a candidate up that nobody wants any more.
+func (s *Slot[P]) Withdraw(g slot.Generation) {
+	s.event(slot.Event{Kind: slot.Withdrawn, Generation: g})
+}
+
+// RollBack takes a generation back, be it active or on its way. When it returns,
+// no Enter gives it.
+func (s *Slot[P]) RollBack(g slot.Generation, reason string) {
+	s.event(slot.Event{Kind: slot.RolledBack, Generation: g, Reason: reason})
+}
+
+// Fault reports one call that a generation's module did not answer: what modules
+// do by the function that Loader.Compile gives them.
+func (s *Slot[P]) Fault(g slot.Generation) {
+	s.event(slot.Event{Kind: slot.Faulted, Generation: g})
+}
+
+// Judge adds what callers found out about a generation's answers in canary:
+// how many differ from what the active one would have said, and how many are
+// worse. It takes no lock.
+func (s *Slot[P]) Judge(g slot.Generation, differ, worse uint64) {
+	r := s.route.Load()
+	if l := r.candidate; l != nil && l.generation == g {
+		l.differ.Add(differ)
+		l.worse.Add(worse)
+	}
+}
+
+// Status tells of the slot; times count from its beginning.
+func (s *Slot[P]) Status() slot.Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.machine.Status()
+}
+
+func (s *Slot[P]) event(ev slot.Event) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_ = s.step(ev) // only offers are refused
+	s.forget()
+}
+
+// forget drops the bytes of offers that have ended. The lock is held.
+func (s *Slot[P]) forget() {
+	if len(s.offers) == 0 {
+		return
+	}
+	wanted := map[slot.Generation]bool{}
+	for _, l := range s.machine.Status().Lives {
+		wanted[l.Generation] = wanted[l.Generation] || l.State <= slot.Verifying
+	}
+	for g := range s.offers {
+		if !wanted[g] {
+			delete(s.offers, g)
+		}
+	}
+}
+
+// step lets the machine decide, and does it. The lock is held.
+func (s *Slot[P]) step(ev slot.Event) error {
+	ev.Now = policies.Micros(s.config.Now().Sub(s.start) / time.Microsecond)
+	actions, err := s.machine.Step(ev, s.actions[:0])
+	s.actions = actions
+	for _, a := range actions {
+		s.do(a)
+	}
+	if len(actions) > 0 {
+		s.tell()
+	}
+	return err
+}
+
+// do begins an action.
+func (s *Slot[P]) do(a slot.Action) {
+	g := a.Generation
+	switch a.Kind {
+	case slot.Verify, slot.Compile, slot.Warm:
+		s.jobs <- a // the one before is done: there is room
+	case slot.Cancel:
+		if s.cancel != nil {
+			s.cancel()
+		}
+	case slot.Shadow:
+		s.shadow, s.tried = s.modules[g], slot.Figures{}
+	case slot.Switch:
+		old := s.route.Load()
+		r := &route[P]{a.Route, s.modules[a.Route.Active], s.modules[a.Route.Candidate]}
+		s.route.Store(r)
+		if c := r.candidate; c != nil && (old.candidate != c || old.Permille != r.Permille || old.Scope != r.Scope) {
+			s.before = c.calls()
+			c.differ.Store(0)
+			c.worse.Store(0)
+		}
+	case slot.Close:
+		if l := s.modules[g]; l != nil {
+			delete(s.modules, g)
+			s.closing = append(s.closing, l)
+			s.nudge()
+		}
+	}
+}
+
+// nudge wakes the closer.
+func (s *Slot[P]) nudge() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// tell logs what became of the last step. The lock is held; the logger's handler
+// should not be slow.
+func (s *Slot[P]) tell() {
+	for _, a := range s.actions {
+		if a.Kind == slot.Switch {
+			s.config.Logger.Info("policy switched", "kind", s.config.Machine.Kind.String(), "active", uint64(a.Route.Active),
+				"candidate", uint64(a.Route.Candidate), "permille", a.Route.Permille, "scope", a.Route.Scope)
+		}
+	}
+	for _, l := range s.machine.Status().Lives {
+		if l.State < slot.Rejected {
+			continue
+		}
+		if l.Generation != s.lastGone.Generation || l.State != s.lastGone.State || l.Since != s.lastGone.Since {
+			s.lastGone = l
+			level := slog.LevelInfo
+			if l.State == slot.Rejected {
+				level = slog.LevelWarn
+			}
+			s.config.Logger.Log(context.Background(), level, "policy ended", "kind", s.config.Machine.Kind.String(),
+				"generation", uint64(l.Generation), "state", l.State.String(), "reason", l.Reason)
+		}
+		return // the latest is first
+	}
+}

@@ -1,0 +1,418 @@
+package swap
+
+import (
+	"context"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/slot"
+)
+
+// TestUnderFire makes calls from all sides while modules come, trap and go: every
+// call is answered, rightly, and no module is called after it was closed.
+func TestUnderFire(t *testing.T) {
+	calls, swaps := uint64(1_000_000), 1000
+	if os.Getenv("CASCADE_TEST_ALL") != "" {
+		calls = 10_000_000
+	}
+	// Each candidate traps in 1 % of its calls; every fourth does so until the
+	// breaker opens, the others last until the next one comes.
+	l := &loader{trap: func(slot.Generation) uint64 { return 100 }}
+	s, stop := newSlot(t, slot.Config{Faults: 200, Ladder: []int{}, CanaryFaults: 1000}, l)
+	var made, wrong, lost, byModules atomic.Uint64
+	var group sync.WaitGroup
+	over := make(chan struct{})
+	for w := range 4 {
+		group.Go(func() {
+			for i := uint64(w); ; i += 4 {
+				select {
+				case <-over:
+					return
+				default:
+				}
+				lease := s.Enter(i)
+				answer, by := lease.Policy.call(i)
+				if by != lease.Generation {
+					lost.Add(1)
+				}
+				lease.Leave()
+				if answer != right(i) {
+					wrong.Add(1)
+				}
+				if by != slot.Native {
+					byModules.Add(1)
+				}
+				made.Add(1)
+				if i%64 == uint64(w) {
+					runtime.Gosched() // on few cores the others get their turn
+				}
+			}
+		})
+	}
+	g := slot.Generation(0)
+	for n := 0; n < swaps || made.Load() < calls; n++ {
+		g++
+		c := proven(g)
+		if n%3 == 0 {
+			c.Goal = slot.ToCanary // of half the requests, until the next one comes
+		}
+		if err := s.Offer(c); err != nil {
+			t.Fatal(err)
+		}
+		for state(s, g).State < slot.InCanary {
+			runtime.Gosched()
+		}
+		for until := made.Load() + calls/uint64(swaps); made.Load() < until; {
+			runtime.Gosched()
+		}
+		if n%4 == 3 {
+			for state(s, g).State == slot.IsActive {
+				runtime.Gosched() // the breaker will open
+			}
+		}
+	}
+	close(over)
+	group.Wait()
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+	modules, closed := l.closed()
+	if wrong.Load() > 0 || lost.Load() > 0 || l.misuse.Load() > 0 || closed != modules {
+		t.Errorf("%d wrong, %d lost, %d misused, %d of %d modules closed", wrong.Load(), lost.Load(), l.misuse.Load(), closed, modules)
+	}
+	if byModules.Load() < made.Load()/10 {
+		t.Errorf("only %d of %d calls were answered by modules", byModules.Load(), made.Load())
+	}
+	t.Logf("%d calls, %d of them by %d modules", made.Load(), byModules.Load(), modules)
+}
+
+// TestWayUp takes a module through shadow and canary in the gates' time.
+func TestWayUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := &loader{replay: func(context.Context) (slot.Figures, error) { return slot.Figures{Calls: 100, Differ: 3}, nil }}
+		s, stop := newSlot(t, slot.Config{Canary: slot.Gate{Calls: 10}}, l)
+		if err := s.Offer(offer(5, slot.ToActive)); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(5 * second)
+		if got := state(s, 5); got.State != slot.InShadow || got.Figures.Calls < 4000 || got.Figures.Differ == 0 {
+			t.Errorf("after 5 s: %+v", got)
+		}
+		for range 1000 {
+			lease := s.Enter(slot.Hash("r"))
+			if lease.Generation != slot.Native {
+				t.Fatal("what is in shadow answers")
+			}
+			lease.Leave()
+		}
+		time.Sleep(6 * second)
+		for _, permille := range []int{1, 10, 100} {
+			if got := state(s, 5); got.State != slot.InCanary || got.Permille != permille {
+				t.Errorf("%+v, want canary of %d ‰", got, permille)
+			}
+			by := 0
+			for i := range uint64(20_000) {
+				lease := s.Enter(i)
+				if _, g := lease.Policy.call(i); g == 5 {
+					by++
+				}
+				lease.Leave()
+			}
+			if by < 10*permille || by > 40*permille {
+				t.Errorf("%d of 20000 at %d ‰", by, permille)
+			}
+			time.Sleep(31 * second)
+		}
+		if r := s.Status().Route; r.Active != 5 || r.Candidate != slot.Native {
+			t.Errorf("%+v", r)
+		}
+		if err := stop(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestFaultIsSwiftlyGone: when the fault is reported, nobody gets the module.
+func TestFaultIsSwiftlyGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := &loader{}
+		s, stop := newSlot(t, slot.Config{Faults: 2}, l)
+		for _, g := range []slot.Generation{4, 5} {
+			if err := s.Offer(proven(g)); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+		}
+		held := s.Enter(1)
+		if held.Generation != 5 {
+			t.Fatalf("generation %d answers", held.Generation)
+		}
+		s.Fault(5)
+		if g := s.Enter(1); g.Generation != 5 {
+			t.Error("one fault is tolerated")
+		} else {
+			g.Leave()
+		}
+		s.Fault(5)
+		if g := s.Enter(1); g.Generation != 4 {
+			t.Errorf("after the breaker: %d", g.Generation)
+		} else {
+			g.Leave()
+		}
+		time.Sleep(second)
+		if _, closed := l.closed(); closed != 0 {
+			t.Error("a module was closed under a call")
+		}
+		held.Leave()
+		time.Sleep(second)
+		if _, closed := l.closed(); closed != 1 {
+			t.Error("the module was not closed after its last call")
+		}
+		s.RollBack(4, "by hand")
+		if g := s.Enter(1); g.Generation != slot.Native {
+			t.Errorf("after the roll-back: %d", g.Generation)
+		}
+		if err := s.Offer(proven(5)); err == nil || !strings.Contains(err.Error(), "faults within") {
+			t.Errorf("a rejected generation: %v", err)
+		}
+		if err := stop(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestBuildingFails(t *testing.T) {
+	fails := func(context.Context, Candidate) error { return errTest }
+	for want, l := range map[string]*loader{
+		"verify: as the test":  {verify: fails},
+		"compile: as the test": {compile: fails},
+		"warm: as the test":    {warm: func(context.Context) error { return errTest }},
+		"1 faults in shadow":   {replay: func(context.Context) (slot.Figures, error) { return slot.Figures{}, errTest }},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s, stop := newSlot(t, slot.Config{}, l)
+			if err := s.Offer(offer(5, slot.ToActive)); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(second)
+			if got := state(s, 5); got.State != slot.Rejected || !strings.HasPrefix(got.Reason, want) {
+				t.Errorf("%+v, want %q", got, want)
+			}
+			if made, closed := l.closed(); made != closed {
+				t.Errorf("%d of %d closed", closed, made)
+			}
+			if err := stop(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestBytesAreTheVerified offers other bytes of the same generation while it is
+// being built: those that were verified are compiled.
+func TestBytesAreTheVerified(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		go1 := make(chan struct{})
+		l := &loader{}
+		l.verify = func(context.Context, Candidate) error { <-go1; return nil }
+		compiled := byte(0)
+		l.compile = func(_ context.Context, c Candidate) error { compiled = c.Module[0]; return nil }
+		s, stop := newSlot(t, slot.Config{}, l)
+		c := proven(5)
+		if err := s.Offer(c); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		c.Module = []byte{66}
+		if err := s.Offer(c); err != nil {
+			t.Fatal(err)
+		}
+		close(go1)
+		synctest.Wait()
+		if compiled != 5 || s.Status().Route.Active != 5 {
+			t.Errorf("compiled %d", compiled)
+		}
+		if err := stop(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestNewerCancels: a newer offer ends the compilation of the older one.
+func TestNewerCancels(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := &loader{}
+		l.compile = func(ctx context.Context, c Candidate) error {
+			if c.Generation == 5 {
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			return nil
+		}
+		s, stop := newSlot(t, slot.Config{}, l)
+		if err := s.Offer(offer(5, slot.ToActive)); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if err := s.Offer(offer(6, slot.ToWarm)); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if state(s, 6).State != slot.IsWarm || state(s, 5).State != slot.Superseded {
+			t.Errorf("%+v", s.Status())
+		}
+		if err := stop(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestStopWithACallInside: Run does not free what is being called.
+func TestStopWithACallInside(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := &loader{}
+		s, stop := newSlot(t, slot.Config{}, l)
+		if err := s.Offer(proven(5)); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		lease := s.Enter(1)
+		if err := stop(); err == nil || !strings.Contains(err.Error(), "calls are still in 1 modules") {
+			t.Errorf("%v", err)
+		}
+		if _, closed := l.closed(); closed != 0 {
+			t.Error("closed under a call")
+		}
+		lease.Leave()
+		if g := s.Enter(1); g.Generation != slot.Native {
+			t.Error("a stopped slot still has a module")
+		}
+		s.Fault(5)
+		s.RollBack(5, "")
+		if s.Offer(proven(6)) == nil {
+			t.Error("a stopped slot takes offers")
+		}
+	})
+}
+
+// TestScopes: an optimiser's canary is a scope, and callers judge it.
+func TestScopes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := &loader{replay: func(context.Context) (slot.Figures, error) { return slot.Figures{Calls: 1}, nil }}
+		s, stop := newSlot(t, slot.Config{Kind: abi.Partition}, l)
+		c := offer(5, slot.ToActive)
+		c.Scope = "group-a"
+		if err := s.Offer(c); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(12 * second)
+		a, b := s.EnterScope("group-a"), s.EnterScope("group-b")
+		if a.Generation != 5 || b.Generation != slot.Native {
+			t.Errorf("generations %d and %d", a.Generation, b.Generation)
+		}
+		a.Leave()
+		b.Leave()
+		s.Judge(5, 1, 1)
+		time.Sleep(second)
+		if got := state(s, 5); got.State != slot.Rejected || !strings.Contains(got.Reason, "1 of 1 answers worse") {
+			t.Errorf("%+v", got)
+		}
+		if err := stop(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestEnterDoesNotAllocate(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector allocates")
+	}
+	l := &loader{}
+	s, stop := newSlot(t, slot.Config{}, l)
+	if err := s.Offer(proven(5)); err != nil {
+		t.Fatal(err)
+	}
+	for s.Status().Route.Active != 5 {
+		runtime.Gosched()
+	}
+	if n := testing.AllocsPerRun(1000, func() { s.Enter(7).Leave() }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestNewRefuses(t *testing.T) {
+	for _, c := range []Config[fakePolicy]{
+		{}, {Loader: &loader{}}, {Loader: &loader{}, Machine: slot.Config{Kind: abi.Select}, Tick: -1},
+	} {
+		if _, err := New(c); err == nil {
+			t.Errorf("%+v", c)
+		}
+	}
+}
+
+// BenchmarkEnter is what a slot adds to a call.
+func BenchmarkEnter(b *testing.B) {
+	l := &loader{}
+	s, stop := newSlot(b, slot.Config{}, l)
+	_ = s.Offer(proven(5))
+	for s.Status().Route.Active != 5 {
+		runtime.Gosched()
+	}
+	b.Run("one", func(b *testing.B) {
+		for b.Loop() {
+			s.Enter(7).Leave()
+		}
+	})
+	b.Run("all", func(b *testing.B) {
+		b.RunParallel(func(pb *testing.PB) {
+			for pb.Next() {
+				s.Enter(7).Leave()
+			}
+		})
+	})
+	if err := stop(); err != nil {
+		b.Error(err)
+	}
+}
+
+// BenchmarkRollback is from the fault that opens the breaker to the first call
+// that another generation answers.
+func BenchmarkRollback(b *testing.B) {
+	l := &loader{}
+	s, stop := newSlot(b, slot.Config{Faults: 1}, l)
+	g := slot.Generation(0)
+	var longest time.Duration
+	for b.Loop() {
+		b.StopTimer()
+		g++
+		if err := s.Offer(proven(g)); err != nil {
+			b.Fatal(err)
+		}
+		for s.Status().Route.Active != g {
+			runtime.Gosched()
+		}
+		b.StartTimer()
+		from := time.Now()
+		s.Fault(g)
+		lease := s.Enter(1)
+		longest = max(longest, time.Since(from))
+		if lease.Generation == g {
+			b.Fatal("still there")
+		}
+		lease.Leave()
+	}
+	b.ReportMetric(float64(longest.Nanoseconds()), "longest-ns")
+	if err := stop(); err != nil {
+		b.Error(err)
+	}
+}
