@@ -45,7 +45,7 @@ func (ns *nodes) enter(id string, now time.Time) (*node, error) {
 			ns.sweepLocked(now)
 		}
 		if len(ns.known) >= ns.limits.Nodes {
-			return nil, status.Errorf(codes.ResourceExhausted, "there are %d nodes already", ns.limits.Nodes)
+			return nil, status.Errorf(codes.ResourceExhausted, "there are %d nodes already, and %.40q is one more", ns.limits.Nodes, id)
 		}
 		n = &node{limits: ns.limits}
 		ns.known[id] = n
@@ -53,7 +53,7 @@ func (ns *nodes) enter(id string, now time.Time) (*node, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.streams >= ns.limits.Streams {
-		return nil, status.Errorf(codes.ResourceExhausted, "the node has %d streams already", ns.limits.Streams)
+		return nil, status.Errorf(codes.ResourceExhausted, "node %.40q has %d streams already", id, ns.limits.Streams)
 	}
 	n.streams++
 	return n, nil
