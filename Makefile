@@ -80,7 +80,8 @@ check: ## formatting, vet, staticcheck, tidy go.mod, generated code
 	$(GO) run $(STATICCHECK) ./...
 	$(GO) mod tidy -diff
 
-generate: ## regenerate the wire types from their .proto files
+generate: ## regenerate the wire types from their .proto files, and the C header of policies
+	$(GO) generate ./wasm/guest/c
 	python3 -m venv .cache/protoc
 	.cache/protoc/bin/pip install --quiet --disable-pip-version-check $(GRPCIO_TOOLS)
 	GOBIN=$(CURDIR)/.cache/protoc/bin $(GO) install $(PROTOC_GEN_GO)

@@ -19,7 +19,8 @@
 // The kinds are partition, refine, bidquote, bidselect, outlier, place, guard and
 // configure. Each is a package because a module decides the kinds whose functions
 // it exports, and it exports those of the packages that it imports. One value may
-// be registered with several.
+// be registered with several. They keep it in a variable, because a module's
+// functions have no receiver; natively nothing but Decide reads it.
 //
 // # What a policy may do
 //

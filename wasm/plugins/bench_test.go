@@ -17,34 +17,30 @@ func sixteen() []policies.Bid {
 	return bids
 }
 
-// TestBidsCostTheSame says that a bid's fuel is that of its frame, whatever came
-// before: nothing is left for a garbage collection, which would cost more than a
-// call may.
-func TestBidsCostTheSame(t *testing.T) {
+// costTheSame says that a bid's fuel is that of its frame, whatever came before:
+// nothing is left for a garbage collection, which would cost more than a call may.
+func costTheSame(t *testing.T, g *host.Instance) {
 	const calls = 20_000
 	ask := abi.Ask{Position: policies.Position{Capacity: 1e6, Held: 1000}, Handover: policies.Handover{Request: "front/1", Length: 77}}
-	for _, name := range []string{"bid-least-load", "bid-paper"} {
-		g := guesttest.Start(t, guesttest.Load(t, guesttest.Build(t, name), host.Config{}))
-		bids := sixteen()
-		var first [2]int64
-		for i := range calls {
-			if _, err := g.Select(abi.Call{}, bids); err != nil {
-				t.Fatal(err)
-			}
-			chosen := g.Fuel()
-			if _, _, err := g.Quote(abi.Call{}, ask); err != nil {
-				t.Fatal(err)
-			}
-			used := [2]int64{chosen, g.Fuel()}
-			if i == 0 {
-				first = used
-			}
-			if used != first {
-				t.Fatalf("%s: call %d takes %d ticks, the first took %d", name, i, used, first)
-			}
+	bids := sixteen()
+	var first [2]int64
+	for i := range calls {
+		if _, err := g.Select(abi.Call{}, bids); err != nil {
+			t.Fatal(err)
 		}
-		t.Logf("%s: %d ticks to select among 16, %d to quote", name, first[0], first[1])
+		chosen := g.Fuel()
+		if _, _, err := g.Quote(abi.Call{}, ask); err != nil {
+			t.Fatal(err)
+		}
+		used := [2]int64{chosen, g.Fuel()}
+		if i == 0 {
+			first = used
+		}
+		if used != first {
+			t.Fatalf("call %d takes %d ticks, the first took %d", i, used, first)
+		}
 	}
+	t.Logf("%d ticks to select among 16, %d to quote", first[0], first[1])
 }
 
 // BenchmarkBids is a decision end to end: encode, arm, call, check.

@@ -61,6 +61,9 @@ func TestPluginsDecideAsNative(t *testing.T) {
 				t.Fatalf("the module decides %v, want %v", kinds, p.kinds)
 			}
 			guesttest.Compare(t, guesttest.Start(t, m), p.plain)
+			if m.Decides(abi.Select) {
+				costTheSame(t, guesttest.Start(t, m))
+			}
 			if p.config == "" {
 				return
 			}

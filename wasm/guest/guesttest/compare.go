@@ -12,7 +12,7 @@ import (
 )
 
 // rounds is how many random words of each kind are compared.
-const rounds = 300
+const rounds = 200
 
 // Compare has an instance and a native policy decide the same random words, of
 // every kind whose interface of package policies the native one has, and fails the
