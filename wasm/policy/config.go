@@ -1,0 +1,162 @@
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/host"
+)
+
+// The limits that a Config has when it says nothing else.
+const (
+	DefaultFailures = 5
+	DefaultWindow   = time.Minute
+	DefaultKeep     = 64
+	mostInstances   = 1024
+	mostKeep        = 1 << 20
+)
+
+// Guard judges a plan that is to replace another.
+type Guard interface {
+	// Guard returns a denial, and whether there is one. It is pure.
+	Guard(abi.Change) (abi.Denial, bool)
+}
+
+// Native holds the policies that answer where the module does not. One is needed
+// for each kind that the module decides.
+type Native struct {
+	Partitioner policies.Partitioner
+	Refiner     policies.Refiner
+	Quoter      policies.Quoter
+	Selector    policies.Selector
+	Detector    policies.Detector
+	Placer      policies.Placer
+	Guard       Guard
+}
+
+// Config of a Policy.
+type Config struct {
+	// Module is the module to ask. It must outlive Run.
+	Module *host.Module
+	// Native answers where the module does not.
+	Native Native
+	// Configuration is given to each new instance.
+	Configuration []byte
+	// Instances is how many calls can be in progress at once. 0 means
+	// GOMAXPROCS, or 1 for a module that decides none of the kinds that come with
+	// every request.
+	Instances int
+	// Failures within Window open the breaker. 0 means 5 and a minute. Calls whose
+	// words are too large for a frame do not count.
+	Failures int
+	Window   time.Duration
+	// Every nth call of each instance is recorded, and all that fail. 0 means
+	// none but those.
+	Every int
+	// Keep is how many records an instance keeps. The memory they take is bounded
+	// by the kinds' frames. 0 means 64.
+	Keep int
+	// Now is the time that modules see in frames, in microseconds of a clock that
+	// does not go back. Nil means always 0.
+	Now func() policies.Micros
+	// Clock is the time that Window is measured by. Nil means time.Now.
+	Clock func() time.Time
+	// Logger gets one line for each fault until the breaker opens. Nil discards
+	// it.
+	Logger *slog.Logger
+}
+
+// filled returns the config with its defaults, or what is wrong with it.
+func (c Config) filled() (Config, error) {
+	if c.Module == nil {
+		return c, errors.New("policy: a Module is needed")
+	}
+	for k, has := range map[abi.Kind]bool{
+		abi.Partition: c.Native.Partitioner != nil, abi.Refine: c.Native.Refiner != nil, abi.Quote: c.Native.Quoter != nil,
+		abi.Select: c.Native.Selector != nil, abi.Outlier: c.Native.Detector != nil, abi.Place: c.Native.Placer != nil, abi.Guard: c.Native.Guard != nil,
+	} {
+		if c.Module.Decides(k) && !has {
+			return c, fmt.Errorf("policy: the module decides %s, for which there is no Native policy", k)
+		}
+	}
+	if c.Instances == 0 {
+		c.Instances = 1
+		for _, k := range [...]abi.Kind{abi.Quote, abi.Select, abi.Outlier, abi.Place} {
+			if c.Module.Decides(k) {
+				c.Instances = runtime.GOMAXPROCS(0)
+			}
+		}
+	}
+	if c.Failures == 0 {
+		c.Failures = DefaultFailures
+	}
+	if c.Window == 0 {
+		c.Window = DefaultWindow
+	}
+	if c.Keep == 0 {
+		c.Keep = DefaultKeep
+	}
+	switch {
+	case c.Instances < 0 || c.Instances > mostInstances:
+		return c, fmt.Errorf("policy: Instances must be from 1 to %d, or 0 for the default", mostInstances)
+	case c.Failures < 0 || c.Window < 0:
+		return c, errors.New("policy: Failures and Window must not be negative")
+	case c.Every < 0 || c.Keep < 0 || c.Keep > mostKeep:
+		return c, fmt.Errorf("policy: Every must not be negative, Keep at most %d", mostKeep)
+	}
+	if c.Clock == nil {
+		c.Clock = time.Now
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	c.Native = c.Native.filled()
+	return c, nil
+}
+
+// filled puts nobody where there is no policy.
+func (n Native) filled() Native {
+	if n.Partitioner == nil {
+		n.Partitioner = nobody{}
+	}
+	if n.Refiner == nil {
+		n.Refiner = nobody{}
+	}
+	if n.Quoter == nil {
+		n.Quoter = nobody{}
+	}
+	if n.Selector == nil {
+		n.Selector = nobody{}
+	}
+	if n.Detector == nil {
+		n.Detector = nobody{}
+	}
+	if n.Placer == nil {
+		n.Placer = nobody{}
+	}
+	if n.Guard == nil {
+		n.Guard = nobody{}
+	}
+	return n
+}
+
+// nobody decides for nothing, for kinds that neither the module nor the
+// configuration decides.
+type nobody struct{}
+
+func (nobody) Partition(policies.Workload) (policies.Partition, error) {
+	return policies.Partition{}, policies.ErrInfeasible
+}
+func (nobody) Refine(b policies.Border) policies.Tokens { return b.Boundary }
+func (nobody) Quote(policies.Position, policies.Handover) (policies.Bid, bool) {
+	return policies.Bid{}, false
+}
+func (nobody) Select([]policies.Bid) int                    { return -1 }
+func (nobody) Excess(_, _ policies.Tokens) policies.Tokens  { return 0 }
+func (nobody) Place(policies.Arrival) policies.ReplicaID    { return "" }
+func (nobody) Guard(abi.Change) (denial abi.Denial, _ bool) { return denial, false }

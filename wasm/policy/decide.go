@@ -1,0 +1,133 @@
+package policy
+
+import (
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+)
+
+var (
+	_ policies.Partitioner = (*Policy)(nil)
+	_ policies.Refiner     = (*Policy)(nil)
+	_ policies.Quoter      = (*Policy)(nil)
+	_ policies.Selector    = (*Policy)(nil)
+	_ policies.Detector    = (*Policy)(nil)
+	_ policies.Placer      = (*Policy)(nil)
+	_ Guard                = (*Policy)(nil)
+)
+
+// frame encodes a call that failed once more, for its record: what the guest
+// left of the first is nobody's word.
+func frame[W any](put func([]byte, abi.Call, W) (int, error), c abi.Call, words W) []byte {
+	n, err := put(nil, c, words)
+	if err != abi.ErrShort {
+		return nil
+	}
+	b := make([]byte, n)
+	put(b, c, words)
+	return b
+}
+
+// Select implements policies.Selector.
+func (p *Policy) Select(bids []policies.Bid) int {
+	if s := p.acquire(abi.Select); s != nil {
+		c := s.call(p)
+		winner, err := s.instance.Select(c, bids)
+		if err == nil {
+			p.done(s)
+			return winner
+		}
+		p.failed(s, abi.Select, err, frame(abi.PutSelect, c, bids))
+	}
+	return p.config.Native.Selector.Select(bids)
+}
+
+// Quote implements policies.Quoter.
+func (p *Policy) Quote(pos policies.Position, h policies.Handover) (policies.Bid, bool) {
+	if s := p.acquire(abi.Quote); s != nil {
+		c, ask := s.call(p), abi.Ask{Position: pos, Handover: h}
+		bid, ok, err := s.instance.Quote(c, ask)
+		if err == nil {
+			p.done(s)
+			return bid, ok
+		}
+		p.failed(s, abi.Quote, err, frame(abi.PutQuote, c, ask))
+	}
+	return p.config.Native.Quoter.Quote(pos, h)
+}
+
+// Excess implements policies.Detector.
+func (p *Policy) Excess(own, mean policies.Tokens) policies.Tokens {
+	if s := p.acquire(abi.Outlier); s != nil {
+		c := s.call(p)
+		excess, err := s.instance.Excess(c, own, mean)
+		if err == nil {
+			p.done(s)
+			return excess
+		}
+		put := func(b []byte, c abi.Call, loads [2]policies.Tokens) (int, error) {
+			return abi.PutOutlier(b, c, loads[0], loads[1])
+		}
+		p.failed(s, abi.Outlier, err, frame(put, c, [2]policies.Tokens{own, mean}))
+	}
+	return p.config.Native.Detector.Excess(own, mean)
+}
+
+// Place implements policies.Placer.
+func (p *Policy) Place(a policies.Arrival) policies.ReplicaID {
+	if s := p.acquire(abi.Place); s != nil {
+		c := s.call(p)
+		peer, err := s.instance.Place(c, a)
+		if err == nil {
+			p.done(s)
+			return peer
+		}
+		p.failed(s, abi.Place, err, frame(abi.PutPlace, c, a))
+	}
+	return p.config.Native.Placer.Place(a)
+}
+
+// Refine implements policies.Refiner.
+func (p *Policy) Refine(b policies.Border) policies.Tokens {
+	if s := p.acquire(abi.Refine); s != nil {
+		c := s.call(p)
+		at, err := s.instance.Refine(c, b)
+		if err == nil {
+			p.done(s)
+			return at
+		}
+		p.failed(s, abi.Refine, err, frame(abi.PutRefine, c, b))
+	}
+	return p.config.Native.Refiner.Refine(b)
+}
+
+// Partition implements policies.Partitioner.
+func (p *Policy) Partition(w policies.Workload) (policies.Partition, error) {
+	// A module cannot say what is wrong with a workload.
+	if err := w.Validate(); err != nil {
+		return policies.Partition{}, err
+	}
+	if s := p.acquire(abi.Partition); s != nil {
+		c := s.call(p)
+		part, err := s.instance.Partition(c, w)
+		if err == nil || err == policies.ErrInfeasible {
+			p.done(s)
+			return part, err
+		}
+		p.failed(s, abi.Partition, err, frame(abi.PutPartition, c, w))
+	}
+	return p.config.Native.Partitioner.Partition(w)
+}
+
+// Guard implements Guard.
+func (p *Policy) Guard(ch abi.Change) (abi.Denial, bool) {
+	if s := p.acquire(abi.Guard); s != nil {
+		c := s.call(p)
+		d, denied, err := s.instance.Guard(c, ch)
+		if err == nil {
+			p.done(s)
+			return d, denied
+		}
+		p.failed(s, abi.Guard, err, frame(abi.PutGuard, c, ch))
+	}
+	return p.config.Native.Guard.Guard(ch)
+}

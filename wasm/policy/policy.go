@@ -1,0 +1,249 @@
+package policy
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/host"
+)
+
+const (
+	// retry is how long after an instance could not be made the next attempt is.
+	retry = time.Second
+	// patience is between two looks at a slot that is in use, for those who wait
+	// for a certain one.
+	patience = 50 * time.Microsecond
+)
+
+// Policy is a module and the native policies beside it.
+type Policy struct {
+	config Config
+	pages  uint32
+	slots  []slot
+
+	shut    atomic.Bool // the breaker is open, or Run has ended
+	waiting atomic.Int32
+	wake    chan struct{}
+	refill  chan struct{}
+	opened  chan struct{}
+
+	faults   [host.Causes]atomic.Uint64
+	replaced atomic.Uint64
+
+	mu       sync.Mutex
+	failures []time.Time // guarded by mu: the last ones, at most Config.Failures
+	open     bool        // guarded by mu
+}
+
+// New makes the instances; it starts nothing. The error is a *host.Fault, wrapped,
+// when the module is to blame. The instances are freed by Run.
+func New(config Config) (*Policy, error) {
+	config, err := config.filled()
+	if err != nil {
+		return nil, err
+	}
+	p := &Policy{
+		config: config, pages: config.Module.Report().MaxPages, slots: make([]slot, config.Instances),
+		wake: make(chan struct{}, 1), refill: make(chan struct{}, 1), opened: make(chan struct{}),
+	}
+	for n := range p.slots {
+		s := &p.slots[n]
+		s.number, s.ring = uint64(n), make([]host.Record, 0, config.Keep)
+		if s.instance, err = p.instance(); err != nil {
+			p.free()
+			return nil, fmt.Errorf("policy: %w", err)
+		}
+	}
+	return p, nil
+}
+
+// instance makes a configured instance.
+func (p *Policy) instance() (*host.Instance, error) {
+	i, err := p.config.Module.Instantiate()
+	if err != nil {
+		return nil, err
+	}
+	if err := i.Configure(abi.Call{}, p.config.Configuration); err != nil {
+		i.Close()
+		return nil, err
+	}
+	return i, nil
+}
+
+// Run replaces instances that died, until the context is done. Then the native
+// policies answer everything; Run waits for calls in progress, frees the
+// instances and returns nil. It may be called once.
+func (p *Policy) Run(ctx context.Context) error {
+	timer := time.NewTimer(retry)
+	timer.Stop()
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			p.shut.Store(true)
+			p.free()
+			return nil
+		case <-p.refill:
+		case <-timer.C:
+		}
+		if !p.replace() {
+			timer.Reset(retry)
+		}
+	}
+}
+
+// replace makes a new instance for every slot that needs one, and reports
+// whether it could. A worn one goes on answering meanwhile.
+func (p *Policy) replace() bool {
+	for n := range p.slots {
+		s := &p.slots[n]
+		if !s.worn.Load() { // not by its state: somebody may have taken it for a moment
+			continue
+		}
+		i, err := p.instance()
+		if err != nil {
+			p.config.Logger.Warn("no new instance of a policy's module", "error", err)
+			p.count(err)
+			return false
+		}
+		p.take(s)
+		s.instance.Close()
+		s.instance, s.served = i, 0
+		s.worn.Store(false)
+		p.replaced.Add(1)
+		p.release(s, free)
+	}
+	return true
+}
+
+// free closes all instances.
+func (p *Policy) free() {
+	for n := range p.slots {
+		s := &p.slots[n]
+		p.take(s)
+		if s.instance != nil {
+			s.instance.Close()
+		}
+		p.release(s, empty)
+	}
+}
+
+func (p *Policy) refillSoon() {
+	select {
+	case p.refill <- struct{}{}:
+	default:
+	}
+}
+
+// failed ends a call that the native policy will answer: it is counted and
+// recorded, and the instance goes if it is dead.
+func (p *Policy) failed(s *slot, k abi.Kind, err error, frame []byte) {
+	cause := host.CauseOf(err)
+	r := s.sampled
+	if r == nil || len(r.Frame) == 0 {
+		if r == nil {
+			r = s.record()
+		}
+		*r = host.Record{Module: p.config.Module.SHA256(), Kind: k, Frame: frame}
+		if cause != host.TooLarge {
+			r.Fuel = s.instance.Fuel()
+		}
+	}
+	r.Cause = cause
+	p.count(err)
+	if s.instance.Dead() == nil {
+		p.release(s, free)
+		return
+	}
+	s.worn.Store(true)
+	p.release(s, empty)
+	p.refillSoon()
+}
+
+// count counts a fault, and opens the breaker when there are too many.
+func (p *Policy) count(err error) {
+	cause := host.CauseOf(err)
+	p.faults[cause].Add(1)
+	if cause == host.TooLarge {
+		return
+	}
+	sum := p.config.Module.SHA256()
+	log := p.config.Logger.With("module", fmt.Sprintf("%x", sum[:6]))
+	log.Warn("a policy's module failed; the native policy answers", "error", err)
+	now := p.config.Clock()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.open {
+		return
+	}
+	if len(p.failures) == p.config.Failures {
+		p.failures = slices.Delete(p.failures, 0, 1)
+	}
+	p.failures = append(p.failures, now)
+	if len(p.failures) == p.config.Failures && now.Sub(p.failures[0]) <= p.config.Window {
+		p.open = true
+		p.shut.Store(true)
+		p.pass()
+		close(p.opened)
+		log.Error("the breaker is open: the native policy answers from now on", "failures", p.config.Failures, "window", p.config.Window)
+	}
+}
+
+// Opened is closed when the breaker opens.
+func (p *Policy) Opened() <-chan struct{} { return p.opened }
+
+// Stats is what a Policy counts since New.
+type Stats struct {
+	Calls    uint64              // made to the module
+	Faults   [host.Causes]uint64 // of them, answered by the native policy, by host.Cause; and of new instances
+	Replaced uint64              // instances
+	Alive    int                 // instances that answer, now
+	Open     bool                // the breaker is open
+}
+
+// Stats returns the counts. They are not of one instant.
+func (p *Policy) Stats() Stats {
+	st := Stats{Replaced: p.replaced.Load()}
+	for n := range p.slots {
+		state := p.slots[n].state.Load()
+		st.Calls += state >> 2
+		if state&what != empty {
+			st.Alive++
+		}
+	}
+	for c := range st.Faults {
+		st.Faults[c] = p.faults[c].Load()
+	}
+	select {
+	case <-p.opened:
+		st.Open = true
+	default:
+	}
+	return st
+}
+
+// Records returns what was recorded and not yet overwritten, oldest first for
+// each instance. It waits for calls in progress; the caller may keep all of it.
+func (p *Policy) Records() []host.Record {
+	var all []host.Record
+	for n := range p.slots {
+		s := &p.slots[n]
+		p.take(s)
+		for i := range s.ring {
+			r := s.ring[(s.next+i)%len(s.ring)]
+			r.Frame, r.Output = slices.Clone(r.Frame), slices.Clone(r.Output)
+			all = append(all, r)
+		}
+		as := uint64(free)
+		if s.instance.Dead() != nil {
+			as = empty
+		}
+		p.release(s, as)
+	}
+	return all
+}

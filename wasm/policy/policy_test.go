@@ -1,0 +1,329 @@
+package policy
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/bidask"
+	"github.com/cascadeinfer/cascade/policies/outlier"
+	"github.com/cascadeinfer/cascade/policies/partition"
+	"github.com/cascadeinfer/cascade/policies/place"
+	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/refine"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/host"
+	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// natives are what the Go guest is made of.
+var natives = Native{
+	Partitioner: partition.Exact{}, Refiner: refine.Weighted{}, Quoter: bidask.Backlog{}, Selector: bidask.LeastLoad{},
+	Detector: outlier.Detector{}, Placer: place.Policy{}, Guard: open{},
+}
+
+type open struct{}
+
+func (open) Guard(abi.Change) (abi.Denial, bool) { return abi.Denial{}, false }
+
+// running makes a policy and runs it until the test ends, when no instance may
+// be left.
+func running(t testing.TB, c Config, hc host.Config, code []byte) *Policy {
+	t.Helper()
+	m, err := host.Load(context.Background(), hc, code)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Module = m
+	if c.Native == (Native{}) {
+		c.Native = natives
+	}
+	p, err := New(c)
+	if err != nil {
+		m.Close()
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- p.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		if n := m.Live(); n != 0 {
+			t.Errorf("%d instances are left", n)
+		}
+		// Calls after the end are answered, too.
+		if p.config.Native.Selector == (bidask.LeastLoad{}) && p.Select(bids(3)) != (bidask.LeastLoad{}).Select(bids(3)) {
+			t.Error("a call after Run is not answered")
+		}
+		m.Close()
+	})
+	return p
+}
+
+func leastLoad(before ...[]byte) []byte {
+	return hosttest.Policy(hosttest.LeastLoad(before...)).Encode()
+}
+
+func bids(n int) []policies.Bid {
+	list := make([]policies.Bid, n)
+	for i := range list {
+		list[i] = policies.Bid{From: policies.ReplicaID("replica-" + string(rune('a'+i%26))), Load: policies.Tokens((i*7919 + 13) % 1000), Start: policies.Micros(i)}
+	}
+	return list
+}
+
+// TestModuleAnswersAsNative asks a module in Go for every kind. That it is the
+// module which answers, Stats say.
+func TestModuleAnswersAsNative(t *testing.T) {
+	p := running(t, Config{Every: 1}, host.Config{}, hosttest.Guest(t))
+	r := rand.New(rand.NewPCG(5, 6))
+	tokens := func(n int) policies.Tokens { return policies.Tokens(r.IntN(n)) }
+	const rounds = 50
+	for range rounds {
+		b := bids(r.IntN(30))
+		if got := p.Select(b); got != natives.Selector.Select(b) {
+			t.Fatalf("select: %d", got)
+		}
+		pos := policies.Position{Capacity: 1e6, Held: tokens(1e5), Incoming: tokens(1e6), Throughput: tokens(1e5)}
+		got, ok := p.Quote(pos, policies.Handover{Request: "r", Length: 100, Cause: policies.Spill})
+		if want, bids := natives.Quoter.Quote(pos, policies.Handover{}); got != want || ok != bids {
+			t.Fatalf("quote: %+v, %v", got, ok)
+		}
+		own, mean := tokens(1e6), tokens(1e6)
+		if got := p.Excess(own, mean); got != natives.Detector.Excess(own, mean) {
+			t.Fatalf("excess: %d", got)
+		}
+		a := policies.Arrival{Request: policies.Request{Input: 900}, Own: policies.Site{ID: "own", High: 2000, Waiting: tokens(30_000)},
+			Peers: []policies.Site{{ID: "a", High: 2000, Waiting: tokens(30_000)}, {ID: "b", High: 2000, Waiting: tokens(30_000)}}}
+		if got := p.Place(a); got != natives.Placer.Place(a) {
+			t.Fatalf("place: %s", got)
+		}
+		border := policies.Border{Boundary: 5000, High: policies.Unbounded, Peers: 2, Successors: 2, Cost: policytest.H20(),
+			Local: []policies.Sequence{{Input: tokens(4000), Length: 4500}}, Next: []policies.Sequence{{Input: 100, Length: 5000 + tokens(9000)}}}
+		if got := p.Refine(border); got != natives.Refiner.Refine(border) {
+			t.Fatalf("refine: %d", got)
+		}
+		if _, denied := p.Guard(abi.Change{Next: policies.OneStage("m", []policies.ReplicaID{"a", "b", "c", "d"})}); !denied {
+			t.Fatal("the guard of the module did not answer")
+		}
+		w := policytest.Random(r)
+		got2, err := p.Partition(w)
+		want, none := natives.Partitioner.Partition(w)
+		if fmt.Sprint(got2) != fmt.Sprint(want) || err != none {
+			t.Fatalf("partition: %+v, %v; want %+v, %v", got2, err, want, none)
+		}
+	}
+	if _, err := p.Partition(policies.Workload{}); !errors.As(err, new(*policies.Violation)) {
+		t.Errorf("an invalid workload: %v", err)
+	}
+	if st := p.Stats(); st.Calls != 7*rounds || st.Faults != [host.Causes]uint64{} || st.Open {
+		t.Errorf("%+v", st)
+	}
+}
+
+// TestPartitionerKeepsItsContract runs the contract of the interface on the
+// module.
+func TestPartitionerKeepsItsContract(t *testing.T) {
+	policytest.TestPartitioner(t, running(t, Config{}, host.Config{Kinds: []abi.Kind{abi.Partition}}, hosttest.Guest(t)))
+}
+
+// TestEveryCallIsAnswered has many goroutines ask few instances of a module that
+// traps in one of a hundred calls and lies in another, while they are replaced.
+func TestEveryCallIsAnswered(t *testing.T) {
+	code := leastLoad(
+		hosttest.OneIn(100, hosttest.Unreachable),
+		hosttest.OneIn(101, hosttest.Result(0, 1<<20), hosttest.Return),
+		hosttest.OneIn(103, hosttest.Result(5, 0), hosttest.Return),
+		hosttest.OneIn(1009, hosttest.Forever))
+	const workers = 8
+	for _, instances := range []int{1, 3} {
+		p := running(t, Config{Instances: instances, Failures: 1 << 20, Every: 7}, host.Config{}, code)
+		var wg sync.WaitGroup
+		var wrong atomic.Int64
+		var enough atomic.Bool
+		for range workers {
+			wg.Go(func() {
+				for n := 0; !enough.Load(); n++ {
+					b := bids(1 + n%16)
+					if p.Select(b) != (bidask.LeastLoad{}).Select(b) {
+						wrong.Add(1)
+					}
+				}
+			})
+		}
+		for !enough.Load() {
+			p.Records()
+			st := p.Stats()
+			enough.Store(st.Faults[host.Trapped] > 10 && st.Faults[host.BadOutput] > 10 && st.Faults[host.Refused] > 10 && st.Faults[host.OutOfFuel] > 0 && st.Replaced > 20)
+		}
+		wg.Wait()
+		if t.Logf("%d instances: %+v", instances, p.Stats()); wrong.Load() > 0 {
+			t.Errorf("%d wrong answers", wrong.Load())
+		}
+	}
+}
+
+// TestBreakerOpens after so many faults within the window, and not before.
+func TestBreakerOpens(t *testing.T) {
+	var log bytes.Buffer
+	now := time.Unix(0, 0)
+	// Every call fails, and leaves the instance alive: the calls are counted
+	// exactly.
+	p := running(t, Config{Instances: 1, Failures: 3, Window: time.Minute, Clock: func() time.Time { return now },
+		Logger: slog.New(slog.NewTextHandler(&log, nil))}, host.Config{}, leastLoad(hosttest.Result(5, 0), hosttest.Return))
+	for range 10 { // too slow for it
+		if got := p.Select(bids(5)); got != (bidask.LeastLoad{}).Select(bids(5)) {
+			t.Fatalf("answered %d", got)
+		}
+		now = now.Add(31 * time.Second)
+	}
+	if st := p.Stats(); st.Open || st.Faults[host.Refused] != 10 {
+		t.Fatalf("%+v", st)
+	}
+	for range 10 {
+		p.Select(bids(5))
+	}
+	st := p.Stats()
+	if !st.Open || st.Faults[host.Refused] != 12 || st.Calls != 12 {
+		t.Errorf("%+v", st)
+	}
+	select {
+	case <-p.Opened():
+	default:
+		t.Error("Opened is not closed")
+	}
+	if n := strings.Count(log.String(), "the breaker is open"); n != 1 {
+		t.Errorf("it opened %d times:\n%s", n, &log)
+	}
+}
+
+// TestWordsTooLarge: what fits no frame is the native policy's, without harm.
+func TestWordsTooLarge(t *testing.T) {
+	p := running(t, Config{Instances: 1, Failures: 1, Every: 1}, host.Config{}, leastLoad())
+	for range 3 {
+		if b := bids(5000); p.Select(b) != (bidask.LeastLoad{}).Select(b) {
+			t.Error("wrong")
+		}
+		p.Select(bids(2))
+	}
+	if st := p.Stats(); st.Open || st.Alive != 1 || st.Faults[host.TooLarge] != 3 {
+		t.Errorf("%+v", st)
+	}
+}
+
+// TestUnknownKinds are answered by the native policy, or by nobody.
+func TestUnknownKinds(t *testing.T) {
+	p := running(t, Config{Native: Native{Selector: bidask.LeastLoad{}, Detector: outlier.Detector{}}}, host.Config{}, leastLoad())
+	if p.Excess(1000, 10) != (outlier.Detector{}).Excess(1000, 10) {
+		t.Error("not the native detector's")
+	}
+	if at := p.Refine(policies.Border{Boundary: 7}); at != 7 {
+		t.Error("a boundary moved", at)
+	}
+	if _, bid := p.Quote(policies.Position{}, policies.Handover{}); bid {
+		t.Error("a bid")
+	}
+	if p.Place(policies.Arrival{Peers: make([]policies.Site, 1)}) != "" {
+		t.Error("forwarded")
+	}
+	if _, err := p.Partition(policytest.Random(rand.New(rand.NewPCG(1, 1)))); err != policies.ErrInfeasible {
+		t.Error(err)
+	}
+	if _, denied := p.Guard(abi.Change{}); denied {
+		t.Error("denied")
+	}
+}
+
+func TestConfigIsChecked(t *testing.T) {
+	m, err := host.Load(context.Background(), host.Config{}, leastLoad())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	for want, c := range map[string]Config{
+		"Module":       {Native: natives},
+		"Native":       {Module: m},
+		"Instances":    {Module: m, Native: natives, Instances: -1},
+		"Window":       {Module: m, Native: natives, Window: -1},
+		"Every":        {Module: m, Native: natives, Every: -1},
+		"unknown kind": {Module: m, Native: natives, Configuration: []byte("it takes none")},
+	} {
+		if _, err := New(c); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+	if m.Live() != 0 {
+		t.Error("instances are left")
+	}
+}
+
+// TestFailuresAreRecorded: the frame as it was sent, though the guest wrote over
+// it.
+func TestFailuresAreRecorded(t *testing.T) {
+	p := running(t, Config{Instances: 1, Keep: 2}, host.Config{}, leastLoad(
+		hosttest.I32(hosttest.Arena), hosttest.I32(255), hosttest.I32(64), hosttest.Op(0xfc, 11, 0), hosttest.Unreachable))
+	p.Select(bids(4))
+	records := p.Records()
+	if len(records) != 1 || records[0].Cause != host.Trapped || records[0].Kind != abi.Select || records[0].Fuel != 1 || records[0].Module != p.config.Module.SHA256() {
+		t.Fatalf("%+v", records)
+	}
+	if got, s := abi.GetSelect(records[0].Frame, nil); s != abi.OK || len(got) != 4 || got[3] != bids(4)[3] {
+		t.Errorf("%v, %v", got, s)
+	}
+}
+
+func TestCallsDoNotAllocate(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector allocates")
+	}
+	p := running(t, Config{Every: 16}, host.Config{}, leastLoad())
+	b := bids(16)
+	for range 4096 { // so that the records have their memory
+		p.Select(b)
+	}
+	if n := testing.AllocsPerRun(1000, func() { p.Select(b) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+func BenchmarkSelect(b *testing.B) {
+	words := bids(16)
+	p := running(b, Config{Every: 1024}, host.Config{}, leastLoad())
+	b.Run("one", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			p.Select(words)
+		}
+	})
+	b.Run("parallel", func(b *testing.B) {
+		b.ReportAllocs()
+		b.RunParallel(func(pb *testing.PB) {
+			for pb.Next() {
+				p.Select(words)
+			}
+		})
+	})
+	g := running(b, Config{Every: 1024}, host.Config{}, hosttest.Guest(b))
+	b.Run("go", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			g.Select(words)
+		}
+	})
+}

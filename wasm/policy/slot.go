@@ -1,0 +1,171 @@
+package policy
+
+import (
+	"math/rand/v2"
+	"sync/atomic"
+	"time"
+
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/host"
+)
+
+// What a slot is: the two lowest bits of its state. The rest counts its calls.
+const (
+	free  = iota // its instance waits for a call
+	busy         // somebody owns it, and all its other fields
+	empty        // it has no instance that answers
+	what  = 3
+)
+
+// slot holds an instance. Its fields belong to whoever made it busy.
+type slot struct {
+	instance *host.Instance
+	number   uint64
+	calls    uint64 // as of the state
+	served   uint64 // by the present instance
+	sampled  *host.Record
+	ring     []host.Record
+	next     int
+	_        [64]byte
+	state    atomic.Uint64
+	worn     atomic.Bool  // the instance is dead, or old, and to be replaced
+	wanted   atomic.Int32 // how many take it: calls leave it to them
+	_        [40]byte
+}
+
+// When an instance is replaced though nothing is wrong with it: what a guest's
+// allocator leaks over a long time should not become a fault.
+const (
+	mostServed   = 10_000_000
+	lookEvery    = 4096
+	mostMemory16 = 15 // sixteenths of what the module may have
+)
+
+// acquire returns a slot to ask, nil when the native policy is to answer.
+func (p *Policy) acquire(k abi.Kind) *slot {
+	if !p.config.Module.Decides(k) || p.shut.Load() {
+		return nil
+	}
+	if s, alive := p.try(); s != nil || !alive {
+		return s
+	}
+	// All are busy. Who leaves wakes one, who wakes or gives up wakes the next:
+	// no wake-up is lost, though they may run together.
+	p.waiting.Add(1)
+	for {
+		s, alive := p.try()
+		if s != nil || !alive || p.shut.Load() {
+			p.waiting.Add(-1)
+			p.pass()
+			return s
+		}
+		<-p.wake
+	}
+}
+
+// try returns a free slot, now busy, and whether there is any that is not empty.
+func (p *Policy) try() (s *slot, alive bool) {
+	n := uint32(len(p.slots))
+	first := uint32(0)
+	if n > 1 {
+		first = rand.Uint32N(n)
+	}
+	for i := range n {
+		s := &p.slots[(first+i)%n]
+		switch state := s.state.Load(); state & what {
+		case free:
+			// Without this, those who take a certain slot could wait for ever while
+			// calls come in.
+			if s.wanted.Load() > 0 {
+				alive = true
+				continue
+			}
+			if s.state.CompareAndSwap(state, state|busy) {
+				s.calls = state >> 2
+				return s, true
+			}
+			alive = true
+		case busy:
+			alive = true
+		}
+	}
+	return nil, alive
+}
+
+// pass wakes one that waits, if any.
+func (p *Policy) pass() {
+	if p.waiting.Load() > 0 {
+		select {
+		case p.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// take waits until a slot is not busy, and makes it so. It is for those who have
+// time.
+func (p *Policy) take(s *slot) {
+	s.wanted.Add(1)
+	defer s.wanted.Add(-1)
+	for {
+		if state := s.state.Load(); state&what != busy && s.state.CompareAndSwap(state, state&^what|busy) {
+			s.calls = state >> 2
+			return
+		}
+		time.Sleep(patience)
+	}
+}
+
+// release gives a slot back, free or empty.
+func (p *Policy) release(s *slot, as uint64) {
+	s.state.Store(s.calls<<2 | as)
+	p.pass()
+}
+
+// call begins a call: its number, what comes with it, and whether it is
+// recorded.
+func (s *slot) call(p *Policy) abi.Call {
+	s.calls++
+	s.served++
+	c := abi.Call{ID: s.number<<48 | s.calls, Seed: mix(s.number<<48 | s.calls)}
+	if p.config.Now != nil {
+		c.Now = p.config.Now()
+	}
+	s.sampled = nil
+	if p.config.Every > 0 && s.calls%uint64(p.config.Every) == 0 {
+		s.sampled = s.record()
+		s.instance.Record(s.sampled)
+	}
+	return c
+}
+
+// record returns the oldest of the slot's records, to be written anew.
+func (s *slot) record() *host.Record {
+	if len(s.ring) < cap(s.ring) {
+		s.ring = append(s.ring, host.Record{})
+		return &s.ring[len(s.ring)-1]
+	}
+	r := &s.ring[s.next]
+	s.next = (s.next + 1) % len(s.ring)
+	return r
+}
+
+// done ends a call that was answered.
+func (p *Policy) done(s *slot) {
+	if s.served%lookEvery == 0 && !s.worn.Load() {
+		now, _ := s.instance.Memory()
+		if s.served >= mostServed || uint64(now)*16 > uint64(p.pages)<<16*mostMemory16 {
+			s.worn.Store(true)
+			p.refillSoon()
+		}
+	}
+	p.release(s, free)
+}
+
+// mix is splitmix64: the randomness that a call gets is its number's.
+func mix(x uint64) uint64 {
+	x += 0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
