@@ -906,7 +906,7 @@ func (l *life) live() {
 	}
 }
 
-var livesFlag = flag.Int("lives", 2000, "how many lives TestLives lives; 10,000 take half a minute")
+var livesFlag = flag.Int("lives", 1000, "how many lives TestLives lives; 10,000 take half a minute")
 
 // TestLives checks, over many seeds, that no node ever has a route whose
 // clusters or endpoints it lacks, that nothing refused is sent again, that plans

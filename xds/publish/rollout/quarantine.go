@@ -145,16 +145,15 @@ type holding struct {
 }
 
 // admit returns the set without what was refused: good versions stand in where
-// they can. The second result says that the set is not the one that was given,
-// and wants to be proven.
-func (q *quarantine) admit(s resources.Set, h holding) (resources.Set, bool, error) {
+// they can. lost tells the first of those that were replaced, and that the set
+// wants to be proven anew; "" when none was.
+func (q *quarantine) admit(s resources.Set, h holding) (admitted resources.Set, lost string, err error) {
 	if len(q.barred) == 0 && len(h.suspended) == 0 {
-		return s, false, nil
+		return s, "", nil
 	}
-	changed := false
 	for _, typ := range s.Types() {
 		all := s.All(typ)
-		differs, renamed := false, false
+		replaced := false
 		for i, r := range all {
 			k := keyOf(r)
 			why, bad := q.barred[k]
@@ -162,26 +161,28 @@ func (q *quarantine) admit(s resources.Set, h holding) (resources.Set, bool, err
 			case has(h.passed, r) && has(h.shown, r):
 			case !bad:
 			case !steers(r) && q.standIn(k, h.acked) != nil:
-				all[i], differs = q.standIn(k, h.acked), true
+				all[i], replaced = q.standIn(k, h.acked), true
+				if lost == "" {
+					lost = why.reason()
+				}
 			case !has(h.shown, r):
-				return resources.Set{}, false, fmt.Errorf("%s", why.reason())
+				return resources.Set{}, "", fmt.Errorf("%s", why.reason())
 			}
 			if r = all[i]; h.suspended[keyOf(r)] && !steers(r) {
 				if _, bad := q.barred[keyOf(r)]; !bad {
-					all[i], renamed = again(r), true
+					all[i], replaced = again(r), true
 				}
 			}
 		}
-		changed = changed || differs
-		if differs || renamed {
+		if replaced {
 			one, err := resources.NewSet(all...)
 			if err != nil {
-				return resources.Set{}, false, err
+				return resources.Set{}, "", err
 			}
 			s = s.With(one, typ)
 		}
 	}
-	return s, changed, nil
+	return s, lost, nil
 }
 
 // reason tells an operator what was refused by whom.

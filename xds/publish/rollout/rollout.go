@@ -149,7 +149,7 @@ func (r *Rollout) want(now time.Time, e Want) {
 			r.freshen(ed)
 		}
 	}
-	r.urgent = e.Urgent || r.good.table.stranded()
+	r.urgent = e.Urgent || r.good.table.stranded() || r.target != nil && r.target.table.stranded()
 	switch {
 	case r.target == nil:
 	case r.good.table.light(r.news):
@@ -506,25 +506,27 @@ func (r *Rollout) compose(l layers, g *group) (resources.Set, error) {
 	var h holding
 	if g != nil {
 		h.shown, h.suspended = g.set, g.suspended
-		if g.backing && g.m.phase != Idle {
+		if g.m.phase != Idle {
+			h.acked = resources.Set{}.With(g.acked, gates[Add]...)
+		}
+		if g.m.phase != Idle && g.backing {
 			// Who took it has routes that lead there until it has gone back.
 			h.passed = resources.Set{}.With(g.passed, gates[Add]...)
-			h.acked = resources.Set{}.With(g.acked, gates[Add]...)
 		}
 		if less, withheld := r.withhold(set, g.set); withheld {
 			return less, nil // it was proven with what it lacks now
 		}
 	}
-	admitted, changed, err := r.admit(set, h)
+	admitted, lost, err := r.admit(set, h)
 	if err != nil {
 		return resources.Set{}, err
 	}
 	if err := r.cfg.Prove(admitted); err != nil {
 		return resources.Set{}, err
 	}
-	if changed {
+	if lost != "" {
 		if err := r.cfg.Covers(admitted, l.routes.View); err != nil {
-			return resources.Set{}, fmt.Errorf("with good versions in place of refused ones: %w", err)
+			return resources.Set{}, fmt.Errorf("%s; no good version can stand in: %w", lost, err)
 		}
 	}
 	return admitted, nil
@@ -544,7 +546,9 @@ func (r *Rollout) advance(now time.Time, g *group) bool {
 			if g.at == r.target {
 				r.watch = now
 			}
-			r.note(Note{Text: "plan settled in group", Group: g.name, Epoch: g.m.next.Epoch()})
+			if g.at == r.target || g.backing {
+				r.note(Note{Text: "plan settled in group", Group: g.name, Epoch: g.m.next.Epoch()})
+			}
 		}
 		if err := r.show(now, g); err != nil {
 			r.unshown(now, g, err)

@@ -1,0 +1,268 @@
+package rollout
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// TestScenarios plays testdata/rollout.txt, and others: a fleet of three groups,
+// a, b and "rest", under tables that are written as "3 ab|c": plan 3, replicas a
+// and b in the first stage, c in the second; "3 ab|c b=sick" marks one. Events:
+//
+//	nodes a=1 rest=2   so many proxies are connected
+//	late a=x,y         these have not acknowledged what is waited for; "x@flip": of
+//	                   the routes alone
+//	want 3 ab|c        the table is wanted; "urgent 3 ab|c" without a watch
+//	nack x a r         node x of group a refuses what it is shown of these names
+//	bar r 3            another server's node refused the routes of plan 3
+//	bad a text         the judge says that group a got worse
+//	busy 3             so many requests run on removed endpoints; "busy ?": unknown
+//	wait 1.5s          time passes, and the rollout is woken when it wants to be
+func TestScenarios(t *testing.T) {
+	for _, name := range []string{"rollout.txt", "refused.txt", "retire.txt"} {
+		t.Run(name, func(t *testing.T) {
+			play(t, name, func() func(word, arg string) string { return newScenario(t, name).event })
+		})
+	}
+}
+
+// scenario is a rollout with the facts that the script has set.
+type scenario struct {
+	t     *testing.T
+	r     *Rollout
+	now   time.Time
+	wake  time.Time
+	nodes map[string]int
+	late  map[string][]string
+	bad   map[string]string
+	busy  int // -1: unknown
+	out   strings.Builder
+}
+
+func newScenario(t *testing.T, name string) *scenario {
+	cfg := Config{
+		Groups: []string{"a", "b", ""}, Watch: 2 * time.Second, Bound: 3 * time.Second, Poll: time.Second,
+		Build: words, Prove: func(resources.Set) error { return nil }, Covers: wordsCover,
+	}
+	if name == "retire.txt" {
+		cfg.RetireBound = 30 * time.Second
+	}
+	r, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &scenario{t: t, r: r, now: time.Unix(0, 0), nodes: map[string]int{}, late: map[string][]string{}, bad: map[string]string{}, busy: -1}
+}
+
+// words renders a view as text: the members of a stage with their health, and
+// the plan of the routes.
+func words(v resources.View) (resources.Set, error) {
+	health := make(map[policies.ReplicaID]string)
+	for _, e := range v.Endpoints {
+		health[e.ID] = map[resources.Health]string{resources.Unhealthy: "!", resources.Draining: "-"}[e.Health]
+	}
+	members := make(map[int]map[string]bool)
+	for _, p := range append(slices.Clone(v.Plans), v.Previous...) {
+		for k, st := range p.Stages {
+			if members[k] == nil {
+				members[k] = make(map[string]bool)
+			}
+			for _, id := range st.Replicas {
+				if h, ok := health[id]; ok {
+					members[k][string(id)+h] = true
+				}
+			}
+		}
+	}
+	for _, e := range v.Endpoints {
+		if e.Health == resources.Draining {
+			members[0][string(e.ID)+"-"] = true // in no plan any more
+		}
+	}
+	all := []*resources.Resource{word(resources.RouteType, "r", strconv.Itoa(int(v.Plans[0].Epoch)))}
+	for k, m := range members {
+		all = append(all, word(resources.EndpointType, fmt.Sprint("e", k), strings.Join(slices.Sorted(maps.Keys(m)), "")))
+	}
+	return resources.NewSet(all...)
+}
+
+func word(typ, name, body string) *resources.Resource {
+	return &resources.Resource{Type: typ, Name: name, Version: body, Body: []byte(body)}
+}
+
+func wordsCover(s resources.Set, v resources.View) error {
+	for k, st := range v.Plans[0].Stages {
+		for _, id := range st.Replicas {
+			if r := s.Get(resources.EndpointType, fmt.Sprint("e", k)); r == nil || !strings.Contains(string(r.Body), string(id)) {
+				return fmt.Errorf("stage %d lacks %s", k, id)
+			}
+		}
+	}
+	return nil
+}
+
+// table reads "3 ab|c b=sick".
+func (s *scenario) table(arg string) *Table {
+	f := strings.Fields(arg)
+	epoch, err := strconv.Atoi(f[0])
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	p := policies.Plan{Model: "m", Epoch: policies.Epoch(epoch)}
+	v := resources.View{Models: []resources.Model{{Name: "m"}}}
+	for k, stage := range strings.Split(f[1], "|") {
+		p.Stages = append(p.Stages, policies.Stage{})
+		for _, id := range stage {
+			p.Stages[k].Replicas = append(p.Stages[k].Replicas, policies.ReplicaID(id))
+			e := resources.Endpoint{ID: policies.ReplicaID(id), Model: "m", Address: fmt.Sprint("10.0.0.", int(id), ":1")}
+			if slices.Contains(f, string(id)+"=sick") {
+				e.Health = resources.Unhealthy
+			}
+			v.Endpoints = append(v.Endpoints, e)
+		}
+	}
+	v.Plans = []policies.Plan{p}
+	set, err := words(v)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return &Table{View: v, Set: set}
+}
+
+func groupNamed(word string) string { return strings.TrimPrefix(word, "rest") }
+
+func (s *scenario) event(word, arg string) string {
+	s.out.Reset()
+	pairs := func(set func(group, value string)) {
+		for _, f := range strings.Fields(arg) {
+			g, v, _ := strings.Cut(f, "=")
+			set(groupNamed(g), v)
+		}
+	}
+	switch word {
+	case "nodes":
+		pairs(func(g, v string) { s.nodes[g], _ = strconv.Atoi(v) })
+	case "late":
+		pairs(func(g, v string) { s.late[g] = strings.FieldsFunc(v, func(r rune) bool { return r == ',' }) })
+	case "bad":
+		g, why, _ := strings.Cut(arg, " ")
+		s.bad[groupNamed(g)] = why
+	case "busy":
+		if n, err := strconv.Atoi(arg); err == nil {
+			s.busy = n
+		} else {
+			s.busy = -1
+		}
+	case "want", "urgent":
+		s.step(Want{Table: s.table(arg), Urgent: word == "urgent"})
+	case "nack":
+		f := strings.Fields(arg)
+		e := Refuse{Node: f[0], Group: groupNamed(f[1]), Type: resources.EndpointType, Text: "no"}
+		for _, name := range f[2:] {
+			if name == "r" {
+				e.Type = resources.RouteType
+			}
+			if r := s.r.groups[e.Group].set.Get(e.Type, strings.TrimSuffix(name, "!")); r != nil {
+				e.Resources = append(e.Resources, Version{r.Name, r.Version})
+			}
+			if n, blamed := strings.CutSuffix(name, "!"); blamed {
+				e.Named = append(e.Named, n)
+			}
+		}
+		s.step(e)
+	case "bar":
+		name, version, _ := strings.Cut(arg, " ")
+		s.step(Bar{[]Refusal{{Type: resources.RouteType, Name: name, Version: version, Node: "elsewhere", Text: "no"}}})
+	case "wait":
+		d, err := time.ParseDuration(arg)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		for end := s.now.Add(d); s.now.Before(end); {
+			s.now = end
+			if s.wake.After(time.Time{}) && s.wake.Before(end) {
+				s.now = s.wake
+			}
+			s.see()
+		}
+	default:
+		s.t.Fatalf("unknown event %q", word)
+	}
+	s.see()
+	if s.out.Len() == 0 {
+		return "> nothing\n"
+	}
+	return s.out.String()
+}
+
+// see tells the rollout what the script says.
+func (s *scenario) see() {
+	facts := make(map[string]Fact)
+	for _, n := range s.r.Needs() {
+		f := Fact{Serial: n.Serial, Nodes: s.nodes[n.Group], Late: make(map[string]bool), Behind: make(map[string]bool), Requests: max(s.busy, 0), Known: s.busy >= 0}
+		for _, id := range s.late[n.Group] {
+			id, flip := strings.CutSuffix(id, "@flip")
+			f.Late[id], f.Behind[id] = len(n.Types) > 0 && (!flip || n.Types[0] == gates[Flip][0]), true
+		}
+		maps.DeleteFunc(f.Late, func(_ string, late bool) bool { return !late })
+		f.Witnesses = f.Nodes - len(f.Late)
+		if !n.Watched.IsZero() {
+			f.Bad = s.bad[n.Group]
+		}
+		facts[n.Group] = f
+	}
+	s.step(Seen{facts})
+}
+
+func (s *scenario) step(e Event) {
+	out := s.r.Step(s.now, e)
+	name := func(g string) string {
+		if g == "" {
+			return "rest"
+		}
+		return g
+	}
+	for _, n := range out.Notes {
+		fmt.Fprintf(&s.out, "> %s:", strings.TrimSuffix(s.now.UTC().Format("04:05.0"), ".0"))
+		if n.Epoch != 0 {
+			fmt.Fprintf(&s.out, " plan %d:", n.Epoch)
+		}
+		fmt.Fprintf(&s.out, " %s", n.Text)
+		if n.Group != "" || n.Text == "plan goes to group" || n.Text == "plan settled in group" {
+			fmt.Fprintf(&s.out, " %s", name(n.Group))
+		}
+		if n.Node != "" {
+			fmt.Fprintf(&s.out, ", node %s", n.Node)
+		}
+		if n.Why != "" {
+			fmt.Fprintf(&s.out, ": %s", n.Why)
+		}
+		s.out.WriteString("\n")
+	}
+	for _, sh := range out.Shows {
+		routes := "none"
+		if r := sh.Set.Get(resources.RouteType, "r"); r != nil {
+			routes = string(r.Body)
+		}
+		fmt.Fprintf(&s.out, ">   %-4s %s: routes %s", name(sh.Group), sh.Phase, routes)
+		for _, r := range sh.Set.All(resources.EndpointType) {
+			fmt.Fprintf(&s.out, ", %s %s%s", r.Name, r.Body, strings.TrimPrefix(r.Version, Plain(r.Version)))
+		}
+		s.out.WriteString("\n")
+	}
+	for _, f := range out.Refused {
+		fmt.Fprintf(&s.out, ">   tells others of %s %s\n", f.Name, f.Version)
+	}
+	s.wake = out.Wake
+	if out.Again {
+		s.see()
+	}
+}
