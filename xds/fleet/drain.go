@@ -157,12 +157,20 @@ func (s *State) remark(now time.Time) {
 	s.refuse(nil)
 }
 
-// marks lists the replicas that are to be stored as drained, sorted.
-func (s *State) marks() []policies.ReplicaID {
+// marks lists the replicas that are to be stored as drained, sorted. Only who
+// plans gives marks up: the others may have a configuration that is older.
+func (s *State) marks(now time.Time) []policies.ReplicaID {
 	var ids []policies.ReplicaID
 	for _, r := range s.replicas {
 		if r.asked {
 			ids = append(ids, r.ID)
+		}
+	}
+	if !s.plans(now) {
+		for _, id := range s.object.Drained {
+			if r := s.byID[id]; r == nil || r.gone {
+				ids = append(ids, id)
+			}
 		}
 	}
 	slices.Sort(ids)

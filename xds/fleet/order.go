@@ -102,6 +102,8 @@ func (s *State) permitsPlan(ev Event) error {
 		return fmt.Errorf("model %q, epoch %d: %w: there are %s", name, epoch, ErrNoPlan, s.formerList(name))
 	case back && sameCuts(p, m.plan):
 		return fmt.Errorf("model %q, epoch %d: %w", name, p.Epoch, ErrSame)
+	case back && !rollback.Keep && samePlan(s.revived(m, p), m.plan):
+		return fmt.Errorf("model %q, epoch %d: with the replicas that are ready, %w", name, p.Epoch, ErrSame)
 	}
 	return nil
 }

@@ -23,14 +23,15 @@ func pastOf(p policies.Plan) store.Past {
 // appendPast returns the former plans with one that is replaced by next behind
 // them, bounded. Only a plan that divided the lengths differently is another
 // one: repairs, and what changes nothing, would push out all others. Of plans
-// with the same cuts the last is kept.
+// with the same cuts the last is kept, and of one that somebody put back by
+// editing the store none that came after it: the oldest come first.
 func appendPast(past []store.Past, replaced policies.Plan, next []policies.Stage) []store.Past {
 	was := pastOf(replaced)
 	if len(replaced.Stages) == 0 || slices.Equal(was.Cuts, pastOf(policies.Plan{Stages: next}).Cuts) {
 		return past
 	}
 	past = slices.DeleteFunc(slices.Clone(past), func(p store.Past) bool {
-		return p.Model == was.Model && slices.Equal(p.Cuts, was.Cuts)
+		return p.Model == was.Model && (slices.Equal(p.Cuts, was.Cuts) || p.Epoch >= was.Epoch)
 	})
 	past = append(past, was)
 	n := 0

@@ -76,7 +76,7 @@ func (s *State) ordersOf() (changes []Change) {
 func (s *State) propose(now time.Time, changes []Change) *Proposal {
 	o := s.object
 	o.Epoch, o.Plans = s.epoch, nil
-	o.Drained, o.Pins, o.Holds, o.Refused = s.marks(), s.pins(), s.holds(), mergeRefused(s.object.Refused, s.refusals)
+	o.Drained, o.Pins, o.Holds, o.Refused = s.marks(now), s.pins(), s.holds(), mergeRefused(s.object.Refused, s.refusals)
 	if len(changes) > 0 {
 		o.Epoch++
 	}

@@ -1,0 +1,88 @@
+package fleet
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/store"
+)
+
+// twoStages is a plan of r0 and r1 below a cut, and of r2 and r3 above it.
+func twoStages(epoch policies.Epoch, cut policies.Tokens) policies.Plan {
+	return policies.Plan{Model: "m", Epoch: epoch, Stages: []policies.Stage{
+		{Low: 0, High: cut, Replicas: []policies.ReplicaID{"r0", "r1"}},
+		{Low: cut, High: policies.Unbounded, Replicas: []policies.ReplicaID{"r2", "r3"}},
+	}}
+}
+
+// begun is a control plane that finds an object and configured replicas.
+func begun(t *testing.T, rules Rules, o store.Object, ids ...string) *State {
+	t.Helper()
+	s, err := NewState(rules)
+	if err != nil {
+		t.Fatal(err)
+	}
+	settleState(s, start, Stored{o})
+	var list []policies.Replica
+	for _, id := range ids {
+		list = append(list, testReplica(id))
+	}
+	settleState(s, start, Replicas{list})
+	return s
+}
+
+// TestPlanOlderThanPast: a plan that somebody put back by editing the store is
+// older than the former ones, and what replaces it can be stored all the same.
+func TestPlanOlderThanPast(t *testing.T) {
+	o := store.Object{
+		Epoch: 9, Plans: []policies.Plan{twoStages(5, 16)},
+		Past: []store.Past{{Model: "m", Epoch: 4, Counts: []int{4}}, {Model: "m", Epoch: 8, Cuts: []policies.Tokens{32}, Counts: []int{2, 2}}},
+	}
+	if err := o.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	s := begun(t, testRules(PolicyDefault), o, sharedIDs...)
+	e := s.Step(start, Pin{Model: "m", Epoch: 4})
+	if e.Propose == nil {
+		t.Fatal("nothing is proposed")
+	}
+	if err := e.Propose.Object.Validate(); err != nil {
+		t.Errorf("the next plan cannot be stored: %v", err)
+	}
+}
+
+// TestFollowerKeepsDrains: an order that a follower stores leaves the drains of
+// replicas that only the others have been told of by their configuration.
+func TestFollowerKeepsDrains(t *testing.T) {
+	rules := testRules(PolicyDefault)
+	rules.Name, rules.Shared = "b", true
+	o := store.Object{
+		Epoch: 1, Plans: []policies.Plan{twoStages(1, 16)}, Drained: []policies.ReplicaID{"r3"},
+		Lease: store.Lease{Holder: "a", Expires: start.Add(time.Hour)},
+	}
+	s := begun(t, rules, o, "r0", "r1", "r2")
+	e := s.Step(start, Drain{"r0"})
+	if e.Propose == nil || !slices.Equal(e.Propose.Object.Drained, []policies.ReplicaID{"r0", "r3"}) {
+		t.Errorf("proposed: %+v", e.Propose)
+	}
+}
+
+// TestRollbackWithoutReplicas: an earlier plan that cannot be had with the
+// replicas that there are is refused, and not taken for granted.
+func TestRollbackWithoutReplicas(t *testing.T) {
+	o := store.Object{
+		Epoch: 9, Plans: []policies.Plan{policies.OneStage("m", []policies.ReplicaID{"r0"})},
+		Past: []store.Past{{Model: "m", Epoch: 4, Cuts: []policies.Tokens{16}, Counts: []int{2, 2}}},
+	}
+	o.Plans[0].Epoch = 9
+	s := begun(t, testRules(PolicyDefault), o, "r0")
+	if err := s.Permits(Rollback{Model: "m"}); !errors.Is(err, ErrSame) {
+		t.Errorf("rollback: %v", err)
+	}
+	if err := s.Permits(Rollback{Model: "m", Keep: true}); err != nil {
+		t.Errorf("rollback and pin: %v", err)
+	}
+}
