@@ -10,7 +10,6 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/config"
 	"github.com/cascadeinfer/cascade/cmd/wire"
-	"github.com/cascadeinfer/cascade/policies/identity"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
@@ -34,7 +33,8 @@ With "control.peers" set, several control planes share the state directory and s
 the same. One of them plans; another one does within 5 s when it dies, and proxies and
 migrators go on with those that are there. All have the same fleet file, whose
 control.listen and control.peers name them all; each is started with a --listen and an
---admin of its own.`,
+--admin of its own, and with a --name, or else its name is its host and port. With
+tls.trust_domain, {name} in the paths of its certificate is that name.`,
 		Example: `  cascade control -c fleet.yaml
   cascade control -c fleet.yaml --listen 127.0.0.1:18100 --admin 127.0.0.1:18101  # one more
   cascade status                      # who serves what, and why
@@ -60,13 +60,16 @@ control.listen and control.peers name them all; each is started with a --listen 
 // of the file where they are not empty.
 func (s *settings) runControl(ctx context.Context, file wire.Fleet, own config.Control, path string) error {
 	fleet := file
+	if own.Listen != "" && own.Listen != file.Fleet.Control.Listen && len(file.Fleet.Control.Peers) > 0 {
+		fleet.Fleet.Control.Name = "" // that is the other one's
+	}
 	fleet.Fleet.Control.Listen = cmp.Or(own.Listen, fleet.Fleet.Control.Listen)
 	fleet.Fleet.Control.Admin = cmp.Or(own.Admin, fleet.Fleet.Control.Admin)
 	fleet.Fleet.Control.Name = cmp.Or(own.Name, fleet.Fleet.Control.Name)
 	if errs := fleet.Fleet.Validate(); len(errs) > 0 {
 		return fmt.Errorf("%s with --listen, --admin and --name: %w", path, errs[0])
 	}
-	m, err := s.member(fleet, component{role: identity.Control}, "")
+	m, err := s.member(fleet, controlPart(fleet, fleet.ControlCertificate()), "")
 	if err != nil {
 		return err
 	}

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -33,7 +32,7 @@ func (s *settings) member(fleet wire.Fleet, who component, control string) (memb
 	if err != nil {
 		return member{}, err
 	}
-	id, err := newKeyring(fleet.TLS(who.role, cmp.Or(who.name, controlName(fleet.Fleet))), who, log)
+	id, err := newKeyring(fleet.TLS(who.role, who.name), who, log)
 	planes := fleet.ControlPlanes()
 	if control != "" {
 		planes = strings.Split(control, ",")

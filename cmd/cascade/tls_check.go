@@ -1,9 +1,10 @@
 package main
 
 import (
-	"cmp"
 	"errors"
 	"io/fs"
+	"slices"
+	"strings"
 
 	"github.com/cascadeinfer/cascade/cmd/config"
 	"github.com/cascadeinfer/cascade/cmd/mtls"
@@ -19,9 +20,14 @@ type held struct {
 	Error     string `json:"error,omitempty"`
 }
 
-// controlName is the name of the control plane of a fleet file, by which its
-// certificate is found.
-func controlName(f config.Fleet) string { return cmp.Or(f.Control.Name, string(identity.Control)) }
+// controlPart is a control plane of a fleet file in its tls section. Where its
+// files are not by name, any control plane's certificate will do.
+func controlPart(fleet wire.Fleet, name string) component {
+	if !fleet.Fleet.TLS.ByName() {
+		name = ""
+	}
+	return component{identity.Control, name}
+}
 
 // certificates reads the certificates of a fleet file with a trust domain. A
 // file that is not on this machine is no error where components have files of
@@ -30,7 +36,12 @@ func certificates(fleet wire.Fleet) (list []held, err error) {
 	if fleet.Fleet.TLS.TrustDomain == "" {
 		return nil, nil
 	}
-	parts := []component{{identity.Control, controlName(fleet.Fleet)}}
+	var parts []component
+	for _, name := range fleet.ControlCertificates() {
+		if part := controlPart(fleet, name); !slices.Contains(parts, part) {
+			parts = append(parts, part)
+		}
+	}
 	for _, r := range fleet.Fleet.Replicas {
 		parts = append(parts, component{identity.Migrator, r.ID})
 	}
@@ -43,10 +54,7 @@ func certificates(fleet wire.Fleet) (list []held, err error) {
 		h := held{File: files.Cert}
 		want := files.Want(part.role, part.name)
 		if own {
-			h.Component = string(part.role) + "/" + part.name
-		}
-		if part.role == identity.Control {
-			want.Name = "" // any control plane's will do
+			h.Component = strings.TrimSuffix(string(part.role)+"/"+part.name, "/")
 		}
 		keys, bad := mtls.New(mtls.Config{Cert: files.Cert, Key: files.Key, CA: files.CA, Self: want})
 		switch {
@@ -84,7 +92,7 @@ func serves(fleet config.Fleet, id identity.ID) error {
 func fits(id identity.ID) string {
 	switch id.Role {
 	case identity.Control:
-		return "fits cascade control"
+		return "fits cascade control --name " + id.Name
 	case identity.Migrator:
 		return "fits cascade migrator --replica " + id.Name
 	case identity.Proxy:

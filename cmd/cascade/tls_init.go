@@ -14,6 +14,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/config"
 	"github.com/cascadeinfer/cascade/cmd/mtls/devca"
+	"github.com/cascadeinfer/cascade/cmd/wire"
 	"github.com/cascadeinfer/cascade/policies/identity"
 )
 
@@ -36,9 +37,11 @@ func newTLS(s *settings) *cobra.Command {
 issues a certificate for each component that is named: ECDSA P-256, good for 30 days,
 with one URI name, spiffe://<trust domain>/<role>/<name>. The names are those by which
 the components know each other: a proxy's is its node id, a migrator's its replica's
-id. With -c every replica of the fleet file gets one, and the control plane too.
-Certificates need no host names, but for gRPC clients: they know a control plane by
-the host that they dial, control.listen of the file and every --host.
+id, a control plane's its --name, or what it has without one. With -c every replica
+of the fleet file gets one, and every control plane too, those of control.peers by
+their hosts and ports, unless --control names them. Certificates need no host names,
+but for gRPC clients: they know a control plane by the host that they dial, those of
+control.listen and control.peers of the file and every --host.
 
 Run it again to issue anew, from the same authority: running daemons take the new
 files up within 10 s, Envoys at once where "cascade envoy-bootstrap --out" made
@@ -82,14 +85,17 @@ func (s *settings) initTLS(cmd *cobra.Command, i *tlsInitFlags) error {
 		if err != nil {
 			return err
 		}
+		file := wire.Fleet{Fleet: fleet, Dir: filepath.Dir(i.file.path)}
 		for _, r := range fleet.Replicas {
 			i.migrators = append(i.migrators, r.ID)
 		}
 		if len(i.controls) == 0 {
-			i.controls = []string{controlName(fleet)}
+			i.controls = file.ControlCertificates()
 		}
-		if host, _, err := net.SplitHostPort(fleet.Control.Listen); err == nil && !slices.Contains(i.hosts, host) {
-			i.hosts = append(i.hosts, host)
+		for _, address := range file.ControlPlanes() {
+			if host, _, err := net.SplitHostPort(address); err == nil && !slices.Contains(i.hosts, host) {
+				i.hosts = append(i.hosts, host)
+			}
 		}
 		i.trustDomain = cmp.Or(i.trustDomain, fleet.TLS.TrustDomain)
 	}

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/cascadeinfer/cascade/policies/identity"
 )
 
 // TestTLSInit: an authority is made once, certificates any number of times; what
@@ -111,5 +113,55 @@ func TestCheckTellsIdentities(t *testing.T) {
 		if text, _ := out.read(); code == 0 || !strings.Contains(text, want) {
 			t.Errorf("%s: code %d, %s; want %q", more, code, text, want)
 		}
+	}
+}
+
+// TestSeveralControlPlanesHaveTheirCertificates: init issues one to each control
+// plane of a fleet file, good for the hosts of all, and check tells them apart.
+func TestSeveralControlPlanesHaveTheirCertificates(t *testing.T) {
+	dir := t.TempDir()
+	s := newSite(t, "state: state\n"+identities(dir, dir))
+	text, err := os.ReadFile(s.file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	more := strings.Replace(string(text), "control: {", `control: {name: main, peers: ["127.0.0.9:18100"], `, 1)
+	if more == string(text) {
+		t.Fatalf("no control section: %s", text)
+	}
+	if err := os.WriteFile(s.file, []byte(more), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	says(t, "tls", "init", "--out", dir, "--trust-domain", "fleet.test", "-c", s.file)
+	host, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	peer := identity.Escape(host + ":18100")
+	for _, name := range []string{"main", peer} {
+		pair, err := tls.LoadX509KeyPair(filepath.Join(dir, "control", name, "cert.pem"), filepath.Join(dir, "control", name, "key.pem"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, address := range []string{"127.0.0.1", "127.0.0.9"} {
+			if err := pair.Leaf.VerifyHostname(address); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	for _, want := range []string{"fits cascade control --name main\n", "fits cascade control --name " + host + ":18100\n"} {
+		if text := says(t, "config", "check", s.file); !strings.Contains(text, want) {
+			t.Errorf("%s; want %q", text, want)
+		}
+	}
+	if err := os.RemoveAll(filepath.Join(dir, "control", "main")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(filepath.Join(dir, "control", peer), filepath.Join(dir, "control", "main")); err != nil {
+		t.Fatal(err)
+	}
+	out := newOutput()
+	if code := run(t.Context(), []string{"config", "check", s.file}, out, out); code == 0 {
+		t.Error("one control plane with the certificate of another is good")
 	}
 }

@@ -24,6 +24,9 @@ func (t TLS) For(role identity.Role, name string) TLS {
 // PerComponent reports whether components have files of their own.
 func (t TLS) PerComponent() bool { return t.For("", "") != t }
 
+// ByName reports whether components of one role have files of their own.
+func (t TLS) ByName() bool { return t.For(identity.Control, "a") != t.For(identity.Control, "b") }
+
 // Want is who the own certificate of a component must be; the zero Want without
 // a trust domain.
 func (t TLS) Want(role identity.Role, name string) identity.Want {

@@ -4,6 +4,8 @@ import (
 	"crypto/tls"
 	"errors"
 	"net/http"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -13,7 +15,10 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/mtls"
 	"github.com/cascadeinfer/cascade/cmd/mtls/devca"
 	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/xds/control"
+	"github.com/cascadeinfer/cascade/xds/envoytest"
 )
 
 // TestMovesWithIdentities runs a fleet in which every part has a certificate of
@@ -75,6 +80,71 @@ func TestMovesWithIdentities(t *testing.T) {
 		resp.Body.Close()
 		if resp.StatusCode != want {
 			t.Errorf("r2 as the front %s: %s, want %d", front, resp.Status, want)
+		}
+	}
+}
+
+// TestControlPlanesWithIdentities has two control planes whose certificates are
+// by name, and kills the one that plans: a real Envoy goes to the other one and
+// has nothing sent anew. Neither starts with the other one's certificate.
+func TestControlPlanesWithIdentities(t *testing.T) {
+	t.Parallel()
+	envoytest.Binary(t)
+	dir := t.TempDir()
+	command(t, "tls", "init", "--out", dir, "--trust-domain", "fleet.test", "--control", "a", "--control", "b",
+		"--proxy", "edge", "--migrator", "r0", "--migrator", "r1")
+	f := newFleet(t, setup{envoy: true, replicas: 2, planes: 2, edit: func(c *config.Fleet) {
+		c.TLS = config.TLS{
+			Cert: filepath.Join(dir, "{role}", "{name}", devca.Cert), Key: filepath.Join(dir, "{role}", "{name}", devca.Key),
+			CA: filepath.Join(dir, devca.AuthorityCert), TrustDomain: "fleet.test",
+		}
+	}})
+	a, b := f.planes[0], f.planes[1]
+	a.await("has the Envoy", func(s control.Status) bool { return leads(s) && has("edge")(s) })
+	b.await("follows a", follows("a"))
+	load := newTraffic(f, newOracle(f), "http://"+f.file.Proxy.Listen, calm)
+	load.after(5)
+
+	const counted = `(cluster_(added|modified|removed)|listener_(added|modified)|\.rds\..*config_reload|^cluster\.cascade/.*\.update_success)$`
+	before := f.envoy.Stats(counted)
+	a.process.kill()
+	if s := b.await("has the Envoy", has("edge")); !informed(s) {
+		t.Error("b does not know the loads")
+	}
+	after := f.envoy.Stats(counted)
+	if len(after) < policies.MaxStages {
+		t.Errorf("too few statistics to tell: %v", after)
+	}
+	for name, n := range after {
+		if before[name] != n {
+			t.Errorf("%s: %d before, %d after", name, before[name], n)
+		}
+	}
+	b.await("plans", leads)
+	b.cascade("drain", "r0", "--wait", "--timeout", patience.String())
+
+	// With the other one's certificate in its place, it does not come back.
+	own, others := filepath.Join(dir, "control", "a"), filepath.Join(dir, "control", "b")
+	if err := errors.Join(os.Rename(own, own+".own"), os.CopyFS(own, os.DirFS(others))); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command(cascade, "control", "-c", f.path("fleet.yaml"), "--name", "a", "--listen", a.listen, "--admin", a.admin).CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "is spiffe://fleet.test/control/b, and spiffe://fleet.test/control/a is wanted") {
+		t.Errorf("with the certificate of b: %v: %s", err, out)
+	}
+	if err := errors.Join(os.RemoveAll(own), os.Rename(own+".own", own)); err != nil {
+		t.Fatal(err)
+	}
+	a.start()
+	a.await("follows b", follows("b"))
+	a.cascade("undrain", "r0")
+	b.await("the Envoy has the plan with r0", epoch(3))
+	load.after(5)
+	load.stop()
+	load.report()
+	for _, p := range f.planes {
+		if strings.Contains(p.process.out.String(), "is not who it must be") {
+			t.Errorf("%s refuses the fleet's own parts: %s", p.name, p.process.out)
 		}
 	}
 }
