@@ -3,4 +3,4 @@ package guard
 import "github.com/cascadeinfer/cascade/wasm/guest/internal/call"
 
 //go:wasmexport cs_guard_v1
-func export(n uint32) uint64 { return decide(call.Begin(n)) }
+func export(n uint32) uint64 { return decide(call.BeginLarge(n)) }

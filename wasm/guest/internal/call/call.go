@@ -5,7 +5,11 @@
 // has state, and nothing in it is safe for concurrent use.
 package call
 
-import "github.com/cascadeinfer/cascade/wasm/abi"
+import (
+	"runtime"
+
+	"github.com/cascadeinfer/cascade/wasm/abi"
+)
 
 // The frame of the call that runs: how long it is in the arena, or, of a native
 // program, itself. A number costs no write barrier.
@@ -24,6 +28,17 @@ var (
 func Begin(n uint32) []byte {
 	length = n
 	return frame(n)
+}
+
+// BeginLarge is Begin for kinds whose frames can be large, and whose policies then
+// allocate much. Go collects garbage only when the heap has grown by 4 MiB, which
+// in a memory of 8 can be too late; so before a large frame it is told to. That
+// takes some ten thousand ticks, of the millions that these kinds have.
+func BeginLarge(n uint32) []byte {
+	if n > first {
+		runtime.GC()
+	}
+	return Begin(n)
 }
 
 // On has a frame of a native program decided.
