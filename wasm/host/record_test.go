@@ -70,7 +70,10 @@ const childRounds = "CASCADE_HOST_REPLAY"
 
 // TestReplayIsTheSameInTwoProcesses: results, outputs, fuel, and the whole memory.
 func TestReplayIsTheSameInTwoProcesses(t *testing.T) {
-	const rounds = 2100
+	rounds := 2100
+	if os.Getenv("CASCADE_TEST_ALL") != "" {
+		rounds = 105_000
+	}
 	m := guest(t, Config{})
 	records, memory := play(t, m, rounds)
 	sum := digest(records, memory)
