@@ -10,8 +10,11 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// maxNodeID bounds the id of a node, in bytes.
-const maxNodeID = 256
+// Bounds of a node message, in bytes.
+const (
+	maxNodeID = 256
+	maxBrief  = 4 << 10 // of what is kept of it, with every stream
+)
 
 // request is what the requests of both protocols have.
 type request interface {
@@ -36,10 +39,10 @@ func (g *stream) check(m any) error {
 	case first && size > limits.FirstRequest:
 		return tooLong(size, limits.FirstRequest)
 	case first:
-		if err := g.enter(r.GetNode(), now); err != nil {
+		node = brief(r.GetNode())
+		if err := g.enter(node, now); err != nil {
 			return err
 		}
-		node = brief(r.GetNode())
 	case size > limits.Request:
 		return tooLong(size, limits.Request)
 	case r.GetNode() != nil && r.GetNode().GetId() != g.id:
@@ -66,6 +69,9 @@ func (g *stream) enter(n *corev3.Node, now time.Time) error {
 	id := n.GetId()
 	if id == "" || len(id) > maxNodeID {
 		return status.Errorf(codes.InvalidArgument, "node id %.40q: the first request must carry one of 1 to %d bytes", id, maxNodeID)
+	}
+	if size := proto.Size(n); size > maxBrief {
+		return status.Errorf(codes.InvalidArgument, "node %.40q: its cluster, locality and user agent have %d bytes, where %d are the most", id, size, maxBrief)
 	}
 	account, err := g.server.nodes.enter(id, now)
 	if err == nil {
@@ -113,14 +119,14 @@ func (g *stream) subscribe(typ string, node *corev3.Node, m request) error {
 		r.TypeUrl, r.Node = typ, node
 		g.names.replace(typ, r.GetResourceNames())
 	}
-	n := g.names.count()
-	if most := g.server.cfg.Limits.StreamNames; n > most {
+	now := g.names.size()
+	if most := g.server.cfg.Limits.StreamNames; now.names > most {
 		return status.Errorf(codes.ResourceExhausted, "the stream subscribes to more than %d names", most)
 	}
-	if err := g.node.want(n - g.counted); err != nil {
+	if err := g.node.want(g.counted, now); err != nil {
 		return err
 	}
-	g.counted = n
+	g.counted = now
 	return nil
 }
 

@@ -30,7 +30,7 @@ func wantEnd(t *testing.T, c *client, code codes.Code, text string) {
 // TestRefused has one node go over every limit, while another one goes on.
 func TestRefused(t *testing.T) {
 	long := strings.Repeat("x", 1000)
-	limits := serve.Limits{FirstRequest: 4000, Request: 2000, StreamNames: 10, NodeNames: 15, Streams: 3, Rate: 10, Burst: 20, Nodes: 3}
+	limits := serve.Limits{FirstRequest: 5000, Request: 2000, StreamNames: 10, NodeNames: 15, NodeBytes: 2500, Streams: 3, Rate: 10, Burst: 20, Nodes: 3}
 	for name, tt := range map[string]struct {
 		code codes.Code
 		text string
@@ -99,6 +99,26 @@ func TestRefused(t *testing.T) {
 			d := open(t, s.conn, true, eds, "bad")
 			d.subscribe(eds, strings.Split("a b c d e f g", " ")...)
 			return d
+		}},
+		"a long node cluster": {codes.InvalidArgument, "cluster", func(t *testing.T, s *server) *client {
+			c := open(t, s.conn, true, "", "bad")
+			c.node.Cluster = strings.Repeat("x", 4500)
+			c.subscribe(eds, "a")
+			return c
+		}},
+		"long names": {codes.ResourceExhausted, "names that the node subscribes to", func(t *testing.T, s *server) *client {
+			c := open(t, s.conn, true, "", "bad")
+			for i := range 3 {
+				c.subscribe(eds, fmt.Sprint(i)+long)
+			}
+			return c
+		}},
+		"long names in the older protocol": {codes.ResourceExhausted, "names that the node subscribes to", func(t *testing.T, s *server) *client {
+			c := open(t, s.conn, false, "", "bad")
+			c.subscribe(eds, long)
+			c.subscribe(rds, long, "a")
+			c.subscribe(cds, long)
+			return c
 		}},
 		"many streams": {codes.ResourceExhausted, "streams", func(t *testing.T, s *server) *client {
 			for range 3 {

@@ -22,6 +22,9 @@ type Limits struct {
 	// and all streams of a node, subscribe to at a time. 0 means 8192 and
 	// 16384.
 	StreamNames, NodeNames int
+	// NodeBytes is the most bytes of all the names that a node subscribes to at a
+	// time. 0 means 256 for each of NodeNames.
+	NodeBytes int
 	// Streams are the most streams of a node at a time. 0 means 1024: an Envoy
 	// whose listeners and clusters belong to someone else has one stream for
 	// every cluster.
@@ -46,6 +49,7 @@ const (
 	defaultRequest      = 512 << 10
 	defaultStreamNames  = 8 << 10
 	defaultNodeNames    = 16 << 10
+	defaultNameBytes    = 256
 	defaultStreams      = 1 << 10
 	defaultRate         = 100
 	defaultBurst        = 2 << 10
@@ -60,6 +64,7 @@ func (l Limits) complete() Limits {
 	l.Request = cmp.Or(l.Request, defaultRequest)
 	l.StreamNames = cmp.Or(l.StreamNames, defaultStreamNames)
 	l.NodeNames = cmp.Or(l.NodeNames, defaultNodeNames)
+	l.NodeBytes = cmp.Or(l.NodeBytes, l.NodeNames*defaultNameBytes)
 	l.Streams = cmp.Or(l.Streams, defaultStreams)
 	l.Rate = cmp.Or(l.Rate, defaultRate)
 	l.Burst = cmp.Or(l.Burst, defaultBurst)
@@ -71,7 +76,7 @@ func (l Limits) complete() Limits {
 
 // validate reports what no limit can be.
 func (l Limits) validate() error {
-	for _, n := range [...]int{l.FirstRequest, l.Request, l.StreamNames, l.NodeNames, l.Streams, l.Rate, l.Burst, l.Nodes} {
+	for _, n := range [...]int{l.FirstRequest, l.Request, l.StreamNames, l.NodeNames, l.NodeBytes, l.Streams, l.Rate, l.Burst, l.Nodes} {
 		if n < 0 {
 			return fmt.Errorf("limit %d: must not be negative", n)
 		}

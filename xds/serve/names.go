@@ -4,11 +4,14 @@ package serve
 type names map[string]*subscribed
 
 // subscribed are the names of one type: a set where the client tells what
-// changes, and a number where it tells them all each time.
+// changes, and their size where it tells them all each time.
 type subscribed struct {
 	set map[string]struct{}
-	n   int
+	size
 }
+
+// size is how many names there are, and their bytes.
+type size struct{ names, bytes int }
 
 func (ns names) of(typ string) *subscribed {
 	s := ns[typ]
@@ -26,21 +29,33 @@ func (ns names) change(typ string, subscribe, unsubscribe []string) {
 		s.set = make(map[string]struct{}, len(subscribe))
 	}
 	for _, name := range subscribe {
-		s.set[name] = struct{}{}
+		if _, there := s.set[name]; !there {
+			s.set[name] = struct{}{}
+			s.names, s.bytes = s.names+1, s.bytes+len(name)
+		}
 	}
 	for _, name := range unsubscribe {
-		delete(s.set, name)
+		if _, there := s.set[name]; there {
+			delete(s.set, name)
+			s.names, s.bytes = s.names-1, s.bytes-len(name)
+		}
 	}
 }
 
 // replace follows a request of the state-of-the-world protocol.
-func (ns names) replace(typ string, all []string) { ns.of(typ).n = len(all) }
-
-// count is how many there are of all types.
-func (ns names) count() int {
-	total := 0
-	for _, s := range ns {
-		total += len(s.set) + s.n
+func (ns names) replace(typ string, all []string) {
+	now := size{names: len(all)}
+	for _, name := range all {
+		now.bytes += len(name)
 	}
-	return total
+	ns.of(typ).size = now
+}
+
+// size is that of the names of all types.
+func (ns names) size() (all size) {
+	for _, s := range ns {
+		all.names += s.names
+		all.bytes += s.bytes
+	}
+	return all
 }

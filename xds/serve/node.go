@@ -28,7 +28,7 @@ type node struct {
 
 	mu      sync.Mutex
 	streams int
-	names   int
+	names   size
 	// paid is until when the node's requests so far are paid for, at the rate
 	// of one per tick: the time by which a bucket of tokens would be full.
 	paid time.Time
@@ -71,11 +71,12 @@ func (ns *nodes) sweepLocked(now time.Time) {
 }
 
 // leave ends a stream that subscribed to some names.
-func (n *node) leave(names int, now time.Time) {
+func (n *node) leave(names size, now time.Time) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.streams--
-	n.names -= names
+	n.names.names -= names.names
+	n.names.bytes -= names.bytes
 	n.left = now
 }
 
@@ -94,13 +95,18 @@ func (n *node) pay(now time.Time) error {
 	return nil
 }
 
-// want changes the number of names that the node subscribes to.
-func (n *node) want(more int) error {
+// want changes the names that the node subscribes to: those of a stream were so
+// many until now, and are so many from now on.
+func (n *node) want(until, from size) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if more > 0 && n.names+more > n.limits.NodeNames {
+	names, bytes := n.names.names+from.names-until.names, n.names.bytes+from.bytes-until.bytes
+	switch {
+	case from.names > until.names && names > n.limits.NodeNames:
 		return status.Errorf(codes.ResourceExhausted, "the node subscribes to more than %d names", n.limits.NodeNames)
+	case from.bytes > until.bytes && bytes > n.limits.NodeBytes:
+		return status.Errorf(codes.ResourceExhausted, "the names that the node subscribes to have more than %d bytes", n.limits.NodeBytes)
 	}
-	n.names += more
+	n.names = size{names, bytes}
 	return nil
 }

@@ -29,7 +29,7 @@ type stream struct {
 	node  *node // nil until the first request
 	names names
 	// counted are the names that the node's account knows of.
-	counted int
+	counted size
 }
 
 // guard puts a stream's handler behind the guards.
