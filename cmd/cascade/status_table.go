@@ -200,10 +200,31 @@ func nodeTable(st control.Status) report.Table {
 			t.Notes = append(t.Notes, fmt.Sprintf("%s refused a response: %s%s", n.ID, when, n.LastError))
 		}
 	}
+	t.Notes = append(t.Notes, nodeWhys(st)...)
+	for _, r := range st.Refused {
+		t.Notes = append(t.Notes, fmt.Sprintf("%s %s %s is refused by %s and not sent again: %s", r.Type, r.Name, r.Version, r.Node, r.Text))
+	}
 	if len(st.Nodes) == 0 {
 		t.Notes = []string{"No proxy has connected yet."}
 	}
 	return t
+}
+
+// nodeWhys tells what keeps proxies from the newest plan: once for a group, and
+// once for each that has a reason of its own.
+func nodeWhys(st control.Status) (notes []string) {
+	shared := make(map[string]string)
+	for _, g := range st.Groups {
+		if shared[g.Name] = g.Why; g.Why != "" && g.Nodes > 0 {
+			notes = append(notes, fmt.Sprintf("Plan %d, %d of the proxies: %s.", g.Shown, g.Nodes, g.Why))
+		}
+	}
+	for _, n := range st.Nodes {
+		if n.Connected && n.Why != "" && n.Why != shared[n.Group] {
+			notes = append(notes, fmt.Sprintf("%s: plan %d: %s", n.ID, n.Epoch, n.Why))
+		}
+	}
+	return notes
 }
 
 func nodeState(n control.Node) string {
