@@ -53,8 +53,12 @@ func (p *Policy) acquire(k abi.Kind) *slot {
 	// no wake-up is lost, though they may run together.
 	p.waiting.Add(1)
 	for {
-		s, alive := p.try()
-		if s != nil || !alive || p.shut.Load() {
+		var s *slot
+		alive := false
+		if !p.shut.Load() {
+			s, alive = p.try()
+		}
+		if s != nil || !alive {
 			p.waiting.Add(-1)
 			p.pass()
 			return s
