@@ -16,8 +16,9 @@
 //     before it have acknowledged all of it, and were watched; the members of
 //     the plan before stay until all groups have the new one, so that going
 //     back is one step,
-//  4. a version that a node refused is never shown again, by nobody on this
-//     server, unless all that is known of the resource was refused,
+//  4. a version that a node refused is shown to nobody again, with two
+//     exceptions: a group that has routes to it keeps it until these have gone
+//     back, and where nothing else is known of a resource it stays,
 //  5. what changes only the health and the weights of endpoints is shown to all
 //     groups at once, over the plan that each of them has,
 //  6. a node that does not answer is waited for once, for a bounded time.
