@@ -18,7 +18,7 @@ GO     ?= go
 # As an author builds a module, whatever the environment says; the tests build so, too.
 MODULE := GOOS=wasip1 GOARCH=wasm GOWASM= GOFLAGS= CGO_ENABLED=0 $(GO) build -buildmode=c-shared -trimpath -buildvcs=false -ldflags='-w -buildid='
 
-.PHONY: help build plugins zig demo demo-envoy test test-all bench bench-peers bench-xds check generate envoy clean
+.PHONY: help build plugins estimator zig demo demo-envoy test test-all bench bench-peers bench-xds check generate envoy clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | column -ts "$$(printf '\t')"
@@ -30,6 +30,10 @@ plugins: ## every policy as a WebAssembly module, the same bytes wherever they a
 	@mkdir -p bin/plugins
 	set -e; for dir in wasm/plugins/*/; do $(MODULE) -o "bin/plugins/$$(basename "$$dir").wasm" "./$$dir"; done
 	cd bin/plugins && sha256sum -- *.wasm | tee SHA256SUMS
+
+estimator: ## the length estimator that runs inside Envoy, for control.module
+	@mkdir -p bin/plugins
+	$(MODULE) -o bin/plugins/cascade-length.wasm ./wasm/estimator
 
 demo: build ## eight emulated replicas behind the embedded proxy: stages against round robin
 	bin/cascade demo --out $(OUT)/demo

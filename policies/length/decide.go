@@ -36,6 +36,9 @@ func (h Headers) Step(most int64) (Step, int64) {
 	if h.Ended {
 		return Unsized, 0
 	}
+	if h.ContentLength == "" {
+		return ByBody, -1 // the error of ParseUint would be garbage
+	}
 	n, err := strconv.ParseUint(h.ContentLength, 10, 63)
 	if err != nil {
 		return ByBody, -1
