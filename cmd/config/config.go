@@ -133,9 +133,14 @@ type Control struct {
 	// and --admin.
 	Peers []string `yaml:"peers,omitempty"`
 	// Estimator finds a request's length in front of Envoy: "content-length"
-	// (no callout) or "ext_proc" (the length service; needed for several models
-	// on one host). Empty means "ext_proc" for several models, else "content-length".
+	// (no callout), "ext_proc" (the length service) or "wasm" (Module, inside
+	// Envoy). Several models on one host need one of the latter two. Empty means
+	// "wasm" with a Module, else "ext_proc" for several models, else
+	// "content-length".
 	Estimator string `yaml:"estimator,omitempty"`
+	// Module is the file of the module that Envoys get for estimator "wasm";
+	// "make estimator" builds one. It is read at start.
+	Module string `yaml:"module,omitempty"`
 	// XDSCluster is the name that Envoys of other owners have for the cluster of
 	// this control plane; see "cascade attach". Changing it gives them new
 	// clusters. Empty means "cascade-xds".

@@ -128,6 +128,8 @@ func TestEveryFieldIsChecked(t *testing.T) {
 		{"hosts: [m.example]", "hosts: [m.example]\n  adapters: [{replicas: [r0]}]", "models[0].adapters[0].name: write 1 to 256"},
 		{"hosts: [m.example]", "hosts: [m.example]\n  adapters: [{name: a, replicas: [r9]}]", `models[0].adapters[0].replicas[0]: "r9" is no replica of "m"`},
 		{"estimator: content-length", "estimator: magic", "control.estimator"},
+		{"estimator: content-length", "estimator: wasm", "control.module: estimator wasm"},
+		{"estimator: content-length", "estimator: content-length\n  module: a.wasm", "control.module: estimator wasm"},
 		{"listen: 127.0.0.1:18000", "listen: 0.0.0.0:18000", "control.listen: 0.0.0.0:18000 is not loopback"},
 		{"estimator: content-length", "peers: [\"127.0.0.1:18100\", \"127.0.0.1:18100\"]", "control.peers[1]: 127.0.0.1:18100 is there twice"},
 		{"estimator: content-length", "peers: [\"control:18100\"]", "control.peers[0]"},

@@ -23,6 +23,9 @@ func (f *Fleet) fill() {
 	def(&f.Control.XDSCluster, "cascade-xds")
 	def(&f.Control.Watch, 2*time.Second)
 	def(&f.Proxy.Listen, "127.0.0.1:8080")
+	if f.Control.Module != "" {
+		def(&f.Control.Estimator, "wasm")
+	}
 	if len(f.Models) > 1 {
 		def(&f.Control.Estimator, "ext_proc")
 	}
@@ -81,11 +84,14 @@ func (f *Fleet) validate() []*FieldError {
 	f.validatePeers(c)
 	f.Control.Limits.validate(c)
 	f.Control.validateGroups(c)
-	oneOf(c, "control.estimator", f.Control.Estimator, "content-length", "ext_proc")
+	oneOf(c, "control.estimator", f.Control.Estimator, "content-length", "ext_proc", "wasm")
+	if (f.Control.Module != "") != (f.Control.Estimator == "wasm") {
+		c.fail("control.module", "estimator wasm and a module go together: name both or none")
+	}
 	if f.Control.Estimator == "content-length" && len(f.Models) > 1 {
 		for i, m := range f.Models {
 			if len(m.Hosts) == 0 {
-				c.fail(fmt.Sprintf("models[%d].hosts", i), "with several models and control.estimator content-length, every model needs a host name of its own; or set control.estimator to ext_proc")
+				c.fail(fmt.Sprintf("models[%d].hosts", i), "with several models and control.estimator content-length, every model needs a host name of its own; or set control.estimator to ext_proc or wasm")
 			}
 		}
 	}
@@ -132,7 +138,7 @@ func (f *Fleet) validatePeers(c *checker) {
 		c.fail("state", "several control planes (control.peers) share a directory: name it")
 	}
 	if f.Control.Estimator == "ext_proc" {
-		c.fail("control.estimator", "ext_proc is served by one control plane on its own address, so that several would not serve the same; use content-length, with a host name for each model")
+		c.fail("control.estimator", "ext_proc is served by one control plane on its own address, so that several would not serve the same; use wasm, or content-length with a host name for each model")
 	}
 }
 
@@ -236,7 +242,7 @@ func (f *Fleet) validateTLS(c *checker) {
 	t.validate(c)
 	if t.Cert != "" {
 		if host, _, err := net.SplitHostPort(f.Control.Listen); err == nil && !loopback(host) && f.Control.Estimator == "ext_proc" {
-			c.fail("control.estimator", "ext_proc is served in plain text on the control plane's own loopback, so that proxies on other machines would not reach it; use content-length, with a host name for each model")
+			c.fail("control.estimator", "ext_proc is served in plain text on the control plane's own loopback, so that proxies on other machines would not reach it; use wasm, or content-length with a host name for each model")
 		}
 		return
 	}

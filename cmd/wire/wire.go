@@ -179,6 +179,9 @@ func (f *Fleet) Control(log *slog.Logger) (control.Config, error) {
 		Rules: f.Rules(), Replicas: f.Registry(), Listen: f.Fleet.Control.Listen, Admin: f.Fleet.Control.Admin, AdminHosts: f.Fleet.Control.Hosts, Logger: log,
 		Settings: resources.Settings{Listen: f.Fleet.Proxy.Listen, Estimator: resources.Estimator(f.Fleet.Control.Estimator), XDSCluster: f.Fleet.Control.XDSCluster},
 	}
+	if err := f.module(&c.Settings); err != nil {
+		return c, err
+	}
 	l := f.Fleet.Control.Limits
 	c.Limits = serve.Limits{Streams: l.Streams, StreamNames: l.StreamNames, NodeNames: l.NodeNames, Rate: l.Rate, Burst: l.Burst, Nodes: l.Nodes}
 	c.Groups, c.Watch = f.Fleet.Control.Rules(), f.scaled(f.Fleet.Control.Watch)

@@ -25,6 +25,9 @@ func Build(v View) (Set, error) {
 	if v.Settings.EdgeTLS {
 		b.unlisted(SecretType, EdgeSecret, edgeSecret(v.Edge))
 	}
+	if v.Settings.Module != nil {
+		b.all = append(b.all, v.Settings.Module.resource)
+	}
 	if v.Settings.Length != "" {
 		b.add(ClusterType, LengthCluster, serviceCluster(LengthCluster, v.Settings.Length, v.Settings))
 	}

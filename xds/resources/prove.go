@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
@@ -32,7 +33,8 @@ import (
 //     named, every weight at least 1, and the next longer stage right behind
 //     the stage itself;
 //   - the listener strips what only Cascade may set, before routing, and the
-//     certificate that it takes by SDS is there.
+//     certificate that it takes by SDS is there; what proxies run themselves
+//     fails open.
 //
 // Envoy checks few of these, and acknowledges a table that answers 503.
 func Prove(s Set) error {
@@ -87,6 +89,11 @@ func (p *proof) decode(s Set) error {
 			}
 			if name := p.file(m); name != r.Name {
 				return fmt.Errorf("%s %q is stored as %q", shortType(typ), name, r.Name)
+			}
+			if c, ok := m.(*corev3.TypedExtensionConfig); ok {
+				if err := proveExtension(r, c); err != nil {
+					return fmt.Errorf("%s %q: %w", shortType(typ), r.Name, err)
+				}
 			}
 		}
 	}

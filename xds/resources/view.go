@@ -94,6 +94,9 @@ const (
 	// headers where it can and from the body where it must; content-length is
 	// what serves when that service is down.
 	ExtProc Estimator = "ext_proc"
+	// Wasm has the proxy estimate by itself, with Settings.Module, as the length
+	// service would; content-length is what serves where the proxy cannot.
+	Wasm Estimator = "wasm"
 )
 
 // Settings are the parts of the resources that do not depend on plans. All
@@ -104,6 +107,7 @@ type Settings struct {
 	Listen    string    // IP:port of the listener; "" means 127.0.0.1:10000, port 0 any free one
 	Estimator Estimator // "" means ContentLength
 	Length    string    // IP:port of the ext_proc service; required by ExtProc
+	Module    *Module   // what Wasm runs, and required by it
 	// LengthTimeout bounds one answer of the ext_proc service; after it the
 	// request goes on as if there were no estimator. 0 means 200 ms.
 	LengthTimeout time.Duration
@@ -174,8 +178,15 @@ func (s Settings) validate() error {
 		if s.Length == "" {
 			return fmt.Errorf("estimator %s: give the length service's address", s.Estimator)
 		}
+	case Wasm:
+		if s.Module == nil {
+			return fmt.Errorf("estimator %s: give its module", s.Estimator)
+		}
 	default:
-		return fmt.Errorf("estimator %q: want %q or %q", s.Estimator, ContentLength, ExtProc)
+		return fmt.Errorf("estimator %q: want %q, %q or %q", s.Estimator, ContentLength, ExtProc, Wasm)
+	}
+	if s.Module != nil && s.Estimator != Wasm {
+		return fmt.Errorf("estimator %s: it runs no module, and there is one", s.Estimator)
 	}
 	for _, a := range [...]struct{ what, address string }{{"length service", s.Length}, {"trace collector", s.Trace}} {
 		if a.address == "" {

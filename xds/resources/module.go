@@ -1,0 +1,89 @@
+package resources
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"strconv"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	wasmfilterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/wasm/v3"
+	wasmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/wasm/v3"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+)
+
+// MaxModule is the largest module that goes to proxies, in bytes: it travels
+// whole, in one answer.
+const MaxModule = 8 << 20
+
+// wasmRuntime is the one that stock Envoy has.
+const wasmRuntime = "envoy.wasm.runtime.v8"
+
+// wasmMagic begins every WebAssembly module of version 1.
+var wasmMagic = []byte("\x00asm\x01\x00\x00\x00")
+
+// Module is the estimator that proxies run themselves, ready to be served. It
+// is encoded once, as it is larger than all else in a set. It is immutable.
+type Module struct{ resource *Resource }
+
+// NewModule returns a Module of the code of a proxy-wasm filter, as built from
+// wasm/estimator. The error says what the code is not.
+func NewModule(code []byte) (*Module, error) {
+	if len(code) > MaxModule {
+		return nil, fmt.Errorf("module of %d bytes: at most %d are sent to proxies", len(code), MaxModule)
+	}
+	if !bytes.HasPrefix(code, wasmMagic) {
+		return nil, errors.New("not a WebAssembly module; build one with make estimator")
+	}
+	plugin := &wasmv3.PluginConfig{
+		Name:   LengthFilter,
+		RootId: LengthFilter,
+		// A Struct would reach the module in its binary encoding.
+		Configuration: wrap(wrapperspb.String(`{"read_body":true,"max_body":` + strconv.Itoa(bufferLimit) + `}`)),
+		// A module that is broken costs its estimates and no request.
+		FailurePolicy: wasmv3.FailurePolicy_FAIL_OPEN,
+		// Without it a request that waits for its body waits for ever.
+		AllowOnHeadersStopIteration: wrapperspb.Bool(true),
+		Vm: &wasmv3.PluginConfig_VmConfig{VmConfig: &wasmv3.VmConfig{
+			VmId:    LengthFilter,
+			Runtime: wasmRuntime,
+			Code: &corev3.AsyncDataSource{Specifier: &corev3.AsyncDataSource_Local{
+				Local: &corev3.DataSource{Specifier: &corev3.DataSource_InlineBytes{InlineBytes: code}},
+			}},
+		}},
+	}
+	r, err := Encode(ExtensionType, LengthFilter, &corev3.TypedExtensionConfig{
+		Name:        LengthFilter,
+		TypedConfig: wrap(&wasmfilterv3.Wasm{Config: plugin}),
+	})
+	if err != nil {
+		return nil, err
+	}
+	r.Unlisted = true
+	return &Module{r}, nil
+}
+
+// Version is the content hash by which clients acknowledge the module.
+func (m *Module) Version() string { return m.resource.Version }
+
+// proveExtension checks what proxies run themselves.
+func proveExtension(r *Resource, c *corev3.TypedExtensionConfig) error {
+	if c.Name != LengthFilter || !r.Unlisted {
+		return fmt.Errorf("only %q has a slot, for those who ask for it", LengthFilter)
+	}
+	filter := new(wasmfilterv3.Wasm)
+	if err := c.GetTypedConfig().UnmarshalTo(filter); err != nil {
+		return err
+	}
+	switch p := filter.GetConfig(); {
+	case p.GetFailurePolicy() != wasmv3.FailurePolicy_FAIL_OPEN:
+		return errors.New("must fail open, or a broken module fails every request")
+	case !p.GetAllowOnHeadersStopIteration().GetValue():
+		return errors.New("must be allowed to stop headers alone, or a request that waits for its body never goes on")
+	case !bytes.HasPrefix(p.GetVmConfig().GetCode().GetLocal().GetInlineBytes(), wasmMagic):
+		return errors.New("must hold its code: a proxy that fetches it serves without, and nobody learns when")
+	case p.GetVmConfig().GetAllowPrecompiled():
+		return errors.New("precompiled code is not checked by anybody")
+	}
+	return nil
+}
