@@ -19,6 +19,10 @@ const (
 	// forget is how long a node whose stream has ended leaves it open what runs
 	// on its endpoints. One that lives has come back by then.
 	forget = 10 * time.Second
+	// maxKept bounds what the streams of one node have told, in bytes of memory,
+	// and endpointSize is what one endpoint or cluster takes of it.
+	maxKept      = 16 << 20
+	endpointSize = 64
 )
 
 // Book is what the nodes have reported last, and how their groups have fared
@@ -28,8 +32,9 @@ type Book struct {
 	group    func(*corev3.Node) string
 
 	mu     sync.Mutex
-	desks  map[uint64]*desk // by the number of the stream
-	last   uint64           // number that was given out
+	desks  map[uint64]*desk            // by the number of the stream
+	nodes  map[string]map[uint64]*desk // the same, by node
+	last   uint64                      // number that was given out
 	groups map[string]*record
 	totals map[netip.AddrPort]*total // over the desks that are counted
 }
@@ -50,6 +55,7 @@ type desk struct {
 	ended       time.Time // zero: it is open
 	counted     bool      // its clusters are in the totals
 	clusters    []cluster
+	kept        int // bytes of them
 }
 
 // NewBook returns an empty book. The interval is that of the reports; 0 means
@@ -62,7 +68,10 @@ func NewBook(interval time.Duration, group func(*corev3.Node) string) *Book {
 	if group == nil {
 		group = func(*corev3.Node) string { return "" }
 	}
-	return &Book{interval: interval, group: group, desks: make(map[uint64]*desk), groups: make(map[string]*record), totals: make(map[netip.AddrPort]*total)}
+	return &Book{
+		interval: interval, group: group, desks: make(map[uint64]*desk), nodes: make(map[string]map[uint64]*desk),
+		groups: make(map[string]*record), totals: make(map[netip.AddrPort]*total),
+	}
 }
 
 // open begins a stream of a node.
@@ -71,16 +80,32 @@ func (b *Book) open(now time.Time, id, nodeCluster string) uint64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.last++
-	b.desks[b.last] = &desk{node: id, group: group, opened: now}
+	d := &desk{node: id, group: group, opened: now}
+	b.desks[b.last] = d
+	if b.nodes[id] == nil {
+		b.nodes[id] = make(map[uint64]*desk)
+	}
+	b.nodes[id][b.last] = d
 	return b.last
+}
+
+// dropLocked forgets a stream.
+func (b *Book) dropLocked(number uint64) {
+	d := b.desks[number]
+	b.uncountLocked(d)
+	delete(b.desks, number)
+	delete(b.nodes[d.node], number)
+	if len(b.nodes[d.node]) == 0 {
+		delete(b.nodes, d.node)
+	}
 }
 
 // streams counts the open streams of a node.
 func (b *Book) streams(id string) (n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for _, d := range b.desks {
-		if d.node == id && d.ended.IsZero() {
+	for _, d := range b.nodes[id] {
+		if d.ended.IsZero() {
 			n++
 		}
 	}
@@ -88,24 +113,32 @@ func (b *Book) streams(id string) (n int) {
 }
 
 // report takes in a message, which takes the place of the stream's last one and
-// of whatever the node's ended streams have left.
-func (b *Book) report(now time.Time, number uint64, clusters []cluster) {
+// of whatever the node's ended streams have left. It is false, and nothing is
+// taken in, where that is more than one node may tell.
+func (b *Book) report(now time.Time, number uint64, clusters []cluster) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	d := b.desks[number]
 	if d == nil {
-		return
+		return true
 	}
 	if d.at.IsZero() {
-		for n, old := range b.desks {
-			if old.node == d.node && !old.ended.IsZero() {
-				b.uncountLocked(old)
-				delete(b.desks, n)
+		for n, old := range b.nodes[d.node] {
+			if !old.ended.IsZero() {
+				b.dropLocked(n)
 			}
 		}
 	}
+	kept := sizeOf(clusters)
+	all := kept - d.kept
+	for _, other := range b.nodes[d.node] {
+		all += other.kept
+	}
+	if all > maxKept {
+		return false
+	}
 	b.uncountLocked(d)
-	d.at, d.clusters = now, clusters
+	d.at, d.clusters, d.kept = now, clusters, kept
 	b.countLocked(d)
 	var s sample
 	for _, c := range clusters {
@@ -119,6 +152,15 @@ func (b *Book) report(now time.Time, number uint64, clusters []cluster) {
 		b.groups[d.group] = r
 	}
 	r.add(now, s)
+	return true
+}
+
+// sizeOf is the bytes of memory that clusters take.
+func sizeOf(clusters []cluster) (bytes int) {
+	for _, c := range clusters {
+		bytes += len(c.name) + len(c.service) + endpointSize*(1+len(c.endpoints))
+	}
+	return bytes
 }
 
 // close ends a stream. What it told counts until it is late.
@@ -128,7 +170,7 @@ func (b *Book) close(now time.Time, number uint64) {
 	if d := b.desks[number]; d != nil {
 		d.ended = now
 		if d.at.IsZero() {
-			delete(b.desks, number)
+			b.dropLocked(number)
 		}
 	}
 }
@@ -138,7 +180,11 @@ func (b *Book) expire(now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.settleLocked(now)
-	maps.DeleteFunc(b.desks, func(_ uint64, d *desk) bool { return !d.ended.IsZero() && now.Sub(d.ended) >= forget })
+	for number, d := range b.desks {
+		if !d.ended.IsZero() && now.Sub(d.ended) >= forget {
+			b.dropLocked(number)
+		}
+	}
 	maps.DeleteFunc(b.groups, func(_ string, r *record) bool { return r.trim(now) })
 }
 

@@ -275,3 +275,28 @@ func TestTotals(t *testing.T) {
 		}
 	}
 }
+
+// TestNodeIsBounded: what one node's streams tell is bounded together, and
+// streams that end give their part back.
+func TestNodeIsBounded(t *testing.T) {
+	b := NewBook(0, nil)
+	much := []cluster{{name: stage0 + strings.Repeat("x", maxKept*2/3)}}
+	one, two, other := b.open(at(0), "e1", ""), b.open(at(0), "e1", ""), b.open(at(0), "e2", "")
+	if !b.report(at(1), one, much) || !b.report(at(1), one, much) || !b.report(at(1), other, much) {
+		t.Error("within the bound, and refused")
+	}
+	if b.report(at(1), two, much) || !b.report(at(1), two, []cluster{{name: stage0}}) {
+		t.Error("the second stream has no bound, or none of its own to use")
+	}
+	b.close(at(2), one)
+	b.expire(at(20))
+	if !b.report(at(20), two, much) {
+		t.Error("what an ended stream told is not given back")
+	}
+	b.close(at(20), two)
+	b.close(at(20), other)
+	b.expire(at(40))
+	if len(b.nodes)+len(b.desks)+len(b.totals) > 0 {
+		t.Errorf("%d nodes, %d streams and %d addresses are left", len(b.nodes), len(b.desks), len(b.totals))
+	}
+}

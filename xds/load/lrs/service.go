@@ -152,7 +152,9 @@ func (s *Service) converse(stream loadstatsv3.LoadReportingService_StreamLoadSta
 		case !budget.take(now):
 			return status.Errorf(codes.ResourceExhausted, "load report: more than %d messages a second", reportRate)
 		}
-		s.cfg.Book.report(now, number, f.clusters)
+		if !s.cfg.Book.report(now, number, f.clusters) {
+			return status.Errorf(codes.ResourceExhausted, "load report: node %.80q tells of more than %d MiB of clusters and endpoints", node, maxKept>>20)
+		}
 		s.taken.Add(1)
 	}
 }
