@@ -3,6 +3,7 @@ package host
 import (
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"reflect"
 	"strings"
 	"testing"
@@ -179,9 +180,9 @@ func TestGuestCollectsItsGarbage(t *testing.T) {
 	c.Limits[abi.Select].Fuel = 50_000_000
 	i := instance(t, guest(t, c))
 	i.Configure(abi.Call{}, []byte("churn"))
-	calls := 200_000
-	if testing.Short() {
-		calls = 20_000
+	calls := 50_000
+	if os.Getenv("CASCADE_TEST_ALL") != "" {
+		calls = 1_000_000
 	}
 	most := int64(0)
 	for n := range calls {

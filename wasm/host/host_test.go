@@ -149,6 +149,21 @@ func TestRunawayIsCutAtAnExactTick(t *testing.T) {
 	}
 }
 
+// TestDeepRecursion has frames as large as fuel buys: the engine's stack grows to
+// some 1 KiB a tick, at most 400 MB, and goes with the instance.
+func TestDeepRecursion(t *testing.T) {
+	var locals, before, after []byte
+	for k := range byte(100) {
+		locals = append(locals, hosttest.TypeI64)
+		before = hosttest.Cat(before, hosttest.Get(0), hosttest.Load64(8*uint32(k)), hosttest.Set(1+k))
+		after = hosttest.Cat(after, hosttest.Get(1+k), hosttest.Op(0x7c))
+	}
+	i := hand(t, hosttest.Function(abi.Select.Export(), locals, before, hosttest.Get(0), hosttest.Call(1), after))
+	if _, err := i.Select(abi.Call{}, sixteen()); CauseOf(err) != OutOfFuel || len(err.Error()) > 200 {
+		t.Error(err)
+	}
+}
+
 func TestWatchEndsWhatFuelDoesNot(t *testing.T) {
 	w := NewWatch()
 	ctx, cancel := context.WithCancel(context.Background())

@@ -7,11 +7,11 @@ import (
 	"time"
 )
 
-// The pace of a Watch.
+// The pace of a Watch. Most calls take a microsecond, so that most looks see
+// none: to look every millisecond all the time took 4 % of a core.
 const (
-	watchTick = time.Millisecond      // between two looks, while calls come in
-	watchIdle = 10 * time.Millisecond // when none came for watchCalm looks
-	watchCalm = 100
+	watchTick = time.Millisecond     // between two looks, while a call is seen
+	watchIdle = 5 * time.Millisecond // while none is
 )
 
 // running is what an instance does now, as one word, so that the end of a call
@@ -23,9 +23,10 @@ type running struct{ atomic.Uint64 }
 const killed = 0xff
 
 // Watch ends calls that exceed their wall limit. It is told nothing when a call
-// begins or ends: it looks at all instances once a millisecond. A call is ended
-// at most a tick after its limit, plus what the machine takes to wake a
-// goroutine; the first ones after a quiet time, a few ticks later.
+// begins or ends: it looks at all instances every 5 ms, and every millisecond
+// while it sees a call. A call is ended at most 6 ms after its limit, plus what
+// the machine takes to wake a goroutine. That is enough, because it is fuel that
+// ends nearly all of them, long before.
 //
 // One Watch serves all modules of a process.
 type Watch struct {
@@ -46,44 +47,41 @@ func NewWatch() *Watch { return &Watch{seen: map[*Instance]sighting{}} }
 func (w *Watch) Run(ctx context.Context) error {
 	timer := time.NewTimer(watchTick)
 	defer timer.Stop()
-	calm := 0
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case now := <-timer.C:
-			pace := watchTick
-			if calm++; w.look(now) {
-				calm = 0
+			if w.look(now) {
+				timer.Reset(watchTick)
+			} else {
+				timer.Reset(watchIdle)
 			}
-			if calm > watchCalm {
-				pace = watchIdle
-			}
-			timer.Reset(pace)
 		}
 	}
 }
 
-// look ends what has taken too long, and reports whether any call began since
-// the last look.
+// look ends what has taken too long, and reports whether it saw a call.
 func (w *Watch) look(now time.Time) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	news := false
+	calls := false
 	for i, s := range w.seen {
 		word := i.running.Load()
+		if byte(word) == 0 || byte(word) == killed {
+			continue
+		}
+		calls = true
 		switch {
 		case word != s.word:
 			w.seen[i] = sighting{word, now}
-			news = true
-		case byte(word) == 0 || byte(word) == killed:
 		case now.Sub(s.since) >= i.wall(byte(word)):
 			if i.running.CompareAndSwap(word, word|killed) {
 				i.kill.Set(1)
 			}
 		}
 	}
-	return news
+	return calls
 }
 
 func (w *Watch) add(i *Instance) {
