@@ -1,0 +1,210 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cascadeinfer/cascade/cmd/policy"
+	"github.com/cascadeinfer/cascade/engine/report"
+)
+
+// newPolicy is "cascade policy": what the author of a policy needs.
+func newPolicy(s *settings) *cobra.Command {
+	c := group(&cobra.Command{
+		Use:   "policy",
+		Short: "Write, test, measure and sign policies of your own",
+		Long: `A policy decides one thing: how a fleet is divided into length stages (partition),
+where a boundary should lie (refine), who takes a request that moves (bid), who has
+too much (outlier), where a request starts (place), or whether a plan may be (guard).
+Written in Go or C, it is built as a WebAssembly module that runs in a sandbox: it
+sees nothing but the call, and can hurt no request.
+
+  cascade policy new my-refiner      begins one: forty lines that work
+  cd my-refiner                      edit main.go
+  cascade policy test                builds it and tests it as a host would run it
+  cascade policy bench               what a call costs, beside the built-in policy
+  cascade policy keygen author       a pair of keys, once
+  cascade policy sign my-refiner.wasm --key author.key --name my-refiner --version 1.0.0
+
+Where a command takes a module, a folder will do: it is built first.`,
+	})
+	c.AddCommand(newPolicyNew(s), newPolicyBuild(s), newPolicyInspect(s), newPolicyTest(s), newPolicyBench(s),
+		newPolicyReplay(s), newPolicyDiff(s), newPolicyKeygen(s), newPolicySign(s), newPolicyVerify(s))
+	return c
+}
+
+func newPolicyNew(s *settings) *cobra.Command {
+	var n policy.NewConfig
+	c := &cobra.Command{
+		Use:   "new NAME",
+		Short: "Begin a policy: sources, a native test and recorded calls",
+		Long: `New writes a folder with a policy that works: main.go (or main.c), a test that runs
+natively, calls in testdata, and a README. "cascade policy test" accepts it as it is.
+NAME may be a path; its last element names the policy.
+
+In Go it is a module of its own. Inside a checkout of Cascade its go.mod refers to that
+by a relative path; elsewhere to the checkout that --cascade names, or this program was
+built in, or to this program's version. In C it needs cascade_policy.h, which is
+written beside it, and a compiler for wasm32: see "cascade policy build --help".`,
+		Example: `  cascade policy new my-refiner
+  cascade policy new cheap-bids --kind bid --lang c
+  cascade policy new ../policies/no-small-stages --kind guard --cascade ~/src/cascade`,
+		Args: exactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			n.Dir = args[0]
+			b, err := policy.New(n)
+			if err != nil {
+				return err
+			}
+			if s.json {
+				return s.print(b)
+			}
+			fmt.Fprintf(s.stdout, "%s: %s in %s: %s\n", b.Dir, b.Name, b.Lang, strings.Join(b.Files, ", "))
+			fmt.Fprintf(s.stdout, "next: cascade policy test %s\n", b.Dir)
+			return nil
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&n.Kind, "kind", "refine", "what it decides: "+strings.Join(policy.NewKinds(), ", "))
+	f.StringVar(&n.Lang, "lang", "go", "go or c")
+	f.StringVar(&n.Sources, "cascade", "", "checkout of Cascade to build a Go policy against")
+	completeFrom(c, "kind", policy.NewKinds())
+	completeFrom(c, "lang", []string{"go", "c"})
+	return c
+}
+
+// policyBuild are the flags of commands that build folders.
+type policyBuild struct{ cc string }
+
+func (b *policyBuild) flags(c *cobra.Command) {
+	c.Flags().StringVar(&b.cc, "cc", "", "C compiler for wasm32, for instance \"zig cc\"; empty: zig, the Python package ziglang, or clang")
+}
+
+// module returns the path of a module, which it builds when it is given a folder.
+func (b *policyBuild) module(ctx context.Context, path string) (file string, err error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return "", err
+	}
+	if !info.IsDir() {
+		return path, nil
+	}
+	built, err := policy.Build(ctx, path, "", b.cc)
+	return built.File, err
+}
+
+// open loads a module, or what is built from a folder, with a configuration file.
+func (b *policyBuild) open(ctx context.Context, path, configuration string) (*policy.Subject, error) {
+	var text []byte
+	if configuration != "" {
+		var err error
+		if text, err = os.ReadFile(configuration); err != nil {
+			return nil, err
+		}
+	}
+	file, err := b.module(ctx, path)
+	if err != nil {
+		return nil, err
+	}
+	return policy.Open(ctx, file, text)
+}
+
+// oneOrHere wants at most one argument, and stands for "." without.
+func oneOrHere(c *cobra.Command, args []string) error {
+	if len(args) > 1 {
+		return misused(c, "name one module or folder, not %d", len(args))
+	}
+	return nil
+}
+
+func here(args []string) string {
+	if len(args) == 0 {
+		return "."
+	}
+	return args[0]
+}
+
+func newPolicyBuild(s *settings) *cobra.Command {
+	b, out := &policyBuild{}, ""
+	c := &cobra.Command{
+		Use:   "build [DIR]",
+		Short: "Build a module from a folder with Go or C; the same bytes everywhere",
+		Long: `Build compiles the Go or C files of a folder, the present one by default, to a module,
+NAME.wasm in it. The same sources and toolchain give the same bytes on every machine, so
+that others can check what was signed.
+
+Go needs the go command, 1.26 or later, alone. C needs a compiler for wasm32: zig in
+PATH, the Python package ziglang ("pip install ziglang==0.13.0"), clang with wasm-ld, or
+what --cc names.`,
+		Example: `  cascade policy build
+  cascade policy build my-bids -o bids.wasm --cc "zig cc"`,
+		Args: oneOrHere,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			built, err := policy.Build(cmd.Context(), here(args), out, b.cc)
+			if err != nil {
+				return err
+			}
+			if s.json {
+				return s.print(built)
+			}
+			_, err = fmt.Fprintf(s.stdout, "%s: %d bytes, sha256 %s (%s)\n", built.File, built.Bytes, built.SHA256, built.Compiler)
+			return err
+		},
+	}
+	b.flags(c)
+	c.Flags().StringVarP(&out, "output", "o", "", "file to write; empty: NAME.wasm in the folder")
+	return c
+}
+
+// errRefused ends commands whose output has told why already.
+var errRefused = errors.New("no host takes this module")
+
+func newPolicyInspect(s *settings) *cobra.Command {
+	return &cobra.Command{
+		Use:   "inspect FILE",
+		Short: "What a module decides, has and may do; whether hosts take it",
+		Long: `Inspect reads a module as a host does: it checks and meters it, compiles it and makes
+an instance. It prints what it decides and how each call is limited, what it imports and
+exports, and its size and digest.
+
+Exit codes: 0 for a module that hosts take, 1 for one that they refuse, with the reason
+and where it lies in the file.`,
+		Args: exactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			in, err := policy.Inspect(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			if in.Refused != "" {
+				err = fmt.Errorf("%s: %w: %s", args[0], errRefused, in.Refused)
+			}
+			if s.json {
+				return errors.Join(s.print(in), err)
+			}
+			return errors.Join(s.inspected(in), err)
+		},
+	}
+}
+
+func (s *settings) inspected(in policy.Inspected) error {
+	kib := func(n uint64) string { return fmt.Sprintf("%d KiB", n>>10) }
+	fmt.Fprintf(s.stdout, "%s: %d bytes, %d with its meter (%s)\nsha256   %s\n", in.File, in.Bytes, in.Metered, in.MeterVersion, in.SHA256)
+	if in.Functions > 0 {
+		fmt.Fprintf(s.stdout, "code     %d functions, the largest of %d bytes; %d loops\n", in.Functions, in.Largest, in.Loops)
+		fmt.Fprintf(s.stdout, "memory   %s, %s when started, at most %s\n", kib(in.Memory), kib(uint64(in.Started)), kib(in.MaxMemory))
+		fmt.Fprintf(s.stdout, "imports  %s\nexports  %s\n", strings.Join(in.Imports, "\n         "), strings.Join(in.Exports, "\n         "))
+	}
+	if len(in.Kinds) == 0 {
+		return nil
+	}
+	k := report.Table{Header: []string{"kind", "fuel", "wall", "memory", "largest call"}, Left: 1}
+	for _, l := range in.Kinds {
+		k.Rows = append(k.Rows, []string{l.Kind, fmt.Sprint(l.Fuel), fmt.Sprintf("%g ms", float64(l.Micros)/1000), kib(uint64(l.Pages) << 16), kib(uint64(l.Frame))})
+	}
+	return k.Text(s.stdout)
+}

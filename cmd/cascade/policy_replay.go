@@ -1,0 +1,177 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cascadeinfer/cascade/cmd/policy"
+	"github.com/cascadeinfer/cascade/engine/report"
+)
+
+// policyPlay are the flags of the commands that replay.
+type policyPlay struct {
+	policyBuild
+	configuration string
+	show          int
+}
+
+func (p *policyPlay) flags(c *cobra.Command) {
+	p.policyBuild.flags(c)
+	c.Flags().StringVar(&p.configuration, "config", "", "file with the modules' configuration")
+	c.Flags().IntVar(&p.show, "show", 20, "how many differences to print")
+}
+
+// play has a module, a folder or a built-in policy answer frames.
+func (p *policyPlay) play(ctx context.Context, who string, frames []policy.Frame) (played policy.Played, err error) {
+	if !exists(who) && slices.Contains(policy.Builtins(), who) {
+		return policy.PlayNative(ctx, who, frames)
+	}
+	subject, err := p.open(ctx, who, p.configuration)
+	if err != nil {
+		return played, err
+	}
+	defer func() { err = errors.Join(err, subject.Close()) }()
+	return policy.Play(ctx, subject, frames)
+}
+
+func newPolicyReplay(s *settings) *cobra.Command {
+	p, out := &policyPlay{}, ""
+	c := &cobra.Command{
+		Use:   "replay FRAMES FILE|DIR|BUILT-IN",
+		Short: "Have a module answer recorded calls again",
+		Long: `Replay has a fresh instance of a module, or a built-in policy, answer the calls of a file
+in their order, and sets its decisions beside those in the file. With -o it writes the
+calls with the new answers, to keep them as the expected ones.
+
+The digest is of all decisions and their fuel, the memory's hash of all that the instance
+holds afterwards: both are the same in every process and on every machine.
+
+Exit codes: 0, also when decisions differ; 1 when the file's answers are of this very
+module, and differ.`,
+		Example: `  cascade policy replay recorded.jsonl my-refiner.wasm
+  cascade policy replay testdata/frames.jsonl . -o testdata/frames.jsonl
+  cascade policy replay recorded.jsonl bid-least-load --json`,
+		Args: exactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			frames, err := policy.LoadFrames(args[0])
+			if err != nil {
+				return err
+			}
+			played, err := p.play(cmd.Context(), args[1], frames)
+			if err != nil {
+				return err
+			}
+			recorded := policy.Recorded(frames)
+			c := policy.Compare(recorded, played.Records, p.show)
+			c.A.Name, c.B.Name, c.B.Memory, c.B.Digest = args[0], args[1], played.Memory, played.Digest
+			changed := 0
+			for n := range recorded {
+				r := &played.Records[n]
+				if recorded[n].Frame != nil && frames[n].Fuel && recorded[n].Module == r.Module && r.Module != [len(r.Module)]byte{} && !r.Equal(&recorded[n]) {
+					changed++
+				}
+			}
+			if out != "" {
+				for n := range frames {
+					frames[n].Answer, frames[n].Fuel = &played.Records[n], true
+				}
+				var text bytes.Buffer
+				if err := policy.WriteFrames(&text, frames); err != nil {
+					return err
+				}
+				if err := policy.WriteFile(out, text.Bytes(), 0o666); err != nil {
+					return err
+				}
+			}
+			if err = s.compared(c, "in the file"); err == nil && changed > 0 {
+				err = fmt.Errorf("%s: this module has answered %s of %d otherwise when they were recorded", args[1], counted(changed, "frame"), c.Frames)
+			}
+			return err
+		},
+	}
+	p.flags(c)
+	c.Flags().StringVarP(&out, "output", "o", "", "write the calls with the new answers to this file")
+	return c
+}
+
+func newPolicyDiff(s *settings) *cobra.Command {
+	p := &policyPlay{}
+	c := &cobra.Command{
+		Use:   "diff FRAMES A B",
+		Short: "Set the decisions of two policies side by side",
+		Long: `Diff has two policies answer the calls of a file, and prints where they decide
+differently. A and B are modules, folders, or names of built-in policies:
+` + "  " + strings.Join(policy.Builtins(), ", ") + `
+
+Exit codes: 0 when they decide the same, 1 when they do not.`,
+		Example: `  cascade policy diff recorded.jsonl refine-weighted my-refiner.wasm
+  cascade policy diff recorded.jsonl v1.wasm v2.wasm --show 100`,
+		Args: exactArgs(3),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			frames, err := policy.LoadFrames(args[0])
+			if err != nil {
+				return err
+			}
+			a, err := p.play(cmd.Context(), args[1], frames)
+			if err != nil {
+				return err
+			}
+			b, err := p.play(cmd.Context(), args[2], frames)
+			if err != nil {
+				return err
+			}
+			c := policy.Compare(a.Records, b.Records, p.show)
+			c.A.Name, c.A.Memory, c.A.Digest = args[1], a.Memory, a.Digest
+			c.B.Name, c.B.Memory, c.B.Digest = args[2], b.Memory, b.Digest
+			if err = s.compared(c, args[1]); err == nil && c.Differ > 0 {
+				err = fmt.Errorf("%s and %s decide %d of %d differently", args[1], args[2], c.Differ, c.Frames)
+			}
+			return err
+		},
+	}
+	p.flags(c)
+	return c
+}
+
+// compared prints a comparison.
+func (s *settings) compared(c policy.Comparison, first string) error {
+	if s.json {
+		return s.print(c)
+	}
+	text := fmt.Sprintf("%s: %d decided the same, %d differently", counted(c.Frames, "frame"), c.Same, c.Differ)
+	if c.Unknown > 0 {
+		text += fmt.Sprintf(", %d without a decision to compare with", c.Unknown)
+	}
+	fmt.Fprintln(s.stdout, text)
+	for _, side := range []policy.Side{c.A, c.B} {
+		if side.Digest == "" {
+			continue
+		}
+		line := fmt.Sprintf("%s: digest %s", side.Name, side.Digest[:16])
+		if side.Memory != "" {
+			line += fmt.Sprintf(", memory %s, fuel p50 %d, p99 %d", side.Memory[:16], side.Fuel50, side.Fuel99)
+		}
+		for _, cause := range slices.Sorted(maps.Keys(side.Faults)) {
+			line += fmt.Sprintf("; %d %s", side.Faults[cause], cause)
+		}
+		fmt.Fprintln(s.stdout, line)
+	}
+	if len(c.Shown) == 0 {
+		return nil
+	}
+	t := report.Table{Header: []string{"frame", "kind", first, c.B.Name}, Left: 4}
+	for _, d := range c.Shown {
+		t.Rows = append(t.Rows, []string{fmt.Sprint(d.Frame), d.Kind, d.A, d.B})
+	}
+	if more := c.Differ - len(c.Shown); more > 0 {
+		t.Notes = append(t.Notes, fmt.Sprintf("%d more: --show prints as many as you like.", more))
+	}
+	return t.Text(s.stdout)
+}

@@ -1,0 +1,358 @@
+package main
+
+import (
+	"crypto/ed25519"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cascadeinfer/cascade/cmd/policy"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/sign"
+)
+
+// signatureSuffix follows a module's name in that of its signature file.
+const signatureSuffix = ".sig"
+
+func newPolicyKeygen(s *settings) *cobra.Command {
+	return &cobra.Command{
+		Use:   "keygen NAME",
+		Short: "Make a pair of keys to sign modules with",
+		Long: `Keygen makes an ed25519 key: NAME.key, which is secret and which nobody else should be
+able to read, and NAME.pub for those who shall trust it. Files that are there are left
+alone. The files are PEM, as "openssl genpkey -algorithm ed25519" writes them: keys that
+were made elsewhere will do as well.`,
+		Example: `  cascade policy keygen author`,
+		Args:    exactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			public, secret, err := ed25519.GenerateKey(nil)
+			if err != nil {
+				return err
+			}
+			pub, key, err := sign.EncodeKeys(secret)
+			if err != nil {
+				return err
+			}
+			if err := writeNew(args[0]+".key", key, 0o600); err != nil {
+				return err
+			}
+			if err := writeNew(args[0]+".pub", pub, 0o644); err != nil {
+				return errors.Join(err, os.Remove(args[0]+".key"))
+			}
+			out := struct {
+				ID     string `json:"id"`
+				Secret string `json:"secret"`
+				Public string `json:"public"`
+			}{sign.IDOf(public).String(), args[0] + ".key", args[0] + ".pub"}
+			if s.json {
+				return s.print(out)
+			}
+			_, err = fmt.Fprintf(s.stdout, "key %s: %s is secret, %s is for those who trust it\n", out.ID, out.Secret, out.Public)
+			return err
+		},
+	}
+}
+
+// writeNew writes a file that must not exist.
+func writeNew(path string, text []byte, mode os.FileMode) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
+	if errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("%s exists: a key is not replaced; choose another name", path)
+	}
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(text)
+	return errors.Join(err, f.Close())
+}
+
+// policySign are the flags of "cascade policy sign".
+type policySign struct {
+	key, name, version string
+	generation         uint64
+	notAfter           string
+	kinds, limits      []string
+	signature          string
+}
+
+func newPolicySign(s *settings) *cobra.Command {
+	f := &policySign{}
+	c := &cobra.Command{
+		Use:   "sign FILE",
+		Short: "Sign a module: what it is, what it may decide, until when",
+		Long: `Sign writes FILE.sig: a statement about the module, with a signature. The statement has
+the module's digest, a name and a version for people, the kinds that it may decide with
+the limits of a call, an end, and a generation. Hosts admit no statement of a lower
+generation than the last one, so that nobody can bring back an old module; going back is
+a new statement. The default is the present second.
+
+Where hosts want several signatures, the others sign FILE.sig with nothing but --key: they
+add theirs to the statement that is there. What it says is printed; read it first.`,
+		Example: `  cascade policy sign my-refiner.wasm --key author.key --name my-refiner --version 1.2.0
+  cascade policy sign my-refiner.wasm --key reviewer.key
+  cascade policy sign bids.wasm --key author.key --name bids --version 1.0.0 --kind bid-select --limit bid-select=20000 --not-after 2027-06-30`,
+		Args: exactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if f.key == "" {
+				return misused(cmd, "name the secret key with --key; \"cascade policy keygen\" makes one")
+			}
+			return s.sign(cmd, f, args[0])
+		},
+	}
+	l := c.Flags()
+	l.StringVar(&f.key, "key", "", "file with the secret key")
+	l.StringVar(&f.name, "name", "", "the policy's name")
+	l.StringVar(&f.version, "version", "", "its version, as in 1.2.0")
+	l.Uint64Var(&f.generation, "generation", 0, "orders statements; 0: the present second of Unix time")
+	l.StringVar(&f.notAfter, "not-after", "", "last day (2027-06-30) or instant (RFC 3339) at which hosts load it; empty: no end")
+	l.StringSliceVar(&f.kinds, "kind", nil, "kinds that it may decide; empty: all that it exports")
+	l.StringSliceVar(&f.limits, "limit", nil, "KIND=FUEL[:MICROS[:PAGES]]: limits of a call below the hosts' own; 0 is theirs")
+	l.StringVar(&f.signature, "signature", "", "signature file; empty: FILE.sig")
+	return c
+}
+
+// newStatement says whether the flags make a statement, not only a signature.
+func (f *policySign) newStatement(cmd *cobra.Command) bool {
+	for _, name := range []string{"name", "version", "generation", "not-after", "kind", "limit"} {
+		if cmd.Flags().Changed(name) {
+			return true
+		}
+	}
+	return false
+}
+
+func (s *settings) sign(cmd *cobra.Command, f *policySign, path string) error {
+	text, err := os.ReadFile(f.key)
+	if err != nil {
+		return err
+	}
+	key, err := sign.ParseSecret(text)
+	if err != nil {
+		return fmt.Errorf("%s: %w", f.key, err)
+	}
+	code, err := policy.ReadModule(path)
+	if err != nil {
+		return err
+	}
+	at := f.signature
+	if at == "" {
+		at = path + signatureSuffix
+	}
+	var file sign.File
+	switch {
+	case f.newStatement(cmd):
+		if f.name == "" || f.version == "" {
+			return misused(cmd, "a new statement needs --name and --version; to sign the one in %s, give --key alone", at)
+		}
+		if file.Statement, err = f.statement(cmd, path, code); err != nil {
+			return err
+		}
+	case !exists(at):
+		return misused(cmd, "%s has no statement yet: give --name and --version", path)
+	default:
+		if file, err = readSignature(at); err != nil {
+			return err
+		}
+		if file.Statement.Digest != sign.Sum(code) {
+			return fmt.Errorf("%s is about another module than %s (sha256 %s): make a new statement with --name and --version", at, path, sign.Sum(code))
+		}
+	}
+	if file, err = sign.Sign(file, key); err != nil {
+		return err
+	}
+	out, err := file.Encode()
+	if err != nil {
+		return err
+	}
+	if err := policy.WriteFile(at, out, 0o666); err != nil {
+		return err
+	}
+	return s.stated(at, file)
+}
+
+// statement is what the flags say about a module.
+func (f *policySign) statement(cmd *cobra.Command, path string, code []byte) (sign.Statement, error) {
+	st := sign.Statement{Digest: sign.Sum(code), ABI: abi.Name, Name: f.name, Version: f.version, Generation: f.generation}
+	if st.Generation == 0 {
+		st.Generation = uint64(time.Now().Unix())
+	}
+	if f.notAfter != "" {
+		end, err := time.Parse(time.RFC3339, f.notAfter)
+		if err != nil {
+			if end, err = time.Parse(time.DateOnly, f.notAfter); err != nil {
+				return st, misused(cmd, "--not-after %q: write a day, 2027-06-30, or an instant, 2027-06-30T12:00:00Z", f.notAfter)
+			}
+			end = end.AddDate(0, 0, 1).Add(-time.Second) // the day's last second
+		}
+		st.NotAfter = end.Unix()
+	}
+	in, err := policy.Inspect(cmd.Context(), path)
+	if err != nil {
+		return st, err
+	}
+	if in.Refused != "" {
+		return st, fmt.Errorf("%s: %w: %s", path, errRefused, in.Refused)
+	}
+	limits := map[string]sign.Grant{}
+	for _, l := range f.limits {
+		name, g, err := readLimit(l)
+		if err != nil {
+			return st, misused(cmd, "--limit %q: %v", l, err)
+		}
+		limits[name] = g
+	}
+	wanted := map[string]bool{}
+	for _, k := range f.kinds {
+		wanted[k] = true
+	}
+	for k := abi.Configure + 1; k < abi.Kinds; k++ {
+		exported := false
+		for _, has := range in.Kinds {
+			exported = exported || has.Kind == k.String()
+		}
+		if !exported || len(wanted) > 0 && !wanted[k.String()] {
+			continue
+		}
+		g := limits[k.String()]
+		g.Kind = k
+		st.Grants = append(st.Grants, g)
+		delete(limits, k.String())
+		delete(wanted, k.String())
+	}
+	for k := range limits {
+		return st, misused(cmd, "--limit: %s does not decide %q, or --kind leaves it out", path, k)
+	}
+	for k := range wanted {
+		return st, misused(cmd, "--kind: %s does not decide %q", path, k)
+	}
+	return st, st.Validate()
+}
+
+// readLimit reads KIND=FUEL[:MICROS[:PAGES]].
+func readLimit(text string) (kind string, g sign.Grant, err error) {
+	kind, rest, ok := strings.Cut(text, "=")
+	parts := strings.Split(rest, ":")
+	if !ok || len(parts) > 3 {
+		return "", g, errors.New("want KIND=FUEL[:MICROS[:PAGES]]")
+	}
+	for i, p := range parts {
+		n, err := strconv.ParseUint(p, 10, 64)
+		if err != nil {
+			return "", g, fmt.Errorf("%q is no number", p)
+		}
+		*[]*uint64{&g.Fuel, &g.Micros, &g.Pages}[i] = n
+	}
+	return kind, g, nil
+}
+
+func readSignature(path string) (sign.File, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return sign.File{}, err
+	}
+	if info.Size() > sign.MaxFile {
+		return sign.File{}, fmt.Errorf("%s: %d bytes are no signature: at most %d", path, info.Size(), sign.MaxFile)
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return sign.File{}, err
+	}
+	f, err := sign.Decode(text)
+	if err != nil {
+		return f, fmt.Errorf("%s: %w", path, err)
+	}
+	return f, nil
+}
+
+func newPolicyVerify(s *settings) *cobra.Command {
+	var keys []string
+	var threshold int
+	var signature string
+	c := &cobra.Command{
+		Use:   "verify FILE",
+		Short: "Check a module's signatures as a host does",
+		Long: `Verify checks that FILE.sig is about this module, is signed by enough of the keys given,
+and has not expired, and prints what it says.
+
+Exit codes: 0 when a host that trusts these keys would load the module, 1 when not.`,
+		Example: `  cascade policy verify my-refiner.wasm --keys author.pub
+  cascade policy verify my-refiner.wasm --keys author.pub,reviewer.pub --threshold 2`,
+		Args: exactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(keys) == 0 {
+				return misused(cmd, "name the public keys that you trust with --keys")
+			}
+			ring := sign.Ring{Threshold: threshold}
+			for _, k := range keys {
+				text, err := os.ReadFile(k)
+				if err != nil {
+					return err
+				}
+				public, err := sign.ParsePublic(text)
+				if err != nil {
+					return fmt.Errorf("%s: %w", k, err)
+				}
+				ring.Keys = append(ring.Keys, public...)
+			}
+			code, err := policy.ReadModule(args[0])
+			if err != nil {
+				return err
+			}
+			if signature == "" {
+				signature = args[0] + signatureSuffix
+			}
+			file, err := readSignature(signature)
+			if err != nil {
+				return err
+			}
+			if _, err := sign.Verify(file, code, ring, time.Now()); err != nil {
+				return fmt.Errorf("%s: %w", signature, err)
+			}
+			return s.stated(signature, file)
+		},
+	}
+	c.Flags().StringSliceVar(&keys, "keys", nil, "files with public keys")
+	c.Flags().IntVar(&threshold, "threshold", 1, "how many of the keys must have signed")
+	c.Flags().StringVar(&signature, "signature", "", "signature file; empty: FILE.sig")
+	return c
+}
+
+// stated prints what a signature file says.
+func (s *settings) stated(path string, f sign.File) error {
+	if s.json {
+		text, err := f.Encode()
+		if err != nil {
+			return err
+		}
+		_, err = s.stdout.Write(text)
+		return err
+	}
+	st := f.Statement
+	fmt.Fprintf(s.stdout, "%s: %s %s, %s, sha256 %s\n", path, st.Name, st.Version, st.ABI, hex.EncodeToString(st.Digest[:]))
+	for _, g := range st.Grants {
+		fmt.Fprintf(s.stdout, "  decides %s, at most %s ticks, %s µs, %s pages\n", g.Kind, hostsOwn(g.Fuel), hostsOwn(g.Micros), hostsOwn(g.Pages))
+	}
+	end := "no end"
+	if st.NotAfter > 0 {
+		end = "until " + time.Unix(st.NotAfter, 0).UTC().Format(time.RFC3339)
+	}
+	fmt.Fprintf(s.stdout, "  generation %d, %s\n", st.Generation, end)
+	for _, g := range f.Signatures {
+		fmt.Fprintf(s.stdout, "  signed by %s\n", g.Key)
+	}
+	return nil
+}
+
+func hostsOwn(limit uint64) string {
+	if limit == 0 {
+		return "the host's"
+	}
+	return fmt.Sprint(limit)
+}
