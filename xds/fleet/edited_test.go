@@ -54,19 +54,26 @@ func TestPlanOlderThanPast(t *testing.T) {
 	}
 }
 
-// TestFollowerKeepsDrains: an order that a follower stores leaves the drains of
-// replicas that only the others have been told of by their configuration.
-func TestFollowerKeepsDrains(t *testing.T) {
+// TestFollowerKeepsOthers: an order that a follower stores leaves the drains of
+// replicas, and the plans of models, that only the others have been told of by
+// their configuration.
+func TestFollowerKeepsOthers(t *testing.T) {
 	rules := testRules(PolicyDefault)
 	rules.Name, rules.Shared = "b", true
 	o := store.Object{
 		Epoch: 1, Plans: []policies.Plan{twoStages(1, 16)}, Drained: []policies.ReplicaID{"r3"},
 		Lease: store.Lease{Holder: "a", Expires: start.Add(time.Hour)},
 	}
+	other := policies.OneStage("other", []policies.ReplicaID{"x"})
+	other.Epoch = 1
+	o.Plans = append(o.Plans, other)
 	s := begun(t, rules, o, "r0", "r1", "r2")
 	e := s.Step(start, Drain{"r0"})
 	if e.Propose == nil || !slices.Equal(e.Propose.Object.Drained, []policies.ReplicaID{"r0", "r3"}) {
-		t.Errorf("proposed: %+v", e.Propose)
+		t.Fatalf("proposed: %+v", e.Propose)
+	}
+	if err := e.Propose.Object.Validate(); err != nil || len(e.Propose.Object.Plans) != 2 {
+		t.Errorf("proposed: %+v, %v", e.Propose.Object.Plans, err)
 	}
 }
 

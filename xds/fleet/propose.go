@@ -97,6 +97,13 @@ func (s *State) propose(now time.Time, changes []Change) *Proposal {
 			words = append(words, m.order.word)
 		}
 	}
+	if !s.plans(now) { // who plans knows which models are no more
+		for _, p := range s.object.Plans {
+			if s.model(p.Model) == nil {
+				o.Plans = append(o.Plans, p)
+			}
+		}
+	}
 	o.Reasons = reasons(appendHistory(s.history, words))
 	p := &Proposal{Object: o, Changes: changes}
 	if s.lease != nil && (s.lease.Due(now) || s.lease.Leads(now)) {
