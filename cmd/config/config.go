@@ -123,8 +123,9 @@ type Control struct {
 	// Hosts are names by which Admin may be asked besides those of loopback, in
 	// lower case and without a port: of a proxy of your own in front of it.
 	Hosts []string `yaml:"hosts,omitempty"`
-	// Name is that of this control plane among several. Empty means its host and
-	// the port of Listen.
+	// Name is that of the control plane at Listen, among several. Empty means its
+	// host and the port of Listen; those that are started with a --listen of their
+	// own have a --name of their own or that.
 	Name string `yaml:"name,omitempty"`
 	// Peers are the addresses, IP:port, of the other control planes of this fleet.
 	// They share the State directory: one plans, all serve the same, and any of
@@ -202,7 +203,9 @@ type TLS struct {
 	// Cert is the certificate chain, Key its private key. With a trust domain
 	// {role} and {name} in these paths stand for the component that reads them, so
 	// that one fleet file serves all: control, migrator or proxy, and its name
-	// there (for migrators the replica's id, for proxies the node id).
+	// there: for migrators the replica's id, for proxies the node id, for control
+	// planes control.name or what stands for it, and "control" for one that is
+	// alone and has none.
 	Cert string `yaml:"cert,omitempty"`
 	Key  string `yaml:"key,omitempty"`
 	CA   string `yaml:"ca,omitempty"` // authorities of the peers
