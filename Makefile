@@ -18,7 +18,7 @@ GO     ?= go
 # As an author builds a module, whatever the environment says; the tests build so, too.
 MODULE := GOOS=wasip1 GOARCH=wasm GOWASM= GOFLAGS= CGO_ENABLED=0 $(GO) build -buildmode=c-shared -trimpath -buildvcs=false -ldflags='-w -buildid='
 
-.PHONY: help build plugins estimator zig demo demo-envoy test test-all bench bench-peers bench-xds check generate envoy clean
+.PHONY: help build plugins estimator zig demo demo-envoy test test-all bench bench-peers bench-xds bench-estimators check generate envoy clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | column -ts "$$(printf '\t')"
@@ -77,6 +77,10 @@ bench-xds: ## our xDS server beside go-control-plane's snapshot cache, 100 and 1
 	$(GO) test -run '^$$' -bench Boundary -benchtime 100x -timeout 30m ./xds/serve
 	$(GO) test -run '^$$' -bench Set -benchtime 1000x -benchmem ./xds/cache
 	CASCADE_TEST_ALL=1 $(GO) test -run TestMemory -count 1 -v ./xds/serve
+
+# What each learns a request's length from, on stock Envoy; CPU is Envoy's own and the service's.
+bench-estimators: envoy ## content-length, ext_proc and wasm side by side
+	$(GO) test -run '^$$' -bench Estimators -benchtime 2s -timeout 30m ./cmd/estimators
 
 check: ## formatting, vet, staticcheck, tidy go.mod, generated code
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); echo 'run gofmt -w on these'; exit 1; }

@@ -30,7 +30,13 @@ import (
 	"github.com/cascadeinfer/cascade/xds/serve"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if os.Getenv(asService) != "" {
+		serveAlone()
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // built is the module, built once as make builds it.
 var built = sync.OnceValues(func() ([]byte, error) {
@@ -40,7 +46,7 @@ var built = sync.OnceValues(func() ([]byte, error) {
 	}
 	defer os.RemoveAll(dir)
 	out := filepath.Join(dir, "cascade-length.wasm")
-	cmd := exec.Command("go", "build", "-buildmode=c-shared", "-trimpath", "-buildvcs=false", "-ldflags=-s -w -buildid=", "-o", out, ".")
+	cmd := exec.Command("go", "build", "-buildmode=c-shared", "-trimpath", "-buildvcs=false", "-ldflags=-w -buildid=", "-o", out, ".")
 	cmd.Dir = filepath.Join("..", "..", "wasm", "estimator")
 	cmd.Env = append(os.Environ(), "GOOS=wasip1", "GOARCH=wasm", "GOWASM=", "GOFLAGS=", "CGO_ENABLED=0")
 	if msg, err := cmd.CombinedOutput(); err != nil {
@@ -118,7 +124,7 @@ func start(t testing.TB, v resources.View) *rig {
 	for i := range v.Endpoints {
 		v.Endpoints[i].Address = upstream(t, string(v.Endpoints[i].ID))
 	}
-	if v.Settings.Estimator == resources.ExtProc {
+	if v.Settings.Estimator == resources.ExtProc && v.Settings.Length == "" {
 		v.Settings.Length = lengthService(t, v)
 	}
 	r.view = v

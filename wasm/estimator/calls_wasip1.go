@@ -1,8 +1,6 @@
 package main
 
 import (
-	"encoding/json"
-	"fmt"
 	"strconv"
 	"unsafe"
 
@@ -49,11 +47,9 @@ func start(context, size int32) int32 { return yes }
 //
 //go:wasmexport proxy_on_configure
 func configure(context, size int32) int32 {
-	var c filter.Config
-	if size > 0 {
-		if err := json.Unmarshal(buffer(configuration, 0, size), &c); err != nil {
-			return refuse(err)
-		}
+	c, err := filter.ReadConfig(buffer(configuration, 0, size))
+	if err != nil {
+		return refuse(err)
 	}
 	f, err := filter.New(c)
 	if err != nil {
@@ -179,7 +175,11 @@ func recovered(context int32, action *int32) {
 	if fault := recover(); fault != nil {
 		*action = goOn
 		delete(streams, context)
-		proxyLog(levelWarn, fmt.Sprint("cascade length estimator: ", fault))
+		why := "a fault of the module"
+		if err, ok := fault.(error); ok {
+			why = err.Error()
+		}
+		proxyLog(levelWarn, "cascade length estimator: "+why)
 	}
 }
 

@@ -2,7 +2,7 @@ package filter
 
 import (
 	"errors"
-	"fmt"
+	"strconv"
 
 	"github.com/cascadeinfer/cascade/policies/length"
 )
@@ -42,11 +42,11 @@ func (c *Config) validate() error {
 		c.MaxBody = DefaultMaxBody
 	}
 	if c.MaxBody < 0 {
-		return fmt.Errorf("max_body: %d: want a number of bytes, or 0 for %d", c.MaxBody, DefaultMaxBody)
+		return errors.New("max_body: want a number of bytes, or 0 for 16 MiB")
 	}
 	for i, m := range c.Models {
 		if err := m.validate(); err != nil {
-			return fmt.Errorf("models[%d]: %w", i, err)
+			return at("models["+strconv.Itoa(i)+"]", err)
 		}
 	}
 	return nil

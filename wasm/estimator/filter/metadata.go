@@ -1,7 +1,6 @@
 package filter
 
 import (
-	"encoding/binary"
 	"errors"
 	"math"
 )
@@ -69,7 +68,7 @@ func (m *Model) set(key string, value []byte) error {
 	case "bytes_per_token":
 		n, err := field(value, numberValue)
 		if err == nil && len(n) == 8 {
-			m.BytesPerToken = math.Float64frombits(binary.LittleEndian.Uint64(n))
+			m.BytesPerToken = math.Float64frombits(littleEndian(n))
 		}
 		return err
 	case "adapters":
@@ -149,7 +148,7 @@ const (
 // those of a varint are not needed here, and left out.
 func each(data []byte, f func(number uint64, content []byte) error) error {
 	for len(data) > 0 {
-		tag, n := binary.Uvarint(data)
+		tag, n := uvarint(data)
 		if n <= 0 || tag>>3 == 0 {
 			return errMetadata
 		}
@@ -157,7 +156,7 @@ func each(data []byte, f func(number uint64, content []byte) error) error {
 		var size uint64
 		switch tag & 7 {
 		case wireVarint:
-			_, n := binary.Uvarint(data)
+			_, n := uvarint(data)
 			if n <= 0 {
 				return errMetadata
 			}
@@ -168,7 +167,7 @@ func each(data []byte, f func(number uint64, content []byte) error) error {
 		case wire32:
 			size = 4
 		case wireBytes:
-			if size, n = binary.Uvarint(data); n <= 0 {
+			if size, n = uvarint(data); n <= 0 {
 				return errMetadata
 			}
 			data = data[n:]
@@ -184,4 +183,23 @@ func each(data []byte, f func(number uint64, content []byte) error) error {
 		data = data[size:]
 	}
 	return nil
+}
+
+// uvarint reads a number and says how many bytes it has, 0 where there is none.
+// Package encoding/binary has the same, and reflection with it.
+func uvarint(data []byte) (x uint64, n int) {
+	for i, b := range data[:min(len(data), 10)] {
+		x |= uint64(b&0x7f) << (7 * i)
+		if b < 0x80 {
+			return x, i + 1
+		}
+	}
+	return 0, 0
+}
+
+func littleEndian(data []byte) (x uint64) {
+	for i, b := range data {
+		x |= uint64(b) << (8 * i)
+	}
+	return x
 }

@@ -1,0 +1,187 @@
+package estimators
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// asService makes this binary the length service of the benchmark's view: a
+// process of its own, so that what it costs can be told from what the client
+// and the upstreams cost.
+const asService = "CASCADE_ESTIMATORS_SERVICE"
+
+func serveAlone() {
+	t := &lone{}
+	address := lengthService(t, view())
+	fmt.Println(address)
+	_, _ = io.Copy(io.Discard, os.Stdin) // until the benchmark is gone
+	t.end()
+}
+
+// lone is as much of a test as a process needs that is none.
+type lone struct {
+	testing.TB
+	cleanup []func()
+}
+
+func (l *lone) Helper()          {}
+func (l *lone) Cleanup(f func()) { l.cleanup = append(l.cleanup, f) }
+func (l *lone) Fatal(args ...any) {
+	fmt.Fprintln(os.Stderr, args...)
+	os.Exit(1)
+}
+
+func (l *lone) end() {
+	for _, f := range slices.Backward(l.cleanup) {
+		f()
+	}
+}
+
+// alone starts the length service and returns its address and process.
+func alone(b *testing.B) (address string, pid int) {
+	b.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), asService+"=1")
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		b.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { in.Close(); _ = cmd.Wait() })
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		b.Fatal(err)
+	}
+	return strings.TrimSpace(line), cmd.Process.Pid
+}
+
+// tick is the unit of /proc's times on every Linux that Go runs on.
+const tick = 10 * time.Millisecond
+
+// cpu is the time that a process has used so far; 0 where nobody tells.
+func cpu(pid int) time.Duration {
+	if pid == 0 {
+		return 0
+	}
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0
+	}
+	// The name, in parentheses, may have blanks.
+	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
+	var sum time.Duration
+	for _, f := range fields[11:13] { // utime, stime
+		n, err := strconv.ParseInt(f, 10, 64)
+		if err != nil {
+			return 0
+		}
+		sum += time.Duration(n) * tick
+	}
+	return sum
+}
+
+// rss is the memory of a process in MiB, 0 where nobody tells.
+func rss(pid int) float64 {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
+	if err != nil {
+		return 0
+	}
+	pages, err := strconv.ParseInt(strings.Fields(string(text))[1], 10, 64)
+	if err != nil {
+		return 0
+	}
+	return float64(pages) * float64(os.Getpagesize()) / (1 << 20)
+}
+
+// BenchmarkEstimators puts the three side by side, 16 requests at a time:
+// bodies with and without a length to a host of one model, and bodies with one to
+// a host of several, where content-length has no answer. The client, Envoy, the
+// length service and the upstreams share the machine; CPU is told apart.
+func BenchmarkEstimators(b *testing.B) {
+	const concurrency = 16
+	for _, e := range []resources.Estimator{resources.ContentLength, resources.ExtProc, resources.Wasm} {
+		b.Run(string(e), func(b *testing.B) {
+			v := view()
+			v.Settings.Estimator = e
+			service := 0
+			switch e {
+			case resources.ExtProc:
+				v.Settings.Length, service = alone(b)
+			case resources.Wasm:
+				v.Settings.Module = module(b)
+			}
+			r := start(b, v)
+			r.client.Transport = &http.Transport{MaxIdleConnsPerHost: concurrency, MaxConnsPerHost: concurrency}
+			b.Cleanup(r.client.CloseIdleConnections)
+			for _, size := range []int{200, 220 << 10, 2 << 20} {
+				body := sized("m", size)
+				for _, way := range []struct {
+					name, host string
+					wrap       func(io.Reader) io.Reader
+				}{
+					{"sized", "m.test", func(r io.Reader) io.Reader { return r }},
+					{"chunked", "m.test", func(r io.Reader) io.Reader { return chunked{r} }},
+					{"shared", "else.test", func(r io.Reader) io.Reader { return r }},
+				} {
+					if e == resources.ContentLength && way.name == "shared" {
+						continue
+					}
+					b.Run(fmt.Sprintf("%s/%d", way.name, size), func(b *testing.B) {
+						r := *r
+						r.t = b
+						b.SetBytes(int64(size))
+						b.SetParallelism(max(1, concurrency/runtime.GOMAXPROCS(0)))
+						var mu sync.Mutex
+						var all []time.Duration
+						envoy, other := cpu(r.envoy.PID()), cpu(service)
+						b.RunParallel(func(pb *testing.PB) {
+							var mine []time.Duration
+							for pb.Next() {
+								began := time.Now()
+								got, err := r.send("POST", way.host, way.wrap(bytes.NewReader(body)))
+								mine = append(mine, time.Since(began))
+								if err != nil || got.Status != 200 || got.Bytes != size {
+									b.Errorf("got %+v, %v", got, err)
+								}
+							}
+							mu.Lock()
+							defer mu.Unlock()
+							all = append(all, mine...)
+						})
+						n := float64(len(all))
+						perRequest := func(d time.Duration) float64 { return float64(d.Microseconds()) / n }
+						slices.Sort(all)
+						b.ReportMetric(0, "ns/op")
+						b.ReportMetric(n/b.Elapsed().Seconds(), "req/s")
+						b.ReportMetric(all[len(all)/2].Seconds()*1e3, "p50-ms")
+						b.ReportMetric(all[len(all)*99/100].Seconds()*1e3, "p99-ms")
+						b.ReportMetric(perRequest(cpu(r.envoy.PID())-envoy), "envoy-µs/req")
+						b.ReportMetric(perRequest(cpu(service)-other), "service-µs/req")
+						b.ReportMetric(rss(r.envoy.PID()), "envoy-MiB")
+					})
+				}
+			}
+		})
+	}
+}
