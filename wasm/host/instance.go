@@ -35,7 +35,8 @@ type Instance struct {
 	first              uint32 // memory's size when it was new
 	stack              [1]uint64
 	ctx                context.Context
-	given              int64 // fuel of the last call
+	given              int64  // fuel of the last call
+	budgeted           uint64 // its budget
 	call               uint64
 	dead               error
 
@@ -82,7 +83,7 @@ func (m *Module) Instantiate() (*Instance, error) {
 	if m.closed.Load() {
 		return nil, ErrClosed
 	}
-	i := &Instance{module: m}
+	i := &Instance{module: m, budgeted: 1} // the module has its own to begin with
 	i.ctx = &callContext{context.Background(), i}
 	for k, l := range m.config.Limits {
 		i.limits[k].Limit = l
@@ -163,7 +164,10 @@ func (i *Instance) arena() []byte {
 func (i *Instance) invoke(k abi.Kind, f api.Function, arg uint64) (uint64, error) {
 	l := &i.limits[k]
 	i.fuel.Set(l.fuel)
-	i.budget.Set(l.budget)
+	if l.budget|i.budgeted != 0 { // a budget of 0 stays 0
+		i.budget.Set(l.budget)
+		i.budgeted = l.budget
+	}
 	i.given = l.Fuel
 	if i.said != nil {
 		i.said = nil
