@@ -1,8 +1,10 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"strings"
 
 	"google.golang.org/grpc"
@@ -36,6 +38,12 @@ func (s *settings) member(fleet wire.Fleet, who component, control string) (memb
 	planes := fleet.ControlPlanes()
 	if control != "" {
 		planes = strings.Split(control, ",")
+		for i, p := range planes {
+			planes[i] = strings.TrimSpace(p)
+			if _, _, bad := net.SplitHostPort(planes[i]); bad != nil {
+				return member{log: log, id: id}, errors.Join(err, fmt.Errorf("--control: %q is no host:port", planes[i]))
+			}
+		}
 	}
 	return member{log: log, id: id, control: planes}, err
 }
