@@ -418,3 +418,48 @@ func BenchmarkRollback(b *testing.B) {
 		b.Error(err)
 	}
 }
+
+// BenchmarkSwaps is a call's time while nothing is swapped, and while a new
+// module comes every 2 ms. The module is a fake: what is measured is the slot.
+func BenchmarkSwaps(b *testing.B) {
+	for name, every := range map[string]time.Duration{"still": time.Hour, "swapping": 2 * time.Millisecond} {
+		b.Run(name, func(b *testing.B) {
+			s, stop := newSlot(b, slot.Config{}, &loader{})
+			over, done := make(chan struct{}), make(chan slot.Generation)
+			go func() {
+				tick := time.NewTicker(every)
+				defer tick.Stop()
+				for g := slot.Generation(1); ; g++ {
+					_ = s.Offer(proven(g))
+					select {
+					case <-over:
+						done <- g
+						return
+					case <-tick.C:
+					}
+				}
+			}()
+			took := make([]time.Duration, 0, 1<<20)
+			for i := uint64(0); b.Loop(); i++ {
+				from := time.Now()
+				lease := s.Enter(i)
+				lease.Policy.call(i)
+				lease.Leave()
+				if d := time.Since(from); len(took) < cap(took) {
+					took = append(took, d)
+				} else {
+					took[i%uint64(cap(took))] = d
+				}
+			}
+			close(over)
+			swaps := <-done
+			slices.Sort(took)
+			b.ReportMetric(float64(took[len(took)/2].Nanoseconds()), "p50-ns")
+			b.ReportMetric(float64(took[len(took)*999/1000].Nanoseconds()), "p99.9-ns")
+			b.ReportMetric(float64(swaps), "swaps")
+			if err := stop(); err != nil {
+				b.Error(err)
+			}
+		})
+	}
+}
