@@ -31,7 +31,8 @@ For each kind that the module decides:
   same as native   random calls are decided as by the built-in policy of --native
   fuel             random calls stay within the kind's limit
   leaks            1e6 calls (refine, guard: 1e5; partition: 1e3) succeed, and memory does
-                   not grow in the second half of them
+                   not grow in the second half of them; if it does, of twice as many, and
+                   so on up to eight times
   replay           two instances give equal results, fuel and memory, down to the byte
 
 With --frames, or testdata/frames.jsonl in a folder, recorded calls are replayed, too, and

@@ -191,7 +191,9 @@ func (f *policySign) statement(cmd *cobra.Command, path string, code []byte) (si
 			}
 			end = end.AddDate(0, 0, 1).Add(-time.Second) // the day's last second
 		}
-		st.NotAfter = end.Unix()
+		if st.NotAfter = end.Unix(); st.Expired(time.Now()) {
+			return st, misused(cmd, "--not-after %s has passed: no host would load the module", f.notAfter)
+		}
 	}
 	in, err := policy.Inspect(cmd.Context(), path)
 	if err != nil {

@@ -117,7 +117,7 @@ type Comparison struct {
 	Frames  int          `json:"frames"`
 	Same    int          `json:"same"`
 	Differ  int          `json:"differ"`
-	Unknown int          `json:"unknown"` // A has no answer, or neither decides the kind
+	Unknown int          `json:"unknown"` // A has no answer, or one of them does not decide the kind
 	Shown   []Difference `json:"differences"`
 }
 
@@ -129,7 +129,7 @@ func Compare(a, b []host.Record, show int) Comparison {
 	for n := range a {
 		x, y := &a[n], &b[n]
 		switch {
-		case x.Frame == nil, x.Cause == host.Unknown && y.Cause == host.Unknown:
+		case x.Frame == nil, x.Cause == host.Unknown, y.Cause == host.Unknown:
 			c.Unknown++
 		case same(x, y):
 			c.Same++
