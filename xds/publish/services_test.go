@@ -2,6 +2,7 @@ package publish_test
 
 import (
 	"context"
+	"maps"
 	"net"
 	"sync"
 	"testing"
@@ -25,19 +26,45 @@ type witness struct {
 	counter
 	cache  *slotted
 	mu     sync.Mutex
-	told   map[int64]bool   // streams that have had a response
-	open   map[string]int64 // endpoints that were changed and are not acknowledged, by nonce
-	tables int              // tables that were sent
-	early  int              // of them, while such endpoints were open
-	acked  time.Time        // when a table was last acknowledged
+	told   map[int64]map[string]bool // what each stream has been sent before, by type and name
+	open   map[openResponse]bool     // endpoints and clusters that were changed and are not acknowledged
+	tables int                       // tables that were sent
+	early  int                       // of them, while such endpoints were open
+	acked  time.Time                 // when a table was last acknowledged
+}
+
+// openResponse names a response: every stream counts its own nonces.
+type openResponse struct {
+	stream int64
+	nonce  string
+}
+
+// changes reports whether a response tells a stream anything new of what it was
+// told before. All else answers a subscription, and comes when the client asks.
+func (w *witness) changes(id int64, resp *discoveryv3.DeltaDiscoveryResponse) (changed bool) {
+	told := w.told[id]
+	if told == nil {
+		told = make(map[string]bool)
+		w.told[id] = told
+	}
+	for _, r := range resp.GetResources() {
+		k := resp.GetTypeUrl() + " " + r.GetName()
+		changed = changed || told[k]
+		told[k] = true
+	}
+	for _, name := range resp.GetRemovedResources() {
+		changed = changed || told[resp.GetTypeUrl()+" "+name]
+	}
+	return changed
 }
 
 func (w *witness) OnStreamDeltaResponse(id int64, req *discoveryv3.DeltaDiscoveryRequest, resp *discoveryv3.DeltaDiscoveryResponse) {
 	w.mu.Lock()
+	changed := w.changes(id, resp)
 	switch resp.GetTypeUrl() {
 	case resources.EndpointType, resources.ClusterType:
-		if w.told[id] {
-			w.open[resp.GetNonce()] = id
+		if changed {
+			w.open[openResponse{id, resp.GetNonce()}] = true
 		}
 	case resources.RouteType:
 		w.tables++
@@ -45,19 +72,28 @@ func (w *witness) OnStreamDeltaResponse(id int64, req *discoveryv3.DeltaDiscover
 			w.early++
 		}
 	}
-	w.told[id] = true // the first response is an answer, and not a change
 	w.mu.Unlock()
 	w.counter.OnStreamDeltaResponse(id, req, resp)
 }
 
 func (w *witness) OnStreamDeltaRequest(id int64, req *discoveryv3.DeltaDiscoveryRequest) error {
 	w.mu.Lock()
-	delete(w.open, req.GetResponseNonce())
+	delete(w.open, openResponse{id, req.GetResponseNonce()})
 	if req.GetTypeUrl() == resources.RouteType {
 		w.acked = time.Now()
 	}
 	w.mu.Unlock()
 	return w.counter.OnStreamDeltaRequest(id, req)
+}
+
+// OnDeltaStreamClosed forgets what nobody will acknowledge: Envoy ends the
+// stream of a stage's endpoints with the stage.
+func (w *witness) OnDeltaStreamClosed(id int64, n *corev3.Node) {
+	w.mu.Lock()
+	delete(w.told, id)
+	maps.DeleteFunc(w.open, func(o openResponse, _ bool) bool { return o.stream == id })
+	w.mu.Unlock()
+	w.counter.OnDeltaStreamClosed(id, n)
 }
 
 // slotted is the cache, and an estimator for the slot inside proxies in every
@@ -112,7 +148,7 @@ func startServices(t *testing.T, address string) (*plane, *witness) {
 	if p.publisher, err = publish.New(publish.Config{Target: shared, Ledger: ledger}); err != nil {
 		t.Fatal(err)
 	}
-	w := &witness{counter: counter{ledger, &p.sent}, cache: shared, told: make(map[int64]bool), open: make(map[string]int64)}
+	w := &witness{counter: counter{ledger, &p.sent}, cache: shared, told: make(map[int64]map[string]bool), open: make(map[openResponse]bool)}
 	services, err := serve.New(serve.Config{Cache: shared, Callbacks: w})
 	if err != nil {
 		t.Fatal(err)
