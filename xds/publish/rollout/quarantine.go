@@ -110,6 +110,10 @@ func steers(r *resources.Resource) bool {
 	return !r.Unlisted && (r.Type == resources.RouteType || r.Type == resources.ListenerType)
 }
 
+// optional reports whether a client does without a resource: the slots of
+// extensions have a default.
+func optional(r *resources.Resource) bool { return r.Type == resources.ExtensionType }
+
 // kept counts the refused versions in a set.
 func (q *quarantine) kept(s resources.Set) (n int) {
 	for k := range q.barred {
@@ -165,6 +169,9 @@ func (q *quarantine) admit(s resources.Set, h holding) (admitted resources.Set, 
 				if lost == "" {
 					lost = why.reason()
 				}
+			case optional(r):
+				all[i], replaced = nil, true
+				continue
 			case !has(h.shown, r):
 				return resources.Set{}, "", fmt.Errorf("%s", why.reason())
 			}
@@ -175,6 +182,7 @@ func (q *quarantine) admit(s resources.Set, h holding) (admitted resources.Set, 
 			}
 		}
 		if replaced {
+			all = slices.DeleteFunc(all, func(r *resources.Resource) bool { return r == nil })
 			one, err := resources.NewSet(all...)
 			if err != nil {
 				return resources.Set{}, "", err
