@@ -30,6 +30,9 @@ func (r *Rollout) refuse(now time.Time, e Refuse) {
 			r.note(Note{Warn: true, Text: "version is quarantined", Group: e.Group, Node: e.Node, Why: f.reason()})
 		}
 	}
+	if _, fenced := g.fenced[e.Node]; fenced && len(suspects) > 0 && len(news) == 0 && touches(g.set, keysOf(suspects)) {
+		return // it is shown for want of another, and whatever comes with it is refused again
+	}
 	// What came with it may or may not have been applied, and the server believes
 	// that it was: it is sent once more, and the node, which answers after all,
 	// is waited for.
@@ -39,6 +42,14 @@ func (r *Rollout) refuse(now time.Time, e Refuse) {
 		g.held = now
 	}
 	r.enforce(now, news)
+}
+
+func keysOf(keys []key) map[key]bool {
+	set := make(map[key]bool, len(keys))
+	for _, k := range keys {
+		set[k] = true
+	}
+	return set
 }
 
 // suspects are the versions that a refusal can be about: those that the node
