@@ -213,22 +213,29 @@ func noun(typ string) string {
 	return "resource"
 }
 
-// withhold leaves refused routes out of what a group is shown, where it has no
-// other ones of the name: after a restart nothing else is known, and a proxy
-// keeps the routes that it has.
-func (q *quarantine) withhold(s, shown resources.Set) (resources.Set, bool) {
-	all := s.All(resources.RouteType)
-	n := len(all)
-	all = slices.DeleteFunc(all, func(r *resources.Resource) bool {
-		_, bad := q.barred[keyOf(r)]
-		return bad && steers(r) && shown.Get(r.Type, r.Name) == nil
-	})
-	if len(all) == n {
-		return s, false
+// withhold leaves refused routes out of what a group is shown, and with whole
+// also refused endpoints, where it has no other ones of the name: after a restart
+// nothing else is known, and a proxy keeps those that it has.
+func (q *quarantine) withhold(s, shown resources.Set, whole bool) (less resources.Set, withheld bool) {
+	less = s
+	for _, typ := range [...]string{resources.RouteType, resources.EndpointType} {
+		all := s.All(typ)
+		n := len(all)
+		all = slices.DeleteFunc(all, func(r *resources.Resource) bool {
+			k := keyOf(r)
+			if _, bad := q.barred[k]; !bad || shown.Get(r.Type, r.Name) != nil {
+				return false
+			}
+			return steers(r) || whole && typ == resources.EndpointType && q.standIn(k, resources.Set{}) == nil
+		})
+		if len(all) == n {
+			continue
+		}
+		one, err := resources.NewSet(all...)
+		if err != nil {
+			return s, false
+		}
+		less, withheld = less.With(one, typ), true
 	}
-	one, err := resources.NewSet(all...)
-	if err != nil {
-		return s, false
-	}
-	return s.With(one, resources.RouteType), true
+	return less, withheld
 }

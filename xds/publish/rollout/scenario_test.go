@@ -22,7 +22,8 @@ import (
 //	                   the routes alone
 //	want 3 ab|c        the table is wanted; "urgent 3 ab|c" without a watch
 //	nack x a r         node x of group a refuses what it is shown of these names
-//	bar r 3            another server's node refused the routes of plan 3
+//	bar r 3            another server's node refused the routes of plan 3;
+//	bar e1 bc          and these endpoints
 //	bad a text         the judge says that group a got worse
 //	busy 3             so many requests run on removed endpoints; "busy ?": unknown
 //	wait 1.5s          time passes, and the rollout is woken when it wants to be
@@ -180,7 +181,11 @@ func (s *scenario) event(word, arg string) string {
 		s.step(e)
 	case "bar":
 		name, version, _ := strings.Cut(arg, " ")
-		s.step(Bar{[]Refusal{{Type: resources.RouteType, Name: name, Version: version, Node: "elsewhere", Text: "no"}}})
+		typ := resources.EndpointType
+		if name == "r" {
+			typ = resources.RouteType
+		}
+		s.step(Bar{[]Refusal{{Type: typ, Name: name, Version: version, Node: "elsewhere", Text: "no"}}})
 	case "wait":
 		d, err := time.ParseDuration(arg)
 		if err != nil {

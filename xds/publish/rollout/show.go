@@ -87,6 +87,7 @@ func (r *Rollout) compose(l layers, g *group) (resources.Set, error) {
 		return resources.Set{}, err
 	}
 	var h holding
+	withheld := false // it was proven with what it lacks then
 	if g != nil {
 		h.shown, h.suspended = g.set, g.suspended
 		if g.m.phase != Idle {
@@ -96,13 +97,12 @@ func (r *Rollout) compose(l layers, g *group) (resources.Set, error) {
 			// Who took it has routes that lead there until it has gone back.
 			h.passed = resources.Set{}.With(g.passed, gates[Add]...)
 		}
-		if less, withheld := r.withhold(set, g.set); withheld {
-			return less, nil // it was proven with what it lacks now
-		}
+		// What all groups are to have cannot be exchanged for something else.
+		set, withheld = r.withhold(set, g.set, g.at == r.good)
 	}
 	admitted, lost, err := r.admit(set, h)
-	if err != nil {
-		return resources.Set{}, err
+	if err != nil || withheld {
+		return admitted, err
 	}
 	if err := r.cfg.Prove(admitted); err != nil {
 		return resources.Set{}, err
