@@ -159,7 +159,7 @@ func (s *settings) measured(all []policy.Measured) error {
 		if m.Native != "" {
 			native, ratio, name = fmt.Sprintf("%.0f", m.Beside), fmt.Sprintf("%.1f×", m.Wasm/m.Beside), m.Native
 		}
-		t.Rows = append(t.Rows, []string{m.Kind, name, fmt.Sprintf("%.0f", m.Wasm), native, ratio, fmt.Sprintf("%.0f", m.Every), fmt.Sprintf("%.2f", m.Allocs),
+		t.Rows = append(t.Rows, []string{m.Kind, name, fmt.Sprintf("%.0f", m.Wasm), native, ratio, fmt.Sprintf("%.0f", m.Empty), fmt.Sprintf("%.2f", m.Allocs),
 			fmt.Sprint(m.Fuel50), fmt.Sprint(m.Fuel99), fmt.Sprintf("%.2f %%", 100*float64(m.Fuel99)/float64(m.Limit)), fmt.Sprintf("%d KiB", m.Memory>>10)})
 	}
 	return t.Text(s.stdout)

@@ -79,11 +79,8 @@ module, and differ.`,
 				}
 			}
 			if out != "" {
-				for n := range frames {
-					frames[n].Answer, frames[n].Fuel = &played.Records[n], true
-				}
 				var text bytes.Buffer
-				if err := policy.WriteFrames(&text, frames); err != nil {
+				if err := policy.WriteFrames(&text, policy.FramesOf(played.Records)); err != nil {
 					return err
 				}
 				if err := policy.WriteFile(out, text.Bytes(), 0o666); err != nil {

@@ -22,7 +22,7 @@ type Measured struct {
 	Beside float64 `json:"native_ns"`    // per call of that
 	Calls  int     `json:"calls"`        // of the module, all rounds together
 	Rounds int     `json:"rounds"`       // figures are their medians
-	Every  float64 `json:"empty_ns"`     // what a call costs that asks the smallest question
+	Empty  float64 `json:"empty_ns"`     // what a call costs that asks the smallest question
 	Memory uint32  `json:"memory_bytes"` // afterwards
 }
 
@@ -102,7 +102,7 @@ func (s *Subject) bench(ctx context.Context, k abi.Kind, twin any, each time.Dur
 			beside = append(beside, ns)
 		}
 	}
-	m.Wasm, m.Every, m.Allocs, m.Beside = median(module), median(empty), median(allocs), median(beside)
+	m.Wasm, m.Empty, m.Allocs, m.Beside = median(module), median(empty), median(allocs), median(beside)
 	m.Memory, _ = i.Memory()
 	return m, nil
 }

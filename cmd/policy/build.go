@@ -47,7 +47,7 @@ func Build(ctx context.Context, dir, out, compiler string) (Built, error) {
 	var cmd *exec.Cmd
 	switch {
 	case len(goFiles) > 0:
-		b.Language = "go"
+		b.Language, b.Compiler = "go", "go build"
 		cmd = exec.CommandContext(ctx, "go", "build", "-buildmode=c-shared", "-trimpath", "-buildvcs=false", "-ldflags=-w -buildid=", "-o", made, ".")
 		cmd.Env = append(os.Environ(), "GOOS=wasip1", "GOARCH=wasm", "GOWASM=", "GOFLAGS=", "CGO_ENABLED=0", "GOWORK=off")
 	case len(cFiles) > 0:
@@ -56,6 +56,7 @@ func Build(ctx context.Context, dir, out, compiler string) (Built, error) {
 		if err != nil {
 			return b, err
 		}
+		b.Compiler = strings.Join(cc, " ")
 		args := append(cc[1:], "-std=c11", "-O2", "-Wall", "-Wextra", "-nostdlib", "-Wl,--no-entry", "-Wl,--strip-all", "-o", made)
 		for _, f := range cFiles {
 			args = append(args, filepath.Base(f)) // a path would be in the bytes
@@ -65,14 +66,8 @@ func Build(ctx context.Context, dir, out, compiler string) (Built, error) {
 		return b, fmt.Errorf("%s has no Go or C file: \"cascade policy new\" begins a policy", dir)
 	}
 	cmd.Dir = dir
-	b.Compiler = strings.Join(cmd.Args, " ")
-	if b.Language == "go" {
-		b.Compiler = "go build"
-	} else {
-		b.Compiler = strings.Join(cmd.Args[:slices.Index(cmd.Args, "-std=c11")], " ")
-	}
 	if said, err := cmd.CombinedOutput(); err != nil {
-		if errors.Is(err, exec.ErrNotFound) {
+		if errors.Is(err, exec.ErrNotFound) && b.Language == "go" {
 			return b, fmt.Errorf("%w: install Go 1.26 or later to build policies written in it", err)
 		}
 		return b, fmt.Errorf("%s in %s: %w\n%s", b.Compiler, dir, err, bytes.TrimSpace(said))

@@ -95,9 +95,7 @@ func TestGoodModule(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for n := range frames {
-		frames[n].Answer, frames[n].Fuel = &played.Records[n], true
-	}
+	frames = FramesOf(played.Records)
 	r, err := Test(context.Background(), s, TestConfig{Native: "bid-least-load", Calls: 1000, Random: 50, Frames: frames})
 	if err != nil {
 		t.Fatal(err)

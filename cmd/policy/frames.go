@@ -44,6 +44,16 @@ type Frame struct {
 	Fuel bool
 }
 
+// FramesOf returns what a host of this version has recorded as it is written to a
+// file. It shares the records.
+func FramesOf(records []host.Record) []Frame {
+	frames := make([]Frame, len(records))
+	for n := range records {
+		frames[n] = Frame{records[n].Frame, &records[n], true}
+	}
+	return frames
+}
+
 type frameLine struct {
 	Kind   string `json:"kind"`
 	Frame  []byte `json:"frame"`

@@ -16,7 +16,7 @@ type Inspected struct {
 	SHA256  string      `json:"sha256"`
 	Bytes   int         `json:"bytes"`
 	Refused string      `json:"refused,omitempty"` // why no host takes it
-	Kinds   []Inspector `json:"kinds"`
+	Kinds   []KindLimit `json:"kinds"`
 	Imports []string    `json:"imports"`
 	Exports []string    `json:"exports"`
 
@@ -32,8 +32,8 @@ type Inspected struct {
 	ABI          string `json:"abi"`
 }
 
-// Inspector is a kind that a module decides, and the limits of a call.
-type Inspector struct {
+// KindLimit is a kind that a module decides, and the limits of a call.
+type KindLimit struct {
 	Kind   string `json:"kind"`
 	Fuel   int64  `json:"fuel"`        // ticks
 	Micros int64  `json:"wall_micros"` // of wall time
@@ -51,7 +51,7 @@ func Inspect(ctx context.Context, path string) (Inspected, error) {
 	}
 	sum := sha256.Sum256(code)
 	in := Inspected{File: path, SHA256: hex.EncodeToString(sum[:]), Bytes: len(code), MeterVersion: meter.Version, ABI: abi.Name,
-		Kinds: []Inspector{}, Imports: []string{}, Exports: []string{}}
+		Kinds: []KindLimit{}, Imports: []string{}, Exports: []string{}}
 	metered, report, err := meter.Instrument(code, meter.Config{})
 	in.describe(report)
 	in.Metered = len(metered)
@@ -68,7 +68,7 @@ func Inspect(ctx context.Context, path string) (Inspected, error) {
 	in.describe(m.Report())
 	for _, k := range m.Kinds() {
 		l := m.Limit(k)
-		in.Kinds = append(in.Kinds, Inspector{k.String(), l.Fuel, l.Wall.Microseconds(), l.Pages, l.Frame})
+		in.Kinds = append(in.Kinds, KindLimit{k.String(), l.Fuel, l.Wall.Microseconds(), l.Pages, l.Frame})
 	}
 	i, err := m.Instantiate()
 	if err != nil {
