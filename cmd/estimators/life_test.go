@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
@@ -40,6 +41,56 @@ func TestModuleComesAndGoes(t *testing.T) {
 	r.show(r.view)
 	r.marks(false)
 	without("gone")
+}
+
+// traps is a module that loads, and faults at the first request:
+//
+//	(module (memory (export "memory") 1)
+//	  (func (export "proxy_abi_version_0_2_1"))
+//	  (func (export "proxy_on_request_headers") (param i32 i32 i32) (result i32) unreachable)
+//	  (func (export "proxy_on_memory_allocate") (param i32) (result i32) i32.const 0))
+func traps() []byte {
+	named := func(name string, kind, index byte) string {
+		return string(rune(len(name))) + name + string([]byte{kind, index})
+	}
+	section := func(id byte, body string) string { return string([]byte{id, byte(len(body))}) + body }
+	return []byte("\x00asm\x01\x00\x00\x00" +
+		section(1, "\x03\x60\x00\x00\x60\x03\x7f\x7f\x7f\x01\x7f\x60\x01\x7f\x01\x7f") +
+		section(3, "\x03\x00\x01\x02") +
+		section(5, "\x01\x00\x01") +
+		section(7, "\x04"+named("memory", 2, 0)+named("proxy_abi_version_0_2_1", 0, 0)+named("proxy_on_request_headers", 0, 1)+named("proxy_on_memory_allocate", 0, 2)) +
+		section(10, "\x03"+"\x02\x00\x0b"+"\x03\x00\x00\x0b"+"\x04\x00\x41\x00\x0b"))
+}
+
+// TestTrapFailsOpen: a module that faults fails the one request of each worker
+// that it met, and is passed by from then on.
+func TestTrapFailsOpen(t *testing.T) {
+	m, err := resources.NewModule(traps())
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := start(t, view())
+	v := r.view
+	v.Settings.Estimator, v.Settings.Module = resources.Wasm, m
+	r.show(v)
+	const workers = 2
+	failed, good := 0, 0
+	for give := time.Now().Add(time.Minute); good < 100 || failed == 0; {
+		r.client.CloseIdleConnections()
+		got := r.post("m.test", bytes.NewReader(sized("m", 400)))
+		if got.Status == 503 {
+			if failed++; failed > workers {
+				t.Fatal("more requests fail than workers meet the fault")
+			}
+			good = 0
+			continue
+		}
+		r.expect("beside the fault", got, "m1", "", "", 400)
+		good++
+		if t.Failed() || time.Now().After(give) {
+			t.Fatalf("%d failed, %d good", failed, good)
+		}
+	}
 }
 
 // TestSlowBody: a body that comes slowly is waited for, and holds nobody else up.

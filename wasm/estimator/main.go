@@ -8,9 +8,10 @@
 // the proxy hands over goes through one buffer that is used again, so that a
 // request leaves no garbage.
 //
-// A fault in it costs one request its estimate: it then goes on as if there were
-// no estimator. The configuration that runs it must say FAIL_OPEN for faults
-// that end the module itself.
+// A panic costs one request its estimate: it goes on as if there were no
+// estimator. What ends the module itself (no memory, a trap) costs Envoy's worker
+// the one request that it met, with status 503; FAIL_OPEN, which the
+// configuration must say, has those behind it go on.
 package main
 
 func main() {}

@@ -22,6 +22,18 @@ const wasmRuntime = "envoy.wasm.runtime.v8"
 // wasmMagic begins every WebAssembly module of version 1.
 var wasmMagic = []byte("\x00asm\x01\x00\x00\x00")
 
+// capabilities are the calls between a proxy and the module: the estimator
+// reads and sets headers, reads bodies and refuses requests. It calls nobody.
+// A Go program needs the WASI ones to start.
+var capabilities = [...]string{
+	"proxy_on_context_create", "proxy_on_vm_start", "proxy_on_configure", "proxy_on_request_headers",
+	"proxy_on_request_body", "proxy_on_request_trailers", "proxy_on_done", "proxy_on_delete",
+	"proxy_log", "proxy_get_buffer_bytes", "proxy_get_header_map_value", "proxy_replace_header_map_value",
+	"proxy_remove_header_map_value", "proxy_get_property", "proxy_send_local_response",
+	"args_get", "args_sizes_get", "environ_get", "environ_sizes_get", "clock_time_get", "random_get",
+	"fd_write", "poll_oneoff", "sched_yield", "proc_exit",
+}
+
 // Module is the estimator that proxies run themselves, ready to be served. It
 // is encoded once, as it is larger than all else in a set. It is immutable.
 type Module struct{ resource *Resource }
@@ -35,18 +47,23 @@ func NewModule(code []byte) (*Module, error) {
 	if !bytes.HasPrefix(code, wasmMagic) {
 		return nil, errors.New("not a WebAssembly module; build one with make estimator")
 	}
+	allowed := make(map[string]*wasmv3.SanitizationConfig, len(capabilities))
+	for _, name := range capabilities {
+		allowed[name] = new(wasmv3.SanitizationConfig)
+	}
 	plugin := &wasmv3.PluginConfig{
 		Name:   LengthFilter,
 		RootId: LengthFilter,
 		// A Struct would reach the module in its binary encoding.
 		Configuration: wrap(wrapperspb.String(`{"read_body":true,"max_body":` + strconv.Itoa(bufferLimit) + `}`)),
-		// A module that is broken costs its estimates and no request.
+		// A module that traps is passed by from then on.
 		FailurePolicy: wasmv3.FailurePolicy_FAIL_OPEN,
 		// Without it a request that waits for its body waits for ever.
 		AllowOnHeadersStopIteration: wrapperspb.Bool(true),
 		Vm: &wasmv3.PluginConfig_VmConfig{VmConfig: &wasmv3.VmConfig{
-			VmId:    LengthFilter,
-			Runtime: wasmRuntime,
+			VmId:                        LengthFilter,
+			Runtime:                     wasmRuntime,
+			CapabilityRestrictionConfig: &wasmv3.CapabilityRestrictionConfig{AllowedCapabilities: allowed},
 			Code: &corev3.AsyncDataSource{Specifier: &corev3.AsyncDataSource_Local{
 				Local: &corev3.DataSource{Specifier: &corev3.DataSource_InlineBytes{InlineBytes: code}},
 			}},
@@ -82,6 +99,8 @@ func proveExtension(r *Resource, c *corev3.TypedExtensionConfig) error {
 		return errors.New("must be allowed to stop headers alone, or a request that waits for its body never goes on")
 	case !bytes.HasPrefix(p.GetVmConfig().GetCode().GetLocal().GetInlineBytes(), wasmMagic):
 		return errors.New("must hold its code: a proxy that fetches it serves without, and nobody learns when")
+	case len(p.GetVmConfig().GetCapabilityRestrictionConfig().GetAllowedCapabilities()) == 0:
+		return errors.New("must be told which calls it may make: without a list it may make all")
 	case p.GetVmConfig().GetAllowPrecompiled():
 		return errors.New("precompiled code is not checked by anybody")
 	}
