@@ -50,6 +50,24 @@ func (q *quarantine) bar(f Refusal) bool {
 	return true
 }
 
+// pardon forgets refusals of versions in a set that neither routes nor endpoints
+// can do without, and that nothing stands in for. It returns why they were there.
+// After a restart nothing else is known, and without its clusters a fleet would
+// be shown nothing: one proxy that refuses them again stands alone.
+func (q *quarantine) pardon(s resources.Set) (pardoned []Refusal) {
+	q.order = slices.DeleteFunc(q.order, func(k key) bool {
+		r := s.Get(k.typ, k.name)
+		if r == nil || r.Version != k.version || steers(r) && k.typ == resources.RouteType ||
+			k.typ == resources.EndpointType || optional(r) || q.standIn(k, resources.Set{}) != nil {
+			return false
+		}
+		pardoned = append(pardoned, q.barred[k])
+		delete(q.barred, k)
+		return true
+	})
+	return pardoned
+}
+
 // record notes that a group has acknowledged all of a set.
 func (q *quarantine) record(s resources.Set) {
 	for _, typ := range s.Types() {

@@ -176,6 +176,9 @@ func (r *Rollout) want(now time.Time, e Want) {
 // begin shows the first table to everybody: there is nothing to compare it
 // with, and nobody to ask before.
 func (r *Rollout) begin(now time.Time) {
+	for _, f := range r.pardon(r.news.Set) {
+		r.note(Note{Warn: true, Text: "refused version is shown, for want of another", Epoch: r.news.Epoch(), Why: f.reason()})
+	}
 	r.good = &edition{table: r.news}
 	for _, name := range r.cfg.Groups {
 		g := r.groups[name]
