@@ -84,6 +84,9 @@ func TestPlannerDies(t *testing.T) {
 	if s := b.await("plans", func(s control.Status) bool { return s.Planner.Leads }); !informed(s) {
 		t.Error("b plans, and does not know the loads")
 	}
+	if text := b.cascade("status"); !strings.Contains(text, "this control plane, b, plans") {
+		t.Errorf("b says: %s", text)
+	}
 	b.cascade("drain", "r0", "--wait", "--timeout", patience.String())
 	e := b.await("the Envoy has the plan without r0", epoch(2)).Epoch
 
@@ -97,7 +100,18 @@ func TestPlannerDies(t *testing.T) {
 		t.Errorf("the lease was held by %q, want a and then b", got)
 	}
 
-	// Nobody is there, and requests are answered.
+	// Nobody is there: requests are answered, and streams go on from before until
+	// both are back.
+	var long sync.WaitGroup
+	for i := range 4 {
+		long.Go(func() {
+			load.sent.Add(1)
+			if err := load.one(prompt(100+i, 60, 1200), true); err != nil {
+				load.fail(err)
+			}
+		})
+	}
+	load.after(4)
 	a.process.kill()
 	b.process.kill()
 	load.after(10)
@@ -117,6 +131,7 @@ func TestPlannerDies(t *testing.T) {
 	})
 	load.after(10)
 	load.stop()
+	long.Wait()
 	load.report()
 	plans.stop()
 	t.Logf("the plan object was written %d times, epoch %d", plans.writes, plans.last.Epoch)
@@ -124,6 +139,13 @@ func TestPlannerDies(t *testing.T) {
 		t.Errorf("the Envoy refused something: %v", n)
 	}
 	f.awaitEmpty(f.replicas...)
+
+	// What was counted would have been seen: another Envoy, which has nothing, is
+	// sent everything again.
+	before = f.wire.count()
+	boot := command(t, "envoy-bootstrap", "-c", f.path("edge.yaml"), "--node-id", "edge-2", "--admin", "127.0.0.1:0")
+	envoytest.Start(t, envoytest.Config{Bootstrap: boot})
+	until(t, "the other Envoy is sent everything", func() bool { return f.wire.count().again-before.again >= policies.MaxStages+2 })
 }
 
 // TestControlPlanesRoll restarts two control planes in turn, again and again,
