@@ -73,9 +73,10 @@ func onHeaders(context, count, ended int32) (action int32) {
 	}
 	h := length.Headers{Ended: ended != 0}
 	if !h.Ended {
-		var digits [24]byte
-		if n := copy(digits[:], header("content-length")); n > 0 {
-			h.ContentLength = unsafe.String(&digits[0], n)
+		// The arena has it only until the next call. What is longer is no number.
+		var digits [64]byte
+		if v := header("content-length"); len(v) > 0 && len(v) <= len(digits) {
+			h.ContentLength = unsafe.String(&digits[0], copy(digits[:], v))
 		}
 	}
 	answer, body := s.filter.Headers(property("xds\x00virtual_host_metadata"), h)
