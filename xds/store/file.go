@@ -87,42 +87,64 @@ func version(revision uint64, body []byte) Version {
 
 // CompareAndSwap implements Store. A file that cannot be read is not
 // overwritten: the error says what is wrong with it.
-func (f *File) CompareAndSwap(ctx context.Context, old Version, object Object) (Version, error) {
-	unlock, err := lock(ctx, f.path+".lock")
-	if err != nil {
-		return "", fmt.Errorf("plan file %s: lock: %w", f.path, err)
-	}
-	defer unlock()
+//
+// The lock is held for as long as it takes to look at the file and to rename
+// another over it: a process that is stopped meanwhile stops all writers.
+func (f *File) CompareAndSwap(ctx context.Context, old Version, object Object) (v Version, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("plan file %s: %w", f.path, err)
+		}
+	}()
 	_, revision, v, err := f.read()
 	if err != nil {
-		return "", err
+		return "", errors.Unwrap(err) // the file is named above
 	}
 	if v != old {
-		return "", fmt.Errorf("plan file %s: %w", f.path, ErrConflict)
+		return "", ErrConflict
 	}
 	body, err := encode(object, revision+1)
 	if err != nil {
-		return "", fmt.Errorf("plan file %s: %w", f.path, err)
+		return "", err
 	}
-	if err := replace(f.path, body); err != nil {
-		return "", fmt.Errorf("plan file %s: %w", f.path, err)
+	temp, err := prepare(f.path, body)
+	if err != nil {
+		return "", err
+	}
+	defer os.Remove(temp) // it is gone where all went well
+	if err := f.exchange(ctx, old, temp); err != nil {
+		return "", err
+	}
+	if err := syncDir(filepath.Dir(f.path)); err != nil {
+		return "", err
 	}
 	return version(revision+1, body), nil
 }
 
-// replace makes body the content of the file, wholly or not at all, also
-// across a loss of power.
-func replace(path string, body []byte) (err error) {
-	dir := filepath.Dir(path)
-	temp, err := os.CreateTemp(dir, filepath.Base(path)+".tmp*")
+// exchange puts a file in the place of the one of a version.
+func (f *File) exchange(ctx context.Context, old Version, with string) error {
+	unlock, err := lock(ctx, f.path+".lock")
 	if err != nil {
-		return err
+		return fmt.Errorf("lock: %w", err)
 	}
-	defer func() {
-		if err != nil {
-			os.Remove(temp.Name())
-		}
-	}()
+	defer unlock()
+	_, _, v, err := f.read()
+	if err != nil {
+		return errors.Unwrap(err)
+	}
+	if v != old {
+		return ErrConflict
+	}
+	return os.Rename(with, f.path)
+}
+
+// prepare writes a file beside the one at path, wholly and across a loss of
+// power, and returns its path.
+func prepare(path string, body []byte) (name string, err error) {
+	temp, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".tmp*")
+	if err != nil {
+		return "", err
+	}
 	_, err = io.Copy(temp, bytes.NewReader(body))
 	if err == nil {
 		err = temp.Chmod(0o644)
@@ -133,12 +155,15 @@ func replace(path string, body []byte) (err error) {
 	if e := temp.Close(); err == nil {
 		err = e
 	}
-	if err == nil {
-		err = os.Rename(temp.Name(), path)
-	}
 	if err != nil {
-		return err
+		os.Remove(temp.Name())
+		return "", err
 	}
+	return temp.Name(), nil
+}
+
+// syncDir makes what was renamed in a directory survive a loss of power.
+func syncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {
 		return err
