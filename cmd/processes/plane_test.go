@@ -5,10 +5,12 @@ import (
 	"encoding/json"
 	"io"
 	"net/http"
+	"os"
 	"reflect"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -59,7 +61,9 @@ func (p *plane) cascade(args ...string) string {
 
 // post gives an order at the control plane and returns the answer's status.
 func (p *plane) post(path string) (int, error) {
-	req, err := http.NewRequest(http.MethodPost, "http://"+p.admin+path, nil)
+	ctx, cancel := context.WithTimeout(p.f.t.Context(), patience) // it may stand still
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+p.admin+path, nil)
 	if err != nil {
 		return 0, err
 	}
@@ -71,6 +75,22 @@ func (p *plane) post(path string) (int, error) {
 	defer resp.Body.Close()
 	_, err = io.Copy(io.Discard, resp.Body)
 	return resp.StatusCode, err
+}
+
+// freeze has the control plane stand still, with SIGSTOP, at a moment at which it
+// does not have the lock of the plan object: nobody could write it then.
+func (p *plane) freeze() {
+	p.f.t.Helper()
+	lock, err := os.Open(p.f.path("state/plan.json.lock"))
+	if err == nil {
+		defer lock.Close()
+		err = syscall.Flock(int(lock.Fd()), syscall.LOCK_EX)
+	}
+	if err != nil {
+		p.f.t.Fatal(err)
+	}
+	p.process.signal(syscall.SIGSTOP)
+	time.Sleep(tick) // it takes effect
 }
 
 // follows says that a control plane serves what another one plans, and hears of

@@ -208,7 +208,7 @@ func TestControlPlanesRoll(t *testing.T) {
 			planner, other = other, planner
 		}
 		plans.held()
-		planner.process.signal(syscall.SIGSTOP)
+		planner.freeze()
 		at := time.Now()
 		t.Logf("%s stands still; %s has the lease after %v", planner.name, other.name, plans.await(other.name).Sub(at))
 		if took := time.Since(at); took > takeover {
