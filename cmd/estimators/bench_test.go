@@ -114,74 +114,87 @@ func rss(pid int) float64 {
 	return float64(pages) * float64(os.Getpagesize()) / (1 << 20)
 }
 
-// BenchmarkEstimators puts the three side by side, 16 requests at a time:
-// bodies with and without a length to a host of one model, and bodies with one to
-// a host of several, where content-length has no answer. The client, Envoy, the
-// length service and the upstreams share the machine; CPU is told apart.
+// concurrency is how many requests the benchmark has under way.
+const concurrency = 16
+
+// BenchmarkEstimators puts the three side by side: bodies with and without a
+// length to a host of one model, and bodies with one to a host of several, where
+// content-length has no answer. Each has an Envoy of its own, and they take turns,
+// so that what else the machine does meets all of them alike. The client, Envoy,
+// the length service and the upstreams share the machine; CPU is told apart.
 func BenchmarkEstimators(b *testing.B) {
-	const concurrency = 16
-	for _, e := range []resources.Estimator{resources.ContentLength, resources.ExtProc, resources.Wasm} {
-		b.Run(string(e), func(b *testing.B) {
-			v := view()
-			v.Settings.Estimator = e
-			service := 0
-			switch e {
-			case resources.ExtProc:
-				v.Settings.Length, service = alone(b)
-			case resources.Wasm:
-				v.Settings.Module = module(b)
-			}
-			r := start(b, v)
-			r.client.Transport = &http.Transport{MaxIdleConnsPerHost: concurrency, MaxConnsPerHost: concurrency}
-			b.Cleanup(r.client.CloseIdleConnections)
-			for _, size := range []int{200, 220 << 10, 2 << 20} {
-				body := sized("m", size)
-				for _, way := range []struct {
-					name, host string
-					wrap       func(io.Reader) io.Reader
-				}{
-					{"sized", "m.test", func(r io.Reader) io.Reader { return r }},
-					{"chunked", "m.test", func(r io.Reader) io.Reader { return chunked{r} }},
-					{"shared", "else.test", func(r io.Reader) io.Reader { return r }},
-				} {
-					if e == resources.ContentLength && way.name == "shared" {
-						continue
-					}
-					b.Run(fmt.Sprintf("%s/%d", way.name, size), func(b *testing.B) {
-						r := *r
-						r.t = b
-						b.SetBytes(int64(size))
-						b.SetParallelism(max(1, concurrency/runtime.GOMAXPROCS(0)))
-						var mu sync.Mutex
-						var all []time.Duration
-						envoy, other := cpu(r.envoy.PID()), cpu(service)
-						b.RunParallel(func(pb *testing.PB) {
-							var mine []time.Duration
-							for pb.Next() {
-								began := time.Now()
-								got, err := r.send("POST", way.host, way.wrap(bytes.NewReader(body)))
-								mine = append(mine, time.Since(began))
-								if err != nil || got.Status != 200 || got.Bytes != size {
-									b.Errorf("got %+v, %v", got, err)
-								}
-							}
-							mu.Lock()
-							defer mu.Unlock()
-							all = append(all, mine...)
-						})
-						n := float64(len(all))
-						perRequest := func(d time.Duration) float64 { return float64(d.Microseconds()) / n }
-						slices.Sort(all)
-						b.ReportMetric(0, "ns/op")
-						b.ReportMetric(n/b.Elapsed().Seconds(), "req/s")
-						b.ReportMetric(all[len(all)/2].Seconds()*1e3, "p50-ms")
-						b.ReportMetric(all[len(all)*99/100].Seconds()*1e3, "p99-ms")
-						b.ReportMetric(perRequest(cpu(r.envoy.PID())-envoy), "envoy-µs/req")
-						b.ReportMetric(perRequest(cpu(service)-other), "service-µs/req")
-						b.ReportMetric(rss(r.envoy.PID()), "envoy-MiB")
-					})
-				}
-			}
-		})
+	estimators := []resources.Estimator{resources.ContentLength, resources.ExtProc, resources.Wasm}
+	rigs := make(map[resources.Estimator]*rig)
+	service := make(map[resources.Estimator]int)
+	for _, e := range estimators {
+		v := view()
+		v.Settings.Estimator = e
+		switch e {
+		case resources.ExtProc:
+			v.Settings.Length, service[e] = alone(b)
+		case resources.Wasm:
+			v.Settings.Module = module(b)
+		}
+		r := start(b, v)
+		r.client.CloseIdleConnections()
+		r.client.Transport = &http.Transport{MaxIdleConnsPerHost: concurrency, MaxConnsPerHost: concurrency}
+		b.Cleanup(r.client.CloseIdleConnections)
+		rigs[e] = r
 	}
+	for _, size := range []int{200, 220 << 10, 2 << 20} {
+		for _, way := range []struct {
+			name, host string
+			wrap       func(io.Reader) io.Reader
+		}{
+			{"sized", "m.test", func(r io.Reader) io.Reader { return r }},
+			{"chunked", "m.test", func(r io.Reader) io.Reader { return chunked{r} }},
+			{"shared", "else.test", func(r io.Reader) io.Reader { return r }},
+		} {
+			for _, e := range estimators {
+				if e == resources.ContentLength && way.name == "shared" {
+					continue
+				}
+				b.Run(fmt.Sprintf("%d/%s/%s", size, way.name, e), func(b *testing.B) {
+					r := *rigs[e]
+					r.t = b
+					body := sized("m", size)
+					r.measure(b, service[e], func() (served, error) {
+						return r.send("POST", way.host, way.wrap(bytes.NewReader(body)))
+					})
+				})
+			}
+		}
+	}
+}
+
+// measure sends requests and reports what they cost.
+func (r *rig) measure(b *testing.B, service int, send func() (served, error)) {
+	b.SetParallelism(max(1, concurrency/runtime.GOMAXPROCS(0)))
+	var mu sync.Mutex
+	var all []time.Duration
+	envoy, other := cpu(r.envoy.PID()), cpu(service)
+	b.RunParallel(func(pb *testing.PB) {
+		var mine []time.Duration
+		for pb.Next() {
+			began := time.Now()
+			got, err := send()
+			mine = append(mine, time.Since(began))
+			if err != nil || got.Status != 200 || got.By == "" {
+				b.Errorf("got %+v, %v", got, err)
+			}
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		all = append(all, mine...)
+	})
+	n := float64(len(all))
+	perRequest := func(d time.Duration) float64 { return float64(d.Microseconds()) / n }
+	slices.Sort(all)
+	b.ReportMetric(0, "ns/op")
+	b.ReportMetric(n/b.Elapsed().Seconds(), "req/s")
+	b.ReportMetric(all[len(all)/2].Seconds()*1e3, "p50-ms")
+	b.ReportMetric(all[len(all)*99/100].Seconds()*1e3, "p99-ms")
+	b.ReportMetric(perRequest(cpu(r.envoy.PID())-envoy), "envoy-µs/req")
+	b.ReportMetric(perRequest(cpu(service)-other), "service-µs/req")
+	b.ReportMetric(rss(r.envoy.PID()), "envoy-MiB")
 }

@@ -217,7 +217,6 @@ type node struct {
 	version int           // of the object that it knows
 	seen    int           // versions that its watch has told
 	write   *write        // on its way
-	lost    bool
 }
 
 type write struct {
