@@ -112,7 +112,8 @@ func view() resources.View {
 		Endpoints: []resources.Endpoint{
 			{ID: "m0", Model: "m", Adapters: []string{"m-lora"}}, {ID: "m1", Model: "m"}, {ID: "m2", Model: "m"}, {ID: "n0", Model: "n/2"},
 		},
-		Settings: resources.Settings{Listen: "127.0.0.1:0"},
+		// A service that is late is another test's matter.
+		Settings: resources.Settings{Listen: "127.0.0.1:0", LengthTimeout: 20 * time.Second},
 	}
 }
 
