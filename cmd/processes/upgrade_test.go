@@ -1,6 +1,7 @@
 package processes
 
 import (
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -97,7 +98,7 @@ func TestElderMoves(t *testing.T) {
 			f.order("drain", r1.ID)
 			f.order("drain", r2.ID)
 			f.awaitStatus("only r0 serves", func(s control.Status) bool {
-				return len(find(s, r0.ID).Drain) == 0 && len(find(s, r1.ID).Drain) > 0 && len(find(s, r2.ID).Drain) > 0
+				return len(find(s, r0.ID).Drain) == 0 && len(find(s, r1.ID).Drain) > 0 && len(find(s, r2.ID).Drain) > 0 && followed(s)
 			})
 			load := &traffic{t: t, url: "http://" + f.file.Proxy.Listen + "/v1/completions", oracle: o, client: f.client}
 			var streams sync.WaitGroup
@@ -138,4 +139,11 @@ func TestElderMoves(t *testing.T) {
 			f.awaitEmpty(f.replicas...)
 		})
 	}
+}
+
+// followed reports whether every proxy has the newest plan: none gives a drained
+// replica another request.
+func followed(s control.Status) bool {
+	return s.Phase == "idle" && s.Shown == s.Epoch && len(s.Nodes) > 0 &&
+		!slices.ContainsFunc(s.Nodes, func(n control.Node) bool { return !n.Current || n.Epoch != s.Epoch })
 }

@@ -58,7 +58,13 @@ func (c *Control) serveGRPC(ctx context.Context, g *errgroup.Group) {
 // serve runs a gRPC server until ctx ends. The streams of this program's own
 // services end with ctx; what others hold open is cut after the stop time.
 func (c *Control) serve(ctx context.Context, g *errgroup.Group, server *grpc.Server, l net.Listener) {
-	g.Go(func() error { return server.Serve(l) })
+	g.Go(func() error {
+		err := server.Serve(l)
+		if errors.Is(err, grpc.ErrServerStopped) && ctx.Err() != nil {
+			return nil // it was over before it began
+		}
+		return err
+	})
 	g.Go(func() error {
 		<-ctx.Done()
 		c.health.Shutdown()
