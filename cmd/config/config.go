@@ -40,7 +40,9 @@ type Fleet struct {
 	Planner  Planner   `yaml:"planner,omitempty"`
 	// Migration says how running requests move between replicas.
 	Migration Migration `yaml:"migration,omitempty"`
-	TLS       TLS       `yaml:"tls,omitempty"`
+	// Policies says whose modules in WebAssembly may decide.
+	Policies Policies `yaml:"policies,omitempty"`
+	TLS      TLS      `yaml:"tls,omitempty"`
 }
 
 // Model is one served model.

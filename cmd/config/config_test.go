@@ -55,6 +55,18 @@ migration:
   sample: 16
   select: paper
   outlier_percent: 50
+policies:
+  keys: [ops.pub, dev.pub]
+  threshold: 2
+  cache: ./cache
+  rules: [rules]
+  data: limits.json
+  gates:
+    shadow: {calls: 10, soak: 1s, worse: -1}
+    canary: {soak: -1s}
+    faults: 5
+  limits:
+    bid-select: {fuel: 1000, wall: 2ms, pages: 9}
 `
 
 func TestReadFillsDefaults(t *testing.T) {
@@ -169,6 +181,21 @@ func TestEveryFieldIsChecked(t *testing.T) {
 		{"outlier_percent: 50", "leases: 1s", `unknown field "leases"`},
 		{"node: n1\n", "node: n1\n  blocks: run/../run/r0\n", "replicas[1].blocks: run/../run/r0 is already replicas[0].blocks"},
 		{"blocks: run/r0", "blocks: " + strings.Repeat("a", 91), "replicas[0].blocks: 91 bytes are too long"},
+		{"threshold: 2", "threshold: 17", "line 47: policies.threshold: 17 is outside 1 to 16"},
+		{"keys: [ops.pub, dev.pub]\n", "native: true\n", "policies.threshold: signatures need keys"},
+		{"[ops.pub, dev.pub]", "[ops.pub, ops.pub]", "policies.keys[1]: name a PEM file that is not there twice"},
+		{"[ops.pub, dev.pub]", "ops.pub", "[46:9]"},
+		{"rules: [rules]", "rules: ['']", "policies.rules[0]: name a file or a folder"},
+		{"  rules: [rules]\n", "", "policies.data: data are for rules"},
+		{"worse: -1", "worse: 1001", "line 52: policies.gates.shadow.worse: 1001 is outside -1 to 1000"},
+		{"soak: -1s", "soak: 25h", "policies.gates.canary.soak: 25h0m0s is outside"},
+		{"calls: 10,", "calls: 9000000000,", "policies.gates.shadow.calls"},
+		{"faults: 5", "faults: 1025", "policies.gates.faults: 1025 is outside 0 to 1024"},
+		{"faults: 5", "window: -1s", "policies.gates.window: -1s is outside"},
+		{"bid-select:", "bid-choose:", `policies.limits: "bid-choose" decides nothing: use partition, refine, bid-quote`},
+		{"wall: 2ms", "wall: 2h", "policies.limits.bid-select.wall: 2h0m0s is outside"},
+		{"fuel: 1000", "fuel: -1", "line 56: policies.limits.bid-select.fuel: -1 is outside"},
+		{"fuel: 1000", "gas: 1000", `unknown field "gas"`},
 		{"planner:\n", "tls: {cert: a}\nplanner:\n", "tls: cert, key and ca go together"},
 		{"- name: m\n", "- {name: m, context: 64, profile: p}\n- name: m\n", `models[1].name: "m" is defined twice`},
 		{"- name: m\n", "- {name: o, context: 64, profile: p}\n- name: m\n", `models[0]: no replica that is not draining serves "o"`},
@@ -205,6 +232,9 @@ func TestExampleIsGood(t *testing.T) {
 	}
 	if all.TLS.Cert == "" {
 		t.Fatal("the options were not switched on")
+	}
+	if !all.Policies.Signed() || plain.Policies.Signed() || all.Policies.Gates.Shadow.Calls == 0 || len(all.Policies.Limits) == 0 {
+		t.Errorf("the policies were not switched on: %+v", all.Policies)
 	}
 	if all.Preset != plain.Preset || all.Planner != plain.Planner || all.Migration != plain.Migration || all.Speed != plain.Speed {
 		t.Errorf("the example shows other defaults than the code has: %+v, %+v; %+v, %+v", all.Planner, plain.Planner, all.Migration, plain.Migration)

@@ -36,6 +36,7 @@ func (f *Fleet) fill() {
 	def(&f.Planner.Seen, 1000)
 	def(&f.Planner.Pooling, 0.3)
 	f.Migration.fill(f.Preset)
+	f.Policies.fill()
 	for i := range f.Models {
 		def(&f.Models[i].BytesPerToken, 4)
 	}
@@ -108,6 +109,7 @@ func (f *Fleet) validate() []*FieldError {
 	}
 	f.validatePlanner(c)
 	f.Migration.validate(c)
+	f.Policies.validate(c)
 	f.validateBlocks(c)
 	f.validateTLS(c)
 	return c.errs

@@ -6,6 +6,7 @@
 package wire
 
 import (
+	"crypto/ed25519"
 	"fmt"
 	"log/slog"
 	"net"
@@ -39,7 +40,10 @@ type Fleet struct {
 	config.Fleet
 	Dir      string                  // relative paths of the file start here
 	Profiles map[string]cost.Profile // by model, at the fleet's speed
-	own      map[string]cost.Profile // by replica, of those that have one of their own
+	// Trusted are keys of a program that signs modules itself, besides those that
+	// policies.keys names.
+	Trusted []ed25519.PublicKey
+	own     map[string]cost.Profile // by replica, of those that have one of their own
 }
 
 // Load reads a fleet file and resolves its profiles.

@@ -1,0 +1,156 @@
+package config
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/sign"
+)
+
+// Policies says whose modules in WebAssembly may decide in this fleet, within
+// what limits, and what they have to show first. The file is the same for the
+// control planes and the migrators; each reads of it what it needs, so that only
+// the control planes' machines must have the rules. Without keys no module is
+// loaded, and the built-in policies decide.
+type Policies struct {
+	// Keys are PEM files with the public keys of those who may sign modules;
+	// "cascade policy keygen" makes them.
+	Keys []string `yaml:"keys,omitempty"`
+	// Threshold is how many different keys must have signed. 0 means 1.
+	Threshold int `yaml:"threshold,omitempty"`
+	// Native switches all modules off, whatever else is here: the built-in policies
+	// decide, at once after a restart.
+	Native bool `yaml:"native,omitempty"`
+	// Cache is a folder for machine code, so that a module is compiled once per
+	// machine and not at every start. Nobody but the own user may be able to write
+	// to it. Empty: none.
+	Cache string `yaml:"cache,omitempty"`
+	// Marks is a folder of each machine where its processes remember the newest
+	// statement that each slot admitted, so that after a restart, too, nobody brings
+	// back an old module. Empty: they forget it when they end.
+	Marks string `yaml:"marks,omitempty"`
+	// Modules is the folder in which the control planes keep the modules that were
+	// pushed; they share it like State. Empty: modules in State, memory without one.
+	Modules string `yaml:"modules,omitempty"`
+	// Rules are files and folders of the site's rules in Rego, about plans
+	// (package cascade.plan) and about the way of modules (package cascade.slot).
+	// Read by the control planes. Empty: only the built-in invariants hold.
+	Rules []string `yaml:"rules,omitempty"`
+	// Data is a JSON file that the rules find under data. Empty: nothing.
+	Data string `yaml:"data,omitempty"`
+	// Gates are what a module has to show on its way up.
+	Gates Gates `yaml:"gates,omitempty"`
+	// Limits are the limits of a call, by kind: partition, refine, bid-quote,
+	// bid-select, outlier, place or guard. What is not here has its default.
+	Limits map[string]Limit `yaml:"limits,omitempty"`
+}
+
+// Gates are the same for all slots.
+type Gates struct {
+	Shadow Gate `yaml:"shadow,omitempty"` // before the canary: recorded calls, nobody hears the answers
+	Canary Gate `yaml:"canary,omitempty"` // behind each step of the canary
+	// Faults within Window take a module back that is in force; one fault is enough
+	// in canary. 0 means 3 and 10s.
+	Faults int           `yaml:"faults,omitempty"`
+	Window time.Duration `yaml:"window,omitempty"`
+}
+
+// Gate is what a module has to show to go on.
+type Gate struct {
+	// Calls it has answered, at least. 0 means 1000 in shadow and 10000 in canary;
+	// for kinds that decide for many requests at once (partition, refine, guard), 1.
+	Calls uint64 `yaml:"calls,omitempty"`
+	// Soak is how long the stage lasts, at least. 0 means 10s in shadow and 30s in
+	// canary, below 0 not at all. Divided by Speed.
+	Soak time.Duration `yaml:"soak,omitempty"`
+	// Worse is how many of 1000 answers may be worse than those of the policy in
+	// force, by the host's own measure. 0 means 20, −1 none.
+	Worse int `yaml:"worse,omitempty"`
+}
+
+// Limit bounds the calls of one kind. 0 is the kind's default.
+type Limit struct {
+	Fuel  int64         `yaml:"fuel,omitempty"`  // ticks: loop rounds and function calls
+	Wall  time.Duration `yaml:"wall,omitempty"`  // ends code that makes ticks slow
+	Pages uint32        `yaml:"pages,omitempty"` // memory, in pages of 64 KiB
+}
+
+// Bounds of what a fleet file may ask of its modules.
+const (
+	maxSoak      = 24 * time.Hour
+	maxCalls     = 1 << 30
+	maxFaults    = 1024 // slot.MaxFaults
+	maxFuel      = 1 << 40
+	maxWall      = time.Minute
+	maxPages     = 65_536
+	maxSlotKeys  = 64
+	maxThreshold = sign.MaxSignatures
+)
+
+// Kinds are the names of what policies decide, in the order of their numbers.
+func Kinds() []string {
+	var names []string
+	for k := abi.Configure + 1; k < abi.Kinds; k++ {
+		names = append(names, k.String())
+	}
+	return names
+}
+
+// Signed reports whether modules may decide in this fleet.
+func (p Policies) Signed() bool { return len(p.Keys) > 0 && !p.Native }
+
+func (p *Policies) fill() {
+	if len(p.Keys) > 0 {
+		def(&p.Threshold, 1)
+	}
+}
+
+func (p Policies) validate(c *checker) {
+	for i, k := range p.Keys {
+		if k == "" || slices.Contains(p.Keys[:i], k) {
+			c.fail(fmt.Sprintf("policies.keys[%d]", i), "name a PEM file that is not there twice")
+		}
+	}
+	switch {
+	case len(p.Keys) > maxSlotKeys:
+		c.fail("policies.keys", "%d files, at most %d", len(p.Keys), maxSlotKeys)
+	case len(p.Keys) == 0 && p.Threshold != 0:
+		c.fail("policies.threshold", "signatures need keys; name the files of the public keys in policies.keys")
+	case len(p.Keys) > 0:
+		within(c, "policies.threshold", p.Threshold, 1, maxThreshold)
+	}
+	for i, r := range p.Rules {
+		if r == "" {
+			c.fail(fmt.Sprintf("policies.rules[%d]", i), "name a file or a folder")
+		}
+	}
+	if p.Data != "" && len(p.Rules) == 0 {
+		c.fail("policies.data", "data are for rules; name them in policies.rules")
+	}
+	p.Gates.Shadow.validate(c, "policies.gates.shadow")
+	p.Gates.Canary.validate(c, "policies.gates.canary")
+	within(c, "policies.gates.faults", p.Gates.Faults, 0, maxFaults)
+	within(c, "policies.gates.window", p.Gates.Window, 0, maxSoak)
+	for _, kind := range slices.Sorted(maps.Keys(p.Limits)) {
+		at, l := "policies.limits."+kind, p.Limits[kind]
+		if !slices.Contains(Kinds(), kind) {
+			c.fail("policies.limits", "%q decides nothing: use %s", kind, strings.Join(Kinds(), ", "))
+			continue
+		}
+		within(c, at+".fuel", int(l.Fuel), 0, maxFuel)
+		within(c, at+".wall", l.Wall, 0, maxWall)
+		within(c, at+".pages", int(l.Pages), 0, maxPages)
+	}
+}
+
+func (g Gate) validate(c *checker, at string) {
+	within(c, at+".calls", int(min(g.Calls, maxCalls+1)), 0, maxCalls)
+	if g.Soak > 0 {
+		within(c, at+".soak", g.Soak, 0, maxSoak)
+	}
+	within(c, at+".worse", g.Worse, -1, 1000)
+}

@@ -1,0 +1,167 @@
+package wire
+
+import (
+	"crypto/ed25519"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/cascadeinfer/cascade/cmd/config"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/host"
+	"github.com/cascadeinfer/cascade/wasm/sign"
+	"github.com/cascadeinfer/cascade/wasm/slot"
+)
+
+const (
+	// maxKeyFile and maxSiteFile bound what is read at start.
+	maxKeyFile  = 64 << 10
+	maxSiteFile = 1 << 20
+	// planWall ends a partitioner's call: the control plane renews its lease in the
+	// same loop, every second.
+	planWall = time.Second
+	// recorded is which share of the calls is kept for those that are tried later.
+	recorded = 16
+)
+
+// Policies is what one process needs of the fleet's modules.
+type Policies struct {
+	Ring   sign.Ring
+	Limits [abi.Kinds]host.Limit
+	Gates  [abi.Kinds]slot.Config
+	Cache  string // folder of machine code; "" for none
+	File   string // where the process keeps its slots' marks; "" for nowhere
+	Every  int    // every nth call is recorded
+}
+
+// Modules reports whether modules may decide in this fleet.
+func (f *Fleet) Modules() bool {
+	return !f.Fleet.Policies.Native && (f.Fleet.Policies.Signed() || len(f.Trusted) > 0)
+}
+
+// Policies reads whom the component trusts and translates the limits. It is for
+// fleets that have Modules.
+func (f *Fleet) Policies(role identity.Role, name string) (Policies, error) {
+	c := f.Fleet.Policies
+	p := Policies{Cache: f.path(c.Cache), Every: recorded, Ring: sign.Ring{Threshold: max(c.Threshold, 1)}}
+	for i, file := range c.Keys {
+		keys, err := readKeys(f.path(file))
+		if err != nil {
+			return p, fmt.Errorf("policies.keys[%d]: %w", i, err)
+		}
+		p.Ring.Keys = append(p.Ring.Keys, keys...)
+	}
+	p.Ring.Keys = append(p.Ring.Keys, f.Trusted...)
+	if err := p.Ring.Validate(); err != nil {
+		return p, fmt.Errorf("policies.keys, with threshold %d: %w", p.Ring.Threshold, err)
+	}
+	if c.Marks != "" {
+		dir := f.path(c.Marks)
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return p, fmt.Errorf("policies.marks: %w", err)
+		}
+		p.File = filepath.Join(dir, string(role)+"-"+identity.Escape(name)+".json")
+	}
+	p.Limits[abi.Partition].Wall = planWall
+	for k := range abi.Kinds {
+		if l, ok := c.Limits[k.String()]; ok {
+			p.Limits[k].Fuel, p.Limits[k].Pages = l.Fuel, l.Pages
+			if l.Wall > 0 {
+				p.Limits[k].Wall = l.Wall
+			}
+		}
+		p.Gates[k] = slot.Config{
+			Kind: k, Shadow: f.gate(c.Gates.Shadow), Canary: f.gate(c.Gates.Canary),
+			Faults: c.Gates.Faults, Window: policies.Micros(c.Gates.Window.Microseconds()),
+		}
+	}
+	return p, nil
+}
+
+func (f *Fleet) gate(g config.Gate) slot.Gate {
+	return slot.Gate{Calls: g.Calls, Soak: policies.Micros(f.scaled(g.Soak).Microseconds()), Worse: g.Worse}
+}
+
+func readKeys(path string) ([]ed25519.PublicKey, error) {
+	text, err := readSmall(path, maxKeyFile)
+	if err != nil {
+		return nil, err
+	}
+	keys, err := sign.ParsePublic(text)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return keys, nil
+}
+
+// Site is the site's own rules and what they compare with.
+type Site struct {
+	Files map[string]string // texts in Rego, by path
+	Data  map[string]any
+}
+
+// Site reads the rules; none where the fleet has none.
+func (f *Fleet) Site() (Site, error) {
+	s := Site{Files: map[string]string{}}
+	for i, name := range f.Fleet.Policies.Rules {
+		if err := s.read(f.path(name)); err != nil {
+			return s, fmt.Errorf("policies.rules[%d]: %w", i, err)
+		}
+	}
+	if name := f.Fleet.Policies.Data; name != "" {
+		text, err := readSmall(f.path(name), maxSiteFile)
+		if err != nil {
+			return s, fmt.Errorf("policies.data: %w", err)
+		}
+		if err := json.Unmarshal(text, &s.Data); err != nil {
+			return s, fmt.Errorf("policies.data: %s: not a JSON object: %w", f.path(name), err)
+		}
+	}
+	return s, nil
+}
+
+// read takes in a file, or what a folder has of files in Rego but for their
+// tests.
+func (s *Site) read(path string) error {
+	found := false
+	err := filepath.WalkDir(path, func(at string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		if at != path && (!strings.HasSuffix(at, ".rego") || strings.HasSuffix(at, "_test.rego")) {
+			return nil
+		}
+		text, err := readSmall(at, maxSiteFile)
+		if err != nil {
+			return err
+		}
+		s.Files[at], found = string(text), true
+		return nil
+	})
+	if err == nil && !found {
+		err = errors.New(path + ": no .rego file is there")
+	}
+	return err
+}
+
+// readSmall reads a file of bounded size.
+func readSmall(path string, most int64) ([]byte, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	text, err := io.ReadAll(io.LimitReader(file, most+1))
+	if err == nil && int64(len(text)) > most {
+		err = fmt.Errorf("%s: larger than %d KiB", path, most>>10)
+	}
+	return text, err
+}

@@ -1,0 +1,111 @@
+package wire
+
+import (
+	"crypto/ed25519"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/sign"
+)
+
+// put writes a file and makes its folder.
+func put(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func publicKey(t *testing.T) string {
+	t.Helper()
+	_, secret, err := ed25519.GenerateKey(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	public, _, err := sign.EncodeKeys(secret)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(public)
+}
+
+func TestPolicies(t *testing.T) {
+	f := load(t, `speed: 10
+policies:
+  keys: [a.pub, b.pub]
+  threshold: 2
+  marks: marks
+  gates: {shadow: {calls: 5, soak: 20s, worse: -1}, faults: 4, window: 3s}
+  limits: {bid-select: {fuel: 1000, pages: 7}, partition: {wall: 3s}}
+`)
+	if !f.Modules() {
+		t.Error("keys do not switch modules on")
+	}
+	put(t, filepath.Join(f.Dir, "a.pub"), publicKey(t))
+	put(t, filepath.Join(f.Dir, "b.pub"), publicKey(t))
+	p, err := f.Policies(identity.Migrator, "r/0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(p.Ring.Keys) != 2 || p.Ring.Threshold != 2 || p.File != filepath.Join(f.Dir, "marks", "migrator-"+identity.Escape("r/0")+".json") {
+		t.Errorf("%+v", p)
+	}
+	if l := p.Limits[abi.Select]; l.Fuel != 1000 || l.Pages != 7 || p.Limits[abi.Partition].Wall != 3*time.Second {
+		t.Errorf("%+v", p.Limits)
+	}
+	if g := p.Gates[abi.Place]; g.Kind != abi.Place || g.Shadow.Calls != 5 || g.Shadow.Soak != 2*policies.Second || g.Shadow.Worse != -1 || g.Faults != 4 || g.Window != 3*policies.Second {
+		t.Errorf("%+v", g)
+	}
+	f.Fleet.Policies.Native = true
+	if f.Modules() {
+		t.Error("native does not switch modules off")
+	}
+}
+
+// TestPoliciesErrors: errors name the field and the file.
+func TestPoliciesErrors(t *testing.T) {
+	key := publicKey(t)
+	for want, c := range map[string]struct {
+		file, text, fields string
+	}{
+		"policies.keys[0]: open":                          {"x", "", ""},
+		"k.pub: ":                                         {"k.pub", "no key", ""},
+		"policies.keys, with threshold 2":                 {"k.pub", key, ", threshold: 2"},
+		"policies.rules[0]: lstat":                        {"k.pub", key, ", rules: [none]"},
+		"k.pub: no .rego file":                            {"k.pub/x", "", ", rules: [k.pub]"},
+		"policies.data: open":                             {"k.pub", key, ", rules: [k.pub], data: none"},
+		"k.pub: not a JSON object: invalid character '-'": {"k.pub", key, ", rules: [k.pub], data: k.pub"},
+	} {
+		f := load(t, "policies: {keys: [k.pub]"+c.fields+"}\n")
+		put(t, filepath.Join(f.Dir, c.file), c.text)
+		_, err := f.Policies(identity.Control, "control")
+		if strings.Contains(c.fields, "rules") {
+			_, err = f.Site()
+		}
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v", want, err)
+		}
+	}
+}
+
+func TestSite(t *testing.T) {
+	f := load(t, "policies: {keys: [k], rules: [rules, more.txt], data: d.json}\n")
+	put(t, filepath.Join(f.Dir, "rules", "a", "plan.rego"), "package a")
+	put(t, filepath.Join(f.Dir, "rules", "plan_test.rego"), "package b")
+	put(t, filepath.Join(f.Dir, "rules", "README"), "")
+	put(t, filepath.Join(f.Dir, "more.txt"), "package c")
+	put(t, filepath.Join(f.Dir, "d.json"), `{"limits": {"plan": {"smallest": 2}}}`)
+	s, err := f.Site()
+	if err != nil || len(s.Files) != 2 || s.Files[filepath.Join(f.Dir, "rules", "a", "plan.rego")] != "package a" || s.Data["limits"] == nil {
+		t.Errorf("%+v, %v", s, err)
+	}
+}
