@@ -63,7 +63,9 @@ type LoadReport struct {
 	Routes []*Route `protobuf:"bytes,17,rep,name=routes,proto3" json:"routes,omitempty"`
 	// LoRA adapters that the engine has loaded, at most 256; they narrow where a
 	// request for one of them may run.
-	Adapters      []string `protobuf:"bytes,18,rep,name=adapters,proto3" json:"adapters,omitempty"`
+	Adapters []string `protobuf:"bytes,18,rep,name=adapters,proto3" json:"adapters,omitempty"`
+	// The policy slots of the replica's host; at most 16.
+	Slots         []*SlotStatus `protobuf:"bytes,19,rep,name=slots,proto3" json:"slots,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -220,6 +222,13 @@ func (x *LoadReport) GetRoutes() []*Route {
 func (x *LoadReport) GetAdapters() []string {
 	if x != nil {
 		return x.Adapters
+	}
+	return nil
+}
+
+func (x *LoadReport) GetSlots() []*SlotStatus {
+	if x != nil {
+		return x.Slots
 	}
 	return nil
 }
@@ -962,7 +971,7 @@ var File_xds_api_fleet_proto protoreflect.FileDescriptor
 
 const file_xds_api_fleet_proto_rawDesc = "" +
 	"\n" +
-	"\x13xds/api/fleet.proto\x12\x0ecascade.xds.v1\"\x91\x05\n" +
+	"\x13xds/api/fleet.proto\x12\x0ecascade.xds.v1\x1a\x14xds/api/policy.proto\"\xc6\x05\n" +
 	"\n" +
 	"LoadReport\x12\x18\n" +
 	"\areplica\x18\x01 \x01(\tR\areplica\x12\x14\n" +
@@ -983,7 +992,8 @@ const file_xds_api_fleet_proto_rawDesc = "" +
 	"\x0epinned_seconds\x18\x0f \x01(\x01R\rpinnedSeconds\x12\x18\n" +
 	"\astreams\x18\x10 \x01(\rR\astreams\x12-\n" +
 	"\x06routes\x18\x11 \x03(\v2\x15.cascade.xds.v1.RouteR\x06routes\x12\x1a\n" +
-	"\badapters\x18\x12 \x03(\tR\badapters\"\x8b\x01\n" +
+	"\badapters\x18\x12 \x03(\tR\badapters\x123\n" +
+	"\x05slots\x18\x13 \x03(\v2\x1d.cascade.policy.v1.SlotStatusR\x05slots\"\x8b\x01\n" +
 	"\x05Route\x12\x1c\n" +
 	"\ttransport\x18\x01 \x01(\tR\ttransport\x12\x12\n" +
 	"\x04peer\x18\x02 \x01(\tR\x04peer\x12\x14\n" +
@@ -1078,23 +1088,25 @@ var file_xds_api_fleet_proto_goTypes = []any{
 	(*Batch)(nil),      // 6: cascade.xds.v1.Batch
 	(*LoadReply)(nil),  // 7: cascade.xds.v1.LoadReply
 	(*Refine)(nil),     // 8: cascade.xds.v1.Refine
+	(*SlotStatus)(nil), // 9: cascade.policy.v1.SlotStatus
 }
 var file_xds_api_fleet_proto_depIdxs = []int32{
-	4, // 0: cascade.xds.v1.LoadReport.load:type_name -> cascade.xds.v1.Load
-	5, // 1: cascade.xds.v1.LoadReport.flow:type_name -> cascade.xds.v1.Flow
-	6, // 2: cascade.xds.v1.LoadReport.snapshot:type_name -> cascade.xds.v1.Batch
-	2, // 3: cascade.xds.v1.LoadReport.moves:type_name -> cascade.xds.v1.Move
-	3, // 4: cascade.xds.v1.LoadReport.proposal:type_name -> cascade.xds.v1.Proposal
-	1, // 5: cascade.xds.v1.LoadReport.routes:type_name -> cascade.xds.v1.Route
-	8, // 6: cascade.xds.v1.LoadReply.refine:type_name -> cascade.xds.v1.Refine
-	6, // 7: cascade.xds.v1.Refine.next:type_name -> cascade.xds.v1.Batch
-	0, // 8: cascade.xds.v1.Fleet.Report:input_type -> cascade.xds.v1.LoadReport
-	7, // 9: cascade.xds.v1.Fleet.Report:output_type -> cascade.xds.v1.LoadReply
-	9, // [9:10] is the sub-list for method output_type
-	8, // [8:9] is the sub-list for method input_type
-	8, // [8:8] is the sub-list for extension type_name
-	8, // [8:8] is the sub-list for extension extendee
-	0, // [0:8] is the sub-list for field type_name
+	4,  // 0: cascade.xds.v1.LoadReport.load:type_name -> cascade.xds.v1.Load
+	5,  // 1: cascade.xds.v1.LoadReport.flow:type_name -> cascade.xds.v1.Flow
+	6,  // 2: cascade.xds.v1.LoadReport.snapshot:type_name -> cascade.xds.v1.Batch
+	2,  // 3: cascade.xds.v1.LoadReport.moves:type_name -> cascade.xds.v1.Move
+	3,  // 4: cascade.xds.v1.LoadReport.proposal:type_name -> cascade.xds.v1.Proposal
+	1,  // 5: cascade.xds.v1.LoadReport.routes:type_name -> cascade.xds.v1.Route
+	9,  // 6: cascade.xds.v1.LoadReport.slots:type_name -> cascade.policy.v1.SlotStatus
+	8,  // 7: cascade.xds.v1.LoadReply.refine:type_name -> cascade.xds.v1.Refine
+	6,  // 8: cascade.xds.v1.Refine.next:type_name -> cascade.xds.v1.Batch
+	0,  // 9: cascade.xds.v1.Fleet.Report:input_type -> cascade.xds.v1.LoadReport
+	7,  // 10: cascade.xds.v1.Fleet.Report:output_type -> cascade.xds.v1.LoadReply
+	10, // [10:11] is the sub-list for method output_type
+	9,  // [9:10] is the sub-list for method input_type
+	9,  // [9:9] is the sub-list for extension type_name
+	9,  // [9:9] is the sub-list for extension extendee
+	0,  // [0:9] is the sub-list for field type_name
 }
 
 func init() { file_xds_api_fleet_proto_init() }
@@ -1102,6 +1114,7 @@ func file_xds_api_fleet_proto_init() {
 	if File_xds_api_fleet_proto != nil {
 		return
 	}
+	file_xds_api_policy_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
