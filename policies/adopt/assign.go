@@ -47,7 +47,12 @@ func Assign(prev policies.Plan, p policies.Partition, replicas []policies.Replic
 // still gets. So nobody moves when one stage is divided, or when neighbours
 // merge.
 func Moves(prev, next policies.Plan) int {
-	home := make(map[policies.ReplicaID]policies.Stage)
+	return MovesIn(make(map[policies.ReplicaID]policies.Stage), prev, next)
+}
+
+// MovesIn is Moves for who counts often: home is cleared and used again.
+func MovesIn(home map[policies.ReplicaID]policies.Stage, prev, next policies.Plan) int {
+	clear(home)
 	for _, s := range prev.Stages {
 		for _, id := range s.Replicas {
 			home[id] = s

@@ -99,7 +99,18 @@ func PutGuard(arena []byte, c Call, ch Change) (int, error) {
 
 // GetGuard reads a frame. Texts share the frame's memory. It allocates: guards
 // are not on the way of a request.
-func GetGuard(frame []byte) (Change, Status) {
+func GetGuard(frame []byte) (Change, Status) { return new(GuardRoom).Get(frame) }
+
+// GuardRoom is what a change's stages and names are read into, again and again.
+// The zero value is ready.
+type GuardRoom struct {
+	ids    []policies.ReplicaID
+	stages []policies.Stage
+}
+
+// Get is GetGuard, whose change shares the room's memory, too: it is good until
+// the next Get. It does not allocate when the room was that large before.
+func (g *GuardRoom) Get(frame []byte) (Change, Status) {
 	var p parts
 	s := p.open(frame, Guard, guardArgs, planSize)
 	if s != OK {
@@ -112,7 +123,10 @@ func GetGuard(frame []byte) (Change, Status) {
 		return Change{}, BadFrame
 	}
 	table := p.aux[at:]
-	ids := make([]policies.ReplicaID, names)
+	if cap(g.ids) < int(names) {
+		g.ids = make([]policies.ReplicaID, names)
+	}
+	ids := g.ids[:names]
 	for i := range ids {
 		id, ok := text(u64(table[8*i:]), p.aux)
 		if !ok {
@@ -120,7 +134,10 @@ func GetGuard(frame []byte) (Change, Status) {
 		}
 		ids[i] = policies.ReplicaID(id)
 	}
-	list := make([]policies.Stage, p.count)
+	if cap(g.stages) < p.count {
+		g.stages = make([]policies.Stage, p.count)
+	}
+	list := g.stages[:p.count]
 	for i := range list {
 		r := p.record(i)[:planSize]
 		first, count := u32(r[16:]), u32(r[20:])

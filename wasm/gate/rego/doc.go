@@ -16,7 +16,7 @@
 //	data.cascade.plan   a plan that is to replace another
 //	data.cascade.slot   a policy that is to go further in a slot
 //
-// Their inputs are those of PlanInput and Rollout. What they compare with is data
+// Their inputs are those of document.Writer and Rollout. What they compare with is data
 // (Config.Data) under data.limits. Package rules has examples, which are
 // complete and may be used as they are.
 //

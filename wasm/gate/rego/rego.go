@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/gate/rego/document"
 	"github.com/open-policy-agent/opa/v1/ast"
 	"github.com/open-policy-agent/opa/v1/rego"
 	"github.com/open-policy-agent/opa/v1/storage/inmem"
@@ -21,8 +22,6 @@ const (
 	DefaultTimeout = 250 * time.Millisecond
 	// MaxSource bounds the rules' text, in bytes.
 	MaxSource = 1 << 20
-	// MaxFindings bounds the answers to one question. More are an error.
-	MaxFindings = 64
 )
 
 // Config holds the rules.
@@ -152,22 +151,18 @@ func pure() *ast.Capabilities {
 }
 
 // ask evaluates a question on an input.
-func (r *Rules) ask(ctx context.Context, q question, input map[string]any) (Verdict, error) {
+func (r *Rules) ask(ctx context.Context, q question, input ast.Value) (Verdict, error) {
 	if q.deny == nil {
 		return Verdict{}, errors.New("rego: there are no rules for this question")
 	}
 	ctx, cancel := context.WithTimeout(ctx, r.timeout)
 	defer cancel()
-	input["now"] = r.now().Unix()
-	value, err := ast.InterfaceToValue(input)
-	if err != nil {
-		return Verdict{}, fmt.Errorf("rego: input: %w", err)
-	}
 	var v Verdict
-	if v.Denials, err = findings(ctx, q.deny, value); err != nil {
+	var err error
+	if v.Denials, err = findings(ctx, q.deny, input); err != nil {
 		return Verdict{}, err
 	}
-	v.Warnings, err = findings(ctx, q.warn, value)
+	v.Warnings, err = findings(ctx, q.warn, input)
 	return v, err
 }
 
@@ -181,22 +176,11 @@ func findings(ctx context.Context, q *rego.PreparedEvalQuery, input ast.Value) (
 		return nil, fmt.Errorf("rego: evaluate: %w", err)
 	}
 	if len(results) != 1 || len(results[0].Expressions) != 1 {
-		return nil, errors.New("rego: the rules have no answer")
+		return nil, fmt.Errorf("rego: %w", document.ErrNoAnswer)
 	}
-	set, ok := results[0].Expressions[0].Value.([]any)
-	if !ok {
-		return nil, fmt.Errorf("rego: the answer is a %T, not a set", results[0].Expressions[0].Value)
-	}
-	if len(set) > MaxFindings {
-		return nil, fmt.Errorf("rego: %d findings, the limit is %d", len(set), MaxFindings)
-	}
-	out := make([]abi.Denial, 0, len(set))
-	for _, x := range set {
-		d, err := finding(x)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, d)
+	out, err := document.Findings(results[0].Expressions[0].Value)
+	if err != nil {
+		return nil, fmt.Errorf("rego: %w", err)
 	}
 	return out, nil
 }
