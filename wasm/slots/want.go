@@ -1,0 +1,40 @@
+package slots
+
+import (
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/sign"
+	"github.com/cascadeinfer/cascade/wasm/slot"
+)
+
+// Candidate is a module that the fleet wants in a slot.
+type Candidate struct {
+	Generation uint64
+	Goal       slot.Goal
+	Permille   int    // see slot.Offer
+	Scope      string // see slot.Offer
+	Proven     bool   // the fleet runs it: it skips the gates
+	// Name, Version and SHA256 are the statement's; empty or zero stands for
+	// whatever it says.
+	Name, Version string
+	SHA256        sign.Digest
+	Signature     []byte // the signature file
+	Configuration []byte // for the module
+	// Module is the module as its author built it, nil while it is known by its
+	// hash only.
+	Module []byte
+}
+
+// Ended is a generation that an operator took back.
+type Ended struct {
+	Generation uint64
+	Reason     string
+}
+
+// Want is what the fleet wants in one slot. The candidates are in ascending
+// order: one that is Proven at most, then a newer one at most. None of either
+// means that the native policy shall decide.
+type Want struct {
+	Kind       abi.Kind
+	Candidates []Candidate
+	RolledBack []Ended
+}
