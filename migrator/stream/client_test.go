@@ -63,10 +63,11 @@ func TestSlowReader(t *testing.T) {
 			c.Listener = lis
 		}
 	})
-	f.paced(0)
-	_, want := post(t, f.fronts[0].client, strings.TrimPrefix(f.engines[0].URL, "http://"), "/v1/completions", longer)
+	body := strings.Replace(longer, "70", "200", 1)
+	want := f.direct("/v1/completions", body)
 	f.paced(time.Millisecond)
-	resp, _ := lis.dial(t, longer)
+	valve := f.hold(kept)
+	resp, _ := lis.dial(t, body)
 	first := make([]byte, 10)
 	if _, err := io.ReadFull(resp.Body, first); err != nil {
 		t.Fatal(err)
@@ -86,7 +87,7 @@ func TestSlowReader(t *testing.T) {
 	eventually(t, func() bool {
 		// One event is on its way to the client; the ids of that and those before
 		// are enough, if it ends a character.
-		soon, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		soon, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()
 		_, err := f.reprompt(soon, s.id, 1)
 		if err != nil {
@@ -96,6 +97,7 @@ func TestSlowReader(t *testing.T) {
 		}
 		return err == nil
 	})
+	valve.let(0)
 	rest, err := io.ReadAll(resp.Body)
 	if got := string(first) + string(rest); err != nil || anonymous(got) != anonymous(want) {
 		t.Errorf("%v: %s", err, difference(anonymous(got), anonymous(want)))
@@ -108,7 +110,7 @@ func TestSlowReader(t *testing.T) {
 func TestDisconnectWhileMoving(t *testing.T) {
 	for _, live := range []bool{true, false} {
 		f := newFleet(t, 2, nil)
-		f.paced(time.Millisecond)
+		f.hold(kept)
 		held := make(chan struct{})
 		var once sync.Once
 		f.engines[1].set(func(n int, r *http.Request) {
@@ -147,7 +149,7 @@ func TestDisconnectWhileMoving(t *testing.T) {
 func TestEndWhileMoving(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 2, nil)
-	b := f.hold(longer)
+	b := f.begin(longer)
 	held := make(chan struct{})
 	f.engines[1].set(func(n int, r *http.Request) {
 		close(held)
@@ -159,6 +161,7 @@ func TestEndWhileMoving(t *testing.T) {
 		moved <- err
 	}()
 	<-held
+	b.valve.let(0)
 	if err := <-moved; err != ErrUnknown {
 		t.Errorf("the move ends with %v", err)
 	}
@@ -170,12 +173,10 @@ func TestEndWhileMoving(t *testing.T) {
 func TestSecondRequest(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 2, nil)
-	direct := strings.TrimPrefix(f.engines[0].URL, "http://")
 	second := strings.Replace(longer, `"x"`, `"y"`, 1)
-	f.paced(0)
-	_, want := post(t, f.fronts[0].client, direct, "/v1/completions", longer)
-	_, want2 := post(t, f.fronts[0].client, direct, "/v1/completions", second)
+	want, want2 := f.direct("/v1/completions", longer), f.direct("/v1/completions", second)
 	f.paced(time.Millisecond)
+	valve := f.hold(kept)
 	conn, err := net.Dial("tcp", f.fronts[0].url)
 	if err != nil {
 		t.Fatal(err)
@@ -201,6 +202,7 @@ func TestSecondRequest(t *testing.T) {
 	for hop := range 4 {
 		eventually(t, func() bool { _, err := f.live(t.Context(), s.id, (hop+1)%2, nil); return err == nil })
 	}
+	valve.let(0)
 	answer(want)
 	answer(want2)
 	f.atRest()

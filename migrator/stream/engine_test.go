@@ -31,6 +31,7 @@ type engine struct {
 	reserved map[string]reservation       // by the move's name
 	pace     func(n int, r *http.Request) // called before token n; nil for none
 	override http.HandlerFunc             // answers generating requests instead, when not nil
+	valve    *valve                       // holds answers back before their end; nil does not
 }
 
 func newEngine(t testing.TB) *engine {
@@ -46,6 +47,53 @@ func (e *engine) set(pace func(int, *http.Request), override http.HandlerFunc) {
 	e.pace, e.override = pace, override
 }
 
+// valve keeps answers from ending, however slow the test is that needs them: it
+// holds back the last tokens of each.
+type valve struct {
+	mu      sync.Mutex
+	keep    int           // so many tokens
+	changed chan struct{} // closed when keep is another
+}
+
+func newValve(keep int) *valve { return &valve{keep: keep, changed: make(chan struct{})} }
+
+// let holds back fewer tokens from now on; 0 lets answers end.
+func (v *valve) let(keep int) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if keep < v.keep {
+		v.keep = keep
+		close(v.changed)
+		v.changed = make(chan struct{})
+	}
+}
+
+// pass waits until an answer that lacks so many tokens may go on, or is killed.
+func (v *valve) pass(ctx context.Context, killed <-chan struct{}, lacks int) {
+	for {
+		v.mu.Lock()
+		keep, changed := v.keep, v.changed
+		v.mu.Unlock()
+		if lacks > keep {
+			return
+		}
+		select {
+		case <-changed:
+		case <-killed:
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// hold puts a valve before the ends of the answers that begin from now on.
+func (e *engine) hold(v *valve) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.valve = v
+}
+
 // run is a streamed answer under way. Its lock is held while a token is made
 // and sent.
 type run struct {
@@ -54,6 +102,7 @@ type run struct {
 	origin int           // where the client's output begins
 	frozen chan struct{} // closed by thaw; nil while it runs
 	dead   bool          // its connection is to be cut
+	killed chan struct{} // closed when it is dead
 }
 
 // reservation is what a live move brings: token ids, and where the client's
@@ -150,6 +199,9 @@ func (e *engine) kill(leg string) {
 func (r *run) kill() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if !r.dead {
+		close(r.killed)
+	}
 	r.dead = true
 	if r.frozen != nil {
 		close(r.frozen)
@@ -245,7 +297,7 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	e.mu.Lock()
-	pace, override := e.pace, e.override
+	pace, override, valve := e.pace, e.override, e.valve
 	e.mu.Unlock()
 	n := e.calls.Add(1)
 	e.last.Store(r)
@@ -306,7 +358,7 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		id, object = "chat"+id, "chat.completion"
 	}
 	if req.Stream {
-		it := &run{ids: prompt, origin: origin}
+		it := &run{ids: prompt, origin: origin, killed: make(chan struct{})}
 		if leg := r.Header.Get(LegHeader); leg != "" {
 			e.mu.Lock()
 			e.runs[leg] = it
@@ -317,7 +369,7 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 				e.mu.Unlock()
 			}()
 		}
-		e.stream(w, r, req, chat, id, object, created, it, v, max, pace)
+		e.stream(w, r, req, chat, id, object, created, it, v, max, pace, valve)
 		return
 	}
 	var out []uint32
@@ -325,6 +377,9 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	for i := range max {
 		if pace != nil {
 			pace(i, r)
+		}
+		if valve != nil && i > 0 {
+			valve.pass(r.Context(), nil, max-i)
 		}
 		next := follow(all)
 		all = append(all[:len(all):len(all)], next)
@@ -341,7 +396,7 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		id, object, created, req.Model, quote(said), list(out, req.IDs), list(prompt, req.IDs), usage)
 }
 
-func (e *engine) stream(w http.ResponseWriter, r *http.Request, req engineRequest, chat bool, id, object string, created int64, it *run, v voice, max int, pace func(int, *http.Request)) {
+func (e *engine) stream(w http.ResponseWriter, r *http.Request, req engineRequest, chat bool, id, object string, created int64, it *run, v voice, max int, pace func(int, *http.Request), valve *valve) {
 	usage := req.StreamOptions != nil && req.StreamOptions.Usage
 	w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
 	rc := http.NewResponseController(w)
@@ -360,6 +415,11 @@ func (e *engine) stream(w http.ResponseWriter, r *http.Request, req engineReques
 	for i := range max {
 		if pace != nil {
 			pace(i, r)
+		}
+		// What came before is sent and ends no character in the middle: nobody
+		// waits for the token after.
+		if valve != nil && i > 0 && len(ids) == 0 && v.pending == "" {
+			valve.pass(r.Context(), it.killed, max-i)
 		}
 		if !it.begin(r.Context()) {
 			return

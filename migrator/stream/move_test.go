@@ -60,6 +60,17 @@ func (f *fleet) paced(d time.Duration) {
 	}
 }
 
+// hold has the engines keep back the last tokens of every answer that begins from
+// now on.
+func (f *fleet) hold(keep int) *valve {
+	v := newValve(keep)
+	f.t.Cleanup(func() { v.let(0) })
+	for _, e := range f.engines {
+		e.hold(v)
+	}
+	return v
+}
+
 // gate lets the engines go on slowly, and after so many tokens very slowly, until
 // enough is closed.
 func (f *fleet) gate(limit int64) (enough chan struct{}) {
@@ -221,9 +232,9 @@ func TestMoves(t *testing.T) {
 		},
 	} {
 		for _, kind := range kinds() {
-			f.paced(0)
-			_, want := post(t, f.fronts[0].client, strings.TrimPrefix(f.engines[0].URL, "http://"), kind[0], kind[1])
-			enough := f.gate(60)
+			want := f.direct(kind[0], kind[1])
+			f.paced(time.Millisecond)
+			valve := f.hold(30)
 			got := make(chan string, 1)
 			go func() {
 				_, body := post(t, f.fronts[0].client, f.fronts[0].url, kind[0], kind[1])
@@ -239,7 +250,7 @@ func TestMoves(t *testing.T) {
 					t.Fatalf("%s, %s: hop %d: %v", way, kind, hops, err)
 				}
 			}
-			close(enough)
+			valve.let(0)
 			if h, _ := f.fronts[0].Holder(s.id); h != (Holding{Replica: "r2", Epoch: 6}) || s.Hops() != 5 {
 				t.Errorf("%s: after five hops the stream is at %+v", way, h)
 			}
@@ -260,20 +271,31 @@ func TestMoves(t *testing.T) {
 	}
 }
 
+// direct is what an engine answers when it is asked itself.
+func (f *fleet) direct(path, body string) string {
+	f.t.Helper()
+	f.paced(0)
+	f.hold(0)
+	_, want := post(f.t, f.fronts[0].client, strings.TrimPrefix(f.engines[0].URL, "http://"), path, body)
+	return want
+}
+
 // answering is a stream of r0 under way, and what it must become.
 type answering struct {
 	*Stream
-	got  chan string
-	want string
+	valve *valve // it does not end before the test expects it to
+	got   chan string
+	want  string
 }
 
-// hold starts a paced stream with four tokens; its answer must be the engine's.
-func (f *fleet) hold(body string) answering {
+// kept is how many of its tokens a held stream lacks: so many times it can move.
+const kept = 40
+
+// begin starts a paced stream with four tokens; its answer must be the engine's.
+func (f *fleet) begin(body string) answering {
 	f.t.Helper()
-	f.paced(0)
-	_, want := post(f.t, f.fronts[0].client, strings.TrimPrefix(f.engines[0].URL, "http://"), "/v1/completions", body)
+	b := answering{got: make(chan string, 1), want: f.direct("/v1/completions", body), valve: f.hold(kept)}
 	f.paced(2 * time.Millisecond)
-	b := answering{got: make(chan string, 1), want: want}
 	go func() {
 		_, body := post(f.t, f.fronts[0].client, f.fronts[0].url, "/v1/completions", body)
 		b.got <- body
@@ -284,6 +306,7 @@ func (f *fleet) hold(body string) answering {
 
 func (f *fleet) expect(b answering) {
 	f.t.Helper()
+	b.valve.let(0)
 	if got := <-b.got; anonymous(got) != anonymous(b.want) {
 		f.t.Errorf("got %s\nwant %s", got, b.want)
 	}
@@ -348,7 +371,7 @@ func TestMoveFails(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := newFleet(t, 2, func(c *Config) { c.MoveTimeout = 200 * time.Millisecond })
-			b := f.hold(longer)
+			b := f.begin(longer)
 			epoch, err := f.live(t.Context(), b.id, 1, func(m *Move) { test.spoil(f, m) })
 			if err == nil || !strings.Contains(err.Error(), test.want) || epoch != 3 {
 				if !errors.Is(err, context.DeadlineExceeded) || name != "fewer tokens" {
@@ -378,7 +401,7 @@ func (f *fleet) forget(i int) {
 func TestMoveRefused(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 2, nil)
-	b := f.hold(longer)
+	b := f.begin(longer)
 	for name, test := range map[string]struct {
 		m     Move
 		want  error
@@ -455,7 +478,7 @@ func TestMoveOfUnmovable(t *testing.T) {
 		`"stream":true,"user":"` + strings.Repeat("x", 5<<10) + `"`: policies.Unreadable,
 		`"stream":false,"logprobs":1`:                               policies.HiddenTokens,
 	} {
-		f.paced(time.Millisecond)
+		valve := f.hold(kept)
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
@@ -469,6 +492,7 @@ func TestMoveOfUnmovable(t *testing.T) {
 		if moved, err := f.fronts[0].Move(t.Context(), Move{Stream: r.Request.ID, From: "r0", Epoch: 1, To: f.target(1)}); err == nil || moved.Epoch != 1 {
 			t.Errorf("%.40s: it moves: %+v, %v", more, moved, err)
 		}
+		valve.let(0)
 		<-done
 	}
 	f.atRest()

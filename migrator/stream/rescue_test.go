@@ -79,9 +79,9 @@ func TestRescue(t *testing.T) {
 	}
 	for n := range policies.Tokens(7) { // of seven tokens, one splits a character
 		for _, kind := range kinds() {
-			f.paced(0)
-			_, want := post(t, f.fronts[0].client, strings.TrimPrefix(f.engines[0].URL, "http://"), kind[0], kind[1])
-			enough := f.gate(25)
+			want := f.direct(kind[0], kind[1])
+			f.paced(time.Millisecond)
+			valve := f.hold(90 - 25)
 			got := make(chan string, 1)
 			go func() {
 				_, body := post(t, f.fronts[0].client, f.fronts[0].url, kind[0], kind[1])
@@ -92,7 +92,7 @@ func TestRescue(t *testing.T) {
 			eventually(t, func() bool { h, _ := f.fronts[0].Holder(s.id); return h.Replica == "r1" && !h.Pending })
 			f.engines[1].cut()
 			eventually(t, func() bool { h, _ := f.fronts[0].Holder(s.id); return h.Replica == "r0" && h.Epoch == 3 })
-			close(enough)
+			valve.let(0)
 			body := <-got
 			if strings.Contains(kind[1], "return_token_ids") {
 				// The client has the ids of a split character: they cannot be taken back.
@@ -121,9 +121,9 @@ func TestRescueAfterGroups(t *testing.T) {
 		}
 		post(t, f.fronts[0].client, f.fronts[0].url, kind[0], strings.Replace(kind[1], "90", "4", 1))
 		for n := range policies.Tokens(14) {
-			f.paced(0)
-			_, want := post(t, f.fronts[0].client, strings.TrimPrefix(f.engines[0].URL, "http://"), kind[0], kind[1])
-			enough := f.gate(25)
+			want := f.direct(kind[0], kind[1])
+			f.paced(time.Millisecond)
+			valve := f.hold(90 - 25)
 			got := make(chan string, 1)
 			go func() {
 				_, body := post(t, f.fronts[0].client, f.fronts[0].url, kind[0], kind[1])
@@ -134,7 +134,7 @@ func TestRescueAfterGroups(t *testing.T) {
 			eventually(t, func() bool { h, _ := f.fronts[0].Holder(s.id); return h.Replica == "r1" && !h.Pending })
 			f.engines[1].cut()
 			eventually(t, func() bool { h, _ := f.fronts[0].Holder(s.id); return h.Replica == "r0" && h.Epoch == 3 })
-			close(enough)
+			valve.let(0)
 			if body := <-got; rescued(body) != rescued(want) {
 				t.Fatalf("%s, after %d: %s", kind, n, difference(rescued(body), rescued(want)))
 			}
@@ -144,10 +144,11 @@ func TestRescueAfterGroups(t *testing.T) {
 }
 
 // rescuable is a stream of r0 under way, of an answer long enough to be disturbed.
-func (f *fleet) rescuable() answering { return f.hold(longer) }
+func (f *fleet) rescuable() answering { return f.begin(longer) }
 
 func (f *fleet) expectRescued(b answering) {
 	f.t.Helper()
+	b.valve.let(0)
 	if got := <-b.got; rescued(got) != rescued(b.want) {
 		f.t.Errorf("got %s\nwant %s", got, b.want)
 	}
@@ -158,10 +159,11 @@ func (f *fleet) expectRescued(b answering) {
 // found out, and that a client that does not read is not taken for one.
 func TestHang(t *testing.T) {
 	t.Parallel()
-	f, _ := newRescueFleet(t, 2, func(c *Config) { c.HangTimeout = 200 * time.Millisecond })
+	f, _ := newRescueFleet(t, 2, func(c *Config) { c.HangTimeout = 2 * time.Second })
 	b := f.rescuable()
 	_, r, _ := f.where(b.id)
 	f.engines[0].freeze(r.Leg)
+	b.valve.let(0)
 	eventually(t, func() bool { h, _ := f.fronts[0].Holder(b.id); return h == Holding{Replica: "r1", Epoch: 2} })
 	f.expectRescued(b)
 }
@@ -279,12 +281,12 @@ func TestOwnEngineBack(t *testing.T) {
 func TestMuteEngine(t *testing.T) {
 	t.Parallel()
 	f, _ := newRescueFleet(t, 2, func(c *Config) {
-		c.HealthTimeout, c.HangTimeout = 400*time.Millisecond, 400*time.Millisecond
+		c.HealthTimeout, c.HangTimeout = time.Second, time.Second
 	})
 	e := f.engines[0]
-	b := f.hold(strings.Replace(longer, "70", "3000", 1))
+	b := f.begin(strings.Replace(longer, "70", "4000", 1)) // for eight seconds at least
 	e.mute.Store(true)
-	eventually(t, func() bool { return e.unheard.Load() >= 4 })
+	eventually(t, func() bool { return e.unheard.Load() >= 3 })
 	if !f.fronts[0].Status().EngineReady {
 		t.Error("an engine that generates is taken to be away")
 	}
@@ -312,7 +314,7 @@ func TestMuteEngine(t *testing.T) {
 // with it, and only with it.
 func TestRescueOfUnmovable(t *testing.T) {
 	f, rs := newRescueFleet(t, 2, nil)
-	f.paced(2 * time.Millisecond)
+	f.hold(kept)
 	got := make(chan string, 1)
 	go func() {
 		_, body := post(t, f.fronts[0].client, f.fronts[0].url, "/v1/completions", `{"prompt":"x","max_tokens":200,"stream":true,"stop":["q"]}`)

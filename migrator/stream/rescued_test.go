@@ -15,12 +15,13 @@ func TestRescueIsTold(t *testing.T) {
 	t.Parallel()
 	told := make(chan Rescue, 1)
 	f, rs := newRescueFleet(t, 2, func(c *Config) {
-		c.HangTimeout, c.RescueTimeout = 200*time.Millisecond, 3*time.Second
+		c.HangTimeout, c.RescueTimeout = 2*time.Second, 3*time.Second
 		c.Rescued = func(r Rescue) { told <- r }
 	})
 	b := f.rescuable()
 	_, r, _ := f.where(b.id)
 	f.engines[0].freeze(r.Leg)
+	b.valve.let(0)
 	got := <-told
 	if got.Stream != b.id || got.Epoch != 2 || got.From != "r0" || got.To != "r1" || got.Length == 0 || got.Took <= 0 || got.Began.IsZero() || got.Err != nil {
 		t.Errorf("%+v", got)

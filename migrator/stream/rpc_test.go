@@ -108,7 +108,7 @@ func TestPeerRPC(t *testing.T) {
 // another process: connections stay.
 func TestPeerListenerHandedOver(t *testing.T) {
 	f := newFleet(t, 2, nil)
-	b := f.hold(longer)
+	b := f.begin(longer)
 	if _, err := f.live(t.Context(), b.id, 1, nil); err != nil {
 		t.Fatal(err)
 	}

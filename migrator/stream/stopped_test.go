@@ -47,9 +47,9 @@ func TestSourceStops(t *testing.T) {
 		}
 		for n := range int64(6) {
 			grouped(1)
-			f.paced(0)
-			_, want := post(t, f.fronts[0].client, strings.TrimPrefix(f.engines[0].URL, "http://"), kind[0], kind[1])
-			enough := f.gate(55)
+			want := f.direct(kind[0], kind[1])
+			f.paced(time.Millisecond)
+			valve := f.hold(90 - 55)
 			got := make(chan string, 1)
 			go func() {
 				_, body := post(t, f.fronts[0].client, f.fronts[0].url, kind[0], kind[1])
@@ -66,8 +66,9 @@ func TestSourceStops(t *testing.T) {
 				}
 			}
 			later := func(more policies.Tokens) {
-				now := s.Request().Output
-				eventually(t, func() bool { return s.Request().Output >= now+more })
+				goal := s.Request().Output + more
+				valve.let(90 - int(goal))
+				eventually(t, func() bool { return s.Request().Output >= goal })
 			}
 
 			// The source stops at the offer of another move: for its front it is gone.
@@ -109,7 +110,7 @@ func TestSourceStops(t *testing.T) {
 				t.Error("a stream has moved to a replica that gave no token")
 			}
 			eventually(t, func() bool { h, _ := f.fronts[0].Holder(s.id); return h.Replica == "r1" && !h.Pending })
-			close(enough)
+			valve.let(0)
 			if got, want := said(t, <-got), said(t, want); got != want {
 				t.Fatalf("%s, %d tokens at once: %s", kind, 2+n, difference(got, want))
 			}

@@ -11,7 +11,7 @@ import (
 // at r1 does not end by itself, and begins to move it there.
 func (f *fleet) warming() (b answering, over <-chan error) {
 	f.t.Helper()
-	b = f.hold(`{"model":"m","prompt":"` + strings.Repeat("x", 2*warmAbove) + `","max_tokens":70,"stream":true,"stream_options":{"include_usage":true}}`)
+	b = f.begin(`{"model":"m","prompt":"` + strings.Repeat("x", 2*warmAbove) + `","max_tokens":70,"stream":true,"stream_options":{"include_usage":true}}`)
 	f.engines[1].set(func(_ int, r *http.Request) {
 		if r.Header.Get(LegHeader) == "" {
 			<-r.Context().Done()
