@@ -111,7 +111,7 @@ func codeOf(err error) int {
 		return http.StatusBadRequest
 	case is(fleet.ErrUnknown), is(fleet.ErrNoModel), is(fleet.ErrNoPlan):
 		return http.StatusNotFound
-	case is(fleet.ErrLast), is(fleet.ErrFile), is(fleet.ErrPinned), is(fleet.ErrSame):
+	case is(fleet.ErrLast), is(fleet.ErrFile), is(fleet.ErrPinned), is(fleet.ErrSame), is(fleet.ErrDenied):
 		return http.StatusConflict
 	}
 	return http.StatusServiceUnavailable

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/adopt"
 	"github.com/cascadeinfer/cascade/policies/length"
 )
 
@@ -63,6 +64,21 @@ type Rules struct {
 	// a time, the one that holds the lease in the plan object (package lease), and
 	// all show what is stored. The models and replicas must be the same for all.
 	Shared bool
+	// Wrap is given the planner of each model once, at New, and returns the one to
+	// ask in its place: what a site's modules propose, checked. It must answer as
+	// soon as Native would, because reports wait meanwhile, must be a function of
+	// what it is asked, and must not return nil. Nil leaves planners as they are. A
+	// policy with one stage asks nobody.
+	Wrap func(model string, native adopt.Planner) adopt.Planner
+	// Check says what is against a plan that is to replace another one of its model;
+	// nil: nothing. The plan in force then stays, and the history has the error as
+	// its reason. Plans of the planner, boundaries that replicas propose and plans
+	// that operators go back to are checked. Repairs are not, the first plan is not,
+	// and neither is a plan that is taken back for its slowness: a rule must not
+	// keep a fleet from what it serves with. It is called by the goroutine that takes
+	// in reports, shall answer within a quarter of a second, and must not change the
+	// plans. Nil checks nothing.
+	Check func(before, after policies.Plan) error
 }
 
 // Defaults of Rules, and bounds that follow from them.

@@ -18,12 +18,13 @@ const (
 	Unpinned   = "unpinned"
 	Kept       = "kept"     // the plan in force stays
 	HeldOff    = "held off" // so it does, since another one was taken back
+	Denied     = "denied"   // so it does, since Rules.Check has something against another one
 )
 
 // Changes says that a decision replaced a plan.
 func (c Change) Changes() bool {
 	switch c.Decision {
-	case Kept, HeldOff, Pinned, Unpinned:
+	case Kept, HeldOff, Denied, Pinned, Unpinned:
 		return false
 	}
 	return true
@@ -72,7 +73,7 @@ func appendHistory(history, changes []Change) []Change {
 
 // routine says that a decision comes again and again.
 func routine(decision string) bool {
-	return decision == Kept || decision == HeldOff || decision == Refined
+	return decision == Kept || decision == HeldOff || decision == Denied || decision == Refined
 }
 
 // sameOf is the index of a model's decision that was the same as a routine one,

@@ -18,6 +18,7 @@ var (
 	ErrNoPlan  = errors.New("no such plan is kept")
 	ErrPinned  = errors.New("its plan is pinned: unpin it first, or pin the one to go back to")
 	ErrSame    = errors.New("the plan in force divides the lengths like it already")
+	ErrDenied  = errors.New("the site's rules deny it")
 )
 
 // Pin is an order to keep a model's plan until Unpin: the one in force, or an
@@ -55,7 +56,8 @@ type order struct {
 }
 
 // Pin gives a Pin order and returns when it is stored. The error wraps
-// ErrNoModel, ErrNoPlan or ErrNotSaved, or is that of a fleet that stops.
+// ErrNoModel, ErrNoPlan, ErrDenied or ErrNotSaved, or is that of a fleet that
+// stops.
 func (f *Fleet) Pin(ctx context.Context, p Pin) error { return f.order(ctx, p) }
 
 // Unpin gives an Unpin order, which does nothing for a model that is not pinned.
@@ -63,7 +65,7 @@ func (f *Fleet) Pin(ctx context.Context, p Pin) error { return f.order(ctx, p) }
 func (f *Fleet) Unpin(ctx context.Context, u Unpin) error { return f.order(ctx, u) }
 
 // Rollback gives a Rollback order. The error wraps ErrNoModel, ErrNoPlan,
-// ErrPinned, ErrSame or ErrNotSaved, or is that of a fleet that stops.
+// ErrPinned, ErrSame, ErrDenied or ErrNotSaved, or is that of a fleet that stops.
 func (f *Fleet) Rollback(ctx context.Context, r Rollback) error { return f.order(ctx, r) }
 
 // permitsPlan says why an order about a plan cannot be obeyed, or nil.
@@ -104,6 +106,11 @@ func (s *State) permitsPlan(ev Event) error {
 		return fmt.Errorf("model %q, epoch %d: %w", name, p.Epoch, ErrSame)
 	case back && !rollback.Keep && samePlan(s.revived(m, p), m.plan):
 		return fmt.Errorf("model %q, epoch %d: with the replicas that are ready, %w", name, p.Epoch, ErrSame)
+	}
+	if next := s.revived(m, p); !samePlan(next, m.plan) {
+		if err := s.denied(m, next.Stages); err != nil {
+			return fmt.Errorf("model %q, epoch %d: %w: %w", name, p.Epoch, ErrDenied, err)
+		}
 	}
 	return nil
 }

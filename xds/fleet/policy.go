@@ -3,6 +3,7 @@ package fleet
 import (
 	"fmt"
 
+	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/adopt"
 	"github.com/cascadeinfer/cascade/policies/partition"
 )
@@ -24,6 +25,14 @@ const (
 type policy struct {
 	planner  adopt.Planner // nil: one stage
 	snapshot bool          // plans on in-flight snapshots
+}
+
+// denied says what Rules.Check has against a plan of these stages.
+func (s *State) denied(m *model, stages []policies.Stage) error {
+	if s.rules.Check == nil || len(m.plan.Stages) == 0 {
+		return nil
+	}
+	return s.rules.Check(m.plan, policies.Plan{Model: m.Name, Epoch: s.epoch + 1, Stages: stages})
 }
 
 // policyOf looks a policy up by its name.

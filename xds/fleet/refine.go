@@ -84,8 +84,18 @@ func (s *State) refine(now time.Time, m *model) (Change, bool) {
 		stages[i].High, stages[i+1].Low = to, to
 	}
 	c, ok := s.change(now, m, policies.Plan{Model: m.Name, Stages: stages}, refinedReason)
+	if !ok {
+		return c, false
+	}
+	if err := s.denied(m, c.Stages); err != nil {
+		s.history = appendHistory(s.history, []Change{{
+			Time: now, Model: m.Name, Epoch: m.plan.Epoch, Decision: Denied, Reason: refinedReason + ": " + err.Error(), By: s.rules.Name,
+		}})
+		s.refined = now // ask again no sooner than after a change
+		return Change{}, false
+	}
 	c.Decision = Refined
-	return c, ok
+	return c, true
 }
 
 // votes lists the proposals for each boundary, or nil while no more than half

@@ -18,14 +18,18 @@ type decider struct {
 
 // newDecider returns the decider of complete rules. The machine's times are
 // those of the fleet's own pace.
-func newDecider(rules Rules, p policy) (decider, error) {
+func newDecider(rules Rules, model string, p policy) (decider, error) {
 	if p.planner == nil {
 		return decider{}, nil
+	}
+	planner := p.planner
+	if rules.Wrap != nil {
+		planner = rules.Wrap(model, planner)
 	}
 	machine, err := adopt.New(adopt.Config{
 		// The State calls once a period. The machine's own is a little shorter,
 		// so that a tick that comes a moment early is not a period lost.
-		Planner: p.planner, Period: 0.9 * rules.Period.Seconds(), Seen: rules.Seen,
+		Planner: planner, Period: 0.9 * rules.Period.Seconds(), Seen: rules.Seen,
 		HoldOff: holdOff / rules.Speed, HoldOffMax: holdOffMax / rules.Speed,
 		MoveCost: moveCost / rules.Speed, Horizon: horizon / rules.Speed,
 	})
@@ -106,8 +110,13 @@ func (s *State) replan(now time.Time, m *model) (Change, bool) {
 	word.Predicted, word.Observed = furthest(d.Present.Iterations, measured)
 	if d.Adopt {
 		if c, ok := s.change(now, m, park(d.Plan, m.plan, members), string(d.Reason)); ok {
-			word.Stages = c.Stages
-			return word, true
+			denied := s.denied(m, c.Stages)
+			if word.Decision != Adopted || denied == nil {
+				word.Stages = c.Stages
+				return word, true
+			}
+			m.planner = string(d.Reason) + ": " + denied.Error()
+			word.Decision, word.Reason = Denied, m.planner
 		}
 	}
 	if c, ok := s.change(now, m, s.mended(m, members), "replicas changed"); ok {

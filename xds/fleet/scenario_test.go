@@ -39,6 +39,7 @@ var update = flag.Bool("update", false, "rewrite the expected output of the scen
 //	                            the same about the plan
 //	> history                   what was decided, oldest first, and what there is
 //	                            to go back to
+//	> allow N                   the site's rules: at most so many stages; 0: any
 //	> store fails|works         what becomes of proposals
 //	> stored EPOCH a b | c      another server wrote a plan; cuts at 512, 1024, …
 //	> show                      plan, weights, health
@@ -101,6 +102,7 @@ type player struct {
 	last   map[string]Report
 	talks  map[string]bool
 	fails  bool
+	most   int // stages that the site allows; 0: any number
 	stored Stored
 	out    strings.Builder
 }
@@ -174,6 +176,8 @@ func (p *player) do(command string) string {
 		p.step(ev)
 	case "history":
 		p.history()
+	case "allow":
+		p.most, _ = strconv.Atoi(f[1])
 	case "store":
 		p.fails = f[1] == "fails"
 	case "stored":
@@ -209,7 +213,7 @@ func (p *player) do(command string) string {
 
 func (p *player) begin() {
 	s, err := NewState(Rules{
-		Policy: p.policy,
+		Policy: p.policy, Check: p.check,
 		Models: []Model{{
 			Name: "m", Context: 32768, Edges: policies.Edges(32768, 4),
 			Cost: policies.Cost{D0: 0.008, D1: 5e-5, D2: 6e-5, D3: 1e-9, D4: 6e-8, Kappa: 4},
@@ -219,6 +223,17 @@ func (p *player) begin() {
 		p.t.Fatal(err)
 	}
 	p.state = s
+}
+
+// check is the site's rules.
+func (p *player) check(before, after policies.Plan) error {
+	if after.Validate() != nil || before.Validate() != nil || after.Epoch <= before.Epoch || after.Model != before.Model {
+		p.t.Errorf("the rules were asked about %+v after %+v", after, before)
+	}
+	if p.most > 0 && len(after.Stages) > p.most {
+		return fmt.Errorf("plan denied: %d stages, at most %d", len(after.Stages), p.most)
+	}
+	return nil
 }
 
 func scenarioReplica(id string) policies.Replica {

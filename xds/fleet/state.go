@@ -70,7 +70,7 @@ func NewState(rules Rules) (*State, error) {
 		}
 	}
 	for _, m := range s.rules.Models {
-		d, err := newDecider(s.rules, s.policy)
+		d, err := newDecider(s.rules, m.Name, s.policy)
 		if err != nil {
 			return nil, fmt.Errorf("fleet: %w", err)
 		}
