@@ -51,10 +51,14 @@ type Config struct {
 	// GOMAXPROCS, or 1 for a module that decides none of the kinds that come with
 	// every request.
 	Instances int
-	// Failures within Window open the breaker. 0 means 5 and a minute. Calls whose
-	// words are too large for a frame do not count.
+	// Failures within Window open the breaker. 0 means 5 and a minute; below 0 it
+	// never opens, because somebody else counts by Faulted. Calls whose words are
+	// too large for a frame do not count.
 	Failures int
 	Window   time.Duration
+	// Faulted is told of each failure that counts, before the native policy
+	// answers the call, from any goroutine. Nil means nobody is told.
+	Faulted func()
 	// Every nth call of each instance is recorded, and all that fail. 0 means
 	// none but those.
 	Every int
@@ -104,13 +108,16 @@ func (c Config) filled() (Config, error) {
 	switch {
 	case c.Instances < 0 || c.Instances > mostInstances:
 		return c, fmt.Errorf("policy: Instances must be from 1 to %d, or 0 for the default", mostInstances)
-	case c.Failures < 0 || c.Window < 0:
-		return c, errors.New("policy: Failures and Window must not be negative")
+	case c.Window < 0:
+		return c, errors.New("policy: Window must not be negative")
 	case c.Every < 0 || c.Keep < 0 || c.Keep > mostKeep:
 		return c, fmt.Errorf("policy: Every must not be negative, Keep at most %d", mostKeep)
 	}
 	if c.Clock == nil {
 		c.Clock = time.Now
+	}
+	if c.Faulted == nil {
+		c.Faulted = func() {}
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)

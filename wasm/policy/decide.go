@@ -27,6 +27,10 @@ func frame[W any](put func([]byte, abi.Call, W) (int, error), c abi.Call, words 
 	return b
 }
 
+func putLoads(b []byte, c abi.Call, loads [2]policies.Tokens) (int, error) {
+	return abi.PutOutlier(b, c, loads[0], loads[1])
+}
+
 // Select implements policies.Selector.
 func (p *Policy) Select(bids []policies.Bid) int {
 	if s := p.acquire(abi.Select); s != nil {
@@ -64,10 +68,7 @@ func (p *Policy) Excess(own, mean policies.Tokens) policies.Tokens {
 			p.done(s)
 			return excess
 		}
-		put := func(b []byte, c abi.Call, loads [2]policies.Tokens) (int, error) {
-			return abi.PutOutlier(b, c, loads[0], loads[1])
-		}
-		p.failed(s, abi.Outlier, err, frame(put, c, [2]policies.Tokens{own, mean}))
+		p.failed(s, abi.Outlier, err, frame(putLoads, c, [2]policies.Tokens{own, mean}))
 	}
 	return p.config.Native.Detector.Excess(own, mean)
 }

@@ -34,6 +34,7 @@ type Policy struct {
 
 	faults   [host.Causes]atomic.Uint64
 	replaced atomic.Uint64
+	fuel     struct{ last, most atomic.Int64 } // of recorded calls
 
 	mu       sync.Mutex
 	failures []time.Time // guarded by mu: the last ones, at most Config.Failures
@@ -155,6 +156,7 @@ func (p *Policy) failed(s *slot, k abi.Kind, err error, frame []byte) {
 		}
 	}
 	r.Cause = cause
+	p.burnt(r.Fuel)
 	p.count(err)
 	if s.instance.Dead() == nil {
 		p.release(s, free)
@@ -165,6 +167,17 @@ func (p *Policy) failed(s *slot, k abi.Kind, err error, frame []byte) {
 	p.refillSoon()
 }
 
+// burnt takes note of what a recorded call took.
+func (p *Policy) burnt(fuel int64) {
+	p.fuel.last.Store(fuel)
+	for {
+		most := p.fuel.most.Load()
+		if fuel <= most || p.fuel.most.CompareAndSwap(most, fuel) {
+			return
+		}
+	}
+}
+
 // count counts a fault, and opens the breaker when there are too many.
 func (p *Policy) count(err error) {
 	cause := host.CauseOf(err)
@@ -172,9 +185,13 @@ func (p *Policy) count(err error) {
 	if cause == host.TooLarge {
 		return
 	}
+	p.config.Faulted()
 	sum := p.config.Module.SHA256()
 	log := p.config.Logger.With("module", fmt.Sprintf("%x", sum[:6]))
 	log.Warn("a policy's module failed; the native policy answers", "error", err)
+	if p.config.Failures < 0 {
+		return
+	}
 	now := p.config.Clock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -204,6 +221,8 @@ type Stats struct {
 	Replaced uint64              // instances
 	Alive    int                 // instances that answer, now
 	Open     bool                // the breaker is open
+	// Fuel is what recorded calls burnt: the last one, and the one that burnt most.
+	Fuel struct{ Last, Max int64 }
 }
 
 // Stats returns the counts. They are not of one instant.
@@ -219,6 +238,7 @@ func (p *Policy) Stats() Stats {
 	for c := range st.Faults {
 		st.Faults[c] = p.faults[c].Load()
 	}
+	st.Fuel.Last, st.Fuel.Max = p.fuel.last.Load(), p.fuel.most.Load()
 	select {
 	case <-p.opened:
 		st.Open = true

@@ -156,6 +156,9 @@ func (s *slot) record() *host.Record {
 
 // done ends a call that was answered.
 func (p *Policy) done(s *slot) {
+	if s.sampled != nil {
+		p.burnt(s.sampled.Fuel)
+	}
 	if s.served%lookEvery == 0 && !s.worn.Load() {
 		now, _ := s.instance.Memory()
 		if s.served >= mostServed || uint64(now)*16 > uint64(p.pages)<<16*mostMemory16 {

@@ -1,0 +1,140 @@
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/host"
+	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
+)
+
+// TestLinkedRecordsAsTheHostDoes: a native policy and the same one as a module
+// leave the same records of the same calls, but for who answered and at what
+// price.
+func TestLinkedRecordsAsTheHostDoes(t *testing.T) {
+	module := running(t, Config{Every: 1, Instances: 1, Keep: 256}, host.Config{}, hosttest.Guest(t))
+	linked := NewLinked(natives, 1, 256, nil)
+	r := rand.New(rand.NewPCG(5, 6))
+	for range 20 {
+		w := policytest.Random(r)
+		for _, p := range []interface {
+			policies.Partitioner
+			policies.Refiner
+			policies.Quoter
+			policies.Selector
+			policies.Detector
+			policies.Placer
+		}{module, linked} {
+			p.Select(bids(7))
+			p.Quote(policies.Position{Capacity: 1e6, Held: 1e5}, policies.Handover{Request: "r", Length: 100, Cause: policies.Spill})
+			p.Excess(1000, 10)
+			p.Place(policies.Arrival{Request: policies.Request{ID: "x", Input: 900}, Own: policies.Site{ID: "own", High: 2000, Waiting: 30_000}, Peers: []policies.Site{{ID: "a", High: 2000}}})
+			p.Refine(policies.Border{Boundary: 5000, High: policies.Unbounded, Peers: 2, Successors: 2, Cost: policytest.H20(), Local: []policies.Sequence{{Input: 4000, Length: 4500}}})
+			p.Partition(w)
+		}
+	}
+	got, want := linked.Records(), module.Records()
+	if len(got) != 120 || len(want) != 120 {
+		t.Fatalf("%d records, of the module %d", len(got), len(want))
+	}
+	for i := range got {
+		g, w := got[i], want[i]
+		// An answer's output is as long as its value says; the rest is nobody's.
+		if _, n := abi.Unpack(g.Result); g.Kind != abi.Select && g.Kind != abi.Place {
+			g.Output, w.Output = g.Output[:n], w.Output[:n]
+		}
+		w.Module, w.Fuel = g.Module, 0
+		g.Frame, w.Frame = g.Frame[80+8:], w.Frame[80+8:] // call and seed differ in how calls are numbered
+		if !g.Equal(&w) {
+			t.Errorf("record %d of %s: %+v, the module's %+v", i, g.Kind, g, w)
+		}
+	}
+}
+
+// TestLinkedConcurrently records while records are read.
+func TestLinkedConcurrently(t *testing.T) {
+	l := NewLinked(natives, 2, 8, nil)
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for n := range 20_000 {
+				b := bids(n % 9)
+				if l.Select(b) != natives.Selector.Select(b) {
+					t.Error("wrong")
+				}
+			}
+		})
+	}
+	seen := 0
+	for range 1000 {
+		for _, r := range l.Records() {
+			b, s := abi.GetSelect(r.Frame, nil)
+			i, err := abi.TakeSelect(r.Result, len(b))
+			if s != abi.OK || err != nil || i != natives.Selector.Select(b) {
+				t.Fatalf("%v, %v, %d", s, err, i)
+			}
+			seen++
+		}
+	}
+	wg.Wait()
+	if len(l.Records()) != 8 {
+		t.Errorf("%d records at the end, %d seen", len(l.Records()), seen)
+	}
+}
+
+// TestLinkedPassesErrorsOn: what a caller did wrong is told, and not recorded.
+func TestLinkedPassesErrorsOn(t *testing.T) {
+	l := NewLinked(natives, 1, 0, nil)
+	if _, err := l.Partition(policies.Workload{}); !errors.As(err, new(*policies.Violation)) {
+		t.Error(err)
+	}
+	if r := l.Records(); len(r) != 0 {
+		t.Errorf("recorded: %v", r)
+	}
+	d, denied := l.Guard(abi.Change{})
+	if got := fmt.Sprint(d, denied, len(l.Records())); got != fmt.Sprint(abi.Denial{}, false, 1) {
+		t.Error(got)
+	}
+}
+
+func TestLinkedDoesNotAllocate(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector allocates")
+	}
+	l := NewLinked(natives, 1, 4, nil)
+	b := bids(16)
+	a := policies.Arrival{Own: policies.Site{ID: "own"}, Peers: []policies.Site{{ID: "a"}, {ID: "b"}}}
+	all := func() {
+		l.Select(b)
+		l.Quote(policies.Position{Capacity: 1e6}, policies.Handover{Request: "r", Length: 100})
+		l.Excess(1000, 10)
+		l.Place(a)
+	}
+	for range 16 {
+		all()
+	}
+	if n := testing.AllocsPerRun(1000, all); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+// TestFaultedIsTold of each failure that counts, and no breaker opens.
+func TestFaultedIsTold(t *testing.T) {
+	told := 0
+	p := running(t, Config{Instances: 1, Failures: -1, Faulted: func() { told++ }}, host.Config{}, leastLoad(hosttest.Result(5, 0), hosttest.Return))
+	for range 20 {
+		if p.Select(bids(5)) != natives.Selector.Select(bids(5)) {
+			t.Fatal("wrong")
+		}
+	}
+	p.Select(bids(5000)) // too large: nobody's fault
+	if st := p.Stats(); told != 20 || st.Open || st.Faults[host.Refused] != 20 || st.Fuel.Max == 0 {
+		t.Errorf("told %d times: %+v", told, st)
+	}
+}
