@@ -14,6 +14,19 @@ import (
 // statement. Every error is final: the same arguments fail again, later too.
 // Whether the statement is newer than the last is Mark.Admit's to say.
 func Verify(f File, module []byte, r Ring, now time.Time) (Statement, error) {
+	s, err := VerifyStatement(f, r, now)
+	if err != nil {
+		return Statement{}, err
+	}
+	if got := Sum(module); got != s.Digest {
+		return Statement{}, fmt.Errorf("verify %s: the module's sha256 is %s, the statement is about %s", s.Name, got, s.Digest)
+	}
+	return s, nil
+}
+
+// VerifyStatement is Verify without the module: for a host that wants to know
+// whether to fetch it. What is loaded has to pass Verify.
+func VerifyStatement(f File, r Ring, now time.Time) (Statement, error) {
 	if err := r.Validate(); err != nil {
 		return Statement{}, fmt.Errorf("verify: ring: %w", err)
 	}
@@ -21,9 +34,6 @@ func Verify(f File, module []byte, r Ring, now time.Time) (Statement, error) {
 		return Statement{}, fmt.Errorf("verify: %w", err)
 	}
 	s := f.Statement
-	if got := Sum(module); got != s.Digest {
-		return Statement{}, fmt.Errorf("verify %s: the module's sha256 is %s, the statement is about %s", s.Name, got, s.Digest)
-	}
 	if s.ABI != abi.Name {
 		return Statement{}, fmt.Errorf("verify %s: built for %s, this host speaks %s", s.Name, s.ABI, abi.Name)
 	}
@@ -61,11 +71,14 @@ type Mark struct {
 	Text       [32]byte `json:"sha256"` // of the canonical text
 }
 
+// MarkOf is the mark of a valid statement.
+func MarkOf(s Statement) Mark { return Mark{s.Generation, sha256.Sum256(s.Canonical())} }
+
 // Admit returns the mark that follows, or ErrReplayed and the same mark. The
 // statement of the mark itself is admitted again, as it is sent again when a
 // host reconnects; a different one of the same generation is not.
 func (m Mark) Admit(s Statement) (Mark, error) {
-	next := Mark{s.Generation, sha256.Sum256(s.Canonical())}
+	next := MarkOf(s)
 	switch {
 	case next == m || next.Generation > m.Generation:
 		return next, nil

@@ -40,9 +40,11 @@ type Config struct {
 	Faults int
 	Window policies.Micros
 	// Floor refuses offers below it: what Status.Floor was before a restart.
-	// Resume is what was active then: it may be offered though it is below. The
-	// generations that a host is to run are offered in their order.
-	Floor, Resume Generation
+	// Resume is what was active then, or before that, or was to be: they may be
+	// offered though they are below. The generations that a host is to run are
+	// offered in their order.
+	Floor  Generation
+	Resume []Generation
 }
 
 // MaxFaults bounds Config.Faults: the times of so many faults are remembered.
@@ -79,7 +81,7 @@ func (c Config) complete() (Config, error) {
 	if c.Ladder == nil {
 		c.Ladder = []int{1, 10, 100}
 	}
-	c.Ladder = slices.Clone(c.Ladder)
+	c.Ladder, c.Resume = slices.Clone(c.Ladder), slices.Clone(c.Resume)
 	last := 0
 	for i, p := range c.Ladder {
 		if p <= last || p >= 1000 {

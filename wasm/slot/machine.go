@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/wasm/abi"
 )
 
 // life is a generation that is loaded or on its way.
@@ -77,7 +78,7 @@ func (m *Machine) Step(ev Event, out []Action) ([]Action, error) {
 
 // offer takes a generation on, or changes the goal of one that is there.
 func (m *Machine) offer(o Offer) error {
-	if err := m.check(o); err != nil {
+	if err := o.Check(m.c.Kind); err != nil {
 		return fmt.Errorf("generation %d: %w", o.Generation, err)
 	}
 	g := o.Generation
@@ -90,7 +91,7 @@ func (m *Machine) offer(o Offer) error {
 	case m.waiting != nil && m.waiting.offer.Generation == g:
 		m.waiting.offer = o
 		return nil
-	case g < m.floor && g != m.c.Resume:
+	case g < m.floor && !slices.Contains(m.c.Resume, g):
 		return fmt.Errorf("generation %d: older than %d, which was offered before: sign the module anew, with a higher generation", g, m.floor)
 	case g == m.floor && m.spent:
 		return fmt.Errorf("generation %d: %s: sign the module anew, with a higher generation", g, m.fate(g))
@@ -111,8 +112,8 @@ func (m *Machine) offer(o Offer) error {
 	return nil
 }
 
-// check reports what is wrong with an offer as such.
-func (m *Machine) check(o Offer) error {
+// Check reports what is wrong with an offer to a slot of a kind as such.
+func (o Offer) Check(k abi.Kind) error {
 	switch {
 	case o.Generation == Native:
 		return fmt.Errorf("0 is the native policy's")
@@ -120,9 +121,9 @@ func (m *Machine) check(o Offer) error {
 		return fmt.Errorf("goal %d: name warm, shadow, canary or active", o.Goal)
 	case o.Permille < 0 || o.Permille > 999:
 		return fmt.Errorf("canary of %d ‰: from 1 to 999", o.Permille)
-	case PerRequest(m.c.Kind) && o.Goal == ToCanary && o.Permille == 0:
+	case PerRequest(k) && o.Goal == ToCanary && o.Permille == 0:
 		return fmt.Errorf("canary of 0 ‰: from 1 to 999")
-	case !PerRequest(m.c.Kind) && o.Goal >= ToCanary && o.Scope == "" && !(o.Proven && o.Goal == ToActive):
+	case !PerRequest(k) && o.Goal >= ToCanary && o.Scope == "" && !(o.Proven && o.Goal == ToActive):
 		return fmt.Errorf("no scope: policies that decide for many requests have their canary in a scope")
 	}
 	return nil
@@ -276,8 +277,8 @@ func (m *Machine) spend(g Generation, forGood bool) {
 	if forGood && g == m.floor {
 		m.spent = true
 	}
-	if forGood && g == m.c.Resume {
-		m.c.Resume = Native
+	if forGood {
+		m.c.Resume = slices.DeleteFunc(m.c.Resume, func(r Generation) bool { return r == g })
 	}
 }
 

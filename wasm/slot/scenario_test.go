@@ -169,7 +169,7 @@ func (p *player) slot(words []string) {
 		case "floor":
 			c.Floor = Generation(p.number(value))
 		case "resume":
-			c.Resume = Generation(p.number(value))
+			c.Resume = append(c.Resume, Generation(p.number(value)))
 		case "worse":
 			c.Shadow.Worse = int(p.number(value))
 		case "differ":

@@ -76,6 +76,10 @@ type Config[P any] struct {
 	Build sync.Locker
 	// Now is the clock of the gates and of the breaker. Nil means time.Now.
 	Now func() time.Time
+	// Changed is told when a life in the slot may have changed. It is called under
+	// the slot's lock: it must not call the slot, nor block. Nil means nobody is
+	// told.
+	Changed func()
 	// Logger tells of switches and of modules that ended. Nil discards it.
 	Logger *slog.Logger
 }
@@ -98,6 +102,9 @@ func (c Config[P]) complete() (Config[P], error) {
 	}
 	if c.Now == nil {
 		c.Now = time.Now
+	}
+	if c.Changed == nil {
+		c.Changed = func() {}
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)

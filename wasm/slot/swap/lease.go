@@ -91,6 +91,21 @@ func (s *Slot[P]) Enter(request uint64) Lease[P] {
 	}
 }
 
+// EnterActive returns the active policy, unless a candidate decides for some
+// requests: then it is for Enter to say which policy a request gets. It saves the
+// hash of the request for nearly all calls.
+func (s *Slot[P]) EnterActive() (Lease[P], bool) {
+	for {
+		r := s.route.Load()
+		if r.candidate != nil {
+			return Lease[P]{}, false
+		}
+		if l, ok := s.lease(r, r.active); ok {
+			return l, true
+		}
+	}
+}
+
 // EnterScope returns the policy for a decision about a scope.
 func (s *Slot[P]) EnterScope(scope string) Lease[P] {
 	for {

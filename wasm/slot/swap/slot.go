@@ -109,6 +109,22 @@ func (s *Slot[P]) Status() slot.Status {
 	return s.machine.Status()
 }
 
+// Begin is the time from which Status counts.
+func (s *Slot[P]) Begin() time.Time { return s.start }
+
+// Loaded returns the policies of the modules that are loaded, by generation. A
+// policy may be freed at any time after: it may be asked what it counts, and is
+// not to be called.
+func (s *Slot[P]) Loaded() map[slot.Generation]P {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := make(map[slot.Generation]P, len(s.modules))
+	for g, l := range s.modules {
+		all[g] = l.module.Policy
+	}
+	return all
+}
+
 func (s *Slot[P]) event(ev slot.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -142,6 +158,9 @@ func (s *Slot[P]) step(ev slot.Event) error {
 	}
 	if len(actions) > 0 {
 		s.tell()
+	}
+	if len(actions) > 0 || ev.Kind != slot.Ticked && ev.Kind != slot.Observed {
+		s.config.Changed()
 	}
 	return err
 }
