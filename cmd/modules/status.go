@@ -1,0 +1,57 @@
+package modules
+
+import (
+	"cmp"
+	"encoding/hex"
+	"slices"
+
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/slots"
+	"github.com/cascadeinfer/cascade/xds/api"
+)
+
+// maxLives is what a report may hold of one slot; see SlotStatus.lives.
+const maxLives = 16
+
+// Status is the state of the slots in the words of reports. The messages are the
+// caller's.
+func (n *Node) Status() []*api.SlotStatus {
+	all := n.slots.Status()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	out := make([]*api.SlotStatus, len(all))
+	for i, s := range all {
+		out[i] = told(s)
+		if k, ok := KindOf(s.Kind); ok {
+			out[i].Refused = cmp.Or(n.refused[k], s.Error)
+		}
+	}
+	return out
+}
+
+// told is a slot in the words of reports.
+func told(s slots.Status) *api.SlotStatus {
+	t := &api.SlotStatus{
+		Kind: s.Kind, Active: s.Active, Candidate: s.Candidate, Permille: uint32(s.Permille), Scope: s.Scope, Floor: s.Floor,
+	}
+	for _, l := range s.Lives[:min(len(s.Lives), maxLives)] {
+		digest, _ := hex.DecodeString(l.SHA256)
+		t.Lives = append(t.Lives, &api.Life{
+			Generation: l.Generation, State: l.State, Goal: l.Goal, Permille: uint32(l.Permille), Name: l.Name, Version: l.Version, Sha256: digest,
+			Reason: l.Reason, Calls: l.Calls, Faults: l.Faults, Differ: l.Figures.Differ, Worse: l.Figures.Worse, SinceUnixMicros: l.Since,
+		})
+	}
+	// The first ones are those that are there, and then the last that ended.
+	slices.SortFunc(t.Lives, func(a, b *api.Life) int { return cmp.Compare(a.Generation, b.Generation) })
+	return t
+}
+
+// KindOf is the kind of that name that a slot can have.
+func KindOf(name string) (abi.Kind, bool) {
+	for k := abi.Configure + 1; k < abi.Kinds; k++ {
+		if k.String() == name {
+			return k, true
+		}
+	}
+	return 0, false
+}
