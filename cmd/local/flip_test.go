@@ -18,9 +18,9 @@ var everything = os.Getenv("CASCADE_TEST_ALL") != ""
 // fails, each is served by the stage that its epoch gives it, and a stream
 // that runs stays where it is.
 func TestFlips(t *testing.T) {
-	flips, moves := 1000, 100
+	flips, moves := 200, 20
 	if everything {
-		flips = 5000
+		flips, moves = 5000, 100
 	}
 	planes(t, func(t *testing.T, envoy string) {
 		r := newRig(t, setup{envoy: envoy, replicas: 6, edit: func(f *config.Fleet) { f.Speed = 1 }})
