@@ -106,10 +106,7 @@ func (m *Module) Instantiate() (*Instance, error) {
 			return nil, errors.New("internal error: the module has no meter")
 		}
 	}
-	for _, k := range m.kinds {
-		i.fns[k] = mod.ExportedFunction(k.Export())
-	}
-	i.arenaFn = mod.ExportedFunction(abi.ExportArena)
+	i.bind()
 	m.live.Add(1)
 	if m.config.Watch != nil {
 		m.config.Watch.add(i)
@@ -120,6 +117,18 @@ func (m *Module) Instantiate() (*Instance, error) {
 	}
 	i.first = i.memory.Size()
 	return i, nil
+}
+
+// bind finds the functions to call.
+func (i *Instance) bind() {
+	if i.module.opa {
+		i.bindOPA()
+		return
+	}
+	for _, k := range i.module.kinds {
+		i.fns[k] = i.mod.ExportedFunction(k.Export())
+	}
+	i.arenaFn = i.mod.ExportedFunction(abi.ExportArena)
 }
 
 // start initialises the module and asks for its arena.

@@ -12,6 +12,7 @@ import (
 	"github.com/tetratelabs/wazero/api"
 
 	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/host/opa"
 	"github.com/cascadeinfer/cascade/wasm/meter"
 )
 
@@ -27,6 +28,7 @@ type Module struct {
 	runtime  wazero.Runtime
 	compiled wazero.CompiledModule
 	log      logbook
+	opa      bool         // it is OPA's, see package opa
 	live     atomic.Int64 // instances that are not closed
 	closed   atomic.Bool
 }
@@ -45,6 +47,11 @@ func Load(ctx context.Context, config Config, original []byte) (*Module, error) 
 	}
 	m := &Module{config: config, sum: sha256.Sum256(original)}
 	m.log.to = config.Logger
+	if opa.Is(original) {
+		if original, err = m.adaptOPA(original); err != nil {
+			return nil, err
+		}
+	}
 	code, err := m.instrument(original)
 	if err != nil {
 		return nil, err
@@ -75,6 +82,12 @@ func Load(ctx context.Context, config Config, original []byte) (*Module, error) 
 	if err := answerImports(ctx, m.runtime); err != nil {
 		m.Close()
 		return nil, fmt.Errorf("host: imports: %w", err)
+	}
+	if m.opa {
+		if err := m.linkOPA(ctx); err != nil {
+			m.Close()
+			return nil, err
+		}
 	}
 	return m, nil
 }
@@ -123,6 +136,9 @@ func (m *Module) check() error {
 	functions, memories := m.compiled.ExportedFunctions(), m.compiled.ExportedMemories()
 	if _, ok := memories[abi.ExportMemory]; !ok {
 		return fmt.Errorf("host: the module does not export its memory as %q", abi.ExportMemory)
+	}
+	if m.opa {
+		return opa.Check(m.compiled)
 	}
 	call := func(name string) error {
 		f, ok := functions[name]
