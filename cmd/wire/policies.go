@@ -13,10 +13,17 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/config"
+	"github.com/cascadeinfer/cascade/migrator/market"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/bidask"
 	"github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/policies/outlier"
+	"github.com/cascadeinfer/cascade/policies/partition"
+	"github.com/cascadeinfer/cascade/policies/place"
+	"github.com/cascadeinfer/cascade/policies/refine"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host"
+	"github.com/cascadeinfer/cascade/wasm/policy"
 	"github.com/cascadeinfer/cascade/wasm/sign"
 	"github.com/cascadeinfer/cascade/wasm/slot"
 )
@@ -164,4 +171,63 @@ func readSmall(path string, most int64) ([]byte, error) {
 		err = fmt.Errorf("%s: larger than %d KiB", path, most>>10)
 	}
 	return text, err
+}
+
+// Native are the policies that this fleet's preset has where no module decides,
+// of the control plane and of a replica's market.
+func (f *Fleet) Native(m market.Config) policy.Native {
+	n := policy.Native{
+		Partitioner: partition.Exact{}, Guard: permit{}, Refiner: m.Refiner,
+		Quoter: m.Machine.Quoter, Selector: m.Machine.Selector, Detector: m.Detector, Placer: m.Placer,
+	}
+	if f.Preset == "paper" {
+		n.Partitioner = partition.TwoPhase{Model: partition.Snapshot}
+	}
+	if n.Refiner == nil {
+		n.Refiner = refine.Weighted{}
+	}
+	if n.Quoter == nil {
+		n.Quoter = bidask.Backlog{}
+	}
+	if n.Selector == nil {
+		n.Selector = bidask.LeastLoad{}
+	}
+	if n.Detector == nil {
+		n.Detector = outlier.Detector{Percent: f.Migration.OutlierPercent, Least: leastExcess}
+	}
+	if n.Placer == nil {
+		n.Placer = place.Policy{}
+	}
+	return n
+}
+
+// permit is the guard of a fleet without one: what Rego and the invariants say is
+// said anyway.
+type permit struct{}
+
+// Guard implements policy.Guard.
+func (permit) Guard(abi.Change) (abi.Denial, bool) { return abi.Denial{}, false }
+
+// Builtin is one of our own policies as a module of wasm/plugins.
+type Builtin struct {
+	Name          string // of the file, without .wasm
+	Kinds         []abi.Kind
+	Configuration []byte // that makes it decide as Native does
+}
+
+// Builtins are the modules that decide as Native does, a slot each for every kind
+// that there is a module for.
+func (f *Fleet) Builtins() []Builtin {
+	of := func(name, settings string, kinds ...abi.Kind) Builtin { return Builtin{name, kinds, []byte(settings)} }
+	part, bids, boundary := "partition-exact", "bid-least-load", "refine-weighted"
+	if f.Preset == "paper" {
+		part, boundary = "partition-paper", "refine-paper"
+	}
+	if f.Migration.Select == "paper" {
+		bids = "bid-paper"
+	}
+	return []Builtin{
+		of(part, "", abi.Partition), of(boundary, "", abi.Refine), of(bids, "", abi.Quote, abi.Select),
+		of("outlier", fmt.Sprintf("percent %d\nleast %d\n", f.Migration.OutlierPercent, leastExcess), abi.Outlier), of("place", "", abi.Place),
+	}
 }

@@ -98,6 +98,13 @@ func New(ctx context.Context, c Config) (*Rules, error) {
 	return r, nil
 }
 
+// Plans and Rollouts report which of the two questions the rules are about. The
+// answer to the other one would be an error.
+func (r *Rules) Plans() bool { return r.plan.deny != nil }
+
+// Rollouts is explained at Plans.
+func (r *Rules) Rollouts() bool { return r.slot.deny != nil }
+
 // copied returns the data as OPA wants it: decoded JSON, numbers as they are
 // written. The store panics about anything else.
 func copied(data map[string]any) (map[string]any, error) {
