@@ -1,0 +1,150 @@
+package policy
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/cascadeinfer/cascade/xds/api"
+)
+
+// Bounds of what a host reports.
+const (
+	MaxStatuses = 16
+	MaxLives    = 16
+)
+
+// Fresh is how long a report of a host counts as its present state.
+const Fresh = 10 * time.Second
+
+// The words of Life.State and Life.Reached that this package reads; package
+// wasm/slot, which hosts run, has them all.
+const (
+	rejected = "rejected"
+	warm     = "warm"
+)
+
+// Status is the state of one slot of one host, as it reports it.
+type Status struct {
+	Kind      string
+	Active    uint64 // the generation that decides; 0: the native policy
+	Candidate uint64 // the one that decides a share; 0: none
+	Permille  int
+	Scope     string
+	Floor     uint64
+	Lives     []Life
+	Refused   string // why the host does not take what it should run; "" when it does
+}
+
+// Life is one generation on one host.
+type Life struct {
+	Generation    uint64
+	State, Goal   string
+	Reached       string // the furthest of warm, shadow, canary, active; "": never warm
+	Permille      int
+	Name, Version string
+	SHA256        Digest
+	Reason        string
+	// Calls and Faults since it was loaded; Differ and Worse of those that were
+	// compared.
+	Calls, Faults, Differ, Worse uint64
+	Since                        time.Time
+}
+
+// Report is what one host said of its slots last.
+type Report struct {
+	Node     string
+	At       time.Time
+	Statuses []Status
+}
+
+// Status returns what the report says of a slot; ok is false where nothing.
+func (r Report) Status(kind string) (s Status, ok bool) {
+	i := slices.IndexFunc(r.Statuses, func(s Status) bool { return s.Kind == kind })
+	if i < 0 {
+		return Status{}, false
+	}
+	return r.Statuses[i], true
+}
+
+// ReadStatuses reads what a host reports. What is out of bounds is left out or
+// shortened: dropped counts it. No report is worth refusing for it.
+func ReadStatuses(list []*api.SlotStatus) (out []Status, dropped int) {
+	for _, m := range list {
+		known := slices.ContainsFunc(out, func(s Status) bool { return s.Kind == m.GetKind() })
+		if !Known(m.GetKind()) || known || len(out) == MaxStatuses {
+			dropped++
+			continue
+		}
+		s := Status{
+			Kind: m.GetKind(), Active: m.GetActive(), Candidate: m.GetCandidate(), Permille: int(min(m.GetPermille(), Permilles)),
+			Scope: Clip(m.GetScope(), MaxName), Floor: m.GetFloor(), Refused: Clip(m.GetRefused(), MaxReason),
+		}
+		for _, l := range m.GetLives() {
+			if l.GetGeneration() == 0 || len(s.Lives) == MaxLives {
+				dropped++
+				continue
+			}
+			life := Life{
+				Generation: l.GetGeneration(), State: Clip(l.GetState(), MaxName), Goal: Clip(l.GetGoal(), MaxName), Reached: Clip(l.GetReached(), MaxName),
+				Permille: int(min(l.GetPermille(), Permilles)), Name: Clip(l.GetName(), MaxName), Version: Clip(l.GetVersion(), MaxName),
+				Reason: Clip(l.GetReason(), MaxReason), Calls: l.GetCalls(), Faults: l.GetFaults(), Differ: l.GetDiffer(), Worse: l.GetWorse(),
+			}
+			copy(life.SHA256[:], l.GetSha256())
+			if l.GetSinceUnixMicros() > 0 {
+				life.Since = time.UnixMicro(l.GetSinceUnixMicros()).UTC()
+			}
+			s.Lives = append(s.Lives, life)
+		}
+		out = append(out, s)
+	}
+	return out, dropped
+}
+
+// tried reports whether a generation came past warm on a host.
+func (l Life) tried() bool {
+	return l.Reached != "" && l.Reached != warm || l.Calls > 0 || l.Faults > 0
+}
+
+// Verdict is what reports say of a candidate.
+type Verdict uint8
+
+const (
+	Wait    Verdict = iota // there is none, or it is on its way
+	Settled                // all hosts run it
+	Failed                 // it failed on one
+)
+
+// Judge says what hosts' reports mean for the candidate, with a reason where it
+// has failed. It has settled when its goal is to be active and every host that
+// has the slot, and reported within Fresh, says that it is; one host at least
+// must. It has failed when a host rejected it past warm: what fails before may be
+// the host's own trouble, and shows as such.
+func (s Slot) Judge(now time.Time, reports []Report) (Verdict, string) {
+	if s.Candidate == nil {
+		return Wait, ""
+	}
+	active, others := 0, 0
+	for _, r := range reports {
+		status, ok := r.Status(s.Kind)
+		if !ok {
+			continue
+		}
+		for _, l := range status.Lives {
+			if l.Generation == s.Candidate.Generation && l.State == rejected && l.tried() {
+				return Failed, fmt.Sprintf("%s: %s", r.Node, l.Reason)
+			}
+		}
+		switch {
+		case now.Sub(r.At) > Fresh:
+		case status.Active == s.Candidate.Generation && status.Refused == "":
+			active++
+		default:
+			others++
+		}
+	}
+	if s.Candidate.Goal == Active && active > 0 && others == 0 {
+		return Settled, ""
+	}
+	return Wait, ""
+}
