@@ -29,6 +29,19 @@ func Sum(module []byte) Digest { return sha256.Sum256(module) }
 // String is the digest in hexadecimal.
 func (d Digest) String() string { return hex.EncodeToString(d[:]) }
 
+// MarshalText is the digest in hexadecimal, for JSON.
+func (d Digest) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
+
+// UnmarshalText reads 64 hexadecimal digits.
+func (d *Digest) UnmarshalText(text []byte) error {
+	b, err := hex.DecodeString(string(text))
+	if err != nil || len(b) != len(d) {
+		return fmt.Errorf("digest %.80q: write %d hexadecimal digits", text, 2*len(d))
+	}
+	copy(d[:], b)
+	return nil
+}
+
 // Grant lets a module decide a kind, within limits. A limit of 0 is the host's
 // default; a host never gives more than its own configuration does.
 type Grant struct {

@@ -67,8 +67,8 @@ var ErrReplayed = errors.New("older than a statement admitted before: sign a new
 // Mark is the newest statement that a slot has admitted. The zero Mark admits
 // any. It is what a host keeps across restarts.
 type Mark struct {
-	Generation uint64   `json:"generation"`
-	Text       [32]byte `json:"sha256"` // of the canonical text
+	Generation uint64 `json:"generation"`
+	Text       Digest `json:"sha256"` // of the canonical text
 }
 
 // MarkOf is the mark of a valid statement.

@@ -238,6 +238,11 @@ func (m *Machine) rollBack(g Generation, reason string) {
 		m.spend(g, true)
 		m.end(m.waiting, RolledBackOut, reason)
 		m.waiting = nil
+	case m.previous != nil && m.previous.offer.Generation == g: // nothing falls back to it any more
+		m.spend(g, true)
+		m.end(m.previous, RolledBackOut, reason)
+		m.close = append(m.close, g)
+		m.previous = nil
 	}
 }
 

@@ -79,8 +79,8 @@ func (s *Slot[P]) Withdraw(g slot.Generation) {
 	s.event(slot.Event{Kind: slot.Withdrawn, Generation: g})
 }
 
-// RollBack takes a generation back, be it active or on its way. When it returns,
-// no Enter gives it.
+// RollBack takes a generation back, be it active, on its way, or kept as the
+// previous one. When it returns, no Enter gives it.
 func (s *Slot[P]) RollBack(g slot.Generation, reason string) {
 	s.event(slot.Event{Kind: slot.RolledBack, Generation: g, Reason: reason})
 }
