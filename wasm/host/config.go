@@ -42,20 +42,29 @@ type Limit struct {
 	// Frame bounds what the host writes for one call, in bytes: words that take
 	// more are not sent (TooLarge). 0 means the kind's default.
 	Frame int
+	// Stack bounds how deep calls of modules that decide the kind nest, in bytes
+	// as meter.Config.Stack counts them; the engine's stack has at most three
+	// times as many, usually less than twice. A module that decides several has
+	// the largest. 0 means the kind's default.
+	Stack int64
 }
 
 // defaults are sized for guests in standard Go, which need 8 MiB before their
 // garbage collector begins.
 var defaults = [abi.Kinds]Limit{
-	abi.Configure: {50_000_000, time.Second, 128, 256 << 10},
-	abi.Partition: {2_000_000_000, 5 * time.Second, 1024, 1 << 20},
-	abi.Refine:    {5_000_000, 20 * time.Millisecond, 128, 256 << 10},
-	abi.Quote:     {50_000, time.Millisecond, 128, 8 << 10},
-	abi.Select:    {50_000, time.Millisecond, 128, 8 << 10},
-	abi.Outlier:   {50_000, time.Millisecond, 128, 8 << 10},
-	abi.Place:     {50_000, time.Millisecond, 128, 64 << 10},
-	abi.Guard:     {5_000_000, 20 * time.Millisecond, 128, 64 << 10},
+	abi.Configure: {50_000_000, time.Second, 128, 256 << 10, callStack},
+	abi.Partition: {2_000_000_000, 5 * time.Second, 1024, 1 << 20, 64 * callStack},
+	abi.Refine:    {5_000_000, 20 * time.Millisecond, 128, 256 << 10, 4 * callStack},
+	abi.Quote:     {50_000, time.Millisecond, 128, 8 << 10, callStack},
+	abi.Select:    {50_000, time.Millisecond, 128, 8 << 10, callStack},
+	abi.Outlier:   {50_000, time.Millisecond, 128, 8 << 10, callStack},
+	abi.Place:     {50_000, time.Millisecond, 128, 64 << 10, callStack},
+	abi.Guard:     {5_000_000, 20 * time.Millisecond, 128, 64 << 10, 4 * callStack},
 }
+
+// callStack is what a call of the kinds that come with requests may nest. Go's
+// runtime starts and collects garbage in three quarters of it.
+const callStack = meter.DefaultStack
 
 // defaultStart bounds a new instance: Go's runtime starts in under a million
 // ticks.
@@ -81,7 +90,7 @@ type Config struct {
 	// 50M ticks and 1 s. A start section, which few compilers emit, is bounded by
 	// the fuel alone.
 	Start Limit
-	// Meter bounds the module itself. Pages and StartFuel are taken from the
+	// Meter bounds the module itself. Pages, Stack and StartFuel are taken from the
 	// limits above; a Slice of 0 means 65,536 here.
 	Meter meter.Config
 	// Cache is a folder for machine code, made if it does not exist, so that a
@@ -140,6 +149,9 @@ func (l Limit) over(d Limit) (Limit, error) {
 	if l.Frame == 0 {
 		l.Frame = d.Frame
 	}
+	if l.Stack == 0 {
+		l.Stack = d.Stack
+	}
 	switch {
 	case l.Fuel < 0 || l.Fuel > meter.MaxFuel:
 		return l, fmt.Errorf("Fuel must be from 1 to meter.MaxFuel, or 0 for its default")
@@ -149,15 +161,16 @@ func (l Limit) over(d Limit) (Limit, error) {
 		return l, fmt.Errorf("Pages must be at most 65536")
 	case l.Frame < 0 || l.Frame > mostFrame:
 		return l, fmt.Errorf("Frame must be at most 2^30")
+	case l.Stack < 0 || l.Stack > meter.MaxFuel:
+		return l, fmt.Errorf("Stack must be from 1 to meter.MaxFuel, or 0 for its default")
 	}
 	return l, nil
 }
 
-// pages is the memory that a module with these kinds may have.
-func (c Config) pages(kinds []abi.Kind) uint32 {
-	most := uint32(0)
+// room is the memory and the stack that a module with these kinds may have.
+func (c Config) room(kinds []abi.Kind) (pages uint32, stack int64) {
 	for _, k := range kinds {
-		most = max(most, c.Limits[k].Pages)
+		pages, stack = max(pages, c.Limits[k].Pages), max(stack, c.Limits[k].Stack)
 	}
-	return most
+	return pages, stack
 }

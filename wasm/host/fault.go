@@ -35,10 +35,11 @@ func (c Cause) String() string {
 	return "unknown cause"
 }
 
-// Fatal reports whether an instance is dead after a fault of that cause.
+// Fatal reports whether an instance is dead after a fault of that cause. 0, which
+// is none, is not fatal.
 func (c Cause) Fatal() bool {
 	switch c {
-	case Refused, TooLarge, Unknown:
+	case 0, Refused, TooLarge, Unknown:
 		return false
 	}
 	return true

@@ -167,7 +167,7 @@ func TestGuestsThatMisbehave(t *testing.T) {
 			t.Fatalf("after %d calls: %v", n, err)
 		}
 	}
-	if now, _ := i.Memory(); now > m.config.pages(m.kinds)<<16 {
+	if now, _ := i.Memory(); now > m.config.Meter.Pages<<16 {
 		t.Errorf("the memory grew to %d bytes", now)
 	}
 }

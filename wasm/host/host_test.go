@@ -3,6 +3,8 @@ package host
 import (
 	"context"
 	"errors"
+	"reflect"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -104,7 +106,7 @@ func TestFaults(t *testing.T) {
 		{"bad frame", h(hosttest.Result(3, 0)), Refused, "malformed"},
 		{"short", h(hosttest.Result(4, 1<<20)), Refused, "more room"},
 		{"failed", h(hosttest.Result(5, 0)), Refused, "gave up"},
-		{"recursion", h(hosttest.Get(0), hosttest.Call(1)), OutOfFuel, "unreachable"},
+		{"recursion", h(hosttest.Get(0), hosttest.Call(1)), Trapped, "nest deeper than 1048576 bytes of stack"},
 		{"memory storm", h(hosttest.Loop(hosttest.I32(1), hosttest.Grow, hosttest.Drop, hosttest.Br(0)), hosttest.I64(0)), OutOfFuel, "unreachable"},
 		{"frame overwritten", h(hosttest.I32(hosttest.Arena), hosttest.I32(255), hosttest.I32(4096), hosttest.Op(0xfc, 11, 0), hosttest.Result(0, 1)), 0, ""},
 	} {
@@ -149,8 +151,9 @@ func TestRunawayIsCutAtAnExactTick(t *testing.T) {
 	}
 }
 
-// TestDeepRecursion has frames as large as fuel buys: the engine's stack grows to
-// some 1 KiB a tick, at most 400 MB, and goes with the instance.
+// TestDeepRecursion has large frames nest as deep as they can. The engine's stack
+// and what is allocated meanwhile stay within what the kind allows, though fuel
+// would buy a hundred times that.
 func TestDeepRecursion(t *testing.T) {
 	var locals, before, after []byte
 	for k := range byte(100) {
@@ -158,9 +161,48 @@ func TestDeepRecursion(t *testing.T) {
 		before = hosttest.Cat(before, hosttest.Get(0), hosttest.Load64(8*uint32(k)), hosttest.Set(1+k))
 		after = hosttest.Cat(after, hosttest.Get(1+k), hosttest.Op(0x7c))
 	}
-	i := hand(t, hosttest.Function(abi.Select.Export(), locals, before, hosttest.Get(0), hosttest.Call(1), after))
-	if _, err := i.Select(abi.Call{}, sixteen()); CauseOf(err) != OutOfFuel || len(err.Error()) > 200 {
-		t.Error(err)
+	deep := hosttest.Function(abi.Select.Export(), locals, before, hosttest.Get(0), hosttest.Call(1), after)
+	for _, stack := range []int64{64 << 10, callStack, 4 * callStack} {
+		var c Config
+		c.Limits[abi.Configure].Stack, c.Limits[abi.Select].Stack = stack, stack
+		i := instance(t, load(t, c, hosttest.Policy(deep).Encode()))
+		var was, is runtime.MemStats
+		runtime.ReadMemStats(&was)
+		_, err := i.Select(abi.Call{}, sixteen())
+		runtime.ReadMemStats(&is)
+		if CauseOf(err) != Trapped || !strings.Contains(err.Error(), "nest deeper") || len(err.Error()) > 200 {
+			t.Error(err)
+		}
+		// The engine keeps its stack in its own struct, and doubles it.
+		engine := reflect.ValueOf(i.fns[abi.Select]).Elem().FieldByName("stack").Len()
+		if grown := is.TotalAlloc - was.TotalAlloc; int64(engine) > 3*stack || int64(grown) > 6*stack+1<<20 {
+			t.Errorf("of %d bytes the engine took %d, %d were allocated", stack, engine, grown)
+		} else {
+			t.Logf("of %d bytes the engine took %d, %d were allocated, %d ticks", stack, engine, grown, i.Fuel())
+		}
+	}
+}
+
+// TestStackIsGivenBack: calls that nest, and return, can be made for ever.
+func TestStackIsGivenBack(t *testing.T) {
+	fall := hosttest.Function("fall", nil, hosttest.Get(0), hosttest.Eqz, hosttest.If(hosttest.I64(0), hosttest.Return), hosttest.Get(0), hosttest.I32(-1), hosttest.Add, hosttest.Call(2))
+	i := hand(t, selects(hosttest.I32(300), hosttest.Call(2)), fall)
+	for n := range 100 {
+		if _, err := i.Select(abi.Call{}, sixteen()); err != nil {
+			t.Fatalf("call %d: %v", n, err)
+		}
+	}
+	if left := int64(i.depth.Get()); left != callStack {
+		t.Errorf("%d bytes of stack are left", left)
+	}
+}
+
+// TestNoCauseIsNotFatal: an instance lives on after a call without a fault.
+func TestNoCauseIsNotFatal(t *testing.T) {
+	for c := range Cause(Causes) {
+		if want := c != 0 && c != Refused && c != TooLarge && c != Unknown; c.Fatal() != want {
+			t.Errorf("%d, %q: fatal %v", c, c, c.Fatal())
+		}
 	}
 }
 

@@ -27,6 +27,7 @@ type Instance struct {
 	mod                api.Module
 	memory             api.Memory
 	fuel, budget, kill api.MutableGlobal
+	depth              api.MutableGlobal // bytes of stack left, never written
 	fns                [abi.Kinds]api.Function
 	arenaFn            api.Function
 	limits             [abi.Kinds + 1]armed
@@ -99,7 +100,7 @@ func (m *Module) Instantiate() (*Instance, error) {
 		return nil, &Fault{Kind: abi.Configure, Cause: Trapped, Text: i.last(), Err: fmt.Errorf("start: %w", err)}
 	}
 	i.mod, i.memory = mod, mod.ExportedMemory(abi.ExportMemory)
-	for name, g := range map[string]*api.MutableGlobal{meter.FuelExport: &i.fuel, meter.BudgetExport: &i.budget, meter.KillExport: &i.kill} {
+	for name, g := range map[string]*api.MutableGlobal{meter.FuelExport: &i.fuel, meter.BudgetExport: &i.budget, meter.KillExport: &i.kill, meter.StackExport: &i.depth} {
 		var ok bool
 		if *g, ok = mod.ExportedGlobal(name).(api.MutableGlobal); !ok {
 			mod.Close(i.ctx)
@@ -195,6 +196,9 @@ func (i *Instance) invoke(k abi.Kind, f api.Function, arg uint64) (uint64, error
 	if err != nil {
 		if meter.Left(i.fuel.Get(), i.budget.Get()) < 0 {
 			return 0, i.fault(k, OutOfFuel, err)
+		}
+		if int64(i.depth.Get()) < 0 {
+			err = fmt.Errorf("its calls nest deeper than %d bytes of stack: %w", i.module.config.Meter.Stack, err)
 		}
 		return 0, i.fault(k, Trapped, err)
 	}

@@ -61,7 +61,7 @@ func Load(ctx context.Context, config Config, original []byte) (*Module, error) 
 			return nil, err
 		}
 	}
-	pages := m.config.pages(m.kinds)
+	pages := m.config.Meter.Pages
 	m.runtime, m.compiled, err = compile(ctx, code, pages, m.cache)
 	if err != nil && m.cache != nil {
 		// A damaged file in the cache must not keep a good module away.
@@ -102,7 +102,7 @@ func (m *Module) instrument(original []byte) ([]byte, error) {
 		for k := range abi.Kinds {
 			all = append(all, k)
 		}
-		c.Meter.Pages = c.pages(all)
+		c.Meter.Pages, c.Meter.Stack = c.room(all)
 		_, report, err := meter.Instrument(original, c.Meter)
 		if err != nil {
 			return nil, err
@@ -116,7 +116,7 @@ func (m *Module) instrument(original []byte) ([]byte, error) {
 	if len(m.kinds) == 0 || len(m.kinds) == 1 && m.kinds[0] == abi.Configure {
 		return nil, errors.New("host: the module decides nothing: it exports no function of a kind")
 	}
-	c.Meter.Pages = c.pages(m.kinds)
+	c.Meter.Pages, c.Meter.Stack = c.room(m.kinds)
 	code, report, err := meter.Instrument(original, c.Meter)
 	if err != nil {
 		return nil, err
@@ -192,7 +192,8 @@ func (m *Module) Report() meter.Report { return m.report }
 // Live is how many instances are not closed.
 func (m *Module) Live() int { return int(m.live.Load()) }
 
-// Close frees the machine code. The instances must have been closed: the engine
+// Close frees the module: the engine unmaps its machine code when Go next finds
+// that nothing refers to it. The instances must have been closed: the engine
 // does not survive calls into code that is gone.
 func (m *Module) Close() error {
 	if !m.closed.CompareAndSwap(false, true) {

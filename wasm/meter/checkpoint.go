@@ -35,7 +35,7 @@ func appendFill(b []byte, fuel, checkpoint, scratch uint32, scale int) []byte {
 	return append(b, opEnd)
 }
 
-// append adds the meter itself behind what the module has: a type, the three
+// append adds the meter itself behind what the module has: types, the four
 // globals and their exports, and the checkpoint.
 func (p *pass) append() {
 	add := func(id byte, item []byte) {
@@ -43,24 +43,27 @@ func (p *pass) append() {
 		p.out[id].n++
 	}
 	fuel := uint32(len(p.globals))
-	budget, kill := fuel+1, fuel+2
+	budget, kill, stack := fuel+1, fuel+2, fuel+3
 
 	add(secType, []byte{formFunction, 0, 0})
+	for _, results := range p.blockTypes {
+		add(secType, append(appendU32([]byte{formFunction, 0}, uint32(len(results))), results...))
+	}
 	add(secFunction, appendU32(nil, uint32(len(p.types))))
 	now, later := Split(p.config.StartFuel, p.config.Slice)
 	for i, g := range [...]struct {
 		name  string
 		value uint64
-	}{{FuelExport, now}, {BudgetExport, later}, {KillExport, 0}} {
+	}{{FuelExport, now}, {BudgetExport, later}, {KillExport, 0}, {StackExport, uint64(p.config.Stack)}} {
 		add(secGlobal, append(appendSigned([]byte{typeI64, 1, opI64Const}, int64(g.value)), opEnd))
 		add(secExport, appendU32(append(appendName(nil, g.name), kindGlobal), fuel+uint32(i)))
 	}
-	code := checkpointCode(fuel, budget, kill, p.config.Slice)
+	code := checkpointCode(fuel, budget, kill, stack, p.config.Slice)
 	add(secCode, append(appendU32(nil, uint32(len(code))), code...))
 }
 
 // checkpointCode is the checkpoint's body.
-func checkpointCode(fuel, budget, kill uint32, slice int64) []byte {
+func checkpointCode(fuel, budget, kill, stack uint32, slice int64) []byte {
 	get := func(b []byte, g uint32) []byte { return appendU32(append(b, opGlobalGet), g) }
 	set := func(b []byte, g uint32) []byte { return appendU32(append(b, opGlobalSet), g) }
 
@@ -69,6 +72,7 @@ func checkpointCode(fuel, budget, kill uint32, slice int64) []byte {
 	// of the engine; TestRunawayLetsGoCollect holds it.
 	b = append(b, opI32Const, 0, opMemoryGrow, 0, opDrop)
 	b = append(get(b, kill), opI64Const, 0, opI64Ne, opIf, blockEmpty, opUnreachable, opEnd)
+	b = append(get(b, stack), opI64Const, 0, opI64LtS, opIf, blockEmpty, opUnreachable, opEnd)
 	b = append(get(get(b, budget), fuel), opI64Add, opLocalTee, 0)
 	b = append(b, opI64Const, 0, opI64LtS, opIf, blockEmpty)
 	// Out of fuel: the debt stays in the fuel, so that Left is below 0.

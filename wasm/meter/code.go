@@ -35,6 +35,8 @@ type block struct {
 	op      byte   // opBlock, opLoop, opIf, opElse once that came; opBlock for the function
 	segment int    // whose weight its instructions are
 	loops   uint64 // open, itself included
+	carries int    // values that a branch to it takes along
+	sets    uint64 // assignments to locals in the function before it
 }
 
 // A segment is the function's body or a loop's, see the package comment.
@@ -53,24 +55,37 @@ type bodyPass struct {
 	segments []segment // in the order of their places
 	fills    bool      // whether a scratch local is needed
 	joins    uint64    // places where control flow can meet, see Config.Merges
+	calls    bool      // whether it calls anything
+
+	// For the frame.
+	slots   uint64 // values of its instructions
+	sets    uint64 // assignments to locals
+	merged  uint64 // locals that can change in a block, over all blocks
+	carried uint64 // values of blocks, and of branches
+	passed  int    // most parameters and results of a call
 }
 
 // function appends a body with its size: the same one, charged.
 func (p *pass) function(r *reader, s signature, b []byte) []byte {
 	f := &p.body
-	f.code, f.locals, f.groups, f.fills, f.joins = f.code[:0], f.locals[:0], 0, false, 0
-	f.blocks = append(f.blocks[:0], block{op: opBlock})
-	f.segments = append(f.segments[:0], segment{})
+	*f = bodyPass{code: f.code[:0], locals: f.locals[:0], blocks: f.blocks[:0], segments: f.segments[:0]}
+	f.blocks = append(f.blocks, block{op: opBlock, carries: len(s.results)})
+	f.segments = append(f.segments, segment{})
 	p.readLocals(r, len(s.params))
 	for len(f.blocks) > 0 && r.err == nil {
 		p.instruction(r)
 	}
-	p.report.Merges += f.joins * uint64(f.count)
+	p.report.Merges += f.joins*uint64(f.count) + f.carried
 	if r.err == nil && p.report.Merges > uint64(p.config.Merges) {
 		r.fail(r.at, limit("merges of locals", p.report.Merges, p.config.Merges))
 	}
 	if r.err == nil && r.left() > 0 {
 		r.fail(r.at, "instructions after the end of the function")
+	}
+	frame := f.frame(s)
+	p.report.Frame = max(p.report.Frame, frame)
+	if r.err == nil && frame > uint64(p.config.Stack) {
+		r.fail(r.at, limit("bytes of stack for one function", frame, int(p.config.Stack)))
 	}
 	if r.err != nil {
 		return b
@@ -85,13 +100,21 @@ func (p *pass) function(r *reader, s signature, b []byte) []byte {
 	// b and moved up by the size's own length.
 	start := len(b)
 	b = append(appendU32(b, f.groups), f.locals...)
+	counted := f.calls || frame > leafFrame
 	done := 0
-	for _, s := range f.segments {
-		b = append(b, f.code[done:s.at]...)
-		b = appendCharge(b, fuel, checkpoint, 1+s.weight/SegmentWeight)
-		done = s.at
+	for i, seg := range f.segments {
+		b = append(b, f.code[done:seg.at]...)
+		if ticks := 1 + seg.weight/SegmentWeight; i == 0 && counted {
+			b = p.enclose(b, ticks, frame, s.results)
+		} else {
+			b = appendCharge(b, fuel, checkpoint, ticks)
+		}
+		done = seg.at
 	}
 	b = append(b, f.code[done:]...)
+	if counted {
+		b = p.leave(b, frame)
+	}
 	var size [5]byte
 	head := appendU32(size[:0], uint32(len(b)-start))
 	b = append(b, head...)
@@ -134,12 +157,18 @@ func (p *pass) instruction(r *reader) {
 	}
 	here := &f.blocks[len(f.blocks)-1]
 	f.segments[here.segment].weight++
+	f.slots += slots(op)
 	if plain(op) {
 		f.code = append(f.code, op)
 		return
 	}
 	if op == opPrefix {
 		p.prefixed(r, at)
+		return
+	}
+	if op == opReturn { // through the block that leave ends
+		f.carried += uint64(f.blocks[0].carries)
+		f.code = appendU32(append(f.code, opBr), uint32(len(f.blocks)-1))
 		return
 	}
 	f.code = append(f.code, op)
@@ -152,21 +181,32 @@ func (p *pass) instruction(r *reader) {
 		}
 		here.op = opElse
 	case opEnd:
+		if len(f.blocks) > 1 {
+			f.merged += min(f.sets-here.sets, uint64(f.count))
+		}
 		f.blocks = f.blocks[:len(f.blocks)-1]
 	case opBr, opBrIf:
 		f.joins++
-		f.code = appendU32(f.code, r.index("label", len(f.blocks)))
+		f.code = appendU32(f.code, f.label(r))
 	case opBrTable:
 		n := r.count("labels", r.left())
 		f.joins += uint64(n)
 		f.code = appendU32(f.code, n)
 		for i := uint32(0); i <= n && r.err == nil; i++ {
-			f.code = appendU32(f.code, r.index("label", len(f.blocks)))
+			f.code = appendU32(f.code, f.label(r))
 		}
 	case opCall, opRefFunc:
-		f.code = appendU32(f.code, r.index("function", len(p.funcs)))
+		i := r.index("function", len(p.funcs))
+		if op == opCall && r.err == nil {
+			f.pass(p.types[p.funcs[i]])
+		}
+		f.code = appendU32(f.code, i)
 	case opCallIndirect:
-		f.code = appendU32(f.code, r.index("type", len(p.types)))
+		i := r.index("type", len(p.types))
+		if r.err == nil {
+			f.pass(p.types[i])
+		}
+		f.code = appendU32(f.code, i)
 		f.code = appendU32(f.code, r.index("table", len(p.tables)))
 	case opSelectTyped:
 		if n := r.u32(); r.err == nil && n != 1 {
@@ -174,6 +214,9 @@ func (p *pass) instruction(r *reader) {
 		}
 		f.code = append(f.code, 1, r.valueType())
 	case opLocalGet, opLocalSet, opLocalTee:
+		if op != opLocalGet {
+			f.sets++
+		}
 		f.code = appendU32(f.code, r.index("local", f.count))
 	case opGlobalGet, opGlobalSet:
 		f.code = appendU32(f.code, r.index("global", len(p.globals)))
@@ -211,6 +254,22 @@ func (p *pass) instruction(r *reader) {
 	}
 }
 
+// label reads the target of a branch.
+func (f *bodyPass) label(r *reader) uint32 {
+	i := r.index("label", len(f.blocks))
+	if r.err == nil {
+		f.carried += uint64(f.blocks[len(f.blocks)-1-int(i)].carries)
+	}
+	return i
+}
+
+// pass notes a call.
+func (f *bodyPass) pass(s signature) {
+	f.calls = true
+	f.passed = max(f.passed, len(s.params)+len(s.results))
+	f.slots += 2 * uint64(len(s.params)+len(s.results))
+}
+
 // open copies the type of a block and enters it.
 func (p *pass) open(r *reader, op byte, at, in int) {
 	f := &p.body
@@ -219,12 +278,14 @@ func (p *pass) open(r *reader, op byte, at, in int) {
 		r.fail(at, limit("nested blocks", uint64(len(f.blocks)), p.config.Depth))
 		return
 	}
+	var s signature
 	switch t := r.byte(); {
 	case t == blockEmpty:
 		f.code = append(f.code, t)
 	case t > blockEmpty && t < 0x80:
 		r.at--
-		f.code = append(f.code, r.valueType())
+		s.results = []byte{r.valueType()}
+		f.code = append(f.code, s.results[0])
 	default:
 		if r.err == nil {
 			r.at--
@@ -233,18 +294,24 @@ func (p *pass) open(r *reader, op byte, at, in int) {
 		if r.err == nil && (t < 0 || t >= int64(len(p.types))) {
 			r.fail(at, "the type of the block does not exist")
 		}
+		if r.err == nil {
+			s = p.types[t]
+		}
 		f.code = appendSigned(f.code, t)
 	}
 	loops := f.blocks[len(f.blocks)-1].loops
+	carries := len(s.results)
 	f.joins++
+	f.carried += uint64(len(s.params) + len(s.results))
 	if op == opLoop {
+		carries = len(s.params)
 		loops++
 		f.joins += loopJoins*loops - 1
 		in = len(f.segments)
 		f.segments = append(f.segments, segment{at: len(f.code)})
 		p.report.Loops++
 	}
-	f.blocks = append(f.blocks, block{op, in, loops})
+	f.blocks = append(f.blocks, block{op, in, loops, carries, f.sets})
 	p.report.Depth = max(p.report.Depth, len(f.blocks)-1)
 }
 

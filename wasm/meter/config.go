@@ -17,6 +17,7 @@ const (
 	DefaultTable         = 65_536
 	DefaultSlice         = 16_384
 	DefaultStartFuel     = 50_000_000
+	DefaultStack         = 1 << 20
 )
 
 // maxPages is what a 32-bit memory can have, of 64 KiB each.
@@ -72,6 +73,13 @@ type Config struct {
 	// whatever the host calls before it first sets the fuel. 0 means
 	// DefaultStartFuel.
 	StartFuel int64
+	// Stack bounds how deep calls nest: a call of the module traps when the
+	// bounds of the frames that are open come to more bytes, and a function that
+	// alone has more is refused. The engine, which doubles its stack, then has at
+	// most three times as many. At most MaxFuel, which leaves it to the engine's
+	// own limit of some 100 MB; 0 means DefaultStack. Go's runtime starts and
+	// collects garbage in 768 KiB.
+	Stack int64
 }
 
 // Import names a function that a module may import.
@@ -143,6 +151,9 @@ func (c Config) filled() (Config, error) {
 	if c.StartFuel == 0 {
 		c.StartFuel = DefaultStartFuel
 	}
+	if c.Stack == 0 {
+		c.Stack = DefaultStack
+	}
 	switch {
 	case c.Pages > maxPages:
 		return c, configError("Pages must be at most 65536")
@@ -152,6 +163,8 @@ func (c Config) filled() (Config, error) {
 		return c, configError("Slice must be from 1 to MaxFuel, or 0 for its default")
 	case c.StartFuel < 0 || c.StartFuel > MaxFuel:
 		return c, configError("StartFuel must be from 1 to MaxFuel, or 0 for its default")
+	case c.Stack < 0 || c.Stack > MaxFuel:
+		return c, configError("Stack must be from 1 to MaxFuel, or 0 for its default")
 	}
 	return c, nil
 }

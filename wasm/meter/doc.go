@@ -9,12 +9,12 @@
 //
 // # What is added
 //
-// Three mutable i64 globals, exported under the names FuelExport, BudgetExport
-// and KillExport, and one function, the checkpoint, which is not exported. All
-// are appended behind the module's own, so that no index changes. Before a call
-// the host writes fuel and budget (see Split); afterwards Left of the two is
-// what remains. Any goroutine may set kill to a value other than 0: the call
-// ends at its next checkpoint, and so does every later one.
+// Four mutable i64 globals, exported under the names FuelExport, BudgetExport,
+// KillExport and StackExport, and one function, the checkpoint, which is not
+// exported. All are appended behind the module's own, so that no index changes.
+// Before a call the host writes fuel and budget (see Split); afterwards Left of
+// the two is what remains. Any goroutine may set kill to a value other than 0:
+// the call ends at its next checkpoint, and so does every later one.
 //
 // # What a tick is
 //
@@ -38,6 +38,16 @@
 // "memory.grow 0", where Go can preempt; it traps when kill is set or the
 // budget cannot cover the debt, and else moves up to Config.Slice ticks from
 // the budget to the fuel.
+//
+// # What stack is
+//
+// The engine's stack grows with the calls that are open, and by far more than
+// memory it is the engine's to grow: a call with little fuel could nest thousands
+// of large frames. So every function that calls another takes a bound of its frame
+// (see Report) from the stack global when it is entered, and gives it back when it
+// returns; below 0, the checkpoint traps. After a call that did not trap all of
+// it is back, so that the host never writes it. What the bounds are is part of
+// Version, too; fuel does not depend on them.
 //
 // # Why a module cannot cheat
 //

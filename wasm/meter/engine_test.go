@@ -3,6 +3,7 @@ package meter
 import (
 	"context"
 	"errors"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -33,14 +34,14 @@ func (e engine) instance(code []byte) (api.Module, error) {
 // armed is an instance of a rewritten module.
 type armed struct {
 	api.Module
-	slice              int64
-	fuel, budget, kill api.MutableGlobal
+	slice                     int64
+	fuel, budget, kill, stack api.MutableGlobal
 }
 
 func arm(t testing.TB, mod api.Module, slice int64) armed {
 	t.Helper()
 	a := armed{Module: mod, slice: slice}
-	for name, g := range map[string]*api.MutableGlobal{FuelExport: &a.fuel, BudgetExport: &a.budget, KillExport: &a.kill} {
+	for name, g := range map[string]*api.MutableGlobal{FuelExport: &a.fuel, BudgetExport: &a.budget, KillExport: &a.kill, StackExport: &a.stack} {
 		var ok bool
 		if *g, ok = mod.ExportedGlobal(name).(api.MutableGlobal); !ok {
 			t.Fatalf("the module has no mutable global %s", name)
@@ -56,6 +57,17 @@ func (a armed) give(total int64) {
 }
 
 func (a armed) left() int64 { return Left(a.fuel.Get(), a.budget.Get()) }
+
+// stackBytes is how long the stack is that the engine has for a function. It is
+// read from the engine's own struct: a new version may call it otherwise.
+func stackBytes(t testing.TB, f api.Function) int64 {
+	t.Helper()
+	stack := reflect.ValueOf(f).Elem().FieldByName("stack")
+	if stack.Kind() != reflect.Slice {
+		t.Fatal("this version of the engine keeps its stack elsewhere")
+	}
+	return int64(stack.Len())
+}
 
 // metered instruments and instantiates a module.
 func (e engine) metered(t testing.TB, code []byte, c Config) armed {

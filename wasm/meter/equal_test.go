@@ -16,7 +16,7 @@ import (
 func check(t *testing.T, e engine, m *module, fuel, slice int64, args [2]uint64) (cut bool) {
 	t.Helper()
 	code := m.encode()
-	out, report, err := Instrument(code, Config{Slice: slice, StartFuel: 1})
+	out, report, err := Instrument(code, Config{Slice: slice, StartFuel: 1, Stack: MaxFuel})
 	if err != nil {
 		t.Fatalf("a valid module is refused: %v\n%s", err, dump(code))
 	}
@@ -49,6 +49,10 @@ func check(t *testing.T, e engine, m *module, fuel, slice int64, args [2]uint64)
 	if a.left() != ref.fuel {
 		t.Fatalf("metered: %d ticks left, the reference has %d (trap %v)\n%s", a.left(), ref.fuel, trap, dump(code))
 	}
+	if trap == nil && a.stack.Get() != MaxFuel {
+		t.Fatalf("the stack is not given back: %d bytes are missing\n%s", MaxFuel-a.stack.Get(), dump(code))
+	}
+	shallow(t, e, m, fuel, args)
 	if trap == errFuel {
 		return true
 	}
@@ -60,6 +64,41 @@ func check(t *testing.T, e engine, m *module, fuel, slice int64, args [2]uint64)
 	compare("unmetered", plain)
 	return false
 }
+
+// shallow runs a generated module with little stack: if it nests too deeply it is
+// cut, and the engine's stack is bounded, whatever the code.
+func shallow(t *testing.T, e engine, m *module, fuel int64, args [2]uint64) {
+	t.Helper()
+	const stack = 20 << 10
+	code := m.encode()
+	out, report, err := Instrument(code, Config{StartFuel: 1, Stack: stack})
+	if err != nil { // one function has more
+		return
+	}
+	mod, err := e.instance(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mod.Close(context.Background())
+	a := arm(t, mod, report.Slice)
+	a.give(fuel)
+	f := mod.ExportedFunction("run")
+	_, err = f.Call(context.Background(), args[0], args[1])
+	if got := stackBytes(t, f); got > mostStack(stack) {
+		t.Fatalf("the engine's stack has %d bytes, more than %d, for %d that were allowed\n%s", got, mostStack(stack), stack, dump(code))
+	}
+	if err == nil && a.stack.Get() != stack {
+		t.Fatalf("the stack is not given back: %d bytes are left\n%s", a.stack.Get(), dump(code))
+	}
+	if int64(a.stack.Get()) < 0 && !same(err, errUnreachable) {
+		t.Fatalf("nested too deeply, and yet: %v\n%s", err, dump(code))
+	}
+}
+
+// mostStack is the most that the engine's stack can have. It grows before a
+// function is entered, which the function's own charge then refuses, to twice
+// what it has and what the function needs.
+func mostStack(stack int64) int64 { return 3 * (stack + 2*leafFrame) }
 
 // dump prints a module that is small enough to be looked at.
 func dump(code []byte) string {

@@ -6,6 +6,7 @@ const (
 	FuelExport   = "cs_fuel"   // ticks left in this slice; written by host and module
 	BudgetExport = "cs_budget" // ticks left beyond it; written by host and module
 	KillExport   = "cs_kill"   // not 0: end the call; written by the host alone
+	StackExport  = "cs_stack"  // bytes of stack left; written by the module alone
 )
 
 // The prices, see the package comment. They are constants because fuel must be
@@ -19,7 +20,7 @@ const (
 
 // Version names the rewriting: what is added and what it costs. Results of
 // different versions must not share a cache, nor fuel counts a comparison.
-const Version = "cascade-meter/1"
+const Version = "cascade-meter/2"
 
 // MaxFuel is the most fuel a call can be given: sums of it and of any debt stay
 // far from the ends of an int64.

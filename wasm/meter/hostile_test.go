@@ -103,6 +103,7 @@ var hostile = []struct {
 	{"refill the fuel", with(0x42, 0, 0x24, 1), "code", "global 1 does not exist"},
 	{"clear the kill flag", with(0x42, 0, 0x24, 3), "code", "global 3 does not exist"},
 	{"refill by a padded index", with(0x42, 0, 0x24, 0x81, 0x80, 0x80, 0x80, 0), "code", "global 1 does not exist"},
+	{"refill the stack", with(0x42, 0, 0x24, 4), "code", "global 4 does not exist"},
 	{"call the checkpoint", with(0x10, 1), "code", "function 1 does not exist"},
 	{"refer to the checkpoint", with(0xd2, 1, 0x1a), "code", "function 1 does not exist"},
 	{"checkpoint in a table", raw(goodType, goodFunction, goodTable, goodMemory, sec(9, 1, 0, 0x41, 0, 0x0b, 1, 1)), "element", "function 1 does not exist"},
@@ -114,6 +115,7 @@ var hostile = []struct {
 	{"fuel in a constant", raw(goodMemory, sec(6, 1, 0x7e, 0, 0x23, 0, 0x0b)), "global", "not allowed in a constant"},
 	{"extended constant", raw(goodMemory, sec(6, 1, 0x7e, 0, 0x42, 0, 0x42, 0, 0x7c, 0x0b)), "global", "one constant"},
 	{"the meter's name", raw(goodMemory, goodGlobal, sec(7, append(append([]byte{1, 7}, FuelExport...), 3, 0)...)), "export", "reserved"},
+	{"the name of the stack", raw(goodMemory, goodGlobal, sec(7, append(append([]byte{1, 8}, StackExport...), 3, 0)...)), "export", "reserved"},
 	{"name exported twice", raw(goodMemory, goodGlobal, sec(7, 2, 1, 'x', 3, 0, 1, 'x', 2, 0)), "export", "same name"},
 	{"the meter's scratch local", with(0x20, 0, 0x41, 0, 0x41, 0, 0xfc, 11, 0), "code", "local 0 does not exist"},
 	{"the meter's type, called", with(0x41, 0, 0x11, 1, 0), "code", "type 1 does not exist"},
@@ -163,6 +165,8 @@ var hostile = []struct {
 	{"many small groups of locals", with2(append(append([]byte{2}, 0x80, 0x20, 0x7f, 1, 0x7f), 0x0b)...), "code", "4097 parameters and locals"},
 	{"deep nesting", with(append(bytes.Repeat([]byte{0x02, 0x40}, DefaultDepth+1), bytes.Repeat([]byte{0x0b}, DefaultDepth+1)...)...), "code", "2049 nested blocks, at most 2048"},
 	{"compile bomb", bomb(500, 100), "code", "merges of locals, at most"},
+	{"giant frame", deep(0, 4000, meet(4, 0, 4000)...).encode(), "code", "bytes of stack for one function, at most 1048576"},
+	{"wide branches", wideBranches(4000, 100_000), "code", "merges of locals, at most"},
 	{"long function", with(bytes.Repeat([]byte{0x01}, DefaultFunctionBytes)...), "code", "bytes in one function"},
 }
 
@@ -178,6 +182,17 @@ func bomb(locals, depth int) []byte {
 		body = one(loop(append(body, i32(1), op(0x22, uint64(i%locals)), op(0x0d, 0))...))
 	}
 	return single(nil, nil, bytes.Repeat([]byte{typeI32}, locals), body...).encode()
+}
+
+// wideBranches has a table of branches to a block with many results: a compiler
+// that copies the results for each takes gigabytes.
+func wideBranches(results, labels int) []byte {
+	body := append(appendU32([]byte{0, 0x02, 1, 0x00, 0x0e}, uint32(labels)), make([]byte, labels+1)...)
+	body = append(body, 0x0b)
+	body = append(body, bytes.Repeat([]byte{0x1a}, results)...)
+	body = append(body, 0x0b)
+	types := append(append([]byte{2, 0x60, 0, 0, 0x60, 0}, appendU32(nil, uint32(results))...), bytes.Repeat([]byte{typeI64}, results)...)
+	return raw(sec(1, types...), goodFunction, goodMemory, sec(10, append(appendU32([]byte{1}, uint32(len(body))), body...)...))
 }
 
 func TestHostileModulesAreRefused(t *testing.T) {

@@ -12,6 +12,7 @@ type Report struct {
 	Locals    int    // most parameters and locals of one function
 	Merges    uint64 // see Config
 	Largest   int    // bytes of the largest function, as it came in
+	Frame     uint64 // largest bound of one function's frame, in bytes
 	Pages     uint32 // initial memory
 	MaxPages  uint32 // what it may grow to
 	Slice     int64  // as built in; for Split
@@ -62,6 +63,8 @@ type pass struct {
 	datas    int    // data segments as announced, −1 without a data count
 	start    []byte // the whole section
 	names    []byte // the whole section
+
+	blockTypes [][]byte // results of types that are appended, see resultType
 
 	body bodyPass // scratch
 }

@@ -24,6 +24,7 @@ const (
 	opBr           = 0x0c
 	opBrIf         = 0x0d
 	opBrTable      = 0x0e
+	opReturn       = 0x0f
 	opCall         = 0x10
 	opCallIndirect = 0x11
 	opDrop         = 0x1a
@@ -47,6 +48,7 @@ const (
 	opI32ShrU      = 0x76
 	opI64Add       = 0x7c
 	opI64Sub       = 0x7d
+	opI64Or        = 0x84
 	opI64ExtendU   = 0xad
 	opRefNull      = 0xd0
 	opRefFunc      = 0xd2
@@ -75,10 +77,10 @@ func alignment(op byte) uint32 {
 }
 
 // plain reports whether an opcode has no immediate and needs no thought:
-// unreachable, nop, return, drop, select, arithmetic, ref.is_null.
+// unreachable, nop, drop, select, arithmetic, ref.is_null.
 func plain(op byte) bool {
 	switch {
-	case op <= 0x01, op == 0x0f, op == opDrop, op == opSelect, op == 0xd1:
+	case op <= 0x01, op == opDrop, op == opSelect, op == 0xd1:
 		return true
 	}
 	return op >= 0x45 && op <= 0xc4

@@ -156,7 +156,7 @@ func (p *pass) exportSection(r *reader) {
 		case int(kind) >= len(have):
 			r.fail(r.at-1, "unknown kind of export "+hexByte(kind))
 			return b
-		case name == FuelExport || name == BudgetExport || name == KillExport:
+		case name == FuelExport || name == BudgetExport || name == KillExport || name == StackExport:
 			r.fail(start, "the export name "+name+" is reserved for the meter")
 		case seen[name]:
 			r.fail(start, "two exports have the same name")
