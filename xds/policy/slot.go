@@ -85,8 +85,7 @@ type Digest [32]byte
 // String is the digest in hexadecimal.
 func (d Digest) String() string { return fmt.Sprintf("%x", d[:]) }
 
-// Module is one generation: a signed module, as it was pushed. It is not changed
-// once it is made; slots share it.
+// Module is one generation: a signed module, as it was pushed.
 type Module struct {
 	Generation    uint64 // of its statement; never 0
 	Name, Version string // of its statement
@@ -215,10 +214,25 @@ func (s Slot) Digests() []Digest {
 	return out
 }
 
-// Clone returns a copy whose slices may be changed. Modules are shared.
+// Clone returns a copy that shares nothing.
 func (s Slot) Clone() Slot {
 	s.Ended = slices.Clone(s.Ended)
+	s.Proven, s.Previous = s.Proven.clone(), s.Previous.clone()
+	if s.Candidate != nil {
+		t := *s.Candidate
+		t.Module = *t.Module.clone()
+		s.Candidate = &t
+	}
 	return s
+}
+
+func (m *Module) clone() *Module {
+	if m == nil {
+		return nil
+	}
+	c := *m
+	c.Signature, c.Configuration, c.Signers = slices.Clone(m.Signature), slices.Clone(m.Configuration), slices.Clone(m.Signers)
+	return &c
 }
 
 func (s Slot) ended(generation uint64) bool {

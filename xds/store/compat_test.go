@@ -15,7 +15,7 @@ func TestOldObject(t *testing.T) {
 	if err != nil || revision != 7 || o.Epoch != 3 || len(o.Plans) != 1 || len(o.Drained) != 1 || o.Reasons[0].Text != "better plan" {
 		t.Fatalf("%+v, revision %d, %v", o, revision, err)
 	}
-	if o.Pins != nil || o.Holds != nil || o.Past != nil || o.Refused != nil || o.Weights != nil || o.Unready != nil || o.Ratios != nil {
+	if o.Pins != nil || o.Holds != nil || o.Past != nil || o.Refused != nil || o.Weights != nil || o.Unready != nil || o.Ratios != nil || o.Slots != nil {
 		t.Errorf("%+v", o)
 	}
 	// An object without any of it is written as it was before.

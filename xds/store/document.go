@@ -36,6 +36,7 @@ type document struct {
 	Unready  []policies.ReplicaID `json:"unready,omitempty"`
 	Stopping []policies.ReplicaID `json:"stopping,omitempty"`
 	Ratios   []ratioDocument      `json:"bytes_per_token,omitempty"`
+	Slots    []slotDocument       `json:"policies,omitempty"`
 }
 
 type leaseDocument struct {
@@ -132,6 +133,7 @@ func encode(o Object, revision uint64) ([]byte, error) {
 		d.Plans = append(d.Plans, pd)
 	}
 	o.encodeRecords(&d)
+	d.Slots = encodeSlots(o.Slots)
 	body, err := json.MarshalIndent(d, "", "  ")
 	if err != nil {
 		return nil, err
@@ -172,6 +174,9 @@ func decode(body []byte) (o Object, revision uint64, err error) {
 		o.Plans = append(o.Plans, p)
 	}
 	d.decodeRecords(&o)
+	if o.Slots, err = decodeSlots(d.Slots); err != nil {
+		return Object{}, 0, err
+	}
 	if err := o.Validate(); err != nil {
 		return Object{}, 0, err
 	}

@@ -62,7 +62,10 @@ func (o Object) clone() Object {
 		}
 		o.Plans = append(o.Plans, p)
 	}
-	o.Reasons = slices.Clone(o.Reasons)
+	o.Reasons, o.Slots = slices.Clone(o.Reasons), slices.Clone(o.Slots)
+	for i, s := range o.Slots {
+		o.Slots[i] = s.Clone()
+	}
 	o.Drained, o.Unready, o.Stopping = slices.Clone(o.Drained), slices.Clone(o.Unready), slices.Clone(o.Stopping)
 	o.Weights, o.Ratios, o.Holds, o.Refused = slices.Clone(o.Weights), slices.Clone(o.Ratios), slices.Clone(o.Holds), slices.Clone(o.Refused)
 	o.Pins, o.Past = slices.Clone(o.Pins), slices.Clone(o.Past)

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/policy"
 )
 
 // Version names one state of the stored object. It is opaque, comes from the
@@ -30,7 +31,8 @@ type Version string
 //  3. strings fit: names and texts of at most MaxText bytes,
 //  4. no list names a replica or a model twice, but for Past, which has at most
 //     MaxPast plans of each model, the oldest first,
-//  5. there are at most MaxRefused refusals.
+//  5. there are at most MaxRefused refusals,
+//  6. policy slots are valid, each once and sorted by kind.
 type Object struct {
 	Epoch   policies.Epoch // of the newest plan
 	Plans   []policies.Plan
@@ -45,6 +47,10 @@ type Object struct {
 	Past []Past
 	// Refused are the resources that proxies have refused, the oldest first.
 	Refused []Refusal
+
+	// Slots are what the policy slots of every host should run; those that are not
+	// there run the native policies.
+	Slots []policy.Slot
 
 	// Lease says who plans for the fleet, and until when. The zero value says
 	// nobody; only control planes that share a store need it.

@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/policy"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -39,6 +40,14 @@ func Run(t *testing.T, create func(t *testing.T) (open func() store.Store)) {
 	}
 }
 
+// module is a generation of a slot.
+func module(generation uint64, at time.Time) *policy.Module {
+	return &policy.Module{
+		Generation: generation, Name: "m", Version: "1.2", SHA256: policy.Digest{byte(generation), 0xff}, Size: 77,
+		Signature: []byte("signed"), Configuration: []byte{0, 1}, Signers: []string{"ops"}, By: "ann", At: at,
+	}
+}
+
 // Object is an object with every field set, distinct for every epoch.
 func Object(epoch policies.Epoch) store.Object {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC).Add(time.Duration(epoch) * time.Second)
@@ -54,6 +63,13 @@ func Object(epoch policies.Epoch) store.Object {
 		Reasons: []store.Reason{
 			{Model: "org/a", Epoch: epoch, At: at, Text: "gain 12 %"},
 			{Model: "b", Epoch: epoch, At: at, Text: "gain too small", Decision: "kept", Gain: 0.05, Predicted: 0.01, Observed: 0.02, By: "cp-1", Times: 7, Until: at.Add(time.Minute)},
+		},
+		Slots: []policy.Slot{
+			{Kind: "guard", Floor: 9, Ended: []policy.Ended{{Generation: 9, Name: "g", Reason: "trapped", By: "ann", At: at}}},
+			{
+				Kind: "place", Floor: 4 + uint64(epoch), Proven: module(2, at), Previous: module(1, at),
+				Candidate: &policy.Trial{Module: *module(4, at), Goal: policy.Canary, Permille: 10, Since: at},
+			},
 		},
 		Drained: []policies.ReplicaID{"r2", policies.ReplicaID(fmt.Sprint("q", epoch))},
 		Pins: []store.Pin{
