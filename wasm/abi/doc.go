@@ -42,10 +42,12 @@
 //	2 Unsupported  this guest does not know the kind or a flag
 //	3 BadFrame     the frame is malformed to this guest
 //	4 Short        the room for output is too small; value is what is needed
-//	5 Failed       the guest gave up
+//	5 Failed       the guest gave up on this call; fail may have said why
 //
-// The host takes any other status, a trap and an output that breaks a rule below
-// for a failed call: it answers by its own policy and drops the instance.
+// For 2 to 5 the host answers by its own policy, and the instance lives on: a guest
+// that says so must be able to take the next call. After any other status, a trap,
+// or an output that breaks a rule below it answers so, too, and drops the instance,
+// whose memory may then be in any state.
 //
 // # Frame
 //
