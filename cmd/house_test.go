@@ -114,12 +114,17 @@ func TestForbiddenBites(t *testing.T) {
 		{"policies/plan.go", "fmt"},
 		{"policies/plan_test.go", "github.com/google/go-cmp/cmp"},
 		{"engine/emulator/x.go", "C"},
+		{"migrator/transport/cuda/x.go", "C"},
+		{"cmd/daemon/x_test.go", "C"},
 		{"examples/a/main.go", module + "xds/control"},
 	} {
 		folder, _, _ := strings.Cut(c.rel, "/")
 		if forbidden(folder, c.rel, c.imp) == "" {
 			t.Errorf("%s may import %s", c.rel, c.imp)
 		}
+	}
+	if why := forbidden("migrator", "migrator/device/cuda/x.go", "C"); why != "" {
+		t.Errorf("cgo where it belongs: %s", why)
 	}
 	if why := forbidden("migrator", "migrator/uplink/x.go", module+"xds/api"); why != "" {
 		t.Errorf("wire types: %s", why)

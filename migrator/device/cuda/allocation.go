@@ -1,0 +1,145 @@
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync/atomic"
+)
+
+// Allocation is device memory that has no address of its own: it is mapped, here
+// and in the processes that import its descriptor.
+type Allocation struct {
+	context *Context
+	handle  uint64
+	size    int64
+	closed  atomic.Bool
+}
+
+// Granularity is what sizes of allocations are multiples of.
+func (c *Context) Granularity() (int64, error) {
+	v := words{1: c.device}
+	err := c.do(cuMemGetAllocationGranularity, &v, nil)
+	return int64(v[0]), err
+}
+
+// Create makes an allocation of at least size bytes.
+func (c *Context) Create(size int64) (*Allocation, error) {
+	g, err := c.Granularity()
+	if err != nil {
+		return nil, err
+	}
+	size = (size + g - 1) / g * g
+	v := words{1: uint64(size), 2: c.device}
+	if err := c.do(cuMemCreate, &v, nil); err != nil {
+		return nil, err
+	}
+	return &Allocation{context: c, handle: v[0], size: size}, nil
+}
+
+// Import takes an allocation of another process, or of this one, by its
+// descriptor, which stays the caller's. Its size must be known: it is that of the
+// allocation, as Size said.
+func (c *Context) Import(f *os.File, size int64) (*Allocation, error) {
+	var v words
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	var failed error
+	if err := raw.Control(func(fd uintptr) {
+		v = words{1: uint64(fd)}
+		failed = c.do(cuMemImportFromShareableHandle, &v, nil)
+	}); err != nil {
+		return nil, err
+	}
+	if failed != nil {
+		return nil, failed
+	}
+	return &Allocation{context: c, handle: v[0], size: size}, nil
+}
+
+// AllocationOf finds the allocation behind a mapped address, of size bytes. It
+// must be closed as any other.
+func (c *Context) AllocationOf(p Pointer, size int64) (*Allocation, error) {
+	v := words{1: uint64(p)}
+	if err := c.do(cuMemRetainAllocationHandle, &v, nil); err != nil {
+		return nil, err
+	}
+	return &Allocation{context: c, handle: v[0], size: size}, nil
+}
+
+// Size is the allocation's, in bytes.
+func (a *Allocation) Size() int64 { return a.size }
+
+// Export returns a descriptor by which other processes import the allocation.
+func (a *Allocation) Export() (*os.File, error) {
+	v := words{1: a.handle}
+	if err := a.context.do(cuMemExportToShareableHandle, &v, nil); err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(uint32(v[0])), "device-memory"), nil
+}
+
+// Close lets the allocation go; its memory stays while it is mapped, or imported
+// elsewhere. More calls do nothing.
+func (a *Allocation) Close() error {
+	if a.closed.Swap(true) {
+		return nil
+	}
+	return a.context.do(cuMemRelease, &words{a.handle}, nil)
+}
+
+// Access is what a mapping may be used for, numbered as in cuda.h.
+type Access int
+
+// What a mapping may be used for.
+const (
+	ReadOnly  Access = 1
+	ReadWrite Access = 3
+)
+
+// Mapping is an allocation at an address.
+type Mapping struct {
+	context *Context
+	at      Pointer
+	size    int64
+	closed  atomic.Bool
+}
+
+// Map gives the whole allocation an address that the context's device may use.
+func (a *Allocation) Map(access Access) (*Mapping, error) {
+	c := a.context
+	v := words{1: uint64(a.size)}
+	if err := c.do(cuMemAddressReserve, &v, nil); err != nil {
+		return nil, err
+	}
+	at := v[0]
+	free := func(err error) error {
+		return errors.Join(err, c.do(cuMemAddressFree, &words{at, uint64(a.size)}, nil))
+	}
+	if err := c.do(cuMemMap, &words{at, uint64(a.size), a.handle}, nil); err != nil {
+		return nil, free(err)
+	}
+	if err := c.do(cuMemSetAccess, &words{at, uint64(a.size), c.device, uint64(access)}, nil); err != nil {
+		return nil, free(errors.Join(err, c.do(cuMemUnmap, &words{at, uint64(a.size)}, nil)))
+	}
+	return &Mapping{context: c, at: Pointer(at), size: a.size}, nil
+}
+
+// Pointer is where the mapping begins.
+func (m *Mapping) Pointer() Pointer { return m.at }
+
+// Size is the mapping's, in bytes.
+func (m *Mapping) Size() int64 { return m.size }
+
+// Close unmaps. Nothing may be at work on it. More calls do nothing.
+func (m *Mapping) Close() error {
+	if m.closed.Swap(true) {
+		return nil
+	}
+	if err := m.context.do(cuMemUnmap, &words{uint64(m.at), uint64(m.size)}, nil); err != nil {
+		return fmt.Errorf("the address stays taken: %w", err)
+	}
+	return m.context.do(cuMemAddressFree, &words{uint64(m.at), uint64(m.size)}, nil)
+}

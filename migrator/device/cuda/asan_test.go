@@ -1,0 +1,31 @@
+package cuda
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/migrator/device/fake"
+)
+
+// TestShimUnderTheAddressSanitizer builds the shim and a driver of it in C with
+// -fsanitize=address, and has it make every call.
+func TestShimUnderTheAddressSanitizer(t *testing.T) {
+	path := fake.CUDA(t)
+	exe := filepath.Join(t.TempDir(), "asan")
+	out, err := exec.CommandContext(t.Context(), "gcc", "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-fsanitize=address,undefined",
+		"-fno-sanitize-recover=all", "-o", exe, filepath.Join("testdata", "asan.c"), "shim.c", "-ldl").CombinedOutput()
+	if err != nil && strings.Contains(string(out), "libasan") && os.Getenv("CI") == "" {
+		t.Skip("gcc has no address sanitizer: install libasan")
+	}
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	cmd := exec.CommandContext(t.Context(), exe, path)
+	cmd.Env = append(os.Environ(), "ASAN_OPTIONS=detect_leaks=0") // of the driver's own; LeakSanitizer wants ptrace
+	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "every call is clean") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}

@@ -1,0 +1,239 @@
+// Package cuda calls the CUDA driver, which it loads at run time: no toolkit, no
+// headers, and no driver are needed to build and start.
+//
+// It is the driver's own API with Go's types and errors, and nothing above it: it
+// knows no pools and no plans. All calls are safe for concurrent use; each makes
+// its context current first, because a goroutine is not always on the same
+// thread. Addresses of device memory are numbers here (Pointer), which Go never
+// dereferences.
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"unsafe"
+
+	"github.com/cascadeinfer/cascade/migrator/device"
+)
+
+// Soname is the library that Open loads for "".
+const Soname = "libcuda.so.1"
+
+// Code is a CUresult.
+type Code int
+
+// The codes that callers tell apart.
+const (
+	OutOfMemory       Code = 2
+	NotReady          Code = 600
+	PeerAccessEnabled Code = 704
+	NotSupported      Code = 801
+)
+
+// Sticky reports whether the context in which a call had this code is of no use
+// any more: every later call in it fails. The cure is to release it and to retain
+// it again.
+func (c Code) Sticky() bool {
+	switch c {
+	case 4, 201, 214, 220, 700, 702, 709, 710:
+		return true
+	}
+	return 713 <= c && c <= 721
+}
+
+// Error is a call that the driver refused.
+type Error struct {
+	Call string // the function's symbol
+	Code Code
+	Name string // of the code, as the driver calls it
+}
+
+func (e *Error) Error() string { return fmt.Sprintf("%s: %s (%d)", e.Call, e.Name, int(e.Code)) }
+
+// Sticky reports whether an error's context is of no use any more.
+func Sticky(err error) bool {
+	var e *Error
+	return errors.As(err, &e) && e.Code.Sticky()
+}
+
+// Is reports whether an error is of a call that had this code.
+func Is(err error, code Code) bool {
+	var e *Error
+	return errors.As(err, &e) && e.Code == code
+}
+
+// Driver is the loaded library.
+type Driver struct {
+	functions table
+	version   int
+}
+
+// words are a call's arguments and results. Their meaning is in shim.h.
+type words [8]uint64
+
+// Open loads and initializes the driver from a path; "" is Soname. The error
+// wraps device.ErrNoLibrary, device.ErrNoCgo, a *device.SymbolError, or an *Error
+// of the calls it makes.
+func Open(path string) (*Driver, error) {
+	if path == "" {
+		path = Soname
+	}
+	lib, err := device.Load(path)
+	if err != nil {
+		return nil, fmt.Errorf("cuda: %w", err)
+	}
+	d := &Driver{}
+	if err := d.functions.load(lib); err != nil {
+		return nil, fmt.Errorf("cuda: %w", err)
+	}
+	var v words
+	if err := d.do(cuInit, 0, &v, nil); err != nil {
+		return nil, fmt.Errorf("cuda: %w", err)
+	}
+	if err := d.do(cuDriverGetVersion, 0, &v, nil); err != nil {
+		return nil, fmt.Errorf("cuda: %w", err)
+	}
+	d.version = int(int32(v[0]))
+	return d, nil
+}
+
+// Version is the newest CUDA version that the driver supports: 12080 is 12.8.
+func (d *Driver) Version() int { return d.version }
+
+// do calls a function and turns its code into an error.
+func (d *Driver) do(c call, context uintptr, v *words, buf unsafe.Pointer) error {
+	code := d.functions.call(c, context, v, buf)
+	if code == 0 {
+		return nil
+	}
+	return d.failed(c, code)
+}
+
+// failed is the error of a code, negative for the switch of contexts before c.
+func (d *Driver) failed(c call, code int) error {
+	if code < 0 {
+		c, code = cuCtxSetCurrent, -code
+	}
+	v, name := words{1: uint64(code)}, "unknown code"
+	if d.functions.call(cuGetErrorName, 0, &v, nil) == 0 {
+		name = text(v[0])
+	}
+	return &Error{Call: calls[c], Code: Code(code), Name: name}
+}
+
+// Device is what there is to know of a GPU.
+type Device struct {
+	Ordinal         int
+	Name            string
+	UUID            [16]byte
+	PCI             string // domain:bus:device.function
+	Bytes           int64
+	Major, Minor    int // compute capability
+	Multiprocessors int
+	VMM             bool // memory can be exported as a descriptor
+	DMABuf          bool // memory can be registered by other devices
+}
+
+// Attributes of a device, numbered as in cuda.h.
+const (
+	attrMultiprocessors = 16
+	attrMajor           = 75
+	attrMinor           = 76
+	attrVMM             = 102
+	attrDescriptors     = 103
+	attrDMABuf          = 124
+)
+
+// Count is how many devices there are.
+func (d *Driver) Count() (int, error) {
+	var v words
+	err := d.do(cuDeviceGetCount, 0, &v, nil)
+	return int(int32(v[0])), err
+}
+
+// handle is the driver's name of a device.
+func (d *Driver) handle(ordinal int) (uint64, error) {
+	v := words{1: uint64(ordinal)}
+	err := d.do(cuDeviceGet, 0, &v, nil)
+	return uint64(uint32(v[0])), err
+}
+
+// Attribute is a CUdevice_attribute of a device.
+func (d *Driver) Attribute(ordinal, attribute int) (int, error) {
+	dev, err := d.handle(ordinal)
+	if err != nil {
+		return 0, err
+	}
+	v := words{1: uint64(attribute), 2: dev}
+	err = d.do(cuDeviceGetAttribute, 0, &v, nil)
+	return int(int32(v[0])), err
+}
+
+// Device describes one device.
+func (d *Driver) Device(ordinal int) (Device, error) {
+	info := Device{Ordinal: ordinal}
+	dev, err := d.handle(ordinal)
+	if err != nil {
+		return info, err
+	}
+	var name [256]byte
+	if err := d.do(cuDeviceGetName, 0, &words{uint64(len(name)), dev}, unsafe.Pointer(&name)); err != nil {
+		return info, err
+	}
+	info.Name = until0(name[:])
+	if err := d.do(cuDeviceGetUUID, 0, &words{dev}, unsafe.Pointer(&info.UUID)); err != nil {
+		return info, err
+	}
+	clear(name[:])
+	if err := d.do(cuDeviceGetPCIBusID, 0, &words{uint64(len(name)), dev}, unsafe.Pointer(&name)); err != nil {
+		return info, err
+	}
+	info.PCI = until0(name[:])
+	v := words{1: dev}
+	if err := d.do(cuDeviceTotalMem, 0, &v, nil); err != nil {
+		return info, err
+	}
+	info.Bytes = int64(v[0])
+	var vmm, descriptors, dmabuf int
+	for _, a := range []struct {
+		number int
+		to     *int
+	}{
+		{attrMultiprocessors, &info.Multiprocessors}, {attrMajor, &info.Major}, {attrMinor, &info.Minor},
+		{attrVMM, &vmm}, {attrDescriptors, &descriptors}, {attrDMABuf, &dmabuf},
+	} {
+		v := words{1: uint64(a.number), 2: dev}
+		// An attribute that the driver does not know yet is one that is not there.
+		if err := d.do(cuDeviceGetAttribute, 0, &v, nil); err != nil && !Is(err, 1) {
+			return info, err
+		}
+		*a.to = int(int32(v[0]))
+	}
+	info.VMM, info.DMABuf = vmm == 1 && descriptors == 1, dmabuf == 1
+	return info, nil
+}
+
+// CanAccess reports whether a device can read the memory of another.
+func (d *Driver) CanAccess(ordinal, other int) (bool, error) {
+	dev, err := d.handle(ordinal)
+	if err != nil {
+		return false, err
+	}
+	peer, err := d.handle(other)
+	if err != nil {
+		return false, err
+	}
+	v := words{1: dev, 2: peer}
+	err = d.do(cuDeviceCanAccessPeer, 0, &v, nil)
+	return int32(v[0]) == 1, err
+}
+
+// until0 is a C string.
+func until0(b []byte) string {
+	for i, c := range b {
+		if c == 0 {
+			return string(b[:i])
+		}
+	}
+	return string(b)
+}

@@ -1,0 +1,193 @@
+package cuda
+
+import (
+	"os"
+	"sync/atomic"
+	"unsafe"
+)
+
+// Pointer is an address of device memory.
+type Pointer uint64
+
+// Alloc makes device memory of a size in bytes.
+func (c *Context) Alloc(size int64) (Pointer, error) {
+	v := words{1: uint64(size)}
+	err := c.do(cuMemAlloc, &v, nil)
+	return Pointer(v[0]), err
+}
+
+// Free frees what Alloc made. Nothing may be at work on it.
+func (c *Context) Free(p Pointer) error { return c.do(cuMemFree, &words{uint64(p)}, nil) }
+
+// Range is the allocation in which an address is: its base and size.
+func (c *Context) Range(p Pointer) (Pointer, int64, error) {
+	v := words{2: uint64(p)}
+	err := c.do(cuMemGetAddressRange, &v, nil)
+	return Pointer(v[0]), int64(v[1]), err
+}
+
+// Host is pinned memory of this process that the device can reach.
+type Host struct {
+	context *Context
+	at      unsafe.Pointer // C memory
+	size    int64
+	pointer Pointer
+	owned   bool
+	closed  atomic.Bool
+}
+
+// Flags of host memory: usable from every context, and with a device address.
+const hostFlags = 1 | 2
+
+// HostAlloc makes pinned memory of a size in bytes.
+func (c *Context) HostAlloc(size int64) (*Host, error) {
+	v := words{1: uint64(size), 2: hostFlags}
+	if err := c.do(cuMemHostAlloc, &v, nil); err != nil {
+		return nil, err
+	}
+	h := &Host{context: c, at: foreign(v[0]), size: size, owned: true}
+	return h.mapped()
+}
+
+// Register pins memory that is not Go's: a mapping. It must stay mapped until
+// Close.
+func (c *Context) Register(b []byte) (*Host, error) {
+	at := unsafe.Pointer(unsafe.SliceData(b))
+	if err := c.do(cuMemHostRegister, &words{uint64(uintptr(at)), uint64(len(b)), hostFlags}, nil); err != nil {
+		return nil, err
+	}
+	h := &Host{context: c, at: at, size: int64(len(b))}
+	return h.mapped()
+}
+
+// mapped finds the memory's device address, or gives it back.
+func (h *Host) mapped() (*Host, error) {
+	v := words{1: uint64(uintptr(h.at))}
+	if err := h.context.do(cuMemHostGetDevicePointer, &v, nil); err != nil {
+		h.Close()
+		return nil, err
+	}
+	h.pointer = Pointer(v[0])
+	return h, nil
+}
+
+// Bytes is the memory. It is not to be used after Close.
+func (h *Host) Bytes() []byte { return unsafe.Slice((*byte)(h.at), h.size) }
+
+// Uint32s is the memory as words. See Bytes.
+func (h *Host) Uint32s() []uint32 { return unsafe.Slice((*uint32)(h.at), h.size/4) }
+
+// Uint64s is the memory as words. See Bytes.
+func (h *Host) Uint64s() []uint64 { return unsafe.Slice((*uint64)(h.at), h.size/8) }
+
+// Pointer is the memory's device address.
+func (h *Host) Pointer() Pointer { return h.pointer }
+
+// Close frees or unpins the memory. More calls do nothing.
+func (h *Host) Close() error {
+	if h.closed.Swap(true) {
+		return nil
+	}
+	f := cuMemHostUnregister
+	if h.owned {
+		f = cuMemFreeHost
+	}
+	return h.context.do(f, &words{uint64(uintptr(h.at))}, nil)
+}
+
+// Copies begin when what was submitted to s before is done, and are done later.
+
+// Copy copies between two addresses of device memory, on one device or two that
+// are peers.
+func (s *Stream) Copy(dst, src Pointer, size int64) error {
+	return s.context.do(cuMemcpyDtoDAsync, &words{uint64(dst), uint64(src), uint64(size), s.handle}, nil)
+}
+
+// CopyPeer copies between the devices of two contexts, with or without a path
+// between them.
+func (s *Stream) CopyPeer(dst Pointer, to *Context, src Pointer, from *Context, size int64) error {
+	return s.context.do(cuMemcpyPeerAsync, &words{uint64(dst), uint64(to.handle), uint64(src), uint64(from.handle), uint64(size), s.handle}, nil)
+}
+
+// ToDevice copies the first size bytes of host memory at offset to the device.
+func (s *Stream) ToDevice(dst Pointer, h *Host, offset, size int64) error {
+	return s.context.do(cuMemcpyHtoDAsync, &words{uint64(dst), uint64(uintptr(h.at)) + uint64(offset), uint64(size), s.handle}, nil)
+}
+
+// ToHost copies from the device into host memory at offset.
+func (s *Stream) ToHost(h *Host, offset int64, src Pointer, size int64) error {
+	return s.context.do(cuMemcpyDtoHAsync, &words{uint64(uintptr(h.at)) + uint64(offset), uint64(src), uint64(size), s.handle}, nil)
+}
+
+// Set fills device memory with a byte.
+func (s *Stream) Set(dst Pointer, value byte, size int64) error {
+	return s.context.do(cuMemsetD8Async, &words{uint64(dst), uint64(value), uint64(size), s.handle}, nil)
+}
+
+// Batches reports whether the driver copies many pieces in one call.
+func (d *Driver) Batches() bool {
+	return d.functions.has(cuMemcpyBatchAsyncV2) || d.functions.has(cuMemcpyBatchAsync)
+}
+
+// Batch is a list of copies for one call.
+type Batch struct{ words []uint64 }
+
+// CopyBatch copies n pieces between addresses of device memory in one call: piece
+// i says from where to where, and how many bytes. b is memory that is used again.
+// It must not be called unless the driver Batches.
+func (s *Stream) CopyBatch(b *Batch, n int, piece func(i int) (dst, src Pointer, size int64)) error {
+	if n == 0 {
+		return nil
+	}
+	if cap(b.words) < 3*n {
+		b.words = make([]uint64, 3*n)
+	}
+	w := b.words[:3*n]
+	for i := range n {
+		dst, src, size := piece(i)
+		w[i], w[n+i], w[2*n+i] = uint64(dst), uint64(src), uint64(size)
+	}
+	f := cuMemcpyBatchAsyncV2
+	if !s.context.driver.functions.has(f) {
+		f = cuMemcpyBatchAsync
+	}
+	return s.context.do(f, &words{uint64(n), s.handle}, unsafe.Pointer(&w[0]))
+}
+
+// IPC is the name under which another process of this machine opens an
+// allocation of cuMemAlloc.
+type IPC [64]byte
+
+// IPC names the allocation in which an address is. Memory that was imported, or
+// mapped by hand, has no such name.
+func (c *Context) IPC(p Pointer) (IPC, error) {
+	var h IPC
+	err := c.do(cuIpcGetMemHandle, &words{uint64(p)}, unsafe.Pointer(&h))
+	return h, err
+}
+
+// OpenIPC maps an allocation of another process. The driver refuses this
+// process's own.
+func (c *Context) OpenIPC(h IPC) (Pointer, error) {
+	var v words
+	err := c.do(cuIpcOpenMemHandle, &v, unsafe.Pointer(&h))
+	return Pointer(v[0]), err
+}
+
+// CloseIPC unmaps what OpenIPC mapped.
+func (c *Context) CloseIPC(p Pointer) error {
+	return c.do(cuIpcCloseMemHandle, &words{uint64(p)}, nil)
+}
+
+// DMABuf is a descriptor by which another device registers device memory. The
+// driver must have DMABufs.
+func (c *Context) DMABuf(p Pointer, size int64) (*os.File, error) {
+	v := words{1: uint64(p), 2: uint64(size)}
+	if err := c.do(cuMemGetHandleForAddressRange, &v, nil); err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(uint32(v[0])), "dma-buf"), nil
+}
+
+// DMABufs reports whether the driver has DMABuf.
+func (d *Driver) DMABufs() bool { return d.functions.has(cuMemGetHandleForAddressRange) }

@@ -1,0 +1,65 @@
+//go:build cgo && linux
+
+package fake
+
+/*
+#include <stdlib.h>
+static int control(void *f, const char *name, long a, long b) {
+	return ((int (*)(const char *, long, long))f)(name, a, b);
+}
+*/
+import "C"
+
+import (
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/cascadeinfer/cascade/migrator/device"
+)
+
+// Control is a fake library as its tests see it. All that a process loads from
+// one path is one library with one state.
+type Control struct {
+	t   testing.TB
+	lib *device.Library
+}
+
+// Open takes control of the fake at a path. At the end of the test what it was
+// told is forgotten.
+func Open(t testing.TB, path string) *Control {
+	t.Helper()
+	lib, err := device.Load(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &Control{t, lib}
+	t.Cleanup(c.Clear)
+	return c
+}
+
+func (c *Control) call(function, name string, a, b int) int {
+	f, err := c.lib.Symbol(function)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	s := C.CString(name)
+	defer C.free(unsafe.Pointer(s))
+	return int(C.control(f, s, C.long(a), C.long(b)))
+}
+
+// Fail makes the nth call of a function from now on, counted from 1, fail with a
+// code. "*" is any function.
+func (c *Control) Fail(function string, nth, code int) { c.call("fake_fail", function, nth, code) }
+
+// Clear forgets what was to fail, and delays.
+func (c *Control) Clear() { c.call("fake_clear", "", 0, 0) }
+
+// Delay has the library's own threads wait before each piece of work.
+func (c *Control) Delay(d time.Duration) { c.call("fake_delay", "", int(d.Microseconds()), 0) }
+
+// Calls is how often a function was called.
+func (c *Control) Calls(function string) int { return c.call("fake_calls", function, 0, 0) }
+
+// Live is how many handles of a kind are alive; "" is all kinds.
+func (c *Control) Live(kind string) int { return c.call("fake_live", kind, 0, 0) }

@@ -1,0 +1,34 @@
+//go:build !cgo || !linux
+
+package fake
+
+import (
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/device"
+)
+
+// Control is of no use here.
+type Control struct{}
+
+// Open skips the test: no library can be loaded.
+func Open(t testing.TB, path string) *Control {
+	t.Skip(device.ErrNoCgo)
+	return nil
+}
+
+// Fail does nothing.
+func (c *Control) Fail(function string, nth, code int) {}
+
+// Clear does nothing.
+func (c *Control) Clear() {}
+
+// Delay does nothing.
+func (c *Control) Delay(d time.Duration) {}
+
+// Calls returns 0.
+func (c *Control) Calls(function string) int { return 0 }
+
+// Live returns 0.
+func (c *Control) Live(kind string) int { return 0 }

@@ -1,0 +1,90 @@
+// Package fake builds device libraries that have no devices, for tests: the real
+// cgo path runs against them on any machine, and any call can be made to fail.
+//
+// A library is one C file here, compiled by gcc when a test asks for it, and kept
+// in the user's cache under the sum of its source. It is no part of any program
+// but tests.
+package fake
+
+import (
+	"crypto/sha256"
+	"embed"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/migrator/device/cuda/kernel"
+)
+
+//go:embed libcuda/libcuda.c
+var sources embed.FS
+
+// errNoCompiler is the one reason for which tests are skipped.
+var errNoCompiler = errors.New("there is no gcc to build a fake library with")
+
+// flags of the compiler.
+var flags = []string{"-shared", "-fPIC", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", "-fvisibility=hidden"}
+
+// CUDA builds the fake libcuda.so.1 and returns its path. Without a compiler the
+// test is skipped, and fails where $CI is set.
+func CUDA(t testing.TB) string {
+	t.Helper()
+	path, err := build("libcuda/libcuda.c", map[string]string{"core.h": kernel.Core})
+	if errors.Is(err, errNoCompiler) && os.Getenv("CI") == "" {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// build compiles a source beside its headers, unless that was done before.
+func build(source string, headers map[string]string) (string, error) {
+	c, err := sources.ReadFile(source)
+	if err != nil {
+		return "", err
+	}
+	sum := sha256.New()
+	fmt.Fprint(sum, flags, headers)
+	sum.Write(c)
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return "", err
+	}
+	name := filepath.Base(source)
+	out := filepath.Join(cache, "cascade", "fake", name[:len(name)-len(".c")]+"-"+hex.EncodeToString(sum.Sum(nil)[:8])+".so")
+	if _, err := os.Stat(out); err == nil {
+		return out, nil
+	}
+	gcc, err := exec.LookPath("gcc")
+	if err != nil {
+		return "", errNoCompiler
+	}
+	if err := os.MkdirAll(filepath.Dir(out), 0o755); err != nil {
+		return "", err
+	}
+	dir, err := os.MkdirTemp(filepath.Dir(out), "build-")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(dir)
+	files := map[string]string{name: string(c)}
+	for header, text := range headers {
+		files[header] = text
+	}
+	for file, text := range files {
+		if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o644); err != nil {
+			return "", err
+		}
+	}
+	lib := filepath.Join(dir, "lib.so")
+	if msg, err := exec.Command(gcc, append(flags, "-o", lib, filepath.Join(dir, name), "-lpthread")...).CombinedOutput(); err != nil {
+		return "", fmt.Errorf("gcc %s: %w\n%s", name, err, msg)
+	}
+	return out, os.Rename(lib, out) // whoever was faster made the same
+}
