@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -31,7 +32,8 @@ sees nothing but the call, and can hurt no request.
   cascade policy keygen author       a pair of keys, once
   cascade policy sign my-refiner.wasm --key author.key --name my-refiner --version 1.0.0
 
-Where a command takes a module, a folder will do: it is built first.`,
+Where a command takes a module, a folder or a file of rules in Rego will do: it is
+built first.`,
 	})
 	c.AddCommand(newPolicyNew(s), newPolicyBuild(s), newPolicyInspect(s), newPolicyTest(s), newPolicyBench(s),
 		newPolicyReplay(s), newPolicyDiff(s), newPolicyKeygen(s), newPolicySign(s), newPolicyVerify(s))
@@ -85,13 +87,14 @@ func (b *policyBuild) flags(c *cobra.Command) {
 	c.Flags().StringVar(&b.cc, "cc", "", "C compiler for wasm32, for instance \"zig cc\"; empty: zig, the Python package ziglang, or clang")
 }
 
-// module returns the path of a module, which it builds when it is given a folder.
+// module returns the path of a module, which it builds when it is given a folder
+// or rules.
 func (b *policyBuild) module(ctx context.Context, path string) (file string, err error) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return "", err
 	}
-	if !info.IsDir() {
+	if !info.IsDir() && filepath.Ext(path) != ".rego" {
 		return path, nil
 	}
 	built, err := policy.Build(ctx, path, "", b.cc)
@@ -132,16 +135,19 @@ func here(args []string) string {
 func newPolicyBuild(s *settings) *cobra.Command {
 	b, out := &policyBuild{}, ""
 	c := &cobra.Command{
-		Use:   "build [DIR]",
-		Short: "Build a module from a folder with Go or C; the same bytes everywhere",
-		Long: `Build compiles the Go or C files of a folder, the present one by default, to a module,
-NAME.wasm in it. The same sources and toolchain give the same bytes on every machine, so
-that others can check what was signed.
+		Use:   "build [DIR|FILE.rego]",
+		Short: "Build a module from Go, C or Rego; the same bytes everywhere",
+		Long: `Build compiles the Go, C or Rego files of a folder, the present one by default, to a
+module, NAME.wasm in it. The same sources and toolchain give the same bytes on every
+machine, so that others can check what was signed.
 
 Go needs the go command, 1.26 or later, alone. C needs a compiler for wasm32: zig in
 PATH, the Python package ziglang ("pip install ziglang==0.13.0"), clang with wasm-ld, or
-what --cc names.`,
+what --cc names. Rego needs nothing: OPA's compiler is in this program. Rules are of the
+package cascade.plan, for the kind guard; files that end in _test.rego are left out, and
+a built-in function that a module cannot have (sprintf is one) is an error with its line.`,
 		Example: `  cascade policy build
+  cascade policy build policy.rego
   cascade policy build my-bids -o bids.wasm --cc "zig cc"`,
 		Args: oneOrHere,
 		RunE: func(cmd *cobra.Command, args []string) error {

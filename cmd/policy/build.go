@@ -17,23 +17,32 @@ import (
 // Built is a module that was built.
 type Built struct {
 	File     string `json:"file"`
-	Language string `json:"language"` // "go" or "c"
-	Compiler string `json:"compiler"` // its command
+	Language string `json:"language"` // "go", "c" or "rego"
+	Compiler string `json:"compiler"` // its command; for Rego, OPA's version
 	Bytes    int    `json:"bytes"`
 	SHA256   string `json:"sha256"`
 }
 
 // Build compiles the policy in a folder to a file, as "make plugins" builds ours:
-// the same sources and toolchain give the same bytes wherever they are. "" as out
-// is the folder's name with ".wasm", in it. compiler is the command of a C compiler
-// that knows wasm32, "" for what can be found.
+// the same sources and toolchain give the same bytes wherever they are. Rules in
+// Rego may be one file, too. "" as out is the folder's name with ".wasm", in it, or
+// beside the file. compiler is the command of a C compiler that knows wasm32, ""
+// for what can be found.
 func Build(ctx context.Context, dir, out, compiler string) (Built, error) {
+	if strings.HasSuffix(dir, regoExt) {
+		return buildRego(ctx, []string{dir}, out)
+	}
 	abs, err := filepath.Abs(dir)
 	if err != nil {
 		return Built{}, err
 	}
 	if out == "" {
 		out = filepath.Join(dir, filepath.Base(abs)+".wasm")
+	}
+	goFiles, _ := filepath.Glob(filepath.Join(dir, "*.go")) // the patterns are good
+	cFiles, _ := filepath.Glob(filepath.Join(dir, "*.c"))
+	if rules, _ := filepath.Glob(filepath.Join(dir, "*"+regoExt)); len(goFiles)+len(cFiles) == 0 && len(rules) > 0 {
+		return buildRego(ctx, rules, out)
 	}
 	b := Built{File: out}
 	temp, err := os.MkdirTemp("", "cascade-policy")
@@ -42,8 +51,6 @@ func Build(ctx context.Context, dir, out, compiler string) (Built, error) {
 	}
 	defer os.RemoveAll(temp)
 	made := filepath.Join(temp, "policy.wasm")
-	goFiles, _ := filepath.Glob(filepath.Join(dir, "*.go")) // the pattern is good
-	cFiles, _ := filepath.Glob(filepath.Join(dir, "*.c"))
 	var cmd *exec.Cmd
 	switch {
 	case len(goFiles) > 0:
@@ -63,7 +70,7 @@ func Build(ctx context.Context, dir, out, compiler string) (Built, error) {
 		}
 		cmd = exec.CommandContext(ctx, cc[0], args...)
 	default:
-		return b, fmt.Errorf("%s has no Go or C file: \"cascade policy new\" begins a policy", dir)
+		return b, fmt.Errorf("%s has no Go, C or Rego file: \"cascade policy new\" begins a policy", dir)
 	}
 	cmd.Dir = dir
 	if said, err := cmd.CombinedOutput(); err != nil {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host"
+	"github.com/cascadeinfer/cascade/wasm/host/opa"
 	"github.com/cascadeinfer/cascade/wasm/meter"
 )
 
@@ -52,7 +53,7 @@ func Inspect(ctx context.Context, path string) (Inspected, error) {
 	sum := sha256.Sum256(code)
 	in := Inspected{File: path, SHA256: hex.EncodeToString(sum[:]), Bytes: len(code), MeterVersion: meter.Version, ABI: abi.Name,
 		Kinds: []KindLimit{}, Imports: []string{}, Exports: []string{}}
-	metered, report, err := meter.Instrument(code, meter.Config{})
+	metered, report, err := instrument(code, &in)
 	in.describe(report)
 	in.Metered = len(metered)
 	if err != nil {
@@ -77,6 +78,23 @@ func Inspect(ctx context.Context, path string) (Inspected, error) {
 	}
 	_, in.Started = i.Memory()
 	return in, i.Close()
+}
+
+// instrument meters a module as a host does.
+func instrument(code []byte, in *Inspected) ([]byte, meter.Report, error) {
+	if !opa.Is(code) {
+		return meter.Instrument(code, meter.Config{})
+	}
+	in.ABI = opa.Name
+	code, err := opa.Adapt(code)
+	if err != nil {
+		return nil, meter.Report{}, err
+	}
+	var c meter.Config
+	for _, i := range opa.Imports() {
+		c.Imports = append(c.Imports, meter.Import{Module: i.Module, Name: i.Name})
+	}
+	return meter.Instrument(code, c)
 }
 
 func (in *Inspected) describe(r meter.Report) {

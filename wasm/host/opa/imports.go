@@ -7,6 +7,9 @@ import (
 	"github.com/tetratelabs/wazero/api"
 )
 
+// Name names OPA's interface, as far as it is known here.
+const Name = "opa-wasm/1"
+
 // module is where OPA's modules import from.
 const module = "env"
 

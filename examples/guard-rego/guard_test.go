@@ -1,0 +1,180 @@
+// Package guardrego_test builds the rules of this folder into a module, runs that
+// as a guard in our host, and compares it with the same rules in OPA's evaluator.
+package guardrego_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/gate"
+	"github.com/cascadeinfer/cascade/wasm/gate/rego"
+	"github.com/cascadeinfer/cascade/wasm/gate/rego/module"
+	"github.com/cascadeinfer/cascade/wasm/host"
+)
+
+// settings are those of policy.rego's comment.
+const settings = `{"guard": {"window": {"opens": 22, "closes": 5}, "stages": 1, "keep": ["k"]}}`
+
+const night, day = 1_763_766_000, 1_763_726_400 // 23:00 and 12:00, Unix seconds
+
+// guards are the rules as a module and in OPA's evaluator.
+type guards struct {
+	module *host.Module
+	wasm   *host.Instance
+	native *rego.Rules
+	now    int64 // that both see
+}
+
+func start(t testing.TB, config string) *guards {
+	t.Helper()
+	text, err := os.ReadFile("policy.rego")
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, ctx, files := &guards{now: day}, context.Background(), map[string]string{"policy.rego": string(text)}
+	code, err := module.Build(ctx, files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if g.module, err = host.Load(ctx, host.Config{}, code); err != nil {
+		t.Fatal(err)
+	}
+	if g.wasm, err = g.module.Instantiate(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { g.wasm.Close(); g.module.Close() })
+	if err := g.wasm.Configure(abi.Call{}, []byte(config)); err != nil {
+		t.Fatal(err)
+	}
+	var data map[string]any
+	if config != "" {
+		if err := json.Unmarshal([]byte(config), &data); err != nil {
+			t.Fatal(err)
+		}
+	}
+	g.native, err = rego.New(ctx, rego.Config{Files: files, Data: data, Timeout: 30 * time.Second, Now: func() time.Time { return time.Unix(g.now, 0) }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+// ask asks both, which must agree, and returns "code@stage" of a denial.
+func (g *guards) ask(t *testing.T, c abi.Change) string {
+	t.Helper()
+	want, err := g.native.Check(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, denied, err := g.wasm.Guard(abi.Call{Now: policies.Micros(g.now) * policies.Second}, c)
+	if err != nil || denied != (len(want) > 0) || denied && d != want[0] {
+		t.Fatalf("the module says %+v, %v, %v; OPA's evaluator %+v", d, denied, err, want)
+	}
+	if !denied {
+		return ""
+	}
+	return fmt.Sprintf("%d@%d", d.Code, d.Stage)
+}
+
+// plan reads "0:a,b 4096:c".
+func plan(epoch policies.Epoch, text string) policies.Plan {
+	p := policies.Plan{Model: "llama", Epoch: epoch}
+	for _, word := range strings.Fields(text) {
+		from, names, _ := strings.Cut(word, ":")
+		var low policies.Tokens
+		if _, err := fmt.Sscan(from, &low); err != nil {
+			panic(err)
+		}
+		s := policies.Stage{Low: low, High: policies.Unbounded}
+		for _, id := range strings.Split(names, ",") {
+			s.Replicas = append(s.Replicas, policies.ReplicaID(id))
+		}
+		if n := len(p.Stages); n > 0 {
+			p.Stages[n-1].High = low
+		}
+		p.Stages = append(p.Stages, s)
+	}
+	return p
+}
+
+func TestGuard(t *testing.T) {
+	g, free := start(t, settings), start(t, "")
+	for _, c := range []struct {
+		name, now, next string
+		at              int64
+		want            string
+	}{
+		{"the first plan, whenever", "", "0:a 4096:b 8192:k", day, ""},
+		{"a new replica, whenever", "0:a 4096:b", "0:a,c 4096:b", day, ""},
+		{"a stage moves by night", "0:a 4096:b", "0:a 5000:b", night, ""},
+		{"a stage moves by day", "0:a 4096:b", "0:a 5000:b", day, "1@-1"},
+		{"two stages at once", "0:a 4096:b 8192:c", "0:a 5000:b 9000:c", night, "2@-1"},
+		{"two come at once", "0:a,b,c", "0:a 4096:b 8192:c", night, "2@-1"},
+		{"one that is kept", "0:a,k 4096:b", "0:a 4096:b,k", night, "3@1"},
+		{"all that is wrong, the lowest code", "0:a,k 4096:b 8192:c", "0:a 5000:b 9000:c,k", day, "1@-1"},
+	} {
+		change := abi.Change{Next: plan(8, c.next)}
+		if c.now != "" {
+			change.Now = plan(7, c.now)
+		}
+		g.now = c.at
+		if got := g.ask(t, change); got != c.want {
+			t.Errorf("%s: %q, want %q", c.name, got, c.want)
+		}
+	}
+	// Without settings one stage may change at any time.
+	if got := free.ask(t, abi.Change{Now: plan(7, "0:a 4096:b"), Next: plan(8, "0:a 5000:b")}); got != "" {
+		t.Errorf("without settings: %q", got)
+	}
+}
+
+// TestAgreement asks both about plans at random.
+func TestAgreement(t *testing.T) {
+	g, r := start(t, settings), rand.New(rand.NewPCG(1, 2))
+	said := map[string]int{}
+	random := func() string {
+		var words []string
+		low := 0
+		for _, id := range []string{"a", "b", "k", "c"} {
+			if len(words) > 0 && r.IntN(2) == 0 {
+				words[len(words)-1] += "," + id
+				continue
+			}
+			words = append(words, fmt.Sprintf("%d:%s", low, id))
+			low += 1000 * (1 + r.IntN(2))
+		}
+		return strings.Join(words, " ")
+	}
+	for range 500 {
+		g.now = int64(r.IntN(2_000_000_000))
+		said[g.ask(t, abi.Change{Now: plan(7, random()), Next: plan(8, random())})]++
+	}
+	t.Logf("%v; the last took %d ticks of %d", said, g.wasm.Fuel(), g.module.Limit(abi.Guard).Fuel)
+	if len(said) < 4 {
+		t.Errorf("the plans bring out %v only", said)
+	}
+}
+
+// TestGate puts the module where a control plane has it.
+func TestGate(t *testing.T) {
+	g := start(t, settings)
+	err := gate.Check(abi.Change{Now: plan(7, "0:a 4096:b"), Next: plan(8, "0:a 5000:b")}, []gate.Named{{Name: "site", Guard: gate.Asked{Policy: asked{g}}}})
+	if err == nil || err.Error() != `plan denied: site, rule 1, "stages change in the maintenance window only"` {
+		t.Error(err)
+	}
+}
+
+type asked struct{ *guards }
+
+func (a asked) Guard(c abi.Change) (abi.Denial, bool) {
+	d, denied, err := a.wasm.Guard(abi.Call{Now: policies.Micros(a.now) * policies.Second}, c)
+	return d, denied || err != nil
+}
