@@ -118,6 +118,9 @@ func (s *State) Permits(ev Event) error {
 		}
 	case Pin, Unpin, Rollback:
 		return s.permitsPlan(ev)
+	case Policies:
+		_, err := ev.Change(s.object.Slots)
+		return err
 	}
 	return nil
 }
@@ -154,6 +157,7 @@ func (s *State) remark(now time.Time) {
 	for _, m := range s.models {
 		m.order = nil
 	}
+	s.slots = nil
 	s.refuse(nil)
 }
 

@@ -8,7 +8,7 @@ import (
 )
 
 // Event is what happens to a State: one of Tick, Replicas, Reported, Proxied, Closed,
-// Drain, Undrain, Pin, Unpin, Rollback, Refuse, Stored and Refused.
+// Drain, Undrain, Pin, Unpin, Rollback, Policies, Refuse, Stored and Refused.
 type Event interface{ event() }
 
 // Tick says that time has passed.

@@ -15,6 +15,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/xds/api"
+	slots "github.com/cascadeinfer/cascade/xds/policy"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -30,6 +31,10 @@ type Config struct {
 	Counters Counters
 	// Publisher shows the fleet to the proxies. Required.
 	Publisher Publisher
+	// Slots is told what policy slots should run, when that is known and whenever it
+	// changes. It is called by Run, and must neither block nor change the list. nil:
+	// nobody is.
+	Slots func([]slots.Slot)
 	// Proxies tells what proxies see of the replicas' load; nil: nothing.
 	Proxies Proxies
 	Logger  *slog.Logger // nil discards
@@ -77,6 +82,7 @@ type Fleet struct {
 	refused  []store.Refusal    // not yet taken in by the loop
 	barred   chan struct{}      // capacity 1: refused is news to it
 	moves    moveLog
+	hosts    map[policies.ReplicaID]slots.Report // what each said of its policy slots last
 
 	state   *State        // owned by Run
 	version store.Version // of the plan object last read or written; owned by Run
@@ -84,6 +90,8 @@ type Fleet struct {
 	// has not told yet, oldest first; owned by Run.
 	untold []store.Version
 	news   <-chan store.Update // the store's watch; owned by Run
+	slots  []slots.Slot        // that were told; owned by Run
+	told   bool                // they were; owned by Run
 }
 
 // message is an event on its way into the loop.
@@ -119,6 +127,7 @@ func New(cfg Config) (*Fleet, error) {
 	f := &Fleet{
 		cfg: cfg, log: log, state: state,
 		events: make(chan message), done: make(chan struct{}),
+		hosts:    make(map[policies.ReplicaID]slots.Report),
 		replicas: cfg.Replicas, changed: make(chan struct{}, 1), barred: make(chan struct{}, 1),
 	}
 	f.service = &service{fleet: f, streams: make(map[policies.ReplicaID]*session)}

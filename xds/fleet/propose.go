@@ -77,6 +77,9 @@ func (s *State) propose(now time.Time, changes []Change) *Proposal {
 	o := s.object
 	o.Epoch, o.Plans = s.epoch, nil
 	o.Drained, o.Pins, o.Holds, o.Refused = s.marks(now), s.pins(), s.holds(), mergeRefused(s.object.Refused, s.refusals)
+	if s.slots != nil {
+		o.Slots = *s.slots
+	}
 	if len(changes) > 0 {
 		o.Epoch++
 	}

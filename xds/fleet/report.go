@@ -8,6 +8,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/api"
+	slots "github.com/cascadeinfer/cascade/xds/policy"
 )
 
 // Bounds of a load report. They are far above what an engine can do and low
@@ -37,7 +38,7 @@ const (
 //  5. Proposal is zero or has 0 ≤ Low < Boundary, and the numbers of Settling
 //     are not negative,
 //  6. Moves has at most 64, all valid and the replica's own to tell,
-//  7. Routes has at most 32, all valid.
+//  7. Routes has at most 32, all valid, and Policies at most 16.
 type Report struct {
 	Replica  policies.ReplicaID
 	Model    string
@@ -63,6 +64,8 @@ type Report struct {
 	// Routes are the transports by which blocks may come, best first, then how
 	// they did peer by peer.
 	Routes []Route
+	// Policies is the state of the host's policy slots.
+	Policies []slots.Status
 	// LoadBounded says that Decode had to bound figures of Load that no request
 	// can drive out of bounds: counts, and the tokens held.
 	LoadBounded bool
@@ -121,6 +124,9 @@ func Decode(m *api.LoadReport) (Report, error) {
 	}
 	if r.Routes, dropped = decodeRoutes(m.GetRoutes()); dropped > 0 {
 		bounded = append(bounded, "routes")
+	}
+	if r.Policies, dropped = slots.ReadStatuses(m.GetSlots()); dropped > 0 {
+		bounded = append(bounded, "slots")
 	}
 	if len(bounded) > 0 {
 		r.Note = "reported out of bounds, and bounded: " + strings.Join(bounded, ", ")

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	slots "github.com/cascadeinfer/cascade/xds/policy"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -116,6 +117,7 @@ func (f *Fleet) step(ctx context.Context, now time.Time, ev Event) (first error)
 		now = time.Now() // the store may have taken its time
 		e = f.state.Step(now, answer)
 	}
+	f.tellSlots()
 	if e.Publish != nil {
 		f.latest.Store(e.Publish)
 		f.cfg.Publisher.Publish(e.Publish)
@@ -213,8 +215,9 @@ func (f *Fleet) handle(ctx context.Context, m message) {
 	}
 	f.mu.Lock()
 	f.moves.take(now, r.Report.Moves)
+	f.hosts[r.Report.Replica] = slots.Report{Node: string(r.Report.Replica), At: now, Statuses: r.Report.Policies}
 	f.mu.Unlock()
-	r.Report.Moves = nil // the State has no use for them
+	r.Report.Moves, r.Report.Policies = nil, nil // the State has no use for them
 	f.step(ctx, now, r)
 	reply, _ := f.state.Reply(r.Report.Replica)
 	m.reply <- answer{reply: reply.encode(r.Report.Sequence)}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/fleet/lease"
+	slots "github.com/cascadeinfer/cascade/xds/policy"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
@@ -42,6 +43,7 @@ type State struct {
 	weighed  time.Time
 	refined  time.Time                          // when boundaries were last proposed
 	refusals []store.Refusal                    // to be stored
+	slots    *[]slots.Slot                      // ordered and to be stored; nil: nothing is
 	unsaved  bool                               // there are orders or refusals to be stored
 	ordered  bool                               // and an operator waits for it
 	untidy   bool                               // something stored is about replicas that left
@@ -103,6 +105,8 @@ func (s *State) Step(now time.Time, ev Event) Effects {
 		s.mark(now, ev, ev.Replica, false)
 	case Pin, Unpin, Rollback:
 		s.take(now, ev)
+	case Policies:
+		s.reslot(ev)
 	case Refuse:
 		s.refuse(ev.List)
 	case Stored:
