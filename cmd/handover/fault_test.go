@@ -130,9 +130,8 @@ func TestSuccessorFails(t *testing.T) {
 		},
 		"by too many words": func() {
 			conn := h.talk(t)
-			if _, err := conn.Write(make([]byte, maxMessage+1)); err != nil {
-				t.Error(err)
-			}
+			// The host may hang up before the last of them.
+			_, _ = conn.Write(make([]byte, maxMessage+1))
 		},
 		"by another version": func() {
 			conn := h.talk(t)

@@ -4,11 +4,13 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -20,10 +22,11 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // patience bounds what must happen soon.
-const patience = 20 * time.Second
+const patience = time.Minute
 
-// settle is how long a process that has left waits in silence for requests.
-const settle = 250 * time.Millisecond
+// settle is how long a process that has left waits in silence for requests on
+// connections that have brought none: clients dial some that they do not need.
+const settle = 5 * time.Second
 
 // process is one generation of a daemon, inside the test.
 type process struct {
@@ -32,6 +35,72 @@ type process struct {
 	left  chan struct{} // closed when its successor accepts
 	done  chan struct{} // closed when it has ended
 	stop  context.CancelFunc
+}
+
+// lines are the connections of a process. It may end when each has brought a
+// request since it left, whose answer sent its client elsewhere, or has ended.
+type lines struct {
+	mu      sync.Mutex
+	leaving bool
+	asked   map[net.Conn]bool // since it left
+	changed chan struct{}     // holds a token after a change
+}
+
+// line is the key of a request's connection in its context.
+type line struct{}
+
+func newLines() *lines {
+	return &lines{asked: make(map[net.Conn]bool), changed: make(chan struct{}, 1)}
+}
+
+func (l *lines) change(f func()) {
+	l.mu.Lock()
+	f()
+	l.mu.Unlock()
+	select {
+	case l.changed <- struct{}{}:
+	default:
+	}
+}
+
+// state is for http.Server.ConnState.
+func (l *lines) state(c net.Conn, s http.ConnState) {
+	switch s {
+	case http.StateNew:
+		l.change(func() { l.asked[c] = false })
+	case http.StateClosed, http.StateHijacked:
+		l.change(func() { delete(l.asked, c) })
+	}
+}
+
+// request is told of a request; it returns whether the process has left.
+func (l *lines) request(c net.Conn) (leaving bool) {
+	l.change(func() {
+		leaving = l.leaving
+		if _, open := l.asked[c]; open && leaving {
+			l.asked[c] = true
+		}
+	})
+	return leaving
+}
+
+// leave waits until nobody will ask on any connection.
+func (l *lines) leave() {
+	l.change(func() { l.leaving = true })
+	for silence := time.After(settle); ; {
+		l.mu.Lock()
+		over := !slices.Contains(slices.Collect(maps.Values(l.asked)), false)
+		l.mu.Unlock()
+		if over {
+			return
+		}
+		select {
+		case <-l.changed:
+			silence = time.After(settle)
+		case <-silence:
+			return
+		}
+	}
 }
 
 // launch runs a generation at the path until it has a successor and its
@@ -62,19 +131,18 @@ func launch(t *testing.T, path, address, name string) *process {
 	var protocols http.Protocols
 	protocols.SetHTTP1(true)
 	protocols.SetUnencryptedHTTP2(true)
-	var leaving atomic.Bool
-	quiet := make(chan struct{}, 1) // holds a token after a request
-	server := &http.Server{Protocols: &protocols, Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		if leaving.Load() {
-			// Over HTTP/2 this is a GOAWAY: what comes later is asked again elsewhere.
-			w.Header().Set("Connection", "close")
-		}
-		io.WriteString(w, name)
-		select {
-		case quiet <- struct{}{}:
-		default:
-		}
-	})}
+	open := newLines()
+	server := &http.Server{
+		Protocols: &protocols, ConnState: open.state,
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, line{}, c) },
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if open.request(r.Context().Value(line{}).(net.Conn)) {
+				// Over HTTP/2 this is a GOAWAY: what comes later is asked again elsewhere.
+				w.Header().Set("Connection", "close")
+			}
+			io.WriteString(w, name)
+		}),
+	}
 	var wg sync.WaitGroup
 	wg.Go(func() { server.Serve(gate) })
 	post, before, err := claim.Finish(ctx)
@@ -90,14 +158,7 @@ func launch(t *testing.T, path, address, name string) *process {
 		defer before.Close()
 		defer after.Close()
 		// Connections that were accepted last have their requests on the way.
-		leaving.Store(true)
-		for last := false; !last; {
-			select {
-			case <-quiet:
-			case <-time.After(settle):
-				last = true
-			}
-		}
+		open.leave()
 		ending, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		if err := server.Shutdown(ending); err != nil {
