@@ -19,7 +19,8 @@ func TestPaperRefines(t *testing.T) {
 		}})
 		load := newTraffic(r, 24, 300, 300, 600, 1200)
 		const cut = policies.Tokens(20_000) // far too high: the second stage is idle
-		r.plan(stages([]policies.Tokens{cut}, ids(0, 1), ids(2, 3))...)
+		// What is refined before anybody looks is a plan of its own: none is waited for.
+		r.write(policies.Plan{Model: llm, Stages: stages([]policies.Tokens{cut}, ids(0, 1), ids(2, 3))})
 		s := r.until("the cut has moved down twice", func(s control.Status) bool {
 			m := s.Models[0]
 			return len(m.Stages) == 2 && m.Epoch >= r.object.Epoch+2 && m.Stages[1].Low < cut
