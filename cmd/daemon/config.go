@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/cascadeinfer/cascade/cmd/config"
+	"github.com/cascadeinfer/cascade/cmd/modules"
 	"github.com/cascadeinfer/cascade/cmd/mtls"
 	"github.com/cascadeinfer/cascade/cmd/wire"
 	"github.com/cascadeinfer/cascade/migrator/stream"
@@ -52,6 +53,9 @@ type Config struct {
 	Predecessor int
 	// Drain bounds the life of streams after Drain; 0 means 10 min.
 	Drain time.Duration
+	// Host is the policy slots that replicas of one process share; the caller runs
+	// it. Nil is one of the daemon's own, where the fleet has modules.
+	Host *modules.Host
 	// Tracer makes the spans of moves; nil makes none.
 	Tracer trace.Tracer
 	// Logger takes what an operator should know; nil discards.

@@ -8,9 +8,11 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 
 	"github.com/cascadeinfer/cascade/cmd/config"
+	"github.com/cascadeinfer/cascade/cmd/modules"
 	"github.com/cascadeinfer/cascade/cmd/mtls"
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/blocks"
@@ -45,6 +47,7 @@ type Daemon struct {
 	blocks     *blocks.Client // nil where the engine shows none
 	transports []transport.Transport
 	plans      *client.Client
+	host       *modules.Host // nil where no module may decide
 	outlook    outlook
 	signs      signs
 	rescues    rescues
@@ -126,6 +129,12 @@ func (d *Daemon) newMoving() error {
 		return err
 	}
 	kc := f.Market(r, log)
+	if err = d.newHost(kc); err != nil {
+		return err
+	}
+	if d.host != nil {
+		d.host.Serve(&kc, r.Node)
+	}
 	kc.Mover, kc.Network = d.mover, d.network
 	kc.Residents = func() []stream.Resident { return d.front.Residents() }
 	kc.Load = func() policies.Load { return d.Status().Load }
@@ -139,6 +148,21 @@ func (d *Daemon) newMoving() error {
 		others = append(others, client.Server{Conn: conn})
 	}
 	d.plans, err = client.New(client.Config{Conn: d.cfg.Control, Others: others, NodeID: identity.MigratorNode(r.ID), Cluster: resources.ObserverCluster, Watcher: watcher{d}, Logger: log})
+	return err
+}
+
+// newHost finds or builds the slots that decide instead of the policies of the
+// market.
+func (d *Daemon) newHost(m market.Config) error {
+	f := &d.cfg.Fleet
+	if d.host = d.cfg.Host; d.host != nil || !f.Modules() {
+		return nil
+	}
+	var err error
+	d.host, err = modules.NewHost(modules.HostConfig{
+		Fleet: f, Role: identity.Migrator, Name: string(d.id), Kinds: modules.MarketKinds, Native: f.Native(m),
+		Fetch: modules.From(append([]grpc.ClientConnInterface{d.cfg.Control}, d.cfg.OtherControl...)), Logger: d.cfg.Logger,
+	})
 	return err
 }
 
@@ -233,6 +257,9 @@ func (d *Daemon) Serve(ctx context.Context) error {
 	}
 	if d.blocks != nil {
 		g.Go(func() error { return d.blocks.Run(ctx) })
+	}
+	if d.host != nil && d.cfg.Host == nil {
+		g.Go(func() error { return d.host.Run(ctx) })
 	}
 	return g.Wait()
 }

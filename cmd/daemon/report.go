@@ -42,6 +42,9 @@ func (d *Daemon) own() uplink.Extra {
 	e.Proposal = d.market.Proposal()
 	e.Moves = append(news(d.mover.Moves()), d.rescues.told()...) // what is too much for one report, the uplink tells with the next
 	e.Routes = routes(d.mover.Routes())
+	if d.host != nil {
+		e.Slots = d.host.Status()
+	}
 	return e
 }
 

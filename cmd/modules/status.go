@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/slot"
 	"github.com/cascadeinfer/cascade/wasm/slots"
 	"github.com/cascadeinfer/cascade/xds/api"
 )
@@ -39,11 +40,27 @@ func told(s slots.Status) *api.SlotStatus {
 		t.Lives = append(t.Lives, &api.Life{
 			Generation: l.Generation, State: l.State, Goal: l.Goal, Permille: uint32(l.Permille), Name: l.Name, Version: l.Version, Sha256: digest,
 			Reason: l.Reason, Calls: l.Calls, Faults: l.Faults, Differ: l.Figures.Differ, Worse: l.Figures.Worse, SinceUnixMicros: l.Since,
+			Reached: reached(l),
 		})
 	}
 	// The first ones are those that are there, and then the last that ended.
 	slices.SortFunc(t.Lives, func(a, b *api.Life) int { return cmp.Compare(a.Generation, b.Generation) })
 	return t
+}
+
+// reached is the furthest stage that a generation is known to have come to, "" if
+// it was never warm. What failed while it was being built has answered nothing.
+func reached(l slots.Life) string {
+	switch l.State {
+	case slot.IsWarm.String(), slot.InShadow.String(), slot.InCanary.String(), slot.IsActive.String():
+		return l.State
+	case slot.IsPrevious.String():
+		return slot.IsActive.String()
+	}
+	if l.Calls > 0 || l.Figures.Calls > 0 {
+		return slot.InShadow.String()
+	}
+	return ""
 }
 
 // KindOf is the kind of that name that a slot can have.

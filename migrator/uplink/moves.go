@@ -9,6 +9,9 @@ import (
 // maxMoves is what a report may carry; see LoadReport.moves.
 const maxMoves = 64
 
+// maxSlots is what a report may carry; see LoadReport.slots.
+const maxSlots = 16
+
 // maxRoutes is what a report may carry; see LoadReport.routes.
 const maxRoutes = 32
 

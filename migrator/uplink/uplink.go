@@ -94,6 +94,9 @@ type Extra struct {
 	// Routes are the transports by which blocks may be pulled, in the order of
 	// LoadReport.routes; what does not fit there is left out.
 	Routes []*api.Route
+	// Slots are the policy slots of the replica's host; what is more than
+	// LoadReport.slots takes is left out.
+	Slots []*api.SlotStatus
 }
 
 // ConnectParams is the dial option for Config.Conn. By gRPC's own, a connection

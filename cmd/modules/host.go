@@ -1,0 +1,72 @@
+package modules
+
+import (
+	"log/slog"
+
+	"github.com/cascadeinfer/cascade/cmd/wire"
+	"github.com/cascadeinfer/cascade/migrator/market"
+	"github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/gate"
+	"github.com/cascadeinfer/cascade/wasm/policy"
+	"github.com/cascadeinfer/cascade/wasm/slots"
+)
+
+// ControlKinds are what a control plane decides, MarketKinds what a migrator does.
+var (
+	ControlKinds = []abi.Kind{abi.Partition, abi.Guard}
+	MarketKinds  = []abi.Kind{abi.Refine, abi.Quote, abi.Select, abi.Outlier, abi.Place}
+)
+
+// Host is the slots of one process and what keeps them as the fleet wants them.
+// Migrators that share a process share them.
+type Host struct {
+	*Node
+	Set *slots.Set
+}
+
+// HostConfig sets a Host up.
+type HostConfig struct {
+	// Fleet is one that has Modules. Required.
+	Fleet *wire.Fleet
+	// Role and Name are whose slots these are.
+	Role identity.Role
+	Name string
+	// Kinds are those that the host decides, Native decides where no module does.
+	// Required.
+	Kinds  []abi.Kind
+	Native policy.Native
+	// Fetch gets modules. Required.
+	Fetch  Fetch
+	Logger *slog.Logger // nil discards
+}
+
+// NewHost reads the keys and makes the slots; nothing runs yet.
+func NewHost(c HostConfig) (*Host, error) {
+	p, err := c.Fleet.Policies(c.Role, c.Name)
+	if err != nil {
+		return nil, err
+	}
+	set, err := slots.New(slots.Config{
+		Kinds: c.Kinds, Native: c.Native, Ring: p.Ring, Limits: p.Limits, Gates: p.Gates, Cache: p.Cache, File: p.File, Every: p.Every, Logger: c.Logger,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := set.Err(); err != nil && c.Logger != nil {
+		c.Logger.Error("no module is taken; the built-in policies decide", "error", err)
+	}
+	node, err := NewNode(NodeConfig{Slots: set, Fetch: c.Fetch, Logger: c.Logger})
+	return &Host{Node: node, Set: set}, err
+}
+
+// Serve has a market ask the slots. The scope is that of its refiner: the
+// machine's name. A market that does not refine goes on not to.
+func (h *Host) Serve(m *market.Config, scope string) {
+	m.Machine.Quoter, m.Machine.Selector = h.Set.Quoter(), h.Set.Selector()
+	m.Detector, m.Placer = h.Set.Detector(), h.Set.Placer()
+	if m.Refiner != nil {
+		log := h.log.With("scope", scope)
+		m.Refiner = gate.Refiner{Proposer: h.Set.Refiner(scope), Kept: func(err error) { log.Info("a proposed boundary is not taken", "error", err) }}
+	}
+}
