@@ -2,19 +2,59 @@ package slots
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"maps"
+	"sync"
+	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host"
+	"github.com/cascadeinfer/cascade/wasm/loader"
 	"github.com/cascadeinfer/cascade/wasm/policy"
 	"github.com/cascadeinfer/cascade/wasm/sign"
+	"github.com/cascadeinfer/cascade/wasm/slot"
+	"github.com/cascadeinfer/cascade/wasm/slot/swap"
 )
 
 // Set is the slots of a host. Its methods are safe for concurrent use, before,
 // during and after Run.
 type Set struct {
+	// Fixed after New.
 	config Config
+	watch  *host.Watch
+	slots  [abi.Kinds]*kindSlot // nil for kinds that the host does not decide
+	err    error                // why no slot takes modules
+	wake   chan struct{}        // something in a slot has changed
+
+	past map[string]history // as File was at first
+
+	mu      sync.Mutex
+	written string // what File holds
+}
+
+// kindSlot is the slot of one kind.
+type kindSlot struct {
+	// Fixed after New.
+	kind   abi.Kind
+	slot   *swap.Slot[loader.Policy]
+	loader *loader.Loader
+
+	// Guarded by Set.mu.
+	history history
+	want    Want             // the last one, without the modules that were offered
+	refused map[uint64]error // offers of that want
+	offered map[uint64]slot.Offer
+	about   map[uint64]*about
+}
+
+// about is what is known of a generation besides its life.
+type about struct {
+	name, version string
+	digest        sign.Digest
+	mark          sign.Mark
+	stats         *policy.Stats // once it is freed
 }
 
 // New returns slots that the native policies serve. The error names the bad
@@ -24,67 +64,183 @@ func New(config Config) (*Set, error) {
 	if err != nil {
 		return nil, fmt.Errorf("slots: %w", err)
 	}
-	return &Set{config: config}, nil
+	s := &Set{config: config, watch: host.NewWatch(), wake: make(chan struct{}, 1)}
+	past, err := readHistory(config.File)
+	if err != nil {
+		s.err = fmt.Errorf("what modules were admitted before is not known, so that none are now and the native policies decide: "+
+			"restore the file, or remove it to trust whatever is signed: %w", err)
+		config.Logger.Error("policies are native", "err", s.err)
+	}
+	s.past = past
+	start := config.Now()
+	clock := func() policies.Micros { return policies.Micros(config.Now().Sub(start) / time.Microsecond) }
+	build := new(sync.Mutex) // one module at a time in this process: calls keep most of the machine
+	for _, kind := range config.Kinds {
+		k := &kindSlot{kind: kind, history: past[kind.String()].clone(), want: Want{Kind: kind}, about: map[uint64]*about{}, offered: map[uint64]slot.Offer{}}
+		s.slots[kind] = k
+		every := config.Every
+		if !slot.PerRequest(kind) {
+			every = min(every, 1)
+		}
+		k.loader, err = loader.New(loader.Config{Kind: kind, Native: config.Native, Ring: config.Ring, Limits: config.Limits, Cache: config.Cache,
+			Watch: s.watch, Every: every, Instances: config.Instances, Clock: clock, Now: config.Now, Logger: config.Logger,
+			Admit:    func(st sign.Statement) error { return s.admit(k, st) },
+			Recorded: k.recorded})
+		if err != nil {
+			return nil, fmt.Errorf("slots: %w", err)
+		}
+		machine := config.Gates[kind]
+		machine.Kind, machine.Floor, machine.Resume = kind, slot.Generation(k.history.Mark.Generation), k.history.resume()
+		k.slot, err = swap.New(swap.Config[loader.Policy]{Machine: machine, Native: policy.NewLinked(config.Native, every, 0, clock),
+			Loader: keeper{s, k}, Tick: config.Tick, Build: build, Now: config.Now, Changed: s.changed, Logger: config.Logger})
+		if err != nil {
+			return nil, fmt.Errorf("slots: gates of %s: %w", kind, err)
+		}
+	}
+	return s, nil
 }
 
 // Run builds, tries and frees modules until the context is done; then the native
-// policies take over. It is called once.
+// policies take over. The error says which calls had not returned, or what
+// freeing a module said. It is called once.
 func (s *Set) Run(ctx context.Context) error {
-	<-ctx.Done()
+	watching, unwatch := context.WithCancel(context.WithoutCancel(ctx)) // until the last call is over
+	var watch, group sync.WaitGroup
+	watch.Go(func() { _ = s.watch.Run(watching) })
+	errs := make([]error, len(s.config.Kinds))
+	for i, kind := range s.config.Kinds {
+		group.Go(func() { errs[i] = s.slots[kind].slot.Run(ctx) })
+	}
+	for done := false; !done; {
+		select {
+		case <-ctx.Done():
+			done = true
+		case <-s.wake:
+			s.follow()
+		}
+	}
+	group.Wait()
+	s.mu.Lock()
+	s.remember() // what became active last
+	s.mu.Unlock()
+	unwatch()
+	watch.Wait()
+	return errors.Join(errs...)
+}
+
+// changed is called under a slot's lock.
+func (s *Set) changed() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// follow takes note of what became active, and goes on with wants that waited.
+func (s *Set) follow() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, kind := range s.config.Kinds {
+		if err := s.slots[kind].reconcile(); err != nil {
+			s.config.Logger.Warn("policy refused", "kind", kind.String(), "err", err)
+		}
+	}
+	s.remember()
+}
+
+// remember writes down what is active. The lock is held.
+func (s *Set) remember() {
+	for _, kind := range s.config.Kinds {
+		k := s.slots[kind]
+		if a := k.about[uint64(k.slot.Status().Route.Active)]; a != nil {
+			k.history.ran(a.mark)
+		}
+	}
+	if err := s.save(); err != nil {
+		s.config.Logger.Error("what policies ran is not written down", "err", err)
+	}
+}
+
+// save writes the history if it has changed. The lock is held.
+func (s *Set) save() error {
+	if s.config.File == "" || s.err != nil {
+		return nil
+	}
+	all := map[string]history{}
+	maps.Copy(all, s.past) // also of kinds that the host does not decide now
+	for _, kind := range s.config.Kinds {
+		if h := s.slots[kind].history; h.Mark != (sign.Mark{}) || len(h.RolledBack) > 0 {
+			all[kind.String()] = h
+		}
+	}
+	b, err := encodeHistory(all)
+	if err != nil || string(b) == s.written {
+		return err
+	}
+	if err := writeHistory(s.config.File, b); err != nil {
+		return err
+	}
+	s.written = string(b)
 	return nil
 }
 
 // Err says why no slot takes modules, with what to do about it, nil when they do:
 // File is there and cannot be read, say.
-func (s *Set) Err() error { return nil }
+func (s *Set) Err() error { return s.err }
 
-// Check says what is wrong with a want, without the modules' bytes: its form, the
-// signatures of its statements, their kinds, their ends, and whether they are
-// older than what this host has admitted. The error is deterministic: the same
-// want is refused again.
-func (s *Set) Check(w Want) error { return nil }
-
-// Missing returns the digests of the modules that a want needs and that have to
-// be fetched.
-func (s *Set) Missing(w Want) []sign.Digest { return nil }
-
-// Apply makes a want be: it offers what is new, changes goals, withdraws what is
-// no longer wanted, and takes back what was rolled back. It may be called again
-// with the same want, and refuses what Check refuses, changing nothing then.
-// Candidates whose bytes are missing wait for a want that has them.
-func (s *Set) Apply(w Want) error { return nil }
-
-// Status tells of the slots, in the order of their kinds.
-func (s *Set) Status() []Status {
-	all := make([]Status, 0, len(s.config.Kinds))
-	for _, k := range s.config.Kinds {
-		all = append(all, Status{Kind: k.String()})
+// admit is the loader's last question before a module is loaded: is its statement
+// one of the wanted?
+func (s *Set) admit(k *kindSlot, st sign.Statement) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !k.history.knows(sign.MarkOf(st)) {
+		return fmt.Errorf("%s: generation %d is not what was wanted", st.Name, st.Generation)
 	}
-	return all
+	return nil
+}
+
+// recorded returns what the loader tries modules on.
+func (k *kindSlot) recorded() (slot.Generation, []host.Record) {
+	l := k.slot.EnterScope("") // the active one, whatever is in canary
+	defer l.Leave()
+	return l.Generation, l.Policy.Records()
 }
 
 // Records returns the recorded calls of the policy that decides a kind, the
-// native one included.
-func (s *Set) Records(k abi.Kind) []host.Record { return nil }
+// native one included; nil for a kind that the host has no slot for.
+func (s *Set) Records(kind abi.Kind) []host.Record {
+	if kind >= abi.Kinds || s.slots[kind] == nil {
+		return nil
+	}
+	_, records := s.slots[kind].recorded()
+	return records
+}
 
-// Quoter answers as the slot of bid-quote does; where the host has no such slot,
-// as the native policy. So do the others.
-func (s *Set) Quoter() policies.Quoter { return s.config.Native.Quoter }
+// keeper is a slot's loader that keeps what a module counted when it is freed.
+type keeper struct {
+	set *Set
+	k   *kindSlot
+}
 
-// Selector answers as the slot of bid-select does.
-func (s *Set) Selector() policies.Selector { return s.config.Native.Selector }
+func (l keeper) Verify(ctx context.Context, c swap.Candidate) error {
+	return l.k.loader.Verify(ctx, c)
+}
 
-// Detector answers as the slot of outlier does.
-func (s *Set) Detector() policies.Detector { return s.config.Native.Detector }
-
-// Placer answers as the slot of place does.
-func (s *Set) Placer() policies.Placer { return s.config.Native.Placer }
-
-// Refiner answers as the slot of refine does for a scope.
-func (s *Set) Refiner(scope string) policies.Refiner { return s.config.Native.Refiner }
-
-// Partitioner answers as the slot of partition does for a scope.
-func (s *Set) Partitioner(scope string) policies.Partitioner { return s.config.Native.Partitioner }
-
-// Guard answers as the slot of guard does for a scope.
-func (s *Set) Guard(scope string) policy.Guard { return s.config.Native.Guard }
+func (l keeper) Compile(ctx context.Context, c swap.Candidate, fault func()) (swap.Module[loader.Policy], error) {
+	m, err := l.k.loader.Compile(ctx, c, fault)
+	if err != nil {
+		return m, err
+	}
+	free, p := m.Close, m.Policy.(*policy.Policy)
+	m.Close = func() error {
+		err := free()
+		stats := p.Stats()
+		l.set.mu.Lock()
+		defer l.set.mu.Unlock()
+		if a := l.k.about[uint64(c.Generation)]; a != nil {
+			a.stats = &stats
+		}
+		return err
+	}
+	return m, nil
+}

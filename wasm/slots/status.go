@@ -1,5 +1,7 @@
 package slots
 
+import "github.com/cascadeinfer/cascade/wasm/policy"
+
 // Status is one slot at one moment.
 type Status struct {
 	Kind string `json:"kind"`
@@ -50,4 +52,46 @@ type Figures struct {
 type Fuel struct {
 	Last int64 `json:"last"`
 	Max  int64 `json:"max"`
+}
+
+// Status tells of the slots, in the order of their kinds.
+func (s *Set) Status() []Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := make([]Status, 0, len(s.config.Kinds))
+	for _, kind := range s.config.Kinds {
+		st := s.slots[kind].status()
+		if s.err != nil {
+			st.Error = s.err.Error()
+		}
+		all = append(all, st)
+	}
+	return all
+}
+
+// status tells of one slot. The set's lock is held.
+func (k *kindSlot) status() Status {
+	now, loaded, begin := k.slot.Status(), k.slot.Loaded(), k.slot.Begin().UnixMicro()
+	st := Status{Kind: k.kind.String(), Active: uint64(now.Route.Active), Candidate: uint64(now.Route.Candidate),
+		Permille: now.Route.Permille, Scope: now.Route.Scope, Floor: uint64(now.Floor)}
+	for _, l := range now.Lives {
+		life := Life{Generation: uint64(l.Generation), State: l.State.String(), Goal: l.Goal.String(), Permille: l.Permille,
+			Since: begin + int64(l.Since), Reason: l.Reason, Figures: Figures(l.Figures)}
+		var stats *policy.Stats
+		if a := k.about[life.Generation]; a != nil {
+			life.Name, life.Version, life.SHA256, stats = a.name, a.version, a.digest.String(), a.stats
+		}
+		if p, ok := loaded[l.Generation].(*policy.Policy); ok {
+			present := p.Stats()
+			stats = &present
+		}
+		if stats != nil {
+			life.Calls, life.Fuel = stats.Calls, Fuel(stats.Fuel)
+			for _, n := range stats.Faults {
+				life.Faults += n
+			}
+		}
+		st.Lives = append(st.Lives, life)
+	}
+	return st
 }

@@ -1,0 +1,158 @@
+package loader
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/host"
+	"github.com/cascadeinfer/cascade/wasm/policy"
+	"github.com/cascadeinfer/cascade/wasm/slot"
+)
+
+// module is a module that Compile made.
+type module struct {
+	loader        *Loader
+	host          *host.Module
+	configuration []byte
+	policy        *policy.Policy
+	judge         judge
+
+	// What the policy's Run is stopped by, and how it ended.
+	stop  context.CancelFunc
+	group sync.WaitGroup
+	ended error
+
+	// For warm and replay, which are called in this order, never at once.
+	trial *host.Instance    // nobody's calls but theirs
+	seen  map[source]uint64 // the last recorded call that was replayed
+}
+
+// source is where the numbers of calls are ordered: one instance of one
+// generation.
+type source struct {
+	generation slot.Generation
+	instance   uint64
+}
+
+// run lets the policy replace instances until close.
+func (m *module) run() {
+	ctx, stop := context.WithCancel(context.Background())
+	m.stop = stop
+	m.group.Go(func() { m.ended = m.policy.Run(ctx) })
+}
+
+// close frees everything.
+func (m *module) close() error {
+	m.stop()
+	m.group.Wait()
+	err := m.ended
+	if m.trial != nil {
+		err = errors.Join(err, m.trial.Close())
+	}
+	return errors.Join(err, m.host.Close())
+}
+
+// instance makes an instance for trials.
+func (m *module) instance() (*host.Instance, error) {
+	i, err := m.host.Instantiate()
+	if err != nil {
+		return nil, err
+	}
+	if err := i.Configure(abi.Call{}, m.configuration); err != nil {
+		return nil, errors.Join(err, i.Close())
+	}
+	return i, nil
+}
+
+// warm has two instances answer the vectors of the kind. Every answer has to keep
+// the kind's rules, and both have to give the same ones for the same fuel, and to
+// end with the same memory: a module that cannot be replayed cannot be trusted
+// by what it showed.
+func (m *module) warm(ctx context.Context) error {
+	first, err := m.instance()
+	if err != nil {
+		return err
+	}
+	m.trial = first
+	second, err := m.instance()
+	if err != nil {
+		return err
+	}
+	defer second.Close()
+	for n, frame := range vectors(m.loader.config.Kind) {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		var a, b host.Record
+		if err := first.Replay(frame, &a); err != nil {
+			return fmt.Errorf("vector %d: %w", n, err)
+		}
+		if err := second.Replay(frame, &b); err != nil {
+			return fmt.Errorf("vector %d, once more: %w", n, err)
+		}
+		if !a.Equal(&b) {
+			return fmt.Errorf("vector %d: two instances decide differently: result %#x for %d ticks, and %#x for %d", n, a.Result, a.Fuel, b.Result, b.Fuel)
+		}
+	}
+	if first.Hash() != second.Hash() {
+		return errors.New("two instances that had the same calls differ in their memory")
+	}
+	return nil
+}
+
+// replay has the module answer what was recorded since the last time, and
+// compares.
+func (m *module) replay(ctx context.Context) (slot.Figures, error) {
+	var f slot.Figures
+	if m.trial == nil {
+		i, err := m.instance()
+		if err != nil {
+			return f, err
+		}
+		m.trial = i
+	}
+	generation, records := m.loader.config.Recorded()
+	for i := range records {
+		if ctx.Err() != nil {
+			return f, nil // the rest next time, if there is one
+		}
+		r := &records[i]
+		if len(r.Frame) < abi.HeaderSize || !m.isNew(generation, r) {
+			continue
+		}
+		var got host.Record
+		switch err := m.trial.Replay(r.Frame, &got); {
+		case host.CauseOf(err) == host.TooLarge:
+			continue // nor would it be asked: the native policy answers those
+		case err != nil:
+			return f, err
+		}
+		f.Calls++
+		if r.Cause != 0 {
+			continue // nobody knows what it would have been
+		}
+		differ, worse := m.judge.compare(r, &got)
+		if differ {
+			f.Differ++
+		}
+		if worse {
+			f.Worse++
+		}
+	}
+	return f, nil
+}
+
+// isNew reports whether a recorded call was not replayed before, and notes it.
+func (m *module) isNew(g slot.Generation, r *host.Record) bool {
+	call := binary.LittleEndian.Uint64(r.Frame[64:])
+	from := source{g, call >> 48}
+	if call <= m.seen[from] {
+		return false
+	}
+	m.seen[from] = call
+	return true
+}

@@ -1,0 +1,102 @@
+package loader
+
+import (
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+)
+
+// vectors are the frames that a module of a kind has to answer before it is asked
+// for anything: usual words and those at the ends of their ranges, each of which a
+// host may send. Answers are not prescribed: a new policy decides differently.
+func vectors(k abi.Kind) [][]byte {
+	var all vectorList
+	switch k {
+	case abi.Partition:
+		for _, w := range workloads() {
+			add(&all, abi.PutPartition, w)
+		}
+	case abi.Refine:
+		cost := usualCost
+		add(&all, abi.PutRefine, policies.Border{Boundary: 2048, High: policies.Unbounded, Peers: 1, Successors: 1, Cost: cost})
+		add(&all, abi.PutRefine, policies.Border{Boundary: 2048, High: policies.Unbounded, Peers: 4, Successors: 2, Cost: cost,
+			Local: []policies.Sequence{{Input: 100, Length: 150}, {Input: 1000, Length: 2000}}, Next: []policies.Sequence{{Input: 4000, Length: 4100}}})
+		add(&all, abi.PutRefine, policies.Border{Boundary: 5000, Low: 4999, High: 5001, Peers: 2, Successors: 2, Cost: cost,
+			Local: sequences(64, 4000), Next: sequences(64, 90_000)})
+	case abi.Quote:
+		for _, pos := range []policies.Position{{}, {Draining: true}, {Capacity: 400_000, Held: 120_000, Promised: 3000, Incoming: 5000, Throughput: 2_000_000},
+			{Capacity: 400_000, Held: 400_000}, {Capacity: 1 << 40, Incoming: 1 << 39, Throughput: 1}} {
+			add(&all, abi.PutQuote, abi.Ask{Position: pos, Handover: policies.Handover{Request: "front-1/77", Length: 4097, Cause: policies.Growth}})
+		}
+	case abi.Select:
+		for _, n := range []int{0, 1, 3, 16, 32} {
+			bids := make([]policies.Bid, n)
+			for i := range bids { // with ties
+				bids[i] = policies.Bid{From: policies.ReplicaID("replica-" + string(rune('a'+i))), Load: policies.Tokens(i * 7919 % 5 * 1000), Start: policies.Micros(i % 3 * 500)}
+			}
+			add(&all, abi.PutSelect, bids)
+		}
+	case abi.Outlier:
+		for _, loads := range [][2]policies.Tokens{{}, {150_000, 100_000}, {1 << 40, 1}, {1, 1 << 40}} {
+			add(&all, func(b []byte, c abi.Call, l [2]policies.Tokens) (int, error) { return abi.PutOutlier(b, c, l[0], l[1]) }, loads)
+		}
+	case abi.Place:
+		own := policies.Site{ID: "r0", High: 2048, Waiting: 9000, Load: 50_000}
+		peers := []policies.Site{{ID: "r1", Low: 2048, High: policies.Unbounded, Waiting: 100, Load: 80_000, Prefix: 1024},
+			{ID: "replica-2", Low: 2048, High: policies.Unbounded, Load: 10_000}, {ID: "r3", High: 2048, Draining: true}}
+		request := policies.Request{ID: "front-1/77", Model: "m", Input: 3000, Cached: 1024, MaxOutput: 512}
+		add(&all, abi.PutPlace, policies.Arrival{Own: own})
+		add(&all, abi.PutPlace, policies.Arrival{Request: request, Own: own, Peers: peers})
+		add(&all, abi.PutPlace, policies.Arrival{Request: request, Hops: 1, Own: own, Peers: peers})
+		own.Draining = true
+		add(&all, abi.PutPlace, policies.Arrival{Request: request, Own: own, Peers: peers})
+	case abi.Guard:
+		now := policies.OneStage("m", []policies.ReplicaID{"r0", "r1", "r2"})
+		next := policies.Plan{Model: "m", Epoch: 8, Stages: []policies.Stage{
+			{High: 4096, Replicas: []policies.ReplicaID{"r0", "r2"}}, {Low: 4096, High: policies.Unbounded, Replicas: []policies.ReplicaID{"r1"}}}}
+		add(&all, abi.PutGuard, abi.Change{Next: now})
+		add(&all, abi.PutGuard, abi.Change{Now: now, Next: next})
+	}
+	return all
+}
+
+type vectorList [][]byte
+
+// add encodes words that are known to fit.
+func add[W any](all *vectorList, put func([]byte, abi.Call, W) (int, error), words W) {
+	c := abi.Call{ID: uint64(len(*all) + 1), Now: policies.Second * policies.Micros(len(*all)), Seed: uint64(len(*all)) * 0x9e3779b97f4a7c15}
+	n, _ := put(nil, c, words)
+	frame := make([]byte, n)
+	if _, err := put(frame, c, words); err != nil {
+		panic("internal error: a vector does not fit: " + err.Error())
+	}
+	*all = append(*all, frame)
+}
+
+var usualCost = policies.Cost{D0: 0.008, D1: 0.00011, D2: 2e-5, D3: 1e-10, D4: 3e-8, Kappa: 0.5}
+
+func sequences(n int, length policies.Tokens) []policies.Sequence {
+	all := make([]policies.Sequence, n)
+	for i := range all {
+		all[i] = policies.Sequence{Input: length / 2, Length: length + policies.Tokens(i*31)}
+	}
+	return all
+}
+
+// workloads are a usual one, one without work, and one that nobody can carry.
+func workloads() []policies.Workload {
+	f := policies.NewFlow([]policies.Tokens{0, 1024, 16_384})
+	for i := range f.Edges {
+		x := float64(i + 1)
+		f.Arrivals[i], f.Tokens[i], f.Reads[i], f.Prefill[i], f.Prefill2[i], f.Weight[i], f.Crossings[i] = 10/x, 900/x, 1e6*x, 5000/x, 2.5e7, 0.25/x, x-1
+	}
+	f.Seen = 123_456
+	usual := policies.Workload{
+		Flow: f, Snapshot: []policies.Batch{{N: 10, SumI: 3000, SumI2: 1e6, SumL: 5000}, {N: 4, SumI: 9000, SumI2: 2.2e7, SumL: 11_000}, {}},
+		Cost: usualCost, Capacity: policies.Capacity{KV: 400_000, Batch: 256, TransferRate: 12.5}, Replicas: 8,
+		Transfer: policies.Transfer{Base: 0.01, PerToken: 1e-6}, Limits: policies.Limits{Stages: 4, Utilisation: 0.9},
+	}
+	idle, tight := usual, usual
+	idle.Flow, idle.Snapshot, idle.Replicas = policies.NewFlow([]policies.Tokens{0, 1024}), nil, 1
+	tight.Limits.Iteration = 1e-9
+	return []policies.Workload{usual, idle, tight}
+}
