@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -19,6 +20,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/protobuf/types/known/anypb"
 )
 
 // Defaults of Config.
@@ -64,6 +66,15 @@ type Config struct {
 	Cluster string
 	// Locality is where the node runs; optional.
 	Locality Locality
+	// Slots are the names of extension configs to subscribe to although no listener
+	// has a place for them: policy slots, for a host that runs policies. Nothing
+	// waits for them. At most MaxSlots.
+	Slots []string
+	// CheckSlot says why a config of one of Slots cannot be taken, from its content
+	// alone: the server is told so by a NACK with that text, and the config before
+	// stays. It is called on the client's goroutine and must not wait: what is still
+	// to be fetched is no reason. nil takes all.
+	CheckSlot func(name string, typed *anypb.Any) error
 	// Watcher is told of every snapshot; optional.
 	Watcher Watcher
 	// BackoffMin and BackoffMax bound the jittered exponential pause between
@@ -94,6 +105,8 @@ func (c *Config) validate() error {
 		return errors.New("xds client: Target is empty; give the address of the control plane")
 	case c.NodeID == "":
 		return errors.New("xds client: NodeID is empty; give this proxy a name")
+	case len(c.Slots) > MaxSlots || slices.Contains(c.Slots, ""):
+		return fmt.Errorf("xds client: Slots: want at most %d names", MaxSlots)
 	case c.BackoffMin < 0 || c.BackoffMax < 0 || c.Keepalive < 0:
 		return errors.New("xds client: BackoffMin, BackoffMax and Keepalive must not be negative")
 	}
@@ -162,6 +175,7 @@ func (c *Client) Run(ctx context.Context) error {
 		UserAgentName:        "cascade",
 		UserAgentVersionType: &corev3.Node_UserAgentVersion{UserAgentVersion: "1"},
 	})
+	m.claim(c.cfg.Slots, c.cfg.CheckSlot)
 	c.publish(m)
 	said := make([]string, len(servers)) // of this outage: an hour of it is worth one line
 	for attempt := 0; ; attempt++ {

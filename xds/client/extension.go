@@ -54,6 +54,26 @@ func decodeExtension(name string, a *anypb.Any) (any, error) {
 	return decodeFilterConfig("extension.typed_config", name, c.GetTypedConfig())
 }
 
+// decodeSlotted reads the TypedExtensionConfig of a name that is claimed.
+func (m *machine) decodeSlotted(name string, a *anypb.Any) (any, error) {
+	c, err := open("extension", a, &corev3.TypedExtensionConfig{})
+	if err != nil {
+		return nil, err
+	}
+	if c.GetName() != name {
+		return nil, fmt.Errorf("extension.name: is %q, not the resource's", c.GetName())
+	}
+	if c.GetTypedConfig() == nil {
+		return nil, errors.New("extension.typed_config: must not be empty")
+	}
+	if m.check != nil {
+		if err := m.check(name, c.GetTypedConfig()); err != nil {
+			return nil, err
+		}
+	}
+	return &Slotted{Name: name, Config: c.GetTypedConfig()}, nil
+}
+
 // decodeFilterConfig reads the config of an HTTP filter in a slot.
 func decodeFilterConfig(at, name string, a *anypb.Any) (*Extension, error) {
 	e := &Extension{Name: name, Type: a.GetTypeUrl()}

@@ -69,5 +69,7 @@ func stamp(value any, version string) {
 		v.Version = version
 	case *Extension:
 		v.Version = version
+	case *Slotted:
+		v.Version = version
 	}
 }

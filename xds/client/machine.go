@@ -24,10 +24,14 @@ import (
 //  1. held has only resources that were decoded without error,
 //  2. active has only clusters and listeners that are, or were when they became
 //     active, complete: an edited one stays as it was until the edit is complete,
-//  3. wanted by name is exactly what held and active refer to.
+//  3. wanted by name is exactly what held and active refer to, and what is claimed.
 type machine struct {
 	node *corev3.Node
-	subs [kinds]*subscription
+	// claimed are the extensions that are wanted whatever listeners say; check
+	// says why one cannot be taken.
+	claimed map[string]bool
+	check   func(name string, typed *anypb.Any) error
+	subs    [kinds]*subscription
 
 	activeClusters  map[string]*Cluster
 	activeListeners map[string]*Listener
@@ -61,6 +65,16 @@ func newMachine(node *corev3.Node) *machine {
 		m.subs[k] = &subscription{kind: k, held: map[string]resource{}, wanted: map[string]bool{}, missing: map[string]time.Time{}, given: map[string]bool{}}
 	}
 	return m
+}
+
+// claim subscribes to extension configs for as long as the machine lives. It
+// comes before connect.
+func (m *machine) claim(names []string, check func(string, *anypb.Any) error) {
+	m.claimed, m.check = make(map[string]bool, len(names)), check
+	for _, name := range names {
+		m.claimed[name] = true
+		m.subs[extensions].wanted[name] = true
+	}
 }
 
 // connect begins a new stream. It tells the server what the client holds, so
@@ -142,7 +156,11 @@ func (m *machine) accept(s *subscription, name, version string, a *anypb.Any) er
 	if a.GetTypeUrl() != s.kind.spec().url {
 		return fmt.Errorf("holds a %q", a.GetTypeUrl())
 	}
-	value, err := s.kind.spec().decode(name, a)
+	decode := s.kind.spec().decode
+	if s.kind == extensions && m.claimed[name] {
+		decode = m.decodeSlotted
+	}
+	value, err := decode(name, a)
 	if err != nil {
 		return err
 	}
@@ -357,6 +375,11 @@ func (m *machine) references(k kind) map[string]time.Duration {
 			}
 		}
 	}
+	if k == extensions {
+		for name := range m.claimed {
+			names[name] = 0 // nothing waits for it
+		}
+	}
 	return names
 }
 
@@ -407,14 +430,17 @@ func (m *machine) snapshot() *Snapshot {
 		Routes:      values[*RouteTable](m.subs[routes]),
 		Assignments: values[*Assignment](m.subs[assignments]),
 		Extensions:  values[*Extension](m.subs[extensions]),
+		Slots:       values[*Slotted](m.subs[extensions]),
 	}
 }
 
-// values copies the decoded resources of one kind.
+// values copies the decoded resources of one kind that are of a type.
 func values[T any](s *subscription) map[string]T {
 	out := make(map[string]T, len(s.held))
 	for name, r := range s.held {
-		out[name] = r.value.(T)
+		if v, ok := r.value.(T); ok {
+			out[name] = v
+		}
 	}
 	return out
 }

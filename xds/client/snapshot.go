@@ -1,6 +1,10 @@
 package client
 
-import "time"
+import (
+	"time"
+
+	"google.golang.org/protobuf/types/known/anypb"
+)
 
 // Snapshot is everything a data plane needs at one moment. It and all it
 // points to are immutable; two snapshots share what did not change, so a
@@ -13,6 +17,8 @@ type Snapshot struct {
 	// waiting has none here and counts as empty.
 	Assignments map[string]*Assignment
 	Extensions  map[string]*Extension // what fills the Slots of listeners, by name
+	// Slots are those of Config.Slots that the server has, by name.
+	Slots map[string]*Slotted
 }
 
 // Assignment returns the endpoints of a cluster, nil when it has none.
@@ -23,11 +29,20 @@ func (s *Snapshot) Assignment(c *Cluster) *Assignment {
 	return s.Assignments[c.Service]
 }
 
+// Slotted is the config of one of Config.Slots.
+type Slotted struct {
+	Name    string
+	Version string
+	Config  *anypb.Any // passed CheckSlot
+}
+
 // Limits of what the client takes from a server.
 const (
 	// MaxMessage is the largest response, in bytes. A CLA of 10,000 endpoints
 	// with metadata is about 3 MiB.
 	MaxMessage = 64 << 20
+	// MaxSlots is how many names Config.Slots may have.
+	MaxSlots = 64
 	// DefaultFetchTimeout is how long a resource may be missing before what
 	// needs it goes on without: Envoy's initial_fetch_timeout.
 	DefaultFetchTimeout = 15 * time.Second
