@@ -8,6 +8,7 @@ const (
 	ExportMemory = "memory"
 	ExportArena  = "cs_arena_v1"
 	ExportInit   = "_initialize"
+	ExportRest   = "cs_rest_v1"
 	ImportModule = "cascade_v1"
 	ImportLog    = "log"
 	ImportFail   = "fail"

@@ -11,6 +11,7 @@
 //
 //	cs_arena_v1(min i32) -> i64             required, and the sign of this ABI
 //	cs_configure_v1(len i32) -> i64         optional
+//	cs_rest_v1(reserved i32) -> i64         optional
 //	cs_partition_v1(len i32) -> i64         one or more of these
 //	cs_refine_v1, cs_bid_quote_v1, cs_bid_select_v1,
 //	cs_outlier_v1, cs_place_v1, cs_guard_v1  (same type)
@@ -33,6 +34,11 @@
 // not fit. It writes a frame at the beginning, calls the kind's function with the
 // frame's length, and reads the output there; since a guest's memory may move
 // whenever it runs, the host looks the memory up anew for each.
+//
+// cs_rest_v1 is for what a guest puts off while it decides, such as collecting
+// garbage: the host calls it between calls when it has the time, with fuel of its
+// own, or never. The argument is 0, the result ignored, and no decision may depend
+// on it.
 //
 // The result is status<<32 | value:
 //
@@ -97,4 +103,5 @@
 // # History
 //
 //	2026-11-21  1.0  first version
+//	2026-11-21  1.1  cs_rest_v1
 package abi

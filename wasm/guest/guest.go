@@ -28,7 +28,9 @@
 // the host runs any instance for any call, and replays calls. A policy reads no
 // clock, has no files and no network; packages fmt, os, encoding/json and all that
 // link them make a module that the host refuses. It may allocate, but per-request
-// kinds should not: a collection may cost more than the call's fuel.
+// kinds should not: a collection costs more fuel than such a call has. The host
+// has garbage collected between calls where it can, so that this is rare, but a
+// call's fuel then depends on the calls before it, and "cascade policy test" says so.
 // Strings and slices among the arguments are good until the method returns. A
 // panic ends the call, with its text and stack in the host's hands, and the
 // instance with it; an error is returned where the method has one.

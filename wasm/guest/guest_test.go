@@ -193,7 +193,7 @@ func TestUnregistered(t *testing.T) {
 func TestModule(t *testing.T) {
 	var said bytes.Buffer
 	m := guesttest.Load(t, guesttest.Build(t, filepath.Join("testdata", "guest")), host.Config{Logger: slog.New(slog.NewTextHandler(&said, nil))})
-	if kinds := m.Kinds(); !reflect.DeepEqual(kinds, []abi.Kind{abi.Select, abi.Outlier, abi.Guard}) {
+	if kinds := m.Kinds(); !reflect.DeepEqual(kinds, []abi.Kind{abi.Quote, abi.Select, abi.Outlier, abi.Guard}) {
 		t.Errorf("it decides %v; a module exports what it imports packages for", kinds)
 	}
 

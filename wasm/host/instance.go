@@ -29,7 +29,7 @@ type Instance struct {
 	fuel, budget, kill api.MutableGlobal
 	depth              api.MutableGlobal // bytes of stack left, never written
 	fns                [abi.Kinds]api.Function
-	arenaFn            api.Function
+	arenaFn, restFn    api.Function
 	limits             [abi.Kinds + 1]armed
 	at, size           uint32 // of the arena
 	room               int    // of the largest frame that was refused for its size, 0: none
@@ -130,6 +130,7 @@ func (i *Instance) bind() {
 		i.fns[k] = i.mod.ExportedFunction(k.Export())
 	}
 	i.arenaFn = i.mod.ExportedFunction(abi.ExportArena)
+	i.restFn = i.mod.ExportedFunction(abi.ExportRest)
 }
 
 // start initialises the module and asks for its arena.
@@ -158,6 +159,23 @@ func (i *Instance) askArena(k abi.Kind, n int) error {
 	}
 	i.at, i.size = at, size
 	return nil
+}
+
+// Rest has the module do what it put off, if it has such a thing (Module.Rests): a
+// guest in Go collects its garbage, which in the middle of a call for a bid takes
+// more fuel than that has, so that the instance dies. It takes as long as Start
+// allows, usually a tenth of a millisecond; who owns the instance calls it between
+// calls that nobody waits for, every thousand or so. It counts as a call where
+// instances are compared. The error is a *Fault, after which the instance is dead.
+func (i *Instance) Rest() error {
+	if i.dead != nil {
+		return i.dead
+	}
+	if i.restFn == nil {
+		return nil
+	}
+	_, err := i.invoke(starting, i.restFn, 0)
+	return err
 }
 
 // arena is looked up for each use: the memory moves when it grows. A dead

@@ -23,6 +23,7 @@ type Module struct {
 	sum      [sha256.Size]byte
 	kinds    []abi.Kind
 	decides  [abi.Kinds]bool
+	rests    bool // exports ExportRest
 	report   meter.Report
 	cache    wazero.CompilationCache
 	runtime  wazero.Runtime
@@ -158,6 +159,11 @@ func (m *Module) check() error {
 			return err
 		}
 	}
+	if _, m.rests = functions[abi.ExportRest]; m.rests {
+		if err := call(abi.ExportRest); err != nil {
+			return err
+		}
+	}
 	if f, ok := functions[abi.ExportInit]; ok && len(f.ParamTypes())+len(f.ResultTypes()) > 0 {
 		return fmt.Errorf("host: the module's %s must take and return nothing", abi.ExportInit)
 	}
@@ -179,6 +185,9 @@ func (m *Module) Kinds() []abi.Kind { return slices.Clone(m.kinds) }
 
 // Decides reports whether instances can be called for a kind.
 func (m *Module) Decides(k abi.Kind) bool { return k < abi.Kinds && m.decides[k] }
+
+// Rests reports whether Instance.Rest does anything.
+func (m *Module) Rests() bool { return m.rests }
 
 // SHA256 is of the module as its author built it.
 func (m *Module) SHA256() [sha256.Size]byte { return m.sum }

@@ -1,6 +1,7 @@
 package call
 
 import (
+	"runtime"
 	"unsafe"
 
 	"github.com/cascadeinfer/cascade/wasm/abi"
@@ -22,6 +23,28 @@ func export(least uint32) uint64 {
 	}
 	at := unsafe.SliceData(arena)
 	return abi.Region(uint32(uintptr(unsafe.Pointer(at))), uint32(8*len(arena)))
+}
+
+// worth is how much a guest must have allocated for a collection to be worth its
+// time: an eighth of what Go waits for.
+const worth = 512 << 10
+
+// allocated is what had been allocated at the last collection, in bytes.
+var (
+	allocated uint64
+	stats     runtime.MemStats
+)
+
+// rest collects garbage, so that it is not collected in the middle of a call that
+// has no fuel for it.
+//
+//go:wasmexport cs_rest_v1
+func rest(uint32) uint64 {
+	if runtime.ReadMemStats(&stats); stats.TotalAlloc-allocated >= worth {
+		runtime.GC()
+		allocated = stats.TotalAlloc
+	}
+	return 0
 }
 
 //go:wasmimport cascade_v1 log
