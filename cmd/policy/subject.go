@@ -58,6 +58,10 @@ func (s *Subject) instance() (*host.Instance, error) {
 		return nil, fmt.Errorf("%s: a new instance: %w", s.Path, err)
 	}
 	if err := i.Configure(abi.Call{}, s.Configuration); err != nil {
+		var f *host.Fault
+		if errors.As(err, &f) && f.Text != "" {
+			err = fmt.Errorf("%w: it says %.256q", err, f.Text)
+		}
 		return nil, errors.Join(fmt.Errorf("%s: %w", s.Path, err), i.Close())
 	}
 	return i, nil
