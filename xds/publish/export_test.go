@@ -25,3 +25,6 @@ func (p *Publisher) Misrender(change func(resources.View, resources.Set) resourc
 	p.rollout, err = rollout.New(cfg)
 	return err
 }
+
+// TakeRefused returns what nodes have refused since it was last called.
+func (l *Ledger) TakeRefused() []rollout.Refuse { return l.takeRefused() }

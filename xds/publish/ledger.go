@@ -71,6 +71,7 @@ type node struct {
 	nacks       uint64
 	lastError   string
 	errorAt     time.Time
+	slots       map[string]SlotReply // by kind; nil: it has answered about none
 }
 
 // NewLedger returns an empty ledger. A nil logger discards.
@@ -302,7 +303,7 @@ func (l *Ledger) requestLocked(key streamKey, n *corev3.Node) (*stream, error) {
 func (l *Ledger) refusedLocked(s *stream, typ string, sub *subscription, text string, r sent) {
 	s.node.nacks++
 	s.node.lastError, s.node.errorAt = reason(text), time.Now()
-	if rs := r.versions(); len(rs) > 0 && !s.node.observes() {
+	if rs := staged(r.versions()); len(rs) > 0 && !s.node.observes() {
 		names := make([]string, len(rs))
 		for i, v := range rs {
 			names[i] = v.Name
@@ -352,6 +353,9 @@ type reply interface {
 
 // replyLocked books an ACK or a NACK, and wakes who waits for one.
 func (l *Ledger) replyLocked(s *stream, sub *subscription, r reply) {
+	if r.GetTypeUrl() == resources.ExtensionType {
+		s.node.slotsLocked(sub, r)
+	}
 	if e := r.GetErrorDetail(); e != nil {
 		was, _ := sub.answered(r.GetResponseNonce())
 		for _, name := range was.removed {

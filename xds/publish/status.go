@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -47,7 +48,8 @@ type Node struct {
 	Observer    bool           // it routes nothing, and is never waited for
 	Types       map[string]NodeType
 	NACKs       uint64
-	LastError   string // of its last NACK, shortened
+	Slots       map[string]SlotReply // what it answered about policy slots, by kind
+	LastError   string               // of its last NACK, shortened
 	LastErrorAt time.Time
 }
 
@@ -109,7 +111,7 @@ func (n *node) status(g groupView, tables []*rollout.Table, routes []versions) N
 	out := Node{
 		ID: n.id, Cluster: n.cluster, Group: n.group, Connected: len(n.streams) > 0, Since: n.since,
 		Fenced: fenced, Observer: n.observes(), NACKs: n.nacks, LastError: n.lastError, LastErrorAt: n.errorAt,
-		Current: len(n.streams) > 0 && !n.behind(g.everything), Types: make(map[string]NodeType),
+		Slots: maps.Clone(n.slots), Current: len(n.streams) > 0 && !n.behind(g.everything), Types: make(map[string]NodeType),
 	}
 	routed := false
 	for _, stream := range n.streams {

@@ -1,0 +1,58 @@
+package resources
+
+import (
+	"fmt"
+	"maps"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+
+	"github.com/cascadeinfer/cascade/xds/policy"
+)
+
+// Slot renders what a policy slot of every host should run: an extension config
+// that only those get who ask for it. Slots belong to no view and no plan: a
+// proxy has nothing of them, so nothing about them is staged, and no roll-out
+// waits for them; see Set.Plus. Nothing is returned that hosts could not read.
+func Slot(w policy.Want) (*Resource, error) {
+	m, err := w.Message()
+	if err != nil {
+		return nil, fmt.Errorf("slot %s: %w", w.Kind, err)
+	}
+	name := policy.ResourceName(w.Kind)
+	c := &corev3.TypedExtensionConfig{Name: name, TypedConfig: wrap(m)}
+	if err := c.ValidateAll(); err != nil {
+		return nil, fmt.Errorf("slot %s: %w", w.Kind, err)
+	}
+	if _, err := policy.DecodeResource(name, c.TypedConfig); err != nil {
+		return nil, fmt.Errorf("slot %s: %w", w.Kind, err)
+	}
+	r, err := Encode(ExtensionType, name, c)
+	if err != nil {
+		return nil, err
+	}
+	r.Unlisted = true
+	return r, nil
+}
+
+// Plus returns the set with more resources, each in the place of the one of its
+// type and name.
+func (s Set) Plus(rs ...*Resource) Set {
+	if len(rs) == 0 {
+		return s
+	}
+	out := Set{types: maps.Clone(s.types)}
+	if out.types == nil {
+		out.types = make(map[string]map[string]*Resource)
+	}
+	own := make(map[string]bool)
+	for _, r := range rs {
+		if !own[r.Type] {
+			own[r.Type] = true
+			if out.types[r.Type] = maps.Clone(out.types[r.Type]); out.types[r.Type] == nil {
+				out.types[r.Type] = make(map[string]*Resource)
+			}
+		}
+		out.types[r.Type][r.Name] = r
+	}
+	return out
+}

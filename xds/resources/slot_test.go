@@ -1,0 +1,40 @@
+package resources
+
+import (
+	"testing"
+
+	"github.com/cascadeinfer/cascade/xds/policy"
+)
+
+// TestSlot: equal slots are equal bytes, only those get them who ask, and a slot
+// that hosts could not read is not rendered.
+func TestSlot(t *testing.T) {
+	s := policy.Slot{Kind: "place"}
+	s, err := s.Push(policy.Trial{Module: policy.Module{Generation: 1, Name: "m", Size: 4, Signature: []byte("signed")}, Goal: policy.Proven})
+	if err != nil {
+		t.Fatal(err)
+	}
+	code := func(policy.Digest) []byte { return []byte("code") }
+	a, err := Slot(s.Want(code))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := Slot(s.Want(code))
+	if err != nil || a.Version != b.Version || !a.Unlisted || a.Name != "cascade.policy.place.v1" || a.Type != ExtensionType {
+		t.Fatalf("%+v, %+v, %v", a, b, err)
+	}
+	if _, err := Slot(policy.Want{Kind: "nonsense"}); err == nil {
+		t.Error("a slot of no kind is rendered")
+	}
+	set, err := NewSet(&Resource{Type: ExtensionType, Name: "x", Version: "1"}, &Resource{Type: RouteType, Name: "r", Version: "1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	more := set.Plus(a)
+	if set.Len(ExtensionType) != 1 || more.Len(ExtensionType) != 2 || more.Len(RouteType) != 1 || more.Get(ExtensionType, a.Name) != a {
+		t.Error("Plus adds elsewhere, or changes the set")
+	}
+	if got := (Set{}).Plus(a); got.Len(ExtensionType) != 1 {
+		t.Error("nothing is added to an empty set")
+	}
+}
