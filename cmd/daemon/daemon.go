@@ -147,7 +147,14 @@ func (d *Daemon) newMoving() error {
 	for _, conn := range d.cfg.OtherControl {
 		others = append(others, client.Server{Conn: conn})
 	}
-	d.plans, err = client.New(client.Config{Conn: d.cfg.Control, Others: others, NodeID: identity.MigratorNode(r.ID), Cluster: resources.ObserverCluster, Watcher: watcher{d}, Logger: log})
+	cc := client.Config{Conn: d.cfg.Control, Others: others, NodeID: identity.MigratorNode(r.ID), Cluster: resources.ObserverCluster, Logger: log}
+	w := watcher{d: d}
+	if d.host != nil && d.cfg.Host == nil {
+		w.slots = d.host.Follower()
+		cc.Slots, cc.CheckSlot = modules.Resources(modules.MarketKinds), d.host.CheckResource
+	}
+	cc.Watcher = w
+	d.plans, err = client.New(cc)
 	return err
 }
 

@@ -3,6 +3,7 @@ package daemon
 import (
 	"sync"
 
+	"github.com/cascadeinfer/cascade/cmd/modules"
 	"github.com/cascadeinfer/cascade/migrator/market"
 	"github.com/cascadeinfer/cascade/migrator/uplink"
 	"github.com/cascadeinfer/cascade/policies"
@@ -45,12 +46,18 @@ func (o *outlook) owner(address string) policies.ReplicaID {
 }
 
 // watcher takes what comes by xDS.
-type watcher struct{ d *Daemon }
+type watcher struct {
+	d     *Daemon
+	slots *modules.Follower // nil where the daemon follows none
+}
 
 // Update implements client.Watcher. What cannot be read leaves the last plan
 // in force.
 func (w watcher) Update(s *client.Snapshot) {
 	d := w.d
+	if w.slots != nil {
+		w.slots.Update(s)
+	}
 	plans, err := client.Plans(s)
 	if err != nil {
 		return // a rollout on its way: the next snapshot completes it

@@ -10,6 +10,7 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/gate"
 	"github.com/cascadeinfer/cascade/wasm/policy"
 	"github.com/cascadeinfer/cascade/wasm/slots"
+	"github.com/cascadeinfer/cascade/xds/client"
 )
 
 // ControlKinds are what a control plane decides, MarketKinds what a migrator does.
@@ -68,5 +69,28 @@ func (h *Host) Serve(m *market.Config, scope string) {
 	if m.Refiner != nil {
 		log := h.log.With("scope", scope)
 		m.Refiner = gate.Refiner{Proposer: h.Set.Refiner(scope), Kept: func(err error) { log.Info("a proposed boundary is not taken", "error", err) }}
+	}
+}
+
+// Follower takes the slots of a host out of the snapshots of an xDS client.
+type Follower struct {
+	host  *Host
+	taken map[string]string // versions, by resource
+}
+
+// Follower returns one, whose Update is called by one goroutine at a time.
+func (h *Host) Follower() *Follower { return &Follower{h, make(map[string]string)} }
+
+// Update takes what is new. A slot that the control plane has no word on stays as
+// it is.
+func (f *Follower) Update(s *client.Snapshot) {
+	for name, slot := range s.Slots {
+		if f.taken[name] == slot.Version {
+			continue
+		}
+		f.taken[name] = slot.Version
+		if err := f.host.TakeResource(name, slot.Config); err != nil {
+			f.host.log.Error("a slot passed its check and cannot be read", "slot", name, "error", err)
+		}
 	}
 }
