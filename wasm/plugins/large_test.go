@@ -4,31 +4,40 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/guest/guesttest"
 	"github.com/cascadeinfer/cascade/wasm/host"
 )
 
-// TestLargeFrames makes calls with frames near the kind's limit, again and again:
-// neither memory nor fuel runs out. (Ten were enough to run out of memory when
-// garbage was collected only as Go does by itself.)
-func TestLargeFrames(t *testing.T) {
-	const calls, requests = 30, 8000
-	b := policies.Border{Boundary: 5000, High: policies.Unbounded, Peers: 2, Successors: 3, Cost: policytest.H20()}
-	for i := range policies.Tokens(requests) {
-		b.Local = append(b.Local, policies.Sequence{Input: i * 7 % 50, Length: i * 7919 % 5000})
-		b.Next = append(b.Next, policies.Sequence{Input: i * 7 % 50, Length: 5000 + i*7919%9000})
-	}
-	m := guesttest.Load(t, guesttest.Build(t, "refine-weighted"), host.Config{})
-	g := guesttest.Start(t, m)
-	most := int64(0)
-	for i := range calls {
-		if _, err := g.Refine(abi.Call{}, b); err != nil {
-			t.Fatalf("call %d: %v", i, err)
+// TestLargestQuestions makes calls with as many requests as a migrator ever sends,
+// which lets 16,384 stand for the next stage however many that has, beside its own;
+// again and again: neither memory nor fuel comes near its limit. (Ten calls were
+// enough to run out of memory when garbage was collected only as Go does by itself.)
+func TestLargestQuestions(t *testing.T) {
+	const calls, next, own = 15, 1 << 14, 1 << 12
+	b := border(2 * next)
+	b.Local = b.Local[:own]
+	for _, name := range []string{"refine-weighted", "refine-paper"} {
+		m := guesttest.Load(t, guesttest.Build(t, name), host.Config{})
+		g := guesttest.Start(t, m)
+		most := int64(0)
+		for i := range calls {
+			if _, err := g.Refine(abi.Call{}, b); err != nil {
+				t.Fatalf("%s, call %d: %v", name, i, err)
+			}
+			most = max(most, g.Fuel())
 		}
-		most = max(most, g.Fuel())
+		now, first := g.Memory()
+		l := m.Limit(abi.Refine)
+		t.Logf("%s: %d requests take at most %d of %d ticks, memory %d of at first %d bytes", name, next+own, most, l.Fuel, now, first)
+		if most > l.Fuel/3 || now > l.Pages<<16*3/4 {
+			t.Errorf("%s: %d of %d ticks, %d of %d bytes of memory: there is no head room", name, most, l.Fuel, now, l.Pages<<16)
+		}
+		// One more is too many, and is not sent: the instance lives.
+		b := b
+		b.Next = make([]policies.Sequence, l.Frame/16)
+		if _, err := g.Refine(abi.Call{}, b); host.CauseOf(err) != host.TooLarge || g.Dead() != nil {
+			t.Errorf("%s: a question beyond the frame: %v", name, err)
+		}
 	}
-	now, first := g.Memory()
-	t.Logf("%d requests: at most %d of %d ticks, memory %d of at first %d bytes", 2*requests, most, m.Limit(abi.Refine).Fuel, now, first)
 }
