@@ -193,22 +193,8 @@ func (m *Mover) bytes(tokens int) int64 {
 }
 
 // sums computes the checksums of own blocks.
-func (m *Mover) sums(list []uint32) (sums []uint32, err error) {
-	memory, err := transport.Hold(m.cfg.Engine)
-	if err != nil {
-		return nil, err
-	}
-	defer memory.Release()
-	for _, b := range list {
-		if int64(b) >= int64(memory.Blocks) {
-			return nil, errors.New("the engine names a block that is not in its pool")
-		}
-	}
-	err = transport.Guard(func() error {
-		sums = memory.Sums(make([]uint32, 0, len(list)*len(memory.Regions)), list)
-		return nil
-	})
-	return sums, err
+func (m *Mover) sums(list []uint32) ([]uint32, error) {
+	return transport.Sums(m.cfg.Engine, list)
 }
 
 // reason says what an engine's error means for a move.

@@ -8,6 +8,8 @@ import (
 	"runtime"
 	"runtime/debug"
 	"sync"
+
+	"github.com/cascadeinfer/cascade/migrator/device/cuda/kernel"
 )
 
 // Region is where one part of every block lies: part of block b begins at
@@ -19,6 +21,35 @@ type Region struct{ Offset, Stride, Bytes int64 }
 type Layout struct {
 	Regions []Region
 	Blocks  int // numbered from 0
+	Sum     Sum // how its blocks are summed
+}
+
+// Sum is how the bytes of a region are summed. Both ends of a move use one.
+type Sum uint32
+
+const (
+	// CRC32 is crc32 (IEEE): of pools that processors write.
+	CRC32 Sum = iota
+	// Multiply is package kernel's sum: of pools on a GPU, which has no crc32.
+	Multiply
+)
+
+func (s Sum) String() string {
+	switch s {
+	case CRC32:
+		return "crc32"
+	case Multiply:
+		return "multiply"
+	}
+	return fmt.Sprintf("sum %d", uint32(s))
+}
+
+// Of sums b.
+func (s Sum) Of(b []byte) uint32 {
+	if s == Multiply {
+		return kernel.Fold(kernel.Raw(b), int64(len(b)))
+	}
+	return crc32.ChecksumIEEE(b)
 }
 
 // BlockBytes is the size of a block, all regions together.
@@ -30,9 +61,21 @@ func (l Layout) BlockBytes() int64 {
 	return n
 }
 
+// End is the size of the smallest memory that the layout fits.
+func (l Layout) End() int64 {
+	size := int64(0)
+	for _, r := range l.Regions {
+		size = max(size, r.Offset+int64(l.Blocks-1)*r.Stride+r.Bytes)
+	}
+	return size
+}
+
 // Matches reports why two pools cannot exchange blocks, or nil: their regions
-// differ in number or size.
+// differ in number or size, or they are summed differently.
 func (l Layout) Matches(other Layout) error {
+	if l.Sum != other.Sum {
+		return fmt.Errorf("layout: blocks that are summed by %v and by %v: one pool is on a GPU, the other is not", l.Sum, other.Sum)
+	}
 	if len(l.Regions) != len(other.Regions) {
 		return fmt.Errorf("layout: blocks of %d regions and of %d", len(l.Regions), len(other.Regions))
 	}
@@ -71,6 +114,9 @@ type Memory struct {
 	// File is the shared memory behind Bytes, nil for none; transports that hand
 	// the memory itself to a peer need it, and hand it on for reading only.
 	File *os.File
+	// Device is where the memory is when it is not the processor's; then Bytes and
+	// File are nil, and only its own transport reaches it.
+	Device Device
 	// Unmap gives Bytes and File back. It is called once, after Close and the
 	// last Release; nil means that there is nothing to give back.
 	Unmap func()
@@ -80,6 +126,13 @@ type Memory struct {
 	closed bool
 }
 
+// Device is memory that this process reaches by a device alone. It is safe for
+// concurrent use.
+type Device interface {
+	// Sums appends the checksums of blocks of a layout to dst, as Memory.Sums does.
+	Sums(dst []uint32, l Layout, blocks []uint32) ([]uint32, error)
+}
+
 // Pool is who has the own engine's memory: migrator/blocks. It reports false
 // while the engine is away. An engine that comes back has another Memory.
 type Pool interface {
@@ -87,11 +140,45 @@ type Pool interface {
 }
 
 // Hold returns the memory of a pool, held for the caller, who must Release it.
+// It fails for memory on a device, which has no bytes.
 func Hold(p Pool) (*Memory, error) {
+	m, err := HoldDevice(p)
+	if err == nil && m.Bytes == nil {
+		m.Release()
+		return nil, errors.New("the engine's memory is on a device")
+	}
+	return m, err
+}
+
+// HoldDevice is Hold, for memory of either kind.
+func HoldDevice(p Pool) (*Memory, error) {
 	if m, ok := p.Memory(); ok && m.Hold() {
 		return m, nil
 	}
 	return nil, errors.New("the engine's memory is not mapped: the engine is away")
+}
+
+// Sums computes the checksums of blocks of a pool, wherever it is.
+func Sums(p Pool, blocks []uint32) (sums []uint32, err error) {
+	m, err := HoldDevice(p)
+	if err != nil {
+		return nil, err
+	}
+	defer m.Release()
+	for _, b := range blocks {
+		if int64(b) >= int64(m.Blocks) {
+			return nil, errors.New("the engine names a block that is not in its pool")
+		}
+	}
+	sums = make([]uint32, 0, len(blocks)*len(m.Regions))
+	if m.Device != nil {
+		return m.Device.Sums(sums, m.Layout, blocks)
+	}
+	err = Guard(func() error {
+		sums = m.Sums(sums, blocks)
+		return nil
+	})
+	return sums, err
 }
 
 // Hold keeps the memory mapped until Release. It reports false once the memory
@@ -149,12 +236,12 @@ func (m *Memory) Part(b uint32, r int) []byte {
 	return m.Bytes[at : at+g.Bytes : at+g.Bytes]
 }
 
-// Sums appends the checksums of blocks to dst: crc32 (IEEE) of each region,
-// block by block.
+// Sums appends the checksums of blocks to dst: that of each region, block by
+// block. It reads Bytes.
 func (m *Memory) Sums(dst []uint32, blocks []uint32) []uint32 {
 	for _, b := range blocks {
 		for r := range m.Regions {
-			dst = append(dst, crc32.ChecksumIEEE(m.Part(b, r)))
+			dst = append(dst, m.Sum.Of(m.Part(b, r)))
 		}
 	}
 	return dst

@@ -12,13 +12,10 @@ import (
 
 // The bounds of every boundary.
 const (
-	helloTimeout = 2 * time.Second  // for a receiver to present its ticket
-	checkTimeout = 5 * time.Second  // for a source to answer
-	maxSessions  = 256              // open moves of one source
-	maxPath      = 100              // bytes of a socket's path; the kernel takes 107
-	checkEvery   = 64 << 20         // bytes copied between two checks
-	idleMapping  = 30 * time.Second // that a mapping which nobody uses is kept
-	maxIdle      = 4                // such mappings
+	maxPath     = 100              // bytes of a socket's path; the kernel takes 107
+	checkEvery  = 64 << 20         // bytes copied between two checks
+	idleMapping = 30 * time.Second // that a mapping which nobody uses is kept
+	maxIdle     = 4                // such mappings
 )
 
 // Config is what a Transport needs.

@@ -5,11 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/local"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 	"github.com/cascadeinfer/cascade/migrator/transport/wire"
 )
@@ -129,21 +130,39 @@ func TestSourceProcessIsKilled(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	s, err := listen(Config{Dir: dir}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.listener.Close()
+	s := listen(t, dir)
 	if _, err := os.Stat(offer.Address); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the socket of a source that was killed: %v", err)
 	}
 	if _, err := os.Stat(foreign); err != nil {
 		t.Errorf("a socket that is no source's: %v", err)
 	}
-	sweep(dir)
-	if _, err := os.Stat(s.path); err != nil {
+	if err := os.Chtimes(s.Path, past, past); err != nil {
+		t.Fatal(err)
+	}
+	listen(t, dir)
+	if _, err := os.Stat(s.Path); err != nil {
 		t.Errorf("the socket of a source that lives: %v", err)
 	}
+}
+
+// listen makes a source's socket, and removes it at the end of the test.
+func listen(t *testing.T, dir string) *local.Server {
+	t.Helper()
+	s, err := local.Listen(dir, suffix, nil, nil, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.Serve(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return s
 }
 
 // abandoned makes a socket at which nobody listens any more.
@@ -158,63 +177,6 @@ func abandoned(t *testing.T, path string) string {
 		t.Fatal(err)
 	}
 	return path
-}
-
-// Neither end deals with another user. It takes root to be two users.
-func TestOtherUser(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("not root: cannot run a source as another user")
-	}
-	const nobody = 65534
-	dir := short(t)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(filepath.Dir(dir), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chown(dir, nobody, nobody); err != nil {
-		t.Fatal(err)
-	}
-	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: filepath.Join(filepath.Dir(dir), "pair.sock"), Net: "unixpacket"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	if err := os.Chmod(l.Addr().String(), 0o777); err != nil {
-		t.Fatal(err)
-	}
-	connected := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // for good: the thread ends with the goroutine
-		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, nobody, nobody, nobody); errno != 0 {
-			connected <- errno
-			return
-		}
-		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-		if err == nil {
-			err = unix.Connect(fd, &unix.SockaddrUnix{Name: l.Addr().String()})
-			unix.Close(fd)
-		}
-		connected <- err
-	}()
-	if err := <-connected; err != nil {
-		t.Fatal(err)
-	}
-	conn, err := l.AcceptUnix()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := sameUser(conn); err == nil || !strings.Contains(err.Error(), "65534") {
-		t.Errorf("another user's connection: %v", err)
-	}
-	conn.Close()
-
-	target := end(t, short(t), small)
-	defer target.Memory.Close()
-	if _, err := target.Transport.Open(t.Context(), "b", transport.Offer{Transport: "shm", Address: filepath.Join(dir, "x.shm")}); err == nil || !strings.Contains(err.Error(), "0700") {
-		t.Errorf("a socket in another user's directory: %v", err)
-	}
 }
 
 // What a peer may offer is the path of a source's socket in a private directory,

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/local"
 	"github.com/cascadeinfer/cascade/migrator/transport/ticket"
 )
 
@@ -37,7 +38,7 @@ func (t *Transport) Name() string { return "shm" }
 
 // Probe makes the directory, and looks at the engine's memory if it is there.
 func (t *Transport) Probe(context.Context) error {
-	if err := private(t.config.Dir); err != nil {
+	if err := local.Private(t.config.Dir); err != nil {
 		return fmt.Errorf("shm transport: %w", err)
 	}
 	m, ok := t.config.Pool.Memory()
@@ -57,15 +58,15 @@ func (t *Transport) Reaches(from, to string) bool { return from == to && from !=
 
 // Run serves until ctx ends, and drops mappings that nobody uses any more.
 func (t *Transport) Run(ctx context.Context) error {
-	s, err := listen(t.config, &t.book)
+	s, err := local.Listen(t.config.Dir, suffix, &t.book, welcome, t.config.Logger)
 	if err != nil {
 		return fmt.Errorf("shm transport: %w", err)
 	}
 	t.mappings.keep(true)
 	t.book.Open()
-	t.address.Store(&s.path)
+	t.address.Store(&s.Path)
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return s.serve(ctx) })
+	g.Go(func() error { return s.Serve(ctx) })
 	g.Go(func() error {
 		tick := time.NewTicker(idleMapping / 3)
 		defer tick.Stop()

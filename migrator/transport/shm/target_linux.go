@@ -1,23 +1,15 @@
 package shm
 
 import (
-	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"net"
-	"os"
-	"path/filepath"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/cascadeinfer/cascade/migrator/transport"
-	"github.com/cascadeinfer/cascade/migrator/transport/wire"
+	"github.com/cascadeinfer/cascade/migrator/transport/local"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -36,16 +28,6 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 	if offer.Transport != t.Name() {
 		return nil, fmt.Errorf("an offer for transport %q", offer.Transport)
 	}
-	// The address comes from a peer: it must be no other socket of this user.
-	if !filepath.IsAbs(offer.Address) || !strings.HasSuffix(offer.Address, suffix) || len(offer.Address) > maxPath {
-		return nil, errors.New("not the path of a source's socket")
-	}
-	if err := isPrivate(filepath.Dir(offer.Address)); err != nil {
-		return nil, err
-	}
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
 	p := &puller{owner: t}
 	defer func() {
 		if err != nil {
@@ -55,31 +37,19 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 	if p.local, err = transport.Hold(t.config.Pool); err != nil {
 		return nil, err
 	}
-	dialer := net.Dialer{Timeout: helloTimeout}
-	conn, err := dialer.DialContext(ctx, "unixpacket", offer.Address)
-	if err != nil {
+	if p.session, err = local.Open(ctx, suffix, receiver, offer); err != nil {
 		return nil, err
 	}
-	p.conn = conn.(*net.UnixConn)
-	if err := sameUser(p.conn); err != nil {
-		return nil, err
+	p.remote = p.session.Layout
+	file := p.session.File
+	if file == nil {
+		return nil, errors.New("the source sent no file")
 	}
-	var size int64
-	var file *os.File
-	err = p.during(ctx, helloTimeout, func() (err error) {
-		p.remote, size, file, err = p.greet(wire.Hello{Ticket: offer.Ticket, Receiver: receiver})
-		return err
-	})
-	if file != nil {
-		defer file.Close()
-	}
-	if err != nil {
-		return nil, err
-	}
+	defer file.Close()
 	if err := p.remote.Matches(p.local.Layout); err != nil {
 		return nil, err
 	}
-	if p.mapping, err = t.mappings.open(file, size); err != nil {
+	if p.mapping, err = t.mappings.open(file, p.session.Size); err != nil {
 		return nil, err
 	}
 	p.memory = transport.Memory{Layout: p.remote, Bytes: p.mapping.bytes}
@@ -88,10 +58,10 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 
 // puller is one open move: a connection and a mapping.
 type puller struct {
-	owner  *Transport
-	conn   *net.UnixConn
-	remote transport.Layout
-	local  *transport.Memory
+	owner   *Transport
+	session *local.Session
+	remote  transport.Layout
+	local   *transport.Memory
 	// The source's pool, as mapped.
 	mapping *mapping
 	memory  transport.Memory
@@ -99,75 +69,9 @@ type puller struct {
 	closing atomic.Bool
 	once    sync.Once
 
-	mu     sync.Mutex // held by Pull, and by Close when it gives back
-	checks uint64
-	bad    []int
-	over   error // why the puller is of no use any more
-}
-
-// greet presents the ticket and returns what the source sends: its layout, the
-// size of its pool, and the pool.
-func (p *puller) greet(h wire.Hello) (l transport.Layout, size int64, file *os.File, err error) {
-	hello, err := h.Append(nil)
-	if err != nil {
-		return l, 0, nil, err
-	}
-	if _, err := p.conn.Write(hello); err != nil {
-		return l, 0, nil, err
-	}
-	packet, rights := make([]byte, wire.MaxWelcome+1), make([]byte, unix.CmsgSpace(4))
-	n, m, flags, _, err := p.conn.ReadMsgUnix(packet, rights)
-	if err != nil {
-		return l, 0, nil, err
-	}
-	files, err := received(rights[:m])
-	if len(files) == 1 {
-		file = files[0]
-	} else {
-		for _, f := range files {
-			f.Close()
-		}
-	}
-	if err != nil {
-		return l, 0, file, err
-	}
-	l, size, err = wire.ReadWelcome(bytes.NewReader(packet[:n]))
-	if err == nil && (file == nil || flags&unix.MSG_CTRUNC != 0) {
-		err = fmt.Errorf("the source sent %d files, want 1", len(files))
-	}
-	return l, size, file, err
-}
-
-// received takes the descriptors out of a control message.
-func received(rights []byte) ([]*os.File, error) {
-	messages, err := unix.ParseSocketControlMessage(rights)
-	if err != nil {
-		return nil, err
-	}
-	var files []*os.File
-	for _, m := range messages {
-		fds, err := unix.ParseUnixRights(&m)
-		if err != nil {
-			return files, err
-		}
-		for _, fd := range fds {
-			files = append(files, os.NewFile(uintptr(fd), "pool"))
-		}
-	}
-	return files, nil
-}
-
-// during runs f, which talks to the source, and ends it with ctx or after d.
-func (p *puller) during(ctx context.Context, d time.Duration, f func() error) error {
-	if err := p.conn.SetDeadline(time.Now().Add(d)); err != nil {
-		return err
-	}
-	stop := context.AfterFunc(ctx, func() { p.conn.SetDeadline(time.Unix(1, 0)) })
-	err := f()
-	if !stop() && ctx.Err() != nil {
-		return ctx.Err()
-	}
-	return err
+	mu   sync.Mutex // held by Pull, and by Close when it gives back
+	bad  []int
+	over error // why the puller is of no use any more
 }
 
 // Pull copies out of the mapping. See transport.Puller.
@@ -226,36 +130,14 @@ func (p *puller) check(ctx context.Context) error {
 	if p.closing.Load() {
 		return errClosed
 	}
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	p.checks++
-	err := p.during(ctx, checkTimeout, func() error {
-		var packet [checkSize + 1]byte
-		binary.LittleEndian.PutUint64(packet[:], p.checks)
-		if _, err := p.conn.Write(packet[:checkSize]); err != nil {
-			return err
-		}
-		n, err := p.conn.Read(packet[:])
-		if err != nil {
-			return err
-		}
-		if n != checkSize || binary.LittleEndian.Uint64(packet[:]) != p.checks {
-			return errors.New("it answers another check")
-		}
-		return nil
-	})
-	if err != nil && ctx.Err() == nil {
-		return fmt.Errorf("the source has ended the grant: %w", err)
-	}
-	return err
+	return p.session.Check(ctx)
 }
 
 // Close ends the move. See transport.Puller.
 func (p *puller) Close() error {
 	p.once.Do(func() {
 		p.closing.Store(true)
-		p.conn.Close()
+		p.session.Close()
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		if p.over == nil {
@@ -268,8 +150,8 @@ func (p *puller) Close() error {
 
 // give gives back what the puller has of the connection and both memories.
 func (p *puller) give() {
-	if p.conn != nil {
-		p.conn.Close()
+	if p.session != nil {
+		p.session.Close()
 	}
 	if p.mapping != nil {
 		p.memory.Bytes = nil

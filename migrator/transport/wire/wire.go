@@ -2,14 +2,14 @@
 // source's answer to it. All integers are little-endian.
 //
 //	hello     magic "cskv", version 1, 0, receiver length u16, ticket [16], receiver
-//	welcome   magic "cskv", version 1, status u8, regions u16, blocks u32, 0 u32,
+//	welcome   magic "cskv", version 1, status u8, regions u16, blocks u32, sum u32,
 //	          pool bytes u64, then per region: offset u64, stride u64, bytes u64
 //
 // It is no transport and knows no blocks' bytes. The invariant: what it decodes
 // is within bounds before anything is allocated for it, and a layout that it
 // returns fits its pool.
 //
-// Versions: 1, the first.
+// Versions: 1, the first; sum was 0 (crc32) before there was another.
 package wire
 
 import (
@@ -86,7 +86,7 @@ func AppendWelcome(dst []byte, l transport.Layout, size int64) ([]byte, error) {
 	dst = appendHead(dst, accepted)
 	dst = binary.LittleEndian.AppendUint16(dst, uint16(len(l.Regions)))
 	dst = binary.LittleEndian.AppendUint32(dst, uint32(l.Blocks))
-	dst = binary.LittleEndian.AppendUint32(dst, 0)
+	dst = binary.LittleEndian.AppendUint32(dst, uint32(l.Sum))
 	dst = binary.LittleEndian.AppendUint64(dst, uint64(size))
 	for _, r := range l.Regions {
 		dst = binary.LittleEndian.AppendUint64(dst, uint64(r.Offset))
@@ -112,7 +112,7 @@ func ReadWelcome(r io.Reader) (transport.Layout, int64, error) {
 		return transport.Layout{}, 0, transport.ErrRefused
 	}
 	regions := int(binary.LittleEndian.Uint16(head[6:]))
-	l := transport.Layout{Blocks: int(binary.LittleEndian.Uint32(head[8:]))}
+	l := transport.Layout{Blocks: int(binary.LittleEndian.Uint32(head[8:])), Sum: transport.Sum(binary.LittleEndian.Uint32(head[12:]))}
 	size := binary.LittleEndian.Uint64(head[16:])
 	if head[5] != accepted || regions > MaxRegions || size > math.MaxInt64 {
 		return transport.Layout{}, 0, fmt.Errorf("welcome: status %d, %d regions, a pool of %d bytes", head[5], regions, size)

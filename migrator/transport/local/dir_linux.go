@@ -1,4 +1,4 @@
-package shm
+package local
 
 import (
 	"errors"
@@ -11,16 +11,11 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
-// suffix tells a source's socket from those of others in the directory.
-const suffix = ".shm"
-
-// private makes a directory that only this user may enter, or says why the one
+// Private makes a directory that only this user may enter, or says why the one
 // that is there is not.
-func private(dir string) error {
+func Private(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
@@ -43,7 +38,7 @@ func isPrivate(dir string) error {
 const fresh = 10 * time.Second
 
 // sweep removes the sockets of sources that were killed.
-func sweep(dir string) {
+func sweep(dir, suffix string) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return
@@ -83,22 +78,4 @@ func sameUser(c *net.UnixConn) error {
 		return fmt.Errorf("the peer runs as user %d, this side as %d", cred.Uid, os.Geteuid())
 	}
 	return nil
-}
-
-// readOnly opens a memory's file once more, for reading only: the descriptor
-// that is handed on cannot become a writable mapping.
-func readOnly(m *transport.Memory) (*os.File, error) {
-	if m.File == nil {
-		return nil, errors.New("the engine's pool is no shared memory; use tcp")
-	}
-	raw, err := m.File.SyscallConn()
-	if err != nil {
-		return nil, err
-	}
-	var f *os.File
-	var failed error
-	if err := raw.Control(func(fd uintptr) { f, failed = os.Open(fmt.Sprintf("/proc/self/fd/%d", fd)) }); err != nil {
-		return nil, err
-	}
-	return f, failed
 }
