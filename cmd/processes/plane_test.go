@@ -104,6 +104,10 @@ func follows(holder string) func(control.Status) bool {
 // leads says that a control plane plans, and hears of every replica.
 func leads(s control.Status) bool { return s.Planner.Leads && informed(s) }
 
+// fresh is how old a report may be, in seconds: they come every second or so, and
+// this machine may be busy.
+const fresh = 10
+
 // informed says that a control plane has fresh reports of every replica.
 func informed(s control.Status) bool {
 	n := 0
@@ -113,7 +117,7 @@ func informed(s control.Status) bool {
 			all = append(all, st.Replicas...)
 		}
 		for _, r := range all {
-			if n++; !r.Connected || r.ReportAge == nil || *r.ReportAge > 3 {
+			if n++; !r.Connected || r.ReportAge == nil || *r.ReportAge > fresh {
 				return false
 			}
 		}

@@ -15,7 +15,7 @@ import (
 
 const (
 	// patience bounds every wait for something that must happen soon.
-	patience = 30 * time.Second
+	patience = 90 * time.Second
 	// tick is how often another process is looked at, which has no event for us.
 	tick = 20 * time.Millisecond
 	// tail is how much of a process's output a failed test shows, in bytes.

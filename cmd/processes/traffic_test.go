@@ -178,6 +178,12 @@ func (l *traffic) one(body []byte, stream bool) error {
 // read takes the text of a stream of completions, to its end mark.
 func read(body io.Reader) (string, error) {
 	var text strings.Builder
+	err := readTo(&text, body)
+	return text.String(), err
+}
+
+// readTo writes the text of a stream of completions as it comes, to its end mark.
+func readTo(text io.StringWriter, body io.Reader) error {
 	lines := bufio.NewScanner(body)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
@@ -185,14 +191,14 @@ func read(body io.Reader) (string, error) {
 		switch {
 		case !ok:
 		case string(data) == "[DONE]":
-			return text.String(), nil
+			return nil
 		case gjson.GetBytes(data, "error").Exists():
-			return text.String(), errors.New(string(data))
+			return errors.New(string(data))
 		default:
 			text.WriteString(gjson.GetBytes(data, "choices.0.text").Str)
 		}
 	}
-	return text.String(), fmt.Errorf("cut: %w", errors.Join(lines.Err(), io.ErrUnexpectedEOF))
+	return fmt.Errorf("cut: %w", errors.Join(lines.Err(), io.ErrUnexpectedEOF))
 }
 
 // difference shows where two texts part.

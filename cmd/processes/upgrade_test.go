@@ -3,7 +3,6 @@ package processes
 import (
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/cmd/config"
@@ -92,7 +91,7 @@ func TestElderMoves(t *testing.T) {
 	for _, mode := range []string{config.MigrationLive, config.MigrationReprompt} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
-			f := newFleet(t, setup{replicas: 3, edit: func(c *config.Fleet) { c.Migration.Mode = mode }})
+			f := newFleet(t, setup{replicas: 3, edit: func(c *config.Fleet) { c.Migration.Mode, c.Speed = mode, 1 }})
 			o := newOracle(f)
 			r0, r1, r2 := f.replicas[0], f.replicas[1], f.replicas[2]
 			f.order("drain", r1.ID)
@@ -100,15 +99,9 @@ func TestElderMoves(t *testing.T) {
 			f.awaitStatus("only r0 serves", func(s control.Status) bool {
 				return len(find(s, r0.ID).Drain) == 0 && len(find(s, r1.ID).Drain) > 0 && len(find(s, r2.ID).Drain) > 0 && followed(s)
 			})
-			load := &traffic{t: t, url: "http://" + f.file.Proxy.Listen + "/v1/completions", oracle: o, client: f.client}
-			var streams sync.WaitGroup
+			var streams []*held
 			for i := range hopping {
-				streams.Go(func() {
-					load.sent.Add(1)
-					if err := load.one(prompt(i, 60+100*i, 2000), true); err != nil {
-						load.fail(err)
-					}
-				})
+				streams = append(streams, f.hold("http://"+f.file.Proxy.Listen, prompt(i, 60+100*i, forever)))
 			}
 			here := func(s control.Status) bool { return find(s, r0.ID).Residents == hopping }
 			f.awaitStatus("all streams run at r0", here)
@@ -127,11 +120,8 @@ func TestElderMoves(t *testing.T) {
 			f.order("undrain", r2.ID)
 			f.cascade("drain", r1.ID, "--wait", "--timeout", patience.String())
 			f.awaitEmpty(r0, r1)
-			if n := load.streaming.Load(); n != hopping {
-				t.Errorf("only %d streams are left to move", n)
-			}
-			streams.Wait()
-			load.report()
+			grow(f, streams)
+			release(f, o, streams)
 			old.wait()
 			if n := f.tally(); n < 2*hopping {
 				t.Errorf("%d moves are told, want %d", n, 2*hopping)

@@ -1,0 +1,113 @@
+package processes
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"unicode/utf8"
+)
+
+// forever is the output of streams that go on until their test has seen enough,
+// however slow the machine is: some minutes at speed 1.
+const forever = 14_000
+
+// held is a stream that goes on until its client leaves.
+type held struct {
+	body  []byte
+	leave context.CancelFunc
+	over  chan struct{}
+
+	mu   sync.Mutex
+	text strings.Builder // so far
+	err  error           // once over
+}
+
+// hold begins a stream at a base URL.
+func (f *fleet) hold(url string, body []byte) *held {
+	ctx, cancel := context.WithCancel(context.Background())
+	h := &held{body: body, leave: cancel, over: make(chan struct{})}
+	f.t.Cleanup(func() { cancel(); <-h.over })
+	sent := append(body[:len(body)-1:len(body)-1], `,"stream":true}`...)
+	go func() {
+		defer close(h.over)
+		h.err = h.read(ctx, f.client, url+"/v1/completions", sent)
+	}()
+	return h
+}
+
+func (h *held) read(ctx context.Context, client *http.Client, url string, body []byte) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		text, _ := io.ReadAll(io.LimitReader(resp.Body, 500))
+		return fmt.Errorf("%s: %s", resp.Status, text)
+	}
+	return readTo(h, resp.Body)
+}
+
+// WriteString implements io.StringWriter.
+func (h *held) WriteString(s string) (int, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.text.WriteString(s)
+}
+
+func (h *held) length() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.text.Len()
+}
+
+// grow waits until every stream has got more.
+func grow(f *fleet, streams []*held) {
+	f.t.Helper()
+	for i, h := range streams {
+		was := h.length()
+		until(f.t, fmt.Sprintf("stream %d goes on", i), func() bool {
+			select {
+			case <-h.over:
+				f.t.Fatalf("stream %d is over: %v", i, h.err)
+			default:
+			}
+			return h.length() > was+40
+		})
+	}
+}
+
+// release has the clients leave and checks what they were told: the answer's
+// beginning, byte for byte.
+func release(f *fleet, o *oracle, streams []*held) {
+	f.t.Helper()
+	for i, h := range streams {
+		h.leave()
+		<-h.over
+		if !errors.Is(h.err, context.Canceled) {
+			f.t.Errorf("stream %d: %v", i, h.err)
+		}
+		want, err := o.text(h.body)
+		if err != nil {
+			f.t.Fatal(err)
+		}
+		got := h.text.String()
+		for n := 0; n < utf8.UTFMax && !strings.HasPrefix(want, got) && got != ""; n++ {
+			_, size := utf8.DecodeLastRuneInString(got) // of a character that was not whole yet
+			got = got[:len(got)-size]
+		}
+		if got == "" || !strings.HasPrefix(want, got) {
+			f.t.Errorf("stream %d: %s", i, difference(h.text.String(), want))
+		}
+	}
+}
