@@ -96,7 +96,7 @@ func workloads() []policies.Workload {
 		Transfer: policies.Transfer{Base: 0.01, PerToken: 1e-6}, Limits: policies.Limits{Stages: 4, Utilisation: 0.9},
 	}
 	idle, tight := usual, usual
-	idle.Flow, idle.Snapshot, idle.Replicas = policies.NewFlow([]policies.Tokens{0, 1024}), nil, 1
+	idle.Flow, idle.Snapshot, idle.Replicas = policies.NewFlow([]policies.Tokens{0, 1024}), make([]policies.Batch, 2), 1
 	tight.Limits.Iteration = 1e-9
 	return []policies.Workload{usual, idle, tight}
 }
