@@ -231,3 +231,15 @@ func (f *Fleet) Builtins() []Builtin {
 		of("outlier", fmt.Sprintf("percent %d\nleast %d\n", f.Migration.OutlierPercent, leastExcess), abi.Outlier), of("place", "", abi.Place),
 	}
 }
+
+// ModulesDir is where the control planes keep the modules that were pushed, ""
+// for memory.
+func (f *Fleet) ModulesDir() string {
+	if dir := f.Fleet.Policies.Modules; dir != "" {
+		return f.path(dir)
+	}
+	if f.State == "" {
+		return ""
+	}
+	return filepath.Join(f.path(f.State), "modules")
+}
