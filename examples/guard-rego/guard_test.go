@@ -17,6 +17,7 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/gate"
 	"github.com/cascadeinfer/cascade/wasm/gate/rego"
 	"github.com/cascadeinfer/cascade/wasm/gate/rego/module"
+	"github.com/cascadeinfer/cascade/wasm/guest/guesttest"
 	"github.com/cascadeinfer/cascade/wasm/host"
 )
 
@@ -35,6 +36,7 @@ type guards struct {
 
 func start(t testing.TB, config string) *guards {
 	t.Helper()
+	guesttest.SkipUnderRace(t)
 	text, err := os.ReadFile("policy.rego")
 	if err != nil {
 		t.Fatal(err)

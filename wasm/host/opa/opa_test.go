@@ -12,12 +12,14 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/gate/rego/module"
+	"github.com/cascadeinfer/cascade/wasm/guest/guesttest"
 	"github.com/cascadeinfer/cascade/wasm/host"
 	"github.com/cascadeinfer/cascade/wasm/host/opa"
 )
 
 func build(t testing.TB, rules string) []byte {
 	t.Helper()
+	guesttest.SkipUnderRace(t)
 	code, err := module.Build(context.Background(), map[string]string{"x.rego": "package cascade.plan\n" + rules})
 	if err != nil {
 		t.Fatal(err)
@@ -109,7 +111,7 @@ func TestAllocs(t *testing.T) {
 	}
 	call()
 	before, _ := i.Memory()
-	if n := testing.AllocsPerRun(2000, call); n > 0 && !race {
+	if n := testing.AllocsPerRun(2000, call); n > 0 {
 		t.Errorf("%v allocations", n)
 	}
 	if after, _ := i.Memory(); after != before {

@@ -17,6 +17,7 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/gate/rego"
 	"github.com/cascadeinfer/cascade/wasm/gate/rego/rules"
+	"github.com/cascadeinfer/cascade/wasm/guest/guesttest"
 	"github.com/cascadeinfer/cascade/wasm/host"
 )
 
@@ -57,6 +58,7 @@ type rivals struct {
 
 func meet(t testing.TB, files map[string]string, data map[string]any) rivals {
 	t.Helper()
+	guesttest.SkipUnderRace(t)
 	ctx := context.Background()
 	native, err := rego.New(ctx, rego.Config{Files: files, Data: data, Timeout: 30 * time.Second, Now: func() time.Time { return time.Unix(now, 0) }})
 	if err != nil {
@@ -187,6 +189,7 @@ func TestGoldenFrames(t *testing.T) {
 }
 
 func TestBuildRefuses(t *testing.T) {
+	guesttest.SkipUnderRace(t)
 	for want, text := range map[string]string{
 		"a.rego:3: opa: the rules need sprintf:":     "package cascade.plan\n\ndeny contains {\"code\": 1, \"detail\": sprintf(\"%d\", [input.moves])} if input.moves > 1\n",
 		"a.rego:2: opa: the rules need regex.split:": "package cascade.plan\ndeny contains {\"code\": 1} if count(regex.split(\"x\", input.model)) > 1\n",
@@ -204,6 +207,7 @@ func TestBuildRefuses(t *testing.T) {
 
 // TestReproducible: the same rules, the same bytes.
 func TestReproducible(t *testing.T) {
+	guesttest.SkipUnderRace(t)
 	a, err := Build(context.Background(), rules.Files())
 	if err != nil {
 		t.Fatal(err)

@@ -1,5 +1,0 @@
-//go:build race
-
-package opa_test
-
-const race = true
