@@ -1,0 +1,27 @@
+//go:build !cgo || !linux
+
+package nvml
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/cascadeinfer/cascade/migrator/device"
+	"github.com/cascadeinfer/cascade/migrator/device/topology"
+)
+
+type state struct{}
+
+// Open fails with device.ErrNoCgo.
+func Open(cfg Config) (*Library, error) {
+	return nil, fmt.Errorf("%s: %w", topology.NVML, device.ErrNoCgo)
+}
+
+// Read fails with ErrClosed: there is no open Library.
+func (l *Library) Read() (Inventory, error) { return Inventory{}, ErrClosed }
+
+// Watch fails like Read.
+func (l *Library) Watch(ctx context.Context, see func(gpu int, xid uint64)) error { return ErrClosed }
+
+// Close does nothing.
+func (l *Library) Close() error { return nil }

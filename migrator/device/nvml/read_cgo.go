@@ -1,0 +1,269 @@
+//go:build cgo && linux
+
+package nvml
+
+import (
+	"fmt"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/cascadeinfer/cascade/migrator/device/topology"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// reader is one Read at work; it collects what fails.
+type reader struct {
+	l    *Library
+	gpu  int    // which is asked; topology.Unknown for none
+	lost string // why the GPU that is asked is no more
+	errs []error
+}
+
+// ask makes a call and reports whether it told something. A driver that lacks or
+// does not support it tells nothing; any other code is an error.
+func (r *reader) ask(call string, f func() nvml.Return) bool {
+	return r.asked(call, r.code(call, f))
+}
+
+// code is ask's call, without its judgement.
+func (r *reader) code(call string, f func() nvml.Return) int {
+	if r.l.lacks[call] {
+		return codeNotSupported
+	}
+	return int(f())
+}
+
+func (r *reader) asked(call string, code int) bool {
+	switch code {
+	case int(nvml.SUCCESS):
+		return true
+	case codeNotSupported:
+		return false
+	}
+	if r.lost == "" {
+		r.lost = lost(code)
+	}
+	r.errs = append(r.errs, &CallError{Call: call, GPU: r.gpu, Code: code})
+	return false
+}
+
+func (r *reader) inventory() (in Inventory) {
+	r.ask("nvmlSystemGetDriverVersion", func() (ret nvml.Return) { in.Driver, ret = r.l.api.SystemGetDriverVersion(); return ret })
+	handles := r.handles()
+	for i, d := range handles {
+		g := topology.GPU{Index: i, PCI: topology.PCI{NUMA: topology.Unknown}}
+		if d == nil {
+			g.Health.Lost = "the driver does not show it"
+		} else {
+			r.gpu, r.lost = i, ""
+			r.read(d, &g)
+			g.Health.Lost = r.lost
+		}
+		in.GPUs = append(in.GPUs, g)
+	}
+	for a, da := range handles {
+		for b, db := range handles {
+			if a != b && da != nil && db != nil && in.GPUs[a].Health.Lost == "" && in.GPUs[b].Health.Lost == "" {
+				r.gpu = a
+				if p, told := r.peer(da, db); told {
+					p.From, p.To = a, b
+					in.Peers = append(in.Peers, p)
+				}
+			}
+		}
+	}
+	return in
+}
+
+// handles are the GPUs by index, nil for those that cannot be had.
+func (r *reader) handles() (out []nvml.Device) {
+	n := 0
+	r.gpu = topology.Unknown
+	r.ask("nvmlDeviceGetCount_v2", func() (ret nvml.Return) { n, ret = r.l.api.DeviceGetCount(); return ret })
+	for i := range n {
+		var d nvml.Device
+		r.gpu = i
+		if !r.ask("nvmlDeviceGetHandleByIndex_v2", func() (ret nvml.Return) { d, ret = r.l.api.DeviceGetHandleByIndex(i); return ret }) {
+			d = nil
+		}
+		out = append(out, d)
+	}
+	r.gpu = topology.Unknown
+	return out
+}
+
+// read asks a GPU until it is lost.
+func (r *reader) read(d nvml.Device, g *topology.GPU) {
+	for _, part := range [...]func(nvml.Device, *topology.GPU){r.identity, r.memory, r.slot, r.links, r.health} {
+		if r.lost == "" {
+			part(d, g)
+		}
+	}
+}
+
+func (r *reader) identity(d nvml.Device, g *topology.GPU) {
+	r.ask("nvmlDeviceGetUUID", func() (ret nvml.Return) { g.UUID, ret = d.GetUUID(); return ret })
+	r.ask("nvmlDeviceGetName", func() (ret nvml.Return) { g.Name, ret = d.GetName(); return ret })
+	var pci nvml.PciInfo
+	if r.ask("nvmlDeviceGetPciInfo_v3", func() (ret nvml.Return) { pci, ret = d.GetPciInfo(); return ret }) {
+		g.PCI.Address = address(pci)
+	}
+	mode := 0
+	if r.ask("nvmlDeviceGetMigMode", func() (ret nvml.Return) { mode, _, ret = d.GetMigMode(); return ret }) {
+		g.MIG = mode == nvml.DEVICE_MIG_ENABLE
+	}
+}
+
+// address is a PCI address as the kernel writes it.
+func address(p nvml.PciInfo) string {
+	return fmt.Sprintf("%04x:%02x:%02x.0", p.Domain, p.Bus, p.Device)
+}
+
+func (r *reader) memory(d nvml.Device, g *topology.GPU) {
+	var m nvml.Memory
+	if r.ask("nvmlDeviceGetMemoryInfo", func() (ret nvml.Return) { m, ret = d.GetMemoryInfo(); return ret }) {
+		g.Memory = topology.Memory{Total: policies.Bytes(m.Total), Free: policies.Bytes(m.Free)}
+	}
+	var bits, clock uint32
+	wide := r.ask("nvmlDeviceGetMemoryBusWidth", func() (ret nvml.Return) { bits, ret = d.GetMemoryBusWidth(); return ret })
+	fast := r.ask("nvmlDeviceGetMaxClockInfo", func() (ret nvml.Return) { clock, ret = d.GetMaxClockInfo(nvml.CLOCK_MEM); return ret })
+	if wide && fast {
+		// Two transfers a clock; a copy reads each byte and writes it.
+		g.Copy = topology.Rate(clock) * topology.Megabyte * 2 * topology.Rate(bits) / 8 / 2
+	}
+}
+
+func (r *reader) slot(d nvml.Device, g *topology.GPU) {
+	node := 0
+	if r.ask("nvmlDeviceGetNumaNodeId", func() (ret nvml.Return) { node, ret = d.GetNumaNodeId(); return ret }) {
+		g.PCI.NUMA = node
+	}
+	l := &g.PCI.Link
+	for _, f := range [...]struct {
+		call string
+		get  func() (int, nvml.Return)
+		to   *int
+	}{
+		{"nvmlDeviceGetCurrPcieLinkGeneration", d.GetCurrPcieLinkGeneration, &l.Gen},
+		{"nvmlDeviceGetMaxPcieLinkGeneration", d.GetMaxPcieLinkGeneration, &l.MaxGen},
+		{"nvmlDeviceGetCurrPcieLinkWidth", d.GetCurrPcieLinkWidth, &l.Width},
+		{"nvmlDeviceGetMaxPcieLinkWidth", d.GetMaxPcieLinkWidth, &l.MaxWidth},
+	} {
+		v := 0
+		if r.ask(f.call, func() (ret nvml.Return) { v, ret = f.get(); return ret }) {
+			*f.to = v
+		}
+	}
+}
+
+// links asks for NVLinks until the driver says that there are no more.
+func (r *reader) links(d nvml.Device, g *topology.GPU) {
+	for i := range nvml.NVLINK_MAX_LINKS {
+		var state nvml.EnableState
+		code := r.code("nvmlDeviceGetNvLinkState", func() (ret nvml.Return) { state, ret = d.GetNvLinkState(i); return ret })
+		if code == codeInvalidArgument || !r.asked("nvmlDeviceGetNvLinkState", code) {
+			return
+		}
+		link := topology.NVLink{Link: i, Active: state == nvml.FEATURE_ENABLED}
+		var version uint32
+		if r.ask("nvmlDeviceGetNvLinkVersion", func() (ret nvml.Return) { version, ret = d.GetNvLinkVersion(i); return ret }) {
+			link.Version = generation(nvml.NvlinkVersion(version))
+		}
+		if link.Active {
+			var kind nvml.IntNvLinkDeviceType
+			if r.ask("nvmlDeviceGetNvLinkRemoteDeviceType", func() (ret nvml.Return) { kind, ret = d.GetNvLinkRemoteDeviceType(i); return ret }) {
+				link.Switch = kind == nvml.NVLINK_DEVICE_TYPE_SWITCH
+			}
+			var pci nvml.PciInfo
+			if r.ask("nvmlDeviceGetNvLinkRemotePciInfo_v2", func() (ret nvml.Return) { pci, ret = d.GetNvLinkRemotePciInfo(i); return ret }) {
+				link.Remote = address(pci)
+			}
+		}
+		g.NVLinks = append(g.NVLinks, link)
+	}
+}
+
+// generation is NVLink's version without its fraction.
+func generation(v nvml.NvlinkVersion) int {
+	switch v {
+	case nvml.NVLINK_VERSION_1_0:
+		return 1
+	case nvml.NVLINK_VERSION_2_0, nvml.NVLINK_VERSION_2_2:
+		return 2
+	case nvml.NVLINK_VERSION_3_0, nvml.NVLINK_VERSION_3_1:
+		return 3
+	case nvml.NVLINK_VERSION_4_0:
+		return 4
+	case nvml.NVLINK_VERSION_5_0:
+		return 5
+	case nvml.NVLINK_VERSION_6_0:
+		return 6
+	}
+	return 0
+}
+
+// throttles are the reasons for low clocks that cost speed, by their bits.
+var throttles = [...]struct {
+	bit  uint64
+	text string
+}{
+	{nvml.ClocksEventReasonSwPowerCap, "power cap"},
+	{nvml.ClocksThrottleReasonHwSlowdown, "hardware slowdown"},
+	{nvml.ClocksEventReasonSwThermalSlowdown, "heat"},
+	{nvml.ClocksThrottleReasonHwThermalSlowdown, "heat (hardware)"},
+	{nvml.ClocksThrottleReasonHwPowerBrakeSlowdown, "power brake"},
+}
+
+func (r *reader) health(d nvml.Device, g *topology.GPU) {
+	h := &g.Health
+	r.ask("nvmlDeviceGetTotalEccErrors", func() (ret nvml.Return) {
+		h.ECC, ret = d.GetTotalEccErrors(nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC)
+		return ret
+	})
+	r.ask("nvmlDeviceGetRemappedRows", func() (ret nvml.Return) { _, _, h.Remap, h.RemapFailed, ret = d.GetRemappedRows(); return ret })
+	var reasons uint64
+	if r.ask("nvmlDeviceGetCurrentClocksEventReasons", func() (ret nvml.Return) { reasons, ret = d.GetCurrentClocksEventReasons(); return ret }) {
+		for _, t := range throttles {
+			if reasons&t.bit != 0 {
+				h.Throttled = append(h.Throttled, t.text)
+			}
+		}
+	}
+}
+
+// peer asks what a may do to b; it reports false when the driver says nothing.
+func (r *reader) peer(a, b nvml.Device) (p topology.Peer, told bool) {
+	p.Distance = topology.Far
+	var level nvml.GpuTopologyLevel
+	if r.ask("nvmlDeviceGetTopologyCommonAncestor", func() (ret nvml.Return) { level, ret = a.GetTopologyCommonAncestor(b); return ret }) {
+		p.Distance = distance(level)
+	}
+	for _, f := range [...]struct {
+		what nvml.GpuP2PCapsIndex
+		to   *bool
+	}{{nvml.P2P_CAPS_INDEX_READ, &p.Read}, {nvml.P2P_CAPS_INDEX_WRITE, &p.Write}, {nvml.P2P_CAPS_INDEX_NVLINK, &p.NVLink}} {
+		var status nvml.GpuP2PStatus
+		if r.ask("nvmlDeviceGetP2PStatus", func() (ret nvml.Return) { status, ret = a.GetP2PStatus(b, f.what); return ret }) {
+			*f.to, told = status == nvml.P2P_STATUS_OK, true
+		}
+	}
+	return p, told
+}
+
+func distance(l nvml.GpuTopologyLevel) topology.Distance {
+	switch l {
+	case nvml.TOPOLOGY_INTERNAL:
+		return topology.Same
+	case nvml.TOPOLOGY_SINGLE:
+		return topology.Switch
+	case nvml.TOPOLOGY_MULTIPLE:
+		return topology.Switches
+	case nvml.TOPOLOGY_HOSTBRIDGE:
+		return topology.Bridge
+	case nvml.TOPOLOGY_NODE:
+		return topology.Node
+	case nvml.TOPOLOGY_SYSTEM:
+		return topology.System
+	}
+	return topology.Far
+}
