@@ -84,6 +84,7 @@ const (
 	loads      = "envoy.service.load_stats.v3.LoadReportingService"
 	processor  = "envoy.service.ext_proc.v3.ExternalProcessor"
 	healths    = "grpc.health.v1.Health"
+	modules    = "cascade.policy.v1.Modules"
 )
 
 // allowed are the roles that may call a service. What is not listed is for
@@ -99,11 +100,12 @@ var allowed = map[string][]identity.Role{
 	loads:                             {identity.Proxy},
 	processor:                         {identity.Proxy},
 	api.Fleet_ServiceDesc.ServiceName: {identity.Migrator},
+	modules:                           {identity.Migrator},
 	healths:                           {identity.Proxy, identity.Migrator, identity.Control, identity.Operator},
 }
 
 // nameless are the services whose messages name nobody.
-var nameless = map[string]bool{processor: true, healths: true}
+var nameless = map[string]bool{processor: true, healths: true, modules: true}
 
 // enter returns who calls a method, or why it may not.
 func (b *Binder) enter(ctx context.Context, method string) (identity.ID, error) {

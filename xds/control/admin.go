@@ -26,6 +26,7 @@ func (c *Control) adminServer() *http.Server {
 	mux.Handle("POST /drain", ordered(drainOrder(c.fleet.Drain, c.replicaStatus)))
 	mux.Handle("POST /undrain", ordered(drainOrder(c.fleet.Undrain, c.replicaStatus)))
 	c.planRoutes(mux)
+	c.policyRoutes(mux)
 	mux.Handle("GET /metrics", promhttp.HandlerFor(c.registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = w.Write([]byte("ok\n"))

@@ -70,6 +70,13 @@ type Config struct {
 
 	// Store holds the plan object; nil keeps it in memory.
 	Store store.Store
+	// Admitter says which policy modules may come; nil: none.
+	Admitter Admitter
+	// Modules keeps the bytes of those that came, for all control planes of the
+	// Store; nil keeps them in memory, which is right for one that is alone.
+	Modules store.Modules
+	// Slots are the policy slots of this control plane itself; nil: it has none.
+	Slots Slots
 	// Counters keeps flows, weights and byte ratios across restarts; nil
 	// forgets them.
 	Counters fleet.Counters
@@ -103,6 +110,9 @@ func (c Config) complete() Config {
 	}
 	if c.Store == nil {
 		c.Store = new(store.Memory)
+	}
+	if c.Modules == nil {
+		c.Modules = new(store.MemoryModules)
 	}
 	if c.Stop == 0 {
 		c.Stop = defaultStop

@@ -40,6 +40,8 @@ type Control struct {
 	length    *length.Server  // nil: the estimator is not ours
 	loads     *loads
 	adapters  adapters
+	keeper    *keeper
+	pushes    chan struct{} // capacity 1: one push is taken in at a time
 	health    *health.Server
 	registry  *prometheus.Registry
 
@@ -52,7 +54,7 @@ type Control struct {
 // that is not run must be closed.
 func New(cfg Config) (*Control, error) {
 	cfg = cfg.complete()
-	c := &Control{cfg: cfg, log: cfg.Logger, health: health.NewServer()}
+	c := &Control{cfg: cfg, log: cfg.Logger, health: health.NewServer(), pushes: make(chan struct{}, 1)}
 	c.health.SetServingStatus("", healthv1.HealthCheckResponse_NOT_SERVING) // until the first plan is out
 	if err := c.init(); err != nil {
 		c.Close()
@@ -100,7 +102,8 @@ func (c *Control) init() error {
 		return fmt.Errorf("groups: %w", err)
 	}
 	groupOf := func(n *corev3.Node) string { return groups.Of(n.GetId(), n.GetCluster()) }
-	c.cache = &firstSet{Cache: cache.New(cache.Config{Group: groupOf}), first: c.serving}
+	c.cache = &firstSet{Cache: cache.New(cache.Config{Group: groupOf}), first: c.serving, sets: make(map[string]resources.Set)}
+	c.keeper = newKeeper(c)
 	c.ledger = publish.NewLedger(c.log)
 	c.xds, err = serve.New(serve.Config{Cache: c.cache, Callbacks: c.ledger, Limits: c.cfg.Limits, Logger: c.log})
 	if err != nil {
@@ -119,7 +122,7 @@ func (c *Control) init() error {
 	c.submitter = &submitter{settings: settings, publisher: c.publisher, edge: c.cfg.Edge}
 	c.fleet, err = fleet.New(fleet.Config{
 		Rules: c.cfg.Rules, Replicas: c.cfg.Replicas, Store: c.cfg.Store, Counters: c.cfg.Counters,
-		Publisher: c.submitter, Proxies: c.loads.book, Logger: c.log,
+		Slots: c.keeper.tell, Publisher: c.submitter, Proxies: c.loads.book, Logger: c.log,
 	})
 	return err
 }
@@ -186,7 +189,10 @@ func (c *Control) Ready() bool { return c.cache.served.Load() }
 
 // Status returns what /status answers.
 func (c *Control) Status() Status {
-	return statusOf(c.fleet.Snapshot(), c.publisher.Status(), c.cfg.Policy, time.Now())
+	now := time.Now()
+	s := statusOf(c.fleet.Snapshot(), c.publisher.Status(), c.cfg.Policy, now)
+	s.Policies = c.summaries(now)
+	return s
 }
 
 // serving tells health checks that proxies get answers.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/xds/fleet"
+	"github.com/cascadeinfer/cascade/xds/policy"
 )
 
 // AdminHeader must be on every request that changes something, with any value:
@@ -86,9 +87,7 @@ type order func(context.Context, url.Values) (any, error)
 func ordered(give order) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		r.Body = http.MaxBytesReader(w, r.Body, maxOrder)
-		kind, _, _ := strings.Cut(r.Header.Get("content-type"), ";")
-		if len(r.Header.Values(AdminHeader)) == 0 && strings.TrimSpace(kind) != "application/json" {
-			answer(w, http.StatusForbidden, problem{"send the header " + AdminHeader + ": 1"})
+		if !asked(w, r) {
 			return
 		}
 		ctx, cancel := context.WithTimeout(r.Context(), orderTimeout)
@@ -102,16 +101,34 @@ func ordered(give order) http.Handler {
 	})
 }
 
+// asked says that no page of another site made a browser send the request, and
+// answers it otherwise.
+func asked(w http.ResponseWriter, r *http.Request) bool {
+	kind, _, _ := strings.Cut(r.Header.Get("content-type"), ";")
+	if len(r.Header.Values(AdminHeader)) == 0 && strings.TrimSpace(kind) != "application/json" {
+		answer(w, http.StatusForbidden, problem{"send the header " + AdminHeader + ": 1"})
+		return false
+	}
+	return true
+}
+
 // codeOf is the status that stands for a refused order.
 func codeOf(err error) int {
 	var bad malformed
+	var denied inadmissible
+	var large *http.MaxBytesError
 	is := func(target error) bool { return errors.Is(err, target) }
 	switch {
+	case errors.As(err, &large), is(errTooLarge):
+		return http.StatusRequestEntityTooLarge
 	case errors.As(err, &bad):
 		return http.StatusBadRequest
+	case errors.As(err, &denied):
+		return http.StatusUnprocessableEntity
 	case is(fleet.ErrUnknown), is(fleet.ErrNoModel), is(fleet.ErrNoPlan):
 		return http.StatusNotFound
-	case is(fleet.ErrLast), is(fleet.ErrFile), is(fleet.ErrPinned), is(fleet.ErrSame), is(fleet.ErrDenied):
+	case is(fleet.ErrLast), is(fleet.ErrFile), is(fleet.ErrPinned), is(fleet.ErrSame), is(fleet.ErrDenied),
+		is(policy.ErrReplayed), is(policy.ErrNoCandidate), is(policy.ErrOther), is(policy.ErrNative):
 		return http.StatusConflict
 	}
 	return http.StatusServiceUnavailable

@@ -53,15 +53,19 @@ var (
 	movesBytes   = desc("moves_bytes_total", "Bytes copied by moves that have ended.", "cause", "way", "result")
 	movesStall   = desc("move_stall_seconds", "Time that moves which were done kept their client without a token.", "cause", "way")
 
-	planner    = desc("planner", "1 while this control plane plans for the fleet; of several on one store, one does.")
-	shownEpoch = desc("shown_epoch", "Epoch of the routes that proxies are shown.")
-	nodeEpoch  = desc("node_epoch", "Newest epoch whose routes the node has acknowledged; 0: unknown.", "node")
-	nodeUp     = desc("node_connected", "1 while the node has a stream open.", "node")
-	nodeFenced = desc("node_fenced", "1 while the node is late and not waited for.", "node")
-	observers  = desc("observers", "Clients connected that follow the plans and route nothing.")
-	xdsRefused = desc("xds_refused_total", "xDS streams refused or ended for what their clients did.")
-	strangers  = desc("clients_refused_total", "Handshakes and calls of clients that are not who they must be; with a trust domain.")
-	nodeNACKs  = desc("node_nacks_total", "Responses that the node has refused.", "node")
+	planner        = desc("planner", "1 while this control plane plans for the fleet; of several on one store, one does.")
+	shownEpoch     = desc("shown_epoch", "Epoch of the routes that proxies are shown.")
+	nodeEpoch      = desc("node_epoch", "Newest epoch whose routes the node has acknowledged; 0: unknown.", "node")
+	nodeUp         = desc("node_connected", "1 while the node has a stream open.", "node")
+	nodeFenced     = desc("node_fenced", "1 while the node is late and not waited for.", "node")
+	observers      = desc("observers", "Clients connected that follow the plans and route nothing.")
+	xdsRefused     = desc("xds_refused_total", "xDS streams refused or ended for what their clients did.")
+	strangers      = desc("clients_refused_total", "Handshakes and calls of clients that are not who they must be; with a trust domain.")
+	slotGeneration = desc("policy_slot_generation", "Generation of a slot's policy on a host, 0 for the native one or none: active, candidate, floor, and the last that was rejected.", "slot", "node", "state")
+	slotCalls      = desc("policy_calls_total", "Calls of a generation on a host since it was loaded there.", "slot", "node", "generation")
+	slotFaults     = desc("policy_faults_total", "Those of them that the native policy had to answer.", "slot", "node", "generation")
+
+	nodeNACKs = desc("node_nacks_total", "Responses that the node has refused.", "node")
 )
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
@@ -77,6 +81,7 @@ func (c collector) Describe(ch chan<- *prometheus.Desc) {
 		replicaProxied, replicaDoubted, proxyReports, proxyRefused, groupRequests, groupFailed,
 		reportsTotal, reportsRefused, movesRunning, movesEnded, movesBytes, movesStall,
 		planner, shownEpoch, nodeEpoch, nodeUp, nodeFenced, nodeNACKs, observers, xdsRefused, strangers,
+		slotGeneration, slotCalls, slotFaults,
 	} {
 		ch <- d
 	}
@@ -106,6 +111,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 			out.model(m)
 		}
 	}
+	out.policies(c.keeper.reports(time.Now()))
 	out.publish(c.publisher.Status())
 }
 

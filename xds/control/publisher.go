@@ -56,18 +56,27 @@ func (s *submitter) submitLocked() {
 	s.publisher.Submit(v)
 }
 
-// firstSet is the cache, and tells when it has something to serve.
+// firstSet is the cache, and tells when it has something to serve. It adds the
+// policy slots to what the publisher shows, which knows nothing of them: they come
+// to all groups at once, whatever is being rolled out, and from the first set on.
 type firstSet struct {
 	*cache.Cache
 	served atomic.Bool
 	first  func()
+
+	mu    sync.Mutex
+	sets  map[string]resources.Set // of the publisher, by group
+	slots []*resources.Resource
 }
 
 var _ publish.Target = (*firstSet)(nil)
 
 // Set implements publish.Target.
 func (f *firstSet) Set(group string, set resources.Set) {
-	f.Cache.Set(group, set)
+	f.mu.Lock()
+	f.sets[group] = set
+	f.Cache.Set(group, set.Plus(f.slots...))
+	f.mu.Unlock()
 	if !f.served.Swap(true) {
 		f.first()
 	}

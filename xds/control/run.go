@@ -23,6 +23,7 @@ func (c *Control) Run(ctx context.Context) error {
 	g.Go(func() error { return c.cache.Run(ctx) })
 	g.Go(func() error { return c.publisher.Run(ctx) })
 	g.Go(func() error { return c.fleet.Run(ctx) })
+	g.Go(func() error { return c.keeper.run(ctx) })
 	c.serveGRPC(ctx, g)
 	c.serveAdmin(ctx, g)
 	c.log.Info("control plane listens", "grpc", c.Addr().String(), "admin", c.AdminAddr().String())
@@ -43,6 +44,7 @@ func (c *Control) serveGRPC(ctx context.Context, g *errgroup.Group) {
 	c.loads.register(server)
 	c.loads.run(ctx, g)
 	api.RegisterFleetServer(server, c.fleet.Service())
+	api.RegisterModulesServer(server, newModuleService(c.keeper, c.cfg.Modules))
 	healthv1.RegisterHealthServer(server, c.health)
 	if c.length != nil && c.lengthListener == nil {
 		c.length.Register(server)

@@ -37,6 +37,9 @@ type Status struct {
 	History   []Change `json:"history"` // changes of plan, oldest first
 	// Planner is who plans.
 	Planner Planner `json:"planner"`
+	// Policies are the policy slots that have ever had a module; GET /policies has
+	// all of them, host by host.
+	Policies []PolicySummary `json:"policies,omitempty"`
 }
 
 // Model is one model of a Status.

@@ -24,7 +24,7 @@ var (
 // goal Proven it takes the place of what is proven. The error wraps ErrReplayed,
 // or says what is wrong with the trial.
 func (s Slot) Push(t Trial) (Slot, error) {
-	if err := checkGoal(s.Kind, t.Goal, t.Permille, t.Scope); err != nil {
+	if err := CheckGoal(s.Kind, t.Goal, t.Permille, t.Scope); err != nil {
 		return s, err
 	}
 	if err := t.Module.validate(); err != nil {
@@ -49,7 +49,7 @@ func (s Slot) Move(now time.Time, generation uint64, g Goal, permille int, scope
 	if err := s.is(generation); err != nil {
 		return s, err
 	}
-	if err := checkGoal(s.Kind, g, permille, scope); err != nil {
+	if err := CheckGoal(s.Kind, g, permille, scope); err != nil {
 		return s, err
 	}
 	s = s.Clone()

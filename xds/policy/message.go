@@ -257,7 +257,7 @@ func decodeCandidate(kind string, m *api.Candidate) (Wanted, error) {
 		return c, fmt.Errorf("statement: %d bytes, want 1 to %d", len(c.Signature), MaxSignature)
 	}
 	if !c.Proven {
-		if err := checkGoal(kind, c.Goal, c.Permille, c.Scope); err != nil {
+		if err := CheckGoal(kind, c.Goal, c.Permille, c.Scope); err != nil {
 			return c, err // which begins with the field
 		}
 	}

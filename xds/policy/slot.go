@@ -164,7 +164,7 @@ func (s Slot) validate() error {
 		if s.Candidate.Goal == Proven {
 			return errors.New("candidate: a candidate is not proven")
 		}
-		if err := checkGoal(s.Kind, s.Candidate.Goal, s.Candidate.Permille, s.Candidate.Scope); err != nil {
+		if err := CheckGoal(s.Kind, s.Candidate.Goal, s.Candidate.Permille, s.Candidate.Scope); err != nil {
 			return fmt.Errorf("candidate: %w", err)
 		}
 	}
@@ -262,8 +262,9 @@ func (m *Module) validate() error {
 	return nil
 }
 
-// checkGoal says why a generation of a kind cannot go so far.
-func checkGoal(kind string, g Goal, permille int, scope string) error {
+// CheckGoal says why a generation of a kind cannot go so far; nil where it can. The
+// error begins with the parameter.
+func CheckGoal(kind string, g Goal, permille int, scope string) error {
 	switch g {
 	case Warm, Shadow, Canary, Active, Proven:
 	default:

@@ -81,7 +81,8 @@ func ReadStatuses(list []*api.SlotStatus) (out []Status, dropped int) {
 			Scope: Clip(m.GetScope(), MaxName), Floor: m.GetFloor(), Refused: Clip(m.GetRefused(), MaxReason),
 		}
 		for _, l := range m.GetLives() {
-			if l.GetGeneration() == 0 || len(s.Lives) == MaxLives {
+			twice := slices.ContainsFunc(s.Lives, func(o Life) bool { return o.Generation == l.GetGeneration() })
+			if l.GetGeneration() == 0 || twice || len(s.Lives) == MaxLives {
 				dropped++
 				continue
 			}

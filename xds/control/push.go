@@ -1,0 +1,326 @@
+package control
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"mime/multipart"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cascadeinfer/cascade/xds/policy"
+	"github.com/cascadeinfer/cascade/xds/store"
+)
+
+// Admitter decides which modules may come to the slots of the fleet, and how far
+// they may go: signatures, kinds, the site's own rules. It is called by one
+// goroutine at a time; the error is shown to the operator and in nothing changed.
+type Admitter interface {
+	Admit(ctx context.Context, p Push) (Admitted, error)
+}
+
+// Push is what an operator asks for one slot: a new module, or another goal for
+// the one on trial.
+type Push struct {
+	Slot     string
+	Goal     policy.Goal // policy.Proven: to pass no gates
+	Permille int
+	Scope    string
+	// Module and Signature are the files. They are not to be changed.
+	Module, Signature []byte
+	// Current is the slot as it is stored. Its candidate is this module, by the
+	// digest, where another goal is asked for.
+	Current policy.Slot
+	By      string // who asks; may be empty
+}
+
+// Admitted is what the statement of an admitted module says.
+type Admitted struct {
+	Generation    uint64
+	Name, Version string
+	SHA256        policy.Digest
+	Configuration []byte // what hosts configure it with; may be empty
+	Signers       []string
+}
+
+// Bounds of a push.
+const (
+	// maxPush bounds the body: a module and its signature in base64, and what
+	// JSON or multipart puts around them.
+	maxPush     = (policy.MaxModule+policy.MaxSignature)*4/3 + 64<<10
+	pushTimeout = 25 * time.Second
+)
+
+var errTooLarge = fmt.Errorf("a module has at most %d MiB, and its signature %d KiB", policy.MaxModule>>20, policy.MaxSignature>>10)
+
+// policyRoutes adds what is asked and ordered about policies.
+func (c *Control) policyRoutes(mux *http.ServeMux) {
+	mux.HandleFunc("GET /policies", func(w http.ResponseWriter, r *http.Request) {
+		answer(w, http.StatusOK, c.Policies(r.URL.Query()["slot"]...))
+	})
+	mux.HandleFunc("POST /policies/push", c.push)
+	mux.Handle("POST /policies/goal", ordered(c.policyOrder(c.moveGoal)))
+	mux.Handle("POST /policies/rollback", ordered(c.policyOrder(c.rollback)))
+}
+
+// push answers POST /policies/push?slot=&goal=&permille=&scope=&by=: the slot may be
+// given several times. The body is JSON with the base64 of "module" and
+// "signature", or a form with those two files.
+func (c *Control) push(w http.ResponseWriter, r *http.Request) {
+	if !asked(w, r) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), pushTimeout)
+	defer cancel()
+	out, err := c.takePush(ctx, w, r)
+	if err != nil {
+		answer(w, codeOf(err), problem{err.Error()})
+		return
+	}
+	answer(w, http.StatusOK, out)
+}
+
+func (c *Control) takePush(ctx context.Context, w http.ResponseWriter, r *http.Request) (any, error) {
+	if c.cfg.Admitter == nil {
+		return nil, errOff
+	}
+	o, err := policyOrderOf(r.URL.Query())
+	if err != nil {
+		return nil, err
+	}
+	if o.goal == "" {
+		o.goal = policy.Shadow
+	}
+	for _, slot := range o.slots {
+		if err := policy.CheckGoal(slot, o.goal, o.permille, o.scope); err != nil {
+			return nil, malformed("slot " + slot + ": " + err.Error())
+		}
+	}
+	select {
+	case c.pushes <- struct{}{}:
+		defer func() { <-c.pushes }()
+	case <-ctx.Done():
+		return nil, errors.New("another module is being pushed; try again")
+	}
+	r.Body = http.MaxBytesReader(w, r.Body, maxPush)
+	module, signature, err := readPush(r)
+	if err != nil {
+		return nil, err
+	}
+	sum := policy.Digest(sha256.Sum256(module))
+	trials := make(map[string]policy.Trial, len(o.slots))
+	for _, slot := range o.slots {
+		a, err := c.cfg.Admitter.Admit(ctx, Push{
+			Slot: slot, Goal: o.goal, Permille: o.permille, Scope: o.scope, Module: module, Signature: signature,
+			Current: policy.Of(c.keeper.stored(), slot).Clone(), By: o.by,
+		})
+		if err != nil {
+			return nil, refuse(slot, err)
+		}
+		if a.SHA256 != sum {
+			return nil, refuse(slot, errors.New("the statement is about another module"))
+		}
+		now := moment(time.Now())
+		trials[slot] = policy.Trial{
+			Module: policy.Module{
+				Generation: a.Generation, Name: a.Name, Version: a.Version, SHA256: sum, Size: len(module), Signature: signature,
+				Configuration: a.Configuration, Signers: a.Signers, By: o.by, At: now,
+			},
+			Goal: o.goal, Permille: o.permille, Scope: o.scope, Since: now,
+		}
+	}
+	// The bytes come before the name: who reads the one finds the other.
+	if err := c.cfg.Modules.Put(store.Digest(sum), module); err != nil {
+		return nil, err
+	}
+	if err := c.keeper.change(ctx, o.slots, func(s policy.Slot) (policy.Slot, error) {
+		return understood(s.Push(trials[s.Kind]))
+	}); err != nil {
+		return nil, err
+	}
+	return c.Policies(o.slots...), nil
+}
+
+// understood marks the errors of a change that say what was asked wrongly.
+func understood(s policy.Slot, err error) (policy.Slot, error) {
+	for _, known := range [...]error{policy.ErrReplayed, policy.ErrNoCandidate, policy.ErrOther, policy.ErrNative} {
+		if errors.Is(err, known) {
+			return s, err
+		}
+	}
+	if err != nil {
+		return s, malformed(err.Error())
+	}
+	return s, nil
+}
+
+// readPush reads the body of a push.
+func readPush(r *http.Request) (module, signature []byte, err error) {
+	kind, params, err := mime.ParseMediaType(r.Header.Get("content-type"))
+	switch {
+	case err == nil && kind == "application/json":
+		var body struct {
+			Module    []byte `json:"module"`
+			Signature []byte `json:"signature"`
+		}
+		if err := json.NewDecoder(r.Body).Decode(&body); err != nil {
+			return nil, nil, unread(err)
+		}
+		module, signature = body.Module, body.Signature
+	case err == nil && kind == "multipart/form-data":
+		if module, signature, err = readForm(multipart.NewReader(r.Body, params["boundary"])); err != nil {
+			return nil, nil, err
+		}
+	default:
+		return nil, nil, malformed("send JSON with the base64 of module and signature, or a multipart form with these files")
+	}
+	switch {
+	case len(module) > policy.MaxModule || len(signature) > policy.MaxSignature:
+		return nil, nil, errTooLarge
+	case len(module) == 0 || len(signature) == 0:
+		return nil, nil, malformed("give module and signature; cascade policy sign makes one for the other")
+	}
+	return module, signature, nil
+}
+
+// unread says why a body was not read.
+func unread(err error) error {
+	var large *http.MaxBytesError
+	if errors.As(err, &large) {
+		return errTooLarge
+	}
+	return malformed("body: " + err.Error())
+}
+
+func readForm(m *multipart.Reader) (module, signature []byte, err error) {
+	for {
+		part, err := m.NextPart()
+		if errors.Is(err, io.EOF) {
+			return module, signature, nil
+		}
+		if err != nil {
+			return nil, nil, unread(err)
+		}
+		switch part.FormName() {
+		case "module":
+			module, err = io.ReadAll(io.LimitReader(part, policy.MaxModule+1))
+		case "signature":
+			signature, err = io.ReadAll(io.LimitReader(part, policy.MaxSignature+1))
+		default:
+			err = fmt.Errorf("part %.40q: want module and signature", part.FormName())
+		}
+		if err != nil {
+			return nil, nil, unread(err)
+		}
+	}
+}
+
+// policyAsk is the query of an order about policies.
+type policyAsk struct {
+	slots      []string
+	generation uint64 // 0: whichever is meant
+	goal       policy.Goal
+	permille   int
+	scope, by  string
+	reason     string
+}
+
+func policyOrderOf(q url.Values) (o policyAsk, err error) {
+	o = policyAsk{slots: q["slot"], goal: policy.Goal(q.Get("goal")), scope: q.Get("scope"), by: q.Get("by"), reason: q.Get("reason")}
+	if len(o.slots) == 0 {
+		return o, malformed("name the slot: ?slot=KIND, one of " + strings.Join(policy.Kinds(), ", "))
+	}
+	seen := make(map[string]bool)
+	for _, slot := range o.slots {
+		if !policy.Known(slot) || seen[slot] {
+			return o, malformed(fmt.Sprintf("slot %.40q: want each once, of %s", slot, strings.Join(policy.Kinds(), ", ")))
+		}
+		seen[slot] = true
+	}
+	if text := q.Get("permille"); text != "" {
+		if o.permille, err = strconv.Atoi(text); err != nil {
+			return o, malformed(fmt.Sprintf("permille %.40q: give a number from 1 to %d", text, policy.Permilles-1))
+		}
+	}
+	if text := q.Get("generation"); text != "" {
+		if o.generation, err = strconv.ParseUint(text, 10, 64); err != nil {
+			return o, malformed(fmt.Sprintf("generation %.40q: give its number", text))
+		}
+	}
+	if len(o.by) > maxBy || !printable(o.by) {
+		return o, malformed(fmt.Sprintf("by: give a name of up to %d printable bytes", maxBy))
+	}
+	if len(o.reason) > policy.MaxReason || !printable(o.reason) {
+		return o, malformed(fmt.Sprintf("reason: give up to %d printable bytes", policy.MaxReason))
+	}
+	return o, nil
+}
+
+// policyOrder makes an order about the slots of ?slot=.
+func (c *Control) policyOrder(give func(context.Context, policyAsk) error) order {
+	return func(ctx context.Context, q url.Values) (any, error) {
+		o, err := policyOrderOf(q)
+		if err != nil {
+			return nil, err
+		}
+		if err := give(ctx, o); err != nil {
+			return nil, err
+		}
+		return c.Policies(o.slots...), nil
+	}
+}
+
+// moveGoal sets how far the candidates of some slots may go. They are admitted
+// again: what a site allows depends on the goal.
+func (c *Control) moveGoal(ctx context.Context, o policyAsk) error {
+	if c.cfg.Admitter == nil {
+		return errOff
+	}
+	select {
+	case c.pushes <- struct{}{}:
+		defer func() { <-c.pushes }()
+	case <-ctx.Done():
+		return errors.New("another module is being pushed; try again")
+	}
+	now := moment(time.Now())
+	generations := make(map[string]uint64, len(o.slots))
+	for _, kind := range o.slots {
+		s := policy.Of(c.keeper.stored(), kind).Clone()
+		// What is asked wrongly is told before rules are asked.
+		if _, err := understood(s.Move(now, o.generation, o.goal, o.permille, o.scope)); err != nil {
+			return err
+		}
+		t := s.Candidate
+		code, err := c.cfg.Modules.Get(store.Digest(t.SHA256))
+		if err != nil {
+			return err
+		}
+		if _, err := c.cfg.Admitter.Admit(ctx, Push{
+			Slot: kind, Goal: o.goal, Permille: o.permille, Scope: o.scope, Module: code, Signature: t.Signature, Current: s, By: o.by,
+		}); err != nil {
+			return refuse(kind, err)
+		}
+		generations[kind] = t.Generation
+	}
+	return c.keeper.change(ctx, o.slots, func(s policy.Slot) (policy.Slot, error) {
+		return understood(s.Move(now, generations[s.Kind], o.goal, o.permille, o.scope))
+	})
+}
+
+// rollback ends the newest generation of some slots. Nobody has to admit that.
+func (c *Control) rollback(ctx context.Context, o policyAsk) error {
+	now, reason := moment(time.Now()), o.reason
+	if reason == "" {
+		reason = "rolled back by an operator"
+	}
+	return c.keeper.change(ctx, o.slots, func(s policy.Slot) (policy.Slot, error) {
+		return understood(s.Rollback(now, o.generation, reason, o.by))
+	})
+}
