@@ -2,13 +2,15 @@ package host
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 
 	"github.com/tetratelabs/wazero"
 
+	"github.com/cascadeinfer/cascade/wasm/host/cachedir"
 	"github.com/cascadeinfer/cascade/wasm/meter"
 )
 
@@ -16,36 +18,48 @@ import (
 // version must not be found. The engine does not always know its own version.
 const engineVersion = "wazero-v1.12.0"
 
-// openCache returns the engine's cache in a folder below the given one that no
-// other engine or meter shares. What it stores is keyed by the rewritten module
-// and the processor. Each module has a cache object of its own, so that its
-// memory goes with it; they meet on disk, where entries are written whole.
-func openCache(dir string) (wazero.CompilationCache, error) {
-	path := filepath.Join(dir, strings.ReplaceAll(meter.Version, "/", "-")+"_"+engineVersion)
-	if err := os.MkdirAll(path, 0o700); err != nil {
-		return nil, fmt.Errorf("host: cache: %w", err)
-	}
-	for _, p := range [...]string{dir, path} {
-		info, err := os.Stat(p)
-		if err != nil {
-			return nil, fmt.Errorf("host: cache: %w", err)
-		}
-		if info.Mode().Perm()&0o022 != 0 {
-			return nil, fmt.Errorf("host: cache %s: others can write there (%v), and could run code here: chmod go-w it", p, info.Mode().Perm())
-		}
-	}
-	cache, err := wazero.NewCompilationCacheWithDir(path)
+// cache is a module's machine code on disk, and the engine's view of it.
+type cache struct {
+	engine wazero.CompilationCache
+	entry  *cachedir.Entry
+}
+
+// openCache opens the module's entry below a folder, which no other module, meter
+// or engine shares. What the engine stores there is keyed by the processor, too,
+// and written whole.
+func openCache(dir string, code []byte) (*cache, error) {
+	sum := sha256.Sum256(code)
+	version := strings.ReplaceAll(meter.Version, "/", "-") + "_" + engineVersion
+	entry, err := cachedir.Open(dir, version, hex.EncodeToString(sum[:]))
 	if err != nil {
-		return nil, fmt.Errorf("host: cache: %w", err)
+		return nil, fmt.Errorf("host: %w", err)
 	}
-	return cache, nil
+	engine, err := wazero.NewCompilationCacheWithDir(entry.Path())
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("host: cache: %w", err), entry.Close())
+	}
+	return &cache{engine, entry}, nil
+}
+
+// evict keeps the folder within its limits, when something was added to it.
+func (c *cache) evict(config Config) {
+	if !c.entry.Fresh() {
+		return
+	}
+	if _, err := cachedir.Evict(config.Cache, cachedir.Limits{Bytes: config.CacheBytes, Entries: config.CacheModules}); err != nil {
+		config.Logger.Warn("the cache of machine code cannot be kept within its limits", "cache", config.Cache, "error", err)
+	}
+}
+
+func (c *cache) close(ctx context.Context) error {
+	return errors.Join(c.engine.Close(ctx), c.entry.Close())
 }
 
 // compile compiles into a runtime of its own, with the cache if there is one.
-func compile(ctx context.Context, code []byte, pages uint32, cache wazero.CompilationCache) (wazero.Runtime, wazero.CompiledModule, error) {
+func compile(ctx context.Context, code []byte, pages uint32, c *cache) (wazero.Runtime, wazero.CompiledModule, error) {
 	config := wazero.NewRuntimeConfig().WithMemoryLimitPages(pages).WithDebugInfoEnabled(false)
-	if cache != nil {
-		config = config.WithCompilationCache(cache)
+	if c != nil {
+		config = config.WithCompilationCache(c.engine)
 	}
 	r := wazero.NewRuntimeWithConfig(ctx, config)
 	compiled, err := r.CompileModule(ctx, code)

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -14,11 +15,11 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
 
-// files lists the regular files below a folder.
+// files lists the regular files below a folder, but locks.
 func files(t *testing.T, dir string) (list []string) {
 	t.Helper()
 	if err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-		if err == nil && d.Type().IsRegular() {
+		if err == nil && d.Type().IsRegular() && d.Name() != "lock" {
 			list = append(list, path)
 		}
 		return err
@@ -95,5 +96,51 @@ func TestEngineVersion(t *testing.T) {
 	want := "github.com/tetratelabs/wazero " + strings.TrimPrefix(engineVersion, "wazero-")
 	if !strings.Contains(string(mod), want) {
 		t.Errorf("go.mod does not have %q", want)
+	}
+}
+
+// TestCacheIsBounded loads more modules than the cache may have: those that were
+// loaded longest ago go, those that are loaded now stay, and go on.
+func TestCacheIsBounded(t *testing.T) {
+	dir := t.TempDir()
+	c := Config{Cache: dir, CacheModules: 3}
+	policy := func(n int) []byte { return hosttest.Policy(selects(hosttest.Result(1, uint32(n)))).Encode() }
+	stays := load(t, c, policy(0))
+	for n := 1; n < 8; n++ {
+		m, err := Load(context.Background(), c, policy(n))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := len(files(t, dir)); got > 3 {
+			t.Errorf("after %d modules there are %d files", n+1, got)
+		}
+		if err := m.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	kept := files(t, dir)
+	again, err := Load(context.Background(), c, policy(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer again.Close()
+	if now := files(t, dir); !slices.Equal(now, kept) {
+		t.Errorf("the module that was loaded all the time had to be compiled anew: %v, before %v", now, kept)
+	}
+	if _, err := instance(t, stays).Select(abi.Call{}, sixteen()); err != nil {
+		t.Error(err)
+	}
+	c.CacheBytes, c.CacheModules = 1, 0 // smaller than any
+	m, err := Load(context.Background(), c, policy(9))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	if got := len(files(t, dir)); got != 2 {
+		t.Errorf("%d files are left, two modules are loaded", got)
+	}
+	c.CacheBytes = -1
+	if _, err := Load(context.Background(), c, policy(9)); err == nil {
+		t.Error("a negative bound")
 	}
 }

@@ -1,6 +1,7 @@
 package host
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"time"
@@ -22,6 +23,12 @@ const Version = meter.Version + "+host/1"
 // a garbage collector, and enough that the kinds that come with every request
 // need no second slice, which saves a write before each call.
 const defaultSlice = 1 << 16
+
+// The cache's limits when a Config says nothing else.
+const (
+	defaultCacheBytes   = 512 << 20
+	defaultCacheModules = 64
+)
 
 // mostFrame keeps frames below what package abi can address.
 const mostFrame = 1 << 30
@@ -100,6 +107,12 @@ type Config struct {
 	// this process: a folder that others than its owner can write to is refused.
 	// Several processes may share it. "" means none.
 	Cache string
+	// CacheBytes and CacheModules bound what is in it, all versions of modules and
+	// of this program together: beyond, what was loaded longest ago is removed,
+	// unless it is loaded now, in any process. They are looked at when a module is
+	// compiled. A module in Go takes some 8 MiB. 0 means 512 MiB and 64.
+	CacheBytes   int64
+	CacheModules int
 	// Watch ends calls that exceed their wall limit, while it runs. Nil means
 	// that fuel is the only bound.
 	Watch *Watch
@@ -125,6 +138,15 @@ func (c Config) filled() (Config, error) {
 	c.Meter.StartFuel = c.Start.Fuel
 	if c.Meter.Slice == 0 {
 		c.Meter.Slice = defaultSlice
+	}
+	if c.CacheBytes == 0 {
+		c.CacheBytes = defaultCacheBytes
+	}
+	if c.CacheModules == 0 {
+		c.CacheModules = defaultCacheModules
+	}
+	if c.CacheBytes < 0 || c.CacheModules < 0 {
+		return c, errors.New("host: CacheBytes and CacheModules must not be negative")
 	}
 	for _, k := range c.Kinds {
 		if k >= abi.Kinds {

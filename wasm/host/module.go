@@ -25,7 +25,7 @@ type Module struct {
 	decides  [abi.Kinds]bool
 	rests    bool // exports ExportRest
 	report   meter.Report
-	cache    wazero.CompilationCache
+	cache    *cache
 	runtime  wazero.Runtime
 	compiled wazero.CompiledModule
 	log      logbook
@@ -58,7 +58,7 @@ func Load(ctx context.Context, config Config, original []byte) (*Module, error) 
 		return nil, err
 	}
 	if config.Cache != "" {
-		if m.cache, err = openCache(config.Cache); err != nil {
+		if m.cache, err = openCache(config.Cache, code); err != nil {
 			return nil, err
 		}
 	}
@@ -67,7 +67,7 @@ func Load(ctx context.Context, config Config, original []byte) (*Module, error) 
 	if err != nil && m.cache != nil {
 		// A damaged file in the cache must not keep a good module away.
 		spoilt := err
-		m.cache.Close(ctx)
+		m.cache.close(ctx)
 		m.cache = nil
 		if m.runtime, m.compiled, err = compile(ctx, code, pages, nil); err == nil {
 			config.Logger.Warn("the cache of machine code is of no use", "cache", config.Cache, "error", spoilt)
@@ -75,6 +75,9 @@ func Load(ctx context.Context, config Config, original []byte) (*Module, error) 
 	}
 	if err != nil {
 		return nil, fmt.Errorf("host: compile: %w", err)
+	}
+	if m.cache != nil {
+		m.cache.evict(config)
 	}
 	if err := m.check(); err != nil {
 		m.Close()
@@ -211,7 +214,7 @@ func (m *Module) Close() error {
 	ctx := context.Background()
 	errs := []error{m.compiled.Close(ctx), m.runtime.Close(ctx)}
 	if m.cache != nil {
-		errs = append(errs, m.cache.Close(ctx))
+		errs = append(errs, m.cache.close(ctx))
 	}
 	return errors.Join(errs...)
 }

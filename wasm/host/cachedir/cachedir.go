@@ -1,0 +1,248 @@
+// Package cachedir keeps a folder of machine code, which several processes share,
+// from growing without bound and from being written by others.
+//
+// It knows entries, folders that are somebody's to fill; it does not look into
+// them, and does not know what makes them. The invariants:
+//
+//  1. A folder that another user can write to is refused: what is in it will be run.
+//  2. Nothing is removed while an Entry is open, in whatever process.
+//  3. Nothing is removed that this package did not make.
+package cachedir
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+const (
+	// lockName is the file in each entry that is locked while it is open, and whose
+	// time says when it last was.
+	lockName = "lock"
+	// sort is the beginning of the names of the folders below the first, one for
+	// each version of whoever makes entries, and keyLength that of their entries'.
+	sort      = "code-"
+	keyLength = 64
+	// attempts and pause bound how long Open and Evict wait for each other.
+	attempts = 5000
+	pause    = 2 * time.Millisecond
+)
+
+// Limits bound what is kept. 0 keeps nothing that is not open.
+type Limits struct {
+	Bytes   int64 // of all files
+	Entries int
+}
+
+// Entry is an open entry. It is closed once.
+type Entry struct {
+	path  string
+	fresh bool
+	lock  *os.File
+}
+
+// Open opens the entry of a key, 64 hexadecimal digits, for a version, and makes it
+// and the folders above if they are not there. It is then the one used last.
+func Open(dir, version, key string) (*Entry, error) {
+	if len(key) != keyLength || strings.ContainsAny(key+version, `/\`) {
+		return nil, fmt.Errorf("internal error: %q of %q is no entry of a cache", key, version)
+	}
+	path := filepath.Join(dir, sort+version, key)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("cache: %w", err)
+	}
+	if err := own(dir); err != nil {
+		return nil, err
+	}
+	alone, err := hold(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer alone.Close()
+	if err := os.MkdirAll(path, 0o700); err != nil {
+		return nil, fmt.Errorf("cache: %w", err)
+	}
+	for _, p := range [...]string{filepath.Dir(path), path} {
+		if err := own(p); err != nil {
+			return nil, err
+		}
+	}
+	bytes, err := size(path)
+	if err != nil {
+		return nil, fmt.Errorf("cache: %w", err)
+	}
+	lock, err := os.OpenFile(filepath.Join(path, lockName), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("cache: %w", err)
+	}
+	if !share(lock) {
+		err = errors.New("it is locked though nobody is at it")
+	}
+	if now := time.Now(); err == nil {
+		err = os.Chtimes(lock.Name(), now, now)
+	}
+	if err != nil {
+		lock.Close()
+		return nil, fmt.Errorf("cache: %s: %w", lock.Name(), err)
+	}
+	return &Entry{path, bytes == 0, lock}, nil
+}
+
+// hold waits until nobody else opens or removes entries; until the file is closed
+// nobody can. Both take milliseconds.
+func hold(dir string) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(dir, lockName), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("cache: %w", err)
+	}
+	for range attempts {
+		if claim(f) {
+			return f, nil
+		}
+		time.Sleep(pause)
+	}
+	f.Close()
+	return nil, fmt.Errorf("cache %s: another process has kept it locked for %v: end it, or name another folder", dir, attempts*pause)
+}
+
+// own refuses a folder that others than this user and root can write to.
+func own(path string) error {
+	info, err := os.Stat(path)
+	switch {
+	case err != nil:
+		return fmt.Errorf("cache: %w", err)
+	case !info.IsDir():
+		return fmt.Errorf("cache %s: it is not a folder", path)
+	case info.Mode().Perm()&0o022 != 0:
+		return fmt.Errorf("cache %s: others can write there (%v), and could run code here: chmod go-w it, or name another folder", path, info.Mode().Perm())
+	case !mine(info):
+		return fmt.Errorf("cache %s: it belongs to another user, who could run code here: chown it, or name another folder", path)
+	}
+	return nil
+}
+
+// Path is the entry's folder.
+func (e *Entry) Path() string { return e.path }
+
+// Fresh reports whether it was empty when it was opened.
+func (e *Entry) Fresh() bool { return e.fresh }
+
+// Close lets the entry be removed.
+func (e *Entry) Close() error { return e.lock.Close() }
+
+// size is the sum of the files in a folder but the lock.
+func size(path string) (bytes int64, err error) {
+	err = filepath.WalkDir(path, func(p string, d fs.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() || d.Name() == lockName {
+			return gone(err)
+		}
+		info, err := d.Info()
+		if err == nil {
+			bytes += info.Size()
+		}
+		return gone(err)
+	})
+	return bytes, err
+}
+
+// gone takes it for no error that another process was faster.
+func gone(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// kept is an entry that is there.
+type kept struct {
+	path  string
+	bytes int64
+	used  time.Time
+}
+
+// Evict removes entries, of all versions, that were used longest ago, until the
+// rest is within the limits. Those that are open stay, even if the limits cannot
+// be kept then. It returns how many were removed.
+func Evict(dir string, l Limits) (removed int, err error) {
+	alone, err := hold(dir)
+	if err != nil {
+		return 0, err
+	}
+	defer alone.Close()
+	list, total, err := list(dir)
+	if err != nil {
+		return 0, err
+	}
+	slices.SortFunc(list, func(a, b kept) int { return cmp.Or(a.used.Compare(b.used), cmp.Compare(a.path, b.path)) })
+	n := len(list)
+	for _, e := range list {
+		if n <= l.Entries && total <= l.Bytes {
+			return removed, nil
+		}
+		ok, err := remove(e.path)
+		if err != nil {
+			return removed, err
+		}
+		if ok {
+			n--
+			removed++
+			total -= e.bytes
+		}
+	}
+	return removed, nil
+}
+
+// list returns what is there, and its size.
+func list(dir string) (list []kept, total int64, err error) {
+	paths, err := filepath.Glob(filepath.Join(escape(dir), sort+"*", strings.Repeat("[0-9a-f]", keyLength)))
+	if err != nil {
+		return nil, 0, fmt.Errorf("cache: %w", err)
+	}
+	for _, path := range paths {
+		info, err := os.Stat(filepath.Join(path, lockName))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // not ours
+		}
+		if err != nil {
+			return nil, 0, fmt.Errorf("cache: %w", err)
+		}
+		bytes, err := size(path)
+		if err != nil {
+			return nil, 0, fmt.Errorf("cache: %w", err)
+		}
+		list = append(list, kept{path, bytes, info.ModTime()})
+		total += bytes
+	}
+	return list, total, nil
+}
+
+// escape keeps what a pattern would take for its own.
+func escape(path string) string {
+	return strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`).Replace(path)
+}
+
+// remove removes an entry unless it is open.
+func remove(path string) (bool, error) {
+	if !locks {
+		return false, nil
+	}
+	lock, err := os.OpenFile(filepath.Join(path, lockName), os.O_RDWR, 0)
+	if err != nil {
+		return false, fmt.Errorf("cache: %w", err)
+	}
+	defer lock.Close()
+	if !claim(lock) {
+		return false, nil
+	}
+	if err := os.RemoveAll(path); err != nil {
+		return false, fmt.Errorf("cache: %w", err)
+	}
+	os.Remove(filepath.Dir(path)) // of an old version, when that was its last
+	return true, nil
+}
