@@ -35,6 +35,9 @@ type Push struct {
 	Scope    string
 	// Module and Signature are the files. They are not to be changed.
 	Module, Signature []byte
+	// Configuration is what hosts shall configure the module with; may be empty. It
+	// is not signed: the operator answers for it, as for the goal.
+	Configuration []byte
 	// Current is the slot as it is stored. Its candidate is this module, by the
 	// digest, where another goal is asked for.
 	Current policy.Slot
@@ -54,7 +57,7 @@ type Admitted struct {
 const (
 	// maxPush bounds the body: a module and its signature in base64, and what
 	// JSON or multipart puts around them.
-	maxPush     = (policy.MaxModule+policy.MaxSignature)*4/3 + 64<<10
+	maxPush     = (policy.MaxModule+policy.MaxSignature+policy.MaxConfiguration)*4/3 + 64<<10
 	pushTimeout = 25 * time.Second
 )
 
@@ -72,7 +75,8 @@ func (c *Control) policyRoutes(mux *http.ServeMux) {
 
 // push answers POST /policies/push?slot=&goal=&permille=&scope=&by=: the slot may be
 // given several times. The body is JSON with the base64 of "module" and
-// "signature", or a form with those two files.
+// "signature", or a form with those two files; with "configuration" where the module
+// takes one.
 func (c *Control) push(w http.ResponseWriter, r *http.Request) {
 	if !asked(w, r) {
 		return
@@ -110,15 +114,16 @@ func (c *Control) takePush(ctx context.Context, w http.ResponseWriter, r *http.R
 		return nil, errors.New("another module is being pushed; try again")
 	}
 	r.Body = http.MaxBytesReader(w, r.Body, maxPush)
-	module, signature, err := readPush(r)
+	body, err := readPush(r)
 	if err != nil {
 		return nil, err
 	}
+	module, signature := body.Module, body.Signature
 	sum := policy.Digest(sha256.Sum256(module))
 	trials := make(map[string]policy.Trial, len(o.slots))
 	for _, slot := range o.slots {
 		a, err := c.cfg.Admitter.Admit(ctx, Push{
-			Slot: slot, Goal: o.goal, Permille: o.permille, Scope: o.scope, Module: module, Signature: signature,
+			Slot: slot, Goal: o.goal, Permille: o.permille, Scope: o.scope, Module: module, Signature: signature, Configuration: body.Configuration,
 			Current: policy.Of(c.keeper.stored(), slot).Clone(), By: o.by,
 		})
 		if err != nil {
@@ -161,33 +166,37 @@ func understood(s policy.Slot, err error) (policy.Slot, error) {
 	return s, nil
 }
 
+// pushBody is the body of a push.
+type pushBody struct {
+	Module        []byte `json:"module"`
+	Signature     []byte `json:"signature"`
+	Configuration []byte `json:"configuration"`
+}
+
 // readPush reads the body of a push.
-func readPush(r *http.Request) (module, signature []byte, err error) {
+func readPush(r *http.Request) (body pushBody, err error) {
 	kind, params, err := mime.ParseMediaType(r.Header.Get("content-type"))
 	switch {
 	case err == nil && kind == "application/json":
-		var body struct {
-			Module    []byte `json:"module"`
-			Signature []byte `json:"signature"`
-		}
 		if err := json.NewDecoder(r.Body).Decode(&body); err != nil {
-			return nil, nil, unread(err)
+			return body, unread(err)
 		}
-		module, signature = body.Module, body.Signature
 	case err == nil && kind == "multipart/form-data":
-		if module, signature, err = readForm(multipart.NewReader(r.Body, params["boundary"])); err != nil {
-			return nil, nil, err
+		if body, err = readForm(multipart.NewReader(r.Body, params["boundary"])); err != nil {
+			return body, err
 		}
 	default:
-		return nil, nil, malformed("send JSON with the base64 of module and signature, or a multipart form with these files")
+		return body, malformed("send JSON with the base64 of module and signature, or a multipart form with these files")
 	}
 	switch {
-	case len(module) > policy.MaxModule || len(signature) > policy.MaxSignature:
-		return nil, nil, errTooLarge
-	case len(module) == 0 || len(signature) == 0:
-		return nil, nil, malformed("give module and signature; cascade policy sign makes one for the other")
+	case len(body.Module) > policy.MaxModule || len(body.Signature) > policy.MaxSignature:
+		return body, errTooLarge
+	case len(body.Configuration) > policy.MaxConfiguration:
+		return body, malformed(fmt.Sprintf("a configuration has at most %d KiB", policy.MaxConfiguration>>10))
+	case len(body.Module) == 0 || len(body.Signature) == 0:
+		return body, malformed("give module and signature; cascade policy sign makes one for the other")
 	}
-	return module, signature, nil
+	return body, nil
 }
 
 // unread says why a body was not read.
@@ -199,25 +208,27 @@ func unread(err error) error {
 	return malformed("body: " + err.Error())
 }
 
-func readForm(m *multipart.Reader) (module, signature []byte, err error) {
+func readForm(m *multipart.Reader) (body pushBody, err error) {
 	for {
 		part, err := m.NextPart()
 		if errors.Is(err, io.EOF) {
-			return module, signature, nil
+			return body, nil
 		}
 		if err != nil {
-			return nil, nil, unread(err)
+			return body, unread(err)
 		}
 		switch part.FormName() {
 		case "module":
-			module, err = io.ReadAll(io.LimitReader(part, policy.MaxModule+1))
+			body.Module, err = io.ReadAll(io.LimitReader(part, policy.MaxModule+1))
+		case "configuration":
+			body.Configuration, err = io.ReadAll(io.LimitReader(part, policy.MaxConfiguration+1))
 		case "signature":
-			signature, err = io.ReadAll(io.LimitReader(part, policy.MaxSignature+1))
+			body.Signature, err = io.ReadAll(io.LimitReader(part, policy.MaxSignature+1))
 		default:
-			err = fmt.Errorf("part %.40q: want module and signature", part.FormName())
+			err = fmt.Errorf("part %.40q: want module, signature and configuration", part.FormName())
 		}
 		if err != nil {
-			return nil, nil, unread(err)
+			return body, unread(err)
 		}
 	}
 }
@@ -303,7 +314,7 @@ func (c *Control) moveGoal(ctx context.Context, o policyAsk) error {
 			return err
 		}
 		if _, err := c.cfg.Admitter.Admit(ctx, Push{
-			Slot: kind, Goal: o.goal, Permille: o.permille, Scope: o.scope, Module: code, Signature: t.Signature, Current: s, By: o.by,
+			Slot: kind, Goal: o.goal, Permille: o.permille, Scope: o.scope, Module: code, Signature: t.Signature, Configuration: t.Configuration, Current: s, By: o.by,
 		}); err != nil {
 			return refuse(kind, err)
 		}
