@@ -81,9 +81,11 @@ test-all: envoy zig ptxas ## test, and the slow rest
 bench: envoy ## every benchmark; the table is in BENCHMARKS.md
 	$(GO) test -run '^$$' -bench . -benchmem -timeout 60m ./...
 
-# UCX's side is ucx_perftest: from PATH (Debian: ucx-utils), or $$UCX_PERFTEST.
-bench-peers: ## our TCP transport beside UCX's
+# UCX's side is ucx_perftest: from PATH (Debian: ucx-utils), or $$UCX_PERFTEST. Extism
+# and OPA's Wasm engine are dependencies of a module of its own, wasm/host/peers.
+bench-peers: zig ## our TCP transport beside UCX's; policies beside Extism's and OPA's
 	$(GO) test -run '^$$' -bench Peers -benchtime 7x -v ./migrator/transport/tcp
+	$(GO) run -C wasm/host/peers .
 
 # One change per iteration and server, in turn; the clients are another process.
 bench-xds: ## our xDS server beside go-control-plane's snapshot cache, 100 and 1,000 nodes
@@ -100,6 +102,7 @@ check: ## formatting, vet, staticcheck, tidy go.mod, generated code
 	$(GO) vet ./...
 	$(GO) run $(STATICCHECK) ./...
 	$(GO) mod tidy -diff
+	cd wasm/host/peers && $(GO) mod tidy -diff && $(GO) vet ./...
 
 generate: ## regenerate the wire types from their .proto files, and the C header of policies
 	$(GO) generate ./wasm/guest/c
