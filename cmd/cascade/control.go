@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cascadeinfer/cascade/cmd/config"
+	"github.com/cascadeinfer/cascade/cmd/modules"
 	"github.com/cascadeinfer/cascade/cmd/wire"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/resources"
@@ -86,6 +87,10 @@ func (s *settings) runControl(ctx context.Context, file wire.Fleet, own config.C
 	if edge != nil {
 		cc.Edge = edge.Certificate()
 	}
+	plane, err := modules.JoinPlane(ctx, &fleet, &cc, m.log)
+	if err != nil {
+		return err
+	}
 	c, err := control.New(cc)
 	if err != nil {
 		return err
@@ -94,6 +99,7 @@ func (s *settings) runControl(ctx context.Context, file wire.Fleet, own config.C
 		len(fleet.Fleet.Replicas), c.Addr(), c.AdminAddr())
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return c.Run(ctx) })
+	g.Go(func() error { return plane.Run(ctx) })
 	if edge != nil {
 		g.Go(func() error {
 			return edge.Run(ctx, func(cert *resources.Certificate) {

@@ -30,6 +30,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/config"
 	"github.com/cascadeinfer/cascade/cmd/daemon"
+	"github.com/cascadeinfer/cascade/cmd/modules"
 	"github.com/cascadeinfer/cascade/cmd/wire"
 	"github.com/cascadeinfer/cascade/engine/emulator"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
@@ -87,6 +88,9 @@ type Fleet struct {
 	log     *slog.Logger
 	nodes   []node
 	control *control.Control
+	plane   *modules.Plane   // the control plane's modules and rules
+	host    *modules.Host    // the slots that all migrators share; nil without modules
+	slots   *client.Client   // what follows the control plane for host
 	link    *grpc.ClientConn // of the migrators to the control plane
 	runtime string           // directory of Unix sockets, removed at the end
 	door    net.Listener     // of the embedded proxy; nil with Envoy
@@ -146,6 +150,9 @@ func New(cfg Config) (f *Fleet, err error) {
 		return nil, fmt.Errorf("control: %w", err)
 	}
 	if f.runtime, err = os.MkdirTemp("", "cascade-"); err != nil {
+		return nil, err
+	}
+	if err := f.newHost(); err != nil {
 		return nil, err
 	}
 	if err := f.bindReplicas(bind); err != nil {
@@ -229,7 +236,7 @@ func (f *Fleet) newEngine(r config.Replica) (*emulator.Engine, error) {
 func (f *Fleet) newMigrator(r config.Replica, clients, peers net.Listener) (*daemon.Daemon, error) {
 	return daemon.New(daemon.Config{
 		Fleet: f.cfg.Fleet, Replica: r, Control: f.link, Clients: clients, Peers: peers, Listen: f.cfg.seams.listen,
-		Runtime: filepath.Join(f.runtime, "shm"), Blocks: f.blocks(r), Drain: f.cfg.Drain, Tracer: f.cfg.Tracer,
+		Runtime: filepath.Join(f.runtime, "shm"), Blocks: f.blocks(r), Host: f.host, Drain: f.cfg.Drain, Tracer: f.cfg.Tracer,
 		Logger: f.log.With("replica", r.ID), Front: f.cfg.seams.front,
 	})
 }
@@ -278,6 +285,9 @@ func (f *Fleet) bindControl(listener net.Listener, bind func(*string) (net.Liste
 	}
 	if cc.Store == nil {
 		cc.Store = f.cfg.seams.store
+	}
+	if f.plane, err = modules.JoinPlane(context.Background(), &f.cfg.Fleet, &cc, f.log.With("part", "control")); err != nil {
+		return err
 	}
 	cc.Listener = listener
 	if cc.AdminListener, err = bind(&f.cfg.Fleet.Fleet.Control.Admin); err != nil {
@@ -404,6 +414,10 @@ func (f *Fleet) Run(ctx context.Context) error {
 	base, bctx := errgroup.WithContext(back)
 
 	base.Go(func() error { return f.part(bctx, "control", f.control.Run) })
+	base.Go(func() error { return f.plane.Run(bctx) })
+	if f.host != nil {
+		base.Go(func() error { return f.runHost(bctx) })
+	}
 	for _, n := range f.nodes {
 		if n.engine != nil {
 			base.Go(func() error {

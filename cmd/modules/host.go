@@ -23,7 +23,9 @@ var (
 // Migrators that share a process share them.
 type Host struct {
 	*Node
-	Set *slots.Set
+	Set      *slots.Set
+	Native   policy.Native // what decides where no module does
+	policies wire.Policies
 }
 
 // HostConfig sets a Host up.
@@ -58,7 +60,7 @@ func NewHost(c HostConfig) (*Host, error) {
 		c.Logger.Error("no module is taken; the built-in policies decide", "error", err)
 	}
 	node, err := NewNode(NodeConfig{Slots: set, Fetch: c.Fetch, Logger: c.Logger})
-	return &Host{Node: node, Set: set}, err
+	return &Host{Node: node, Set: set, Native: c.Native, policies: p}, err
 }
 
 // Serve has a market ask the slots. The scope is that of its refiner: the

@@ -19,26 +19,26 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// host is slots that load whatever they get.
-type host struct {
+// fakeHost is slots that load whatever they get.
+type fakeHost struct {
 	mu      sync.Mutex
 	loaded  map[sign.Digest]int // how often
 	wanted  map[abi.Kind][]uint64
 	applied int
 }
 
-func newHost() *host {
-	return &host{loaded: make(map[sign.Digest]int), wanted: make(map[abi.Kind][]uint64)}
+func newHost() *fakeHost {
+	return &fakeHost{loaded: make(map[sign.Digest]int), wanted: make(map[abi.Kind][]uint64)}
 }
 
-func (h *host) Check(w slots.Want) error {
+func (h *fakeHost) Check(w slots.Want) error {
 	if len(w.RolledBack) > 1 {
 		return errors.New("too much")
 	}
 	return nil
 }
 
-func (h *host) Missing(w slots.Want) (out []sign.Digest) {
+func (h *fakeHost) Missing(w slots.Want) (out []sign.Digest) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, c := range w.Candidates {
@@ -49,7 +49,7 @@ func (h *host) Missing(w slots.Want) (out []sign.Digest) {
 	return out
 }
 
-func (h *host) Apply(w slots.Want) error {
+func (h *fakeHost) Apply(w slots.Want) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.applied++
@@ -63,18 +63,18 @@ func (h *host) Apply(w slots.Want) error {
 	return nil
 }
 
-func (h *host) Status() []slots.Status {
+func (h *fakeHost) Status() []slots.Status {
 	return []slots.Status{{Kind: abi.Place.String(), Active: 3, Lives: []slots.Life{
 		{Generation: 3, State: "active", SHA256: sign.Sum(nil).String(), Calls: 7}, {Generation: 1, State: "rejected", Reason: "traps"},
 	}}}
 }
 
-func (h *host) Run(ctx context.Context) error {
+func (h *fakeHost) Run(ctx context.Context) error {
 	<-ctx.Done()
 	return nil
 }
 
-func (h *host) has(bytes string) int {
+func (h *fakeHost) has(bytes string) int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.loaded[sha256.Sum256([]byte(bytes))]
@@ -120,7 +120,7 @@ func want(k abi.Kind, modules ...string) slots.Want {
 }
 
 // start runs a node until the test's bubble ends.
-func start(t *testing.T, h *host, s *shop) *Node {
+func start(t *testing.T, h *fakeHost, s *shop) *Node {
 	t.Helper()
 	n, err := NewNode(NodeConfig{Slots: h, Fetch: s.fetch})
 	if err != nil {

@@ -1,0 +1,86 @@
+package modules
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"github.com/cascadeinfer/cascade/cmd/wire"
+	"github.com/cascadeinfer/cascade/migrator/market"
+	"github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/wasm/sign"
+	"github.com/cascadeinfer/cascade/wasm/slots"
+	"github.com/cascadeinfer/cascade/xds/control"
+	"github.com/cascadeinfer/cascade/xds/store"
+)
+
+// Plane is a control plane's modules and rules.
+type Plane struct {
+	Control *Control
+	Host    *Host // its own slots; nil where no module may decide
+}
+
+// JoinPlane makes what a control plane of the fleet has of modules and rules, and
+// puts it into its Config, which has its Name and its Store already. Run has to
+// run beside the control plane. Where modules are off and there are no rules it
+// changes nothing.
+func JoinPlane(ctx context.Context, f *wire.Fleet, c *control.Config, log *slog.Logger) (*Plane, error) {
+	site, err := f.Site()
+	if err != nil {
+		return nil, err
+	}
+	p := new(Plane)
+	var set *slots.Set
+	if f.Modules() {
+		if c.Name == "" {
+			return nil, errors.New("modules: a control plane with slots has a Name")
+		}
+		kept, err := modulesOf(f)
+		if err != nil {
+			return nil, err
+		}
+		p.Host, err = NewHost(HostConfig{
+			Fleet: f, Role: identity.Control, Name: c.Name, Kinds: ControlKinds, Native: f.Native(market.Config{}), Logger: log,
+			Fetch: func(_ context.Context, digest sign.Digest) ([]byte, error) { return kept.Get(store.Digest(digest)) },
+		})
+		if err != nil {
+			return nil, fmt.Errorf("policies: %w", err)
+		}
+		set = p.Host.Set
+		c.Modules, c.Slots = kept, p.Host
+	}
+	if p.Control, err = NewControl(ctx, ControlConfig{Set: set, Site: site, Logger: log}); err != nil {
+		return nil, err
+	}
+	if set == nil && len(site.Files) == 0 {
+		return p, nil
+	}
+	c.Rules.Wrap, c.Rules.Check = p.Control.Wrap, p.Control.Check
+	if set != nil {
+		c.Admitter = NewAdmission(p.Host.policies, p.Control)
+	}
+	return p, nil
+}
+
+// modulesOf is where the control planes keep what was pushed.
+func modulesOf(f *wire.Fleet) (store.Modules, error) {
+	dir := f.ModulesDir()
+	if dir == "" {
+		return new(store.MemoryModules), nil
+	}
+	kept, err := store.NewFolder(dir)
+	if err != nil {
+		return nil, fmt.Errorf("policies.modules: %w", err)
+	}
+	return kept, nil
+}
+
+// Run runs the control plane's own slots until ctx ends; at once where it has
+// none.
+func (p *Plane) Run(ctx context.Context) error {
+	if p.Host == nil {
+		return nil
+	}
+	return p.Host.Run(ctx)
+}
