@@ -1,0 +1,220 @@
+package inventory
+
+import (
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/cascadeinfer/cascade/migrator/device/topology"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// What is read of sysfs at most.
+const (
+	maxFile    = 64 << 10 // bytes of one file
+	maxEntries = 4096     // of one directory
+)
+
+// sysfs reads what the kernel shows; what is not there is a zero.
+type sysfs struct{ root, proc string }
+
+// text is a file's content without the line's end, "" for none.
+func text(path ...string) string {
+	f, err := os.Open(filepath.Join(path...))
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, maxFile))
+	if err != nil {
+		return "" // a link that is down answers so when it is asked for its speed
+	}
+	return strings.TrimSpace(string(b))
+}
+
+// number is a file's number, or otherwise.
+func number(otherwise int, path ...string) int {
+	n, err := strconv.Atoi(text(path...))
+	if err != nil {
+		return otherwise
+	}
+	return n
+}
+
+// list are a directory's entries by name.
+func (s sysfs) list(path ...string) []string {
+	f, err := os.Open(filepath.Join(append([]string{s.root}, path...)...))
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	names, _ := f.Readdirnames(maxEntries)
+	slices.Sort(names)
+	return names
+}
+
+func (s sysfs) exists(path ...string) bool {
+	_, err := os.Stat(filepath.Join(append([]string{s.root}, path...)...))
+	return err == nil
+}
+
+// memory reads the NUMA nodes; a kernel without any has its memory in /proc.
+func (s sysfs) memory() (nodes []topology.NUMA, all topology.Memory) {
+	for _, name := range s.list("devices", "system", "node") {
+		id, err := strconv.Atoi(strings.TrimPrefix(name, "node"))
+		if err != nil || !strings.HasPrefix(name, "node") {
+			continue
+		}
+		dir := filepath.Join(s.root, "devices", "system", "node", name)
+		n := topology.NUMA{ID: id, CPUs: text(dir, "cpulist"), Memory: meminfo(text(dir, "meminfo"))}
+		for _, f := range strings.Fields(text(dir, "distance")) {
+			if d, err := strconv.Atoi(f); err == nil {
+				n.Distance = append(n.Distance, d)
+			}
+		}
+		all.Total, all.Free = all.Total+n.Memory.Total, all.Free+n.Memory.Free
+		nodes = append(nodes, n)
+	}
+	slices.SortFunc(nodes, func(a, b topology.NUMA) int { return a.ID - b.ID })
+	if len(nodes) == 0 {
+		all = meminfo(text(s.proc, "meminfo"))
+	}
+	return nodes, all
+}
+
+// meminfo reads the two lines that matter, with or without "Node 0" before them.
+func meminfo(t string) (m topology.Memory) {
+	for line := range strings.Lines(t) {
+		f := strings.Fields(line)
+		for i := 0; i+1 < len(f); i++ {
+			kib, err := strconv.ParseInt(f[i+1], 10, 64)
+			if err != nil || kib < 0 || kib > 1<<50 {
+				continue
+			}
+			switch f[i] {
+			case "MemTotal:":
+				m.Total = policies.Bytes(kib) << 10
+			case "MemFree:":
+				m.Free = policies.Bytes(kib) << 10
+			}
+		}
+	}
+	return m
+}
+
+// function is a PCI address.
+var function = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`)
+
+// device is where a PCI device is plugged in.
+func (s sysfs) device(address string) topology.PCI {
+	if !function.MatchString(address) {
+		return topology.PCI{Address: address, NUMA: topology.Unknown}
+	}
+	p := s.behind(filepath.Join(s.root, "bus", "pci", "devices", address))
+	p.Address = address
+	return p
+}
+
+// behind follows a link to a device and finds the PCI device that it is, or is
+// behind.
+func (s sysfs) behind(link string) topology.PCI {
+	p := topology.PCI{NUMA: topology.Unknown}
+	at, err := filepath.EvalSymlinks(link)
+	if err != nil {
+		return p
+	}
+	var dir, found string
+	for _, name := range strings.Split(at, "/") {
+		dir += name + "/"
+		switch {
+		case len(p.Path) == 0 && strings.HasPrefix(name, "pci") && strings.Contains(name, ":"):
+			p.Path = append(p.Path, name)
+		case len(p.Path) > 0 && function.MatchString(name):
+			p.Path = append(p.Path, name)
+			p.Address, found = name, dir
+		}
+	}
+	if found == "" {
+		return topology.PCI{NUMA: topology.Unknown}
+	}
+	p.NUMA = max(topology.Unknown, number(topology.Unknown, found, "numa_node"))
+	p.Link = topology.PCIe{
+		Gen: generation(text(found, "current_link_speed")), Width: number(0, found, "current_link_width"),
+		MaxGen: generation(text(found, "max_link_speed")), MaxWidth: number(0, found, "max_link_width"),
+	}
+	return p
+}
+
+// generation is PCIe's, of a speed such as "16.0 GT/s PCIe".
+func generation(speed string) int {
+	f := strings.Fields(speed)
+	if len(f) == 0 {
+		return 0
+	}
+	return max(0, slices.Index([]string{"", "2.5", "5.0", "8.0", "16.0", "32.0", "64.0"}, f[0]))
+}
+
+// displays are the PCI addresses of NVIDIA's GPUs, without their sound and USB.
+func (s sysfs) displays() (out []string) {
+	for _, address := range s.list("bus", "pci", "devices") {
+		dir := filepath.Join(s.root, "bus", "pci", "devices", address)
+		if text(dir, "vendor") == "0x10de" && (strings.HasPrefix(text(dir, "class"), "0x0302") || strings.HasPrefix(text(dir, "class"), "0x0300")) {
+			out = append(out, address)
+		}
+	}
+	return out
+}
+
+// nics are the network interfaces, then the ports of RDMA devices, by name.
+func (s sysfs) nics() (out []topology.NIC) {
+	const loopback = "772" // ARPHRD_LOOPBACK
+	for _, name := range s.list("class", "net") {
+		dir := filepath.Join(s.root, "class", "net", name)
+		if kind := text(dir, "type"); kind == "" || kind == loopback {
+			continue
+		}
+		n := topology.NIC{
+			Name: name, PCI: s.behind(filepath.Join(dir, "device")), Up: text(dir, "operstate") == "up", Virtual: !s.exists("class", "net", name, "device"),
+			Rate: topology.Rate(max(0, number(0, dir, "speed"))) * topology.Megabyte / 8, // told in Mbit/s
+		}
+		out = append(out, n)
+	}
+	for _, name := range s.list("class", "infiniband") {
+		dir := filepath.Join(s.root, "class", "infiniband", name)
+		pci := s.behind(filepath.Join(dir, "device"))
+		for _, port := range s.list("class", "infiniband", name, "ports") {
+			at := filepath.Join(dir, "ports", port)
+			id, err := strconv.Atoi(port)
+			if err != nil {
+				continue
+			}
+			out = append(out, topology.NIC{
+				Name: name, Port: id, PCI: pci, RDMA: text(at, "link_layer"), Up: strings.HasPrefix(text(at, "state"), "4:"), Rate: gigabits(text(at, "rate")),
+			})
+		}
+	}
+	return out
+}
+
+// gigabits reads a rate such as "400 Gb/sec (4X NDR)".
+func gigabits(rate string) topology.Rate {
+	f := strings.Fields(rate)
+	if len(f) < 2 || f[1] != "Gb/sec" {
+		return 0
+	}
+	x, err := strconv.ParseFloat(f[0], 64)
+	if err != nil || !(x >= 0 && x < 1e6) {
+		return 0
+	}
+	return topology.Rate(x * float64(topology.Gigabit))
+}
+
+// openDriver reports whether the GPU driver is the open one, which offers its
+// memory as dma-buf.
+func (s sysfs) openDriver() bool {
+	return strings.Contains(text(s.proc, "driver", "nvidia", "version"), "Open Kernel Module")
+}
