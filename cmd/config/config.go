@@ -100,6 +100,10 @@ type Replica struct {
 	Blocks string `yaml:"blocks,omitempty"`
 	// Node names the machine, for locality. Empty means "local".
 	Node string `yaml:"node,omitempty"`
+	// GPU is the index of the GPU that holds the engine's KV cache, as nvidia-smi
+	// counts them on the node; of several ranks the first one's. Empty: none, or it
+	// is not known: "cascade devices" then takes the cache to be in host memory.
+	GPU *int `yaml:"gpu,omitempty"`
 	// TP is the number of tensor-parallel ranks behind the engine. 0 means 1.
 	TP int `yaml:"tp,omitempty"`
 	// Profile is the engine's cost profile where it is not the model's.

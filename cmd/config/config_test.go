@@ -179,6 +179,8 @@ func TestEveryFieldIsChecked(t *testing.T) {
 		{"select: paper", "select: random", "migration.select"},
 		{"outlier_percent: 50", "outlier_percent: -5", "migration.outlier_percent: -5 is outside"},
 		{"outlier_percent: 50", "leases: 1s", `unknown field "leases"`},
+		{"node: n1\n", "node: n1\n  gpu: -1\n", "replicas[0].gpu: -1 is outside 0 to 1023"},
+		{"link_gbps: 100", "node_gbps: -1", "migration.node_gbps: -1 is outside"},
 		{"node: n1\n", "node: n1\n  blocks: run/../run/r0\n", "replicas[1].blocks: run/../run/r0 is already replicas[0].blocks"},
 		{"blocks: run/r0", "blocks: " + strings.Repeat("a", 91), "replicas[0].blocks: 91 bytes are too long"},
 		{"threshold: 2", "threshold: 17", "line 47: policies.threshold: 17 is outside 1 to 16"},
@@ -257,11 +259,11 @@ func TestPresetsChooseTheMarket(t *testing.T) {
 		preset, more string
 		want         Migration
 	}{
-		{"default", "", Migration{"live", 400, 4, 8, "least-load", 25}},
-		{"paper", "", Migration{"live", 400, 3, SampleAll, "paper", 25}},
-		{"round-robin", "", Migration{"off", 400, 4, 8, "least-load", 25}},
-		{"round-robin", "migration: {mode: live}", Migration{"live", 400, 4, 8, "least-load", 25}},
-		{"paper", "migration: {sample: 5, slots: 1, select: least-load}", Migration{"live", 400, 1, 5, "least-load", 25}},
+		{"default", "", Migration{"live", 400, 0, 4, 8, "least-load", 25}},
+		{"paper", "", Migration{"live", 400, 0, 3, SampleAll, "paper", 25}},
+		{"round-robin", "", Migration{"off", 400, 0, 4, 8, "least-load", 25}},
+		{"round-robin", "migration: {mode: live}", Migration{"live", 400, 0, 4, 8, "least-load", 25}},
+		{"paper", "migration: {sample: 5, slots: 1, select: least-load}", Migration{"live", 400, 0, 1, 5, "least-load", 25}},
 	} {
 		if got := fleet(c.preset, c.more); got != c.want {
 			t.Errorf("%s, %q: %+v, want %+v", c.preset, c.more, got, c.want)

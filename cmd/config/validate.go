@@ -58,6 +58,9 @@ func def[T comparable](v *T, to T) {
 	}
 }
 
+// maxGPU is the largest index of a GPU on a node.
+const maxGPU = 1023
+
 // checker collects the errors of one validation.
 type checker struct{ errs []*FieldError }
 
@@ -218,6 +221,9 @@ func (f *Fleet) validateReplicas(c *checker) {
 		}
 		engine(c, at+".engine", r.Engine)
 		within(c, at+".tp", r.TP, 1, 64)
+		if r.GPU != nil {
+			within(c, at+".gpu", *r.GPU, 0, maxGPU)
+		}
 	}
 	for i, m := range f.Models {
 		if !serving[m.Name] && len(f.Replicas) > 0 {
