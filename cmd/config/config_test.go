@@ -179,7 +179,7 @@ func TestEveryFieldIsChecked(t *testing.T) {
 		{"select: paper", "select: random", "migration.select"},
 		{"outlier_percent: 50", "outlier_percent: -5", "migration.outlier_percent: -5 is outside"},
 		{"outlier_percent: 50", "leases: 1s", `unknown field "leases"`},
-		{"node: n1\n", "node: n1\n  gpu: -1\n", "replicas[0].gpu: -1 is outside 0 to 1023"},
+		{"node: n1\n", "node: n1\n  gpu: -1\n", "replicas[1].gpu: -1 is outside 0 to 1023"},
 		{"link_gbps: 100", "node_gbps: -1", "migration.node_gbps: -1 is outside"},
 		{"node: n1\n", "node: n1\n  blocks: run/../run/r0\n", "replicas[1].blocks: run/../run/r0 is already replicas[0].blocks"},
 		{"blocks: run/r0", "blocks: " + strings.Repeat("a", 91), "replicas[0].blocks: 91 bytes are too long"},
