@@ -42,6 +42,7 @@ type echo struct {
 	secretv3.UnimplementedSecretDiscoveryServiceServer
 	loadv3.UnimplementedLoadReportingServiceServer
 	api.UnimplementedFleetServer
+	api.UnimplementedModulesServer
 
 	mu  sync.Mutex
 	got int
@@ -75,6 +76,11 @@ func (e *echo) StreamLoadStats(s loadv3.LoadReportingService_StreamLoadStatsServ
 
 func (e *echo) Report(s api.Fleet_ReportServer) error {
 	return drain(e, s.Recv, func() error { return s.Send(&api.LoadReply{}) })
+}
+
+func (e *echo) Fetch(_ *api.FetchRequest, s api.Modules_FetchServer) error {
+	e.take()
+	return s.Send(&api.Chunk{})
 }
 
 func drain[M any](e *echo, recv func() (M, error), reply func() error) error {
@@ -114,6 +120,7 @@ func newWorld(t *testing.T) *world {
 	secretv3.RegisterSecretDiscoveryServiceServer(server, w.service)
 	loadv3.RegisterLoadReportingServiceServer(server, w.service)
 	api.RegisterFleetServer(server, w.service)
+	api.RegisterModulesServer(server, w.service)
 	healthv1.RegisterHealthServer(server, health.NewServer())
 	done := make(chan error, 1)
 	go func() { done <- server.Serve(w.listener) }()
@@ -264,6 +271,16 @@ func TestWhoMayBeWhom(t *testing.T) {
 		_, err := healthv1.NewHealthClient(conns[who]).Check(t.Context(), &healthv1.HealthCheckRequest{})
 		if (err == nil) != allowed {
 			t.Errorf("%s asks for health: %v", who, err)
+		}
+	}
+	for who, allowed := range map[string]bool{"r0": true, "edge": false, "control": false, "operator": false, "stranger": false} {
+		before := w.service.got
+		stream, err := api.NewModulesClient(conns[who]).Fetch(t.Context(), &api.FetchRequest{})
+		if err == nil {
+			_, err = stream.Recv()
+		}
+		if (err == nil) != allowed || !allowed && (status.Code(err) != codes.PermissionDenied || w.service.got != before) {
+			t.Errorf("%s fetches a module: %v", who, err)
 		}
 	}
 }

@@ -1,0 +1,631 @@
+package control
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"mime/multipart"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/xds/api"
+	"github.com/cascadeinfer/cascade/xds/client"
+	"github.com/cascadeinfer/cascade/xds/envoytest"
+	"github.com/cascadeinfer/cascade/xds/policy"
+	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/store"
+)
+
+// notary admits what is signed "generation N", and denies what a test denies.
+type notary struct {
+	mu    sync.Mutex
+	asked []Push
+	deny  func(Push) error
+}
+
+func (n *notary) Admit(_ context.Context, p Push) (Admitted, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.asked = append(n.asked, p)
+	a := Admitted{Version: "1.0", SHA256: sha256.Sum256(p.Module), Signers: []string{"ops"}}
+	if _, err := fmt.Sscanf(string(p.Signature), "generation %d", &a.Generation); err != nil {
+		return Admitted{}, errors.New("signed by nobody that is known")
+	}
+	a.Name = fmt.Sprintf("m%d", a.Generation)
+	if n.deny != nil {
+		return a, n.deny(p)
+	}
+	return a, nil
+}
+
+// push pushes a module as a form.
+func push(t *testing.T, c *running, query string, module []byte, signature string) (int, string) {
+	t.Helper()
+	var body bytes.Buffer
+	form := multipart.NewWriter(&body)
+	for name, data := range map[string][]byte{"module": module, "signature": []byte(signature)} {
+		w, err := form.CreateFormFile(name, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Write(data); err != nil {
+			t.Fatal(err)
+		}
+	}
+	form.Close()
+	return post(t, c, "/policies/push?"+query, func(r *http.Request) {
+		r.Header.Set("content-type", form.FormDataContentType())
+		r.Body, r.ContentLength = io.NopCloser(&body), int64(body.Len())
+	})
+}
+
+// obeyed returns the answer to an order that must be obeyed.
+func obeyed(t *testing.T) func(int, string) Policies {
+	return func(code int, body string) (p Policies) {
+		t.Helper()
+		if err := json.Unmarshal([]byte(body), &p); code != http.StatusOK || err != nil {
+			t.Fatalf("%d: %s, %v", code, body, err)
+		}
+		return p
+	}
+}
+
+// host is a migrator of a test: it follows one control plane, takes what its slot
+// should run, and reports to several.
+type host struct {
+	*replica
+	connection *grpc.ClientConn
+	stop       func()
+
+	mu      sync.Mutex
+	want    policy.Want
+	version string
+	codes   map[policy.Digest][]byte
+	status  *api.SlotStatus
+	checks  int    // of configs that came
+	refuse  string // every config, with this text
+	reject  uint64 // this generation, in canary
+}
+
+const slotKind = "bid-select"
+
+// follow starts a host for a replica.
+func follow(t *testing.T, r *replica, from *running, to ...*running) *host {
+	t.Helper()
+	h := &host{replica: r, codes: make(map[policy.Digest][]byte), status: &api.SlotStatus{Kind: slotKind}}
+	h.tell()
+	conn, err := grpc.NewClient(from.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.connection = conn
+	cl, err := client.New(client.Config{
+		Conn: conn, NodeID: identity.MigratorNode(string(r.ID)), Cluster: resources.ObserverCluster,
+		Slots: []string{policy.ResourceName(slotKind)}, CheckSlot: h.check, Watcher: h,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = cl.Run(ctx) })
+	for _, c := range append(to, from) {
+		r.reportTo(ctx, t, &wg, c.Addr().String())
+	}
+	h.stop = sync.OnceFunc(func() { cancel(); wg.Wait(); conn.Close() })
+	t.Cleanup(h.stop)
+	return h
+}
+
+func (h *host) check(name string, typed *anypb.Any) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.checks++
+	if h.refuse != "" {
+		return errors.New(h.refuse)
+	}
+	_, err := policy.DecodeResource(name, typed)
+	return err
+}
+
+// Update implements client.Watcher: what is wanted comes into force at once.
+func (h *host) Update(s *client.Snapshot) {
+	slot := s.Slots[policy.ResourceName(slotKind)]
+	if slot == nil {
+		return
+	}
+	want, err := policy.DecodeResource(slot.Name, slot.Config)
+	if err != nil {
+		panic(err)
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.version == slot.Version {
+		return
+	}
+	h.want, h.version = want, slot.Version
+	h.status = &api.SlotStatus{Kind: slotKind, Floor: h.status.Floor}
+	for _, c := range want.Candidates {
+		h.status.Floor = max(h.status.Floor, c.Generation)
+		life := &api.Life{Generation: c.Generation, State: "warm", Reached: "warm", Sha256: c.SHA256[:]}
+		h.status.Lives = append(h.status.Lives, life)
+		switch {
+		case c.Generation == h.reject:
+			life.State, life.Reached, life.Reason = "rejected", "canary", "it trapped"
+		case c.Proven || c.Goal == policy.Active:
+			h.status.Active, life.State, life.Reached, life.Calls = c.Generation, "active", "active", 10
+		case c.Goal == policy.Canary:
+			h.status.Candidate, h.status.Permille, life.State, life.Reached = c.Generation, uint32(c.Permille), "canary", "canary"
+		}
+		h.codes[c.SHA256] = c.Module
+	}
+	h.tell()
+}
+
+// tell reports the state of the slot from now on; the host is locked.
+func (h *host) tell() {
+	h.says(func(m *api.LoadReport) { m.Slots = []*api.SlotStatus{h.status} })
+}
+
+// fetch gets a module from the host's control plane.
+func (h *host) fetch(t *testing.T, sum policy.Digest) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	stream, err := api.NewModulesClient(h.connection).Fetch(ctx, &api.FetchRequest{Sha256: sum[:]})
+	if err != nil {
+		return nil, err
+	}
+	var all []byte
+	for {
+		c, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return all, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, c.GetData()...)
+	}
+}
+
+// until waits until a host's slot is as described.
+func (h *host) until(t *testing.T, c *running, what string, fits func(policy.Want) bool) {
+	t.Helper()
+	waitPolicies(t, c, string(h.ID)+": "+what, func(Policies) bool {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		return fits(h.want)
+	})
+}
+
+// waitPolicies waits until what /policies answers is as described.
+func waitPolicies(t *testing.T, c *running, what string, fits func(Policies) bool) Policies {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 3*patience)
+	defer cancel()
+	for {
+		p := c.Policies(slotKind)
+		if fits(p) {
+			return p
+		}
+		if ctx.Err() != nil {
+			body, _ := json.MarshalIndent(p, "", " ")
+			t.Fatalf("never came: %s: %s", what, body)
+		}
+		_, _ = get(t, c, "/healthz")
+	}
+}
+
+// is reports what a slot has: the generations that are proven and on trial, 0 for
+// none.
+func is(proven, candidate uint64) func(Policies) bool {
+	return func(p Policies) bool {
+		if len(p.Slots) != 1 {
+			return false
+		}
+		s := p.Slots[0]
+		return (s.Proven == nil && proven == 0 || s.Proven != nil && s.Proven.Generation == proven) &&
+			(s.Candidate == nil && candidate == 0 || s.Candidate != nil && s.Candidate.Generation == candidate)
+	}
+}
+
+// wants reports what a host was told, by generation.
+func wants(generations ...uint64) func(policy.Want) bool {
+	return func(w policy.Want) bool {
+		var got []uint64
+		for _, c := range w.Candidates {
+			got = append(got, c.Generation)
+		}
+		return slices.Equal(got, generations)
+	}
+}
+
+// TestPolicies is the life of a slot with two control planes on one store and a
+// folder of modules: pushed at one, run by the hosts of both; proven; the next one
+// fails on a host and is taken back in the fleet; the one after is rolled back by
+// an operator at the other one; a host that starts again is given what is proven.
+func TestPolicies(t *testing.T) {
+	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	f := newFleet(t, 3)
+	st := new(store.Memory)
+	dir := filepath.Join(t.TempDir(), "modules")
+	run := func(name string) *running {
+		r := rules()
+		r.Name, r.Shared = name, true
+		folder, err := store.NewFolder(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return start(t, Config{Rules: r, Replicas: f.list, Store: st, Modules: folder, Admitter: new(notary)})
+	}
+	a := run("a")
+	waitFor(t, a, "a plans", func(s Status) bool { return s.Planner.Leads })
+	b := run("b")
+	hosts := []*host{follow(t, f.replicas[0], a, b), follow(t, f.replicas[1], b, a), follow(t, f.replicas[2], b, a)}
+	all := func(c *running, what string, fits func(policy.Want) bool) {
+		t.Helper()
+		for _, h := range hosts {
+			h.until(t, c, what, fits)
+		}
+	}
+
+	big := bytes.Repeat([]byte("module 1 "), 2<<20/9)
+	p := obeyed(t)(push(t, b, "slot=bid-select&goal=shadow&by=ann", big, "generation 1"))
+	if !is(0, 1)(p) || p.Slots[0].Candidate.By != "ann" || p.Slots[0].Candidate.Size != len(big) || !p.Enabled {
+		t.Fatalf("%+v", p)
+	}
+	all(b, "1 on trial", wants(1))
+	sum := policy.Digest(sha256.Sum256(big))
+	for _, h := range hosts {
+		h.mu.Lock()
+		one := h.want.Candidates[0]
+		h.mu.Unlock()
+		if one.Module != nil || one.SHA256 != sum {
+			t.Fatalf("%s has a module of 2 MB in its slot", h.ID)
+		}
+		if got, err := h.fetch(t, sum); err != nil || !bytes.Equal(got, big) {
+			t.Fatalf("%s fetches %d bytes: %v", h.ID, len(got), err)
+		}
+	}
+	for want, sum := range map[codes.Code][]byte{codes.NotFound: make([]byte, 32), codes.InvalidArgument: []byte("short")} {
+		stream, err := api.NewModulesClient(hosts[0].connection).Fetch(t.Context(), &api.FetchRequest{Sha256: sum})
+		if err == nil {
+			_, err = stream.Recv()
+		}
+		if status.Code(err) != want {
+			t.Errorf("%x: %v", sum, err)
+		}
+	}
+
+	// The goal is raised at the other one. All hosts run it: it is proven.
+	obeyed(t)(post(t, a, "/policies/goal?slot=bid-select&goal=active&generation=1", nil))
+	for _, c := range []*running{a, b} {
+		waitPolicies(t, c, "1 is proven", is(1, 0))
+	}
+	all(b, "1 proven", func(w policy.Want) bool { return wants(1)(w) && w.Candidates[0].Proven })
+
+	// The next one is small, so it comes with the slot, and traps on one host.
+	hosts[2].mu.Lock()
+	hosts[2].reject = 2
+	hosts[2].mu.Unlock()
+	obeyed(t)(push(t, a, "slot=bid-select&goal=canary&permille=10", []byte("module 2"), "generation 2"))
+	for _, c := range []*running{a, b} {
+		p := waitPolicies(t, c, "2 is taken back", func(p Policies) bool { return is(1, 0)(p) && len(p.Slots[0].RolledBack) == 1 })
+		if e := p.Slots[0].RolledBack[0]; e.Generation != 2 || e.Reason != "r2: it trapped" || e.By != "a" {
+			t.Errorf("%+v", e)
+		}
+	}
+	all(b, "2 gone", func(w policy.Want) bool {
+		return wants(1)(w) && len(w.RolledBack) == 1 && w.RolledBack[0].Generation == 2
+	})
+
+	// An operator answers for the third one, and takes it back.
+	obeyed(t)(push(t, b, "slot=bid-select&goal=proven", []byte("module 3"), "generation 3"))
+	all(b, "3 proven", func(w policy.Want) bool { return wants(3)(w) && string(w.Candidates[0].Module) == "module 3" })
+	obeyed(t)(post(t, a, "/policies/rollback?slot=bid-select&reason=slow&by=bob", nil))
+	all(b, "back to 1", func(w policy.Want) bool { return wants(1)(w) && len(w.RolledBack) == 2 })
+	if s := waitFor(t, b, "the status tells", func(s Status) bool {
+		return len(s.Policies) == 1 && s.Policies[0].Nodes == 3 && s.Policies[0].Provens == 3
+	}); s.Policies[0].Proven.Generation != 1 {
+		t.Errorf("%+v", s.Policies)
+	}
+
+	// A host that starts again begins with what is proven, and can fetch it, also
+	// where no control plane is left that saw the push.
+	a.stop()
+	hosts[1].stop()
+	again := follow(t, f.replicas[1], b)
+	again.until(t, b, "1 after a start", func(w policy.Want) bool { return wants(1)(w) && w.Candidates[0].Proven })
+	if got, err := again.fetch(t, sum); err != nil || len(got) != len(big) {
+		t.Errorf("%d bytes, %v", len(got), err)
+	}
+	_, metrics := get(t, b, "/metrics")
+	for _, want := range []string{
+		`cascade_policy_slot_generation{node="r2",slot="bid-select",state="active"} 1`,
+		`cascade_policy_calls_total{generation="1",node="r1",slot="bid-select"} 10`,
+		`cascade_policy_faults_total{generation="1",node="r1",slot="bid-select"} 0`,
+	} {
+		if !strings.Contains(metrics, want) {
+			t.Errorf("no %s", want)
+		}
+	}
+}
+
+// TestPolicyRefused: a host that refuses a slot is shown with its reason and sent
+// nothing again; the others go on; no version is quarantined, and plans roll out.
+func TestPolicyRefused(t *testing.T) {
+	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	f := newFleet(t, 2)
+	c := start(t, Config{Rules: rules(), Replicas: f.list, Admitter: new(notary)})
+	good, bad := follow(t, f.replicas[0], c), follow(t, f.replicas[1], c)
+	bad.mu.Lock()
+	bad.refuse = "key ops is not known here"
+	bad.mu.Unlock()
+	newProxy(t, c)
+	obeyed(t)(push(t, c, "slot=bid-select&goal=active", []byte("module"), "generation 1"))
+	good.until(t, c, "1 on trial", wants(1))
+	p := waitPolicies(t, c, "a refusal and a host that is active", func(p Policies) bool {
+		n := p.Slots[0].Nodes
+		return len(n) == 2 && n[0].Active == 1 && n[1].Refused != ""
+	})
+	if n := p.Slots[0].Nodes[1]; n.Node != "r1" || n.Refused != "key ops is not known here" || !is(0, 1)(p) {
+		t.Errorf("%+v", p.Slots[0])
+	}
+	waitFor(t, c, "a proxy that is current, and a summary", func(s Status) bool {
+		return len(s.Nodes) == 1 && s.Nodes[0].Current && len(s.Refused) == 0 && len(s.Policies) == 1 && s.Policies[0].Candidates == 1
+	})
+	// Whatever else changes, the same bytes do not come again.
+	if err := c.fleet.Drain(t.Context(), "r0"); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, c, "the drain reaches the proxy", func(s Status) bool { return s.Nodes[0].Current && s.Epoch > 1 && s.Phase == "idle" })
+	obeyed(t)(post(t, c, "/policies/goal?slot=bid-select&goal=shadow", nil))
+	good.until(t, c, "the next goal", func(w policy.Want) bool { return w.Candidates[0].Goal == policy.Shadow })
+	waitPolicies(t, c, "the second refusal", func(Policies) bool {
+		bad.mu.Lock()
+		defer bad.mu.Unlock()
+		return bad.checks >= 2
+	})
+	bad.stop()
+	if bad.checks != 2 {
+		t.Errorf("%d configs came, want 2", bad.checks)
+	}
+}
+
+// TestPolicyOrders: what cannot be obeyed, and what is answered.
+func TestPolicyOrders(t *testing.T) {
+	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	f := newFleet(t, 1)
+	n := &notary{deny: func(p Push) error {
+		if p.Goal == policy.Active && p.Current.Candidate == nil {
+			return errors.New("the site's rules: shadow comes first")
+		}
+		return nil
+	}}
+	c := start(t, Config{Rules: rules(), Replicas: f.list, Admitter: n})
+	off := start(t, Config{Rules: rules(), Replicas: f.list})
+	for _, on := range []*running{c, off} {
+		waitFor(t, on, "a plan", func(s Status) bool { return s.Epoch == 1 })
+	}
+	large := make([]byte, policy.MaxModule+1)
+	body := func(text string) func(*http.Request) {
+		return func(r *http.Request) {
+			r.Header.Del(AdminHeader)
+			r.Header.Set("content-type", "application/json")
+			r.Body, r.ContentLength = io.NopCloser(strings.NewReader(text)), int64(len(text))
+		}
+	}
+	const module = `{"module":"Y29kZQ==","signature":"Z2VuZXJhdGlvbiA0"}` // generation 4
+	for _, x := range []struct {
+		name string
+		want int
+		text string
+		give func() (int, string)
+	}{
+		{"off", 503, "policies.keys", func() (int, string) { return push(t, off, "slot=place", []byte("x"), "generation 1") }},
+		{"off, a goal", 503, "policies.keys", func() (int, string) { return post(t, off, "/policies/goal?slot=place&goal=shadow", nil) }},
+		{"no header", 403, AdminHeader, func() (int, string) {
+			return post(t, c, "/policies/push?slot=place", func(r *http.Request) { r.Header.Del(AdminHeader) })
+		}},
+		{"no slot", 400, "name the slot", func() (int, string) { return push(t, c, "", []byte("x"), "generation 1") }},
+		{"no such slot", 400, "bid-quote", func() (int, string) { return push(t, c, "slot=bids", []byte("x"), "generation 1") }},
+		{"twice", 400, "each once", func() (int, string) { return push(t, c, "slot=place&slot=place", []byte("x"), "generation 1") }},
+		{"no such goal", 400, "goal", func() (int, string) { return push(t, c, "slot=place&goal=far", []byte("x"), "generation 1") }},
+		{"no share", 400, "permille", func() (int, string) { return push(t, c, "slot=place&goal=canary", []byte("x"), "generation 1") }},
+		{"no module", 400, "module and signature", func() (int, string) { return push(t, c, "slot=place", nil, "generation 1") }},
+		{"no body", 400, "JSON", func() (int, string) { return post(t, c, "/policies/push?slot=place", nil) }},
+		{"broken JSON", 400, "body", func() (int, string) { return post(t, c, "/policies/push?slot=place", body("{")) }},
+		{"too large", 413, "8 MiB", func() (int, string) { return push(t, c, "slot=place", large, "generation 1") }},
+		{"far too large", 413, "8 MiB", func() (int, string) {
+			return post(t, c, "/policies/push?slot=place", body(`{"module":"`+strings.Repeat("AAAA", maxPush/4)+`"}`))
+		}},
+		{"too long a signature", 413, "16 KiB", func() (int, string) {
+			return push(t, c, "slot=place", []byte("x"), strings.Repeat("x", policy.MaxSignature+1))
+		}},
+		{"signed by nobody", 422, "signed by nobody", func() (int, string) { return push(t, c, "slot=place", []byte("x"), "me") }},
+		{"denied", 422, "shadow comes first", func() (int, string) { return push(t, c, "slot=place&goal=active", []byte("x"), "generation 1") }},
+		{"nothing on trial", 409, "nothing is on trial", func() (int, string) { return post(t, c, "/policies/goal?slot=place&goal=active", nil) }},
+		{"native", 409, "native policy", func() (int, string) { return post(t, c, "/policies/rollback?slot=place", nil) }},
+
+		{"two slots", 200, `"generation": 4`, func() (int, string) { return post(t, c, "/policies/push?slot=place&slot=bid-quote", body(module)) }},
+		{"again", 409, "only grow", func() (int, string) { return post(t, c, "/policies/push?slot=outlier&slot=place", body(module)) }},
+		{"on", 200, `"goal": "active"`, func() (int, string) { return post(t, c, "/policies/goal?slot=place&goal=active", nil) }},
+		{"another one", 409, "another generation", func() (int, string) { return post(t, c, "/policies/goal?slot=place&goal=warm&generation=3", nil) }},
+		{"back", 200, `"reason": "slow"`, func() (int, string) {
+			return post(t, c, "/policies/rollback?slot=place&slot=bid-quote&reason=slow", nil)
+		}},
+		{"older", 409, "only grow", func() (int, string) { return push(t, c, "slot=place", []byte("x"), "generation 3") }},
+		{"asked", 200, `"rolled_back"`, func() (int, string) { return get(t, c, "/policies?slot=place") }},
+	} {
+		if code, text := x.give(); code != x.want || !strings.Contains(text, x.text) {
+			t.Errorf("%s: %d %.300s, want %d and %q", x.name, code, text, x.want, x.text)
+		}
+	}
+	// All slots or none: outlier was not pushed together with what was refused.
+	if p := c.Policies("outlier"); len(p.Slots) != 0 {
+		t.Errorf("%+v", p)
+	}
+}
+
+// TestPolicySilentNode: a proxy that asks for a slot and never answers about it
+// holds up no plan.
+func TestPolicySilentNode(t *testing.T) {
+	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	f := newFleet(t, 2)
+	c := start(t, Config{Rules: rules(), Replicas: f.list, Admitter: new(notary)})
+	newProxy(t, c)
+	waitFor(t, c, "a plan", func(s Status) bool { return s.Epoch == 1 && len(s.Nodes) == 1 && s.Nodes[0].Current })
+	d := dial(t, c)
+	d.send(t, &discoveryv3.DeltaDiscoveryRequest{
+		Node: &corev3.Node{Id: "silent", Cluster: "cascade"}, TypeUrl: resources.ExtensionType,
+		ResourceNamesSubscribe: []string{policy.ResourceName(slotKind)},
+	})
+	obeyed(t)(push(t, c, "slot=bid-select", []byte("module"), "generation 1"))
+	for sent := false; !sent; {
+		r, err := d.stream.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		sent = len(r.GetResources()) == 1
+	}
+	if err := c.fleet.Drain(t.Context(), "r0"); err != nil {
+		t.Fatal(err)
+	}
+	s := waitFor(t, c, "the plan is everywhere", func(s Status) bool { return s.Epoch == 2 && s.Shown == 2 && s.Phase == "idle" })
+	for _, n := range s.Nodes {
+		if n.Fenced {
+			t.Errorf("%s is fenced: %s", n.ID, n.Why)
+		}
+	}
+}
+
+// ownSlots are the slots of a control plane: what is wanted is active at once.
+type ownSlots struct {
+	mu     sync.Mutex
+	wanted []*api.PolicySlot
+	refuse error
+}
+
+func (o *ownSlots) Want(m *api.PolicySlot) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.refuse != nil {
+		return o.refuse
+	}
+	o.wanted = append(o.wanted, m)
+	return nil
+}
+
+func (o *ownSlots) Status() []*api.SlotStatus {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	s := &api.SlotStatus{Kind: "partition"}
+	if n := len(o.wanted); n > 0 {
+		for _, c := range o.wanted[n-1].GetCandidates() {
+			s.Active = c.GetGeneration()
+		}
+	}
+	return []*api.SlotStatus{s}
+}
+
+// TestPolicyOwnSlots: a control plane runs policies of its own, is told of its
+// slots alone, and is one of the nodes by whose word a policy is proven.
+func TestPolicyOwnSlots(t *testing.T) {
+	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	f := newFleet(t, 1)
+	own := &ownSlots{refuse: errors.New("its fuel is too much for this host")}
+	r := rules()
+	r.Name = "main"
+	c := start(t, Config{Rules: r, Replicas: f.list, Admitter: new(notary), Slots: own})
+	f.report(t, c)
+	see := func(what string, fits func(PolicySlot) bool) {
+		t.Helper()
+		waitPolicies(t, c, what, func(Policies) bool {
+			p := c.Policies("partition")
+			return len(p.Slots) == 1 && fits(p.Slots[0])
+		})
+	}
+	obeyed(t)(push(t, c, "slot=place", []byte("x"), "generation 1"))
+	obeyed(t)(push(t, c, "slot=partition&goal=active&scope=m", []byte("x"), "generation 1"))
+	see("its refusal", func(s PolicySlot) bool {
+		return len(s.Nodes) == 1 && s.Nodes[0].Node == "control/main" && strings.Contains(s.Nodes[0].Refused, "fuel") && s.Candidate != nil
+	})
+	own.mu.Lock()
+	own.refuse = nil
+	own.mu.Unlock()
+	obeyed(t)(push(t, c, "slot=partition&goal=active&scope=m", []byte("y"), "generation 2"))
+	see("2 is proven", func(s PolicySlot) bool {
+		return s.Proven != nil && s.Proven.Generation == 2 && s.Nodes[0].Refused == ""
+	})
+	c.stop()
+	for _, w := range own.wanted {
+		if w.GetKind() != "partition" {
+			t.Errorf("it is told of %s", w.GetKind())
+		}
+	}
+}
+
+// TestEnvoyPolicies: an Envoy notices nothing of policies that come, fail and go,
+// and no request fails.
+func TestEnvoyPolicies(t *testing.T) {
+	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	envoytest.Binary(t)
+	var list []policies.Replica
+	for i := range 2 {
+		r, _ := upstream(t, fmt.Sprintf("r%d", i))
+		list = append(list, r)
+	}
+	r := rules()
+	r.Speed, r.Grace = 1, time.Hour // nobody reports here
+	c := start(t, Config{Rules: r, Replicas: list, Admitter: new(notary)})
+	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "envoy", XDS: c.Addr().String()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	envoy := envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})
+	reaches(t, c, 1)
+	load := newLoad(t, "http://"+envoy.Listener(resources.ListenerName))
+	// Endpoints may come anew for their weights, which follow the load.
+	const counted = `(cluster_(added|modified|removed)|listener_(added|modified)|\.rds\..*config_reload|update_rejected|extension_config_discovery.*)$`
+	before := envoy.Stats(counted)
+	for g := range 10 {
+		obeyed(t)(push(t, c, "slot=bid-select&slot=place&goal=proven", []byte("module"), fmt.Sprintf("generation %d", g+1)))
+		if g%3 == 2 {
+			obeyed(t)(post(t, c, "/policies/rollback?slot=bid-select&slot=place", nil))
+		}
+	}
+	waitFor(t, c, "the slots", func(s Status) bool { return len(s.Policies) == 2 && s.Policies[0].Proven.Generation == 10 })
+	reaches(t, c, 1)
+	after := envoy.Stats(counted)
+	if len(after) < policies.MaxStages {
+		t.Fatalf("too few statistics to tell: %v", after)
+	}
+	for name, n := range after {
+		if before[name] != n {
+			t.Errorf("%s: %d before, %d after", name, before[name], n)
+		}
+	}
+	load.stop()
+	if load.failed.Load() > 0 || load.done.Load() == 0 {
+		t.Errorf("%d of %d requests failed; the first: %v", load.failed.Load(), load.done.Load(), load.first)
+	}
+}

@@ -1,0 +1,65 @@
+package fleet
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/policies"
+	slots "github.com/cascadeinfer/cascade/xds/policy"
+)
+
+// TestPoliciesOrder: an order about slots is stored without a new epoch and
+// without anything for proxies; what is refused leaves no trace, and the next
+// proposal keeps what is stored.
+func TestPoliciesOrder(t *testing.T) {
+	model := Model{Name: "m", Context: 8192, Cost: policies.Cost{D0: 0.008, D1: 5e-5, D2: 6e-5, D3: 1e-9, D4: 6e-8, Kappa: 4}}
+	s, err := NewState(Rules{Models: []Model{model}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := start
+	e := s.Step(now, Replicas{[]policies.Replica{{ID: "r0", Model: "m", Address: "127.0.0.1:1", Capacity: policies.Capacity{KV: 1000, Batch: 1}}}})
+	if e.Propose == nil {
+		t.Fatal("no first plan is proposed")
+	}
+	s.Step(now, Stored{e.Propose.Object})
+
+	push := func(generation uint64) Policies {
+		return Policies{Change: func(list []slots.Slot) ([]slots.Slot, error) {
+			next, err := slots.Of(list, "place").Push(slots.Trial{
+				Module: slots.Module{Generation: generation, Name: "p", Size: 1, Signature: []byte("s")}, Goal: slots.Proven,
+			})
+			return slots.With(list, next), err
+		}}
+	}
+	e = s.Step(now, push(1))
+	if e.Propose == nil || e.Publish != nil || len(e.Propose.Changes) != 0 || e.Propose.Object.Epoch != 1 || len(e.Propose.Object.Slots) != 1 {
+		t.Fatalf("%+v", e.Propose)
+	}
+	if err := e.Propose.Object.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	// Another control plane was faster: the order is given again on top of that.
+	s.Step(now, Refused{})
+	other := s.object
+	other.Slots, _ = push(5).Change(nil)
+	s.Step(now, Stored{other})
+	if err := s.Permits(push(1)); !errors.Is(err, slots.ErrReplayed) {
+		t.Fatal(err)
+	}
+	if e := s.Step(now, push(1)); e.Propose != nil {
+		t.Fatal("an order that is not obeyed is proposed")
+	}
+	e = s.Step(now, push(6))
+	if e.Propose == nil || e.Propose.Object.Slots[0].Proven.Generation != 6 || e.Propose.Object.Slots[0].Previous.Generation != 5 {
+		t.Fatalf("%+v", e.Propose)
+	}
+	if e = s.Step(now, Stored{e.Propose.Object}); e.Publish != nil {
+		t.Error("proxies are shown something because of a slot")
+	}
+	// Other orders carry the slots on.
+	e = s.Step(now, Pin{Model: "m"})
+	if e.Propose == nil || slots.Of(e.Propose.Object.Slots, "place").Floor != 6 {
+		t.Fatalf("%+v", e.Propose)
+	}
+}
