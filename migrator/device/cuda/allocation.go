@@ -8,7 +8,8 @@ import (
 )
 
 // Allocation is device memory that has no address of its own: it is mapped, here
-// and in the processes that import its descriptor.
+// and in the processes that import its descriptor. It belongs to the process and
+// not to a context, whose end it outlives; so do mappings.
 type Allocation struct {
 	context *Context
 	handle  uint64
@@ -19,7 +20,7 @@ type Allocation struct {
 // Granularity is what sizes of allocations are multiples of.
 func (c *Context) Granularity() (int64, error) {
 	v := words{1: c.device}
-	err := c.do(cuMemGetAllocationGranularity, &v, nil)
+	err := c.driver.do(cuMemGetAllocationGranularity, 0, &v, nil)
 	return int64(v[0]), err
 }
 
@@ -31,7 +32,7 @@ func (c *Context) Create(size int64) (*Allocation, error) {
 	}
 	size = (size + g - 1) / g * g
 	v := words{1: uint64(size), 2: c.device}
-	if err := c.do(cuMemCreate, &v, nil); err != nil {
+	if err := c.driver.do(cuMemCreate, 0, &v, nil); err != nil {
 		return nil, err
 	}
 	return &Allocation{context: c, handle: v[0], size: size}, nil
@@ -49,7 +50,7 @@ func (c *Context) Import(f *os.File, size int64) (*Allocation, error) {
 	var failed error
 	if err := raw.Control(func(fd uintptr) {
 		v = words{1: uint64(fd)}
-		failed = c.do(cuMemImportFromShareableHandle, &v, nil)
+		failed = c.driver.do(cuMemImportFromShareableHandle, 0, &v, nil)
 	}); err != nil {
 		return nil, err
 	}
@@ -63,7 +64,7 @@ func (c *Context) Import(f *os.File, size int64) (*Allocation, error) {
 // must be closed as any other.
 func (c *Context) AllocationOf(p Pointer, size int64) (*Allocation, error) {
 	v := words{1: uint64(p)}
-	if err := c.do(cuMemRetainAllocationHandle, &v, nil); err != nil {
+	if err := c.driver.do(cuMemRetainAllocationHandle, 0, &v, nil); err != nil {
 		return nil, err
 	}
 	return &Allocation{context: c, handle: v[0], size: size}, nil
@@ -75,7 +76,7 @@ func (a *Allocation) Size() int64 { return a.size }
 // Export returns a descriptor by which other processes import the allocation.
 func (a *Allocation) Export() (*os.File, error) {
 	v := words{1: a.handle}
-	if err := a.context.do(cuMemExportToShareableHandle, &v, nil); err != nil {
+	if err := a.context.driver.do(cuMemExportToShareableHandle, 0, &v, nil); err != nil {
 		return nil, err
 	}
 	return os.NewFile(uintptr(uint32(v[0])), "device-memory"), nil
@@ -87,7 +88,7 @@ func (a *Allocation) Close() error {
 	if a.closed.Swap(true) {
 		return nil
 	}
-	return a.context.do(cuMemRelease, &words{a.handle}, nil)
+	return a.context.driver.do(cuMemRelease, 0, &words{a.handle}, nil)
 }
 
 // Access is what a mapping may be used for, numbered as in cuda.h.
@@ -111,18 +112,18 @@ type Mapping struct {
 func (a *Allocation) Map(access Access) (*Mapping, error) {
 	c := a.context
 	v := words{1: uint64(a.size)}
-	if err := c.do(cuMemAddressReserve, &v, nil); err != nil {
+	if err := c.driver.do(cuMemAddressReserve, 0, &v, nil); err != nil {
 		return nil, err
 	}
 	at := v[0]
 	free := func(err error) error {
-		return errors.Join(err, c.do(cuMemAddressFree, &words{at, uint64(a.size)}, nil))
+		return errors.Join(err, c.driver.do(cuMemAddressFree, 0, &words{at, uint64(a.size)}, nil))
 	}
-	if err := c.do(cuMemMap, &words{at, uint64(a.size), a.handle}, nil); err != nil {
+	if err := c.driver.do(cuMemMap, 0, &words{at, uint64(a.size), a.handle}, nil); err != nil {
 		return nil, free(err)
 	}
-	if err := c.do(cuMemSetAccess, &words{at, uint64(a.size), c.device, uint64(access)}, nil); err != nil {
-		return nil, free(errors.Join(err, c.do(cuMemUnmap, &words{at, uint64(a.size)}, nil)))
+	if err := c.driver.do(cuMemSetAccess, 0, &words{at, uint64(a.size), c.device, uint64(access)}, nil); err != nil {
+		return nil, free(errors.Join(err, c.driver.do(cuMemUnmap, 0, &words{at, uint64(a.size)}, nil)))
 	}
 	return &Mapping{context: c, at: Pointer(at), size: a.size}, nil
 }
@@ -138,8 +139,8 @@ func (m *Mapping) Close() error {
 	if m.closed.Swap(true) {
 		return nil
 	}
-	if err := m.context.do(cuMemUnmap, &words{uint64(m.at), uint64(m.size)}, nil); err != nil {
+	if err := m.context.driver.do(cuMemUnmap, 0, &words{uint64(m.at), uint64(m.size)}, nil); err != nil {
 		return fmt.Errorf("the address stays taken: %w", err)
 	}
-	return m.context.do(cuMemAddressFree, &words{uint64(m.at), uint64(m.size)}, nil)
+	return m.context.driver.do(cuMemAddressFree, 0, &words{uint64(m.at), uint64(m.size)}, nil)
 }

@@ -202,5 +202,7 @@ func (k Kernel) Launch(s *Stream, grid, block int, args []uint64) error {
 	if len(args) == 0 || len(args) > MaxArguments {
 		panic("internal error: a kernel of no, or too many, arguments")
 	}
-	return k.context.do(cuLaunchKernel, &words{k.handle, uint64(grid), uint64(block), s.handle, uint64(len(args))}, unsafe.Pointer(&args[0]))
+	var own [MaxArguments]uint64 // args may lie among Go's pointers, which C must not see
+	copy(own[:], args)
+	return k.context.do(cuLaunchKernel, &words{k.handle, uint64(grid), uint64(block), s.handle, uint64(len(args))}, unsafe.Pointer(&own))
 }

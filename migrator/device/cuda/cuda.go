@@ -35,7 +35,7 @@ const (
 // it again.
 func (c Code) Sticky() bool {
 	switch c {
-	case 4, 201, 214, 220, 700, 702, 709, 710:
+	case 4, 214, 220, 700, 702, 709, 710:
 		return true
 	}
 	return 713 <= c && c <= 721
@@ -177,13 +177,15 @@ func (d *Driver) Device(ordinal int) (Device, error) {
 		return info, err
 	}
 	var name [256]byte
+	var uuid [16]byte
 	if err := d.do(cuDeviceGetName, 0, &words{uint64(len(name)), dev}, unsafe.Pointer(&name)); err != nil {
 		return info, err
 	}
 	info.Name = until0(name[:])
-	if err := d.do(cuDeviceGetUUID, 0, &words{dev}, unsafe.Pointer(&info.UUID)); err != nil {
+	if err := d.do(cuDeviceGetUUID, 0, &words{dev}, unsafe.Pointer(&uuid)); err != nil {
 		return info, err
 	}
+	info.UUID = uuid
 	clear(name[:])
 	if err := d.do(cuDeviceGetPCIBusID, 0, &words{uint64(len(name)), dev}, unsafe.Pointer(&name)); err != nil {
 		return info, err

@@ -169,7 +169,7 @@ var uses = map[call]func(r *rig) error{
 	cuDeviceCanAccessPeer:         func(r *rig) error { _, err := r.driver.CanAccess(0, 1); return err },
 	cuDevicePrimaryCtxRetain:      useContext,
 	cuDevicePrimaryCtxRelease:     useContext,
-	cuCtxSetCurrent:               func(r *rig) error { _, err := r.a.Granularity(); return err },
+	cuCtxSetCurrent:               func(r *rig) error { _, _, err := r.a.Range(r.memory); return err },
 	cuCtxGetStreamPriorityRange:   useStream,
 	cuCtxEnablePeerAccess:         func(r *rig) error { return r.a.EnablePeer(r.b) },
 	cuMemAlloc:                    useMemory,

@@ -43,12 +43,12 @@ func (c *looked) Err() error {
 
 // still fails when a memory changes within a moment: something writes behind a
 // fence.
-func still(t *testing.T, what string, m *transport.Memory) {
+func still(t *testing.T, what string, e End) {
 	t.Helper()
-	fill(m.Bytes, 99)
-	want := slices.Clone(m.Bytes)
+	e.fill(99)
+	want := slices.Clone(e.Memory.Bytes)
 	time.Sleep(time.Millisecond) // gives a writer that should not be there its chance
-	if !bytes.Equal(m.Bytes, want) {
+	if !bytes.Equal(e.bytes(), want) {
 		t.Errorf("%s: the memory changes behind the fence", what)
 	}
 }
@@ -102,7 +102,7 @@ func testAbortPull(t *testing.T, b *bench) {
 		if !errors.Is(err, context.Canceled) {
 			t.Errorf("%s: %v", name, err)
 		}
-		still(t, name, b.Target.Memory)
+		still(t, name, b.Target)
 		if _, err := puller.Pull(b.ctx(), plan); err == nil {
 			t.Errorf("%s: the puller goes on", name)
 		}
@@ -156,7 +156,7 @@ func testClose(t *testing.T, b *bench) {
 		if err := puller.Close(); err != nil {
 			t.Errorf("close: %v", err)
 		}
-		still(t, "after Close", b.Target.Memory)
+		still(t, "after Close", b.Target)
 		if i > 0 {
 			<-result
 		}
@@ -175,24 +175,24 @@ func testRevoke(t *testing.T, b *bench) {
 	b.start(large, large)
 	original := slices.Clone(b.Source.Memory.Bytes)
 	plan := b.plan(large.Blocks, 1)
-	want := expect(b.Target.Memory.Bytes, b.Pair, plan)
+	want := expect(b.Target.bytes(), b.Pair, plan)
 
 	// revoked pulls while revoke is called, and reports whether the pull failed.
 	revoked := func(pull func(p transport.Puller, revoke func()) error) bool {
 		t.Helper()
-		copy(b.Source.Memory.Bytes, original)
-		fill(b.Target.Memory.Bytes, 2)
+		b.Source.stored(func(now []byte) { copy(now, original) })
+		b.Target.fill(2)
 		move, puller := b.open()
 		defer puller.Close()
 		err := pull(puller, func() {
 			b.Source.Transport.Revoke(move)
-			fill(b.Source.Memory.Bytes, 5)
+			b.Source.fill(5)
 		})
 		var corrupt *transport.CorruptError
 		switch {
 		case errors.As(err, &corrupt):
 			t.Error("a pull read behind the fence, and reports blocks to be pulled again")
-		case err == nil && !bytes.Equal(b.Target.Memory.Bytes, want):
+		case err == nil && !bytes.Equal(b.Target.bytes(), want):
 			t.Error("a pull read behind the fence, and reports success")
 		}
 		if _, err := puller.Pull(b.ctx(), plan); err == nil || errors.As(err, &corrupt) {
@@ -238,7 +238,7 @@ func testSourceEnds(t *testing.T, b *bench) {
 	for i := range 8 {
 		b.start(large, large)
 		plan := b.plan(large.Blocks, 1)
-		want := expect(b.Target.Memory.Bytes, b.Pair, plan)
+		want := expect(b.Target.bytes(), b.Pair, plan)
 		_, puller := b.open()
 		ended := b.pulling(puller, plan)
 		if i > 0 {
@@ -247,7 +247,7 @@ func testSourceEnds(t *testing.T, b *bench) {
 		}
 		r := <-ended
 		took = max(took, r.took)
-		if r.err == nil && !bytes.Equal(b.Target.Memory.Bytes, want) {
+		if r.err == nil && !bytes.Equal(b.Target.bytes(), want) {
 			t.Error("a pull reports success and differs from a plain copy")
 		}
 		b.stopSource()

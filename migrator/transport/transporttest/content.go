@@ -25,13 +25,13 @@ func expect(before []byte, pair Pair, p transport.Plan) []byte {
 // pulled pulls and compares the whole memory.
 func (b *bench) pulled(puller transport.Puller, p transport.Plan) {
 	b.Helper()
-	want := expect(b.Target.Memory.Bytes, b.Pair, p)
+	want := expect(b.Target.bytes(), b.Pair, p)
 	stats, err := puller.Pull(b.ctx(), p)
 	if err != nil {
 		b.Errorf("pull of %d blocks: %v", len(p.Src), err)
 		return
 	}
-	if !bytes.Equal(b.Target.Memory.Bytes, want) {
+	if !bytes.Equal(b.Target.bytes(), want) {
 		b.Errorf("pull of %d blocks: the memory differs from a plain copy", len(p.Src))
 	}
 	if bytes := int64(len(p.Src)) * b.Target.Memory.BlockBytes(); stats.Blocks != len(p.Src) || stats.Bytes != bytes || stats.Took < 0 {
@@ -79,13 +79,13 @@ func testCorrupt(t *testing.T, b *bench) {
 		for i, at := range bad { // the stale sum of one region is enough
 			plan.Sums[at*len(l.Regions)+i%len(l.Regions)] ^= 1 << i
 		}
-		want := expect(b.Target.Memory.Bytes, b.Pair, plan)
+		want := expect(b.Target.bytes(), b.Pair, plan)
 		_, err := puller.Pull(b.ctx(), plan)
 		var corrupt *transport.CorruptError
 		if !errors.As(err, &corrupt) || !slices.Equal(corrupt.Blocks, bad) {
 			t.Errorf("pull: %v, want corrupt blocks %v", err, bad)
 		}
-		if !bytes.Equal(b.Target.Memory.Bytes, want) {
+		if !bytes.Equal(b.Target.bytes(), want) {
 			t.Error("the memory differs from a plain copy")
 		}
 		again := transport.Plan{}
@@ -114,11 +114,11 @@ func testBadPlans(t *testing.T, b *bench) {
 		_, puller := b.open()
 		plan := good
 		spoil(&plan)
-		before := slices.Clone(b.Target.Memory.Bytes)
+		before := slices.Clone(b.Target.bytes())
 		if _, err := puller.Pull(b.ctx(), plan); err == nil {
 			t.Errorf("%s: no error", name)
 		}
-		if !bytes.Equal(before, b.Target.Memory.Bytes) {
+		if !bytes.Equal(before, b.Target.bytes()) {
 			t.Errorf("%s: the memory has changed", name)
 		}
 		puller.Close()
@@ -143,7 +143,7 @@ func testConcurrent(t *testing.T, b *bench) {
 	const moves, each = 8, 50
 	b.start(large, large)
 	want := b.plan(moves*each, 9)
-	whole := expect(b.Target.Memory.Bytes, b.Pair, want)
+	whole := expect(b.Target.bytes(), b.Pair, want)
 	var wg sync.WaitGroup
 	for m := range moves {
 		_, puller := b.open()
@@ -158,7 +158,7 @@ func testConcurrent(t *testing.T, b *bench) {
 		})
 	}
 	wg.Wait()
-	if !bytes.Equal(b.Target.Memory.Bytes, whole) {
+	if !bytes.Equal(b.Target.bytes(), whole) {
 		t.Error("the memory differs from a plain copy")
 	}
 }

@@ -13,7 +13,7 @@ import (
 
 func testTickets(t *testing.T, b *bench) {
 	b.start(wide, narrow)
-	before := slices.Clone(b.Target.Memory.Bytes)
+	before := slices.Clone(b.Target.bytes())
 
 	offer := b.export(b.grant("m/1"))
 	wrong := offer
@@ -53,7 +53,7 @@ func testTickets(t *testing.T, b *bench) {
 		p.Close()
 		t.Error("an offer for another transport is taken")
 	}
-	if !slices.Equal(before, b.Target.Memory.Bytes) {
+	if !slices.Equal(before, b.Target.bytes()) {
 		t.Error("the memory has changed without a pull")
 	}
 }
@@ -97,7 +97,7 @@ func testDeadline(t *testing.T, b *bench) {
 	if _, err := puller.Pull(past, b.plan(5, 1)); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a Pull after its deadline: %v", err)
 	}
-	still(t, "after a late pull", b.Target.Memory)
+	still(t, "after a late pull", b.Target)
 }
 
 // Before and after its Run a source exports nothing, and nobody reaches it.

@@ -34,7 +34,35 @@ const patience = 20 * time.Second
 type End struct {
 	Transport transport.Transport
 	Memory    *transport.Memory
+	// Mirror is set where the pool is memory that the processor does not reach:
+	// then Memory.Bytes is a copy, which is kept equal by it.
+	Mirror Mirror
 }
+
+// Mirror makes a device's memory and its copy equal.
+type Mirror interface {
+	Store() // of the copy into the device
+	Load()  // of the device into the copy
+}
+
+// stored is the memory's bytes, after f has written them.
+func (e End) stored(f func(b []byte)) {
+	f(e.Memory.Bytes)
+	if e.Mirror != nil {
+		e.Mirror.Store()
+	}
+}
+
+// bytes are what the memory has now.
+func (e End) bytes() []byte {
+	if e.Mirror != nil {
+		e.Mirror.Load()
+	}
+	return e.Memory.Bytes
+}
+
+// fill writes a pattern over the whole memory.
+func (e End) fill(seed uint64) { e.stored(func(b []byte) { fill(b, seed) }) }
 
 // Pair is two ends that reach each other. The memories have the layouts that
 // were asked for; the tests close them.
@@ -54,11 +82,7 @@ func Heap(l transport.Layout) *transport.Memory {
 
 // Size is the smallest memory that a layout fits.
 func Size(l transport.Layout) int64 {
-	size := int64(0)
-	for _, r := range l.Regions {
-		size = max(size, r.Offset+int64(l.Blocks-1)*r.Stride+r.Bytes)
-	}
-	return size
+	return l.End()
 }
 
 // Run checks a transport against its contract. make returns a fresh pair.
@@ -150,8 +174,8 @@ func (b *bench) start(source, target transport.Layout) {
 	b.Helper()
 	b.stop()
 	b.Pair = b.make(b.T, source, target)
-	fill(b.Source.Memory.Bytes, 1)
-	fill(b.Target.Memory.Bytes, 2)
+	b.Source.fill(1)
+	b.Target.fill(2)
 	if err := b.Source.Transport.Probe(b.Context()); err != nil {
 		b.Fatalf("probe: %v", err)
 	}

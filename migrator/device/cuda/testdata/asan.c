@@ -105,6 +105,7 @@ int main(int argc, char **argv) {
 	char *entry = strdup("kv_sum");
 	uint64_t f = CALL(cuModuleGetFunction, c, entry, 0, m);
 	free(entry);
+	CALL(cuStreamSynchronize, c, 0, s); // h is written until then
 	memcpy((void *)h, (uint64_t[]){p + 4096, 0, 0, 0, 1000, 0}, 48);
 	CALL(cuMemcpyHtoDAsync_v2, c, 0, p, h, 48, s);
 	uint64_t *args = malloc(7 * sizeof *args);

@@ -1,0 +1,44 @@
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+
+	"github.com/cascadeinfer/cascade/migrator/transport"
+)
+
+// suffix tells a source's socket from those of others in the directory.
+const suffix = ".cuda"
+
+// longestDir is how long the path of Dir may be, in bytes: a socket's must fit.
+const longestDir = 80
+
+// Config is what a Transport needs.
+type Config struct {
+	// Dir is where the sockets of this machine's sources are: an absolute path of
+	// at most 80 bytes, made with mode 0700 if missing. Sources of one user may
+	// share it. Required.
+	Dir string
+	// GPU is the own engine's device. Required; the caller closes it after Run.
+	GPU *GPU
+	// Pool has the own engine's memory: of Attach or Make, on GPU. Required.
+	Pool transport.Pool
+	// Logger takes what an operator should know; nil discards.
+	Logger *slog.Logger
+}
+
+func (c Config) validate() (Config, error) {
+	if c.Pool == nil || c.GPU == nil {
+		return c, errors.New("cuda transport: Pool or GPU is missing")
+	}
+	if !filepath.IsAbs(c.Dir) || len(c.Dir) > longestDir {
+		return c, fmt.Errorf("cuda transport: Dir %q must be an absolute path of at most %d bytes", c.Dir, longestDir)
+	}
+	c.Dir = filepath.Clean(c.Dir)
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return c, nil
+}

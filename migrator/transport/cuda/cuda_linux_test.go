@@ -1,0 +1,456 @@
+package cuda
+
+import (
+	"bufio"
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/device"
+	"github.com/cascadeinfer/cascade/migrator/device/cuda"
+	"github.com/cascadeinfer/cascade/migrator/device/fake"
+	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
+)
+
+// library is the driver that the tests run on: the fake, or with
+// CASCADE_TEST_CUDA=1 the machine's own.
+func library(t testing.TB) string {
+	if os.Getenv("CASCADE_TEST_CUDA") != "" {
+		return cuda.Soname
+	}
+	return fake.CUDA(t)
+}
+
+// control is the fake, or a skipped test.
+func control(t testing.TB) *fake.Control {
+	t.Helper()
+	if os.Getenv("CASCADE_TEST_CUDA") != "" {
+		t.Skip("a real driver cannot be told to fail")
+	}
+	return fake.Open(t, library(t))
+}
+
+func gpu(t testing.TB) *GPU {
+	t.Helper()
+	d, err := cuda.Open(library(t))
+	if errors.Is(err, device.ErrNoCgo) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, err := NewGPU(GPUConfig{Driver: d})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := g.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return g
+}
+
+// mirror keeps a copy of a device's memory for the tests, on a lane of its own.
+type mirror struct {
+	t  testing.TB
+	g  *GPU
+	m  *Memory
+	to *transport.Memory
+}
+
+func (m mirror) Store() {
+	m.t.Helper()
+	m.copy(func(l *lane, at cuda.Pointer, h *cuda.Host, b []byte) error {
+		copy(h.Bytes(), b)
+		return l.stream.ToDevice(at, h, 0, int64(len(b)))
+	})
+}
+
+func (m mirror) Load() {
+	m.t.Helper()
+	m.copy(func(l *lane, at cuda.Pointer, h *cuda.Host, b []byte) error {
+		if err := errors.Join(l.stream.ToHost(h, 0, at, int64(len(b))), l.stream.Wait()); err != nil {
+			return err
+		}
+		copy(b, h.Bytes())
+		return nil
+	})
+}
+
+func (m mirror) copy(f func(l *lane, at cuda.Pointer, h *cuda.Host, b []byte) error) {
+	m.t.Helper()
+	err := m.g.use(nil, func(h *hold) error {
+		own, err := m.m.mapped(h)
+		if err != nil {
+			return err
+		}
+		defer func() { h.unmap(own, time.Now()) }()
+		l, err := newLane(h)
+		if err != nil {
+			return err
+		}
+		const piece = 8 << 20
+		host, err := h.context.HostAlloc(piece)
+		if err != nil {
+			return errors.Join(err, l.close())
+		}
+		for at := 0; at < len(m.to.Bytes) && err == nil; at += piece {
+			err = f(l, own.pool+cuda.Pointer(at), host, m.to.Bytes[at:min(at+piece, len(m.to.Bytes))])
+			err = errors.Join(err, l.stream.Wait())
+		}
+		return errors.Join(err, host.Close(), l.close())
+	})
+	if err != nil {
+		m.t.Errorf("the mirror: %v", err)
+	}
+}
+
+// made returns a pool on a GPU with a mirror.
+func made(t testing.TB, g *GPU, kind Kind, l transport.Layout) (*transport.Memory, mirror) {
+	t.Helper()
+	m, err := Make(g, kind, l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Bytes = make([]byte, l.End())
+	return m, mirror{t, g, m.Device.(*Memory), m}
+}
+
+func endOn(t testing.TB, g *GPU, dir string, l transport.Layout) transporttest.End {
+	t.Helper()
+	m, mirror := made(t, g, VMM, l)
+	tr, err := New(Config{Dir: dir, GPU: g, Pool: transporttest.Pool{M: m}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return transporttest.End{Transport: tr, Memory: m, Mirror: mirror}
+}
+
+// short returns a directory whose path is short enough for sockets.
+func short(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "cuda")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return filepath.Join(dir, "pull")
+}
+
+// makePairs makes pairs of ends on one GPU, whose context outlives the tests: what
+// a GPU keeps is not what a transport leaves behind.
+func makePairs(t testing.TB) func(t *testing.T, source, target transport.Layout) transporttest.Pair {
+	g := gpu(t)
+	warm, _ := made(t, g, VMM, small)
+	defer warm.Close()
+	if err := g.use(nil, func(h *hold) error {
+		var lanes []*lane
+		for range maxLanes {
+			l, err := h.lane()
+			if err != nil {
+				return err
+			}
+			lanes = append(lanes, l)
+		}
+		for _, l := range lanes {
+			h.leave(l)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return func(t *testing.T, source, target transport.Layout) transporttest.Pair {
+		dir := short(t)
+		return transporttest.Pair{Source: endOn(t, g, dir, source), Target: endOn(t, g, dir, target)}
+	}
+}
+
+var small = transport.Layout{Blocks: 64, Regions: []transport.Region{{Stride: 4096, Bytes: 4096}, {Offset: 64 * 4096, Stride: 1024, Bytes: 1000}}}
+
+func TestConformance(t *testing.T) { transporttest.Run(t, makePairs(t)) }
+
+func TestAllocations(t *testing.T) { transporttest.Allocations(t, makePairs(t)) }
+
+// moving runs both ends of a pair until the test ends, and returns what opens a
+// move between them.
+func moving(t testing.TB, p transporttest.Pair) func() (transport.Puller, error) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 2)
+	for _, e := range []transporttest.End{p.Source, p.Target} {
+		go func() { done <- e.Transport.Run(ctx) }()
+	}
+	t.Cleanup(func() {
+		cancel()
+		for range 2 {
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		}
+		p.Source.Memory.Close()
+		p.Target.Memory.Close()
+	})
+	n := 0
+	return func() (transport.Puller, error) {
+		n++
+		for limit := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+			offer, err := p.Source.Transport.Export(transport.Grant{Move: fmt.Sprintf("a/%d", n), Receiver: transporttest.Receiver, Deadline: time.Now().Add(time.Minute)})
+			if err != nil && time.Now().After(limit) {
+				return nil, err
+			}
+			if err == nil {
+				return p.Target.Transport.Open(ctx, transporttest.Receiver, offer)
+			}
+		}
+	}
+}
+
+// straight is a plan of n blocks in order, from and to these blocks.
+func straight(m *transport.Memory, from, to, n int) transport.Plan {
+	var p transport.Plan
+	for i := range n {
+		p.Src, p.Dst = append(p.Src, uint32(from+i)), append(p.Dst, uint32(to+i))
+	}
+	p.Sums = m.Sums(nil, p.Src)
+	return p
+}
+
+// TestRuns pulls plans with runs that the copy engines take, and ones without.
+func TestRuns(t *testing.T) {
+	dense := transport.Layout{Blocks: 64, Regions: []transport.Region{{Stride: 32 << 10, Bytes: 32 << 10}, {Offset: 64 * 32 << 10, Stride: 32 << 10, Bytes: 32 << 10}}}
+	pair := makePairs(t)
+	var copies func(call string) int
+	if os.Getenv("CASCADE_TEST_CUDA") == "" {
+		copies = control(t).Calls
+	}
+	p := pair(t, dense, dense)
+	open := moving(t, p)
+	for i := range p.Source.Memory.Bytes {
+		p.Source.Memory.Bytes[i] = byte(i * 31 >> 7)
+	}
+	p.Source.Mirror.Store()
+	puller, err := open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer puller.Close()
+	run := straight(p.Source.Memory, 3, 40, 8)
+	loose := straight(p.Source.Memory, 0, 10, 1)
+	mixed := transport.Plan{Src: slices.Concat(loose.Src, run.Src, []uint32{60}), Dst: slices.Concat(loose.Dst, run.Dst, []uint32{5})}
+	mixed.Sums = p.Source.Memory.Sums(nil, mixed.Src)
+	for _, c := range []struct {
+		name             string
+		plan             transport.Plan
+		batches, kernels int
+	}{
+		{"one long run", run, 1, 1},
+		{"a run too short", straight(p.Source.Memory, 3, 40, 7), 0, 1},
+		{"a run between blocks", mixed, 1, 3},
+	} {
+		clear(p.Target.Memory.Bytes)
+		p.Target.Mirror.Store()
+		var batches, kernels int
+		if copies != nil {
+			batches, kernels = copies("cuMemcpyBatchAsync_v2"), copies("cuLaunchKernel")
+		}
+		if _, err := puller.Pull(t.Context(), c.plan); err != nil {
+			t.Errorf("%s: %v", c.name, err)
+		}
+		if copies != nil && (copies("cuMemcpyBatchAsync_v2")-batches != c.batches || copies("cuLaunchKernel")-kernels != c.kernels) {
+			t.Errorf("%s: %d batches and %d kernels, want %d and %d", c.name, copies("cuMemcpyBatchAsync_v2")-batches, copies("cuLaunchKernel")-kernels, c.batches, c.kernels)
+		}
+		p.Target.Mirror.Load()
+		for i := range c.plan.Src {
+			for r := range dense.Regions {
+				if !slices.Equal(p.Target.Memory.Part(c.plan.Dst[i], r), p.Source.Memory.Part(c.plan.Src[i], r)) {
+					t.Fatalf("%s: entry %d differs", c.name, i)
+				}
+			}
+		}
+		c.plan.Sums = slices.Clone(c.plan.Sums)
+		c.plan.Sums[len(c.plan.Sums)-1]++
+		var corrupt *transport.CorruptError
+		if _, err := puller.Pull(t.Context(), c.plan); !errors.As(err, &corrupt) || !slices.Equal(corrupt.Blocks, []int{len(c.plan.Src) - 1}) {
+			t.Errorf("%s: a wrong sum: %v", c.name, err)
+		}
+	}
+}
+
+// The GPU's sums are those of the processor.
+func TestSums(t *testing.T) {
+	g := gpu(t)
+	for _, kind := range []Kind{IPC, VMM} {
+		m, mirror := made(t, g, kind, small)
+		defer m.Close()
+		for i := range m.Bytes {
+			m.Bytes[i] = byte(i * 7 >> 3)
+		}
+		mirror.Store()
+		blocks := []uint32{5, 0, 63, 5}
+		got, err := m.Device.Sums([]uint32{9}, m.Layout, blocks)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := m.Sums([]uint32{9}, blocks); !slices.Equal(got, want) {
+			t.Errorf("kind %d: %x, want %x", kind, got, want)
+		}
+		bare := &transport.Memory{Layout: m.Layout, Device: m.Device}
+		if sums, err := transport.Sums(transporttest.Pool{M: bare}, blocks); err != nil || !slices.Equal(sums, got[1:]) {
+			t.Errorf("%x, %v", sums, err)
+		}
+		if _, err := transport.Sums(transporttest.Pool{M: bare}, []uint32{64}); err == nil {
+			t.Error("sums of a block that is not there")
+		}
+		if _, err := transport.Hold(transporttest.Pool{M: bare}); err == nil {
+			t.Error("device memory is held as bytes")
+		}
+	}
+}
+
+// TestMain is also the engine and its source in another process.
+func TestMain(m *testing.M) {
+	if dir := os.Getenv("CUDA_TEST_SOURCE"); dir != "" {
+		if err := source(dir); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// source makes a pool, and serves an offer of it, which it prints, until its input
+// ends.
+func source(dir string) error {
+	d, err := cuda.Open(os.Getenv("CUDA_TEST_LIBRARY"))
+	if err != nil {
+		return err
+	}
+	g, err := NewGPU(GPUConfig{Driver: d})
+	if err != nil {
+		return err
+	}
+	kind := VMM
+	if os.Getenv("CUDA_TEST_KIND") == "ipc" {
+		kind = IPC
+	}
+	t := &testing.T{}
+	m, mirror := made(t, g, kind, small)
+	pattern(m.Bytes)
+	mirror.Store()
+	tr, err := New(Config{Dir: dir, GPU: g, Pool: transporttest.Pool{M: m}})
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- tr.Run(ctx) }()
+	for {
+		offer, err := tr.Export(transport.Grant{Move: "a/1", Receiver: transporttest.Receiver, Deadline: time.Now().Add(time.Minute)})
+		if err == nil {
+			fmt.Printf("%s %x %x\n", offer.Address, offer.Ticket, m.Device.(*Memory).handle.Append(nil))
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	bufio.NewReader(os.Stdin).ReadByte()
+	cancel()
+	return <-done
+}
+
+func pattern(b []byte) {
+	for i := range b {
+		b[i] = byte(i*131>>5 ^ i)
+	}
+}
+
+// TestAnotherProcess pulls from a pool that another process owns, both by IPC and
+// by descriptor, until that process is killed.
+func TestAnotherProcess(t *testing.T) {
+	for _, kind := range []string{"ipc", "vmm"} {
+		t.Run(kind, func(t *testing.T) {
+			self, err := os.Executable()
+			if err != nil {
+				t.Fatal(err)
+			}
+			lib, dir := library(t), short(t)
+			process := exec.CommandContext(t.Context(), self)
+			process.Env = append(os.Environ(), "CUDA_TEST_SOURCE="+dir, "CUDA_TEST_LIBRARY="+lib, "CUDA_TEST_KIND="+kind)
+			if _, err := process.StdinPipe(); err != nil {
+				t.Fatal(err)
+			}
+			out, err := process.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := process.Start(); err != nil {
+				t.Fatal(err)
+			}
+			line, err := bufio.NewReader(out).ReadString('\n')
+			fields := strings.Fields(line)
+			if err != nil || len(fields) != 3 {
+				t.Fatalf("the source: %q, %v", line, err)
+			}
+			ticket, err := hex.DecodeString(fields[1])
+			if err != nil {
+				t.Fatal(err)
+			}
+			g := gpu(t)
+			target := endOn(t, g, dir, small)
+			defer target.Memory.Close()
+			p, err := target.Transport.Open(t.Context(), transporttest.Receiver, transport.Offer{Transport: "cuda", Address: fields[0], Ticket: [16]byte(ticket)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer p.Close()
+			theirs := transporttest.Heap(small)
+			theirs.Sum = transport.Multiply
+			pattern(theirs.Bytes)
+			plan := straight(theirs, 0, 0, small.Blocks)
+			if _, err := p.Pull(t.Context(), plan); err != nil {
+				t.Errorf("pull from another process: %v", err)
+			}
+			target.Mirror.Load()
+			if sums := target.Memory.Sums(nil, plan.Dst); !slices.Equal(sums, plan.Sums) {
+				t.Error("the pools differ")
+			}
+			if kind == "ipc" { // the daemon beside an engine takes its pool over so, too
+				encoded, err := hex.DecodeString(fields[2])
+				if err != nil {
+					t.Fatal(err)
+				}
+				h, err := ParseHandle(encoded, small.End())
+				if err != nil {
+					t.Fatal(err)
+				}
+				attached, err := Attach(g, h, nil, small)
+				if err != nil {
+					t.Fatal(err)
+				}
+				sums, err := attached.Device.Sums(nil, attached.Layout, plan.Src)
+				if err != nil || !slices.Equal(sums, plan.Sums) {
+					t.Errorf("sums of a pool that was taken over: %v", err)
+				}
+				attached.Close()
+			}
+			if err := process.Process.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			process.Wait()
+			if _, err := p.Pull(t.Context(), straight(theirs, 0, 0, 1)); err == nil {
+				t.Error("a pull from a process that was killed")
+			}
+		})
+	}
+}

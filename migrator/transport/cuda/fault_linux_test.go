@@ -1,0 +1,368 @@
+package cuda
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/device/cuda"
+	"github.com/cascadeinfer/cascade/migrator/device/fake"
+	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
+)
+
+// Codes of errors: one that passes, and one after which the context is of no use.
+const (
+	passing = 801
+	forGood = 700
+)
+
+// used are the calls that a move makes.
+var used = []string{
+	"cuCtxSetCurrent", "cuDevicePrimaryCtxRetain", "cuModuleLoadData", "cuModuleGetFunction", "cuCtxGetStreamPriorityRange", "cuStreamCreateWithPriority",
+	"cuEventCreate", "cuMemHostAlloc", "cuMemHostGetDevicePointer_v2", "cuMemAlloc_v2", "cuMemGetAllocationGranularity", "cuMemCreate",
+	"cuMemExportToShareableHandle", "cuMemImportFromShareableHandle", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess", "cuMemRelease",
+	"cuMemcpyHtoDAsync_v2", "cuLaunchKernel", "cuMemcpyBatchAsync_v2", "cuEventRecord", "cuEventQuery",
+	"cuMemUnmap", "cuMemAddressFree", "cuMemFree_v2", "cuMemFreeHost", "cuModuleUnload", "cuEventDestroy_v2", "cuStreamDestroy_v2", "cuDevicePrimaryCtxRelease_v2",
+}
+
+// atTheEnd are calls whose errors may stay unsaid, and what they close open: there
+// is nobody left to tell, or the end of the context does the same.
+var atTheEnd = []string{"cuMemRelease", "cuMemUnmap", "cuMemAddressFree", "cuMemFree_v2", "cuMemFreeHost", "cuModuleUnload", "cuEventDestroy_v2", "cuStreamDestroy_v2", "cuDevicePrimaryCtxRelease_v2", "cuCtxSetCurrent"}
+
+// story is a whole move in one process, from the pools' making to their end.
+type story struct {
+	t   *testing.T
+	lib string
+	dir string
+	// corrupt says that a pull has reported success, or corrupt blocks, and the
+	// target's blocks are others than the source's.
+	corrupt error
+}
+
+// run moves all blocks, and returns all errors.
+func (s *story) run() (err error) {
+	d, err := cuda.Open(s.lib)
+	if err != nil {
+		return err
+	}
+	g, err := NewGPU(GPUConfig{Driver: d})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, g.Close()) }()
+	dense := transport.Layout{Blocks: 40, Regions: []transport.Region{{Stride: 32 << 10, Bytes: 32 << 10}}}
+	var ends []*Transport
+	var pools []*transport.Memory
+	for range 2 {
+		m, err := Make(g, VMM, dense)
+		if err != nil {
+			return err
+		}
+		defer m.Close()
+		tr, err := New(Config{Dir: s.dir, GPU: g, Pool: transporttest.Pool{M: m}})
+		if err != nil {
+			return err
+		}
+		if err := tr.Probe(s.t.Context()); err != nil {
+			return err
+		}
+		ends, pools = append(ends, tr), append(pools, m)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- ends[0].Run(ctx) }()
+	defer func() {
+		cancel()
+		err = errors.Join(err, <-done)
+	}()
+	plan := transport.Plan{}
+	for i := range 20 { // a run, and some that are none
+		plan.Src, plan.Dst = append(plan.Src, uint32(i)), append(plan.Dst, uint32(i+10))
+	}
+	for i := range 10 {
+		plan.Src, plan.Dst = append(plan.Src, uint32(39-i)), append(plan.Dst, uint32(i))
+	}
+	plan.Sums, err = transport.Sums(transporttest.Pool{M: pools[0]}, plan.Src)
+	if err != nil {
+		return err
+	}
+	var offer transport.Offer
+	for {
+		if offer, err = ends[0].Export(transport.Grant{Move: "a/1", Receiver: "b", Deadline: time.Now().Add(time.Minute)}); err == nil {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	p, err := ends[1].Open(ctx, "b", offer)
+	if err != nil {
+		return err
+	}
+	_, err = p.Pull(ctx, plan)
+	err = errors.Join(err, p.Close())
+	if err == nil {
+		got, err := transport.Sums(transporttest.Pool{M: pools[1]}, plan.Dst)
+		if err != nil {
+			return err
+		}
+		if !slices.Equal(got, plan.Sums) {
+			s.corrupt = errors.New("a pull reports success and the blocks differ")
+		}
+	}
+	return err
+}
+
+// TestEveryCallFails makes each call that a move makes fail at each of its places
+// in turn, for once and for good: an error says which, nothing is taken for
+// pulled that is not, nothing is left behind, and the next move goes well.
+func TestEveryCallFails(t *testing.T) {
+	// A library of its own: what is never released there, is nobody else's.
+	whole, err := os.ReadFile(fake.CUDA(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &story{t: t, lib: filepath.Join(t.TempDir(), "libcuda.so.1"), dir: short(t)}
+	if err := os.WriteFile(s.lib, whole, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	c := fake.Open(t, s.lib)
+	if err := s.run(); err != nil || s.corrupt != nil {
+		t.Fatalf("a good move: %v, %v", err, s.corrupt)
+	}
+	if n := c.Live(""); n != 0 {
+		t.Fatalf("%d handles are left by a good move", n)
+	}
+	const places = 40 // of one call; what is behind them is the same again
+	for _, call := range used {
+		t.Run(call, func(t *testing.T) {
+			for _, code := range []int{passing, forGood} {
+				for nth := 1; nth <= places; nth++ {
+					before, live := c.Calls(call), c.Live("")
+					c.Fail(call, nth, code)
+					err := s.run()
+					reached := c.Calls(call)-before >= nth
+					c.Clear()
+					if !reached {
+						if nth == 1 {
+							t.Error("a move does not make the call")
+						}
+						break
+					}
+					name := fmt.Sprintf("call %d, code %d", nth, code)
+					if s.corrupt != nil {
+						t.Errorf("%s: %v", name, s.corrupt)
+						s.corrupt = nil
+					}
+					last := slices.Contains(atTheEnd, call)
+					if err == nil && !last {
+						t.Errorf("%s: no error", name)
+					}
+					if want := fmt.Sprintf("%s: CUDA_ERROR", call); err != nil && (!strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), fmt.Sprintf("(%d)", code))) {
+						t.Errorf("%s: %v", name, err)
+					}
+					if n := c.Live(""); n != live && !last {
+						t.Errorf("%s: %d handles are left", name, n-live)
+					}
+					if last {
+						return // what it leaves is counted no further
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestContextIsMadeAnew fails the GPU for good in the midst of moves: each of them
+// fails, and the next are on a new context, with the pools as they were.
+func TestContextIsMadeAnew(t *testing.T) {
+	c := control(t)
+	dir, g := short(t), gpu(t)
+	pair := transporttest.Pair{Source: endOn(t, g, dir, small), Target: endOn(t, g, dir, small)}
+	open := moving(t, pair)
+	pattern(pair.Source.Memory.Bytes)
+	pair.Source.Mirror.Store()
+	plan := straight(pair.Source.Memory, 0, 0, small.Blocks)
+	for round := range 3 {
+		var pullers []transport.Puller
+		for range 3 {
+			p, err := open()
+			if err != nil {
+				t.Fatal(err)
+			}
+			pullers = append(pullers, p)
+		}
+		if _, err := pullers[0].Pull(t.Context(), plan); err != nil {
+			t.Fatalf("round %d: %v", round, err)
+		}
+		c.Fail("cuEventQuery", 1, 719)
+		if _, err := pullers[1].Pull(t.Context(), plan); !cuda.Sticky(err) {
+			t.Errorf("a GPU that fails: %v", err)
+		}
+		for i, p := range pullers {
+			if _, err := p.Pull(t.Context(), plan); err == nil {
+				t.Errorf("puller %d goes on in a context that has ended", i)
+			}
+			if err := p.Close(); err != nil {
+				t.Errorf("close: %v", err)
+			}
+		}
+		if n := c.Live("contexts"); n != 0 {
+			t.Errorf("%d contexts are left", n)
+		}
+	}
+	p, err := open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	if _, err := p.Pull(t.Context(), plan); err != nil {
+		t.Errorf("after all that: %v", err)
+	}
+}
+
+// TestSlowGPU closes and cancels pulls while the GPU is at work: they return when
+// it is done, and not before.
+func TestSlowGPU(t *testing.T) {
+	c := control(t)
+	dir, g := short(t), gpu(t)
+	pair := transporttest.Pair{Source: endOn(t, g, dir, small), Target: endOn(t, g, dir, small)}
+	open := moving(t, pair)
+	pattern(pair.Source.Memory.Bytes)
+	pair.Source.Mirror.Store()
+	plan := straight(pair.Source.Memory, 0, 0, small.Blocks)
+	for _, way := range []string{"cancel", "close"} {
+		p, err := open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		before := c.Calls("cuLaunchKernel")
+		c.Delay(20 * time.Millisecond)
+		ctx, cancel := context.WithCancel(t.Context())
+		result := make(chan error, 1)
+		go func() {
+			_, err := p.Pull(ctx, plan)
+			result <- err
+		}()
+		for c.Calls("cuLaunchKernel") == before {
+			time.Sleep(time.Millisecond)
+		}
+		if way == "cancel" {
+			cancel()
+		} else if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := <-result; err == nil {
+			t.Errorf("%s: the pull succeeds", way)
+		}
+		c.Delay(0)
+		clear(pair.Target.Memory.Bytes)
+		pair.Target.Mirror.Store()
+		pair.Target.Mirror.Load()
+		if slices.ContainsFunc(pair.Target.Memory.Bytes, func(b byte) bool { return b != 0 }) {
+			t.Errorf("%s: the memory changes behind the fence", way)
+		}
+		cancel()
+		p.Close()
+	}
+}
+
+// TestCycles opens and closes 10,000 moves.
+func TestCycles(t *testing.T) {
+	cycles := 10_000
+	if raced || os.Getenv("CASCADE_TEST_CUDA") != "" {
+		cycles = 1000
+	}
+	c := control(t)
+	dir, g := short(t), gpu(t)
+	pair := transporttest.Pair{Source: endOn(t, g, dir, small), Target: endOn(t, g, dir, small)}
+	open := moving(t, pair)
+	pattern(pair.Source.Memory.Bytes)
+	pair.Source.Mirror.Store()
+	plan := straight(pair.Source.Memory, 0, 0, 2)
+	live := 0
+	for i := range cycles {
+		p, err := open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := p.Pull(t.Context(), plan); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if i == 0 {
+			live = c.Live("")
+		}
+	}
+	if n := c.Live(""); n != live {
+		t.Errorf("%d handles are alive after %d cycles, %d after one", n, cycles, live)
+	}
+}
+
+// What a peer may say of its pool is checked.
+func TestHandles(t *testing.T) {
+	good := Handle{Kind: VMM, Offset: 100, Size: 1000}
+	good.ID[3], good.GPU[15], good.Name[63] = 1, 2, 3
+	if h, err := ParseHandle(good.Append(nil), 900); err != nil || h != good {
+		t.Errorf("%+v, %v", h, err)
+	}
+	for name, bad := range map[string]Handle{
+		"no kind": {Offset: 0, Size: 1000}, "unknown kind": {Kind: 3, Size: 1000}, "no size": {Kind: IPC}, "before": {Kind: IPC, Offset: -1, Size: 1000},
+		"behind": {Kind: IPC, Offset: 101, Size: 1000}, "small": {Kind: IPC, Size: 899}, "huge offset": {Kind: IPC, Offset: 1<<63 - 1, Size: 1000},
+	} {
+		if _, err := ParseHandle(bad.Append(nil), 900); err == nil {
+			t.Errorf("%s is taken", name)
+		}
+	}
+	for n := range handleSize + 2 {
+		if _, err := ParseHandle(make([]byte, n), 1); err == nil {
+			t.Errorf("%d bytes are taken", n)
+		}
+	}
+}
+
+func FuzzParseHandle(f *testing.F) {
+	f.Add(Handle{Kind: IPC, Size: 4096}.Append(nil), int64(4096))
+	f.Fuzz(func(t *testing.T, b []byte, pool int64) {
+		h, err := ParseHandle(b, pool)
+		if err == nil && pool >= 0 && (h.Offset < 0 || h.Offset+pool > h.Size) {
+			t.Errorf("%+v is taken for a pool of %d bytes", h, pool)
+		}
+	})
+}
+
+// TestConfigs tells what is wrong with one.
+func TestConfigs(t *testing.T) {
+	g := gpu(t)
+	for name, c := range map[string]Config{
+		"nothing": {}, "no pool": {Dir: "/tmp/x", GPU: g}, "no GPU": {Dir: "/tmp/x", Pool: transporttest.Pool{}},
+		"relative": {Dir: "x", GPU: g, Pool: transporttest.Pool{}}, "long": {Dir: "/" + strings.Repeat("x", 80), GPU: g, Pool: transporttest.Pool{}},
+	} {
+		if _, err := New(c); err == nil {
+			t.Errorf("%s is taken", name)
+		}
+	}
+	for _, c := range []GPUConfig{{}, {Driver: g.config.Driver, Ordinal: 99}, {Driver: g.config.Driver, Groups: 2000}} {
+		if _, err := NewGPU(c); err == nil {
+			t.Errorf("%+v is taken", c)
+		}
+	}
+	host := transporttest.Heap(small)
+	tr, err := New(Config{Dir: short(t), GPU: g, Pool: transporttest.Pool{M: host}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := tr.Probe(t.Context()); err == nil || !strings.Contains(err.Error(), "shm") {
+		t.Errorf("a pool in host memory: %v", err)
+	}
+	if _, err := tr.Export(transport.Grant{}); err == nil {
+		t.Error("a pool in host memory is exported")
+	}
+}

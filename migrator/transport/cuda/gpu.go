@@ -1,0 +1,278 @@
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/device/cuda"
+	"github.com/cascadeinfer/cascade/migrator/device/cuda/kernel"
+)
+
+// The bounds of what is kept on a GPU.
+const (
+	maxLanes    = 4                // idle ones
+	idleMapping = 30 * time.Second // that a mapping which nobody uses is kept
+)
+
+// GPUConfig is what a GPU needs.
+type GPUConfig struct {
+	// Driver is the loaded driver. Required.
+	Driver *cuda.Driver
+	// Ordinal is the device's number in this process.
+	Ordinal int
+	// Groups is how many thread groups of 512 a copy has, 1 to 1024: as many
+	// multiprocessors are taken from the engine while one runs. 0 means 16.
+	Groups int
+}
+
+// GPU is one device as this process uses it. It is safe for concurrent use.
+type GPU struct {
+	config GPUConfig
+	info   cuda.Device
+
+	mu     sync.Mutex
+	held   *hold // nil until it is needed, and after an error
+	closed bool
+}
+
+// hold is all that there is in one context: it lives and ends as one.
+type hold struct {
+	context             *cuda.Context
+	module              *cuda.Module
+	copy, sum, sumOfDst cuda.Kernel
+	batches             bool
+
+	// gate is read-locked by who makes calls in the context, and locked to end it.
+	gate sync.RWMutex
+	over bool // guarded by gate
+
+	mu       sync.Mutex
+	idle     []*lane
+	lanes    map[*lane]bool // all of them
+	mappings map[key]*mapping
+	made     map[*Memory]cuda.Pointer // memory of this process's own
+}
+
+// NewGPU looks a device up. Its context is made when it is used first.
+func NewGPU(c GPUConfig) (*GPU, error) {
+	if c.Driver == nil || c.Ordinal < 0 || c.Groups < 0 || c.Groups > 1024 {
+		return nil, fmt.Errorf("gpu: Driver must be set, Ordinal %d ≥ 0, and Groups %d of 0 to 1024", c.Ordinal, c.Groups)
+	}
+	if c.Groups == 0 {
+		c.Groups = 16
+	}
+	info, err := c.Driver.Device(c.Ordinal)
+	if err != nil {
+		return nil, fmt.Errorf("gpu %d: %w", c.Ordinal, err)
+	}
+	return &GPU{config: c, info: info}, nil
+}
+
+// Device describes the GPU.
+func (g *GPU) Device() cuda.Device { return g.info }
+
+// Close ends the context and all that is in it. Nothing is to be used afterwards.
+func (g *GPU) Close() error {
+	g.mu.Lock()
+	g.closed = true
+	h := g.held
+	g.mu.Unlock()
+	if h == nil {
+		return nil
+	}
+	return g.end(h)
+}
+
+// use runs f in the context of h, or of whichever lives if h is nil. When the
+// device has failed for good, the context is ended.
+func (g *GPU) use(h *hold, f func(*hold) error) error {
+	if h == nil {
+		var err error
+		if h, err = g.live(); err != nil {
+			return fmt.Errorf("gpu %d: %w", g.config.Ordinal, err)
+		}
+	}
+	err := h.use(f)
+	if cuda.Sticky(err) {
+		return errors.Join(err, g.end(h))
+	}
+	return err
+}
+
+var errOver = errors.New("the GPU has failed since, and was opened anew")
+
+// use runs f while the context lives.
+func (h *hold) use(f func(*hold) error) error {
+	h.gate.RLock()
+	defer h.gate.RUnlock()
+	if h.over {
+		return errOver
+	}
+	return f(h)
+}
+
+// live is the context, made where there is none.
+func (g *GPU) live() (*hold, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		return nil, errors.New("it is closed")
+	}
+	if g.held != nil {
+		return g.held, nil
+	}
+	context, err := g.config.Driver.Retain(g.config.Ordinal)
+	if err != nil {
+		return nil, err
+	}
+	h := &hold{context: context, batches: g.config.Driver.Batches(), lanes: map[*lane]bool{}, mappings: map[key]*mapping{}, made: map[*Memory]cuda.Pointer{}}
+	if h.module, err = context.Load(kernel.PTX); err == nil {
+		for name, k := range map[string]*cuda.Kernel{kernel.Copy: &h.copy, kernel.Sum: &h.sum, kernel.SumDestination: &h.sumOfDst} {
+			if *k, err = h.module.Kernel(name); err != nil {
+				break
+			}
+		}
+	}
+	if err != nil {
+		if h.module != nil {
+			err = errors.Join(err, h.module.Close())
+		}
+		return nil, errors.Join(err, context.Close())
+	}
+	g.held = h
+	return h, nil
+}
+
+// end closes all that is in a context, once nobody makes calls in it. No other is
+// made before: it would be the same, which the driver counts.
+func (g *GPU) end(h *hold) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.held == h {
+		g.held = nil
+	}
+	h.gate.Lock()
+	defer h.gate.Unlock()
+	if h.over {
+		return nil
+	}
+	h.over = true
+	// In a context that has failed none of this succeeds except for its end, which
+	// closes all that is of the context: the errors would say nothing new.
+	for l := range h.lanes {
+		_ = l.close()
+	}
+	for _, m := range h.mappings {
+		if !m.outlives {
+			_ = m.close()
+		}
+	}
+	for m, p := range h.made {
+		m.lose(h.context, p)
+	}
+	_ = h.module.Close()
+	// Only its end is sure to end what was under way, and mappings that are not the
+	// context's are not taken from under that.
+	err := h.context.Close()
+	for _, m := range h.mappings {
+		if m.outlives {
+			err = errors.Join(err, m.close())
+		}
+	}
+	return err
+}
+
+// drop unmaps what nobody has used since before.
+func (g *GPU) drop(before time.Time) {
+	g.mu.Lock()
+	h := g.held
+	g.mu.Unlock()
+	if h == nil {
+		return
+	}
+	// A mapping that cannot be unmapped ends with the context.
+	_ = g.use(h, func(h *hold) error {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		var errs error
+		for k, m := range h.mappings {
+			if m.users == 0 && m.left.Before(before) {
+				delete(h.mappings, k)
+				errs = errors.Join(errs, m.close())
+			}
+		}
+		return errs
+	})
+}
+
+// lane returns an idle lane, or makes one.
+func (h *hold) lane() (*lane, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if n := len(h.idle); n > 0 {
+		l := h.idle[n-1]
+		h.idle = h.idle[:n-1]
+		return l, nil
+	}
+	l, err := newLane(h)
+	if err == nil {
+		h.lanes[l] = true
+	}
+	return l, err
+}
+
+// leave gives a lane back whose work is done.
+func (h *hold) leave(l *lane) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.idle) < maxLanes {
+		h.idle = append(h.idle, l)
+		return nil
+	}
+	delete(h.lanes, l)
+	return l.close()
+}
+
+// key names a mapping: who offers the pool, and which it is.
+type key struct {
+	address string
+	id      [16]byte
+	own     *Memory
+}
+
+// mapping is a pool at an address of this context.
+type mapping struct {
+	pool  cuda.Pointer // its first byte
+	size  int64        // from there to the allocation's end
+	close func() error
+	// outlives says that the mapping does not end with the context.
+	outlives bool
+	users    int
+	left     time.Time // when the last user left
+}
+
+// mapped finds a mapping, or makes it. It is left by unmap.
+func (h *hold) mapped(k key, open func(*cuda.Context) (*mapping, error)) (*mapping, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	m := h.mappings[k]
+	if m == nil {
+		var err error
+		if m, err = open(h.context); err != nil {
+			return nil, err
+		}
+		h.mappings[k] = m
+	}
+	m.users++
+	return m, nil
+}
+
+// unmap ends one use.
+func (h *hold) unmap(m *mapping, now time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	m.users--
+	m.left = now
+}

@@ -1,0 +1,365 @@
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/device/cuda"
+	"github.com/cascadeinfer/cascade/migrator/device/cuda/kernel"
+	"github.com/cascadeinfer/cascade/migrator/transport"
+)
+
+// How a plan is cut.
+const (
+	threads   = 512       // of a group
+	piece     = 64 << 10  // bytes of a region that a group takes at a time, at least
+	maxPieces = 64        // of a region: larger regions have larger pieces
+	maxItems  = 1 << 20   // pieces of one launch
+	maxLaunch = 1 << 30   // bytes of one launch: what cannot be taken back
+	longRun   = 256 << 10 // bytes of a run that the copy engines take over
+	maxCopies = 64        // of one launch; 16 without the batch call
+
+	poll    = 20 * time.Microsecond // between two looks whether the GPU is done
+	patient = 10 * time.Second      // that the GPU may take for one launch
+)
+
+// lane is a stream and what its work is described in. It is for one user at a time,
+// who waits until its work is done.
+type lane struct {
+	hold   *hold
+	stream *cuda.Stream
+	done   *cuda.Event
+	in     *cuda.Host // regions, then pairs of block numbers
+	table  cuda.Pointer
+	out    *cuda.Host // sums
+	batch  cuda.Batch
+	args   [kernel.Arguments]uint64
+	copies []copyRun
+}
+
+// copyRun is entries of a launch that follow each other at both ends.
+type copyRun struct{ first, n int }
+
+func newLane(h *hold) (*lane, error) {
+	l := &lane{hold: h}
+	var err error
+	if l.stream, err = h.context.LowStream(); err == nil {
+		l.done, err = h.context.Event(cuda.Untimed)
+	}
+	if err == nil {
+		err = l.grow(1<<14, 1<<14)
+	}
+	if err != nil {
+		return nil, errors.Join(err, l.close())
+	}
+	return l, nil
+}
+
+// grow makes room for so many bytes of description, and of sums. The lane is idle.
+func (l *lane) grow(in, out int64) error {
+	c := l.hold.context
+	if l.in == nil || int64(len(l.in.Bytes())) < in {
+		if l.in != nil {
+			if err := errors.Join(l.in.Close(), c.Free(l.table)); err != nil {
+				return err
+			}
+			l.in, l.table = nil, 0
+		}
+		host, err := c.HostAlloc(in * 2)
+		if err != nil {
+			return err
+		}
+		table, err := c.Alloc(in * 2)
+		if err != nil {
+			return errors.Join(err, host.Close())
+		}
+		l.in, l.table = host, table
+	}
+	if l.out == nil || int64(len(l.out.Bytes())) < out {
+		if l.out != nil {
+			if err := l.out.Close(); err != nil {
+				return err
+			}
+			l.out = nil
+		}
+		host, err := c.HostAlloc(out * 2)
+		if err != nil {
+			return err
+		}
+		l.out = host
+	}
+	return nil
+}
+
+// close gives back what the lane has. Its work is done, or the context at its end.
+func (l *lane) close() error {
+	var errs error
+	if l.done != nil {
+		errs = errors.Join(errs, l.done.Close())
+	}
+	if l.stream != nil {
+		errs = errors.Join(errs, l.stream.Close())
+	}
+	if l.in != nil {
+		errs = errors.Join(errs, l.in.Close(), l.hold.context.Free(l.table))
+	}
+	if l.out != nil {
+		errs = errors.Join(errs, l.out.Close())
+	}
+	return errs
+}
+
+// cut is how the regions of a layout are cut into pieces.
+type cut struct{ piece, pieces int64 }
+
+func cutFor(l transport.Layout) cut {
+	most := int64(0)
+	for _, r := range l.Regions {
+		most = max(most, r.Bytes)
+	}
+	c := cut{piece: max(piece, (most/maxPieces+16)/16*16)}
+	c.pieces = (most + c.piece - 1) / c.piece
+	return c
+}
+
+// fits is how many blocks of a layout one launch may have.
+func (c cut) fits(l transport.Layout) int {
+	return int(max(1, min(maxItems/(int64(len(l.Regions))*c.pieces), maxLaunch/l.BlockBytes())))
+}
+
+// begin describes both ends of a launch of n entries; the caller fills in the
+// pairs that it returns.
+func (l *lane) begin(c cut, src, dst cuda.Pointer, from, to transport.Layout, n int) ([]uint32, error) {
+	regions := len(from.Regions)
+	words := regions * kernel.RegionWords
+	if err := l.grow(int64(words*8+n*8), int64(n*regions)*c.pieces*8); err != nil {
+		return nil, err
+	}
+	w := l.in.Uint64s()
+	for r, g := range from.Regions {
+		d := to.Regions[r]
+		one := w[r*kernel.RegionWords:]
+		one[0], one[1] = uint64(src)+uint64(g.Offset), uint64(g.Stride)
+		one[2], one[3] = uint64(dst)+uint64(d.Offset), uint64(d.Stride)
+		one[4] = uint64(g.Bytes)
+	}
+	return l.in.Uint32s()[2*words:][:2*n], nil
+}
+
+// send sends the description to the GPU.
+func (l *lane) send(regions, n int) error {
+	return l.stream.ToDevice(l.table, l.in, 0, int64(regions*kernel.RegionWords*8+n*8))
+}
+
+// launch starts a kernel over entries [first, first+n) of what was sent.
+func (l *lane) launch(k cuda.Kernel, groups int, c cut, regions, first, n int) error {
+	items := int64(n*regions) * c.pieces
+	l.args = [...]uint64{
+		uint64(l.table), uint64(regions),
+		uint64(l.table) + uint64(regions*kernel.RegionWords*8+first*8), uint64(n),
+		uint64(c.piece), uint64(c.pieces),
+		uint64(l.out.Pointer()) + uint64(int64(first*regions)*c.pieces*8),
+	}
+	return k.Launch(l.stream, int(min(int64(groups), items)), threads, l.args[:])
+}
+
+// wait returns when the GPU is done with what was submitted: nothing can stop it.
+// A GPU that is not done for long has failed.
+func (l *lane) wait() error {
+	if err := l.done.Record(l.stream); err != nil {
+		return l.drain(err)
+	}
+	for start := time.Now(); ; time.Sleep(poll) {
+		done, err := l.done.Done()
+		if err != nil {
+			return l.drain(err)
+		}
+		if done {
+			return nil
+		}
+		if time.Since(start) > patient {
+			return &cuda.Error{Call: "cuEventQuery", Code: launchTimeout, Name: fmt.Sprintf("a launch is not done after %v", patient)}
+		}
+	}
+}
+
+// launchTimeout is the code of a GPU that was given up: it is sticky.
+const launchTimeout = 702
+
+// drain waits for the stream by itself after an error of a call: something may be
+// under way.
+func (l *lane) drain(err error) error {
+	if cuda.Sticky(err) {
+		return err // the end of the context is what stops it
+	}
+	return errors.Join(err, l.stream.Wait())
+}
+
+// total is the checksum of region r, of so many bytes, of entry e.
+func (l *lane) total(c cut, regions, e, r int, bytes int64) uint32 {
+	sum := uint64(0)
+	for _, s := range l.out.Uint64s()[int64(e*regions+r)*c.pieces:][:c.pieces] {
+		sum += s
+	}
+	return kernel.Fold(sum, bytes)
+}
+
+// sums sums blocks of a pool, and tells each sum in order.
+func (l *lane) sums(groups int, pool cuda.Pointer, layout transport.Layout, blocks []uint32, tell func(i, r int, sum uint32)) error {
+	c, regions := cutFor(layout), len(layout.Regions)
+	most := c.fits(layout)
+	for at := 0; at < len(blocks); at += most {
+		part := blocks[at:min(at+most, len(blocks))]
+		pairs, err := l.begin(c, pool, 0, layout, layout, len(part))
+		if err != nil {
+			return err
+		}
+		for i, b := range part {
+			pairs[2*i], pairs[2*i+1] = b, 0
+		}
+		if err := l.send(regions, len(part)); err != nil {
+			return l.drain(err)
+		}
+		if err := l.launch(l.hold.sum, groups, c, regions, 0, len(part)); err != nil {
+			return l.drain(err)
+		}
+		if err := l.wait(); err != nil {
+			return err
+		}
+		for i := range part {
+			for r, g := range layout.Regions {
+				tell(at+i, r, l.total(c, regions, i, r, g.Bytes))
+			}
+		}
+	}
+	return nil
+}
+
+// end is one side of a copy: a pool in the lane's context.
+type end struct {
+	pool   cuda.Pointer
+	layout transport.Layout
+}
+
+// copyBlocks copies the blocks of a plan, and appends to bad the entries that do
+// not have their sums. It asks before each launch whether to go on. It returns when
+// nothing is under way any more, except in a context that is at its end.
+func (l *lane) copyBlocks(groups int, from, to end, p transport.Plan, bad []int, goOn func() error) ([]int, error) {
+	c, regions := cutFor(to.layout), len(to.layout.Regions)
+	most := c.fits(to.layout)
+	for at := 0; at < len(p.Src); at += most {
+		if err := goOn(); err != nil {
+			return bad, err
+		}
+		n := min(most, len(p.Src)-at)
+		if err := l.submit(groups, c, from, to, p.Src[at:at+n], p.Dst[at:at+n]); err != nil {
+			return bad, l.drain(err)
+		}
+		if err := l.wait(); err != nil {
+			return bad, err
+		}
+		bad = l.verify(c, to.layout, p.Sums[at*regions:(at+n)*regions], at, bad)
+	}
+	return bad, nil
+}
+
+// submit starts the copies of one launch: everything between two waits.
+func (l *lane) submit(groups int, c cut, from, to end, src, dst []uint32) error {
+	regions, n := len(to.layout.Regions), len(src)
+	pairs, err := l.begin(c, from.pool, to.pool, from.layout, to.layout, n)
+	if err != nil {
+		return err
+	}
+	for i, s := range src {
+		pairs[2*i], pairs[2*i+1] = s, dst[i]
+	}
+	if err := l.send(regions, n); err != nil {
+		return err
+	}
+	l.findRuns(from.layout, to.layout, src, dst)
+	// The kernel has what is between the runs; the copy engines the runs, which are
+	// summed where they have arrived.
+	next := 0
+	for _, run := range l.copies {
+		if run.first > next {
+			if err := l.launch(l.hold.copy, groups, c, regions, next, run.first-next); err != nil {
+				return err
+			}
+		}
+		next = run.first + run.n
+	}
+	if next < n {
+		if err := l.launch(l.hold.copy, groups, c, regions, next, n-next); err != nil {
+			return err
+		}
+	}
+	if len(l.copies) == 0 {
+		return nil
+	}
+	piece := func(i int) (cuda.Pointer, cuda.Pointer, int64) {
+		run, r := l.copies[i/regions], i%regions
+		f, t := from.layout.Regions[r], to.layout.Regions[r]
+		return to.pool + cuda.Pointer(t.Offset+int64(dst[run.first])*t.Stride),
+			from.pool + cuda.Pointer(f.Offset+int64(src[run.first])*f.Stride), int64(run.n-1)*t.Stride + t.Bytes
+	}
+	if l.hold.batches {
+		err = l.stream.CopyBatch(&l.batch, len(l.copies)*regions, piece)
+	} else {
+		for i := 0; i < len(l.copies)*regions && err == nil; i++ {
+			d, s, size := piece(i)
+			err = l.stream.Copy(d, s, size)
+		}
+	}
+	for i := 0; i < len(l.copies) && err == nil; i++ {
+		err = l.launch(l.hold.sumOfDst, groups, c, regions, l.copies[i].first, l.copies[i].n)
+	}
+	return err
+}
+
+// maxRuns is how many runs of a launch go to the copy engines: each costs a launch
+// or two besides its copies.
+const maxRuns = 4
+
+// findRuns finds the runs that are worth a copy of their own.
+func (l *lane) findRuns(from, to transport.Layout, src, dst []uint32) {
+	l.copies = l.copies[:0]
+	copies := maxCopies
+	if !l.hold.batches {
+		copies = maxCopies / 4
+	}
+	least, dense := int64(1)<<62, true
+	for r, g := range to.Regions {
+		least = min(least, g.Bytes)
+		dense = dense && g.Stride == g.Bytes && from.Regions[r].Stride == g.Bytes
+	}
+	for i := 0; i < len(src); {
+		n := 1
+		for dense && i+n < len(src) && src[i+n] == src[i]+uint32(n) && dst[i+n] == dst[i]+uint32(n) {
+			n++
+		}
+		if int64(n)*least >= longRun {
+			if len(l.copies) == maxRuns || (len(l.copies)+1)*len(to.Regions) > copies {
+				l.copies = l.copies[:0] // many: the kernel has them all
+				return
+			}
+			l.copies = append(l.copies, copyRun{i, n})
+		}
+		i += n
+	}
+}
+
+// verify appends the entries whose blocks do not have their sums.
+func (l *lane) verify(c cut, layout transport.Layout, want []uint32, at int, bad []int) []int {
+	regions := len(layout.Regions)
+	for i := 0; i < len(want)/regions; i++ {
+		good := true
+		for r, g := range layout.Regions {
+			good = good && l.total(c, regions, i, r, g.Bytes) == want[i*regions+r]
+		}
+		if !good {
+			bad = append(bad, at+i)
+		}
+	}
+	return bad
+}

@@ -1,0 +1,295 @@
+package cuda
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cascadeinfer/cascade/migrator/device/cuda"
+	"github.com/cascadeinfer/cascade/migrator/transport"
+)
+
+// Kind is how another process reaches a pool.
+type Kind uint32
+
+const (
+	// IPC pools are named by a handle: memory of cudaMalloc, and of PyTorch's
+	// allocator as it is by default.
+	IPC Kind = 1
+	// VMM pools are sent as a descriptor, and can be mapped for reading only.
+	VMM Kind = 2
+)
+
+// Handle is a pool in device memory, as its owner describes it to others.
+type Handle struct {
+	Kind Kind
+	// ID tells pools apart: random, made by the owner.
+	ID [16]byte
+	// GPU is the UUID of the device that has the memory.
+	GPU [16]byte
+	// Name is that of an IPC allocation.
+	Name cuda.IPC
+	// Offset is where the pool begins in its allocation of Size bytes.
+	Offset, Size int64
+}
+
+// handleSize is the length of an encoded Handle in bytes: kind u32, 0 u32, id,
+// GPU, offset u64, size u64, name.
+const handleSize = 8 + 16 + 16 + 16 + 64
+
+// Append appends the encoded handle.
+func (h Handle) Append(dst []byte) []byte {
+	dst = binary.LittleEndian.AppendUint32(dst, uint32(h.Kind))
+	dst = binary.LittleEndian.AppendUint32(dst, 0)
+	dst = append(append(dst, h.ID[:]...), h.GPU[:]...)
+	dst = binary.LittleEndian.AppendUint64(dst, uint64(h.Offset))
+	dst = binary.LittleEndian.AppendUint64(dst, uint64(h.Size))
+	return append(dst, h.Name[:]...)
+}
+
+// ParseHandle decodes a handle of nothing else. It checks that the pool may have
+// so many bytes.
+func ParseHandle(b []byte, pool int64) (Handle, error) {
+	if len(b) != handleSize {
+		return Handle{}, fmt.Errorf("handle: %d bytes, want %d", len(b), handleSize)
+	}
+	h := Handle{Kind: Kind(binary.LittleEndian.Uint32(b)), Offset: int64(binary.LittleEndian.Uint64(b[40:])), Size: int64(binary.LittleEndian.Uint64(b[48:]))}
+	copy(h.ID[:], b[8:])
+	copy(h.GPU[:], b[24:])
+	copy(h.Name[:], b[56:])
+	return h, h.validate(pool)
+}
+
+func (h Handle) validate(pool int64) error {
+	if h.Kind != IPC && h.Kind != VMM {
+		return fmt.Errorf("handle: kind %d is unknown", h.Kind)
+	}
+	if h.Offset < 0 || h.Size <= 0 || pool > h.Size || h.Offset > h.Size-pool {
+		return fmt.Errorf("handle: a pool of %d bytes at %d of an allocation of %d", pool, h.Offset, h.Size)
+	}
+	return nil
+}
+
+// Memory is the own engine's pool on a GPU. It implements transport.Device.
+type Memory struct {
+	gpu    *GPU
+	handle Handle
+	file   *os.File // of a VMM pool
+
+	mu   sync.Mutex
+	gone error // why the memory cannot be reached any more
+	// Memory of this process's own.
+	allocation *cuda.Allocation
+}
+
+// Attach takes over a pool of another process by its handle, and, for VMM, its
+// descriptor, which is closed with the memory. The pool is mapped once to see that
+// it can be.
+func Attach(g *GPU, h Handle, file *os.File, l transport.Layout) (*transport.Memory, error) {
+	if err := h.validate(l.End()); err != nil {
+		return nil, err
+	}
+	if (h.Kind == VMM) != (file != nil) {
+		return nil, errors.New("handle: a descriptor comes with VMM pools, and only with those")
+	}
+	m := &Memory{gpu: g, handle: h, file: file}
+	if err := g.use(nil, func(h *hold) error {
+		p, err := m.mapped(h)
+		if err == nil {
+			h.unmap(p, time.Now())
+		}
+		return err
+	}); err != nil {
+		return nil, err
+	}
+	return m.memory(l), nil
+}
+
+// Make makes a pool in this process, as an engine does.
+func Make(g *GPU, kind Kind, l transport.Layout) (*transport.Memory, error) {
+	m := &Memory{gpu: g, handle: Handle{Kind: kind, GPU: g.info.UUID, Size: l.End()}}
+	rand.Read(m.handle.ID[:]) // never fails
+	err := g.use(nil, func(h *hold) error {
+		if kind == IPC {
+			p, err := h.context.Alloc(m.handle.Size)
+			if err != nil {
+				return err
+			}
+			base, size, err := h.context.Range(p)
+			if err == nil {
+				m.handle.Offset, m.handle.Size = int64(p-base), size
+				m.handle.Name, err = h.context.IPC(p)
+			}
+			if err != nil {
+				return errors.Join(err, h.context.Free(p))
+			}
+			h.mu.Lock()
+			h.made[m] = p
+			h.mu.Unlock()
+			return nil
+		}
+		a, err := h.context.Create(m.handle.Size)
+		if err != nil {
+			return err
+		}
+		m.handle.Size = a.Size()
+		if m.file, err = a.Export(); err != nil {
+			return errors.Join(err, a.Close())
+		}
+		m.allocation = a
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("a pool on gpu %d: %w", g.config.Ordinal, err)
+	}
+	return m.memory(l), nil
+}
+
+// memory is m as pools hand it out.
+func (m *Memory) memory(l transport.Layout) *transport.Memory {
+	l.Sum = transport.Multiply
+	return &transport.Memory{Layout: l, Device: m, Unmap: m.close}
+}
+
+// Handle is how others reach the pool.
+func (m *Memory) Handle() Handle { return m.handle }
+
+// Descriptor duplicates the descriptor of a VMM pool; nil for others.
+func (m *Memory) Descriptor() (*os.File, error) {
+	if m.file == nil {
+		return nil, nil
+	}
+	raw, err := m.file.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	fd := -1
+	var failed error
+	if err := raw.Control(func(old uintptr) { fd, failed = unix.FcntlInt(old, syscall.F_DUPFD_CLOEXEC, 0) }); err != nil {
+		return nil, err
+	}
+	if failed != nil {
+		return nil, failed
+	}
+	return os.NewFile(uintptr(fd), "pool"), nil
+}
+
+// mapped is the own pool in a context. It is left by unmap.
+func (m *Memory) mapped(h *hold) (*mapping, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.gone != nil {
+		return nil, m.gone
+	}
+	return h.mapped(key{own: m}, func(c *cuda.Context) (*mapping, error) {
+		if p, own := h.made[m]; own {
+			return &mapping{pool: p, size: m.handle.Size - m.handle.Offset, close: func() error { return nil }}, nil
+		}
+		return openHandle(c, m.handle, m.file, cuda.ReadWrite)
+	})
+}
+
+// openHandle maps a pool. It trusts the driver, and not the handle, with how large
+// the allocation is.
+func openHandle(c *cuda.Context, h Handle, file *os.File, access cuda.Access) (*mapping, error) {
+	if h.Kind == IPC {
+		base, err := c.OpenIPC(h.Name)
+		if err != nil {
+			return nil, err
+		}
+		_, size, err := c.Range(base)
+		if err == nil && size < h.Size {
+			err = fmt.Errorf("the pool's allocation has %d bytes, not %d", size, h.Size)
+		}
+		if err != nil {
+			return nil, errors.Join(err, c.CloseIPC(base))
+		}
+		return &mapping{pool: base + cuda.Pointer(h.Offset), size: h.Size - h.Offset, close: func() error { return c.CloseIPC(base) }}, nil
+	}
+	a, err := c.Import(file, h.Size)
+	if err != nil {
+		return nil, err
+	}
+	m, err := a.Map(access)
+	if err := errors.Join(err, a.Close()); err != nil { // the mapping keeps the memory
+		if m != nil {
+			err = errors.Join(err, m.Close())
+		}
+		return nil, err
+	}
+	return &mapping{pool: m.Pointer() + cuda.Pointer(h.Offset), size: h.Size - h.Offset, close: m.Close, outlives: true}, nil
+}
+
+var errLost = errors.New("the pool was lost when the GPU failed")
+
+// lose ends memory that goes with its context.
+func (m *Memory) lose(c *cuda.Context, p cuda.Pointer) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.gone = errLost
+	_ = c.Free(p) // it may have ended already
+}
+
+// close gives the memory back. Nobody uses it.
+func (m *Memory) close() {
+	m.mu.Lock()
+	if m.gone == nil {
+		m.gone = errors.New("the pool is closed")
+	}
+	m.mu.Unlock()
+	m.gpu.mu.Lock()
+	h := m.gpu.held
+	m.gpu.mu.Unlock()
+	// None of these can fail for what was made, unless the device has failed; and
+	// nobody is left who could be told.
+	if h != nil {
+		_ = h.use(func(h *hold) error {
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			var err error
+			if own := h.mappings[key{own: m}]; own != nil {
+				delete(h.mappings, key{own: m})
+				err = own.close()
+			}
+			if p, ok := h.made[m]; ok {
+				delete(h.made, m)
+				err = errors.Join(err, h.context.Free(p))
+			}
+			return err
+		})
+	}
+	if m.allocation != nil {
+		_ = m.allocation.Close()
+	}
+	if m.file != nil {
+		_ = m.file.Close()
+	}
+}
+
+// Sums computes checksums on the GPU. See transport.Device.
+func (m *Memory) Sums(dst []uint32, l transport.Layout, blocks []uint32) ([]uint32, error) {
+	err := m.gpu.use(nil, func(h *hold) error {
+		own, err := m.mapped(h)
+		if err != nil {
+			return err
+		}
+		defer func() { h.unmap(own, time.Now()) }()
+		lane, err := h.lane()
+		if err != nil {
+			return err
+		}
+		err = lane.sums(m.gpu.config.Groups, own.pool, l, blocks, func(_, _ int, sum uint32) { dst = append(dst, sum) })
+		return errors.Join(err, h.leave(lane))
+	})
+	if err != nil {
+		return dst, fmt.Errorf("sums of blocks on gpu %d: %w", m.gpu.config.Ordinal, err)
+	}
+	return dst, nil
+}

@@ -1,0 +1,133 @@
+package cuda
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/local"
+	"github.com/cascadeinfer/cascade/migrator/transport/ticket"
+)
+
+// Transport is one engine's end. It is safe for concurrent use.
+type Transport struct {
+	config  Config
+	book    ticket.Book
+	address atomic.Pointer[string] // the socket's path while the source serves
+}
+
+var (
+	_ transport.Transport = (*Transport)(nil)
+	_ transport.Device    = (*Memory)(nil)
+)
+
+// New returns a transport that serves once it runs.
+func New(c Config) (*Transport, error) {
+	c, err := c.validate()
+	if err != nil {
+		return nil, err
+	}
+	return &Transport{config: c}, nil
+}
+
+// Name returns "cuda".
+func (t *Transport) Name() string { return "cuda" }
+
+// Probe makes the directory and the GPU's context, and looks at the engine's
+// memory if it is there.
+func (t *Transport) Probe(context.Context) error {
+	err := local.Private(t.config.Dir)
+	if m, ok := t.config.Pool.Memory(); ok && err == nil {
+		_, err = t.own(m)
+	}
+	if err == nil {
+		err = t.config.GPU.use(nil, func(h *hold) error { return nil })
+	}
+	if err != nil {
+		return fmt.Errorf("cuda transport: %w", err)
+	}
+	return nil
+}
+
+// own is the device memory of a pool.
+func (t *Transport) own(m *transport.Memory) (*Memory, error) {
+	d, ok := m.Device.(*Memory)
+	if !ok {
+		return nil, errors.New("the engine's pool is not in a GPU's memory; use shm or tcp")
+	}
+	if d.gpu != t.config.GPU {
+		return nil, errors.New("the engine's pool is on another GPU")
+	}
+	return d, nil
+}
+
+// Reaches reports whether both ends are on the same node. Whether their GPUs reach
+// each other is known when they are.
+func (t *Transport) Reaches(from, to string) bool { return from == to && from != "" }
+
+// Run serves until ctx ends, and drops mappings that nobody uses any more.
+func (t *Transport) Run(ctx context.Context) error {
+	s, err := local.Listen(t.config.Dir, suffix, &t.book, t.welcome, t.config.Logger)
+	if err != nil {
+		return fmt.Errorf("cuda transport: %w", err)
+	}
+	t.book.Open()
+	t.address.Store(&s.Path)
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return s.Serve(ctx) })
+	g.Go(func() error {
+		tick := time.NewTicker(idleMapping / 3)
+		defer tick.Stop()
+		for {
+			select {
+			case now := <-tick.C:
+				t.config.GPU.drop(now.Add(-idleMapping))
+			case <-ctx.Done():
+				t.address.Store(nil)
+				t.book.Close()
+				t.config.GPU.drop(time.Now())
+				return nil
+			}
+		}
+	})
+	return g.Wait()
+}
+
+// welcome hands on how a lease's memory is reached.
+func (t *Transport) welcome(lease *ticket.Lease) ([]byte, *os.File, error) {
+	m, err := t.own(lease.Memory)
+	if err != nil {
+		return nil, nil, err
+	}
+	f, err := m.Descriptor()
+	return m.handle.Append(nil), f, err
+}
+
+// Export makes an offer. See transport.Source.
+func (t *Transport) Export(g transport.Grant) (transport.Offer, error) {
+	m, ok := t.config.Pool.Memory()
+	if !ok {
+		return transport.Offer{}, errors.New("cuda transport: the engine is away")
+	}
+	if _, err := t.own(m); err != nil {
+		return transport.Offer{}, fmt.Errorf("cuda transport: %w", err)
+	}
+	path := t.address.Load()
+	if path == nil {
+		return transport.Offer{}, errors.New("cuda transport: the source does not run")
+	}
+	secret, err := t.book.Issue(g, m, time.Now())
+	if err != nil {
+		return transport.Offer{}, fmt.Errorf("cuda transport: %w", err)
+	}
+	return transport.Offer{Transport: t.Name(), Address: *path, Ticket: secret}, nil
+}
+
+// Revoke ends the grants of a move. See transport.Source.
+func (t *Transport) Revoke(move string) { t.book.Revoke(move) }
