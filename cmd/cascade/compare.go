@@ -25,6 +25,7 @@ const startTimeout = 30 * time.Second
 // contest replays the same requests on fleets that differ in their preset.
 type contest struct {
 	fleet    wire.Fleet // the addresses are those of the last run
+	plugins  pluginFlags
 	requests []trace.Request
 	prompt   replay.Prompt
 	envoy    string // path of Envoy; empty: the embedded proxy
@@ -39,6 +40,8 @@ type outcome struct {
 	Status control.Status `json:"status"` // at the end of the replay
 	Placed placement      `json:"placed"`
 	Moves  movement       `json:"moves"`
+	// Modules are the policies that decided as modules; absent where none did.
+	Modules *decisions `json:"modules,omitempty"`
 }
 
 // placement counts where requests went, judged by their exact prompt lengths
@@ -71,6 +74,12 @@ func (c *contest) run(ctx context.Context, s *settings, name, preset string) (ou
 		return outcome{}, errs[0]
 	}
 	f.Fleet.Replicas = append(f.Fleet.Replicas[:0:0], f.Fleet.Replicas...)
+	plugins := c.plugins
+	plugins.native = plugins.native || preset == "round-robin" // which decides nothing
+	all, err := s.arm(&f, plugins)
+	if err != nil {
+		return outcome{}, err
+	}
 	fleet, err := local.New(local.Config{Fleet: f, Envoy: c.envoy, Tracer: spans.Tracer(preset), Logger: log})
 	if err != nil {
 		return outcome{}, err
@@ -86,19 +95,23 @@ func (c *contest) run(ctx context.Context, s *settings, name, preset string) (ou
 		done <- err
 	}()
 	out := outcome{Preset: preset}
-	out.Result, err = c.replay(ctx, s, fleet, name)
+	out.Result, err = c.replay(ctx, s, fleet, name, all)
 	out.Status = fleet.Control().Status()
+	out.Modules = decisionsOf(fleet, all)
 	out.Placed = place(out.Result, out.Status)
 	out.Moves = moved(fleet.Movers())
 	cancel(nil)
 	return out, errors.Join(err, <-done)
 }
 
-func (c *contest) replay(ctx context.Context, s *settings, fleet *local.Fleet, name string) (replay.Result, error) {
+func (c *contest) replay(ctx context.Context, s *settings, fleet *local.Fleet, name string, all []plugin) (replay.Result, error) {
 	ready, stop := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("the fleet was not ready within %v; --log info tells more", startTimeout))
 	defer stop()
 	if err := fleet.Ready(ready); err != nil {
 		return replay.Result{}, err
+	}
+	if err := install(ctx, fleet, all); err != nil {
+		return replay.Result{}, fmt.Errorf("modules: %w", err)
 	}
 	records, err := createRecords(c.out, name)
 	if err != nil {
@@ -221,6 +234,9 @@ func (c *contest) show(s *settings, outcomes []outcome) error {
 		fmt.Fprintf(s.stdout, "The length estimate for %s used %.2f bytes per token; its mean error against exact counts was %.1f %%.\n", m.Name, m.BytesPerToken, m.EstimateError*100)
 	}
 	last.Moves.write(s.stdout)
+	if err := last.Modules.write(s.stdout); err != nil {
+		return err
+	}
 	if c.out != "" {
 		fmt.Fprintf(s.stdout, "Plots, requests and results are in %s.\n", c.out)
 	}

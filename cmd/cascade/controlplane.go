@@ -17,9 +17,10 @@ import (
 
 // Bounds of one question to a control plane.
 const (
-	askTimeout = 15 * time.Second // an order has 10 s to be written down
-	maxAnswer  = 64 << 20         // bytes; 10,000 replicas take about 4 MiB
-	maxProblem = 4 << 10          // bytes of a refusal
+	askTimeout  = 15 * time.Second // an order has 10 s to be written down
+	pushTimeout = 30 * time.Second // a module is looked at, which has 25 s
+	maxAnswer   = 64 << 20         // bytes; 10,000 replicas take about 4 MiB
+	maxProblem  = 4 << 10          // bytes of a refusal
 	// leastEvery is the smallest time between two questions.
 	leastEvery = 100 * time.Millisecond
 )
@@ -97,15 +98,28 @@ func (s *settings) repeat(cmd *cobra.Command, f watchFlags, show func(context.Co
 // server, or, with POST, for a change. The error of a refusal is the control
 // plane's own text.
 func question(ctx context.Context, base *url.URL, method, path string, query url.Values) ([]byte, error) {
+	return questionWith(ctx, base, method, path, query, nil)
+}
+
+// questionWith is question with a JSON document, nil for none, about which the
+// control plane may have to think longer.
+func questionWith(ctx context.Context, base *url.URL, method, path string, query url.Values, document io.Reader) ([]byte, error) {
+	askTimeout := askTimeout
+	if document != nil {
+		askTimeout = pushTimeout
+	}
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	u := base.JoinPath(path)
 	u.RawQuery = query.Encode()
-	req, err := http.NewRequestWithContext(ctx, method, u.String(), nil)
+	req, err := http.NewRequestWithContext(ctx, method, u.String(), document)
 	if err != nil {
 		return nil, err
 	}
 	req.Close = true
+	if document != nil {
+		req.Header.Set("content-type", "application/json")
+	}
 	req.Header.Set(control.AdminHeader, "1")
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {

@@ -76,14 +76,16 @@ func (e *emulated) fleet() (wire.Fleet, error) {
 
 // newDemo is "cascade demo": the main job on one machine.
 func newDemo(s *settings) *cobra.Command {
-	src, e := &source{}, &emulated{}
+	src, e, p := &source{}, &emulated{}, &pluginFlags{}
 	c := &cobra.Command{
 		Use:   "demo",
 		Short: "See it work: eight emulated replicas, a realistic mix, stages against round robin",
 		Long: `Demo starts eight emulated replicas, their migrators, the control plane and a proxy
 on loopback, replays a mix of short and long requests through the OpenAI API, first
 with all replicas in one stage (round robin), then with planned stages between which
-running requests move, and compares the two. Everything runs in this process and talks over real sockets and real xDS;
+running requests move, and compares the two. The policies of the stages are
+WebAssembly modules, and what they decided is decided again by the policies that are
+linked in; --native does without modules. Everything runs in this process and talks over real sockets and real xDS;
 --envoy puts a real Envoy process in front.
 
 The mix and the cost profile are chosen so that stages pay: many short chats and a
@@ -92,18 +94,19 @@ traffic; on uniform lengths the planner stays with one stage.`,
 		Example: `  cascade demo
   cascade demo --envoy "$(which envoy)" --out results`,
 		Args: exactArgs(0),
-		RunE: func(cmd *cobra.Command, _ []string) error { return s.compare(cmd.Context(), src, e) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return s.compare(cmd.Context(), src, e, *p) },
 	}
 	src.flags(c, 3600)
 	e.flags(c, 2)
 	e.results(c)
+	p.flags(c)
 	c.Flags().Lookup("rate").DefValue = "30"
 	src.rate = 30
 	return c
 }
 
 // compare replays the source on round robin and on planned stages.
-func (s *settings) compare(ctx context.Context, src *source, e *emulated) error {
+func (s *settings) compare(ctx context.Context, src *source, e *emulated, p pluginFlags) error {
 	if src.maxLength == 0 || src.maxLength > e.context {
 		src.maxLength = e.context
 	}
@@ -115,7 +118,7 @@ func (s *settings) compare(ctx context.Context, src *source, e *emulated) error 
 	if err != nil {
 		return err
 	}
-	c := &contest{fleet: fleet, requests: requests, prompt: replay.Prompt(e.prompt), envoy: e.envoy, moves: e.moves, out: e.out}
+	c := &contest{fleet: fleet, plugins: p, requests: requests, prompt: replay.Prompt(e.prompt), envoy: e.envoy, moves: e.moves, out: e.out}
 	last := requests[len(requests)-1].At.Seconds() / e.speed
 	proxy := "the embedded proxy"
 	if e.envoy != "" {

@@ -18,7 +18,7 @@ import (
 func newPolicy(s *settings) *cobra.Command {
 	c := group(&cobra.Command{
 		Use:   "policy",
-		Short: "Write, test, measure and sign policies of your own",
+		Short: "Write, test, sign and roll out policies of your own",
 		Long: `A policy decides one thing: how a fleet is divided into length stages (partition),
 where a boundary should lie (refine), who takes a request that moves (bid), who has
 too much (outlier), where a request starts (place), or whether a plan may be (guard).
@@ -31,12 +31,17 @@ sees nothing but the call, and can hurt no request.
   cascade policy bench               what a call costs, beside the built-in policy
   cascade policy keygen author       a pair of keys, once
   cascade policy sign my-refiner.wasm --key author.key --name my-refiner --version 1.0.0
+  cascade policy push my-refiner.wasm      in shadow, to a running fleet that trusts the key
+  cascade policy status --watch            where would it have decided otherwise?
+  cascade policy promote refine --scope local   through a canary, then to all
+  cascade policy rollback refine           and back, at once
 
 Where a command takes a module, a folder or a file of rules in Rego will do: it is
 built first.`,
 	})
 	c.AddCommand(newPolicyNew(s), newPolicyBuild(s), newPolicyInspect(s), newPolicyTest(s), newPolicyBench(s),
-		newPolicyReplay(s), newPolicyDiff(s), newPolicyKeygen(s), newPolicySign(s), newPolicyVerify(s))
+		newPolicyReplay(s), newPolicyDiff(s), newPolicyKeygen(s), newPolicySign(s), newPolicyVerify(s),
+		newPolicyPush(s), newPolicyStatus(s), newPolicyShadow(s), newPolicyPromote(s), newPolicyRollback(s))
 	return c
 }
 

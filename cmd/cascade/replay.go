@@ -29,7 +29,7 @@ const defaultMix = 1000
 
 // newReplay is "cascade replay": a trace against an endpoint.
 func newReplay(s *settings) *cobra.Command {
-	src, e, r := &source{}, &emulated{}, &replayFlags{}
+	src, e, r, p := &source{}, &emulated{}, &replayFlags{}, &pluginFlags{}
 	c := &cobra.Command{
 		Use:   "replay",
 		Short: "Replay a trace: stages against round robin, or any OpenAI endpoint",
@@ -61,7 +61,7 @@ Mooncake's traces have a clock of 3 s: --spread 3s spreads arrivals within it.`,
 						return misused(cmd, "--%s is for an endpoint of your own: name it with --target", name)
 					}
 				}
-				return s.compare(cmd.Context(), src, e)
+				return s.compare(cmd.Context(), src, e, *p)
 			}
 			for _, name := range emulatedOnly {
 				if cmd.Flags().Changed(name) {
@@ -83,6 +83,7 @@ Mooncake's traces have a clock of 3 s: --spread 3s spreads arrivals within it.`,
 	}
 	src.flags(c, 0)
 	e.flags(c, 2)
+	p.flags(c)
 	e.results(c)
 	f := c.Flags()
 	f.StringVar(&r.target, "target", "", "base URL of an OpenAI endpoint, such as http://127.0.0.1:8080; empty emulates a fleet")
@@ -98,7 +99,7 @@ Mooncake's traces have a clock of 3 s: --spread 3s spreads arrivals within it.`,
 // Flags that mean nothing without, and with, --target.
 var (
 	replayOnly   = [...]string{"model", "name", "host", "header", "timeout", "http2"}
-	emulatedOnly = [...]string{"replicas", "profile", "window", "tp", "envoy"}
+	emulatedOnly = [...]string{"replicas", "profile", "window", "tp", "envoy", "native", "plugins"}
 )
 
 // headers parses lines of a header.

@@ -41,6 +41,7 @@ type upFlags struct {
 	made     emulated
 	external bool
 	drain    time.Duration
+	plugins  pluginFlags
 }
 
 // newUp is "cascade up": a whole fleet in one process.
@@ -63,6 +64,11 @@ when its own migrator reports ("cascade migrator --replica ID" in another proces
 Up starts no part later and moves none: other edits of replicas that it runs are
 refused, with the error logged, and the last good list stays in force.
 
+Policies decide as WebAssembly modules: those that "make plugins" builds beside this
+program are signed with a key of this run and pushed, as an operator would push them
+("cascade policy status" shows them). With policies.keys in the file it is you who pushes;
+--native decides by the same policies, linked in.
+
 With OTEL_EXPORTER_OTLP_ENDPOINT set, every move of a request is a trace, exported by
 OTLP over gRPC.
 
@@ -83,6 +89,7 @@ end. A second signal ends it at once.`,
 	}
 	u.file.flag(c, "fleet file; without one, a fleet is emulated as the other flags say")
 	u.made.flags(c, 1)
+	u.plugins.flags(c)
 	f := c.Flags()
 	f.BoolVar(&u.external, "external-engines", false, "the engines of the fleet file run elsewhere; emulate none")
 	f.DurationVar(&u.drain, "drain", 10*time.Second, "how long streams may go on after a signal; what is left is cut")
@@ -137,6 +144,10 @@ func (s *settings) runUp(ctx context.Context, fleet wire.Fleet, u *upFlags) erro
 		return err
 	}
 	defer spans.Close()
+	all, err := s.arm(&fleet, u.plugins)
+	if err != nil {
+		return err
+	}
 	file := fleet
 	file.Fleet.Replicas = slices.Clone(fleet.Fleet.Replicas)
 	// From here on, fleet has the addresses that are bound.
@@ -150,7 +161,7 @@ func (s *settings) runUp(ctx context.Context, fleet wire.Fleet, u *upFlags) erro
 	fmt.Fprintf(s.stderr, "starting %d replicas\n", len(fleet.Fleet.Replicas))
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return f.Run(ctx) })
-	g.Go(func() error { return s.welcome(ctx, fleet, f) })
+	g.Go(func() error { return s.welcome(ctx, fleet, f, all) })
 	if u.file.path != "" {
 		g.Go(func() error {
 			return watch(ctx, u.file.path, file, log, func(now wire.Fleet) (err error) {
@@ -186,7 +197,7 @@ func merge(asked, running, now []config.Replica) ([]config.Replica, error) {
 }
 
 // welcome waits until the fleet serves, and says how to use it.
-func (s *settings) welcome(ctx context.Context, fleet wire.Fleet, f *local.Fleet) error {
+func (s *settings) welcome(ctx context.Context, fleet wire.Fleet, f *local.Fleet, all []plugin) error {
 	ready, stop := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("the fleet was not ready within %v; --log info tells more", startTimeout))
 	defer stop()
 	if err := f.Ready(ready); err != nil {
@@ -194,6 +205,12 @@ func (s *settings) welcome(ctx context.Context, fleet wire.Fleet, f *local.Fleet
 			return nil
 		}
 		return err
+	}
+	if err := install(ctx, f, all); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		fmt.Fprintln(s.stderr, "cascade: modules:", err)
 	}
 	door := reachable(f.URL())
 	if s.json {

@@ -1,0 +1,172 @@
+package main
+
+import (
+	"context"
+	"crypto/ed25519"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cascadeinfer/cascade/cmd/local"
+	"github.com/cascadeinfer/cascade/cmd/modules"
+	"github.com/cascadeinfer/cascade/cmd/policy"
+	"github.com/cascadeinfer/cascade/cmd/wire"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/sign"
+)
+
+const (
+	// pluginsFolder is where "make plugins" puts the built-in policies, beside the
+	// program.
+	pluginsFolder = "plugins"
+	// activeTimeout bounds the wait for modules that a run pushes: compiling all of
+	// them takes some 10 s on two slow cores, and a moment when it was done before.
+	activeTimeout = 90 * time.Second
+)
+
+// pluginFlags say whether a fleet in this process runs on modules.
+type pluginFlags struct {
+	native bool
+	folder string
+}
+
+func (p *pluginFlags) flags(c *cobra.Command) {
+	c.Flags().BoolVar(&p.native, "native", false, "decide by the policies that are linked into this program, not by modules in WebAssembly")
+	c.Flags().StringVar(&p.folder, "plugins", "", "folder with the modules of the built-in policies; default: plugins, beside this program")
+}
+
+// plugin is a built-in policy as a signed module.
+type plugin struct {
+	wire.Builtin
+	Module, Signature []byte
+	Statement         sign.Statement
+}
+
+// arm has a fleet decide by the modules of the built-in policies, which it signs
+// with a key that lives as long as this process. It returns what is to be pushed:
+// nothing where the flags say so, where the fleet trusts keys of its own, whose
+// owners push, and where there is no folder of modules, which it says.
+func (s *settings) arm(f *wire.Fleet, p pluginFlags) ([]plugin, error) {
+	if p.native {
+		f.Fleet.Policies.Native = true
+	}
+	if f.Fleet.Policies.Native || len(f.Fleet.Policies.Keys) > 0 {
+		return nil, nil
+	}
+	folder := p.folder
+	if folder == "" {
+		self, err := os.Executable()
+		if err != nil {
+			return nil, err
+		}
+		folder = filepath.Join(filepath.Dir(self), pluginsFolder)
+		if _, err := os.Stat(folder); errors.Is(err, fs.ErrNotExist) {
+			fmt.Fprintf(s.stderr, "no modules in %s (\"make plugins\" builds them): the policies that are linked in decide\n", folder)
+			f.Fleet.Policies.Native = true
+			return nil, nil
+		}
+	}
+	public, secret, err := ed25519.GenerateKey(nil)
+	if err != nil {
+		return nil, err
+	}
+	var all []plugin
+	for _, b := range f.Builtins() {
+		code, err := policy.ReadModule(filepath.Join(folder, b.Name+".wasm"))
+		if err != nil {
+			return nil, fmt.Errorf("--plugins: %w; \"make plugins\" builds it, --native does without", err)
+		}
+		one := plugin{Builtin: b, Module: code, Statement: sign.Statement{
+			Digest: sign.Sum(code), ABI: abi.Name, Name: b.Name, Version: semantic(version()), Generation: uint64(time.Now().Unix()),
+		}}
+		for _, k := range b.Kinds {
+			one.Statement.Grants = append(one.Statement.Grants, sign.Grant{Kind: k})
+		}
+		file, err := sign.Sign(sign.File{Statement: one.Statement}, secret)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", b.Name, err)
+		}
+		if one.Signature, err = file.Encode(); err != nil {
+			return nil, fmt.Errorf("%s: %w", b.Name, err)
+		}
+		all = append(all, one)
+	}
+	f.Trusted = append(f.Trusted, public)
+	if c := &f.Fleet.Policies.Cache; *c == "" {
+		if dir, err := os.UserCacheDir(); err == nil {
+			*c = filepath.Join(dir, "cascade", "modules")
+		}
+	}
+	return all, nil
+}
+
+// semantic is a version in three numbers, as statements have it.
+func semantic(v string) string {
+	v, _, _ = strings.Cut(strings.TrimPrefix(v, "v"), "+")
+	if (sign.Statement{Digest: sign.Digest{1}, ABI: abi.Name, Name: "x", Version: v, Grants: []sign.Grant{{Kind: abi.Place}}, Generation: 1}).Validate() != nil {
+		return "0.0.0"
+	}
+	return v
+}
+
+// install pushes the modules to a running fleet, as an operator would, and waits
+// until they decide.
+func install(ctx context.Context, f *local.Fleet, all []plugin) error {
+	base, err := url.Parse(f.AdminURL())
+	if err != nil {
+		return err
+	}
+	for _, p := range all {
+		order := pushed{goal: "proven", module: p.Module, signature: p.Signature, configuration: p.Configuration, by: "this run"}
+		for _, k := range p.Kinds {
+			order.slots = append(order.slots, k.String())
+		}
+		if _, err := push(ctx, base, order); err != nil {
+			return fmt.Errorf("%s: %w", p.Name, err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, activeTimeout)
+	defer cancel()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		waits := waiting(f.Hosts(), all)
+		if waits == "" {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			if context.Cause(ctx) != context.DeadlineExceeded {
+				return context.Cause(ctx)
+			}
+			return fmt.Errorf("%s after %v; the policies that are linked in decide meanwhile", waits, activeTimeout)
+		}
+	}
+}
+
+// waiting says which slot does not run its module yet, "" when all do.
+func waiting(hosts []*modules.Host, all []plugin) string {
+	for _, h := range hosts {
+		for _, s := range h.Set.Status() {
+			for _, p := range all {
+				for _, k := range p.Kinds {
+					if k.String() == s.Kind && s.Active != p.Statement.Generation {
+						if len(s.Lives) > 0 && s.Lives[0].Reason != "" {
+							return fmt.Sprintf("%s of %s is %s (%s)", p.Name, k, s.Lives[0].State, s.Lives[0].Reason)
+						}
+						return fmt.Sprintf("%s does not decide in %s", p.Name, k)
+					}
+				}
+			}
+		}
+	}
+	return ""
+}

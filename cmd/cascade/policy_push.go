@@ -1,0 +1,319 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/url"
+	"os"
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cascadeinfer/cascade/cmd/policy"
+	"github.com/cascadeinfer/cascade/xds/control"
+	slots "github.com/cascadeinfer/cascade/xds/policy"
+)
+
+// pushed is a module on its way to the slots of a fleet.
+type pushed struct {
+	slots                            []string
+	goal, scope, by                  string
+	permille                         int
+	module, signature, configuration []byte
+}
+
+// push gives a module to a control plane.
+func push(ctx context.Context, base *url.URL, p pushed) ([]byte, error) {
+	q := url.Values{"slot": p.slots, "goal": {p.goal}, "by": {p.by}}
+	if p.permille != 0 {
+		q.Set("permille", strconv.Itoa(p.permille))
+	}
+	if p.scope != "" {
+		q.Set("scope", p.scope)
+	}
+	body, err := json.Marshal(struct {
+		Module        []byte `json:"module"`
+		Signature     []byte `json:"signature"`
+		Configuration []byte `json:"configuration,omitempty"`
+	}{p.module, p.signature, p.configuration})
+	if err != nil {
+		return nil, err
+	}
+	return questionWith(ctx, base, http.MethodPost, "policies/push", q, bytes.NewReader(body))
+}
+
+// slotOrder is a command that orders something about slots of a fleet.
+type slotOrder struct {
+	controlFlags
+	goal, scope, by string
+	permille        int
+	generation      uint64
+}
+
+func (o *slotOrder) flags(c *cobra.Command) {
+	o.controlFlags.flags(c)
+	c.Flags().StringVar(&o.by, "by", whoAmI(), "who asks, for the status")
+	c.Flags().Lookup("by").DefValue = "<user>@<host name>"
+}
+
+// canary adds the flags of how far a canary goes.
+func (o *slotOrder) canary(c *cobra.Command) {
+	c.Flags().IntVar(&o.permille, "permille", 0, "largest share of a canary, in 1/1000 of the requests, for kinds that decide for one request; 0: 10")
+	c.Flags().StringVar(&o.scope, "scope", "", "what tries it first, for kinds that decide for many: a model (partition, guard) or a node (refine)")
+}
+
+// share is the permille of a goal, with its default.
+func (o *slotOrder) share(kinds []string, goal string) int {
+	if o.permille == 0 && goal == string(slots.Canary) && len(kinds) > 0 && slots.PerRequest(kinds[0]) {
+		return 10
+	}
+	return o.permille
+}
+
+func newPolicyPush(s *settings) *cobra.Command {
+	o := &slotOrder{}
+	var kinds []string
+	var signature, config string
+	c := &cobra.Command{
+		Use:   "push FILE",
+		Short: "Give a signed module to a running fleet, in shadow first",
+		Long: `Push sends FILE and FILE.sig to the control plane, which looks at the signatures, at what
+the module exports and at the site's rules, keeps it, and tells every host by xDS. Each
+host verifies the signatures again, builds the module beside the calls, and lets it climb
+as far as --goal says:
+
+  warm     built, and nothing more
+  shadow   answers recorded calls; nobody hears it, the status counts where it differs
+  canary   answers a share of the requests (--permille), or for one --scope
+  active   answers all of them, when it has shown on the way what the gates ask for
+  proven   answers at once, without gates: when you know it from another fleet
+
+On each host it is taken back by itself when it traps, runs out of fuel or breaks a rule,
+and then in the whole fleet. "cascade policy promote" lets it go further, "cascade policy
+rollback" ends it. Without modules, and whenever one fails, the built-in policies decide.`,
+		Example: `  cascade policy push my-refiner.wasm
+  cascade policy push bids.wasm --slot bid-select --goal canary --permille 10
+  cascade policy push outlier.wasm --settings outlier.conf --goal proven`,
+		Args: exactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			p := pushed{slots: kinds, goal: o.goal, scope: o.scope, by: o.by, permille: o.permille}
+			var err error
+			if p.module, err = policy.ReadModule(args[0]); err != nil {
+				return err
+			}
+			if signature == "" {
+				signature = args[0] + signatureSuffix
+			}
+			file, err := readSignature(signature)
+			if err != nil {
+				return fmt.Errorf("%w; \"cascade policy sign\" makes one", err)
+			}
+			if p.signature, err = file.Encode(); err != nil {
+				return fmt.Errorf("%s: %w", signature, err)
+			}
+			if config != "" {
+				if p.configuration, err = os.ReadFile(config); err != nil {
+					return err
+				}
+			}
+			if len(kinds) == 0 {
+				for _, g := range file.Statement.Grants {
+					p.slots = append(p.slots, g.Kind.String())
+				}
+			}
+			p.permille = o.share(p.slots, p.goal)
+			base, err := o.base(cmd)
+			if err != nil {
+				return err
+			}
+			body, err := push(cmd.Context(), base, p)
+			if err != nil {
+				return err
+			}
+			return s.showPolicies(base, body)
+		},
+	}
+	o.flags(c)
+	o.canary(c)
+	f := c.Flags()
+	f.StringSliceVar(&kinds, "slot", nil, "slots that get it; empty: all that its statement lets it decide")
+	f.StringVar(&o.goal, "goal", string(slots.Shadow), "how far it may go: warm, shadow, canary, active or proven")
+	f.StringVar(&signature, "signature", "", "signature file; empty: FILE.sig")
+	f.StringVar(&config, "settings", "", "file with the module's configuration")
+	completeFrom(c, "slot", slots.Kinds())
+	completeFrom(c, "goal", []string{"warm", "shadow", "canary", "active", "proven"})
+	return c
+}
+
+// steps are the goals of a candidate, in their order.
+var steps = []slots.Goal{slots.Warm, slots.Shadow, slots.Canary, slots.Active}
+
+func newPolicyShadow(s *settings) *cobra.Command {
+	o := &slotOrder{}
+	c := &cobra.Command{
+		Use:   "shadow SLOT...",
+		Short: "Let what is on trial in a slot answer recorded calls alone",
+		Long: `Shadow takes what is on trial in the slots back to shadow, or lets it go there from warm:
+it answers recorded calls and nobody hears it. A module that was in canary decides
+nothing any more, at once. "cascade policy push" begins there.`,
+		Example: `  cascade policy shadow bid-select
+  cascade policy status bid-select --watch     # where would it have decided otherwise?`,
+		Args: someSlots,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o.goal = string(slots.Shadow)
+			return s.moveGoal(cmd, o, args)
+		},
+	}
+	o.flags(c)
+	c.Flags().Uint64Var(&o.generation, "generation", 0, "the generation that is meant; 0: whichever is on trial")
+	return c
+}
+
+func newPolicyPromote(s *settings) *cobra.Command {
+	o := &slotOrder{}
+	c := &cobra.Command{
+		Use:   "promote SLOT...",
+		Short: "Let what is on trial in a slot go further",
+		Long: `Promote lets the module on trial in a slot go one step further, or to --to: from shadow
+to canary, from canary to active. It still has to show what each step asks for: a
+module in canary answers 1, then 10, then 100 of 1000 requests, up to --permille; one
+that decides for many requests answers for --scope first, and needs it until it is active.
+When all hosts run it, it is what the fleet runs: proven, and a restart begins with it.
+
+The site's rules are asked. "--to proven" is the step without any gate.`,
+		Example: `  cascade policy promote bid-select                 # from shadow to a canary of 10 ‰
+  cascade policy promote bid-select --permille 100
+  cascade policy promote bid-select --to active
+  cascade policy promote refine --scope rack-7`,
+		Args: someSlots,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return s.moveGoal(cmd, o, args)
+		},
+	}
+	o.flags(c)
+	o.canary(c)
+	c.Flags().StringVar(&o.goal, "to", "", "how far: shadow, canary, active or proven; empty: one step")
+	c.Flags().Uint64Var(&o.generation, "generation", 0, "the generation that is meant; 0: whichever is on trial")
+	completeFrom(c, "to", []string{"shadow", "canary", "active", "proven"})
+	return c
+}
+
+func newPolicyRollback(s *settings) *cobra.Command {
+	o := &slotOrder{}
+	var reason string
+	c := &cobra.Command{
+		Use:   "rollback SLOT...",
+		Short: "Take the newest module of a slot back, in the whole fleet",
+		Long: `Rollback ends the module on trial in the slots; where none is, the one that the fleet
+runs, whose place the one before it takes, or the built-in policy. Hosts keep the one
+before it warm: it decides as soon as they hear of this. A generation that was taken back
+never runs again: to bring the module back, sign it again, which gives it a new one.`,
+		Example: `  cascade policy rollback bid-select --reason "sends everything to r3"
+  cascade policy rollback bid-quote bid-select`,
+		Args: someSlots,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			base, err := o.base(cmd)
+			if err != nil {
+				return err
+			}
+			q := o.query(args)
+			q.Set("reason", reason)
+			body, err := question(cmd.Context(), base, http.MethodPost, "policies/rollback", q)
+			if err != nil {
+				return err
+			}
+			return s.showPolicies(base, body)
+		},
+	}
+	o.flags(c)
+	c.Flags().StringVar(&reason, "reason", "", "why, for the status")
+	c.Flags().Uint64Var(&o.generation, "generation", 0, "the generation that is meant; 0: the newest")
+	return c
+}
+
+// query names the slots and the generation of an order.
+func (o *slotOrder) query(kinds []string) url.Values {
+	q := url.Values{"slot": kinds, "by": {o.by}}
+	if o.generation != 0 {
+		q.Set("generation", strconv.FormatUint(o.generation, 10))
+	}
+	return q
+}
+
+// moveGoal sets the goal of what is on trial.
+func (s *settings) moveGoal(cmd *cobra.Command, o *slotOrder, kinds []string) error {
+	base, err := o.base(cmd)
+	if err != nil {
+		return err
+	}
+	if o.goal == "" {
+		if err := o.next(cmd.Context(), base, kinds); err != nil {
+			return err
+		}
+	}
+	q := o.query(kinds)
+	q.Set("goal", o.goal)
+	q.Set("scope", o.scope)
+	if n := o.share(kinds, o.goal); n != 0 {
+		q.Set("permille", strconv.Itoa(n))
+	}
+	body, err := questionWith(cmd.Context(), base, http.MethodPost, "policies/goal", q, nil)
+	if err != nil {
+		return err
+	}
+	return s.showPolicies(base, body)
+}
+
+// next finds the goal after the present one, which is the same in all the slots. A
+// larger share is a step of its own.
+func (o *slotOrder) next(ctx context.Context, base *url.URL, kinds []string) error {
+	body, err := question(ctx, base, http.MethodGet, "policies", url.Values{"slot": kinds})
+	if err != nil {
+		return err
+	}
+	now, err := decode[control.Policies](base, body)
+	if err != nil {
+		return err
+	}
+	goals := make(map[string]bool)
+	for _, p := range now.Slots {
+		if p.Candidate == nil {
+			return fmt.Errorf("nothing is on trial in %s; \"cascade policy push\" begins a trial", p.Slot)
+		}
+		goals[p.Candidate.Goal] = true
+		if o.scope == "" {
+			o.scope = p.Candidate.Scope
+		}
+	}
+	if len(goals) != 1 {
+		return fmt.Errorf("%d slots have trials, and not all are equally far: name the goal with --to", len(goals))
+	}
+	for i, g := range steps[:len(steps)-1] {
+		if goals[string(g)] {
+			o.goal = string(steps[i+1])
+			if g == slots.Canary && o.permille != 0 {
+				o.goal = string(slots.Canary)
+			}
+		}
+	}
+	if o.goal == "" {
+		return fmt.Errorf("its goal is to be active already: see \"cascade policy status\" for what it waits for")
+	}
+	return nil
+}
+
+// someSlots wants the names of slots.
+func someSlots(c *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return misused(c, "name the slot, one of %q", slots.Kinds())
+	}
+	for _, a := range args {
+		if !slots.Known(a) {
+			return misused(c, "%q is no slot; there are %q", a, slots.Kinds())
+		}
+	}
+	return nil
+}

@@ -1,0 +1,185 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cascadeinfer/cascade/engine/report"
+	"github.com/cascadeinfer/cascade/xds/control"
+	slots "github.com/cascadeinfer/cascade/xds/policy"
+)
+
+// shownDigest is how many digits of a module's hash are shown.
+const shownDigest = 12
+
+func newPolicyStatus(s *settings) *cobra.Command {
+	f := &statusFlags{}
+	c := &cobra.Command{
+		Use:   "status [SLOT...]",
+		Short: "Show what decides in the slots of a running fleet, host by host",
+		Long: `Status shows for each slot what the fleet runs, what is on trial and how far it may go,
+and what was taken back and why; then for each host which generation decides there, how
+many calls it answered, how many of them the built-in policy had to answer (faults), and,
+of one on trial, how many it answered unlike the policy in force (differ), and how many of
+those are worse by the host's own measure.
+
+Generation 0 is the built-in policy. A host is a migrator, or a control plane
+("control/NAME"), whose slots are partition and guard.`,
+		Example: `  cascade policy status
+  cascade policy status bid-select --watch
+  cascade policy status --json | jq '.slots[] | {slot, proven: .proven.sha256}'`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				if err := someSlots(cmd, args); err != nil {
+					return err
+				}
+			}
+			base, err := f.base(cmd)
+			if err != nil {
+				return err
+			}
+			return s.repeat(cmd, f.watchFlags, func(ctx context.Context) error {
+				body, err := question(ctx, base, http.MethodGet, "policies", url.Values{"slot": args})
+				if err != nil {
+					return err
+				}
+				return s.showPolicies(base, body)
+			})
+		},
+	}
+	c.ValidArgs = slots.Kinds()
+	f.controlFlags.flags(c)
+	f.watchFlags.flags(c)
+	return c
+}
+
+// showPolicies shows what a control plane answers about policies.
+func (s *settings) showPolicies(base *url.URL, body []byte) error {
+	if s.json {
+		_, err := s.stdout.Write(body)
+		return err
+	}
+	p, err := decode[control.Policies](base, body)
+	if err != nil {
+		return err
+	}
+	return writePolicies(s.stdout, p)
+}
+
+// writePolicies shows slots and hosts.
+func writePolicies(w io.Writer, p control.Policies) error {
+	if err := slotTable(p).Text(w); err != nil {
+		return err
+	}
+	if len(p.Slots) == 0 {
+		return nil
+	}
+	if _, err := fmt.Fprintln(w); err != nil {
+		return err
+	}
+	t := report.Table{Title: "hosts", Header: []string{"slot", "host", "generation", "state", "calls", "faults", "differ", "worse", "why"}, Left: 2}
+	for _, slot := range p.Slots {
+		for _, n := range slot.Nodes {
+			t.Rows = append(t.Rows, hostRows(slot.Slot, n)...)
+		}
+	}
+	return t.Text(w)
+}
+
+// hostRows are the generations that a host has.
+func hostRows(slot string, n control.PolicyNode) (rows [][]string) {
+	row := func(cells ...string) { rows = append(rows, append([]string{slot, n.Node}, cells...)) }
+	if n.Refused != "" {
+		row("", "refuses", "", "", "", "", shorten(n.Refused))
+	}
+	if n.Active == 0 {
+		row("0", "built in", "", "", "", "", "")
+	}
+	for _, l := range n.Lives {
+		state := l.State
+		switch {
+		case l.Generation == n.Candidate && n.Scope != "":
+			state += " for " + n.Scope
+		case l.Generation == n.Candidate:
+			state += fmt.Sprintf(" %d ‰", n.Permille)
+		}
+		row(fmt.Sprint(l.Generation), state, fmt.Sprint(l.Calls), fmt.Sprint(l.Faults), fmt.Sprint(l.Differ), fmt.Sprint(l.Worse), shorten(l.Reason))
+	}
+	return rows
+}
+
+// slotTable is a line for each slot, and what is out of the ordinary.
+func slotTable(p control.Policies) report.Table {
+	t := report.Table{Title: "policies", Header: []string{"slot", "decides", "generation", "sha256", "hosts", "on trial", "goal", "hosts"}, Left: 2}
+	for _, slot := range p.Slots {
+		name, generation, digest := "built in", "0", ""
+		var proven uint64
+		if m := slot.Proven; m != nil {
+			name, generation, digest, proven = m.Name+" "+m.Version, fmt.Sprint(m.Generation), m.SHA256[:min(len(m.SHA256), shownDigest)], m.Generation
+		}
+		trial, goal, tried := "", "", ""
+		var candidate uint64
+		if c := slot.Candidate; c != nil {
+			candidate = c.Generation
+			trial, goal = fmt.Sprintf("%s %s, %d", c.Name, c.Version, c.Generation), trialGoal(c)
+		}
+		fresh, provens, candidates := 0, 0, 0
+		for _, n := range slot.Nodes {
+			late := n.ReportAge == nil || *n.ReportAge > slots.Fresh.Seconds()
+			switch {
+			case n.Refused != "":
+				t.Notes = append(t.Notes, fmt.Sprintf("%s refuses what %s should run: %s.", n.Node, slot.Slot, n.Refused))
+			case late:
+				t.Notes = append(t.Notes, fmt.Sprintf("%s has not told of %s lately.", n.Node, slot.Slot))
+			}
+			if !late {
+				fresh++
+			}
+			if n.Active == proven {
+				provens++
+			} else if n.Active == candidate {
+				candidates++
+			}
+			t.Notes = append(t.Notes, nodeNotes(slot.Slot, n, proven, candidate)...)
+		}
+		if candidate != 0 {
+			tried = fmt.Sprintf("%d of %d", candidates, fresh)
+		}
+		t.Rows = append(t.Rows, []string{slot.Slot, name, generation, digest, fmt.Sprintf("%d of %d", provens, fresh), trial, goal, tried})
+		for _, e := range slot.RolledBack {
+			t.Notes = append(t.Notes, fmt.Sprintf("%s: generation %d of %s was taken back at %s by %s: %s.", slot.Slot, e.Generation, e.Name, e.At.Local().Format(time.DateTime), someone(e.By), e.Reason))
+		}
+	}
+	if !p.Enabled {
+		t.Notes = append(t.Notes, "No module may be pushed: the fleet file names no policies.keys, or says native.")
+	}
+	return t
+}
+
+// trialGoal is how far a trial may go.
+func trialGoal(c *control.PolicyTrial) string {
+	switch {
+	case c.Permille != 0:
+		return fmt.Sprintf("%s %d ‰", c.Goal, c.Permille)
+	case c.Scope != "":
+		return c.Goal + ", first " + c.Scope
+	}
+	return c.Goal
+}
+
+// nodeNotes are what a host has to say that others do not: a generation that it
+// gave up, or one that waits.
+func nodeNotes(slot string, n control.PolicyNode, proven, candidate uint64) (notes []string) {
+	for _, l := range n.Lives {
+		if l.State == "rejected" && (l.Generation == proven || l.Generation == candidate) {
+			notes = append(notes, fmt.Sprintf("%s gave generation %d of %s up: %s.", n.Node, l.Generation, slot, l.Reason))
+		}
+	}
+	return notes
+}
