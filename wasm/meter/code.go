@@ -30,6 +30,13 @@ func (p *pass) codeSection(r *reader) {
 // loop that it is in: its head is compiled before the branches to it are known.
 const loopJoins = 4
 
+// Some of an engine's work grows with the square of how many blocks of code and
+// targets of tables a function has: so many make each count one more.
+const (
+	manyBlocks  = 16
+	manyTargets = 1024
+)
+
 // A block is an open block, loop or if, or the function itself.
 type block struct {
 	op      byte   // opBlock, opLoop, opIf, opElse once that came; opBlock for the function
@@ -55,7 +62,8 @@ type bodyPass struct {
 	segments []segment // in the order of their places
 	fills    bool      // whether a scratch local is needed
 	joins    uint64    // places where control flow can meet, see Config.Merges
-	calls    bool      // whether it calls anything
+	targets  uint64    // those of them that are of tables of branches
+	calls    uint64
 
 	// For the frame.
 	slots   uint64 // values of its instructions
@@ -63,6 +71,12 @@ type bodyPass struct {
 	merged  uint64 // locals that can change in a block, over all blocks
 	carried uint64 // values of blocks, and of branches
 	passed  int    // most parameters and results of a call
+}
+
+// work is what the function adds to Report.Merges.
+func (f *bodyPass) work(mutable int) uint64 {
+	blocks := f.joins - f.targets
+	return f.joins*uint64(f.count) + f.carried + f.calls*uint64(mutable) + blocks*blocks/manyBlocks + f.targets*f.targets/manyTargets
 }
 
 // function appends a body with its size: the same one, charged.
@@ -75,7 +89,7 @@ func (p *pass) function(r *reader, s signature, b []byte) []byte {
 	for len(f.blocks) > 0 && r.err == nil {
 		p.instruction(r)
 	}
-	p.report.Merges += f.joins*uint64(f.count) + f.carried
+	p.report.Merges += f.work(p.mutable)
 	if r.err == nil && p.report.Merges > uint64(p.config.Merges) {
 		r.fail(r.at, limit("merges of locals", p.report.Merges, p.config.Merges))
 	}
@@ -100,7 +114,7 @@ func (p *pass) function(r *reader, s signature, b []byte) []byte {
 	// b and moved up by the size's own length.
 	start := len(b)
 	b = append(appendU32(b, f.groups), f.locals...)
-	counted := f.calls || frame > leafFrame
+	counted := f.calls > 0 || frame > leafFrame
 	done := 0
 	for i, seg := range f.segments {
 		b = append(b, f.code[done:seg.at]...)
@@ -191,6 +205,7 @@ func (p *pass) instruction(r *reader) {
 	case opBrTable:
 		n := r.count("labels", r.left())
 		f.joins += uint64(n)
+		f.targets += uint64(n)
 		f.code = appendU32(f.code, n)
 		for i := uint32(0); i <= n && r.err == nil; i++ {
 			f.code = appendU32(f.code, f.label(r))
@@ -265,7 +280,7 @@ func (f *bodyPass) label(r *reader) uint32 {
 
 // pass notes a call.
 func (f *bodyPass) pass(s signature) {
-	f.calls = true
+	f.calls++
 	f.passed = max(f.passed, len(s.params)+len(s.results))
 	f.slots += 2 * uint64(len(s.params)+len(s.results))
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -166,6 +167,18 @@ var hostile = []struct {
 	{"deep nesting", with(append(bytes.Repeat([]byte{0x02, 0x40}, DefaultDepth+1), bytes.Repeat([]byte{0x0b}, DefaultDepth+1)...)...), "code", "2049 nested blocks, at most 2048"},
 	{"compile bomb", bomb(500, 100), "code", "merges of locals, at most"},
 	{"giant frame", deep(0, 4000, meet(4, 0, 4000)...).encode(), "code", "bytes of stack for one function, at most 1048576"},
+	{"table of many branches", with(append(appendU32([]byte{0x02, 0x40, 0x41, 0, 0x0e}, 100_000), append(make([]byte, 100_001), 0x0b)...)...), "code", "merges of locals, at most"},
+	{"many ifs", with(bytes.Repeat([]byte{0x41, 0, 0x04, 0x40, 0x0b}, 30_000)...), "code", "merges of locals, at most"},
+	{"many branches", with(append([]byte{0x02, 0x40}, append(bytes.Repeat([]byte{0x41, 0, 0x0d, 0}, 30_000), 0x0b)...)...), "code", "merges of locals, at most"},
+	{"many calls among many globals", callsAndGlobals(4096, 2000), "code", "merges of locals, at most"},
+	{"20001 functions", functions(20_001), "function", "20001 functions, at most 20000"},
+	{"4097 globals", callsAndGlobals(4097, 0), "global", "4097 globals, at most 4096"},
+	{"4097 types", raw(sec(1, append(appendU32(nil, 4097), bytes.Repeat([]byte{0x60, 0, 0}, 4097)...)...)), "type", "types, at most 4096"},
+	{"parameters without end", raw(sec(1, append([]byte{1, 0x60}, appendU32(nil, 1<<30)...)...)), "type", "parameters or results, at most 4096"},
+	{"exports without end", raw(goodMemory, sec(7, appendU32(nil, 1<<30)...)), "export", "exports, at most 65536"},
+	{"data without end", raw(goodMemory, sec(11, 1, 1, 0xff, 0xff, 0xff, 0xff, 7)), "data", "unexpected end"},
+	{"elements without end", raw(goodType, goodFunction, goodTable, goodMemory, sec(9, 1, 1, 0, 0xff, 0xff, 0xff, 0xff, 7)), "element", "elements"},
+	{"a name without end", raw(goodMemory, sec(7, 1, 0xff, 0xff, 0xff, 0xff, 7)), "export", "unexpected end"},
 	{"wide branches", wideBranches(4000, 100_000), "code", "merges of locals, at most"},
 	{"long function", with(bytes.Repeat([]byte{0x01}, DefaultFunctionBytes)...), "code", "bytes in one function"},
 }
@@ -182,6 +195,20 @@ func bomb(locals, depth int) []byte {
 		body = one(loop(append(body, i32(1), op(0x22, uint64(i%locals)), op(0x0d, 0))...))
 	}
 	return single(nil, nil, bytes.Repeat([]byte{typeI32}, locals), body...).encode()
+}
+
+// functions has that many, all empty.
+func functions(n int) []byte {
+	code := append(appendU32(nil, uint32(n)), bytes.Repeat([]byte{2, 0, 0x0b}, n)...)
+	return raw(goodType, sec(3, append(appendU32(nil, uint32(n)), make([]byte, n)...)...), goodMemory, sec(10, code...))
+}
+
+// callsAndGlobals calls itself, in a module with many globals, all of which a
+// compiler reads anew after each.
+func callsAndGlobals(globals, calls int) []byte {
+	g := append(appendU32(nil, uint32(globals)), bytes.Repeat([]byte{0x7e, 1, 0x42, 0, 0x0b}, globals)...)
+	body := append(append([]byte{0}, bytes.Repeat([]byte{0x10, 0}, calls)...), 0x0b)
+	return raw(goodType, goodFunction, goodMemory, sec(6, g...), sec(10, append(appendU32([]byte{1}, uint32(len(body))), body...)...))
 }
 
 // wideBranches has a table of branches to a block with many results: a compiler
@@ -238,6 +265,24 @@ func TestEveryTruncationIsRefused(t *testing.T) {
 			if _, _, err := Instrument(code[:n], Config{}); err == nil {
 				t.Fatalf("%d of %d bytes are accepted", n, len(code))
 			}
+		}
+	}
+}
+
+// TestRefusalsAllocateLittle: whatever a module announces, to read it takes memory
+// in proportion to its own size.
+func TestRefusalsAllocateLittle(t *testing.T) {
+	modules := map[string][]byte{"20000 functions": functions(19_999), "2^27 names": append(with(), sec(0, append([]byte("\x04name\x01"), 5, 0xff, 0xff, 0xff, 0x3f, 0)...)...)}
+	for _, c := range hostile {
+		modules[c.name] = c.module
+	}
+	for name, module := range modules {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		Instrument(module, Config{})
+		runtime.ReadMemStats(&after)
+		if most := uint64(64*len(module) + 64<<10); after.TotalAlloc-before.TotalAlloc > most {
+			t.Errorf("%s: %d bytes were allocated for a module of %d", name, after.TotalAlloc-before.TotalAlloc, len(module))
 		}
 	}
 }

@@ -59,6 +59,7 @@ type pass struct {
 	memories int
 	pages    uint32 // initial memory
 	globals  []byte // their types
+	mutable  int    // globals that can change
 	elements int
 	datas    int    // data segments as announced, −1 without a data count
 	start    []byte // the whole section

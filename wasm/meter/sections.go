@@ -94,6 +94,7 @@ func (p *pass) globalSection(r *reader) {
 		if r.err == nil && mutable > 1 {
 			r.fail(r.at-1, "unknown mutability "+hexByte(mutable))
 		}
+		p.mutable += int(mutable)
 		b, _ = p.constant(r, append(b, t, mutable))
 		p.globals = append(p.globals, t)
 		return b
