@@ -86,6 +86,7 @@ traffic changes. Any Envoy routes for it, through xDS alone.
   cascade migrations               requests that moved between replicas, and what it cost
   cascade drain REPLICA            empty a replica, with no dropped stream
   cascade plan --trace FILE        what stages a trace of your own would get
+  cascade devices                  what this machine has, and by which transports KV blocks move
   cascade policy new NAME          begin a policy of your own, in Go or C
 
 In production each part runs by itself, from one fleet file:

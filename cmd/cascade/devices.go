@@ -1,0 +1,186 @@
+package main
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cascadeinfer/cascade/cmd/config"
+	"github.com/cascadeinfer/cascade/migrator/device/inventory"
+	"github.com/cascadeinfer/cascade/migrator/device/topology"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// devicesFlags are the flags of "cascade devices".
+type devicesFlags struct {
+	fleetFile
+	where    inventory.Config
+	machines []string
+	all      bool
+}
+
+// maxMachineFile bounds a file of --machine.
+const maxMachineFile = 16 << 20
+
+// newDevices is "cascade devices": what this machine has, and which transports
+// follow from it.
+func newDevices(s *settings) *cobra.Command {
+	f := &devicesFlags{}
+	c := &cobra.Command{
+		Use:   "devices",
+		Short: "Show this machine's GPUs, NICs and links, and the transport for each pair of replicas",
+		Long: `Devices takes stock of the machine that it runs on: GPUs with their memory, links and
+health, NICs, NUMA nodes, and the libraries that transports need. It needs no running
+fleet, changes nothing, and a machine without a GPU is no error: what is missing is
+listed, each with its reason.
+
+Then it says, for each pair of replicas of the fleet file, by which transport KV blocks
+would move, what that goes over, and an estimate of its speed from data sheets. Without
+a fleet file the pairs are those of the machine's GPUs. -a also lists the ways that
+would come next, and those that are closed, with the reason.
+
+  same GPU, NVLink, PCIe P2P   transport cuda, on one node
+  host memory                  transport shm, on one node
+  RDMA (GPUDirect)             transport verbs, from GPU memory
+  RDMA (host bounce)           transport verbs, by way of host memory
+  TCP                          transport tcp
+
+A replica is on the GPU that "gpu" in the fleet file says; without it its KV cache is
+in the machine's memory. Of other nodes nothing is known but what --machine brings:
+save what "cascade devices --json" prints on each, and name the files.
+
+Columns: PCIe is the link's generation and width, at its best; distances are those of
+nvidia-smi: PIX one PCIe switch, PXB several, PHB the root complex, NODE two root
+complexes of one NUMA node, SYS two NUMA nodes.`,
+		Example: `  cascade devices
+  cascade devices -c fleet.yaml -a
+  cascade devices --json > a.json                      # on node a
+  cascade devices -c fleet.yaml --node b --machine a.json`,
+		Args: exactArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) error { return s.devices(f) },
+	}
+	f.flag(c, "fleet file whose replicas are to be paired")
+	fl := c.Flags()
+	fl.StringVar(&f.where.Name, "node", "", "name of this machine in the fleet file (default: its only node, else the host's name)")
+	fl.StringArrayVar(&f.machines, "machine", nil, "file with what \"devices --json\" said on another node; may be given more than once")
+	fl.BoolVarP(&f.all, "all", "a", false, "list every way of a pair, not the best one alone")
+	fl.StringVar(&f.where.Sysfs, "sysfs", "/sys", "where sysfs is mounted, for containers")
+	fl.StringVar(&f.where.Proc, "proc", "/proc", "where proc is mounted")
+	fl.StringVar(&f.where.NVML, "nvml", topology.NVML, "soname or path of NVML")
+	fl.StringVar(&f.where.CUDA, "cuda", topology.CUDA, "soname or path of the CUDA driver's library")
+	fl.StringVar(&f.where.Verbs, "verbs", topology.Verbs, "soname or path of libibverbs")
+	return c
+}
+
+// stock is what "cascade devices --json" prints.
+type stock struct {
+	Machine *topology.Machine `json:"machine"`
+	// Missing and Failed are for people: what the machine lacks, and which calls
+	// to its devices went wrong.
+	Missing []string        `json:"missing"`
+	Failed  []string        `json:"failed,omitempty"`
+	Pairs   []topology.Pair `json:"pairs"`
+}
+
+func (s *settings) devices(f *devicesFlags) error {
+	var fleet *config.Fleet
+	if f.path != "" {
+		read, err := config.Load(f.path)
+		if err != nil {
+			return err
+		}
+		fleet = &read
+	}
+	f.where.Name = cmp.Or(f.where.Name, nodeName(fleet))
+	machines := topology.Machines{}
+	for _, path := range f.machines {
+		m, err := readMachine(path)
+		if err != nil {
+			return fmt.Errorf("--machine %s: %w", path, err)
+		}
+		machines[m.Name] = m
+	}
+	m, failed := inventory.Read(f.where)
+	machines[m.Name] = m
+	out := stock{Machine: m, Missing: inventory.Missing(m), Pairs: machines.Pairs(places(fleet, m))}
+	if out.Missing == nil {
+		out.Missing = []string{}
+	}
+	if out.Pairs == nil {
+		out.Pairs = []topology.Pair{}
+	}
+	if failed != nil {
+		out.Failed = strings.Split(failed.Error(), "\n")
+	}
+	if s.json {
+		return s.print(out)
+	}
+	return out.text(s.stdout, f.all)
+}
+
+// nodeName is the fleet's only node, else the host's name.
+func nodeName(fleet *config.Fleet) string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "local"
+	}
+	if fleet == nil {
+		return host
+	}
+	for _, r := range fleet.Replicas {
+		if r.Node != fleet.Replicas[0].Node {
+			return host
+		}
+	}
+	return fleet.Replicas[0].Node
+}
+
+// readMachine reads what "devices --json" has printed.
+func readMachine(path string) (*topology.Machine, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	text, err := io.ReadAll(io.LimitReader(file, maxMachineFile+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(text) > maxMachineFile {
+		return nil, fmt.Errorf("more than %d bytes are no machine", maxMachineFile)
+	}
+	var in stock
+	if err := json.Unmarshal(text, &in); err != nil {
+		return nil, err
+	}
+	if in.Machine == nil || in.Machine.Name == "" {
+		return nil, errors.New("it has no machine with a name; \"cascade devices --json\" prints one")
+	}
+	return in.Machine, nil
+}
+
+// places are the fleet's replicas, or one for each GPU of the machine.
+func places(fleet *config.Fleet, m *topology.Machine) (out []topology.Place) {
+	if fleet == nil {
+		for _, g := range m.GPUs {
+			if g.Index != topology.Unknown {
+				out = append(out, topology.Place{Replica: policies.ReplicaID(fmt.Sprint("gpu", g.Index)), Node: m.Name, GPU: g.Index})
+			}
+		}
+		return out
+	}
+	for _, r := range fleet.Replicas {
+		p := topology.Place{Replica: policies.ReplicaID(r.ID), Node: r.Node, GPU: topology.Unknown}
+		if r.GPU != nil {
+			p.GPU = *r.GPU
+		}
+		out = append(out, p)
+	}
+	return out
+}
