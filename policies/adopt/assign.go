@@ -1,6 +1,7 @@
 package adopt
 
 import (
+	"cmp"
 	"math"
 	"slices"
 
@@ -9,8 +10,12 @@ import (
 
 // Assign gives a partition's counts to replicas: the plan that follows prev.
 // Draining replicas are left out. Replicas keep the order short to long that
-// prev has them in; those that prev lacks, taken by ID, join where that makes
-// the fewest others move. Among equals, they join the longest stages.
+// prev has them in; those that prev lacks, taken node by node in turn and by ID,
+// join where that makes the fewest others move. Among equals, they join the
+// longest stages.
+//
+// Taking turns spreads every stage over the nodes: adjacent stages then share
+// nodes, so that hand-overs can stay on one, and no node is all of a stage.
 //
 // The partition's cuts become the plan's. Its counts must add up to the
 // replicas that are not draining; when they do not, the last stages get more
@@ -105,14 +110,33 @@ func sortOut(prev policies.Plan, replicas []policies.Replica) (stayers []policie
 			}
 		}
 	}
+	var joining []policies.Replica
 	for _, r := range replicas {
 		if waiting[r.ID] {
 			waiting[r.ID] = false
-			joiners = append(joiners, r.ID)
+			joining = append(joining, r)
 		}
 	}
-	slices.Sort(joiners)
-	return stayers, homes, joiners
+	return stayers, homes, inTurn(joining)
+}
+
+// inTurn orders replicas by ID and then takes one of each node after the other.
+func inTurn(replicas []policies.Replica) []policies.ReplicaID {
+	slices.SortFunc(replicas, func(a, b policies.Replica) int { return cmp.Compare(a.ID, b.ID) })
+	turns := make(map[string]int)
+	turn := make(map[policies.ReplicaID]int, len(replicas))
+	for _, r := range replicas {
+		turn[r.ID] = turns[r.Node]
+		turns[r.Node]++
+	}
+	slices.SortStableFunc(replicas, func(a, b policies.Replica) int {
+		return cmp.Or(cmp.Compare(turn[a.ID], turn[b.ID]), cmp.Compare(a.Node, b.Node))
+	})
+	ids := make([]policies.ReplicaID, len(replicas))
+	for i, r := range replicas {
+		ids[i] = r.ID
+	}
+	return ids
 }
 
 // exactly returns counts made to add up to total, from the last stage on.
