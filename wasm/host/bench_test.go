@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"sync/atomic"
@@ -105,56 +106,63 @@ func benchmark(b *testing.B, i *Instance, f func(*Instance) error) {
 	b.ReportMetric(float64(i.Fuel()), "ticks/call")
 }
 
-// BenchmarkHeartbeat is the longest gap between two beats of a goroutine that
-// allocates, while another runs a policy without end, and while none runs.
+// BenchmarkHeartbeat is how long a goroutine that allocates, and sleeps half a
+// millisecond between two beats, waits from one to the next while another runs a
+// policy without end, for slices of several lengths; and while none runs. Both take
+// turns, so that they see the same neighbours: what one has more than idle is the
+// policy's.
 func BenchmarkHeartbeat(b *testing.B) {
-	for _, c := range []struct {
-		name string
-		busy bool
-	}{{"idle", false}, {"runaway", true}} {
-		b.Run(c.name, func(b *testing.B) {
-			w := NewWatch()
-			ctx, cancel := context.WithCancel(context.Background())
-			watched := make(chan error, 1)
-			go func() { watched <- w.Run(ctx) }()
-			defer func() { cancel(); <-watched }()
-			config := Config{Watch: w}
-			config.Limits[abi.Select] = Limit{Fuel: meter.MaxFuel, Wall: time.Second}
-			m := load(b, config, hosttest.Policy(selects(hosttest.Forever, hosttest.I64(0))).Encode())
-			var gaps []float64
-			for b.Loop() {
-				var stop atomic.Bool
-				most := make(chan time.Duration)
-				go func() {
-					longest, last := time.Duration(0), time.Now()
-					for !stop.Load() {
-						time.Sleep(500 * time.Microsecond)
-						_ = make([]byte, 64<<10)
-						now := time.Now()
-						longest = max(longest, now.Sub(last))
-						last = now
-					}
-					most <- longest
-				}()
-				if c.busy {
-					i, err := m.Instantiate()
-					if err != nil {
-						b.Fatal(err)
-					}
-					if _, err := i.Select(abi.Call{}, sixteen()); CauseOf(err) != TimedOut {
-						b.Fatal(err)
-					}
-					i.Close()
-				} else {
-					time.Sleep(time.Second)
+	w := NewWatch()
+	ctx, cancel := context.WithCancel(context.Background())
+	watched := make(chan error, 1)
+	go func() { watched <- w.Run(ctx) }()
+	defer func() { cancel(); <-watched }()
+	names := []string{"idle"}
+	modules := []*Module{nil}
+	for _, slice := range []int64{1 << 14, defaultSlice, 1 << 18} {
+		config := Config{Watch: w}
+		config.Meter.Slice = slice
+		config.Limits[abi.Select] = Limit{Fuel: meter.MaxFuel, Wall: time.Second}
+		names = append(names, fmt.Sprint("slice", slice>>10, "k"))
+		modules = append(modules, load(b, config, hosttest.Policy(selects(hosttest.Forever, hosttest.I64(0))).Encode()))
+	}
+	gaps := make([][]float64, len(names))
+	for b.Loop() {
+		for k, m := range modules {
+			var stop atomic.Bool
+			beat := make(chan []float64)
+			go func() {
+				var list []float64
+				for last := time.Now(); !stop.Load(); {
+					time.Sleep(500 * time.Microsecond)
+					_ = make([]byte, 64<<10)
+					now := time.Now()
+					list = append(list, float64(now.Sub(last).Microseconds())/1000)
+					last = now
 				}
-				stop.Store(true)
-				gaps = append(gaps, float64((<-most).Microseconds())/1000)
+				beat <- list
+			}()
+			if m != nil {
+				i, err := m.Instantiate()
+				if err != nil {
+					b.Fatal(err)
+				}
+				if _, err := i.Select(abi.Call{}, sixteen()); CauseOf(err) != TimedOut {
+					b.Fatal(err)
+				}
+				i.Close()
+			} else {
+				time.Sleep(time.Second)
 			}
-			slices.Sort(gaps)
-			b.ReportMetric(gaps[len(gaps)/2], "median-gap-ms")
-			b.ReportMetric(gaps[len(gaps)-1], "longest-gap-ms")
-		})
+			stop.Store(true)
+			gaps[k] = append(gaps[k], <-beat...)
+		}
+	}
+	b.ReportMetric(0, "ns/op")
+	for k, list := range gaps {
+		slices.Sort(list)
+		b.ReportMetric(list[len(list)*95/100], names[k]+"-p95-ms")
+		b.ReportMetric(list[len(list)-1], names[k]+"-longest-ms")
 	}
 }
 
