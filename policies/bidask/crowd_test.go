@@ -39,6 +39,7 @@ type crowd struct {
 	number  []uint64
 
 	messages, moves, returns int
+	near                     int     // moves within a node, where the rule has nodes
 	wait                     float64 // seconds from offer to transfer, all moves
 	longest                  policies.Micros
 	cv                       []float64
@@ -57,6 +58,7 @@ type rule struct {
 	name   string
 	sample int // of the market; 0: no market
 	paper  bool
+	nodes  int // seller and buyer number n are on node n mod nodes, within which transfers cost a tenth; 0: nothing is known of nodes
 	pick   func(c *crowd, seller int) int
 }
 
@@ -88,6 +90,7 @@ var rules = []rule{
 	{name: "everyone-least", sample: bidask.AskAll},
 	{name: "eight-paper", sample: 8, paper: true},
 	{name: "eight-least", sample: 8},
+	{name: "eight-near", sample: 8, nodes: 8},
 }
 
 func ruleNamed(name string) rule {
@@ -274,9 +277,12 @@ func (c *crowd) happen(o occurrence) {
 		deal := bidask.Deal{Seller: policies.ReplicaID(fmt.Sprint("s", o.a)), Number: c.number[o.a]}
 		c.number[o.a]++
 		c.offered[deal] = c.now
-		c.step(o.a, bidask.Event{Kind: bidask.Offered, Handover: policies.Handover{Request: deal.String(), Length: length, Cause: policies.Growth}, Candidates: c.names, Seed: c.rng.Uint64()})
+		c.step(o.a, bidask.Event{Kind: bidask.Offered, Handover: policies.Handover{Request: deal.String(), Length: length, Cause: policies.Growth}, Candidates: c.names, Costs: c.costs(o.a), Seed: c.rng.Uint64()})
 	case arrived:
 		c.moves++
+		if c.rule.nodes > 0 && o.a%c.rule.nodes == o.b%c.rule.nodes {
+			c.near++
+		}
 		b := c.buyers[o.b]
 		b.held += o.n
 		if c.burst == 0 {
@@ -308,6 +314,18 @@ func (c *crowd) happen(o occurrence) {
 			c.later.push(occurrence{at: c.now + 100*policies.Millisecond, what: samples})
 		}
 	}
+}
+
+// costs are what transfers from a seller to the buyers cost.
+func (c *crowd) costs(seller int) (out []policies.Micros) {
+	for i := 0; c.rule.nodes > 0 && i < c.receivers; i++ {
+		cost := policies.Micros(1000)
+		if i%c.rule.nodes == seller%c.rule.nodes {
+			cost = 100
+		}
+		out = append(out, cost)
+	}
+	return out
 }
 
 func travel(length policies.Tokens) policies.Micros {
@@ -422,6 +440,20 @@ func TestBalance(t *testing.T) {
 				t.Errorf("%s, latency %s ms: CV %.3f, blind %.3f", name, millis(latency), mean(c.cv), mean(blind.cv))
 			}
 		}
+	}
+}
+
+// TestNearAndBalanced is what costs are for: most moves stay on a node, of which
+// each has an eighth of the receivers, and loads differ as little as without.
+func TestNearAndBalanced(t *testing.T) {
+	plain := crowd{rule: ruleNamed("eight-least"), receivers: 64, latency: 300}
+	plain.simulate()
+	c := crowd{rule: ruleNamed("eight-near"), receivers: 64, latency: 300}
+	c.simulate()
+	share := float64(c.near) / float64(c.moves)
+	t.Logf("%.0f %% of %d moves are near; CV %.3f, %.3f without costs", 100*share, c.moves, mean(c.cv), mean(plain.cv))
+	if share < 0.5 || mean(c.cv) > 1.5*mean(plain.cv) || c.returns > 0 {
+		t.Errorf("%.0f %% of moves are near; CV %.3f, %.3f without costs; %d returns", 100*share, mean(c.cv), mean(plain.cv), c.returns)
 	}
 }
 

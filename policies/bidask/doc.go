@@ -56,6 +56,10 @@
 // it passes, and the entry comes first at its next free one. Promises end with
 // a deadline.
 //
+// Where links differ, the driver says what a transfer to each candidate costs
+// (Event.Costs). Half of those that are asked are then near ones, and a bid counts
+// only if no cheaper bidder has as little load, give or take the request.
+//
 // # Invariants
 //
 //  1. Slots: exports and slots held for a Ready never exceed SendSlots; imports

@@ -22,6 +22,8 @@ type Machine struct {
 	asking   *sale // the one in state asking or confirming, or nil
 	silent   []policies.ReplicaID
 	bids     []policies.Bid // in order of arrival
+	kept     []policies.Bid // scratch of pick
+	keptAt   []int          // and where they are in bids
 	sending  int            // send slots in use
 	promised []*sale        // to be served before anybody else, in order
 

@@ -84,10 +84,13 @@ type Event struct {
 	// Candidates are the replicas that may buy, in any order, the own one not
 	// counted. They are read in the same Step only.
 	Candidates []policies.ReplicaID
-	Seed       uint64 // chooses among the candidates
-	Message    Message
-	Deal       Deal
-	Peer       policies.ReplicaID
+	// Costs are what the transfer to each candidate would take, in their order, by
+	// the links between the two; none is negative. nil: all are alike.
+	Costs   []policies.Micros
+	Seed    uint64 // chooses among the candidates
+	Message Message
+	Deal    Deal
+	Peer    policies.ReplicaID
 	// Position is as measured; its Incoming is ignored, the machine keeps that.
 	Position policies.Position
 }

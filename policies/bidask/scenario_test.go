@@ -22,6 +22,7 @@ var update = flag.Bool("update", false, "rewrite the expectations of the scenari
 //	config send=1 paper …               sets Config fields, before the first event
 //	at 5                                time of the events from here on
 //	offer q1 500 growth b,c,d seed=1    a request, its length, why, and the candidates
+//	offer q1 500 growth b:10,c:90       the same with what a transfer to each costs
 //	end q1                              it is over or no longer for sale
 //	from b bid a/0 load=10 start=5      a message; ask and confirm also name the request:
 //	from b ask b/7 q9 300 spill load=9
@@ -163,7 +164,15 @@ func parseEvent(words []string) (ev bidask.Event, err error) {
 		ev.Handover, err = parseHandover(words[1:4])
 		if len(words) > 4 {
 			for _, c := range strings.Split(words[4], ",") {
-				ev.Candidates = append(ev.Candidates, policies.ReplicaID(c))
+				id, cost, costs := strings.Cut(c, ":")
+				ev.Candidates = append(ev.Candidates, policies.ReplicaID(id))
+				if costs {
+					n, err := strconv.Atoi(cost)
+					if err != nil {
+						return ev, err
+					}
+					ev.Costs = append(ev.Costs, policies.Micros(n))
+				}
 			}
 		}
 	case "end":

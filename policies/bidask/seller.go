@@ -23,6 +23,8 @@ type sale struct {
 	handover   policies.Handover
 	stand      stand
 	candidates []policies.ReplicaID // waiting: whom to ask
+	asked      []policies.ReplicaID // whom costs are of; nil without costs
+	costs      []policies.Micros    // of a transfer to each of them
 	buyer      policies.ReplicaID   // confirming and after
 	deadline   policies.Micros      // of the stand; 0: none, or passed
 	hold       policies.Micros      // until when a slot is held for a Ready; 0: none is
@@ -41,7 +43,10 @@ func (m *Machine) offer(ev Event) {
 		m.giveBack(s, Full)
 		return
 	}
-	s.candidates = sample(ev.Candidates, m.c.Self, m.c.Sample, ev.Seed)
+	s.candidates, s.costs = m.draw(ev)
+	if s.costs != nil {
+		s.asked = s.candidates
+	}
 	if len(s.candidates) == 0 {
 		m.giveBack(s, Nobody)
 		return
@@ -99,7 +104,7 @@ func (m *Machine) ask() {
 func (m *Machine) choose(s *sale, none Why) {
 	at := -1
 	if len(m.bids) > 0 {
-		at = m.c.Selector.Select(m.bids)
+		at = m.pick(s)
 	}
 	if at < 0 || at >= len(m.bids) {
 		m.end(s, none)

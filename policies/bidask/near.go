@@ -1,0 +1,94 @@
+package bidask
+
+import (
+	"slices"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// Where transfers to some candidates cost less than to others, the machine asks
+// some of the cheap ones for sure, and drops the bids that are no better than a
+// cheaper one. Which of the rest wins is the Selector's to say: it needs to know
+// nothing of costs. Without costs nothing here has an effect.
+
+// draw chooses whom to ask, with what each costs, or nil for no costs.
+func (m *Machine) draw(ev Event) ([]policies.ReplicaID, []policies.Micros) {
+	if len(ev.Costs) != len(ev.Candidates) || len(ev.Costs) == 0 {
+		return sample(ev.Candidates, m.c.Self, m.c.Sample, ev.Seed), nil
+	}
+	var ids []policies.ReplicaID
+	if m.c.Sample == AskAll {
+		ids = sample(ev.Candidates, m.c.Self, AskAll, ev.Seed)
+	} else {
+		near, far := split(ev, m.c.Self)
+		ids = sample(near, m.c.Self, (m.c.Sample+1)/2, ev.Seed)
+		for _, id := range near {
+			if !slices.Contains(ids, id) {
+				far = append(far, id)
+			}
+		}
+		ids = append(ids, sample(far, m.c.Self, m.c.Sample-len(ids), ev.Seed+1)...)
+	}
+	costs := make([]policies.Micros, len(ids))
+	for i, id := range ids {
+		costs[i] = ev.Costs[slices.Index(ev.Candidates, id)]
+	}
+	return ids, costs
+}
+
+// split divides the candidates: near are those that cost no more than twice the
+// least.
+func split(ev Event, self policies.ReplicaID) (near, far []policies.ReplicaID) {
+	least := policies.Micros(-1)
+	for i, c := range ev.Costs {
+		if ev.Candidates[i] != self && (least < 0 || c < least) {
+			least = max(0, c)
+		}
+	}
+	for i, id := range ev.Candidates {
+		switch {
+		case id == self:
+		case ev.Costs[i]-least <= least:
+			near = append(near, id)
+		default:
+			far = append(far, id)
+		}
+	}
+	return near, far
+}
+
+// cost is what a transfer to an asked replica costs, 0 where nothing is known.
+func (s *sale) cost(id policies.ReplicaID) policies.Micros {
+	if at := slices.Index(s.asked, id); at >= 0 && at < len(s.costs) {
+		return s.costs[at]
+	}
+	return 0
+}
+
+// pick returns the index of the winning bid, or −1.
+func (m *Machine) pick(s *sale) int {
+	if s.costs == nil {
+		return m.c.Selector.Select(m.bids)
+	}
+	m.kept, m.keptAt = m.kept[:0], m.keptAt[:0]
+	for i, b := range m.bids {
+		if !m.beaten(s, b) {
+			m.kept, m.keptAt = append(m.kept, b), append(m.keptAt, i)
+		}
+	}
+	at := m.c.Selector.Select(m.kept)
+	if at < 0 || at >= len(m.keptAt) {
+		return -1
+	}
+	return m.keptAt[at]
+}
+
+// beaten reports whether a cheaper bidder has no more load than this one, or more
+// by no more than the request: moving it there leaves the two no further apart
+// than they were.
+func (m *Machine) beaten(s *sale, b policies.Bid) bool {
+	cost := s.cost(b.From)
+	return slices.ContainsFunc(m.bids, func(o policies.Bid) bool {
+		return s.cost(o.From) < cost && o.Load-s.handover.Length <= b.Load
+	})
+}
