@@ -12,7 +12,6 @@ import "C"
 
 import (
 	"testing"
-	"time"
 	"unsafe"
 
 	"github.com/cascadeinfer/cascade/migrator/device"
@@ -52,11 +51,15 @@ func (c *Control) call(function, name string, a, b int) int {
 // code. "*" is any function.
 func (c *Control) Fail(function string, nth, code int) { c.call("fake_fail", function, nth, code) }
 
-// Clear forgets what was to fail, and delays.
+// Clear forgets what was to fail, and ends Hold.
 func (c *Control) Clear() { c.call("fake_clear", "", 0, 0) }
 
-// Delay has the library's own threads wait before each piece of work.
-func (c *Control) Delay(d time.Duration) { c.call("fake_delay", "", int(d.Microseconds()), 0) }
+// Hold has the library's own threads wait before their next piece of work, until
+// Go.
+func (c *Control) Hold() { c.call("fake_hold", "", 1, 0) }
+
+// Go ends Hold.
+func (c *Control) Go() { c.call("fake_hold", "", 0, 0) }
 
 // Calls is how often a function was called.
 func (c *Control) Calls(function string) int { return c.call("fake_calls", function, 0, 0) }

@@ -4,7 +4,6 @@ package fake
 
 import (
 	"testing"
-	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/device"
 )
@@ -24,8 +23,11 @@ func (c *Control) Fail(function string, nth, code int) {}
 // Clear does nothing.
 func (c *Control) Clear() {}
 
-// Delay does nothing.
-func (c *Control) Delay(d time.Duration) {}
+// Hold does nothing.
+func (c *Control) Hold() {}
+
+// Go does nothing.
+func (c *Control) Go() {}
 
 // Calls returns 0.
 func (c *Control) Calls(function string) int { return 0 }

@@ -443,6 +443,31 @@ func TestAnotherProcess(t *testing.T) {
 					t.Errorf("sums of a pool that was taken over: %v", err)
 				}
 				attached.Close()
+				if os.Getenv("CASCADE_TEST_CUDA") == "" {
+					c := fake.Open(t, lib)
+					c.Fail("cuIpcOpenMemHandle_v2", 1, passing)
+					if _, err := Attach(g, h, nil, small); err == nil || !strings.Contains(err.Error(), "cuIpcOpenMemHandle_v2: CUDA_ERROR_OUT_OF_MEMORY (2)") {
+						t.Errorf("a pool that cannot be taken over: %v", err)
+					}
+					c.Fail("cuMemGetAddressRange_v2", 1, passing)
+					live := c.Live("ipc")
+					if _, err := Attach(g, h, nil, small); err == nil || !strings.Contains(err.Error(), "cuMemGetAddressRange_v2") || c.Live("ipc") != live {
+						t.Errorf("a pool whose size is not told: %v", err)
+					}
+					c.Fail("cuMemGetAddressRange_v2", 1, passing)
+					c.Fail("cuIpcCloseMemHandle", 1, passing)
+					if _, err := Attach(g, h, nil, small); err == nil || !strings.Contains(err.Error(), "cuIpcCloseMemHandle: CUDA_ERROR_OUT_OF_MEMORY (2)") {
+						t.Errorf("a pool that cannot be given back: %v", err)
+					}
+				}
+				larger := small
+				larger.Blocks *= 2
+				if _, err := Attach(g, h, nil, larger); err == nil {
+					t.Error("a pool that is larger than its allocation is taken over")
+				}
+				if _, err := Attach(g, h, os.Stdin, small); err == nil {
+					t.Error("a descriptor that comes with an IPC pool is taken")
+				}
 			}
 			if err := process.Process.Kill(); err != nil {
 				t.Fatal(err)

@@ -1,9 +1,11 @@
 package cuda
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -19,7 +21,7 @@ import (
 
 // Codes of errors: one that passes, and one after which the context is of no use.
 const (
-	passing = 801
+	passing = 2
 	forGood = 700
 )
 
@@ -178,6 +180,39 @@ func TestEveryCallFails(t *testing.T) {
 	}
 }
 
+// TestReadOnly maps the source's pool for reading only, and, where a driver has no
+// such mappings, says so and goes on.
+func TestReadOnly(t *testing.T) {
+	c := control(t)
+	dir, g := short(t), gpu(t)
+	source, target := endOn(t, g, dir, small), endOn(t, g, dir, small)
+	said := &bytes.Buffer{}
+	tr, err := New(Config{Dir: dir, GPU: g, Pool: transporttest.Pool{M: target.Memory}, Logger: slog.New(slog.NewTextHandler(said, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	target.Transport = tr
+	open := moving(t, transporttest.Pair{Source: source, Target: target})
+	plan := straight(source.Memory, 0, 0, small.Blocks)
+	source.Mirror.Store()
+	if _, err := target.Memory.Device.Sums(nil, target.Memory.Layout, []uint32{0}); err != nil { // maps the own pool
+		t.Fatal(err)
+	}
+	before := c.Calls("cuMemSetAccess")
+	c.Fail("cuMemSetAccess", 1, 801)
+	p, err := open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Pull(t.Context(), plan); err != nil {
+		t.Error(err)
+	}
+	if n := c.Calls("cuMemSetAccess") - before; n != 2 || !strings.Contains(said.String(), "for reading only") {
+		t.Errorf("%d mappings, %q", n, said)
+	}
+	p.Close()
+}
+
 // TestContextIsMadeAnew fails the GPU for good in the midst of moves: each of them
 // fails, and the next are on a new context, with the pools as they were.
 func TestContextIsMadeAnew(t *testing.T) {
@@ -242,9 +277,9 @@ func TestSlowGPU(t *testing.T) {
 			t.Fatal(err)
 		}
 		before := c.Calls("cuLaunchKernel")
-		c.Delay(20 * time.Millisecond)
+		c.Hold()
 		ctx, cancel := context.WithCancel(t.Context())
-		result := make(chan error, 1)
+		result, closed := make(chan error, 1), make(chan error, 1)
 		go func() {
 			_, err := p.Pull(ctx, plan)
 			result <- err
@@ -254,13 +289,26 @@ func TestSlowGPU(t *testing.T) {
 		}
 		if way == "cancel" {
 			cancel()
-		} else if err := p.Close(); err != nil {
-			t.Error(err)
+			closed <- nil
+		} else {
+			go func() { closed <- p.Close() }()
+			for !p.(*puller).closing.Load() {
+				time.Sleep(time.Millisecond)
+			}
 		}
+		select {
+		case err := <-result:
+			t.Errorf("%s: the pull returns while the GPU is at work: %v", way, err)
+			result <- err
+		default:
+		}
+		c.Go()
 		if err := <-result; err == nil {
 			t.Errorf("%s: the pull succeeds", way)
 		}
-		c.Delay(0)
+		if err := <-closed; err != nil {
+			t.Errorf("%s: %v", way, err)
+		}
 		clear(pair.Target.Memory.Bytes)
 		pair.Target.Mirror.Store()
 		pair.Target.Mirror.Load()

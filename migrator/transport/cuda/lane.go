@@ -352,12 +352,21 @@ func (l *lane) findRuns(from, to transport.Layout, src, dst []uint32) {
 // verify appends the entries whose blocks do not have their sums.
 func (l *lane) verify(c cut, layout transport.Layout, want []uint32, at int, bad []int) []int {
 	regions := len(layout.Regions)
-	for i := 0; i < len(want)/regions; i++ {
-		good := true
-		for r, g := range layout.Regions {
-			good = good && l.total(c, regions, i, r, g.Bytes) == want[i*regions+r]
+	sums := l.out.Uint64s()
+	for i := range len(want) / regions {
+		differ := uint32(0)
+		if c.pieces == 1 { // tens of thousands of sums: nothing is decided by each
+			want := want[i*regions:][:regions]
+			sums := sums[i*regions:][:regions]
+			for r := range layout.Regions {
+				differ |= kernel.Fold(sums[r], layout.Regions[r].Bytes) ^ want[r]
+			}
+		} else {
+			for r, g := range layout.Regions {
+				differ |= l.total(c, regions, i, r, g.Bytes) ^ want[i*regions+r]
+			}
 		}
-		if !good {
+		if differ != 0 {
 			bad = append(bad, at+i)
 		}
 	}

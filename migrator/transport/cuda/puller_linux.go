@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -30,7 +31,7 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 	if offer.Transport != t.Name() {
 		return nil, fmt.Errorf("an offer for transport %q", offer.Transport)
 	}
-	p := &puller{gpu: t.config.GPU}
+	p := &puller{gpu: t.config.GPU, logger: t.config.Logger}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, p.give())
@@ -96,6 +97,7 @@ func (g *GPU) reaches(uuid [16]byte) error {
 // puller is one open move: a connection, a lane and both pools in one context.
 type puller struct {
 	gpu     *GPU
+	logger  *slog.Logger
 	session *local.Session
 	memory  *transport.Memory
 	hold    *hold // of all that follows
@@ -122,7 +124,12 @@ func (p *puller) prepare(h *hold, own *Memory, theirs Handle, file *os.File, add
 		if theirs.ID == own.handle.ID { // an engine that is asked for its own blocks
 			return nil, errors.New("the source's pool is this side's own")
 		}
-		return openHandle(c, theirs, file, cuda.ReadOnly)
+		m, err := openHandle(c, theirs, file, cuda.ReadOnly)
+		if cuda.Is(err, cuda.NotSupported) && theirs.Kind == VMM {
+			p.logger.Warn("cuda transport: the driver maps no memory for reading only; the source's pool is mapped for writing too", "source", address)
+			m, err = openHandle(c, theirs, file, cuda.ReadWrite)
+		}
+		return m, err
 	}); err != nil {
 		return err
 	}

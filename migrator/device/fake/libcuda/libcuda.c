@@ -41,7 +41,7 @@ static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
 #define MAX_RULES 64
 static struct rule { char call[64]; long left; int code; } rules[MAX_RULES];
 static int rule_count, environment_read;
-static long delay;
+static long held, delay;
 #define MAX_CALLS 128
 static struct { const char *name; long n; } calls[MAX_CALLS];
 
@@ -70,14 +70,15 @@ EXPORT int fake_fail(const char *call, long nth, long code) {
 EXPORT int fake_clear(const char *unused, long unused2, long unused3) {
 	pthread_mutex_lock(&mu);
 	rule_count = 0;
-	delay = 0;
+	held = 0;
 	pthread_mutex_unlock(&mu);
 	return 0;
 }
 
-EXPORT int fake_delay(const char *unused, long microseconds, long unused3) {
+// fake_hold has streams wait before their next work until it is called with 0.
+EXPORT int fake_hold(const char *unused, long hold, long unused3) {
 	pthread_mutex_lock(&mu);
-	delay = microseconds;
+	held = hold;
 	pthread_mutex_unlock(&mu);
 	return 0;
 }
@@ -748,12 +749,15 @@ static void *run_stream(void *arg) {
 			s->last = &s->first;
 		pthread_mutex_unlock(&s->mu);
 		int end = w->kind == WORK_END;
-		pthread_mutex_lock(&mu);
-		long wait = delay;
-		int broken = s->context->broken;
-		pthread_mutex_unlock(&mu);
-		if (wait && !end)
-			usleep(wait);
+		int broken, wait;
+		do {
+			pthread_mutex_lock(&mu);
+			wait = held && !end && !s->context->broken;
+			broken = s->context->broken;
+			pthread_mutex_unlock(&mu);
+			if (wait || delay)
+				usleep(wait ? 200 : delay);
+		} while (wait);
 		if (!broken)
 			switch (w->kind) {
 			case WORK_COPY: memcpy((void *)w->dst, (void *)w->src, w->size); break;

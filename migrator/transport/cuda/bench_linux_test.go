@@ -1,0 +1,90 @@
+package cuda
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
+)
+
+// eightK is the table of 8,192 tokens of a model of 28 layers: K and V of each,
+// 512 blocks of 16 tokens. The blocks are small, for the host's work is the same.
+var eightK = func() transport.Layout {
+	l := transport.Layout{Blocks: 1024}
+	for r := range int64(56) {
+		l.Regions = append(l.Regions, transport.Region{Offset: r * 1024 * 64, Stride: 64, Bytes: 64})
+	}
+	return l
+}()
+
+// shuffled is a plan of n blocks that has no runs.
+func shuffled(m *transport.Memory, n int) transport.Plan {
+	rng := rand.New(rand.NewPCG(1, 2))
+	p := transport.Plan{}
+	from, to := rng.Perm(m.Blocks), rng.Perm(m.Blocks)
+	for i := range n {
+		p.Src, p.Dst = append(p.Src, uint32(from[i])), append(p.Dst, uint32(to[i]))
+	}
+	p.Sums = m.Sums(nil, p.Src)
+	return p
+}
+
+// BenchmarkHost is what a processor does for a plan of 8,192 tokens: from the block
+// table to the submitted work, and from its end to verified blocks. On the fake
+// the GPU's own work takes a processor's time, which is not counted.
+func BenchmarkHost(b *testing.B) {
+	dir, g := short(b), gpu(b)
+	source, target := endOn(b, g, dir, eightK), endOn(b, g, dir, eightK)
+	pattern(source.Memory.Bytes)
+	source.Mirror.Store()
+	p := transporttest.Opened(b, transporttest.Pair{Source: source, Target: target}).(*puller)
+	plan := shuffled(source.Memory, 512)
+	from, to := end{p.theirs.pool, p.session.Layout}, end{p.own.pool, p.memory.Layout}
+	c := cutFor(eightK)
+	var submit, verify []time.Duration // the machine's moods are in some, not in the median
+	b.ReportAllocs()
+	for b.Loop() {
+		if err := g.use(p.hold, func(*hold) error {
+			start := time.Now()
+			if err := plan.Fits(from.layout, to.layout); err != nil {
+				return err
+			}
+			if err := p.lane.submit(16, c, from, to, plan.Src, plan.Dst); err != nil {
+				return err
+			}
+			submit = append(submit, time.Since(start))
+			if err := p.lane.wait(); err != nil {
+				return err
+			}
+			start = time.Now()
+			if bad := p.lane.verify(c, to.layout, plan.Sums, 0, nil); bad != nil {
+				b.Errorf("%d entries are wrong", len(bad))
+			}
+			verify = append(verify, time.Since(start))
+			return nil
+		}); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(float64(transporttest.Median(submit).Nanoseconds())/1e3, "submit-µs/plan")
+	b.ReportMetric(float64(transporttest.Median(verify).Nanoseconds())/1e3, "verify-µs/plan")
+	b.ReportMetric(0, "ns/op")
+}
+
+// BenchmarkPull pulls a plan of 8,192 tokens, check and all.
+func BenchmarkPull(b *testing.B) {
+	dir, g := short(b), gpu(b)
+	source, target := endOn(b, g, dir, eightK), endOn(b, g, dir, eightK)
+	pattern(source.Memory.Bytes)
+	source.Mirror.Store()
+	p := transporttest.Opened(b, transporttest.Pair{Source: source, Target: target})
+	plan := shuffled(source.Memory, 512)
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := p.Pull(b.Context(), plan); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
