@@ -21,11 +21,11 @@ import (
 const (
 	// readyWithin bounds the start of an Envoy on a loaded machine; on an idle
 	// one it takes a quarter of a second.
-	readyWithin = 30 * time.Second
+	readyWithin = 2 * time.Minute
 	// stopWithin is how long an Envoy may take to end after SIGTERM.
 	stopWithin = 5 * time.Second
 	// validateWithin bounds one run of --mode validate.
-	validateWithin = 30 * time.Second
+	validateWithin = 2 * time.Minute
 	// poll is the pause between two looks at something that has no event.
 	poll = 10 * time.Millisecond
 	// tail is how much of Envoy's log a failed test shows, in bytes.
