@@ -25,7 +25,7 @@ import (
 )
 
 // patience bounds every wait for something that must happen soon.
-const patience = 2 * time.Minute
+const patience = 4 * time.Minute
 
 // tick is how often a condition that has no event is looked at.
 const tick = 2 * time.Millisecond

@@ -1,9 +1,23 @@
 package local
 
 import (
+	"flag"
+	"fmt"
+	"os"
 	"testing"
 
 	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// together is how many fleets run at a time, on whatever machine: those of
+// idlePlanes wait more than they work.
+const together = "4"
+
+func TestMain(m *testing.M) {
+	// Before the command line is read, which may ask for another number.
+	if err := flag.Set("test.parallel", together); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	goleak.VerifyTestMain(m)
+}

@@ -105,10 +105,13 @@ func TestGrowthMoves(t *testing.T) {
 		r := moving(t, envoy, config.MigrationLive, 5)
 		load := newTraffic(r, 6, 600, 300, 1000)
 		r.plan(stages([]policies.Tokens{200, 350, 500, 700}, ids(0), ids(1), ids(2), ids(3), ids(4))...)
+		grown := []*live{r.stream(prompt(300, forever))}
 		load.after(18)
 		r.wait("something has moved", r.moved)
+		r.grows(grown)
 		load.stop()
 		load.report()
+		load.faithful(grown)
 		r.tally()
 	})
 }
