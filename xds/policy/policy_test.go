@@ -74,8 +74,8 @@ type runner struct {
 }
 
 // run obeys a line: push GEN GOAL [PERMILLE] [scope=S], move GEN GOAL …, rollback
-// [GEN], settle GEN, withdraw GEN, kind KIND, wait SECONDS, node NAME ACTIVE
-// [GEN:STATE:REACHED] or judge.
+// [GEN], settle GEN, withdraw GEN, kind KIND, wait SECONDS, node NAME
+// ACTIVE[/CANDIDATE] [GEN:STATE:REACHED] or judge.
 func (r *runner) run(t *testing.T, words []string) string {
 	number := func(i int) uint64 {
 		if i >= len(words) {
@@ -136,8 +136,10 @@ func (r *runner) run(t *testing.T, words []string) string {
 }
 
 func (r *runner) node(words []string) {
-	active, _ := strconv.ParseUint(words[2], 10, 64)
-	s := Status{Kind: r.slot.Kind, Active: active}
+	first, second, _ := strings.Cut(words[2], "/")
+	active, _ := strconv.ParseUint(first, 10, 64)
+	candidate, _ := strconv.ParseUint(second, 10, 64)
+	s := Status{Kind: r.slot.Kind, Active: active, Candidate: candidate}
 	for _, w := range words[3:] {
 		p := strings.Split(w, ":")
 		g, _ := strconv.ParseUint(p[0], 10, 64)

@@ -119,7 +119,8 @@ const (
 // Judge says what hosts' reports mean for the candidate, with a reason where it
 // has failed. It has settled when its goal is to be active and every host that
 // has the slot, and reported within Fresh, says that it is; one host at least
-// must. It has failed when a host rejected it past warm: what fails before may be
+// must. Where the kind decides for many, the hosts that have no part in the scope
+// of the canary stay in it for ever, so they need only be ready for it. It has failed when a host rejected it past warm: what fails before may be
 // the host's own trouble, and shows as such.
 func (s Slot) Judge(now time.Time, reports []Report) (Verdict, string) {
 	if s.Candidate == nil {
@@ -140,6 +141,7 @@ func (s Slot) Judge(now time.Time, reports []Report) (Verdict, string) {
 		case now.Sub(r.At) > Fresh:
 		case status.Active == s.Candidate.Generation && status.Refused == "":
 			active++
+		case !PerRequest(s.Kind) && status.Candidate == s.Candidate.Generation && status.Refused == "":
 		default:
 			others++
 		}
