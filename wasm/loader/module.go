@@ -68,16 +68,27 @@ func (m *module) instance() (*host.Instance, error) {
 	return i, nil
 }
 
+// tries is how often what took too long is done again: the machine may not have
+// run it. A module that is slow is so each time.
+const tries = 3
+
 // warm has two instances answer the vectors of the kind. Every answer has to keep
 // the kind's rules, and both have to give the same ones for the same fuel, and to
 // end with the same memory: a module that cannot be replayed cannot be trusted
 // by what it showed.
-func (m *module) warm(ctx context.Context) error {
-	first, err := m.instance()
-	if err != nil {
+func (m *module) warm(ctx context.Context) (err error) {
+	for range tries {
+		if err = m.warmOnce(ctx); host.CauseOf(err) != host.TimedOut {
+			return err
+		}
+	}
+	return err
+}
+
+func (m *module) warmOnce(ctx context.Context) error {
+	if err := m.renew(); err != nil {
 		return err
 	}
-	m.trial = first
 	second, err := m.instance()
 	if err != nil {
 		return err
@@ -88,7 +99,7 @@ func (m *module) warm(ctx context.Context) error {
 			return err
 		}
 		var a, b host.Record
-		if err := first.Replay(frame, &a); err != nil {
+		if err := m.trial.Replay(frame, &a); err != nil {
 			return fmt.Errorf("vector %d: %w", n, err)
 		}
 		if err := second.Replay(frame, &b); err != nil {
@@ -98,10 +109,33 @@ func (m *module) warm(ctx context.Context) error {
 			return fmt.Errorf("vector %d: two instances decide differently: result %#x for %d ticks, and %#x for %d", n, a.Result, a.Fuel, b.Result, b.Fuel)
 		}
 	}
-	if first.Hash() != second.Hash() {
+	if m.trial.Hash() != second.Hash() {
 		return errors.New("two instances that had the same calls differ in their memory")
 	}
 	return nil
+}
+
+// renew makes a new instance for trials.
+func (m *module) renew() (err error) {
+	if m.trial != nil {
+		if err := m.trial.Close(); err != nil {
+			return err
+		}
+	}
+	m.trial, err = m.instance()
+	return err
+}
+
+// answer makes a recorded call again.
+func (m *module) answer(frame []byte, r *host.Record) (err error) {
+	for try := 0; ; try++ {
+		if err = m.trial.Replay(frame, r); host.CauseOf(err) != host.TimedOut || try == tries {
+			return err
+		}
+		if err := m.renew(); err != nil {
+			return err
+		}
+	}
 }
 
 // replay has the module answer what was recorded since the last time, and
@@ -109,11 +143,9 @@ func (m *module) warm(ctx context.Context) error {
 func (m *module) replay(ctx context.Context) (slot.Figures, error) {
 	var f slot.Figures
 	if m.trial == nil {
-		i, err := m.instance()
-		if err != nil {
+		if err := m.renew(); err != nil {
 			return f, err
 		}
-		m.trial = i
 	}
 	generation, records := m.loader.config.Recorded()
 	for i := range records {
@@ -125,7 +157,7 @@ func (m *module) replay(ctx context.Context) (slot.Figures, error) {
 			continue
 		}
 		var got host.Record
-		switch err := m.trial.Replay(r.Frame, &got); {
+		switch err := m.answer(r.Frame, &got); {
 		case host.CauseOf(err) == host.TooLarge:
 			continue // nor would it be asked: the native policy answers those
 		case err != nil:

@@ -53,11 +53,13 @@ type Config struct {
 	Instances int
 	// Failures within Window open the breaker. 0 means 5 and a minute; below 0 it
 	// never opens, because somebody else counts by Faulted. Calls whose words are
-	// too large for a frame do not count.
+	// too large for a frame do not count, nor do those that took too long because
+	// the machine did not run them.
 	Failures int
 	Window   time.Duration
 	// Faulted is told of each failure that counts, before the native policy
-	// answers the call, from any goroutine. Nil means nobody is told.
+	// answers the call, from any goroutine. A call that took too long counts when
+	// it does so again, which Run finds out. Nil means nobody is told.
 	Faulted func()
 	// Every nth call of each instance is recorded, and all that fail. 0 means
 	// none but those.

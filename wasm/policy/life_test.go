@@ -8,16 +8,18 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies/bidask"
+	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
+	"github.com/cascadeinfer/cascade/wasm/meter"
 )
 
 // eventually polls for what Run does on its own goroutine.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatal("not in ten seconds: " + what)
+			t.Fatal("not in a minute: " + what)
 		}
 	}
 }
@@ -104,5 +106,42 @@ func TestBreakerLetsWaitersGo(t *testing.T) {
 	}
 	if n := p.waiting.Load(); n != 0 {
 		t.Errorf("%d wait", n)
+	}
+}
+
+// TestLateCalls: a call whose time was up is made again, and counts when it is
+// late again; when the machine was to blame it does not.
+func TestLateCalls(t *testing.T) {
+	w := host.NewWatch()
+	ctx, cancel := context.WithCancel(context.Background())
+	var watch sync.WaitGroup
+	watch.Go(func() { _ = w.Run(ctx) })
+	t.Cleanup(func() { cancel(); watch.Wait() })
+	var told atomic.Int32
+	hc := host.Config{Watch: w}
+	hc.Limits[abi.Select].Fuel = meter.MaxFuel
+	c := Config{Instances: 1, Failures: -1, Faulted: func() { told.Add(1) }}
+
+	slow := running(t, c, hc, leastLoad(hosttest.Forever))
+	if b := bids(4); slow.Select(b) != natives.Selector.Select(b) {
+		t.Error("wrong")
+	}
+	eventually(t, "it is blamed", func() bool { return told.Load() == 1 })
+	if st := slow.Stats(); st.Faults[host.TimedOut] != 1 || st.Calls != 1 {
+		t.Errorf("%+v", st)
+	}
+
+	told.Store(0)
+	good := running(t, c, hc, leastLoad())
+	s := &good.slots[0]
+	good.take(s) // as a call that the machine did not run leaves it
+	s.instance.Close()
+	s.late = frame(abi.PutSelect, abi.Call{}, bids(4))
+	s.worn.Store(true)
+	good.release(s, empty)
+	good.refillSoon()
+	eventually(t, "a new instance", func() bool { return good.Stats().Replaced == 1 })
+	if b := bids(4); good.Select(b) != natives.Selector.Select(b) || told.Load() != 0 || good.Stats().Faults != [host.Causes]uint64{} {
+		t.Errorf("told %d times: %+v", told.Load(), good.Stats())
 	}
 }

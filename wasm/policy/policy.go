@@ -3,6 +3,7 @@ package policy
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -18,6 +19,8 @@ const (
 	// patience is between two looks at a slot that is in use, for those who wait
 	// for a certain one.
 	patience = 50 * time.Microsecond
+	// lateTries is how often a call that took too long is made again.
+	lateTries = 3
 )
 
 // Policy is a module and the native policies beside it.
@@ -112,9 +115,16 @@ func (p *Policy) replace() bool {
 			p.count(err)
 			return false
 		}
+		if s.late != nil {
+			if i, err = p.tryLate(i, s.late); err != nil {
+				p.config.Logger.Warn("no new instance of a policy's module", "error", err)
+				p.count(err)
+				return false
+			}
+		}
 		p.take(s)
 		s.instance.Close()
-		s.instance, s.served = i, 0
+		s.instance, s.served, s.late = i, 0, nil
 		s.worn.Store(false)
 		p.replaced.Add(1)
 		p.release(s, free)
@@ -158,6 +168,9 @@ func (p *Policy) failed(s *slot, k abi.Kind, err error, frame []byte) {
 	r.Cause = cause
 	p.burnt(r.Fuel)
 	p.count(err)
+	if cause == host.TimedOut {
+		s.late = slices.Clone(r.Frame)
+	}
 	if s.instance.Dead() == nil {
 		p.release(s, free)
 		return
@@ -178,17 +191,52 @@ func (p *Policy) burnt(fuel int64) {
 	}
 }
 
-// count counts a fault, and opens the breaker when there are too many.
+// count counts a failure.
 func (p *Policy) count(err error) {
 	cause := host.CauseOf(err)
 	p.faults[cause].Add(1)
 	if cause == host.TooLarge {
 		return
 	}
-	p.config.Faulted()
+	p.log().Warn("a policy's module failed; the native policy answers", "error", err)
+	if cause != host.TimedOut { // whose fault that is shows later
+		p.blame()
+	}
+}
+
+func (p *Policy) log() *slog.Logger {
 	sum := p.config.Module.SHA256()
-	log := p.config.Logger.With("module", fmt.Sprintf("%x", sum[:6]))
-	log.Warn("a policy's module failed; the native policy answers", "error", err)
+	return p.config.Logger.With("module", fmt.Sprintf("%x", sum[:6]))
+}
+
+// tryLate makes a call again that was ended because its time was up, on a new
+// instance, which it returns, or another one. A module that is slow is so again,
+// and is blamed; one that is not was in a thread that the machine did not run.
+func (p *Policy) tryLate(i *host.Instance, frame []byte) (*host.Instance, error) {
+	for try := 1; ; try++ {
+		var r host.Record
+		err := i.Replay(frame, &r)
+		if i.Dead() == nil {
+			return i, nil
+		}
+		i.Close()
+		late := host.CauseOf(err) == host.TimedOut
+		if !late {
+			p.count(err)
+		} else if try == lateTries {
+			p.log().Warn("a policy's module is slow", "error", err)
+			p.blame()
+		}
+		if i, err = p.instance(); err != nil || !late || try == lateTries {
+			return i, err
+		}
+	}
+}
+
+// blame tells of a failure that is the module's, and opens the breaker when there
+// are too many.
+func (p *Policy) blame() {
+	p.config.Faulted()
 	if p.config.Failures < 0 {
 		return
 	}
@@ -207,7 +255,7 @@ func (p *Policy) count(err error) {
 		p.shut.Store(true)
 		p.pass()
 		close(p.opened)
-		log.Error("the breaker is open: the native policy answers from now on", "failures", p.config.Failures, "window", p.config.Window)
+		p.log().Error("the breaker is open: the native policy answers from now on", "failures", p.config.Failures, "window", p.config.Window)
 	}
 }
 

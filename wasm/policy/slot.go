@@ -26,6 +26,7 @@ type slot struct {
 	sampled  *host.Record
 	ring     []host.Record
 	next     int
+	late     []byte // the frame of a call that took too long; nil for none
 	_        [64]byte
 	state    atomic.Uint64
 	worn     atomic.Bool  // the instance is dead, or old, and to be replaced

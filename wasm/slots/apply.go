@@ -48,6 +48,7 @@ func (s *Set) check(w Want) ([]sign.Statement, history, error) {
 	if err := ordered(w); err != nil {
 		return refuse(err)
 	}
+	k.look() // what is active now may be what this want goes back to
 	next := k.history.clone()
 	for _, e := range w.RolledBack {
 		next.rollBack(e.Generation)

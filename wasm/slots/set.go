@@ -148,16 +148,25 @@ func (s *Set) follow() {
 	s.remember()
 }
 
-// remember writes down what is active. The lock is held.
+// remember writes down what is active, and what was before. The lock is held.
 func (s *Set) remember() {
 	for _, kind := range s.config.Kinds {
-		k := s.slots[kind]
-		if a := k.about[uint64(k.slot.Status().Route.Active)]; a != nil {
-			k.history.ran(a.mark)
-		}
+		s.slots[kind].look()
 	}
 	if err := s.save(); err != nil {
 		s.config.Logger.Error("what policies ran is not written down", "err", err)
+	}
+}
+
+// look takes note of what is active, and what was before. The set's lock is held.
+func (k *kindSlot) look() {
+	lives := k.slot.Status().Lives
+	for _, state := range []slot.State{slot.IsPrevious, slot.IsActive} {
+		for _, l := range lives {
+			if a := k.about[uint64(l.Generation)]; l.State == state && a != nil {
+				k.history.ran(a.mark)
+			}
+		}
 	}
 }
 
