@@ -156,7 +156,7 @@ func (f *Fleet) Rules() fleet.Rules {
 	for _, m := range f.Models {
 		p := f.Profiles[m.Name].TensorParallel(f.ranks(m.Name))
 		rules.Models = append(rules.Models, fleet.Model{
-			Name: m.Name, Context: m.Context, Hosts: m.Hosts, Cost: p.Cost(), Transfer: p.Transfer(),
+			Name: m.Name, Context: m.Context, Hosts: m.Hosts, Cost: p.Cost(), Transfer: f.transfer(m.Name, p),
 			Limits:        policies.Limits{Stages: f.Planner.Stages, Iteration: f.scaled(f.Planner.Iteration).Seconds(), Pooling: max(0, f.Planner.Pooling)},
 			Edges:         Edges(m),
 			BytesPerToken: length.RatioOf(m.BytesPerToken),

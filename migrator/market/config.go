@@ -65,6 +65,10 @@ type Config struct {
 	Placer   policies.Placer
 	Refiner  policies.Refiner
 	Cost     policies.Cost
+	// Distance is what moving so many tokens to a peer takes by the links between
+	// the two, where that differs: sellers prefer near peers. It is pure. nil: all
+	// are alike.
+	Distance func(to policies.ReplicaID, length policies.Tokens) policies.Micros
 	// Edges, Rest and Full are those of offer.Config.
 	Edges []policies.Tokens
 	Rest  time.Duration

@@ -35,8 +35,20 @@ func (m *Market) scan() {
 	for _, o := range m.book.Choose(s, m.cfg.Offers-len(m.sales)) {
 		m.sales[o.Handover.Request] = &sale{handover: o.Handover}
 		m.countOffer(o.Handover.Cause)
-		m.step(bidask.Event{Kind: bidask.Offered, Handover: o.Handover, Candidates: o.Candidates, Seed: m.rng.Uint64()})
+		m.step(bidask.Event{Kind: bidask.Offered, Handover: o.Handover, Candidates: o.Candidates, Costs: m.costs(o), Seed: m.rng.Uint64()})
 	}
+}
+
+// costs are what an offer's candidates are away, nil where that is not known.
+func (m *Market) costs(o offer.Offer) []policies.Micros {
+	if m.cfg.Distance == nil {
+		return nil
+	}
+	out := make([]policies.Micros, len(o.Candidates))
+	for i, id := range o.Candidates {
+		out[i] = m.cfg.Distance(id, o.Handover.Length)
+	}
+	return out
 }
 
 // look puts the residents into the words of package offer. Requests without a

@@ -35,6 +35,8 @@ type world struct {
 	edges   []policies.Tokens
 	config  bidask.Config
 	rest    time.Duration
+	// distance of two replicas, nil for all alike.
+	distance func(from, to policies.ReplicaID) policies.Micros
 
 	ids   []policies.ReplicaID
 	nodes map[policies.ReplicaID]*replica
@@ -80,8 +82,15 @@ func newWorld(t *testing.T, n int, change func(*world)) *world {
 	for i := range n {
 		id := policies.ReplicaID(fmt.Sprintf("r%d", i))
 		r := &replica{w: w, id: id, requests: make(map[string]*request), reserved: make(map[bidask.Deal]policies.Tokens), exports: make(map[bidask.Deal]string)}
+		var distance func(policies.ReplicaID, policies.Tokens) policies.Micros
+		if w.distance != nil {
+			distance = func(to policies.ReplicaID, length policies.Tokens) policies.Micros {
+				return w.distance(id, to) * policies.Micros(length)
+			}
+		}
 		m, err := New(Config{
-			Self: id, Machine: w.config, Mover: r, Network: r, Residents: r.residents, Load: r.load, Capacity: capacity,
+			Distance: distance,
+			Self:     id, Machine: w.config, Mover: r, Network: r, Residents: r.residents, Load: r.load, Capacity: capacity,
 			Detector: outlier.Detector{}, Placer: place.Policy{}, Edges: w.edges, Rest: w.rest, Seed: uint64(i),
 		})
 		if err != nil {

@@ -1,0 +1,43 @@
+package market
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// TestNearPeersBuy hands grown requests over from r0 to a stage of four that are
+// all idle, of which r3 is on r0's node: it takes them while its load is not above
+// the others' by more than a request.
+func TestNearPeersBuy(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		w := newWorld(t, 5, func(w *world) {
+			w.distance = func(from, to policies.ReplicaID) policies.Micros {
+				if from == "r0" && to == "r3" {
+					return 1
+				}
+				return 10
+			}
+		})
+		for i := range 8 {
+			w.put("r0", fmt.Sprintf("q%d", i), 5000, policies.MayMove)
+		}
+		w.plan(w.stages([]policies.Tokens{2000}, 1, 4))
+		w.run(func() { time.Sleep(10 * time.Second) })
+		near, most := len(w.nodes["r3"].requests), 0
+		for _, id := range w.ids[1:] {
+			if id != "r3" {
+				most = max(most, len(w.nodes[id].requests))
+			}
+		}
+		if w.count() != 8 || len(w.nodes["r0"].requests) != 0 {
+			t.Fatalf("%d requests, %d where they were", w.count(), len(w.nodes["r0"].requests))
+		}
+		if near <= most || near > most+2 {
+			t.Errorf("the near one has %d requests, the most loaded of the others %d", near, most)
+		}
+		w.rested()
+	})
+}
