@@ -60,58 +60,24 @@ func gpu(t testing.TB) *GPU {
 	return g
 }
 
-// mirror keeps a copy of a device's memory for the tests, on a lane of its own.
+// mirror keeps a copy of a device's memory for the tests.
 type mirror struct {
-	t  testing.TB
-	g  *GPU
-	m  *Memory
-	to *transport.Memory
+	t testing.TB
+	m *Memory
+	b []byte
 }
 
 func (m mirror) Store() {
 	m.t.Helper()
-	m.copy(func(l *lane, at cuda.Pointer, h *cuda.Host, b []byte) error {
-		copy(h.Bytes(), b)
-		return l.stream.ToDevice(at, h, 0, int64(len(b)))
-	})
+	if n, err := m.m.WriteAt(m.b, 0); err != nil || n != len(m.b) {
+		m.t.Errorf("%d bytes are written: %v", n, err)
+	}
 }
 
 func (m mirror) Load() {
 	m.t.Helper()
-	m.copy(func(l *lane, at cuda.Pointer, h *cuda.Host, b []byte) error {
-		if err := errors.Join(l.stream.ToHost(h, 0, at, int64(len(b))), l.stream.Wait()); err != nil {
-			return err
-		}
-		copy(b, h.Bytes())
-		return nil
-	})
-}
-
-func (m mirror) copy(f func(l *lane, at cuda.Pointer, h *cuda.Host, b []byte) error) {
-	m.t.Helper()
-	err := m.g.use(nil, func(h *hold) error {
-		own, err := m.m.mapped(h)
-		if err != nil {
-			return err
-		}
-		defer func() { h.unmap(own, time.Now()) }()
-		l, err := newLane(h)
-		if err != nil {
-			return err
-		}
-		const piece = 8 << 20
-		host, err := h.context.HostAlloc(piece)
-		if err != nil {
-			return errors.Join(err, l.close())
-		}
-		for at := 0; at < len(m.to.Bytes) && err == nil; at += piece {
-			err = f(l, own.pool+cuda.Pointer(at), host, m.to.Bytes[at:min(at+piece, len(m.to.Bytes))])
-			err = errors.Join(err, l.stream.Wait())
-		}
-		return errors.Join(err, host.Close(), l.close())
-	})
-	if err != nil {
-		m.t.Errorf("the mirror: %v", err)
+	if n, err := m.m.ReadAt(m.b, 0); err != nil || n != len(m.b) {
+		m.t.Errorf("%d bytes are read: %v", n, err)
 	}
 }
 
@@ -123,7 +89,7 @@ func made(t testing.TB, g *GPU, kind Kind, l transport.Layout) (*transport.Memor
 		t.Fatal(err)
 	}
 	m.Bytes = make([]byte, l.End())
-	return m, mirror{t, g, m.Device.(*Memory), m}
+	return m, mirror{t, m.Device.(*Memory), m.Bytes}
 }
 
 func endOn(t testing.TB, g *GPU, dir string, l transport.Layout) transporttest.End {
@@ -304,6 +270,12 @@ func TestSums(t *testing.T) {
 		if want := m.Sums([]uint32{9}, blocks); !slices.Equal(got, want) {
 			t.Errorf("kind %d: %x, want %x", kind, got, want)
 		}
+		end := m.Device.(*Memory).handle.Size - m.Device.(*Memory).handle.Offset
+		for _, at := range []int64{-1, end, 1<<63 - 1} {
+			if n, err := m.Device.(*Memory).WriteAt([]byte{1}, at); err == nil || n != 0 {
+				t.Errorf("%d bytes are written at %d", n, at)
+			}
+		}
 		bare := &transport.Memory{Layout: m.Layout, Device: m.Device}
 		if sums, err := transport.Sums(transporttest.Pool{M: bare}, blocks); err != nil || !slices.Equal(sums, got[1:]) {
 			t.Errorf("%x, %v", sums, err)
@@ -380,6 +352,7 @@ func pattern(b []byte) {
 func TestAnotherProcess(t *testing.T) {
 	for _, kind := range []string{"ipc", "vmm"} {
 		t.Run(kind, func(t *testing.T) {
+			g := gpu(t)
 			self, err := os.Executable()
 			if err != nil {
 				t.Fatal(err)
@@ -406,7 +379,6 @@ func TestAnotherProcess(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			g := gpu(t)
 			target := endOn(t, g, dir, small)
 			defer target.Memory.Close()
 			p, err := target.Transport.Open(t.Context(), transporttest.Receiver, transport.Offer{Transport: "cuda", Address: fields[0], Ticket: [16]byte(ticket)})
