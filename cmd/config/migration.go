@@ -41,10 +41,10 @@ type Migration struct {
 	// it is multiplied by Speed. Real transfers are as fast as they are. 0 means 400.
 	LinkGbps float64 `yaml:"link_gbps,omitempty"`
 	// NodeGbps is the speed between replicas of one node, in Gbit/s, where it is
-	// above that between nodes: with NVLink, some 3000. Stages are then laid out so
-	// that hand-overs can stay on a node, the planner prices those, and a seller
-	// prefers a buyer on its own node whose load is not above another's by more
-	// than the request. 0: nodes make no difference.
+	// above that between nodes: with NVLink, some 3000. The planner then prices
+	// hand-overs on a node by it, and a seller prefers a buyer on its own node whose
+	// load is not above another's by more than the request; preset "paper" knows no
+	// nodes. 0: they make no difference.
 	NodeGbps float64 `yaml:"node_gbps,omitempty"`
 	// Slots is how many transfers a replica sends at once, and how many it
 	// receives, 1 to 256. 0 means 4 [3]. One is a throughput cliff.
