@@ -13,13 +13,15 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/cascadeinfer/cascade/xds/policy"
 )
 
 // Digest is the SHA-256 of a module's bytes.
-type Digest = [sha256.Size]byte
+type Digest = policy.Digest
 
 // MaxModule is the largest module that is kept, in bytes.
-const MaxModule = 8 << 20
+const MaxModule = policy.MaxModule
 
 // ErrNoModule says that a module is not kept.
 var ErrNoModule = errors.New("no such module is kept")
