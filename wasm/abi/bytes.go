@@ -60,9 +60,23 @@ type texts struct {
 
 // put writes a string and the pair that names it.
 func (t *texts) put(pair []byte, s string) {
-	put32(pair, uint32(t.at))
-	put32(pair[4:], uint32(len(s)))
-	t.at += copy(t.aux[t.at:], s)
+	put64(pair, uint64(t.at)|uint64(len(s))<<32)
+	// Names are short: two stores that overlap are a fraction of a call to copy.
+	dst := t.aux[t.at:]
+	if n := len(s); n >= 8 && n <= 16 && n <= len(dst) {
+		put64(dst, str64(s))
+		put64(dst[n-8:], str64(s[n-8:]))
+		t.at += n
+		return
+	}
+	t.at += copy(dst, s)
+}
+
+// str64 is u64 of a string.
+func str64(s string) uint64 {
+	_ = s[7]
+	return uint64(s[0]) | uint64(s[1])<<8 | uint64(s[2])<<16 | uint64(s[3])<<24 |
+		uint64(s[4])<<32 | uint64(s[5])<<40 | uint64(s[6])<<48 | uint64(s[7])<<56
 }
 
 // bit is v if on.

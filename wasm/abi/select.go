@@ -51,18 +51,8 @@ func GetSelect(frame []byte, dst []policies.Bid) ([]policies.Bid, Status) {
 		dst = make([]policies.Bid, p.count)
 	}
 	dst = dst[:p.count]
-	rest := p.records
-	for i := range dst {
-		r := rest[:bidSize]
-		rest = rest[p.stride:]
-		from, ok := text(u64(r[16:]), p.aux)
-		if !ok {
-			return dst[:0], BadFrame
-		}
-		b := &dst[i]
-		b.From = policies.ReplicaID(from)
-		b.Load = policies.Tokens(u64(r))
-		b.Start = policies.Micros(u64(r[8:]))
+	if !p.bids(dst) {
+		return dst[:0], BadFrame
 	}
 	return dst, OK
 }
