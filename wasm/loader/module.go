@@ -79,10 +79,13 @@ const tries = 3
 func (m *module) warm(ctx context.Context) (err error) {
 	for range tries {
 		if err = m.warmOnce(ctx); host.CauseOf(err) != host.TimedOut {
-			return err
+			break
 		}
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	return m.policy.Warm(vectors(m.loader.config.Kind))
 }
 
 func (m *module) warmOnce(ctx context.Context) error {

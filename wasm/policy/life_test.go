@@ -145,3 +145,17 @@ func TestLateCalls(t *testing.T) {
 		t.Errorf("told %d times: %+v", told.Load(), good.Stats())
 	}
 }
+
+// TestWarm: each instance answers, nothing is counted, and one that fails is
+// replaced.
+func TestWarm(t *testing.T) {
+	p := running(t, Config{Instances: 3, Every: 1}, host.Config{}, leastLoad(hosttest.OneIn(7, hosttest.Unreachable)))
+	good, bad := frame(abi.PutSelect, abi.Call{ID: 1}, bids(4)), frame(abi.PutSelect, abi.Call{ID: 7}, bids(4))
+	if err := p.Warm([][]byte{good, good}); err != nil || p.Stats().Calls != 0 || len(p.Records()) != 0 {
+		t.Errorf("%v: %+v", err, p.Stats())
+	}
+	if err := p.Warm([][]byte{good, bad}); host.CauseOf(err) != host.Trapped {
+		t.Error(err)
+	}
+	eventually(t, "it is replaced", func() bool { return p.Stats().Replaced == 1 && p.Stats().Alive == 3 })
+}

@@ -144,6 +144,35 @@ func (p *Policy) free() {
 	}
 }
 
+// Warm has every instance answer frames of its kinds before a caller asks it: the
+// first calls of an instance take long. It waits for calls in progress, and
+// counts and records nothing. The error is a *host.Fault; an instance that took
+// too long is replaced without one.
+func (p *Policy) Warm(frames [][]byte) error {
+	for n := range p.slots {
+		s := &p.slots[n]
+		p.take(s)
+		var err error
+		for _, frame := range frames {
+			var r host.Record
+			if err = s.instance.Replay(frame, &r); err != nil {
+				break
+			}
+		}
+		if s.instance.Dead() == nil {
+			p.release(s, free)
+		} else {
+			s.worn.Store(true)
+			p.release(s, empty)
+			p.refillSoon()
+		}
+		if err != nil && host.CauseOf(err) != host.TimedOut {
+			return err
+		}
+	}
+	return nil
+}
+
 func (p *Policy) refillSoon() {
 	select {
 	case p.refill <- struct{}{}:

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"runtime"
 	"slices"
 	"time"
 
@@ -47,7 +46,8 @@ type Config struct {
 	// Tick is how often gates are looked at, and recorded calls are replayed. 0
 	// means swap.DefaultTick.
 	Tick time.Duration
-	// Instances is how many calls can be in one module at once; see policy.Config.
+	// Instances is how many calls can be in one module at once; see policy.Config,
+	// whose default 0 means, too.
 	Instances int
 	// Now is the clock: of gates, of breakers, of statements' ends. Nil means
 	// time.Now.
@@ -81,9 +81,6 @@ func (c Config) complete() (Config, error) {
 		c.Every = DefaultEvery
 	}
 	c.Every = max(c.Every, 0)
-	if c.Instances == 0 {
-		c.Instances = runtime.GOMAXPROCS(0)
-	}
 	if c.Now == nil {
 		c.Now = time.Now
 	}
