@@ -10,8 +10,9 @@
 //	GOOS=wasip1 GOARCH=wasm go build -buildmode=c-shared -trimpath -ldflags='-w -buildid=' -o nvlink.wasm ./examples/nvlink
 //
 // A policies.Workload says how many replicas there are, not where. How many share a
-// machine comes by configuration, "node 8" and "faster 10"; and it is taken that
-// stages get their replicas machine by machine, short lengths first.
+// machine comes by configuration, "node 8" and "faster 10". Stages get replicas of
+// all machines in turn (policies/adopt), and sellers prefer buyers on their own one:
+// a hand-over stays there if the next stage has a replica on it.
 package main
 
 import (
@@ -111,6 +112,9 @@ func (p *nvlink) improve(w policies.Workload, best policies.Partition) (policies
 	return best, least
 }
 
+// machines is how many there are.
+func (p *nvlink) machines(w policies.Workload) int { return (w.Replicas + p.node - 1) / p.node }
+
 // saved is how many requests fewer are on their way from stage to stage because
 // some hand-overs stay inside a machine; the unit is that of the partition's cost,
 // which prices each like one between machines.
@@ -119,22 +123,27 @@ func (p *nvlink) saved(w policies.Workload, d policies.Partition) float64 {
 	for i, cut := range d.Cuts {
 		crossings := w.Flow.Crossings[policies.Bucket(w.Flow.Edges, cut)]
 		delay := w.Transfer.Base + float64(float64(cut)*w.Transfer.PerToken)
-		share := p.local(at, d.Counts[i], d.Counts[i+1])
+		share := local(p.machines(w), at, d.Counts[i], d.Counts[i+1])
 		sum += float64(crossings * delay * share)
 		at += d.Counts[i]
 	}
 	return sum * (1 - 1/float64(p.faster))
 }
 
-// local is the share of pairs on one machine, among those of the from replicas
-// that begin with number first and the to replicas after them.
-func (p *nvlink) local(first, from, to int) float64 {
-	pairs := 0
-	for m := first / p.node; m*p.node < first+from; m++ {
-		low, high := m*p.node, (m+1)*p.node
-		senders := min(high, first+from) - max(low, first)
-		receivers := max(0, min(high, first+from+to)-max(low, first+from))
-		pairs += senders * receivers
+// local is the share of those of the from replicas that begin with number first
+// that have one of the to replicas after them on their machine: number k is on
+// machine k mod machines.
+func local(machines, first, from, to int) float64 {
+	if machines < 1 || to >= machines {
+		return 1 // the next stage is on all of them
 	}
-	return float64(pairs) / float64(from*to)
+	near := 0
+	for a := first; a < first+from; a++ {
+		// How far behind the next stage's begin the first one on a's machine is.
+		behind := ((a-first-from)%machines + machines) % machines
+		if behind < to {
+			near++
+		}
+	}
+	return float64(near) / float64(from)
 }

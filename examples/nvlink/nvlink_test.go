@@ -53,25 +53,26 @@ func TestNearIsBetter(t *testing.T) {
 	}
 }
 
-// TestLocal counts pairs of replicas by hand.
+// TestLocal counts replicas by hand.
 func TestLocal(t *testing.T) {
 	for _, c := range []struct {
-		node, first, from, to int
-		want                  float64
+		machines, first, from, to int
+		want                      float64
 	}{
-		{8, 0, 4, 4, 1}, {8, 4, 4, 4, 0}, {8, 0, 4, 12, 4.0 * 4 / 48}, {4, 2, 4, 4, (2.0 * 2) / 16}, {1, 0, 3, 3, 0}, {4, 0, 8, 8, 0}, {16, 3, 5, 8, 1},
+		{1, 0, 4, 4, 1}, {2, 0, 4, 4, 1}, {2, 0, 4, 1, 0.5}, {4, 0, 8, 1, 0.25}, {4, 3, 2, 2, 0}, {4, 2, 4, 3, 0.75}, {16, 0, 1, 15, 0}, {16, 0, 1, 16, 1},
 	} {
-		p := &nvlink{node: c.node}
 		near := 0
 		for a := c.first; a < c.first+c.from; a++ {
+			there := false
 			for b := c.first + c.from; b < c.first+c.from+c.to; b++ {
-				if a/c.node == b/c.node {
-					near++
-				}
+				there = there || a%c.machines == b%c.machines
+			}
+			if there {
+				near++
 			}
 		}
-		oracle := float64(near) / float64(c.from*c.to)
-		if got := p.local(c.first, c.from, c.to); math.Abs(got-c.want) > 1e-12 || got != oracle {
+		oracle := float64(near) / float64(c.from)
+		if got := local(c.machines, c.first, c.from, c.to); math.Abs(got-c.want) > 1e-12 || got != oracle {
 			t.Errorf("%+v: %v, counted %v", c, got, oracle)
 		}
 	}
