@@ -192,6 +192,7 @@ func TestEveryFieldIsChecked(t *testing.T) {
 		{"worse: -1", "worse: 1001", "line 52: policies.gates.shadow.worse: 1001 is outside -1 to 1000"},
 		{"soak: -1s", "soak: 25h", "policies.gates.canary.soak: 25h0m0s is outside"},
 		{"calls: 10,", "calls: 9000000000,", "policies.gates.shadow.calls"},
+		{"faults: 5", "ladder: [5, 5]", "policies.gates.ladder[1]: 5: steps grow"},
 		{"faults: 5", "faults: 1025", "policies.gates.faults: 1025 is outside 0 to 1024"},
 		{"faults: 5", "window: -1s", "policies.gates.window: -1s is outside"},
 		{"bid-select:", "bid-choose:", `policies.limits: "bid-choose" decides nothing: use partition, refine, bid-quote`},

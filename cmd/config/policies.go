@@ -53,6 +53,9 @@ type Policies struct {
 type Gates struct {
 	Shadow Gate `yaml:"shadow,omitempty"` // before the canary: recorded calls, nobody hears the answers
 	Canary Gate `yaml:"canary,omitempty"` // behind each step of the canary
+	// Ladder is the steps of a canary, in 1/1000 of the requests, growing. Empty
+	// means 1, 10 and 100.
+	Ladder []int `yaml:"ladder,omitempty"`
 	// Faults within Window take a module back that is in force; one fault is enough
 	// in canary. 0 means 3 and 10s.
 	Faults int           `yaml:"faults,omitempty"`
@@ -133,6 +136,11 @@ func (p Policies) validate(c *checker) {
 	}
 	p.Gates.Shadow.validate(c, "policies.gates.shadow")
 	p.Gates.Canary.validate(c, "policies.gates.canary")
+	for i, step := range p.Gates.Ladder {
+		if step < 1 || step > 999 || i > 0 && step <= p.Gates.Ladder[i-1] {
+			c.fail(fmt.Sprintf("policies.gates.ladder[%d]", i), "%d: steps grow from 1 to at most 999", step)
+		}
+	}
 	within(c, "policies.gates.faults", p.Gates.Faults, 0, maxFaults)
 	within(c, "policies.gates.window", p.Gates.Window, 0, maxSoak)
 	for _, kind := range slices.Sorted(maps.Keys(p.Limits)) {

@@ -32,9 +32,13 @@ const (
 	// maxKeyFile and maxSiteFile bound what is read at start.
 	maxKeyFile  = 64 << 10
 	maxSiteFile = 1 << 20
-	// planWall ends a partitioner's call: the control plane renews its lease in the
-	// same loop, every second.
+	// planWall ends the calls that a control plane makes, or a replica once a second:
+	// the lease is renewed in the same loop, every second.
 	planWall = time.Second
+	// requestWall ends those that are about one request. Fuel bounds what a module
+	// does, long before; this is longer than a loaded machine lets a thread wait,
+	// because who waits is not at fault.
+	requestWall = 250 * time.Millisecond
 	// recorded is which share of the calls is kept for those that are tried later.
 	recorded = 16
 )
@@ -77,8 +81,11 @@ func (f *Fleet) Policies(role identity.Role, name string) (Policies, error) {
 		}
 		p.File = filepath.Join(dir, string(role)+"-"+identity.Escape(name)+".json")
 	}
-	p.Limits[abi.Partition].Wall = planWall
 	for k := range abi.Kinds {
+		p.Limits[k].Wall = planWall
+		if slot.PerRequest(k) {
+			p.Limits[k].Wall = requestWall
+		}
 		if l, ok := c.Limits[k.String()]; ok {
 			p.Limits[k].Fuel, p.Limits[k].Pages = l.Fuel, l.Pages
 			if l.Wall > 0 {
@@ -86,7 +93,7 @@ func (f *Fleet) Policies(role identity.Role, name string) (Policies, error) {
 			}
 		}
 		p.Gates[k] = slot.Config{
-			Kind: k, Shadow: f.gate(c.Gates.Shadow), Canary: f.gate(c.Gates.Canary),
+			Kind: k, Ladder: c.Gates.Ladder, Shadow: f.gate(c.Gates.Shadow), Canary: f.gate(c.Gates.Canary),
 			Faults: c.Gates.Faults, Window: policies.Micros(c.Gates.Window.Microseconds()),
 		}
 	}
@@ -94,7 +101,11 @@ func (f *Fleet) Policies(role identity.Role, name string) (Policies, error) {
 }
 
 func (f *Fleet) gate(g config.Gate) slot.Gate {
-	return slot.Gate{Calls: g.Calls, Soak: policies.Micros(f.scaled(g.Soak).Microseconds()), Worse: g.Worse}
+	soak := policies.Micros(f.scaled(g.Soak).Microseconds())
+	if g.Soak != 0 && soak <= 0 {
+		soak = -1 // 0 would be the default
+	}
+	return slot.Gate{Calls: g.Calls, Soak: soak, Worse: g.Worse}
 }
 
 func readKeys(path string) ([]ed25519.PublicKey, error) {

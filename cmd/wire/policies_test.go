@@ -44,7 +44,7 @@ policies:
   keys: [a.pub, b.pub]
   threshold: 2
   marks: marks
-  gates: {shadow: {calls: 5, soak: 20s, worse: -1}, faults: 4, window: 3s}
+  gates: {shadow: {calls: 5, soak: 20s, worse: -1}, canary: {soak: -1ns}, ladder: [7], faults: 4, window: 3s}
   limits: {bid-select: {fuel: 1000, pages: 7}, partition: {wall: 3s}}
 `)
 	if !f.Modules() {
@@ -64,6 +64,9 @@ policies:
 	}
 	if g := p.Gates[abi.Place]; g.Kind != abi.Place || g.Shadow.Calls != 5 || g.Shadow.Soak != 2*policies.Second || g.Shadow.Worse != -1 || g.Faults != 4 || g.Window != 3*policies.Second {
 		t.Errorf("%+v", g)
+	}
+	if g := p.Gates[abi.Place]; g.Canary.Soak != -1 || len(g.Ladder) != 1 || p.Limits[abi.Place].Wall != requestWall || p.Limits[abi.Guard].Wall != planWall {
+		t.Errorf("%+v, %+v", g, p.Limits)
 	}
 	f.Fleet.Policies.Native = true
 	if f.Modules() {
