@@ -446,9 +446,9 @@ func TestBalance(t *testing.T) {
 // TestNearAndBalanced is what costs are for: most moves stay on a node, of which
 // each has an eighth of the receivers, and loads differ as little as without.
 func TestNearAndBalanced(t *testing.T) {
-	plain := crowd{rule: ruleNamed("eight-least"), receivers: 64, latency: 300}
+	plain := crowd{rule: ruleNamed("eight-least"), receivers: 32, latency: 300}
 	plain.simulate()
-	c := crowd{rule: ruleNamed("eight-near"), receivers: 64, latency: 300}
+	c := crowd{rule: ruleNamed("eight-near"), receivers: 32, latency: 300}
 	c.simulate()
 	share := float64(c.near) / float64(c.moves)
 	t.Logf("%.0f %% of %d moves are near; CV %.3f, %.3f without costs", 100*share, c.moves, mean(c.cv), mean(plain.cv))
