@@ -3,6 +3,7 @@
 package device
 
 /*
+#cgo CFLAGS: -D_GNU_SOURCE
 #cgo LDFLAGS: -ldl
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -44,4 +45,16 @@ func (l *Library) Symbol(name string) (unsafe.Pointer, error) {
 		return p, nil
 	}
 	return nil, &SymbolError{Library: l.name, Symbol: name}
+}
+
+// Versioned is the address of a symbol in one version, or in the library's default
+// one where it has no such version; else a *SymbolError.
+func (l *Library) Versioned(name, version string) (unsafe.Pointer, error) {
+	c, v := C.CString(name), C.CString(version)
+	defer C.free(unsafe.Pointer(c))
+	defer C.free(unsafe.Pointer(v))
+	if p := C.dlvsym(l.handle, c, v); p != nil {
+		return p, nil
+	}
+	return l.Symbol(name)
 }

@@ -17,3 +17,8 @@ func Load(name string) (*Library, error) { return nil, fmt.Errorf("%s: %w", name
 func (l *Library) Symbol(name string) (unsafe.Pointer, error) {
 	return nil, fmt.Errorf("%s: %w", name, ErrNoCgo)
 }
+
+// Versioned fails with ErrNoCgo.
+func (l *Library) Versioned(name, version string) (unsafe.Pointer, error) {
+	return nil, fmt.Errorf("%s: %w", name, ErrNoCgo)
+}

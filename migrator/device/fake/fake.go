@@ -20,7 +20,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device/cuda/kernel"
 )
 
-//go:embed libcuda/libcuda.c libnvml/libnvidia-ml.c
+//go:embed libcuda/libcuda.c libnvml/libnvidia-ml.c libverbs/libibverbs.c
 var sources embed.FS
 
 // errNoCompiler is the one reason for which tests are skipped.

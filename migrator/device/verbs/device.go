@@ -1,0 +1,202 @@
+package verbs
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"syscall"
+	"unsafe"
+)
+
+// Limits are what a device bears.
+type Limits struct {
+	Requests    int   // work requests of a pair
+	Completions int   // of a queue
+	Reads       uint8 // RDMA READs that a pair serves at a time
+	OwnReads    uint8 // and that it has under way
+	Ports       int   // numbered from 1
+	Region      uint64
+}
+
+// Device is one open device, with one protection domain: all that is made in it
+// may be used together. It is safe for concurrent use.
+type Device struct {
+	Name   string
+	Limits Limits
+
+	lib     *Library
+	context uint64
+	domain  uint64
+	events  *os.File // becomes readable when there is an event
+}
+
+// Device opens a device by its name. The error says which devices there are when
+// there is none of it.
+func (l *Library) Device(name string) (_ *Device, err error) {
+	d := &Device{Name: name, lib: l}
+	var others []string
+	fd := uint64(0)
+	err = l.each(func(list, i uint64) error {
+		v := words{1: list, 2: i}
+		if err := l.do(getDeviceName, &v, nil); err != nil {
+			return err
+		}
+		if is := text(v[0]); is != name || d.context != 0 {
+			others = append(others, is)
+			return nil
+		}
+		v = words{1: list, 2: i}
+		if err := l.do(openDevice, &v, nil); err != nil {
+			return err
+		}
+		d.context, fd = v[0], v[1]
+		l.devices.Add(1)
+		return nil
+	})
+	if err == nil && d.context == 0 {
+		err = fmt.Errorf("no such RDMA device; there are %q", others)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("verbs: device %s: %w", name, errors.Join(err, d.Close()))
+	}
+	if err := d.prepare(int(fd)); err != nil {
+		return nil, fmt.Errorf("verbs: device %s: %w", name, errors.Join(err, d.Close()))
+	}
+	return d, nil
+}
+
+// prepare asks for the limits, and makes the protection domain.
+func (d *Device) prepare(fd int) error {
+	v := words{d.context}
+	if err := d.lib.do(queryDevice, &v, nil); err != nil {
+		return err
+	}
+	d.Limits = Limits{
+		Requests: int(v[0]), Completions: int(v[1]), Reads: uint8(min(v[2], 255)), OwnReads: uint8(min(v[3], 255)), Ports: int(v[4]), Region: v[5],
+	}
+	v = words{d.context}
+	if err := d.lib.do(allocPD, &v, nil); err != nil {
+		return err
+	}
+	d.domain = v[0]
+	var err error
+	d.events, err = pollable(fd, "events of "+d.Name)
+	return err
+}
+
+// Close closes the device. All that was made in it must be closed before.
+func (d *Device) Close() error {
+	var err error
+	if d.events != nil {
+		d.events.Close()
+		d.events = nil
+	}
+	if d.domain != 0 {
+		err = d.lib.do(deallocPD, &words{d.domain}, nil)
+		d.domain = 0
+	}
+	if d.context != 0 {
+		err = errors.Join(err, d.lib.do(closeDevice, &words{d.context}, nil))
+		d.context = 0
+		d.lib.devices.Add(-1)
+	}
+	return err
+}
+
+// Port is one port of a device.
+type Port struct {
+	Number     uint8
+	Active     bool
+	MTU        uint8 // as verbs numbers it: 1 is 256 bytes, 5 is 4096
+	GIDs       int   // entries of its table
+	Message    uint32
+	LID        uint16
+	InfiniBand bool // the link layer; otherwise it is Ethernet, where a GID is needed
+}
+
+// Port asks for the state of a port.
+func (d *Device) Port(number uint8) (Port, error) {
+	v := words{d.context, uint64(number)}
+	if err := d.lib.do(queryPort, &v, nil); err != nil {
+		return Port{}, fmt.Errorf("verbs: port %d of %s: %w", number, d.Name, err)
+	}
+	return Port{
+		Number: number, Active: v[0] == 4, MTU: uint8(v[1]), GIDs: int(v[2]), Message: uint32(v[3]), LID: uint16(v[4]), InfiniBand: v[5] != 2,
+	}, nil
+}
+
+// GID is one address of a port.
+type GID struct {
+	Index   uint8
+	Address [16]byte
+	// RoutedIP means RoCE v2: the address is that of an interface which speaks IP.
+	RoutedIP bool
+}
+
+// GID reads an entry of a port's table. Entries that are not set have an address of
+// zeros, or are errors.
+func (d *Device) GID(port, index uint8) (GID, error) {
+	g := GID{Index: index}
+	v := words{d.context, uint64(port), uint64(index)}
+	c := queryGID
+	if d.lib.functions.has(queryGIDEx) {
+		c = queryGIDEx
+	}
+	err := d.lib.do(c, &v, unsafe.Pointer(&g.Address))
+	if err != nil {
+		return GID{}, fmt.Errorf("verbs: GID %d of port %d of %s: %w", index, port, d.Name, err)
+	}
+	g.RoutedIP = c == queryGIDEx && v[0] == 2
+	return g, nil
+}
+
+// Event is what a device tells that nobody asked for.
+type Event struct {
+	Kind int // ibv_event_type
+	Text string
+	// Fatal means that the device is of no use any more, until it is opened again.
+	Fatal bool
+}
+
+// Event waits for the next event, until Interrupt: then the error wraps
+// os.ErrDeadlineExceeded. One goroutine may wait.
+func (d *Device) Event() (Event, error) {
+	raw, err := d.events.SyscallConn()
+	if err != nil {
+		return Event{}, err
+	}
+	var v words
+	var failed error
+	if err := raw.Read(func(uintptr) bool {
+		v = words{d.context}
+		failed = d.lib.do(getAsyncEvent, &v, nil)
+		return !errors.Is(failed, syscall.EAGAIN)
+	}); err != nil {
+		return Event{}, err
+	}
+	if failed != nil {
+		return Event{}, failed
+	}
+	e := Event{Kind: int(v[1]), Fatal: v[1] == 8, Text: fmt.Sprintf("event %d", v[1])}
+	name := words{v[1]}
+	if d.lib.do(eventText, &name, nil) == nil {
+		e.Text = text(name[0])
+	}
+	return e, d.lib.do(ackAsyncEvent, &v, nil)
+}
+
+// Interrupt ends every wait for an event, now and later.
+func (d *Device) Interrupt() { d.events.SetReadDeadline(past) }
+
+// handle keeps the library's count of open things right however often something
+// is closed.
+type handle struct {
+	once sync.Once
+	err  error
+}
+
+func (h *handle) close(f func() error) error {
+	h.once.Do(func() { h.err = f() })
+	return h.err
+}

@@ -1,0 +1,24 @@
+package verbs
+
+import "unsafe"
+
+// Calls are the names of all calls; Optional are those that a library may lack.
+var Calls = calls[:]
+
+// Optional reports whether a library may lack a call.
+func Optional(i int) bool { return optional[call(i)] }
+
+// Inline reports whether a call has no symbol.
+func Inline(i int) bool { return call(i) >= postSend }
+
+// Has reports whether a library has an optional call.
+func (l *Library) Has(i int) bool { return l.functions.has(call(i)) }
+
+// Symbol is the shim's name of a call.
+func Symbol(i int) string { return symbol(call(i)) }
+
+// Sizes are those of what Go and C share, as each sees them.
+func Sizes() (ours, theirs [3]uintptr) {
+	theirs[0], theirs[1], theirs[2] = sizes()
+	return [3]uintptr{unsafe.Sizeof(Work{}), unsafe.Sizeof(Path{}), unsafe.Sizeof(Completion{})}, theirs
+}

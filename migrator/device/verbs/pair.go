@@ -1,0 +1,144 @@
+package verbs
+
+import (
+	"fmt"
+	"unsafe"
+)
+
+// Batch is how many requests one call posts at most.
+const Batch = 64
+
+// Signaled requests that succeed complete; those without complete when they fail
+// only.
+const Signaled = 2
+
+// Work is one request: Length bytes between local and remote memory, named by
+// their addresses and keys. Its layout is that of cv_work.
+type Work struct {
+	ID            uint64
+	Local, Remote uint64
+	Length        uint32
+	LocalKey      uint32
+	RemoteKey     uint32
+	Flags         uint32
+}
+
+// Opcode is what a request does.
+type Opcode uint32
+
+// The opcodes that are used here, as verbs numbers them.
+const (
+	Write Opcode = 0
+	Send  Opcode = 2
+	Read  Opcode = 4
+)
+
+// Path is where a pair leads, and how. Its layout is that of cv_path.
+type Path struct {
+	GID              [16]byte
+	Pair             uint32 // the peer's number
+	TheirPSN, OwnPSN uint32 // the packets' first numbers, of 24 bits
+	LID              uint16
+	Global           uint8 // 1: there is a GID
+	GIDIndex         uint8 // the own one
+	Port             uint8
+	MTU              uint8
+	Reads            uint8 // own ones under way, at most
+	TheirReads       uint8 // and of the peer
+	// Timeout is 4.096 µs · 2^Timeout until a packet is sent again; Retries is how
+	// often, of at most 7.
+	Timeout, Retries uint8
+	Hops             uint8
+	TrafficClass     uint8
+}
+
+// Pair is one end of a reliable connection. It is for one goroutine at a time,
+// except for Fail.
+type Pair struct {
+	Number uint32
+
+	device *Device
+	pair   uint64
+	handle handle
+}
+
+// Pair makes a pair whose completions go to a queue, with room for so many requests
+// and receives at a time.
+func (d *Device) Pair(q *Queue, requests, receives int) (*Pair, error) {
+	v := words{d.domain, q.queue, uint64(requests), uint64(receives)}
+	if err := d.lib.do(createQP, &v, nil); err != nil {
+		return nil, fmt.Errorf("verbs: a pair: %w", err)
+	}
+	d.lib.pairs.Add(1)
+	return &Pair{Number: uint32(v[1]), device: d, pair: v[0]}, nil
+}
+
+// states of a pair.
+const (
+	stateInit  = 1
+	stateRTR   = 2
+	stateRTS   = 3
+	stateError = 6
+)
+
+// Init gives the pair a port, and says what its peer may do.
+func (p *Pair) Init(port uint8, access Access) error {
+	return p.modify("init", &words{p.pair, stateInit, uint64(port), uint64(access)}, nil)
+}
+
+// Answer makes the pair serve its peer.
+func (p *Pair) Answer(path *Path) error {
+	return p.modify("ready to receive", &words{p.pair, stateRTR}, unsafe.Pointer(path))
+}
+
+// Ask makes the pair post requests; it answers already.
+func (p *Pair) Ask(path *Path) error {
+	return p.modify("ready to send", &words{p.pair, stateRTS}, unsafe.Pointer(path))
+}
+
+// Fail ends the connection: what is under way fails, and nothing new begins, at
+// either end. It may be called at any time before Close, by anybody.
+func (p *Pair) Fail() error {
+	return p.modify("error", &words{p.pair, stateError}, nil)
+}
+
+func (p *Pair) modify(state string, v *words, path unsafe.Pointer) error {
+	if err := p.device.lib.do(modifyQP, v, path); err != nil {
+		return fmt.Errorf("verbs: pair %d to %s: %w", p.Number, state, err)
+	}
+	return nil
+}
+
+// Post posts requests of one kind, at most Batch, and returns how many of them
+// were taken.
+func (p *Pair) Post(op Opcode, work []Work) (int, error) {
+	return p.post(postSend, op, work)
+}
+
+// Receive posts buffers for what the peer sends, at most Batch, and returns how
+// many were taken.
+func (p *Pair) Receive(work []Work) (int, error) { return p.post(postRecv, 0, work) }
+
+func (p *Pair) post(c call, op Opcode, work []Work) (int, error) {
+	v := words{p.pair, uint64(op), uint64(len(work))}
+	if err := p.device.lib.do(c, &v, unsafe.Pointer(unsafe.SliceData(work))); err != nil {
+		n := 0
+		if v[0] < uint64(len(work)) {
+			n = int(v[0])
+		}
+		return n, fmt.Errorf("verbs: pair %d: %w", p.Number, err)
+	}
+	return int(v[0]), nil
+}
+
+// Close ends the pair: when it has returned, neither end reaches memory by it any
+// more. More calls return what the first did.
+func (p *Pair) Close() error {
+	return p.handle.close(func() error {
+		err := p.device.lib.do(destroyQP, &words{p.pair}, nil)
+		if err == nil {
+			p.device.lib.pairs.Add(-1)
+		}
+		return err
+	})
+}

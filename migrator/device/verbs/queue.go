@@ -1,0 +1,161 @@
+package verbs
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+	"time"
+	"unsafe"
+)
+
+// past is a deadline that has been.
+var past = time.Unix(1, 0)
+
+// Completion is a work request that has ended. Its layout is the library's.
+type Completion struct {
+	ID     uint64
+	Status uint32
+	opcode uint32
+	Vendor uint32 // the device's own code of an error
+	Bytes  uint32
+	_      uint32
+	Pair   uint32
+	_, _   uint32
+	_, _   uint16
+	_, _   uint8
+}
+
+// The statuses that callers tell apart.
+const (
+	Success       = 0
+	Flushed       = 5  // the pair had failed before
+	RemoteAccess  = 10 // the peer's memory may not be reached
+	RetryExceeded = 12 // the peer does not answer
+)
+
+// CompletionError is a work request that has failed. Its pair is of no use any
+// more.
+type CompletionError struct {
+	Status, Vendor uint32
+	Text           string // what the library calls the status
+}
+
+func (e *CompletionError) Error() string {
+	return fmt.Sprintf("the request failed: %s (status %d, the device's code %d)", e.Text, e.Status, e.Vendor)
+}
+
+// Queue takes the completions of pairs. It is for one goroutine at a time, except
+// for SetDeadline.
+type Queue struct {
+	device  *Device
+	queue   uint64
+	channel uint64
+	file    *os.File // becomes readable when an armed queue has something
+	handle  handle
+}
+
+// Queue makes a queue of at least so many entries.
+func (d *Device) Queue(entries int) (_ *Queue, err error) {
+	q := &Queue{device: d}
+	d.lib.queues.Add(1)
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("verbs: a queue: %w", errors.Join(err, q.Close()))
+		}
+	}()
+	v := words{d.context}
+	if err := d.lib.do(createChannel, &v, nil); err != nil {
+		return nil, err
+	}
+	q.channel = v[0]
+	if q.file, err = pollable(int(v[1]), "completions of "+d.Name); err != nil {
+		return nil, err
+	}
+	v = words{d.context, uint64(entries), q.channel}
+	if err := d.lib.do(createCQ, &v, nil); err != nil {
+		return nil, err
+	}
+	q.queue = v[0]
+	return q, nil
+}
+
+// Poll takes what has completed, without waiting, and returns how many entries of
+// dst it has filled.
+func (q *Queue) Poll(dst []Completion) (int, error) {
+	v := words{q.queue, uint64(len(dst))}
+	if err := q.device.lib.do(pollCQ, &v, unsafe.Pointer(unsafe.SliceData(dst))); err != nil {
+		return 0, fmt.Errorf("verbs: %w", err)
+	}
+	return int(v[0]), nil
+}
+
+// Next is Poll that waits for one completion at least, or for the deadline: then
+// the error wraps os.ErrDeadlineExceeded.
+func (q *Queue) Next(dst []Completion) (int, error) {
+	if n, err := q.Poll(dst); n > 0 || err != nil {
+		return n, err
+	}
+	for {
+		if err := q.device.lib.do(requestNotify, &words{q.queue}, nil); err != nil {
+			return 0, fmt.Errorf("verbs: %w", err)
+		}
+		// What came before the queue was armed is not told of.
+		if n, err := q.Poll(dst); n > 0 || err != nil {
+			return n, err
+		}
+		if err := q.await(); err != nil {
+			return 0, fmt.Errorf("verbs: %w", err)
+		}
+		if n, err := q.Poll(dst); n > 0 || err != nil {
+			return n, err
+		}
+	}
+}
+
+// await waits for the channel.
+func (q *Queue) await() error {
+	raw, err := q.file.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var failed error
+	if err := raw.Read(func(uintptr) bool {
+		failed = q.device.lib.do(getCQEvent, &words{q.channel}, nil)
+		return !errors.Is(failed, syscall.EAGAIN)
+	}); err != nil || failed != nil {
+		return errors.Join(err, failed)
+	}
+	return q.device.lib.do(ackCQEvents, &words{q.queue, 1}, nil)
+}
+
+// SetDeadline ends a Next that waits at a time; the zero time means never. It may
+// be called at any time by anybody.
+func (q *Queue) SetDeadline(t time.Time) { q.file.SetReadDeadline(t) }
+
+// Fail is the error of a completion that has not succeeded, nil for others.
+func (q *Queue) Fail(c Completion) error {
+	if c.Status == Success {
+		return nil
+	}
+	return &CompletionError{Status: c.Status, Vendor: c.Vendor, Text: q.device.lib.statusText(c.Status)}
+}
+
+// Close closes the queue; its pairs must be closed before. More calls return what
+// the first did.
+func (q *Queue) Close() error {
+	return q.handle.close(func() error {
+		var err error
+		if q.queue != 0 {
+			err = q.device.lib.do(destroyCQ, &words{q.queue}, nil)
+		}
+		if q.file != nil {
+			err = errors.Join(err, q.file.Close())
+		}
+		if q.channel != 0 {
+			err = errors.Join(err, q.device.lib.do(destroyChannel, &words{q.channel}, nil))
+		}
+		q.device.lib.queues.Add(-1)
+		return err
+	})
+}

@@ -1,0 +1,513 @@
+package verbs_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/cascadeinfer/cascade/migrator/device"
+	"github.com/cascadeinfer/cascade/migrator/device/fake"
+	"github.com/cascadeinfer/cascade/migrator/device/verbs"
+)
+
+// patience bounds what should end by itself.
+const patience = 30 * time.Second
+
+func open(t testing.TB) (*verbs.Library, *fake.Control) {
+	t.Helper()
+	path := fake.Verbs(t)
+	c := fake.Open(t, path)
+	l, err := verbs.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := c.Live(""); n != 0 {
+		t.Fatalf("%d handles are alive before the test", n)
+	}
+	return l, c
+}
+
+// TestShimIsTheSame holds the Go side against the C side.
+func TestShimIsTheSame(t *testing.T) {
+	open(t)
+	for i, name := range verbs.Calls {
+		if verbs.Symbol(i) != name {
+			t.Errorf("call %d is %s here and %s in the shim", i, name, verbs.Symbol(i))
+		}
+	}
+	if s := verbs.Symbol(len(verbs.Calls)); s != "" {
+		t.Errorf("the shim has %s too", s)
+	}
+	if ours, theirs := verbs.Sizes(); ours != theirs {
+		t.Errorf("sizes %v here and %v in the shim", ours, theirs)
+	}
+}
+
+func TestNoLibrary(t *testing.T) {
+	_, err := verbs.Open(filepath.Join(t.TempDir(), "libibverbs.so.1"))
+	if !errors.Is(err, device.ErrNoLibrary) && !errors.Is(err, device.ErrNoCgo) {
+		t.Errorf("%v", err)
+	}
+	_, err = verbs.Open("libc.so.6")
+	var missing *device.SymbolError
+	if !errors.As(err, &missing) && !errors.Is(err, device.ErrNoCgo) {
+		t.Errorf("a library that is not this one: %v", err)
+	}
+}
+
+// TestSymbolIsMissing opens libraries that lack one function each.
+func TestSymbolIsMissing(t *testing.T) {
+	open(t)
+	whole, err := os.ReadFile(fake.Verbs(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, name := range verbs.Calls {
+		if verbs.Inline(i) {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			without := bytes.ReplaceAll(whole, []byte("\x00"+name+"\x00"), []byte("\x00~"+name[1:]+"\x00"))
+			if bytes.Equal(without, whole) {
+				t.Fatal("the symbol is not found in the library")
+			}
+			path := filepath.Join(t.TempDir(), "libibverbs.so.1")
+			if err := os.WriteFile(path, without, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			l, err := verbs.Open(path)
+			var missing *device.SymbolError
+			switch {
+			case verbs.Optional(i):
+				if err != nil {
+					t.Errorf("an optional symbol: %v", err)
+				} else if l.Has(i) {
+					t.Error("it is there")
+				}
+			case !errors.As(err, &missing) || !strings.HasPrefix(missing.Symbol, name) || missing.Library != path:
+				t.Errorf("%v", err)
+			}
+		})
+	}
+}
+
+// rig is two connected pairs with memory.
+type rig struct {
+	lib           *verbs.Library
+	device        *verbs.Device
+	queues        [2]*verbs.Queue
+	pairs         [2]*verbs.Pair
+	memory        [2][]byte
+	regions       [2]*verbs.Region
+	keep          runtime.Pinner
+	completions   []verbs.Completion
+	port          verbs.Port
+	gid           verbs.GID
+	dmabuf        *os.File
+	dmabufRegion  *verbs.Region
+	withoutDMABuf bool
+}
+
+const rigBytes = 1 << 16
+
+// setUp makes all of a rig, and returns the first error.
+func (r *rig) setUp(name string) (err error) {
+	r.completions = make([]verbs.Completion, 8)
+	names, err := r.lib.Devices()
+	if err != nil {
+		return err
+	}
+	if len(names) == 0 {
+		return errors.New("no device")
+	}
+	if name == "" {
+		name = names[0]
+	}
+	if r.device, err = r.lib.Device(name); err != nil {
+		return err
+	}
+	if r.port, err = r.device.Port(1); err != nil {
+		return err
+	}
+	for i := range min(r.port.GIDs, 3) {
+		g, err := r.device.GID(1, uint8(i))
+		if err != nil {
+			return err
+		}
+		if g.Address != [16]byte{} {
+			r.gid = g
+		}
+	}
+	for i := range r.pairs {
+		r.memory[i] = make([]byte, rigBytes)
+		r.keep.Pin(&r.memory[i][0])
+		access := verbs.LocalWrite | verbs.RemoteRead | verbs.RemoteWrite
+		if r.regions[i], err = r.device.Register(uintptr(unsafe.Pointer(&r.memory[i][0])), rigBytes, access); err != nil {
+			return err
+		}
+		if r.queues[i], err = r.device.Queue(64); err != nil {
+			return err
+		}
+		if r.pairs[i], err = r.device.Pair(r.queues[i], 64, 8); err != nil {
+			return err
+		}
+	}
+	if !r.withoutDMABuf {
+		if r.dmabuf, err = os.CreateTemp("", "dmabuf"); err != nil {
+			return err
+		}
+		os.Remove(r.dmabuf.Name())
+		if err := r.dmabuf.Truncate(rigBytes); err != nil {
+			return err
+		}
+		if r.dmabufRegion, err = r.device.RegisterDMABuf(int(r.dmabuf.Fd()), 4096, 8192, 1<<40, verbs.LocalWrite|verbs.RemoteRead); err != nil {
+			return err
+		}
+	}
+	for i, p := range r.pairs {
+		path := verbs.Path{
+			GID: r.gid.Address, Pair: r.pairs[1-i].Number, TheirPSN: uint32(100 - i), OwnPSN: uint32(99 + i), LID: r.port.LID, Global: 1, GIDIndex: r.gid.Index,
+			Port: 1, MTU: min(r.port.MTU, 3), Reads: 4, TheirReads: 4, Timeout: 11, Retries: 7, Hops: 64,
+		}
+		if err := p.Init(1, verbs.RemoteRead|verbs.RemoteWrite); err != nil {
+			return err
+		}
+		if err := p.Answer(&path); err != nil {
+			return err
+		}
+		if err := p.Ask(&path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// close closes what there is, and returns the first error.
+func (r *rig) close() (err error) {
+	keep := func(e error) {
+		if err == nil {
+			err = e
+		}
+	}
+	for i := range r.pairs {
+		if r.pairs[i] != nil {
+			keep(r.pairs[i].Close())
+		}
+		if r.queues[i] != nil {
+			keep(r.queues[i].Close())
+		}
+		if r.regions[i] != nil {
+			keep(r.regions[i].Close())
+		}
+	}
+	if r.dmabufRegion != nil {
+		keep(r.dmabufRegion.Close())
+	}
+	if r.dmabuf != nil {
+		r.dmabuf.Close()
+	}
+	if r.device != nil {
+		keep(r.device.Close())
+	}
+	r.keep.Unpin()
+	return err
+}
+
+// moved carries bytes by one request and waits for it.
+func (r *rig) moved(op verbs.Opcode, length uint32) error {
+	w := []verbs.Work{{
+		ID: 7, Local: r.regions[0].Base + 100, LocalKey: r.regions[0].Local, Remote: r.regions[1].Base + 200, RemoteKey: r.regions[1].Peer,
+		Length: length, Flags: verbs.Signaled,
+	}}
+	if _, err := r.pairs[0].Post(op, w); err != nil {
+		return err
+	}
+	return r.wait(0, 7)
+}
+
+// wait waits for a completion that must have this ID.
+func (r *rig) wait(queue int, id uint64) error {
+	r.queues[queue].SetDeadline(time.Now().Add(patience))
+	n, err := r.queues[queue].Next(r.completions)
+	if err != nil {
+		return err
+	}
+	if n != 1 || r.completions[0].ID != id {
+		return fmt.Errorf("%d completions, the first of %d", n, r.completions[0].ID)
+	}
+	return r.queues[queue].Fail(r.completions[0])
+}
+
+// work makes every kind of request once.
+func (r *rig) work() error {
+	fill := func(b []byte, seed int) {
+		for i := range b {
+			b[i] = byte(i*7 + seed)
+		}
+	}
+	fill(r.memory[0], 1)
+	fill(r.memory[1], 2)
+	if err := r.moved(verbs.Read, 5000); err != nil {
+		return err
+	}
+	if !bytes.Equal(r.memory[0][100:5100], r.memory[1][200:5200]) {
+		return errors.New("a READ brought other bytes")
+	}
+	fill(r.memory[0], 3)
+	if err := r.moved(verbs.Write, 5000); err != nil {
+		return err
+	}
+	if !bytes.Equal(r.memory[0][100:5100], r.memory[1][200:5200]) {
+		return errors.New("a WRITE brought other bytes")
+	}
+	if _, err := r.pairs[1].Receive([]verbs.Work{{ID: 9, Local: r.regions[1].Base, LocalKey: r.regions[1].Local, Length: 4096}}); err != nil {
+		return err
+	}
+	if err := r.moved(verbs.Send, 300); err != nil {
+		return err
+	}
+	if err := r.wait(1, 9); err != nil {
+		return err
+	}
+	if !bytes.Equal(r.memory[0][100:400], r.memory[1][:300]) {
+		return errors.New("a SEND brought other bytes")
+	}
+	return nil
+}
+
+// fails makes a request of which the peer must not hear, and returns its error:
+// the pair is of no use afterwards.
+func (r *rig) fails() error {
+	if err := r.pairs[1].Fail(); err != nil {
+		return err
+	}
+	err := r.moved(verbs.Read, 10)
+	var failed *verbs.CompletionError
+	if !errors.As(err, &failed) || failed.Status != verbs.RetryExceeded && failed.Status != verbs.RemoteAccess && failed.Status != 14 {
+		return fmt.Errorf("a READ from a pair that has failed: %w", err)
+	}
+	return nil
+}
+
+func TestRequests(t *testing.T) {
+	l, c := open(t)
+	r := &rig{lib: l}
+	if err := errors.Join(r.setUp(""), r.work(), r.fails()); err != nil {
+		t.Error(err)
+	}
+	if r.gid.Index != 2 || !r.gid.RoutedIP || !r.port.Active || r.device.Limits.Reads != 16 {
+		t.Errorf("%+v %+v %+v", r.gid, r.port, r.device.Limits)
+	}
+	if n := l.Live(); n != (verbs.Live{Devices: 1, Regions: 3, Queues: 2, Pairs: 2}) {
+		t.Errorf("%+v", n)
+	}
+	if err := r.close(); err != nil {
+		t.Error(err)
+	}
+	if err := r.pairs[0].Close(); err != nil {
+		t.Errorf("a second Close: %v", err)
+	}
+	if n := c.Live(""); n != 0 || l.Live() != (verbs.Live{}) {
+		t.Errorf("%d handles are left, %+v", n, l.Live())
+	}
+}
+
+func TestEvents(t *testing.T) {
+	l, c := open(t)
+	d, err := l.Device("fake0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	c.Tell("fake_event", 8)
+	if e, err := d.Event(); err != nil || !e.Fatal || e.Text != "local catastrophic error" {
+		t.Errorf("%+v, %v", e, err)
+	}
+	d.Interrupt()
+	if _, err := d.Event(); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("interrupted: %v", err)
+	}
+	if _, err := l.Device("mlx5_9"); err == nil || !strings.Contains(err.Error(), "fake0") {
+		t.Errorf("a device that is not there: %v", err)
+	}
+}
+
+// TestWaits lets a queue wait for a request that takes its time, and for one that
+// does not come.
+func TestWaits(t *testing.T) {
+	l, c := open(t)
+	r := &rig{lib: l}
+	if err := r.setUp(""); err != nil {
+		t.Fatal(err)
+	}
+	c.Tell("fake_hold", 1)
+	w := []verbs.Work{{ID: 7, Local: r.regions[0].Base, LocalKey: r.regions[0].Local, Remote: r.regions[1].Base, RemoteKey: r.regions[1].Peer, Length: 10, Flags: verbs.Signaled}}
+	if _, err := r.pairs[0].Post(verbs.Read, w); err != nil {
+		t.Fatal(err)
+	}
+	r.queues[0].SetDeadline(time.Now().Add(time.Millisecond))
+	if _, err := r.queues[0].Next(r.completions); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("a queue with nothing in it: %v", err)
+	}
+	done := make(chan error)
+	go func() { done <- r.wait(0, 7) }()
+	c.Tell("fake_hold", 0)
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if err := r.close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestEveryCallFails makes each call of a rig's life fail once. The error names the
+// call and the errno, and all that was made before can be closed.
+func TestEveryCallFails(t *testing.T) {
+	l, c := open(t)
+	defer c.Tell("fake_forget", 0)
+	for i, name := range verbs.Calls {
+		before := c.Calls(name)
+		whole := func() error {
+			c.Tell("fake_hold", 2) // so that as many calls are made each time
+			r := &rig{lib: l}
+			err := r.setUp("")
+			if err == nil {
+				err = r.work()
+			}
+			if err == nil {
+				err = r.fails()
+			}
+			if err == nil {
+				c.Tell("fake_event", 3)
+				_, err = r.device.Event()
+			}
+			return errors.Join(err, r.close())
+		}
+		if err := whole(); err != nil {
+			t.Fatal(err)
+		}
+		times := c.Calls(name) - before
+		if times == 0 && !quiet[name] {
+			t.Errorf("%s is never called", name)
+		}
+		for nth := 1; nth <= times; nth++ {
+			c.Fail(name, nth, int(syscall.ENOSPC))
+			err := whole()
+			c.Clear()
+			var e *verbs.Error
+			switch {
+			case quiet[name]:
+				if err != nil {
+					t.Errorf("%s, call %d: %v", name, nth, err)
+				}
+			case !errors.As(err, &e) || !errors.Is(err, syscall.ENOSPC) || e.Call != name || !strings.Contains(err.Error(), name+": no space left on device (28)"):
+				t.Errorf("%s, call %d: %v", name, nth, err)
+			}
+			if strings.Contains(name, "close") || strings.Contains(name, "de") && !strings.Contains(name, "device") {
+				continue // what cannot be closed stays
+			}
+			if n := l.Live().Devices; n != 0 {
+				t.Errorf("%s (%d), call %d: %d devices are left", name, i, nth, n)
+			}
+		}
+	}
+}
+
+// quiet are the calls that cannot fail, that only make an error more readable, or
+// that are made where another one is missing.
+var quiet = map[string]bool{
+	"ibv_free_device_list": true, "ibv_ack_cq_events": true, "ibv_ack_async_event": true, "ibv_wc_status_str": true, "ibv_event_type_str": true,
+	"ibv_query_gid": true,
+}
+
+// TestRequestsFail gives requests every status that there is.
+func TestRequestsFail(t *testing.T) {
+	l, c := open(t)
+	for status := 1; status < 24; status++ {
+		r := &rig{lib: l}
+		if err := r.setUp(""); err != nil {
+			t.Fatal(err)
+		}
+		c.Fail("request", 1, status)
+		err := r.moved(verbs.Read, 100)
+		var failed *verbs.CompletionError
+		if !errors.As(err, &failed) || failed.Status != uint32(status) || failed.Text == "" {
+			t.Errorf("status %d: %v", status, err)
+		}
+		if err := r.moved(verbs.Read, 100); !errors.As(err, &failed) || failed.Status != verbs.Flushed {
+			t.Errorf("after status %d: %v", status, err)
+		}
+		if err := r.close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestLocked has a process without the right to lock memory register some.
+func TestLocked(t *testing.T) {
+	l, c := open(t)
+	d, err := l.Device("fake0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	c.Fail("ibv_reg_mr", 1, int(syscall.ENOMEM))
+	if _, err := d.Register(4096, 4096, verbs.LocalWrite); err == nil || !strings.Contains(err.Error(), "RLIMIT_MEMLOCK") || !errors.Is(err, syscall.ENOMEM) {
+		t.Errorf("%v", err)
+	}
+	if err := (&verbs.MemlockError{Need: 2, Limit: 1}).Error(); !strings.Contains(err, "LimitMEMLOCK") {
+		t.Error(err)
+	}
+}
+
+// TestNothingLeaks opens and closes all there is, many times.
+func TestNothingLeaks(t *testing.T) {
+	l, c := open(t)
+	cycles := 10_000
+	if testing.Short() {
+		cycles = 100
+	}
+	before := descriptors(t)
+	for range cycles {
+		r := &rig{lib: l, withoutDMABuf: true}
+		if err := errors.Join(r.setUp(""), r.close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := c.Live(""); n != 0 || l.Live() != (verbs.Live{}) {
+		t.Errorf("%d handles are left, %+v", n, l.Live())
+	}
+	if after := descriptors(t); after > before {
+		t.Errorf("%d files were open before, %d are after", before, after)
+	}
+}
+
+func descriptors(t *testing.T) int {
+	names, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Skip(err)
+	}
+	return len(names)
+}
+
+func BenchmarkRead(b *testing.B) {
+	l, _ := open(b)
+	r := &rig{lib: l}
+	if err := r.setUp(""); err != nil {
+		b.Fatal(err)
+	}
+	defer r.close()
+	for b.Loop() {
+		if err := r.moved(verbs.Read, 64); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
