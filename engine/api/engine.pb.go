@@ -8,9 +8,28 @@
 //
 //   blocks.sock   this gRPC service
 //   pool.sock     the memory of the KV pool: who connects, and runs as the same
-//                 user, is sent one byte together with one file descriptor
-//                 (SCM_RIGHTS) that can be mapped for reading and writing, and
-//                 the connection is closed
+//                 user, is sent one message, and the connection is closed
+//
+// The message is one of
+//
+//   0             one byte, with one file descriptor (SCM_RIGHTS) that can be
+//                 mapped for reading and writing: memory of the host
+//   'g', handle   121 bytes: memory of an NVIDIA GPU, with a descriptor if the
+//                 handle's kind is 2, and without one if it is 1
+//
+// The handle, of which all numbers are little-endian, is
+//
+//   kind   u32         1: cuIpcOpenMemHandle opens the name;
+//                      2: cuMemImportFromShareableHandle takes the descriptor
+//   0      u32
+//   id     16 bytes    random, another one for every pool
+//   GPU    16 bytes    UUID of the device that has the memory
+//   offset u64         of the pool in the allocation
+//   size   u64         of the allocation
+//   name   64 bytes    CUipcMemHandle of kind 1, else zeros
+//
+// An engine must not have unfinished writes to blocks of which it has told: it
+// synchronizes its stream before it answers Table and Freeze.
 //
 // Where a block's bytes lie in that memory is what Describe says: part r of
 // block b is at regions[r].offset + b*regions[r].stride, regions[r].bytes long.

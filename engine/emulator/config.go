@@ -73,6 +73,11 @@ type Config struct {
 	// cannot be handed over live.
 	Blocks string
 
+	// Device makes the memory of the KV pool on a device, of at least so many bytes,
+	// when Run begins; Run closes it. Run ends with an error when the device fails.
+	// nil keeps the pool in shared memory.
+	Device func(bytes int64) (kv.Memory, error)
+
 	// Vocabulary may be shared between the replicas of a process, to save 5 MB
 	// each. nil loads one.
 	Vocabulary *model.Vocabulary

@@ -134,7 +134,7 @@ func (e *Engine) Run(ctx context.Context) error {
 	e.mu.Unlock()
 	defer e.stop()
 
-	pool, err := kv.NewPool(e.cfg.layout())
+	pool, err := e.newPool()
 	if err != nil {
 		return fmt.Errorf("emulator %s: %w", e.cfg.Model, err)
 	}
@@ -162,8 +162,7 @@ func (e *Engine) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error {
 		defer e.stop() // whoever waits for the loop must not wait longer than it runs
-		e.loop(ctx, s)
-		return nil
+		return e.loop(ctx, s)
 	})
 	if t := e.table; t != nil {
 		group.Go(func() error { return t.Run(ctx) })
@@ -172,6 +171,18 @@ func (e *Engine) Run(ctx context.Context) error {
 		return fmt.Errorf("emulator %s: %w", e.cfg.Model, err)
 	}
 	return nil
+}
+
+// newPool makes the KV pool.
+func (e *Engine) newPool() (*kv.Pool, error) {
+	if e.cfg.Device == nil {
+		return kv.NewPool(e.cfg.layout())
+	}
+	m, err := e.cfg.Device(int64(e.cfg.layout().Bytes()))
+	if err != nil {
+		return nil, fmt.Errorf("KV pool: %w", err)
+	}
+	return kv.NewDevicePool(e.cfg.layout(), m)
 }
 
 // stop ends every request that the loop still had. More calls do nothing.

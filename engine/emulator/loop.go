@@ -13,13 +13,18 @@ import (
 // Iterations follow an absolute schedule: each starts when the one before was
 // due, not when its timer fired, so that late timers do not slow the replica
 // down. The work of an iteration is done at its start and told at its end.
-func (e *Engine) loop(ctx context.Context, s *batch.Scheduler) {
+//
+// It returns nil at the end of ctx, and the pool's error when its memory has failed.
+func (e *Engine) loop(ctx context.Context, s *batch.Scheduler) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	var due time.Time // when the present iteration ends
 	for ctx.Err() == nil {
 		e.takeInbox(s)
 		e.takeCalls(s, table.AtBoundary)
+		if err := s.Pool.Err(); err != nil {
+			return err
+		}
 		if s.Idle() {
 			due = time.Time{}
 			e.rest(ctx)
@@ -34,6 +39,9 @@ func (e *Engine) loop(ctx context.Context, s *batch.Scheduler) {
 			due = start
 		}
 		step := s.Step()
+		if err := s.Pool.Err(); err != nil {
+			return err
+		}
 		if step.Seconds == 0 { // until something frozen or reserved gives way
 			due = time.Time{}
 			e.publish(s)
@@ -45,7 +53,7 @@ func (e *Engine) loop(ctx context.Context, s *batch.Scheduler) {
 		if wait := time.Until(due); wait > 0 {
 			timer.Reset(wait)
 			if !e.pass(ctx, s, timer.C) {
-				return
+				return nil
 			}
 		}
 		e.now = time.Now()
@@ -55,6 +63,7 @@ func (e *Engine) loop(ctx context.Context, s *batch.Scheduler) {
 			event.Sequence.Receiver.Receive(event)
 		}
 	}
+	return nil
 }
 
 // rest waits for something new.

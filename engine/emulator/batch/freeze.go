@@ -47,6 +47,9 @@ func (s *Scheduler) Table(q *Sequence, from int) (Table, error) {
 	}
 	if last := s.blocksFor(t.Computed); t.First < last {
 		t.Blocks = slices.Clone(q.blocks[t.First:last])
+		if err := s.Pool.Flush(q.blocks[last-1:]); err != nil { // the full ones are there
+			return Table{}, err
+		}
 	}
 	return t, nil
 }

@@ -73,6 +73,7 @@ func (s *Scheduler) Reserve(r *Reservation, tokens int) error {
 	r.blocks = slices.Grow(r.blocks, max(need, 0)+1) // and one to grow into
 	for range need {
 		b, _ := s.blocks.Take()
+		s.Pool.Forget(b)
 		r.blocks = append(r.blocks, b)
 		s.reserved++
 	}
@@ -114,6 +115,7 @@ type Fill struct {
 	ids      []model.Token
 	computed int
 	filled   filled
+	err      error // of Read
 }
 
 // BeginFill begins to add ids, from position from on, whose KV bytes are in
@@ -137,8 +139,9 @@ func (s *Scheduler) BeginFill(r *Reservation, from int, ids []model.Token, compu
 }
 
 // Read takes the ids over and reads the KV bytes of the new positions. Its time
-// grows with their number; it is the one step that may run beside the scheduler.
-func (f *Fill) Read() {
+// grows with their number; it is the one step that may run beside the scheduler. Its
+// error is the Pool's, and nothing is added then.
+func (f *Fill) Read() error {
 	to, size := &f.filled, f.pool.BlockTokens
 	// Room for all that the blocks hold is made at once: neither a later Fill nor
 	// the adopted sequence's first tokens have to copy what is here by then.
@@ -149,17 +152,26 @@ func (f *Fill) Read() {
 	}
 	to.ids = append(to.ids, f.ids...)
 	to.chain = extend(to.chain, to.ids, size)
+	if to.computed < f.computed {
+		if f.err = f.pool.Load(f.blocks[to.computed/size : (f.computed+size-1)/size]); f.err != nil {
+			return f.err
+		}
+	}
 	for p := to.computed; p < f.computed; p++ {
 		to.digest += model.Read(f.pool.Slot(f.blocks[p/size], p%size), p)
 	}
 	to.computed = f.computed
+	return nil
 }
 
 // EndFill makes what was read a part of the reservation. It must follow every
 // BeginFill.
 func (s *Scheduler) EndFill(f *Fill) {
 	gone := f.r.status == doomed
-	f.r.status, f.r.filled = open, f.filled
+	f.r.status = open
+	if f.err == nil {
+		f.r.filled = f.filled
+	}
 	if gone {
 		s.Release(f.r)
 	}

@@ -246,6 +246,7 @@ func (s *Scheduler) match(q *Sequence) []kv.Block {
 // admit attaches the blocks of a prefix hit. Their bytes are read anew: what
 // is in the pool decides the text, not what once was written there.
 func (s *Scheduler) admit(q *Sequence, hit []kv.Block) {
+	s.Pool.Load(hit) // an error is the Pool's, and ends the engine
 	for i, b := range hit {
 		s.blocks.Share(b)
 		for j := range s.Pool.BlockTokens {
@@ -278,6 +279,7 @@ func (s *Scheduler) grow(q *Sequence, n int) bool {
 		if !ok {
 			return false
 		}
+		s.Pool.Forget(b)
 		q.blocks = append(q.blocks, b)
 	}
 	return true
@@ -328,11 +330,14 @@ func (s *Scheduler) account(it *cost.Iteration, c chunk) {
 // compute, samples its next token.
 func (s *Scheduler) compute(c chunk) {
 	q, size := c.s, s.Pool.BlockTokens
+	first := q.computed / size
 	for range c.n {
 		p := q.computed
 		q.digest = s.Model.Fill(s.Pool.Slot(q.blocks[p/size], p%size), q.digest, q.ids[p], p)
+		s.Pool.Changed(q.blocks[p/size], p%size, p%size+1)
 		q.computed++
 	}
+	s.Pool.Flush(q.blocks[first : q.computed/size]) // as of Load
 	if s.Prefix == PrefixOn {
 		s.register(q, c.n/size+catchUp)
 	}

@@ -1,5 +1,6 @@
 // Package kv is the emulator's KV cache: a paged pool of real bytes in shared
-// memory, and the bookkeeping of which block is free, shared or cached.
+// memory or in a device's, and the bookkeeping of which block is free, shared or
+// cached.
 //
 // It knows nothing of sequences and tokens. Its invariant: a block with
 // references is never handed out again, and a block without references keeps
@@ -10,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -60,12 +62,19 @@ func (l Layout) validate() error {
 }
 
 // Pool is the memory. It lives in a file descriptor that another process can
-// map. Its bytes are owned by whoever drives it, one goroutine; pages take
-// memory when they are first written.
+// map, or on a device (NewDevicePool). Its bytes are owned by whoever drives it, one
+// goroutine; pages take memory when they are first written.
 type Pool struct {
 	Layout
-	file *os.File
+	file *os.File // nil: on a device
 	mem  []byte
+
+	device Memory // nil: in shared memory
+	// changed are slots of blocks that are in mem and not yet on the device.
+	changed map[Block]span
+
+	mu     sync.Mutex
+	failed error // of the device, the first one
 }
 
 // NewPool maps a pool, all zero. The caller closes it.
@@ -90,12 +99,18 @@ func NewPool(l Layout) (*Pool, error) {
 	return &Pool{Layout: l, file: file, mem: mem}, nil
 }
 
-// File is the memory's file descriptor, which another process can map. It
-// belongs to the pool.
-func (p *Pool) File() *os.File { return p.file }
+// Share is what another process needs to reach the memory. In shared memory it is
+// a descriptor that can be mapped, which belongs to the pool, and no handle; on a
+// device, what the device's Memory says, whose descriptor the caller closes.
+func (p *Pool) Share() (handle []byte, f *os.File, err error) {
+	if p.device != nil {
+		return p.device.Share()
+	}
+	return nil, p.file, nil
+}
 
 // Slot is the KV bytes of the i-th token of a block. It must not be used
-// after Close.
+// after Close. On a device it is a copy: see Load, Changed and Flush.
 func (p *Pool) Slot(b Block, i int) []byte {
 	at := (int(b)*p.BlockTokens + i) * p.SlotBytes
 	return p.mem[at : at+p.SlotBytes : at+p.SlotBytes]
@@ -106,7 +121,13 @@ func (p *Pool) Close() error {
 	if p.mem == nil {
 		return nil
 	}
-	err := errors.Join(unix.Munmap(p.mem), p.file.Close())
+	err := unix.Munmap(p.mem)
+	if p.file != nil {
+		err = errors.Join(err, p.file.Close())
+	}
+	if p.device != nil {
+		err = errors.Join(err, p.device.Close())
+	}
 	p.mem = nil
 	return err
 }

@@ -104,9 +104,12 @@ func (t *Table) Filled(ctx context.Context, q *api.FilledRequest) (*api.FilledRe
 	if err != nil {
 		return nil, err
 	}
-	fill.Read()
+	unread := fill.Read()
 	// What was begun is ended, whether or not the caller still waits.
 	err = t.do(context.WithoutCancel(ctx), AtOnce, func(s *batch.Scheduler) error { s.EndFill(fill); return nil })
+	if err == nil && unread != nil {
+		err = status.Error(codes.Internal, unread.Error())
+	}
 	return &api.FilledReply{}, err
 }
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/engine/api"
+	"github.com/cascadeinfer/cascade/engine/emulator/kv"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
@@ -163,11 +164,36 @@ func (t *Table) hand(ctx context.Context, l *listener) error {
 			}
 			continue
 		}
-		// The byte and the descriptor fit the socket's buffer: this waits for nobody.
+		// What is sent fits the socket's buffer: this waits for nobody.
 		c.SetDeadline(time.Now().Add(handTime))
-		if _, _, err := c.WriteMsgUnix([]byte{0}, unix.UnixRights(int(t.cfg.Pool.File().Fd())), nil); err != nil {
+		if err := share(c, t.cfg.Pool); err != nil {
 			t.cfg.Logger.Warn("block table: the memory was not handed over", "error", err)
 		}
 		c.Close()
 	}
+}
+
+// inDevice is the first byte of the message that hands over memory on a device; that
+// of shared memory is 0.
+const inDevice = 'g'
+
+// share sends what a client needs to reach the pool: the protocol of engine/api.
+func share(c *net.UnixConn, p *kv.Pool) error {
+	handle, f, err := p.Share()
+	if err != nil {
+		return err
+	}
+	message := []byte{0}
+	if handle != nil {
+		message = append([]byte{inDevice}, handle...)
+	}
+	var rights []byte
+	if f != nil {
+		if handle != nil {
+			defer f.Close()
+		}
+		rights = unix.UnixRights(int(f.Fd()))
+	}
+	_, _, err = c.WriteMsgUnix(message, rights, nil)
+	return err
 }

@@ -162,7 +162,7 @@ func TestDescribe(t *testing.T) {
 
 func TestNewRefuses(t *testing.T) {
 	_, e := newTable(t, "d")
-	uneven := *e.pool
+	uneven := kv.Pool{Layout: e.pool.Layout}
 	uneven.Regions = 3
 	for name, c := range map[string]Config{
 		"no pool":   {Dir: "d", Engine: e},
