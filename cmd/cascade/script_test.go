@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -17,6 +18,8 @@ import (
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
 
 // patience bounds every wait for something that must happen soon.
@@ -44,6 +47,11 @@ func TestScripts(t *testing.T) {
 		RequireUniqueNames:  true,
 		Setup: func(e *testscript.Env) error {
 			e.Values[hammerKey{}] = &hammer{}
+			for _, name := range []string{"bids.wasm", "other.wasm"} { // which decide as the built-in bid-least-load
+				if err := os.WriteFile(filepath.Join(e.WorkDir, name), hosttest.Policy(hosttest.LeastLoad()).Encode(), 0o666); err != nil {
+					return err
+				}
+			}
 			// The race detector makes every process linger for a second.
 			e.Setenv("GORACE", os.Getenv("GORACE")+" atexit_sleep_ms=0")
 			return nil
