@@ -52,6 +52,9 @@ type Queue struct {
 	queue   uint64
 	channel uint64
 	file    *os.File // becomes readable when an armed queue has something
+	raw     syscall.RawConn
+	ready   func(uintptr) bool // takes an event of the channel
+	failed  error              // of ready
 	handle  handle
 }
 
@@ -71,6 +74,13 @@ func (d *Device) Queue(entries int) (_ *Queue, err error) {
 	q.channel = v[0]
 	if q.file, err = pollable(int(v[1]), "completions of "+d.Name); err != nil {
 		return nil, err
+	}
+	if q.raw, err = q.file.SyscallConn(); err != nil {
+		return nil, err
+	}
+	q.ready = func(uintptr) bool {
+		q.failed = q.device.lib.do(getCQEvent, &words{q.channel}, nil)
+		return !errors.Is(q.failed, syscall.EAGAIN)
 	}
 	v = words{d.context, uint64(entries), q.channel}
 	if err := d.lib.do(createCQ, &v, nil); err != nil {
@@ -115,16 +125,11 @@ func (q *Queue) Next(dst []Completion) (int, error) {
 
 // await waits for the channel.
 func (q *Queue) await() error {
-	raw, err := q.file.SyscallConn()
-	if err != nil {
+	if err := q.raw.Read(q.ready); err != nil {
 		return err
 	}
-	var failed error
-	if err := raw.Read(func(uintptr) bool {
-		failed = q.device.lib.do(getCQEvent, &words{q.channel}, nil)
-		return !errors.Is(failed, syscall.EAGAIN)
-	}); err != nil || failed != nil {
-		return errors.Join(err, failed)
+	if q.failed != nil {
+		return q.failed
 	}
 	return q.device.lib.do(ackCQEvents, &words{q.queue, 1}, nil)
 }

@@ -1,0 +1,91 @@
+package verbs
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"time"
+
+	"google.golang.org/grpc/credentials"
+
+	"github.com/cascadeinfer/cascade/migrator/device/verbs"
+	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/identity"
+)
+
+// The bounds of every boundary.
+const (
+	helloTimeout = 5 * time.Second  // to connect, to present a ticket, and to be answered
+	maxSessions  = 256              // open moves of one source
+	lastWrites   = time.Second      // for what sessions still write when Run ends
+	reopenEvery  = 10 * time.Second // between two attempts to open the device
+	tidyEvery    = time.Second      // between two looks for registrations that nobody needs
+	noteEvery    = time.Minute      // between two lines about receivers that lie
+
+	batchBytes = 512 << 10 // that one batch of READs asks for, about
+	readBytes  = 256 << 10 // and one READ, at most
+	depth      = 4         // batches under way
+
+	// A packet is sent again after 4.096 µs · 2^11 = 8.4 ms, 7 times: a peer that is
+	// gone is noticed after 67 ms, and after four times as much with NICs that round
+	// up as far as the standard allows.
+	timeout = 11
+	retries = 7
+	hops    = 64
+)
+
+// Config is what a Transport needs.
+type Config struct {
+	// Library is the loaded library. Required.
+	Library *verbs.Library
+	// Device names the RDMA device; "" is the first that has an active port.
+	Device string
+	// Address is where peers reach Handler, host:port; "" while that is not known.
+	// Required. It must not block.
+	Address func() string
+	// Credentials secures the connection to a source's migrator, whose name is ""
+	// where it is not known, at an address, host:port. nil means plain text, which
+	// stays on loopback: then the transport reaches its own node alone.
+	Credentials func(source policies.ReplicaID, address string) credentials.TransportCredentials
+	// TrustDomain binds tickets to certificates: who presents one must show that of
+	// the migrator of the ticket's receiver (policies/identity). "" binds nothing.
+	// The server that Handler is given to must demand certificates then.
+	TrustDomain string
+	// Pool has the own engine's memory. Required.
+	Pool transport.Pool
+	// Logger takes what an operator should know; nil discards.
+	Logger *slog.Logger
+}
+
+func (c Config) validate() (Config, error) {
+	if c.Pool == nil || c.Library == nil || c.Address == nil {
+		return c, errors.New("verbs transport: Pool, Library or Address is missing")
+	}
+	if c.TrustDomain != "" {
+		if err := identity.CheckTrustDomain(c.TrustDomain); err != nil {
+			return c, fmt.Errorf("verbs transport: TrustDomain: %w", err)
+		}
+		if c.Credentials == nil {
+			return c, errors.New("verbs transport: TrustDomain needs Credentials: in plain text nobody shows a certificate")
+		}
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return c, nil
+}
+
+// loopback says why plain text must not go to an address.
+func loopback(address string) error {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return err
+	}
+	if ip, err := netip.ParseAddr(host); err != nil || !ip.Unmap().IsLoopback() {
+		return errors.New("it is not loopback, and this side has no credentials")
+	}
+	return nil
+}

@@ -1,0 +1,26 @@
+// Package verbs carries blocks by RDMA: the receiver's NIC reads them out of the
+// source's pool, and the source's processor has no part in it.
+//
+// A move is a reliable connection of two queue pairs. It is set up over the
+// migrators' gRPC: the receiver presents its ticket together with its end of the
+// connection, and is answered with the layout, the source's end, and the key of its
+// pool. The stream stays for the life of the move; when it ends, so does the
+// connection, and the other way round. What is pulled is posted as READs, 64 at a
+// time, from block tables alone: blocks that lie side by side at both ends are one
+// request.
+//
+// The fence of both ends is the pair: moved to error and destroyed, the NIC neither
+// answers nor writes for it any more. Revoke returns after that at the source, Close
+// and a Pull that fails return after that at the receiver. A receiver that cannot
+// destroy its pair ends the registration of its memory; where that fails too, the
+// memory is never given back.
+//
+// A pool is registered when it is needed first, and stays so for as long as it is
+// the engine's and the transport runs. Memory of a GPU is registered as a dma-buf
+// where its owner offers one.
+//
+// Bytes on the wire are not encrypted, and no more authentic than the fabric:
+// reading needs a pair that the source has connected, and the key of its pool. Every
+// block's sum, which the source names over the migrators' own connection, is checked
+// all the same.
+package verbs

@@ -1,0 +1,77 @@
+package verbs
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"unsafe"
+
+	"github.com/cascadeinfer/cascade/migrator/device/verbs"
+	"github.com/cascadeinfer/cascade/migrator/transport"
+)
+
+// Exporter is a transport.Device whose memory other devices can reach.
+type Exporter interface {
+	transport.Device
+	// DMABuf describes the pool: a descriptor, which the caller closes, and where in
+	// it the pool begins. The error says why there is none.
+	DMABuf() (f *os.File, offset int64, err error)
+}
+
+// access of every registration: a pool is a source and a target.
+const access = verbs.LocalWrite | verbs.RemoteRead
+
+// register registers a pool.
+func register(d *verbs.Device, m *transport.Memory) (*verbs.Region, error) {
+	if m.Device == nil {
+		return d.Register(uintptr(unsafe.Pointer(unsafe.SliceData(m.Bytes))), uint64(len(m.Bytes)), access)
+	}
+	x, ok := m.Device.(Exporter)
+	if !ok {
+		return nil, errors.New("the engine's pool is on a device whose memory cannot be registered; use cuda or tcp")
+	}
+	f, offset, err := x.DMABuf()
+	if err != nil {
+		return nil, fmt.Errorf("the engine's pool is on a device: %w", err)
+	}
+	defer f.Close() // the registration keeps it
+	return d.RegisterDMABuf(int(f.Fd()), uint64(offset), uint64(m.End()), 0, access)
+}
+
+// size is how long a memory is.
+func size(m *transport.Memory) int64 {
+	if m.Device != nil {
+		return m.End()
+	}
+	return int64(len(m.Bytes))
+}
+
+// verify appends the entries of a plan whose parts [from, to) do not have their
+// sums, parts being numbered region by region.
+func verify(m *transport.Memory, plan transport.Plan, from, to int, bad []int) []int {
+	regions := len(m.Regions)
+	for ; from < to; from++ {
+		entry, r := from%len(plan.Dst), from/len(plan.Dst)
+		if m.Sum.Of(m.Part(plan.Dst[entry], r)) != plan.Sums[entry*regions+r] {
+			bad = append(bad, entry)
+		}
+	}
+	return bad
+}
+
+// verifyDevice is verify for a whole plan in memory that this process does not see.
+func verifyDevice(m *transport.Memory, plan transport.Plan, bad []int) ([]int, error) {
+	sums, err := m.Device.Sums(nil, m.Layout, plan.Dst)
+	if err != nil {
+		return bad, err
+	}
+	if len(sums) != len(plan.Sums) {
+		return bad, fmt.Errorf("the device has %d sums of %d", len(sums), len(plan.Sums))
+	}
+	for i, s := range sums {
+		if s != plan.Sums[i] {
+			bad = append(bad, i/len(m.Regions))
+		}
+	}
+	return bad, nil
+}

@@ -1,0 +1,278 @@
+package verbs
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	grpcpeer "google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/cascadeinfer/cascade/migrator/device/verbs"
+	"github.com/cascadeinfer/cascade/migrator/transport/ticket"
+	"github.com/cascadeinfer/cascade/migrator/transport/wire"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/identity"
+)
+
+// Path is what the paths of the transport's gRPC requests begin with.
+const Path = "/cascade.migrator.v1.Verbs/"
+
+// attach is the one method.
+const attach = Path + "Attach"
+
+// maxAttach and maxAnswer bound the messages in bytes.
+const (
+	maxAttach = wire.MaxHello + endSize + 64
+	maxAnswer = wire.MaxWelcome + endSize + keySize + 64
+)
+
+// service describes the method: a stream of bytes both ways.
+var service = grpc.ServiceDesc{
+	ServiceName: "cascade.migrator.v1.Verbs",
+	HandlerType: (*attacher)(nil),
+	Streams: []grpc.StreamDesc{{
+		StreamName: "Attach", ServerStreams: true, ClientStreams: true,
+		Handler: func(srv any, s grpc.ServerStream) error { return srv.(attacher).attach(s) },
+	}},
+}
+
+type attacher interface{ attach(grpc.ServerStream) error }
+
+// attach serves one receiver. A handler of gRPC cannot stop its own Recv, so the
+// stream is read by a goroutine that ends soon after.
+func (t *Transport) attach(stream grpc.ServerStream) error {
+	t.mu.Lock()
+	switch {
+	case t.ctx == nil:
+		t.mu.Unlock()
+		return status.Error(codes.Unavailable, "the source does not run")
+	case t.sessions >= maxSessions:
+		t.mu.Unlock()
+		return status.Errorf(codes.ResourceExhausted, "%d receivers are at work already", maxSessions)
+	}
+	t.sessions++
+	t.wg.Add(1)
+	run := t.ctx
+	first, gone := make(chan []byte, 1), make(chan struct{})
+	t.wg.Go(func() {
+		defer close(gone)
+		for {
+			m := &wrapperspb.BytesValue{}
+			if stream.RecvMsg(m) != nil {
+				return
+			}
+			select {
+			case first <- m.GetValue():
+			default:
+				return // nobody says more than one thing
+			}
+		}
+	})
+	t.mu.Unlock()
+	defer func() {
+		t.mu.Lock()
+		t.sessions--
+		t.mu.Unlock()
+		t.wg.Done()
+	}()
+
+	late := time.NewTimer(helloTimeout)
+	defer late.Stop()
+	select {
+	case hello := <-first:
+		err := t.session(run, stream, hello, gone)
+		if err != nil {
+			t.config.Logger.Debug("verbs transport: session", "err", err)
+		}
+		return err
+	case <-late.C:
+		return status.Errorf(codes.DeadlineExceeded, "no ticket within %v", helloTimeout)
+	case <-gone:
+		return status.Error(codes.Canceled, "the receiver left without a word")
+	case <-run.Done():
+		return status.Error(codes.Unavailable, "the source is stopping")
+	}
+}
+
+// session serves the receiver of a hello until it, or its lease, ends.
+func (t *Transport) session(run context.Context, stream grpc.ServerStream, message []byte, gone <-chan struct{}) (err error) {
+	r := bytes.NewReader(message)
+	hello, err := wire.ReadHello(r)
+	if err != nil {
+		return status.Error(codes.InvalidArgument, err.Error())
+	}
+	theirs, err := parseEnd(message[len(message)-r.Len():])
+	if err != nil {
+		return status.Error(codes.InvalidArgument, err.Error())
+	}
+	lease, err := t.redeem(stream.Context(), hello)
+	if err != nil {
+		return errors.Join(stream.SendMsg(wrapperspb.Bytes(wire.AppendRefusal(nil))), err)
+	}
+	defer lease.End()
+	s := &session{t: t, lease: lease}
+	if err := s.connect(theirs); err != nil {
+		err = errors.Join(err, s.close())
+		t.config.Logger.Warn("verbs transport: a receiver cannot be served", "receiver", string(hello.Receiver), "err", err)
+		return status.Error(codes.FailedPrecondition, err.Error())
+	}
+	// Inside the lease from here until the NIC serves the pair no more: that is what
+	// makes Revoke a fence.
+	if !lease.Enter(time.Now()) {
+		return errors.Join(status.Error(codes.PermissionDenied, "the grant is over"), s.close())
+	}
+	// The answer may wait for a receiver that does not read, and Revoke must not.
+	sent := make(chan error, 1)
+	answer := wrapperspb.Bytes(s.answer)
+	t.wg.Go(func() { sent <- stream.SendMsg(answer) })
+	end := time.NewTimer(time.Until(lease.Deadline))
+	defer end.Stop()
+	for waits := true; waits; {
+		select {
+		case err = <-sent:
+			sent = nil
+			waits = err == nil
+		case <-lease.Done():
+			err, waits = status.Error(codes.PermissionDenied, "the grant is over"), false
+		case <-end.C:
+			err, waits = status.Error(codes.DeadlineExceeded, "the grant has expired"), false
+		case <-gone:
+			waits = false
+		case <-run.Done():
+			err, waits = status.Error(codes.Unavailable, "the source is stopping"), false
+		}
+	}
+	fenced := s.fence()
+	lease.Leave()
+	if fenced = errors.Join(fenced, s.close()); fenced != nil {
+		t.config.Logger.Error("verbs transport: a connection cannot be ended", "err", fenced)
+	}
+	return err
+}
+
+// redeem trades a hello for its lease.
+func (t *Transport) redeem(ctx context.Context, hello wire.Hello) (*ticket.Lease, error) {
+	if err := t.bound(ctx, hello.Receiver); err != nil {
+		return nil, err
+	}
+	lease, err := t.book.Redeem(hello.Ticket, hello.Receiver, time.Now())
+	if err != nil {
+		return nil, fmt.Errorf("receiver %s: %w", hello.Receiver, err)
+	}
+	return lease, nil
+}
+
+// bound says why who presents a ticket cannot be its receiver: the certificate is
+// another's. It comes before the ticket is looked at, which stays good for the one
+// whom it is for.
+func (t *Transport) bound(ctx context.Context, receiver policies.ReplicaID) error {
+	if t.config.TrustDomain == "" {
+		return nil
+	}
+	err := errors.New("a receiver without a name")
+	if receiver != "" {
+		want := identity.Want{TrustDomain: t.config.TrustDomain, Role: identity.Migrator, Name: string(receiver)}
+		if _, err = want.Certificate(leaf(ctx)); err == nil {
+			return nil
+		}
+	}
+	t.mu.Lock()
+	told := time.Since(t.noted) < noteEvery
+	if !told {
+		t.noted = time.Now()
+	}
+	t.mu.Unlock()
+	if !told {
+		t.config.Logger.Warn("verbs transport: a receiver is refused", "err", err)
+	}
+	return err
+}
+
+// leaf is the certificate with which a stream came, nil for none.
+func leaf(ctx context.Context) *x509.Certificate {
+	p, ok := grpcpeer.FromContext(ctx)
+	if !ok {
+		return nil
+	}
+	info, ok := p.AuthInfo.(credentials.TLSInfo)
+	if !ok || len(info.State.PeerCertificates) == 0 {
+		return nil
+	}
+	return info.State.PeerCertificates[0]
+}
+
+// session is the source's end of one connection.
+type session struct {
+	t      *Transport
+	lease  *ticket.Lease
+	nic    *nic
+	region *region
+	queue  *verbs.Queue
+	pair   *verbs.Pair
+	answer []byte
+}
+
+// connect makes a pair that answers a receiver's end, and the answer that tells it.
+func (s *session) connect(theirs end) (err error) {
+	if s.nic, err = s.t.take(); err != nil {
+		return err
+	}
+	if s.region, err = s.nic.registered(s.lease.Memory); err != nil {
+		return err
+	}
+	if s.queue, err = s.nic.device.Queue(1); err != nil {
+		return err
+	}
+	if s.pair, err = s.nic.device.Pair(s.queue, 1, 1); err != nil {
+		return err
+	}
+	own := s.nic.end(s.pair)
+	path, err := own.path(s.nic, theirs)
+	if err != nil {
+		return err
+	}
+	if err := s.pair.Init(s.nic.port.Number, verbs.RemoteRead); err != nil {
+		return err
+	}
+	if err := s.pair.Answer(path); err != nil {
+		return err
+	}
+	m := s.lease.Memory
+	if s.answer, err = wire.AppendWelcome(nil, m.Layout, size(m)); err != nil {
+		return err
+	}
+	s.answer = own.append(s.answer)
+	s.answer = key{base: s.region.Base, key: s.region.Peer, left: time.Until(s.lease.Deadline)}.append(s.answer)
+	return nil
+}
+
+// fence ends the connection: after it the NIC answers the receiver no more.
+func (s *session) fence() error {
+	return errors.Join(s.pair.Fail(), s.pair.Close())
+}
+
+// close gives back what the session has.
+func (s *session) close() error {
+	var err error
+	if s.pair != nil {
+		err = s.pair.Close()
+	}
+	if s.queue != nil {
+		err = errors.Join(err, s.queue.Close())
+	}
+	if s.region != nil {
+		err = errors.Join(err, s.nic.leave(s.region, s.t.config.Pool))
+	}
+	if s.nic != nil {
+		err = errors.Join(err, s.t.give(s.nic))
+	}
+	return err
+}

@@ -1,0 +1,289 @@
+package verbs
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/cascadeinfer/cascade/migrator/device/verbs"
+	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/wire"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+var (
+	errClosed  = errors.New("the puller is closed")
+	errExpired = fmt.Errorf("the grant has expired: %w", context.DeadlineExceeded)
+)
+
+// Open presents a ticket, and connects. See transport.Target.
+func (t *Transport) Open(ctx context.Context, receiver policies.ReplicaID, offer transport.Offer) (transport.Puller, error) {
+	p, err := t.open(ctx, receiver, offer)
+	if err != nil {
+		return nil, fmt.Errorf("verbs transport: open %s: %w", offer.Address, err)
+	}
+	return p, nil
+}
+
+func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer transport.Offer) (_ *puller, err error) {
+	if offer.Transport != t.Name() {
+		return nil, fmt.Errorf("an offer for transport %q", offer.Transport)
+	}
+	creds := insecure.NewCredentials()
+	if t.config.Credentials != nil {
+		creds = t.config.Credentials(offer.Source, offer.Address)
+	} else if err := loopback(offer.Address); err != nil {
+		return nil, err
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	p := &puller{t: t, work: make([]verbs.Work, verbs.Batch), done: make([]verbs.Completion, 2*depth)}
+	defer func() {
+		if err != nil {
+			err = errors.Join(cause(ctx, err), p.give())
+		}
+	}()
+	if p.memory, err = transport.HoldDevice(t.config.Pool); err != nil {
+		return nil, err
+	}
+	if p.nic, err = t.take(); err != nil {
+		return nil, err
+	}
+	if p.region, err = p.nic.registered(p.memory); err != nil {
+		return nil, err
+	}
+	if p.queue, err = p.nic.device.Queue(requests); err != nil {
+		return nil, err
+	}
+	if p.pair, err = p.nic.device.Pair(p.queue, requests, 1); err != nil {
+		return nil, err
+	}
+	if err := p.pair.Init(p.nic.port.Number, 0); err != nil {
+		return nil, err
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	p.conn, err = grpc.NewClient("passthrough:///"+offer.Address, grpc.WithTransportCredentials(creds), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)), grpc.WithDisableServiceConfig(), grpc.WithNoProxy())
+	if err != nil {
+		return nil, err
+	}
+	return p, p.attach(ctx, wire.Hello{Ticket: offer.Ticket, Receiver: receiver})
+}
+
+// requests is how many READs may be under way.
+const requests = depth * verbs.Batch
+
+// cause is why a call ended: the context's end counts more than what it led to.
+func cause(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return err
+}
+
+// puller is one open move: a stream to the source's migrator, and a pair.
+type puller struct {
+	t        *Transport
+	memory   *transport.Memory
+	nic      *nic
+	region   *region
+	queue    *verbs.Queue
+	pair     *verbs.Pair
+	conn     *grpc.ClientConn
+	hangUp   context.CancelFunc // ends the stream
+	ended    chan struct{}      // closed when the stream has ended; nil before there is one
+	remote   transport.Layout
+	key      key
+	deadline time.Time // of the grant, no later than the source has it
+
+	closing atomic.Bool
+	lost    atomic.Pointer[error] // why the stream has ended
+	once    sync.Once
+	closed  error
+
+	mu     sync.Mutex // held by Pull, and by Close when it gives back
+	work   []verbs.Work // of memory without Go pointers, as C demands
+	done   []verbs.Completion
+	marks  [depth]int // parts that are whole after each batch under way
+	bad    []int
+	over   error // why the puller is of no use any more
+	fenced bool
+}
+
+// attach presents the ticket and the own end, and connects to the source's.
+func (p *puller) attach(ctx context.Context, h wire.Hello) error {
+	own := p.nic.end(p.pair)
+	hello, err := h.Append(nil)
+	if err != nil {
+		return err
+	}
+	streaming, cancel := context.WithCancel(context.Background())
+	p.hangUp = cancel
+	late := time.AfterFunc(helloTimeout, cancel)
+	defer late.Stop()
+	defer context.AfterFunc(ctx, cancel)()
+	start := time.Now()
+	stream, err := p.conn.NewStream(streaming, &service.Streams[0], attach)
+	if err != nil {
+		return err
+	}
+	if err := stream.SendMsg(wrapperspb.Bytes(own.append(hello))); err != nil && !errors.Is(err, io.EOF) {
+		return err // io.EOF: what the source has said is why
+	}
+	answer := &wrapperspb.BytesValue{}
+	if err := stream.RecvMsg(answer); err != nil {
+		return err
+	}
+	r := bytes.NewReader(answer.GetValue())
+	size := int64(0)
+	if p.remote, size, err = wire.ReadWelcome(r); err != nil {
+		return err
+	}
+	rest := answer.GetValue()[len(answer.GetValue())-r.Len():]
+	if len(rest) != endSize+keySize {
+		return fmt.Errorf("the source sent %d bytes behind its layout, want %d", len(rest), endSize+keySize)
+	}
+	theirs, err := parseEnd(rest[:endSize])
+	if err != nil {
+		return err
+	}
+	if p.key, err = parseKey(rest[endSize:]); err != nil {
+		return err
+	}
+	if p.key.base > math.MaxUint64-uint64(size) {
+		return fmt.Errorf("the source's pool of %d bytes begins at %#x", size, p.key.base)
+	}
+	if err := p.remote.Matches(p.memory.Layout); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	path, err := own.path(p.nic, theirs)
+	if err != nil {
+		return err
+	}
+	if err := p.pair.Answer(path); err != nil {
+		return err
+	}
+	if err := p.pair.Ask(path); err != nil {
+		return err
+	}
+	p.deadline = start.Add(p.key.left)
+	p.ended = make(chan struct{})
+	go p.watch(stream)
+	return nil
+}
+
+// watch ends the connection when the stream ends, whatever the NIC would notice.
+func (p *puller) watch(stream grpc.ClientStream) {
+	defer close(p.ended)
+	err := stream.RecvMsg(&wrapperspb.BytesValue{})
+	if err == nil {
+		err = errors.New("it speaks out of turn")
+	}
+	err = fmt.Errorf("the source has ended the grant: %w", err)
+	p.lost.Store(&err)
+	p.pair.Fail() // if it cannot, the requests under way run into their timeouts
+}
+
+// Pull reads the blocks of a plan. See transport.Puller.
+func (p *puller) Pull(ctx context.Context, plan transport.Plan) (transport.Stats, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	start := time.Now()
+	if p.over == nil {
+		p.bad = p.bad[:0]
+		if p.over = p.pull(ctx, plan); p.over != nil {
+			p.over = errors.Join(p.over, p.fence())
+		}
+	}
+	if p.over != nil {
+		return transport.Stats{}, fmt.Errorf("verbs transport: pull: %w", p.over)
+	}
+	stats := transport.Stats{
+		Blocks: len(plan.Src), Bytes: int64(len(plan.Src)) * p.memory.BlockBytes(), Took: time.Since(start),
+	}
+	if len(p.bad) > 0 {
+		return stats, &transport.CorruptError{Blocks: append([]int(nil), p.bad...)}
+	}
+	return stats, nil
+}
+
+// fence ends the own end of the connection: after it the NIC writes nothing for it.
+func (p *puller) fence() error {
+	if p.fenced {
+		return nil
+	}
+	p.hangUp()
+	<-p.ended // which does not use the pair any more
+	p.fenced = true
+	return p.pair.Close()
+}
+
+// Close ends the move. See transport.Puller.
+func (p *puller) Close() error {
+	p.once.Do(func() {
+		p.closing.Store(true)
+		p.queue.SetDeadline(time.Unix(1, 0))
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if p.over == nil {
+			p.over = errClosed
+		}
+		p.closed = errors.Join(p.fence(), p.give())
+	})
+	return p.closed
+}
+
+// give gives back what the puller has. The stream has ended, or there is none.
+func (p *puller) give() error {
+	if p.hangUp != nil {
+		p.hangUp()
+	}
+	if p.ended != nil {
+		<-p.ended
+	}
+	var err error
+	if p.conn != nil {
+		err = p.conn.Close()
+	}
+	stuck := false
+	if p.pair != nil {
+		if e := p.pair.Close(); e != nil {
+			err, stuck = errors.Join(err, e), true
+		}
+	}
+	if p.queue != nil {
+		err = errors.Join(err, p.queue.Close())
+	}
+	if stuck {
+		// The NIC may write still: only the end of the registration is sure to end
+		// that. It has failed for whoever else uses it, too.
+		if e := p.nic.endRegion(p.region); e != nil {
+			return errors.Join(err, e) // the memory is held for good
+		}
+	}
+	if p.region != nil {
+		err = errors.Join(err, p.nic.leave(p.region, p.t.config.Pool))
+	}
+	if p.nic != nil {
+		err = errors.Join(err, p.t.give(p.nic))
+	}
+	if p.memory != nil {
+		p.memory.Release()
+	}
+	return err
+}

@@ -1,0 +1,243 @@
+package verbs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+
+	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/ticket"
+)
+
+// Transport is one engine's end. It is safe for concurrent use.
+type Transport struct {
+	config Config
+	book   ticket.Book
+	server *grpc.Server
+	wg     sync.WaitGroup // goroutines of sessions; added to under mu, while ctx is set
+
+	mu       sync.Mutex
+	ctx      context.Context // of Run; nil while it does not run
+	nic      *nic            // nil while nobody uses it, and after it has failed
+	sessions int
+	noted    time.Time // when a receiver that lies was logged last
+}
+
+var _ transport.Transport = (*Transport)(nil)
+
+// New returns a transport that serves once it runs.
+func New(c Config) (*Transport, error) {
+	c, err := c.validate()
+	if err != nil {
+		return nil, err
+	}
+	t := &Transport{config: c, server: grpc.NewServer(grpc.MaxRecvMsgSize(maxAttach))}
+	t.server.RegisterService(&service, t)
+	return t, nil
+}
+
+// Name returns "verbs".
+func (t *Transport) Name() string { return "verbs" }
+
+// Probe opens the device, or looks whether its port is active still.
+func (t *Transport) Probe(context.Context) error {
+	n, err := t.take()
+	if err != nil {
+		return fmt.Errorf("verbs transport: %w", err)
+	}
+	p, err := n.device.Port(n.port.Number)
+	if err == nil && !p.Active {
+		err = fmt.Errorf("port %d of %s is not active", p.Number, n.device.Name)
+	}
+	if err = errors.Join(err, t.give(n)); err != nil {
+		return fmt.Errorf("verbs transport: %w", err)
+	}
+	return nil
+}
+
+// Reaches reports whether the nodes are one, or there are credentials for a
+// connection between them. Whether their fabrics are one is known when they are.
+func (t *Transport) Reaches(from, to string) bool {
+	return from == to && from != "" || from != to && t.config.Credentials != nil
+}
+
+// Device is the name of the RDMA device in use and its port, "" while there is none.
+func (t *Transport) Device() (name string, port int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.nic == nil {
+		return "", 0
+	}
+	return t.nic.device.Name, int(t.nic.port.Number)
+}
+
+// take opens the device, unless it is open. It is given back by give.
+func (t *Transport) take() (*nic, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.nic == nil {
+		n, err := openNIC(t.config.Library, t.config.Device)
+		if err != nil {
+			return nil, err
+		}
+		t.nic = n
+	}
+	t.nic.users++
+	return t.nic, nil
+}
+
+// give ends one use, and closes the device after the last.
+func (t *Transport) give(n *nic) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n.users--
+	if n.users > 0 {
+		return nil
+	}
+	if t.nic == n {
+		t.nic = nil
+	}
+	return n.close()
+}
+
+// Handler serves the receivers' gRPC requests, whose paths begin with Path. It needs
+// HTTP/2, with TLS or without (h2c), and takes streams while Run runs.
+func (t *Transport) Handler() http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		t.mu.Lock()
+		ctx := t.ctx
+		t.mu.Unlock()
+		if ctx == nil {
+			t.server.ServeHTTP(w, r) // and attach refuses it
+			return
+		}
+		// A receiver that does not read what it is answered does not keep Run from
+		// ending.
+		set := make(chan struct{})
+		forget := context.AfterFunc(ctx, func() {
+			defer close(set)
+			http.NewResponseController(w).SetWriteDeadline(time.Now().Add(lastWrites))
+		})
+		t.server.ServeHTTP(w, r)
+		if !forget() {
+			<-set // w is not to be used after this
+		}
+	})
+}
+
+// Run serves until ctx ends. A device that fails, or that is not there, is opened
+// again from time to time.
+func (t *Transport) Run(ctx context.Context) error {
+	t.book.Open()
+	t.mu.Lock()
+	t.ctx = ctx
+	t.mu.Unlock()
+	var last string
+	for ctx.Err() == nil {
+		err := t.use(ctx)
+		if ctx.Err() != nil {
+			break
+		}
+		if err != nil && err.Error() != last { // a device that is away for an hour is worth one line
+			last = err.Error()
+			t.config.Logger.Warn("verbs transport: the RDMA device cannot be used; trying again", "err", err)
+		}
+		select {
+		case <-time.After(reopenEvery):
+		case <-ctx.Done():
+		}
+	}
+	t.mu.Lock()
+	t.ctx = nil
+	t.mu.Unlock()
+	t.book.Close()
+	t.wg.Wait()
+	t.server.Stop()
+	return nil
+}
+
+// use keeps the device open until ctx ends, or it fails.
+func (t *Transport) use(ctx context.Context) (err error) {
+	n, err := t.take()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, t.give(n)) }()
+	n.keep(true)
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return t.watch(n) })
+	g.Go(func() error {
+		tick := time.NewTicker(tidyEvery)
+		defer tick.Stop()
+		defer n.device.Interrupt()
+		for {
+			select {
+			case <-tick.C:
+				if err := n.tidy(t.config.Pool); err != nil {
+					t.config.Logger.Warn("verbs transport: a registration", "err", err)
+				}
+			case <-ctx.Done():
+				n.keep(false)
+				return n.tidy(t.config.Pool)
+			}
+		}
+	})
+	return g.Wait()
+}
+
+// watch takes the device's events until it is interrupted. It fails when the device
+// has: nothing new begins on it then.
+func (t *Transport) watch(n *nic) error {
+	for {
+		e, err := n.device.Event()
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			return nil
+		}
+		if err == nil && !e.Fatal {
+			t.config.Logger.Debug("verbs transport: the device tells", "device", n.device.Name, "event", e.Text)
+			continue
+		}
+		if err == nil {
+			err = fmt.Errorf("%s: %s", n.device.Name, e.Text)
+		}
+		t.mu.Lock()
+		if t.nic == n {
+			t.nic = nil
+		}
+		t.mu.Unlock()
+		return err
+	}
+}
+
+// Export makes an offer. See transport.Source.
+func (t *Transport) Export(g transport.Grant) (transport.Offer, error) {
+	m, ok := t.config.Pool.Memory()
+	if !ok {
+		return transport.Offer{}, errors.New("verbs transport: the engine is away")
+	}
+	if _, ok := m.Device.(Exporter); m.Device != nil && !ok {
+		return transport.Offer{}, errors.New("verbs transport: the engine's memory is on a device, and cannot be registered")
+	}
+	address := t.config.Address()
+	if address == "" {
+		return transport.Offer{}, errors.New("verbs transport: the own address is not known yet")
+	}
+	if name, _ := t.Device(); name == "" {
+		return transport.Offer{}, errors.New("verbs transport: no RDMA device is open")
+	}
+	secret, err := t.book.Issue(g, m, time.Now())
+	if err != nil {
+		return transport.Offer{}, fmt.Errorf("verbs transport: %w", err)
+	}
+	return transport.Offer{Transport: t.Name(), Address: address, Ticket: secret}, nil
+}
+
+// Revoke ends the grants of a move. See transport.Source.
+func (t *Transport) Revoke(move string) { t.book.Revoke(move) }
