@@ -20,6 +20,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -54,6 +55,10 @@ type Config struct {
 	// Dir is the directory of the engine's sockets. Required. It need not exist
 	// yet, and only the own user should be able to change it.
 	Dir string
+	// Device takes over a pool that is in a device's memory: its handle, as engine/api
+	// has it, the descriptor that came with it or nil, which is Device's to close
+	// whatever it returns, and the layout. nil refuses such pools.
+	Device func(handle []byte, f *os.File, l transport.Layout) (*transport.Memory, error)
 	// Logger is told when the engine comes and goes, and warned of one that stays
 	// away. nil discards.
 	Logger *slog.Logger
@@ -62,8 +67,9 @@ type Config struct {
 // Client is the way to one engine. Its methods are safe for concurrent use; all
 // fail with ErrAway before Run, after it, and while the engine is away.
 type Client struct {
-	dir string
-	log *slog.Logger
+	dir    string
+	device func(handle []byte, f *os.File, l transport.Layout) (*transport.Memory, error)
+	log    *slog.Logger
 
 	mu   sync.Mutex
 	life *life // nil: away
@@ -89,7 +95,7 @@ func New(c Config) (*Client, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &Client{dir: c.Dir, log: c.Logger}, nil
+	return &Client{dir: c.Dir, device: c.Device, log: c.Logger}, nil
 }
 
 // Run keeps a session with the engine until ctx is done. With the session ends
@@ -147,7 +153,7 @@ func (c *Client) live(ctx context.Context) (lived bool, err error) {
 	if l.description, err = describe(said); err != nil {
 		return false, err
 	}
-	if l.memory, err = receive(ctx, filepath.Join(c.dir, poolSocket), l.description); err != nil {
+	if l.memory, err = c.receive(ctx, filepath.Join(c.dir, poolSocket), l.description); err != nil {
 		return false, setupError(ctx, err)
 	}
 	unmap := l.memory.Unmap

@@ -3,6 +3,7 @@ package blocks
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"os"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/engine/api"
+	"github.com/cascadeinfer/cascade/migrator/transport"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -230,6 +232,79 @@ func TestWrongMemory(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Memory on a device is somebody else's to reach: who takes it over is handed what the
+// engine has sent.
+func TestDeviceMemory(t *testing.T) {
+	send := func(message string, files int) func(*net.UnixConn, *os.File) {
+		return func(c *net.UnixConn, m *os.File) {
+			var fds []int
+			for range files {
+				fds = append(fds, int(m.Fd()))
+			}
+			c.WriteMsgUnix([]byte(message), unix.UnixRights(fds...), nil)
+		}
+	}
+	for name, x := range map[string]struct {
+		hand  func(*net.UnixConn, *os.File)
+		taken string // what Device is handed; "" for nothing
+	}{
+		"with a descriptor":    {send("ghandle", 1), "handle true"},
+		"without one":          {send("ghandle", 0), "handle false"},
+		"two descriptors":      {send("ghandle", 2), ""},
+		"another kind":         {send("xhandle", 1), ""},
+		"a handle without end": {send("g"+strings.Repeat("h", maxHandle+1), 0), strings.Repeat("h", maxHandle) + " false"},
+		"no handle":            {send("g", 0), ""},
+		"refused":              {send("gno", 1), "no true"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := &fake{hand: x.hand}
+			f.start(t, t.TempDir())
+			var mu sync.Mutex
+			got, closed := "", 0
+			log := &lines{}
+			c, err := New(Config{Dir: f.dir, Logger: slog.New(slog.NewTextHandler(log, nil)), Device: func(handle []byte, f *os.File, l transport.Layout) (*transport.Memory, error) {
+				mu.Lock()
+				defer mu.Unlock()
+				got = fmt.Sprint(string(handle), " ", f != nil)
+				if f != nil {
+					f.Close()
+				}
+				if string(handle) == "no" {
+					return nil, errors.New("no such GPU")
+				}
+				return &transport.Memory{Layout: l, Unmap: func() { closed++ }}, nil
+			}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithCancel(context.Background())
+			over := make(chan error, 1)
+			go func() { over <- c.Run(ctx) }()
+			await(t, func() bool { _, ok := c.Memory(); return ok || strings.Contains(log.text(), "is away") })
+			if m, ok := c.Memory(); ok != (x.taken != "" && name != "refused") || ok && m.Blocks != 16 {
+				t.Errorf("memory: %v; log: %s", ok, log.text())
+			}
+			cancel()
+			if err := <-over; err != nil {
+				t.Error(err)
+			}
+			if got != x.taken || (closed == 1) != (x.taken != "" && name != "refused") {
+				t.Errorf("Device is handed %q, want %q; closed %d times", got, x.taken, closed)
+			}
+		})
+	}
+	t.Run("nobody takes it", func(t *testing.T) {
+		f := &fake{hand: send("ghandle", 1)}
+		f.start(t, t.TempDir())
+		c, log, _ := run(t, f.dir)
+		await(t, func() bool { return strings.Contains(log.text(), "not set up for") })
+		if _, ok := c.Memory(); ok {
+			t.Error("there is a memory")
+		}
+	})
 }
 
 // An engine that accepts and says nothing delays nobody's end.

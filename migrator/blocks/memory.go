@@ -12,12 +12,46 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// inDevice is the first byte of the engine's message when its pool is in a device's
+// memory; a handle follows, of at most maxHandle bytes.
+const (
+	inDevice  = 'g'
+	maxHandle = 256
+)
+
 // receive fetches the memory of a pool, until ctx is done, and maps it. The caller closes it.
-func receive(ctx context.Context, path string, d Description) (*transport.Memory, error) {
-	file, err := fetch(ctx, path)
+func (c *Client) receive(ctx context.Context, path string, d Description) (*transport.Memory, error) {
+	message, file, err := fetch(ctx, path)
 	if err != nil {
 		return nil, fmt.Errorf("the engine's memory: %s: %w", path, err)
 	}
+	if len(message) > 1 {
+		return c.take(message[1:], file, d)
+	}
+	return mapped(file, d)
+}
+
+// take hands memory of a device on to who can reach it.
+func (c *Client) take(handle []byte, file *os.File, d Description) (*transport.Memory, error) {
+	if c.device == nil {
+		err := errors.New("the engine's memory is on a device, which this migrator was not set up for")
+		if file != nil {
+			err = errors.Join(err, file.Close())
+		}
+		return nil, err
+	}
+	m, err := c.device(handle, file, d.Layout)
+	if err != nil {
+		return nil, fmt.Errorf("the engine's memory is on a device: %w", err)
+	}
+	if m.Unmap == nil {
+		m.Unmap = func() {}
+	}
+	return m, nil
+}
+
+// mapped maps shared memory, and closes the file if it cannot.
+func mapped(file *os.File, d Description) (*transport.Memory, error) {
 	info, err := file.Stat()
 	switch {
 	case err != nil:
@@ -46,31 +80,39 @@ func receive(ctx context.Context, path string, d Description) (*transport.Memory
 	}, nil
 }
 
-// fetch receives the one file descriptor that the engine sends.
-func fetch(ctx context.Context, path string) (*os.File, error) {
+// fetch receives the one message that the engine sends, which has a byte at least, and
+// its file descriptor, nil for none.
+func fetch(ctx context.Context, path string) ([]byte, *os.File, error) {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })()
 	const most = 4 // descriptors that are taken, to be closed
-	b, rights := make([]byte, 1), make([]byte, unix.CmsgSpace(4*most))
+	b, rights := make([]byte, 1+maxHandle), make([]byte, unix.CmsgSpace(4*most))
 	n, rightsLen, _, _, err := conn.(*net.UnixConn).ReadMsgUnix(b, rights)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	fds, err := descriptors(rights[:rightsLen])
-	if err == nil && (n != 1 || len(fds) != 1) {
+	switch device := n > 1 && b[0] == inDevice; {
+	case err != nil:
+	case device && len(fds) > 1:
+		err = fmt.Errorf("the engine sent %d file descriptors with a device's memory, and not one at most", len(fds))
+	case !device && (n != 1 || len(fds) != 1):
 		err = fmt.Errorf("the engine sent %d bytes and %d file descriptors, and not one of each", n, len(fds))
 	}
 	if err != nil {
 		for _, fd := range fds {
 			err = errors.Join(err, unix.Close(fd))
 		}
-		return nil, err
+		return nil, nil, err
 	}
-	return os.NewFile(uintptr(fds[0]), "engine-pool"), nil
+	if len(fds) == 0 {
+		return b[:n], nil, nil
+	}
+	return b[:n], os.NewFile(uintptr(fds[0]), "engine-pool"), nil
 }
 
 // descriptors are all file descriptors of a control message, also with an error.

@@ -47,8 +47,17 @@ func (m *Mover) probe() {
 	tick := time.NewTicker(probeTick)
 	defer tick.Stop()
 	was := map[string]bool{} // those that were broken
+	var had *transport.Memory
 	for {
+		var memory *transport.Memory
+		if m.cfg.Engine != nil {
+			memory, _ = m.cfg.Engine.Memory()
+		}
 		m.routes.mu.Lock()
+		if memory != had {
+			had = memory
+			m.routes.choose.Changed()
+		}
 		due := m.routes.choose.Due(time.Now())
 		m.routes.mu.Unlock()
 		errs := make([]error, len(due))

@@ -79,6 +79,15 @@ func (c *Chooser) Due(now time.Time) []Transport {
 	return due
 }
 
+// Changed says that the own engine has come or gone, and its memory with it: all
+// transports are due.
+func (c *Chooser) Changed() {
+	for name, p := range c.probes {
+		p.again = true
+		c.probes[name] = p
+	}
+}
+
 // Probed takes the outcome of a probe.
 func (c *Chooser) Probed(name string, err error, now time.Time) {
 	c.probes[name] = probe{known: true, err: err, at: now}

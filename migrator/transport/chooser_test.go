@@ -32,6 +32,25 @@ func chooser() *transport.Chooser {
 	return transport.NewChooser(named{name: "shm", local: true}, named{name: "tcp"})
 }
 
+// A change of the engine makes every transport due, once.
+func TestChanged(t *testing.T) {
+	c := chooser()
+	due := func() int { return len(c.Due(t0.Add(time.Second))) }
+	c.Probed("shm", nil, t0)
+	c.Probed("tcp", errLink, t0)
+	if n := due(); n != 0 {
+		t.Errorf("%d are due", n)
+	}
+	c.Changed()
+	if n := due(); n != 2 {
+		t.Errorf("%d are due after a change", n)
+	}
+	c.Probed("shm", nil, t0)
+	if n := due(); n != 1 {
+		t.Errorf("%d are due after one probe", n)
+	}
+}
+
 func order(c *transport.Chooser, peer policies.ReplicaID, node string, names []string, now time.Time) string {
 	var out []string
 	for _, t := range c.Order(peer, "n1", node, names, now) {

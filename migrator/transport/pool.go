@@ -115,7 +115,7 @@ type Memory struct {
 	// the memory itself to a peer need it, and hand it on for reading only.
 	File *os.File
 	// Device is where the memory is when it is not the processor's; then Bytes and
-	// File are nil, and only its own transport reaches it.
+	// File are nil, and transports reach it in its own way, or by way of the host.
 	Device Device
 	// Unmap gives Bytes and File back. It is called once, after Close and the
 	// last Release; nil means that there is nothing to give back.
@@ -131,6 +131,12 @@ type Memory struct {
 type Device interface {
 	// Sums appends the checksums of blocks of a layout to dst, as Memory.Sums does.
 	Sums(dst []uint32, l Layout, blocks []uint32) ([]uint32, error)
+	// Gather copies blocks of a layout to dst, which is as long: packed, all regions
+	// of one block before the next.
+	Gather(dst []byte, l Layout, blocks []uint32) error
+	// Scatter copies packed blocks from src into the memory. The memory does not
+	// change any more when it returns.
+	Scatter(l Layout, blocks []uint32, src []byte) error
 }
 
 // Pool is who has the own engine's memory: migrator/blocks. It reports false

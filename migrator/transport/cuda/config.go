@@ -21,17 +21,16 @@ type Config struct {
 	// at most 80 bytes, made with mode 0700 if missing. Sources of one user may
 	// share it. Required.
 	Dir string
-	// GPU is the own engine's device. Required; the caller closes it after Run.
-	GPU *GPU
-	// Pool has the own engine's memory: of Attach or Make, on GPU. Required.
+	// Pool has the own engine's memory. On whichever GPU it is, by Attach or Make, is
+	// what the transport works on; the caller closes that after Run. Required.
 	Pool transport.Pool
 	// Logger takes what an operator should know; nil discards.
 	Logger *slog.Logger
 }
 
 func (c Config) validate() (Config, error) {
-	if c.Pool == nil || c.GPU == nil {
-		return c, errors.New("cuda transport: Pool or GPU is missing")
+	if c.Pool == nil {
+		return c, errors.New("cuda transport: Pool is missing")
 	}
 	if !filepath.IsAbs(c.Dir) || len(c.Dir) > longestDir {
 		return c, fmt.Errorf("cuda transport: Dir %q must be an absolute path of at most %d bytes", c.Dir, longestDir)

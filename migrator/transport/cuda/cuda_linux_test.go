@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -95,7 +96,7 @@ func made(t testing.TB, g *GPU, kind Kind, l transport.Layout) (*transport.Memor
 func endOn(t testing.TB, g *GPU, dir string, l transport.Layout) transporttest.End {
 	t.Helper()
 	m, mirror := made(t, g, VMM, l)
-	tr, err := New(Config{Dir: dir, GPU: g, Pool: transporttest.Pool{M: m}})
+	tr, err := New(Config{Dir: dir, Pool: transporttest.Pool{M: m}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -320,7 +321,7 @@ func source(dir string) error {
 	m, mirror := made(t, g, kind, small)
 	pattern(m.Bytes)
 	mirror.Store()
-	tr, err := New(Config{Dir: dir, GPU: g, Pool: transporttest.Pool{M: m}})
+	tr, err := New(Config{Dir: dir, Pool: transporttest.Pool{M: m}})
 	if err != nil {
 		return err
 	}
@@ -449,5 +450,53 @@ func TestAnotherProcess(t *testing.T) {
 				t.Error("a pull from a process that was killed")
 			}
 		})
+	}
+}
+
+// Packed blocks are those of the pool, in whatever order they are asked for.
+func TestPacked(t *testing.T) {
+	g := gpu(t)
+	// More than is packed at a time, and a block that is more by itself.
+	many := transport.Layout{Blocks: 96, Regions: []transport.Region{{Stride: 64 << 10, Bytes: 64 << 10}, {Offset: 96 * 64 << 10, Stride: 1008, Bytes: 1000}}}
+	huge := transport.Layout{Blocks: 2, Regions: []transport.Region{{Stride: 5 << 20, Bytes: 5<<20 - 3}}}
+	for name, l := range map[string]transport.Layout{"small": small, "many": many, "huge": huge} {
+		m, mirror := made(t, g, VMM, l)
+		defer m.Close()
+		pattern(m.Bytes)
+		mirror.Store()
+		var blocks []uint32
+		var want []byte
+		for i := range l.Blocks {
+			b := uint32((i*5 + 1) % l.Blocks)
+			blocks = append(blocks, b)
+			for r := range l.Regions {
+				want = append(want, m.Part(b, r)...)
+			}
+		}
+		got := make([]byte, len(want))
+		if err := m.Device.Gather(got, m.Layout, blocks); err != nil || !bytes.Equal(got, want) {
+			t.Errorf("%s: gathered %v, %v", name, bytes.Equal(got, want), err)
+		}
+		before := slices.Clone(m.Bytes)
+		clear(m.Bytes)
+		mirror.Store()
+		if err := m.Device.Scatter(m.Layout, blocks, want); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		mirror.Load()
+		for b := range uint32(l.Blocks) {
+			for r, g := range l.Regions {
+				at := g.Offset + int64(b)*g.Stride
+				if !bytes.Equal(m.Part(b, r), before[at:at+g.Bytes]) {
+					t.Fatalf("%s: block %d is scattered wrongly", name, b)
+				}
+			}
+		}
+		if m.Device.Gather(got[1:], m.Layout, blocks) == nil || m.Device.Scatter(m.Layout, blocks, want[1:]) == nil {
+			t.Errorf("%s: another length is taken", name)
+		}
+		if err := m.Device.Gather(nil, m.Layout, nil); err != nil {
+			t.Error(err)
+		}
 	}
 }

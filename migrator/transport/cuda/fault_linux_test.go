@@ -68,7 +68,7 @@ func (s *story) run() (err error) {
 			return err
 		}
 		defer m.Close()
-		tr, err := New(Config{Dir: s.dir, GPU: g, Pool: transporttest.Pool{M: m}})
+		tr, err := New(Config{Dir: s.dir, Pool: transporttest.Pool{M: m}})
 		if err != nil {
 			return err
 		}
@@ -187,7 +187,7 @@ func TestReadOnly(t *testing.T) {
 	dir, g := short(t), gpu(t)
 	source, target := endOn(t, g, dir, small), endOn(t, g, dir, small)
 	said := &bytes.Buffer{}
-	tr, err := New(Config{Dir: dir, GPU: g, Pool: transporttest.Pool{M: target.Memory}, Logger: slog.New(slog.NewTextHandler(said, nil))})
+	tr, err := New(Config{Dir: dir, Pool: transporttest.Pool{M: target.Memory}, Logger: slog.New(slog.NewTextHandler(said, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -390,8 +390,8 @@ func FuzzParseHandle(f *testing.F) {
 func TestConfigs(t *testing.T) {
 	g := gpu(t)
 	for name, c := range map[string]Config{
-		"nothing": {}, "no pool": {Dir: "/tmp/x", GPU: g}, "no GPU": {Dir: "/tmp/x", Pool: transporttest.Pool{}},
-		"relative": {Dir: "x", GPU: g, Pool: transporttest.Pool{}}, "long": {Dir: "/" + strings.Repeat("x", 80), GPU: g, Pool: transporttest.Pool{}},
+		"nothing": {}, "no pool": {Dir: "/tmp/x"},
+		"relative": {Dir: "x", Pool: transporttest.Pool{}}, "long": {Dir: "/" + strings.Repeat("x", 80), Pool: transporttest.Pool{}},
 	} {
 		if _, err := New(c); err == nil {
 			t.Errorf("%s is taken", name)
@@ -403,7 +403,7 @@ func TestConfigs(t *testing.T) {
 		}
 	}
 	host := transporttest.Heap(small)
-	tr, err := New(Config{Dir: short(t), GPU: g, Pool: transporttest.Pool{M: host}})
+	tr, err := New(Config{Dir: short(t), Pool: transporttest.Pool{M: host}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -42,6 +42,7 @@ type hold struct {
 	context             *cuda.Context
 	module              *cuda.Module
 	copy, sum, sumOfDst cuda.Kernel
+	gather, scatter     cuda.Kernel
 	batches             bool
 
 	// gate is read-locked by who makes calls in the context, and locked to end it.
@@ -129,7 +130,9 @@ func (g *GPU) live() (*hold, error) {
 	}
 	h := &hold{context: context, batches: g.config.Driver.Batches(), lanes: map[*lane]bool{}, mappings: map[key]*mapping{}, made: map[*Memory]cuda.Pointer{}}
 	if h.module, err = context.Load(kernel.PTX); err == nil {
-		for name, k := range map[string]*cuda.Kernel{kernel.Copy: &h.copy, kernel.Sum: &h.sum, kernel.SumDestination: &h.sumOfDst} {
+		for name, k := range map[string]*cuda.Kernel{
+			kernel.Copy: &h.copy, kernel.Sum: &h.sum, kernel.SumDestination: &h.sumOfDst, kernel.Gather: &h.gather, kernel.Scatter: &h.scatter,
+		} {
 			if *k, err = h.module.Kernel(name); err != nil {
 				break
 			}

@@ -33,6 +33,7 @@ type lane struct {
 	in     *cuda.Host // regions, then pairs of block numbers
 	table  cuda.Pointer
 	out    *cuda.Host // sums
+	pack   *cuda.Host // packed blocks; nil until there are some
 	batch  cuda.Batch
 	args   [kernel.Arguments]uint64
 	copies []copyRun
@@ -106,6 +107,9 @@ func (l *lane) close() error {
 	}
 	if l.out != nil {
 		errs = errors.Join(errs, l.out.Close())
+	}
+	if l.pack != nil {
+		errs = errors.Join(errs, l.pack.Close())
 	}
 	return errs
 }

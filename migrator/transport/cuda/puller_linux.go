@@ -31,7 +31,7 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 	if offer.Transport != t.Name() {
 		return nil, fmt.Errorf("an offer for transport %q", offer.Transport)
 	}
-	p := &puller{gpu: t.config.GPU, logger: t.config.Logger}
+	p := &puller{logger: t.config.Logger}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, p.give())
@@ -44,6 +44,7 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 	if err != nil {
 		return nil, err
 	}
+	p.gpu = own.gpu
 	s, err := local.Open(ctx, suffix, receiver, offer)
 	if err != nil {
 		return nil, err
@@ -62,10 +63,10 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 	if (handle.Kind == VMM) != (s.File != nil) {
 		return nil, errors.New("the source's handle and its descriptor do not belong together")
 	}
-	if err := t.config.GPU.reaches(handle.GPU); err != nil {
+	if err := p.gpu.reaches(handle.GPU); err != nil {
 		return nil, err
 	}
-	return p, t.config.GPU.use(nil, func(h *hold) error { return p.prepare(h, own, handle, s.File, offer.Address) })
+	return p, p.gpu.use(nil, func(h *hold) error { return p.prepare(h, own, handle, s.File, offer.Address) })
 }
 
 // reaches says why this GPU cannot read the memory of another.

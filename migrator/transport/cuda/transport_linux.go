@@ -20,6 +20,7 @@ type Transport struct {
 	config  Config
 	book    ticket.Book
 	address atomic.Pointer[string] // the socket's path while the source serves
+	gpu     atomic.Pointer[GPU]    // that the engine's pool was on when it was last used
 }
 
 var (
@@ -39,20 +40,30 @@ func New(c Config) (*Transport, error) {
 // Name returns "cuda".
 func (t *Transport) Name() string { return "cuda" }
 
-// Probe makes the directory and the GPU's context, and looks at the engine's
-// memory if it is there.
+// Probe makes the directory, and the context of the GPU that has the engine's memory.
+// While the engine is away it fails.
 func (t *Transport) Probe(context.Context) error {
 	err := local.Private(t.config.Dir)
-	if m, ok := t.config.Pool.Memory(); ok && err == nil {
-		_, err = t.own(m)
-	}
 	if err == nil {
-		err = t.config.GPU.use(nil, func(h *hold) error { return nil })
+		err = t.probe()
 	}
 	if err != nil {
 		return fmt.Errorf("cuda transport: %w", err)
 	}
 	return nil
+}
+
+func (t *Transport) probe() error {
+	m, err := transport.HoldDevice(t.config.Pool)
+	if err != nil {
+		return err
+	}
+	defer m.Release()
+	own, err := t.own(m)
+	if err != nil {
+		return err
+	}
+	return own.gpu.use(nil, func(h *hold) error { return nil })
 }
 
 // own is the device memory of a pool.
@@ -61,8 +72,8 @@ func (t *Transport) own(m *transport.Memory) (*Memory, error) {
 	if !ok {
 		return nil, errors.New("the engine's pool is not in a GPU's memory; use shm or tcp")
 	}
-	if d.gpu != t.config.GPU {
-		return nil, errors.New("the engine's pool is on another GPU")
+	if was := t.gpu.Swap(d.gpu); was != nil && was != d.gpu { // another engine
+		was.drop(time.Now())
 	}
 	return d, nil
 }
@@ -87,16 +98,23 @@ func (t *Transport) Run(ctx context.Context) error {
 		for {
 			select {
 			case now := <-tick.C:
-				t.config.GPU.drop(now.Add(-idleMapping))
+				t.drop(now.Add(-idleMapping))
 			case <-ctx.Done():
 				t.address.Store(nil)
 				t.book.Close()
-				t.config.GPU.drop(time.Now())
+				t.drop(time.Now())
 				return nil
 			}
 		}
 	})
 	return g.Wait()
+}
+
+// drop unmaps what nobody has used since before.
+func (t *Transport) drop(before time.Time) {
+	if g := t.gpu.Load(); g != nil {
+		g.drop(before)
+	}
 }
 
 // welcome hands on how a lease's memory is reached.

@@ -36,6 +36,8 @@ func New(c Config) (*Transport, error) {
 // Name returns "shm".
 func (t *Transport) Name() string { return "shm" }
 
+var errNoFile = errors.New("shm transport: the engine's pool is no shared memory; use cuda or tcp")
+
 // Probe makes the directory, and looks at the engine's memory if it is there.
 func (t *Transport) Probe(context.Context) error {
 	if err := local.Private(t.config.Dir); err != nil {
@@ -46,6 +48,9 @@ func (t *Transport) Probe(context.Context) error {
 		return nil
 	}
 	defer m.Release()
+	if m.File == nil {
+		return errNoFile
+	}
 	f, err := readOnly(m)
 	if err != nil {
 		return fmt.Errorf("shm transport: %w", err)
@@ -92,7 +97,7 @@ func (t *Transport) Export(g transport.Grant) (transport.Offer, error) {
 		return transport.Offer{}, errors.New("shm transport: the engine is away")
 	}
 	if m.File == nil {
-		return transport.Offer{}, errors.New("shm transport: the engine's pool is no shared memory; use tcp")
+		return transport.Offer{}, errNoFile
 	}
 	path := t.address.Load()
 	if path == nil {

@@ -21,6 +21,7 @@ const (
 	maxSessions  = 256             // open moves of one source
 	maxAsk       = 2048            // blocks of one list
 	askBytes     = 8 << 20         // that one list asks for, about
+	packBytes    = 1 << 20         // of a device's blocks that are in the host's memory at a time, about
 	noteEvery    = time.Minute     // between two lines about receivers that lie
 	writeBytes   = 1 << 20         // handed to the kernel at a time
 	writeParts   = 1024            // regions in one such write; the kernel takes as many

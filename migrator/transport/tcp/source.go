@@ -104,7 +104,11 @@ func (s *server) session(ctx context.Context, socket net.Conn) error {
 	}()
 	defer func() { close(over); <-gone }()
 
-	welcome, err := wire.AppendWelcome(nil, lease.Memory.Layout, int64(len(lease.Memory.Bytes)))
+	size := int64(len(lease.Memory.Bytes))
+	if lease.Memory.Device != nil {
+		size = lease.Memory.End()
+	}
+	welcome, err := wire.AppendWelcome(nil, lease.Memory.Layout, size)
 	if err != nil {
 		return err
 	}
@@ -174,6 +178,7 @@ type writer struct {
 	bytes int // in parts
 	batch net.Buffers
 	buf   []byte // of gather
+	pack  []byte // blocks of a device
 }
 
 func (w *writer) serve() error {
@@ -190,18 +195,62 @@ func (w *writer) serve() error {
 		if err := w.add(appendHead(w.head[:0], kindAnswer, len(blocks))); err != nil {
 			return err
 		}
-		for _, b := range blocks {
-			for r := range w.lease.Memory.Regions {
-				if err := w.add(w.lease.Memory.Part(b, r)); err != nil {
-					return err
-				}
-			}
+		if w.lease.Memory.Device != nil {
+			err = w.device(blocks)
+		} else {
+			err = w.host(blocks)
+		}
+		if err != nil {
+			return err
 		}
 		if err := w.flush(); err != nil {
 			return err
 		}
 	}
 }
+
+// host puts blocks of mapped memory in line.
+func (w *writer) host(blocks []uint32) error {
+	for _, b := range blocks {
+		for r := range w.lease.Memory.Regions {
+			if err := w.add(w.lease.Memory.Part(b, r)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// device writes blocks of a device, by way of memory of this process.
+func (w *writer) device(blocks []uint32) error {
+	size := w.lease.Memory.BlockBytes()
+	most := int(max(1, packBytes/size))
+	if need := min(most, len(blocks)) * int(size); len(w.pack) < need {
+		w.pack = make([]byte, need)
+	}
+	for at := 0; at < len(blocks); at += most {
+		part := blocks[at:min(at+most, len(blocks))]
+		pack := w.pack[:len(part)*int(size)]
+		if err := w.fetch(pack, part); err != nil {
+			return err
+		}
+		if err := errors.Join(w.add(pack), w.flush()); err != nil { // pack is used again
+			return err
+		}
+	}
+	return nil
+}
+
+// fetch packs blocks of a device, inside the lease.
+func (w *writer) fetch(dst []byte, blocks []uint32) error {
+	if !w.lease.Enter(time.Now()) {
+		return errOver
+	}
+	defer w.lease.Leave()
+	return w.lease.Memory.Device.Gather(dst, w.lease.Memory.Layout, blocks)
+}
+
+var errOver = errors.New("the grant is over")
 
 // add puts bytes in line, and writes when a batch is full.
 func (w *writer) add(b []byte) error {
@@ -225,7 +274,7 @@ func (w *writer) flush() error {
 	}
 	now := time.Now()
 	if !w.lease.Enter(now) {
-		return errors.New("the grant is over")
+		return errOver
 	}
 	defer w.lease.Leave()
 	limit := now.Add(stallTimeout)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -45,7 +46,7 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 			p.give()
 		}
 	}()
-	if p.local, err = transport.Hold(t.config.Pool); err != nil {
+	if p.local, err = transport.HoldDevice(t.config.Pool); err != nil {
 		return nil, err
 	}
 	dialer := net.Dialer{Timeout: helloTimeout, Control: congestion}
@@ -106,7 +107,8 @@ type puller struct {
 	head   [headSize]byte
 	parts  [][]byte
 	bad    []int
-	over   error // why the puller is of no use any more
+	pack   []byte // a list's blocks, on their way to a device
+	over   error  // why the puller is of no use any more
 }
 
 // during runs f, which uses the connection, and breaks it off when ctx ends.
@@ -167,6 +169,11 @@ func (p *puller) pull(ctx context.Context, plan transport.Plan) error {
 		if err := p.answer(ctx, plan, done, next); err != nil {
 			return err
 		}
+		if p.local.Device != nil && next > done {
+			if err := p.local.Device.Scatter(p.local.Layout, plan.Dst[done:next], p.pack); err != nil {
+				return err
+			}
+		}
 		if done = next; done == len(plan.Src) {
 			return nil
 		}
@@ -197,11 +204,15 @@ func (p *puller) answer(ctx context.Context, plan transport.Plan, from, to int) 
 	// Parts are numbered through: part k is region k%regions of entry k/regions.
 	// Those before done have come, those before next are in line.
 	regions := len(p.local.Regions)
+	running := p.local.Sum == transport.CRC32 // other sums are of whole parts
+	if p.local.Device != nil {
+		p.pack = slices.Grow(p.pack[:0], (to-from)*int(p.local.BlockBytes()))[:(to-from)*int(p.local.BlockBytes())]
+	}
 	done, next, end := from*regions, from*regions, to*regions
 	line, queued, sum := p.parts[:0], 0, uint32(0)
 	for done < end {
 		for next < end && queued < readBytes && len(line) < readParts {
-			part := p.local.Part(plan.Dst[next/regions], next%regions)
+			part := p.place(plan, from, next)
 			line, queued, next = append(line, part), queued+len(part), next+1
 		}
 		if p.closing.Load() {
@@ -214,19 +225,39 @@ func (p *puller) answer(ctx context.Context, plan transport.Plan, from, to int) 
 		queued -= n
 		full := 0
 		for ; n > 0 && n >= len(line[full]); full++ {
-			sum = crc32.Update(sum, crc32.IEEETable, line[full])
+			if running {
+				sum = crc32.Update(sum, crc32.IEEETable, line[full])
+			} else {
+				sum = p.local.Sum.Of(p.place(plan, from, done+full))
+			}
 			n -= len(line[full])
 			p.verify(plan, done+full, sum)
 			sum = 0
 		}
-		if n > 0 {
+		if n > 0 && running {
 			sum = crc32.Update(sum, crc32.IEEETable, line[full][:n])
+		}
+		if n > 0 {
 			line[full] = line[full][n:]
 		}
 		done += full
 		line = append(line[:0], line[full:]...)
 	}
 	return nil
+}
+
+// place is where a part's bytes go, of an answer from entry from on: to their place,
+// or, for a device, to their place in pack.
+func (p *puller) place(plan transport.Plan, from, part int) []byte {
+	entry, r := part/len(p.local.Regions), part%len(p.local.Regions)
+	if p.local.Device == nil {
+		return p.local.Part(plan.Dst[entry], r)
+	}
+	at := int64(entry-from) * p.local.BlockBytes()
+	for _, g := range p.local.Regions[:r] {
+		at += g.Bytes
+	}
+	return p.pack[at:][:p.local.Regions[r].Bytes]
 }
 
 // verify notes the entry of a part that does not have its sum.

@@ -69,9 +69,6 @@ func (t *Transport) Export(g transport.Grant) (transport.Offer, error) {
 	if !ok {
 		return transport.Offer{}, errors.New("tcp transport: the engine is away")
 	}
-	if m.Bytes == nil {
-		return transport.Offer{}, errors.New("tcp transport: the engine's memory is on a device")
-	}
 	address := t.address.Load()
 	if address == nil {
 		return transport.Offer{}, errors.New("tcp transport: the source does not run")

@@ -114,7 +114,7 @@ func Median(d []time.Duration) time.Duration {
 
 // Opened runs both ends of a pair for as long as the benchmark, and returns an
 // open puller between them.
-func Opened(b *testing.B, p Pair) transport.Puller {
+func Opened(b testing.TB, p Pair) transport.Puller {
 	b.Helper()
 	b.Cleanup(func() {
 		p.Source.Memory.Close()
