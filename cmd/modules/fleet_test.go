@@ -52,6 +52,8 @@ func newSite(t *testing.T) *site {
 	}
 	f.Policies.Gates.Shadow, f.Policies.Gates.Canary = config.Gate{Calls: 2, Soak: -1}, config.Gate{Calls: 5, Soak: -1}
 	f.Policies.Gates.Ladder = []int{500}
+	// A busy machine is no fault of a module's.
+	f.Policies.Limits = map[string]config.Limit{abi.Place.String(): {Wall: 30 * time.Second}}
 	for i := range 3 {
 		f.Replicas = append(f.Replicas, config.Replica{ID: fmt.Sprintf("r%d", i), Address: "127.0.0.1:0", Peer: "127.0.0.1:0", Engine: "http://127.0.0.1:0"})
 	}
@@ -283,7 +285,7 @@ func TestHostile(t *testing.T) {
 	// the whole fleet.
 	dull := s.push("active", hosttest.Unreachable, hosttest.I64(0))
 	s.await("given up", func(p control.PolicySlot) bool { return everywhere(p, dull, "rejected") && decides(p, 0) })
-	traps := s.push("active", hosttest.OneIn(64, hosttest.Unreachable), hosttest.Result(uint32(abi.None), 0))
+	traps := s.push("shadow", hosttest.OneIn(32, hosttest.Unreachable), hosttest.Result(uint32(abi.None), 0))
 	p := s.await("withdrawn", func(p control.PolicySlot) bool { return p.Candidate == nil && len(p.RolledBack) == 1 })
 	if p.RolledBack[0].Generation != traps || !strings.Contains(p.RolledBack[0].Reason, "r") || !decides(p, 0) {
 		t.Errorf("%+v", p)
