@@ -54,7 +54,8 @@ type Config struct {
 	// Kind is what the slot decides. Required.
 	Kind abi.Kind
 	// Native answers where a module does not; one for Kind is needed. If its
-	// Partitioner is a gate.Native, partitions are judged by its prices.
+	// Partitioner is a gate.Native, partitions are judged by its prices. Its Guard
+	// is not asked: a plan that a module's guard cannot judge is denied.
 	Native policy.Native
 	// Ring is whose signatures count. Required.
 	Ring sign.Ring
@@ -138,7 +139,9 @@ func (l *Loader) Compile(ctx context.Context, c swap.Candidate, fault func()) (s
 	if err != nil {
 		return swap.Module[Policy]{}, err
 	}
-	p, err := policy.New(policy.Config{Module: m, Native: l.config.Native, Configuration: c.Configuration, Instances: l.config.Instances,
+	native := l.config.Native
+	native.Guard = unjudged{}
+	p, err := policy.New(policy.Config{Module: m, Native: native, Configuration: c.Configuration, Instances: l.config.Instances,
 		Failures: -1, Faulted: fault, Every: l.config.Every, Keep: l.config.Keep, Now: l.config.Clock, Logger: log})
 	if err != nil {
 		return swap.Module[Policy]{}, errors.Join(err, m.Close())
@@ -150,6 +153,15 @@ func (l *Loader) Compile(ctx context.Context, c swap.Candidate, fault func()) (s
 		out.Replay = made.replay
 	}
 	return out, nil
+}
+
+// unjudged answers for a guard that failed: what it was there to stop must not
+// come through because of that.
+type unjudged struct{}
+
+// Guard implements policy.Guard.
+func (unjudged) Guard(abi.Change) (abi.Denial, bool) {
+	return abi.Denial{Stage: -1, Detail: "the guard's module could not judge the plan"}, true
 }
 
 // least is the tightest of what the host sets, or has by default, and a grant.

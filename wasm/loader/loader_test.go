@@ -250,6 +250,18 @@ func TestFaultIsTold(t *testing.T) {
 	}
 }
 
+// TestGuardsFailClosed: a plan that a module's guard does not judge is denied,
+// whatever the native guard would say.
+func TestGuardsFailClosed(t *testing.T) {
+	faults := 0
+	fails := hosttest.Policy(hosttest.Function("cs_guard_v1", nil, hosttest.Result(5, 0))).Encode()
+	m := made(t, config(abi.Guard), offer(t, fails, abi.Guard, nil), func() { faults++ })
+	d, denied := m.Policy.Guard(abi.Change{Next: policies.OneStage("m", []policies.ReplicaID{"a"})})
+	if !denied || d.Stage != -1 || d.Detail == "" || faults != 1 {
+		t.Errorf("denied %v: %+v, %d faults", denied, d, faults)
+	}
+}
+
 // TestEveryKind has a guest in Go pass its vectors, and answer what the native
 // policies were asked as they did.
 func TestEveryKind(t *testing.T) {
