@@ -200,7 +200,18 @@ type Planner struct {
 	Pooling float64 `yaml:"pooling,omitempty"`
 	// Seen is how many requests must be counted before the first stages; 0 means 1000.
 	Seen uint64 `yaml:"seen,omitempty"`
+	// Refine is "on" when boundaries also move between two plans, every second, as
+	// the replicas themselves propose; with plans every Period that rarely gains
+	// anything. Policies of kind refine decide only then. Empty means "off"; for
+	// preset "paper", "on".
+	Refine string `yaml:"refine,omitempty"`
 }
+
+// The values of Planner.Refine.
+const (
+	RefineOn  = "on"
+	RefineOff = "off"
+)
 
 // TLS names PEM files for mutual TLS between Cascade's components. All empty:
 // plaintext, allowed on loopback only. Files are read again every 10 s, so that

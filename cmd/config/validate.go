@@ -35,6 +35,10 @@ func (f *Fleet) fill() {
 	def(&f.Planner.Stages, policies.MaxStages)
 	def(&f.Planner.Seen, 1000)
 	def(&f.Planner.Pooling, 0.3)
+	if f.Preset == "paper" {
+		def(&f.Planner.Refine, RefineOn)
+	}
+	def(&f.Planner.Refine, RefineOff)
 	f.Migration.fill(f.Preset)
 	f.Policies.fill()
 	for i := range f.Models {
@@ -236,6 +240,7 @@ func (f *Fleet) validateReplicas(c *checker) {
 
 func (f *Fleet) validatePlanner(c *checker) {
 	p := f.Planner
+	oneOf(c, "planner.refine", p.Refine, RefineOn, RefineOff)
 	within(c, "planner.period", p.Period, 100*time.Millisecond, time.Hour)
 	within(c, "planner.window", p.Window, time.Second, 24*time.Hour)
 	within(c, "planner.stages", p.Stages, 1, policies.MaxStages)

@@ -14,6 +14,7 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/policy"
 	"github.com/cascadeinfer/cascade/wasm/sign"
 	"github.com/cascadeinfer/cascade/wasm/slots"
+	"github.com/cascadeinfer/cascade/xds/control"
 )
 
 // plan has as many stages as there are words, of the replicas in them.
@@ -109,5 +110,16 @@ func TestSlotsDecide(t *testing.T) {
 	got, err := c.Wrap("m", partition.Exact{}).Partition(w)
 	if err != nil || len(got.Cuts) != len(own.Cuts) {
 		t.Errorf("one stage costs more, and is taken: %+v, %v", got, err)
+	}
+}
+
+// TestIdleSlot: a module that nobody would ask is not taken in, and the error says
+// what would have it asked.
+func TestIdleSlot(t *testing.T) {
+	p := wire.Policies{}
+	p.Idle[abi.Refine] = "set planner.refine"
+	_, err := NewAdmission(p, &Control{}).Admit(t.Context(), control.Push{Slot: "refine"})
+	if err == nil || !strings.Contains(err.Error(), "nothing would ask it: set planner.refine") {
+		t.Error(err)
 	}
 }

@@ -37,6 +37,18 @@ const (
 // Migrates reports whether requests of this fleet move.
 func (f *Fleet) Migrates() bool { return f.Migration.Mode != config.MigrationOff }
 
+// Refines reports whether replicas propose where the boundaries of their stages
+// should lie, so that policies of kind refine decide anything.
+func (f *Fleet) Refines() bool { return f.Planner.Refine == config.RefineOn }
+
+// refiner is the built-in one of the preset.
+func (f *Fleet) refiner() policies.Refiner {
+	if f.Preset == "paper" {
+		return refine.Paper{}
+	}
+	return refine.Weighted{}
+}
+
 // Blocks is the directory of the sockets with which a replica's engine shows
 // its block table, "" for none.
 func (f *Fleet) Blocks(r config.Replica) string { return f.path(r.Blocks) }
@@ -68,8 +80,8 @@ func (f *Fleet) Market(r config.Replica, log *slog.Logger) market.Config {
 	if f.Migration.Select == "paper" {
 		c.Machine.Selector = bidask.Paper{}
 	}
-	if f.Preset == "paper" {
-		c.Refiner, c.RefineEvery = refine.Paper{}, max(fastestScan, f.scaled(time.Second))
+	if f.Refines() {
+		c.Refiner, c.RefineEvery = f.refiner(), max(fastestScan, f.scaled(time.Second))
 	}
 	return c
 }

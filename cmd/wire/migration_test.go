@@ -33,8 +33,11 @@ func TestMarketOfAPreset(t *testing.T) {
 	if c.Sample != bidask.AskAll || c.SendSlots != 3 || c.ReceiveSlots != 3 || c.Selector != (bidask.Paper{}) {
 		t.Errorf("paper: %+v", c)
 	}
-	if market.Refiner != (refine.Paper{}) {
+	if market.Refiner != (refine.Paper{}) || paper.Rules().Refine != "on" {
 		t.Errorf("paper: %+v", market.Refiner)
+	}
+	if f := load(t, "planner: {refine: on}\n"); f.Market(r, nil).Refiner != (refine.Weighted{}) || f.Rules().Refine != "on" || plain.Rules().Refine != "off" {
+		t.Errorf("planner.refine: %+v", f.Planner)
 	}
 }
 

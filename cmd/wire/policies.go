@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -20,7 +21,6 @@ import (
 	"github.com/cascadeinfer/cascade/policies/outlier"
 	"github.com/cascadeinfer/cascade/policies/partition"
 	"github.com/cascadeinfer/cascade/policies/place"
-	"github.com/cascadeinfer/cascade/policies/refine"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host"
 	"github.com/cascadeinfer/cascade/wasm/policy"
@@ -51,6 +51,8 @@ type Policies struct {
 	Cache  string // folder of machine code; "" for none
 	File   string // where the process keeps its slots' marks; "" for nowhere
 	Every  int    // every nth call is recorded
+	// Idle says why nothing asks a kind; see Fleet.Idle.
+	Idle [abi.Kinds]string
 }
 
 // Modules reports whether modules may decide in this fleet.
@@ -82,6 +84,7 @@ func (f *Fleet) Policies(role identity.Role, name string) (Policies, error) {
 		p.File = filepath.Join(dir, string(role)+"-"+identity.Escape(name)+".json")
 	}
 	for k := range abi.Kinds {
+		p.Idle[k] = f.Idle(k)
 		p.Limits[k].Wall = planWall
 		if slot.PerRequest(k) {
 			p.Limits[k].Wall = requestWall
@@ -195,7 +198,7 @@ func (f *Fleet) Native(m market.Config) policy.Native {
 		n.Partitioner = partition.TwoPhase{Model: partition.Snapshot}
 	}
 	if n.Refiner == nil {
-		n.Refiner = refine.Weighted{}
+		n.Refiner = f.refiner()
 	}
 	if n.Quoter == nil {
 		n.Quoter = bidask.Backlog{}
@@ -227,7 +230,7 @@ type Builtin struct {
 }
 
 // Builtins are the modules that decide as Native does, a slot each for every kind
-// that there is a module for.
+// that this fleet asks and that there is a module for.
 func (f *Fleet) Builtins() []Builtin {
 	of := func(name, settings string, kinds ...abi.Kind) Builtin { return Builtin{name, kinds, []byte(settings)} }
 	part, bids, boundary := "partition-exact", "bid-least-load", "refine-weighted"
@@ -237,10 +240,28 @@ func (f *Fleet) Builtins() []Builtin {
 	if f.Migration.Select == "paper" {
 		bids = "bid-paper"
 	}
-	return []Builtin{
-		of(part, "", abi.Partition), of(boundary, "", abi.Refine), of(bids, "", abi.Quote, abi.Select),
+	all := []Builtin{
+		of(part, "", abi.Partition), of(bids, "", abi.Quote, abi.Select),
 		of("outlier", fmt.Sprintf("percent %d\nleast %d\n", f.Migration.OutlierPercent, leastExcess), abi.Outlier), of("place", "", abi.Place),
+		of(boundary, "", abi.Refine),
 	}
+	return slices.DeleteFunc(all, func(b Builtin) bool { return f.Idle(b.Kinds[0]) != "" })
+}
+
+// Idle says why nothing in this fleet asks the policies of a kind, with what would
+// have them asked; "" when something does.
+func (f *Fleet) Idle(k abi.Kind) string {
+	switch {
+	case k == abi.Partition && f.Preset == "round-robin":
+		return "preset: round-robin has one stage, always"
+	case k == abi.Partition, k == abi.Guard:
+		return ""
+	case !f.Migrates():
+		return "no request of this fleet moves: migration.mode is off"
+	case k == abi.Refine && !f.Refines():
+		return `boundaries of this fleet move with plans alone: set planner.refine: "on" in the fleet file, and restart`
+	}
+	return ""
 }
 
 // ModulesDir is where the control planes keep the modules that were pushed, ""

@@ -112,3 +112,26 @@ func TestSite(t *testing.T) {
 		t.Errorf("%+v, %v", s, err)
 	}
 }
+
+// TestBuiltins: a module for each kind that the fleet asks, and for no other.
+func TestBuiltins(t *testing.T) {
+	for file, want := range map[string]string{
+		"":                         "partition-exact bid-least-load outlier place",
+		"planner: {refine: on}\n":  "partition-exact bid-least-load outlier place refine-weighted",
+		"preset: paper\n":          "partition-paper bid-paper outlier place refine-paper",
+		"migration: {mode: off}\n": "partition-exact",
+		"preset: round-robin\n":    "",
+	} {
+		f := load(t, file)
+		var names []string
+		for _, b := range f.Builtins() {
+			names = append(names, b.Name)
+		}
+		if got := strings.Join(names, " "); got != want {
+			t.Errorf("%q: %s, want %s", file, got, want)
+		}
+	}
+	if f := load(t, ""); !strings.Contains(f.Idle(abi.Refine), "planner.refine") || f.Idle(abi.Guard) != "" {
+		t.Errorf("%q, %q", f.Idle(abi.Refine), f.Idle(abi.Guard))
+	}
+}

@@ -152,7 +152,7 @@ func (f *Fleet) Registry() []policies.Replica {
 
 // Rules are the models and how the control plane plans them.
 func (f *Fleet) Rules() fleet.Rules {
-	rules := fleet.Rules{Policy: f.Preset, Speed: f.Speed, Period: f.Planner.Period, Seen: f.Planner.Seen}
+	rules := fleet.Rules{Policy: f.Preset, Refine: f.Planner.Refine, Speed: f.Speed, Period: f.Planner.Period, Seen: f.Planner.Seen}
 	for _, m := range f.Models {
 		p := f.Profiles[m.Name].TensorParallel(f.ranks(m.Name))
 		rules.Models = append(rules.Models, fleet.Model{
