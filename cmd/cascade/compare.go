@@ -29,6 +29,7 @@ type contest struct {
 	requests []trace.Request
 	prompt   replay.Prompt
 	envoy    string // path of Envoy; empty: the embedded proxy
+	device   string // where the engines keep their KV
 	moves    string // how requests move, where stages are planned; empty: as the preset says
 	out      string // directory for results; empty: none
 }
@@ -80,7 +81,8 @@ func (c *contest) run(ctx context.Context, s *settings, name, preset string) (ou
 	if err != nil {
 		return outcome{}, err
 	}
-	fleet, err := local.New(local.Config{Fleet: f, Envoy: c.envoy, Tracer: spans.Tracer(preset), Logger: log})
+	cards := s.gpus()
+	fleet, err := local.New(local.Config{Fleet: f, Envoy: c.envoy, GPUs: cards, Device: c.device, Tracer: spans.Tracer(preset), Logger: log})
 	if err != nil {
 		return outcome{}, err
 	}
@@ -101,7 +103,7 @@ func (c *contest) run(ctx context.Context, s *settings, name, preset string) (ou
 	out.Placed = place(out.Result, out.Status)
 	out.Moves = moved(fleet.Movers())
 	cancel(nil)
-	return out, errors.Join(err, <-done)
+	return out, errors.Join(err, <-done, cards.Close())
 }
 
 func (c *contest) replay(ctx context.Context, s *settings, fleet *local.Fleet, name string, all []plugin) (replay.Result, error) {

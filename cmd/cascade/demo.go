@@ -25,6 +25,7 @@ type emulated struct {
 	window   time.Duration
 	tp       int
 	envoy    string
+	device   string
 	moves    string
 	prompt   string
 	out      string
@@ -41,6 +42,7 @@ func (e *emulated) flags(c *cobra.Command, speed float64) {
 	f.IntVar(&e.tp, "tp", 1, "tensor-parallel ranks of each replica")
 	f.StringVar(&e.envoy, "envoy", "", "path of an Envoy binary to carry the traffic instead of the embedded proxy")
 	f.StringVar(&e.moves, "migration", "", "how running requests move: live, reprompt or off; default: as the preset says")
+	deviceFlag(c, &e.device)
 	completeFrom(c, "profile", cost.Names())
 	completeFrom(c, "migration", []string{config.MigrationLive, config.MigrationReprompt, config.MigrationOff})
 }
@@ -118,7 +120,7 @@ func (s *settings) compare(ctx context.Context, src *source, e *emulated, p plug
 	if err != nil {
 		return err
 	}
-	c := &contest{fleet: fleet, plugins: p, requests: requests, prompt: replay.Prompt(e.prompt), envoy: e.envoy, moves: e.moves, out: e.out}
+	c := &contest{fleet: fleet, plugins: p, requests: requests, prompt: replay.Prompt(e.prompt), envoy: e.envoy, device: e.device, moves: e.moves, out: e.out}
 	last := requests[len(requests)-1].At.Seconds() / e.speed
 	proxy := "the embedded proxy"
 	if e.envoy != "" {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/url"
@@ -24,7 +25,7 @@ func newEngine(s *settings) *cobra.Command {
 		speed           float64
 		tp              int
 		ctxLen          int64
-		blocks          string
+		blocks, device  string
 	)
 	c := &cobra.Command{
 		Use:   "engine",
@@ -35,7 +36,10 @@ batching, prefix caching and iteration times from a measured cost profile. Its
 text is made of words without sense, and depends on every KV byte it attends to.
 
 With "blocks" in the fleet file, or --blocks, it shows its block table on Unix sockets
-in that directory, so that its migrator can move running requests with their KV.`,
+in that directory, so that its migrator can move running requests with their KV.
+
+With --device cuda its KV is in the memory of a GPU, as an engine's is: the one that
+"gpu" in the fleet file says, else the first. It computes nothing there.`,
 		Example: `  cascade engine -c fleet.yaml --replica r0
   cascade engine --model demo --profile h200-llama-3.1-8b --listen 127.0.0.1:8000
   curl -N 127.0.0.1:8000/v1/completions -d '{"model":"demo","prompt":"hello","max_tokens":20,"stream":true}'`,
@@ -43,6 +47,7 @@ in that directory, so that its migrator can move running requests with their KV.
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			fleet := config.Fleet{Models: []config.Model{model}, Speed: speed}
 			dir := "."
+			var gpu *int
 			if file.path != "" {
 				w, err := file.load(cmd)
 				if err != nil {
@@ -58,6 +63,7 @@ in that directory, so that its migrator can move running requests with their KV.
 					return err
 				}
 				fleet, dir, listen, tp = f, w.Dir, u.Host, r.TP
+				gpu = r.GPU
 				if blocks == "" {
 					blocks = w.Blocks(r)
 				}
@@ -67,7 +73,13 @@ in that directory, so that its migrator can move running requests with their KV.
 					}
 				}
 			}
-			return s.runEngine(cmd.Context(), fleet, dir, listen, emulator.Config{Model: model.Name, TensorParallel: tp, Context: model.Context, Blocks: blocks})
+			all := s.gpus()
+			memory, err := all.Device(device, gpu)
+			if err != nil {
+				return err
+			}
+			err = s.runEngine(cmd.Context(), fleet, dir, listen, emulator.Config{Model: model.Name, TensorParallel: tp, Context: model.Context, Blocks: blocks, Device: memory})
+			return errors.Join(err, all.Close())
 		},
 	}
 	f := c.Flags()
@@ -81,6 +93,7 @@ in that directory, so that its migrator can move running requests with their KV.
 	f.IntVar(&tp, "tp", 1, "tensor-parallel ranks")
 	f.Int64Var(&ctxLen, "context", 131072, "longest sequence in tokens")
 	f.StringVar(&blocks, "blocks", "", "private directory for the sockets of the block table, instead of \"blocks\" of the fleet file")
+	deviceFlag(c, &device)
 	c.PreRun = func(*cobra.Command, []string) { model.Context = policies.Tokens(ctxLen) }
 	return c
 }

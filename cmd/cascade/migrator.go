@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"strings"
@@ -103,9 +104,10 @@ func (s *settings) runMigrator(ctx context.Context, fleet wire.Fleet, r config.R
 		return fmt.Errorf("migrator of %s: %w", r.ID, err)
 	}
 
+	all := s.gpus()
 	d, err := daemon.New(daemon.Config{
 		Fleet: fleet, Replica: r, Control: links[0], OtherControl: links[1:], Clients: doors.clients, Peers: fm.id.Listener(doors.peers), Listen: next.again(clientsDoor),
-		TLS: fm.id.Keys, Runtime: m.runtime, Drain: m.drain, Predecessor: next.predecessor(), Tracer: spans.Tracer("migrator"), Logger: fm.log,
+		TLS: fm.id.Keys, Runtime: m.runtime, GPUs: all, Drain: m.drain, Predecessor: next.predecessor(), Tracer: spans.Tracer("migrator"), Logger: fm.log,
 	})
 	if err != nil {
 		doors.close()
@@ -149,7 +151,7 @@ func (s *settings) runMigrator(ctx context.Context, fleet wire.Fleet, r config.R
 	g.Go(func() error {
 		return serveAdmin(back, doors.admin, metrics, func() string { return frontReady(front.Status()) })
 	})
-	return g.Wait()
+	return errors.Join(g.Wait(), all.Close())
 }
 
 // frontReady says why a front takes no requests; "" when it does.

@@ -4,7 +4,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"os"
 	"runtime/debug"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cascadeinfer/cascade/cmd/gpus"
 )
 
 // logger returns the logger that --log asks for.
@@ -14,6 +19,16 @@ func (s *settings) logger() (*slog.Logger, error) {
 		return nil, &usageError{command: "cascade", err: fmt.Errorf("--log %q: use debug, info, warn or error", s.logLevel)}
 	}
 	return slog.New(slog.NewTextHandler(s.stderr, &slog.HandlerOptions{Level: level})), nil
+}
+
+// gpus are the GPUs of this process, opened when they are needed. Tests name the
+// library of a fake driver; users have one driver.
+func (s *settings) gpus() *gpus.GPUs { return gpus.New(os.Getenv("CASCADE_TEST_LIBCUDA")) }
+
+// deviceFlag adds --device.
+func deviceFlag(c *cobra.Command, device *string) {
+	c.Flags().StringVar(device, "device", gpus.Host, "where emulated engines keep their KV: host, or cuda for the memory of a GPU")
+	completeFrom(c, "device", []string{gpus.Host, gpus.CUDA})
 }
 
 // print writes v as indented JSON.

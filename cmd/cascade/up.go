@@ -69,6 +69,10 @@ program are signed with a key of this run and pushed, as an operator would push 
 ("cascade policy status" shows them). With policies.keys in the file it is you who pushes;
 --native decides by the same policies, linked in.
 
+With --device cuda the emulated engines keep their KV in the memory of a GPU: the one that
+"gpu" in the fleet file says, else the first. Moves between them are then carried by
+transport cuda, as they are between real engines.
+
 With OTEL_EXPORTER_OTLP_ENDPOINT set, every move of a request is a trace, exported by
 OTLP over gRPC.
 
@@ -151,7 +155,8 @@ func (s *settings) runUp(ctx context.Context, fleet wire.Fleet, u *upFlags) erro
 	file := fleet
 	file.Fleet.Replicas = slices.Clone(fleet.Fleet.Replicas)
 	// From here on, fleet has the addresses that are bound.
-	f, err := local.New(local.Config{Fleet: fleet, External: u.external, Envoy: u.made.envoy, Drain: u.drain, Tracer: spans.Tracer("up"), Logger: log})
+	cards := s.gpus()
+	f, err := local.New(local.Config{Fleet: fleet, External: u.external, Envoy: u.made.envoy, GPUs: cards, Device: u.made.device, Drain: u.drain, Tracer: spans.Tracer("up"), Logger: log})
 	if errors.Is(err, syscall.EADDRINUSE) {
 		return fmt.Errorf("%w: stop what listens there, or choose other addresses in a fleet file (-c)", err)
 	}
@@ -172,7 +177,7 @@ func (s *settings) runUp(ctx context.Context, fleet wire.Fleet, u *upFlags) erro
 			})
 		})
 	}
-	return g.Wait()
+	return errors.Join(g.Wait(), cards.Close())
 }
 
 // merge is the list of replicas after an edit: who runs here keeps the address

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/cascadeinfer/cascade/cmd/config"
+	"github.com/cascadeinfer/cascade/cmd/gpus"
 	"github.com/cascadeinfer/cascade/cmd/modules"
 	"github.com/cascadeinfer/cascade/cmd/mtls"
 	"github.com/cascadeinfer/cascade/cmd/wire"
@@ -48,6 +49,9 @@ type Config struct {
 	Runtime string
 	// Blocks overrides Replica.Blocks, the directory of the engine's sockets.
 	Blocks string
+	// GPUs reach an engine's pool where it is in a GPU's memory; the caller closes them
+	// after Run. nil refuses such engines.
+	GPUs *gpus.GPUs
 	// Predecessor is the id of the process before this one of the same replica,
 	// which still lives, or did a moment ago: Follow tells of it. 0 means none.
 	Predecessor int

@@ -21,6 +21,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/peer"
 	"github.com/cascadeinfer/cascade/migrator/stream"
 	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/cuda"
 	"github.com/cascadeinfer/cascade/migrator/transport/shm"
 	"github.com/cascadeinfer/cascade/migrator/transport/tcp"
 	"github.com/cascadeinfer/cascade/migrator/uplink"
@@ -115,7 +116,11 @@ func (d *Daemon) newMoving() error {
 	}
 	mc := f.Mover(r, log)
 	if d.cfg.Blocks != "" && f.Migration.Mode == config.MigrationLive {
-		if d.blocks, err = blocks.New(blocks.Config{Dir: d.cfg.Blocks, Logger: log}); err != nil {
+		bc := blocks.Config{Dir: d.cfg.Blocks, Logger: log}
+		if d.cfg.GPUs != nil {
+			bc.Device = d.cfg.GPUs.Attach
+		}
+		if d.blocks, err = blocks.New(bc); err != nil {
 			return err
 		}
 		if err = d.newTransports(); err != nil {
@@ -173,8 +178,16 @@ func (d *Daemon) newHost(m market.Config) error {
 	return err
 }
 
-// newTransports builds what carries blocks, best first.
+// newTransports builds what carries blocks, best first: the order of topology.Kind. Each
+// says by itself whether it can work with where the engine's pool is.
 func (d *Daemon) newTransports() error {
+	if d.cfg.Runtime != "" && d.cfg.GPUs != nil {
+		t, err := cuda.New(cuda.Config{Dir: d.cfg.Runtime, Pool: d.blocks, Logger: d.cfg.Logger})
+		if err != nil {
+			return err
+		}
+		d.transports = append(d.transports, t)
+	}
 	if d.cfg.Runtime != "" {
 		t, err := shm.New(shm.Config{Dir: d.cfg.Runtime, Pool: d.blocks, Logger: d.cfg.Logger})
 		if err != nil {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/config"
 	"github.com/cascadeinfer/cascade/cmd/daemon"
+	"github.com/cascadeinfer/cascade/cmd/gpus"
 	"github.com/cascadeinfer/cascade/cmd/wire"
 	"github.com/cascadeinfer/cascade/migrator/stream"
 	"github.com/cascadeinfer/cascade/policies"
@@ -65,6 +66,7 @@ type setup struct {
 	replicas int
 	edit     func(*config.Fleet)               // before it is checked
 	front    func(id string, c *stream.Config) // before a front is made
+	gpus     *gpus.GPUs                        // on which the engines keep their KV; nil: in shared memory
 }
 
 // llm is the name of the first model of a rig; its context is 131072.
@@ -103,7 +105,10 @@ func newRig(t *testing.T, s setup) *rig {
 	for _, n := range f.Replicas {
 		r.placed[n.ID] = new(atomic.Int64)
 	}
-	cfg := Config{Fleet: file, Envoy: s.envoy, Drain: time.Second, Logger: logger(t)}
+	cfg := Config{Fleet: file, Envoy: s.envoy, Drain: time.Second, GPUs: s.gpus, Logger: logger(t)}
+	if s.gpus != nil {
+		cfg.Device = gpus.CUDA
+	}
 	cfg.seams = seams{listen: r.sockets.listen, part: r.parts.run, front: func(c *stream.Config) {
 		if s.front != nil {
 			s.front(string(c.Replica), c)

@@ -30,6 +30,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/config"
 	"github.com/cascadeinfer/cascade/cmd/daemon"
+	"github.com/cascadeinfer/cascade/cmd/gpus"
 	"github.com/cascadeinfer/cascade/cmd/modules"
 	"github.com/cascadeinfer/cascade/cmd/wire"
 	"github.com/cascadeinfer/cascade/engine/emulator"
@@ -54,6 +55,12 @@ type Config struct {
 	// Envoy is the path of an Envoy binary that carries the traffic; empty
 	// means the embedded proxy.
 	Envoy string
+	// GPUs reach engines' pools in the memory of GPUs; the caller closes them after Run.
+	// nil refuses such engines.
+	GPUs *gpus.GPUs
+	// Device is where the emulated engines keep their KV pools; it is gpus.Host or
+	// gpus.CUDA, which needs GPUs. "" means gpus.Host.
+	Device string
 	// Drain bounds how long streams may go on once Run's context has ended; 0
 	// means 10 s.
 	Drain  time.Duration
@@ -229,6 +236,10 @@ func (f *Fleet) newEngine(r config.Replica) (*emulator.Engine, error) {
 	if f.cfg.Fleet.Migrates() {
 		c.Blocks = f.blocks(r)
 	}
+	var err error
+	if c.Device, err = f.cfg.GPUs.Device(f.cfg.Device, r.GPU); err != nil {
+		return nil, err
+	}
 	return emulator.New(c)
 }
 
@@ -236,7 +247,7 @@ func (f *Fleet) newEngine(r config.Replica) (*emulator.Engine, error) {
 func (f *Fleet) newMigrator(r config.Replica, clients, peers net.Listener) (*daemon.Daemon, error) {
 	return daemon.New(daemon.Config{
 		Fleet: f.cfg.Fleet, Replica: r, Control: f.link, Clients: clients, Peers: peers, Listen: f.cfg.seams.listen,
-		Runtime: filepath.Join(f.runtime, "shm"), Blocks: f.blocks(r), Host: f.host, Drain: f.cfg.Drain, Tracer: f.cfg.Tracer,
+		Runtime: filepath.Join(f.runtime, "shm"), Blocks: f.blocks(r), GPUs: f.cfg.GPUs, Host: f.host, Drain: f.cfg.Drain, Tracer: f.cfg.Tracer,
 		Logger: f.log.With("replica", r.ID), Front: f.cfg.seams.front,
 	})
 }

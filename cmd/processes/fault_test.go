@@ -73,7 +73,7 @@ func slow(t *testing.T) {
 }
 
 // ways are the moments of a move of each way.
-var ways = map[string][]step{config.MigrationLive: liveSteps, config.MigrationReprompt: repromptSteps}
+var ways = map[string][]step{config.MigrationLive: liveSteps, liveOnGPU: liveSteps, config.MigrationReprompt: repromptSteps}
 
 // TestProcessesDie kills and stops the processes of both sides of a move, at
 // each of its steps.
@@ -137,7 +137,16 @@ func TestLinksBreak(t *testing.T) {
 // nothing that is not verified is decoded, and so nothing moves live.
 func TestMessagesLie(t *testing.T) {
 	slow(t)
-	h := newHop(t, config.MigrationLive, nil)
+	for _, mode := range []string{config.MigrationLive, liveOnGPU} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			messagesLie(t, mode)
+		})
+	}
+}
+
+func messagesLie(t *testing.T, mode string) {
+	h := newHop(t, mode, nil)
 	flip := func(list []uint32) {
 		for i := range list {
 			list[i] ^= 1

@@ -43,6 +43,7 @@ type fleet struct {
 	envoy    *envoytest.Process
 	proxy    *process // nil: Envoy
 	client   *http.Client
+	library  string // of the GPUs on which the engines keep their KV; "": they do not
 }
 
 // replica is an engine and the migrator before it.
@@ -60,6 +61,7 @@ type setup struct {
 	planes   int                 // control planes; 0 is one
 	edit     func(*config.Fleet) // before the file is written
 	files    map[string][]byte   // beside it
+	library  string              // of the GPUs that are to have the engines' KV; "": none
 	// published changes a replica as the control plane shall see it; nil: as it is.
 	published func(*config.Replica)
 }
@@ -72,7 +74,7 @@ func newFleet(t testing.TB, s setup) *fleet {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	f := &fleet{t: t, dir: dir, client: newClient()}
+	f := &fleet{t: t, dir: dir, client: newClient(), library: s.library}
 	t.Cleanup(f.client.CloseIdleConnections)
 	s.planes = max(1, s.planes)
 	a := addresses(3 + 4*s.replicas + 2*(s.planes-1))
@@ -211,14 +213,26 @@ func (f *fleet) startControl() {
 
 func (r *replica) startEngine() {
 	r.f.t.Helper()
-	r.engine = start(r.f.t, "engine", "-c", r.file, "--replica", r.ID)
+	args := []string{"engine", "-c", r.file, "--replica", r.ID}
+	if r.f.library != "" {
+		args = append(args, "--device", "cuda")
+	}
+	r.engine = startWith(r.f.t, r.f.env(), args...)
 	r.engine.await("emulating")
+}
+
+// env is what the processes of a fleet need to know of its GPUs.
+func (f *fleet) env() []string {
+	if f.library == "" {
+		return nil
+	}
+	return []string{"CASCADE_TEST_LIBCUDA=" + f.library}
 }
 
 // startMigrator starts the replica's migrator, beside the one that may run.
 func (r *replica) startMigrator() {
 	r.f.t.Helper()
-	r.migrator = start(r.f.t, "migrator", "-c", r.file, "--replica", r.ID, "--log", "info", "--runtime-dir", r.f.path("run"))
+	r.migrator = startWith(r.f.t, r.f.env(), "migrator", "-c", r.file, "--replica", r.ID, "--log", "info", "--runtime-dir", r.f.path("run"))
 	r.migrator.await("migrator of " + r.ID + ": .*reports to")
 }
 

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/config"
+	"github.com/cascadeinfer/cascade/migrator/device/fake"
 	"github.com/cascadeinfer/cascade/migrator/transfer"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
@@ -37,13 +38,22 @@ type hop struct {
 	hits           map[string]int // how often each step was struck
 }
 
+// liveOnGPU is the mode of fleets whose requests move live between the memory of GPUs:
+// those of a driver without any.
+const liveOnGPU = "live, on a GPU"
+
 // newHop runs a fleet whose requests move in the given way; edit, if any, changes
 // its file.
 func newHop(t *testing.T, mode string, edit func(*config.Fleet)) *hop {
 	t.Helper()
 	h := &hop{links: map[string]*link{}, hits: map[string]int{}}
+	library := ""
+	if mode == liveOnGPU {
+		mode, library = config.MigrationLive, fake.CUDA(t)
+	}
 	h.fleet = newFleet(t, setup{
 		replicas: 3,
+		library:  library,
 		edit: func(c *config.Fleet) {
 			c.Migration.Mode = mode
 			if edit != nil {

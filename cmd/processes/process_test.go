@@ -55,9 +55,15 @@ type process struct {
 // latest.
 func start(t testing.TB, args ...string) *process {
 	t.Helper()
+	return startWith(t, nil, args...)
+}
+
+// startWith is start, with more in the environment.
+func startWith(t testing.TB, env []string, args ...string) *process {
+	t.Helper()
 	p := &process{t: t, args: strings.Join(args, " "), cmd: exec.Command(cascade, args...), out: &output{}, gone: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr, p.cmd.SysProcAttr = p.out, p.out, dieWithParent()
-	p.cmd.Env = append(os.Environ(), "GOTRACEBACK=all")
+	p.cmd.Env = append(append(os.Environ(), "GOTRACEBACK=all"), env...)
 	begun := make(chan error)
 	// The parent's death is that of the thread that forked.
 	go func() {

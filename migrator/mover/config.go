@@ -25,7 +25,7 @@ const (
 	insistTime    = 30 * time.Second       // for an engine to thaw, drop or release; then its session ends
 	adoptTimeout  = time.Second            // for the machine to be asked
 	grantTime     = 2 * time.Minute        // of a ticket: longer than a move may take
-	probeTick     = time.Second            // between two looks at which probes are due
+	probeTick     = 100 * time.Millisecond // between two looks at which probes are due
 	probeTimeout  = 2 * time.Second
 	remembered    = 256     // moves that are over
 	maxInbox      = 1 << 14 // messages that wait; more are lost
