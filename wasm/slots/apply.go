@@ -182,6 +182,7 @@ func (s *Set) Apply(w Want) error {
 		}
 	}
 	k.want, k.refused = w, map[uint64]error{}
+	k.proven.Store(len(w.Candidates) > 0 && w.Candidates[0].Proven)
 	k.forget()
 	return k.reconcile()
 }

@@ -49,8 +49,8 @@ type Config struct {
 	// Instances is how many calls can be in one module at once; see policy.Config,
 	// whose default 0 means, too.
 	Instances int
-	// Now is the clock: of gates, of breakers, of statements' ends. Nil means
-	// time.Now.
+	// Now is the clock: of gates, of breakers, of statements' ends, and of what
+	// modules see as the time, in microseconds since 1970. Nil means time.Now.
 	Now func() time.Time
 	// Logger tells of switches, of modules that ended and of their faults. Nil
 	// discards it.

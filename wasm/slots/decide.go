@@ -18,7 +18,10 @@ type (
 	placer      struct{ *swap.Slot[loader.Policy] }
 	refiner     scoped
 	partitioner scoped
-	guard       scoped
+	guard       struct {
+		*kindSlot
+		scope string
+	}
 )
 
 // scoped is a slot as one scope sees it.
@@ -77,10 +80,12 @@ func (s *Set) Partitioner(scope string) policies.Partitioner {
 	return s.config.Native.Partitioner
 }
 
-// Guard answers as the slot of guard does for a scope: the model's name.
+// Guard answers as the slot of guard does for a scope: the model's name. While the
+// fleet has a proven guard that does not decide here, because it is being built
+// or has failed, every plan is denied.
 func (s *Set) Guard(scope string) policy.Guard {
 	if k := s.slots[abi.Guard]; k != nil {
-		return guard{k.slot, scope}
+		return guard{k, scope}
 	}
 	return s.config.Native.Guard
 }
@@ -140,6 +145,9 @@ func (p partitioner) Partition(w policies.Workload) (policies.Partition, error) 
 func (g guard) Guard(ch abi.Change) (abi.Denial, bool) {
 	l := g.slot.EnterScope(g.scope)
 	defer l.Leave()
+	if l.Generation == slot.Native && g.proven.Load() {
+		return abi.Denial{Stage: -1, Detail: "the guard that the fleet runs does not run here: see cascade policy status; roll it back to do without"}, true
+	}
 	return l.Policy.Guard(ch)
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -41,6 +42,9 @@ type kindSlot struct {
 	slot   *swap.Slot[loader.Policy]
 	loader *loader.Loader
 
+	// proven: the want has a module that the fleet runs. It is what guards look at.
+	proven atomic.Bool
+
 	// Guarded by Set.mu.
 	history history
 	want    Want             // the last one, without the modules that were offered
@@ -73,7 +77,8 @@ func New(config Config) (*Set, error) {
 	}
 	s.past = past
 	start := config.Now()
-	clock := func() policies.Micros { return policies.Micros(config.Now().Sub(start) / time.Microsecond) }
+	begin := policies.Micros(start.UnixMicro()) // rules read it as the time of day; it does not go back
+	clock := func() policies.Micros { return begin + policies.Micros(config.Now().Sub(start)/time.Microsecond) }
 	build := new(sync.Mutex) // one module at a time in this process: calls keep most of the machine
 	for _, kind := range config.Kinds {
 		k := &kindSlot{kind: kind, history: past[kind.String()].clone(), want: Want{Kind: kind}, about: map[uint64]*about{}, offered: map[uint64]slot.Offer{}}
