@@ -92,8 +92,8 @@ func (c Config) filled() (Config, error) {
 	}
 	if c.Instances == 0 {
 		c.Instances = 1
-		for _, k := range [...]abi.Kind{abi.Quote, abi.Select, abi.Outlier, abi.Place} {
-			if c.Module.Decides(k) {
+		for k := range abi.Kinds {
+			if perRequest(k) && c.Module.Decides(k) {
 				c.Instances = runtime.GOMAXPROCS(0)
 			}
 		}
@@ -126,6 +126,11 @@ func (c Config) filled() (Config, error) {
 	}
 	c.Native = c.Native.filled()
 	return c, nil
+}
+
+// perRequest reports whether a kind is decided with every request.
+func perRequest(k abi.Kind) bool {
+	return k == abi.Quote || k == abi.Select || k == abi.Outlier || k == abi.Place
 }
 
 // filled puts nobody where there is no policy.

@@ -13,7 +13,9 @@
 //     limits bound.
 //  2. No call waits for an instance to be made. It waits for one that is in use
 //     only when all are.
-//  3. After Failures faults within Window the breaker opens: the native policy
+//  3. Instances that rest between calls (host.Instance.Rest) do so before they have
+//     answered another 1,000; no caller waits for it unless all instances do.
+//  4. After Failures faults within Window the breaker opens: the native policy
 //     answers everything from then on. It does not close again.
 //
 // A Policy is safe for concurrent use. Calls for bids, outliers and places take

@@ -28,6 +28,7 @@ type Policy struct {
 	config Config
 	pages  uint32
 	slots  []slot
+	rests  bool // its instances rest between calls; see rest
 
 	shut    atomic.Bool // the breaker is open, or Run has ended
 	waiting atomic.Int32
@@ -55,6 +56,9 @@ func New(config Config) (*Policy, error) {
 		config: config, pages: config.Module.Report().MaxPages, slots: make([]slot, config.Instances),
 		wake: make(chan struct{}, 1), refill: make(chan struct{}, 1), opened: make(chan struct{}),
 	}
+	for k := range abi.Kinds {
+		p.rests = p.rests || perRequest(k) && config.Module.Decides(k) && config.Module.Rests()
+	}
 	for n := range p.slots {
 		s := &p.slots[n]
 		s.number, s.ring = uint64(n), make([]host.Record, 0, config.Keep)
@@ -79,7 +83,8 @@ func (p *Policy) instance() (*host.Instance, error) {
 	return i, nil
 }
 
-// Run replaces instances that died, until the context is done. Then the native
+// Run replaces instances that died, and has those rest that need to between calls
+// (host.Instance.Rest), until the context is done. Then the native
 // policies answer everything; Run waits for calls in progress, frees the
 // instances and returns nil. It may be called once.
 func (p *Policy) Run(ctx context.Context) error {
@@ -97,6 +102,28 @@ func (p *Policy) Run(ctx context.Context) error {
 		}
 		if !p.replace() {
 			timer.Reset(retry)
+		}
+		p.restAll()
+	}
+}
+
+// restAll has the instances rest that are to, one after the other, so that the
+// others answer meanwhile.
+func (p *Policy) restAll() {
+	for n := range p.slots {
+		s := &p.slots[n]
+		if !s.tired.Load() {
+			continue
+		}
+		p.take(s)
+		switch {
+		case s.instance.Dead() != nil: // it waits to be replaced
+			s.tired.Store(false)
+			p.release(s, empty)
+		case !s.tired.Load(): // who called was faster
+			p.release(s, free)
+		default:
+			p.rest(s)
 		}
 	}
 }
@@ -124,7 +151,7 @@ func (p *Policy) replace() bool {
 		}
 		p.take(s)
 		s.instance.Close()
-		s.instance, s.served, s.late = i, 0, nil
+		s.instance, s.served, s.rested, s.late = i, 0, 0, nil
 		s.worn.Store(false)
 		p.replaced.Add(1)
 		p.release(s, free)
@@ -201,7 +228,7 @@ func (p *Policy) failed(s *slot, k abi.Kind, err error, frame []byte) {
 		s.late = slices.Clone(r.Frame)
 	}
 	if s.instance.Dead() == nil {
-		p.release(s, free)
+		p.leave(s)
 		return
 	}
 	s.worn.Store(true)

@@ -23,6 +23,7 @@ type slot struct {
 	number   uint64
 	calls    uint64 // as of the state
 	served   uint64 // by the present instance
+	rested   uint64 // of served, when it rested last
 	sampled  *host.Record
 	ring     []host.Record
 	next     int
@@ -30,6 +31,7 @@ type slot struct {
 	_        [64]byte
 	state    atomic.Uint64
 	worn     atomic.Bool  // the instance is dead, or old, and to be replaced
+	tired    atomic.Bool  // the instance is to rest
 	wanted   atomic.Int32 // how many take it: calls leave it to them
 	_        [40]byte
 }
@@ -40,6 +42,14 @@ const (
 	mostServed   = 10_000_000
 	lookEvery    = 4096
 	mostMemory16 = 15 // sixteenths of what the module may have
+)
+
+// When an instance rests, for modules that decide with every request: before what
+// a guest puts off would be done in the middle of a call, which has no fuel for it.
+const (
+	restEvery = 500     // calls: then Run has it rest
+	restMost  = 1000    // calls: where Run has not, who called does
+	restFuel  = 5000000 // ticks, some 10 ms: what takes more is a fault
 )
 
 // acquire returns a slot to ask, nil when the native policy is to answer.
@@ -160,6 +170,22 @@ func (p *Policy) done(s *slot) {
 	if s.sampled != nil {
 		p.burnt(s.sampled.Fuel)
 	}
+	p.leave(s)
+}
+
+// leave gives a slot back whose instance lives on, and has others see to what it
+// needs.
+func (p *Policy) leave(s *slot) {
+	if p.rests && s.served-s.rested >= restEvery {
+		switch {
+		case s.served-s.rested >= restMost:
+			p.rest(s)
+			return
+		case !s.tired.Load():
+			s.tired.Store(true)
+			p.refillSoon()
+		}
+	}
 	if s.served%lookEvery == 0 && !s.worn.Load() {
 		now, _ := s.instance.Memory()
 		if s.served >= mostServed || uint64(now)*16 > uint64(p.pages)<<16*mostMemory16 {
@@ -168,6 +194,25 @@ func (p *Policy) done(s *slot) {
 		}
 	}
 	p.release(s, free)
+}
+
+// rest has the instance of a slot that is busy rest, and gives the slot back.
+func (p *Policy) rest(s *slot) {
+	s.tired.Store(false)
+	s.rested = s.served
+	err := s.instance.Rest()
+	if err == nil && s.instance.Fuel() > restFuel {
+		p.log().Warn("a policy's module rests for too long", "ticks", s.instance.Fuel(), "most", restFuel)
+		p.blame()
+	}
+	if err == nil {
+		p.release(s, free)
+		return
+	}
+	p.count(err)
+	s.worn.Store(true)
+	p.release(s, empty)
+	p.refillSoon()
 }
 
 // mix is splitmix64: the randomness that a call gets is its number's.

@@ -1,0 +1,99 @@
+package policy
+
+import (
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/bidask"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/guest/guesttest"
+	"github.com/cascadeinfer/cascade/wasm/host"
+	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
+)
+
+// unlimited is a host whose machine may be busy with something else.
+func unlimited() (c host.Config) {
+	for k := range c.Limits {
+		c.Limits[k].Wall = time.Hour
+	}
+	return c
+}
+
+// tiring traps when it is asked more often than that without a rest, which does
+// rest. The count is at 8.
+func tiring(most int32, rest ...[]byte) []byte {
+	load, store := hosttest.Cat(hosttest.I32(0), hosttest.Load32(8)), hosttest.Store32(8)
+	return hosttest.Policy(
+		hosttest.LeastLoad(hosttest.I32(0), load, hosttest.I32(1), hosttest.Add, store,
+			load, hosttest.I32(most), hosttest.Op(0x4b), hosttest.If(hosttest.Unreachable)),
+		hosttest.Function(abi.ExportRest, nil, append(rest, hosttest.I32(0), hosttest.I32(0), store, hosttest.I64(0))...)).Encode()
+}
+
+// TestRests: no instance is asked more often than restMost without a rest, with
+// Run or, where Run is not there in time, without it.
+func TestRests(t *testing.T) {
+	const callers, calls = 4, 5000
+	ask := func(p *Policy) {
+		t.Helper()
+		var group sync.WaitGroup
+		for range callers {
+			group.Go(func() {
+				for n := range calls {
+					if b := bids(1 + n%5); p.Select(b) != (bidask.LeastLoad{}).Select(b) {
+						t.Error("wrong")
+					}
+				}
+			})
+		}
+		group.Wait()
+		if st := p.Stats(); st.Calls != callers*calls || st.Faults != [host.Causes]uint64{} || st.Replaced != 0 {
+			t.Errorf("%+v", st)
+		}
+	}
+	ask(running(t, Config{Instances: 2}, unlimited(), tiring(restMost)))
+	p := running(t, Config{Instances: 1}, unlimited(), tiring(restMost))
+	p.refill = nil // Run never hears of it
+	ask(p)
+}
+
+// TestBadRests: a module that cannot rest, or rests for long, is at fault; every
+// call is answered.
+func TestBadRests(t *testing.T) {
+	for name, rest := range map[string][]byte{
+		"traps":   hosttest.Unreachable,
+		"forever": hosttest.Forever,
+		"long":    hosttest.Cat(hosttest.Loop(hosttest.Get(0), hosttest.I32(1), hosttest.Add, hosttest.Op(0x22, 0), hosttest.I32(2*restFuel), hosttest.Op(0x49), hosttest.BrIf(0))),
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := running(t, Config{Instances: 1, Failures: 3, Window: time.Hour}, unlimited(), tiring(1<<30, rest))
+			for end := time.Now().Add(time.Minute); !p.Stats().Open; {
+				if b := bids(3); p.Select(b) != (bidask.LeastLoad{}).Select(b) {
+					t.Fatal("wrong")
+				}
+				if time.Now().After(end) {
+					t.Fatalf("the breaker is not open: %+v", p.Stats())
+				}
+			}
+		})
+	}
+}
+
+// TestGarbageOfBids: a guest in Go that allocates 2 KiB for each bid never runs out
+// of fuel.
+func TestGarbageOfBids(t *testing.T) {
+	const calls = 30_000
+	code := guesttest.Build(t, filepath.Join("..", "guest", "testdata", "guest"))
+	p := running(t, Config{Instances: 1}, unlimited(), code)
+	pos, h := policies.Position{Capacity: 1e6, Held: 10}, policies.Handover{Request: "r", Length: 2048}
+	for range calls {
+		if bid, ok := p.Quote(pos, h); !ok || bid.Load != 10 {
+			t.Fatal(bid, ok)
+		}
+	}
+	if st := p.Stats(); st.Calls != calls || st.Faults != [host.Causes]uint64{} || st.Replaced != 0 {
+		t.Errorf("%+v", st)
+	}
+}
