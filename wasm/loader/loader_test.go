@@ -250,6 +250,40 @@ func TestFaultIsTold(t *testing.T) {
 	}
 }
 
+// TestTrialRests: what is tried in shadow rests between calls, as it would when it
+// decides.
+func TestTrialRests(t *testing.T) {
+	count := hosttest.Cat(hosttest.I32(0), hosttest.Load32(8))
+	tires := hosttest.Policy(
+		hosttest.LeastLoad(hosttest.I32(0), count, hosttest.I32(1), hosttest.Add, hosttest.Store32(8),
+			count, hosttest.I32(restEvery+20), hosttest.Op(0x4b), hosttest.If(hosttest.Unreachable)),
+		hosttest.Function(abi.ExportRest, nil, hosttest.I32(0), hosttest.I32(0), hosttest.Store32(8), hosttest.I64(0))).Encode()
+	linked := policy.NewLinked(natives, 1, 0, nil)
+	c := config(abi.Select)
+	c.Recorded = func() (slot.Generation, []host.Record) { return 0, linked.Records() }
+	for k := range c.Limits {
+		c.Limits[k].Wall = time.Hour
+	}
+	m := made(t, c, offer(t, tires, abi.Select, nil), nil)
+	if err := m.Warm(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	r, calls := rand.New(rand.NewPCG(1, 2)), uint64(0)
+	for range 60 {
+		for range policy.DefaultKeep {
+			call(linked, abi.Select, r)
+		}
+		f, err := m.Replay(context.Background())
+		if err != nil {
+			t.Fatalf("after %d calls: %v", calls, err)
+		}
+		calls += f.Calls
+	}
+	if calls != 60*policy.DefaultKeep {
+		t.Errorf("%d calls", calls)
+	}
+}
+
 // TestGuardsFailClosed: a plan that a module's guard does not judge is denied,
 // whatever the native guard would say.
 func TestGuardsFailClosed(t *testing.T) {

@@ -28,6 +28,7 @@ type module struct {
 
 	// For warm and replay, which are called in this order, never at once.
 	trial *host.Instance    // nobody's calls but theirs
+	made  int               // calls of the trial since it rested
 	seen  map[source]uint64 // the last recorded call that was replayed
 }
 
@@ -67,6 +68,10 @@ func (m *module) instance() (*host.Instance, error) {
 	}
 	return i, nil
 }
+
+// restEvery is how many calls the trial makes before it rests, as the policy's
+// instances do.
+const restEvery = 500
 
 // tries is how often what took too long is done again: the machine may not have
 // run it. A module that is slow is so each time.
@@ -126,11 +131,18 @@ func (m *module) renew() (err error) {
 		}
 	}
 	m.trial, err = m.instance()
+	m.made = 0
 	return err
 }
 
 // answer makes a recorded call again.
 func (m *module) answer(frame []byte, r *host.Record) (err error) {
+	if m.made++; m.made >= restEvery {
+		m.made = 0
+		if err := m.trial.Rest(); err != nil {
+			return fmt.Errorf("rest: %w", err)
+		}
+	}
 	for try := 0; ; try++ {
 		if err = m.trial.Replay(frame, r); host.CauseOf(err) != host.TimedOut || try == tries {
 			return err
