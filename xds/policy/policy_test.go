@@ -75,7 +75,7 @@ type runner struct {
 
 // run obeys a line: push GEN GOAL [PERMILLE] [scope=S], move GEN GOAL …, rollback
 // [GEN], settle GEN, withdraw GEN, kind KIND, wait SECONDS, node NAME
-// ACTIVE[/CANDIDATE] [GEN:STATE:REACHED] or judge.
+// ACTIVE[/CANDIDATE] [GEN:STATE:REACHED[:SECONDS IN IT]] or judge.
 func (r *runner) run(t *testing.T, words []string) string {
 	number := func(i int) uint64 {
 		if i >= len(words) {
@@ -143,7 +143,12 @@ func (r *runner) node(words []string) {
 	for _, w := range words[3:] {
 		p := strings.Split(w, ":")
 		g, _ := strconv.ParseUint(p[0], 10, 64)
-		s.Lives = append(s.Lives, Life{Generation: g, State: p[1], Reached: p[2], Reason: "it trapped"})
+		l := Life{Generation: g, State: p[1], Reached: p[2], Reason: "it trapped"}
+		if len(p) > 3 {
+			age, _ := strconv.Atoi(p[3])
+			l.Since = r.now.Add(-time.Duration(age) * time.Second)
+		}
+		s.Lives = append(s.Lives, l)
 	}
 	r.reports = slices.DeleteFunc(r.reports, func(o Report) bool { return o.Node == words[1] })
 	r.reports = append(r.reports, Report{Node: words[1], At: r.now, Statuses: []Status{s}})

@@ -17,11 +17,18 @@ const (
 // Fresh is how long a report of a host counts as its present state.
 const Fresh = 10 * time.Second
 
+// Quiet is how long a candidate that decides on some hosts waits for those that
+// were not asked enough to try it: a replica of the last stage proposes no
+// boundary, and one that never has too much selects no bid.
+const Quiet = 30 * time.Second
+
 // The words of Life.State and Life.Reached that this package reads; package
 // wasm/slot, which hosts run, has them all.
 const (
 	rejected = "rejected"
 	warm     = "warm"
+	shadow   = "shadow"
+	canary   = "canary"
 )
 
 // Status is the state of one slot of one host, as it reports it.
@@ -120,31 +127,47 @@ const (
 // has failed. It has settled when its goal is to be active and every host that
 // has the slot, and reported within Fresh, says that it is; one host at least
 // must. Where the kind decides for many, the hosts that have no part in the scope
-// of the canary stay in it for ever, so they need only be ready for it. It has failed when a host rejected it past warm: what fails before may be
-// the host's own trouble, and shows as such.
+// of the canary stay in it for ever, so they need only be ready for it. So do those
+// that still try it when others have had it decide for Quiet: a gate that is not
+// passed by then wants more calls than come. It has failed when a host rejected it
+// past warm: what fails before may be the host's own trouble, and shows as such.
 func (s Slot) Judge(now time.Time, reports []Report) (Verdict, string) {
 	if s.Candidate == nil {
 		return Wait, ""
 	}
-	active, others := 0, 0
+	active, idle, others := 0, 0, 0
+	quiet := false // some host has had it decide for so long
 	for _, r := range reports {
 		status, ok := r.Status(s.Kind)
 		if !ok {
 			continue
 		}
+		var own Life
 		for _, l := range status.Lives {
-			if l.Generation == s.Candidate.Generation && l.State == rejected && l.tried() {
-				return Failed, fmt.Sprintf("%s: %s", r.Node, l.Reason)
+			if l.Generation == s.Candidate.Generation {
+				own = l
 			}
+		}
+		if own.State == rejected && own.tried() {
+			return Failed, fmt.Sprintf("%s: %s", r.Node, own.Reason)
 		}
 		switch {
 		case now.Sub(r.At) > Fresh:
-		case status.Active == s.Candidate.Generation && status.Refused == "":
+		case status.Refused != "":
+			others++
+		case status.Active == s.Candidate.Generation:
 			active++
-		case !PerRequest(s.Kind) && status.Candidate == s.Candidate.Generation && status.Refused == "":
+			quiet = quiet || !own.Since.IsZero() && now.Sub(own.Since) > Quiet
+		case !PerRequest(s.Kind) && status.Candidate == s.Candidate.Generation:
+		case own.State == shadow || own.State == canary:
+			idle++
 		default:
 			others++
 		}
+	}
+	// Hosts' clocks may be wrong; the goal's moment is the control plane's own.
+	if quiet = quiet && now.Sub(s.Candidate.Since) > Quiet; idle > 0 && !quiet {
+		return Wait, ""
 	}
 	if s.Candidate.Goal == Active && active > 0 && others == 0 {
 		return Settled, ""
