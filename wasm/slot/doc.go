@@ -33,7 +33,8 @@
 //     one is being built.
 //  3. A generation that was rejected, withdrawn after it ran, or rolled back never
 //     runs again: to run the module again is a new statement, with a new number.
-//  4. The floor never falls: an offer below the highest one seen is refused.
+//  4. The floor never falls: an offer below the highest one seen is refused, unless
+//     the host is to go back to it.
 //  5. What is built is either loaded or closed: exactly one Close for every
 //     generation that was compiled and is gone.
 package slot

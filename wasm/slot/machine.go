@@ -91,7 +91,7 @@ func (m *Machine) offer(o Offer) error {
 	case m.waiting != nil && m.waiting.offer.Generation == g:
 		m.waiting.offer = o
 		return nil
-	case g < m.floor && !slices.Contains(m.c.Resume, g):
+	case g < m.floor && !o.Back && !slices.Contains(m.c.Resume, g):
 		return fmt.Errorf("generation %d: older than %d, which was offered before: sign the module anew, with a higher generation", g, m.floor)
 	case g == m.floor && m.spent:
 		return fmt.Errorf("generation %d: %s: sign the module anew, with a higher generation", g, m.fate(g))

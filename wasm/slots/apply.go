@@ -54,6 +54,7 @@ func (s *Set) check(w Want) ([]sign.Statement, history, error) {
 		next.rollBack(e.Generation)
 	}
 	var all []sign.Statement
+	before, goesBack := s.previous(k, w, next)
 	for _, c := range w.Candidates {
 		st, err := s.statement(k, c)
 		if err == nil {
@@ -64,8 +65,22 @@ func (s *Set) check(w Want) ([]sign.Statement, history, error) {
 		}
 		all = append(all, st)
 	}
-	next.want(all)
+	if goesBack {
+		next.want(append([]sign.Statement{before}, all...))
+	} else {
+		next.want(all)
+	}
 	return all, next, nil
+}
+
+// previous is the statement to go back to, where the host may.
+func (s *Set) previous(k *kindSlot, w Want, h history) (st sign.Statement, ok bool) {
+	f, err := sign.Decode(w.Previous)
+	if err != nil || len(w.Candidates) == 0 || !w.Candidates[0].Proven || f.Statement.Generation >= w.Candidates[0].Generation {
+		return st, false
+	}
+	st, err = s.statement(k, Candidate{Generation: f.Statement.Generation, Signature: w.Previous})
+	return st, err == nil && h.admit(st) == nil
 }
 
 // ordered checks which candidates there can be, and their goals.
@@ -187,6 +202,35 @@ func (s *Set) Apply(w Want) error {
 	return k.reconcile()
 }
 
+// RollBack takes back what a want says was rolled back, and nothing else of it: for
+// a want that Check refuses, because what an operator takes back must not run on
+// for the sake of what comes after it.
+func (s *Set) RollBack(w Want) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if w.Kind >= abi.Kinds || s.slots[w.Kind] == nil || s.err != nil || len(w.RolledBack) > mostEnded {
+		return
+	}
+	k := s.slots[w.Kind]
+	k.look()
+	for _, e := range w.RolledBack {
+		k.history.rollBack(e.Generation)
+	}
+	if err := s.save(); err != nil {
+		s.config.Logger.Error("what was rolled back is not written down", "kind", w.Kind.String(), "err", err)
+	}
+	k.takeBack(w.RolledBack)
+}
+
+// takeBack ends generations that are there.
+func (k *kindSlot) takeBack(all []Ended) {
+	for _, e := range all {
+		if state := k.states()[e.Generation]; state > 0 && state <= slot.IsPrevious {
+			k.slot.RollBack(slot.Generation(e.Generation), reason(e.Reason))
+		}
+	}
+}
+
 // forget drops what is known of generations that nobody can ask for any more.
 func (k *kindSlot) forget() {
 	if len(k.about) < mostRemembers {
@@ -242,12 +286,7 @@ func (k *kindSlot) wanted(g uint64) *Candidate {
 // reconcile brings the slot towards the want. The error says what the slot
 // refuses, once. The set's lock is held.
 func (k *kindSlot) reconcile() error {
-	for _, e := range k.want.RolledBack {
-		switch state := k.states()[e.Generation]; {
-		case state > 0 && state <= slot.IsPrevious:
-			k.slot.RollBack(slot.Generation(e.Generation), reason(e.Reason))
-		}
-	}
+	k.takeBack(k.want.RolledBack)
 	for g, state := range k.states() {
 		if state < slot.IsActive && k.wanted(g) == nil {
 			k.slot.Withdraw(slot.Generation(g))
@@ -274,7 +313,9 @@ func (k *kindSlot) offerAll() error {
 			continue
 		}
 		c.Module = nil
-		k.offered[g] = o.Offer
+		_, before := k.offered[g]
+		o.Back = !before || states[g] == slot.Superseded // else it ended here, if it was ever there
+		k.offered[g] = c.offer().Offer
 		if err := k.slot.Offer(o); err != nil {
 			k.refused[g] = err
 			errs = append(errs, fmt.Errorf("slot %s: %w", k.kind, err))

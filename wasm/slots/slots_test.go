@@ -420,3 +420,70 @@ func TestRestartWhileTrying(t *testing.T) {
 		stop()
 	}
 }
+
+// TestBackToWhatNeverRan: a host that came when the second generation was proven
+// goes back to the first, of which it was told; one that was not, takes the second
+// back all the same.
+func TestBackToWhatNeverRan(t *testing.T) {
+	first, second := proven(t, 10, other(1)), proven(t, 20, other(2))
+	back := Want{Kind: abi.Select, Candidates: []Candidate{first}, RolledBack: []Ended{{20, "by hand"}}}
+	for _, told := range []bool{true, false} {
+		s, _ := running(t, config(t))
+		w := want(second)
+		if told {
+			w.Previous = first.Signature
+		}
+		if err := s.Apply(w); err != nil {
+			t.Fatal(err)
+		}
+		until(t, "the second is active", func() bool { return state(s, 20) == "active" })
+		if err := s.Check(want(first)); (err == nil) != told {
+			t.Errorf("told %v: %v", told, err)
+		}
+		if !told {
+			s.RollBack(back)
+			if st := s.Status()[0]; st.Active != 0 || state(s, 20) != "rolled back" {
+				t.Errorf("%+v", st)
+			}
+			if err := s.Check(want(second)); err == nil || !strings.Contains(err.Error(), "rolled back") {
+				t.Errorf("it may come again: %v", err)
+			}
+			continue
+		}
+		if err := s.Apply(back); err != nil {
+			t.Fatal(err)
+		}
+		until(t, "the first is active", func() bool { return state(s, 10) == "active" })
+	}
+}
+
+// TestBackPastATrial: a third generation took the place of the first in memory and
+// was rolled back; so is the second: the first comes back.
+func TestBackPastATrial(t *testing.T) {
+	s, _ := running(t, config(t))
+	first, second, third := proven(t, 10, other(1)), proven(t, 20, other(2)), candidate(t, 30, slot.ToActive, other(3))
+	w := want(second, third)
+	w.Previous = first.Signature
+	n := 0
+	for _, step := range []struct {
+		w      Want
+		active uint64
+	}{
+		{want(first), 10}, {want(second), 20}, {w, 30},
+		{Want{Kind: abi.Select, Candidates: []Candidate{second}, RolledBack: []Ended{{Generation: 30}}, Previous: first.Signature}, 20},
+		{Want{Kind: abi.Select, Candidates: []Candidate{first}, RolledBack: []Ended{{Generation: 20}, {Generation: 30}}}, 10},
+	} {
+		if err := s.Apply(step.w); err != nil {
+			t.Fatal(err)
+		}
+		until(t, fmt.Sprintf("%d is active", step.active), func() bool {
+			ask(t, s, n)
+			n++
+			return s.Status()[0].Active == step.active
+		})
+	}
+	// An older one, of which nobody spoke, has no way back.
+	if err := s.Check(want(proven(t, 5, other(1)))); err == nil || !strings.Contains(err.Error(), "older") {
+		t.Error(err)
+	}
+}

@@ -37,4 +37,8 @@ type Want struct {
 	Kind       abi.Kind
 	Candidates []Candidate
 	RolledBack []Ended
+	// Previous is the signature file of what a roll-back of the proven candidate
+	// would go back to, nil for none: a host that admits it now, below the proven
+	// one, can run it then. One that cannot be admitted is left out.
+	Previous []byte
 }
