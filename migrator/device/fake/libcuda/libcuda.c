@@ -943,7 +943,8 @@ static int batch(uintptr_t *dst, uintptr_t *src, size_t *sizes, size_t n, copy_a
 	if (!s || attr_count != 1 || attrs->order != 1 || indices[0] != 0)
 		return INVALID_VALUE;
 	for (size_t i = 0; i < n; i++) {
-		int code = copy(dst[i], src[i], sizes[i], 0, 0, s);
+		// With unified addresses a piece may be pinned memory of the host.
+		int code = copy(dst[i], src[i], sizes[i], known(dst[i], sizes[i], 1), known(src[i], sizes[i], 1), s);
 		if (code)
 			return code;
 	}

@@ -1,0 +1,300 @@
+// Package measure times the ways in which KV blocks get into, out of and around the
+// memory of a GPU, and what a transfer costs the work beside it.
+//
+// It checks what it moves by checksums, and promises nothing about the figures: they are
+// those of this machine and this minute. Its numbers decide nothing in a fleet.
+package measure
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/device/cuda"
+	"github.com/cascadeinfer/cascade/migrator/device/cuda/kernel"
+)
+
+// Shape is a pool, and how much of it is moved at once.
+type Shape struct {
+	Regions    int   `json:"regions"`     // of a block: K and V of each layer, for instance
+	BlockBytes int64 `json:"block_bytes"` // of a block in one region
+	Pool       int   `json:"pool"`        // blocks of the pool
+	Plan       int   `json:"plan"`        // blocks that are moved, shuffled
+}
+
+// Bytes is what one plan moves.
+func (s Shape) Bytes() int64 { return int64(s.Plan) * int64(s.Regions) * s.BlockBytes }
+
+// PoolBytes is the size of a pool.
+func (s Shape) PoolBytes() int64 { return int64(s.Pool) * int64(s.Regions) * s.BlockBytes }
+
+// hostBytes bounds what is moved to and from the host at once, in pinned memory.
+const hostBytes = 256 << 20
+
+// hosted is the shape with a plan that pinned memory holds.
+func (s Shape) hosted() Shape {
+	s.Plan = int(max(1, min(int64(s.Plan), hostBytes/(int64(s.Regions)*s.BlockBytes))))
+	return s
+}
+
+func (s Shape) validate() error {
+	const most = 1 << 40
+	if s.Regions < 1 || s.BlockBytes < 16 || s.BlockBytes%16 != 0 || s.Plan < 1 || s.Pool < s.Plan || s.Regions > 4096 || s.Pool > 1<<24 ||
+		s.BlockBytes > most/int64(s.Regions)/int64(s.Pool) {
+		return fmt.Errorf("a plan of %d blocks of a pool of %d, %d regions of %d bytes each: want 1 ≤ plan ≤ pool, and bytes a multiple of 16", s.Plan, s.Pool, s.Regions, s.BlockBytes)
+	}
+	return nil
+}
+
+// Config says what is measured, and on what.
+type Config struct {
+	// Driver is the loaded driver, and Ordinal the GPU's number. Required.
+	Driver  *cuda.Driver
+	Ordinal int
+	Shape   Shape
+	// Groups are the numbers of thread groups that kernels are run with. Required.
+	Groups []int
+	// Repeats is how often each way is timed after a first time that does not count;
+	// the median counts. 0 means 5.
+	Repeats int
+}
+
+// Row is one way, and how fast it was.
+type Row struct {
+	Part string `json:"part"` // what belongs together
+	Way  string `json:"way"`
+	// Groups is how many thread groups a kernel had; 0 for copy engines.
+	Groups int `json:"groups,omitempty"`
+	// Seconds is the median time on the GPU, Submit that of the host until all was
+	// submitted.
+	Seconds float64 `json:"seconds"`
+	Submit  float64 `json:"submit_seconds"`
+	// Rate is bytes per second, counted once; 0 where nothing is moved.
+	Rate float64 `json:"bytes_per_second,omitempty"`
+	// Slower is by how much a decode step takes longer than alone, as a share.
+	Slower *float64 `json:"slower,omitempty"`
+}
+
+// The parts of the rows.
+const (
+	Within   = "within the GPU"
+	Across   = "from another process"
+	ToHost   = "to the host"
+	FromHost = "from the host"
+	Checksum = "checksum"
+	Decode   = "decode step"
+)
+
+const (
+	threads = 512
+	piece   = 64 << 10 // bytes of a region that a group takes at a time
+)
+
+// Rig is a GPU with two pools. It is for one goroutine.
+type Rig struct {
+	config  Config
+	context *cuda.Context
+	module  *cuda.Module
+	kernels map[string]cuda.Kernel
+	stream  *cuda.Stream
+	began   *cuda.Event
+	ended   *cuda.Event
+	src     cuda.Pointer
+	dst     cuda.Pointer
+	desc    *cuda.Host // regions, pairs
+	table   cuda.Pointer
+	sums    *cuda.Host
+	batch   cuda.Batch
+	pairs   [][2]uint32
+}
+
+// NewRig makes the pools and fills the source. It must be closed.
+func NewRig(c Config) (r *Rig, err error) {
+	if c.Driver == nil || len(c.Groups) == 0 {
+		return nil, errors.New("measure: Driver and Groups are required")
+	}
+	if c.Repeats == 0 {
+		c.Repeats = 5
+	}
+	if err := c.Shape.validate(); err != nil {
+		return nil, fmt.Errorf("measure: %w", err)
+	}
+	r = &Rig{config: c, kernels: map[string]cuda.Kernel{}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("measure: gpu %d: %w", c.Ordinal, err), r.Close())
+			r = nil
+		}
+	}()
+	if r.context, err = c.Driver.Retain(c.Ordinal); err != nil {
+		return r, err
+	}
+	if r.module, err = r.context.Load(kernel.PTX); err != nil {
+		return r, err
+	}
+	for _, name := range []string{kernel.Copy, kernel.Gather, kernel.Scatter, kernel.Sum, kernel.SumDestination} {
+		if r.kernels[name], err = r.module.Kernel(name); err != nil {
+			return r, err
+		}
+	}
+	if r.stream, err = r.context.LowStream(); err != nil {
+		return r, err
+	}
+	for _, e := range []**cuda.Event{&r.began, &r.ended} {
+		if *e, err = r.context.Event(cuda.Timed); err != nil {
+			return r, err
+		}
+	}
+	for _, p := range []*cuda.Pointer{&r.src, &r.dst} {
+		if *p, err = r.context.Alloc(c.Shape.PoolBytes()); err != nil {
+			return r, fmt.Errorf("two pools of %d bytes: %w", c.Shape.PoolBytes(), err)
+		}
+	}
+	size := int64(c.Shape.Regions*kernel.RegionWords*8 + c.Shape.Plan*8)
+	if r.desc, err = r.context.HostAlloc(size); err != nil {
+		return r, err
+	}
+	if r.table, err = r.context.Alloc(size); err != nil {
+		return r, err
+	}
+	if r.sums, err = r.context.HostAlloc(int64(c.Shape.Plan*c.Shape.Regions) * c.Shape.pieces() * 8); err != nil {
+		return r, err
+	}
+	rng := rand.New(rand.NewPCG(1, 2))
+	from, to := rng.Perm(c.Shape.Pool), rng.Perm(c.Shape.Pool)
+	for i := range c.Shape.Plan {
+		r.pairs = append(r.pairs, [2]uint32{uint32(from[i]), uint32(to[i])})
+	}
+	return r, r.fill(rng)
+}
+
+// fill gives each part of the source a byte of its own, by and by.
+func (r *Rig) fill(rng *rand.Rand) error {
+	part := r.config.Shape.PoolBytes() / int64(r.config.Shape.Regions)
+	for g := range int64(r.config.Shape.Regions) {
+		if err := r.stream.Set(r.src+cuda.Pointer(g*part), byte(rng.Uint32()), part); err != nil {
+			return err
+		}
+	}
+	return r.stream.Wait()
+}
+
+// Close gives everything back.
+func (r *Rig) Close() error {
+	if r.context == nil {
+		return nil
+	}
+	var errs []error
+	if r.stream != nil {
+		errs = append(errs, r.stream.Wait(), r.stream.Close())
+	}
+	for _, e := range []*cuda.Event{r.began, r.ended} {
+		if e != nil {
+			errs = append(errs, e.Close())
+		}
+	}
+	for _, p := range []cuda.Pointer{r.src, r.dst, r.table} {
+		if p != 0 {
+			errs = append(errs, r.context.Free(p))
+		}
+	}
+	for _, h := range []*cuda.Host{r.desc, r.sums} {
+		if h != nil {
+			errs = append(errs, h.Close())
+		}
+	}
+	if r.module != nil {
+		errs = append(errs, r.module.Close())
+	}
+	errs = append(errs, r.context.Close())
+	r.context = nil
+	return errors.Join(errs...)
+}
+
+// pieces is into how many a region is cut.
+func (s Shape) pieces() int64 { return (s.BlockBytes + piece - 1) / piece }
+
+// at is where region g of a block lies in a pool.
+func (s Shape) at(pool cuda.Pointer, g int, block uint32) cuda.Pointer {
+	return pool + cuda.Pointer((int64(g)*int64(s.Pool)+int64(block))*s.BlockBytes)
+}
+
+// side is one end of a kernel's work: a pool, or packed blocks.
+type side struct {
+	at     cuda.Pointer
+	packed bool
+}
+
+// launch describes the plan of a shape, which has no more blocks than the rig's, and
+// starts a kernel over it.
+func (r *Rig) launch(name string, groups int, s Shape, src, dst side) error {
+	w := r.desc.Uint64s()
+	for g := range s.Regions {
+		one := w[g*kernel.RegionWords:]
+		for i, end := range []side{src, dst} {
+			if end.packed {
+				one[2*i], one[2*i+1] = uint64(end.at)+uint64(int64(g)*s.BlockBytes), uint64(int64(s.Regions)*s.BlockBytes)
+			} else {
+				one[2*i], one[2*i+1] = uint64(s.at(end.at, g, 0)), uint64(s.BlockBytes)
+			}
+		}
+		one[4] = uint64(s.BlockBytes)
+	}
+	words := s.Regions * kernel.RegionWords
+	ids := r.desc.Uint32s()[2*words:]
+	for i, p := range r.pairs[:s.Plan] {
+		ids[2*i], ids[2*i+1] = p[0], p[1]
+	}
+	if err := r.stream.ToDevice(r.table, r.desc, 0, int64(words*8+s.Plan*8)); err != nil {
+		return err
+	}
+	items := int64(s.Plan*s.Regions) * s.pieces()
+	return r.kernels[name].Launch(r.stream, int(min(int64(groups), items)), threads, []uint64{
+		uint64(r.table), uint64(s.Regions), uint64(r.table) + uint64(words*8), uint64(s.Plan), piece, uint64(s.pieces()), uint64(r.sums.Pointer()),
+	})
+}
+
+// time runs work several times and returns its row.
+func (r *Rig) time(part, way string, groups int, bytes int64, work func() error) (Row, error) {
+	var took, submit []float64
+	for i := range r.config.Repeats + 1 {
+		if err := r.began.Record(r.stream); err != nil {
+			return Row{}, fmt.Errorf("%s, %s: %w", part, way, err)
+		}
+		start := time.Now()
+		err := work()
+		host := time.Since(start).Seconds()
+		if err == nil {
+			err = r.ended.Record(r.stream)
+		}
+		if err == nil {
+			err = r.ended.Wait()
+		}
+		var ms float32
+		if err == nil {
+			ms, err = r.ended.Since(r.began)
+		}
+		if err != nil {
+			return Row{}, fmt.Errorf("%s, %s: %w", part, way, err)
+		}
+		if i > 0 {
+			took, submit = append(took, float64(ms)/1e3), append(submit, host)
+		}
+	}
+	row := Row{Part: part, Way: way, Groups: groups, Seconds: Median(took), Submit: Median(submit)}
+	if row.Seconds > 0 {
+		row.Rate = float64(bytes) / row.Seconds
+	}
+	return row, nil
+}
+
+// Median is the middle of x, which it does not change; 0 for none.
+func Median(x []float64) float64 {
+	if len(x) == 0 {
+		return 0
+	}
+	x = slices.Sorted(slices.Values(x))
+	return (x[len(x)/2] + x[(len(x)-1)/2]) / 2
+}

@@ -1,0 +1,190 @@
+package measure
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/migrator/device"
+	"github.com/cascadeinfer/cascade/migrator/device/cuda"
+	"github.com/cascadeinfer/cascade/migrator/device/fake"
+)
+
+// TestMain is also an owner in another process.
+func TestMain(m *testing.M) {
+	if library := os.Getenv("MEASURE_OWNER"); library != "" {
+		d, err := cuda.Open(library)
+		if err == nil {
+			err = Hold(config(d), os.Stdin, os.Stdout)
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	os.Exit(m.Run())
+}
+
+func config(d *cuda.Driver) Config {
+	return Config{Driver: d, Shape: Shape{Regions: 3, BlockBytes: 4096, Pool: 12, Plan: 7}, Groups: []int{2, 8}, Repeats: 2}
+}
+
+func opened(t *testing.T) (*cuda.Driver, *fake.Control, string) {
+	t.Helper()
+	library := fake.CUDA(t)
+	d, err := cuda.Open(library)
+	if errors.Is(err, device.ErrNoCgo) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d, fake.Open(t, library), library
+}
+
+func owner(t *testing.T, library string) *Owner {
+	t.Helper()
+	o, err := Start(t.Context(), func(ctx context.Context) *exec.Cmd {
+		cmd := exec.CommandContext(ctx, os.Args[0])
+		cmd.Env = append(os.Environ(), "MEASURE_OWNER="+library)
+		cmd.Stderr = os.Stderr
+		return cmd
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+// The whole check on the fake: the figures mean nothing, what is called is real.
+func TestMeasure(t *testing.T) {
+	d, c, library := opened(t)
+	live := c.Live("")
+	r, err := NewRig(config(d))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows, err := r.Copies()
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := owner(t, library)
+	for _, f := range []func() ([]Row, error){func() ([]Row, error) { return r.From(o) }, func() ([]Row, error) { return r.Disturb(o, 3) }} {
+		more, err := f()
+		if err != nil {
+			t.Fatal(err)
+		}
+		rows = append(rows, more...)
+	}
+	if _, err := o.Ask(Ask{Spread: true}); err == nil || !strings.Contains(err.Error(), "PyTorch") {
+		t.Errorf("a spread without PyTorch: %v", err)
+	}
+	if _, err := o.Ask(Ask{}); err == nil {
+		t.Error("no steps are timed")
+	}
+	o.Close()
+	count := map[string]int{}
+	for _, row := range rows {
+		count[row.Part]++
+		if row.Way == "" || row.Seconds < 0 || row.Submit < 0 {
+			t.Errorf("%+v", row)
+		}
+	}
+	want := map[string]int{Within: 5, ToHost: 5, FromHost: 5, Checksum: 2, Across: 3, Decode: 3}
+	for part, n := range want {
+		if count[part] != n {
+			t.Errorf("%s: %d rows, want %d", part, count[part], n)
+		}
+	}
+	if err := r.Close(); err != nil {
+		t.Error(err)
+	}
+	if n := c.Live(""); n != live {
+		t.Errorf("%d handles are alive, %d were", n, live)
+	}
+}
+
+// Each call of the driver is made to fail once: the error names it, and nothing is left.
+func TestEachCallFails(t *testing.T) {
+	d, c, _ := opened(t)
+	live := c.Live("")
+	check := func() error {
+		r, err := NewRig(config(d))
+		if err != nil {
+			return err
+		}
+		_, err = r.Copies()
+		return errors.Join(err, r.Close())
+	}
+	for _, call := range []string{
+		"cuDevicePrimaryCtxRetain", "cuModuleLoadData", "cuModuleGetFunction", "cuStreamCreateWithPriority", "cuEventCreate", "cuMemAlloc_v2", "cuMemHostAlloc",
+		"cuMemsetD8Async", "cuStreamSynchronize", "cuEventRecord", "cuEventSynchronize", "cuEventElapsedTime", "cuMemcpyDtoDAsync_v2", "cuMemcpyBatchAsync_v2",
+		"cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2", "cuLaunchKernel", "cuMemFree_v2",
+	} {
+		before := c.Calls(call)
+		if err := check(); err != nil {
+			t.Fatalf("before %s: %v", call, err)
+		}
+		n := c.Calls(call) - before
+		if n == 0 {
+			continue // this driver has another name for it
+		}
+		for _, nth := range []int{1, (n + 1) / 2, n} {
+			c.Fail(call, nth, 1)
+			err := check()
+			c.Clear()
+			if err == nil || !strings.Contains(err.Error(), call) {
+				t.Errorf("%s fails at call %d of %d: %v", call, nth, n, err)
+			}
+			if alive := c.Live(""); alive > live && !strings.HasPrefix(call, "cuMemFree") {
+				t.Errorf("%s fails at call %d of %d: %d handles are alive, %d were", call, nth, n, alive, live)
+				live = alive
+			}
+		}
+	}
+}
+
+func TestConfigs(t *testing.T) {
+	d, _, _ := opened(t)
+	for name, edit := range map[string]func(*Config){
+		"no driver": func(c *Config) { c.Driver = nil }, "no groups": func(c *Config) { c.Groups = nil }, "no regions": func(c *Config) { c.Shape.Regions = 0 },
+		"odd blocks": func(c *Config) { c.Shape.BlockBytes = 100 }, "a large plan": func(c *Config) { c.Shape.Plan = 99 }, "no such GPU": func(c *Config) { c.Ordinal = 99 },
+		"a huge pool": func(c *Config) { c.Shape.BlockBytes, c.Shape.Pool = 1<<40, 1<<20 },
+	} {
+		c := config(d)
+		edit(&c)
+		if r, err := NewRig(c); err == nil {
+			r.Close()
+			t.Errorf("%s is taken", name)
+		}
+	}
+	if s := (Shape{Regions: 56, BlockBytes: 32 << 10, Pool: 1024, Plan: 512}).hosted(); s.Bytes() > hostBytes || s.Plan == 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// Lies of an owner are errors.
+func TestOwnersThatLie(t *testing.T) {
+	for name, line := range map[string]string{
+		"nothing": "", "no JSON": "hello", "an error": `{"error":"no GPU"}`, "no handle": `{"owner":"x","bytes":5}`,
+		"a bad handle": `{"handle":"zz"}`, "VMM": `{"bytes":1,"handle":"02` + strings.Repeat("00", 47) + `01` + strings.Repeat("00", 71) + `"}`,
+	} {
+		_, err := Start(t.Context(), func(ctx context.Context) *exec.Cmd { return exec.CommandContext(ctx, "/bin/echo", line) })
+		if err == nil {
+			t.Errorf("%s is taken", name)
+		}
+	}
+	var out bytes.Buffer
+	if err := Hold(Config{}, strings.NewReader(""), &out); err == nil || !strings.Contains(out.String(), `"error":`) {
+		t.Errorf("%v: %s", err, &out)
+	}
+	if m := Median([]float64{3, 1, 2}); m != 2 || Median(nil) != 0 || Median([]float64{4, 2}) != 3 {
+		t.Error("the median is another's")
+	}
+}

@@ -1,0 +1,222 @@
+package measure
+
+import (
+	"bufio"
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"time"
+
+	driver "github.com/cascadeinfer/cascade/migrator/device/cuda"
+	"github.com/cascadeinfer/cascade/migrator/device/cuda/kernel"
+	"github.com/cascadeinfer/cascade/migrator/transport/cuda"
+)
+
+// The bounds of talking to an owner.
+const (
+	startTime  = 2 * time.Minute // PyTorch takes its time
+	answerTime = 5 * time.Minute
+	maxLine    = 1 << 20 // bytes
+)
+
+// Hello is the first line that an owner writes: JSON, as all lines are.
+type Hello struct {
+	Owner  string `json:"owner"`  // for people
+	Handle string `json:"handle"` // of its pool as engine/api has it, in hexadecimal
+	Bytes  int64  `json:"bytes"`  // of the pool
+	Error  string `json:"error,omitempty"`
+}
+
+// Ask is a line to an owner: one of its fields is set.
+type Ask struct {
+	Decode int  `json:"decode,omitempty"` // time so many steps of decoding
+	Spread bool `json:"spread,omitempty"` // time attention over lengths of all spreads
+}
+
+// Answer is the line that follows each Ask.
+type Answer struct {
+	Seconds []float64 `json:"seconds,omitempty"` // of each step
+	Kernel  string    `json:"kernel,omitempty"`  // that attended, of a Spread
+	Points  []Point   `json:"points,omitempty"`
+	Error   string    `json:"error,omitempty"`
+}
+
+// Point is one batch that attention was timed over.
+type Point struct {
+	Batch   int     `json:"batch"`
+	Tokens  int     `json:"tokens"`  // all lengths together
+	Longest int     `json:"longest"` // length
+	Seconds float64 `json:"seconds"`
+}
+
+// Owner is another process that has a pool on the GPU, and works there.
+type Owner struct {
+	Hello
+	Pool cuda.Handle
+
+	cmd   *exec.Cmd
+	in    io.WriteCloser
+	lines chan []byte // closed when the process writes no more
+	stop  context.CancelFunc
+}
+
+// Start starts an owner and hears its Hello. It must be closed. command makes what is to
+// be run; its standard input and output are Start's.
+func Start(ctx context.Context, command func(ctx context.Context) *exec.Cmd) (*Owner, error) {
+	ctx, stop := context.WithCancel(ctx)
+	o := &Owner{cmd: command(ctx), lines: make(chan []byte, 1), stop: stop}
+	o.cmd.WaitDelay = time.Second
+	var err error
+	if o.in, err = o.cmd.StdinPipe(); err != nil {
+		stop()
+		return nil, err
+	}
+	out, err := o.cmd.StdoutPipe()
+	if err == nil {
+		err = o.cmd.Start()
+	}
+	if err != nil {
+		stop()
+		return nil, err
+	}
+	go func() {
+		defer close(o.lines)
+		lines := bufio.NewScanner(out)
+		lines.Buffer(nil, maxLine)
+		for lines.Scan() {
+			select {
+			case o.lines <- append([]byte(nil), lines.Bytes()...):
+			case <-ctx.Done():
+			}
+		}
+	}()
+	err = o.hear(startTime, &o.Hello)
+	if err == nil && o.Error != "" {
+		err = errors.New(o.Error)
+	}
+	var raw []byte
+	if err == nil {
+		raw, err = hex.DecodeString(o.Handle)
+	}
+	if err == nil {
+		o.Pool, err = cuda.ParseHandle(raw, o.Bytes)
+	}
+	if err == nil && o.Pool.Kind != cuda.IPC {
+		err = fmt.Errorf("its pool is of kind %d, want one with a name", o.Pool.Kind)
+	}
+	if err != nil {
+		o.Close()
+		return nil, fmt.Errorf("the process that owns a pool: %w", err)
+	}
+	return o, nil
+}
+
+func (o *Owner) hear(within time.Duration, v any) error {
+	timer := time.NewTimer(within)
+	defer timer.Stop()
+	select {
+	case line, ok := <-o.lines:
+		if !ok {
+			return errors.New("it ends without an answer")
+		}
+		return json.Unmarshal(line, v)
+	case <-timer.C:
+		return fmt.Errorf("no answer in %v", within)
+	}
+}
+
+// Ask asks, and waits for the answer.
+func (o *Owner) Ask(a Ask) (Answer, error) {
+	line, err := json.Marshal(a)
+	if err == nil {
+		_, err = o.in.Write(append(line, '\n'))
+	}
+	var out Answer
+	if err == nil {
+		err = o.hear(answerTime, &out)
+	}
+	if err == nil && out.Error != "" {
+		err = errors.New(out.Error)
+	}
+	if err != nil {
+		return out, fmt.Errorf("%s: %w", o.Owner, err)
+	}
+	return out, nil
+}
+
+// Close ends the process and waits until it is gone.
+func (o *Owner) Close() {
+	o.in.Close()
+	ended := time.AfterFunc(startTime, o.stop)
+	for range o.lines {
+	}
+	o.cmd.Wait() // it has said what there is to say, or was ended
+	ended.Stop()
+	o.stop()
+}
+
+// From times pulls out of another process's pool, which must be as large as the rig's,
+// and verifies one.
+func (r *Rig) From(o *Owner) ([]Row, error) {
+	s := r.config.Shape
+	if o.Bytes < s.PoolBytes() {
+		return nil, fmt.Errorf("measure: the pool of %s has %d bytes, want %d", o.Owner, o.Bytes, s.PoolBytes())
+	}
+	base, err := r.context.OpenIPC(o.Pool.Name)
+	if err != nil {
+		return nil, fmt.Errorf("measure: the pool of %s: %w", o.Owner, err)
+	}
+	src := side{at: base + driver.Pointer(o.Pool.Offset)}
+	rows, err := r.run(Across, s.Bytes(), append([]way{
+		{name: "contiguous, from " + o.Owner, work: func() error { return r.stream.Copy(r.dst, src.at, s.Bytes()) }},
+	}, r.byGroups("kernel, from "+o.Owner, func(groups int) error { return r.launch(kernel.Copy, groups, s, src, side{at: r.dst}) })...))
+	if err == nil {
+		err = r.verify(Across, src)
+	}
+	if err = errors.Join(err, r.stream.Wait(), r.context.CloseIPC(base)); err != nil {
+		return rows, fmt.Errorf("measure: the pool of %s: %w", o.Owner, err)
+	}
+	return rows, nil
+}
+
+// Disturb times an owner's steps alone, and while plans are copied without a pause.
+func (r *Rig) Disturb(o *Owner, steps int) ([]Row, error) {
+	alone, err := o.Ask(Ask{Decode: steps})
+	if err != nil {
+		return nil, err
+	}
+	rows := []Row{{Part: Decode, Way: "alone, of " + o.Owner, Seconds: Median(alone.Seconds)}}
+	for _, groups := range r.config.Groups {
+		over, copied := make(chan struct{}), make(chan error, 1)
+		go func() {
+			for {
+				select {
+				case <-over:
+					copied <- nil
+					return
+				default:
+				}
+				if err := errors.Join(r.launch(kernel.Copy, groups, r.config.Shape, side{at: r.src}, side{at: r.dst}), r.stream.Wait()); err != nil {
+					copied <- err
+					return
+				}
+			}
+		}()
+		beside, err := o.Ask(Ask{Decode: steps})
+		close(over)
+		if err = errors.Join(err, <-copied); err != nil {
+			return rows, fmt.Errorf("measure: %w", err)
+		}
+		row := Row{Part: Decode, Way: "beside a transfer, of " + o.Owner, Groups: groups, Seconds: Median(beside.Seconds)}
+		if rows[0].Seconds > 0 {
+			slower := row.Seconds/rows[0].Seconds - 1
+			row.Slower = &slower
+		}
+		rows = append(rows, row)
+	}
+	return rows, nil
+}
