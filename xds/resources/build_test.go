@@ -73,7 +73,7 @@ func TestBuildDoesNotDependOnOrder(t *testing.T) {
 
 func TestBuildIsProvable(t *testing.T) {
 	for name, v := range map[string]resources.View{"one model": fleet(), "two models": twoModels()} {
-		if err := resources.Prove(build(t, v)); err != nil {
+		if err := prove(t, build(t, v)); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

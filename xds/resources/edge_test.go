@@ -25,7 +25,7 @@ func edgeFleet() resources.View {
 
 func TestEdge(t *testing.T) {
 	s := build(t, edgeFleet())
-	if err := resources.Prove(s); err != nil {
+	if err := prove(t, s); err != nil {
 		t.Fatal(err)
 	}
 	r := s.Get(resources.SecretType, resources.EdgeSecret)
@@ -119,7 +119,7 @@ func TestProveEdge(t *testing.T) {
 			return s.With(only, resources.SecretType)
 		},
 	} {
-		err := resources.Prove(change(t, build(t, edgeFleet())))
+		err := prove(t, change(t, build(t, edgeFleet())))
 		if err == nil || !strings.Contains(err.Error(), "TLS") || strings.Contains(err.Error(), "the key") {
 			t.Errorf("%s: %v", name, err)
 		}

@@ -31,7 +31,7 @@ func withModule(t testing.TB) resources.View {
 func TestModule(t *testing.T) {
 	v := withModule(t)
 	s := build(t, v)
-	if err := resources.Prove(s); err != nil {
+	if err := prove(t, s); err != nil {
 		t.Fatal(err)
 	}
 	r := s.Get(resources.ExtensionType, resources.LengthFilter)
@@ -132,7 +132,7 @@ func TestProveModule(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := resources.Prove(good.With(one, resources.ExtensionType)); err == nil || !strings.Contains(err.Error(), c.want) {
+			if err := prove(t, good.With(one, resources.ExtensionType)); err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("%v, want %q", err, c.want)
 			}
 		})

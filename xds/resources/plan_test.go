@@ -70,7 +70,7 @@ func TestAssignments(t *testing.T) {
 			t.Errorf("stage %d of both plans: %q, want %q", k, got, want)
 		}
 	}
-	if err := resources.Prove(s.With(build(t, fleet()), resources.RouteType)); err != nil {
+	if err := prove(t, s.With(build(t, fleet()), resources.RouteType)); err != nil {
 		t.Error(err)
 	}
 	// A stage whose members are gone is served by the next longer one.
@@ -80,7 +80,7 @@ func TestAssignments(t *testing.T) {
 	if got, want := tiers(t, s, "org/m", 1), "d | a b e"; got != want {
 		t.Errorf("stage without members: %q, want %q", got, want)
 	}
-	if err := resources.Prove(s); err != nil {
+	if err := prove(t, s); err != nil {
 		t.Error(err)
 	}
 }
@@ -161,7 +161,7 @@ func TestEveryRequestHasAStage(t *testing.T) {
 	for range 60 {
 		v := random(r)
 		s := build(t, v)
-		if err := resources.Prove(s); err != nil {
+		if err := prove(t, s); err != nil {
 			t.Fatalf("%v\n%+v", err, v)
 		}
 		rc := message(t, s.Get(resources.RouteType, resources.RouteName)).(*routev3.RouteConfiguration)
@@ -429,20 +429,26 @@ func TestSet(t *testing.T) {
 	}
 }
 
+// wide is four stages of one model over many replicas.
+func wide(n int, epoch policies.Epoch) resources.View {
+	v := resources.View{Models: []resources.Model{{Name: "m", Context: 1 << 17}}}
+	p := policies.Plan{Model: "m", Epoch: epoch, Stages: make([]policies.Stage, 4)}
+	for k := range p.Stages {
+		p.Stages[k] = policies.Stage{Low: policies.Tokens(1000 * k), High: policies.Tokens(1000 * (k + 1))}
+	}
+	p.Stages[3].High = policies.Unbounded
+	for i := range n {
+		id := policies.ReplicaID(fmt.Sprint("replica-", i))
+		p.Stages[i%4].Replicas = append(p.Stages[i%4].Replicas, id)
+		v.Endpoints = append(v.Endpoints, resources.Endpoint{ID: id, Model: "m", Address: fmt.Sprintf("10.%d.%d.%d:80", i>>16, i>>8&255, i&255), Node: fmt.Sprint("n", i/8)})
+	}
+	v.Plans = []policies.Plan{p}
+	return v
+}
+
 func BenchmarkBuild(b *testing.B) {
 	for _, n := range []int{8, 1000, 10000} {
-		v := resources.View{Models: []resources.Model{{Name: "m", Context: 1 << 17}}}
-		p := policies.Plan{Model: "m", Stages: make([]policies.Stage, 4)}
-		for k := range p.Stages {
-			p.Stages[k] = policies.Stage{Low: policies.Tokens(1000 * k), High: policies.Tokens(1000 * (k + 1))}
-		}
-		p.Stages[3].High = policies.Unbounded
-		for i := range n {
-			id := policies.ReplicaID(fmt.Sprint("replica-", i))
-			p.Stages[i%4].Replicas = append(p.Stages[i%4].Replicas, id)
-			v.Endpoints = append(v.Endpoints, resources.Endpoint{ID: id, Model: "m", Address: fmt.Sprintf("10.%d.%d.%d:80", i>>16, i>>8&255, i&255), Node: fmt.Sprint("n", i/8)})
-		}
-		v.Plans = []policies.Plan{p}
+		v := wide(n, 0)
 		b.Run(fmt.Sprintf("build/%d replicas", n), func(b *testing.B) {
 			for b.Loop() {
 				build(b, v)

@@ -1,7 +1,6 @@
 package resources
 
 import (
-	"bytes"
 	"fmt"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
@@ -37,8 +36,12 @@ import (
 //     fails open.
 //
 // Envoy checks few of these, and acknowledges a table that answers 503.
-func Prove(s Set) error {
+func Prove(s Set) error { return new(Prover).Prove(s) }
+
+func (v *Prover) prove(s Set) error {
 	p := &proof{
+		memo:        v,
+		facts:       make(map[place]*fact),
 		clusters:    make(map[string]*clusterv3.Cluster),
 		assignments: make(map[string]*endpointv3.ClusterLoadAssignment),
 		routes:      make(map[string]*routev3.RouteConfiguration),
@@ -58,8 +61,11 @@ func Prove(s Set) error {
 	return nil
 }
 
-// proof holds the decoded set.
+// proof holds the decoded set. Its messages are the Prover's: nobody changes
+// them.
 type proof struct {
+	memo        *Prover
+	facts       map[place]*fact // of every resource
 	clusters    map[string]*clusterv3.Cluster
 	assignments map[string]*endpointv3.ClusterLoadAssignment
 	routes      map[string]*routev3.RouteConfiguration
@@ -67,37 +73,58 @@ type proof struct {
 	copies      map[string]bool // assignments that are another one under a second name
 }
 
+// place is where a resource is in its set.
+type place struct{ typ, name string }
+
 // decode unmarshals every resource, checks it against its own constraints and
 // files it.
 func (p *proof) decode(s Set) error {
 	for _, typ := range s.Types() {
 		for _, r := range s.All(typ) {
-			if r.Version != Version(r.Body) {
-				return fmt.Errorf("%s %q: version %q is not its content's hash", shortType(typ), r.Name, r.Version)
+			f, known := p.memo.fact(r)
+			if !known {
+				if r.Version != Version(r.Body) {
+					return fmt.Errorf("%s %q: version %q is not its content's hash", shortType(typ), r.Name, r.Version)
+				}
+				p.memo.keep(f)
 			}
+			p.facts[place{typ, r.Name}] = f
 			if p.copied(s, r) {
 				continue
 			}
-			m, err := (&anypb.Any{TypeUrl: typ, Value: r.Body}).UnmarshalNew()
-			if err != nil {
-				return fmt.Errorf("%s %q: %w", shortType(typ), r.Name, err)
-			}
-			if v, ok := m.(interface{ ValidateAll() error }); ok {
-				if err := v.ValidateAll(); err != nil {
-					return fmt.Errorf("%s %q: %w", shortType(typ), r.Name, err)
+			if f.message == nil {
+				m, err := read(r)
+				if err != nil {
+					return err
 				}
+				f.message = m
 			}
-			if name := p.file(m); name != r.Name {
-				return fmt.Errorf("%s %q is stored as %q", shortType(typ), name, r.Name)
-			}
-			if c, ok := m.(*corev3.TypedExtensionConfig); ok {
-				if err := proveExtension(r, c); err != nil {
-					return fmt.Errorf("%s %q: %w", shortType(typ), r.Name, err)
-				}
-			}
+			p.file(f.message)
 		}
 	}
 	return nil
+}
+
+// read unmarshals a resource and checks what it says of itself.
+func read(r *Resource) (proto.Message, error) {
+	m, err := (&anypb.Any{TypeUrl: r.Type, Value: r.Body}).UnmarshalNew()
+	if err != nil {
+		return nil, fmt.Errorf("%s %q: %w", shortType(r.Type), r.Name, err)
+	}
+	if v, ok := m.(interface{ ValidateAll() error }); ok {
+		if err := v.ValidateAll(); err != nil {
+			return nil, fmt.Errorf("%s %q: %w", shortType(r.Type), r.Name, err)
+		}
+	}
+	if name := nameOf(m); name != r.Name {
+		return nil, fmt.Errorf("%s %q is stored as %q", shortType(r.Type), name, r.Name)
+	}
+	if c, ok := m.(*corev3.TypedExtensionConfig); ok {
+		if err := proveExtension(r, c); err != nil {
+			return nil, fmt.Errorf("%s %q: %w", shortType(r.Type), r.Name, err)
+		}
+	}
+	return m, nil
 }
 
 // copied files the endpoints of a federated cluster if they are, byte for byte,
@@ -113,7 +140,7 @@ func (p *proof) copied(s Set, r *Resource) bool {
 		return false
 	}
 	twin := s.Get(EndpointType, EndpointName(model, k))
-	if twin == nil || !bytes.Equal(r.Body, renamed(twin.Body, r.Name)) {
+	if twin == nil || !isRenamed(r.Body, twin.Body, r.Name) {
 		return false
 	}
 	// Plain names sort before those of federation, so the twin is decoded.
@@ -126,21 +153,25 @@ func (p *proof) copied(s Set, r *Resource) bool {
 	return true
 }
 
-// file stores a message and returns the name that it carries.
-func (p *proof) file(m proto.Message) string {
+// file stores a message under the name that it carries.
+func (p *proof) file(m proto.Message) {
 	switch m := m.(type) {
 	case *clusterv3.Cluster:
 		p.clusters[m.Name] = m
-		return m.Name
 	case *endpointv3.ClusterLoadAssignment:
 		p.assignments[m.ClusterName] = m
-		return m.ClusterName
 	case *routev3.RouteConfiguration:
 		p.routes[m.Name] = m
-		return m.Name
 	case *listenerv3.Listener:
 		p.listeners = append(p.listeners, m)
-		return m.Name
+	}
+}
+
+// nameOf is the name that a resource's message carries.
+func nameOf(m proto.Message) string {
+	switch m := m.(type) {
+	case *endpointv3.ClusterLoadAssignment:
+		return m.ClusterName
 	case interface{ GetName() string }:
 		return m.GetName()
 	}

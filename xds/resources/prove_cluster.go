@@ -37,7 +37,7 @@ func (p *proof) proveClusters(s Set) error {
 		if !ok {
 			return fmt.Errorf("cluster %q: its endpoints come by EDS, but it is no stage's", name)
 		}
-		if err := proveStageCluster(c, y, y.endpoints(model, k)); err != nil {
+		if err := p.facts[place{ClusterType, name}].once(func() error { return proveStageCluster(c, y, y.endpoints(model, k)) }); err != nil {
 			return fmt.Errorf("cluster %q: %w", name, err)
 		}
 		if s.Get(ClusterType, name).Unlisted != (y.form != aggregated) {
@@ -123,17 +123,32 @@ func proveStageCluster(c *clusterv3.Cluster, y spelling, service string) error {
 func (p *proof) proveFailover(y spelling, model string) error {
 	stages := p.used(model)
 	for k := 0; k+1 < stages; k++ {
-		at := make(map[string]uint32)
-		for _, l := range p.assignments[y.endpoints(model, k)].Endpoints {
-			for _, e := range l.LbEndpoints {
-				at[addressOf(e)] = l.Priority
-			}
+		name, longer := y.endpoints(model, k), y.endpoints(model, k+1)
+		f, next := p.facts[place{EndpointType, name}], p.facts[place{EndpointType, longer}]
+		if f.before == next {
+			continue
 		}
-		for _, l := range p.assignments[y.endpoints(model, k+1)].Endpoints {
-			for _, e := range l.LbEndpoints {
-				if got, ok := at[addressOf(e)]; l.Priority == 0 && (!ok || got > 1) {
-					return fmt.Errorf("endpoints %q: %s serves the next longer stage and must be priority 0 or 1", y.endpoints(model, k), addressOf(e))
-				}
+		if err := proveBehind(p.assignments[name], p.assignments[longer]); err != nil {
+			return fmt.Errorf("endpoints %q: %w", name, err)
+		}
+		f.before = next
+	}
+	return nil
+}
+
+// proveBehind checks that the first of a stage's next longer one come right
+// behind its own.
+func proveBehind(stage, longer *endpointv3.ClusterLoadAssignment) error {
+	at := make(map[string]uint32)
+	for _, l := range stage.Endpoints {
+		for _, e := range l.LbEndpoints {
+			at[addressOf(e)] = l.Priority
+		}
+	}
+	for _, l := range longer.Endpoints {
+		for _, e := range l.LbEndpoints {
+			if got, ok := at[addressOf(e)]; l.Priority == 0 && (!ok || got > 1) {
+				return fmt.Errorf("%s serves the next longer stage and must be priority 0 or 1", addressOf(e))
 			}
 		}
 	}
@@ -143,14 +158,8 @@ func (p *proof) proveFailover(y spelling, model string) error {
 // used counts the stages of a model that the routes lead to.
 func (p *proof) used(model string) int {
 	n := 0
-	for _, rc := range p.routes {
-		for _, vh := range rc.VirtualHosts {
-			for _, r := range vh.Routes {
-				if _, m, k, ok := stageOf(r.GetRoute().GetCluster()); ok && m == model {
-					n = max(n, k+1)
-				}
-			}
-		}
+	for name, rc := range p.routes {
+		n = max(n, p.facts[place{RouteType, name}].stagesOf(rc)[model])
 	}
 	return n
 }
@@ -162,7 +171,7 @@ func (p *proof) proveAssignments(Set) error {
 		if p.copies[name] {
 			continue
 		}
-		if err := proveAssignment(p.assignments[name]); err != nil {
+		if err := p.facts[place{EndpointType, name}].once(func() error { return proveAssignment(p.assignments[name]) }); err != nil {
 			return fmt.Errorf("endpoints %q: %w", name, err)
 		}
 	}
@@ -170,19 +179,19 @@ func (p *proof) proveAssignments(Set) error {
 }
 
 func proveAssignment(cla *endpointv3.ClusterLoadAssignment) error {
-	type place struct {
+	type zoneAt struct {
 		priority     uint32
 		region, zone string
 	}
 	addresses := make(map[string]bool)
-	places := make(map[place]bool)
+	places := make(map[zoneAt]bool)
 	weights := make(map[uint32]uint64) // by priority
 	for _, l := range cla.Endpoints {
 		zone := l.GetLocality().GetZone()
 		if l.GetLocality().GetRegion() == "" || zone == "" {
 			return fmt.Errorf("a locality of priority %d has no region or zone", l.Priority)
 		}
-		at := place{l.Priority, l.Locality.Region, zone}
+		at := zoneAt{l.Priority, l.Locality.Region, zone}
 		if places[at] {
 			return fmt.Errorf("zone %q is there twice in priority %d", zone, l.Priority)
 		}

@@ -14,12 +14,16 @@ import (
 
 func (p *proof) proveListeners(s Set) error {
 	for _, l := range p.listeners {
-		hcm, err := managerOf(l)
+		f := p.facts[place{ListenerType, l.Name}]
+		var err error
+		if f.manager == nil {
+			f.manager, err = managerOf(l)
+		}
 		if err == nil {
-			err = p.proveManager(hcm)
+			err = p.proveManager(f.manager)
 		}
 		if err == nil && l.ApiListener == nil {
-			err = proveEdge(hcm)
+			err = f.once(func() error { return proveEdge(f.manager) })
 		}
 		if err == nil {
 			err = proveEdgeTLS(s, l)
@@ -44,7 +48,10 @@ func managerOf(l *listenerv3.Listener) (*hcmv3.HttpConnectionManager, error) {
 	if err := packed.UnmarshalTo(hcm); err != nil {
 		return nil, err
 	}
-	return hcm, hcm.ValidateAll()
+	if err := hcm.ValidateAll(); err != nil {
+		return nil, err
+	}
+	return hcm, nil
 }
 
 // proveManager checks what both kinds of listener need.

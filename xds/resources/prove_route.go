@@ -22,15 +22,20 @@ const contentLength = "content-length"
 
 func (p *proof) proveRoutes(Set) error {
 	for _, name := range slices.Sorted(maps.Keys(p.routes)) {
-		rc := p.routes[name]
-		if err := p.proveRouteConfig(rc); err != nil {
+		f := p.facts[place{RouteType, name}]
+		if p.hold(f.leads) {
+			continue
+		}
+		l := &leads{stages: make(map[string]string), asks: p.asks(), length: p.clusters[LengthCluster] != nil}
+		if err := p.proveRouteConfig(p.routes[name], l); err != nil {
 			return fmt.Errorf("route table %q, %w", name, err)
 		}
+		f.leads = l
 	}
 	return nil
 }
 
-func (p *proof) proveRouteConfig(rc *routev3.RouteConfiguration) error {
+func (p *proof) proveRouteConfig(rc *routev3.RouteConfiguration, l *leads) error {
 	domains := make(map[string]string)
 	plans := make(map[string]policies.Plan) // what the hosts of a table say of a model must agree
 	for _, vh := range rc.VirtualHosts {
@@ -41,7 +46,7 @@ func (p *proof) proveRouteConfig(rc *routev3.RouteConfiguration) error {
 			}
 			domains[d] = vh.Name
 		}
-		h := hostProof{proof: p, host: vh, plans: plans}
+		h := hostProof{proof: p, host: vh, leads: l, plans: plans}
 		h.form, h.edge = tableOf(rc.Name)
 		if err := h.prove(); err != nil {
 			return fmt.Errorf("host %q: %w", vh.Name, err)
@@ -57,6 +62,7 @@ func (p *proof) proveRouteConfig(rc *routev3.RouteConfiguration) error {
 type hostProof struct {
 	*proof
 	host  *routev3.VirtualHost
+	leads *leads // what is read beyond the table
 	form  form
 	edge  bool                     // the table of proxies, not of gRPC clients
 	plans map[string]policies.Plan // by model, as the hosts before this one told them
@@ -122,6 +128,7 @@ func (h *hostProof) proveRoute(r *routev3.Route) error {
 	if len(h.assignments[y.endpoints(model, k)].GetEndpoints()) == 0 {
 		return fmt.Errorf("cluster %q has no endpoint", a.GetCluster())
 	}
+	h.leads.stages[a.GetCluster()] = y.endpoints(model, k)
 	if a.Timeout == nil || a.Timeout.AsDuration() != 0 {
 		return errors.New("timeout must be 0s; any other cuts token streams, and 15s is the default")
 	}
@@ -257,13 +264,13 @@ func (h *hostProof) estimated(r *routev3.Route) error {
 		}
 		return nil
 	}
-	if h.asks() != (packed != nil) {
+	if h.leads.asks != (packed != nil) {
 		return fmt.Errorf("%s must be enabled on every route that a stripped request can hit, or on none", ExtProcFilter)
 	}
 	if packed == nil {
 		return nil
 	}
-	if h.clusters[LengthCluster] == nil {
+	if !h.leads.length {
 		return fmt.Errorf("%s is enabled without the cluster %q", ExtProcFilter, LengthCluster)
 	}
 	f, per := new(routev3.FilterConfig), new(extprocv3.ExtProcPerRoute)

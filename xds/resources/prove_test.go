@@ -162,7 +162,7 @@ func retarget(r *routev3.Route, k int) {
 // refused checks that the error names one of the places (a|b) and the reason.
 func refused(t *testing.T, s resources.Set, places, want string) {
 	t.Helper()
-	err := resources.Prove(s)
+	err := prove(t, s)
 	if err == nil {
 		t.Fatal("proven")
 	}

@@ -1,6 +1,7 @@
 package resources
 
 import (
+	"bytes"
 	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
@@ -167,6 +168,12 @@ func renamed(body []byte, name string) []byte {
 	out = protowire.AppendTag(out, nameField, protowire.BytesType)
 	out = protowire.AppendString(out, name)
 	return append(out, rest...)
+}
+
+// isRenamed reports whether body is renamed(of, name).
+func isRenamed(body, of []byte, name string) bool {
+	rest, ok := bytes.CutSuffix(body, unnamed(of))
+	return ok && bytes.Equal(rest, renamed(nil, name))
 }
 
 const (

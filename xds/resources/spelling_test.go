@@ -33,7 +33,7 @@ func TestSpellings(t *testing.T) {
 		{"a b?c#d%2Fe", "x y%"}, {"/", "/"}, {"//x", "cascade"}, {"ö", "ö"},
 	} {
 		s := build(t, named(c.model, c.xds))
-		if err := resources.Prove(s); err != nil {
+		if err := prove(t, s); err != nil {
 			t.Errorf("%q through %q: %v", c.model, c.xds, err)
 			continue
 		}
@@ -163,7 +163,7 @@ func TestProveSpellings(t *testing.T) {
 			})
 		},
 	} {
-		if err := resources.Prove(edit(t, build(t, fleet()))); err == nil {
+		if err := prove(t, edit(t, build(t, fleet()))); err == nil {
 			t.Errorf("%s: provable", name)
 		} else {
 			t.Logf("%s: %v", name, err)
