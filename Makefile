@@ -19,7 +19,7 @@ GO     ?= go
 # As an author builds a module, whatever the environment says; the tests build so, too.
 MODULE := GOOS=wasip1 GOARCH=wasm GOWASM= GOFLAGS= CGO_ENABLED=0 $(GO) build -buildmode=c-shared -trimpath -buildvcs=false -ldflags='-w -buildid='
 
-.PHONY: help build plugins estimator zig ptxas ptx demo demo-envoy test test-all bench bench-peers bench-xds bench-estimators check generate envoy clean
+.PHONY: help rdma-check build plugins estimator zig ptxas ptx demo demo-envoy test test-all bench bench-peers bench-xds bench-estimators check generate envoy clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | column -ts "$$(printf '\t')"
@@ -77,6 +77,11 @@ test: envoy zig ptxas ## everything that CI runs: vet, tests with the race detec
 
 test-all: envoy zig ptxas ## test, and the slow rest
 	CASCADE_TEST_ALL=1 $(GO) run $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-empty-pkg -- -race -timeout 60m ./...
+
+# A guest with RDMA in software; the tests of verbs run in it on the real library.
+# "make test" runs them on a fake one. It needs Debian, gcc and qemu-system-x86.
+rdma-check: ## verbs on soft-RoCE in QEMU: conformance, faults, 1,000 transfers; no root
+	$(GO) run ./migrator/transport/verbs/qemu
 
 bench: envoy ## every benchmark; the table is in BENCHMARKS.md
 	$(GO) test -run '^$$' -bench . -benchmem -timeout 60m ./...

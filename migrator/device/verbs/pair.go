@@ -46,7 +46,7 @@ type Path struct {
 	Reads            uint8 // own ones under way, at most
 	TheirReads       uint8 // and of the peer
 	// Timeout is 4.096 µs · 2^Timeout until a packet is sent again; Retries is how
-	// often, of at most 7.
+	// often, of at most 6: some devices take 7 for always.
 	Timeout, Retries uint8
 	Hops             uint8
 	TrafficClass     uint8

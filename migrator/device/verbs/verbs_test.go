@@ -139,6 +139,9 @@ func (r *rig) setUp(name string) (err error) {
 	}
 	for i := range min(r.port.GIDs, 3) {
 		g, err := r.device.GID(1, uint8(i))
+		if errors.Is(err, syscall.ENODATA) {
+			continue // an entry that is not set
+		}
 		if err != nil {
 			return err
 		}
@@ -175,7 +178,7 @@ func (r *rig) setUp(name string) (err error) {
 	for i, p := range r.pairs {
 		path := verbs.Path{
 			GID: r.gid.Address, Pair: r.pairs[1-i].Number, TheirPSN: uint32(100 - i), OwnPSN: uint32(99 + i), LID: r.port.LID, Global: 1, GIDIndex: r.gid.Index,
-			Port: 1, MTU: min(r.port.MTU, 3), Reads: 4, TheirReads: 4, Timeout: 11, Retries: 7, Hops: 64,
+			Port: 1, MTU: min(r.port.MTU, 3), Reads: 4, TheirReads: 4, Timeout: 11, Retries: 6, Hops: 64,
 		}
 		if err := p.Init(1, verbs.RemoteRead|verbs.RemoteWrite); err != nil {
 			return err
@@ -399,9 +402,13 @@ func TestEveryCallFails(t *testing.T) {
 			t.Errorf("%s is never called", name)
 		}
 		for nth := 1; nth <= times; nth++ {
+			already := c.Calls(name)
 			c.Fail(name, nth, int(syscall.ENOSPC))
 			err := whole()
 			c.Clear()
+			if c.Calls(name)-already < nth {
+				continue // a wait that did not have to wait
+			}
 			var e *verbs.Error
 			switch {
 			case quiet[name]:

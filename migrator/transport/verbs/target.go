@@ -113,7 +113,7 @@ type puller struct {
 	once    sync.Once
 	closed  error
 
-	mu     sync.Mutex // held by Pull, and by Close when it gives back
+	mu     sync.Mutex   // held by Pull, and by Close when it gives back
 	work   []verbs.Work // of memory without Go pointers, as C demands
 	done   []verbs.Completion
 	marks  [depth]int // parts that are whole after each batch under way

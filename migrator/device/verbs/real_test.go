@@ -1,0 +1,55 @@
+package verbs_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/device/verbs"
+)
+
+// TestRealDevice makes every kind of request on the machine's first RDMA device:
+// in the guest of "make rdma-check", or where CASCADE_TEST_VERBS is set.
+func TestRealDevice(t *testing.T) {
+	if os.Getenv("CASCADE_TEST_VERBS") == "" {
+		t.Skip("it needs an RDMA device: run make rdma-check")
+	}
+	l, err := verbs.Open("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &rig{lib: l, withoutDMABuf: true}
+	if err := r.setUp(""); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.work(); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.pairs[1].Close(); err != nil {
+		t.Error(err)
+	}
+	start := time.Now()
+	err = r.moved(verbs.Read, 10)
+	var failed *verbs.CompletionError
+	if !errors.As(err, &failed) || failed.Status != verbs.RetryExceeded {
+		t.Errorf("a READ from a pair that is not there: %v", err)
+	}
+	fmt.Printf("\nrdma-check: device | READ, WRITE, SEND on %s | peer's pair destroyed: noticed after %v\n", r.device.Name, time.Since(start).Round(time.Millisecond))
+	if err := r.close(); err != nil {
+		t.Error(err)
+	}
+	const cycles = 100
+	before := descriptors(t)
+	for range cycles {
+		r := &rig{lib: l, withoutDMABuf: true}
+		if err := errors.Join(r.setUp(""), r.close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := l.Live(); n != (verbs.Live{}) || descriptors(t) > before {
+		t.Errorf("%+v are left, %d files of %d", n, descriptors(t), before)
+	}
+	fmt.Printf("\nrdma-check: device | opened and closed with regions, queues and pairs | %d times, nothing left\n", cycles)
+}

@@ -1,0 +1,439 @@
+package verbs
+
+import (
+	"bytes"
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/device/verbs"
+	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
+)
+
+// patience bounds what should end by itself.
+const patience = 60 * time.Second
+
+// row reports a figure to "make rdma-check".
+func row(t testing.TB, what, value string) {
+	t.Helper()
+	fmt.Printf("\nrdma-check: verbs | %s | %s\n", what, value)
+}
+
+// layout is a pool of the fault tests: two regions a block, apart from each other.
+func layout(blocks int, bytes int64) transport.Layout {
+	return transport.Layout{Blocks: blocks, Regions: []transport.Region{{Stride: bytes + 64, Bytes: bytes}, {Offset: int64(blocks) * (bytes + 64), Stride: 2 * bytes, Bytes: bytes / 2}}}
+}
+
+// runs starts ends, and returns what stops and joins them.
+func runs(t testing.TB, ends ...transporttest.End) func() {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, len(ends))
+	for _, e := range ends {
+		go func() { done <- e.Transport.Run(ctx) }()
+	}
+	return func() {
+		cancel()
+		for range ends {
+			if err := <-done; err != nil {
+				t.Errorf("run: %v", err)
+			}
+		}
+		for _, e := range ends {
+			e.Memory.Close()
+		}
+	}
+}
+
+// exported exports once the source runs.
+func exported(t testing.TB, e transporttest.End, move string) transport.Offer {
+	t.Helper()
+	for limit := time.Now().Add(patience); ; runtime.Gosched() {
+		offer, err := e.Transport.Export(transport.Grant{Move: move, Receiver: "b", Deadline: time.Now().Add(patience)})
+		if err == nil {
+			return offer
+		}
+		if time.Now().After(limit) {
+			t.Fatal(err)
+		}
+	}
+}
+
+func opened(t testing.TB, p transporttest.Pair, move string) transport.Puller {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	puller, err := p.Target.Transport.Open(ctx, "b", exported(t, p.Source, move))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return puller
+}
+
+func randomly(b []byte, rng *rand.Rand) {
+	for i := range b {
+		b[i] = byte(rng.Uint32())
+	}
+}
+
+// plan moves n blocks: runs of neighbours, and single ones.
+func plan(source, target *transport.Memory, n int, rng *rand.Rand) transport.Plan {
+	p := transport.Plan{}
+	to := rng.Perm(target.Blocks)[:n]
+	if rng.IntN(2) == 0 {
+		slices.Sort(to)
+	}
+	next := 0
+	for _, d := range to {
+		if next == source.Blocks || rng.IntN(4) == 0 {
+			next = rng.IntN(source.Blocks)
+		}
+		p.Src, p.Dst = append(p.Src, uint32(next)), append(p.Dst, uint32(d))
+		next++
+	}
+	p.Sums = source.Sums(nil, p.Src)
+	return p
+}
+
+// TestManyTransfers pulls at random, from one of two layouts into the other, and
+// compares the whole memory with a plain copy each time.
+func TestManyTransfers(t *testing.T) {
+	nothingLeft(t)
+	rounds := 100
+	if real() {
+		rounds = 1000
+	}
+	rng := rand.New(rand.NewPCG(7, 7))
+	packed := transport.Layout{Blocks: 32, Regions: []transport.Region{{Stride: 2048, Bytes: 2048}, {Offset: 32 * 2048, Stride: 1024, Bytes: 1024}}}
+	shapes := []transport.Layout{packed, layout(24, 2048)}
+	transfers, blocks, total := 0, 0, time.Duration(0)
+	for i := 0; transfers < rounds; i++ {
+		pair := transporttest.Pair{Source: side(t, shapes[i%2]), Target: side(t, shapes[i/2%2])}
+		stop := runs(t, pair.Source, pair.Target)
+		from, to := pair.Source.Memory, pair.Target.Memory
+		randomly(from.Bytes, rng)
+		puller := opened(t, pair, fmt.Sprintf("a/%d", i))
+		for range 50 {
+			p := plan(from, to, 1+rng.IntN(24), rng)
+			want := &transport.Memory{Layout: to.Layout, Bytes: slices.Clone(to.Bytes)}
+			for k := range p.Src {
+				for r := range to.Regions {
+					copy(want.Part(p.Dst[k], r), from.Part(p.Src[k], r))
+				}
+			}
+			stats, err := puller.Pull(t.Context(), p)
+			if err != nil || !bytes.Equal(to.Bytes, want.Bytes) {
+				t.Fatalf("transfer %d: %v, the same bytes: %v", transfers, err, bytes.Equal(to.Bytes, want.Bytes))
+			}
+			transfers, blocks, total = transfers+1, blocks+stats.Blocks, total+stats.Took
+		}
+		if err := puller.Close(); err != nil {
+			t.Error(err)
+		}
+		stop()
+	}
+	row(t, "verified transfers", fmt.Sprintf("%d of %d, %d blocks, %.0f MB/s (of an emulated machine)", transfers, transfers, blocks, float64(blocks)*3072/total.Seconds()/1e6))
+}
+
+// TestRevokeIsQuick revokes while a receiver pulls, again and again, and writes over
+// the source's memory at once.
+func TestRevokeIsQuick(t *testing.T) {
+	nothingLeft(t)
+	rng := rand.New(rand.NewPCG(3, 3))
+	pair := transporttest.Pair{Source: side(t, layout(200, 4096)), Target: side(t, layout(200, 4096))}
+	defer runs(t, pair.Source, pair.Target)()
+	from, to := pair.Source.Memory, pair.Target.Memory
+	var took []time.Duration
+	for i := range 20 {
+		randomly(from.Bytes[:len(from.Bytes)/8], rng)
+		p := plan(from, to, 200, rng)
+		want := slices.Clone(from.Bytes)
+		move := fmt.Sprintf("a/%d", i)
+		puller := opened(t, pair, move)
+		first := make(chan struct{})
+		ended := make(chan error, 1)
+		go func() {
+			for n := 0; ; n++ {
+				_, err := puller.Pull(t.Context(), p)
+				if n == 0 {
+					close(first)
+				}
+				if err != nil {
+					ended <- err
+					return
+				}
+			}
+		}()
+		<-first
+		start := time.Now()
+		pair.Source.Transport.Revoke(move)
+		took = append(took, time.Since(start))
+		clear(from.Bytes)
+		err := <-ended
+		var corrupt *transport.CorruptError
+		if errors.As(err, &corrupt) {
+			t.Error("a pull read behind the fence, and reports blocks to be pulled again")
+		}
+		after := slices.Clone(to.Bytes)
+		copy(from.Bytes, want)
+		runtime.Gosched()
+		if !bytes.Equal(after, to.Bytes) {
+			t.Error("the target's memory changes after a pull that has failed")
+		}
+		if err := puller.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	within(t, "fence: Revoke while a receiver pulls", took, 10*time.Millisecond)
+}
+
+// TestCloseIsQuick closes pullers at work; nothing is written afterwards.
+func TestCloseIsQuick(t *testing.T) {
+	nothingLeft(t)
+	rng := rand.New(rand.NewPCG(4, 4))
+	pair := transporttest.Pair{Source: side(t, layout(200, 4096)), Target: side(t, layout(200, 4096))}
+	defer runs(t, pair.Source, pair.Target)()
+	from, to := pair.Source.Memory, pair.Target.Memory
+	p := plan(from, to, 200, rng)
+	var took []time.Duration
+	for i := range 20 {
+		puller := opened(t, pair, fmt.Sprintf("a/%d", i)).(*puller)
+		begun, ended := make(chan struct{}), make(chan error, 1)
+		go func() {
+			close(begun)
+			for {
+				if _, err := puller.Pull(t.Context(), p); err != nil {
+					ended <- err
+					return
+				}
+			}
+		}()
+		<-begun
+		start := time.Now()
+		err := errors.Join(puller.pair.Fail(), puller.Close())
+		took = append(took, time.Since(start))
+		if err != nil {
+			t.Error(err)
+		}
+		randomly(to.Bytes[:4096], rng)
+		after := slices.Clone(to.Bytes)
+		<-ended
+		if !bytes.Equal(after, to.Bytes) {
+			t.Error("the memory changes behind the fence")
+		}
+	}
+	within(t, "fence and release: Close of a receiver at work", took, 0)
+}
+
+// within reports times, and judges the median where the device is real.
+func within(t *testing.T, what string, took []time.Duration, bound time.Duration) {
+	t.Helper()
+	slices.Sort(took)
+	median, worst := took[len(took)/2], took[len(took)-1]
+	value := fmt.Sprintf("median %.2f ms, worst %.2f ms of %d", median.Seconds()*1e3, worst.Seconds()*1e3, len(took))
+	if bound > 0 {
+		value += fmt.Sprintf(" (want ≤ %v)", bound)
+	}
+	row(t, what, value)
+	if real() && bound > 0 && median > bound {
+		t.Errorf("%s: %s", what, value)
+	}
+}
+
+// TestDeadPeer kills the process of a source while a receiver pulls from it.
+func TestDeadPeer(t *testing.T) {
+	if !real() {
+		t.Skip("the fake reaches its own process alone")
+	}
+	nothingLeft(t)
+	var took []time.Duration
+	for range 5 {
+		took = append(took, killed(t))
+	}
+	within(t, "dead peer: process killed", took, 300*time.Millisecond)
+}
+
+// killed is how long a pull goes on after its source's process was killed.
+func killed(t *testing.T) time.Duration {
+	child := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^TestChildSource$", "-test.v")
+	child.Env = append(os.Environ(), "CASCADE_VERBS_CHILD=1")
+	out, err := child.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer child.Wait()
+	defer child.Process.Kill()
+	var offer transport.Offer
+	said := make([]byte, 4096)
+	for n := 0; offer.Address == ""; {
+		m, err := out.Read(said[n:])
+		if err != nil {
+			t.Fatalf("%v: %s", err, said[:n])
+		}
+		n += m
+		if _, line, ok := strings.Cut(string(said[:n]), "offer "); ok && strings.Contains(line, "\n") {
+			var ticket string
+			fmt.Sscan(line, &offer.Address, &ticket)
+			b, _ := hex.DecodeString(ticket)
+			offer.Transport, offer.Ticket = "verbs", [transport.TicketSize]byte(b)
+		}
+	}
+	target := side(t, layout(64, 4096))
+	defer runs(t, target)()
+	puller, err := target.Transport.Open(t.Context(), "b", offer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer puller.Close()
+	p := transport.Plan{}
+	for i := range uint32(64) {
+		p.Src, p.Dst = append(p.Src, i), append(p.Dst, i)
+	}
+	zero := &transport.Memory{Layout: layout(64, 4096), Bytes: make([]byte, transporttest.Size(layout(64, 4096)))}
+	p.Sums = zero.Sums(nil, p.Src)
+	if _, err := puller.Pull(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	if err := child.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	for err == nil {
+		_, err = puller.Pull(t.Context(), p)
+	}
+	return time.Since(start)
+}
+
+// TestChildSource is the process that is killed.
+func TestChildSource(t *testing.T) {
+	if os.Getenv("CASCADE_VERBS_CHILD") == "" {
+		t.Skip("run by TestDeadPeer")
+	}
+	e := side(t, layout(64, 4096))
+	runs(t, e)
+	offer := exported(t, e, "a/1")
+	fmt.Printf("offer %s %s\n", offer.Address, hex.EncodeToString(offer.Ticket[:]))
+	select {}
+}
+
+// TestSilentPeer takes the source's pair away without a word, as a machine that
+// loses its power does: what is left are the packets' timeouts.
+func TestSilentPeer(t *testing.T) {
+	nothingLeft(t)
+	var took []time.Duration
+	for range 5 {
+		pair := transporttest.Pair{Source: side(t, layout(64, 4096)), Target: side(t, layout(64, 4096))}
+		stop := runs(t, pair.Source, pair.Target)
+		p := opened(t, pair, "a/1").(*puller)
+		rng := rand.New(rand.NewPCG(1, 1))
+		work := plan(pair.Source.Memory, pair.Target.Memory, 64, rng)
+		if _, err := p.Pull(t.Context(), work); err != nil {
+			t.Fatal(err)
+		}
+		// The receiver's pair asks one that was never there from now on.
+		gone, err := p.nic.device.Pair(p.queue, requests, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		own := p.nic.end(gone)
+		path, err := own.path(p.nic, own)
+		if err != nil {
+			t.Fatal(err)
+		}
+		path.Pair = 0xfffff0
+		if err := errors.Join(gone.Init(1, 0), gone.Answer(path), gone.Ask(path), p.pair.Close()); err != nil {
+			t.Fatal(err)
+		}
+		p.pair = gone
+		start := time.Now()
+		_, err = p.Pull(t.Context(), work)
+		took = append(took, time.Since(start))
+		var failed *verbs.CompletionError
+		if !errors.As(err, &failed) || failed.Status != verbs.RetryExceeded {
+			t.Errorf("a peer that is not there: %v", err)
+		}
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+		stop()
+	}
+	within(t, "dead peer: nobody answers", took, 300*time.Millisecond)
+}
+
+// TestEveryCallFails has each call of a move fail once, at both ends. Either the
+// move goes well, or the error of somebody names the call; nothing is left, and the
+// next move goes well.
+func TestEveryCallFails(t *testing.T) {
+	c := control(t)
+	nothingLeft(t)
+	lib := library(t)
+	rng := rand.New(rand.NewPCG(5, 5))
+	move := func() error {
+		from, to := transporttest.Heap(layout(8, 512)), transporttest.Heap(layout(8, 512))
+		s, d := over(t, from), over(t, to)
+		pair := transporttest.Pair{Source: transporttest.End{Transport: s, Memory: from}, Target: transporttest.End{Transport: d, Memory: to}}
+		if err := s.Probe(t.Context()); err != nil {
+			return err
+		}
+		// What a failed device does to Run is another test's: it waits long.
+		n, err := s.take()
+		if err != nil {
+			return err
+		}
+		stop := runs(t, pair.Source, pair.Target)
+		defer stop()
+		defer func() { s.give(n) }()
+		randomly(from.Bytes, rng)
+		p := plan(from, to, 8, rng)
+		offer := exported(t, pair.Source, "a/1")
+		puller, err := d.Open(t.Context(), "b", offer)
+		if err != nil {
+			return err
+		}
+		_, err = puller.Pull(t.Context(), p)
+		if err == nil && !slices.Equal(to.Sums(nil, p.Dst), p.Sums) {
+			t.Error("a pull succeeds with other bytes")
+		}
+		return errors.Join(err, puller.Close())
+	}
+	for _, name := range []string{
+		"ibv_open_device", "ibv_query_device", "ibv_alloc_pd", "ibv_query_port", "ibv_reg_mr", "ibv_create_comp_channel", "ibv_create_cq", "ibv_create_qp", "ibv_modify_qp",
+		"ibv_post_send", "ibv_poll_cq", "ibv_req_notify_cq", "ibv_get_cq_event", "request",
+	} {
+		for nth := 1; nth <= 4; nth++ {
+			code := int(syscall.ENOSPC)
+			if name == "request" {
+				code = verbs.RemoteAccess
+			}
+			c.Fail(name, nth, code)
+			err := move()
+			c.Clear()
+			if err != nil && name != "request" && !strings.Contains(err.Error(), name+": no space left on device (28)") {
+				t.Errorf("%s, call %d: %v", name, nth, err)
+			}
+			if err != nil && name == "request" && !strings.Contains(err.Error(), "remote access error") {
+				t.Errorf("%s %d: %v", name, nth, err)
+			}
+			if n := lib.Live(); n != (verbs.Live{}) {
+				t.Fatalf("%s, call %d: %+v are left", name, nth, n)
+			}
+		}
+	}
+	if err := move(); err != nil {
+		t.Errorf("after all that: %v", err)
+	}
+}

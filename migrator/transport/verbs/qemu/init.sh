@@ -1,0 +1,29 @@
+#!/bin/busybox sh
+# The guest's first process: soft-RoCE on a dummy interface, the tests, the end. What
+# is behind "rdma-check:" is read by the host.
+/bin/busybox --install -s /bin
+mount -t proc none /proc
+mount -t sysfs none /sys
+mount -t devtmpfs none /dev
+mount -t tmpfs none /tmp
+echo 1 >/proc/sys/kernel/printk
+for m in crc32_generic udp_tunnel ip6_udp_tunnel ib_core ib_uverbs rdma_rxe dummy; do
+	[ -e /modules/$m.ko ] && insmod /modules/$m.ko || echo "no module $m: it is part of the kernel, or is missing"
+done
+ip link set lo up
+ip link set dummy0 up || { ip link add dummy0 type dummy && ip link set dummy0 up; }
+ip link set dummy0 mtu 9000
+ip addr add 10.0.0.1/24 dev dummy0
+/usr/bin/rdma link add rxe0 type rxe netdev dummy0
+ls /sys/class/infiniband/ /dev/infiniband
+export CASCADE_TEST_VERBS=1 HOME=/tmp PATH=/bin:/usr/bin
+worst=0
+for t in /tests/*.test; do
+	cd /tmp && $t -test.timeout 420s -test.v </dev/null
+	rc=$?
+	[ $rc -eq 0 ] || worst=$rc
+	echo "rdma-check: $(basename $t .test) | tests end with | $rc"
+done
+/usr/bin/rdma resource show | sed 's/^[0-9]*: /rdma-check: kernel | resources left | /'
+echo "rdma-check: end $worst"
+poweroff -f
