@@ -23,6 +23,9 @@ import (
 const (
 	firstPause = 250 * time.Millisecond
 	lastPause  = 15 * time.Second
+	// againAfter is when a want that could not be applied is tried again: a full
+	// disk has room by then, perhaps.
+	againAfter = 15 * time.Second
 )
 
 // Fetch returns the bytes of a module. The error may be gone at the next try.
@@ -33,6 +36,7 @@ type Slots interface {
 	Check(slots.Want) error
 	Missing(slots.Want) []sign.Digest
 	Apply(slots.Want) error
+	RollBack(slots.Want)
 	Status() []slots.Status
 	Run(context.Context) error
 }
@@ -62,6 +66,7 @@ type Node struct {
 	wants   map[abi.Kind]slots.Want // the newest of each slot
 	fresh   map[abi.Kind]bool       // not applied yet
 	refused map[abi.Kind]string     // why the newest was not taken
+	stuck   map[abi.Kind]string     // why it could not be written down; it is tried again
 }
 
 // NewNode checks the configuration. Nothing is built before Run.
@@ -74,14 +79,18 @@ func NewNode(c NodeConfig) (*Node, error) {
 	}
 	return &Node{
 		slots: c.Slots, fetch: c.Fetch, log: c.Logger, news: make(chan struct{}, 1),
-		wants: make(map[abi.Kind]slots.Want), fresh: make(map[abi.Kind]bool), refused: make(map[abi.Kind]string),
+		wants: make(map[abi.Kind]slots.Want), fresh: make(map[abi.Kind]bool), refused: make(map[abi.Kind]string), stuck: make(map[abi.Kind]string),
 	}, nil
 }
 
 // Check says why a want cannot be taken, now or ever. The text is kept for the
-// status until a want of the slot is taken.
+// status until a want of the slot is taken. What a want that is refused says was
+// rolled back does not run on all the same.
 func (n *Node) Check(w slots.Want) error {
 	err := n.slots.Check(w)
+	if err != nil {
+		n.slots.RollBack(w)
+	}
 	n.note(w.Kind, err)
 	return err
 }
@@ -146,17 +155,25 @@ func (n *Node) follow(ctx context.Context) {
 	defer fetches.Wait()
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
+	retry := time.NewTimer(againAfter)
+	retry.Stop()
+	defer retry.Stop()
 	for {
-		missing := n.apply(here)
+		missing, failed := n.apply(here)
+		if failed {
+			retry.Reset(againAfter)
+		}
 		for digest, end := range ends {
 			if !missing[digest] {
 				end()
 				delete(ends, digest)
 			}
 		}
-		clear(here) // what is still missing after that comes again
+		if !failed {
+			clear(here) // what is still missing after that comes again
+		}
 		for digest := range missing {
-			if ends[digest] != nil {
+			if ends[digest] != nil || here[digest] != nil {
 				continue
 			}
 			fetching, end := context.WithCancel(ctx)
@@ -172,6 +189,7 @@ func (n *Node) follow(ctx context.Context) {
 		}
 		select {
 		case <-n.news:
+		case <-retry.C:
 		case m := <-got:
 			here[m.digest] = m.bytes
 			n.again(m.digest)
@@ -197,8 +215,9 @@ func (n *Node) again(digest sign.Digest) {
 }
 
 // apply brings the slots to what is wanted as far as the modules are here, and
-// returns what is missing for the rest.
-func (n *Node) apply(here map[sign.Digest][]byte) map[sign.Digest]bool {
+// returns what is missing for the rest, and whether a want could not be applied,
+// which is due again then.
+func (n *Node) apply(here map[sign.Digest][]byte) (missing map[sign.Digest]bool, failed bool) {
 	n.mu.Lock()
 	var due, all []slots.Want
 	for k, w := range n.wants {
@@ -216,17 +235,29 @@ func (n *Node) apply(here map[sign.Digest][]byte) map[sign.Digest]bool {
 				c.Module = here[c.SHA256]
 			}
 		}
-		if err := n.slots.Apply(w); err != nil {
+		err := n.slots.Apply(w)
+		if err != nil {
 			n.note(w.Kind, err)
 		}
+		n.mu.Lock()
+		switch {
+		case errors.Is(err, slots.ErrNotWritten):
+			n.fresh[w.Kind], n.stuck[w.Kind], failed = true, err.Error(), true
+		case n.stuck[w.Kind] != "" && n.stuck[w.Kind] == n.refused[w.Kind] && err == nil:
+			n.refused[w.Kind] = ""
+			fallthrough
+		default:
+			delete(n.stuck, w.Kind)
+		}
+		n.mu.Unlock()
 	}
-	missing := make(map[sign.Digest]bool)
+	missing = make(map[sign.Digest]bool)
 	for _, w := range all {
 		for _, digest := range n.slots.Missing(w) {
 			missing[digest] = true
 		}
 	}
-	return missing
+	return missing, failed
 }
 
 // obtain asks for a module until it has it, or ctx ends: then it returns nil.

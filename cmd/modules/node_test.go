@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"testing"
@@ -25,6 +26,8 @@ type fakeHost struct {
 	loaded  map[sign.Digest]int // how often
 	wanted  map[abi.Kind][]uint64
 	applied int
+	full    bool // the disk
+	back    []uint64
 }
 
 func newHost() *fakeHost {
@@ -53,6 +56,9 @@ func (h *fakeHost) Apply(w slots.Want) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.applied++
+	if h.full {
+		return fmt.Errorf("slot %s: %w", w.Kind, slots.ErrNotWritten)
+	}
 	h.wanted[w.Kind] = nil
 	for _, c := range w.Candidates {
 		h.wanted[w.Kind] = append(h.wanted[w.Kind], c.Generation)
@@ -61,6 +67,12 @@ func (h *fakeHost) Apply(w slots.Want) error {
 		}
 	}
 	return nil
+}
+
+func (h *fakeHost) RollBack(w slots.Want) {
+	for _, e := range w.RolledBack {
+		h.back = append(h.back, e.Generation)
+	}
 }
 
 func (h *fakeHost) Status() []slots.Status {
@@ -211,14 +223,47 @@ func TestForged(t *testing.T) {
 	})
 }
 
+// TestFullDisk: a want that could not be written down is tried again until it is,
+// and shows meanwhile.
+func TestFullDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, s := newHost(), newShop()
+		h.full = true
+		s.put("a")
+		n := start(t, h, s)
+		n.Take(want(abi.Place, "a"))
+		time.Sleep(time.Minute)
+		if h.has("a") != 0 || n.Status()[0].Refused == "" {
+			t.Errorf("%+v", n.Status()[0])
+		}
+		h.mu.Lock()
+		h.full = false
+		h.mu.Unlock()
+		time.Sleep(time.Minute)
+		if h.has("a") == 0 || n.Status()[0].Refused != "" {
+			t.Errorf("%+v", n.Status()[0])
+		}
+		h.mu.Lock()
+		before := h.applied
+		h.mu.Unlock()
+		time.Sleep(time.Hour)
+		if h.applied != before {
+			t.Error("applied though it is there")
+		}
+	})
+}
+
 func TestStatus(t *testing.T) {
 	n, err := NewNode(NodeConfig{Slots: newHost(), Fetch: newShop().fetch})
 	if err != nil {
 		t.Fatal(err)
 	}
-	bad := slots.Want{Kind: abi.Place, RolledBack: make([]slots.Ended, 2)}
+	bad := slots.Want{Kind: abi.Place, RolledBack: []slots.Ended{{Generation: 4}, {Generation: 5}}}
 	if n.Check(bad) == nil {
 		t.Fatal("accepted")
+	}
+	if back := n.slots.(*fakeHost).back; !slices.Equal(back, []uint64{4, 5}) {
+		t.Errorf("what is rolled back by a want that is refused: %v", back)
 	}
 	s := n.Status()
 	if len(s) != 1 || s[0].Refused != "too much" || s[0].Active != 3 || len(s[0].Lives) != 2 || s[0].Lives[0].Reason != "traps" || s[0].Lives[1].Calls != 7 || len(s[0].Lives[1].Sha256) != 32 {

@@ -30,7 +30,8 @@ func (n *Node) Status() []*api.SlotStatus {
 	return out
 }
 
-// told is a slot in the words of reports.
+// told is a slot in the words of reports. What has decided nothing yet tells of the
+// recorded calls that it answered.
 func told(s slots.Status) *api.SlotStatus {
 	t := &api.SlotStatus{
 		Kind: s.Kind, Active: s.Active, Candidate: s.Candidate, Permille: uint32(s.Permille), Scope: s.Scope, Floor: s.Floor,
@@ -39,8 +40,8 @@ func told(s slots.Status) *api.SlotStatus {
 		digest, _ := hex.DecodeString(l.SHA256)
 		t.Lives = append(t.Lives, &api.Life{
 			Generation: l.Generation, State: l.State, Goal: l.Goal, Permille: uint32(l.Permille), Name: l.Name, Version: l.Version, Sha256: digest,
-			Reason: l.Reason, Calls: l.Calls, Faults: l.Faults, Differ: l.Figures.Differ, Worse: l.Figures.Worse, SinceUnixMicros: l.Since,
-			Reached: reached(l),
+			Reason: l.Reason, Calls: cmp.Or(l.Calls, l.Figures.Calls), Faults: cmp.Or(l.Faults, l.Figures.Faults),
+			Differ: l.Figures.Differ, Worse: l.Figures.Worse, SinceUnixMicros: l.Since, Reached: reached(l),
 		})
 	}
 	// The first ones are those that are there, and then the last that ended.

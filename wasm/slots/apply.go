@@ -19,6 +19,10 @@ const (
 	mostRemembers = 64      // generations that Status can name
 )
 
+// ErrNotWritten says that Config.File could not be written: the want may be applied
+// again when it can.
+var ErrNotWritten = errors.New("what is admitted could not be written down")
+
 // Check says what is wrong with a want, without the modules' bytes: its form, the
 // signatures of its statements, their kinds, their ends, and whether they are
 // older than what this host has admitted. The error is deterministic: the same
@@ -155,7 +159,8 @@ func (s *Set) Missing(w Want) []sign.Digest {
 
 // Apply makes a want be: it offers what is new, changes goals, withdraws what is
 // no longer wanted, and takes back what was rolled back. It may be called again
-// with the same want, and refuses what Check refuses, changing nothing then.
+// with the same want, and refuses what Check refuses, changing nothing then. Of
+// other errors only one that wraps ErrNotWritten goes away by itself.
 // Candidates whose bytes are missing wait for a want that has them.
 //
 // An active generation that is not wanted any more decides on while the want has
@@ -189,7 +194,7 @@ func (s *Set) Apply(w Want) error {
 	k.history = next
 	if err := s.save(); err != nil {
 		k.history = before
-		return fmt.Errorf("slot %s: what is admitted could not be written down: %w", w.Kind, err)
+		return fmt.Errorf("slot %s: %w: %w", w.Kind, ErrNotWritten, err)
 	}
 	for _, st := range all {
 		if k.about[st.Generation] == nil {
