@@ -86,7 +86,7 @@ func wantOf(w policy.Want) (slots.Want, error) {
 	if !ok {
 		return slots.Want{}, fmt.Errorf("kind: %.40q is not known here", w.Kind)
 	}
-	out := slots.Want{Kind: k}
+	out := slots.Want{Kind: k, Previous: w.Previous}
 	for i, c := range w.Candidates {
 		goal, ok := goals[c.Goal]
 		if !ok {

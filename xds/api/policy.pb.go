@@ -36,7 +36,11 @@ type PolicySlot struct {
 	// at most one newer that is on trial. None: the host's own native policy.
 	Candidates []*Candidate `protobuf:"bytes,2,rep,name=candidates,proto3" json:"candidates,omitempty"`
 	// Generations that never run again, ascending.
-	RolledBack    []*RolledBack `protobuf:"bytes,3,rep,name=rolled_back,json=rolledBack,proto3" json:"rolled_back,omitempty"`
+	RolledBack []*RolledBack `protobuf:"bytes,3,rep,name=rolled_back,json=rolledBack,proto3" json:"rolled_back,omitempty"`
+	// The signature file of what a roll-back of the proven candidate goes back to;
+	// empty: the native policy. A host that admits it beside the proven one can run
+	// it then, though it is older.
+	Previous      []byte `protobuf:"bytes,4,opt,name=previous,proto3" json:"previous,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -88,6 +92,13 @@ func (x *PolicySlot) GetCandidates() []*Candidate {
 func (x *PolicySlot) GetRolledBack() []*RolledBack {
 	if x != nil {
 		return x.RolledBack
+	}
+	return nil
+}
+
+func (x *PolicySlot) GetPrevious() []byte {
+	if x != nil {
+		return x.Previous
 	}
 	return nil
 }
@@ -599,7 +610,7 @@ var File_xds_api_policy_proto protoreflect.FileDescriptor
 
 const file_xds_api_policy_proto_rawDesc = "" +
 	"\n" +
-	"\x14xds/api/policy.proto\x12\x11cascade.policy.v1\x1a\x19google/protobuf/any.proto\"\x9e\x01\n" +
+	"\x14xds/api/policy.proto\x12\x11cascade.policy.v1\x1a\x19google/protobuf/any.proto\"\xba\x01\n" +
 	"\n" +
 	"PolicySlot\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12<\n" +
@@ -607,7 +618,8 @@ const file_xds_api_policy_proto_rawDesc = "" +
 	"candidates\x18\x02 \x03(\v2\x1c.cascade.policy.v1.CandidateR\n" +
 	"candidates\x12>\n" +
 	"\vrolled_back\x18\x03 \x03(\v2\x1d.cascade.policy.v1.RolledBackR\n" +
-	"rolledBack\"\xd5\x01\n" +
+	"rolledBack\x12\x1a\n" +
+	"\bprevious\x18\x04 \x01(\fR\bprevious\"\xd5\x01\n" +
 	"\tCandidate\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +

@@ -67,11 +67,13 @@ func KindOf(name string) (kind string, ok bool) {
 //     one is proven, which is the first, and at most one is not,
 //  2. every candidate has a goal that its kind can have, a statement, and either
 //     the module's bytes, whose hash SHA256 is, or that hash alone,
-//  3. RolledBack is ascending and names no candidate.
+//  3. RolledBack is ascending and names no candidate,
+//  4. there is a Previous only beside a proven candidate.
 type Want struct {
 	Kind       string
 	Candidates []Wanted
 	RolledBack []Ended // Generation and Reason alone
+	Previous   []byte  // the signature file of what a rollback of the proven one goes back to; nil: none
 }
 
 // Wanted is one generation of a Want.
@@ -105,6 +107,9 @@ func (s Slot) Want(code func(Digest) []byte) Want {
 	if s.Proven != nil {
 		add(Trial{Module: *s.Proven, Goal: Active}, true)
 	}
+	if s.Previous != nil {
+		w.Previous = s.Previous.Signature
+	}
 	if s.Candidate != nil {
 		add(*s.Candidate, false)
 	}
@@ -120,7 +125,7 @@ var deterministic = proto.MarshalOptions{Deterministic: true}
 
 // Message is the Want as it travels.
 func (w Want) Message() (*api.PolicySlot, error) {
-	m := &api.PolicySlot{Kind: w.Kind}
+	m := &api.PolicySlot{Kind: w.Kind, Previous: w.Previous}
 	for i, c := range w.Candidates {
 		plugin, err := c.plugin()
 		if err != nil {
@@ -238,6 +243,12 @@ func Decode(m *api.PolicySlot) (Want, error) {
 		}
 		last = out.Generation
 		w.Candidates = append(w.Candidates, out)
+	}
+	if p := m.GetPrevious(); len(p) > 0 {
+		if len(p) > MaxSignature || len(w.Candidates) == 0 || !w.Candidates[0].Proven {
+			return Want{}, fmt.Errorf("previous: %d bytes, want at most %d, beside a proven candidate", len(p), MaxSignature)
+		}
+		w.Previous = p
 	}
 	return w, nil
 }

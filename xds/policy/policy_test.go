@@ -258,9 +258,12 @@ func TestOrders(t *testing.T) {
 func TestMessage(t *testing.T) {
 	code := []byte("\x00asm....")
 	s := Slot{Kind: "partition"}
+	before, proven := generation(1), generation(2)
+	before.Signature = []byte("what was proven before")
 	for _, step := range []Trial{
-		{Module: generation(1), Goal: Proven},
-		{Module: generation(2), Goal: Active, Scope: "llama"},
+		{Module: before, Goal: Proven},
+		{Module: proven, Goal: Proven},
+		{Module: generation(3), Goal: Active, Scope: "llama"},
 	} {
 		var err error
 		if s, err = s.Push(step); err != nil {
@@ -270,7 +273,7 @@ func TestMessage(t *testing.T) {
 	s.Candidate.Configuration = []byte{1, 2, 3}
 	s.Candidate.Size = MaxInline + 1
 	w := s.Want(func(d Digest) []byte { return code })
-	if w.Candidates[0].Module == nil || w.Candidates[1].Module != nil {
+	if w.Candidates[0].Module == nil || w.Candidates[1].Module != nil || string(w.Previous) != "what was proven before" {
 		t.Fatalf("%+v", w)
 	}
 	m, err := w.Message()
@@ -331,6 +334,7 @@ func TestDecodeNames(t *testing.T) {
 		"candidates[1].statement: ":   func(m *api.PolicySlot) { m.Candidates[1].Statement = nil },
 		"candidates[1].plugin: ":      func(m *api.PolicySlot) { m.Candidates[1].Plugin = nil },
 		"rolled_back[0].generation: ": func(m *api.PolicySlot) { m.RolledBack[0].Generation = 0 },
+		"previous: ":                  func(m *api.PolicySlot) { m.Previous = make([]byte, MaxSignature+1) },
 		"was rolled back":             func(m *api.PolicySlot) { m.RolledBack[0].Generation = 5 },
 		"rolled_back[0].reason: ":     func(m *api.PolicySlot) { m.RolledBack[0].Reason = "a\nb" },
 		"one is on trial already":     func(m *api.PolicySlot) { m.Candidates[0].Proven = false },
@@ -379,7 +383,8 @@ func TestErrors(t *testing.T) {
 func FuzzSlotMessage(f *testing.F) {
 	s := Slot{Kind: "refine"}
 	s, _ = s.Push(Trial{Module: generation(1), Goal: Proven})
-	s, _ = s.Push(Trial{Module: generation(2), Goal: Active, Scope: "n"})
+	s, _ = s.Push(Trial{Module: generation(2), Goal: Proven})
+	s, _ = s.Push(Trial{Module: generation(3), Goal: Active, Scope: "n"})
 	for _, code := range [][]byte{nil, []byte("code")} {
 		m, err := s.Want(func(Digest) []byte { return code }).Message()
 		if err != nil {
