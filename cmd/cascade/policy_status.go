@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -24,10 +25,14 @@ func newPolicyStatus(s *settings) *cobra.Command {
 		Use:   "status [SLOT...]",
 		Short: "Show what decides in the slots of a running fleet, host by host",
 		Long: `Status shows for each slot what the fleet runs, what is on trial and how far it may go,
-and what was taken back and why; then for each host which generation decides there, how
-many calls it answered, how many of them the built-in policy had to answer (faults), and,
-of one on trial, how many it answered unlike the policy in force (differ), and how many of
-those are worse by the host's own measure.
+and what was taken back and why; then, where there are modules, for each host which
+generation decides there, how many calls it answered, in shadow recorded ones, how many
+of them the built-in policy had to answer (faults), and, of one on trial, how many it
+answered unlike the policy in force (differ), and how many of those are worse by the
+host's own measure. Which ones, "cascade policy records" tells.
+
+A host where a module is "not asked yet" passes no gate: when others have had it decide
+for 30 s, it follows them.
 
 Generation 0 is the built-in policy. A host is a migrator, or a control plane
 ("control/NAME"), whose slots are partition and guard.`,
@@ -77,17 +82,21 @@ func writePolicies(w io.Writer, p control.Policies) error {
 	if err := slotTable(p).Text(w); err != nil {
 		return err
 	}
-	if len(p.Slots) == 0 {
+	t := report.Table{Title: "hosts", Header: []string{"slot", "host", "generation", "state", "calls", "faults", "differ", "worse", "why"}, Left: 2}
+	for _, slot := range p.Slots {
+		// Where nothing but the built-in policy ever was, hosts have nothing to tell.
+		if !slices.ContainsFunc(slot.Nodes, func(n control.PolicyNode) bool { return len(n.Lives) > 0 || n.Refused != "" }) {
+			continue
+		}
+		for _, n := range slot.Nodes {
+			t.Rows = append(t.Rows, hostRows(slot.Slot, n)...)
+		}
+	}
+	if len(t.Rows) == 0 {
 		return nil
 	}
 	if _, err := fmt.Fprintln(w); err != nil {
 		return err
-	}
-	t := report.Table{Title: "hosts", Header: []string{"slot", "host", "generation", "state", "calls", "faults", "differ", "worse", "why"}, Left: 2}
-	for _, slot := range p.Slots {
-		for _, n := range slot.Nodes {
-			t.Rows = append(t.Rows, hostRows(slot.Slot, n)...)
-		}
 	}
 	return t.Text(w)
 }
@@ -109,7 +118,11 @@ func hostRows(slot string, n control.PolicyNode) (rows [][]string) {
 		case l.Generation == n.Candidate:
 			state += fmt.Sprintf(" %d ‰", n.Permille)
 		}
-		row(fmt.Sprint(l.Generation), state, fmt.Sprint(l.Calls), fmt.Sprint(l.Faults), fmt.Sprint(l.Differ), fmt.Sprint(l.Worse), shorten(l.Reason))
+		why := l.Reason
+		if why == "" && l.Calls == 0 && (l.State == string(slots.Shadow) || l.State == string(slots.Canary)) {
+			why = "not asked yet"
+		}
+		row(fmt.Sprint(l.Generation), state, fmt.Sprint(l.Calls), fmt.Sprint(l.Faults), fmt.Sprint(l.Differ), fmt.Sprint(l.Worse), shorten(why))
 	}
 	return rows
 }

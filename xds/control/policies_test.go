@@ -451,6 +451,10 @@ func TestPolicyOrders(t *testing.T) {
 		{"twice", 400, "each once", func() (int, string) { return push(t, c, "slot=place&slot=place", []byte("x"), "generation 1") }},
 		{"no such goal", 400, "goal", func() (int, string) { return push(t, c, "slot=place&goal=far", []byte("x"), "generation 1") }},
 		{"no share", 400, "permille", func() (int, string) { return push(t, c, "slot=place&goal=canary", []byte("x"), "generation 1") }},
+		{"no such model", 400, `nothing is there; there are m`, func() (int, string) {
+			return push(t, c, "slot=partition&goal=canary&scope=r0", []byte("x"), "generation 1")
+		}},
+		{"no such node", 400, "nothing is there", func() (int, string) { return push(t, c, "slot=refine&scope=m", []byte("x"), "generation 1") }},
 		{"no module", 400, "module and signature", func() (int, string) { return push(t, c, "slot=place", nil, "generation 1") }},
 		{"no body", 400, "JSON", func() (int, string) { return post(t, c, "/policies/push?slot=place", nil) }},
 		{"broken JSON", 400, "body", func() (int, string) { return post(t, c, "/policies/push?slot=place", body("{")) }},
@@ -473,6 +477,7 @@ func TestPolicyOrders(t *testing.T) {
 		{"back", 200, `"reason": "slow"`, func() (int, string) {
 			return post(t, c, "/policies/rollback?slot=place&slot=bid-quote&reason=slow", nil)
 		}},
+		{"the only model", 200, `"scope": "m"`, func() (int, string) { return push(t, c, "slot=partition&goal=shadow", []byte("x"), "generation 5") }},
 		{"older", 409, "only grow", func() (int, string) { return push(t, c, "slot=place", []byte("x"), "generation 3") }},
 		{"asked", 200, `"rolled_back"`, func() (int, string) { return get(t, c, "/policies?slot=place") }},
 	} {

@@ -102,8 +102,12 @@ func (c *Control) takePush(ctx context.Context, w http.ResponseWriter, r *http.R
 	if o.goal == "" {
 		o.goal = policy.Shadow
 	}
+	scopes := make(map[string]string, len(o.slots))
 	for _, slot := range o.slots {
-		if err := policy.CheckGoal(slot, o.goal, o.permille, o.scope); err != nil {
+		if scopes[slot], err = c.scoped(slot, o.goal, o.scope, nil); err != nil {
+			return nil, err
+		}
+		if err := policy.CheckGoal(slot, o.goal, o.permille, scopes[slot]); err != nil {
 			return nil, malformed("slot " + slot + ": " + err.Error())
 		}
 	}
@@ -123,7 +127,7 @@ func (c *Control) takePush(ctx context.Context, w http.ResponseWriter, r *http.R
 	trials := make(map[string]policy.Trial, len(o.slots))
 	for _, slot := range o.slots {
 		a, err := c.cfg.Admitter.Admit(ctx, Push{
-			Slot: slot, Goal: o.goal, Permille: o.permille, Scope: o.scope, Module: module, Signature: signature, Configuration: body.Configuration,
+			Slot: slot, Goal: o.goal, Permille: o.permille, Scope: scopes[slot], Module: module, Signature: signature, Configuration: body.Configuration,
 			Current: policy.Of(c.keeper.stored(), slot).Clone(), By: o.by,
 		})
 		if err != nil {
@@ -138,7 +142,7 @@ func (c *Control) takePush(ctx context.Context, w http.ResponseWriter, r *http.R
 				Generation: a.Generation, Name: a.Name, Version: a.Version, SHA256: sum, Size: len(module), Signature: signature,
 				Configuration: a.Configuration, Signers: a.Signers, By: o.by, At: now,
 			},
-			Goal: o.goal, Permille: o.permille, Scope: o.scope, Since: now,
+			Goal: o.goal, Permille: o.permille, Scope: scopes[slot], Since: now,
 		}
 	}
 	// The bytes come before the name: who reads the one finds the other.
@@ -301,11 +305,15 @@ func (c *Control) moveGoal(ctx context.Context, o policyAsk) error {
 		return errors.New("another module is being pushed; try again")
 	}
 	now := moment(time.Now())
-	generations := make(map[string]uint64, len(o.slots))
+	generations, scopes := make(map[string]uint64, len(o.slots)), make(map[string]string, len(o.slots))
 	for _, kind := range o.slots {
 		s := policy.Of(c.keeper.stored(), kind).Clone()
 		// What is asked wrongly is told before rules are asked.
-		if _, err := understood(s.Move(now, o.generation, o.goal, o.permille, o.scope)); err != nil {
+		var err error
+		if scopes[kind], err = c.scoped(kind, o.goal, o.scope, s.Candidate); err != nil {
+			return err
+		}
+		if _, err := understood(s.Move(now, o.generation, o.goal, o.permille, scopes[kind])); err != nil {
 			return err
 		}
 		t := s.Candidate
@@ -314,14 +322,14 @@ func (c *Control) moveGoal(ctx context.Context, o policyAsk) error {
 			return err
 		}
 		if _, err := c.cfg.Admitter.Admit(ctx, Push{
-			Slot: kind, Goal: o.goal, Permille: o.permille, Scope: o.scope, Module: code, Signature: t.Signature, Configuration: t.Configuration, Current: s, By: o.by,
+			Slot: kind, Goal: o.goal, Permille: o.permille, Scope: scopes[kind], Module: code, Signature: t.Signature, Configuration: t.Configuration, Current: s, By: o.by,
 		}); err != nil {
 			return refuse(kind, err)
 		}
 		generations[kind] = t.Generation
 	}
 	return c.keeper.change(ctx, o.slots, func(s policy.Slot) (policy.Slot, error) {
-		return understood(s.Move(now, generations[s.Kind], o.goal, o.permille, o.scope))
+		return understood(s.Move(now, generations[s.Kind], o.goal, o.permille, scopes[s.Kind]))
 	})
 }
 
