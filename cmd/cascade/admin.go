@@ -40,18 +40,18 @@ func newRegistry() *prometheus.Registry {
 	return r
 }
 
-// serveAdmin serves /metrics, /healthz and /readyz of one daemon on l, if not
-// nil, until ctx ends. ready says why the daemon cannot take work now; "" that
-// it can.
-func serveAdmin(ctx context.Context, l net.Listener, metrics prometheus.Gatherer, ready func() string) error {
+// serveAdmin serves what adminHandler answers on l, if not nil, until ctx ends.
+func serveAdmin(ctx context.Context, l net.Listener, h http.Handler) error {
 	if l == nil {
 		<-ctx.Done()
 		return nil
 	}
-	return serveOn(ctx, l, adminHandler(metrics, ready), adminWriteTimeout)
+	return serveOn(ctx, l, h, adminWriteTimeout)
 }
 
-func adminHandler(metrics prometheus.Gatherer, ready func() string) http.Handler {
+// adminHandler answers /metrics, /healthz and /readyz of one daemon. ready says why
+// the daemon cannot take work now; "" that it can.
+func adminHandler(metrics prometheus.Gatherer, ready func() string) *http.ServeMux {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { w.Write([]byte("ok\n")) })

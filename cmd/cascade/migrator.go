@@ -14,10 +14,12 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/config"
 	"github.com/cascadeinfer/cascade/cmd/daemon"
 	"github.com/cascadeinfer/cascade/cmd/handover"
+	"github.com/cascadeinfer/cascade/cmd/modules"
 	"github.com/cascadeinfer/cascade/cmd/tracing"
 	"github.com/cascadeinfer/cascade/cmd/wire"
 	"github.com/cascadeinfer/cascade/migrator/stream"
 	"github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/xds/control"
 )
 
 // migratorFlags are the flags of "cascade migrator".
@@ -50,7 +52,7 @@ replica's load, and move like others: "cascade drain" empties both. A second pro
 of a replica therefore replaces the first.
 
 With "admin" set for the replica in the fleet file, /metrics, /healthz and /readyz
-are served there. With OTEL_EXPORTER_OTLP_ENDPOINT set, every move is a trace, exported
+are served there, and to this machine what "cascade policy records" asks. With OTEL_EXPORTER_OTLP_ENDPOINT set, every move is a trace, exported
 by OTLP over gRPC; the other variables of OpenTelemetry count, too.`,
 		Example: `  cascade migrator -c fleet.yaml --replica r0
   cascade migrator -c fleet.yaml --replica r0 --control 10.0.0.5:18000 --drain 2m
@@ -149,7 +151,9 @@ func (s *settings) runMigrator(ctx context.Context, fleet wire.Fleet, r config.R
 		}, fm.log)
 	})
 	g.Go(func() error {
-		return serveAdmin(back, doors.admin, metrics, func() string { return frontReady(front.Status()) })
+		mux := adminHandler(metrics, func() string { return frontReady(front.Status()) })
+		mux.Handle("GET /policies/records", control.OwnHosts(nil, modules.Records(d.Hosts()...)))
+		return serveAdmin(back, doors.admin, mux)
 	})
 	return errors.Join(g.Wait(), all.Close())
 }

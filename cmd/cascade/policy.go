@@ -32,7 +32,9 @@ sees nothing but the call, and can hurt no request.
   cascade policy keygen author       a pair of keys, once
   cascade policy sign my-refiner.wasm --key author.key --name my-refiner --version 1.0.0
   cascade policy push my-refiner.wasm      in shadow, to a running fleet that trusts the key
-  cascade policy status --watch            where would it have decided otherwise?
+  cascade policy status --watch            how often would it have decided otherwise?
+  cascade policy records refine            what was asked and decided lately, and
+  cascade policy diff refine.jsonl my-refiner.wasm     what it would have decided
   cascade policy promote refine --scope local   through a canary, then to all
   cascade policy rollback refine           and back, at once
 
@@ -41,7 +43,7 @@ built first.`,
 	})
 	c.AddCommand(newPolicyNew(s), newPolicyBuild(s), newPolicyInspect(s), newPolicyTest(s), newPolicyBench(s),
 		newPolicyReplay(s), newPolicyDiff(s), newPolicyKeygen(s), newPolicySign(s), newPolicyVerify(s),
-		newPolicyPush(s), newPolicyStatus(s), newPolicyShadow(s), newPolicyPromote(s), newPolicyRollback(s))
+		newPolicyPush(s), newPolicyStatus(s), newPolicyRecords(s), newPolicyShadow(s), newPolicyPromote(s), newPolicyRollback(s))
 	return c
 }
 

@@ -101,34 +101,48 @@ module, and differ.`,
 func newPolicyDiff(s *settings) *cobra.Command {
 	p := &policyPlay{}
 	c := &cobra.Command{
-		Use:   "diff FRAMES A B",
+		Use:   "diff FRAMES [A] B",
 		Short: "Set the decisions of two policies side by side",
 		Long: `Diff has two policies answer the calls of a file, and prints where they decide
-differently. A and B are modules, folders, or names of built-in policies:
+differently. Without A it is the answers in the file, as "cascade policy records" brings
+them, that B is set beside: where it would have decided otherwise. A and B are modules,
+folders, or names of built-in policies:
 ` + "  " + strings.Join(policy.Builtins(), ", ") + `
 
 Exit codes: 0 when they decide the same, 1 when they do not.`,
-		Example: `  cascade policy diff recorded.jsonl refine-weighted my-refiner.wasm
+		Example: `  cascade policy diff recorded.jsonl my-refiner.wasm
+  cascade policy diff recorded.jsonl refine-weighted my-refiner.wasm
   cascade policy diff recorded.jsonl v1.wasm v2.wasm --show 100`,
-		Args: exactArgs(3),
+		Args: func(c *cobra.Command, args []string) error {
+			if len(args) != 2 && len(args) != 3 {
+				return misused(c, "name a file of calls, and one policy or two, not %d", max(len(args)-1, 0))
+			}
+			return nil
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			frames, err := policy.LoadFrames(args[0])
 			if err != nil {
 				return err
 			}
-			a, err := p.play(cmd.Context(), args[1], frames)
-			if err != nil {
-				return err
+			a, first, second := policy.Played{Records: policy.Recorded(frames)}, args[0], args[len(args)-1]
+			if len(args) == 3 {
+				first = args[1]
+				if a, err = p.play(cmd.Context(), first, frames); err != nil {
+					return err
+				}
 			}
-			b, err := p.play(cmd.Context(), args[2], frames)
+			b, err := p.play(cmd.Context(), second, frames)
 			if err != nil {
 				return err
 			}
 			c := policy.Compare(a.Records, b.Records, p.show)
-			c.A.Name, c.A.Memory, c.A.Digest = args[1], a.Memory, a.Digest
-			c.B.Name, c.B.Memory, c.B.Digest = args[2], b.Memory, b.Digest
-			if err = s.compared(c, args[1]); err == nil && c.Differ > 0 {
-				err = fmt.Errorf("%s and %s decide %d of %d differently", args[1], args[2], c.Differ, c.Frames)
+			c.A.Name, c.A.Memory, c.A.Digest = first, a.Memory, a.Digest
+			c.B.Name, c.B.Memory, c.B.Digest = second, b.Memory, b.Digest
+			if len(args) == 2 {
+				first = "in the file"
+			}
+			if err = s.compared(c, first); err == nil && c.Differ > 0 {
+				err = fmt.Errorf("%s and %s decide %d of %d differently", c.A.Name, second, c.Differ, c.Frames)
 			}
 			return err
 		},

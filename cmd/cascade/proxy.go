@@ -120,7 +120,7 @@ func (s *settings) runProxy(ctx context.Context, fleet wire.Fleet, p *proxyFlags
 	}
 	g.Go(func() error { s.tellReady(ctx, px, strings.Join(m.control, " and ")); return nil })
 	g.Go(func() error {
-		return serveAdmin(back, door, metrics, func() string { return proxyReady(ctx, px) })
+		return serveAdmin(back, door, adminHandler(metrics, func() string { return proxyReady(ctx, px) }))
 	})
 	return g.Wait()
 }

@@ -89,7 +89,8 @@ type Replica struct {
 	Address string `yaml:"address"`
 	// Peer is where other migrators reach this one.
 	Peer string `yaml:"peer"`
-	// Admin serves the migrator's /metrics, /healthz and /readyz. Empty: nowhere.
+	// Admin serves the migrator's /metrics, /healthz and /readyz, and to its own
+	// machine the calls that its policies recorded. Empty: nowhere.
 	Admin string `yaml:"admin,omitempty"`
 	// Engine is the base URL of the engine, on loopback: http://127.0.0.1:8000.
 	Engine string `yaml:"engine"`

@@ -235,6 +235,15 @@ func (d *Daemon) Mover() *mover.Mover { return d.mover }
 // Network is the connections to the other migrators.
 func (d *Daemon) Network() *peer.Network { return d.network }
 
+// Hosts are the policy slots that decide for this replica: one, or none where no
+// module may decide.
+func (d *Daemon) Hosts() []*modules.Host {
+	if d.host == nil {
+		return nil
+	}
+	return []*modules.Host{d.host}
+}
+
 // Drain stops the front from taking requests. Run returns when the last stream
 // has ended, or at the Drain time.
 func (d *Daemon) Drain() { d.front.Drain() }

@@ -300,6 +300,7 @@ func (f *Fleet) bindControl(listener net.Listener, bind func(*string) (net.Liste
 	if f.plane, err = modules.JoinPlane(context.Background(), &f.cfg.Fleet, &cc, f.log.With("part", "control")); err != nil {
 		return err
 	}
+	cc.Records = modules.Records(f.Hosts()...) // this process is all hosts
 	cc.Listener = listener
 	if cc.AdminListener, err = bind(&f.cfg.Fleet.Fleet.Control.Admin); err != nil {
 		return fmt.Errorf("control: admin: %w", err)

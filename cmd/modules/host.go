@@ -26,6 +26,7 @@ type Host struct {
 	Set      *slots.Set
 	Native   policy.Native // what decides where no module does
 	policies wire.Policies
+	name     string // as in reports
 }
 
 // HostConfig sets a Host up.
@@ -60,7 +61,16 @@ func NewHost(c HostConfig) (*Host, error) {
 		c.Logger.Error("no module is taken; the built-in policies decide", "error", err)
 	}
 	node, err := NewNode(NodeConfig{Slots: set, Fetch: c.Fetch, Logger: c.Logger})
-	return &Host{Node: node, Set: set, Native: c.Native, policies: p}, err
+	return &Host{Node: node, Set: set, Native: c.Native, policies: p, name: nodeName(c.Role, c.Name)}, err
+}
+
+// nodeName is the name of a host as reports have it: a replica's id, or that of a
+// control plane.
+func nodeName(role identity.Role, name string) string {
+	if role == identity.Control {
+		return "control/" + name
+	}
+	return name
 }
 
 // Serve has a market ask the slots. The scope is that of its refiner: the

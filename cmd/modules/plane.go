@@ -50,6 +50,7 @@ func JoinPlane(ctx context.Context, f *wire.Fleet, c *control.Config, log *slog.
 		set = p.Host.Set
 		c.Modules, c.Slots = kept, p.Host
 	}
+	c.Records = Records(p.hosts()...)
 	if p.Control, err = NewControl(ctx, ControlConfig{Set: set, Site: site, Logger: log}); err != nil {
 		return nil, err
 	}
@@ -61,6 +62,14 @@ func JoinPlane(ctx context.Context, f *wire.Fleet, c *control.Config, log *slog.
 		c.Admitter = NewAdmission(p.Host.policies, p.Control)
 	}
 	return p, nil
+}
+
+// hosts are the control plane's own slots, if it has any.
+func (p *Plane) hosts() []*Host {
+	if p.Host == nil {
+		return nil
+	}
+	return []*Host{p.Host}
 }
 
 // modulesOf is where the control planes keep what was pushed.

@@ -39,7 +39,7 @@ func (c *Control) adminServer() *http.Server {
 		_, _ = w.Write([]byte("ready\n"))
 	})
 	return &http.Server{
-		Handler:           ownHosts(c.cfg.AdminHosts, mux),
+		Handler:           OwnHosts(c.cfg.AdminHosts, mux),
 		ReadHeaderTimeout: adminHeaderTimeout, ReadTimeout: adminTimeout, WriteTimeout: adminTimeout,
 		IdleTimeout: adminIdle, MaxHeaderBytes: adminHeaderBytes,
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"net/netip"
 	"time"
 
@@ -77,6 +78,9 @@ type Config struct {
 	Modules store.Modules
 	// Slots are the policy slots of this control plane itself; nil: it has none.
 	Slots Slots
+	// Records answers GET /policies/records?slot=KIND: what a slot of this process has
+	// recorded. Nil: 404.
+	Records http.Handler
 	// Counters keeps flows, weights and byte ratios across restarts; nil
 	// forgets them.
 	Counters fleet.Counters

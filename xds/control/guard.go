@@ -49,10 +49,10 @@ func answer(w http.ResponseWriter, code int, v any) {
 	_, _ = w.Write(append(body, '\n'))
 }
 
-// ownHosts lets requests through whose Host names loopback, or is one of the
+// OwnHosts lets requests through whose Host names loopback, or is one of the
 // names. A browser on this machine would give a page of another site what it
 // asks for, where that site's name was made to point here.
-func ownHosts(names []string, next http.Handler) http.Handler {
+func OwnHosts(names []string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !ownHost(r.Host) && !slices.Contains(names, bareHost(r.Host)) {
 			answer(w, http.StatusForbidden, problem{fmt.Sprintf("host %q: ask for localhost or an address of loopback, or add the name to the admin hosts", r.Host)})

@@ -68,6 +68,9 @@ func (c *Control) policyRoutes(mux *http.ServeMux) {
 	mux.HandleFunc("GET /policies", func(w http.ResponseWriter, r *http.Request) {
 		answer(w, http.StatusOK, c.Policies(r.URL.Query()["slot"]...))
 	})
+	if c.cfg.Records != nil {
+		mux.Handle("GET /policies/records", c.cfg.Records)
+	}
 	mux.HandleFunc("POST /policies/push", c.push)
 	mux.Handle("POST /policies/goal", ordered(c.policyOrder(c.moveGoal)))
 	mux.Handle("POST /policies/rollback", ordered(c.policyOrder(c.rollback)))

@@ -1,0 +1,191 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cascadeinfer/cascade/cmd/modules"
+	"github.com/cascadeinfer/cascade/cmd/policy"
+)
+
+// recorded sums up the calls that a host has recorded.
+type recorded struct {
+	Slot    string         `json:"slot"`
+	Host    string         `json:"host"`
+	File    string         `json:"file"`
+	Frames  int            `json:"frames"`
+	Modules map[string]int `json:"modules"` // calls by the sha256 of what was asked; "" is the built-in policy
+	Faults  int            `json:"faults"`  // answered by the built-in policy instead
+	LeftOut int            `json:"left_out,omitempty"`
+}
+
+func newPolicyRecords(s *settings) *cobra.Command {
+	f, replica, out := &controlFlags{}, "", ""
+	c := &cobra.Command{
+		Use:   "records SLOT",
+		Short: "Fetch the calls that a running host has recorded in a slot",
+		Long: `Records writes the last calls that the policy in force of a slot answered on one host,
+built-in policies included: what it was asked, what it decided, the fuel, and the
+module's digest. "cascade policy diff" and "replay" then show where another policy would
+have decided otherwise, and "test" takes the file as testdata. A host keeps one call in
+16 for bids, outliers and places, every one of the other kinds, and of those the last 64
+for each call that can be made at a time.
+
+Slots partition and guard are the control plane's, which is asked. The others are the
+migrators': --replica asks one of a fleet file, on its "admin" address; "cascade up" is all
+of them, and is asked like the control plane. The calls name requests: hosts tell them to
+their own machine only.`,
+		Example: `  cascade policy records refine
+  cascade policy diff refine.jsonl my-refiner.wasm     # beside what was decided
+  cascade policy records bid-select -c fleet.yaml --replica r0 -o bids.jsonl`,
+		Args: exactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := someSlots(cmd, args); err != nil {
+				return err
+			}
+			if out == "-" && s.json {
+				return misused(cmd, "-o - writes the calls to stdout, and --json a summary: name a file for one of them")
+			}
+			base, err := recordsBase(cmd, f, replica)
+			if err != nil {
+				return err
+			}
+			r, text, err := fetchRecords(cmd.Context(), base, args[0])
+			if err != nil {
+				return err
+			}
+			if out == "-" {
+				_, err = s.stdout.Write(text)
+				return err
+			}
+			if r.File = out; out == "" {
+				r.File = r.Slot + ".jsonl"
+			}
+			if err := policy.WriteFile(r.File, text, 0o600); err != nil {
+				return err
+			}
+			if s.json {
+				return s.print(r)
+			}
+			return s.fetched(r)
+		},
+	}
+	f.flags(c)
+	f.file.replicaFlag(c, &replica)
+	c.Flags().Lookup("replica").Usage = "ask the migrator of this replica, on its admin address in the fleet file"
+	c.Flags().StringVarP(&out, "output", "o", "", "file to write; empty: SLOT.jsonl; -: stdout")
+	return c
+}
+
+// recordsBase is the admin server to ask.
+func recordsBase(cmd *cobra.Command, f *controlFlags, replica string) (*url.URL, error) {
+	if replica == "" {
+		return f.base(cmd)
+	}
+	if cmd.Flags().Changed("control") {
+		return nil, misused(cmd, "--replica asks a migrator, --control a control plane: give one of them")
+	}
+	fleet, err := f.file.load(cmd)
+	if err != nil {
+		return nil, err
+	}
+	r, err := fleet.Replica(replica)
+	if err != nil {
+		return nil, misused(cmd, "--replica: %w", err)
+	}
+	if r.Admin == "" {
+		return nil, fmt.Errorf("%s: replica %s has no \"admin\" address, where its migrator would answer", f.file.path, replica)
+	}
+	return &url.URL{Scheme: "http", Host: r.Admin}, nil
+}
+
+// fetchRecords asks for the calls of a slot, and looks whether they are any.
+func fetchRecords(ctx context.Context, base *url.URL, slot string) (r recorded, text []byte, err error) {
+	ctx, cancel := context.WithTimeout(ctx, pushTimeout)
+	defer cancel()
+	u := base.JoinPath("policies/records")
+	u.RawQuery = url.Values{"slot": {slot}}.Encode()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
+	if err != nil {
+		return r, nil, err
+	}
+	req.Close = true
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		var inner *url.Error
+		if errors.As(err, &inner) {
+			err = inner.Err
+		}
+		return r, nil, fmt.Errorf("nobody answers at %s: %w; name the control plane with --control or -c, or a migrator with --replica (\"cascade up\" is all of them: leave --replica out)", base, err)
+	}
+	defer resp.Body.Close()
+	text, err = io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
+	switch {
+	case err != nil:
+		return r, nil, fmt.Errorf("%s: %w", u, err)
+	case resp.StatusCode != http.StatusOK:
+		return r, nil, refusal(u, resp.Status, text)
+	case len(text) > maxAnswer:
+		return r, nil, fmt.Errorf("%s answers more than %d MiB", u, maxAnswer>>20)
+	}
+	frames, err := policy.ReadFrames(bytes.NewReader(text))
+	if err != nil {
+		return r, nil, fmt.Errorf("%s: %w", u, err)
+	}
+	r = recorded{Slot: slot, Host: resp.Header.Get(modules.HostHeader), Frames: len(frames), Modules: map[string]int{}}
+	if left := resp.Header.Get(modules.LeftOutHeader); left != "" {
+		if _, err := fmt.Sscan(left, &r.LeftOut); err != nil {
+			return r, nil, fmt.Errorf("%s: header %s: %w", u, modules.LeftOutHeader, err)
+		}
+	}
+	for _, f := range frames {
+		who := ""
+		if a := f.Answer; a != nil {
+			if a.Module != [len(a.Module)]byte{} {
+				who = hex.EncodeToString(a.Module[:])
+			}
+			if a.Cause != 0 {
+				r.Faults++
+			}
+		}
+		r.Modules[who]++
+	}
+	return r, text, nil
+}
+
+// fetched says what was written, and what to do with it.
+func (s *settings) fetched(r recorded) error {
+	var by []string
+	for _, who := range slices.Sorted(maps.Keys(r.Modules)) {
+		name := "the built-in policy"
+		if who != "" {
+			name = "module " + who[:shownDigest]
+		}
+		by = append(by, fmt.Sprintf("%d by %s", r.Modules[who], name))
+	}
+	if r.Frames == 0 {
+		by = []string{"none was asked lately"}
+	}
+	fmt.Fprintf(s.stdout, "%s: %s of %s in %s: %s\n", r.File, counted(r.Frames, "call"), r.Slot, r.Host, strings.Join(by, ", "))
+	if r.Faults > 0 {
+		fmt.Fprintf(s.stdout, "%d of them failed, and the built-in policy answered\n", r.Faults)
+	}
+	if r.LeftOut > 0 {
+		fmt.Fprintf(s.stdout, "%d more had no room in the answer\n", r.LeftOut)
+	}
+	if r.Frames > 0 {
+		fmt.Fprintf(s.stdout, "next: cascade policy diff %s FILE|DIR\n", r.File)
+	}
+	return nil
+}
