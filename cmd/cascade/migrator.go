@@ -109,7 +109,7 @@ func (s *settings) runMigrator(ctx context.Context, fleet wire.Fleet, r config.R
 	all := s.gpus()
 	d, err := daemon.New(daemon.Config{
 		Fleet: fleet, Replica: r, Control: links[0], OtherControl: links[1:], Clients: doors.clients, Peers: fm.id.Listener(doors.peers), Listen: next.again(clientsDoor),
-		TLS: fm.id.Keys, Runtime: m.runtime, GPUs: all, Drain: m.drain, Predecessor: next.predecessor(), Tracer: spans.Tracer("migrator"), Logger: fm.log,
+		TLS: fm.id.Keys, Runtime: m.runtime, GPUs: all, RDMA: rdma(fm.log), Drain: m.drain, Predecessor: next.predecessor(), Tracer: spans.Tracer("migrator"), Logger: fm.log,
 	})
 	if err != nil {
 		doors.close()

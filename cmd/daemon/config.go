@@ -21,6 +21,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/modules"
 	"github.com/cascadeinfer/cascade/cmd/mtls"
 	"github.com/cascadeinfer/cascade/cmd/wire"
+	"github.com/cascadeinfer/cascade/migrator/device/verbs"
 	"github.com/cascadeinfer/cascade/migrator/stream"
 )
 
@@ -52,6 +53,9 @@ type Config struct {
 	// GPUs reach an engine's pool where it is in a GPU's memory; the caller closes them
 	// after Run. nil refuses such engines.
 	GPUs *gpus.GPUs
+	// RDMA is the loaded library of RDMA devices; nil means that there are none, or
+	// that they are not used.
+	RDMA *verbs.Library
 	// Predecessor is the id of the process before this one of the same replica,
 	// which still lives, or did a moment ago: Follow tells of it. 0 means none.
 	Predecessor int

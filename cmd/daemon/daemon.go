@@ -24,6 +24,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport/cuda"
 	"github.com/cascadeinfer/cascade/migrator/transport/shm"
 	"github.com/cascadeinfer/cascade/migrator/transport/tcp"
+	"github.com/cascadeinfer/cascade/migrator/transport/verbs"
 	"github.com/cascadeinfer/cascade/migrator/uplink"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
@@ -47,6 +48,7 @@ type Daemon struct {
 	mover      *mover.Mover
 	blocks     *blocks.Client // nil where the engine shows none
 	transports []transport.Transport
+	rdma       *verbs.Transport // one of transports; nil for none
 	plans      *client.Client
 	host       *modules.Host // nil where no module may decide
 	outlook    outlook
@@ -88,7 +90,7 @@ func (d *Daemon) newFront() error {
 	c.Peers, c.PeerScheme = d.cfg.TLS.Peers(d.owner)
 	c.TrustDomain = d.cfg.Fleet.Fleet.TLS.TrustDomain
 	if d.market != nil {
-		c.Placer, c.Rescuer, c.Adopter, c.PeerRPC = d.market, d.market, d.mover, d.network.Handler()
+		c.Placer, c.Rescuer, c.Adopter, c.PeerRPC = d.market, d.market, d.mover, d.peerRPC()
 		c.Rescued = func(r stream.Rescue) {
 			d.rescues.add(r, string(d.id))
 			d.mover.Rescued(r)
@@ -194,6 +196,11 @@ func (d *Daemon) newTransports() error {
 			return err
 		}
 		d.transports = append(d.transports, t)
+	}
+	if d.cfg.RDMA != nil {
+		if err := d.newRDMA(); err != nil {
+			return err
+		}
 	}
 	host, _, err := net.SplitHostPort(d.cfg.Replica.Peer)
 	if err != nil {

@@ -1,0 +1,33 @@
+package main
+
+import (
+	"errors"
+	"log/slog"
+	"os"
+
+	"github.com/cascadeinfer/cascade/migrator/device"
+	"github.com/cascadeinfer/cascade/migrator/device/verbs"
+)
+
+// rdma is the library of this machine's RDMA devices, nil where there is none of
+// either: then nothing is different. Tests name the library of a fake device.
+func rdma(log *slog.Logger) *verbs.Library {
+	lib, err := verbs.Open(os.Getenv("CASCADE_TEST_LIBIBVERBS"))
+	if errors.Is(err, device.ErrNoLibrary) || errors.Is(err, device.ErrNoCgo) {
+		log.Debug("no RDMA", "err", err)
+		return nil
+	}
+	var names []string
+	if err == nil {
+		names, err = lib.Devices()
+	}
+	if err != nil {
+		log.Warn("RDMA devices are not used", "err", err)
+		return nil
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	log.Info("RDMA devices are used", "devices", names)
+	return lib
+}
