@@ -29,6 +29,10 @@ type Policies struct {
 	// machine and not at every start. Nobody but the own user may be able to write
 	// to it. Empty: none.
 	Cache string `yaml:"cache,omitempty"`
+	// CacheMiB and CacheModules bound the cache: beyond, what was loaded longest ago
+	// goes. A module in Go takes some 8 MiB. 0 means 512 MiB and 64 modules.
+	CacheMiB     int `yaml:"cache_mib,omitempty"`
+	CacheModules int `yaml:"cache_modules,omitempty"`
 	// Marks is a folder of each machine where its processes remember the newest
 	// statement that each slot admitted, so that after a restart, too, nobody brings
 	// back an old module. Empty: they forget it when they end.
@@ -91,6 +95,8 @@ const (
 	maxWall      = time.Minute
 	maxPages     = 65_536
 	maxSlotKeys  = 64
+	maxCacheMiB  = 1 << 20
+	maxCached    = 1 << 16
 	maxThreshold = sign.MaxSignatures
 )
 
@@ -134,6 +140,8 @@ func (p Policies) validate(c *checker) {
 	if p.Data != "" && len(p.Rules) == 0 {
 		c.fail("policies.data", "data are for rules; name them in policies.rules")
 	}
+	within(c, "policies.cache_mib", p.CacheMiB, 0, maxCacheMiB)
+	within(c, "policies.cache_modules", p.CacheModules, 0, maxCached)
 	p.Gates.Shadow.validate(c, "policies.gates.shadow")
 	p.Gates.Canary.validate(c, "policies.gates.canary")
 	for i, step := range p.Gates.Ladder {

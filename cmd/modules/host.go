@@ -52,7 +52,8 @@ func NewHost(c HostConfig) (*Host, error) {
 		return nil, err
 	}
 	set, err := slots.New(slots.Config{
-		Kinds: c.Kinds, Native: c.Native, Ring: p.Ring, Limits: p.Limits, Gates: p.Gates, Cache: p.Cache, File: p.File, Every: p.Every, Logger: c.Logger,
+		Kinds: c.Kinds, Native: c.Native, Ring: p.Ring, Limits: p.Limits, Gates: p.Gates, Cache: p.Cache,
+		CacheBytes: p.CacheBytes, CacheModules: p.CacheModules, File: p.File, Every: p.Every, Logger: c.Logger,
 	})
 	if err != nil {
 		return nil, err

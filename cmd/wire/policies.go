@@ -49,8 +49,11 @@ type Policies struct {
 	Limits [abi.Kinds]host.Limit
 	Gates  [abi.Kinds]slot.Config
 	Cache  string // folder of machine code; "" for none
-	File   string // where the process keeps its slots' marks; "" for nowhere
-	Every  int    // every nth call is recorded
+	// CacheBytes and CacheModules bound it; 0 is the host's default.
+	CacheBytes   int64
+	CacheModules int
+	File         string // where the process keeps its slots' marks; "" for nowhere
+	Every        int    // every nth call is recorded
 	// Idle says why nothing asks a kind; see Fleet.Idle.
 	Idle [abi.Kinds]string
 }
@@ -64,7 +67,7 @@ func (f *Fleet) Modules() bool {
 // fleets that have Modules.
 func (f *Fleet) Policies(role identity.Role, name string) (Policies, error) {
 	c := f.Fleet.Policies
-	p := Policies{Cache: f.path(c.Cache), Every: recorded, Ring: sign.Ring{Threshold: max(c.Threshold, 1)}}
+	p := Policies{Cache: f.path(c.Cache), CacheBytes: int64(c.CacheMiB) << 20, CacheModules: c.CacheModules, Every: recorded, Ring: sign.Ring{Threshold: max(c.Threshold, 1)}}
 	for i, file := range c.Keys {
 		keys, err := readKeys(f.path(file))
 		if err != nil {

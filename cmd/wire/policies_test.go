@@ -44,6 +44,8 @@ policies:
   keys: [a.pub, b.pub]
   threshold: 2
   marks: marks
+  cache_mib: 3
+  cache_modules: 4
   gates: {shadow: {calls: 5, soak: 20s, worse: -1}, canary: {soak: -1ns}, ladder: [7], faults: 4, window: 3s}
   limits: {bid-select: {fuel: 1000, pages: 7}, partition: {wall: 3s}}
 `)
@@ -56,7 +58,7 @@ policies:
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(p.Ring.Keys) != 2 || p.Ring.Threshold != 2 || p.File != filepath.Join(f.Dir, "marks", "migrator-"+identity.Escape("r/0")+".json") {
+	if len(p.Ring.Keys) != 2 || p.Ring.Threshold != 2 || p.CacheBytes != 3<<20 || p.CacheModules != 4 || p.File != filepath.Join(f.Dir, "marks", "migrator-"+identity.Escape("r/0")+".json") {
 		t.Errorf("%+v", p)
 	}
 	if l := p.Limits[abi.Select]; l.Fuel != 1000 || l.Pages != 7 || p.Limits[abi.Partition].Wall != 3*time.Second {

@@ -65,9 +65,11 @@ type Config struct {
 	// Limits are the most that a call may take, by kind; a grant can lower them.
 	// 0 means the kind's default.
 	Limits [abi.Kinds]host.Limit
-	// Cache and Watch are as in host.Config.
-	Cache string
-	Watch *host.Watch
+	// Cache, its bounds and Watch are as in host.Config.
+	Cache        string
+	CacheBytes   int64
+	CacheModules int
+	Watch        *host.Watch
 	// Recorded returns the generation that decides now, and what was recorded of
 	// it. Nil means that nothing is: modules stay in shadow.
 	Recorded func() (slot.Generation, []host.Record)
@@ -135,7 +137,7 @@ func (l *Loader) Compile(ctx context.Context, c swap.Candidate, fault func()) (s
 	limits := l.config.Limits
 	limits[l.config.Kind] = least(limits[l.config.Kind], host.DefaultLimit(l.config.Kind), grant)
 	m, err := host.Load(ctx, host.Config{Kinds: []abi.Kind{l.config.Kind}, Limits: limits, Cache: l.config.Cache,
-		Watch: l.config.Watch, Logger: log}, c.Module)
+		CacheBytes: l.config.CacheBytes, CacheModules: l.config.CacheModules, Watch: l.config.Watch, Logger: log}, c.Module)
 	if err != nil {
 		return swap.Module[Policy]{}, err
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/refine"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host"
+	"github.com/cascadeinfer/cascade/wasm/host/cachedir"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 	"github.com/cascadeinfer/cascade/wasm/policy"
 	"github.com/cascadeinfer/cascade/wasm/sign"
@@ -247,6 +248,28 @@ func TestFaultIsTold(t *testing.T) {
 	}
 	if st := m.Policy.(*policy.Policy).Stats(); faults == 0 || uint64(faults) != st.Faults[host.Refused] || st.Open {
 		t.Errorf("%d faults: %+v", faults, st)
+	}
+}
+
+// TestCacheIsBounded: what was compiled longest ago goes.
+func TestCacheIsBounded(t *testing.T) {
+	c := config(abi.Select)
+	c.Cache, c.CacheModules = t.TempDir(), 2
+	l, err := New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n := range int64(5) {
+		m, err := l.Compile(context.Background(), offer(t, leastLoad(hosttest.OneIn(1<<40+n, hosttest.Unreachable)), abi.Select, nil), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := m.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if kept, err := cachedir.Evict(c.Cache, cachedir.Limits{}); err != nil || kept != 2 {
+		t.Errorf("%d are kept: %v", kept, err)
 	}
 }
 

@@ -34,8 +34,11 @@ type Config struct {
 	// Gates are the way up of each kind, and its breaker. Kind and Floor and Resume
 	// are filled in.
 	Gates [abi.Kinds]slot.Config
-	// Cache is the folder for machine code; see host.Config. "" means none.
-	Cache string
+	// Cache is the folder for machine code, with its bounds; see host.Config. ""
+	// means none.
+	Cache        string
+	CacheBytes   int64
+	CacheModules int
 	// File keeps what was admitted across restarts. Without it, "", a host that
 	// restarts admits any statement that is signed.
 	File string

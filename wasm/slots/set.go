@@ -88,7 +88,7 @@ func New(config Config) (*Set, error) {
 			every = min(every, 1)
 		}
 		k.loader, err = loader.New(loader.Config{Kind: kind, Native: config.Native, Ring: config.Ring, Limits: config.Limits, Cache: config.Cache,
-			Watch: s.watch, Every: every, Instances: config.Instances, Clock: clock, Now: config.Now, Logger: config.Logger,
+			CacheBytes: config.CacheBytes, CacheModules: config.CacheModules, Watch: s.watch, Every: every, Instances: config.Instances, Clock: clock, Now: config.Now, Logger: config.Logger,
 			Admit:    func(st sign.Statement) error { return s.admit(k, st) },
 			Recorded: k.recorded})
 		if err != nil {
