@@ -19,7 +19,7 @@ GO     ?= go
 # As an author builds a module, whatever the environment says; the tests build so, too.
 MODULE := GOOS=wasip1 GOARCH=wasm GOWASM= GOFLAGS= CGO_ENABLED=0 $(GO) build -buildmode=c-shared -trimpath -buildvcs=false -ldflags='-w -buildid='
 
-.PHONY: help rdma-check build plugins estimator zig ptxas ptx demo demo-envoy test test-all bench bench-peers bench-xds bench-estimators check generate envoy clean
+.PHONY: help rdma-check build plugins estimator zig ptxas ptx demo demo-envoy test test-all bench bench-peers bench-xds bench-estimators gpu-check check generate envoy clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | column -ts "$$(printf '\t')"
@@ -101,6 +101,11 @@ bench-xds: ## our xDS server beside go-control-plane's snapshot cache, 100 and 1
 # What each learns a request's length from, on stock Envoy; CPU is Envoy's own and the service's.
 bench-estimators: envoy ## content-length, ext_proc and wasm side by side
 	$(GO) test -run '^$$' -bench Estimators -benchtime 2s -timeout 30m ./cmd/estimators
+
+# Where there is no GPU its first line says so, and exits with 3.
+gpu-check: build ## on a machine with an NVIDIA GPU: its figures, κ if python3 has PyTorch, and the tests of transport cuda
+	bin/cascade devices check --out $(OUT)/gpu-check
+	CASCADE_TEST_CUDA=1 $(GO) test -count=1 ./migrator/device/cuda/... ./migrator/transport/cuda
 
 check: ## formatting, vet, staticcheck, tidy go.mod, generated code
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); echo 'run gofmt -w on these'; exit 1; }

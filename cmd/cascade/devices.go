@@ -65,6 +65,7 @@ complexes of one NUMA node, SYS two NUMA nodes.`,
 		Args: exactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error { return s.devices(f) },
 	}
+	c.AddCommand(newCheck(s), newHold(s))
 	f.flag(c, "fleet file whose replicas are to be paired")
 	fl := c.Flags()
 	fl.StringVar(&f.where.Name, "node", "", "name of this machine in the fleet file (default: its only node, else the host's name)")

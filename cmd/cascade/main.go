@@ -32,7 +32,8 @@ func mainCode() int {
 }
 
 // run executes one command line and returns its exit code: 0 for success and
-// for a clean stop by signal, 2 for a wrong command line, 1 for the rest.
+// for a clean stop by signal, 2 for a wrong command line, 3 for a check of what
+// this machine has not, 1 for the rest.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root := newRoot(stdout, stderr)
 	root.SetArgs(args)
@@ -45,6 +46,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if errors.As(err, &usage) {
 		fmt.Fprintf(stderr, "Run \"%s --help\" for what it takes.\n", usage.command)
 		return 2
+	}
+	var absent *absentError
+	if errors.As(err, &absent) {
+		return 3
 	}
 	return 1
 }

@@ -23,7 +23,9 @@ func (s *settings) logger() (*slog.Logger, error) {
 
 // gpus are the GPUs of this process, opened when they are needed. Tests name the
 // library of a fake driver; users have one driver.
-func (s *settings) gpus() *gpus.GPUs { return gpus.New(os.Getenv("CASCADE_TEST_LIBCUDA")) }
+func (s *settings) gpus() *gpus.GPUs { return gpus.New(cudaLibrary()) }
+
+func cudaLibrary() string { return os.Getenv("CASCADE_TEST_LIBCUDA") }
 
 // deviceFlag adds --device.
 func deviceFlag(c *cobra.Command, device *string) {

@@ -2,6 +2,7 @@ package measure
 
 import (
 	"errors"
+	"fmt"
 	"math"
 )
 
@@ -18,6 +19,9 @@ type Kappa struct {
 	PerToken float64 `json:"seconds_per_token"`
 	Points   int     `json:"points"`
 }
+
+// Text is Kappa with its standard error.
+func (k Kappa) Text() string { return fmt.Sprintf("%.2f ± %.2f", k.Kappa, k.StdErr) }
 
 // Skew is Lmax − Lmean.
 func (p Point) Skew() float64 { return float64(p.Longest) - float64(p.Tokens)/float64(p.Batch) }

@@ -3,6 +3,7 @@ package measure
 import (
 	"context"
 	"encoding/json"
+	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -80,6 +81,47 @@ func TestScriptSpreads(t *testing.T) {
 		if uneven == 0 {
 			t.Errorf("%+v: all are even", x)
 		}
+	}
+}
+
+// The script end to end, on a stand-in for PyTorch whose κ is 4: its pool is opened and
+// copied from, its steps are timed, and κ is found.
+func TestScriptOnStandIn(t *testing.T) {
+	d, _, library := opened(t)
+	c := config(d)
+	o, err := Start(t.Context(), func(ctx context.Context) *exec.Cmd {
+		cmd := Torch(python(t), c)(ctx)
+		cmd.Env = append(os.Environ(), "PYTHONPATH=testdata", "PYTHONDONTWRITEBYTECODE=1", "CASCADE_TEST_LIBCUDA="+library)
+		cmd.Stderr = os.Stderr
+		return cmd
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer o.Close()
+	if o.Owner != "PyTorch 0 (a stand-in)" {
+		t.Errorf("the owner is %q", o.Owner)
+	}
+	r, err := NewRig(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if rows, err := r.From(o); err != nil || len(rows) != 3 {
+		t.Errorf("%v, %v", rows, err)
+	}
+	if rows, err := r.Disturb(o, 4); err != nil || len(rows) != 3 || rows[1].Slower == nil || *rows[1].Slower != 0 {
+		t.Errorf("%+v, %v", rows, err)
+	}
+	a, err := o.Ask(Ask{Spread: true})
+	if err != nil || a.Kernel != "PyTorch's flash attention" {
+		t.Fatalf("%+v, %v", a, err)
+	}
+	if k, err := FitKappa(a.Points); err != nil || k.Kappa < 3.99 || k.Kappa > 4.01 || k.StdErr > 0.01 || k.Text() != "4.00 ± 0.00" {
+		t.Errorf("%+v, %v", k, err)
+	}
+	if _, err := o.Ask(Ask{Decode: -1}); err == nil || !strings.Contains(err.Error(), "steps") {
+		t.Errorf("%v", err)
 	}
 }
 

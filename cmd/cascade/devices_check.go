@@ -1,0 +1,339 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cascadeinfer/cascade/engine/report"
+	"github.com/cascadeinfer/cascade/migrator/device"
+	"github.com/cascadeinfer/cascade/migrator/device/cuda"
+	"github.com/cascadeinfer/cascade/migrator/device/measure"
+)
+
+// checkFlags are the flags of "cascade devices check".
+type checkFlags struct {
+	gpu    int
+	layers int
+	shape  measure.Shape
+	groups []int
+	steps  int
+	python string
+	out    string
+}
+
+func (f *checkFlags) flags(c *cobra.Command) {
+	fl := c.Flags()
+	fl.IntVar(&f.gpu, "gpu", 0, "index of the GPU, as nvidia-smi has it")
+	fl.IntVar(&f.layers, "layers", 28, "layers of the model; each has a region for K and one for V")
+	fl.Int64Var(&f.shape.BlockBytes, "block", 32<<10, "bytes of a block in one region, a multiple of 16")
+	fl.IntVar(&f.shape.Pool, "pool", 1024, "blocks of a pool")
+	fl.IntVar(&f.shape.Plan, "plan", 512, "blocks that are moved at once; 512 of 16 tokens are a request of 8,192")
+}
+
+// newCheck is "cascade devices check".
+func newCheck(s *settings) *cobra.Command {
+	f := &checkFlags{}
+	c := &cobra.Command{
+		Use:   "check",
+		Short: "Measure how fast a GPU moves KV blocks, and what that costs the work beside it",
+		Long: `Check times, on one GPU, the ways in which the blocks of a request could be moved:
+within the GPU, out of the memory of another process by CUDA IPC, to and from the host,
+and the checksum by which each move is verified. "contiguous" is what the hardware can do
+with one large copy; the kernel is what transport cuda uses. What the kernels move is
+verified.
+
+Then it times steps of another process that decodes, alone and beside a transfer that never
+pauses. With PyTorch, by --python, that process is PyTorch's, with a pool of PyTorch's
+allocator; the time of attention over batches of one size, whose lengths add up to the
+same and differ in spread, gives κ, what unequal lengths cost a batch, with its standard
+error. Cascade's cost profiles take it as "kappa".
+
+It needs the GPU's memory for about eight pools (--pool · --layers · 2 · --block bytes),
+and changes nothing. On a GPU that others use, the figures are theirs, too.
+
+It exits with 3 where there is no GPU to check, and says what is missing. "make gpu-check"
+runs the transport's tests on the GPU as well.`,
+		Example: `  cascade devices check
+  cascade devices check --gpu 1 --layers 32 --out results
+  cascade devices check --python "" --json`,
+		Args: exactArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) error { return s.check(cmd.Context(), f) },
+	}
+	f.flags(c)
+	fl := c.Flags()
+	fl.IntSliceVar(&f.groups, "groups", []int{4, 8, 16, 32, 64}, "numbers of thread groups (CTAs) that kernels are run with")
+	fl.IntVar(&f.steps, "steps", 200, "decode steps that are timed, alone and beside each transfer")
+	fl.StringVar(&f.python, "python", "python3", "Python interpreter that has PyTorch; empty for none")
+	fl.StringVar(&f.out, "out", "", "directory for check.json and a picture of κ")
+	return c
+}
+
+// newHold is the process whose pool check reads: not for people.
+func newHold(s *settings) *cobra.Command {
+	f := &checkFlags{}
+	c := &cobra.Command{
+		Use: "hold", Hidden: true, Args: exactArgs(0), Short: "Own a pool on a GPU, for check",
+		RunE: func(*cobra.Command, []string) error {
+			d, err := openDriver()
+			if err != nil {
+				return err
+			}
+			return measure.Hold(f.config(d), os.Stdin, s.stdout)
+		},
+	}
+	f.flags(c)
+	return c
+}
+
+// config is what is measured.
+func (f *checkFlags) config(d *cuda.Driver) measure.Config {
+	shape := f.shape
+	shape.Regions = 2 * f.layers
+	groups := f.groups
+	if len(groups) == 0 { // of who only holds
+		groups = []int{1}
+	}
+	return measure.Config{Driver: d, Ordinal: f.gpu, Shape: shape, Groups: groups}
+}
+
+// An absentError is a check that could not be made: the machine has not what it is about.
+type absentError struct{ err error }
+
+func (e *absentError) Error() string { return "skipped, there is no GPU to check: " + e.err.Error() }
+func (e *absentError) Unwrap() error { return e.err }
+
+// noDevice is CUDA_ERROR_NO_DEVICE.
+const noDevice cuda.Code = 100
+
+// openDriver loads the driver; where there is none, its error is an absentError.
+func openDriver() (*cuda.Driver, error) {
+	if os.Getenv("CUDA_DEVICE_ORDER") == "" {
+		os.Setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID") // nvidia-smi's
+	}
+	d, err := cuda.Open(cudaLibrary())
+	if errors.Is(err, device.ErrNoLibrary) || errors.Is(err, device.ErrNoCgo) || cuda.Is(err, noDevice) {
+		return nil, &absentError{err}
+	}
+	return d, err
+}
+
+// checked is what "devices check --json" prints.
+type checked struct {
+	GPU    string          `json:"gpu"`
+	Driver int             `json:"driver"` // CUDA's version: 12080 is 12.8
+	Shape  measure.Shape   `json:"shape"`
+	Rows   []measure.Row   `json:"rows"`
+	Kernel string          `json:"attention,omitempty"` // that gave the points
+	Points []measure.Point `json:"points,omitempty"`
+	Kappa  *measure.Kappa  `json:"kappa,omitempty"`
+	// Notes say what is missing, and why.
+	Notes []string `json:"notes,omitempty"`
+}
+
+func (s *settings) check(ctx context.Context, f *checkFlags) error {
+	d, err := openDriver()
+	if err != nil {
+		return err
+	}
+	n, err := d.Count()
+	if err != nil {
+		return err
+	}
+	if f.gpu < 0 || f.gpu >= n {
+		return &absentError{fmt.Errorf("--gpu %d: the driver shows %d to this process", f.gpu, n)}
+	}
+	info, err := d.Device(f.gpu)
+	if err != nil {
+		return err
+	}
+	config := f.config(d)
+	out := checked{GPU: info.Name, Driver: d.Version(), Shape: config.Shape}
+	if err := out.measure(ctx, f, config); err != nil {
+		return err
+	}
+	if f.out != "" {
+		if err := out.write(f.out); err != nil {
+			return err
+		}
+	}
+	if s.json {
+		return s.print(out)
+	}
+	for _, t := range out.tables() {
+		if err := t.Text(s.stdout); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// measure makes the rows.
+func (k *checked) measure(ctx context.Context, f *checkFlags, c measure.Config) (err error) {
+	r, err := measure.NewRig(c)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, r.Close()) }()
+	if k.Rows, err = r.Copies(); err != nil {
+		return err
+	}
+	own := func(ctx context.Context) *exec.Cmd {
+		self, err := os.Executable()
+		if err != nil {
+			self = os.Args[0]
+		}
+		cmd := exec.CommandContext(ctx, self, "devices", "hold", "--gpu", strconv.Itoa(f.gpu), "--layers", strconv.Itoa(f.layers),
+			"--block", strconv.FormatInt(f.shape.BlockBytes, 10), "--pool", strconv.Itoa(f.shape.Pool), "--plan", strconv.Itoa(f.shape.Plan))
+		cmd.Args[0], cmd.Stderr = os.Args[0], os.Stderr
+		return cmd
+	}
+	if err := k.beside(ctx, r, own, f.steps); err != nil {
+		return err
+	}
+	if f.python == "" {
+		return nil
+	}
+	// Without PyTorch the rest stands.
+	if err := k.torch(ctx, r, f, c); err != nil {
+		k.Notes = append(k.Notes, fmt.Sprintf("nothing of PyTorch: %v; --python names an interpreter that has it", err))
+	}
+	return nil
+}
+
+// beside measures against another process.
+func (k *checked) beside(ctx context.Context, r *measure.Rig, command func(context.Context) *exec.Cmd, steps int) error {
+	o, err := measure.Start(ctx, command)
+	if err != nil {
+		return err
+	}
+	defer o.Close()
+	return k.against(r, o, steps)
+}
+
+func (k *checked) against(r *measure.Rig, o *measure.Owner, steps int) error {
+	rows, err := r.From(o)
+	k.Rows = append(k.Rows, rows...)
+	if err != nil {
+		return err
+	}
+	rows, err = r.Disturb(o, steps)
+	k.Rows = append(k.Rows, rows...)
+	return err
+}
+
+// torch measures against PyTorch, and fits κ.
+func (k *checked) torch(ctx context.Context, r *measure.Rig, f *checkFlags, c measure.Config) error {
+	o, err := measure.Start(ctx, measure.Torch(f.python, c))
+	if err != nil {
+		return err
+	}
+	defer o.Close()
+	if err := k.against(r, o, f.steps); err != nil {
+		return err
+	}
+	a, err := o.Ask(measure.Ask{Spread: true})
+	if err != nil {
+		return err
+	}
+	k.Kernel, k.Points = a.Kernel, a.Points
+	fit, err := measure.FitKappa(a.Points)
+	if err != nil {
+		return err
+	}
+	k.Kappa = &fit
+	return nil
+}
+
+// write puts check.json, and the picture of κ, into a directory.
+func (k *checked) write(dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	text, err := json.MarshalIndent(k, "", "  ")
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, "check.json"), append(text, '\n'), 0o644)
+	}
+	if err != nil || k.Kappa == nil {
+		return err
+	}
+	picture, err := k.picture()
+	if err != nil {
+		return err
+	}
+	file, err := os.Create(filepath.Join(dir, "kappa.svg"))
+	if err != nil {
+		return err
+	}
+	return errors.Join(picture.Write(file, report.SVG), file.Close())
+}
+
+// picture draws the batches of one sum: those whose lengths differ.
+func (k *checked) picture() (report.Picture, error) {
+	var points []report.XY
+	tokens := 0
+	for _, p := range k.Points {
+		if p.Skew() > 0 {
+			tokens = p.Tokens
+			points = append(points, report.XY{X: p.Skew(), Y: p.Seconds * 1e6})
+		}
+	}
+	base := (k.Kappa.Base + k.Kappa.PerToken*float64(tokens)) * 1e6
+	return report.Fitted(fmt.Sprintf("%s, %s: κ = %s", k.GPU, k.Kernel, k.Kappa.Text()),
+		"longest sequence beyond the mean, in tokens", "attention of a decode step, in µs", points, base, k.Kappa.PerToken*k.Kappa.Kappa*1e6)
+}
+
+// tables are what was measured, for people.
+func (k *checked) tables() (out []report.Table) {
+	first := map[string]float64{} // the rate of each part's contiguous copy
+	for _, r := range k.Rows {
+		n := len(out) - 1
+		if n < 0 || out[n].Title != r.Part {
+			out = append(out, report.Table{Title: r.Part, Header: []string{"way", "CTAs", "time", "submitted in", "rate", "of contiguous"}, Left: 1})
+			if n++; r.Part == measure.Decode {
+				out[n].Header = []string{"step", "CTAs", "time", "slower"}
+			}
+		}
+		groups := "-"
+		if r.Groups > 0 {
+			groups = strconv.Itoa(r.Groups)
+		}
+		row := []string{r.Way, groups, micros(r.Seconds)}
+		if r.Part == measure.Decode {
+			slower := "-"
+			if r.Slower != nil {
+				slower = fmt.Sprintf("%+.1f %%", *r.Slower*100)
+			}
+			out[n].Rows = append(out[n].Rows, append(row, slower))
+			continue
+		}
+		first[r.Part] = cmp.Or(first[r.Part], r.Rate)
+		share := "-"
+		if r.Part != measure.Checksum && first[r.Part] > 0 {
+			share = fmt.Sprintf("%.2f", r.Rate/first[r.Part])
+		}
+		out[n].Rows = append(out[n].Rows, append(row, micros(r.Submit), fmt.Sprintf("%.1f GB/s", r.Rate/1e9), share))
+	}
+	if len(out) == 0 {
+		return nil
+	}
+	out[0].Title = fmt.Sprintf("%s: %s of %d blocks × %d regions of %d bytes; %s", k.GPU, mebibytes(k.Shape.Bytes()), k.Shape.Plan, k.Shape.Regions, k.Shape.BlockBytes, out[0].Title)
+	last := &out[len(out)-1]
+	if k.Kappa != nil {
+		last.Notes = append(last.Notes, fmt.Sprintf("κ = %s, from %d batches, by %s; %.3g µs per 1,000 tokens", k.Kappa.Text(), k.Kappa.Points, k.Kernel, k.Kappa.PerToken*1e9))
+	}
+	last.Notes = append(last.Notes, k.Notes...)
+	return out
+}
+
+func micros(seconds float64) string { return fmt.Sprintf("%.1f µs", seconds*1e6) }
+
+func mebibytes(bytes int64) string { return fmt.Sprintf("%.1f MiB", float64(bytes)/(1<<20)) }
