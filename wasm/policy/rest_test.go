@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"context"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -54,9 +55,21 @@ func TestRests(t *testing.T) {
 		}
 	}
 	ask(running(t, Config{Instances: 2}, unlimited(), tiring(restMost)))
-	p := running(t, Config{Instances: 1}, unlimited(), tiring(restMost))
-	p.refill = nil // Run never hears of it
+	m, err := host.Load(t.Context(), unlimited(), tiring(restMost))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	p, err := New(Config{Module: m, Native: natives, Instances: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
 	ask(p)
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := p.Run(over); err != nil || m.Live() != 0 {
+		t.Error(err, m.Live())
+	}
 }
 
 // TestBadRests: a module that cannot rest, or rests for long, is at fault; every
