@@ -124,12 +124,17 @@ func boot(kernel, image string) error {
 func read(r io.Reader) (table [][]string, end string) {
 	s := bufio.NewScanner(r)
 	s.Buffer(nil, 1<<20)
+	var said []string // by the test at work
 	for s.Scan() {
 		line := strings.TrimRight(s.Text(), "\r")
 		at := strings.Index(line, prefix)
 		if at < 0 {
-			if trimmed := strings.TrimSpace(line); strings.HasPrefix(trimmed, "--- FAIL") || strings.Contains(line, "_test.go:") || strings.Contains(line, "panic:") {
-				fmt.Println(line)
+			if strings.HasPrefix(line, "=== RUN") {
+				said = said[:0]
+			}
+			if said = append(said, line); strings.HasPrefix(line, "--- FAIL") || strings.HasPrefix(line, "panic:") {
+				fmt.Println(strings.Join(said, "\n"))
+				said = said[:0]
 			}
 			continue
 		}
