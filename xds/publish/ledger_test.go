@@ -28,7 +28,7 @@ func behind(l *publish.Ledger, set resources.Set, types ...string) string {
 
 func tableOf(t *testing.T, v resources.View) *rollout.Table {
 	t.Helper()
-	table, err := rollout.NewTable(v)
+	table, err := rollout.NewTable(v, resources.Prove)
 	if err != nil {
 		t.Fatal(err)
 	}

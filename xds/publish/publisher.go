@@ -123,7 +123,7 @@ type Publisher struct {
 	state     state
 
 	// Owned by Run.
-	table   func(resources.View) (*rollout.Table, error) // rollout.NewTable, but for tests
+	table   func(resources.View) (*rollout.Table, error) // rendered and proven
 	rollout *rollout.Rollout
 	wanted  *rollout.Table // the last one
 	timer   *time.Timer
@@ -143,8 +143,12 @@ func New(cfg Config) (*Publisher, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Publisher{cfg: cfg, news: make(chan struct{}, 1), table: rollout.NewTable}
-	if p.rollout, err = rollout.New(cfg.rollout()); err != nil {
+	prover := new(resources.Prover) // Run's: a table and the steps towards it have most in common
+	p := &Publisher{cfg: cfg, news: make(chan struct{}, 1)}
+	p.table = func(v resources.View) (*rollout.Table, error) { return rollout.NewTable(v, prover.Prove) }
+	steps := cfg.rollout()
+	steps.Prove = prover.Prove
+	if p.rollout, err = rollout.New(steps); err != nil {
 		return nil, fmt.Errorf("publish: %w", err)
 	}
 	cfg.Ledger.sort(cfg.Groups.Of)

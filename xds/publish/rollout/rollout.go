@@ -26,8 +26,8 @@ type Config struct {
 	Poll time.Duration
 
 	// Build renders a view, Prove proves a set and Covers that it has the
-	// members of a view's plans. They must be pure. nil means package
-	// resources' own.
+	// members of a view's plans. What they say must follow from what they are
+	// given. nil means package resources' own.
 	Build  func(resources.View) (resources.Set, error)
 	Prove  func(resources.Set) error
 	Covers func(resources.Set, resources.View) error
@@ -84,7 +84,7 @@ func New(cfg Config) (*Rollout, error) {
 		cfg.Build = resources.Build
 	}
 	if cfg.Prove == nil {
-		cfg.Prove = resources.Prove
+		cfg.Prove = new(resources.Prover).Prove
 	}
 	if cfg.Covers == nil {
 		cfg.Covers = covers

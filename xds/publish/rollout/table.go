@@ -11,13 +11,13 @@ type Table struct {
 	Set  resources.Set
 }
 
-// NewTable renders and proves a view.
-func NewTable(v resources.View) (*Table, error) {
+// NewTable renders a view and proves it, as resources.Prove does.
+func NewTable(v resources.View, prove func(resources.Set) error) (*Table, error) {
 	s, err := resources.Build(v)
 	if err != nil {
 		return nil, err
 	}
-	if err := resources.Prove(s); err != nil {
+	if err := prove(s); err != nil {
 		return nil, err
 	}
 	return &Table{View: v, Set: s}, nil
