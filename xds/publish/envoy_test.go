@@ -276,10 +276,7 @@ func TestEnvoyFlipsWithoutLoss(t *testing.T) {
 			}
 		})
 	}
-	rounds := 60
-	if testing.Short() {
-		rounds = 10
-	}
+	rounds := times(15, 60)
 	start := time.Now()
 	for e := 2; e < 2+rounds; e++ {
 		at := policies.Tokens(1000 + 13*(e%300))

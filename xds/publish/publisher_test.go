@@ -517,7 +517,7 @@ func TestRestart(t *testing.T) {
 // random under proxies that are slow and whose streams break, and has every
 // proxy check after every message that its routes lead to the right replicas.
 func TestRandomRollouts(t *testing.T) {
-	for seed := range uint64(4) {
+	for seed := range uint64(times(2, 8)) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) { randomRollouts(t, seed) })
 		})

@@ -41,13 +41,13 @@ func TestSplit(t *testing.T) {
 				}
 			}
 			testSlot(t, w, o)
-			testBoundaries(t, p, w, backends, o)
+			last := testBoundaries(t, p, w, backends, o)
 			w.mu.Lock()
-			if w.tables < 50 || w.early > 0 {
+			if w.tables < int(last)-10 || w.early > 0 {
 				t.Errorf("%d of %d route tables were sent before the endpoints that they need were acknowledged", w.early, w.tables)
 			}
 			w.mu.Unlock()
-			testReturn(t, p, backends, o)
+			testReturn(t, p, backends, o, last)
 		})
 	}
 }
@@ -129,8 +129,9 @@ func testSlot(t *testing.T, w *witness, o *owner) {
 	}
 }
 
-// testBoundaries moves boundaries and replicas under load.
-func testBoundaries(t *testing.T, p *plane, w *witness, backends map[string]*backend, o *owner) {
+// testBoundaries moves boundaries and replicas under load, and returns the last
+// epoch, whose boundary is 1,000 tokens above it.
+func testBoundaries(t *testing.T, p *plane, w *witness, backends map[string]*backend, o *owner) policies.Epoch {
 	t.Helper()
 	p.current(t, 1, 1)
 	var wg sync.WaitGroup
@@ -152,7 +153,8 @@ func testBoundaries(t *testing.T, p *plane, w *witness, backends map[string]*bac
 		})
 	}
 	var boundaries []time.Duration
-	for e := policies.Epoch(2); e < 42; e++ {
+	calm := policies.Epoch(2 + times(12, 40))
+	for e := policies.Epoch(2); e < calm; e++ {
 		stages, cuts := []string{"a b", "c", "d"}, []policies.Tokens{1000 + policies.Tokens(e), 5000}
 		switch e % 4 {
 		case 1:
@@ -167,10 +169,11 @@ func testBoundaries(t *testing.T, p *plane, w *witness, backends map[string]*bac
 	}
 	close(stop)
 	wg.Wait()
-	p.publisher.Submit(fleetOf(backends, 42, []policies.Tokens{1000, 5000}, "a b", "c", "d"))
-	p.current(t, 42, 1)
+	p.publisher.Submit(fleetOf(backends, calm, []policies.Tokens{1000, 5000}, "a b", "c", "d"))
+	p.current(t, calm, 1)
 	sent := p.sent.Load()
-	for e := policies.Epoch(43); e < 63; e++ {
+	last := calm + policies.Epoch(times(6, 20))
+	for e := calm + 1; e <= last; e++ {
 		start := time.Now()
 		p.publisher.Submit(fleetOf(backends, e, []policies.Tokens{1000 + policies.Tokens(e), 5000}, "a b", "c", "d"))
 		p.current(t, e, 1)
@@ -182,28 +185,30 @@ func testBoundaries(t *testing.T, p *plane, w *witness, backends map[string]*bac
 		t.Errorf("%d resources were sent for %d boundaries", n, len(boundaries))
 	}
 	slices.Sort(boundaries)
-	t.Logf("40 plans beside %d requests; boundary to acknowledgement: median %v, worst %v", served.Load(), boundaries[len(boundaries)/2], boundaries[len(boundaries)-1])
-	if replica, stage, err := o.llm.post(1062*4 - 1); err != nil || stage != "s0" {
+	t.Logf("%d plans beside %d requests; boundary to acknowledgement: median %v, worst %v", calm-2, served.Load(), boundaries[len(boundaries)/2], boundaries[len(boundaries)-1])
+	at := 4 * int(1000+last)
+	if replica, stage, err := o.llm.post(at - 1); err != nil || stage != "s0" {
 		t.Errorf("below the last boundary: %q of %q, %v", replica, stage, err)
 	}
-	if replica, _, err := o.llm.post(1062 * 4); err != nil || replica != "c" {
+	if replica, _, err := o.llm.post(at); err != nil || replica != "c" {
 		t.Errorf("at the last boundary: %q, %v", replica, err)
 	}
+	return last
 }
 
 // testReturn stops the control plane and starts it again.
-func testReturn(t *testing.T, p *plane, backends map[string]*backend, o *owner) {
+func testReturn(t *testing.T, p *plane, backends map[string]*backend, o *owner, last policies.Epoch) {
 	t.Helper()
 	p.stop()
 	for range 20 {
-		if replica, _, err := o.llm.post(1062 * 4); err != nil || replica != "c" {
+		if replica, _, err := o.llm.post(4 * int(1000+last)); err != nil || replica != "c" {
 			t.Errorf("without a control plane: %q, %v", replica, err)
 		}
 	}
 	again, _ := startServices(t, p.address)
 	start := time.Now()
-	again.publisher.Submit(fleetOf(backends, 62, []policies.Tokens{1062, 5000}, "a b", "c", "d"))
-	again.current(t, 62, 1)
+	again.publisher.Submit(fleetOf(backends, last, []policies.Tokens{1000 + policies.Tokens(last), 5000}, "a b", "c", "d"))
+	again.current(t, last, 1)
 	took := time.Since(start)
 	// A stream for each source: the table, the clusters, and the endpoints of
 	// each stage. All of them come back, and none is told anything.
@@ -213,8 +218,8 @@ func testReturn(t *testing.T, p *plane, backends map[string]*backend, o *owner) 
 	if n := again.sent.Load(); n != 0 {
 		t.Errorf("%d resources were sent again", n)
 	}
-	again.publisher.Submit(fleetOf(backends, 63, []policies.Tokens{1100, 5000}, "a b", "c", "d"))
-	again.current(t, 63, 1)
+	again.publisher.Submit(fleetOf(backends, last+1, []policies.Tokens{1100, 5000}, "a b", "c", "d"))
+	again.current(t, last+1, 1)
 	if n := again.sent.Load(); n != 1 {
 		t.Errorf("%d resources for a new boundary, want 1", n)
 	}
