@@ -105,7 +105,7 @@ bench-estimators: envoy ## content-length, ext_proc and wasm side by side
 # Where there is no GPU its first line says so, and exits with 3.
 gpu-check: build ## on a machine with an NVIDIA GPU: its figures, κ if python3 has PyTorch, and the tests of transport cuda
 	bin/cascade devices check --out $(OUT)/gpu-check
-	CASCADE_TEST_CUDA=1 $(GO) test -count=1 ./migrator/device/cuda/... ./migrator/transport/cuda
+	CASCADE_TEST_CUDA=1 $(GO) test -count=1 ./migrator/transport/cuda
 
 check: ## formatting, vet, staticcheck, tidy go.mod, generated code
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); echo 'run gofmt -w on these'; exit 1; }

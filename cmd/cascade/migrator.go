@@ -17,6 +17,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/modules"
 	"github.com/cascadeinfer/cascade/cmd/tracing"
 	"github.com/cascadeinfer/cascade/cmd/wire"
+	"github.com/cascadeinfer/cascade/migrator/device/inventory"
 	"github.com/cascadeinfer/cascade/migrator/stream"
 	"github.com/cascadeinfer/cascade/policies/identity"
 	"github.com/cascadeinfer/cascade/xds/control"
@@ -96,6 +97,7 @@ func (s *settings) runMigrator(ctx context.Context, fleet wire.Fleet, r config.R
 		return err
 	}
 	defer spans.Close()
+	fmt.Fprintln(s.stderr, found(inventory.Config{Name: r.Node, CUDA: cudaLibrary()}, fm.log))
 	next, err := succeed(ctx, m.runtime, r.ID, r.Address)
 	if err != nil {
 		return fmt.Errorf("migrator of %s: %w", r.ID, err)

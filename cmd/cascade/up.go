@@ -19,6 +19,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/local"
 	"github.com/cascadeinfer/cascade/cmd/tracing"
 	"github.com/cascadeinfer/cascade/cmd/wire"
+	"github.com/cascadeinfer/cascade/migrator/device/inventory"
 )
 
 // The addresses of a fleet without a file: replica i has ports upEngines+i,
@@ -163,6 +164,7 @@ func (s *settings) runUp(ctx context.Context, fleet wire.Fleet, u *upFlags) erro
 	if err != nil {
 		return err
 	}
+	fmt.Fprintln(s.stderr, found(inventory.Config{CUDA: cudaLibrary()}, log))
 	fmt.Fprintf(s.stderr, "starting %d replicas\n", len(fleet.Fleet.Replicas))
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return f.Run(ctx) })
