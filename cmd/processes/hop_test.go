@@ -16,14 +16,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
-const (
-	// hopping is how many streams are to move at once.
-	hopping = 3
-	// settled is how soon after a fault nothing may be left of what it cut short.
-	settled = 2 * time.Second
-	// lease is how long a peer may be silent before it is gone.
-	lease = 2 * time.Second
-)
+// hopping is how many streams are to move at once.
+const hopping = 3
 
 // hop is a fleet of three. The first replica is the front of every stream and
 // runs none; the two others are source and target by turns. What they say to
@@ -267,39 +261,9 @@ func (h *hop) run(name string, s step, f fault) (came bool) {
 	if wrong := len(running.bad); wrong > running.cut || wrong > 0 && !f.cuts {
 		h.t.Errorf("%s: %d of %d streams are wrong: %q", name, len(running.bad), hopping, running.bad)
 	}
-	h.clean(name, settled)
+	// Engines keep what nobody releases for ever, so that a wait of any length finds
+	// it, and says nothing of the machine.
+	h.awaitEmpty(h.replicas...)
 	h.source, h.target = h.target, h.source
 	return came
-}
-
-// clean checks that soon nothing runs, is frozen or is reserved.
-func (h *hop) clean(name string, within time.Duration) {
-	h.t.Helper()
-	began, left := time.Now(), ""
-	for ; ; time.Sleep(tick) {
-		if left = h.leftovers(); left == "" {
-			return
-		}
-		if time.Since(began) > within {
-			h.t.Errorf("%s: after %v there is still %s", name, within, left)
-			return
-		}
-	}
-}
-
-// leftovers says what the engines still have, "" for nothing.
-func (h *hop) leftovers() string {
-	left := ""
-	for _, r := range h.replicas {
-		page, err := h.get(r.Engine + "/metrics")
-		if err != nil {
-			return err.Error()
-		}
-		for _, name := range busy {
-			if v, _ := gauge(page, name); v != 0 {
-				left += fmt.Sprintf("%s: %s %v; ", r.ID, name, v)
-			}
-		}
-	}
-	return left
 }
