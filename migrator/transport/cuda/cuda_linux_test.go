@@ -19,6 +19,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device/cuda"
 	"github.com/cascadeinfer/cascade/migrator/device/fake"
 	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/tcp"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 )
 
@@ -117,9 +118,18 @@ func short(t testing.TB) string {
 // makePairs makes pairs of ends on one GPU, whose context outlives the tests: what
 // a GPU keeps is not what a transport leaves behind.
 func makePairs(t testing.TB) func(t *testing.T, source, target transport.Layout) transporttest.Pair {
+	g := warm(t)
+	return func(t *testing.T, source, target transport.Layout) transporttest.Pair {
+		dir := short(t)
+		return transporttest.Pair{Source: endOn(t, g, dir, source), Target: endOn(t, g, dir, target)}
+	}
+}
+
+// warm is a GPU that has all that it keeps.
+func warm(t testing.TB) *GPU {
 	g := gpu(t)
-	warm, _ := made(t, g, VMM, small)
-	defer warm.Close()
+	pool, _ := made(t, g, VMM, small)
+	defer pool.Close()
 	if err := g.use(nil, func(h *hold) error {
 		var lanes []*lane
 		for range maxLanes {
@@ -128,6 +138,9 @@ func makePairs(t testing.TB) func(t *testing.T, source, target transport.Layout)
 				return err
 			}
 			lanes = append(lanes, l)
+			if err := l.hasPack(1); err != nil {
+				return err
+			}
 		}
 		for _, l := range lanes {
 			h.leave(l)
@@ -136,10 +149,7 @@ func makePairs(t testing.TB) func(t *testing.T, source, target transport.Layout)
 	}); err != nil {
 		t.Fatal(err)
 	}
-	return func(t *testing.T, source, target transport.Layout) transporttest.Pair {
-		dir := short(t)
-		return transporttest.Pair{Source: endOn(t, g, dir, source), Target: endOn(t, g, dir, target)}
-	}
+	return g
 }
 
 var small = transport.Layout{Blocks: 64, Regions: []transport.Region{{Stride: 4096, Bytes: 4096}, {Offset: 64 * 4096, Stride: 1024, Bytes: 1000}}}
@@ -499,4 +509,20 @@ func TestPacked(t *testing.T) {
 			t.Error(err)
 		}
 	}
+}
+
+// TestByHost is transport tcp between pools on GPUs, by way of the host.
+func TestByHost(t *testing.T) {
+	g := warm(t)
+	transporttest.Run(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
+		end := func(l transport.Layout) transporttest.End {
+			m, mirror := made(t, g, VMM, l)
+			tr, err := tcp.New(tcp.Config{Pool: transporttest.Pool{M: m}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return transporttest.End{Transport: tr, Memory: m, Mirror: mirror}
+		}
+		return transporttest.Pair{Source: end(source), Target: end(target)}
+	})
 }
