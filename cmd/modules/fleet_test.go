@@ -193,6 +193,12 @@ func decides(slot control.PolicySlot, generation uint64) bool {
 	return len(slot.Nodes) == 3
 }
 
+// ended reports whether a generation was the last to be taken back.
+func ended(slot control.PolicySlot, generation uint64) bool {
+	n := len(slot.RolledBack)
+	return n > 0 && slot.RolledBack[n-1].Generation == generation
+}
+
 // traffic asks the fleet, one request after the other from each of some clients,
 // until the test calls what it returns, which fails the test for every request that
 // failed.
@@ -291,15 +297,26 @@ func TestHostile(t *testing.T) {
 		t.Errorf("%+v", p)
 	}
 
-	// One that loops, and that an operator answers for, answers nobody.
-	loops := s.push("proven", hosttest.OneIn(64, hosttest.Loop(hosttest.Br(0))), hosttest.Result(uint32(abi.None), 0))
-	p = s.await("given up", func(p control.PolicySlot) bool { return everywhere(p, loops, "rejected") && decides(p, 0) })
-	if p.Proven == nil || p.Proven.Generation != loops {
-		t.Errorf("%+v", p)
-	}
-	// One that lies about who a request is for.
+	// One that lies about who a request is for decides nowhere, whoever answers for
+	// it.
 	lies := s.push("proven", hosttest.Result(uint32(abi.OK), 1<<20))
 	s.await("given up", func(p control.PolicySlot) bool { return everywhere(p, lies, "rejected") && decides(p, 0) })
+	// One that loops now and then is found out while it decides: where one host has,
+	// the whole fleet goes back, to the one before, or to what is built in.
+	loops := [][]byte{hosttest.OneIn(64, hosttest.Loop(hosttest.Br(0))), hosttest.Result(uint32(abi.None), 0)}
+	good := s.push("proven", hosttest.Result(uint32(abi.None), 0))
+	s.await("proven", func(p control.PolicySlot) bool { return decides(p, good) })
+	bad := s.push("proven", loops...)
+	p = s.await("taken back", func(p control.PolicySlot) bool { return ended(p, bad) && decides(p, good) })
+	if e := p.RolledBack[len(p.RolledBack)-1]; p.Proven == nil || p.Proven.Generation != good || !strings.Contains(e.Reason, "r") || e.By == "" {
+		t.Errorf("%+v", p)
+	}
+	s.ordered("rollback", url.Values{})
+	bad = s.push("proven", loops...)
+	p = s.await("native", func(p control.PolicySlot) bool { return ended(p, bad) && decides(p, 0) })
+	if p.Proven != nil {
+		t.Errorf("%+v", p)
+	}
 	stop()
 }
 

@@ -209,15 +209,17 @@ func (k *keeper) reports(now time.Time) []policy.Report {
 	return append(out, policy.Report{Node: k.node, At: now, Statuses: own})
 }
 
-// judge writes down what became of candidates, where this control plane plans.
+// judge writes down what became of candidates, and of what the fleet runs, where
+// this control plane plans.
 func (k *keeper) judge(ctx context.Context, now time.Time) {
 	s := k.control.fleet.Snapshot()
 	slots := k.stored()
-	if s == nil || !s.Planner.Leads || !onTrial(slots) {
+	if s == nil || !s.Planner.Leads || !inUse(slots) {
 		return
 	}
 	reports := k.reports(now)
 	for _, slot := range slots {
+		k.mend(ctx, now, slot, reports)
 		verdict, why := slot.Judge(now, reports)
 		if verdict == policy.Wait || verdict == policy.Settled && !k.heardAll(now, s, reports) {
 			continue
@@ -241,9 +243,28 @@ func (k *keeper) judge(ctx context.Context, now time.Time) {
 	}
 }
 
-func onTrial(slots []policy.Slot) bool {
+// mend takes back what the fleet runs where a host has found that it cannot.
+func (k *keeper) mend(ctx context.Context, now time.Time, slot policy.Slot, reports []policy.Report) {
+	why := slot.Broken(reports)
+	if why == "" {
+		return
+	}
+	generation := slot.Proven.Generation
+	err := k.change(ctx, []string{slot.Kind}, func(s policy.Slot) (policy.Slot, error) {
+		return s.Revoke(moment(now), generation, why, k.control.cfg.Name)
+	})
+	switch {
+	case err == nil:
+		k.log.Error("the policy that the fleet runs is taken back", "slot", slot.Kind, "generation", generation, "why", why)
+	case errors.Is(err, policy.ErrNative), errors.Is(err, policy.ErrOther): // somebody was faster
+	case ctx.Err() == nil:
+		k.log.Warn("a policy that failed is not taken back yet; it is tried again", "slot", slot.Kind, "error", err)
+	}
+}
+
+func inUse(slots []policy.Slot) bool {
 	for _, s := range slots {
-		if s.Candidate != nil {
+		if s.Candidate != nil || s.Proven != nil {
 			return true
 		}
 	}

@@ -113,6 +113,13 @@ func (s Slot) Rollback(now time.Time, generation uint64, reason, by string) (Slo
 	if s.Candidate != nil {
 		return s.Withdraw(now, generation, reason, by)
 	}
+	return s.Revoke(now, generation, reason, by)
+}
+
+// Revoke ends what is proven for all hosts, whatever is on trial: the one before it
+// takes its place, or the native policy. generation is the one that is meant, 0
+// whichever it is. The error wraps ErrNative or ErrOther.
+func (s Slot) Revoke(now time.Time, generation uint64, reason, by string) (Slot, error) {
 	switch {
 	case s.Proven == nil:
 		return s, fmt.Errorf("slot %s: %w", s.Kind, ErrNative)

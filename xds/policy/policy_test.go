@@ -74,7 +74,7 @@ type runner struct {
 }
 
 // run obeys a line: push GEN GOAL [PERMILLE] [scope=S], move GEN GOAL …, rollback
-// [GEN], settle GEN, withdraw GEN, kind KIND, wait SECONDS, node NAME
+// [GEN], settle GEN, withdraw GEN, revoke GEN, kind KIND, wait SECONDS, node NAME
 // ACTIVE[/CANDIDATE] [GEN:STATE:REACHED[:SECONDS IN IT]] or judge.
 func (r *runner) run(t *testing.T, words []string) string {
 	number := func(i int) uint64 {
@@ -114,6 +114,8 @@ func (r *runner) run(t *testing.T, words []string) string {
 		next, err = r.slot.Settle(number(1))
 	case "withdraw":
 		next, err = r.slot.Withdraw(r.now, number(1), "a trap", "fleet")
+	case "revoke":
+		next, err = r.slot.Revoke(r.now, number(1), "a trap", "fleet")
 	case "wait":
 		r.now = r.now.Add(time.Duration(number(1)) * time.Second)
 	case "node":
@@ -121,7 +123,11 @@ func (r *runner) run(t *testing.T, words []string) string {
 		return "ok"
 	case "judge":
 		verdict, why := r.slot.Judge(r.now, r.reports)
-		return strings.TrimSpace([...]string{"wait", "settled", "failed"}[verdict] + " " + why)
+		out := strings.TrimSpace([...]string{"wait", "settled", "failed"}[verdict] + " " + why)
+		if why := r.slot.Broken(r.reports); why != "" {
+			out += "; broken " + why
+		}
+		return out
 	default:
 		t.Fatalf("%v", words)
 	}

@@ -31,6 +31,9 @@ const (
 	canary   = "canary"
 )
 
+// guard is the kind whose native policy allows everything.
+const guard = "guard"
+
 // Status is the state of one slot of one host, as it reports it.
 type Status struct {
 	Kind      string
@@ -114,6 +117,9 @@ func (l Life) tried() bool {
 	return l.Reached != "" && l.Reached != warm || l.Calls > 0 || l.Faults > 0
 }
 
+// ran reports whether a generation decided on a host, if only for some calls.
+func (l Life) ran() bool { return l.Reached == string(Active) || l.Calls > 0 || l.Faults > 0 }
+
 // Verdict is what reports say of a candidate.
 type Verdict uint8
 
@@ -173,4 +179,24 @@ func (s Slot) Judge(now time.Time, reports []Report) (Verdict, string) {
 		return Settled, ""
 	}
 	return Wait, ""
+}
+
+// Broken says why what the fleet runs is to be taken back, with the host that knows;
+// "" where it is not. One host that rejected it after it had decided there is
+// enough, as it is for a candidate: what it decides is the same everywhere. What
+// fails before may be the host's own trouble. A guard without one before it stays,
+// and denies where it does not run: without it every plan would be allowed.
+func (s Slot) Broken(reports []Report) string {
+	if s.Proven == nil || s.Kind == guard && s.Previous == nil {
+		return ""
+	}
+	for _, r := range reports {
+		status, _ := r.Status(s.Kind)
+		for _, l := range status.Lives {
+			if l.Generation == s.Proven.Generation && l.State == rejected && l.ran() {
+				return fmt.Sprintf("%s: %s", r.Node, l.Reason)
+			}
+		}
+	}
+	return ""
 }
