@@ -12,6 +12,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/config"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -132,7 +133,9 @@ func testContentLength(t *testing.T, envoy string) {
 
 // testExtProc: two models on one host name, and one by a host name of its own.
 func testExtProc(t *testing.T, envoy string) {
-	r := newRig(t, setup{envoy: envoy, replicas: 8, edit: func(f *config.Fleet) {
+	// On a busy machine an answer comes late, and then the last stage serves.
+	patient := func(c *control.Config) { c.Settings.LengthTimeout = patience }
+	r := newRig(t, setup{envoy: envoy, replicas: 8, control: patient, edit: func(f *config.Fleet) {
 		f.Control.Estimator = "ext_proc"
 		f.Models[0].Hosts = []string{"m.example"}
 		f.Models = append(f.Models, config.Model{Name: "org/n", Context: 1000, Profile: f.Models[0].Profile, BytesPerToken: 2})

@@ -66,6 +66,7 @@ type setup struct {
 	replicas int
 	edit     func(*config.Fleet)               // before it is checked
 	front    func(id string, c *stream.Config) // before a front is made
+	control  func(*control.Config)             // before the control plane is made
 	gpus     *gpus.GPUs                        // on which the engines keep their KV; nil: in shared memory
 }
 
@@ -117,7 +118,14 @@ func newRig(t *testing.T, s setup) *rig {
 	}}
 	if f.State == "" {
 		r.store = new(store.Memory)
-		cfg.seams.store = r.store
+	}
+	cfg.seams.control = func(c *control.Config) {
+		if f.State == "" {
+			c.Store = r.store
+		}
+		if s.control != nil {
+			s.control(c)
+		}
 	}
 	if r.Fleet, err = New(cfg); err != nil {
 		t.Fatal(err)

@@ -42,7 +42,6 @@ import (
 	"github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/proxy"
-	"github.com/cascadeinfer/cascade/xds/store"
 )
 
 // Config says which fleet to run and how.
@@ -81,9 +80,8 @@ type seams struct {
 	part func(ctx context.Context, name string, run func(context.Context) error) error
 	// front changes the configuration of a front; nil changes nothing.
 	front func(*stream.Config)
-	// store holds the plan object where the fleet file names no state; nil means
-	// memory.
-	store store.Store
+	// control changes the configuration of the control plane; nil changes nothing.
+	control func(*control.Config)
 }
 
 const defaultDrain = 10 * time.Second
@@ -294,8 +292,8 @@ func (f *Fleet) bindControl(listener net.Listener, bind func(*string) (net.Liste
 	if err != nil {
 		return err
 	}
-	if cc.Store == nil {
-		cc.Store = f.cfg.seams.store
+	if f.cfg.seams.control != nil {
+		f.cfg.seams.control(&cc)
 	}
 	if f.plane, err = modules.JoinPlane(context.Background(), &f.cfg.Fleet, &cc, f.log.With("part", "control")); err != nil {
 		return err
