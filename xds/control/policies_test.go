@@ -491,7 +491,7 @@ func TestPolicyOrders(t *testing.T) {
 	}
 }
 
-// TestPolicySilentNode: a proxy that asks for a slot and never answers about it
+// TestPolicySilentNode: a proxy that asks for a slot and never answers when it comes
 // holds up no plan.
 func TestPolicySilentNode(t *testing.T) {
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
@@ -510,7 +510,9 @@ func TestPolicySilentNode(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		sent = len(r.GetResources()) == 1
+		if sent = len(r.GetResources()) == 1; !sent { // asked before the push: there is none yet
+			d.send(t, &discoveryv3.DeltaDiscoveryRequest{TypeUrl: resources.ExtensionType, ResponseNonce: r.GetNonce()})
+		}
 	}
 	if err := c.fleet.Drain(t.Context(), "r0"); err != nil {
 		t.Fatal(err)
