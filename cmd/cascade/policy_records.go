@@ -38,9 +38,8 @@ func newPolicyRecords(s *settings) *cobra.Command {
 		Long: `Records writes the last calls that the policy in force of a slot answered on one host,
 built-in policies included: what it was asked, what it decided, the fuel, and the
 module's digest. "cascade policy diff" and "replay" then show where another policy would
-have decided otherwise, and "test" takes the file as testdata. A host keeps one call in
-16 for bids, outliers and places, every one of the other kinds, and of those the last 64
-for each call that can be made at a time.
+have decided otherwise, and "test" takes the file as testdata. A host keeps the
+last 64 calls of a slot, of a module's 64 for each call that can be made at a time.
 
 Slots partition and guard are the control plane's, which is asked. The others are the
 migrators': --replica asks one of a fleet file, on its "admin" address; "cascade up" is all

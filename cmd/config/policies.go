@@ -68,8 +68,9 @@ type Gates struct {
 
 // Gate is what a module has to show to go on.
 type Gate struct {
-	// Calls it has answered, at least. 0 means 1000 in shadow and 10000 in canary;
-	// for kinds that decide for many requests at once (partition, refine, guard), 1.
+	// Calls it has answered on a host, at least. 0 means 200 in shadow and 100 in each
+	// step of the canary; for kinds that decide for many requests at once (partition,
+	// refine, guard), 1.
 	Calls uint64 `yaml:"calls,omitempty"`
 	// Soak is how long the stage lasts, at least. 0 means 10s in shadow and 30s in
 	// canary, below 0 not at all. Divided by Speed.

@@ -39,8 +39,14 @@ const (
 	// does, long before; this is longer than a loaded machine lets a thread wait,
 	// because who waits is not at fault.
 	requestWall = 250 * time.Millisecond
-	// recorded is which share of the calls is kept for those that are tried later.
-	recorded = 16
+	// recorded is which share of the calls is kept for those that are tried later: all,
+	// because a replica has a few of them a second, and less than that of bids.
+	recorded = 1
+	// shadowCalls and canaryCalls are what gates ask for unless the fleet file says
+	// otherwise, of kinds that decide for one request. A replica that begins ten
+	// requests a second has those of its places in 20 s, and in canary of 10 ‰ in a
+	// quarter of an hour; the defaults of package slot are for a hundred times that.
+	shadowCalls, canaryCalls = 200, 100
 )
 
 // Policies is what one process needs of the fleet's modules.
@@ -99,14 +105,18 @@ func (f *Fleet) Policies(role identity.Role, name string) (Policies, error) {
 			}
 		}
 		p.Gates[k] = slot.Config{
-			Kind: k, Ladder: c.Gates.Ladder, Shadow: f.gate(c.Gates.Shadow), Canary: f.gate(c.Gates.Canary),
+			Kind: k, Ladder: c.Gates.Ladder, Shadow: f.gate(c.Gates.Shadow, k, shadowCalls), Canary: f.gate(c.Gates.Canary, k, canaryCalls),
 			Faults: c.Gates.Faults, Window: policies.Micros(c.Gates.Window.Microseconds()),
 		}
 	}
 	return p, nil
 }
 
-func (f *Fleet) gate(g config.Gate) slot.Gate {
+// gate is a gate of the kind's slot, with a default of its own.
+func (f *Fleet) gate(g config.Gate, k abi.Kind, calls uint64) slot.Gate {
+	if g.Calls == 0 && slot.PerRequest(k) {
+		g.Calls = calls
+	}
 	soak := policies.Micros(f.scaled(g.Soak).Microseconds())
 	if g.Soak != 0 && soak <= 0 {
 		soak = -1 // 0 would be the default

@@ -67,6 +67,9 @@ policies:
 	if g := p.Gates[abi.Place]; g.Kind != abi.Place || g.Shadow.Calls != 5 || g.Shadow.Soak != 2*policies.Second || g.Shadow.Worse != -1 || g.Faults != 4 || g.Window != 3*policies.Second {
 		t.Errorf("%+v", g)
 	}
+	if g, r := p.Gates[abi.Place], p.Gates[abi.Refine]; g.Canary.Calls != canaryCalls || r.Canary.Calls != 0 {
+		t.Errorf("the gates' defaults: %+v, %+v", g, r)
+	}
 	if g := p.Gates[abi.Place]; g.Canary.Soak != -1 || len(g.Ladder) != 1 || p.Limits[abi.Place].Wall != requestWall || p.Limits[abi.Guard].Wall != planWall {
 		t.Errorf("%+v, %+v", g, p.Limits)
 	}
