@@ -203,8 +203,10 @@ type Planner struct {
 	Seen uint64 `yaml:"seen,omitempty"`
 	// Refine is "on" when boundaries also move between two plans, every second, as
 	// the replicas themselves propose; with plans every Period that rarely gains
-	// anything. Policies of kind refine decide only then. Empty means "off"; for
-	// preset "paper", "on".
+	// anything. The next plan is weighed against the boundaries as they are then;
+	// that a plan is slower than predicted is found only while its boundaries rest,
+	// for four periods. Policies of kind refine decide only with "on". Empty means
+	// "off"; for preset "paper", "on".
 	Refine string `yaml:"refine,omitempty"`
 }
 
