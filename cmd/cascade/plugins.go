@@ -26,6 +26,8 @@ const (
 	// pluginsFolder is where "make plugins" puts the built-in policies, beside the
 	// program.
 	pluginsFolder = "plugins"
+	// runKeyFile is the key of "cascade up", in the fleet's state.
+	runKeyFile = "up.key"
 	// activeTimeout bounds the wait for modules that a run pushes: compiling all of
 	// them takes some 10 s on two slow cores, and a moment when it was done before.
 	activeTimeout = 90 * time.Second
@@ -50,7 +52,7 @@ type plugin struct {
 }
 
 // arm has a fleet decide by the modules of the built-in policies, which it signs
-// with a key that lives as long as this process. It returns what is to be pushed:
+// with a key that lives as long as this process, or the fleet's state. It returns what is to be pushed:
 // nothing where the flags say so, where the fleet trusts keys of its own, whose
 // owners push, and where there is no folder of modules, which it says.
 func (s *settings) arm(f *wire.Fleet, p pluginFlags) ([]plugin, error) {
@@ -73,7 +75,7 @@ func (s *settings) arm(f *wire.Fleet, p pluginFlags) ([]plugin, error) {
 			return nil, nil
 		}
 	}
-	public, secret, err := ed25519.GenerateKey(nil)
+	secret, err := runKey(f.StateDir())
 	if err != nil {
 		return nil, err
 	}
@@ -98,13 +100,41 @@ func (s *settings) arm(f *wire.Fleet, p pluginFlags) ([]plugin, error) {
 		}
 		all = append(all, one)
 	}
-	f.Trusted = append(f.Trusted, public)
+	f.Trusted = append(f.Trusted, secret.Public().(ed25519.PublicKey))
 	if c := &f.Fleet.Policies.Cache; *c == "" {
 		if dir, err := os.UserCacheDir(); err == nil {
 			*c = filepath.Join(dir, "cascade", "modules")
 		}
 	}
 	return all, nil
+}
+
+// runKey is the key that a run signs the built-in policies with: that of the runs
+// before it, where the fleet has a folder for its state, so that what they pushed
+// is still trusted, and can be gone back to.
+func runKey(dir string) (ed25519.PrivateKey, error) {
+	_, secret, err := ed25519.GenerateKey(nil)
+	if err != nil || dir == "" {
+		return secret, err
+	}
+	path := filepath.Join(dir, runKeyFile)
+	text, err := os.ReadFile(path)
+	if err == nil {
+		if secret, err = sign.ParseSecret(text); err != nil {
+			return nil, fmt.Errorf("%s: %w; remove it to have a new one made", path, err)
+		}
+		return secret, nil
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	if _, text, err = sign.EncodeKeys(secret); err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	return secret, policy.WriteFile(path, text, 0o600)
 }
 
 // semantic is a version in three numbers, as statements have it.

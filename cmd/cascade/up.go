@@ -66,9 +66,9 @@ Up starts no part later and moves none: other edits of replicas that it runs are
 refused, with the error logged, and the last good list stays in force.
 
 Policies decide as WebAssembly modules: those that "make plugins" builds beside this
-program are signed with a key of this run and pushed, as an operator would push them
-("cascade policy status" shows them). With policies.keys in the file it is you who pushes;
---native decides by the same policies, linked in.
+program are signed with a key of this run, or one that "state" keeps, and pushed, as an
+operator would push them ("cascade policy status" shows them). With policies.keys in the
+file it is you who pushes; --native decides by the same policies, linked in.
 
 With --device cuda the emulated engines keep their KV in the memory of a GPU: the one that
 "gpu" in the fleet file says, else the first. Moves between them are then carried by

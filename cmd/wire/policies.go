@@ -286,5 +286,8 @@ func (f *Fleet) ModulesDir() string {
 	if f.State == "" {
 		return ""
 	}
-	return filepath.Join(f.path(f.State), "modules")
+	return filepath.Join(f.StateDir(), "modules")
 }
+
+// StateDir is the folder of the fleet's state, "" for none.
+func (f *Fleet) StateDir() string { return f.path(f.State) }
