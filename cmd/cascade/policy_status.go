@@ -16,8 +16,12 @@ import (
 	slots "github.com/cascadeinfer/cascade/xds/policy"
 )
 
-// shownDigest is how many digits of a module's hash are shown.
-const shownDigest = 12
+const (
+	// shownDigest is how many digits of a module's hash are shown.
+	shownDigest = 12
+	// shownEnds is how many of the generations that were taken back are shown.
+	shownEnds = 3
+)
 
 func newPolicyStatus(s *settings) *cobra.Command {
 	f := &statusFlags{}
@@ -101,7 +105,10 @@ func writePolicies(w io.Writer, p control.Policies) error {
 	return t.Text(w)
 }
 
-// hostRows are the generations that a host has.
+// over are the states of generations that do not come back.
+var over = []string{"rejected", "superseded", "withdrawn", "rolled back"}
+
+// hostRows are the generations that a host has, and the last one that ended there.
 func hostRows(slot string, n control.PolicyNode) (rows [][]string) {
 	row := func(cells ...string) { rows = append(rows, append([]string{slot, n.Node}, cells...)) }
 	if n.Refused != "" {
@@ -110,7 +117,16 @@ func hostRows(slot string, n control.PolicyNode) (rows [][]string) {
 	if n.Active == 0 {
 		row("0", "built in", "", "", "", "", "")
 	}
+	var last uint64
 	for _, l := range n.Lives {
+		if slices.Contains(over, l.State) {
+			last = max(last, l.Generation)
+		}
+	}
+	for _, l := range n.Lives {
+		if slices.Contains(over, l.State) && l.Generation < last {
+			continue
+		}
 		state := l.State
 		switch {
 		case l.Generation == n.Candidate && n.Scope != "":
@@ -165,7 +181,11 @@ func slotTable(p control.Policies) report.Table {
 			tried = fmt.Sprintf("%d of %d", candidates, fresh)
 		}
 		t.Rows = append(t.Rows, []string{slot.Slot, name, generation, digest, fmt.Sprintf("%d of %d", provens, fresh), trial, goal, tried})
-		for _, e := range slot.RolledBack {
+		earlier := max(0, len(slot.RolledBack)-shownEnds)
+		if earlier > 0 {
+			t.Notes = append(t.Notes, fmt.Sprintf("%s: %s taken back before; --json has all.", slot.Slot, counted(earlier, "generation")))
+		}
+		for _, e := range slot.RolledBack[earlier:] {
 			t.Notes = append(t.Notes, fmt.Sprintf("%s: generation %d of %s was taken back at %s by %s: %s.", slot.Slot, e.Generation, e.Name, e.At.Local().Format(time.DateTime), someone(e.By), e.Reason))
 		}
 	}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
 
@@ -47,8 +48,14 @@ func TestScripts(t *testing.T) {
 		RequireUniqueNames:  true,
 		Setup: func(e *testscript.Env) error {
 			e.Values[hammerKey{}] = &hammer{}
-			for _, name := range []string{"bids.wasm", "other.wasm"} { // which decide as the built-in bid-least-load
-				if err := os.WriteFile(filepath.Join(e.WorkDir, name), hosttest.Policy(hosttest.LeastLoad()).Encode(), 0o666); err != nil {
+			bids := hosttest.Policy(hosttest.LeastLoad()) // decides as the built-in bid-least-load
+			stays := hosttest.Result(uint32(abi.None), 0)
+			for name, m := range map[string]hosttest.Module{
+				"bids.wasm": bids, "other.wasm": bids,
+				"stay.wasm": hosttest.Policy(hosttest.Function(abi.Place.Export(), nil, stays)),
+				"trap.wasm": hosttest.Policy(hosttest.Function(abi.Place.Export(), nil, hosttest.OneIn(64, hosttest.Unreachable), stays)),
+			} {
+				if err := os.WriteFile(filepath.Join(e.WorkDir, name), m.Encode(), 0o666); err != nil {
 					return err
 				}
 			}

@@ -1,0 +1,43 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/xds/control"
+	"github.com/cascadeinfer/cascade/xds/policy"
+)
+
+// TestPolicyTables: of slots that only ever had the built-in policy no host is
+// shown, of what ended the last of each host, and who was never asked.
+func TestPolicyTables(t *testing.T) {
+	age := 0.1
+	p := control.Policies{Enabled: true, Slots: []control.PolicySlot{
+		{Slot: "place", Nodes: []control.PolicyNode{{Node: "quiet", ReportAge: &age}}},
+		{Slot: "refine", Nodes: []control.PolicyNode{{Node: "r0", ReportAge: &age, Lives: []control.PolicyLife{
+			{Generation: 3, State: "rolled back", Reason: "older"}, {Generation: 4, State: "rejected", Reason: "1 fault"},
+			{Generation: 5, State: string(policy.Shadow)},
+		}}}},
+	}}
+	for n := range 5 {
+		p.Slots[1].RolledBack = append(p.Slots[1].RolledBack, control.PolicyEnd{Generation: uint64(n), Name: "m", Reason: fmt.Sprintf("reason %d", n)})
+	}
+	var out strings.Builder
+	if err := writePolicies(&out, p); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"1 fault", "not asked yet", "reason 4", "2 generations taken back before"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no %q", want)
+		}
+	}
+	for _, no := range []string{"quiet", "older", "reason 1"} {
+		if strings.Contains(out.String(), no) {
+			t.Errorf("%q is shown", no)
+		}
+	}
+	if t.Failed() {
+		t.Log(out.String())
+	}
+}
