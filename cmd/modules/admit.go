@@ -50,7 +50,7 @@ func (a *Admission) Admit(ctx context.Context, p control.Push) (control.Admitted
 	}
 	st, err := sign.Verify(file, p.Module, a.policies.Ring, a.now())
 	if err != nil {
-		return control.Admitted{}, err
+		return control.Admitted{}, a.unknown(file, err)
 	}
 	if _, ok := st.Grant(k); !ok {
 		return control.Admitted{}, fmt.Errorf("the statement about %s does not let it decide %s: sign it with --kind %s", st.Name, k, k)
@@ -66,6 +66,22 @@ func (a *Admission) Admit(ctx context.Context, p control.Push) (control.Admitted
 		}
 	}
 	return out, a.allows(ctx, k, p, out, again)
+}
+
+// unknown adds to an error who has signed, where that is nobody of the ring, and who
+// should have.
+func (a *Admission) unknown(f sign.File, err error) error {
+	if len(signers(f, a.policies.Ring)) > 0 || len(f.Signatures) == 0 {
+		return err
+	}
+	var own, ring []string
+	for _, s := range f.Signatures {
+		own = append(own, s.Key.String())
+	}
+	for _, key := range a.policies.Ring.Keys {
+		ring = append(ring, sign.IDOf(key).String())
+	}
+	return fmt.Errorf("%w: key %s has signed, and policies.keys of the fleet file has %s", err, strings.Join(own, ", "), strings.Join(ring, ", "))
 }
 
 // signers are the keys of the ring that have signed, by name.

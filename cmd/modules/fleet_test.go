@@ -349,7 +349,7 @@ func TestNotAdmitted(t *testing.T) {
 		}
 	}
 	good := hosttest.Policy(hosttest.Function(abi.Place.Export(), nil, hosttest.I64(0))).Encode()
-	refused("signed by 0 keys of the ring", good, abi.Place)
+	refused("signed by 0 keys of the ring, 1 have to sign: key "+sign.IDOf(s.secret.Public().(ed25519.PublicKey)).String()+" has signed", good, abi.Place)
 	s.secret = own
 	refused("does not let it decide place", good, abi.Select)
 	refused("cs_place_v1", hosttest.Policy(hosttest.LeastLoad()).Encode(), abi.Place)
