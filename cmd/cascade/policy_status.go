@@ -92,7 +92,7 @@ func writePolicies(w io.Writer, p control.Policies) error {
 		if !slices.ContainsFunc(slot.Nodes, func(n control.PolicyNode) bool { return len(n.Lives) > 0 || n.Refused != "" }) {
 			continue
 		}
-		for _, n := range slot.Nodes {
+		for _, n := range ownRows(slot.Nodes) {
 			t.Rows = append(t.Rows, hostRows(slot.Slot, n)...)
 		}
 	}
@@ -103,6 +103,23 @@ func writePolicies(w io.Writer, p control.Policies) error {
 		return err
 	}
 	return t.Text(w)
+}
+
+// ownRows are the hosts of a slot, each once: of replicas that share one the first
+// stands for all, under the name of the host and their number.
+func ownRows(nodes []control.PolicyNode) (out []control.PolicyNode) {
+	replicas := make(map[string]int)
+	for _, n := range nodes {
+		if replicas[n.Host]++; n.Host == "" || replicas[n.Host] == 1 {
+			out = append(out, n)
+		}
+	}
+	for i, n := range out {
+		if n.Host != "" {
+			out[i].Node = fmt.Sprintf("%s (%s)", n.Host, counted(replicas[n.Host], "replica"))
+		}
+	}
+	return out
 }
 
 // over are the states of generations that do not come back.

@@ -44,6 +44,11 @@ func (d *Daemon) own() uplink.Extra {
 	e.Routes = routes(d.mover.Routes())
 	if d.host != nil {
 		e.Slots = d.host.Status()
+		if d.cfg.Host != nil {
+			for _, s := range e.Slots {
+				s.Host = d.host.Name()
+			}
+		}
 	}
 	return e
 }

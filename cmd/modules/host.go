@@ -74,6 +74,10 @@ func nodeName(role identity.Role, name string) string {
 	return name
 }
 
+// Name is that of the host in reports: a replica's id, "control/" and the name of a
+// control plane, or what replicas that share it call it.
+func (h *Host) Name() string { return h.name }
+
 // Serve has a market ask the slots. The scope is that of its refiner: the
 // machine's name. A market that does not refine goes on not to.
 func (h *Host) Serve(m *market.Config, scope string) {

@@ -361,7 +361,10 @@ type SlotStatus struct {
 	// The generations that the host knows, ascending; at most 16.
 	Lives []*Life `protobuf:"bytes,7,rep,name=lives,proto3" json:"lives,omitempty"`
 	// Why the host does not take what the slot should run; empty when it does.
-	Refused       string `protobuf:"bytes,8,opt,name=refused,proto3" json:"refused,omitempty"`
+	Refused string `protobuf:"bytes,8,opt,name=refused,proto3" json:"refused,omitempty"`
+	// Whose slots these are, where replicas in one process share them: their reports
+	// tell of the same calls. Empty: the replica's own.
+	Host          string `protobuf:"bytes,9,opt,name=host,proto3" json:"host,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -448,6 +451,13 @@ func (x *SlotStatus) GetLives() []*Life {
 func (x *SlotStatus) GetRefused() string {
 	if x != nil {
 		return x.Refused
+	}
+	return ""
+}
+
+func (x *SlotStatus) GetHost() string {
+	if x != nil {
+		return x.Host
 	}
 	return ""
 }
@@ -639,7 +649,7 @@ const file_xds_api_policy_proto_rawDesc = "" +
 	"\fFetchRequest\x12\x16\n" +
 	"\x06sha256\x18\x01 \x01(\fR\x06sha256\"\x1b\n" +
 	"\x05Chunk\x12\x12\n" +
-	"\x04data\x18\x01 \x01(\fR\x04data\"\xe7\x01\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\"\xfb\x01\n" +
 	"\n" +
 	"SlotStatus\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x16\n" +
@@ -649,7 +659,8 @@ const file_xds_api_policy_proto_rawDesc = "" +
 	"\x05scope\x18\x05 \x01(\tR\x05scope\x12\x14\n" +
 	"\x05floor\x18\x06 \x01(\x04R\x05floor\x12-\n" +
 	"\x05lives\x18\a \x03(\v2\x17.cascade.policy.v1.LifeR\x05lives\x12\x18\n" +
-	"\arefused\x18\b \x01(\tR\arefused\"\xec\x02\n" +
+	"\arefused\x18\b \x01(\tR\arefused\x12\x12\n" +
+	"\x04host\x18\t \x01(\tR\x04host\"\xec\x02\n" +
 	"\x04Life\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +

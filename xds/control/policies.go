@@ -67,6 +67,9 @@ type PolicyEnd struct {
 // PolicyNode is a slot of one host: a replica's migrator, or a control plane.
 type PolicyNode struct {
 	Node string `json:"node"`
+	// Host names the process whose slots these are, where several replicas are in one:
+	// each of them tells of the same calls. Absent: the node's own.
+	Host string `json:"host,omitempty"`
 	// ReportAge is the seconds since it reported; absent: it never did.
 	ReportAge *float64 `json:"report_age_seconds,omitempty"`
 	Active    uint64   `json:"active"` // the generation that decides; 0: the native policy
@@ -217,7 +220,7 @@ func policyNodesOf(kind string, reports []policy.Report, refusals map[string]map
 
 func policyNodeOf(s policy.Status) PolicyNode {
 	n := PolicyNode{
-		Active: s.Active, Candidate: s.Candidate, Permille: s.Permille, Scope: s.Scope, Floor: s.Floor, Refused: s.Refused,
+		Active: s.Active, Candidate: s.Candidate, Permille: s.Permille, Scope: s.Scope, Floor: s.Floor, Refused: s.Refused, Host: s.Host,
 	}
 	for _, l := range s.Lives {
 		life := PolicyLife{
@@ -238,10 +241,19 @@ func policyNodeOf(s policy.Status) PolicyNode {
 // rejectedState is the word of a life that a host ended by itself.
 const rejectedState = "rejected"
 
-// policies writes the metrics of policy slots.
+// policies writes the metrics of policy slots. Of replicas that share a host the
+// first one stands for all, so that sums are right.
 func (s sink) policies(reports []policy.Report) {
+	shared := make(map[[2]string]bool)
 	for _, r := range reports {
 		for _, slot := range r.Statuses {
+			if slot.Host != "" {
+				key := [2]string{slot.Host, slot.Kind}
+				if shared[key] {
+					continue
+				}
+				shared[key] = true
+			}
 			s.gauge(slotGeneration, float64(slot.Active), slot.Kind, r.Node, "active")
 			s.gauge(slotGeneration, float64(slot.Candidate), slot.Kind, r.Node, "candidate")
 			s.gauge(slotGeneration, float64(slot.Floor), slot.Kind, r.Node, "floor")

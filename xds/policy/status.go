@@ -43,6 +43,7 @@ type Status struct {
 	Scope     string
 	Floor     uint64
 	Lives     []Life
+	Host      string // whose slots these are, where replicas share them; "": the node's own
 	Refused   string // why the host does not take what it should run; "" when it does
 }
 
@@ -88,7 +89,7 @@ func ReadStatuses(list []*api.SlotStatus) (out []Status, dropped int) {
 		}
 		s := Status{
 			Kind: m.GetKind(), Active: m.GetActive(), Candidate: m.GetCandidate(), Permille: int(min(m.GetPermille(), Permilles)),
-			Scope: Clip(m.GetScope(), MaxName), Floor: m.GetFloor(), Refused: Clip(m.GetRefused(), MaxReason),
+			Scope: Clip(m.GetScope(), MaxName), Floor: m.GetFloor(), Refused: Clip(m.GetRefused(), MaxReason), Host: Clip(m.GetHost(), MaxName),
 		}
 		for _, l := range m.GetLives() {
 			twice := slices.ContainsFunc(s.Lives, func(o Life) bool { return o.Generation == l.GetGeneration() })
