@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -79,6 +80,28 @@ func (s *settings) showPolicies(base *url.URL, body []byte) error {
 		return err
 	}
 	return writePolicies(s.stdout, p)
+}
+
+// showOrdered shows what slots shall run after an order. What hosts told last was
+// before it.
+func (s *settings) showOrdered(base *url.URL, body []byte) error {
+	if s.json {
+		_, err := s.stdout.Write(body)
+		return err
+	}
+	p, err := decode[control.Policies](base, body)
+	if err != nil {
+		return err
+	}
+	if err := slotTable(p).Text(s.stdout); err != nil {
+		return err
+	}
+	var names []string
+	for _, slot := range p.Slots {
+		names = append(names, slot.Slot)
+	}
+	_, err = fmt.Fprintf(s.stdout, "\nHosts follow within seconds: cascade policy status %s --watch\n", strings.Join(names, " "))
+	return err
 }
 
 // writePolicies shows slots and hosts.
