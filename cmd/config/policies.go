@@ -68,7 +68,7 @@ type Gates struct {
 
 // Gate is what a module has to show to go on.
 type Gate struct {
-	// Calls it has answered on a host, at least. 0 means 200 in shadow and 100 in each
+	// Calls it has answered on a host, at least. 0 means 200 in shadow and 20 in each
 	// step of the canary; for kinds that decide for many requests at once (partition,
 	// refine, guard), 1.
 	Calls uint64 `yaml:"calls,omitempty"`

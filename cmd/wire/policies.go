@@ -44,9 +44,9 @@ const (
 	recorded = 1
 	// shadowCalls and canaryCalls are what gates ask for unless the fleet file says
 	// otherwise, of kinds that decide for one request. A replica that begins ten
-	// requests a second has those of its places in 20 s, and in canary of 10 ‰ in a
-	// quarter of an hour; the defaults of package slot are for a hundred times that.
-	shadowCalls, canaryCalls = 200, 100
+	// requests a second has those of its places in 20 s, and in a canary of 1 ‰ in half
+	// an hour; the defaults of package slot are for a hundred times that.
+	shadowCalls, canaryCalls = 200, 20
 )
 
 // Policies is what one process needs of the fleet's modules.
