@@ -183,6 +183,7 @@ func TestEveryFieldIsChecked(t *testing.T) {
 		{"link_gbps: 100", "node_gbps: -1", "migration.node_gbps: -1 is outside"},
 		{"node: n1\n", "node: n1\n  blocks: run/../run/r0\n", "replicas[1].blocks: run/../run/r0 is already replicas[0].blocks"},
 		{"blocks: run/r0", "blocks: " + strings.Repeat("a", 91), "replicas[0].blocks: 91 bytes are too long"},
+		{"threshold: 2", "instances: 1025", "policies.instances: 1025 is outside"},
 		{"threshold: 2", "cache_mib: -1", "policies.cache_mib: -1 is outside"},
 		{"threshold: 2", "cache_modules: 100000", "policies.cache_modules: 100000 is outside"},
 		{"threshold: 2", "threshold: 17", "line 47: policies.threshold: 17 is outside 1 to 16"},

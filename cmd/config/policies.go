@@ -33,6 +33,11 @@ type Policies struct {
 	// goes. A module in Go takes some 8 MiB. 0 means 512 MiB and 64 modules.
 	CacheMiB     int `yaml:"cache_mib,omitempty"`
 	CacheModules int `yaml:"cache_modules,omitempty"`
+	// Instances is how many calls can be in one module at once, where it decides with
+	// every request; further ones wait, a microsecond or two. Each takes some 4 MiB of
+	// a module in Go. 0 means one for each replica in the process and one more, so 2
+	// in a migrator of its own, and no more than there are processors.
+	Instances int `yaml:"instances,omitempty"`
 	// Marks is a folder of each machine where its processes remember the newest
 	// statement that each slot admitted, so that after a restart, too, nobody brings
 	// back an old module. Empty: they forget it when they end.
@@ -98,6 +103,7 @@ const (
 	maxSlotKeys  = 64
 	maxCacheMiB  = 1 << 20
 	maxCached    = 1 << 16
+	maxInstances = 1024 // of wasm/policy
 	maxThreshold = sign.MaxSignatures
 )
 
@@ -142,6 +148,7 @@ func (p Policies) validate(c *checker) {
 		c.fail("policies.data", "data are for rules; name them in policies.rules")
 	}
 	within(c, "policies.cache_mib", p.CacheMiB, 0, maxCacheMiB)
+	within(c, "policies.instances", p.Instances, 0, maxInstances)
 	within(c, "policies.cache_modules", p.CacheModules, 0, maxCached)
 	p.Gates.Shadow.validate(c, "policies.gates.shadow")
 	p.Gates.Canary.validate(c, "policies.gates.canary")

@@ -27,7 +27,7 @@ func (f *Fleet) newHost() error {
 	log := f.log.With("part", "policies")
 	var err error
 	if f.host, err = modules.NewHost(modules.HostConfig{
-		Fleet: fleet, Role: names.Migrator, Name: hostName, Kinds: modules.MarketKinds,
+		Fleet: fleet, Role: names.Migrator, Name: hostName, Replicas: len(fleet.Fleet.Replicas), Kinds: modules.MarketKinds,
 		Native: fleet.Native(fleet.Market(fleet.Fleet.Replicas[0], log)), Fetch: modules.From([]grpc.ClientConnInterface{f.link}), Logger: log,
 	}); err != nil {
 		return fmt.Errorf("policies: %w", err)

@@ -36,6 +36,8 @@ type HostConfig struct {
 	// Role and Name are whose slots these are.
 	Role identity.Role
 	Name string
+	// Replicas is how many share the host; 0 means 1.
+	Replicas int
 	// Kinds are those that the host decides, Native decides where no module does.
 	// Required.
 	Kinds  []abi.Kind
@@ -47,13 +49,13 @@ type HostConfig struct {
 
 // NewHost reads the keys and makes the slots; nothing runs yet.
 func NewHost(c HostConfig) (*Host, error) {
-	p, err := c.Fleet.Policies(c.Role, c.Name)
+	p, err := c.Fleet.Policies(c.Role, c.Name, c.Replicas)
 	if err != nil {
 		return nil, err
 	}
 	set, err := slots.New(slots.Config{
 		Kinds: c.Kinds, Native: c.Native, Ring: p.Ring, Limits: p.Limits, Gates: p.Gates, Cache: p.Cache,
-		CacheBytes: p.CacheBytes, CacheModules: p.CacheModules, File: p.File, Every: p.Every, Logger: c.Logger,
+		CacheBytes: p.CacheBytes, CacheModules: p.CacheModules, File: p.File, Every: p.Every, Instances: p.Instances, Logger: c.Logger,
 	})
 	if err != nil {
 		return nil, err

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -58,6 +59,7 @@ type Policies struct {
 	// CacheBytes and CacheModules bound it; 0 is the host's default.
 	CacheBytes   int64
 	CacheModules int
+	Instances    int    // calls in one module at a time
 	File         string // where the process keeps its slots' marks; "" for nowhere
 	Every        int    // every nth call is recorded
 	// Idle says why nothing asks a kind; see Fleet.Idle.
@@ -70,10 +72,14 @@ func (f *Fleet) Modules() bool {
 }
 
 // Policies reads whom the component trusts and translates the limits. It is for
-// fleets that have Modules.
-func (f *Fleet) Policies(role identity.Role, name string) (Policies, error) {
+// fleets that have Modules. As many replicas share the component's modules; 0
+// means 1.
+func (f *Fleet) Policies(role identity.Role, name string, replicas int) (Policies, error) {
 	c := f.Fleet.Policies
 	p := Policies{Cache: f.path(c.Cache), CacheBytes: int64(c.CacheMiB) << 20, CacheModules: c.CacheModules, Every: recorded, Ring: sign.Ring{Threshold: max(c.Threshold, 1)}}
+	if p.Instances = c.Instances; p.Instances == 0 {
+		p.Instances = min(max(replicas, 1)+1, runtime.GOMAXPROCS(0))
+	}
 	for i, file := range c.Keys {
 		keys, err := readKeys(f.path(file))
 		if err != nil {

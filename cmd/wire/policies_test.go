@@ -4,6 +4,7 @@ import (
 	"crypto/ed25519"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -54,7 +55,7 @@ policies:
 	}
 	put(t, filepath.Join(f.Dir, "a.pub"), publicKey(t))
 	put(t, filepath.Join(f.Dir, "b.pub"), publicKey(t))
-	p, err := f.Policies(identity.Migrator, "r/0")
+	p, err := f.Policies(identity.Migrator, "r/0", 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,7 +96,7 @@ func TestPoliciesErrors(t *testing.T) {
 	} {
 		f := load(t, "policies: {keys: [k.pub]"+c.fields+"}\n")
 		put(t, filepath.Join(f.Dir, c.file), c.text)
-		_, err := f.Policies(identity.Control, "control")
+		_, err := f.Policies(identity.Control, "control", 0)
 		if strings.Contains(c.fields, "rules") {
 			_, err = f.Site()
 		}
@@ -115,6 +116,25 @@ func TestSite(t *testing.T) {
 	s, err := f.Site()
 	if err != nil || len(s.Files) != 2 || s.Files[filepath.Join(f.Dir, "rules", "a", "plan.rego")] != "package a" || s.Data["limits"] == nil {
 		t.Errorf("%+v, %v", s, err)
+	}
+}
+
+// TestInstances: as many as can call at once, where the file says nothing.
+func TestInstances(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(8))
+	for _, c := range []struct {
+		file           string
+		replicas, want int
+	}{{"", 0, 2}, {"", 1, 2}, {"", 4, 5}, {"", 40, 8}, {"policies: {instances: 3}\n", 40, 3}} {
+		f := load(t, c.file)
+		_, key, err := ed25519.GenerateKey(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.Trusted = append(f.Trusted, key.Public().(ed25519.PublicKey))
+		if p, err := f.Policies(identity.Migrator, "r0", c.replicas); err != nil || p.Instances != c.want {
+			t.Errorf("%+v: %d, %v", c, p.Instances, err)
+		}
 	}
 }
 

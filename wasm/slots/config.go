@@ -49,8 +49,8 @@ type Config struct {
 	// Tick is how often gates are looked at, and recorded calls are replayed. 0
 	// means swap.DefaultTick.
 	Tick time.Duration
-	// Instances is how many calls can be in one module at once; see policy.Config,
-	// whose default 0 means, too.
+	// Instances is how many calls can be in one module at once that decides for one
+	// request; see policy.Config, whose default 0 means, too. The others have one.
 	Instances int
 	// Now is the clock: of gates, of breakers, of statements' ends, and of what
 	// modules see as the time, in microseconds since 1970. Nil means time.Now.

@@ -83,12 +83,12 @@ func New(config Config) (*Set, error) {
 	for _, kind := range config.Kinds {
 		k := &kindSlot{kind: kind, history: past[kind.String()].clone(), want: Want{Kind: kind}, about: map[uint64]*about{}, offered: map[uint64]slot.Offer{}}
 		s.slots[kind] = k
-		every := config.Every
+		every, instances := config.Every, config.Instances
 		if !slot.PerRequest(kind) {
-			every = min(every, 1)
+			every, instances = min(every, 1), 1
 		}
 		k.loader, err = loader.New(loader.Config{Kind: kind, Native: config.Native, Ring: config.Ring, Limits: config.Limits, Cache: config.Cache,
-			CacheBytes: config.CacheBytes, CacheModules: config.CacheModules, Watch: s.watch, Every: every, Instances: config.Instances, Clock: clock, Now: config.Now, Logger: config.Logger,
+			CacheBytes: config.CacheBytes, CacheModules: config.CacheModules, Watch: s.watch, Every: every, Instances: instances, Clock: clock, Now: config.Now, Logger: config.Logger,
 			Admit:    func(st sign.Statement) error { return s.admit(k, st) },
 			Recorded: k.recorded})
 		if err != nil {
