@@ -20,7 +20,7 @@ func named(body []byte, name string) []byte {
 // only among such replicas. An engine answers 404 for an adapter that it does
 // not have, and every other adapter answers in another text.
 func TestAdapters(t *testing.T) {
-	idlePlanes(t, func(t *testing.T, envoy string) {
+	planes(t, func(t *testing.T, envoy string) {
 		r := moving(t, envoy, config.MigrationLive, 4, func(f *config.Fleet) {
 			f.Models[0].Adapters = []config.Adapter{{Name: "sql", Replicas: []string{"r0", "r1"}}, {Name: "poet", Replicas: []string{"r2"}}, {Name: "all"}}
 			f.Models = append(f.Models, config.Model{Name: "other", Context: 4096, Profile: "testdata/steady.json"})

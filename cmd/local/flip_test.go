@@ -18,7 +18,7 @@ var everything = os.Getenv("CASCADE_TEST_ALL") != ""
 // fails, each is served by the stage that its epoch gives it, and a stream
 // that runs stays where it is.
 func TestFlips(t *testing.T) {
-	flips, moves := 100, 10
+	flips, moves := 40, 8
 	if everything {
 		flips, moves = 5000, 100
 	}

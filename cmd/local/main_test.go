@@ -11,7 +11,7 @@ import (
 
 // together is how many fleets run at a time, on whatever machine: those of
 // idlePlanes wait more than they work.
-const together = "4"
+const together = "2"
 
 func TestMain(m *testing.M) {
 	// Before the command line is read, which may ask for another number.

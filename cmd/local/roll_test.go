@@ -38,8 +38,8 @@ func TestDrainMoves(t *testing.T) {
 	for _, mode := range []string{config.MigrationLive, config.MigrationReprompt} {
 		t.Run(mode, func(t *testing.T) {
 			idlePlanes(t, func(t *testing.T, envoy string) {
-				r := moving(t, envoy, mode, 3)
-				load := newTraffic(r, 8, 400, 200, 2000, 20_000)
+				r := moving(t, envoy, mode, 3, func(f *config.Fleet) { f.Speed = 2 })
+				load := newTraffic(r, 4, 200, 200, 2000, 20_000)
 				// Where the machine is busy, the load's answers end before they move.
 				var streams []*live
 				for n := range 3 {
@@ -67,7 +67,7 @@ func TestDrainMoves(t *testing.T) {
 func TestRollingRestart(t *testing.T) {
 	idlePlanes(t, func(t *testing.T, envoy string) {
 		r := moving(t, envoy, config.MigrationLive, 3)
-		load := newTraffic(r, 8, 300, 200, 2000, 20_000)
+		load := newTraffic(r, 4, 300, 200, 2000, 20_000)
 		load.after(8)
 		for _, id := range []string{"r0", "r1", "r2"} {
 			r.empty(id)
