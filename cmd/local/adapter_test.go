@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/config"
+	"github.com/cascadeinfer/cascade/xds/control"
 )
 
 // named is a body that asks for another name than the model's own.
@@ -21,11 +22,14 @@ func named(body []byte, name string) []byte {
 // not have, and every other adapter answers in another text.
 func TestAdapters(t *testing.T) {
 	planes(t, func(t *testing.T, envoy string) {
-		r := moving(t, envoy, config.MigrationLive, 4, func(f *config.Fleet) {
+		// On a busy machine the estimator's answer comes late, and then no model is known.
+		patient := func(c *control.Config) { c.Settings.LengthTimeout = patience }
+		r := mobile(t, setup{envoy: envoy, replicas: 4, control: patient, edit: func(f *config.Fleet) {
+			f.Migration, f.Speed = config.Migration{Mode: config.MigrationLive}, 4
 			f.Models[0].Adapters = []config.Adapter{{Name: "sql", Replicas: []string{"r0", "r1"}}, {Name: "poet", Replicas: []string{"r2"}}, {Name: "all"}}
 			f.Models = append(f.Models, config.Model{Name: "other", Context: 4096, Profile: "testdata/steady.json"})
 			f.Replicas[3].Model = "other"
-		})
+		}})
 		f := &traffic{r: r, oracle: newOracle(t, r)}
 		load := func(name string, n, output int) {
 			f.sent.Add(1)
