@@ -156,6 +156,20 @@ func refusal(u *url.URL, status string, body []byte) error {
 	return fmt.Errorf("%s answers %s, which is no control plane's answer; --control takes the address of control.admin", u, status)
 }
 
+// show shows the document that a control plane answered with: as it came, or for
+// people.
+func show[T any](s *settings, base *url.URL, body []byte, people func(io.Writer, T) error) error {
+	if s.json {
+		_, err := s.stdout.Write(body)
+		return err
+	}
+	v, err := decode[T](base, body)
+	if err != nil {
+		return err
+	}
+	return people(s.stdout, v)
+}
+
 // decode reads the document that a control plane answered with.
 func decode[T any](base *url.URL, body []byte) (v T, err error) {
 	if err := json.Unmarshal(body, &v); err != nil {

@@ -72,15 +72,7 @@ func (s *settings) migrations(cmd *cobra.Command, f *migrationsFlags) error {
 		if err != nil {
 			return err
 		}
-		if s.json {
-			_, err := s.stdout.Write(body)
-			return err
-		}
-		m, err := decode[control.Migrations](base, body)
-		if err != nil {
-			return err
-		}
-		return writeMigrations(s.stdout, m)
+		return show(s, base, body, writeMigrations)
 	})
 }
 

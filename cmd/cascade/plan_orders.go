@@ -53,7 +53,7 @@ lengths differently. The history outlives restarts.`,
 			if err != nil {
 				return err
 			}
-			return s.showPlans(base, body)
+			return show(s, base, body, writePlans)
 		},
 	}
 	f.flags(c)
@@ -195,36 +195,18 @@ func (s *settings) orderPlan(cmd *cobra.Command, p *planOrder, order, model stri
 	if err != nil {
 		return fmt.Errorf("%s %s: %w", order, model, err)
 	}
-	if s.json {
-		return s.showPlans(base, body)
-	}
-	plans, err := decode[control.Plans](base, body)
-	if err != nil {
-		return err
-	}
-	for i := len(plans.Decisions) - 1; i >= 0; i-- {
-		if d := plans.Decisions[i]; len(d.Stages) > 0 {
-			fmt.Fprintf(s.stdout, "%s: epoch %d, %s%s\n", model, d.Epoch, d.Reason, shape(d.Stages))
-			break
+	return show(s, base, body, func(w io.Writer, plans control.Plans) error {
+		for i := len(plans.Decisions) - 1; i >= 0; i-- {
+			if d := plans.Decisions[i]; len(d.Stages) > 0 {
+				fmt.Fprintf(w, "%s: epoch %d, %s%s\n", model, d.Epoch, d.Reason, shape(d.Stages))
+				break
+			}
 		}
-	}
-	for _, pin := range plans.Pins {
-		fmt.Fprintf(s.stdout, "%s: pinned to the plan of epoch %d by %s; \"cascade plan unpin %s\" ends that\n", pin.Model, pin.Epoch, someone(pin.By), pin.Model)
-	}
-	return nil
-}
-
-// showPlans shows what a control plane answers about plans.
-func (s *settings) showPlans(base *url.URL, body []byte) error {
-	if s.json {
-		_, err := s.stdout.Write(body)
-		return err
-	}
-	plans, err := decode[control.Plans](base, body)
-	if err != nil {
-		return err
-	}
-	return writePlans(s.stdout, plans)
+		for _, pin := range plans.Pins {
+			fmt.Fprintf(w, "%s: pinned to the plan of epoch %d by %s; \"cascade plan unpin %s\" ends that\n", pin.Model, pin.Epoch, someone(pin.By), pin.Model)
+		}
+		return nil
+	})
 }
 
 // writePlans writes the history of plans for people.

@@ -133,7 +133,7 @@ rollback" ends it. Without modules, and whenever one fails, the built-in policie
 			if err != nil {
 				return err
 			}
-			return s.showOrdered(base, body)
+			return show(s, base, body, writeOrdered)
 		},
 	}
 	o.flags(c)
@@ -225,7 +225,7 @@ never runs again: to bring the module back, sign it again, which gives it a new 
 			if err != nil {
 				return err
 			}
-			return s.showOrdered(base, body)
+			return show(s, base, body, writeOrdered)
 		},
 	}
 	o.flags(c)
@@ -264,7 +264,7 @@ func (s *settings) moveGoal(cmd *cobra.Command, o *slotOrder, kinds []string) er
 	if err != nil {
 		return err
 	}
-	return s.showOrdered(base, body)
+	return show(s, base, body, writeOrdered)
 }
 
 // next finds the goal after the present one, which is the same in all the slots. A

@@ -59,7 +59,7 @@ Generation 0 is the built-in policy. A host is a migrator, or a control plane
 				if err != nil {
 					return err
 				}
-				return s.showPolicies(base, body)
+				return show(s, base, body, writePolicies)
 			})
 		},
 	}
@@ -69,38 +69,17 @@ Generation 0 is the built-in policy. A host is a migrator, or a control plane
 	return c
 }
 
-// showPolicies shows what a control plane answers about policies.
-func (s *settings) showPolicies(base *url.URL, body []byte) error {
-	if s.json {
-		_, err := s.stdout.Write(body)
-		return err
-	}
-	p, err := decode[control.Policies](base, body)
-	if err != nil {
-		return err
-	}
-	return writePolicies(s.stdout, p)
-}
-
-// showOrdered shows what slots shall run after an order. What hosts told last was
+// writeOrdered shows what slots shall run after an order. What hosts told last was
 // before it.
-func (s *settings) showOrdered(base *url.URL, body []byte) error {
-	if s.json {
-		_, err := s.stdout.Write(body)
-		return err
-	}
-	p, err := decode[control.Policies](base, body)
-	if err != nil {
-		return err
-	}
-	if err := slotTable(p).Text(s.stdout); err != nil {
+func writeOrdered(w io.Writer, p control.Policies) error {
+	if err := slotTable(p).Text(w); err != nil {
 		return err
 	}
 	var names []string
 	for _, slot := range p.Slots {
 		names = append(names, slot.Slot)
 	}
-	_, err = fmt.Fprintf(s.stdout, "\nHosts follow within seconds: cascade policy status %s --watch\n", strings.Join(names, " "))
+	_, err := fmt.Fprintf(w, "\nHosts follow within seconds: cascade policy status %s --watch\n", strings.Join(names, " "))
 	return err
 }
 

@@ -187,6 +187,14 @@ func Sums(p Pool, blocks []uint32) (sums []uint32, err error) {
 	return sums, err
 }
 
+// Size is how many bytes the memory has; on a device, how many its layout needs.
+func (m *Memory) Size() int64 {
+	if m.Device != nil {
+		return m.End()
+	}
+	return int64(len(m.Bytes))
+}
+
 // Hold keeps the memory mapped until Release. It reports false once the memory
 // is closed.
 func (m *Memory) Hold() bool {

@@ -275,7 +275,18 @@ func (m *Memory) close() {
 
 // Sums computes checksums on the GPU. See transport.Device.
 func (m *Memory) Sums(dst []uint32, l transport.Layout, blocks []uint32) ([]uint32, error) {
-	err := m.gpu.use(nil, func(h *hold) error {
+	err := m.work(func(lane *lane, pool cuda.Pointer) error {
+		return lane.sums(m.gpu.config.Groups, pool, l, blocks, func(_, _ int, sum uint32) { dst = append(dst, sum) })
+	})
+	if err != nil {
+		return dst, fmt.Errorf("sums of blocks on gpu %d: %w", m.gpu.config.Ordinal, err)
+	}
+	return dst, nil
+}
+
+// work lends do a lane, and where the memory is mapped in its context.
+func (m *Memory) work(do func(*lane, cuda.Pointer) error) error {
+	return m.gpu.use(nil, func(h *hold) error {
 		own, err := m.mapped(h)
 		if err != nil {
 			return err
@@ -285,11 +296,6 @@ func (m *Memory) Sums(dst []uint32, l transport.Layout, blocks []uint32) ([]uint
 		if err != nil {
 			return err
 		}
-		err = lane.sums(m.gpu.config.Groups, own.pool, l, blocks, func(_, _ int, sum uint32) { dst = append(dst, sum) })
-		return errors.Join(err, h.leave(lane))
+		return errors.Join(do(lane, own.pool), h.leave(lane))
 	})
-	if err != nil {
-		return dst, fmt.Errorf("sums of blocks on gpu %d: %w", m.gpu.config.Ordinal, err)
-	}
-	return dst, nil
 }

@@ -1,9 +1,7 @@
 package cuda
 
 import (
-	"errors"
 	"fmt"
-	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/device/cuda"
 	"github.com/cascadeinfer/cascade/migrator/transport"
@@ -50,24 +48,14 @@ func (m *Memory) packed(b []byte, l transport.Layout, blocks []uint32, step func
 	if len(blocks) == 0 {
 		return nil
 	}
-	err := m.gpu.use(nil, func(h *hold) error {
-		own, err := m.mapped(h)
-		if err != nil {
-			return err
-		}
-		defer func() { h.unmap(own, time.Now()) }()
-		lane, err := h.lane()
-		if err != nil {
-			return err
-		}
+	err := m.work(func(lane *lane, pool cuda.Pointer) error {
 		most := int(max(1, packedBytes/size))
-		if err = lane.hasPack(int64(min(most, len(blocks))) * size); err == nil {
-			for at := 0; at < len(blocks) && err == nil; at += most {
-				n := min(most, len(blocks)-at)
-				err = step(lane, b[int64(at)*size:][:int64(n)*size], own.pool, blocks[at:at+n])
-			}
+		err := lane.hasPack(int64(min(most, len(blocks))) * size)
+		for at := 0; at < len(blocks) && err == nil; at += most {
+			n := min(most, len(blocks)-at)
+			err = step(lane, b[int64(at)*size:][:int64(n)*size], pool, blocks[at:at+n])
 		}
-		return errors.Join(err, h.leave(lane))
+		return err
 	})
 	if err != nil {
 		return fmt.Errorf("a pool on gpu %d: %w", m.gpu.config.Ordinal, err)

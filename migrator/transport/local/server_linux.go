@@ -136,16 +136,7 @@ func (s *Server) session(ctx context.Context, conn *net.UnixConn) error {
 	}
 	defer lease.End()
 
-	over, gone := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(gone)
-		select {
-		case <-lease.Done():
-			conn.Close()
-		case <-over:
-		}
-	}()
-	defer func() { close(over); <-gone }()
+	defer lease.Cut(conn)()
 
 	if err := s.greet(conn, lease); err != nil {
 		return err
@@ -172,11 +163,7 @@ func (s *Server) session(ctx context.Context, conn *net.UnixConn) error {
 // greet sends what a receiver needs to reach a lease's memory.
 func (s *Server) greet(conn *net.UnixConn, lease *ticket.Lease) error {
 	m := lease.Memory
-	size := int64(len(m.Bytes))
-	if m.Device != nil {
-		size = m.End()
-	}
-	packet, err := wire.AppendWelcome(nil, m.Layout, size)
+	packet, err := wire.AppendWelcome(nil, m.Layout, m.Size())
 	if err != nil {
 		return err
 	}

@@ -93,22 +93,9 @@ func (s *server) session(ctx context.Context, socket net.Conn) error {
 	}
 	defer lease.End()
 
-	over, gone := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(gone)
-		select {
-		case <-lease.Done():
-			socket.Close()
-		case <-over:
-		}
-	}()
-	defer func() { close(over); <-gone }()
+	defer lease.Cut(socket)()
 
-	size := int64(len(lease.Memory.Bytes))
-	if lease.Memory.Device != nil {
-		size = lease.Memory.End()
-	}
-	welcome, err := wire.AppendWelcome(nil, lease.Memory.Layout, size)
+	welcome, err := wire.AppendWelcome(nil, lease.Memory.Layout, lease.Memory.Size())
 	if err != nil {
 		return err
 	}

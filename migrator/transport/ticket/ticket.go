@@ -11,6 +11,7 @@ import (
 	"crypto/subtle"
 	"errors"
 	"fmt"
+	"io"
 	"sync"
 	"time"
 
@@ -148,6 +149,21 @@ func (b *Book) dropLocked(which func(*Lease) bool) {
 // Done is closed when the lease is over. Its deadline alone does not close it:
 // the holder keeps its own time.
 func (l *Lease) Done() <-chan struct{} { return l.done }
+
+// Cut closes c when the lease is over, so that who waits on it waits no longer,
+// until stop is called. When stop returns, c is left alone.
+func (l *Lease) Cut(c io.Closer) (stop func()) {
+	over, gone := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(gone)
+		select {
+		case <-l.done:
+			_ = c.Close()
+		case <-over:
+		}
+	}()
+	return func() { close(over); <-gone }
+}
 
 // Enter begins to use the memory, or an answer that depends on the lease. It
 // reports false, and must not be followed by Leave, when the lease is over or

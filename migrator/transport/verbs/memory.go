@@ -38,14 +38,6 @@ func register(d *verbs.Device, m *transport.Memory) (*verbs.Region, error) {
 	return d.RegisterDMABuf(int(f.Fd()), uint64(offset), uint64(m.End()), 0, access)
 }
 
-// size is how long a memory is.
-func size(m *transport.Memory) int64 {
-	if m.Device != nil {
-		return m.End()
-	}
-	return int64(len(m.Bytes))
-}
-
 // verify appends the entries of a plan whose parts [from, to) do not have their
 // sums, parts being numbered region by region.
 func verify(m *transport.Memory, plan transport.Plan, from, to int, bad []int) []int {

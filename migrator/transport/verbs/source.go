@@ -246,7 +246,7 @@ func (s *session) connect(theirs end) (err error) {
 		return err
 	}
 	m := s.lease.Memory
-	if s.answer, err = wire.AppendWelcome(nil, m.Layout, size(m)); err != nil {
+	if s.answer, err = wire.AppendWelcome(nil, m.Layout, m.Size()); err != nil {
 		return err
 	}
 	s.answer = own.append(s.answer)
