@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"path/filepath"
 
 	"github.com/cascadeinfer/cascade/cmd/wire"
 	"github.com/cascadeinfer/cascade/migrator/market"
@@ -49,6 +50,11 @@ func JoinPlane(ctx context.Context, f *wire.Fleet, c *control.Config, log *slog.
 		}
 		set = p.Host.Set
 		c.Modules, c.Slots = kept, p.Host
+		if c.Shared {
+			if c.Notes, err = notesOf(f); err != nil {
+				return nil, err
+			}
+		}
 	}
 	c.Records = Records(p.hosts()...)
 	if p.Control, err = NewControl(ctx, ControlConfig{Set: set, Site: site, Logger: log}); err != nil {
@@ -83,6 +89,19 @@ func modulesOf(f *wire.Fleet) (store.Modules, error) {
 		return nil, fmt.Errorf("policies.modules: %w", err)
 	}
 	return kept, nil
+}
+
+// notesOf is where control planes that share a state tell each other of their slots.
+func notesOf(f *wire.Fleet) (store.Notes, error) {
+	dir := f.StateDir()
+	if dir == "" {
+		return nil, errors.New("modules: control planes that are several share a state folder")
+	}
+	notes, err := store.NewNoteFolder(filepath.Join(dir, "planes"))
+	if err != nil {
+		return nil, fmt.Errorf("state: %w", err)
+	}
+	return notes, nil
 }
 
 // Run runs the control plane's own slots until ctx ends; at once where it has

@@ -78,6 +78,10 @@ type Config struct {
 	Modules store.Modules
 	// Slots are the policy slots of this control plane itself; nil: it has none.
 	Slots Slots
+	// Notes are where the control planes of the Store tell each other what became of
+	// their own slots, once a second. It is used where the Store is shared and there
+	// are Slots. Nil: each knows of its own alone.
+	Notes store.Notes
 	// Records answers GET /policies/records?slot=KIND: what a slot of this process has
 	// recorded. Nil: 404.
 	Records http.Handler

@@ -50,6 +50,7 @@ type keeper struct {
 	refused map[string]string       // by this control plane's own slots
 	shown   map[string]*shownPolicy // by kind
 
+	peers *peers    // nil: there are none to be heard
 	began time.Time // owned by run
 }
 
@@ -60,10 +61,14 @@ type shownPolicy struct {
 }
 
 func newKeeper(c *Control) *keeper {
-	return &keeper{
-		control: c, log: c.log, node: "control/" + c.cfg.Name, news: make(chan struct{}, 1),
+	k := &keeper{
+		control: c, log: c.log, node: nodePrefix + c.cfg.Name, news: make(chan struct{}, 1),
 		refused: make(map[string]string), shown: make(map[string]*shownPolicy),
 	}
+	if c.cfg.Notes != nil && c.cfg.Shared && c.cfg.Slots != nil {
+		k.peers = newPeers(c.cfg.Notes, k.node, c.log)
+	}
+	return k
 }
 
 // tell takes in what is stored. It is called by the fleet's loop and returns at
@@ -103,6 +108,10 @@ func (k *keeper) run(ctx context.Context) error {
 	judge, sweep := time.NewTicker(judgeEvery), time.NewTicker(sweepEvery)
 	defer judge.Stop()
 	defer sweep.Stop()
+	if k.peers != nil {
+		k.peers.exchange(k.began, k.ownStatus())
+		defer k.peers.leave()
+	}
 	for {
 		select {
 		case <-ctx.Done():
@@ -111,6 +120,9 @@ func (k *keeper) run(ctx context.Context) error {
 			k.show()
 			k.sweep()
 		case now := <-judge.C:
+			if k.peers != nil {
+				k.peers.exchange(now, k.ownStatus())
+			}
 			k.judge(ctx, now)
 		case <-sweep.C:
 			k.sweep()
@@ -192,21 +204,32 @@ func (k *keeper) sweep() {
 	}
 }
 
-// reports are what the hosts say of their slots, this control plane included.
+// reports are what the hosts say of their slots: the replicas', this control plane,
+// and the others of its store.
 func (k *keeper) reports(now time.Time) []policy.Report {
 	out := k.control.fleet.Hosts()
 	if k.control.cfg.Slots == nil {
 		return out
 	}
-	own, _ := policy.ReadStatuses(k.control.cfg.Slots.Status())
+	own, _ := policy.ReadStatuses(k.ownStatus())
+	out = append(out, policy.Report{Node: k.node, At: now, Statuses: own})
+	if k.peers != nil {
+		out = append(out, k.peers.heard()...)
+	}
+	return out
+}
+
+// ownStatus is the state of this control plane's own slots.
+func (k *keeper) ownStatus() []*api.SlotStatus {
+	own := k.control.cfg.Slots.Status()
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	for i, s := range own {
-		if s.Refused == "" {
-			own[i].Refused = policy.Clip(k.refused[s.Kind], policy.MaxReason)
+	for _, s := range own {
+		if s.GetRefused() == "" {
+			s.Refused = policy.Clip(k.refused[s.GetKind()], policy.MaxReason)
 		}
 	}
-	return append(out, policy.Report{Node: k.node, At: now, Statuses: own})
+	return own
 }
 
 // judge writes down what became of candidates, and of what the fleet runs, where

@@ -530,6 +530,7 @@ type ownSlots struct {
 	mu     sync.Mutex
 	wanted []*api.PolicySlot
 	refuse error
+	reject uint64 // this generation, after it was tried
 }
 
 func (o *ownSlots) Want(m *api.PolicySlot) error {
@@ -548,6 +549,10 @@ func (o *ownSlots) Status() []*api.SlotStatus {
 	s := &api.SlotStatus{Kind: "partition"}
 	if n := len(o.wanted); n > 0 {
 		for _, c := range o.wanted[n-1].GetCandidates() {
+			if c.GetGeneration() == o.reject {
+				s.Lives = append(s.Lives, &api.Life{Generation: o.reject, State: "rejected", Reached: "canary", Reason: "it trapped"})
+				continue
+			}
 			s.Active = c.GetGeneration()
 		}
 	}

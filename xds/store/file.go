@@ -36,7 +36,8 @@ type File struct {
 var _ Store = (*File)(nil)
 
 // NewFile returns the store in the file at path. The file need not exist, its
-// directory must.
+// directory must. What writers that were cut short left there more than an hour ago
+// is removed.
 func NewFile(path string) (*File, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -47,6 +48,8 @@ func NewFile(path string) (*File, error) {
 	} else if !info.IsDir() {
 		return nil, fmt.Errorf("plan file %s: %s is not a directory", path, filepath.Dir(path))
 	}
+	// What cannot be removed is in nobody's way.
+	_ = sweepTemps(filepath.Dir(path), func(name string) bool { return name == filepath.Base(path) })
 	return &File{path: path}, nil
 }
 
@@ -141,7 +144,7 @@ func (f *File) exchange(ctx context.Context, old Version, with string) error {
 // prepare writes a file beside the one at path, wholly and across a loss of
 // power, and returns its path.
 func prepare(path string, body []byte) (name string, err error) {
-	temp, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".tmp*")
+	temp, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+tempMark+"*")
 	if err != nil {
 		return "", err
 	}

@@ -113,21 +113,30 @@ const moduleSuffix = ".wasm"
 // NewFolder returns the modules in a directory, which it makes where there is
 // none: its parent must exist.
 func NewFolder(path string) (*Folder, error) {
-	path, err := filepath.Abs(path)
-	if err == nil {
-		err = os.Mkdir(path, 0o700)
-	}
-	if err != nil && !errors.Is(err, fs.ErrExist) {
+	path, err := folder(path)
+	if err != nil {
 		return nil, fmt.Errorf("modules: %w", err)
-	}
-	if info, err := os.Stat(path); err != nil || !info.IsDir() {
-		return nil, fmt.Errorf("modules: %s is not a directory", path)
 	}
 	return &Folder{path}, nil
 }
 
 func (f *Folder) name(sum Digest) string {
 	return filepath.Join(f.path, hex.EncodeToString(sum[:])+moduleSuffix)
+}
+
+// moduleOf is the module of a file's name.
+func moduleOf(name string) (sum Digest, ok bool) {
+	text, ok := strings.CutSuffix(name, moduleSuffix)
+	raw, err := hex.DecodeString(text)
+	if !ok || err != nil || len(raw) != sha256.Size {
+		return sum, false
+	}
+	return Digest(raw), true
+}
+
+func isModule(name string) bool {
+	_, ok := moduleOf(name)
+	return ok
 }
 
 // Put implements Modules.
@@ -176,17 +185,20 @@ func (f *Folder) Get(sum Digest) ([]byte, error) {
 	return code, nil
 }
 
-// Sweep implements Modules. Files of other names are left alone.
+// Sweep implements Modules. It removes, too, what a Put that was cut short left more
+// than an hour ago. Files of other names are left alone.
 func (f *Folder) Sweep(keep map[Digest]bool, before time.Time) error {
 	entries, err := os.ReadDir(f.path)
 	if err != nil {
 		return fmt.Errorf("modules: %w", err)
 	}
 	var first error
+	if err := sweepTemps(f.path, isModule); err != nil {
+		first = fmt.Errorf("modules: %w", err)
+	}
 	for _, e := range entries {
-		text, ok := strings.CutSuffix(e.Name(), moduleSuffix)
-		raw, err := hex.DecodeString(text)
-		if !ok || err != nil || len(raw) != sha256.Size || keep[Digest(raw)] {
+		sum, ok := moduleOf(e.Name())
+		if !ok || keep[sum] {
 			continue
 		}
 		info, err := e.Info()

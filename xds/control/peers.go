@@ -1,0 +1,122 @@
+package control
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/encoding/protojson"
+
+	"github.com/cascadeinfer/cascade/xds/api"
+	"github.com/cascadeinfer/cascade/xds/policy"
+	"github.com/cascadeinfer/cascade/xds/store"
+)
+
+// nodePrefix begins the names of control planes among the nodes that have slots.
+const nodePrefix = "control/"
+
+// maxPeers bounds the control planes that are listened to.
+const maxPeers = 32
+
+// peers is what the control planes of a store tell each other of their own slots:
+// each leaves a report in its note, as migrators send theirs, and reads the others'.
+// How old one is goes by the own clock since it changed, because machines' clocks
+// differ: one that is read for the first time counts as new, and is waited for.
+type peers struct {
+	notes store.Notes
+	node  string // of this control plane
+	log   *slog.Logger
+
+	sequence uint64 // owned by the keeper's loop
+	troubled string // the last error that was logged; likewise
+
+	mu  sync.Mutex
+	all map[string]peer // by node
+}
+
+// peer is what is known of another control plane.
+type peer struct {
+	text   []byte
+	report policy.Report
+}
+
+func newPeers(notes store.Notes, node string, log *slog.Logger) *peers {
+	return &peers{notes: notes, node: node, log: log, all: make(map[string]peer)}
+}
+
+// exchange leaves what this control plane says, and reads what the others do.
+func (p *peers) exchange(now time.Time, own []*api.SlotStatus) {
+	p.sequence++
+	text, err := protojson.Marshal(&api.LoadReport{Replica: p.node, Sequence: p.sequence, Slots: own})
+	if err == nil {
+		err = p.notes.Put(p.node, text)
+	}
+	notes, problem := p.notes.All()
+	p.note(cmp.Or(err, problem))
+	next := make(map[string]peer)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, text := range notes {
+		report, err := readPeer(text)
+		if err != nil || report.Node == p.node || len(next) == maxPeers {
+			continue
+		}
+		if report.At = now; bytes.Equal(p.all[report.Node].text, text) {
+			report.At = p.all[report.Node].report.At
+		}
+		next[report.Node] = peer{text, report}
+	}
+	if problem == nil || len(notes) > 0 {
+		p.all = next
+	}
+}
+
+// readPeer reads a note.
+func readPeer(text []byte) (policy.Report, error) {
+	m := new(api.LoadReport)
+	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(text, m); err != nil {
+		return policy.Report{}, err
+	}
+	node := m.GetReplica()
+	if !strings.HasPrefix(node, nodePrefix) || policy.Clip(node, policy.MaxName) != node {
+		return policy.Report{}, fmt.Errorf("%.40q is no control plane", node)
+	}
+	statuses, _ := policy.ReadStatuses(m.GetSlots())
+	return policy.Report{Node: node, Statuses: statuses}, nil
+}
+
+// note logs a trouble once.
+func (p *peers) note(err error) {
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	if text != "" && p.troubled == "" {
+		p.log.Warn("the control planes do not tell each other of their policies", "error", err)
+	}
+	p.troubled = text
+}
+
+// heard are the others' reports, sorted by node.
+func (p *peers) heard() []policy.Report {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	out := make([]policy.Report, 0, len(p.all))
+	for _, one := range p.all {
+		out = append(out, one.report)
+	}
+	slices.SortFunc(out, func(a, b policy.Report) int { return strings.Compare(a.Node, b.Node) })
+	return out
+}
+
+// leave removes the own note: who stops is not waited for.
+func (p *peers) leave() {
+	if err := p.notes.Put(p.node, nil); err != nil {
+		p.log.Debug("the note of this control plane stays", "error", err)
+	}
+}

@@ -1,0 +1,199 @@
+package store
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies/identity"
+)
+
+// MaxNote is the longest note, in bytes.
+const MaxNote = 256 << 10
+
+// noteLife is how long a note is there that nobody writes anew.
+const noteLife = time.Hour
+
+// Notes are what control planes that share an object tell each other besides: each
+// of them has one, about itself, small, and no loss if it is gone. They are no part
+// of the object, so that telling something takes no writer's turn.
+//
+//   - Put replaces the note of a name; an empty one removes it. Whoever reads sees
+//     the old one or the new one, whole.
+//   - All returns every note, in no order. One that was put more than an hour ago is
+//     removed and left out.
+//
+// Both may be called by any goroutine at any time. Texts are not shared.
+type Notes interface {
+	Put(name string, text []byte) error
+	All() ([][]byte, error)
+}
+
+// checkNote says why a text is no note.
+func checkNote(name string, text []byte) error {
+	if name == "" || len(text) > MaxNote {
+		return fmt.Errorf("note of %.60q: %d bytes; want a name, and at most %d bytes", name, len(text), MaxNote)
+	}
+	return nil
+}
+
+// MemoryNotes are Notes of one process. The zero value is empty and ready.
+type MemoryNotes struct {
+	mu  sync.Mutex
+	all map[string]memoryNote
+}
+
+type memoryNote struct {
+	text []byte
+	put  time.Time
+}
+
+var _ Notes = (*MemoryNotes)(nil)
+
+// Put implements Notes.
+func (m *MemoryNotes) Put(name string, text []byte) error {
+	if err := checkNote(name, text); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.all == nil {
+		m.all = make(map[string]memoryNote)
+	}
+	if m.all[name] = (memoryNote{slices.Clone(text), time.Now()}); len(text) == 0 {
+		delete(m.all, name)
+	}
+	return nil
+}
+
+// All implements Notes.
+func (m *MemoryNotes) All() ([][]byte, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	maps.DeleteFunc(m.all, func(_ string, n memoryNote) bool { return time.Since(n.put) > noteLife })
+	var out [][]byte
+	for _, n := range m.all {
+		out = append(out, slices.Clone(n.text))
+	}
+	return out, nil
+}
+
+// NoteFolder is Notes in a directory, a file for each. Control planes that share a
+// file system share it.
+type NoteFolder struct{ path string }
+
+var _ Notes = (*NoteFolder)(nil)
+
+// noteSuffix ends the names of a NoteFolder's files; nothing else in it is touched.
+const noteSuffix = ".note"
+
+// NewNoteFolder returns the notes in a directory, which it makes where there is
+// none: its parent must exist.
+func NewNoteFolder(path string) (*NoteFolder, error) {
+	path, err := folder(path)
+	if err != nil {
+		return nil, fmt.Errorf("notes: %w", err)
+	}
+	return &NoteFolder{path}, nil
+}
+
+// name is the file of a note. Names that are too long for one go by their hash.
+func (f *NoteFolder) name(of string) string {
+	base := identity.Escape(of)
+	if len(base) > 200 {
+		sum := sha256.Sum256([]byte(of))
+		base = hex.EncodeToString(sum[:])
+	}
+	return filepath.Join(f.path, base+noteSuffix)
+}
+
+// Put implements Notes. A note does not have to survive a loss of power.
+func (f *NoteFolder) Put(name string, text []byte) error {
+	err := checkNote(name, text)
+	if err != nil {
+		return err
+	}
+	if len(text) == 0 {
+		if err := os.Remove(f.name(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("notes: %w", err)
+		}
+		return nil
+	}
+	temp, err := os.CreateTemp(f.path, filepath.Base(f.name(name))+tempMark+"*") // 0600
+	if err != nil {
+		return fmt.Errorf("notes: %w", err)
+	}
+	_, err = temp.Write(text)
+	if e := temp.Close(); err == nil {
+		err = e
+	}
+	if err == nil {
+		err = os.Rename(temp.Name(), f.name(name))
+	}
+	if err != nil {
+		os.Remove(temp.Name())
+		return fmt.Errorf("notes: %w", err)
+	}
+	return nil
+}
+
+// All implements Notes. A file that goes while it is read is no note any more, and
+// one that cannot be read keeps nobody from the others: the error is the first.
+func (f *NoteFolder) All() ([][]byte, error) {
+	entries, err := os.ReadDir(f.path)
+	if err == nil {
+		err = sweepTemps(f.path, isNote)
+	}
+	first := err
+	old := time.Now().Add(-noteLife)
+	var out [][]byte
+	for _, e := range entries {
+		if !isNote(e.Name()) {
+			continue
+		}
+		path := filepath.Join(f.path, e.Name())
+		info, err := e.Info()
+		var text []byte
+		switch {
+		case err != nil:
+		case info.ModTime().Before(old):
+			err = os.Remove(path)
+		default:
+			if text, err = readNote(path); err == nil {
+				out = append(out, text)
+			}
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) && first == nil {
+			first = err
+		}
+	}
+	if first != nil {
+		return out, fmt.Errorf("notes: %w", first)
+	}
+	return out, nil
+}
+
+func isNote(name string) bool { return strings.HasSuffix(name, noteSuffix) }
+
+func readNote(path string) ([]byte, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	text, err := io.ReadAll(io.LimitReader(file, MaxNote+1))
+	if err == nil && len(text) > MaxNote {
+		err = fmt.Errorf("%s: longer than %d bytes", path, MaxNote)
+	}
+	return text, err
+}

@@ -1,0 +1,123 @@
+package store_test
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/xds/store"
+)
+
+// TestNotes: notes are replaced, removed and read whole.
+func TestNotes(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "planes")
+	folder, err := store.NewNoteFolder(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	long := strings.Repeat("a/ü", 80)
+	for kind, n := range map[string]store.Notes{"memory": new(store.MemoryNotes), "folder": folder} {
+		t.Run(kind, func(t *testing.T) {
+			has := func(want ...string) {
+				t.Helper()
+				var got []string
+				all, err := n.All()
+				for _, text := range all {
+					got = append(got, string(text))
+				}
+				slices.Sort(got)
+				if err != nil || !slices.Equal(got, want) {
+					t.Fatalf("%q, %v, want %q", got, err, want)
+				}
+			}
+			put := func(name, text string) {
+				t.Helper()
+				if err := n.Put(name, []byte(text)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			has()
+			put("../a", "1")
+			put("b:18000", "2")
+			put(long, "3")
+			put("../a", "4")
+			has("2", "3", "4")
+			put("b:18000", "")
+			put("b:18000", "")
+			put(long, "")
+			has("4")
+			if n.Put("", []byte("x")) == nil || n.Put("b", make([]byte, store.MaxNote+1)) == nil {
+				t.Error("a note without a name, or one that is too long")
+			}
+			put("b", string(make([]byte, store.MaxNote)))
+		})
+	}
+	// What is old goes, what is not ours stays.
+	past := time.Now().Add(-2 * time.Hour)
+	for _, name := range []string{"c.note", "c.note.tmp17", "mine.txt", "c.note.tmpl"} {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte("old"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chtimes(path, past, past); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if all, err := folder.All(); err != nil || len(all) != 2 {
+		t.Errorf("%d notes, %v", len(all), err)
+	}
+	if got := names(t, dir); !slices.Equal(got, []string{"..%2Fa.note", "b.note", "c.note.tmpl", "mine.txt"}) {
+		t.Errorf("left: %q", got)
+	}
+}
+
+func names(t *testing.T, dir string) (out []string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		out = append(out, e.Name())
+	}
+	return out
+}
+
+// TestTempsSwept: what a crashed writer left is removed after an hour, at start.
+func TestTempsSwept(t *testing.T) {
+	dir := t.TempDir()
+	sum := strings.Repeat("ab", 32)
+	left := func(age time.Duration, all ...string) {
+		t.Helper()
+		for _, name := range all {
+			path := filepath.Join(dir, name)
+			at := time.Now().Add(-age)
+			if err := os.WriteFile(path, bytes.Repeat([]byte("x"), 10), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Chtimes(path, at, at); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	left(2*time.Hour, sum+".wasm.tmp1", "plan.json.tmp22", "other.json.tmp3", "x.wasm.tmp4", sum+".wasm.tmpx", sum+".wasm.tmp")
+	left(0, sum+".wasm.tmp5", "plan.json.tmp6")
+	if _, err := store.NewFile(filepath.Join(dir, "plan.json")); err != nil {
+		t.Fatal(err)
+	}
+	folder, err := store.NewFolder(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := folder.Sweep(nil, time.Now().Add(-time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{sum + ".wasm.tmp", sum + ".wasm.tmp5", sum + ".wasm.tmpx", "other.json.tmp3", "plan.json.tmp6", "x.wasm.tmp4"}
+	if got := names(t, dir); !slices.Equal(got, want) {
+		t.Errorf("left: %q", got)
+	}
+}
