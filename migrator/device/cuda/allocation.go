@@ -19,19 +19,20 @@ type Allocation struct {
 
 // Granularity is what sizes of allocations are multiples of.
 func (c *Context) Granularity() (int64, error) {
-	v := words{1: c.device}
+	v := words{1: c.device, 2: c.rdma}
 	err := c.driver.do(cuMemGetAllocationGranularity, 0, &v, nil)
 	return int64(v[0]), err
 }
 
-// Create makes an allocation of at least size bytes.
+// Create makes an allocation of at least size bytes, which NICs can reach where the
+// device has that.
 func (c *Context) Create(size int64) (*Allocation, error) {
 	g, err := c.Granularity()
 	if err != nil {
 		return nil, err
 	}
 	size = (size + g - 1) / g * g
-	v := words{1: uint64(size), 2: c.device}
+	v := words{1: uint64(size), 2: c.device, 3: c.rdma}
 	if err := c.driver.do(cuMemCreate, 0, &v, nil); err != nil {
 		return nil, err
 	}
@@ -79,7 +80,7 @@ func (a *Allocation) Export() (*os.File, error) {
 	if err := a.context.driver.do(cuMemExportToShareableHandle, 0, &v, nil); err != nil {
 		return nil, err
 	}
-	return os.NewFile(uintptr(uint32(v[0])), "device-memory"), nil
+	return descriptor(v[0], "device-memory"), nil
 }
 
 // Close lets the allocation go; its memory stays while it is mapped, or imported

@@ -72,7 +72,7 @@ const (
 // declares.
 var calls = [callCount]string{
 	"cuInit", "cuDriverGetVersion",
-	"cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetName", "cuDeviceGetUuid", "cuDeviceGetPCIBusId", "cuDeviceTotalMem_v2",
+	"cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetName", "cuDeviceGetUuid_v2", "cuDeviceGetPCIBusId", "cuDeviceTotalMem_v2",
 	"cuDeviceGetAttribute", "cuDeviceCanAccessPeer",
 	"cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2", "cuCtxSetCurrent", "cuCtxGetStreamPriorityRange", "cuCtxEnablePeerAccess",
 	"cuMemAlloc_v2", "cuMemFree_v2", "cuMemGetAddressRange_v2",

@@ -10,6 +10,7 @@ import (
 type Context struct {
 	driver  *Driver
 	device  uint64
+	rdma    uint64 // 1 where allocations of its device can be made for NICs
 	ordinal int
 	handle  uintptr
 	closed  atomic.Bool
@@ -21,11 +22,15 @@ func (d *Driver) Retain(ordinal int) (*Context, error) {
 	if err != nil {
 		return nil, err
 	}
+	rdma, err := d.attribute(dev, attrRDMA)
+	if err != nil {
+		return nil, err
+	}
 	v := words{1: dev}
 	if err := d.do(cuDevicePrimaryCtxRetain, 0, &v, nil); err != nil {
 		return nil, err
 	}
-	return &Context{driver: d, device: dev, ordinal: ordinal, handle: uintptr(v[0])}, nil
+	return &Context{driver: d, device: dev, rdma: uint64(rdma), ordinal: ordinal, handle: uintptr(v[0])}, nil
 }
 
 // Close gives the context back. When the last user has, it ends, and with it all

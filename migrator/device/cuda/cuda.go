@@ -24,6 +24,7 @@ type Code int
 
 // The codes that callers tell apart.
 const (
+	InvalidValue      Code = 1
 	OutOfMemory       Code = 2
 	NotReady          Code = 600
 	PeerAccessEnabled Code = 704
@@ -131,7 +132,7 @@ type Device struct {
 	Major, Minor    int // compute capability
 	Multiprocessors int
 	VMM             bool // memory can be exported as a descriptor
-	DMABuf          bool // memory can be registered by other devices
+	DMABuf          bool // memory can be registered by other devices; see Context.DMABuf
 }
 
 // Attributes of a device, numbered as in cuda.h.
@@ -141,6 +142,7 @@ const (
 	attrMinor           = 76
 	attrVMM             = 102
 	attrDescriptors     = 103
+	attrRDMA            = 110
 	attrDMABuf          = 124
 )
 
@@ -204,15 +206,21 @@ func (d *Driver) Device(ordinal int) (Device, error) {
 		{attrMultiprocessors, &info.Multiprocessors}, {attrMajor, &info.Major}, {attrMinor, &info.Minor},
 		{attrVMM, &vmm}, {attrDescriptors, &descriptors}, {attrDMABuf, &dmabuf},
 	} {
-		v := words{1: uint64(a.number), 2: dev}
-		// An attribute that the driver does not know yet is one that is not there.
-		if err := d.do(cuDeviceGetAttribute, 0, &v, nil); err != nil && !Is(err, 1) {
+		if *a.to, err = d.attribute(dev, a.number); err != nil {
 			return info, err
 		}
-		*a.to = int(int32(v[0]))
 	}
-	info.VMM, info.DMABuf = vmm == 1 && descriptors == 1, dmabuf == 1
+	info.VMM, info.DMABuf = vmm == 1 && descriptors == 1, dmabuf == 1 && d.functions.has(cuMemGetHandleForAddressRange)
 	return info, nil
+}
+
+// attribute is a device's. One that the driver does not know yet is 0.
+func (d *Driver) attribute(dev uint64, number int) (int, error) {
+	v := words{1: uint64(number), 2: dev}
+	if err := d.do(cuDeviceGetAttribute, 0, &v, nil); err != nil && !Is(err, InvalidValue) {
+		return 0, err
+	}
+	return int(int32(v[0])), nil
 }
 
 // CanAccess reports whether a device can read the memory of another.

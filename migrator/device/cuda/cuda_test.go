@@ -241,7 +241,7 @@ var uses = map[call]func(r *rig) error{
 
 func useDevice(r *rig) error {
 	info, err := r.driver.Device(1)
-	if err == nil && (info.Name != "Fake GPU 1" || info.PCI != "0000:11:00.0" || info.Major != 9 || info.Multiprocessors != 4 || !info.VMM || info.DMABuf || info.Bytes != 1<<34 || info.UUID[15] != '1') {
+	if err == nil && (info.Name != "Fake GPU 1" || info.PCI != "0000:11:00.0" || info.Major != 9 || info.Multiprocessors != 4 || !info.VMM || !info.DMABuf || info.Bytes != 1<<34 || info.UUID[15] != '1') {
 		return fmt.Errorf("%+v", info)
 	}
 	if err != nil {
@@ -349,11 +349,16 @@ func useMapping(r *rig) error {
 }
 
 func useDMABuf(r *rig) error {
-	f, err := r.a.DMABuf(r.memory, rigBytes)
+	// Two bytes of two pages: the descriptor is of both.
+	page := Pointer(os.Getpagesize())
+	f, offset, err := r.a.DMABuf(r.memory+page-1, 2)
 	if err != nil {
 		return err
 	}
-	return f.Close()
+	if offset != int64(page)-1 {
+		err = fmt.Errorf("the range begins at %d of its pages", offset)
+	}
+	return errors.Join(err, f.Close())
 }
 
 func useEvent(r *rig) error {

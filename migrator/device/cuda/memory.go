@@ -3,6 +3,7 @@ package cuda
 import (
 	"os"
 	"sync/atomic"
+	"syscall"
 	"unsafe"
 )
 
@@ -179,15 +180,22 @@ func (c *Context) CloseIPC(p Pointer) error {
 	return c.do(cuIpcCloseMemHandle, &words{uint64(p)}, nil)
 }
 
-// DMABuf is a descriptor by which another device registers device memory. The
-// driver must have DMABufs.
-func (c *Context) DMABuf(p Pointer, size int64) (*os.File, error) {
-	v := words{1: uint64(p), 2: uint64(size)}
+// DMABuf is a descriptor by which another device registers device memory, and where
+// in it p is: it stands for whole pages of the host. All of it must be one
+// allocation's. The device must have DMABuf, as Device says.
+func (c *Context) DMABuf(p Pointer, size int64) (f *os.File, offset int64, err error) {
+	page := Pointer(os.Getpagesize())
+	first, last := p&^(page-1), (p+Pointer(size)+page-1)&^(page-1)
+	v := words{1: uint64(first), 2: uint64(last - first)}
 	if err := c.do(cuMemGetHandleForAddressRange, &v, nil); err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	return os.NewFile(uintptr(uint32(v[0])), "dma-buf"), nil
+	return descriptor(v[0], "dma-buf"), int64(p - first), nil
 }
 
-// DMABufs reports whether the driver has DMABuf.
-func (d *Driver) DMABufs() bool { return d.functions.has(cuMemGetHandleForAddressRange) }
+// descriptor is a file descriptor that the driver has made. No child inherits it.
+func descriptor(word uint64, name string) *os.File {
+	fd := int(int32(word))
+	syscall.CloseOnExec(fd)
+	return os.NewFile(uintptr(fd), name)
+}

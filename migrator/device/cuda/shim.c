@@ -9,8 +9,8 @@ static const char *const names[] = {
 const char *cs_name(int op) { return op >= 0 && op < CS_COUNT ? names[op] : 0; }
 
 // device_memory describes memory on a device that can be exported as a descriptor.
-static const cs_allocation *device_memory(cs_allocation *a, uint64_t device) {
-	*a = (cs_allocation){.type = 1 /* pinned */, .handles = 1 /* POSIX descriptor */, .where = {1 /* device */, (int)device}};
+static const cs_allocation *device_memory(cs_allocation *a, uint64_t device, uint64_t rdma) {
+	*a = (cs_allocation){.type = 1 /* pinned */, .handles = 1 /* POSIX descriptor */, .where = {1 /* device */, (int)device}, .rdma = rdma != 0};
 	return a;
 }
 

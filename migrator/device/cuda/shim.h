@@ -10,7 +10,7 @@
 typedef uint64_t cs_pointer; // CUdeviceptr
 typedef struct { char bytes[64]; } cs_ipc; // CUipcMemHandle, passed by value
 typedef struct { int type, id; } cs_location; // CUmemLocation
-typedef struct { int type, handles; cs_location where; void *win32; unsigned char flags[8]; } cs_allocation; // CUmemAllocationProp
+typedef struct { int type, handles; cs_location where; void *win32; unsigned char compression, rdma, other[6]; } cs_allocation; // CUmemAllocationProp
 typedef struct { cs_location where; int flags; } cs_access; // CUmemAccessDesc
 typedef struct { int order; cs_location src, dst; unsigned flags; } cs_copy; // CUmemcpyAttributes
 
@@ -24,7 +24,7 @@ typedef struct { int order; cs_location src, dst; unsigned flags; } cs_copy; // 
 	X(cuDeviceGetCount, (int *), ((int *)&v[0]))                                                                                 \
 	X(cuDeviceGet, (int *, int), ((int *)&v[0], (int)v[1]))                                                                      \
 	X(cuDeviceGetName, (char *, int, int), (buf, (int)v[0], (int)v[1]))                                                          \
-	X(cuDeviceGetUuid, (void *, int), (buf, (int)v[0]))                                                                          \
+	X(cuDeviceGetUuid_v2, (void *, int), (buf, (int)v[0]))                                                                          \
 	X(cuDeviceGetPCIBusId, (char *, int, int), (buf, (int)v[0], (int)v[1]))                                                      \
 	X(cuDeviceTotalMem_v2, (size_t *, int), ((size_t *)&v[0], (int)v[1]))                                                        \
 	X(cuDeviceGetAttribute, (int *, int, int), ((int *)&v[0], (int)v[1], (int)v[2]))                                             \
@@ -45,8 +45,8 @@ typedef struct { int order; cs_location src, dst; unsigned flags; } cs_copy; // 
 	X(cuIpcGetMemHandle, (cs_ipc *, cs_pointer), (buf, v[0]))                                                                    \
 	X(cuIpcOpenMemHandle_v2, (cs_pointer *, cs_ipc, unsigned), (&v[0], *(cs_ipc *)buf, 1 /* lazy peer access */))                \
 	X(cuIpcCloseMemHandle, (cs_pointer), (v[0]))                                                                                 \
-	X(cuMemGetAllocationGranularity, (size_t *, const cs_allocation *, int), ((size_t *)&v[0], device_memory(&a, v[1]), 0))      \
-	X(cuMemCreate, (void **, size_t, const cs_allocation *, unsigned long long), ((void **)&v[0], v[1], device_memory(&a, v[2]), 0)) \
+	X(cuMemGetAllocationGranularity, (size_t *, const cs_allocation *, int), ((size_t *)&v[0], device_memory(&a, v[1], v[2]), 0)) \
+	X(cuMemCreate, (void **, size_t, const cs_allocation *, unsigned long long), ((void **)&v[0], v[1], device_memory(&a, v[2], v[3]), 0)) \
 	X(cuMemRelease, (void *), ((void *)(uintptr_t)v[0]))                                                                         \
 	X(cuMemRetainAllocationHandle, (void **, void *), ((void **)&v[0], (void *)(uintptr_t)v[1]))                                 \
 	X(cuMemExportToShareableHandle, (void *, void *, int, unsigned long long), (&v[0], (void *)(uintptr_t)v[1], 1 /* descriptor */, 0)) \

@@ -75,7 +75,7 @@ def handle(torch, tensor, device):
     # Fails with 1 for memory of expandable_segments: switch those off for this check.
     call("cuIpcGetMemHandle", ctypes.byref(name), ctypes.c_uint64(pointer))
     uuid = (ctypes.c_ubyte * 16)()
-    call("cuDeviceGetUuid", ctypes.byref(uuid), ctypes.c_int(device))
+    call("cuDeviceGetUuid_v2", ctypes.byref(uuid), ctypes.c_int(device))
     return struct.pack("<II16s16sQQ64s", 1, 0, os.urandom(16), bytes(uuid), pointer - base.value, size.value, bytes(name))
 
 

@@ -201,7 +201,7 @@ func (g *GPU) drop(before time.Time) {
 		defer h.mu.Unlock()
 		var errs error
 		for k, m := range h.mappings {
-			if m.users == 0 && m.left.Before(before) {
+			if m.users == 0 && !m.kept && m.left.Before(before) {
 				delete(h.mappings, k)
 				errs = errors.Join(errs, m.close())
 			}
@@ -252,8 +252,10 @@ type mapping struct {
 	close func() error
 	// outlives says that the mapping does not end with the context.
 	outlives bool
-	users    int
-	left     time.Time // when the last user left
+	// kept says that it ends with its pool, or the context, and not before.
+	kept  bool
+	users int
+	left  time.Time // when the last user left
 }
 
 // mapped finds a mapping, or makes it. It is left by unmap.
@@ -270,6 +272,13 @@ func (h *hold) mapped(k key, open func(*cuda.Context) (*mapping, error)) (*mappi
 	}
 	m.users++
 	return m, nil
+}
+
+// keep has a mapping stay when nobody uses it.
+func (h *hold) keep(m *mapping) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	m.kept = true
 }
 
 // unmap ends one use.

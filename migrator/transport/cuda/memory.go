@@ -81,6 +81,7 @@ func (h Handle) validate(pool int64) error {
 type Memory struct {
 	gpu    *GPU
 	handle Handle
+	size   int64    // of the pool
 	file   *os.File // of a VMM pool
 
 	mu   sync.Mutex
@@ -99,7 +100,7 @@ func Attach(g *GPU, h Handle, file *os.File, l transport.Layout) (*transport.Mem
 	if (h.Kind == VMM) != (file != nil) {
 		return nil, errors.New("handle: a descriptor comes with VMM pools, and only with those")
 	}
-	m := &Memory{gpu: g, handle: h, file: file}
+	m := &Memory{gpu: g, handle: h, size: l.End(), file: file}
 	if err := g.use(nil, func(h *hold) error {
 		p, err := m.mapped(h)
 		if err == nil {
@@ -114,7 +115,7 @@ func Attach(g *GPU, h Handle, file *os.File, l transport.Layout) (*transport.Mem
 
 // Make makes a pool in this process, as an engine does.
 func Make(g *GPU, kind Kind, l transport.Layout) (*transport.Memory, error) {
-	m := &Memory{gpu: g, handle: Handle{Kind: kind, GPU: g.info.UUID, Size: l.End()}}
+	m := &Memory{gpu: g, handle: Handle{Kind: kind, GPU: g.info.UUID, Size: l.End()}, size: l.End()}
 	rand.Read(m.handle.ID[:]) // never fails
 	err := g.use(nil, func(h *hold) error {
 		if kind == IPC {
@@ -179,6 +180,40 @@ func (m *Memory) Descriptor() (*os.File, error) {
 		return nil, failed
 	}
 	return os.NewFile(uintptr(fd), "pool"), nil
+}
+
+// ErrNoDMABuf says that no other device reaches a pool: what a NIC is to have of it
+// goes by way of the host.
+var ErrNoDMABuf = errors.New("this GPU's driver gives other devices no access to the pool (dma-buf)")
+
+// DMABuf describes the pool to another device of this machine, as a NIC's driver
+// wants it: a descriptor, which the caller closes, and where in it the pool begins.
+// Its error wraps ErrNoDMABuf where the driver does not offer it, or refuses it for
+// this memory: it promises it for memory of cuMemAlloc and for what is mapped from a
+// descriptor, and says nothing of memory that came by IPC.
+func (m *Memory) DMABuf() (f *os.File, offset int64, err error) {
+	if m.gpu.info.DMABuf {
+		err = m.gpu.use(nil, func(h *hold) error {
+			own, err := m.mapped(h)
+			if err != nil {
+				return err
+			}
+			defer func() { h.unmap(own, time.Now()) }()
+			if f, offset, err = h.context.DMABuf(own.pool, m.size); err == nil {
+				h.keep(own) // a registration outlives this call
+			}
+			return err
+		})
+		if err == nil {
+			return f, offset, nil
+		}
+	}
+	if err == nil {
+		err = ErrNoDMABuf
+	} else if cuda.Is(err, cuda.NotSupported) || cuda.Is(err, cuda.InvalidValue) {
+		err = fmt.Errorf("%w: %w", ErrNoDMABuf, err)
+	}
+	return nil, 0, fmt.Errorf("a pool on gpu %d: %w", m.gpu.config.Ordinal, err)
 }
 
 // mapped is the own pool in a context. It is left by unmap.

@@ -35,7 +35,10 @@ func register(d *verbs.Device, m *transport.Memory) (*verbs.Region, error) {
 		return nil, fmt.Errorf("the engine's pool is on a device: %w", err)
 	}
 	defer f.Close() // the registration keeps it
-	return d.RegisterDMABuf(int(f.Fd()), uint64(offset), uint64(m.End()), 0, access)
+	// Requests name the bytes from where offset is in its page: a NIC has its tables by
+	// the page.
+	base := uint64(offset) % uint64(os.Getpagesize())
+	return d.RegisterDMABuf(int(f.Fd()), uint64(offset), uint64(m.End()), base, access)
 }
 
 // verify appends the entries of a plan whose parts [from, to) do not have their

@@ -46,7 +46,8 @@ func New(c Config) (*Transport, error) {
 // Name returns "verbs".
 func (t *Transport) Name() string { return "verbs" }
 
-// Probe opens the device, or looks whether its port is active still.
+// Probe opens the device, or looks whether its port is active still, and, for an
+// engine whose memory is on another device, whether it can be registered.
 func (t *Transport) Probe(context.Context) error {
 	n, err := t.take()
 	if err != nil {
@@ -56,10 +57,28 @@ func (t *Transport) Probe(context.Context) error {
 	if err == nil && !p.Active {
 		err = fmt.Errorf("port %d of %s is not active", p.Number, n.device.Name)
 	}
+	if err == nil {
+		err = t.mayRegister(n)
+	}
 	if err = errors.Join(err, t.give(n)); err != nil {
 		return fmt.Errorf("verbs transport: %w", err)
 	}
 	return nil
+}
+
+// mayRegister says why memory of a device cannot be registered: no move is to find
+// that out by itself.
+func (t *Transport) mayRegister(n *nic) error {
+	m, ok := t.config.Pool.Memory()
+	if !ok || m.Device == nil || !m.Hold() {
+		return nil
+	}
+	defer m.Release()
+	r, err := n.registered(m)
+	if err != nil {
+		return err
+	}
+	return n.leave(r, t.config.Pool)
 }
 
 // Reaches reports whether the nodes are one, or there are credentials for a

@@ -52,7 +52,7 @@ int main(int argc, char **argv) {
 	CALL(cuDeviceGetName, 0, small, 256, device);
 	CALL(cuDeviceGetPCIBusId, 0, small, 256, device);
 	void *uuid = malloc(16);
-	CALL(cuDeviceGetUuid, 0, uuid, device);
+	CALL(cuDeviceGetUuid_v2, 0, uuid, device);
 	free(uuid);
 	CALL(cuDeviceTotalMem_v2, 0, 0, 0, device);
 	CALL(cuDeviceGetAttribute, 0, 0, 0, 75, device);
@@ -76,8 +76,8 @@ int main(int argc, char **argv) {
 	memset(v, 0, 64);
 	check(CS_cuIpcCloseMemHandle, c, v, 0, 1);
 	free(name);
-	uint64_t size = CALL(cuMemGetAllocationGranularity, c, 0, 0, device);
-	uint64_t a = CALL(cuMemCreate, c, 0, 0, size, device);
+	uint64_t size = CALL(cuMemGetAllocationGranularity, c, 0, 0, device, 1);
+	uint64_t a = CALL(cuMemCreate, c, 0, 0, size, device, 1);
 	int fd = (int)CALL(cuMemExportToShareableHandle, c, 0, 0, a);
 	uint64_t b = CALL(cuMemImportFromShareableHandle, c, 0, 0, (uint64_t)fd);
 	close(fd);

@@ -31,7 +31,7 @@ typedef struct { unsigned x, y, z, w; } uint4;
 enum {
 	SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, INVALID_DEVICE = 101, INVALID_IMAGE = 200,
 	INVALID_CONTEXT = 201, PEER_ENABLED = 704, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700,
-	OS_ERROR = 304,
+	OS_ERROR = 304, NOT_SUPPORTED = 801,
 };
 
 static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
@@ -41,7 +41,7 @@ static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
 #define MAX_RULES 64
 static struct rule { char call[64]; long left; int code; } rules[MAX_RULES];
 static int rule_count, environment_read;
-static long held, delay;
+static long held, delay, no_dmabuf;
 #define MAX_CALLS 128
 static struct { const char *name; long n; } calls[MAX_CALLS];
 
@@ -71,6 +71,7 @@ EXPORT int fake_clear(const char *unused, long unused2, long unused3) {
 	pthread_mutex_lock(&mu);
 	rule_count = 0;
 	held = 0;
+	no_dmabuf = 0;
 	pthread_mutex_unlock(&mu);
 	return 0;
 }
@@ -79,6 +80,15 @@ EXPORT int fake_clear(const char *unused, long unused2, long unused3) {
 EXPORT int fake_hold(const char *unused, long hold, long unused3) {
 	pthread_mutex_lock(&mu);
 	held = hold;
+	pthread_mutex_unlock(&mu);
+	return 0;
+}
+
+// fake_no_dmabuf has devices whose memory no other device reaches, until it is
+// called with 0.
+EXPORT int fake_no_dmabuf(const char *unused, long none, long unused3) {
+	pthread_mutex_lock(&mu);
+	no_dmabuf = none;
 	pthread_mutex_unlock(&mu);
 	return 0;
 }
@@ -225,8 +235,8 @@ EXPORT int cuDeviceGetName(char *name, int size, int device) {
 	return SUCCESS;
 }
 
-EXPORT int cuDeviceGetUuid(unsigned char *uuid, int device) {
-	CALL(cuDeviceGetUuid);
+EXPORT int cuDeviceGetUuid_v2(unsigned char *uuid, int device) {
+	CALL(cuDeviceGetUuid_v2);
 	DEVICE(device);
 	memcpy(uuid, "cascade fake gpu", 16);
 	uuid[15] = '0' + device;
@@ -255,6 +265,7 @@ EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device) {
 	case 75: *value = 9; return SUCCESS;                            // compute capability, major
 	case 76: *value = 0; return SUCCESS;                            // minor
 	case 40: case 41: case 102: case 103: *value = 1; return SUCCESS; // async engines, unified addressing, VMM, POSIX descriptors
+	case 110: case 124: *value = !no_dmabuf; return SUCCESS;        // VMM for NICs, dma-buf
 	}
 	*value = 0;
 	return SUCCESS;
@@ -320,7 +331,7 @@ EXPORT int cuCtxEnablePeerAccess(struct context *peer, unsigned flags) {
 // ---- memory ----
 
 // A span is some addresses that mean device memory.
-static struct span { uintptr_t base; size_t size; int fd, kind, peer; struct context *context; struct span *next; } *spans;
+static struct span { uintptr_t base; size_t size; int fd, kind, peer, rdma; struct context *context; struct span *next; } *spans;
 
 static void add_span(uintptr_t base, size_t size, int fd, int kind) {
 	struct span *s = calloc(1, sizeof *s);
@@ -557,16 +568,16 @@ EXPORT int cuIpcCloseMemHandle(uintptr_t p) {
 // ---- virtual memory management ----
 
 typedef struct { int type, id; } location;
-typedef struct { int type, handles; location where; void *win32; unsigned char flags[8]; } allocation_properties;
+typedef struct { int type, handles; location where; void *win32; unsigned char compression, rdma, other[6]; } allocation_properties;
 typedef struct { location where; int flags; } access_description;
 #define GRANULARITY (2ull << 20)
 
 // An allocation is memory without an address.
-typedef struct { int fd; size_t size; } allocation;
+typedef struct { int fd, rdma; size_t size; } allocation;
 
 EXPORT int cuMemGetAllocationGranularity(size_t *out, const allocation_properties *prop, int option) {
 	CALL(cuMemGetAllocationGranularity);
-	if (prop->type != 1 || option > 1)
+	if (prop->type != 1 || option > 1 || (prop->rdma && no_dmabuf))
 		return INVALID_VALUE;
 	*out = GRANULARITY;
 	return SUCCESS;
@@ -574,13 +585,14 @@ EXPORT int cuMemGetAllocationGranularity(size_t *out, const allocation_propertie
 
 EXPORT int cuMemCreate(allocation **out, size_t size, const allocation_properties *prop, unsigned long long flags) {
 	CALL(cuMemCreate);
-	if (!size || size % GRANULARITY || prop->type != 1 || prop->where.type != 1 || flags)
+	if (!size || size % GRANULARITY || prop->type != 1 || prop->where.type != 1 || (prop->rdma && no_dmabuf) || flags)
 		return INVALID_VALUE;
 	int fd = size > 1ull << 34 ? -1 : new_file(size);
 	if (fd < 0)
 		return OUT_OF_MEMORY;
 	allocation *a = malloc(sizeof *a);
 	a->fd = fd;
+	a->rdma = prop->rdma;
 	a->size = size;
 	count(ALLOCATIONS, 1);
 	*out = a;
@@ -604,6 +616,7 @@ EXPORT int cuMemRetainAllocationHandle(allocation **out, void *p) {
 		return INVALID_VALUE;
 	allocation *a = malloc(sizeof *a);
 	a->fd = fcntl(s.fd, F_DUPFD_CLOEXEC, 0);
+	a->rdma = s.rdma;
 	a->size = s.size;
 	count(ALLOCATIONS, 1);
 	*out = a;
@@ -629,6 +642,7 @@ EXPORT int cuMemImportFromShareableHandle(allocation **out, void *handle, int ty
 		return INVALID_VALUE;
 	allocation *a = malloc(sizeof *a);
 	a->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	a->rdma = 1; // a file does not tell
 	a->size = info.st_size;
 	count(ALLOCATIONS, 1);
 	*out = a;
@@ -666,6 +680,9 @@ EXPORT int cuMemMap(uintptr_t p, size_t size, size_t offset, allocation *a, unsi
 	if (mmap((void *)p, size, PROT_NONE, MAP_SHARED | MAP_FIXED, a->fd, 0) == MAP_FAILED)
 		return OS_ERROR;
 	add_span(p, size, fcntl(a->fd, F_DUPFD_CLOEXEC, 0), MAPPINGS);
+	pthread_mutex_lock(&mu);
+	spans->rdma = a->rdma;
+	pthread_mutex_unlock(&mu);
 	return SUCCESS;
 }
 
@@ -689,14 +706,26 @@ EXPORT int cuMemSetAccess(uintptr_t p, size_t size, const access_description *d,
 	return mprotect((void *)p, size, prot) ? OS_ERROR : SUCCESS;
 }
 
+// A dma-buf is the memory's file here, at the position that is the range's first
+// byte: so the fake of libibverbs knows where it begins.
 EXPORT int cuMemGetHandleForAddressRange(int *out, uintptr_t p, size_t size, int type, unsigned long long flags) {
 	WORK(cuMemGetHandleForAddressRange);
 	struct span s;
-	if (type != 1 || flags || (find_span(p, MEMORY, &s) && find_span(p, MAPPINGS, &s)) || size > s.size)
+	size_t page = sysconf(_SC_PAGESIZE);
+	if (no_dmabuf)
+		return NOT_SUPPORTED;
+	if (type != 1 || flags || !size || p % page || size % page || (find_span(p, MEMORY, &s) && (find_span(p, MAPPINGS, &s) || !s.rdma)) ||
+	    p + size > s.base + (s.size + page - 1) / page * page)
 		return INVALID_VALUE;
-	int fd = fcntl(s.fd, F_DUPFD_CLOEXEC, 0);
+	char path[64];
+	snprintf(path, sizeof path, "/proc/self/fd/%d", s.fd);
+	int fd = open(path, O_RDWR); // not of the process's children alone: who asks sees to that
 	if (fd < 0)
 		return OS_ERROR;
+	if (lseek(fd, p - s.base, SEEK_SET) < 0) {
+		close(fd);
+		return OS_ERROR;
+	}
 	*out = fd;
 	return SUCCESS;
 }

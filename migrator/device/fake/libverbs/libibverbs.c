@@ -496,11 +496,17 @@ EXPORT cv_mr *ibv_reg_mr(cv_pd *pd, void *address, size_t length, int access) {
 
 #include <sys/mman.h>
 
-// A dma-buf is any file that can be mapped here: a memfd.
+// A dma-buf is any file that can be mapped here, from its position on: a memfd. As
+// with a real NIC, base and offset are at the same place in their pages.
 EXPORT cv_mr *ibv_reg_dmabuf_mr(cv_pd *pd, uint64_t offset, size_t length, uint64_t base, int fd, int access) {
 	if (enter("ibv_reg_dmabuf_mr"))
 		return 0;
-	char *p = mmap(0, offset + length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	off_t first = lseek(fd, 0, SEEK_CUR);
+	if (first < 0 || (base ^ offset) % sysconf(_SC_PAGESIZE)) {
+		errno = EINVAL;
+		return 0;
+	}
+	char *p = mmap(0, offset + length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, first);
 	if (p == MAP_FAILED)
 		return 0;
 	cv_mr *m = registered(pd, p + offset, base, length, access);
