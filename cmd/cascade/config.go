@@ -19,7 +19,7 @@ func newConfig(s *settings) *cobra.Command {
 		Long: `Check reads a fleet file as the daemons do, and reports every bad field with its
 line and what to write instead. It starts nothing and connects to nothing.
 With tls.trust_domain it also reads the certificates that are on this machine, and
-says whose they are.
+says whose they are. What would start and still is not wise comes as a warning.
 Exit code 0 means that every daemon would start with this file. (Port 0, any free
 port, is for "cascade up": one process finds out what another one got from nobody.)`,
 		Args: exactArgs(1),
@@ -44,10 +44,14 @@ func (s *settings) checkConfig(path string) error {
 	}
 	if s.json {
 		out := struct {
-			OK           bool   `json:"ok"`
-			Error        string `json:"error,omitempty"`
-			Certificates []held `json:"certificates,omitempty"`
+			OK           bool     `json:"ok"`
+			Error        string   `json:"error,omitempty"`
+			Warnings     []string `json:"warnings,omitempty"`
+			Certificates []held   `json:"certificates,omitempty"`
 		}{OK: err == nil, Certificates: certs}
+		if why := fleet.Fleet.Forgets(); why != "" {
+			out.Warnings = []string{why}
+		}
 		if err != nil {
 			out.Error = err.Error()
 		}
@@ -61,6 +65,11 @@ func (s *settings) checkConfig(path string) error {
 	}
 	if _, err = fmt.Fprintf(s.stdout, "%s is good: %d models, %d replicas\n", path, len(fleet.Models), len(fleet.Fleet.Replicas)); err != nil {
 		return err
+	}
+	if why := fleet.Fleet.Forgets(); why != "" {
+		if _, err := fmt.Fprintf(s.stdout, "warning: %s\n", why); err != nil {
+			return err
+		}
 	}
 	for _, h := range certs {
 		if _, err := fmt.Fprintf(s.stdout, "tls: %s\n", h.line()); err != nil {

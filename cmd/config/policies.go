@@ -40,7 +40,8 @@ type Policies struct {
 	Instances int `yaml:"instances,omitempty"`
 	// Marks is a folder of each machine where its processes remember the newest
 	// statement that each slot admitted, so that after a restart, too, nobody brings
-	// back an old module. Empty: they forget it when they end.
+	// back an old module. Empty: marks in State; without one they forget it when they
+	// end.
 	Marks string `yaml:"marks,omitempty"`
 	// Modules is the folder in which the control planes keep the modules that were
 	// pushed; they share it like State. Empty: modules in State, memory without one.
@@ -118,6 +119,15 @@ func Kinds() []string {
 
 // Signed reports whether modules may decide in this fleet.
 func (p Policies) Signed() bool { return len(p.Keys) > 0 && !p.Native }
+
+// Forgets says why processes of this fleet forget, when they end, which statements
+// they have admitted; "" where they do not, or no module is admitted.
+func (f *Fleet) Forgets() string {
+	if !f.Policies.Signed() || f.Policies.Marks != "" || f.State != "" {
+		return ""
+	}
+	return "policies.marks: name a folder, or one for state: without them a process that restarts admits modules again that newer ones have replaced"
+}
 
 func (p *Policies) fill() {
 	if len(p.Keys) > 0 {

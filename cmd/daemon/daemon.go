@@ -177,6 +177,9 @@ func (d *Daemon) newHost(m market.Config) error {
 		Fleet: f, Role: identity.Migrator, Name: string(d.id), Kinds: modules.MarketKinds, Native: f.Native(m),
 		Fetch: modules.From(append([]grpc.ClientConnInterface{d.cfg.Control}, d.cfg.OtherControl...)), Logger: d.cfg.Logger,
 	})
+	if err == nil && d.host.Forgets() != "" {
+		d.cfg.Logger.Warn("modules that are admitted are not remembered", "why", d.host.Forgets())
+	}
 	return err
 }
 

@@ -80,6 +80,10 @@ func nodeName(role identity.Role, name string) string {
 // control plane, or what replicas that share it call it.
 func (h *Host) Name() string { return h.name }
 
+// Forgets says why the host will have forgotten after a restart which modules it has
+// admitted, so that old ones can come back; "" where it will not.
+func (h *Host) Forgets() string { return h.policies.Forgets }
+
 // Serve has a market ask the slots. The scope is that of its refiner: the
 // machine's name. A market that does not refine goes on not to.
 func (h *Host) Serve(m *market.Config, scope string) {

@@ -48,6 +48,9 @@ func JoinPlane(ctx context.Context, f *wire.Fleet, c *control.Config, log *slog.
 		if err != nil {
 			return nil, fmt.Errorf("policies: %w", err)
 		}
+		if why := p.Host.Forgets(); why != "" && log != nil {
+			log.Warn("modules that are admitted are not remembered", "why", why)
+		}
 		set = p.Host.Set
 		c.Modules, c.Slots = kept, p.Host
 		if c.Shared {

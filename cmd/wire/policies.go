@@ -61,6 +61,7 @@ type Policies struct {
 	CacheModules int
 	Instances    int    // calls in one module at a time
 	File         string // where the process keeps its slots' marks; "" for nowhere
+	Forgets      string // why it keeps them nowhere, though it should; "" where it does
 	Every        int    // every nth call is recorded
 	// Idle says why nothing asks a kind; see Fleet.Idle.
 	Idle [abi.Kinds]string
@@ -91,12 +92,8 @@ func (f *Fleet) Policies(role identity.Role, name string, replicas int) (Policie
 	if err := p.Ring.Validate(); err != nil {
 		return p, fmt.Errorf("policies.keys, with threshold %d: %w", p.Ring.Threshold, err)
 	}
-	if c.Marks != "" {
-		dir := f.path(c.Marks)
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return p, fmt.Errorf("policies.marks: %w", err)
-		}
-		p.File = filepath.Join(dir, string(role)+"-"+identity.Escape(name)+".json")
+	if err := f.marks(&p, string(role)+"-"+identity.Escape(name)+".json"); err != nil {
+		return p, err
 	}
 	for k := range abi.Kinds {
 		p.Idle[k] = f.Idle(k)
@@ -116,6 +113,48 @@ func (f *Fleet) Policies(role identity.Role, name string, replicas int) (Policie
 		}
 	}
 	return p, nil
+}
+
+// marks finds where a process keeps its slots' marks, in a file of that name. One
+// that cannot have the default's folder, such as a migrator whose machine has no
+// state, goes without.
+func (f *Fleet) marks(p *Policies, name string) error {
+	dir := f.path(f.Fleet.Policies.Marks)
+	if dir == "" && f.State != "" {
+		dir = filepath.Join(f.StateDir(), "marks")
+	}
+	if dir == "" {
+		p.Forgets = f.Fleet.Forgets()
+		return nil
+	}
+	switch err := os.MkdirAll(dir, 0o700); {
+	case err != nil && f.Fleet.Policies.Marks != "":
+		return fmt.Errorf("policies.marks: %w", err)
+	case err != nil:
+		p.Forgets = "policies.marks: name a folder of this machine: the one in state cannot be had: " + err.Error()
+		return nil
+	}
+	p.File = filepath.Join(dir, name)
+	sweepMarks(p.File, time.Now().Add(-marksLeft))
+	return nil
+}
+
+// marksLeft is how old what a process that was ended left of a new file is when it
+// is removed.
+const marksLeft = time.Hour
+
+// sweepMarks removes it. What cannot be removed is in nobody's way.
+func sweepMarks(file string, before time.Time) {
+	entries, _ := os.ReadDir(filepath.Dir(file))
+	for _, e := range entries {
+		number, ok := strings.CutPrefix(e.Name(), "."+filepath.Base(file)+"-")
+		if !ok || number == "" || strings.Trim(number, "0123456789") != "" {
+			continue
+		}
+		if info, err := e.Info(); err == nil && info.Mode().IsRegular() && info.ModTime().Before(before) {
+			_ = os.Remove(filepath.Join(filepath.Dir(file), e.Name()))
+		}
+	}
 }
 
 // gate is a gate of the kind's slot, with a default of its own.
