@@ -10,6 +10,7 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/gate"
 	"github.com/cascadeinfer/cascade/wasm/host"
 	"github.com/cascadeinfer/cascade/wasm/policy"
+	"github.com/cascadeinfer/cascade/wasm/slot"
 )
 
 // margin is by which share a partition may cost more, or a boundary serve worse,
@@ -23,6 +24,18 @@ type judge struct{ price gate.Native } // nil when nobody can price a partition
 func newJudge(n policy.Native) judge {
 	price, _ := n.Partitioner.(gate.Native)
 	return judge{price}
+}
+
+// count compares two answers and adds what came of it.
+func (j judge) count(active, candidate *host.Record, f *slot.Figures) {
+	differ, worse := j.compare(active, candidate)
+	f.Compared++
+	if differ {
+		f.Differ++
+	}
+	if worse {
+		f.Worse++
+	}
 }
 
 // compare says whether a candidate decided otherwise than the active policy, and

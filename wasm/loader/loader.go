@@ -18,6 +18,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -70,9 +71,12 @@ type Config struct {
 	CacheBytes   int64
 	CacheModules int
 	Watch        *host.Watch
-	// Recorded returns the generation that decides now, and what was recorded of
-	// it. Nil means that nothing is: modules stay in shadow.
-	Recorded func() (slot.Generation, []host.Record)
+	// InForce calls a function with the policy that decides now, and its
+	// generation; the policy is not freed before the function returns. What was
+	// recorded of it is what modules are tried on in shadow, and it decides again
+	// what they decide in canary. Nil means that nothing decides: modules stay in
+	// shadow.
+	InForce func(func(slot.Generation, Policy))
 	// Every, Keep, Instances and Clock are as in policy.Config; Clock is its Now.
 	Every, Keep, Instances int
 	Clock                  func() policies.Micros
@@ -84,7 +88,12 @@ type Config struct {
 
 // Loader makes the modules of one slot. Its methods are called as swap.Loader
 // says.
-type Loader struct{ config Config }
+type Loader struct {
+	config Config
+
+	mu     sync.Mutex
+	loaded map[Policy]*module // guarded by mu: by what callers have of them
+}
 
 // New returns a loader. The error names the bad field.
 func New(c Config) (*Loader, error) {
@@ -103,7 +112,7 @@ func New(c Config) (*Loader, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &Loader{c}, nil
+	return &Loader{config: c, loaded: map[Policy]*module{}}, nil
 }
 
 // Verify checks signatures, kind, end and age of a candidate's statement, and that
@@ -150,11 +159,21 @@ func (l *Loader) Compile(ctx context.Context, c swap.Candidate, fault func()) (s
 	}
 	made := &module{loader: l, host: m, configuration: c.Configuration, policy: p, judge: newJudge(l.config.Native), seen: map[source]uint64{}}
 	made.run()
+	l.mu.Lock()
+	l.loaded[p] = made
+	l.mu.Unlock()
 	out := swap.Module[Policy]{Policy: p, Warm: made.warm, Close: made.close}
-	if l.config.Recorded != nil {
-		out.Replay = made.replay
+	if l.config.InForce != nil {
+		out.Replay, out.Compare = made.replay, made.compare
 	}
 	return out, nil
+}
+
+// module is what Compile made a policy from, nil for one that is native.
+func (l *Loader) module(p Policy) *module {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.loaded[p]
 }
 
 // unjudged answers for a guard that failed: what it was there to stop must not

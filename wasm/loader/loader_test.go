@@ -213,7 +213,7 @@ func TestCompileRefuses(t *testing.T) {
 func TestReplay(t *testing.T) {
 	linked := policy.NewLinked(natives, 1, 0, nil)
 	c := config(abi.Select)
-	c.Recorded = func() (slot.Generation, []host.Record) { return 0, linked.Records() }
+	c.InForce = func(use func(slot.Generation, Policy)) { use(0, linked) }
 	same := made(t, c, offer(t, leastLoad(), abi.Select, nil), nil)
 	none := made(t, c, offer(t, leastLoad(hosttest.OneIn(4, hosttest.Result(1, 0), hosttest.Return)), abi.Select, nil), nil)
 	trap := made(t, c, offer(t, leastLoad(hosttest.OneIn(10, hosttest.Unreachable)), abi.Select, nil), nil)
@@ -223,10 +223,10 @@ func TestReplay(t *testing.T) {
 		}
 		linked.Select(make([]policies.Bid, 5000)) // no module would be asked
 		ctx := context.Background()
-		if f, err := same.Replay(ctx); err != nil || f != (slot.Figures{Calls: 8}) {
+		if f, err := same.Replay(ctx); err != nil || f != (slot.Figures{Calls: 8, Compared: 8}) {
 			t.Errorf("%+v, %v", f, err)
 		}
-		if f, err := none.Replay(ctx); err != nil || f != (slot.Figures{Calls: 8, Differ: 2, Worse: 2}) {
+		if f, err := none.Replay(ctx); err != nil || f != (slot.Figures{Calls: 8, Differ: 2, Worse: 2, Compared: 8}) {
 			t.Errorf("%+v, %v", f, err)
 		}
 		f, err := trap.Replay(ctx)
@@ -283,7 +283,7 @@ func TestTrialRests(t *testing.T) {
 		hosttest.Function(abi.ExportRest, nil, hosttest.I32(0), hosttest.I32(0), hosttest.Store32(8), hosttest.I64(0))).Encode()
 	linked := policy.NewLinked(natives, 1, 0, nil)
 	c := config(abi.Select)
-	c.Recorded = func() (slot.Generation, []host.Record) { return 0, linked.Records() }
+	c.InForce = func(use func(slot.Generation, Policy)) { use(0, linked) }
 	for k := range c.Limits {
 		c.Limits[k].Wall = time.Hour
 	}
@@ -332,13 +332,13 @@ func TestEveryKind(t *testing.T) {
 		}
 		c := config(k)
 		c.Cache = dir
-		c.Recorded = func() (slot.Generation, []host.Record) { return 0, linked.Records() }
+		c.InForce = func(use func(slot.Generation, Policy)) { use(0, linked) }
 		m := made(t, c, offer(t, code, k, nil), nil)
 		if err := m.Warm(context.Background()); err != nil {
 			t.Error(err)
 		}
 		f, err := m.Replay(context.Background())
-		want := slot.Figures{Calls: 20}
+		want := slot.Figures{Calls: 20, Compared: 20}
 		if k == abi.Guard { // the guest's guard has an opinion
 			want.Differ = f.Differ
 		}

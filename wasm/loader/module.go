@@ -26,10 +26,11 @@ type module struct {
 	group sync.WaitGroup
 	ended error
 
-	// For warm and replay, which are called in this order, never at once.
+	// For warm, then replay, then compare, then those of the module that is tried
+	// when this one is in force: the slot calls one of them at a time.
 	trial *host.Instance    // nobody's calls but theirs
 	made  int               // calls of the trial since it rested
-	seen  map[source]uint64 // the last recorded call that was replayed
+	seen  map[source]uint64 // the last recorded call that was replayed or compared
 }
 
 // source is where the numbers of calls are ordered: one instance of one
@@ -48,6 +49,9 @@ func (m *module) run() {
 
 // close frees everything.
 func (m *module) close() error {
+	m.loader.mu.Lock()
+	delete(m.loader.loaded, Policy(m.policy))
+	m.loader.mu.Unlock()
 	m.stop()
 	m.group.Wait()
 	err := m.ended
@@ -137,6 +141,11 @@ func (m *module) renew() (err error) {
 
 // answer makes a recorded call again.
 func (m *module) answer(frame []byte, r *host.Record) (err error) {
+	if m.trial == nil {
+		if err := m.renew(); err != nil {
+			return err
+		}
+	}
 	if m.made++; m.made >= restEvery {
 		m.made = 0
 		if err := m.trial.Rest(); err != nil {
@@ -157,12 +166,9 @@ func (m *module) answer(frame []byte, r *host.Record) (err error) {
 // compares.
 func (m *module) replay(ctx context.Context) (slot.Figures, error) {
 	var f slot.Figures
-	if m.trial == nil {
-		if err := m.renew(); err != nil {
-			return f, err
-		}
-	}
-	generation, records := m.loader.config.Recorded()
+	var generation slot.Generation
+	var records []host.Record
+	m.loader.config.InForce(func(g slot.Generation, p Policy) { generation, records = g, p.Records() })
 	for i := range records {
 		if ctx.Err() != nil {
 			return f, nil // the rest next time, if there is one
@@ -182,16 +188,56 @@ func (m *module) replay(ctx context.Context) (slot.Figures, error) {
 		if r.Cause != 0 {
 			continue // nobody knows what it would have been
 		}
-		differ, worse := m.judge.compare(r, &got)
-		if differ {
-			f.Differ++
-		}
-		if worse {
-			f.Worse++
-		}
+		m.judge.count(r, &got, &f)
 	}
 	return f, nil
 }
+
+// compare has the policy in force decide again what this one decided since the
+// last time. Neither is asked where callers ask it: a module decides on its trial.
+// What the policy in force has no answer to is no worse for having been answered.
+func (m *module) compare(ctx context.Context) (f slot.Figures, err error) {
+	m.loader.config.InForce(func(g slot.Generation, p Policy) {
+		decide := m.loader.config.Native.Answer
+		if active := m.loader.module(p); active == m {
+			return // it was promoted meanwhile
+		} else if active != nil {
+			decide = active.again
+		}
+		records := m.policy.Records()
+		for i := range records {
+			r := &records[i]
+			// A fault has been counted as such.
+			if len(r.Frame) < abi.HeaderSize || !m.isNew(canary, r) || r.Cause != 0 {
+				continue
+			}
+			if ctx.Err() != nil {
+				return
+			}
+			var was host.Record
+			if e := decide(r.Frame, &was); e != nil {
+				f.Compared++
+				err = fmt.Errorf("generation %d has no answer: %w", g, e)
+				continue
+			}
+			m.judge.count(&was, r, &f)
+		}
+	})
+	return f, err
+}
+
+// again is answer for what is in force, which goes on whatever comes of it.
+func (m *module) again(frame []byte, r *host.Record) error {
+	if m.trial != nil && m.trial.Dead() != nil {
+		if err := m.renew(); err != nil {
+			return err
+		}
+	}
+	return m.answer(frame, r)
+}
+
+// canary is where the numbers of a module's own calls are ordered.
+const canary = ^slot.Generation(0)
 
 // isNew reports whether a recorded call was not replayed before, and notes it.
 func (m *module) isNew(g slot.Generation, r *host.Record) bool {

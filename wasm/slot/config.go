@@ -58,9 +58,12 @@ type Gate struct {
 	// Soak is how long the stage lasts, at least. 0 means the default, and below
 	// 0 none.
 	Soak policies.Micros
-	// Worse is how many answers, in ‰ of the calls, may be worse than the active
-	// generation's by the host's own measure. More reject the generation, once
-	// Calls are reached. 0 means DefaultWorse, and below 0 none.
+	// Compared is how many of the answers have been compared with the active
+	// generation's, at least. 0 means that none needs to be.
+	Compared uint64
+	// Worse is how many answers, in ‰ of those compared, may be worse than the
+	// active generation's by the host's own measure. More reject the generation,
+	// once Calls and Compared are reached. 0 means DefaultWorse, and below 0 none.
 	Worse int
 	// Differ is how many answers, in ‰, may differ from the active generation's.
 	// A policy that is meant to be different differs: 0 means any number, and
@@ -124,14 +127,14 @@ func (g Gate) complete(calls uint64, soak policies.Micros) Gate {
 // verdict judges what a stage has shown so far: pass to go on, a reason to
 // reject, or neither to wait.
 func (g Gate) verdict(f Figures, lasted policies.Micros) (pass bool, reason string) {
-	if f.Calls < g.Calls {
+	if f.Calls < g.Calls || f.Compared < g.Compared {
 		return false, ""
 	}
-	if over(f.Worse, g.Worse, f.Calls) {
-		return false, fmt.Sprintf("%d of %d answers worse than the active policy's, %d ‰ may be", f.Worse, f.Calls, g.Worse)
+	if over(f.Worse, g.Worse, f.Compared) {
+		return false, fmt.Sprintf("%d of %d answers worse than the active policy's, %d ‰ may be", f.Worse, f.Compared, g.Worse)
 	}
-	if over(f.Differ, g.Differ, f.Calls) {
-		return false, fmt.Sprintf("%d of %d answers differ from the active policy's, %d ‰ may", f.Differ, f.Calls, g.Differ)
+	if over(f.Differ, g.Differ, f.Compared) {
+		return false, fmt.Sprintf("%d of %d answers differ from the active policy's, %d ‰ may", f.Differ, f.Compared, g.Differ)
 	}
 	return lasted >= g.Soak, ""
 }

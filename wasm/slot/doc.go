@@ -16,7 +16,8 @@
 // frames and nobody hears it. In canary it answers the share of the requests
 // that Config.Ladder gives, by a hash of the request's name; a kind that decides
 // for many requests at once (partition, refine, guard) answers for one scope
-// instead, a node group say, and goes on to all. An offer that is Proven skips
+// instead, a node group say, and goes on to all. What it decides there is decided
+// again by the active generation, and counts where it is worse. An offer that is Proven skips
 // the gates, not the building: it is how a host that starts comes to what its
 // fleet runs already.
 //

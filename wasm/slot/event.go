@@ -48,10 +48,11 @@ type Offer struct {
 
 // Figures are counts since a stage began.
 type Figures struct {
-	Calls  uint64 // answered
-	Faults uint64 // of those trapped, out of fuel, or with an answer that breaks a rule
-	Differ uint64 // answered otherwise than the active generation did
-	Worse  uint64 // worse, by the host's own measure
+	Calls    uint64 // answered
+	Faults   uint64 // of those trapped, out of fuel, or with an answer that breaks a rule
+	Differ   uint64 // answered otherwise than the active generation does
+	Worse    uint64 // worse, by the host's own measure
+	Compared uint64 // calls that Differ and Worse are of: those that the active generation answered, too
 }
 
 // EventKind says what happened.

@@ -93,6 +93,7 @@ func (w *world) event() Event {
 		ev.Figures.Calls = uint64(w.rng.IntN(30_000))
 		if w.rng.IntN(10) == 0 {
 			ev.Figures.Worse = uint64(w.rng.IntN(1000))
+			ev.Figures.Compared = uint64(w.rng.IntN(20_000))
 		}
 	case n < 14:
 		ev.Kind = Faulted

@@ -114,10 +114,13 @@ func (p *player) command(words []string) {
 		p.step(Event{Kind: Failed, Generation: g, Reason: rest})
 	case "seen":
 		f := Figures{}
-		for i, to := range []*uint64{&f.Calls, &f.Faults, &f.Differ, &f.Worse} {
+		for i, to := range []*uint64{&f.Calls, &f.Faults, &f.Differ, &f.Worse, &f.Compared} {
 			if len(words) > 2+i {
 				*to = p.number(words[2+i])
 			}
+		}
+		if len(words) < 7 { // all of them
+			f.Compared = f.Calls
 		}
 		p.step(Event{Kind: Observed, Generation: g, Figures: f})
 	case "fault":
@@ -174,6 +177,8 @@ func (p *player) slot(words []string) {
 			c.Shadow.Worse = int(p.number(value))
 		case "differ":
 			c.Shadow.Differ = int(p.number(value))
+		case "compared":
+			c.Canary.Compared = p.number(value)
 		default:
 			p.t.Fatalf("unknown setting %q", w)
 		}

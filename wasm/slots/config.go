@@ -32,7 +32,8 @@ type Config struct {
 	// Limits bound the calls by kind; a statement's grant can only lower them.
 	Limits [abi.Kinds]host.Limit
 	// Gates are the way up of each kind, and its breaker. Kind and Floor and Resume
-	// are filled in.
+	// are filled in. Canary.Compared, where it is 0, becomes half of what is
+	// recorded of Canary.Calls, and at least 1.
 	Gates [abi.Kinds]slot.Config
 	// Cache is the folder for machine code, with its bounds; see host.Config. ""
 	// means none.

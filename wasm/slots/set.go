@@ -89,12 +89,15 @@ func New(config Config) (*Set, error) {
 		}
 		k.loader, err = loader.New(loader.Config{Kind: kind, Native: config.Native, Ring: config.Ring, Limits: config.Limits, Cache: config.Cache,
 			CacheBytes: config.CacheBytes, CacheModules: config.CacheModules, Watch: s.watch, Every: every, Instances: instances, Clock: clock, Now: config.Now, Logger: config.Logger,
-			Admit:    func(st sign.Statement) error { return s.admit(k, st) },
-			Recorded: k.recorded})
+			Admit:   func(st sign.Statement) error { return s.admit(k, st) },
+			InForce: k.inForce})
 		if err != nil {
 			return nil, fmt.Errorf("slots: %w", err)
 		}
 		machine := config.Gates[kind]
+		if machine.Canary.Compared == 0 {
+			machine.Canary.Compared = compared(kind, machine.Canary.Calls, every)
+		}
 		machine.Kind, machine.Floor, machine.Resume = kind, slot.Generation(k.history.Mark.Generation), k.history.resume()
 		k.slot, err = swap.New(swap.Config[loader.Policy]{Machine: machine, Native: policy.NewLinked(config.Native, every, 0, clock),
 			Loader: keeper{s, k}, Tick: config.Tick, Build: build, Now: config.Now, Changed: s.changed, Logger: config.Logger})
@@ -213,11 +216,23 @@ func (s *Set) admit(k *kindSlot, st sign.Statement) error {
 	return nil
 }
 
-// recorded returns what the loader tries modules on.
-func (k *kindSlot) recorded() (slot.Generation, []host.Record) {
-	l := k.slot.EnterScope("") // the active one, whatever is in canary
+// compared is how many answers are to be compared in a step of a canary: half of
+// what will be recorded while as many calls come as the step is to last.
+func compared(k abi.Kind, calls uint64, every int) uint64 {
+	switch {
+	case every == 0: // nothing is recorded
+		return 0
+	case calls == 0 && slot.PerRequest(k):
+		calls = slot.DefaultCanaryCalls
+	}
+	return max(1, calls/uint64(2*every))
+}
+
+// inForce lends the active policy, whatever is in canary.
+func (k *kindSlot) inForce(use func(slot.Generation, loader.Policy)) {
+	l := k.slot.EnterScope("")
 	defer l.Leave()
-	return l.Generation, l.Policy.Records()
+	use(l.Generation, l.Policy)
 }
 
 // Records returns the recorded calls of the policy that decides a kind, the
@@ -226,7 +241,8 @@ func (s *Set) Records(kind abi.Kind) []host.Record {
 	if kind >= abi.Kinds || s.slots[kind] == nil {
 		return nil
 	}
-	_, records := s.slots[kind].recorded()
+	var records []host.Record
+	s.slots[kind].inForce(func(_ slot.Generation, p loader.Policy) { records = p.Records() })
 	return records
 }
 

@@ -42,10 +42,11 @@ type Life struct {
 
 // Figures are counts of a stage; see slot.Figures.
 type Figures struct {
-	Calls  uint64 `json:"calls"`
-	Faults uint64 `json:"faults"`
-	Differ uint64 `json:"differ"`
-	Worse  uint64 `json:"worse"`
+	Calls    uint64 `json:"calls"`
+	Faults   uint64 `json:"faults"`
+	Differ   uint64 `json:"differ"`
+	Worse    uint64 `json:"worse"`
+	Compared uint64 `json:"compared"`
 }
 
 // Fuel is the fuel of calls, in ticks; 0 before there was one.

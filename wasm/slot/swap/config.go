@@ -41,6 +41,12 @@ type Module[P any] struct {
 	// fault. It is called from one goroutine. Nil means that the module cannot be
 	// tried in shadow: it then stays there.
 	Replay func(context.Context) (slot.Figures, error)
+	// Compare has what the module decided in canary, and was not compared yet,
+	// decided again by the policy in force; Differ, Worse and Compared of the
+	// figures count. It is called as Replay is, and never at once with that of
+	// another module. An error is nobody's fault. Nil means that the canary is
+	// judged by faults, and by what Slot.Judge is told.
+	Compare func(context.Context) (slot.Figures, error)
 	// Close frees the module. It is called once, when no call is in it.
 	Close func() error
 }

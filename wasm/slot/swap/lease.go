@@ -24,10 +24,10 @@ const (
 
 // loaded is a generation that is compiled.
 type loaded[P any] struct {
-	generation    slot.Generation
-	module        Module[P]
-	differ, worse atomic.Uint64 // as callers judged it
-	stripes       []stripe
+	generation slot.Generation
+	module     Module[P]
+	judged     struct{ compared, differ, worse atomic.Uint64 } // in this step of the canary
+	stripes    []stripe
 }
 
 // calls is how many were begun.

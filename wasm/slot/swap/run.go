@@ -52,8 +52,9 @@ func (s *Slot[P]) look() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if c := s.route.Load().candidate; c != nil {
-		_ = s.step(slot.Event{Kind: slot.Observed, Generation: c.generation,
-			Figures: slot.Figures{Calls: c.calls() - s.before, Differ: c.differ.Load(), Worse: c.worse.Load()}})
+		f := slot.Figures{Calls: c.calls() - s.before, Compared: c.judged.compared.Load()} // first: who judges adds it last
+		f.Differ, f.Worse = c.judged.differ.Load(), c.judged.worse.Load()
+		_ = s.step(slot.Event{Kind: slot.Observed, Generation: c.generation, Figures: f})
 		return
 	}
 	_ = s.step(slot.Event{Kind: slot.Ticked})
@@ -157,7 +158,8 @@ func (s *Slot[P]) compile(ctx context.Context, c Candidate) (*loaded[P], error) 
 	return &loaded[P]{generation: g, module: m, stripes: make([]stripe, s.stripes)}, nil
 }
 
-// tryOut replays recorded calls on what is in shadow.
+// tryOut replays recorded calls on what is in shadow, and has what is in canary
+// compared.
 func (s *Slot[P]) tryOut(ctx context.Context) {
 	tick := time.NewTicker(s.config.Tick)
 	defer tick.Stop()
@@ -169,20 +171,40 @@ func (s *Slot[P]) tryOut(ctx context.Context) {
 		}
 		s.mu.Lock()
 		l := s.shadow
-		if l == nil || l.module.Replay == nil {
+		inCanary := l == nil
+		if inCanary {
+			l = s.route.Load().candidate
+		}
+		if l == nil || !inCanary && l.module.Replay == nil || inCanary && l.module.Compare == nil {
 			s.mu.Unlock()
 			continue
 		}
 		l.stripes[0].word.Add(1) // in it, though no call of anybody's
 		s.mu.Unlock()
-		f, err := l.module.Replay(ctx)
-		l.stripes[0].word.Add(end)
-		if err != nil && ctx.Err() == nil {
-			f.Faults++
-			s.config.Logger.Warn("policy in shadow", "generation", uint64(l.generation), "err", err)
+		if inCanary {
+			s.compare(ctx, l)
+		} else {
+			s.replay(ctx, l)
 		}
-		s.note(l, f)
+		l.stripes[0].word.Add(end)
 	}
+}
+
+func (s *Slot[P]) replay(ctx context.Context, l *loaded[P]) {
+	f, err := l.module.Replay(ctx)
+	if err != nil && ctx.Err() == nil {
+		f.Faults++
+		s.config.Logger.Warn("policy in shadow", "generation", uint64(l.generation), "err", err)
+	}
+	s.note(l, f)
+}
+
+func (s *Slot[P]) compare(ctx context.Context, l *loaded[P]) {
+	f, err := l.module.Compare(ctx)
+	if err != nil && ctx.Err() == nil {
+		s.config.Logger.Debug("policy in canary is not compared", "generation", uint64(l.generation), "err", err)
+	}
+	s.Judge(l.generation, f)
 }
 
 // note adds what one replay has shown, if it is still wanted.
@@ -193,7 +215,7 @@ func (s *Slot[P]) note(l *loaded[P], f slot.Figures) {
 		return
 	}
 	t := &s.tried
-	t.Calls, t.Faults, t.Differ, t.Worse = t.Calls+f.Calls, t.Faults+f.Faults, t.Differ+f.Differ, t.Worse+f.Worse
+	t.Calls, t.Faults, t.Differ, t.Worse, t.Compared = t.Calls+f.Calls, t.Faults+f.Faults, t.Differ+f.Differ, t.Worse+f.Worse, t.Compared+f.Compared
 	_ = s.step(slot.Event{Kind: slot.Observed, Generation: l.generation, Figures: s.tried})
 }
 

@@ -91,14 +91,15 @@ func (s *Slot[P]) Fault(g slot.Generation) {
 	s.event(slot.Event{Kind: slot.Faulted, Generation: g})
 }
 
-// Judge adds what callers found out about a generation's answers in canary:
-// how many differ from what the active one would have said, and how many are
-// worse. It takes no lock.
-func (s *Slot[P]) Judge(g slot.Generation, differ, worse uint64) {
+// Judge adds what was found out about a generation's answers in canary: how many
+// were compared with what the active one says, how many of those differ, and how
+// many are worse. It takes no lock.
+func (s *Slot[P]) Judge(g slot.Generation, f slot.Figures) {
 	r := s.route.Load()
 	if l := r.candidate; l != nil && l.generation == g {
-		l.differ.Add(differ)
-		l.worse.Add(worse)
+		l.judged.differ.Add(f.Differ)
+		l.judged.worse.Add(f.Worse)
+		l.judged.compared.Add(f.Compared)
 	}
 }
 
@@ -183,8 +184,9 @@ func (s *Slot[P]) do(a slot.Action) {
 		s.route.Store(r)
 		if c := r.candidate; c != nil && (old.candidate != c || old.Permille != r.Permille || old.Scope != r.Scope) {
 			s.before = c.calls()
-			c.differ.Store(0)
-			c.worse.Store(0)
+			c.judged.compared.Store(0)
+			c.judged.differ.Store(0)
+			c.judged.worse.Store(0)
 		}
 	case slot.Close:
 		if l := s.modules[g]; l != nil {

@@ -97,7 +97,9 @@ func TestUnderFire(t *testing.T) {
 // TestWayUp takes a module through shadow and canary in the gates' time.
 func TestWayUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := &loader{replay: func(context.Context) (slot.Figures, error) { return slot.Figures{Calls: 100, Differ: 3}, nil }}
+		l := &loader{replay: func(context.Context) (slot.Figures, error) {
+			return slot.Figures{Calls: 100, Differ: 3, Compared: 100}, nil
+		}}
 		s, stop := newSlot(t, slot.Config{Canary: slot.Gate{Calls: 10}}, l)
 		if err := s.Offer(offer(5, slot.ToActive)); err != nil {
 			t.Fatal(err)
@@ -320,7 +322,7 @@ func TestScopes(t *testing.T) {
 		}
 		a.Leave()
 		b.Leave()
-		s.Judge(5, 1, 1)
+		s.Judge(5, slot.Figures{Compared: 1, Differ: 1, Worse: 1})
 		time.Sleep(second)
 		if got := state(s, 5); got.State != slot.Rejected || !strings.Contains(got.Reason, "1 of 1 answers worse") {
 			t.Errorf("%+v", got)
