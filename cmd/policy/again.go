@@ -3,7 +3,6 @@ package policy
 import (
 	"fmt"
 
-	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host"
 	wasm "github.com/cascadeinfer/cascade/wasm/policy"
 )
@@ -28,18 +27,21 @@ func (r Repeated) Plus(o Repeated) Repeated {
 // Again has native policies decide recorded calls once more. Calls of kinds that
 // there is no native policy for, and calls that nobody answered, do not count.
 func Again(n wasm.Native, records []host.Record) Repeated {
+	n.Guard = nil // nobody expects rules to be those of a module
 	var out Repeated
 	for _, was := range records {
-		p := nativeOf(n, was.Kind)
-		if p == nil || was.Cause != 0 {
+		if was.Cause != 0 {
+			continue
+		}
+		var now host.Record
+		err := n.Answer(was.Frame, &now)
+		if now.Cause == host.Unknown {
 			continue
 		}
 		out.Calls++
 		if was.Module != ([32]byte{}) {
 			out.Modules++
 		}
-		var now host.Record
-		err := native{builtin{"native", []abi.Kind{was.Kind}, p}}.Replay(was.Frame, &now)
 		if err == nil && same(&was, &now) {
 			continue
 		}
@@ -48,13 +50,4 @@ func Again(n wasm.Native, records []host.Record) Repeated {
 		}
 	}
 	return out
-}
-
-// nativeOf is the native policy of a kind, nil for none.
-func nativeOf(n wasm.Native, k abi.Kind) any {
-	of := map[abi.Kind]any{
-		abi.Partition: n.Partitioner, abi.Refine: n.Refiner, abi.Quote: n.Quoter, abi.Select: n.Selector,
-		abi.Outlier: n.Detector, abi.Place: n.Placer,
-	}
-	return of[k] // an interface without a value is nil
 }

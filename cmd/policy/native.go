@@ -2,7 +2,6 @@ package policy
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -15,6 +14,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/refine"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host"
+	wasm "github.com/cascadeinfer/cascade/wasm/policy"
 )
 
 // market is both policies of the bids.
@@ -96,74 +96,28 @@ type Decider interface {
 // would. It burns no fuel.
 type native struct{ builtin }
 
-var errUndecided = errors.New("the built-in policy does not decide this kind")
-
 // Replay implements Decider.
-func (n native) Replay(frame []byte, r *host.Record) error {
-	out := slices.Clone(frame)
-	k := kindOf(frame)
-	result, err := n.answer(k, out)
-	*r = host.Record{Kind: k, Frame: append(r.Frame[:0], frame...), Result: result}
-	if err == nil {
-		if status, _ := abi.Unpack(result); status > abi.None {
-			err = status
-		}
-	}
-	if err != nil {
-		r.Cause = host.Refused
-		if errors.Is(err, errUndecided) {
-			r.Cause = host.Unknown
-		}
-		return &host.Fault{Kind: k, Cause: r.Cause, Err: err}
-	}
-	r.Output = room(out)
-	return nil
-}
+func (n native) Replay(frame []byte, r *host.Record) error { return n.of().Answer(frame, r) }
 
-// answer decides a frame and leaves the output in it.
-func (n native) answer(k abi.Kind, frame []byte) (uint64, error) {
-	if !slices.Contains(n.kinds, k) {
-		return 0, errUndecided
-	}
-	var s abi.Status
-	switch k {
-	case abi.Partition:
-		var w policies.Workload
-		if s = abi.GetPartition(frame, &w); s == abi.OK {
-			p, err := n.policy.(policies.Partitioner).Partition(w)
-			if err != nil && err != policies.ErrInfeasible {
-				return 0, err
-			}
-			return abi.AnswerPartition(frame, p, err == nil), nil
-		}
-	case abi.Refine:
-		var b policies.Border
-		if b, _, s = abi.GetRefine(frame, nil); s == abi.OK {
-			return abi.AnswerRefine(frame, n.policy.(policies.Refiner).Refine(b)), nil
-		}
-	case abi.Quote:
-		var ask abi.Ask
-		if ask, s = abi.GetQuote(frame); s == abi.OK {
-			bid, bids := n.policy.(policies.Quoter).Quote(ask.Position, ask.Handover)
-			return abi.AnswerQuote(frame, bid, bids), nil
-		}
-	case abi.Select:
-		var bids []policies.Bid
-		if bids, s = abi.GetSelect(frame, nil); s == abi.OK {
-			return abi.AnswerSelect(n.policy.(policies.Selector).Select(bids)), nil
-		}
-	case abi.Outlier:
-		var own, mean policies.Tokens
-		if own, mean, s = abi.GetOutlier(frame); s == abi.OK {
-			return abi.AnswerOutlier(frame, n.policy.(policies.Detector).Excess(own, mean)), nil
-		}
-	case abi.Place:
-		var a policies.Arrival
-		if a, s = abi.GetPlace(frame, nil); s == abi.OK {
-			return abi.AnswerPlace(a, n.policy.(policies.Placer).Place(a)), nil
+// of are its kinds' policies.
+func (b builtin) of() (n wasm.Native) {
+	for _, k := range b.kinds {
+		switch k {
+		case abi.Partition:
+			n.Partitioner = b.policy.(policies.Partitioner)
+		case abi.Refine:
+			n.Refiner = b.policy.(policies.Refiner)
+		case abi.Quote:
+			n.Quoter = b.policy.(policies.Quoter)
+		case abi.Select:
+			n.Selector = b.policy.(policies.Selector)
+		case abi.Outlier:
+			n.Detector = b.policy.(policies.Detector)
+		case abi.Place:
+			n.Placer = b.policy.(policies.Placer)
 		}
 	}
-	return abi.Result(s, 0), nil
+	return n
 }
 
 // kindOf is the kind of a frame, abi.Kinds for what is none.
@@ -172,15 +126,6 @@ func kindOf(frame []byte) abi.Kind {
 		return abi.Kinds
 	}
 	return min(abi.Kinds, abi.Kind(binary.LittleEndian.Uint16(frame[6:])))
-}
-
-// room is a frame's room for output.
-func room(frame []byte) []byte {
-	at, n := binary.LittleEndian.Uint32(frame[56:]), binary.LittleEndian.Uint32(frame[60:])
-	if uint64(at)+uint64(n) > uint64(len(frame)) {
-		return nil
-	}
-	return frame[at : at+n]
 }
 
 // list names kinds.
