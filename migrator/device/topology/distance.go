@@ -1,60 +1,24 @@
 package topology
 
 import (
-	"fmt"
 	"strings"
+
+	"github.com/cascadeinfer/cascade/policies/links"
 )
 
 // Distance is what lies between two devices of one machine. Nearer is smaller.
-type Distance uint8
+type Distance = links.Distance
 
-// The distances, with the names that nvidia-smi has for them. Values are part of
-// what machines tell each other.
+// The distances, with the names that nvidia-smi has for them.
 const (
-	Same     Distance = iota + 1 // one device
-	Switch                       // PIX: one PCIe switch at most
-	Switches                     // PXB: several switches, no root complex
-	Bridge                       // PHB: their root complex
-	Node                         // NODE: root complexes of one NUMA node
-	System                       // SYS: two NUMA nodes
-	Far                          // not known
+	Same     = links.Same
+	Switch   = links.Switch
+	Switches = links.Switches
+	Bridge   = links.Bridge
+	Node     = links.Node
+	System   = links.System
+	Far      = links.Far
 )
-
-var distances = [...]struct{ short, long string }{
-	Same: {"X", "the same device"}, Switch: {"PIX", "one PCIe switch"}, Switches: {"PXB", "several PCIe switches"},
-	Bridge: {"PHB", "the root complex"}, Node: {"NODE", "two root complexes of one NUMA node"},
-	System: {"SYS", "two NUMA nodes"}, Far: {"?", "not known"},
-}
-
-// String is the distance as nvidia-smi names it.
-func (d Distance) String() string {
-	if d < Same || d > Far {
-		return fmt.Sprintf("distance %d", uint8(d))
-	}
-	return distances[d].short
-}
-
-// words is the distance for people.
-func (d Distance) words() string {
-	if d < Same || d > Far {
-		d = Far
-	}
-	return distances[d].long
-}
-
-// MarshalText writes the short name.
-func (d Distance) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
-
-// UnmarshalText reads the short name.
-func (d *Distance) UnmarshalText(text []byte) error {
-	for i := Same; i <= Far; i++ {
-		if distances[i].short == string(text) {
-			*d = i
-			return nil
-		}
-	}
-	return fmt.Errorf("no distance is called %q", text)
-}
 
 // Between is what lies between two devices, by their places in the tree of
 // bridges; where that is not known, by their NUMA nodes.

@@ -4,6 +4,32 @@ import (
 	"math"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/links"
+)
+
+// Rate, Kind and Way are those of package links.
+type (
+	Rate = links.Rate
+	Kind = links.Kind
+	Way  = links.Way
+)
+
+// Common rates.
+const (
+	Megabyte = links.Megabyte
+	Gigabyte = links.Gigabyte
+	Gigabit  = links.Gigabit
+)
+
+// The kinds, the best first.
+const (
+	SameGPU    = links.SameGPU
+	NVLinked   = links.NVLinked
+	PeerPCIe   = links.PeerPCIe
+	ViaHost    = links.ViaHost
+	RDMA       = links.RDMA
+	RDMABounce = links.RDMABounce
+	TCP        = links.TCP
 )
 
 // Place is where a replica keeps its KV cache.
@@ -25,14 +51,7 @@ type Pair struct {
 }
 
 // Best is the way to use.
-func (p Pair) Best() Way {
-	for _, w := range p.Ways {
-		if !w.Closed {
-			return w
-		}
-	}
-	return Way{Closed: true, Why: "no way"} // the zero Pair
-}
+func (p Pair) Best() Way { return links.Best(p.Ways) }
 
 // Cost is how long that many bytes take by the best way, alone on it.
 func (p Pair) Cost(bytes policies.Bytes) policies.Micros {
@@ -51,40 +70,38 @@ func (p Pair) Cost(bytes policies.Bytes) policies.Micros {
 // Machines finds what is known of a node, nil for nothing.
 type Machines map[string]*Machine
 
+// Site is what is known of a place.
+func (ms Machines) Site(p Place) links.Site {
+	if m := ms[p.Node]; m != nil {
+		s := m.Site(p.GPU)
+		s.Node = p.Node
+		return s
+	}
+	s := links.Site{Node: p.Node}
+	if p.GPU != Unknown {
+		s.GPU = &links.GPU{Index: p.GPU, Absent: true}
+	}
+	return s
+}
+
 // Pair works the ways out. Equal machines and places give equal pairs.
 func (ms Machines) Pair(from, to Place) Pair {
-	a, b := ms.end(from), ms.end(to)
-	p := Pair{From: from.Replica, To: to.Replica}
-	same := from.Node == to.Node
-	switch {
-	case same && a.machine == nil:
-		p.Ways = []Way{closed(SameGPU, TransportCUDA, "nothing is known of node %s", from.Node), shm(a, b)}
-	case same:
-		p.Ways = []Way{cuda(a, b), shm(a, b)}
-	default:
-		p.Ways = verbs(a, b)
-	}
-	p.Ways = append(p.Ways, tcp(a, b, same))
-	return p
+	return Pair{From: from.Replica, To: to.Replica, Ways: links.Ways(ms.Site(from), ms.Site(to))}
 }
 
 // Pairs are all pairs of different replicas, by the order of places.
 func (ms Machines) Pairs(places []Place) []Pair {
+	sites := make([]links.Site, len(places))
+	for i, p := range places {
+		sites[i] = ms.Site(p)
+	}
 	var out []Pair
-	for _, from := range places {
-		for _, to := range places {
+	for i, from := range places {
+		for k, to := range places {
 			if from.Replica != to.Replica {
-				out = append(out, ms.Pair(from, to))
+				out = append(out, Pair{From: from.Replica, To: to.Replica, Ways: links.Ways(sites[i], sites[k])})
 			}
 		}
 	}
 	return out
-}
-
-func (ms Machines) end(p Place) end {
-	e := end{place: p, machine: ms[p.Node]}
-	if e.machine != nil && e.onGPU() {
-		e.gpu = e.machine.GPU(p.GPU)
-	}
-	return e
 }

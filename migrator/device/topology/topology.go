@@ -1,12 +1,10 @@
-// Package topology says how bytes get from one replica's GPU to another's: what
-// lies between them, which transport is the best for it, what it costs, and why.
+// Package topology describes machines: what they have, and what lies between it. Of
+// a machine it makes what pairs of replicas need to know of each end, a links.Site;
+// package links says how bytes get from one to the other.
 //
 // It finds nothing out and moves nothing. A Machine is inert data, which package
 // inventory fills and which travels between machines as JSON; everything else is
 // a pure function of it, in integers.
-//
-// Rates and latencies are estimates from data sheets: good for choosing between
-// two ways, not for promises. What a transport then measures is worth more.
 package topology
 
 import (
@@ -14,24 +12,6 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 )
-
-// Rate is bytes per second; 0 means unknown.
-type Rate int64
-
-// Common rates.
-const (
-	Megabyte Rate = 1e6
-	Gigabyte Rate = 1e9
-	Gigabit       = Gigabyte / 8
-)
-
-// String is the rate in GB/s, or "unknown".
-func (r Rate) String() string {
-	if r <= 0 {
-		return "unknown"
-	}
-	return fmt.Sprintf("%.1f GB/s", float64(r)/1e9)
-}
 
 // Machine is what is known of one node.
 type Machine struct {
@@ -197,8 +177,11 @@ type NIC struct {
 	// RDMA is the link layer of an RDMA device, InfiniBand or Ethernet; "" for an
 	// interface that speaks IP.
 	RDMA string `json:"rdma,omitempty"`
-	PCI  PCI    `json:"pci"`
-	Up   bool   `json:"up"`
+	// Subnet is the prefix of an InfiniBand port's subnet, where an operator has given
+	// it one of its own: ports in different ones do not reach each other.
+	Subnet string `json:"subnet,omitempty"`
+	PCI    PCI    `json:"pci"`
+	Up     bool   `json:"up"`
 	// Rate is what the link carries each way; 0 for unknown.
 	Rate Rate `json:"rate"`
 	// Virtual interfaces have no device of their own.

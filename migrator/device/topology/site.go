@@ -1,0 +1,110 @@
+package topology
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	"github.com/cascadeinfer/cascade/policies/links"
+)
+
+// Site is what a pair needs to know of a replica that keeps its KV cache on the GPU
+// of that index, or in the machine's own memory, by Unknown. What does not fit into
+// a links.Site is cut: names and reasons, and the GPU's farthest peers.
+func (m *Machine) Site(gpu int) links.Site {
+	s := links.Site{Node: cut(m.Name, links.MaxName), Known: true, CUDA: cut(m.lacks(CUDA), links.MaxWord), Verbs: cut(m.lacks(Verbs), links.MaxWord), PeerMemory: m.PeerMemory != ""}
+	var pci *PCI
+	if gpu != Unknown {
+		s.GPU = &links.GPU{Index: gpu, Absent: true}
+		if g := m.GPU(gpu); g != nil {
+			s.GPU, pci = m.seen(g), &g.PCI
+		}
+	}
+	s.RDMA = m.nearest(pci)
+	for _, n := range m.NICs {
+		if n.RDMA == "" && n.Up && !n.Virtual {
+			s.TCP = max(s.TCP, n.Rate)
+		}
+	}
+	return s
+}
+
+// cut shortens a text to so many bytes of whole characters.
+func cut(s string, most int) string { return strings.ToValidUTF8(s[:min(len(s), most)], "") }
+
+// seen is a GPU as others need to know it.
+func (m *Machine) seen(g *GPU) *links.GPU {
+	out := &links.GPU{
+		Index: g.Index, UUID: cut(g.UUID, links.MaxWord), Address: cut(g.PCI.Address, links.MaxWord), Lost: cut(g.Health.Lost, links.MaxWord), MIG: g.MIG, Copy: g.Copy, PCIe: g.PCI.Link.Rate(),
+	}
+	joined := map[string]links.Bundle{} // by the address at the other end
+	for _, l := range g.NVLinks {
+		switch {
+		case !l.Active:
+		case l.Switch:
+			out.Switched.Links++
+			out.Switched.Rate += l.Rate()
+		case l.Remote != "":
+			b := joined[l.Remote]
+			joined[l.Remote] = links.Bundle{Links: b.Links + 1, Rate: b.Rate + l.Rate()}
+		}
+	}
+	for i := range m.GPUs {
+		o := &m.GPUs[i]
+		if o == g || o.Index == Unknown {
+			continue
+		}
+		p := links.Peer{Index: o.Index, Address: o.PCI.Address, Distance: Between(g.PCI, o.PCI), NVLinks: joined[o.PCI.Address]}
+		delete(joined, o.PCI.Address)
+		if says, ok := m.peer(g.Index, o.Index); ok {
+			p.Asked, p.Read, p.Write, p.NVLink = true, says.Read, says.Write, says.NVLink
+			if p.Distance == Far && says.Distance <= Far {
+				p.Distance = says.Distance
+			}
+		}
+		out.Peers = append(out.Peers, p)
+	}
+	// A container sees its own GPU alone, and the links that lead to others.
+	for address, b := range joined {
+		out.Peers = append(out.Peers, links.Peer{Index: Unknown, Address: address, NVLinks: b})
+	}
+	slices.SortFunc(out.Peers, func(a, b links.Peer) int {
+		return cmp.Or(cmp.Compare(b.NVLinks.Rate, a.NVLinks.Rate), cmp.Compare(a.Distance, b.Distance), cmp.Compare(a.Index, b.Index), cmp.Compare(a.Address, b.Address))
+	})
+	out.Peers = out.Peers[:min(len(out.Peers), links.MaxPeers)]
+	return out
+}
+
+// peer is what the driver says of a pair, and whether it says anything.
+func (m *Machine) peer(from, to int) (Peer, bool) {
+	for _, p := range m.Peers {
+		if p.From == from && p.To == to {
+			return p, true
+		}
+	}
+	return Peer{}, false
+}
+
+// nearest is the RDMA port that is up and lies nearest to the replica's GPU; the
+// faster one among equals, then the first. nil for none.
+func (m *Machine) nearest(gpu *PCI) *links.Port {
+	var best *NIC
+	d := Distance(0)
+	for i := range m.NICs {
+		n := &m.NICs[i]
+		if n.RDMA == "" || !n.Up {
+			continue
+		}
+		away := Far
+		if gpu != nil {
+			away = Between(*gpu, n.PCI)
+		}
+		if best == nil || away < d || away == d && n.Rate > best.Rate {
+			best, d = n, away
+		}
+	}
+	if best == nil {
+		return nil
+	}
+	return &links.Port{Name: cut(best.Name, links.MaxWord), Layer: cut(best.RDMA, links.MaxWord), Subnet: cut(best.Subnet, links.MaxWord), Rate: best.Rate, Distance: d}
+}

@@ -1,0 +1,73 @@
+package links
+
+import (
+	"errors"
+	"strconv"
+)
+
+// Distance is what lies between two devices of one machine. Nearer is smaller.
+type Distance uint8
+
+// The distances, with the names that nvidia-smi has for them. Values are part of
+// what machines tell each other.
+const (
+	Same     Distance = iota + 1 // one device
+	Switch                       // PIX: one PCIe switch at most
+	Switches                     // PXB: several switches, no root complex
+	Bridge                       // PHB: their root complex
+	Node                         // NODE: root complexes of one NUMA node
+	System                       // SYS: two NUMA nodes
+	Far                          // not known
+)
+
+var distances = [...]struct{ short, long string }{
+	Same: {"X", "the same device"}, Switch: {"PIX", "one PCIe switch"}, Switches: {"PXB", "several PCIe switches"},
+	Bridge: {"PHB", "the root complex"}, Node: {"NODE", "two root complexes of one NUMA node"},
+	System: {"SYS", "two NUMA nodes"}, Far: {"?", "not known"},
+}
+
+// String is the distance as nvidia-smi names it.
+func (d Distance) String() string {
+	if d < Same || d > Far {
+		return "distance " + strconv.Itoa(int(d))
+	}
+	return distances[d].short
+}
+
+// words is the distance for people.
+func (d Distance) words() string {
+	if d < Same || d > Far {
+		d = Far
+	}
+	return distances[d].long
+}
+
+// MarshalText writes the short name.
+func (d Distance) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
+
+// UnmarshalText reads the short name.
+func (d *Distance) UnmarshalText(text []byte) error {
+	for i := Same; i <= Far; i++ {
+		if distances[i].short == string(text) {
+			*d = i
+			return nil
+		}
+	}
+	return errors.New("no distance is called " + strconv.Quote(string(text)))
+}
+
+// farther is the greater of two distances; one that is not known says nothing.
+func farther(a, b Distance) Distance {
+	switch {
+	case a < Same || a >= Far:
+		a = Same
+	case b < Same || b >= Far:
+		b = Same
+	default:
+		return max(a, b)
+	}
+	if d := max(a, b); d != Same {
+		return d
+	}
+	return Far
+}

@@ -1,0 +1,183 @@
+package links_test
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/policies/links"
+)
+
+var update = flag.Bool("update", false, "write what comes out into testdata")
+
+// TestScenarios plays testdata/*.txt: lines that begin with > are what came out.
+//
+//	site r0 node=a known gpu=0 addr=g0 uuid=u0 switch=18x25 pcie=32 copy=2000 peer=1:g1:4x25:PIX:rwn
+//	     cuda=… verbs=… rdma=mlx5_0/InfiniBand/50/PIX[/subnet] peermem tcp=12 lost=… absent mig
+//	defaults node=375 between=25 bound=50    in GB/s
+//	ways r0 r1       every way, in order
+//	best             the way of every ordered pair, by the defaults
+func TestScenarios(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.txt")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no scenarios: %v", err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := play(t, string(text))
+			if *update {
+				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			} else if got != string(text) {
+				t.Errorf("%s: got\n%s", file, got)
+			}
+		})
+	}
+}
+
+func play(t *testing.T, text string) string {
+	var out strings.Builder
+	sites, order, d := map[string]links.Site{}, []string(nil), links.Defaults{}
+	for line := range strings.Lines(text) {
+		line = strings.TrimSuffix(line, "\n")
+		if strings.HasPrefix(line, ">") {
+			continue
+		}
+		fmt.Fprintln(&out, line)
+		words := strings.Fields(line)
+		if len(words) == 0 || strings.HasPrefix(line, "#") {
+			continue
+		}
+		switch words[0] {
+		case "site":
+			if _, ok := sites[words[1]]; !ok {
+				order = append(order, words[1])
+			}
+			sites[words[1]] = site(t, words[2:])
+		case "defaults":
+			for _, w := range words[1:] {
+				key, value, _ := strings.Cut(w, "=")
+				*map[string]*links.Rate{"node": &d.Node, "between": &d.Between, "bound": &d.Bound}[key] = rate(t, value)
+			}
+		case "ways":
+			for _, w := range links.Ways(sites[words[1]], sites[words[2]]) {
+				fmt.Fprintln(&out, ">", say(w))
+			}
+		case "best":
+			for _, a := range order {
+				for _, b := range order {
+					if a != b {
+						fmt.Fprintf(&out, "> %s %s: %s\n", a, b, say(d.Best(sites[a], sites[b])))
+					}
+				}
+			}
+		default:
+			t.Fatalf("no command %q", words[0])
+		}
+	}
+	return out.String()
+}
+
+func say(w links.Way) string {
+	if w.Closed {
+		return fmt.Sprintf("no %s (%s): %s", w.Transport, w.Kind, w.Why)
+	}
+	return fmt.Sprintf("%s: %s, %s, %d µs: %s", w.Transport, w.Kind, w.Rate, w.Latency, w.Why)
+}
+
+func site(t *testing.T, words []string) (s links.Site) {
+	gpu := func() *links.GPU {
+		if s.GPU == nil {
+			s.GPU = &links.GPU{}
+		}
+		return s.GPU
+	}
+	for _, w := range words {
+		key, value, _ := strings.Cut(w, "=")
+		switch key {
+		case "node":
+			s.Node = value
+		case "known":
+			s.Known = true
+		case "gpu":
+			gpu().Index = count(t, value)
+		case "addr":
+			gpu().Address = value
+		case "uuid":
+			gpu().UUID = value
+		case "lost":
+			gpu().Lost = value
+		case "absent":
+			gpu().Absent = true
+		case "mig":
+			gpu().MIG = true
+		case "pcie":
+			gpu().PCIe = rate(t, value)
+		case "copy":
+			gpu().Copy = rate(t, value)
+		case "switch":
+			gpu().Switched = bundle(t, value)
+		case "peer":
+			f := strings.Split(value, ":")
+			p := links.Peer{Index: count(t, f[0]), Address: f[1], NVLinks: bundle(t, f[2])}
+			if err := p.Distance.UnmarshalText([]byte(f[3])); err != nil {
+				t.Fatal(err)
+			}
+			if len(f) > 4 {
+				p.Asked, p.Read, p.Write, p.NVLink = true, strings.Contains(f[4], "r"), strings.Contains(f[4], "w"), strings.Contains(f[4], "n")
+			}
+			gpu().Peers = append(gpu().Peers, p)
+		case "cuda":
+			s.CUDA = value
+		case "verbs":
+			s.Verbs = value
+		case "peermem":
+			s.PeerMemory = true
+		case "tcp":
+			s.TCP = rate(t, value)
+		case "rdma":
+			f := strings.Split(value, "/")
+			s.RDMA = &links.Port{Name: f[0], Layer: f[1], Rate: rate(t, f[2])}
+			if err := s.RDMA.Distance.UnmarshalText([]byte(f[3])); err != nil {
+				t.Fatal(err)
+			}
+			if len(f) > 4 {
+				s.RDMA.Subnet = f[4]
+			}
+		default:
+			t.Fatalf("a site has no %q", key)
+		}
+	}
+	if err := s.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// bundle is 4x25: four links of 25 GB/s; 0 is none.
+func bundle(t *testing.T, text string) links.Bundle {
+	if text == "0" {
+		return links.Bundle{}
+	}
+	n, each, _ := strings.Cut(text, "x")
+	return links.Bundle{Links: count(t, n), Rate: links.Rate(count(t, n)) * rate(t, each)}
+}
+
+func rate(t *testing.T, text string) links.Rate { return links.Rate(count(t, text)) * links.Gigabyte }
+
+func count(t *testing.T, text string) int {
+	n, err := strconv.Atoi(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}

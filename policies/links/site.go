@@ -1,0 +1,238 @@
+package links
+
+import (
+	"strconv"
+	"strings"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// Unknown as a GPU's index is none.
+const Unknown = -1
+
+// The bounds of a Site that comes from elsewhere.
+const (
+	MaxPeers = 64  // GPUs that a GPU tells of
+	MaxName  = 256 // bytes of a node's name
+	MaxWord  = 128 // bytes of any other name, and of a reason
+	maxCount = 1024
+	maxIndex = 1 << 20
+	maxRate  = 1 << 50 // bytes a second, far above any link
+)
+
+// Site is where a replica's KV cache is, and what leads away from there. The zero
+// Site with a Node is a replica of which nothing else is known. A Site is shared and
+// must not be changed.
+//
+// Invariants, checked by Validate:
+//  1. Node has at most MaxName bytes, all other names and reasons at most MaxWord,
+//  2. rates, counts and indices are not negative, but for Unknown as an index, and
+//     within bounds,
+//  3. distances are known ones, or 0,
+//  4. a GPU tells of at most MaxPeers others.
+type Site struct {
+	Node string `json:"node"`
+	// Known says that somebody has looked. Without it the rest, but for the GPU's
+	// index, is not there.
+	Known bool `json:"known,omitempty"`
+	// GPU has the KV cache; of several ranks it is the first one's, which stands for
+	// all. nil: the cache is in the machine's memory.
+	GPU *GPU `json:"gpu,omitempty"`
+	// CUDA and Verbs say why the libraries of transports "cuda" and "verbs" cannot be
+	// used; "" when they can.
+	CUDA  string `json:"cuda,omitempty"`
+	Verbs string `json:"verbs,omitempty"`
+	// RDMA is the port that is up and nearest; nil for none.
+	RDMA *Port `json:"rdma,omitempty"`
+	// PeerMemory says that NICs may read a GPU's memory.
+	PeerMemory bool `json:"peer_memory,omitempty"`
+	// TCP is the rate of the fastest interface that speaks IP.
+	TCP Rate `json:"tcp,omitempty"`
+}
+
+// GPU is a GPU as others need to know it.
+type GPU struct {
+	Index   int    `json:"index"`
+	UUID    string `json:"uuid,omitempty"`
+	Address string `json:"address,omitempty"` // on the PCI bus
+	// Absent: the machine has no such GPU. Lost is why it cannot be used at all. MIG:
+	// it is divided into instances, whose memories are apart.
+	Absent bool   `json:"absent,omitempty"`
+	Lost   string `json:"lost,omitempty"`
+	MIG    bool   `json:"mig,omitempty"`
+	Copy   Rate   `json:"copy,omitempty"` // within its memory
+	PCIe   Rate   `json:"pcie,omitempty"` // of its slot
+	// Switched are the NVLinks into switches, which reach every GPU of the machine
+	// that has some, too.
+	Switched Bundle `json:"switched,omitzero"`
+	Peers    []Peer `json:"peers,omitempty"` // other GPUs of the machine
+}
+
+// Bundle is parallel links, and what they carry together each way.
+type Bundle struct {
+	Links int  `json:"links"`
+	Rate  Rate `json:"rate"`
+}
+
+// Peer is another GPU of a machine, as one sees it.
+type Peer struct {
+	Index   int    `json:"index"` // Unknown where only its address is known
+	Address string `json:"address,omitempty"`
+	// NVLinks join the two, without a switch.
+	NVLinks  Bundle   `json:"nvlinks,omitzero"`
+	Distance Distance `json:"distance,omitempty"` // on the PCI bus; 0 like Far
+	// Asked says that the driver was asked what the one may do to the other's memory,
+	// which is Read, Write, and to do it over NVLink.
+	Asked  bool `json:"asked,omitempty"`
+	Read   bool `json:"read,omitempty"`
+	Write  bool `json:"write,omitempty"`
+	NVLink bool `json:"nvlink,omitempty"`
+}
+
+// Port is a port of an RDMA device.
+type Port struct {
+	Name  string `json:"name"`
+	Layer string `json:"layer"` // InfiniBand or Ethernet
+	// Subnet tells fabrics of one layer apart; "" where it does not.
+	Subnet   string   `json:"subnet,omitempty"`
+	Rate     Rate     `json:"rate,omitempty"`
+	Distance Distance `json:"distance,omitempty"` // from the GPU; 0 without one
+}
+
+// Validate reports the first broken invariant, or nil.
+func (s Site) Validate() error {
+	c := check{}
+	c.name("node", s.Node, MaxName)
+	c.name("cuda", s.CUDA, MaxWord)
+	c.name("verbs", s.Verbs, MaxWord)
+	c.rate("tcp", s.TCP)
+	if g := s.GPU; g != nil {
+		c.name("gpu.uuid", g.UUID, MaxWord)
+		c.name("gpu.address", g.Address, MaxWord)
+		c.name("gpu.lost", g.Lost, MaxWord)
+		c.index("gpu.index", g.Index)
+		c.rate("gpu.copy", g.Copy)
+		c.rate("gpu.pcie", g.PCIe)
+		c.bundle("gpu.switched", g.Switched)
+		c.expect(len(g.Peers) <= MaxPeers, "4: gpu.peers: more than "+strconv.Itoa(MaxPeers))
+		for _, p := range g.Peers {
+			c.index("gpu.peers.index", p.Index)
+			c.name("gpu.peers.address", p.Address, MaxWord)
+			c.bundle("gpu.peers.nvlinks", p.NVLinks)
+			c.expect(p.Distance <= Far, "3: gpu.peers.distance")
+		}
+	}
+	if p := s.RDMA; p != nil {
+		c.name("rdma.name", p.Name, MaxWord)
+		c.name("rdma.layer", p.Layer, MaxWord)
+		c.name("rdma.subnet", p.Subnet, MaxWord)
+		c.rate("rdma.rate", p.Rate)
+		c.expect(p.Distance <= Far, "3: rdma.distance")
+	}
+	if c.broken != "" {
+		return &policies.Violation{Subject: "site", Invariant: c.broken}
+	}
+	return nil
+}
+
+// check remembers the first thing that is wrong.
+type check struct{ broken string }
+
+func (c *check) expect(ok bool, invariant string) {
+	if !ok && c.broken == "" {
+		c.broken = invariant
+	}
+}
+
+func (c *check) name(field, s string, most int) {
+	c.expect(len(s) <= most, "1: "+field+": more than "+strconv.Itoa(most)+" bytes")
+}
+
+func (c *check) rate(field string, r Rate) { c.expect(r >= 0 && r <= maxRate, "2: "+field) }
+
+func (c *check) index(field string, i int) { c.expect(i >= Unknown && i <= maxIndex, "2: "+field) }
+
+func (c *check) bundle(field string, b Bundle) {
+	c.expect(b.Links >= 0 && b.Links <= maxCount, "2: "+field+".links")
+	c.rate(field+".rate", b.Rate)
+}
+
+// Class is equal for two sites that any third one sees alike, but for the node
+// that it is on: those of GPUs in equal places of equal machines. There are few of
+// them in a large fleet. The zero Class is that of a Site which is not Known.
+func (s Site) Class() string {
+	if !s.Known {
+		return ""
+	}
+	b := make([]byte, 0, 256)
+	word := func(words ...string) {
+		for _, w := range words {
+			b = append(strconv.AppendInt(b, int64(len(w)), 10), ':')
+			b = append(b, w...)
+		}
+	}
+	number := func(numbers ...int64) {
+		for _, n := range numbers {
+			b = append(strconv.AppendInt(b, n, 10), ' ')
+		}
+	}
+	flag := func(flags ...bool) {
+		n := int64(0)
+		for _, f := range flags {
+			n *= 2
+			if f {
+				n++
+			}
+		}
+		number(n)
+	}
+	word(s.CUDA, s.Verbs)
+	number(int64(s.TCP))
+	flag(s.GPU != nil, s.RDMA != nil, s.PeerMemory)
+	if p := s.RDMA; p != nil {
+		word(p.Name, p.Layer, p.Subnet)
+		number(int64(p.Rate), int64(p.Distance))
+	}
+	if g := s.GPU; g != nil {
+		// A UUID is of one GPU in the world. Where an address on the bus tells the GPUs of
+		// a machine apart, it is left out.
+		if word(g.Address); g.Address == "" {
+			word(g.UUID)
+		}
+		word(g.Lost)
+		flag(g.Absent, g.MIG, g.UUID != "")
+		number(int64(g.Index), int64(g.Copy), int64(g.PCIe), int64(g.Switched.Links), int64(g.Switched.Rate))
+		for _, p := range g.Peers {
+			word(p.Address)
+			number(int64(p.Index), int64(p.NVLinks.Links), int64(p.NVLinks.Rate), int64(p.Distance))
+			flag(p.Asked, p.Read, p.Write, p.NVLink)
+		}
+	}
+	return string(b)
+}
+
+// Equal reports whether two sites say the same.
+func (s Site) Equal(o Site) bool {
+	if s.Node != o.Node || s.Known != o.Known || (s.GPU == nil) != (o.GPU == nil) || s.Class() != o.Class() {
+		return false
+	}
+	return s.GPU == nil || s.GPU.UUID == o.GPU.UUID && s.GPU.Index == o.GPU.Index
+}
+
+// is says whether a peer's entry is about that GPU.
+func (p Peer) is(g *GPU) bool {
+	if p.Address != "" && g.Address != "" {
+		return strings.EqualFold(p.Address, g.Address)
+	}
+	return p.Index != Unknown && p.Index == g.Index
+}
+
+// peer is what the GPU says of another one, and whether it says anything.
+func (g *GPU) peer(o *GPU) (Peer, bool) {
+	for _, p := range g.Peers {
+		if p.is(o) {
+			return p, true
+		}
+	}
+	return Peer{}, false
+}

@@ -1,0 +1,309 @@
+package links
+
+import (
+	"strconv"
+	"strings"
+)
+
+// What an estimate takes for granted.
+const (
+	// hostCopy is one thread's copy in host memory; tcpStream, one connection.
+	hostCopy  = 10 * Gigabyte
+	tcpStream = 4 * Gigabyte
+	// gpuCopy is a copy within a GPU that does not tell its memory's speed; slot
+	// and port stand for a PCIe slot and an RDMA port that do not tell theirs.
+	gpuCopy = 500 * Gigabyte
+	slot    = 8 * Gigabyte
+	port    = 10 * Gigabyte
+)
+
+// usable is what is left of a data sheet's rate; a rate that is known stays so.
+func usable(r Rate) Rate { return max(min(r, 1), r/5*4) }
+
+// half is of a rate that is known.
+func half(r Rate) Rate { return max(1, r/2) }
+
+// least is the smallest of the rates that are known.
+func least(rates ...Rate) Rate {
+	out := Rate(0)
+	for _, r := range rates {
+		if r > 0 && (out == 0 || r < out) {
+			out = r
+		}
+	}
+	return out
+}
+
+// Ways are the ways from one replica to another in order of preference. The first
+// that is not closed is to be used; there always is one, of a known rate. Equal sites
+// give equal ways.
+func Ways(from, to Site) []Way {
+	a, b := &from, &to
+	if from.Node == to.Node {
+		return []Way{cuda(a, b), shm(a, b), tcp(a, b)}
+	}
+	return append(verbs(a, b), tcp(a, b))
+}
+
+// Defaults say how fast ways are of which nothing is known, and bound the others.
+type Defaults struct {
+	// Node is the rate between replicas of one node, Between that of two nodes, where
+	// nothing is known of one of the two. 0: what Ways says.
+	Node, Between Rate
+	// Bound is the most that ways between nodes are taken for, whatever the NICs say.
+	// 0: no bound.
+	Bound Rate
+}
+
+// Best is the way to use between two replicas, and its rate.
+func (d Defaults) Best(from, to Site) Way {
+	w := Best(Ways(from, to))
+	same := from.Node == to.Node
+	if !from.Known || !to.Known {
+		rate := d.Between
+		if same {
+			rate = d.Node
+		}
+		if rate > 0 {
+			w.Rate, w.Why = rate, w.Why+"; one has not told what it has: the rate is the fleet file's"
+		}
+		return w
+	}
+	if !same && d.Bound > 0 && w.Rate > d.Bound {
+		w.Rate, w.Why = d.Bound, w.Why+"; the fleet file bounds the rate"
+	}
+	return w
+}
+
+// unknown names the end of which nothing is known.
+func unknown(a, b *Site) string {
+	if a.Known {
+		a = b
+	}
+	return "nothing is known of node " + a.Node
+}
+
+func number(n int) string { return strconv.Itoa(n) }
+
+// pcie is the rate of the GPU's slot; host memory has none.
+func (s *Site) pcie() Rate {
+	if s.GPU == nil || s.GPU.Absent {
+		return 0
+	}
+	if r := s.GPU.PCIe; r > 0 {
+		return usable(r)
+	}
+	return slot
+}
+
+// one says whether two ends on one machine are on one GPU, or why that cannot be
+// told.
+func one(a, b *GPU) (same bool, contradiction string) {
+	switch {
+	case a.UUID != "" && b.UUID != "":
+		if same = a.UUID == b.UUID; !same && a.Address != "" && strings.EqualFold(a.Address, b.Address) {
+			return false, "the two contradict each other about the GPU at " + a.Address
+		}
+		return same, ""
+	case a.Address != "" && b.Address != "":
+		return strings.EqualFold(a.Address, b.Address), ""
+	}
+	return a.Index == b.Index, ""
+}
+
+// cuda is the way from GPU to GPU on one machine.
+func cuda(a, b *Site) Way {
+	if !a.Known || !b.Known {
+		return closed(SameGPU, TransportCUDA, unknown(a, b))
+	}
+	if a.GPU == nil || b.GPU == nil {
+		return closed(SameGPU, TransportCUDA, "not both replicas are on a GPU")
+	}
+	kind := PeerPCIe
+	same, contradiction := one(a.GPU, b.GPU)
+	if same {
+		kind = SameGPU
+	}
+	for _, s := range [...]*Site{a, b} {
+		if s.CUDA != "" {
+			return closed(kind, TransportCUDA, "libcuda.so.1: "+s.CUDA)
+		}
+	}
+	for _, g := range [...]*GPU{a.GPU, b.GPU} {
+		if g.Absent {
+			return closed(kind, TransportCUDA, "GPU "+number(g.Index)+" is not on the machine")
+		}
+	}
+	for _, g := range [...]*GPU{a.GPU, b.GPU} {
+		if g.Lost != "" {
+			return closed(kind, TransportCUDA, "GPU "+number(g.Index)+": "+g.Lost)
+		}
+		if g.MIG {
+			return closed(kind, TransportCUDA, "GPU "+number(g.Index)+" is divided (MIG): its instances do not see each other's memory")
+		}
+	}
+	if contradiction != "" {
+		return closed(kind, TransportCUDA, contradiction)
+	}
+	if same {
+		rate := gpuCopy
+		if r := least(a.GPU.Copy, b.GPU.Copy); r > 0 {
+			rate = usable(r)
+		}
+		return open(SameGPU, TransportCUDA, rate, "both are on GPU "+number(a.GPU.Index))
+	}
+	return across(a, b)
+}
+
+// across is the way between two GPUs of one machine.
+func across(a, b *Site) Way {
+	there, said := a.GPU.peer(b.GPU)
+	back, answered := b.GPU.peer(a.GPU)
+	asked := there.Asked || back.Asked
+	read := (!there.Asked || there.Read) && (!back.Asked || back.Read)
+	write := (!there.Asked || there.Write) && (!back.Asked || back.Write)
+	linked := (!there.Asked || there.NVLink) && (!back.Asked || back.NVLink)
+	joined, doubt := joins(there, said, back, answered)
+	if rate, over := nvlink(a.GPU, b.GPU, joined); rate > 0 {
+		if asked && !linked && !read {
+			return closed(NVLinked, TransportCUDA, over+", but the driver does not let one read the other"+doubt)
+		}
+		return open(NVLinked, TransportCUDA, usable(rate), over+doubt)
+	}
+	d := farther(there.Distance, back.Distance)
+	rate := least(a.pcie(), b.pcie())
+	switch {
+	case !asked:
+		return closed(PeerPCIe, TransportCUDA, "no NVLink between them, and the driver was not asked about PCIe"+doubt)
+	case !read && !write:
+		return closed(PeerPCIe, TransportCUDA, "no NVLink between them, and the driver refuses P2P over PCIe ("+d.words()+")"+doubt)
+	case d >= System && d != Far:
+		return closed(PeerPCIe, TransportCUDA, d.words()+" lie between them: over both sockets P2P is slower than host memory"+doubt)
+	case d >= Bridge:
+		rate = half(rate) // what root complexes forward is well below the link
+	}
+	return open(PeerPCIe, TransportCUDA, rate, "P2P over PCIe: "+d.words()+" between them"+doubt)
+}
+
+// joins are the NVLinks that join two GPUs: those that both ends tell of, where
+// both tell of each other.
+func joins(there Peer, said bool, back Peer, answered bool) (b Bundle, doubt string) {
+	switch {
+	case !answered:
+		return there.NVLinks, ""
+	case !said:
+		return back.NVLinks, ""
+	case there.NVLinks == back.NVLinks:
+		return there.NVLinks, ""
+	}
+	b = there.NVLinks
+	if back.NVLinks.Rate < b.Rate {
+		b = back.NVLinks
+	}
+	return b, "; the two contradict each other about NVLinks: " + number(there.NVLinks.Links) + " and " + number(back.NVLinks.Links)
+}
+
+// nvlink is the rate over NVLink and which links carry it: those that join the
+// two, else those of each into the switches.
+func nvlink(a, b *GPU, joined Bundle) (Rate, string) {
+	if joined.Rate > 0 {
+		return joined.Rate, nvlinks(joined.Links) + " join them"
+	}
+	if a.Switched.Rate == 0 || b.Switched.Rate == 0 {
+		return 0, ""
+	}
+	return min(a.Switched.Rate, b.Switched.Rate), nvlinks(min(a.Switched.Links, b.Switched.Links)) + " through NVSwitch"
+}
+
+func nvlinks(n int) string {
+	if n == 1 {
+		return "1 NVLink"
+	}
+	return number(n) + " NVLinks"
+}
+
+// shm is the way through one machine's memory.
+func shm(a, b *Site) Way {
+	switch {
+	case a.GPU == nil && b.GPU == nil:
+		return open(ViaHost, TransportShm, hostCopy, "both pools are in the machine's memory: one copy")
+	case a.GPU == nil || b.GPU == nil:
+		return open(ViaHost, TransportShm, least(a.pcie(), b.pcie(), hostCopy), "one pool is in the machine's memory")
+	}
+	// Down, and up again: two transfers and the bytes are in host memory between.
+	rate := half(least(a.pcie(), b.pcie(), hostCopy))
+	return open(ViaHost, TransportShm, rate, "out of one GPU into pinned memory, and into the other")
+}
+
+// verbs are the ways by RDMA, GPUDirect first.
+func verbs(a, b *Site) []Way {
+	shut := func(why string) []Way { return []Way{closed(RDMABounce, TransportVerbs, why)} }
+	for _, s := range [...]*Site{a, b} {
+		if !s.Known {
+			return shut("nothing is known of node " + s.Node)
+		}
+		if s.Verbs != "" {
+			return shut("libibverbs.so.1 on node " + s.Node + ": " + s.Verbs)
+		}
+	}
+	for _, s := range [...]*Site{a, b} {
+		if s.RDMA == nil {
+			return shut("node " + s.Node + " has no RDMA port that is up")
+		}
+	}
+	from, to := a.RDMA, b.RDMA
+	switch {
+	case from.Layer != to.Layer:
+		return shut(from.Name + " of node " + a.Node + " speaks " + from.Layer + ", " + to.Name + " of node " + b.Node + " " + to.Layer)
+	case from.Subnet != "" && to.Subnet != "" && from.Subnet != to.Subnet:
+		return shut(from.Name + " of node " + a.Node + " is in fabric " + from.Subnet + ", " + to.Name + " of node " + b.Node + " in " + to.Subnet)
+	}
+	rate := usable(least(from.Rate, to.Rate))
+	if rate == 0 {
+		rate = port
+	}
+	over := from.Name + " to " + to.Name + " over " + from.Layer
+	bounce := open(RDMABounce, TransportVerbs, least(rate, hostCopy), over+", by way of host memory")
+	if a.GPU == nil && b.GPU == nil {
+		bounce.Why = over + ": the pools are in host memory"
+		return []Way{bounce}
+	}
+	return []Way{direct(a, b, least(rate, a.pcie(), b.pcie()), over), bounce}
+}
+
+// direct is the way by GPUDirect.
+func direct(a, b *Site, rate Rate, over string) Way {
+	for _, s := range [...]*Site{a, b} {
+		switch g := s.GPU; {
+		case g == nil:
+			return closed(RDMA, TransportVerbs, "the pool on node "+s.Node+" is in host memory")
+		case g.Absent:
+			return closed(RDMA, TransportVerbs, "GPU "+number(g.Index)+" is not on node "+s.Node)
+		case g.Lost != "":
+			return closed(RDMA, TransportVerbs, "GPU "+number(g.Index)+" of node "+s.Node+": "+g.Lost)
+		case !s.PeerMemory:
+			return closed(RDMA, TransportVerbs, "node "+s.Node+" offers NICs no GPU memory (neither nvidia_peermem nor dma-buf)")
+		case s.RDMA.Distance >= System || s.RDMA.Distance == 0:
+			return closed(RDMA, TransportVerbs, "on node "+s.Node+" the way from GPU "+number(g.Index)+" to its nearest NIC: "+s.RDMA.Distance.words())
+		}
+	}
+	d := max(a.RDMA.Distance, b.RDMA.Distance)
+	if d >= Bridge {
+		rate = half(rate)
+	}
+	return open(RDMA, TransportVerbs, rate, over+"; GPU to NIC: "+d.words())
+}
+
+// tcp is the way that is always open.
+func tcp(a, b *Site) Way {
+	if a.Node == b.Node {
+		return open(TCP, TransportTCP, tcpStream, "loopback")
+	}
+	rate, over := tcpStream, "one connection between the nodes"
+	for _, s := range [...]*Site{a, b} {
+		if s.TCP > 0 && usable(s.TCP) < rate {
+			rate, over = usable(s.TCP), "the fastest link of node "+s.Node+" bounds it"
+		}
+	}
+	return open(TCP, TransportTCP, rate, over)
+}
