@@ -172,19 +172,25 @@ func (p *Policy) free() {
 }
 
 // Warm has every instance answer frames of its kinds before a caller asks it: the
-// first calls of an instance take long. It waits for calls in progress, and
-// counts and records nothing. The error is a *host.Fault; an instance that took
-// too long is replaced without one.
+// first calls of an instance take long. It gives records of words as large as
+// those their memory. It waits for calls in progress, and counts and records
+// nothing. The error is a *host.Fault; an instance that took too long is replaced
+// without one.
 func (p *Policy) Warm(frames [][]byte) error {
 	for n := range p.slots {
 		s := &p.slots[n]
 		p.take(s)
 		var err error
+		var r host.Record
+		words, output := 0, 0
 		for _, frame := range frames {
-			var r host.Record
 			if err = s.instance.Replay(frame, &r); err != nil {
 				break
 			}
+			words, output = max(words, len(r.Frame)), max(output, len(r.Output))
+		}
+		if p.config.Every > 0 {
+			s.reserve(words, output)
 		}
 		if s.instance.Dead() == nil {
 			p.release(s, free)

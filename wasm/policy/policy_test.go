@@ -302,6 +302,29 @@ func TestCallsDoNotAllocate(t *testing.T) {
 	}
 }
 
+// TestFirstCallsDoNotAllocate: nor do the records of a policy that is warm.
+func TestFirstCallsDoNotAllocate(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector allocates")
+	}
+	p := running(t, Config{Every: 1, Instances: 1}, host.Config{}, leastLoad())
+	b := bids(16)
+	if err := p.Warm([][]byte{frame(abi.PutSelect, abi.Call{}, b)}); err != nil {
+		t.Fatal(err)
+	}
+	half := func() {
+		for range DefaultKeep / 2 {
+			p.Select(b)
+		}
+	}
+	if n := testing.AllocsPerRun(1, half); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+	if n := len(p.Records()); n != DefaultKeep {
+		t.Errorf("%d records", n)
+	}
+}
+
 func BenchmarkSelect(b *testing.B) {
 	words := bids(16)
 	p := running(b, Config{Every: 1024}, host.Config{}, leastLoad())
