@@ -59,7 +59,9 @@ type Limit struct {
 // defaults are sized for guests in standard Go, which need 8 MiB before their
 // garbage collector begins. Refine has four times the fuel of the largest question
 // that a migrator asks, of some 20,000 requests (BenchmarkRefineFuel has the table);
-// partition a hundred times what 10,000 replicas in 119 buckets take.
+// partition a hundred times what 10,000 replicas in 119 buckets take; guard, which
+// sees the names of two plans, some eight times what rules in Rego take about 10,000
+// replicas, whose names then may have 96 bytes.
 var defaults = [abi.Kinds]Limit{
 	abi.Configure: {50_000_000, time.Second, 128, 256 << 10, callStack},
 	abi.Partition: {2_000_000_000, 5 * time.Second, 1024, 1 << 20, 64 * callStack},
@@ -68,7 +70,7 @@ var defaults = [abi.Kinds]Limit{
 	abi.Select:    {50_000, time.Millisecond, 128, 8 << 10, callStack},
 	abi.Outlier:   {50_000, time.Millisecond, 128, 8 << 10, callStack},
 	abi.Place:     {50_000, time.Millisecond, 128, 64 << 10, callStack},
-	abi.Guard:     {5_000_000, 20 * time.Millisecond, 128, 64 << 10, 4 * callStack},
+	abi.Guard:     {20_000_000, time.Second, 512, 2 << 20, 4 * callStack},
 }
 
 // callStack is what a call of the kinds that come with requests may nest. Go's
