@@ -145,6 +145,21 @@ type Pool interface {
 	Memory() (*Memory, bool)
 }
 
+// Usable says why a pool's device can copy nothing into or out of it now, or nil: for
+// the probes of those who reach it by the host. An engine that is away is no reason.
+func Usable(p Pool) error {
+	m, ok := p.Memory()
+	if !ok {
+		return nil
+	}
+	d, ok := m.Device.(interface{ Usable() error })
+	if !ok || !m.Hold() {
+		return nil
+	}
+	defer m.Release()
+	return d.Usable()
+}
+
 // Hold returns the memory of a pool, held for the caller, who must Release it.
 // It fails for memory on a device, which has no bytes.
 func Hold(p Pool) (*Memory, error) {

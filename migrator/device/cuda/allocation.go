@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"sync/atomic"
 )
 
@@ -84,12 +85,14 @@ func (a *Allocation) Export() (*os.File, error) {
 }
 
 // Close lets the allocation go; its memory stays while it is mapped, or imported
-// elsewhere. More calls do nothing.
+// elsewhere. More calls do nothing; after an error one tries again.
 func (a *Allocation) Close() error {
 	if a.closed.Swap(true) {
 		return nil
 	}
-	return a.context.driver.do(cuMemRelease, 0, &words{a.handle}, nil)
+	err := a.context.driver.do(cuMemRelease, 0, &words{a.handle}, nil)
+	a.closed.Store(err == nil)
+	return err
 }
 
 // Access is what a mapping may be used for, numbered as in cuda.h.
@@ -106,7 +109,10 @@ type Mapping struct {
 	context *Context
 	at      Pointer
 	size    int64
-	closed  atomic.Bool
+
+	mu     sync.Mutex
+	empty  bool // nothing is mapped at the address
+	closed bool
 }
 
 // Map gives the whole allocation an address that the context's device may use.
@@ -135,13 +141,21 @@ func (m *Mapping) Pointer() Pointer { return m.at }
 // Size is the mapping's, in bytes.
 func (m *Mapping) Size() int64 { return m.size }
 
-// Close unmaps. Nothing may be at work on it. More calls do nothing.
+// Close unmaps. Nothing may be at work on it. More calls do nothing; after an error
+// one tries again.
 func (m *Mapping) Close() error {
-	if m.closed.Swap(true) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
 		return nil
 	}
-	if err := m.context.driver.do(cuMemUnmap, 0, &words{uint64(m.at), uint64(m.size)}, nil); err != nil {
-		return fmt.Errorf("the address stays taken: %w", err)
+	if !m.empty {
+		if err := m.context.driver.do(cuMemUnmap, 0, &words{uint64(m.at), uint64(m.size)}, nil); err != nil {
+			return fmt.Errorf("the address stays taken: %w", err)
+		}
+		m.empty = true
 	}
-	return m.context.driver.do(cuMemAddressFree, 0, &words{uint64(m.at), uint64(m.size)}, nil)
+	err := m.context.driver.do(cuMemAddressFree, 0, &words{uint64(m.at), uint64(m.size)}, nil)
+	m.closed = err == nil
+	return err
 }

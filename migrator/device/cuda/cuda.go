@@ -33,13 +33,18 @@ const (
 
 // Sticky reports whether the context in which a call had this code is of no use
 // any more: every later call in it fails. The cure is to release it and to retain
-// it again.
+// it again; where that does not help, a process of its own is one, says cuda.h.
 func (c Code) Sticky() bool {
 	switch c {
-	case 4, 214, 220, 700, 702, 709, 710:
+	case 4, // the driver is shutting down
+		214, 220, 226, // uncorrectable errors of memory and NVLink, contained errors
+		700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, // faults of code
+		805, 806, 810, // the server of MPS has gone
+		911, // a device outside
+		999: // unknown, as of a GPU that has fallen off the bus
 		return true
 	}
-	return 713 <= c && c <= 721
+	return false
 }
 
 // Error is a call that the driver refused.

@@ -48,7 +48,8 @@ func (c *Control) call(function, name string, a, b int) int {
 }
 
 // Fail makes the nth call of a function from now on, counted from 1, fail with a
-// code. "*" is any function.
+// code. "*" is any function. A negative nth is that call and, of libcuda, all that
+// follow it.
 func (c *Control) Fail(function string, nth, code int) { c.call("fake_fail", function, nth, code) }
 
 // Clear forgets what was to fail, and ends Hold.

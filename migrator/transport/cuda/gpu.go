@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/device/cuda"
@@ -35,6 +36,9 @@ type GPU struct {
 	mu     sync.Mutex
 	held   *hold // nil until it is needed, and after an error
 	closed bool
+	faults faults // of what was held
+	unshut []func() error
+	sick   error // why it is not to be trusted, as others say
 }
 
 // hold is all that there is in one context: it lives and ends as one.
@@ -45,6 +49,8 @@ type hold struct {
 	gather, scatter     cuda.Kernel
 	batches             bool
 
+	worked atomic.Bool // some work of a lane was done
+
 	// gate is read-locked by who makes calls in the context, and locked to end it.
 	gate sync.RWMutex
 	over bool // guarded by gate
@@ -54,6 +60,7 @@ type hold struct {
 	lanes    map[*lane]bool // all of them
 	mappings map[key]*mapping
 	made     map[*Memory]cuda.Pointer // memory of this process's own
+	unshut   []func() error           // what could not be closed, and is not the context's
 }
 
 // NewGPU looks a device up. Its context is made when it is used first.
@@ -83,7 +90,7 @@ func (g *GPU) Close() error {
 	if h == nil {
 		return nil
 	}
-	return g.end(h)
+	return g.end(h, nil)
 }
 
 // use runs f in the context of h, or of whichever lives if h is nil. When the
@@ -92,12 +99,12 @@ func (g *GPU) use(h *hold, f func(*hold) error) error {
 	if h == nil {
 		var err error
 		if h, err = g.live(); err != nil {
-			return fmt.Errorf("gpu %d: %w", g.config.Ordinal, err)
+			return err
 		}
 	}
 	err := h.use(f)
 	if cuda.Sticky(err) {
-		return errors.Join(err, g.end(h))
+		return errors.Join(err, g.end(h, err))
 	}
 	return err
 }
@@ -114,16 +121,32 @@ func (h *hold) use(f func(*hold) error) error {
 	return f(h)
 }
 
-// live is the context, made where there is none.
+// live is the context, made where there is none, unless that has failed just now: then
+// it fails with a *DownError.
 func (g *GPU) live() (*hold, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.closed {
-		return nil, errors.New("it is closed")
+		return nil, fmt.Errorf("gpu %d: it is closed", g.config.Ordinal)
 	}
 	if g.held != nil {
 		return g.held, nil
 	}
+	if time.Now().Before(g.faults.until) {
+		return nil, &DownError{g.config.Ordinal, g.faults.err}
+	}
+	h, err := g.open()
+	if err != nil {
+		g.faults.add(err, time.Now(), 0)
+		return nil, &DownError{g.config.Ordinal, err}
+	}
+	g.held = h
+	_ = again(&g.unshut) // the error was told when it was new
+	return h, nil
+}
+
+// open makes a context with all that every use needs.
+func (g *GPU) open() (*hold, error) {
 	context, err := g.config.Driver.Retain(g.config.Ordinal)
 	if err != nil {
 		return nil, err
@@ -144,13 +167,13 @@ func (g *GPU) live() (*hold, error) {
 		}
 		return nil, errors.Join(err, context.Close())
 	}
-	g.held = h
 	return h, nil
 }
 
 // end closes all that is in a context, once nobody makes calls in it. No other is
-// made before: it would be the same, which the driver counts.
-func (g *GPU) end(h *hold) error {
+// made before: it would be the same, which the driver counts. why is the error that
+// has made it useless, nil for none.
+func (g *GPU) end(h *hold, why error) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.held == h {
@@ -162,6 +185,12 @@ func (g *GPU) end(h *hold) error {
 		return nil
 	}
 	h.over = true
+	if h.worked.Load() {
+		g.faults = faults{}
+	}
+	if why != nil {
+		g.faults.add(why, time.Now(), 1)
+	}
 	// In a context that has failed none of this succeeds except for its end, which
 	// closes all that is of the context: the errors would say nothing new.
 	for l := range h.lanes {
@@ -181,8 +210,38 @@ func (g *GPU) end(h *hold) error {
 	err := h.context.Close()
 	for _, m := range h.mappings {
 		if m.outlives {
-			err = errors.Join(err, m.close())
+			h.unshut = append(h.unshut, m.close)
 		}
+	}
+	g.unshut = append(g.unshut, h.unshut...)
+	return errors.Join(err, again(&g.unshut))
+}
+
+// again closes what could not be closed before, and keeps what cannot be still.
+func again(unshut *[]func() error) (err error) {
+	var left []func() error
+	for _, close := range *unshut {
+		if failed := close(); failed != nil {
+			err, left = errors.Join(err, failed), append(left, close)
+		}
+	}
+	*unshut = left
+	return err
+}
+
+// end unmaps a mapping that is nobody's any more. mu is held.
+func (h *hold) end(m *mapping) error {
+	if m.outlives {
+		return h.shut(m.close)
+	}
+	return m.close()
+}
+
+// shut closes what is not the context's, now or later. mu is held.
+func (h *hold) shut(close func() error) error {
+	err := close()
+	if err != nil {
+		h.unshut = append(h.unshut, close)
 	}
 	return err
 }
@@ -199,11 +258,11 @@ func (g *GPU) drop(before time.Time) {
 	_ = g.use(h, func(h *hold) error {
 		h.mu.Lock()
 		defer h.mu.Unlock()
-		var errs error
+		errs := again(&h.unshut)
 		for k, m := range h.mappings {
 			if m.users == 0 && !m.kept && m.left.Before(before) {
 				delete(h.mappings, k)
-				errs = errors.Join(errs, m.close())
+				errs = errors.Join(errs, h.end(m))
 			}
 		}
 		return errs
@@ -259,13 +318,13 @@ type mapping struct {
 }
 
 // mapped finds a mapping, or makes it. It is left by unmap.
-func (h *hold) mapped(k key, open func(*cuda.Context) (*mapping, error)) (*mapping, error) {
+func (h *hold) mapped(k key, open func() (*mapping, error)) (*mapping, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	m := h.mappings[k]
 	if m == nil {
 		var err error
-		if m, err = open(h.context); err != nil {
+		if m, err = open(); err != nil {
 			return nil, err
 		}
 		h.mappings[k] = m

@@ -180,6 +180,7 @@ func (l *lane) wait() error {
 			return l.drain(err)
 		}
 		if done {
+			l.hold.worked.Store(true)
 			return nil
 		}
 		if time.Since(start) > patient {

@@ -223,43 +223,44 @@ func (m *Memory) mapped(h *hold) (*mapping, error) {
 	if m.gone != nil {
 		return nil, m.gone
 	}
-	return h.mapped(key{own: m}, func(c *cuda.Context) (*mapping, error) {
+	return h.mapped(key{own: m}, func() (*mapping, error) {
 		if p, own := h.made[m]; own {
 			return &mapping{pool: p, size: m.handle.Size - m.handle.Offset, close: func() error { return nil }}, nil
 		}
-		return openHandle(c, m.handle, m.file, cuda.ReadWrite)
+		return h.openHandle(m.handle, m.file, cuda.ReadWrite)
 	})
 }
 
 // openHandle maps a pool. It trusts the driver, and not the handle, with how large
-// the allocation is.
-func openHandle(c *cuda.Context, h Handle, file *os.File, access cuda.Access) (*mapping, error) {
-	if h.Kind == IPC {
-		base, err := c.OpenIPC(h.Name)
+// the allocation is. mu is held.
+func (h *hold) openHandle(p Handle, file *os.File, access cuda.Access) (*mapping, error) {
+	c := h.context
+	if p.Kind == IPC {
+		base, err := c.OpenIPC(p.Name)
 		if err != nil {
 			return nil, err
 		}
 		_, size, err := c.Range(base)
-		if err == nil && size < h.Size {
-			err = fmt.Errorf("the pool's allocation has %d bytes, not %d", size, h.Size)
+		if err == nil && size < p.Size {
+			err = fmt.Errorf("the pool's allocation has %d bytes, not %d", size, p.Size)
 		}
 		if err != nil {
 			return nil, errors.Join(err, c.CloseIPC(base))
 		}
-		return &mapping{pool: base + cuda.Pointer(h.Offset), size: h.Size - h.Offset, close: func() error { return c.CloseIPC(base) }}, nil
+		return &mapping{pool: base + cuda.Pointer(p.Offset), size: p.Size - p.Offset, close: func() error { return c.CloseIPC(base) }}, nil
 	}
-	a, err := c.Import(file, h.Size)
+	a, err := c.Import(file, p.Size)
 	if err != nil {
 		return nil, err
 	}
 	m, err := a.Map(access)
-	if err := errors.Join(err, a.Close()); err != nil { // the mapping keeps the memory
+	if err := errors.Join(err, h.shut(a.Close)); err != nil { // the mapping keeps the memory
 		if m != nil {
-			err = errors.Join(err, m.Close())
+			err = errors.Join(err, h.shut(m.Close))
 		}
 		return nil, err
 	}
-	return &mapping{pool: m.Pointer() + cuda.Pointer(h.Offset), size: h.Size - h.Offset, close: m.Close, outlives: true}, nil
+	return &mapping{pool: m.Pointer() + cuda.Pointer(p.Offset), size: p.Size - p.Offset, close: m.Close, outlives: true}, nil
 }
 
 var errLost = errors.New("the pool was lost when the GPU failed")
@@ -291,7 +292,7 @@ func (m *Memory) close() {
 			var err error
 			if own := h.mappings[key{own: m}]; own != nil {
 				delete(h.mappings, key{own: m})
-				err = own.close()
+				err = h.end(own)
 			}
 			if p, ok := h.made[m]; ok {
 				delete(h.made, m)

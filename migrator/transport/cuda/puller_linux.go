@@ -121,14 +121,14 @@ func (p *puller) prepare(h *hold, own *Memory, theirs Handle, file *os.File, add
 		return err
 	}
 	k := key{address: address, id: theirs.ID}
-	if p.theirs, err = h.mapped(k, func(c *cuda.Context) (*mapping, error) {
+	if p.theirs, err = h.mapped(k, func() (*mapping, error) {
 		if theirs.ID == own.handle.ID { // an engine that is asked for its own blocks
 			return nil, errors.New("the source's pool is this side's own")
 		}
-		m, err := openHandle(c, theirs, file, cuda.ReadOnly)
-		if cuda.Is(err, cuda.NotSupported) && theirs.Kind == VMM {
+		m, err := h.openHandle(theirs, file, cuda.ReadOnly)
+		if theirs.Kind == VMM && (cuda.Is(err, cuda.NotSupported) || cuda.Is(err, cuda.InvalidValue)) {
 			p.logger.Warn("cuda transport: the driver maps no memory for reading only; the source's pool is mapped for writing too", "source", address)
-			m, err = openHandle(c, theirs, file, cuda.ReadWrite)
+			m, err = h.openHandle(theirs, file, cuda.ReadWrite)
 		}
 		return m, err
 	}); err != nil {

@@ -40,8 +40,8 @@ func New(c Config) (*Transport, error) {
 // Name returns "cuda".
 func (t *Transport) Name() string { return "cuda" }
 
-// Probe makes the directory, and the context of the GPU that has the engine's memory.
-// While the engine is away it fails.
+// Probe makes the directory, and has the GPU read some of the engine's memory. While
+// the engine is away it fails.
 func (t *Transport) Probe(context.Context) error {
 	err := local.Private(t.config.Dir)
 	if err == nil {
@@ -63,7 +63,7 @@ func (t *Transport) probe() error {
 	if err != nil {
 		return err
 	}
-	return own.gpu.use(nil, func(h *hold) error { return nil })
+	return own.Usable()
 }
 
 // own is the device memory of a pool.

@@ -33,8 +33,14 @@ func New(c Config) (*Transport, error) {
 // Name returns "tcp".
 func (t *Transport) Name() string { return "tcp" }
 
-// Probe returns nil: what can go wrong depends on the peer.
-func (t *Transport) Probe(context.Context) error { return nil }
+// Probe returns nil, unless the engine's memory is on a device that has failed: what
+// else can go wrong depends on the peer.
+func (t *Transport) Probe(context.Context) error {
+	if err := transport.Usable(t.config.Pool); err != nil {
+		return fmt.Errorf("tcp transport: %w", err)
+	}
+	return nil
+}
 
 // Reaches reports whether the nodes are one, or TLS may carry blocks between
 // them.

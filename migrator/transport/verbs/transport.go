@@ -74,6 +74,9 @@ func (t *Transport) mayRegister(n *nic) error {
 		return nil
 	}
 	defer m.Release()
+	if err := transport.Usable(t.config.Pool); err != nil {
+		return err
+	}
 	r, err := n.registered(m)
 	if err != nil {
 		return err

@@ -6,8 +6,8 @@
 // submitted, so that a missing wait is seen. Kernels are kernel/core.h, run thread
 // by thread. Any call can be made to fail, and every live handle is counted.
 //
-// Environment: FAKE_CUDA_DEVICES (default 2), FAKE_CUDA_FAIL ("call:nth:code",
-// commas between), FAKE_CUDA_DELAY (microseconds before each work of a stream).
+// Environment: FAKE_CUDA_DEVICES (default 2), FAKE_CUDA_FAIL ("call:nth:code" as
+// fake_fail has them, commas between), FAKE_CUDA_DELAY (microseconds before each work of a stream).
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -51,15 +51,19 @@ static const char *const kinds[KINDS] = {"contexts", "memory", "host", "register
 static long live[KINDS];
 
 static void fail_locked(const char *call, long nth, int code) {
-	if (rule_count < MAX_RULES) {
-		snprintf(rules[rule_count].call, sizeof rules[0].call, "%s", call);
-		rules[rule_count].left = nth;
-		rules[rule_count++].code = code;
-	}
+	int i = 0;
+	while (i < rule_count && rules[i].left) // one that is used up makes room
+		i++;
+	if (i == MAX_RULES)
+		abort();
+	snprintf(rules[i].call, sizeof rules[0].call, "%s", call);
+	rules[i].left = nth;
+	rules[i].code = code;
+	rule_count += i == rule_count;
 }
 
-// fake_fail makes the nth call of a name from now on, counted from 1, fail. The
-// name "*" is any call.
+// fake_fail makes the nth call of a name from now on, counted from 1, fail; a
+// negative one that and all that follow. The name "*" is any call.
 EXPORT int fake_fail(const char *call, long nth, long code) {
 	pthread_mutex_lock(&mu);
 	fail_locked(call, nth, (int)code);
@@ -129,7 +133,8 @@ static int initialized, devices = 2;
 static __thread struct context *current;
 
 static int sticky(int code) {
-	return code == 214 || code == 220 || code == 700 || code == 702 || code == 709 || code == 710 || (code >= 713 && code <= 719);
+	return code == 4 || code == 214 || code == 220 || code == 226 || code == 700 || code == 702 || code == 709 || code == 710 || (code >= 714 && code <= 719) ||
+		code == 721 || code == 805 || code == 806 || code == 810 || code == 911 || code == 999;
 }
 
 // enter counts a call, and says why it fails. Errors that are sticky stay with
@@ -163,9 +168,13 @@ static int enter(const char *call) {
 		}
 	}
 	for (int i = 0; i < rule_count && !code; i++)
-		if ((!strcmp(rules[i].call, call) || !strcmp(rules[i].call, "*")) && rules[i].left > 0 && --rules[i].left == 0)
-			code = rules[i].code;
-	if (current && sticky(code))
+		if (!strcmp(rules[i].call, call) || !strcmp(rules[i].call, "*")) {
+			if ((rules[i].left > 0 && --rules[i].left == 0) || rules[i].left == -1)
+				code = rules[i].code;
+			if (rules[i].left < -1)
+				rules[i].left++;
+		}
+	if (current && current->retained && sticky(code))
 		current->broken = code;
 	pthread_mutex_unlock(&mu);
 	return code;
@@ -193,6 +202,7 @@ static const struct { int code; const char *name, *text; } errors[] = {
 	{0, "CUDA_SUCCESS", "no error"}, {1, "CUDA_ERROR_INVALID_VALUE", "invalid argument"}, {2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
 	{3, "CUDA_ERROR_NOT_INITIALIZED", "initialization error"}, {100, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
 	{101, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"}, {200, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid"},
+	{46, "CUDA_ERROR_DEVICE_UNAVAILABLE", "device is busy or unavailable"},
 	{201, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"}, {214, "CUDA_ERROR_ECC_UNCORRECTABLE", "uncorrectable ECC error encountered"},
 	{304, "CUDA_ERROR_OPERATING_SYSTEM", "OS call failed or operation not supported on this OS"},
 	{400, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"}, {500, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
@@ -246,7 +256,7 @@ EXPORT int cuDeviceGetUuid_v2(unsigned char *uuid, int device) {
 EXPORT int cuDeviceGetPCIBusId(char *id, int size, int device) {
 	CALL(cuDeviceGetPCIBusId);
 	DEVICE(device);
-	snprintf(id, size, "0000:%02x:00.0", 0x10 + device);
+	snprintf(id, size, "0000:%02X:00.0", 0x10 * (device + 1)); // as the fake of NVML
 	return SUCCESS;
 }
 

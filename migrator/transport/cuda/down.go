@@ -1,0 +1,94 @@
+package cuda
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/device/cuda"
+	"github.com/cascadeinfer/cascade/migrator/transport"
+)
+
+// How long a GPU is left alone whose contexts fail one after the other; it doubles
+// from the first to the longest.
+const (
+	firstPause   = time.Second
+	longestPause = time.Minute
+)
+
+// A DownError says that a GPU is of no use to this process for now: it could not be
+// opened again after it had failed, or somebody who watches it says so.
+type DownError struct {
+	GPU int   // its number
+	Err error // the latest reason
+}
+
+func (e *DownError) Error() string {
+	todo := "start this process again, or reset the GPU"
+	if cuda.Is(e.Err, cuda.OutOfMemory) {
+		todo = "leave it some hundred MiB of memory"
+	}
+	return fmt.Sprintf("gpu %d is down: %v; if it stays so, %s", e.GPU, e.Err, todo)
+}
+
+func (e *DownError) Unwrap() error { return e.Err }
+
+// faults are contexts in a row that failed before they did any work. The zero value
+// is none.
+type faults struct {
+	n     int
+	until time.Time // none is made before; zero: at once
+	err   error     // of the last one
+}
+
+// add counts a fault. So many in a row cost no pause.
+func (f *faults) add(err error, now time.Time, free int) {
+	f.n++
+	f.err, f.until = err, time.Time{}
+	if wait := f.n - free; wait > 0 {
+		f.until = now.Add(min(firstPause<<min(wait-1, 6), longestPause))
+	}
+}
+
+// Condemn says why the GPU is not to be trusted, though it may do its work: Down has
+// that until Condemn(nil).
+func (g *GPU) Condemn(why error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.sick = why
+}
+
+// Down says why the GPU is of no use now, as a *DownError, or nil. One that has failed
+// once, and was not tried again, is not down.
+func (g *GPU) Down() error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	switch {
+	case g.sick != nil:
+		return &DownError{GPU: g.config.Ordinal, Err: g.sick}
+	case g.held == nil && !g.faults.until.IsZero():
+		return &DownError{GPU: g.config.Ordinal, Err: g.faults.err}
+	}
+	return nil
+}
+
+// touched is how much Usable reads of a pool, in bytes.
+const touched = 4096
+
+// Usable says why nothing can be copied into or out of the pool now, as a *DownError
+// where that is the GPU's fault, or nil. It has the GPU read some of the pool.
+func (m *Memory) Usable() error {
+	m.gpu.mu.Lock()
+	sick := m.gpu.sick
+	m.gpu.mu.Unlock()
+	if sick != nil {
+		return m.gpu.Down()
+	}
+	size := min(m.size, touched)
+	_, err := m.Sums(nil, transport.Layout{Blocks: 1, Regions: []transport.Region{{Stride: size, Bytes: size}}}, []uint32{0})
+	if err != nil {
+		if down := m.gpu.Down(); down != nil {
+			return down
+		}
+	}
+	return err
+}
