@@ -41,6 +41,7 @@ type Control struct {
 	loads     *loads
 	adapters  adapters
 	keeper    *keeper
+	uploads   chan struct{} // capacity maxUploads: the bodies that are read at a time
 	pushes    chan struct{} // capacity 1: one push is taken in at a time
 	health    *health.Server
 	registry  *prometheus.Registry
@@ -54,7 +55,7 @@ type Control struct {
 // that is not run must be closed.
 func New(cfg Config) (*Control, error) {
 	cfg = cfg.complete()
-	c := &Control{cfg: cfg, log: cfg.Logger, health: health.NewServer(), pushes: make(chan struct{}, 1)}
+	c := &Control{cfg: cfg, log: cfg.Logger, health: health.NewServer(), uploads: make(chan struct{}, maxUploads), pushes: make(chan struct{}, 1)}
 	c.health.SetServingStatus("", healthv1.HealthCheckResponse_NOT_SERVING) // until the first plan is out
 	if err := c.init(); err != nil {
 		c.Close()

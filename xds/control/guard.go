@@ -8,12 +8,14 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/cascadeinfer/cascade/xds/fleet"
 	"github.com/cascadeinfer/cascade/xds/policy"
+	"github.com/cascadeinfer/cascade/xds/store"
 )
 
 // AdminHeader must be on every request that changes something, with any value:
@@ -125,10 +127,12 @@ func codeOf(err error) int {
 		return http.StatusBadRequest
 	case errors.As(err, &denied):
 		return http.StatusUnprocessableEntity
+	case is(os.ErrDeadlineExceeded):
+		return http.StatusRequestTimeout
 	case is(fleet.ErrUnknown), is(fleet.ErrNoModel), is(fleet.ErrNoPlan):
 		return http.StatusNotFound
 	case is(fleet.ErrLast), is(fleet.ErrFile), is(fleet.ErrPinned), is(fleet.ErrSame), is(fleet.ErrDenied),
-		is(policy.ErrReplayed), is(policy.ErrNoCandidate), is(policy.ErrOther), is(policy.ErrNative):
+		is(store.ErrNoModule), is(policy.ErrReplayed), is(policy.ErrNoCandidate), is(policy.ErrOther), is(policy.ErrNative):
 		return http.StatusConflict
 	}
 	return http.StatusServiceUnavailable

@@ -471,7 +471,10 @@ func TestPolicyOrders(t *testing.T) {
 		{"native", 409, "native policy", func() (int, string) { return post(t, c, "/policies/rollback?slot=place", nil) }},
 
 		{"two slots", 200, `"generation": 4`, func() (int, string) { return post(t, c, "/policies/push?slot=place&slot=bid-quote", body(module)) }},
-		{"again", 409, "only grow", func() (int, string) { return post(t, c, "/policies/push?slot=outlier&slot=place", body(module)) }},
+		{"again", 200, `"generation": 4`, func() (int, string) { return post(t, c, "/policies/push?slot=place&slot=bid-quote", body(module)) }},
+		{"another of that generation", 409, "only grow", func() (int, string) {
+			return push(t, c, "slot=outlier&slot=place", []byte("x"), "generation 4")
+		}},
 		{"on", 200, `"goal": "active"`, func() (int, string) { return post(t, c, "/policies/goal?slot=place&goal=active", nil) }},
 		{"another one", 409, "another generation", func() (int, string) { return post(t, c, "/policies/goal?slot=place&goal=warm&generation=3", nil) }},
 		{"back", 200, `"reason": "slow"`, func() (int, string) {

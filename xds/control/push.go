@@ -11,6 +11,7 @@ import (
 	"mime/multipart"
 	"net/http"
 	"net/url"
+	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -59,6 +60,10 @@ const (
 	// JSON or multipart puts around them.
 	maxPush     = (policy.MaxModule+policy.MaxSignature+policy.MaxConfiguration)*4/3 + 64<<10
 	pushTimeout = 25 * time.Second
+	// uploadTimeout is how long the body may take of it, and maxUploads how many
+	// are read at a time: each is held in memory.
+	uploadTimeout = 15 * time.Second
+	maxUploads    = 4
 )
 
 var errTooLarge = fmt.Errorf("a module has at most %d MiB, and its signature %d KiB", policy.MaxModule>>20, policy.MaxSignature>>10)
@@ -114,17 +119,15 @@ func (c *Control) takePush(ctx context.Context, w http.ResponseWriter, r *http.R
 			return nil, malformed("slot " + slot + ": " + err.Error())
 		}
 	}
-	select {
-	case c.pushes <- struct{}{}:
-		defer func() { <-c.pushes }()
-	case <-ctx.Done():
-		return nil, errors.New("another module is being pushed; try again")
-	}
-	r.Body = http.MaxBytesReader(w, r.Body, maxPush)
-	body, err := readPush(r)
+	body, err := c.upload(ctx, w, r)
 	if err != nil {
 		return nil, err
 	}
+	done, err := turn(ctx, c.pushes)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
 	module, signature := body.Module, body.Signature
 	sum := policy.Digest(sha256.Sum256(module))
 	trials := make(map[string]policy.Trial, len(o.slots))
@@ -148,7 +151,8 @@ func (c *Control) takePush(ctx context.Context, w http.ResponseWriter, r *http.R
 			Goal: o.goal, Permille: o.permille, Scope: scopes[slot], Since: now,
 		}
 	}
-	// The bytes come before the name: who reads the one finds the other.
+	// The bytes come before the name: who reads the one finds the other. What is
+	// there already and was lost, is put back.
 	if err := c.cfg.Modules.Put(store.Digest(sum), module); err != nil {
 		return nil, err
 	}
@@ -158,6 +162,44 @@ func (c *Control) takePush(ctx context.Context, w http.ResponseWriter, r *http.R
 		return nil, err
 	}
 	return c.Policies(o.slots...), nil
+}
+
+// turn waits for a place, which done gives back.
+func turn(ctx context.Context, places chan struct{}) (done func(), err error) {
+	select {
+	case places <- struct{}{}:
+		return func() { <-places }, nil
+	case <-ctx.Done():
+		return nil, errors.New("other modules are being pushed; try again")
+	}
+}
+
+// upload reads the body of a push, before its turn: who is slow keeps nobody
+// waiting.
+func (c *Control) upload(ctx context.Context, w http.ResponseWriter, r *http.Request) (pushBody, error) {
+	done, err := turn(ctx, c.uploads)
+	if err != nil {
+		return pushBody{}, err
+	}
+	defer done()
+	r.Body = http.MaxBytesReader(w, r.Body, maxPush)
+	return readWithin(w, r, uploadTimeout)
+}
+
+// readWithin reads a push that has come within a time.
+func readWithin(w http.ResponseWriter, r *http.Request, most time.Duration) (pushBody, error) {
+	conn := http.NewResponseController(w)
+	if err := conn.SetReadDeadline(time.Now().Add(most)); err != nil {
+		return pushBody{}, err
+	}
+	body, err := readPush(r)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return body, fmt.Errorf("the module has not come within %v: %w", most, err)
+	}
+	if err == nil {
+		err = conn.SetReadDeadline(time.Time{})
+	}
+	return body, err
 }
 
 // understood marks the errors of a change that say what was asked wrongly.
@@ -209,8 +251,11 @@ func readPush(r *http.Request) (body pushBody, err error) {
 // unread says why a body was not read.
 func unread(err error) error {
 	var large *http.MaxBytesError
-	if errors.As(err, &large) {
+	switch {
+	case errors.As(err, &large):
 		return errTooLarge
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return err
 	}
 	return malformed("body: " + err.Error())
 }
@@ -301,18 +346,16 @@ func (c *Control) moveGoal(ctx context.Context, o policyAsk) error {
 	if c.cfg.Admitter == nil {
 		return errOff
 	}
-	select {
-	case c.pushes <- struct{}{}:
-		defer func() { <-c.pushes }()
-	case <-ctx.Done():
-		return errors.New("another module is being pushed; try again")
+	done, err := turn(ctx, c.pushes)
+	if err != nil {
+		return err
 	}
+	defer done()
 	now := moment(time.Now())
 	generations, scopes := make(map[string]uint64, len(o.slots)), make(map[string]string, len(o.slots))
 	for _, kind := range o.slots {
 		s := policy.Of(c.keeper.stored(), kind).Clone()
 		// What is asked wrongly is told before rules are asked.
-		var err error
 		if scopes[kind], err = c.scoped(kind, o.goal, o.scope, s.Candidate); err != nil {
 			return err
 		}
@@ -322,7 +365,8 @@ func (c *Control) moveGoal(ctx context.Context, o policyAsk) error {
 		t := s.Candidate
 		code, err := c.cfg.Modules.Get(store.Digest(t.SHA256))
 		if err != nil {
-			return err
+			return fmt.Errorf("slot %s: the bytes of generation %d (%s, sha256 %s) are lost: %w; push the same module and signature again, which puts them back",
+				kind, t.Generation, t.Name, t.SHA256, err)
 		}
 		if _, err := c.cfg.Admitter.Admit(ctx, Push{
 			Slot: kind, Goal: o.goal, Permille: o.permille, Scope: scopes[kind], Module: code, Signature: t.Signature, Configuration: t.Configuration, Current: s, By: o.by,

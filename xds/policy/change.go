@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -21,14 +22,24 @@ var (
 )
 
 // Push puts a generation on trial, in the place of the one that was; with the
-// goal Proven it takes the place of what is proven. The error wraps ErrReplayed,
-// or says what is wrong with the trial.
+// goal Proven it takes the place of what is proven. The one that is on trial, pushed
+// again, gets the goal; what is proven stays that. The error wraps ErrReplayed, or
+// says what is wrong with the trial.
 func (s Slot) Push(t Trial) (Slot, error) {
 	if err := CheckGoal(s.Kind, t.Goal, t.Permille, t.Scope); err != nil {
 		return s, err
 	}
 	if err := t.Module.validate(); err != nil {
 		return s, err
+	}
+	if c := s.Candidate; c != nil && c.same(t.Module) {
+		if c.Goal == t.Goal && c.Permille == t.Permille && c.Scope == t.Scope {
+			return s, nil
+		}
+		return s.Move(t.Since, c.Generation, t.Goal, t.Permille, t.Scope)
+	}
+	if s.Proven != nil && s.Proven.same(t.Module) && t.Goal == Proven {
+		return s, nil
 	}
 	if t.Generation <= s.Floor {
 		return s, fmt.Errorf("generation %d of %s, which has seen %d: %w", t.Generation, s.Kind, s.Floor, ErrReplayed)
@@ -40,6 +51,12 @@ func (s Slot) Push(t Trial) (Slot, error) {
 		s = s.prove()
 	}
 	return s, nil
+}
+
+// same reports whether two modules are the same statement about the same bytes,
+// configured alike.
+func (m *Module) same(o Module) bool {
+	return m.Generation == o.Generation && m.SHA256 == o.SHA256 && bytes.Equal(m.Signature, o.Signature) && bytes.Equal(m.Configuration, o.Configuration)
 }
 
 // Move sets how far the candidate may go; Proven ends its trial. generation is

@@ -376,8 +376,14 @@ func TestErrors(t *testing.T) {
 		t.Error(err)
 	}
 	s, _ = s.Push(Trial{Module: generation(7), Goal: Warm})
-	if _, err := s.Push(Trial{Module: generation(7), Goal: Warm}); !errors.Is(err, ErrReplayed) {
-		t.Error(err)
+	for _, change := range []func(*Module){
+		func(m *Module) { m.SHA256[0]++ }, func(m *Module) { m.Signature = []byte("another") }, func(m *Module) { m.Configuration = []byte("another") },
+	} {
+		other := generation(7)
+		change(&other)
+		if _, err := s.Push(Trial{Module: other, Goal: Warm}); !errors.Is(err, ErrReplayed) {
+			t.Error(err)
+		}
 	}
 	if _, err := s.Settle(7); !errors.Is(err, ErrOther) {
 		t.Error(err)
