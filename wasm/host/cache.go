@@ -27,8 +27,7 @@ type cache struct {
 // openCache opens the module's entry below a folder, which no other module, meter
 // or engine shares. What the engine stores there is keyed by the processor, too,
 // and written whole.
-func openCache(dir string, code []byte) (*cache, error) {
-	sum := sha256.Sum256(code)
+func openCache(dir string, sum [sha256.Size]byte) (*cache, error) {
 	version := strings.ReplaceAll(meter.Version, "/", "-") + "_" + engineVersion
 	entry, err := cachedir.Open(dir, version, hex.EncodeToString(sum[:]))
 	if err != nil {
@@ -53,19 +52,4 @@ func (c *cache) evict(config Config) {
 
 func (c *cache) close(ctx context.Context) error {
 	return errors.Join(c.engine.Close(ctx), c.entry.Close())
-}
-
-// compile compiles into a runtime of its own, with the cache if there is one.
-func compile(ctx context.Context, code []byte, pages uint32, c *cache) (wazero.Runtime, wazero.CompiledModule, error) {
-	config := wazero.NewRuntimeConfig().WithMemoryLimitPages(pages).WithDebugInfoEnabled(false)
-	if c != nil {
-		config = config.WithCompilationCache(c.engine)
-	}
-	r := wazero.NewRuntimeWithConfig(ctx, config)
-	compiled, err := r.CompileModule(ctx, code)
-	if err != nil {
-		r.Close(ctx)
-		return nil, nil, err
-	}
-	return r, compiled, nil
 }

@@ -104,6 +104,9 @@ type Config struct {
 	// Meter bounds the module itself. Pages, Stack and StartFuel are taken from the
 	// limits above; a Slice of 0 means 65,536 here.
 	Meter meter.Config
+	// Engine is what the module shares with others of the process; nil means
+	// nothing.
+	Engine *Engine
 	// Cache is a folder for machine code, made if it does not exist, so that a
 	// module is compiled once per machine. Whoever can write to it runs code in
 	// this process: a folder that others than its owner can write to is refused.
@@ -154,6 +157,9 @@ func (c Config) filled() (Config, error) {
 		if k >= abi.Kinds {
 			return c, fmt.Errorf("host: Kinds: there is no kind %d", k)
 		}
+	}
+	if c.Engine == nil {
+		c.Engine = NewEngine()
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)

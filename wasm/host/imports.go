@@ -65,7 +65,7 @@ func answerImports(ctx context.Context, r wazero.Runtime) error {
 			return err
 		}
 	}
-	return nil
+	return answerOPA(ctx, r)
 }
 
 // charge takes ticks from the fuel of the call that is running. The guest's next

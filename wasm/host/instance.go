@@ -9,6 +9,7 @@ import (
 
 	"github.com/tetratelabs/wazero"
 	"github.com/tetratelabs/wazero/api"
+	"github.com/tetratelabs/wazero/experimental"
 
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/meter"
@@ -95,8 +96,11 @@ func (m *Module) Instantiate() (*Instance, error) {
 		l.fuel, l.budget = meter.Split(l.Fuel, m.report.Slice)
 	}
 	// The initialisation is called below, under the watch.
-	mod, err := m.runtime.InstantiateModule(i.ctx, m.compiled, wazero.NewModuleConfig().WithName("").WithStartFunctions())
+	linear := &memory{from: &m.config.Engine.memories}
+	ctx := &callContext{experimental.WithMemoryAllocator(context.Background(), linear), i}
+	mod, err := m.program.runtime.InstantiateModule(ctx, m.program.compiled, wazero.NewModuleConfig().WithName("").WithStartFunctions())
 	if err != nil {
+		linear.Free() // which nobody else does then
 		return nil, &Fault{Kind: abi.Configure, Cause: Trapped, Text: i.last(), Err: fmt.Errorf("start: %w", err)}
 	}
 	i.mod, i.memory = mod, mod.ExportedMemory(abi.ExportMemory)
@@ -321,8 +325,11 @@ func (i *Instance) Calls() uint64 { return i.running.Load() >> 8 }
 // new, in bytes.
 func (i *Instance) Memory() (now, first uint32) { return i.memory.Size(), i.first }
 
-// Hash is of the whole memory, to compare runs.
+// Hash is of the whole memory, to compare runs; of nothing once it is closed.
 func (i *Instance) Hash() [sha256.Size]byte {
+	if i.mod == nil {
+		return sha256.Sum256(nil)
+	}
 	b, _ := i.memory.Read(0, i.memory.Size())
 	return sha256.Sum256(b)
 }

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"sync/atomic"
 
-	"github.com/tetratelabs/wazero"
 	"github.com/tetratelabs/wazero/api"
 
 	"github.com/cascadeinfer/cascade/wasm/abi"
@@ -19,19 +18,17 @@ import (
 // Module is a compiled module, from which instances are made. Its methods are
 // safe for concurrent use.
 type Module struct {
-	config   Config
-	sum      [sha256.Size]byte
-	kinds    []abi.Kind
-	decides  [abi.Kinds]bool
-	rests    bool // exports ExportRest
-	report   meter.Report
-	cache    *cache
-	runtime  wazero.Runtime
-	compiled wazero.CompiledModule
-	log      logbook
-	opa      bool         // it is OPA's, see package opa
-	live     atomic.Int64 // instances that are not closed
-	closed   atomic.Bool
+	config  Config
+	sum     [sha256.Size]byte
+	kinds   []abi.Kind
+	decides [abi.Kinds]bool
+	rests   bool // exports ExportRest
+	report  meter.Report
+	program *program
+	log     logbook
+	opa     bool         // it is OPA's, see package opa
+	live    atomic.Int64 // instances that are not closed
+	closed  atomic.Bool
 }
 
 // ErrClosed: the module was closed.
@@ -57,41 +54,16 @@ func Load(ctx context.Context, config Config, original []byte) (*Module, error) 
 	if err != nil {
 		return nil, err
 	}
-	if config.Cache != "" {
-		if m.cache, err = openCache(config.Cache, code); err != nil {
-			return nil, err
-		}
-	}
-	pages := m.config.Meter.Pages
-	m.runtime, m.compiled, err = compile(ctx, code, pages, m.cache)
-	if err != nil && m.cache != nil {
-		// A damaged file in the cache must not keep a good module away.
-		spoilt := err
-		m.cache.close(ctx)
-		m.cache = nil
-		if m.runtime, m.compiled, err = compile(ctx, code, pages, nil); err == nil {
-			config.Logger.Warn("the cache of machine code is of no use", "cache", config.Cache, "error", spoilt)
-		}
-	}
-	if err != nil {
-		return nil, fmt.Errorf("host: compile: %w", err)
-	}
-	if m.cache != nil {
-		m.cache.evict(config)
-	}
-	if err := m.check(); err != nil {
-		m.Close()
+	if m.program, err = config.Engine.program(ctx, config, code); err != nil {
 		return nil, err
 	}
-	if err := answerImports(ctx, m.runtime); err != nil {
-		m.Close()
-		return nil, fmt.Errorf("host: imports: %w", err)
+	err = m.check()
+	if err == nil && m.opa {
+		err = m.tryOPA()
 	}
-	if m.opa {
-		if err := m.linkOPA(ctx); err != nil {
-			m.Close()
-			return nil, err
-		}
+	if err != nil {
+		m.Close()
+		return nil, err
 	}
 	return m, nil
 }
@@ -137,12 +109,12 @@ func (m *Module) instrument(original []byte) ([]byte, error) {
 
 // check holds that the module speaks cascade-policy/1.
 func (m *Module) check() error {
-	functions, memories := m.compiled.ExportedFunctions(), m.compiled.ExportedMemories()
+	functions, memories := m.program.compiled.ExportedFunctions(), m.program.compiled.ExportedMemories()
 	if _, ok := memories[abi.ExportMemory]; !ok {
 		return fmt.Errorf("host: the module does not export its memory as %q", abi.ExportMemory)
 	}
 	if m.opa {
-		return opa.Check(m.compiled)
+		return opa.Check(m.program.compiled)
 	}
 	call := func(name string) error {
 		f, ok := functions[name]
@@ -170,7 +142,7 @@ func (m *Module) check() error {
 	if f, ok := functions[abi.ExportInit]; ok && len(f.ParamTypes())+len(f.ResultTypes()) > 0 {
 		return fmt.Errorf("host: the module's %s must take and return nothing", abi.ExportInit)
 	}
-	for _, f := range m.compiled.ImportedFunctions() {
+	for _, f := range m.program.compiled.ImportedFunctions() {
 		from, name, _ := f.Import()
 		h, ok := imports[meter.Import{Module: from, Name: name}]
 		if !ok {
@@ -204,17 +176,12 @@ func (m *Module) Report() meter.Report { return m.report }
 // Live is how many instances are not closed.
 func (m *Module) Live() int { return int(m.live.Load()) }
 
-// Close frees the module: the engine unmaps its machine code when Go next finds
-// that nothing refers to it. The instances must have been closed: the engine
-// does not survive calls into code that is gone.
+// Close frees the module: its machine code, unless another module of the Engine
+// has it, is unmapped when Go next finds that nothing refers to it. The instances
+// must have been closed: a process does not survive calls into code that is gone.
 func (m *Module) Close() error {
 	if !m.closed.CompareAndSwap(false, true) {
 		return nil
 	}
-	ctx := context.Background()
-	errs := []error{m.compiled.Close(ctx), m.runtime.Close(ctx)}
-	if m.cache != nil {
-		errs = append(errs, m.cache.close(ctx))
-	}
-	return errors.Join(errs...)
+	return m.program.release()
 }

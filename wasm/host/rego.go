@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/tetratelabs/wazero"
 	"github.com/tetratelabs/wazero/api"
 
 	"github.com/cascadeinfer/cascade/wasm/abi"
@@ -36,11 +37,9 @@ func (m *Module) adaptOPA(original []byte) ([]byte, error) {
 	return code, nil
 }
 
-// linkOPA answers the module's imports, and starts an instance: what OPA's module
-// needs of its host is known only then, and a refusal belongs to Load. Fuel alone
-// bounds it, so that the verdict is the same everywhere.
-func (m *Module) linkOPA(ctx context.Context) error {
-	b := m.runtime.NewHostModuleBuilder("env")
+// answerOPA adds the host's half of what OPA's modules import to a runtime.
+func answerOPA(ctx context.Context, r wazero.Runtime) error {
+	b := r.NewHostModuleBuilder("env")
 	for _, im := range opa.Imports() {
 		b = b.NewFunctionBuilder().WithGoModuleFunction(api.GoModuleFunc(func(ctx context.Context, mod api.Module, stack []uint64) {
 			i := ctx.Value(instanceKey{}).(*Instance)
@@ -48,9 +47,14 @@ func (m *Module) linkOPA(ctx context.Context) error {
 			im.Do(lent{i}, mod, stack)
 		}), im.Params, im.Results).Export(im.Name)
 	}
-	if _, err := b.Instantiate(ctx); err != nil {
-		return fmt.Errorf("host: imports: %w", err)
-	}
+	_, err := b.Instantiate(ctx)
+	return err
+}
+
+// tryOPA starts an instance: what OPA's module needs of its host is known only
+// then, and a refusal belongs to Load. Fuel alone bounds it, so that the verdict
+// is the same everywhere.
+func (m *Module) tryOPA() error {
 	watch := m.config.Watch
 	m.config.Watch = nil
 	i, err := m.Instantiate()

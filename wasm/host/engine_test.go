@@ -1,0 +1,170 @@
+package host
+
+import (
+	"bytes"
+	"context"
+	"sync"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/policies/bidask"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
+)
+
+// TestEngineShares the code of a module that is loaded for two kinds, until the
+// last of them is closed.
+func TestEngineShares(t *testing.T) {
+	one := hosttest.Policy(hosttest.LeastLoad()).Encode()
+	other := hosttest.Policy(hosttest.LeastLoad(hosttest.I32(1), hosttest.Drop)).Encode()
+	for name, dir := range map[string]string{"memory": "", "cache": t.TempDir()} {
+		t.Run(name, func(t *testing.T) {
+			e := NewEngine()
+			open := func(c Config, code []byte) *Module {
+				t.Helper()
+				c.Engine, c.Cache = e, dir
+				m, err := Load(context.Background(), c, code)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return m
+			}
+			a, b := open(Config{}, one), open(Config{Kinds: []abi.Kind{abi.Select}}, one)
+			different := open(Config{}, other)
+			smaller := Config{}
+			smaller.Limits[abi.Select].Pages = 2
+			bounded := open(smaller, one)
+			if a.program != b.program || a.program == different.program || a.program == bounded.program || len(e.programs) != 3 {
+				t.Errorf("%p, %p, %p, %p: %d programs", a.program, b.program, different.program, bounded.program, len(e.programs))
+			}
+			if err := a.Close(); err != nil {
+				t.Fatal(err)
+			}
+			if got := one16(t, b); got != (bidask.LeastLoad{}).Select(sixteen()) {
+				t.Errorf("the module that is left selects %d", got)
+			}
+			for _, m := range []*Module{b, different, bounded} {
+				if err := m.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+			if len(e.programs) != 0 {
+				t.Errorf("%d programs are left", len(e.programs))
+			}
+			again := open(Config{}, one)
+			one16(t, again)
+			if err := again.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// one16 has a new instance select one of sixteen.
+func one16(t *testing.T, m *Module) int {
+	t.Helper()
+	i, err := m.Instantiate()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer i.Close()
+	got, err := i.Select(abi.Call{}, sixteen())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got
+}
+
+// TestMemoryIsClean: what an instance left in its memory, the next does not find,
+// whether the first ended well or not.
+func TestMemoryIsClean(t *testing.T) {
+	e := NewEngine()
+	m := load(t, Config{Engine: e}, hosttest.Policy(hosttest.LeastLoad(hosttest.OneIn(5, hosttest.Unreachable))).Encode())
+	var first [32]byte
+	for id := range uint64(20) {
+		i, err := m.Instantiate()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if h := i.Hash(); id == 0 {
+			first = h
+		} else if h != first {
+			t.Fatalf("instance %d does not begin as the first did", id)
+		}
+		_, err = i.Select(abi.Call{ID: id}, sixteen())
+		if id%5 != 0 && err != nil || i.Hash() == first {
+			t.Fatalf("instance %d: %v", id, err)
+		}
+		i.Close()
+		if i.Hash() == first {
+			t.Error("a closed instance has a memory")
+		}
+	}
+	if n := len(e.memories.kept); n > 1 {
+		t.Errorf("%d memories are kept for instances that were never there at once", n)
+	}
+}
+
+// TestMemories: what is given back is all zero when it is taken again, and no more
+// than so much is kept.
+func TestMemories(t *testing.T) {
+	var m memories
+	var all []*memory
+	for n := range keptMost + 3 {
+		b := &memory{from: &m}
+		l := b.Allocate(64<<10, 1<<20)
+		small := l.Reallocate(64 << 10)
+		copy(small, "small")
+		large := l.Reallocate(uint64(128+n) << 10)
+		if !bytes.HasPrefix(large, []byte("small\x00")) || len(large) != (128+n)<<10 {
+			t.Fatalf("it grew to %d bytes, %q", len(large), large[:8])
+		}
+		if l.Reallocate(1<<20+1) != nil {
+			t.Error("it grew beyond what it may have")
+		}
+		large[len(large)-1] = 1
+		all = append(all, b)
+	}
+	for _, b := range all {
+		b.Free()
+		b.Free()
+	}
+	if len(m.kept) > keptMost {
+		t.Errorf("%d are kept", len(m.kept))
+	}
+	for range all {
+		b := &memory{from: &m}
+		if l := b.Allocate(0, 1<<20).Reallocate(1 << 20); bytes.Count(l, []byte{0}) != 1<<20 {
+			t.Fatal("it is not all zero")
+		}
+		b.Free()
+	}
+	if len(m.kept) > 0 {
+		t.Errorf("%d are kept, too large to be cleared", len(m.kept))
+	}
+}
+
+// TestEngineInUse loads, calls and closes the same modules on many goroutines.
+func TestEngineInUse(t *testing.T) {
+	e := NewEngine()
+	var group sync.WaitGroup
+	for g := range 4 {
+		group.Go(func() {
+			for n := range 20 {
+				code := hosttest.Policy(hosttest.LeastLoad(hosttest.I32(int32((g+n)%3)), hosttest.Drop)).Encode()
+				m, err := Load(context.Background(), Config{Engine: e}, code)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				one16(t, m)
+				if err := m.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	group.Wait()
+	if len(e.programs) != 0 {
+		t.Errorf("%d programs are left", len(e.programs))
+	}
+}

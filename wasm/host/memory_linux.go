@@ -1,0 +1,26 @@
+package host
+
+import "syscall"
+
+// populateWrite is MADV_POPULATE_WRITE, which Linux has since 5.14.
+const populateWrite = 23
+
+// reserve maps memory that takes none before it is used; nil when it cannot. It
+// has no huge pages: one of them is more than most modules ever use.
+func reserve(bytes uint64) []byte {
+	if bytes == 0 || bytes != uint64(int(bytes)) {
+		return nil
+	}
+	b, err := syscall.Mmap(-1, 0, int(bytes), syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE|syscall.MAP_NORESERVE)
+	if err != nil {
+		return nil
+	}
+	_ = syscall.Madvise(b, syscall.MADV_NOHUGEPAGE)
+	return b
+}
+
+func unreserve(b []byte) { _ = syscall.Munmap(b) }
+
+// touch has pages of reserved memory there before they are written to, without
+// which each that is read first stops all threads when it is written.
+func touch(b []byte) { _ = syscall.Madvise(b, populateWrite) }
