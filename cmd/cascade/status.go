@@ -29,7 +29,8 @@ epoch that each has acknowledged and what it refused, the policies, and the late
 Columns: weight is the EDS weight (100 is neutral); held and promised are KV tokens
 in use and accepted but not begun; iteration is the mean time between a request's
 tokens; report is the age of the last load report; transports are those by which KV
-blocks may come to the replica, best first, and in brackets what is wrong with others.
+blocks may come to the replica, best first, with a word on those that do not work, and
+in brackets from how many peers they lately did not come and are tried last.
 Where modules were pushed, a line for each policy slot says what decides there and on how
 many hosts, and what is out of the ordinary; "cascade policy status" has every host.
 

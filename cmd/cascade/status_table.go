@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"io"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -91,7 +90,11 @@ func modelTable(m control.Model) report.Table {
 	if m.Planner != "" {
 		t.Notes = append(t.Notes, "Planner: "+m.Planner+".")
 	}
-	for _, r := range replicas(m) {
+	all := replicas(m)
+	if slices.ContainsFunc(all, troubled) {
+		t.Notes = append(t.Notes, "Some transports are not ready, or not from everybody: --json says which, and why.")
+	}
+	for _, r := range all {
 		if r.Note != "" {
 			t.Notes = append(t.Notes, fmt.Sprintf("%s: %s.", r.ID, r.Note))
 		}
@@ -132,41 +135,40 @@ func replicaCells(r control.Replica) []string {
 // shownWhy is how many characters of a reason fit into a table.
 const shownWhy = 60
 
-// transports lists those that work, and in brackets those that do not or that
-// some peers' blocks lately did not come by.
+// transports lists them, best first, with a word on those that do not work, and how
+// many peers' blocks lately did not come by one. "--json" has the reasons.
 func transports(list []control.Transport) string {
-	var ready, wrong []string
-	held, why := map[string]int{}, map[string]string{} // peers; of the first
+	held := map[string]int{} // peers
+	var names []string
+	states := map[string]string{}
 	for _, t := range list {
 		switch {
-		case t.Peer != "" && t.State == fleet.RouteHeld:
-			if held[t.Name]++; held[t.Name] == 1 {
-				why[t.Name] = fmt.Sprintf("from %s: %s", t.Peer, shorten(t.Why))
-			}
-		case t.Peer != "":
-		case t.State == fleet.RouteReady:
-			ready = append(ready, t.Name)
-		default:
-			wrong = append(wrong, fmt.Sprintf("%s: %s", t.Name, shorten(t.Why)))
+		case t.Peer == "":
+			names, states[t.Name] = append(names, t.Name), t.State
+		case t.State != fleet.RouteReady:
+			held[t.Name]++
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(held)) {
-		text := name + " " + why[name]
-		if n := held[name] - 1; n > 0 {
-			text += fmt.Sprintf(" and %d more", n)
+	var out []string
+	for _, name := range names {
+		text := name
+		if states[name] != fleet.RouteReady {
+			text += " " + states[name]
 		}
-		wrong = append(wrong, text)
+		if n := held[name]; n > 0 {
+			text += fmt.Sprintf(" (%d held)", n)
+		}
+		out = append(out, text)
 	}
-	switch text := strings.Join(ready, ", "); {
-	case len(wrong) == 0 && text == "":
+	if len(out) == 0 {
 		return "-"
-	case len(wrong) == 0:
-		return text
-	case text == "":
-		return "none (" + strings.Join(wrong, "; ") + ")"
-	default:
-		return text + " (" + strings.Join(wrong, "; ") + ")"
 	}
+	return strings.Join(out, ", ")
+}
+
+// troubled says that some transport of a replica does not work as it should.
+func troubled(r control.Replica) bool {
+	return slices.ContainsFunc(r.Transports, func(t control.Transport) bool { return t.State != fleet.RouteReady })
 }
 
 // shorten makes a reason one short line.
