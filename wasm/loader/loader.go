@@ -142,7 +142,7 @@ func (l *Loader) Compile(ctx context.Context, c swap.Candidate, fault func()) (s
 		return swap.Module[Policy]{}, err
 	}
 	grant, _ := f.Statement.Grant(l.config.Kind)
-	log := l.config.Logger.With("kind", l.config.Kind.String(), "generation", uint64(c.Generation), "name", f.Statement.Name)
+	log := l.config.Logger.With("kind", l.config.Kind.String(), "generation", uint64(c.Generation), "name", f.Statement.Name, "version", f.Statement.Version)
 	limits := l.config.Limits
 	limits[l.config.Kind] = least(limits[l.config.Kind], host.DefaultLimit(l.config.Kind), grant)
 	m, err := host.Load(ctx, host.Config{Kinds: []abi.Kind{l.config.Kind}, Limits: limits, Cache: l.config.Cache,
@@ -162,7 +162,7 @@ func (l *Loader) Compile(ctx context.Context, c swap.Candidate, fault func()) (s
 	l.mu.Lock()
 	l.loaded[p] = made
 	l.mu.Unlock()
-	out := swap.Module[Policy]{Policy: p, Warm: made.warm, Close: made.close}
+	out := swap.Module[Policy]{Policy: p, Warm: made.warm, Close: made.close, Logger: log}
 	if l.config.InForce != nil {
 		out.Replay, out.Compare = made.replay, made.compare
 	}

@@ -187,15 +187,23 @@ func (m *Machine) observe(g Generation, f Figures) {
 	}
 	c.figures = f
 	if c.state == InShadow && f.Faults > 0 {
-		m.drop(c, Rejected, fmt.Sprintf("%d faults in shadow", f.Faults))
+		m.drop(c, Rejected, faults(f.Faults)+" in shadow")
 	}
+}
+
+// faults is a count of them in words.
+func faults(n uint64) string {
+	if n == 1 {
+		return "1 fault"
+	}
+	return fmt.Sprintf("%d faults", n)
 }
 
 // fault counts a call that a generation did not answer.
 func (m *Machine) fault(g Generation) {
 	if c := m.candidate; c != nil && c.offer.Generation == g && c.state == InCanary {
 		if c.faults++; c.faults >= m.c.CanaryFaults {
-			m.drop(c, Rejected, fmt.Sprintf("%d faults at %s", c.faults, m.stage(c)))
+			m.drop(c, Rejected, faults(uint64(c.faults))+" at "+m.stage(c))
 		}
 		return
 	}
@@ -208,7 +216,7 @@ func (m *Machine) fault(g Generation) {
 	}
 	a.times = append(a.times, m.now)
 	if len(a.times) == m.c.Faults && m.now-a.times[0] <= m.c.Window {
-		m.fallBack(Rejected, fmt.Sprintf("%d faults within %d ms", m.c.Faults, (m.now-a.times[0])/policies.Millisecond))
+		m.fallBack(Rejected, fmt.Sprintf("%s within %d ms", faults(uint64(m.c.Faults)), (m.now-a.times[0])/policies.Millisecond))
 	}
 }
 

@@ -115,7 +115,7 @@ func TestHostileModules(t *testing.T) {
 		"out of fuel":                    leastLoad(hosttest.Forever),
 		"warm: vector 0: bid-select: tr": leastLoad(hosttest.Unreachable),
 		"bad output":                     leastLoad(hosttest.Result(0, 1<<30), hosttest.Return),
-		"faults in shadow":               leastLoad(hosttest.OneIn(50, hosttest.Unreachable)),
+		"in shadow":                      leastLoad(hosttest.OneIn(50, hosttest.Unreachable)),
 	} {
 		generation++
 		if err := s.Apply(want(candidate(t, generation, slot.ToActive, code))); err != nil {

@@ -300,7 +300,7 @@ func TestFaultInCanary(t *testing.T) {
 		t.Fatal(err)
 	}
 	until(t, "it is rejected", func() bool { ask(t, s, calls); calls++; return state(s, 5) == "rejected" })
-	if l := lifeOf(s, abi.Select, 5); !strings.Contains(l.Reason, "1 faults at 100 ‰") {
+	if l := lifeOf(s, abi.Select, 5); !strings.Contains(l.Reason, "1 fault at 100 ‰") {
 		t.Errorf("%+v", l)
 	}
 	w := want(candidate(t, 5, slot.ToActive, trapsAt(6)))

@@ -49,6 +49,9 @@ type Module[P any] struct {
 	Compare func(context.Context) (slot.Figures, error)
 	// Close frees the module. It is called once, when no call is in it.
 	Close func() error
+	// Logger is that of Config with what names the module. Nil is that of Config,
+	// with kind and generation.
+	Logger *slog.Logger
 }
 
 // Loader makes modules. Its methods are called from one goroutine, and should

@@ -3,6 +3,7 @@ package swap
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -71,6 +72,7 @@ type loader struct {
 	compile func(context.Context, Candidate) error
 	warm    func(context.Context) error
 	replay  func(context.Context) (slot.Figures, error)
+	logger  *slog.Logger // of its modules
 
 	mu       sync.Mutex
 	made     []*fakeModule
@@ -102,7 +104,7 @@ func (l *loader) Compile(ctx context.Context, c Candidate, fault func()) (Module
 	l.mu.Lock()
 	l.made = append(l.made, m)
 	l.mu.Unlock()
-	return Module[fakePolicy]{Policy: m, Warm: l.warm, Replay: l.replay, Close: m.close}, nil
+	return Module[fakePolicy]{Policy: m, Warm: l.warm, Replay: l.replay, Close: m.close, Logger: l.logger}, nil
 }
 
 // closed reports how many modules were made and how many of those are closed.
@@ -117,10 +119,14 @@ func (l *loader) closed() (made, closed int) {
 
 // newSlot returns a slot of fakes, and what stops it.
 func newSlot(t testing.TB, c slot.Config, l *loader) (*Slot[fakePolicy], func() error) {
+	return newSlotLogging(t, c, l, nil)
+}
+
+func newSlotLogging(t testing.TB, c slot.Config, l *loader, log *slog.Logger) (*Slot[fakePolicy], func() error) {
 	if c.Kind == 0 {
 		c.Kind = abi.Select
 	}
-	s, err := New(Config[fakePolicy]{Machine: c, Native: native{}, Loader: l})
+	s, err := New(Config[fakePolicy]{Machine: c, Native: native{}, Loader: l, Logger: log})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -155,6 +155,9 @@ func (s *Slot[P]) compile(ctx context.Context, c Candidate) (*loaded[P], error) 
 	if err != nil {
 		return nil, err
 	}
+	if m.Logger == nil {
+		m.Logger = s.config.Logger.With("kind", s.config.Machine.Kind.String(), "generation", uint64(g))
+	}
 	return &loaded[P]{generation: g, module: m, stripes: make([]stripe, s.stripes)}, nil
 }
 
@@ -194,7 +197,7 @@ func (s *Slot[P]) replay(ctx context.Context, l *loaded[P]) {
 	f, err := l.module.Replay(ctx)
 	if err != nil && ctx.Err() == nil {
 		f.Faults++
-		s.config.Logger.Warn("policy in shadow", "generation", uint64(l.generation), "err", err)
+		l.module.Logger.Warn("policy in shadow", "err", err)
 	}
 	s.note(l, f)
 }
@@ -202,7 +205,7 @@ func (s *Slot[P]) replay(ctx context.Context, l *loaded[P]) {
 func (s *Slot[P]) compare(ctx context.Context, l *loaded[P]) {
 	f, err := l.module.Compare(ctx)
 	if err != nil && ctx.Err() == nil {
-		s.config.Logger.Debug("policy in canary is not compared", "generation", uint64(l.generation), "err", err)
+		l.module.Logger.Debug("policy in canary is not compared", "err", err)
 	}
 	s.Judge(l.generation, f)
 }

@@ -2,6 +2,7 @@ package swap
 
 import (
 	"context"
+	"log/slog"
 	"os"
 	"runtime"
 	"slices"
@@ -197,7 +198,7 @@ func TestBuildingFails(t *testing.T) {
 		"verify: as the test":  {verify: fails},
 		"compile: as the test": {compile: fails},
 		"warm: as the test":    {warm: func(context.Context) error { return errTest }},
-		"1 faults in shadow":   {replay: func(context.Context) (slot.Figures, error) { return slot.Figures{}, errTest }},
+		"1 fault in shadow":    {replay: func(context.Context) (slot.Figures, error) { return slot.Figures{}, errTest }},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			s, stop := newSlot(t, slot.Config{}, l)
@@ -213,6 +214,33 @@ func TestBuildingFails(t *testing.T) {
 			}
 			if err := stop(); err != nil {
 				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestShadowTold has the log name the module that failed in shadow, by its own logger
+// where it has one.
+func TestShadowTold(t *testing.T) {
+	for _, own := range []*slog.Logger{nil, slog.New(slog.DiscardHandler)} {
+		synctest.Test(t, func(t *testing.T) {
+			var said strings.Builder
+			to := slog.New(slog.NewTextHandler(&said, nil))
+			l := &loader{replay: func(context.Context) (slot.Figures, error) { return slot.Figures{}, errTest }}
+			want := "kind=" + abi.Select.String() + " generation=5 err="
+			if own != nil {
+				l.logger, want = to.With("name", "m", "version", "1.2.3"), "name=m version=1.2.3 err="
+			}
+			s, stop := newSlotLogging(t, slot.Config{}, l, to)
+			if err := s.Offer(offer(5, slot.ToActive)); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(second)
+			if err := stop(); err != nil {
+				t.Error(err)
+			}
+			if !strings.Contains(said.String(), `msg="policy in shadow" `+want) {
+				t.Errorf("no %q: %s", want, said.String())
 			}
 		})
 	}
