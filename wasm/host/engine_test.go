@@ -3,6 +3,7 @@ package host
 import (
 	"bytes"
 	"context"
+	"runtime"
 	"sync"
 	"testing"
 
@@ -99,8 +100,8 @@ func TestMemoryIsClean(t *testing.T) {
 			t.Error("a closed instance has a memory")
 		}
 	}
-	if n := len(e.memories.kept); n > 1 {
-		t.Errorf("%d memories are kept for instances that were never there at once", n)
+	if n := len(e.memories.kept); n != 1 && runtime.GOOS == "linux" {
+		t.Errorf("%d memories are kept of instances that were never there at once", n)
 	}
 }
 

@@ -78,6 +78,17 @@ func (c *callContext) Value(key any) any {
 	return nil
 }
 
+// startContext is that of the engine when it makes an instance: with the values
+// that it asks for then.
+type startContext struct{ callContext }
+
+func (c startContext) Value(key any) any {
+	if i := c.callContext.Value(key); i != nil {
+		return i
+	}
+	return c.Context.Value(key)
+}
+
 // Instantiate makes an instance and runs its initialisation: some 20 µs for a
 // small module, milliseconds for one in Go. The error is a *Fault when the
 // module is to blame.
@@ -97,7 +108,7 @@ func (m *Module) Instantiate() (*Instance, error) {
 	}
 	// The initialisation is called below, under the watch.
 	linear := &memory{from: &m.config.Engine.memories}
-	ctx := &callContext{experimental.WithMemoryAllocator(context.Background(), linear), i}
+	ctx := startContext{callContext{experimental.WithMemoryAllocator(context.Background(), linear), i}}
 	mod, err := m.program.runtime.InstantiateModule(ctx, m.program.compiled, wazero.NewModuleConfig().WithName("").WithStartFunctions())
 	if err != nil {
 		linear.Free() // which nobody else does then

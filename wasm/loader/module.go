@@ -94,7 +94,10 @@ func (m *module) warm(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	return m.policy.Warm(vectors(m.loader.config.Kind))
+	// What the fleet runs already, and most modules are that, is not tried further.
+	err = m.trial.Close()
+	m.trial = nil
+	return errors.Join(err, m.policy.Warm(vectors(m.loader.config.Kind)))
 }
 
 func (m *module) warmOnce(ctx context.Context) error {
