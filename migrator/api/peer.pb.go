@@ -14,6 +14,7 @@
 package api
 
 import (
+	api "github.com/cascadeinfer/cascade/xds/api"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	reflect "reflect"
@@ -182,6 +183,7 @@ type Hello struct {
 	TransferMin   uint32                 `protobuf:"varint,2,opt,name=transfer_min,json=transferMin,proto3" json:"transfer_min,omitempty"`
 	TransferMax   uint32                 `protobuf:"varint,3,opt,name=transfer_max,json=transferMax,proto3" json:"transfer_max,omitempty"`
 	Incarnation   uint64                 `protobuf:"varint,4,opt,name=incarnation,proto3" json:"incarnation,omitempty"` // of the process: grows with every start
+	Site          *api.Site              `protobuf:"bytes,5,opt,name=site,proto3" json:"site,omitempty"`                // where the sender's KV cache is; absent: it does not say
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -242,6 +244,13 @@ func (x *Hello) GetIncarnation() uint64 {
 		return x.Incarnation
 	}
 	return 0
+}
+
+func (x *Hello) GetSite() *api.Site {
+	if x != nil {
+		return x.Site
+	}
+	return nil
 }
 
 // Market mirrors policies/bidask.Message; kinds are its numbers.
@@ -881,7 +890,7 @@ var File_migrator_api_peer_proto protoreflect.FileDescriptor
 
 const file_migrator_api_peer_proto_rawDesc = "" +
 	"\n" +
-	"\x17migrator/api/peer.proto\x12\x13cascade.migrator.v1\"\xc9\x02\n" +
+	"\x17migrator/api/peer.proto\x12\x13cascade.migrator.v1\x1a\x12xds/api/site.proto\"\xc9\x02\n" +
 	"\bEnvelope\x12\x12\n" +
 	"\x04from\x18\x01 \x01(\tR\x04from\x12\x0e\n" +
 	"\x02to\x18\x02 \x01(\tR\x02to\x122\n" +
@@ -890,12 +899,13 @@ const file_migrator_api_peer_proto_rawDesc = "" +
 	"\btransfer\x18\x05 \x01(\v2\x1d.cascade.migrator.v1.TransferH\x00R\btransfer\x128\n" +
 	"\asummary\x18\x06 \x01(\v2\x1c.cascade.migrator.v1.SummaryH\x00R\asummary\x12/\n" +
 	"\x04beat\x18\a \x01(\v2\x19.cascade.migrator.v1.BeatH\x00R\x04beatB\x06\n" +
-	"\x04body\"\x96\x01\n" +
+	"\x04body\"\xc0\x01\n" +
 	"\x05Hello\x12%\n" +
 	"\x0emarket_version\x18\x01 \x01(\rR\rmarketVersion\x12!\n" +
 	"\ftransfer_min\x18\x02 \x01(\rR\vtransferMin\x12!\n" +
 	"\ftransfer_max\x18\x03 \x01(\rR\vtransferMax\x12 \n" +
-	"\vincarnation\x18\x04 \x01(\x04R\vincarnation\"\xbe\x01\n" +
+	"\vincarnation\x18\x04 \x01(\x04R\vincarnation\x12(\n" +
+	"\x04site\x18\x05 \x01(\v2\x14.cascade.xds.v1.SiteR\x04site\"\xbe\x01\n" +
 	"\x06Market\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\rR\x04kind\x12\x16\n" +
 	"\x06seller\x18\x02 \x01(\tR\x06seller\x12\x16\n" +
@@ -987,6 +997,7 @@ var file_migrator_api_peer_proto_goTypes = []any{
 	(*Beat)(nil),     // 5: cascade.migrator.v1.Beat
 	(*Transfer)(nil), // 6: cascade.migrator.v1.Transfer
 	(*Offer)(nil),    // 7: cascade.migrator.v1.Offer
+	(*api.Site)(nil), // 8: cascade.xds.v1.Site
 }
 var file_migrator_api_peer_proto_depIdxs = []int32{
 	1, // 0: cascade.migrator.v1.Envelope.hello:type_name -> cascade.migrator.v1.Hello
@@ -994,15 +1005,16 @@ var file_migrator_api_peer_proto_depIdxs = []int32{
 	6, // 2: cascade.migrator.v1.Envelope.transfer:type_name -> cascade.migrator.v1.Transfer
 	4, // 3: cascade.migrator.v1.Envelope.summary:type_name -> cascade.migrator.v1.Summary
 	5, // 4: cascade.migrator.v1.Envelope.beat:type_name -> cascade.migrator.v1.Beat
-	3, // 5: cascade.migrator.v1.Market.handover:type_name -> cascade.migrator.v1.Handover
-	7, // 6: cascade.migrator.v1.Transfer.offers:type_name -> cascade.migrator.v1.Offer
-	0, // 7: cascade.migrator.v1.Peer.Exchange:input_type -> cascade.migrator.v1.Envelope
-	0, // 8: cascade.migrator.v1.Peer.Exchange:output_type -> cascade.migrator.v1.Envelope
-	8, // [8:9] is the sub-list for method output_type
-	7, // [7:8] is the sub-list for method input_type
-	7, // [7:7] is the sub-list for extension type_name
-	7, // [7:7] is the sub-list for extension extendee
-	0, // [0:7] is the sub-list for field type_name
+	8, // 5: cascade.migrator.v1.Hello.site:type_name -> cascade.xds.v1.Site
+	3, // 6: cascade.migrator.v1.Market.handover:type_name -> cascade.migrator.v1.Handover
+	7, // 7: cascade.migrator.v1.Transfer.offers:type_name -> cascade.migrator.v1.Offer
+	0, // 8: cascade.migrator.v1.Peer.Exchange:input_type -> cascade.migrator.v1.Envelope
+	0, // 9: cascade.migrator.v1.Peer.Exchange:output_type -> cascade.migrator.v1.Envelope
+	9, // [9:10] is the sub-list for method output_type
+	8, // [8:9] is the sub-list for method input_type
+	8, // [8:8] is the sub-list for extension type_name
+	8, // [8:8] is the sub-list for extension extendee
+	0, // [0:8] is the sub-list for field type_name
 }
 
 func init() { file_migrator_api_peer_proto_init() }

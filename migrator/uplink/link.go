@@ -20,6 +20,7 @@ type link struct {
 	number  int // in Uplink.links
 	conn    grpc.ClientConnInterface
 	moves   moves
+	site    told
 	changed chan struct{} // holds a token when a report should go out at once
 }
 
@@ -79,6 +80,7 @@ func (l *link) session(ctx context.Context) (answered bool, err error) {
 	ended := make(chan error, 1)
 	replies := 0
 	l.moves.restart()
+	l.site.restart()
 	reader.Go(func() {
 		for {
 			reply, err := reports.Recv()
@@ -96,7 +98,7 @@ func (l *link) session(ctx context.Context) (answered bool, err error) {
 	tick := time.NewTicker(l.uplink.cfg.Interval)
 	defer tick.Stop()
 	for sequence := uint64(1); ; sequence++ {
-		sent := reports.Send(l.uplink.report(sequence, &l.moves))
+		sent := reports.Send(l.uplink.report(sequence, &l.moves, &l.site))
 		if sent != nil && sent != io.EOF { // EOF: Recv knows why
 			cancel(sent)
 		}
@@ -119,6 +121,7 @@ func cause(ctx context.Context, err error) error {
 
 func (l *link) take(r *api.LoadReply) {
 	l.moves.heard(r.GetSequence())
+	l.site.heard(r.GetSequence())
 	l.uplink.take(l.number, Reply{
 		Epoch: policies.Epoch(r.GetEpoch()), StageMeanHeld: r.GetStageMeanHeld(),
 		Drain: r.GetDrain(), Refine: r.GetRefine(), At: time.Now(),

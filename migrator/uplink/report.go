@@ -43,6 +43,7 @@ func report(id policies.ReplicaID, model string, sequence uint64, s stream.Statu
 		Streams:       count(x.Streams),
 		Routes:        x.Routes[:min(len(x.Routes), maxRoutes)],
 		Slots:         x.Slots[:min(len(x.Slots), maxSlots)],
+		Site:          x.Site,
 	}
 }
 

@@ -97,6 +97,10 @@ type Extra struct {
 	// Slots are the policy slots of the replica's host; what is more than
 	// LoadReport.slots takes is left out.
 	Slots []*api.SlotStatus
+	// Site is where the replica's KV cache is; nil for nothing to tell. It may be given
+	// every time, and is another one when it says something else: it is told when it
+	// is new to the stream, and until the control plane has answered.
+	Site *api.Site
 }
 
 // ConnectParams is the dial option for Config.Conn. By gRPC's own, a connection
@@ -202,7 +206,7 @@ func (u *Uplink) Run(ctx context.Context) error {
 }
 
 // report makes a report with the state as it is.
-func (u *Uplink) report(sequence uint64, m *moves) *api.LoadReport {
+func (u *Uplink) report(sequence uint64, m *moves, where *told) *api.LoadReport {
 	u.asking.Lock()
 	defer u.asking.Unlock()
 	var x Extra
@@ -210,6 +214,7 @@ func (u *Uplink) report(sequence uint64, m *moves) *api.LoadReport {
 		x = u.cfg.Extra()
 	}
 	x.Moves = m.news(x.Moves, sequence)
+	x.Site = where.news(x.Site, sequence)
 	return report(u.cfg.Replica, u.cfg.Model, sequence, u.cfg.Source(), x)
 }
 

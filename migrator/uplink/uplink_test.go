@@ -171,6 +171,45 @@ func TestExtra(t *testing.T) {
 	})
 }
 
+// TestSiteIsToldOnce tells where the replica is until it is answered, again when
+// that is another place, and again on the next stream.
+func TestSiteIsToldOnce(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		<-w.got
+		next := func(want *api.Site) {
+			t.Helper()
+			if r := <-w.got; r.Site.GetNode() != want.GetNode() {
+				t.Errorf("report %d tells %v, want %v", r.Sequence, r.Site, want)
+			}
+		}
+		a, b := &api.Site{Node: "a"}, &api.Site{Node: "b"}
+		w.mute.Store(true)
+		w.extra.Store(&Extra{Site: a})
+		next(a)
+		next(a) // nobody has answered
+		w.mute.Store(false)
+		next(a) // the answer comes after it was sent
+		next(nil)
+		next(nil)
+		w.extra.Store(&Extra{Site: b})
+		next(b)
+		next(nil)
+		away := error(status.Error(codes.Unavailable, "away"))
+		w.refuse.Store(&away)
+		time.Sleep(5 * time.Second)
+		w.refuse.Store(nil)
+		for len(w.got) > 0 {
+			<-w.got
+		}
+		for range 20 {
+			if r := <-w.got; r.Sequence == 1 && r.Site.GetNode() == "b" {
+				return
+			}
+		}
+		t.Error("a new stream was not told")
+	})
+}
+
 // TestMovesUntilHeard tells each state of a move until it is answered, on the
 // next stream too, and no longer.
 func TestMovesUntilHeard(t *testing.T) {

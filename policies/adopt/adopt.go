@@ -17,6 +17,7 @@ import (
 	"slices"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/near"
 )
 
 // A Planner proposes divisions of a fleet and predicts what a given one costs.
@@ -66,7 +67,14 @@ type Input struct {
 	// since the last period, in seconds; 0 where nothing ran. Any other length
 	// than the plan's counts as nothing measured.
 	Iterations []float64
+	// Near prices the hand-overs of each plan that is weighed by who is in its stages,
+	// and has a say in who that is; proposals are made with Workload.Transfer, because
+	// nobody is in their stages yet. nil: all hand-overs cost Workload.Transfer.
+	Near *near.Map
 }
+
+// near is what Step knows of distances.
+func (in Input) near() Near { return Near{in.Near, in.Workload.Flow} }
 
 // Decision is what Step decided.
 type Decision struct {
@@ -130,7 +138,7 @@ func (m *Machine) Step(in Input) Decision {
 		return keep(in.Plan, NoReplicas)
 	}
 	if in.Plan.Validate() != nil {
-		one := Assign(policies.Plan{Model: in.Model, Epoch: in.Plan.Epoch}, single(w.Replicas), in.Replicas)
+		one := in.near().Assign(policies.Plan{Model: in.Model, Epoch: in.Plan.Epoch}, single(w.Replicas), in.Replicas)
 		m.force(in.Now, policies.Plan{}, one)
 		m.next = in.Now + m.c.Period
 		return Decision{Adopt: true, Plan: one, Reason: FirstPlan}
@@ -138,7 +146,7 @@ func (m *Machine) Step(in Input) Decision {
 	if cuts := cutsOf(in.Plan); !slices.Equal(cuts, m.cuts) {
 		m.force(in.Now, policies.Plan{}, in.Plan) // not from here
 	}
-	present := mend(in.Plan, in.Replicas, w.Replicas)
+	present := mend(in.near(), in.Plan, in.Replicas, w.Replicas)
 	if same(present, in.Plan) {
 		if in.Now < m.next {
 			return keep(in.Plan, Waiting)
@@ -164,6 +172,7 @@ func (m *Machine) period(in Input, w policies.Workload, present policies.Plan) D
 	// moment of more work than it was made for.
 	inForce := w
 	inForce.Limits.Pooling, inForce.Limits.Utilisation = 0, 0
+	inForce.Transfer = in.near().transfer(present, w.Transfer)
 	priced, err := m.c.Planner.Price(inForce, cutsOf(present), countsOf(present))
 	over := errors.Is(err, policies.ErrInfeasible)
 	if err != nil && !over {

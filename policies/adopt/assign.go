@@ -6,23 +6,32 @@ import (
 	"slices"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/near"
 )
 
+// Assign is that of a Near that knows nothing.
+func Assign(prev policies.Plan, p policies.Partition, replicas []policies.Replica) policies.Plan {
+	return Near{}.Assign(prev, p, replicas)
+}
+
 // Assign gives a partition's counts to replicas: the plan that follows prev.
-// Draining replicas are left out. Replicas keep the order short to long that
-// prev has them in; those that prev lacks, taken node by node in turn and by ID,
-// join where that makes the fewest others move. Among equals, they join the
-// longest stages.
+// Draining replicas are left out. How many of a stage go where follows from the order
+// short to long that prev has its replicas in; those that prev lacks join where that
+// makes the fewest others move, among equals the longest stages.
 //
-// Taking turns spreads every stage over the nodes: adjacent stages then share
-// nodes, so that hand-overs can stay on one, and no node is all of a stage.
+// Who of a stage goes is chosen in two steps, neither of which makes anybody move who
+// would not anyway. First every stage is spread over the nodes as evenly as it can
+// be: no node is all of a stage of two, and adjacent stages share nodes, so that
+// hand-overs can stay on one. Then, of the choices that leave every stage as evenly
+// spread, one is taken whose hand-overs cost little (near.Map.Improve). What is
+// alike keeps its order: that of prev, then node by node in turn and by ID.
 //
 // The partition's cuts become the plan's. Its counts must add up to the
 // replicas that are not draining; when they do not, the last stages get more
 // or fewer, and the plan may be invalid. A prev without stages is no plan:
 // everybody joins. Model and epoch are prev's (the model is the first
 // replica's where prev has none); numbering the plan is the caller's.
-func Assign(prev policies.Plan, p policies.Partition, replicas []policies.Replica) policies.Plan {
+func (n Near) Assign(prev policies.Plan, p policies.Partition, replicas []policies.Replica) policies.Plan {
 	next := policies.Plan{Model: prev.Model, Epoch: prev.Epoch, Stages: make([]policies.Stage, len(p.Counts))}
 	if next.Model == "" && len(replicas) > 0 {
 		next.Model = replicas[0].Model
@@ -38,10 +47,23 @@ func Assign(prev policies.Plan, p policies.Partition, replicas []policies.Replic
 	}
 	stayers, homes, joiners := sortOut(prev, replicas)
 	counts := exactly(p.Counts, len(stayers)+len(joiners))
+	d := dealing{stages: make([][]near.Member, len(counts)), order: make(map[policies.ReplicaID]int, len(replicas))}
 	for s, joining := range place(prev, next, homes, counts, len(joiners)) {
 		old := counts[s] - joining
-		next.Stages[s].Replicas = slices.Concat(stayers[:old], joiners[:joining])
-		stayers, joiners = stayers[old:], joiners[joining:]
+		for i, id := range stayers[:old] {
+			d.deal(s, id, homes[i])
+		}
+		for _, id := range joiners[:joining] {
+			d.deal(s, id, joiner)
+		}
+		stayers, homes, joiners = stayers[old:], homes[old:], joiners[joining:]
+	}
+	d.even(replicas)
+	if n.Map != nil {
+		n.Map.Improve(d.stages, p.Cuts, n.crossings(p.Cuts))
+	}
+	for s := range next.Stages {
+		next.Stages[s].Replicas = d.replicas(s)
 	}
 	return next
 }

@@ -55,11 +55,14 @@ func (m *Machine) compare(in Input, w policies.Workload, present policies.Plan, 
 	if stages == 1 {
 		worth = m.c.SplitGain
 	}
-	if len(best.Counts) > 1 && gain(best.Cost, best.OneStage) < worth {
+	next := in.near().Assign(present, target, in.Replicas)
+	placed := m.placed(in, w, next, best)
+	target.Cost = placed
+	if len(best.Counts) > 1 && gain(placed, best.OneStage) < worth {
 		target = single(w.Replicas)
 		target.Cost = best.OneStage
+		next = in.near().Assign(present, target, in.Replicas)
 	}
-	next := Assign(present, target, in.Replicas)
 	d := keep(present, SmallGain)
 	d.Moved = Moves(present, next)
 	// A moved replica redoes MoveCost seconds of prefill in every Horizon: the
@@ -70,7 +73,7 @@ func (m *Machine) compare(in Input, w policies.Workload, present policies.Plan, 
 	case same(next, present):
 		d.Reason, d.Gain = Best, 0
 		if len(best.Counts) > 1 && stages == 1 {
-			d.Reason, d.Gain = SmallGain, gain(best.Cost, cost)
+			d.Reason, d.Gain = SmallGain, gain(placed, cost)
 		}
 		return d
 	case over:
@@ -84,6 +87,20 @@ func (m *Machine) compare(in Input, w policies.Workload, present policies.Plan, 
 	}
 	d.Adopt, d.Plan = true, next
 	return d
+}
+
+// placed is what a proposal costs with those in its stages whom the plan has there;
+// what it was proposed at where that makes no difference, or breaks a limit.
+func (m *Machine) placed(in Input, w policies.Workload, plan policies.Plan, p policies.Partition) float64 {
+	w.Transfer = in.near().transfer(plan, w.Transfer)
+	if w.Transfer == in.Workload.Transfer {
+		return p.Cost
+	}
+	priced, err := m.c.Planner.Price(w, p.Cuts, p.Counts)
+	if err != nil {
+		return p.Cost
+	}
+	return priced.Cost
 }
 
 // disappoints judges the last window, and says whether the plan in force has
@@ -169,7 +186,7 @@ func (m *Machine) calibrate(in Input, priced policies.Partition, stages int) {
 
 // adopt is the decision for a partition that no gain was computed for.
 func (m *Machine) adopt(in Input, present policies.Plan, p policies.Partition, why Reason) Decision {
-	next := Assign(present, p, in.Replicas)
+	next := in.near().Assign(present, p, in.Replicas)
 	return Decision{Adopt: true, Plan: next, Reason: why, Moved: Moves(present, next)}
 }
 
@@ -191,7 +208,7 @@ func single(n int) policies.Partition { return policies.Partition{Counts: []int{
 // Cuts stay, and so does everybody who can: joiners go where a stage is
 // furthest below its share of the plan, and only an emptied stage takes a
 // replica from another.
-func mend(p policies.Plan, replicas []policies.Replica, n int) policies.Plan {
+func mend(near Near, p policies.Plan, replicas []policies.Replica, n int) policies.Plan {
 	there, size := make([]int, len(p.Stages)), 0
 	in := make(map[policies.ReplicaID]bool, n)
 	for _, r := range replicas {
@@ -212,7 +229,7 @@ func mend(p policies.Plan, replicas []policies.Replica, n int) policies.Plan {
 	if size == n && staying == n {
 		return p
 	}
-	return Assign(p, spread(policies.Partition{Cuts: cutsOf(p), Counts: countsOf(p)}, there, n), replicas)
+	return near.Assign(p, spread(policies.Partition{Cuts: cutsOf(p), Counts: countsOf(p)}, there, n), replicas)
 }
 
 // Scale deals n replicas to the stages of a partition in its proportions, at

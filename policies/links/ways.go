@@ -45,7 +45,8 @@ func Ways(from, to Site) []Way {
 	return append(verbs(a, b), tcp(a, b))
 }
 
-// Defaults say how fast ways are of which nothing is known, and bound the others.
+// Defaults say how fast ways are of which nothing is known, and bound the others. A way
+// with a rate by default has no latency: nothing but the rate sets it apart.
 type Defaults struct {
 	// Node is the rate between replicas of one node, Between that of two nodes, where
 	// nothing is known of one of the two. 0: what Ways says.
@@ -65,7 +66,7 @@ func (d Defaults) Best(from, to Site) Way {
 			rate = d.Node
 		}
 		if rate > 0 {
-			w.Rate, w.Why = rate, w.Why+"; one has not told what it has: the rate is the fleet file's"
+			w.Rate, w.Latency, w.Why = rate, 0, w.Why+"; one has not told what it has: the rate is the fleet file's"
 		}
 		return w
 	}

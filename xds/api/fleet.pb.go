@@ -65,7 +65,11 @@ type LoadReport struct {
 	// request for one of them may run.
 	Adapters []string `protobuf:"bytes,18,rep,name=adapters,proto3" json:"adapters,omitempty"`
 	// The policy slots of the replica's host; at most 16.
-	Slots         []*SlotStatus `protobuf:"bytes,19,rep,name=slots,proto3" json:"slots,omitempty"`
+	Slots []*SlotStatus `protobuf:"bytes,19,rep,name=slots,proto3" json:"slots,omitempty"`
+	// Where the replica's KV cache is and what leads away from there. It is told with
+	// the first report of a stream and when it has changed, until a report with it was
+	// answered; absent otherwise: what was told last stands.
+	Site          *Site `protobuf:"bytes,20,opt,name=site,proto3" json:"site,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -233,6 +237,13 @@ func (x *LoadReport) GetSlots() []*SlotStatus {
 	return nil
 }
 
+func (x *LoadReport) GetSite() *Site {
+	if x != nil {
+		return x.Site
+	}
+	return nil
+}
+
 // Route is one transport, in general or from one peer.
 type Route struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
@@ -241,6 +252,7 @@ type Route struct {
 	State          string                 `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`                                             // ready, held (tried last for a while) or broken
 	Why            string                 `protobuf:"bytes,4,opt,name=why,proto3" json:"why,omitempty"`                                                 // it is not ready
 	BytesPerSecond float64                `protobuf:"fixed64,5,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"` // of pulls; 0 when none was measured
+	Over           string                 `protobuf:"bytes,6,opt,name=over,proto3" json:"over,omitempty"`                                               // what lies between the two, as far as it is known
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -308,6 +320,13 @@ func (x *Route) GetBytesPerSecond() float64 {
 		return x.BytesPerSecond
 	}
 	return 0
+}
+
+func (x *Route) GetOver() string {
+	if x != nil {
+		return x.Over
+	}
+	return ""
 }
 
 // Move is one migration as its seller tells it.
@@ -971,7 +990,7 @@ var File_xds_api_fleet_proto protoreflect.FileDescriptor
 
 const file_xds_api_fleet_proto_rawDesc = "" +
 	"\n" +
-	"\x13xds/api/fleet.proto\x12\x0ecascade.xds.v1\x1a\x14xds/api/policy.proto\"\xc6\x05\n" +
+	"\x13xds/api/fleet.proto\x12\x0ecascade.xds.v1\x1a\x14xds/api/policy.proto\x1a\x12xds/api/site.proto\"\xf0\x05\n" +
 	"\n" +
 	"LoadReport\x12\x18\n" +
 	"\areplica\x18\x01 \x01(\tR\areplica\x12\x14\n" +
@@ -993,13 +1012,15 @@ const file_xds_api_fleet_proto_rawDesc = "" +
 	"\astreams\x18\x10 \x01(\rR\astreams\x12-\n" +
 	"\x06routes\x18\x11 \x03(\v2\x15.cascade.xds.v1.RouteR\x06routes\x12\x1a\n" +
 	"\badapters\x18\x12 \x03(\tR\badapters\x123\n" +
-	"\x05slots\x18\x13 \x03(\v2\x1d.cascade.policy.v1.SlotStatusR\x05slots\"\x8b\x01\n" +
+	"\x05slots\x18\x13 \x03(\v2\x1d.cascade.policy.v1.SlotStatusR\x05slots\x12(\n" +
+	"\x04site\x18\x14 \x01(\v2\x14.cascade.xds.v1.SiteR\x04site\"\x9f\x01\n" +
 	"\x05Route\x12\x1c\n" +
 	"\ttransport\x18\x01 \x01(\tR\ttransport\x12\x12\n" +
 	"\x04peer\x18\x02 \x01(\tR\x04peer\x12\x14\n" +
 	"\x05state\x18\x03 \x01(\tR\x05state\x12\x10\n" +
 	"\x03why\x18\x04 \x01(\tR\x03why\x12(\n" +
-	"\x10bytes_per_second\x18\x05 \x01(\x01R\x0ebytesPerSecond\"\x8d\x03\n" +
+	"\x10bytes_per_second\x18\x05 \x01(\x01R\x0ebytesPerSecond\x12\x12\n" +
+	"\x04over\x18\x06 \x01(\tR\x04over\"\x8d\x03\n" +
 	"\x04Move\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\arequest\x18\x02 \x01(\tR\arequest\x12\x14\n" +
@@ -1089,6 +1110,7 @@ var file_xds_api_fleet_proto_goTypes = []any{
 	(*LoadReply)(nil),  // 7: cascade.xds.v1.LoadReply
 	(*Refine)(nil),     // 8: cascade.xds.v1.Refine
 	(*SlotStatus)(nil), // 9: cascade.policy.v1.SlotStatus
+	(*Site)(nil),       // 10: cascade.xds.v1.Site
 }
 var file_xds_api_fleet_proto_depIdxs = []int32{
 	4,  // 0: cascade.xds.v1.LoadReport.load:type_name -> cascade.xds.v1.Load
@@ -1098,15 +1120,16 @@ var file_xds_api_fleet_proto_depIdxs = []int32{
 	3,  // 4: cascade.xds.v1.LoadReport.proposal:type_name -> cascade.xds.v1.Proposal
 	1,  // 5: cascade.xds.v1.LoadReport.routes:type_name -> cascade.xds.v1.Route
 	9,  // 6: cascade.xds.v1.LoadReport.slots:type_name -> cascade.policy.v1.SlotStatus
-	8,  // 7: cascade.xds.v1.LoadReply.refine:type_name -> cascade.xds.v1.Refine
-	6,  // 8: cascade.xds.v1.Refine.next:type_name -> cascade.xds.v1.Batch
-	0,  // 9: cascade.xds.v1.Fleet.Report:input_type -> cascade.xds.v1.LoadReport
-	7,  // 10: cascade.xds.v1.Fleet.Report:output_type -> cascade.xds.v1.LoadReply
-	10, // [10:11] is the sub-list for method output_type
-	9,  // [9:10] is the sub-list for method input_type
-	9,  // [9:9] is the sub-list for extension type_name
-	9,  // [9:9] is the sub-list for extension extendee
-	0,  // [0:9] is the sub-list for field type_name
+	10, // 7: cascade.xds.v1.LoadReport.site:type_name -> cascade.xds.v1.Site
+	8,  // 8: cascade.xds.v1.LoadReply.refine:type_name -> cascade.xds.v1.Refine
+	6,  // 9: cascade.xds.v1.Refine.next:type_name -> cascade.xds.v1.Batch
+	0,  // 10: cascade.xds.v1.Fleet.Report:input_type -> cascade.xds.v1.LoadReport
+	7,  // 11: cascade.xds.v1.Fleet.Report:output_type -> cascade.xds.v1.LoadReply
+	11, // [11:12] is the sub-list for method output_type
+	10, // [10:11] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_xds_api_fleet_proto_init() }
@@ -1115,6 +1138,7 @@ func file_xds_api_fleet_proto_init() {
 		return
 	}
 	file_xds_api_policy_proto_init()
+	file_xds_api_site_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

@@ -8,6 +8,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/adopt"
 	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/policies/links"
 )
 
 // Model is one model and what its engines cost and hold.
@@ -17,8 +18,15 @@ type Model struct {
 	Hosts   []string        // host names that belong to this model alone
 	// Cost of one replica, at the fleet's speed (a profile scaled by 1/speed).
 	Cost policies.Cost
-	// Transfer prices a running request's hand-over; the zero value is free.
+	// Transfer prices a running request's hand-over where nothing is known of the
+	// links; the zero value is free.
 	Transfer policies.Transfer
+	// TokenBytes is the KV of one token in bytes, over the fleet's speed. With it
+	// hand-overs cost Transfer.Base and what they take by the links that replicas tell
+	// of, by the rates of Links where they tell of none, and plans put adjacent stages
+	// on near replicas. 0: all hand-overs cost Transfer.
+	TokenBytes float64
+	Links      links.Defaults
 	// Limits bound the plans; times at the fleet's speed. Zero: no limit.
 	Limits policies.Limits
 	// Edges are the length buckets of the flows. Reports with others are taken
@@ -206,6 +214,9 @@ func (m Model) validate() error {
 	}
 	if err := m.Transfer.Validate(); err != nil {
 		return err
+	}
+	if !within(m.TokenBytes, maxRate) || m.Links.Node < 0 || m.Links.Between < 0 || m.Links.Bound < 0 {
+		return errors.New("token bytes and the rates of links must not be negative")
 	}
 	return m.Limits.Validate()
 }

@@ -5,6 +5,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/policies/near"
 )
 
 // model is one model's part of a State.
@@ -22,6 +23,7 @@ type model struct {
 	held    []float64     // mean held tokens per stage, as of the last tick; -1: nobody knows
 	borders []Refine      // between the stages, as of the last tick; none: not refined
 	decider decider
+	near    *near.Map // nil: to be made; see State.near
 }
 
 // serving is the replica of that id, or nil if there is none or it serves
@@ -122,7 +124,7 @@ func (s *State) paces(now time.Time, m *model) []pace {
 // workload is what a planner may know of the model, for the given replicas.
 func (s *State) workload(now time.Time, m *model, flow policies.Flow, eligible []policies.Replica) policies.Workload {
 	w := policies.Workload{
-		Flow: flow, Cost: m.Cost, Transfer: m.Transfer, Limits: m.Limits,
+		Flow: flow, Cost: m.Cost, Transfer: s.transfer(m, eligible), Limits: m.Limits,
 		Replicas: len(eligible), Capacity: eligible[0].Capacity,
 	}
 	for _, r := range eligible[1:] {

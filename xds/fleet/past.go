@@ -86,7 +86,7 @@ func (s *State) revived(m *model, p store.Past) policies.Plan {
 			rest = append(rest, member{id: r.ID})
 		}
 	}
-	return park(adopt.Assign(present, divided, eligible), m.plan, rest)
+	return park(s.near(m).Assign(present, divided, eligible), m.plan, rest)
 }
 
 // sameCuts says that two divisions have the same boundaries.

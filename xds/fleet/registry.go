@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/links"
 	"github.com/cascadeinfer/cascade/xds/load"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
@@ -72,6 +73,7 @@ type replica struct {
 	note    string           // what is wrong with its reports
 	judged  load.Model       // what is believed of its load
 	figure  load.Figure      // as last judged
+	site    links.Site       // as last told; the zero value: never
 }
 
 // refresh computes the replica's health and says whether it changed.
@@ -122,7 +124,7 @@ func (r *replica) take(now time.Time, report Report) {
 // renew forgets what was heard while the replica served another model: it
 // counts as unready until its front reports for the new one.
 func (r *replica) renew() {
-	*r = replica{Replica: r.Replica, asked: r.asked, stage: -1, open: r.open, weight: Neutral, health: resources.Unhealthy, told: r.told}
+	*r = replica{Replica: r.Replica, asked: r.asked, stage: -1, open: r.open, weight: Neutral, health: resources.Unhealthy, told: r.told, site: r.site}
 }
 
 // seen counts the requests of all lives of the front.

@@ -99,7 +99,7 @@ func (s *State) replan(now time.Time, m *model) (Change, bool) {
 	measured := m.decider.mean()
 	d := m.decider.machine.Step(adopt.Input{
 		Now: now.Sub(s.zero).Seconds(), Plan: present, Model: m.Name, Replicas: eligible,
-		Workload: s.workload(now, m, s.flow(now, m), eligible), Iterations: measured,
+		Workload: s.workload(now, m, s.flow(now, m), eligible), Iterations: measured, Near: s.near(m).Map,
 	})
 	m.decider.reset(len(m.plan.Stages))
 	m.planner = decision(d)

@@ -7,8 +7,10 @@ import (
 	"strings"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/links"
 	"github.com/cascadeinfer/cascade/xds/api"
 	slots "github.com/cascadeinfer/cascade/xds/policy"
+	"github.com/cascadeinfer/cascade/xds/site"
 )
 
 // Bounds of a load report. They are far above what an engine can do and low
@@ -38,7 +40,8 @@ const (
 //  5. Proposal is zero or has 0 ≤ Low < Boundary, and the numbers of Settling
 //     are not negative,
 //  6. Moves has at most 64, all valid and the replica's own to tell,
-//  7. Routes has at most 32, all valid, and Policies at most 16.
+//  7. Routes has at most 32, all valid, and Policies at most 16,
+//  8. Site is nil or valid.
 type Report struct {
 	Replica  policies.ReplicaID
 	Model    string
@@ -66,6 +69,9 @@ type Report struct {
 	Routes []Route
 	// Policies is the state of the host's policy slots.
 	Policies []slots.Status
+	// Site is where the replica's KV cache is and what leads away from there; nil:
+	// what was told before stands. It is shared and must not be changed.
+	Site *links.Site
 	// LoadBounded says that Decode had to bound figures of Load that no request
 	// can drive out of bounds: counts, and the tokens held.
 	LoadBounded bool
@@ -127,6 +133,14 @@ func Decode(m *api.LoadReport) (Report, error) {
 	}
 	if r.Policies, dropped = slots.ReadStatuses(m.GetSlots()); dropped > 0 {
 		bounded = append(bounded, "slots")
+	}
+	if m.GetSite() != nil {
+		if where, err := site.Decode(m.GetSite()); err == nil {
+			r.Site = &where
+		} else {
+			r.Site = &links.Site{} // what was known before is not true any more
+			bounded = append(bounded, "site")
+		}
 	}
 	if len(bounded) > 0 {
 		r.Note = "reported out of bounds, and bounded: " + strings.Join(bounded, ", ")

@@ -13,6 +13,7 @@ type Route struct {
 	State     string             // RouteReady, RouteHeld or RouteBroken
 	Why       string             // it is not ready
 	Rate      float64            // bytes per second of its pulls; 0: not measured
+	Over      string             // what lies between the two, as far as it is known
 }
 
 // The states of a route.
@@ -38,7 +39,7 @@ func decodeRoutes(list []*api.Route) (routes []Route, dropped int) {
 			dropped++
 			continue
 		}
-		routes = append(routes, Route{Transport: r.GetTransport(), Peer: policies.ReplicaID(r.GetPeer()), State: state, Why: cut(r.GetWhy(), maxWhy), Rate: r.GetBytesPerSecond()})
+		routes = append(routes, Route{Transport: r.GetTransport(), Peer: policies.ReplicaID(r.GetPeer()), State: state, Why: cut(r.GetWhy(), maxWhy), Rate: r.GetBytesPerSecond(), Over: cut(r.GetOver(), maxWhy)})
 	}
 	return routes, dropped
 }

@@ -9,7 +9,7 @@ import (
 )
 
 func goodRoute(transport, state string) *api.Route {
-	return &api.Route{Transport: transport, Peer: "r1", State: state, Why: "no such directory", BytesPerSecond: 1e9}
+	return &api.Route{Transport: transport, Peer: "r1", State: state, Why: "no such directory", BytesPerSecond: 1e9, Over: "one switch"}
 }
 
 // TestDecodeRoutes: what a replica tells of its transports is kept, within
@@ -18,7 +18,7 @@ func TestDecodeRoutes(t *testing.T) {
 	m := goodReport()
 	m.Routes = []*api.Route{goodRoute("shm", RouteHeld), {Transport: "tcp", State: RouteReady}}
 	r, err := Decode(m)
-	if err != nil || r.Note != "" || len(r.Routes) != 2 || r.Routes[0] != (Route{"shm", "r1", RouteHeld, "no such directory", 1e9}) {
+	if err != nil || r.Note != "" || len(r.Routes) != 2 || r.Routes[0] != (Route{"shm", "r1", RouteHeld, "no such directory", 1e9, "one switch"}) {
 		t.Fatalf("%+v, %v", r, err)
 	}
 	s := staged(t)

@@ -5,6 +5,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/policies/links"
 	"github.com/cascadeinfer/cascade/xds/load"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/store"
@@ -64,7 +65,8 @@ type ReplicaState struct {
 	// Stopping says that its migrator takes no new request of its own accord.
 	Stopping bool
 	Settling
-	Routes []Route // by which blocks may come to it
+	Routes []Route    // by which blocks may come to it
+	Site   links.Site // where its KV cache is
 }
 
 // View is the routing part of the snapshot under the given settings.

@@ -243,6 +243,7 @@ func (s *State) setReplicas(now time.Time, list []policies.Replica) {
 			r.gone, s.dirty = true, true
 		}
 	}
+	s.moved()
 	s.begun, s.uneasy, s.dirty, s.kept = true, true, true, nil
 	s.remark(now)
 	for _, m := range s.models {
@@ -263,6 +264,12 @@ func (s *State) reported(now time.Time, report Report) {
 	case len(report.Flow.Edges) > 0 && !sameEdges(report.Flow.Edges, m.Edges):
 		r.note = "flow ignored: its buckets are not those of the control plane; give both the same context"
 		report.Snapshot = nil
+	}
+	if r.tell(report.Site) {
+		s.moved()
+	}
+	if why := r.elsewhere(); why != "" && r.note == "" {
+		r.note = why
 	}
 	r.take(now, report)
 	s.judge(now, r, claimOf(report))
@@ -353,7 +360,7 @@ func (s *State) Snapshot(now time.Time) *Snapshot {
 			state.Replicas = append(state.Replicas, ReplicaState{
 				Replica: r.Replica, Stage: r.stage, Health: health, Weight: weight,
 				Load: r.report.Load, Reported: r.at, Connected: r.open, Note: r.doubts(), Figure: r.figure,
-				Asked: r.asked, Stopping: r.report.Draining, Settling: r.report.Settling, Routes: r.report.Routes,
+				Asked: r.asked, Stopping: r.report.Draining, Settling: r.report.Settling, Routes: r.report.Routes, Site: r.place(),
 			})
 		}
 		snap.Models = append(snap.Models, state)

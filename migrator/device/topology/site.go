@@ -54,7 +54,7 @@ func (m *Machine) seen(g *GPU) *links.GPU {
 		if o == g || o.Index == Unknown {
 			continue
 		}
-		p := links.Peer{Index: o.Index, Address: o.PCI.Address, Distance: Between(g.PCI, o.PCI), NVLinks: joined[o.PCI.Address]}
+		p := links.Peer{Index: o.Index, Address: cut(o.PCI.Address, links.MaxWord), Distance: Between(g.PCI, o.PCI), NVLinks: joined[o.PCI.Address]}
 		delete(joined, o.PCI.Address)
 		if says, ok := m.peer(g.Index, o.Index); ok {
 			p.Asked, p.Read, p.Write, p.NVLink = true, says.Read, says.Write, says.NVLink
@@ -66,7 +66,7 @@ func (m *Machine) seen(g *GPU) *links.GPU {
 	}
 	// A container sees its own GPU alone, and the links that lead to others.
 	for address, b := range joined {
-		out.Peers = append(out.Peers, links.Peer{Index: Unknown, Address: address, NVLinks: b})
+		out.Peers = append(out.Peers, links.Peer{Index: Unknown, Address: cut(address, links.MaxWord), NVLinks: b})
 	}
 	slices.SortFunc(out.Peers, func(a, b links.Peer) int {
 		return cmp.Or(cmp.Compare(b.NVLinks.Rate, a.NVLinks.Rate), cmp.Compare(a.Distance, b.Distance), cmp.Compare(a.Index, b.Index), cmp.Compare(a.Address, b.Address))
