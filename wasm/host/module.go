@@ -54,7 +54,7 @@ func Load(ctx context.Context, config Config, original []byte) (*Module, error) 
 	if err != nil {
 		return nil, err
 	}
-	if m.program, err = config.Engine.program(ctx, config, code); err != nil {
+	if m.program, err = config.Engine.program(ctx, config, joinData(code)); err != nil {
 		return nil, err
 	}
 	err = m.check()
