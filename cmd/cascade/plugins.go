@@ -87,6 +87,7 @@ func (s *settings) arm(f *wire.Fleet, p pluginFlags) ([]plugin, error) {
 		}
 		one := plugin{Builtin: b, Module: code, Statement: sign.Statement{
 			Digest: sign.Sum(code), ABI: abi.Name, Name: b.Name, Version: semantic(version()), Generation: uint64(time.Now().Unix()),
+			Configuration: sign.SumOf(b.Configuration),
 		}}
 		for _, k := range b.Kinds {
 			one.Statement.Grants = append(one.Statement.Grants, sign.Grant{Kind: k})

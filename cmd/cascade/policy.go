@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/policy"
 	"github.com/cascadeinfer/cascade/engine/report"
+	"github.com/cascadeinfer/cascade/wasm/sign"
 )
 
 // newPolicy is "cascade policy": what the author of a policy needs.
@@ -183,7 +185,8 @@ func newPolicyInspect(s *settings) *cobra.Command {
 		Short: "What a module decides, has and may do; whether hosts take it",
 		Long: `Inspect reads a module as a host does: it checks and meters it, compiles it and makes
 an instance. It prints what it decides and how each call is limited, what it imports and
-exports, and its size and digest.
+exports, and its size and digest; and what FILE.sig says, if it is there. Whether that is
+to be believed "cascade policy verify" says.
 
 Exit codes: 0 for a module that hosts take, 1 for one that they refuse, with the reason
 and where it lies in the file.`,
@@ -196,10 +199,31 @@ and where it lies in the file.`,
 			if in.Refused != "" {
 				err = fmt.Errorf("%s: %w: %s", args[0], errRefused, in.Refused)
 			}
-			if s.json {
-				return errors.Join(s.print(in), err)
+			var signature sign.File
+			at := args[0] + signatureSuffix
+			if exists(at) {
+				var unread error
+				if signature, unread = readSignature(at); unread != nil {
+					err = errors.Join(err, unread)
+				}
 			}
-			return errors.Join(s.inspected(in), err)
+			stated := signature.Statement.Generation > 0
+			if s.json {
+				out := struct {
+					policy.Inspected
+					Signature json.RawMessage `json:"signature,omitempty"`
+				}{Inspected: in}
+				if stated {
+					text, unwritten := signature.Encode()
+					out.Signature, err = text, errors.Join(err, unwritten)
+				}
+				return errors.Join(s.print(out), err)
+			}
+			err = errors.Join(s.inspected(in), err)
+			if stated {
+				err = errors.Join(err, s.stated(at, signature))
+			}
+			return err
 		},
 	}
 }

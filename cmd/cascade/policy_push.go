@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
-	"os"
 	"strconv"
 
 	"github.com/spf13/cobra"
@@ -96,7 +95,7 @@ and then in the whole fleet. "cascade policy promote" lets it go further, "casca
 rollback" ends it. Without modules, and whenever one fails, the built-in policies decide.`,
 		Example: `  cascade policy push my-refiner.wasm
   cascade policy push bids.wasm --slot bid-select --goal canary --permille 10
-  cascade policy push outlier.wasm --settings outlier.conf --goal proven`,
+  cascade policy push outlier.wasm --configuration outlier.conf --goal proven`,
 		Args: exactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			p := pushed{slots: kinds, goal: o.goal, scope: o.scope, by: o.by, permille: o.permille}
@@ -114,10 +113,11 @@ rollback" ends it. Without modules, and whenever one fails, the built-in policie
 			if p.signature, err = file.Encode(); err != nil {
 				return fmt.Errorf("%s: %w", signature, err)
 			}
-			if config != "" {
-				if p.configuration, err = os.ReadFile(config); err != nil {
-					return err
-				}
+			if p.configuration, err = readConfiguration(config); err != nil {
+				return err
+			}
+			if err := file.Statement.Configured(p.configuration); err != nil {
+				return err
 			}
 			if len(kinds) == 0 {
 				for _, g := range file.Statement.Grants {
@@ -142,7 +142,7 @@ rollback" ends it. Without modules, and whenever one fails, the built-in policie
 	f.StringSliceVar(&kinds, "slot", nil, "slots that get it; empty: all that its statement lets it decide")
 	f.StringVar(&o.goal, "goal", string(slots.Shadow), "how far it may go: warm, shadow, canary, active or proven")
 	f.StringVar(&signature, "signature", "", "signature file; empty: FILE.sig")
-	f.StringVar(&config, "settings", "", "file with the module's configuration")
+	f.StringVar(&config, "configuration", "", "file with what the module is configured with: what was signed")
 	completeFrom(c, "slot", slots.Kinds())
 	completeFrom(c, "goal", []string{"warm", "shadow", "canary", "active", "proven"})
 	return c

@@ -80,6 +80,7 @@ type policySign struct {
 	notAfter           string
 	kinds, limits      []string
 	signature          string
+	configuration      string
 }
 
 func newPolicySign(s *settings) *cobra.Command {
@@ -92,6 +93,9 @@ the module's digest, a name and a version for people, the kinds that it may deci
 the limits of a call, an end, and a generation. Hosts admit no statement of a lower
 generation than the last one, so that nobody can bring back an old module; going back is
 a new statement. The default is the present second.
+
+With --configuration the statement binds what the module is to be configured with: hosts
+configure it with that and nothing else, and without it, with nothing.
 
 Where hosts want several signatures, the others sign FILE.sig with nothing but --key: they
 add theirs to the statement that is there. What it says is printed; read it first.`,
@@ -115,12 +119,13 @@ add theirs to the statement that is there. What it says is printed; read it firs
 	l.StringSliceVar(&f.kinds, "kind", nil, "kinds that it may decide; empty: all that it exports")
 	l.StringSliceVar(&f.limits, "limit", nil, "KIND=FUEL[:MICROS[:PAGES]]: limits of a call below the hosts' own; 0 is theirs")
 	l.StringVar(&f.signature, "signature", "", "signature file; empty: FILE.sig")
+	l.StringVar(&f.configuration, "configuration", "", "file with what the module is to be configured with; empty: nothing")
 	return c
 }
 
 // newStatement says whether the flags make a statement, not only a signature.
 func (f *policySign) newStatement(cmd *cobra.Command) bool {
-	for _, name := range []string{"name", "version", "generation", "not-after", "kind", "limit"} {
+	for _, name := range []string{"name", "version", "generation", "not-after", "kind", "limit", "configuration"} {
 		if cmd.Flags().Changed(name) {
 			return true
 		}
@@ -183,6 +188,11 @@ func (f *policySign) statement(cmd *cobra.Command, path string, code []byte) (si
 	if st.Generation == 0 {
 		st.Generation = uint64(time.Now().Unix())
 	}
+	configured, err := readConfiguration(f.configuration)
+	if err != nil {
+		return st, err
+	}
+	st.Configuration = sign.SumOf(configured)
 	if f.notAfter != "" {
 		end, err := time.Parse(time.RFC3339, f.notAfter)
 		if err != nil {
@@ -276,12 +286,12 @@ func readSignature(path string) (sign.File, error) {
 func newPolicyVerify(s *settings) *cobra.Command {
 	var keys []string
 	var threshold int
-	var signature string
+	var signature, configuration string
 	c := &cobra.Command{
 		Use:   "verify FILE",
 		Short: "Check a module's signatures as a host does",
-		Long: `Verify checks that FILE.sig is about this module, is signed by enough of the keys given,
-and has not expired, and prints what it says.
+		Long: `Verify checks that FILE.sig is about this module and about what --configuration has, is
+signed by enough of the keys given, and has not expired, and prints what it says.
 
 Exit codes: 0 when a host that trusts these keys would load the module, 1 when not.`,
 		Example: `  cascade policy verify my-refiner.wasm --keys author.pub
@@ -314,7 +324,11 @@ Exit codes: 0 when a host that trusts these keys would load the module, 1 when n
 			if err != nil {
 				return err
 			}
-			if _, err := sign.Verify(file, code, ring, time.Now()); err != nil {
+			configured, err := readConfiguration(configuration)
+			if err != nil {
+				return err
+			}
+			if _, err := sign.Verify(file, code, configured, ring, time.Now()); err != nil {
 				return fmt.Errorf("%s: %w", signature, err)
 			}
 			return s.stated(signature, file)
@@ -323,11 +337,23 @@ Exit codes: 0 when a host that trusts these keys would load the module, 1 when n
 	c.Flags().StringSliceVar(&keys, "keys", nil, "files with public keys")
 	c.Flags().IntVar(&threshold, "threshold", 1, "how many of the keys must have signed")
 	c.Flags().StringVar(&signature, "signature", "", "signature file; empty: FILE.sig")
+	c.Flags().StringVar(&configuration, "configuration", "", "file with what the module is to be configured with; empty: nothing")
 	return c
+}
+
+// readConfiguration reads what a module is configured with, nothing for no file.
+func readConfiguration(path string) ([]byte, error) {
+	if path == "" {
+		return nil, nil
+	}
+	return os.ReadFile(path)
 }
 
 // stated prints what a signature file says.
 func (s *settings) stated(path string, f sign.File) error {
+	if f.Statement.First {
+		fmt.Fprintf(s.stderr, "warning: %s has format %s: whoever configures the module may change what it decides; sign it anew, which binds its configuration\n", path, sign.FormatFirst)
+	}
 	if s.json {
 		text, err := f.Encode()
 		if err != nil {
@@ -346,6 +372,14 @@ func (s *settings) stated(path string, f sign.File) error {
 		end = "until " + time.Unix(st.NotAfter, 0).UTC().Format(time.RFC3339)
 	}
 	fmt.Fprintf(s.stdout, "  generation %d, %s\n", st.Generation, end)
+	switch {
+	case st.First:
+		fmt.Fprintf(s.stdout, "  configured with anything\n")
+	case st.Configuration != sign.Digest{}:
+		fmt.Fprintf(s.stdout, "  configured with sha256 %s, and nothing else\n", st.Configuration)
+	default:
+		fmt.Fprintf(s.stdout, "  configured with nothing\n")
+	}
 	for _, g := range f.Signatures {
 		fmt.Fprintf(s.stdout, "  signed by %s\n", g.Key)
 	}

@@ -48,7 +48,7 @@ func (a *Admission) Admit(ctx context.Context, p control.Push) (control.Admitted
 	if err != nil {
 		return control.Admitted{}, err
 	}
-	st, err := sign.Verify(file, p.Module, a.policies.Ring, a.now())
+	st, err := sign.Verify(file, p.Module, p.Configuration, a.policies.Ring, a.now())
 	if err != nil {
 		return control.Admitted{}, a.unknown(file, err)
 	}

@@ -122,7 +122,7 @@ func (l *Loader) Verify(_ context.Context, c swap.Candidate) error {
 	if err != nil {
 		return err
 	}
-	s, err := sign.Verify(f, c.Module, l.config.Ring, l.config.Now())
+	s, err := sign.Verify(f, c.Module, c.Configuration, l.config.Ring, l.config.Now())
 	if err != nil {
 		return err
 	}

@@ -106,6 +106,11 @@ func TestVerify(t *testing.T) {
 		"older than":        offer(t, code, abi.Select, func(s *sign.Statement) { s.Name = "old" }),
 		"signature file: ":  {Module: code, Signature: []byte("none")},
 		"signature of key ": forged(t, code),
+		"is given one of 1": func() swap.Candidate {
+			c := offer(t, code, abi.Select, nil)
+			c.Configuration = []byte("unsigned words")
+			return c
+		}(),
 	} {
 		conf := config(abi.Select)
 		conf.Now = func() time.Time { return now }

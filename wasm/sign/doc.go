@@ -9,7 +9,7 @@
 //
 // NAME.wasm.sig is JSON of at most MaxFile bytes, without unknown fields:
 //
-//	{"format": "cascade-policy-signature/1",
+//	{"format": "cascade-policy-signature/2",
 //	 "statement": {
 //	   "sha256": "…64 hex digits…",
 //	   "abi": "cascade-policy/1",
@@ -17,8 +17,16 @@
 //	   "version": "1.2.0",
 //	   "kinds": [{"kind": "refine", "fuel": 5000000, "micros": 20000, "pages": 128}],
 //	   "not_after": 1790000000,
-//	   "generation": 1763721600},
-//	 "signatures": [{"key": "…16 hex digits…", "signature": "…base64…"}]}
+//	   "generation": 1763721600,
+//	   "configuration": "…64 hex digits…",
+//	   "golden": "…64 hex digits…"},
+//	 "signatures": [{"key": "…16 hex digits…", "signature": "…base64…"}],
+//	 "golden": "…base64…"}
+//
+// "configuration" is the digest of what the module is to be configured with; left
+// out, it is to have none. "golden" in the statement is the digest of what the
+// module is expected to answer, which the file carries itself, by DEFLATE, because
+// every host tries the module on it; both are left out where there is nothing.
 //
 // The signatures are not of these bytes but of the statement's canonical text,
 // which the reader writes anew from the fields (Statement.Canonical): how the
@@ -38,4 +46,6 @@
 // # History
 //
 //	2026-11-21  cascade-policy-signature/1
+//	2026-11-21  cascade-policy-signature/2: configuration, golden. Files of /1 are
+//	            read as before; their modules may be configured with anything.
 package sign

@@ -2,6 +2,7 @@ package sign
 
 import (
 	"bytes"
+	"compress/flate"
 	"crypto/ed25519"
 	"encoding/hex"
 	"encoding/json"
@@ -18,6 +19,8 @@ const (
 	MaxFile = 16 << 10
 	// MaxSignatures bounds the signatures of a file: each costs a verification.
 	MaxSignatures = 16
+	// MaxGolden bounds File.Golden, in bytes; compressed it has to fit a file.
+	MaxGolden = 256 << 10
 )
 
 // Signature is one key's signature of a statement's canonical text.
@@ -30,6 +33,9 @@ type Signature struct {
 type File struct {
 	Statement  Statement
 	Signatures []Signature // at most MaxSignatures, no key twice
+	// Golden is what the module is expected to answer, for package wasm/golden to
+	// read: the bytes that Statement.Golden is the digest of. Empty for none.
+	Golden []byte
 }
 
 // The file as JSON has it.
@@ -38,6 +44,7 @@ type (
 		Format     string          `json:"format"`
 		Statement  jsonStatement   `json:"statement"`
 		Signatures []jsonSignature `json:"signatures"`
+		Golden     []byte          `json:"golden,omitempty"` // by DEFLATE
 	}
 	jsonStatement struct {
 		Digest     string      `json:"sha256"`
@@ -47,6 +54,9 @@ type (
 		Grants     []jsonGrant `json:"kinds"`
 		NotAfter   int64       `json:"not_after"`
 		Generation uint64      `json:"generation"`
+		// Since format 2.
+		Configuration string `json:"configuration,omitempty"`
+		Golden        string `json:"golden,omitempty"`
 	}
 	jsonGrant struct {
 		Kind   string `json:"kind"`
@@ -61,14 +71,20 @@ type (
 )
 
 // Encode returns the file's bytes, which Decode reads. The error is about an
-// invalid statement or too many signatures.
+// invalid statement, too many signatures, or more expectations than fit a file.
 func (f File) Encode() ([]byte, error) {
 	if err := f.validate(); err != nil {
 		return nil, err
 	}
 	s := f.Statement
-	out := jsonFile{Format: Format, Statement: jsonStatement{
+	out := jsonFile{Format: s.format(), Golden: deflate(f.Golden), Statement: jsonStatement{
 		Digest: s.Digest.String(), ABI: s.ABI, Name: s.Name, Version: s.Version, NotAfter: s.NotAfter, Generation: s.Generation}}
+	if s.Configuration != (Digest{}) {
+		out.Statement.Configuration = s.Configuration.String()
+	}
+	if s.Golden != (Digest{}) {
+		out.Statement.Golden = s.Golden.String()
+	}
 	for _, g := range s.Grants {
 		out.Statement.Grants = append(out.Statement.Grants, jsonGrant{g.Kind.String(), g.Fuel, g.Micros, g.Pages})
 	}
@@ -79,7 +95,36 @@ func (f File) Encode() ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("signature file: %w", err)
 	}
+	if len(b) >= MaxFile {
+		return nil, fmt.Errorf("signature file: %d bytes, the limit is %d: let the module be tried on fewer expectations", len(b), MaxFile)
+	}
 	return append(b, '\n'), nil
+}
+
+// deflate compresses expectations; none are none.
+func deflate(b []byte) []byte {
+	if len(b) == 0 {
+		return nil
+	}
+	var out bytes.Buffer
+	w, _ := flate.NewWriter(&out, flate.BestCompression) // the level is good,
+	_, _ = w.Write(b)                                    // and a buffer takes all
+	_ = w.Close()
+	return out.Bytes()
+}
+
+func inflate(b []byte) ([]byte, error) {
+	if len(b) == 0 {
+		return nil, nil
+	}
+	out, err := io.ReadAll(io.LimitReader(flate.NewReader(bytes.NewReader(b)), MaxGolden+1))
+	if err != nil {
+		return nil, fmt.Errorf("signature file: golden: %w", err)
+	}
+	if len(out) == 0 {
+		return nil, errors.New("signature file: golden: leave it out where there is nothing")
+	}
+	return out, nil
 }
 
 // Decode reads a file. It checks the form and the statement's invariants, not
@@ -97,8 +142,8 @@ func Decode(b []byte) (File, error) {
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
 		return File{}, errors.New("signature file: there is something after the JSON object")
 	}
-	if in.Format != Format {
-		return File{}, fmt.Errorf("signature file: format %.80q, this version reads %s", in.Format, Format)
+	if in.Format != Format && in.Format != FormatFirst {
+		return File{}, fmt.Errorf("signature file: format %.80q, this version reads %s and %s", in.Format, FormatFirst, Format)
 	}
 	f, err := in.file()
 	if err != nil {
@@ -110,7 +155,15 @@ func Decode(b []byte) (File, error) {
 // file converts what JSON has; it leaves the invariants to validate.
 func (in jsonFile) file() (File, error) {
 	s := Statement{ABI: in.Statement.ABI, Name: in.Statement.Name, Version: in.Statement.Version,
-		NotAfter: in.Statement.NotAfter, Generation: in.Statement.Generation}
+		NotAfter: in.Statement.NotAfter, Generation: in.Statement.Generation, First: in.Format == FormatFirst}
+	for name, d := range map[string]struct {
+		text string
+		to   *Digest
+	}{"configuration": {in.Statement.Configuration, &s.Configuration}, "golden": {in.Statement.Golden, &s.Golden}} {
+		if d.text != "" && (!fixed(d.to[:], d.text) || *d.to == Digest{}) {
+			return File{}, fmt.Errorf("signature file: %s %.80q: write 64 hexadecimal digits, or leave it out", name, d.text)
+		}
+	}
 	if !fixed(s.Digest[:], in.Statement.Digest) {
 		return File{}, fmt.Errorf("signature file: sha256 %.80q: write 64 hexadecimal digits", in.Statement.Digest)
 	}
@@ -124,7 +177,11 @@ func (in jsonFile) file() (File, error) {
 		}
 		s.Grants = append(s.Grants, Grant{k, g.Fuel, g.Micros, g.Pages})
 	}
-	f := File{Statement: s}
+	golden, err := inflate(in.Golden)
+	if err != nil {
+		return File{}, err
+	}
+	f := File{Statement: s, Golden: golden}
 	for _, g := range in.Signatures {
 		var out Signature
 		if !fixed(out.Key[:], g.Key) || len(g.Signature) != len(out.Bytes) {
@@ -142,6 +199,12 @@ func (f File) validate() error {
 	}
 	if len(f.Signatures) > MaxSignatures {
 		return fmt.Errorf("signature file: %d signatures, the limit is %d", len(f.Signatures), MaxSignatures)
+	}
+	if len(f.Golden) > MaxGolden {
+		return fmt.Errorf("signature file: expectations of more than %d bytes", MaxGolden)
+	}
+	if SumOf(f.Golden) != f.Statement.Golden {
+		return errors.New("signature file: its expectations are not those that its statement names")
 	}
 	for i, g := range f.Signatures {
 		if slices.ContainsFunc(f.Signatures[:i], func(o Signature) bool { return o.Key == g.Key }) {

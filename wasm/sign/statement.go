@@ -13,18 +13,31 @@ import (
 
 // Format names the file's layout and begins the canonical text, so that no
 // signature of another protocol, made with the same key, passes for one of this.
-const Format = "cascade-policy-signature/1"
+// FormatFirst is the one before, whose files are read, and can be written.
+const (
+	Format      = "cascade-policy-signature/2"
+	FormatFirst = "cascade-policy-signature/1"
+)
 
 const (
 	maxName    = 64
 	maxVersion = 64
 )
 
-// Digest is the SHA-256 of a module as its author built it.
+// Digest is the SHA-256 of a module as its author built it, or of what is bound to
+// it. The zero digest stands for none.
 type Digest [sha256.Size]byte
 
 // Sum returns the digest of a module.
 func Sum(module []byte) Digest { return sha256.Sum256(module) }
+
+// SumOf returns the digest of what a statement may bind, the zero one for nothing.
+func SumOf(bound []byte) Digest {
+	if len(bound) == 0 {
+		return Digest{}
+	}
+	return sha256.Sum256(bound)
+}
 
 // String is the digest in hexadecimal.
 func (d Digest) String() string { return hex.EncodeToString(d[:]) }
@@ -60,19 +73,43 @@ type Grant struct {
 //  4. there is a grant, and they are in order of their kinds, none twice; they are
 //     kinds that decide (configure does not),
 //  5. NotAfter is not negative,
-//  6. Generation is positive.
+//  6. Generation is positive,
+//  7. First has neither Configuration nor Golden.
 type Statement struct {
 	Digest  Digest
 	ABI     string // abi.Name
 	Name    string // the policy's name, for people
 	Version string // semantic version, for people
 	Grants  []Grant
-	// NotAfter is the last second, of Unix time, at which a host loads the
-	// module; 0 for no end. A module that runs is not stopped by it.
+	// NotAfter is the last second, of Unix time, at which the module may begin to
+	// decide; 0 for no end. See the package comment.
 	NotAfter int64
 	// Generation orders all statements of a ring, whatever their names: see
 	// Mark. The second of signing is a good one.
 	Generation uint64
+	// Configuration is the digest of what the module is to be configured with: it
+	// decides with nothing else. The zero one stands for no configuration.
+	Configuration Digest
+	// Golden is the digest of File.Golden, the zero one where there is none.
+	Golden Digest
+	// First is set in statements of FormatFirst, which say nothing of configuration
+	// and expectations: they let a module be configured with anything.
+	First bool
+}
+
+// Configured says why a module must not be configured with something, nil when it
+// may.
+func (s Statement) Configured(with []byte) error {
+	switch got := SumOf(with); {
+	case s.First || got == s.Configuration:
+		return nil
+	case s.Configuration == Digest{}:
+		return fmt.Errorf("%s is signed without a configuration, and is given one of %d bytes: sign it with --configuration", s.Name, len(with))
+	case len(with) == 0:
+		return fmt.Errorf("%s is signed with configuration %s, and is given none", s.Name, s.Configuration)
+	default:
+		return fmt.Errorf("%s is signed with configuration %s, and is given %s: sign it with the one that it is to have", s.Name, s.Configuration, got)
+	}
 }
 
 // Grant returns the grant for a kind, and whether there is one.
@@ -105,6 +142,8 @@ func (s Statement) Validate() error {
 		return fmt.Errorf("statement: not_after %d is before 1970: 0 means no end", s.NotAfter)
 	case s.Generation == 0:
 		return fmt.Errorf("statement: generation 0: they count from 1")
+	case s.First && (s.Configuration != Digest{} || s.Golden != Digest{}):
+		return fmt.Errorf("statement: %s binds neither a configuration nor expectations", FormatFirst)
 	}
 	last := abi.Configure
 	for _, g := range s.Grants {
@@ -121,7 +160,7 @@ func (s Statement) Validate() error {
 // one would make it ambiguous.
 func (s Statement) Canonical() []byte {
 	b := make([]byte, 0, 512)
-	b = append(b, Format...)
+	b = append(b, s.format()...)
 	b = append(b, "\nsha256 "...)
 	b = append(b, s.Digest.String()...)
 	b = append(b, "\nabi "...)
@@ -139,7 +178,25 @@ func (s Statement) Canonical() []byte {
 	}
 	b = strconv.AppendInt(append(b, "\nnot-after "...), s.NotAfter, 10)
 	b = strconv.AppendUint(append(b, "\ngeneration "...), s.Generation, 10)
+	if !s.First {
+		b = append(append(b, "\nconfiguration "...), s.Configuration.orNone()...)
+		b = append(append(b, "\ngolden "...), s.Golden.orNone()...)
+	}
 	return append(b, '\n')
+}
+
+func (s Statement) format() string {
+	if s.First {
+		return FormatFirst
+	}
+	return Format
+}
+
+func (d Digest) orNone() string {
+	if d == (Digest{}) {
+		return "none"
+	}
+	return d.String()
 }
 
 // plain reports whether a word is short, printable ASCII and without spaces.

@@ -10,10 +10,11 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/abi"
 )
 
-// Verify checks a file against a module and a ring, at a time, and returns the
-// statement. Every error is final: the same arguments fail again, later too.
-// Whether the statement is newer than the last is Mark.Admit's to say.
-func Verify(f File, module []byte, r Ring, now time.Time) (Statement, error) {
+// Verify checks a file against a module, what it is to be configured with, and a
+// ring, at a time, and returns the statement. The zero time is before every end.
+// Every error is final: the same arguments fail again, later too. Whether the
+// statement is newer than the last is Mark.Admit's to say.
+func Verify(f File, module, configuration []byte, r Ring, now time.Time) (Statement, error) {
 	s, err := VerifyStatement(f, r, now)
 	if err != nil {
 		return Statement{}, err
@@ -21,11 +22,14 @@ func Verify(f File, module []byte, r Ring, now time.Time) (Statement, error) {
 	if got := Sum(module); got != s.Digest {
 		return Statement{}, fmt.Errorf("verify %s: the module's sha256 is %s, the statement is about %s", s.Name, got, s.Digest)
 	}
+	if err := s.Configured(configuration); err != nil {
+		return Statement{}, fmt.Errorf("verify: %w", err)
+	}
 	return s, nil
 }
 
-// VerifyStatement is Verify without the module: for a host that wants to know
-// whether to fetch it. What is loaded has to pass Verify.
+// VerifyStatement is Verify without module and configuration: for a host that
+// wants to know whether to fetch it. What is loaded has to pass Verify.
 func VerifyStatement(f File, r Ring, now time.Time) (Statement, error) {
 	if err := r.Validate(); err != nil {
 		return Statement{}, fmt.Errorf("verify: ring: %w", err)

@@ -62,6 +62,9 @@ func (s *Set) check(w Want) ([]sign.Statement, history, error) {
 	for _, c := range w.Candidates {
 		st, err := s.statement(k, c)
 		if err == nil {
+			err = st.Configured(c.Configuration)
+		}
+		if err == nil {
 			err = next.admit(st)
 		}
 		if err != nil {

@@ -487,3 +487,30 @@ func TestBackPastATrial(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestConfigurationIsSigned: a host takes no module with a configuration that
+// nobody signed, and one of the first format with any.
+func TestConfigurationIsSigned(t *testing.T) {
+	s, _ := running(t, config(t))
+	module := other(1)
+	bound, first := statement(7, module, abi.Select), statement(7, module, abi.Select)
+	bound.Configuration, first.First = sign.SumOf([]byte("signed")), true
+	for _, c := range []struct {
+		st   sign.Statement
+		with string
+		want string
+	}{
+		{bound, "signed", ""},
+		{bound, "other", "is signed with configuration"},
+		{bound, "", "is given none"},
+		{statement(7, module, abi.Select), "", ""},
+		{statement(7, module, abi.Select), "other", "without a configuration"},
+		{first, "other", ""},
+	} {
+		one := candidate(t, 7, slot.ToShadow, module)
+		one.Signature, one.Configuration = signed(t, c.st, 0), []byte(c.with)
+		if err := s.Check(want(one)); c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+			t.Errorf("with %q: %v, want %q", c.with, err, c.want)
+		}
+	}
+}

@@ -1,5 +1,5 @@
 {
-  "format": "cascade-policy-signature/1",
+  "format": "cascade-policy-signature/2",
   "statement": {
     "sha256": "93a44bbb96c751218e4c00d479e4c14358122a389acca16205b1e4d0dc5f9476",
     "abi": "cascade-policy/1",
@@ -20,16 +20,19 @@
       }
     ],
     "not_after": 1790000000,
-    "generation": 1763721600
+    "generation": 1763721600,
+    "configuration": "222c92a5b82ef2963c7f19688bc5bad43bf8a53f5580a393a03b7ad6f7a7142c",
+    "golden": "335e1e07be483adfdd54990f04fb9dc4da241187e0b1ea502cf774b845a828fd"
   },
   "signatures": [
     {
       "key": "34750f98bd59fcfc",
-      "signature": "GYK80nj53uwhLKrHLXUTytjmjftATDO24OCoct3hGM9aZUFVIjUyGQ9UoM9GWBsm2k1ymXJ55nlSvNEduMFDCA=="
+      "signature": "vgbUdpjcXt1JupFxDhs/N+Ro7uKLgWoVEykYYn8Yqmi4uyrbnEAAhbhK5I4u1JZOuTEOc0xPfxaWrAlwUGUCDA=="
     },
     {
       "key": "6a3803d5f059902a",
-      "signature": "nsY/6whzh9n2xX07hScMJZ7tH9eUozqSDrn4lfiBqIoln7Am6X6UOvQUA0HD4sQp2pRyJncKRz1BKqnkv/jFCA=="
+      "signature": "cYoRyB/2kXk0upcECjlvbGr5/n1epuYWuLgF5j72PbvsUf/rl5xQ2dK4zBHwqMIV4sb17npQi3N4tl71RCj4BA=="
     }
-  ]
+  ],
+  "golden": "Ks9ILFHILFFIzCsuTy0qBgQAAP//"
 }

@@ -1,0 +1,102 @@
+package sign
+
+import (
+	"bytes"
+	"crypto/ed25519"
+	"math/rand/v2"
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+// TestFirstFormat: files that were signed before there was another format are
+// still good, say the same, and are written as they were.
+func TestFirstFormat(t *testing.T) {
+	text, err := os.ReadFile("testdata/first.wasm.sig")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := Decode(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := statement()
+	want.First, want.Configuration, want.Golden = true, Digest{}, Digest{}
+	ring := Ring{Keys: []ed25519.PublicKey{public(1), public(2)}, Threshold: 2}
+	for _, with := range [][]byte{nil, configuration} {
+		if s, err := Verify(f, module, with, ring, now); err != nil || !reflect.DeepEqual(s, want) {
+			t.Errorf("with %q: %+v, %v", with, s, err)
+		}
+	}
+	if again, err := f.Encode(); err != nil || !bytes.Equal(again, text) {
+		t.Errorf("%s, %v", again, err)
+	}
+	canonical, err := os.ReadFile("testdata/first.txt")
+	if err != nil || !bytes.Equal(canonical, f.Statement.Canonical()) {
+		t.Errorf("%s, %v", f.Statement.Canonical(), err)
+	}
+	// Its signatures are no second format's.
+	f.Statement.First = false
+	if _, err := Verify(f, module, nil, ring, now); err == nil {
+		t.Error("a signature of the first format is good for the second")
+	}
+}
+
+// TestConfigured: a module runs with what it was signed with, and nothing else.
+func TestConfigured(t *testing.T) {
+	ring := Ring{Keys: []ed25519.PublicKey{public(1)}, Threshold: 1}
+	bare := statement()
+	bare.Configuration = Digest{}
+	for _, c := range []struct {
+		s    Statement
+		with string
+		want string
+	}{
+		{statement(), string(configuration), ""},
+		{statement(), "", "is given none"},
+		{statement(), "other", "and is given "},
+		{bare, "", ""},
+		{bare, "other", "signed without a configuration"},
+	} {
+		_, err := Verify(signed(t, c.s, 1), module, []byte(c.with), ring, now)
+		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+			t.Errorf("%q: %v, want %q", c.with, err, c.want)
+		}
+	}
+}
+
+// TestGoldenIsCarried: what a statement is bound to comes with it.
+func TestGoldenIsCarried(t *testing.T) {
+	s := statement()
+	long := bytes.Repeat([]byte("an answer, "), MaxGolden/11)
+	s.Golden = SumOf(long)
+	f, err := Sign(File{Statement: s, Golden: long}, key(1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := f.Encode()
+	if err != nil || len(text) > MaxFile {
+		t.Fatalf("%d bytes, %v", len(text), err)
+	}
+	if back, err := Decode(text); err != nil || !bytes.Equal(back.Golden, long) {
+		t.Error(err)
+	}
+	for name, g := range map[string][]byte{"other": []byte("x"), "none": nil, "too long": append(long, make([]byte, 100)...)} {
+		if _, err := Sign(File{Statement: s, Golden: g}, key(1)); err == nil {
+			t.Errorf("%s: signed", name)
+		}
+	}
+	noise := make([]byte, MaxFile)
+	r := rand.New(rand.NewPCG(1, 2))
+	for i := range noise {
+		noise[i] = byte(r.Uint32())
+	}
+	s.Golden = SumOf(noise)
+	if f, err = Sign(File{Statement: s, Golden: noise}, key(1)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.Encode(); err == nil || !strings.Contains(err.Error(), "fewer") {
+		t.Errorf("more than fits: %v", err)
+	}
+}
