@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/links"
 )
 
 // largeState is a State of n replicas that all report a skewed mix.
@@ -65,6 +66,36 @@ func BenchmarkPeriod(b *testing.B) {
 				for _, r := range reports {
 					s.byID[r.Replica].at = now
 				}
+				b.StartTimer()
+				settleState(s, now, Tick{})
+			}
+		})
+	}
+}
+
+// BenchmarkPeriodLinks is BenchmarkPeriod where every replica tells of its links:
+// machines of eight GPUs, joined in pairs. Each time one of them tells something new.
+func BenchmarkPeriodLinks(b *testing.B) {
+	for _, n := range sizes {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			s, reports := largeState(b, n)
+			m := s.models[0]
+			m.TokenBytes, m.Links = 1e6, links.Defaults{Node: 100 * links.Gigabyte, Between: links.Gigabyte}
+			for i, r := range reports {
+				k := i % 8
+				s.byID[r.Replica].Node = fmt.Sprint("n", i/8)
+				s.byID[r.Replica].site = links.Site{Known: true, GPU: &links.GPU{Index: k, Address: fmt.Sprint("g", k), Peers: []links.Peer{
+					{Index: k ^ 1, Address: fmt.Sprint("g", k^1), NVLinks: links.Bundle{Links: 4, Rate: 1e11}, Asked: true, Read: true, NVLink: true},
+				}}}
+			}
+			now := start
+			for b.Loop() {
+				b.StopTimer()
+				now = now.Add(s.rules.Period)
+				for _, r := range reports {
+					s.byID[r.Replica].at = now
+				}
+				s.moved()
 				b.StartTimer()
 				settleState(s, now, Tick{})
 			}

@@ -8,8 +8,10 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/cascadeinfer/cascade/policies/links"
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/site"
 )
 
 // message is a report that Decode takes.
@@ -115,6 +117,36 @@ func TestStateNotesBoundedLoad(t *testing.T) {
 	}
 }
 
+// TestDecodeSite: what a replica tells of where it is is kept until it tells
+// something else; what makes no sense is as good as nothing, and noted.
+func TestDecodeSite(t *testing.T) {
+	s := testState(t, PolicyDefault)
+	for _, c := range []struct {
+		tell  *api.Site
+		known bool
+		note  string
+	}{
+		{nil, false, ""},
+		{site.Encode(links.Site{Known: true, TCP: 5}), true, ""},
+		{nil, true, ""},
+		{site.Encode(links.Site{Node: "b", Known: true, TCP: 5}), true, "it says that it is on node b"},
+		{&api.Site{Tcp: -1}, false, "bounded: site"},
+		{site.Encode(links.Site{Known: true}), true, ""},
+	} {
+		m := goodReport()
+		m.Site = c.tell
+		r, err := Decode(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		settleState(s, start, Reported{r})
+		got := s.Snapshot(start).Models[0].Replicas[0]
+		if got.Site.Known != c.known || got.Site.Node != got.Node || !strings.Contains(got.Note, c.note) || (got.Note == "") != (c.note == "") {
+			t.Errorf("%v: site %+v, note %q", c.tell, got.Site, got.Note)
+		}
+	}
+}
+
 // FuzzReport: bytes off the wire are refused, or become a report that keeps
 // its invariants and that a State digests into valid plans and weights.
 func FuzzReport(f *testing.F) {
@@ -134,6 +166,7 @@ func FuzzReport(f *testing.F) {
 	tells := goodReport()
 	tells.Moves, tells.Proposal, tells.Residents = []*api.Move{goodMove(1, MoveDone)}, &api.Proposal{Epoch: 1, Boundary: 9}, 3
 	tells.Routes = []*api.Route{goodRoute("shm", RouteBroken)}
+	tells.Site = site.Encode(links.Site{Node: "a", Known: true, GPU: &links.GPU{UUID: "u", Peers: []links.Peer{{Index: 1, Read: true}}}, RDMA: &links.Port{Name: "mlx5_0"}})
 	seed(tells)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		m := new(api.LoadReport)
@@ -163,7 +196,11 @@ func FuzzReport(f *testing.F) {
 		if n := len(r.Routes); n > maxRoutes {
 			t.Errorf("%d routes of one report", n)
 		}
+		if r.Site != nil && r.Site.Validate() != nil {
+			t.Errorf("%+v: %v", r.Site, r.Site.Validate())
+		}
 		s := staged(t)
+		s.models[0].TokenBytes = 1e5
 		r.Replica, r.Model = "r0", "m"
 		now := start
 		for range 3 {

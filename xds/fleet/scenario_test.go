@@ -13,6 +13,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/policies/links"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
@@ -22,10 +23,13 @@ var update = flag.Bool("update", false, "rewrite the expected output of the scen
 // TestScenarios plays testdata/*.txt. A line "> command" is played, the lines
 // below it up to the next blank one are what the State must do about it:
 //
-//	> policy NAME               begin; before everything else
-//	> replicas r0 r1 r2*        the configured list; * marks draining
+//	> policy NAME [links]       begin; before everything else. With links a token
+//	                            has 1 MB of KV, nodes 100 GB/s, and 1 GB/s between
+//	> replicas r0 r1@b r2*      the configured list; * marks draining, @ the node
 //	> report r0 r1 [not-ready] [draining] [held=N] [running=N] [iter=SECONDS]
 //	         [ratio=BYTES] [mix=NAME] [edges=other] [propose=TOKENS]
+//	         [gpu=N] [node=b]   its GPU: 0 and 1, 2 and 3 are joined by NVLink, and
+//	                            nothing else of a node is; the node that it names
 //	                            the same report from each; what is not given is
 //	                            as in the report before. A proposal is made for
 //	                            the plan in force then, and repeated as it is
@@ -43,6 +47,8 @@ var update = flag.Bool("update", false, "rewrite the expected output of the scen
 //	> store fails|works         what becomes of proposals
 //	> stored EPOCH a b | c      another server wrote a plan; cuts at 512, 1024, …
 //	> show                      plan, weights, health
+//	> handovers                 what the plan's hand-overs take, and what they would
+//	                            with everybody's nearest neighbour in the next stage
 //	> restart                   a new State with the stored plans and the counters
 func TestScenarios(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
@@ -96,6 +102,7 @@ func play(t *testing.T, text string) string {
 type player struct {
 	t      *testing.T
 	policy string
+	links  bool
 	state  *State
 	now    time.Time
 	list   []policies.Replica
@@ -112,14 +119,15 @@ func (p *player) do(command string) string {
 	f := strings.Fields(command)
 	switch f[0] {
 	case "policy":
-		p.policy = f[1]
+		p.policy, p.links = f[1], len(f) > 2
 		p.begin()
 	case "replicas":
 		p.list = nil
 		for _, id := range f[1:] {
 			id, draining := strings.CutSuffix(id, "*")
+			id, node, _ := strings.Cut(id, "@")
 			r := scenarioReplica(id)
-			r.Draining = draining
+			r.Draining, r.Node = draining, node
 			p.list = append(p.list, r)
 		}
 		if err := Check(p.state.rules.Models, p.list); err != nil {
@@ -205,6 +213,10 @@ func (p *player) do(command string) string {
 		p.step(Replicas{p.list})
 	case "show":
 		p.show()
+	case "handovers":
+		m := p.state.models[0]
+		_, eligible := p.state.readyPlan(m)
+		fmt.Fprintf(&p.out, "%.0f µs a token, nearest %.0f\n", 1e6*p.state.near(m).Map.Plan(m.plan, nil).PerToken, 1e6*p.state.transfer(m, eligible).PerToken)
 	default:
 		p.t.Fatalf("unknown command %q", command)
 	}
@@ -212,13 +224,14 @@ func (p *player) do(command string) string {
 }
 
 func (p *player) begin() {
-	s, err := NewState(Rules{
-		Policy: p.policy, Check: p.check,
-		Models: []Model{{
-			Name: "m", Context: 32768, Edges: policies.Edges(32768, 4),
-			Cost: policies.Cost{D0: 0.008, D1: 5e-5, D2: 6e-5, D3: 1e-9, D4: 6e-8, Kappa: 4},
-		}},
-	})
+	m := Model{
+		Name: "m", Context: 32768, Edges: policies.Edges(32768, 4),
+		Cost: policies.Cost{D0: 0.008, D1: 5e-5, D2: 6e-5, D3: 1e-9, D4: 6e-8, Kappa: 4},
+	}
+	if p.links {
+		m.TokenBytes, m.Links = 1e6, links.Defaults{Node: 100 * links.Gigabyte, Between: links.Gigabyte}
+	}
+	s, err := NewState(Rules{Policy: p.policy, Check: p.check, Models: []Model{m}})
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -278,6 +291,16 @@ func (p *player) report(words []string) {
 			case "propose":
 				plan := p.state.models[0].plan
 				r.Proposal = Vote{plan.Epoch, plan.Stages[max(plan.Find(r.Replica), 0)].Low, policies.Tokens(x)}
+			case "gpu":
+				n := int(x)
+				g := &links.GPU{Index: n, Address: fmt.Sprint("g", n), Peers: []links.Peer{
+					{Index: n ^ 1, Address: fmt.Sprint("g", n^1), NVLinks: links.Bundle{Links: 4, Rate: 100 * links.Gigabyte}, Asked: true, Read: true, NVLink: true},
+				}}
+				r.Site = &links.Site{Node: p.state.byID[r.Replica].Node, Known: true, GPU: g}
+			case "node":
+				where := *r.Site
+				where.Node = value
+				r.Site = &where
 			case "edges":
 				r.Flow = policies.NewFlow([]policies.Tokens{0, 7})
 			default:
