@@ -66,7 +66,8 @@ type Config struct {
 	// Limits are the most that a call may take, by kind; a grant can lower them.
 	// 0 means the kind's default.
 	Limits [abi.Kinds]host.Limit
-	// Cache, its bounds and Watch are as in host.Config.
+	// Engine, Cache, its bounds and Watch are as in host.Config.
+	Engine       *host.Engine
 	Cache        string
 	CacheBytes   int64
 	CacheModules int
@@ -145,7 +146,7 @@ func (l *Loader) Compile(ctx context.Context, c swap.Candidate, fault func()) (s
 	log := l.config.Logger.With("kind", l.config.Kind.String(), "generation", uint64(c.Generation), "name", f.Statement.Name, "version", f.Statement.Version)
 	limits := l.config.Limits
 	limits[l.config.Kind] = least(limits[l.config.Kind], host.DefaultLimit(l.config.Kind), grant)
-	m, err := host.Load(ctx, host.Config{Kinds: []abi.Kind{l.config.Kind}, Limits: limits, Cache: l.config.Cache,
+	m, err := host.Load(ctx, host.Config{Kinds: []abi.Kind{l.config.Kind}, Limits: limits, Engine: l.config.Engine, Cache: l.config.Cache,
 		CacheBytes: l.config.CacheBytes, CacheModules: l.config.CacheModules, Watch: l.config.Watch, Logger: log}, c.Module)
 	if err != nil {
 		return swap.Module[Policy]{}, err

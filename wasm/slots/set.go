@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -25,6 +26,7 @@ type Set struct {
 	// Fixed after New.
 	config Config
 	watch  *host.Watch
+	engine *host.Engine
 	slots  [abi.Kinds]*kindSlot // nil for kinds that the host does not decide
 	err    error                // why no slot takes modules
 	wake   chan struct{}        // something in a slot has changed
@@ -68,7 +70,7 @@ func New(config Config) (*Set, error) {
 	if err != nil {
 		return nil, fmt.Errorf("slots: %w", err)
 	}
-	s := &Set{config: config, watch: host.NewWatch(), wake: make(chan struct{}, 1)}
+	s := &Set{config: config, watch: host.NewWatch(), engine: host.NewEngine(), wake: make(chan struct{}, 1)}
 	past, err := readHistory(config.File)
 	if err != nil {
 		s.err = fmt.Errorf("what modules were admitted before is not known, so that none are now and the native policies decide: "+
@@ -87,7 +89,7 @@ func New(config Config) (*Set, error) {
 		if !slot.PerRequest(kind) {
 			every, instances = min(every, 1), 1
 		}
-		k.loader, err = loader.New(loader.Config{Kind: kind, Native: config.Native, Ring: config.Ring, Limits: config.Limits, Cache: config.Cache,
+		k.loader, err = loader.New(loader.Config{Kind: kind, Native: config.Native, Ring: config.Ring, Limits: config.Limits, Engine: s.engine, Cache: config.Cache,
 			CacheBytes: config.CacheBytes, CacheModules: config.CacheModules, Watch: s.watch, Every: every, Instances: instances, Clock: clock, Now: config.Now, Logger: config.Logger,
 			Admit:   func(st sign.Statement) error { return s.admit(k, st) },
 			InForce: k.inForce})
@@ -108,6 +110,12 @@ func New(config Config) (*Set, error) {
 	return s, nil
 }
 
+// quietFor is how long nothing has happened in the slots when the system gets back
+// what it took to compile modules, which Go would keep for the next time: half of
+// what a migrator with modules has. It is late, and once for all, because it stops
+// calls for some microseconds.
+const quietFor = 5 * time.Second
+
 // Run builds, tries and frees modules until the context is done; then the native
 // policies take over. The error says which calls had not returned, or what
 // freeing a module said. It is called once.
@@ -119,12 +127,20 @@ func (s *Set) Run(ctx context.Context) error {
 	for i, kind := range s.config.Kinds {
 		group.Go(func() { errs[i] = s.slots[kind].slot.Run(ctx) })
 	}
+	quiet, tidied := time.NewTimer(quietFor), uint64(0)
+	defer quiet.Stop()
 	for done := false; !done; {
 		select {
 		case <-ctx.Done():
 			done = true
 		case <-s.wake:
 			s.follow()
+			quiet.Reset(quietFor)
+		case <-quiet.C:
+			if n := s.engine.Compiled(); n != tidied {
+				tidied = n
+				debug.FreeOSMemory()
+			}
 		}
 	}
 	group.Wait()
@@ -261,13 +277,13 @@ func (l keeper) Compile(ctx context.Context, c swap.Candidate, fault func()) (sw
 	if err != nil {
 		return m, err
 	}
-	free, p := m.Close, m.Policy.(*policy.Policy)
+	free, p, g := m.Close, m.Policy.(*policy.Policy), uint64(c.Generation) // not c: it has the module's bytes
 	m.Close = func() error {
 		err := free()
 		stats := p.Stats()
 		l.set.mu.Lock()
 		defer l.set.mu.Unlock()
-		if a := l.k.about[uint64(c.Generation)]; a != nil {
+		if a := l.k.about[g]; a != nil {
 			a.stats = &stats
 		}
 		return err
