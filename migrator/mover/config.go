@@ -16,6 +16,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
+	"github.com/cascadeinfer/cascade/policies/links"
 )
 
 // The bounds.
@@ -84,6 +85,10 @@ type Config struct {
 	Address func(policies.ReplicaID) string
 	// Node tells on which machine a replica runs; nil means all on one.
 	Node func(policies.ReplicaID) string
+	// Ways tells what lies between a replica and this one, from there to here, best
+	// first (links.Ways), nil where that is not known. It must not block. nil: nothing
+	// is known, and transports are tried in their order.
+	Ways func(policies.ReplicaID) []links.Way
 	// Envelope is how many bytes Network carries at once: what a request's blocks
 	// take more to name is told in parts. 0 means 8 MiB, as migrator/peer has it.
 	Envelope int

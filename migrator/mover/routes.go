@@ -23,15 +23,24 @@ func newRoutes(transports []transport.Transport) routes {
 	return routes{choose: transport.NewChooser(transports...), failed: make(chan struct{}, 1)}
 }
 
-// way is where a target pulls from.
-type way struct {
-	peer       policies.ReplicaID
-	own, other string // nodes
+// from is this replica, which pulls from a peer.
+func (m *Mover) from(peer policies.ReplicaID) transport.Pair {
+	p := transport.Pair{Peer: peer, Own: m.cfg.Node(m.cfg.Self), Other: m.cfg.Node(peer)}
+	if m.cfg.Ways != nil {
+		p.Ways = m.cfg.Ways(peer)
+	}
+	return p
 }
 
-// from is the way from a peer to this replica.
-func (m *Mover) from(peer policies.ReplicaID) way {
-	return way{peer, m.cfg.Node(m.cfg.Self), m.cfg.Node(peer)}
+// Recheck has all transports probed now: what they need has failed, or is there again.
+func (m *Mover) Recheck() {
+	m.routes.mu.Lock()
+	m.routes.choose.Changed()
+	m.routes.mu.Unlock()
+	select {
+	case m.routes.failed <- struct{}{}:
+	default:
+	}
 }
 
 // Routes returns the transports, best first, then what was pulled by them, by
@@ -93,20 +102,24 @@ func (m *Mover) probe() {
 
 // order returns those of the named transports by which this replica can pull,
 // best first.
-func (r *routes) order(w way, names []string) []transport.Transport {
+func (r *routes) order(p transport.Pair, names []string) []transport.Transport {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.choose.Order(w.peer, w.own, w.other, names, time.Now())
+	var out []transport.Transport
+	for _, c := range r.choose.Order(p, names, time.Now()) {
+		out = append(out, c.Transport)
+	}
+	return out
 }
 
 // fail takes note of a pull that failed. That a move was cut short says nothing
 // about its path.
-func (r *routes) fail(ctx context.Context, w way, name string, err error) {
+func (r *routes) fail(ctx context.Context, p transport.Pair, name string, err error) {
 	if errors.Is(ctx.Err(), context.Canceled) {
 		return
 	}
 	r.mu.Lock()
-	r.choose.Failed(w.peer, name, err, time.Now())
+	r.choose.Failed(p.Peer, name, err, time.Now())
 	r.mu.Unlock()
 	select {
 	case r.failed <- struct{}{}:
@@ -115,10 +128,10 @@ func (r *routes) fail(ctx context.Context, w way, name string, err error) {
 }
 
 // pulled takes note of one that went well.
-func (r *routes) pulled(w way, name string, s transport.Stats) {
+func (r *routes) pulled(p transport.Pair, name string, s transport.Stats) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.choose.Pulled(w.peer, name, s, time.Now())
+	r.choose.Pulled(p.Peer, name, s, time.Now())
 }
 
 // forget drops what is known of a peer that has gone.

@@ -20,7 +20,7 @@ type intake struct {
 	blockTokens int
 	tokenBytes  int64
 	memory      *transport.Memory // that the blocks are of
-	way         way               // that the blocks come
+	way         transport.Pair    // that the blocks come
 	offers      []transport.Offer // not tried yet
 	puller      transport.Puller
 	transport   string

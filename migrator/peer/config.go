@@ -14,6 +14,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/identity"
+	xds "github.com/cascadeinfer/cascade/xds/api"
 )
 
 // MaxEnvelope is the largest envelope in bytes. A round of 128K tokens fits: at
@@ -71,6 +72,10 @@ type Config struct {
 	// Incarnation tells the processes of one replica apart: it grows with every
 	// start. 0 means the time of New in microseconds.
 	Incarnation uint64
+	// Site says where the own KV cache is, for the Hellos of the streams that begin
+	// now. It must not block, and what it returns must not be changed. nil, or what
+	// returns nil: nothing is said.
+	Site func() *xds.Site
 	// Credentials secures the connection to a peer at an address, and with
 	// identities makes sure that the peer is there; nil means plaintext. Whether
 	// plaintext is allowed is the daemon's to decide.
@@ -129,6 +134,9 @@ func (c Config) validate() (Config, error) {
 	}
 	if c.Incarnation == 0 {
 		c.Incarnation = uint64(time.Now().UnixMicro())
+	}
+	if c.Site == nil {
+		c.Site = func() *xds.Site { return nil }
 	}
 	if c.Gone == nil {
 		c.Gone = func(policies.ReplicaID) {}

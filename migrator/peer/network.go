@@ -12,6 +12,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/policies"
+	xds "github.com/cascadeinfer/cascade/xds/api"
 )
 
 // Network is one migrator's connections to the others. Its methods are safe for
@@ -255,6 +256,18 @@ func (n *Network) TransferVersions(id policies.ReplicaID) (low, high uint32, ok 
 	return p.hello.GetTransferMin(), p.hello.GetTransferMax(), true
 }
 
+// Site is where a peer's KV cache is, as its last Hello told; nil where it did not,
+// or none was heard. It is shared, and nobody has checked it.
+func (n *Network) Site(id policies.ReplicaID) *xds.Site {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	p := n.peers[id]
+	if p == nil {
+		return nil
+	}
+	return p.hello.GetSite()
+}
+
 // peerLocked returns the record of a peer, a new one if there is none.
 func (n *Network) peerLocked(id policies.ReplicaID) *peer {
 	p := n.peers[id]
@@ -282,5 +295,5 @@ func (n *Network) lookAgain() {
 
 // hello introduces this process.
 func (n *Network) hello() *api.Hello {
-	return &api.Hello{MarketVersion: MarketVersion, TransferMin: TransferMin, TransferMax: TransferMax, Incarnation: n.cfg.Incarnation}
+	return &api.Hello{MarketVersion: MarketVersion, TransferMin: TransferMin, TransferMax: TransferMax, Incarnation: n.cfg.Incarnation, Site: n.cfg.Site()}
 }

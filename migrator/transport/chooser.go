@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/links"
 )
 
 // The times of a Chooser.
@@ -20,10 +21,11 @@ const (
 	maxPaths     = 4096             // that are remembered; those longest unused go first
 )
 
-// Chooser orders the transports by which a replica can pull from its peers. It
-// remembers, peer by peer, what failed: a transport that fails is held back for
-// a while that doubles each time, and only several good pulls in a row make that
-// while short again, so that a bad path is not tried move after move.
+// Chooser orders the transports by which a replica can pull from its peers: by what
+// lies between the two, and by what it remembers, peer by peer. A transport that
+// fails is held back for a while that doubles each time, and only several good pulls
+// in a row make that while short again, so that a bad path is not tried move after
+// move.
 //
 // It decides only: time comes in with each call, probes and pulls are the
 // caller's. It is for one goroutine at a time.
@@ -93,27 +95,80 @@ func (c *Chooser) Probed(name string, err error, now time.Time) {
 	c.probes[name] = probe{known: true, err: err, at: now}
 }
 
-// Order returns the transports by which a replica on node own may pull from a
-// peer on node other that has those of these names, the best first. Transports
-// that do not reach, or that were probed and cannot be used, are left out; those
-// that are held back come last, the one that is free soonest first. None means
-// that blocks cannot be moved.
-func (c *Chooser) Order(peer policies.ReplicaID, own, other string, names []string, now time.Time) []Transport {
-	var order, held []Transport
+// Pair is a replica that pulls and a peer that it pulls from.
+type Pair struct {
+	Peer       policies.ReplicaID
+	Own, Other string // the nodes of the two
+	// Ways are those from the peer, best first, as far as it is known what lies between
+	// the two (links.Ways); nil for not at all.
+	Ways []links.Way
+}
+
+// Choice is a transport of an order.
+type Choice struct {
+	Transport Transport
+	// Why says why it stands where it does: what it goes over, or what is against it.
+	Why string
+}
+
+// Order returns the transports by which a pair that has those of these names may
+// pull, the best first. Transports that do not reach, or that were probed and cannot
+// be used, are left out. The order is that of the ways; those that no way names come
+// after the open ones, in the order of NewChooser, and then those whose ways are all
+// closed: what is known of the links may be wrong. Those that are held back come
+// last, the one that is free soonest first. None means that blocks cannot be moved.
+func (c *Chooser) Order(p Pair, names []string, now time.Time) []Choice {
+	type ranked struct {
+		Choice
+		rank  int
+		until time.Time // held back; zero: not
+	}
+	var order []ranked
 	for _, t := range c.transports {
 		name := t.Name()
-		switch r := c.paths[path{peer, name}]; {
-		case !slices.Contains(names, name) || !t.Reaches(other, own) || c.probes[name].err != nil:
-		case r != nil && now.Before(r.until):
-			held = append(held, t)
-		default:
-			order = append(order, t)
+		if !slices.Contains(names, name) || !t.Reaches(p.Other, p.Own) || c.probes[name].err != nil {
+			continue
+		}
+		next := ranked{Choice: Choice{Transport: t}}
+		next.rank, next.Why = rank(p.Ways, name)
+		if r := c.paths[path{p.Peer, name}]; r != nil && now.Before(r.until) {
+			next.until = r.until
+			next.Why = "held back for " + r.until.Sub(now).Round(time.Millisecond).String() + ": " + r.err.Error()
+		}
+		order = append(order, next)
+	}
+	slices.SortStableFunc(order, func(a, b ranked) int {
+		if !a.until.IsZero() || !b.until.IsZero() {
+			return a.until.Compare(b.until) // the zero time is before all others
+		}
+		return cmp.Compare(a.rank, b.rank)
+	})
+	out := make([]Choice, len(order))
+	for i, r := range order {
+		out[i] = r.Choice
+	}
+	return out
+}
+
+// rank is a transport's place among the ways, and what they say of it.
+func rank(ways []links.Way, name string) (int, string) {
+	at := -1
+	for i, w := range ways {
+		switch {
+		case w.Transport != name:
+		case !w.Closed:
+			return i, w.Why
+		case at < 0:
+			at = i
 		}
 	}
-	slices.SortStableFunc(held, func(a, b Transport) int {
-		return c.paths[path{peer, a.Name()}].until.Compare(c.paths[path{peer, b.Name()}].until)
-	})
-	return append(order, held...)
+	switch {
+	case at >= 0:
+		return len(ways) + 1 + at, "tried last: " + ways[at].Why
+	case ways == nil:
+		return 0, "nothing is known of the links: by preference"
+	}
+	return len(ways), "nothing is known of this way"
 }
 
 // Failed takes an Open or a Pull that failed. It says nothing about the path

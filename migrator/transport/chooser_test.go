@@ -10,6 +10,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/links"
 )
 
 // named is a transport of which only the name and the reach count.
@@ -53,8 +54,8 @@ func TestChanged(t *testing.T) {
 
 func order(c *transport.Chooser, peer policies.ReplicaID, node string, names []string, now time.Time) string {
 	var out []string
-	for _, t := range c.Order(peer, "n1", node, names, now) {
-		out = append(out, t.Name())
+	for _, o := range c.Order(transport.Pair{Peer: peer, Own: "n1", Other: node}, names, now) {
+		out = append(out, o.Transport.Name())
 	}
 	return strings.Join(out, " ")
 }
@@ -72,6 +73,55 @@ func TestOrderByPreferenceAndReach(t *testing.T) {
 	expect(t, "other node", order(c, "b", "n2", both, t0), "tcp")
 	expect(t, "peer without shm", order(c, "b", "n1", []string{"verbs", "tcp"}, t0), "tcp")
 	expect(t, "peer without any", order(c, "b", "n2", nil, t0), "")
+}
+
+// TestOrderByLinks: what lies between the two has the first word, failures the last.
+func TestOrderByLinks(t *testing.T) {
+	c := transport.NewChooser(named{name: "cuda", local: true}, named{name: "shm", local: true}, named{name: "verbs"}, named{name: "tcp"})
+	all := []string{"tcp", "verbs", "shm", "cuda"}
+	gpu := func(node string, index int, peer links.Peer) links.Site {
+		return links.Site{Node: node, Known: true, GPU: &links.GPU{Index: index, PCIe: 32 * links.Gigabyte, Peers: []links.Peer{peer}}}
+	}
+	rdma := func(s links.Site, layer string) links.Site {
+		s.RDMA, s.PeerMemory = &links.Port{Name: "mlx5_0", Layer: layer, Rate: 50 * links.Gigabyte, Distance: links.Switch}, true
+		return s
+	}
+	near := gpu("n1", 0, links.Peer{Index: 1, Distance: links.Switch, Asked: true, Read: true, Write: true})
+	refused := gpu("n1", 0, links.Peer{Index: 1, Distance: links.Switch, Asked: true})
+	for what, x := range map[string]struct {
+		from, to links.Site
+		want     string
+	}{
+		"P2P":            {near, gpu("n1", 1, links.Peer{Index: 0, Asked: true, Read: true, Write: true}), "cuda: P2P over PCIe; shm: out of one GPU; tcp: loopback; verbs: nothing is known"},
+		"no P2P":         {refused, gpu("n1", 1, links.Peer{Index: 0, Asked: true}), "shm: out of one GPU; tcp: loopback; verbs: nothing is known; cuda: tried last: no NVLink between them, and the driver refuses"},
+		"one fabric":     {rdma(near, "InfiniBand"), rdma(gpu("n2", 1, links.Peer{}), "InfiniBand"), "verbs: mlx5_0 to mlx5_0; tcp: one connection"},
+		"two fabrics":    {rdma(near, "InfiniBand"), rdma(gpu("n2", 1, links.Peer{}), "Ethernet"), "tcp: one connection; verbs: tried last: mlx5_0 of node n1 speaks InfiniBand"},
+		"RDMA at one":    {rdma(near, "InfiniBand"), gpu("n2", 1, links.Peer{}), "tcp: one connection; verbs: tried last: node n2 has no RDMA port"},
+		"nothing known":  {links.Site{Node: "n1"}, links.Site{Node: "n2"}, "tcp: one connection; verbs: tried last: nothing is known"},
+		"of one nothing": {links.Site{Node: "n1"}, near, "shm: one pool; tcp: loopback; verbs: nothing is known; cuda: tried last: nothing is known"},
+	} {
+		pair := transport.Pair{Peer: "b", Own: x.to.Node, Other: x.from.Node, Ways: links.Ways(x.from, x.to)}
+		got := c.Order(pair, all, t0)
+		want := strings.Split(x.want, "; ")
+		for i, o := range got {
+			if i >= len(want) || !strings.HasPrefix(o.Transport.Name()+": "+o.Why, want[i]) {
+				t.Errorf("%s: number %d is %s: %s, want %q", what, i, o.Transport.Name(), o.Why, x.want)
+			}
+		}
+		if len(got) != len(want) {
+			t.Errorf("%s: %d transports", what, len(got))
+		}
+	}
+	// A way that fails is held back, however good it looks.
+	c.Failed("b", "cuda", errLink, t0)
+	got := c.Order(transport.Pair{Peer: "b", Own: "n1", Other: "n1", Ways: links.Ways(near, near)}, all, t0)
+	if last := got[len(got)-1]; last.Transport.Name() != "cuda" || last.Why != "held back for 1s: the link is down" {
+		t.Errorf("the last is %s: %s", last.Transport.Name(), last.Why)
+	}
+	// Without ways it is the order of preference, and says so.
+	if o := c.Order(transport.Pair{Peer: "c", Own: "n1", Other: "n1"}, all, t0)[0]; o.Transport.Name() != "cuda" || !strings.Contains(o.Why, "by preference") {
+		t.Errorf("the first is %s: %s", o.Transport.Name(), o.Why)
+	}
 }
 
 func TestFailuresHoldBack(t *testing.T) {
