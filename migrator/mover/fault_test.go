@@ -96,10 +96,10 @@ func long(r *rand.Rand) time.Duration {
 	return []time.Duration{50 * time.Millisecond, 300 * time.Millisecond, 1500 * time.Millisecond, 4 * time.Second}[r.IntN(4)]
 }
 
-// play runs a scene; in a grid the seed says which of the replicas is the front,
-// and the faults come as early as they can. It returns what it broke, "" for nothing. reached tells
-// whether all faults have happened.
-func play(seed uint64, grid bool, faults ...string) (broken string, reached bool, moves int) {
+// play runs a scene of replicas whose carriers carry makes; in a grid the seed says
+// which of them is the front, and the faults come as early as they can. It returns
+// what it broke, "" for nothing. reached tells whether all faults have happened.
+func play(carry func(*node) carrier, seed uint64, grid bool, faults ...string) (broken string, reached bool, moves int) {
 	rng := rand.New(rand.NewPCG(seed, 9))
 	link := int64(0)
 	if rng.IntN(2) == 0 {
@@ -108,7 +108,7 @@ func play(seed uint64, grid bool, faults ...string) (broken string, reached bool
 	if grid {
 		link = 1_000_000 // so that moves are not too late by themselves
 	}
-	w := newWorld(3+rng.IntN(2), link)
+	w := newWorld(3+rng.IntN(2), link, carry)
 	order := shuffled(rng, w.nodes)
 	s := &scene{world: w, source: order[0], target: order[1], front: order[rng.IntN(3)]}
 	if grid {
@@ -123,7 +123,7 @@ func play(seed uint64, grid bool, faults ...string) (broken string, reached bool
 	}
 	for _, f := range faults {
 		kind, point, _ := strings.Cut(f, " at ")
-		all := slices.Concat(kinds, byThemselves)
+		all := slices.Concat(kinds, byThemselves, onDevices)
 		at := slices.IndexFunc(all, func(k fate) bool { return k.name == kind })
 		nth := 0
 		if !grid && rng.IntN(3) == 0 {
@@ -179,7 +179,10 @@ func (s *scene) abort() {
 }
 
 // TestFaultAtEveryStep injects each fault at each step.
-func TestFaultAtEveryStep(t *testing.T) {
+func TestFaultAtEveryStep(t *testing.T) { everyStep(t, kinds, carryInside) }
+
+// everyStep injects each of some faults at each step of moves over a carrier.
+func everyStep(t *testing.T, kinds []fate, carry func(*node) carrier) {
 	all := os.Getenv("CASCADE_TEST_ALL") != ""
 	for kind, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
@@ -201,7 +204,7 @@ func TestFaultAtEveryStep(t *testing.T) {
 						if primer, ok := primers[p]; ok {
 							faults = append([]string{primer}, faults...)
 						}
-						broken, reached, _ := play(seed, true, faults...)
+						broken, reached, _ := play(carry, seed, true, faults...)
 						if broken != "" {
 							t.Errorf("%s at %s, seed %d:\n%s", k.name, p, seed, broken)
 						}
@@ -236,7 +239,7 @@ func TestRandomFaults(t *testing.T) {
 					faults = append(faults, kinds[rng.IntN(len(kinds))].name+" at "+points[rng.IntN(len(points))])
 				}
 				synctest.Test(t, func(t *testing.T) {
-					broken, _, n := play(1_000_000+seed, false, faults...)
+					broken, _, n := play(carryInside, 1_000_000+seed, false, faults...)
 					moves += n
 					if broken != "" {
 						t.Errorf("seed %d, %v:\n%s", seed, faults, broken)

@@ -35,7 +35,7 @@ func prompt(seed, n int) []uint32 {
 // within runs a test in a world that is set up by prepare and checked at the end.
 func within(t *testing.T, replicas int, link int64, test func(t *testing.T, w *world)) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(replicas, link)
+		w := newWorld(replicas, link, carryInside)
 		test(t, w)
 		for _, n := range w.nodes {
 			if !await(time.Minute, n.front.settled) {

@@ -10,20 +10,19 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/mover"
 	"github.com/cascadeinfer/cascade/migrator/transfer"
-	"github.com/cascadeinfer/cascade/migrator/transport/memory"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
 
 // node is one replica.
 type node struct {
-	w      *world
-	id     policies.ReplicaID
-	engine *engine
-	front  *front
-	mover  *mover.Mover
-	pulls  memory.Faults
-	cancel context.CancelFunc
+	w       *world
+	id      policies.ReplicaID
+	engine  *engine
+	front   *front
+	mover   *mover.Mover
+	carrier carrier
+	cancel  context.CancelFunc
 
 	mu      sync.Mutex
 	killed  bool

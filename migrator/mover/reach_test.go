@@ -89,10 +89,37 @@ func (g *gated) Release(ctx context.Context, id string) error {
 	return g.n.engine.Release(ctx, id)
 }
 
-// wire is a node's transport: memory's, over links that can be cut. Its pulls
-// take no time, so that the two pools can be held meanwhile.
-type wire struct {
+// inside carries within the process.
+type inside struct {
 	*memory.Transport
+	faults *memory.Faults
+}
+
+func carryInside(n *node) carrier {
+	c := &inside{faults: &memory.Faults{}}
+	var err error
+	if c.Transport, err = memory.New(memory.Config{Network: &n.w.net, Name: string(n.id), Pool: n.engine, Faults: c.faults}); err != nil {
+		panic(err)
+	}
+	return c
+}
+
+func (c *inside) pull(ctx context.Context, p transport.Puller, _ *node, plan transport.Plan, v verdict) (transport.Stats, error) {
+	switch v {
+	case refuse:
+		c.faults.Set(memory.Fault{At: memory.AtPull, Kind: memory.Cut, Block: len(plan.Src) / 2})
+	case rot:
+		c.faults.Set(memory.Fault{At: memory.AtPull, Kind: memory.Corrupt, Block: len(plan.Src) - 1})
+	default:
+		c.faults.Set()
+	}
+	return p.Pull(ctx, plan)
+}
+
+// wire is a node's transport, over links that can be cut. Its pulls take no time,
+// so that the two pools can be held meanwhile.
+type wire struct {
+	carrier
 	n *node
 }
 
@@ -109,7 +136,7 @@ func (x *wire) Open(ctx context.Context, receiver policies.ReplicaID, offer tran
 	if !x.n.w.pass(ctx.Done(), source, x.n) {
 		return nil, ctx.Err()
 	}
-	p, err := x.Transport.Open(ctx, receiver, offer)
+	p, err := x.carrier.Open(ctx, receiver, offer)
 	if err != nil {
 		return nil, err
 	}
@@ -118,14 +145,7 @@ func (x *wire) Open(ctx context.Context, receiver policies.ReplicaID, offer tran
 
 func (p *wirePuller) Pull(ctx context.Context, plan transport.Plan) (transport.Stats, error) {
 	w := p.n.w
-	switch v := w.happens("pull"); v {
-	case refuse:
-		p.n.pulls.Set(memory.Fault{At: memory.AtPull, Kind: memory.Cut, Block: len(plan.Src) / 2})
-	case rot:
-		p.n.pulls.Set(memory.Fault{At: memory.AtPull, Kind: memory.Corrupt, Block: len(plan.Src) - 1})
-	default:
-		p.n.pulls.Set()
-	}
+	v := w.happens("pull")
 	if !w.pass(ctx.Done(), p.source, p.n) {
 		return transport.Stats{}, ctx.Err()
 	}
@@ -138,5 +158,5 @@ func (p *wirePuller) Pull(ctx context.Context, plan transport.Plan) (transport.S
 			defer n.engine.mu.Unlock()
 		}
 	}
-	return p.Puller.Pull(ctx, plan)
+	return p.n.carrier.pull(ctx, p.Puller, p.source, plan, v)
 }

@@ -72,7 +72,16 @@ var (
 	envelope int
 )
 
-func newWorld(replicas int, link int64) *world {
+// carrier is how a replica's blocks travel: a transport, and how what it pulls goes
+// wrong.
+type carrier interface {
+	transport.Transport
+	// pull pulls a plan from source, and has happen what becomes of it.
+	pull(ctx context.Context, p transport.Puller, source *node, plan transport.Plan, v verdict) (transport.Stats, error)
+}
+
+// newWorld returns replicas whose carriers carry makes.
+func newWorld(replicas int, link int64, carry func(*node) carrier) *world {
 	w := &world{done: make(chan struct{}), cuts: map[[2]*node]bool{}, delays: map[[2]*node]time.Duration{}}
 	for i := range replicas {
 		w.nodes = append(w.nodes, &node{w: w, id: policies.ReplicaID(rune('a' + i)), engine: newEngine(), told: map[bidask.Deal][]bidask.EventKind{}, answers: map[bidask.Deal]chan bidask.EventKind{}})
@@ -80,16 +89,14 @@ func newWorld(replicas int, link int64) *world {
 	for i, n := range w.nodes {
 		n.front = &front{w: w, node: n, streams: map[string]*fstream{}}
 		n.engine.onToken = w.watch
-		carrier, err := memory.New(memory.Config{Network: &w.net, Name: string(n.id), Pool: n.engine, Faults: &n.pulls})
-		if err != nil {
-			panic(err)
-		}
-		transports := []transport.Transport{&wire{carrier, n}}
+		n.carrier = carry(n)
+		transports := []transport.Transport{&wire{n.carrier, n}}
 		if better != nil {
 			u := *better
-			u.wire = &wire{carrier, n}
+			u.wire = &wire{n.carrier, n}
 			transports = slices.Insert(transports, 0, transport.Transport(&u))
 		}
+		var err error
 		n.mover, err = mover.New(mover.Config{Self: n.id, Engine: &gated{n}, Front: n.front, Network: n, Transports: transports,
 			Address: func(r policies.ReplicaID) string { return string(r) }, Link: link, Tell: n.tell, Envelope: envelope, Transfer: transfer.Config{Tail: 1 + i%2}, Tracer: tracer})
 		if err != nil {
@@ -98,7 +105,7 @@ func newWorld(replicas int, link int64) *world {
 		ctx, cancel := context.WithCancel(context.Background())
 		n.cancel = cancel
 		w.wg.Go(func() { n.mover.Run(ctx) })
-		w.wg.Go(func() { carrier.Run(ctx) })
+		w.wg.Go(func() { n.carrier.Run(ctx) })
 		w.wg.Go(func() {
 			time.Sleep(time.Duration(i) * time.Millisecond / 3)
 			engines, stop := context.WithCancel(context.Background())

@@ -1,8 +1,8 @@
 // libibverbs.c is libibverbs without an RDMA device, for tests: the real cgo path
 // runs against it on any machine.
 //
-// Its one device reaches the memory of its own process. Requests are carried out
-// later than they were posted, by a thread, so that a missing wait is seen; one
+// Its devices, one unless fake_devices says more, reach the memory of their own
+// process, and each other. Requests are carried out later than they were posted, by a thread, so that a missing wait is seen; one
 // that is carried out holds the lock, so that a pair that was moved to error does
 // nothing more. Any call, and any request, can be made to fail, and every live
 // handle is counted.
@@ -131,7 +131,9 @@ static void count(int kind, long by) {
 struct context {
 	cv_context c;
 	struct context *next;
+	struct device *device;
 	int event; // that fake_event has told, −1 for none
+	int over;  // its device has failed
 };
 static struct context *contexts;
 
@@ -177,8 +179,12 @@ static struct request {
 } *requests, **last_request = &requests, *current;
 static int working;
 
-static int device;
-static void *const device_list[] = {&device, 0};
+#define MAX_DEVICES 128
+static struct device { char name[16]; int failed, unplugged; } devices[MAX_DEVICES] = {{.name = "fake0"}};
+static void *device_list[MAX_DEVICES + 1] = {&devices[0]};
+static int device_count = 1;
+
+static struct context *context_of(struct pair *p) { return (struct context *)p->q.context; }
 
 // ---- requests ----
 
@@ -226,7 +232,7 @@ static int carry(struct request *r) {
 		return 5; // flushed
 	if (code)
 		return code;
-	if (!o)
+	if (!o || context_of(p)->device->unplugged || context_of(o)->device->unplugged)
 		return 12; // nobody answers
 	char *own = r->length ? reach(r->sge.lkey, 0, r->opcode == CV_WR_READ ? 1 : 0, r->sge.addr, r->sge.length) : 0;
 	if (r->length && !own)
@@ -367,9 +373,9 @@ EXPORT void **ibv_get_device_list(int *n) {
 	if (enter("ibv_get_device_list"))
 		return 0;
 	if (n)
-		*n = 1;
+		*n = device_count;
 	count(LISTS, 1);
-	return (void **)device_list;
+	return device_list;
 }
 
 EXPORT void ibv_free_device_list(void **list) {
@@ -379,16 +385,20 @@ EXPORT void ibv_free_device_list(void **list) {
 }
 
 EXPORT const char *ibv_get_device_name(void *dev) {
-	(void)dev;
-	return enter("ibv_get_device_name") ? 0 : "fake0";
+	return enter("ibv_get_device_name") ? 0 : ((struct device *)dev)->name;
 }
 
 EXPORT cv_context *ibv_open_device(void *dev) {
 	if (enter("ibv_open_device"))
 		return 0;
+	if (((struct device *)dev)->failed) {
+		errno = EIO;
+		return 0;
+	}
 	struct context *c = calloc(1, sizeof *c);
 	c->c = (cv_context){.device = dev, .poll_cq = poll_cq, .req_notify_cq = req_notify_cq, .post_send = post_send, .post_recv = post_recv,
 		.cmd_fd = -1, .async_fd = eventfd(0, EFD_SEMAPHORE | EFD_CLOEXEC), .num_comp_vectors = 1};
+	c->device = dev;
 	pthread_mutex_lock(&mu);
 	c->next = contexts;
 	contexts = c;
@@ -423,11 +433,10 @@ EXPORT int ibv_query_device(cv_context *c, cv_device_attr *a) {
 }
 
 EXPORT int ibv_query_port(cv_context *c, uint8_t port, cv_port_attr *a) {
-	(void)c;
 	int code = enter("ibv_query_port");
 	if (port != 1 && !code)
 		code = EINVAL;
-	*a = (cv_port_attr){.state = port_down ? 1 : 4, .max_mtu = 5, .active_mtu = 5, .gid_tbl_len = 4, .max_msg_sz = 1u << 30, .link_layer = 2};
+	*a = (cv_port_attr){.state = port_down || ((struct context *)c)->device->unplugged ? 1 : 4, .max_mtu = 5, .active_mtu = 5, .gid_tbl_len = 4, .max_msg_sz = 1u << 30, .link_layer = 2};
 	return code;
 }
 
@@ -607,6 +616,8 @@ EXPORT int ibv_modify_qp(cv_qp *q, cv_qp_attr *a, int mask) {
 	struct pair *p = (struct pair *)q;
 	pthread_mutex_lock(&mu);
 	int code = enter_locked("ibv_modify_qp");
+	if (!code && context_of(p)->over && a->qp_state != CV_QPS_ERR)
+		code = EIO;
 	if (!code && a->qp_state == CV_QPS_INIT) {
 		if (p->state != CV_QPS_RESET || mask != (CV_QP_STATE | CV_QP_PKEY_INDEX | CV_QP_PORT | CV_QP_ACCESS_FLAGS))
 			code = EINVAL;
@@ -651,6 +662,56 @@ EXPORT int ibv_destroy_qp(cv_qp *q) {
 	}
 	pthread_mutex_unlock(&mu);
 	return code;
+}
+
+// fake_devices has so many devices, of the names fake0, fake1 and so on.
+EXPORT int fake_devices(const char *unused, long n, long unused3) {
+	pthread_mutex_lock(&mu);
+	device_count = n < 1 ? 1 : n > MAX_DEVICES ? MAX_DEVICES : (int)n;
+	for (int i = 0; i < MAX_DEVICES; i++) {
+		snprintf(devices[i].name, sizeof devices[i].name, "fake%d", i);
+		device_list[i] = i < device_count ? &devices[i] : 0;
+	}
+	pthread_mutex_unlock(&mu);
+	return 0;
+}
+
+// fake_break has a device fail: it tells so, and its connections end. What is open
+// of it is of no use; it can be opened again after fake_mend.
+EXPORT int fake_break(const char *unused, long i, long unused3) {
+	pthread_mutex_lock(&mu);
+	devices[i].failed = 1;
+	for (struct context *c = contexts; c; c = c->next) {
+		uint64_t one = 1;
+		if (c->device != &devices[i] || c->over)
+			continue;
+		c->event = 8, c->over = 1;
+		if (write(c->c.async_fd, &one, sizeof one) < 0)
+			abort();
+	}
+	for (struct pair *p = pairs; p; p = p->next)
+		if (context_of(p)->device == &devices[i])
+			p->state = CV_QPS_ERR;
+	pthread_cond_signal(&work);
+	pthread_mutex_unlock(&mu);
+	return 0;
+}
+
+// fake_unplug pulls a device's cable: nobody answers, in either direction, and its
+// port is down.
+EXPORT int fake_unplug(const char *unused, long i, long unused3) {
+	pthread_mutex_lock(&mu);
+	devices[i].unplugged = 1;
+	pthread_mutex_unlock(&mu);
+	return 0;
+}
+
+// fake_mend makes a device good that has failed, or was unplugged.
+EXPORT int fake_mend(const char *unused, long i, long unused3) {
+	pthread_mutex_lock(&mu);
+	devices[i].failed = devices[i].unplugged = 0;
+	pthread_mutex_unlock(&mu);
+	return 0;
 }
 
 // fake_event has every open device tell of an event.

@@ -1,0 +1,365 @@
+package mover_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/device"
+	"github.com/cascadeinfer/cascade/migrator/device/fake"
+	libibverbs "github.com/cascadeinfer/cascade/migrator/device/verbs"
+	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/verbs"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// onDevices are the faults of a fake device; others have none of them.
+var onDevices = []fate{
+	{"source's device fails", func(s *scene, _ *rand.Rand) verdict { s.source.carrier.(*rdma).tell("fake_break"); return goOn }},
+	{"target's device fails", func(s *scene, _ *rand.Rand) verdict { s.target.carrier.(*rdma).tell("fake_break"); return goOn }},
+	{"source is unplugged", func(s *scene, r *rand.Rand) verdict { s.unplug(s.source, long(r)); return goOn }},
+	{"target is unplugged", func(s *scene, r *rand.Rand) verdict { s.unplug(s.target, long(r)); return goOn }},
+}
+
+func (s *scene) unplug(n *node, most time.Duration) {
+	n.carrier.(*rdma).tell("fake_unplug")
+	s.lasting(1)
+	s.wg.Go(func() {
+		defer s.lasting(-1)
+		time.Sleep(most)
+		n.carrier.(*rdma).tell("fake_mend")
+	})
+}
+
+// TestFaultAtEveryStepOverRDMA injects each fault at each step of moves over verbs:
+// on a fake device, which can fail as well, or with CASCADE_TEST_VERBS=1 on the
+// machine's own.
+func TestFaultAtEveryStepOverRDMA(t *testing.T) {
+	f, path := &fabric{}, ""
+	kinds := slices.Clone(kinds)
+	if os.Getenv("CASCADE_TEST_VERBS") == "" {
+		path = fake.Verbs(t)
+		f.control = fake.Open(t, path)
+		f.control.Tell("fake_devices", spare)
+		kinds = append(kinds, onDevices...)
+	}
+	var err error
+	if f.library, err = libibverbs.Open(path); errors.Is(err, device.ErrNoCgo) {
+		t.Skip(err)
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	f.open(t)
+	t.Run("kinds", func(t *testing.T) { everyStep(t, kinds, f.carry) })
+	if n := f.library.Live(); n != (libibverbs.Live{}) {
+		t.Errorf("%+v are left", n)
+	}
+	if f.control != nil && f.control.Live("") != 0 {
+		t.Errorf("%d handles are left", f.control.Live(""))
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	fmt.Printf("\nrdma-check: migrations | %d faults at %d steps of moves | %d pulls, %d of them failed; nothing left\n", len(kinds), len(points), f.pulls, f.failed)
+}
+
+// spare is how many fake devices there are; each replica has its own.
+const spare = 128
+
+// fabric is what the replicas of all scenes share. It is outside of their bubbles,
+// as are the transports: their sockets, threads and time are real, and what they are
+// asked takes none of a bubble's time, whose clock stands still meanwhile.
+type fabric struct {
+	library *libibverbs.Library
+	control *fake.Control // nil for a real device
+	devices chan int      // that nobody has
+	idle    chan *errand
+	errands chan *errand
+
+	mu            sync.Mutex
+	pulls, failed int
+}
+
+// errand is a call that is made outside. Its channel is no bubble's.
+type errand struct {
+	f    func()
+	done chan struct{}
+}
+
+// open runs errands until the test ends.
+func (f *fabric) open(t *testing.T) {
+	const most = 1024
+	f.devices, f.idle, f.errands = make(chan int, spare), make(chan *errand, most), make(chan *errand)
+	for i := range spare {
+		f.devices <- i
+	}
+	for range most {
+		f.idle <- &errand{done: make(chan struct{}, 1)}
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for e := range f.errands {
+			go func() {
+				e.f()
+				e.done <- struct{}{}
+			}()
+		}
+	}()
+	t.Cleanup(func() { close(f.errands); <-done })
+}
+
+// do has something done outside. It must not touch what is the bubble's.
+func (f *fabric) do(g func()) {
+	e := <-f.idle
+	e.f = g
+	f.errands <- e
+	<-e.done
+	f.idle <- e
+}
+
+// under is do for what ends with a context.
+func (f *fabric) under(ctx context.Context, g func(context.Context) error) error {
+	outer, cancel := context.WithCancel(context.Background())
+	defer f.do(cancel)
+	defer context.AfterFunc(ctx, func() { f.do(cancel) })()
+	var err error
+	f.do(func() { err = g(outer) })
+	if err != nil && ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return err
+}
+
+// rdma is a replica's transport over verbs, and the server by which it is reached.
+type rdma struct {
+	fabric *fabric
+	real   *verbs.Transport
+	n      *node
+	device int
+
+	mu       sync.Mutex
+	address  string // of the server; "" while it does not run
+	conns    map[net.Conn]bool
+	deadline map[[transport.TicketSize]byte]time.Time // of the bubble
+}
+
+func (f *fabric) carry(n *node) carrier {
+	r := &rdma{fabric: f, n: n, conns: map[net.Conn]bool{}, deadline: map[[transport.TicketSize]byte]time.Time{}}
+	f.do(func() {
+		name := ""
+		if f.control != nil {
+			r.device = <-f.devices
+			name = "fake" + strconv.Itoa(r.device)
+		}
+		var err error
+		if r.real, err = verbs.New(verbs.Config{Library: f.library, Device: name, Address: r.where, Pool: n.engine}); err != nil {
+			panic(err)
+		}
+	})
+	return r
+}
+
+// tell tells the fake something about the own device.
+func (r *rdma) tell(what string) {
+	r.fabric.do(func() { r.fabric.control.Tell(what, r.device) })
+}
+
+func (r *rdma) where() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.address
+}
+
+func (r *rdma) Name() string              { return r.real.Name() }
+func (*rdma) Reaches(string, string) bool { return true }
+
+func (r *rdma) Probe(context.Context) (err error) {
+	r.fabric.do(func() { err = r.real.Probe(context.Background()) })
+	return err
+}
+
+// Run serves until the bubble's ctx ends.
+func (r *rdma) Run(ctx context.Context) error {
+	var stop func() error
+	r.fabric.do(func() { stop = r.serve() })
+	<-ctx.Done()
+	var err error
+	r.fabric.do(func() { err = stop() })
+	if err != nil {
+		r.n.w.fail("%s: %v", r.n.id, err)
+	}
+	return err
+}
+
+// serve starts the server and the transport, and returns what ends them.
+func (r *rdma) serve() func() error {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		panic(err)
+	}
+	server := &http.Server{Handler: r.real.Handler(), Protocols: new(http.Protocols), ConnState: r.connected}
+	server.Protocols.SetUnencryptedHTTP2(true)
+	ctx, cancel := context.WithCancel(context.Background())
+	served, ran := make(chan error, 1), make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	r.mu.Lock()
+	r.address = l.Addr().String()
+	r.mu.Unlock()
+	go func() { ran <- r.real.Run(ctx) }()
+	for limit := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Microsecond) { // until it has opened its device
+		_, err := r.real.Export(transport.Grant{Move: "warm-up", Receiver: "b", Deadline: time.Now().Add(time.Minute)})
+		if err == nil {
+			r.real.Revoke("warm-up")
+			break
+		}
+		if time.Now().After(limit) {
+			panic(err)
+		}
+	}
+	return func() error {
+		cancel()
+		err := <-ran
+		r.mu.Lock()
+		r.address = ""
+		r.mu.Unlock()
+		server.Close()
+		<-served
+		if r.fabric.control != nil {
+			r.fabric.control.Tell("fake_mend", r.device)
+			r.fabric.devices <- r.device
+		}
+		return err
+	}
+}
+
+func (r *rdma) connected(c net.Conn, s http.ConnState) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch s {
+	case http.StateNew:
+		r.conns[c] = true
+	case http.StateClosed, http.StateHijacked:
+		delete(r.conns, c)
+	}
+}
+
+// hangUp breaks all connections of the server.
+func (r *rdma) hangUp() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for c := range r.conns {
+		c.Close()
+	}
+}
+
+// Export has the real grant last: the bubble's deadline is kept here.
+func (r *rdma) Export(g transport.Grant) (offer transport.Offer, err error) {
+	until := g.Deadline
+	r.fabric.do(func() {
+		g.Deadline = time.Now().Add(time.Hour)
+		offer, err = r.real.Export(g)
+	})
+	if err != nil {
+		return offer, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.deadline[offer.Ticket] = until
+	offer.Address = string(r.n.id)
+	return offer, nil
+}
+
+func (r *rdma) Revoke(move string) { r.fabric.do(func() { r.real.Revoke(move) }) }
+
+// Open presents a ticket to the replica of its address.
+func (r *rdma) Open(ctx context.Context, receiver policies.ReplicaID, offer transport.Offer) (transport.Puller, error) {
+	source := r.n.w.node(policies.ReplicaID(offer.Address)).carrier.(*rdma)
+	source.mu.Lock()
+	deadline := source.deadline[offer.Ticket]
+	offer.Address = source.address
+	source.mu.Unlock()
+	if offer.Address == "" {
+		return nil, errors.New("nobody serves there")
+	}
+	if !time.Now().Before(deadline) {
+		return nil, transport.ErrRefused
+	}
+	p := &rdmaPuller{r: r, deadline: deadline}
+	err := r.fabric.under(ctx, func(ctx context.Context) (err error) {
+		p.real, err = r.real.Open(ctx, receiver, offer)
+		return err
+	})
+	if err != nil {
+		if p.real != nil {
+			p.Close()
+		}
+		return nil, err
+	}
+	return p, nil
+}
+
+// pull has a connection break in the midst of a plan, or its last block's bytes be
+// others on their way.
+func (r *rdma) pull(ctx context.Context, p transport.Puller, source *node, plan transport.Plan, v verdict) (transport.Stats, error) {
+	half, regions := len(plan.Src)/2, len(layout.Regions)
+	switch {
+	case v == refuse:
+		head := transport.Plan{Src: plan.Src[:half], Dst: plan.Dst[:half], Sums: plan.Sums[:half*regions]}
+		if _, err := p.Pull(ctx, head); err != nil {
+			return transport.Stats{}, err
+		}
+		r.fabric.do(source.carrier.(*rdma).hangUp)
+		for { // until it is noticed
+			if _, err := p.Pull(ctx, transport.Plan{}); err != nil {
+				return transport.Stats{}, err
+			}
+		}
+	case v == rot && len(plan.Src) > 0:
+		b := source.engine.memory.Part(plan.Src[len(plan.Src)-1], 0)
+		b[0] ^= 0xff
+		defer func() { b[0] ^= 0xff }()
+	}
+	return p.Pull(ctx, plan)
+}
+
+type rdmaPuller struct {
+	r        *rdma
+	real     transport.Puller
+	deadline time.Time // of the bubble
+}
+
+func (p *rdmaPuller) Pull(ctx context.Context, plan transport.Plan) (stats transport.Stats, err error) {
+	if !time.Now().Before(p.deadline) {
+		return stats, context.DeadlineExceeded
+	}
+	f := p.r.fabric
+	err = f.under(ctx, func(ctx context.Context) (err error) {
+		stats, err = p.real.Pull(ctx, plan)
+		return err
+	})
+	stats.Took = 0
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.pulls++
+	if err != nil {
+		f.failed++
+	}
+	return stats, err
+}
+
+func (p *rdmaPuller) Close() (err error) {
+	p.r.fabric.do(func() { err = p.real.Close() })
+	if err != nil {
+		p.r.n.w.fail("%s: close: %v", p.r.n.id, err)
+	}
+	return err
+}
