@@ -186,13 +186,14 @@ func slotTable(p control.Policies) report.Table {
 			case late:
 				t.Notes = append(t.Notes, fmt.Sprintf("%s has not told of %s lately.", n.Node, slot.Slot))
 			}
-			if !late {
+			switch {
+			case late:
+			case n.Active == proven:
+				fresh, provens = fresh+1, provens+1
+			case n.Active == candidate:
+				fresh, candidates = fresh+1, candidates+1
+			default:
 				fresh++
-			}
-			if n.Active == proven {
-				provens++
-			} else if n.Active == candidate {
-				candidates++
 			}
 			t.Notes = append(t.Notes, nodeNotes(slot.Slot, n, proven, candidate)...)
 		}

@@ -10,11 +10,12 @@ import (
 )
 
 // TestPolicyTables: of slots that only ever had the built-in policy no host is
-// shown, of what ended the last of each host, and who was never asked.
+// shown, of what ended the last of each host, and who was never asked. Who has been
+// silent is not counted.
 func TestPolicyTables(t *testing.T) {
-	age := 0.1
+	age, long := 0.1, 20.0
 	p := control.Policies{Enabled: true, Slots: []control.PolicySlot{
-		{Slot: "place", Nodes: []control.PolicyNode{{Node: "quiet", ReportAge: &age}}},
+		{Slot: "place", Nodes: []control.PolicyNode{{Node: "quiet", ReportAge: &age}, {Node: "gone", ReportAge: &long}}},
 		{Slot: "refine", Nodes: []control.PolicyNode{{Node: "r0", ReportAge: &age, Lives: []control.PolicyLife{
 			{Generation: 3, State: "rolled back", Reason: "older"}, {Generation: 4, State: "rejected", Reason: "1 fault"},
 			{Generation: 5, State: string(policy.Shadow)},
@@ -27,12 +28,12 @@ func TestPolicyTables(t *testing.T) {
 	if err := writePolicies(&out, p); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"1 fault", "not asked yet", "reason 4", "2 generations taken back before"} {
+	for _, want := range []string{"1 fault", "not asked yet", "reason 4", "2 generations taken back before", "│ 1 of 1 │", "gone has not told of place lately"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q", want)
 		}
 	}
-	for _, no := range []string{"quiet", "older", "reason 1"} {
+	for _, no := range []string{"quiet", "older", "reason 1", "2 of 1"} {
 		if strings.Contains(out.String(), no) {
 			t.Errorf("%q is shown", no)
 		}
