@@ -129,6 +129,7 @@ func (p *Proxy) start(name string, l *listener, bound net.Listener) *server {
 		Protocols:         protocols,
 		ReadHeaderTimeout: l.HeadersTimeout,
 		IdleTimeout:       l.ConnectionIdle,
+		ConnState:         settle,
 		MaxHeaderBytes:    l.MaxHeaderBytes,
 		ErrorLog:          slog.NewLogLogger(p.cfg.Logger.Handler(), slog.LevelDebug),
 		HTTP2: &http.HTTP2Config{
@@ -146,7 +147,7 @@ func (p *Proxy) start(name string, l *listener, bound net.Listener) *server {
 	}
 	go func() {
 		defer close(s.ended)
-		if err := serve(bound); !errors.Is(err, http.ErrServerClosed) {
+		if err := serve(patient{bound, l.ConnectionIdle}); !errors.Is(err, http.ErrServerClosed) {
 			p.cfg.Logger.Error("listener failed", "listener", name, "error", err)
 		}
 	}()

@@ -1,0 +1,198 @@
+package proxy
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cascadeinfer/cascade/xds/client"
+)
+
+// pipes is a listener in memory.
+type pipes struct {
+	conns chan net.Conn
+	done  chan struct{}
+	once  sync.Once
+	ends  []net.Conn // the clients'
+}
+
+func (p *pipes) Accept() (net.Conn, error) {
+	select {
+	case c := <-p.conns:
+		return c, nil
+	case <-p.done:
+		return nil, net.ErrClosed
+	}
+}
+func (p *pipes) Close() error   { p.once.Do(func() { close(p.done) }); return nil }
+func (p *pipes) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1} }
+
+// dial returns the client's end of a new connection.
+func (p *pipes) dial() net.Conn {
+	here, there := net.Pipe()
+	p.conns <- there
+	p.ends = append(p.ends, here)
+	return here
+}
+
+const (
+	testHead = 10 * time.Second
+	testIdle = time.Hour
+	question = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
+)
+
+// TestFirstRequest: a connection that is dialled ahead of its request is as good
+// an hour later; what the head may take counts from its first byte.
+func TestFirstRequest(t *testing.T) {
+	known := httptest.NewTLSServer(http.NotFoundHandler())
+	known.Close()
+	roots := x509.NewCertPool()
+	roots.AddCert(known.Certificate())
+	for name, do := range map[string]func(t *testing.T, p *pipes){
+		"at once": func(t *testing.T, p *pipes) { answered(t, p.dial(), question) },
+		"late": func(t *testing.T, p *pipes) {
+			c := p.dial()
+			time.Sleep(testIdle - 1)
+			answered(t, c, question)
+		},
+		"again": func(t *testing.T, p *pipes) {
+			c := p.dial()
+			for range 3 {
+				time.Sleep(testIdle / 2)
+				answered(t, c, question)
+			}
+		},
+		// http.Server reads the first 14 bytes by themselves.
+		"torn": func(t *testing.T, p *pipes) {
+			c := p.dial()
+			time.Sleep(testHead - 1)
+			write(t, c, question[:14])
+			time.Sleep(testHead - 1)
+			answered(t, c, question[14:])
+		},
+		"half a head": func(t *testing.T, p *pipes) {
+			c := p.dial()
+			time.Sleep(time.Minute)
+			write(t, c, question[:14])
+			closed(t, c, testHead)
+		},
+		"slow head": func(t *testing.T, p *pipes) {
+			c := p.dial()
+			for i := range 10 {
+				time.Sleep(testHead / 10)
+				write(t, c, question[i:i+1])
+			}
+			closed(t, c, testHead/10)
+		},
+		"never": func(t *testing.T, p *pipes) { closed(t, p.dial(), testIdle) },
+		"over TLS": func(t *testing.T, p *pipes) {
+			c := p.dial()
+			time.Sleep(testIdle / 2)
+			s := tls.Client(c, &tls.Config{RootCAs: roots, ServerName: "example.com"})
+			if err := s.Handshake(); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(testIdle / 2)
+			answered(t, s, question)
+			time.Sleep(testIdle / 2)
+			answered(t, s, question)
+		},
+		"half a handshake": func(t *testing.T, p *pipes) {
+			c := p.dial()
+			time.Sleep(time.Minute)
+			write(t, c, "\x16\x03\x01")
+			closed(t, c, testHead)
+		},
+		"HTTP/2": func(t *testing.T, p *pipes) {
+			protocols := new(http.Protocols)
+			protocols.SetUnencryptedHTTP2(true)
+			tr := &http.Transport{Protocols: protocols, DialContext: func(context.Context, string, string) (net.Conn, error) {
+				c := p.dial()
+				time.Sleep(testIdle / 2)
+				return c, nil
+			}}
+			defer tr.CloseIdleConnections()
+			for range 2 {
+				resp, err := (&http.Client{Transport: tr}).Post("http://x/v1/completions", "application/json", strings.NewReader("{}"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				resp.Body.Close()
+				if resp.StatusCode != http.StatusNotFound {
+					t.Errorf("status %d", resp.StatusCode)
+				}
+				time.Sleep(testIdle / 2)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, err := New(Config{Client: client.Config{Target: "127.0.0.1:1", NodeID: "proxy"}, DrainTimeout: time.Second})
+			if err != nil {
+				t.Fatal(err)
+			}
+			l := &listener{Listener: &client.Listener{Name: "l", HeadersTimeout: testHead, ConnectionIdle: testIdle, MaxHeaderBytes: 60 << 10, MaxStreams: 100, StreamIdle: time.Minute}}
+			if strings.Contains(name, "TLS") || strings.Contains(name, "handshake") {
+				l.Secret, p.cfg.TLS = "s", &tls.Config{Certificates: known.TLS.Certificates}
+			}
+			p.state.Store(&state{listeners: map[string]*listener{"l": l}}) // no routes: 404
+			synctest.Test(t, func(t *testing.T) {
+				lis := &pipes{conns: make(chan net.Conn), done: make(chan struct{})}
+				s := p.start("l", l, lis)
+				defer func() {
+					// Over TLS a server's Close says so, to whoever still listens.
+					for _, c := range lis.ends {
+						c.Close()
+					}
+					synctest.Wait()
+					s.http.Close()
+					<-s.ended
+				}()
+				do(t, lis)
+			})
+		})
+	}
+}
+
+// write sends bytes that the server takes.
+func write(t *testing.T, c net.Conn, text string) {
+	t.Helper()
+	if _, err := io.WriteString(c, text); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// answered sends a request, or the rest of one, and expects the proxy's own
+// answer.
+func answered(t *testing.T, c net.Conn, text string) {
+	t.Helper()
+	go io.WriteString(c, text)
+	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != http.StatusNotFound || !strings.Contains(string(body), codeNoHost) {
+		t.Fatalf("status %d: %s (%v)", resp.StatusCode, body, err)
+	}
+}
+
+// closed expects the connection to be closed without a word after so long.
+func closed(t *testing.T, c net.Conn, after time.Duration) {
+	t.Helper()
+	begun := time.Now()
+	got, err := io.ReadAll(c)
+	if len(got) > 0 || err != nil && !errors.Is(err, io.ErrClosedPipe) || time.Since(begun) != after {
+		t.Errorf("closed after %v with %q (%v), want %v and nothing", time.Since(begun), got, err, after)
+	}
+}
