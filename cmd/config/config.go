@@ -40,6 +40,11 @@ type Fleet struct {
 	Planner  Planner   `yaml:"planner,omitempty"`
 	// Migration says how running requests move between replicas.
 	Migration Migration `yaml:"migration,omitempty"`
+	// Topology names files with machines, relative to this file: what "cascade devices
+	// --json" prints, or {"machines": [...]} of the same. Replicas on a node that is
+	// named there tell of that machine instead of the one that they run on; replicas
+	// of emulated engines tell of nothing else. At most 64 files.
+	Topology []string `yaml:"topology,omitempty"`
 	// Policies says whose modules in WebAssembly may decide.
 	Policies Policies `yaml:"policies,omitempty"`
 	TLS      TLS      `yaml:"tls,omitempty"`

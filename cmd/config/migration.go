@@ -41,10 +41,12 @@ type Migration struct {
 	// it is multiplied by Speed. Real transfers are as fast as they are. 0 means 400.
 	LinkGbps float64 `yaml:"link_gbps,omitempty"`
 	// NodeGbps is the speed between replicas of one node, in Gbit/s, where it is
-	// above that between nodes: with NVLink, some 3000. The planner then prices
-	// hand-overs on a node by it, and a seller prefers a buyer on its own node whose
-	// load is not above another's by more than the request; preset "paper" knows no
-	// nodes. 0: they make no difference.
+	// above that between nodes and nothing is known of what joins the two: migrators
+	// tell of NVLink, PCIe and NICs by themselves, and then that counts, between nodes
+	// up to LinkGbps. By these rates the planner prices hand-overs and puts adjacent
+	// stages on near replicas, and a seller prefers a near buyer whose load is not above
+	// another's by more than the request; preset "paper" knows none of it. 0: nodes of
+	// which nothing is known make no difference.
 	NodeGbps float64 `yaml:"node_gbps,omitempty"`
 	// Slots is how many transfers a replica sends at once, and how many it
 	// receives, 1 to 256. 0 means 4 [3]. One is a throughput cliff.

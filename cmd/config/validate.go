@@ -65,6 +65,9 @@ func def[T comparable](v *T, to T) {
 // maxGPU is the largest index of a GPU on a node.
 const maxGPU = 1023
 
+// maxMachineFiles is how many files of machines a fleet file may name.
+const maxMachineFiles = 64
+
 // checker collects the errors of one validation.
 type checker struct{ errs []*FieldError }
 
@@ -110,6 +113,9 @@ func (f *Fleet) validate() []*FieldError {
 	numeric(c, "proxy.listen", f.Proxy.Listen)
 	if e := f.Proxy.TLS; (e.Cert == "") != (e.Key == "") {
 		c.fail("proxy.tls", "cert and key go together: name both or none")
+	}
+	if len(f.Topology) > maxMachineFiles {
+		c.fail("topology", "%d files, at most %d: write several machines into one", len(f.Topology), maxMachineFiles)
 	}
 	if f.Proxy.Admin != "" {
 		address(c, "proxy.admin", f.Proxy.Admin)

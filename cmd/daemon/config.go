@@ -21,6 +21,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/modules"
 	"github.com/cascadeinfer/cascade/cmd/mtls"
 	"github.com/cascadeinfer/cascade/cmd/wire"
+	"github.com/cascadeinfer/cascade/migrator/device/topology"
 	"github.com/cascadeinfer/cascade/migrator/device/verbs"
 	"github.com/cascadeinfer/cascade/migrator/stream"
 )
@@ -56,6 +57,11 @@ type Config struct {
 	// RDMA is the loaded library of RDMA devices; nil means that there are none, or
 	// that they are not used.
 	RDMA *verbs.Library
+	// Machine is what this machine has, nil while nobody has looked; what it returns is
+	// not changed, and is another one when it is looked at again. It counts where the
+	// fleet file's topology has nothing of the node. nil: the replica tells of nothing
+	// but its node.
+	Machine func() *topology.Machine
 	// Predecessor is the id of the process before this one of the same replica,
 	// which still lives, or did a moment ago: Follow tells of it. 0 means none.
 	Predecessor int

@@ -52,6 +52,7 @@ type Daemon struct {
 	plans      *client.Client
 	host       *modules.Host // nil where no module may decide
 	outlook    outlook
+	nearby     nearby
 	signs      signs
 	rescues    rescues
 	born       time.Time // before the front was
@@ -111,7 +112,7 @@ func (d *Daemon) newMoving() error {
 	var err error
 	d.network, err = peer.New(peer.Config{
 		Self: d.id, Handle: d.receive, Gone: d.gone, Back: d.back, Lives: d.signs.lives,
-		Credentials: d.credentials, TrustDomain: f.Fleet.TLS.TrustDomain, Logger: log,
+		Credentials: d.credentials, TrustDomain: f.Fleet.TLS.TrustDomain, Site: d.site, Logger: log,
 	})
 	if err != nil {
 		return err
@@ -131,7 +132,7 @@ func (d *Daemon) newMoving() error {
 		mc.Engine, mc.Transports = d.blocks, d.transports
 	}
 	mc.Front, mc.Network, mc.Tell = fronted{d}, d.network, func(ev bidask.Event) { d.market.Tell(ev) }
-	mc.Address, mc.Node, mc.Tracer = d.outlook.address, d.outlook.node, d.cfg.Tracer
+	mc.Address, mc.Node, mc.Ways, mc.Tracer = d.outlook.address, d.outlook.node, d.ways, d.cfg.Tracer
 	if d.mover, err = mover.New(mc); err != nil {
 		return err
 	}
@@ -141,6 +142,9 @@ func (d *Daemon) newMoving() error {
 	}
 	if d.host != nil {
 		d.host.Serve(&kc, r.Node)
+	}
+	if f.Nears() {
+		d.nearby.tokenBytes, kc.Distance = f.TokenBytes(r), d.distance
 	}
 	kc.Mover, kc.Network = d.mover, d.network
 	kc.Residents = func() []stream.Resident { return d.front.Residents() }

@@ -33,6 +33,17 @@ func (o *outlook) node(id policies.ReplicaID) string {
 	return o.peers[id].Node
 }
 
+// known are the replicas that the control plane tells of, in any order.
+func (o *outlook) known() []policies.ReplicaID {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	out := make([]policies.ReplicaID, 0, len(o.peers))
+	for id := range o.peers {
+		out = append(out, id)
+	}
+	return out
+}
+
 // owner is the replica whose peer listener is at an address, "" for unknown.
 func (o *outlook) owner(address string) policies.ReplicaID {
 	o.mu.Lock()

@@ -26,8 +26,7 @@ func (d *Daemon) extra() uplink.Extra { return d.elder.added().extend(d.own()) }
 
 // own is what reports say of this process.
 func (d *Daemon) own() uplink.Extra {
-	var e uplink.Extra
-	e.Streams = d.front.Clients()
+	e := uplink.Extra{Site: d.site(), Streams: d.front.Clients()}
 	if d.market == nil {
 		for _, r := range d.front.Residents() {
 			e.Residents++
@@ -41,7 +40,7 @@ func (d *Daemon) own() uplink.Extra {
 	e.Residents, e.Pinned, e.PinnedSeconds = s.Residents, s.Pinned, s.PinnedSeconds
 	e.Proposal = d.market.Proposal()
 	e.Moves = append(news(d.mover.Moves()), d.rescues.told()...) // what is too much for one report, the uplink tells with the next
-	e.Routes = routes(d.mover.Routes())
+	e.Routes = routes(d.mover.Routes(), d.over)
 	if d.host != nil {
 		e.Slots = d.host.Status()
 		if d.cfg.Host != nil {
@@ -94,8 +93,9 @@ func told(m mover.Move) *api.Move {
 const toldRoutes = 32
 
 // routes is what a report says of transports: all of them in general, then of
-// peers those paths that are held back before those that work.
-func routes(paths []transport.Path) []*api.Route {
+// peers those paths that are held back before those that work. over says what a
+// transport from a peer goes over.
+func routes(paths []transport.Path, over func(peer policies.ReplicaID, transport string) string) []*api.Route {
 	var general, held, ready []*api.Route
 	for _, p := range paths {
 		r := &api.Route{Transport: p.Transport, Peer: string(p.Peer), State: fleet.RouteReady, BytesPerSecond: p.Rate}
@@ -115,5 +115,11 @@ func routes(paths []transport.Path) []*api.Route {
 		}
 	}
 	all := slices.Concat(general, held, ready)
-	return all[:min(len(all), toldRoutes)]
+	all = all[:min(len(all), toldRoutes)]
+	for _, r := range all {
+		if r.Peer != "" {
+			r.Over = over(policies.ReplicaID(r.Peer), r.Transport)
+		}
+	}
+	return all
 }

@@ -43,7 +43,7 @@ func TestRoutesFitIntoAReport(t *testing.T) {
 		paths = append(paths, transport.Path{Peer: policies.ReplicaID(fmt.Sprint(i)), Transport: "tcp", Rate: 5})
 	}
 	paths[40].Why = why
-	got := routes(paths)
+	got := routes(paths, func(p policies.ReplicaID, name string) string { return name + " from " + string(p) })
 	if len(got) != toldRoutes {
 		t.Fatalf("%d routes", len(got))
 	}
@@ -52,7 +52,7 @@ func TestRoutesFitIntoAReport(t *testing.T) {
 			t.Errorf("route %d is %q, want %q", i, g, want)
 		}
 	}
-	if got[3].BytesPerSecond != 5 || routes(nil) != nil {
+	if got[0].Over != "" || got[2].Over != "tcp from 38" || got[3].BytesPerSecond != 5 || routes(nil, nil) != nil {
 		t.Errorf("%v", got[3])
 	}
 }

@@ -68,7 +68,6 @@ func (f *Fleet) Market(r config.Replica, log *slog.Logger) market.Config {
 		Detector:     outlier.Detector{Percent: f.Migration.OutlierPercent, Least: leastExcess},
 		Placer:       place.Policy{},
 		Cost:         p.Cost(),
-		Distance:     f.distance(r),
 		Edges:        Edges(m),
 		Scan:         max(fastestScan, f.scaled(100*time.Millisecond)),
 		SummaryEvery: max(fastestSummary, f.scaled(time.Second)),

@@ -3,71 +3,39 @@ package wire
 import (
 	"github.com/cascadeinfer/cascade/cmd/config"
 	"github.com/cascadeinfer/cascade/engine/cost"
-	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/links"
+	"github.com/cascadeinfer/cascade/xds/fleet"
 )
 
-// Nodes make a difference where the fleet file says how fast one is within itself
-// (migration.node_gbps), and where that is faster than what is between them. The
-// preset "paper" knows no nodes.
+// How far replicas are from each other is what their migrators tell of links; the
+// fleet file has the rates where nothing is told: migration.node_gbps on a node, where
+// it is faster than what is between nodes. The preset "paper" knows none of it.
 
-// bytesPerSecond is a rate of Gbit/s.
-func bytesPerSecond(gbps float64) float64 { return gbps * 1e9 / 8 }
+// Nears reports whether distances between replicas make a difference.
+func (f *Fleet) Nears() bool { return f.Preset != "paper" }
 
-// near is the rate inside a node, 0 where nodes make no difference.
-func (f *Fleet) near() float64 {
-	if f.Preset == "paper" {
-		return 0
-	}
-	return bytesPerSecond(f.Migration.NodeGbps)
+// gbps is a rate of Gbit/s.
+func gbps(x float64) links.Rate { return links.Rate(x * float64(links.Gigabit)) }
+
+// Links are the rates of the links of which nothing is known, and the most that one
+// between nodes is taken for.
+func (f *Fleet) Links() links.Defaults {
+	between := gbps(f.Migration.LinkGbps)
+	return links.Defaults{Node: max(between, gbps(f.Migration.NodeGbps)), Between: between, Bound: between}
 }
 
-// distance is what a replica's market knows of its peers: how long a transfer to
-// each takes. Replicas that the file does not name are on other nodes.
-func (f *Fleet) distance(r config.Replica) func(policies.ReplicaID, policies.Tokens) policies.Micros {
-	near, far := f.near(), bytesPerSecond(f.Migration.LinkGbps)
-	if near <= far {
-		return nil
-	}
-	here := make(map[policies.ReplicaID]bool)
-	for _, o := range f.Fleet.Replicas {
-		here[policies.ReplicaID(o.ID)] = o.Node == r.Node
-	}
-	perToken := float64(f.profile(r).KVBytesPerToken) * 1e6 // microseconds at one byte per second
-	return func(to policies.ReplicaID, length policies.Tokens) policies.Micros {
-		rate := far
-		if here[to] {
-			rate = near
-		}
-		return policies.Micros(float64(length) * perToken / rate)
-	}
+// TokenBytes is the KV of one token of a replica.
+func (f *Fleet) TokenBytes(r config.Replica) float64 {
+	return float64(f.profile(r).TensorParallel(r.TP).KVBytesPerToken)
 }
 
-// transfer prices a hand-over for the planner: by the profile, but for the share
-// of replicas that have another one of the model on their node, by the node's
-// rate. Stages are spread over the nodes and sellers prefer near buyers, so that
-// these hand-overs mostly stay there.
-func (f *Fleet) transfer(model string, p cost.Profile) policies.Transfer {
-	t := p.Transfer()
-	near := f.near()
-	if near == 0 || p.LinkRate <= 0 || near <= p.LinkRate {
-		return t
+// nearness has the planner price hand-overs by links, which carry KV at the fleet's
+// speed. Where nothing is known of them, the profile has the rate between nodes.
+func (f *Fleet) nearness(m *fleet.Model, p cost.Profile) {
+	if !f.Nears() || p.LinkRate <= 0 {
+		return
 	}
-	on, all, paired := make(map[string]int), 0, 0
-	for _, r := range f.Fleet.Replicas {
-		if r.Model == model && !r.Drain {
-			on[r.Node]++
-			all++
-		}
-	}
-	for _, n := range on {
-		if n > 1 {
-			paired += n
-		}
-	}
-	if all == 0 {
-		return t
-	}
-	share := float64(paired) / float64(all)
-	t.PerToken = float64(share*float64(p.KVBytesPerToken)/near) + float64((1-share)*t.PerToken)
-	return t
+	m.TokenBytes, m.Links = float64(p.KVBytesPerToken)/f.Speed, f.Links()
+	m.Links.Between = links.Rate(p.LinkRate / f.Speed)
+	m.Links.Node = max(m.Links.Between, gbps(f.Migration.NodeGbps))
 }

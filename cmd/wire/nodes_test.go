@@ -1,10 +1,14 @@
 package wire
 
 import (
+	"fmt"
 	"math"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
-	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/links"
 )
 
 const twoNodes = `- {id: n0, node: a, address: "127.0.0.1:9010", peer: "127.0.0.1:9110", engine: "http://127.0.0.1:8010", tp: 2}
@@ -12,32 +16,83 @@ const twoNodes = `- {id: n0, node: a, address: "127.0.0.1:9010", peer: "127.0.0.
 - {id: n2, node: b, address: "127.0.0.1:9012", peer: "127.0.0.1:9112", engine: "http://127.0.0.1:8012", tp: 2}
 `
 
-// TestNodes: a node's own rate reaches sellers and the planner, and only where it
-// is set and the faster one.
+// TestNodes: a node's own rate reaches the planner and the migrators, where it is the
+// faster one, at any speed of the fleet.
 func TestNodes(t *testing.T) {
-	f := load(t, twoNodes+"migration: {link_gbps: 100, node_gbps: 3200}\n")
-	r, err := f.Replica("n0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	away := f.Market(r, nil).Distance
-	p := f.Profiles["m"].TensorParallel(2)
-	near := policies.Micros(1000 * float64(p.KVBytesPerToken) / 400e3)
-	for id, want := range map[policies.ReplicaID]policies.Micros{"n1": near, "n2": 32 * near, "elsewhere": 32 * near} {
-		if got := away(id, 1000); math.Abs(float64(got-want)) > 32 {
-			t.Errorf("1000 tokens to %s take %d µs, not %d", id, got, want)
+	for _, speed := range []float64{1, 20} {
+		f := load(t, twoNodes+fmt.Sprintf("speed: %v\nmigration: {link_gbps: 100, node_gbps: 3200}\n", speed))
+		if got, want := f.Links(), (links.Defaults{Node: 400e9, Between: 12.5e9, Bound: 12.5e9}); got != want {
+			t.Errorf("migrators have %+v, want %+v", got, want)
+		}
+		r, err := f.Replica("n0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		// Replicas of the model that have fewer ranks set the planner's.
+		p := f.Profiles["m"].TensorParallel(1)
+		if got, want := f.TokenBytes(r), float64(f.Profiles["m"].TensorParallel(2).KVBytesPerToken); got != want {
+			t.Errorf("a token of n0 has %v bytes, want %v", got, want)
+		}
+		m := f.Rules().Models[0]
+		if m.Transfer != p.Transfer() {
+			t.Errorf("without links a hand-over costs %+v, want %+v", m.Transfer, p.Transfer())
+		}
+		// The profile's link is that of the planner, who lives at the fleet's speed.
+		if got, want := m.TokenBytes/float64(m.Links.Between), p.Transfer().PerToken; math.Abs(got/want-1) > 1e-6 {
+			t.Errorf("speed %v: between nodes a token takes %v s, want %v", speed, got, want)
+		}
+		if got, want := m.TokenBytes/float64(m.Links.Node), float64(p.KVBytesPerToken)/400e9/speed; math.Abs(got/want-1) > 1e-6 {
+			t.Errorf("speed %v: on a node a token takes %v s, want %v", speed, got, want)
+		}
+		if m.Links.Bound != 12.5e9 {
+			t.Errorf("between nodes the planner believes %v at most", m.Links.Bound)
 		}
 	}
-	// n0 and n1 of the four that do not drain are two on a node; r0 is alone.
-	far := p.Transfer()
-	want := float64(p.KVBytesPerToken)/400e9/2 + far.PerToken/2
-	if got := f.Rules().Models[0].Transfer; math.Abs(got.PerToken/want-1) > 1e-9 || got.Base != far.Base {
-		t.Errorf("%+v, want %v a token", got, want)
-	}
-	for _, more := range []string{"", "migration: {link_gbps: 100, node_gbps: 50}\n", "preset: paper\nmigration: {node_gbps: 3200}\n"} {
+	for _, more := range []string{"", "migration: {link_gbps: 100, node_gbps: 50}\n"} {
 		f := load(t, twoNodes+more)
-		if f.Market(r, nil).Distance != nil || f.Rules().Models[0].Transfer != far {
-			t.Errorf("%q: nodes make a difference", more)
+		if l, m := f.Links(), f.Rules().Models[0].Links; l.Node != l.Between || m.Node != m.Between {
+			t.Errorf("%q: nodes make a difference: %+v, %+v", more, l, m)
+		}
+	}
+	f := load(t, twoNodes+"preset: paper\nmigration: {node_gbps: 3200}\n")
+	if m := f.Rules().Models[0]; f.Nears() || m.TokenBytes != 0 || m.Links != (links.Defaults{}) {
+		t.Errorf("the paper's preset knows links: %+v", m)
+	}
+}
+
+// TestTopology reads machines, and says what is wrong with their files.
+func TestTopology(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("a.json", `{"machine": {"name": "a", "gpus": [{"index": 3, "uuid": "u"}]}, "pairs": []}`)
+	write("bc.json", `{"machines": [{"name": "b"}, {"name": "c"}]}`)
+	write("none.json", `{}`)
+	write("nameless.json", `{"machines": [{}]}`)
+	write("text.json", `no`)
+	base := load(t, "")
+	resolve := func(files ...string) (Fleet, error) {
+		file := base.Fleet
+		file.Topology = files
+		return Resolve(file, dir)
+	}
+	f, err := resolve("a.json", "bc.json")
+	if err != nil || len(f.Machines) != 3 || f.Machines["a"].GPU(3) == nil {
+		t.Errorf("%v, %v", f.Machines, err)
+	}
+	for want, files := range map[string][]string{
+		"topology[1]":                {"a.json", "absent.json"},
+		`machine "a" is there twice`: {"a.json", "a.json"},
+		"it has no machine":          {"none.json"},
+		"without a name":             {"nameless.json"},
+		"text.json: invalid":         {"text.json"},
+	} {
+		if _, err := resolve(files...); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: %v, want %q", files, err, want)
 		}
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/config"
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/emulator"
+	"github.com/cascadeinfer/cascade/migrator/device/topology"
 	"github.com/cascadeinfer/cascade/migrator/stream"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/identity"
@@ -40,6 +41,8 @@ type Fleet struct {
 	config.Fleet
 	Dir      string                  // relative paths of the file start here
 	Profiles map[string]cost.Profile // by model, at the fleet's speed
+	// Machines are those of the fleet file's topology, by node.
+	Machines topology.Machines
 	// Trusted are keys of a program that signs modules itself, besides those that
 	// policies.keys names.
 	Trusted []ed25519.PublicKey
@@ -59,7 +62,7 @@ func Load(path string) (Fleet, error) {
 	return out, nil
 }
 
-// Resolve finds the profiles of a valid fleet.
+// Resolve finds the profiles and the machines of a valid fleet.
 func Resolve(f config.Fleet, dir string) (Fleet, error) {
 	profiles, err := f.Profiles(dir)
 	if err != nil {
@@ -69,7 +72,11 @@ func Resolve(f config.Fleet, dir string) (Fleet, error) {
 	if err != nil {
 		return Fleet{}, err
 	}
-	return Fleet{Fleet: f, Dir: dir, Profiles: profiles, own: own}, nil
+	out := Fleet{Fleet: f, Dir: dir, Profiles: profiles, own: own}
+	if err := out.readTopology(); err != nil {
+		return Fleet{}, err
+	}
+	return out, nil
 }
 
 // Model returns a model of the fleet by name.
@@ -155,12 +162,14 @@ func (f *Fleet) Rules() fleet.Rules {
 	rules := fleet.Rules{Policy: f.Preset, Refine: f.Planner.Refine, Speed: f.Speed, Period: f.Planner.Period, Seen: f.Planner.Seen}
 	for _, m := range f.Models {
 		p := f.Profiles[m.Name].TensorParallel(f.ranks(m.Name))
-		rules.Models = append(rules.Models, fleet.Model{
-			Name: m.Name, Context: m.Context, Hosts: m.Hosts, Cost: p.Cost(), Transfer: f.transfer(m.Name, p),
+		model := fleet.Model{
+			Name: m.Name, Context: m.Context, Hosts: m.Hosts, Cost: p.Cost(), Transfer: p.Transfer(),
 			Limits:        policies.Limits{Stages: f.Planner.Stages, Iteration: f.scaled(f.Planner.Iteration).Seconds(), Pooling: max(0, f.Planner.Pooling)},
 			Edges:         Edges(m),
 			BytesPerToken: length.RatioOf(m.BytesPerToken),
-		})
+		}
+		f.nearness(&model, p)
+		rules.Models = append(rules.Models, model)
 	}
 	return rules
 }

@@ -9,11 +9,11 @@ import (
 // Where transfers to some candidates cost less than to others, the machine asks
 // some of the cheap ones for sure, and drops the bids that are no better than a
 // cheaper one. Which of the rest wins is the Selector's to say: it needs to know
-// nothing of costs. Without costs nothing here has an effect.
+// nothing of costs. Without costs, or with equal ones, nothing here has an effect.
 
 // draw chooses whom to ask, with what each costs, or nil for no costs.
 func (m *Machine) draw(ev Event) ([]policies.ReplicaID, []policies.Micros) {
-	if len(ev.Costs) != len(ev.Candidates) || len(ev.Costs) == 0 {
+	if len(ev.Costs) != len(ev.Candidates) || alike(ev.Costs) {
 		return sample(ev.Candidates, m.c.Self, m.c.Sample, ev.Seed), nil
 	}
 	var ids []policies.ReplicaID
@@ -34,6 +34,16 @@ func (m *Machine) draw(ev Event) ([]policies.ReplicaID, []policies.Micros) {
 		costs[i] = ev.Costs[slices.Index(ev.Candidates, id)]
 	}
 	return ids, costs
+}
+
+// alike says that costs set nobody apart.
+func alike(costs []policies.Micros) bool {
+	for _, c := range costs {
+		if c != costs[0] {
+			return false
+		}
+	}
+	return true
 }
 
 // split divides the candidates: near are those that cost no more than twice the

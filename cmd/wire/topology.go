@@ -1,0 +1,58 @@
+package wire
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/cascadeinfer/cascade/migrator/device/topology"
+)
+
+// maxMachineFile bounds a file of machines.
+const maxMachineFile = 16 << 20
+
+// ReadMachines reads what "cascade devices --json" has printed, or {"machines": […]}
+// of the same.
+func ReadMachines(path string) ([]*topology.Machine, error) {
+	text, err := readSmall(path, maxMachineFile)
+	if err != nil {
+		return nil, err
+	}
+	var in struct {
+		Machine  *topology.Machine   `json:"machine"`
+		Machines []*topology.Machine `json:"machines"`
+	}
+	if err := json.Unmarshal(text, &in); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	if in.Machine != nil {
+		in.Machines = append(in.Machines, in.Machine)
+	}
+	for _, m := range in.Machines {
+		if m == nil || m.Name == "" {
+			return nil, fmt.Errorf("%s: a machine without a name", path)
+		}
+	}
+	if len(in.Machines) == 0 {
+		return nil, errors.New(path + `: it has no machine; "cascade devices --json" prints one`)
+	}
+	return in.Machines, nil
+}
+
+// readTopology reads the machines that the fleet file names, by their nodes.
+func (f *Fleet) readTopology() error {
+	f.Machines = make(topology.Machines)
+	for i, name := range f.Topology {
+		list, err := ReadMachines(f.path(name))
+		if err != nil {
+			return fmt.Errorf("topology[%d]: %w", i, err)
+		}
+		for _, m := range list {
+			if f.Machines[m.Name] != nil {
+				return fmt.Errorf("topology[%d]: %s: machine %q is there twice", i, f.path(name), m.Name)
+			}
+			f.Machines[m.Name] = m
+		}
+	}
+	return nil
+}
