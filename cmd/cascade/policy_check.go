@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -20,6 +21,7 @@ var ownFrames = filepath.Join("testdata", "frames.jsonl")
 func newPolicyTest(s *settings) *cobra.Command {
 	b, t := &policyBuild{}, policy.TestConfig{}
 	var frames, configuration string
+	var update bool
 	c := &cobra.Command{
 		Use:   "test [FILE|DIR]",
 		Short: "Test a module as a host would run it",
@@ -28,6 +30,8 @@ For each kind that the module decides:
 
   golden vectors   the calls that the protocol publishes are answered, also in the layout
                    of a later host; an unknown flag is refused as the protocol says
+  expected         calls in FILE.golden, if it is there, are answered as they were when it
+                   was written, for the same fuel
   same as native   random calls are decided as by the built-in policy of --native
   fuel             random calls stay within the kind's limit
   leaks            1e6 calls (refine, guard: 1e5; partition: 1e3) succeed, and memory does
@@ -39,9 +43,14 @@ With --frames, or testdata/frames.jsonl in a folder, recorded calls are replayed
 compared with the answers there, where there are some. No check depends on how fast the
 machine is.
 
+--update writes FILE.golden: up to twelve small calls of each kind, recorded ones and others,
+with the answers and the fuel of now. "cascade policy sign" puts it into the signature file, and
+then every host that is to run the module has it give those answers first, for that fuel.
+
 Exit codes: 0 when all checks pass, 1 when one fails.`,
 		Example: `  cascade policy test
   cascade policy test my-refiner.wasm --native refine-weighted
+  cascade policy test --update
   cascade policy test my-bids --frames recorded.jsonl --calls 10000000`,
 		Args: oneOrHere,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -64,7 +73,7 @@ Exit codes: 0 when all checks pass, 1 when one fails.`,
 			if err != nil {
 				return err
 			}
-			r, err := policy.Test(cmd.Context(), subject, t)
+			r, err := s.test(cmd.Context(), subject, t, update)
 			if err = errors.Join(err, subject.Close()); err != nil {
 				return err
 			}
@@ -76,11 +85,33 @@ Exit codes: 0 when all checks pass, 1 when one fails.`,
 	f.StringVar(&t.Native, "native", "", "built-in policy that it must decide like: "+strings.Join(policy.Builtins(), ", "))
 	f.StringVar(&frames, "frames", "", "file of recorded calls to replay")
 	f.StringVar(&configuration, "config", "", "file with the module's configuration")
+	f.BoolVar(&update, "update", false, "write what the module answers now to FILE.golden")
 	f.IntVar(&t.Calls, "calls", 0, "calls of the leak test for each kind; 0: as above")
 	f.IntVar(&t.Random, "random", 0, "random calls for each kind; 0: 2000, partition 100")
 	f.Uint64Var(&t.Seed, "seed", 1, "chooses the random calls")
 	completeFrom(c, "native", policy.Builtins())
 	return c
+}
+
+// test tests a module, and what it is expected to answer, which it may write anew.
+func (s *settings) test(ctx context.Context, subject *policy.Subject, t policy.TestConfig, update bool) (r policy.Report, err error) {
+	at := subject.Path + policy.GoldenSuffix
+	if update {
+		text, n, err := policy.Expect(ctx, subject, t.Frames, t.Seed)
+		if err != nil {
+			return r, err
+		}
+		if err := policy.WriteFile(at, text, 0o666); err != nil {
+			return r, err
+		}
+		fmt.Fprintf(s.stderr, "%s: %s\n", at, counted(n, "answer"))
+	}
+	if exists(at) {
+		if t.Golden, err = policy.ReadGolden(at); err != nil {
+			return r, err
+		}
+	}
+	return policy.Test(ctx, subject, t)
 }
 
 func exists(path string) bool {

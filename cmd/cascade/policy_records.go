@@ -17,6 +17,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/modules"
 	"github.com/cascadeinfer/cascade/cmd/policy"
+	"github.com/cascadeinfer/cascade/wasm/framefile"
 )
 
 // recorded sums up the calls that a host has recorded.
@@ -138,7 +139,7 @@ func fetchRecords(ctx context.Context, base *url.URL, slot string) (r recorded, 
 	case len(text) > maxAnswer:
 		return r, nil, fmt.Errorf("%s answers more than %d MiB", u, maxAnswer>>20)
 	}
-	frames, err := policy.ReadFrames(bytes.NewReader(text))
+	frames, err := framefile.Read(bytes.NewReader(text))
 	if err != nil {
 		return r, nil, fmt.Errorf("%s: %w", u, err)
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/policy"
 	"github.com/cascadeinfer/cascade/engine/report"
+	"github.com/cascadeinfer/cascade/wasm/framefile"
 )
 
 // policyPlay are the flags of the commands that replay.
@@ -84,7 +85,7 @@ module, and differ.`,
 			}
 			if out != "" {
 				var text bytes.Buffer
-				if err := policy.WriteFrames(&text, policy.FramesOf(played.Records)); err != nil {
+				if err := framefile.Write(&text, framefile.Of(played.Records)); err != nil {
 					return err
 				}
 				if err := policy.WriteFile(out, text.Bytes(), 0o666); err != nil {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/policy"
 	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/framefile"
 	"github.com/cascadeinfer/cascade/wasm/sign"
 )
 
@@ -81,6 +82,7 @@ type policySign struct {
 	kinds, limits      []string
 	signature          string
 	configuration      string
+	golden             string
 }
 
 func newPolicySign(s *settings) *cobra.Command {
@@ -96,6 +98,10 @@ a new statement. The default is the present second.
 
 With --configuration the statement binds what the module is to be configured with: hosts
 configure it with that and nothing else, and without it, with nothing.
+
+What the module is expected to answer, which "cascade policy test --update" writes to
+FILE.golden, is signed, too, and carried in FILE.sig: a host on which the module gives
+another answer, or takes other fuel, does not run it.
 
 Where hosts want several signatures, the others sign FILE.sig with nothing but --key: they
 add theirs to the statement that is there. What it says is printed; read it first.`,
@@ -120,12 +126,13 @@ add theirs to the statement that is there. What it says is printed; read it firs
 	l.StringSliceVar(&f.limits, "limit", nil, "KIND=FUEL[:MICROS[:PAGES]]: limits of a call below the hosts' own; 0 is theirs")
 	l.StringVar(&f.signature, "signature", "", "signature file; empty: FILE.sig")
 	l.StringVar(&f.configuration, "configuration", "", "file with what the module is to be configured with; empty: nothing")
+	l.StringVar(&f.golden, "golden", "", "file with what the module is expected to answer; empty: FILE.golden, if it is there; -: none")
 	return c
 }
 
 // newStatement says whether the flags make a statement, not only a signature.
 func (f *policySign) newStatement(cmd *cobra.Command) bool {
-	for _, name := range []string{"name", "version", "generation", "not-after", "kind", "limit", "configuration"} {
+	for _, name := range []string{"name", "version", "generation", "not-after", "kind", "limit", "configuration", "golden"} {
 		if cmd.Flags().Changed(name) {
 			return true
 		}
@@ -156,9 +163,13 @@ func (s *settings) sign(cmd *cobra.Command, f *policySign, path string) error {
 		if f.name == "" || f.version == "" {
 			return misused(cmd, "a new statement needs --name and --version; to sign the one in %s, give --key alone", at)
 		}
+		if file.Golden, err = f.expected(path, code); err != nil {
+			return err
+		}
 		if file.Statement, err = f.statement(cmd, path, code); err != nil {
 			return err
 		}
+		file.Statement.Golden = sign.SumOf(file.Golden)
 	case !exists(at):
 		return misused(cmd, "%s has no statement yet: give --name and --version", path)
 	default:
@@ -180,6 +191,25 @@ func (s *settings) sign(cmd *cobra.Command, f *policySign, path string) error {
 		return err
 	}
 	return s.stated(at, file)
+}
+
+// expected is what the module is expected to answer.
+func (f *policySign) expected(path string, code []byte) ([]byte, error) {
+	at := f.golden
+	if at == "" && exists(path+policy.GoldenSuffix) {
+		at = path + policy.GoldenSuffix
+	}
+	if at == "" || at == "-" {
+		return nil, nil
+	}
+	text, err := policy.ReadGolden(at)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := framefile.Golden(text, sign.Sum(code)); err != nil {
+		return nil, fmt.Errorf("%s: %w; \"cascade policy test --update\" writes it anew", at, err)
+	}
+	return text, nil
 }
 
 // statement is what the flags say about a module.
@@ -379,6 +409,11 @@ func (s *settings) stated(path string, f sign.File) error {
 		fmt.Fprintf(s.stdout, "  configured with sha256 %s, and nothing else\n", st.Configuration)
 	default:
 		fmt.Fprintf(s.stdout, "  configured with nothing\n")
+	}
+	if all, err := framefile.Golden(f.Golden, st.Digest); len(f.Golden) > 0 && err != nil {
+		fmt.Fprintf(s.stdout, "  %v\n", err)
+	} else if len(f.Golden) > 0 {
+		fmt.Fprintf(s.stdout, "  expected to give %s, sha256 %s\n", counted(len(all), "answer"), st.Golden)
 	}
 	for _, g := range f.Signatures {
 		fmt.Fprintf(s.stdout, "  signed by %s\n", g.Key)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/wire"
 	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/framefile"
 	"github.com/cascadeinfer/cascade/wasm/gate/rego"
 	"github.com/cascadeinfer/cascade/wasm/host"
 	"github.com/cascadeinfer/cascade/wasm/sign"
@@ -57,6 +58,11 @@ func (a *Admission) Admit(ctx context.Context, p control.Push) (control.Admitted
 	}
 	out := control.Admitted{
 		Generation: st.Generation, Name: st.Name, Version: st.Version, SHA256: policy.Digest(st.Digest), Configuration: p.Configuration, Signers: signers(file, a.policies.Ring),
+	}
+	if len(file.Golden) > 0 {
+		if _, err := framefile.Golden(file.Golden, st.Digest); err != nil {
+			return control.Admitted{}, err
+		}
 	}
 	candidate := p.Current.Candidate
 	again := candidate != nil && candidate.Generation == st.Generation && bytes.Equal(candidate.Signature, p.Signature)

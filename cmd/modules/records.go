@@ -9,7 +9,7 @@ import (
 	"net/netip"
 	"strconv"
 
-	"github.com/cascadeinfer/cascade/cmd/policy"
+	"github.com/cascadeinfer/cascade/wasm/framefile"
 	"github.com/cascadeinfer/cascade/wasm/host"
 )
 
@@ -55,7 +55,7 @@ func writeRecords(w http.ResponseWriter, r *http.Request, hosts []*Host) (int, e
 		}
 		records, left := fitting(h.Set.Records(k))
 		var text bytes.Buffer
-		if err := policy.WriteFrames(&text, policy.FramesOf(records)); err != nil {
+		if err := framefile.Write(&text, framefile.Of(records)); err != nil {
 			return http.StatusInternalServerError, err
 		}
 		w.Header().Set("content-type", "application/jsonl")

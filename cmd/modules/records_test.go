@@ -10,6 +10,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/modules"
 	"github.com/cascadeinfer/cascade/cmd/policy"
 	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/framefile"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 	"github.com/cascadeinfer/cascade/wasm/sign"
 	"github.com/cascadeinfer/cascade/xds/control"
@@ -25,7 +26,7 @@ func (s *site) records() []policy.Frame {
 			s.t.Fatal(err)
 		}
 		defer resp.Body.Close()
-		if frames, err = policy.ReadFrames(resp.Body); err != nil || resp.StatusCode != http.StatusOK || resp.Header.Get(modules.HostHeader) != "local" {
+		if frames, err = framefile.Read(resp.Body); err != nil || resp.StatusCode != http.StatusOK || resp.Header.Get(modules.HostHeader) != "local" {
 			s.t.Fatalf("%s: %v, %v", resp.Status, err, resp.Header)
 		}
 		return len(frames) >= 4

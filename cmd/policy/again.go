@@ -3,6 +3,7 @@ package policy
 import (
 	"fmt"
 
+	"github.com/cascadeinfer/cascade/wasm/framefile"
 	"github.com/cascadeinfer/cascade/wasm/host"
 	wasm "github.com/cascadeinfer/cascade/wasm/policy"
 )
@@ -42,7 +43,7 @@ func Again(n wasm.Native, records []host.Record) Repeated {
 		if was.Module != ([32]byte{}) {
 			out.Modules++
 		}
-		if err == nil && same(&was, &now) {
+		if err == nil && framefile.Same(&was, &now) {
 			continue
 		}
 		if out.Different++; out.First == "" {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/framefile"
 	"github.com/cascadeinfer/cascade/wasm/host"
 )
 
@@ -27,6 +28,9 @@ type TestConfig struct {
 	// Frames are recorded ones that are replayed. Nil means that only the random
 	// ones are.
 	Frames []Frame
+	// Golden is what the module has to answer, as Expect wrote it. Empty means that
+	// nothing is known.
+	Golden []byte
 	// Seed chooses the random frames.
 	Seed uint64
 }
@@ -103,6 +107,7 @@ func Test(ctx context.Context, s *Subject, c TestConfig) (Report, error) {
 			return r, err
 		}
 		t.check("golden vectors", t.golden)
+		t.check("expected", t.expected)
 		t.check("same as native", func() (string, error) { return t.equality(twin, frames) })
 		t.check("fuel", func() (string, error) { return t.fuel(frames) })
 		t.check("leaks", t.leaks)
@@ -232,7 +237,7 @@ func (t *tester) equality(twin *builtin, frames []Frame) (string, error) {
 			if err := i.Replay(f.Frame, &got); err != nil {
 				return fmt.Errorf("random frame %d: %w", n, err)
 			}
-			if !same(&got, &want) {
+			if !framefile.Same(&got, &want) {
 				return fmt.Errorf("random frame %d: %s; %s decides: %s", n, decision(&got), twin.name, decision(&want))
 			}
 		}
@@ -357,7 +362,7 @@ func (t *tester) recorded(all []Frame) (string, error) {
 			continue
 		}
 		known++
-		if !same(got, f.Answer) {
+		if !framefile.Same(got, f.Answer) {
 			return "", fmt.Errorf("frame %d: %s; in the file: %s (\"cascade policy replay -o\" writes the new answers)", n, decision(got), decision(f.Answer))
 		}
 		if f.Fuel && f.Answer.Module == t.subject.Module.SHA256() && got.Fuel != f.Answer.Fuel {

@@ -13,6 +13,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/framefile"
 	"github.com/cascadeinfer/cascade/wasm/host"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
@@ -95,7 +96,7 @@ func TestGoodModule(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	frames = FramesOf(played.Records)
+	frames = framefile.Of(played.Records)
 	r, err := Test(context.Background(), s, TestConfig{Native: "bid-least-load", Calls: 1000, Random: 50, Frames: frames})
 	if err != nil {
 		t.Fatal(err)
@@ -157,10 +158,10 @@ func TestBuiltinsAnswer(t *testing.T) {
 			frames[n].Answer = &played.Records[n]
 		}
 		var file bytes.Buffer
-		if err := WriteFrames(&file, frames); err != nil {
+		if err := framefile.Write(&file, frames); err != nil {
 			t.Fatal(err)
 		}
-		again, err := ReadFrames(&file)
+		again, err := framefile.Read(&file)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -186,7 +187,7 @@ func TestNewerFrames(t *testing.T) {
 			var now, later host.Record
 			_ = native{b}.Replay(frame, &now) // one vector has no valid words
 			_ = native{b}.Replay(newer(frame), &later)
-			if !same(&now, &later) {
+			if !framefile.Same(&now, &later) {
 				t.Errorf("%s: %s, later %s", name, decision(&now), decision(&later))
 			}
 		}

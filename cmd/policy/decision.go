@@ -11,25 +11,6 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/host"
 )
 
-// same reports whether two records of one frame decide the same, whatever fuel
-// it took. What lies in the room beyond the output is nobody's.
-func same(a, b *host.Record) bool {
-	if a.Cause != 0 || b.Cause != 0 {
-		return a.Cause == b.Cause
-	}
-	return a.Result == b.Result && slices.Equal(said(a), said(b))
-}
-
-// said is a record's output.
-func said(r *host.Record) []byte {
-	switch r.Kind {
-	case abi.Select, abi.Place: // the value is an index
-		return nil
-	}
-	_, n := abi.Unpack(r.Result)
-	return r.Output[:min(uint64(n), uint64(len(r.Output)))]
-}
-
 // decision says in a few words what a record decided.
 func decision(r *host.Record) string {
 	if r.Cause != 0 {

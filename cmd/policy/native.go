@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"encoding/binary"
 	"fmt"
 	"slices"
 	"strings"
@@ -13,6 +12,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/place"
 	"github.com/cascadeinfer/cascade/policies/refine"
 	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/framefile"
 	"github.com/cascadeinfer/cascade/wasm/host"
 	wasm "github.com/cascadeinfer/cascade/wasm/policy"
 )
@@ -121,12 +121,7 @@ func (b builtin) of() (n wasm.Native) {
 }
 
 // kindOf is the kind of a frame, abi.Kinds for what is none.
-func kindOf(frame []byte) abi.Kind {
-	if len(frame) < abi.HeaderSize || binary.LittleEndian.Uint32(frame) != abi.Magic {
-		return abi.Kinds
-	}
-	return min(abi.Kinds, abi.Kind(binary.LittleEndian.Uint16(frame[6:])))
-}
+func kindOf(frame []byte) abi.Kind { return framefile.KindOf(frame) }
 
 // list names kinds.
 func list(kinds []abi.Kind) string {

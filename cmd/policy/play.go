@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/framefile"
 	"github.com/cascadeinfer/cascade/wasm/host"
 )
 
@@ -87,7 +88,7 @@ func digest(records []host.Record) string {
 		b = binary.LittleEndian.AppendUint64(b[:0], r.Result)
 		b = binary.LittleEndian.AppendUint64(b, uint64(r.Fuel))
 		b = append(b, byte(r.Cause))
-		h.Write(append(b, said(r)...))
+		h.Write(append(b, framefile.Said(r)...))
 	}
 	return hex.EncodeToString(h.Sum(nil))
 }
@@ -131,7 +132,7 @@ func Compare(a, b []host.Record, show int) Comparison {
 		switch {
 		case x.Frame == nil, x.Cause == host.Unknown, y.Cause == host.Unknown:
 			c.Unknown++
-		case same(x, y):
+		case framefile.Same(x, y):
 			c.Same++
 		default:
 			c.Differ++

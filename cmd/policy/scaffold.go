@@ -17,6 +17,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/wasm"
 	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/framefile"
 )
 
 //go:embed scaffold
@@ -101,7 +102,7 @@ func New(c NewConfig) (Begun, error) {
 	}
 	files := map[string][]byte{}
 	var recorded bytes.Buffer
-	if err := WriteFrames(&recorded, frames); err != nil {
+	if err := framefile.Write(&recorded, frames); err != nil {
 		return b, err
 	}
 	files["testdata/frames.jsonl"] = recorded.Bytes()

@@ -7,6 +7,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/framefile"
 	"github.com/cascadeinfer/cascade/wasm/gate"
 	"github.com/cascadeinfer/cascade/wasm/host"
 	"github.com/cascadeinfer/cascade/wasm/policy"
@@ -63,7 +64,7 @@ func (j judge) compare(active, candidate *host.Record) (differ, worse bool) {
 		return active.Result != candidate.Result, false
 	}
 	// The value is the output's length. What lies behind it is nobody's.
-	return active.Result != candidate.Result || !slices.Equal(said(active), said(candidate)), false
+	return active.Result != candidate.Result || !slices.Equal(framefile.Said(active), framefile.Said(candidate)), false
 }
 
 func (j judge) winners(active, candidate *host.Record) (differ, worse bool) {
@@ -121,10 +122,4 @@ func answered(r *host.Record) []byte {
 		copy(frame[at:], r.Output)
 	}
 	return frame
-}
-
-// said is a record's output.
-func said(r *host.Record) []byte {
-	_, n := abi.Unpack(r.Result)
-	return r.Output[:min(uint64(n), uint64(len(r.Output)))]
 }

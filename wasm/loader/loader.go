@@ -23,6 +23,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/framefile"
 	"github.com/cascadeinfer/cascade/wasm/host"
 	"github.com/cascadeinfer/cascade/wasm/policy"
 	"github.com/cascadeinfer/cascade/wasm/sign"
@@ -151,6 +152,12 @@ func (l *Loader) Compile(ctx context.Context, c swap.Candidate, fault func()) (s
 	if err != nil {
 		return swap.Module[Policy]{}, err
 	}
+	made := &module{loader: l, host: m, configuration: c.Configuration, judge: newJudge(l.config.Native), seen: map[source]uint64{}}
+	if len(f.Golden) > 0 {
+		if made.expected, err = framefile.Golden(f.Golden, m.SHA256()); err != nil {
+			return swap.Module[Policy]{}, errors.Join(err, m.Close())
+		}
+	}
 	native := l.config.Native
 	native.Guard = unjudged{}
 	p, err := policy.New(policy.Config{Module: m, Native: native, Configuration: c.Configuration, Instances: l.config.Instances,
@@ -158,7 +165,7 @@ func (l *Loader) Compile(ctx context.Context, c swap.Candidate, fault func()) (s
 	if err != nil {
 		return swap.Module[Policy]{}, errors.Join(err, m.Close())
 	}
-	made := &module{loader: l, host: m, configuration: c.Configuration, policy: p, judge: newJudge(l.config.Native), seen: map[source]uint64{}}
+	made.policy = p
 	made.run()
 	l.mu.Lock()
 	l.loaded[p] = made

@@ -20,6 +20,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/policies/refine"
 	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/framefile"
 	"github.com/cascadeinfer/cascade/wasm/host"
 	"github.com/cascadeinfer/cascade/wasm/host/cachedir"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
@@ -185,6 +186,113 @@ func TestWarmRejects(t *testing.T) {
 	m = made(t, config(abi.Select), offer(t, leastLoad(), abi.Select, nil), nil)
 	if err := m.Warm(done); !errors.Is(err, context.Canceled) {
 		t.Error(err)
+	}
+}
+
+// TestWarmExpects: a module that was signed with what it answers has to answer
+// that, for the fuel that it took.
+func TestWarmExpects(t *testing.T) {
+	code := leastLoad()
+	golden := func(code []byte, all ...[]policies.Bid) []byte {
+		t.Helper()
+		m, err := host.Load(context.Background(), host.Config{}, code)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer m.Close()
+		var frames []framefile.Frame
+		for n, bids := range all {
+			frame := make([]byte, 1<<16)
+			n, err := abi.PutSelect(frame, abi.Call{ID: uint64(n)}, bids)
+			if err != nil {
+				t.Fatal(err)
+			}
+			frames = append(frames, framefile.Frame{Frame: frame[:n]})
+		}
+		answered, err := framefile.Answer(context.Background(), m.Instantiate, frames)
+		if err != nil || len(answered) != len(all) {
+			t.Fatalf("%d answers, %v", len(answered), err)
+		}
+		var text strings.Builder
+		for i := range answered {
+			answered[i].Answer.Module = [32]byte{}
+		}
+		if err := framefile.Write(&text, answered); err != nil {
+			t.Fatal(err)
+		}
+		return []byte(text.String())
+	}
+	bids := []policies.Bid{{From: "a", Load: 5}, {From: "b", Load: 3}}
+	good := golden(code, bids, bids[:1], nil)
+	for want, text := range map[string][]byte{
+		"":                           good,
+		"expected frame 1: not as":   []byte(strings.Replace(string(good), `"result":"0x0000000000000000"`, `"result":"0x0000000000000001"`, 1)),
+		"expected frame 0: bid-sel":  golden(leastLoad(), make([]policies.Bid, 200)),
+		"ticks, and":                 golden(leastLoad(hosttest.Loop()), bids),
+		"expectations: line 1: want": []byte("none"),
+	} {
+		c := offer(t, code, abi.Select, nil)
+		f := sign.File{Golden: text, Statement: sign.Statement{Digest: sign.Sum(code), ABI: abi.Name, Name: "test", Version: "1.2.3", Generation: 7,
+			Grants: []sign.Grant{{Kind: abi.Select, Fuel: 100}}, Golden: sign.SumOf(text)}}
+		f, err := sign.Sign(f, key(0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.Signature, err = f.Encode(); err != nil {
+			t.Fatal(err)
+		}
+		l, err := New(config(abi.Select))
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, err := l.Compile(context.Background(), c, nil)
+		if err == nil {
+			err = errors.Join(m.Warm(context.Background()), m.Close())
+		}
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}
+
+// TestWarmExpectsOfGo: what a guest in Go burnt where all its kinds were loaded it
+// burns in a slot of one.
+func TestWarmExpectsOfGo(t *testing.T) {
+	code := hosttest.Guest(t)
+	dir := t.TempDir()
+	all, err := host.Load(context.Background(), host.Config{Cache: dir}, code)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer all.Close()
+	for k := abi.Partition; k < abi.Kinds; k++ {
+		var frames []framefile.Frame
+		for _, frame := range vectors(k) {
+			frames = append(frames, framefile.Frame{Frame: frame})
+		}
+		answered, err := framefile.Answer(context.Background(), all.Instantiate, frames)
+		if err != nil || len(answered) != len(frames) {
+			t.Fatalf("%s: %d answers, %v", k, len(answered), err)
+		}
+		var text strings.Builder
+		if err := framefile.Write(&text, answered); err != nil {
+			t.Fatal(err)
+		}
+		golden := []byte(text.String())
+		f, err := sign.Sign(sign.File{Golden: golden, Statement: sign.Statement{Digest: sign.Sum(code), ABI: abi.Name, Name: "test", Version: "1.2.3", Generation: 7,
+			Grants: []sign.Grant{{Kind: k}}, Golden: sign.SumOf(golden)}}, key(0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := offer(t, code, k, nil)
+		if c.Signature, err = f.Encode(); err != nil {
+			t.Fatal(err)
+		}
+		conf := config(k)
+		conf.Cache = dir
+		if err := made(t, conf, c, nil).Warm(context.Background()); err != nil {
+			t.Errorf("%s: %v", k, err)
+		}
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/framefile"
 	"github.com/cascadeinfer/cascade/wasm/host"
 	"github.com/cascadeinfer/cascade/wasm/policy"
 	"github.com/cascadeinfer/cascade/wasm/slot"
@@ -18,6 +19,7 @@ type module struct {
 	loader        *Loader
 	host          *host.Module
 	configuration []byte
+	expected      []framefile.Frame
 	policy        *policy.Policy
 	judge         judge
 
@@ -84,10 +86,12 @@ const tries = 3
 // warm has two instances answer the vectors of the kind. Every answer has to keep
 // the kind's rules, and both have to give the same ones for the same fuel, and to
 // end with the same memory: a module that cannot be replayed cannot be trusted
-// by what it showed.
+// by what it showed. Then a third one has to give the answers that were signed with
+// the module, for the fuel that was.
 func (m *module) warm(ctx context.Context) (err error) {
 	for range tries {
-		if err = m.warmOnce(ctx); host.CauseOf(err) != host.TimedOut {
+		var f *host.Fault
+		if err = m.warmOnce(ctx); !errors.As(err, &f) || f.Cause != host.TimedOut {
 			break
 		}
 	}
@@ -127,7 +131,19 @@ func (m *module) warmOnce(ctx context.Context) error {
 	if m.trial.Hash() != second.Hash() {
 		return errors.New("two instances that had the same calls differ in their memory")
 	}
-	return nil
+	return m.expect(ctx)
+}
+
+// expect has a new instance answer what was signed with the module.
+func (m *module) expect(ctx context.Context) error {
+	if len(m.expected) == 0 {
+		return nil
+	}
+	i, err := m.instance()
+	if err != nil {
+		return err
+	}
+	return errors.Join(framefile.Check(ctx, i, m.loader.config.Kind, m.expected), i.Close())
 }
 
 // renew makes a new instance for trials.

@@ -33,7 +33,7 @@ type Signature struct {
 type File struct {
 	Statement  Statement
 	Signatures []Signature // at most MaxSignatures, no key twice
-	// Golden is what the module is expected to answer, for package wasm/golden to
+	// Golden is what the module is expected to answer, for package framefile to
 	// read: the bytes that Statement.Golden is the digest of. Empty for none.
 	Golden []byte
 }
