@@ -69,6 +69,7 @@ func (d *doors) serve(ctx context.Context, l net.Listener, h http.Handler) *http
 		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: maxStreams, WriteByteTimeout: d.f.cfg.WriteTimeout},
 		ReadHeaderTimeout: headerTimeout,
 		IdleTimeout:       clientIdleConn,
+		ConnState:         settle,
 		MaxHeaderBytes:    maxHeader,
 		BaseContext:       func(net.Listener) context.Context { return ctx },
 		ErrorLog:          silent,
@@ -78,7 +79,7 @@ func (d *doors) serve(ctx context.Context, l net.Listener, h http.Handler) *http
 	d.mu.Unlock()
 	d.wg.Go(func() {
 		// A listener that its owner closes has been handed over.
-		if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
+		if err := s.Serve(patient{l, clientIdleConn}); !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
 			select {
 			case d.broken <- fmt.Errorf("front of %s: serve %s: %w", d.f.cfg.Replica, l.Addr(), err):
 			default:
