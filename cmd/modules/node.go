@@ -67,6 +67,7 @@ type Node struct {
 	fresh   map[abi.Kind]bool       // not applied yet
 	refused map[abi.Kind]string     // why the newest was not taken
 	stuck   map[abi.Kind]string     // why it could not be written down; it is tried again
+	awaited map[sign.Digest]string  // modules that are being fetched; why the last try failed
 }
 
 // NewNode checks the configuration. Nothing is built before Run.
@@ -80,6 +81,7 @@ func NewNode(c NodeConfig) (*Node, error) {
 	return &Node{
 		slots: c.Slots, fetch: c.Fetch, log: c.Logger, news: make(chan struct{}, 1),
 		wants: make(map[abi.Kind]slots.Want), fresh: make(map[abi.Kind]bool), refused: make(map[abi.Kind]string), stuck: make(map[abi.Kind]string),
+		awaited: make(map[sign.Digest]string),
 	}, nil
 }
 
@@ -262,6 +264,8 @@ func (n *Node) apply(here map[sign.Digest][]byte) (missing map[sign.Digest]bool,
 
 // obtain asks for a module until it has it, or ctx ends: then it returns nil.
 func (n *Node) obtain(ctx context.Context, digest sign.Digest) []byte {
+	n.await(digest, "")
+	defer n.arrived(digest)
 	pause := time.Duration(rand.Int64N(int64(firstPause)))
 	for try := 0; ; try++ {
 		b, err := n.fetch(ctx, digest)
@@ -271,6 +275,7 @@ func (n *Node) obtain(ctx context.Context, digest sign.Digest) []byte {
 		if err == nil {
 			return b
 		}
+		n.await(digest, err.Error())
 		if ctx.Err() == nil && (try == 0 || pause >= lastPause) {
 			n.log.Warn("a module cannot be fetched; trying again", "sha256", digest.String(), "tries", try+1, "error", err)
 		}
@@ -281,4 +286,18 @@ func (n *Node) obtain(ctx context.Context, digest sign.Digest) []byte {
 		}
 		pause = min(2*pause+firstPause/2, lastPause)
 	}
+}
+
+// await notes how it is going with a module that is being fetched.
+func (n *Node) await(digest sign.Digest, why string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.awaited[digest] = why
+}
+
+// arrived ends the wait for a module.
+func (n *Node) arrived(digest sign.Digest) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.awaited, digest)
 }

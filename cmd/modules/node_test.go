@@ -186,7 +186,7 @@ func TestFetches(t *testing.T) {
 }
 
 // TestTakenBackWhileFetching: a want without what is being fetched acts at once,
-// and the fetch ends.
+// and the fetch ends. While it lasts, the status tells, and why.
 func TestTakenBackWhileFetching(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h, s := newHost(), newShop()
@@ -197,10 +197,22 @@ func TestTakenBackWhileFetching(t *testing.T) {
 		if !slices.Equal(h.wanted[abi.Place], []uint64{1, 2}) {
 			t.Error(h.wanted)
 		}
+		lives := func() (out string) {
+			for _, l := range n.Status()[0].Lives {
+				out += fmt.Sprintf("%d %s %s; ", l.Generation, l.State, l.Reason)
+			}
+			return out
+		}
+		if got := lives(); got != "1 rejected traps; 2 fetching not here; 3 active ; " {
+			t.Error(got)
+		}
 		n.Take(want(abi.Place, "a"))
 		synctest.Wait()
 		if !slices.Equal(h.wanted[abi.Place], []uint64{1}) {
 			t.Error(h.wanted)
+		}
+		if got := lives(); got != "1 rejected traps; 3 active ; " {
+			t.Error(got)
 		}
 		asked := s.times("b")
 		time.Sleep(time.Hour)

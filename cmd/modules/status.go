@@ -25,9 +25,29 @@ func (n *Node) Status() []*api.SlotStatus {
 		out[i] = told(s)
 		if k, ok := KindOf(s.Kind); ok {
 			out[i].Refused = cmp.Or(n.refused[k], s.Error)
+			n.tellAwaited(out[i], n.wants[k])
 		}
 	}
 	return out
+}
+
+// Fetching is the state of a generation whose module's bytes are not here yet; its
+// reason is why the last try to have them failed.
+const Fetching = "fetching"
+
+// tellAwaited adds the generations that wait for their bytes. The node is locked.
+func (n *Node) tellAwaited(t *api.SlotStatus, w slots.Want) {
+	for _, c := range w.Candidates {
+		why, awaited := n.awaited[c.SHA256]
+		known := slices.ContainsFunc(t.Lives, func(l *api.Life) bool { return l.GetGeneration() == c.Generation })
+		if c.Module != nil || !awaited || known || len(t.Lives) == maxLives {
+			continue
+		}
+		t.Lives = append(t.Lives, &api.Life{
+			Generation: c.Generation, State: Fetching, Goal: c.Goal.String(), Permille: uint32(c.Permille), Sha256: c.SHA256[:], Reason: why,
+		})
+	}
+	sortLives(t)
 }
 
 // told is a slot in the words of reports. What has decided nothing yet tells of the
@@ -45,8 +65,12 @@ func told(s slots.Status) *api.SlotStatus {
 		})
 	}
 	// The first ones are those that are there, and then the last that ended.
-	slices.SortFunc(t.Lives, func(a, b *api.Life) int { return cmp.Compare(a.Generation, b.Generation) })
+	sortLives(t)
 	return t
+}
+
+func sortLives(t *api.SlotStatus) {
+	slices.SortFunc(t.Lives, func(a, b *api.Life) int { return cmp.Compare(a.Generation, b.Generation) })
 }
 
 // reached is the furthest stage that a generation is known to have come to, "" if

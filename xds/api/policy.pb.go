@@ -468,6 +468,7 @@ type Life struct {
 	Generation uint64                 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
 	// As package wasm/slot names it: waiting, verifying, compiling, warming, warm,
 	// shadow, canary, active, previous, rejected, rolled back, superseded, withdrawn.
+	// Before all these: fetching, while its bytes are not there.
 	State           string `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`
 	Goal            string `protobuf:"bytes,3,opt,name=goal,proto3" json:"goal,omitempty"`
 	Permille        uint32 `protobuf:"varint,4,opt,name=permille,proto3" json:"permille,omitempty"`

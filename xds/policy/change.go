@@ -38,8 +38,11 @@ func (s Slot) Push(t Trial) (Slot, error) {
 		}
 		return s.Move(t.Since, c.Generation, t.Goal, t.Permille, t.Scope)
 	}
-	if s.Proven != nil && s.Proven.same(t.Module) && t.Goal == Proven {
-		return s, nil
+	if s.Proven != nil && s.Proven.same(t.Module) {
+		if t.Goal == Proven {
+			return s, nil
+		}
+		return s, fmt.Errorf("generation %d of %s is what the fleet runs: %w", t.Generation, s.Kind, ErrReplayed)
 	}
 	if t.Generation <= s.Floor {
 		return s, fmt.Errorf("generation %d of %s, which has seen %d: %w", t.Generation, s.Kind, s.Floor, ErrReplayed)
