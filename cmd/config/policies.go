@@ -34,7 +34,7 @@ type Policies struct {
 	CacheMiB     int `yaml:"cache_mib,omitempty"`
 	CacheModules int `yaml:"cache_modules,omitempty"`
 	// Instances is how many calls can be in one module at once, where it decides with
-	// every request; further ones wait, a microsecond or two. Each takes some 4 MiB of
+	// every request; further ones wait, a microsecond or two. Each takes some 2 MiB of
 	// a module in Go. 0 means one for each replica in the process and one more, so 2
 	// in a migrator of its own, and no more than there are processors.
 	Instances int `yaml:"instances,omitempty"`
