@@ -97,7 +97,11 @@ func TestGoodModule(t *testing.T) {
 		t.Fatal(err)
 	}
 	frames = framefile.Of(played.Records)
-	r, err := Test(context.Background(), s, TestConfig{Native: "bid-least-load", Calls: 1000, Random: 50, Frames: frames})
+	golden, n, err := Expect(context.Background(), s, frames, 1)
+	if err != nil || n != mostExpected || framefile.Deflated(golden) > mostDeflated {
+		t.Fatalf("%d answers, %v", n, err)
+	}
+	r, err := Test(context.Background(), s, TestConfig{Native: "bid-least-load", Calls: 1000, Random: 50, Frames: frames, Golden: golden})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,6 +117,11 @@ func TestGoodModule(t *testing.T) {
 	}
 	if c := r.Checks[len(r.Checks)-1]; c.Outcome != Failed || !strings.HasPrefix(c.Text, "frame 3: ") {
 		t.Errorf("%+v", c)
+	}
+	// So is another module, though it decides alike.
+	r, err = Test(context.Background(), subject(t, hosttest.LeastLoad(hosttest.Loop())), TestConfig{Calls: 10, Random: 10, Golden: golden})
+	if c := r.Checks[1]; err != nil || c.Name != "expected" || c.Outcome != Failed || !strings.Contains(c.Text, "another module") {
+		t.Errorf("%+v, %v", c, err)
 	}
 	if _, err := Test(context.Background(), s, TestConfig{Native: "refine-paper"}); err == nil || !strings.Contains(err.Error(), "bid-paper") {
 		t.Errorf("a built-in policy of another kind: %v", err)
