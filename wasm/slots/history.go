@@ -172,9 +172,14 @@ func encodeHistory(slots map[string]history) ([]byte, error) {
 }
 
 // writeHistory replaces a file: after a crash, the old one is there or the new
-// one.
+// one. Where somebody has removed its folder, that is made again: all that was in the
+// file is known.
 func writeHistory(name string, b []byte) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+"-*") // 0600
+	dir, temp := filepath.Dir(name), "."+filepath.Base(name)+"-*"
+	f, err := os.CreateTemp(dir, temp) // 0600
+	if errors.Is(err, fs.ErrNotExist) && os.Mkdir(dir, 0o700) == nil {
+		f, err = os.CreateTemp(dir, temp)
+	}
 	if err != nil {
 		return err
 	}

@@ -165,3 +165,21 @@ func FuzzDecodeHistory(f *testing.F) {
 		}
 	})
 }
+
+// TestFolderRemoved: a file's folder that somebody removes is made again, for its
+// owner alone; the one above it is not.
+func TestFolderRemoved(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "marks")
+	if err := writeHistory(filepath.Join(dir, "a.json"), []byte("{}")); err != nil {
+		t.Fatal(err)
+	}
+	if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 {
+		t.Errorf("%v, %v", info, err)
+	}
+	if entries, _ := os.ReadDir(dir); len(entries) != 1 {
+		t.Errorf("%v", entries)
+	}
+	if err := writeHistory(filepath.Join(dir, "no", "parent", "a.json"), nil); err == nil {
+		t.Error("a folder without a parent")
+	}
+}
