@@ -138,7 +138,7 @@ func TestFileIsTheOwners(t *testing.T) {
 		t.Errorf("left behind: %v", entries)
 	}
 	// Where nothing can be written down, nothing is admitted.
-	c.File = filepath.Join(dir, "none", "slots.json")
+	c.File = filepath.Join(dir, "none", "none", "slots.json")
 	s, _ = running(t, c)
 	if err := s.Apply(want(proven(t, 5, leastLoad()))); err == nil || len(s.Status()[0].Lives) > 0 {
 		t.Errorf("%v: %+v", err, s.Status())
