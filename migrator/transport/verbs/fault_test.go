@@ -155,7 +155,7 @@ func TestRevokeIsQuick(t *testing.T) {
 	defer runs(t, pair.Source, pair.Target)()
 	from, to := pair.Source.Memory, pair.Target.Memory
 	var took []time.Duration
-	for i := range 20 {
+	for i := range 12 {
 		randomly(from.Bytes[:len(from.Bytes)/8], rng)
 		p := plan(from, to, 200, rng)
 		want := slices.Clone(from.Bytes)
@@ -207,7 +207,7 @@ func TestCloseIsQuick(t *testing.T) {
 	from, to := pair.Source.Memory, pair.Target.Memory
 	p := plan(from, to, 200, rng)
 	var took []time.Duration
-	for i := range 20 {
+	for i := range 12 {
 		puller := opened(t, pair, fmt.Sprintf("a/%d", i)).(*puller)
 		begun, ended := make(chan struct{}), make(chan error, 1)
 		go func() {

@@ -29,19 +29,27 @@ func build(image string, p parts) error {
 		a.dir(dir)
 	}
 	a.add("init", 0o100755, []byte(initScript))
-	for _, pkg := range tests {
-		name := strings.ReplaceAll(strings.TrimPrefix(pkg, "./migrator/"), "/", "-") + ".test"
-		bin := filepath.Join(cache, name)
-		cmd := exec.Command("go", "test", "-c", "-o", bin, pkg)
+	list := ""
+	for _, test := range tests {
+		name := strings.ReplaceAll(strings.TrimPrefix(test.pkg, "./migrator/"), "/", "-")
+		list += name + " " + test.run + "\n"
+		bin := filepath.Join(cache, name+".test")
+		cmd := exec.Command("go", "test", "-c", "-ldflags=-s -w", "-o", bin, test.pkg)
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=1", "GOFLAGS=")
 		if out, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("go test -c %s: %w\n%s", pkg, err, out)
+			return fmt.Errorf("go test -c %s: %w\n%s", test.pkg, err, out)
 		}
 		a.file("tests/"+name, bin)
 		if err := a.needed(bin); err != nil {
 			return err
 		}
 	}
+	extent := "1"
+	if os.Getenv("CASCADE_TEST_ALL") != "" {
+		extent = "all"
+	}
+	a.add("extent", 0o100644, []byte(extent))
+	a.add("tests.list", 0o100644, []byte(list))
 	for _, of := range libraries {
 		if err := a.tree(p.root, of); err != nil {
 			return err

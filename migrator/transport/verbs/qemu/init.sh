@@ -16,14 +16,16 @@ ip link set dummy0 mtu 9000
 ip addr add 10.0.0.1/24 dev dummy0
 /usr/bin/rdma link add rxe0 type rxe netdev dummy0
 ls /sys/class/infiniband/ /dev/infiniband
-export CASCADE_TEST_VERBS=1 HOME=/tmp PATH=/bin:/usr/bin
+export CASCADE_TEST_VERBS="$(cat /extent)" HOME=/tmp PATH=/bin:/usr/bin
+echo "rdma-check: stage boot, with soft-RoCE"
 worst=0
-for t in /tests/*.test; do
-	cd /tmp && $t -test.timeout 420s -test.v </dev/null
+while read -r t run; do
+	cd /tmp && /tests/$t -test.timeout 420s -test.v -test.run "$run" </dev/null
 	rc=$?
 	[ $rc -eq 0 ] || worst=$rc
-	echo "rdma-check: $(basename $t .test) | tests end with | $rc"
-done
+	echo "rdma-check: $t | tests end with | $rc"
+	echo "rdma-check: stage $t"
+done </tests.list
 /usr/bin/rdma resource show | sed 's/^[0-9]*: /rdma-check: kernel | resources left | /'
 echo "rdma-check: end $worst"
 poweroff -f
