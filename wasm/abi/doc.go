@@ -74,12 +74,19 @@
 //	40 u32 aux_len    below count from here
 //	44 u32 state_off  the policy's state, at most 4096 bytes, kept by the host
 //	48 u32 state_len  written back by a guest that changes it
-//	52 u32 state_cap
+//	52 u32 state_cap  0 where the host keeps none
 //	56 u32 out_off    room for the output
 //	60 u32 out_cap
 //	64 u64 call       names the call in logs and recordings
 //	72 i64 now        microseconds, a clock that does not go back
 //	80 u64 seed       all the randomness there is
+//
+// State is kept from call to call for partition (of one model), refine (of one
+// replica's boundary) and guard (of one model): a call finds what the module left at
+// the last one that was answered, whichever instance or generation of the module that
+// was; another module begins with none, as does every module when the host starts.
+// A state_len beyond state_cap keeps what was. The other kinds' calls run at once, in
+// no order: they get no room.
 //
 // Kinds are partition 1, refine 2, bid-quote 3, bid-select 4, outlier 5, place 6,
 // guard 7; 0 is configure. For each, the arguments, the record, the output and
@@ -104,4 +111,5 @@
 //
 //	2026-11-21  1.0  first version
 //	2026-11-21  1.1  cs_rest_v1
+//	2026-11-21  1.2  says for whom state is kept
 package abi

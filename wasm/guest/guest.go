@@ -57,16 +57,32 @@ func Now() policies.Micros { return context().Now }
 // Seed is the randomness of the call that runs; 0 outside of one.
 func Seed() uint64 { return context().Seed }
 
-// State is what Keep was given at the last call that decided this, whichever
-// instance ran it. It is good until the call ends or Keep is called.
+// State is what Keep was given at the last call of this kind for the same model
+// (partition, guard) or the same replica (refine), whichever instance or generation
+// of the module ran it: nothing at first, after the host has restarted, and for
+// kinds that come with every request, which run at once and keep none. It is good
+// until the call ends or Keep is called. A boundary that moves at every second call:
+//
+//	func (r refiner) Refine(b policies.Border) policies.Tokens {
+//		calls := byte(0)
+//		if s := guest.State(); len(s) == 1 {
+//			calls = s[0]
+//		}
+//		guest.Keep([]byte{calls + 1})
+//		if calls%2 == 0 {
+//			return b.Boundary
+//		}
+//		return r.better(b)
+//	}
 func State() []byte {
 	c := context()
 	return c.State[:c.Length]
 }
 
 // Keep makes a copy of b the state. It reports false, and changes nothing, when
-// the host has no room for it: of at most abi.MaxState bytes, and none outside
-// of a call.
+// the host has no room for it: of at most abi.MaxState bytes, none for kinds that
+// come with every request, and none outside of a call. What a call that fails has
+// kept is lost.
 func Keep(b []byte) bool {
 	c := context()
 	if len(b) > len(c.State) {

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/cascadeinfer/cascade/wasm/abi"
@@ -33,6 +34,7 @@ type module struct {
 	trial *host.Instance    // nobody's calls but theirs
 	made  int               // calls of the trial since it rested
 	seen  map[source]uint64 // the last recorded call that was replayed or compared
+	state []byte            // what the trial kept at its last call
 }
 
 // source is where the numbers of calls are ordered: one instance of one
@@ -158,8 +160,33 @@ func (m *module) renew() (err error) {
 	return err
 }
 
-// answer makes a recorded call again.
-func (m *module) answer(frame []byte, r *host.Record) (err error) {
+// answer makes a recorded call again. The state in a frame is what the policy kept
+// that had the call: the trial gets its own, and keeps it from call to call.
+func (m *module) answer(frame []byte, r *host.Record) error {
+	frame, room := withState(frame, m.state)
+	if err := m.ask(frame, r); err != nil {
+		return err
+	}
+	if state, err := m.trial.State(room); err == nil {
+		m.state = append(m.state[:0], state...)
+	}
+	return nil
+}
+
+// withState is a frame with another state, and the room that it has for one.
+func withState(frame, state []byte) ([]byte, int) {
+	at, room := binary.LittleEndian.Uint32(frame[44:]), binary.LittleEndian.Uint32(frame[52:])
+	if room == 0 || uint64(at)+uint64(room) > uint64(len(frame)) || len(state) > int(room) {
+		return frame, int(room)
+	}
+	frame = slices.Clone(frame)
+	binary.LittleEndian.PutUint32(frame[48:], uint32(len(state)))
+	clear(frame[at+uint32(copy(frame[at:], state)) : at+room])
+	return frame, int(room)
+}
+
+// ask has the trial answer a frame.
+func (m *module) ask(frame []byte, r *host.Record) (err error) {
 	if m.trial == nil {
 		if err := m.renew(); err != nil {
 			return err

@@ -31,6 +31,13 @@ func putLoads(b []byte, c abi.Call, loads [2]policies.Tokens) (int, error) {
 	return abi.PutOutlier(b, c, loads[0], loads[1])
 }
 
+// left ends a call that was answered, and keeps the state that it left.
+func (p *Policy) left(s *slot, m *Memory, room int) {
+	state, err := s.instance.State(room)
+	m.keep(p.module, state, err)
+	p.done(s)
+}
+
 // Select implements policies.Selector.
 func (p *Policy) Select(bids []policies.Bid) int {
 	if s := p.acquire(abi.Select); s != nil {
@@ -87,13 +94,21 @@ func (p *Policy) Place(a policies.Arrival) policies.ReplicaID {
 	return p.config.Native.Placer.Place(a)
 }
 
-// Refine implements policies.Refiner.
+// Refine implements policies.Refiner, with a Memory of the Policy's own.
 func (p *Policy) Refine(b policies.Border) policies.Tokens {
+	return p.RefineFor(&p.memories.refine, b)
+}
+
+// RefineFor is Refine with the state of who asks.
+func (p *Policy) RefineFor(m *Memory, b policies.Border) policies.Tokens {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	if s := p.acquire(abi.Refine); s != nil {
 		c := s.call(p)
+		m.recall(p.module, &c)
 		at, err := s.instance.Refine(c, b)
 		if err == nil {
-			p.done(s)
+			p.left(s, m, c.Room)
 			return at
 		}
 		p.failed(s, abi.Refine, err, frame(abi.PutRefine, c, b))
@@ -101,17 +116,25 @@ func (p *Policy) Refine(b policies.Border) policies.Tokens {
 	return p.config.Native.Refiner.Refine(b)
 }
 
-// Partition implements policies.Partitioner.
+// Partition implements policies.Partitioner, with a Memory of the Policy's own.
 func (p *Policy) Partition(w policies.Workload) (policies.Partition, error) {
+	return p.PartitionFor(&p.memories.partition, w)
+}
+
+// PartitionFor is Partition with the state of who asks.
+func (p *Policy) PartitionFor(m *Memory, w policies.Workload) (policies.Partition, error) {
 	// A module cannot say what is wrong with a workload.
 	if err := w.Validate(); err != nil {
 		return policies.Partition{}, err
 	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	if s := p.acquire(abi.Partition); s != nil {
 		c := s.call(p)
+		m.recall(p.module, &c)
 		part, err := s.instance.Partition(c, w)
 		if err == nil || err == policies.ErrInfeasible {
-			p.done(s)
+			p.left(s, m, c.Room)
 			return part, err
 		}
 		p.failed(s, abi.Partition, err, frame(abi.PutPartition, c, w))
@@ -119,13 +142,21 @@ func (p *Policy) Partition(w policies.Workload) (policies.Partition, error) {
 	return p.config.Native.Partitioner.Partition(w)
 }
 
-// Guard implements Guard.
+// Guard implements Guard, with a Memory of the Policy's own.
 func (p *Policy) Guard(ch abi.Change) (abi.Denial, bool) {
+	return p.GuardFor(&p.memories.guard, ch)
+}
+
+// GuardFor is Guard with the state of who asks.
+func (p *Policy) GuardFor(m *Memory, ch abi.Change) (abi.Denial, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	if s := p.acquire(abi.Guard); s != nil {
 		c := s.call(p)
+		m.recall(p.module, &c)
 		d, denied, err := s.instance.Guard(c, ch)
 		if err == nil {
-			p.done(s)
+			p.left(s, m, c.Room)
 			return d, denied
 		}
 		p.failed(s, abi.Guard, err, frame(abi.PutGuard, c, ch))

@@ -15,7 +15,9 @@
 //     only when all are.
 //  3. Instances that rest between calls (host.Instance.Rest) do so before they have
 //     answered another 1,000; no caller waits for it unless all instances do.
-//  4. After Failures faults within Window the breaker opens: the native policy
+//  4. A call for a partition, a boundary or a plan finds the state that the last one
+//     with the same Memory left that the module answered.
+//  5. After Failures faults within Window the breaker opens: the native policy
 //     answers everything from then on. It does not close again.
 //
 // A Policy is safe for concurrent use. Calls for bids, outliers and places take

@@ -75,6 +75,9 @@ func put[W any](l *Linked, n *note, k abi.Kind, encode func([]byte, abi.Call, W)
 	r := &n.record
 	r.Kind, r.Result, r.Output = k, 0, r.Output[:0]
 	c := abi.Call{ID: n.call, Now: l.now(), Seed: mix(n.call)}
+	if !perRequest(k) {
+		c.Room = abi.MaxState // for modules that are tried on it
+	}
 	r.Frame = r.Frame[:cap(r.Frame)]
 	size, err := encode(r.Frame, c, words)
 	if err == abi.ErrShort {
@@ -175,6 +178,17 @@ func (l *Linked) Place(a policies.Arrival) policies.ReplicaID {
 	}
 	return peer
 }
+
+// RefineFor is Refine: native policies keep no state.
+func (l *Linked) RefineFor(_ *Memory, b policies.Border) policies.Tokens { return l.Refine(b) }
+
+// PartitionFor is Partition.
+func (l *Linked) PartitionFor(_ *Memory, w policies.Workload) (policies.Partition, error) {
+	return l.Partition(w)
+}
+
+// GuardFor is Guard.
+func (l *Linked) GuardFor(_ *Memory, ch abi.Change) (abi.Denial, bool) { return l.Guard(ch) }
 
 // Refine implements policies.Refiner.
 func (l *Linked) Refine(b policies.Border) policies.Tokens {

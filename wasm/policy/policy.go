@@ -26,6 +26,7 @@ const (
 // Policy is a module and the native policies beside it.
 type Policy struct {
 	config Config
+	module [32]byte // its digest
 	pages  uint32
 	slots  []slot
 	rests  bool // its instances rest between calls; see rest
@@ -40,6 +41,8 @@ type Policy struct {
 	replaced atomic.Uint64
 	fuel     struct{ last, most atomic.Int64 } // of recorded calls
 
+	memories struct{ partition, refine, guard Memory } // of who brings none
+
 	mu       sync.Mutex
 	failures []time.Time // guarded by mu: the last ones, at most Config.Failures
 	open     bool        // guarded by mu
@@ -53,7 +56,7 @@ func New(config Config) (*Policy, error) {
 		return nil, err
 	}
 	p := &Policy{
-		config: config, pages: config.Module.Report().MaxPages, slots: make([]slot, config.Instances),
+		config: config, module: config.Module.SHA256(), pages: config.Module.Report().MaxPages, slots: make([]slot, config.Instances),
 		wake: make(chan struct{}, 1), refill: make(chan struct{}, 1), opened: make(chan struct{}),
 	}
 	for k := range abi.Kinds {

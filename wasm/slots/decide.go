@@ -20,14 +20,28 @@ type (
 	partitioner scoped
 	guard       struct {
 		*kindSlot
-		scope string
+		scoped
 	}
 )
 
-// scoped is a slot as one scope sees it.
+// scoped is a slot as one scope sees it, with what modules keep for it.
 type scoped struct {
-	slot  *swap.Slot[loader.Policy]
-	scope string
+	slot   *swap.Slot[loader.Policy]
+	scope  string
+	memory *policy.Memory
+}
+
+// scoped returns the slot of a scope, which has one memory however often it is
+// asked for.
+func (k *kindSlot) scoped(scope string) scoped {
+	k.scopesMu.Lock()
+	defer k.scopesMu.Unlock()
+	m := k.scopes[scope]
+	if m == nil {
+		m = new(policy.Memory)
+		k.scopes[scope] = m
+	}
+	return scoped{k.slot, scope, m}
 }
 
 // Quoter answers as the slot of bid-quote does; where the host has no such slot,
@@ -63,19 +77,21 @@ func (s *Set) Placer() policies.Placer {
 	return s.config.Native.Placer
 }
 
-// Refiner answers as the slot of refine does for a scope: the replica's node.
+// Refiner answers as the slot of refine does for a scope: the replica's node. What a
+// module keeps between calls it keeps for each refiner that is returned, which is
+// one replica's.
 func (s *Set) Refiner(scope string) policies.Refiner {
 	if k := s.slots[abi.Refine]; k != nil {
-		return refiner{k.slot, scope}
+		return refiner{k.slot, scope, new(policy.Memory)}
 	}
 	return s.config.Native.Refiner
 }
 
-// Partitioner answers as the slot of partition does for a scope: the model's
-// name.
+// Partitioner answers as the slot of partition does for a scope: the model's name.
+// What a module keeps between calls it keeps for the scope.
 func (s *Set) Partitioner(scope string) policies.Partitioner {
 	if k := s.slots[abi.Partition]; k != nil {
-		return partitioner{k.slot, scope}
+		return partitioner(k.scoped(scope))
 	}
 	return s.config.Native.Partitioner
 }
@@ -85,7 +101,7 @@ func (s *Set) Partitioner(scope string) policies.Partitioner {
 // or has failed, every plan is denied.
 func (s *Set) Guard(scope string) policy.Guard {
 	if k := s.slots[abi.Guard]; k != nil {
-		return guard{k, scope}
+		return guard{k, k.scoped(scope)}
 	}
 	return s.config.Native.Guard
 }
@@ -133,22 +149,22 @@ func (p placer) Place(a policies.Arrival) policies.ReplicaID {
 func (r refiner) Refine(b policies.Border) policies.Tokens {
 	l := r.slot.EnterScope(r.scope)
 	defer l.Leave()
-	return l.Policy.Refine(b)
+	return l.Policy.RefineFor(r.memory, b)
 }
 
 func (p partitioner) Partition(w policies.Workload) (policies.Partition, error) {
 	l := p.slot.EnterScope(p.scope)
 	defer l.Leave()
-	return l.Policy.Partition(w)
+	return l.Policy.PartitionFor(p.memory, w)
 }
 
 func (g guard) Guard(ch abi.Change) (abi.Denial, bool) {
-	l := g.slot.EnterScope(g.scope)
+	l := g.kindSlot.slot.EnterScope(g.scope)
 	defer l.Leave()
 	if l.Generation == slot.Native && g.proven.Load() {
 		return abi.Denial{Stage: -1, Detail: "the guard that the fleet runs does not run here: see cascade policy status; roll it back to do without"}, true
 	}
-	return l.Policy.Guard(ch)
+	return l.Policy.GuardFor(g.memory, ch)
 }
 
 // Decisions about bids and outliers have no request's name: what they are about

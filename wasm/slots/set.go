@@ -47,6 +47,9 @@ type kindSlot struct {
 	// proven: the want has a module that the fleet runs. It is what guards look at.
 	proven atomic.Bool
 
+	scopesMu sync.Mutex
+	scopes   map[string]*policy.Memory // guarded by scopesMu
+
 	// Guarded by Set.mu.
 	history history
 	want    Want             // the last one, without the modules that were offered
@@ -83,7 +86,7 @@ func New(config Config) (*Set, error) {
 	clock := func() policies.Micros { return begin + policies.Micros(config.Now().Sub(start)/time.Microsecond) }
 	build := new(sync.Mutex) // one module at a time in this process: calls keep most of the machine
 	for _, kind := range config.Kinds {
-		k := &kindSlot{kind: kind, history: past[kind.String()].clone(), want: Want{Kind: kind}, about: map[uint64]*about{}, offered: map[uint64]slot.Offer{}}
+		k := &kindSlot{kind: kind, history: past[kind.String()].clone(), want: Want{Kind: kind}, about: map[uint64]*about{}, scopes: map[string]*policy.Memory{}, offered: map[uint64]slot.Offer{}}
 		s.slots[kind] = k
 		every, instances := config.Every, config.Instances
 		if !slot.PerRequest(kind) {
