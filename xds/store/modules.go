@@ -169,7 +169,7 @@ func (f *Folder) Put(sum Digest, code []byte) error {
 func (f *Folder) Get(sum Digest) ([]byte, error) {
 	file, err := os.Open(f.name(sum))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("modules: %s: %w", f.name(sum), ErrNoModule)
+		return nil, fmt.Errorf("module %x: %w in %s", sum[:6], ErrNoModule, f.path)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("modules: %w", err)
@@ -180,7 +180,7 @@ func (f *Folder) Get(sum Digest) ([]byte, error) {
 		err = checkModule(sum, code)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("modules: %s: %w", f.name(sum), err)
+		return nil, fmt.Errorf("%w, in %s", err, f.name(sum))
 	}
 	return code, nil
 }
