@@ -15,6 +15,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/daemon"
 	"github.com/cascadeinfer/cascade/cmd/handover"
 	"github.com/cascadeinfer/cascade/cmd/modules"
+	"github.com/cascadeinfer/cascade/cmd/survey"
 	"github.com/cascadeinfer/cascade/cmd/tracing"
 	"github.com/cascadeinfer/cascade/cmd/wire"
 	"github.com/cascadeinfer/cascade/migrator/device/inventory"
@@ -97,7 +98,7 @@ func (s *settings) runMigrator(ctx context.Context, fleet wire.Fleet, r config.R
 		return err
 	}
 	defer spans.Close()
-	fmt.Fprintln(s.stderr, found(inventory.Config{Name: r.Node, CUDA: cudaLibrary()}, fm.log))
+	fmt.Fprintln(s.stderr, found(inventory.Config{Name: r.Node, CUDA: cudaLibrary(), NVML: nvmlLibrary()}, fm.log))
 	next, err := succeed(ctx, m.runtime, r.ID, r.Address)
 	if err != nil {
 		return fmt.Errorf("migrator of %s: %w", r.ID, err)
@@ -108,10 +109,11 @@ func (s *settings) runMigrator(ctx context.Context, fleet wire.Fleet, r config.R
 		return fmt.Errorf("migrator of %s: %w", r.ID, err)
 	}
 
-	all := s.gpus()
+	all := newGPUs(fm.log)
+	seen := survey.New(survey.Config{Where: inventory.Config{Name: r.Node, CUDA: cudaLibrary(), NVML: nvmlLibrary()}, Logger: fm.log})
 	d, err := daemon.New(daemon.Config{
 		Fleet: fleet, Replica: r, Control: links[0], OtherControl: links[1:], Clients: doors.clients, Peers: fm.id.Listener(doors.peers), Listen: next.again(clientsDoor),
-		TLS: fm.id.Keys, Runtime: m.runtime, GPUs: all, RDMA: rdma(fm.log), Drain: m.drain, Predecessor: next.predecessor(), Tracer: spans.Tracer("migrator"), Logger: fm.log,
+		TLS: fm.id.Keys, Runtime: m.runtime, GPUs: all, RDMA: rdma(fm.log), Machine: seen.Machine, Drain: m.drain, Predecessor: next.predecessor(), Tracer: spans.Tracer("migrator"), Logger: fm.log,
 	})
 	if err != nil {
 		doors.close()
@@ -152,6 +154,8 @@ func (s *settings) runMigrator(ctx context.Context, fleet wire.Fleet, r config.R
 			precede: func(ctx context.Context, link *handover.Link) { d.Precede(ctx, link) },
 		}, fm.log)
 	})
+	g.Go(func() error { return all.Run(back) })
+	g.Go(func() error { return seen.Run(back) })
 	g.Go(func() error {
 		mux := adminHandler(metrics, func() string { return frontReady(front.Status()) })
 		mux.Handle("GET /policies/records", control.OwnHosts(nil, modules.Records(d.Hosts()...)))

@@ -21,11 +21,15 @@ func (s *settings) logger() (*slog.Logger, error) {
 	return slog.New(slog.NewTextHandler(s.stderr, &slog.HandlerOptions{Level: level})), nil
 }
 
-// gpus are the GPUs of this process, opened when they are needed. Tests name the
-// library of a fake driver; users have one driver.
-func (s *settings) gpus() *gpus.GPUs { return gpus.New(cudaLibrary()) }
+// newGPUs are the GPUs of this process, opened when they are needed. Tests name the
+// libraries of a fake driver; users have one driver.
+func newGPUs(log *slog.Logger) *gpus.GPUs {
+	return gpus.New(gpus.Config{CUDA: cudaLibrary(), NVML: nvmlLibrary(), Logger: log})
+}
 
 func cudaLibrary() string { return os.Getenv("CASCADE_TEST_LIBCUDA") }
+
+func nvmlLibrary() string { return os.Getenv("CASCADE_TEST_LIBNVML") }
 
 // deviceFlag adds --device.
 func deviceFlag(c *cobra.Command, device *string) {

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"net/url"
+	"reflect"
 	"slices"
 	"strings"
 	"syscall"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/config"
 	"github.com/cascadeinfer/cascade/cmd/local"
+	"github.com/cascadeinfer/cascade/cmd/survey"
 	"github.com/cascadeinfer/cascade/cmd/tracing"
 	"github.com/cascadeinfer/cascade/cmd/wire"
 	"github.com/cascadeinfer/cascade/migrator/device/inventory"
@@ -156,18 +158,23 @@ func (s *settings) runUp(ctx context.Context, fleet wire.Fleet, u *upFlags) erro
 	file := fleet
 	file.Fleet.Replicas = slices.Clone(fleet.Fleet.Replicas)
 	// From here on, fleet has the addresses that are bound.
-	cards := s.gpus()
-	f, err := local.New(local.Config{Fleet: fleet, External: u.external, Envoy: u.made.envoy, GPUs: cards, Device: u.made.device, Drain: u.drain, Tracer: spans.Tracer("up"), Logger: log})
+	cards := newGPUs(log)
+	var seen *survey.Survey // of real engines; emulated ones are wherever the fleet file says
+	if u.external {
+		seen = survey.New(survey.Config{Where: inventory.Config{CUDA: cudaLibrary(), NVML: nvmlLibrary()}, Logger: log})
+	}
+	f, err := local.New(local.Config{Fleet: fleet, External: u.external, Machine: seen.Machine, Envoy: u.made.envoy, GPUs: cards, Device: u.made.device, Drain: u.drain, Tracer: spans.Tracer("up"), Logger: log})
 	if errors.Is(err, syscall.EADDRINUSE) {
 		return fmt.Errorf("%w: stop what listens there, or choose other addresses in a fleet file (-c)", err)
 	}
 	if err != nil {
 		return err
 	}
-	fmt.Fprintln(s.stderr, found(inventory.Config{CUDA: cudaLibrary()}, log))
+	fmt.Fprintln(s.stderr, found(inventory.Config{CUDA: cudaLibrary(), NVML: nvmlLibrary()}, log))
 	fmt.Fprintf(s.stderr, "starting %d replicas\n", len(fleet.Fleet.Replicas))
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return f.Run(ctx) })
+	g.Go(func() error { return seen.Run(ctx) })
 	g.Go(func() error { return s.welcome(ctx, fleet, f, all) })
 	if u.file.path != "" {
 		g.Go(func() error {
@@ -194,7 +201,7 @@ func merge(asked, running, now []config.Replica) ([]config.Replica, error) {
 		}
 		was := asked[at]
 		was.Drain = r.Drain
-		if was != r {
+		if !reflect.DeepEqual(was, r) {
 			return nil, fmt.Errorf("replica %s runs in this process: only \"drain\" can change; stop \"cascade up\" and start it again", r.ID)
 		}
 		out[i] = running[at]

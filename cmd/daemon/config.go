@@ -51,8 +51,8 @@ type Config struct {
 	Runtime string
 	// Blocks overrides Replica.Blocks, the directory of the engine's sockets.
 	Blocks string
-	// GPUs reach an engine's pool where it is in a GPU's memory; the caller closes them
-	// after Run. nil refuses such engines.
+	// GPUs reach an engine's pool where it is in a GPU's memory; the caller runs them,
+	// and closes them after Run. nil refuses such engines.
 	GPUs *gpus.GPUs
 	// RDMA is the loaded library of RDMA devices; nil means that there are none, or
 	// that they are not used.

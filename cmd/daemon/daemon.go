@@ -151,6 +151,7 @@ func (d *Daemon) newMoving() error {
 	kc.Load = func() policies.Load { return d.Status().Load }
 	kc.Machine.First = uint64(d.born.UnixMicro()) // so that deals tell whose they are
 	kc.Ready = func() bool { return d.front.Status().EngineReady }
+	kc.Receives = func() bool { return d.down() == nil }
 	if d.market, err = market.New(kc); err != nil {
 		return err
 	}
@@ -300,6 +301,7 @@ func (d *Daemon) Serve(ctx context.Context) error {
 	}
 	if d.blocks != nil {
 		g.Go(func() error { return d.blocks.Run(ctx) })
+		g.Go(func() error { return d.watchDevice(ctx) })
 	}
 	if d.host != nil && d.cfg.Host == nil {
 		g.Go(func() error { return d.host.Run(ctx) })

@@ -1,5 +1,6 @@
 // Package gpus joins engines and migrators of this process to the machine's GPUs: an
-// emulated engine keeps its KV pool on one, and a migrator reaches its engine's.
+// emulated engine keeps its KV pool on one, and a migrator reaches its engine's, while
+// somebody watches that the GPU is well.
 //
 // It opens the driver when somebody needs a GPU, and not before, so that whoever needs
 // none starts as fast on any machine. It moves nothing.
@@ -9,12 +10,15 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"sync"
+	"time"
 
 	"github.com/cascadeinfer/cascade/engine/emulator/kv"
 	"github.com/cascadeinfer/cascade/migrator/device"
 	driver "github.com/cascadeinfer/cascade/migrator/device/cuda"
+	"github.com/cascadeinfer/cascade/migrator/device/health"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/cuda"
 )
@@ -25,19 +29,37 @@ const (
 	CUDA = "cuda" // memory of a GPU
 )
 
-// GPUs are those of one process. It is safe for concurrent use.
-type GPUs struct {
-	library string
-
-	mu     sync.Mutex
-	driver *driver.Driver
-	open   map[int]*cuda.GPU // by ordinal
-	closed bool
+// Config says by which libraries GPUs are reached. The zero value is the machine's.
+type Config struct {
+	// CUDA and NVML are sonames or paths; "" is the machine's driver.
+	CUDA, NVML string
+	// Logger takes what an operator should know; nil discards.
+	Logger *slog.Logger
 }
 
-// New returns the GPUs that the driver from a path shows; "" is the machine's. Nothing
-// is opened yet.
-func New(library string) *GPUs { return &GPUs{library: library, open: make(map[int]*cuda.GPU)} }
+// GPUs are those of one process. It is safe for concurrent use.
+type GPUs struct {
+	config Config
+	every  time.Duration // between two readings of NVML; tests are faster
+	needed chan struct{} // closed when a GPU was opened
+
+	reading sync.Mutex // held by one reading of NVML
+	indices []string   // PCI addresses by NVML's index, as last read; guarded by reading
+
+	mu       sync.Mutex
+	driver   *driver.Driver
+	open     map[int]*cuda.GPU        // by ordinal
+	verdicts map[string]*health.Judge // of all GPUs of the machine, by PCI address
+	closed   bool
+}
+
+// New returns the GPUs that the driver shows. Nothing is opened yet.
+func New(c Config) *GPUs {
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return &GPUs{config: c, every: readEvery, needed: make(chan struct{}), open: make(map[int]*cuda.GPU), verdicts: make(map[string]*health.Judge)}
+}
 
 // GPU opens a GPU by its index, or returns it. Its error wraps device.ErrNoLibrary or
 // device.ErrNoCgo where no GPU can be there, and says what is missing.
@@ -62,10 +84,14 @@ func (g *GPUs) gpuLocked(index int) (*cuda.GPU, error) {
 		return nil, fmt.Errorf("there is no gpu %d: the driver shows %d to this process", index, n)
 	}
 	gpu, err := cuda.NewGPU(cuda.GPUConfig{Driver: g.driver, Ordinal: index})
-	if err == nil {
-		g.open[index] = gpu
+	if err != nil {
+		return nil, err
 	}
-	return gpu, err
+	if g.open[index] = gpu; len(g.open) == 1 {
+		close(g.needed)
+	}
+	g.judgeLocked(gpu)
+	return gpu, nil
 }
 
 // openLocked loads the driver once.
@@ -80,7 +106,7 @@ func (g *GPUs) openLocked() (err error) {
 	if os.Getenv("CUDA_DEVICE_ORDER") == "" {
 		os.Setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 	}
-	g.driver, err = driver.Open(g.library)
+	g.driver, err = driver.Open(g.config.CUDA)
 	switch {
 	case errors.Is(err, device.ErrNoCgo):
 		return fmt.Errorf("%w: build cascade with CGO_ENABLED=1 to use GPUs", err)

@@ -15,7 +15,7 @@ import (
 // A machine without a driver costs nothing until a GPU is asked for, and then says what
 // is missing.
 func TestNoDriver(t *testing.T) {
-	g := New("libnone.so.1")
+	g := New(Config{CUDA: "libnone.so.1"})
 	if d, err := g.Device(Host, nil); d != nil || err != nil {
 		t.Errorf("%v", err)
 	}
@@ -54,7 +54,7 @@ func TestPool(t *testing.T) {
 	library := fake.CUDA(t)
 	c := fake.Open(t, library)
 	inits, live := c.Calls("cuInit"), c.Live("")
-	g := New(library)
+	g := New(Config{CUDA: library})
 	if n := c.Calls("cuInit") - inits; n != 0 {
 		t.Errorf("the driver is started %d times before it is needed", n)
 	}
@@ -105,7 +105,7 @@ func TestPool(t *testing.T) {
 		t.Error("closed GPUs are opened")
 	}
 	for _, index := range []int{-1, 64} {
-		g := New(library)
+		g := New(Config{CUDA: library})
 		if _, err := g.GPU(index); err == nil {
 			t.Errorf("there is a gpu %d", index)
 		}

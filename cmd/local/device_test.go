@@ -2,25 +2,92 @@ package local
 
 import (
 	"errors"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/config"
 	"github.com/cascadeinfer/cascade/cmd/gpus"
 	"github.com/cascadeinfer/cascade/migrator/device"
 	"github.com/cascadeinfer/cascade/migrator/device/fake"
+	"github.com/cascadeinfer/cascade/xds/control"
 )
 
 // onFake are the GPUs of a driver that has none, and how many handles of it live.
 func onFake(t *testing.T) (*gpus.GPUs, func() int) {
 	t.Helper()
 	library := fake.CUDA(t)
-	g := gpus.New(library)
+	g := gpus.New(gpus.Config{CUDA: library})
 	if _, err := g.GPU(0); errors.Is(err, device.ErrNoCgo) {
 		t.Skip(err)
 	} else if err != nil {
 		t.Fatal(err)
 	}
 	return g, func() int { return fake.Open(t, library).Live("") }
+}
+
+// TestDeviceSick has a GPU that is not to be trusted any more: no KV comes to its replica,
+// the control plane hears why, and what runs there goes on. It runs alone: handles are
+// counted.
+func TestDeviceSick(t *testing.T) {
+	_, live := onFake(t)
+	before := live()
+	library := fake.NVML(t)
+	g := gpus.New(gpus.Config{CUDA: fake.CUDA(t), NVML: library})
+	t.Run("fleet", func(t *testing.T) {
+		one := 1
+		r := mobile(t, setup{replicas: 3, gpus: g, edit: func(f *config.Fleet) {
+			f.Migration, f.Speed = config.Migration{Mode: config.MigrationLive}, 4
+			f.Replicas[2].GPU = &one
+		}})
+		load := newTraffic(r, 6, 100, 300, 600)
+		load.after(6)
+		nvml := fake.Open(t, library)
+		r.wait("the GPUs are watched", func() bool { return nvml.Live("event sets") == 1 })
+		nvml.Tell("fake_xid", 1079)
+		r.until("r2 says why it takes no KV", func(s control.Status) bool {
+			for _, m := range s.Models {
+				for _, st := range m.Stages {
+					for _, n := range st.Replicas {
+						if n.ID == "r2" && len(n.Transports) > 0 {
+							for _, tr := range n.Transports {
+								if tr.Peer == "" && tr.Name != "shm" && !strings.Contains(tr.Why, "gpu 1 is down: Xid 79: it has fallen off the bus") {
+									return false
+								}
+							}
+							return true
+						}
+					}
+				}
+			}
+			return false
+		})
+		started := time.Now()
+		for _, id := range ids(0, 1) { // each has the other and r2 to sell to
+			r.order("drain", string(id))
+			load.after(6)
+			r.order("undrain", string(id))
+		}
+		load.after(6)
+		load.stop()
+		load.report()
+		done, _ := r.moves()
+		for _, m := range done {
+			if m.To == "r2" && m.Began.After(started) {
+				t.Errorf("a request moves to a replica whose GPU is sick: %+v", m)
+			}
+		}
+		if len(done) == 0 {
+			t.Error("nothing has moved")
+		}
+		r.tally()
+	})
+	if err := g.Close(); err != nil {
+		t.Error(err)
+	}
+	if n := live(); n != before {
+		t.Errorf("%d handles of the driver are alive, %d were", n, before)
+	}
 }
 
 // TestDevice moves requests between engines that keep their KV in the memory of a GPU,

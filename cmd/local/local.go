@@ -35,6 +35,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/wire"
 	"github.com/cascadeinfer/cascade/engine/emulator"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
+	"github.com/cascadeinfer/cascade/migrator/device/topology"
 	"github.com/cascadeinfer/cascade/migrator/mover"
 	"github.com/cascadeinfer/cascade/migrator/stream"
 	"github.com/cascadeinfer/cascade/migrator/uplink"
@@ -54,12 +55,16 @@ type Config struct {
 	// Envoy is the path of an Envoy binary that carries the traffic; empty
 	// means the embedded proxy.
 	Envoy string
-	// GPUs reach engines' pools in the memory of GPUs; the caller closes them after Run.
-	// nil refuses such engines.
+	// GPUs reach engines' pools in the memory of GPUs; Run runs them, and the caller
+	// closes them after it. nil refuses such engines.
 	GPUs *gpus.GPUs
 	// Device is where the emulated engines keep their KV pools; it is gpus.Host or
 	// gpus.CUDA, which needs GPUs. "" means gpus.Host.
 	Device string
+	// Machine is what this machine has, for migrators of real engines; see
+	// daemon.Config. nil: replicas tell of nothing but what the fleet file's topology
+	// says.
+	Machine func() *topology.Machine
 	// Drain bounds how long streams may go on once Run's context has ended; 0
 	// means 10 s.
 	Drain  time.Duration
@@ -245,7 +250,7 @@ func (f *Fleet) newEngine(r config.Replica) (*emulator.Engine, error) {
 func (f *Fleet) newMigrator(r config.Replica, clients, peers net.Listener) (*daemon.Daemon, error) {
 	return daemon.New(daemon.Config{
 		Fleet: f.cfg.Fleet, Replica: r, Control: f.link, Clients: clients, Peers: peers, Listen: f.cfg.seams.listen,
-		Runtime: filepath.Join(f.runtime, "shm"), Blocks: f.blocks(r), GPUs: f.cfg.GPUs, Host: f.host, Drain: f.cfg.Drain, Tracer: f.cfg.Tracer,
+		Runtime: filepath.Join(f.runtime, "shm"), Blocks: f.blocks(r), GPUs: f.cfg.GPUs, Machine: f.cfg.Machine, Host: f.host, Drain: f.cfg.Drain, Tracer: f.cfg.Tracer,
 		Logger: f.log.With("replica", r.ID), Front: f.cfg.seams.front,
 	})
 }
@@ -425,6 +430,9 @@ func (f *Fleet) Run(ctx context.Context) error {
 
 	base.Go(func() error { return f.part(bctx, "control", f.control.Run) })
 	base.Go(func() error { return f.plane.Run(bctx) })
+	if f.cfg.GPUs != nil {
+		base.Go(func() error { return f.cfg.GPUs.Run(bctx) })
+	}
 	if f.host != nil {
 		base.Go(func() error { return f.runHost(bctx) })
 	}

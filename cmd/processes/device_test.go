@@ -1,10 +1,14 @@
 package processes
 
 import (
+	"fmt"
+	"regexp"
+	"strings"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/cmd/config"
 	"github.com/cascadeinfer/cascade/migrator/transfer"
+	"github.com/cascadeinfer/cascade/xds/control"
 )
 
 // TestDeviceFaults is a piece of the suite of faults over pools in the memory of GPUs:
@@ -32,6 +36,90 @@ func TestDeviceFaults(t *testing.T) {
 		h.suffer(s, killed(v[i]))
 	}
 	h.tally()
+}
+
+// TestDeviceErrors has the GPUs of both migrators fail again and again amid moves, each
+// time for good in their contexts: every text is right, a move that fails costs no
+// request, and moves by transport cuda go on.
+func TestDeviceErrors(t *testing.T) {
+	t.Parallel()
+	var rules []string
+	for _, r := range []struct {
+		call string
+		nth  []int
+		code int
+	}{
+		{"cuLaunchKernel", []int{40, 70, 100}, 700}, {"cuEventRecord", []int{50, 120}, 214}, {"cuMemcpyHtoDAsync_v2", []int{60, 140}, 999},
+		{"cuMemImportFromShareableHandle", []int{5, 9}, 719}, {"cuStreamCreateWithPriority", []int{5}, 700},
+	} {
+		for _, n := range r.nth {
+			rules = append(rules, fmt.Sprintf("%s:%d:%d", r.call, n, r.code))
+		}
+	}
+	faults := strings.Join(rules, ",")
+	h := newFaultyHop(t, liveOnGPU, map[string]string{"r1": faults, "r2": faults}, nil)
+	failed := regexp.MustCompile(`(cuLaunchKernel|cuEventRecord|cuMemcpyHtoDAsync_v2|cuMemImportFromShareableHandle|cuStreamCreateWithPriority): CUDA_ERROR_\w+ \(\d+\)`)
+	said := func() (n int) {
+		for _, r := range h.replicas {
+			n += len(failed.FindAllString(r.migrator.out.String(), -1))
+		}
+		return n
+	}
+	by := map[string]int{}
+	for turn := 0; turn < 20 && (said() < 4 || by["live cuda done"] == 0); turn++ {
+		h.run(fmt.Sprint("GPUs that fail, ", turn), step{kind: transfer.Done, to: toSource}, fault{strike: func(*hop, crossing) bool { return true }})
+		clear(by)
+		for _, m := range h.migrations() {
+			by[m.Way+" "+m.Transport+" "+m.State]++
+		}
+	}
+	if said() < 4 || by["live cuda done"] == 0 {
+		t.Errorf("the GPUs have failed %d times, moves: %v", said(), by)
+	}
+	t.Logf("moves: %v", by)
+	h.tally()
+}
+
+// TestDeviceDown has a GPU that fails in a move and stays dead: nothing moves to its
+// replica any more, which says why, and the requests end where they are.
+func TestDeviceDown(t *testing.T) {
+	t.Parallel()
+	h := newFaultyHop(t, liveOnGPU, map[string]string{"r2": "cuMemImportFromShareableHandle:2:719,cuDevicePrimaryCtxRetain:-2:46"}, nil)
+	any := step{kind: transfer.Done, to: toSource}
+	h.run("a GPU fails for good", any, fault{strike: func(*hop, crossing) bool { return true }})
+	h.awaitStatus("r2 says that its GPU is down", func(s control.Status) bool {
+		n := find(s, "r2")
+		if n == nil || len(n.Transports) == 0 {
+			return false
+		}
+		for _, tr := range n.Transports {
+			if tr.Peer == "" && tr.Name != "shm" && !strings.Contains(tr.Why, "gpu 0 is down: cuDevicePrimaryCtxRetain: CUDA_ERROR_DEVICE_UNAVAILABLE (46)") {
+				return false
+			}
+		}
+		return true
+	})
+	h.replicas[2].migrator.await("no KV is taken.*gpu 0 is down")
+	to := func() (n int) {
+		for _, m := range h.migrations() {
+			if m.To == "r2" {
+				n++
+			}
+		}
+		return n
+	}
+	before := to()
+	// Source and target have changed places; back again.
+	h.source, h.target = h.target, h.source
+	h.order("undrain", h.source.ID)
+	h.order("drain", h.target.ID)
+	h.run("a GPU that is down", any, fault{strike: func(*hop, crossing) bool { return true }})
+	if n := to() - before; n > 0 {
+		t.Errorf("%d requests were sold to a replica that cannot take them", n)
+	}
+	if out := h.replicas[2].migrator.out.String(); strings.Count(out, "a transport changes") > 50 {
+		t.Errorf("its migrator does not come to rest:\n%s", out)
+	}
 }
 
 // TestDeviceLacks says what is missing where there is no driver.

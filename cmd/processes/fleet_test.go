@@ -43,7 +43,8 @@ type fleet struct {
 	envoy    *envoytest.Process
 	proxy    *process // nil: Envoy
 	client   *http.Client
-	library  string // of the GPUs on which the engines keep their KV; "": they do not
+	library  string            // of the GPUs on which the engines keep their KV; "": they do not
+	faults   map[string]string // see setup
 }
 
 // replica is an engine and the migrator before it.
@@ -62,6 +63,7 @@ type setup struct {
 	edit     func(*config.Fleet) // before the file is written
 	files    map[string][]byte   // beside it
 	library  string              // of the GPUs that are to have the engines' KV; "": none
+	faults   map[string]string   // of the GPUs, by the replica whose migrator has them: FAKE_CUDA_FAIL
 	// published changes a replica as the control plane shall see it; nil: as it is.
 	published func(*config.Replica)
 }
@@ -74,7 +76,7 @@ func newFleet(t testing.TB, s setup) *fleet {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	f := &fleet{t: t, dir: dir, client: newClient(), library: s.library}
+	f := &fleet{t: t, dir: dir, client: newClient(), library: s.library, faults: s.faults}
 	t.Cleanup(f.client.CloseIdleConnections)
 	s.planes = max(1, s.planes)
 	a := addresses(3 + 4*s.replicas + 2*(s.planes-1))
@@ -232,7 +234,11 @@ func (f *fleet) env() []string {
 // startMigrator starts the replica's migrator, beside the one that may run.
 func (r *replica) startMigrator() {
 	r.f.t.Helper()
-	r.migrator = startWith(r.f.t, r.f.env(), "migrator", "-c", r.file, "--replica", r.ID, "--log", "info", "--runtime-dir", r.f.path("run"))
+	env := r.f.env()
+	if faults := r.f.faults[r.ID]; faults != "" {
+		env = append(env, "FAKE_CUDA_FAIL="+faults)
+	}
+	r.migrator = startWith(r.f.t, env, "migrator", "-c", r.file, "--replica", r.ID, "--log", "info", "--runtime-dir", r.f.path("run"))
 	r.migrator.await("migrator of " + r.ID + ": .*reports to")
 }
 

@@ -40,6 +40,12 @@ const liveOnGPU = "live, on a GPU"
 // its file.
 func newHop(t *testing.T, mode string, edit func(*config.Fleet)) *hop {
 	t.Helper()
+	return newFaultyHop(t, mode, nil, edit)
+}
+
+// newFaultyHop is newHop on GPUs that fail.
+func newFaultyHop(t *testing.T, mode string, faults map[string]string, edit func(*config.Fleet)) *hop {
+	t.Helper()
 	h := &hop{links: map[string]*link{}, hits: map[string]int{}}
 	library := ""
 	if mode == liveOnGPU {
@@ -48,6 +54,7 @@ func newHop(t *testing.T, mode string, edit func(*config.Fleet)) *hop {
 	h.fleet = newFleet(t, setup{
 		replicas: 3,
 		library:  library,
+		faults:   faults,
 		edit: func(c *config.Fleet) {
 			c.Migration.Mode = mode
 			if edit != nil {

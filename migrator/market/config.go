@@ -59,6 +59,10 @@ type Config struct {
 	// Ready reports whether the engine serves; while it does not, the replica
 	// buys nothing and says so. It is called once a scan. nil: always.
 	Ready func() bool
+	// Receives reports whether KV can be put into the engine's memory; while it cannot,
+	// the replica buys nothing. New requests may begin there all the same. It is called
+	// once a scan. nil: always.
+	Receives func() bool
 	// Detector finds outliers, Placer says where requests begin, Refiner where
 	// the boundary to the next stage should lie, by Cost. nil switches each off.
 	Detector policies.Detector
@@ -130,6 +134,9 @@ func (c Config) validate() (Config, error) {
 	}
 	if c.Ready == nil {
 		c.Ready = func() bool { return true }
+	}
+	if c.Receives == nil {
+		c.Receives = func() bool { return true }
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)

@@ -57,6 +57,7 @@ type Market struct {
 	departed map[string]policies.Micros      // requests that were moved, and until when that is remembered
 	meter    meter
 	position policies.Position // as last measured
+	leaving  bool              // nothing new is to run here, as last measured
 	sequence uint64            // of the last summary
 	actions  []bidask.Action   // scratch
 

@@ -217,6 +217,33 @@ func TestNotReady(t *testing.T) {
 	}
 }
 
+// TestDoesNotReceive sells what runs here, and buys nothing, while no KV can be put into
+// the engine's memory.
+func TestDoesNotReceive(t *testing.T) {
+	c := good(stream.Resident{Request: policies.Request{ID: "q", Input: 5000, Output: 1}})
+	network := c.Network.(*nowhere)
+	c.Receives, c.Capacity = func() bool { return false }, 1<<20
+	m, err := New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.SetView(View{
+		Plan:  policies.Plan{Model: "m", Stages: []policies.Stage{{High: 100, Replicas: []policies.ReplicaID{"a"}}, {Low: 100, High: policies.Unbounded, Replicas: []policies.ReplicaID{"b"}}}},
+		Peers: []policies.Replica{{ID: "b", Peer: "b"}},
+	})
+	m.scan()
+	if s := m.Status(); s.Offered[policies.Growth] != 1 || s.Residents != 1 {
+		t.Errorf("what runs here is not for sale: %+v", s)
+	}
+	asked := len(network.sent)
+	m.Receive("b", &api.Market{Kind: uint32(bidask.Ask), Seller: "b", Handover: &api.Handover{Request: "p", Length: 5, Cause: 1}})
+	m.read()
+	m.summarise()
+	if len(network.sent) != asked+2 || network.sent[asked].GetMarket().GetKind() != uint32(bidask.NoBid) || network.sent[asked+1].GetSummary().GetDraining() {
+		t.Errorf("sent %v", network.sent)
+	}
+}
+
 // recorder is a Mover that remembers what it was told.
 type recorder struct{ done []bidask.Action }
 

@@ -16,11 +16,12 @@ func (m *Market) scan() {
 	view := m.view
 	m.mu.Unlock()
 	now, load, residents, ready := m.now(), m.cfg.Load(), m.cfg.Residents(), m.cfg.Ready()
+	m.leaving = view.Draining || view.Retired || !ready
 	m.position = policies.Position{
-		Capacity: m.cfg.Capacity, Held: load.Held, Promised: load.Promised, Throughput: m.meter.rate(), Draining: view.Draining || view.Retired || !ready,
+		Capacity: m.cfg.Capacity, Held: load.Held, Promised: load.Promised, Throughput: m.meter.rate(), Draining: m.leaving || !m.cfg.Receives(),
 	}
 	m.step(bidask.Event{Kind: bidask.Measured, Position: m.position})
-	m.board.Measure(board.Load{Waiting: load.Promised, Total: load.Held + load.Promised + m.machine.Incoming(), Draining: m.position.Draining})
+	m.board.Measure(board.Load{Waiting: load.Promised, Total: load.Held + load.Promised + m.machine.Incoming(), Draining: m.leaving})
 
 	s := &offer.Situation{
 		Now: now, Plan: view.Plan, Open: func(id policies.ReplicaID) bool { return m.board.Open(now, id) },
@@ -108,7 +109,7 @@ func (m *Market) summarise() {
 	m.sequence++
 	body := &api.Envelope_Summary{Summary: &api.Summary{
 		Sequence: m.sequence, Held: int64(load.Held), Promised: int64(load.Promised), Incoming: int64(m.machine.Incoming()),
-		Capacity: int64(m.cfg.Capacity), Draining: m.position.Draining, Running: uint32(load.Running), Waiting: uint32(load.Waiting),
+		Capacity: int64(m.cfg.Capacity), Draining: m.leaving, Running: uint32(load.Running), Waiting: uint32(load.Waiting),
 	}}
 	ids = m.draw(ids, m.cfg.Sample)
 	m.mu.Lock()

@@ -99,6 +99,18 @@ func (l *Library) Read() (Inventory, error) {
 	return r.inventory(), errors.Join(r.errs...)
 }
 
+// Health asks for the GPUs' identities and health alone, in some ten calls for each. It
+// is Read else.
+func (l *Library) Health() ([]topology.GPU, error) {
+	process.RLock()
+	defer process.RUnlock()
+	if l.closing {
+		return nil, ErrClosed
+	}
+	r := reader{l: l, gpu: topology.Unknown}
+	return r.healths(), errors.Join(r.errs...)
+}
+
 // wait is how long Watch waits in the library before it looks at its context.
 const wait = 100 // milliseconds
 

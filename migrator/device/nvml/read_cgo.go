@@ -75,6 +75,25 @@ func (r *reader) inventory() (in Inventory) {
 	return in
 }
 
+// healths is the inventory without what does not change.
+func (r *reader) healths() (out []topology.GPU) {
+	for i, d := range r.handles() {
+		g := topology.GPU{Index: i, PCI: topology.PCI{NUMA: topology.Unknown}}
+		if d == nil {
+			g.Health.Lost = "the driver does not show it"
+		} else {
+			r.gpu, r.lost = i, ""
+			r.identity(d, &g)
+			if r.lost == "" {
+				r.health(d, &g)
+			}
+			g.Health.Lost = r.lost
+		}
+		out = append(out, g)
+	}
+	return out
+}
+
 // handles are the GPUs by index, nil for those that cannot be had.
 func (r *reader) handles() (out []nvml.Device) {
 	n := 0

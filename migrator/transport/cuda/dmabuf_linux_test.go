@@ -269,7 +269,7 @@ func TestNoDMABufBounces(t *testing.T) {
 	if err := choose.Status(time.Now())[0].Why; !errors.Is(err, ErrNoDMABuf) {
 		t.Errorf("the probe of verbs: %v", err)
 	}
-	if order := choose.Order("a", "n", "n", []string{"verbs", "tcp"}, time.Now()); len(order) != 1 || order[0].Name() != "tcp" {
+	if order := choose.Order(transport.Pair{Peer: "a", Own: "n", Other: "n"}, []string{"verbs", "tcp"}, time.Now()); len(order) != 1 || order[0].Transport.Name() != "tcp" {
 		t.Errorf("blocks would go by %v", order)
 	}
 	pattern(pair.Source.Memory.Bytes)

@@ -20,6 +20,8 @@ const (
 type DownError struct {
 	GPU int   // its number
 	Err error // the latest reason
+	// Again is when it may be tried again; zero where that is not this process's to say.
+	Again time.Time
 }
 
 func (e *DownError) Error() string {
@@ -66,10 +68,13 @@ func (g *GPU) Down() error {
 	case g.sick != nil:
 		return &DownError{GPU: g.config.Ordinal, Err: g.sick}
 	case g.held == nil && !g.faults.until.IsZero():
-		return &DownError{GPU: g.config.Ordinal, Err: g.faults.err}
+		return &DownError{GPU: g.config.Ordinal, Err: g.faults.err, Again: g.faults.until}
 	}
 	return nil
 }
+
+// Down says why the pool's GPU is of no use now; see GPU.Down.
+func (m *Memory) Down() error { return m.gpu.Down() }
 
 // touched is how much Usable reads of a pool, in bytes.
 const touched = 4096

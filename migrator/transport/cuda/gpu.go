@@ -133,12 +133,12 @@ func (g *GPU) live() (*hold, error) {
 		return g.held, nil
 	}
 	if time.Now().Before(g.faults.until) {
-		return nil, &DownError{g.config.Ordinal, g.faults.err}
+		return nil, &DownError{g.config.Ordinal, g.faults.err, g.faults.until}
 	}
 	h, err := g.open()
 	if err != nil {
 		g.faults.add(err, time.Now(), 0)
-		return nil, &DownError{g.config.Ordinal, err}
+		return nil, &DownError{g.config.Ordinal, err, g.faults.until}
 	}
 	g.held = h
 	_ = again(&g.unshut) // the error was told when it was new

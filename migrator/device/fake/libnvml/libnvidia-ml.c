@@ -50,11 +50,15 @@ static char links[16];
 // ---- control, as package fake has it ----
 
 static void fail_locked(const char *call, long nth, int code) {
-	if (rule_count < MAX_RULES) {
-		snprintf(rules[rule_count].call, sizeof rules[0].call, "%s", call);
-		rules[rule_count].left = nth;
-		rules[rule_count++].code = code;
-	}
+	int i = 0;
+	while (i < rule_count && rules[i].left) // one that is used up makes room
+		i++;
+	if (i == MAX_RULES)
+		abort();
+	snprintf(rules[i].call, sizeof rules[0].call, "%s", call);
+	rules[i].left = nth;
+	rules[i].code = code;
+	rule_count += i == rule_count;
 }
 
 EXPORT int fake_fail(const char *call, long nth, long code) {
@@ -72,6 +76,31 @@ EXPORT int fake_clear(const char *unused, long unused2, long unused3) {
 }
 
 EXPORT int fake_delay(const char *unused, long unused2, long unused3) { return 0; }
+
+// fake_xid has an Xid happen to a GPU: 1000·gpu + xid.
+EXPORT int fake_xid(const char *unused, long what, long unused3) {
+	pthread_mutex_lock(&mu);
+	event_gpu = (int)(what / 1000);
+	event_xid = (int)(what % 1000);
+	event_waits = 1;
+	pthread_mutex_unlock(&mu);
+	return 0;
+}
+
+// fake_sick and fake_lost are FAKE_NVML_SICK and FAKE_NVML_LOST; -1 is none.
+EXPORT int fake_sick(const char *unused, long gpu, long unused3) {
+	pthread_mutex_lock(&mu);
+	sick = (int)gpu;
+	pthread_mutex_unlock(&mu);
+	return 0;
+}
+
+EXPORT int fake_lost(const char *unused, long gpu, long unused3) {
+	pthread_mutex_lock(&mu);
+	lost = (int)gpu;
+	pthread_mutex_unlock(&mu);
+	return 0;
+}
 
 EXPORT int fake_calls(const char *call, long unused2, long unused3) {
 	long n = 0;
@@ -175,7 +204,8 @@ EXPORT int nvmlInit_v2(void) {
 EXPORT int nvmlShutdown(void) {
 	ENTER();
 	pthread_mutex_lock(&mu);
-	live[INITS]--;
+	if (--live[INITS] == 0)
+		live[EVENT_SETS] = 0; // they end with it
 	pthread_mutex_unlock(&mu);
 	return SUCCESS;
 }

@@ -27,7 +27,7 @@ static pthread_cond_t work = PTHREAD_COND_INITIALIZER, idle = PTHREAD_COND_INITI
 
 #define MAX_RULES 64
 static struct rule { char call[64]; long left; int code; } rules[MAX_RULES];
-static int rule_count, port_down, held;
+static int rule_count, port_down, held, sink;
 #define MAX_CALLS 64
 static struct { const char *name; long n; } calls[MAX_CALLS];
 
@@ -51,7 +51,7 @@ EXPORT int fake_fail(const char *call, long nth, long code) {
 
 EXPORT int fake_clear(const char *unused, long unused2, long unused3) {
 	pthread_mutex_lock(&mu);
-	rule_count = port_down = held = 0;
+	rule_count = port_down = held = sink = 0;
 	pthread_cond_signal(&work);
 	pthread_mutex_unlock(&mu);
 	return 0;
@@ -63,6 +63,14 @@ EXPORT int fake_hold(const char *unused, long hold, long unused3) {
 	pthread_mutex_lock(&mu);
 	held = (int)hold;
 	pthread_cond_signal(&work);
+	pthread_mutex_unlock(&mu);
+	return 0;
+}
+
+// fake_sink has requests be taken and forgotten: what posting them costs is left.
+EXPORT int fake_sink(const char *unused, long on, long unused3) {
+	pthread_mutex_lock(&mu);
+	sink = (int)on;
 	pthread_mutex_unlock(&mu);
 	return 0;
 }
@@ -148,7 +156,7 @@ struct pair {
 	struct pair *next;
 	int state, refused;
 	cv_qp_attr rtr;
-	uint32_t access, requests, posted;
+	uint32_t access, requests, pieces, posted;
 	cv_recv_wr receives[64];
 	cv_sge buffers[64];
 	int receive_count;
@@ -167,6 +175,7 @@ struct region {
 static struct region *regions;
 static uint32_t next_key = 1000;
 
+#define MAX_PIECES 4
 static struct request {
 	struct request *next;
 	struct pair *pair;
@@ -174,8 +183,9 @@ static struct request {
 	unsigned flags;
 	uint64_t id, remote;
 	uint32_t rkey;
-	cv_sge sge;
-	int length;
+	cv_sge sge[MAX_PIECES];
+	int pieces;
+	uint32_t length; // of all pieces
 } *requests, **last_request = &requests, *current;
 static int working;
 
@@ -234,32 +244,32 @@ static int carry(struct request *r) {
 		return code;
 	if (!o || context_of(p)->device->unplugged || context_of(o)->device->unplugged)
 		return 12; // nobody answers
-	char *own = r->length ? reach(r->sge.lkey, 0, r->opcode == CV_WR_READ ? 1 : 0, r->sge.addr, r->sge.length) : 0;
-	if (r->length && !own)
-		return 4; // local protection
+	char *own[MAX_PIECES], *theirs;
+	for (int i = 0; i < r->pieces; i++)
+		if (!(own[i] = reach(r->sge[i].lkey, 0, r->opcode == CV_WR_READ ? 1 : 0, r->sge[i].addr, r->sge[i].length)))
+			return 4; // local protection
 	if (r->opcode == CV_WR_SEND) {
 		if (!o->receive_count)
 			return 13; // receiver not ready
-		char *to = reach(o->buffers[0].lkey, 0, 1, o->buffers[0].addr, r->sge.length);
-		if (!to || r->sge.length > o->buffers[0].length)
+		theirs = reach(o->buffers[0].lkey, 0, 1, o->buffers[0].addr, r->length);
+		if (!theirs || r->length > o->buffers[0].length)
 			return 11;
-		memcpy(to, own, r->sge.length);
-		complete(o, o->receives[0].wr_id, 0, 128, r->sge.length);
+		for (int i = 0; i < r->pieces; theirs += r->sge[i++].length)
+			memcpy(theirs, own[i], r->sge[i].length);
+		complete(o, o->receives[0].wr_id, 0, 128, r->length);
 		memmove(o->receives, o->receives + 1, sizeof o->receives - sizeof o->receives[0]);
 		memmove(o->buffers, o->buffers + 1, sizeof o->buffers - sizeof o->buffers[0]);
 		o->receive_count--;
 		return 0;
 	}
 	int need = r->opcode == CV_WR_READ ? 4 : 2;
-	char *theirs = reach(r->rkey, 1, need, r->remote, r->length ? r->sge.length : 0);
+	theirs = reach(r->rkey, 1, need, r->remote, r->length);
 	if (!theirs || !(o->access & (uint32_t)need)) {
 		o->state = CV_QPS_ERR;
 		return 10; // remote access
 	}
-	if (r->length && r->opcode == CV_WR_READ)
-		memcpy(own, theirs, r->sge.length);
-	else if (r->length)
-		memcpy(theirs, own, r->sge.length);
+	for (int i = 0; i < r->pieces; theirs += r->sge[i++].length)
+		memcpy(r->opcode == CV_WR_READ ? own[i] : theirs, r->opcode == CV_WR_READ ? theirs : own[i], r->sge[i].length);
 	return 0;
 }
 
@@ -281,7 +291,7 @@ static void *worker(void *unused) {
 		if (status)
 			p->state = CV_QPS_ERR;
 		if (status || current->flags & CV_SIGNALED)
-			complete(p, current->id, status, current->opcode == CV_WR_READ ? 2 : current->opcode == CV_WR_SEND ? 0 : 1, current->sge.length);
+			complete(p, current->id, status, current->opcode == CV_WR_READ ? 2 : current->opcode == CV_WR_SEND ? 0 : 1, current->length);
 		free(current);
 		current = 0;
 		pthread_cond_broadcast(&idle);
@@ -304,15 +314,21 @@ static int post_send(void *qp, cv_send_wr *wr, cv_send_wr **bad) {
 			code = EINVAL;
 		if (!code && p->posted >= p->requests)
 			code = ENOMEM;
+		if (!code && (wr->num_sge > MAX_PIECES || (uint32_t)wr->num_sge > p->pieces))
+			code = EINVAL;
 		if (code) {
 			*bad = wr;
 			break;
 		}
+		if (sink) {
+			enter_locked("request");
+			continue;
+		}
 		struct request *r = calloc(1, sizeof *r);
 		*r = (struct request){.pair = p, .opcode = wr->opcode, .flags = wr->send_flags, .id = wr->wr_id, .remote = wr->wr.rdma.remote_addr,
-			.rkey = wr->wr.rdma.rkey, .length = wr->num_sge};
-		if (wr->num_sge)
-			r->sge = wr->sg_list[0];
+			.rkey = wr->wr.rdma.rkey, .pieces = wr->num_sge};
+		for (int i = 0; i < wr->num_sge; i++)
+			r->length += (r->sge[i] = wr->sg_list[i]).length;
 		*last_request = r;
 		last_request = &r->next;
 		p->posted++;
@@ -427,7 +443,7 @@ EXPORT int ibv_close_device(cv_context *context) {
 EXPORT int ibv_query_device(cv_context *c, cv_device_attr *a) {
 	(void)c;
 	int code = enter("ibv_query_device");
-	*a = (cv_device_attr){.fw_ver = "fake", .max_mr_size = UINT64_MAX, .max_qp_wr = 4096, .max_cqe = 4096, .max_sge = 4, .max_sge_rd = 1,
+	*a = (cv_device_attr){.fw_ver = "fake", .max_mr_size = UINT64_MAX, .max_qp_wr = 4096, .max_cqe = 4096, .max_sge = MAX_PIECES, .max_sge_rd = MAX_PIECES,
 		.max_qp_rd_atom = 16, .max_qp_init_rd_atom = 16, .max_qp = 1024, .phys_port_cnt = 1};
 	return code;
 }
@@ -602,7 +618,7 @@ EXPORT cv_qp *ibv_create_qp(cv_pd *pd, cv_qp_init_attr *a) {
 		return 0;
 	struct pair *p = calloc(1, sizeof *p);
 	p->q = (cv_qp){.context = pd->context, .pd = pd, .send_cq = a->send_cq, .recv_cq = a->recv_cq};
-	p->requests = a->cap.max_send_wr;
+	p->requests = a->cap.max_send_wr, p->pieces = a->cap.max_send_sge;
 	pthread_mutex_lock(&mu);
 	p->q.qp_num = next_pair++;
 	p->next = pairs;
