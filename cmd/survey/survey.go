@@ -29,7 +29,8 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// Survey is what was seen last. Its methods may be called from any goroutine.
+// Survey is what was seen last. Its methods may be called from any goroutine. A nil
+// Survey never sees anything.
 type Survey struct {
 	cfg  Config
 	last atomic.Pointer[topology.Machine]
@@ -51,10 +52,18 @@ func New(cfg Config) *Survey {
 
 // Machine is what was seen last, nil before the first look. It is shared and must not
 // be changed.
-func (s *Survey) Machine() *topology.Machine { return s.last.Load() }
+func (s *Survey) Machine() *topology.Machine {
+	if s == nil {
+		return nil
+	}
+	return s.last.Load()
+}
 
 // Run looks until ctx ends, and returns nil then.
 func (s *Survey) Run(ctx context.Context) error {
+	if s == nil {
+		return nil
+	}
 	tick := time.NewTicker(s.cfg.Every)
 	defer tick.Stop()
 	for was := ""; ; {

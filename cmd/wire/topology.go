@@ -23,18 +23,18 @@ func ReadMachines(path string) ([]*topology.Machine, error) {
 		Machines []*topology.Machine `json:"machines"`
 	}
 	if err := json.Unmarshal(text, &in); err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+		return nil, err
 	}
 	if in.Machine != nil {
 		in.Machines = append(in.Machines, in.Machine)
 	}
 	for _, m := range in.Machines {
 		if m == nil || m.Name == "" {
-			return nil, fmt.Errorf("%s: a machine without a name", path)
+			return nil, errors.New("a machine without a name")
 		}
 	}
 	if len(in.Machines) == 0 {
-		return nil, errors.New(path + `: it has no machine; "cascade devices --json" prints one`)
+		return nil, errors.New(`it has no machine with a name; "cascade devices --json" prints one`)
 	}
 	return in.Machines, nil
 }
@@ -45,7 +45,7 @@ func (f *Fleet) readTopology() error {
 	for i, name := range f.Topology {
 		list, err := ReadMachines(f.path(name))
 		if err != nil {
-			return fmt.Errorf("topology[%d]: %w", i, err)
+			return fmt.Errorf("topology[%d]: %s: %w", i, f.path(name), err)
 		}
 		for _, m := range list {
 			if f.Machines[m.Name] != nil {

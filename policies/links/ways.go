@@ -50,10 +50,11 @@ func Ways(from, to Site) []Way {
 type Defaults struct {
 	// Node is the rate between replicas of one node, Between that of two nodes, where
 	// nothing is known of one of the two. 0: what Ways says.
-	Node, Between Rate
+	Node    Rate `json:"node,omitempty"`
+	Between Rate `json:"between,omitempty"`
 	// Bound is the most that ways between nodes are taken for, whatever the NICs say.
 	// 0: no bound.
-	Bound Rate
+	Bound Rate `json:"bound,omitempty"`
 }
 
 // Best is the way to use between two replicas, and its rate.

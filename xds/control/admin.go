@@ -22,6 +22,7 @@ func (c *Control) adminServer() *http.Server {
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
 		answer(w, http.StatusOK, c.Status())
 	})
+	mux.HandleFunc("GET /devices", c.devices)
 	mux.HandleFunc("GET /migrations", c.migrations)
 	mux.Handle("POST /drain", ordered(drainOrder(c.fleet.Drain, c.replicaStatus)))
 	mux.Handle("POST /undrain", ordered(drainOrder(c.fleet.Undrain, c.replicaStatus)))

@@ -176,7 +176,7 @@ func TestMigrations(t *testing.T) {
 			t.Fatal("no transports came")
 		}
 	}
-	if got := told()[0]; got != (Transport{"tcp", "r1", "held", "it broke", 5}) {
+	if got := told()[0]; got != (Transport{"tcp", "r1", "held", "it broke", 5, ""}) {
 		t.Errorf("transport %+v", got)
 	}
 	ask := func(query string) (m Migrations, code int) {

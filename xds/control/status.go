@@ -126,6 +126,8 @@ type Transport struct {
 	Why   string             `json:"why,omitempty"` // it is not ready
 	// Rate of its pulls in bytes per second; absent when none was measured.
 	Rate float64 `json:"bytes_per_second,omitempty"`
+	// Over is what lies between it and the peer, as far as it is known.
+	Over string `json:"over,omitempty"`
 }
 
 // Change is one entry of the plan history.
@@ -294,9 +296,7 @@ func replicaOf(r fleet.ReplicaState, now time.Time) Replica {
 	if r.Figure.Visible {
 		out.ProxyRequests = &r.Figure.Requests
 	}
-	for _, t := range r.Routes {
-		out.Transports = append(out.Transports, Transport{Name: t.Transport, Peer: t.Peer, State: t.State, Why: t.Why, Rate: t.Rate})
-	}
+	out.Transports = transportsOf(r.Routes)
 	if !r.Reported.IsZero() {
 		age := now.Sub(r.Reported).Seconds()
 		out.ReportAge = &age

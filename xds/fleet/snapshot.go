@@ -44,6 +44,9 @@ type ModelState struct {
 	Seen          uint64        // requests counted so far
 	Flow          policies.Flow // summed over the replicas
 	Replicas      []ReplicaState
+	// Links are the rates where replicas tell of no links; the zero value where links
+	// make no difference.
+	Links links.Defaults
 }
 
 // ReplicaState is one replica of a Snapshot.

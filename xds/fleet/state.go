@@ -348,7 +348,7 @@ func (s *State) Snapshot(now time.Time) *Snapshot {
 		state := ModelState{
 			Name: m.Name, Context: m.Context, Hosts: m.Hosts, Plan: m.plan,
 			Reason: m.reason, Planner: m.planner, BytesPerToken: m.ratio, Flow: s.flow(now, m),
-			Refining: s.rules.Refine == RefineOn, Pin: s.pinned(m.Name),
+			Refining: s.rules.Refine == RefineOn, Pin: s.pinned(m.Name), Links: m.Links,
 		}
 		state.LearntBytesPerToken, state.EstimateError = s.learnt(now, m)
 		state.Seen = state.Flow.Seen

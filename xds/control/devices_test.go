@@ -1,0 +1,49 @@
+package control
+
+import (
+	"encoding/json"
+	"net/http"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/policies/links"
+	"github.com/cascadeinfer/cascade/xds/api"
+	"github.com/cascadeinfer/cascade/xds/site"
+)
+
+// TestDevices: what replicas tell of where they are is answered, with what they made
+// of it.
+func TestDevices(t *testing.T) {
+	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	f := newFleet(t, 2)
+	r := rules()
+	r.Models[0].TokenBytes, r.Models[0].Links = 1e5, links.Defaults{Between: 25 * links.Gigabyte}
+	c := start(t, Config{Rules: r, Replicas: f.list})
+	f.replicas[0].says(func(m *api.LoadReport) {
+		m.Site = site.Encode(links.Site{Known: true, TCP: 12, GPU: &links.GPU{Index: 3, UUID: "u"}})
+		m.Routes = []*api.Route{{Transport: "tcp", Peer: "r1", State: "ready", BytesPerSecond: 5, Over: "loopback"}}
+	})
+	f.report(t, c)
+	var d Devices
+	for len(d.Models) == 0 || !d.Models[0].Replicas[0].Site.Known { // shown a little later
+		code, body := get(t, c, "/devices")
+		if err := json.Unmarshal([]byte(body), &d); err != nil || code != http.StatusOK {
+			t.Fatalf("%d, %v: %s", code, err, body)
+		}
+		if t.Context().Err() != nil {
+			t.Fatal("no site came")
+		}
+	}
+	m := d.Models[0]
+	if m.Links == nil || m.Links.Between != 25*links.Gigabyte || len(m.Replicas) != 2 {
+		t.Fatalf("%+v", m)
+	}
+	if got := m.Replicas[0]; got.Replica != "r0" || got.Stage != "s0" || got.Site.GPU == nil || got.Site.GPU.UUID != "u" || len(got.Transports) != 1 || got.Transports[0].Over != "loopback" {
+		t.Errorf("%+v", got)
+	}
+	if got := m.Replicas[1]; got.Site.Known || got.Transports != nil {
+		t.Errorf("one who has told nothing: %+v", got)
+	}
+	if d := devicesOf(nil); d.Models == nil {
+		t.Error("without a plan there is no list")
+	}
+}
