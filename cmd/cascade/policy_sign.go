@@ -121,7 +121,7 @@ add theirs to the statement that is there. What it says is printed; read it firs
 	l.StringVar(&f.name, "name", "", "the policy's name")
 	l.StringVar(&f.version, "version", "", "its version, as in 1.2.0")
 	l.Uint64Var(&f.generation, "generation", 0, "orders statements; 0: the present second of Unix time")
-	l.StringVar(&f.notAfter, "not-after", "", "last day (2027-06-30) or instant (RFC 3339) at which hosts load it; empty: no end")
+	l.StringVar(&f.notAfter, "not-after", "", "last day (2027-06-30) or instant (RFC 3339) at which it may come to decide; what decides by then goes on; empty: no end")
 	l.StringSliceVar(&f.kinds, "kind", nil, "kinds that it may decide; empty: all that it exports")
 	l.StringSliceVar(&f.limits, "limit", nil, "KIND=FUEL[:MICROS[:PAGES]]: limits of a call below the hosts' own; 0 is theirs")
 	l.StringVar(&f.signature, "signature", "", "signature file; empty: FILE.sig")

@@ -196,6 +196,11 @@ func slotTable(p control.Policies) report.Table {
 				fresh++
 			}
 			t.Notes = append(t.Notes, nodeNotes(slot.Slot, n, proven, candidate)...)
+			for _, l := range n.Lives { // every host says the same
+				if text := fmt.Sprintf("%s: generation %d decides, and %s.", slot.Slot, l.Generation, l.Reason); l.State == string(slots.Active) && l.Reason != "" && !slices.Contains(t.Notes, text) {
+					t.Notes = append(t.Notes, text)
+				}
+			}
 		}
 		if candidate != 0 {
 			tried = fmt.Sprintf("%d of %d", candidates, fresh)

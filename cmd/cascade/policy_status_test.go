@@ -21,6 +21,9 @@ func TestPolicyTables(t *testing.T) {
 			{Generation: 5, State: string(policy.Shadow)},
 		}}}},
 	}}
+	ends := []control.PolicyLife{{Generation: 9, State: string(policy.Active), Reason: "its statement expires tomorrow"}}
+	p.Slots = append(p.Slots, control.PolicySlot{Slot: "outlier", Nodes: []control.PolicyNode{
+		{Node: "r0", ReportAge: &age, Active: 9, Lives: ends}, {Node: "r1", ReportAge: &age, Active: 9, Lives: ends}}})
 	for n := range 5 {
 		p.Slots[1].RolledBack = append(p.Slots[1].RolledBack, control.PolicyEnd{Generation: uint64(n), Name: "m", Reason: fmt.Sprintf("reason %d", n)})
 	}
@@ -32,6 +35,9 @@ func TestPolicyTables(t *testing.T) {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q", want)
 		}
+	}
+	if got := strings.Count(out.String(), "outlier: generation 9 decides, and its statement expires tomorrow."); got != 1 {
+		t.Errorf("an end is told of %d times", got)
 	}
 	for _, no := range []string{"quiet", "older", "reason 1", "2 of 1"} {
 		if strings.Contains(out.String(), no) {

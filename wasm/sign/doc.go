@@ -33,11 +33,22 @@
 // JSON is spaced, ordered or repeated cannot matter, and no field that the reader
 // does not know is taken for signed.
 //
+// # End
+//
+// "not_after" is the last second at which a module may come further: after it no
+// control plane takes the statement, no host begins to try the module, and one that
+// is on trial then is rejected. It does not take away what decides. A module that
+// the fleet runs, which its control plane calls proven, runs on, and begins again on
+// hosts that restart and on new ones: a date must not change what a fleet decides,
+// nor divide it into hosts that started before it and after. So does the module
+// before it, when operators go back to that. Hosts tell of an end in their status and
+// their log from seven days before. Who wants a module gone rolls it back.
+//
 // # Invariants
 //
 //  1. A Statement that Verify returns was signed, every field of it, by at least
-//     Ring.Threshold different keys of the ring, holds for exactly the module
-//     given, and has not expired.
+//     Ring.Threshold different keys of the ring, holds for exactly the module and
+//     the configuration given, and has not expired at the time given.
 //  2. Two different valid statements have different canonical texts.
 //  3. A slot's Mark never goes back: replaying an older statement, with however
 //     many good signatures, is refused. Going back to an older module is a new

@@ -14,7 +14,17 @@ func (m *Machine) climb() {
 
 // step makes one step up, and reports whether there was one to make.
 func (m *Machine) step() bool {
+	if w := m.waiting; w != nil && m.late(w) {
+		m.spend(w.offer.Generation, true)
+		m.end(w, Rejected, expired)
+		m.waiting = nil
+		return true
+	}
 	c := m.candidate
+	if c != nil && m.late(c) {
+		m.drop(c, Rejected, expired)
+		return true
+	}
 	if c == nil {
 		if m.waiting == nil || m.building != Native {
 			return false
@@ -42,6 +52,14 @@ func (m *Machine) step() bool {
 		return m.leaveRung(c)
 	}
 	return false
+}
+
+// expired is why what was not promoted in time is rejected.
+const expired = "its statement expired before it was promoted"
+
+// late reports whether an offer has ended. What the fleet runs does not.
+func (m *Machine) late(c *life) bool {
+	return c.offer.Until != 0 && m.now >= c.offer.Until && !c.offer.Proven
 }
 
 // leaveWarm goes into shadow, or where a proven generation belongs.

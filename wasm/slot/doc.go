@@ -19,7 +19,7 @@
 // instead, a node group say, and goes on to all. What it decides there is decided
 // again by the active generation, and counts where it is worse. An offer that is Proven skips
 // the gates, not the building: it is how a host that starts comes to what its
-// fleet runs already.
+// fleet runs already. One that is not is rejected where it is when its Until comes.
 //
 // # The way down
 //

@@ -41,6 +41,9 @@ type Offer struct {
 	Scope string
 	// Proven skips the gates: the fleet runs it.
 	Proven bool
+	// Until is when an offer that is not Proven ends: what has not been promoted by
+	// then is rejected. 0 means no end.
+	Until policies.Micros
 	// Back says that the host admitted it before, and is to go back to it: it may be
 	// below the floor. Whoever offers it knows that it did not fail.
 	Back bool

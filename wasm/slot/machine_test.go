@@ -102,6 +102,9 @@ func (w *world) event() Event {
 	case n < 17:
 		ev.Kind = Offered
 		o := Offer{Generation: ev.Generation, Goal: Goal(1 + w.rng.IntN(5)), Permille: w.rng.IntN(400), Proven: w.rng.IntN(4) == 0}
+		if w.rng.IntN(4) == 0 {
+			o.Until = w.now + policies.Micros(w.rng.IntN(30))*policies.Second
+		}
 		if w.rng.IntN(2) == 0 {
 			o.Generation = w.top + Generation(1+w.rng.IntN(2))
 		}

@@ -194,6 +194,10 @@ func (p *player) offer(g Generation, words []string) Offer {
 	for _, w := range words {
 		name, scope, _ := strings.Cut(w, "@")
 		name, permille, _ := strings.Cut(name, "=")
+		if name == "until" {
+			o.Until = policies.Micros(p.number(permille)) * policies.Second
+			continue
+		}
 		if name == "proven" {
 			o.Proven = true
 			continue

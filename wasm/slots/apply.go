@@ -1,11 +1,13 @@
 package slots
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
 	"time"
 
+	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/sign"
 	"github.com/cascadeinfer/cascade/wasm/slot"
@@ -24,9 +26,10 @@ const (
 var ErrNotWritten = errors.New("what is admitted could not be written down")
 
 // Check says what is wrong with a want, without the modules' bytes: its form, the
-// signatures of its statements, their kinds, their ends, and whether they are
-// older than what this host has admitted. The error is deterministic: the same
-// want is refused again.
+// signatures of its statements, their kinds and configurations, and whether they
+// are older than what this host has admitted. The error is deterministic: the same
+// want is refused again. A candidate that expires is not: it ends as a rejected one,
+// and what the fleet runs beside it goes on.
 func (s *Set) Check(w Want) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -117,11 +120,7 @@ func (s *Set) statement(k *kindSlot, c Candidate) (sign.Statement, error) {
 	if err != nil {
 		return sign.Statement{}, err
 	}
-	now := s.config.Now()
-	if a := k.about[c.Generation]; a != nil && a.mark == sign.MarkOf(f.Statement) {
-		now = time.Time{} // it was admitted in time; what runs is not stopped
-	}
-	st, err := sign.VerifyStatement(f, s.config.Ring, now)
+	st, err := sign.VerifyStatement(f, s.config.Ring, time.Time{})
 	if err != nil {
 		return st, err
 	}
@@ -201,7 +200,7 @@ func (s *Set) Apply(w Want) error {
 	}
 	for _, st := range all {
 		if k.about[st.Generation] == nil {
-			k.about[st.Generation] = &about{name: st.Name, version: st.Version, digest: st.Digest, mark: sign.MarkOf(st)}
+			k.about[st.Generation] = &about{name: st.Name, version: st.Version, digest: st.Digest, mark: sign.MarkOf(st), notAfter: st.NotAfter}
 		}
 	}
 	k.want, k.refused = w, map[uint64]error{}
@@ -314,8 +313,10 @@ func (k *kindSlot) offerAll() error {
 		c := &k.want.Candidates[i]
 		g := c.Generation
 		o := c.offer()
+		o.Until = k.until(g)
+		offered := o.Offer
 		switch state := states[g]; {
-		case state > 0 && state < slot.IsActive && k.offered[g] != o.Offer: // with another goal
+		case state > 0 && state < slot.IsActive && k.offered[g] != offered: // with another goal
 		case c.Module != nil && k.offerable(g, states):
 		default:
 			continue
@@ -323,7 +324,7 @@ func (k *kindSlot) offerAll() error {
 		c.Module = nil
 		_, before := k.offered[g]
 		o.Back = !before || states[g] == slot.Superseded // else it ended here, if it was ever there
-		k.offered[g] = c.offer().Offer
+		k.offered[g] = offered
 		if err := k.slot.Offer(o); err != nil {
 			k.refused[g] = err
 			errs = append(errs, fmt.Errorf("slot %s: %w", k.kind, err))
@@ -351,6 +352,16 @@ func (k *kindSlot) leaveUnwanted() {
 		}
 		k.slot.RollBack(slot.Generation(active), "the fleet does not want it any more")
 	}
+}
+
+// until is when a generation expires, in the slot's time.
+func (k *kindSlot) until(g uint64) policies.Micros {
+	a := k.about[g]
+	if a == nil || a.notAfter == 0 {
+		return 0
+	}
+	at := policies.Micros(time.Unix(a.notAfter+1, 0).Sub(k.slot.Begin()) / time.Microsecond)
+	return cmp.Or(at, -1)
 }
 
 func (c Candidate) offer() swap.Candidate {

@@ -50,7 +50,6 @@ func TestRefused(t *testing.T) {
 		"unsigned":                {want(with(func(*sign.Statement) {})), "signed by 0 keys"},
 		"signed by a stranger":    {want(with(func(*sign.Statement) {}, 1)), "signed by 0 keys"},
 		"changed after signing":   {want(but(func(c *Candidate) { c.Signature = []byte(strings.Replace(string(c.Signature), "1.2.3", "9.9.9", 1)) })), "changed after"},
-		"expired":                 {want(with(func(s *sign.Statement) { s.NotAfter = 1999 }, 0)), "expired"},
 		"another protocol":        {want(with(func(s *sign.Statement) { s.ABI = "cascade-policy/9" }, 0)), "built for"},
 		"signed for another kind": {want(with(func(s *sign.Statement) { s.Grants[0].Kind = abi.Place }, 0)), "not signed for bid-select"},
 		"replayed":                {want(good(49)), "older than"},
@@ -128,41 +127,6 @@ func TestHostileModules(t *testing.T) {
 	}
 	if st := s.Status()[0]; st.Active != 0 || st.Floor != generation {
 		t.Errorf("%+v", st)
-	}
-}
-
-// TestExpiredWhileRunning: what was admitted in time goes on, and its want is not
-// refused; after a restart it is.
-func TestExpiredWhileRunning(t *testing.T) {
-	c := config(t)
-	var late bool
-	c.Now = func() time.Time {
-		if late {
-			return time.Unix(3000, 0)
-		}
-		return time.Unix(2000, 0)
-	}
-	code := leastLoad()
-	st := statement(60, code, abi.Select)
-	st.NotAfter = 2500
-	w := proven(t, 60, code)
-	w.Signature = signed(t, st, 0)
-	s, err := New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Apply(want(w)); err != nil {
-		t.Fatal(err)
-	}
-	late = true
-	if err := s.Apply(want(w)); err != nil {
-		t.Error(err)
-	}
-	if s, err = New(c); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Check(want(w)); err == nil || !strings.Contains(err.Error(), "expired") {
-		t.Error(err)
 	}
 }
 

@@ -63,6 +63,8 @@ type about struct {
 	name, version string
 	digest        sign.Digest
 	mark          sign.Mark
+	notAfter      int64         // of its statement
+	told          time.Time     // when the log was last told of its end
 	stats         *policy.Stats // once it is freed
 }
 
@@ -132,8 +134,12 @@ func (s *Set) Run(ctx context.Context) error {
 	}
 	quiet, tidied := time.NewTimer(quietFor), uint64(0)
 	defer quiet.Stop()
+	look := time.NewTicker(lookForEnds)
+	defer look.Stop()
 	for done := false; !done; {
 		select {
+		case <-look.C:
+			s.warn()
 		case <-ctx.Done():
 			done = true
 		case <-s.wake:
@@ -173,6 +179,7 @@ func (s *Set) follow() {
 		}
 	}
 	s.remember()
+	s.warnLocked()
 }
 
 // remember writes down what is active, and what was before. The lock is held.

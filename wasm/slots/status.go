@@ -1,6 +1,11 @@
 package slots
 
-import "github.com/cascadeinfer/cascade/wasm/policy"
+import (
+	"time"
+
+	"github.com/cascadeinfer/cascade/wasm/policy"
+	"github.com/cascadeinfer/cascade/wasm/slot"
+)
 
 // Status is one slot at one moment.
 type Status struct {
@@ -27,10 +32,14 @@ type Life struct {
 	Goal       string `json:"goal"`
 	Permille   int    `json:"permille,omitempty"` // of its canary
 	Since      int64  `json:"since_unix_micros"`  // when the state, or the step of its canary, began
-	Reason     string `json:"reason,omitempty"`
-	Name       string `json:"name"`
-	Version    string `json:"version"`
-	SHA256     string `json:"sha256"`
+	// Reason is why it is no further, or not there any more; of one that decides,
+	// that its statement expires soon, or has.
+	Reason string `json:"reason,omitempty"`
+	// NotAfter is the end of its statement, in seconds since 1970; 0 for none.
+	NotAfter int64  `json:"not_after_unix,omitempty"`
+	Name     string `json:"name"`
+	Version  string `json:"version"`
+	SHA256   string `json:"sha256"`
 	// Figures of the stage that it is in, or was in last.
 	Figures Figures `json:"figures"`
 	// Calls and Faults are all since it was loaded, shadow not included.
@@ -61,7 +70,7 @@ func (s *Set) Status() []Status {
 	defer s.mu.Unlock()
 	all := make([]Status, 0, len(s.config.Kinds))
 	for _, kind := range s.config.Kinds {
-		st := s.slots[kind].status()
+		st := s.slots[kind].status(s.config.Now())
 		if s.err != nil {
 			st.Error = s.err.Error()
 		}
@@ -71,7 +80,7 @@ func (s *Set) Status() []Status {
 }
 
 // status tells of one slot. The set's lock is held.
-func (k *kindSlot) status() Status {
+func (k *kindSlot) status(at time.Time) Status {
 	now, loaded, begin := k.slot.Status(), k.slot.Loaded(), k.slot.Begin().UnixMicro()
 	st := Status{Kind: k.kind.String(), Active: uint64(now.Route.Active), Candidate: uint64(now.Route.Candidate),
 		Permille: now.Route.Permille, Scope: now.Route.Scope, Floor: uint64(now.Floor)}
@@ -81,6 +90,10 @@ func (k *kindSlot) status() Status {
 		var stats *policy.Stats
 		if a := k.about[life.Generation]; a != nil {
 			life.Name, life.Version, life.SHA256, stats = a.name, a.version, a.digest.String(), a.stats
+			life.NotAfter = a.notAfter
+			if l.State >= slot.IsWarm && l.State <= slot.IsPrevious && life.Reason == "" {
+				life.Reason = a.ends(at)
+			}
 		}
 		if p, ok := loaded[l.Generation].(*policy.Policy); ok {
 			present := p.Stats()
