@@ -16,6 +16,7 @@ type Limits struct {
 	Reads       uint8 // RDMA READs that a pair serves at a time
 	OwnReads    uint8 // and that it has under way
 	Ports       int   // numbered from 1
+	Pieces      int   // of local memory that one READ fills
 	Region      uint64
 }
 
@@ -74,6 +75,7 @@ func (d *Device) prepare(fd int) error {
 	}
 	d.Limits = Limits{
 		Requests: int(v[0]), Completions: int(v[1]), Reads: uint8(min(v[2], 255)), OwnReads: uint8(min(v[3], 255)), Ports: int(v[4]), Region: v[5],
+		Pieces: int(v[6]),
 	}
 	v = words{d.context}
 	if err := d.lib.do(allocPD, &v, nil); err != nil {

@@ -5,12 +5,16 @@ import (
 	"unsafe"
 )
 
-// Batch is how many requests one call posts at most.
-const Batch = 64
+// Batch is how many entries one call posts at most.
+const Batch = 128
 
 // Signaled requests that succeed complete; those without complete when they fail
 // only.
 const Signaled = 2
+
+// Joined makes an entry part of the request before: its local memory follows on that
+// one's, and only that counts. Their number is bounded by the pair's pieces.
+const Joined = 1 << 31
 
 // Work is one request: Length bytes between local and remote memory, named by
 // their addresses and keys. Its layout is that of cv_work.
@@ -63,9 +67,10 @@ type Pair struct {
 }
 
 // Pair makes a pair whose completions go to a queue, with room for so many requests
-// and receives at a time.
-func (d *Device) Pair(q *Queue, requests, receives int) (*Pair, error) {
-	v := words{d.domain, q.queue, uint64(requests), uint64(receives)}
+// and receives at a time. A request has so many pieces of local memory at most, a
+// receive one.
+func (d *Device) Pair(q *Queue, requests, receives, pieces int) (*Pair, error) {
+	v := words{d.domain, q.queue, uint64(requests), uint64(receives), uint64(pieces)}
 	if err := d.lib.do(createQP, &v, nil); err != nil {
 		return nil, fmt.Errorf("verbs: a pair: %w", err)
 	}
@@ -109,8 +114,8 @@ func (p *Pair) modify(state string, v *words, path unsafe.Pointer) error {
 	return nil
 }
 
-// Post posts requests of one kind, at most Batch, and returns how many of them
-// were taken.
+// Post posts requests of one kind, of at most Batch entries, and returns how many
+// requests were taken.
 func (p *Pair) Post(op Opcode, work []Work) (int, error) {
 	return p.post(postSend, op, work)
 }

@@ -56,31 +56,33 @@ static int to_rts(cv_qp_attr *a, const cv_path *p) {
 	return CV_QP_STATE | CV_QP_SQ_PSN | CV_QP_TIMEOUT | CV_QP_RETRY_CNT | CV_QP_RNR_RETRY | CV_QP_MAX_QP_RD_ATOMIC;
 }
 
-// post_send posts n requests of one kind; v[0] becomes how many were taken.
+// post_send posts n entries, which are requests of one kind; v[0] becomes how many
+// requests were taken.
 static int post_send(cv_qp *qp, uint64_t *v, const cv_work *work) {
-	cv_send_wr wr[CV_BATCH] = {0}, *bad = 0;
+	cv_send_wr wr[CV_BATCH], *bad = 0;
 	cv_sge sge[CV_BATCH];
-	int n = (int)v[2];
-	if (n < 1 || n > CV_BATCH)
+	int n = (int)v[2], m = 0;
+	if (n < 1 || n > CV_BATCH || work[0].flags & (uint32_t)CV_JOINED)
 		return EINVAL;
 	for (int i = 0; i < n; i++) {
 		sge[i] = (cv_sge){work[i].local, work[i].length, work[i].lkey};
-		wr[i].wr_id = work[i].id;
-		wr[i].next = i + 1 < n ? &wr[i + 1] : 0;
-		wr[i].sg_list = &sge[i];
-		wr[i].num_sge = work[i].length > 0;
-		wr[i].opcode = (int)v[1];
-		wr[i].send_flags = work[i].flags;
-		wr[i].wr.rdma.remote_addr = work[i].remote;
-		wr[i].wr.rdma.rkey = work[i].rkey;
+		if (work[i].flags & (uint32_t)CV_JOINED) {
+			wr[m - 1].num_sge++;
+			continue;
+		}
+		if (m > 0)
+			wr[m - 1].next = &wr[m];
+		wr[m] = (cv_send_wr){.wr_id = work[i].id, .sg_list = &sge[i], .num_sge = work[i].length > 0, .opcode = (int)v[1], .send_flags = work[i].flags,
+			.wr.rdma = {work[i].remote, work[i].rkey}};
+		m++;
 	}
 	int r = status(qp->context->post_send(qp, wr, &bad));
-	v[0] = r && bad ? (uint64_t)(bad - wr) : r ? 0 : (uint64_t)n;
+	v[0] = r && bad ? (uint64_t)(bad - wr) : r ? 0 : (uint64_t)m;
 	return r;
 }
 
 static int post_recv(cv_qp *qp, uint64_t *v, const cv_work *work) {
-	cv_recv_wr wr[CV_BATCH] = {0}, *bad = 0;
+	cv_recv_wr wr[CV_BATCH], *bad = 0;
 	cv_sge sge[CV_BATCH];
 	int n = (int)v[2];
 	if (n < 1 || n > CV_BATCH)
@@ -122,7 +124,7 @@ int cv_call(void *const *f, int op, uint64_t *v, void *buf) {
 		cv_device_attr a = {0};
 		int r = status(F(ibv_query_device, int (*)(void *, cv_device_attr *))(pointer(v[0]), &a));
 		v[0] = (uint64_t)a.max_qp_wr, v[1] = (uint64_t)a.max_cqe, v[2] = (uint64_t)a.max_qp_rd_atom, v[3] = (uint64_t)a.max_qp_init_rd_atom;
-		v[4] = a.phys_port_cnt, v[5] = a.max_mr_size;
+		v[4] = a.phys_port_cnt, v[5] = a.max_mr_size, v[6] = (uint64_t)(a.max_sge_rd > 0 ? a.max_sge_rd : 1);
 		return r;
 	}
 	case CV_ibv_query_port: {
@@ -180,7 +182,7 @@ int cv_call(void *const *f, int op, uint64_t *v, void *buf) {
 		return 0;
 	case CV_ibv_create_qp: {
 		cv_qp_init_attr a = {.send_cq = pointer(v[1]), .recv_cq = pointer(v[1]), .qp_type = CV_QPT_RC,
-			.cap = {.max_send_wr = (uint32_t)v[2], .max_recv_wr = (uint32_t)v[3], .max_send_sge = 1, .max_recv_sge = 1}};
+			.cap = {.max_send_wr = (uint32_t)v[2], .max_recv_wr = (uint32_t)v[3], .max_send_sge = (uint32_t)v[4], .max_recv_sge = 1}};
 		cv_qp *q = F(ibv_create_qp, cv_qp *(*)(void *, cv_qp_init_attr *))(pointer(v[0]), &a);
 		if (q)
 			v[1] = q->qp_num;

@@ -47,14 +47,17 @@ enum {
 	CV_COUNT
 };
 
-// cv_work is one work request as Go makes it.
+// cv_work is one work request as Go makes it; with CV_JOINED it is more local memory of
+// the one before, and only that.
 typedef struct {
 	uint64_t id, local, remote;
 	uint32_t length, lkey, rkey, flags;
 } cv_work;
 
 // CV_BATCH is how many of them one call posts at most.
-#define CV_BATCH 64
+#define CV_BATCH 128
+
+enum { CV_JOINED = 1 << 31 };
 
 // cv_path is where a queue pair leads, and how.
 typedef struct {

@@ -159,7 +159,7 @@ func (r *rig) setUp(name string) (err error) {
 		if r.queues[i], err = r.device.Queue(64); err != nil {
 			return err
 		}
-		if r.pairs[i], err = r.device.Pair(r.queues[i], 64, 8); err != nil {
+		if r.pairs[i], err = r.device.Pair(r.queues[i], 64, 8, 2); err != nil {
 			return err
 		}
 	}

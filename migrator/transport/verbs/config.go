@@ -25,9 +25,13 @@ const (
 	tidyEvery    = time.Second      // between two looks for registrations that nobody needs
 	noteEvery    = time.Minute      // between two lines about receivers that lie
 
-	batchBytes = 512 << 10 // that one batch of READs asks for, about
-	readBytes  = 256 << 10 // and one READ, at most
-	depth      = 4         // batches under way
+	// What a processor does for a plan is by READs, batches and completions, so all
+	// are as large as the end of a pull bears, which waits for the last batch's check:
+	// 4 MiB are summed in a third of a millisecond.
+	batchBytes = 4 << 20 // that one batch of READs asks for, about
+	readBytes  = 4 << 20 // and one READ, at most
+	depth      = 4       // batches under way
+	maxPieces  = 16      // of local memory that one READ fills
 
 	// A packet is sent again after 4.096 µs · 2^11 = 8.4 ms, 6 times: a peer that is
 	// gone is noticed after 59 ms, and after four times as much with NICs that round

@@ -345,7 +345,7 @@ func TestSilentPeer(t *testing.T) {
 			t.Fatal(err)
 		}
 		// The receiver's pair asks one that was never there from now on.
-		gone, err := p.nic.device.Pair(p.queue, requests, 1)
+		gone, err := p.nic.device.Pair(p.queue, depth*len(p.work), 1, p.pieces)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -11,59 +11,117 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
-// cursor goes through the bytes of a plan, region by region, in the plan's order:
-// so neighbours in both pools become one request. Part k is region k/blocks of entry
-// k%blocks.
+// stretch is blocks of a plan that are neighbours in both pools, n of them from one
+// entry on.
+type stretch struct {
+	entry, n int
+	src, dst int64
+}
+
+// stretches appends those of a plan, in its order.
+func stretches(to []stretch, p transport.Plan) []stretch {
+	for i := range p.Src {
+		src, dst := int64(p.Src[i]), int64(p.Dst[i])
+		if last := len(to) - 1; last >= 0 && to[last].src+int64(to[last].n) == src && to[last].dst+int64(to[last].n) == dst {
+			to[last].n++
+			continue
+		}
+		to = append(to, stretch{i, 1, src, dst})
+	}
+	return to
+}
+
+// cursor goes through the bytes of a plan, region by region, in the plan's order. It
+// goes by stretches where blocks have no gaps, so that what is in a row costs as
+// much as one block.
 type cursor struct {
-	plan   transport.Plan
-	source transport.Layout
-	target transport.Layout
-	part   int   // the next one
-	at     int64 // and its first byte that is not asked for
+	source, target transport.Layout
+	plan           []stretch
+	entries        int // of the plan
+
+	region, stretch int
+	block           int   // of the stretch
+	at              int64 // of the block: its first byte that is not asked for
 }
 
 // over reports whether nothing is left.
-func (c *cursor) over() bool { return c.part == len(c.plan.Src)*len(c.target.Regions) }
+func (c *cursor) over() bool { return len(c.plan) == 0 || c.region == len(c.target.Regions) }
 
-// next is the next run of bytes that lie together in both pools, at most so long:
-// where it begins in each, counted from the pools' first bytes.
+// part is the first one of which something is not asked for: part k is region
+// k/entries of entry k%entries.
+func (c *cursor) part() int {
+	if c.over() {
+		return c.entries * len(c.target.Regions)
+	}
+	return c.region*c.entries + c.plan[c.stretch].entry + c.block
+}
+
+// next is the next bytes that lie together in both pools, at most so many: where they
+// begin in each, counted from the pools' first bytes.
 func (c *cursor) next(most int64) (from, to, n int64) {
-	for !c.over() {
-		r, i := c.part/len(c.plan.Src), c.part%len(c.plan.Src)
-		s, d := c.source.Regions[r], c.target.Regions[r]
-		src, dst := s.Offset+int64(c.plan.Src[i])*s.Stride+c.at, d.Offset+int64(c.plan.Dst[i])*d.Stride+c.at
-		if n == 0 {
-			from, to = src, dst
-		} else if from+n != src || to+n != dst || n == most {
-			break
-		}
-		take := min(d.Bytes-c.at, most-n)
-		n, c.at = n+take, c.at+take
-		if c.at < d.Bytes {
-			break
-		}
-		c.part, c.at = c.part+1, 0
+	if c.over() || most <= 0 {
+		return 0, 0, 0
+	}
+	s, d, run := c.source.Regions[c.region], c.target.Regions[c.region], c.plan[c.stretch]
+	from = s.Offset + (run.src+int64(c.block))*s.Stride + c.at
+	to = d.Offset + (run.dst+int64(c.block))*d.Stride + c.at
+	n = d.Bytes - c.at
+	if s.Stride == s.Bytes && d.Stride == d.Bytes {
+		n += int64(run.n-c.block-1) * d.Bytes
+	}
+	n = min(n, most)
+	if c.at += n; c.at >= d.Bytes {
+		c.block, c.at = c.block+int(c.at/d.Bytes), c.at%d.Bytes
+	}
+	if c.block == run.n {
+		c.block, c.stretch = 0, c.stretch+1
+	}
+	if c.stretch == len(c.plan) {
+		c.stretch, c.region = 0, c.region+1
 	}
 	return from, to, n
 }
 
-// batch fills the work of one batch, and returns how much it is. The last request
-// tells when all have ended.
+// batch fills the work of one batch, and returns how many entries it has. What lies
+// together in the source is one READ, wherever its pieces go. The last READ tells
+// when all have ended.
 func (p *puller) batch(c *cursor) (n int) {
+	first, pieces := 0, 0             // of the last READ: its entry, and how many it has
+	end, length := int64(0), int64(0) // where it ends in the source, and its bytes
+	longest := min(int64(readBytes), int64(p.nic.port.Message))
 	for bytes := int64(0); n < len(p.work) && bytes < batchBytes; n++ {
-		from, to, length := c.next(readBytes)
-		if length == 0 {
+		most := longest
+		joins := pieces > 0 && pieces < p.pieces && length < longest
+		if joins {
+			most -= length
+		}
+		from, to, run := c.next(most)
+		if run == 0 {
 			break
 		}
-		p.work[n] = verbs.Work{
-			Local: p.region.Base + uint64(to), LocalKey: p.region.Local, Remote: p.key.base + uint64(from), RemoteKey: p.key.key, Length: uint32(length),
+		w := &p.work[n]
+		*w = verbs.Work{
+			Local: p.region.Base + uint64(to), LocalKey: p.region.Local, Remote: p.key.base + uint64(from), RemoteKey: p.key.key, Length: uint32(run),
 		}
-		bytes += length
+		if joins && from == end {
+			w.Flags = verbs.Joined
+			pieces, length = pieces+1, length+run
+		} else {
+			first, pieces, length = n, 1, run
+		}
+		end, bytes = from+run, bytes+run
 	}
 	if n > 0 {
-		p.work[n-1].Flags = verbs.Signaled
+		p.work[first].Flags = verbs.Signaled
+		p.work[first].ID = p.posted
 	}
 	return n
+}
+
+// cursor is at the beginning of a plan. It is good until the next one.
+func (p *puller) cursor(plan transport.Plan) cursor {
+	p.stretches = stretches(p.stretches[:0], plan)
+	return cursor{source: p.remote, target: p.memory.Layout, plan: p.stretches, entries: len(plan.Src)}
 }
 
 // pull asks for a plan in batches, some of them at a time, and verifies each while
@@ -74,22 +132,22 @@ func (p *puller) pull(ctx context.Context, plan transport.Plan) error {
 	}
 	defer context.AfterFunc(ctx, func() { p.queue.SetDeadline(time.Unix(1, 0)) })()
 	p.queue.SetDeadline(p.deadline)
-	c := cursor{plan: plan, source: p.remote, target: p.memory.Layout}
-	posted, ended, verified := 0, 0, 0 // batches, batches, parts
+	c := p.cursor(plan)
+	p.posted = 0
+	ended, verified := uint64(0), 0 // batches, parts
 	for {
-		for posted < ended+depth && !c.over() {
+		for p.posted < ended+depth && !c.over() {
 			if err := p.goOn(ctx); err != nil {
 				return err
 			}
 			n := p.batch(&c)
-			p.work[n-1].ID = uint64(posted)
-			p.marks[posted%depth] = c.part
-			posted++
+			p.marks[p.posted%depth] = c.part()
+			p.posted++
 			if _, err := p.pair.Post(verbs.Read, p.work[:n]); err != nil {
 				return p.why(ctx, err)
 			}
 		}
-		if posted == ended {
+		if p.posted == ended {
 			break
 		}
 		n, err := p.next(ctx)
@@ -100,7 +158,7 @@ func (p *puller) pull(ctx context.Context, plan transport.Plan) error {
 			if err := p.queue.Fail(w); err != nil {
 				return p.why(ctx, err)
 			}
-			if w.ID != uint64(ended) {
+			if w.ID != ended {
 				return errors.New("a batch has ended before the one in front of it")
 			}
 			ended++

@@ -231,7 +231,7 @@ func (s *session) connect(theirs end) (err error) {
 	if s.queue, err = s.nic.device.Queue(1); err != nil {
 		return err
 	}
-	if s.pair, err = s.nic.device.Pair(s.queue, 1, 1); err != nil {
+	if s.pair, err = s.nic.device.Pair(s.queue, 1, 1, 1); err != nil {
 		return err
 	}
 	own := s.nic.end(s.pair)

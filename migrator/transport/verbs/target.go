@@ -48,7 +48,7 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	p := &puller{t: t, work: make([]verbs.Work, verbs.Batch), done: make([]verbs.Completion, 2*depth)}
+	p := &puller{t: t, done: make([]verbs.Completion, 2*depth)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(cause(ctx, err), p.give())
@@ -60,13 +60,16 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 	if p.nic, err = t.take(); err != nil {
 		return nil, err
 	}
+	p.pieces = min(p.nic.device.Limits.Pieces, maxPieces)
+	p.work = make([]verbs.Work, max(min(verbs.Batch, p.nic.device.Limits.Requests/depth), 1))
+	requests := depth * len(p.work)
 	if p.region, err = p.nic.registered(p.memory); err != nil {
 		return nil, err
 	}
 	if p.queue, err = p.nic.device.Queue(requests); err != nil {
 		return nil, err
 	}
-	if p.pair, err = p.nic.device.Pair(p.queue, requests, 1); err != nil {
+	if p.pair, err = p.nic.device.Pair(p.queue, requests, 1, p.pieces); err != nil {
 		return nil, err
 	}
 	if err := p.pair.Init(p.nic.port.Number, 0); err != nil {
@@ -81,9 +84,6 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 	}
 	return p, p.attach(ctx, wire.Hello{Ticket: offer.Ticket, Receiver: receiver})
 }
-
-// requests is how many READs may be under way.
-const requests = depth * verbs.Batch
 
 // cause is why a call ended: the context's end counts more than what it led to.
 func cause(ctx context.Context, err error) error {
@@ -101,6 +101,7 @@ type puller struct {
 	region   *region
 	queue    *verbs.Queue
 	pair     *verbs.Pair
+	pieces   int // of one READ
 	conn     *grpc.ClientConn
 	hangUp   context.CancelFunc // ends the stream
 	ended    chan struct{}      // closed when the stream has ended; nil before there is one
@@ -113,13 +114,15 @@ type puller struct {
 	once    sync.Once
 	closed  error
 
-	mu     sync.Mutex   // held by Pull, and by Close when it gives back
-	work   []verbs.Work // of memory without Go pointers, as C demands
-	done   []verbs.Completion
-	marks  [depth]int // parts that are whole after each batch under way
-	bad    []int
-	over   error // why the puller is of no use any more
-	fenced bool
+	mu        sync.Mutex   // held by Pull, and by Close when it gives back
+	work      []verbs.Work // of memory without Go pointers, as C demands
+	done      []verbs.Completion
+	stretches []stretch  // of the pull's plan
+	posted    uint64     // batches of the pull
+	marks     [depth]int // parts that are whole after each batch under way
+	bad       []int
+	over      error // why the puller is of no use any more
+	fenced    bool
 }
 
 // attach presents the ticket and the own end, and connects to the source's.
