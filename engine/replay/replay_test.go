@@ -204,8 +204,11 @@ func TestFailures(t *testing.T) {
 					t.Errorf("%d lines of records", lines)
 				}
 				var record Record
-				if err := json.Unmarshal(bytes.Split(log.Bytes(), []byte("\n"))[1], &record); err != nil || record.Error != got.Kind {
+				if err := json.Unmarshal(bytes.Split(log.Bytes(), []byte("\n"))[1], &record); err != nil || record.Error != got.Kind || record.Waited != 60 {
 					t.Errorf("the second record is %+v, %v", record, err)
+				}
+				if told := strings.HasSuffix(got.First, " (its connection had waited for 60 s)"); told != (record.Tokens == 0) {
+					t.Errorf("%d tokens came before %s", record.Tokens, got.First)
 				}
 				if result.Wall.TTFT.Count != 2 || result.Wall.Classes[0].Failed != 1 {
 					t.Errorf("a failed request counts as a latency: %+v", result.Wall)

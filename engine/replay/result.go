@@ -58,7 +58,7 @@ func (r Result) Failed() int {
 type Failure struct {
 	Kind  Kind   `json:"kind"`
 	Count int    `json:"count"`
-	First string `json:"first"` // the message of the first one
+	First string `json:"first"` // the message of the first one, and how long its connection had waited
 }
 
 // StageShare is the requests that one stage served.
@@ -145,6 +145,9 @@ func summarise(cfg Config, records []Record, wall time.Duration) Result {
 		f := failures[record.Error]
 		if f == nil {
 			f = &Failure{Kind: record.Error, First: record.Message}
+			if record.Waited > 0 && record.Tokens == 0 {
+				f.First += fmt.Sprintf(" (its connection had waited for %.3g s)", record.Waited)
+			}
 			failures[record.Error] = f
 		}
 		f.Count++

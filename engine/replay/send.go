@@ -8,6 +8,7 @@ import (
 	"io"
 	"mime"
 	"net/http"
+	"net/http/httptrace"
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -65,6 +66,10 @@ type Record struct {
 	Cached  int64           `json:"cached,omitempty"`
 	Error   Kind            `json:"error,omitempty"`
 	Message string          `json:"message,omitempty"` // of the error
+	// Waited is how long the connection of a failed request had been open or idle
+	// before it, in seconds; 0 where it was made for it. Failures after one and the
+	// same time point at somebody's limit.
+	Waited float64 `json:"waited,omitempty"`
 }
 
 // TPOT is the mean time between tokens after the first, in seconds; false for
@@ -90,6 +95,9 @@ func (r *Replay) send(ctx context.Context, i int) Record {
 
 	ctx, cancel := context.WithDeadlineCause(ctx, due.Add(r.cfg.Timeout), errTimeout)
 	defer cancel()
+	// Of the last connection, where the transport tries another one.
+	var waited time.Duration
+	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(c httptrace.GotConnInfo) { waited = c.IdleTime }})
 	body := r.body(i)
 	record.Lag = since(time.Now())
 	a, err := r.exchange(ctx, body, &record)
@@ -104,6 +112,7 @@ func (r *Replay) send(ctx context.Context, i int) Record {
 	if err != nil {
 		f := classify(ctx, err)
 		record.Error, record.Message = f.kind, f.err.Error()
+		record.Waited = waited.Seconds()
 		r.cfg.Logger.Debug("request failed", "index", i, "input", request.Input, "kind", f.kind, "error", f.err)
 	}
 	return record
