@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/http"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -104,4 +105,25 @@ func TestPolicyPeers(t *testing.T) {
 	see(b, "a is not listed", func(s PolicySlot) bool { return node(s, "control/a").Node == "" })
 	obeyed(t)(push(t, b, "slot=partition&goal=active&scope=m", []byte("4"), "generation 4"))
 	see(b, "4 is proven", proven(4))
+}
+
+// FuzzReadPeer checks that whatever is in a note is a report of a control plane,
+// within bounds, or an error.
+func FuzzReadPeer(f *testing.F) {
+	f.Add([]byte(`{"replica":"control/a","sequence":"7","slots":[{"kind":"guard","active":"3","lives":[{"generation":"3","state":"active","reason":"x"}]}]}`))
+	f.Add([]byte(`{"replica":"r0"}`))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		r, err := readPeer(text)
+		if err != nil {
+			return
+		}
+		if !strings.HasPrefix(r.Node, nodePrefix) || len(r.Node) > policy.MaxName || len(r.Statuses) > policy.MaxStatuses {
+			t.Errorf("%+v", r)
+		}
+		for _, s := range r.Statuses {
+			if !policy.Known(s.Kind) || len(s.Lives) > policy.MaxLives || len(s.Refused) > policy.MaxReason {
+				t.Errorf("%+v", s)
+			}
+		}
+	})
 }
