@@ -13,6 +13,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/policy"
 	"github.com/cascadeinfer/cascade/engine/report"
+	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/sign"
 )
 
@@ -24,7 +25,7 @@ func newPolicy(s *settings) *cobra.Command {
 		Long: `A policy decides one thing: how a fleet is divided into length stages (partition),
 where a boundary should lie (refine), who takes a request that moves (bid), who has
 too much (outlier), where a request starts (place), or whether a plan may be (guard).
-Written in Go or C, it is built as a WebAssembly module that runs in a sandbox: it
+Written in Go, C or Rego, it is built as a WebAssembly module that runs in a sandbox: it
 sees nothing but the call, and can hurt no request.
 
   cascade policy new my-refiner      begins one: forty lines that work
@@ -55,7 +56,8 @@ func newPolicyNew(s *settings) *cobra.Command {
 		Use:   "new NAME",
 		Short: "Begin a policy: sources, a native test and recorded calls",
 		Long: `New writes a folder with a policy that works: main.go (or main.c), a test that runs
-natively, calls in testdata, and a README. "cascade policy test" accepts it as it is.
+natively, calls in testdata, and a README; rules in Rego, with --lang rego, are of kind
+guard, policy.rego with its settings. "cascade policy test" accepts it as it is.
 NAME may be a path; its last element names the policy.
 
 In Go it is a module of its own. Inside a checkout of Cascade its go.mod refers to that
@@ -64,10 +66,14 @@ built in, or to this program's version. In C it needs cascade_policy.h, which is
 written beside it, and a compiler for wasm32: see "cascade policy build --help".`,
 		Example: `  cascade policy new my-refiner
   cascade policy new cheap-bids --kind bid --lang c
-  cascade policy new ../policies/no-small-stages --kind guard --cascade ~/src/cascade`,
+  cascade policy new ../policies/no-small-stages --kind guard --cascade ~/src/cascade
+  cascade policy new at-night --lang rego`,
 		Args: exactArgs(1),
-		RunE: func(_ *cobra.Command, args []string) error {
+		RunE: func(cmd *cobra.Command, args []string) error {
 			n.Dir = args[0]
+			if n.Lang == policy.LangRego && !cmd.Flags().Changed("kind") {
+				n.Kind = abi.Guard.String()
+			}
 			b, err := policy.New(n)
 			if err != nil {
 				return err
@@ -81,11 +87,11 @@ written beside it, and a compiler for wasm32: see "cascade policy build --help".
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&n.Kind, "kind", "refine", "what it decides: "+strings.Join(policy.NewKinds(), ", "))
-	f.StringVar(&n.Lang, "lang", "go", "go or c")
+	f.StringVar(&n.Kind, "kind", "refine", "what it decides: "+strings.Join(policy.NewKinds(), ", ")+"; in Rego always guard")
+	f.StringVar(&n.Lang, "lang", "go", "language: "+strings.Join(policy.NewLangs(), ", "))
 	f.StringVar(&n.Sources, "cascade", "", "checkout of Cascade to build a Go policy against")
 	completeFrom(c, "kind", policy.NewKinds())
-	completeFrom(c, "lang", []string{"go", "c"})
+	completeFrom(c, "lang", policy.NewLangs())
 	return c
 }
 

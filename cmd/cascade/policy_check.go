@@ -84,7 +84,7 @@ Exit codes: 0 when all checks pass, 1 when one fails.`,
 	f := c.Flags()
 	f.StringVar(&t.Native, "native", "", "built-in policy that it must decide like: "+strings.Join(policy.Builtins(), ", "))
 	f.StringVar(&frames, "frames", "", "file of recorded calls to replay")
-	f.StringVar(&configuration, "config", "", "file with the module's configuration")
+	f.StringVar(&configuration, "configuration", "", "file with what the module is configured with")
 	f.BoolVar(&update, "update", false, "write what the module answers now to FILE.golden")
 	f.IntVar(&t.Calls, "calls", 0, "calls of the leak test for each kind; 0: as above")
 	f.IntVar(&t.Random, "random", 0, "random calls for each kind; 0: 2000, partition 100")
@@ -174,7 +174,7 @@ bids, sites or requests. Fuel is the same on every machine.`,
 	}
 	b.flags(c)
 	c.Flags().StringVar(&native, "native", "", "built-in policy to run beside it; empty: the fleet's default for the kind")
-	c.Flags().StringVar(&configuration, "config", "", "file with the module's configuration")
+	c.Flags().StringVar(&configuration, "configuration", "", "file with what the module is configured with")
 	c.Flags().DurationVar(&each, "time", time.Second, "time to measure each kind for")
 	completeFrom(c, "native", policy.Builtins())
 	return c

@@ -25,7 +25,7 @@ type policyPlay struct {
 
 func (p *policyPlay) flags(c *cobra.Command) {
 	p.policyBuild.flags(c)
-	c.Flags().StringVar(&p.configuration, "config", "", "file with the modules' configuration")
+	c.Flags().StringVar(&p.configuration, "configuration", "", "file with what the modules are configured with")
 	c.Flags().IntVar(&p.show, "show", 20, "how many differences to print")
 }
 

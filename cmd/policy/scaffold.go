@@ -37,6 +37,16 @@ var begun = map[string]map[string]string{
 // NewKinds lists what New can begin.
 func NewKinds() []string { return slices.Sorted(maps.Keys(begun)) }
 
+// The languages that New knows.
+const (
+	langGo   = "go"
+	langC    = "c"
+	LangRego = "rego"
+)
+
+// NewLangs lists in what New can begin it.
+func NewLangs() []string { return []string{langGo, langC, LangRego} }
+
 const (
 	modulePath = "github.com/cascadeinfer/cascade"
 	goVersion  = "1.26.0"
@@ -48,7 +58,7 @@ const (
 type NewConfig struct {
 	Dir  string // made by New; its last element names the policy
 	Kind string // of NewKinds
-	Lang string // "go" or "c"
+	Lang string // of NewLangs; rules in Rego are of kind guard
 	// Sources is a checkout of Cascade that the policy is built against. "" means
 	// one that the folder lies in, or the working directory, or this program; and
 	// if there is none, this program's version, when that is a published one.
@@ -77,8 +87,10 @@ func New(c NewConfig) (Begun, error) {
 		return b, fmt.Errorf("name %q: use up to 64 of a–z, 0–9, \"-\", \"_\" and \".\", the first a letter or digit", b.Name)
 	case !ok:
 		return b, fmt.Errorf("kind %q: use %s", c.Kind, strings.Join(NewKinds(), ", "))
-	case c.Lang != "go" && c.Lang != "c":
-		return b, fmt.Errorf("language %q: use go or c", c.Lang)
+	case !slices.Contains(NewLangs(), c.Lang):
+		return b, fmt.Errorf("language %q: use %s", c.Lang, strings.Join(NewLangs(), ", "))
+	case c.Lang == LangRego && c.Kind != abi.Guard.String():
+		return b, fmt.Errorf("kind %q: rules in Rego judge plans: they are of kind %s", c.Kind, abi.Guard)
 	}
 	if entries, err := os.ReadDir(c.Dir); err == nil && len(entries) > 0 {
 		return b, fmt.Errorf("%s is not empty: name a folder that does not exist", c.Dir)
@@ -107,7 +119,8 @@ func New(c NewConfig) (Begun, error) {
 	}
 	files["testdata/frames.jsonl"] = recorded.Bytes()
 	templates := map[string]string{"README.md": "go/README.md.tmpl"}
-	if c.Lang == "go" {
+	switch c.Lang {
+	case langGo:
 		if err := v.against(&b, c); err != nil {
 			return b, err
 		}
@@ -117,9 +130,13 @@ func New(c NewConfig) (Begun, error) {
 		}
 		v.Test = string(test)
 		maps.Copy(templates, map[string]string{"main.go": "go/" + c.Kind + ".go.tmpl", "main_test.go": "go/main_test.go.tmpl", "go.mod": "go/go.mod.tmpl"})
-	} else {
+	case langC:
 		files["cascade_policy.h"] = wasm.Header
 		templates["main.c"] = "c/" + c.Kind + ".c.tmpl"
+	case LangRego:
+		for _, name := range []string{"README.md", "policy.rego", "policy_test.rego", "settings.json"} {
+			templates[name] = "rego/" + name + ".tmpl"
+		}
 	}
 	for name, from := range templates {
 		text, err := v.render(from)

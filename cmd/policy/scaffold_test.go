@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	opatest "github.com/open-policy-agent/opa/v1/tester"
 )
 
 // run runs a command in a folder and returns what it says.
@@ -52,6 +54,36 @@ func TestNewPolicies(t *testing.T) {
 	}
 }
 
+// TestNewRules runs the tests in Rego of rules that were begun, as "opa test" does.
+func TestNewRules(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "at-night")
+	b, err := New(NewConfig{Dir: dir, Kind: "guard", Lang: LangRego})
+	if err != nil || len(b.Files) != 5 {
+		t.Fatalf("%+v, %v", b, err)
+	}
+	rules, store, err := opatest.Load([]string{filepath.Join(dir, "policy.rego"), filepath.Join(dir, "policy_test.rego")}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	results, err := opatest.NewRunner().SetStore(store).SetModules(rules).Run(context.Background(), rules)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for r := range results {
+		if n++; !r.Pass() {
+			t.Errorf("%s: %v", r.Name, r)
+		}
+	}
+	if n != 5 {
+		t.Errorf("%d tests ran", n)
+	}
+	built, err := Build(context.Background(), dir, "", "")
+	if err != nil || built.Language != "rego" {
+		t.Errorf("%+v, %v", built, err)
+	}
+}
+
 func TestNewInsideOfACheckoutIsRelative(t *testing.T) {
 	root := t.TempDir()
 	if err := os.WriteFile(filepath.Join(root, "go.mod"), []byte("module "+modulePath+"\n"), 0o666); err != nil {
@@ -73,6 +105,7 @@ func TestNewRefuses(t *testing.T) {
 		`name "Mine"`:     {Dir: filepath.Join(dir, "Mine"), Kind: "bid", Lang: "go"},
 		`kind "bids"`:     {Dir: filepath.Join(dir, "a"), Kind: "bids", Lang: "go"},
 		`language "rust"`: {Dir: filepath.Join(dir, "a"), Kind: "bid", Lang: "rust"},
+		"of kind guard":   {Dir: filepath.Join(dir, "a"), Kind: "bid", Lang: "rego"},
 		"is no checkout":  {Dir: filepath.Join(dir, "a"), Kind: "bid", Lang: "go", Sources: dir},
 	} {
 		if _, err := New(c); err == nil || !strings.Contains(err.Error(), want) {
