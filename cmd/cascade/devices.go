@@ -2,16 +2,15 @@ package main
 
 import (
 	"cmp"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
+	"maps"
 	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/cascadeinfer/cascade/cmd/config"
+	"github.com/cascadeinfer/cascade/cmd/wire"
 	"github.com/cascadeinfer/cascade/migrator/device/inventory"
 	"github.com/cascadeinfer/cascade/migrator/device/topology"
 	"github.com/cascadeinfer/cascade/policies"
@@ -22,11 +21,9 @@ type devicesFlags struct {
 	fleetFile
 	where    inventory.Config
 	machines []string
+	control  string
 	all      bool
 }
-
-// maxMachineFile bounds a file of --machine.
-const maxMachineFile = 16 << 20
 
 // newDevices is "cascade devices": what this machine has, and which transports
 // follow from it.
@@ -51,9 +48,16 @@ would come next, and those that are closed, with the reason.
   RDMA (host bounce)           transport verbs, by way of host memory
   TCP                          transport tcp
 
+With --control it asks a running fleet's control plane instead: where each replica says
+that its KV cache is, and for each pair the transport that the receiver takes first, with
+the rate by which plans are made and the one that was measured. What replicas have told
+to be broken, or to be held back for a peer, is left out, with the reason. Of more than
+12 replicas equal pairs are counted; -a lists them all.
+
 A replica is on the GPU that "gpu" in the fleet file says; without it its KV cache is
-in the machine's memory. Of other nodes nothing is known but what --machine brings:
-save what "cascade devices --json" prints on each, and name the files.
+in the machine's memory. Of other nodes nothing is known but what --machine or the fleet
+file's "topology" brings: save what "cascade devices --json" prints on each, and name
+the files.
 
 Columns: PCIe is the link's generation and width, at its best; distances are those of
 nvidia-smi: PIX one PCIe switch, PXB several, PHB the root complex, NODE two root
@@ -61,16 +65,28 @@ complexes of one NUMA node, SYS two NUMA nodes.`,
 		Example: `  cascade devices
   cascade devices -c fleet.yaml -a
   cascade devices --json > a.json                      # on node a
-  cascade devices -c fleet.yaml --node b --machine a.json`,
+  cascade devices -c fleet.yaml --node b --machine a.json
+  cascade devices --control http://127.0.0.1:18001     # the whole fleet`,
 		Args: exactArgs(0),
-		RunE: func(cmd *cobra.Command, _ []string) error { return s.devices(f) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if f.control == "" {
+				return s.devices(f)
+			}
+			for _, local := range []string{"config", "node", "machine"} {
+				if cmd.Flags().Changed(local) {
+					return misused(cmd, "--control asks a running fleet: --%s is about this machine", local)
+				}
+			}
+			return s.fleetDevices(cmd, f)
+		},
 	}
 	c.AddCommand(newCheck(s), newHold(s))
 	f.flag(c, "fleet file whose replicas are to be paired")
 	fl := c.Flags()
 	fl.StringVar(&f.where.Name, "node", "", "name of this machine in the fleet file (default: its only node, else the host's name)")
 	fl.StringArrayVar(&f.machines, "machine", nil, "file with what \"devices --json\" said on another node; may be given more than once")
-	fl.BoolVarP(&f.all, "all", "a", false, "list every way of a pair, not the best one alone")
+	fl.StringVar(&f.control, "control", "", "base URL of a control plane's admin server, to be asked for its whole fleet")
+	fl.BoolVarP(&f.all, "all", "a", false, "list every way of every pair, not the best one alone")
 	fl.StringVar(&f.where.Sysfs, "sysfs", "/sys", "where sysfs is mounted, for containers")
 	fl.StringVar(&f.where.Proc, "proc", "/proc", "where proc is mounted")
 	fl.StringVar(&f.where.NVML, "nvml", topology.NVML, "soname or path of NVML")
@@ -91,24 +107,28 @@ type stock struct {
 
 func (s *settings) devices(f *devicesFlags) error {
 	var fleet *config.Fleet
+	var told topology.Machines // by the fleet file
 	if f.path != "" {
-		read, err := config.Load(f.path)
+		read, err := wire.Load(f.path)
 		if err != nil {
 			return err
 		}
-		fleet = &read
+		fleet, told = &read.Fleet, read.Machines
 	}
 	f.where.Name = cmp.Or(f.where.Name, nodeName(fleet))
 	machines := topology.Machines{}
 	for _, path := range f.machines {
-		m, err := readMachine(path)
+		list, err := wire.ReadMachines(path)
 		if err != nil {
 			return fmt.Errorf("--machine %s: %w", path, err)
 		}
-		machines[m.Name] = m
+		for _, m := range list {
+			machines[m.Name] = m
+		}
 	}
 	m, failed := inventory.Read(f.where)
 	machines[m.Name] = m
+	maps.Copy(machines, told) // as migrators do
 	out := stock{Machine: m, Missing: inventory.Missing(m), Pairs: machines.Pairs(places(fleet, m))}
 	if out.Missing == nil {
 		out.Missing = []string{}
@@ -140,30 +160,6 @@ func nodeName(fleet *config.Fleet) string {
 		}
 	}
 	return fleet.Replicas[0].Node
-}
-
-// readMachine reads what "devices --json" has printed.
-func readMachine(path string) (*topology.Machine, error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer file.Close()
-	text, err := io.ReadAll(io.LimitReader(file, maxMachineFile+1))
-	if err != nil {
-		return nil, err
-	}
-	if len(text) > maxMachineFile {
-		return nil, fmt.Errorf("more than %d bytes are no machine", maxMachineFile)
-	}
-	var in stock
-	if err := json.Unmarshal(text, &in); err != nil {
-		return nil, err
-	}
-	if in.Machine == nil || in.Machine.Name == "" {
-		return nil, errors.New("it has no machine with a name; \"cascade devices --json\" prints one")
-	}
-	return in.Machine, nil
 }
 
 // places are the fleet's replicas, or one for each GPU of the machine.

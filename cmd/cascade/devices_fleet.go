@@ -1,0 +1,362 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cascadeinfer/cascade/engine/report"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/links"
+	"github.com/cascadeinfer/cascade/xds/control"
+	"github.com/cascadeinfer/cascade/xds/fleet"
+)
+
+const (
+	// shownPairs is the largest model whose pairs are shown one by one; of a larger one
+	// equal pairs are counted, unless -a asks for all.
+	shownPairs = 12
+	// mostPairs is the largest model whose pairs --json lists: 65,280 of them.
+	mostPairs = 256
+)
+
+// pairState is a pair of a running fleet.
+type pairState struct {
+	From policies.ReplicaID `json:"from"`
+	To   policies.ReplicaID `json:"to"`
+	// Way is the one that the receiver takes first, as far as it is known here, at the
+	// rate by which hand-overs are priced. Against says why not a better one.
+	Way     links.Way `json:"way"`
+	Against string    `json:"against,omitempty"`
+	// Measured is the rate of the receiver's pulls by it, in bytes per second.
+	Measured float64 `json:"measured_bytes_per_second,omitempty"`
+	// Ways are all, best first.
+	Ways []links.Way `json:"ways"`
+}
+
+// fleetModel is one model of a running fleet.
+type fleetModel struct {
+	control.DeviceModel
+	// Pairs are those of the replicas that may hand over to each other. None are listed
+	// of a model with more than 256 replicas.
+	Pairs []pairState `json:"pairs"`
+}
+
+// fleetStock is what "cascade devices --control … --json" prints.
+type fleetStock struct {
+	Models []fleetModel `json:"models"`
+}
+
+// fleetDevices is "cascade devices --control".
+func (s *settings) fleetDevices(cmd *cobra.Command, f *devicesFlags) error {
+	base, err := url.Parse(f.control)
+	if err != nil || base.Scheme != "http" && base.Scheme != "https" || base.Host == "" {
+		return misused(cmd, "--control %q is not a base URL such as http://%s", f.control, upAdmin)
+	}
+	body, err := question(cmd.Context(), base, http.MethodGet, "devices", nil)
+	if err != nil {
+		return err
+	}
+	d, err := decode[control.Devices](base, body)
+	if err != nil {
+		return err
+	}
+	out := fleetStock{Models: []fleetModel{}}
+	for _, m := range d.Models {
+		out.Models = append(out.Models, fleetModel{DeviceModel: m, Pairs: []pairState{}})
+	}
+	if s.json {
+		for i := range out.Models {
+			if m := &out.Models[i]; len(m.Replicas) <= mostPairs {
+				m.Pairs = pairsOf(cmd.Context(), m.DeviceModel)
+			}
+		}
+		return s.print(out)
+	}
+	for i, m := range out.Models {
+		if i > 0 {
+			fmt.Fprintln(s.stdout)
+		}
+		if err := m.text(cmd.Context(), s.stdout, f.all); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// pairsOf are all pairs of different replicas of a model.
+func pairsOf(ctx context.Context, m control.DeviceModel) []pairState {
+	out := []pairState{}
+	for _, from := range m.Replicas {
+		for _, to := range m.Replicas {
+			if from.Replica != to.Replica && ctx.Err() == nil {
+				out = append(out, pairOf(m, from, to))
+			}
+		}
+	}
+	return out
+}
+
+// pairOf puts together what lies between two replicas and what the receiver says of its
+// transports.
+func pairOf(m control.DeviceModel, from, to control.Device) pairState {
+	p := pairState{From: from.Replica, To: to.Replica, Ways: links.Ways(from.Site, to.Site)}
+	var against []string
+	usable := slices.DeleteFunc(slices.Clone(p.Ways), func(w links.Way) bool {
+		if w.Closed {
+			return false
+		}
+		why := unfit(to, from.Replica, w.Transport)
+		if why != "" {
+			against = append(against, w.Transport+": "+why)
+		}
+		return why != ""
+	})
+	p.Way, p.Against = links.Best(usable), strings.Join(slices.Compact(against), "; ")
+	if p.Way.Closed {
+		p.Way, p.Against = links.Best(p.Ways), "" // blocks cannot move by any: requests are re-prompted
+	}
+	var d links.Defaults
+	if m.Links != nil {
+		d = *m.Links
+	}
+	if priced := d.Best(from.Site, to.Site); priced.Transport == p.Way.Transport && priced.Kind == p.Way.Kind {
+		p.Way = priced
+	}
+	for _, t := range to.Transports {
+		if t.Peer == from.Replica && t.Name == p.Way.Transport {
+			p.Measured = t.Rate
+		}
+	}
+	return p
+}
+
+// unfit says why a receiver does not pull from a peer by a transport, "" for no
+// reason: it has told that it is broken, or held back for the peer, or not that it has
+// it.
+func unfit(to control.Device, from policies.ReplicaID, transport string) string {
+	has := false
+	for _, t := range to.Transports {
+		switch {
+		case t.Name != transport:
+		case t.Peer == "" && t.State == fleet.RouteBroken:
+			return "broken, " + t.Why
+		case t.Peer == from && t.State == fleet.RouteHeld:
+			return "held back, " + t.Why
+		case t.Peer == "":
+			has = true
+		}
+	}
+	if !has && len(to.Transports) > 0 {
+		return fmt.Sprintf("%s has it not", to.Replica)
+	}
+	return ""
+}
+
+// text shows a model's replicas and pairs.
+func (m fleetModel) text(ctx context.Context, w io.Writer, all bool) error {
+	sites := report.Table{Title: m.Name, Header: []string{"replica", "stage", "node", "KV cache in", "NVLinks", "RDMA port", "IP", "PCIe"}, Left: 6}
+	for _, r := range m.Replicas {
+		sites.Rows = append(sites.Rows, siteCells(r))
+		if r.Note != "" {
+			sites.Notes = append(sites.Notes, fmt.Sprintf("%s: %s.", r.Replica, r.Note))
+		}
+	}
+	if m.Links == nil {
+		sites.Notes = append(sites.Notes, "Links make no difference to plans of this fleet.")
+	}
+	if err := sites.Text(w); err != nil {
+		return err
+	}
+	t := m.counted()
+	if all || len(m.Replicas) <= shownPairs {
+		t = m.each(ctx, all)
+	}
+	if len(t.Rows) == 0 {
+		return nil
+	}
+	fmt.Fprintln(w)
+	return t.Text(w)
+}
+
+func siteCells(r control.Device) []string {
+	s, memory, linked, port, pcie := r.Site, "not known", "-", "-", "-"
+	switch g := s.GPU; {
+	case !s.Known:
+	case g == nil:
+		memory = "host memory"
+	default:
+		memory = fmt.Sprintf("GPU %d", g.Index)
+		for _, wrong := range []string{map[bool]string{true: "not there"}[g.Absent], g.Lost, map[bool]string{true: "MIG"}[g.MIG]} {
+			if wrong != "" {
+				memory += ", " + wrong
+			}
+		}
+		linked, pcie = nvlinkCell(g), g.PCIe.String()
+	}
+	if p := s.RDMA; p != nil {
+		port = fmt.Sprintf("%s, %s, %s", p.Name, strings.TrimSpace(p.Layer+" "+p.Subnet), p.Rate)
+		if s.GPU != nil {
+			port += fmt.Sprintf(" (%s)", p.Distance)
+		}
+	}
+	return []string{string(r.Replica), cmp.Or(r.Stage, "–"), s.Node, memory, linked, port, s.TCP.String(), pcie}
+}
+
+// nvlinkCell are a GPU's NVLinks by what is at their other ends.
+func nvlinkCell(g *links.GPU) string {
+	var ends []string
+	if n := g.Switched.Links; n > 0 {
+		ends = append(ends, fmt.Sprintf("%d switch", n))
+	}
+	for _, p := range g.Peers {
+		if n := p.NVLinks.Links; n > 0 {
+			to := p.Address
+			if p.Index != links.Unknown {
+				to = fmt.Sprint("gpu", p.Index)
+			}
+			ends = append(ends, fmt.Sprintf("%d %s", n, to))
+		}
+	}
+	return cmp.Or(strings.Join(ends, ", "), "-")
+}
+
+// each shows pair by pair; with all, every way of each.
+func (m fleetModel) each(ctx context.Context, all bool) report.Table {
+	t := report.Table{Title: "ways", Header: []string{"from", "to", "transport", "way", "why", "rate", "latency", "measured"}, Left: 5}
+	for _, p := range pairsOf(ctx, m.DeviceModel) {
+		t.Rows = append(t.Rows, wayCells(string(p.From), string(p.To), p.Way, because(p), p.Measured))
+		if all {
+			for _, w := range p.Ways {
+				if w.Transport != p.Way.Transport || w.Kind != p.Way.Kind {
+					t.Rows = append(t.Rows, wayCells("", "", w, w.Why, 0))
+				}
+			}
+		}
+	}
+	return t
+}
+
+// because is why a pair's way is taken.
+func because(p pairState) string {
+	if p.Against == "" {
+		return p.Way.Why
+	}
+	return fmt.Sprintf("%s (not %s)", p.Way.Why, p.Against)
+}
+
+func wayCells(from, to string, w links.Way, why string, measured float64) []string {
+	rate, latency, seen := w.Rate.String(), fmt.Sprintf("%d µs", w.Latency), "-"
+	if w.Closed {
+		rate, latency = "closed", "-"
+	}
+	if measured > 0 {
+		seen = links.Rate(measured).String()
+	}
+	return []string{from, to, w.Transport, w.Kind.String(), why, rate, latency, seen}
+}
+
+// counted counts pairs that go one way at one rate, the best first, with the reason
+// of one of them. Replicas that are alike are looked at once: there may be ten
+// thousand.
+func (m fleetModel) counted() report.Table {
+	type kind struct {
+		transport string
+		way       links.Kind
+		rate      links.Rate
+	}
+	count, example := map[kind]int{}, map[kind]pairState{}
+	tell := func(from, to control.Device, n int) {
+		if n <= 0 {
+			return
+		}
+		p := pairOf(m.DeviceModel, from, to)
+		k := kind{p.Way.Transport, p.Way.Kind, p.Way.Rate}
+		if count[k] == 0 {
+			example[k] = p
+		}
+		count[k] += n
+	}
+	all := alike(m.Replicas)
+	for i, a := range all {
+		for k, b := range all {
+			same, apart, nodes := 0, 0, [2]control.Device{}
+			for _, node := range a.order {
+				from, here := a.on[node], len(b.on[node])
+				if i == k {
+					here-- // not to itself
+				}
+				if same += len(from) * here; here > 0 && nodes[0].Replica == "" {
+					nodes = [2]control.Device{from[0], b.on[node][len(b.on[node])-1]}
+				}
+			}
+			tell(nodes[0], nodes[1], same)
+			if apart = a.count*b.count - same; i == k {
+				apart -= a.count
+			}
+			if from, to, ok := onTwoNodes(a, b); ok {
+				tell(from, to, apart)
+			}
+		}
+	}
+	keys := slices.SortedFunc(maps.Keys(count), func(a, b kind) int {
+		return cmp.Or(cmp.Compare(a.way, b.way), cmp.Compare(b.rate, a.rate), cmp.Compare(a.transport, b.transport))
+	})
+	t := report.Table{Title: "ways", Header: []string{"transport", "way", "for example", "why there", "rate", "latency", "pairs"}, Left: 4, Notes: []string{`"-a" lists every pair.`}}
+	for _, k := range keys {
+		p := example[k]
+		t.Rows = append(t.Rows, []string{k.transport, k.way.String(), fmt.Sprintf("%s → %s", p.From, p.To), because(p), k.rate.String(), fmt.Sprintf("%d µs", p.Way.Latency), fmt.Sprint(count[k])})
+	}
+	return t
+}
+
+// likes are replicas that are alike, by node.
+type likes struct {
+	on    map[string][]control.Device
+	order []string // nodes
+	count int
+}
+
+// alike divides replicas by what their sites say, and by which transports they have.
+func alike(list []control.Device) []*likes {
+	by, out := map[string]*likes{}, []*likes(nil)
+	for _, r := range list {
+		key := r.Site.Class()
+		for _, t := range r.Transports {
+			if t.Peer == "" {
+				key += "\n" + t.Name + " " + t.State
+			}
+		}
+		l := by[key]
+		if l == nil {
+			l = &likes{on: map[string][]control.Device{}}
+			by[key], out = l, append(out, l)
+		}
+		if len(l.on[r.Site.Node]) == 0 {
+			l.order = append(l.order, r.Site.Node)
+		}
+		l.on[r.Site.Node] = append(l.on[r.Site.Node], r)
+		l.count++
+	}
+	return out
+}
+
+// onTwoNodes is one of each on different nodes, if there is such a pair.
+func onTwoNodes(a, b *likes) (from, to control.Device, ok bool) {
+	for _, x := range a.order[:min(2, len(a.order))] {
+		for _, y := range b.order[:min(2, len(b.order))] {
+			if x != y {
+				return a.on[x][0], b.on[y][0], true
+			}
+		}
+	}
+	return from, to, false
+}

@@ -1,0 +1,107 @@
+package main
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/links"
+	"github.com/cascadeinfer/cascade/xds/control"
+	"github.com/cascadeinfer/cascade/xds/fleet"
+)
+
+// deviceOf is a replica of a machine with four GPUs, joined in pairs.
+func deviceOf(id, node string, gpu int) control.Device {
+	s := links.Site{Node: node, Known: true, GPU: &links.GPU{Index: gpu, UUID: node + fmt.Sprint(gpu), Address: fmt.Sprint("g", gpu), PCIe: 32 * links.Gigabyte}}
+	for o := range 4 {
+		if o != gpu {
+			p := links.Peer{Index: o, Address: fmt.Sprint("g", o), Distance: links.Bridge, Asked: true, Read: true, NVLink: true}
+			if o == gpu^1 {
+				p.NVLinks = links.Bundle{Links: 4, Rate: 100 * links.Gigabyte}
+			}
+			s.GPU.Peers = append(s.GPU.Peers, p)
+		}
+	}
+	return control.Device{Replica: policies.ReplicaID(id), Site: s, Transports: []control.Transport{
+		{Name: "cuda", State: fleet.RouteReady}, {Name: "shm", State: fleet.RouteReady}, {Name: "tcp", State: fleet.RouteReady},
+	}}
+}
+
+// TestCountedPairs counts pairs of classes, and pair by pair.
+func TestCountedPairs(t *testing.T) {
+	for seed := range uint64(60) {
+		r := rand.New(rand.NewPCG(seed, 6))
+		m := fleetModel{DeviceModel: control.DeviceModel{Name: "m", Links: &links.Defaults{Node: 375e9, Between: 25e9, Bound: 50e9}}}
+		for i := range r.IntN(20) {
+			d := deviceOf(fmt.Sprint("r", i), fmt.Sprint("n", r.IntN(3)), r.IntN(4))
+			if r.IntN(4) == 0 {
+				d.Site = links.Site{Node: d.Site.Node}
+			}
+			if r.IntN(4) == 0 {
+				d.Transports[0] = control.Transport{Name: "cuda", State: fleet.RouteBroken, Why: "no driver"}
+			}
+			m.Replicas = append(m.Replicas, d)
+		}
+		want := map[string]int{}
+		for _, p := range pairsOf(t.Context(), m.DeviceModel) {
+			want[p.Way.Transport+p.Way.Kind.String()+p.Way.Rate.String()]++
+		}
+		got := map[string]int{}
+		for _, row := range m.counted().Rows {
+			var n int
+			fmt.Sscan(row[6], &n)
+			got[row[0]+row[1]+row[4]] += n
+		}
+		if fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Fatalf("seed %d: counted %v, pair by pair %v", seed, got, want)
+		}
+	}
+}
+
+// TestWhyAPairGoesAnotherWay: what the receiver has told of its transports has the last
+// word.
+func TestWhyAPairGoesAnotherWay(t *testing.T) {
+	m := control.DeviceModel{Links: &links.Defaults{}}
+	a, b := deviceOf("a", "n", 0), deviceOf("b", "n", 1)
+	for _, c := range []struct {
+		tells          []control.Transport
+		way, against   string
+		measured, rate float64
+	}{
+		{b.Transports, "cuda", "", 0, 80e9},
+		{nil, "cuda", "", 0, 80e9},
+		{append(b.Transports[:3:3], control.Transport{Name: "cuda", Peer: "a", State: fleet.RouteReady, Rate: 5e10}), "cuda", "", 5e10, 80e9},
+		{append(b.Transports[:3:3], control.Transport{Name: "cuda", Peer: "a", State: fleet.RouteHeld, Why: "it broke"}), "shm", "cuda: held back, it broke", 0, 5e9},
+		{append(b.Transports[:3:3], control.Transport{Name: "cuda", Peer: "c", State: fleet.RouteHeld, Why: "it broke"}), "cuda", "", 0, 80e9},
+		{[]control.Transport{{Name: "cuda", State: fleet.RouteBroken, Why: "no driver"}, b.Transports[2]}, "tcp", "cuda: broken, no driver; shm: b has it not", 0, 4e9},
+	} {
+		to := b
+		to.Transports = c.tells
+		p := pairOf(m, a, to)
+		if p.Way.Transport != c.way || p.Against != c.against || p.Measured != c.measured || float64(p.Way.Rate) != c.rate {
+			t.Errorf("%v: %+v", c.tells, p)
+		}
+		if !strings.Contains(because(p), c.against) {
+			t.Errorf("why: %s", because(p))
+		}
+	}
+}
+
+// TestLargeFleetOfDevices: ten thousand replicas are counted, not listed.
+func TestLargeFleetOfDevices(t *testing.T) {
+	m := fleetModel{DeviceModel: control.DeviceModel{Name: "m", Links: &links.Defaults{}}}
+	for i := range 10_000 {
+		m.Replicas = append(m.Replicas, deviceOf(fmt.Sprint("r", i), fmt.Sprint("n", i/4), i%4))
+	}
+	total := 0
+	for _, row := range m.counted().Rows {
+		var n int
+		fmt.Sscan(row[6], &n)
+		total += n
+	}
+	if total != 10_000*9999 {
+		t.Errorf("%d pairs", total)
+	}
+}
