@@ -6,16 +6,21 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
+	"log/slog"
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/migrator/device/fake"
 	"github.com/cascadeinfer/cascade/migrator/device/verbs"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
@@ -374,6 +379,40 @@ func TestSilentPeer(t *testing.T) {
 	within(t, "dead peer: nobody answers", took, 300*time.Millisecond)
 }
 
+// move is one whole move over a library, from its ends' making to their end; log takes
+// what they say. It returns all errors.
+func move(t *testing.T, lib *verbs.Library, log io.Writer) (err error) {
+	from, to := transporttest.Heap(layout(8, 512)), transporttest.Heap(layout(8, 512))
+	s, d := with(t, lib, from), with(t, lib, to)
+	for _, e := range []*served{s, d} {
+		e.config.Logger = slog.New(slog.NewTextHandler(log, nil))
+	}
+	pair := transporttest.Pair{Source: transporttest.End{Transport: s, Memory: from}, Target: transporttest.End{Transport: d, Memory: to}}
+	if err := s.Probe(t.Context()); err != nil {
+		return err
+	}
+	// What a failed device does to Run is another test's: it waits long.
+	n, err := s.take()
+	if err != nil {
+		return err
+	}
+	stop := runs(t, pair.Source, pair.Target)
+	defer stop()
+	defer func() { err = errors.Join(err, s.give(n)) }()
+	randomly(from.Bytes, rand.New(rand.NewPCG(5, 5)))
+	p := plan(from, to, 8, rand.New(rand.NewPCG(6, 6)))
+	offer := exported(t, pair.Source, "a/1")
+	puller, err := d.Open(t.Context(), "b", offer)
+	if err != nil {
+		return err
+	}
+	_, err = puller.Pull(t.Context(), p)
+	if err == nil && !slices.Equal(to.Sums(nil, p.Dst), p.Sums) {
+		t.Error("a pull succeeds with other bytes")
+	}
+	return errors.Join(err, puller.Close())
+}
+
 // TestEveryCallFails has each call of a move fail once, at both ends. Either the
 // move goes well, or the error of somebody names the call; nothing is left, and the
 // next move goes well.
@@ -381,47 +420,21 @@ func TestEveryCallFails(t *testing.T) {
 	c := control(t)
 	nothingLeft(t)
 	lib := library(t)
-	rng := rand.New(rand.NewPCG(5, 5))
-	move := func() error {
-		from, to := transporttest.Heap(layout(8, 512)), transporttest.Heap(layout(8, 512))
-		s, d := over(t, from), over(t, to)
-		pair := transporttest.Pair{Source: transporttest.End{Transport: s, Memory: from}, Target: transporttest.End{Transport: d, Memory: to}}
-		if err := s.Probe(t.Context()); err != nil {
-			return err
-		}
-		// What a failed device does to Run is another test's: it waits long.
-		n, err := s.take()
-		if err != nil {
-			return err
-		}
-		stop := runs(t, pair.Source, pair.Target)
-		defer stop()
-		defer func() { s.give(n) }()
-		randomly(from.Bytes, rng)
-		p := plan(from, to, 8, rng)
-		offer := exported(t, pair.Source, "a/1")
-		puller, err := d.Open(t.Context(), "b", offer)
-		if err != nil {
-			return err
-		}
-		_, err = puller.Pull(t.Context(), p)
-		if err == nil && !slices.Equal(to.Sums(nil, p.Dst), p.Sums) {
-			t.Error("a pull succeeds with other bytes")
-		}
-		return errors.Join(err, puller.Close())
-	}
 	for _, name := range []string{
-		"ibv_open_device", "ibv_query_device", "ibv_alloc_pd", "ibv_query_port", "ibv_reg_mr", "ibv_create_comp_channel", "ibv_create_cq", "ibv_create_qp", "ibv_modify_qp",
-		"ibv_post_send", "ibv_poll_cq", "ibv_req_notify_cq", "ibv_get_cq_event", "request",
+		"ibv_get_device_list", "ibv_get_device_name", "ibv_open_device", "ibv_query_device", "ibv_alloc_pd", "ibv_query_port", "ibv_reg_mr", "ibv_create_comp_channel",
+		"ibv_create_cq", "ibv_create_qp", "ibv_modify_qp", "ibv_post_send", "ibv_poll_cq", "ibv_req_notify_cq", "ibv_get_cq_event", "request",
 	} {
-		for nth := 1; nth <= 4; nth++ {
+		failed := false
+		for nth := 1; nth <= 6; nth++ {
 			code := int(syscall.ENOSPC)
 			if name == "request" {
 				code = verbs.RemoteAccess
 			}
 			c.Fail(name, nth, code)
-			err := move()
+			c.Tell("fake_hold", 2) // so that somebody waits
+			err := move(t, lib, io.Discard)
 			c.Clear()
+			failed = failed || err != nil
 			if err != nil && name != "request" && !strings.Contains(err.Error(), name+": no space left on device (28)") {
 				t.Errorf("%s, call %d: %v", name, nth, err)
 			}
@@ -432,8 +445,81 @@ func TestEveryCallFails(t *testing.T) {
 				t.Fatalf("%s, call %d: %+v are left", name, nth, n)
 			}
 		}
+		if !failed {
+			t.Errorf("%s fails, and no move does", name)
+		}
 	}
-	if err := move(); err != nil {
+	if err := move(t, lib, io.Discard); err != nil {
 		t.Errorf("after all that: %v", err)
 	}
+}
+
+// TestEveryEndFails has each call fail that closes something. Somebody says so, and
+// what is still open is what could not be closed and what that is part of.
+func TestEveryEndFails(t *testing.T) {
+	control(t)
+	whole, err := os.ReadFile(fake.Verbs(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A library of its own: what is never closed there is nobody else's.
+	path := filepath.Join(t.TempDir(), "libibverbs.so.1")
+	if err := os.WriteFile(path, whole, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	c := fake.Open(t, path)
+	lib, err := verbs.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := move(t, lib, io.Discard); err != nil || c.Live("") != 0 {
+		t.Fatalf("a good move: %v, %d handles are left", err, c.Live(""))
+	}
+	for _, x := range []struct{ call, kind string }{
+		{"ibv_destroy_qp", "pairs"}, {"ibv_destroy_cq", "queues"}, {"ibv_destroy_comp_channel", "channels"}, {"ibv_dereg_mr", "regions"},
+		{"ibv_dealloc_pd", "domains"}, {"ibv_close_device", "contexts"},
+	} {
+		for nth := 1; ; nth++ {
+			before, live := c.Calls(x.call), c.Live(x.kind)
+			c.Fail(x.call, nth, int(syscall.EBUSY))
+			var log safeBuffer
+			err := move(t, lib, &log)
+			c.Clear()
+			if c.Calls(x.call)-before < nth {
+				break // a move has fewer of it
+			}
+			said := fmt.Sprint(err) + log.String()
+			if !strings.Contains(said, x.call+": device or resource busy (16)") {
+				t.Errorf("%s, call %d: %s", x.call, nth, said)
+			}
+			if n := c.Live(x.kind) - live; n != 1 {
+				t.Errorf("%s, call %d: %d %s are left", x.call, nth, n, x.kind)
+			}
+			if n := c.Live("lists"); n != 0 {
+				t.Errorf("%s, call %d: %d lists are left", x.call, nth, n)
+			}
+			c.Tell("fake_forget", 0)
+		}
+	}
+	if err := move(t, lib, io.Discard); err != nil || c.Live("") != 0 {
+		t.Errorf("after all that: %v, %d handles are left", err, c.Live(""))
+	}
+}
+
+// safeBuffer is a bytes.Buffer for more than one goroutine.
+type safeBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (s *safeBuffer) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *safeBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
 }

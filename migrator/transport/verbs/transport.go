@@ -164,12 +164,9 @@ func (t *Transport) Run(ctx context.Context) error {
 	var last string
 	for ctx.Err() == nil {
 		err := t.use(ctx)
-		if ctx.Err() != nil {
-			break
-		}
 		if err != nil && err.Error() != last { // a device that is away for an hour is worth one line
 			last = err.Error()
-			t.config.Logger.Warn("verbs transport: the RDMA device cannot be used; trying again", "err", err)
+			t.config.Logger.Warn("verbs transport: the RDMA device cannot be used; it is tried again from time to time", "err", err)
 		}
 		select {
 		case <-time.After(reopenEvery):

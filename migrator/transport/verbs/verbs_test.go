@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -20,10 +21,21 @@ import (
 // guest of "make rdma-check", or where there is an RDMA device.
 func real() bool { return os.Getenv("CASCADE_TEST_VERBS") != "" }
 
+// shared is the library of all tests, so that what is open of it is known.
+var shared struct {
+	sync.Mutex
+	lib *verbs.Library
+}
+
 // library is the library that the tests run on: the fake, or with
 // CASCADE_TEST_VERBS=1 the machine's own.
 func library(t testing.TB) *verbs.Library {
 	t.Helper()
+	shared.Lock()
+	defer shared.Unlock()
+	if shared.lib != nil {
+		return shared.lib
+	}
 	path := ""
 	if !real() {
 		path = fake.Verbs(t)
@@ -35,6 +47,7 @@ func library(t testing.TB) *verbs.Library {
 	if err != nil {
 		t.Fatal(err)
 	}
+	shared.lib = l
 	return l
 }
 
@@ -75,10 +88,15 @@ func (s *served) Run(ctx context.Context) error {
 // over is a transport over a memory.
 func over(t testing.TB, m *transport.Memory) *served {
 	t.Helper()
+	return with(t, library(t), m)
+}
+
+func with(t testing.TB, lib *verbs.Library, m *transport.Memory) *served {
+	t.Helper()
 	s := &served{}
 	s.address.Store("")
 	var err error
-	s.Transport, err = New(Config{Library: library(t), Address: func() string { return s.address.Load().(string) }, Pool: transporttest.Pool{M: m}})
+	s.Transport, err = New(Config{Library: lib, Address: func() string { return s.address.Load().(string) }, Pool: transporttest.Pool{M: m}})
 	if err != nil {
 		t.Fatal(err)
 	}
