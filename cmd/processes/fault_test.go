@@ -210,7 +210,16 @@ func TestFrontDies(t *testing.T) {
 // that its migrator knows nothing of: it refuses them, and takes them later.
 func TestNoRoom(t *testing.T) {
 	slow(t)
-	h := newHop(t, config.MigrationLive, func(c *config.Fleet) { c.Models[0].Context, c.Models[0].KVTokens = 2048, 4096 })
+	for _, mode := range []string{config.MigrationLive, liveOnGPU} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			noRoom(t, mode)
+		})
+	}
+}
+
+func noRoom(t *testing.T, mode string) {
+	h := newHop(t, mode, func(c *config.Fleet) { c.Models[0].Context, c.Models[0].KVTokens = 2048, 4096 })
 	for range 4 {
 		running := h.begin()
 		var fill sync.WaitGroup

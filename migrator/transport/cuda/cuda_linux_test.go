@@ -41,7 +41,10 @@ func control(t testing.TB) *fake.Control {
 	return fake.Open(t, library(t))
 }
 
-func gpu(t testing.TB) *GPU {
+func gpu(t testing.TB) *GPU { return gpuAt(t, 0) }
+
+// gpuAt is the GPU of that number, or a skipped test where there are not so many.
+func gpuAt(t testing.TB, ordinal int) *GPU {
 	t.Helper()
 	d, err := cuda.Open(library(t))
 	if errors.Is(err, device.ErrNoCgo) {
@@ -50,7 +53,10 @@ func gpu(t testing.TB) *GPU {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g, err := NewGPU(GPUConfig{Driver: d})
+	if n, err := d.Count(); err != nil || ordinal >= n {
+		t.Skipf("there is no GPU %d: %d, %v", ordinal, n, err)
+	}
+	g, err := NewGPU(GPUConfig{Driver: d, Ordinal: ordinal})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +124,7 @@ func short(t testing.TB) string {
 // makePairs makes pairs of ends on one GPU, whose context outlives the tests: what
 // a GPU keeps is not what a transport leaves behind.
 func makePairs(t testing.TB) func(t *testing.T, source, target transport.Layout) transporttest.Pair {
-	g := warm(t)
+	g := warm(t, 0)
 	return func(t *testing.T, source, target transport.Layout) transporttest.Pair {
 		dir := short(t)
 		return transporttest.Pair{Source: endOn(t, g, dir, source), Target: endOn(t, g, dir, target)}
@@ -126,8 +132,8 @@ func makePairs(t testing.TB) func(t *testing.T, source, target transport.Layout)
 }
 
 // warm is a GPU that has all that it keeps.
-func warm(t testing.TB) *GPU {
-	g := gpu(t)
+func warm(t testing.TB, ordinal int) *GPU {
+	g := gpuAt(t, ordinal)
 	pool, _ := made(t, g, VMM, small)
 	defer pool.Close()
 	if err := g.use(nil, func(h *hold) error {
@@ -155,6 +161,41 @@ func warm(t testing.TB) *GPU {
 var small = transport.Layout{Blocks: 64, Regions: []transport.Region{{Stride: 4096, Bytes: 4096}, {Offset: 64 * 4096, Stride: 1024, Bytes: 1000}}}
 
 func TestConformance(t *testing.T) { transporttest.Run(t, makePairs(t)) }
+
+// TestConformanceOfPeers is the suite from one GPU to another.
+func TestConformanceOfPeers(t *testing.T) {
+	here, there := warm(t, 0), warm(t, 1)
+	if can, err := here.config.Driver.CanAccess(0, 1); err != nil || !can {
+		t.Skipf("GPU 0 has no path to GPU 1: %v", err)
+	}
+	transporttest.Run(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
+		dir := short(t)
+		return transporttest.Pair{Source: endOn(t, there, dir, source), Target: endOn(t, here, dir, target)}
+	})
+}
+
+// TestNoPath has GPUs that do not reach each other, and one that this process does not
+// see.
+func TestNoPath(t *testing.T) {
+	c := control(t)
+	dir := short(t)
+	source := endOn(t, gpuAt(t, 1), dir, small)
+	target := endOn(t, gpu(t), dir, small)
+	open := moving(t, transporttest.Pair{Source: source, Target: target})
+	c.Tell("fake_no_peer", 1)
+	if _, err := open(); err == nil || !strings.Contains(err.Error(), "gpu 0 has no path to gpu 1; use tcp") {
+		t.Errorf("%v", err)
+	}
+	c.Tell("fake_no_peer", 0)
+	if err := target.Memory.Device.(*Memory).gpu.reaches([16]byte{1}); err == nil || !strings.Contains(err.Error(), "not visible to this process; use tcp") {
+		t.Errorf("%v", err)
+	}
+	p, err := open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Close()
+}
 
 func TestAllocations(t *testing.T) { transporttest.Allocations(t, makePairs(t)) }
 
@@ -513,7 +554,7 @@ func TestPacked(t *testing.T) {
 
 // TestByHost is transport tcp between pools on GPUs, by way of the host.
 func TestByHost(t *testing.T) {
-	g := warm(t)
+	g := warm(t, 0)
 	transporttest.Run(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
 		end := func(l transport.Layout) transporttest.End {
 			m, mirror := made(t, g, VMM, l)

@@ -231,7 +231,7 @@ func overRDMA(t testing.TB, m *transport.Memory) *byRDMA {
 // TestByNIC is transport verbs between pools on GPUs, which begin within their pages.
 func TestByNIC(t *testing.T) {
 	c := control(t)
-	g := warm(t)
+	g := warm(t, 0)
 	transporttest.Run(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
 		end := func(l transport.Layout) transporttest.End {
 			m, mirror := moved(t, g, l, 5000)

@@ -31,7 +31,7 @@ typedef struct { unsigned x, y, z, w; } uint4;
 enum {
 	SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, INVALID_DEVICE = 101, INVALID_IMAGE = 200,
 	INVALID_CONTEXT = 201, PEER_ENABLED = 704, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700,
-	OS_ERROR = 304, NOT_SUPPORTED = 801,
+	OS_ERROR = 304, DEVICE_UNAVAILABLE = 46, NOT_SUPPORTED = 801,
 };
 
 static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
@@ -41,7 +41,7 @@ static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
 #define MAX_RULES 64
 static struct rule { char call[64]; long left; int code; } rules[MAX_RULES];
 static int rule_count, environment_read;
-static long held, delay, no_dmabuf;
+static long held, delay, no_dmabuf, no_peer;
 #define MAX_CALLS 128
 static struct { const char *name; long n; } calls[MAX_CALLS];
 
@@ -75,7 +75,7 @@ EXPORT int fake_clear(const char *unused, long unused2, long unused3) {
 	pthread_mutex_lock(&mu);
 	rule_count = 0;
 	held = 0;
-	no_dmabuf = 0;
+	no_dmabuf = no_peer = 0;
 	pthread_mutex_unlock(&mu);
 	return 0;
 }
@@ -93,6 +93,14 @@ EXPORT int fake_hold(const char *unused, long hold, long unused3) {
 EXPORT int fake_no_dmabuf(const char *unused, long none, long unused3) {
 	pthread_mutex_lock(&mu);
 	no_dmabuf = none;
+	pthread_mutex_unlock(&mu);
+	return 0;
+}
+
+// fake_no_peer has devices that do not reach each other, until it is called with 0.
+EXPORT int fake_no_peer(const char *unused, long none, long unused3) {
+	pthread_mutex_lock(&mu);
+	no_peer = none;
 	pthread_mutex_unlock(&mu);
 	return 0;
 }
@@ -127,14 +135,44 @@ static void count(int kind, long by) {
 
 // ---- contexts ----
 
-#define MAX_DEVICES 8
-static struct context { int device, retained, broken; } contexts[MAX_DEVICES];
+#define MAX_DEVICES 128
+static struct context { int device, retained, broken, dead; } contexts[MAX_DEVICES];
 static int initialized, devices = 2;
 static __thread struct context *current;
 
 static int sticky(int code) {
 	return code == 4 || code == 214 || code == 220 || code == 226 || code == 700 || code == 702 || code == 709 || code == 710 || (code >= 714 && code <= 719) ||
 		code == 721 || code == 805 || code == 806 || code == 810 || code == 911 || code == 999;
+}
+
+// fake_devices is how many devices there are from now on.
+EXPORT int fake_devices(const char *unused, long n, long unused3) {
+	pthread_mutex_lock(&mu);
+	devices = n < MAX_DEVICES ? (int)n : MAX_DEVICES;
+	environment_read = 1;
+	pthread_mutex_unlock(&mu);
+	return 0;
+}
+
+// fake_break ends what there is in a device's context, as a kernel's fault does;
+// fake_dead has it have none any more, until fake_mend.
+EXPORT int fake_break(const char *unused, long device, long unused3) {
+	pthread_mutex_lock(&mu);
+	if (contexts[device].retained)
+		contexts[device].broken = 719;
+	pthread_mutex_unlock(&mu);
+	return 0;
+}
+
+EXPORT int fake_dead(const char *unused, long device, long unused3) {
+	fake_break(unused, device, 0);
+	contexts[device].dead = 1;
+	return 0;
+}
+
+EXPORT int fake_mend(const char *unused, long device, long unused3) {
+	contexts[device].dead = 0;
+	return 0;
 }
 
 // enter counts a call, and says why it fails. Errors that are sticky stay with
@@ -285,13 +323,15 @@ EXPORT int cuDeviceCanAccessPeer(int *can, int device, int peer) {
 	CALL(cuDeviceCanAccessPeer);
 	DEVICE(device);
 	DEVICE(peer);
-	*can = device != peer;
+	*can = device != peer && !no_peer;
 	return SUCCESS;
 }
 
 EXPORT int cuDevicePrimaryCtxRetain(struct context **out, int device) {
 	CALL(cuDevicePrimaryCtxRetain);
 	DEVICE(device);
+	if (contexts[device].dead)
+		return DEVICE_UNAVAILABLE;
 	pthread_mutex_lock(&mu);
 	contexts[device].retained++;
 	live[CONTEXTS]++;
