@@ -66,6 +66,7 @@ type setup struct {
 	replicas int
 	edit     func(*config.Fleet)               // before it is checked
 	front    func(id string, c *stream.Config) // before a front is made
+	migrator func(*daemon.Config)              // before a migrator is
 	control  func(*control.Config)             // before the control plane is made
 	gpus     *gpus.GPUs                        // on which the engines keep their KV; nil: in shared memory
 }
@@ -110,7 +111,7 @@ func newRig(t *testing.T, s setup) *rig {
 	if s.gpus != nil {
 		cfg.Device = gpus.CUDA
 	}
-	cfg.seams = seams{listen: r.sockets.listen, part: r.parts.run, front: func(c *stream.Config) {
+	cfg.seams = seams{listen: r.sockets.listen, part: r.parts.run, migrator: s.migrator, front: func(c *stream.Config) {
 		if s.front != nil {
 			s.front(string(c.Replica), c)
 		}

@@ -85,6 +85,8 @@ type seams struct {
 	part func(ctx context.Context, name string, run func(context.Context) error) error
 	// front changes the configuration of a front; nil changes nothing.
 	front func(*stream.Config)
+	// migrator changes the configuration of a migrator; nil changes nothing.
+	migrator func(*daemon.Config)
 	// control changes the configuration of the control plane; nil changes nothing.
 	control func(*control.Config)
 }
@@ -248,11 +250,15 @@ func (f *Fleet) newEngine(r config.Replica) (*emulator.Engine, error) {
 
 // newMigrator builds the migrator of a replica.
 func (f *Fleet) newMigrator(r config.Replica, clients, peers net.Listener) (*daemon.Daemon, error) {
-	return daemon.New(daemon.Config{
+	c := daemon.Config{
 		Fleet: f.cfg.Fleet, Replica: r, Control: f.link, Clients: clients, Peers: peers, Listen: f.cfg.seams.listen,
 		Runtime: filepath.Join(f.runtime, "shm"), Blocks: f.blocks(r), GPUs: f.cfg.GPUs, Machine: f.cfg.Machine, Host: f.host, Drain: f.cfg.Drain, Tracer: f.cfg.Tracer,
 		Logger: f.log.With("replica", r.ID), Front: f.cfg.seams.front,
-	})
+	}
+	if f.cfg.seams.migrator != nil {
+		f.cfg.seams.migrator(&c)
+	}
+	return daemon.New(c)
 }
 
 // bindDoor finds the data plane's address. Envoy binds it itself, so that the
