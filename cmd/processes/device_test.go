@@ -57,7 +57,7 @@ func TestDeviceErrors(t *testing.T) {
 		}
 	}
 	faults := strings.Join(rules, ",")
-	h := newFaultyHop(t, liveOnGPU, map[string]string{"r1": faults, "r2": faults}, nil)
+	h := newHopOf(t, liveOnGPU, setup{faults: map[string]string{"r1": faults, "r2": faults}})
 	failed := regexp.MustCompile(`(cuLaunchKernel|cuEventRecord|cuMemcpyHtoDAsync_v2|cuMemImportFromShareableHandle|cuStreamCreateWithPriority): CUDA_ERROR_\w+ \(\d+\)`)
 	said := func() (n int) {
 		for _, r := range h.replicas {
@@ -84,7 +84,7 @@ func TestDeviceErrors(t *testing.T) {
 // replica any more, which says why, and the requests end where they are.
 func TestDeviceDown(t *testing.T) {
 	t.Parallel()
-	h := newFaultyHop(t, liveOnGPU, map[string]string{"r2": "cuMemImportFromShareableHandle:2:719,cuDevicePrimaryCtxRetain:-2:46"}, nil)
+	h := newHopOf(t, liveOnGPU, setup{faults: map[string]string{"r2": "cuMemImportFromShareableHandle:2:719,cuDevicePrimaryCtxRetain:-2:46"}})
 	any := step{kind: transfer.Done, to: toSource}
 	h.run("a GPU fails for good", any, fault{strike: func(*hop, crossing) bool { return true }})
 	h.awaitStatus("r2 says that its GPU is down", func(s control.Status) bool {
@@ -120,6 +120,26 @@ func TestDeviceDown(t *testing.T) {
 	if out := h.replicas[2].migrator.out.String(); strings.Count(out, "a transport changes") > 50 {
 		t.Errorf("its migrator does not come to rest:\n%s", out)
 	}
+}
+
+// TestDeviceMixed moves requests between engines of one model of which one has its KV on
+// a GPU and the other in the machine's memory: live, by way of the host.
+func TestDeviceMixed(t *testing.T) {
+	t.Parallel()
+	h := newHopOf(t, liveOnGPU, setup{onHost: "r2"})
+	for turn := range 2 { // to r2, and back
+		h.run(fmt.Sprint("turn ", turn), step{kind: transfer.Done, to: toSource}, fault{strike: func(*hop, crossing) bool { return true }})
+	}
+	by := map[string]int{}
+	for _, m := range h.migrations() {
+		if m.State == "done" && m.From != "r0" && m.To != "r0" {
+			by[fmt.Sprintf("%s to %s, %s by %s", m.From, m.To, m.Way, m.Transport)]++
+		}
+	}
+	if len(by) != 2 || by["r1 to r2, live by tcp"] == 0 || by["r2 to r1, live by tcp"] == 0 {
+		t.Errorf("moves: %v", by)
+	}
+	h.tally()
 }
 
 // TestDeviceLacks says what is missing where there is no driver.

@@ -45,6 +45,7 @@ type fleet struct {
 	client   *http.Client
 	library  string            // of the GPUs on which the engines keep their KV; "": they do not
 	faults   map[string]string // see setup
+	onHost   string
 }
 
 // replica is an engine and the migrator before it.
@@ -64,6 +65,7 @@ type setup struct {
 	files    map[string][]byte   // beside it
 	library  string              // of the GPUs that are to have the engines' KV; "": none
 	faults   map[string]string   // of the GPUs, by the replica whose migrator has them: FAKE_CUDA_FAIL
+	onHost   string              // the replica whose engine has its KV in the machine's memory for all that
 	// published changes a replica as the control plane shall see it; nil: as it is.
 	published func(*config.Replica)
 }
@@ -76,7 +78,7 @@ func newFleet(t testing.TB, s setup) *fleet {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	f := &fleet{t: t, dir: dir, client: newClient(), library: s.library, faults: s.faults}
+	f := &fleet{t: t, dir: dir, client: newClient(), library: s.library, faults: s.faults, onHost: s.onHost}
 	t.Cleanup(f.client.CloseIdleConnections)
 	s.planes = max(1, s.planes)
 	a := addresses(3 + 4*s.replicas + 2*(s.planes-1))
@@ -216,7 +218,7 @@ func (f *fleet) startControl() {
 func (r *replica) startEngine() {
 	r.f.t.Helper()
 	args := []string{"engine", "-c", r.file, "--replica", r.ID}
-	if r.f.library != "" {
+	if r.f.library != "" && r.f.onHost != r.ID {
 		args = append(args, "--device", "cuda")
 	}
 	r.engine = startWith(r.f.t, r.f.env(), args...)

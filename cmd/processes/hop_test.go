@@ -40,11 +40,11 @@ const liveOnGPU = "live, on a GPU"
 // its file.
 func newHop(t *testing.T, mode string, edit func(*config.Fleet)) *hop {
 	t.Helper()
-	return newFaultyHop(t, mode, nil, edit)
+	return newHopOf(t, mode, setup{edit: edit})
 }
 
-// newFaultyHop is newHop on GPUs that fail.
-func newFaultyHop(t *testing.T, mode string, faults map[string]string, edit func(*config.Fleet)) *hop {
+// newHopOf is newHop of a fleet that has some of a setup: edit, faults and onHost.
+func newHopOf(t *testing.T, mode string, of setup) *hop {
 	t.Helper()
 	h := &hop{links: map[string]*link{}, hits: map[string]int{}}
 	library := ""
@@ -54,11 +54,12 @@ func newFaultyHop(t *testing.T, mode string, faults map[string]string, edit func
 	h.fleet = newFleet(t, setup{
 		replicas: 3,
 		library:  library,
-		faults:   faults,
+		faults:   of.faults,
+		onHost:   of.onHost,
 		edit: func(c *config.Fleet) {
 			c.Migration.Mode = mode
-			if edit != nil {
-				edit(c)
+			if of.edit != nil {
+				of.edit(c)
 			}
 		},
 		published: func(r *config.Replica) {

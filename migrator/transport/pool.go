@@ -24,7 +24,8 @@ type Layout struct {
 	Sum     Sum // how its blocks are summed
 }
 
-// Sum is how the bytes of a region are summed. Both ends of a move use one.
+// Sum is how the bytes of a region are summed. A plan has sums of its source's kind,
+// whichever the target's is: one of the two may be on a GPU alone.
 type Sum uint32
 
 const (
@@ -71,11 +72,8 @@ func (l Layout) End() int64 {
 }
 
 // Matches reports why two pools cannot exchange blocks, or nil: their regions
-// differ in number or size, or they are summed differently.
+// differ in number or size. How each is summed does not matter.
 func (l Layout) Matches(other Layout) error {
-	if l.Sum != other.Sum {
-		return fmt.Errorf("layout: blocks that are summed by %v and by %v: one pool is on a GPU, the other is not", l.Sum, other.Sum)
-	}
 	if len(l.Regions) != len(other.Regions) {
 		return fmt.Errorf("layout: blocks of %d regions and of %d", len(l.Regions), len(other.Regions))
 	}

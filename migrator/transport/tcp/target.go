@@ -204,7 +204,7 @@ func (p *puller) answer(ctx context.Context, plan transport.Plan, from, to int) 
 	// Parts are numbered through: part k is region k%regions of entry k/regions.
 	// Those before done have come, those before next are in line.
 	regions := len(p.local.Regions)
-	running := p.local.Sum == transport.CRC32 // other sums are of whole parts
+	running := p.remote.Sum == transport.CRC32 // other sums are of whole parts
 	if p.local.Device != nil {
 		p.pack = slices.Grow(p.pack[:0], (to-from)*int(p.local.BlockBytes()))[:(to-from)*int(p.local.BlockBytes())]
 	}
@@ -228,7 +228,7 @@ func (p *puller) answer(ctx context.Context, plan transport.Plan, from, to int) 
 			if running {
 				sum = crc32.Update(sum, crc32.IEEETable, line[full])
 			} else {
-				sum = p.local.Sum.Of(p.place(plan, from, done+full))
+				sum = p.remote.Sum.Of(p.place(plan, from, done+full))
 			}
 			n -= len(line[full])
 			p.verify(plan, done+full, sum)

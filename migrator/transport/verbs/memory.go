@@ -42,21 +42,53 @@ func register(d *verbs.Device, m *transport.Memory) (*verbs.Region, error) {
 }
 
 // verify appends the entries of a plan whose parts [from, to) do not have their
-// sums, parts being numbered region by region.
-func verify(m *transport.Memory, plan transport.Plan, from, to int, bad []int) []int {
+// sums, of the source's kind, parts being numbered region by region.
+func verify(m *transport.Memory, kind transport.Sum, plan transport.Plan, from, to int, bad []int) []int {
 	regions := len(m.Regions)
 	for ; from < to; from++ {
 		entry, r := from%len(plan.Dst), from/len(plan.Dst)
-		if m.Sum.Of(m.Part(plan.Dst[entry], r)) != plan.Sums[entry*regions+r] {
+		if kind.Of(m.Part(plan.Dst[entry], r)) != plan.Sums[entry*regions+r] {
 			bad = append(bad, entry)
 		}
 	}
 	return bad
 }
 
+// packBytes is how much of a device's memory is looked at at a time, about.
+const packBytes = 4 << 20
+
+// sumsByHost are sums of a kind that a device does not compute: of a pool that
+// processors write.
+func sumsByHost(m *transport.Memory, kind transport.Sum, blocks []uint32) ([]uint32, error) {
+	size := m.BlockBytes()
+	most := int(max(1, packBytes/size))
+	pack := make([]byte, int64(min(most, len(blocks)))*size)
+	var sums []uint32
+	for len(blocks) > 0 {
+		n := min(most, len(blocks))
+		part := pack[:int64(n)*size]
+		if err := m.Device.Gather(part, m.Layout, blocks[:n]); err != nil {
+			return nil, err
+		}
+		for len(part) > 0 {
+			for _, g := range m.Regions {
+				sums, part = append(sums, kind.Of(part[:g.Bytes])), part[g.Bytes:]
+			}
+		}
+		blocks = blocks[n:]
+	}
+	return sums, nil
+}
+
 // verifyDevice is verify for a whole plan in memory that this process does not see.
-func verifyDevice(m *transport.Memory, plan transport.Plan, bad []int) ([]int, error) {
-	sums, err := m.Device.Sums(nil, m.Layout, plan.Dst)
+func verifyDevice(m *transport.Memory, kind transport.Sum, plan transport.Plan, bad []int) ([]int, error) {
+	var sums []uint32
+	var err error
+	if kind == m.Sum {
+		sums, err = m.Device.Sums(nil, m.Layout, plan.Dst)
+	} else {
+		sums, err = sumsByHost(m, kind, plan.Dst)
+	}
 	if err != nil {
 		return bad, err
 	}

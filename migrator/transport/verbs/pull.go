@@ -166,7 +166,7 @@ func (p *puller) pull(ctx context.Context, plan transport.Plan) error {
 		whole := p.marks[(ended-1)%depth]
 		if p.memory.Device == nil {
 			if err := transport.Guard(func() error {
-				p.bad = verify(p.memory, plan, verified, whole, p.bad)
+				p.bad = verify(p.memory, p.remote.Sum, plan, verified, whole, p.bad)
 				return nil
 			}); err != nil {
 				return err
@@ -176,7 +176,7 @@ func (p *puller) pull(ctx context.Context, plan transport.Plan) error {
 	}
 	if p.memory.Device != nil {
 		var err error
-		if p.bad, err = verifyDevice(p.memory, plan, p.bad); err != nil {
+		if p.bad, err = verifyDevice(p.memory, p.remote.Sum, plan, p.bad); err != nil {
 			return err
 		}
 	}

@@ -1,0 +1,86 @@
+package cuda
+
+import (
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/shm"
+	"github.com/cascadeinfer/cascade/migrator/transport/tcp"
+	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
+)
+
+// TestMixed moves blocks between a pool on a GPU and one in the machine's memory, either
+// way, whose sums are of two kinds: over tcp, and by a NIC.
+func TestMixed(t *testing.T) {
+	g := warm(t, 0)
+	byTCP := func(t *testing.T, m *transport.Memory) transport.Transport {
+		tr, err := tcp.New(tcp.Config{Pool: transporttest.Pool{M: m}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return tr
+	}
+	byNIC := func(t *testing.T, m *transport.Memory) transport.Transport {
+		control(t)
+		return overRDMA(t, m)
+	}
+	for name, over := range map[string]func(*testing.T, *transport.Memory) transport.Transport{"tcp": byTCP, "verbs": byNIC} {
+		onGPU := func(t *testing.T, l transport.Layout) transporttest.End {
+			m, mirror := made(t, g, VMM, l)
+			return transporttest.End{Transport: over(t, m), Memory: m, Mirror: mirror}
+		}
+		onHost := func(t *testing.T, l transport.Layout) transporttest.End {
+			m := transporttest.Heap(l)
+			return transporttest.End{Transport: over(t, m), Memory: m}
+		}
+		t.Run(name+" from the GPU", func(t *testing.T) {
+			transporttest.Run(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
+				return transporttest.Pair{Source: onGPU(t, source), Target: onHost(t, target)}
+			})
+		})
+		t.Run(name+" to the GPU", func(t *testing.T) {
+			transporttest.Run(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
+				return transporttest.Pair{Source: onHost(t, source), Target: onGPU(t, target)}
+			})
+		})
+	}
+	g.drop(time.Now().Add(time.Hour))
+}
+
+// TestMixedChoice has each end of such a pair say by itself which transports are out of
+// the question; tcp is what is left to both.
+func TestMixedChoice(t *testing.T) {
+	g := gpu(t)
+	onGPU, _ := made(t, g, VMM, small)
+	defer onGPU.Close()
+	dir := short(t)
+	for where, m := range map[string]*transport.Memory{"on a GPU": onGPU, "in the machine's memory": transporttest.Heap(small)} {
+		pool := transporttest.Pool{M: m}
+		here, err := New(Config{Dir: dir, Pool: pool})
+		if err != nil {
+			t.Fatal(err)
+		}
+		shared, err := shm.New(shm.Config{Dir: dir, Pool: pool})
+		if err != nil {
+			t.Fatal(err)
+		}
+		byHost, err := tcp.New(tcp.Config{Pool: pool})
+		if err != nil {
+			t.Fatal(err)
+		}
+		choose := transport.NewChooser(here, shared, byHost)
+		for _, tr := range choose.Due(time.Now()) {
+			choose.Probed(tr.Name(), tr.Probe(t.Context()), time.Now())
+		}
+		// What the other end has that works.
+		theirs := []string{"shm", "tcp"}
+		if m != onGPU {
+			theirs = []string{"cuda", "tcp"}
+		}
+		order := choose.Order(transport.Pair{Peer: "a", Own: "n", Other: "n"}, theirs, time.Now())
+		if len(order) != 1 || order[0].Transport.Name() != "tcp" {
+			t.Errorf("a pool %s: blocks would come by %v", where, order)
+		}
+	}
+}
