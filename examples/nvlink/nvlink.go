@@ -1,7 +1,7 @@
 // Command nvlink is a partitioner of one's own, in Go, which prefers neighbours on
 // one machine: where a stage hands its grown requests over inside an NVLink domain,
 // they arrive many times faster. Natively it shows how it differs from the best
-// partition that knows no machines:
+// partition that takes every hand-over for a near one:
 //
 //	go run ./examples/nvlink
 //
@@ -9,10 +9,14 @@
 //
 //	GOOS=wasip1 GOARCH=wasm go build -buildmode=c-shared -trimpath -ldflags='-w -buildid=' -o nvlink.wasm ./examples/nvlink
 //
-// A policies.Workload says how many replicas there are, not where. How many share a
-// machine comes by configuration, "node 8" and "faster 10". Stages get replicas of
-// all machines in turn (policies/adopt), and sellers prefer buyers on their own one:
-// a hand-over stays there if the next stage has a replica on it.
+// A policies.Workload says how many replicas there are, not where, and what a
+// hand-over costs if everybody's nearest neighbour is in the next stage. The control
+// plane prices a proposal by who is then in its stages (policies/near), which is more;
+// the partition that is the best by then has to be proposed first. How many replicas
+// share a machine, and how much slower a hand-over to another one is, comes by
+// configuration, "node 8" and "slower 10". Stages are spread over all machines
+// (policies/adopt), and sellers prefer buyers on their own one: a hand-over stays there
+// if the next stage has a replica on it.
 package main
 
 import (
@@ -26,7 +30,7 @@ import (
 )
 
 func init() {
-	p := &nvlink{node: 8, faster: 10}
+	p := &nvlink{node: 8, slower: 10}
 	configure.Register(p)
 	partition.Register(p)
 }
@@ -35,21 +39,21 @@ func init() {
 const rounds = 32
 
 // nvlink begins with the partitions that would be best if every hand-over were as
-// slow as between machines, as fast as inside one, or in between. From each it
+// fast as inside a machine, as slow as between two, or in between. From each it
 // moves replicas between neighbouring stages for as long as the hand-overs that
 // become local outweigh what the stages lose; the best of all is its proposal.
 type nvlink struct {
 	node   int // replicas per machine
-	faster int // how many times faster a hand-over is inside one
+	slower int // how many times slower a hand-over is between two
 }
 
 var _ policies.Partitioner = (*nvlink)(nil)
 
-// Configure reads "node" and "faster".
+// Configure reads "node" and "slower".
 func (p *nvlink) Configure(config []byte) error {
 	return settings.Read(config,
 		settings.Field{Name: "node", Set: func(v int64) { p.node = int(v) }, Low: 1, High: 1024},
-		settings.Field{Name: "faster", Set: func(v int64) { p.faster = int(v) }, Low: 1, High: 1000})
+		settings.Field{Name: "slower", Set: func(v int64) { p.slower = int(v) }, Low: 1, High: 1000})
 }
 
 // Partition implements policies.Partitioner.
@@ -59,8 +63,8 @@ func (p *nvlink) Partition(w policies.Workload) (policies.Partition, error) {
 		return best, err
 	}
 	best, least := p.improve(w, best)
-	for share := 1; share <= 4; share++ { // of hand-overs inside a machine, in quarters
-		scale := 1 - float64(share)/4*(1-1/float64(p.faster))
+	for share := 1; share <= 4; share++ { // of hand-overs between machines, in quarters
+		scale := 1 + float64(share)/4*float64(p.slower-1)
 		guess := w
 		guess.Transfer.Base *= scale
 		guess.Transfer.PerToken *= scale
@@ -79,9 +83,9 @@ func (p *nvlink) Partition(w policies.Workload) (policies.Partition, error) {
 }
 
 // improve moves replicas between neighbouring stages while that pays, and returns
-// what it found, with its cost less what is saved.
+// what it found, with its cost and what is lost.
 func (p *nvlink) improve(w policies.Workload, best policies.Partition) (policies.Partition, float64) {
-	least := best.Cost - p.saved(w, best)
+	least := best.Cost + p.lost(w, best)
 	for range rounds {
 		from := best
 		for i := range from.Counts {
@@ -99,7 +103,7 @@ func (p *nvlink) improve(w policies.Workload, best policies.Partition) (policies
 					if err != nil {
 						break // the stage is too small, and gets smaller
 					}
-					if total := next.Cost - p.saved(w, next); total < least {
+					if total := next.Cost + p.lost(w, next); total < least {
 						best, least = next, total
 					}
 				}
@@ -115,19 +119,19 @@ func (p *nvlink) improve(w policies.Workload, best policies.Partition) (policies
 // machines is how many there are.
 func (p *nvlink) machines(w policies.Workload) int { return (w.Replicas + p.node - 1) / p.node }
 
-// saved is how many requests fewer are on their way from stage to stage because
-// some hand-overs stay inside a machine; the unit is that of the partition's cost,
-// which prices each like one between machines.
-func (p *nvlink) saved(w policies.Workload, d policies.Partition) float64 {
+// lost is how many requests more are on their way from stage to stage because some
+// hand-overs leave a machine; the unit is that of the partition's cost, which prices
+// each like one that stays.
+func (p *nvlink) lost(w policies.Workload, d policies.Partition) float64 {
 	sum, at := 0.0, 0
 	for i, cut := range d.Cuts {
 		crossings := w.Flow.Crossings[policies.Bucket(w.Flow.Edges, cut)]
 		delay := w.Transfer.Base + float64(float64(cut)*w.Transfer.PerToken)
-		share := local(p.machines(w), at, d.Counts[i], d.Counts[i+1])
-		sum += float64(crossings * delay * share)
+		leave := 1 - local(p.machines(w), at, d.Counts[i], d.Counts[i+1])
+		sum += float64(crossings * delay * leave)
 		at += d.Counts[i]
 	}
-	return sum * (1 - 1/float64(p.faster))
+	return sum * float64(p.slower-1)
 }
 
 // local is the share of those of the from replicas that begin with number first

@@ -19,12 +19,12 @@ import (
 // and configured.
 func TestModule(t *testing.T) {
 	m := guesttest.Load(t, guesttest.Build(t, "."), host.Config{})
-	guesttest.Compare(t, guesttest.Start(t, m), &nvlink{node: 8, faster: 10})
+	guesttest.Compare(t, guesttest.Start(t, m), &nvlink{node: 8, slower: 10})
 	i := guesttest.Start(t, m)
-	if err := i.Configure(abi.Call{}, []byte("node 2\nfaster 100")); err != nil {
+	if err := i.Configure(abi.Call{}, []byte("node 2\nslower 100")); err != nil {
 		t.Fatal(err)
 	}
-	guesttest.Compare(t, i, &nvlink{node: 2, faster: 100})
+	guesttest.Compare(t, i, &nvlink{node: 2, slower: 100})
 	if _, err := i.Partition(abi.Call{}, traffic()); err != nil {
 		t.Fatal(err)
 	}
@@ -32,7 +32,7 @@ func TestModule(t *testing.T) {
 }
 
 func TestContract(t *testing.T) {
-	policytest.TestPartitioner(t, &nvlink{node: 2, faster: 10})
+	policytest.TestPartitioner(t, &nvlink{node: 2, slower: 10})
 }
 
 // TestNearIsBetter says that what is proposed is never worse than the blind
@@ -43,12 +43,12 @@ func TestNearIsBetter(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &nvlink{node: 8, faster: 10}
+	p := &nvlink{node: 2, slower: 10}
 	near, err := p.Partition(w)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if gain := (blind.Cost - p.saved(w, blind)) - (near.Cost - p.saved(w, near)); gain <= 0 {
+	if gain := (blind.Cost + p.lost(w, blind)) - (near.Cost + p.lost(w, near)); gain <= 0 {
 		t.Errorf("blind is %v, %v, near %v, %v: %v less", blind.Counts, blind.Cuts, near.Counts, near.Cuts, gain)
 	}
 }

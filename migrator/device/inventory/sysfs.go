@@ -192,12 +192,23 @@ func (s sysfs) nics() (out []topology.NIC) {
 			if err != nil {
 				continue
 			}
+			layer := text(at, "link_layer")
 			out = append(out, topology.NIC{
-				Name: name, Port: id, PCI: pci, RDMA: text(at, "link_layer"), Up: strings.HasPrefix(text(at, "state"), "4:"), Rate: gigabits(text(at, "rate")),
+				Name: name, Port: id, PCI: pci, RDMA: layer, Subnet: subnet(layer, text(at, "gids", "0")), Up: strings.HasPrefix(text(at, "state"), "4:"), Rate: gigabits(text(at, "rate")),
 			})
 		}
 	}
 	return out
+}
+
+// subnet is the prefix of a port's first GID where it tells fabrics apart: that of an
+// InfiniBand subnet which does not have the default prefix.
+func subnet(layer, gid string) string {
+	prefix := strings.Join(strings.SplitN(gid, ":", 5)[:min(4, strings.Count(gid, ":"))], ":")
+	if layer != "InfiniBand" || strings.Count(gid, ":") != 7 || prefix == "fe80:0000:0000:0000" || prefix == "0000:0000:0000:0000" {
+		return ""
+	}
+	return prefix
 }
 
 // gigabits reads a rate such as "400 Gb/sec (4X NDR)".

@@ -74,7 +74,7 @@ func TestTwoSockets(t *testing.T) {
 	for _, n := range m.NICs {
 		byName[n.Name] = n
 	}
-	if n := m.NICs; len(n) != 4 || n[2].Name != "mlx5_0" || n[2].Port != 1 || !n[2].Up || n[2].Rate != 50*topology.Gigabyte || n[2].RDMA != "InfiniBand" || n[3].Up {
+	if n := m.NICs; len(n) != 4 || n[2].Name != "mlx5_0" || n[2].Port != 1 || !n[2].Up || n[2].Rate != 50*topology.Gigabyte || n[2].RDMA != "InfiniBand" || n[2].Subnet != "fec0:0000:0000:0001" || n[3].Subnet != "" || n[3].Up {
 		t.Errorf("%+v", n)
 	}
 	if n := byName["eth0"]; !n.Up || n.Rate != 25*topology.Gigabit || n.PCI.NUMA != 1 || n.PCI.Link != (topology.PCIe{Gen: 3, Width: 8, MaxGen: 3, MaxWidth: 8}) || n.Virtual {
