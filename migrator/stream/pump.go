@@ -198,7 +198,7 @@ func (s *Stream) bookLocked(c *dialect.Chunk) (edit dialect.Edit, shown bool, er
 		s.totals = dialect.Usage{Prompt: s.prompt, Output: len(s.ids) - s.prompt, Cached: s.cached}
 		edit.Pin, edit.NoPrompt, edit.Totals = &s.identity, true, &s.totals
 	}
-	s.finished = s.finished || c.Finish
+	s.finished, s.counted = s.finished || c.Finish, s.counted || c.UsageOnly()
 	if s.cut != nil {
 		s.cut.bookedLocked()
 	}
@@ -256,8 +256,13 @@ func (s *Stream) after(leg Leg, err error) (Leg, *dialect.Chunk, error) {
 				continue
 			}
 		}
-		if isLoss(err) && s.rescue(leg, err) {
-			continue
+		if isLoss(err) {
+			if over, err := s.conclude(leg, err); over {
+				return nil, nil, err
+			}
+			if s.rescue(leg, err) {
+				continue
+			}
 		}
 		if s.ctx.Err() != nil && !isClient(err) {
 			err = context.Cause(s.ctx) // which was meanwhile
@@ -274,6 +279,37 @@ func (s *Stream) after(leg Leg, err error) (Leg, *dialect.Chunk, error) {
 		}
 		return nil, nil, s.fail(err)
 	}
+}
+
+// conclude ends a stream whose engine was lost after the finish reason: the client
+// has all the text, and the front knows what follows it. It reports false where the
+// client has not, or the front does not. The error is the client's connection's.
+func (s *Stream) conclude(lost Leg, cause error) (over bool, err error) {
+	s.mu.Lock()
+	if s.leg != lost || s.ended || s.cut != nil || s.ctx.Err() != nil ||
+		!s.finished || s.prompt == 0 || !s.whole || s.identity.ID == nil {
+		s.mu.Unlock()
+		return false, nil
+	}
+	s.ended = true
+	s.pinLocked()
+	usage, end := dialect.Ending(s.endpoint, s.identity, dialect.Usage{Prompt: s.prompt, Output: len(s.ids) - s.prompt, Cached: s.cached})
+	counted, own := s.counted, s.holder == s.front.cfg.Replica
+	s.mu.Unlock()
+	if own {
+		s.front.doubt()
+	}
+	s.front.log.Warn("a stream lost its engine after its last token; the front ends it", "stream", s.id, "error", cause)
+	if !counted {
+		err = s.out.take(usage, s.asked)
+	}
+	if err == nil {
+		err = s.out.done(end, s.ids[:s.prompt:s.prompt], s.ids[s.prompt:])
+	}
+	if isClient(err) {
+		err = nil // it is gone: nobody is left to be told
+	}
+	return true, err
 }
 
 // isLoss reports whether a leg's error says that its engine is lost, and not

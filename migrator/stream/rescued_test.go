@@ -81,3 +81,51 @@ func TestRescueEnds(t *testing.T) {
 	rs.know()
 	f.atRest()
 }
+
+// TestLostAfterTheLastToken checks that a client whose engine dies between the
+// finish reason and the end of the stream gets the answer that it would have got,
+// and that no other engine is asked for anything.
+func TestLostAfterTheLastToken(t *testing.T) {
+	t.Parallel()
+	f, rs := newRescueFleet(t, 2, nil)
+	// The front assembles unstreamed answers in the shape of the first one.
+	post(t, f.fronts[0].client, f.fronts[0].url, "/v1/completions", `{"model":"m","prompt":"x","max_tokens":20}`)
+	whole := generation("cmpl-7", []uint32{'"', 'x', '"'}, 3, 23)
+	var lost, calls atomic.Int64
+	for _, e := range f.engines {
+		e.set(nil, func(w http.ResponseWriter, r *http.Request) {
+			io.Copy(io.Discard, r.Body)
+			calls.Add(1)
+			w.Header().Set("Content-Type", "text/event-stream")
+			io.WriteString(w, strings.Join(whole[:len(whole)-int(lost.Load())], ""))
+			http.NewResponseController(w).Flush()
+			if lost.Load() > 0 {
+				panic(http.ErrAbortHandler)
+			}
+		})
+	}
+	for _, body := range []string{
+		`{"model":"m","prompt":"x","max_tokens":20,"stream":true,"stream_options":{"include_usage":true}}`,
+		`{"model":"m","prompt":"x","max_tokens":20,"stream":true}`,
+		`{"model":"m","prompt":"x","max_tokens":20}`,
+	} {
+		lost.Store(0)
+		_, want := post(t, f.fronts[0].client, f.fronts[0].url, "/v1/completions", body)
+		if !strings.Contains(want, `"length"`) || strings.Contains(want, `"error"`) {
+			t.Fatalf("%s: %s", body, want)
+		}
+		for n := range int64(2) {
+			lost.Store(n + 1)
+			calls.Store(0)
+			rs.know() // nobody may be asked
+			_, got := post(t, f.fronts[0].client, f.fronts[0].url, "/v1/completions", body)
+			if d := difference(got, want); d != "" {
+				t.Errorf("%s, %d events lost: %s", body, n+1, d)
+			}
+			if calls.Load() != 1 {
+				t.Errorf("%d engines were asked", calls.Load())
+			}
+		}
+	}
+	f.atRest()
+}

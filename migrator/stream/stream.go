@@ -70,6 +70,7 @@ type Stream struct {
 	losses   int  // engines lost without getting further
 	lastLoss int  // how many ids there were at the last one
 	finished bool // the client has the finish reason
+	counted  bool // and the usage after it
 	ended    bool // nothing may be written to the client any more
 	complete bool // the leg has sent [DONE]
 }
