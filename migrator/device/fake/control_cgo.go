@@ -68,6 +68,9 @@ func (c *Control) Calls(function string) int { return c.call("fake_calls", funct
 // Live is how many handles of a kind are alive; "" is all kinds.
 func (c *Control) Live(kind string) int { return c.call("fake_live", kind, 0, 0) }
 
+// Ask calls a function of the fake's own with a number, and returns what it says.
+func (c *Control) Ask(function string, value int) int { return c.call(function, "", value, 0) }
+
 // Tell calls a function of the fake's own with a number; the library's source says
 // which there are.
 func (c *Control) Tell(function string, value int) { c.call(function, "", value, 0) }

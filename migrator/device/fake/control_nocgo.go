@@ -35,6 +35,9 @@ func (c *Control) Calls(function string) int { return 0 }
 // Live returns 0.
 func (c *Control) Live(kind string) int { return 0 }
 
+// Ask says nothing.
+func (*Control) Ask(string, int) int { return 0 }
+
 // Tell calls a function of the fake's own with a number; the library's source says
 // which there are.
 func (c *Control) Tell(function string, value int) {}

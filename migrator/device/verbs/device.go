@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"sync"
 	"syscall"
 	"unsafe"
@@ -115,6 +116,7 @@ type Port struct {
 	Message    uint32
 	LID        uint16
 	InfiniBand bool // the link layer; otherwise it is Ethernet, where a GID is needed
+	Routed     bool // on InfiniBand, too
 }
 
 // Port asks for the state of a port.
@@ -125,6 +127,7 @@ func (d *Device) Port(number uint8) (Port, error) {
 	}
 	return Port{
 		Number: number, Active: v[0] == 4, MTU: uint8(v[1]), GIDs: int(v[2]), Message: uint32(v[3]), LID: uint16(v[4]), InfiniBand: v[5] != 2,
+		Routed: v[6]&1 != 0,
 	}, nil
 }
 
@@ -149,9 +152,23 @@ func (d *Device) GID(port, index uint8) (GID, error) {
 	if err != nil {
 		return GID{}, fmt.Errorf("verbs: GID %d of port %d of %s: %w", index, port, d.Name, err)
 	}
-	g.RoutedIP = c == queryGIDEx && v[0] == 2
+	g.RoutedIP = v[0] == 2
+	if c == queryGID {
+		// A library so old says nothing of the version: the kernel does.
+		kind, _ := os.ReadFile(fmt.Sprintf("/sys/class/infiniband/%s/ports/%d/gid_attrs/types/%d", d.Name, port, index))
+		g.RoutedIP = strings.TrimSpace(string(kind)) == "RoCE v2"
+	}
 	return g, nil
 }
+
+// The kinds of events that are told apart.
+const (
+	eventFatal      = 8
+	eventPortActive = 9 // the next are: the port fails, another LID
+	eventPKey       = 12
+	eventReregister = 17
+	eventGID        = 18
+)
 
 // Event is what a device tells that nobody asked for.
 type Event struct {
@@ -159,6 +176,9 @@ type Event struct {
 	Text string
 	// Fatal means that the device is of no use any more, until it is opened again.
 	Fatal bool
+	// Moved means that a port has come or gone, or that what it is reached by is
+	// something else now: LID, GIDs, partitions.
+	Moved bool
 }
 
 // Event waits for the next event, until Interrupt: then the error wraps
@@ -180,7 +200,7 @@ func (d *Device) Event() (Event, error) {
 	if failed != nil {
 		return Event{}, failed
 	}
-	e := Event{Kind: int(v[1]), Fatal: v[1] == 8, Text: fmt.Sprintf("event %d", v[1])}
+	e := Event{Kind: int(v[1]), Fatal: v[1] == eventFatal, Moved: v[1] >= eventPortActive && v[1] <= eventPKey || v[1] == eventReregister || v[1] == eventGID, Text: fmt.Sprintf("event %d", v[1])}
 	name := words{v[1]}
 	if d.lib.do(eventText, &name, nil) == nil {
 		e.Text = text(name[0])

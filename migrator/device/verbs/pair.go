@@ -54,6 +54,7 @@ type Path struct {
 	Timeout, Retries uint8
 	Hops             uint8
 	TrafficClass     uint8
+	ServiceLevel     uint8
 }
 
 // Pair is one end of a reliable connection. It is for one goroutine at a time,

@@ -35,7 +35,8 @@ static int made(uint64_t *v, void *p) {
 
 static void *pointer(uint64_t word) { return (void *)(uintptr_t)word; }
 
-// to_init, to_rtr and to_rts are the attributes of a pair's way up.
+// to_init, to_rtr and to_rts are the attributes of a pair's way up. A peer that is
+// there and not ready is asked again for ever (7): whoever waits has a deadline.
 static int to_init(cv_qp_attr *a, const uint64_t *v) {
 	*a = (cv_qp_attr){.qp_state = CV_QPS_INIT, .port_num = (uint8_t)v[2], .qp_access_flags = (unsigned)v[3]};
 	return CV_QP_STATE | CV_QP_PKEY_INDEX | CV_QP_PORT | CV_QP_ACCESS_FLAGS;
@@ -44,7 +45,7 @@ static int to_init(cv_qp_attr *a, const uint64_t *v) {
 static int to_rtr(cv_qp_attr *a, const cv_path *p) {
 	*a = (cv_qp_attr){
 		.qp_state = CV_QPS_RTR, .path_mtu = p->mtu, .dest_qp_num = p->pair, .rq_psn = p->their_psn, .max_dest_rd_atomic = p->their_reads, .min_rnr_timer = 12,
-		.ah_attr = {.dlid = p->lid, .is_global = p->global, .port_num = p->port,
+		.ah_attr = {.dlid = p->lid, .sl = p->service_level, .is_global = p->global, .port_num = p->port,
 			.grh = {.sgid_index = p->gid_index, .hop_limit = p->hops, .traffic_class = p->traffic_class}},
 	};
 	memcpy(a->ah_attr.grh.dgid.raw, p->gid, sizeof p->gid);
@@ -52,7 +53,7 @@ static int to_rtr(cv_qp_attr *a, const cv_path *p) {
 }
 
 static int to_rts(cv_qp_attr *a, const cv_path *p) {
-	*a = (cv_qp_attr){.qp_state = CV_QPS_RTS, .sq_psn = p->own_psn, .timeout = p->timeout, .retry_cnt = p->retries, .rnr_retry = p->retries, .max_rd_atomic = p->reads};
+	*a = (cv_qp_attr){.qp_state = CV_QPS_RTS, .sq_psn = p->own_psn, .timeout = p->timeout, .retry_cnt = p->retries, .rnr_retry = 7, .max_rd_atomic = p->reads};
 	return CV_QP_STATE | CV_QP_SQ_PSN | CV_QP_TIMEOUT | CV_QP_RETRY_CNT | CV_QP_RNR_RETRY | CV_QP_MAX_QP_RD_ATOMIC;
 }
 
@@ -130,7 +131,7 @@ int cv_call(void *const *f, int op, uint64_t *v, void *buf) {
 	case CV_ibv_query_port: {
 		cv_port_attr a = {0};
 		int r = status(F(ibv_query_port, int (*)(void *, uint8_t, cv_port_attr *))(pointer(v[0]), (uint8_t)v[1], &a));
-		v[0] = (uint64_t)a.state, v[1] = (uint64_t)a.active_mtu, v[2] = (uint64_t)a.gid_tbl_len, v[3] = a.max_msg_sz, v[4] = a.lid, v[5] = a.link_layer;
+		v[0] = (uint64_t)a.state, v[1] = (uint64_t)a.active_mtu, v[2] = (uint64_t)a.gid_tbl_len, v[3] = a.max_msg_sz, v[4] = a.lid, v[5] = a.link_layer, v[6] = a.flags;
 		return r;
 	}
 	case CV_ibv_query_gid:

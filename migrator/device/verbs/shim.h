@@ -64,7 +64,7 @@ typedef struct {
 	uint8_t gid[16];
 	uint32_t pair, their_psn, own_psn;
 	uint16_t lid;
-	uint8_t global, gid_index, port, mtu, reads, their_reads, timeout, retries, hops, traffic_class;
+	uint8_t global, gid_index, port, mtu, reads, their_reads, timeout, retries, hops, traffic_class, service_level;
 } cv_path;
 
 // cv_name and cv_version are of call op, 0 behind the last.

@@ -47,6 +47,16 @@ type Config struct {
 	Library *verbs.Library
 	// Device names the RDMA device; "" is the first that has an active port.
 	Device string
+	// Port is the device's port, from 1; 0 is its first that is active.
+	Port int
+	// GID is the address of the port to use where it has several, as its interface has
+	// it (RoCE v2 before v1); the zero Addr is the first that routers know, of IPv4
+	// before IPv6. A source answers from one of the kind by which it is asked.
+	GID netip.Addr
+	// TrafficClass and ServiceLevel mark packets for the fabric's queues: on RoCE v2
+	// the byte of IP that has the DSCP, and the priority of a tagged frame, up to 7; on
+	// InfiniBand the service level, up to 15. 0 is what fabrics do by themselves.
+	TrafficClass, ServiceLevel uint8
 	// Address is where peers reach Handler, host:port; "" while that is not known.
 	// Required. It must not block.
 	Address func() string
@@ -67,6 +77,9 @@ type Config struct {
 func (c Config) validate() (Config, error) {
 	if c.Pool == nil || c.Library == nil || c.Address == nil {
 		return c, errors.New("verbs transport: Pool, Library or Address is missing")
+	}
+	if c.Port < 0 || c.Port > 255 || c.ServiceLevel > 15 || c.Device == "" && (c.Port != 0 || c.GID.IsValid()) {
+		return c, fmt.Errorf("verbs transport: port %d, address %v and service level %d of device %q: want a port of a named device, and a level up to 15", c.Port, c.GID, c.ServiceLevel, c.Device)
 	}
 	if c.TrustDomain != "" {
 		if err := identity.CheckTrustDomain(c.TrustDomain); err != nil {

@@ -86,6 +86,8 @@ func opened(t testing.TB, p transporttest.Pair, move string) transport.Puller {
 	return puller
 }
 
+func rng(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, seed)) }
+
 func randomly(b []byte, rng *rand.Rand) {
 	for i := range b {
 		b[i] = byte(rng.Uint32())
@@ -354,8 +356,8 @@ func TestSilentPeer(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		own := p.nic.end(gone)
-		path, err := own.path(p.nic, own)
+		own := p.at.end(p.nic.device, gone)
+		path, err := own.path(p.nic, p.at, own)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,9 +1,13 @@
 package verbs
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
+	"slices"
 	"sync"
 
 	"github.com/cascadeinfer/cascade/migrator/device/verbs"
@@ -14,28 +18,35 @@ import (
 // anybody uses it.
 type nic struct {
 	device *verbs.Device
-	port   verbs.Port
-	gid    verbs.GID
+	config Config
+	number uint8 // of its port
+
+	// broken is over when the device has failed, with the cause.
+	broken context.Context
+	fails  context.CancelCauseFunc
 
 	users int // guarded by Transport.mu
+
+	look sync.Mutex
+	gids []verbs.GID // of the port, best first; nil when they must be asked for; guarded by look
 
 	mu      sync.Mutex
 	regions []*region
 	kept    bool // whether a region without users may stay
 }
 
-// openNIC opens the device of that name, or the first that has an active port.
-func openNIC(lib *verbs.Library, name string) (*nic, error) {
-	names := []string{name}
-	if name == "" {
+// openNIC opens the device that is configured, or the first that has an active port.
+func openNIC(c Config) (*nic, error) {
+	names := []string{c.Device}
+	if c.Device == "" {
 		var err error
-		if names, err = lib.Devices(); err != nil {
+		if names, err = c.Library.Devices(); err != nil {
 			return nil, err
 		}
 	}
 	errs := []error{errors.New("no RDMA device with an active port")}
 	for _, name := range names {
-		n, err := openNamed(lib, name)
+		n, err := openNamed(c, name)
 		if err == nil {
 			return n, nil
 		}
@@ -44,66 +55,130 @@ func openNIC(lib *verbs.Library, name string) (*nic, error) {
 	return nil, errors.Join(errs...)
 }
 
-func openNamed(lib *verbs.Library, name string) (*nic, error) {
-	d, err := lib.Device(name)
+func openNamed(c Config, name string) (*nic, error) {
+	d, err := c.Library.Device(name)
 	if err != nil {
 		return nil, err
 	}
-	n := &nic{device: d}
-	for i := 1; i <= d.Limits.Ports; i++ {
-		if n.port, err = d.Port(uint8(i)); err != nil || !n.port.Active {
-			continue
-		}
-		if n.gid, err = address(d, n.port); err == nil {
+	n := &nic{device: d, config: c}
+	n.broken, n.fails = context.WithCancelCause(context.Background())
+	first, last := 1, d.Limits.Ports
+	if c.Port != 0 {
+		first, last = c.Port, c.Port
+	}
+	err = fmt.Errorf("%s has no port", name)
+	for i := first; i <= last; i++ {
+		n.number = uint8(i)
+		if _, err = n.place(); err == nil {
 			return n, nil
 		}
-	}
-	if err == nil {
-		err = fmt.Errorf("%s: no port is active", name)
 	}
 	return nil, errors.Join(err, d.Close())
 }
 
-// address chooses a port's GID: the first of InfiniBand; on Ethernet one that
-// routers know, of IPv4 rather than of IPv6, and of this link alone at last.
-func address(d *verbs.Device, p verbs.Port) (best verbs.GID, err error) {
-	rank := 0
-	for i := range min(p.GIDs, 255) {
-		g, err := d.GID(p.Number, uint8(i))
-		if err != nil || g.Address == [16]byte{} {
-			continue // an entry that is not set
-		}
-		r := 1
-		switch {
-		case p.InfiniBand:
-			return g, nil
-		case !g.RoutedIP:
-		case g.Address[10] == 0xff && g.Address[11] == 0xff && g.Address[0] == 0:
-			r = 4
-		case g.Address[0] != 0xfe:
-			r = 3
-		default:
-			r = 2
-		}
-		if r > rank {
-			best, rank = g, r
-		}
-	}
-	if rank == 0 && !p.InfiniBand {
-		err = fmt.Errorf("port %d of %s has no GID: its network interface has no address", p.Number, d.Name)
-	}
-	return best, err
+// place is where a NIC is in its network: the port, and its addresses, best first.
+type place struct {
+	port verbs.Port
+	gids []verbs.GID
 }
 
-// end is the own end of a connection by a pair.
-func (n *nic) end(p *verbs.Pair) end {
-	e := end{
-		gid: n.gid.Address, pair: p.Number, psn: rand.Uint32N(1 << 24), lid: n.port.LID, mtu: n.port.MTU, reads: max(min(n.device.Limits.Reads, 16), 1), link: linkEthernet,
+// place asks where the NIC is. That changes: an interface gets another address, a
+// link that comes back has the old one elsewhere in its table.
+func (n *nic) place() (place, error) {
+	port, err := n.device.Port(n.number)
+	if err == nil && !port.Active {
+		err = fmt.Errorf("port %d of %s is not active", n.number, n.device.Name)
 	}
-	if n.port.InfiniBand {
+	if err != nil {
+		return place{}, err
+	}
+	n.look.Lock()
+	defer n.look.Unlock()
+	if len(n.gids) > 0 {
+		if now, err := n.device.GID(n.number, n.gids[0].Index); err != nil || now != n.gids[0] {
+			n.gids = nil
+		}
+	}
+	if n.gids == nil {
+		n.gids = addresses(n.device, port, n.config.GID)
+	}
+	if len(n.gids) == 0 && n.config.GID.IsValid() {
+		return place{}, fmt.Errorf("port %d of %s does not have the address %v", n.number, n.device.Name, n.config.GID)
+	}
+	if len(n.gids) == 0 && !port.InfiniBand {
+		return place{}, fmt.Errorf("port %d of %s has no GID: its network interface has no address", n.number, n.device.Name)
+	}
+	return place{port, slices.Clone(n.gids)}, nil
+}
+
+// moved has the addresses be asked for again.
+func (n *nic) moved() {
+	n.look.Lock()
+	defer n.look.Unlock()
+	n.gids = nil
+}
+
+// addresses are a port's GIDs, best first: on Ethernet those that routers know, of
+// IPv4 before IPv6, then those of this link alone, and last those of RoCE v1. On
+// InfiniBand the table's order is the subnet's. With only, others are left out.
+func addresses(d *verbs.Device, p verbs.Port, only netip.Addr) []verbs.GID {
+	var out []verbs.GID
+	for i := range min(p.GIDs, 255) {
+		g, err := d.GID(p.Number, uint8(i))
+		if err != nil || g.Address == [16]byte{} { // an entry that is not set
+			continue
+		}
+		if only.IsValid() && netip.AddrFrom16(g.Address).Unmap() != only.Unmap() {
+			continue
+		}
+		out = append(out, g)
+	}
+	if !p.InfiniBand {
+		slices.SortStableFunc(out, func(a, b verbs.GID) int { return cmp.Compare(rank(b), rank(a)) })
+	}
+	return out
+}
+
+func rank(g verbs.GID) int {
+	ip := netip.AddrFrom16(g.Address)
+	switch {
+	case !g.RoutedIP:
+		return 0
+	case ip.Is4In6():
+		return 3
+	case !ip.IsLinkLocalUnicast():
+		return 2
+	}
+	return 1
+}
+
+// end is the own end of a connection by a pair, by the best address.
+func (p place) end(d *verbs.Device, pair *verbs.Pair) end {
+	e := end{
+		pair: pair.Number, psn: rand.Uint32N(1 << 24), lid: p.port.LID, mtu: p.port.MTU, reads: max(min(d.Limits.Reads, 16), 1), link: linkEthernet,
+	}
+	if p.port.InfiniBand {
 		e.link = linkInfiniBand
 	}
+	if len(p.gids) > 0 {
+		e.from(p.gids[0])
+	}
 	return e
+}
+
+// answering is end, by an address of the kind that the peer has: packets have one
+// header for both directions.
+func (p place) answering(d *verbs.Device, pair *verbs.Pair, to end) (end, error) {
+	e := p.end(d, pair)
+	if e.link != linkEthernet || to.link != linkEthernet || to.version == 0 {
+		return e, nil
+	}
+	for _, g := range p.gids {
+		if e.from(g); e.version == to.version && (e.version == 1 || netip.AddrFrom16(e.gid).Is4In6() == netip.AddrFrom16(to.gid).Is4In6()) {
+			return e, nil
+		}
+	}
+	return e, fmt.Errorf("the peer is at %v by RoCE v%d, and port %d of %s has no address of that kind", netip.AddrFrom16(to.gid).Unmap(), to.version, p.port.Number, d.Name)
 }
 
 // close closes the device. Nobody uses it any more.

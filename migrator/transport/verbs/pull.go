@@ -88,7 +88,7 @@ func (c *cursor) next(most int64) (from, to, n int64) {
 func (p *puller) batch(c *cursor) (n int) {
 	first, pieces := 0, 0             // of the last READ: its entry, and how many it has
 	end, length := int64(0), int64(0) // where it ends in the source, and its bytes
-	longest := min(int64(readBytes), int64(p.nic.port.Message))
+	longest := min(int64(readBytes), int64(p.at.port.Message))
 	for bytes := int64(0); n < len(p.work) && bytes < batchBytes; n++ {
 		most := longest
 		joins := pieces > 0 && pieces < p.pieces && length < longest
@@ -197,10 +197,12 @@ func (p *puller) next(ctx context.Context) (int, error) {
 		if !errors.Is(err, os.ErrDeadlineExceeded) {
 			return 0, err
 		}
+		// It was that of an earlier pull, unless there is a reason to end: who has one
+		// says it before he sets the deadline.
+		p.queue.SetDeadline(p.deadline)
 		if err := p.goOn(ctx); err != nil {
 			return 0, err
 		}
-		p.queue.SetDeadline(p.deadline) // it was that of an earlier pull
 	}
 }
 

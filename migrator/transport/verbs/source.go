@@ -234,12 +234,19 @@ func (s *session) connect(theirs end) (err error) {
 	if s.pair, err = s.nic.device.Pair(s.queue, 1, 1, 1); err != nil {
 		return err
 	}
-	own := s.nic.end(s.pair)
-	path, err := own.path(s.nic, theirs)
+	at, err := s.nic.place()
 	if err != nil {
 		return err
 	}
-	if err := s.pair.Init(s.nic.port.Number, verbs.RemoteRead); err != nil {
+	own, err := at.answering(s.nic.device, s.pair, theirs)
+	if err != nil {
+		return err
+	}
+	path, err := own.path(s.nic, at, theirs)
+	if err != nil {
+		return err
+	}
+	if err := s.pair.Init(at.port.Number, verbs.RemoteRead); err != nil {
 		return err
 	}
 	if err := s.pair.Answer(path); err != nil {
@@ -254,9 +261,14 @@ func (s *session) connect(theirs end) (err error) {
 	return nil
 }
 
-// fence ends the connection: after it the NIC answers the receiver no more.
+// fence ends the connection: after it the NIC answers the receiver no more. A pair
+// that can neither fail nor be destroyed loses the memory that it reads.
 func (s *session) fence() error {
-	return errors.Join(s.pair.Fail(), s.pair.Close())
+	failed, closed := s.pair.Fail(), s.pair.Close()
+	if failed != nil && closed != nil {
+		return errors.Join(failed, closed, s.nic.endRegion(s.region))
+	}
+	return errors.Join(failed, closed)
 }
 
 // close gives back what the session has.

@@ -72,7 +72,10 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 	if p.pair, err = p.nic.device.Pair(p.queue, requests, 1, p.pieces); err != nil {
 		return nil, err
 	}
-	if err := p.pair.Init(p.nic.port.Number, 0); err != nil {
+	if p.at, err = p.nic.place(); err != nil {
+		return nil, err
+	}
+	if err := p.pair.Init(p.at.port.Number, 0); err != nil {
 		return nil, err
 	}
 	if err := ctx.Err(); err != nil {
@@ -98,12 +101,14 @@ type puller struct {
 	t        *Transport
 	memory   *transport.Memory
 	nic      *nic
+	at       place // of the nic
 	region   *region
 	queue    *verbs.Queue
 	pair     *verbs.Pair
 	pieces   int // of one READ
 	conn     *grpc.ClientConn
 	hangUp   context.CancelFunc // ends the stream
+	forget   func() bool        // the failure of the nic does not hang up any more
 	ended    chan struct{}      // closed when the stream has ended; nil before there is one
 	remote   transport.Layout
 	key      key
@@ -127,7 +132,7 @@ type puller struct {
 
 // attach presents the ticket and the own end, and connects to the source's.
 func (p *puller) attach(ctx context.Context, h wire.Hello) error {
-	own := p.nic.end(p.pair)
+	own := p.at.end(p.nic.device, p.pair)
 	hello, err := h.Append(nil)
 	if err != nil {
 		return err
@@ -174,7 +179,7 @@ func (p *puller) attach(ctx context.Context, h wire.Hello) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	path, err := own.path(p.nic, theirs)
+	path, err := own.path(p.nic, p.at, theirs)
 	if err != nil {
 		return err
 	}
@@ -186,6 +191,7 @@ func (p *puller) attach(ctx context.Context, h wire.Hello) error {
 	}
 	p.deadline = start.Add(p.key.left)
 	p.ended = make(chan struct{})
+	p.forget = context.AfterFunc(p.nic.broken, p.hangUp)
 	go p.watch(stream)
 	return nil
 }
@@ -198,8 +204,12 @@ func (p *puller) watch(stream grpc.ClientStream) {
 		err = errors.New("it speaks out of turn")
 	}
 	err = fmt.Errorf("the source has ended the grant: %w", err)
+	if failed := context.Cause(p.nic.broken); failed != nil {
+		err = failed
+	}
 	p.lost.Store(&err)
-	p.pair.Fail() // if it cannot, the requests under way run into their timeouts
+	p.pair.Fail() // and what is under way ends; if it cannot, nobody waits for it
+	p.queue.SetDeadline(time.Unix(1, 0))
 }
 
 // Pull reads the blocks of a plan. See transport.Puller.
@@ -253,6 +263,9 @@ func (p *puller) Close() error {
 
 // give gives back what the puller has. The stream has ended, or there is none.
 func (p *puller) give() error {
+	if p.forget != nil {
+		p.forget()
+	}
 	if p.hangUp != nil {
 		p.hangUp()
 	}

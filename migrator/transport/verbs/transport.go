@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"os"
 	"sync"
@@ -53,11 +54,7 @@ func (t *Transport) Probe(context.Context) error {
 	if err != nil {
 		return fmt.Errorf("verbs transport: %w", err)
 	}
-	p, err := n.device.Port(n.port.Number)
-	if err == nil && !p.Active {
-		err = fmt.Errorf("port %d of %s is not active", p.Number, n.device.Name)
-	}
-	if err == nil {
+	if _, err = n.place(); err == nil {
 		err = t.mayRegister(n)
 	}
 	if err = errors.Join(err, t.give(n)); err != nil {
@@ -97,7 +94,7 @@ func (t *Transport) Device() (name string, port int) {
 	if t.nic == nil {
 		return "", 0
 	}
-	return t.nic.device.Name, int(t.nic.port.Number)
+	return t.nic.device.Name, int(t.nic.number)
 }
 
 // take opens the device, unless it is open. It is given back by give.
@@ -105,7 +102,7 @@ func (t *Transport) take() (*nic, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.nic == nil {
-		n, err := openNIC(t.config.Library, t.config.Device)
+		n, err := openNIC(t.config)
 		if err != nil {
 			return nil, err
 		}
@@ -220,7 +217,12 @@ func (t *Transport) watch(n *nic) error {
 			return nil
 		}
 		if err == nil && !e.Fatal {
-			t.config.Logger.Debug("verbs transport: the device tells", "device", n.device.Name, "event", e.Text)
+			level := slog.LevelDebug
+			if e.Moved {
+				level = slog.LevelInfo
+				n.moved()
+			}
+			t.config.Logger.Log(context.Background(), level, "verbs transport: the device tells", "device", n.device.Name, "event", e.Text)
 			continue
 		}
 		if err == nil {
@@ -231,6 +233,7 @@ func (t *Transport) watch(n *nic) error {
 			t.nic = nil
 		}
 		t.mu.Unlock()
+		n.fails(err) // who waits for the device need not wait until a deadline
 		return err
 	}
 }

@@ -27,7 +27,7 @@ static pthread_cond_t work = PTHREAD_COND_INITIALIZER, idle = PTHREAD_COND_INITI
 
 #define MAX_RULES 64
 static struct rule { char call[64]; long left; int code; } rules[MAX_RULES];
-static int rule_count, port_down, held, sink;
+static int rule_count, port_down, held, sink, table;
 #define MAX_CALLS 64
 static struct { const char *name; long n; } calls[MAX_CALLS];
 
@@ -51,7 +51,7 @@ EXPORT int fake_fail(const char *call, long nth, long code) {
 
 EXPORT int fake_clear(const char *unused, long unused2, long unused3) {
 	pthread_mutex_lock(&mu);
-	rule_count = port_down = held = sink = 0;
+	rule_count = port_down = held = sink = table = 0;
 	pthread_cond_signal(&work);
 	pthread_mutex_unlock(&mu);
 	return 0;
@@ -462,24 +462,48 @@ EXPORT int fake_port(const char *unused, long down, long unused3) {
 	return 0;
 }
 
-static const cv_gid gids[] = {
-	{.raw = {0xfe, 0x80, [15] = 1}}, {.raw = {0xfe, 0x80, [15] = 1}}, {.raw = {[10] = 0xff, 0xff, 10, 0, 0, 1}}, {.raw = {0}},
+// The tables of GIDs: what a port has at first, what it has after its link was away,
+// of IPv6 alone, and of RoCE v1 alone.
+enum { GIDS = 4, TABLES = 4 };
+static const struct { cv_gid gid; int type; } gids[TABLES][GIDS] = {
+	{{{.raw = {0xfe, 0x80, [15] = 1}}, 1}, {{.raw = {0xfe, 0x80, [15] = 1}}, 2}, {{.raw = {[10] = 0xff, 0xff, 10, 0, 0, 1}}, 2}},
+	{{{.raw = {0xfe, 0x80, [15] = 1}}, 1}, {{.raw = {0xfe, 0x80, [15] = 1}}, 2}, {{.raw = {[10] = 0xff, 0xff, 10, 0, 0, 1}}, 1}, {{.raw = {[10] = 0xff, 0xff, 10, 0, 0, 1}}, 2}},
+	{{{.raw = {0xfe, 0x80, [15] = 1}}, 1}, {{.raw = {0xfe, 0x80, [15] = 1}}, 2}, {{.raw = {0xfd, [15] = 1}}, 2}},
+	{{{.raw = {0xfe, 0x80, [15] = 1}}, 1}},
 };
+// fake_gids gives all ports another table of GIDs, without an event.
+EXPORT int fake_gids(const char *unused, long which, long unused3) {
+	pthread_mutex_lock(&mu);
+	table = (int)which;
+	pthread_mutex_unlock(&mu);
+	return 0;
+}
+
+static cv_ah_attr last_path;
+
+// fake_path is how the latest pair reaches its peer: 0 the traffic class, 1 the
+// service level, 2 the index of its own GID.
+EXPORT int fake_path(const char *unused, long what, long unused3) {
+	pthread_mutex_lock(&mu);
+	int r = what == 0 ? last_path.grh.traffic_class : what == 1 ? last_path.sl : last_path.grh.sgid_index;
+	pthread_mutex_unlock(&mu);
+	return r;
+}
 
 EXPORT int ibv_query_gid(cv_context *c, uint8_t port, int index, cv_gid *gid) {
 	(void)c, (void)port;
 	if (enter("ibv_query_gid"))
 		return -1;
-	*gid = gids[index & 3];
+	*gid = gids[table][index & 3].gid;
 	return 0;
 }
 
 EXPORT int _ibv_query_gid_ex(cv_context *c, uint32_t port, uint32_t index, cv_gid_entry *e, uint32_t flags, size_t size) {
 	(void)c, (void)flags, (void)size;
 	int code = enter("_ibv_query_gid_ex");
-	if (!code && index >= 3)
+	if (!code && !gids[table][index & 3].type)
 		code = ENODATA;
-	*e = (cv_gid_entry){.gid = gids[index & 3], .gid_index = index, .port_num = port, .gid_type = index == 0 ? 1 : 2};
+	*e = (cv_gid_entry){.gid = gids[table][index & 3].gid, .gid_index = index, .port_num = port, .gid_type = (uint32_t)gids[table][index & 3].type};
 	return code;
 }
 
@@ -639,7 +663,10 @@ EXPORT int ibv_modify_qp(cv_qp *q, cv_qp_attr *a, int mask) {
 	} else if (!code && a->qp_state == CV_QPS_RTR) {
 		if (p->state != CV_QPS_INIT || !(mask & CV_QP_DEST_QPN) || !a->ah_attr.is_global || a->path_mtu < 1 || a->path_mtu > 5)
 			code = EINVAL;
+		else if (!gids[table][a->ah_attr.grh.sgid_index & 3].type)
+			code = EINVAL; // it has no such address any more
 		p->rtr = *a;
+		last_path = a->ah_attr;
 	} else if (!code && a->qp_state == CV_QPS_RTS && p->state != CV_QPS_RTR)
 		code = EINVAL;
 	if (!code)
