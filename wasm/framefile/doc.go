@@ -11,7 +11,7 @@
 // Lines of JSON, the first of which names the format, and what counts of fuel mean
 // (host.Version); each other one is a frame:
 //
-//	{"format": "cascade-policy-frames/1", "fuel": "cascade-meter/2+host/1"}
+//	{"format": "cascade-policy-frames/1", "fuel": "cascade-meter/3+host/1"}
 //	{"kind": "bid-select", "frame": "…base64…", "result": "0x0000000000000001",
 //	 "output": "…base64…", "module": "…64 hex digits…", "fuel": 41}
 //

@@ -1,13 +1,6 @@
 package meter
 
-import (
-	"context"
-	"slices"
-	"testing"
-	"time"
-
-	"github.com/tetratelabs/wazero/api"
-)
+import "testing"
 
 // handSelect picks the least of n records of 32 bytes, as a C compiler would
 // write it: one tight loop with a comparison.
@@ -47,69 +40,6 @@ func handDivide() *module {
 
 // handEmpty does nothing.
 func handEmpty() *module { return single([]byte{typeI32}, []byte{typeI32}, nil, i32(0)) }
-
-// BenchmarkOverhead runs a call as it was and metered, in turn, so that both see
-// the same noise; the time per call is the 5th percentile of the batches. The
-// metered one includes giving it fuel.
-func BenchmarkOverhead(b *testing.B) {
-	e := goEngine(b)
-	guest := goGuest(b)
-	for _, c := range []struct {
-		name  string
-		code  []byte
-		call  string
-		args  []uint64
-		batch int
-	}{
-		{"hand/empty", handEmpty().encode(), "run", []uint64{0}, 2000},
-		{"hand/select16", handSelect().encode(), "run", []uint64{16}, 2000},
-		{"hand/divide", handDivide().encode(), "run", []uint64{32}, 10},
-		{"go/empty", guest, "arena", nil, 2000},
-		{"go/select16", guest, "choose", []uint64{16}, 1000},
-		{"go/divide", guest, "divide", []uint64{32, 64}, 3},
-		{"go/churn", guest, "churn", []uint64{1000}, 1},
-	} {
-		b.Run(c.name, func(b *testing.B) {
-			out, report, err := Instrument(c.code, Config{})
-			if err != nil {
-				b.Fatal(err)
-			}
-			plain := goInstance(b, e, compile(b, e, c.code))
-			metered := arm(b, goInstance(b, e, compile(b, e, out)), report.Slice)
-			defer plain.Close(context.Background())
-			defer metered.Close(context.Background())
-			run := func(f api.Function, give bool) float64 {
-				ctx := context.Background()
-				var stack [2]uint64
-				start := time.Now()
-				for range c.batch {
-					copy(stack[:], c.args)
-					if give {
-						metered.give(1 << 40)
-					}
-					if err := f.CallWithStack(ctx, stack[:]); err != nil {
-						b.Fatal(err)
-					}
-				}
-				return float64(time.Since(start).Nanoseconds()) / float64(c.batch)
-			}
-			was, is := plain.ExportedFunction(c.call), metered.ExportedFunction(c.call)
-			var before, after []float64
-			for b.Loop() {
-				before = append(before, run(was, false))
-				after = append(after, run(is, true))
-			}
-			slices.Sort(before)
-			slices.Sort(after)
-			p, m := before[len(before)/20], after[len(after)/20]
-			b.ReportMetric(0, "ns/op")
-			b.ReportMetric(p, "plain-ns/call")
-			b.ReportMetric(m, "metered-ns/call")
-			b.ReportMetric(m/p, "ratio")
-			b.ReportMetric(float64(1<<40-metered.left()), "ticks/call")
-		})
-	}
-}
 
 func BenchmarkInstrument(b *testing.B) {
 	for name, code := range map[string][]byte{"go": goGuest(b), "hand": handSelect().encode()} {

@@ -9,7 +9,7 @@ func appendTake(b []byte, fuel, checkpoint uint32) []byte {
 	b = append(b, opI64Sub)
 	b = appendU32(append(b, opGlobalSet), fuel)
 	b = appendU32(append(b, opGlobalGet), fuel)
-	b = append(b, opI64Const, 0, opI64LtS, opIf, blockEmpty)
+	b = append(b, opI64Const, 0, opI64GeS, opIf, blockEmpty, opElse)
 	b = appendU32(append(b, opCall), checkpoint)
 	return append(b, opEnd)
 }

@@ -37,19 +37,14 @@ const (
 	manyTargets = 1024
 )
 
-// A block is an open block, loop or if, or the function itself.
-type block struct {
-	op      byte   // opBlock, opLoop, opIf, opElse once that came; opBlock for the function
-	segment int    // whose weight its instructions are
-	loops   uint64 // open, itself included
-	carries int    // values that a branch to it takes along
-	sets    uint64 // assignments to locals in the function before it
-}
-
 // A segment is the function's body or a loop's, see the package comment.
 type segment struct {
 	weight uint64
-	at     int // where its charge belongs in the new code
+	before int  // where its loop begins, at the opcode
+	at     int  // where its charge belongs in the new code
+	inner  bool // a loop without loops in it, see loop.go
+	takes  bool // a loop that takes values
+	calls  bool // something in it can change the fuel
 }
 
 // bodyPass is the state of one function; its slices are kept for the next one.
@@ -61,6 +56,10 @@ type bodyPass struct {
 	blocks   []block
 	segments []segment // in the order of their places
 	fills    bool      // whether a scratch local is needed
+	quiet    bool      // whether one is needed for the fuel
+	inner    int       // segment of the open loop that was opened last of all, or 0
+	outward  []int     // labels in code that lead out of that loop
+	moved    []byte    // code on its way, see deepen
 	joins    uint64    // places where control flow can meet, see Config.Merges
 	targets  uint64    // those of them that are of tables of branches
 	calls    uint64
@@ -82,7 +81,7 @@ func (f *bodyPass) work(mutable int) uint64 {
 // function appends a body with its size: the same one, charged.
 func (p *pass) function(r *reader, s signature, b []byte) []byte {
 	f := &p.body
-	*f = bodyPass{code: f.code[:0], locals: f.locals[:0], blocks: f.blocks[:0], segments: f.segments[:0]}
+	*f = bodyPass{code: f.code[:0], locals: f.locals[:0], blocks: f.blocks[:0], segments: f.segments[:0], outward: f.outward[:0], moved: f.moved}
 	f.blocks = append(f.blocks, block{op: opBlock, carries: len(s.results)})
 	f.segments = append(f.segments, segment{})
 	p.readLocals(r, len(s.params))
@@ -108,6 +107,14 @@ func (p *pass) function(r *reader, s signature, b []byte) []byte {
 		f.locals = append(appendU32(f.locals, 1), typeI32)
 		f.groups++
 	}
+	register := uint32(f.count)
+	if f.fills {
+		register++
+	}
+	if f.quiet {
+		f.locals = append(appendU32(f.locals, 1), typeI64)
+		f.groups++
+	}
 	fuel := uint32(len(p.globals))
 	checkpoint := uint32(len(p.funcs))
 	// The size stands first and is known last: the body is made at the end of
@@ -117,10 +124,20 @@ func (p *pass) function(r *reader, s signature, b []byte) []byte {
 	counted := f.calls > 0 || frame > leafFrame
 	done := 0
 	for i, seg := range f.segments {
-		b = append(b, f.code[done:seg.at]...)
-		if ticks := 1 + seg.weight/SegmentWeight; i == 0 && counted {
+		ticks := 1 + seg.weight/SegmentWeight
+		switch {
+		case seg.inner:
+			b = append(b, f.code[done:seg.before]...)
+			l := innerLoop{f.code[seg.before:seg.at], seg.takes, fuel, checkpoint, register, ticks}
+			if seg.calls {
+				b = l.appendCalling(b)
+			} else {
+				b = l.appendQuiet(b)
+			}
+		case i == 0 && counted:
 			b = p.enclose(b, ticks, frame, s.results)
-		} else {
+		default:
+			b = append(b, f.code[done:seg.at]...)
 			b = appendCharge(b, fuel, checkpoint, ticks)
 		}
 		done = seg.at
@@ -182,7 +199,8 @@ func (p *pass) instruction(r *reader) {
 	}
 	if op == opReturn { // through the block that leave ends
 		f.carried += uint64(f.blocks[0].carries)
-		f.code = appendU32(append(f.code, opBr), uint32(len(f.blocks)-1))
+		f.code = append(f.code, opBr)
+		f.branch(uint32(len(f.blocks) - 1))
 		return
 	}
 	f.code = append(f.code, op)
@@ -198,28 +216,33 @@ func (p *pass) instruction(r *reader) {
 		if len(f.blocks) > 1 {
 			f.merged += min(f.sets-here.sets, uint64(f.count))
 		}
+		if here.op == opLoop {
+			f.closeLoop(here)
+		}
 		f.blocks = f.blocks[:len(f.blocks)-1]
 	case opBr, opBrIf:
 		f.joins++
-		f.code = appendU32(f.code, f.label(r))
+		f.branch(f.label(r))
 	case opBrTable:
 		n := r.count("labels", r.left())
 		f.joins += uint64(n)
 		f.targets += uint64(n)
 		f.code = appendU32(f.code, n)
 		for i := uint32(0); i <= n && r.err == nil; i++ {
-			f.code = appendU32(f.code, f.label(r))
+			f.branch(f.label(r))
 		}
 	case opCall, opRefFunc:
 		i := r.index("function", len(p.funcs))
 		if op == opCall && r.err == nil {
 			f.pass(p.types[p.funcs[i]])
+			f.segments[here.segment].calls = true
 		}
 		f.code = appendU32(f.code, i)
 	case opCallIndirect:
 		i := r.index("type", len(p.types))
 		if r.err == nil {
 			f.pass(p.types[i])
+			f.segments[here.segment].calls = true
 		}
 		f.code = appendU32(f.code, i)
 		f.code = appendU32(f.code, r.index("table", len(p.tables)))
@@ -269,65 +292,11 @@ func (p *pass) instruction(r *reader) {
 	}
 }
 
-// label reads the target of a branch.
-func (f *bodyPass) label(r *reader) uint32 {
-	i := r.index("label", len(f.blocks))
-	if r.err == nil {
-		f.carried += uint64(f.blocks[len(f.blocks)-1-int(i)].carries)
-	}
-	return i
-}
-
 // pass notes a call.
 func (f *bodyPass) pass(s signature) {
 	f.calls++
 	f.passed = max(f.passed, len(s.params)+len(s.results))
 	f.slots += 2 * uint64(len(s.params)+len(s.results))
-}
-
-// open copies the type of a block and enters it.
-func (p *pass) open(r *reader, op byte, at, in int) {
-	f := &p.body
-	// One block is the function itself.
-	if len(f.blocks) > p.config.Depth {
-		r.fail(at, limit("nested blocks", uint64(len(f.blocks)), p.config.Depth))
-		return
-	}
-	var s signature
-	switch t := r.byte(); {
-	case t == blockEmpty:
-		f.code = append(f.code, t)
-	case t > blockEmpty && t < 0x80:
-		r.at--
-		s.results = []byte{r.valueType()}
-		f.code = append(f.code, s.results[0])
-	default:
-		if r.err == nil {
-			r.at--
-		}
-		t := r.signed(33)
-		if r.err == nil && (t < 0 || t >= int64(len(p.types))) {
-			r.fail(at, "the type of the block does not exist")
-		}
-		if r.err == nil {
-			s = p.types[t]
-		}
-		f.code = appendSigned(f.code, t)
-	}
-	loops := f.blocks[len(f.blocks)-1].loops
-	carries := len(s.results)
-	f.joins++
-	f.carried += uint64(len(s.params) + len(s.results))
-	if op == opLoop {
-		carries = len(s.params)
-		loops++
-		f.joins += loopJoins*loops - 1
-		in = len(f.segments)
-		f.segments = append(f.segments, segment{at: len(f.code)})
-		p.report.Loops++
-	}
-	f.blocks = append(f.blocks, block{op, in, loops, carries, f.sets})
-	p.report.Depth = max(p.report.Depth, len(f.blocks)-1)
 }
 
 // memory copies the index of a memory, which is a byte and must be 0.
@@ -355,6 +324,7 @@ func (p *pass) prefixed(r *reader, at int) {
 	}
 	if scale > 0 {
 		f.fills = true
+		f.segments[f.blocks[len(f.blocks)-1].segment].calls = true
 		p.report.Fills++
 		f.code = appendFill(f.code, uint32(len(p.globals)), uint32(len(p.funcs)), uint32(f.count), scale)
 	}

@@ -49,7 +49,7 @@ type Config struct {
 	//
 	//	parameters and locals times places where control flow can meet: blocks and
 	//	branches count one, a table of branches one for each, a loop four times its
-	//	depth among loops;
+	//	depth among loops, one without loops in it as two, one in the other;
 	//	the values that blocks and branches carry;
 	//	calls times globals that can change, which are read anew after each;
 	//	the square of the places but those of tables, by 16, and of these by 1024.

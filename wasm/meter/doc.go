@@ -32,12 +32,16 @@
 // ticks more; before table.fill, table.copy, table.init and table.grow of n
 // entries, n / FillEntries. A call whose fuel and budget together fall below 0
 // traps there, before what it could not pay for; it has then run exactly what
-// was paid for.
+// was paid for. What is left is in the globals at every point where the call can
+// end, by a trap, too.
 //
 // Whenever the fuel is below 0 the checkpoint leaves the compiled code by
 // "memory.grow 0", where Go can preempt; it traps when kill is set or the
 // budget cannot cover the debt, and else moves up to Config.Slice ticks from
 // the budget to the fuel.
+//
+// Loops that have no loop in them are what time goes into. They call no checkpoint:
+// they leave to one around them, which loop.go describes.
 //
 // # What stack is
 //
@@ -66,4 +70,11 @@
 // or extended constants. Only functions can be imported, from a list. Custom
 // sections are dropped, save the function names, which traps are printed with;
 // a malformed name section is dropped, too.
+//
+// # History
+//
+//   - cascade-meter/2 (2026-11): frames are bounded, stack is counted.
+//   - cascade-meter/3 (2026-11-21): inner loops leave to their checkpoint. Fuel is
+//     what it was; bounds of frames with loops are larger by some 300 bytes each, and
+//     an inner loop counts as two among merges.
 package meter

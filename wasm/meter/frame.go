@@ -58,7 +58,7 @@ func (p *pass) enclose(b []byte, ticks, frame uint64, results []byte) []byte {
 	// Below 0 is either.
 	b = appendU32(append(b, opGlobalGet), fuel)
 	b = appendU32(append(b, opGlobalGet), stack)
-	b = append(b, opI64Or, opI64Const, 0, opI64LtS, opIf, blockEmpty)
+	b = append(b, opI64Or, opI64Const, 0, opI64GeS, opIf, blockEmpty, opElse)
 	b = appendU32(append(b, opCall), uint32(len(p.funcs)))
 	b = append(b, opEnd, opBlock)
 	switch len(results) {

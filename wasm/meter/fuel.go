@@ -20,7 +20,7 @@ const (
 
 // Version names the rewriting: what is added and what it costs. Results of
 // different versions must not share a cache, nor fuel counts a comparison.
-const Version = "cascade-meter/2"
+const Version = "cascade-meter/3"
 
 // MaxFuel is the most fuel a call can be given: sums of it and of any debt stay
 // far from the ends of an int64.

@@ -45,6 +45,7 @@ const (
 	opF64Const     = 0x44
 	opI64Ne        = 0x52
 	opI64LtS       = 0x53
+	opI64GeS       = 0x59
 	opI32ShrU      = 0x76
 	opI64Add       = 0x7c
 	opI64Sub       = 0x7d

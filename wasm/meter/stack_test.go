@@ -100,6 +100,30 @@ func wide(n, results int) *module {
 	return m
 }
 
+// hand is n loops, one in the other, that take and return values which all live
+// across a call, as does what they took.
+func hand(n, values int) *module {
+	types := bytes.Repeat([]byte{typeI64}, values)
+	m := single(nil, nil, []byte{typeI64})
+	m.types = append(m.types, signature{types, types})
+	var body []*ins
+	for i := range n {
+		body = append(body, op(0x42, 1), op(0x7c), i32(0), op(0x28, 2, uint64(4*i)), op(0x0d, 0))
+		body = one(&ins{op: 0x03, result: 1, body: body}) // a type's number
+	}
+	var all []*ins
+	for i := range values {
+		all = append(all, i32(0), op(0x29, 3, uint64(8*i)))
+	}
+	all = append(all, body...)
+	all = append(all, op(0x10, 0))
+	for range values - 1 {
+		all = append(all, op(0x7c))
+	}
+	m.functions[0].body = append(all, op(0x21, 0), i32(0), op(0x20, 0), op(0x37, 3, 0))
+	return m
+}
+
 // TestFramesAreBounded has functions whose frames are as large as can be, of
 // several kinds, call themselves: the engine's stack never has more than what
 // the bound allows, and the heap gets no more than a few times that.
@@ -131,6 +155,8 @@ func TestFramesAreBounded(t *testing.T) {
 		{"indirect", through(deep(100, 10))},
 		{"wide blocks", wide(10, 100)},
 		{"loops", deep(0, 100, loops(30, 100)...)},
+		{"loops that take values", hand(3, 500)},
+		{"a loop that takes many values", hand(1, 3000)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			e := newEngine(t)

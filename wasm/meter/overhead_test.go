@@ -1,0 +1,246 @@
+package meter
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/tetratelabs/wazero"
+	"github.com/tetratelabs/wazero/api"
+	"github.com/tetratelabs/wazero/imports/wasi_snapshot_preview1"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+)
+
+// A subject is a call whose price is measured as it was and metered.
+type subject struct {
+	name  string
+	code  []byte
+	call  string
+	args  []uint64
+	frame bool  // the call decides about sixteen bids in the module's arena
+	fuel  int64 // given to each call; 50,000 is what a bid has
+	batch int
+}
+
+// subjects are the hand-written modules, the Go guest of this package, and two
+// policies as authors write them, in C and Go. C needs Zig: make zig.
+func subjects(b *testing.B) []subject {
+	guest := goGuest(b)
+	list := []subject{
+		{"hand/empty", behind(handEmpty()).encode(), "run", []uint64{0}, false, 50_000, 1000},
+		{"hand/select16", behind(handSelect()).encode(), "run", []uint64{16}, false, 50_000, 500},
+		{"hand/divide", behind(handDivide()).encode(), "run", []uint64{32}, false, 1 << 40, 2},
+	}
+	if zig := filepath.Join("..", "..", ".cache", "zig", "bin", "python"); exists(zig) {
+		out := filepath.Join(b.TempDir(), "near.wasm")
+		run(b, nil, zig, "-m", "ziglang", "cc", "-target", "wasm32-freestanding", "-std=c11", "-O2", "-nostdlib", "-I", filepath.Join("..", "guest", "c"),
+			"-Wl,--no-entry", "-Wl,--strip-debug", "-o", out, filepath.Join("..", "..", "examples", "bid-c", "src", "near.c"))
+		list = append(list, subject{"c/near16", read(b, out), abi.Select.Export(), nil, true, 50_000, 500})
+	}
+	out := filepath.Join(b.TempDir(), "policy.wasm")
+	run(b, []string{"GOOS=wasip1", "GOARCH=wasm", "GOWASM=", "CGO_ENABLED=0"}, "go", "build", "-buildmode=c-shared", "-trimpath", "-buildvcs=false", "-ldflags=-w -buildid=", "-o", out, "../plugins/bid-least-load")
+	return append(list,
+		subject{"go/least16", read(b, out), abi.Select.Export(), nil, true, 50_000, 250},
+		subject{"go/empty", guest, "arena", nil, false, 50_000, 1000},
+		subject{"go/select16", guest, "choose", []uint64{16}, false, 50_000, 250},
+		subject{"go/divide", guest, "divide", []uint64{32, 64}, false, 1 << 40, 1},
+		subject{"go/churn", guest, "churn", []uint64{1000}, false, 1 << 40, 1})
+}
+
+func exists(path string) bool { _, err := os.Stat(path); return err == nil }
+
+func read(b *testing.B, path string) []byte {
+	code, err := os.ReadFile(path)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return code
+}
+
+func run(b *testing.B, env []string, name string, args ...string) {
+	cmd := exec.Command(name, args...)
+	cmd.Env = append(os.Environ(), env...)
+	if msg, err := cmd.CombinedOutput(); err != nil {
+		b.Fatalf("%s: %v\n%s", name, err, msg)
+	}
+}
+
+// policyEngine has all that policies import.
+func policyEngine(b *testing.B) engine {
+	ctx := context.Background()
+	e := engine{wazero.NewRuntimeWithConfig(ctx, wazero.NewRuntimeConfigCompiler().WithCoreFeatures(api.CoreFeaturesV2))}
+	b.Cleanup(func() { e.r.Close(ctx) })
+	says := func(context.Context, []uint64) {}
+	three := []api.ValueType{api.ValueTypeI32, api.ValueTypeI32, api.ValueTypeI32}
+	if _, err := e.r.NewHostModuleBuilder(abi.ImportModule).
+		NewFunctionBuilder().WithGoFunction(api.GoFunc(says), three, nil).Export(abi.ImportLog).
+		NewFunctionBuilder().WithGoFunction(api.GoFunc(says), three, nil).Export(abi.ImportFail).Instantiate(ctx); err != nil {
+		b.Fatal(err)
+	}
+	wasi_snapshot_preview1.MustInstantiate(ctx, e.r)
+	return e
+}
+
+// A placed is one copy of a subject, at its place, with the times of its batches.
+type placed struct {
+	armed
+	f     api.Function
+	args  []uint64
+	times []float64
+}
+
+// place compiles code with n instructions before it and makes it ready.
+func (s subject) place(b *testing.B, e engine, code []byte, n int) *placed {
+	ctx := context.Background()
+	p := &placed{armed: armed{Module: goInstance(b, e, compile(b, e, shifted(code, n)))}, args: s.args}
+	b.Cleanup(func() { p.Close(ctx) })
+	if p.f = p.ExportedFunction(s.call); p.f == nil {
+		b.Fatalf("%s: no export %s", s.name, s.call)
+	}
+	if !s.frame {
+		return p
+	}
+	region, err := p.ExportedFunction(abi.ExportArena).Call(ctx, 8<<10)
+	if err != nil {
+		b.Fatal(err)
+	}
+	bids := make([]policies.Bid, 16)
+	for i := range bids {
+		bids[i] = policies.Bid{From: "replica-x", Load: policies.Tokens(i * 7919 % 31), Start: policies.Micros(i * 31 % 7)}
+	}
+	arena, _ := p.Memory().Read(abi.UnpackRegion(region[0]))
+	length, err := abi.PutSelect(arena, abi.Call{ID: 7}, bids)
+	if err != nil {
+		b.Fatal(err)
+	}
+	p.args = []uint64{uint64(length)}
+	return p
+}
+
+// run times a batch, after one that brings the processor's caches and predictors
+// to it. A metered copy is armed for each call as package host does it: what does
+// not change is not written.
+func (p *placed) run(b *testing.B, s subject) {
+	ctx := context.Background()
+	var stack [2]uint64
+	fuel, budget := Split(s.fuel, p.slice)
+	var start time.Time
+	for i := range 2 * s.batch {
+		if i == s.batch {
+			start = time.Now()
+		}
+		copy(stack[:], p.args)
+		if p.fuel != nil {
+			p.fuel.Set(fuel)
+			if budget != 0 {
+				p.budget.Set(budget)
+			}
+		}
+		if err := p.f.CallWithStack(ctx, stack[:]); err != nil {
+			b.Fatal(err)
+		}
+	}
+	p.times = append(p.times, float64(time.Since(start).Nanoseconds())/float64(s.batch))
+}
+
+// typical is the 5th percentile of a copy's batches, sorted over the copies.
+func typical(copies []*placed) (list []float64) {
+	for _, p := range copies {
+		slices.Sort(p.times)
+		list = append(list, p.times[len(p.times)/20])
+	}
+	slices.Sort(list)
+	return list
+}
+
+func mean(list []float64) (sum float64) {
+	for _, v := range list {
+		sum += v / float64(len(list))
+	}
+	return sum
+}
+
+// BenchmarkOverhead runs a call as it was and metered, in random order, so that both
+// see the same noise. How fast such short code is depends on where it lies, by up to a
+// third, with and without a meter: so each is compiled to eight places, and the
+// ratio is that of the means over all.
+func BenchmarkOverhead(b *testing.B) {
+	const places = 8
+	for _, s := range subjects(b) {
+		b.Run(s.name, func(b *testing.B) {
+			e := policyEngine(b)
+			out, report, err := Instrument(s.code, Config{Slice: 1 << 16})
+			if err != nil {
+				b.Fatal(err)
+			}
+			var plain, metered []*placed
+			order := rand.New(rand.NewPCG(1, 2))
+			for n := range places {
+				plain = append(plain, s.place(b, e, s.code, n))
+				m := s.place(b, e, out, n)
+				m.armed = arm(b, m.Module, report.Slice)
+				m.budget.Set(0)
+				metered = append(metered, m)
+			}
+			for b.Loop() {
+				for _, n := range order.Perm(2 * places) {
+					[]*placed{plain[n/2], metered[n/2]}[n%2].run(b, s)
+				}
+			}
+			was, is := typical(plain), typical(metered)
+			b.Log(fmt.Sprintf("plain %.1f, metered %.1f", was, is))
+			b.ReportMetric(0, "ns/op")
+			b.ReportMetric(mean(was), "plain-ns/call")
+			b.ReportMetric(mean(is), "metered-ns/call")
+			b.ReportMetric(mean(is)/mean(was), "ratio")
+			b.ReportMetric(float64(s.fuel-metered[0].left()), "ticks/call")
+		})
+	}
+}
+
+// shifted is a module whose code starts n instructions later: they are put into
+// its first function, which must not be one that is measured.
+func shifted(code []byte, n int) []byte {
+	r := reader{b: code, at: len(preamble), end: len(code)}
+	for r.left() > 0 {
+		start := r.at
+		id := r.byte()
+		s := r.part(r.u32())
+		if id != secCode {
+			continue
+		}
+		bodies := s.u32()
+		body := s.part(s.u32())
+		first := body.at
+		for range body.u32() {
+			body.u32()
+			body.byte()
+		}
+		b := append([]byte(nil), code[first:body.at]...)
+		for range n {
+			b = append(b, opI32Const, 0, opIf, blockEmpty, opUnreachable, opEnd)
+		}
+		b = append(b, code[body.at:body.end]...)
+		content := append(appendU32(appendU32(nil, bodies), uint32(len(b))), b...)
+		content = append(content, code[body.end:s.end]...)
+		out := append(appendU32(append(append([]byte(nil), code[:start]...), secCode), uint32(len(content))), content...)
+		return append(out, code[s.end:]...)
+	}
+	panic("internal error: no code")
+}
+
+// behind puts a function before all others.
+func behind(m *module) *module {
+	m.types = append(m.types, signature{})
+	m.functions = append([]*function{{typ: uint32(len(m.types)) - 1}}, m.functions...)
+	m.exports["run"]++
+	return m
+}
