@@ -159,6 +159,7 @@ var hostile = []struct {
 	// Size.
 	{"huge memory", raw(sec(5, 1, 0, 0x81, 1)), "memory", "memory pages, at most 128"},
 	{"maximum below minimum", raw(sec(5, 1, 1, 2, 1)), "memory", "below its minimum"},
+	{"maximum beyond 4 GiB", raw(sec(5, 1, 1, 1, 0x81, 0x80, 4)), "memory", "65537 memory pages as maximum, at most 65536"},
 	{"huge table", raw(sec(4, 1, 0x70, 0, 0xff, 0xff, 0xff, 0x7f)), "table", "table entries, at most 65536"},
 	{"many tables", raw(sec(4, append([]byte{17}, bytes.Repeat([]byte{0x70, 0, 1}, 17)...)...)), "table", "17 tables, at most 16"},
 	{"2^32 functions", raw(goodType, sec(3, 0xff, 0xff, 0xff, 0xff, 0x0f)), "function", "functions, at most 20000"},

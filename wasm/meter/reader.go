@@ -175,8 +175,8 @@ func (r *reader) refType() byte {
 
 // limits reads the least and greatest size of a memory or table, in a unit;
 // greatest is most where the module sets none, and lowered to most where it
-// sets more.
-func (r *reader) limits(what, unit string, most uint32) (least, greatest uint32) {
+// sets more. Beyond valid it is no WebAssembly.
+func (r *reader) limits(what, unit string, most, valid uint32) (least, greatest uint32) {
 	start := r.at
 	flags := r.byte()
 	if r.err == nil && flags > 1 {
@@ -187,6 +187,9 @@ func (r *reader) limits(what, unit string, most uint32) (least, greatest uint32)
 		declared := r.u32()
 		if r.err == nil && declared < least {
 			r.fail(start, what+"'s maximum is below its minimum")
+		}
+		if r.err == nil && declared > valid {
+			r.fail(start, limit(what+" "+unit+" as maximum", uint64(declared), int(valid)))
 		}
 		greatest = min(greatest, declared)
 	}

@@ -1,5 +1,7 @@
 package meter
 
+import "math"
+
 // maxTables bounds the tables of a module; languages use one.
 const maxTables = 16
 
@@ -73,7 +75,7 @@ func (p *pass) functionSection(r *reader) {
 func (p *pass) tableSection(r *reader) {
 	p.each(secTable, r, r.count("tables", maxTables), func(b []byte) []byte {
 		t := r.refType()
-		least, greatest := r.limits("table", "entries", p.config.Table)
+		least, greatest := r.limits("table", "entries", p.config.Table, math.MaxUint32)
 		p.tables = append(p.tables, t)
 		return appendLimits(append(b, t), least, greatest)
 	})
@@ -81,7 +83,7 @@ func (p *pass) tableSection(r *reader) {
 
 func (p *pass) memorySection(r *reader) {
 	p.each(secMemory, r, r.count("memories", 1), func(b []byte) []byte {
-		least, greatest := r.limits("memory", "pages", p.config.Pages)
+		least, greatest := r.limits("memory", "pages", p.config.Pages, maxPages)
 		p.memories, p.pages = 1, least
 		p.report.Pages, p.report.MaxPages = least, greatest
 		return appendLimits(b, least, greatest)
