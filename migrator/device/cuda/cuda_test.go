@@ -512,6 +512,31 @@ func TestInitFails(t *testing.T) {
 	}
 }
 
+// TestRetainFails has a device that does not say what it can do.
+func TestRetainFails(t *testing.T) {
+	d, control := open(t)
+	control.Fail("cuDeviceGetAttribute", 1, 801)
+	if _, err := d.Retain(0); !Is(err, NotSupported) || !strings.Contains(err.Error(), "cuDeviceGetAttribute") {
+		t.Errorf("%v", err)
+	}
+	control.Fail("cuDeviceGetAttribute", 1, 1) // an attribute that the driver does not know
+	c, err := d.Retain(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a, err := c.Create(1); err != nil {
+		t.Error(err)
+	} else if err := a.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+	if n := control.Live(""); n != 0 {
+		t.Errorf("%d handles are alive", n)
+	}
+}
+
 // TestStickyCodes holds the codes after which a context is of no use against those of
 // the fake.
 func TestStickyCodes(t *testing.T) {

@@ -1,6 +1,8 @@
 package cuda
 
 import (
+	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -25,6 +27,12 @@ func TestMixed(t *testing.T) {
 		control(t)
 		return overRDMA(t, m)
 	}
+	run := transporttest.Run
+	if raced { // whose suites take minutes
+		run = func(t *testing.T, make func(*testing.T, transport.Layout, transport.Layout) transporttest.Pair) {
+			onePull(t, make(t, small, small))
+		}
+	}
 	for name, over := range map[string]func(*testing.T, *transport.Memory) transport.Transport{"tcp": byTCP, "verbs": byNIC} {
 		onGPU := func(t *testing.T, l transport.Layout) transporttest.End {
 			m, mirror := made(t, g, VMM, l)
@@ -35,17 +43,49 @@ func TestMixed(t *testing.T) {
 			return transporttest.End{Transport: over(t, m), Memory: m}
 		}
 		t.Run(name+" from the GPU", func(t *testing.T) {
-			transporttest.Run(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
+			run(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
 				return transporttest.Pair{Source: onGPU(t, source), Target: onHost(t, target)}
 			})
 		})
 		t.Run(name+" to the GPU", func(t *testing.T) {
-			transporttest.Run(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
+			run(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
 				return transporttest.Pair{Source: onHost(t, source), Target: onGPU(t, target)}
 			})
 		})
 	}
 	g.drop(time.Now().Add(time.Hour))
+}
+
+// onePull moves all blocks, once well and once with a sum that one has not.
+func onePull(t *testing.T, pair transporttest.Pair) {
+	t.Helper()
+	open := moving(t, pair)
+	pattern(pair.Source.Memory.Bytes)
+	if pair.Source.Mirror != nil {
+		pair.Source.Mirror.Store()
+	}
+	p, err := open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	plan := straight(pair.Source.Memory, 0, 0, small.Blocks)
+	if _, err := p.Pull(t.Context(), plan); err != nil {
+		t.Error(err)
+	}
+	if pair.Target.Mirror != nil {
+		pair.Target.Mirror.Load()
+	}
+	for b := range uint32(small.Blocks) {
+		if !slices.Equal(pair.Target.Memory.Part(b, 1), pair.Source.Memory.Part(b, 1)) {
+			t.Fatalf("block %d differs", b)
+		}
+	}
+	plan.Sums[7]++
+	var corrupt *transport.CorruptError
+	if _, err := p.Pull(t.Context(), plan); !errors.As(err, &corrupt) || !slices.Equal(corrupt.Blocks, []int{3}) {
+		t.Errorf("a wrong sum: %v", err)
+	}
 }
 
 // TestMixedChoice has each end of such a pair say by itself which transports are out of
