@@ -17,6 +17,14 @@
 //     Two instances of a module that get the same calls do the same: results,
 //     fuel, and every byte of memory.
 //
+// # Whose fault it is that time is up
+//
+// The wall limit is time on the clock, in which a busy machine may not have run the
+// call at all. A module cannot wait: no import blocks, so that fuel bounds what it
+// does. A call that ends by its wall limit with less than half of its fuel burnt,
+// and less than code burns in that time, is therefore marked as Starved: who counts
+// faults leaves it out.
+//
 // An Instance belongs to one goroutine at a time, and takes no lock. Calls of
 // the kinds for bids, outliers and places do not allocate unless they fail.
 //

@@ -52,6 +52,9 @@ type Fault struct {
 	// Text is what the module last said of it: by fail, or on its standard error.
 	// It may hold any bytes and lines; quote it before it is shown.
 	Text string
+	// Starved, with TimedOut, says that the machine did not run the call: it had
+	// burnt too little for a module that is slow.
+	Starved bool
 	// Err is what the engine or package abi says; for a trap, with the stack.
 	Err error
 }
@@ -59,6 +62,9 @@ type Fault struct {
 // Error is one line: kind, cause, and the first line of what is known.
 func (f *Fault) Error() string {
 	text := f.Kind.String() + ": " + f.Cause.String()
+	if f.Starved {
+		text += ", of which the machine ran it too little"
+	}
 	if f.Err != nil {
 		line, _, _ := strings.Cut(f.Err.Error(), "\n")
 		text += ": " + strings.TrimSuffix(line, " (recovered by wazero)")

@@ -224,7 +224,7 @@ func (i *Instance) invoke(k abi.Kind, f api.Function, arg uint64) (uint64, error
 		if err == nil {
 			err = errors.New("its time was up")
 		}
-		return 0, i.fault(k, TimedOut, err)
+		return 0, i.late(k, err)
 	}
 	if err != nil {
 		if meter.Left(i.fuel.Get(), i.budget.Get()) < 0 {

@@ -83,9 +83,10 @@ type Config struct {
 	// what they decide in canary. Nil means that nothing decides: modules stay in
 	// shadow.
 	InForce func(func(slot.Generation, Policy))
-	// Every, Keep, Instances and Clock are as in policy.Config; Clock is its Now.
-	Every, Keep, Instances int
-	Clock                  func() policies.Micros
+	// Every, Keep, KeepBytes, Instances and Clock are as in policy.Config; Clock is
+	// its Now.
+	Every, Keep, KeepBytes, Instances int
+	Clock                             func() policies.Micros
 	// Now is the time by which statements expire. Nil means time.Now.
 	Now func() time.Time
 	// Logger tells of faults, and what modules log. Nil discards it.
@@ -169,8 +170,12 @@ func (l *Loader) Compile(ctx context.Context, c swap.Candidate, fault func()) (s
 	}
 	native := l.config.Native
 	native.Guard = unjudged{}
-	p, err := policy.New(policy.Config{Module: m, Native: native, Configuration: c.Configuration, Instances: l.config.Instances,
-		Failures: -1, Faulted: fault, Every: l.config.Every, Keep: l.config.Keep, Now: l.config.Clock, Logger: log})
+	config := policy.Config{Module: m, Native: native, Configuration: c.Configuration, Instances: l.config.Instances,
+		Failures: -1, Faulted: fault, Every: l.config.Every, Keep: l.config.Keep, KeepBytes: l.config.KeepBytes, Now: l.config.Clock, Logger: log}
+	p, err := policy.New(config)
+	for host.Starved(err) && ctx.Err() == nil {
+		p, err = policy.New(config)
+	}
 	if err != nil {
 		return swap.Module[Policy]{}, errors.Join(err, m.Close())
 	}

@@ -82,7 +82,8 @@ func (m *module) instance() (*host.Instance, error) {
 const restEvery = 500
 
 // tries is how often what took too long is done again: the machine may not have
-// run it. A module that is slow is so each time.
+// run it. A module that is slow is so each time. What the machine did not run
+// (host.Starved) does not count as a try in warm, and in shadow is left out.
 const tries = 3
 
 // warm has two instances answer the vectors of the kind. Every answer has to keep
@@ -91,10 +92,13 @@ const tries = 3
 // by what it showed. Then a third one has to give the answers that were signed with
 // the module, for the fuel that was.
 func (m *module) warm(ctx context.Context) (err error) {
-	for range tries {
+	for try := 0; try < tries; {
 		var f *host.Fault
-		if err = m.warmOnce(ctx); !errors.As(err, &f) || f.Cause != host.TimedOut {
+		if err = m.warmOnce(ctx); !errors.As(err, &f) || f.Cause != host.TimedOut || ctx.Err() != nil {
 			break
+		}
+		if !f.Starved {
+			try++
 		}
 	}
 	if err != nil {
@@ -185,7 +189,8 @@ func withState(frame, state []byte) ([]byte, int) {
 	return frame, int(room)
 }
 
-// ask has the trial answer a frame.
+// ask has the trial answer a frame. After a call that the machine did not run there
+// is another trial.
 func (m *module) ask(frame []byte, r *host.Record) (err error) {
 	if m.trial == nil {
 		if err := m.renew(); err != nil {
@@ -195,17 +200,29 @@ func (m *module) ask(frame []byte, r *host.Record) (err error) {
 	if m.made++; m.made >= restEvery {
 		m.made = 0
 		if err := m.trial.Rest(); err != nil {
-			return fmt.Errorf("rest: %w", err)
+			return fmt.Errorf("rest: %w", m.starved(err))
 		}
 	}
 	for try := 0; ; try++ {
-		if err = m.trial.Replay(frame, r); host.CauseOf(err) != host.TimedOut || try == tries {
-			return err
+		err = m.trial.Replay(frame, r)
+		if host.CauseOf(err) != host.TimedOut || try == tries {
+			return m.starved(err)
 		}
 		if err := m.renew(); err != nil {
 			return err
 		}
 	}
+}
+
+// starved returns an error of the trial, which is made anew if it is not to blame.
+func (m *module) starved(err error) error {
+	if !host.Starved(err) {
+		return err
+	}
+	if e := m.renew(); e != nil {
+		return e
+	}
+	return err
 }
 
 // replay has the module answer what was recorded since the last time, and
@@ -227,6 +244,8 @@ func (m *module) replay(ctx context.Context) (slot.Figures, error) {
 		switch err := m.answer(r.Frame, &got); {
 		case host.CauseOf(err) == host.TooLarge:
 			continue // nor would it be asked: the native policy answers those
+		case host.Starved(err):
+			return f, nil // the rest when the machine runs it
 		case err != nil:
 			return f, err
 		}
@@ -261,7 +280,9 @@ func (m *module) compare(ctx context.Context) (f slot.Figures, err error) {
 				return
 			}
 			var was host.Record
-			if e := decide(r.Frame, &was); e != nil {
+			if e := decide(r.Frame, &was); host.Starved(e) {
+				return // the rest when the machine runs it
+			} else if e != nil {
 				f.Compared++
 				err = fmt.Errorf("generation %d has no answer: %w", g, e)
 				continue

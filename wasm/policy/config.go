@@ -17,8 +17,10 @@ const (
 	DefaultFailures = 5
 	DefaultWindow   = time.Minute
 	DefaultKeep     = 64
-	mostInstances   = 1024
-	mostKeep        = 1 << 20
+	// DefaultKeepBytes holds five of the largest plans, of 10,000 replicas.
+	DefaultKeepBytes = 8 << 20
+	mostInstances    = 1024
+	mostKeep         = 1 << 20
 )
 
 // Guard judges a plan that is to replace another.
@@ -64,9 +66,13 @@ type Config struct {
 	// Every nth call of each instance is recorded, and all that fail. 0 means
 	// none but those.
 	Every int
-	// Keep is how many records an instance keeps. The memory they take is bounded
-	// by the kinds' frames. 0 means 64.
+	// Keep is how many records an instance keeps, at most. 0 means 64.
 	Keep int
+	// KeepBytes is how much memory the records of an instance may take, in bytes, of
+	// kinds that do not come with every request, whose frames are large: the oldest
+	// are dropped beyond, but never the last one. Of the others Keep is the only
+	// bound. 0 means 8 MiB.
+	KeepBytes int
 	// Now is the time that modules see in frames, in microseconds of a clock that
 	// does not go back. Nil means always 0.
 	Now func() policies.Micros
@@ -107,13 +113,16 @@ func (c Config) filled() (Config, error) {
 	if c.Keep == 0 {
 		c.Keep = DefaultKeep
 	}
+	if c.KeepBytes == 0 {
+		c.KeepBytes = DefaultKeepBytes
+	}
 	switch {
 	case c.Instances < 0 || c.Instances > mostInstances:
 		return c, fmt.Errorf("policy: Instances must be from 1 to %d, or 0 for the default", mostInstances)
 	case c.Window < 0:
 		return c, errors.New("policy: Window must not be negative")
-	case c.Every < 0 || c.Keep < 0 || c.Keep > mostKeep:
-		return c, fmt.Errorf("policy: Every must not be negative, Keep at most %d", mostKeep)
+	case c.Every < 0 || c.KeepBytes < 0 || c.Keep < 0 || c.Keep > mostKeep:
+		return c, fmt.Errorf("policy: Every and KeepBytes must not be negative, Keep at most %d", mostKeep)
 	}
 	if c.Clock == nil {
 		c.Clock = time.Now

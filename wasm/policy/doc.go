@@ -17,7 +17,8 @@
 //     answered another 1,000; no caller waits for it unless all instances do.
 //  4. A call for a partition, a boundary or a plan finds the state that the last one
 //     with the same Memory left that the module answered.
-//  5. After Failures faults within Window the breaker opens: the native policy
+//  5. A call that the machine did not run in time counts as Starved, and as no fault.
+//  6. After Failures faults within Window the breaker opens: the native policy
 //     answers everything from then on. It does not close again.
 //
 // A Policy is safe for concurrent use. Calls for bids, outliers and places take

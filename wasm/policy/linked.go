@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"sync/atomic"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -15,14 +16,16 @@ import (
 // what a module is tried on while the native policy decides, and what a decision
 // of it can be replayed from. A record of it has no module and no fuel.
 //
-// It is safe for concurrent use, takes no lock, and does not allocate once its
-// records have their memory.
+// It is safe for concurrent use, takes no lock for calls that come with requests,
+// and does not allocate for those once its records have their memory.
 type Linked struct {
 	native Native
 	every  uint32
 	now    func() policies.Micros
 	calls  atomic.Uint64 // that were recorded
 	ring   []note
+	keep   int // bytes of records
+	trims  sync.Mutex
 }
 
 // note is one record. Whoever turned taken from false to true owns the rest.
@@ -44,7 +47,7 @@ var (
 
 // NewLinked returns native policies of which one call in every is recorded, on
 // average; 0 means none. Every, Keep and Now are as in a Config; there is one
-// ring for all callers.
+// ring for all callers, with DefaultKeepBytes.
 func NewLinked(n Native, every, keep int, now func() policies.Micros) *Linked {
 	if keep == 0 {
 		keep = DefaultKeep
@@ -52,7 +55,7 @@ func NewLinked(n Native, every, keep int, now func() policies.Micros) *Linked {
 	if now == nil {
 		now = func() policies.Micros { return 0 }
 	}
-	return &Linked{native: n.filled(), every: uint32(max(every, 0)), now: now, ring: make([]note, keep)}
+	return &Linked{native: n.filled(), every: uint32(max(every, 0)), now: now, ring: make([]note, keep), keep: DefaultKeepBytes}
 }
 
 // begin returns where a call is to be recorded, nil when it is not. Who finds
@@ -103,6 +106,27 @@ func (n *note) end(result uint64) {
 		clear(out)
 	}
 	n.taken.Store(false)
+}
+
+// trim drops the oldest records of kinds that do not come with every request,
+// beyond what may be kept, but not the last one. What is being written or read
+// meanwhile stays until the next time.
+func (l *Linked) trim() {
+	l.trims.Lock()
+	defer l.trims.Unlock()
+	size, newest := 0, l.calls.Load()
+	for i := range min(uint64(len(l.ring)), newest) {
+		n := &l.ring[(newest-i)%uint64(len(l.ring))]
+		if !n.taken.CompareAndSwap(false, true) {
+			continue
+		}
+		if r := &n.record; n.call != 0 && !perRequest(r.Kind) {
+			if size += held(r); size > l.keep && i > 0 {
+				*r, n.call = host.Record{}, 0
+			}
+		}
+		n.taken.Store(false)
+	}
 }
 
 // Records returns what was recorded and not yet overwritten, oldest first, but
@@ -199,6 +223,7 @@ func (l *Linked) Refine(b policies.Border) policies.Tokens {
 		} else {
 			n.end(0)
 		}
+		l.trim()
 	}
 	return at
 }
@@ -216,6 +241,7 @@ func (l *Linked) Partition(w policies.Workload) (policies.Partition, error) {
 		} else {
 			n.end(0)
 		}
+		l.trim()
 	}
 	return p, err
 }
@@ -229,6 +255,7 @@ func (l *Linked) Guard(ch abi.Change) (abi.Denial, bool) {
 		} else {
 			n.end(0)
 		}
+		l.trim()
 	}
 	return d, denied
 }

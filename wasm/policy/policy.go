@@ -38,6 +38,7 @@ type Policy struct {
 	opened  chan struct{}
 
 	faults   [host.Causes]atomic.Uint64
+	starved  atomic.Uint64
 	replaced atomic.Uint64
 	fuel     struct{ last, most atomic.Int64 } // of recorded calls
 
@@ -231,6 +232,7 @@ func (p *Policy) failed(s *slot, k abi.Kind, err error, frame []byte) {
 		}
 	}
 	r.Cause = cause
+	s.trim(k, p.config.KeepBytes)
 	p.burnt(r.Fuel)
 	p.count(err)
 	if cause == host.TimedOut {
@@ -259,6 +261,11 @@ func (p *Policy) burnt(fuel int64) {
 // count counts a failure.
 func (p *Policy) count(err error) {
 	cause := host.CauseOf(err)
+	if host.Starved(err) {
+		p.starved.Add(1)
+		p.log().Debug("the machine did not run a policy's module in time; the native policy answers", "error", err)
+		return
+	}
 	p.faults[cause].Add(1)
 	if cause == host.TooLarge {
 		return
@@ -276,7 +283,8 @@ func (p *Policy) log() *slog.Logger {
 
 // tryLate makes a call again that was ended because its time was up, on a new
 // instance, which it returns, or another one. A module that is slow is so again,
-// and is blamed; one that is not was in a thread that the machine did not run.
+// and is blamed; one that is not was in a thread that the machine did not run, as
+// it may be again now.
 func (p *Policy) tryLate(i *host.Instance, frame []byte) (*host.Instance, error) {
 	for try := 1; ; try++ {
 		var r host.Record
@@ -286,6 +294,9 @@ func (p *Policy) tryLate(i *host.Instance, frame []byte) (*host.Instance, error)
 		}
 		i.Close()
 		late := host.CauseOf(err) == host.TimedOut
+		if host.Starved(err) {
+			return p.instance()
+		}
 		if !late {
 			p.count(err)
 		} else if try == lateTries {
@@ -331,6 +342,7 @@ func (p *Policy) Opened() <-chan struct{} { return p.opened }
 type Stats struct {
 	Calls    uint64              // made to the module
 	Faults   [host.Causes]uint64 // of them, answered by the native policy, by host.Cause; and of new instances
+	Starved  uint64              // of Calls, answered by the native policy because the machine did not run the module (host.Fault.Starved): no faults; and new instances
 	Replaced uint64              // instances
 	Alive    int                 // instances that answer, now
 	Open     bool                // the breaker is open
@@ -340,7 +352,7 @@ type Stats struct {
 
 // Stats returns the counts. They are not of one instant.
 func (p *Policy) Stats() Stats {
-	st := Stats{Replaced: p.replaced.Load()}
+	st := Stats{Starved: p.starved.Load(), Replaced: p.replaced.Load()}
 	for n := range p.slots {
 		state := p.slots[n].state.Load()
 		st.Calls += state >> 2
@@ -369,6 +381,9 @@ func (p *Policy) Records() []host.Record {
 		p.take(s)
 		for i := range s.ring {
 			r := s.ring[(s.next+i)%len(s.ring)]
+			if dropped(&r) {
+				continue
+			}
 			r.Frame, r.Output = slices.Clone(r.Frame), slices.Clone(r.Output)
 			all = append(all, r)
 		}

@@ -169,6 +169,27 @@ func (s *slot) record() *host.Record {
 	return r
 }
 
+// trim drops the oldest records beyond so many bytes, but not the last one, after a
+// call of a kind was recorded.
+func (s *slot) trim(k abi.Kind, most int) {
+	if perRequest(k) {
+		return
+	}
+	size, last := 0, len(s.ring)-1
+	for n := range s.ring {
+		r := &s.ring[(s.next+last-n)%len(s.ring)]
+		if size += held(r); size > most && n > 0 {
+			*r = host.Record{}
+		}
+	}
+}
+
+// held is the memory that a record takes; 0 for one that was dropped, too.
+func held(r *host.Record) int { return cap(r.Frame) + cap(r.Output) }
+
+// dropped reports whether there is nothing in a record.
+func dropped(r *host.Record) bool { return r.Module == [32]byte{} }
+
 // reserve gives the first records that are still to be written memory for frames
 // and outputs of so many bytes, and touches it: to find it took the first calls
 // after a swap a microsecond each.
@@ -192,6 +213,7 @@ func (s *slot) reserve(frame, output int) {
 func (p *Policy) done(s *slot) {
 	if s.sampled != nil {
 		p.burnt(s.sampled.Fuel)
+		s.trim(s.sampled.Kind, p.config.KeepBytes)
 	}
 	p.leave(s)
 }

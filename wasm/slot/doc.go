@@ -25,7 +25,9 @@
 //
 // One fault in canary, or Config.Faults within Config.Window while active, and
 // the generation is rejected in that same step: the previous one, kept loaded
-// for that, or the native policy takes over. No one has to be asked.
+// for that, or the native policy takes over. No one has to be asked. A call that the
+// native policy answered because the machine did not run the module in time
+// (host.Fault.Starved) is no fault, here or in a gate.
 //
 // # Invariants
 //

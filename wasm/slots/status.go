@@ -45,6 +45,9 @@ type Life struct {
 	// Calls and Faults are all since it was loaded, shadow not included.
 	Calls  uint64 `json:"calls"`
 	Faults uint64 `json:"faults"`
+	// Starved are those of Calls that the native policy answered because the machine
+	// did not run the module in time; they count against nobody.
+	Starved uint64 `json:"starved,omitempty"`
 	// Fuel is what recorded calls burnt, in ticks.
 	Fuel Fuel `json:"fuel"`
 }
@@ -100,7 +103,7 @@ func (k *kindSlot) status(at time.Time) Status {
 			stats = &present
 		}
 		if stats != nil {
-			life.Calls, life.Fuel = stats.Calls, Fuel(stats.Fuel)
+			life.Calls, life.Starved, life.Fuel = stats.Calls, stats.Starved, Fuel(stats.Fuel)
 			for _, n := range stats.Faults {
 				life.Faults += n
 			}

@@ -1,0 +1,63 @@
+package host
+
+import (
+	"math"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
+	"github.com/cascadeinfer/cascade/wasm/meter"
+)
+
+// TestStarved: what burnt less than half of its fuel, and less than code burns in
+// its time, was not run.
+func TestStarved(t *testing.T) {
+	for _, c := range []struct {
+		fuel, burnt int64
+		wall        time.Duration
+		want        bool
+	}{
+		{50_000, 24_999, 250 * time.Millisecond, true},
+		{50_000, 25_000, 250 * time.Millisecond, false},
+		{50_000, 50_001, 250 * time.Millisecond, false},
+		{50_000, 9_999, time.Millisecond, true},
+		{50_000, 10_000, time.Millisecond, false},
+		{meter.MaxFuel, 9_999_999, time.Second, true},
+		{meter.MaxFuel, 10_000_000, time.Second, false},
+		{1, 0, time.Second, false},
+		{50_000, 0, time.Nanosecond, false},
+	} {
+		if got := (Limit{Fuel: c.fuel, Wall: c.wall}).starved(c.burnt); got != c.want {
+			t.Errorf("%+v: %v", c, got)
+		}
+	}
+}
+
+// TestWatchTellsWhoStarved: an endless call is ended by a clock that runs ahead, in
+// which no machine could have run it, and by one of which it used all.
+func TestWatchTellsWhoStarved(t *testing.T) {
+	for wall, want := range map[time.Duration]bool{math.MaxInt64 / 2: true, time.Nanosecond: false} {
+		w := NewWatch()
+		c := Config{Watch: w}
+		c.Limits[abi.Select] = Limit{Fuel: meter.MaxFuel, Wall: wall}
+		i := instance(t, load(t, c, hosttest.Policy(hosttest.LeastLoad(hosttest.Forever)).Encode()))
+		failed := make(chan error, 1)
+		go func() {
+			_, err := i.Select(abi.Call{ID: 1}, sixteen())
+			failed <- err
+		}()
+		now := time.Now()
+		for byte(i.running.Load()) != killed {
+			w.look(now)
+			now = now.Add(wall)
+		}
+		err := <-failed
+		if CauseOf(err) != TimedOut || Starved(err) != want || Starved(i.Dead()) {
+			t.Errorf("wall limit %v: %v", wall, err)
+		}
+	}
+	if Starved(nil) {
+		t.Error("no error")
+	}
+}

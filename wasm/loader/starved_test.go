@@ -1,0 +1,44 @@
+package loader
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/host"
+	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
+	"github.com/cascadeinfer/cascade/wasm/meter"
+	"github.com/cascadeinfer/cascade/wasm/policy"
+	"github.com/cascadeinfer/cascade/wasm/slot"
+)
+
+// TestSlowIsNotStarved: code that never ends is at fault in shadow, once the machine
+// has run it, though it has burnt next to nothing of what it may.
+func TestSlowIsNotStarved(t *testing.T) {
+	w := host.NewWatch()
+	watching, stop := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); _ = w.Run(watching) }()
+	t.Cleanup(func() { stop(); <-done })
+	linked := policy.NewLinked(natives, 1, 0, nil)
+	c := config(abi.Select)
+	c.Watch, c.InForce = w, func(use func(slot.Generation, Policy)) { use(0, linked) }
+	c.Limits[abi.Select] = host.Limit{Fuel: meter.MaxFuel, Wall: 20 * time.Millisecond}
+	m := made(t, c, offer(t, leastLoad(hosttest.Forever), abi.Select, nil), nil)
+	end := time.Now().Add(time.Minute)
+	for {
+		linked.Select([]policies.Bid{{Load: 1}})
+		f, err := m.Replay(context.Background())
+		if err != nil {
+			if host.CauseOf(err) != host.TimedOut || host.Starved(err) || f.Calls != 0 {
+				t.Errorf("%+v, %v", f, err)
+			}
+			return
+		}
+		if f != (slot.Figures{}) || time.Now().After(end) {
+			t.Fatalf("%+v", f)
+		}
+	}
+}

@@ -1,0 +1,63 @@
+package policy
+
+import (
+	"encoding/binary"
+	"fmt"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/host"
+	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
+)
+
+// change is a plan of so many replicas that is to replace another.
+func change(replicas int) abi.Change {
+	ids := make([]policies.ReplicaID, replicas)
+	for i := range ids {
+		ids[i] = policies.ReplicaID(fmt.Sprintf("replica-%060d", i))
+	}
+	return abi.Change{Now: policies.OneStage("m", ids), Next: policies.OneStage("m", ids)}
+}
+
+// number is the number of a recorded call.
+func number(r host.Record) uint64 { return binary.LittleEndian.Uint64(r.Frame[64:]) }
+
+// TestLargeRecordsAreFew: of the kinds that do not come with requests an instance
+// keeps so many calls and so many bytes, the latest ones; of the others so many calls.
+func TestLargeRecordsAreFew(t *testing.T) {
+	one := len(frame(abi.PutGuard, abi.Call{Room: abi.MaxState}, change(100)))
+	for _, c := range []struct{ bytes, want int }{{0, 5}, {3*one + one/2, 3}, {1, 1}} {
+		m := running(t, Config{Every: 1, Keep: 5, KeepBytes: c.bytes, Instances: 1, Failures: -1}, host.Config{}, hosttest.Policy(
+			hosttest.Function(abi.Guard.Export(), nil, hosttest.Result(0, 0)),
+			hosttest.LeastLoad()).Encode())
+		linked := NewLinked(natives, 1, 5, nil)
+		if c.bytes > 0 {
+			linked.keep = c.bytes
+		}
+		for _, p := range []interface {
+			Guard
+			policies.Selector
+			Records() []host.Record
+		}{m, linked} {
+			for n := range 23 {
+				p.Guard(change(100))
+				got := p.Records()
+				if want := min(n+1, c.want); len(got) != want || number(got[want-1]) != uint64(n+1) {
+					t.Fatalf("%T, %d bytes: %d records after %d calls, want the last %d", p, c.bytes, len(got), n+1, want)
+				}
+				for i := 1; i < len(got); i++ {
+					if number(got[i]) != number(got[i-1])+1 {
+						t.Fatalf("%T: call %d behind %d", p, number(got[i]), number(got[i-1]))
+					}
+				}
+			}
+			for range 5 {
+				p.Select(bids(9))
+			}
+			if got := p.Records(); len(got) != 5 || got[0].Kind != abi.Select {
+				t.Errorf("%T: %d records of calls for bids", p, len(got))
+			}
+		}
+	}
+}
