@@ -32,9 +32,11 @@ func newPolicyStatus(s *settings) *cobra.Command {
 		Long: `Status shows for each slot what the fleet runs, what is on trial and how far it may go,
 and what was taken back and why; then, where there are modules, for each host which
 generation decides there, how many calls it answered, in shadow recorded ones, how many
-of them the built-in policy had to answer (faults), and, of one on trial, how many it
-answered unlike the policy in force (differ), and how many of those are worse by the
-host's own measure. Which ones, "cascade policy records" tells.
+of them the built-in policy had to answer (faults), and, of one on trial, how many
+answers were compared with those of the policy in force, how many of these it answered
+otherwise (differ), and how many are worse by the host's own measure. Which ones,
+"cascade policy records" tells. Where the machine did not run a module in time, the
+built-in policy answers, too; that is no fault, and told under why (starved).
 
 A host where a module is "not asked yet" passes no gate: when others have had it decide
 for 30 s, it follows them.
@@ -88,7 +90,7 @@ func writePolicies(w io.Writer, p control.Policies) error {
 	if err := slotTable(p).Text(w); err != nil {
 		return err
 	}
-	t := report.Table{Title: "hosts", Header: []string{"slot", "host", "generation", "state", "calls", "faults", "differ", "worse", "why"}, Left: 2}
+	t := report.Table{Title: "hosts", Header: []string{"slot", "host", "generation", "state", "calls", "faults", "compared", "differ", "worse", "why"}, Left: 2}
 	for _, slot := range p.Slots {
 		// Where nothing but the built-in policy ever was, hosts have nothing to tell.
 		if !slices.ContainsFunc(slot.Nodes, func(n control.PolicyNode) bool { return len(n.Lives) > 0 || n.Refused != "" }) {
@@ -131,10 +133,10 @@ var over = []string{"rejected", "superseded", "withdrawn", "rolled back"}
 func hostRows(slot string, n control.PolicyNode) (rows [][]string) {
 	row := func(cells ...string) { rows = append(rows, append([]string{slot, n.Node}, cells...)) }
 	if n.Refused != "" {
-		row("", "refuses", "", "", "", "", shorten(n.Refused))
+		row("", "refuses", "", "", "", "", "", shorten(n.Refused))
 	}
 	if n.Active == 0 {
-		row("0", "built in", "", "", "", "", "")
+		row("0", "built in", "", "", "", "", "", "")
 	}
 	var last uint64
 	for _, l := range n.Lives {
@@ -157,7 +159,10 @@ func hostRows(slot string, n control.PolicyNode) (rows [][]string) {
 		if why == "" && l.Calls == 0 && (l.State == string(slots.Shadow) || l.State == string(slots.Canary)) {
 			why = "not asked yet"
 		}
-		row(fmt.Sprint(l.Generation), state, fmt.Sprint(l.Calls), fmt.Sprint(l.Faults), fmt.Sprint(l.Differ), fmt.Sprint(l.Worse), shorten(why))
+		if l.Starved > 0 {
+			why = strings.TrimPrefix(why+fmt.Sprintf("; the machine was too busy for %s (starved)", counted(int(l.Starved), "call")), "; ")
+		}
+		row(fmt.Sprint(l.Generation), state, fmt.Sprint(l.Calls), fmt.Sprint(l.Faults), fmt.Sprint(l.Compared), fmt.Sprint(l.Differ), fmt.Sprint(l.Worse), shorten(why))
 	}
 	return rows
 }

@@ -19,6 +19,7 @@ func TestPolicyTables(t *testing.T) {
 		{Slot: "refine", Nodes: []control.PolicyNode{{Node: "r0", ReportAge: &age, Lives: []control.PolicyLife{
 			{Generation: 3, State: "rolled back", Reason: "older"}, {Generation: 4, State: "rejected", Reason: "1 fault"},
 			{Generation: 5, State: string(policy.Shadow)},
+			{Generation: 6, State: string(policy.Canary), Calls: 50, Starved: 2, Compared: 31, Differ: 13, Worse: 12},
 		}}}},
 	}}
 	ends := []control.PolicyLife{{Generation: 9, State: string(policy.Active), Reason: "its statement expires tomorrow"}}
@@ -31,7 +32,7 @@ func TestPolicyTables(t *testing.T) {
 	if err := writePolicies(&out, p); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"1 fault", "not asked yet", "reason 4", "2 generations taken back before", "│ 1 of 1 │", "gone has not told of place lately"} {
+	for _, want := range []string{"1 fault", "not asked yet", "the machine was too busy for 2 calls (starved)", "│ compared │ differ │ worse │", "│       31 │     13 │    12 │", "reason 4", "2 generations taken back before", "│ 1 of 1 │", "gone has not told of place lately"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q", want)
 		}

@@ -61,7 +61,7 @@ func told(s slots.Status) *api.SlotStatus {
 		t.Lives = append(t.Lives, &api.Life{
 			Generation: l.Generation, State: l.State, Goal: l.Goal, Permille: uint32(l.Permille), Name: l.Name, Version: l.Version, Sha256: digest,
 			Reason: l.Reason, Calls: cmp.Or(l.Calls, l.Figures.Calls), Faults: cmp.Or(l.Faults, l.Figures.Faults),
-			Differ: l.Figures.Differ, Worse: l.Figures.Worse, SinceUnixMicros: l.Since, Reached: reached(l),
+			Differ: l.Figures.Differ, Worse: l.Figures.Worse, Compared: l.Figures.Compared, Starved: l.Starved, SinceUnixMicros: l.Since, Reached: reached(l),
 		})
 	}
 	// The first ones are those that are there, and then the last that ended.

@@ -484,7 +484,14 @@ type Life struct {
 	// The furthest of warm, shadow, canary and active that it came to; empty: it was
 	// never warm. One that ends behind warm is taken back in the whole fleet. A life
 	// with calls or faults counts as one in shadow at least.
-	Reached       string `protobuf:"bytes,14,opt,name=reached,proto3" json:"reached,omitempty"`
+	Reached string `protobuf:"bytes,14,opt,name=reached,proto3" json:"reached,omitempty"`
+	// Answers that were compared with those of the policy in force, in the stage that
+	// it is in: differ and worse are of them. A host that does not tell of it, 0, may
+	// have compared some.
+	Compared uint64 `protobuf:"varint,15,opt,name=compared,proto3" json:"compared,omitempty"`
+	// Calls that the native policy answered because the machine did not run the module
+	// in time; no faults.
+	Starved       uint64 `protobuf:"varint,16,opt,name=starved,proto3" json:"starved,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -617,6 +624,20 @@ func (x *Life) GetReached() string {
 	return ""
 }
 
+func (x *Life) GetCompared() uint64 {
+	if x != nil {
+		return x.Compared
+	}
+	return 0
+}
+
+func (x *Life) GetStarved() uint64 {
+	if x != nil {
+		return x.Starved
+	}
+	return 0
+}
+
 var File_xds_api_policy_proto protoreflect.FileDescriptor
 
 const file_xds_api_policy_proto_rawDesc = "" +
@@ -661,7 +682,7 @@ const file_xds_api_policy_proto_rawDesc = "" +
 	"\x05floor\x18\x06 \x01(\x04R\x05floor\x12-\n" +
 	"\x05lives\x18\a \x03(\v2\x17.cascade.policy.v1.LifeR\x05lives\x12\x18\n" +
 	"\arefused\x18\b \x01(\tR\arefused\x12\x12\n" +
-	"\x04host\x18\t \x01(\tR\x04host\"\xec\x02\n" +
+	"\x04host\x18\t \x01(\tR\x04host\"\xa2\x03\n" +
 	"\x04Life\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
@@ -679,7 +700,9 @@ const file_xds_api_policy_proto_rawDesc = "" +
 	"\x06differ\x18\v \x01(\x04R\x06differ\x12\x14\n" +
 	"\x05worse\x18\f \x01(\x04R\x05worse\x12*\n" +
 	"\x11since_unix_micros\x18\r \x01(\x03R\x0fsinceUnixMicros\x12\x18\n" +
-	"\areached\x18\x0e \x01(\tR\areached2O\n" +
+	"\areached\x18\x0e \x01(\tR\areached\x12\x1a\n" +
+	"\bcompared\x18\x0f \x01(\x04R\bcompared\x12\x18\n" +
+	"\astarved\x18\x10 \x01(\x04R\astarved2O\n" +
 	"\aModules\x12D\n" +
 	"\x05Fetch\x12\x1f.cascade.policy.v1.FetchRequest\x1a\x18.cascade.policy.v1.Chunk0\x01B)Z'github.com/cascadeinfer/cascade/xds/apib\x06proto3"
 

@@ -63,6 +63,7 @@ var (
 	strangers      = desc("clients_refused_total", "Handshakes and calls of clients that are not who they must be; with a trust domain.")
 	slotGeneration = desc("policy_slot_generation", "Generation of a slot's policy on a host, 0 for the native one or none: active, candidate, floor, and the last that was rejected.", "slot", "node", "state")
 	slotCalls      = desc("policy_calls_total", "Calls of a generation on a host since it was loaded there.", "slot", "node", "generation")
+	slotStarved    = desc("policy_starved_total", "Calls that the native policy had to answer because the machine did not run the module in time.", "slot", "node", "generation")
 	slotFaults     = desc("policy_faults_total", "Those of them that the native policy had to answer.", "slot", "node", "generation")
 
 	nodeNACKs = desc("node_nacks_total", "Responses that the node has refused.", "node")
@@ -81,7 +82,7 @@ func (c collector) Describe(ch chan<- *prometheus.Desc) {
 		replicaProxied, replicaDoubted, proxyReports, proxyRefused, groupRequests, groupFailed,
 		reportsTotal, reportsRefused, movesRunning, movesEnded, movesBytes, movesStall,
 		planner, shownEpoch, nodeEpoch, nodeUp, nodeFenced, nodeNACKs, observers, xdsRefused, strangers,
-		slotGeneration, slotCalls, slotFaults,
+		slotGeneration, slotCalls, slotFaults, slotStarved,
 	} {
 		ch <- d
 	}

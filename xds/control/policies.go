@@ -85,19 +85,24 @@ type PolicyNode struct {
 
 // PolicyLife is one generation on one host.
 type PolicyLife struct {
-	Generation uint64     `json:"generation"`
-	State      string     `json:"state"`
-	Goal       string     `json:"goal,omitempty"`
-	Permille   int        `json:"permille,omitempty"`
-	Name       string     `json:"name,omitempty"`
-	Version    string     `json:"version,omitempty"`
-	SHA256     string     `json:"sha256,omitempty"`
-	Reason     string     `json:"reason,omitempty"`
-	Calls      uint64     `json:"calls"`
-	Faults     uint64     `json:"faults"`
-	Differ     uint64     `json:"differ"`
-	Worse      uint64     `json:"worse"`
-	Since      *time.Time `json:"since,omitempty"`
+	Generation uint64 `json:"generation"`
+	State      string `json:"state"`
+	Goal       string `json:"goal,omitempty"`
+	Permille   int    `json:"permille,omitempty"`
+	Name       string `json:"name,omitempty"`
+	Version    string `json:"version,omitempty"`
+	SHA256     string `json:"sha256,omitempty"`
+	Reason     string `json:"reason,omitempty"`
+	Calls      uint64 `json:"calls"`
+	Faults     uint64 `json:"faults"`
+	// Starved are calls that the native policy answered because the machine did not
+	// run the module in time. They are no faults.
+	Starved uint64 `json:"starved,omitempty"`
+	// Compared answers in the present stage; of those Differ and Worse are.
+	Compared uint64     `json:"compared"`
+	Differ   uint64     `json:"differ"`
+	Worse    uint64     `json:"worse"`
+	Since    *time.Time `json:"since,omitempty"`
 }
 
 // PolicySummary is one slot of a Status.
@@ -226,6 +231,7 @@ func policyNodeOf(s policy.Status) PolicyNode {
 		life := PolicyLife{
 			Generation: l.Generation, State: l.State, Goal: l.Goal, Permille: l.Permille, Name: l.Name, Version: l.Version,
 			Reason: l.Reason, Calls: l.Calls, Faults: l.Faults, Differ: l.Differ, Worse: l.Worse,
+			Compared: l.Compared, Starved: l.Starved,
 		}
 		if l.SHA256 != (policy.Digest{}) {
 			life.SHA256 = l.SHA256.String()
@@ -265,6 +271,7 @@ func (s sink) policies(reports []policy.Report) {
 				generation := strconv.FormatUint(l.Generation, 10)
 				s.counter(slotCalls, float64(l.Calls), slot.Kind, r.Node, generation)
 				s.counter(slotFaults, float64(l.Faults), slot.Kind, r.Node, generation)
+				s.counter(slotStarved, float64(l.Starved), slot.Kind, r.Node, generation)
 			}
 			s.gauge(slotGeneration, float64(rejected), slot.Kind, r.Node, rejectedState)
 		}

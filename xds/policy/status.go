@@ -56,10 +56,11 @@ type Life struct {
 	Name, Version string
 	SHA256        Digest
 	Reason        string
-	// Calls and Faults since it was loaded; Differ and Worse of those that were
-	// compared.
-	Calls, Faults, Differ, Worse uint64
-	Since                        time.Time
+	// Calls, Faults and Starved since it was loaded: those that the native policy had
+	// to answer for it, and for the machine, which did not run it. Compared of the
+	// present stage; Differ and Worse are of those.
+	Calls, Faults, Starved, Compared, Differ, Worse uint64
+	Since                                           time.Time
 }
 
 // Report is what one host said of its slots last.
@@ -101,6 +102,7 @@ func ReadStatuses(list []*api.SlotStatus) (out []Status, dropped int) {
 				Generation: l.GetGeneration(), State: Clip(l.GetState(), MaxName), Goal: Clip(l.GetGoal(), MaxName), Reached: Clip(l.GetReached(), MaxName),
 				Permille: int(min(l.GetPermille(), Permilles)), Name: Clip(l.GetName(), MaxName), Version: Clip(l.GetVersion(), MaxName),
 				Reason: Clip(l.GetReason(), MaxReason), Calls: l.GetCalls(), Faults: l.GetFaults(), Differ: l.GetDiffer(), Worse: l.GetWorse(),
+				Compared: l.GetCompared(), Starved: l.GetStarved(),
 			}
 			copy(life.SHA256[:], l.GetSha256())
 			if l.GetSinceUnixMicros() > 0 {
