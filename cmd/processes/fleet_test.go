@@ -46,6 +46,7 @@ type fleet struct {
 	library  string            // of the GPUs on which the engines keep their KV; "": they do not
 	faults   map[string]string // see setup
 	onHost   string
+	rdma     string // see setup
 }
 
 // replica is an engine and the migrator before it.
@@ -65,6 +66,7 @@ type setup struct {
 	files    map[string][]byte   // beside it
 	library  string              // of the GPUs that are to have the engines' KV; "": none
 	faults   map[string]string   // of the GPUs, by the replica whose migrator has them: FAKE_CUDA_FAIL
+	rdma     string              // the library of the RDMA devices that the migrators have; "": they have none
 	onHost   string              // the replica whose engine has its KV in the machine's memory for all that
 	// published changes a replica as the control plane shall see it; nil: as it is.
 	published func(*config.Replica)
@@ -78,7 +80,7 @@ func newFleet(t testing.TB, s setup) *fleet {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	f := &fleet{t: t, dir: dir, client: newClient(), library: s.library, faults: s.faults, onHost: s.onHost}
+	f := &fleet{t: t, dir: dir, client: newClient(), library: s.library, faults: s.faults, onHost: s.onHost, rdma: s.rdma}
 	t.Cleanup(f.client.CloseIdleConnections)
 	s.planes = max(1, s.planes)
 	a := addresses(3 + 4*s.replicas + 2*(s.planes-1))
@@ -225,12 +227,15 @@ func (r *replica) startEngine() {
 	r.engine.await("emulating")
 }
 
-// env is what the processes of a fleet need to know of its GPUs.
-func (f *fleet) env() []string {
-	if f.library == "" {
-		return nil
+// env is what the processes of a fleet need to know of its GPUs and RDMA devices.
+func (f *fleet) env() (env []string) {
+	if f.library != "" {
+		env = append(env, "CASCADE_TEST_LIBCUDA="+f.library)
 	}
-	return []string{"CASCADE_TEST_LIBCUDA=" + f.library}
+	if f.rdma != "" {
+		env = append(env, "CASCADE_TEST_LIBIBVERBS="+f.rdma, "FAKE_VERBS_FABRIC="+f.path("fabric"))
+	}
+	return env
 }
 
 // startMigrator starts the replica's migrator, beside the one that may run.

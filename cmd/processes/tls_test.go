@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/config"
+	"github.com/cascadeinfer/cascade/migrator/device/fake"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
@@ -99,20 +100,26 @@ func (a *authority) client(of *authority) *tls.Config {
 }
 
 // TestMovesUnderTLS has requests move between migrators with mutual TLS, by
-// shared memory and, where the replicas are on different nodes, by TCP. Who
-// comes without the fleet's certificate, or without a ticket, gets nothing.
+// shared memory and, where the replicas are on different nodes, by TCP, or by RDMA
+// where they have devices for that. Who comes without the fleet's certificate, or
+// without a ticket, gets nothing.
 func TestMovesUnderTLS(t *testing.T) {
 	t.Parallel()
-	for want, node := range map[string]string{"shm": "a", "tcp": ""} {
+	for want, node := range map[string]string{"shm": "a", "tcp": "", "verbs": ""} {
 		t.Run(want, func(t *testing.T) {
 			t.Parallel()
 			ca := newAuthority(t)
 			cert, key := ca.issue()
+			rdma, machines := "", []string(nil)
+			if want == "verbs" {
+				rdma, machines = fake.Verbs(t), []string{"machines.json"}
+			}
 			f := newFleet(t, setup{
 				replicas: 3,
-				files:    map[string][]byte{"cert.pem": cert, "key.pem": key, "ca.pem": ca.pem},
+				rdma:     rdma,
+				files:    map[string][]byte{"cert.pem": cert, "key.pem": key, "ca.pem": ca.pem, "machines.json": []byte(withRDMA)},
 				edit: func(c *config.Fleet) {
-					c.TLS = config.TLS{Cert: "cert.pem", Key: "key.pem", CA: "ca.pem"}
+					c.TLS, c.Topology = config.TLS{Cert: "cert.pem", Key: "key.pem", CA: "ca.pem"}, machines
 					for i := range c.Replicas {
 						if c.Replicas[i].Node = node; node == "" {
 							c.Replicas[i].Node = "n" + strconv.Itoa(i)
@@ -121,12 +128,19 @@ func TestMovesUnderTLS(t *testing.T) {
 				},
 			})
 			moves(t, f, want)
-			if want == "tcp" {
+			if want != "shm" {
 				strangers(t, f, ca)
 			}
 		})
 	}
 }
+
+// withRDMA is machines with the fake RDMA device, which the system of this one does not
+// know.
+const withRDMA = `{"machines": [
+{"name": "n0", "libraries": [{"name": "libibverbs.so.1"}], "nics": [{"name": "fake0", "port": 1, "rdma": "Ethernet", "up": true, "rate": 50000000000}]},
+{"name": "n1", "libraries": [{"name": "libibverbs.so.1"}], "nics": [{"name": "fake0", "port": 1, "rdma": "Ethernet", "up": true, "rate": 50000000000}]},
+{"name": "n2", "libraries": [{"name": "libibverbs.so.1"}], "nics": [{"name": "fake0", "port": 1, "rdma": "Ethernet", "up": true, "rate": 50000000000}]}]}`
 
 // moves has every request of two replicas leave them in turn, under load, and
 // wants what moves live to do so over one transport.

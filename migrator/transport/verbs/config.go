@@ -45,8 +45,11 @@ const (
 type Config struct {
 	// Library is the loaded library. Required.
 	Library *verbs.Library
-	// Device names the RDMA device; "" is the first that has an active port.
-	Device string
+	// Device names the RDMA device; nil, or "", is the first that has an active port.
+	// It is asked when a device is opened, and again while Run runs: for another
+	// answer the device is changed, and moves under way end on the one before. It
+	// must not block.
+	Device func() string
 	// Port is the device's port, from 1; 0 is its first that is active.
 	Port int
 	// GID is the address of the port to use where it has several, as its interface has
@@ -78,8 +81,8 @@ func (c Config) validate() (Config, error) {
 	if c.Pool == nil || c.Library == nil || c.Address == nil {
 		return c, errors.New("verbs transport: Pool, Library or Address is missing")
 	}
-	if c.Port < 0 || c.Port > 255 || c.ServiceLevel > 15 || c.Device == "" && (c.Port != 0 || c.GID.IsValid()) {
-		return c, fmt.Errorf("verbs transport: port %d, address %v and service level %d of device %q: want a port of a named device, and a level up to 15", c.Port, c.GID, c.ServiceLevel, c.Device)
+	if c.Port < 0 || c.Port > 255 || c.ServiceLevel > 15 || c.Device == nil && (c.Port != 0 || c.GID.IsValid()) {
+		return c, fmt.Errorf("verbs transport: port %d, address %v and service level %d: want a port of a named device, and a level up to 15", c.Port, c.GID, c.ServiceLevel)
 	}
 	if c.TrustDomain != "" {
 		if err := identity.CheckTrustDomain(c.TrustDomain); err != nil {

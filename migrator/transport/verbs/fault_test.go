@@ -260,21 +260,49 @@ func within(t *testing.T, what string, took []time.Duration, bound time.Duration
 
 // TestDeadPeer kills the process of a source while a receiver pulls from it.
 func TestDeadPeer(t *testing.T) {
-	if !real() {
-		t.Skip("the fake reaches its own process alone")
-	}
 	nothingLeft(t)
+	lib, env := fabric(t)
 	var took []time.Duration
 	for range 5 {
-		took = append(took, killed(t))
+		took = append(took, killed(t, lib, env))
 	}
 	within(t, "dead peer: process killed", took, 300*time.Millisecond)
+	if n := lib.Live(); n != (verbs.Live{}) {
+		t.Errorf("%+v are left", n)
+	}
 }
 
+// fabric is a library that reaches other processes, and what those need in their
+// environment for it: a fake of its own, where the device is not real.
+func fabric(t *testing.T) (*verbs.Library, []string) {
+	t.Helper()
+	if real() {
+		return library(t), nil
+	}
+	whole, err := os.ReadFile(fake.Verbs(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "libibverbs.so.1")
+	if err := os.WriteFile(path, whole, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	table := filepath.Join(t.TempDir(), "fabric")
+	t.Setenv("FAKE_VERBS_FABRIC", table)
+	lib, err := verbs.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return lib, []string{"FAKE_VERBS_FABRIC=" + table, childLibrary + "=" + path}
+}
+
+// childLibrary names the library of a child.
+const childLibrary = "CASCADE_VERBS_LIBRARY"
+
 // killed is how long a pull goes on after its source's process was killed.
-func killed(t *testing.T) time.Duration {
+func killed(t *testing.T, lib *verbs.Library, env []string) time.Duration {
 	child := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^TestChildSource$", "-test.v")
-	child.Env = append(os.Environ(), "CASCADE_VERBS_CHILD=1")
+	child.Env = append(append(os.Environ(), "CASCADE_VERBS_CHILD=1"), env...)
 	out, err := child.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -299,7 +327,8 @@ func killed(t *testing.T) time.Duration {
 			offer.Transport, offer.Ticket = "verbs", [transport.TicketSize]byte(b)
 		}
 	}
-	target := side(t, layout(64, 4096))
+	m := transporttest.Heap(layout(64, 4096))
+	target := transporttest.End{Transport: with(t, lib, m), Memory: m}
 	defer runs(t, target)()
 	puller, err := target.Transport.Open(t.Context(), "b", offer)
 	if err != nil {
@@ -330,7 +359,15 @@ func TestChildSource(t *testing.T) {
 	if os.Getenv("CASCADE_VERBS_CHILD") == "" {
 		t.Skip("run by TestDeadPeer")
 	}
-	e := side(t, layout(64, 4096))
+	lib := library(t)
+	if path := os.Getenv(childLibrary); path != "" {
+		var err error
+		if lib, err = verbs.Open(path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m := transporttest.Heap(layout(64, 4096))
+	e := transporttest.End{Transport: with(t, lib, m), Memory: m}
 	runs(t, e)
 	offer := exported(t, e, "a/1")
 	fmt.Printf("offer %s %s\n", offer.Address, hex.EncodeToString(offer.Ticket[:]))

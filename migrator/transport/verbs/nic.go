@@ -35,10 +35,18 @@ type nic struct {
 	kept    bool // whether a region without users may stay
 }
 
+// device is the name that is asked for.
+func (c Config) device() string {
+	if c.Device == nil {
+		return ""
+	}
+	return c.Device()
+}
+
 // openNIC opens the device that is configured, or the first that has an active port.
 func openNIC(c Config) (*nic, error) {
-	names := []string{c.Device}
-	if c.Device == "" {
+	names := []string{c.device()}
+	if names[0] == "" {
 		var err error
 		if names, err = c.Library.Devices(); err != nil {
 			return nil, err

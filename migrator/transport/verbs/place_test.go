@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/netip"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -62,6 +63,47 @@ func known(n *nic) bool {
 	return n.gids != nil
 }
 
+func named(device string) func() string { return func() string { return device } }
+
+// TestDeviceChanges has a nearer device be found while ends run, and a move that is
+// open on the one before.
+func TestDeviceChanges(t *testing.T) {
+	c := control(t)
+	nothingLeft(t)
+	c.Tell("fake_devices", 2)
+	defer c.Tell("fake_devices", 1)
+	var name atomic.Value
+	name.Store("")
+	p := transporttest.Pair{Source: side(t, layout(8, 512)), Target: side(t, layout(8, 512))}
+	for _, e := range []transporttest.End{p.Source, p.Target} {
+		e.Transport.(*served).config.Device = func() string { return name.Load().(string) }
+	}
+	defer runs(t, p.Source, p.Target)()
+	puller := opened(t, p, "a/1")
+	name.Store("fake1")
+	for _, e := range []transporttest.End{p.Source, p.Target} {
+		s := e.Transport.(*served)
+		for limit := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+			if d, _ := s.Device(); d == "fake1" {
+				break
+			}
+			if time.Now().After(limit) {
+				t.Fatal("the device stays")
+			}
+		}
+	}
+	if _, err := puller.Pull(t.Context(), plan(p.Source.Memory, p.Target.Memory, 8, rng(1))); err != nil {
+		t.Errorf("on the device before: %v", err)
+	}
+	pulledFrom(t, p, "b/1")
+	if n := c.Live("contexts"); n != 4 {
+		t.Errorf("%d devices are open, want each end's two", n)
+	}
+	if err := puller.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestMarks has packets marked as configured.
 func TestMarks(t *testing.T) {
 	c := control(t)
@@ -69,7 +111,7 @@ func TestMarks(t *testing.T) {
 	p := transporttest.Pair{Source: side(t, layout(8, 512)), Target: side(t, layout(8, 512))}
 	for _, e := range []transporttest.End{p.Source, p.Target} {
 		s := e.Transport.(*served)
-		s.config.Device, s.config.GID, s.config.TrafficClass, s.config.ServiceLevel = "fake0", netip.MustParseAddr("fe80::1"), 106, 3
+		s.config.Device, s.config.GID, s.config.TrafficClass, s.config.ServiceLevel = named("fake0"), netip.MustParseAddr("fe80::1"), 106, 3
 	}
 	defer runs(t, p.Source, p.Target)()
 	if index := pulledFrom(t, p, "a/1"); index != 1 || c.Ask("fake_path", 2) != 1 {
@@ -170,7 +212,7 @@ func TestConfigOfNIC(t *testing.T) {
 	good := Config{Library: &verbs.Library{}, Address: func() string { return "" }, Pool: transporttest.Pool{}}
 	for _, spoil := range []func(*Config){
 		func(c *Config) { c.Port = 1 }, func(c *Config) { c.GID = netip.MustParseAddr("10.0.0.1") },
-		func(c *Config) { c.Device, c.Port = "d", 256 }, func(c *Config) { c.ServiceLevel = 16 },
+		func(c *Config) { c.Device, c.Port = named("d"), 256 }, func(c *Config) { c.ServiceLevel = 16 },
 	} {
 		c := good
 		spoil(&c)
@@ -180,7 +222,7 @@ func TestConfigOfNIC(t *testing.T) {
 	}
 	control(t)
 	s := over(t, transporttest.Heap(layout(8, 512)))
-	s.config.Device, s.config.GID = "fake0", netip.MustParseAddr("10.9.9.9")
+	s.config.Device, s.config.GID = named("fake0"), netip.MustParseAddr("10.9.9.9")
 	if err := s.Probe(t.Context()); err == nil || !strings.Contains(err.Error(), "10.9.9.9") {
 		t.Errorf("an address that the port does not have: %v", err)
 	}

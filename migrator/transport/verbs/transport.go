@@ -17,6 +17,9 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport/ticket"
 )
 
+// errElsewhere says that another device is to be used.
+var errElsewhere = errors.New("another device is asked for")
+
 // Transport is one engine's end. It is safe for concurrent use.
 type Transport struct {
 	config Config
@@ -161,6 +164,10 @@ func (t *Transport) Run(ctx context.Context) error {
 	var last string
 	for ctx.Err() == nil {
 		err := t.use(ctx)
+		if errors.Is(err, errElsewhere) {
+			t.config.Logger.Info("verbs transport: the RDMA device is another one now", "device", t.config.device())
+			continue
+		}
 		if err != nil && err.Error() != last { // a device that is away for an hour is worth one line
 			last = err.Error()
 			t.config.Logger.Warn("verbs transport: the RDMA device cannot be used; it is tried again from time to time", "err", err)
@@ -196,6 +203,15 @@ func (t *Transport) use(ctx context.Context) (err error) {
 		for {
 			select {
 			case <-tick.C:
+				if name := t.config.device(); name != "" && name != n.device.Name {
+					t.mu.Lock()
+					if t.nic == n {
+						t.nic = nil
+					}
+					t.mu.Unlock()
+					n.keep(false)
+					return errElsewhere
+				}
 				if err := n.tidy(t.config.Pool); err != nil {
 					t.config.Logger.Warn("verbs transport: a registration", "err", err)
 				}

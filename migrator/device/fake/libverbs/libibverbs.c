@@ -2,7 +2,8 @@
 // runs against it on any machine.
 //
 // Its devices, one unless fake_devices says more, reach the memory of their own
-// process, and each other. Requests are carried out later than they were posted, by a thread, so that a missing wait is seen; one
+// process, and each other; with FAKE_VERBS_FABRIC, the path of a file, also those of
+// the other processes that name the same. Requests are carried out later than they were posted, by a thread, so that a missing wait is seen; one
 // that is carried out holds the lock, so that a pair that was moved to error does
 // nothing more. Any call, and any request, can be made to fail, and every live
 // handle is counted.
@@ -13,7 +14,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <signal.h>
 #include <sys/eventfd.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "abi.h"
@@ -196,6 +202,80 @@ static int device_count = 1;
 
 static struct context *context_of(struct pair *p) { return (struct context *)p->q.context; }
 
+// ---- other processes ----
+
+// The fabric is a table of the pairs and regions of all its processes. Its lock is
+// held while bytes move, so that who has moved a pair to error, or ended a region,
+// knows that nobody reads there any more.
+#define MAX_SHARED 1024
+struct shared_pair { pid_t pid; uint32_t number, peer, access; int state; };
+struct shared_region { pid_t pid; uint32_t key; int access; uint64_t bytes, base, length; };
+static struct fabric {
+	int made;
+	pthread_mutex_t mu;
+	uint32_t next_pair, next_key;
+	struct shared_pair pairs[MAX_SHARED];
+	struct shared_region regions[MAX_SHARED];
+} *fabric;
+
+__attribute__((constructor)) static void join_fabric(void) {
+	const char *path = getenv("FAKE_VERBS_FABRIC");
+	int fd = path && *path ? open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600) : -1;
+	if (fd < 0)
+		return;
+	flock(fd, LOCK_EX);
+	if (ftruncate(fd, sizeof *fabric))
+		abort();
+	fabric = mmap(0, sizeof *fabric, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (fabric == MAP_FAILED)
+		abort();
+	if (!fabric->made) {
+		pthread_mutexattr_t a;
+		pthread_mutexattr_init(&a);
+		pthread_mutexattr_setpshared(&a, PTHREAD_PROCESS_SHARED);
+		pthread_mutexattr_setrobust(&a, PTHREAD_MUTEX_ROBUST);
+		pthread_mutex_init(&fabric->mu, &a);
+		fabric->next_pair = 17, fabric->next_key = 1000, fabric->made = 1;
+	}
+	flock(fd, LOCK_UN);
+	close(fd);
+	prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY); // the others read our memory
+}
+
+static void fabric_lock(void) {
+	if (pthread_mutex_lock(&fabric->mu) == EOWNERDEAD)
+		pthread_mutex_consistent(&fabric->mu);
+}
+
+static int gone(pid_t pid) { return !pid || (pid != getpid() && kill(pid, 0) && errno == ESRCH); }
+
+// share_pair shows a pair to the others; with a state below 0 it is no more.
+static void share_pair(uint32_t number, uint32_t peer, uint32_t access, int state) {
+	if (!fabric)
+		return;
+	fabric_lock();
+	struct shared_pair *at = 0;
+	for (int i = 0; i < MAX_SHARED && (!at || at->number != number); i++)
+		if (fabric->pairs[i].number == number || (!at && state >= 0 && gone(fabric->pairs[i].pid)))
+			at = &fabric->pairs[i];
+	if (at)
+		*at = state < 0 ? (struct shared_pair){0} : (struct shared_pair){getpid(), number, peer, access, state};
+	pthread_mutex_unlock(&fabric->mu);
+}
+
+static void share_region(uint32_t key, int access, uint64_t bytes, uint64_t base, uint64_t length) {
+	if (!fabric)
+		return;
+	fabric_lock();
+	struct shared_region *at = 0;
+	for (int i = 0; i < MAX_SHARED && (!at || at->key != key); i++)
+		if (fabric->regions[i].key == key || (!at && length && gone(fabric->regions[i].pid)))
+			at = &fabric->regions[i];
+	if (at)
+		*at = length ? (struct shared_region){getpid(), key, access, bytes, base, length} : (struct shared_region){0};
+	pthread_mutex_unlock(&fabric->mu);
+}
+
 // ---- requests ----
 
 static struct region *region_of(uint32_t key, int remote) {
@@ -234,6 +314,28 @@ static struct pair *peer_of(struct pair *p) {
 	return 0;
 }
 
+// carry_far is a READ from another process's memory; it returns the status.
+static int carry_far(struct request *r, char **own) {
+	struct iovec here[MAX_PIECES], there = {0};
+	int status = 12;
+	fabric_lock();
+	for (struct shared_pair *o = fabric->pairs; o < fabric->pairs + MAX_SHARED; o++) {
+		if (o->number != r->pair->rtr.dest_qp_num || o->peer != r->pair->q.qp_num || (o->state != CV_QPS_RTR && o->state != CV_QPS_RTS) || gone(o->pid))
+			continue;
+		status = 10;
+		for (struct shared_region *m = fabric->regions; m < fabric->regions + MAX_SHARED; m++)
+			if (m->pid == o->pid && m->key == r->rkey && m->access & o->access & 4 && r->remote >= m->base && r->length <= m->length && r->remote - m->base <= m->length - r->length)
+				there = (struct iovec){(void *)(uintptr_t)(m->bytes + r->remote - m->base), r->length};
+		if (!there.iov_base)
+			break;
+		for (int i = 0; i < r->pieces; i++)
+			here[i] = (struct iovec){own[i], r->sge[i].length};
+		status = process_vm_readv(o->pid, here, (unsigned long)r->pieces, &there, 1, 0) == (ssize_t)r->length ? 0 : 12;
+	}
+	pthread_mutex_unlock(&fabric->mu);
+	return status;
+}
+
 // carry is one request; it returns the status.
 static int carry(struct request *r) {
 	struct pair *p = r->pair, *o = peer_of(p);
@@ -242,12 +344,15 @@ static int carry(struct request *r) {
 		return 5; // flushed
 	if (code)
 		return code;
-	if (!o || context_of(p)->device->unplugged || context_of(o)->device->unplugged)
+	int far = !o && fabric && r->opcode == CV_WR_READ;
+	if ((!o && !far) || context_of(p)->device->unplugged || (o && context_of(o)->device->unplugged))
 		return 12; // nobody answers
 	char *own[MAX_PIECES], *theirs;
 	for (int i = 0; i < r->pieces; i++)
 		if (!(own[i] = reach(r->sge[i].lkey, 0, r->opcode == CV_WR_READ ? 1 : 0, r->sge[i].addr, r->sge[i].length)))
 			return 4; // local protection
+	if (far)
+		return carry_far(r, own);
 	if (r->opcode == CV_WR_SEND) {
 		if (!o->receive_count)
 			return 13; // receiver not ready
@@ -529,7 +634,13 @@ static cv_mr *registered(cv_pd *pd, void *bytes, uint64_t base, size_t length, i
 	struct region *r = calloc(1, sizeof *r);
 	pthread_mutex_lock(&mu);
 	r->m = (cv_mr){.context = pd->context, .pd = pd, .addr = (void *)(uintptr_t)base, .length = length, .lkey = next_key, .rkey = next_key + 1};
+	if (fabric) {
+		fabric_lock();
+		r->m.lkey = fabric->next_key++, r->m.rkey = fabric->next_key++;
+		pthread_mutex_unlock(&fabric->mu);
+	}
 	next_key += 2;
+	share_region(r->m.rkey, access, (uint64_t)(uintptr_t)bytes, base, length);
 	r->bytes = bytes, r->base = base, r->access = access, r->next = regions;
 	regions = r;
 	live[REGIONS]++;
@@ -540,8 +651,6 @@ static cv_mr *registered(cv_pd *pd, void *bytes, uint64_t base, size_t length, i
 EXPORT cv_mr *ibv_reg_mr(cv_pd *pd, void *address, size_t length, int access) {
 	return enter("ibv_reg_mr") ? 0 : registered(pd, address, (uint64_t)(uintptr_t)address, length, access);
 }
-
-#include <sys/mman.h>
 
 // A dma-buf is any file that can be mapped here, from its position on: a memfd. As
 // with a real NIC, base and offset are at the same place in their pages.
@@ -570,6 +679,7 @@ EXPORT int ibv_dereg_mr(cv_mr *m) {
 		if (&(*p)->m == m) {
 			struct region *r = *p;
 			*p = r->next;
+			share_region(r->m.rkey, 0, 0, 0, 0);
 			if (r->mapped)
 				munmap(r->mapped, (size_t)(r->bytes - (char *)r->mapped) + r->m.length);
 			free(r);
@@ -643,6 +753,11 @@ EXPORT cv_qp *ibv_create_qp(cv_pd *pd, cv_qp_init_attr *a) {
 	p->requests = a->cap.max_send_wr, p->pieces = a->cap.max_send_sge;
 	pthread_mutex_lock(&mu);
 	p->q.qp_num = next_pair++;
+	if (fabric) {
+		fabric_lock();
+		p->q.qp_num = fabric->next_pair++;
+		pthread_mutex_unlock(&fabric->mu);
+	}
 	p->next = pairs;
 	pairs = p;
 	live[PAIRS]++;
@@ -669,8 +784,10 @@ EXPORT int ibv_modify_qp(cv_qp *q, cv_qp_attr *a, int mask) {
 		last_path = a->ah_attr;
 	} else if (!code && a->qp_state == CV_QPS_RTS && p->state != CV_QPS_RTR)
 		code = EINVAL;
-	if (!code)
+	if (!code) {
 		p->state = a->qp_state;
+		share_pair(q->qp_num, p->rtr.dest_qp_num, p->access, p->state);
+	}
 	pthread_cond_signal(&work);
 	pthread_mutex_unlock(&mu);
 	return code;
@@ -693,6 +810,7 @@ EXPORT int ibv_destroy_qp(cv_qp *q) {
 		last_request = &requests;
 		while (*last_request)
 			last_request = &(*last_request)->next;
+		share_pair(q->qp_num, 0, 0, -1);
 		for (struct pair **o = &pairs; *o; o = &(*o)->next)
 			if (*o == p) {
 				*o = p->next;
