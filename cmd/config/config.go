@@ -40,6 +40,8 @@ type Fleet struct {
 	Planner  Planner   `yaml:"planner,omitempty"`
 	// Migration says how running requests move between replicas.
 	Migration Migration `yaml:"migration,omitempty"`
+	// RDMA says how blocks travel by RDMA, where nodes have it.
+	RDMA RDMA `yaml:"rdma,omitempty"`
 	// Topology names files with machines, relative to this file: what "cascade devices
 	// --json" prints, or {"machines": [...]} of the same. Replicas on a node that is
 	// named there tell of that machine instead of the one that they run on; replicas
@@ -110,6 +112,8 @@ type Replica struct {
 	// counts them on the node; of several ranks the first one's. Empty: none, or it
 	// is not known: "cascade devices" then takes the cache to be in host memory.
 	GPU *int `yaml:"gpu,omitempty"`
+	// RDMA names the RDMA device of the replica's node by which its blocks travel.
+	RDMA Device `yaml:"rdma,omitempty"`
 	// TP is the number of tensor-parallel ranks behind the engine. 0 means 1.
 	TP int `yaml:"tp,omitempty"`
 	// Profile is the engine's cost profile where it is not the model's.

@@ -122,6 +122,7 @@ func (f *Fleet) validate() []*FieldError {
 	}
 	f.validatePlanner(c)
 	f.Migration.validate(c)
+	f.RDMA.validate(c)
 	f.Policies.validate(c)
 	f.validateBlocks(c)
 	f.validateTLS(c)
@@ -234,6 +235,7 @@ func (f *Fleet) validateReplicas(c *checker) {
 		if r.GPU != nil {
 			within(c, at+".gpu", *r.GPU, 0, maxGPU)
 		}
+		r.RDMA.validate(c, at+".rdma")
 	}
 	for i, m := range f.Models {
 		if !serving[m.Name] && len(f.Replicas) > 0 {

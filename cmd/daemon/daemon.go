@@ -205,7 +205,7 @@ func (d *Daemon) newTransports() error {
 		}
 		d.transports = append(d.transports, t)
 	}
-	if d.cfg.RDMA != nil {
+	if d.cfg.RDMA != nil && !d.cfg.Fleet.RDMA.Off {
 		if err := d.newRDMA(); err != nil {
 			return err
 		}

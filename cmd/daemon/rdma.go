@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"net/http"
+	"net/netip"
 	"strings"
 
 	"github.com/cascadeinfer/cascade/migrator/transport/verbs"
@@ -10,11 +11,19 @@ import (
 // newRDMA builds the transport over RDMA. Its connections are made over the peers'
 // port, whose credentials it has: without any it stays on the own node.
 func (d *Daemon) newRDMA() error {
+	own, all := d.cfg.Replica.RDMA, d.cfg.Fleet.RDMA
 	vc := verbs.Config{
+		Device: d.rdmaDevice, Port: own.Port, TrafficClass: uint8(all.TrafficClass), ServiceLevel: uint8(all.ServiceLevel),
 		Library: d.cfg.RDMA, Address: func() string { return d.cfg.Replica.Peer }, Pool: d.blocks, Logger: d.cfg.Logger,
 	}
 	if d.cfg.TLS != nil {
 		vc.Credentials, vc.TrustDomain = d.credentials, d.cfg.Fleet.Fleet.TLS.TrustDomain
+	}
+	if own.Address != "" {
+		var err error
+		if vc.GID, err = netip.ParseAddr(own.Address); err != nil {
+			return err
+		}
 	}
 	t, err := verbs.New(vc)
 	if err != nil {
@@ -22,6 +31,20 @@ func (d *Daemon) newRDMA() error {
 	}
 	d.rdma, d.transports = t, append(d.transports, t)
 	return nil
+}
+
+// rdmaDevice is the device that the fleet file names, or the one that lies nearest to
+// the replica's KV cache on this machine, "" while that is not known.
+func (d *Daemon) rdmaDevice() string {
+	if name := d.cfg.Replica.RDMA.Device; name != "" || d.cfg.Machine == nil {
+		return name
+	}
+	if m := d.cfg.Machine(); m != nil {
+		if p := m.Site(place(d.cfg.Replica)).RDMA; p != nil {
+			return p.Name
+		}
+	}
+	return ""
 }
 
 // peerRPC serves the gRPC of the peers' port.

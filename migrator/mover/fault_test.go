@@ -182,7 +182,7 @@ func (s *scene) abort() {
 func TestFaultAtEveryStep(t *testing.T) { everyStep(t, kinds, 1, carryInside) }
 
 // everyStep injects each of some faults at each step of moves over a carrier; with a
-// stride of n at each nth, which are others for each fault.
+// stride of n at each nth, which are others for each fault, and where blocks are pulled.
 func everyStep(t *testing.T, kinds []fate, stride int, carry func(*node) carrier) {
 	all := os.Getenv("CASCADE_TEST_ALL") != ""
 	for kind, k := range kinds {
@@ -190,7 +190,7 @@ func everyStep(t *testing.T, kinds []fate, stride int, carry func(*node) carrier
 			t.Parallel()
 			missed := slices.Clone(points)
 			for i, p := range points {
-				if (i+kind)%stride != 0 {
+				if (i+kind)%stride != 0 && p != "pull" {
 					missed = slices.DeleteFunc(missed, func(m string) bool { return m == p })
 					continue
 				}
