@@ -29,6 +29,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/identity"
 	"github.com/cascadeinfer/cascade/policies/policytest/issuer"
 	"github.com/cascadeinfer/cascade/xds/api"
+	"github.com/cascadeinfer/cascade/xds/news"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -374,15 +375,15 @@ func TestHandshakesAreLoggedOnce(t *testing.T) {
 func TestNotesAreBounded(t *testing.T) {
 	n := newNotes(nil)
 	now, told := time.Unix(1000, 0), 0
-	for i := range 10 * maxTold {
+	for i := range 10 * news.Most {
 		if n.news(string(rune('a'+i%26))+strings.Repeat("x", i%4000), now) {
 			told++
 		}
 	}
-	if told > maxTold || len(n.told) > maxTold || n.total() != 10*maxTold {
-		t.Errorf("%d told, %d kept, %d counted", told, len(n.told), n.total())
+	if told > news.Most || n.gate.Len() > news.Most || n.total() != 10*news.Most {
+		t.Errorf("%d told, %d kept, %d counted", told, n.gate.Len(), n.total())
 	}
-	if !n.news("late", now.Add(quiet)) {
+	if !n.news("late", now.Add(news.Quiet)) {
 		t.Error("after a quiet minute nobody is told of")
 	}
 }

@@ -3,13 +3,13 @@ package binding
 import (
 	"log/slog"
 	"net"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
 
 	"github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/xds/news"
 )
 
 // stream is one bound stream. It is read by one goroutine at a time.
@@ -43,36 +43,21 @@ func (s *stream) RecvMsg(m any) error {
 	return nil
 }
 
-const (
-	// quiet is how long nothing more is logged about an identity that was refused.
-	quiet = time.Minute
-	// maxTold bounds the identities that are remembered for it. While there are as
-	// many, nobody else is logged: names must not fill the log.
-	maxTold = 1024
-)
-
 // notes counts refusals and logs those that are news.
 type notes struct {
-	log *slog.Logger
-
-	mu    sync.Mutex
-	told  map[string]time.Time
-	swept time.Time // when told was last gone through
-	count uint64
+	log   *slog.Logger
+	gate  news.Gate
+	count atomic.Uint64
 }
 
 func newNotes(log *slog.Logger) *notes {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	return &notes{log: log, told: make(map[string]time.Time)}
+	return &notes{log: log}
 }
 
-func (n *notes) total() uint64 {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.count
-}
+func (n *notes) total() uint64 { return n.count.Load() }
 
 // refused notes a refusal of an identity or, without one, of a machine.
 func (n *notes) refused(from net.Addr, id identity.ID, method string, why error) {
@@ -94,23 +79,6 @@ func (n *notes) refused(from net.Addr, id identity.ID, method string, why error)
 
 // news counts a refusal and reports whether it is to be logged.
 func (n *notes) news(who string, now time.Time) bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.count++
-	if at, ok := n.told[who]; ok && now.Sub(at) < quiet {
-		return false
-	}
-	if len(n.told) >= maxTold && now.Sub(n.swept) >= time.Second {
-		n.swept = now
-		for other, at := range n.told {
-			if now.Sub(at) >= quiet {
-				delete(n.told, other)
-			}
-		}
-	}
-	if len(n.told) >= maxTold {
-		return false
-	}
-	n.told[who] = now
-	return true
+	n.count.Add(1)
+	return n.gate.Pass(who, now)
 }

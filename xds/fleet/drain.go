@@ -16,7 +16,7 @@ var (
 	ErrUnknown  = errors.New("no such replica is configured")
 	ErrLast     = errors.New("no other replica of its model could serve: bring one up, or undrain one, first")
 	ErrFile     = errors.New("the fleet file drains it: take its drain mark out there")
-	ErrNotSaved = errors.New("the plan store did not take it; nothing has changed, try again")
+	ErrNotSaved = errors.New("the plan store did not take it; nothing has changed, try again") // wrapped with the reason
 )
 
 // Drain asks for a replica to be emptied: it leaves its stage at once, proxies
@@ -53,20 +53,21 @@ func (f *Fleet) order(ctx context.Context, ev Event) error {
 // wrote at the same time, the order is given again on top of what that wrote.
 // Called by the loop alone.
 func (f *Fleet) obey(ctx context.Context, ev Event) error {
+	var err error
 	for range orderTries {
 		if err := f.state.Permits(ev); err != nil {
 			return err
 		}
-		err := f.step(ctx, time.Now(), ev)
+		err = f.step(ctx, time.Now(), ev)
 		f.latest.Store(f.state.Snapshot(time.Now()))
 		switch {
 		case err == nil:
 			return nil
 		case !errors.Is(err, store.ErrConflict) || !f.await(ctx):
-			return ErrNotSaved
+			return fmt.Errorf("%w: %w", ErrNotSaved, err)
 		}
 	}
-	return ErrNotSaved
+	return fmt.Errorf("%w: %w", ErrNotSaved, err)
 }
 
 // await takes in the next update of the store; false when none comes.

@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"errors"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -49,7 +50,7 @@ func TestFleetDrains(t *testing.T) {
 			t.Error("a restart forgets the drain:", reply, err)
 		}
 		st.full.Store(true)
-		if err := h.Undrain(t.Context(), "r0"); !errors.Is(err, ErrNotSaved) {
+		if err := h.Undrain(t.Context(), "r0"); !errors.Is(err, ErrNotSaved) || !strings.Contains(err.Error(), "try again: disk full") {
 			t.Errorf("with a broken store: %v", err)
 		}
 		time.Sleep(2 * retryAfter)

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"slices"
 	"time"
 
@@ -153,7 +155,9 @@ func (f *Fleet) store(ctx context.Context, p *Proposal) (Event, error) {
 		return Refused{}, err
 	case err != nil:
 		// A conflict brings the other's plan by the watch; both wait a moment.
-		f.log.Warn("plan not stored; the last one stays in force", "epoch", p.Object.Epoch, "error", err)
+		if f.unsaid.Pass("plan: "+reason(err), time.Now()) {
+			f.log.Warn("plan not stored; the last one stays in force", "epoch", p.Object.Epoch, "error", err)
+		}
 		return Refused{}, err
 	}
 	f.version, f.untold = version, append(f.untold, version)
@@ -161,6 +165,20 @@ func (f *Fleet) store(ctx context.Context, p *Proposal) (Event, error) {
 		f.log.Info("new plan", "model", c.Model, "epoch", c.Epoch, "stages", len(c.Stages), "reason", c.Reason)
 	}
 	return Stored{p.Object}, nil
+}
+
+// reason is what an error of a store has in common with the next one of the same
+// cause: the names of temporary files change.
+func reason(err error) string {
+	var path *fs.PathError
+	var link *os.LinkError
+	switch {
+	case errors.As(err, &path):
+		return path.Op + ": " + path.Err.Error()
+	case errors.As(err, &link):
+		return link.Op + ": " + link.Err.Error()
+	}
+	return err.Error()
 }
 
 // resign lets another control plane plan at once.
@@ -240,7 +258,7 @@ func newSaver(f *Fleet) *saver {
 func (s *saver) run() {
 	defer close(s.done)
 	for data := range s.work {
-		if err := s.fleet.cfg.Counters.Save(data); err != nil {
+		if err := s.fleet.cfg.Counters.Save(data); err != nil && s.fleet.unsaid.Pass("counters: "+reason(err), time.Now()) {
 			s.fleet.log.Warn("counters not saved; a restart would count anew", "error", err)
 		}
 	}
