@@ -128,8 +128,11 @@ func openDriver() (*cuda.Driver, error) {
 
 // checked is what "devices check --json" prints.
 type checked struct {
-	GPU    string          `json:"gpu"`
-	Driver int             `json:"driver"` // CUDA's version: 12080 is 12.8
+	GPU    string `json:"gpu"`
+	Driver int    `json:"driver"` // CUDA's version: 12080 is 12.8
+	// VMM and DMABuf are how the driver gives memory to other processes and devices.
+	VMM    bool            `json:"vmm"`
+	DMABuf bool            `json:"dma_buf"`
 	Shape  measure.Shape   `json:"shape"`
 	Rows   []measure.Row   `json:"rows"`
 	Kernel string          `json:"attention,omitempty"` // that gave the points
@@ -156,24 +159,19 @@ func (s *settings) check(ctx context.Context, f *checkFlags) error {
 		return err
 	}
 	config := f.config(d)
-	out := checked{GPU: info.Name, Driver: d.Version(), Shape: config.Shape}
-	if err := out.measure(ctx, f, config); err != nil {
-		return err
-	}
-	if f.out != "" {
-		if err := out.write(f.out); err != nil {
-			return err
-		}
+	out := checked{GPU: info.Name, Driver: d.Version(), Shape: config.Shape, VMM: info.VMM, DMABuf: info.DMABuf}
+	// What goes wrong costs nothing that was measured: a GPU may be lent but once.
+	err = out.measure(ctx, f, config)
+	if f.out != "" && len(out.Rows) > 0 {
+		err = errors.Join(err, out.write(f.out))
 	}
 	if s.json {
-		return s.print(out)
+		return errors.Join(err, s.print(out))
 	}
 	for _, t := range out.tables() {
-		if err := t.Text(s.stdout); err != nil {
-			return err
-		}
+		err = errors.Join(err, t.Text(s.stdout))
 	}
-	return nil
+	return err
 }
 
 // measure makes the rows.
@@ -183,7 +181,7 @@ func (k *checked) measure(ctx context.Context, f *checkFlags, c measure.Config) 
 		return err
 	}
 	defer func() { err = errors.Join(err, r.Close()) }()
-	if k.Rows, err = r.Copies(); err != nil {
+	if k.Rows, err = r.Copies(); cuda.Sticky(err) {
 		return err
 	}
 	own := func(ctx context.Context) *exec.Cmd {
@@ -196,17 +194,17 @@ func (k *checked) measure(ctx context.Context, f *checkFlags, c measure.Config) 
 		cmd.Args[0], cmd.Stderr = os.Args[0], os.Stderr
 		return cmd
 	}
-	if err := k.beside(ctx, r, own, f.steps); err != nil {
-		return err
+	if failed := k.beside(ctx, r, own, f.steps); failed != nil {
+		err = errors.Join(err, failed)
 	}
-	if f.python == "" {
-		return nil
+	if f.python == "" || cuda.Sticky(err) {
+		return err
 	}
 	// Without PyTorch the rest stands.
 	if err := k.torch(ctx, r, f, c); err != nil {
 		k.Notes = append(k.Notes, fmt.Sprintf("nothing of PyTorch: %v; --python names an interpreter that has it", err))
 	}
-	return nil
+	return err
 }
 
 // beside measures against another process.

@@ -102,9 +102,12 @@ func (g *GPUs) openLocked() (err error) {
 	if g.driver != nil {
 		return nil
 	}
-	// Indices are those of nvidia-smi, and not by speed.
-	if os.Getenv("CUDA_DEVICE_ORDER") == "" {
-		os.Setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+	// Indices are those of nvidia-smi, and not by speed; and the few kernels are there
+	// before a move needs them.
+	for name, value := range map[string]string{"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_MODULE_LOADING": "EAGER"} {
+		if os.Getenv(name) == "" {
+			os.Setenv(name, value)
+		}
 	}
 	g.driver, err = driver.Open(g.config.CUDA)
 	switch {

@@ -26,6 +26,7 @@ type Code int
 const (
 	InvalidValue      Code = 1
 	OutOfMemory       Code = 2
+	NotFound          Code = 500
 	NotReady          Code = 600
 	PeerAccessEnabled Code = 704
 	NotSupported      Code = 801

@@ -9,31 +9,43 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device/cuda/kernel"
 )
 
-// Copies times the ways within the GPU, to and from the host, and the checksum.
+// Copies times the ways within the GPU, to and from the host, and the checksum. A way
+// that fails costs no other: the rows of those are returned beside its error, unless the
+// GPU has failed for good.
 func (r *Rig) Copies() (rows []Row, err error) {
 	for _, f := range []func() ([]Row, error){r.within, r.toHost, r.fromHost, r.checksum} {
-		part, err := f()
+		part, failed := f()
 		rows = append(rows, part...)
-		if err != nil {
-			return rows, fmt.Errorf("measure: %w", err)
+		if failed != nil {
+			err = errors.Join(err, fmt.Errorf("measure: %w", failed))
+		}
+		if cuda.Sticky(failed) {
+			break
 		}
 	}
-	return rows, nil
+	return rows, err
 }
 
-// run times several ways of one part; those whose work is nil are left out.
+// run times several ways of one part; those whose work is nil are left out. See Copies.
 func (r *Rig) run(part string, bytes int64, ways []way) (rows []Row, err error) {
 	for _, w := range ways {
 		if w.work == nil {
 			continue
 		}
-		row, err := r.time(part, w.name, w.groups, bytes, w.work)
-		if err != nil {
-			return rows, err
+		row, failed := r.time(part, w.name, w.groups, bytes, w.work)
+		if failed == nil {
+			rows = append(rows, row)
+			continue
 		}
-		rows = append(rows, row)
+		err = errors.Join(err, failed)
+		if cuda.Sticky(failed) {
+			break
+		}
+		if failed := r.stream.Wait(); failed != nil { // something may be under way
+			return rows, errors.Join(err, failed)
+		}
 	}
-	return rows, nil
+	return rows, err
 }
 
 type way struct {
@@ -74,20 +86,24 @@ func (r *Rig) within() ([]Row, error) {
 		{name: "batch call"},
 	}
 	if r.config.Driver.Batches() {
-		ways[2].work = func() error {
-			return r.stream.CopyBatch(&r.batch, s.Plan*s.Regions, func(n int) (cuda.Pointer, cuda.Pointer, int64) {
-				i, g := n/s.Regions, n%s.Regions
-				return s.at(r.dst, g, r.pairs[i][1]), s.at(r.src, g, r.pairs[i][0]), s.BlockBytes
-			})
-		}
+		ways[2].work = r.batchWithin
 	}
 	rows, err := r.run(Within, s.Bytes(), append(ways, r.byGroups("kernel", func(groups int) error {
 		return r.launch(kernel.Copy, groups, s, side{at: r.src}, side{at: r.dst})
 	})...))
-	if err != nil {
+	if cuda.Sticky(err) {
 		return rows, err
 	}
-	return rows, r.verify(Within, side{at: r.src})
+	return rows, errors.Join(err, r.verify(Within, side{at: r.src}))
+}
+
+// batchWithin submits the plan to the copy engines, in one call.
+func (r *Rig) batchWithin() error {
+	s := r.config.Shape
+	return r.stream.CopyBatch(&r.batch, s.Plan*s.Regions, func(n int) (cuda.Pointer, cuda.Pointer, int64) {
+		i, g := n/s.Regions, n%s.Regions
+		return s.at(r.dst, g, r.pairs[i][1]), s.at(r.src, g, r.pairs[i][0]), s.BlockBytes
+	})
 }
 
 // verify copies by the kernel once more, and compares the sums of what was read with

@@ -96,7 +96,7 @@ func TestMeasure(t *testing.T) {
 			t.Errorf("%+v", row)
 		}
 	}
-	want := map[string]int{Within: 5, ToHost: 5, FromHost: 5, Checksum: 2, Across: 3, Decode: 3}
+	want := map[string]int{Within: 5, ToHost: 5, FromHost: 5, Checksum: 2, Across: 3, Decode: 4}
 	for part, n := range want {
 		if count[part] != n {
 			t.Errorf("%s: %d rows, want %d", part, count[part], n)

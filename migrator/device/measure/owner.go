@@ -183,35 +183,28 @@ func (r *Rig) From(o *Owner) ([]Row, error) {
 	return rows, nil
 }
 
-// Disturb times an owner's steps alone, and while plans are copied without a pause.
+// Disturb times an owner's steps alone, and while plans are copied without a pause: by
+// kernels, which take their turns with the other process's, and by the copy engines,
+// which work beside it.
 func (r *Rig) Disturb(o *Owner, steps int) ([]Row, error) {
 	alone, err := o.Ask(Ask{Decode: steps})
 	if err != nil {
 		return nil, err
 	}
 	rows := []Row{{Part: Decode, Way: "alone, of " + o.Owner, Seconds: Median(alone.Seconds)}}
-	for _, groups := range r.config.Groups {
-		over, copied := make(chan struct{}), make(chan error, 1)
-		go func() {
-			for {
-				select {
-				case <-over:
-					copied <- nil
-					return
-				default:
-				}
-				if err := errors.Join(r.launch(kernel.Copy, groups, r.config.Shape, side{at: r.src}, side{at: r.dst}), r.stream.Wait()); err != nil {
-					copied <- err
-					return
-				}
-			}
-		}()
-		beside, err := o.Ask(Ask{Decode: steps})
-		close(over)
-		if err = errors.Join(err, <-copied); err != nil {
-			return rows, fmt.Errorf("measure: %w", err)
+	s := r.config.Shape
+	ways := r.byGroups("beside a transfer, of "+o.Owner, func(groups int) error {
+		return r.launch(kernel.Copy, groups, s, side{at: r.src}, side{at: r.dst})
+	})
+	if r.config.Driver.Batches() {
+		ways = append(ways, way{name: "beside one by the copy engines, of " + o.Owner, work: r.batchWithin})
+	}
+	for _, w := range ways {
+		beside, err := r.besides(o, steps, w.work)
+		if err != nil {
+			return rows, fmt.Errorf("measure: %s: %w", w.name, err)
 		}
-		row := Row{Part: Decode, Way: "beside a transfer, of " + o.Owner, Groups: groups, Seconds: Median(beside.Seconds)}
+		row := Row{Part: Decode, Way: w.name, Groups: w.groups, Seconds: Median(beside.Seconds)}
 		if rows[0].Seconds > 0 {
 			slower := row.Seconds/rows[0].Seconds - 1
 			row.Slower = &slower
@@ -219,4 +212,26 @@ func (r *Rig) Disturb(o *Owner, steps int) ([]Row, error) {
 		rows = append(rows, row)
 	}
 	return rows, nil
+}
+
+// besides has an owner's steps timed while work is done again and again.
+func (r *Rig) besides(o *Owner, steps int, work func() error) (Answer, error) {
+	over, copied := make(chan struct{}), make(chan error, 1)
+	go func() {
+		for {
+			select {
+			case <-over:
+				copied <- nil
+				return
+			default:
+			}
+			if err := errors.Join(work(), r.stream.Wait()); err != nil {
+				copied <- err
+				return
+			}
+		}
+	}()
+	a, err := o.Ask(Ask{Decode: steps})
+	close(over)
+	return a, errors.Join(err, <-copied)
 }

@@ -72,7 +72,7 @@ def handle(torch, tensor, device):
             raise RuntimeError("%s: error %d" % (function, code))
 
     call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(pointer))
-    # Fails with 1 for memory of expandable_segments: switch those off for this check.
+    # Fails with 1 for memory of expandable_segments, which main switches off.
     call("cuIpcGetMemHandle", ctypes.byref(name), ctypes.c_uint64(pointer))
     uuid = (ctypes.c_ubyte * 16)()
     call("cuDeviceGetUuid_v2", ctypes.byref(uuid), ctypes.c_int(device))
@@ -171,6 +171,9 @@ def main(argv, lines, out):
         import os
 
         os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+        for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):  # whose memory has no name, see handle
+            if "expandable_segments" in os.environ.get(name, ""):
+                del os.environ[name]
         import torch
 
         if not torch.cuda.is_available():

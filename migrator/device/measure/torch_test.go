@@ -110,7 +110,7 @@ func TestScriptOnStandIn(t *testing.T) {
 	if rows, err := r.From(o); err != nil || len(rows) != 3 {
 		t.Errorf("%v, %v", rows, err)
 	}
-	if rows, err := r.Disturb(o, 4); err != nil || len(rows) != 3 || rows[1].Slower == nil || *rows[1].Slower != 0 {
+	if rows, err := r.Disturb(o, 4); err != nil || len(rows) != 4 || rows[1].Slower == nil || *rows[1].Slower != 0 {
 		t.Errorf("%+v, %v", rows, err)
 	}
 	a, err := o.Ask(Ask{Spread: true})

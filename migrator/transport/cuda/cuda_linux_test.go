@@ -473,6 +473,14 @@ func TestAnotherProcess(t *testing.T) {
 					if _, err := Attach(g, h, nil, small); err == nil || !strings.Contains(err.Error(), "cuIpcOpenMemHandle_v2: CUDA_ERROR_OUT_OF_MEMORY (2)") {
 						t.Errorf("a pool that cannot be taken over: %v", err)
 					}
+					for _, code := range []int{1, 500} { // it does not say it of what is imported
+						c.Fail("cuMemGetAddressRange_v2", 1, code)
+						silent, err := Attach(g, h, nil, small)
+						if err != nil {
+							t.Fatalf("code %d: %v", code, err)
+						}
+						silent.Close()
+					}
 					c.Fail("cuMemGetAddressRange_v2", 1, passing)
 					live := c.Live("ipc")
 					if _, err := Attach(g, h, nil, small); err == nil || !strings.Contains(err.Error(), "cuMemGetAddressRange_v2") || c.Live("ipc") != live {

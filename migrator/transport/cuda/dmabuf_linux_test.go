@@ -100,6 +100,27 @@ func TestDMABuf(t *testing.T) {
 	}
 }
 
+// TestDMABufOffered asks whatever driver there is, which may refuse.
+func TestDMABufOffered(t *testing.T) {
+	g := gpu(t)
+	for _, kind := range []Kind{IPC, VMM} {
+		m, _ := made(t, g, kind, small)
+		f, offset, err := m.Device.(*Memory).DMABuf()
+		switch {
+		case errors.Is(err, ErrNoDMABuf):
+			t.Logf("kind %d: %v", kind, err)
+		case err != nil:
+			t.Errorf("kind %d: %v", kind, err)
+		default:
+			if offset < 0 || offset >= int64(os.Getpagesize()) {
+				t.Errorf("kind %d: the pool begins at %d of its first page", kind, offset)
+			}
+			f.Close()
+		}
+		m.Close()
+	}
+}
+
 // TestDMABufStays has the address of a pool that a NIC may know stay, for as long as
 // the pool does.
 func TestDMABufStays(t *testing.T) {

@@ -211,6 +211,23 @@ func TestDown(t *testing.T) {
 	}
 }
 
+// TestBatchIsAnother has a driver whose batch call takes something else than it did: the
+// copy engines get one call for each piece then, and the move goes well.
+func TestBatchIsAnother(t *testing.T) {
+	s := newCourse(t)
+	s.good("the first move")
+	for _, code := range []int{1, 801} {
+		s.cold()
+		s.c.Fail("cuMemcpyBatchAsync_v2", 1, code)
+		batches, copies := s.c.Calls("cuMemcpyBatchAsync_v2"), s.c.Calls("cuMemcpyDtoDAsync_v2")
+		s.good("a move by another batch call")
+		s.good("the next move")
+		if b, c := s.c.Calls("cuMemcpyBatchAsync_v2")-batches, s.c.Calls("cuMemcpyDtoDAsync_v2")-copies; b != 1 || c == 0 {
+			t.Errorf("code %d: %d batches and %d copies", code, b, c)
+		}
+	}
+}
+
 // TestUnshut has what cannot be closed at first be closed later: with the next look, or
 // on the next context.
 func TestUnshut(t *testing.T) {

@@ -47,7 +47,7 @@ type hold struct {
 	module              *cuda.Module
 	copy, sum, sumOfDst cuda.Kernel
 	gather, scatter     cuda.Kernel
-	batches             bool
+	batches             atomic.Bool // whether many pieces go to the copy engines in one call
 
 	worked atomic.Bool // some work of a lane was done
 
@@ -151,7 +151,8 @@ func (g *GPU) open() (*hold, error) {
 	if err != nil {
 		return nil, err
 	}
-	h := &hold{context: context, batches: g.config.Driver.Batches(), lanes: map[*lane]bool{}, mappings: map[key]*mapping{}, made: map[*Memory]cuda.Pointer{}}
+	h := &hold{context: context, lanes: map[*lane]bool{}, mappings: map[key]*mapping{}, made: map[*Memory]cuda.Pointer{}}
+	h.batches.Store(g.config.Driver.Batches())
 	if h.module, err = context.Load(kernel.PTX); err == nil {
 		for name, k := range map[string]*cuda.Kernel{
 			kernel.Copy: &h.copy, kernel.Sum: &h.sum, kernel.SumDestination: &h.sumOfDst, kernel.Gather: &h.gather, kernel.Scatter: &h.scatter,

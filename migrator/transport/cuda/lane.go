@@ -308,9 +308,14 @@ func (l *lane) submit(groups int, c cut, from, to end, src, dst []uint32) error 
 		return to.pool + cuda.Pointer(t.Offset+int64(dst[run.first])*t.Stride),
 			from.pool + cuda.Pointer(f.Offset+int64(src[run.first])*f.Stride), int64(run.n-1)*t.Stride + t.Bytes
 	}
-	if l.hold.batches {
+	if l.hold.batches.Load() {
 		err = l.stream.CopyBatch(&l.batch, len(l.copies)*regions, piece)
-	} else {
+		if cuda.Is(err, cuda.NotSupported) || cuda.Is(err, cuda.InvalidValue) {
+			l.hold.batches.Store(false) // the call is there, and not what it was
+			err = nil
+		}
+	}
+	if !l.hold.batches.Load() {
 		for i := 0; i < len(l.copies)*regions && err == nil; i++ {
 			d, s, size := piece(i)
 			err = l.stream.Copy(d, s, size)
@@ -330,7 +335,7 @@ const maxRuns = 4
 func (l *lane) findRuns(from, to transport.Layout, src, dst []uint32) {
 	l.copies = l.copies[:0]
 	copies := maxCopies
-	if !l.hold.batches {
+	if !l.hold.batches.Load() {
 		copies = maxCopies / 4
 	}
 	least, dense := int64(1)<<62, true

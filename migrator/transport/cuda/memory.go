@@ -232,7 +232,7 @@ func (m *Memory) mapped(h *hold) (*mapping, error) {
 }
 
 // openHandle maps a pool. It trusts the driver, and not the handle, with how large
-// the allocation is. mu is held.
+// the allocation is, where the driver says that. mu is held.
 func (h *hold) openHandle(p Handle, file *os.File, access cuda.Access) (*mapping, error) {
 	c := h.context
 	if p.Kind == IPC {
@@ -241,6 +241,9 @@ func (h *hold) openHandle(p Handle, file *os.File, access cuda.Access) (*mapping
 			return nil, err
 		}
 		_, size, err := c.Range(base)
+		if cuda.Is(err, cuda.InvalidValue) || cuda.Is(err, cuda.NotFound) {
+			size, err = p.Size, nil // a driver that does not say it of memory that is imported
+		}
 		if err == nil && size < p.Size {
 			err = fmt.Errorf("the pool's allocation has %d bytes, not %d", size, p.Size)
 		}
