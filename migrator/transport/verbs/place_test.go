@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -220,8 +221,12 @@ func TestConfigOfNIC(t *testing.T) {
 			t.Errorf("%+v is taken", c)
 		}
 	}
-	control(t)
+	fails := control(t)
 	s := over(t, transporttest.Heap(layout(8, 512)))
+	fails.Fail("ibv_reg_mr", 1, int(syscall.ENOMEM))
+	if err := s.Probe(t.Context()); err == nil || !strings.Contains(err.Error(), "RLIMIT_MEMLOCK") {
+		t.Errorf("memory that cannot be locked: %v", err)
+	}
 	s.config.Device, s.config.GID = named("fake0"), netip.MustParseAddr("10.9.9.9")
 	if err := s.Probe(t.Context()); err == nil || !strings.Contains(err.Error(), "10.9.9.9") {
 		t.Errorf("an address that the port does not have: %v", err)

@@ -50,8 +50,9 @@ func New(c Config) (*Transport, error) {
 // Name returns "verbs".
 func (t *Transport) Name() string { return "verbs" }
 
-// Probe opens the device, or looks whether its port is active still, and, for an
-// engine whose memory is on another device, whether it can be registered.
+// Probe opens the device, or looks whether its port is active still, and registers the
+// engine's pool: what cannot be registered is known before a move, and no move waits
+// for it, which takes seconds for a large one.
 func (t *Transport) Probe(context.Context) error {
 	n, err := t.take()
 	if err != nil {
@@ -66,11 +67,11 @@ func (t *Transport) Probe(context.Context) error {
 	return nil
 }
 
-// mayRegister says why memory of a device cannot be registered: no move is to find
-// that out by itself.
+// mayRegister says why the engine's pool cannot be registered. While Run runs it stays
+// so.
 func (t *Transport) mayRegister(n *nic) error {
 	m, ok := t.config.Pool.Memory()
-	if !ok || m.Device == nil || !m.Hold() {
+	if !ok || !m.Hold() {
 		return nil
 	}
 	defer m.Release()
