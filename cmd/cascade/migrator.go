@@ -53,6 +53,12 @@ old one ends when its last stream has. Until then the old one's streams count as
 replica's load, and move like others: "cascade drain" empties both. A second process
 of a replica therefore replaces the first.
 
+Where the engine's KV is in the memory of a GPU, the GPU is watched by NVML, if that is
+there. One that reports a critical error (Xid) of its own, uncorrected memory errors, or
+nothing any more, and one that fails each time it is used, is given no more KV: the
+replica buys no requests, which move by re-prompting from then on, and "cascade status"
+says why. New requests still begin there, for as long as the engine takes them.
+
 With "admin" set for the replica in the fleet file, /metrics, /healthz and /readyz
 are served there, and to this machine what "cascade policy records" asks. With OTEL_EXPORTER_OTLP_ENDPOINT set, every move is a trace, exported
 by OTLP over gRPC; the other variables of OpenTelemetry count, too.`,

@@ -24,10 +24,7 @@ func TestMixed(t *testing.T) {
 		}
 		return tr
 	}
-	byNIC := func(t *testing.T, m *transport.Memory) transport.Transport {
-		control(t)
-		return overRDMA(t, m)
-	}
+	byNIC := func(t *testing.T, m *transport.Memory) transport.Transport { return overRDMA(t, m) }
 	run := transporttest.Run
 	if raced && os.Getenv("CASCADE_TEST_ALL") == "" { // the suites take minutes
 		run = func(t *testing.T, make func(*testing.T, transport.Layout, transport.Layout) transporttest.Pair) {
@@ -42,6 +39,9 @@ func TestMixed(t *testing.T) {
 		onHost := func(t *testing.T, l transport.Layout) transporttest.End {
 			m := transporttest.Heap(l)
 			return transporttest.End{Transport: over(t, m), Memory: m}
+		}
+		if name == "verbs" && os.Getenv("CASCADE_TEST_CUDA") != "" {
+			continue // a fake NIC reaches no real memory
 		}
 		t.Run(name+" from the GPU", func(t *testing.T) {
 			run(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
