@@ -2,7 +2,6 @@ package policy
 
 import (
 	"math/rand/v2"
-	"os"
 	"sync/atomic"
 	"time"
 
@@ -26,8 +25,9 @@ type slot struct {
 	served   uint64 // by the present instance
 	rested   uint64 // of served, when it rested last
 	sampled  *host.Record
-	ring     []host.Record
-	next     int
+	ring     ring
+	next     int    // of the ring
+	large    bool   // it has had a record that is too large to be kept
 	late     []byte // the frame of a call that took too long; nil for none
 	_        [64]byte
 	state    atomic.Uint64
@@ -52,9 +52,6 @@ const (
 	restMost  = 1000    // calls: where Run has not, who called does
 	restFuel  = 5000000 // ticks, some 10 ms: what takes more is a fault
 )
-
-// mostReserved is the largest record that has its memory beforehand, in bytes.
-const mostReserved = 4 << 10
 
 // acquire returns a slot to ask, nil when the native policy is to answer.
 func (p *Policy) acquire(k abi.Kind) *slot {
@@ -160,24 +157,25 @@ func (s *slot) call(p *Policy) abi.Call {
 
 // record returns the oldest of the slot's records, to be written anew.
 func (s *slot) record() *host.Record {
-	if n := len(s.ring); n < cap(s.ring) {
-		s.ring = s.ring[:n+1] // with the memory that reserve gave it
-		return &s.ring[n]
+	if n := len(s.ring.records); n < cap(s.ring.records) {
+		s.ring.records = s.ring.records[:n+1] // with the memory that it has
+		return &s.ring.records[n]
 	}
-	r := &s.ring[s.next]
-	s.next = (s.next + 1) % len(s.ring)
+	r := &s.ring.records[s.next]
+	s.next = (s.next + 1) % len(s.ring.records)
 	return r
 }
 
-// trim drops the oldest records beyond so many bytes, but not the last one, after a
-// call of a kind was recorded.
-func (s *slot) trim(k abi.Kind, most int) {
-	if perRequest(k) {
+// recorded drops the oldest records beyond so many bytes, but not the last one, for
+// kinds that do not come with every request, after a call was recorded.
+func (s *slot) recorded(r *host.Record, most int) {
+	s.large = s.large || held(r) > mostReserved
+	if perRequest(r.Kind) {
 		return
 	}
-	size, last := 0, len(s.ring)-1
-	for n := range s.ring {
-		r := &s.ring[(s.next+last-n)%len(s.ring)]
+	size, last := 0, len(s.ring.records)-1
+	for n := range s.ring.records {
+		r := &s.ring.records[(s.next+last-n)%len(s.ring.records)]
 		if size += held(r); size > most && n > 0 {
 			*r = host.Record{}
 		}
@@ -190,30 +188,11 @@ func held(r *host.Record) int { return cap(r.Frame) + cap(r.Output) }
 // dropped reports whether there is nothing in a record.
 func dropped(r *host.Record) bool { return r.Module == [32]byte{} }
 
-// reserve gives the first records that are still to be written memory for frames
-// and outputs of so many bytes, and touches it: to find it took the first calls
-// after a swap a microsecond each.
-func (s *slot) reserve(frame, output int) {
-	begin, each := len(s.ring), frame+output
-	if each > mostReserved {
-		return
-	}
-	ring := s.ring[begin:max(begin, min(cap(s.ring), DefaultKeep))]
-	slab := make([]byte, len(ring)*each)
-	for at := 0; at < len(slab); at += os.Getpagesize() {
-		slab[at] = 0
-	}
-	for n := range ring {
-		b := slab[n*each : (n+1)*each]
-		ring[n].Frame, ring[n].Output = b[:0:frame], b[frame:frame]
-	}
-}
-
 // done ends a call that was answered.
 func (p *Policy) done(s *slot) {
 	if s.sampled != nil {
 		p.burnt(s.sampled.Fuel)
-		s.trim(s.sampled.Kind, p.config.KeepBytes)
+		s.recorded(s.sampled, p.config.KeepBytes)
 	}
 	p.leave(s)
 }
