@@ -119,7 +119,7 @@ func BenchmarkHeartbeat(b *testing.B) {
 	defer func() { cancel(); <-watched }()
 	names := []string{"idle"}
 	modules := []*Module{nil}
-	for _, slice := range []int64{1 << 14, defaultSlice, 1 << 18} {
+	for _, slice := range []int64{meter.DefaultSlice, 1 << 14, 1 << 18} {
 		config := Config{Watch: w}
 		config.Meter.Slice = slice
 		config.Limits[abi.Select] = Limit{Fuel: meter.MaxFuel, Wall: time.Second}

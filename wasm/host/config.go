@@ -19,11 +19,6 @@ const (
 // Version names what fuel means: counts of different versions do not compare.
 const Version = meter.Version + "+host/1"
 
-// defaultSlice is some 80 µs of usual code between two returns to Go: little to
-// a garbage collector, and enough that the kinds that come with every request
-// need no second slice, which saves a write before each call.
-const defaultSlice = 1 << 16
-
 // The cache's limits when a Config says nothing else.
 const (
 	defaultCacheBytes   = 512 << 20
@@ -141,9 +136,6 @@ func (c Config) filled() (Config, error) {
 	}
 	c.Start = start
 	c.Meter.StartFuel = c.Start.Fuel
-	if c.Meter.Slice == 0 {
-		c.Meter.Slice = defaultSlice
-	}
 	if c.CacheBytes == 0 {
 		c.CacheBytes = defaultCacheBytes
 	}

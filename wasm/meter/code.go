@@ -237,6 +237,9 @@ func (p *pass) instruction(r *reader) {
 			f.pass(p.types[p.funcs[i]])
 			f.segments[here.segment].calls = true
 		}
+		if op == opRefFunc { // made in Go
+			f.segments[here.segment].weight += GrowWeight - 1
+		}
 		f.code = appendU32(f.code, i)
 	case opCallIndirect:
 		i := r.index("type", len(p.types))

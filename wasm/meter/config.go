@@ -15,7 +15,7 @@ const (
 	DefaultSegments      = 65_536
 	DefaultPages         = 128
 	DefaultTable         = 65_536
-	DefaultSlice         = 16_384
+	DefaultSlice         = 1024
 	DefaultStartFuel     = 50_000_000
 	DefaultStack         = 1 << 20
 )
@@ -73,7 +73,9 @@ type Config struct {
 	Table uint32
 	// Slice is how many ticks a call may run between two returns to Go, which
 	// is what the garbage collector waits for. It does not change what a call
-	// costs. 0 means DefaultSlice: some 20 µs of usual code.
+	// costs. 0 means DefaultSlice: a microsecond or a few of usual code, but some
+	// 10 ms, on a crowded machine 30, of loads that each wait for memory, the
+	// slowest code that a module can have (BenchmarkSlowest).
 	Slice int64
 	// StartFuel is the fuel that a new instance has for its start function and
 	// whatever the host calls before it first sets the fuel. 0 means

@@ -22,9 +22,10 @@
 // machine, whatever Config.Slice is. A segment is a function's body, or a
 // loop's, without the bodies of the loops inside it. Its weight is the number
 // of its instructions, where "else" and "end" count too, a loop's "loop" belongs
-// to the segment around it and its "end" to its own, and memory.grow and
-// table.grow count GrowWeight. Whoever enters a function, or arrives at a loop
-// from above or by a branch, first pays
+// to the segment around it and its "end" to its own, and memory.grow, table.grow
+// and ref.func, for which the engine leaves the compiled code, count GrowWeight.
+// Whoever enters a function, or arrives at a loop from above or by a branch, first
+// pays
 //
 //	1 + weight / SegmentWeight  ticks
 //
@@ -74,7 +75,8 @@
 // # History
 //
 //   - cascade-meter/2 (2026-11): frames are bounded, stack is counted.
-//   - cascade-meter/3 (2026-11-21): inner loops leave to their checkpoint. Fuel is
-//     what it was; bounds of frames with loops are larger by some 300 bytes each, and
-//     an inner loop counts as two among merges.
+//   - cascade-meter/3 (2026-11-21): inner loops leave to their checkpoint; fuel is
+//     what it was, but for ref.func, which counted one. Bounds of frames with loops
+//     are larger, by some 300 bytes for each, and an inner loop counts as two among
+//     merges.
 package meter

@@ -15,7 +15,7 @@ const (
 	SegmentWeight = 256  // instructions per tick beyond the first
 	FillBytes     = 1024 // bytes filled or copied per tick
 	FillEntries   = 128  // table entries filled or copied per tick
-	GrowWeight    = 64   // instructions that a grow counts as
+	GrowWeight    = 64   // instructions that a grow counts as, and a ref.func
 )
 
 // Version names the rewriting: what is added and what it costs. Results of

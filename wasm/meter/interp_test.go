@@ -53,7 +53,7 @@ func weigh(list []*ins) uint64 {
 			if in.other != nil {
 				w += weigh(in.other) + 1
 			}
-		case 0x40:
+		case 0x40, 0xd2:
 			w += 63
 		case 0xfc:
 			if in.sub == 15 {

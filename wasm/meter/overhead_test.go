@@ -176,7 +176,7 @@ func BenchmarkOverhead(b *testing.B) {
 	for _, s := range subjects(b) {
 		b.Run(s.name, func(b *testing.B) {
 			e := policyEngine(b)
-			out, report, err := Instrument(s.code, Config{Slice: 1 << 16})
+			out, report, err := Instrument(s.code, Config{})
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -186,7 +186,6 @@ func BenchmarkOverhead(b *testing.B) {
 				plain = append(plain, s.place(b, e, s.code, n))
 				m := s.place(b, e, out, n)
 				m.armed = arm(b, m.Module, report.Slice)
-				m.budget.Set(0)
 				metered = append(metered, m)
 			}
 			for b.Loop() {
