@@ -1,12 +1,15 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/cascadeinfer/cascade/cmd/config"
+	"github.com/cascadeinfer/cascade/cmd/modules"
 	"github.com/cascadeinfer/cascade/cmd/wire"
 )
 
@@ -18,12 +21,14 @@ func newConfig(s *settings) *cobra.Command {
 		Short: "Check a fleet file; every bad field is named with its line",
 		Long: `Check reads a fleet file as the daemons do, and reports every bad field with its
 line and what to write instead. It starts nothing and connects to nothing.
-With tls.trust_domain it also reads the certificates that are on this machine, and
-says whose they are. What would start and still is not wise comes as a warning.
-Exit code 0 means that every daemon would start with this file. (Port 0, any free
-port, is for "cascade up": one process finds out what another one got from nobody.)`,
+It reads the files that are named there, too: keys, rules and their data, certificates,
+the estimator's module. With tls.trust_domain it says whose the certificates on this
+machine are, and components' own may be on other machines. What would start and still is
+not wise comes as a warning. Exit code 0 means that every daemon would start with this
+file, on a machine with these files. (Port 0, any free port, is for "cascade up": one
+process finds out what another one got from nobody.)`,
 		Args: exactArgs(1),
-		RunE: func(_ *cobra.Command, args []string) error { return s.checkConfig(args[0]) },
+		RunE: func(cmd *cobra.Command, args []string) error { return s.checkConfig(cmd.Context(), args[0]) },
 	}, &cobra.Command{
 		Use:   "example",
 		Short: "Print an example fleet file, with a comment on every field",
@@ -36,11 +41,17 @@ port, is for "cascade up": one process finds out what another one got from nobod
 	return c
 }
 
-func (s *settings) checkConfig(path string) error {
+func (s *settings) checkConfig(ctx context.Context, path string) error {
 	fleet, err := wire.Load(path)
 	var certs []held
 	if err == nil {
-		certs, err = certificates(fleet)
+		var bad []*config.FieldError
+		certs, bad = certificates(fleet)
+		bad = append(fleet.Check(), bad...)
+		if len(bad) == 0 {
+			bad = rules(ctx, fleet)
+		}
+		err = config.Locate(path, bad)
 	}
 	if s.json {
 		out := struct {
@@ -77,4 +88,16 @@ func (s *settings) checkConfig(path string) error {
 		}
 	}
 	return nil
+}
+
+// rules says what is wrong with the site's rules, which can be read.
+func rules(ctx context.Context, fleet wire.Fleet) []*config.FieldError {
+	site, err := fleet.Site()
+	if err == nil {
+		_, err = modules.NewControl(ctx, modules.ControlConfig{Site: site})
+	}
+	if err == nil {
+		return nil
+	}
+	return []*config.FieldError{{Path: "policies.rules", Msg: strings.TrimPrefix(err.Error(), "policies.rules: ")}}
 }

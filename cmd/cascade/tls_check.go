@@ -29,11 +29,11 @@ func controlPart(fleet wire.Fleet, name string) component {
 	return component{identity.Control, name}
 }
 
-// certificates reads the certificates of a fleet file with a trust domain. A
-// file that is not on this machine is no error where components have files of
-// their own; one that is another component's always is.
-func certificates(fleet wire.Fleet) (list []held, err error) {
-	if fleet.Fleet.TLS.TrustDomain == "" {
+// certificates reads the certificates of a fleet file, and lists those with a trust
+// domain. A file that is not on this machine is no error where components have files
+// of their own; one that is another component's always is.
+func certificates(fleet wire.Fleet) (list []held, wrong []*config.FieldError) {
+	if fleet.Fleet.TLS.Cert == "" {
 		return nil, nil
 	}
 	var parts []component
@@ -58,6 +58,8 @@ func certificates(fleet wire.Fleet) (list []held, err error) {
 		}
 		keys, bad := mtls.New(mtls.Config{Cert: files.Cert, Key: files.Key, CA: files.CA, Self: want})
 		switch {
+		case bad == nil && want == (identity.Want{}):
+			continue
 		case bad == nil:
 			h.Identity = keys.Identity().String()
 			bad = serves(fleet.Fleet, keys.Identity())
@@ -67,11 +69,25 @@ func certificates(fleet wire.Fleet) (list []held, err error) {
 		}
 		if bad != nil {
 			h.Error = bad.Error()
-			err = errors.Join(err, bad)
+			wrong = append(wrong, &config.FieldError{Path: tlsField(files, bad), Msg: strings.TrimPrefix(h.Error, "tls: ")})
 		}
-		list = append(list, h)
+		if want != (identity.Want{}) {
+			list = append(list, h)
+		}
 	}
-	return list, err
+	return list, wrong
+}
+
+// tlsField is what names the file that an error is about.
+func tlsField(files config.TLS, bad error) string {
+	var path *fs.PathError
+	switch {
+	case errors.As(bad, &path) && path.Path == files.Key && files.Key != files.Cert:
+		return "tls.key"
+	case strings.Contains(bad.Error(), files.CA) && files.CA != files.Cert:
+		return "tls.ca"
+	}
+	return "tls.cert"
 }
 
 // serves says why an identity is of no use in a fleet: it is a replica's that is

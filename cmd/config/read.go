@@ -64,6 +64,19 @@ func Read(r io.Reader) (Fleet, error) {
 	return fleet, nil
 }
 
+// Locate is the error of fields of the file at path that decode and are allowed, and
+// are found to be of no use all the same; nil where there are none. It has their lines.
+func Locate(path string, bad []*FieldError) error {
+	if len(bad) == 0 {
+		return nil
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	return fmt.Errorf("%s: %w", path, errors.Join(locate(data, bad)...))
+}
+
 // locate adds line numbers to field errors.
 func locate(data []byte, errs []*FieldError) []error {
 	file, err := parser.ParseBytes(data, 0)

@@ -2,7 +2,6 @@ package wire
 
 import (
 	"crypto/ed25519"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -77,21 +76,15 @@ func (f *Fleet) Modules() bool {
 // means 1.
 func (f *Fleet) Policies(role identity.Role, name string, replicas int) (Policies, error) {
 	c := f.Fleet.Policies
-	p := Policies{Cache: f.path(c.Cache), CacheBytes: int64(c.CacheMiB) << 20, CacheModules: c.CacheModules, Every: recorded, Ring: sign.Ring{Threshold: max(c.Threshold, 1)}}
+	p := Policies{Cache: f.path(c.Cache), CacheBytes: int64(c.CacheMiB) << 20, CacheModules: c.CacheModules, Every: recorded}
 	if p.Instances = c.Instances; p.Instances == 0 {
 		p.Instances = min(max(replicas, 1)+1, runtime.GOMAXPROCS(0))
 	}
-	for i, file := range c.Keys {
-		keys, err := readKeys(f.path(file))
-		if err != nil {
-			return p, fmt.Errorf("policies.keys[%d]: %w", i, err)
-		}
-		p.Ring.Keys = append(p.Ring.Keys, keys...)
+	ring, bad := f.ring()
+	if len(bad) > 0 {
+		return p, bad[0]
 	}
-	p.Ring.Keys = append(p.Ring.Keys, f.Trusted...)
-	if err := p.Ring.Validate(); err != nil {
-		return p, fmt.Errorf("policies.keys, with threshold %d: %w", p.Ring.Threshold, err)
-	}
+	p.Ring = ring
 	if err := f.marks(&p, string(role)+"-"+identity.Escape(name)+".json"); err != nil {
 		return p, err
 	}
@@ -196,12 +189,9 @@ func (f *Fleet) Site() (Site, error) {
 		}
 	}
 	if name := f.Fleet.Policies.Data; name != "" {
-		text, err := readSmall(f.path(name), maxSiteFile)
-		if err != nil {
+		var err error
+		if s.Data, err = readData(f.path(name)); err != nil {
 			return s, fmt.Errorf("policies.data: %w", err)
-		}
-		if err := json.Unmarshal(text, &s.Data); err != nil {
-			return s, fmt.Errorf("policies.data: %s: not a JSON object: %w", f.path(name), err)
 		}
 	}
 	return s, nil

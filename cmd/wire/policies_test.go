@@ -88,7 +88,7 @@ func TestPoliciesErrors(t *testing.T) {
 	}{
 		"policies.keys[0]: open":                          {"x", "", ""},
 		"k.pub: ":                                         {"k.pub", "no key", ""},
-		"policies.keys, with threshold 2":                 {"k.pub", key, ", threshold: 2"},
+		"policies.keys: with threshold 2":                 {"k.pub", key, ", threshold: 2"},
 		"policies.rules[0]: lstat":                        {"k.pub", key, ", rules: [none]"},
 		"k.pub: no .rego file":                            {"k.pub/x", "", ", rules: [k.pub]"},
 		"policies.data: open":                             {"k.pub", key, ", rules: [k.pub], data: none"},

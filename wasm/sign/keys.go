@@ -61,6 +61,9 @@ func ParsePublic(text []byte) ([]ed25519.PublicKey, error) {
 			break
 		}
 		text = rest
+		if block.Type != "PUBLIC KEY" {
+			return nil, fmt.Errorf("public key %d: the PEM block is a %.40q: name the file with the public key", len(out)+1, block.Type)
+		}
 		key, err := x509.ParsePKIXPublicKey(block.Bytes)
 		if err != nil {
 			return nil, fmt.Errorf("public key %d: %w", len(out)+1, err)
