@@ -85,7 +85,7 @@ test-all: envoy zig ptxas ## test, and the slow rest
 
 # A guest with RDMA in software; the tests of verbs run in it on the real library.
 # "make test" runs them on a fake one. It needs Debian, gcc and qemu-system-x86.
-rdma-check: ## verbs on soft-RoCE in QEMU: conformance, faults, 1,000 transfers; no root
+rdma-check: ## verbs on soft-RoCE in QEMU: conformance, faults of migrations, 1,000 transfers; no root
 	$(GO) run ./migrator/transport/verbs/qemu
 
 bench: envoy ## every benchmark; the table is in BENCHMARKS.md
