@@ -56,7 +56,7 @@ of a replica therefore replaces the first.
 Where the engine's KV is in the memory of a GPU, the GPU is watched by NVML, if that is
 there. One that reports a critical error (Xid) of its own, uncorrected memory errors, or
 nothing any more, and one that fails each time it is used, is given no more KV: the
-replica buys no requests, which move by re-prompting from then on, and "cascade status"
+replica buys no requests, its own move by re-prompting from then on, and "cascade status"
 says why. New requests still begin there, for as long as the engine takes them.
 
 With "admin" set for the replica in the fleet file, /metrics, /healthz and /readyz
