@@ -97,7 +97,6 @@ type Config struct {
 // says.
 type Loader struct {
 	config Config
-	rings  policy.Rings // of the slot's modules, one after the other
 
 	mu     sync.Mutex
 	loaded map[Policy]*module // guarded by mu: by what callers have of them
@@ -171,7 +170,7 @@ func (l *Loader) Compile(ctx context.Context, c swap.Candidate, fault func()) (s
 	}
 	native := l.config.Native
 	native.Guard = unjudged{}
-	config := policy.Config{Module: m, Rings: &l.rings, Native: native, Configuration: c.Configuration, Instances: l.config.Instances,
+	config := policy.Config{Module: m, Native: native, Configuration: c.Configuration, Instances: l.config.Instances,
 		Failures: -1, Faulted: fault, Every: l.config.Every, Keep: l.config.Keep, KeepBytes: l.config.KeepBytes, Now: l.config.Clock, Logger: log}
 	p, err := policy.New(config)
 	for host.Starved(err) && ctx.Err() == nil {

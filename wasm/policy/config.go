@@ -73,8 +73,6 @@ type Config struct {
 	// are dropped beyond, but never the last one. Of the others Keep is the only
 	// bound. 0 means 8 MiB.
 	KeepBytes int
-	// Rings has the memory of records of policies before this one. Nil is its own.
-	Rings *Rings
 	// Now is the time that modules see in frames, in microseconds of a clock that
 	// does not go back. Nil means always 0.
 	Now func() policies.Micros
@@ -125,9 +123,6 @@ func (c Config) filled() (Config, error) {
 		return c, errors.New("policy: Window must not be negative")
 	case c.Every < 0 || c.KeepBytes < 0 || c.Keep < 0 || c.Keep > mostKeep:
 		return c, fmt.Errorf("policy: Every and KeepBytes must not be negative, Keep at most %d", mostKeep)
-	}
-	if c.Rings == nil {
-		c.Rings = new(Rings)
 	}
 	if c.Clock == nil {
 		c.Clock = time.Now

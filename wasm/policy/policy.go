@@ -65,7 +65,7 @@ func New(config Config) (*Policy, error) {
 	}
 	for n := range p.slots {
 		s := &p.slots[n]
-		s.number, s.ring = uint64(n), config.Rings.take(config.Keep)
+		s.number, s.ring = uint64(n), make(ring, 0, config.Keep)
 		if s.instance, err = p.instance(); err != nil {
 			p.free()
 			return nil, fmt.Errorf("policy: %w", err)
@@ -171,10 +171,6 @@ func (p *Policy) free() {
 		if s.instance != nil {
 			s.instance.Close()
 		}
-		if !s.large {
-			p.config.Rings.give(s.ring)
-		}
-		s.ring = ring{}
 		p.release(s, empty)
 	}
 }
@@ -236,7 +232,7 @@ func (p *Policy) failed(s *slot, k abi.Kind, err error, frame []byte) {
 		}
 	}
 	r.Cause = cause
-	s.recorded(r, p.config.KeepBytes)
+	s.trim(k, p.config.KeepBytes)
 	p.burnt(r.Fuel)
 	p.count(err)
 	if cause == host.TimedOut {
@@ -383,8 +379,8 @@ func (p *Policy) Records() []host.Record {
 	for n := range p.slots {
 		s := &p.slots[n]
 		p.take(s)
-		for i := range s.ring.records {
-			r := s.ring.records[(s.next+i)%len(s.ring.records)]
+		for i := range s.ring {
+			r := s.ring[(s.next+i)%len(s.ring)]
 			if dropped(&r) {
 				continue
 			}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -322,6 +323,30 @@ func TestFirstCallsDoNotAllocate(t *testing.T) {
 	}
 	if n := len(p.Records()); n != DefaultKeep {
 		t.Errorf("%d records", n)
+	}
+}
+
+// TestRecordsAreApart: what is written into one does not reach the next, when it has
+// more room than it needs and when it has less.
+func TestRecordsAreApart(t *testing.T) {
+	for _, output := range []int{0, 8, 40} {
+		r := make(ring, 0, DefaultKeep+2)
+		r.reserve(100, 24)
+		for n := range uint64(DefaultKeep + 2) {
+			for at := range n {
+				r.fetch(at)
+			}
+			r = r[:n+1]
+			r[n].Frame = append(r[n].Frame, bytes.Repeat([]byte{byte(n)}, 90+int(n)%20)...)
+			r[n].Output = append(r[n].Output, bytes.Repeat([]byte{byte(n)}, output)...)
+		}
+		for n := range r {
+			all := slices.Concat(r[n].Frame, r[n].Output)
+			if len(all) != 90+n%20+output || bytes.Count(all, []byte{byte(n)}) != len(all) {
+				t.Errorf("record %d, with %d bytes of output: %x", n, output, all)
+			}
+		}
+		r.reserve(100, 24) // all of them are written
 	}
 }
 

@@ -148,34 +148,38 @@ func (s *slot) call(p *Policy) abi.Call {
 		c.Now = p.config.Now()
 	}
 	s.sampled = nil
-	if p.config.Every > 0 && s.calls%uint64(p.config.Every) == 0 {
-		s.sampled = s.record()
-		s.instance.Record(s.sampled)
+	if every := uint64(p.config.Every); every > 0 {
+		switch n := s.calls % every; {
+		case n == 0:
+			s.sampled = s.record()
+			s.instance.Record(s.sampled)
+		case len(s.ring) < cap(s.ring):
+			s.ring.fetch(n - 1)
+		}
 	}
 	return c
 }
 
 // record returns the oldest of the slot's records, to be written anew.
 func (s *slot) record() *host.Record {
-	if n := len(s.ring.records); n < cap(s.ring.records) {
-		s.ring.records = s.ring.records[:n+1] // with the memory that it has
-		return &s.ring.records[n]
+	if n := len(s.ring); n < cap(s.ring) {
+		s.ring = s.ring[:n+1] // with the memory that it has
+		return &s.ring[n]
 	}
-	r := &s.ring.records[s.next]
-	s.next = (s.next + 1) % len(s.ring.records)
+	r := &s.ring[s.next]
+	s.next = (s.next + 1) % len(s.ring)
 	return r
 }
 
-// recorded drops the oldest records beyond so many bytes, but not the last one, for
-// kinds that do not come with every request, after a call was recorded.
-func (s *slot) recorded(r *host.Record, most int) {
-	s.large = s.large || held(r) > mostReserved
-	if perRequest(r.Kind) {
+// trim drops the oldest records beyond so many bytes, but not the last one, after a
+// call of a kind was recorded.
+func (s *slot) trim(k abi.Kind, most int) {
+	if perRequest(k) {
 		return
 	}
-	size, last := 0, len(s.ring.records)-1
-	for n := range s.ring.records {
-		r := &s.ring.records[(s.next+last-n)%len(s.ring.records)]
+	size, last := 0, len(s.ring)-1
+	for n := range s.ring {
+		r := &s.ring[(s.next+last-n)%len(s.ring)]
 		if size += held(r); size > most && n > 0 {
 			*r = host.Record{}
 		}
@@ -192,7 +196,7 @@ func dropped(r *host.Record) bool { return r.Module == [32]byte{} }
 func (p *Policy) done(s *slot) {
 	if s.sampled != nil {
 		p.burnt(s.sampled.Fuel)
-		s.recorded(s.sampled, p.config.KeepBytes)
+		s.trim(s.sampled.Kind, p.config.KeepBytes)
 	}
 	p.leave(s)
 }
