@@ -96,7 +96,7 @@ func (h *histogram) percentile(p float64) float64 {
 // verified, compiled, warmed and put in force every 20 ms (50 a second, some 50,000
 // calls apart), against that of calls that nothing disturbs, and of calls while the
 // other processor counts as long as a module takes. All take turns of 200 ms in one
-// process. 1,000 swaps take a minute: -benchtime 165000000x.
+// process. 1,000 swaps take a minute: -benchtime 180000000x.
 func BenchmarkSwaps(b *testing.B) {
 	c := config(b)
 	c.Every, c.Logger, c.Tick = 64, nil, 0
