@@ -147,8 +147,8 @@ func unfit(to control.Device, from policies.ReplicaID, transport string) string 
 	for _, t := range to.Transports {
 		switch {
 		case t.Name != transport:
-		case t.Peer == "" && t.State == fleet.RouteBroken:
-			return "broken, " + t.Why
+		case t.Peer == "" && (t.State == fleet.RouteBroken || t.State == fleet.RouteUnsuited):
+			return t.State + ", " + t.Why
 		case t.Peer == from && t.State == fleet.RouteHeld:
 			return "held back, " + t.Why
 		case t.Peer == "":

@@ -143,6 +143,7 @@ func transports(list []control.Transport) string {
 	states := map[string]string{}
 	for _, t := range list {
 		switch {
+		case t.State == fleet.RouteUnsuited:
 		case t.Peer == "":
 			names, states[t.Name] = append(names, t.Name), t.State
 		case t.State != fleet.RouteReady:
@@ -168,7 +169,7 @@ func transports(list []control.Transport) string {
 
 // troubled says that some transport of a replica does not work as it should.
 func troubled(r control.Replica) bool {
-	return slices.ContainsFunc(r.Transports, func(t control.Transport) bool { return t.State != fleet.RouteReady })
+	return slices.ContainsFunc(r.Transports, func(t control.Transport) bool { return t.State != fleet.RouteReady && t.State != fleet.RouteUnsuited })
 }
 
 // shorten makes a reason one short line.

@@ -152,6 +152,7 @@ func TestStatusTransports(t *testing.T) {
 		"shm broken, tcp":            {broken, tcp},
 		"shm broken":                 {broken},
 		"shm (2 held), tcp (1 held)": {shm, tcp, from("shm", "held", "a"), from("shm", "held", "b"), from("tcp", "held", "c")},
+		"tcp":                        {{Name: "cuda", State: "unsuited", Why: "no GPU"}, tcp},
 		"shm broken (1 held), tcp":   {broken, tcp, from("shm", "held", "a")},
 	} {
 		if got := transports(list); got != want {

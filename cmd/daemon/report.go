@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"errors"
 	"slices"
 
 	"github.com/cascadeinfer/cascade/migrator/mover"
@@ -103,10 +104,12 @@ func routes(paths []transport.Path, over func(peer policies.ReplicaID, transport
 			r.State, r.Why = fleet.RouteHeld, p.Why.Error()
 		}
 		switch {
-		case p.Peer == "" && p.Why != nil:
-			r.State = fleet.RouteBroken
-			fallthrough
 		case p.Peer == "":
+			if errors.Is(p.Why, transport.ErrUnsuited) {
+				r.State = fleet.RouteUnsuited
+			} else if p.Why != nil {
+				r.State = fleet.RouteBroken
+			}
 			general = append(general, r)
 		case p.Why != nil:
 			held = append(held, r)

@@ -38,21 +38,21 @@ func TestNewsFitIntoAReport(t *testing.T) {
 // TestRoutesFitIntoAReport: what is wrong is told before what is not.
 func TestRoutesFitIntoAReport(t *testing.T) {
 	why := errors.New("why")
-	paths := []transport.Path{{Transport: "shm", Why: why}, {Transport: "tcp"}}
+	paths := []transport.Path{{Transport: "cuda", Why: fmt.Errorf("cuda: %w", transport.ErrUnsuited)}, {Transport: "shm", Why: why}, {Transport: "tcp"}}
 	for i := range 50 {
 		paths = append(paths, transport.Path{Peer: policies.ReplicaID(fmt.Sprint(i)), Transport: "tcp", Rate: 5})
 	}
-	paths[40].Why = why
+	paths[41].Why = why
 	got := routes(paths, func(p policies.ReplicaID, name string) string { return name + " from " + string(p) })
 	if len(got) != toldRoutes {
 		t.Fatalf("%d routes", len(got))
 	}
-	for i, want := range []string{" shm broken why", " tcp ready ", "38 tcp held why", "0 tcp ready "} {
+	for i, want := range []string{" cuda unsuited cuda: " + transport.ErrUnsuited.Error(), " shm broken why", " tcp ready ", "38 tcp held why", "0 tcp ready "} {
 		if g := fmt.Sprint(got[i].Peer, " ", got[i].Transport, " ", got[i].State, " ", got[i].Why); g != want {
 			t.Errorf("route %d is %q, want %q", i, g, want)
 		}
 	}
-	if got[0].Over != "" || got[2].Over != "tcp from 38" || got[3].BytesPerSecond != 5 || routes(nil, nil) != nil {
-		t.Errorf("%v", got[3])
+	if got[0].Over != "" || got[3].Over != "tcp from 38" || got[4].BytesPerSecond != 5 || routes(nil, nil) != nil {
+		t.Errorf("%v", got[4])
 	}
 }

@@ -158,13 +158,17 @@ func Usable(p Pool) error {
 	return d.Usable()
 }
 
+// ErrUnsuited is what the probe of a transport says that works, but not with the kind
+// of memory that the engine's pool is in. Nobody has to mend that.
+var ErrUnsuited = errors.New("the engine's pool is in memory of a kind that this transport does not carry")
+
 // Hold returns the memory of a pool, held for the caller, who must Release it.
 // It fails for memory on a device, which has no bytes.
 func Hold(p Pool) (*Memory, error) {
 	m, err := HoldDevice(p)
 	if err == nil && m.Bytes == nil {
 		m.Release()
-		return nil, errors.New("the engine's memory is on a device")
+		return nil, fmt.Errorf("%w: a device's", ErrUnsuited)
 	}
 	return m, err
 }

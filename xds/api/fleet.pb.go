@@ -249,7 +249,7 @@ type Route struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	Transport      string                 `protobuf:"bytes,1,opt,name=transport,proto3" json:"transport,omitempty"`
 	Peer           string                 `protobuf:"bytes,2,opt,name=peer,proto3" json:"peer,omitempty"`                                               // whom the blocks come from; empty: the transport in general
-	State          string                 `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`                                             // ready, held (tried last for a while) or broken
+	State          string                 `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`                                             // ready, held (tried last for a while), broken or unsuited (to where the KV cache is)
 	Why            string                 `protobuf:"bytes,4,opt,name=why,proto3" json:"why,omitempty"`                                                 // it is not ready
 	BytesPerSecond float64                `protobuf:"fixed64,5,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"` // of pulls; 0 when none was measured
 	Over           string                 `protobuf:"bytes,6,opt,name=over,proto3" json:"over,omitempty"`                                               // what lies between the two, as far as it is known

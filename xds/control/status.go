@@ -122,7 +122,7 @@ type Transport struct {
 	Name string `json:"name"`
 	// Peer is whom the blocks come from; absent for what holds in general.
 	Peer  policies.ReplicaID `json:"peer,omitempty"`
-	State string             `json:"state"`         // ready, held (tried last for a while) or broken
+	State string             `json:"state"`         // ready, held (tried last for a while), broken or unsuited (to the memory that the KV cache is in)
 	Why   string             `json:"why,omitempty"` // it is not ready
 	// Rate of its pulls in bytes per second; absent when none was measured.
 	Rate float64 `json:"bytes_per_second,omitempty"`

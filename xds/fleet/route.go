@@ -10,7 +10,7 @@ import (
 type Route struct {
 	Transport string
 	Peer      policies.ReplicaID // whom the blocks come from; empty: in general
-	State     string             // RouteReady, RouteHeld or RouteBroken
+	State     string             // RouteReady, RouteHeld, RouteBroken or RouteUnsuited
 	Why       string             // it is not ready
 	Rate      float64            // bytes per second of its pulls; 0: not measured
 	Over      string             // what lies between the two, as far as it is known
@@ -21,6 +21,8 @@ const (
 	RouteReady  = "ready"
 	RouteHeld   = "held" // it failed lately, and is tried last
 	RouteBroken = "broken"
+	// RouteUnsuited: it works, but not with the memory that the KV cache is in.
+	RouteUnsuited = "unsuited"
 )
 
 // maxRoutes is how many a report may tell.
@@ -35,7 +37,7 @@ func decodeRoutes(list []*api.Route) (routes []Route, dropped int) {
 	for _, r := range list {
 		state := r.GetState()
 		if r.GetTransport() == "" || len(r.GetTransport()) > maxWord || len(r.GetPeer()) > maxName || !within(r.GetBytesPerSecond(), maxRate) ||
-			state != RouteReady && state != RouteHeld && state != RouteBroken {
+			state != RouteReady && state != RouteHeld && state != RouteBroken && state != RouteUnsuited {
 			dropped++
 			continue
 		}

@@ -26,6 +26,10 @@ func TestDecodeRoutes(t *testing.T) {
 	if got := s.Snapshot(start).Models[0].Replicas[0].Routes; len(got) != 2 || got[1].Transport != "tcp" {
 		t.Errorf("kept %+v", got)
 	}
+	m.Routes = []*api.Route{goodRoute("cuda", RouteUnsuited)}
+	if r, err := Decode(m); err != nil || r.Note != "" || len(r.Routes) != 1 || r.Routes[0].State != RouteUnsuited {
+		t.Errorf("%+v, %v", r, err)
+	}
 	for name, edit := range map[string]func(*api.Route){
 		"no transport":   func(r *api.Route) { r.Transport = "" },
 		"long transport": func(r *api.Route) { r.Transport = strings.Repeat("t", maxWord+1) },

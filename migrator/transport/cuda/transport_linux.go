@@ -70,7 +70,7 @@ func (t *Transport) probe() error {
 func (t *Transport) own(m *transport.Memory) (*Memory, error) {
 	d, ok := m.Device.(*Memory)
 	if !ok {
-		return nil, errors.New("the engine's pool is not in a GPU's memory; use shm or tcp")
+		return nil, fmt.Errorf("%w: not a GPU's; use shm or tcp", transport.ErrUnsuited)
 	}
 	if was := t.gpu.Swap(d.gpu); was != nil && was != d.gpu { // another engine
 		was.drop(time.Now())
