@@ -1,0 +1,378 @@
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/migrator/device/cuda/kernel"
+)
+
+// rig is all that a call may need.
+type rig struct {
+	driver     *Driver
+	a, b       *Context
+	stream     *Stream
+	event      *Event
+	early      *Event
+	module     *Module
+	kernel     Kernel
+	memory     Pointer
+	host       *Host
+	allocation *Allocation
+	descriptor *os.File
+	mapping    *Mapping
+	own        []byte
+}
+
+const rigBytes = 1 << 16
+
+func newRig(t testing.TB, d *Driver) *rig {
+	t.Helper()
+	r := &rig{driver: d, own: make([]byte, rigBytes)}
+	ok := func(err error) {
+		if err != nil {
+			t.Helper()
+			t.Fatal(err)
+		}
+	}
+	var err error
+	r.a, err = d.Retain(0)
+	ok(err)
+	r.b, err = d.Retain(1)
+	ok(err)
+	r.stream, err = r.a.LowStream()
+	ok(err)
+	r.early, err = r.a.Event(Timed)
+	ok(err)
+	r.event, err = r.a.Event(Timed)
+	ok(err)
+	ok(r.early.Record(r.stream))
+	ok(r.event.Record(r.stream))
+	ok(r.stream.Wait())
+	r.module, err = r.a.Load(kernel.PTX)
+	ok(err)
+	r.kernel, err = r.module.Kernel(kernel.Sum)
+	ok(err)
+	r.memory, err = r.a.Alloc(rigBytes)
+	ok(err)
+	r.host, err = r.a.HostAlloc(rigBytes)
+	ok(err)
+	r.allocation, err = r.a.Create(rigBytes)
+	ok(err)
+	r.descriptor, err = r.allocation.Export()
+	ok(err)
+	r.mapping, err = r.allocation.Map(ReadWrite)
+	ok(err)
+	return r
+}
+
+// close returns the errors of all closings.
+func (r *rig) close() error {
+	return errors.Join(r.mapping.Close(), r.descriptor.Close(), r.allocation.Close(), r.host.Close(), r.a.Free(r.memory), r.module.Close(),
+		r.event.Close(), r.early.Close(), r.stream.Close(), r.b.Close(), r.a.Close())
+}
+
+// uses makes each call at least once, by the way in which a caller would. A use
+// leaves nothing behind, whether it fails or not.
+var uses = map[call]func(r *rig) error{
+	cuDeviceGetCount:              func(r *rig) error { _, err := r.driver.Count(); return err },
+	cuDeviceGet:                   useDevice,
+	cuDeviceGetName:               useDevice,
+	cuDeviceGetUUID:               useDevice,
+	cuDeviceGetPCIBusID:           useDevice,
+	cuDeviceTotalMem:              useDevice,
+	cuDeviceGetAttribute:          useDevice,
+	cuDeviceCanAccessPeer:         func(r *rig) error { _, err := r.driver.CanAccess(0, 1); return err },
+	cuDevicePrimaryCtxRetain:      useContext,
+	cuDevicePrimaryCtxRelease:     useContext,
+	cuCtxSetCurrent:               func(r *rig) error { _, _, err := r.a.Range(r.memory); return err },
+	cuCtxGetStreamPriorityRange:   useStream,
+	cuCtxEnablePeerAccess:         func(r *rig) error { return r.a.EnablePeer(r.b) },
+	cuMemAlloc:                    useMemory,
+	cuMemFree:                     useMemory,
+	cuMemGetAddressRange:          func(r *rig) error { _, _, err := r.a.Range(r.memory + 5); return err },
+	cuMemHostAlloc:                useHost,
+	cuMemFreeHost:                 useHost,
+	cuMemHostGetDevicePointer:     useHost,
+	cuMemHostRegister:             useRegistered,
+	cuMemHostUnregister:           useRegistered,
+	cuIpcGetMemHandle:             func(r *rig) error { _, err := r.a.IPC(r.memory); return err },
+	cuMemRetainAllocationHandle:   useAllocationOf,
+	cuMemGetAllocationGranularity: useAllocation,
+	cuMemCreate:                   useAllocation,
+	cuMemRelease:                  useAllocation,
+	cuMemExportToShareableHandle:  useAllocation,
+	cuMemImportFromShareableHandle: func(r *rig) error {
+		a, err := r.a.Import(r.descriptor, r.allocation.Size())
+		if err != nil {
+			return err
+		}
+		return a.Close()
+	},
+	cuMemAddressReserve:           useMapping,
+	cuMemAddressFree:              useMapping,
+	cuMemMap:                      useMapping,
+	cuMemUnmap:                    useMapping,
+	cuMemSetAccess:                useMapping,
+	cuMemGetHandleForAddressRange: useDMABuf,
+	cuStreamCreateWithPriority:    useStream,
+	cuStreamDestroy:               useStream,
+	cuStreamSynchronize:           func(r *rig) error { return r.stream.Wait() },
+	cuStreamQuery: func(r *rig) error {
+		idle, err := r.stream.Idle()
+		if err == nil && !idle {
+			return errors.New("an idle stream is at work")
+		}
+		return err
+	},
+	cuEventCreate:      useEvent,
+	cuEventDestroy:     useEvent,
+	cuEventRecord:      useEvent,
+	cuEventSynchronize: useEvent,
+	cuEventQuery:       useEvent,
+	cuEventElapsedTime: func(r *rig) error {
+		ms, err := r.event.Since(r.early)
+		if ms < 0 {
+			return fmt.Errorf("%v ms have passed", ms)
+		}
+		return err
+	},
+	cuMemcpyDtoDAsync:    useCopies,
+	cuMemcpyHtoDAsync:    useCopies,
+	cuMemcpyDtoHAsync:    useCopies,
+	cuMemcpyPeerAsync:    useCopies,
+	cuMemsetD8Async:      useCopies,
+	cuMemcpyBatchAsyncV2: useBatch,
+	cuMemcpyBatchAsync:   nil, // where the newer one is not: TestOldBatch
+	cuModuleLoadData:     useModule,
+	cuModuleUnload:       useModule,
+	cuModuleGetFunction:  useModule,
+	cuLaunchKernel:       useKernel,
+	cuInit:               nil, // TestInitFails
+	cuDriverGetVersion:   nil,
+	cuGetErrorName:       nil, // by every error
+	cuIpcOpenMemHandle:   nil, // need another process: TestIPC
+	cuIpcCloseMemHandle:  nil,
+}
+
+func useDevice(r *rig) error {
+	info, err := r.driver.Device(1)
+	if err == nil && (info.Name != "Fake GPU 1" || info.PCI != "0000:20:00.0" || info.Major != 9 || info.Multiprocessors != 4 || !info.VMM || !info.DMABuf || info.Bytes != 1<<34 || info.UUID[15] != '1') {
+		return fmt.Errorf("%+v", info)
+	}
+	if err != nil {
+		return err
+	}
+	_, err = r.driver.Attribute(0, attrMajor)
+	return err
+}
+
+func useContext(r *rig) error {
+	c, err := r.driver.Retain(0)
+	if err != nil {
+		return err
+	}
+	if err := c.Close(); err != nil {
+		c.closed.Store(false)
+		return errors.Join(err, c.Close())
+	}
+	return c.Close()
+}
+
+// twice closes what did not close the first time, so that nothing is left.
+func twice(closed interface{ Store(bool) }, close func() error) error {
+	err := close()
+	if err != nil {
+		closed.Store(false)
+		err = errors.Join(err, close())
+	}
+	return errors.Join(err, close())
+}
+
+func useStream(r *rig) error {
+	s, err := r.a.LowStream()
+	if err != nil {
+		return err
+	}
+	return twice(&s.closed, s.Close)
+}
+
+func useMemory(r *rig) error {
+	p, err := r.a.Alloc(4096)
+	if err != nil {
+		return err
+	}
+	if err := r.a.Free(p); err != nil {
+		return errors.Join(err, r.a.Free(p))
+	}
+	return nil
+}
+
+func useHost(r *rig) error {
+	h, err := r.a.HostAlloc(4096)
+	if err != nil {
+		return err
+	}
+	h.Bytes()[4095], h.Uint32s()[0], h.Uint64s()[511] = 1, 2, 3
+	return twice(&h.closed, h.Close)
+}
+
+func useRegistered(r *rig) error {
+	h, err := r.a.Register(r.own)
+	if err != nil {
+		return err
+	}
+	if h.Pointer() == 0 {
+		return errors.New("no address")
+	}
+	return twice(&h.closed, h.Close)
+}
+
+func useAllocation(r *rig) error {
+	a, err := r.a.Create(1)
+	if err != nil {
+		return err
+	}
+	f, err := a.Export()
+	if err == nil {
+		err = f.Close()
+	}
+	return errors.Join(err, twice(&a.closed, a.Close))
+}
+
+func useAllocationOf(r *rig) error {
+	a, err := r.a.AllocationOf(r.mapping.Pointer(), r.mapping.Size())
+	if err != nil {
+		return err
+	}
+	return twice(&a.closed, a.Close)
+}
+
+func useMapping(r *rig) error {
+	m, err := r.allocation.Map(ReadOnly)
+	if err != nil {
+		return err
+	}
+	err = m.Close() // and again what has not closed
+	return errors.Join(err, m.Close(), m.Close())
+}
+
+func useDMABuf(r *rig) error {
+	// Two bytes of two pages: the descriptor is of both.
+	page := Pointer(os.Getpagesize())
+	f, offset, err := r.a.DMABuf(r.memory+page-1, 2)
+	if err != nil {
+		return err
+	}
+	if offset != int64(page)-1 {
+		err = fmt.Errorf("the range begins at %d of its pages", offset)
+	}
+	return errors.Join(err, f.Close())
+}
+
+func useEvent(r *rig) error {
+	e, err := r.a.Event(Untimed)
+	if err != nil {
+		return err
+	}
+	err = e.Record(r.stream)
+	if err == nil {
+		err = e.Wait()
+	}
+	if err == nil {
+		var done bool
+		if done, err = e.Done(); err == nil && !done {
+			err = errors.New("an event that was waited for has not happened")
+		}
+	}
+	return errors.Join(err, twice(&e.closed, e.Close))
+}
+
+func useCopies(r *rig) error {
+	half := Pointer(rigBytes / 2)
+	for i := range r.host.Bytes()[:256] {
+		r.host.Bytes()[i] = byte(i)
+	}
+	err := r.stream.ToDevice(r.memory, r.host, 0, 256)
+	if err == nil {
+		err = r.stream.Copy(r.memory+half, r.memory, 256)
+	}
+	if err == nil {
+		err = r.stream.CopyPeer(r.mapping.Pointer(), r.a, r.memory+half, r.a, 256)
+	}
+	if err == nil {
+		err = r.stream.Set(r.mapping.Pointer()+256, 7, 256)
+	}
+	if err == nil {
+		err = r.stream.ToHost(r.host, 1024, r.mapping.Pointer(), 512)
+	}
+	if err := errors.Join(err, r.stream.Wait()); err != nil {
+		return err
+	}
+	if got := r.host.Bytes()[1024:]; !slices.Equal(got[:256], r.host.Bytes()[:256]) || got[256] != 7 || got[511] != 7 {
+		return errors.New("the copies differ")
+	}
+	return nil
+}
+
+func useBatch(r *rig) error {
+	for i := range r.host.Bytes()[:1024] {
+		r.host.Bytes()[i] = byte(i / 4)
+	}
+	err := r.stream.ToDevice(r.memory, r.host, 0, 1024)
+	var b Batch
+	if err == nil {
+		err = r.stream.CopyBatch(&b, 4, func(i int) (Pointer, Pointer, int64) {
+			return r.memory + 8192 + Pointer(i)*256, r.memory + Pointer(3-i)*256, 256
+		})
+	}
+	if err == nil {
+		err = r.stream.CopyBatch(&b, 0, nil)
+	}
+	if err == nil {
+		err = r.stream.ToHost(r.host, 2048, r.memory+8192, 1024)
+	}
+	if err := errors.Join(err, r.stream.Wait()); err != nil {
+		return err
+	}
+	for i := range 4 {
+		if !slices.Equal(r.host.Bytes()[2048+256*i:][:256], r.host.Bytes()[256*(3-i):][:256]) {
+			return fmt.Errorf("piece %d differs", i)
+		}
+	}
+	return nil
+}
+
+func useModule(r *rig) error {
+	m, err := r.a.Load(kernel.PTX)
+	if err != nil {
+		return err
+	}
+	_, err = m.Kernel(kernel.Copy)
+	return errors.Join(err, twice(&m.closed, m.Close))
+}
+
+func useKernel(r *rig) error {
+	const bytes = 1000
+	for i := range r.host.Bytes()[:bytes] {
+		r.host.Bytes()[i] = byte(i * 7)
+	}
+	w := r.host.Uint64s()[512:]
+	w[0], w[1], w[2], w[3], w[4] = uint64(r.memory), 0, 0, 0, bytes
+	w[5] = 0 // one entry: source block 0
+	w[6] = 0
+	err := errors.Join(r.stream.ToDevice(r.memory, r.host, 0, bytes), r.stream.ToDevice(r.memory+8192, r.host, 4096, 56))
+	if err == nil {
+		err = r.kernel.Launch(r.stream, 8, 64, []uint64{uint64(r.memory + 8192), 1, uint64(r.memory+8192) + 40, 1, 1008, 1, uint64(r.host.Pointer()) + 4096 + 48})
+	}
+	if err := errors.Join(err, r.stream.Wait()); err != nil {
+		return err
+	}
+	if want := kernel.Raw(r.host.Bytes()[:bytes]); w[6] != want {
+		return fmt.Errorf("the sum is %#x, want %#x", w[6], want)
+	}
+	return nil
+}
