@@ -2,7 +2,6 @@ package main
 
 import (
 	"crypto/ed25519"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -294,136 +293,10 @@ func readLimit(text string) (kind string, g sign.Grant, err error) {
 	return kind, g, nil
 }
 
-func readSignature(path string) (sign.File, error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return sign.File{}, err
-	}
-	if info.Size() > sign.MaxFile {
-		return sign.File{}, fmt.Errorf("%s: %d bytes are no signature: at most %d", path, info.Size(), sign.MaxFile)
-	}
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return sign.File{}, err
-	}
-	f, err := sign.Decode(text)
-	if err != nil {
-		return f, fmt.Errorf("%s: %w", path, err)
-	}
-	return f, nil
-}
-
-func newPolicyVerify(s *settings) *cobra.Command {
-	var keys []string
-	var threshold int
-	var signature, configuration string
-	c := &cobra.Command{
-		Use:   "verify FILE",
-		Short: "Check a module's signatures as a host does",
-		Long: `Verify checks that FILE.sig is about this module and about what --configuration has, is
-signed by enough of the keys given, and has not expired, and prints what it says.
-
-Exit codes: 0 when a host that trusts these keys would load the module, 1 when not.`,
-		Example: `  cascade policy verify my-refiner.wasm --keys author.pub
-  cascade policy verify my-refiner.wasm --keys author.pub,reviewer.pub --threshold 2`,
-		Args: exactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(keys) == 0 {
-				return misused(cmd, "name the public keys that you trust with --keys")
-			}
-			ring := sign.Ring{Threshold: threshold}
-			for _, k := range keys {
-				text, err := os.ReadFile(k)
-				if err != nil {
-					return err
-				}
-				public, err := sign.ParsePublic(text)
-				if err != nil {
-					return fmt.Errorf("%s: %w", k, err)
-				}
-				ring.Keys = append(ring.Keys, public...)
-			}
-			code, err := policy.ReadModule(args[0])
-			if err != nil {
-				return err
-			}
-			if signature == "" {
-				signature = args[0] + signatureSuffix
-			}
-			file, err := readSignature(signature)
-			if err != nil {
-				return err
-			}
-			configured, err := readConfiguration(configuration)
-			if err != nil {
-				return err
-			}
-			if _, err := sign.Verify(file, code, configured, ring, time.Now()); err != nil {
-				return fmt.Errorf("%s: %w", signature, err)
-			}
-			return s.stated(signature, file)
-		},
-	}
-	c.Flags().StringSliceVar(&keys, "keys", nil, "files with public keys")
-	c.Flags().IntVar(&threshold, "threshold", 1, "how many of the keys must have signed")
-	c.Flags().StringVar(&signature, "signature", "", "signature file; empty: FILE.sig")
-	c.Flags().StringVar(&configuration, "configuration", "", "file with what the module is to be configured with; empty: nothing")
-	return c
-}
-
 // readConfiguration reads what a module is configured with, nothing for no file.
 func readConfiguration(path string) ([]byte, error) {
 	if path == "" {
 		return nil, nil
 	}
 	return os.ReadFile(path)
-}
-
-// stated prints what a signature file says.
-func (s *settings) stated(path string, f sign.File) error {
-	if f.Statement.First {
-		fmt.Fprintf(s.stderr, "warning: %s has format %s: whoever configures the module may change what it decides; sign it anew, which binds its configuration\n", path, sign.FormatFirst)
-	}
-	if s.json {
-		text, err := f.Encode()
-		if err != nil {
-			return err
-		}
-		_, err = s.stdout.Write(text)
-		return err
-	}
-	st := f.Statement
-	fmt.Fprintf(s.stdout, "%s: %s %s, %s, sha256 %s\n", path, st.Name, st.Version, st.ABI, hex.EncodeToString(st.Digest[:]))
-	for _, g := range st.Grants {
-		fmt.Fprintf(s.stdout, "  decides %s, at most %s ticks, %s µs, %s pages\n", g.Kind, hostsOwn(g.Fuel), hostsOwn(g.Micros), hostsOwn(g.Pages))
-	}
-	end := "no end"
-	if st.NotAfter > 0 {
-		end = "until " + time.Unix(st.NotAfter, 0).UTC().Format(time.RFC3339)
-	}
-	fmt.Fprintf(s.stdout, "  generation %d, %s\n", st.Generation, end)
-	switch {
-	case st.First:
-		fmt.Fprintf(s.stdout, "  configured with anything\n")
-	case st.Configuration != sign.Digest{}:
-		fmt.Fprintf(s.stdout, "  configured with sha256 %s, and nothing else\n", st.Configuration)
-	default:
-		fmt.Fprintf(s.stdout, "  configured with nothing\n")
-	}
-	if all, err := framefile.Golden(f.Golden, st.Digest); len(f.Golden) > 0 && err != nil {
-		fmt.Fprintf(s.stdout, "  %v\n", err)
-	} else if len(f.Golden) > 0 {
-		fmt.Fprintf(s.stdout, "  expected to give %s, sha256 %s\n", counted(len(all), "answer"), st.Golden)
-	}
-	for _, g := range f.Signatures {
-		fmt.Fprintf(s.stdout, "  signed by %s\n", g.Key)
-	}
-	return nil
-}
-
-func hostsOwn(limit uint64) string {
-	if limit == 0 {
-		return "the host's"
-	}
-	return fmt.Sprint(limit)
 }
