@@ -27,7 +27,6 @@ type slot struct {
 	sampled  *host.Record
 	ring     ring
 	next     int    // of the ring
-	large    bool   // it has had a record that is too large to be kept
 	late     []byte // the frame of a call that took too long; nil for none
 	_        [64]byte
 	state    atomic.Uint64
