@@ -23,18 +23,14 @@ import (
 var onGPUs = []fate{
 	{"source's GPU fails", func(s *scene, _ *rand.Rand) verdict { s.source.carrier.(*card).tell("fake_break"); return goOn }},
 	{"target's GPU fails", func(s *scene, _ *rand.Rand) verdict { s.target.carrier.(*card).tell("fake_break"); return goOn }},
-	{"source's GPU is dead", func(s *scene, r *rand.Rand) verdict { s.kills(s.source, long(r)); return goOn }},
-	{"target's GPU is dead", func(s *scene, r *rand.Rand) verdict { s.kills(s.target, long(r)); return goOn }},
-}
-
-func (s *scene) kills(n *node, most time.Duration) {
-	n.carrier.(*card).tell("fake_dead")
-	s.lasting(1)
-	s.wg.Go(func() {
-		defer s.lasting(-1)
-		time.Sleep(most)
-		n.carrier.(*card).tell("fake_mend")
-	})
+	{"source's GPU is dead", func(s *scene, r *rand.Rand) verdict {
+		s.breaks(s.source.carrier.(*card).tell, "fake_dead", long(r))
+		return goOn
+	}},
+	{"target's GPU is dead", func(s *scene, r *rand.Rand) verdict {
+		s.breaks(s.target.carrier.(*card).tell, "fake_dead", long(r))
+		return goOn
+	}},
 }
 
 // TestFaultAtEveryStepOverGPUs injects each fault at each step of moves over cuda,
@@ -244,7 +240,7 @@ func (c *card) Open(ctx context.Context, receiver policies.ReplicaID, offer tran
 	if !time.Now().Before(deadline) {
 		return nil, transport.ErrRefused
 	}
-	p := &cardPuller{c: c, deadline: deadline}
+	p := &puller{n: c.n, fabric: c.racks.fabric, deadline: deadline}
 	err := c.racks.under(ctx, func(ctx context.Context) (err error) {
 		p.real, err = c.real.Open(ctx, receiver, offer)
 		return err
@@ -279,37 +275,4 @@ func (c *card) pull(ctx context.Context, p transport.Puller, source *node, plan 
 		defer func() { b[0] ^= 0xff }()
 	}
 	return p.Pull(ctx, plan)
-}
-
-type cardPuller struct {
-	c        *card
-	real     transport.Puller
-	deadline time.Time // of the bubble
-}
-
-func (p *cardPuller) Pull(ctx context.Context, plan transport.Plan) (stats transport.Stats, err error) {
-	if !time.Now().Before(p.deadline) {
-		return stats, context.DeadlineExceeded
-	}
-	f := p.c.racks
-	err = f.under(ctx, func(ctx context.Context) (err error) {
-		stats, err = p.real.Pull(ctx, plan)
-		return err
-	})
-	stats.Took = 0
-	f.fabric.mu.Lock()
-	defer f.fabric.mu.Unlock()
-	f.pulls++
-	if err != nil {
-		f.failed++
-	}
-	return stats, err
-}
-
-func (p *cardPuller) Close() (err error) {
-	p.c.racks.do(func() { err = p.real.Close() })
-	if err != nil {
-		p.c.n.w.fail("%s: close: %v", p.c.n.id, err)
-	}
-	return err
 }

@@ -26,18 +26,14 @@ import (
 var onDevices = []fate{
 	{"source's device fails", func(s *scene, _ *rand.Rand) verdict { s.source.carrier.(*rdma).tell("fake_break"); return goOn }},
 	{"target's device fails", func(s *scene, _ *rand.Rand) verdict { s.target.carrier.(*rdma).tell("fake_break"); return goOn }},
-	{"source is unplugged", func(s *scene, r *rand.Rand) verdict { s.unplug(s.source, long(r)); return goOn }},
-	{"target is unplugged", func(s *scene, r *rand.Rand) verdict { s.unplug(s.target, long(r)); return goOn }},
-}
-
-func (s *scene) unplug(n *node, most time.Duration) {
-	n.carrier.(*rdma).tell("fake_unplug")
-	s.lasting(1)
-	s.wg.Go(func() {
-		defer s.lasting(-1)
-		time.Sleep(most)
-		n.carrier.(*rdma).tell("fake_mend")
-	})
+	{"source is unplugged", func(s *scene, r *rand.Rand) verdict {
+		s.breaks(s.source.carrier.(*rdma).tell, "fake_unplug", long(r))
+		return goOn
+	}},
+	{"target is unplugged", func(s *scene, r *rand.Rand) verdict {
+		s.breaks(s.target.carrier.(*rdma).tell, "fake_unplug", long(r))
+		return goOn
+	}},
 }
 
 // TestFaultAtEveryStepOverRDMA injects each fault at each step of moves over verbs:
@@ -73,74 +69,6 @@ func TestFaultAtEveryStepOverRDMA(t *testing.T) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	fmt.Printf("\nrdma-check: migrations | %d faults at %d steps of moves, every %s pair of them | %d pulls, %d of them failed; nothing left\n", len(kinds), len(points), map[int]string{1: "single", 6: "sixth"}[stride], f.pulls, f.failed)
-}
-
-// spare is how many fake devices there are; each replica has its own.
-const spare = 128
-
-// fabric is what the replicas of all scenes share. It is outside of their bubbles,
-// as are the transports: their sockets, threads and time are real, and what they are
-// asked takes none of a bubble's time, whose clock stands still meanwhile.
-type fabric struct {
-	library *libibverbs.Library
-	control *fake.Control // nil for a real device
-	devices chan int      // that nobody has
-	idle    chan *errand
-	errands chan *errand
-
-	mu            sync.Mutex
-	pulls, failed int
-}
-
-// errand is a call that is made outside. Its channel is no bubble's.
-type errand struct {
-	f    func()
-	done chan struct{}
-}
-
-// open runs errands until the test ends.
-func (f *fabric) open(t *testing.T) {
-	const most = 1024
-	f.devices, f.idle, f.errands = make(chan int, spare), make(chan *errand, most), make(chan *errand)
-	for i := range spare {
-		f.devices <- i
-	}
-	for range most {
-		f.idle <- &errand{done: make(chan struct{}, 1)}
-	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for e := range f.errands {
-			go func() {
-				e.f()
-				e.done <- struct{}{}
-			}()
-		}
-	}()
-	t.Cleanup(func() { close(f.errands); <-done })
-}
-
-// do has something done outside. It must not touch what is the bubble's.
-func (f *fabric) do(g func()) {
-	e := <-f.idle
-	e.f = g
-	f.errands <- e
-	<-e.done
-	f.idle <- e
-}
-
-// under is do for what ends with a context.
-func (f *fabric) under(ctx context.Context, g func(context.Context) error) error {
-	outer, cancel := context.WithCancel(context.Background())
-	defer f.do(cancel)
-	defer context.AfterFunc(ctx, func() { f.do(cancel) })()
-	var err error
-	f.do(func() { err = g(outer) })
-	if err != nil && ctx.Err() != nil {
-		return ctx.Err()
-	}
-	return err
 }
 
 // rdma is a replica's transport over verbs, and the server by which it is reached.
@@ -298,7 +226,7 @@ func (r *rdma) Open(ctx context.Context, receiver policies.ReplicaID, offer tran
 	if !time.Now().Before(deadline) {
 		return nil, transport.ErrRefused
 	}
-	p := &rdmaPuller{r: r, deadline: deadline}
+	p := &puller{n: r.n, fabric: r.fabric, deadline: deadline}
 	err := r.fabric.under(ctx, func(ctx context.Context) (err error) {
 		p.real, err = r.real.Open(ctx, receiver, offer)
 		return err
@@ -334,37 +262,4 @@ func (r *rdma) pull(ctx context.Context, p transport.Puller, source *node, plan 
 		defer func() { b[0] ^= 0xff }()
 	}
 	return p.Pull(ctx, plan)
-}
-
-type rdmaPuller struct {
-	r        *rdma
-	real     transport.Puller
-	deadline time.Time // of the bubble
-}
-
-func (p *rdmaPuller) Pull(ctx context.Context, plan transport.Plan) (stats transport.Stats, err error) {
-	if !time.Now().Before(p.deadline) {
-		return stats, context.DeadlineExceeded
-	}
-	f := p.r.fabric
-	err = f.under(ctx, func(ctx context.Context) (err error) {
-		stats, err = p.real.Pull(ctx, plan)
-		return err
-	})
-	stats.Took = 0
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.pulls++
-	if err != nil {
-		f.failed++
-	}
-	return stats, err
-}
-
-func (p *rdmaPuller) Close() (err error) {
-	p.r.fabric.do(func() { err = p.real.Close() })
-	if err != nil {
-		p.r.n.w.fail("%s: close: %v", p.r.n.id, err)
-	}
-	return err
 }
