@@ -62,6 +62,17 @@ func (l Layout) BlockBytes() int64 {
 	return n
 }
 
+// Packed is the layout of n blocks one after the other, all regions of one before the
+// next, as Device.Gather has them.
+func (l Layout) Packed(n int) Layout {
+	out, size, at := Layout{Blocks: n, Sum: l.Sum}, l.BlockBytes(), int64(0)
+	for _, r := range l.Regions {
+		out.Regions = append(out.Regions, Region{Offset: at, Stride: size, Bytes: r.Bytes})
+		at += r.Bytes
+	}
+	return out
+}
+
 // End is the size of the smallest memory that the layout fits.
 func (l Layout) End() int64 {
 	size := int64(0)

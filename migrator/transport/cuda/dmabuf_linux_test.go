@@ -21,7 +21,6 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device/cuda"
 	"github.com/cascadeinfer/cascade/migrator/device/fake"
 	"github.com/cascadeinfer/cascade/migrator/transport"
-	"github.com/cascadeinfer/cascade/migrator/transport/tcp"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 	"github.com/cascadeinfer/cascade/migrator/transport/verbs"
 )
@@ -266,41 +265,20 @@ func TestByNIC(t *testing.T) {
 	}
 }
 
-// TestNoDMABufBounces has a GPU that no NIC reaches: the probe says so, and blocks go by
-// way of the host.
+// TestNoDMABufBounces has GPUs that no NIC reaches: blocks go by RDMA all the same, by
+// way of the hosts' memory.
 func TestNoDMABufBounces(t *testing.T) {
 	c := control(t)
 	c.Tell("fake_no_dmabuf", 1)
-	g := gpu(t)
-	var nics []*byRDMA
-	end := func() transporttest.End {
-		m, mirror := made(t, g, VMM, small)
-		nics = append(nics, overRDMA(t, m))
-		tr, err := tcp.New(tcp.Config{Pool: transporttest.Pool{M: m}})
-		if err != nil {
-			t.Fatal(err)
+	g := warm(t, 0)
+	transporttest.Run(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
+		end := func(l transport.Layout) transporttest.End {
+			m, mirror := made(t, g, VMM, l)
+			if _, _, err := m.Device.(*Memory).DMABuf(); !errors.Is(err, ErrNoDMABuf) {
+				t.Errorf("a pool that a NIC reaches: %v", err)
+			}
+			return transporttest.End{Transport: overRDMA(t, m), Memory: m, Mirror: mirror}
 		}
-		return transporttest.End{Transport: tr, Memory: m, Mirror: mirror}
-	}
-	pair := transporttest.Pair{Source: end(), Target: end()}
-	choose := transport.NewChooser(nics[1], pair.Target.Transport)
-	for _, tr := range choose.Due(time.Now()) {
-		choose.Probed(tr.Name(), tr.Probe(t.Context()), time.Now())
-	}
-	if err := choose.Status(time.Now())[0].Why; !errors.Is(err, ErrNoDMABuf) {
-		t.Errorf("the probe of verbs: %v", err)
-	}
-	if order := choose.Order(transport.Pair{Peer: "a", Own: "n", Other: "n"}, []string{"verbs", "tcp"}, time.Now()); len(order) != 1 || order[0].Transport.Name() != "tcp" {
-		t.Errorf("blocks would go by %v", order)
-	}
-	pattern(pair.Source.Memory.Bytes)
-	pair.Source.Mirror.Store()
-	p, err := moving(t, pair)()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer p.Close()
-	if _, err := p.Pull(t.Context(), straight(pair.Source.Memory, 0, 0, small.Blocks)); err != nil {
-		t.Error(err)
-	}
+		return transporttest.Pair{Source: end(source), Target: end(target)}
+	})
 }

@@ -13,7 +13,7 @@ const packedBytes = 4 << 20
 // Gather copies blocks to the host. See transport.Device.
 func (m *Memory) Gather(dst []byte, l transport.Layout, blocks []uint32) error {
 	return m.packed(dst, l, blocks, func(lane *lane, part []byte, pool cuda.Pointer, blocks []uint32) error {
-		if err := lane.pass(m.gpu.config.Groups, lane.hold.gather, pool, lane.pack.Pointer(), l, packedAs(l), blocks); err != nil {
+		if err := lane.pass(m.gpu.config.Groups, lane.hold.gather, pool, lane.pack.Pointer(), l, l.Packed(len(blocks)), blocks); err != nil {
 			return err
 		}
 		copy(part, lane.pack.Bytes())
@@ -25,18 +25,8 @@ func (m *Memory) Gather(dst []byte, l transport.Layout, blocks []uint32) error {
 func (m *Memory) Scatter(l transport.Layout, blocks []uint32, src []byte) error {
 	return m.packed(src, l, blocks, func(lane *lane, part []byte, pool cuda.Pointer, blocks []uint32) error {
 		copy(lane.pack.Bytes(), part)
-		return lane.pass(m.gpu.config.Groups, lane.hold.scatter, lane.pack.Pointer(), pool, packedAs(l), l, blocks)
+		return lane.pass(m.gpu.config.Groups, lane.hold.scatter, lane.pack.Pointer(), pool, l.Packed(len(blocks)), l, blocks)
 	})
-}
-
-// packedAs is a layout's blocks one after the other, without gaps.
-func packedAs(l transport.Layout) transport.Layout {
-	out, size, at := transport.Layout{}, l.BlockBytes(), int64(0)
-	for _, r := range l.Regions {
-		out.Regions = append(out.Regions, transport.Region{Offset: at, Stride: size, Bytes: r.Bytes})
-		at += r.Bytes
-	}
-	return out
 }
 
 // packed takes blocks in portions, with the bytes of each.

@@ -2,8 +2,6 @@ package tcp
 
 import (
 	"errors"
-	"slices"
-	"sync"
 	"testing"
 	"time"
 
@@ -11,65 +9,14 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 )
 
-// card is a device whose memory no transport reaches but by its methods. Its mirror
-// is the Bytes of its Memory, which the tests alone look at.
-type card struct {
-	mu    sync.Mutex
-	inner *transport.Memory
-	copy  []byte
-	fail  error // of Gather and Scatter
-}
-
-func (c *card) Sums(dst []uint32, _ transport.Layout, blocks []uint32) ([]uint32, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.inner.Sums(dst, blocks), nil
-}
-
-// each calls f with the parts of blocks, and where they are among packed ones.
-func (c *card) each(packed []byte, blocks []uint32, f func(part, packed []byte)) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if int64(len(packed)) != int64(len(blocks))*c.inner.BlockBytes() {
-		return errors.New("the packed blocks have another length")
-	}
-	for _, b := range blocks {
-		for r, g := range c.inner.Regions {
-			f(c.inner.Part(b, r), packed[:g.Bytes])
-			packed = packed[g.Bytes:]
-		}
-	}
-	return c.fail
-}
-
-func (c *card) Gather(dst []byte, _ transport.Layout, blocks []uint32) error {
-	return c.each(dst, blocks, func(part, packed []byte) { copy(packed, part) })
-}
-
-func (c *card) Scatter(_ transport.Layout, blocks []uint32, src []byte) error {
-	return c.each(src, blocks, func(part, packed []byte) { copy(part, packed) })
-}
-
-func (c *card) Store() { c.both(func() { copy(c.inner.Bytes, c.copy) }) }
-func (c *card) Load()  { c.both(func() { copy(c.copy, c.inner.Bytes) }) }
-
-func (c *card) both(f func()) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	f()
-}
-
 func cardEnd(t testing.TB, l transport.Layout, config Config) transporttest.End {
-	l.Sum = transport.Multiply
-	c := &card{inner: transporttest.Heap(l)}
-	c.copy = slices.Clone(c.inner.Bytes)
-	m := &transport.Memory{Layout: l, Bytes: c.copy, Device: c}
+	card, m := transporttest.NewCard(l)
 	config.Pool = transporttest.Pool{M: m}
 	tr, err := New(config)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return transporttest.End{Transport: tr, Memory: m, Mirror: c}
+	return transporttest.End{Transport: tr, Memory: m, Mirror: card}
 }
 
 func cards(t *testing.T, source, target transport.Layout) transporttest.Pair {
@@ -97,7 +44,7 @@ func TestDeviceFails(t *testing.T) {
 			end = pair.Target
 		}
 		p := transporttest.Opened(t, pair)
-		end.Mirror.(*card).fail = errors.New("the GPU has fallen off the bus")
+		end.Mirror.(*transporttest.Card).Fail = errors.New("the GPU has fallen off the bus")
 		plan := transport.Plan{Src: []uint32{0, 3}, Dst: []uint32{1, 2}, Sums: pair.Source.Memory.Sums(nil, []uint32{0, 3})}
 		start := time.Now()
 		if _, err := p.Pull(t.Context(), plan); err == nil {

@@ -2,10 +2,15 @@ package verbs
 
 import (
 	"errors"
+	"log/slog"
 	"os"
+	"runtime"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
@@ -13,8 +18,10 @@ import (
 
 // card is memory that only a descriptor reaches, as a GPU's with dma-buf: a file.
 type card struct {
-	file *os.File
-	fail error // of DMABuf
+	file      *os.File
+	fail      error // of DMABuf
+	mayBounce bool
+	bounced   atomic.Int32 // calls of Gather and Scatter
 }
 
 // before is where a pool begins in its file, a page's multiple.
@@ -31,11 +38,27 @@ func (c *card) Sums(dst []uint32, l transport.Layout, blocks []uint32) ([]uint32
 }
 
 func (c *card) Gather(dst []byte, l transport.Layout, blocks []uint32) error {
-	return errors.New("nobody gathers what can be registered")
+	return c.packed(dst, l, blocks, func(at int64, b []byte) error { _, err := c.file.ReadAt(b, at); return err })
 }
 
 func (c *card) Scatter(l transport.Layout, blocks []uint32, src []byte) error {
-	return errors.New("nobody scatters what can be registered")
+	return c.packed(src, l, blocks, func(at int64, b []byte) error { _, err := c.file.WriteAt(b, at); return err })
+}
+
+// packed calls f with where parts are in the file, and their bytes among packed ones.
+func (c *card) packed(b []byte, l transport.Layout, blocks []uint32, f func(at int64, b []byte) error) error {
+	if c.bounced.Add(1); !c.mayBounce {
+		return errors.New("nobody packs what can be registered")
+	}
+	for _, block := range blocks {
+		for _, r := range l.Regions {
+			if err := f(before+r.Offset+int64(block)*r.Stride, b[:r.Bytes]); err != nil {
+				return err
+			}
+			b = b[r.Bytes:]
+		}
+	}
+	return nil
 }
 
 func (c *card) DMABuf() (*os.File, int64, error) {
@@ -82,7 +105,7 @@ func TestConformanceDMABuf(t *testing.T) {
 }
 
 // TestDMABufFails has a GPU that offers no dma-buf after all, at either end, and a
-// NIC that does not take it.
+// NIC that does not take it: blocks go by way of the host, and the log says so once.
 func TestDMABufFails(t *testing.T) {
 	c := control(t)
 	nothingLeft(t)
@@ -90,23 +113,54 @@ func TestDMABufFails(t *testing.T) {
 	for _, whose := range []string{"source", "target", "NIC"} {
 		from, a := onCard(t, l)
 		to, b := onCard(t, l)
-		stop := runs(t, from, to)
-		want := "no dma-buf"
+		why, bounced := "no dma-buf", a
 		switch whose {
 		case "source":
-			a.fail = errors.New(want)
+			a.fail = errors.New(why)
 		case "target":
-			b.fail = errors.New(want)
+			b.fail = errors.New(why)
+			bounced = b
 		case "NIC":
 			c.Fail("ibv_reg_dmabuf_mr", 1, int(syscall.EOPNOTSUPP))
-			want = "ibv_reg_dmabuf_mr"
+			why = "ibv_reg_dmabuf_mr"
 		}
-		p, err := to.Transport.Open(t.Context(), "b", exported(t, from, "a/1"))
-		if err == nil {
-			p.Close()
+		bounced.mayBounce = true
+		end := from
+		if bounced == b {
+			end = to
 		}
-		if err == nil || !strings.Contains(err.Error(), want) {
+		var log safeBuffer
+		end.Transport.(*served).config.Logger = slog.New(slog.NewTextHandler(&log, nil))
+		stop := runs(t, from, to)
+		for limit := time.Now().Add(patience); time.Now().Before(limit); runtime.Gosched() {
+			if name, _ := end.Transport.(*served).Device(); name != "" {
+				break // Run keeps the device from here on
+			}
+		}
+		for range 2 {
+			if err := end.Transport.Probe(t.Context()); err != nil {
+				t.Errorf("%s: %v", whose, err)
+			}
+		}
+		if said := log.String(); whose != "NIC" && strings.Count(said, "by way of host memory") != 1 || !strings.Contains(said, why) {
+			t.Errorf("%s: %s", whose, said)
+		}
+		randomly(from.Memory.Bytes, rng(3))
+		from.Mirror.Store()
+		puller := opened(t, transporttest.Pair{Source: from, Target: to}, "a/1")
+		p := plan(from.Memory, to.Memory, 8, rng(4))
+		if _, err := puller.Pull(t.Context(), p); err != nil {
 			t.Errorf("%s: %v", whose, err)
+		}
+		to.Mirror.Load()
+		if sums := to.Memory.Sums(nil, p.Dst); !slices.Equal(sums, p.Sums) {
+			t.Errorf("%s: other bytes have come", whose)
+		}
+		if n := bounced.bounced.Load(); n != 1 && whose != "NIC" {
+			t.Errorf("%s: %d portions went by way of the host, want 1", whose, n)
+		}
+		if err := puller.Close(); err != nil {
+			t.Error(err)
 		}
 		stop()
 	}

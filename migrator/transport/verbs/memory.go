@@ -28,7 +28,7 @@ func register(d *verbs.Device, m *transport.Memory) (*verbs.Region, error) {
 	}
 	x, ok := m.Device.(Exporter)
 	if !ok {
-		return nil, errors.New("the engine's pool is on a device whose memory cannot be registered; use cuda or tcp")
+		return nil, errors.New("the engine's pool is on a device that offers its memory to no other")
 	}
 	f, offset, err := x.DMABuf()
 	if err != nil {

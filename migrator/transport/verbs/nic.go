@@ -33,6 +33,9 @@ type nic struct {
 	mu      sync.Mutex
 	regions []*region
 	kept    bool // whether a region without users may stay
+	// far is the engine's memory that the NIC does not reach, as a probe has found; nil
+	// for none.
+	far *transport.Memory
 }
 
 // device is the name that is asked for.

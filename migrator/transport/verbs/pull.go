@@ -44,7 +44,15 @@ type cursor struct {
 	at              int64 // of the block: its first byte that is not asked for
 }
 
-// over reports whether nothing is left.
+// pieces are bytes that are asked for one after the other.
+type pieces interface {
+	// next is the next bytes that lie together at both ends, at most so many: where
+	// they begin, counted from what each end has registered.
+	next(most int64) (from, to, n int64)
+	// over reports whether nothing is left.
+	over() bool
+}
+
 func (c *cursor) over() bool { return len(c.plan) == 0 || c.region == len(c.target.Regions) }
 
 // part is the first one of which something is not asked for: part k is region
@@ -56,8 +64,6 @@ func (c *cursor) part() int {
 	return c.region*c.entries + c.plan[c.stretch].entry + c.block
 }
 
-// next is the next bytes that lie together in both pools, at most so many: where they
-// begin in each, counted from the pools' first bytes.
 func (c *cursor) next(most int64) (from, to, n int64) {
 	if c.over() || most <= 0 {
 		return 0, 0, 0
@@ -85,7 +91,7 @@ func (c *cursor) next(most int64) (from, to, n int64) {
 // batch fills the work of one batch, and returns how many entries it has. What lies
 // together in the source is one READ, wherever its pieces go. The last READ tells
 // when all have ended.
-func (p *puller) batch(c *cursor) (n int) {
+func (p *puller) batch(c pieces) (n int) {
 	first, pieces := 0, 0             // of the last READ: its entry, and how many it has
 	end, length := int64(0), int64(0) // where it ends in the source, and its bytes
 	longest := min(int64(readBytes), int64(p.at.port.Message))
@@ -124,19 +130,41 @@ func (p *puller) cursor(plan transport.Plan) cursor {
 	return cursor{source: p.remote, target: p.memory.Layout, plan: p.stretches, entries: len(plan.Src)}
 }
 
-// pull asks for a plan in batches, some of them at a time, and verifies each while
-// the next ones are on their way.
-func (p *puller) pull(ctx context.Context, plan transport.Plan) error {
+// pull brings a plan's blocks, and notes those that do not have their sums.
+func (p *puller) pull(ctx context.Context, plan transport.Plan) (err error) {
 	if err := plan.Fits(p.remote, p.memory.Layout); err != nil {
 		return err
 	}
 	defer context.AfterFunc(ctx, func() { p.queue.SetDeadline(time.Unix(1, 0)) })()
 	p.queue.SetDeadline(p.deadline)
+	p.posted, p.ended = 0, 0
+	if p.bounces() {
+		err = p.bounce(ctx, plan)
+	} else {
+		err = p.direct(ctx, plan)
+	}
+	if err != nil {
+		return err
+	}
+	if p.memory.Device != nil {
+		if p.bad, err = verifyDevice(p.memory, p.remote.Sum, plan, p.bad); err != nil {
+			return err
+		}
+	}
+	if len(p.bad) > 0 {
+		slices.Sort(p.bad)
+		p.bad = slices.Compact(p.bad)
+	}
+	return p.goOn(ctx)
+}
+
+// direct asks for a plan in batches, some of them at a time, and verifies each while
+// the next ones are on their way.
+func (p *puller) direct(ctx context.Context, plan transport.Plan) error {
 	c := p.cursor(plan)
-	p.posted = 0
-	ended, verified := uint64(0), 0 // batches, parts
+	verified := 0 // parts
 	for {
-		for p.posted < ended+depth && !c.over() {
+		for p.posted < p.ended+depth && !c.over() {
 			if err := p.goOn(ctx); err != nil {
 				return err
 			}
@@ -147,23 +175,13 @@ func (p *puller) pull(ctx context.Context, plan transport.Plan) error {
 				return p.why(ctx, err)
 			}
 		}
-		if p.posted == ended {
-			break
+		if p.posted == p.ended {
+			return nil
 		}
-		n, err := p.next(ctx)
-		if err != nil {
+		if err := p.reap(ctx); err != nil {
 			return err
 		}
-		for _, w := range p.done[:n] {
-			if err := p.queue.Fail(w); err != nil {
-				return p.why(ctx, err)
-			}
-			if w.ID != ended {
-				return errors.New("a batch has ended before the one in front of it")
-			}
-			ended++
-		}
-		whole := p.marks[(ended-1)%depth]
+		whole := p.marks[(p.ended-1)%depth]
 		if p.memory.Device == nil {
 			if err := transport.Guard(func() error {
 				p.bad = verify(p.memory, p.remote.Sum, plan, verified, whole, p.bad)
@@ -174,17 +192,24 @@ func (p *puller) pull(ctx context.Context, plan transport.Plan) error {
 		}
 		verified = whole
 	}
-	if p.memory.Device != nil {
-		var err error
-		if p.bad, err = verifyDevice(p.memory, p.remote.Sum, plan, p.bad); err != nil {
-			return err
+}
+
+// reap waits for batches to end.
+func (p *puller) reap(ctx context.Context) error {
+	n, err := p.next(ctx)
+	if err != nil {
+		return err
+	}
+	for _, w := range p.done[:n] {
+		if err := p.queue.Fail(w); err != nil {
+			return p.why(ctx, err)
 		}
+		if w.ID != p.ended {
+			return errors.New("a batch has ended before the one in front of it")
+		}
+		p.ended++
 	}
-	if len(p.bad) > 0 {
-		slices.Sort(p.bad)
-		p.bad = slices.Compact(p.bad)
-	}
-	return p.goOn(ctx)
+	return nil
 }
 
 // next waits for completions.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/x509"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"time"
@@ -61,7 +62,7 @@ func (t *Transport) attach(stream grpc.ServerStream) error {
 	t.sessions++
 	t.wg.Add(1)
 	run := t.ctx
-	first, gone := make(chan []byte, 1), make(chan struct{})
+	said, gone := make(chan []byte), make(chan struct{})
 	t.wg.Go(func() {
 		defer close(gone)
 		for {
@@ -70,9 +71,9 @@ func (t *Transport) attach(stream grpc.ServerStream) error {
 				return
 			}
 			select {
-			case first <- m.GetValue():
-			default:
-				return // nobody says more than one thing
+			case said <- m.GetValue():
+			case <-stream.Context().Done():
+				return
 			}
 		}
 	})
@@ -87,8 +88,8 @@ func (t *Transport) attach(stream grpc.ServerStream) error {
 	late := time.NewTimer(helloTimeout)
 	defer late.Stop()
 	select {
-	case hello := <-first:
-		err := t.session(run, stream, hello, gone)
+	case hello := <-said:
+		err := t.session(run, stream, hello, said, gone)
 		if err != nil {
 			t.config.Logger.Debug("verbs transport: session", "err", err)
 		}
@@ -102,8 +103,9 @@ func (t *Transport) attach(stream grpc.ServerStream) error {
 	}
 }
 
-// session serves the receiver of a hello until it, or its lease, ends.
-func (t *Transport) session(run context.Context, stream grpc.ServerStream, message []byte, gone <-chan struct{}) (err error) {
+// session serves the receiver of a hello until it, or its lease, ends; asks are what it
+// says after that.
+func (t *Transport) session(run context.Context, stream grpc.ServerStream, message []byte, asks <-chan []byte, gone <-chan struct{}) (err error) {
 	r := bytes.NewReader(message)
 	hello, err := wire.ReadHello(r)
 	if err != nil {
@@ -129,17 +131,35 @@ func (t *Transport) session(run context.Context, stream grpc.ServerStream, messa
 	if !lease.Enter(time.Now()) {
 		return errors.Join(status.Error(codes.PermissionDenied, "the grant is over"), s.close())
 	}
-	// The answer may wait for a receiver that does not read, and Revoke must not.
-	sent := make(chan error, 1)
-	answer := wrapperspb.Bytes(s.answer)
-	t.wg.Go(func() { sent <- stream.SendMsg(answer) })
+	// What is said may wait for a receiver that does not read, and Revoke must not.
+	sent, say := make(chan error, 1), make(chan []byte, maxSlots+1)
+	say <- s.answer
+	defer close(say)
+	t.wg.Go(func() {
+		for b := range say {
+			if err := stream.SendMsg(wrapperspb.Bytes(b)); err != nil {
+				sent <- err
+				return
+			}
+		}
+	})
 	end := time.NewTimer(time.Until(lease.Deadline))
 	defer end.Stop()
 	for waits := true; waits; {
 		select {
 		case err = <-sent:
-			sent = nil
-			waits = err == nil
+			waits = false
+		case ask := <-asks:
+			var done []byte
+			if done, err = s.pack(ask); err != nil {
+				waits = false
+				break
+			}
+			select {
+			case say <- done:
+			default:
+				err, waits = status.Error(codes.ResourceExhausted, "the receiver does not read what it asks for"), false
+			}
 		case <-lease.Done():
 			err, waits = status.Error(codes.PermissionDenied, "the grant is over"), false
 		case <-end.C:
@@ -215,9 +235,11 @@ type session struct {
 	lease  *ticket.Lease
 	nic    *nic
 	region *region
+	slot   int64 // bytes of a slot of the region; 0: the region is the pool
 	queue  *verbs.Queue
 	pair   *verbs.Pair
 	answer []byte
+	blocks []uint32 // of an ask
 }
 
 // connect makes a pair that answers a receiver's end, and the answer that tells it.
@@ -225,7 +247,7 @@ func (s *session) connect(theirs end) (err error) {
 	if s.nic, err = s.t.take(); err != nil {
 		return err
 	}
-	if s.region, err = s.nic.registered(s.lease.Memory); err != nil {
+	if s.region, s.slot, err = s.nic.reach(s.lease.Memory); err != nil {
 		return err
 	}
 	if s.queue, err = s.nic.device.Queue(1); err != nil {
@@ -257,8 +279,33 @@ func (s *session) connect(theirs end) (err error) {
 		return err
 	}
 	s.answer = own.append(s.answer)
-	s.answer = key{base: s.region.Base, key: s.region.Peer, left: time.Until(s.lease.Deadline)}.append(s.answer)
+	k := key{base: s.region.Base, key: s.region.Peer, left: time.Until(s.lease.Deadline)}
+	if s.slot > 0 {
+		k.slots, k.slot = slots, uint64(s.slot)
+	}
+	s.answer = k.append(s.answer)
 	return nil
+}
+
+// pack obeys an ask, and returns what it is answered with.
+func (s *session) pack(ask []byte) ([]byte, error) {
+	if s.slot == 0 {
+		return nil, status.Error(codes.InvalidArgument, "the pool can be read: nothing is packed")
+	}
+	m := s.lease.Memory
+	slot, blocks, err := parseAsk(s.blocks[:0], ask, m.Blocks)
+	s.blocks = blocks
+	size := int64(len(blocks)) * m.BlockBytes()
+	if err == nil && (slot >= slots || size > s.slot) {
+		err = fmt.Errorf("ask: %d blocks into slot %d; there are %d of %d bytes", len(blocks), slot, slots, s.slot)
+	}
+	if err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	if err := m.Device.Gather(s.region.memory.Bytes[int64(slot)*s.slot:][:size], m.Layout, blocks); err != nil {
+		return nil, status.Error(codes.Unavailable, err.Error())
+	}
+	return binary.LittleEndian.AppendUint32(nil, slot), nil
 }
 
 // fence ends the connection: after it the NIC answers the receiver no more. A pair

@@ -3,10 +3,10 @@ package verbs
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -63,7 +63,7 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 	p.pieces = min(p.nic.device.Limits.Pieces, maxPieces)
 	p.work = make([]verbs.Work, max(min(verbs.Batch, p.nic.device.Limits.Requests/depth), 1))
 	requests := depth * len(p.work)
-	if p.region, err = p.nic.registered(p.memory); err != nil {
+	if p.region, p.slot, err = p.nic.reach(p.memory); err != nil {
 		return nil, err
 	}
 	if p.queue, err = p.nic.device.Queue(requests); err != nil {
@@ -103,13 +103,16 @@ type puller struct {
 	nic      *nic
 	at       place // of the nic
 	region   *region
+	slot     int64 // bytes of a slot of the region; 0: the region is the pool
 	queue    *verbs.Queue
 	pair     *verbs.Pair
 	pieces   int // of one READ
 	conn     *grpc.ClientConn
+	stream   grpc.ClientStream  // asks are sent by Pull alone
+	replies  chan uint32        // slots that the source has packed
 	hangUp   context.CancelFunc // ends the stream
 	forget   func() bool        // the failure of the nic does not hang up any more
-	ended    chan struct{}      // closed when the stream has ended; nil before there is one
+	left     chan struct{}      // closed when the stream has ended; nil before there is one
 	remote   transport.Layout
 	key      key
 	deadline time.Time // of the grant, no later than the source has it
@@ -124,6 +127,7 @@ type puller struct {
 	done      []verbs.Completion
 	stretches []stretch  // of the pull's plan
 	posted    uint64     // batches of the pull
+	ended     uint64     // and those of them that have come
 	marks     [depth]int // parts that are whole after each batch under way
 	bad       []int
 	over      error // why the puller is of no use any more
@@ -167,13 +171,10 @@ func (p *puller) attach(ctx context.Context, h wire.Hello) error {
 	if err != nil {
 		return err
 	}
-	if p.key, err = parseKey(rest[endSize:]); err != nil {
+	if err := p.remote.Matches(p.memory.Layout); err != nil {
 		return err
 	}
-	if p.key.base > math.MaxUint64-uint64(size) {
-		return fmt.Errorf("the source's pool of %d bytes begins at %#x", size, p.key.base)
-	}
-	if err := p.remote.Matches(p.memory.Layout); err != nil {
+	if p.key, err = parseKey(rest[endSize:], size, p.memory.BlockBytes()); err != nil {
 		return err
 	}
 	if err := ctx.Err(); err != nil {
@@ -190,19 +191,17 @@ func (p *puller) attach(ctx context.Context, h wire.Hello) error {
 		return err
 	}
 	p.deadline = start.Add(p.key.left)
-	p.ended = make(chan struct{})
+	p.left, p.replies, p.stream = make(chan struct{}), make(chan uint32, p.key.slots), stream
 	p.forget = context.AfterFunc(p.nic.broken, p.hangUp)
 	go p.watch(stream)
 	return nil
 }
 
-// watch ends the connection when the stream ends, whatever the NIC would notice.
+// watch hands on what the source has packed, and ends the connection when the stream
+// ends, whatever the NIC would notice.
 func (p *puller) watch(stream grpc.ClientStream) {
-	defer close(p.ended)
-	err := stream.RecvMsg(&wrapperspb.BytesValue{})
-	if err == nil {
-		err = errors.New("it speaks out of turn")
-	}
+	defer close(p.left)
+	err := p.hear(stream)
 	err = fmt.Errorf("the source has ended the grant: %w", err)
 	if failed := context.Cause(p.nic.broken); failed != nil {
 		err = failed
@@ -210,6 +209,23 @@ func (p *puller) watch(stream grpc.ClientStream) {
 	p.lost.Store(&err)
 	p.pair.Fail() // and what is under way ends; if it cannot, nobody waits for it
 	p.queue.SetDeadline(time.Unix(1, 0))
+}
+
+// hear returns when the source has ended the stream, or says what it should not.
+func (p *puller) hear(stream grpc.ClientStream) error {
+	for m := new(wrapperspb.BytesValue); ; m.Reset() {
+		if err := stream.RecvMsg(m); err != nil {
+			return err
+		}
+		if len(m.GetValue()) != 4 {
+			return errors.New("it speaks out of turn")
+		}
+		select {
+		case p.replies <- binary.LittleEndian.Uint32(m.GetValue()):
+		default:
+			return errors.New("it packs what nobody asks for")
+		}
+	}
 }
 
 // Pull reads the blocks of a plan. See transport.Puller.
@@ -241,7 +257,7 @@ func (p *puller) fence() error {
 		return nil
 	}
 	p.hangUp()
-	<-p.ended // which does not use the pair any more
+	<-p.left // which does not use the pair any more
 	p.fenced = true
 	return p.pair.Close()
 }
@@ -251,6 +267,7 @@ func (p *puller) Close() error {
 	p.once.Do(func() {
 		p.closing.Store(true)
 		p.queue.SetDeadline(time.Unix(1, 0))
+		p.hangUp() // who waits for the source
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		if p.over == nil {
@@ -269,8 +286,8 @@ func (p *puller) give() error {
 	if p.hangUp != nil {
 		p.hangUp()
 	}
-	if p.ended != nil {
-		<-p.ended
+	if p.left != nil {
+		<-p.left
 	}
 	var err error
 	if p.conn != nil {

@@ -42,7 +42,7 @@ func New(c Config) (*Transport, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &Transport{config: c, server: grpc.NewServer(grpc.MaxRecvMsgSize(maxAttach))}
+	t := &Transport{config: c, server: grpc.NewServer(grpc.MaxRecvMsgSize(max(maxAttach, maxAskBytes+64)))}
 	t.server.RegisterService(&service, t)
 	return t, nil
 }
@@ -67,8 +67,8 @@ func (t *Transport) Probe(context.Context) error {
 	return nil
 }
 
-// mayRegister says why the engine's pool cannot be registered. While Run runs it stays
-// so.
+// mayRegister says why the engine's pool can neither be registered nor go by way of the
+// host. While Run runs it stays registered.
 func (t *Transport) mayRegister(n *nic) error {
 	m, ok := t.config.Pool.Memory()
 	if !ok || !m.Hold() {
@@ -78,11 +78,11 @@ func (t *Transport) mayRegister(n *nic) error {
 	if err := transport.Usable(t.config.Pool); err != nil {
 		return err
 	}
-	r, err := n.registered(m)
-	if err != nil {
-		return err
+	far, err := n.probe(m, t.config.Pool)
+	if far != nil {
+		t.config.Logger.Info("verbs transport: the NIC does not reach the engine's pool; blocks go by way of host memory", "device", n.device.Name, "err", far)
 	}
-	return n.leave(r, t.config.Pool)
+	return err
 }
 
 // Reaches reports whether the nodes are one, or there are credentials for a
@@ -260,9 +260,6 @@ func (t *Transport) Export(g transport.Grant) (transport.Offer, error) {
 	m, ok := t.config.Pool.Memory()
 	if !ok {
 		return transport.Offer{}, errors.New("verbs transport: the engine is away")
-	}
-	if _, ok := m.Device.(Exporter); m.Device != nil && !ok {
-		return transport.Offer{}, errors.New("verbs transport: the engine's memory is on a device, and cannot be registered")
 	}
 	address := t.config.Address()
 	if address == "" {

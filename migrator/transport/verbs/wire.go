@@ -3,21 +3,31 @@ package verbs
 import (
 	"encoding/binary"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/device/verbs"
 )
 
 // The messages of the stream are bytes: the hello of package wire and an end, and
-// then its welcome, an end and a key; or its refusal. Integers are little-endian.
+// then its welcome, an end and a key; or its refusal. Where the key has slots, any
+// number of asks follow, and what each is answered with. Integers are little-endian.
 //
 //	end   GID [16], pair u32, packet number u32, LID u16, MTU u8, reads u8, link
 //	      layer u8 (1 InfiniBand, 2 Ethernet), RoCE version u8 (0 not known), 0 [2]
-//	key   address of the pool's first byte u64, remote key u32, 0 u32, time left of
-//	      the grant in ns u64
+//	key   address u64, remote key u32, slots u32, time left of the grant in ns u64,
+//	      bytes of a slot u64. Without slots the address is that of the pool's first
+//	      byte; with slots that of the first of them
+//	ask   slot u32, blocks to be packed into it [n] u32
+//	done  slot u32, which has them now
 const (
 	endSize = 32
-	keySize = 24
+	keySize = 32
+
+	maxSlots    = 64
+	maxSlot     = 1 << 30 // bytes
+	maxAsked    = 4096    // blocks of one ask
+	maxAskBytes = 4 + 4*maxAsked
 
 	linkInfiniBand = 1
 	linkEthernet   = 2
@@ -71,29 +81,68 @@ func parseEnd(b []byte) (end, error) {
 	return e, nil
 }
 
-// key is how a pool is reached.
+// key is how a pool is reached: by itself, or by slots that blocks are packed into.
 type key struct {
-	base uint64
-	key  uint32
-	left time.Duration // of the grant
+	base  uint64
+	key   uint32
+	slots uint32        // 0: it is the pool's
+	left  time.Duration // of the grant
+	slot  uint64        // bytes of a slot
 }
 
 func (k key) append(dst []byte) []byte {
 	dst = binary.LittleEndian.AppendUint64(dst, k.base)
 	dst = binary.LittleEndian.AppendUint32(dst, k.key)
-	dst = binary.LittleEndian.AppendUint32(dst, 0)
-	return binary.LittleEndian.AppendUint64(dst, uint64(k.left))
+	dst = binary.LittleEndian.AppendUint32(dst, k.slots)
+	dst = binary.LittleEndian.AppendUint64(dst, uint64(k.left))
+	return binary.LittleEndian.AppendUint64(dst, k.slot)
 }
 
-func parseKey(b []byte) (key, error) {
+// parseKey decodes a key to a pool of so many bytes in blocks of so many.
+func parseKey(b []byte, size, block int64) (key, error) {
 	if len(b) != keySize {
 		return key{}, fmt.Errorf("key: %d bytes, want %d", len(b), keySize)
 	}
-	k := key{base: binary.LittleEndian.Uint64(b), key: binary.LittleEndian.Uint32(b[8:]), left: time.Duration(binary.LittleEndian.Uint64(b[16:]))}
-	if k.left < 0 {
-		return key{}, fmt.Errorf("key: a grant of %v", k.left)
+	k := key{
+		base: binary.LittleEndian.Uint64(b), key: binary.LittleEndian.Uint32(b[8:]), slots: binary.LittleEndian.Uint32(b[12:]),
+		left: time.Duration(binary.LittleEndian.Uint64(b[16:])), slot: binary.LittleEndian.Uint64(b[24:]),
+	}
+	reach := uint64(size)
+	if k.slots > 0 {
+		if k.slots < 2 || k.slots > maxSlots || k.slot > maxSlot || k.slot < uint64(block) {
+			return key{}, fmt.Errorf("key: %d slots of %d bytes, for blocks of %d", k.slots, k.slot, block)
+		}
+		reach = uint64(k.slots) * k.slot
+	}
+	if k.left < 0 || k.slots == 0 && k.slot != 0 || k.base > math.MaxUint64-reach {
+		return key{}, fmt.Errorf("key: a grant of %v, slots of %d bytes, %d bytes from %#x", k.left, k.slot, reach, k.base)
 	}
 	return k, nil
+}
+
+// appendAsk appends an ask.
+func appendAsk(dst []byte, slot uint32, blocks []uint32) []byte {
+	dst = binary.LittleEndian.AppendUint32(dst, slot)
+	for _, b := range blocks {
+		dst = binary.LittleEndian.AppendUint32(dst, b)
+	}
+	return dst
+}
+
+// parseAsk decodes an ask of a pool of so many blocks. The blocks are appended to dst.
+func parseAsk(dst []uint32, b []byte, pool int) (slot uint32, blocks []uint32, err error) {
+	if len(b) < 8 || len(b)%4 != 0 || len(b) > maxAskBytes {
+		return 0, dst, fmt.Errorf("ask: %d bytes, want a slot and up to %d blocks of 4", len(b), maxAsked)
+	}
+	slot = binary.LittleEndian.Uint32(b)
+	for b = b[4:]; len(b) > 0; b = b[4:] {
+		block := binary.LittleEndian.Uint32(b)
+		if int64(block) >= int64(pool) {
+			return 0, dst, fmt.Errorf("ask: block %d of a pool of %d", block, pool)
+		}
+		dst = append(dst, block)
+	}
+	return slot, dst, nil
 }
 
 // path is the way from one end to another.

@@ -1,0 +1,83 @@
+package transporttest
+
+import (
+	"errors"
+	"slices"
+	"sync"
+
+	"github.com/cascadeinfer/cascade/migrator/transport"
+)
+
+// Card is a device whose memory no transport reaches but by its methods, and the
+// Mirror of it. It is safe for concurrent use.
+type Card struct {
+	// Fail is what Gather and Scatter return, nil for success. It is set while nobody
+	// uses the card.
+	Fail error
+
+	mu    sync.Mutex
+	inner *transport.Memory
+	copy  []byte
+}
+
+var (
+	_ transport.Device = (*Card)(nil)
+	_ Mirror           = (*Card)(nil)
+)
+
+// NewCard returns a card with a pool of a layout, which is summed as GPUs do, and its
+// Memory, whose Bytes are the tests' copy.
+func NewCard(l transport.Layout) (*Card, *transport.Memory) {
+	l.Sum = transport.Multiply
+	c := &Card{inner: Heap(l)}
+	c.copy = slices.Clone(c.inner.Bytes)
+	return c, &transport.Memory{Layout: l, Bytes: c.copy, Device: c}
+}
+
+// Sums implements transport.Device.
+func (c *Card) Sums(dst []uint32, _ transport.Layout, blocks []uint32) ([]uint32, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.inner.Sums(dst, blocks), nil
+}
+
+// Gather implements transport.Device.
+func (c *Card) Gather(dst []byte, _ transport.Layout, blocks []uint32) error {
+	return c.each(dst, blocks, func(part, packed []byte) { copy(packed, part) })
+}
+
+// Scatter implements transport.Device.
+func (c *Card) Scatter(_ transport.Layout, blocks []uint32, src []byte) error {
+	return c.each(src, blocks, func(part, packed []byte) { copy(part, packed) })
+}
+
+// each calls f with the parts of blocks, and where they are among packed ones.
+func (c *Card) each(packed []byte, blocks []uint32, f func(part, packed []byte)) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.Fail != nil {
+		return c.Fail
+	}
+	if int64(len(packed)) != int64(len(blocks))*c.inner.BlockBytes() {
+		return errors.New("the packed blocks have another length")
+	}
+	for _, b := range blocks {
+		for r, g := range c.inner.Regions {
+			f(c.inner.Part(b, r), packed[:g.Bytes])
+			packed = packed[g.Bytes:]
+		}
+	}
+	return nil
+}
+
+// Store implements Mirror.
+func (c *Card) Store() { c.both(func() { copy(c.inner.Bytes, c.copy) }) }
+
+// Load implements Mirror.
+func (c *Card) Load() { c.both(func() { copy(c.copy, c.inner.Bytes) }) }
+
+func (c *Card) both(f func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f()
+}

@@ -1,0 +1,199 @@
+package verbs
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/cascadeinfer/cascade/migrator/device/verbs"
+	"github.com/cascadeinfer/cascade/migrator/transport"
+)
+
+// bounces reports whether blocks go by slots at one end or both.
+func (p *puller) bounces() bool { return p.slot > 0 || p.key.slots > 0 }
+
+// portions is how plans go by slots: so many entries at a time, by so many slots.
+func (p *puller) portions() (each, slotsOf int) {
+	block := p.memory.BlockBytes()
+	each, slotsOf = maxAsked, slots
+	if p.slot > 0 {
+		each = min(each, int(p.slot/block))
+	}
+	if p.key.slots > 0 {
+		each, slotsOf = min(each, int(int64(p.key.slot)/block)), min(slotsOf, int(p.key.slots))
+	}
+	return each, slotsOf
+}
+
+// bounce pulls a plan by slots, portion by portion. While one is taken out of its own
+// slot the next is on its way, and the source packs those behind.
+func (p *puller) bounce(ctx context.Context, plan transport.Plan) error {
+	defer context.AfterFunc(ctx, p.hangUp)()
+	late := time.NewTimer(time.Until(p.deadline))
+	defer late.Stop()
+	each, turns := p.portions()
+	regions := len(p.memory.Regions)
+	count := (len(plan.Src) + each - 1) / each
+	portion := func(k int) transport.Plan {
+		from, to := k*each, min((k+1)*each, len(plan.Src))
+		return transport.Plan{Src: plan.Src[from:to], Dst: plan.Dst[from:to], Sums: plan.Sums[from*regions : to*regions]}
+	}
+	asked, before := 0, uint64(0) // portions; batches of those before the latest
+	for k := 0; k <= count && count > 0; k++ {
+		if k < count {
+			// A slot is free again when its portion is through: that is all up to k-2.
+			for ; p.key.slots > 0 && asked < min(count, k-1+turns); asked++ {
+				if err := p.ask(ctx, uint32(asked%turns), portion(asked).Src); err != nil {
+					return err
+				}
+			}
+			if err := p.packed(ctx, uint32(k%turns), late.C); err != nil {
+				return err
+			}
+			if err := p.post(ctx, p.passage(portion(k), k%turns)); err != nil {
+				return err
+			}
+		}
+		if k > 0 {
+			for p.ended < before {
+				if err := p.reap(ctx); err != nil {
+					return err
+				}
+			}
+			if err := p.land(portion(k-1), (k-1)*each, (k-1)%turns); err != nil {
+				return err
+			}
+		}
+		before = p.posted
+	}
+	return nil
+}
+
+// ask has the source pack blocks into a slot.
+func (p *puller) ask(ctx context.Context, slot uint32, blocks []uint32) error {
+	if err := p.stream.SendMsg(wrapperspb.Bytes(appendAsk(nil, slot, blocks))); err != nil {
+		p.hangUp()
+		<-p.left // what the source has said is why
+		return p.why(ctx, *p.lost.Load())
+	}
+	return nil
+}
+
+// packed waits until the source has packed a slot, where it does.
+func (p *puller) packed(ctx context.Context, slot uint32, late <-chan time.Time) error {
+	if p.key.slots == 0 {
+		return nil
+	}
+	select {
+	case got := <-p.replies:
+		if got != slot {
+			return fmt.Errorf("the source has packed slot %d, and not %d", got, slot)
+		}
+		return nil
+	case <-p.left:
+		return p.why(ctx, *p.lost.Load())
+	case <-late:
+		return errExpired
+	}
+}
+
+// post asks for all pieces, and waits where too many batches are under way.
+func (p *puller) post(ctx context.Context, c pieces) error {
+	for !c.over() {
+		for p.posted == p.ended+depth {
+			if err := p.reap(ctx); err != nil {
+				return err
+			}
+		}
+		if err := p.goOn(ctx); err != nil {
+			return err
+		}
+		n := p.batch(c)
+		p.posted++
+		if _, err := p.pair.Post(verbs.Read, p.work[:n]); err != nil {
+			return p.why(ctx, err)
+		}
+	}
+	return nil
+}
+
+// land takes a portion, from entry at on, out of its slot, and verifies it where the
+// processor reaches the pool.
+func (p *puller) land(portion transport.Plan, at, slot int) error {
+	if p.slot > 0 {
+		b := p.region.memory.Bytes[int64(slot)*p.slot:][:int64(len(portion.Dst))*p.memory.BlockBytes()]
+		return p.memory.Device.Scatter(p.memory.Layout, portion.Dst, b)
+	}
+	if p.memory.Device != nil {
+		return nil
+	}
+	return transport.Guard(func() error {
+		first := len(p.bad)
+		p.bad = verify(p.memory, p.remote.Sum, portion, 0, len(portion.Dst)*len(p.memory.Regions), p.bad)
+		for i := range p.bad[first:] {
+			p.bad[first+i] += at
+		}
+		return nil
+	})
+}
+
+// passage is the way of a portion's bytes by a slot.
+func (p *puller) passage(portion transport.Plan, slot int) pieces {
+	n, own, theirs := len(portion.Src), int64(slot)*p.slot, int64(slot)*int64(p.key.slot)
+	switch {
+	case p.key.slots == 0:
+		p.stretches = p.stretches[:0]
+		for i, b := range portion.Src {
+			p.stretches = append(p.stretches, stretch{i, 1, int64(b), int64(i)})
+		}
+		target := p.memory.Packed(n)
+		for i := range target.Regions {
+			target.Regions[i].Offset += own
+		}
+		return &cursor{source: p.remote, target: target, plan: p.stretches, entries: n}
+	case p.slot == 0:
+		return &unpacking{at: theirs, target: p.memory.Layout, blocks: portion.Dst}
+	}
+	return &straight{from: theirs, to: own, left: int64(n) * p.memory.BlockBytes()}
+}
+
+// straight is bytes that lie together in both slots.
+type straight struct{ from, to, left int64 }
+
+func (s *straight) over() bool { return s.left == 0 }
+
+func (s *straight) next(most int64) (from, to, n int64) {
+	from, to, n = s.from, s.to, max(0, min(s.left, most))
+	s.from, s.to, s.left = from+n, to+n, s.left-n
+	return from, to, n
+}
+
+// unpacking goes through packed blocks, and where their parts belong in a pool.
+type unpacking struct {
+	at     int64 // in the source
+	target transport.Layout
+	blocks []uint32 // those that are left
+
+	region int
+	done   int64 // bytes of it
+}
+
+func (u *unpacking) over() bool { return len(u.blocks) == 0 }
+
+func (u *unpacking) next(most int64) (from, to, n int64) {
+	if u.over() || most <= 0 {
+		return 0, 0, 0
+	}
+	g := u.target.Regions[u.region]
+	from, to, n = u.at, g.Offset+int64(u.blocks[0])*g.Stride+u.done, min(most, g.Bytes-u.done)
+	u.at, u.done = u.at+n, u.done+n
+	if u.done == g.Bytes {
+		u.region, u.done = u.region+1, 0
+	}
+	if u.region == len(u.target.Regions) {
+		u.region, u.blocks = 0, u.blocks[1:]
+	}
+	return from, to, n
+}
