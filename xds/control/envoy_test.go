@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"path/filepath"
@@ -148,12 +149,8 @@ func TestEnvoyRestart(t *testing.T) {
 		r, _ := upstream(t, fmt.Sprintf("r%d", i))
 		list = append(list, r)
 	}
-	run := func(address string) *running {
+	run := func(l net.Listener) *running {
 		st, err := store.NewFile(filepath.Join(dir, "plan.json"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		l, err := net.Listen("tcp", address)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -161,7 +158,11 @@ func TestEnvoyRestart(t *testing.T) {
 		r.Grace = time.Hour
 		return start(t, Config{Rules: r, Replicas: list, Store: st, Listener: l, Counters: fleet.File{Path: filepath.Join(dir, "counters.json")}})
 	}
-	c := run("127.0.0.1:0")
+	var l net.Listener
+	for l == nil { // below the range from which others are given theirs while it is free
+		l, _ = net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 10000+rand.N(20000)))
+	}
+	c := run(l)
 	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "envoy", XDS: c.Addr().String()})
 	if err != nil {
 		t.Fatal(err)
@@ -172,9 +173,11 @@ func TestEnvoyRestart(t *testing.T) {
 	// answers that end a reconnection, and are left out.
 	const counted = `(cluster_(added|modified|removed)|listener_(added|modified)|\.rds\..*config_reload|^cluster\.cascade.*\.update_success)$`
 	before := envoy.Stats(counted)
-	address := c.Addr().String()
 	c.stop()
-	c = run(address)
+	if l, err = net.Listen("tcp", c.Addr().String()); err != nil {
+		t.Fatal(err)
+	}
+	c = run(l)
 	reaches(t, c, 1)
 	after := envoy.Stats(counted)
 	if len(after) < policies.MaxStages+3 {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"net"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -58,13 +57,7 @@ func startPlane(t *testing.T, address string) *plane {
 	if p.publisher, err = publish.New(publish.Config{Target: shared, Ledger: ledger}); err != nil {
 		t.Fatal(err)
 	}
-	if address == "" {
-		address = "127.0.0.1:0"
-	}
-	listener, err := net.Listen("tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := listen(t, address)
 	p.address = listener.Addr().String()
 	server := grpc.NewServer()
 	discoveryv3.RegisterAggregatedDiscoveryServiceServer(server,
@@ -130,13 +123,7 @@ func startBackend(t *testing.T, id, address string) *backend {
 			fmt.Fprint(w, n)
 		}),
 	}
-	if address == "" {
-		address = "127.0.0.1:0"
-	}
-	listener, err := net.Listen("tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := listen(t, address)
 	b.address = listener.Addr().String()
 	b.wg.Go(func() { b.server.Serve(listener) })
 	t.Cleanup(b.kill)

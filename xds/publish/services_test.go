@@ -2,7 +2,9 @@ package publish_test
 
 import (
 	"context"
+	"fmt"
 	"maps"
+	"math/rand/v2"
 	"net"
 	"sync"
 	"testing"
@@ -153,13 +155,7 @@ func startServices(t *testing.T, address string) (*plane, *witness) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if address == "" {
-		address = "127.0.0.1:0"
-	}
-	listener, err := net.Listen("tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := listen(t, address)
 	p.address = listener.Addr().String()
 	server := grpc.NewServer()
 	services.Register(ctx, server)
@@ -171,13 +167,31 @@ func startServices(t *testing.T, address string) (*plane, *witness) {
 	return p, w
 }
 
+// listen listens at an address of loopback; "" is any free one below the range from
+// which others are given theirs, so that whoever stops can listen there again.
+func listen(t *testing.T, address string) net.Listener {
+	t.Helper()
+	free := address == ""
+	for range 100 {
+		if free {
+			address = fmt.Sprintf("127.0.0.1:%d", 10000+rand.N(20000))
+		}
+		l, err := net.Listen("tcp", address)
+		switch {
+		case err == nil:
+			return l
+		case !free:
+			t.Fatal(err)
+		}
+	}
+	t.Fatal("no address is free")
+	return nil
+}
+
 // freeAddress is an address that nobody listens on.
 func freeAddress(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := listen(t, "")
 	defer l.Close()
 	return l.Addr().String()
 }
