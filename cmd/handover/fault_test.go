@@ -275,11 +275,23 @@ func TestSilentHost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	ctx, cancel := context.WithTimeoutCause(t.Context(), 100*time.Millisecond, errors.New("enough"))
-	defer cancel()
+	ctx, enough := context.WithCancelCause(t.Context())
+	defer enough(nil)
+	asked := make(chan *net.UnixConn, 1)
+	go func() {
+		conn, err := l.AcceptUnix()
+		if err == nil {
+			conn.Read(make([]byte, 1))
+		}
+		enough(errors.New("enough"))
+		asked <- conn
+	}()
 	if _, err := Begin(ctx, path); err == nil || !strings.Contains(err.Error(), "the process that serves "+path) {
 		t.Errorf("silent: %v", err)
+	}
+	l.Close()
+	if conn := <-asked; conn != nil {
+		defer conn.Close()
 	}
 	f, err := lock(t.Context(), path)
 	if err != nil {
