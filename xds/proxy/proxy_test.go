@@ -251,15 +251,20 @@ func TestReturn(t *testing.T) {
 			o.ConsecutiveGatewayFailure = wrapperspb.UInt32(2)
 		}
 	})
-	for range 2 {
-		if resp, _ := f.send("POST", "/status/503", "", bytes.NewReader(prompt("m", 50))); resp.StatusCode != 503 {
-			t.Fatalf("status %d; an upstream's 503 is passed on", resp.StatusCode)
+	// On a busy machine its time may be over before the next request, once or twice.
+	deadline := time.Now().Add(time.Minute)
+	for by := ""; by != "r1"; {
+		for range 2 {
+			if resp, _ := f.send("POST", "/status/503", "", bytes.NewReader(prompt("m", 50))); resp.StatusCode != 503 {
+				t.Fatalf("status %d; an upstream's 503 is passed on", resp.StatusCode)
+			}
 		}
+		if time.Now().After(deadline) {
+			t.Fatal("r0 is never out")
+		}
+		_, s := f.see("POST", "/", "", bytes.NewReader(prompt("m", 50)))
+		by = s.By
 	}
-	if _, s := f.see("POST", "/", "", bytes.NewReader(prompt("m", 50))); s.By != "r1" {
-		t.Errorf("%s serves while r0 is out", s.By)
-	}
-	deadline := time.Now().Add(10 * time.Second)
 	for by := ""; by != "r0"; {
 		if time.Now().After(deadline) {
 			t.Fatal("r0 is not back")
@@ -364,10 +369,7 @@ func TestTimeouts(t *testing.T) {
 	if resp.StatusCode != 504 || failure(t, b).Code != codeTimeout {
 		t.Errorf("no answer: %d %s", resp.StatusCode, b)
 	}
-	// Events keep a stream alive beyond the idle timeout; silence ends it.
-	if _, b := f.send("POST", "/sse?n=20&gap=20ms", "", bytes.NewReader(prompt("m", 100))); !bytes.Contains(b, []byte("[DONE]")) {
-		t.Errorf("a lively stream was cut: %s", b)
-	}
+	// Silence ends a stream.
 	resp, err := f.client.Post(f.url+"/sse?n=2&gap=1h", "", bytes.NewReader(prompt("m", 100)))
 	if err != nil {
 		t.Fatal(err)
@@ -376,6 +378,20 @@ func TestTimeouts(t *testing.T) {
 		t.Error("a silent stream was not cut")
 	}
 	resp.Body.Close()
+	// Events keep one alive beyond the idle timeout. A machine may stand still for
+	// longer than a short one; then a longer one must do.
+	for idle := 100 * time.Millisecond; ; idle *= 4 {
+		f.publish(f.view, withTimeouts(idle, 0), func(s *client.Snapshot) bool {
+			return s.Routes["cascade"].Hosts[0].Routes[0].IdleTimeout == idle
+		})
+		_, b := f.send("POST", fmt.Sprintf("/sse?n=20&gap=%v", idle/10), "", bytes.NewReader(prompt("m", 100)))
+		if bytes.Contains(b, []byte("[DONE]")) {
+			break
+		}
+		if idle > 5*time.Second {
+			t.Fatalf("a lively stream was cut: %s", b)
+		}
+	}
 	// The route's timeout cuts even a lively one.
 	f.publish(f.view, withTimeouts(0, 100*time.Millisecond), func(s *client.Snapshot) bool {
 		return s.Routes["cascade"].Hosts[0].Routes[0].Timeout == 100*time.Millisecond
