@@ -319,15 +319,13 @@ const longer = `{"model":"m","prompt":"x","max_tokens":70,"stream":true,"stream_
 // whatever it is, and the register says where the stream is.
 func TestMoveFails(t *testing.T) {
 	t.Parallel()
-	dead := listen(t)
-	dead.Close()
 	for name, test := range map[string]struct {
 		spoil func(*fleet, *Move)
 		want  string // in the error
 	}{
 		"nobody listens": {func(f *fleet, m *Move) {
 			f.forget(1)
-			m.To.Address = dead.Addr().String()
+			m.To.Address = "127.0.0.1:1"
 		}, "refused"},
 		"no reservation": {func(f *fleet, m *Move) { f.forget(1); m.ID = "r0/none" }, "400"},
 		"the target's engine is away": {func(f *fleet, m *Move) {
@@ -370,7 +368,11 @@ func TestMoveFails(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			f := newFleet(t, 2, func(c *Config) { c.MoveTimeout = 200 * time.Millisecond })
+			f := newFleet(t, 2, func(c *Config) {
+				if name == "the target hangs" || name == "fewer tokens" {
+					c.MoveTimeout = 200 * time.Millisecond
+				}
+			})
 			b := f.begin(longer)
 			epoch, err := f.live(t.Context(), b.id, 1, func(m *Move) { test.spoil(f, m) })
 			if err == nil || !strings.Contains(err.Error(), test.want) || epoch != 3 {
