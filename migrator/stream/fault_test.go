@@ -223,13 +223,14 @@ func TestSlowClient(t *testing.T) {
 }
 
 func TestSilentEngine(t *testing.T) {
+	t.Parallel()
 	e := newEngine(t)
 	e.set(func(n int, r *http.Request) {
 		if n == 2 {
 			<-r.Context().Done()
 		}
 	}, nil)
-	f := start(t, e.URL, func(c *Config) { c.IdleTimeout = 50 * time.Millisecond })
+	f := start(t, e.URL, func(c *Config) { c.IdleTimeout = 2 * time.Second })
 	_, got := post(t, f.client, f.url, "/v1/completions", `{"prompt":"x","stream":true}`)
 	if !strings.Contains(got, problemOfACut+errIdle.Error()) || strings.Count(got, `"text"`) != 2 {
 		t.Error(got)
