@@ -81,7 +81,7 @@ func (c *contest) run(ctx context.Context, s *settings, name, preset string) (ou
 	if err != nil {
 		return outcome{}, err
 	}
-	cards := newGPUs(log)
+	cards := newGPUs(f.Fleet.CUDA, log)
 	fleet, err := local.New(local.Config{Fleet: f, Envoy: c.envoy, GPUs: cards, Device: c.device, Tracer: spans.Tracer(preset), Logger: log})
 	if err != nil {
 		return outcome{}, err

@@ -115,7 +115,7 @@ func (s *settings) runMigrator(ctx context.Context, fleet wire.Fleet, r config.R
 		return fmt.Errorf("migrator of %s: %w", r.ID, err)
 	}
 
-	all := newGPUs(fm.log)
+	all := newGPUs(fleet.Fleet.CUDA, fm.log)
 	seen := survey.New(survey.Config{Where: inventory.Config{Name: r.Node, CUDA: cudaLibrary(), NVML: nvmlLibrary()}, Logger: fm.log})
 	d, err := daemon.New(daemon.Config{
 		Fleet: fleet, Replica: r, Control: links[0], OtherControl: links[1:], Clients: doors.clients, Peers: fm.id.Listener(doors.peers), Listen: next.again(clientsDoor),

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/cascadeinfer/cascade/cmd/config"
 	"github.com/cascadeinfer/cascade/cmd/gpus"
 )
 
@@ -23,8 +24,8 @@ func (s *settings) logger() (*slog.Logger, error) {
 
 // newGPUs are the GPUs of this process, opened when they are needed. Tests name the
 // libraries of a fake driver; users have one driver.
-func newGPUs(log *slog.Logger) *gpus.GPUs {
-	return gpus.New(gpus.Config{CUDA: cudaLibrary(), NVML: nvmlLibrary(), Logger: log})
+func newGPUs(c config.CUDA, log *slog.Logger) *gpus.GPUs {
+	return gpus.New(gpus.Config{CUDA: cudaLibrary(), NVML: nvmlLibrary(), Groups: c.Groups, Logger: log})
 }
 
 func cudaLibrary() string { return os.Getenv("CASCADE_TEST_LIBCUDA") }

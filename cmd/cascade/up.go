@@ -158,7 +158,7 @@ func (s *settings) runUp(ctx context.Context, fleet wire.Fleet, u *upFlags) erro
 	file := fleet
 	file.Fleet.Replicas = slices.Clone(fleet.Fleet.Replicas)
 	// From here on, fleet has the addresses that are bound.
-	cards := newGPUs(log)
+	cards := newGPUs(fleet.Fleet.CUDA, log)
 	var seen *survey.Survey // of real engines; emulated ones are wherever the fleet file says
 	if u.external {
 		seen = survey.New(survey.Config{Where: inventory.Config{CUDA: cudaLibrary(), NVML: nvmlLibrary()}, Logger: log})

@@ -40,6 +40,8 @@ type Fleet struct {
 	Planner  Planner   `yaml:"planner,omitempty"`
 	// Migration says how running requests move between replicas.
 	Migration Migration `yaml:"migration,omitempty"`
+	// CUDA says how GPUs copy blocks, where nodes have them.
+	CUDA CUDA `yaml:"cuda,omitempty"`
 	// RDMA says how blocks travel by RDMA, where nodes have it.
 	RDMA RDMA `yaml:"rdma,omitempty"`
 	// Topology names files with machines, relative to this file: what "cascade devices

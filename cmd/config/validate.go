@@ -122,6 +122,7 @@ func (f *Fleet) validate() []*FieldError {
 	}
 	f.validatePlanner(c)
 	f.Migration.validate(c)
+	f.CUDA.validate(c)
 	f.RDMA.validate(c)
 	f.Policies.validate(c)
 	f.validateBlocks(c)

@@ -33,6 +33,8 @@ const (
 type Config struct {
 	// CUDA and NVML are sonames or paths; "" is the machine's driver.
 	CUDA, NVML string
+	// Groups is how many thread groups a copy has, 1 to 1024. 0 means 16.
+	Groups int
 	// Logger takes what an operator should know; nil discards.
 	Logger *slog.Logger
 }
@@ -83,7 +85,7 @@ func (g *GPUs) gpuLocked(index int) (*cuda.GPU, error) {
 	if index < 0 || index >= n {
 		return nil, fmt.Errorf("there is no gpu %d: the driver shows %d to this process", index, n)
 	}
-	gpu, err := cuda.NewGPU(cuda.GPUConfig{Driver: g.driver, Ordinal: index})
+	gpu, err := cuda.NewGPU(cuda.GPUConfig{Driver: g.driver, Ordinal: index, Groups: g.config.Groups})
 	if err != nil {
 		return nil, err
 	}

@@ -49,6 +49,15 @@ func handle(t *testing.T) []byte {
 	return b
 }
 
+// How wide copies are reaches the GPU.
+func TestGroups(t *testing.T) {
+	g := New(Config{CUDA: fake.CUDA(t), Groups: 1025})
+	defer g.Close()
+	if _, err := g.GPU(0); err == nil || !strings.Contains(err.Error(), "Groups 1025") {
+		t.Error(err)
+	}
+}
+
 // An engine's pool is what a migrator attaches, of the same bytes, and nothing is left.
 func TestPool(t *testing.T) {
 	library := fake.CUDA(t)

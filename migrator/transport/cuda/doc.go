@@ -7,10 +7,12 @@
 // ends each pull.
 //
 // A pull is one launch of a kernel that finds the blocks of a plan by itself, and
-// sums while it copies; long runs of blocks are left to the copy engines. All of
-// it is on a stream of its own with the lowest priority, so that the engine's work
-// goes first. What was launched cannot be taken back, so a pull that is cut short
-// returns when the GPU is done with it: that is the fence.
+// sums while it copies; long runs of blocks are left to the copy engines. All of it is
+// on a stream of its own with the lowest priority. That counts among the streams of one
+// process, and among those of processes that share a GPU by MPS: then the engine's work
+// goes first. Without MPS the GPU gives processes turns, and a launch takes the engine's
+// for as long as it lasts. What was launched cannot be taken back, so a pull that is cut
+// short returns when the GPU is done with it: that is the fence.
 //
 // An error of the GPU makes its context useless. All that is in it is closed then,
 // every pull in it fails, and the next use makes a new one.

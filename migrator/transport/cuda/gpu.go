@@ -23,8 +23,9 @@ type GPUConfig struct {
 	Driver *cuda.Driver
 	// Ordinal is the device's number in this process.
 	Ordinal int
-	// Groups is how many thread groups of 512 a copy has, 1 to 1024: as many
-	// multiprocessors are taken from the engine while one runs. 0 means 16.
+	// Groups is how many thread groups of 512 a copy has, 1 to 1024. Beside an engine
+	// that works at the same time, which takes MPS, they keep as many multiprocessors
+	// from it at most. 0 means 16.
 	Groups int
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -32,7 +33,10 @@ func TestConformanceBounce(t *testing.T) {
 	for _, x := range []struct {
 		name           string
 		source, target func(testing.TB, transport.Layout) transporttest.End
-	}{{"source", farSide, side}, {"target", side, farSide}, {"both", farSide, farSide}} {
+	}{{"both", farSide, farSide}, {"source", farSide, side}, {"target", side, farSide}} {
+		if real() && x.name != "both" && os.Getenv("CASCADE_TEST_ALL") == "" {
+			break // an emulated machine takes half a minute for each
+		}
 		t.Run(x.name, func(t *testing.T) {
 			transporttest.Run(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
 				return transporttest.Pair{Source: x.source(t, source), Target: x.target(t, target)}

@@ -3,8 +3,9 @@
 //
 // It needs Debian or a relative of it, gcc and qemu-system-x86, and no root: the
 // guest's kernel and libraries are downloaded by apt-get into .cache/rdma. It prints
-// what the tests have measured and how long each stage took, and exits with 1 where one fails and with 2 where
-// something is missing. With CASCADE_TEST_ALL set it injects all faults of moves.
+// what the tests have measured and how long each stage took, and fails where one of
+// them does or something is missing: built, it exits with 1 and with 2. With
+// CASCADE_TEST_ALL set it injects all faults of moves.
 package main
 
 import (
