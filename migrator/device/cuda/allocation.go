@@ -62,16 +62,6 @@ func (c *Context) Import(f *os.File, size int64) (*Allocation, error) {
 	return &Allocation{context: c, handle: v[0], size: size}, nil
 }
 
-// AllocationOf finds the allocation behind a mapped address, of size bytes. It
-// must be closed as any other.
-func (c *Context) AllocationOf(p Pointer, size int64) (*Allocation, error) {
-	v := words{1: uint64(p)}
-	if err := c.driver.do(cuMemRetainAllocationHandle, 0, &v, nil); err != nil {
-		return nil, err
-	}
-	return &Allocation{context: c, handle: v[0], size: size}, nil
-}
-
 // Size is the allocation's, in bytes.
 func (a *Allocation) Size() int64 { return a.size }
 

@@ -19,7 +19,6 @@ const (
 	cuDevicePrimaryCtxRelease
 	cuCtxSetCurrent
 	cuCtxGetStreamPriorityRange
-	cuCtxEnablePeerAccess
 	cuMemAlloc
 	cuMemFree
 	cuMemGetAddressRange
@@ -34,7 +33,6 @@ const (
 	cuMemGetAllocationGranularity
 	cuMemCreate
 	cuMemRelease
-	cuMemRetainAllocationHandle
 	cuMemExportToShareableHandle
 	cuMemImportFromShareableHandle
 	cuMemAddressReserve
@@ -46,7 +44,6 @@ const (
 	cuStreamCreateWithPriority
 	cuStreamDestroy
 	cuStreamSynchronize
-	cuStreamQuery
 	cuEventCreate
 	cuEventDestroy
 	cuEventRecord
@@ -56,7 +53,6 @@ const (
 	cuMemcpyDtoDAsync
 	cuMemcpyHtoDAsync
 	cuMemcpyDtoHAsync
-	cuMemcpyPeerAsync
 	cuMemsetD8Async
 	cuMemcpyBatchAsyncV2
 	cuMemcpyBatchAsync
@@ -74,16 +70,16 @@ var calls = [callCount]string{
 	"cuInit", "cuDriverGetVersion",
 	"cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetName", "cuDeviceGetUuid_v2", "cuDeviceGetPCIBusId", "cuDeviceTotalMem_v2",
 	"cuDeviceGetAttribute", "cuDeviceCanAccessPeer",
-	"cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2", "cuCtxSetCurrent", "cuCtxGetStreamPriorityRange", "cuCtxEnablePeerAccess",
+	"cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2", "cuCtxSetCurrent", "cuCtxGetStreamPriorityRange",
 	"cuMemAlloc_v2", "cuMemFree_v2", "cuMemGetAddressRange_v2",
 	"cuMemHostAlloc", "cuMemFreeHost", "cuMemHostGetDevicePointer_v2", "cuMemHostRegister_v2", "cuMemHostUnregister",
 	"cuIpcGetMemHandle", "cuIpcOpenMemHandle_v2", "cuIpcCloseMemHandle",
-	"cuMemGetAllocationGranularity", "cuMemCreate", "cuMemRelease", "cuMemRetainAllocationHandle",
+	"cuMemGetAllocationGranularity", "cuMemCreate", "cuMemRelease",
 	"cuMemExportToShareableHandle", "cuMemImportFromShareableHandle", "cuMemAddressReserve", "cuMemAddressFree",
 	"cuMemMap", "cuMemUnmap", "cuMemSetAccess", "cuMemGetHandleForAddressRange",
-	"cuStreamCreateWithPriority", "cuStreamDestroy_v2", "cuStreamSynchronize", "cuStreamQuery",
+	"cuStreamCreateWithPriority", "cuStreamDestroy_v2", "cuStreamSynchronize",
 	"cuEventCreate", "cuEventDestroy_v2", "cuEventRecord", "cuEventQuery", "cuEventSynchronize", "cuEventElapsedTime",
-	"cuMemcpyDtoDAsync_v2", "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2", "cuMemcpyPeerAsync", "cuMemsetD8Async",
+	"cuMemcpyDtoDAsync_v2", "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2", "cuMemsetD8Async",
 	"cuMemcpyBatchAsync_v2", "cuMemcpyBatchAsync",
 	"cuModuleLoadData", "cuModuleUnload", "cuModuleGetFunction", "cuLaunchKernel", "cuGetErrorName",
 }

@@ -8,12 +8,11 @@ import (
 // Context is a device's primary context, retained: what this process does on it.
 // It costs some hundred MiB of device memory.
 type Context struct {
-	driver  *Driver
-	device  uint64
-	rdma    uint64 // 1 where allocations of its device can be made for NICs
-	ordinal int
-	handle  uintptr
-	closed  atomic.Bool
+	driver *Driver
+	device uint64
+	rdma   uint64 // 1 where allocations of its device can be made for NICs
+	handle uintptr
+	closed atomic.Bool
 }
 
 // Retain makes a device's primary context, or counts it up.
@@ -30,7 +29,7 @@ func (d *Driver) Retain(ordinal int) (*Context, error) {
 	if err := d.do(cuDevicePrimaryCtxRetain, 0, &v, nil); err != nil {
 		return nil, err
 	}
-	return &Context{driver: d, device: dev, rdma: uint64(rdma), ordinal: ordinal, handle: uintptr(v[0])}, nil
+	return &Context{driver: d, device: dev, rdma: uint64(rdma), handle: uintptr(v[0])}, nil
 }
 
 // Close gives the context back. When the last user has, it ends, and with it all
@@ -42,22 +41,9 @@ func (c *Context) Close() error {
 	return c.driver.do(cuDevicePrimaryCtxRelease, 0, &words{c.device}, nil)
 }
 
-// Ordinal is the device's number.
-func (c *Context) Ordinal() int { return c.ordinal }
-
 // do calls a function with the context current.
 func (c *Context) do(f call, v *words, buf unsafe.Pointer) error {
 	return c.driver.do(f, c.handle, v, buf)
-}
-
-// EnablePeer lets kernels of this context read memory of another device's. It may
-// be enabled already.
-func (c *Context) EnablePeer(other *Context) error {
-	err := c.do(cuCtxEnablePeerAccess, &words{uint64(other.handle)}, nil)
-	if Is(err, PeerAccessEnabled) {
-		return nil
-	}
-	return err
 }
 
 // Stream is work in order.
@@ -84,11 +70,6 @@ func (c *Context) LowStream() (*Stream, error) {
 // Wait returns when all that was submitted is done. It cannot be cut short.
 func (s *Stream) Wait() error { return s.context.do(cuStreamSynchronize, &words{s.handle}, nil) }
 
-// Idle reports whether all that was submitted is done.
-func (s *Stream) Idle() (bool, error) {
-	return s.context.ready(cuStreamQuery, &words{s.handle})
-}
-
 // Close destroys the stream when its work is done; it does not wait for that. More
 // calls do nothing.
 func (s *Stream) Close() error {
@@ -96,15 +77,6 @@ func (s *Stream) Close() error {
 		return nil
 	}
 	return s.context.do(cuStreamDestroy, &words{s.handle}, nil)
-}
-
-// ready makes a query, whose answer may be no: that is no error, and costs none.
-func (c *Context) ready(f call, v *words) (bool, error) {
-	code := c.driver.functions.call(f, c.handle, v, nil)
-	if code == 0 || Code(code) == NotReady {
-		return code == 0, nil
-	}
-	return false, c.driver.failed(f, code)
 }
 
 // Event is a moment in a stream.
@@ -136,9 +108,14 @@ func (e *Event) Record(s *Stream) error {
 	return e.context.do(cuEventRecord, &words{e.handle, s.handle}, nil)
 }
 
-// Done reports whether the event has happened.
+// Done reports whether the event has happened; it makes no error of a no.
 func (e *Event) Done() (bool, error) {
-	return e.context.ready(cuEventQuery, &words{e.handle})
+	c := e.context
+	code := c.driver.functions.call(cuEventQuery, c.handle, &words{e.handle}, nil)
+	if code == 0 || Code(code) == NotReady {
+		return code == 0, nil
+	}
+	return false, c.driver.failed(cuEventQuery, code)
 }
 
 // Wait returns when the event has happened. It cannot be cut short.

@@ -24,12 +24,11 @@ type Code int
 
 // The codes that callers tell apart.
 const (
-	InvalidValue      Code = 1
-	OutOfMemory       Code = 2
-	NotFound          Code = 500
-	NotReady          Code = 600
-	PeerAccessEnabled Code = 704
-	NotSupported      Code = 801
+	InvalidValue Code = 1
+	OutOfMemory  Code = 2
+	NotFound     Code = 500
+	NotReady     Code = 600
+	NotSupported Code = 801
 )
 
 // Sticky reports whether the context in which a call had this code is of no use
@@ -164,17 +163,6 @@ func (d *Driver) handle(ordinal int) (uint64, error) {
 	v := words{1: uint64(ordinal)}
 	err := d.do(cuDeviceGet, 0, &v, nil)
 	return uint64(uint32(v[0])), err
-}
-
-// Attribute is a CUdevice_attribute of a device.
-func (d *Driver) Attribute(ordinal, attribute int) (int, error) {
-	dev, err := d.handle(ordinal)
-	if err != nil {
-		return 0, err
-	}
-	v := words{1: uint64(attribute), 2: dev}
-	err = d.do(cuDeviceGetAttribute, 0, &v, nil)
-	return int(int32(v[0])), err
 }
 
 // Device describes one device.

@@ -104,12 +104,6 @@ func (s *Stream) Copy(dst, src Pointer, size int64) error {
 	return s.context.do(cuMemcpyDtoDAsync, &words{uint64(dst), uint64(src), uint64(size), s.handle}, nil)
 }
 
-// CopyPeer copies between the devices of two contexts, with or without a path
-// between them.
-func (s *Stream) CopyPeer(dst Pointer, to *Context, src Pointer, from *Context, size int64) error {
-	return s.context.do(cuMemcpyPeerAsync, &words{uint64(dst), uint64(to.handle), uint64(src), uint64(from.handle), uint64(size), s.handle}, nil)
-}
-
 // ToDevice copies the first size bytes of host memory at offset to the device.
 func (s *Stream) ToDevice(dst Pointer, h *Host, offset, size int64) error {
 	return s.context.do(cuMemcpyHtoDAsync, &words{uint64(dst), uint64(uintptr(h.at)) + uint64(offset), uint64(size), s.handle}, nil)

@@ -90,7 +90,6 @@ var uses = map[call]func(r *rig) error{
 	cuDevicePrimaryCtxRelease:     useContext,
 	cuCtxSetCurrent:               func(r *rig) error { _, _, err := r.a.Range(r.memory); return err },
 	cuCtxGetStreamPriorityRange:   useStream,
-	cuCtxEnablePeerAccess:         func(r *rig) error { return r.a.EnablePeer(r.b) },
 	cuMemAlloc:                    useMemory,
 	cuMemFree:                     useMemory,
 	cuMemGetAddressRange:          func(r *rig) error { _, _, err := r.a.Range(r.memory + 5); return err },
@@ -100,7 +99,6 @@ var uses = map[call]func(r *rig) error{
 	cuMemHostRegister:             useRegistered,
 	cuMemHostUnregister:           useRegistered,
 	cuIpcGetMemHandle:             func(r *rig) error { _, err := r.a.IPC(r.memory); return err },
-	cuMemRetainAllocationHandle:   useAllocationOf,
 	cuMemGetAllocationGranularity: useAllocation,
 	cuMemCreate:                   useAllocation,
 	cuMemRelease:                  useAllocation,
@@ -121,18 +119,11 @@ var uses = map[call]func(r *rig) error{
 	cuStreamCreateWithPriority:    useStream,
 	cuStreamDestroy:               useStream,
 	cuStreamSynchronize:           func(r *rig) error { return r.stream.Wait() },
-	cuStreamQuery: func(r *rig) error {
-		idle, err := r.stream.Idle()
-		if err == nil && !idle {
-			return errors.New("an idle stream is at work")
-		}
-		return err
-	},
-	cuEventCreate:      useEvent,
-	cuEventDestroy:     useEvent,
-	cuEventRecord:      useEvent,
-	cuEventSynchronize: useEvent,
-	cuEventQuery:       useEvent,
+	cuEventCreate:                 useEvent,
+	cuEventDestroy:                useEvent,
+	cuEventRecord:                 useEvent,
+	cuEventSynchronize:            useEvent,
+	cuEventQuery:                  useEvent,
 	cuEventElapsedTime: func(r *rig) error {
 		ms, err := r.event.Since(r.early)
 		if ms < 0 {
@@ -143,7 +134,6 @@ var uses = map[call]func(r *rig) error{
 	cuMemcpyDtoDAsync:    useCopies,
 	cuMemcpyHtoDAsync:    useCopies,
 	cuMemcpyDtoHAsync:    useCopies,
-	cuMemcpyPeerAsync:    useCopies,
 	cuMemsetD8Async:      useCopies,
 	cuMemcpyBatchAsyncV2: useBatch,
 	cuMemcpyBatchAsync:   nil, // where the newer one is not: TestOldBatch
@@ -154,7 +144,7 @@ var uses = map[call]func(r *rig) error{
 	cuInit:               nil, // TestInitFails
 	cuDriverGetVersion:   nil,
 	cuGetErrorName:       nil, // by every error
-	cuIpcOpenMemHandle:   nil, // need another process: TestIPC
+	cuIpcOpenMemHandle:   nil, // need another process: transport/cuda's TestAnotherProcess, measure's TestEachCallFails
 	cuIpcCloseMemHandle:  nil,
 }
 
@@ -163,10 +153,6 @@ func useDevice(r *rig) error {
 	if err == nil && (info.Name != "Fake GPU 1" || info.PCI != "0000:20:00.0" || info.Major != 9 || info.Multiprocessors != 4 || !info.VMM || !info.DMABuf || info.Bytes != 1<<34 || info.UUID[15] != '1') {
 		return fmt.Errorf("%+v", info)
 	}
-	if err != nil {
-		return err
-	}
-	_, err = r.driver.Attribute(0, attrMajor)
 	return err
 }
 
@@ -243,14 +229,6 @@ func useAllocation(r *rig) error {
 	return errors.Join(err, twice(&a.closed, a.Close))
 }
 
-func useAllocationOf(r *rig) error {
-	a, err := r.a.AllocationOf(r.mapping.Pointer(), r.mapping.Size())
-	if err != nil {
-		return err
-	}
-	return twice(&a.closed, a.Close)
-}
-
 func useMapping(r *rig) error {
 	m, err := r.allocation.Map(ReadOnly)
 	if err != nil {
@@ -301,7 +279,7 @@ func useCopies(r *rig) error {
 		err = r.stream.Copy(r.memory+half, r.memory, 256)
 	}
 	if err == nil {
-		err = r.stream.CopyPeer(r.mapping.Pointer(), r.a, r.memory+half, r.a, 256)
+		err = r.stream.Copy(r.mapping.Pointer(), r.memory+half, 256)
 	}
 	if err == nil {
 		err = r.stream.Set(r.mapping.Pointer()+256, 7, 256)

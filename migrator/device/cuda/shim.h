@@ -33,7 +33,6 @@ typedef struct { int order; cs_location src, dst; unsigned flags; } cs_copy; // 
 	X(cuDevicePrimaryCtxRelease_v2, (int), ((int)v[0]))                                                                          \
 	X(cuCtxSetCurrent, (void *), ((void *)(uintptr_t)v[0]))                                                                      \
 	X(cuCtxGetStreamPriorityRange, (int *, int *), ((int *)&v[0], (int *)&v[1]))                                                 \
-	X(cuCtxEnablePeerAccess, (void *, unsigned), ((void *)(uintptr_t)v[0], (unsigned)v[1]))                                      \
 	X(cuMemAlloc_v2, (cs_pointer *, size_t), (&v[0], v[1]))                                                                      \
 	X(cuMemFree_v2, (cs_pointer), (v[0]))                                                                                        \
 	X(cuMemGetAddressRange_v2, (cs_pointer *, size_t *, cs_pointer), (&v[0], (size_t *)&v[1], v[2]))                             \
@@ -48,7 +47,6 @@ typedef struct { int order; cs_location src, dst; unsigned flags; } cs_copy; // 
 	X(cuMemGetAllocationGranularity, (size_t *, const cs_allocation *, int), ((size_t *)&v[0], device_memory(&a, v[1], v[2]), 0)) \
 	X(cuMemCreate, (void **, size_t, const cs_allocation *, unsigned long long), ((void **)&v[0], v[1], device_memory(&a, v[2], v[3]), 0)) \
 	X(cuMemRelease, (void *), ((void *)(uintptr_t)v[0]))                                                                         \
-	X(cuMemRetainAllocationHandle, (void **, void *), ((void **)&v[0], (void *)(uintptr_t)v[1]))                                 \
 	X(cuMemExportToShareableHandle, (void *, void *, int, unsigned long long), (&v[0], (void *)(uintptr_t)v[1], 1 /* descriptor */, 0)) \
 	X(cuMemImportFromShareableHandle, (void **, void *, int), ((void **)&v[0], (void *)(uintptr_t)v[1], 1))                      \
 	X(cuMemAddressReserve, (cs_pointer *, size_t, size_t, cs_pointer, unsigned long long), (&v[0], v[1], 0, 0, 0))               \
@@ -60,7 +58,6 @@ typedef struct { int order; cs_location src, dst; unsigned flags; } cs_copy; // 
 	X(cuStreamCreateWithPriority, (void **, unsigned, int), ((void **)&v[0], 1 /* not after the legacy stream */, (int)v[1]))    \
 	X(cuStreamDestroy_v2, (void *), ((void *)(uintptr_t)v[0]))                                                                   \
 	X(cuStreamSynchronize, (void *), ((void *)(uintptr_t)v[0]))                                                                  \
-	X(cuStreamQuery, (void *), ((void *)(uintptr_t)v[0]))                                                                        \
 	X(cuEventCreate, (void **, unsigned), ((void **)&v[0], (unsigned)v[1]))                                                      \
 	X(cuEventDestroy_v2, (void *), ((void *)(uintptr_t)v[0]))                                                                    \
 	X(cuEventRecord, (void *, void *), ((void *)(uintptr_t)v[0], (void *)(uintptr_t)v[1]))                                       \
@@ -70,7 +67,6 @@ typedef struct { int order; cs_location src, dst; unsigned flags; } cs_copy; // 
 	X(cuMemcpyDtoDAsync_v2, (cs_pointer, cs_pointer, size_t, void *), (v[0], v[1], v[2], (void *)(uintptr_t)v[3]))               \
 	X(cuMemcpyHtoDAsync_v2, (cs_pointer, const void *, size_t, void *), (v[0], (void *)(uintptr_t)v[1], v[2], (void *)(uintptr_t)v[3])) \
 	X(cuMemcpyDtoHAsync_v2, (void *, cs_pointer, size_t, void *), ((void *)(uintptr_t)v[0], v[1], v[2], (void *)(uintptr_t)v[3])) \
-	X(cuMemcpyPeerAsync, (cs_pointer, void *, cs_pointer, void *, size_t, void *), (v[0], (void *)(uintptr_t)v[1], v[2], (void *)(uintptr_t)v[3], v[4], (void *)(uintptr_t)v[5])) \
 	X(cuMemsetD8Async, (cs_pointer, unsigned char, size_t, void *), (v[0], (unsigned char)v[1], v[2], (void *)(uintptr_t)v[3]))  \
 	X(cuMemcpyBatchAsync_v2, (cs_pointer *, cs_pointer *, size_t *, size_t, cs_copy *, size_t *, size_t, void *),                \
 	  (buf, (cs_pointer *)buf + v[0], (size_t *)buf + 2 * v[0], v[0], stream_order(&c), &first, 1, (void *)(uintptr_t)v[1]))      \

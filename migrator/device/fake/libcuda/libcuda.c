@@ -30,7 +30,7 @@ typedef struct { unsigned x, y, z, w; } uint4;
 
 enum {
 	SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, INVALID_DEVICE = 101, INVALID_IMAGE = 200,
-	INVALID_CONTEXT = 201, PEER_ENABLED = 704, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700,
+	INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700,
 	OS_ERROR = 304, DEVICE_UNAVAILABLE = 46, NOT_SUPPORTED = 801,
 };
 
@@ -373,11 +373,6 @@ EXPORT int cuCtxGetStreamPriorityRange(int *least, int *greatest) {
 	return SUCCESS;
 }
 
-EXPORT int cuCtxEnablePeerAccess(struct context *peer, unsigned flags) {
-	WORK(cuCtxEnablePeerAccess);
-	return peer == current || flags ? INVALID_VALUE : SUCCESS;
-}
-
 // ---- memory ----
 
 // A span is some addresses that mean device memory.
@@ -659,20 +654,6 @@ EXPORT int cuMemRelease(allocation *a) {
 	return SUCCESS;
 }
 
-EXPORT int cuMemRetainAllocationHandle(allocation **out, void *p) {
-	CALL(cuMemRetainAllocationHandle);
-	struct span s;
-	if (find_span((uintptr_t)p, MAPPINGS, &s))
-		return INVALID_VALUE;
-	allocation *a = malloc(sizeof *a);
-	a->fd = fcntl(s.fd, F_DUPFD_CLOEXEC, 0);
-	a->rdma = s.rdma;
-	a->size = s.size;
-	count(ALLOCATIONS, 1);
-	*out = a;
-	return SUCCESS;
-}
-
 EXPORT int cuMemExportToShareableHandle(int *out, allocation *a, int type, unsigned long long flags) {
 	CALL(cuMemExportToShareableHandle);
 	if (type != 1 || flags)
@@ -916,14 +897,6 @@ EXPORT int cuStreamSynchronize(stream *s) {
 	return current->broken;
 }
 
-EXPORT int cuStreamQuery(stream *s) {
-	WORK(cuStreamQuery);
-	pthread_mutex_lock(&s->mu);
-	int pending = s->pending;
-	pthread_mutex_unlock(&s->mu);
-	return pending ? NOT_READY : SUCCESS;
-}
-
 EXPORT int cuEventCreate(event **out, unsigned flags) {
 	WORK(cuEventCreate);
 	(void)flags;
@@ -1003,11 +976,6 @@ static int copy(uintptr_t dst, uintptr_t src, size_t size, int to_host, int from
 EXPORT int cuMemcpyDtoDAsync_v2(uintptr_t dst, uintptr_t src, size_t size, stream *s) { WORK(cuMemcpyDtoDAsync_v2); return copy(dst, src, size, 0, 0, s); }
 EXPORT int cuMemcpyHtoDAsync_v2(uintptr_t dst, uintptr_t src, size_t size, stream *s) { WORK(cuMemcpyHtoDAsync_v2); return copy(dst, src, size, 0, 1, s); }
 EXPORT int cuMemcpyDtoHAsync_v2(uintptr_t dst, uintptr_t src, size_t size, stream *s) { WORK(cuMemcpyDtoHAsync_v2); return copy(dst, src, size, 1, 0, s); }
-
-EXPORT int cuMemcpyPeerAsync(uintptr_t dst, struct context *to, uintptr_t src, struct context *from, size_t size, stream *s) {
-	WORK(cuMemcpyPeerAsync);
-	return to && from ? copy(dst, src, size, 0, 0, s) : INVALID_CONTEXT;
-}
 
 EXPORT int cuMemsetD8Async(uintptr_t dst, unsigned char value, size_t size, stream *s) {
 	WORK(cuMemsetD8Async);
