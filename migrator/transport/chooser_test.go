@@ -92,13 +92,13 @@ func TestOrderByLinks(t *testing.T) {
 		from, to links.Site
 		want     string
 	}{
-		"P2P":            {near, gpu("n1", 1, links.Peer{Index: 0, Asked: true, Read: true, Write: true}), "cuda: P2P over PCIe; shm: out of one GPU; tcp: loopback; verbs: nothing is known"},
-		"no P2P":         {refused, gpu("n1", 1, links.Peer{Index: 0, Asked: true}), "shm: out of one GPU; tcp: loopback; verbs: nothing is known; cuda: tried last: no NVLink between them, and the driver refuses"},
+		"P2P":            {near, gpu("n1", 1, links.Peer{Index: 0, Asked: true, Read: true, Write: true}), "cuda: P2P over PCIe; tcp: loopback; verbs: nothing is known; shm: tried last: both pools are on GPUs"},
+		"no P2P":         {refused, gpu("n1", 1, links.Peer{Index: 0, Asked: true}), "tcp: loopback; verbs: nothing is known; cuda: tried last: no NVLink between them, and the driver refuses; shm: tried last: both pools are on GPUs"},
 		"one fabric":     {rdma(near, "InfiniBand"), rdma(gpu("n2", 1, links.Peer{}), "InfiniBand"), "verbs: mlx5_0 to mlx5_0; tcp: one connection"},
 		"two fabrics":    {rdma(near, "InfiniBand"), rdma(gpu("n2", 1, links.Peer{}), "Ethernet"), "tcp: one connection; verbs: tried last: mlx5_0 of node n1 speaks InfiniBand"},
 		"RDMA at one":    {rdma(near, "InfiniBand"), gpu("n2", 1, links.Peer{}), "tcp: one connection; verbs: tried last: node n2 has no RDMA port"},
 		"nothing known":  {links.Site{Node: "n1"}, links.Site{Node: "n2"}, "tcp: one connection; verbs: tried last: nothing is known"},
-		"of one nothing": {links.Site{Node: "n1"}, near, "shm: one pool; tcp: loopback; verbs: nothing is known; cuda: tried last: nothing is known"},
+		"of one nothing": {links.Site{Node: "n1"}, near, "tcp: loopback; verbs: nothing is known; cuda: tried last: nothing is known; shm: tried last: one pool is on a GPU"},
 	} {
 		pair := transport.Pair{Peer: "b", Own: x.to.Node, Other: x.from.Node, Ways: links.Ways(x.from, x.to)}
 		got := c.Order(pair, all, t0)

@@ -1,6 +1,7 @@
 package links
 
 import (
+	"math/bits"
 	"strconv"
 	"strings"
 )
@@ -29,6 +30,24 @@ func least(rates ...Rate) Rate {
 	for _, r := range rates {
 		if r > 0 && (out == 0 || r < out) {
 			out = r
+		}
+	}
+	return out
+}
+
+// series is the rate of steps that bytes take one after the other, of which none
+// begins before the one in front has ended; steps without a rate take no time.
+func series(rates ...Rate) Rate {
+	out := Rate(0)
+	for _, r := range rates {
+		switch {
+		case r <= 0:
+		case out == 0:
+			out = r
+		default:
+			high, low := bits.Mul64(uint64(out), uint64(r))
+			q, _ := bits.Div64(high, low, uint64(out+r))
+			out = max(1, Rate(q))
 		}
 	}
 	return out
@@ -89,13 +108,34 @@ func number(n int) string { return strconv.Itoa(n) }
 
 // pcie is the rate of the GPU's slot; host memory has none.
 func (s *Site) pcie() Rate {
-	if s.GPU == nil || s.GPU.Absent {
+	if s.GPU == nil {
 		return 0
 	}
 	if r := s.GPU.PCIe; r > 0 {
 		return usable(r)
 	}
 	return slot
+}
+
+// packing is the rate at which the GPU brings blocks of the pool into the host's memory,
+// or fetches them from there: its kernel goes over PCIe to pinned memory, the processor
+// copies from that. A pool in host memory needs none of it.
+func (s *Site) packing() Rate {
+	if s.GPU == nil {
+		return 0
+	}
+	return series(s.pcie(), hostCopy)
+}
+
+// onGPUs says how many of the two pools are on GPUs, for people; "" for none.
+func onGPUs(a, b *Site) string {
+	switch {
+	case a.GPU == nil && b.GPU == nil:
+		return ""
+	case a.GPU == nil || b.GPU == nil:
+		return "one pool is on a GPU"
+	}
+	return "both pools are on GPUs"
 }
 
 // one says whether two ends on one machine are on one GPU, or why that cannot be
@@ -224,17 +264,12 @@ func nvlinks(n int) string {
 	return number(n) + " NVLinks"
 }
 
-// shm is the way through one machine's memory.
+// shm is the way through one machine's memory: the receiver maps the source's pool.
 func shm(a, b *Site) Way {
-	switch {
-	case a.GPU == nil && b.GPU == nil:
-		return open(ViaHost, TransportShm, hostCopy, "both pools are in the machine's memory: one copy")
-	case a.GPU == nil || b.GPU == nil:
-		return open(ViaHost, TransportShm, least(a.pcie(), b.pcie(), hostCopy), "one pool is in the machine's memory")
+	if on := onGPUs(a, b); on != "" {
+		return closed(ViaHost, TransportShm, on+": shm maps pools in the machine's memory alone")
 	}
-	// Down, and up again: two transfers and the bytes are in host memory between.
-	rate := half(least(a.pcie(), b.pcie(), hostCopy))
-	return open(ViaHost, TransportShm, rate, "out of one GPU into pinned memory, and into the other")
+	return open(ViaHost, TransportShm, hostCopy, "both pools are in the machine's memory: one copy")
 }
 
 // verbs are the ways by RDMA, GPUDirect first.
@@ -296,16 +331,23 @@ func direct(a, b *Site, rate Rate, over string) Way {
 	return open(RDMA, TransportVerbs, rate, over+"; GPU to NIC: "+d.words())
 }
 
-// tcp is the way that is always open.
+// tcp is the way that is always open. A GPU's blocks are packed before they are sent,
+// and put into place when they have come: an end does one after the other, while the
+// two ends are at work together.
 func tcp(a, b *Site) Way {
+	rate := min(series(tcpStream, a.packing()), series(tcpStream, b.packing()))
+	over := "one connection between the nodes"
 	if a.Node == b.Node {
-		return open(TCP, TransportTCP, tcpStream, "loopback")
-	}
-	rate, over := tcpStream, "one connection between the nodes"
-	for _, s := range [...]*Site{a, b} {
-		if s.TCP > 0 && usable(s.TCP) < rate {
-			rate, over = usable(s.TCP), "the fastest link of node "+s.Node+" bounds it"
+		over = "loopback"
+	} else {
+		for _, s := range [...]*Site{a, b} {
+			if s.TCP > 0 && usable(s.TCP) < rate {
+				rate, over = usable(s.TCP), "the fastest link of node "+s.Node+" bounds it"
+			}
 		}
+	}
+	if on := onGPUs(a, b); on != "" {
+		over += "; " + on + ": by way of host memory"
 	}
 	return open(TCP, TransportTCP, rate, over)
 }

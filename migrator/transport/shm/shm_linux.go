@@ -36,7 +36,7 @@ func New(c Config) (*Transport, error) {
 // Name returns "shm".
 func (t *Transport) Name() string { return "shm" }
 
-var errNoFile = errors.New("shm transport: the engine's pool is no shared memory; use cuda or tcp")
+var errNoFile = fmt.Errorf("shm transport: %w: no shared memory; a GPU's is for cuda, verbs and tcp", transport.ErrUnsuited)
 
 // Probe makes the directory, and looks at the engine's memory if it is there.
 func (t *Transport) Probe(context.Context) error {

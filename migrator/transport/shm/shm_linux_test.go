@@ -1,6 +1,7 @@
 package shm
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -59,3 +60,22 @@ func ends(t *testing.T, source, target transport.Layout) transporttest.Pair {
 func TestConformance(t *testing.T) { transporttest.Run(t, ends) }
 
 func TestAllocations(t *testing.T) { transporttest.Allocations(t, ends) }
+
+// TestUnsuited says that a pool on a device is nothing that is broken, and nothing to be
+// handed on or pulled into.
+func TestUnsuited(t *testing.T) {
+	_, m := transporttest.NewCard(transport.Layout{Blocks: 2, Regions: []transport.Region{{Stride: 64, Bytes: 64}}})
+	defer m.Close()
+	m.Bytes = nil
+	tr, err := New(Config{Dir: short(t), Pool: transporttest.Pool{M: m}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, exported := tr.Export(transport.Grant{})
+	_, opened := tr.Open(t.Context(), "r", transport.Offer{Transport: "shm"})
+	for what, err := range map[string]error{"Probe": tr.Probe(t.Context()), "Export": exported, "Open": opened} {
+		if !errors.Is(err, transport.ErrUnsuited) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}

@@ -1,7 +1,6 @@
 package shm
 
 import (
-	"errors"
 	"fmt"
 	"os"
 
@@ -22,7 +21,7 @@ func welcome(lease *ticket.Lease) ([]byte, *os.File, error) {
 // that is handed on cannot become a writable mapping.
 func readOnly(m *transport.Memory) (*os.File, error) {
 	if m.File == nil {
-		return nil, errors.New("the engine's pool is no shared memory; use tcp")
+		return nil, errNoFile
 	}
 	raw, err := m.File.SyscallConn()
 	if err != nil {
