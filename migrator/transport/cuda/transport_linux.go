@@ -70,7 +70,7 @@ func (t *Transport) probe() error {
 func (t *Transport) own(m *transport.Memory) (*Memory, error) {
 	d, ok := m.Device.(*Memory)
 	if !ok {
-		return nil, fmt.Errorf("%w: not a GPU's; use shm or tcp", transport.ErrUnsuited)
+		return nil, fmt.Errorf("%w: not a GPU's; the processor's is for shm, verbs and tcp", transport.ErrUnsuited)
 	}
 	if was := t.gpu.Swap(d.gpu); was != nil && was != d.gpu { // another engine
 		was.drop(time.Now())
