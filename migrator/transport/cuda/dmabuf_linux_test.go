@@ -271,6 +271,7 @@ func TestNoDMABufBounces(t *testing.T) {
 	c := control(t)
 	c.Tell("fake_no_dmabuf", 1)
 	g := warm(t, 0)
+	registered := c.Calls("cuMemHostRegister_v2")
 	transporttest.Run(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
 		end := func(l transport.Layout) transporttest.End {
 			m, mirror := made(t, g, VMM, l)
@@ -281,4 +282,7 @@ func TestNoDMABufBounces(t *testing.T) {
 		}
 		return transporttest.Pair{Source: end(source), Target: end(target)}
 	})
+	if c.Calls("cuMemHostRegister_v2") == registered || c.Live("registered") != 0 {
+		t.Errorf("the GPU was told of slots %d times, and knows %d still", c.Calls("cuMemHostRegister_v2")-registered, c.Live("registered"))
+	}
 }

@@ -34,9 +34,17 @@ var used = []string{
 	"cuMemUnmap", "cuMemAddressFree", "cuMemFree_v2", "cuMemFreeHost", "cuModuleUnload", "cuEventDestroy_v2", "cuStreamDestroy_v2", "cuDevicePrimaryCtxRelease_v2",
 }
 
+// usedByHost are those of blocks that go by way of the host, and of pools that are
+// known by name.
+var usedByHost = []string{
+	"cuDevicePrimaryCtxRetain", "cuMemAlloc_v2", "cuMemGetAddressRange_v2", "cuIpcGetMemHandle", "cuMemHostAlloc", "cuMemHostRegister_v2", "cuMemHostGetDevicePointer_v2",
+	"cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2", "cuLaunchKernel", "cuEventRecord", "cuEventQuery",
+	"cuMemHostUnregister", "cuMemFreeHost", "cuMemFree_v2", "cuDevicePrimaryCtxRelease_v2",
+}
+
 // atTheEnd are calls whose errors may stay unsaid, and what they close open: there
 // is nobody left to tell, or the end of the context does the same.
-var atTheEnd = []string{"cuMemRelease", "cuMemUnmap", "cuMemAddressFree", "cuMemFree_v2", "cuMemFreeHost", "cuModuleUnload", "cuEventDestroy_v2", "cuStreamDestroy_v2", "cuDevicePrimaryCtxRelease_v2", "cuCtxSetCurrent"}
+var atTheEnd = []string{"cuMemRelease", "cuMemUnmap", "cuMemAddressFree", "cuMemFree_v2", "cuMemFreeHost", "cuMemHostUnregister", "cuModuleUnload", "cuEventDestroy_v2", "cuStreamDestroy_v2", "cuDevicePrimaryCtxRelease_v2", "cuCtxSetCurrent"}
 
 // story is a whole move in one process, from the pools' making to their end.
 type story struct {
@@ -124,6 +132,11 @@ func (s *story) run() (err error) {
 // in turn, for once and for good: an error says which, nothing is taken for
 // pulled that is not, nothing is left behind, and the next move goes well.
 func TestEveryCallFails(t *testing.T) {
+	t.Run("Move", func(t *testing.T) { everyCallFails(t, used, (*story).run) })
+	t.Run("ByHost", func(t *testing.T) { everyCallFails(t, usedByHost, (*story).byHost) })
+}
+
+func everyCallFails(t *testing.T, used []string, run func(*story) error) {
 	// A library of its own: what is never released there, is nobody else's.
 	whole, err := os.ReadFile(fake.CUDA(t))
 	if err != nil {
@@ -134,7 +147,7 @@ func TestEveryCallFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := fake.Open(t, s.lib)
-	if err := s.run(); err != nil || s.corrupt != nil {
+	if err := run(s); err != nil || s.corrupt != nil {
 		t.Fatalf("a good move: %v, %v", err, s.corrupt)
 	}
 	if n := c.Live(""); n != 0 {
@@ -147,7 +160,7 @@ func TestEveryCallFails(t *testing.T) {
 				for nth := 1; nth <= places; nth++ {
 					before, live := c.Calls(call), c.Live("")
 					c.Fail(call, nth, code)
-					err := s.run()
+					err := run(s)
 					reached := c.Calls(call)-before >= nth
 					c.Clear()
 					if !reached {

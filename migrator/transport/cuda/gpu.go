@@ -59,6 +59,7 @@ type hold struct {
 	mu       sync.Mutex
 	idle     []*lane
 	lanes    map[*lane]bool // all of them
+	pins     []*cuda.Host   // of others' memory
 	mappings map[key]*mapping
 	made     map[*Memory]cuda.Pointer // memory of this process's own
 	unshut   []func() error           // what could not be closed, and is not the context's
@@ -197,6 +198,9 @@ func (g *GPU) end(h *hold, why error) error {
 	// closes all that is of the context: the errors would say nothing new.
 	for l := range h.lanes {
 		_ = l.close()
+	}
+	for _, p := range h.pins {
+		_ = p.Close()
 	}
 	for _, m := range h.mappings {
 		if !m.outlives {

@@ -12,14 +12,14 @@ import (
 )
 
 // bounces reports whether blocks go by slots at one end or both.
-func (p *puller) bounces() bool { return p.slot > 0 || p.key.slots > 0 }
+func (p *puller) bounces() bool { return p.region.slot > 0 || p.key.slots > 0 }
 
 // portions is how plans go by slots: so many entries at a time, by so many slots.
 func (p *puller) portions() (each, slotsOf int) {
 	block := p.memory.BlockBytes()
 	each, slotsOf = maxAsked, slots
-	if p.slot > 0 {
-		each = min(each, int(p.slot/block))
+	if p.region.slot > 0 {
+		each = min(each, int(p.region.slot/block))
 	}
 	if p.key.slots > 0 {
 		each, slotsOf = min(each, int(int64(p.key.slot)/block)), min(slotsOf, int(p.key.slots))
@@ -122,8 +122,8 @@ func (p *puller) post(ctx context.Context, c pieces) error {
 // land takes a portion, from entry at on, out of its slot, and verifies it where the
 // processor reaches the pool.
 func (p *puller) land(portion transport.Plan, at, slot int) error {
-	if p.slot > 0 {
-		b := p.region.memory.Bytes[int64(slot)*p.slot:][:int64(len(portion.Dst))*p.memory.BlockBytes()]
+	if p.region.slot > 0 {
+		b := p.region.memory.Bytes[int64(slot)*p.region.slot:][:int64(len(portion.Dst))*p.memory.BlockBytes()]
 		return p.memory.Device.Scatter(p.memory.Layout, portion.Dst, b)
 	}
 	if p.memory.Device != nil {
@@ -141,7 +141,7 @@ func (p *puller) land(portion transport.Plan, at, slot int) error {
 
 // passage is the way of a portion's bytes by a slot.
 func (p *puller) passage(portion transport.Plan, slot int) pieces {
-	n, own, theirs := len(portion.Src), int64(slot)*p.slot, int64(slot)*int64(p.key.slot)
+	n, own, theirs := len(portion.Src), int64(slot)*p.region.slot, int64(slot)*int64(p.key.slot)
 	switch {
 	case p.key.slots == 0:
 		p.stretches = p.stretches[:0]
@@ -153,7 +153,7 @@ func (p *puller) passage(portion transport.Plan, slot int) pieces {
 			target.Regions[i].Offset += own
 		}
 		return &cursor{source: p.remote, target: target, plan: p.stretches, entries: n}
-	case p.slot == 0:
+	case p.region.slot == 0:
 		return &unpacking{at: theirs, target: p.memory.Layout, blocks: portion.Dst}
 	}
 	return &straight{from: theirs, to: own, left: int64(n) * p.memory.BlockBytes()}

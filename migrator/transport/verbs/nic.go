@@ -210,6 +210,9 @@ type region struct {
 	memory *transport.Memory
 	users  int
 	over   bool // it was ended under its users; nobody new gets it
+	// pool is whose blocks go by its slots, of so many bytes; nil where it is a pool.
+	pool *transport.Memory
+	slot int64
 }
 
 func (r *region) close() error {
@@ -231,6 +234,11 @@ func (n *nic) registered(m *transport.Memory) (*region, error) {
 			return r, nil
 		}
 	}
+	return n.registerLocked(m)
+}
+
+// registerLocked registers a memory.
+func (n *nic) registerLocked(m *transport.Memory) (*region, error) {
 	if !m.Hold() {
 		return nil, errors.New("the engine has gone")
 	}
@@ -268,15 +276,20 @@ func (n *nic) keep(kept bool) {
 }
 
 // tidy ends the registrations that nobody uses, except for that of the engine's
-// present memory.
+// present memory, and some slots of its.
 func (n *nic) tidy(p transport.Pool) error {
 	current, _ := p.Memory()
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	var err error
-	kept := n.regions[:0]
+	kept, idle := n.regions[:0], 0
 	for _, r := range n.regions {
-		if r.users > 0 || n.kept && r.memory == current && !r.over {
+		stays := n.kept && !r.over && r.memory == current
+		if n.kept && !r.over && r.users == 0 && r.pool != nil && r.pool == current {
+			idle++
+			stays = idle <= idleSlots
+		}
+		if r.users > 0 || stays {
 			kept = append(kept, r)
 			continue
 		}

@@ -235,7 +235,6 @@ type session struct {
 	lease  *ticket.Lease
 	nic    *nic
 	region *region
-	slot   int64 // bytes of a slot of the region; 0: the region is the pool
 	queue  *verbs.Queue
 	pair   *verbs.Pair
 	answer []byte
@@ -247,7 +246,7 @@ func (s *session) connect(theirs end) (err error) {
 	if s.nic, err = s.t.take(); err != nil {
 		return err
 	}
-	if s.region, s.slot, err = s.nic.reach(s.lease.Memory); err != nil {
+	if s.region, err = s.nic.reach(s.lease.Memory); err != nil {
 		return err
 	}
 	if s.queue, err = s.nic.device.Queue(1); err != nil {
@@ -280,8 +279,8 @@ func (s *session) connect(theirs end) (err error) {
 	}
 	s.answer = own.append(s.answer)
 	k := key{base: s.region.Base, key: s.region.Peer, left: time.Until(s.lease.Deadline)}
-	if s.slot > 0 {
-		k.slots, k.slot = slots, uint64(s.slot)
+	if s.region.slot > 0 {
+		k.slots, k.slot = slots, uint64(s.region.slot)
 	}
 	s.answer = k.append(s.answer)
 	return nil
@@ -289,20 +288,20 @@ func (s *session) connect(theirs end) (err error) {
 
 // pack obeys an ask, and returns what it is answered with.
 func (s *session) pack(ask []byte) ([]byte, error) {
-	if s.slot == 0 {
+	if s.region.slot == 0 {
 		return nil, status.Error(codes.InvalidArgument, "the pool can be read: nothing is packed")
 	}
 	m := s.lease.Memory
 	slot, blocks, err := parseAsk(s.blocks[:0], ask, m.Blocks)
 	s.blocks = blocks
 	size := int64(len(blocks)) * m.BlockBytes()
-	if err == nil && (slot >= slots || size > s.slot) {
-		err = fmt.Errorf("ask: %d blocks into slot %d; there are %d of %d bytes", len(blocks), slot, slots, s.slot)
+	if err == nil && (slot >= slots || size > s.region.slot) {
+		err = fmt.Errorf("ask: %d blocks into slot %d; there are %d of %d bytes", len(blocks), slot, slots, s.region.slot)
 	}
 	if err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
-	if err := m.Device.Gather(s.region.memory.Bytes[int64(slot)*s.slot:][:size], m.Layout, blocks); err != nil {
+	if err := m.Device.Gather(s.region.memory.Bytes[int64(slot)*s.region.slot:][:size], m.Layout, blocks); err != nil {
 		return nil, status.Error(codes.Unavailable, err.Error())
 	}
 	return binary.LittleEndian.AppendUint32(nil, slot), nil

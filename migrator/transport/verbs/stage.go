@@ -15,6 +15,7 @@ const (
 	slots     = 4
 	slotBytes = 4 << 20
 	maxBlock  = 64 << 20 // a slot has one block at least
+	idleSlots = 4        // sets of slots that wait for moves
 )
 
 // perSlot is how many blocks of a layout a slot has.
@@ -22,39 +23,67 @@ func perSlot(l transport.Layout) int64 {
 	return max(1, min(slotBytes/l.BlockBytes(), maxAsked))
 }
 
+// Pinner is a transport.Device that reads and writes memory of the host by itself when
+// it is told of it.
+type Pinner interface {
+	// Pin tells it of a mapping, which stays one until unpin.
+	Pin(b []byte) (unpin func(), err error)
+}
+
 // reach registers a pool; or, where it is a device's that the NIC does not reach, slots
-// of so many bytes that its blocks go by. It is left by leave.
-func (n *nic) reach(m *transport.Memory) (r *region, slot int64, err error) {
+// that its blocks go by. It is left by leave.
+func (n *nic) reach(m *transport.Memory) (r *region, err error) {
 	n.mu.Lock()
 	far := n.far == m
 	n.mu.Unlock()
 	if !far {
 		if r, err = n.registered(m); err == nil || m.Device == nil {
-			return r, 0, err
+			return r, err
 		}
 	}
-	r, slot, failed := n.stage(m.Layout)
+	r, failed := n.staged(m)
 	if failed != nil {
-		return nil, 0, errors.Join(err, failed)
+		return nil, errors.Join(err, failed)
 	}
-	return r, slot, nil
+	return r, nil
 }
 
-// stage makes slots for a layout's blocks. They are the region's memory.
-func (n *nic) stage(l transport.Layout) (*region, int64, error) {
-	block := l.BlockBytes()
-	if block > maxBlock {
-		return nil, 0, fmt.Errorf("blocks of %d bytes do not go by way of the host: %d at most", block, maxBlock)
+// staged finds slots for a pool that nobody uses, or makes some.
+func (n *nic) staged(pool *transport.Memory) (*region, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, r := range n.regions {
+		if r.pool == pool && r.users == 0 && !r.over {
+			r.users++
+			return r, nil
+		}
 	}
-	slot := perSlot(l) * block
+	block := pool.BlockBytes()
+	if block > maxBlock {
+		return nil, fmt.Errorf("blocks of %d bytes do not go by way of the host: %d at most", block, maxBlock)
+	}
+	slot := perSlot(pool.Layout) * block
 	b, err := unix.Mmap(-1, 0, int(slots*slot), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
 	if err != nil {
-		return nil, 0, fmt.Errorf("host memory for blocks: %w", err)
+		return nil, fmt.Errorf("host memory for blocks: %w", err)
 	}
-	m := &transport.Memory{Bytes: b, Unmap: func() { _ = unix.Munmap(b) }} // which cannot fail for what was mapped
-	r, err := n.registered(m)
+	unpin := func() {}
+	if d, ok := pool.Device.(Pinner); ok {
+		if f, err := d.Pin(b); err == nil { // otherwise a processor copies
+			unpin = f
+		}
+	}
+	m := &transport.Memory{Bytes: b, Unmap: func() {
+		unpin()
+		_ = unix.Munmap(b) // which cannot fail for what was mapped
+	}}
+	r, err := n.registerLocked(m)
 	m.Close() // and the registration holds it
-	return r, slot, err
+	if err != nil {
+		return nil, err
+	}
+	r.pool, r.slot = pool, slot
+	return r, nil
 }
 
 // probe says why blocks of a pool cannot be carried. It remembers whether the NIC
@@ -65,7 +94,7 @@ func (n *nic) probe(m *transport.Memory, p transport.Pool) (fresh, err error) {
 		if m.Device == nil {
 			return nil, why
 		}
-		if r, _, err = n.stage(m.Layout); err != nil {
+		if r, err = n.staged(m); err != nil {
 			return nil, errors.Join(why, err)
 		}
 	}

@@ -63,7 +63,7 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 	p.pieces = min(p.nic.device.Limits.Pieces, maxPieces)
 	p.work = make([]verbs.Work, max(min(verbs.Batch, p.nic.device.Limits.Requests/depth), 1))
 	requests := depth * len(p.work)
-	if p.region, p.slot, err = p.nic.reach(p.memory); err != nil {
+	if p.region, err = p.nic.reach(p.memory); err != nil {
 		return nil, err
 	}
 	if p.queue, err = p.nic.device.Queue(requests); err != nil {
@@ -103,7 +103,6 @@ type puller struct {
 	nic      *nic
 	at       place // of the nic
 	region   *region
-	slot     int64 // bytes of a slot of the region; 0: the region is the pool
 	queue    *verbs.Queue
 	pair     *verbs.Pair
 	pieces   int // of one READ

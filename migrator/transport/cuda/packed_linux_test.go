@@ -1,0 +1,135 @@
+package cuda
+
+import (
+	"bytes"
+	"errors"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cascadeinfer/cascade/migrator/device/cuda"
+	"github.com/cascadeinfer/cascade/migrator/transport"
+)
+
+// mapped is memory that is not Go's, until the test ends.
+func mapped(t testing.TB, size int64) []byte {
+	t.Helper()
+	b, err := unix.Mmap(-1, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Munmap(b) })
+	return b
+}
+
+// byHost is a story of blocks that go by way of the host: out of a pool into memory
+// that the GPU knows and that it does not, and into another pool from both.
+func (s *story) byHost() (err error) {
+	d, err := cuda.Open(s.lib)
+	if err != nil {
+		return err
+	}
+	g, err := NewGPU(GPUConfig{Driver: d})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, g.Close()) }()
+	l := transport.Layout{Blocks: 4, Regions: []transport.Region{{Stride: 4096, Bytes: 4096}, {Offset: 4 * 4096, Stride: 512, Bytes: 500}}}
+	var pools [2]*transport.Memory
+	for i := range pools {
+		if pools[i], err = Make(g, IPC, l); err != nil {
+			return err
+		}
+		defer pools[i].Close()
+	}
+	from, to := pools[0].Device.(*Memory), pools[1].Device.(*Memory)
+	whole := make([]byte, l.End())
+	pattern(whole)
+	if _, err := from.WriteAt(whole, 0); err != nil {
+		return err
+	}
+	blocks := []uint32{3, 0, 1, 2}
+	pack := mapped(s.t, 4*l.BlockBytes())
+	unpin, err := from.Pin(pack)
+	if err != nil {
+		return err
+	}
+	defer unpin()
+	for _, b := range [][]byte{pack, make([]byte, len(pack))} {
+		err := from.Gather(b, pools[0].Layout, blocks)
+		if err == nil {
+			err = to.Scatter(pools[1].Layout, blocks, b)
+		}
+		got := make([]byte, l.End())
+		if err == nil {
+			_, err = to.ReadAt(got, 0)
+		}
+		if err != nil {
+			return err
+		}
+		for _, g := range l.Regions {
+			for i := range int64(l.Blocks) {
+				if at := g.Offset + i*g.Stride; !bytes.Equal(got[at:at+g.Bytes], whole[at:at+g.Bytes]) {
+					s.corrupt = errors.New("blocks differ")
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// TestPin counts who copies: with memory that the GPU knows no processor does, and
+// nothing is left when it is forgotten. A GPU that was opened anew copies as before.
+func TestPin(t *testing.T) {
+	c := control(t)
+	g := gpu(t)
+	l := transport.Layout{Blocks: 8, Regions: []transport.Region{{Stride: 8192, Bytes: 8192}}}
+	pool, mirror := made(t, g, VMM, l)
+	defer pool.Close()
+	pattern(pool.Bytes)
+	mirror.Store()
+	m := pool.Device.(*Memory)
+	pack := mapped(t, l.End()+4096)
+	blocks := []uint32{7, 2}
+	want := append(append([]byte(nil), pool.Part(7, 0)...), pool.Part(2, 0)...)
+	gather := func(dst []byte) (allocated int) {
+		t.Helper()
+		before := c.Live("host")
+		clear(dst)
+		if err := m.Gather(dst, pool.Layout, blocks); err != nil || !bytes.Equal(dst, want) {
+			t.Errorf("gathered %v: %v", bytes.Equal(dst, want), err)
+		}
+		return c.Live("host") - before
+	}
+	if _, err := m.Pin(nil); err == nil {
+		t.Error("nothing is pinned")
+	}
+	unpin, err := m.Pin(pack)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Gather(pack[:1], pool.Layout, blocks); err == nil {
+		t.Error("another length is taken")
+	}
+	m.Sums(nil, pool.Layout, blocks) // has a lane made
+	if n := gather(pack[4096:][:len(want)]); n != 0 {
+		t.Errorf("%d pieces of memory to copy by, of a mapping that is pinned", n)
+	}
+	other := make([]byte, len(want))
+	if n := gather(other); n != 1 {
+		t.Errorf("%d pieces of memory to copy by, of one that is not", n)
+	}
+	c.Fail("cuLaunchKernel", 1, forGood)
+	if err := m.Gather(pack[:len(want)], pool.Layout, blocks); !cuda.Sticky(err) {
+		t.Errorf("a GPU that fails: %v", err)
+	}
+	gather(pack[:len(want)])
+	unpin()
+	if unpin, err = m.Pin(pack); err != nil {
+		t.Fatal(err)
+	}
+	unpin()
+	if n := len(g.held.pins); n != 0 {
+		t.Errorf("%d are pinned still", n)
+	}
+}
