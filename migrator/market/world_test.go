@@ -46,6 +46,7 @@ type world struct {
 	messages int
 	moves    int
 	moved    map[string]int // by request
+	grown    map[string]int // of them, because it had outgrown its stage
 	hottest  int            // most transfers at once on one side of one replica
 }
 
@@ -75,7 +76,7 @@ const capacity policies.Tokens = 1_000_000
 
 func newWorld(t *testing.T, n int, change func(*world)) *world {
 	w := &world{t: t, latency: 300 * time.Microsecond, rate: 100_000, nodes: make(map[policies.ReplicaID]*replica), rng: rand.New(rand.NewPCG(1, 2)),
-		moved: make(map[string]int), begun: time.Now(), edges: policies.Edges(1<<17, 4)}
+		moved: make(map[string]int), grown: make(map[string]int), begun: time.Now(), edges: policies.Edges(1<<17, 4)}
 	if change != nil {
 		change(w)
 	}
@@ -290,6 +291,9 @@ func (r *replica) arrive(a bidask.Action) {
 		delete(r.reserved, a.Deal)
 		w.moves++
 		w.moved[id]++
+		if a.Handover.Cause == policies.Growth {
+			w.grown[id]++
+		}
 	}
 	go from.Tell(bidask.Event{Kind: end, Deal: a.Deal})
 	go r.Tell(bidask.Event{Kind: end, Deal: a.Deal})
