@@ -9,7 +9,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/cascadeinfer/cascade/cmd/config"
 	"github.com/cascadeinfer/cascade/cmd/wire"
 	"github.com/cascadeinfer/cascade/migrator/device/inventory"
 	"github.com/cascadeinfer/cascade/migrator/device/topology"
@@ -56,9 +55,10 @@ to be broken, or to be held back for a peer, is left out, with the reason. Of mo
 12 replicas equal pairs are counted; -a lists them all.
 
 A replica is on the GPU that "gpu" in the fleet file says; without it its KV cache is
-in the machine's memory. Of other nodes nothing is known but what --machine or the fleet
-file's "topology" brings: save what "cascade devices --json" prints on each, and name
-the files.
+in the machine's memory. Its RDMA port is the one that its "rdma" names, else the nearest
+that is up; with "rdma: {off: true}" for the fleet there is none. Of other nodes nothing
+is known but what --machine or the fleet file's "topology" brings: save what "cascade
+devices --json" prints on each, and name the files.
 
 Columns: PCIe is the link's generation and width, at its best; distances are those of
 nvidia-smi: PIX one PCIe switch, PXB several, PHB the root complex, NODE two root
@@ -107,14 +107,14 @@ type stock struct {
 }
 
 func (s *settings) devices(f *devicesFlags) error {
-	var fleet *config.Fleet
+	var fleet *wire.Fleet
 	var told topology.Machines // by the fleet file
 	if f.path != "" {
 		read, err := wire.Load(f.path)
 		if err != nil {
 			return err
 		}
-		fleet, told = &read.Fleet, read.Machines
+		fleet, told = &read, read.Machines
 	}
 	f.where.Name = cmp.Or(f.where.Name, nodeName(fleet))
 	machines := topology.Machines{}
@@ -147,7 +147,7 @@ func (s *settings) devices(f *devicesFlags) error {
 }
 
 // nodeName is the fleet's only node, else the host's name.
-func nodeName(fleet *config.Fleet) string {
+func nodeName(fleet *wire.Fleet) string {
 	host, err := os.Hostname()
 	if err != nil {
 		host = "local"
@@ -164,7 +164,7 @@ func nodeName(fleet *config.Fleet) string {
 }
 
 // places are the fleet's replicas, or one for each GPU of the machine.
-func places(fleet *config.Fleet, m *topology.Machine) (out []topology.Place) {
+func places(fleet *wire.Fleet, m *topology.Machine) (out []topology.Place) {
 	if fleet == nil {
 		for _, g := range m.GPUs {
 			if g.Index != topology.Unknown {
@@ -174,11 +174,7 @@ func places(fleet *config.Fleet, m *topology.Machine) (out []topology.Place) {
 		return out
 	}
 	for _, r := range fleet.Replicas {
-		p := topology.Place{Replica: policies.ReplicaID(r.ID), Node: r.Node, GPU: topology.Unknown}
-		if r.GPU != nil {
-			p.GPU = *r.GPU
-		}
-		out = append(out, p)
+		out = append(out, fleet.Place(r))
 	}
 	return out
 }

@@ -64,14 +64,6 @@ func (d *Daemon) machine() *topology.Machine {
 	return d.cfg.Machine()
 }
 
-// place is the index of the GPU that the fleet file has a replica on.
-func place(r config.Replica) int {
-	if r.GPU == nil {
-		return topology.Unknown
-	}
-	return *r.GPU
-}
-
 // strays says that the engine's pool is on a GPU and that nobody knows which one.
 func (d *Daemon) strays() bool {
 	if d.cfg.Replica.GPU != nil || d.blocks == nil {
@@ -90,7 +82,7 @@ func (d *Daemon) siteLocked() {
 	n.machine, n.strayed = m, strays
 	s := links.Site{}
 	if m != nil && !strays {
-		s = m.Site(place(d.cfg.Replica))
+		s = m.Site(d.cfg.Fleet.Place(d.cfg.Replica))
 	}
 	s.Node = d.cfg.Replica.Node
 	if n.wire == nil || !s.Equal(n.own) {
@@ -154,7 +146,7 @@ func (d *Daemon) seenLocked(id policies.ReplicaID, told *xds.Site, node string) 
 	if m == nil || !known || d.nearby.strayed {
 		return links.Site{Node: node}
 	}
-	s := m.Site(place(r))
+	s := m.Site(d.cfg.Fleet.Place(r))
 	s.Node = node
 	return s
 }

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/cmd/config"
@@ -112,5 +113,45 @@ func TestSite(t *testing.T) {
 	d.cfg.Fleet.Machines = topology.Machines{"a": &topology.Machine{Name: "a"}}
 	if s := d.site(); !s.GetKnown() || !s.GetGpu().GetAbsent() {
 		t.Errorf("by the fleet file: %v", s)
+	}
+}
+
+// TestSiteRDMA: the port that others hear of, and that the transport opens, is the one
+// that the fleet file names; there is none where it has switched RDMA off. What it says
+// of peers that have told nothing yet is taken as well.
+func TestSiteRDMA(t *testing.T) {
+	m := pairs("a")
+	m.Libraries[1].Missing = ""
+	m.NICs = []topology.NIC{{Name: "mlx5_0", Port: 1, RDMA: "InfiniBand", Up: true, Rate: 50e9}, {Name: "mlx5_1", Port: 1, RDMA: "InfiniBand", Up: true, Rate: 25e9}, {Name: "mlx5_1", Port: 2, RDMA: "InfiniBand", Up: true, Rate: 12e9}}
+	for _, c := range []struct {
+		off                bool
+		own                config.Device
+		port, device, none string
+		rate               int64
+	}{
+		{port: "mlx5_0", device: "mlx5_0", rate: 50e9},
+		{own: config.Device{Device: "mlx5_1"}, port: "mlx5_1", device: "mlx5_1", rate: 25e9},
+		{own: config.Device{Device: "mlx5_1", Port: 2}, port: "mlx5_1", device: "mlx5_1", rate: 12e9},
+		{own: config.Device{Device: "mlx5_9"}, device: "mlx5_9", none: "mlx5_9, which is not there"},
+		{off: true, none: "switched off in the fleet file"},
+		{off: true, own: config.Device{Device: "mlx5_1"}, device: "mlx5_1", none: "switched off in the fleet file"},
+	} {
+		d := around(t)
+		d.cfg.Machine = func() *topology.Machine { return m }
+		d.cfg.Fleet.RDMA.Off = c.off
+		d.cfg.Replica.RDMA, d.cfg.Fleet.Fleet.Replicas[1].RDMA = c.own, c.own
+		d.nearby.mu.Lock()
+		d.siteLocked()
+		peer := d.seenLocked("r1", nil, "a")
+		d.nearby.mu.Unlock()
+		if told := d.site(); told.GetRdma().GetName() != c.port || told.GetRdma().GetRate() != c.rate || !strings.Contains(told.GetVerbs(), c.none) || (told.GetVerbs() == "") != (c.none == "") {
+			t.Errorf("%+v: it tells %v", c, told)
+		}
+		if (peer.RDMA == nil) != (c.port == "") || peer.RDMA != nil && (peer.RDMA.Name != c.port || int64(peer.RDMA.Rate) != c.rate) || (peer.Verbs == "") != (c.none == "") {
+			t.Errorf("%+v: of r1 it takes %+v", c, peer)
+		}
+		if got := d.rdmaDevice(); got != c.device {
+			t.Errorf("%+v: the transport opens %q", c, got)
+		}
 	}
 }

@@ -40,7 +40,7 @@ func (d *Daemon) rdmaDevice() string {
 		return name
 	}
 	if m := d.cfg.Machine(); m != nil {
-		if p := m.Site(place(d.cfg.Replica)).RDMA; p != nil {
+		if p := m.Site(d.cfg.Fleet.Place(d.cfg.Replica)).RDMA; p != nil {
 			return p.Name
 		}
 	}

@@ -5,8 +5,22 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/cascadeinfer/cascade/cmd/config"
 	"github.com/cascadeinfer/cascade/migrator/device/topology"
+	"github.com/cascadeinfer/cascade/policies"
 )
+
+// Place is where a replica keeps its KV cache, and by which RDMA port its blocks travel.
+func (f *Fleet) Place(r config.Replica) topology.Place {
+	p := topology.Place{
+		Replica: policies.ReplicaID(r.ID), Node: r.Node, GPU: topology.Unknown,
+		Adapter: topology.Adapter{Off: f.RDMA.Off, Device: r.RDMA.Device, Port: r.RDMA.Port},
+	}
+	if r.GPU != nil {
+		p.GPU = *r.GPU
+	}
+	return p
+}
 
 // maxMachineFile bounds a file of machines.
 const maxMachineFile = 16 << 20

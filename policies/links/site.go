@@ -38,8 +38,9 @@ type Site struct {
 	// GPU has the KV cache; of several ranks it is the first one's, which stands for
 	// all. nil: the cache is in the machine's memory.
 	GPU *GPU `json:"gpu,omitempty"`
-	// CUDA and Verbs say why the libraries of transports "cuda" and "verbs" cannot be
-	// used; "" when they can.
+	// CUDA says why the library of transport "cuda" cannot be used; Verbs, why transport
+	// "verbs" cannot: for want of its library, or because of what the fleet file says of
+	// RDMA. "" when they can.
 	CUDA  string `json:"cuda,omitempty"`
 	Verbs string `json:"verbs,omitempty"`
 	// RDMA is the port that is up and nearest; nil for none.

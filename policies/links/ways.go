@@ -280,7 +280,7 @@ func verbs(a, b *Site) []Way {
 			return shut("nothing is known of node " + s.Node)
 		}
 		if s.Verbs != "" {
-			return shut("libibverbs.so.1 on node " + s.Node + ": " + s.Verbs)
+			return shut("on node " + s.Node + ": " + s.Verbs)
 		}
 	}
 	for _, s := range [...]*Site{a, b} {

@@ -39,6 +39,8 @@ type Place struct {
 	// GPU is the index of the GPU; Unknown for the machine's own memory. Of several
 	// ranks it is the first one's, which stands for all.
 	GPU int `json:"gpu"`
+	// Adapter is the RDMA port that its blocks are to travel by.
+	Adapter Adapter `json:"adapter,omitzero"`
 }
 
 // Pair is the ways from one replica to another.
@@ -73,9 +75,7 @@ type Machines map[string]*Machine
 // Site is what is known of a place.
 func (ms Machines) Site(p Place) links.Site {
 	if m := ms[p.Node]; m != nil {
-		s := m.Site(p.GPU)
-		s.Node = p.Node
-		return s
+		return m.Site(p)
 	}
 	s := links.Site{Node: p.Node}
 	if p.GPU != Unknown {

@@ -22,8 +22,9 @@ var update = flag.Bool("update", false, "rewrite the expectations of the scenari
 //	gpu 0 path=p0/rp0/up0/dp0/g0 numa=0 link=5x16 switch=18x4 direct=g1:2x3 copy=2000 mig lost="…"
 //	                 a GPU of the machine; g0 is its PCI address; 18 links of version 4 into switches
 //	peers rw         what the driver says of all pairs of GPUs: r, w, both or none ("-")
-//	nic mlx5_0 path=… numa=0 rdma=InfiniBand gb=50 down      a NIC; gb are GB/s
-//	place r0 a 0     a replica on a GPU of a node; "-" for the host's memory
+//	nic mlx5_0 path=… numa=0 rdma=InfiniBand gb=50 port=1 down      a NIC; gb are GB/s
+//	place r0 a 0 rdma=mlx5_0/1     a replica on a GPU of a node, "-" for the host's memory,
+//	                 and the RDMA device and port that it is to use, or "rdma=off"
 //	pair r0 r1       the ways
 //	best             the best way of every pair of places
 //	cost r0 r1 1000000   what so many bytes take
@@ -128,6 +129,15 @@ func (s *stage) do(t *testing.T, words []string) (said []string) {
 		if words[3] != "-" {
 			p.GPU = number(t, words[3])
 		}
+		for _, w := range words[4:] {
+			p.Adapter.Device = strings.TrimPrefix(w, "rdma=")
+			if p.Adapter.Off = p.Adapter.Device == "off"; p.Adapter.Off {
+				p.Adapter.Device = ""
+			}
+			if device, port, ok := strings.Cut(p.Adapter.Device, "/"); ok {
+				p.Adapter.Device, p.Adapter.Port = device, number(t, port)
+			}
+		}
 		s.places = append(s.places, p)
 	case "pair":
 		for _, w := range s.pair(t, words[1], words[2]).Ways {
@@ -200,6 +210,8 @@ func nic(t *testing.T, words []string) topology.NIC {
 			n.Rate = topology.Rate(number(t, value)) * topology.Gigabyte
 		case "down":
 			n.Up = false
+		case "port":
+			n.Port = number(t, value)
 		default:
 			slot(t, &n.PCI, key, value)
 		}

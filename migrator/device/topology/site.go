@@ -8,19 +8,23 @@ import (
 	"github.com/cascadeinfer/cascade/policies/links"
 )
 
-// Site is what a pair needs to know of a replica that keeps its KV cache on the GPU
-// of that index, or in the machine's own memory, by Unknown. What does not fit into
-// a links.Site is cut: names and reasons, and the GPU's farthest peers.
-func (m *Machine) Site(gpu int) links.Site {
-	s := links.Site{Node: cut(m.Name, links.MaxName), Known: true, CUDA: cut(m.lacks(CUDA), links.MaxWord), Verbs: cut(m.lacks(Verbs), links.MaxWord), PeerMemory: m.PeerMemory != ""}
+// Site is what a pair needs to know of a replica in that place, whose node the machine
+// is. What does not fit into a links.Site is cut: names and reasons, and the GPU's
+// farthest peers.
+func (m *Machine) Site(p Place) links.Site {
+	s := links.Site{Node: cut(p.Node, links.MaxName), Known: true, CUDA: cut(m.lacks(CUDA), links.MaxWord), PeerMemory: m.PeerMemory != ""}
 	var pci *PCI
-	if gpu != Unknown {
-		s.GPU = &links.GPU{Index: gpu, Absent: true}
-		if g := m.GPU(gpu); g != nil {
+	if p.GPU != Unknown {
+		s.GPU = &links.GPU{Index: p.GPU, Absent: true}
+		if g := m.GPU(p.GPU); g != nil {
 			s.GPU, pci = m.seen(g), &g.PCI
 		}
 	}
-	s.RDMA = m.nearest(pci)
+	s.RDMA, s.Verbs = m.port(p.Adapter, pci)
+	if lacks := m.lacks(Verbs); lacks != "" && !p.Adapter.Off {
+		s.Verbs = Verbs + ": " + lacks
+	}
+	s.Verbs = cut(s.Verbs, links.MaxWord)
 	for _, n := range m.NICs {
 		if n.RDMA == "" && n.Up && !n.Virtual {
 			s.TCP = max(s.TCP, n.Rate)
@@ -83,28 +87,4 @@ func (m *Machine) peer(from, to int) (Peer, bool) {
 		}
 	}
 	return Peer{}, false
-}
-
-// nearest is the RDMA port that is up and lies nearest to the replica's GPU; the
-// faster one among equals, then the first. nil for none.
-func (m *Machine) nearest(gpu *PCI) *links.Port {
-	var best *NIC
-	d := Distance(0)
-	for i := range m.NICs {
-		n := &m.NICs[i]
-		if n.RDMA == "" || !n.Up {
-			continue
-		}
-		away := Far
-		if gpu != nil {
-			away = Between(*gpu, n.PCI)
-		}
-		if best == nil || away < d || away == d && n.Rate > best.Rate {
-			best, d = n, away
-		}
-	}
-	if best == nil {
-		return nil
-	}
-	return &links.Port{Name: cut(best.Name, links.MaxWord), Layer: cut(best.RDMA, links.MaxWord), Subnet: cut(best.Subnet, links.MaxWord), Rate: best.Rate, Distance: d}
 }
