@@ -28,7 +28,9 @@ func TestEnvoyTwoServers(t *testing.T) {
 		r.Speed, r.Grace, r.Name, r.Shared = 1, time.Hour, name, true // nobody reports here
 		return start(t, Config{Rules: r, Replicas: list, Store: st})
 	}
-	a, b := run("a"), run("b")
+	a := run("a")
+	waitFor(t, a, "a plans", func(s Status) bool { return s.Planner.Leads })
+	b := run("b")
 	waitFor(t, b, "b follows a", func(s Status) bool { return s.Epoch == 1 && s.Planner.Holder == "a" && !s.Planner.Leads })
 	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "envoy", XDS: a.Addr().String(), Others: []string{b.Addr().String()}})
 	if err != nil {
