@@ -93,7 +93,7 @@ func TestOrderByLinks(t *testing.T) {
 		want     string
 	}{
 		"P2P":            {near, gpu("n1", 1, links.Peer{Index: 0, Asked: true, Read: true, Write: true}), "cuda: P2P over PCIe; tcp: loopback; verbs: nothing is known; shm: tried last: both pools are on GPUs"},
-		"no P2P":         {refused, gpu("n1", 1, links.Peer{Index: 0, Asked: true}), "tcp: loopback; verbs: nothing is known; cuda: tried last: no NVLink between them, and the driver refuses; shm: tried last: both pools are on GPUs"},
+		"no P2P":         {refused, gpu("n1", 1, links.Peer{Index: 0, Asked: true}), "tcp: loopback; verbs: nothing is known; cuda: tried last: no NVLink between them, and the driver does not let one read the other; shm: tried last: both pools are on GPUs"},
 		"one fabric":     {rdma(near, "InfiniBand"), rdma(gpu("n2", 1, links.Peer{}), "InfiniBand"), "verbs: mlx5_0 to mlx5_0; tcp: one connection"},
 		"two fabrics":    {rdma(near, "InfiniBand"), rdma(gpu("n2", 1, links.Peer{}), "Ethernet"), "tcp: one connection; verbs: tried last: mlx5_0 of node n1 speaks InfiniBand"},
 		"RDMA at one":    {rdma(near, "InfiniBand"), gpu("n2", 1, links.Peer{}), "tcp: one connection; verbs: tried last: node n2 has no RDMA port"},

@@ -83,7 +83,7 @@ type Peer struct {
 	NVLinks  Bundle   `json:"nvlinks,omitzero"`
 	Distance Distance `json:"distance,omitempty"` // on the PCI bus; 0 like Far
 	// Asked says that the driver was asked what the one may do to the other's memory,
-	// which is Read, Write, and to do it over NVLink.
+	// which is Read, Write, and to do it over NVLink. Transports only read.
 	Asked  bool `json:"asked,omitempty"`
 	Read   bool `json:"read,omitempty"`
 	Write  bool `json:"write,omitempty"`

@@ -197,17 +197,17 @@ func cuda(a, b *Site) Way {
 	return across(a, b)
 }
 
-// across is the way between two GPUs of one machine.
+// across is the way between two GPUs of one machine. The receiver's GPU reads the
+// source's memory, and nobody writes into another's: what the driver says of writing is
+// of no use. A pair is open to both or to none, as it is for the driver.
 func across(a, b *Site) Way {
 	there, said := a.GPU.peer(b.GPU)
 	back, answered := b.GPU.peer(a.GPU)
 	asked := there.Asked || back.Asked
 	read := (!there.Asked || there.Read) && (!back.Asked || back.Read)
-	write := (!there.Asked || there.Write) && (!back.Asked || back.Write)
-	linked := (!there.Asked || there.NVLink) && (!back.Asked || back.NVLink)
 	joined, doubt := joins(there, said, back, answered)
 	if rate, over := nvlink(a.GPU, b.GPU, joined); rate > 0 {
-		if asked && !linked && !read {
+		if asked && !read {
 			return closed(NVLinked, TransportCUDA, over+", but the driver does not let one read the other"+doubt)
 		}
 		return open(NVLinked, TransportCUDA, usable(rate), over+doubt)
@@ -217,8 +217,8 @@ func across(a, b *Site) Way {
 	switch {
 	case !asked:
 		return closed(PeerPCIe, TransportCUDA, "no NVLink between them, and the driver was not asked about PCIe"+doubt)
-	case !read && !write:
-		return closed(PeerPCIe, TransportCUDA, "no NVLink between them, and the driver refuses P2P over PCIe ("+d.words()+")"+doubt)
+	case !read:
+		return closed(PeerPCIe, TransportCUDA, "no NVLink between them, and the driver does not let one read the other over PCIe ("+d.words()+")"+doubt)
 	case d >= System && d != Far:
 		return closed(PeerPCIe, TransportCUDA, d.words()+" lie between them: over both sockets P2P is slower than host memory"+doubt)
 	case d >= Bridge:
