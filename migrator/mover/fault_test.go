@@ -123,7 +123,7 @@ func play(carry func(*node) carrier, seed uint64, grid bool, faults ...string) (
 	}
 	for _, f := range faults {
 		kind, point, _ := strings.Cut(f, " at ")
-		all := slices.Concat(kinds, byThemselves, onDevices, onGPUs)
+		all := slices.Concat(kinds, byThemselves, onDevices, onFar, onGPUs)
 		at := slices.IndexFunc(all, func(k fate) bool { return k.name == kind })
 		nth := 0
 		if !grid && rng.IntN(3) == 0 {

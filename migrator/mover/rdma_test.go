@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -41,6 +42,93 @@ var onDevices = []fate{
 // machine's own. An emulated machine is slow: unless it is "all", each fault comes at
 // a sixth of the steps there, and each step has a sixth of the faults; pulls have all.
 func TestFaultAtEveryStepOverRDMA(t *testing.T) {
+	overRDMA(t, func(e *engine, _ *atomic.Bool) transport.Pool { return e })
+}
+
+// TestFaultAtEveryStepByHost is the same between pools that no NIC reaches, as those of
+// GPUs may be. The blocks' way is by the host then.
+func TestFaultAtEveryStepByHost(t *testing.T) {
+	if os.Getenv("CASCADE_TEST_VERBS") != "" {
+		t.Skip("the fake device has the same, and is faster")
+	}
+	overRDMA(t, func(e *engine, fails *atomic.Bool) transport.Pool {
+		return &far{e, &transport.Memory{Layout: e.memory.Layout, Device: outOfReach{e.memory, fails}}}
+	}, onFar...)
+}
+
+// onFar are the faults of pools that no NIC reaches.
+var onFar = []fate{
+	{"source copies nothing", func(s *scene, r *rand.Rand) verdict { s.source.carrier.(*rdma).fails(s, r); return goOn }},
+	{"target copies nothing", func(s *scene, r *rand.Rand) verdict { s.target.carrier.(*rdma).fails(s, r); return goOn }},
+}
+
+// far is an engine's pool as memory of a device.
+type far struct {
+	*engine
+	m *transport.Memory
+}
+
+func (f *far) Memory() (*transport.Memory, bool) {
+	_, here := f.engine.Memory()
+	return f.m, here
+}
+
+// outOfReach is a device with an engine's bytes.
+type outOfReach struct {
+	m     *transport.Memory
+	fails *atomic.Bool
+}
+
+func (d outOfReach) Sums(dst []uint32, _ transport.Layout, blocks []uint32) ([]uint32, error) {
+	if d.fails.Load() {
+		return dst, errFails
+	}
+	pack := make([]byte, int64(len(blocks))*d.m.BlockBytes())
+	if err := d.Gather(pack, d.m.Layout, blocks); err != nil {
+		return dst, err
+	}
+	for len(pack) > 0 {
+		for _, g := range d.m.Regions {
+			dst, pack = append(dst, d.m.Sum.Of(pack[:g.Bytes])), pack[g.Bytes:]
+		}
+	}
+	return dst, nil
+}
+
+func (d outOfReach) Gather(dst []byte, _ transport.Layout, blocks []uint32) error {
+	return d.each(blocks, func(part []byte) { copied(dst, part); dst = dst[len(part):] })
+}
+
+func (d outOfReach) Scatter(_ transport.Layout, blocks []uint32, src []byte) error {
+	return d.each(blocks, func(part []byte) { copied(part, src); src = src[len(part):] })
+}
+
+func (d outOfReach) each(blocks []uint32, f func(part []byte)) error {
+	if d.fails.Load() {
+		return errFails
+	}
+	for _, b := range blocks {
+		for r := range d.m.Regions {
+			f(d.m.Part(b, r))
+		}
+	}
+	return nil
+}
+
+var errFails = errors.New("the GPU has fallen off the bus")
+
+// copied copies as a device does: unseen, while an engine may write. What is torn has
+// another sum.
+//
+//go:norace
+func copied(dst, src []byte) {
+	for i := range min(len(dst), len(src)) {
+		dst[i] = src[i]
+	}
+}
+
+// overRDMA injects faults at each step of moves over verbs.
+func overRDMA(t *testing.T, pool func(*engine, *atomic.Bool) transport.Pool, more ...fate) {
 	f, path, stride := &fabric{}, "", 6
 	kinds := slices.Clone(kinds)
 	switch os.Getenv("CASCADE_TEST_VERBS") {
@@ -52,6 +140,7 @@ func TestFaultAtEveryStepOverRDMA(t *testing.T) {
 		f.control.Tell("fake_devices", spare)
 		kinds = append(kinds, onDevices...)
 	}
+	kinds = append(kinds, more...)
 	var err error
 	if f.library, err = libibverbs.Open(path); errors.Is(err, device.ErrNoCgo) {
 		t.Skip(err)
@@ -59,7 +148,7 @@ func TestFaultAtEveryStepOverRDMA(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.open(t)
-	t.Run("kinds", func(t *testing.T) { everyStep(t, kinds, stride, f.carry) })
+	t.Run("kinds", func(t *testing.T) { everyStep(t, kinds, stride, func(n *node) carrier { return f.carry(n, pool) }) })
 	if n := f.library.Live(); n != (libibverbs.Live{}) {
 		t.Errorf("%+v are left", n)
 	}
@@ -77,6 +166,8 @@ type rdma struct {
 	real   *verbs.Transport
 	n      *node
 	device int
+	// gpuFails is for pools that are a GPU's.
+	gpuFails atomic.Bool
 
 	mu       sync.Mutex
 	address  string // of the server; "" while it does not run
@@ -84,8 +175,9 @@ type rdma struct {
 	deadline map[[transport.TicketSize]byte]time.Time // of the bubble
 }
 
-func (f *fabric) carry(n *node) carrier {
+func (f *fabric) carry(n *node, pool func(*engine, *atomic.Bool) transport.Pool) carrier {
 	r := &rdma{fabric: f, n: n, conns: map[net.Conn]bool{}, deadline: map[[transport.TicketSize]byte]time.Time{}}
+	p := pool(n.engine, &r.gpuFails)
 	f.do(func() {
 		name := ""
 		if f.control != nil {
@@ -94,11 +186,16 @@ func (f *fabric) carry(n *node) carrier {
 		}
 		device := func() string { return name }
 		var err error
-		if r.real, err = verbs.New(verbs.Config{Library: f.library, Device: device, Address: r.where, Pool: n.engine}); err != nil {
+		if r.real, err = verbs.New(verbs.Config{Library: f.library, Device: device, Address: r.where, Pool: p}); err != nil {
 			panic(err)
 		}
 	})
 	return r
+}
+
+// fails has the own GPU fail for a while.
+func (r *rdma) fails(s *scene, rng *rand.Rand) {
+	s.breaks(func(how string) { r.gpuFails.Store(how != "fake_mend") }, "fails", long(rng))
 }
 
 // tell tells the fake something about the own device.
