@@ -43,8 +43,9 @@ would come next, and those that are closed, with the reason.
 
   same GPU, NVLink, PCIe P2P   transport cuda, on one node
   host memory                  transport shm, on one node, where no pool is on a GPU
-  RDMA (GPUDirect)             transport verbs, from GPU memory
-  RDMA (host bounce)           transport verbs, by way of host memory
+  RDMA (GPUDirect)             transport verbs, from GPU memory to GPU memory
+  RDMA (host bounce)           transport verbs, where a pool is in host memory, or in
+                               that of a GPU that no NIC reaches
   TCP                          transport tcp; out of a GPU's memory and into it by way
                                of the host
 

@@ -300,7 +300,11 @@ func verbs(a, b *Site) []Way {
 		rate = port
 	}
 	over := from.Name + " to " + to.Name + " over " + from.Layer
-	bounce := open(RDMABounce, TransportVerbs, least(rate, hostCopy), over+", by way of host memory")
+	// A GPU that no NIC reaches packs blocks into host memory, while the NICs carry those
+	// before and the other GPU takes in the ones before that: the slowest step is the rate,
+	// or a processor's, which copies where the GPU does not reach that memory by itself,
+	// and sums what comes into a pool there.
+	bounce := open(RDMABounce, TransportVerbs, least(rate, a.pcie(), b.pcie(), hostCopy), over+", by way of host memory")
 	if a.GPU == nil && b.GPU == nil {
 		bounce.Why = over + ": the pools are in host memory"
 		return []Way{bounce}
