@@ -65,7 +65,7 @@ func (r *Rig) hello() (Hello, error) {
 	if h.Name, err = r.context.IPC(r.src); err != nil {
 		return Hello{}, err
 	}
-	return Hello{Owner: fmt.Sprintf("process %d", os.Getpid()), Handle: hex.EncodeToString(h.Append(nil)), Bytes: r.config.Shape.PoolBytes()}, nil
+	return Hello{Owner: fmt.Sprintf("process %d", os.Getpid()), Handle: hex.EncodeToString(h.Append(nil)), Bytes: r.config.Shape.PoolBytes(), Seed: r.seed}, nil
 }
 
 // maxSteps bounds a question.
@@ -84,10 +84,9 @@ func (r *Rig) answer(q Ask) (Answer, error) {
 	}
 	var a Answer
 	for range q.Decode {
-		s := r.config.Shape
 		err := r.began.Record(r.stream)
 		if err == nil {
-			err = r.launch(kernel.Sum, max(1, 2*d.Multiprocessors), s, side{at: r.src}, side{at: driver.Pointer(0)})
+			err = r.launch(kernel.Sum, max(1, 2*d.Multiprocessors), r.pairs, side{at: r.src}, side{at: driver.Pointer(0)})
 		}
 		var ms float32
 		if err = errors.Join(err, r.ended.Record(r.stream), r.ended.Wait()); err == nil {

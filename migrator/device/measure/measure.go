@@ -1,8 +1,9 @@
 // Package measure times the ways in which KV blocks get into, out of and around the
 // memory of a GPU, and what a transfer costs the work beside it.
 //
-// It checks what it moves by checksums, and promises nothing about the figures: they are
-// those of this machine and this minute. Its numbers decide nothing in a fleet.
+// Each way that is timed is verified, too: into memory that was cleared, against sums that
+// a processor has computed. Nothing is promised about the figures: they are those of this
+// machine and this minute, and decide nothing in a fleet.
 package measure
 
 import (
@@ -65,6 +66,8 @@ type Config struct {
 type Row struct {
 	Part string `json:"part"` // what belongs together
 	Way  string `json:"way"`
+	// Of is whose decode step it is; empty in the other parts.
+	Of string `json:"of,omitempty"`
 	// Groups is how many thread groups a kernel had; 0 for copy engines.
 	Groups int `json:"groups,omitempty"`
 	// Seconds is the median time on the GPU, Submit that of the host until all was
@@ -87,6 +90,14 @@ const (
 	Decode   = "decode step"
 )
 
+// The ways of Decode: what was under way beside the step.
+const (
+	Alone      = "alone"
+	ByKernel   = "beside a transfer by the kernel"
+	ByCopies   = "beside a transfer by the copy engines"
+	AloneAgain = "alone again, at the end"
+)
+
 const (
 	threads = 512
 	piece   = 64 << 10 // bytes of a region that a group takes at a time
@@ -107,10 +118,13 @@ type Rig struct {
 	table   cuda.Pointer
 	sums    *cuda.Host
 	batch   cuda.Batch
-	pairs   [][2]uint32
+	pairs   [][2]uint32 // the plan: source and target
+	row     [][2]uint32 // as many blocks, in order
+	seed    uint64      // of what the source has; see pattern
 }
 
-// NewRig makes the pools and fills the source. It must be closed.
+// NewRig makes the pools and fills the source, each rig's with bytes of its own. It must be
+// closed.
 func NewRig(c Config) (r *Rig, err error) {
 	if c.Driver == nil || len(c.Groups) == 0 {
 		return nil, errors.New("measure: Driver and Groups are required")
@@ -121,7 +135,7 @@ func NewRig(c Config) (r *Rig, err error) {
 	if err := c.Shape.validate(); err != nil {
 		return nil, fmt.Errorf("measure: %w", err)
 	}
-	r = &Rig{config: c, kernels: map[string]cuda.Kernel{}}
+	r = &Rig{config: c, kernels: map[string]cuda.Kernel{}, seed: rand.Uint64()}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("measure: gpu %d: %w", c.Ordinal, err), r.Close())
@@ -166,19 +180,27 @@ func NewRig(c Config) (r *Rig, err error) {
 	from, to := rng.Perm(c.Shape.Pool), rng.Perm(c.Shape.Pool)
 	for i := range c.Shape.Plan {
 		r.pairs = append(r.pairs, [2]uint32{uint32(from[i]), uint32(to[i])})
+		r.row = append(r.row, [2]uint32{uint32(i), uint32(i)})
 	}
-	return r, r.fill(rng)
+	return r, r.fill()
 }
 
-// fill gives each part of the source a byte of its own, by and by.
-func (r *Rig) fill(rng *rand.Rand) error {
-	part := r.config.Shape.PoolBytes() / int64(r.config.Shape.Regions)
-	for g := range int64(r.config.Shape.Regions) {
-		if err := r.stream.Set(r.src+cuda.Pointer(g*part), byte(rng.Uint32()), part); err != nil {
-			return err
-		}
+// fillBytes is how much of a pool is made at once.
+const fillBytes = 32 << 20
+
+// fill writes the source's pattern.
+func (r *Rig) fill() error {
+	total := r.config.Shape.PoolBytes()
+	h, err := r.context.HostAlloc(min(total, fillBytes))
+	if err != nil {
+		return err
 	}
-	return r.stream.Wait()
+	for at := int64(0); at < total && err == nil; at += fillBytes {
+		n := min(fillBytes, total-at)
+		pattern(h.Bytes()[:n], r.seed, at)
+		err = errors.Join(r.stream.ToDevice(r.src+cuda.Pointer(at), h, 0, n), r.stream.Wait())
+	}
+	return errors.Join(err, r.stream.Wait(), h.Close()) // after an error a copy may be under way
 }
 
 // Close gives everything back.
@@ -227,10 +249,10 @@ type side struct {
 	packed bool
 }
 
-// launch describes the plan of a shape, which has no more blocks than the rig's, and
-// starts a kernel over it.
-func (r *Rig) launch(name string, groups int, s Shape, src, dst side) error {
-	w := r.desc.Uint64s()
+// launch describes a plan, which has no more blocks than the rig's, and starts a kernel
+// over it.
+func (r *Rig) launch(name string, groups int, pairs [][2]uint32, src, dst side) error {
+	s, w := r.config.Shape, r.desc.Uint64s()
 	for g := range s.Regions {
 		one := w[g*kernel.RegionWords:]
 		for i, end := range []side{src, dst} {
@@ -244,15 +266,15 @@ func (r *Rig) launch(name string, groups int, s Shape, src, dst side) error {
 	}
 	words := s.Regions * kernel.RegionWords
 	ids := r.desc.Uint32s()[2*words:]
-	for i, p := range r.pairs[:s.Plan] {
+	for i, p := range pairs {
 		ids[2*i], ids[2*i+1] = p[0], p[1]
 	}
-	if err := r.stream.ToDevice(r.table, r.desc, 0, int64(words*8+s.Plan*8)); err != nil {
+	if err := r.stream.ToDevice(r.table, r.desc, 0, int64(words*8+len(pairs)*8)); err != nil {
 		return err
 	}
-	items := int64(s.Plan*s.Regions) * s.pieces()
+	items := int64(len(pairs)*s.Regions) * s.pieces()
 	return r.kernels[name].Launch(r.stream, int(min(int64(groups), items)), threads, []uint64{
-		uint64(r.table), uint64(s.Regions), uint64(r.table) + uint64(words*8), uint64(s.Plan), piece, uint64(s.pieces()), uint64(r.sums.Pointer()),
+		uint64(r.table), uint64(s.Regions), uint64(r.table) + uint64(words*8), uint64(len(pairs)), piece, uint64(s.pieces()), uint64(r.sums.Pointer()),
 	})
 }
 

@@ -28,6 +28,7 @@ type Hello struct {
 	Owner  string `json:"owner"`  // for people
 	Handle string `json:"handle"` // of its pool as engine/api has it, in hexadecimal
 	Bytes  int64  `json:"bytes"`  // of the pool
+	Seed   uint64 `json:"seed"`   // of what the pool has, another each time; see pattern
 	Error  string `json:"error,omitempty"`
 }
 
@@ -159,8 +160,8 @@ func (o *Owner) Close() {
 	o.stop()
 }
 
-// From times pulls out of another process's pool, which must be as large as the rig's,
-// and verifies one.
+// From times pulls out of another process's pool, which must be as large as the rig's, and
+// verifies each way against the bytes that its owner says it has.
 func (r *Rig) From(o *Owner) ([]Row, error) {
 	s := r.config.Shape
 	if o.Bytes < s.PoolBytes() {
@@ -171,12 +172,14 @@ func (r *Rig) From(o *Owner) ([]Row, error) {
 		return nil, fmt.Errorf("measure: the pool of %s: %w", o.Owner, err)
 	}
 	src := side{at: base + driver.Pointer(o.Pool.Offset)}
-	rows, err := r.run(Across, s.Bytes(), append([]way{
-		{name: "contiguous, from " + o.Owner, work: func() error { return r.stream.Copy(r.dst, src.at, s.Bytes()) }},
-	}, r.byGroups("kernel, from "+o.Owner, func(groups int) error { return r.launch(kernel.Copy, groups, s, src, side{at: r.dst}) })...))
-	if err == nil {
-		err = r.verify(Across, src)
-	}
+	ways := []way{{
+		name: "contiguous, from " + o.Owner, work: func() error { return r.stream.Copy(r.dst, src.at, s.Bytes()) },
+		to: r.inPool(r.row, side{r.dst, true}), want: s.sums(o.Seed, s.packed),
+	}}
+	byPlan := way{name: "kernel, from " + o.Owner, to: r.inPool(r.pairs, side{at: r.dst}), want: s.sums(o.Seed, r.planned), tells: true}
+	rows, err := r.run(Across, s.Bytes(), append(ways, r.byGroups(byPlan, func(groups int) error {
+		return r.launch(kernel.Copy, groups, r.pairs, src, side{at: r.dst})
+	})...))
 	if err = errors.Join(err, r.stream.Wait(), r.context.CloseIPC(base)); err != nil {
 		return rows, fmt.Errorf("measure: the pool of %s: %w", o.Owner, err)
 	}
@@ -184,28 +187,26 @@ func (r *Rig) From(o *Owner) ([]Row, error) {
 }
 
 // Disturb times an owner's steps alone, and while plans are copied without a pause: by
-// kernels, which take their turns with the other process's, and by the copy engines,
-// which work beside it.
-func (r *Rig) Disturb(o *Owner, steps int) ([]Row, error) {
-	alone, err := o.Ask(Ask{Decode: steps})
-	if err != nil {
+// kernels, which take their turns with the other process's, and by the batch call, which
+// the driver gives to copy engines where it can. At the end the steps are timed alone once
+// more: what that differs by is noise.
+func (r *Rig) Disturb(o *Owner, steps int) (rows []Row, err error) {
+	if _, err = o.Ask(Ask{Decode: steps}); err != nil { // the first steps meet cold clocks
 		return nil, err
 	}
-	rows := []Row{{Part: Decode, Way: "alone, of " + o.Owner, Seconds: Median(alone.Seconds)}}
-	s := r.config.Shape
-	ways := r.byGroups("beside a transfer, of "+o.Owner, func(groups int) error {
-		return r.launch(kernel.Copy, groups, s, side{at: r.src}, side{at: r.dst})
-	})
-	if r.config.Driver.Batches() {
-		ways = append(ways, way{name: "beside one by the copy engines, of " + o.Owner, work: r.batchWithin})
+	ways := append([]way{{name: Alone}}, r.byGroups(way{name: ByKernel}, func(groups int) error {
+		return r.launch(kernel.Copy, groups, r.pairs, side{at: r.src}, side{at: r.dst})
+	})...)
+	if batch := r.batchWithin(); batch != nil {
+		ways = append(ways, way{name: ByCopies, work: batch})
 	}
-	for _, w := range ways {
-		beside, err := r.besides(o, steps, w.work)
+	for _, w := range append(ways, way{name: AloneAgain}) {
+		times, err := r.besides(o, steps, w.work)
 		if err != nil {
-			return rows, fmt.Errorf("measure: %s: %w", w.name, err)
+			return rows, fmt.Errorf("measure: %s: %w", w.label(), err)
 		}
-		row := Row{Part: Decode, Way: w.name, Groups: w.groups, Seconds: Median(beside.Seconds)}
-		if rows[0].Seconds > 0 {
+		row := Row{Part: Decode, Way: w.name, Of: o.Owner, Groups: w.groups, Seconds: Median(times.Seconds)}
+		if len(rows) > 0 && rows[0].Seconds > 0 {
 			slower := row.Seconds/rows[0].Seconds - 1
 			row.Slower = &slower
 		}
@@ -214,8 +215,11 @@ func (r *Rig) Disturb(o *Owner, steps int) ([]Row, error) {
 	return rows, nil
 }
 
-// besides has an owner's steps timed while work is done again and again.
+// besides has an owner's steps timed while work, unless it is nil, is done again and again.
 func (r *Rig) besides(o *Owner, steps int, work func() error) (Answer, error) {
+	if work == nil {
+		return o.Ask(Ask{Decode: steps})
+	}
 	over, copied := make(chan struct{}), make(chan error, 1)
 	go func() {
 		for {

@@ -15,12 +15,13 @@ import sys
 
 HEADS, KV_HEADS, HEAD = 32, 8, 128  # of Llama 3.1 8B
 PAGE = 256  # tokens
+STRIDE = 0x5851F42D4C957F2D  # of package measure's pattern
 
 
 def arguments(argv):
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     p.add_argument("--device", type=int, default=0, help="index of the GPU, as nvidia-smi has it")
-    p.add_argument("--bytes", type=int, required=True, help="size of the pool")
+    p.add_argument("--bytes", type=int, required=True, help="size of the pool, a multiple of 8")
     p.add_argument("--batch", type=int, default=32, help="sequences of a decode step")
     p.add_argument("--tokens", type=int, default=8192, help="mean length of the sequences")
     p.add_argument("--repeats", type=int, default=20, help="how often each batch of a spread is timed")
@@ -28,6 +29,8 @@ def arguments(argv):
     for name in ("bytes", "batch", "tokens", "repeats"):
         if getattr(a, name) < 1:
             p.error("--%s must be positive" % name)
+    if a.bytes % 8:
+        p.error("--bytes must be a multiple of 8")
     if a.device < 0:
         p.error("--device must not be negative")
     if a.batch < 4:
@@ -39,7 +42,8 @@ def spreads(batch, tokens):
     """The batches of a spread: lists of lengths.
 
     Equal lengths of several sums come first; then one sum whose longest sequences are 2 to
-    `batch` times the mean, held by one, a sixteenth and a quarter of the sequences.
+    16 times the mean, held by one, a sixteenth and a quarter of the sequences, as far as
+    that leaves 16 tokens to each of the others.
     """
     out = [[n] * batch for n in (tokens // 4, tokens // 2, tokens, tokens * 3 // 2, tokens * 2) if n > 0]
     total = batch * tokens
@@ -54,6 +58,14 @@ def spreads(batch, tokens):
             lengths[-1] += total - sum(lengths)  # what division has left over
             out.append(lengths)
     return out
+
+
+def fill(torch, pool, seed):
+    """Gives each word of a pool a value of its own: (seed + i) * STRIDE at byte 8 * i."""
+    words = pool.view(torch.int64)
+    for at in range(0, len(words), 1 << 24):  # the terms take memory, too
+        end = min(len(words), at + (1 << 24))
+        words[at:end] = (torch.arange(at, end, dtype=torch.int64, device=pool.device) + seed) * STRIDE  # wraps around
 
 
 def handle(torch, tensor, device):
@@ -117,7 +129,8 @@ class Attention:
         return lambda: flash(q, k, v, cq, ck, 1, max(lengths), 0.0, False, False)
 
     def step(self, lengths):
-        """The first kernel that works, and a function that launches it."""
+        """The first kernel that works, and a function that launches it. One that has failed is
+        not tried again: step never goes back to an earlier one."""
         wrong = []
         while self.tries:
             name, make = self.tries[0]
@@ -145,13 +158,17 @@ class Attention:
 
 def answer(attention, a, ask):
     if ask.get("spread"):
-        points, name = [], ""
-        for lengths in spreads(a.batch, a.tokens):
-            name, run = attention.step(lengths)
+        points, kernel, left = [], "", spreads(a.batch, a.tokens)
+        while left:
+            name, run = attention.step(left[0])
+            if points and name != kernel:  # times of two kernels are no spread: all over again
+                points, left = [], spreads(a.batch, a.tokens)
+                continue
+            kernel, lengths = name, left.pop(0)
             attention.time(run, 3)
             took = sorted(attention.time(run, a.repeats))
             points.append({"batch": a.batch, "tokens": sum(lengths), "longest": max(lengths), "seconds": took[len(took) // 2]})
-        return {"kernel": name, "points": points}
+        return {"kernel": kernel, "points": points}
     steps = ask.get("decode", 0)
     if not 1 <= steps <= 100000:
         raise ValueError("%r steps" % steps)
@@ -181,8 +198,10 @@ def main(argv, lines, out):
         device = torch.device("cuda", a.device)
         torch.cuda.set_device(device)
         pool = torch.zeros(a.bytes, dtype=torch.int8, device=device)
+        seed = int.from_bytes(os.urandom(7), "little")
+        fill(torch, pool, seed)
         torch.cuda.synchronize()
-        hello = {"owner": "PyTorch " + torch.__version__, "handle": handle(torch, pool, a.device).hex(), "bytes": a.bytes}
+        hello = {"owner": "PyTorch " + torch.__version__, "handle": handle(torch, pool, a.device).hex(), "bytes": a.bytes, "seed": seed}
     except Exception as e:
         say({"owner": "PyTorch", "error": "%s: %s" % (type(e).__name__, e)})
         return 1

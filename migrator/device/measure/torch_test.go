@@ -39,8 +39,8 @@ for words in sys.argv[1:]:
         print("taken:", words)
     except SystemExit as e:
         print("code", e.code)
-`, "", "--bytes 0", "--bytes many", "--bytes 1 --batch 2", "--bytes 1 --device -1", "--bytes 1 --what")
-	if err != nil || strings.Contains(out, "taken") || strings.Count(out, "code 2") != 6 || strings.Count(out, "usage:") != 6 {
+`, "", "--bytes 0", "--bytes many", "--bytes 8 --batch 2", "--bytes 8 --device -1", "--bytes 8 --what", "--bytes 9")
+	if err != nil || strings.Contains(out, "taken") || strings.Count(out, "code 2") != 7 || strings.Count(out, "usage:") != 7 {
 		t.Errorf("%q, %v", out, err)
 	}
 }
@@ -110,8 +110,10 @@ func TestScriptOnStandIn(t *testing.T) {
 	if rows, err := r.From(o); err != nil || len(rows) != 3 {
 		t.Errorf("%v, %v", rows, err)
 	}
-	if rows, err := r.Disturb(o, 4); err != nil || len(rows) != 4 || rows[1].Slower == nil || *rows[1].Slower != 0 {
+	if rows, err := r.Disturb(o, 4); err != nil || len(rows) != 5 || rows[1].Slower == nil || *rows[1].Slower != 0 {
 		t.Errorf("%+v, %v", rows, err)
+	} else if goals := Goals(rows); goals[len(goals)-1].Text != "goal: decode slow-down ≤ 1 %: +0.0 % by the copy engines, of PyTorch 0 (a stand-in), met" {
+		t.Errorf("%+v", goals)
 	}
 	a, err := o.Ask(Ask{Spread: true})
 	if err != nil || a.Kernel != "PyTorch's flash attention" {
@@ -122,6 +124,43 @@ func TestScriptOnStandIn(t *testing.T) {
 	}
 	if _, err := o.Ask(Ask{Decode: -1}); err == nil || !strings.Contains(err.Error(), "steps") {
 		t.Errorf("%v", err)
+	}
+}
+
+// A kernel that fails in the midst of a spread leaves none of its times in it.
+func TestScriptKernelsAreNotMixed(t *testing.T) {
+	out, err := ask(t, `
+class Two(m.Attention):
+    def __init__(self, first, second):
+        self.torch = type("torch", (), {"cuda": type("cuda", (), {"synchronize": staticmethod(lambda: None)})})
+        self.made = {"first": 0, "second": 0}
+        self.tries = [("first", self.maker("first", 1, first)), ("second", self.maker("second", 2, second))]
+    def maker(self, name, took, last):
+        def make(lengths):
+            self.made[name] += 1
+            if self.made[name] > last:
+                raise RuntimeError("out of memory")
+            return lambda: took
+        return make
+    def time(self, run, times):
+        return [run()] * times
+
+a = m.arguments(["--bytes", "8"])
+n = len(m.spreads(a.batch, a.tokens))
+for first, second in (n, 0), (0, n), (1, n), (n - 1, n), (n - 1, n + 1):
+    try:
+        got = m.answer(Two(first, second + 1), a, {"spread": True})
+        print(got["kernel"], len(got["points"]) == n, sorted({p["seconds"] for p in got["points"]}), len({(p["tokens"], p["longest"]) for p in got["points"]}) == len({(sum(s), max(s)) for s in m.spreads(a.batch, a.tokens)}))
+    except Exception as e:
+        print(e)
+try:
+    print(m.answer(Two(3, 3), a, {"spread": True}))
+except Exception as e:
+    print(e)
+`)
+	want := "first True [1] True\n" + strings.Repeat("second True [2] True\n", 4) + "no attention kernel works here: second: out of memory\n"
+	if err != nil || out != want {
+		t.Errorf("%s%v", out, err)
 	}
 }
 

@@ -41,7 +41,7 @@ static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
 #define MAX_RULES 64
 static struct rule { char call[64]; long left; int code; } rules[MAX_RULES];
 static int rule_count, environment_read;
-static long held, delay, no_dmabuf, no_peer;
+static long held, delay, no_dmabuf, no_peer, wrong;
 #define MAX_CALLS 128
 static struct { const char *name; long n; } calls[MAX_CALLS];
 
@@ -75,7 +75,7 @@ EXPORT int fake_clear(const char *unused, long unused2, long unused3) {
 	pthread_mutex_lock(&mu);
 	rule_count = 0;
 	held = 0;
-	no_dmabuf = no_peer = 0;
+	no_dmabuf = no_peer = wrong = 0;
 	pthread_mutex_unlock(&mu);
 	return 0;
 }
@@ -101,6 +101,23 @@ EXPORT int fake_no_dmabuf(const char *unused, long none, long unused3) {
 EXPORT int fake_no_peer(const char *unused, long none, long unused3) {
 	pthread_mutex_lock(&mu);
 	no_peer = none;
+	pthread_mutex_unlock(&mu);
+	return 0;
+}
+
+// fake_wrong has work be done wrong from now on, of which no call says anything, until
+// it is called with 0. What sums a target stays right.
+enum {
+	MOVES_NOTHING = 1, // kernels sum what they read, and leave the target as it was
+	ONE_SOURCE,        // kernels and batches read every block at the first one's place
+	NEXT_TARGET,       // kernels write each block to the place of the next one
+	CUT_SHORT,         // kernels leave the last 16 bytes of each piece out, but not of the sum
+	NO_SUMS,           // kernels move, and tell no sums
+	COPIES_NOTHING,    // copies of a page and more leave the target as it was
+};
+EXPORT int fake_wrong(const char *unused, long how, long unused3) {
+	pthread_mutex_lock(&mu);
+	wrong = how;
 	pthread_mutex_unlock(&mu);
 	return 0;
 }
@@ -784,17 +801,31 @@ typedef struct stream {
 	int pending;
 } stream;
 
-static void run_kernel(const work *w) {
+static void run_kernel(const work *w, long how) {
 	const uint64_t *a = w->args;
 	const struct kv_region *regions = (const void *)(uintptr_t)a[0];
 	uint64_t *sums = (void *)(uintptr_t)a[6];
-	uint64_t items = a[3] * a[1] * a[5];
+	uint64_t entry = a[1] * a[5], items = a[3] * entry;
 	for (uint64_t item = 0; item < items; item++) {
-		struct kv_work k = kv_item(w->how, regions, a[1], (const kv_u32 *)(uintptr_t)a[2], a[4], a[5], item);
+		const kv_u32 *ids = (const kv_u32 *)(uintptr_t)a[2];
+		struct kv_work k = kv_item(w->how, regions, a[1], ids, a[4], a[5], item);
 		uint64_t sum = 0;
+		if (how == ONE_SOURCE && w->how != KV_SUM_DST)
+			k.src = kv_item(w->how, regions, a[1], ids, a[4], a[5], item % entry).src;
+		if (how == NEXT_TARGET && k.dst)
+			k.dst = kv_item(w->how, regions, a[1], ids, a[4], a[5], (item + entry) % items).dst;
+		if (how == CUT_SHORT && k.dst && k.bytes > 16) {
+			struct kv_work some = k;
+			some.bytes -= 16;
+			for (unsigned t = 0; t < w->block; t++)
+				kv_part(some, t, w->block);
+		}
+		if (how == MOVES_NOTHING || how == CUT_SHORT)
+			k.dst = 0;
 		for (unsigned t = 0; t < w->block; t++)
 			sum += kv_part(k, t, w->block);
-		sums[item] = sum;
+		if (how != NO_SUMS || w->how == KV_SUM_DST)
+			sums[item] = sum;
 	}
 }
 
@@ -810,8 +841,10 @@ static void *run_stream(void *arg) {
 		pthread_mutex_unlock(&s->mu);
 		int end = w->kind == WORK_END;
 		int broken, wait;
+		long how;
 		do {
 			pthread_mutex_lock(&mu);
+			how = wrong;
 			wait = held && !end && !s->context->broken;
 			broken = s->context->broken;
 			pthread_mutex_unlock(&mu);
@@ -820,9 +853,12 @@ static void *run_stream(void *arg) {
 		} while (wait);
 		if (!broken)
 			switch (w->kind) {
-			case WORK_COPY: memcpy((void *)w->dst, (void *)w->src, w->size); break;
+			case WORK_COPY:
+				if (how != COPIES_NOTHING || w->size < 4096)
+					memcpy((void *)w->dst, (void *)w->src, w->size);
+				break;
 			case WORK_SET: memset((void *)w->dst, w->value, w->size); break;
-			case WORK_KERNEL: run_kernel(w); break;
+			case WORK_KERNEL: run_kernel(w, how); break;
 			}
 		if (w->kind == WORK_EVENT) {
 			pthread_mutex_lock(&w->event->mu);
@@ -990,8 +1026,9 @@ static int batch(uintptr_t *dst, uintptr_t *src, size_t *sizes, size_t n, copy_a
 	if (!s || attr_count != 1 || attrs->order != 1 || indices[0] != 0)
 		return INVALID_VALUE;
 	for (size_t i = 0; i < n; i++) {
+		uintptr_t from = wrong == ONE_SOURCE ? src[0] : src[i];
 		// With unified addresses a piece may be pinned memory of the host.
-		int code = copy(dst[i], src[i], sizes[i], known(dst[i], sizes[i], 1), known(src[i], sizes[i], 1), s);
+		int code = copy(dst[i], from, sizes[i], known(dst[i], sizes[i], 1), known(from, sizes[i], 1), s);
 		if (code)
 			return code;
 	}

@@ -1,0 +1,161 @@
+package measure
+
+import (
+	"fmt"
+	"math"
+)
+
+// What a machine should reach, with the thread groups that transport cuda has where its
+// configuration names none.
+const (
+	goalGroups = 16
+	goalGather = 0.85  // of a contiguous copy's rate
+	goalSubmit = 50e-6 // seconds
+	goalSlower = 0.01  // of a decode step
+)
+
+// The verdicts on a goal.
+const (
+	Met         = "met"
+	NotMet      = "not met"
+	NotMeasured = "not measured"
+)
+
+// Goal is what a machine should reach, and whether it does.
+type Goal struct {
+	Goal  string  `json:"goal"`  // for people, with its limit
+	Limit float64 `json:"limit"` // a ratio, or seconds
+	// Measured is what there is of Limit's kind; nil where nothing was measured. By says how.
+	Measured *float64 `json:"measured,omitempty"`
+	By       string   `json:"by,omitempty"`
+	Verdict  string   `json:"verdict"`
+	Why      string   `json:"why,omitempty"` // nothing was measured
+	// Text is all of it in a line.
+	Text string `json:"text"`
+}
+
+// judged is a goal with its verdict; text is what was measured.
+func judged(goal string, limit, measured float64, text, by string, met bool) Goal {
+	g := Goal{Goal: goal, Limit: limit, Measured: &measured, By: by, Verdict: NotMet}
+	if met {
+		g.Verdict = Met
+	}
+	g.Text = fmt.Sprintf("goal: %s: %s %s, %s", goal, text, by, g.Verdict)
+	return g
+}
+
+func unmeasured(goal string, limit float64, by, why string) Goal {
+	g := Goal{Goal: goal, Limit: limit, By: by, Verdict: NotMeasured, Why: why}
+	if by != "" {
+		why = by + ": " + why
+	}
+	g.Text = fmt.Sprintf("goal: %s: %s: %s", goal, NotMeasured, why)
+	return g
+}
+
+// Goals are the verdicts on what was measured. They are this minute's: a GPU that others
+// use reaches less.
+func Goals(rows []Row) []Goal {
+	return append([]Goal{gathers(rows), submits(rows)}, slows(rows)...)
+}
+
+// find is the row of a way of a part; groups is 0 where it has none. Nil if there is none.
+func find(rows []Row, part, name string, groups int) *Row {
+	for i, r := range rows {
+		if r.Part == part && r.Way == name && r.Groups == groups {
+			return &rows[i]
+		}
+	}
+	return nil
+}
+
+// The ways of Within that goals are about.
+const (
+	contiguous = "contiguous"
+	byKernel   = "kernel"
+)
+
+var withGroups = fmt.Sprintf("with %d CTAs", goalGroups)
+
+// noKernel is why there is no row of the kernel.
+func noKernel(rows []Row) string {
+	for _, r := range rows {
+		if r.Part == Within && r.Way == byKernel {
+			return fmt.Sprintf("the kernel was run with other numbers of CTAs than the %d that transport cuda has", goalGroups)
+		}
+	}
+	return "the kernel was not timed, or did not move what it should"
+}
+
+func gathers(rows []Row) Goal {
+	goal := fmt.Sprintf("gather ≥ %.2f× contiguous", goalGather)
+	whole, k := find(rows, Within, contiguous, 0), find(rows, Within, byKernel, goalGroups)
+	switch {
+	case k == nil:
+		return unmeasured(goal, goalGather, "", noKernel(rows))
+	case whole == nil || whole.Rate <= 0 || k.Rate <= 0:
+		return unmeasured(goal, goalGather, "", "there is no rate of a contiguous copy to compare with")
+	}
+	ratio := k.Rate / whole.Rate
+	g := judged(goal, goalGather, ratio, fmt.Sprintf("%.2f×", ratio), withGroups, ratio >= goalGather)
+	if g.Verdict == NotMet {
+		best := *k
+		for _, r := range rows {
+			if r.Part == Within && r.Way == byKernel && r.Rate > best.Rate {
+				best = r
+			}
+		}
+		if best.Groups != goalGroups {
+			g.Text += fmt.Sprintf(" (%.2f× with %d)", best.Rate/whole.Rate, best.Groups)
+		}
+	}
+	return g
+}
+
+func submits(rows []Row) Goal {
+	goal := fmt.Sprintf("submit ≤ %.0f µs", goalSubmit*1e6)
+	k := find(rows, Within, byKernel, goalGroups)
+	if k == nil {
+		return unmeasured(goal, goalSubmit, "", noKernel(rows))
+	}
+	return judged(goal, goalSubmit, k.Submit, fmt.Sprintf("%.1f µs", k.Submit*1e6), withGroups, k.Submit <= goalSubmit)
+}
+
+// slows has a goal for each process that decoded and each way of copying beside it.
+func slows(rows []Row) (out []Goal) {
+	goal := fmt.Sprintf("decode slow-down ≤ %.0f %%", goalSlower*100)
+	for _, alone := range rows {
+		if alone.Part != Decode || alone.Way != Alone {
+			continue
+		}
+		var of []Row
+		for _, r := range rows {
+			if r.Part == Decode && r.Of == alone.Of {
+				of = append(of, r)
+			}
+		}
+		again := find(of, Decode, AloneAgain, 0)
+		for _, w := range []struct {
+			way, by string
+			groups  int
+		}{{ByKernel, "by the kernel " + withGroups, goalGroups}, {ByCopies, "by the copy engines", 0}} {
+			by := w.by + ", of " + alone.Of
+			r := find(of, Decode, w.way, w.groups)
+			switch {
+			case r == nil:
+				out = append(out, unmeasured(goal, goalSlower, by, "no step was timed beside such a transfer"))
+			case r.Slower == nil || again == nil || again.Slower == nil:
+				out = append(out, unmeasured(goal, goalSlower, by, "there is no time of a step alone to compare with, before and after"))
+			case math.Abs(*again.Slower) > goalSlower:
+				out = append(out, unmeasured(goal, goalSlower, by, fmt.Sprintf("it would be %+.1f %%, but a step alone was %+.1f %% off from itself: others use the GPU, or its clocks change",
+					*r.Slower*100, *again.Slower*100)))
+			default:
+				out = append(out, judged(goal, goalSlower, *r.Slower, fmt.Sprintf("%+.1f %%", *r.Slower*100), by, *r.Slower <= goalSlower))
+			}
+		}
+	}
+	if out == nil {
+		out = append(out, unmeasured(goal, goalSlower, "", "no steps of another process were timed"))
+	}
+	return out
+}

@@ -1,0 +1,138 @@
+package measure
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/cascadeinfer/cascade/migrator/device/cuda"
+	"github.com/cascadeinfer/cascade/migrator/device/cuda/kernel"
+)
+
+// stride is odd, so that no two words of a pattern are equal.
+const stride = 0x5851f42d4c957f2d
+
+// pattern writes what memory of a seed has from byte at on: the word at byte 8·i is
+// (seed + i)·stride modulo 2^64, little-endian. at and the length of b are multiples of 8.
+// By this formula a processor knows the sum of a block that it has not seen.
+func pattern(b []byte, seed uint64, at int64) {
+	word := (seed + uint64(at/8)) * stride
+	for ; len(b) >= 8; b = b[8:] {
+		binary.LittleEndian.PutUint64(b, word)
+		word += stride
+	}
+}
+
+// sums are those that the parts of a plan should have, by entry and region, if part (i, g)
+// is from byte at(i, g) of memory of a seed.
+func (s Shape) sums(seed uint64, at func(i, g int) int64) []uint64 {
+	part, out := make([]byte, s.BlockBytes), make([]uint64, 0, s.Plan*s.Regions)
+	for i := range s.Plan {
+		for g := range s.Regions {
+			pattern(part, seed, at(i, g))
+			out = append(out, kernel.Raw(part))
+		}
+	}
+	return out
+}
+
+// packed is where a part lies in packed blocks.
+func (s Shape) packed(i, g int) int64 { return (int64(i)*int64(s.Regions) + int64(g)) * s.BlockBytes }
+
+// planned is where the part of the plan's source block i lies in a pool.
+func (r *Rig) planned(i, g int) int64 { return int64(r.config.Shape.at(0, g, r.pairs[i][0])) }
+
+// arrival is a place where blocks arrive.
+type arrival struct {
+	clear func() error
+	sums  func() ([]uint64, error) // of what is there, by entry and region
+}
+
+// inPool is the target pool, with the parts where the plan has them, or one after the
+// other.
+func (r *Rig) inPool(pairs [][2]uint32, to side) *arrival {
+	return &arrival{
+		clear: func() error { return r.stream.Set(r.dst, 0, r.config.Shape.PoolBytes()) },
+		sums: func() ([]uint64, error) {
+			if err := r.launch(kernel.SumDestination, r.config.Groups[0], pairs, side{}, to); err != nil {
+				return nil, err
+			}
+			if err := r.stream.Wait(); err != nil {
+				return nil, err
+			}
+			return r.told(len(pairs)), nil
+		},
+	}
+}
+
+// inHost is memory of the host, with the parts one after the other.
+func (r *Rig) inHost(h *cuda.Host) *arrival {
+	return &arrival{
+		clear: func() error { clear(h.Bytes()); return nil },
+		sums: func() (out []uint64, _ error) {
+			for b := h.Bytes(); len(b) > 0; b = b[r.config.Shape.BlockBytes:] {
+				out = append(out, kernel.Raw(b[:r.config.Shape.BlockBytes]))
+			}
+			return out, nil
+		},
+	}
+}
+
+// told are the sums of the last launch, which is done, pieces added up.
+func (r *Rig) told(entries int) []uint64 {
+	out, pieces := make([]uint64, entries*r.config.Shape.Regions), int(r.config.Shape.pieces())
+	for i, sum := range r.sums.Uint64s()[:len(out)*pieces] {
+		out[i/pieces] += sum
+	}
+	return out
+}
+
+// verify does a way's work once more, into memory that has nothing of it. What arrives,
+// and the sums that a kernel tells, must be those of the source's bytes.
+func (r *Rig) verify(w way) error {
+	if w.to != nil {
+		if err := w.to.clear(); err != nil {
+			return err
+		}
+	}
+	if err := r.stream.Wait(); err != nil {
+		return err
+	}
+	clear(r.sums.Uint64s())
+	if err := w.work(); err != nil {
+		return err
+	}
+	if err := r.stream.Wait(); err != nil {
+		return err
+	}
+	if w.tells {
+		if err := r.compare("is told another sum than", r.told(len(w.want)/r.config.Shape.Regions), w.want); err != nil {
+			return err
+		}
+	}
+	if w.to == nil {
+		return nil
+	}
+	clear(r.sums.Uint64s())
+	got, err := w.to.sums()
+	if err != nil {
+		return err
+	}
+	return r.compare("arrives with other bytes than", got, w.want)
+}
+
+// compare names the first part that differs.
+func (r *Rig) compare(how string, got, want []uint64) error {
+	bad, first := 0, 0
+	for i := range want {
+		if got[i] != want[i] {
+			if bad++; bad == 1 {
+				first = i
+			}
+		}
+	}
+	if bad == 0 {
+		return nil
+	}
+	n := r.config.Shape.Regions
+	return fmt.Errorf("entry %d's region %d %s its source has, and so do %d of %d parts in all", first/n, first%n, how, bad, len(want))
+}
