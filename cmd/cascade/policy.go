@@ -157,10 +157,12 @@ module, NAME.wasm in it. The same sources and toolchain give the same bytes on e
 machine, so that others can check what was signed.
 
 Go needs the go command, 1.26 or later, alone. C needs a compiler for wasm32: zig in
-PATH, the Python package ziglang ("pip install ziglang==0.13.0"), clang with wasm-ld, or
-what --cc names. Rego needs nothing: OPA's compiler is in this program. Rules are of the
-package cascade.plan, for the kind guard; files that end in _test.rego are left out, and
-a built-in function that a module cannot have (sprintf is one) is an error with its line.`,
+PATH, the Python package ziglang where "make zig" of a checkout of Cascade puts it or in
+the Python that is in PATH ("pip install ` + policy.ZigWheel + `"), clang with wasm-ld, or
+what --cc names; cascade_policy.h need not be in the folder. Rego needs nothing: OPA's
+compiler is in this program. Rules are of the package cascade.plan, for the kind guard.
+Files that end in _test.go or _test.rego are left out, and a built-in function that a
+module cannot have (sprintf is one) is an error with its line.`,
 		Example: `  cascade policy build
   cascade policy build policy.rego
   cascade policy build my-bids -o bids.wasm --cc "zig cc"`,

@@ -12,6 +12,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/cascadeinfer/cascade/wasm"
 )
 
 // Built is a module that was built.
@@ -25,9 +27,10 @@ type Built struct {
 
 // Build compiles the policy in a folder to a file, as "make plugins" builds ours:
 // the same sources and toolchain give the same bytes wherever they are. Rules in
-// Rego may be one file, too. "" as out is the folder's name with ".wasm", in it, or
-// beside the file. compiler is the command of a C compiler that knows wasm32, ""
-// for what can be found.
+// Rego may be one file, too, and tests, of Go as of rules, are no sources. "" as out is
+// the folder's name with ".wasm", in it, or beside the file. compiler is the command of
+// a C compiler that knows wasm32, "" for what can be found. Files in C find
+// cascade_policy.h, the one of this program where their folder has none.
 func Build(ctx context.Context, dir, out, compiler string) (Built, error) {
 	if strings.HasSuffix(dir, regoExt) {
 		return buildRego(ctx, []string{dir}, out)
@@ -40,6 +43,7 @@ func Build(ctx context.Context, dir, out, compiler string) (Built, error) {
 		out = filepath.Join(dir, filepath.Base(abs)+".wasm")
 	}
 	goFiles, _ := filepath.Glob(filepath.Join(dir, "*.go")) // the patterns are good
+	goFiles = slices.DeleteFunc(goFiles, func(f string) bool { return strings.HasSuffix(f, "_test.go") })
 	cFiles, _ := filepath.Glob(filepath.Join(dir, "*.c"))
 	if rules, _ := filepath.Glob(filepath.Join(dir, "*"+regoExt)); len(goFiles)+len(cFiles) == 0 && len(rules) > 0 {
 		return buildRego(ctx, rules, out)
@@ -59,12 +63,15 @@ func Build(ctx context.Context, dir, out, compiler string) (Built, error) {
 		cmd.Env = append(os.Environ(), "GOOS=wasip1", "GOARCH=wasm", "GOWASM=", "GOFLAGS=", "CGO_ENABLED=0", "GOWORK=off")
 	case len(cFiles) > 0:
 		b.Language = "c"
-		cc, err := findC(compiler)
+		cc, err := findC(compiler, abs)
 		if err != nil {
 			return b, err
 		}
 		b.Compiler = strings.Join(cc, " ")
-		args := append(cc[1:], "-std=c11", "-O2", "-Wall", "-Wextra", "-nostdlib", "-Wl,--no-entry", "-Wl,--strip-all", "-o", made)
+		if err := os.WriteFile(filepath.Join(temp, "cascade_policy.h"), wasm.Header, 0o600); err != nil {
+			return b, err
+		}
+		args := append(cc[1:], "-std=c11", "-O2", "-Wall", "-Wextra", "-nostdlib", "-I", temp, "-Wl,--no-entry", "-Wl,--strip-all", "-o", made)
 		for _, f := range cFiles {
 			args = append(args, filepath.Base(f)) // a path would be in the bytes
 		}
@@ -88,8 +95,12 @@ func Build(ctx context.Context, dir, out, compiler string) (Built, error) {
 	return b, WriteFile(out, code, 0o666)
 }
 
-// findC returns the command of a C compiler for wasm32.
-func findC(command string) ([]string, error) {
+// ZigWheel is the PyPI package of the C compiler that modules are tested with.
+const ZigWheel = "ziglang==0.17.0"
+
+// findC returns the command of a C compiler for wasm32 to build a folder with, which is
+// given as an absolute path.
+func findC(command, dir string) ([]string, error) {
 	target := []string{"--target=wasm32-freestanding"}
 	if command != "" {
 		cc := strings.Fields(command)
@@ -101,7 +112,7 @@ func findC(command string) ([]string, error) {
 	if zig, err := exec.LookPath("zig"); err == nil {
 		return append([]string{zig, "cc"}, target...), nil
 	}
-	for _, python := range []string{"python3", "python"} {
+	for _, python := range append(wheels(dir), "python3", "python") {
 		if exec.Command(python, "-c", "import ziglang").Run() == nil {
 			return append([]string{python, "-m", "ziglang", "cc"}, target...), nil
 		}
@@ -111,7 +122,26 @@ func findC(command string) ([]string, error) {
 			return []string{clang, "--target=wasm32-unknown-unknown"}, nil
 		}
 	}
-	return nil, errors.New("no C compiler for WebAssembly: \"pip install ziglang==0.13.0\" in the Python that is in PATH, or name one with --cc, as in --cc \"zig cc\"")
+	return nil, errors.New("no C compiler for WebAssembly: \"make zig\" in a checkout of Cascade, or \"pip install " + ZigWheel +
+		"\" in the Python that is in PATH, or name one with --cc, as in --cc \"zig cc\"")
+}
+
+// wheels are the Pythons that "make zig" has put into the checkouts of Cascade that the
+// folder, the working directory and this program are in.
+func wheels(dir string) (found []string) {
+	here, _ := os.Getwd()         // where there is none,
+	program, _ := os.Executable() // there is no checkout either
+	for _, at := range []string{dir, here, filepath.Dir(program)} {
+		root := above(at)
+		if root == "" {
+			continue
+		}
+		python := filepath.Join(root, ".cache", "zig", "bin", "python")
+		if _, err := os.Stat(python); err == nil && !slices.Contains(found, python) {
+			found = append(found, python)
+		}
+	}
+	return found
 }
 
 // WriteFile replaces a file at once or not at all.
