@@ -2,6 +2,7 @@ package local
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/gpus"
 	"github.com/cascadeinfer/cascade/migrator/device"
 	"github.com/cascadeinfer/cascade/migrator/device/fake"
+	"github.com/cascadeinfer/cascade/migrator/stream"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
@@ -24,6 +26,17 @@ func onFake(t *testing.T) (*gpus.GPUs, func() int) {
 		t.Fatal(err)
 	}
 	return g, func() int { return fake.Open(t, library).Live("") }
+}
+
+// runs begins streams until one of them runs on an engine.
+func (r *rig) runs(id string) (streams []*live) {
+	r.t.Helper()
+	for n := 0; ; n++ {
+		if slices.ContainsFunc(r.fronts[id].Residents(), func(q stream.Resident) bool { return q.Request.MaxOutput == forever }) {
+			return streams
+		}
+		streams = append(streams, r.stream(prompt(120+n, forever)))
+	}
 }
 
 // TestDeviceSick has a GPU that is not to be trusted any more: no KV comes to its replica,
@@ -63,14 +76,17 @@ func TestDeviceSick(t *testing.T) {
 			return false
 		})
 		started := time.Now()
-		for _, id := range ids(0, 1) { // each has the other and r2 to sell to
-			r.order("drain", string(id))
-			load.after(6)
-			r.order("undrain", string(id))
+		// Where the machine is busy, the load's answers end before they move.
+		streams := r.runs("r0")
+		for _, id := range []string{"r0", "r1"} { // each has the other and r2 to sell to
+			r.empty(id)
+			r.refill(id)
 		}
 		load.after(6)
 		load.stop()
 		load.report()
+		r.grows(streams)
+		load.faithful(streams)
 		done, _ := r.moves()
 		for _, m := range done {
 			if m.To == "r2" && m.Began.After(started) {
@@ -102,12 +118,13 @@ func TestDevice(t *testing.T) {
 		}})
 		load := newTraffic(r, 6, 100, 300, 600)
 		load.after(6)
-		for _, id := range ids(0, 1, 2) {
-			r.order("drain", string(id))
-			load.after(6)
-			r.order("undrain", string(id))
+		streams := r.runs("r0")
+		for _, id := range []string{"r0", "r1", "r2"} {
+			r.empty(id)
+			r.refill(id)
 		}
-		r.wait("something has moved", r.moved)
+		r.grows(streams)
+		load.faithful(streams)
 		done, failed := r.moves()
 		by := map[string]int{}
 		for _, m := range done {
