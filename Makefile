@@ -107,7 +107,7 @@ bench-xds: ## our xDS server beside go-control-plane's snapshot cache, 100 and 1
 bench-estimators: envoy ## content-length, ext_proc and wasm side by side
 	$(GO) test -run '^$$' -bench Estimators -benchtime 2s -timeout 30m ./cmd/estimators
 
-# Where there is no GPU its first line says so, and exits with 3.
+# Where there is no GPU its first line says so and exits with 3; make itself exits with 2 then, as for all that fails.
 gpu-check: build ## on a machine with an NVIDIA GPU: its figures, κ if python3 has PyTorch, and the tests of transport cuda
 	bin/cascade devices check --out $(OUT)/gpu-check
 	CASCADE_TEST_CUDA=1 $(GO) test -count=1 ./migrator/transport/cuda

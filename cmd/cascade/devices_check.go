@@ -28,6 +28,7 @@ type checkFlags struct {
 	steps  int
 	python string
 	out    string
+	strict bool
 }
 
 func (f *checkFlags) flags(c *cobra.Command) {
@@ -48,23 +49,40 @@ func newCheck(s *settings) *cobra.Command {
 		Long: `Check times, on one GPU, the ways in which the blocks of a request could be moved:
 within the GPU, out of the memory of another process by CUDA IPC, to and from the host,
 and the checksum by which each move is verified. "contiguous" is what the hardware can do
-with one large copy; the kernel is what transport cuda uses. What the kernels move is
-verified.
+with one large copy; the kernel is what transport cuda uses. Each way is verified: its work
+is done once more into memory that was cleared, and what arrives must have the checksums
+that a processor computes for the source's blocks, which all differ. A way that moves other
+bytes has no figure, and makes check fail.
 
 Then it times steps of another process that decodes, alone and beside a transfer that never
-pauses. With PyTorch, by --python, that process is PyTorch's, with a pool of PyTorch's
-allocator; the time of attention over batches of one size, whose lengths add up to the
-same and differ in spread, gives κ, what unequal lengths cost a batch, with its standard
-error. Cascade's cost profiles take it as "kappa".
+pauses: by the kernel, which needs multiprocessors as decoding does, and by the batch call,
+which is for the copy engines (whether a driver uses them within one GPU, or kernels of its
+own, is up to it). Without MPS a GPU runs kernels of two processes in turns, and the low
+priority of a transfer's stream counts among the streams of its own process only: a step
+waits for the kernel's turns then, however few thread groups it has. Decoding at most 1 %
+slower therefore needs MPS for engine and migrator (nvidia-cuda-mps-control; a fault of one
+then ends the other's work, too), or copies by the copy engines, to which transport cuda
+leaves runs of 256 KiB and more.
+
+With PyTorch, by --python, that process is PyTorch's, with a pool of PyTorch's allocator; the
+time of attention over batches of one size, whose lengths add up to the same and differ in
+spread, gives κ, what unequal lengths cost a batch, with its standard error. Cascade's cost
+profiles take it as "kappa".
+
+For each goal a line says whether this GPU reaches it: "met", "not met", or "not measured"
+and why. Goals are for the default plan, and for the 16 thread groups of transport cuda. The
+exit code does not depend on them, since a GPU may be busy with others' work while it is
+checked; with --strict it does.
 
 It needs the GPU's memory for about eight pools (--pool · --layers · 2 · --block bytes),
 and changes nothing. On a GPU that others use, the figures are theirs, too.
 
-It exits with 3 where there is no GPU to check, and says what is missing. "make gpu-check"
-runs the transport's tests on the GPU as well.`,
+It exits with 3 where there is no GPU to check, and says what is missing; make then exits
+with 2, as for all that fails. "make gpu-check" runs the transport's tests on the GPU as well.`,
 		Example: `  cascade devices check
   cascade devices check --gpu 1 --layers 32 --out results
-  cascade devices check --python "" --json`,
+  cascade devices check --python "" --json
+  cascade devices check --strict # fails unless all goals are met`,
 		Args: exactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error { return s.check(cmd.Context(), f) },
 	}
@@ -74,6 +92,7 @@ runs the transport's tests on the GPU as well.`,
 	fl.IntVar(&f.steps, "steps", 200, "decode steps that are timed, alone and beside each transfer")
 	fl.StringVar(&f.python, "python", "python3", "Python interpreter that has PyTorch; empty for none")
 	fl.StringVar(&f.out, "out", "", "directory for check.json and a picture of κ")
+	fl.BoolVar(&f.strict, "strict", false, "exit with 1 unless all goals are met")
 	return c
 }
 
@@ -135,6 +154,7 @@ type checked struct {
 	DMABuf bool            `json:"dma_buf"`
 	Shape  measure.Shape   `json:"shape"`
 	Rows   []measure.Row   `json:"rows"`
+	Goals  []measure.Goal  `json:"goals"`
 	Kernel string          `json:"attention,omitempty"` // that gave the points
 	Points []measure.Point `json:"points,omitempty"`
 	Kappa  *measure.Kappa  `json:"kappa,omitempty"`
@@ -162,6 +182,10 @@ func (s *settings) check(ctx context.Context, f *checkFlags) error {
 	out := checked{GPU: info.Name, Driver: d.Version(), Shape: config.Shape, VMM: info.VMM, DMABuf: info.DMABuf}
 	// What goes wrong costs nothing that was measured: a GPU may be lent but once.
 	err = out.measure(ctx, f, config)
+	out.Goals = measure.Goals(out.Rows)
+	if f.strict {
+		err = errors.Join(err, out.unmet())
+	}
 	if f.out != "" && len(out.Rows) > 0 {
 		err = errors.Join(err, out.write(f.out))
 	}
@@ -172,6 +196,20 @@ func (s *settings) check(ctx context.Context, f *checkFlags) error {
 		err = errors.Join(err, t.Text(s.stdout))
 	}
 	return err
+}
+
+// unmet is an error unless all goals are met.
+func (k *checked) unmet() error {
+	n := 0
+	for _, g := range k.Goals {
+		if g.Verdict != measure.Met {
+			n++
+		}
+	}
+	if n == 0 {
+		return nil
+	}
+	return fmt.Errorf("%d of %d goals are not met, or were not measured; see the lines that begin with goal", n, len(k.Goals))
 }
 
 // measure makes the rows.
@@ -305,6 +343,9 @@ func (k *checked) tables() (out []report.Table) {
 			groups = strconv.Itoa(r.Groups)
 		}
 		row := []string{r.Way, groups, micros(r.Seconds)}
+		if r.Of != "" {
+			row[0] += ", of " + r.Of
+		}
 		if r.Part == measure.Decode {
 			slower := "-"
 			if r.Slower != nil {
@@ -327,6 +368,9 @@ func (k *checked) tables() (out []report.Table) {
 	last := &out[len(out)-1]
 	if k.Kappa != nil {
 		last.Notes = append(last.Notes, fmt.Sprintf("κ = %s, from %d batches, by %s; %.3g µs per 1,000 tokens", k.Kappa.Text(), k.Kappa.Points, k.Kernel, k.Kappa.PerToken*1e9))
+	}
+	for _, g := range k.Goals {
+		last.Notes = append(last.Notes, g.Text)
 	}
 	last.Notes = append(last.Notes, k.Notes...)
 	return out
