@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -10,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -329,7 +329,7 @@ func (k *checked) picture() (report.Picture, error) {
 
 // tables are what was measured, for people.
 func (k *checked) tables() (out []report.Table) {
-	first := map[string]float64{} // the rate of each part's contiguous copy
+	first := map[string]float64{} // the rate of each part's last contiguous copy
 	for _, r := range k.Rows {
 		n := len(out) - 1
 		if n < 0 || out[n].Title != r.Part {
@@ -354,7 +354,9 @@ func (k *checked) tables() (out []report.Table) {
 			out[n].Rows = append(out[n].Rows, append(row, slower))
 			continue
 		}
-		first[r.Part] = cmp.Or(first[r.Part], r.Rate)
+		if strings.HasPrefix(r.Way, "contiguous") { // of each owner, and none where it failed
+			first[r.Part] = r.Rate
+		}
 		share := "-"
 		if r.Part != measure.Checksum && first[r.Part] > 0 {
 			share = fmt.Sprintf("%.2f", r.Rate/first[r.Part])

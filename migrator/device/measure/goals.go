@@ -105,7 +105,7 @@ func gathers(rows []Row) Goal {
 				best = r
 			}
 		}
-		if best.Groups != goalGroups {
+		if best.Rate > 1.05*k.Rate { // more groups help, and cost the engine more
 			g.Text += fmt.Sprintf(" (%.2f× with %d)", best.Rate/whole.Rate, best.Groups)
 		}
 	}
