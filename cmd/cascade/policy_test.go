@@ -1,10 +1,12 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -18,7 +20,7 @@ import (
 // together by hand, bids.wasm, which decides as the built-in bid-least-load, and
 // none.wasm, which takes no bid; $CHECKOUT is this one. The condition "guest" is
 // whether modules in Go are built: not under the race detector, which makes compiling
-// one take a minute.
+// one take a minute; "c" is whether "make zig" was done.
 func TestPolicyScripts(t *testing.T) { runPolicyScripts(t, "testdata/policy") }
 
 // TestPolicyReadmes begins a policy in each language whose compiler is here, and
@@ -39,32 +41,116 @@ func TestPolicyReadmes(t *testing.T) {
 			script.WriteString("[!guest] skip\n")
 		}
 		fmt.Fprintf(&script, "exec cascade policy new my-%s --lang %s --kind %s --cascade $CHECKOUT\ncd my-%s\n", kind, lang, kind, kind)
-		commands := 0
-		for line := range strings.Lines(string(readme)) {
-			command, indented := strings.CutPrefix(line, "    ")
-			command, _, _ = strings.Cut(command, "   ") // what follows tells what it does
-			command = strings.TrimSpace(command)
-			if !indented || command == "" {
-				continue
-			}
-			commands++
-			if strings.Contains(command, "cascade policy test") {
-				command += " --calls 2000 --random 20" // no other than it does, but less of it
-			}
-			if diff, ok := strings.CutPrefix(command, "cascade policy diff"); ok {
-				fmt.Fprintln(&script, "exitcode 1 policy diff"+diff) // they do differ
-				continue
-			}
-			fmt.Fprintln(&script, "exec "+command)
+		commands := typed(string(readme))
+		for _, command := range commands {
+			fmt.Fprintln(&script, command)
 		}
-		if commands < 8 {
-			t.Errorf("%s: %d commands", lang, commands)
+		if len(commands) < 8 {
+			t.Errorf("%s: %d commands", lang, len(commands))
 		}
 		if err := os.WriteFile(filepath.Join(dir, lang+".txt"), []byte(script.String()), 0o666); err != nil {
 			t.Fatal(err)
 		}
 	}
 	runPolicyScripts(t, dir)
+}
+
+// TestExampleReadmes types what the examples' READMEs say, and the first part of what
+// ours says of policies, in what looks like a fresh checkout.
+func TestExampleReadmes(t *testing.T) {
+	dir, root := t.TempDir(), filepath.Join("..", "..")
+	readmes, err := filepath.Glob(filepath.Join(root, "examples", "*", "README.md"))
+	if err != nil || len(readmes) < 4 {
+		t.Fatalf("%q, %v", readmes, err)
+	}
+	for _, readme := range append(readmes, filepath.Join(root, "README.md")) {
+		text, err := os.ReadFile(readme)
+		if err != nil {
+			t.Fatal(err)
+		}
+		name, script := filepath.Base(filepath.Dir(readme)), ""
+		if name == ".." {
+			_, chapter, _ := strings.Cut(string(text), "\n## Write your own policy\n")
+			chapter, _, _ = strings.Cut(chapter, "\n## ")
+			block, prose, found := strings.Cut(strings.SplitAfterN(chapter, "```\n", 2)[1], "```\n")
+			_, build, said := strings.Cut(prose, "(`cascade policy build ")
+			build, _, _ = strings.Cut(build, "`")
+			if !found || !said {
+				t.Error("README.md has other commands")
+			}
+			name, text = "checkout", []byte("    "+strings.ReplaceAll(block, "\n", "\n    ")+"\n    cascade policy build "+build+"\n")
+		}
+		sources, err := filepath.Glob(filepath.Join(filepath.Dir(readme), "*"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch matched := func(pattern string) bool {
+			return slices.ContainsFunc(sources, func(p string) bool { ok, _ := filepath.Match(pattern, filepath.Base(p)); return ok })
+		}; {
+		case name == "checkout" || matched("main.go"):
+			script = "[!guest] skip\n"
+		case matched("src"):
+			script = "[!c] skip 'there is no Zig to compile C with: make zig'\n"
+		}
+		commands := typed(string(text))
+		if len(commands) < 4 {
+			t.Errorf("%s: %d commands", name, len(commands))
+		}
+		script += "checkout\n" + strings.Join(commands, "\n") + "\n"
+		if err := os.WriteFile(filepath.Join(dir, name+".txt"), []byte(script), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	runPolicyScripts(t, dir)
+}
+
+// typed are the commands in a text's indented lines, as those of a script: the same that
+// are read, but with less to measure.
+func typed(text string) (script []string) {
+	for line := range strings.Lines(text) {
+		command, indented := strings.CutPrefix(line, "    ")
+		command, _, _ = strings.Cut(command, "   ") // what follows tells what it does
+		command, _, _ = strings.Cut(command, " #")
+		command = strings.TrimSpace(command)
+		rest, diff := strings.CutPrefix(command, "cascade policy diff")
+		switch {
+		case !indented || command == "" || strings.HasPrefix(command, "make "):
+		case diff:
+			script = append(script, "exitcode 1 policy diff"+rest) // they do differ
+		case strings.Contains(command, "cascade policy test"):
+			script = append(script, "exec "+command+" --calls 2000 --random 20")
+		case strings.Contains(command, "cascade policy bench"):
+			script = append(script, "exec "+command+" --time 20ms")
+		default:
+			script = append(script, "exec "+command)
+		}
+	}
+	return script
+}
+
+// fresh makes the working directory look like a checkout: what is compiled is linked
+// to, examples are copied without what was built in them.
+func fresh(ts *testscript.TestScript, root string) {
+	entries, err := os.ReadDir(root)
+	ts.Check(err)
+	for _, e := range entries {
+		from, to := filepath.Join(root, e.Name()), ts.MkAbs(e.Name())
+		switch {
+		case e.Name() == "examples":
+			ts.Check(os.CopyFS(to, os.DirFS(from)))
+			built, err := filepath.Glob(filepath.Join(to, "*", "*.wasm"))
+			ts.Check(err)
+			for _, path := range built {
+				ts.Check(os.Remove(path))
+			}
+		case e.Name() == "go.mod" || e.Name() == "go.sum":
+			text, err := os.ReadFile(from)
+			ts.Check(err)
+			ts.Check(os.WriteFile(to, text, 0o666))
+		case e.IsDir() && (e.Name() == ".cache" || e.Name()[0] != '.'):
+			ts.Check(os.Symlink(from, to))
+		}
+	}
 }
 
 func runPolicyScripts(t *testing.T, dir string) {
@@ -102,11 +188,21 @@ func runPolicyScripts(t *testing.T, dir string) {
 			return nil
 		},
 		Condition: func(name string) (bool, error) {
-			if name != "guest" {
-				return false, fmt.Errorf("unknown condition %q", name)
+			switch name {
+			case "guest":
+				return noGo == nil && !underRace, nil
+			case "c":
+				_, err := os.Stat(filepath.Join(checkout, ".cache", "zig", "bin", "python"))
+				if err != nil && os.Getenv("CI") != "" {
+					return false, errors.New("there is no Zig to compile C with: make zig")
+				}
+				return err == nil, nil
 			}
-			return noGo == nil && !underRace, nil
+			return false, fmt.Errorf("unknown condition %q", name)
 		},
-		Cmds: map[string]func(*testscript.TestScript, bool, []string){"exitcode": exitcode},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"exitcode": exitcode,
+			"checkout": func(ts *testscript.TestScript, _ bool, _ []string) { fresh(ts, checkout) },
+		},
 	})
 }

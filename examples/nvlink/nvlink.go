@@ -7,7 +7,7 @@
 //
 // and this makes the module that a fleet can run:
 //
-//	GOOS=wasip1 GOARCH=wasm go build -buildmode=c-shared -trimpath -ldflags='-w -buildid=' -o nvlink.wasm ./examples/nvlink
+//	cascade policy build examples/nvlink
 //
 // A policies.Workload says how many replicas there are, not where, and what a
 // hand-over costs if everybody's nearest neighbour is in the next stage. The control

@@ -5,7 +5,7 @@
 //
 // and this makes the module that a fleet can run:
 //
-//	GOOS=wasip1 GOARCH=wasm go build -buildmode=c-shared -trimpath -ldflags='-w -buildid=' -o even.wasm ./examples/refiner
+//	cascade policy build examples/refiner
 package main
 
 import (

@@ -6,10 +6,9 @@
    then the first reply.
 
    Build it with the wheel of Zig, which brings clang (make zig), or any clang for
-   wasm32; the test does:
+   wasm32:
 
-     .cache/zig/bin/python -m ziglang cc -target wasm32-freestanding -O2 -nostdlib \
-       -I wasm/guest/c -Wl,--no-entry -Wl,--strip-debug -o near.wasm examples/bid-c/src/near.c */
+     cascade policy build examples/bid-c/src -o examples/bid-c/near.wasm */
 
 #include "cascade_policy.h"
 
