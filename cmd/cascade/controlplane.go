@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"time"
@@ -129,6 +130,10 @@ func questionWith(ctx context.Context, base *url.URL, method, path string, query
 		}
 		if errors.Is(err, context.DeadlineExceeded) {
 			return nil, fmt.Errorf("the control plane at %s does not answer within %v; what was asked may be done all the same", base, askTimeout)
+		}
+		var dial *net.OpError
+		if document != nil && errors.As(err, &dial) && dial.Op != "dial" {
+			return nil, fmt.Errorf("the control plane at %s cut the connection: %w; its log says why", base, err)
 		}
 		return nil, fmt.Errorf("no control plane at %s: %w; start one (\"cascade up\"), or name it with --control or -c", base, err)
 	}

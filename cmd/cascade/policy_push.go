@@ -44,6 +44,23 @@ func push(ctx context.Context, base *url.URL, p pushed) ([]byte, error) {
 	return questionWith(ctx, base, http.MethodPost, "policies/push", q, bytes.NewReader(body))
 }
 
+// check says what no control plane would take, before a module is sent to one.
+func (p pushed) check(cmd *cobra.Command) error {
+	if err := someSlots(cmd, p.slots); err != nil {
+		return err
+	}
+	for _, slot := range p.slots {
+		scope := p.scope
+		if scope == "" && !slots.PerRequest(slot) {
+			scope = "any" // the control plane knows which there are
+		}
+		if err := slots.CheckGoal(slot, slots.Goal(p.goal), p.permille, scope); err != nil {
+			return misused(cmd, "--slot %s: --%v", slot, err)
+		}
+	}
+	return nil
+}
+
 // slotOrder is a command that orders something about slots of a fleet.
 type slotOrder struct {
 	controlFlags
@@ -125,6 +142,9 @@ rollback" ends it. Without modules, and whenever one fails, the built-in policie
 				}
 			}
 			p.permille = o.share(p.slots, p.goal)
+			if err := p.check(cmd); err != nil {
+				return err
+			}
 			base, err := o.base(cmd)
 			if err != nil {
 				return err

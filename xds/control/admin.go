@@ -40,7 +40,7 @@ func (c *Control) adminServer() *http.Server {
 		_, _ = w.Write([]byte("ready\n"))
 	})
 	return &http.Server{
-		Handler:           OwnHosts(c.cfg.AdminHosts, mux),
+		Handler:           drained(maxPush, OwnHosts(c.cfg.AdminHosts, mux)),
 		ReadHeaderTimeout: adminHeaderTimeout, ReadTimeout: adminTimeout, WriteTimeout: adminTimeout,
 		IdleTimeout: adminIdle, MaxHeaderBytes: adminHeaderBytes,
 	}
