@@ -42,7 +42,7 @@ sees nothing but the call, and can hurt no request.
   cascade policy rollback refine           and back, at once
 
 Where a command takes a module, a folder or a file of rules in Rego will do: it is
-built first.`,
+built first, to NAME.wasm in it, and what belongs to the module is beside that.`,
 	})
 	c.AddCommand(newPolicyNew(s), newPolicyBuild(s), newPolicyInspect(s), newPolicyTest(s), newPolicyBench(s),
 		newPolicyReplay(s), newPolicyDiff(s), newPolicyKeygen(s), newPolicySign(s), newPolicyVerify(s),
@@ -188,8 +188,9 @@ module cannot have (sprintf is one) is an error with its line.`,
 var errRefused = errors.New("no host takes this module")
 
 func newPolicyInspect(s *settings) *cobra.Command {
-	return &cobra.Command{
-		Use:   "inspect FILE",
+	b := &policyBuild{}
+	c := &cobra.Command{
+		Use:   "inspect FILE|DIR",
 		Short: "What a module decides, has and may do; whether hosts take it",
 		Long: `Inspect reads a module as a host does: it checks and meters it, compiles it and makes
 an instance. It prints what it decides and how each call is limited, what it imports and
@@ -200,15 +201,19 @@ Exit codes: 0 for a module that hosts take, 1 for one that they refuse, with the
 and where it lies in the file.`,
 		Args: exactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			in, err := policy.Inspect(cmd.Context(), args[0])
+			path, err := b.module(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			in, err := policy.Inspect(cmd.Context(), path)
 			if err != nil {
 				return err
 			}
 			if in.Refused != "" {
-				err = fmt.Errorf("%s: %w: %s", args[0], errRefused, in.Refused)
+				err = fmt.Errorf("%s: %w: %s", path, errRefused, in.Refused)
 			}
 			var signature sign.File
-			at := args[0] + signatureSuffix
+			at := path + signatureSuffix
 			if exists(at) {
 				var unread error
 				if signature, unread = readSignature(at); unread != nil {
@@ -234,6 +239,8 @@ and where it lies in the file.`,
 			return err
 		},
 	}
+	b.flags(c)
+	return c
 }
 
 func (s *settings) inspected(in policy.Inspected) error {

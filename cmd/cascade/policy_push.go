@@ -90,11 +90,11 @@ func (o *slotOrder) share(kinds []string, goal string) int {
 }
 
 func newPolicyPush(s *settings) *cobra.Command {
-	o := &slotOrder{}
+	o, b := &slotOrder{}, &policyBuild{}
 	var kinds []string
 	var signature, config string
 	c := &cobra.Command{
-		Use:   "push FILE",
+		Use:   "push FILE|DIR",
 		Short: "Give a signed module to a running fleet, in shadow first",
 		Long: `Push sends FILE and FILE.sig to the control plane, which looks at the signatures, at what
 the module exports and at the site's rules, keeps it, and tells every host by xDS. Each
@@ -116,12 +116,15 @@ rollback" ends it. Without modules, and whenever one fails, the built-in policie
 		Args: exactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			p := pushed{slots: kinds, goal: o.goal, scope: o.scope, by: o.by, permille: o.permille}
-			var err error
-			if p.module, err = policy.ReadModule(args[0]); err != nil {
+			path, err := b.module(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			if p.module, err = policy.ReadModule(path); err != nil {
 				return err
 			}
 			if signature == "" {
-				signature = args[0] + signatureSuffix
+				signature = path + signatureSuffix
 			}
 			file, err := readSignature(signature)
 			if err != nil {
@@ -156,6 +159,7 @@ rollback" ends it. Without modules, and whenever one fails, the built-in policie
 			return show(s, base, body, writeOrdered)
 		},
 	}
+	b.flags(c)
 	o.flags(c)
 	o.canary(c)
 	f := c.Flags()

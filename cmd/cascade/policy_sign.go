@@ -75,6 +75,7 @@ func writeNew(path string, text []byte, mode os.FileMode) error {
 
 // policySign are the flags of "cascade policy sign".
 type policySign struct {
+	policyBuild
 	key, name, version string
 	generation         uint64
 	notAfter           string
@@ -87,7 +88,7 @@ type policySign struct {
 func newPolicySign(s *settings) *cobra.Command {
 	f := &policySign{}
 	c := &cobra.Command{
-		Use:   "sign FILE",
+		Use:   "sign FILE|DIR",
 		Short: "Sign a module: what it is, what it may decide, until when",
 		Long: `Sign writes FILE.sig: a statement about the module, with a signature. The statement has
 the module's digest, a name and a version for people, the kinds that it may decide with
@@ -112,9 +113,14 @@ add theirs to the statement that is there. What it says is printed; read it firs
 			if f.key == "" {
 				return misused(cmd, "name the secret key with --key; \"cascade policy keygen\" makes one")
 			}
-			return s.sign(cmd, f, args[0])
+			path, err := f.module(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			return s.sign(cmd, f, path)
 		},
 	}
+	f.policyBuild.flags(c)
 	l := c.Flags()
 	l.StringVar(&f.key, "key", "", "file with the secret key")
 	l.StringVar(&f.name, "name", "", "the policy's name")

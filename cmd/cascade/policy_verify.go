@@ -33,14 +33,16 @@ func readSignature(path string) (sign.File, error) {
 }
 
 func newPolicyVerify(s *settings) *cobra.Command {
+	b := &policyBuild{}
 	var keys []string
 	var threshold int
 	var signature, configuration string
 	c := &cobra.Command{
-		Use:   "verify FILE",
+		Use:   "verify FILE|DIR",
 		Short: "Check a module's signatures as a host does",
 		Long: `Verify checks that FILE.sig is about this module and about what --configuration has, is
-signed by enough of the keys given, and has not expired, and prints what it says.
+signed by enough of the keys given, and has not expired, and prints what it says. A folder
+is built first: that the signature is of what these sources give is checked, too.
 
 Exit codes: 0 when a host that trusts these keys would load the module, 1 when not.`,
 		Example: `  cascade policy verify my-refiner.wasm --keys author.pub
@@ -62,12 +64,16 @@ Exit codes: 0 when a host that trusts these keys would load the module, 1 when n
 				}
 				ring.Keys = append(ring.Keys, public...)
 			}
-			code, err := policy.ReadModule(args[0])
+			path, err := b.module(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			code, err := policy.ReadModule(path)
 			if err != nil {
 				return err
 			}
 			if signature == "" {
-				signature = args[0] + signatureSuffix
+				signature = path + signatureSuffix
 			}
 			file, err := readSignature(signature)
 			if err != nil {
@@ -83,6 +89,7 @@ Exit codes: 0 when a host that trusts these keys would load the module, 1 when n
 			return s.stated(signature, file)
 		},
 	}
+	b.flags(c)
 	c.Flags().StringSliceVar(&keys, "keys", nil, "files with public keys")
 	c.Flags().IntVar(&threshold, "threshold", 1, "how many of the keys must have signed")
 	c.Flags().StringVar(&signature, "signature", "", "signature file; empty: FILE.sig")
