@@ -121,8 +121,8 @@ func BenchmarkHost(b *testing.B) {
 					if err := plan.Fits(p.remote, p.memory.Layout); err != nil {
 						b.Fatal(err)
 					}
-					for cur := p.cursor(plan); !cur.over(); {
-						n := p.batch(&cur)
+					for cur := p.begin(plan); !cur.over(); {
+						n := p.batch(cur)
 						p.posted++
 						if _, err := p.pair.Post(4, p.work[:n]); err != nil {
 							b.Fatal(err)

@@ -124,10 +124,11 @@ func (p *puller) batch(c pieces) (n int) {
 	return n
 }
 
-// cursor is at the beginning of a plan. It is good until the next one.
-func (p *puller) cursor(plan transport.Plan) cursor {
+// begin is a cursor at the beginning of a plan. It is good until the next one.
+func (p *puller) begin(plan transport.Plan) *cursor {
 	p.stretches = stretches(p.stretches[:0], plan)
-	return cursor{source: p.remote, target: p.memory.Layout, plan: p.stretches, entries: len(plan.Src)}
+	p.cursor = cursor{source: p.remote, target: p.memory.Layout, plan: p.stretches, entries: len(plan.Src)}
+	return &p.cursor
 }
 
 // pull brings a plan's blocks, and notes those that do not have their sums.
@@ -161,14 +162,14 @@ func (p *puller) pull(ctx context.Context, plan transport.Plan) (err error) {
 // direct asks for a plan in batches, some of them at a time, and verifies each while
 // the next ones are on their way.
 func (p *puller) direct(ctx context.Context, plan transport.Plan) error {
-	c := p.cursor(plan)
+	c := p.begin(plan)
 	verified := 0 // parts
 	for {
 		for p.posted < p.ended+depth && !c.over() {
 			if err := p.goOn(ctx); err != nil {
 				return err
 			}
-			n := p.batch(&c)
+			n := p.batch(c)
 			p.marks[p.posted%depth] = c.part()
 			p.posted++
 			if _, err := p.pair.Post(verbs.Read, p.work[:n]); err != nil {

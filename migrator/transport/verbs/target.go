@@ -125,6 +125,7 @@ type puller struct {
 	work      []verbs.Work // of memory without Go pointers, as C demands
 	done      []verbs.Completion
 	stretches []stretch  // of the pull's plan
+	cursor    cursor     // in it
 	posted    uint64     // batches of the pull
 	ended     uint64     // and those of them that have come
 	marks     [depth]int // parts that are whole after each batch under way
