@@ -90,7 +90,7 @@ func writePolicies(w io.Writer, p control.Policies) error {
 	if err := slotTable(p).Text(w); err != nil {
 		return err
 	}
-	t := report.Table{Title: "hosts", Header: []string{"slot", "host", "generation", "state", "calls", "faults", "compared", "differ", "worse", "why"}, Left: 2}
+	t := hostTable("hosts")
 	for _, slot := range p.Slots {
 		// Where nothing but the built-in policy ever was, hosts have nothing to tell.
 		if !slices.ContainsFunc(slot.Nodes, func(n control.PolicyNode) bool { return len(n.Lives) > 0 || n.Refused != "" }) {
@@ -107,6 +107,58 @@ func writePolicies(w io.Writer, p control.Policies) error {
 		return err
 	}
 	return t.Text(w)
+}
+
+// writeSlots shows slots, and the hosts that differ from most others.
+func writeSlots(w io.Writer, p control.Policies) error {
+	slots := slotTable(p)
+	slots.Notes = append(slots.Notes, "Every host: cascade policy status.")
+	tables := []report.Table{slots}
+	t := hostTable("hosts that differ")
+	for _, slot := range p.Slots {
+		for _, n := range differing(ownRows(slot.Nodes)) {
+			t.Rows = append(t.Rows, hostRows(slot.Slot, n)...)
+		}
+	}
+	if len(t.Rows) > 0 {
+		tables = append(tables, t)
+	}
+	for _, t := range tables {
+		if _, err := fmt.Fprintln(w); err != nil {
+			return err
+		}
+		if err := t.Text(w); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func hostTable(title string) report.Table {
+	return report.Table{Title: title, Header: []string{"slot", "host", "generation", "state", "calls", "faults", "compared", "differ", "worse", "why"}, Left: 2}
+}
+
+// differing are the hosts on which something else decides than on most, or that refuse
+// it; of two halves the first host's decides which one that is.
+func differing(nodes []control.PolicyNode) []control.PolicyNode {
+	type decides struct {
+		active, candidate uint64
+		permille          int
+		refuses           bool
+	}
+	of := func(n control.PolicyNode) decides {
+		return decides{n.Active, n.Candidate, n.Permille, n.Refused != ""}
+	}
+	hosts, most := make(map[decides]int), decides{}
+	for _, n := range nodes {
+		hosts[of(n)]++
+	}
+	for _, n := range nodes {
+		if hosts[of(n)] > hosts[most] {
+			most = of(n)
+		}
+	}
+	return slices.DeleteFunc(nodes, func(n control.PolicyNode) bool { return of(n) == most && !of(n).refuses })
 }
 
 // ownRows are the hosts of a slot, each once: of replicas that share one the first

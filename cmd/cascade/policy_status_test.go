@@ -49,3 +49,39 @@ func TestPolicyTables(t *testing.T) {
 		t.Log(out.String())
 	}
 }
+
+// TestStatusSlots: the state of a fleet has a line for each slot, and for hosts where
+// something else decides than on most.
+func TestStatusSlots(t *testing.T) {
+	age := 0.1
+	on := func(name string, active uint64) control.PolicyNode {
+		return control.PolicyNode{Node: name, ReportAge: &age, Active: active, Lives: []control.PolicyLife{{Generation: 7, State: string(policy.Active), Calls: 5}}}
+	}
+	behind, refusing := on("r3", 0), on("r4", 7)
+	behind.Lives[0].State, behind.Lives[0].Reason = "rejected", "3 faults"
+	refusing.Refused = "no key is known"
+	p := control.Policies{Enabled: true, Slots: []control.PolicySlot{
+		{Slot: "place", Nodes: []control.PolicyNode{{Node: "r1", ReportAge: &age}, {Node: "r2", ReportAge: &age}}},
+		{Slot: "refine", Nodes: []control.PolicyNode{on("r1", 7), on("r2", 7), behind, refusing}},
+	}}
+	var out strings.Builder
+	if err := writeSlots(&out, p); err != nil {
+		t.Fatal(err)
+	}
+	_, differ, found := strings.Cut(out.String(), "hosts that differ")
+	for _, want := range []string{"r3", "3 faults", "r4", "no key is known"} {
+		if !strings.Contains(differ, want) {
+			t.Errorf("no %q", want)
+		}
+	}
+	if !found || strings.Contains(differ, "r1") || strings.Contains(differ, "place") || !strings.Contains(out.String(), "Every host: cascade policy status.") {
+		t.Error("it shows others")
+	}
+	if t.Failed() {
+		t.Log(out.String())
+	}
+	out.Reset()
+	if err := writeSlots(&out, control.Policies{Slots: p.Slots[:1]}); err != nil || strings.Contains(out.String(), "hosts that differ") {
+		t.Errorf("%v\n%s", err, out.String())
+	}
+}

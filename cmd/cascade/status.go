@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"net/http"
 
 	"github.com/spf13/cobra"
@@ -31,10 +30,11 @@ in use and accepted but not begun; iteration is the mean time between a request'
 tokens; report is the age of the last load report; transports are those by which KV
 blocks may come to the replica, best first, with a word on those that do not work, and
 in brackets from how many peers they lately did not come and are tried last.
-Where modules were pushed, a line for each policy slot says what decides there and on how
-many hosts, and what is out of the ordinary; "cascade policy status" has every host.
+A line for each policy slot says what decides there and on how many hosts, and what is out
+of the ordinary; hosts that differ from most others have a line each. "cascade policy
+status" has every host, and what its modules have done.
 
---json prints the control plane's answer as it is.`,
+--json prints the control plane's answer as it is, with every slot of every host.`,
 		Example: `  cascade status
   cascade status --watch
   cascade status --control http://127.0.0.1:18001 --json | jq '.models[].stages'`,
@@ -74,7 +74,6 @@ func (s *settings) status(cmd *cobra.Command, f *statusFlags) error {
 		if err != nil {
 			return err
 		}
-		fmt.Fprintln(s.stdout)
-		return slotTable(p).Text(s.stdout)
+		return writeSlots(s.stdout, p)
 	})
 }

@@ -117,6 +117,8 @@ type PolicySummary struct {
 	Provens    int `json:"on_proven"`
 	Candidates int `json:"on_candidate"`
 	Refusing   int `json:"refusing,omitempty"`
+	// Hosts are the slot on each host, by name; GET /policies has their lives, too.
+	Hosts []PolicyNode `json:"hosts"`
 }
 
 // Policies returns what /policies answers, about some slots, or all where none is
@@ -140,29 +142,31 @@ func (c *Control) Policies(only ...string) Policies {
 
 // summaries are the slots as /status shows them.
 func (c *Control) summaries(now time.Time) (out []PolicySummary) {
-	stored, reports := c.keeper.stored(), c.keeper.reports(now)
-	if len(stored) == 0 {
-		return nil
-	}
-	for _, s := range stored {
+	stored, reports, refusals := c.keeper.stored(), c.keeper.reports(now), c.keeper.refusals()
+	for _, kind := range policy.Kinds() {
+		s := policy.Of(stored, kind)
 		shown := policySlotOf(s)
-		sum := PolicySummary{Slot: s.Kind, Proven: shown.Proven, Candidate: shown.Candidate}
+		sum := PolicySummary{Slot: kind, Proven: shown.Proven, Candidate: shown.Candidate, Hosts: policyNodesOf(kind, reports, refusals, now)}
+		if len(sum.Hosts) == 0 && !slices.ContainsFunc(stored, func(o policy.Slot) bool { return o.Kind == kind }) {
+			continue
+		}
 		var proven uint64
 		if s.Proven != nil {
 			proven = s.Proven.Generation
 		}
-		for _, r := range reports {
-			status, ok := r.Status(s.Kind)
-			if !ok || now.Sub(r.At) > policy.Fresh {
+		for i := range sum.Hosts {
+			n := &sum.Hosts[i]
+			n.Lives = nil
+			if n.ReportAge == nil || *n.ReportAge > policy.Fresh.Seconds() {
 				continue
 			}
 			sum.Nodes++
 			switch {
-			case status.Refused != "":
+			case n.Refused != "":
 				sum.Refusing++
-			case status.Active == proven:
+			case n.Active == proven:
 				sum.Provens++
-			case s.Candidate != nil && status.Active == s.Candidate.Generation:
+			case s.Candidate != nil && n.Active == s.Candidate.Generation:
 				sum.Candidates++
 			}
 		}

@@ -37,8 +37,8 @@ type Status struct {
 	History   []Change `json:"history"` // changes of plan, oldest first
 	// Planner is who plans.
 	Planner Planner `json:"planner"`
-	// Policies are the policy slots that have ever had a module; GET /policies has
-	// all of them, host by host.
+	// Policies are the policy slots that have ever had a module, or that a host
+	// reports, by name; GET /policies tells more of each.
 	Policies []PolicySummary `json:"policies,omitempty"`
 }
 
