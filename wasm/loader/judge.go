@@ -14,10 +14,6 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/slot"
 )
 
-// margin is by which share a partition may cost more, or a boundary serve worse,
-// and still not be worse: two good policies differ by that much.
-const margin = 0.05
-
 // judge compares two answers to the same words, by the host's own measure and not
 // by what either policy says of its own.
 type judge struct{ price gate.Native } // nil when nobody can price a partition
@@ -43,9 +39,16 @@ func (j judge) count(active, candidate *host.Record, f *slot.Figures) {
 // whether it decided worse. Both records are of the same frame, and have answers.
 //
 // Worse are: a winner whose load and start are no better than the other's and
-// one of them worse, and no winner where there was one; a partition or a boundary
-// that costs more by margin. Nobody can say of the other kinds' answers by
-// themselves what they are worth.
+// one of them worse, and no winner where there was one; a partition that costs more
+// by the slack of the planner's gate, or none where there was one; a boundary that
+// serves worse than the one in force does and, by the margin of the refiner's gate,
+// than the active policy's. Nobody can say of the other kinds' answers by themselves
+// what they are worth.
+//
+// The margins are those by which proposals are taken: what the gates let pass is a
+// policy's to decide. A native proposal is the best there is by the native model, so
+// that a smaller margin would let nothing else pass; and a refiner that goes a
+// smaller part of the way in one period goes the rest in the next.
 func (j judge) compare(active, candidate *host.Record) (differ, worse bool) {
 	switch active.Kind {
 	case abi.Select:
@@ -59,7 +62,8 @@ func (j judge) compare(active, candidate *host.Record) (differ, worse bool) {
 		if s != abi.OK || err != nil || err2 != nil {
 			return true, false
 		}
-		return at != to, gate.Quality(b, to) > gate.Quality(b, at)*(1+margin)
+		q := gate.Quality(b, to)
+		return at != to, q > gate.Quality(b, b.Boundary) && q > gate.Quality(b, at)*(1+gate.DefaultWorse)
 	case abi.Place: // the value is an index
 		return active.Result != candidate.Result, false
 	}
@@ -99,7 +103,7 @@ func (j judge) partitions(active, candidate *host.Record) (differ, worse bool) {
 	case slices.Equal(was.Cuts, is.Cuts) && slices.Equal(was.Counts, is.Counts):
 		return false, false
 	}
-	return true, j.cost(w, is) > j.cost(w, was)*(1+margin)
+	return true, j.cost(w, is) > j.cost(w, was)*(1+gate.DefaultSlack)
 }
 
 // cost is what the native model predicts for a division: infinite where it breaks

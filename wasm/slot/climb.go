@@ -41,7 +41,7 @@ func (m *Machine) step() bool {
 	case InShadow:
 		pass, reason := m.c.Shadow.verdict(c.figures, m.now-c.since)
 		switch {
-		case reason != "":
+		case reason != "" && c.offer.Goal >= ToCanary && !c.offer.Proven:
 			m.drop(c, Rejected, "in shadow: "+reason)
 			return true
 		case pass && c.offer.Goal >= ToCanary || c.offer.Proven && c.offer.Goal > ToShadow:
@@ -95,6 +95,7 @@ func (m *Machine) leaveRung(c *life) bool {
 		return true
 	}
 	top := m.share(c) >= m.limit(c) // as far as a canary goes
+	pass = pass || !top && m.c.Canary.skips(c.figures, m.now-c.since, m.c.Patience)
 	switch {
 	case c.offer.Goal == ToActive && (top && pass || c.offer.Proven):
 		m.promote(c)
@@ -210,8 +211,16 @@ func (m *Machine) Status() Status {
 
 func (c *life) tell(m *Machine) Life {
 	l := Life{Generation: c.offer.Generation, State: c.state, Since: c.since, Goal: c.offer.Goal, Figures: c.figures}
-	if c.state == InCanary {
+	lasted := m.now - c.since
+	switch c.state {
+	case InShadow:
+		_, l.Held = m.c.Shadow.verdict(c.figures, lasted)
+		l.Reason = m.c.Shadow.missing(c.figures, lasted)
+	case InCanary:
 		l.Permille = m.share(c)
+		if c.offer.Goal == ToActive || l.Permille < m.limit(c) {
+			l.Reason = m.c.Canary.missing(c.figures, lasted)
+		}
 	}
 	return l
 }

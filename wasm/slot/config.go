@@ -18,8 +18,13 @@ const (
 	DefaultFaults       = 3
 	DefaultCanaryFaults = 1
 	DefaultWindow       = 10 * policies.Second
-	DefaultWorse        = 20 // ‰
+	DefaultPatience     = 120 * policies.Second
+	DefaultWorse        = 20 // ‰ [50]
+	DefaultJudged       = 64
 )
+
+// defaultWorseOfMany is the one in brackets: 3 of the 64 by which a share is judged.
+const defaultWorseOfMany = 50
 
 // Config sets a Machine up.
 type Config struct {
@@ -32,6 +37,12 @@ type Config struct {
 	// Shadow and Canary are the gates behind shadow and behind each step of the
 	// canary.
 	Shadow, Canary Gate
+	// Patience is how long a step of the canary waits for its calls: then one that
+	// has answered some, and none worse than the gate lets pass, goes on to the next
+	// larger share. The last step, and a scope, wait for ever. A fleet that is small
+	// has no use for a share in which a request comes every other minute. 0 means
+	// DefaultPatience, and below 0 that all steps wait for ever.
+	Patience policies.Micros
 	// CanaryFaults is how many faults reject a generation during one step of its
 	// canary. 0 means DefaultCanaryFaults.
 	CanaryFaults int
@@ -62,9 +73,16 @@ type Gate struct {
 	// generation's, at least. 0 means that none needs to be.
 	Compared uint64
 	// Worse is how many answers, in ‰ of those compared, may be worse than the
-	// active generation's by the host's own measure. More reject the generation,
-	// once Calls and Compared are reached. 0 means DefaultWorse, and below 0 none.
+	// active generation's by the host's own measure. More are a reason against the
+	// generation, once Calls and Compared are reached: in shadow it goes no further,
+	// and ends if it was to; in canary it ends. 0 means DefaultWorse, and below 0
+	// none.
 	Worse int
+	// Judged is how many compared answers a share is taken of, at least: a single
+	// one of a few says nothing. While there are fewer, worse ones count as if the
+	// missing ones were not, and keep the generation where it is until that is
+	// known. 0 means DefaultJudged; 1 is any number.
+	Judged uint64
 	// Differ is how many answers, in ‰, may differ from the active generation's.
 	// A policy that is meant to be different differs: 0 means any number, and
 	// below 0 none.
@@ -76,11 +94,11 @@ func (c Config) complete() (Config, error) {
 	if c.Kind <= abi.Configure || c.Kind >= abi.Kinds {
 		return c, fmt.Errorf("kind %s: name one that decides", c.Kind)
 	}
-	shadow, canary := uint64(1), uint64(1)
+	shadow, canary, worse := uint64(1), uint64(1), defaultWorseOfMany
 	if PerRequest(c.Kind) {
-		shadow, canary = DefaultShadowCalls, DefaultCanaryCalls
+		shadow, canary, worse = DefaultShadowCalls, DefaultCanaryCalls, DefaultWorse
 	}
-	c.Shadow, c.Canary = c.Shadow.complete(shadow, DefaultShadowSoak), c.Canary.complete(canary, DefaultCanarySoak)
+	c.Shadow, c.Canary = c.Shadow.complete(shadow, DefaultShadowSoak, worse), c.Canary.complete(canary, DefaultCanarySoak, worse)
 	if c.Ladder == nil {
 		c.Ladder = []int{1, 10, 100}
 	}
@@ -101,13 +119,16 @@ func (c Config) complete() (Config, error) {
 	if c.Window == 0 {
 		c.Window = DefaultWindow
 	}
+	if c.Patience == 0 {
+		c.Patience = DefaultPatience
+	}
 	if c.Faults < 1 || c.Faults > MaxFaults || c.CanaryFaults < 1 || c.Window < 0 {
 		return c, fmt.Errorf("faults %d, in canary %d, window %d µs: must be positive, faults at most %d", c.Faults, c.CanaryFaults, c.Window, MaxFaults)
 	}
 	return c, nil
 }
 
-func (g Gate) complete(calls uint64, soak policies.Micros) Gate {
+func (g Gate) complete(calls uint64, soak policies.Micros, worse int) Gate {
 	if g.Calls == 0 {
 		g.Calls = calls
 	}
@@ -115,31 +136,14 @@ func (g Gate) complete(calls uint64, soak policies.Micros) Gate {
 		g.Soak = soak
 	}
 	if g.Worse == 0 {
-		g.Worse = DefaultWorse
+		g.Worse = worse
 	}
 	if g.Differ == 0 {
 		g.Differ = 1000
 	}
+	if g.Judged == 0 {
+		g.Judged = DefaultJudged
+	}
 	g.Soak, g.Worse, g.Differ = max(g.Soak, 0), max(g.Worse, 0), max(g.Differ, 0)
 	return g
-}
-
-// verdict judges what a stage has shown so far: pass to go on, a reason to
-// reject, or neither to wait.
-func (g Gate) verdict(f Figures, lasted policies.Micros) (pass bool, reason string) {
-	if f.Calls < g.Calls || f.Compared < g.Compared {
-		return false, ""
-	}
-	if over(f.Worse, g.Worse, f.Compared) {
-		return false, fmt.Sprintf("%d of %d answers worse than the active policy's, %d ‰ may be", f.Worse, f.Compared, g.Worse)
-	}
-	if over(f.Differ, g.Differ, f.Compared) {
-		return false, fmt.Sprintf("%d of %d answers differ from the active policy's, %d ‰ may", f.Differ, f.Compared, g.Differ)
-	}
-	return lasted >= g.Soak, ""
-}
-
-// over reports whether n of all is more than so many ‰, without overflow.
-func over(n uint64, permille int, all uint64) bool {
-	return n > all/1000*uint64(permille)+all%1000*uint64(permille)/1000
 }

@@ -17,9 +17,16 @@
 // that Config.Ladder gives, by a hash of the request's name; a kind that decides
 // for many requests at once (partition, refine, guard) answers for one scope
 // instead, a node group say, and goes on to all. What it decides there is decided
-// again by the active generation, and counts where it is worse. An offer that is Proven skips
-// the gates, not the building: it is how a host that starts comes to what its
-// fleet runs already. One that is not is rejected where it is when its Until comes.
+// again by the active generation, and counts where it is worse. A step of the canary
+// whose calls do not come is left after Config.Patience; the last one is not.
+//
+// In shadow, which is there to be watched, a generation stays however it looks, but
+// for a fault: Life.Held says what speaks against it. One that was to go further ends
+// there, and whoever asks for more of one that is held has it ended.
+//
+// An offer that is Proven skips the gates, not the building: it is how a host that
+// starts comes to what its fleet runs already. One that is not is rejected where it
+// is when its Until comes.
 //
 // # The way down
 //

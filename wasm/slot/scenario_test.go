@@ -177,6 +177,8 @@ func (p *player) slot(words []string) {
 			c.Shadow.Worse = int(p.number(value))
 		case "differ":
 			c.Shadow.Differ = int(p.number(value))
+		case "patience":
+			c.Patience = policies.Micros(p.number(value)) * policies.Second
 		case "compared":
 			c.Canary.Compared = p.number(value)
 		default:
@@ -250,6 +252,9 @@ func (p *player) status() {
 		}
 		if l.Reason != "" {
 			text += ": " + l.Reason
+		}
+		if l.Held != "" {
+			text += "; held: " + l.Held
 		}
 		p.say("%s", text)
 	}

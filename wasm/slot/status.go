@@ -41,6 +41,9 @@ type Life struct {
 	Permille   int     // of its canary
 	Figures    Figures // in this stage so far
 	Reason     string  // why it is not further, or not there any more
+	// Held is what it has shown in shadow that speaks against it: with a goal beyond
+	// shadow it would end.
+	Held string
 }
 
 // Status is a slot at one moment. Active is 0 while the native policy decides.

@@ -1,6 +1,7 @@
 package slots
 
 import (
+	"strings"
 	"time"
 
 	"github.com/cascadeinfer/cascade/wasm/policy"
@@ -32,9 +33,11 @@ type Life struct {
 	Goal       string `json:"goal"`
 	Permille   int    `json:"permille,omitempty"` // of its canary
 	Since      int64  `json:"since_unix_micros"`  // when the state, or the step of its canary, began
-	// Reason is why it is no further, or not there any more; of one that decides,
+	// Reason is why it is no further, or not there any more; and of one that is there,
 	// that its statement expires soon, or has.
 	Reason string `json:"reason,omitempty"`
+	// Held is what it has shown in shadow that speaks against it; see slot.Life.
+	Held string `json:"held,omitempty"`
 	// NotAfter is the end of its statement, in seconds since 1970; 0 for none.
 	NotAfter int64  `json:"not_after_unix,omitempty"`
 	Name     string `json:"name"`
@@ -89,13 +92,13 @@ func (k *kindSlot) status(at time.Time) Status {
 		Permille: now.Route.Permille, Scope: now.Route.Scope, Floor: uint64(now.Floor)}
 	for _, l := range now.Lives {
 		life := Life{Generation: uint64(l.Generation), State: l.State.String(), Goal: l.Goal.String(), Permille: l.Permille,
-			Since: begin + int64(l.Since), Reason: l.Reason, Figures: Figures(l.Figures)}
+			Since: begin + int64(l.Since), Reason: l.Reason, Held: l.Held, Figures: Figures(l.Figures)}
 		var stats *policy.Stats
 		if a := k.about[life.Generation]; a != nil {
 			life.Name, life.Version, life.SHA256, stats = a.name, a.version, a.digest.String(), a.stats
 			life.NotAfter = a.notAfter
-			if l.State >= slot.IsWarm && l.State <= slot.IsPrevious && life.Reason == "" {
-				life.Reason = a.ends(at)
+			if ends := a.ends(at); ends != "" && l.State >= slot.IsWarm && l.State <= slot.IsPrevious {
+				life.Reason = strings.TrimPrefix(life.Reason+"; "+ends, "; ")
 			}
 		}
 		if p, ok := loaded[l.Generation].(*policy.Policy); ok {

@@ -350,9 +350,9 @@ func TestScopes(t *testing.T) {
 		}
 		a.Leave()
 		b.Leave()
-		s.Judge(5, slot.Figures{Compared: 1, Differ: 1, Worse: 1})
+		s.Judge(5, slot.Figures{Compared: 4, Differ: 4, Worse: 4})
 		time.Sleep(second)
-		if got := state(s, 5); got.State != slot.Rejected || !strings.Contains(got.Reason, "1 of 1 answers worse") {
+		if got := state(s, 5); got.State != slot.Rejected || !strings.Contains(got.Reason, "4 of 4 answers worse") {
 			t.Errorf("%+v", got)
 		}
 		if err := stop(); err != nil {
