@@ -4,11 +4,13 @@ import (
 	"cmp"
 	"encoding/hex"
 	"slices"
+	"strings"
 
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/slot"
 	"github.com/cascadeinfer/cascade/wasm/slots"
 	"github.com/cascadeinfer/cascade/xds/api"
+	"github.com/cascadeinfer/cascade/xds/policy"
 )
 
 // maxLives is what a report may hold of one slot; see SlotStatus.lives.
@@ -60,13 +62,22 @@ func told(s slots.Status) *api.SlotStatus {
 		digest, _ := hex.DecodeString(l.SHA256)
 		t.Lives = append(t.Lives, &api.Life{
 			Generation: l.Generation, State: l.State, Goal: l.Goal, Permille: uint32(l.Permille), Name: l.Name, Version: l.Version, Sha256: digest,
-			Reason: l.Reason, Calls: cmp.Or(l.Calls, l.Figures.Calls), Faults: cmp.Or(l.Faults, l.Figures.Faults),
+			Reason: reason(l), Calls: cmp.Or(l.Calls, l.Figures.Calls), Faults: cmp.Or(l.Faults, l.Figures.Faults),
 			Differ: l.Figures.Differ, Worse: l.Figures.Worse, Compared: l.Figures.Compared, Starved: l.Starved, SinceUnixMicros: l.Since, Reached: reached(l),
 		})
 	}
 	// The first ones are those that are there, and then the last that ended.
 	sortLives(t)
 	return t
+}
+
+// reason is a life's, and begins with what it has shown in shadow that speaks against
+// it.
+func reason(l slots.Life) string {
+	if l.Held == "" {
+		return l.Reason
+	}
+	return strings.TrimSuffix(policy.Held+l.Held+"; "+l.Reason, "; ")
 }
 
 func sortLives(t *api.SlotStatus) {

@@ -259,6 +259,39 @@ func wants(generations ...uint64) func(policy.Want) bool {
 	}
 }
 
+// TestPolicyHeld: what a host saw in shadow keeps a module from going further, where
+// gates are asked.
+func TestPolicyHeld(t *testing.T) {
+	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	f := newFleet(t, 1)
+	c := start(t, Config{Rules: rules(), Replicas: f.list, Modules: new(store.MemoryModules), Admitter: new(notary)})
+	waitFor(t, c, "a plan", func(s Status) bool { return s.Epoch == 1 })
+	h := follow(t, f.replicas[0], c)
+	module := []byte("module 1")
+	obeyed(t)(push(t, c, "slot=bid-select&goal=shadow", module, "generation 1"))
+	h.until(t, c, "1 on trial", wants(1))
+	h.mu.Lock()
+	h.status.Lives[0].State, h.status.Lives[0].Reason = "shadow", policy.Held+"9 of 64 answers worse"
+	h.tell()
+	h.mu.Unlock()
+	waitPolicies(t, c, "it is held", func(p Policies) bool {
+		return len(p.Slots) == 1 && len(p.Slots[0].Nodes) == 1 && len(p.Slots[0].Nodes[0].Lives) == 1 && strings.HasPrefix(p.Slots[0].Nodes[0].Lives[0].Reason, policy.Held)
+	})
+	for _, goal := range []string{"canary&permille=10", "active"} {
+		code, text := post(t, c, "/policies/goal?slot=bid-select&goal="+goal, nil)
+		if code != http.StatusUnprocessableEntity || !strings.Contains(text, "9 of 64 answers worse") || !strings.Contains(text, "--to proven") {
+			t.Errorf("to %s: %d %s", goal, code, text)
+		}
+		if code, text := push(t, c, "slot=bid-select&goal="+goal, module, "generation 1"); code != http.StatusUnprocessableEntity {
+			t.Errorf("pushed to %s: %d %s", goal, code, text)
+		}
+	}
+	if p := c.Policies(slotKind); p.Slots[0].Candidate == nil || p.Slots[0].Candidate.Goal != "shadow" {
+		t.Errorf("it does not stay: %+v", p.Slots[0])
+	}
+	obeyed(t)(post(t, c, "/policies/goal?slot=bid-select&goal=proven", nil))
+}
+
 // TestPolicies is the life of a slot with two control planes on one store and a
 // folder of modules: pushed at one, run by the hosts of both; proven; the next one
 // fails on a host and is taken back in the fleet; the one after is rolled back by

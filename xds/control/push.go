@@ -142,6 +142,9 @@ func (c *Control) takePush(ctx context.Context, w http.ResponseWriter, r *http.R
 		if a.SHA256 != sum {
 			return nil, refuse(slot, errors.New("the statement is about another module"))
 		}
+		if err := c.held(slot, a.Generation, o.goal); err != nil {
+			return nil, err
+		}
 		now := moment(time.Now())
 		trials[slot] = policy.Trial{
 			Module: policy.Module{
@@ -363,6 +366,9 @@ func (c *Control) moveGoal(ctx context.Context, o policyAsk) error {
 			return err
 		}
 		t := s.Candidate
+		if err := c.held(kind, t.Generation, o.goal); err != nil {
+			return err
+		}
 		code, err := c.cfg.Modules.Get(store.Digest(t.SHA256))
 		if err != nil {
 			return fmt.Errorf("slot %s: the bytes of generation %d (%s, sha256 %s) are lost: %w; push the same module and signature again, which puts them back",
@@ -378,6 +384,20 @@ func (c *Control) moveGoal(ctx context.Context, o policyAsk) error {
 	return c.keeper.change(ctx, o.slots, func(s policy.Slot) (policy.Slot, error) {
 		return understood(s.Move(now, generations[s.Kind], o.goal, o.permille, scopes[s.Kind]))
 	})
+}
+
+// held refuses to let a generation go where the gates of a host would end it, by what
+// it has shown in shadow: there it can still be watched.
+func (c *Control) held(kind string, generation uint64, goal policy.Goal) error {
+	if goal != policy.Canary && goal != policy.Active {
+		return nil
+	}
+	now := time.Now()
+	if why := policy.Against(kind, generation, now, c.keeper.reports(now)); why != "" {
+		return refuse(kind, fmt.Errorf("generation %d stays where it is, because gates would end it further on: %s; see \"cascade policy records\" and \"diff\" for which; "+
+			"\"--to proven\" asks no gate", generation, why))
+	}
+	return nil
 }
 
 // rollback ends the newest generation of some slots. Nobody has to admit that.

@@ -1,8 +1,10 @@
 package policy
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/cascadeinfer/cascade/xds/api"
@@ -182,6 +184,41 @@ func (s Slot) Judge(now time.Time, reports []Report) (Verdict, string) {
 		return Settled, ""
 	}
 	return Wait, ""
+}
+
+// Held begins the reason of a life in shadow that has shown there what would end it
+// further on.
+const Held = "would not be promoted: "
+
+// Against says what hosts that told of it lately have seen in shadow of a
+// generation that would end it further on, with the first of them and their number;
+// "" where nothing.
+func Against(kind string, generation uint64, now time.Time, reports []Report) string {
+	found, others := "", 0
+	hosts := make(map[string]bool)
+	for _, r := range reports {
+		status, _ := r.Status(kind)
+		i := slices.IndexFunc(status.Lives, func(l Life) bool { return l.Generation == generation })
+		if i < 0 || now.Sub(r.At) > Fresh || status.Host != "" && hosts[status.Host] {
+			continue
+		}
+		hosts[status.Host] = true
+		why, held := strings.CutPrefix(status.Lives[i].Reason, Held)
+		switch {
+		case !held || status.Lives[i].State != shadow:
+		case found == "":
+			found = fmt.Sprintf("%s: %s", cmp.Or(status.Host, r.Node), why)
+		default:
+			others++
+		}
+	}
+	switch others {
+	case 0:
+		return found
+	case 1:
+		return found + "; and 1 other host says the like"
+	}
+	return fmt.Sprintf("%s; and %d other hosts say the like", found, others)
 }
 
 // Broken says why what the fleet runs is to be taken back, with the host that knows;
