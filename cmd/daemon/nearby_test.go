@@ -155,3 +155,25 @@ func TestSiteRDMA(t *testing.T) {
 		}
 	}
 }
+
+// TestBounce: blocks go by way of the host where the nearest NIC is another
+// processor's, and nowhere else.
+func TestBounce(t *testing.T) {
+	d := around(t)
+	if d.bounce() {
+		t.Error("without a machine")
+	}
+	var m *topology.Machine
+	d.cfg.Machine = func() *topology.Machine { return m }
+	if d.bounce() {
+		t.Error("before a machine is known")
+	}
+	for node, want := range map[int]bool{0: false, 1: true} {
+		m = pairs("a")
+		m.Libraries[1].Missing = ""
+		m.NICs = []topology.NIC{{Name: "mlx5_0", Port: 1, RDMA: "InfiniBand", Up: true, Rate: 50e9, PCI: topology.PCI{Address: "n0", NUMA: node}}}
+		if d.bounce() != want {
+			t.Errorf("a NIC of NUMA node %d: %v", node, d.bounce())
+		}
+	}
+}

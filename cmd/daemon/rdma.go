@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/cascadeinfer/cascade/migrator/transport/verbs"
+	"github.com/cascadeinfer/cascade/policies/links"
 )
 
 // newRDMA builds the transport over RDMA. Its connections are made over the peers'
@@ -13,7 +14,7 @@ import (
 func (d *Daemon) newRDMA() error {
 	own, all := d.cfg.Replica.RDMA, d.cfg.Fleet.RDMA
 	vc := verbs.Config{
-		Device: d.rdmaDevice, Port: own.Port, TrafficClass: uint8(all.TrafficClass), ServiceLevel: uint8(all.ServiceLevel),
+		Device: d.rdmaDevice, Bounce: d.bounce, Port: own.Port, TrafficClass: uint8(all.TrafficClass), ServiceLevel: uint8(all.ServiceLevel),
 		Library: d.cfg.RDMA, Address: func() string { return d.cfg.Replica.Peer }, Pool: d.blocks, Logger: d.cfg.Logger,
 	}
 	if d.cfg.TLS != nil {
@@ -45,6 +46,20 @@ func (d *Daemon) rdmaDevice() string {
 		}
 	}
 	return ""
+}
+
+// bounce reports whether the KV of a GPU goes to the NIC by way of the host, since
+// another processor is between the two: as the fleet is told (links.Ways).
+func (d *Daemon) bounce() bool {
+	if d.cfg.Machine == nil {
+		return false
+	}
+	m := d.cfg.Machine()
+	if m == nil {
+		return false
+	}
+	p := m.Site(d.cfg.Fleet.Place(d.cfg.Replica)).RDMA
+	return p != nil && p.Distance == links.System
 }
 
 // peerRPC serves the gRPC of the peers' port.

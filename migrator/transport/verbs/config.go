@@ -56,6 +56,10 @@ type Config struct {
 	// it (RoCE v2 before v1); the zero Addr is the first that routers know, of IPv4
 	// before IPv6. A source answers from one of the kind by which it is asked.
 	GID netip.Addr
+	// Bounce reports whether a device's pool is so far from the NIC that its blocks
+	// should go by way of the host, though the NIC may reach it; nil is never. It must
+	// not block.
+	Bounce func() bool
 	// TrafficClass and ServiceLevel mark packets for the fabric's queues: on RoCE v2
 	// the byte of IP that has the DSCP, and the priority of a tagged frame, up to 7; on
 	// InfiniBand the service level, up to 15. 0 is what fabrics do by themselves.
@@ -91,6 +95,9 @@ func (c Config) validate() (Config, error) {
 		if c.Credentials == nil {
 			return c, errors.New("verbs transport: TrustDomain needs Credentials: in plain text nobody shows a certificate")
 		}
+	}
+	if c.Bounce == nil {
+		c.Bounce = func() bool { return false }
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)

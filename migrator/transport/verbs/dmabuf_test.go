@@ -105,12 +105,13 @@ func TestConformanceDMABuf(t *testing.T) {
 }
 
 // TestDMABufFails has a GPU that offers no dma-buf after all, at either end, and a
-// NIC that does not take it: blocks go by way of the host, and the log says so once.
+// NIC that does not take it or is too far: blocks go by way of the host, and the log says
+// so once.
 func TestDMABufFails(t *testing.T) {
 	c := control(t)
 	nothingLeft(t)
 	l := layout(8, 512)
-	for _, whose := range []string{"source", "target", "NIC"} {
+	for _, whose := range []string{"source", "target", "NIC", "far"} {
 		from, a := onCard(t, l)
 		to, b := onCard(t, l)
 		why, bounced := "no dma-buf", a
@@ -123,6 +124,9 @@ func TestDMABufFails(t *testing.T) {
 		case "NIC":
 			c.Fail("ibv_reg_dmabuf_mr", 1, int(syscall.EOPNOTSUPP))
 			why = "ibv_reg_dmabuf_mr"
+		case "far":
+			from.Transport.(*served).config.Bounce = func() bool { return true }
+			why = errFar.Error()
 		}
 		bounced.mayBounce = true
 		end := from

@@ -30,13 +30,16 @@ type Pinner interface {
 	Pin(b []byte) (unpin func(), err error)
 }
 
+// errFar is why a pool that a NIC may reach goes by slots all the same.
+var errFar = errors.New("the NIC lies too far from the GPU")
+
 // reach registers a pool; or, where it is a device's that the NIC does not reach, slots
 // that its blocks go by. It is left by leave.
 func (n *nic) reach(m *transport.Memory) (r *region, err error) {
 	n.mu.Lock()
 	far := n.far == m
 	n.mu.Unlock()
-	if !far {
+	if !far && (m.Device == nil || !n.config.Bounce()) {
 		if r, err = n.registered(m); err == nil || m.Device == nil {
 			return r, err
 		}
@@ -89,7 +92,10 @@ func (n *nic) staged(pool *transport.Memory) (*region, error) {
 // probe says why blocks of a pool cannot be carried. It remembers whether the NIC
 // reaches the pool: fresh says why not when that was not known.
 func (n *nic) probe(m *transport.Memory, p transport.Pool) (fresh, err error) {
-	r, why := n.registered(m)
+	r, why := (*region)(nil), errFar
+	if m.Device == nil || !n.config.Bounce() {
+		r, why = n.registered(m)
+	}
 	if why != nil {
 		if m.Device == nil {
 			return nil, why
