@@ -7,7 +7,9 @@
 //
 // # Module
 //
-// A module is core WebAssembly 2.0. It exports its memory as "memory" and
+// A module is core WebAssembly 2.0 with one memory and without vectors (SIMD), which no
+// compiler makes unless it is told to, and of which a host would have to count and check
+// two hundred instructions more. It exports its memory as "memory" and
 //
 //	cs_arena_v1(min i32) -> i64             required, and the sign of this ABI
 //	cs_configure_v1(len i32) -> i64         optional
@@ -112,4 +114,5 @@
 //	2026-11-21  1.0  first version
 //	2026-11-21  1.1  cs_rest_v1
 //	2026-11-21  1.2  says for whom state is kept
+//	2026-11-21  1.3  says that vectors are refused, as they were
 package abi
