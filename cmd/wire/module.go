@@ -24,5 +24,8 @@ func (f *Fleet) module(s *resources.Settings) error {
 	if s.Module, err = resources.NewModule(code); err != nil {
 		return fmt.Errorf("control.module: %s: %w", path, err)
 	}
+	if err := estimates(code); err != nil {
+		return fmt.Errorf("control.module: %s: %w", path, err)
+	}
 	return nil
 }
