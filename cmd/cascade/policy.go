@@ -245,7 +245,11 @@ and where it lies in the file.`,
 
 func (s *settings) inspected(in policy.Inspected) error {
 	kib := func(n uint64) string { return fmt.Sprintf("%d KiB", n>>10) }
-	fmt.Fprintf(s.stdout, "%s: %d bytes, %d with its meter (%s)\nsha256   %s\n", in.File, in.Bytes, in.Metered, in.MeterVersion, in.SHA256)
+	metered := ""
+	if in.Metered > 0 { // not of one that was refused before
+		metered = fmt.Sprintf(", %d with its meter (%s)", in.Metered, in.MeterVersion)
+	}
+	fmt.Fprintf(s.stdout, "%s: %d bytes%s\nsha256   %s\n", in.File, in.Bytes, metered, in.SHA256)
 	if in.Functions > 0 {
 		fmt.Fprintf(s.stdout, "code     %d functions, the largest of %d bytes; %d loops\n", in.Functions, in.Largest, in.Loops)
 		fmt.Fprintf(s.stdout, "memory   %s, %s when started, at most %s\n", kib(in.Memory), kib(uint64(in.Started)), kib(in.MaxMemory))

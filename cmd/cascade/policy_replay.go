@@ -55,7 +55,7 @@ The digest is of all decisions and their fuel, the memory's hash of all that the
 holds afterwards: both are the same in every process and on every machine.
 
 Exit codes: 0, also when decisions differ; 1 when the file's answers are of this very
-module, and differ.`,
+module, and differ, or when all calls are of kinds that it does not decide.`,
 		Example: `  cascade policy replay recorded.jsonl my-refiner.wasm
   cascade policy replay testdata/frames.jsonl . -o testdata/frames.jsonl
   cascade policy replay recorded.jsonl bid-least-load --json`,

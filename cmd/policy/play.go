@@ -6,7 +6,9 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/framefile"
@@ -24,8 +26,11 @@ type Played struct {
 }
 
 // Play has one fresh instance answer frames, in their order, and the next one
-// where that died.
+// where that died. Frames of which the module decides none are an error.
 func Play(ctx context.Context, s *Subject, frames []Frame) (Played, error) {
+	if err := s.decidesSome(frames); err != nil {
+		return Played{}, err
+	}
 	i, err := s.instance()
 	if err != nil {
 		return Played{}, err
@@ -42,6 +47,29 @@ func Play(ctx context.Context, s *Subject, frames []Frame) (Played, error) {
 	}
 	sum := i.Hash()
 	return Played{records, hex.EncodeToString(sum[:]), digest(records)}, i.Close()
+}
+
+// decidesSome says that a module has nothing to say to any of some frames.
+func (s *Subject) decidesSome(frames []Frame) error {
+	var others []string
+	for _, f := range frames {
+		k := kindOf(f.Frame)
+		if s.Module.Decides(k) {
+			return nil
+		}
+		if !slices.Contains(others, k.String()) {
+			others = append(others, k.String())
+		}
+	}
+	if len(others) == 0 {
+		return nil
+	}
+	var own []string
+	for _, k := range s.kinds() {
+		own = append(own, k.String())
+	}
+	return fmt.Errorf("%s decides %s, and all %d frames are of %s, beginning with frame 0: replay those of its own kinds",
+		s.Path, strings.Join(own, ", "), len(frames), strings.Join(others, ", "))
 }
 
 // PlayNative has one of our own policies answer frames.

@@ -92,6 +92,7 @@ func TestReplayIsTheSameInTwoProcesses(t *testing.T) {
 	if i.Hash() != memory {
 		t.Error("the memories differ")
 	}
+	t.Logf("%d frames: digest %.16s, memory %x", len(records), sum, memory[:8])
 	cmd := exec.Command(os.Args[0], "-test.run", "^TestReplayIsTheSameInTwoProcesses$", "-test.v")
 	cmd.Env = append(os.Environ(), childRounds+"=1")
 	out, err := cmd.CombinedOutput()
