@@ -65,6 +65,7 @@ policies:
     shadow: {calls: 10, soak: 1s, worse: -1}
     canary: {soak: -1s}
     faults: 5
+    kinds: {partition: {canary: {calls: 4}}}
   limits:
     bid-select: {fuel: 1000, wall: 2ms, pages: 9}
 `
@@ -201,12 +202,15 @@ func TestEveryFieldIsChecked(t *testing.T) {
 		{"worse: -1", "worse: 1001", "line 52: policies.gates.shadow.worse: 1001 is outside -1 to 1000"},
 		{"soak: -1s", "soak: 25h", "policies.gates.canary.soak: 25h0m0s is outside"},
 		{"calls: 10,", "calls: 9000000000,", "policies.gates.shadow.calls"},
+		{"faults: 5", "patience: 25h", "policies.gates.patience: 25h0m0s is outside"},
+		{"{partition: {canary: {calls: 4}}}", "{partitions: {canary: {calls: 4}}}", "policies.gates.kinds: \"partitions\" decides nothing: use partition"},
+		{"canary: {calls: 4}", "canary: {worse: -2}", "policies.gates.kinds.partition.canary.worse"},
 		{"faults: 5", "ladder: [5, 5]", "policies.gates.ladder[1]: 5: steps grow"},
 		{"faults: 5", "faults: 1025", "policies.gates.faults: 1025 is outside 0 to 1024"},
 		{"faults: 5", "window: -1s", "policies.gates.window: -1s is outside"},
 		{"bid-select:", "bid-choose:", `policies.limits: "bid-choose" decides nothing: use partition, refine, bid-quote`},
 		{"wall: 2ms", "wall: 2h", "policies.limits.bid-select.wall: 2h0m0s is outside"},
-		{"fuel: 1000", "fuel: -1", "line 56: policies.limits.bid-select.fuel: -1 is outside"},
+		{"fuel: 1000", "fuel: -1", "line 57: policies.limits.bid-select.fuel: -1 is outside"},
 		{"fuel: 1000", "gas: 1000", `unknown field "gas"`},
 		{"planner:\n", "tls: {cert: a}\nplanner:\n", "tls: cert, key and ca go together"},
 		{"- name: m\n", "- {name: m, context: 64, profile: p}\n- name: m\n", `models[1].name: "m" is defined twice`},

@@ -59,30 +59,45 @@ type Policies struct {
 	Limits map[string]Limit `yaml:"limits,omitempty"`
 }
 
-// Gates are the same for all slots.
+// Gates are the same for all slots, but for what Kinds says.
 type Gates struct {
 	Shadow Gate `yaml:"shadow,omitempty"` // before the canary: recorded calls, nobody hears the answers
 	Canary Gate `yaml:"canary,omitempty"` // behind each step of the canary
 	// Ladder is the steps of a canary, in 1/1000 of the requests, growing. Empty
 	// means 1, 10 and 100.
 	Ladder []int `yaml:"ladder,omitempty"`
+	// Patience is how long a step of a canary waits for its calls: then a module that
+	// has answered some goes on to the next one, unless it is the last. 0 means 2m,
+	// below 0 for ever. Divided by Speed.
+	Patience time.Duration `yaml:"patience,omitempty"`
 	// Faults within Window take a module back that is in force; one fault is enough
 	// in canary. 0 means 3 and 10s.
 	Faults int           `yaml:"faults,omitempty"`
 	Window time.Duration `yaml:"window,omitempty"`
+	// Kinds are the gates of some slots, by kind. What is not here, or 0, is as above.
+	Kinds map[string]KindGates `yaml:"kinds,omitempty"`
+}
+
+// KindGates are the gates of one kind.
+type KindGates struct {
+	Shadow Gate `yaml:"shadow,omitempty"`
+	Canary Gate `yaml:"canary,omitempty"`
 }
 
 // Gate is what a module has to show to go on.
 type Gate struct {
 	// Calls it has answered on a host, at least. 0 means 200 in shadow and 20 in each
-	// step of the canary; for kinds that decide for many requests at once (partition,
-	// refine, guard), 1.
+	// step of the canary. Kinds that decide for many requests at once (partition,
+	// refine, guard) are called every few seconds: for them 0 means 1, that they have
+	// been called at all, and only what Gates.Kinds says asks for more.
 	Calls uint64 `yaml:"calls,omitempty"`
 	// Soak is how long the stage lasts, at least. 0 means 10s in shadow and 30s in
 	// canary, below 0 not at all. Divided by Speed.
 	Soak time.Duration `yaml:"soak,omitempty"`
 	// Worse is how many of 1000 answers may be worse than those of the policy in
-	// force, by the host's own measure. 0 means 20, −1 none.
+	// force, by the host's own measure; in shadow more keep it there, and end it if it
+	// was to go further. The share is that of 64 answers at least: fewer say nothing.
+	// 0 means 20, and 50 for kinds that decide for many requests at once; −1 none.
 	Worse int `yaml:"worse,omitempty"`
 }
 
@@ -166,6 +181,15 @@ func (p Policies) validate(c *checker) {
 		if step < 1 || step > 999 || i > 0 && step <= p.Gates.Ladder[i-1] {
 			c.fail(fmt.Sprintf("policies.gates.ladder[%d]", i), "%d: steps grow from 1 to at most 999", step)
 		}
+	}
+	within(c, "policies.gates.patience", max(p.Gates.Patience, 0), 0, maxSoak)
+	for _, kind := range slices.Sorted(maps.Keys(p.Gates.Kinds)) {
+		if !slices.Contains(Kinds(), kind) {
+			c.fail("policies.gates.kinds", "%q decides nothing: use %s", kind, strings.Join(Kinds(), ", "))
+			continue
+		}
+		p.Gates.Kinds[kind].Shadow.validate(c, "policies.gates.kinds."+kind+".shadow")
+		p.Gates.Kinds[kind].Canary.validate(c, "policies.gates.kinds."+kind+".canary")
 	}
 	within(c, "policies.gates.faults", p.Gates.Faults, 0, maxFaults)
 	within(c, "policies.gates.window", p.Gates.Window, 0, maxSoak)

@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"cmp"
 	"crypto/ed25519"
 	"errors"
 	"fmt"
@@ -32,20 +33,14 @@ const (
 	// maxKeyFile and maxSiteFile bound what is read at start.
 	maxKeyFile  = 64 << 10
 	maxSiteFile = 1 << 20
-	// planWall ends the calls that a control plane makes, or a replica once a second:
-	// the lease is renewed in the same loop, every second.
-	planWall = time.Second
-	// requestWall ends those that are about one request. Fuel bounds what a module
-	// does, long before; this is longer than a loaded machine lets a thread wait,
-	// because who waits is not at fault.
-	requestWall = 250 * time.Millisecond
 	// recorded is which share of the calls is kept for those that are tried later: all,
 	// because a replica has a few of them a second, and less than that of bids.
 	recorded = 1
 	// shadowCalls and canaryCalls are what gates ask for unless the fleet file says
 	// otherwise, of kinds that decide for one request. A replica that begins ten
-	// requests a second has those of its places in 20 s, and in a canary of 1 ‰ in half
-	// an hour; the defaults of package slot are for a hundred times that.
+	// requests a second has those of its places in 20 s, and those of a canary in some
+	// minutes, because it does not wait for them in steps that are too small for it
+	// (slot.Config.Patience); the defaults of package slot are for a hundred times that.
 	shadowCalls, canaryCalls = 200, 20
 )
 
@@ -90,18 +85,14 @@ func (f *Fleet) Policies(role identity.Role, name string, replicas int) (Policie
 	}
 	for k := range abi.Kinds {
 		p.Idle[k] = f.Idle(k)
-		p.Limits[k].Wall = planWall
-		if slot.PerRequest(k) {
-			p.Limits[k].Wall = requestWall
-		}
 		if l, ok := c.Limits[k.String()]; ok {
-			p.Limits[k].Fuel, p.Limits[k].Pages = l.Fuel, l.Pages
-			if l.Wall > 0 {
-				p.Limits[k].Wall = l.Wall
-			}
+			p.Limits[k].Fuel, p.Limits[k].Wall, p.Limits[k].Pages = l.Fuel, l.Wall, l.Pages
 		}
+		own := c.Gates.Kinds[k.String()]
 		p.Gates[k] = slot.Config{
-			Kind: k, Ladder: c.Gates.Ladder, Shadow: f.gate(c.Gates.Shadow, k, shadowCalls), Canary: f.gate(c.Gates.Canary, k, canaryCalls),
+			Kind: k, Ladder: c.Gates.Ladder, Patience: f.lasting(c.Gates.Patience, slot.DefaultPatience),
+			Shadow: f.gate(k, own.Shadow, c.Gates.Shadow, config.Gate{Calls: shadowCalls}, slot.DefaultShadowSoak),
+			Canary: f.gate(k, own.Canary, c.Gates.Canary, config.Gate{Calls: canaryCalls}, slot.DefaultCanarySoak),
 			Faults: c.Gates.Faults, Window: policies.Micros(c.Gates.Window.Microseconds()),
 		}
 	}
@@ -150,16 +141,28 @@ func sweepMarks(file string, before time.Time) {
 	}
 }
 
-// gate is a gate of the kind's slot, with a default of its own.
-func (f *Fleet) gate(g config.Gate, k abi.Kind, calls uint64) slot.Gate {
-	if g.Calls == 0 && slot.PerRequest(k) {
-		g.Calls = calls
+// gate is a gate of a kind's slot: what the file says of the kind, else what it says of
+// all, else the default. A number of calls for all is one of kinds that decide for one
+// request.
+func (f *Fleet) gate(k abi.Kind, own, all, otherwise config.Gate, soak policies.Micros) slot.Gate {
+	if !slot.PerRequest(k) {
+		all.Calls, otherwise.Calls = 0, 0
 	}
-	soak := policies.Micros(f.scaled(g.Soak).Microseconds())
-	if g.Soak != 0 && soak <= 0 {
-		soak = -1 // 0 would be the default
+	return slot.Gate{
+		Calls: cmp.Or(own.Calls, all.Calls, otherwise.Calls), Soak: f.lasting(cmp.Or(own.Soak, all.Soak), soak), Worse: cmp.Or(own.Worse, all.Worse),
 	}
-	return slot.Gate{Calls: g.Calls, Soak: soak, Worse: g.Worse}
+}
+
+// lasting is a time of gates on the fleet's clock: d, or what there is otherwise; −1
+// for what the file has below 0.
+func (f *Fleet) lasting(d time.Duration, otherwise policies.Micros) policies.Micros {
+	switch {
+	case d == 0:
+		d = time.Duration(otherwise) * time.Microsecond
+	case d < 0:
+		return -1
+	}
+	return max(1, policies.Micros(f.scaled(d).Microseconds()))
 }
 
 func readKeys(path string) ([]ed25519.PublicKey, error) {

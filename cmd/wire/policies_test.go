@@ -47,7 +47,7 @@ policies:
   marks: marks
   cache_mib: 3
   cache_modules: 4
-  gates: {shadow: {calls: 5, soak: 20s, worse: -1}, canary: {soak: -1ns}, ladder: [7], faults: 4, window: 3s}
+  gates: {shadow: {calls: 5, soak: 20s, worse: -1}, canary: {soak: -1ns}, ladder: [7], patience: -1s, faults: 4, window: 3s, kinds: {refine: {canary: {calls: 3, worse: 9}}}}
   limits: {bid-select: {fuel: 1000, pages: 7}, partition: {wall: 3s}}
 `)
 	if !f.Modules() {
@@ -68,10 +68,14 @@ policies:
 	if g := p.Gates[abi.Place]; g.Kind != abi.Place || g.Shadow.Calls != 5 || g.Shadow.Soak != 2*policies.Second || g.Shadow.Worse != -1 || g.Faults != 4 || g.Window != 3*policies.Second {
 		t.Errorf("%+v", g)
 	}
-	if g, r := p.Gates[abi.Place], p.Gates[abi.Refine]; g.Canary.Calls != canaryCalls || r.Canary.Calls != 0 {
-		t.Errorf("the gates' defaults: %+v, %+v", g, r)
+	if g, r := p.Gates[abi.Place], p.Gates[abi.Refine]; g.Canary.Calls != canaryCalls || r.Canary.Calls != 3 || r.Canary.Worse != 9 || r.Canary.Soak != -1 || g.Patience != -1 {
+		t.Errorf("gates of kinds: %+v, %+v", g, r)
 	}
-	if g := p.Gates[abi.Place]; g.Canary.Soak != -1 || len(g.Ladder) != 1 || p.Limits[abi.Place].Wall != requestWall || p.Limits[abi.Guard].Wall != planWall {
+	// A number of calls that is right for requests is no number for plans.
+	if g := p.Gates[abi.Partition]; g.Shadow.Calls != 0 || g.Shadow.Soak != 2*policies.Second || g.Shadow.Worse != -1 || g.Canary.Calls != 0 {
+		t.Errorf("gates of a kind that decides for many: %+v", g)
+	}
+	if g := p.Gates[abi.Place]; g.Canary.Soak != -1 || len(g.Ladder) != 1 || p.Limits[abi.Place].Wall != 0 {
 		t.Errorf("%+v, %+v", g, p.Limits)
 	}
 	f.Fleet.Policies.Native = true

@@ -57,16 +57,24 @@ type Limit struct {
 // partition a hundred times what 10,000 replicas in 119 buckets take; guard, which
 // sees the names of two plans, some eight times what rules in Rego take about 10,000
 // replicas, whose names then may have 96 bytes.
+//
+// Fuel bounds what a module does; the wall is there for code that makes ticks slow, and
+// also measures the machine. So that of the kinds that come with requests is longer
+// than a loaded machine lets a thread wait, by far more than their fuel takes, and that
+// of the others is what a loop can spare that renews a lease every second.
 var defaults = [abi.Kinds]Limit{
 	abi.Configure: {50_000_000, time.Second, 128, 256 << 10, callStack},
-	abi.Partition: {2_000_000_000, 5 * time.Second, 1024, 1 << 20, 64 * callStack},
+	abi.Partition: {2_000_000_000, time.Second, 1024, 1 << 20, 64 * callStack},
 	abi.Refine:    {40_000_000, time.Second, 256, 512 << 10, 4 * callStack},
-	abi.Quote:     {50_000, time.Millisecond, 128, 8 << 10, callStack},
-	abi.Select:    {50_000, time.Millisecond, 128, 8 << 10, callStack},
-	abi.Outlier:   {50_000, time.Millisecond, 128, 8 << 10, callStack},
-	abi.Place:     {50_000, time.Millisecond, 128, 64 << 10, callStack},
+	abi.Quote:     {50_000, requestWall, 128, 8 << 10, callStack},
+	abi.Select:    {50_000, requestWall, 128, 8 << 10, callStack},
+	abi.Outlier:   {50_000, requestWall, 128, 8 << 10, callStack},
+	abi.Place:     {50_000, requestWall, 128, 64 << 10, callStack},
 	abi.Guard:     {20_000_000, time.Second, 512, 2 << 20, 4 * callStack},
 }
+
+// requestWall ends a call of the kinds that come with requests.
+const requestWall = 250 * time.Millisecond
 
 // callStack is what a call of the kinds that come with requests may nest. Go's
 // runtime starts and collects garbage in three quarters of it.
@@ -97,7 +105,7 @@ type Config struct {
 	// the fuel alone.
 	Start Limit
 	// Meter bounds the module itself. Pages, Stack and StartFuel are taken from the
-	// limits above; a Slice of 0 means 65,536 here.
+	// limits above.
 	Meter meter.Config
 	// Engine is what the module shares with others of the process; nil means
 	// nothing.
