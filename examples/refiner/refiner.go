@@ -25,15 +25,15 @@ const (
 	smallest = 20
 )
 
-// even has the replicas of both stages hold equally many tokens. It knows nothing
-// of what an iteration costs, which our own refiners do.
+// even has the replicas of both stages hold equally many tokens, as far as that serves
+// nobody worse: two requests that are long can be more to read than to hold.
 type even struct{}
 
 var _ policies.Refiner = even{}
 
 // Refine goes half the way to the length that divides the tokens of both stages
-// evenly among their replicas. It decides in integers, so that it decides the same
-// on every machine.
+// evenly among their replicas; and half of that, and so on, while the requests would
+// wait longer there than where the boundary is.
 func (even) Refine(b policies.Border) policies.Tokens {
 	if len(b.Local)+len(b.Next) < fewest {
 		return b.Boundary
@@ -61,9 +61,34 @@ func (even) Refine(b policies.Border) policies.Tokens {
 			break
 		}
 	}
-	step := (at - b.Boundary) / 2
-	if max(step, -step) < b.Boundary/smallest {
-		return b.Boundary
+	now := cost(b, b.Boundary)
+	for step := (at - b.Boundary) / 2; max(step, -step) >= max(b.Boundary/smallest, 1); step /= 2 {
+		if to := min(max(b.Boundary+step, b.Low+1), b.High-1); cost(b, to) <= now {
+			return to
+		}
 	}
-	return min(max(b.Boundary+step, b.Low+1), b.High-1)
+	return b.Boundary
+}
+
+// cost is how long the requests wait for a token with the boundary at a length, all
+// together: those below it divided among the replicas of this stage, the others
+// among those of the next one. float64(a*b) keeps a compiler from adding what it has
+// not rounded, so that every machine decides the same.
+func cost(b policies.Border, at policies.Tokens) float64 {
+	var lower, upper policies.Batch
+	put := func(list []policies.Sequence, each float64) {
+		for _, s := range list {
+			one := policies.Batch{}.Add(s.Input, s.Length)
+			one = policies.Batch{N: each, SumI: each * one.SumI, SumI2: each * one.SumI2, SumL: each * one.SumL}
+			if s.Length < at {
+				lower = lower.Plus(one)
+			} else {
+				upper = upper.Plus(one)
+			}
+		}
+	}
+	own, next := max(b.Peers, 1), max(b.Successors, 1)
+	put(b.Local, float64(own))
+	put(b.Next, 1)
+	return float64(float64(own)*b.Cost.BatchQoE(lower.Divide(own))) + float64(float64(next)*b.Cost.BatchQoE(upper.Divide(next)))
 }

@@ -26,11 +26,13 @@ func TestEven(t *testing.T) {
 		}
 		return list
 	}
+	crowd := policies.Border{Boundary: 1000, High: 9000, Peers: 1, Successors: 1, Cost: policies.Cost{D0: 0.01, D1: 0.001}, Local: same(99, 600), Next: append(same(60, 1100), same(60, 3000)...)}
 	for _, c := range []struct {
 		name string
 		b    policies.Border
 		want policies.Tokens
 	}{
+		{"not so far that many join many", crowd, 1062},
 		{"too few to say anything", policies.Border{Boundary: 1000, High: 9000, Peers: 1, Successors: 1, Local: same(7, 1)}, 1000},
 		{"half the way down", policies.Border{Boundary: 1000, High: 9000, Peers: 1, Successors: 1, Local: same(9, 500)}, 750},
 		{"not for a twentieth", policies.Border{Boundary: 1000, High: 9000, Peers: 1, Successors: 1, Local: same(9, 920)}, 1000},
