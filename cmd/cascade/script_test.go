@@ -24,7 +24,7 @@ import (
 )
 
 // patience bounds every wait for something that must happen soon.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 // tick is how often another process is looked at, which has no event for us.
 const tick = 20 * time.Millisecond
