@@ -185,6 +185,7 @@ func TestEveryFieldIsChecked(t *testing.T) {
 		{"node: n1\n", "node: n1\n  rdma: {device: mlx5_0, port: 256}\n", "replicas[1].rdma.port: 256 is outside 1 to 255"},
 		{"node: n1\n", "node: n1\n  rdma: {device: mlx5_0, address: ib0}\n", `replicas[1].rdma.address: "ib0" is no IP address`},
 		{"migration:\n", "rdma: {traffic_class: 256}\nmigration:\n", "rdma.traffic_class: 256 is outside 0 to 255"},
+		{"migration:\n", "cuda: {copy: engine}\nmigration:\n", "cuda.copy: \"engine\": there are kernel and engines"},
 		{"migration:\n", "cuda: {groups: 1025}\nmigration:\n", "cuda.groups: 1025 is outside 1 to 1024"},
 		{"migration:\n", "rdma: {service_level: -1}\nmigration:\n", "rdma.service_level: -1 is outside 0 to 15"},
 		{"link_gbps: 100", "node_gbps: -1", "migration.node_gbps: -1 is outside"},

@@ -33,8 +33,9 @@ const (
 type Config struct {
 	// CUDA and NVML are sonames or paths; "" is the machine's driver.
 	CUDA, NVML string
-	// Groups is how many thread groups a copy has, 1 to 1024. 0 means 16.
-	Groups int
+	// Groups and Engines are cuda.GPUConfig's.
+	Groups  int
+	Engines bool
 	// Logger takes what an operator should know; nil discards.
 	Logger *slog.Logger
 }
@@ -85,7 +86,7 @@ func (g *GPUs) gpuLocked(index int) (*cuda.GPU, error) {
 	if index < 0 || index >= n {
 		return nil, fmt.Errorf("there is no gpu %d: the driver shows %d to this process", index, n)
 	}
-	gpu, err := cuda.NewGPU(cuda.GPUConfig{Driver: g.driver, Ordinal: index, Groups: g.config.Groups})
+	gpu, err := cuda.NewGPU(cuda.GPUConfig{Driver: g.driver, Ordinal: index, Groups: g.config.Groups, Engines: g.config.Engines})
 	if err != nil {
 		return nil, err
 	}

@@ -134,6 +134,13 @@ func makePairs(t testing.TB) func(t *testing.T, source, target transport.Layout)
 // warm is a GPU that has all that it keeps.
 func warm(t testing.TB, ordinal int) *GPU {
 	g := gpuAt(t, ordinal)
+	heat(t, g)
+	return g
+}
+
+// heat has a GPU make all that it keeps.
+func heat(t testing.TB, g *GPU) {
+	t.Helper()
 	pool, _ := made(t, g, VMM, small)
 	defer pool.Close()
 	if err := g.use(nil, func(h *hold) error {
@@ -155,7 +162,6 @@ func warm(t testing.TB, ordinal int) *GPU {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	return g
 }
 
 var small = transport.Layout{Blocks: 64, Regions: []transport.Region{{Stride: 4096, Bytes: 4096}, {Offset: 64 * 4096, Stride: 1024, Bytes: 1000}}}
@@ -300,6 +306,48 @@ func TestRuns(t *testing.T) {
 		var corrupt *transport.CorruptError
 		if _, err := puller.Pull(t.Context(), c.plan); !errors.As(err, &corrupt) || !slices.Equal(corrupt.Blocks, []int{len(c.plan.Src) - 1}) {
 			t.Errorf("%s: a wrong sum: %v", c.name, err)
+		}
+	}
+}
+
+// TestEngines has the copy engines move all: no kernel but the sum's runs, and a call
+// describes so many pieces at most; without the call they are copied one by one.
+func TestEngines(t *testing.T) {
+	g := gpu(t)
+	g.config.Engines = true
+	heat(t, g)
+	t.Run("Conformance", func(t *testing.T) {
+		transporttest.Run(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
+			dir := short(t)
+			return transporttest.Pair{Source: endOn(t, g, dir, source), Target: endOn(t, g, dir, target)}
+		})
+	})
+	c := control(t)
+	dir := short(t)
+	pair := transporttest.Pair{Source: endOn(t, g, dir, eightK), Target: endOn(t, g, dir, eightK)}
+	open := moving(t, pair)
+	pattern(pair.Source.Memory.Bytes)
+	pair.Source.Mirror.Store()
+	puller, err := open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer puller.Close()
+	plan := shuffled(pair.Source.Memory, 512)
+	for _, batches := range []bool{true, false} {
+		g.held.batches.Store(batches)
+		kernels, calls, single := c.Calls("cuLaunchKernel"), c.Calls("cuMemcpyBatchAsync_v2"), c.Calls("cuMemcpyDtoDAsync_v2")
+		if _, err := puller.Pull(t.Context(), plan); err != nil {
+			t.Error(err)
+		}
+		kernels, calls, single = c.Calls("cuLaunchKernel")-kernels, c.Calls("cuMemcpyBatchAsync_v2")-calls, c.Calls("cuMemcpyDtoDAsync_v2")-single
+		pieces := 56 * 512 // but for neighbours by chance
+		wantCalls, least, most := (pieces+maxBatch-1)/maxBatch, 0, 0
+		if !batches {
+			wantCalls, least, most = 0, pieces*99/100, pieces
+		}
+		if kernels != 1 || calls != wantCalls || single < least || single > most {
+			t.Errorf("with batches %v: %d kernels, %d calls, %d pieces by themselves; want 1, %d, and %d to %d", batches, kernels, calls, single, wantCalls, least, most)
 		}
 	}
 }

@@ -27,6 +27,10 @@ type GPUConfig struct {
 	// that works at the same time, which takes MPS, they keep as many multiprocessors
 	// from it at most. 0 means 16.
 	Groups int
+	// Engines has the GPU's copy engines move all blocks, and not a kernel: they take
+	// no multiprocessors, and a processor has each run of blocks in each region to
+	// describe, some 0.5 µs. Sums are a kernel's all the same.
+	Engines bool
 }
 
 // GPU is one device as this process uses it. It is safe for concurrent use.
@@ -49,6 +53,7 @@ type hold struct {
 	copy, sum, sumOfDst cuda.Kernel
 	gather, scatter     cuda.Kernel
 	batches             atomic.Bool // whether many pieces go to the copy engines in one call
+	engines             bool        // whether all do
 
 	worked atomic.Bool // some work of a lane was done
 
@@ -153,7 +158,7 @@ func (g *GPU) open() (*hold, error) {
 	if err != nil {
 		return nil, err
 	}
-	h := &hold{context: context, lanes: map[*lane]bool{}, mappings: map[key]*mapping{}, made: map[*Memory]cuda.Pointer{}}
+	h := &hold{context: context, engines: g.config.Engines, lanes: map[*lane]bool{}, mappings: map[key]*mapping{}, made: map[*Memory]cuda.Pointer{}}
 	h.batches.Store(g.config.Driver.Batches())
 	if h.module, err = context.Load(kernel.PTX); err == nil {
 		for name, k := range map[string]*cuda.Kernel{

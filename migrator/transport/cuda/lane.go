@@ -19,6 +19,7 @@ const (
 	maxLaunch = 1 << 30   // bytes of one launch: what cannot be taken back
 	longRun   = 256 << 10 // bytes of a run that the copy engines take over
 	maxCopies = 64        // of one launch; 16 without the batch call
+	maxBatch  = 4096      // of one call, where the copy engines have all
 
 	poll    = 20 * time.Microsecond // between two looks whether the GPU is done
 	patient = 10 * time.Second      // that the GPU may take for one launch
@@ -308,18 +309,22 @@ func (l *lane) submit(groups int, c cut, from, to end, src, dst []uint32) error 
 		return to.pool + cuda.Pointer(t.Offset+int64(dst[run.first])*t.Stride),
 			from.pool + cuda.Pointer(f.Offset+int64(src[run.first])*f.Stride), int64(run.n-1)*t.Stride + t.Bytes
 	}
-	if l.hold.batches.Load() {
-		err = l.stream.CopyBatch(&l.batch, len(l.copies)*regions, piece)
+	pieces := len(l.copies) * regions
+	for at := 0; l.hold.batches.Load() && at < pieces && err == nil; at += maxBatch {
+		err = l.stream.CopyBatch(&l.batch, min(maxBatch, pieces-at), func(i int) (cuda.Pointer, cuda.Pointer, int64) { return piece(at + i) })
 		if cuda.Is(err, cuda.NotSupported) || cuda.Is(err, cuda.InvalidValue) {
 			l.hold.batches.Store(false) // the call is there, and not what it was
 			err = nil
 		}
 	}
 	if !l.hold.batches.Load() {
-		for i := 0; i < len(l.copies)*regions && err == nil; i++ {
+		for i := 0; i < pieces && err == nil; i++ {
 			d, s, size := piece(i)
 			err = l.stream.Copy(d, s, size)
 		}
+	}
+	if l.hold.engines && err == nil {
+		return l.launch(l.hold.sumOfDst, groups, c, regions, 0, n)
 	}
 	for i := 0; i < len(l.copies) && err == nil; i++ {
 		err = l.launch(l.hold.sumOfDst, groups, c, regions, l.copies[i].first, l.copies[i].n)
@@ -331,7 +336,8 @@ func (l *lane) submit(groups int, c cut, from, to end, src, dst []uint32) error 
 // or two besides its copies.
 const maxRuns = 4
 
-// findRuns finds the runs that are worth a copy of their own.
+// findRuns finds the runs that are worth a copy of their own: all, where the copy
+// engines are to have them.
 func (l *lane) findRuns(from, to transport.Layout, src, dst []uint32) {
 	l.copies = l.copies[:0]
 	copies := maxCopies
@@ -348,7 +354,9 @@ func (l *lane) findRuns(from, to transport.Layout, src, dst []uint32) {
 		for dense && i+n < len(src) && src[i+n] == src[i]+uint32(n) && dst[i+n] == dst[i]+uint32(n) {
 			n++
 		}
-		if int64(n)*least >= longRun {
+		if l.hold.engines {
+			l.copies = append(l.copies, copyRun{i, n})
+		} else if int64(n)*least >= longRun {
 			if len(l.copies) == maxRuns || (len(l.copies)+1)*len(to.Regions) > copies {
 				l.copies = l.copies[:0] // many: the kernel has them all
 				return
