@@ -50,7 +50,7 @@ func TestRefusedModuleStopsNothing(t *testing.T) {
 	r.expect("the first group", r.post("m.test", bytes.NewReader(sized("m", 400))), "r", "", "", 400)
 	planned(t, c, "second")
 
-	for give := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for give := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		if o := stored(t, st); len(o.Refused) > 0 {
 			break
 		}
@@ -114,7 +114,7 @@ func planned(t *testing.T, c *control.Control, node string) {
 	over := make(chan struct{})
 	go func() { defer close(over); _ = cl.Run(ctx) }()
 	defer func() { cancel(); <-over }()
-	for give := time.After(20 * time.Second); ; {
+	for give := time.After(time.Minute); ; {
 		select {
 		case s := <-latest.updates:
 			if plans, err := client.Plans(s); err == nil && len(plans) == 1 {

@@ -284,7 +284,7 @@ func TestEnvoyWithSlowUpload(t *testing.T) {
 	wg.Go(func() {
 		w.Write(body[:10])
 		late := f.server.metrics.answers.WithLabelValues(string(late))
-		for give := time.Now().Add(10 * time.Second); testutil.ToFloat64(late) == 0 && time.Now().Before(give); {
+		for give := time.Now().Add(time.Minute); testutil.ToFloat64(late) == 0 && time.Now().Before(give); {
 			time.Sleep(time.Millisecond)
 		}
 		w.Write(body[10:])

@@ -141,7 +141,7 @@ func describe(r *extproc.ProcessingResponse) string {
 // and returns the answers up to the end of the stream, which it describes.
 func talk(t *testing.T, client extproc.ExternalProcessorClient, messages ...*extproc.ProcessingRequest) []string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	stream, err := client.Process(ctx)
 	if err != nil {

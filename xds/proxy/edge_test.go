@@ -57,7 +57,7 @@ func TestEdge(t *testing.T) {
 			}
 			select {
 			case <-p.Ready():
-			case <-time.After(10 * time.Second):
+			case <-time.After(time.Minute):
 				t.Fatal("not ready")
 			}
 			for _, h2 := range []bool{false, true} {

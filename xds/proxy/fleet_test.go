@@ -250,8 +250,8 @@ func newFleet(t testing.TB, fronts int, edit func(map[string][]types.Resource)) 
 	})
 	select {
 	case <-f.proxy.Ready():
-	case <-time.After(10 * time.Second):
-		t.Fatal("the proxy is not ready after 10 s")
+	case <-time.After(time.Minute):
+		t.Fatal("the proxy is not ready in a minute")
 	}
 	return f
 }
@@ -274,7 +274,7 @@ func (a applied) Update(s *client.Snapshot) { a <- s }
 func (f *fleet) publish(v resources.View, edit func(map[string][]types.Resource), want func(*client.Snapshot) bool) {
 	f.t.Helper()
 	f.control.set(v, edit)
-	timeout := time.After(10 * time.Second)
+	timeout := time.After(time.Minute)
 	for {
 		select {
 		case s := <-f.applied:

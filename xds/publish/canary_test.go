@@ -125,7 +125,7 @@ func startGroups(t *testing.T) (*plane, *audit) {
 // until waits for a state of the publisher.
 func (p *plane) until(t *testing.T, what string, ok func(publish.Status) bool) {
 	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 		st := p.publisher.Status()
 		if ok(st) {
 			return

@@ -221,7 +221,7 @@ func TestFlipsAmongBadNodes(t *testing.T) {
 			third = boot("edge-3", bad.address)
 		}
 		submit()
-		deadline := time.Now().Add(30 * time.Second)
+		deadline := time.Now().Add(time.Minute)
 		for {
 			st := publisher.Status()
 			if st.Err != nil {

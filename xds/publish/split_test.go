@@ -231,7 +231,7 @@ func testReturn(t *testing.T, p *plane, backends map[string]*backend, o *owner, 
 
 func (o *owner) until(t *testing.T, what string, holds func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !holds(); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); !holds(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("Envoy is not %s: %v", what, o.Stats(`cascade-xds`))
 		}
