@@ -193,8 +193,8 @@ func newPolicyInspect(s *settings) *cobra.Command {
 		Use:   "inspect FILE|DIR",
 		Short: "What a module decides, has and may do; whether hosts take it",
 		Long: `Inspect reads a module as a host does: it checks and meters it, compiles it and makes
-an instance. It prints what it decides and how each call is limited, what it imports and
-exports, and its size and digest; and what FILE.sig says, if it is there. Whether that is
+an instance. It prints what it decides and how each call is limited in a fleet whose
+file has no policies.limits, what it imports and exports, and its size and digest; and what FILE.sig says, if it is there. Whether that is
 to be believed "cascade policy verify" says.
 
 Exit codes: 0 for a module that hosts take, 1 for one that they refuse, with the reason

@@ -108,7 +108,9 @@ as far as --goal says:
   proven   answers at once, without gates: when you know it from another fleet
 
 On each host it is taken back by itself when it traps, runs out of fuel or breaks a rule,
-and then in the whole fleet. "cascade policy promote" lets it go further, "cascade policy
+or on its way beyond shadow when too many of its answers are worse than those of the
+policy in force, and then in the whole fleet. With --goal shadow a worse one stays, to
+be watched: the status says "would not be promoted", and by how many of its answers. "cascade policy promote" lets it go further, "cascade policy
 rollback" ends it. Without modules, and whenever one fails, the built-in policies decide.`,
 		Example: `  cascade policy push my-refiner.wasm
   cascade policy push bids.wasm --slot bid-select --goal canary --permille 10
@@ -203,11 +205,13 @@ func newPolicyPromote(s *settings) *cobra.Command {
 		Short: "Let what is on trial in a slot go further",
 		Long: `Promote lets the module on trial in a slot go one step further, or to --to: from shadow
 to canary, from canary to active. It still has to show what each step asks for: a
-module in canary answers 1, then 10, then 100 of 1000 requests, up to --permille; one
+module in canary answers 1, then 10, then 100 of 1000 requests, up to --permille, and
+waits for its calls in a step that is not the last for no longer than 2 minutes; one
 that decides for many requests answers for --scope first, and needs it until it is active.
 When all hosts run it, it is what the fleet runs: proven, and a restart begins with it.
 
-The site's rules are asked. "--to proven" is the step without any gate.`,
+One that "would not be promoted" by what the status says of it is refused, and stays in
+shadow. The site's rules are asked. "--to proven" is the step without any gate.`,
 		Example: `  cascade policy promote bid-select                 # from shadow to a canary of 10 ‰
   cascade policy promote bid-select --permille 100
   cascade policy promote bid-select --to active

@@ -34,8 +34,11 @@ and what was taken back and why; then, where there are modules, for each host wh
 generation decides there, how many calls it answered, in shadow recorded ones, how many
 of them the built-in policy had to answer (faults), and, of one on trial, how many
 answers were compared with those of the policy in force, how many of these it answered
-otherwise (differ), and how many are worse by the host's own measure. Which ones,
-"cascade policy records" tells. Where the machine did not run a module in time, the
+otherwise (differ), and how many are worse by the host's own measure: a bid that loads
+more and starts later, a partition that costs more by a quarter, a boundary that serves
+worse by a twentieth, and worse than the one in force. Which ones, "cascade policy
+records" tells. Under why is what it waits for, and about how long; or that it "would
+not be promoted", and ends if it is: too many of its answers are worse. Where the machine did not run a module in time, the
 built-in policy answers, too; that is no fault, and told under why (starved).
 
 A host where a module is "not asked yet" passes no gate: when others have had it decide
