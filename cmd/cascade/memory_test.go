@@ -1,0 +1,123 @@
+//go:build linux
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/cmd/policy"
+	"github.com/cascadeinfer/cascade/xds/control"
+)
+
+// TestMigratorMemory tells what a migrator's process holds, in memory: without modules,
+// and when four of ours decide in it. (With CASCADE_TEST_ALL alone.)
+func TestMigratorMemory(t *testing.T) {
+	if os.Getenv("CASCADE_TEST_ALL") == "" || underRace {
+		t.Skip("it is measured with CASCADE_TEST_ALL=1, and not under the race detector")
+	}
+	dir, root := t.TempDir(), filepath.Join("..", "..")
+	program := filepath.Join(dir, "cascade")
+	if said, err := exec.Command("go", "build", "-o", program, ".").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, said)
+	}
+	command := func(args ...string) *exec.Cmd {
+		cmd := exec.CommandContext(t.Context(), program, args...)
+		cmd.Dir, cmd.Env = dir, append(os.Environ(), "XDG_CACHE_HOME="+filepath.Join(dir, "cache"))
+		cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+		return cmd
+	}
+	do := func(args ...string) {
+		t.Helper()
+		if said, err := command(args...).CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v\n%s", args, err, said)
+		}
+	}
+	do("policy", "keygen", "ops")
+	slots := map[string]string{"bid-least-load": "bid-select", "outlier": "outlier", "place": "place", "refine-weighted": "refine"}
+	for name := range slots {
+		file := filepath.Join(dir, name+".wasm")
+		if _, err := policy.Build(t.Context(), filepath.Join(root, "wasm", "plugins", name), file, ""); err != nil {
+			t.Fatal(err)
+		}
+		do("policy", "sign", file, "--key", "ops.key", "--name", name, "--version", "1.0.0")
+	}
+	at := freeAddresses(7)
+	fleet := fmt.Sprintf(`models: [{name: llama, context: 8192, profile: h200-llama-3.1-8b, kv_tokens: 65536}]
+replicas: [{id: r0, address: %q, peer: %q, engine: "http://%s", admin: %q}]
+control: {listen: %q, admin: %q}
+proxy: {listen: %q}
+policies: {keys: [ops.pub]}
+planner: {refine: "on"}
+`, at[0], at[1], at[2], at[3], at[4], at[5], at[6])
+	if err := os.WriteFile(filepath.Join(dir, "fleet.yaml"), []byte(fleet), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	start := func(name string, args ...string) *exec.Cmd {
+		t.Helper()
+		cmd, said := command(append([]string{name, "-c", "fleet.yaml"}, args...)...), new(bytes.Buffer)
+		cmd.Stdout, cmd.Stderr = said, said
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			_ = cmd.Wait() // the test's context has ended it, or the test
+			if t.Failed() {
+				t.Logf("%s:\n%s", name, said)
+			}
+		})
+		return cmd
+	}
+	start("control")
+	start("engine", "--replica", "r0")
+	migrator := start("migrator", "--replica", "r0")
+	tell := func(what string) {
+		t.Helper()
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", migrator.Process.Pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("%s: %s", what, strings.Join(strings.Fields(strings.Join(regexp.MustCompile(`(?m)^Vm(RSS|HWM):.*$`).FindAllString(string(text), -1), ", ")), " "))
+	}
+	awaitURL(t, "http://"+at[3]+"/readyz", "ready")
+	awaitURL(t, "http://"+at[5]+"/readyz", "ready")
+	tell("native")
+	for name, slot := range slots {
+		do("policy", "push", name+".wasm", "--goal", "proven", "--control", "http://"+at[5])
+		awaitURL(t, "http://"+at[5]+"/policies?slot="+slot, `"active": [1-9]`)
+	}
+	tell("when four modules were compiled")
+	if err := migrator.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	_ = migrator.Wait()
+	ended := time.Now()
+	migrator = start("migrator", "--replica", "r0")
+	for every := time.NewTicker(tick); ; <-every.C {
+		var now control.Policies
+		if err := json.Unmarshal([]byte(awaitURL(t, "http://"+at[5]+"/policies", "")), &now); err != nil {
+			t.Fatal(err)
+		}
+		decide := 0
+		for _, slot := range now.Slots {
+			for _, l := range slot.Nodes[len(slot.Nodes)-1].Lives { // r0 comes behind control planes
+				if l.State == "active" && l.Since != nil && l.Since.After(ended) {
+					decide++
+				}
+			}
+		}
+		if decide == len(slots)+1 { // bids have two slots
+			break
+		}
+	}
+	tell("when it begins with four modules")
+}
