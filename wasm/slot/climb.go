@@ -220,6 +220,9 @@ func (c *life) tell(m *Machine) Life {
 		l.Permille = m.share(c)
 		if c.offer.Goal == ToActive || l.Permille < m.limit(c) {
 			l.Reason = m.c.Canary.missing(c.figures, lasted)
+			if c.figures.Calls == 0 && c.rung > 0 {
+				l.Reason = fmt.Sprintf("has answered none of %d calls at this share", m.c.Canary.Calls)
+			}
 		}
 	}
 	return l
