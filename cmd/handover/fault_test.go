@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -184,6 +185,53 @@ func TestSuccessorFails(t *testing.T) {
 		case <-time.After(time.Millisecond):
 		}
 	}
+}
+
+// TestLeaveWaitsForServers: what was accepted before is known to its server when the
+// door is left.
+func TestLeaveWaitsForServers(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var d Doors
+	g, err := d.Add("a", l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var known atomic.Bool
+	accepted, leaving, over := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(over)
+		conn, err := g.Accept()
+		if err != nil {
+			t.Error(err)
+			close(accepted)
+			return
+		}
+		defer conn.Close()
+		close(accepted)
+		<-leaving
+		time.Sleep(10 * time.Millisecond) // so that a Leave which does not wait is seen
+		known.Store(true)
+		if _, err := g.Accept(); !errors.Is(err, net.ErrClosed) {
+			t.Errorf("after Leave: %v", err)
+		}
+	}()
+	conn, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	<-accepted
+	close(leaving)
+	begun := time.Now()
+	d.Leave()
+	if !known.Load() && time.Since(begun) < restTimeout {
+		t.Error("the door is left, and its server has not come back for more")
+	}
+	g.Close()
+	<-over
 }
 
 // TestHostDies between the sockets and the successor's word: the successor

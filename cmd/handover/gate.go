@@ -7,6 +7,8 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
+	"time"
 )
 
 // ErrLeft says that the sockets belong to another process now.
@@ -40,14 +42,18 @@ func (d *Doors) Add(name string, l net.Listener) (net.Listener, error) {
 	if d.open[name] != nil {
 		return nil, fmt.Errorf("door %s is open", name)
 	}
-	g := &gate{TCPListener: tcp, doors: d, name: name, shut: make(chan struct{})}
+	g := &gate{TCPListener: tcp, doors: d, name: name, shut: make(chan struct{}), rests: make(chan struct{})}
 	d.open[name] = g
 	return g, nil
 }
 
+// restTimeout bounds Leave's wait for a server that does not accept at the moment.
+const restTimeout = time.Second
+
 // Leave stops accepting at every door, without the servers behind them taking
 // notice: their connections go on, and their Accept waits until they are closed.
-// No door can be added any more.
+// What was accepted before is known to its server when Leave returns: that has come
+// back for more, or has not within a second. No door can be added any more.
 func (d *Doors) Leave() {
 	d.mu.Lock()
 	d.left = true
@@ -56,6 +62,19 @@ func (d *Doors) Leave() {
 	d.mu.Unlock()
 	for _, g := range gates {
 		g.leave()
+	}
+	late := time.NewTimer(restTimeout)
+	defer late.Stop()
+	for _, g := range gates {
+		if !g.accepts.Load() {
+			continue
+		}
+		select {
+		case <-g.rests:
+		case <-g.shut:
+		case <-late.C:
+			return
+		}
 	}
 }
 
@@ -94,12 +113,17 @@ type gate struct {
 	once  sync.Once
 	shut  chan struct{} // closed by Close
 
+	accepts atomic.Bool   // somebody has
+	rest    sync.Once     // closes rests
+	rests   chan struct{} // closed when Accept has found that the gate is left
+
 	mu   sync.Mutex
 	gone bool // left
 }
 
 // Accept implements net.Listener.
 func (g *gate) Accept() (net.Conn, error) {
+	g.accepts.Store(true)
 	conn, err := g.TCPListener.Accept()
 	if err == nil {
 		return conn, nil
@@ -108,6 +132,7 @@ func (g *gate) Accept() (net.Conn, error) {
 	gone := g.gone
 	g.mu.Unlock()
 	if gone {
+		g.rest.Do(func() { close(g.rests) })
 		<-g.shut
 		err = net.ErrClosed
 	}

@@ -105,9 +105,9 @@ func TestLinkEnds(t *testing.T) {
 func TestLinkStands(t *testing.T) {
 	earlier, later := linked(t)
 	sent := 0
-	for ; ; sent++ {
-		if later.Send(make([]byte, MaxWord)) != nil {
-			break
+	for tries := 0; sent == 0 && tries < 10; tries++ { // on a busy machine a word may be late where there is room
+		for later.Send(make([]byte, MaxWord)) == nil {
+			sent++
 		}
 	}
 	if sent == 0 {

@@ -78,7 +78,13 @@ func (p *Post) Serve(ctx context.Context, cfg Config) (*Link, error) {
 	}
 	defer p.Close()
 	l := p.l
-	defer context.AfterFunc(ctx, func() { l.Close() })()
+	closed := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() { l.Close(); close(closed) })
+	defer func() {
+		if !stop() {
+			<-closed // before that, whoever dials still reaches it
+		}
+	}()
 	for {
 		conn, err := l.AcceptUnix()
 		if ctx.Err() != nil {
