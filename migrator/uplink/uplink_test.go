@@ -187,6 +187,7 @@ func TestSiteIsToldOnce(t *testing.T) {
 		w.extra.Store(&Extra{Site: a})
 		next(a)
 		next(a) // nobody has answered
+		synctest.Wait()
 		w.mute.Store(false)
 		next(a) // the answer comes after it was sent
 		next(nil)
