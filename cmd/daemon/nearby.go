@@ -176,10 +176,19 @@ func (d *Daemon) away() map[policies.ReplicaID]links.Way {
 }
 
 // ways are those by which blocks may come from a peer; nil where nothing is known of
-// one of the two.
+// one of the two, or the own engine has its KV elsewhere than the fleet file says: an
+// emulated one may stand on a GPU, and have its pool in the machine's memory.
 func (d *Daemon) ways(from policies.ReplicaID) []links.Way {
+	inHost := false
+	if d.blocks != nil {
+		m, ok := d.blocks.Memory()
+		inHost = ok && m.Device == nil
+	}
 	d.nearby.mu.Lock()
 	defer d.nearby.mu.Unlock()
+	if inHost && d.nearby.own.GPU != nil {
+		return nil
+	}
 	return d.neighbourLocked(from).from
 }
 

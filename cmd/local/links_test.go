@@ -68,6 +68,9 @@ func linked(t *testing.T, streams int, topology ...string) (second []policies.Re
 				over[m.Request] = true
 				if node[m.From] != node[m.To] {
 					crossed++
+				} else if m.Transport != "shm" {
+					// The file has GPUs, and the pools are in the machine's memory.
+					t.Errorf("%s went from %s to %s by %q", m.Request, m.From, m.To, m.Transport)
 				}
 			}
 			return len(over) == n
