@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -56,8 +57,10 @@ func TestPlacement(t *testing.T) {
 		r.until("all requests are counted", func(s control.Status) bool { return s.Models[0].Seen >= uint64(got.Requests) })
 		s := r.status()
 		m := s.Models[0]
-		if len(m.Stages) < 2 {
-			t.Fatalf("the plan has %d stage:\n%s%v", len(m.Stages), brief(s), s.History)
+		// Where engines do not keep up with their profile, for the machine's sake, the
+		// plan is rolled back: its iterations are slower than planned.
+		if !slices.ContainsFunc(s.History, func(c control.Change) bool { return len(c.Stages) > 1 }) {
+			t.Fatalf("it never left its stage; the plan has %d:\n%s%v", len(m.Stages), brief(s), s.History)
 		}
 		if m.EstimateError <= 0 || m.EstimateError > 0.5 || m.LearntBytesPerToken <= 1 {
 			t.Errorf("the status reports an estimate error of %v, %v bytes a token", m.EstimateError, m.LearntBytesPerToken)
