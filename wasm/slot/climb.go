@@ -39,7 +39,7 @@ func (m *Machine) step() bool {
 	case IsWarm:
 		return m.leaveWarm(c)
 	case InShadow:
-		pass, reason := m.c.Shadow.verdict(c.figures, m.now-c.since)
+		pass, reason := m.stand(c).verdict()
 		switch {
 		case reason != "" && c.offer.Goal >= ToCanary && !c.offer.Proven:
 			m.drop(c, Rejected, "in shadow: "+reason)
@@ -89,13 +89,12 @@ func (m *Machine) startCanary(c *life) {
 
 // leaveRung goes one share up when the gate lets it.
 func (m *Machine) leaveRung(c *life) bool {
-	pass, reason := m.c.Canary.verdict(c.figures, m.now-c.since)
+	pass, reason := m.stand(c).verdict()
 	if reason != "" {
 		m.drop(c, Rejected, fmt.Sprintf("at %s: %s", m.stage(c), reason))
 		return true
 	}
 	top := m.share(c) >= m.limit(c) // as far as a canary goes
-	pass = pass || !top && m.c.Canary.skips(c.figures, m.now-c.since, m.c.Patience)
 	switch {
 	case c.offer.Goal == ToActive && (top && pass || c.offer.Proven):
 		m.promote(c)
@@ -211,18 +210,25 @@ func (m *Machine) Status() Status {
 
 func (c *life) tell(m *Machine) Life {
 	l := Life{Generation: c.offer.Generation, State: c.state, Since: c.since, Goal: c.offer.Goal, Figures: c.figures}
-	lasted := m.now - c.since
-	switch c.state {
-	case InShadow:
-		_, l.Held = m.c.Shadow.verdict(c.figures, lasted)
-		l.Reason = m.c.Shadow.missing(c.figures, lasted)
-	case InCanary:
-		l.Permille = m.share(c)
-		if c.offer.Goal == ToActive || l.Permille < m.limit(c) {
-			l.Reason = m.c.Canary.missing(c.figures, lasted)
-			if c.figures.Calls == 0 && c.rung > 0 {
-				l.Reason = fmt.Sprintf("has answered none of %d calls at this share", m.c.Canary.Calls)
-			}
+	if c.state != InShadow && c.state != InCanary {
+		return l
+	}
+	stand := m.stand(c)
+	against, sure := stand.against()
+	if !sure {
+		l.Doubt = against
+	} else if c.state == InShadow {
+		l.Held = against
+	}
+	if c.state == InShadow {
+		l.Reason = stand.missing()
+		return l
+	}
+	l.Permille = m.share(c)
+	if c.offer.Goal == ToActive || l.Permille < m.limit(c) {
+		l.Reason = stand.missing()
+		if c.figures.Calls == 0 && c.rung > 0 {
+			l.Reason = fmt.Sprintf("has answered none of %d calls at this share", m.c.Canary.Calls)
 		}
 	}
 	return l

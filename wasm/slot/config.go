@@ -38,10 +38,17 @@ type Config struct {
 	// canary.
 	Shadow, Canary Gate
 	// Patience is how long a step of the canary waits for its calls: then one that
-	// has answered some, and none worse than the gate lets pass, goes on to the next
-	// larger share. The last step, and a scope, wait for ever. A fleet that is small
-	// has no use for a share in which a request comes every other minute. 0 means
-	// DefaultPatience, and below 0 that all steps wait for ever.
+	// has answered some, of which some were compared where Gate.Compared asks for any,
+	// and none worse than the gate lets pass, goes on to the next larger share. The
+	// last step, and a scope, wait for ever. A fleet that is small has no use for a
+	// share in which a request comes every other minute.
+	//
+	// It is also how long a stage waits to be sure of what speaks against a generation
+	// (Gate.Judged): then, where the answers that are missing would take as long again
+	// at their pace, those there are decide. A single worse one among others counts
+	// for nothing then, and two are enough; one of one or two waits for a third.
+	//
+	// 0 means DefaultPatience, and below 0 for ever in both.
 	Patience policies.Micros
 	// CanaryFaults is how many faults reject a generation during one step of its
 	// canary. 0 means DefaultCanaryFaults.
@@ -74,14 +81,15 @@ type Gate struct {
 	Compared uint64
 	// Worse is how many answers, in ‰ of those compared, may be worse than the
 	// active generation's by the host's own measure. More are a reason against the
-	// generation, once Calls and Compared are reached: in shadow it goes no further,
-	// and ends if it was to; in canary it ends. 0 means DefaultWorse, and below 0
-	// none.
+	// generation: in shadow it goes no further, and ends if it was to; in canary it
+	// ends. That is as soon as they would be too many even if all answers that are
+	// missing to Calls, Compared and Judged were as they should be. 0 means
+	// DefaultWorse, and below 0 none.
 	Worse int
 	// Judged is how many compared answers a share is taken of, at least: a single
-	// one of a few says nothing. While there are fewer, worse ones count as if the
-	// missing ones were not, and keep the generation where it is until that is
-	// known. 0 means DefaultJudged; 1 is any number.
+	// one of a few says nothing. While there are fewer, too large a share keeps the
+	// generation where it is until more is known; see also Config.Patience. 0 means
+	// DefaultJudged; 1 is any number.
 	Judged uint64
 	// Differ is how many answers, in ‰, may differ from the active generation's.
 	// A policy that is meant to be different differs: 0 means any number, and

@@ -17,8 +17,10 @@
 // that Config.Ladder gives, by a hash of the request's name; a kind that decides
 // for many requests at once (partition, refine, guard) answers for one scope
 // instead, a node group say, and goes on to all. What it decides there is decided
-// again by the active generation, and counts where it is worse. A step of the canary
-// whose calls do not come is left after Config.Patience; the last one is not.
+// again by the active generation, and counts where it is worse. Too many worse answers
+// end it as soon as that is sure; while it is not, Life.Doubt says so and nothing goes
+// on. A step of the canary whose calls do not come is left after Config.Patience; the
+// last one is not.
 //
 // In shadow, which is there to be watched, a generation stays however it looks, but
 // for a fault: Life.Held says what speaks against it. One that was to go further ends

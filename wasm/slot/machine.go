@@ -297,7 +297,7 @@ func (m *Machine) spend(g Generation, forGood bool) {
 
 func (m *Machine) end(c *life, s State, reason string) {
 	l := c.tell(m)
-	l.State, l.Since, l.Reason, l.Held = s, m.now, reason, ""
+	l.State, l.Since, l.Reason, l.Held, l.Doubt = s, m.now, reason, "", ""
 	m.ended = slices.Insert(m.ended, 0, l)
 	m.ended = m.ended[:min(len(m.ended), remembered)]
 }

@@ -18,7 +18,7 @@ var update = flag.Bool("update", false, "rewrite the expectations of the scenari
 // TestScenarios plays every testdata/*.txt. A line is a command or, after ">",
 // what followed from the one before; "#" begins a comment. Times are in seconds.
 //
-//	slot bid-select floor=3 …      a new machine; ladder=1,10 faults=2 resume=2
+//	slot bid-select floor=3 …      a new machine, at 0; ladder=1,10 faults=2 resume=2
 //	at 10                          time goes on, with a tick
 //	offer 5 active [proven]        or warm, shadow, canary=50, canary@group, active@group
 //	build 5                        verified, compiled, warmed, each as it is asked for
@@ -179,6 +179,10 @@ func (p *player) slot(words []string) {
 			c.Shadow.Differ = int(p.number(value))
 		case "patience":
 			c.Patience = policies.Micros(p.number(value)) * policies.Second
+		case "shadow":
+			c.Shadow.Calls = p.number(value)
+		case "canary":
+			c.Canary.Calls = p.number(value)
 		case "compared":
 			c.Canary.Compared = p.number(value)
 		default:
@@ -186,6 +190,7 @@ func (p *player) slot(words []string) {
 		}
 	}
 	var err error
+	p.now = 0
 	if p.m, err = New(c); err != nil {
 		p.say("%v", err)
 	}
@@ -255,6 +260,9 @@ func (p *player) status() {
 		}
 		if l.Held != "" {
 			text += "; held: " + l.Held
+		}
+		if l.Doubt != "" {
+			text += "; in doubt: " + l.Doubt
 		}
 		p.say("%s", text)
 	}

@@ -44,6 +44,9 @@ type Life struct {
 	// Held is what it has shown in shadow that speaks against it: with a goal beyond
 	// shadow it would end.
 	Held string
+	// Doubt is what it has shown in shadow or in this step of the canary that speaks
+	// against it, when that is not sure yet: it goes no further meanwhile.
+	Doubt string
 }
 
 // Status is a slot at one moment. Active is 0 while the native policy decides.

@@ -6,41 +6,94 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// verdict judges what a stage has shown so far: pass to go on, a reason against
-// going on at all, or neither to wait.
-func (g Gate) verdict(f Figures, lasted policies.Micros) (pass bool, reason string) {
-	if f.Calls < g.Calls || f.Compared < g.Compared {
-		return false, ""
+// stand is what a life has shown in its stage so far.
+type stand struct {
+	Gate
+	Figures
+	lasted, patience policies.Micros
+	passing          bool // a step of a canary that is not its last
+}
+
+// stand is a life's, in shadow or in canary.
+func (m *Machine) stand(c *life) stand {
+	s := stand{Gate: m.c.Canary, Figures: c.figures, lasted: m.now - c.since, patience: m.c.Patience}
+	if c.state == InShadow {
+		s.Gate = m.c.Shadow
+	} else {
+		s.passing = m.share(c) < m.limit(c)
 	}
-	reason, sure := g.against(f)
+	return s
+}
+
+// verdict judges a stage: pass to go on, a reason against going on at all, or neither
+// to wait. What is sure does not wait for the calls that are asked for.
+func (s stand) verdict() (pass bool, reason string) {
+	reason, sure := s.against()
 	if sure {
 		return false, reason
 	}
-	return reason == "" && lasted >= g.Soak, ""
+	enough := s.Figures.Calls >= s.Gate.Calls && s.Figures.Compared >= s.Gate.Compared && s.lasted >= s.Soak
+	return reason == "" && (enough || s.skips()), ""
 }
 
 // against says what speaks against a generation by the answers that were compared,
-// and whether it is sure: whether it would still be so if all that are missing to
-// Judged were as they should be.
-func (g Gate) against(f Figures) (reason string, sure bool) {
-	of := max(f.Compared, g.Judged)
-	switch {
-	case over(f.Worse, g.Worse, f.Compared):
-		return fmt.Sprintf("%d of %d answers worse than the active policy's, %d ‰ may be", f.Worse, f.Compared, g.Worse), over(f.Worse, g.Worse, of)
-	case over(f.Differ, g.Differ, f.Compared):
-		return fmt.Sprintf("%d of %d answers differ from the active policy's, %d ‰ may", f.Differ, f.Compared, g.Differ), over(f.Differ, g.Differ, of)
+// and whether it is sure.
+func (s stand) against() (reason string, sure bool) {
+	worse, sure := s.judge(s.Figures.Worse, s.Gate.Worse)
+	if worse {
+		reason = fmt.Sprintf("%d of %d answers worse than the active policy's, %d ‰ may be", s.Figures.Worse, s.Figures.Compared, s.Gate.Worse)
 	}
-	return "", false
+	if sure {
+		return reason, true
+	}
+	differ, sure := s.judge(s.Figures.Differ, s.Gate.Differ)
+	if differ && (sure || !worse) {
+		reason = fmt.Sprintf("%d of %d answers differ from the active policy's, %d ‰ may", s.Figures.Differ, s.Figures.Compared, s.Gate.Differ)
+	}
+	return reason, sure
+}
+
+// judge says whether n answers are more than so many ‰ of those compared, and whether
+// that is sure: whether it would still be so if all that are missing were as they
+// should be. Where the missing ones do not come, it is judged of those there are: a
+// single one among others says nothing then, two or more do, and one that is half of
+// all or more waits for another.
+func (s stand) judge(n uint64, permille int) (doubt, sure bool) {
+	compared := s.Figures.Compared
+	switch {
+	case !over(n, permille, compared):
+		return false, false
+	case over(n, permille, s.needed()):
+		return true, true
+	case !s.late():
+		return true, false
+	}
+	return n > 1 || compared <= 2, n > 1
+}
+
+// needed is how many answers will have been compared, at least, when the gate may be
+// passed.
+func (s stand) needed() uint64 {
+	missing := s.Gate.Calls - min(s.Gate.Calls, s.Figures.Calls)
+	return max(s.Figures.Compared+missing, s.Gate.Compared, s.Judged)
+}
+
+// late reports whether the stage has lasted for its patience, and would for as long
+// again before it has the answers it needs.
+func (s stand) late() bool {
+	n, of := float64(s.Figures.Compared), float64(s.needed())
+	return s.patience >= 0 && s.lasted >= s.patience && float64(s.lasted)*(of-n) > float64(s.patience)*n
 }
 
 // skips reports whether a step of a canary has waited long enough for calls that do
-// not come: it has answered some, and nothing speaks against it.
-func (g Gate) skips(f Figures, lasted, patience policies.Micros) bool {
-	if patience < 0 || lasted < max(patience, g.Soak) || f.Calls == 0 {
-		return false
-	}
-	reason, _ := g.against(f)
-	return reason == ""
+// not come: it has answered some, and some were compared where they are to be.
+func (s stand) skips() bool {
+	return s.leaves() && s.lasted >= max(s.patience, s.Soak)
+}
+
+// leaves reports whether patience will end the step if nothing else does.
+func (s stand) leaves() bool {
+	return s.passing && s.patience >= 0 && s.Figures.Calls > 0 && s.Figures.Compared >= min(s.Gate.Compared, 1)
 }
 
 // over reports whether n of all is more than so many ‰, without overflow.
@@ -50,29 +103,43 @@ func over(n uint64, permille int, all uint64) bool {
 
 // missing says what a stage still waits for, "" when it has all or was not asked
 // yet.
-func (g Gate) missing(f Figures, lasted policies.Micros) string {
-	reason, sure := g.against(f)
+func (s stand) missing() string {
+	reason, sure := s.against()
+	f, g := s.Figures, s.Gate
 	switch {
 	case f.Calls == 0 || sure:
 		return ""
+	case f.Compared == 0 && g.Compared > 0 && s.lasted >= s.patience:
+		return "none of its answers could be compared yet"
 	case f.Calls < g.Calls:
-		return fmt.Sprintf("has answered %d of %d calls%s", f.Calls, g.Calls, expected(f.Calls, g.Calls, lasted))
+		return fmt.Sprintf("has answered %d of %d calls%s", f.Calls, g.Calls, s.expected(f.Calls, g.Calls))
 	case f.Compared < g.Compared:
-		return fmt.Sprintf("%d of %d answers are compared%s", f.Compared, g.Compared, expected(f.Compared, g.Compared, lasted))
+		return fmt.Sprintf("%d of %d answers are compared%s", f.Compared, g.Compared, s.expected(f.Compared, g.Compared))
+	case reason != "" && s.late():
+		return "too few to judge by, a third one would do"
 	case reason != "":
-		return fmt.Sprintf("%s: too few to judge by%s", reason, expected(f.Compared, g.Judged, lasted))
-	case lasted < g.Soak:
-		return "stays for " + span(g.Soak-lasted) + " more"
+		return "too few to judge by" + s.expected(f.Compared, s.needed())
+	case s.lasted < s.Soak:
+		return "stays for " + span(s.Soak-s.lasted) + " more"
 	}
 	return ""
 }
 
-// expected says when so many of something will have come at its present pace.
-func expected(n, of uint64, lasted policies.Micros) string {
-	if n == 0 || n >= of || lasted <= 0 {
+// expected says when so many of something will have come at its present pace, or what
+// comes first.
+func (s stand) expected(n, of uint64) string {
+	if n == 0 || n >= of || s.lasted <= 0 {
 		return ""
 	}
-	return ", the others in " + span(policies.Micros(float64(lasted)/float64(n)*float64(of-n))) + " or so"
+	left := policies.Micros(float64(s.lasted) / float64(n) * float64(of-n))
+	reason, _ := s.against()
+	switch rest := max(s.patience, s.Soak) - s.lasted; {
+	case reason == "" && s.leaves() && rest < left:
+		return fmt.Sprintf(", goes on in %s without the others", span(max(rest, 0)))
+	case reason != "" && s.patience >= 0 && rest > 0 && left-rest > s.patience:
+		return fmt.Sprintf(", is judged by those there are in %s", span(rest))
+	}
+	return ", the others in " + span(left) + " or so"
 }
 
 // span is a time in words, rounded up.
