@@ -169,11 +169,17 @@ func runPolicyScripts(t *testing.T, dir string) {
 			keep[name] = strings.TrimSpace(string(value))
 		}
 	}
+	zig, err := filepath.Glob(filepath.Join(checkout, ".cache", "zig", "lib", "python*", "site-packages", "ziglang"))
+	if err != nil {
+		t.Fatal(err)
+	}
 	testscript.Run(t, testscript.Params{
 		Dir:                 dir,
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,
 		Setup: func(e *testscript.Env) error {
+			// The program is not in the checkout, where it would find "make zig"'s itself.
+			e.Setenv("PATH", strings.Join(append([]string{e.Getenv("PATH")}, zig...), string(os.PathListSeparator)))
 			for name, value := range keep {
 				e.Setenv(name, value)
 			}

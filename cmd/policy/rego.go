@@ -20,9 +20,6 @@ const regoExt = ".rego"
 // buildRego compiles rules to a module; those for "opa test" are left out. Errors
 // name files as given.
 func buildRego(ctx context.Context, paths []string, out string) (Built, error) {
-	if out == "" {
-		out = strings.TrimSuffix(paths[0], regoExt) + ".wasm"
-	}
 	b := Built{File: out, Language: "rego", Compiler: "opa " + version.Version}
 	files, size := map[string]string{}, int64(0)
 	for _, path := range paths {
