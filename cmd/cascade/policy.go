@@ -42,7 +42,8 @@ sees nothing but the call, and can hurt no request.
   cascade policy rollback refine           and back, at once
 
 Where a command takes a module, a folder or a file of rules in Rego will do: it is
-built first, to NAME.wasm in it, and what belongs to the module is beside that.`,
+built first, to NAME.wasm in it, and what belongs to the module is beside that. Inspect
+and verify, which only look, write nothing there.`,
 	})
 	c.AddCommand(newPolicyNew(s), newPolicyBuild(s), newPolicyInspect(s), newPolicyTest(s), newPolicyBench(s),
 		newPolicyReplay(s), newPolicyDiff(s), newPolicyKeygen(s), newPolicySign(s), newPolicyVerify(s),
@@ -116,6 +117,38 @@ func (b *policyBuild) module(ctx context.Context, path string) (file string, err
 	return built.File, err
 }
 
+// looked is a module that a command only looks at.
+type looked struct {
+	file string // where it lies
+	name string // what people are told that it is
+	at   string // what files that belong to it are named after
+}
+
+// look returns a module. What is built from a folder or from rules goes into a file that
+// done removes, and what lies beside the sources stays as it is: it is what somebody else
+// made, and may be what is to be checked.
+func (b *policyBuild) look(ctx context.Context, path string) (l looked, done func() error, err error) {
+	done = func() error { return nil }
+	info, err := os.Stat(path)
+	if err != nil {
+		return l, done, err
+	}
+	if !info.IsDir() && filepath.Ext(path) != ".rego" {
+		return looked{path, path, path}, done, nil
+	}
+	at, err := policy.ModuleOf(path)
+	if err != nil {
+		return l, done, err
+	}
+	temp, err := os.MkdirTemp("", "cascade-look")
+	if err != nil {
+		return l, done, err
+	}
+	done = func() error { return os.RemoveAll(temp) }
+	built, err := policy.Build(ctx, path, filepath.Join(temp, filepath.Base(at)), b.cc)
+	return looked{built.File, path, at}, done, err
+}
+
 // open loads a module, or what is built from a folder, with a configuration file.
 func (b *policyBuild) open(ctx context.Context, path, configuration string) (*policy.Subject, error) {
 	var text []byte
@@ -157,12 +190,17 @@ module, NAME.wasm in it. The same sources and toolchain give the same bytes on e
 machine, so that others can check what was signed.
 
 Go needs the go command, 1.26 or later, alone. C needs a compiler for wasm32: zig in
-PATH, the Python package ziglang where "make zig" of a checkout of Cascade puts it or in
-the Python that is in PATH ("pip install ` + policy.ZigWheel + `"), clang with wasm-ld, or
-what --cc names; cascade_policy.h need not be in the folder. Rego needs nothing: OPA's
+PATH, the Python package ziglang where "make zig" puts it in the checkout of Cascade that
+this program lies in, or in the Python that is in PATH ("pip install ` + policy.ZigWheel + `"),
+clang with wasm-ld, or what --cc names; cascade_policy.h need not be in the folder. Rego needs nothing: OPA's
 compiler is in this program. Rules are of the package cascade.plan, for the kind guard.
 Files that end in _test.go or _test.rego are left out, and a built-in function that a
-module cannot have (sprintf is one) is an error with its line.`,
+module cannot have (sprintf is one) is an error with its line.
+
+Nothing in the folder is run and nothing fetched: what a policy in Go needs,
+"go mod download" brings before, and another version of Go is not installed for it. But
+compilers are no sandboxes: sources that you do not trust are better built in one, such as
+a container.`,
 		Example: `  cascade policy build
   cascade policy build policy.rego
   cascade policy build my-bids -o bids.wasm --cc "zig cc"`,
@@ -195,25 +233,28 @@ func newPolicyInspect(s *settings) *cobra.Command {
 		Long: `Inspect reads a module as a host does: it checks and meters it, compiles it and makes
 an instance. It prints what it decides and how each call is limited in a fleet whose
 file has no policies.limits, what it imports and exports, and its size and digest; and what FILE.sig says, if it is there. Whether that is
-to be believed "cascade policy verify" says.
+to be believed "cascade policy verify" says. Of a folder or rules, what a build gives is
+looked at, and what lies in the folder stays as it is.
 
 Exit codes: 0 for a module that hosts take, 1 for one that they refuse, with the reason
 and where it lies in the file.`,
 		Args: exactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			path, err := b.module(cmd.Context(), args[0])
+		RunE: func(cmd *cobra.Command, args []string) (failed error) {
+			l, done, err := b.look(cmd.Context(), args[0])
+			defer func() { failed = errors.Join(failed, done()) }()
 			if err != nil {
 				return err
 			}
-			in, err := policy.Inspect(cmd.Context(), path)
+			in, err := policy.Inspect(cmd.Context(), l.file)
 			if err != nil {
 				return err
 			}
+			in.File = l.name
 			if in.Refused != "" {
-				err = fmt.Errorf("%s: %w: %s", path, errRefused, in.Refused)
+				err = fmt.Errorf("%s: %w: %s", l.name, errRefused, in.Refused)
 			}
 			var signature sign.File
-			at := path + signatureSuffix
+			at := l.at + signatureSuffix
 			if exists(at) {
 				var unread error
 				if signature, unread = readSignature(at); unread != nil {

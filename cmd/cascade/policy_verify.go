@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"os"
 	"time"
@@ -42,13 +43,15 @@ func newPolicyVerify(s *settings) *cobra.Command {
 		Short: "Check a module's signatures as a host does",
 		Long: `Verify checks that FILE.sig is about this module and about what --configuration has, is
 signed by enough of the keys given, and has not expired, and prints what it says. A folder
-is built first: that the signature is of what these sources give is checked, too.
+is built first: that the signature is of what these sources give is checked, too, and
+nothing of it is changed. That runs compilers over the sources, though none of what they
+give: if you do not trust their author, build them in a sandbox, or verify the module.
 
 Exit codes: 0 when a host that trusts these keys would load the module, 1 when not.`,
 		Example: `  cascade policy verify my-refiner.wasm --keys author.pub
   cascade policy verify my-refiner.wasm --keys author.pub,reviewer.pub --threshold 2`,
 		Args: exactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
+		RunE: func(cmd *cobra.Command, args []string) (failed error) {
 			if len(keys) == 0 {
 				return misused(cmd, "name the public keys that you trust with --keys")
 			}
@@ -64,16 +67,17 @@ Exit codes: 0 when a host that trusts these keys would load the module, 1 when n
 				}
 				ring.Keys = append(ring.Keys, public...)
 			}
-			path, err := b.module(cmd.Context(), args[0])
+			l, done, err := b.look(cmd.Context(), args[0])
+			defer func() { failed = errors.Join(failed, done()) }()
 			if err != nil {
 				return err
 			}
-			code, err := policy.ReadModule(path)
+			code, err := policy.ReadModule(l.file)
 			if err != nil {
 				return err
 			}
 			if signature == "" {
-				signature = path + signatureSuffix
+				signature = l.at + signatureSuffix
 			}
 			file, err := readSignature(signature)
 			if err != nil {
