@@ -71,13 +71,15 @@ func told(s slots.Status) *api.SlotStatus {
 	return t
 }
 
-// reason is a life's, and begins with what it has shown in shadow that speaks against
-// it.
+// reason is a life's, and begins with what it has shown that speaks against it.
 func reason(l slots.Life) string {
-	if l.Held == "" {
-		return l.Reason
+	switch {
+	case l.Held != "":
+		return strings.TrimSuffix(policy.Held+l.Held+"; "+l.Reason, "; ")
+	case l.Doubt != "":
+		return strings.TrimSuffix(policy.Doubted+l.Doubt+"; "+l.Reason, "; ")
 	}
-	return strings.TrimSuffix(policy.Held+l.Held+"; "+l.Reason, "; ")
+	return l.Reason
 }
 
 func sortLives(t *api.SlotStatus) {

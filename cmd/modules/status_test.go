@@ -2,7 +2,10 @@ package modules
 
 import (
 	"testing"
+	"time"
 
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/slot"
 	"github.com/cascadeinfer/cascade/wasm/slots"
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/policy"
@@ -21,5 +24,58 @@ func TestFiguresReachTheReport(t *testing.T) {
 	l := read[0].Lives[0]
 	if got, want := [6]uint64{l.Calls, l.Faults, l.Starved, l.Compared, l.Differ, l.Worse}, [6]uint64{50, 1, 2, 31, 13, 12}; got != want {
 		t.Errorf("%d, want %d", got, want)
+	}
+}
+
+// TestEvidenceReachesTheFleet: what a slot has against a module, sure or not, keeps the
+// fleet from promoting it and from having it proven.
+func TestEvidenceReachesTheFleet(t *testing.T) {
+	const generation = 7
+	now := time.Unix(1e9, 0)
+	for _, c := range []struct {
+		name, reason, against string
+		seen                  slot.Figures
+		verdict               policy.Verdict
+	}{
+		{"good", "has answered 30 of 200 calls", "", slot.Figures{Calls: 30, Compared: 30}, policy.Settled},
+		{"too few to judge by", "in doubt: 1 of 30 answers worse than the active policy's, 20 ‰ may be; has answered 30 of 200 calls", "",
+			slot.Figures{Calls: 30, Compared: 30, Worse: 1}, policy.Wait},
+		{"sure", "would not be promoted: 30 of 30 answers worse than the active policy's, 20 ‰ may be",
+			"b: 30 of 30 answers worse than the active policy's, 20 ‰ may be", slot.Figures{Calls: 30, Compared: 30, Worse: 30}, policy.Wait},
+	} {
+		m, err := slot.New(slot.Config{Kind: abi.Select, Shadow: slot.Gate{Calls: 200}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, ev := range []slot.Event{
+			{Kind: slot.Offered, Offer: slot.Offer{Generation: generation, Goal: slot.ToShadow}}, {Kind: slot.Verified, Generation: generation},
+			{Kind: slot.Compiled, Generation: generation}, {Kind: slot.Warmed, Generation: generation},
+			{Kind: slot.Observed, Generation: generation, Figures: c.seen},
+		} {
+			if _, err := m.Step(ev, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		l := m.Status().Lives[0]
+		read := func(s slots.Status) []policy.Status {
+			out, _ := policy.ReadStatuses([]*api.SlotStatus{told(s)})
+			return out
+		}
+		own := slots.Life{Generation: generation, State: l.State.String(), Reason: l.Reason, Held: l.Held, Doubt: l.Doubt, Figures: slots.Figures(l.Figures)}
+		other := slots.Life{Generation: generation, State: "active", Since: now.Add(-2 * policy.Quiet).UnixMicro()}
+		reports := []policy.Report{
+			{Node: "a", At: now, Statuses: read(slots.Status{Kind: "bid-select", Active: generation, Lives: []slots.Life{other}})},
+			{Node: "b", At: now, Statuses: read(slots.Status{Kind: "bid-select", Lives: []slots.Life{own}})},
+		}
+		if got := reports[1].Statuses[0].Lives[0].Reason; got != c.reason {
+			t.Errorf("%s: reason %q", c.name, got)
+		}
+		if got := policy.Against("bid-select", generation, now, reports); got != c.against {
+			t.Errorf("%s: against it: %q", c.name, got)
+		}
+		trial := &policy.Trial{Module: policy.Module{Generation: generation}, Goal: policy.Active, Since: now.Add(-2 * policy.Quiet)}
+		if v, why := (policy.Slot{Kind: "bid-select", Candidate: trial}).Judge(now, reports); v != c.verdict {
+			t.Errorf("%s: verdict %d, %q", c.name, v, why)
+		}
 	}
 }

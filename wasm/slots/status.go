@@ -38,6 +38,8 @@ type Life struct {
 	Reason string `json:"reason,omitempty"`
 	// Held is what it has shown in shadow that speaks against it; see slot.Life.
 	Held string `json:"held,omitempty"`
+	// Doubt is what it has shown that speaks against it and is not sure; see slot.Life.
+	Doubt string `json:"doubt,omitempty"`
 	// NotAfter is the end of its statement, in seconds since 1970; 0 for none.
 	NotAfter int64  `json:"not_after_unix,omitempty"`
 	Name     string `json:"name"`
@@ -92,7 +94,7 @@ func (k *kindSlot) status(at time.Time) Status {
 		Permille: now.Route.Permille, Scope: now.Route.Scope, Floor: uint64(now.Floor)}
 	for _, l := range now.Lives {
 		life := Life{Generation: uint64(l.Generation), State: l.State.String(), Goal: l.Goal.String(), Permille: l.Permille,
-			Since: begin + int64(l.Since), Reason: l.Reason, Held: l.Held, Figures: Figures(l.Figures)}
+			Since: begin + int64(l.Since), Reason: l.Reason, Held: l.Held, Doubt: l.Doubt, Figures: Figures(l.Figures)}
 		var stats *policy.Stats
 		if a := k.about[life.Generation]; a != nil {
 			life.Name, life.Version, life.SHA256, stats = a.name, a.version, a.digest.String(), a.stats

@@ -75,7 +75,8 @@ type runner struct {
 
 // run obeys a line: push GEN GOAL [PERMILLE] [scope=S], move GEN GOAL …, rollback
 // [GEN], settle GEN, withdraw GEN, revoke GEN, kind KIND, wait SECONDS, node NAME
-// ACTIVE[/CANDIDATE] [GEN:STATE:REACHED[:SECONDS IN IT]] or judge.
+// ACTIVE[/CANDIDATE] [GEN:STATE:REACHED[:SECONDS IN IT[:held|doubted|compared]]] or
+// judge.
 func (r *runner) run(t *testing.T, words []string) string {
 	number := func(i int) uint64 {
 		if i >= len(words) {
@@ -153,6 +154,9 @@ func (r *runner) node(words []string) {
 		if len(p) > 3 {
 			age, _ := strconv.Atoi(p[3])
 			l.Since = r.now.Add(-time.Duration(age) * time.Second)
+		}
+		if len(p) > 4 {
+			l.Compared, l.Reason = 3, map[string]string{"held": Held + "3 of 3 worse", "doubted": Doubted + "3 of 3 worse; too few"}[p[4]]
 		}
 		s.Lives = append(s.Lives, l)
 	}

@@ -140,13 +140,15 @@ const (
 // must. Where the kind decides for many, the hosts that have no part in the scope
 // of the canary stay in it for ever, so they need only be ready for it. So do those
 // that still try it when others have had it decide for Quiet: a gate that is not
-// passed by then wants more calls than come. It has failed when a host rejected it
-// past warm: what fails before may be the host's own trouble, and shows as such.
+// passed by then wants more calls than come. But while a host that tries it has seen
+// something that speaks against it (Held, Doubted), it is waited for: it will find out,
+// or give the doubt up. It has failed when a host rejected it past warm: what fails
+// before may be the host's own trouble, and shows as such.
 func (s Slot) Judge(now time.Time, reports []Report) (Verdict, string) {
 	if s.Candidate == nil {
 		return Wait, ""
 	}
-	active, idle, others := 0, 0, 0
+	active, idle, doubts, others := 0, 0, 0, 0
 	quiet := false // some host has had it decide for so long
 	for _, r := range reports {
 		status, ok := r.Status(s.Kind)
@@ -169,7 +171,9 @@ func (s Slot) Judge(now time.Time, reports []Report) (Verdict, string) {
 		case status.Active == s.Candidate.Generation:
 			active++
 			quiet = quiet || !own.Since.IsZero() && now.Sub(own.Since) > Quiet
-		case !PerRequest(s.Kind) && status.Candidate == s.Candidate.Generation:
+		case own.doubted():
+			doubts++
+		case !PerRequest(s.Kind) && status.Candidate == s.Candidate.Generation && own.Compared == 0:
 		case own.State == shadow || own.State == canary:
 			idle++
 		default:
@@ -177,7 +181,7 @@ func (s Slot) Judge(now time.Time, reports []Report) (Verdict, string) {
 		}
 	}
 	// Hosts' clocks may be wrong; the goal's moment is the control plane's own.
-	if quiet = quiet && now.Sub(s.Candidate.Since) > Quiet; idle > 0 && !quiet {
+	if quiet = quiet && now.Sub(s.Candidate.Since) > Quiet; idle > 0 && !quiet || doubts > 0 {
 		return Wait, ""
 	}
 	if s.Candidate.Goal == Active && active > 0 && others == 0 {
@@ -187,8 +191,18 @@ func (s Slot) Judge(now time.Time, reports []Report) (Verdict, string) {
 }
 
 // Held begins the reason of a life in shadow that has shown there what would end it
-// further on.
-const Held = "would not be promoted: "
+// further on, and Doubted that of one in shadow or canary that has shown what may,
+// once the host is sure of it.
+const (
+	Held    = "would not be promoted: "
+	Doubted = "in doubt: "
+)
+
+// doubted reports whether a host that tries a generation has seen what speaks against
+// it.
+func (l Life) doubted() bool {
+	return (l.State == shadow || l.State == canary) && (strings.HasPrefix(l.Reason, Held) || strings.HasPrefix(l.Reason, Doubted))
+}
 
 // Against says what hosts that told of it lately have seen in shadow of a
 // generation that would end it further on, with the first of them and their number;
