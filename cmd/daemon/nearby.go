@@ -186,7 +186,7 @@ func (d *Daemon) ways(from policies.ReplicaID) []links.Way {
 	}
 	d.nearby.mu.Lock()
 	defer d.nearby.mu.Unlock()
-	if inHost && d.nearby.own.GPU != nil {
+	if d.siteLocked(); inHost && d.nearby.own.GPU != nil {
 		return nil
 	}
 	return d.neighbourLocked(from).from

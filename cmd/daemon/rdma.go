@@ -51,10 +51,7 @@ func (d *Daemon) rdmaDevice() string {
 // bounce reports whether the KV of a GPU goes to the NIC by way of the host, since
 // another processor is between the two: as the fleet is told (links.Ways).
 func (d *Daemon) bounce() bool {
-	if d.cfg.Machine == nil {
-		return false
-	}
-	m := d.cfg.Machine()
+	m := d.machine()
 	if m == nil {
 		return false
 	}

@@ -323,7 +323,7 @@ func direct(a, b *Site, rate Rate, over string) Way {
 		case g.Lost != "":
 			return closed(RDMA, TransportVerbs, "GPU "+number(g.Index)+" of node "+s.Node+": "+g.Lost)
 		case !s.PeerMemory:
-			return closed(RDMA, TransportVerbs, "node "+s.Node+" offers NICs no GPU memory (neither nvidia_peermem nor dma-buf)")
+			return closed(RDMA, TransportVerbs, "node "+s.Node+" offers NICs no GPU memory (dma-buf)")
 		case s.RDMA.Distance >= System || s.RDMA.Distance == 0:
 			return closed(RDMA, TransportVerbs, "on node "+s.Node+" the way from GPU "+number(g.Index)+" to its nearest NIC: "+s.RDMA.Distance.words())
 		}

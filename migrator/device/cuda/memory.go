@@ -84,7 +84,7 @@ func (h *Host) Uint64s() []uint64 { return unsafe.Slice((*uint64)(h.at), h.size/
 // Pointer is the memory's device address.
 func (h *Host) Pointer() Pointer { return h.pointer }
 
-// Close frees or unpins the memory. More calls do nothing.
+// Close frees or unpins the memory. Once that has succeeded, more calls do nothing.
 func (h *Host) Close() error {
 	if h.closed.Swap(true) {
 		return nil
@@ -93,7 +93,11 @@ func (h *Host) Close() error {
 	if h.owned {
 		f = cuMemFreeHost
 	}
-	return h.context.do(f, &words{uint64(uintptr(h.at))}, nil)
+	err := h.context.do(f, &words{uint64(uintptr(h.at))}, nil)
+	if err != nil {
+		h.closed.Store(false)
+	}
+	return err
 }
 
 // Copies begin when what was submitted to s before is done, and are done later.

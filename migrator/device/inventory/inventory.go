@@ -118,11 +118,9 @@ func (s sysfs) place(m *topology.Machine) {
 	}
 }
 
-// peerMemory is by what a NIC would read GPU memory, "" for nothing.
+// peerMemory is by what a NIC reads GPU memory, "" for nothing. It is dma-buf alone:
+// nvidia_peermem is for those who register pointers of their own.
 func (s sysfs) peerMemory() string {
-	if s.exists("module", "nvidia_peermem") {
-		return "nvidia_peermem"
-	}
 	if s.openDriver() {
 		return "dma-buf"
 	}
@@ -141,7 +139,7 @@ func Missing(m *topology.Machine) []string {
 	if len(m.GPUs) == 0 {
 		out = append(out, "no GPU was found")
 	} else if m.PeerMemory == "" {
-		out = append(out, "no GPUDirect RDMA: neither nvidia_peermem is loaded nor the driver an open one (dma-buf)")
+		out = append(out, "no GPUDirect RDMA: the driver is not an open one, which offers GPU memory as a dma-buf")
 	}
 	switch ports := slices.DeleteFunc(slices.Clone(m.NICs), func(n topology.NIC) bool { return n.RDMA == "" }); {
 	case len(ports) == 0:

@@ -25,8 +25,7 @@ type Machine struct {
 	NICs  []NIC  `json:"nics,omitempty"`
 	// Libraries are those that transports need, present or not.
 	Libraries []Library `json:"libraries"`
-	// PeerMemory says by which means a NIC reads GPU memory: "nvidia_peermem" or
-	// "dma-buf"; "" for none.
+	// PeerMemory says by which means a NIC reads GPU memory: "dma-buf"; "" for none.
 	PeerMemory string `json:"peer_memory,omitempty"`
 	// Driver is the GPU driver's version, "" without one.
 	Driver string `json:"driver,omitempty"`

@@ -44,6 +44,9 @@ type GPU struct {
 	faults faults // of what was held
 	unshut []func() error
 	sick   error // why it is not to be trusted, as others say
+
+	noting sync.Mutex // guards pins; who has it waits for nothing
+	pins   []*pin
 }
 
 // hold is all that there is in one context: it lives and ends as one.
@@ -61,10 +64,12 @@ type hold struct {
 	gate sync.RWMutex
 	over bool // guarded by gate
 
+	pinning sync.Mutex // held while the driver pins, which takes milliseconds
+	pins    map[*pin]*cuda.Host
+
 	mu       sync.Mutex
 	idle     []*lane
 	lanes    map[*lane]bool // all of them
-	pins     []*cuda.Host   // of others' memory
 	mappings map[key]*mapping
 	made     map[*Memory]cuda.Pointer // memory of this process's own
 	unshut   []func() error           // what could not be closed, and is not the context's
@@ -158,7 +163,7 @@ func (g *GPU) open() (*hold, error) {
 	if err != nil {
 		return nil, err
 	}
-	h := &hold{context: context, engines: g.config.Engines, lanes: map[*lane]bool{}, mappings: map[key]*mapping{}, made: map[*Memory]cuda.Pointer{}}
+	h := &hold{context: context, engines: g.config.Engines, lanes: map[*lane]bool{}, mappings: map[key]*mapping{}, made: map[*Memory]cuda.Pointer{}, pins: map[*pin]*cuda.Host{}}
 	h.batches.Store(g.config.Driver.Batches())
 	if h.module, err = context.Load(kernel.PTX); err == nil {
 		for name, k := range map[string]*cuda.Kernel{
@@ -204,8 +209,10 @@ func (g *GPU) end(h *hold, why error) error {
 	for l := range h.lanes {
 		_ = l.close()
 	}
-	for _, p := range h.pins {
-		_ = p.Close()
+	if why == nil { // otherwise a kernel may be at work on it still
+		for _, p := range h.pins {
+			_ = p.Close()
+		}
 	}
 	for _, m := range h.mappings {
 		if !m.outlives {

@@ -254,6 +254,9 @@ type end struct {
 func (l *lane) copyBlocks(groups int, from, to end, p transport.Plan, bad []int, goOn func() error) ([]int, error) {
 	c, regions := cutFor(to.layout), len(to.layout.Regions)
 	most := c.fits(to.layout)
+	if l.hold.engines { // whose copies are described one by one: somebody may want to end meanwhile
+		most = max(1, min(most, maxBatch/regions))
+	}
 	for at := 0; at < len(p.Src); at += most {
 		if err := goOn(); err != nil {
 			return bad, err

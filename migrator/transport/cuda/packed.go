@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"unsafe"
@@ -50,7 +51,7 @@ func (m *Memory) packed(b []byte, l transport.Layout, blocks []uint32, p packing
 	}
 	most := int(max(1, packedBytes/size))
 	err := m.work(func(lane *lane, pool cuda.Pointer) error {
-		pinned := lane.hold.pinned(b)
+		pinned := m.gpu.pinned(lane.hold, b)
 		if pinned == 0 {
 			if err := lane.hasPack(int64(min(most, len(blocks))) * size); err != nil {
 				return err
@@ -85,47 +86,90 @@ func (m *Memory) packed(b []byte, l transport.Layout, blocks []uint32, p packing
 
 // Pin has the GPU read and write memory of the host by itself: no processor copies what
 // Gather and Scatter move to and from b then. It must be a mapping, and stay one until
-// unpin, which is called once. A GPU that fails forgets it, and processors copy again.
-func (m *Memory) Pin(b []byte) (unpin func(), err error) {
-	var in *hold
-	var host *cuda.Host
-	if err := m.gpu.use(nil, func(h *hold) error {
-		made, err := h.context.Register(b)
-		if err != nil {
-			return err
+// unpin has returned nil, which is called until it does. A GPU that was opened anew gets
+// to know it again when it is used.
+func (m *Memory) Pin(b []byte) (unpin func() error, err error) {
+	g := m.gpu
+	p := &pin{memory: b}
+	g.noting.Lock()
+	g.pins = append(g.pins, p)
+	g.noting.Unlock()
+	forget := func() error {
+		g.mu.Lock()
+		h := g.held
+		g.mu.Unlock()
+		if h != nil {
+			if err := g.use(h, func(h *hold) error { return h.unregister(p) }); err != nil && !errors.Is(err, errOver) && !cuda.Sticky(err) {
+				return fmt.Errorf("memory of the host stays pinned for gpu %d: %w", g.config.Ordinal, err)
+			}
 		}
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		in, host = h, made
-		h.pins = append(h.pins, made)
+		g.noting.Lock()
+		defer g.noting.Unlock()
+		g.pins = slices.DeleteFunc(g.pins, func(o *pin) bool { return o == p })
 		return nil
-	}); err != nil {
-		return nil, fmt.Errorf("memory of the host for gpu %d: %w", m.gpu.config.Ordinal, err)
 	}
-	return func() {
-		// In a context that has ended it is unpinned, and so it is at the end of one
-		// that cannot do it now.
-		_ = m.gpu.use(in, func(h *hold) error {
-			h.mu.Lock()
-			defer h.mu.Unlock()
-			h.pins = slices.DeleteFunc(h.pins, func(p *cuda.Host) bool { return p == host })
-			return host.Close()
-		})
-	}, nil
+	if err := g.use(nil, func(h *hold) error {
+		_, err := h.register(p)
+		return err
+	}); err != nil {
+		return nil, errors.Join(fmt.Errorf("memory of the host for gpu %d: %w", g.config.Ordinal, err), forget())
+	}
+	return forget, nil
+}
+
+// pin is memory of the host that a GPU is told of.
+type pin struct{ memory []byte }
+
+// register makes a context know a pin.
+func (h *hold) register(p *pin) (*cuda.Host, error) {
+	h.pinning.Lock()
+	defer h.pinning.Unlock()
+	if host := h.pins[p]; host != nil {
+		return host, nil
+	}
+	host, err := h.context.Register(p.memory)
+	if err == nil {
+		h.pins[p] = host
+	}
+	return host, err
+}
+
+// unregister has it forget one. One that cannot be forgotten is known still.
+func (h *hold) unregister(p *pin) error {
+	h.pinning.Lock()
+	defer h.pinning.Unlock()
+	host := h.pins[p]
+	if host == nil {
+		return nil
+	}
+	err := host.Close()
+	if err == nil {
+		delete(h.pins, p)
+	}
+	return err
 }
 
 // pinned is where the GPU has memory of the host, 0 for nowhere.
-func (h *hold) pinned(b []byte) cuda.Pointer {
-	h.mu.Lock()
-	defer h.mu.Unlock()
+func (g *GPU) pinned(h *hold, b []byte) cuda.Pointer {
 	first := uintptr(unsafe.Pointer(unsafe.SliceData(b)))
-	for _, p := range h.pins {
-		begin := uintptr(unsafe.Pointer(unsafe.SliceData(p.Bytes())))
-		if first >= begin && first+uintptr(len(b)) <= begin+uintptr(len(p.Bytes())) {
-			return p.Pointer() + cuda.Pointer(first-begin)
-		}
+	g.noting.Lock()
+	i := slices.IndexFunc(g.pins, func(p *pin) bool {
+		begin := uintptr(unsafe.Pointer(unsafe.SliceData(p.memory)))
+		return first >= begin && first+uintptr(len(b)) <= begin+uintptr(len(p.memory))
+	})
+	var p *pin
+	if i >= 0 {
+		p = g.pins[i]
 	}
-	return 0
+	g.noting.Unlock()
+	if p == nil {
+		return 0
+	}
+	host, err := h.register(p)
+	if err != nil {
+		return 0 // a processor copies
+	}
+	return host.Pointer() + cuda.Pointer(first-uintptr(unsafe.Pointer(unsafe.SliceData(p.memory))))
 }
 
 // hasPack makes room for so many packed bytes. The lane is idle.

@@ -3,6 +3,7 @@ package cuda
 import (
 	"bytes"
 	"errors"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -54,7 +55,7 @@ func (s *story) byHost() (err error) {
 	if err != nil {
 		return err
 	}
-	defer unpin()
+	defer func() { err = errors.Join(err, unpin()) }()
 	for _, b := range [][]byte{pack, make([]byte, len(pack))} {
 		err := from.Gather(b, pools[0].Layout, blocks)
 		if err == nil {
@@ -123,13 +124,27 @@ func TestPin(t *testing.T) {
 	if err := m.Gather(pack[:len(want)], pool.Layout, blocks); !cuda.Sticky(err) {
 		t.Errorf("a GPU that fails: %v", err)
 	}
-	gather(pack[:len(want)])
-	unpin()
-	if unpin, err = m.Pin(pack); err != nil {
-		t.Fatal(err)
+	gather(pack[4096:][:len(want)])
+	for l := range g.held.lanes {
+		if l.pack != nil {
+			t.Error("a processor has copied for a GPU that was opened anew")
+		}
 	}
-	unpin()
-	if n := len(g.held.pins); n != 0 {
-		t.Errorf("%d are pinned still", n)
+	if n := c.Live("registered"); n != 1 {
+		t.Errorf("a GPU that was opened anew knows %d mappings", n)
+	}
+	c.Fail("cuMemHostUnregister", 1, passing)
+	if err := unpin(); err == nil || !strings.Contains(err.Error(), "stays pinned") {
+		t.Errorf("what cannot be forgotten: %v", err)
+	}
+	if err := unpin(); err != nil {
+		t.Error(err)
+	}
+	if len(g.held.pins)+len(g.pins)+c.Live("registered") != 0 {
+		t.Error("something is pinned still")
+	}
+	c.Fail("cuMemHostRegister_v2", 1, passing)
+	if _, err := m.Pin(pack); err == nil || len(g.pins) != 0 {
+		t.Errorf("what the driver does not take: %v", err)
 	}
 }

@@ -81,21 +81,37 @@ func (p *puller) ask(ctx context.Context, slot uint32, blocks []uint32) error {
 	return nil
 }
 
-// packed waits until the source has packed a slot, where it does.
+// packed waits until the source has packed a slot, where it does. What is under way
+// meanwhile tells first of a source that is gone.
 func (p *puller) packed(ctx context.Context, slot uint32, late <-chan time.Time) error {
 	if p.key.slots == 0 {
 		return nil
 	}
-	select {
-	case got := <-p.replies:
-		if got != slot {
-			return fmt.Errorf("the source has packed slot %d, and not %d", got, slot)
+	look := time.NewTicker(lookEvery)
+	defer look.Stop()
+	for start := time.Now(); ; {
+		select {
+		case got := <-p.replies:
+			if got != slot {
+				return fmt.Errorf("the source has packed slot %d, and not %d", got, slot)
+			}
+			return nil
+		case <-p.left:
+			return p.why(ctx, *p.lost.Load())
+		case <-late:
+			return errExpired
+		case <-look.C:
+			n, err := p.queue.Poll(p.done)
+			if err == nil {
+				err = p.take(ctx, n)
+			}
+			if err == nil && time.Since(start) > packTimeout {
+				err = fmt.Errorf("the source packs nothing for %v", packTimeout)
+			}
+			if err != nil {
+				return err
+			}
 		}
-		return nil
-	case <-p.left:
-		return p.why(ctx, *p.lost.Load())
-	case <-late:
-		return errExpired
 	}
 }
 
@@ -124,7 +140,11 @@ func (p *puller) post(ctx context.Context, c pieces) error {
 func (p *puller) land(portion transport.Plan, at, slot int) error {
 	if p.region.slot > 0 {
 		b := p.region.memory.Bytes[int64(slot)*p.region.slot:][:int64(len(portion.Dst))*p.memory.BlockBytes()]
-		return p.memory.Device.Scatter(p.memory.Layout, portion.Dst, b)
+		err := p.memory.Device.Scatter(p.memory.Layout, portion.Dst, b)
+		if err != nil {
+			p.nic.spoil(p.region)
+		}
+		return err
 	}
 	if p.memory.Device != nil {
 		return nil

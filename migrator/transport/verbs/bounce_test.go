@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"github.com/cascadeinfer/cascade/migrator/device/verbs"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 	"github.com/cascadeinfer/cascade/migrator/transport/wire"
@@ -124,12 +125,23 @@ func TestReceiverLies(t *testing.T) {
 		{"no block", "ask: 4 bytes", farSide, appendAsk(nil, 0, nil)},
 		{"half a block", "ask: 9 bytes", farSide, make([]byte, 9)},
 		{"nothing", "ask: 0 bytes", farSide, nil},
+		{"again and again", "again and again", farSide, nil},
 	} {
 		pair := transporttest.Pair{Source: x.from(t, l), Target: side(t, l)}
 		stop := runs(t, pair.Source, pair.Target)
 		liar := opened(t, pair, "a/1").(*puller)
-		if err := liar.stream.SendMsg(wrapperspb.Bytes(x.ask)); err != nil {
-			t.Error(err)
+		again := 1
+		if x.want == x.name {
+			x.ask, again = appendAsk(nil, 0, make([]uint32, 2048)), maxRounds*l.Blocks/2048+1
+		}
+		for range again { // and reads what it is answered, as far as it may
+			if err := liar.stream.SendMsg(wrapperspb.Bytes(x.ask)); err != nil {
+				break // the source has ended it
+			}
+			select {
+			case <-liar.replies:
+			case <-liar.left:
+			}
 		}
 		<-liar.left
 		p := plan(pair.Source.Memory, pair.Target.Memory, 8, rng(1))
@@ -277,6 +289,42 @@ func TestBounceEnds(t *testing.T) {
 		}
 		stop()
 	}
+}
+
+// TestBounceFailsUnderWay has a READ fail while the receiver waits for a source that
+// packs no more: the pull ends by what the NIC says.
+func TestBounceFailsUnderWay(t *testing.T) {
+	c := control(t)
+	nothingLeft(t)
+	l := transport.Layout{Blocks: 16, Regions: []transport.Region{{Stride: 1 << 20, Bytes: 1 << 20}}} // four to a slot
+	pair := transporttest.Pair{Source: farSide(t, l), Target: side(t, l)}
+	stop := runs(t, pair.Source, pair.Target)
+	p := opened(t, pair, "a/1").(*puller)
+	p.stream = &tired{p.stream, 1}
+	c.Fail("request", 1, verbs.RemoteAccess)
+	defer c.Clear()
+	_, err := p.Pull(t.Context(), plan(pair.Source.Memory, pair.Target.Memory, 16, rng(1)))
+	var failed *verbs.CompletionError
+	if !errors.As(err, &failed) || failed.Status != verbs.RemoteAccess {
+		t.Error(err)
+	}
+	if err := p.Close(); err != nil {
+		t.Error(err)
+	}
+	stop()
+}
+
+// tired loses all but the first n that are sent.
+type tired struct {
+	grpc.ClientStream
+	n int
+}
+
+func (s *tired) SendMsg(m any) error {
+	if s.n--; s.n < 0 {
+		return nil
+	}
+	return s.ClientStream.SendMsg(m)
 }
 
 // mute loses what is sent.

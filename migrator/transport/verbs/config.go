@@ -18,12 +18,15 @@ import (
 
 // The bounds of every boundary.
 const (
-	helloTimeout = 5 * time.Second  // to connect, to present a ticket, and to be answered
-	maxSessions  = 256              // open moves of one source
-	lastWrites   = time.Second      // for what sessions still write when Run ends
-	reopenEvery  = 10 * time.Second // between two attempts to open the device
-	tidyEvery    = time.Second      // between two looks for registrations that nobody needs
-	noteEvery    = time.Minute      // between two lines about receivers that lie
+	helloTimeout = 5 * time.Second       // to connect, to present a ticket, and to be answered
+	maxSessions  = 256                   // open moves of one source
+	maxRounds    = 16                    // how often a move may have a whole pool packed
+	lastWrites   = time.Second           // for what sessions still write when Run ends
+	packTimeout  = 15 * time.Second      // for a source's GPU to pack a slot, which has 10 s itself
+	lookEvery    = 20 * time.Millisecond // between two looks at what is under way meanwhile
+	reopenEvery  = 10 * time.Second      // between two attempts to open the device
+	tidyEvery    = time.Second           // between two looks for registrations that nobody needs
+	noteEvery    = time.Minute           // between two lines about receivers that lie
 
 	// What a processor does for a plan is by READs, batches and completions, so all
 	// are as large as the end of a pull bears, which waits for the last batch's check:
@@ -35,7 +38,8 @@ const (
 
 	// A packet is sent again after 4.096 µs · 2^11 = 8.4 ms, 6 times: a peer that is
 	// gone is noticed after 59 ms, and after four times as much with NICs that round
-	// up as far as the standard allows. Soft-RoCE takes 7 times for always.
+	// up as far as the standard allows. One that packs is noticed so while a READ is under
+	// way, and by its stream or packTimeout else. Soft-RoCE takes 7 times for always.
 	timeout = 11
 	retries = 6
 	hops    = 64

@@ -239,17 +239,24 @@ func (n *nic) registered(m *transport.Memory) (*region, error) {
 
 // registerLocked registers a memory.
 func (n *nic) registerLocked(m *transport.Memory) (*region, error) {
+	r, err := newRegion(n.device, m)
+	if err == nil {
+		n.regions = append(n.regions, r)
+	}
+	return r, err
+}
+
+// newRegion registers a memory, for one user.
+func newRegion(d *verbs.Device, m *transport.Memory) (*region, error) {
 	if !m.Hold() {
 		return nil, errors.New("the engine has gone")
 	}
-	made, err := register(n.device, m)
+	made, err := register(d, m)
 	if err != nil {
 		m.Release()
 		return nil, err
 	}
-	r := &region{Region: made, memory: m, users: 1}
-	n.regions = append(n.regions, r)
-	return r, nil
+	return &region{Region: made, memory: m, users: 1}, nil
 }
 
 // endRegion ends a registration under its users.
@@ -280,22 +287,27 @@ func (n *nic) keep(kept bool) {
 func (n *nic) tidy(p transport.Pool) error {
 	current, _ := p.Memory()
 	n.mu.Lock()
-	defer n.mu.Unlock()
-	var err error
-	kept, idle := n.regions[:0], 0
+	var ended []*region
+	kept, idle := n.regions[:0], int64(0)
 	for _, r := range n.regions {
 		stays := n.kept && !r.over && r.memory == current
 		if n.kept && !r.over && r.users == 0 && r.pool != nil && r.pool == current {
-			idle++
-			stays = idle <= idleSlots
+			stays = idle == 0 || idle+int64(len(r.memory.Bytes)) <= maxIdle
+			idle += int64(len(r.memory.Bytes))
 		}
 		if r.users > 0 || stays {
 			kept = append(kept, r)
-			continue
+		} else {
+			ended = append(ended, r)
 		}
-		err = errors.Join(err, r.close())
 	}
 	clear(n.regions[len(kept):])
 	n.regions = kept
+	n.mu.Unlock()
+	// Others need not wait for this, which takes milliseconds. Nobody finds it any more.
+	var err error
+	for _, r := range ended {
+		err = errors.Join(err, r.close())
+	}
 	return err
 }

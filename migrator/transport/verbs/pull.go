@@ -201,6 +201,11 @@ func (p *puller) reap(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	return p.take(ctx, n)
+}
+
+// take counts n batches that have ended.
+func (p *puller) take(ctx context.Context, n int) error {
 	for _, w := range p.done[:n] {
 		if err := p.queue.Fail(w); err != nil {
 			return p.why(ctx, err)

@@ -239,6 +239,7 @@ type session struct {
 	pair   *verbs.Pair
 	answer []byte
 	blocks []uint32 // of an ask
+	packed int64    // bytes of all asks
 }
 
 // connect makes a pair that answers a receiver's end, and the answer that tells it.
@@ -301,7 +302,11 @@ func (s *session) pack(ask []byte) ([]byte, error) {
 	if err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
+	if s.packed += size; s.packed > maxRounds*m.Size() {
+		return nil, status.Errorf(codes.ResourceExhausted, "the receiver asks for its blocks again and again: %d bytes of a pool of %d", s.packed, m.Size())
+	}
 	if err := m.Device.Gather(s.region.memory.Bytes[int64(slot)*s.region.slot:][:size], m.Layout, blocks); err != nil {
+		s.nic.spoil(s.region)
 		return nil, status.Error(codes.Unavailable, err.Error())
 	}
 	return binary.LittleEndian.AppendUint32(nil, slot), nil

@@ -15,7 +15,8 @@ const (
 	slots     = 4
 	slotBytes = 4 << 20
 	maxBlock  = 64 << 20 // a slot has one block at least
-	idleSlots = 4        // sets of slots that wait for moves
+	maxStaged = 1 << 30  // bytes of all slots
+	maxIdle   = 64 << 20 // of those that wait for moves
 )
 
 // perSlot is how many blocks of a layout a slot has.
@@ -26,8 +27,8 @@ func perSlot(l transport.Layout) int64 {
 // Pinner is a transport.Device that reads and writes memory of the host by itself when
 // it is told of it.
 type Pinner interface {
-	// Pin tells it of a mapping, which stays one until unpin.
-	Pin(b []byte) (unpin func(), err error)
+	// Pin tells it of a mapping, which stays one until unpin has succeeded.
+	Pin(b []byte) (unpin func() error, err error)
 }
 
 // errFar is why a pool that a NIC may reach goes by slots all the same.
@@ -54,39 +55,62 @@ func (n *nic) reach(m *transport.Memory) (r *region, err error) {
 // staged finds slots for a pool that nobody uses, or makes some.
 func (n *nic) staged(pool *transport.Memory) (*region, error) {
 	n.mu.Lock()
-	defer n.mu.Unlock()
+	total := int64(0)
 	for _, r := range n.regions {
 		if r.pool == pool && r.users == 0 && !r.over {
 			r.users++
+			n.mu.Unlock()
 			return r, nil
 		}
+		if r.pool != nil {
+			total += int64(len(r.memory.Bytes))
+		}
 	}
+	n.mu.Unlock()
 	block := pool.BlockBytes()
 	if block > maxBlock {
 		return nil, fmt.Errorf("blocks of %d bytes do not go by way of the host: %d at most", block, maxBlock)
 	}
 	slot := perSlot(pool.Layout) * block
+	if total+slots*slot > maxStaged {
+		return nil, fmt.Errorf("%d bytes of host memory are blocks' on their way already", total)
+	}
 	b, err := unix.Mmap(-1, 0, int(slots*slot), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
 	if err != nil {
 		return nil, fmt.Errorf("host memory for blocks: %w", err)
 	}
-	unpin := func() {}
+	unpin := func() error { return nil }
 	if d, ok := pool.Device.(Pinner); ok {
-		if f, err := d.Pin(b); err == nil { // otherwise a processor copies
+		if f, err := d.Pin(b); err != nil {
+			n.config.Logger.Warn("verbs transport: a processor copies what goes by way of the host", "err", err)
+		} else {
 			unpin = f
 		}
 	}
 	m := &transport.Memory{Bytes: b, Unmap: func() {
-		unpin()
+		if err := unpin(); err != nil { // then it stays mapped
+			n.config.Logger.Warn("verbs transport: slots", "err", err)
+			return
+		}
 		_ = unix.Munmap(b) // which cannot fail for what was mapped
 	}}
-	r, err := n.registerLocked(m)
+	r, err := newRegion(n.device, m)
 	m.Close() // and the registration holds it
 	if err != nil {
 		return nil, err
 	}
 	r.pool, r.slot = pool, slot
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.regions = append(n.regions, r)
 	return r, nil
+}
+
+// spoil has slots that something may still write to serve nobody else.
+func (n *nic) spoil(r *region) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	r.over = true
 }
 
 // probe says why blocks of a pool cannot be carried. It remembers whether the NIC

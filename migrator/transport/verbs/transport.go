@@ -80,7 +80,7 @@ func (t *Transport) mayRegister(n *nic) error {
 	}
 	far, err := n.probe(m, t.config.Pool)
 	if far != nil {
-		t.config.Logger.Info("verbs transport: the NIC does not reach the engine's pool; blocks go by way of host memory", "device", n.device.Name, "err", far)
+		t.config.Logger.Info("verbs transport: the NIC does not read the engine's pool; blocks go by way of host memory", "device", n.device.Name, "err", far)
 	}
 	return err
 }
