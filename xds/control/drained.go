@@ -6,13 +6,19 @@ import (
 	"time"
 )
 
-// drainTimeout is how long a refused request may go on sending its body.
-const drainTimeout = 5 * time.Second
+const (
+	// drainTimeout is how long a refused request may go on sending its body: what a push
+	// that used its time up has left of the server's, but for the answer.
+	drainTimeout = adminTimeout - pushTimeout - answerTimeout
+	// answerTimeout is for an answer that is made.
+	answerTimeout = 2 * time.Second
+)
 
 // drained reads what a handler has left of a request's body, up to a size and for
 // drainTimeout, before its answer ends the connection. A connection that is closed
 // before is reset, and who still sends is told that instead of what was wrong. Answers
-// that are small enough to be buffered come after the body.
+// that are small enough to be buffered come after the body. Who asks first whether to
+// send it (Expect: 100-continue) and was not told to, sends none.
 func drained(most int64, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Body == nil || r.Body == http.NoBody {
@@ -20,22 +26,29 @@ func drained(most int64, next http.Handler) http.Handler {
 			return
 		}
 		left := &remainder{ReadCloser: r.Body}
-		r.Body = left
-		next.ServeHTTP(w, r)
+		// The server goes by the type of its own request's body.
+		inner := *r
+		inner.Body = left
+		next.ServeHTTP(w, &inner)
 		// One that was read to its end, or too slow, is not read again.
-		if !left.ended && http.NewResponseController(w).SetReadDeadline(time.Now().Add(drainTimeout)) == nil {
+		if left.ended || !left.begun && r.Header.Get("Expect") != "" {
+			return
+		}
+		if http.NewResponseController(w).SetReadDeadline(time.Now().Add(drainTimeout)) == nil {
 			_, _ = io.CopyN(io.Discard, left, most)
 		}
 	})
 }
 
-// remainder is a body that knows whether more of it may come.
+// remainder is a body that knows whether it was asked for, and whether more of it may
+// come.
 type remainder struct {
 	io.ReadCloser
-	ended bool
+	begun, ended bool
 }
 
 func (r *remainder) Read(p []byte) (int, error) {
+	r.begun = true
 	n, err := r.ReadCloser.Read(p)
 	r.ended = r.ended || err != nil
 	return n, err

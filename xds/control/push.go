@@ -60,8 +60,8 @@ const (
 	// JSON or multipart puts around them.
 	maxPush     = (policy.MaxModule+policy.MaxSignature+policy.MaxConfiguration)*4/3 + 64<<10
 	pushTimeout = 25 * time.Second
-	// uploadTimeout is how long the body may take of it, and maxUploads how many
-	// are read at a time: each is held in memory.
+	// uploadTimeout is how long the body may take of it once it is read, and maxUploads
+	// how many are read at a time: each is held in memory.
 	uploadTimeout = 15 * time.Second
 	maxUploads    = 4
 )
@@ -186,7 +186,11 @@ func (c *Control) upload(ctx context.Context, w http.ResponseWriter, r *http.Req
 	}
 	defer done()
 	r.Body = http.MaxBytesReader(w, r.Body, maxPush)
-	return readWithin(w, r, uploadTimeout)
+	most := uploadTimeout
+	if end, ok := ctx.Deadline(); ok {
+		most = min(most, time.Until(end))
+	}
+	return readWithin(w, r, most)
 }
 
 // readWithin reads a push that has come within a time.
@@ -197,7 +201,7 @@ func readWithin(w http.ResponseWriter, r *http.Request, most time.Duration) (pus
 	}
 	body, err := readPush(r)
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return body, fmt.Errorf("the module has not come within %v: %w", most, err)
+		return body, fmt.Errorf("the module has not come within %v: %w", most.Round(time.Millisecond), err)
 	}
 	if err == nil {
 		err = conn.SetReadDeadline(time.Time{})
