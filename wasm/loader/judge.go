@@ -41,14 +41,14 @@ func (j judge) count(active, candidate *host.Record, f *slot.Figures) {
 // Worse are: a winner whose load and start are no better than the other's and
 // one of them worse, and no winner where there was one; a partition that costs more
 // by the slack of the planner's gate, or none where there was one; a boundary that
-// serves worse than the one in force does and, by the margin of the refiner's gate,
-// than the active policy's. Nobody can say of the other kinds' answers by themselves
+// serves no better than the one in force does and, by the margin of the refiner's gate,
+// worse than the active policy's: one that stays where the active policy gains. Nobody can say of the other kinds' answers by themselves
 // what they are worth.
 //
 // The margins are those by which proposals are taken: what the gates let pass is a
 // policy's to decide. A native proposal is the best there is by the native model, so
 // that a smaller margin would let nothing else pass; and a refiner that goes a
-// smaller part of the way in one period goes the rest in the next.
+// smaller part of the way in one period goes the rest in the next, if it goes at all.
 func (j judge) compare(active, candidate *host.Record) (differ, worse bool) {
 	switch active.Kind {
 	case abi.Select:
@@ -62,8 +62,10 @@ func (j judge) compare(active, candidate *host.Record) (differ, worse bool) {
 		if s != abi.OK || err != nil || err2 != nil {
 			return true, false
 		}
+		// Staying is no gain. Negated, so that a NaN is worse, too.
 		q := gate.Quality(b, to)
-		return at != to, q > gate.Quality(b, b.Boundary) && q > gate.Quality(b, at)*(1+gate.DefaultWorse)
+		gains := q < gate.Quality(b, b.Boundary)
+		return at != to, at != to && !gains && !(q <= gate.Quality(b, at)*(1+gate.DefaultWorse))
 	case abi.Place: // the value is an index
 		return active.Result != candidate.Result, false
 	}
