@@ -59,10 +59,7 @@ func (s *settings) checkConfig(ctx context.Context, path string) error {
 			Error        string   `json:"error,omitempty"`
 			Warnings     []string `json:"warnings,omitempty"`
 			Certificates []held   `json:"certificates,omitempty"`
-		}{OK: err == nil, Certificates: certs}
-		if why := fleet.Fleet.Forgets(); why != "" {
-			out.Warnings = []string{why}
-		}
+		}{OK: err == nil, Warnings: fleet.Warnings(), Certificates: certs}
 		if err != nil {
 			out.Error = err.Error()
 		}
@@ -77,7 +74,7 @@ func (s *settings) checkConfig(ctx context.Context, path string) error {
 	if _, err = fmt.Fprintf(s.stdout, "%s is good: %d models, %d replicas\n", path, len(fleet.Models), len(fleet.Fleet.Replicas)); err != nil {
 		return err
 	}
-	if why := fleet.Fleet.Forgets(); why != "" {
+	for _, why := range fleet.Warnings() {
 		if _, err := fmt.Fprintf(s.stdout, "warning: %s\n", why); err != nil {
 			return err
 		}

@@ -35,14 +35,17 @@ generation decides there, how many calls it answered, in shadow recorded ones, h
 of them the built-in policy had to answer (faults), and, of one on trial, how many
 answers were compared with those of the policy in force, how many of these it answered
 otherwise (differ), and how many are worse by the host's own measure: a bid that loads
-more and starts later, a partition that costs more by a quarter, a boundary that serves
-worse by a twentieth, and worse than the one in force. Which ones, "cascade policy
-records" tells. Under why is what it waits for, and about how long; or that it "would
-not be promoted", and ends if it is: too many of its answers are worse. Where the machine did not run a module in time, the
-built-in policy answers, too; that is no fault, and told under why (starved).
+more or starts later and is better in neither, or none where there was one; a partition
+that costs more by a quarter, or none where there was one; a boundary that serves worse
+by a twentieth, and no better than the one that it would move. Which ones, "cascade
+policy records" tells. Under why is what it waits for, and about how long; or that it
+"would not be promoted", and ends if it is: too many of its answers are worse; or that
+it is "in doubt": too many are, of too few to judge by, and it goes no further until
+that is known, on other hosts either. Where the machine did not run a module in time,
+the built-in policy answers, too; that is no fault, and told under why (starved).
 
 A host where a module is "not asked yet" passes no gate: when others have had it decide
-for 30 s, it follows them.
+for 30 s, and none is in doubt, it follows them.
 
 Generation 0 is the built-in policy. A host is a migrator, or a control plane
 ("control/NAME"), whose slots are partition and guard.`,

@@ -235,7 +235,7 @@ func (r *trial) reach(goal slot.Goal) {
 			case goal == slot.ToActive:
 				enough = l.State == goal.String()
 			case l.State == goal.String():
-				enough = l.Reason == "" && l.Figures.Compared >= slot.DefaultJudged
+				enough = l.Reason == "" && l.Doubt == "" && l.Figures.Compared >= slot.DefaultJudged
 			}
 		}
 	}

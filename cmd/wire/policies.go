@@ -92,7 +92,7 @@ func (f *Fleet) Policies(role identity.Role, name string, replicas int) (Policie
 		p.Gates[k] = slot.Config{
 			Kind: k, Ladder: c.Gates.Ladder, Patience: f.lasting(c.Gates.Patience, slot.DefaultPatience),
 			Shadow: f.gate(k, own.Shadow, c.Gates.Shadow, config.Gate{Calls: shadowCalls}, slot.DefaultShadowSoak),
-			Canary: f.gate(k, own.Canary, c.Gates.Canary, config.Gate{Calls: canaryCalls}, slot.DefaultCanarySoak),
+			Canary: compared(f.gate(k, own.Canary, c.Gates.Canary, config.Gate{Calls: canaryCalls}, slot.DefaultCanarySoak)),
 			Faults: c.Gates.Faults, Window: policies.Micros(c.Gates.Window.Microseconds()),
 		}
 	}
@@ -143,7 +143,7 @@ func sweepMarks(file string, before time.Time) {
 
 // gate is a gate of a kind's slot: what the file says of the kind, else what it says of
 // all, else the default. A number of calls for all is one of kinds that decide for one
-// request.
+// request; Fleet.Warnings tells of the others.
 func (f *Fleet) gate(k abi.Kind, own, all, otherwise config.Gate, soak policies.Micros) slot.Gate {
 	if !slot.PerRequest(k) {
 		all.Calls, otherwise.Calls = 0, 0
@@ -151,6 +151,45 @@ func (f *Fleet) gate(k abi.Kind, own, all, otherwise config.Gate, soak policies.
 	return slot.Gate{
 		Calls: cmp.Or(own.Calls, all.Calls, otherwise.Calls), Soak: f.lasting(cmp.Or(own.Soak, all.Soak), soak), Worse: cmp.Or(own.Worse, all.Worse),
 	}
+}
+
+// compared is a gate of a canary: what is decided there is decided again, and half of
+// the calls that it asks for have been when it is passed. A busy machine puts that off.
+func compared(g slot.Gate) slot.Gate {
+	g.Compared = max(1, g.Calls/2)
+	return g
+}
+
+// Warnings says what is right in the fleet file and may be meant otherwise, with what
+// to do about it.
+func (f *Fleet) Warnings() (all []string) {
+	if why := f.Fleet.Forgets(); why != "" {
+		all = append(all, why)
+	}
+	if !f.Modules() {
+		return all
+	}
+	g := f.Fleet.Policies.Gates
+	for _, stage := range []struct {
+		name string
+		all  config.Gate
+		own  func(config.KindGates) config.Gate
+	}{
+		{"shadow", g.Shadow, func(k config.KindGates) config.Gate { return k.Shadow }},
+		{"canary", g.Canary, func(k config.KindGates) config.Gate { return k.Canary }},
+	} {
+		var one []string
+		for k := abi.Configure + 1; k < abi.Kinds; k++ {
+			if !slot.PerRequest(k) && stage.own(g.Kinds[k.String()]).Calls == 0 {
+				one = append(one, k.String())
+			}
+		}
+		if stage.all.Calls > 1 && len(one) > 0 {
+			all = append(all, fmt.Sprintf("policies.gates.%s.calls: %d are asked of kinds that decide for one request; of %s, which are called every few seconds, 1 is: "+
+				"for more set policies.gates.kinds.%s.%s.calls", stage.name, stage.all.Calls, strings.Join(one, ", "), one[0], stage.name))
+		}
+	}
+	return all
 }
 
 // lasting is a time of gates on the fleet's clock: d, or what there is otherwise; −1

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/cmd/config"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/identity"
 	"github.com/cascadeinfer/cascade/wasm/abi"
@@ -75,12 +76,23 @@ policies:
 	if g := p.Gates[abi.Partition]; g.Shadow.Calls != 0 || g.Shadow.Soak != 2*policies.Second || g.Shadow.Worse != -1 || g.Canary.Calls != 0 {
 		t.Errorf("gates of a kind that decides for many: %+v", g)
 	}
+	if g, r := p.Gates[abi.Place], p.Gates[abi.Partition]; g.Canary.Compared != canaryCalls/2 || r.Canary.Compared != 1 || g.Shadow.Compared != 0 {
+		t.Errorf("compared: %+v, %+v", g, r)
+	}
+	if got := f.Warnings(); len(got) != 1 || !strings.HasPrefix(got[0], "policies.gates.shadow.calls: 5 are asked of kinds that decide for one request; of partition, refine, guard, which") {
+		t.Errorf("warnings: %q", got)
+	}
 	if g := p.Gates[abi.Place]; g.Canary.Soak != -1 || len(g.Ladder) != 1 || p.Limits[abi.Place].Wall != 0 {
 		t.Errorf("%+v, %+v", g, p.Limits)
 	}
+	f.Fleet.Policies.Gates.Kinds = map[string]config.KindGates{"partition": {Shadow: config.Gate{Calls: 1}}, "refine": {Shadow: config.Gate{Calls: 9}}, "guard": {Shadow: config.Gate{Calls: 2}}}
+	if got := f.Warnings(); len(got) != 0 {
+		t.Errorf("all kinds have their own: %q", got)
+	}
+	f.Fleet.Policies.Gates.Kinds = nil
 	f.Fleet.Policies.Native = true
-	if f.Modules() {
-		t.Error("native does not switch modules off")
+	if f.Modules() || len(f.Warnings()) != 0 {
+		t.Errorf("native does not switch modules off: %q", f.Warnings())
 	}
 }
 
