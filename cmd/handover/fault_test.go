@@ -225,13 +225,51 @@ func TestLeaveWaitsForServers(t *testing.T) {
 	defer conn.Close()
 	<-accepted
 	close(leaving)
-	begun := time.Now()
-	d.Leave()
-	if !known.Load() && time.Since(begun) < restTimeout {
+	left := make(chan struct{})
+	go func() {
+		defer close(left)
+		d.leave(nil) // which is never late
+	}()
+	select {
+	case <-left:
+	case <-time.After(time.Minute): // it would be for ever
+		t.Fatal("the server has come back for more, and the door is not left")
+	}
+	if !known.Load() {
 		t.Error("the door is left, and its server has not come back for more")
 	}
 	g.Close()
 	<-over
+}
+
+// TestLeaveIsBounded: a server that never comes back keeps nobody.
+func TestLeaveIsBounded(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var d Doors
+	g, err := d.Add("a", l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
+	conn, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	accepted, err := g.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer accepted.Close()
+	late := make(chan time.Time, 1)
+	late <- time.Time{}
+	d.leave(late)
+	if _, err := d.Add("b", l); !errors.Is(err, ErrLeft) {
+		t.Errorf("after it: %v", err)
+	}
 }
 
 // TestHostDies between the sockets and the successor's word: the successor

@@ -55,6 +55,13 @@ const restTimeout = time.Second
 // What was accepted before is known to its server when Leave returns: that has come
 // back for more, or has not within a second. No door can be added any more.
 func (d *Doors) Leave() {
+	late := time.NewTimer(restTimeout)
+	defer late.Stop()
+	d.leave(late.C)
+}
+
+// leave is Leave that waits until it is late.
+func (d *Doors) leave(late <-chan time.Time) {
 	d.mu.Lock()
 	d.left = true
 	gates := d.open
@@ -63,8 +70,6 @@ func (d *Doors) Leave() {
 	for _, g := range gates {
 		g.leave()
 	}
-	late := time.NewTimer(restTimeout)
-	defer late.Stop()
 	for _, g := range gates {
 		if !g.accepts.Load() {
 			continue
@@ -72,7 +77,7 @@ func (d *Doors) Leave() {
 		select {
 		case <-g.rests:
 		case <-g.shut:
-		case <-late.C:
+		case <-late:
 			return
 		}
 	}
