@@ -22,7 +22,7 @@ const (
 func estimates(code []byte) error {
 	names, err := exports(code)
 	if err != nil {
-		return fmt.Errorf("not a WebAssembly module: %w", err)
+		return fmt.Errorf("not a WebAssembly module: %w; \"make estimator\" builds the length estimator", err)
 	}
 	filter := slices.ContainsFunc(names, func(n string) bool { return strings.HasPrefix(n, proxyVersion) })
 	switch {
