@@ -131,9 +131,8 @@ func questionWith(ctx context.Context, base *url.URL, method, path string, query
 		if errors.Is(err, context.DeadlineExceeded) {
 			return nil, fmt.Errorf("the control plane at %s does not answer within %v; what was asked may be done all the same", base, askTimeout)
 		}
-		var dial *net.OpError
-		if document != nil && errors.As(err, &dial) && dial.Op != "dial" {
-			return nil, fmt.Errorf("the control plane at %s cut the connection: %w; its log says why", base, err)
+		if cut(err) {
+			return nil, fmt.Errorf("the control plane at %s cut the connection: %w; its log says why, and what was asked may be done all the same", base, err)
 		}
 		return nil, fmt.Errorf("no control plane at %s: %w; start one (\"cascade up\"), or name it with --control or -c", base, err)
 	}
@@ -148,6 +147,13 @@ func questionWith(ctx context.Context, base *url.URL, method, path string, query
 		return nil, fmt.Errorf("%s answers more than %d MiB", u, maxAnswer>>20)
 	}
 	return body, nil
+}
+
+// cut says whether an error is of a connection that was there: it was reset, or closed
+// before the answer.
+func cut(err error) bool {
+	var of *net.OpError
+	return errors.As(err, &of) && of.Op != "dial" || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 }
 
 // refusal is the error of an answer that is not the one asked for.
