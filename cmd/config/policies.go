@@ -67,8 +67,10 @@ type Gates struct {
 	// means 1, 10 and 100.
 	Ladder []int `yaml:"ladder,omitempty"`
 	// Patience is how long a step of a canary waits for its calls: then a module that
-	// has answered some goes on to the next one, unless it is the last. 0 means 2m,
-	// below 0 for ever. Divided by Speed.
+	// has answered some goes on to the next one, unless it is the last. It is also how
+	// long worse answers wait to be judged of 64: where the missing ones would take as
+	// long again, two worse ones, and not a single one, are enough then. 0 means 2m,
+	// below 0 for ever in both. Divided by Speed.
 	Patience time.Duration `yaml:"patience,omitempty"`
 	// Faults within Window take a module back that is in force; one fault is enough
 	// in canary. 0 means 3 and 10s.
@@ -96,7 +98,8 @@ type Gate struct {
 	Soak time.Duration `yaml:"soak,omitempty"`
 	// Worse is how many of 1000 answers may be worse than those of the policy in
 	// force, by the host's own measure; in shadow more keep it there, and end it if it
-	// was to go further. The share is that of 64 answers at least: fewer say nothing.
+	// was to go further. The share is that of 64 answers, or Calls, at least; more worse
+	// ones than these may have need not wait for the others. See also Gates.Patience.
 	// 0 means 20, and 50 for kinds that decide for many requests at once; −1 none.
 	Worse int `yaml:"worse,omitempty"`
 }
