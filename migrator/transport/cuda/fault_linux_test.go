@@ -56,13 +56,18 @@ type story struct {
 	corrupt error
 }
 
-// run moves all blocks, and returns all errors.
-func (s *story) run() (err error) {
+// gpu is a GPU of the story's own.
+func (s *story) gpu() (*GPU, error) {
 	d, err := cuda.Open(s.lib)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	g, err := NewGPU(GPUConfig{Driver: d})
+	return NewGPU(GPUConfig{Driver: d})
+}
+
+// run moves all blocks, and returns all errors.
+func (s *story) run() (err error) {
+	g, err := s.gpu()
 	if err != nil {
 		return err
 	}

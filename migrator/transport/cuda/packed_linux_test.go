@@ -26,11 +26,7 @@ func mapped(t testing.TB, size int64) []byte {
 // byHost is a story of blocks that go by way of the host: out of a pool into memory
 // that the GPU knows and that it does not, and into another pool from both.
 func (s *story) byHost() (err error) {
-	d, err := cuda.Open(s.lib)
-	if err != nil {
-		return err
-	}
-	g, err := NewGPU(GPUConfig{Driver: d})
+	g, err := s.gpu()
 	if err != nil {
 		return err
 	}
