@@ -23,7 +23,7 @@ func h2Client(t testing.TB) *http.Client {
 // may take to read, on both versions of HTTP.
 func TestQuietStream(t *testing.T) {
 	t.Parallel()
-	const timeout = 40 * time.Millisecond
+	const timeout = 200 * time.Millisecond
 	e := newEngine(t)
 	e.set(func(n int, r *http.Request) {
 		if n == 2 || n == 4 {
