@@ -51,11 +51,10 @@ func (d *Daemon) rdmaDevice() string {
 // bounce reports whether the KV of a GPU goes to the NIC by way of the host, since
 // another processor is between the two: as the fleet is told (links.Ways).
 func (d *Daemon) bounce() bool {
-	m := d.machine()
-	if m == nil {
-		return false
-	}
-	p := m.Site(d.cfg.Fleet.Place(d.cfg.Replica)).RDMA
+	d.nearby.mu.Lock()
+	defer d.nearby.mu.Unlock()
+	d.siteLocked()
+	p := d.nearby.own.RDMA
 	return p != nil && p.Distance == links.System
 }
 

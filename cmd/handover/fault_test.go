@@ -187,18 +187,25 @@ func TestSuccessorFails(t *testing.T) {
 	}
 }
 
-// TestLeaveWaitsForServers: what was accepted before is known to its server when the
-// door is left.
-func TestLeaveWaitsForServers(t *testing.T) {
+// opened is a door on a free port, and the socket behind it.
+func opened(t *testing.T, d *Doors) (socket, door net.Listener) {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	var d Doors
 	g, err := d.Add("a", l)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return l, g
+}
+
+// TestLeaveWaitsForServers: what was accepted before is known to its server when the
+// door is left.
+func TestLeaveWaitsForServers(t *testing.T) {
+	var d Doors
+	l, g := opened(t, &d)
 	var known atomic.Bool
 	accepted, leaving, over := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	go func() {
@@ -244,15 +251,8 @@ func TestLeaveWaitsForServers(t *testing.T) {
 
 // TestLeaveIsBounded: a server that never comes back keeps nobody.
 func TestLeaveIsBounded(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
 	var d Doors
-	g, err := d.Add("a", l)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l, g := opened(t, &d)
 	defer g.Close()
 	conn, err := net.Dial("tcp", l.Addr().String())
 	if err != nil {

@@ -7,7 +7,6 @@ import (
 
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
-	"github.com/cascadeinfer/cascade/migrator/device/verbs"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
@@ -123,13 +122,8 @@ func (p *puller) post(ctx context.Context, c pieces) error {
 				return err
 			}
 		}
-		if err := p.goOn(ctx); err != nil {
+		if err := p.postBatch(ctx, c); err != nil {
 			return err
-		}
-		n := p.batch(c)
-		p.posted++
-		if _, err := p.pair.Post(verbs.Read, p.work[:n]); err != nil {
-			return p.why(ctx, err)
 		}
 	}
 	return nil
@@ -176,18 +170,13 @@ func (p *puller) passage(portion transport.Plan, slot int) pieces {
 	case p.region.slot == 0:
 		return &unpacking{at: theirs, target: p.memory.Layout, blocks: portion.Dst}
 	}
-	return &straight{from: theirs, to: own, left: int64(n) * p.memory.BlockBytes()}
-}
-
-// straight is bytes that lie together in both slots.
-type straight struct{ from, to, left int64 }
-
-func (s *straight) over() bool { return s.left == 0 }
-
-func (s *straight) next(most int64) (from, to, n int64) {
-	from, to, n = s.from, s.to, max(0, min(s.left, most))
-	s.from, s.to, s.left = from+n, to+n, s.left-n
-	return from, to, n
+	// Blocks that are packed at both ends are one stretch of one region.
+	whole := func(offset int64) transport.Layout {
+		size := p.memory.BlockBytes()
+		return transport.Layout{Blocks: n, Regions: []transport.Region{{Offset: offset, Stride: size, Bytes: size}}}
+	}
+	p.stretches = append(p.stretches[:0], stretch{n: n})
+	return &cursor{source: whole(theirs), target: whole(own), plan: p.stretches, entries: n}
 }
 
 // unpacking goes through packed blocks, and where their parts belong in a pool.

@@ -20,10 +20,11 @@
 // the engine's and the transport runs: its pages are locked for that long. Memory of a
 // GPU is registered as a dma-buf where its owner offers one.
 //
-// Where the NIC does not reach a GPU's memory, or lies too far from it, blocks go by way of the host: a move has
-// some slots of host memory at that end, or at both. The receiver asks on the stream for
-// blocks to be packed into a slot of the source's, reads that, and has its own GPU take
-// what has come out of its own. The slots are all that a peer reaches then.
+// Where the NIC does not reach a GPU's memory, or lies too far from it, blocks go by way
+// of the host: a move has some slots of host memory at that end, or at both. The
+// receiver asks on the stream for blocks to be packed into a slot of the source's, reads
+// that, and has its own GPU take what has come out of its own. The slots are all that a
+// peer reaches then.
 //
 // Where a NIC is in its network, it is asked for each connection: a link that was away
 // has its addresses elsewhere in their table. A device that fails ends what waits for

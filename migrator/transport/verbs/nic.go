@@ -209,7 +209,7 @@ type region struct {
 	*verbs.Region
 	memory *transport.Memory
 	users  int
-	over   bool // it was ended under its users; nobody new gets it
+	over   bool // it was ended under its users, or is spoilt; nobody new gets it
 	// pool is whose blocks go by its slots, of so many bytes; nil where it is a pool.
 	pool *transport.Memory
 	slot int64
@@ -234,11 +234,6 @@ func (n *nic) registered(m *transport.Memory) (*region, error) {
 			return r, nil
 		}
 	}
-	return n.registerLocked(m)
-}
-
-// registerLocked registers a memory.
-func (n *nic) registerLocked(m *transport.Memory) (*region, error) {
 	r, err := newRegion(n.device, m)
 	if err == nil {
 		n.regions = append(n.regions, r)

@@ -166,15 +166,10 @@ func (p *puller) direct(ctx context.Context, plan transport.Plan) error {
 	verified := 0 // parts
 	for {
 		for p.posted < p.ended+depth && !c.over() {
-			if err := p.goOn(ctx); err != nil {
+			if err := p.postBatch(ctx, c); err != nil {
 				return err
 			}
-			n := p.batch(c)
-			p.marks[p.posted%depth] = c.part()
-			p.posted++
-			if _, err := p.pair.Post(verbs.Read, p.work[:n]); err != nil {
-				return p.why(ctx, err)
-			}
+			p.marks[(p.posted-1)%depth] = c.part()
 		}
 		if p.posted == p.ended {
 			return nil
@@ -193,6 +188,19 @@ func (p *puller) direct(ctx context.Context, plan transport.Plan) error {
 		}
 		verified = whole
 	}
+}
+
+// postBatch asks for the next batch.
+func (p *puller) postBatch(ctx context.Context, c pieces) error {
+	if err := p.goOn(ctx); err != nil {
+		return err
+	}
+	n := p.batch(c)
+	p.posted++
+	if _, err := p.pair.Post(verbs.Read, p.work[:n]); err != nil {
+		return p.why(ctx, err)
+	}
+	return nil
 }
 
 // reap waits for batches to end.
