@@ -42,8 +42,8 @@ func (j judge) count(active, candidate *host.Record, f *slot.Figures) {
 // one of them worse, and no winner where there was one; a partition that costs more
 // by the slack of the planner's gate, or none where there was one; a boundary that
 // serves no better than the one in force does and, by the margin of the refiner's gate,
-// worse than the active policy's: one that stays where the active policy gains. Nobody can say of the other kinds' answers by themselves
-// what they are worth.
+// worse than the active policy's: one that stays where the active policy gains. Nobody
+// can say of the other kinds' answers by themselves what they are worth.
 //
 // The margins are those by which proposals are taken: what the gates let pass is a
 // policy's to decide. A native proposal is the best there is by the native model, so
