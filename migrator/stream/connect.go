@@ -82,16 +82,26 @@ func (f *Front) call(ctx context.Context, o *order) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
+	again := false // the goroutine that calls RoundTrip sends again, too
 	req := (&http.Request{
 		Method:        http.MethodPost,
 		URL:           target,
 		Header:        fields,
 		Body:          body,
-		GetBody:       o.body.open,
+		GetBody:       func() (io.ReadCloser, error) { again = true; return o.body.open() },
 		ContentLength: o.body.size(),
 	}).WithContext(ctx)
-	return transport.RoundTrip(req)
+	resp, err := transport.RoundTrip(req)
+	if err == nil && again && resp.StatusCode == http.StatusConflict {
+		// The first of the two had come through: the leg is one that nobody reads.
+		resp.Body.Close()
+		return nil, errTwice
+	}
+	return resp, err
 }
+
+// errTwice is a lost request, and no error of its client's.
+var errTwice = errors.New("the engine lost the connection of a request that it had begun")
 
 // streams reports whether an answer is a stream of events.
 func streams(resp *http.Response) bool {

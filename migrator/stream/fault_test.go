@@ -400,6 +400,40 @@ func TestRefusalInTheGap(t *testing.T) {
 	}
 }
 
+// TestSentAgain checks a request whose connection is lost after the engine has
+// begun it, and that the transport sends again on another one. The engine then
+// says that the leg is taken, which is no business of the client's.
+func TestSentAgain(t *testing.T) {
+	e := newEngine(t)
+	f := start(t, e.URL, nil)
+	const body = `{"model":"m","prompt":"x","stream":true}`
+	taken := func(w http.ResponseWriter) { http.Error(w, "the leg is running", http.StatusConflict) }
+	var begun sync.Map
+	var twice atomic.Bool
+	e.set(nil, func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		if _, again := begun.LoadOrStore(r.Header.Get(LegHeader), true); !again {
+			panic(http.ErrAbortHandler)
+		}
+		twice.Store(true)
+		taken(w)
+	})
+	// Only a connection that has served before can be closed unnoticed.
+	eventually(t, func() bool {
+		if resp, got := post(t, f.client, f.url, "/tokenize", body); resp.StatusCode != http.StatusOK {
+			t.Fatalf("%d %s", resp.StatusCode, got)
+		}
+		if resp, got := post(t, f.client, f.url, "/v1/completions", body); resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get(length.RefusedHeader) == "" {
+			t.Fatalf("%d %v %s", resp.StatusCode, resp.Header, got)
+		}
+		return twice.Load()
+	})
+	e.set(nil, func(w http.ResponseWriter, _ *http.Request) { taken(w) })
+	if resp, got := post(t, f.client, f.url, "/v1/completions", body); resp.StatusCode != http.StatusConflict {
+		t.Errorf("a conflict with something else: %d %s", resp.StatusCode, got)
+	}
+}
+
 // recorder is a ResponseWriter without deadlines or flushing.
 type recorder struct {
 	header http.Header
