@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -214,9 +215,10 @@ func TestEnvoyRefuses(t *testing.T) {
 	}
 
 	// Health goes on, on both; who comes later is not sent what was refused.
-	two.Endpoints[1].Health = resources.Draining
-	p.publisher.Submit(two)
-	two.Endpoints[1].Health = resources.Healthy
+	drained := two // what was submitted is the publisher's to read
+	drained.Endpoints = slices.Clone(two.Endpoints)
+	drained.Endpoints[1].Health = resources.Draining
+	p.publisher.Submit(drained)
 	p.publisher.Submit(two)
 	late := start("canary-2")
 	p.until(t, "three at 1", func(st publish.Status) bool {
