@@ -46,7 +46,7 @@ func listens(l net.Listener, h http.Handler) *http.Server {
 	protocols.SetHTTP1(true)
 	protocols.SetHTTP2(true)
 	protocols.SetUnencryptedHTTP2(true)
-	s := &http.Server{Handler: h, Protocols: &protocols, ReadHeaderTimeout: time.Second, IdleTimeout: time.Minute}
+	s := &http.Server{Handler: h, Protocols: &protocols, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute}
 	go s.Serve(l)
 	return s
 }
@@ -84,9 +84,13 @@ func start(t testing.TB, cfg Config, l net.Listener, address string) *node {
 	return n
 }
 
-// onTCP starts a node on a loopback socket.
+// onTCP starts a node on a loopback socket. Its time is real: what it has to send
+// waits for as long as a busy machine takes.
 func onTCP(t testing.TB, cfg Config) *node {
 	t.Helper()
+	if cfg.Silence == 0 {
+		cfg.Silence = time.Hour
+	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -204,7 +208,7 @@ func TestQueueDropsTheOldest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n, err := New(Config{Self: "a", Queue: 3, Handle: func(policies.ReplicaID, *api.Envelope) {}})
+	n, err := New(Config{Self: "a", Queue: 3, Silence: time.Hour, Handle: func(policies.ReplicaID, *api.Envelope) {}})
 	if err != nil {
 		t.Fatal(err)
 	}
