@@ -20,7 +20,7 @@ import (
 const (
 	maxMessage = 16 << 20        // bytes; the ids of a million tokens are 3 MB
 	maxStreams = 1024            // calls at once on one connection
-	handTime   = time.Second     // to hand the memory to a client
+	handTime   = 5 * time.Second // to hand the memory to a client
 	retryTime  = time.Second     // after a connection that could not be accepted
 	dialTime   = time.Second     // to see whether a socket's engine lives
 	setupTime  = 5 * time.Second // for a client to begin with HTTP/2
@@ -96,6 +96,10 @@ func (t *Table) listen(name string) (*listener, error) {
 		if err == nil {
 			c.Close()
 			return nil, fmt.Errorf("%s is served by another engine; every engine needs a directory of its own", path)
+		}
+		var late net.Error
+		if errors.As(err, &late) && late.Timeout() {
+			return nil, fmt.Errorf("whether another engine serves %s: %w", path, err) // it may live
 		}
 		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return nil, err
