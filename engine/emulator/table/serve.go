@@ -46,7 +46,13 @@ func (t *Table) Run(ctx context.Context) error {
 		grpc.MaxConcurrentStreams(maxStreams), grpc.ConnectionTimeout(setupTime), grpc.WaitForHandlers(true))
 	api.RegisterBlocksServer(server, t)
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return server.Serve(calls) })
+	group.Go(func() error {
+		err := server.Serve(calls)
+		if errors.Is(err, grpc.ErrServerStopped) {
+			return nil // ctx ended before it began
+		}
+		return err
+	})
 	group.Go(func() error { return t.hand(ctx, memory) })
 	group.Go(func() error {
 		<-ctx.Done()
