@@ -152,7 +152,10 @@ func TestStopWithStreams(t *testing.T) {
 	f.report(t, r)
 	d := dial(t, r)
 	d.everything(t, nil)
-	waitFor(t, r, "reports", func(s Status) bool { return s.Models[0].Stages[0].Replicas[1].Connected })
+	waitFor(t, r, "reports", func(s Status) bool {
+		all := s.Models[0].Stages[0].Replicas
+		return all[0].Connected && all[1].Connected
+	})
 	cancel()
 	select {
 	case err := <-done:
