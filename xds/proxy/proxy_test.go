@@ -224,13 +224,13 @@ func TestFailover(t *testing.T) {
 	for pool := f.proxy.pools.Get(f.fronts[0].address, c.view.Load().upstream); pool.Connections() > 0; {
 		time.Sleep(time.Millisecond)
 	}
+	for f.proxy.Connected() {
+		time.Sleep(time.Millisecond)
+	}
 	for range 50 {
 		if _, s := f.see("POST", "/", "", bytes.NewReader(prompt("m", 100))); s.By != "r1" {
 			t.Fatalf("%s serves", s.By)
 		}
-	}
-	if f.proxy.Connected() {
-		t.Error("the control plane is gone and Connected says otherwise")
 	}
 	if n := testutil.ToFloat64(f.proxy.metrics.ejections.WithLabelValues("cascade/m/s0/rr")); n < 1 {
 		t.Error("the dead host was not ejected")
@@ -364,46 +364,55 @@ func withTimeouts(idle, timeout time.Duration) func(map[string][]types.Resource)
 }
 
 func TestTimeouts(t *testing.T) {
-	f := newFleet(t, 2, withTimeouts(100*time.Millisecond, 0))
-	resp, b := f.send("POST", "/hang", "", bytes.NewReader(prompt("m", 100)))
-	if resp.StatusCode != 504 || failure(t, b).Code != codeTimeout {
-		t.Errorf("no answer: %d %s", resp.StatusCode, b)
-	}
-	// Silence ends a stream.
-	resp, err := f.client.Post(f.url+"/sse?n=2&gap=1h", "", bytes.NewReader(prompt("m", 100)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := io.ReadAll(resp.Body); err == nil {
-		t.Error("a silent stream was not cut")
-	}
-	resp.Body.Close()
-	// Events keep one alive beyond the idle timeout. A machine may stand still for
-	// longer than a short one; then a longer one must do.
-	for idle := 100 * time.Millisecond; ; idle *= 4 {
-		f.publish(f.view, withTimeouts(idle, 0), func(s *client.Snapshot) bool {
-			return s.Routes["cascade"].Hosts[0].Routes[0].IdleTimeout == idle
-		})
-		_, b := f.send("POST", fmt.Sprintf("/sse?n=20&gap=%v", idle/10), "", bytes.NewReader(prompt("m", 100)))
-		if bytes.Contains(b, []byte("[DONE]")) {
-			break
-		}
-		if idle > 5*time.Second {
-			t.Fatalf("a lively stream was cut: %s", b)
+	f := newFleet(t, 2, nil)
+	// A machine may stand still for longer than a short limit; then a longer one
+	// must do.
+	patiently := func(limits func(time.Duration) (idle, timeout time.Duration), wrong func(limit time.Duration) string) {
+		t.Helper()
+		for limit := 100 * time.Millisecond; ; limit *= 4 {
+			idle, timeout := limits(limit)
+			f.publish(f.view, withTimeouts(idle, timeout), func(s *client.Snapshot) bool {
+				r := s.Routes["cascade"].Hosts[0].Routes[0]
+				return r.IdleTimeout == idle && r.Timeout == timeout
+			})
+			what := wrong(limit)
+			if what == "" {
+				return
+			}
+			if limit > 5*time.Second {
+				t.Fatal(what)
+			}
 		}
 	}
-	// The route's timeout cuts even a lively one.
-	f.publish(f.view, withTimeouts(0, 100*time.Millisecond), func(s *client.Snapshot) bool {
-		return s.Routes["cascade"].Hosts[0].Routes[0].Timeout == 100*time.Millisecond
+	read := func(path string) (status int, body []byte, err error) {
+		resp, err := f.client.Post(f.url+path, "", bytes.NewReader(prompt("m", 100)))
+		if err != nil {
+			return 0, nil, err
+		}
+		defer resp.Body.Close()
+		body, err = io.ReadAll(resp.Body)
+		return resp.StatusCode, body, err
+	}
+	patiently(func(d time.Duration) (idle, timeout time.Duration) { return d, 0 }, func(idle time.Duration) string {
+		if status, b, err := read("/hang"); status != 504 || err != nil || failure(t, b).Code != codeTimeout {
+			return fmt.Sprintf("no answer: %d %s, %v", status, b, err)
+		}
+		if status, b, err := read("/sse?n=2&gap=1h"); status != 200 || err == nil {
+			return fmt.Sprintf("a silent stream was not cut: %d %s", status, b)
+		}
+		// Events keep one alive beyond the idle timeout.
+		if status, b, err := read(fmt.Sprintf("/sse?n=20&gap=%v", idle/10)); status != 200 || err != nil || !bytes.Contains(b, []byte("[DONE]")) {
+			return fmt.Sprintf("a lively stream was cut: %d %s, %v", status, b, err)
+		}
+		return ""
 	})
-	resp, err = f.client.Post(f.url+"/sse?n=1000&gap=10ms", "", bytes.NewReader(prompt("m", 100)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := io.ReadAll(resp.Body); err == nil {
-		t.Error("a stream outlived the route's timeout")
-	}
-	resp.Body.Close()
+	// The route's timeout cuts even a lively one.
+	patiently(func(d time.Duration) (idle, timeout time.Duration) { return 0, d }, func(time.Duration) string {
+		if status, b, err := read("/sse?n=1000&gap=10ms"); status != 200 || err == nil {
+			return fmt.Sprintf("a stream outlived the route's timeout: %d, %d bytes", status, len(b))
+		}
+		return ""
+	})
 }
 
 // TestSlowBody: a client that stops sending does not hold the request for ever.
@@ -529,6 +538,7 @@ func TestFlips(t *testing.T) {
 // TestDrain: the end of Run lets streams finish and takes no new ones.
 func TestDrain(t *testing.T) {
 	f := newFleet(t, 2, nil)
+	f.proxy.cfg.DrainTimeout = time.Minute // the streams take as long as the machine does
 	for _, h2 := range []bool{false, true} {
 		c := http.Client{Transport: transport(t, h2)}
 		resp, err := c.Post(f.url+"/sse?n=20&gap=10ms", "", bytes.NewReader(prompt("m", 100)))
