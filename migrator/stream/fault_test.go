@@ -201,9 +201,10 @@ func TestDisconnect(t *testing.T) {
 // TestSlowClient checks that a client that takes nothing is given up.
 func TestSlowClient(t *testing.T) {
 	e := newEngine(t)
-	gone := make(chan struct{})
+	var inside atomic.Int64 // requests at the engine
 	e.set(nil, func(w http.ResponseWriter, r *http.Request) {
-		defer close(gone)
+		inside.Add(1)
+		defer inside.Add(-1)
 		w.Header().Set("Content-Type", "text/event-stream")
 		event := `data: {"id":"x","choices":[{"index":0,"text":"` + strings.Repeat("a", 1<<16) + `","token_ids":[1]}]}` + "\n\n"
 		for r.Context().Err() == nil {
@@ -213,13 +214,9 @@ func TestSlowClient(t *testing.T) {
 		}
 	})
 	f := start(t, e.URL, func(c *Config) { c.WriteTimeout = 50 * time.Millisecond })
-	resp, err := f.client.Post("http://"+f.url+"/v1/completions", "application/json", strings.NewReader(`{"prompt":"x","stream":true}`))
-	if err != nil {
-		t.Fatal(err)
-	}
-	<-gone
-	resp.Body.Close()
-	eventually(t, func() bool { return f.Status().Load.Running == 0 })
+	resp := beginning(t, f.client, "http://"+f.url+"/v1/completions", `{"prompt":"x","stream":true}`)
+	defer resp.Body.Close()
+	eventually(t, func() bool { return inside.Load() == 0 && f.Status().Load.Running == 0 })
 }
 
 func TestSilentEngine(t *testing.T) {

@@ -29,6 +29,7 @@ type Front struct {
 	peers   http.RoundTripper
 	rest    *httputil.ReverseProxy // for what the front only passes on
 	shapes  shapes
+	catchUp time.Duration // the constant of that name, but in tests
 	// fingerprint is the engine's system_fingerprint, nil until it was seen.
 	fingerprint atomic.Pointer[[]byte]
 
@@ -69,6 +70,7 @@ func New(cfg Config) (*Front, error) {
 		local:   newTransport(cfg.IdleTimeout),
 		probe:   &http.Transport{DialContext: dialer.DialContext, DisableKeepAlives: true},
 		peers:   cfg.Peers,
+		catchUp: catchUp,
 		changed: make(chan struct{}, 1),
 		suspect: make(chan struct{}, 1),
 		drain:   make(chan struct{}),

@@ -164,7 +164,7 @@ func (f *Front) freeze(ctx context.Context, c *cut, m Move) error {
 	if m.ID == "" {
 		return c.wait(ctx)
 	}
-	soon, cancel := context.WithTimeoutCause(ctx, catchUp, errShort)
+	soon, cancel := context.WithTimeoutCause(ctx, f.catchUp, errShort)
 	defer cancel()
 	if err := c.wait(soon); err != nil {
 		return err
