@@ -21,7 +21,7 @@ import (
 
 // The bounds of every boundary.
 const (
-	helloTimeout = 2 * time.Second        // for a receiver to present its ticket, and for a source to answer
+	helloTimeout = 5 * time.Second        // for a receiver to present its ticket, and for a source to answer
 	checkTimeout = 5 * time.Second        // for a source to answer a check
 	maxSessions  = 256                    // open moves of one source
 	acceptPause  = 100 * time.Millisecond // that a source waits which is out of descriptors

@@ -120,18 +120,23 @@ func Run(t *testing.T, make func(t *testing.T, source, target transport.Layout) 
 }
 
 // leaks remembers what runs and what is open, and returns the check that
-// nothing more does.
+// nothing more does, as soon as what is ending has ended.
 func leaks(t *testing.T) func() {
 	ignore := goleak.IgnoreCurrent()
 	before := descriptors()
 	return func() {
 		t.Helper()
-		if err := goleak.Find(ignore); err != nil {
-			t.Error(err)
-		}
-		runtime.GC() // what a finalizer closes is no leak
-		if after := descriptors(); after > before {
-			t.Errorf("%d files were open before the test, %d are after it", before, after)
+		for limit := time.Now().Add(patience); ; {
+			err := goleak.Find(ignore)
+			runtime.GC() // what a finalizer closes is no leak
+			after := descriptors()
+			if err == nil && after <= before {
+				return
+			}
+			if time.Now().After(limit) {
+				t.Errorf("%d files were open before the test, %d are after it: %v", before, after, err)
+				return
+			}
 		}
 	}
 }
