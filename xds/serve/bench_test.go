@@ -83,18 +83,32 @@ func (m *meter) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Conte
 func (m *meter) HandleConn(context.Context, stats.ConnStats)                       {}
 
 func (m *meter) HandleRPC(_ context.Context, s stats.RPCStats) {
-	switch s := s.(type) {
-	case *stats.OutPayload:
-		m.resources.Add(int64(len(s.Payload.(*discoveryv3.DeltaDiscoveryResponse).Resources)))
-		if m.sent.Add(1) == m.want.Load() {
-			m.lastSent.Store(time.Now().UnixNano())
-		}
-	case *stats.InPayload:
-		if m.got.Add(1) == m.want.Load() {
-			m.lastGot.Store(time.Now().UnixNano())
-			close(m.done)
-		}
+	if _, ok := s.(*stats.InPayload); ok && m.got.Add(1) == m.want.Load() {
+		m.lastGot.Store(time.Now().UnixNano())
+		close(m.done)
 	}
+}
+
+// intercept puts the meter before what sends responses.
+func (m *meter) intercept(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	return handler(srv, metered{ss, m})
+}
+
+// metered is a stream whose responses are counted before they are sent: gRPC's
+// own event comes after that, when the client may have acknowledged them.
+type metered struct {
+	grpc.ServerStream
+	meter *meter
+}
+
+func (s metered) SendMsg(r any) error {
+	s.meter.resources.Add(int64(len(r.(*discoveryv3.DeltaDiscoveryResponse).Resources)))
+	last := s.meter.sent.Add(1) == s.meter.want.Load()
+	err := s.ServerStream.SendMsg(r)
+	if last {
+		s.meter.lastSent.Store(time.Now().UnixNano())
+	}
+	return err
 }
 
 // arm makes ready for n messages each way.
@@ -124,7 +138,7 @@ func listen(tb testing.TB, m *meter, register func(context.Context, grpc.Service
 	}
 	var opts []grpc.ServerOption
 	if m != nil {
-		opts = append(opts, grpc.StatsHandler(m))
+		opts = append(opts, grpc.StatsHandler(m), grpc.StreamInterceptor(m.intercept))
 	}
 	server := grpc.NewServer(opts...)
 	register(ctx, server)
