@@ -23,26 +23,30 @@ func slowly(t *testing.T, envoy string) *rig {
 	return moving(t, envoy, config.MigrationLive, 2, func(f *config.Fleet) { f.Migration.LinkGbps = 1 })
 }
 
-// under waits until a move of something is under way.
-func (r *rig) under(from string, what string, holds func(mover.Move) bool) mover.Move {
+// under waits until a move of something is under way, and reports false when all
+// has gone before anybody saw it move.
+func (r *rig) under(from string, what string, holds func(mover.Move) bool) (found mover.Move, seen bool) {
 	r.t.Helper()
-	var found mover.Move
 	r.wait(what, func() bool {
+		gone := len(r.fronts[from].Residents()) == 0 // before the look at the moves, so that none ends in between
 		for _, m := range r.daemons[from].Mover().Moves() {
 			if m.Role == "source" && m.State != "moved" && m.State != "failed" && holds(m) {
-				found = m
+				found, seen = m, true
 				return true
 			}
 		}
-		return false
+		return gone
 	})
-	return found
+	return found, seen
 }
+
+// other is the other one of two replicas.
+func other(id string) string { return map[string]string{"r0": "r1", "r1": "r0"}[id] }
 
 // alone has everything begin at one replica: the other one is drained.
 func (r *rig) alone(id string) {
 	r.t.Helper()
-	other := map[string]string{"r0": "r1", "r1": "r0"}[id]
+	other := other(id)
 	r.order("drain", other)
 	r.wait(other+" is given nothing", func() bool {
 		before := r.counts()
@@ -58,8 +62,7 @@ func (r *rig) alone(id string) {
 // swap drains one replica in place of the other.
 func (r *rig) swap(from string) {
 	r.t.Helper()
-	other := map[string]string{"r0": "r1", "r1": "r0"}[from]
-	r.order("undrain", other)
+	r.order("undrain", other(from))
 	r.order("drain", from)
 }
 
@@ -97,17 +100,20 @@ func TestClientLeaves(t *testing.T) {
 	idlePlanes(t, func(t *testing.T, envoy string) {
 		r := slowly(t, envoy)
 		states := make(map[string]int)
-		from, other := "r0", "r1"
+		from := "r0"
 		for n := range 6 {
 			r.alone(from)
 			s := r.stream(prompt(8000+n, forever))
-			r.swap(from)
-			m := r.under(from, "a move", func(m mover.Move) bool { return n%3 == 0 || m.Rounds >= n%3 || m.State == "adopted" })
+			var m mover.Move
+			for seen := false; !seen; {
+				r.swap(from)
+				m, seen = r.under(from, "a move", func(m mover.Move) bool { return n%3 == 0 || m.Rounds >= n%3 || m.State == "adopted" })
+				from = other(from)
+			}
 			states[m.State]++
 			s.cancel()
 			s.wait(t)
 			r.quiet()
-			from, other = other, from
 		}
 		t.Logf("clients have left in the states %v", states)
 	})
@@ -126,7 +132,9 @@ func TestRequestEndsWhileMoving(t *testing.T) {
 			all = append(all, r.stream(prompt(20_000+n, output)))
 		}
 		r.swap("r0")
-		r.under("r0", "a move", func(m mover.Move) bool { return m.Rounds > 0 })
+		if _, seen := r.under("r0", "a move", func(m mover.Move) bool { return m.Rounds > 0 }); !seen {
+			t.Fatal("the requests are over, or elsewhere, before they move")
+		}
 		for _, s := range all {
 			s.wait(t)
 			want, err := o.text(s.body)
@@ -174,7 +182,7 @@ func TestSlowReader(t *testing.T) {
 			if n++; n%100 == 50 {
 				r.swap(from)
 				r.wait("it moves", func() bool { return len(r.fronts[from].Residents()) == 0 })
-				from = map[string]string{"r0": "r1", "r1": "r0"}[from]
+				from = other(from)
 			}
 		})
 		load.stop()

@@ -96,6 +96,7 @@ type socket struct {
 	net.Listener
 	of    *sockets
 	conns map[*conn]struct{} // guarded by of.mu
+	dead  bool               // cut; likewise
 	gate  sync.RWMutex       // held while the process behind hangs
 }
 
@@ -126,6 +127,11 @@ func (l *socket) Accept() (net.Conn, error) {
 	out := &conn{c.(*net.TCPConn), l}
 	l.of.mu.Lock()
 	defer l.of.mu.Unlock()
+	if l.dead { // it came in before
+		_ = out.SetLinger(0)
+		_ = out.TCPConn.Close()
+		return nil, net.ErrClosed
+	}
 	l.conns[out] = struct{}{}
 	return out, nil
 }
@@ -160,13 +166,15 @@ func (c *conn) Close() error {
 func (s *sockets) cut(address string) {
 	s.mu.Lock()
 	l := s.by[address]
+	if l != nil {
+		l.dead = true
+	}
 	s.mu.Unlock()
 	if l == nil {
 		return
 	}
 	l.reset()
 	l.Close()
-	l.reset() // those that came in between
 }
 
 func (l *socket) reset() {
