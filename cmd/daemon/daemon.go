@@ -247,6 +247,16 @@ func (d *Daemon) Market() *market.Market { return d.market }
 // Mover is what carries moves out.
 func (d *Daemon) Mover() *mover.Mover { return d.mover }
 
+// Live reports whether requests can move live as far as this replica's engine goes: it
+// shows its block table now.
+func (d *Daemon) Live() bool {
+	if d.blocks == nil {
+		return false
+	}
+	_, shown := d.blocks.Memory()
+	return shown
+}
+
 // Network is the connections to the other migrators.
 func (d *Daemon) Network() *peer.Network { return d.network }
 

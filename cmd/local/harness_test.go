@@ -172,6 +172,17 @@ func (r *rig) run() {
 		t.Fatal("not ready:", err)
 	}
 	r.until("every replica is heard", heard)
+	if r.cfg.Fleet.Migrates() && r.cfg.Fleet.Migration.Mode == config.MigrationLive {
+		// Until then requests move by re-prompting.
+		r.wait("every engine shows its block table", func() bool {
+			for _, d := range r.daemons {
+				if !d.Live() {
+					return false
+				}
+			}
+			return true
+		})
+	}
 }
 
 // heard says that every replica has reported, and well.

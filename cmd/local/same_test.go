@@ -95,7 +95,8 @@ func script(t *testing.T, requests, climbers int, over time.Duration) []question
 			t.Fatal(err)
 		}
 		for i := range list {
-			list[i].Input, list[i].Output = min(max(list[i].Input/4, 10), 6000), min(max(list[i].Output, 30), 150)
+			// What has no full block of KV moves by re-prompting.
+			list[i].Input, list[i].Output = min(max(list[i].Input/4, 16), 6000), min(max(list[i].Output, 30), 150)
 		}
 	}
 	last := list[len(list)-1].At
