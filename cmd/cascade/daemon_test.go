@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"math/rand/v2"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -14,6 +12,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/cascadeinfer/cascade/cmd/loopback"
 )
 
 // output is what a daemon wrote so far. It may be written and read at once.
@@ -107,27 +107,10 @@ type site struct {
 // newSite writes the fleet file of one replica; more is further lines of it.
 func newSite(t *testing.T, more string) site {
 	t.Helper()
-	a := freeAddresses(6)
+	a := loopback.Addresses(6)
 	s := site{file: filepath.Join(t.TempDir(), "fleet.yaml"), proxy: a[0], control: a[1], admin: a[2], engine: a[3], front: a[4], peers: a[5]}
 	s.write(t, more)
 	return s
-}
-
-// freeAddresses finds addresses of loopback to listen on, below the range from
-// which outgoing connections take theirs.
-func freeAddresses(n int) []string {
-	var open []net.Listener
-	for len(open) < n {
-		if l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 10000+rand.N(20000))); err == nil {
-			open = append(open, l)
-		}
-	}
-	out := make([]string, n)
-	for i, l := range open {
-		out[i] = l.Addr().String()
-		l.Close()
-	}
-	return out
 }
 
 func (s site) write(t *testing.T, more string) {

@@ -19,6 +19,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"github.com/cascadeinfer/cascade/cmd/loopback"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
@@ -39,6 +40,7 @@ const tick = 20 * time.Millisecond
 //	[!] post URL FILE           the same with a POST of JSON
 //	exitcode CODE ARGS...       run cascade and compare its exit code
 //	signal NAME WORDS           signal the background process with these arguments
+//	last WORDS                  wait until all background processes with these arguments but one have ended
 //	hammer URL FILE             POST JSON all the time, from several clients, until rest
 //	rest                        end the hammer; every answer must have been 200 and whole
 func TestScripts(t *testing.T) {
@@ -65,13 +67,13 @@ func TestScripts(t *testing.T) {
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"ports": ports, "expand": expand, "await": await, "get": get, "post": post, "exitcode": exitcode, "signal": signalProcess,
-			"hammer": startHammer, "rest": stopHammer,
+			"hammer": startHammer, "rest": stopHammer, "last": last,
 		},
 	})
 }
 
 func ports(ts *testscript.TestScript, neg bool, names []string) {
-	for i, address := range freeAddresses(len(names)) {
+	for i, address := range loopback.Addresses(len(names)) {
 		ts.Setenv(names[i], address)
 	}
 }
@@ -169,17 +171,43 @@ func signalProcess(ts *testscript.TestScript, neg bool, args []string) {
 	if !ok {
 		ts.Fatalf("signal %s: use TERM, INT or KILL", args[0])
 	}
-	want := strings.Join(args[1:], " ")
-	found := 0
-	for _, c := range ts.BackgroundCmds() {
-		if strings.Contains(strings.Join(c.Args[1:], " "), want) {
-			if err := c.Process.Signal(sig); !errors.Is(err, os.ErrProcessDone) {
-				ts.Check(err)
-			}
-			found++
+	found := background(ts, args[1:])
+	for _, p := range found {
+		if err := p.Signal(sig); !errors.Is(err, os.ErrProcessDone) {
+			ts.Check(err)
 		}
 	}
-	if found != 1 {
-		ts.Fatalf("%d background processes match %q", found, want)
+	if len(found) != 1 {
+		ts.Fatalf("%d background processes match %q", len(found), args[1:])
+	}
+}
+
+// background are the background processes that have words among their arguments.
+func background(ts *testscript.TestScript, words []string) (found []*os.Process) {
+	want := strings.Join(words, " ")
+	for _, c := range ts.BackgroundCmds() {
+		if strings.Contains(strings.Join(c.Args[1:], " "), want) {
+			found = append(found, c.Process)
+		}
+	}
+	return found
+}
+
+func last(ts *testscript.TestScript, neg bool, words []string) {
+	every := time.NewTicker(tick)
+	defer every.Stop()
+	for end := time.Now().Add(patience); ; <-every.C {
+		live := 0
+		for _, p := range background(ts, words) {
+			if p.Signal(syscall.Signal(0)) == nil {
+				live++
+			}
+		}
+		if live == 1 {
+			return
+		}
+		if time.Now().After(end) {
+			ts.Fatalf("%d background processes with %q are left", live, words)
+		}
 	}
 }

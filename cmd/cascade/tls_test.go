@@ -171,7 +171,7 @@ func knock(address string, c *tls.Config) error {
 		return err
 	}
 	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(3 * time.Second)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
 		return err
 	}
 	_, err = conn.Read(make([]byte, 1))
