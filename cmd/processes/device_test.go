@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/cmd/config"
+	"github.com/cascadeinfer/cascade/cmd/loopback"
 	"github.com/cascadeinfer/cascade/migrator/transfer"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
@@ -20,10 +21,13 @@ func TestDeviceFaults(t *testing.T) {
 	for _, r := range h.replicas { // which takes a moment, in which tcp carries them
 		r.migrator.await("a transport changes.*transport=shm")
 	}
-	h.run("no fault", step{kind: transfer.Done, to: toSource}, fault{strike: func(*hop, crossing) bool { return true }})
+	h.suffer(step{name: "done", kind: transfer.Done, to: toSource}, fault{name: "no fault", strike: func(*hop, crossing) bool { return true }})
 	by := map[string]int{}
 	for _, m := range h.migrations() {
 		if string(m.From) != h.target.ID { // source and target have changed places
+			continue
+		}
+		if m.Why == transfer.Over.String() { // on a machine that is slow to move it
 			continue
 		}
 		by[m.Way+" "+m.Transport+" "+m.State]++
@@ -86,7 +90,11 @@ func TestDeviceDown(t *testing.T) {
 	t.Parallel()
 	h := newHopOf(t, liveOnGPU, setup{faults: map[string]string{"r2": "cuMemImportFromShareableHandle:2:719,cuDevicePrimaryCtxRetain:-2:46"}})
 	any := step{kind: transfer.Done, to: toSource}
-	h.run("a GPU fails for good", any, fault{strike: func(*hop, crossing) bool { return true }})
+	down := regexp.MustCompile("no KV is taken.*gpu 0 is down")
+	// Streams may end before they have moved.
+	for turn := 0; turn < 2*attempts && !down.MatchString(h.replicas[2].migrator.out.String()); turn++ {
+		h.run(fmt.Sprint("a GPU fails for good, ", turn), any, fault{strike: func(*hop, crossing) bool { return true }})
+	}
 	h.awaitStatus("r2 says that its GPU is down", func(s control.Status) bool {
 		n := find(s, "r2")
 		if n == nil || len(n.Transports) == 0 {
@@ -99,7 +107,7 @@ func TestDeviceDown(t *testing.T) {
 		}
 		return true
 	})
-	h.replicas[2].migrator.await("no KV is taken.*gpu 0 is down")
+	h.replicas[2].migrator.await(down.String())
 	to := func() (n int) {
 		for _, m := range h.migrations() {
 			if m.To == "r2" {
@@ -110,7 +118,7 @@ func TestDeviceDown(t *testing.T) {
 	}
 	before := to()
 	// Source and target have changed places; back again.
-	h.source, h.target = h.target, h.source
+	h.source, h.target = h.replicas[1], h.replicas[2]
 	h.order("undrain", h.source.ID)
 	h.order("drain", h.target.ID)
 	h.run("a GPU that is down", any, fault{strike: func(*hop, crossing) bool { return true }})
@@ -127,13 +135,14 @@ func TestDeviceDown(t *testing.T) {
 func TestDeviceMixed(t *testing.T) {
 	t.Parallel()
 	h := newHopOf(t, liveOnGPU, setup{onHost: "r2"})
-	for turn := range 2 { // to r2, and back
-		h.run(fmt.Sprint("turn ", turn), step{kind: transfer.Done, to: toSource}, fault{strike: func(*hop, crossing) bool { return true }})
-	}
 	by := map[string]int{}
-	for _, m := range h.migrations() {
-		if m.State == "done" && m.From != "r0" && m.To != "r0" {
-			by[fmt.Sprintf("%s to %s, %s by %s", m.From, m.To, m.Way, m.Transport)]++
+	for turn := 0; turn < 2*attempts && len(by) < 2; turn++ { // to r2, and back; streams may end before they have moved
+		h.run(fmt.Sprint("turn ", turn), step{kind: transfer.Done, to: toSource}, fault{strike: func(*hop, crossing) bool { return true }})
+		clear(by)
+		for _, m := range h.migrations() {
+			if m.State == "done" && m.From != "r0" && m.To != "r0" {
+				by[fmt.Sprintf("%s to %s, %s by %s", m.From, m.To, m.Way, m.Transport)]++
+			}
 		}
 	}
 	if len(by) != 2 || by["r1 to r2, live by tcp"] == 0 || by["r2 to r1, live by tcp"] == 0 {
@@ -145,7 +154,7 @@ func TestDeviceMixed(t *testing.T) {
 // TestDeviceLacks says what is missing where there is no driver.
 func TestDeviceLacks(t *testing.T) {
 	t.Parallel()
-	a := addresses(1)[0]
+	a := loopback.Addresses(1)[0]
 	p := startWith(t, []string{"CASCADE_TEST_LIBCUDA=libnone.so.1"}, "engine", "--device", config.MigrationOff, "--listen", a)
 	<-p.gone
 	q := startWith(t, []string{"CASCADE_TEST_LIBCUDA=libnone.so.1"}, "engine", "--device", "cuda", "--listen", a)

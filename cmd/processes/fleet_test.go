@@ -4,21 +4,19 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"math/rand/v2"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/goccy/go-yaml"
 
 	"github.com/cascadeinfer/cascade/cmd/config"
+	"github.com/cascadeinfer/cascade/cmd/loopback"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 )
@@ -83,7 +81,7 @@ func newFleet(t testing.TB, s setup) *fleet {
 	f := &fleet{t: t, dir: dir, client: newClient(), library: s.library, faults: s.faults, onHost: s.onHost, rdma: s.rdma}
 	t.Cleanup(f.client.CloseIdleConnections)
 	s.planes = max(1, s.planes)
-	a := addresses(3 + 4*s.replicas + 2*(s.planes-1))
+	a := loopback.Addresses(3 + 4*s.replicas + 2*(s.planes-1))
 	f.file = config.Fleet{
 		Speed:   4,
 		Models:  []config.Model{{Name: llm, Context: 16384, Profile: "steady.json"}},
@@ -173,24 +171,6 @@ func (f *fleet) tapped(file config.Fleet, wanted bool) string {
 // newClient is an HTTP client with connections of its own.
 func newClient() *http.Client {
 	return &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64, DisableCompression: true}}
-}
-
-// taken are the addresses that fleets of this run have, or had.
-var taken sync.Map
-
-// addresses finds addresses of loopback to listen on, below the range from which
-// outgoing connections take theirs.
-func addresses(n int) (out []string) {
-	for len(out) < n {
-		a := fmt.Sprintf("127.0.0.1:%d", 10000+rand.N(20000))
-		if l, err := net.Listen("tcp", a); err == nil {
-			l.Close()
-			if _, had := taken.LoadOrStore(a, true); !had {
-				out = append(out, a)
-			}
-		}
-	}
-	return out
 }
 
 func (f *fleet) path(name string) string { return filepath.Join(f.dir, name) }

@@ -113,23 +113,6 @@ func (h *hop) begin() *streams {
 	return s
 }
 
-// before waits until something happens, and says whether the streams ended
-// without it.
-func (s *streams) before(happens <-chan struct{}) bool {
-	select {
-	case <-happens:
-		return false
-	case <-s.over:
-	}
-	// What ended them may be that very thing.
-	select {
-	case <-happens:
-		return false
-	case <-time.After(time.Second):
-		return true
-	}
-}
-
 // follow reads a stream of the front's and compares its text.
 func (h *hop) follow(body []byte, s *streams) {
 	want, err := h.oracle.text(body)
@@ -236,16 +219,19 @@ func (h *hop) suffer(s step, f fault) {
 func (h *hop) run(name string, s step, f fault) (came bool) {
 	h.t.Helper()
 	running := h.begin()
-	struck := make(chan struct{})
+	struck := make(chan struct{}) // by the first message of the step
 	l := h.links[s.to(h).ID]
 	var mu sync.Mutex
-	strikes := 0
+	strikes, missed := 0, false
 	l.onMessage(func(c crossing) (goesOn bool) {
 		if c.kind() != s.kind || c.Round < s.round {
 			return true
 		}
 		mu.Lock()
 		defer mu.Unlock()
+		if missed {
+			return true
+		}
 		if strikes++; strikes == 1 {
 			defer close(struck)
 		}
@@ -253,7 +239,16 @@ func (h *hop) run(name string, s step, f fault) (came bool) {
 	})
 	h.order("undrain", h.target.ID)
 	h.order("drain", h.source.ID)
-	if came = !running.before(struck); came && f.heal != nil {
+	select {
+	case <-struck:
+	case <-running.over:
+	}
+	// What ended the streams may be that very fault, which is striking then. If it is
+	// not, it is too late for it.
+	mu.Lock()
+	came, missed = strikes > 0, strikes == 0
+	mu.Unlock()
+	if came && f.heal != nil {
 		time.Sleep(f.lasts)
 		f.heal(h)
 	}

@@ -94,6 +94,8 @@ func TestControlPlanesWithIdentities(t *testing.T) {
 	command(t, "tls", "init", "--out", dir, "--trust-domain", "fleet.test", "--control", "a", "--control", "b",
 		"--proxy", "edge", "--migrator", "r0", "--migrator", "r1")
 	f := newFleet(t, setup{envoy: true, replicas: 2, planes: 2, edit: func(c *config.Fleet) {
+		// So large a cache that the load below moves no weight.
+		c.Models[0].KVTokens = 1 << 20
 		c.TLS = config.TLS{
 			Cert: filepath.Join(dir, "{role}", "{name}", devca.Cert), Key: filepath.Join(dir, "{role}", "{name}", devca.Key),
 			CA: filepath.Join(dir, devca.AuthorityCert), TrustDomain: "fleet.test",

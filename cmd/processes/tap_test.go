@@ -24,7 +24,7 @@ const deltaADS = "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAg
 // wire: neither side's own counters are believed.
 type wiretap struct {
 	mu      sync.Mutex
-	has     map[string]string // version of what Envoy acknowledged last, by type and name
+	has     map[string]string // version that Envoy has, by type and name; "" while that is not known
 	sent    []string          // resources, as type name@version
 	again   []string          // those of them that Envoy had in that version
 	streams int               // of delta ADS that were begun
@@ -73,6 +73,8 @@ func (w *wiretap) note(r *discoveryv3.DeltaDiscoveryResponse) {
 		w.sent = append(w.sent, full)
 		if w.has[k] == x.Version {
 			w.again = append(w.again, full)
+		} else {
+			w.has[k] = "" // it may have either from here on, until it says so
 		}
 	}
 	for _, name := range r.RemovedResources {
