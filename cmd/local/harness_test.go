@@ -17,6 +17,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/config"
 	"github.com/cascadeinfer/cascade/cmd/daemon"
 	"github.com/cascadeinfer/cascade/cmd/gpus"
+	"github.com/cascadeinfer/cascade/cmd/loopback"
 	"github.com/cascadeinfer/cascade/cmd/wire"
 	"github.com/cascadeinfer/cascade/migrator/stream"
 	"github.com/cascadeinfer/cascade/policies"
@@ -81,14 +82,14 @@ func newRig(t *testing.T, s setup) *rig {
 	f := config.Fleet{
 		Speed:   10,
 		Models:  []config.Model{{Name: llm, Context: 131072, Profile: "testdata/steady.json"}},
-		Control: config.Control{Listen: "127.0.0.1:0", Admin: "127.0.0.1:0"},
-		Proxy:   config.Proxy{Listen: "127.0.0.1:0"},
+		Control: config.Control{Listen: address(t), Admin: address(t)},
+		Proxy:   config.Proxy{Listen: address(t)},
 		Planner: config.Planner{Period: time.Hour},
 		// What these tests count must stay where it was sent.
 		Migration: config.Migration{Mode: config.MigrationOff},
 	}
 	for i := range s.replicas {
-		f.Replicas = append(f.Replicas, config.Replica{ID: fmt.Sprintf("r%d", i), Model: llm, Address: "127.0.0.1:0", Peer: "127.0.0.1:0", Engine: "http://127.0.0.1:0"})
+		f.Replicas = append(f.Replicas, config.Replica{ID: fmt.Sprintf("r%d", i), Model: llm, Address: address(t), Peer: address(t), Engine: "http://" + address(t)})
 	}
 	if s.edit != nil {
 		s.edit(&f)
@@ -144,6 +145,26 @@ func newRig(t *testing.T, s setup) *rig {
 	}
 	r.run()
 	return r
+}
+
+// spare are the addresses of rigs that have ended.
+var spare = make(chan string, 1000)
+
+// address is one that is nobody else's until the test ends: a part that is killed
+// finds it free when it is started again.
+func address(t *testing.T) (a string) {
+	select {
+	case a = <-spare:
+	default:
+		a = loopback.Addresses(1)[0]
+	}
+	t.Cleanup(func() {
+		select {
+		case spare <- a:
+		default:
+		}
+	})
+	return a
 }
 
 // run runs the fleet and waits until it answers.
