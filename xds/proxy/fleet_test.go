@@ -203,6 +203,7 @@ type fleet struct {
 // twoStages has model m on four fronts: [0,1000) on 0 and 1, the rest on 2, 3.
 func twoStages(fronts []*front) resources.View {
 	v := resources.View{Models: []resources.Model{{Name: "m", Context: 131072, BytesPerToken: 4000}}}
+	v.Settings.ConnectTimeout = time.Minute // by default a dial that the machine holds up is a dead replica
 	p := policies.Plan{Model: "m", Epoch: 1, Stages: []policies.Stage{{Low: 0, High: 1000}, {Low: 1000, High: policies.Unbounded}}}
 	for i, f := range fronts {
 		id := policies.ReplicaID(fmt.Sprintf("r%d", i))

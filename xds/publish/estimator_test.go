@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 
@@ -51,6 +52,7 @@ func TestEnvoyEstimator(t *testing.T) {
 	q.Address = backends["q"].address
 	v.Endpoints = append(v.Endpoints, q)
 	v.Settings.Estimator, v.Settings.Length = resources.ExtProc, estimator
+	v.Settings.LengthTimeout = time.Minute // by default Envoy goes on without the answer of a busy machine
 	p := startPlane(t, "")
 	p.publisher.Submit(v)
 	c := clientOf(t, startEnvoy(t, p))
