@@ -153,7 +153,7 @@ func (d *doors) left() <-chan struct{} {
 // a moment to tell their clients and the servers one to send it, then the
 // connections are closed. ctx carries values only.
 func (d *doors) close(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.f.grace)
 	defer cancel()
 	d.wait(ctx.Done())
 	d.leaving.Wait() // their context has ended

@@ -227,7 +227,7 @@ func TestSilentEngine(t *testing.T) {
 			<-r.Context().Done()
 		}
 	}, nil)
-	f := start(t, e.URL, func(c *Config) { c.IdleTimeout = 2 * time.Second })
+	f := start(t, e.URL, func(c *Config) { c.IdleTimeout = 5 * time.Second })
 	_, got := post(t, f.client, f.url, "/v1/completions", `{"prompt":"x","stream":true}`)
 	if !strings.Contains(got, problemOfACut+errIdle.Error()) || strings.Count(got, `"text"`) != 2 {
 		t.Error(got)
@@ -554,11 +554,12 @@ func TestRetire(t *testing.T) {
 			f.Retire()
 			f.Retire()
 			for n := range 3 {
+				// Over HTTP/2 a client may be asked to go just after it has its answer.
 				before := opened.Load()
-				whole(ask(`{"prompt":"x","max_tokens":1}`))
-				if fresh := opened.Load() > before; n > 0 && !fresh {
-					t.Error("a client that was asked to go came back on its connection")
-				}
+				eventually(t, func() bool {
+					whole(ask(`{"prompt":"x","max_tokens":1}`))
+					return n == 0 || opened.Load() > before
+				})
 			}
 			if s := f.Status(); s.Load.Running != 1 || s.Draining {
 				t.Errorf("%+v", s)

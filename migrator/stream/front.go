@@ -29,7 +29,8 @@ type Front struct {
 	peers   http.RoundTripper
 	rest    *httputil.ReverseProxy // for what the front only passes on
 	shapes  shapes
-	catchUp time.Duration // the constant of that name, but in tests
+	// The constants of these names, but in tests.
+	catchUp, grace time.Duration
 	// fingerprint is the engine's system_fingerprint, nil until it was seen.
 	fingerprint atomic.Pointer[[]byte]
 
@@ -71,6 +72,7 @@ func New(cfg Config) (*Front, error) {
 		probe:   &http.Transport{DialContext: dialer.DialContext, DisableKeepAlives: true},
 		peers:   cfg.Peers,
 		catchUp: catchUp,
+		grace:   grace,
 		changed: make(chan struct{}, 1),
 		suspect: make(chan struct{}, 1),
 		drain:   make(chan struct{}),
