@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cascadeinfer/cascade/cmd/loopback"
+	"github.com/cascadeinfer/cascade/cmd/loopbacktest"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 	"github.com/cascadeinfer/cascade/xds/news"
 )
@@ -92,7 +92,7 @@ func TestFleetWithIdentities(t *testing.T) {
 		t.Error("a proxy without a certificate starts")
 	}
 	fixed := filepath.Join(t.TempDir(), "fleet.yaml")
-	elsewhere := site{file: fixed, proxy: loopback.Addresses(1)[0], control: s.control, admin: s.admin, engine: s.engine, front: s.front, peers: s.peers}
+	elsewhere := site{file: fixed, proxy: loopbacktest.Addresses(t, 1)[0], control: s.control, admin: s.admin, engine: s.engine, front: s.front, peers: s.peers}
 	elsewhere.write(t, strings.NewReplacer("{role}", "proxy", "{name}", "edge-2").Replace(identities(dir, dir)))
 	out = newOutput()
 	if code := run(t.Context(), []string{"proxy", "-c", fixed, "--node-id", "edge"}, out, out); code == 0 {

@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cascadeinfer/cascade/cmd/loopback"
+	"github.com/cascadeinfer/cascade/cmd/loopbacktest"
 	"github.com/cascadeinfer/cascade/cmd/policy"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
@@ -52,7 +52,7 @@ func TestMigratorMemory(t *testing.T) {
 		}
 		do("policy", "sign", file, "--key", "ops.key", "--name", name, "--version", "1.0.0")
 	}
-	at := loopback.Addresses(7)
+	at := loopbacktest.Addresses(t, 7)
 	fleet := fmt.Sprintf(`models: [{name: llama, context: 8192, profile: h200-llama-3.1-8b, kv_tokens: 65536}]
 replicas: [{id: r0, address: %q, peer: %q, engine: "http://%s", admin: %q}]
 control: {listen: %q, admin: %q}

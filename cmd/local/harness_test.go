@@ -17,7 +17,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/config"
 	"github.com/cascadeinfer/cascade/cmd/daemon"
 	"github.com/cascadeinfer/cascade/cmd/gpus"
-	"github.com/cascadeinfer/cascade/cmd/loopback"
+	"github.com/cascadeinfer/cascade/cmd/loopbacktest"
 	"github.com/cascadeinfer/cascade/cmd/wire"
 	"github.com/cascadeinfer/cascade/migrator/stream"
 	"github.com/cascadeinfer/cascade/policies"
@@ -156,7 +156,7 @@ func address(t *testing.T) (a string) {
 	select {
 	case a = <-spare:
 	default:
-		a = loopback.Addresses(1)[0]
+		a = loopbacktest.Addresses(t, 1)[0]
 	}
 	t.Cleanup(func() {
 		select {

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/cmd/config"
-	"github.com/cascadeinfer/cascade/cmd/loopback"
+	"github.com/cascadeinfer/cascade/cmd/loopbacktest"
 	"github.com/cascadeinfer/cascade/migrator/transfer"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
@@ -154,7 +154,7 @@ func TestDeviceMixed(t *testing.T) {
 // TestDeviceLacks says what is missing where there is no driver.
 func TestDeviceLacks(t *testing.T) {
 	t.Parallel()
-	a := loopback.Addresses(1)[0]
+	a := loopbacktest.Addresses(t, 1)[0]
 	p := startWith(t, []string{"CASCADE_TEST_LIBCUDA=libnone.so.1"}, "engine", "--device", config.MigrationOff, "--listen", a)
 	<-p.gone
 	q := startWith(t, []string{"CASCADE_TEST_LIBCUDA=libnone.so.1"}, "engine", "--device", "cuda", "--listen", a)

@@ -16,7 +16,7 @@ import (
 	"github.com/goccy/go-yaml"
 
 	"github.com/cascadeinfer/cascade/cmd/config"
-	"github.com/cascadeinfer/cascade/cmd/loopback"
+	"github.com/cascadeinfer/cascade/cmd/loopbacktest"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 )
@@ -81,7 +81,7 @@ func newFleet(t testing.TB, s setup) *fleet {
 	f := &fleet{t: t, dir: dir, client: newClient(), library: s.library, faults: s.faults, onHost: s.onHost, rdma: s.rdma}
 	t.Cleanup(f.client.CloseIdleConnections)
 	s.planes = max(1, s.planes)
-	a := loopback.Addresses(3 + 4*s.replicas + 2*(s.planes-1))
+	a := loopbacktest.Addresses(t, 3+4*s.replicas+2*(s.planes-1))
 	f.file = config.Fleet{
 		Speed:   4,
 		Models:  []config.Model{{Name: llm, Context: 16384, Profile: "steady.json"}},

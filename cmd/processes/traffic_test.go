@@ -16,7 +16,7 @@ import (
 
 	"github.com/tidwall/gjson"
 
-	"github.com/cascadeinfer/cascade/cmd/loopback"
+	"github.com/cascadeinfer/cascade/cmd/loopbacktest"
 )
 
 // oracle tells what every replica has to answer.
@@ -30,7 +30,7 @@ type oracle struct {
 // newOracle runs an engine of a fleet's model, as fast as this machine.
 func newOracle(f *fleet) *oracle {
 	f.t.Helper()
-	a := loopback.Addresses(1)[0]
+	a := loopbacktest.Addresses(f.t, 1)[0]
 	m := f.file.Models[0]
 	p := start(f.t, "engine", "--model", m.Name, "--profile", f.path(m.Profile), "--context", fmt.Sprint(int64(m.Context)), "--listen", a, "--speed", "1000")
 	p.await("emulating")

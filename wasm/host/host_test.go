@@ -214,6 +214,7 @@ func TestWatchEndsWhatFuelDoesNot(t *testing.T) {
 	defer func() { cancel(); <-done }()
 	c := Config{Watch: w}
 	c.Limits[abi.Select].Fuel = meter.MaxFuel
+	c.Limits[abi.Select].Wall = time.Second // the good calls may be held up
 	m := load(t, c, hosttest.Policy(hosttest.LeastLoad(hosttest.OneIn(5, hosttest.Forever))).Encode())
 	i := instance(t, m)
 	for id := uint64(1); id < 5; id++ {

@@ -359,7 +359,7 @@ func TestOffLoopbackWithTLS(t *testing.T) {
 	c, err := New(Config{
 		Rules: rules(), Replicas: []policies.Replica{{ID: "r", Model: "m", Address: "127.0.0.1:1", Capacity: policies.Capacity{KV: 1, Batch: 1}}},
 		Listen: "0.0.0.0:0", Admin: "127.0.0.1:0", Length: "127.0.0.1:0", TLS: new(tls.Config),
-		Settings: resources.Settings{Estimator: resources.ExtProc},
+		Settings: resources.Settings{Estimator: resources.ExtProc, LengthTimeout: patience},
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -86,7 +86,7 @@ func TestTLS(t *testing.T) {
 	f := newFleet(t, 1)
 	c := start(t, Config{
 		Rules: rules(), Replicas: f.list, TLS: server, Length: "127.0.0.1:0",
-		Settings: resources.Settings{Estimator: resources.ExtProc},
+		Settings: resources.Settings{Estimator: resources.ExtProc, LengthTimeout: time.Minute},
 	})
 	check := func(creds credentials.TransportCredentials, opts ...grpc.CallOption) error {
 		conn, err := grpc.NewClient(c.Addr().String(), grpc.WithTransportCredentials(creds))

@@ -1,9 +1,9 @@
-// Package loopback has addresses for the parts of a test that are told where to listen:
+// Package loopbacktest has addresses for the parts of a test that are told where to listen:
 // processes, and what is stopped and started again.
 //
 // Invariant: an address is given to one test alone, whatever other processes of tests
 // there are on the machine, until the process that asked for it has ended.
-package loopback
+package loopbacktest
 
 import (
 	"fmt"
@@ -27,14 +27,22 @@ var (
 	marks []net.Listener
 )
 
-// Addresses returns n addresses of loopback on which nobody listens now.
-func Addresses(n int) []string {
+// Failer is a *testing.T, or the like of a script.
+type Failer interface {
+	Fatalf(format string, args ...any)
+}
+
+// Addresses returns n addresses of loopback on which nobody listens now. Any
+// goroutine may call it that may call t.Fatalf, which is called where the machine
+// has none left.
+func Addresses(t Failer, n int) []string {
 	mu.Lock()
 	defer mu.Unlock()
 	var out []string
 	for len(out) < n {
-		if len(left) == 0 {
-			take()
+		if len(left) == 0 && !take() {
+			t.Fatalf("every port from %d to %d is taken, or none can be", first, first+block*blocks)
+			return nil
 		}
 		a := left[0]
 		left = left[1:]
@@ -46,10 +54,10 @@ func Addresses(n int) []string {
 	return out
 }
 
-// take takes another block.
-func take() {
-	for len(left) == 0 {
-		at := first + block*rand.N(blocks)
+// take takes another block, and reports whether there was one.
+func take() bool {
+	for _, n := range rand.Perm(blocks) {
+		at := first + block*n
 		mark, err := net.Listen("tcp", address(at))
 		if err != nil {
 			continue
@@ -58,7 +66,9 @@ func take() {
 		for port := at + 1; port < at+block; port++ {
 			left = append(left, address(port))
 		}
+		return true
 	}
+	return false
 }
 
 func address(port int) string { return fmt.Sprintf("127.0.0.1:%d", port) }

@@ -1,9 +1,10 @@
-package loopback
+package loopbacktest
 
 import (
 	"bufio"
 	"fmt"
 	"io"
+	"log"
 	"os"
 	"os/exec"
 	"testing"
@@ -16,18 +17,23 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asked) == "" {
 		os.Exit(m.Run())
 	}
-	for _, a := range Addresses(3 * block) {
+	for _, a := range Addresses(dies{}, 3*block) {
 		fmt.Println(a)
 	}
 	fmt.Println()
 	_, _ = io.Copy(io.Discard, os.Stdin) // until nobody is interested any more
 }
 
+// dies is the Failer of such a process.
+type dies struct{}
+
+func (dies) Fatalf(format string, args ...any) { log.Fatalf(format, args...) }
+
 // TestAddresses has several processes ask for more than a block each: none gets what
 // another one has, though nobody listens there.
 func TestAddresses(t *testing.T) {
 	had := map[string]int{}
-	for _, a := range Addresses(3 * block) {
+	for _, a := range Addresses(t, 3*block) {
 		had[a]++
 	}
 	for range 5 {
