@@ -170,6 +170,29 @@ func TestUnstreamedFaults(t *testing.T) {
 	}
 }
 
+// TestEngineRefuses checks that what an engine answers for itself comes as it is,
+// and is for proxies to send to another replica if it says that it cannot now. A
+// peer's leg then goes to the own engine.
+func TestEngineRefuses(t *testing.T) {
+	a, b := newEngine(t), newEngine(t)
+	p := &placer{}
+	fa := start(t, a.URL, func(c *Config) { c.Placer = p })
+	fb := start(t, b.URL, func(c *Config) { c.Replica = "r1" })
+	for _, body := range []string{`{"model":"m","prompt":"x"}`, `{"model":"m","prompt":"x","stream":true}`} {
+		for status, refused := range map[int]string{503: "1", 500: "", 429: ""} {
+			b.set(nil, func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", status) })
+			if resp, got := post(t, fb.client, fb.url, "/v1/completions", body); resp.StatusCode != status || got != "no\n" || resp.Header.Get(length.RefusedHeader) != refused {
+				t.Errorf("%d %q %q, want %d %q", resp.StatusCode, got, resp.Header.Get(length.RefusedHeader), status, refused)
+			}
+			p.peer.Store(&fb.peer)
+			before := a.calls.Load()
+			if resp, _ := post(t, fa.client, fa.url, "/v1/completions", body); (resp.StatusCode == http.StatusOK) != (refused != "") || (a.calls.Load() > before) != (refused != "") {
+				t.Errorf("by way of a peer that answers %d: %d, %d calls", status, resp.StatusCode, a.calls.Load()-before)
+			}
+		}
+	}
+}
+
 // TestDisconnect checks that the engine stops when its client goes.
 func TestDisconnect(t *testing.T) {
 	e := newEngine(t)

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/cascadeinfer/cascade/migrator/stream/dialect"
+	"github.com/cascadeinfer/cascade/policies/length"
 )
 
 // relay gives the client an answer that is not a stream, as it is, and looks
@@ -21,6 +22,9 @@ func (f *Front) relay(w http.ResponseWriter, b begun, learn shapeKey, teach bool
 	toClient(w, b.header)
 	if size := b.plain.Header.Get("Content-Length"); size != "" {
 		w.Header().Set("Content-Length", size)
+	}
+	if b.home != nil && b.plain.StatusCode == http.StatusServiceUnavailable {
+		w.Header().Set(length.RefusedHeader, "1") // by RFC 9110, section 15.6.4: it is this server that cannot, now
 	}
 	w.WriteHeader(b.plain.StatusCode)
 	var seen bytes.Buffer
