@@ -53,10 +53,7 @@ func (r *rig) startEngine(id string) {
 func (r *rig) killFront(id string) {
 	r.t.Helper()
 	n := r.replica(id)
-	r.parts.halt(r.t, "front "+id, func() {
-		r.sockets.cut(n.Address)
-		r.sockets.cut(n.Peer)
-	})
+	r.parts.halt(r.t, "front "+id, func() { r.sockets.cut(n.Address, n.Peer) })
 }
 
 // startFront runs a new front where the killed one was.

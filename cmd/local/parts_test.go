@@ -6,6 +6,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 )
 
@@ -96,8 +97,8 @@ type socket struct {
 	net.Listener
 	of    *sockets
 	conns map[*conn]struct{} // guarded by of.mu
-	dead  bool               // cut; likewise
 	gate  sync.RWMutex       // held while the process behind hangs
+	dead  atomic.Bool        // the process behind was killed
 }
 
 // conn is an accepted connection.
@@ -118,28 +119,34 @@ func (s *sockets) listen(network, address string) (net.Listener, error) {
 	return out, nil
 }
 
-// Accept implements net.Listener.
+// Accept implements net.Listener. The process behind learns of its death by
+// nothing: what still comes in is reset and not returned.
 func (l *socket) Accept() (net.Conn, error) {
-	c, err := l.Listener.Accept()
-	if err != nil {
-		return nil, err
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		out := &conn{c.(*net.TCPConn), l}
+		l.of.mu.Lock()
+		if dead := l.dead.Load(); !dead {
+			l.conns[out] = struct{}{}
+			l.of.mu.Unlock()
+			return out, nil
+		}
+		l.of.mu.Unlock()
+		out.reset()
 	}
-	out := &conn{c.(*net.TCPConn), l}
-	l.of.mu.Lock()
-	defer l.of.mu.Unlock()
-	if l.dead { // it came in before
-		_ = out.SetLinger(0)
-		_ = out.TCPConn.Close()
-		return nil, net.ErrClosed
-	}
-	l.conns[out] = struct{}{}
-	return out, nil
 }
 
-// Write implements net.Conn.
+// Write implements net.Conn. The dead say nothing, of each other's connections
+// for example, which are reset one after the other.
 func (c *conn) Write(b []byte) (int, error) {
 	c.of.gate.RLock()
 	defer c.of.gate.RUnlock()
+	if c.of.dead.Load() {
+		return 0, net.ErrClosed
+	}
 	return c.TCPConn.Write(b)
 }
 
@@ -161,28 +168,29 @@ func (c *conn) Close() error {
 	return c.TCPConn.Close()
 }
 
-// cut resets the connections of the listener at an address and closes it, as
-// the kernel does for a process that was killed.
-func (s *sockets) cut(address string) {
+// cut resets the connections of the listeners at some addresses and closes
+// them, as the kernel does for a process that was killed.
+func (s *sockets) cut(addresses ...string) {
+	var all []*socket
+	var conns []*conn
 	s.mu.Lock()
-	l := s.by[address]
-	if l != nil {
-		l.dead = true
+	for _, address := range addresses {
+		if l := s.by[address]; l != nil {
+			l.dead.Store(true)
+			all = append(all, l)
+			conns = slices.AppendSeq(conns, maps.Keys(l.conns))
+		}
 	}
 	s.mu.Unlock()
-	if l == nil {
-		return
+	for _, c := range conns {
+		c.reset()
 	}
-	l.reset()
-	l.Close()
+	for _, l := range all {
+		l.Close()
+	}
 }
 
-func (l *socket) reset() {
-	l.of.mu.Lock()
-	conns := slices.Collect(maps.Keys(l.conns))
-	l.of.mu.Unlock()
-	for _, c := range conns {
-		_ = c.SetLinger(0)
-		_ = c.Close()
-	}
+func (c *conn) reset() {
+	_ = c.SetLinger(0)
+	_ = c.Close()
 }
