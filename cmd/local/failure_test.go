@@ -109,12 +109,13 @@ func TestEngineKilled(t *testing.T) {
 		load.after(10)
 		before := r.counts()
 		load.after(100)
-		if who := r.since(before); who["r0"] > 0 || who["r1"] == 0 {
+		// Each of the four clients may have had one on its way all that time.
+		if who := r.since(before); who["r0"] > 4 || who["r1"] == 0 {
 			t.Errorf("the next requests went to %v, want none at r0", who)
 		}
 		r.until("r0 is told of as unhealthy", func(s control.Status) bool { return health(s, "r0") == "unhealthy" })
 		r.startEngine("r0")
-		r.wait("r0 serves again", func() bool { return r.placed["r0"].Load() > before["r0"] })
+		r.wait("r0 serves again", func() bool { return r.placed["r0"].Load() > before["r0"]+4 })
 		r.until("r0 is told of as healthy", func(s control.Status) bool { return health(s, "r0") == "healthy" })
 		load.after(50)
 		load.stop()
