@@ -3,19 +3,16 @@ package stream
 import (
 	"bufio"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
 )
 
@@ -166,29 +163,6 @@ func TestUnstreamedFaults(t *testing.T) {
 		resp, got := post(t, f.client, f.url, "/v1/completions", body)
 		if resp.StatusCode != test.status || !strings.Contains(got, test.want) || resp.Header.Get("Content-Type") != "application/json" {
 			t.Errorf("%d %s %s, want %d %s", resp.StatusCode, resp.Header.Get("Content-Type"), got, test.status, test.want)
-		}
-	}
-}
-
-// TestEngineRefuses checks that what an engine answers for itself comes as it is,
-// and is for proxies to send to another replica if it says that it cannot now. A
-// peer's leg then goes to the own engine.
-func TestEngineRefuses(t *testing.T) {
-	a, b := newEngine(t), newEngine(t)
-	p := &placer{}
-	fa := start(t, a.URL, func(c *Config) { c.Placer = p })
-	fb := start(t, b.URL, func(c *Config) { c.Replica = "r1" })
-	for _, body := range []string{`{"model":"m","prompt":"x"}`, `{"model":"m","prompt":"x","stream":true}`} {
-		for status, refused := range map[int]string{503: "1", 500: "", 429: ""} {
-			b.set(nil, func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", status) })
-			if resp, got := post(t, fb.client, fb.url, "/v1/completions", body); resp.StatusCode != status || got != "no\n" || resp.Header.Get(length.RefusedHeader) != refused {
-				t.Errorf("%d %q %q, want %d %q", resp.StatusCode, got, resp.Header.Get(length.RefusedHeader), status, refused)
-			}
-			p.peer.Store(&fb.peer)
-			before := a.calls.Load()
-			if resp, _ := post(t, fa.client, fa.url, "/v1/completions", body); (resp.StatusCode == http.StatusOK) != (refused != "") || (a.calls.Load() > before) != (refused != "") {
-				t.Errorf("by way of a peer that answers %d: %d, %d calls", status, resp.StatusCode, a.calls.Load()-before)
-			}
 		}
 	}
 }
@@ -400,229 +374,3 @@ func TestEngineKilled(t *testing.T) {
 	for ; err == nil; _, err = net.Dial("tcp", f.url) {
 	}
 }
-
-// TestRefusalInTheGap checks the answer to a request that comes after the
-// engine's death and before anyone noticed.
-func TestRefusalInTheGap(t *testing.T) {
-	e := newEngine(t)
-	f := start(t, e.URL, func(c *Config) { c.HealthEvery = time.Hour })
-	e.Listener.Close()
-	e.CloseClientConnections()
-	for _, path := range []string{"/v1/completions", "/tokenize"} {
-		f.ready.Store(true)
-		rec := &recorder{header: http.Header{}}
-		req, _ := http.NewRequest("POST", path, strings.NewReader(`{"prompt":"x"}`))
-		f.Handler().ServeHTTP(rec, req)
-		if rec.status != 503 || rec.header.Get(length.RefusedHeader) == "" {
-			t.Errorf("%s: %d %v", path, rec.status, rec.header)
-		}
-		f.await(t, false)
-	}
-}
-
-// TestSentAgain checks a request whose connection is lost after the engine has
-// begun it, and that the transport sends again on another one. The engine then
-// says that the leg is taken, which is no business of the client's.
-func TestSentAgain(t *testing.T) {
-	e := newEngine(t)
-	f := start(t, e.URL, nil)
-	const body = `{"model":"m","prompt":"x","stream":true}`
-	taken := func(w http.ResponseWriter) { http.Error(w, "the leg is running", http.StatusConflict) }
-	var begun sync.Map
-	var twice atomic.Bool
-	e.set(nil, func(w http.ResponseWriter, r *http.Request) {
-		io.Copy(io.Discard, r.Body)
-		if _, again := begun.LoadOrStore(r.Header.Get(LegHeader), true); !again {
-			panic(http.ErrAbortHandler)
-		}
-		twice.Store(true)
-		taken(w)
-	})
-	// Only a connection that has served before can be closed unnoticed.
-	eventually(t, func() bool {
-		if resp, got := post(t, f.client, f.url, "/tokenize", body); resp.StatusCode != http.StatusOK {
-			t.Fatalf("%d %s", resp.StatusCode, got)
-		}
-		if resp, got := post(t, f.client, f.url, "/v1/completions", body); resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get(length.RefusedHeader) == "" {
-			t.Fatalf("%d %v %s", resp.StatusCode, resp.Header, got)
-		}
-		return twice.Load()
-	})
-	e.set(nil, func(w http.ResponseWriter, _ *http.Request) { taken(w) })
-	if resp, got := post(t, f.client, f.url, "/v1/completions", body); resp.StatusCode != http.StatusConflict {
-		t.Errorf("a conflict with something else: %d %s", resp.StatusCode, got)
-	}
-}
-
-// recorder is a ResponseWriter without deadlines or flushing.
-type recorder struct {
-	header http.Header
-	status int
-	body   strings.Builder
-}
-
-func (r *recorder) Header() http.Header         { return r.header }
-func (r *recorder) WriteHeader(status int)      { r.status = status }
-func (r *recorder) Write(b []byte) (int, error) { return r.body.Write(b) }
-
-// TestDrain checks that a drain refuses at once, lets streams finish, and then
-// ends Run; and that its deadline ends them with an error event.
-func TestDrain(t *testing.T) {
-	for _, patient := range []bool{true, false} {
-		t.Run(fmt.Sprint("patient ", patient), func(t *testing.T) {
-			e := newEngine(t)
-			hold := make(chan struct{})
-			e.set(func(n int, r *http.Request) {
-				if n == 1 {
-					select {
-					case <-hold:
-					case <-r.Context().Done():
-					}
-				}
-			}, nil)
-			f := start(t, e.URL, func(c *Config) {
-				if !patient {
-					c.DrainTimeout = 20 * time.Millisecond
-				}
-			})
-			resp, err := f.client.Post("http://"+f.url+"/v1/completions", "application/json", strings.NewReader(`{"prompt":"x","stream":true}`))
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer resp.Body.Close()
-			f.Drain()
-			f.Drain()
-			eventually(t, func() bool {
-				conn, err := net.Dial("tcp", f.url)
-				if err == nil {
-					conn.Close()
-				}
-				return err != nil
-			})
-			if patient {
-				if s := f.Status(); !s.Draining || s.Load.Running != 1 {
-					t.Errorf("%+v", s)
-				}
-				close(hold)
-			}
-			b, err := io.ReadAll(resp.Body)
-			if err != nil || strings.HasSuffix(string(b), "[DONE]\n\n") != patient || strings.Contains(string(b), errStopping.Error()) == patient {
-				t.Errorf("%v, %q", err, b)
-			}
-			err = <-f.done
-			f.done <- err
-			if err != nil {
-				t.Error(err)
-			}
-		})
-	}
-}
-
-// TestRetire checks that a retired front refuses nobody, asks everybody not to
-// come again, and ends with its last stream; and that a drain may follow.
-func TestRetire(t *testing.T) {
-	for _, proto := range []string{"HTTP/1.1", "HTTP/2.0"} {
-		t.Run(proto, func(t *testing.T) {
-			e := newEngine(t)
-			hold := make(chan struct{})
-			e.set(func(n int, r *http.Request) {
-				if n == 1 {
-					select {
-					case <-hold:
-					case <-r.Context().Done():
-					}
-				}
-			}, nil)
-			f := start(t, e.URL, func(c *Config) { c.Listener.Close(); c.Listener = nil })
-			// A server that knows nothing of it, as one whose GOAWAY is on its way.
-			var both http.Protocols
-			both.SetHTTP1(true)
-			both.SetUnencryptedHTTP2(true)
-			server := httptest.NewUnstartedServer(f.Handler())
-			server.Config.Protocols = &both
-			var opened atomic.Int64
-			server.Config.ConnState = func(_ net.Conn, s http.ConnState) {
-				if s == http.StateNew {
-					opened.Add(1)
-				}
-			}
-			server.Start()
-			defer server.Close()
-			var one http.Protocols
-			one.SetHTTP1(proto == "HTTP/1.1")
-			one.SetUnencryptedHTTP2(proto != "HTTP/1.1")
-			transport := &http.Transport{Protocols: &one}
-			defer transport.CloseIdleConnections()
-			client := &http.Client{Transport: transport}
-			ask := func(body string) *http.Response {
-				t.Helper()
-				resp, err := client.Post(server.URL+"/v1/completions", "application/json", strings.NewReader(body))
-				if err != nil {
-					t.Fatal(err)
-				}
-				if resp.StatusCode != http.StatusOK || resp.Proto != proto {
-					t.Errorf("%s, %s", resp.Status, resp.Proto)
-				}
-				return resp
-			}
-			whole := func(resp *http.Response) {
-				t.Helper()
-				defer resp.Body.Close()
-				if b, err := io.ReadAll(resp.Body); err != nil || len(b) == 0 {
-					t.Errorf("%q, %v", b, err)
-				}
-			}
-			whole(ask(`{"prompt":"x","max_tokens":1}`))
-			long := ask(`{"prompt":"x","stream":true,"max_tokens":3}`)
-			f.Retire()
-			f.Retire()
-			for n := range 3 {
-				// Over HTTP/2 a client may be asked to go just after it has its answer.
-				before := opened.Load()
-				eventually(t, func() bool {
-					whole(ask(`{"prompt":"x","max_tokens":1}`))
-					return n == 0 || opened.Load() > before
-				})
-			}
-			if s := f.Status(); s.Load.Running != 1 || s.Draining {
-				t.Errorf("%+v", s)
-			}
-			f.Drain()
-			resp, err := client.Post(server.URL+"/v1/completions", "application/json", strings.NewReader(`{}`))
-			if err != nil || resp.StatusCode != http.StatusServiceUnavailable {
-				t.Errorf("%+v, %v", resp, err)
-			} else {
-				resp.Body.Close()
-			}
-			select {
-			case err := <-f.done:
-				t.Fatalf("Run has ended before its stream: %v", err)
-			default:
-			}
-			close(hold)
-			whole(long)
-			err = <-f.done
-			f.done <- err
-			if err != nil {
-				t.Error(err)
-			}
-		})
-	}
-}
-
-func TestBrokenListener(t *testing.T) {
-	e := newEngine(t)
-	lis := listen(t)
-	f, err := New(Config{Replica: "r", Engine: e.URL, Edges: []policies.Tokens{0}, Listener: brokenListener{lis}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer lis.Close()
-	if err := f.Run(context.Background()); err == nil || !strings.Contains(err.Error(), "no more") {
-		t.Errorf("Run: %v", err)
-	}
-}
-
-type brokenListener struct{ net.Listener }
-
-func (brokenListener) Accept() (net.Conn, error) { return nil, errors.New("no more") }
