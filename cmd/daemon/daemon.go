@@ -250,11 +250,16 @@ func (d *Daemon) Mover() *mover.Mover { return d.mover }
 // Live reports whether requests can move live as far as this replica's engine goes: it
 // shows its block table now.
 func (d *Daemon) Live() bool {
-	if d.blocks == nil {
-		return false
-	}
-	_, shown := d.blocks.Memory()
+	_, shown := d.memory()
 	return shown
+}
+
+// memory is the pool that the engine shows now, if it shows one.
+func (d *Daemon) memory() (*transport.Memory, bool) {
+	if d.blocks == nil {
+		return nil, false
+	}
+	return d.blocks.Memory()
 }
 
 // Network is the connections to the other migrators.

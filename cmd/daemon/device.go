@@ -22,10 +22,7 @@ const lookEvery = 200 * time.Millisecond
 // down says why no KV can be put into the engine's memory: the device that it is on has
 // failed, or is not trusted. It is nil while the engine is away.
 func (d *Daemon) down() error {
-	if d.blocks == nil {
-		return nil
-	}
-	m, ok := d.blocks.Memory()
+	m, ok := d.memory()
 	if !ok {
 		return nil
 	}

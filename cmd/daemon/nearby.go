@@ -66,10 +66,10 @@ func (d *Daemon) machine() *topology.Machine {
 
 // strays says that the engine's pool is on a GPU and that nobody knows which one.
 func (d *Daemon) strays() bool {
-	if d.cfg.Replica.GPU != nil || d.blocks == nil {
+	if d.cfg.Replica.GPU != nil {
 		return false
 	}
-	m, ok := d.blocks.Memory()
+	m, ok := d.memory()
 	return ok && m.Device != nil
 }
 
@@ -179,11 +179,8 @@ func (d *Daemon) away() map[policies.ReplicaID]links.Way {
 // one of the two, or the own engine has its KV elsewhere than the fleet file says: an
 // emulated one may stand on a GPU, and have its pool in the machine's memory.
 func (d *Daemon) ways(from policies.ReplicaID) []links.Way {
-	inHost := false
-	if d.blocks != nil {
-		m, ok := d.blocks.Memory()
-		inHost = ok && m.Device == nil
-	}
+	m, ok := d.memory()
+	inHost := ok && m.Device == nil
 	d.nearby.mu.Lock()
 	defer d.nearby.mu.Unlock()
 	if d.siteLocked(); inHost && d.nearby.own.GPU != nil {

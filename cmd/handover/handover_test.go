@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -17,6 +16,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/cascadeinfer/cascade/cmd/loopbacktest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -174,20 +175,6 @@ func (p *process) end() {
 	<-p.done
 }
 
-// freeAddress is an address of loopback that nobody listens on, below the range
-// from which outgoing connections take theirs.
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	for {
-		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 10000+rand.N(20000)))
-		if err != nil {
-			continue
-		}
-		l.Close()
-		return l.Addr().String()
-	}
-}
-
 // clients ask without a pause, each in its own way, until the end; any answer
 // but a good one is an error.
 type clients struct {
@@ -283,7 +270,7 @@ func openFiles(t *testing.T) int {
 // TestNobodyIsRefused hands over twenty times while clients connect all the
 // time.
 func TestNobodyIsRefused(t *testing.T) {
-	path, address := filepath.Join(t.TempDir(), "s"), freeAddress(t)
+	path, address := filepath.Join(t.TempDir(), "s"), loopbacktest.Addresses(t, 1)[0]
 	warm := launch(t, path, address, "warm")
 	warm.end()
 	before := openFiles(t)
@@ -326,7 +313,7 @@ func TestNobodyIsRefused(t *testing.T) {
 // TestRacingProcesses starts many at once: they take over from each other in
 // some order, and one is left.
 func TestRacingProcesses(t *testing.T) {
-	path, address := filepath.Join(t.TempDir(), "s"), freeAddress(t)
+	path, address := filepath.Join(t.TempDir(), "s"), loopbacktest.Addresses(t, 1)[0]
 	first := launch(t, path, address, "first")
 	c := ask(t, address)
 	var mu sync.Mutex

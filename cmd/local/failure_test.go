@@ -106,16 +106,15 @@ func TestEngineKilled(t *testing.T) {
 		// It is out of rotation as soon as its front knows, but for requests that
 		// are on their way to it, which it refuses and others then serve.
 		r.wait("the front knows", func() bool { return !r.fronts["r0"].Status().EngineReady })
-		load.after(10)
+		load.anew()
 		before := r.counts()
 		load.after(100)
-		// Each of the four clients may have had one on its way all that time.
-		if who := r.since(before); who["r0"] > 4 || who["r1"] == 0 {
+		if who := r.since(before); who["r0"] > 0 || who["r1"] == 0 {
 			t.Errorf("the next requests went to %v, want none at r0", who)
 		}
 		r.until("r0 is told of as unhealthy", func(s control.Status) bool { return health(s, "r0") == "unhealthy" })
 		r.startEngine("r0")
-		r.wait("r0 serves again", func() bool { return r.placed["r0"].Load() > before["r0"]+4 })
+		r.wait("r0 serves again", func() bool { return r.placed["r0"].Load() > before["r0"] })
 		r.until("r0 is told of as healthy", func(s control.Status) bool { return health(s, "r0") == "healthy" })
 		load.after(50)
 		load.stop()

@@ -181,8 +181,9 @@ type traffic struct {
 	oracle *oracle
 	sizes  []int
 	output int
-	plans  sync.Map // by epoch; requests by others are not checked for their stage
-	stop   func()   // ends the load and waits
+	plans  sync.Map       // by epoch; requests by others are not checked for their stage
+	stop   func()         // ends the load and waits
+	began  []atomic.Int64 // the request that each worker makes now; in ns since the epoch
 
 	sent, streams, failed, cut atomic.Int64
 
@@ -195,7 +196,7 @@ type traffic struct {
 // newTraffic starts workers. Bodies have one of the sizes, answers output
 // tokens.
 func newTraffic(r *rig, workers, output int, sizes ...int) *traffic {
-	f := &traffic{r: r, oracle: newOracle(r.t, r), sizes: sizes, output: output}
+	f := &traffic{r: r, oracle: newOracle(r.t, r), sizes: sizes, output: output, began: make([]atomic.Int64, workers)}
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	for i := range workers {
@@ -204,6 +205,7 @@ func newTraffic(r *rig, workers, output int, sizes ...int) *traffic {
 			for n := i; ctx.Err() == nil; n++ {
 				size := f.sizes[rng.IntN(len(f.sizes))]
 				began := time.Now()
+				f.began[i].Store(began.UnixNano())
 				err := f.one(prompt(size, f.output), n%3 == 0)
 				f.sent.Add(1)
 				if err != nil {
@@ -264,6 +266,15 @@ func (f *traffic) after(n int64) {
 	f.r.t.Helper()
 	goal := f.sent.Load() + n
 	f.r.wait(fmt.Sprintf("%d requests", n), func() bool { return f.sent.Load() >= goal })
+}
+
+// anew waits until all requests that are under way have been answered.
+func (f *traffic) anew() {
+	f.r.t.Helper()
+	now := time.Now().UnixNano()
+	for i := range f.began {
+		f.r.wait("every worker makes another request", func() bool { return f.began[i].Load() > now })
+	}
 }
 
 // one makes one request and checks the answer.

@@ -26,8 +26,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
-// local is where every part of a fleet here runs.
-var local = net.IPv4(127, 0, 0, 1)
+// loopback is where every part of a fleet here runs.
+var loopback = net.IPv4(127, 0, 0, 1)
 
 // authority issues the certificates of one fleet.
 type authority struct {
@@ -73,7 +73,7 @@ func (a *authority) sign(c *x509.Certificate) ([]byte, *ecdsa.PrivateKey) {
 func (a *authority) issue() (cert, key []byte) {
 	a.t.Helper()
 	der, secret := a.sign(&x509.Certificate{
-		SerialNumber: big.NewInt(2), IPAddresses: []net.IP{local},
+		SerialNumber: big.NewInt(2), IPAddresses: []net.IP{loopback},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 	})
 	raw, err := x509.MarshalPKCS8PrivateKey(secret)
@@ -88,7 +88,7 @@ func (a *authority) issue() (cert, key []byte) {
 func (a *authority) client(of *authority) *tls.Config {
 	roots := x509.NewCertPool()
 	roots.AddCert(of.cert)
-	c := &tls.Config{RootCAs: roots, ServerName: local.String()}
+	c := &tls.Config{RootCAs: roots, ServerName: loopback.String()}
 	if a != nil {
 		pair, err := tls.X509KeyPair(a.issue())
 		if err != nil {
@@ -241,7 +241,7 @@ func listening(t *testing.T, pid int) []string {
 		if err != nil {
 			t.Fatal(err)
 		}
-		out = append(out, net.JoinHostPort(local.String(), strconv.FormatUint(port, 10)))
+		out = append(out, net.JoinHostPort(loopback.String(), strconv.FormatUint(port, 10)))
 	}
 	return out
 }

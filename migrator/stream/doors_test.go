@@ -22,15 +22,7 @@ func TestDrain(t *testing.T) {
 	for _, patient := range []bool{true, false} {
 		t.Run(fmt.Sprint("patient ", patient), func(t *testing.T) {
 			e := newEngine(t)
-			hold := make(chan struct{})
-			e.set(func(n int, r *http.Request) {
-				if n == 1 {
-					select {
-					case <-hold:
-					case <-r.Context().Done():
-					}
-				}
-			}, nil)
+			hold := e.stopAt(1)
 			f := start(t, e.URL, func(c *Config) {
 				if !patient {
 					c.DrainTimeout = 20 * time.Millisecond
@@ -75,15 +67,7 @@ func TestRetire(t *testing.T) {
 	for _, proto := range []string{"HTTP/1.1", "HTTP/2.0"} {
 		t.Run(proto, func(t *testing.T) {
 			e := newEngine(t)
-			hold := make(chan struct{})
-			e.set(func(n int, r *http.Request) {
-				if n == 1 {
-					select {
-					case <-hold:
-					case <-r.Context().Done():
-					}
-				}
-			}, nil)
+			hold := e.stopAt(1)
 			f := start(t, e.URL, func(c *Config) { c.Listener.Close(); c.Listener = nil })
 			// A server that knows nothing of it, as one whose GOAWAY is on its way.
 			var both http.Protocols

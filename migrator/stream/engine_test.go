@@ -47,6 +47,20 @@ func (e *engine) set(pace func(int, *http.Request), override http.HandlerFunc) {
 	e.pace, e.override = pace, override
 }
 
+// stopAt has answers wait before a token, 0 is the first, until goOn is closed.
+func (e *engine) stopAt(token int) (goOn chan struct{}) {
+	goOn = make(chan struct{})
+	e.set(func(n int, r *http.Request) {
+		if n == token {
+			select {
+			case <-goOn:
+			case <-r.Context().Done():
+			}
+		}
+	}, nil)
+	return goOn
+}
+
 // valve keeps answers from ending, however slow the test is that needs them: it
 // holds back the last tokens of each.
 type valve struct {

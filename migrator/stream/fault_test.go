@@ -279,15 +279,7 @@ func TestSilentAnswers(t *testing.T) {
 // all of it comes back with the engine, at the same address.
 func TestEngineAway(t *testing.T) {
 	e := newEngine(t)
-	hold := make(chan struct{})
-	e.set(func(n int, r *http.Request) {
-		if n == 1 {
-			select {
-			case <-hold:
-			case <-r.Context().Done():
-			}
-		}
-	}, nil)
+	hold := e.stopAt(1)
 	f := start(t, e.URL, nil)
 	<-f.Changed()
 	h2 := new(http.Protocols)

@@ -36,15 +36,7 @@ func TestForward(t *testing.T) {
 	pa.peer.Store(&fb.peer)
 	pb.peer.Store(&fa.peer) // would send it back, were it asked
 
-	hold := make(chan struct{})
-	b.set(func(n int, r *http.Request) {
-		if n == 4 {
-			select {
-			case <-hold:
-			case <-r.Context().Done():
-			}
-		}
-	}, nil)
+	hold := b.stopAt(4)
 	const body = `{"model":"m","prompt":"x","max_tokens":9,"stream":true}`
 	req, _ := http.NewRequest("POST", "http://"+fa.url+"/v1/completions", strings.NewReader(body))
 	req.Header.Set("x-cascade-tokens", "77")
