@@ -132,6 +132,7 @@ func TestIstio(t *testing.T) {
 			r.envoy = envoytest.Start(t, envoytest.Config{Bootstrap: gateway(t, way, listen(t, server))})
 			r.url = "http://" + r.envoy.Listener("gateway")
 			t.Cleanup(r.client.CloseIdleConnections)
+			r.serves()
 			r.marks(true)
 
 			forged := []string{"x-cascade-tokens", "5", "x-gateway-model-name", "n/2"}

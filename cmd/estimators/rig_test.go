@@ -146,16 +146,38 @@ func start(t testing.TB, v resources.View) *rig {
 	r.client.Transport = &http.Transport{MaxIdleConnsPerHost: 64}
 	t.Cleanup(r.client.CloseIdleConnections)
 	if v.Settings.Module != nil {
+		r.serves()
 		r.marks(true)
 	}
 	return r
+}
+
+// enough fresh connections are spread over the workers of Envoy.
+const enough = 16
+
+// serves waits until every worker of an Envoy that has just started knows its
+// replicas: it may have waited for less time than a busy machine takes to tell them.
+func (r *rig) serves() {
+	r.t.Helper()
+	give := time.Now().Add(time.Minute)
+	for n := 0; n < enough; n++ {
+		r.client.CloseIdleConnections()
+		got := r.post("m.test", bytes.NewReader(sized("m", 400)))
+		if got.Status == 200 {
+			continue
+		}
+		if time.Now().After(give) {
+			r.t.Fatalf("a minute after the start: %+v", got)
+		}
+		n = -1
+		time.Sleep(10 * time.Millisecond)
+	}
 }
 
 // marks waits until every worker of Envoy takes requests on with an estimate, or
 // every one without: a worker takes a module up or lays it down on its own.
 func (r *rig) marks(with bool) {
 	r.t.Helper()
-	const enough = 16 // fresh connections, spread over the workers
 	for give := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		n := 0
 		for n < enough {
