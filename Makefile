@@ -70,7 +70,7 @@ $(PTXAS):
 	touch "$@"
 
 ptx: $(PTXAS) ## regenerate the GPU's code from its source
-	cd migrator/device/cuda/kernel && $(CURDIR)/.cache/ptxas/bin/python ptx.py kernels.cu > kernels.ptx.new && mv kernels.ptx.new kernels.ptx
+	cd migrator/internal/kernel && $(CURDIR)/.cache/ptxas/bin/python ptx.py kernels.cu > kernels.ptx.new && mv kernels.ptx.new kernels.ptx
 
 # Modules in Go are left out under the race detector, where compiling one takes ten
 # times as long; they are what the runs before the last are for.
@@ -99,13 +99,13 @@ bench-peers: zig ## our TCP transport beside UCX's; policies beside Extism's and
 
 # One change per iteration and server, in turn; the clients are another process.
 bench-xds: ## our xDS server beside go-control-plane's snapshot cache, 100 and 1,000 nodes
-	$(GO) test -run '^$$' -bench Boundary -benchtime 100x -timeout 30m ./xds/serve
+	$(GO) test -run '^$$' -bench Boundary -benchtime 100x -timeout 30m ./xds/server
 	$(GO) test -run '^$$' -bench Set -benchtime 1000x -benchmem ./xds/cache
-	CASCADE_TEST_ALL=1 $(GO) test -run TestMemory -count 1 -v ./xds/serve
+	CASCADE_TEST_ALL=1 $(GO) test -run TestMemory -count 1 -v ./xds/server
 
 # What each learns a request's length from, on stock Envoy; CPU is Envoy's own and the service's.
 bench-estimators: envoy ## content-length, ext_proc and wasm side by side
-	$(GO) test -run '^$$' -bench Estimators -benchtime 2s -timeout 30m ./cmd/estimators
+	$(GO) test -run '^$$' -bench Estimators -benchtime 2s -timeout 30m ./cmd/internal/e2e/estimators
 
 # Where there is no GPU its first line says so and exits with 3; make itself exits with 2 then, as for all that fails.
 gpu-check: build ## on a machine with an NVIDIA GPU: its figures, κ if python3 has PyTorch, and the tests of transport cuda

@@ -109,13 +109,13 @@ func forbidden(folder, rel, imp string) string {
 // TestForbiddenBites proves that the check above can fail.
 func TestForbiddenBites(t *testing.T) {
 	for _, c := range []struct{ rel, imp string }{
-		{"xds/fleet/x.go", module + "migrator/stream"},
+		{"xds/fleet/x.go", module + "migrator/frontend"},
 		{"xds/fleet/x_test.go", module + "engine/emulator"},
 		{"policies/plan.go", "fmt"},
 		{"policies/plan_test.go", "github.com/google/go-cmp/cmp"},
 		{"engine/emulator/x.go", "C"},
 		{"migrator/transport/cuda/x.go", "C"},
-		{"cmd/daemon/x_test.go", "C"},
+		{"cmd/internal/migratord/x_test.go", "C"},
 		{"examples/a/main.go", module + "xds/control"},
 	} {
 		folder, _, _ := strings.Cut(c.rel, "/")
@@ -126,7 +126,7 @@ func TestForbiddenBites(t *testing.T) {
 	if why := forbidden("migrator", "migrator/device/cuda/x.go", "C"); why != "" {
 		t.Errorf("cgo where it belongs: %s", why)
 	}
-	if why := forbidden("migrator", "migrator/uplink/x.go", module+"xds/api"); why != "" {
+	if why := forbidden("migrator", "migrator/loadreport/x.go", module+"xds/api"); why != "" {
 		t.Errorf("wire types: %s", why)
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/cascadeinfer/cascade/cmd/wire"
+	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/resources/attach"
 )
@@ -86,7 +86,7 @@ own may set x-cascade-tokens and x-gateway-model-name and have the route picked 
 
 // attach prints what the flags ask for.
 func (s *settings) attach(cmd *cobra.Command, a *attachment) error {
-	fleet := wire.Fleet{}
+	fleet := wiring.Fleet{}
 	fleet.Fleet.Control.Listen = "127.0.0.1:18000"
 	if a.file.path != "" {
 		var err error
@@ -114,7 +114,7 @@ func (s *settings) attach(cmd *cobra.Command, a *attachment) error {
 	return misused(cmd, "--to %q: say envoy or grpc", a.to)
 }
 
-func (s *settings) attachGRPC(fleet wire.Fleet, a *attachment) error {
+func (s *settings) attachGRPC(fleet wiring.Fleet, a *attachment) error {
 	c := attach.GRPCConfig{Control: a.control, NodeID: a.nodeID}
 	if len(c.Control) == 0 {
 		c.Control = []string{fleet.Fleet.Control.Listen}
@@ -136,7 +136,7 @@ func (s *settings) attachGRPC(fleet wire.Fleet, a *attachment) error {
 	return err
 }
 
-func (s *settings) attachEnvoy(fleet wire.Fleet, a *attachment) error {
+func (s *settings) attachEnvoy(fleet wiring.Fleet, a *attachment) error {
 	c, err := fleet.Attach(a.nodeID, a.control)
 	if err != nil {
 		return err

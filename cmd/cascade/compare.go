@@ -8,10 +8,10 @@ import (
 
 	"github.com/schollz/progressbar/v3"
 
-	"github.com/cascadeinfer/cascade/cmd/config"
-	"github.com/cascadeinfer/cascade/cmd/local"
-	"github.com/cascadeinfer/cascade/cmd/tracing"
-	"github.com/cascadeinfer/cascade/cmd/wire"
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/inprocess"
+	"github.com/cascadeinfer/cascade/cmd/internal/tracing"
+	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 	"github.com/cascadeinfer/cascade/engine/replay"
 	"github.com/cascadeinfer/cascade/engine/report"
 	"github.com/cascadeinfer/cascade/engine/trace"
@@ -24,7 +24,7 @@ const startTimeout = 30 * time.Second
 
 // contest replays the same requests on fleets that differ in their preset.
 type contest struct {
-	fleet    wire.Fleet // the addresses are those of the last run
+	fleet    wiring.Fleet // the addresses are those of the last run
 	plugins  pluginFlags
 	requests []trace.Request
 	prompt   replay.Prompt
@@ -82,7 +82,7 @@ func (c *contest) run(ctx context.Context, s *settings, name, preset string) (ou
 		return outcome{}, err
 	}
 	cards := newGPUs(f.Fleet.CUDA, log)
-	fleet, err := local.New(local.Config{Fleet: f, Envoy: c.envoy, GPUs: cards, Device: c.device, Tracer: spans.Tracer(preset), Logger: log})
+	fleet, err := inprocess.New(inprocess.Config{Fleet: f, Envoy: c.envoy, GPUs: cards, Device: c.device, Tracer: spans.Tracer(preset), Logger: log})
 	if err != nil {
 		return outcome{}, err
 	}
@@ -106,7 +106,7 @@ func (c *contest) run(ctx context.Context, s *settings, name, preset string) (ou
 	return out, errors.Join(err, <-done, cards.Close())
 }
 
-func (c *contest) replay(ctx context.Context, s *settings, fleet *local.Fleet, name string, all []plugin) (replay.Result, error) {
+func (c *contest) replay(ctx context.Context, s *settings, fleet *inprocess.Fleet, name string, all []plugin) (replay.Result, error) {
 	ready, stop := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("the fleet was not ready within %v; --log info tells more", startTimeout))
 	defer stop()
 	if err := fleet.Ready(ready); err != nil {

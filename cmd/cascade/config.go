@@ -8,9 +8,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/cascadeinfer/cascade/cmd/config"
-	"github.com/cascadeinfer/cascade/cmd/modules"
-	"github.com/cascadeinfer/cascade/cmd/wire"
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/policyhost"
+	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 )
 
 // newConfig is "cascade config": the fleet file, without running anything.
@@ -42,7 +42,7 @@ process finds out what another one got from nobody.)`,
 }
 
 func (s *settings) checkConfig(ctx context.Context, path string) error {
-	fleet, err := wire.Load(path)
+	fleet, err := wiring.Load(path)
 	var certs []held
 	if err == nil {
 		var bad []*config.FieldError
@@ -88,10 +88,10 @@ func (s *settings) checkConfig(ctx context.Context, path string) error {
 }
 
 // rules says what is wrong with the site's rules, which can be read.
-func rules(ctx context.Context, fleet wire.Fleet) []*config.FieldError {
+func rules(ctx context.Context, fleet wiring.Fleet) []*config.FieldError {
 	site, err := fleet.Site()
 	if err == nil {
-		_, err = modules.NewControl(ctx, modules.ControlConfig{Site: site})
+		_, err = policyhost.NewControl(ctx, policyhost.ControlConfig{Site: site})
 	}
 	if err == nil {
 		return nil

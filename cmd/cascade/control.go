@@ -8,9 +8,9 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/cascadeinfer/cascade/cmd/config"
-	"github.com/cascadeinfer/cascade/cmd/modules"
-	"github.com/cascadeinfer/cascade/cmd/wire"
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/policyhost"
+	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
@@ -59,7 +59,7 @@ tls.trust_domain, {name} in the paths of its certificate is that name.`,
 
 // runControl runs a control plane, whose own addresses and name override those
 // of the file where they are not empty.
-func (s *settings) runControl(ctx context.Context, file wire.Fleet, own config.Control, path string) error {
+func (s *settings) runControl(ctx context.Context, file wiring.Fleet, own config.Control, path string) error {
 	fleet := file
 	if own.Listen != "" && own.Listen != file.Fleet.Control.Listen && len(file.Fleet.Control.Peers) > 0 {
 		fleet.Fleet.Control.Name = "" // that is the other one's
@@ -87,7 +87,7 @@ func (s *settings) runControl(ctx context.Context, file wire.Fleet, own config.C
 	if edge != nil {
 		cc.Edge = edge.Certificate()
 	}
-	plane, err := modules.JoinPlane(ctx, &fleet, &cc, m.log)
+	plane, err := policyhost.JoinPlane(ctx, &fleet, &cc, m.log)
 	if err != nil {
 		return err
 	}
@@ -110,7 +110,7 @@ func (s *settings) runControl(ctx context.Context, file wire.Fleet, own config.C
 		})
 	}
 	g.Go(func() error {
-		return watch(ctx, path, file, m.log, func(f wire.Fleet) error { return c.SetReplicas(f.Registry()) })
+		return watch(ctx, path, file, m.log, func(f wiring.Fleet) error { return c.SetReplicas(f.Registry()) })
 	})
 	return g.Wait()
 }

@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cascadeinfer/cascade/cmd/loopbacktest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/loopback"
 )
 
 // output is what a daemon wrote so far. It may be written and read at once.
@@ -107,7 +107,7 @@ type site struct {
 // newSite writes the fleet file of one replica; more is further lines of it.
 func newSite(t *testing.T, more string) site {
 	t.Helper()
-	a := loopbacktest.Addresses(t, 6)
+	a := loopback.Addresses(t, 6)
 	s := site{file: filepath.Join(t.TempDir(), "fleet.yaml"), proxy: a[0], control: a[1], admin: a[2], engine: a[3], front: a[4], peers: a[5]}
 	s.write(t, more)
 	return s

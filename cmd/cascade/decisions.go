@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/cascadeinfer/cascade/cmd/local"
-	"github.com/cascadeinfer/cascade/cmd/policy"
+	"github.com/cascadeinfer/cascade/cmd/internal/inprocess"
+	"github.com/cascadeinfer/cascade/cmd/internal/policydev"
 	"github.com/cascadeinfer/cascade/engine/report"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/slots"
@@ -17,7 +17,7 @@ type decisions struct {
 	Slots []slotDecisions `json:"slots"`
 	// Native is what came of deciding the recorded calls once more, by the policies
 	// that are linked in.
-	Native policy.Repeated `json:"decided_again_natively"`
+	Native policydev.Repeated `json:"decided_again_natively"`
 }
 
 // slotDecisions is one slot at the end of a run.
@@ -34,7 +34,7 @@ type slotDecisions struct {
 
 // decisionsOf looks at what the pushed modules have done in a fleet that runs; nil
 // where none was pushed.
-func decisionsOf(f *local.Fleet, all []plugin) *decisions {
+func decisionsOf(f *inprocess.Fleet, all []plugin) *decisions {
 	if len(all) == 0 {
 		return nil
 	}
@@ -53,7 +53,7 @@ func decisionsOf(f *local.Fleet, all []plugin) *decisions {
 			}
 		}
 		for k := abi.Configure + 1; k < abi.Kinds; k++ {
-			d.Native = d.Native.Plus(policy.Again(h.Native, h.Set.Records(k)))
+			d.Native = d.Native.Plus(policydev.Again(h.Native, h.Set.Records(k)))
 		}
 	}
 	return d

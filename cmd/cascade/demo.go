@@ -8,8 +8,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/cascadeinfer/cascade/cmd/config"
-	"github.com/cascadeinfer/cascade/cmd/wire"
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/replay"
 	"github.com/cascadeinfer/cascade/engine/trace"
@@ -54,7 +54,7 @@ func (e *emulated) results(c *cobra.Command) {
 }
 
 // fleet builds the fleet file of it, on free loopback ports.
-func (e *emulated) fleet() (wire.Fleet, error) {
+func (e *emulated) fleet() (wiring.Fleet, error) {
 	f := config.Fleet{
 		Speed:  e.speed,
 		Models: []config.Model{{Name: "llama-3.1-8b", Context: policies.Tokens(e.context), Profile: e.profile}},
@@ -71,9 +71,9 @@ func (e *emulated) fleet() (wire.Fleet, error) {
 		})
 	}
 	if errs := f.Validate(); len(errs) > 0 {
-		return wire.Fleet{}, errs[0]
+		return wiring.Fleet{}, errs[0]
 	}
-	return wire.Resolve(f, ".")
+	return wiring.Resolve(f, ".")
 }
 
 // newDemo is "cascade demo": the main job on one machine.

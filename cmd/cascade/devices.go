@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/cascadeinfer/cascade/cmd/wire"
+	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 	"github.com/cascadeinfer/cascade/migrator/device/inventory"
 	"github.com/cascadeinfer/cascade/migrator/device/topology"
 	"github.com/cascadeinfer/cascade/policies"
@@ -108,10 +108,10 @@ type stock struct {
 }
 
 func (s *settings) devices(f *devicesFlags) error {
-	var fleet *wire.Fleet
+	var fleet *wiring.Fleet
 	var told topology.Machines // by the fleet file
 	if f.path != "" {
-		read, err := wire.Load(f.path)
+		read, err := wiring.Load(f.path)
 		if err != nil {
 			return err
 		}
@@ -120,7 +120,7 @@ func (s *settings) devices(f *devicesFlags) error {
 	f.where.Name = cmp.Or(f.where.Name, nodeName(fleet))
 	machines := topology.Machines{}
 	for _, path := range f.machines {
-		list, err := wire.ReadMachines(path)
+		list, err := wiring.ReadMachines(path)
 		if err != nil {
 			return fmt.Errorf("--machine %s: %w", path, err)
 		}
@@ -148,7 +148,7 @@ func (s *settings) devices(f *devicesFlags) error {
 }
 
 // nodeName is the fleet's only node, else the host's name.
-func nodeName(fleet *wire.Fleet) string {
+func nodeName(fleet *wiring.Fleet) string {
 	host, err := os.Hostname()
 	if err != nil {
 		host = "local"
@@ -165,7 +165,7 @@ func nodeName(fleet *wire.Fleet) string {
 }
 
 // places are the fleet's replicas, or one for each GPU of the machine.
-func places(fleet *wire.Fleet, m *topology.Machine) (out []topology.Place) {
+func places(fleet *wiring.Fleet, m *topology.Machine) (out []topology.Place) {
 	if fleet == nil {
 		for _, g := range m.GPUs {
 			if g.Index != topology.Unknown {

@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/cascadeinfer/cascade/cmd/wire"
+	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -62,7 +62,7 @@ when new ones are renamed into their places.`,
 }
 
 // writeBootstrap writes the files of a bootstrap, and tells their paths.
-func (s *settings) writeBootstrap(fleet wire.Fleet, b resources.BootstrapConfig, dir string) error {
+func (s *settings) writeBootstrap(fleet wiring.Fleet, b resources.BootstrapConfig, dir string) error {
 	files, err := fleet.BootstrapFiles(b, dir)
 	if err != nil {
 		return err

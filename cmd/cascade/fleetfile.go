@@ -3,8 +3,8 @@ package main
 import (
 	"github.com/spf13/cobra"
 
-	"github.com/cascadeinfer/cascade/cmd/config"
-	"github.com/cascadeinfer/cascade/cmd/wire"
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 )
 
 // fleetFile is the flag -c.
@@ -17,11 +17,11 @@ func (f *fleetFile) flag(c *cobra.Command, usage string) {
 }
 
 // load reads the file, which c cannot do without.
-func (f *fleetFile) load(c *cobra.Command) (wire.Fleet, error) {
+func (f *fleetFile) load(c *cobra.Command) (wiring.Fleet, error) {
 	if f.path == "" {
-		return wire.Fleet{}, misused(c, "name a fleet file with -c; \"cascade config example\" prints one to start from")
+		return wiring.Fleet{}, misused(c, "name a fleet file with -c; \"cascade config example\" prints one to start from")
 	}
-	return wire.Load(f.path)
+	return wiring.Load(f.path)
 }
 
 // replicaFlag adds --replica, which completes from the file of -c.

@@ -10,9 +10,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cascadeinfer/cascade/cmd/loopbacktest"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/loopback"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
-	"github.com/cascadeinfer/cascade/xds/news"
+	"github.com/cascadeinfer/cascade/xds/ratelimitlog"
 )
 
 // says runs a command line to its end and returns what it wrote.
@@ -92,7 +92,7 @@ func TestFleetWithIdentities(t *testing.T) {
 		t.Error("a proxy without a certificate starts")
 	}
 	fixed := filepath.Join(t.TempDir(), "fleet.yaml")
-	elsewhere := site{file: fixed, proxy: loopbacktest.Addresses(t, 1)[0], control: s.control, admin: s.admin, engine: s.engine, front: s.front, peers: s.peers}
+	elsewhere := site{file: fixed, proxy: loopback.Addresses(t, 1)[0], control: s.control, admin: s.admin, engine: s.engine, front: s.front, peers: s.peers}
 	elsewhere.write(t, strings.NewReplacer("{role}", "proxy", "{name}", "edge-2").Replace(identities(dir, dir)))
 	out = newOutput()
 	if code := run(t.Context(), []string{"proxy", "-c", fixed, "--node-id", "edge"}, out, out); code == 0 {
@@ -189,7 +189,7 @@ func TestEnvoysAreTheirCertificates(t *testing.T) {
 
 	s.answers(t)
 	// Once, and once more for each minute that this has taken.
-	sum, most := 0, 1+int(time.Since(began)/news.Quiet)
+	sum, most := 0, 1+int(time.Since(began)/ratelimitlog.Quiet)
 	text, _ := c.out.read()
 	for _, who := range []string{"client=spiffe://fleet.test/proxy/edge-2 ", "client=127.0.0.1 "} {
 		n := strings.Count(text, who)

@@ -9,9 +9,9 @@ import (
 
 	"google.golang.org/grpc"
 
-	"github.com/cascadeinfer/cascade/cmd/mtls"
-	"github.com/cascadeinfer/cascade/cmd/wire"
-	"github.com/cascadeinfer/cascade/migrator/uplink"
+	"github.com/cascadeinfer/cascade/cmd/internal/certs"
+	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
+	"github.com/cascadeinfer/cascade/migrator/loadreport"
 	"github.com/cascadeinfer/cascade/xds/client"
 )
 
@@ -29,7 +29,7 @@ const controlUsage = "host:port of the control plane, or of several with commas 
 
 // member sets a daemon up; control overrides the control planes of the file
 // where it is not empty. Its id must be closed.
-func (s *settings) member(fleet wire.Fleet, who component, control string) (member, error) {
+func (s *settings) member(fleet wiring.Fleet, who component, control string) (member, error) {
 	log, err := s.logger()
 	if err != nil {
 		return member{}, err
@@ -57,7 +57,7 @@ func (m member) links() (conns []grpc.ClientConnInterface, close func(), err err
 		}
 	}
 	for _, address := range m.control {
-		c, err := grpc.NewClient(address, grpc.WithTransportCredentials(mtls.Credentials(m.id.ToControl(address))), uplink.ConnectParams())
+		c, err := grpc.NewClient(address, grpc.WithTransportCredentials(certs.Credentials(m.id.ToControl(address))), loadreport.ConnectParams())
 		if err != nil {
 			close()
 			return nil, nil, fmt.Errorf("control plane %s: %w", address, err)

@@ -9,9 +9,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
+	"github.com/cascadeinfer/cascade/migrator/executor"
+	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/migrator/market"
-	"github.com/cascadeinfer/cascade/migrator/mover"
-	"github.com/cascadeinfer/cascade/migrator/stream"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
@@ -19,12 +19,12 @@ import (
 // TestFrontMetrics reads every metric off a state with a value of its own in
 // every field.
 func TestFrontMetrics(t *testing.T) {
-	state := stream.Status{
+	state := frontend.Status{
 		Load:        policies.Load{Running: 1, Waiting: 2, Held: 3, Promised: 4, Iteration: 0.5},
 		Flow:        policies.Flow{Arrivals: []float64{1, 5}, Tokens: []float64{3, 4}, Prefill: []float64{2, 6}, Seen: 9},
 		EngineReady: true, BytesPerToken: 4.5, EstimateError: 0.25,
 	}
-	c := newFrontCollector(func() stream.Status { return state }, "r0", "m")
+	c := newFrontCollector(func() frontend.Status { return state }, "r0", "m")
 	r := prometheus.NewPedanticRegistry()
 	r.MustRegister(c)
 	want := map[string]float64{
@@ -63,7 +63,7 @@ func TestMovingMetrics(t *testing.T) {
 			SummariesSent: 9, SummariesReceived: 10, Ignored: 11, Offers: 12, Exporting: 13, Importing: 14, Incoming: 15, Throughput: 16, Heard: 17, Forwards: 18,
 			Residents: 19, Pinned: 20, PinnedSeconds: 21,
 		},
-		mover: mover.Stats{
+		mover: executor.Stats{
 			Sent: map[string]uint64{"live": 22}, Received: map[string]uint64{"reprompt": 23}, Failed: map[string]uint64{"lease": 24}, Running: 25, Bytes: 26, Copied: 27,
 			Corrupt: 28, Rounds: 29, Stalls: 30, Stall: 31 * time.Second, LongestStall: 32 * time.Second, Rescued: 34, Lost: 35, Abandoned: 36,
 		},
@@ -116,7 +116,7 @@ func TestFrontReady(t *testing.T) {
 		ready, draining bool
 		want            string
 	}{{true, false, ""}, {true, true, "draining"}, {false, true, "draining"}, {false, false, "the engine does not answer /health"}} {
-		if got := frontReady(stream.Status{EngineReady: c.ready, Draining: c.draining}); got != c.want {
+		if got := frontReady(frontend.Status{EngineReady: c.ready, Draining: c.draining}); got != c.want {
 			t.Errorf("ready %v, draining %v: %q", c.ready, c.draining, got)
 		}
 	}

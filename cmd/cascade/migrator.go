@@ -11,15 +11,15 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/cascadeinfer/cascade/cmd/config"
-	"github.com/cascadeinfer/cascade/cmd/daemon"
-	"github.com/cascadeinfer/cascade/cmd/handover"
-	"github.com/cascadeinfer/cascade/cmd/modules"
-	"github.com/cascadeinfer/cascade/cmd/survey"
-	"github.com/cascadeinfer/cascade/cmd/tracing"
-	"github.com/cascadeinfer/cascade/cmd/wire"
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/devicewatch"
+	"github.com/cascadeinfer/cascade/cmd/internal/handover"
+	"github.com/cascadeinfer/cascade/cmd/internal/migratord"
+	"github.com/cascadeinfer/cascade/cmd/internal/policyhost"
+	"github.com/cascadeinfer/cascade/cmd/internal/tracing"
+	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 	"github.com/cascadeinfer/cascade/migrator/device/inventory"
-	"github.com/cascadeinfer/cascade/migrator/stream"
+	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies/identity"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
@@ -88,7 +88,7 @@ by OTLP over gRPC; the other variables of OpenTelemetry count, too.`,
 	return c
 }
 
-func (s *settings) runMigrator(ctx context.Context, fleet wire.Fleet, r config.Replica, m *migratorFlags) error {
+func (s *settings) runMigrator(ctx context.Context, fleet wiring.Fleet, r config.Replica, m *migratorFlags) error {
 	fm, err := s.member(fleet, component{identity.Migrator, r.ID}, m.control)
 	if err != nil {
 		return err
@@ -116,8 +116,8 @@ func (s *settings) runMigrator(ctx context.Context, fleet wire.Fleet, r config.R
 	}
 
 	all := newGPUs(fleet.Fleet.CUDA, fm.log)
-	seen := survey.New(survey.Config{Where: inventory.Config{Name: r.Node, CUDA: cudaLibrary(), NVML: nvmlLibrary()}, Logger: fm.log})
-	d, err := daemon.New(daemon.Config{
+	seen := devicewatch.New(devicewatch.Config{Where: inventory.Config{Name: r.Node, CUDA: cudaLibrary(), NVML: nvmlLibrary()}, Logger: fm.log})
+	d, err := migratord.New(migratord.Config{
 		Fleet: fleet, Replica: r, Control: links[0], OtherControl: links[1:], Clients: doors.clients, Peers: fm.id.Listener(doors.peers), Listen: next.again(clientsDoor),
 		TLS: fm.id.Keys, Runtime: m.runtime, GPUs: all, RDMA: rdma(fm.log), Machine: seen.Machine, Drain: m.drain, Predecessor: next.predecessor(), Tracer: spans.Tracer("migrator"), Logger: fm.log,
 	})
@@ -164,14 +164,14 @@ func (s *settings) runMigrator(ctx context.Context, fleet wire.Fleet, r config.R
 	g.Go(func() error { return seen.Run(back) })
 	g.Go(func() error {
 		mux := adminHandler(metrics, func() string { return frontReady(front.Status()) })
-		mux.Handle("GET /policies/records", control.OwnHosts(nil, modules.Records(d.Hosts()...)))
+		mux.Handle("GET /policies/records", control.OwnHosts(nil, policyhost.Records(d.Hosts()...)))
 		return serveAdmin(back, doors.admin, mux)
 	})
 	return errors.Join(g.Wait(), all.Close())
 }
 
 // frontReady says why a front takes no requests; "" when it does.
-func frontReady(s stream.Status) string {
+func frontReady(s frontend.Status) string {
 	switch {
 	case s.Draining:
 		return "draining"

@@ -3,7 +3,7 @@ package main
 import (
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/cascadeinfer/cascade/migrator/stream"
+	"github.com/cascadeinfer/cascade/migrator/frontend"
 )
 
 // frontMetrics are the metrics of a migrator, each read from its Status when
@@ -12,32 +12,32 @@ import (
 var frontMetrics = [...]struct {
 	name, help string
 	kind       prometheus.ValueType
-	of         func(stream.Status) float64
+	of         func(frontend.Status) float64
 }{
-	{"engine_ready", "1 while the engine answers its health check.", prometheus.GaugeValue, func(s stream.Status) float64 { return one(s.EngineReady) }},
-	{"draining", "1 once the migrator takes no new request.", prometheus.GaugeValue, func(s stream.Status) float64 { return one(s.Draining) }},
-	{"running", "Requests that the engine works on.", prometheus.GaugeValue, func(s stream.Status) float64 { return float64(s.Load.Running) }},
-	{"waiting", "Requests without a token yet.", prometheus.GaugeValue, func(s stream.Status) float64 { return float64(s.Load.Waiting) }},
-	{"held_tokens", "KV tokens of running requests.", prometheus.GaugeValue, func(s stream.Status) float64 { return float64(s.Load.Held) }},
-	{"promised_tokens", "Tokens of requests that are accepted and not yet running.", prometheus.GaugeValue, func(s stream.Status) float64 { return float64(s.Load.Promised) }},
-	{"iteration_seconds", "Recent mean time between a request's tokens.", prometheus.GaugeValue, func(s stream.Status) float64 { return s.Load.Iteration }},
-	{"requests_seen_total", "Requests that were counted.", prometheus.CounterValue, func(s stream.Status) float64 { return float64(s.Flow.Seen) }},
-	{"arrival_rate", "Arriving requests per second, with forgetting.", prometheus.GaugeValue, func(s stream.Status) float64 { return sum(s.Flow.Arrivals) }},
-	{"token_rate", "Generated tokens per second, with forgetting.", prometheus.GaugeValue, func(s stream.Status) float64 { return sum(s.Flow.Tokens) }},
-	{"prefill_rate", "Uncached prompt tokens per second, with forgetting.", prometheus.GaugeValue, func(s stream.Status) float64 { return sum(s.Flow.Prefill) }},
-	{"bytes_per_token", "Prompt bytes per token, learnt from exact counts; 0 before the first.", prometheus.GaugeValue, func(s stream.Status) float64 { return s.BytesPerToken }},
-	{"estimate_error_ratio", "Mean relative error of the length estimates.", prometheus.GaugeValue, func(s stream.Status) float64 { return s.EstimateError }},
+	{"engine_ready", "1 while the engine answers its health check.", prometheus.GaugeValue, func(s frontend.Status) float64 { return one(s.EngineReady) }},
+	{"draining", "1 once the migrator takes no new request.", prometheus.GaugeValue, func(s frontend.Status) float64 { return one(s.Draining) }},
+	{"running", "Requests that the engine works on.", prometheus.GaugeValue, func(s frontend.Status) float64 { return float64(s.Load.Running) }},
+	{"waiting", "Requests without a token yet.", prometheus.GaugeValue, func(s frontend.Status) float64 { return float64(s.Load.Waiting) }},
+	{"held_tokens", "KV tokens of running requests.", prometheus.GaugeValue, func(s frontend.Status) float64 { return float64(s.Load.Held) }},
+	{"promised_tokens", "Tokens of requests that are accepted and not yet running.", prometheus.GaugeValue, func(s frontend.Status) float64 { return float64(s.Load.Promised) }},
+	{"iteration_seconds", "Recent mean time between a request's tokens.", prometheus.GaugeValue, func(s frontend.Status) float64 { return s.Load.Iteration }},
+	{"requests_seen_total", "Requests that were counted.", prometheus.CounterValue, func(s frontend.Status) float64 { return float64(s.Flow.Seen) }},
+	{"arrival_rate", "Arriving requests per second, with forgetting.", prometheus.GaugeValue, func(s frontend.Status) float64 { return sum(s.Flow.Arrivals) }},
+	{"token_rate", "Generated tokens per second, with forgetting.", prometheus.GaugeValue, func(s frontend.Status) float64 { return sum(s.Flow.Tokens) }},
+	{"prefill_rate", "Uncached prompt tokens per second, with forgetting.", prometheus.GaugeValue, func(s frontend.Status) float64 { return sum(s.Flow.Prefill) }},
+	{"bytes_per_token", "Prompt bytes per token, learnt from exact counts; 0 before the first.", prometheus.GaugeValue, func(s frontend.Status) float64 { return s.BytesPerToken }},
+	{"estimate_error_ratio", "Mean relative error of the length estimates.", prometheus.GaugeValue, func(s frontend.Status) float64 { return s.EstimateError }},
 }
 
 // frontCollector shows one front's state as metrics.
 type frontCollector struct {
-	status func() stream.Status
+	status func() frontend.Status
 	descs  [len(frontMetrics)]*prometheus.Desc
 }
 
 var _ prometheus.Collector = (*frontCollector)(nil)
 
-func newFrontCollector(status func() stream.Status, replica, model string) *frontCollector {
+func newFrontCollector(status func() frontend.Status, replica, model string) *frontCollector {
 	c := &frontCollector{status: status}
 	labels := prometheus.Labels{"replica": replica, "model": model}
 	for i, m := range frontMetrics {

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cascadeinfer/cascade/migrator/mover"
+	"github.com/cascadeinfer/cascade/migrator/executor"
 )
 
 // movement sums up the requests that moved while a fleet ran.
@@ -28,7 +28,7 @@ type movement struct {
 }
 
 // moved collects what movers count.
-func moved(movers []*mover.Mover) movement {
+func moved(movers []*executor.Mover) movement {
 	m := movement{Moved: map[string]uint64{}, Failed: map[string]uint64{}, Causes: map[string]int{}}
 	var stalls []time.Duration
 	for _, one := range movers {

@@ -5,14 +5,14 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/cascadeinfer/cascade/migrator/executor"
 	"github.com/cascadeinfer/cascade/migrator/market"
-	"github.com/cascadeinfer/cascade/migrator/mover"
 )
 
 // moving is what a migrator's moves are read from when it is scraped.
 type moving struct {
 	market market.Status
-	mover  mover.Stats
+	mover  executor.Stats
 	slots  int // of each direction
 }
 

@@ -14,10 +14,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/cascadeinfer/cascade/cmd/local"
-	"github.com/cascadeinfer/cascade/cmd/modules"
-	"github.com/cascadeinfer/cascade/cmd/policy"
-	"github.com/cascadeinfer/cascade/cmd/wire"
+	"github.com/cascadeinfer/cascade/cmd/internal/inprocess"
+	"github.com/cascadeinfer/cascade/cmd/internal/policydev"
+	"github.com/cascadeinfer/cascade/cmd/internal/policyhost"
+	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/sign"
 )
@@ -46,7 +46,7 @@ func (p *pluginFlags) flags(c *cobra.Command) {
 
 // plugin is a built-in policy as a signed module.
 type plugin struct {
-	wire.Builtin
+	wiring.Builtin
 	Module, Signature []byte
 	Statement         sign.Statement
 }
@@ -55,7 +55,7 @@ type plugin struct {
 // with a key that lives as long as this process, or the fleet's state. It returns what is to be pushed:
 // nothing where the flags say so, where the fleet trusts keys of its own, whose
 // owners push, and where there is no folder of modules, which it says.
-func (s *settings) arm(f *wire.Fleet, p pluginFlags) ([]plugin, error) {
+func (s *settings) arm(f *wiring.Fleet, p pluginFlags) ([]plugin, error) {
 	if p.native {
 		f.Fleet.Policies.Native = true
 	}
@@ -81,7 +81,7 @@ func (s *settings) arm(f *wire.Fleet, p pluginFlags) ([]plugin, error) {
 	}
 	var all []plugin
 	for _, b := range f.Builtins() {
-		code, err := policy.ReadModule(filepath.Join(folder, b.Name+".wasm"))
+		code, err := policydev.ReadModule(filepath.Join(folder, b.Name+".wasm"))
 		if err != nil {
 			return nil, fmt.Errorf("--plugins: %w; \"make plugins\" builds it, --native does without", err)
 		}
@@ -135,7 +135,7 @@ func runKey(dir string) (ed25519.PrivateKey, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	return secret, policy.WriteFile(path, text, 0o600)
+	return secret, policydev.WriteFile(path, text, 0o600)
 }
 
 // semantic is a version in three numbers, as statements have it.
@@ -149,7 +149,7 @@ func semantic(v string) string {
 
 // install pushes the modules to a running fleet, as an operator would, and waits
 // until they decide.
-func install(ctx context.Context, f *local.Fleet, all []plugin) error {
+func install(ctx context.Context, f *inprocess.Fleet, all []plugin) error {
 	base, err := url.Parse(f.AdminURL())
 	if err != nil {
 		return err
@@ -184,7 +184,7 @@ func install(ctx context.Context, f *local.Fleet, all []plugin) error {
 }
 
 // waiting says which slot does not run its module yet, "" when all do.
-func waiting(hosts []*modules.Host, all []plugin) string {
+func waiting(hosts []*policyhost.Host, all []plugin) string {
 	for _, h := range hosts {
 		for _, s := range h.Set.Status() {
 			for _, p := range all {

@@ -11,7 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/cascadeinfer/cascade/cmd/policy"
+	"github.com/cascadeinfer/cascade/cmd/internal/policydev"
 	"github.com/cascadeinfer/cascade/engine/report"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/sign"
@@ -52,7 +52,7 @@ and verify, which only look, write nothing there.`,
 }
 
 func newPolicyNew(s *settings) *cobra.Command {
-	var n policy.NewConfig
+	var n policydev.NewConfig
 	c := &cobra.Command{
 		Use:   "new NAME",
 		Short: "Begin a policy: sources, a native test and recorded calls",
@@ -72,10 +72,10 @@ written beside it, and a compiler for wasm32: see "cascade policy build --help".
 		Args: exactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			n.Dir = args[0]
-			if n.Lang == policy.LangRego && !cmd.Flags().Changed("kind") {
+			if n.Lang == policydev.LangRego && !cmd.Flags().Changed("kind") {
 				n.Kind = abi.Guard.String()
 			}
-			b, err := policy.New(n)
+			b, err := policydev.New(n)
 			if err != nil {
 				return err
 			}
@@ -88,11 +88,11 @@ written beside it, and a compiler for wasm32: see "cascade policy build --help".
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&n.Kind, "kind", "refine", "what it decides: "+strings.Join(policy.NewKinds(), ", ")+"; in Rego always guard")
-	f.StringVar(&n.Lang, "lang", "go", "language: "+strings.Join(policy.NewLangs(), ", "))
+	f.StringVar(&n.Kind, "kind", "refine", "what it decides: "+strings.Join(policydev.NewKinds(), ", ")+"; in Rego always guard")
+	f.StringVar(&n.Lang, "lang", "go", "language: "+strings.Join(policydev.NewLangs(), ", "))
 	f.StringVar(&n.Sources, "cascade", "", "checkout of Cascade to build a Go policy against")
-	completeFrom(c, "kind", policy.NewKinds())
-	completeFrom(c, "lang", policy.NewLangs())
+	completeFrom(c, "kind", policydev.NewKinds())
+	completeFrom(c, "lang", policydev.NewLangs())
 	return c
 }
 
@@ -113,7 +113,7 @@ func (b *policyBuild) module(ctx context.Context, path string) (file string, err
 	if !info.IsDir() && filepath.Ext(path) != ".rego" {
 		return path, nil
 	}
-	built, err := policy.Build(ctx, path, "", b.cc)
+	built, err := policydev.Build(ctx, path, "", b.cc)
 	return built.File, err
 }
 
@@ -136,7 +136,7 @@ func (b *policyBuild) look(ctx context.Context, path string) (l looked, done fun
 	if !info.IsDir() && filepath.Ext(path) != ".rego" {
 		return looked{path, path, path}, done, nil
 	}
-	at, err := policy.ModuleOf(path)
+	at, err := policydev.ModuleOf(path)
 	if err != nil {
 		return l, done, err
 	}
@@ -145,12 +145,12 @@ func (b *policyBuild) look(ctx context.Context, path string) (l looked, done fun
 		return l, done, err
 	}
 	done = func() error { return os.RemoveAll(temp) }
-	built, err := policy.Build(ctx, path, filepath.Join(temp, filepath.Base(at)), b.cc)
+	built, err := policydev.Build(ctx, path, filepath.Join(temp, filepath.Base(at)), b.cc)
 	return looked{built.File, path, at}, done, err
 }
 
 // open loads a module, or what is built from a folder, with a configuration file.
-func (b *policyBuild) open(ctx context.Context, path, configuration string) (*policy.Subject, error) {
+func (b *policyBuild) open(ctx context.Context, path, configuration string) (*policydev.Subject, error) {
 	var text []byte
 	if configuration != "" {
 		var err error
@@ -162,7 +162,7 @@ func (b *policyBuild) open(ctx context.Context, path, configuration string) (*po
 	if err != nil {
 		return nil, err
 	}
-	return policy.Open(ctx, file, text)
+	return policydev.Open(ctx, file, text)
 }
 
 // oneOrHere wants at most one argument, and stands for "." without.
@@ -191,7 +191,7 @@ machine, so that others can check what was signed.
 
 Go needs the go command, 1.26 or later, alone. C needs a compiler for wasm32: zig in
 PATH, the Python package ziglang where "make zig" puts it in the checkout of Cascade that
-this program lies in, or in the Python that is in PATH ("pip install ` + policy.ZigWheel + `"),
+this program lies in, or in the Python that is in PATH ("pip install ` + policydev.ZigWheel + `"),
 clang with wasm-ld, or what --cc names; cascade_policy.h need not be in the folder. Rego needs nothing: OPA's
 compiler is in this program. Rules are of the package cascade.plan, for the kind guard.
 Files that end in _test.go or _test.rego are left out, and a built-in function that a
@@ -206,7 +206,7 @@ a container.`,
   cascade policy build my-bids -o bids.wasm --cc "zig cc"`,
 		Args: oneOrHere,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			built, err := policy.Build(cmd.Context(), here(args), out, b.cc)
+			built, err := policydev.Build(cmd.Context(), here(args), out, b.cc)
 			if err != nil {
 				return err
 			}
@@ -245,7 +245,7 @@ and where it lies in the file.`,
 			if err != nil {
 				return err
 			}
-			in, err := policy.Inspect(cmd.Context(), l.file)
+			in, err := policydev.Inspect(cmd.Context(), l.file)
 			if err != nil {
 				return err
 			}
@@ -264,7 +264,7 @@ and where it lies in the file.`,
 			stated := signature.Statement.Generation > 0
 			if s.json {
 				out := struct {
-					policy.Inspected
+					policydev.Inspected
 					Signature json.RawMessage `json:"signature,omitempty"`
 				}{Inspected: in}
 				if stated {
@@ -284,7 +284,7 @@ and where it lies in the file.`,
 	return c
 }
 
-func (s *settings) inspected(in policy.Inspected) error {
+func (s *settings) inspected(in policydev.Inspected) error {
 	kib := func(n uint64) string { return fmt.Sprintf("%d KiB", n>>10) }
 	metered := ""
 	if in.Metered > 0 { // not of one that was refused before

@@ -11,7 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/cascadeinfer/cascade/cmd/policy"
+	"github.com/cascadeinfer/cascade/cmd/internal/policydev"
 	"github.com/cascadeinfer/cascade/engine/report"
 )
 
@@ -19,7 +19,7 @@ import (
 var ownFrames = filepath.Join("testdata", "frames.jsonl")
 
 func newPolicyTest(s *settings) *cobra.Command {
-	b, t := &policyBuild{}, policy.TestConfig{}
+	b, t := &policyBuild{}, policydev.TestConfig{}
 	var frames, configuration string
 	var update bool
 	c := &cobra.Command{
@@ -65,7 +65,7 @@ Exit codes: 0 when all checks pass, 1 when one fails.`,
 			}
 			if frames != "" {
 				var err error
-				if t.Frames, err = policy.LoadFrames(frames); err != nil {
+				if t.Frames, err = policydev.LoadFrames(frames); err != nil {
 					return err
 				}
 			}
@@ -82,36 +82,36 @@ Exit codes: 0 when all checks pass, 1 when one fails.`,
 	}
 	b.flags(c)
 	f := c.Flags()
-	f.StringVar(&t.Native, "native", "", "built-in policy that it must decide like: "+strings.Join(policy.Builtins(), ", "))
+	f.StringVar(&t.Native, "native", "", "built-in policy that it must decide like: "+strings.Join(policydev.Builtins(), ", "))
 	f.StringVar(&frames, "frames", "", "file of recorded calls to replay")
 	f.StringVar(&configuration, "configuration", "", "file with what the module is configured with")
 	f.BoolVar(&update, "update", false, "write what the module answers now to FILE.golden")
 	f.IntVar(&t.Calls, "calls", 0, "calls of the leak test for each kind; 0: as above")
 	f.IntVar(&t.Random, "random", 0, "random calls for each kind; 0: 2000, partition 100")
 	f.Uint64Var(&t.Seed, "seed", 1, "chooses the random calls")
-	completeFrom(c, "native", policy.Builtins())
+	completeFrom(c, "native", policydev.Builtins())
 	return c
 }
 
 // test tests a module, and what it is expected to answer, which it may write anew.
-func (s *settings) test(ctx context.Context, subject *policy.Subject, t policy.TestConfig, update bool) (r policy.Report, err error) {
-	at := subject.Path + policy.GoldenSuffix
+func (s *settings) test(ctx context.Context, subject *policydev.Subject, t policydev.TestConfig, update bool) (r policydev.Report, err error) {
+	at := subject.Path + policydev.GoldenSuffix
 	if update {
-		text, n, err := policy.Expect(ctx, subject, t.Frames, t.Seed)
+		text, n, err := policydev.Expect(ctx, subject, t.Frames, t.Seed)
 		if err != nil {
 			return r, err
 		}
-		if err := policy.WriteFile(at, text, 0o666); err != nil {
+		if err := policydev.WriteFile(at, text, 0o666); err != nil {
 			return r, err
 		}
 		fmt.Fprintf(s.stderr, "%s: %s\n", at, counted(n, "answer"))
 	}
 	if exists(at) {
-		if t.Golden, err = policy.ReadGolden(at); err != nil {
+		if t.Golden, err = policydev.ReadGolden(at); err != nil {
 			return r, err
 		}
 	}
-	return policy.Test(ctx, subject, t)
+	return policydev.Test(ctx, subject, t)
 }
 
 func exists(path string) bool {
@@ -119,7 +119,7 @@ func exists(path string) bool {
 	return err == nil
 }
 
-func (s *settings) tested(r policy.Report) error {
+func (s *settings) tested(r policydev.Report) error {
 	var failed error
 	if r.Failed > 0 {
 		failed = fmt.Errorf("%s: %s of %d failed", r.File, counted(r.Failed, "check"), len(r.Checks))
@@ -135,7 +135,7 @@ func (s *settings) tested(r policy.Report) error {
 			text += " …"
 		}
 		t.Rows = append(t.Rows, []string{c.Kind, c.Name, c.Outcome, text})
-		if more && c.Outcome == policy.Failed {
+		if more && c.Outcome == policydev.Failed {
 			t.Notes = append(t.Notes, fmt.Sprintf("%s, %s: %s", c.Kind, c.Name, rest))
 		}
 	}
@@ -165,7 +165,7 @@ bids, sites or requests. Fuel is the same on every machine.`,
 			if err != nil {
 				return err
 			}
-			all, err := policy.Bench(cmd.Context(), subject, native, each)
+			all, err := policydev.Bench(cmd.Context(), subject, native, each)
 			if err = errors.Join(err, subject.Close()); err != nil {
 				return err
 			}
@@ -176,11 +176,11 @@ bids, sites or requests. Fuel is the same on every machine.`,
 	c.Flags().StringVar(&native, "native", "", "built-in policy to run beside it; empty: the fleet's default for the kind")
 	c.Flags().StringVar(&configuration, "configuration", "", "file with what the module is configured with")
 	c.Flags().DurationVar(&each, "time", time.Second, "time to measure each kind for")
-	completeFrom(c, "native", policy.Builtins())
+	completeFrom(c, "native", policydev.Builtins())
 	return c
 }
 
-func (s *settings) measured(all []policy.Measured) error {
+func (s *settings) measured(all []policydev.Measured) error {
 	if s.json {
 		return s.print(all)
 	}

@@ -11,7 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/cascadeinfer/cascade/cmd/policy"
+	"github.com/cascadeinfer/cascade/cmd/internal/policydev"
 	"github.com/cascadeinfer/cascade/xds/control"
 	slots "github.com/cascadeinfer/cascade/xds/policy"
 )
@@ -122,7 +122,7 @@ rollback" ends it. Without modules, and whenever one fails, the built-in policie
 			if err != nil {
 				return err
 			}
-			if p.module, err = policy.ReadModule(path); err != nil {
+			if p.module, err = policydev.ReadModule(path); err != nil {
 				return err
 			}
 			if signature == "" {

@@ -15,9 +15,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/cascadeinfer/cascade/cmd/modules"
-	"github.com/cascadeinfer/cascade/cmd/policy"
-	"github.com/cascadeinfer/cascade/wasm/framefile"
+	"github.com/cascadeinfer/cascade/cmd/internal/policydev"
+	"github.com/cascadeinfer/cascade/cmd/internal/policyhost"
+	"github.com/cascadeinfer/cascade/wasm/calllog"
 )
 
 // recorded sums up the calls that a host has recorded.
@@ -72,7 +72,7 @@ their own machine only.`,
 			if r.File = out; out == "" {
 				r.File = r.Slot + ".jsonl"
 			}
-			if err := policy.WriteFile(r.File, text, 0o600); err != nil {
+			if err := policydev.WriteFile(r.File, text, 0o600); err != nil {
 				return err
 			}
 			if s.json {
@@ -139,14 +139,14 @@ func fetchRecords(ctx context.Context, base *url.URL, slot string) (r recorded, 
 	case len(text) > maxAnswer:
 		return r, nil, fmt.Errorf("%s answers more than %d MiB", u, maxAnswer>>20)
 	}
-	frames, err := framefile.Read(bytes.NewReader(text))
+	frames, err := calllog.Read(bytes.NewReader(text))
 	if err != nil {
 		return r, nil, fmt.Errorf("%s: %w", u, err)
 	}
-	r = recorded{Slot: slot, Host: resp.Header.Get(modules.HostHeader), Frames: len(frames), Modules: map[string]int{}}
-	if left := resp.Header.Get(modules.LeftOutHeader); left != "" {
+	r = recorded{Slot: slot, Host: resp.Header.Get(policyhost.HostHeader), Frames: len(frames), Modules: map[string]int{}}
+	if left := resp.Header.Get(policyhost.LeftOutHeader); left != "" {
 		if _, err := fmt.Sscan(left, &r.LeftOut); err != nil {
-			return r, nil, fmt.Errorf("%s: header %s: %w", u, modules.LeftOutHeader, err)
+			return r, nil, fmt.Errorf("%s: header %s: %w", u, policyhost.LeftOutHeader, err)
 		}
 	}
 	for _, f := range frames {

@@ -11,9 +11,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/cascadeinfer/cascade/cmd/policy"
+	"github.com/cascadeinfer/cascade/cmd/internal/policydev"
 	"github.com/cascadeinfer/cascade/engine/report"
-	"github.com/cascadeinfer/cascade/wasm/framefile"
+	"github.com/cascadeinfer/cascade/wasm/calllog"
 )
 
 // policyPlay are the flags of the commands that replay.
@@ -30,16 +30,16 @@ func (p *policyPlay) flags(c *cobra.Command) {
 }
 
 // play has a module, a folder or a built-in policy answer frames.
-func (p *policyPlay) play(ctx context.Context, who string, frames []policy.Frame) (played policy.Played, err error) {
-	if !exists(who) && slices.Contains(policy.Builtins(), who) {
-		return policy.PlayNative(ctx, who, frames)
+func (p *policyPlay) play(ctx context.Context, who string, frames []policydev.Frame) (played policydev.Played, err error) {
+	if !exists(who) && slices.Contains(policydev.Builtins(), who) {
+		return policydev.PlayNative(ctx, who, frames)
 	}
 	subject, err := p.open(ctx, who, p.configuration)
 	if err != nil {
 		return played, err
 	}
 	defer func() { err = errors.Join(err, subject.Close()) }()
-	return policy.Play(ctx, subject, frames)
+	return policydev.Play(ctx, subject, frames)
 }
 
 func newPolicyReplay(s *settings) *cobra.Command {
@@ -61,7 +61,7 @@ module, and differ, or when all calls are of kinds that it does not decide.`,
   cascade policy replay recorded.jsonl bid-least-load --json`,
 		Args: exactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			frames, err := policy.LoadFrames(args[0])
+			frames, err := policydev.LoadFrames(args[0])
 			if err != nil {
 				return err
 			}
@@ -69,8 +69,8 @@ module, and differ, or when all calls are of kinds that it does not decide.`,
 			if err != nil {
 				return err
 			}
-			recorded := policy.Recorded(frames)
-			c := policy.Compare(recorded, played.Records, p.show)
+			recorded := policydev.Recorded(frames)
+			c := policydev.Compare(recorded, played.Records, p.show)
 			c.A.Name, c.B.Name, c.B.Memory, c.B.Digest = args[0], args[1], played.Memory, played.Digest
 			changed, fuel := 0, 0
 			for n := range recorded {
@@ -85,10 +85,10 @@ module, and differ, or when all calls are of kinds that it does not decide.`,
 			}
 			if out != "" {
 				var text bytes.Buffer
-				if err := framefile.Write(&text, framefile.Of(played.Records)); err != nil {
+				if err := calllog.Write(&text, calllog.Of(played.Records)); err != nil {
 					return err
 				}
-				if err := policy.WriteFile(out, text.Bytes(), 0o666); err != nil {
+				if err := policydev.WriteFile(out, text.Bytes(), 0o666); err != nil {
 					return err
 				}
 			}
@@ -115,7 +115,7 @@ func newPolicyDiff(s *settings) *cobra.Command {
 differently. Without A it is the answers in the file, as "cascade policy records" brings
 them, that B is set beside: where it would have decided otherwise. A and B are modules,
 folders, or names of built-in policies:
-` + "  " + strings.Join(policy.Builtins(), ", ") + `
+` + "  " + strings.Join(policydev.Builtins(), ", ") + `
 
 Exit codes: 0 when they decide the same, 1 when they do not.`,
 		Example: `  cascade policy diff recorded.jsonl my-refiner.wasm
@@ -128,11 +128,11 @@ Exit codes: 0 when they decide the same, 1 when they do not.`,
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			frames, err := policy.LoadFrames(args[0])
+			frames, err := policydev.LoadFrames(args[0])
 			if err != nil {
 				return err
 			}
-			a, first, second := policy.Played{Records: policy.Recorded(frames)}, args[0], args[len(args)-1]
+			a, first, second := policydev.Played{Records: policydev.Recorded(frames)}, args[0], args[len(args)-1]
 			if len(args) == 3 {
 				first = args[1]
 				if a, err = p.play(cmd.Context(), first, frames); err != nil {
@@ -143,7 +143,7 @@ Exit codes: 0 when they decide the same, 1 when they do not.`,
 			if err != nil {
 				return err
 			}
-			c := policy.Compare(a.Records, b.Records, p.show)
+			c := policydev.Compare(a.Records, b.Records, p.show)
 			c.A.Name, c.A.Memory, c.A.Digest = first, a.Memory, a.Digest
 			c.B.Name, c.B.Memory, c.B.Digest = second, b.Memory, b.Digest
 			if len(args) == 2 {
@@ -160,7 +160,7 @@ Exit codes: 0 when they decide the same, 1 when they do not.`,
 }
 
 // compared prints a comparison.
-func (s *settings) compared(c policy.Comparison, first string) error {
+func (s *settings) compared(c policydev.Comparison, first string) error {
 	if s.json {
 		return s.print(c)
 	}
@@ -169,7 +169,7 @@ func (s *settings) compared(c policy.Comparison, first string) error {
 		text += fmt.Sprintf(", %d without a decision to compare with", c.Unknown)
 	}
 	fmt.Fprintln(s.stdout, text)
-	for _, side := range []policy.Side{c.A, c.B} {
+	for _, side := range []policydev.Side{c.A, c.B} {
 		if side.Digest == "" {
 			continue
 		}

@@ -12,9 +12,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/cascadeinfer/cascade/cmd/policy"
+	"github.com/cascadeinfer/cascade/cmd/internal/policydev"
 	"github.com/cascadeinfer/cascade/wasm/abi"
-	"github.com/cascadeinfer/cascade/wasm/framefile"
+	"github.com/cascadeinfer/cascade/wasm/calllog"
 	"github.com/cascadeinfer/cascade/wasm/sign"
 )
 
@@ -154,7 +154,7 @@ func (s *settings) sign(cmd *cobra.Command, f *policySign, path string) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", f.key, err)
 	}
-	code, err := policy.ReadModule(path)
+	code, err := policydev.ReadModule(path)
 	if err != nil {
 		return err
 	}
@@ -192,7 +192,7 @@ func (s *settings) sign(cmd *cobra.Command, f *policySign, path string) error {
 	if err != nil {
 		return err
 	}
-	if err := policy.WriteFile(at, out, 0o666); err != nil {
+	if err := policydev.WriteFile(at, out, 0o666); err != nil {
 		return err
 	}
 	return s.stated(at, file)
@@ -201,17 +201,17 @@ func (s *settings) sign(cmd *cobra.Command, f *policySign, path string) error {
 // expected is what the module is expected to answer.
 func (f *policySign) expected(path string, code []byte) ([]byte, error) {
 	at := f.golden
-	if at == "" && exists(path+policy.GoldenSuffix) {
-		at = path + policy.GoldenSuffix
+	if at == "" && exists(path+policydev.GoldenSuffix) {
+		at = path + policydev.GoldenSuffix
 	}
 	if at == "" || at == "-" {
 		return nil, nil
 	}
-	text, err := policy.ReadGolden(at)
+	text, err := policydev.ReadGolden(at)
 	if err != nil {
 		return nil, err
 	}
-	if _, err := framefile.Golden(text, sign.Sum(code)); err != nil {
+	if _, err := calllog.Golden(text, sign.Sum(code)); err != nil {
 		return nil, fmt.Errorf("%s: %w; \"cascade policy test --update\" writes it anew", at, err)
 	}
 	return text, nil
@@ -240,7 +240,7 @@ func (f *policySign) statement(cmd *cobra.Command, path string, code []byte) (si
 			return st, misused(cmd, "--not-after %s has passed: no host would load the module", f.notAfter)
 		}
 	}
-	in, err := policy.Inspect(cmd.Context(), path)
+	in, err := policydev.Inspect(cmd.Context(), path)
 	if err != nil {
 		return st, err
 	}

@@ -12,7 +12,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
-	"github.com/cascadeinfer/cascade/cmd/policy"
+	"github.com/cascadeinfer/cascade/cmd/internal/policydev"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
 
@@ -29,7 +29,7 @@ func TestPolicyReadmes(t *testing.T) {
 	dir := t.TempDir()
 	for lang, kind := range map[string]string{"go": "bid", "rego": "guard"} {
 		begun := filepath.Join(dir, "my-"+kind)
-		if _, err := policy.New(policy.NewConfig{Dir: begun, Kind: kind, Lang: lang}); err != nil {
+		if _, err := policydev.New(policydev.NewConfig{Dir: begun, Kind: kind, Lang: lang}); err != nil {
 			t.Fatal(err)
 		}
 		readme, err := os.ReadFile(filepath.Join(begun, "README.md"))

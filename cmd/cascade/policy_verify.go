@@ -9,8 +9,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/cascadeinfer/cascade/cmd/policy"
-	"github.com/cascadeinfer/cascade/wasm/framefile"
+	"github.com/cascadeinfer/cascade/cmd/internal/policydev"
+	"github.com/cascadeinfer/cascade/wasm/calllog"
 	"github.com/cascadeinfer/cascade/wasm/sign"
 )
 
@@ -72,7 +72,7 @@ Exit codes: 0 when a host that trusts these keys would load the module, 1 when n
 			if err != nil {
 				return err
 			}
-			code, err := policy.ReadModule(l.file)
+			code, err := policydev.ReadModule(l.file)
 			if err != nil {
 				return err
 			}
@@ -132,7 +132,7 @@ func (s *settings) stated(path string, f sign.File) error {
 	default:
 		fmt.Fprintf(s.stdout, "  configured with nothing\n")
 	}
-	if all, err := framefile.Golden(f.Golden, st.Digest); len(f.Golden) > 0 && err != nil {
+	if all, err := calllog.Golden(f.Golden, st.Digest); len(f.Golden) > 0 && err != nil {
 		fmt.Fprintf(s.stdout, "  %v\n", err)
 	} else if len(f.Golden) > 0 {
 		fmt.Fprintf(s.stdout, "  expected to give %s, sha256 %s\n", counted(len(all), "answer"), st.Golden)

@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/cascadeinfer/cascade/cmd/wire"
+	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 	"github.com/cascadeinfer/cascade/policies/identity"
 	"github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/proxy"
@@ -71,7 +71,7 @@ func defaultNodeID(kind string) string {
 	return kind + "@" + host
 }
 
-func (s *settings) runProxy(ctx context.Context, fleet wire.Fleet, p *proxyFlags) error {
+func (s *settings) runProxy(ctx context.Context, fleet wiring.Fleet, p *proxyFlags) error {
 	m, err := s.member(fleet, component{identity.Proxy, p.nodeID}, p.control)
 	if err != nil {
 		return err

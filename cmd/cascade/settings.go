@@ -9,8 +9,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/cascadeinfer/cascade/cmd/config"
-	"github.com/cascadeinfer/cascade/cmd/gpus"
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/gpuset"
 )
 
 // logger returns the logger that --log asks for.
@@ -24,8 +24,8 @@ func (s *settings) logger() (*slog.Logger, error) {
 
 // newGPUs are the GPUs of this process, opened when they are needed. Tests name the
 // libraries of a fake driver; users have one driver.
-func newGPUs(c config.CUDA, log *slog.Logger) *gpus.GPUs {
-	return gpus.New(gpus.Config{CUDA: cudaLibrary(), NVML: nvmlLibrary(), Groups: c.Groups, Engines: c.ByEngines(), Logger: log})
+func newGPUs(c config.CUDA, log *slog.Logger) *gpuset.GPUs {
+	return gpuset.New(gpuset.Config{CUDA: cudaLibrary(), NVML: nvmlLibrary(), Groups: c.Groups, Engines: c.ByEngines(), Logger: log})
 }
 
 func cudaLibrary() string { return os.Getenv("CASCADE_TEST_LIBCUDA") }
@@ -34,8 +34,8 @@ func nvmlLibrary() string { return os.Getenv("CASCADE_TEST_LIBNVML") }
 
 // deviceFlag adds --device.
 func deviceFlag(c *cobra.Command, device *string) {
-	c.Flags().StringVar(device, "device", gpus.Host, "where emulated engines keep their KV: host, or cuda for the memory of a GPU")
-	completeFrom(c, "device", []string{gpus.Host, gpus.CUDA})
+	c.Flags().StringVar(device, "device", gpuset.Host, "where emulated engines keep their KV: host, or cuda for the memory of a GPU")
+	completeFrom(c, "device", []string{gpuset.Host, gpuset.CUDA})
 }
 
 // print writes v as indented JSON.

@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cascadeinfer/cascade/cmd/handover"
+	"github.com/cascadeinfer/cascade/cmd/internal/handover"
 )
 
 // Bounds of an upgrade.

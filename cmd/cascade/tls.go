@@ -5,15 +5,15 @@ import (
 	"log/slog"
 	"sync"
 
-	"github.com/cascadeinfer/cascade/cmd/config"
-	"github.com/cascadeinfer/cascade/cmd/mtls"
+	"github.com/cascadeinfer/cascade/cmd/internal/certs"
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/policies/identity"
 )
 
 // keyring is a daemon's keys, followed as their files rotate. Its keys are nil,
 // which stands for plain text, where the fleet file has no TLS.
 type keyring struct {
-	*mtls.Keys
+	*certs.Keys
 	stop func()
 }
 
@@ -29,7 +29,7 @@ func newKeyring(files config.TLS, who component, log *slog.Logger) (keyring, err
 	if files.Cert == "" {
 		return keyring{stop: func() {}}, nil
 	}
-	keys, err := mtls.New(mtls.Config{
+	keys, err := certs.New(certs.Config{
 		Cert: files.Cert, Key: files.Key, CA: files.CA, Self: files.Want(who.role, who.name), Logger: log,
 	})
 	if err != nil {

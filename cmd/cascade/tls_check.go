@@ -6,9 +6,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cascadeinfer/cascade/cmd/config"
-	"github.com/cascadeinfer/cascade/cmd/mtls"
-	"github.com/cascadeinfer/cascade/cmd/wire"
+	"github.com/cascadeinfer/cascade/cmd/internal/certs"
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 	"github.com/cascadeinfer/cascade/policies/identity"
 )
 
@@ -22,7 +22,7 @@ type held struct {
 
 // controlPart is a control plane of a fleet file in its tls section. Where its
 // files are not by name, any control plane's certificate will do.
-func controlPart(fleet wire.Fleet, name string) component {
+func controlPart(fleet wiring.Fleet, name string) component {
 	if !fleet.Fleet.TLS.ByName() {
 		name = ""
 	}
@@ -32,7 +32,7 @@ func controlPart(fleet wire.Fleet, name string) component {
 // certificates reads the certificates of a fleet file, and lists those with a trust
 // domain. A file that is not on this machine is no error where components have files
 // of their own; one that is another component's always is.
-func certificates(fleet wire.Fleet) (list []held, wrong []*config.FieldError) {
+func certificates(fleet wiring.Fleet) (list []held, wrong []*config.FieldError) {
 	if fleet.Fleet.TLS.Cert == "" {
 		return nil, nil
 	}
@@ -56,7 +56,7 @@ func certificates(fleet wire.Fleet) (list []held, wrong []*config.FieldError) {
 		if own {
 			h.Component = strings.TrimSuffix(string(part.role)+"/"+part.name, "/")
 		}
-		keys, bad := mtls.New(mtls.Config{Cert: files.Cert, Key: files.Key, CA: files.CA, Self: want})
+		keys, bad := certs.New(certs.Config{Cert: files.Cert, Key: files.Key, CA: files.CA, Self: want})
 		switch {
 		case bad == nil && want == (identity.Want{}):
 			continue

@@ -12,9 +12,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/cascadeinfer/cascade/cmd/config"
-	"github.com/cascadeinfer/cascade/cmd/mtls/devca"
-	"github.com/cascadeinfer/cascade/cmd/wire"
+	"github.com/cascadeinfer/cascade/cmd/internal/certs/devca"
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 	"github.com/cascadeinfer/cascade/policies/identity"
 )
 
@@ -85,7 +85,7 @@ func (s *settings) initTLS(cmd *cobra.Command, i *tlsInitFlags) error {
 		if err != nil {
 			return err
 		}
-		file := wire.Fleet{Fleet: fleet, Dir: filepath.Dir(i.file.path)}
+		file := wiring.Fleet{Fleet: fleet, Dir: filepath.Dir(i.file.path)}
 		for _, r := range fleet.Replicas {
 			i.migrators = append(i.migrators, r.ID)
 		}

@@ -20,8 +20,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cascadeinfer/cascade/cmd/config"
-	"github.com/cascadeinfer/cascade/cmd/mtls"
+	"github.com/cascadeinfer/cascade/cmd/internal/certs"
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/policies/identity"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 )
@@ -93,9 +93,9 @@ func (a *authority) issue(dir, host string, serial int64) config.TLS {
 }
 
 // keysOf reads the keys of files.
-func keysOf(t *testing.T, files config.TLS, want identity.Want) *mtls.Keys {
+func keysOf(t *testing.T, files config.TLS, want identity.Want) *certs.Keys {
 	t.Helper()
-	keys, err := mtls.New(mtls.Config{Cert: files.Cert, Key: files.Key, CA: files.CA, Self: want})
+	keys, err := certs.New(certs.Config{Cert: files.Cert, Key: files.Key, CA: files.CA, Self: want})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -200,7 +200,7 @@ func TestClientsCheckTheDialledName(t *testing.T) {
 }
 
 // handshake returns the serial number of the server's certificate.
-func handshake(t *testing.T, server *mtls.Keys, client *tls.Config) (int64, error) {
+func handshake(t *testing.T, server *certs.Keys, client *tls.Config) (int64, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()

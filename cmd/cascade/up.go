@@ -16,11 +16,11 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/cascadeinfer/cascade/cmd/config"
-	"github.com/cascadeinfer/cascade/cmd/local"
-	"github.com/cascadeinfer/cascade/cmd/survey"
-	"github.com/cascadeinfer/cascade/cmd/tracing"
-	"github.com/cascadeinfer/cascade/cmd/wire"
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/devicewatch"
+	"github.com/cascadeinfer/cascade/cmd/internal/inprocess"
+	"github.com/cascadeinfer/cascade/cmd/internal/tracing"
+	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 	"github.com/cascadeinfer/cascade/migrator/device/inventory"
 )
 
@@ -104,13 +104,13 @@ end. A second signal ends it at once.`,
 }
 
 // fleet is the fleet of the file, or the one that the flags describe.
-func (u *upFlags) fleet(cmd *cobra.Command) (wire.Fleet, error) {
+func (u *upFlags) fleet(cmd *cobra.Command) (wiring.Fleet, error) {
 	if u.file.path == "" {
 		if u.external {
-			return wire.Fleet{}, misused(cmd, "--external-engines needs a fleet file that names the engines: add -c")
+			return wiring.Fleet{}, misused(cmd, "--external-engines needs a fleet file that names the engines: add -c")
 		}
 		if u.made.replicas < 1 || u.made.replicas > upReplicas {
-			return wire.Fleet{}, misused(cmd, "--replicas %d: 1 to %d have fixed addresses; write a fleet file for more", u.made.replicas, upReplicas)
+			return wiring.Fleet{}, misused(cmd, "--replicas %d: 1 to %d have fixed addresses; write a fleet file for more", u.made.replicas, upReplicas)
 		}
 		fleet, err := u.made.fleet()
 		if err == nil {
@@ -120,7 +120,7 @@ func (u *upFlags) fleet(cmd *cobra.Command) (wire.Fleet, error) {
 	}
 	for _, name := range []string{"replicas", "profile", "context", "speed", "window", "tp"} {
 		if cmd.Flags().Changed(name) {
-			return wire.Fleet{}, misused(cmd, "--%s describes a fleet without a file; with -c, write it into the file", name)
+			return wiring.Fleet{}, misused(cmd, "--%s describes a fleet without a file; with -c, write it into the file", name)
 		}
 	}
 	fleet, err := u.file.load(cmd)
@@ -141,7 +141,7 @@ func fixed(f *config.Fleet) {
 	}
 }
 
-func (s *settings) runUp(ctx context.Context, fleet wire.Fleet, u *upFlags) error {
+func (s *settings) runUp(ctx context.Context, fleet wiring.Fleet, u *upFlags) error {
 	log, err := s.logger()
 	if err != nil {
 		return err
@@ -159,11 +159,11 @@ func (s *settings) runUp(ctx context.Context, fleet wire.Fleet, u *upFlags) erro
 	file.Fleet.Replicas = slices.Clone(fleet.Fleet.Replicas)
 	// From here on, fleet has the addresses that are bound.
 	cards := newGPUs(fleet.Fleet.CUDA, log)
-	var seen *survey.Survey // of real engines; emulated ones are wherever the fleet file says
+	var seen *devicewatch.Survey // of real engines; emulated ones are wherever the fleet file says
 	if u.external {
-		seen = survey.New(survey.Config{Where: inventory.Config{CUDA: cudaLibrary(), NVML: nvmlLibrary()}, Logger: log})
+		seen = devicewatch.New(devicewatch.Config{Where: inventory.Config{CUDA: cudaLibrary(), NVML: nvmlLibrary()}, Logger: log})
 	}
-	f, err := local.New(local.Config{Fleet: fleet, External: u.external, Machine: seen.Machine, Envoy: u.made.envoy, GPUs: cards, Device: u.made.device, Drain: u.drain, Tracer: spans.Tracer("up"), Logger: log})
+	f, err := inprocess.New(inprocess.Config{Fleet: fleet, External: u.external, Machine: seen.Machine, Envoy: u.made.envoy, GPUs: cards, Device: u.made.device, Drain: u.drain, Tracer: spans.Tracer("up"), Logger: log})
 	if errors.Is(err, syscall.EADDRINUSE) {
 		return fmt.Errorf("%w: stop what listens there, or choose other addresses in a fleet file (-c)", err)
 	}
@@ -178,7 +178,7 @@ func (s *settings) runUp(ctx context.Context, fleet wire.Fleet, u *upFlags) erro
 	g.Go(func() error { return s.welcome(ctx, fleet, f, all) })
 	if u.file.path != "" {
 		g.Go(func() error {
-			return watch(ctx, u.file.path, file, log, func(now wire.Fleet) (err error) {
+			return watch(ctx, u.file.path, file, log, func(now wiring.Fleet) (err error) {
 				if now.Fleet.Replicas, err = merge(file.Fleet.Replicas, fleet.Fleet.Replicas, now.Fleet.Replicas); err != nil {
 					return err
 				}
@@ -211,7 +211,7 @@ func merge(asked, running, now []config.Replica) ([]config.Replica, error) {
 }
 
 // welcome waits until the fleet serves, and says how to use it.
-func (s *settings) welcome(ctx context.Context, fleet wire.Fleet, f *local.Fleet, all []plugin) error {
+func (s *settings) welcome(ctx context.Context, fleet wiring.Fleet, f *inprocess.Fleet, all []plugin) error {
 	ready, stop := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("the fleet was not ready within %v; --log info tells more", startTimeout))
 	defer stop()
 	if err := f.Ready(ready); err != nil {

@@ -11,7 +11,7 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 
-	"github.com/cascadeinfer/cascade/cmd/wire"
+	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 )
 
 // settle is how long a directory must be quiet before the fleet file is read:
@@ -32,7 +32,7 @@ const pollEvery = 5 * time.Second
 //
 // It watches the directory, because editors replace the file and Kubernetes
 // replaces a link beside it.
-func watch(ctx context.Context, path string, in wire.Fleet, log *slog.Logger, apply func(wire.Fleet) error) error {
+func watch(ctx context.Context, path string, in wiring.Fleet, log *slog.Logger, apply func(wiring.Fleet) error) error {
 	w, err := fsnotify.NewWatcher()
 	if err != nil {
 		return fmt.Errorf("watch %s: %w", path, err)
@@ -103,16 +103,16 @@ func stampOf(path string) stamp {
 type follower struct {
 	path  string
 	log   *slog.Logger
-	apply func(wire.Fleet) error
-	in    wire.Fleet // in force
-	seen  wire.Fleet // last read
-	stamp stamp      // of the file before the last look; owned by run
-	bad   string     // the error that was logged last; "" after a good reading
+	apply func(wiring.Fleet) error
+	in    wiring.Fleet // in force
+	seen  wiring.Fleet // last read
+	stamp stamp        // of the file before the last look; owned by run
+	bad   string       // the error that was logged last; "" after a good reading
 }
 
 // look reads the file and applies what differs from what was read before.
 func (f *follower) look() {
-	fleet, err := wire.Load(f.path)
+	fleet, err := wiring.Load(f.path)
 	if err != nil {
 		f.refuse(err)
 		return
@@ -144,7 +144,7 @@ func (f *follower) refuse(err error) {
 }
 
 // sameButReplicas reports whether two fleets differ in their replicas alone.
-func sameButReplicas(a, b wire.Fleet) bool {
+func sameButReplicas(a, b wiring.Fleet) bool {
 	a.Fleet.Replicas, b.Fleet.Replicas = nil, nil
 	return reflect.DeepEqual(a, b)
 }

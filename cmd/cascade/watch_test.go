@@ -13,8 +13,8 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 
-	"github.com/cascadeinfer/cascade/cmd/config"
-	"github.com/cascadeinfer/cascade/cmd/wire"
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 )
 
 const watched = `models: [{name: m, context: 4096, profile: h200-llama-3.1-8b}]
@@ -42,12 +42,12 @@ func follow(t *testing.T, text string) (f *follower, applied *[]int, refusal *er
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "fleet.yaml")
 	replace(t, path, text)
-	in, err := wire.Load(path)
+	in, err := wiring.Load(path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	applied, refusal, log = new([]int), new(error), newOutput()
-	return &follower{path: path, log: slog.New(slog.NewTextHandler(log, nil)), in: in, seen: in, apply: func(w wire.Fleet) error {
+	return &follower{path: path, log: slog.New(slog.NewTextHandler(log, nil)), in: in, seen: in, apply: func(w wiring.Fleet) error {
 		*applied = append(*applied, len(w.Fleet.Replicas))
 		return *refusal
 	}}, applied, refusal, log
@@ -123,7 +123,7 @@ func TestWatchSeesReplacedFilesAndLinks(t *testing.T) {
 	link("v1", "..data")
 	link(filepath.Join("..data", "fleet.yaml"), "fleet.yaml")
 	path := filepath.Join(dir, "fleet.yaml")
-	in, err := wire.Load(path)
+	in, err := wiring.Load(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,7 +131,7 @@ func TestWatchSeesReplacedFilesAndLinks(t *testing.T) {
 	defer stop()
 	got, done := make(chan int), make(chan error, 1)
 	go func() {
-		done <- watch(ctx, path, in, slog.New(slog.DiscardHandler), func(w wire.Fleet) error {
+		done <- watch(ctx, path, in, slog.New(slog.DiscardHandler), func(w wiring.Fleet) error {
 			select {
 			case got <- len(w.Fleet.Replicas):
 			case <-ctx.Done():

@@ -10,9 +10,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cascadeinfer/cascade/engine/emulator/batch"
 	"github.com/cascadeinfer/cascade/engine/emulator/kv"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
+	"github.com/cascadeinfer/cascade/engine/internal/batch"
 )
 
 // The loop's own cost per token with 256 sequences running: schedule, KV

@@ -15,9 +15,9 @@ import (
 	"time"
 
 	wire "github.com/cascadeinfer/cascade/engine/api"
-	"github.com/cascadeinfer/cascade/engine/emulator/batch"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
-	"github.com/cascadeinfer/cascade/engine/emulator/table"
+	"github.com/cascadeinfer/cascade/engine/internal/batch"
+	"github.com/cascadeinfer/cascade/engine/internal/blocktable"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -41,7 +41,7 @@ func serve(t testing.TB, c Config) *served {
 	t.Helper()
 	c.Blocks = filepath.Join(t.TempDir(), "b")
 	e, stop := start(t, c)
-	conn, err := grpc.NewClient("unix://"+filepath.Join(c.Blocks, table.BlocksSocket),
+	conn, err := grpc.NewClient("unix://"+filepath.Join(c.Blocks, blocktable.BlocksSocket),
 		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(16<<20), grpc.WaitForReady(true)))
 	if err != nil {
 		t.Fatal(err)
@@ -142,7 +142,7 @@ func TestCallsAndTheIteration(t *testing.T) {
 		if !ok {
 			t.Fatal("the leg is unknown")
 		}
-		do := func(when table.When, f func(*batch.Scheduler)) time.Duration {
+		do := func(when blocktable.When, f func(*batch.Scheduler)) time.Duration {
 			begin := time.Now()
 			if err := e.do(t.Context(), when, f); err != nil {
 				t.Fatal(err)
@@ -150,13 +150,13 @@ func TestCallsAndTheIteration(t *testing.T) {
 			return time.Since(begin)
 		}
 		var first, second batch.Table
-		if took := do(table.AtOnce, func(s *batch.Scheduler) { first, _ = s.Table(q, 0) }); took != 0 {
+		if took := do(blocktable.AtOnce, func(s *batch.Scheduler) { first, _ = s.Table(q, 0) }); took != 0 {
 			t.Errorf("the table took %v", took)
 		}
 		if first.Length != 10 || first.Computed != 9 {
 			t.Errorf("within the third iteration: %+v", first)
 		}
-		took := do(table.AtBoundary, func(s *batch.Scheduler) {
+		took := do(blocktable.AtBoundary, func(s *batch.Scheduler) {
 			if err := s.Freeze(q, 1); err != nil {
 				t.Error(err)
 			}
@@ -166,18 +166,18 @@ func TestCallsAndTheIteration(t *testing.T) {
 			t.Errorf("frozen after %v: %+v", took, second)
 		}
 		time.Sleep(time.Second)
-		if took := do(table.AtOnce, func(s *batch.Scheduler) { s.Thaw(q) }); took != 0 {
+		if took := do(blocktable.AtOnce, func(s *batch.Scheduler) { s.Thaw(q) }); took != 0 {
 			t.Errorf("the thaw took %v", took)
 		}
 		time.Sleep(12 * time.Millisecond)
-		do(table.AtOnce, func(s *batch.Scheduler) { second, _ = s.Table(q, 0) })
+		do(blocktable.AtOnce, func(s *batch.Scheduler) { second, _ = s.Table(q, 0) })
 		if second.Length != 12 {
 			t.Errorf("one iteration after the thaw: %+v", second)
 		}
 		// Who has given up is not served.
 		gone, give := context.WithTimeout(t.Context(), time.Millisecond)
 		defer give()
-		if err := e.do(gone, table.AtBoundary, func(*batch.Scheduler) { t.Error("a call runs after its caller has gone") }); !errors.Is(err, context.DeadlineExceeded) {
+		if err := e.do(gone, blocktable.AtBoundary, func(*batch.Scheduler) { t.Error("a call runs after its caller has gone") }); !errors.Is(err, context.DeadlineExceeded) {
 			t.Error(err)
 		}
 		time.Sleep(50 * time.Millisecond)
@@ -187,7 +187,7 @@ func TestCallsAndTheIteration(t *testing.T) {
 			t.Error("the leg outlives its client")
 		}
 		stop()
-		if err := e.do(t.Context(), table.AtOnce, func(*batch.Scheduler) {}); !errors.Is(err, errStopped) {
+		if err := e.do(t.Context(), blocktable.AtOnce, func(*batch.Scheduler) {}); !errors.Is(err, errStopped) {
 			t.Error(err)
 		}
 	})
@@ -298,7 +298,7 @@ func TestLegsAreUnique(t *testing.T) {
 	if w := <-again; w.Code != http.StatusOK {
 		t.Errorf("after it has ended: %d %s", w.Code, w.Body)
 	}
-	endless, _ := s.run(t, strings.Repeat("x", table.MaxName+1), long)
+	endless, _ := s.run(t, strings.Repeat("x", blocktable.MaxName+1), long)
 	if w := <-endless; w.Code != http.StatusBadRequest {
 		t.Errorf("an endless name: %d", w.Code)
 	}

@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 
-	"github.com/cascadeinfer/cascade/engine/emulator/batch"
-	"github.com/cascadeinfer/cascade/engine/emulator/table"
+	"github.com/cascadeinfer/cascade/engine/internal/batch"
+	"github.com/cascadeinfer/cascade/engine/internal/blocktable"
 )
 
 // errIdle is what calls get before Run.
@@ -14,7 +14,7 @@ var errIdle = errors.New("the engine does not run yet")
 // call is something that others ask the loop to do with the scheduler.
 type call struct {
 	ctx  context.Context // of who waits for it
-	when table.When
+	when blocktable.When
 	run  func(*batch.Scheduler)
 	err  error         // set before done is closed
 	done chan struct{} // closed when it has run, or was skipped
@@ -22,7 +22,7 @@ type call struct {
 
 // do runs f on the loop. Whatever ends the wait, f has run to its end exactly if
 // the error is nil.
-func (e *Engine) do(ctx context.Context, when table.When, f func(*batch.Scheduler)) error {
+func (e *Engine) do(ctx context.Context, when blocktable.When, f func(*batch.Scheduler)) error {
 	c := &call{ctx: ctx, when: when, run: f, done: make(chan struct{})}
 	e.mu.Lock()
 	if e.phase != serving {
@@ -72,7 +72,7 @@ func (e *Engine) recall(c *call) bool {
 
 // takeCalls runs the calls that may run now, in the order they came. A caller
 // that has given up gets nothing done any more.
-func (e *Engine) takeCalls(s *batch.Scheduler, now table.When) {
+func (e *Engine) takeCalls(s *batch.Scheduler, now blocktable.When) {
 	e.mu.Lock()
 	var take []*call
 	keep := e.calls[:0]
@@ -101,14 +101,14 @@ func (e *Engine) takeCalls(s *batch.Scheduler, now table.When) {
 // door is how the block table gets at the engine.
 type door struct{ e *Engine }
 
-var _ table.Engine = door{}
+var _ blocktable.Engine = door{}
 
-// Do implements table.Engine.
-func (d door) Do(ctx context.Context, when table.When, f func(*batch.Scheduler)) error {
+// Do implements blocktable.Engine.
+func (d door) Do(ctx context.Context, when blocktable.When, f func(*batch.Scheduler)) error {
 	return d.e.do(ctx, when, f)
 }
 
-// Leg implements table.Engine.
+// Leg implements blocktable.Engine.
 func (d door) Leg(name string) (*batch.Sequence, bool) {
 	d.e.mu.Lock()
 	defer d.e.mu.Unlock()

@@ -10,7 +10,7 @@ import (
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/emulator/kv"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
-	"github.com/cascadeinfer/cascade/engine/emulator/table"
+	"github.com/cascadeinfer/cascade/engine/internal/blocktable"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -143,8 +143,8 @@ func (c Config) validate() error {
 	if block := c.BlockTokens * c.SlotBytes; c.Blocks != "" && block%c.TensorParallel != 0 {
 		return bad("Blocks", "a block of %d bytes (BlockTokens · SlotBytes) cannot be divided among %d ranks; choose SlotBytes so that it can", block, c.TensorParallel)
 	}
-	if len(c.Blocks) > table.MaxDir {
-		return bad("Blocks", "has %d bytes; the path of a Unix socket's directory has at most %d", len(c.Blocks), table.MaxDir)
+	if len(c.Blocks) > blocktable.MaxDir {
+		return bad("Blocks", "has %d bytes; the path of a Unix socket's directory has at most %d", len(c.Blocks), blocktable.MaxDir)
 	}
 	if err := c.Profile.Validate(); err != nil {
 		return errors.Join(bad("Profile", "%w", err))

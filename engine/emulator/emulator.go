@@ -28,10 +28,10 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/engine/cost"
-	"github.com/cascadeinfer/cascade/engine/emulator/batch"
 	"github.com/cascadeinfer/cascade/engine/emulator/kv"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
-	"github.com/cascadeinfer/cascade/engine/emulator/table"
+	"github.com/cascadeinfer/cascade/engine/internal/batch"
+	"github.com/cascadeinfer/cascade/engine/internal/blocktable"
 	"github.com/cespare/xxhash/v2"
 	"golang.org/x/sync/errgroup"
 )
@@ -68,8 +68,8 @@ type Engine struct {
 	legs map[string]*stream
 
 	// Owned by the loop.
-	now   time.Time    // when the tokens being delivered came into being
-	table *table.Table // nil: none is served
+	now   time.Time         // when the tokens being delivered came into being
+	table *blocktable.Table // nil: none is served
 }
 
 // phase is where an Engine is in its life.
@@ -151,7 +151,7 @@ func (e *Engine) Run(ctx context.Context) error {
 	}
 	e.cfg.Logger.Info("emulated replica runs", "model", e.cfg.Model, "profile", e.profile.Name, "kv_blocks", pool.Blocks, "speed", e.cfg.Speed)
 	if e.cfg.Blocks != "" {
-		e.table, err = table.New(table.Config{
+		e.table, err = blocktable.New(blocktable.Config{
 			Dir: e.cfg.Blocks, Pool: pool, Engine: door{e}, Model: e.cfg.Model, Context: e.cfg.Context,
 			TokenBytes: e.profile.KVBytesPerToken, Logger: e.cfg.Logger,
 		})

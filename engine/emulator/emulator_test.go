@@ -18,7 +18,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
-	"github.com/cascadeinfer/cascade/engine/emulator/table"
+	"github.com/cascadeinfer/cascade/engine/internal/blocktable"
 	"go.uber.org/goleak"
 )
 
@@ -541,7 +541,7 @@ func TestConfig(t *testing.T) {
 		{"MaxBatch", func(c *Config) { c.MaxBatch = -1 }},
 		{"MaxBatchedTokens", func(c *Config) { c.MaxBatch, c.MaxBatchedTokens = -2, -1 }},
 		{"Profile", func(c *Config) { c.Profile.D0 = 0 }},
-		{"Blocks", func(c *Config) { c.Blocks = strings.Repeat("d", table.MaxDir+1) }},
+		{"Blocks", func(c *Config) { c.Blocks = strings.Repeat("d", blocktable.MaxDir+1) }},
 		{"Blocks", func(c *Config) { c.Blocks, c.TensorParallel = "d", 3 }},
 	} {
 		c := ok

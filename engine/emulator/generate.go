@@ -9,8 +9,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cascadeinfer/cascade/engine/emulator/batch"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
+	"github.com/cascadeinfer/cascade/engine/internal/batch"
 )
 
 // maxRequestID bounds an X-Request-Id that becomes a part of the answer.

@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 
-	"github.com/cascadeinfer/cascade/engine/emulator/batch"
-	"github.com/cascadeinfer/cascade/engine/emulator/table"
+	"github.com/cascadeinfer/cascade/engine/internal/batch"
+	"github.com/cascadeinfer/cascade/engine/internal/blocktable"
 )
 
 // legHeader is the name of a request in the block table.
@@ -13,8 +13,8 @@ const legHeader = "X-Cascade-Leg"
 
 // claim takes the name of a leg for a request that begins. No name is none.
 func (e *Engine) claim(leg string, st *stream) *apiError {
-	if len(leg) > table.MaxName {
-		return invalid(legHeader, "%s has %d bytes, more than %d", legHeader, len(leg), table.MaxName)
+	if len(leg) > blocktable.MaxName {
+		return invalid(legHeader, "%s has %d bytes, more than %d", legHeader, len(leg), blocktable.MaxName)
 	}
 	if leg == "" {
 		return nil
@@ -51,7 +51,7 @@ func (e *Engine) disclaim(st *stream) {
 func (e *Engine) adopt(ctx context.Context, a api, q *request, st *stream) *apiError {
 	const param = "kv_transfer_params.cascade_reservation"
 	var bad *apiError
-	never := e.do(ctx, table.AtOnce, func(s *batch.Scheduler) {
+	never := e.do(ctx, blocktable.AtOnce, func(s *batch.Scheduler) {
 		if e.table == nil {
 			bad = invalid(param, "this engine serves no block table, and has no reservations")
 			return
@@ -70,7 +70,7 @@ func (e *Engine) adopt(ctx context.Context, a api, q *request, st *stream) *apiE
 			st.tail = tail(e.model.Vocabulary, x.Prompt[min(q.from, len(x.Prompt)):])
 		case errors.As(err, &refused):
 			bad = refused
-		case errors.Is(err, table.ErrUnknown):
+		case errors.Is(err, blocktable.ErrUnknown):
 			bad = invalid(param, "reservation %q: %v; it may have been released", q.reservation, err)
 			bad.Type, bad.Code = "NotFoundError", 404
 		default:

@@ -4,8 +4,8 @@ import (
 	"context"
 	"time"
 
-	"github.com/cascadeinfer/cascade/engine/emulator/batch"
-	"github.com/cascadeinfer/cascade/engine/emulator/table"
+	"github.com/cascadeinfer/cascade/engine/internal/batch"
+	"github.com/cascadeinfer/cascade/engine/internal/blocktable"
 )
 
 // loop is the replica: one goroutine, one iteration after the other.
@@ -21,7 +21,7 @@ func (e *Engine) loop(ctx context.Context, s *batch.Scheduler) error {
 	var due time.Time // when the present iteration ends
 	for ctx.Err() == nil {
 		e.takeInbox(s)
-		e.takeCalls(s, table.AtBoundary)
+		e.takeCalls(s, blocktable.AtBoundary)
 		if err := s.Pool.Err(); err != nil {
 			return err
 		}
@@ -82,7 +82,7 @@ func (e *Engine) pass(ctx context.Context, s *batch.Scheduler, over <-chan time.
 		case <-over:
 			return true
 		case <-e.wake: // the inbox is looked at when the iteration is over
-			e.takeCalls(s, table.AtOnce)
+			e.takeCalls(s, blocktable.AtOnce)
 		case <-ctx.Done():
 			return false
 		}

@@ -5,7 +5,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/cascadeinfer/cascade/engine/emulator/batch"
+	"github.com/cascadeinfer/cascade/engine/internal/batch"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )

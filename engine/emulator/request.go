@@ -7,7 +7,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
-	"github.com/cascadeinfer/cascade/engine/emulator/table"
+	"github.com/cascadeinfer/cascade/engine/internal/blocktable"
 	"github.com/cespare/xxhash/v2"
 	"github.com/tidwall/gjson"
 )
@@ -196,8 +196,8 @@ func (r *request) transfer(a api, v gjson.Result) (err *apiError) {
 			// Chat continues from ids this way: no template, no tokenising.
 			r.ids, err = tokens(at, v)
 		case key.Str == "cascade_reservation":
-			if r.reservation, err = str(at, v); err == nil && (r.reservation == "" || len(r.reservation) > table.MaxName) {
-				err = invalid(at, "%s must have 1 to %d bytes, not %d", at, table.MaxName, len(r.reservation))
+			if r.reservation, err = str(at, v); err == nil && (r.reservation == "" || len(r.reservation) > blocktable.MaxName) {
+				err = invalid(at, "%s must have 1 to %d bytes, not %d", at, blocktable.MaxName, len(r.reservation))
 			}
 		case key.Str == "cascade_prompt":
 			r.from, err = integer(at, v, 0)

@@ -4,8 +4,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cascadeinfer/cascade/engine/emulator/batch"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
+	"github.com/cascadeinfer/cascade/engine/internal/batch"
 )
 
 // stream carries a request's tokens from the loop to its handler. The loop

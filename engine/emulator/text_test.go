@@ -9,7 +9,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
-	"github.com/cascadeinfer/cascade/engine/emulator/table"
+	"github.com/cascadeinfer/cascade/engine/internal/blocktable"
 )
 
 // Whatever the tokens and the stop strings are, and however the tokens are
@@ -115,7 +115,7 @@ func FuzzDecode(f *testing.F) {
 			if prompt == (q.reservation != "") {
 				t.Errorf("%q: accepted with a prompt: %v, with a reservation: %q", body, prompt, q.reservation)
 			}
-			if len(q.reservation) > table.MaxName || q.from < 0 {
+			if len(q.reservation) > blocktable.MaxName || q.from < 0 {
 				t.Errorf("%q: reservation %q, output from %d on", body, q.reservation, q.from)
 			}
 			for _, id := range q.ids {

@@ -14,11 +14,11 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/wasm/abi"
-	"github.com/cascadeinfer/cascade/wasm/gate"
-	"github.com/cascadeinfer/cascade/wasm/gate/rego"
-	"github.com/cascadeinfer/cascade/wasm/gate/rego/module"
 	"github.com/cascadeinfer/cascade/wasm/guest/guesttest"
 	"github.com/cascadeinfer/cascade/wasm/host"
+	"github.com/cascadeinfer/cascade/wasm/planguard"
+	"github.com/cascadeinfer/cascade/wasm/rego"
+	"github.com/cascadeinfer/cascade/wasm/rego/regomodule"
 )
 
 // settings are those of policy.rego's comment.
@@ -42,7 +42,7 @@ func start(t testing.TB, config string) *guards {
 		t.Fatal(err)
 	}
 	g, ctx, files := &guards{now: day}, context.Background(), map[string]string{"policy.rego": string(text)}
-	code, err := module.Build(ctx, files)
+	code, err := regomodule.Build(ctx, files)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -168,7 +168,7 @@ func TestAgreement(t *testing.T) {
 // TestGate puts the module where a control plane has it.
 func TestGate(t *testing.T) {
 	g := start(t, settings)
-	err := gate.Check(abi.Change{Now: plan(7, "0:a 4096:b"), Next: plan(8, "0:a 5000:b")}, []gate.Named{{Name: "site", Guard: gate.Asked{Policy: asked{g}}}})
+	err := planguard.Check(abi.Change{Now: plan(7, "0:a 4096:b"), Next: plan(8, "0:a 5000:b")}, []planguard.Named{{Name: "site", Guard: planguard.Asked{Policy: asked{g}}}})
 	if err == nil || err.Error() != `plan denied: site, rule 1, "stages change in the maintenance window only"` {
 		t.Error(err)
 	}

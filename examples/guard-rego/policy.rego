@@ -2,7 +2,7 @@
 #
 # The same file serves "cascade policy build", which makes a module of it that any
 # host of a fleet can run, and a control plane that evaluates rules itself. What
-# rules see is written down in wasm/gate/rego/document. Its settings, all of them
+# rules see is written down in wasm/internal/regodocument. Its settings, all of them
 # optional, are the policy's configuration, in JSON:
 #
 #   {"guard": {"window": {"opens": 22, "closes": 5},   hours of the day, UTC

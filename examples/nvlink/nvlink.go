@@ -11,11 +11,11 @@
 //
 // A policies.Workload says how many replicas there are, not where, and what a
 // hand-over costs if everybody's nearest neighbour is in the next stage. The control
-// plane prices a proposal by who is then in its stages (policies/near), which is more;
+// plane prices a proposal by who is then in its stages (policies/proximity), which is more;
 // the partition that is the best by then has to be proposed first. How many replicas
 // share a machine, and how much slower a hand-over to another one is, comes by
 // configuration, "node 8" and "slower 10". Stages are spread over all machines
-// (policies/adopt), and sellers prefer buyers on their own one: a hand-over stays there
+// (policies/adoption), and sellers prefer buyers on their own one: a hand-over stays there
 // if the next stage has a replica on it.
 package main
 

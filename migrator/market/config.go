@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/api"
-	"github.com/cascadeinfer/cascade/migrator/market/board"
-	"github.com/cascadeinfer/cascade/migrator/stream"
+	"github.com/cascadeinfer/cascade/migrator/frontend"
+	"github.com/cascadeinfer/cascade/migrator/internal/loadview"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
@@ -50,7 +50,7 @@ type Config struct {
 	Network Network
 	// Residents returns what runs on the own engine; Front.Residents does. It is
 	// called on Run's goroutine, once a scan. Required.
-	Residents func() []stream.Resident
+	Residents func() []frontend.Resident
 	// Load returns the own load. It is called like Residents. Required.
 	Load func() policies.Load
 	// Capacity is the engine's KV cache in tokens; 0 while it is unknown: the
@@ -130,7 +130,7 @@ func (c Config) validate() (Config, error) {
 		c.Offers = defaultOffers
 	}
 	if c.Sample == 0 {
-		c.Sample = board.DefaultSample
+		c.Sample = loadview.DefaultSample
 	}
 	if c.Ready == nil {
 		c.Ready = func() bool { return true }

@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/api"
-	"github.com/cascadeinfer/cascade/migrator/market/board"
-	"github.com/cascadeinfer/cascade/migrator/market/offer"
-	"github.com/cascadeinfer/cascade/migrator/stream"
+	"github.com/cascadeinfer/cascade/migrator/frontend"
+	"github.com/cascadeinfer/cascade/migrator/internal/candidates"
+	"github.com/cascadeinfer/cascade/migrator/internal/loadview"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
 	xds "github.com/cascadeinfer/cascade/xds/api"
@@ -44,12 +44,12 @@ type Market struct {
 	cfg   Config
 	log   *slog.Logger
 	start time.Time
-	board *board.Board
+	board *loadview.Board
 	wake  chan struct{} // holds a token when something is in the mailbox
 
 	// Of Run's goroutine.
 	machine  *bidask.Machine
-	book     *offer.Book
+	book     *candidates.Book
 	rng      *rand.Rand
 	sales    map[string]*sale // by request
 	exports  map[bidask.Deal]string
@@ -86,13 +86,13 @@ func New(cfg Config) (*Market, error) {
 	if err != nil {
 		return nil, fmt.Errorf("market of %s: %w", cfg.Self, err)
 	}
-	book, err := offer.New(offer.Config{Self: cfg.Self, Detector: cfg.Detector, Edges: cfg.Edges, Rest: micros(cfg.Rest), Full: cfg.Full})
+	book, err := candidates.New(candidates.Config{Self: cfg.Self, Detector: cfg.Detector, Edges: cfg.Edges, Rest: micros(cfg.Rest), Full: cfg.Full})
 	if err != nil {
 		return nil, fmt.Errorf("market of %s: %w", cfg.Self, err)
 	}
 	return &Market{
 		cfg: cfg, log: cfg.Logger.With("replica", string(cfg.Self)), start: time.Now(), machine: machine, book: book,
-		board: board.New(board.Config{Self: cfg.Self, Placer: cfg.Placer, Fresh: micros(cfg.Fresh), Sample: cfg.Sample, Seed: cfg.Seed}),
+		board: loadview.New(loadview.Config{Self: cfg.Self, Placer: cfg.Placer, Fresh: micros(cfg.Fresh), Sample: cfg.Sample, Seed: cfg.Seed}),
 		wake:  make(chan struct{}, 1),
 		rng:   rand.New(rand.NewPCG(cfg.Seed, 0)),
 		sales: make(map[string]*sale), exports: make(map[bidask.Deal]string), imports: make(map[bidask.Deal]policies.Tokens),
@@ -141,7 +141,7 @@ func (m *Market) ReceiveSummary(from policies.ReplicaID, s *api.Summary) {
 		return
 	}
 	m.counts.summariesReceived++
-	m.board.Hear(m.now(), from, board.Load{Waiting: promised, Total: held + promised + incoming, Draining: s.GetDraining()})
+	m.board.Hear(m.now(), from, loadview.Load{Waiting: promised, Total: held + promised + incoming, Draining: s.GetDraining()})
 }
 
 // Tell takes an answer of the mover: Reserved, Refused, Moved or Failed.
@@ -166,17 +166,17 @@ func (m *Market) post(ev bidask.Event) {
 	}
 }
 
-// Place implements stream.Placer.
-func (m *Market) Place(r policies.Request) stream.Target { return m.board.Place(m.now(), r) }
+// Place implements frontend.Placer.
+func (m *Market) Place(r policies.Request) frontend.Target { return m.board.Place(m.now(), r) }
 
-// Rescue implements stream.Rescuer.
-func (m *Market) Rescue(r policies.Request, tried []policies.ReplicaID) (stream.Target, bool) {
+// Rescue implements frontend.Rescuer.
+func (m *Market) Rescue(r policies.Request, tried []policies.ReplicaID) (frontend.Target, bool) {
 	return m.board.Rescue(m.now(), r, tried)
 }
 
 var (
-	_ stream.Placer  = (*Market)(nil)
-	_ stream.Rescuer = (*Market)(nil)
+	_ frontend.Placer  = (*Market)(nil)
+	_ frontend.Rescuer = (*Market)(nil)
 )
 
 // Run trades until ctx ends, and returns nil then. What is being transferred

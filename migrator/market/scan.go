@@ -2,9 +2,9 @@ package market
 
 import (
 	"github.com/cascadeinfer/cascade/migrator/api"
-	"github.com/cascadeinfer/cascade/migrator/market/board"
-	"github.com/cascadeinfer/cascade/migrator/market/offer"
-	"github.com/cascadeinfer/cascade/migrator/stream"
+	"github.com/cascadeinfer/cascade/migrator/frontend"
+	"github.com/cascadeinfer/cascade/migrator/internal/candidates"
+	"github.com/cascadeinfer/cascade/migrator/internal/loadview"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
@@ -21,9 +21,9 @@ func (m *Market) scan() {
 		Capacity: m.cfg.Capacity, Held: load.Held, Promised: load.Promised, Throughput: m.meter.rate(), Draining: m.leaving || !m.cfg.Receives(),
 	}
 	m.step(bidask.Event{Kind: bidask.Measured, Position: m.position})
-	m.board.Measure(board.Load{Waiting: load.Promised, Total: load.Held + load.Promised + m.machine.Incoming(), Draining: m.leaving})
+	m.board.Measure(loadview.Load{Waiting: load.Promised, Total: load.Held + load.Promised + m.machine.Incoming(), Draining: m.leaving})
 
-	s := &offer.Situation{
+	s := &candidates.Situation{
 		Now: now, Plan: view.Plan, Open: func(id policies.ReplicaID) bool { return m.board.Open(now, id) },
 		Draining: view.Draining, Capacity: m.cfg.Capacity, Held: load.Held, Promised: load.Promised, Mean: view.StageMean, MeanKnown: view.MeanKnown,
 	}
@@ -41,7 +41,7 @@ func (m *Market) scan() {
 }
 
 // costs are what an offer's candidates are away, nil where that is not known.
-func (m *Market) costs(o offer.Offer) []policies.Micros {
+func (m *Market) costs(o candidates.Offer) []policies.Micros {
 	if m.cfg.Distance == nil {
 		return nil
 	}
@@ -55,16 +55,16 @@ func (m *Market) costs(o offer.Offer) []policies.Micros {
 // look puts the residents into the words of package offer. Requests without a
 // token are left out: there is nothing to move yet. It returns all that are
 // here by their ids.
-func (m *Market) look(s *offer.Situation, residents []stream.Resident) map[string]bool {
+func (m *Market) look(s *candidates.Situation, residents []frontend.Resident) map[string]bool {
 	here := make(map[string]bool, len(residents))
-	s.Residents = make([]offer.Resident, 0, len(residents))
+	s.Residents = make([]candidates.Resident, 0, len(residents))
 	for _, r := range residents {
 		id := r.Request.ID
 		here[id] = true
 		if until, ok := m.departed[id]; ok && s.Now < until || r.Request.Output == 0 {
 			continue
 		}
-		s.Residents = append(s.Residents, offer.Resident{
+		s.Residents = append(s.Residents, candidates.Resident{
 			Request: id, Length: r.Request.Length(), Fixed: r.Fixed, Epoch: r.Epoch, Since: micros(r.Since.Sub(m.start)), Selling: m.sales[id] != nil,
 			Fits: m.board.Fits(r.Request.Model),
 		})
@@ -79,7 +79,7 @@ func (m *Market) look(s *offer.Situation, residents []stream.Resident) map[strin
 
 // withdraw takes back offers of requests that have ended, and those whose
 // reason is gone. What is being transferred is left to the mover.
-func (m *Market) withdraw(s *offer.Situation, here map[string]bool) {
+func (m *Market) withdraw(s *candidates.Situation, here map[string]bool) {
 	var over []policies.Handover
 	for id, sale := range m.sales {
 		if !sale.exporting && (!here[id] || !m.book.Stands(s, sale.handover)) {

@@ -1,7 +1,7 @@
 package market
 
 import (
-	"github.com/cascadeinfer/cascade/migrator/stream"
+	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
@@ -115,7 +115,7 @@ func (m *Market) countMove(c policies.Cause, moved, out bool) {
 }
 
 // survey takes note of what runs here.
-func (m *Market) survey(residents []stream.Resident, load policies.Load) {
+func (m *Market) survey(residents []frontend.Resident, load policies.Load) {
 	pinned, last, limited := 0, policies.Tokens(0), true
 	for _, r := range residents {
 		if r.Fixed == policies.MayMove {

@@ -12,7 +12,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cascadeinfer/cascade/migrator/api"
-	"github.com/cascadeinfer/cascade/migrator/stream"
+	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
 	"github.com/cascadeinfer/cascade/policies/outlier"
@@ -180,12 +180,12 @@ func (w *world) present(r *request) float64 {
 	return r.length + w.growth*time.Since(r.at).Seconds()
 }
 
-func (r *replica) residents() []stream.Resident {
+func (r *replica) residents() []frontend.Resident {
 	r.w.mu.Lock()
 	defer r.w.mu.Unlock()
-	var out []stream.Resident
+	var out []frontend.Resident
 	for _, q := range r.requests {
-		out = append(out, stream.Resident{
+		out = append(out, frontend.Resident{
 			Request: policies.Request{ID: q.id, Input: 1, Output: policies.Tokens(r.w.present(q)) - 1, MaxOutput: 1 << 20},
 			Epoch:   q.epoch, Fixed: q.fixed, Since: q.since,
 		})

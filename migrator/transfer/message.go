@@ -1,7 +1,7 @@
 package transfer
 
 import (
-	"github.com/cascadeinfer/cascade/migrator/token"
+	"github.com/cascadeinfer/cascade/migrator/internal/tokenhash"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
@@ -148,8 +148,8 @@ type Engine struct {
 // full.
 type Span struct {
 	From, Computed, Length uint64
-	Generation             uint64     // of the source's blocks
-	Hash                   token.Hash // of ids [0, Length); Manifest and Swap
-	Prompt                 uint64     // positions that are the client's prompt, as the leg was given it
-	Cached                 uint64     // of them, found in a prefix cache
+	Generation             uint64         // of the source's blocks
+	Hash                   tokenhash.Hash // of ids [0, Length); Manifest and Swap
+	Prompt                 uint64         // positions that are the client's prompt, as the leg was given it
+	Cached                 uint64         // of them, found in a prefix cache
 }

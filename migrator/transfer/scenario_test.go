@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cascadeinfer/cascade/migrator/token"
+	"github.com/cascadeinfer/cascade/migrator/internal/tokenhash"
 	"github.com/cascadeinfer/cascade/migrator/transfer"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies"
@@ -186,7 +186,7 @@ func parseEvent(words []string) (ev transfer.Event, err error) {
 	if fields["via"] != "" {
 		via = strings.Split(fields["via"], ",")
 	}
-	span := transfer.Span{From: number("from"), Computed: number("computed"), Length: number("length"), Generation: number("generation"), Hash: token.Hash(number("hash"))}
+	span := transfer.Span{From: number("from"), Computed: number("computed"), Length: number("length"), Generation: number("generation"), Hash: tokenhash.Hash(number("hash"))}
 	why := transfer.Why(0)
 	for w := transfer.Unknown; w <= transfer.Taken; w++ {
 		if w.String() == fields["why"] {

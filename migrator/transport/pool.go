@@ -9,7 +9,7 @@ import (
 	"runtime/debug"
 	"sync"
 
-	"github.com/cascadeinfer/cascade/migrator/device/cuda/kernel"
+	"github.com/cascadeinfer/cascade/migrator/internal/kernel"
 )
 
 // Region is where one part of every block lies: part of block b begins at

@@ -8,7 +8,7 @@
 // (section "Length-Aware Stage Partition"), kept to compare with.
 //
 // The package does not decide whether a proposal is worth adopting; that is
-// policies/adopt. It keeps one invariant: a proposal never contains a stage
+// policies/adoption. It keeps one invariant: a proposal never contains a stage
 // that its model calls infeasible, and it uses exactly the workload's
 // replicas.
 package partition
@@ -22,7 +22,7 @@ import (
 // Named returns the partitioner that a config file calls name: "exact",
 // "recursion" and "two-phase" price flows by token rate, "paper" is the
 // two-phase heuristic on the snapshot QoE, as the paper has it. Each also
-// prices given divisions by its model, as policies/adopt needs.
+// prices given divisions by its model, as policies/adoption needs.
 func Named(name string) (policies.Partitioner, bool) {
 	switch name {
 	case "exact":

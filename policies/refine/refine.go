@@ -3,7 +3,7 @@
 // section "Adaptive Range Refinement").
 //
 // It moves a boundary, never a replica: when the mix shifts so far that a
-// stage needs more replicas, only a new plan helps (policies/adopt), and with
+// stage needs more replicas, only a new plan helps (policies/adoption), and with
 // re-planning on the refiner adds nothing. A proposal is one replica's view;
 // the stage's one boundary is agreed and versioned elsewhere.
 //

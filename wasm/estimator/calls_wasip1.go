@@ -5,7 +5,7 @@ import (
 	"unsafe"
 
 	"github.com/cascadeinfer/cascade/policies/length"
-	"github.com/cascadeinfer/cascade/wasm/estimator/filter"
+	"github.com/cascadeinfer/cascade/wasm/internal/lengthfilter"
 )
 
 // Answers to the proxy's calls.
@@ -18,15 +18,15 @@ const (
 
 // stream is one request, of which the body is read if there is a Body.
 type stream struct {
-	filter *filter.Filter
-	body   *filter.Body
+	filter *lengthfilter.Filter
+	body   *lengthfilter.Body
 }
 
 // A module runs on one thread of the proxy, which calls it about one request at
 // a time.
 var (
-	filters = map[int32]*filter.Filter{} // by context of a configuration
-	streams = map[int32]stream{}         // by context of a request
+	filters = map[int32]*lengthfilter.Filter{} // by context of a configuration
+	streams = map[int32]stream{}               // by context of a request
 )
 
 //go:wasmexport proxy_abi_version_0_2_1
@@ -47,11 +47,11 @@ func start(context, size int32) int32 { return yes }
 //
 //go:wasmexport proxy_on_configure
 func configure(context, size int32) int32 {
-	c, err := filter.ReadConfig(buffer(configuration, 0, size))
+	c, err := lengthfilter.ReadConfig(buffer(configuration, 0, size))
 	if err != nil {
 		return refuse(err)
 	}
-	f, err := filter.New(c)
+	f, err := lengthfilter.New(c)
 	if err != nil {
 		return refuse(err)
 	}
@@ -103,7 +103,7 @@ func onBody(context, size, ended int32) (action int32) {
 		}
 		if !s.body.Write(chunk) {
 			done(context, s)
-			return act(s.filter, filter.Answer{What: filter.Reject})
+			return act(s.filter, lengthfilter.Answer{What: lengthfilter.Reject})
 		}
 	}
 	if ended == 0 {
@@ -138,14 +138,14 @@ func done(context int32, s stream) {
 
 // act does what an answer says. The proxy picks the route anew when a header
 // has changed.
-func act(f *filter.Filter, a filter.Answer) int32 {
+func act(f *lengthfilter.Filter, a lengthfilter.Answer) int32 {
 	switch a.What {
-	case filter.Wait:
+	case lengthfilter.Wait:
 		return hold
-	case filter.Reject:
+	case lengthfilter.Reject:
 		proxyRespond(413, "cascade_length_request_too_large", length.TooLarge(f.MaxBody()), jsonType, noGRPC)
 		return hold
-	case filter.Tell:
+	case lengthfilter.Tell:
 		tell(length.ModelHeader, a.Model)
 		if a.Tokens < 0 {
 			tell(length.TokensHeader, "")

@@ -10,7 +10,7 @@ import (
 
 	"github.com/tetratelabs/wazero"
 
-	"github.com/cascadeinfer/cascade/wasm/host/cachedir"
+	"github.com/cascadeinfer/cascade/wasm/internal/cachedir"
 	"github.com/cascadeinfer/cascade/wasm/meter"
 )
 

@@ -6,7 +6,7 @@
 //
 // A Machine is a pure state machine: it loads nothing, calls nothing, reads no
 // clock, and one sequence of events gives one sequence of actions. Package
-// wasm/slot/swap drives it. Generation 0 stands for the native policy, which is
+// wasm/internal/swap drives it. Generation 0 stands for the native policy, which is
 // always there; a slot without modules is served by it.
 //
 // # The way up

@@ -9,9 +9,9 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/internal/swap"
 	"github.com/cascadeinfer/cascade/wasm/sign"
 	"github.com/cascadeinfer/cascade/wasm/slot"
-	"github.com/cascadeinfer/cascade/wasm/slot/swap"
 )
 
 const (

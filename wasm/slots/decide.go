@@ -3,10 +3,10 @@ package slots
 import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/wasm/abi"
-	"github.com/cascadeinfer/cascade/wasm/loader"
+	"github.com/cascadeinfer/cascade/wasm/internal/loader"
+	"github.com/cascadeinfer/cascade/wasm/internal/swap"
 	"github.com/cascadeinfer/cascade/wasm/policy"
 	"github.com/cascadeinfer/cascade/wasm/slot"
-	"github.com/cascadeinfer/cascade/wasm/slot/swap"
 )
 
 // The policies that callers get: each call is between an Enter and a Leave. They

@@ -13,11 +13,11 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host"
-	"github.com/cascadeinfer/cascade/wasm/loader"
+	"github.com/cascadeinfer/cascade/wasm/internal/loader"
+	"github.com/cascadeinfer/cascade/wasm/internal/swap"
 	"github.com/cascadeinfer/cascade/wasm/policy"
 	"github.com/cascadeinfer/cascade/wasm/sign"
 	"github.com/cascadeinfer/cascade/wasm/slot"
-	"github.com/cascadeinfer/cascade/wasm/slot/swap"
 )
 
 // Set is the slots of a host. Its methods are safe for concurrent use, before,

@@ -12,9 +12,9 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/fleet"
-	"github.com/cascadeinfer/cascade/xds/publish/group"
+	"github.com/cascadeinfer/cascade/xds/nodegroup"
 	"github.com/cascadeinfer/cascade/xds/resources"
-	"github.com/cascadeinfer/cascade/xds/serve"
+	"github.com/cascadeinfer/cascade/xds/server"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -60,11 +60,11 @@ type Config struct {
 	Length string
 
 	// Limits bound what one xDS node may cost.
-	Limits serve.Limits
+	Limits server.Limits
 
 	// Groups are the groups of proxies in the order in which a new plan comes to
 	// them (package group). Without any, an eighth of all proxies comes first.
-	Groups []group.Rule
+	Groups []nodegroup.Rule
 	// Watch is how long a new plan is on trial in one group before the next one
 	// gets it; nobody waits where only one group has proxies. 0 means 2 s.
 	Watch time.Duration

@@ -15,14 +15,14 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	policylength "github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/xds/api"
-	"github.com/cascadeinfer/cascade/xds/binding"
 	"github.com/cascadeinfer/cascade/xds/cache"
 	"github.com/cascadeinfer/cascade/xds/fleet"
+	"github.com/cascadeinfer/cascade/xds/internal/nodeauth"
+	"github.com/cascadeinfer/cascade/xds/internal/publish"
 	"github.com/cascadeinfer/cascade/xds/length"
-	"github.com/cascadeinfer/cascade/xds/publish"
-	"github.com/cascadeinfer/cascade/xds/publish/group"
+	"github.com/cascadeinfer/cascade/xds/nodegroup"
 	"github.com/cascadeinfer/cascade/xds/resources"
-	"github.com/cascadeinfer/cascade/xds/serve"
+	"github.com/cascadeinfer/cascade/xds/server"
 )
 
 // Control is the control plane of a fleet. All methods may be called from any
@@ -33,11 +33,11 @@ type Control struct {
 	fleet     *fleet.Fleet
 	cache     *firstSet
 	ledger    *publish.Ledger
-	xds       *serve.Server
+	xds       *server.Server
 	publisher *publish.Publisher
 	submitter *submitter
-	binder    *binding.Binder // nil: clients are whom they claim to be
-	length    *length.Server  // nil: the estimator is not ours
+	binder    *nodeauth.Binder // nil: clients are whom they claim to be
+	length    *length.Server   // nil: the estimator is not ours
 	loads     *loads
 	adapters  adapters
 	keeper    *keeper
@@ -83,7 +83,7 @@ func (c *Control) init() error {
 	c.registry = prometheus.NewRegistry()
 	c.registry.MustRegister(collector{c})
 	if c.cfg.TrustDomain != "" {
-		if c.binder, err = binding.New(binding.Config{TrustDomain: c.cfg.TrustDomain, TLS: c.cfg.TLS, Logger: c.log}); err != nil {
+		if c.binder, err = nodeauth.New(nodeauth.Config{TrustDomain: c.cfg.TrustDomain, TLS: c.cfg.TLS, Logger: c.log}); err != nil {
 			return err
 		}
 	}
@@ -98,7 +98,7 @@ func (c *Control) init() error {
 	if err := renders(settings, c.cfg.Edge, c.cfg.Models, c.cfg.Replicas); err != nil {
 		return err
 	}
-	groups, err := group.New(c.cfg.Groups)
+	groups, err := nodegroup.New(c.cfg.Groups)
 	if err != nil {
 		return fmt.Errorf("groups: %w", err)
 	}
@@ -106,7 +106,7 @@ func (c *Control) init() error {
 	c.cache = &firstSet{Cache: cache.New(cache.Config{Group: groupOf}), first: c.serving, sets: make(map[string]resources.Set)}
 	c.keeper = newKeeper(c)
 	c.ledger = publish.NewLedger(c.log)
-	c.xds, err = serve.New(serve.Config{Cache: c.cache, Callbacks: c.ledger, Limits: c.cfg.Limits, Logger: c.log})
+	c.xds, err = server.New(server.Config{Cache: c.cache, Callbacks: c.ledger, Limits: c.cfg.Limits, Logger: c.log})
 	if err != nil {
 		return err
 	}

@@ -7,7 +7,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies/links"
 	"github.com/cascadeinfer/cascade/xds/api"
-	"github.com/cascadeinfer/cascade/xds/site"
+	"github.com/cascadeinfer/cascade/xds/topology"
 )
 
 // TestDevices: what replicas tell of where they are is answered, with what they made
@@ -19,7 +19,7 @@ func TestDevices(t *testing.T) {
 	r.Models[0].TokenBytes, r.Models[0].Links = 1e5, links.Defaults{Between: 25 * links.Gigabyte}
 	c := start(t, Config{Rules: r, Replicas: f.list})
 	f.replicas[0].says(func(m *api.LoadReport) {
-		m.Site = site.Encode(links.Site{Known: true, TCP: 12, GPU: &links.GPU{Index: 3, UUID: "u"}})
+		m.Site = topology.Encode(links.Site{Known: true, TCP: 12, GPU: &links.GPU{Index: 3, UUID: "u"}})
 		m.Routes = []*api.Route{{Transport: "tcp", Peer: "r1", State: "ready", BytesPerSecond: 5, Over: "loopback"}}
 	})
 	f.report(t, c)

@@ -11,9 +11,9 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/fleet"
-	"github.com/cascadeinfer/cascade/xds/load/lrs"
-	"github.com/cascadeinfer/cascade/xds/publish"
-	"github.com/cascadeinfer/cascade/xds/publish/group"
+	"github.com/cascadeinfer/cascade/xds/internal/lrs"
+	"github.com/cascadeinfer/cascade/xds/internal/publish"
+	"github.com/cascadeinfer/cascade/xds/nodegroup"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -32,7 +32,7 @@ var (
 )
 
 // newLoads makes the load reporting service. The groups are those of the cache.
-func (c *Control) newLoads(groups *group.List) (*loads, error) {
+func (c *Control) newLoads(groups *nodegroup.List) (*loads, error) {
 	book := lrs.NewBook(lrs.DefaultInterval, func(n *corev3.Node) string { return groups.Of(n.GetId(), n.GetCluster()) })
 	service, err := lrs.New(lrs.Config{Book: book, Logger: c.log})
 	if err != nil {

@@ -3,7 +3,7 @@ package control
 import (
 	"slices"
 
-	"github.com/cascadeinfer/cascade/xds/publish"
+	"github.com/cascadeinfer/cascade/xds/internal/publish"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/adopt"
+	"github.com/cascadeinfer/cascade/policies/adoption"
 	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/policies/links"
 )
@@ -77,7 +77,7 @@ type Rules struct {
 	// soon as Native would, because reports wait meanwhile, must be a function of
 	// what it is asked, and must not return nil. Nil leaves planners as they are. A
 	// policy with one stage asks nobody.
-	Wrap func(model string, native adopt.Planner) adopt.Planner
+	Wrap func(model string, native adoption.Planner) adoption.Planner
 	// Check says what is against a plan that is to replace another one of its model;
 	// nil: nothing. The plan in force then stays, and the history has the error as
 	// its reason. Plans of the planner, boundaries that replicas propose and plans

@@ -15,8 +15,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/xds/api"
-	"github.com/cascadeinfer/cascade/xds/news"
 	slots "github.com/cascadeinfer/cascade/xds/policy"
+	"github.com/cascadeinfer/cascade/xds/ratelimitlog"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -91,7 +91,7 @@ type Fleet struct {
 	// has not told yet, oldest first; owned by Run.
 	untold []store.Version
 	news   <-chan store.Update // the store's watch; owned by Run
-	unsaid news.Gate           // for what cannot be written down
+	unsaid ratelimitlog.Gate   // for what cannot be written down
 	slots  []slots.Slot        // that were told; owned by Run
 	told   bool                // they were; owned by Run
 }

@@ -3,7 +3,7 @@ package fleet
 import (
 	"slices"
 
-	"github.com/cascadeinfer/cascade/policies/adopt"
+	"github.com/cascadeinfer/cascade/policies/adoption"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -35,15 +35,15 @@ func (c Change) Changes() bool {
 const refinedReason = "boundaries refined"
 
 // decisionOf names what a machine decided.
-func decisionOf(d adopt.Decision) string {
+func decisionOf(d adoption.Decision) string {
 	switch {
-	case d.Reason == adopt.RolledBack:
+	case d.Reason == adoption.RolledBack:
 		return RolledBack
-	case d.Adopt && d.Reason == adopt.Members:
+	case d.Adopt && d.Reason == adoption.Members:
 		return Repaired
 	case d.Adopt:
 		return Adopted
-	case d.Reason == adopt.HeldOff:
+	case d.Reason == adoption.HeldOff:
 		return HeldOff
 	}
 	return Kept

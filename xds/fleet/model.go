@@ -5,7 +5,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
-	"github.com/cascadeinfer/cascade/policies/near"
+	"github.com/cascadeinfer/cascade/policies/proximity"
 )
 
 // model is one model's part of a State.
@@ -23,7 +23,7 @@ type model struct {
 	held    []float64     // mean held tokens per stage, as of the last tick; -1: nobody knows
 	borders []Refine      // between the stages, as of the last tick; none: not refined
 	decider decider
-	near    *near.Map // nil: to be made; see State.near
+	near    *proximity.Map // nil: to be made; see State.near
 }
 
 // serving is the replica of that id, or nil if there is none or it serves

@@ -2,9 +2,9 @@ package fleet
 
 import (
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/adopt"
+	"github.com/cascadeinfer/cascade/policies/adoption"
 	"github.com/cascadeinfer/cascade/policies/links"
-	"github.com/cascadeinfer/cascade/policies/near"
+	"github.com/cascadeinfer/cascade/policies/proximity"
 )
 
 // tell takes what a replica says of where it is; false where that is nothing new.
@@ -35,20 +35,20 @@ func (r *replica) elsewhere() string {
 
 // near is what is known of the distances between a model's replicas. The map is kept
 // until one of them tells something else or the configuration changes.
-func (s *State) near(m *model) adopt.Near {
+func (s *State) near(m *model) adoption.Near {
 	if m.TokenBytes == 0 {
-		return adopt.Near{}
+		return adoption.Near{}
 	}
 	if m.near == nil {
-		c := near.Config{Defaults: m.Links, TokenBytes: m.TokenBytes, Base: m.Transfer.Base}
+		c := proximity.Config{Defaults: m.Links, TokenBytes: m.TokenBytes, Base: m.Transfer.Base}
 		for _, r := range s.replicas {
 			if r.Model == m.Name {
-				c.Seats = append(c.Seats, near.Seat{ID: r.ID, Site: r.place()})
+				c.Seats = append(c.Seats, proximity.Seat{ID: r.ID, Site: r.place()})
 			}
 		}
-		m.near = near.New(c)
+		m.near = proximity.New(c)
 	}
-	return adopt.Near{Map: m.near}
+	return adoption.Near{Map: m.near}
 }
 
 // moved says that somebody is elsewhere than before.

@@ -4,7 +4,7 @@ import (
 	"slices"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/adopt"
+	"github.com/cascadeinfer/cascade/policies/adoption"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -79,7 +79,7 @@ func (s *State) revived(m *model, p store.Past) policies.Plan {
 	if len(eligible) == 0 {
 		return m.plan
 	}
-	divided := adopt.Scale(policies.Partition{Cuts: p.Cuts, Counts: p.Counts}, len(eligible))
+	divided := adoption.Scale(policies.Partition{Cuts: p.Cuts, Counts: p.Counts}, len(eligible))
 	var rest []member
 	for _, r := range s.replicas {
 		if r.Model == m.Name && r.stage >= 0 && !r.gone && !r.ordered() && !s.serves(r) {

@@ -4,7 +4,7 @@ import (
 	"fmt"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/adopt"
+	"github.com/cascadeinfer/cascade/policies/adoption"
 	"github.com/cascadeinfer/cascade/policies/partition"
 )
 
@@ -23,8 +23,8 @@ const (
 
 // policy is what a policy name means.
 type policy struct {
-	planner  adopt.Planner // nil: one stage
-	snapshot bool          // plans on in-flight snapshots
+	planner  adoption.Planner // nil: one stage
+	snapshot bool             // plans on in-flight snapshots
 }
 
 // denied says what Rules.Check has against a plan of these stages.
@@ -44,7 +44,7 @@ func policyOf(name string) (policy, error) {
 		return policy{}, nil
 	}
 	found, _ := partition.Named(name)
-	planner, ok := found.(adopt.Planner)
+	planner, ok := found.(adoption.Planner)
 	if !ok {
 		return policy{}, fmt.Errorf("policy %q: want %q, %q, %q or a partitioner's name", name, PolicyDefault, PolicyPaper, PolicyRoundRobin)
 	}

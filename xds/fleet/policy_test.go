@@ -5,12 +5,12 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/adopt"
+	"github.com/cascadeinfer/cascade/policies/adoption"
 )
 
 // pair proposes two stages, whatever the workload.
 type pair struct {
-	adopt.Planner
+	adoption.Planner
 	asked *int
 }
 
@@ -24,7 +24,7 @@ func TestWrap(t *testing.T) {
 	asked, names := 0, []string(nil)
 	rules := Rules{
 		Models: []Model{{Name: "m", Context: 32768, Edges: policies.Edges(32768, 4), Cost: policies.Cost{D0: 0.008, D1: 5e-5, D2: 6e-5, D3: 1e-9, D4: 6e-8, Kappa: 4}}},
-		Wrap: func(model string, native adopt.Planner) adopt.Planner {
+		Wrap: func(model string, native adoption.Planner) adoption.Planner {
 			names = append(names, model)
 			return pair{native, &asked}
 		},
@@ -52,7 +52,7 @@ func TestWrap(t *testing.T) {
 	if m := s.Snapshot(start).Models[0]; asked == 0 || printPlan(m.Plan) != "r0 r1 |512| r2 r3" {
 		t.Errorf("asked %d times: %s (%s)", asked, printPlan(m.Plan), m.Planner)
 	}
-	rules.Policy, rules.Wrap = PolicyRoundRobin, func(string, adopt.Planner) adopt.Planner { panic("asked for one stage") }
+	rules.Policy, rules.Wrap = PolicyRoundRobin, func(string, adoption.Planner) adoption.Planner { panic("asked for one stage") }
 	if _, err := NewState(rules); err != nil {
 		t.Error(err)
 	}

@@ -7,7 +7,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/links"
-	"github.com/cascadeinfer/cascade/xds/load"
+	"github.com/cascadeinfer/cascade/xds/internal/loadreport"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -62,18 +62,18 @@ type replica struct {
 	asked   bool // an operator drains it; policies.Replica.Draining is the configuration's
 	stage   int  // in the plan in force; -1: none
 	report  Report
-	at      time.Time        // of the last report; zero: never heard of
-	open    bool             // a report stream is there
-	heard   bool             // a report came since the program started
-	assumed time.Time        // until then a replica that was not heard counts as ready
-	past    uint64           // requests seen by earlier lives of the front
-	weight  uint32           // to be served; see State.served
-	health  resources.Health // as last computed by refresh
-	told    told             // what the stored object says
-	note    string           // what is wrong with its reports
-	judged  load.Model       // what is believed of its load
-	figure  load.Figure      // as last judged
-	site    links.Site       // as last told; the zero value: never
+	at      time.Time         // of the last report; zero: never heard of
+	open    bool              // a report stream is there
+	heard   bool              // a report came since the program started
+	assumed time.Time         // until then a replica that was not heard counts as ready
+	past    uint64            // requests seen by earlier lives of the front
+	weight  uint32            // to be served; see State.served
+	health  resources.Health  // as last computed by refresh
+	told    told              // what the stored object says
+	note    string            // what is wrong with its reports
+	judged  loadreport.Model  // what is believed of its load
+	figure  loadreport.Figure // as last judged
+	site    links.Site        // as last told; the zero value: never
 }
 
 // refresh computes the replica's health and says whether it changed.

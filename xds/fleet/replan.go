@@ -6,14 +6,14 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/adopt"
+	"github.com/cascadeinfer/cascade/policies/adoption"
 )
 
 // decider is a model's adoption machine and the window of measurements that
 // it judges the plan in force by.
 type decider struct {
-	machine *adopt.Machine // nil: one stage, always
-	window  []pace         // per stage, summed over the ticks of the window
+	machine *adoption.Machine // nil: one stage, always
+	window  []pace            // per stage, summed over the ticks of the window
 }
 
 // newDecider returns the decider of complete rules. The machine's times are
@@ -26,7 +26,7 @@ func newDecider(rules Rules, model string, p policy) (decider, error) {
 	if rules.Wrap != nil {
 		planner = rules.Wrap(model, planner)
 	}
-	machine, err := adopt.New(adopt.Config{
+	machine, err := adoption.New(adoption.Config{
 		// The State calls once a period. The machine's own is a little shorter,
 		// so that a tick that comes a moment early is not a period lost.
 		Planner: planner, Period: 0.9 * rules.Period.Seconds(), Seen: rules.Seen,
@@ -97,7 +97,7 @@ func (s *State) replan(now time.Time, m *model) (Change, bool) {
 		return Change{}, false // repair's matter
 	}
 	measured := m.decider.mean()
-	d := m.decider.machine.Step(adopt.Input{
+	d := m.decider.machine.Step(adoption.Input{
 		Now: now.Sub(s.zero).Seconds(), Plan: present, Model: m.Name, Replicas: eligible,
 		Workload: s.workload(now, m, s.flow(now, m), eligible), Iterations: measured, Near: s.near(m).Map,
 	})
@@ -122,7 +122,7 @@ func (s *State) replan(now time.Time, m *model) (Change, bool) {
 	if c, ok := s.change(now, m, s.mended(m, members), "replicas changed"); ok {
 		return c, true
 	}
-	if d.Reason != adopt.Waiting {
+	if d.Reason != adoption.Waiting {
 		// It is stored with whatever is stored next.
 		s.history = appendHistory(s.history, []Change{word})
 	}
@@ -179,7 +179,7 @@ func park(next, before policies.Plan, members []member) policies.Plan {
 }
 
 // decision says in words what the machine decided.
-func decision(d adopt.Decision) string {
+func decision(d adoption.Decision) string {
 	text := string(d.Reason)
 	if d.Gain != 0 && !math.IsInf(d.Gain, 0) {
 		text += ": predicted gain " + strconv.Itoa(int(math.Round(100*d.Gain))) + " %"

@@ -10,7 +10,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/links"
 	"github.com/cascadeinfer/cascade/xds/api"
 	slots "github.com/cascadeinfer/cascade/xds/policy"
-	"github.com/cascadeinfer/cascade/xds/site"
+	"github.com/cascadeinfer/cascade/xds/topology"
 )
 
 // Bounds of a load report. They are far above what an engine can do and low
@@ -135,7 +135,7 @@ func Decode(m *api.LoadReport) (Report, error) {
 		bounded = append(bounded, "slots")
 	}
 	if m.GetSite() != nil {
-		if where, err := site.Decode(m.GetSite()); err == nil {
+		if where, err := topology.Decode(m.GetSite()); err == nil {
 			r.Site = &where
 		} else {
 			r.Site = &links.Site{} // what was known before is not true any more

@@ -11,7 +11,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/links"
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/resources"
-	"github.com/cascadeinfer/cascade/xds/site"
+	"github.com/cascadeinfer/cascade/xds/topology"
 )
 
 // message is a report that Decode takes.
@@ -127,11 +127,11 @@ func TestDecodeSite(t *testing.T) {
 		note  string
 	}{
 		{nil, false, ""},
-		{site.Encode(links.Site{Known: true, TCP: 5}), true, ""},
+		{topology.Encode(links.Site{Known: true, TCP: 5}), true, ""},
 		{nil, true, ""},
-		{site.Encode(links.Site{Node: "b", Known: true, TCP: 5}), true, "it says that it is on node b"},
+		{topology.Encode(links.Site{Node: "b", Known: true, TCP: 5}), true, "it says that it is on node b"},
 		{&api.Site{Tcp: -1}, false, "bounded: site"},
-		{site.Encode(links.Site{Known: true}), true, ""},
+		{topology.Encode(links.Site{Known: true}), true, ""},
 	} {
 		m := goodReport()
 		m.Site = c.tell
@@ -166,7 +166,7 @@ func FuzzReport(f *testing.F) {
 	tells := goodReport()
 	tells.Moves, tells.Proposal, tells.Residents = []*api.Move{goodMove(1, MoveDone)}, &api.Proposal{Epoch: 1, Boundary: 9}, 3
 	tells.Routes = []*api.Route{goodRoute("shm", RouteBroken)}
-	tells.Site = site.Encode(links.Site{Node: "a", Known: true, GPU: &links.GPU{UUID: "u", Peers: []links.Peer{{Index: 1, Read: true}}}, RDMA: &links.Port{Name: "mlx5_0"}})
+	tells.Site = topology.Encode(links.Site{Node: "a", Known: true, GPU: &links.GPU{UUID: "u", Peers: []links.Peer{{Index: 1, Read: true}}}, RDMA: &links.Port{Name: "mlx5_0"}})
 	seed(tells)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		m := new(api.LoadReport)

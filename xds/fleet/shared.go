@@ -7,7 +7,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
-	"github.com/cascadeinfer/cascade/xds/fleet/lease"
+	"github.com/cascadeinfer/cascade/xds/internal/lease"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/store"
 )

@@ -6,7 +6,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/policies/links"
-	"github.com/cascadeinfer/cascade/xds/load"
+	"github.com/cascadeinfer/cascade/xds/internal/loadreport"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
@@ -61,7 +61,7 @@ type ReplicaState struct {
 	Connected bool
 	Note      string // what is wrong with its reports; usually empty
 	// Figure is what is believed of its load, which its weight follows.
-	Figure load.Figure
+	Figure loadreport.Figure
 	// Asked says that an operator drains it; Replica.Draining is the
 	// configuration's.
 	Asked bool

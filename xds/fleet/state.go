@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/xds/fleet/lease"
+	"github.com/cascadeinfer/cascade/xds/internal/lease"
 	slots "github.com/cascadeinfer/cascade/xds/policy"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/store"

@@ -4,7 +4,7 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/cascadeinfer/cascade/xds/load"
+	"github.com/cascadeinfer/cascade/xds/internal/loadreport"
 )
 
 // Proxies tells what the proxies in front of the replicas see.
@@ -12,17 +12,19 @@ type Proxies interface {
 	// Seen is what they have told lately, all together, by the address of the
 	// replica. An address that none has traffic on is missing; nil means that no
 	// proxy reports at all. It must not block.
-	Seen(now time.Time) map[netip.AddrPort]load.Seen
+	Seen(now time.Time) map[netip.AddrPort]loadreport.Seen
 }
 
 // Proxied is what the proxies tell of the replicas; see Proxies. It comes once a
 // second at most.
-type Proxied struct{ Seen map[netip.AddrPort]load.Seen }
+type Proxied struct {
+	Seen map[netip.AddrPort]loadreport.Seen
+}
 
 func (Proxied) event() {}
 
 // proxied takes in what the proxies tell.
-func (s *State) proxied(now time.Time, seen map[netip.AddrPort]load.Seen) {
+func (s *State) proxied(now time.Time, seen map[netip.AddrPort]loadreport.Seen) {
 	if seen == nil {
 		return // silence is not the same as no request
 	}
@@ -36,8 +38,8 @@ func (s *State) proxied(now time.Time, seen map[netip.AddrPort]load.Seen) {
 }
 
 // judge tells a replica's model what happened.
-func (s *State) judge(now time.Time, r *replica, ev load.Event) {
-	limits := load.Replica{KV: r.Capacity.KV, Batch: r.Capacity.Batch, Late: s.rules.Grace}
+func (s *State) judge(now time.Time, r *replica, ev loadreport.Event) {
+	limits := loadreport.Replica{KV: r.Capacity.KV, Batch: r.Capacity.Batch, Late: s.rules.Grace}
 	if m := s.model(r.Model); m != nil {
 		limits.Context = m.Context
 		if m.Cost.D2 > 0 && r.Capacity.TransferRate > 0 {
@@ -49,8 +51,8 @@ func (s *State) judge(now time.Time, r *replica, ev load.Event) {
 }
 
 // claimOf is what a report says of the replica's load.
-func claimOf(r Report) load.Claim {
-	return load.Claim{
+func claimOf(r Report) loadreport.Claim {
+	return loadreport.Claim{
 		Running: r.Load.Running, Waiting: r.Load.Waiting, Streams: r.Settling.Streams,
 		Held: r.Load.Held, Promised: r.Load.Promised, Bounded: r.LoadBounded,
 	}
@@ -62,11 +64,11 @@ func (s *State) weigh(now time.Time, m *model) (changed bool) {
 		loads := make([]Loaded, 0, len(stage.Replicas))
 		for _, id := range stage.Replicas {
 			if r := s.serving(m, id); r != nil {
-				s.judge(now, r, load.Tick{})
+				s.judge(now, r, loadreport.Tick{})
 				f := r.figure
 				loads = append(loads, Loaded{
 					ID: id, Work: f.Work, KV: r.Capacity.KV, Weight: s.weightOf(r),
-					Fresh:    r.ready() && f.Source != load.Nobody,
+					Fresh:    r.ready() && f.Source != loadreport.Nobody,
 					Requests: f.Requests, Counted: f.Counted, Drift: f.Drift,
 				})
 			}

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/xds/load"
+	"github.com/cascadeinfer/cascade/xds/internal/loadreport"
 )
 
 // TestBelief plays testdata/belief/*.txt: a closed loop of replicas whose true
@@ -207,9 +207,9 @@ func (b *believer) second() {
 			settleState(b.state, b.now, Reported{r})
 		}
 		if quarter == 3 && !b.blind {
-			seen := make(map[netip.AddrPort]load.Seen)
+			seen := make(map[netip.AddrPort]loadreport.Seen)
 			for _, a := range b.world {
-				seen[netip.MustParseAddrPort(a.Address)] = load.Seen{Requests: int(a.work / tokensEach)}
+				seen[netip.MustParseAddrPort(a.Address)] = loadreport.Seen{Requests: int(a.work / tokensEach)}
 			}
 			settleState(b.state, b.now, Proxied{seen})
 		}
@@ -277,9 +277,9 @@ func TestBeliefIsBounded(t *testing.T) {
 				r.Settling.Streams = rng.IntN(300)
 				settleState(s, now, Reported{r})
 			case 1:
-				seen := make(map[netip.AddrPort]load.Seen)
+				seen := make(map[netip.AddrPort]loadreport.Seen)
 				for p := range 4 {
-					seen[netip.MustParseAddrPort(fmt.Sprintf("127.0.0.1:%d", 1000+p))] = load.Seen{Requests: rng.IntN(500), Answers: rng.Uint64N(2), Share: rng.Float64()}
+					seen[netip.MustParseAddrPort(fmt.Sprintf("127.0.0.1:%d", 1000+p))] = loadreport.Seen{Requests: rng.IntN(500), Answers: rng.Uint64N(2), Share: rng.Float64()}
 				}
 				settleState(s, now, Proxied{seen})
 			default:

@@ -5,7 +5,7 @@ import (
 	"io"
 	"net/http"
 
-	"github.com/cascadeinfer/cascade/xds/proxy/balance"
+	"github.com/cascadeinfer/cascade/xds/internal/proxy/balance"
 )
 
 // chunkBytes is the size of the pieces in which an answer is copied: two

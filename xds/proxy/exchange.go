@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/xds/client"
-	"github.com/cascadeinfer/cascade/xds/proxy/route"
+	"github.com/cascadeinfer/cascade/xds/internal/proxy/route"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 

@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/xds/client"
-	"github.com/cascadeinfer/cascade/xds/proxy/balance"
-	"github.com/cascadeinfer/cascade/xds/proxy/upstream"
+	"github.com/cascadeinfer/cascade/xds/internal/proxy/balance"
+	"github.com/cascadeinfer/cascade/xds/internal/proxy/upstream"
 )
 
 // forward sends the request to the cluster and the answer back.

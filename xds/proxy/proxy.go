@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cascadeinfer/cascade/xds/client"
-	"github.com/cascadeinfer/cascade/xds/proxy/upstream"
+	"github.com/cascadeinfer/cascade/xds/internal/proxy/upstream"
 )
 
 // Proxy is one data plane. Run is called once; the other methods may be called

@@ -5,9 +5,9 @@ import (
 	"sync/atomic"
 
 	"github.com/cascadeinfer/cascade/xds/client"
-	"github.com/cascadeinfer/cascade/xds/proxy/balance"
-	"github.com/cascadeinfer/cascade/xds/proxy/route"
-	"github.com/cascadeinfer/cascade/xds/proxy/upstream"
+	"github.com/cascadeinfer/cascade/xds/internal/proxy/balance"
+	"github.com/cascadeinfer/cascade/xds/internal/proxy/route"
+	"github.com/cascadeinfer/cascade/xds/internal/proxy/upstream"
 )
 
 // state is a snapshot prepared for requests. It is immutable, except that the

@@ -8,8 +8,8 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/cascadeinfer/cascade/xds/internal/storetest"
 	"github.com/cascadeinfer/cascade/xds/store"
-	"github.com/cascadeinfer/cascade/xds/store/storetest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/cascadeinfer/cascade/migrator/device/cuda/kernel"
+	"github.com/cascadeinfer/cascade/migrator/internal/kernel"
 )
 
 // rig is all that a call may need.

@@ -17,7 +17,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/cascadeinfer/cascade/migrator/device/cuda/kernel"
+	"github.com/cascadeinfer/cascade/migrator/internal/kernel"
 )
 
 //go:embed libcuda/libcuda.c libnvml/libnvidia-ml.c libverbs/libibverbs.c

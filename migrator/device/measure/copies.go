@@ -5,7 +5,7 @@ import (
 	"fmt"
 
 	"github.com/cascadeinfer/cascade/migrator/device/cuda"
-	"github.com/cascadeinfer/cascade/migrator/device/cuda/kernel"
+	"github.com/cascadeinfer/cascade/migrator/internal/kernel"
 )
 
 // Copies times and verifies the ways within the GPU, to and from the host, and the

@@ -11,7 +11,7 @@ import (
 	"os"
 
 	driver "github.com/cascadeinfer/cascade/migrator/device/cuda"
-	"github.com/cascadeinfer/cascade/migrator/device/cuda/kernel"
+	"github.com/cascadeinfer/cascade/migrator/internal/kernel"
 	"github.com/cascadeinfer/cascade/migrator/transport/cuda"
 )
 

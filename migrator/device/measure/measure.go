@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/device/cuda"
-	"github.com/cascadeinfer/cascade/migrator/device/cuda/kernel"
+	"github.com/cascadeinfer/cascade/migrator/internal/kernel"
 )
 
 // Shape is a pool, and how much of it is moved at once.

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	driver "github.com/cascadeinfer/cascade/migrator/device/cuda"
-	"github.com/cascadeinfer/cascade/migrator/device/cuda/kernel"
+	"github.com/cascadeinfer/cascade/migrator/internal/kernel"
 	"github.com/cascadeinfer/cascade/migrator/transport/cuda"
 )
 

@@ -5,7 +5,7 @@ import (
 	"fmt"
 
 	"github.com/cascadeinfer/cascade/migrator/device/cuda"
-	"github.com/cascadeinfer/cascade/migrator/device/cuda/kernel"
+	"github.com/cascadeinfer/cascade/migrator/internal/kernel"
 )
 
 // stride is odd, so that no two words of a pattern are equal.

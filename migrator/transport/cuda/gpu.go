@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/device/cuda"
-	"github.com/cascadeinfer/cascade/migrator/device/cuda/kernel"
+	"github.com/cascadeinfer/cascade/migrator/internal/kernel"
 )
 
 // The bounds of what is kept on a GPU.

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/device/cuda"
-	"github.com/cascadeinfer/cascade/migrator/device/cuda/kernel"
+	"github.com/cascadeinfer/cascade/migrator/internal/kernel"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 

@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/device/cuda"
+	"github.com/cascadeinfer/cascade/migrator/internal/localsocket"
 	"github.com/cascadeinfer/cascade/migrator/transport"
-	"github.com/cascadeinfer/cascade/migrator/transport/local"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -45,7 +45,7 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 		return nil, err
 	}
 	p.gpu = own.gpu
-	s, err := local.Open(ctx, suffix, receiver, offer)
+	s, err := localsocket.Open(ctx, suffix, receiver, offer)
 	if err != nil {
 		return nil, err
 	}
@@ -99,7 +99,7 @@ func (g *GPU) reaches(uuid [16]byte) error {
 type puller struct {
 	gpu     *GPU
 	logger  *slog.Logger
-	session *local.Session
+	session *localsocket.Session
 	memory  *transport.Memory
 	hold    *hold // of all that follows
 	lane    *lane

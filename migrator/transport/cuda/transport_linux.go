@@ -10,9 +10,9 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/cascadeinfer/cascade/migrator/internal/localsocket"
+	"github.com/cascadeinfer/cascade/migrator/internal/ticket"
 	"github.com/cascadeinfer/cascade/migrator/transport"
-	"github.com/cascadeinfer/cascade/migrator/transport/local"
-	"github.com/cascadeinfer/cascade/migrator/transport/ticket"
 )
 
 // Transport is one engine's end. It is safe for concurrent use.
@@ -43,7 +43,7 @@ func (t *Transport) Name() string { return "cuda" }
 // Probe makes the directory, and has the GPU read some of the engine's memory. While
 // the engine is away it fails.
 func (t *Transport) Probe(context.Context) error {
-	err := local.Private(t.config.Dir)
+	err := localsocket.Private(t.config.Dir)
 	if err == nil {
 		err = t.probe()
 	}
@@ -84,7 +84,7 @@ func (t *Transport) Reaches(from, to string) bool { return from == to && from !=
 
 // Run serves until ctx ends, and drops mappings that nobody uses any more.
 func (t *Transport) Run(ctx context.Context) error {
-	s, err := local.Listen(t.config.Dir, suffix, &t.book, t.welcome, t.config.Logger)
+	s, err := localsocket.Listen(t.config.Dir, suffix, &t.book, t.welcome, t.config.Logger)
 	if err != nil {
 		return fmt.Errorf("cuda transport: %w", err)
 	}

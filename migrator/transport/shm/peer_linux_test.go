@@ -16,8 +16,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cascadeinfer/cascade/migrator/internal/localsocket"
 	"github.com/cascadeinfer/cascade/migrator/transport"
-	"github.com/cascadeinfer/cascade/migrator/transport/local"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 	"github.com/cascadeinfer/cascade/migrator/transport/wire"
 )
@@ -147,9 +147,9 @@ func TestSourceProcessIsKilled(t *testing.T) {
 }
 
 // listen makes a source's socket, and removes it at the end of the test.
-func listen(t *testing.T, dir string) *local.Server {
+func listen(t *testing.T, dir string) *localsocket.Server {
 	t.Helper()
-	s, err := local.Listen(dir, suffix, nil, nil, slog.New(slog.DiscardHandler))
+	s, err := localsocket.Listen(dir, suffix, nil, nil, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,9 +9,9 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/cascadeinfer/cascade/migrator/internal/localsocket"
+	"github.com/cascadeinfer/cascade/migrator/internal/ticket"
 	"github.com/cascadeinfer/cascade/migrator/transport"
-	"github.com/cascadeinfer/cascade/migrator/transport/local"
-	"github.com/cascadeinfer/cascade/migrator/transport/ticket"
 )
 
 // Transport is one engine's end. It is safe for concurrent use.
@@ -40,7 +40,7 @@ var errNoFile = fmt.Errorf("shm transport: %w: no shared memory; a GPU's is for 
 
 // Probe makes the directory, and looks at the engine's memory if it is there.
 func (t *Transport) Probe(context.Context) error {
-	if err := local.Private(t.config.Dir); err != nil {
+	if err := localsocket.Private(t.config.Dir); err != nil {
 		return fmt.Errorf("shm transport: %w", err)
 	}
 	m, ok := t.config.Pool.Memory()
@@ -63,7 +63,7 @@ func (t *Transport) Reaches(from, to string) bool { return from == to && from !=
 
 // Run serves until ctx ends, and drops mappings that nobody uses any more.
 func (t *Transport) Run(ctx context.Context) error {
-	s, err := local.Listen(t.config.Dir, suffix, &t.book, welcome, t.config.Logger)
+	s, err := localsocket.Listen(t.config.Dir, suffix, &t.book, welcome, t.config.Logger)
 	if err != nil {
 		return fmt.Errorf("shm transport: %w", err)
 	}

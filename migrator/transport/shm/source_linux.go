@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/cascadeinfer/cascade/migrator/internal/ticket"
 	"github.com/cascadeinfer/cascade/migrator/transport"
-	"github.com/cascadeinfer/cascade/migrator/transport/ticket"
 )
 
 // suffix tells a source's socket from those of others in the directory.

@@ -8,8 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cascadeinfer/cascade/migrator/internal/localsocket"
 	"github.com/cascadeinfer/cascade/migrator/transport"
-	"github.com/cascadeinfer/cascade/migrator/transport/local"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -37,7 +37,7 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 	if p.local, err = transport.Hold(t.config.Pool); err != nil {
 		return nil, err
 	}
-	if p.session, err = local.Open(ctx, suffix, receiver, offer); err != nil {
+	if p.session, err = localsocket.Open(ctx, suffix, receiver, offer); err != nil {
 		return nil, err
 	}
 	p.remote = p.session.Layout
@@ -59,7 +59,7 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 // puller is one open move: a connection and a mapping.
 type puller struct {
 	owner   *Transport
-	session *local.Session
+	session *localsocket.Session
 	remote  transport.Layout
 	local   *transport.Memory
 	// The source's pool, as mapped.

@@ -9,8 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cascadeinfer/cascade/migrator/internal/ticket"
 	"github.com/cascadeinfer/cascade/migrator/transport"
-	"github.com/cascadeinfer/cascade/migrator/transport/ticket"
 	"github.com/cascadeinfer/cascade/migrator/transport/wire"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/identity"

@@ -8,8 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cascadeinfer/cascade/migrator/internal/ticket"
 	"github.com/cascadeinfer/cascade/migrator/transport"
-	"github.com/cascadeinfer/cascade/migrator/transport/ticket"
 )
 
 // Transport is one engine's end. It is safe for concurrent use.

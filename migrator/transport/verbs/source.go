@@ -17,7 +17,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/cascadeinfer/cascade/migrator/device/verbs"
-	"github.com/cascadeinfer/cascade/migrator/transport/ticket"
+	"github.com/cascadeinfer/cascade/migrator/internal/ticket"
 	"github.com/cascadeinfer/cascade/migrator/transport/wire"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/identity"

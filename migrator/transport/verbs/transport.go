@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 
+	"github.com/cascadeinfer/cascade/migrator/internal/ticket"
 	"github.com/cascadeinfer/cascade/migrator/transport"
-	"github.com/cascadeinfer/cascade/migrator/transport/ticket"
 )
 
 // errElsewhere says that another device is to be used.

@@ -15,7 +15,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/wasm/abi"
-	"github.com/cascadeinfer/cascade/wasm/gate/rego/document"
+	"github.com/cascadeinfer/cascade/wasm/internal/regodocument"
 )
 
 const (
@@ -83,7 +83,7 @@ type Guest struct {
 	data, base uint32 // the rules' data; where the heap of an evaluation begins
 	arena      region
 	input      region // room for the document
-	writer     document.Writer
+	writer     regodocument.Writer
 	room       abi.GuardRoom
 }
 
@@ -168,10 +168,10 @@ func (g *Guest) start(ctx context.Context) error {
 		return err
 	}
 	var there bool
-	if g.deny, there = entries[document.Deny]; !there {
-		return fmt.Errorf("opa: the module has no entry point %s: opa build -t wasm -e %[1]s", document.Deny)
+	if g.deny, there = entries[regodocument.Deny]; !there {
+		return fmt.Errorf("opa: the module has no entry point %s: opa build -t wasm -e %[1]s", regodocument.Deny)
 	}
-	g.warn, g.warns = entries[document.Warn]
+	g.warn, g.warns = entries[regodocument.Warn]
 	if g.base, err = g.call(ctx, g.heapGet); err != nil {
 		return err
 	}
@@ -369,6 +369,6 @@ func (g *Guest) ask(ctx context.Context, entry uint32, n int) (findings []abi.De
 		return nil, nil, err
 	}
 	g.charge(len(text))
-	findings, failure = document.Results(text)
+	findings, failure = regodocument.Results(text)
 	return findings, failure, nil
 }

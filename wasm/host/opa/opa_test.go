@@ -11,16 +11,16 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/wasm/abi"
-	"github.com/cascadeinfer/cascade/wasm/gate/rego/module"
 	"github.com/cascadeinfer/cascade/wasm/guest/guesttest"
 	"github.com/cascadeinfer/cascade/wasm/host"
 	"github.com/cascadeinfer/cascade/wasm/host/opa"
+	"github.com/cascadeinfer/cascade/wasm/rego/regomodule"
 )
 
 func build(t testing.TB, rules string) []byte {
 	t.Helper()
 	guesttest.SkipUnderRace(t)
-	code, err := module.Build(context.Background(), map[string]string{"x.rego": "package cascade.plan\n" + rules})
+	code, err := regomodule.Build(context.Background(), map[string]string{"x.rego": "package cascade.plan\n" + rules})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,10 +12,10 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/wasm/abi"
-	ours "github.com/cascadeinfer/cascade/wasm/gate/rego"
-	"github.com/cascadeinfer/cascade/wasm/gate/rego/document"
-	"github.com/cascadeinfer/cascade/wasm/gate/rego/module"
-	"github.com/cascadeinfer/cascade/wasm/gate/rego/rules"
+	"github.com/cascadeinfer/cascade/wasm/internal/regodocument"
+	ours "github.com/cascadeinfer/cascade/wasm/rego"
+	"github.com/cascadeinfer/cascade/wasm/rego/regomodule"
+	"github.com/cascadeinfer/cascade/wasm/rego/rules"
 )
 
 // now is the time that all guards see.
@@ -47,7 +47,7 @@ func replans(r *rand.Rand) ([]replan, error) {
 	for n := range all {
 		q := &all[n]
 		q.change = abi.Change{Now: plan(7), Next: plan(8)}
-		var w document.Writer
+		var w regodocument.Writer
 		text := string(w.Input(q.change, now.Unix()))
 		var err error
 		if q.parsed, err = ast.ValueFromReader(strings.NewReader(text)); err != nil {
@@ -84,12 +84,12 @@ func guards(ctx context.Context, b *builder, all []replan) ([]peer, error) {
 			if err != nil || len(r) != 1 {
 				return "", fmt.Errorf("%d results, %w", len(r), err)
 			}
-			found, err := document.Findings(r[0].Expressions[0].Value)
+			found, err := regodocument.Findings(r[0].Expressions[0].Value)
 			return said(found), err
 		}})
 	}
 	wasm := func(name, text string) error {
-		code, err := module.Build(ctx, map[string]string{"plan.rego": text})
+		code, err := regomodule.Build(ctx, map[string]string{"plan.rego": text})
 		if err != nil {
 			return err
 		}

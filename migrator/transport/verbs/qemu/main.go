@@ -39,7 +39,7 @@ const (
 var tests = []struct{ pkg, run string }{
 	{"./migrator/device/verbs", "."},
 	{"./migrator/transport/verbs", "."},
-	{"./migrator/mover", "OverRDMA$"},
+	{"./migrator/executor", "OverRDMA$"},
 }
 
 func main() {

@@ -1,0 +1,255 @@
+package certs
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/certs/devca"
+	"github.com/cascadeinfer/cascade/policies/identity"
+)
+
+const domain = "example.org"
+
+func authority(t *testing.T) *devca.Authority {
+	t.Helper()
+	a, err := devca.New(domain, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// issue writes the files of a component into dir.
+func issue(t *testing.T, a *devca.Authority, dir string, role identity.Role, name string) Config {
+	t.Helper()
+	id, err := identity.New(domain, role, name)
+	if err == nil {
+		err = a.Issue(dir, id, nil, time.Now())
+	}
+	if err == nil {
+		err = a.Save(dir)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Config{
+		Cert: filepath.Join(dir, devca.Cert), Key: filepath.Join(dir, devca.Key), CA: filepath.Join(dir, devca.AuthorityCert),
+		Self: identity.Want{TrustDomain: domain, Role: role},
+	}
+}
+
+func keys(t *testing.T, c Config) *Keys {
+	t.Helper()
+	k, err := New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k
+}
+
+// shake runs one handshake over a pipe and returns whom the server saw.
+func shake(t *testing.T, server, client *tls.Config) (identity.ID, error) {
+	t.Helper()
+	ours, theirs := net.Pipe()
+	s := tls.Server(theirs, server)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer ours.Close()
+	var seen identity.ID
+	done := make(chan struct{})
+	wg.Go(func() {
+		defer close(done)
+		defer theirs.Close()
+		if s.HandshakeContext(t.Context()) != nil {
+			return
+		}
+		if certs := s.ConnectionState().PeerCertificates; len(certs) > 0 {
+			seen, _ = identity.FromCertificate(certs[0])
+		}
+		s.Write([]byte{1})
+	})
+	c := tls.Client(ours, client)
+	// Under TLS 1.3 the client hears of a refusal with its first read.
+	_, err := io.ReadFull(c, make([]byte, 1))
+	if err == nil {
+		<-done
+	}
+	return seen, err
+}
+
+func TestWhoIsReached(t *testing.T) {
+	a := authority(t)
+	dir := t.TempDir()
+	control := keys(t, issue(t, a, dir+"/control", identity.Control, "main"))
+	r0 := keys(t, issue(t, a, dir+"/r0", identity.Migrator, "r0"))
+	edge := keys(t, issue(t, a, dir+"/edge", identity.Proxy, "edge"))
+	stranger := keys(t, issue(t, authority(t), dir+"/stranger", identity.Control, "main"))
+	for name, c := range map[string]struct {
+		server *tls.Config
+		client *tls.Config
+		want   string // "" for none
+	}{
+		"control":           {control.Server("h2"), edge.ToControl("10.0.0.9:1"), ""},
+		"a migrator":        {r0.Server(), edge.ToMigrator("r0", "10.0.0.9:1"), ""},
+		"some migrator":     {r0.Server(), edge.ToMigrator("", "10.0.0.9:1"), ""},
+		"not control":       {r0.Server(), edge.ToControl("10.0.0.9:1"), "10.0.0.9:1: the certificate is spiffe://example.org/migrator/r0, and spiffe://example.org/control/* is wanted"},
+		"another migrator":  {r0.Server(), edge.ToMigrator("r1", "10.0.0.9:1"), "spiffe://example.org/migrator/r1 is wanted"},
+		"not a migrator":    {control.Server(), edge.ToMigrator("main", "10.0.0.9:1"), "spiffe://example.org/migrator/main is wanted"},
+		"another authority": {stranger.Server(), edge.ToControl("10.0.0.9:1"), "unknown authority"},
+		"a stranger":        {control.Server(), reckless(stranger), "unknown certificate authority"},
+		"nobody":            {control.Server(), &tls.Config{InsecureSkipVerify: true}, "certificate required"},
+	} {
+		seen, err := shake(t, c.server, c.client)
+		switch {
+		case c.want == "" && (err != nil || seen.String() != "spiffe://example.org/proxy/edge"):
+			t.Errorf("%s: the server sees %v, the client %v", name, seen, err)
+		case c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)):
+			t.Errorf("%s: %v, want %q", name, err, c.want)
+		}
+	}
+}
+
+// reckless is a client that takes any server.
+func reckless(k *Keys) *tls.Config {
+	c := k.ToControl("10.0.0.9:1")
+	c.VerifyConnection = nil
+	return c
+}
+
+func TestBadFiles(t *testing.T) {
+	a, dir := authority(t), t.TempDir()
+	good := issue(t, a, dir, identity.Migrator, "r0")
+	other := issue(t, a, dir+"/other", identity.Migrator, "r1")
+	for _, c := range []struct {
+		breaks func(*Config)
+		want   string
+	}{
+		{func(c *Config) { c.Cert = dir + "/no.pem" }, "no.pem: no such file"},
+		{func(c *Config) { c.Key = other.Key }, "cert.pem with "},
+		{func(c *Config) { c.CA = c.Key }, "key.pem holds no PEM certificate"},
+		{func(c *Config) { c.Self.Name = "r1" }, "cert.pem: the certificate is spiffe://example.org/migrator/r0, and spiffe://example.org/migrator/r1 is wanted"},
+		{func(c *Config) { c.Self.Role = identity.Control }, "control/* is wanted"},
+		{func(c *Config) { c.Self.TrustDomain = "example.com" }, "spiffe://example.com/migrator/* is wanted"},
+		{func(c *Config) { c.Cert = c.CA; c.Key = dir + "/" + devca.AuthorityKey }, "authority's"},
+		{func(c *Config) { c.CA = "" }, "go together"},
+		{func(c *Config) { c.Refresh = -1 }, "negative"},
+	} {
+		bad := good
+		c.breaks(&bad)
+		if _, err := New(bad); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%+v: %v, want %q", bad, err, c.want)
+		}
+	}
+	id, err := identity.New(domain, identity.Migrator, "r0")
+	if err == nil {
+		err = a.Issue(dir, id, nil, time.Now().Add(-devca.LeafLife-time.Hour))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := New(good); err == nil || !strings.Contains(err.Error(), "ended at") {
+		t.Errorf("a certificate that has ended: %v", err)
+	}
+}
+
+// lines is a log that may be written and read at once.
+type lines struct {
+	mu  sync.Mutex
+	all bytes.Buffer
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.all.Write(b)
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.all.String()
+}
+
+// TestRotation replaces the files while a server and a client use them: another
+// identity of the same component is taken up; another component's, a pair that
+// does not match and a missing file are not, and cost one line each.
+func TestRotation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, dir := authority(t), t.TempDir()
+		cfg := issue(t, a, dir, identity.Control, "a")
+		log := &lines{}
+		cfg.Logger = slog.New(slog.NewTextHandler(log, nil))
+		k := keys(t, cfg)
+		edge := keys(t, issue(t, a, t.TempDir(), identity.Proxy, "edge"))
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- k.Run(ctx) }()
+		inForce := func(want string) {
+			t.Helper()
+			time.Sleep(5*DefaultRefresh + time.Second)
+			synctest.Wait()
+			if got := k.Identity().Name; got != want {
+				t.Errorf("%q is in force, want %q", got, want)
+			}
+			if _, err := shake(t, k.Server(), edge.ToControl("c:1")); err != nil {
+				t.Errorf("a handshake: %v", err)
+			}
+		}
+		inForce("a")
+		issue(t, a, dir, identity.Control, "b")
+		inForce("b")
+		issue(t, a, dir, identity.Proxy, "b")
+		inForce("b")
+		if got := strings.Count(log.String(), "level=WARN"); got != 1 || !strings.Contains(log.String(), "spiffe://example.org/control/* is wanted") {
+			t.Errorf("%d warnings for another component's certificate:\n%s", got, log)
+		}
+		if err := os.Remove(cfg.Key); err != nil {
+			t.Fatal(err)
+		}
+		inForce("b")
+		issue(t, a, dir, identity.Control, "c")
+		inForce("c")
+		key, err := os.ReadFile(cfg.Key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		issue(t, a, dir, identity.Control, "d")
+		if err := os.WriteFile(cfg.Key, key, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		inForce("c")
+		if got := strings.Count(log.String(), "level=WARN"); got != 3 {
+			t.Errorf("%d warnings, want one for each of the three bad rotations:\n%s", got, log)
+		}
+		if got := strings.Count(log.String(), "rotated"); got != 2 {
+			t.Errorf("%d rotations told, want 2:\n%s", got, log)
+		}
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestPlainText: nil Keys are no TLS.
+func TestPlainText(t *testing.T) {
+	var k *Keys
+	rt, scheme := k.Peers(nil)
+	if k.Server() != nil || k.ToControl("a:1") != nil || k.ToMigrator("a", "a:1") != nil || k.Listener(nil) != nil || rt != nil || scheme != "" {
+		t.Error("nil Keys make TLS")
+	}
+	if got := Credentials(nil).Info().SecurityProtocol; got != "insecure" {
+		t.Errorf("credentials of nil: %s", got)
+	}
+}

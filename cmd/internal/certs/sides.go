@@ -1,0 +1,143 @@
+package certs
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/cascadeinfer/cascade/policies/identity"
+)
+
+// Bounds of the connections between migrators.
+const (
+	dialTimeout = 5 * time.Second // the handshake included
+	maxIdle     = 1024            // connections kept to one peer
+	idleTimeout = time.Minute
+)
+
+// Server returns the configuration of a listener that demands a certificate of
+// the fleet's authorities and speaks the given ALPN protocols; nil for plain
+// text. Who the client is, is for the server's users to read.
+func (k *Keys) Server(protocols ...string) *tls.Config {
+	if k == nil {
+		return nil
+	}
+	return &tls.Config{
+		MinVersion: tls.VersionTLS13,
+		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
+			m := k.now.Load()
+			return &tls.Config{
+				MinVersion:   tls.VersionTLS13,
+				NextProtos:   protocols,
+				Certificates: []tls.Certificate{m.cert},
+				ClientAuth:   tls.RequireAndVerifyClientCert,
+				ClientCAs:    m.roots,
+			}, nil
+		},
+	}
+}
+
+// Listener wraps a listener of HTTP; l itself for plain text.
+func (k *Keys) Listener(l net.Listener) net.Listener {
+	if k == nil {
+		return l
+	}
+	return tls.NewListener(l, k.Server("h2", "http/1.1"))
+}
+
+// ToControl returns the client side of a connection to a control plane at
+// address, host:port; nil for plain text.
+func (k *Keys) ToControl(address string) *tls.Config {
+	return k.client(address, identity.Want{Role: identity.Control})
+}
+
+// ToMigrator returns the client side of a connection to a replica's migrator at
+// address, host:port; nil for plain text.
+func (k *Keys) ToMigrator(replica, address string) *tls.Config {
+	return k.client(address, identity.Want{Role: identity.Migrator, Name: replica})
+}
+
+// client returns the client side of a connection to a component. The server's
+// certificate must chain to the authorities in force then. With a trust domain
+// it must also be the component's, wherever that is; without, it must carry the
+// host that is dialled.
+func (k *Keys) client(address string, want identity.Want) *tls.Config {
+	if k == nil {
+		return nil
+	}
+	want.TrustDomain = k.cfg.Self.TrustDomain
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		host = address
+	}
+	return &tls.Config{
+		MinVersion: tls.VersionTLS13,
+		ServerName: host,
+		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			return &k.now.Load().cert, nil
+		},
+		// The roots rotate, so the built-in verification against a fixed pool
+		// is replaced by the same verification against the present one. The
+		// name is the dialled one: the connection's state has none where it is
+		// an IP address.
+		InsecureSkipVerify: true,
+		VerifyConnection: func(cs tls.ConnectionState) error {
+			if len(cs.PeerCertificates) == 0 {
+				return errors.New("the server shows no certificate")
+			}
+			opts := x509.VerifyOptions{Roots: k.now.Load().roots, Intermediates: x509.NewCertPool()}
+			if want.TrustDomain == "" {
+				opts.DNSName = host
+			}
+			for _, c := range cs.PeerCertificates[1:] {
+				opts.Intermediates.AddCert(c)
+			}
+			if _, err := cs.PeerCertificates[0].Verify(opts); err != nil || want.TrustDomain == "" {
+				return err
+			}
+			if _, err := want.Certificate(cs.PeerCertificates[0]); err != nil {
+				return fmt.Errorf("%s: %w", address, err)
+			}
+			return nil
+		},
+	}
+}
+
+// Credentials are those of a gRPC connection with the given client side; nil is
+// plain text.
+func Credentials(c *tls.Config) credentials.TransportCredentials {
+	if c == nil {
+		return insecure.NewCredentials()
+	}
+	return credentials.NewTLS(c)
+}
+
+// Peers carries HTTP requests to other migrators, and names the scheme to use;
+// nil and "" stand for plain HTTP. owner returns the replica that lives at an
+// address, "" for none, which is not connected to where there are identities.
+func (k *Keys) Peers(owner func(address string) string) (http.RoundTripper, string) {
+	if k == nil {
+		return nil, ""
+	}
+	dialer := &net.Dialer{Timeout: dialTimeout}
+	return &http.Transport{
+		DialTLSContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+			replica := owner(address)
+			if replica == "" && k.cfg.Self.TrustDomain != "" {
+				return nil, fmt.Errorf("no replica is known at %s, so nobody's certificate would do", address)
+			}
+			return (&tls.Dialer{NetDialer: dialer, Config: k.ToMigrator(replica, address)}).DialContext(ctx, network, address)
+		},
+		DisableCompression:  true,
+		MaxIdleConnsPerHost: maxIdle,
+		IdleConnTimeout:     idleTimeout,
+	}, "https"
+}

@@ -1,0 +1,59 @@
+package devicewatch_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/devicewatch"
+	"github.com/cascadeinfer/cascade/migrator/device/inventory"
+	"github.com/cascadeinfer/cascade/migrator/device/topology"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// TestLooksNowAndThen: what is known is that of the last look, whatever went wrong.
+func TestLooksNowAndThen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		looks := 0
+		s := devicewatch.New(devicewatch.Config{Where: inventory.Config{Name: "a"}, Read: func(c inventory.Config) (*topology.Machine, error) {
+			looks++
+			return &topology.Machine{Name: fmt.Sprint(c.Name, looks)}, errors.New("the driver is away")
+		}})
+		if s.Machine() != nil {
+			t.Error("it has seen something before it ran")
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- s.Run(ctx) }()
+		for _, want := range []string{"a1", "a2", "a3"} {
+			synctest.Wait()
+			if m := s.Machine(); m == nil || m.Name != want {
+				t.Errorf("it knows %v, want %s", m, want)
+			}
+			time.Sleep(time.Minute)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestThisMachine: the default looks at the machine that the test runs on.
+func TestThisMachine(t *testing.T) {
+	s := devicewatch.New(devicewatch.Config{Where: inventory.Config{Name: "here", NVML: "libnone.so", CUDA: "libnone.so", Verbs: "libnone.so"}})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := s.Run(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if m := s.Machine(); m == nil || m.Name != "here" || m.Memory.Total == 0 {
+		t.Errorf("%+v", m)
+	}
+}

@@ -1,0 +1,127 @@
+package estimators
+
+import (
+	"bytes"
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/client"
+	"github.com/cascadeinfer/cascade/xds/control"
+	"github.com/cascadeinfer/cascade/xds/envoytest"
+	"github.com/cascadeinfer/cascade/xds/fleet"
+	"github.com/cascadeinfer/cascade/xds/nodegroup"
+	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/store"
+)
+
+// shown keeps the latest that a proxy was shown.
+type shown struct{ updates chan *client.Snapshot }
+
+func (s shown) Update(u *client.Snapshot) {
+	select {
+	case <-s.updates:
+	default:
+	}
+	s.updates <- u
+}
+
+// TestRefusedModuleStopsNothing: the first group's Envoy refuses the module, and
+// the plan comes to it and to the groups behind it all the same.
+func TestRefusedModuleStopsNothing(t *testing.T) {
+	envoytest.Binary(t)
+	broken, err := resources.NewModule([]byte("\x00asm\x01\x00\x00\x00\x03\xff"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	replicas := []policies.Replica{{ID: "r", Model: "m", Address: upstream(t, "r"), Capacity: policies.Capacity{KV: 400_000, Batch: 256}}}
+	st := new(store.Memory)
+	c, stop := plane(t, replicas, st, broken)
+	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "envoy", XDS: c.Addr().String()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &rig{t: t, envoy: envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})}
+	r.url = "http://" + r.envoy.Listener(resources.ListenerName)
+	t.Cleanup(r.client.CloseIdleConnections)
+	r.until("Envoy refuses the module", func(s map[string]int64) bool { return s["update_rejected"] >= 1 })
+	r.expect("the first group", r.post("m.test", bytes.NewReader(sized("m", 400))), "r", "", "", 400)
+	planned(t, c, "second")
+
+	for give := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		if o := stored(t, st); len(o.Refused) > 0 {
+			break
+		}
+		if time.Now().After(give) {
+			t.Fatal("the refusal is not in the plan object")
+		}
+	}
+	stop()
+	c, _ = plane(t, replicas, st, broken)
+	planned(t, c, "after a restart")
+	planned(t, c, "envoy") // in the group that refused
+}
+
+// plane is a control plane that serves a module.
+func plane(t *testing.T, replicas []policies.Replica, st store.Store, m *resources.Module) (c *control.Control, stop func()) {
+	t.Helper()
+	c, err := control.New(control.Config{
+		Listen: "127.0.0.1:0", Admin: "127.0.0.1:0", Store: st, Replicas: replicas,
+		Rules: fleet.Rules{Speed: 1, Seen: 1, Grace: time.Hour, Models: []fleet.Model{{
+			Name: "m", Context: 32768, Cost: policies.Cost{D0: 0.008, D1: 5e-5, D2: 6e-5, D3: 1e-9, D4: 6e-8, Kappa: 4},
+		}}},
+		Groups:   []nodegroup.Rule{{Name: "first", Nodes: []string{"envoy"}}},
+		Settings: resources.Settings{Listen: "127.0.0.1:0", Estimator: resources.Wasm, Module: m},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- c.Run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(stop)
+	return c, stop
+}
+
+func stored(t *testing.T, st store.Store) store.Object {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	updates := st.Watch(ctx)
+	u := <-updates
+	cancel()
+	for range updates {
+	}
+	return u.Object
+}
+
+// planned waits until a proxy of the name is shown a plan.
+func planned(t *testing.T, c *control.Control, node string) {
+	t.Helper()
+	latest := shown{make(chan *client.Snapshot, 1)}
+	cl, err := client.New(client.Config{Target: c.Addr().String(), NodeID: node, Watcher: latest})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	over := make(chan struct{})
+	go func() { defer close(over); _ = cl.Run(ctx) }()
+	defer func() { cancel(); <-over }()
+	for give := time.After(time.Minute); ; {
+		select {
+		case s := <-latest.updates:
+			if plans, err := client.Plans(s); err == nil && len(plans) == 1 {
+				return
+			}
+		case <-give:
+			t.Fatalf("%s has no plan", node)
+		}
+	}
+}

@@ -1,0 +1,383 @@
+package estimators
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/xds/cache"
+	"github.com/cascadeinfer/cascade/xds/envoytest"
+	service "github.com/cascadeinfer/cascade/xds/length"
+	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/server"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asService) != "" {
+		serveAlone()
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// built is the module, built once as make builds it.
+var built = sync.OnceValues(func() ([]byte, error) {
+	dir, err := os.MkdirTemp("", "estimator")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	out := filepath.Join(dir, "cascade-length.wasm")
+	cmd := exec.Command("go", "build", "-buildmode=c-shared", "-trimpath", "-buildvcs=false", "-ldflags=-w -buildid=", "-o", out, ".")
+	cmd.Dir = filepath.Join("..", "..", "..", "..", "wasm", "estimator")
+	cmd.Env = append(os.Environ(), "GOOS=wasip1", "GOARCH=wasm", "GOWASM=", "GOFLAGS=", "CGO_ENABLED=0")
+	if msg, err := cmd.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("go build: %v\n%s", err, msg)
+	}
+	return os.ReadFile(out)
+})
+
+func module(t testing.TB) *resources.Module {
+	t.Helper()
+	if _, err := exec.LookPath("go"); err != nil {
+		t.Skip("no go command to build the module with")
+	}
+	code, err := built()
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := resources.NewModule(code)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// rig is an Envoy between a client and upstreams that tell what they got.
+type rig struct {
+	t      testing.TB
+	view   resources.View
+	cache  *cache.Cache
+	envoy  *envoytest.Process
+	url    string
+	client http.Client
+}
+
+// served is what an upstream, or Envoy itself, answered.
+type served struct {
+	Status  int      `json:"-"`
+	By      string   // the upstream's name
+	Tokens  []string // values of the control headers that arrived
+	Models  []string
+	Other   []string // another header under the control prefix
+	Bytes   int
+	Trailer string
+	Raw     string `json:"-"` // what Envoy wrote, when it was not an upstream
+}
+
+// view is model m in stages at 100 and 1000 tokens, and model n/2 in one. Both
+// are on every host but m.test.
+func view() resources.View {
+	return resources.View{
+		Models: []resources.Model{
+			{Name: "m", Context: 1 << 20, Hosts: []string{"m.test"}, BytesPerToken: 4000},
+			{Name: "n/2", Context: 1 << 20, BytesPerToken: 2000},
+		},
+		Plans: []policies.Plan{
+			{Model: "m", Epoch: 1, Stages: []policies.Stage{
+				{Low: 0, High: 100, Replicas: []policies.ReplicaID{"m0"}},
+				{Low: 100, High: 1000, Replicas: []policies.ReplicaID{"m1"}},
+				{Low: 1000, High: policies.Unbounded, Replicas: []policies.ReplicaID{"m2"}},
+			}},
+			policies.OneStage("n/2", []policies.ReplicaID{"n0"}),
+		},
+		Endpoints: []resources.Endpoint{
+			{ID: "m0", Model: "m", Adapters: []string{"m-lora"}}, {ID: "m1", Model: "m"}, {ID: "m2", Model: "m"}, {ID: "n0", Model: "n/2"},
+		},
+		// A service that is late is another test's matter.
+		Settings: resources.Settings{Listen: "127.0.0.1:0", LengthTimeout: 20 * time.Second},
+	}
+}
+
+// start runs an Envoy on a view.
+func start(t testing.TB, v resources.View) *rig {
+	t.Helper()
+	envoytest.Binary(t)
+	r := &rig{t: t, view: v, cache: cache.New(cache.Config{})}
+	for i := range v.Endpoints {
+		v.Endpoints[i].Address = upstream(t, string(v.Endpoints[i].ID))
+	}
+	if v.Settings.Estimator == resources.ExtProc && v.Settings.Length == "" {
+		v.Settings.Length = lengthService(t, v)
+	}
+	r.view = v
+	r.show(v)
+	s, err := server.New(server.Config{Cache: r.cache})
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	s.Register(t.Context(), server)
+	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "envoy", XDS: listen(t, server)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.envoy = envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})
+	r.url = "http://" + r.envoy.Listener(resources.ListenerName)
+	r.client.Timeout = 30 * time.Second
+	r.client.Transport = &http.Transport{MaxIdleConnsPerHost: 64}
+	t.Cleanup(r.client.CloseIdleConnections)
+	if v.Settings.Module != nil {
+		r.serves()
+		r.marks(true)
+	}
+	return r
+}
+
+// enough fresh connections are spread over the workers of Envoy.
+const enough = 16
+
+// serves waits until every worker of an Envoy that has just started knows its
+// replicas: it may have waited for less time than a busy machine takes to tell them.
+func (r *rig) serves() {
+	r.t.Helper()
+	give := time.Now().Add(time.Minute)
+	for n := 0; n < enough; n++ {
+		r.client.CloseIdleConnections()
+		got := r.post("m.test", bytes.NewReader(sized("m", 400)))
+		if got.Status == 200 {
+			continue
+		}
+		if time.Now().After(give) {
+			r.t.Fatalf("a minute after the start: %+v", got)
+		}
+		n = -1
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// marks waits until every worker of Envoy takes requests on with an estimate, or
+// every one without: a worker takes a module up or lays it down on its own.
+func (r *rig) marks(with bool) {
+	r.t.Helper()
+	for give := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		n := 0
+		for n < enough {
+			r.client.CloseIdleConnections()
+			got := r.post("m.test", bytes.NewReader(sized("m", 400)))
+			if got.Status != 200 {
+				r.t.Fatalf("while the slot changes: %+v", got)
+			}
+			if (len(got.Tokens) > 0) != with {
+				break
+			}
+			n++
+		}
+		if n == enough {
+			return
+		}
+		if time.Now().After(give) {
+			r.t.Fatalf("with an estimate: not %v within a minute", with)
+		}
+	}
+}
+
+// until waits for a state of the slot, told by its statistics.
+func (r *rig) until(what string, reached func(map[string]int64) bool) {
+	r.t.Helper()
+	const prefix = "extension_config_discovery.http_filter." + resources.LengthFilter + "."
+	for give := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		slot := map[string]int64{}
+		for name, n := range r.envoy.Stats(regexp.QuoteMeta(prefix)) {
+			slot[strings.TrimPrefix(name, prefix)] = n
+		}
+		if reached(slot) {
+			return
+		}
+		if time.Now().After(give) {
+			r.t.Fatalf("%s: not within a minute: %v", what, slot)
+		}
+	}
+}
+
+// show serves a view, as proved.
+func (r *rig) show(v resources.View) {
+	r.t.Helper()
+	set, err := resources.Build(v)
+	if err == nil {
+		err = resources.Prove(set)
+	}
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.cache.Set("", set)
+}
+
+// listen serves until the end of the test and returns the address.
+func listen(t testing.TB, s *grpc.Server) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = s.Serve(l) })
+	t.Cleanup(func() { s.Stop(); wg.Wait() })
+	return l.Addr().String()
+}
+
+// upstream is a replica as far as Envoy sees one. It returns its address.
+func upstream(t testing.TB, name string) string {
+	u := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		n, err := io.Copy(io.Discard, r.Body)
+		if err != nil {
+			t.Errorf("%s: body: %v", name, err)
+		}
+		_ = json.NewEncoder(w).Encode(served{By: name, Tokens: r.Header.Values(length.TokensHeader), Models: r.Header.Values(length.ModelHeader),
+			Other: r.Header.Values("x-cascade-other"), Bytes: int(n), Trailer: r.Trailer.Get("x-end")})
+	}))
+	u.Config.Protocols = new(http.Protocols)
+	u.Config.Protocols.SetHTTP1(true)
+	u.Config.Protocols.SetUnencryptedHTTP2(true)
+	u.Start()
+	t.Cleanup(u.Close)
+	return u.Listener.Addr().String()
+}
+
+// lengthService is the ext_proc estimator for a view.
+func lengthService(t testing.TB, v resources.View) string {
+	ratios, bases := map[string]length.Ratio{}, map[string]string{}
+	var c service.Config
+	for _, m := range v.Models {
+		hosts := m.Hosts
+		if len(v.Models) > 1 {
+			hosts = append([]string{"*"}, hosts...)
+		}
+		c.Models = append(c.Models, service.Model{Name: m.Name, Hosts: hosts})
+		ratios[m.Name] = m.BytesPerToken
+	}
+	for _, e := range v.Endpoints {
+		for _, a := range e.Adapters {
+			bases[a] = e.Model
+		}
+	}
+	c.BytesPerToken = func(m string) length.Ratio { return ratios[m] }
+	c.BaseOf = func(a string) string { return bases[a] }
+	s, err := service.New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer(s.Options()...)
+	s.Register(server)
+	return listen(t, server)
+}
+
+// post sends a body to a host; headers are pairs that are added, not set.
+func (r *rig) post(host string, body io.Reader, headers ...string) served {
+	r.t.Helper()
+	got, err := r.send("POST", host, body, headers...)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return got
+}
+
+func (r *rig) send(method, host string, body io.Reader, headers ...string) (served, error) {
+	q, err := http.NewRequestWithContext(context.Background(), method, r.url+"/v1/completions", body)
+	if err != nil {
+		return served{}, err
+	}
+	q.Host = host
+	for i := 0; i < len(headers); i += 2 {
+		q.Header.Add(headers[i], headers[i+1])
+	}
+	if _, ok := body.(trailed); ok {
+		q.Trailer = http.Header{"X-End": {"end"}}
+	}
+	response, err := r.client.Do(q)
+	if err != nil {
+		return served{}, err
+	}
+	defer response.Body.Close()
+	data, err := io.ReadAll(response.Body)
+	if err != nil {
+		return served{}, err
+	}
+	out := served{Status: response.StatusCode}
+	if json.Unmarshal(data, &out) != nil || out.By == "" {
+		out.Raw = string(data)
+	}
+	return out, nil
+}
+
+// expect checks who served, which estimate arrived there, and how many bytes.
+func (r *rig) expect(what string, got served, by, tokens, model string, size int) {
+	r.t.Helper()
+	if got.Status != 200 || got.By != by || strings.Join(got.Tokens, ";") != tokens || strings.Join(got.Models, ";") != model || got.Bytes != size || len(got.Other) > 0 {
+		r.t.Errorf("%s: got %+v; want %s, tokens %q, model %q and %d bytes", what, got, by, tokens, model, size)
+	}
+}
+
+// chunked hides the size of a body from net/http, which then sends no
+// content-length.
+type chunked struct{ io.Reader }
+
+// trailed is chunked, with a trailer.
+type trailed struct{ io.Reader }
+
+// completion returns a body whose prompt has n bytes.
+func completion(model string, n int) []byte {
+	return fmt.Appendf(nil, `{"model":%q,"max_tokens":3,"prompt":%q}`, model, strings.Repeat("x", n))
+}
+
+// sized returns a body of n bytes in all.
+func sized(model string, n int) []byte {
+	return completion(model, n-len(completion(model, 0)))
+}
+
+// slow gives a body in pieces, so that they arrive one by one.
+type slow struct {
+	r *bytes.Reader
+	n int
+}
+
+func (s slow) Read(p []byte) (int, error) {
+	time.Sleep(time.Millisecond) // the pace of an upload, not a wait
+	return s.r.Read(p[:min(len(p), s.n)])
+}
+
+func stageOf(tokens int) string {
+	switch {
+	case tokens < 100:
+		return "m0"
+	case tokens < 1000:
+		return "m1"
+	}
+	return "m2"
+}
+
+// around returns values at, just below and just above each.
+func around(at ...int) (out []int) {
+	for _, a := range at {
+		out = append(out, a-1, a, a+1)
+	}
+	return out
+}

@@ -1,0 +1,73 @@
+package loopback
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"log"
+	"os"
+	"os/exec"
+	"testing"
+)
+
+// asked is set for a process that is to tell what addresses it gets.
+const asked = "CASCADE_TEST_ADDRESSES"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asked) == "" {
+		os.Exit(m.Run())
+	}
+	for _, a := range Addresses(dies{}, 3*block) {
+		fmt.Println(a)
+	}
+	fmt.Println()
+	_, _ = io.Copy(io.Discard, os.Stdin) // until nobody is interested any more
+}
+
+// dies is the Failer of such a process.
+type dies struct{}
+
+func (dies) Fatalf(format string, args ...any) { log.Fatalf(format, args...) }
+
+// TestAddresses has several processes ask for more than a block each: none gets what
+// another one has, though nobody listens there.
+func TestAddresses(t *testing.T) {
+	had := map[string]int{}
+	for _, a := range Addresses(t, 3*block) {
+		had[a]++
+	}
+	for range 5 {
+		cmd := exec.Command(os.Args[0])
+		// The race detector makes every process linger for a second.
+		cmd.Env = append(os.Environ(), asked+"=1", "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0")
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			in.Close()
+			if err := cmd.Wait(); err != nil {
+				t.Error(err)
+			}
+		})
+		lines := bufio.NewScanner(out)
+		for lines.Scan() && lines.Text() != "" {
+			had[lines.Text()]++
+		}
+	}
+	if len(had) != 6*3*block {
+		t.Errorf("%d addresses, want %d", len(had), 6*3*block)
+	}
+	for a, n := range had {
+		if n > 1 {
+			t.Errorf("%s was given %d times", a, n)
+		}
+	}
+}

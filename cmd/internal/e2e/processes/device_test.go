@@ -1,0 +1,167 @@
+package processes
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/loopback"
+	"github.com/cascadeinfer/cascade/migrator/transfer"
+	"github.com/cascadeinfer/cascade/xds/control"
+)
+
+// TestDeviceFaults is a piece of the suite of faults over pools in the memory of GPUs:
+// all of it runs where the slow tests do (liveOnGPU). Without a fault all requests move
+// by transport cuda; with one every text is right all the same.
+func TestDeviceFaults(t *testing.T) {
+	t.Parallel()
+	h := newHop(t, liveOnGPU, nil)
+	for _, r := range h.replicas { // which takes a moment, in which tcp carries them
+		r.migrator.await("a transport changes.*transport=shm")
+	}
+	h.suffer(step{name: "done", kind: transfer.Done, to: toSource}, fault{name: "no fault", strike: func(*hop, crossing) bool { return true }})
+	by := map[string]int{}
+	for _, m := range h.migrations() {
+		if string(m.From) != h.target.ID { // source and target have changed places
+			continue
+		}
+		if m.Why == transfer.Over.String() { // on a machine that is slow to move it
+			continue
+		}
+		by[m.Way+" "+m.Transport+" "+m.State]++
+	}
+	if len(by) != 1 || by["live cuda done"] == 0 {
+		t.Errorf("moves without a fault: %v", by)
+	}
+	v := victims()
+	for i, s := range map[int]step{0: liveSteps[2], 1: liveSteps[3]} { // source's engine at round, target's at pulled
+		h.suffer(s, killed(v[i]))
+	}
+	h.tally()
+}
+
+// TestDeviceErrors has the GPUs of both migrators fail again and again amid moves, each
+// time for good in their contexts: every text is right, a move that fails costs no
+// request, and moves by transport cuda go on.
+func TestDeviceErrors(t *testing.T) {
+	t.Parallel()
+	var rules []string
+	for _, r := range []struct {
+		call string
+		nth  []int
+		code int
+	}{
+		{"cuLaunchKernel", []int{40, 70, 100}, 700}, {"cuEventRecord", []int{50, 120}, 214}, {"cuMemcpyHtoDAsync_v2", []int{60, 140}, 999},
+		{"cuMemImportFromShareableHandle", []int{5, 9}, 719}, {"cuStreamCreateWithPriority", []int{5}, 700},
+	} {
+		for _, n := range r.nth {
+			rules = append(rules, fmt.Sprintf("%s:%d:%d", r.call, n, r.code))
+		}
+	}
+	faults := strings.Join(rules, ",")
+	h := newHopOf(t, liveOnGPU, setup{faults: map[string]string{"r1": faults, "r2": faults}})
+	failed := regexp.MustCompile(`(cuLaunchKernel|cuEventRecord|cuMemcpyHtoDAsync_v2|cuMemImportFromShareableHandle|cuStreamCreateWithPriority): CUDA_ERROR_\w+ \(\d+\)`)
+	said := func() (n int) {
+		for _, r := range h.replicas {
+			n += len(failed.FindAllString(r.migrator.out.String(), -1))
+		}
+		return n
+	}
+	by := map[string]int{}
+	for turn := 0; turn < 20 && (said() < 4 || by["live cuda done"] == 0); turn++ {
+		h.run(fmt.Sprint("GPUs that fail, ", turn), step{kind: transfer.Done, to: toSource}, fault{strike: func(*hop, crossing) bool { return true }})
+		clear(by)
+		for _, m := range h.migrations() {
+			by[m.Way+" "+m.Transport+" "+m.State]++
+		}
+	}
+	if said() < 4 || by["live cuda done"] == 0 {
+		t.Errorf("the GPUs have failed %d times, moves: %v", said(), by)
+	}
+	t.Logf("moves: %v", by)
+	h.tally()
+}
+
+// TestDeviceDown has a GPU that fails in a move and stays dead: nothing moves to its
+// replica any more, which says why, and the requests end where they are.
+func TestDeviceDown(t *testing.T) {
+	t.Parallel()
+	h := newHopOf(t, liveOnGPU, setup{faults: map[string]string{"r2": "cuMemImportFromShareableHandle:2:719,cuDevicePrimaryCtxRetain:-2:46"}})
+	any := step{kind: transfer.Done, to: toSource}
+	down := regexp.MustCompile("no KV is taken.*gpu 0 is down")
+	// Streams may end before they have moved.
+	for turn := 0; turn < 2*attempts && !down.MatchString(h.replicas[2].migrator.out.String()); turn++ {
+		h.run(fmt.Sprint("a GPU fails for good, ", turn), any, fault{strike: func(*hop, crossing) bool { return true }})
+	}
+	h.awaitStatus("r2 says that its GPU is down", func(s control.Status) bool {
+		n := find(s, "r2")
+		if n == nil || len(n.Transports) == 0 {
+			return false
+		}
+		for _, tr := range n.Transports {
+			if tr.Peer == "" && tr.Name != "shm" && !strings.Contains(tr.Why, "gpu 0 is down: cuDevicePrimaryCtxRetain: CUDA_ERROR_DEVICE_UNAVAILABLE (46)") {
+				return false
+			}
+		}
+		return true
+	})
+	h.replicas[2].migrator.await(down.String())
+	to := func() (n int) {
+		for _, m := range h.migrations() {
+			if m.To == "r2" {
+				n++
+			}
+		}
+		return n
+	}
+	before := to()
+	// Source and target have changed places; back again.
+	h.source, h.target = h.replicas[1], h.replicas[2]
+	h.order("undrain", h.source.ID)
+	h.order("drain", h.target.ID)
+	h.run("a GPU that is down", any, fault{strike: func(*hop, crossing) bool { return true }})
+	if n := to() - before; n > 0 {
+		t.Errorf("%d requests were sold to a replica that cannot take them", n)
+	}
+	if out := h.replicas[2].migrator.out.String(); strings.Count(out, "a transport changes") > 50 {
+		t.Errorf("its migrator does not come to rest:\n%s", out)
+	}
+}
+
+// TestDeviceMixed moves requests between engines of one model of which one has its KV on
+// a GPU and the other in the machine's memory: live, by way of the host.
+func TestDeviceMixed(t *testing.T) {
+	t.Parallel()
+	h := newHopOf(t, liveOnGPU, setup{onHost: "r2"})
+	by := map[string]int{}
+	for turn := 0; turn < 2*attempts && len(by) < 2; turn++ { // to r2, and back; streams may end before they have moved
+		h.run(fmt.Sprint("turn ", turn), step{kind: transfer.Done, to: toSource}, fault{strike: func(*hop, crossing) bool { return true }})
+		clear(by)
+		for _, m := range h.migrations() {
+			if m.State == "done" && m.From != "r0" && m.To != "r0" {
+				by[fmt.Sprintf("%s to %s, %s by %s", m.From, m.To, m.Way, m.Transport)]++
+			}
+		}
+	}
+	if len(by) != 2 || by["r1 to r2, live by tcp"] == 0 || by["r2 to r1, live by tcp"] == 0 {
+		t.Errorf("moves: %v", by)
+	}
+	h.tally()
+}
+
+// TestDeviceLacks says what is missing where there is no driver.
+func TestDeviceLacks(t *testing.T) {
+	t.Parallel()
+	a := loopback.Addresses(t, 1)[0]
+	p := startWith(t, []string{"CASCADE_TEST_LIBCUDA=libnone.so.1"}, "engine", "--device", config.MigrationOff, "--listen", a)
+	<-p.gone
+	q := startWith(t, []string{"CASCADE_TEST_LIBCUDA=libnone.so.1"}, "engine", "--device", "cuda", "--listen", a)
+	<-q.gone
+	if p.code != 1 || q.code != 1 {
+		t.Errorf("codes %d and %d", p.code, q.code)
+	}
+	p.await(`device "off": there are "host" and "cuda"`)
+	q.await("no NVIDIA driver is installed here|CGO_ENABLED=1")
+}

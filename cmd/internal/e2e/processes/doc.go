@@ -1,0 +1,13 @@
+// Package processes holds the tests of a whole fleet whose parts are processes
+// of their own: the real binary, real signals, real sockets and, where there is
+// one, a real Envoy.
+//
+// It has no code that anybody imports, and tests no part by itself: what one
+// package promises is tested there, and what a fleet does inside one process in
+// cmd/internal/inprocess. What is left for here is what only processes can show: that they
+// are replaced, killed and stopped, and that no client can tell.
+//
+// Every text that a client reads is compared with an oracle's, an engine of the
+// same model that serves nobody else: a token that is lost, doubled or computed
+// from wrong KV makes another text.
+package processes

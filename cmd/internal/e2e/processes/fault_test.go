@@ -1,0 +1,257 @@
+package processes
+
+import (
+	"bytes"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/migrator/transfer"
+)
+
+// stopped is how long a stopped process stays so: longer than any lease.
+const stopped = 3500 * time.Millisecond
+
+// victim is a process that something happens to.
+type victim struct {
+	name    string
+	process func(h *hop) **process
+	start   func(h *hop) // a new one in its place
+}
+
+func victims() []victim {
+	engine := func(of func(h *hop) *replica) (func(h *hop) **process, func(h *hop)) {
+		return func(h *hop) **process { return &of(h).engine }, func(h *hop) { of(h).startEngine() }
+	}
+	migrator := func(of func(h *hop) *replica) (func(h *hop) **process, func(h *hop)) {
+		return func(h *hop) **process { return &of(h).migrator }, func(h *hop) { of(h).startMigrator() }
+	}
+	var out []victim
+	add := func(name string, p func(h *hop) **process, s func(h *hop)) { out = append(out, victim{name, p, s}) }
+	p, s := engine(toSource)
+	add("source's engine", p, s)
+	p, s = engine(toTarget)
+	add("target's engine", p, s)
+	p, s = migrator(toSource)
+	add("source's migrator", p, s)
+	p, s = migrator(toTarget)
+	add("target's migrator", p, s)
+	return out
+}
+
+// killed is a process that dies without a word, and is started again.
+func killed(v victim) fault {
+	return fault{
+		name:   v.name + " killed",
+		strike: func(h *hop, _ crossing) bool { (*v.process(h)).kill(); return true },
+		lasts:  time.Second,
+		heal:   v.start,
+	}
+}
+
+// frozen is a process that stands still for a while.
+func frozen(v victim) fault {
+	return fault{
+		name:   v.name + " stopped",
+		strike: func(h *hop, _ crossing) bool { (*v.process(h)).signal(syscall.SIGSTOP); return true },
+		lasts:  stopped,
+		heal:   func(h *hop) { (*v.process(h)).signal(syscall.SIGCONT) },
+	}
+}
+
+// slow skips a test that the slow ones belong to.
+func slow(t *testing.T) {
+	if !everything {
+		t.Skip("takes minutes; set CASCADE_TEST_ALL=1")
+	}
+	t.Parallel()
+}
+
+// ways are the moments of a move of each way.
+var ways = map[string][]step{config.MigrationLive: liveSteps, liveOnGPU: liveSteps, config.MigrationReprompt: repromptSteps}
+
+// TestProcessesDie kills and stops the processes of both sides of a move, at
+// each of its steps.
+func TestProcessesDie(t *testing.T) {
+	slow(t)
+	for mode, steps := range ways {
+		for _, v := range victims() {
+			t.Run(mode+"/"+v.name, func(t *testing.T) {
+				t.Parallel()
+				h := newHop(t, mode, nil)
+				for _, s := range steps {
+					h.suffer(s, killed(v))
+					h.suffer(s, frozen(v))
+				}
+			})
+		}
+	}
+}
+
+// broken is a link that does something else than carrying what is on it: the
+// one that the step's message is on.
+func broken(name string, s step, how state, lasts time.Duration) fault {
+	return fault{
+		name:   "link " + name,
+		strike: func(h *hop, _ crossing) bool { h.links[s.to(h).ID].set(how); return true },
+		lasts:  lasts,
+		heal:   func(h *hop) { h.links[s.to(h).ID].set(open) },
+	}
+}
+
+// TestLinksBreak loses messages, and cuts, silences and delays the links between
+// migrators, at each step of a move.
+func TestLinksBreak(t *testing.T) {
+	slow(t)
+	for mode, steps := range ways {
+		for name, faults := range map[string]func(s step) []fault{
+			"short": func(s step) []fault {
+				return []fault{
+					{name: "message lost", strike: func(*hop, crossing) bool { return false }},
+					broken("cut", s, cut, 1500*time.Millisecond),
+				}
+			},
+			"long": func(s step) []fault {
+				return []fault{broken("silent", s, dead, stopped), broken("slow", s, delayed, stopped)}
+			},
+		} {
+			t.Run(mode+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				h := newHop(t, mode, nil)
+				for _, s := range steps {
+					for _, f := range faults(s) {
+						h.suffer(s, f)
+					}
+				}
+			})
+		}
+	}
+}
+
+// TestMessagesLie has tables arrive other than they were sent, every time:
+// nothing that is not verified is decoded, and so nothing moves live.
+func TestMessagesLie(t *testing.T) {
+	slow(t)
+	for _, mode := range []string{config.MigrationLive, liveOnGPU} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			messagesLie(t, mode)
+		})
+	}
+}
+
+func messagesLie(t *testing.T, mode string) {
+	h := newHop(t, mode, nil)
+	flip := func(list []uint32) {
+		for i := range list {
+			list[i] ^= 1
+		}
+	}
+	for _, s := range []step{liveSteps[2], liveSteps[4]} { // round, manifest
+		for name, lie := range map[string]func(c crossing){
+			"sums": func(c crossing) { flip(c.Sums) }, "ids": func(c crossing) { flip(c.Ids) }, "blocks": func(c crossing) { flip(c.Blocks) },
+			"last id": func(c crossing) { flip(c.Ids[max(0, len(c.Ids)-1):]) }, "hash": func(c crossing) { c.IdsHash++ },
+		} {
+			if name == "hash" && s.kind != transfer.Manifest {
+				continue
+			}
+			source := h.source.ID
+			done := h.done(source)
+			h.suffer(s, fault{name: "false " + name, always: true, strike: func(_ *hop, c crossing) bool { lie(c); return true }})
+			if n := h.done(source) - done; n != 0 {
+				t.Errorf("false %s at %s: %d requests have moved", name, s.name, n)
+			}
+		}
+	}
+	h.tally()
+}
+
+// done counts the moves away from a replica that the control plane knows to be
+// done.
+func (h *hop) done(from string) (n int) {
+	h.t.Helper()
+	for _, m := range h.migrations() {
+		if m.State == "done" && string(m.From) == from {
+			n++
+		}
+	}
+	return n
+}
+
+// TestFrontDies kills the front at each step of a move of its requests: nothing of
+// them is left, frozen or reserved anywhere.
+func TestFrontDies(t *testing.T) {
+	slow(t)
+	for mode, steps := range ways {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			h := newHop(t, mode, nil)
+			for _, s := range steps {
+				h.suffer(s, fault{
+					name:   "front killed",
+					strike: func(h *hop, _ crossing) bool { h.front.migrator.kill(); return true },
+					cuts:   true,
+					heal: func(h *hop) {
+						h.awaitEmpty(h.replicas...)
+						h.front.startMigrator()
+					},
+				})
+			}
+		})
+	}
+}
+
+// TestNoRoom has requests sold to a replica whose engine is full of requests
+// that its migrator knows nothing of: it refuses them, and takes them later.
+func TestNoRoom(t *testing.T) {
+	slow(t)
+	for _, mode := range []string{config.MigrationLive, liveOnGPU} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			noRoom(t, mode)
+		})
+	}
+}
+
+func noRoom(t *testing.T, mode string) {
+	h := newHop(t, mode, func(c *config.Fleet) { c.Models[0].Context, c.Models[0].KVTokens = 2048, 4096 })
+	for range 4 {
+		running := h.begin()
+		var fill sync.WaitGroup
+		for i := range 3 {
+			h.turn++
+			body := prompt(h.turn, 900+100*i, 300)
+			fill.Go(func() {
+				resp, err := h.client.Post(h.target.Engine+"/v1/completions", "application/json", bytes.NewReader(body))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				defer resp.Body.Close()
+				if text, err := io.ReadAll(resp.Body); err != nil || resp.StatusCode != http.StatusOK {
+					t.Errorf("%s: %s %v", resp.Status, text, err)
+				}
+			})
+		}
+		h.order("undrain", h.target.ID)
+		h.order("drain", h.source.ID)
+		fill.Wait()
+		<-running.over
+		if len(running.bad) > 0 {
+			t.Errorf("%d of %d streams are wrong: %q", len(running.bad), hopping, running.bad)
+		}
+		h.awaitEmpty(h.replicas...)
+		h.source, h.target = h.target, h.source
+	}
+	if !strings.Contains(h.source.migrator.out.String()+h.target.migrator.out.String(), "no blocks for a request") {
+		t.Error("no request was refused")
+	}
+	if h.tally() == 0 {
+		t.Error("nothing moved")
+	}
+}

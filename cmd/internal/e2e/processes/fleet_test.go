@@ -1,0 +1,387 @@
+package processes
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/goccy/go-yaml"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/loopback"
+	"github.com/cascadeinfer/cascade/xds/control"
+	"github.com/cascadeinfer/cascade/xds/envoytest"
+)
+
+// llm is the model of every fleet here.
+const llm = "m"
+
+// steady is the cost of every engine: 20 ms a token, whatever runs beside it,
+// and prompts at once.
+const steady = `{"name": "steady", "source": "made up for tests", "unit": "seconds", "d0": 0.02, "d1": 0, "d2": 1e-8, "d3": 0, "d4": 0,
+"kappa": 0, "kv_bytes_per_token": 131072, "kv_tokens": 65536, "max_batch": 64, "ranks": 1, "fit_error": {"p50": 0, "p90": 0, "points": 0}}`
+
+// fleet is one that runs, each part a process.
+type fleet struct {
+	t        testing.TB
+	dir      string // of the files; its path is short
+	file     config.Fleet
+	replicas []*replica
+	control  *process // the only one
+	planes   []*plane // where there are several
+	wire     *wiretap // between those and Envoy
+	envoy    *envoytest.Process
+	proxy    *process // nil: Envoy
+	client   *http.Client
+	library  string            // of the GPUs on which the engines keep their KV; "": they do not
+	faults   map[string]string // see setup
+	onHost   string
+	rdma     string // see setup
+}
+
+// replica is an engine and the migrator before it.
+type replica struct {
+	f *fleet
+	config.Replica
+	file             string // the fleet file that its processes read
+	engine, migrator *process
+}
+
+// setup says what a fleet is made of.
+type setup struct {
+	envoy    bool
+	replicas int
+	planes   int                 // control planes; 0 is one
+	edit     func(*config.Fleet) // before the file is written
+	files    map[string][]byte   // beside it
+	library  string              // of the GPUs that are to have the engines' KV; "": none
+	faults   map[string]string   // of the GPUs, by the replica whose migrator has them: FAKE_CUDA_FAIL
+	rdma     string              // the library of the RDMA devices that the migrators have; "": they have none
+	onHost   string              // the replica whose engine has its KV in the machine's memory for all that
+	// published changes a replica as the control plane shall see it; nil: as it is.
+	published func(*config.Replica)
+}
+
+// newFleet runs a fleet until the test ends, and returns when it serves.
+func newFleet(t testing.TB, s setup) *fleet {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "fleet")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	f := &fleet{t: t, dir: dir, client: newClient(), library: s.library, faults: s.faults, onHost: s.onHost, rdma: s.rdma}
+	t.Cleanup(f.client.CloseIdleConnections)
+	s.planes = max(1, s.planes)
+	a := loopback.Addresses(t, 3+4*s.replicas+2*(s.planes-1))
+	f.file = config.Fleet{
+		Speed:   4,
+		Models:  []config.Model{{Name: llm, Context: 16384, Profile: "steady.json"}},
+		Control: config.Control{Listen: a[0], Admin: a[1]},
+		Proxy:   config.Proxy{Listen: a[2]},
+		Planner: config.Planner{Period: time.Hour},
+	}
+	for i := range s.replicas {
+		b, id := a[3+4*i:], "r"+strconv.Itoa(i)
+		f.file.Replicas = append(f.file.Replicas, config.Replica{ID: id, Address: b[0], Peer: b[1], Admin: b[2], Engine: "http://" + b[3], Blocks: id})
+	}
+	if s.planes > 1 {
+		f.file.State = "state"
+		others := a[3+4*s.replicas:]
+		for i := range s.planes {
+			p := &plane{f: f, name: string(rune('a' + i)), listen: a[0], admin: a[1]}
+			if i > 0 {
+				p.listen, p.admin = others[2*i-2], others[2*i-1]
+				f.file.Control.Peers = append(f.file.Control.Peers, p.listen)
+			}
+			f.planes = append(f.planes, p)
+		}
+	}
+	if s.edit != nil {
+		s.edit(&f.file)
+	}
+	f.write("steady.json", []byte(steady))
+	for name, data := range s.files {
+		f.write(name, data)
+	}
+	f.writeFleet("own.yaml", f.file)
+	shown := f.file
+	shown.Replicas = append([]config.Replica(nil), f.file.Replicas...)
+	if s.published != nil {
+		for i := range shown.Replicas {
+			s.published(&shown.Replicas[i])
+		}
+	}
+	f.writeFleet("fleet.yaml", shown)
+
+	if s.planes > 1 {
+		for i, p := range f.planes {
+			p.start()
+			if i == 0 {
+				p.await("plans", func(s control.Status) bool { return s.Planner.Leads })
+			}
+		}
+	} else {
+		f.startControl()
+	}
+	for _, r := range f.file.Replicas {
+		r := &replica{f: f, Replica: r, file: f.path("own.yaml")}
+		r.startEngine()
+		r.startMigrator()
+		f.replicas = append(f.replicas, r)
+	}
+	if s.envoy {
+		boot := command(t, "envoy-bootstrap", "-c", f.tapped(shown, s.planes > 1), "--node-id", "edge", "--admin", "127.0.0.1:0")
+		f.envoy = envoytest.Start(t, envoytest.Config{Bootstrap: boot})
+	} else {
+		f.proxy = start(t, "proxy", "-c", f.path("fleet.yaml"), "--node-id", "edge", "--log", "error")
+	}
+	f.awaitURL("http://"+f.file.Proxy.Listen+"/v1/models", llm)
+	for _, r := range f.replicas {
+		r.awaitServing()
+	}
+	return f
+}
+
+// tapped is the fleet file for Envoys, which reach the control planes by way of
+// a wiretap if wanted. What is under TLS cannot be tapped.
+func (f *fleet) tapped(file config.Fleet, wanted bool) string {
+	f.t.Helper()
+	if !wanted || file.TLS.Cert != "" {
+		return f.path("fleet.yaml")
+	}
+	f.wire = newWiretap()
+	var taps []string
+	for _, p := range f.planes {
+		taps = append(taps, f.wire.to(f.t, p.listen))
+	}
+	file.Control.Listen, file.Control.Peers = taps[0], taps[1:]
+	f.writeFleet("edge.yaml", file)
+	return f.path("edge.yaml")
+}
+
+// newClient is an HTTP client with connections of its own.
+func newClient() *http.Client {
+	return &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64, DisableCompression: true}}
+}
+
+func (f *fleet) path(name string) string { return filepath.Join(f.dir, name) }
+
+func (f *fleet) write(name string, data []byte) {
+	f.t.Helper()
+	if err := os.WriteFile(f.path(name), data, 0o600); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+func (f *fleet) writeFleet(name string, c config.Fleet) {
+	f.t.Helper()
+	data, err := yaml.Marshal(c)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.write(name, data)
+}
+
+func (f *fleet) startControl() {
+	f.t.Helper()
+	f.control = start(f.t, "control", "-c", f.path("fleet.yaml"))
+	f.control.await("control plane of")
+}
+
+func (r *replica) startEngine() {
+	r.f.t.Helper()
+	args := []string{"engine", "-c", r.file, "--replica", r.ID}
+	if r.f.library != "" && r.f.onHost != r.ID {
+		args = append(args, "--device", "cuda")
+	}
+	r.engine = startWith(r.f.t, r.f.env(), args...)
+	r.engine.await("emulating")
+}
+
+// env is what the processes of a fleet need to know of its GPUs and RDMA devices.
+func (f *fleet) env() (env []string) {
+	if f.library != "" {
+		env = append(env, "CASCADE_TEST_LIBCUDA="+f.library)
+	}
+	if f.rdma != "" {
+		env = append(env, "CASCADE_TEST_LIBIBVERBS="+f.rdma, "FAKE_VERBS_FABRIC="+f.path("fabric"))
+	}
+	return env
+}
+
+// startMigrator starts the replica's migrator, beside the one that may run.
+func (r *replica) startMigrator() {
+	r.f.t.Helper()
+	env := r.f.env()
+	if faults := r.f.faults[r.ID]; faults != "" {
+		env = append(env, "FAKE_CUDA_FAIL="+faults)
+	}
+	r.migrator = startWith(r.f.t, env, "migrator", "-c", r.file, "--replica", r.ID, "--log", "info", "--runtime-dir", r.f.path("run"))
+	r.migrator.await("migrator of " + r.ID + ": .*reports to")
+}
+
+// awaitServing waits until the replica gets requests.
+func (r *replica) awaitServing() {
+	r.f.t.Helper()
+	r.f.awaitStatus(r.ID+" serves", func(s control.Status) bool {
+		n := find(s, r.ID)
+		return n != nil && n.Health == "healthy" && n.Weight > 0 && n.Connected && len(n.Drain) == 0
+	})
+}
+
+// find is a replica in a status, nil where it is not there.
+func find(s control.Status, id string) *control.Replica {
+	for _, m := range s.Models {
+		for _, st := range m.Stages {
+			for i := range st.Replicas {
+				if string(st.Replicas[i].ID) == id {
+					return &st.Replicas[i]
+				}
+			}
+		}
+		for i := range m.Unassigned {
+			if string(m.Unassigned[i].ID) == id {
+				return &m.Unassigned[i]
+			}
+		}
+	}
+	return nil
+}
+
+// awaitStatus waits until the control plane is in a state.
+func (f *fleet) awaitStatus(what string, holds func(control.Status) bool) {
+	f.t.Helper()
+	var body string
+	until(f.t, what, func() bool {
+		var err error
+		if body, err = f.get("http://" + f.file.Control.Admin + "/status"); err != nil {
+			return false
+		}
+		var s control.Status
+		return json.Unmarshal([]byte(body), &s) == nil && holds(s)
+	})
+}
+
+// awaitURL waits until GET answers 200 and matches.
+func (f *fleet) awaitURL(url, pattern string) {
+	f.t.Helper()
+	re := regexp.MustCompile(pattern)
+	until(f.t, url+" matches "+pattern, func() bool {
+		body, err := f.get(url)
+		return err == nil && re.MatchString(body)
+	})
+}
+
+// get asks for a page that answers 200.
+func (f *fleet) get(url string) (string, error) {
+	resp, err := f.client.Get(url)
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s", resp.Status, body)
+	}
+	return string(body), err
+}
+
+// order has an operator's order carried out through the admin port.
+func (f *fleet) order(what, id string) {
+	f.t.Helper()
+	req, err := http.NewRequest(http.MethodPost, "http://"+f.file.Control.Admin+"/"+what+"?replica="+id, nil)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	req.Header.Set(control.AdminHeader, "1")
+	resp, err := f.client.Do(req)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if body, _ := io.ReadAll(resp.Body); resp.StatusCode != http.StatusOK {
+		f.t.Fatalf("%s %s: %s: %s", what, id, resp.Status, body)
+	}
+}
+
+// cascade runs an operator's command against the fleet.
+func (f *fleet) cascade(args ...string) string {
+	f.t.Helper()
+	return command(f.t, append(args, "--control", "http://"+f.file.Control.Admin)...)
+}
+
+// migrations are the moves that the control plane knows.
+func (f *fleet) migrations() []control.Migration {
+	f.t.Helper()
+	var m control.Migrations
+	text := f.cascade("migrations", "--json", "--limit", "512")
+	if err := json.Unmarshal([]byte(text), &m); err != nil {
+		f.t.Fatalf("migrations --json: %v: %s", err, text)
+	}
+	return m.Moves
+}
+
+// tally logs the moves by cause and way, and returns how many were done.
+func (f *fleet) tally() int {
+	f.t.Helper()
+	by, done, stall := map[string]int{}, 0, 0.0
+	for _, m := range f.migrations() {
+		key := m.Cause + " " + m.Way + " " + m.State
+		if m.Transport != "" {
+			key += " by " + m.Transport
+		}
+		if m.Why != "" {
+			key += ": " + m.Why
+		}
+		by[key]++
+		if m.State == "done" {
+			done++
+			stall = max(stall, m.Stall)
+		}
+	}
+	f.t.Logf("moves: %v; longest stall %.1f ms", by, stall*1e3)
+	return done
+}
+
+// gauge is the value of a metric on a page of metrics, the sum of its series.
+func gauge(page, name string) (sum float64, ok bool) {
+	for line := range strings.Lines(page) {
+		if rest, found := strings.CutPrefix(line, name); found && rest != "" && (rest[0] == '{' || rest[0] == ' ') {
+			v, err := strconv.ParseFloat(strings.TrimSpace(rest[strings.LastIndexByte(rest, ' ')+1:]), 64)
+			if err == nil {
+				sum, ok = sum+v, true
+			}
+		}
+	}
+	return sum, ok
+}
+
+// busy are the metrics of an engine that are 0 when it has nothing to do and
+// nobody's blocks.
+var busy = [...]string{"vllm:num_requests_running", "vllm:num_requests_waiting", "cascade_emulator_frozen_requests", "cascade_emulator_reserved_blocks"}
+
+// awaitEmpty waits until nothing runs, stands still or is reserved at the
+// engines.
+func (f *fleet) awaitEmpty(replicas ...*replica) {
+	f.t.Helper()
+	for _, r := range replicas {
+		until(f.t, r.ID+" is empty", func() bool {
+			page, err := f.get(r.Engine + "/metrics")
+			for _, name := range busy {
+				if v, ok := gauge(page, name); err != nil || !ok || v != 0 {
+					return false
+				}
+			}
+			return true
+		})
+	}
+}

@@ -1,0 +1,176 @@
+package processes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/control"
+	"github.com/cascadeinfer/cascade/xds/envoytest"
+	"github.com/cascadeinfer/cascade/xds/ratelimitlog"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// narrow are limits that an Envoy of a small fleet, and its migrators, are far
+// below.
+var narrow = config.Limits{Streams: 4, StreamNames: 64, NodeNames: 96, Rate: 50, Burst: 100, Nodes: 8}
+
+// refusal waits for the end of a stream and returns why it ended.
+func refusal(s grpc.BidiStreamingClient[discoveryv3.DeltaDiscoveryRequest, discoveryv3.DeltaDiscoveryResponse]) error {
+	for {
+		if _, err := s.Recv(); err != nil {
+			if errors.Is(err, io.EOF) {
+				err = errors.New("it ends well")
+			}
+			return err
+		}
+	}
+}
+
+// flood is a client that asks for too much of a control plane.
+type flood struct {
+	ads discoveryv3.AggregatedDiscoveryServiceClient
+	// refused and ended count its streams, those that were ended for it and
+	// those that ended otherwise.
+	refused, ended atomic.Int64
+}
+
+// ask opens a stream of a node and asks for endpoints by name, some of them in
+// each request.
+func (f *flood) ask(ctx context.Context, node string, requests, names int) {
+	s, err := f.ads.DeltaAggregatedResources(ctx)
+	for i := 0; i < requests && err == nil; i++ {
+		r := &discoveryv3.DeltaDiscoveryRequest{Node: &corev3.Node{Id: node}, TypeUrl: resources.EndpointType}
+		for j := range names {
+			r.ResourceNamesSubscribe = append(r.ResourceNamesSubscribe, fmt.Sprintf("nothing/%d/%d", i, j))
+		}
+		err = s.Send(r)
+	}
+	if err == nil || errors.Is(err, io.EOF) {
+		err = refusal(s)
+	}
+	switch {
+	case ctx.Err() != nil, status.Code(err) == codes.DeadlineExceeded:
+	case status.Code(err) == codes.ResourceExhausted:
+		f.refused.Add(1)
+	default:
+		f.ended.Add(1)
+	}
+}
+
+// TestFloods has clients ask a control plane for more than control.limits allow,
+// in every way at once: they are refused and logged once a minute each, and neither Envoy
+// nor a client notices.
+func TestFloods(t *testing.T) {
+	t.Parallel()
+	envoytest.Binary(t)
+	f := newFleet(t, setup{envoy: true, replicas: 3, edit: func(c *config.Fleet) { c.Control.Limits = narrow }})
+	load := newTraffic(f, newOracle(f), "http://"+f.file.Proxy.Listen, calm)
+	load.after(5)
+	connections := func() string {
+		return fmt.Sprint(f.envoy.Stats(`^cluster\.cascade-xds\.(upstream_cx_total|upstream_rq_total)$|^control_plane\.connected_state$`))
+	}
+	before := connections()
+
+	conn, err := grpc.NewClient(f.file.Control.Listen, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	began := time.Now()
+	var all sync.WaitGroup
+	ways := map[string]*flood{}
+	again := func(name string, workers int, once func(f *flood)) {
+		x := &flood{ads: discoveryv3.NewAggregatedDiscoveryServiceClient(conn)}
+		ways[name] = x
+		for range workers {
+			all.Go(func() {
+				for ctx.Err() == nil {
+					once(x)
+				}
+			})
+		}
+	}
+	again("requests", 2, func(x *flood) { x.ask(ctx, "requests", 4*narrow.Burst, 0) })
+	again("names", 2, func(x *flood) { x.ask(ctx, "names", 1, narrow.StreamNames+1) })
+	again("streams", 3*narrow.Streams, func(x *flood) {
+		// A stream of its own is nothing that it must not have: it is given up.
+		short, end := context.WithTimeout(ctx, 5*tick)
+		defer end()
+		x.ask(short, "streams", 1, 1)
+	})
+	refusedOften := func() bool {
+		for _, x := range ways {
+			if x.refused.Load() < 20 {
+				return false
+			}
+		}
+		return true
+	}
+	until(t, "the floods of three nodes are refused", refusedOften)
+	var n atomic.Int64 // of nodes, for which there is no room then
+	again("nodes", 2, func(x *flood) { x.ask(ctx, fmt.Sprint("invented-", n.Add(1)), 1, narrow.StreamNames+1) })
+	until(t, "every flood is refused", refusedOften)
+
+	// Meanwhile the fleet is planned, and Envoy follows.
+	f.cascade("drain", "r0", "--wait", "--timeout", patience.String())
+	reached := func(e policies.Epoch) func(control.Status) bool {
+		return func(s control.Status) bool { return s.Epoch >= e && has("edge")(s) }
+	}
+	f.awaitStatus("the Envoy has the plan without r0", reached(2))
+	f.cascade("undrain", "r0")
+	f.awaitStatus("the Envoy has the plan with r0", reached(3))
+	load.after(10)
+	cancel()
+	all.Wait()
+	for name, x := range ways {
+		t.Logf("%s: %d streams refused", name, x.refused.Load())
+		if x.ended.Load() > 0 {
+			t.Errorf("%s: %d streams ended otherwise", name, x.ended.Load())
+		}
+	}
+	load.stop()
+	load.report()
+	if after := connections(); after != before {
+		t.Errorf("the Envoy had to come again: %s, before %s", after, before)
+	}
+	text := f.control.out.String()
+	// Once, and once more for each minute that this has taken.
+	most := 1 + int(time.Since(began)/ratelimitlog.Quiet)
+	// A node that is not let in is not believed to be one: its address is.
+	for _, who := range []string{"requests", "names", "127.0.0.1"} {
+		if n := strings.Count(text, `msg="xds stream refused" node=`+who+" "); n < 1 || n > most {
+			t.Errorf("node %s is logged %d times, want once a minute, %d at most", who, n, most)
+		}
+	}
+	if n := strings.Count(text, "xds stream refused"); n > 16*most {
+		t.Errorf("%d lines are logged of refusals", n)
+	}
+	page, err := f.get("http://" + f.file.Control.Admin + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if v, _ := gauge(page, "cascade_xds_refused_total"); v < 80 {
+		t.Errorf("cascade_xds_refused_total is %v", v)
+	}
+	if n := len(text); n > most*64<<10 {
+		t.Errorf("the control plane has written %d bytes", n)
+	}
+}

@@ -1,0 +1,44 @@
+package processes
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+)
+
+// everything says that the slow tests run, too.
+var everything = os.Getenv("CASCADE_TEST_ALL") != ""
+
+// cascade is the path of the command, built once for all tests.
+var cascade string
+
+// together is how many fleets run at a time, on whatever machine: they wait more
+// than they work.
+const together = "4"
+
+func TestMain(m *testing.M) {
+	// Before the command line is read, which may ask for another number.
+	if err := flag.Set("test.parallel", together); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(testMain(m))
+}
+
+func testMain(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "processes")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	cascade = filepath.Join(dir, "daemon")
+	if out, err := exec.Command("go", "build", "-o", cascade, "../../../cascade").CombinedOutput(); err != nil {
+		fmt.Fprintf(os.Stderr, "go build: %v\n%s", err, out)
+		return 1
+	}
+	return m.Run()
+}

@@ -1,0 +1,275 @@
+package processes
+
+import (
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/control"
+	"github.com/cascadeinfer/cascade/xds/envoytest"
+)
+
+// takeover bounds the time without anybody who plans: the lease and a renewal,
+// and what machines take.
+const takeover = 5 * time.Second
+
+// pulse measures how late this machine is: what took long on one that stood
+// still itself says nothing about the fleet.
+type pulse struct {
+	worst time.Duration // once stopped
+	stop  func()
+}
+
+func newPulse(t testing.TB) *pulse {
+	const beat = 10 * time.Millisecond
+	p, quit := &pulse{}, make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for last := time.Now(); ; {
+			select {
+			case <-quit:
+				return
+			case <-time.After(beat):
+				now := time.Now()
+				p.worst, last = max(p.worst, now.Sub(last)-beat), now
+			}
+		}
+	})
+	p.stop = sync.OnceFunc(func() { close(quit); wg.Wait() })
+	t.Cleanup(p.stop)
+	return p
+}
+
+// within checks that what has begun at a moment is over in time.
+func (p *pulse) within(t testing.TB, what string, took, bound time.Duration) {
+	t.Helper()
+	const late = 100 * time.Millisecond
+	p.stop()
+	t.Logf("%s %v; this machine was late by %v", what, took, p.worst)
+	if took > bound && p.worst < late {
+		t.Errorf("%s %v, want at most %v", what, took, bound)
+	}
+}
+
+// calm is a load that no control plane may disturb.
+var calm = kind{workers: 8, words: []int{40, 200, 800}, output: 250}
+
+// epoch says that an Envoy has the plan of an epoch, or a later one, from a
+// control plane.
+func epoch(e policies.Epoch) func(control.Status) bool {
+	return func(s control.Status) bool { return s.Epoch >= e && has("edge")(s) }
+}
+
+// kinds counts resources by type.
+func kinds(sent []string) map[string]int {
+	out := map[string]int{}
+	for _, s := range sent {
+		typ, _, _ := strings.Cut(s, " ")
+		out[typ]++
+	}
+	return out
+}
+
+// onlyLoads fails the test if anything but the endpoints' weights was sent: no
+// plan has changed.
+func onlyLoads(t *testing.T, what string, sent []string) {
+	t.Helper()
+	t.Logf("%s: sent %v", what, kinds(sent))
+	if n := len(sent) - kinds(sent)["ClusterLoadAssignment"]; n > 0 {
+		t.Errorf("%s: %d resources were sent that are not endpoints: %v", what, n, sent)
+	}
+}
+
+// TestPlannerDies kills the control plane that plans, then the other one, then
+// both, under load and with a real Envoy between: the other one plans within 5 s,
+// knows the loads at once, nothing is sent twice, and no request notices.
+func TestPlannerDies(t *testing.T) {
+	t.Parallel()
+	envoytest.Binary(t)
+	f := newFleet(t, setup{envoy: true, replicas: 3, planes: 2})
+	a, b := f.planes[0], f.planes[1]
+	plans := f.watchPlans()
+	a.await("has the Envoy", func(s control.Status) bool { return leads(s) && has("edge")(s) })
+	b.await("follows a", follows("a"))
+	load := newTraffic(f, newOracle(f), "http://"+f.file.Proxy.Listen, calm)
+	load.after(10)
+
+	before := f.wire.count()
+	if before.sent < policies.MaxStages+2 || before.again > 0 {
+		t.Fatalf("%d resources were sent at first, %d of them twice", before.sent, before.again)
+	}
+	heart, at := newPulse(t), time.Now()
+	a.process.kill()
+	moved := b.await("has the Envoy", has("edge"))
+	t.Logf("the Envoy is at b after %v", time.Since(at))
+	if !informed(moved) {
+		t.Error("b does not know the loads")
+	}
+	onlyLoads(t, "moved from a to b", f.wire.since(t, before))
+	heart.within(t, "b has the planning lease after", plans.await("b").Sub(at), takeover)
+	if s := b.await("plans", func(s control.Status) bool { return s.Planner.Leads }); !informed(s) {
+		t.Error("b plans, and does not know the loads")
+	}
+	if text := b.cascade("status"); !strings.Contains(text, "this control plane, b, plans") {
+		t.Errorf("b says: %s", text)
+	}
+	b.cascade("drain", "r0", "--wait", "--timeout", patience.String())
+	e := b.await("the Envoy has the plan without r0", epoch(2)).Epoch
+
+	// The one that was killed comes back, and does as it is told.
+	a.start()
+	a.await("follows b", follows("b"))
+	a.cascade("undrain", "r0")
+	b.await("the Envoy has the plan with r0", epoch(e+1))
+	load.after(10)
+	if got := plans.held(); !slices.Equal(got, []string{"a", "b"}) {
+		t.Errorf("the lease was held by %q, want a and then b", got)
+	}
+
+	// Nobody is there: requests are answered, and streams go on from before until
+	// both are back.
+	var long sync.WaitGroup
+	for i := range 4 {
+		long.Go(func() {
+			load.sent.Add(1)
+			if err := load.one(prompt(100+i, 60, 1200), true); err != nil {
+				load.fail(err)
+			}
+		})
+	}
+	load.after(4)
+	a.process.kill()
+	b.process.kill()
+	load.after(10)
+	before = f.wire.count()
+	b.start()
+	a.start()
+	until(t, "the Envoy is back", func() bool {
+		x, _ := a.status()
+		y, _ := b.status()
+		return has("edge")(x) || has("edge")(y)
+	})
+	onlyLoads(t, "both came back", f.wire.since(t, before))
+	until(t, "one plans", func() bool {
+		x, _ := a.status()
+		y, _ := b.status()
+		return leads(x) && follows("a")(y) || leads(y) && follows("b")(x)
+	})
+	load.after(10)
+	load.stop()
+	long.Wait()
+	load.report()
+	plans.stop()
+	t.Logf("the plan object was written %d times, epoch %d", plans.writes, plans.last.Epoch)
+	if n := f.envoy.Stats(`update_rejected$`); n["cluster_manager.cds.update_rejected"]+n["listener_manager.lds.update_rejected"] > 0 {
+		t.Errorf("the Envoy refused something: %v", n)
+	}
+	f.awaitEmpty(f.replicas...)
+
+	// What was counted would have been seen: another Envoy, which has nothing, is
+	// sent everything again.
+	before = f.wire.count()
+	boot := command(t, "envoy-bootstrap", "-c", f.path("edge.yaml"), "--node-id", "edge-2", "--admin", "127.0.0.1:0")
+	envoytest.Start(t, envoytest.Config{Bootstrap: boot})
+	until(t, "the other Envoy is sent everything", func() bool { return f.wire.count().again-before.again >= policies.MaxStages+2 })
+}
+
+// TestControlPlanesRoll restarts two control planes in turn, again and again,
+// under load, while an operator gives orders at whichever is there, and has the
+// one that plans stand still for longer than its lease: nothing is planned twice,
+// nothing is sent twice, and no request notices.
+func TestControlPlanesRoll(t *testing.T) {
+	slow(t)
+	envoytest.Binary(t)
+	f := newFleet(t, setup{envoy: true, replicas: 4, planes: 2, edit: func(c *config.Fleet) {
+		c.Planner = config.Planner{Period: 2 * time.Second, Seen: 20}
+	}})
+	for _, p := range f.planes {
+		p.await("hears of all", informed)
+	}
+	plans := f.watchPlans()
+	load := newTraffic(f, newOracle(f), "http://"+f.file.Proxy.Listen, calm)
+	load.after(10)
+
+	var taken, refused atomic.Int64
+	quit := make(chan struct{})
+	var operator sync.WaitGroup
+	operator.Go(func() {
+		rng := rand.New(rand.NewPCG(1, 2))
+		for i := 0; ; i++ {
+			select {
+			case <-quit:
+				return
+			case <-time.After(200 * time.Millisecond):
+			}
+			r, p := f.replicas[rng.IntN(2)], f.planes[rng.IntN(len(f.planes))]
+			path := "/" + []string{"drain", "undrain"}[rng.IntN(2)] + "?replica=" + r.ID
+			if rng.IntN(4) == 0 {
+				path = "/plan/" + []string{"pin", "unpin"}[rng.IntN(2)] + "?model=" + llm
+			}
+			if code, err := p.post(path); err == nil && code == http.StatusOK {
+				taken.Add(1)
+			} else {
+				refused.Add(1) // nobody is there, or not yet
+			}
+		}
+	})
+	stopOrders := sync.OnceFunc(func() { close(quit); operator.Wait() })
+	defer stopOrders()
+
+	start := f.wire.count()
+	for range 3 {
+		for i, p := range f.planes {
+			other := f.planes[1-i]
+			p.process.end()
+			other.await("plans alone", leads)
+			load.after(5)
+			p.start()
+			p.await("hears of all, and follows", follows(other.name))
+		}
+	}
+	for range 2 {
+		planner, other := f.planes[0], f.planes[1]
+		if s, err := other.status(); err == nil && s.Planner.Leads {
+			planner, other = other, planner
+		}
+		plans.held()
+		planner.freeze()
+		heart, at := newPulse(t), time.Now()
+		heart.within(t, planner.name+" stands still; "+other.name+" has the lease after", plans.await(other.name).Sub(at), takeover)
+		load.after(20)
+		planner.process.signal(syscall.SIGCONT)
+		planner.await("hears of all, and follows", follows(other.name))
+		load.after(10)
+		if got := plans.held(); !slices.Equal(got, []string{planner.name, other.name}) {
+			t.Errorf("the lease was held by %q, want %s and then %s", got, planner.name, other.name)
+		}
+	}
+	stopOrders()
+	for _, r := range f.replicas {
+		f.planes[1].cascade("undrain", r.ID)
+	}
+	f.planes[0].cascade("plan", "unpin", llm)
+	agree(t, f, "none drained", func(o outline) bool { return !o.pinned && len(o.drained["r0"])+len(o.drained["r1"]) == 0 })
+	until(t, "the Envoy has the last plan", func() bool {
+		x, _ := f.planes[0].status()
+		y, _ := f.planes[1].status()
+		return has("edge")(x) || has("edge")(y)
+	})
+	load.after(10)
+	load.stop()
+	load.report()
+	plans.stop()
+	sent := f.wire.since(t, start)
+	t.Logf("%d orders, %d more that nobody took; the plan object was written %d times, epoch %d; sent %v on %d streams",
+		taken.Load(), refused.Load(), plans.writes, plans.last.Epoch, kinds(sent), f.wire.count().streams)
+	f.awaitEmpty(f.replicas...)
+}

@@ -1,0 +1,81 @@
+package processes
+
+import (
+	"bufio"
+	"errors"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/migrator/api"
+	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/wire"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// present shows a ticket to a source over an open connection, and returns nil
+// when it is taken.
+func present(c net.Conn, ticket []byte, receiver string) error {
+	h := wire.Hello{Receiver: policies.ReplicaID(receiver)}
+	copy(h.Ticket[:], ticket)
+	hello, err := h.Append(nil)
+	if err != nil {
+		return err
+	}
+	c.SetDeadline(time.Now().Add(patience))
+	if _, err := c.Write(hello); err != nil {
+		return err
+	}
+	_, _, err = wire.ReadWelcome(bufio.NewReaderSize(c, wire.MaxWelcome))
+	return err
+}
+
+// steal presents a ticket at the address of an offer.
+func steal(o *api.Offer, ticket []byte, receiver string) error {
+	c, err := net.Dial(map[string]string{"tcp": "tcp", "shm": "unixpacket"}[o.Transport], o.Address)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return present(c, ticket, receiver)
+}
+
+// TestStolenTickets comes to the sources of running moves with tickets of others,
+// none, and used ones, over each transport.
+func TestStolenTickets(t *testing.T) {
+	t.Parallel()
+	h := newHop(t, config.MigrationLive, nil)
+	var mu sync.Mutex
+	var seen []*api.Offer
+	target := h.target.ID
+	try := func(what string, o *api.Offer, ticket []byte, receiver string) {
+		if err := steal(o, ticket, receiver); !errors.Is(err, transport.ErrRefused) {
+			t.Errorf("%s over %s: %v, want %v", what, o.Transport, err, transport.ErrRefused)
+		}
+	}
+	offer := liveSteps[1]
+	h.suffer(offer, fault{name: "theft", always: true, strike: func(_ *hop, c crossing) bool {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, o := range c.Offers {
+			try("no ticket", o, nil, target)
+			try("another's ticket", o, o.Ticket, "r7")
+			try("nobody's ticket", o, o.Ticket, "")
+		}
+		seen = append(seen, c.Offers...)
+		return true
+	}})
+	by := map[string]int{}
+	for _, o := range seen {
+		try("the ticket of a move that is over", o, o.Ticket, target)
+		by[o.Transport]++
+	}
+	if by["shm"] == 0 || by["tcp"] == 0 {
+		t.Errorf("offers were %v; want some over shm and some over tcp", by)
+	}
+	if h.tally() == 0 {
+		t.Error("nothing moved")
+	}
+}

@@ -1,0 +1,139 @@
+package processes
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/xds/control"
+	"github.com/cascadeinfer/cascade/xds/envoytest"
+)
+
+// planes runs a test on both data planes.
+func planes(t *testing.T, test func(t *testing.T, envoy bool)) {
+	t.Parallel()
+	t.Run("proxy", func(t *testing.T) { t.Parallel(); test(t, false) })
+	t.Run("envoy", func(t *testing.T) { t.Parallel(); envoytest.Binary(t); test(t, true) })
+}
+
+// TestRollingUpgrade replaces every process of every replica under load, first
+// the migrators, each by a new one beside it, then the engines, each once it is
+// drained: no request fails and no stream is cut.
+func TestRollingUpgrade(t *testing.T) {
+	planes(t, func(t *testing.T, envoy bool) {
+		f := newFleet(t, setup{envoy: envoy, replicas: 3})
+		o := newOracle(f)
+		load := newTraffic(f, o, "http://"+f.file.Proxy.Listen, kind{workers: 10, words: []int{40, 200, 800}, output: 250})
+		load.after(10)
+
+		for _, r := range f.replicas {
+			old := r.migrator
+			r.startMigrator()
+			old.wait()
+			if out := old.out.String(); !strings.Contains(out, "another process has taken over") {
+				t.Errorf("the migrator of %s ends by itself: %s", r.ID, out)
+			}
+			f.awaitURL("http://"+r.Admin+"/readyz", "ready")
+			r.awaitServing()
+		}
+		load.after(10)
+
+		for _, r := range f.replicas {
+			f.cascade("drain", r.ID, "--wait", "--timeout", patience.String())
+			r.engine.end()
+			r.startEngine()
+			f.awaitURL("http://"+r.Admin+"/readyz", "ready")
+			f.cascade("undrain", r.ID)
+			r.awaitServing()
+		}
+		load.after(10)
+		load.stop()
+		load.report()
+		if f.tally() == 0 {
+			t.Error("nothing moved")
+		}
+		f.awaitEmpty(f.replicas...)
+	})
+}
+
+// TestUpgradeAmidMoves replaces the migrators of fronts, sources and targets
+// while requests hop between replicas by drains: each stream belongs to a
+// process that is replaced while another replica generates for it.
+func TestUpgradeAmidMoves(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, setup{replicas: 3})
+	load := newTraffic(f, newOracle(f), "http://"+f.file.Proxy.Listen, kind{workers: 8, words: []int{40, 400}, output: 400})
+	load.after(4)
+	for _, r := range f.replicas {
+		// Its clients' requests go on elsewhere, and it is their front.
+		f.order("drain", r.ID)
+		f.awaitStatus(r.ID+" is empty", func(s control.Status) bool { n := find(s, r.ID); return n != nil && n.Residents == 0 })
+		old := r.migrator
+		r.startMigrator()
+		f.order("undrain", r.ID)
+		old.wait()
+		r.awaitServing()
+	}
+	load.stop()
+	load.report()
+	if f.tally() == 0 {
+		t.Error("nothing moved")
+	}
+	f.awaitEmpty(f.replicas...)
+}
+
+// TestElderMoves replaces a migrator whose clients' streams run at its own engine
+// and outlast it: they count as the replica's load, move away from it when it is
+// drained, and move on, while the process that has been replaced is their front.
+func TestElderMoves(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []string{config.MigrationLive, config.MigrationReprompt} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			f := newFleet(t, setup{replicas: 3, edit: func(c *config.Fleet) { c.Migration.Mode, c.Speed = mode, 1 }})
+			o := newOracle(f)
+			r0, r1, r2 := f.replicas[0], f.replicas[1], f.replicas[2]
+			f.order("drain", r1.ID)
+			f.order("drain", r2.ID)
+			f.awaitStatus("only r0 serves", func(s control.Status) bool {
+				return len(find(s, r0.ID).Drain) == 0 && len(find(s, r1.ID).Drain) > 0 && len(find(s, r2.ID).Drain) > 0 && followed(s)
+			})
+			var streams []*held
+			for i := range hopping {
+				streams = append(streams, f.hold("http://"+f.file.Proxy.Listen, prompt(i, 60+100*i, forever)))
+			}
+			here := func(s control.Status) bool { return find(s, r0.ID).Residents == hopping }
+			f.awaitStatus("all streams run at r0", here)
+
+			old := r0.migrator
+			r0.startMigrator()
+			old.await("another process has taken over")
+			f.awaitStatus("the new process counts the old one's streams", func(s control.Status) bool {
+				n := find(s, r0.ID)
+				return here(s) && n.Running == hopping && n.Streams == hopping && n.Held > 0
+			})
+			f.order("undrain", r1.ID)
+			f.cascade("drain", r0.ID, "--wait", "--timeout", patience.String())
+			f.awaitEmpty(r0)
+			f.awaitStatus("all streams run at r1", func(s control.Status) bool { return find(s, r1.ID).Residents == hopping })
+			f.order("undrain", r2.ID)
+			f.cascade("drain", r1.ID, "--wait", "--timeout", patience.String())
+			f.awaitEmpty(r0, r1)
+			grow(f, streams)
+			release(f, o, streams)
+			old.wait()
+			if n := f.tally(); n < 2*hopping {
+				t.Errorf("%d moves are told, want %d", n, 2*hopping)
+			}
+			f.awaitEmpty(f.replicas...)
+		})
+	}
+}
+
+// followed reports whether every proxy has the newest plan: none gives a drained
+// replica another request.
+func followed(s control.Status) bool {
+	return s.Phase == "idle" && s.Shown == s.Epoch && len(s.Nodes) > 0 &&
+		!slices.ContainsFunc(s.Nodes, func(n control.Node) bool { return !n.Current || n.Epoch != s.Epoch })
+}

@@ -1,0 +1,135 @@
+package gpuset
+
+import (
+	"errors"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/migrator/device"
+	"github.com/cascadeinfer/cascade/migrator/device/fake"
+	"github.com/cascadeinfer/cascade/migrator/transport"
+)
+
+// A machine without a driver costs nothing until a GPU is asked for, and then says what
+// is missing.
+func TestNoDriver(t *testing.T) {
+	g := New(Config{CUDA: "libnone.so.1"})
+	if d, err := g.Device(Host, nil); d != nil || err != nil {
+		t.Errorf("%v", err)
+	}
+	for name, err := range map[string]error{
+		"an engine's":   func() error { _, err := g.Device(CUDA, nil); return err }(),
+		"a migrator's":  func() error { _, err := g.Attach(handle(t), nil, layout); return err }(),
+		"one by number": func() error { _, err := g.GPU(3); return err }(),
+	} {
+		if !errors.Is(err, device.ErrNoLibrary) && !errors.Is(err, device.ErrNoCgo) || !strings.Contains(err.Error(), "driver") && !strings.Contains(err.Error(), "CGO_ENABLED") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := g.Device("gpu", nil); err == nil || !strings.Contains(err.Error(), `"host" and "cuda"`) {
+		t.Errorf("%v", err)
+	}
+	if err := g.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := (*GPUs)(nil).Device(CUDA, nil); err == nil {
+		t.Error("there are GPUs where there are none")
+	}
+}
+
+var layout = transport.Layout{Blocks: 4, Regions: []transport.Region{{Stride: 1024, Bytes: 1024}}}
+
+// handle is one of a pool that no GPU has: of 4 KiB, by name.
+func handle(t *testing.T) []byte {
+	t.Helper()
+	b := make([]byte, 120)
+	b[0], b[49] = 1, 16
+	return b
+}
+
+// How wide copies are reaches the GPU.
+func TestGroups(t *testing.T) {
+	g := New(Config{CUDA: fake.CUDA(t), Groups: 1025})
+	defer g.Close()
+	if _, err := g.GPU(0); err == nil || !strings.Contains(err.Error(), "Groups 1025") {
+		t.Error(err)
+	}
+}
+
+// An engine's pool is what a migrator attaches, of the same bytes, and nothing is left.
+func TestPool(t *testing.T) {
+	library := fake.CUDA(t)
+	c := fake.Open(t, library)
+	inits, live := c.Calls("cuInit"), c.Live("")
+	g := New(Config{CUDA: library})
+	if n := c.Calls("cuInit") - inits; n != 0 {
+		t.Errorf("the driver is started %d times before it is needed", n)
+	}
+	one := 1
+	build, err := g.Device(CUDA, &one)
+	if errors.Is(err, device.ErrNoCgo) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := g.Attach(handle(t), nil, layout); err == nil || !strings.Contains(err.Error(), "not among") {
+		t.Errorf("a pool of an unknown GPU: %v", err)
+	}
+	engines, err := build(layout.End())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := engines.WriteAt([]byte("hello"), 1024); err != nil {
+		t.Fatal(err)
+	}
+	name, file, err := engines.Share()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := g.Attach(name[1:], dup(t, file), layout); err == nil {
+		t.Error("half a handle is taken")
+	}
+	if _, err := g.Attach(name, dup(t, file), transport.Layout{Blocks: 1, Regions: []transport.Region{{Stride: 1 << 40, Bytes: 1 << 40}}}); err == nil {
+		t.Error("a pool larger than its memory is taken")
+	}
+	m, err := g.Attach(name, file, layout)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := make([]byte, layout.BlockBytes())
+	if err := m.Device.Gather(got, m.Layout, []uint32{1}); err != nil || string(got[:5]) != "hello" {
+		t.Errorf("%q, %v", got[:5], err)
+	}
+	m.Close()
+	if err := errors.Join(engines.Close(), g.Close(), g.Close()); err != nil {
+		t.Error(err)
+	}
+	if n := c.Live(""); n != live {
+		t.Errorf("%d handles are alive, %d were", n, live)
+	}
+	if _, err := g.GPU(0); err == nil {
+		t.Error("closed GPUs are opened")
+	}
+	for _, index := range []int{-1, 64} {
+		g := New(Config{CUDA: library})
+		if _, err := g.GPU(index); err == nil {
+			t.Errorf("there is a gpu %d", index)
+		}
+	}
+}
+
+// dup is another descriptor of a file, for who closes it.
+func dup(t *testing.T, f *os.File) *os.File {
+	t.Helper()
+	if f == nil {
+		return nil
+	}
+	again, err := os.Open("/proc/self/fd/" + strconv.Itoa(int(f.Fd())))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return again
+}

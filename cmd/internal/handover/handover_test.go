@@ -1,0 +1,353 @@
+package handover
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/loopback"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// patience bounds what must happen soon.
+const patience = time.Minute
+
+// settle is how long a process that has left waits in silence for requests on
+// connections that have brought none: clients dial some that they do not need.
+const settle = 5 * time.Second
+
+// process is one generation of a daemon, inside the test.
+type process struct {
+	t     *testing.T
+	doors Doors
+	left  chan struct{} // closed when its successor accepts
+	done  chan struct{} // closed when it has ended
+	stop  context.CancelFunc
+}
+
+// lines are the connections of a process. It may end when each has brought a
+// request since it left, whose answer sent its client elsewhere, or has ended.
+type lines struct {
+	mu      sync.Mutex
+	leaving bool
+	asked   map[net.Conn]bool // since it left
+	changed chan struct{}     // holds a token after a change
+}
+
+// line is the key of a request's connection in its context.
+type line struct{}
+
+func newLines() *lines {
+	return &lines{asked: make(map[net.Conn]bool), changed: make(chan struct{}, 1)}
+}
+
+func (l *lines) change(f func()) {
+	l.mu.Lock()
+	f()
+	l.mu.Unlock()
+	select {
+	case l.changed <- struct{}{}:
+	default:
+	}
+}
+
+// state is for http.Server.ConnState.
+func (l *lines) state(c net.Conn, s http.ConnState) {
+	switch s {
+	case http.StateNew:
+		l.change(func() { l.asked[c] = false })
+	case http.StateClosed, http.StateHijacked:
+		l.change(func() { delete(l.asked, c) })
+	}
+}
+
+// request is told of a request; it returns whether the process has left.
+func (l *lines) request(c net.Conn) (leaving bool) {
+	l.change(func() {
+		leaving = l.leaving
+		if _, open := l.asked[c]; open && leaving {
+			l.asked[c] = true
+		}
+	})
+	return leaving
+}
+
+// leave waits until nobody will ask on any connection.
+func (l *lines) leave() {
+	l.change(func() { l.leaving = true })
+	for silence := time.After(settle); ; {
+		l.mu.Lock()
+		over := !slices.Contains(slices.Collect(maps.Values(l.asked)), false)
+		l.mu.Unlock()
+		if over {
+			return
+		}
+		select {
+		case <-l.changed:
+			silence = time.After(settle)
+		case <-silence:
+			return
+		}
+	}
+}
+
+// launch runs a generation at the path until it has a successor and its
+// connections have ended, or until stop. It returns when it has its place.
+func launch(t *testing.T, path, address, name string) *process {
+	t.Helper()
+	ctx, stop := context.WithCancel(context.Background())
+	p := &process{t: t, left: make(chan struct{}), done: make(chan struct{}), stop: stop}
+	claim, err := Begin(ctx, path)
+	if err != nil {
+		t.Error(err)
+		close(p.done)
+		return p
+	}
+	l := claim.Take("clients", address)
+	if l == nil {
+		if l, err = net.Listen("tcp", address); err != nil {
+			t.Error(err)
+			claim.Abandon()
+			close(p.done)
+			return p
+		}
+	}
+	gate, err := p.doors.Add("clients", l)
+	if err != nil {
+		t.Error(err)
+	}
+	var protocols http.Protocols
+	protocols.SetHTTP1(true)
+	protocols.SetUnencryptedHTTP2(true)
+	open := newLines()
+	server := &http.Server{
+		Protocols: &protocols, ConnState: open.state,
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, line{}, c) },
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if open.request(r.Context().Value(line{}).(net.Conn)) {
+				// Over HTTP/2 this is a GOAWAY: what comes later is asked again elsewhere.
+				w.Header().Set("Connection", "close")
+			}
+			io.WriteString(w, name)
+		}),
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() { server.Serve(gate) })
+	post, before, err := claim.Finish(ctx)
+	if err != nil {
+		t.Error(err)
+	}
+	go func() {
+		defer close(p.done)
+		after, err := post.Serve(ctx, Config{Doors: &p.doors})
+		if err == nil {
+			close(p.left)
+		}
+		defer before.Close()
+		defer after.Close()
+		// Connections that were accepted last have their requests on the way.
+		open.leave()
+		ending, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := server.Shutdown(ending); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		wg.Wait()
+	}()
+	return p
+}
+
+func (p *process) end() {
+	p.stop()
+	<-p.done
+}
+
+// clients ask without a pause, each in its own way, until the end; any answer
+// but a good one is an error.
+type clients struct {
+	asked atomic.Int64
+	stop  context.CancelFunc
+	wg    sync.WaitGroup
+}
+
+func ask(t *testing.T, address string) *clients {
+	ctx, stop := context.WithCancel(context.Background())
+	c := &clients{stop: stop}
+	h2 := func() *http.Transport {
+		var protocols http.Protocols
+		protocols.SetUnencryptedHTTP2(true)
+		return &http.Transport{Protocols: &protocols}
+	}
+	kept := h2()
+	for _, dial := range []func() (*http.Transport, bool){
+		func() (*http.Transport, bool) { return &http.Transport{DisableKeepAlives: true}, true },
+		func() (*http.Transport, bool) { return h2(), true },
+		func() (*http.Transport, bool) { return kept, false },
+	} {
+		for range 2 {
+			c.wg.Go(func() {
+				for ctx.Err() == nil {
+					tr, close := dial()
+					resp, err := (&http.Client{Transport: tr, Timeout: patience}).Get("http://" + address)
+					if err != nil {
+						t.Errorf("request %d: %v", c.asked.Load(), err)
+						return
+					}
+					_, err = io.Copy(io.Discard, resp.Body)
+					resp.Body.Close()
+					if err != nil {
+						t.Error(err)
+					}
+					if close {
+						tr.CloseIdleConnections()
+					}
+					c.asked.Add(1)
+				}
+				kept.CloseIdleConnections()
+			})
+		}
+	}
+	return c
+}
+
+// await waits until some more requests were answered.
+func (c *clients) await(t *testing.T, more int64) {
+	t.Helper()
+	until, alarm := c.asked.Load()+more, time.After(patience)
+	for c.asked.Load() < until {
+		select {
+		case <-alarm:
+			t.Fatalf("%d requests answered", c.asked.Load())
+		case <-time.After(time.Millisecond):
+		}
+	}
+}
+
+func (c *clients) end() {
+	c.stop()
+	c.wg.Wait()
+}
+
+// answerer is the name of the generation that answers now.
+func answerer(t *testing.T, address string) string {
+	t.Helper()
+	tr := &http.Transport{DisableKeepAlives: true}
+	resp, err := (&http.Client{Transport: tr, Timeout: patience}).Get("http://" + address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	name, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(name)
+}
+
+// openFiles counts the descriptors of this process.
+func openFiles(t *testing.T) int {
+	t.Helper()
+	all, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Skip(err)
+	}
+	return len(all)
+}
+
+// TestNobodyIsRefused hands over twenty times while clients connect all the
+// time.
+func TestNobodyIsRefused(t *testing.T) {
+	path, address := filepath.Join(t.TempDir(), "s"), loopback.Addresses(t, 1)[0]
+	warm := launch(t, path, address, "warm")
+	warm.end()
+	before := openFiles(t)
+	now := launch(t, path, address, "0")
+	c := ask(t, address)
+	c.await(t, 20)
+	for i := range 20 {
+		next := launch(t, path, address, fmt.Sprint(i+1))
+		select {
+		case <-now.left:
+		case <-time.After(patience):
+			t.Fatal("the old process does not leave")
+		}
+		c.await(t, 20)
+		now.end()
+		now = next
+	}
+	c.await(t, 20)
+	c.end()
+	if got := answerer(t, address); got != "20" {
+		t.Errorf("generation %s answers last", got)
+	}
+	now.end()
+	t.Logf("%d requests over 20 hand-overs", c.asked.Load())
+	if _, err := os.Lstat(path); !os.IsNotExist(err) {
+		t.Errorf("the socket is left behind: %v", err)
+	}
+	if _, err := net.DialTimeout("tcp", address, patience); err == nil {
+		t.Error("somebody still listens")
+	}
+	for alarm := time.After(patience); openFiles(t) > before; {
+		select {
+		case <-alarm:
+			t.Fatalf("%d files are open, %d were before", openFiles(t), before)
+		case <-time.After(time.Millisecond):
+		}
+	}
+}
+
+// TestRacingProcesses starts many at once: they take over from each other in
+// some order, and one is left.
+func TestRacingProcesses(t *testing.T) {
+	path, address := filepath.Join(t.TempDir(), "s"), loopback.Addresses(t, 1)[0]
+	first := launch(t, path, address, "first")
+	c := ask(t, address)
+	var mu sync.Mutex
+	all := []*process{first}
+	var wg sync.WaitGroup
+	for i := range 6 {
+		wg.Go(func() {
+			p := launch(t, path, address, fmt.Sprint(i))
+			mu.Lock()
+			defer mu.Unlock()
+			all = append(all, p)
+		})
+	}
+	wg.Wait()
+	c.await(t, 20)
+	// All but the last have left, or are about to.
+	here, alarm := len(all), time.After(patience)
+	for here > 1 {
+		here = 0
+		for _, p := range all {
+			select {
+			case <-p.left:
+			default:
+				here++
+			}
+		}
+		select {
+		case <-alarm:
+			t.Fatalf("%d processes accept", here)
+		case <-time.After(time.Millisecond):
+		}
+	}
+	c.end()
+	for _, p := range all {
+		p.end()
+	}
+}

@@ -1,0 +1,71 @@
+package inprocess
+
+import (
+	"bytes"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/xds/control"
+)
+
+// named is a body that asks for another name than the model's own.
+func named(body []byte, name string) []byte {
+	return bytes.Replace(body, fmt.Appendf(nil, "%q", llm), fmt.Appendf(nil, "%q", name), 1)
+}
+
+// TestAdapters: requests for a LoRA adapter are routed as their base model's,
+// begin where the adapter is loaded, whatever replica they came to, and move
+// only among such replicas. An engine answers 404 for an adapter that it does
+// not have, and every other adapter answers in another text.
+func TestAdapters(t *testing.T) {
+	planes(t, func(t *testing.T, envoy string) {
+		// On a busy machine the estimator's answer comes late, and then no model is known.
+		patient := func(c *control.Config) { c.Settings.LengthTimeout = patience }
+		r := mobile(t, setup{envoy: envoy, replicas: 4, control: patient, edit: func(f *config.Fleet) {
+			f.Migration, f.Speed = config.Migration{Mode: config.MigrationLive}, 4
+			f.Models[0].Adapters = []config.Adapter{{Name: "sql", Replicas: []string{"r0", "r1"}}, {Name: "poet", Replicas: []string{"r2"}}, {Name: "all"}}
+			f.Models = append(f.Models, config.Model{Name: "other", Context: 4096, Profile: "testdata/steady.json"})
+			f.Replicas[3].Model = "other"
+		}})
+		f := &traffic{r: r, oracle: newOracle(t, r)}
+		load := func(name string, n, output int) {
+			f.sent.Add(1)
+			if err := f.one(named(prompt(400+n, output), name), n%2 == 0); err != nil {
+				f.fail(time.Now(), fmt.Errorf("%s: %w", name, err))
+			}
+		}
+		var wg sync.WaitGroup
+		for n := range 6 {
+			for _, name := range [...]string{llm, "sql", "poet", "all"} {
+				wg.Go(func() { load(name, n, 40) })
+			}
+		}
+		wg.Wait()
+		f.report()
+		// r0 is emptied while requests for its adapter run: r1 is the only one that
+		// can take them.
+		// Where the machine is busy, short answers end before they move.
+		for output := 1500; !r.moved() && output < 20_000; output *= 2 {
+			r.order("undrain", "r0")
+			for n := range 8 {
+				wg.Go(func() { load("sql", n, output) })
+			}
+			r.wait("some run at r0", func() bool { return len(r.fronts["r0"].Residents()) > 1 })
+			r.empty("r0")
+			wg.Wait()
+		}
+		f.report()
+		done, _ := r.moves()
+		if len(done) == 0 {
+			t.Error("nothing moved")
+		}
+		for _, m := range done {
+			if m.To != "r0" && m.To != "r1" {
+				t.Errorf("%s went to %s, which does not have the adapter", m.Request, m.To)
+			}
+		}
+	})
+}

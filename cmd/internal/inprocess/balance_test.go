@@ -1,0 +1,151 @@
+package inprocess
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"math"
+	"net"
+	"net/http"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/migrator/frontend"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// h2c is a client transport of HTTP/2 in plain text, which carries many
+// streams on a connection.
+func h2c() *http.Transport {
+	protocols := new(http.Protocols)
+	protocols.SetUnencryptedHTTP2(true)
+	return &http.Transport{Protocols: protocols}
+}
+
+// quietPeer is another migrator as far as a front that forwards to it sees
+// one. It gives every stream its first token and then nothing.
+func quietPeer(t *testing.T) (address string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	protocols := new(http.Protocols)
+	protocols.SetUnencryptedHTTP2(true)
+	const first = `data: {"id":"cmpl-1","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":"So","logprobs":null,"finish_reason":null,"stop_reason":null,"prompt_token_ids":[1,2,3],"token_ids":[4]}]}` + "\n\n"
+	server := &http.Server{Protocols: protocols, HTTP2: &http.HTTP2Config{MaxConcurrentStreams: 10_000}, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get(frontend.ForwardHeader) == "" {
+			http.Error(w, "not a forward", http.StatusForbidden)
+			return
+		}
+		_, _ = io.Copy(io.Discard, r.Body)
+		w.Header().Set("content-type", "text/event-stream; charset=utf-8")
+		_, _ = io.WriteString(w, first)
+		_ = http.NewResponseController(w).Flush()
+		<-r.Context().Done()
+	})}
+	done := make(chan struct{})
+	go func() { defer close(done); _ = server.Serve(l) }()
+	t.Cleanup(func() { server.Close(); <-done })
+	return l.Addr().String()
+}
+
+// away forwards requests to a peer while it is on.
+type away struct {
+	on   atomic.Bool
+	peer string
+}
+
+// Place implements frontend.Placer.
+func (a *away) Place(policies.Request) frontend.Target {
+	if a.on.Load() {
+		return frontend.Target{Replica: "quiet", Address: a.peer}
+	}
+	return frontend.Target{}
+}
+
+// TestBalance: a front that keeps a thousand streams whose work is at a peer
+// gets the share of new requests that it got before.
+func TestBalance(t *testing.T) {
+	const held, sent = 1000, 2000
+	planes(t, func(t *testing.T, envoy string) {
+		forward := &away{peer: quietPeer(t)}
+		peers := h2c()
+		t.Cleanup(peers.CloseIdleConnections)
+		r := newRig(t, setup{envoy: envoy, replicas: 3, front: func(id string, c *frontend.Config) {
+			if id == "r0" {
+				c.Placer, c.Peers = forward, peers
+			}
+		}})
+		both := stages([]policies.Tokens{1000}, ids(0, 1), ids(2))
+		r.plan(both...)
+		before := r.share(sent)
+
+		// All new streams go to r0, and its work to the peer.
+		r.plan(stages([]policies.Tokens{1000}, ids(0), ids(1, 2))...)
+		forward.on.Store(true)
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		client := &http.Client{Transport: h2c()}
+		defer client.CloseIdleConnections()
+		for range held {
+			req, err := http.NewRequestWithContext(ctx, http.MethodPost, r.URL()+"/v1/completions", bytes.NewReader(streamed(prompt(100, 1000))))
+			if err != nil {
+				t.Fatal(err)
+			}
+			resp, err := client.Do(req)
+			if err != nil || resp.StatusCode != http.StatusOK {
+				t.Fatalf("a stream does not begin: %v, %v", resp, err)
+			}
+			defer resp.Body.Close()
+		}
+		forward.on.Store(false)
+		keeps := func(id string) (n int) {
+			r.fronts[id].Each(func(*frontend.Stream) bool { n++; return true })
+			return n
+		}
+		if n := keeps("r0"); n != held {
+			t.Fatalf("r0 keeps %d streams, want %d", n, held)
+		}
+		if load := r.fronts["r0"].Status().Load; load.Running+load.Waiting != 0 {
+			t.Fatalf("r0 counts the work of others as its own: %+v", load)
+		}
+		r.plan(both...)
+		after := r.share(sent)
+		if change := math.Abs(after-before) / before; change > 0.05 {
+			t.Errorf("r0 had %.1f %% of the requests, and with %d streams it has %.1f %%: a change of %.1f %%", 100*before, held, 100*after, 100*change)
+		}
+		if n := keeps("r0"); n != held {
+			t.Errorf("r0 keeps %d streams now, want %d", n, held)
+		}
+		t.Logf("r0's share of %d requests is %.2f %% without, %.2f %% with %d streams; %d goroutines", sent, 100*before, 100*after, held, runtime.NumGoroutine())
+	})
+}
+
+// share sends n short requests to the first stage, a few at a time, and returns
+// how much of them r0 got.
+func (r *rig) share(n int) float64 {
+	r.t.Helper()
+	before := r.counts()
+	var left atomic.Int64
+	left.Store(int64(n))
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for left.Add(-1) >= 0 {
+				if err := r.short(); err != nil {
+					r.t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	who := r.since(before)
+	if who["r0"]+who["r1"] != int64(n) {
+		r.t.Errorf("%d requests went to %v", n, who)
+	}
+	return float64(who["r0"]) / float64(n)
+}

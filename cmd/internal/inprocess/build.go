@@ -1,0 +1,164 @@
+package inprocess
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/url"
+	"path/filepath"
+	"strconv"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/migratord"
+	"github.com/cascadeinfer/cascade/cmd/internal/policyhost"
+	"github.com/cascadeinfer/cascade/engine/emulator"
+	"github.com/cascadeinfer/cascade/engine/emulator/model"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/client"
+	"github.com/cascadeinfer/cascade/xds/control"
+	"github.com/cascadeinfer/cascade/xds/proxy"
+)
+
+// bindReplicas builds engines and migrators and writes their real addresses into
+// the fleet.
+func (f *Fleet) bindReplicas(bind func(*string) (net.Listener, error)) error {
+	var err error
+	if f.vocabulary, err = model.NewVocabulary(); err != nil {
+		return err
+	}
+	list := f.cfg.Fleet.Fleet.Replicas
+	for i := range list {
+		r := &list[i]
+		n := node{id: policies.ReplicaID(r.ID)}
+		if !f.cfg.External {
+			u, err := url.Parse(r.Engine)
+			if err != nil {
+				return fmt.Errorf("engine of %s: %w", r.ID, err)
+			}
+			if n.listen, err = bind(&u.Host); err != nil {
+				return fmt.Errorf("engine of %s: %w", r.ID, err)
+			}
+			r.Engine = u.String()
+			if n.engine, err = f.newEngine(*r); err != nil {
+				return fmt.Errorf("engine of %s: %w", r.ID, err)
+			}
+		}
+		clients, err := bind(&r.Address)
+		if err != nil {
+			return fmt.Errorf("front of %s: %w", r.ID, err)
+		}
+		peers, err := bind(&r.Peer)
+		if err != nil {
+			return fmt.Errorf("front of %s: %w", r.ID, err)
+		}
+		if n.migrator, err = f.newMigrator(*r, clients, peers); err != nil {
+			return err
+		}
+		f.nodes = append(f.nodes, n)
+	}
+	return nil
+}
+
+// blocks is the directory of an emulated engine's block table.
+func (f *Fleet) blocks(r config.Replica) string {
+	if f.cfg.External {
+		return r.Blocks
+	}
+	return filepath.Join(f.runtime, r.ID)
+}
+
+// newEngine builds the emulated engine of a replica.
+func (f *Fleet) newEngine(r config.Replica) (*emulator.Engine, error) {
+	c := f.cfg.Fleet.Engine(r, f.log.With("replica", r.ID))
+	c.Vocabulary = f.vocabulary
+	if f.cfg.Fleet.Migrates() {
+		c.Blocks = f.blocks(r)
+	}
+	var err error
+	if c.Device, err = f.cfg.GPUs.Device(f.cfg.Device, r.GPU); err != nil {
+		return nil, err
+	}
+	return emulator.New(c)
+}
+
+// newMigrator builds the migrator of a replica.
+func (f *Fleet) newMigrator(r config.Replica, clients, peers net.Listener) (*migratord.Daemon, error) {
+	c := migratord.Config{
+		Fleet: f.cfg.Fleet, Replica: r, Control: f.link, Clients: clients, Peers: peers, Listen: f.cfg.seams.listen,
+		Runtime: filepath.Join(f.runtime, "shm"), Blocks: f.blocks(r), GPUs: f.cfg.GPUs, Machine: f.cfg.Machine, Host: f.host, Drain: f.cfg.Drain, Tracer: f.cfg.Tracer,
+		Logger: f.log.With("replica", r.ID), Front: f.cfg.seams.front,
+	}
+	if f.cfg.seams.migrator != nil {
+		f.cfg.seams.migrator(&c)
+	}
+	return migratord.New(c)
+}
+
+// bindDoor finds the data plane's address. Envoy binds it itself, so that the
+// port is only looked for here.
+func (f *Fleet) bindDoor(bind func(*string) (net.Listener, error)) error {
+	if f.cfg.Envoy != "" {
+		return f.findDoor(bind)
+	}
+	l, err := bind(&f.cfg.Fleet.Proxy.Listen)
+	if err != nil {
+		return fmt.Errorf("proxy: %w", err)
+	}
+	f.door, f.address = l, l.Addr().String()
+	return nil
+}
+
+// findDoor finds an address that Envoy can bind. A free port that the kernel
+// chooses may be anybody's before Envoy has it, so it is looked for below those.
+func (f *Fleet) findDoor(bind func(*string) (net.Listener, error)) error {
+	const lowest, ports, tries = 20_000, 10_000, 50
+	host, port, err := net.SplitHostPort(f.cfg.Fleet.Proxy.Listen)
+	if err != nil {
+		return fmt.Errorf("proxy: %w", err)
+	}
+	for n := 0; ; n++ {
+		if port == "0" {
+			f.cfg.Fleet.Proxy.Listen = net.JoinHostPort(host, strconv.Itoa(lowest+rand.IntN(ports)))
+		}
+		l, err := bind(&f.cfg.Fleet.Proxy.Listen)
+		if err == nil {
+			f.address = l.Addr().String()
+			return l.Close()
+		}
+		if port != "0" || n == tries {
+			return fmt.Errorf("proxy: %w", err)
+		}
+	}
+}
+
+func (f *Fleet) bindControl(listener net.Listener, bind func(*string) (net.Listener, error)) error {
+	cc, err := f.cfg.Fleet.Control(f.log.With("part", "control"))
+	if err != nil {
+		return err
+	}
+	if f.cfg.seams.control != nil {
+		f.cfg.seams.control(&cc)
+	}
+	if f.plane, err = policyhost.JoinPlane(context.Background(), &f.cfg.Fleet, &cc, f.log.With("part", "control")); err != nil {
+		return err
+	}
+	cc.Records = policyhost.Records(f.Hosts()...) // this process is all hosts
+	cc.Listener = listener
+	if cc.AdminListener, err = bind(&f.cfg.Fleet.Fleet.Control.Admin); err != nil {
+		return fmt.Errorf("control: admin: %w", err)
+	}
+	if f.control, err = control.New(cc); err != nil {
+		return err
+	}
+	xds := f.control.Addr().String()
+	if f.cfg.Envoy != "" {
+		f.envoy = &envoyProcess{binary: f.cfg.Envoy, xds: xds, drain: f.cfg.Drain, log: f.log.With("part", "envoy")}
+		return nil
+	}
+	f.proxy, err = proxy.New(proxy.Config{
+		Client: client.Config{Target: xds, NodeID: "embedded"}, Listener: f.door,
+		DrainTimeout: f.cfg.Drain, Logger: f.log.With("part", "proxy"),
+	})
+	return err
+}

@@ -1,0 +1,357 @@
+package inprocess
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/migrator/executor"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// slowly is a rig of two replicas whose moves take about half a second for each
+// 2,000 tokens.
+func slowly(t *testing.T, envoy string) *rig {
+	return moving(t, envoy, config.MigrationLive, 2, func(f *config.Fleet) { f.Migration.LinkGbps = 1 })
+}
+
+// under waits until a move of something is under way, and reports false when all
+// has gone before anybody saw it move.
+func (r *rig) under(from string, what string, holds func(executor.Move) bool) (found executor.Move, seen bool) {
+	r.t.Helper()
+	r.wait(what, func() bool {
+		gone := len(r.fronts[from].Residents()) == 0 // before the look at the moves, so that none ends in between
+		for _, m := range r.daemons[from].Mover().Moves() {
+			if m.Role == "source" && m.State != "moved" && m.State != "failed" && holds(m) {
+				found, seen = m, true
+				return true
+			}
+		}
+		return gone
+	})
+	return found, seen
+}
+
+// other is the other one of two replicas.
+func other(id string) string { return map[string]string{"r0": "r1", "r1": "r0"}[id] }
+
+// alone has everything begin at one replica: the other one is drained.
+func (r *rig) alone(id string) {
+	r.t.Helper()
+	other := other(id)
+	r.order("drain", other)
+	r.wait(other+" is given nothing", func() bool {
+		before := r.counts()
+		for range 4 {
+			if got, err := r.send("/v1/completions", "", bytes.NewReader(prompt(100, 1))); err != nil || got.status != http.StatusOK {
+				r.t.Fatalf("%v, status %d", err, got.status)
+			}
+		}
+		return r.since(before)[other] == 0
+	})
+}
+
+// swap drains one replica in place of the other.
+func (r *rig) swap(from string) {
+	r.t.Helper()
+	r.order("undrain", other(from))
+	r.order("drain", from)
+}
+
+// untilMoved tries something with a stream of r0 of so many tokens, of twice as
+// many each time, until it has moved to r1 meanwhile: where the machine is busy,
+// short ones end before they do.
+func (r *rig) untilMoved(try func(output int)) {
+	r.t.Helper()
+	for output := 600; ; output *= 2 {
+		r.order("undrain", "r0")
+		r.alone("r0")
+		try(output)
+		if r.tally() > 0 {
+			return
+		}
+		if output > 20_000 {
+			r.t.Fatal("it does not move")
+		}
+	}
+}
+
+// leaves drains r0 in place of r1 and waits until what runs there begins to move,
+// or is over already.
+func (r *rig) leaves() {
+	r.t.Helper()
+	r.swap("r0")
+	r.wait("a move, or its end", func() bool {
+		return len(r.daemons["r0"].Mover().Moves()) > 0 || len(r.fronts["r0"].Residents()) == 0
+	})
+}
+
+// TestClientLeaves: clients disconnect while their requests move, at every state
+// of a move. Nothing is left of them.
+func TestClientLeaves(t *testing.T) {
+	idlePlanes(t, func(t *testing.T, envoy string) {
+		r := slowly(t, envoy)
+		states := make(map[string]int)
+		from := "r0"
+		for n := range 6 {
+			r.alone(from)
+			s := r.stream(prompt(8000+n, forever))
+			var m executor.Move
+			for seen := false; !seen; {
+				r.swap(from)
+				m, seen = r.under(from, "a move", func(m executor.Move) bool { return n%3 == 0 || m.Rounds >= n%3 || m.State == "adopted" })
+				from = other(from)
+			}
+			states[m.State]++
+			s.cancel()
+			s.wait(t)
+			r.quiet()
+		}
+		t.Logf("clients have left in the states %v", states)
+	})
+}
+
+// TestRequestEndsWhileMoving: requests end while they move, and are whole.
+func TestRequestEndsWhileMoving(t *testing.T) {
+	idlePlanes(t, func(t *testing.T, envoy string) {
+		// No move ends while a request of this output runs.
+		const output = 2000
+		r := moving(t, envoy, config.MigrationLive, 2, func(f *config.Fleet) { f.Migration.LinkGbps = .05 })
+		o := newOracle(t, r)
+		r.alone("r0")
+		var all []*live
+		for n := range 4 {
+			all = append(all, r.stream(prompt(20_000+n, output)))
+		}
+		r.swap("r0")
+		if _, seen := r.under("r0", "a move", func(m executor.Move) bool { return m.Rounds > 0 }); !seen {
+			t.Fatal("the requests are over, or elsewhere, before they move")
+		}
+		for _, s := range all {
+			s.wait(t)
+			want, err := o.text(s.body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !s.done || s.text.String() != want {
+				t.Errorf("done %v, error %q, %d events, text %.80q, want %.80q", s.done, s.failed, s.tokens, s.text.String(), want)
+			}
+		}
+		r.quiet()
+		over := 0
+		_, failed := r.moves()
+		for _, m := range failed {
+			if m.Why == "request over" {
+				over++
+			}
+		}
+		if r.tally(); over == 0 {
+			t.Error("no request ended while it moved")
+		}
+	})
+}
+
+// TestSlowReader: a client reads one event, waits, reads the next, while its
+// request moves to and fro. It gets all of it.
+func TestSlowReader(t *testing.T) {
+	idlePlanes(t, func(t *testing.T, envoy string) {
+		r := moving(t, envoy, config.MigrationLive, 2)
+		load := newTraffic(r, 2, 20, 200)
+		r.alone("r0")
+		body := prompt(400, 600)
+		want, err := load.oracle.text(body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := r.open(context.Background(), "/v1/completions", "", bytes.NewReader(streamed(body)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		var e events
+		n, from := 0, "r0"
+		err = e.read(slow{resp.Body}, func() {
+			if n++; n%100 == 50 {
+				r.swap(from)
+				r.wait("it moves", func() bool { return len(r.fronts[from].Residents()) == 0 })
+				from = other(from)
+			}
+		})
+		load.stop()
+		load.report()
+		if err != nil || !e.done || e.failed != "" || e.text.String() != want {
+			t.Errorf("%v, done %v, error %q, text %.80q, want %.80q", err, e.done, e.failed, e.text.String(), want)
+		}
+		r.tally()
+	})
+}
+
+// slow reads a little at a time.
+type slow struct{ io.Reader }
+
+func (s slow) Read(b []byte) (int, error) {
+	time.Sleep(tick)
+	return s.Reader.Read(b[:min(len(b), 200)])
+}
+
+// TestSecondRequest: a client sends a second request on its connection while the
+// first one moves.
+func TestSecondRequest(t *testing.T) {
+	second := func() []byte { return prompt(200, 20) }
+	check := func(t *testing.T, o *oracle, what string, body []byte, text string) {
+		t.Helper()
+		want, err := o.text(body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if text != want {
+			t.Errorf("%s: %.80q, want %.80q", what, text, want)
+		}
+	}
+	t.Run("HTTP/1.1", func(t *testing.T) {
+		idlePlanes(t, func(t *testing.T, envoy string) {
+			r := slowly(t, envoy)
+			o := newOracle(t, r)
+			c, err := net.Dial("tcp", r.address)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			send := func(body []byte) {
+				if _, err := fmt.Fprintf(c, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body); err != nil {
+					t.Error(err)
+				}
+			}
+			in := bufio.NewReader(c)
+			answer := func(each func()) string {
+				resp, err := http.ReadResponse(in, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				var e events
+				if err := e.read(resp.Body, each); err != nil || !e.done {
+					t.Fatalf("%v, done %v, %s", err, e.done, e.failed)
+				}
+				return e.text.String()
+			}
+			r.untilMoved(func(output int) {
+				first := prompt(8000, output)
+				send(streamed(first))
+				sent := false
+				text := answer(func() {
+					if !sent {
+						sent = true
+						r.leaves()
+						send(streamed(second()))
+					}
+				})
+				check(t, o, "the first", first, text)
+				check(t, o, "the second", second(), answer(nil))
+			})
+		})
+	})
+	t.Run("h2", func(t *testing.T) {
+		idlePlanes(t, func(t *testing.T, envoy string) {
+			r := slowly(t, envoy)
+			o := newOracle(t, r)
+			transport := h2c()
+			defer transport.CloseIdleConnections()
+			client := &http.Client{Transport: transport}
+			ask := func(body []byte, each func()) string {
+				resp, err := client.Post(r.URL()+"/v1/completions", "application/json", bytes.NewReader(streamed(body)))
+				if err != nil {
+					t.Error(err)
+					return ""
+				}
+				defer resp.Body.Close()
+				var e events
+				if err := e.read(resp.Body, each); err != nil || !e.done || resp.ProtoMajor != 2 {
+					t.Errorf("%v, %s, done %v, %s", err, resp.Proto, e.done, e.failed)
+				}
+				return e.text.String()
+			}
+			r.untilMoved(func(output int) {
+				first := prompt(8000, output)
+				sent := false
+				text := ask(first, func() {
+					if !sent {
+						sent = true
+						r.leaves()
+						check(t, o, "the second", second(), ask(second(), nil))
+					}
+				})
+				check(t, o, "the first", first, text)
+			})
+		})
+	})
+}
+
+// TestBoundaryHalved: the end of a stage comes down on many requests at once.
+// They move a few at a time, none fails, and neither those that move nor those
+// that stay wait much longer for their tokens than before.
+func TestBoundaryHalved(t *testing.T) {
+	const (
+		slots  = 2
+		window = 200 // events of each stream, at least, over which time per token is measured
+		slower = 2   // how much longer it may take at p99: a move stops a request for a few tokens
+	)
+	// Not beside others: its streams take half a core until they have moved.
+	planes(t, func(t *testing.T, envoy string) {
+		r := moving(t, envoy, config.MigrationLive, 4, func(f *config.Fleet) { f.Migration.Slots, f.Speed = slots, 2 })
+		r.plan(stages([]policies.Tokens{1600}, ids(0, 1), ids(2, 3))...)
+		r.teach()
+		load := newTraffic(r, 6, 60, 200, 2000)
+		var streams []*live
+		for n := range 16 {
+			streams = append(streams, r.stream(prompt(4000+n, forever)))
+		}
+		var short []*live // that stay
+		for n := range 4 {
+			short = append(short, r.stream(prompt(100+n, forever)))
+		}
+		all := slices.Concat(streams, short)
+		load.after(6)
+		most := 0
+		before := r.tally()
+		first := r.moment()
+		r.far(all, window)
+		second := r.moment()
+		r.write(policies.Plan{Model: llm, Stages: stages([]policies.Tokens{800}, ids(0, 1), ids(2, 3))})
+		r.wait("all have moved", func() bool {
+			for _, d := range r.daemons {
+				s := d.Market().Status()
+				if most = max(most, s.Exporting, s.Importing); s.Exporting > slots || s.Importing > slots {
+					t.Fatalf("%d transfers from and %d to a replica at once, with %d slots", s.Exporting, s.Importing, slots)
+				}
+			}
+			at := r.held("r0")
+			for id, n := range r.held("r1") {
+				at[id] += n
+			}
+			return at["r2"]+at["r3"] >= len(streams)
+		})
+		r.far(all, window)
+		still, halved := perToken(first, second), perToken(second, r.moment())
+		load.after(6)
+		load.stop()
+		load.report()
+		load.faithful(all)
+		t.Logf("%d moves, %d at once from or to one replica", r.tally()-before, most)
+		if len(still) < len(all) || len(halved) < len(all) {
+			t.Fatalf("%d and %d streams were measured, want %d", len(still), len(halved), len(all))
+		}
+		a, b := still[len(still)*99/100], halved[len(halved)*99/100]
+		t.Logf("iterations per token: p50 %.3f and p99 %.3f before, %.3f and %.3f while the boundary was halved", still[len(still)/2], a, halved[len(halved)/2], b)
+		if b > slower*a {
+			t.Errorf("a token takes %.2f iterations at p99 while requests move, %.2f before", b, a)
+		}
+	})
+}

@@ -1,0 +1,149 @@
+package inprocess
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/gpuset"
+	"github.com/cascadeinfer/cascade/migrator/device"
+	"github.com/cascadeinfer/cascade/migrator/device/fake"
+	"github.com/cascadeinfer/cascade/migrator/frontend"
+	"github.com/cascadeinfer/cascade/xds/control"
+)
+
+// onFake are the GPUs of a driver that has none, and how many handles of it live.
+func onFake(t *testing.T) (*gpuset.GPUs, func() int) {
+	t.Helper()
+	library := fake.CUDA(t)
+	g := gpuset.New(gpuset.Config{CUDA: library})
+	if _, err := g.GPU(0); errors.Is(err, device.ErrNoCgo) {
+		t.Skip(err)
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	return g, func() int { return fake.Open(t, library).Live("") }
+}
+
+// runs begins streams until one of them runs on an engine.
+func (r *rig) runs(id string) (streams []*live) {
+	r.t.Helper()
+	for n := 0; ; n++ {
+		if slices.ContainsFunc(r.fronts[id].Residents(), func(q frontend.Resident) bool { return q.Request.MaxOutput == forever }) {
+			return streams
+		}
+		streams = append(streams, r.stream(prompt(120+n, forever)))
+	}
+}
+
+// TestDeviceSick has a GPU that is not to be trusted any more: no KV comes to its replica,
+// the control plane hears why, and what runs there goes on. It runs alone: handles are
+// counted.
+func TestDeviceSick(t *testing.T) {
+	_, live := onFake(t)
+	before := live()
+	library := fake.NVML(t)
+	g := gpuset.New(gpuset.Config{CUDA: fake.CUDA(t), NVML: library})
+	t.Run("fleet", func(t *testing.T) {
+		one := 1
+		r := mobile(t, setup{replicas: 3, gpus: g, edit: func(f *config.Fleet) {
+			f.Migration, f.Speed = config.Migration{Mode: config.MigrationLive}, 4
+			f.Replicas[2].GPU = &one
+		}})
+		load := newTraffic(r, 6, 100, 300, 600)
+		load.after(6)
+		nvml := fake.Open(t, library)
+		r.wait("the GPUs are watched", func() bool { return nvml.Live("event sets") == 1 })
+		nvml.Tell("fake_xid", 1079)
+		r.until("r2 says why it takes no KV", func(s control.Status) bool {
+			for _, m := range s.Models {
+				for _, st := range m.Stages {
+					for _, n := range st.Replicas {
+						if n.ID == "r2" && len(n.Transports) > 0 {
+							for _, tr := range n.Transports {
+								if tr.Peer == "" && tr.Name != "shm" && !strings.Contains(tr.Why, "gpu 1 is down: Xid 79: it has fallen off the bus") {
+									return false
+								}
+							}
+							return true
+						}
+					}
+				}
+			}
+			return false
+		})
+		started := time.Now()
+		// Where the machine is busy, the load's answers end before they move.
+		streams := r.runs("r0")
+		for _, id := range []string{"r0", "r1"} { // each has the other and r2 to sell to
+			r.empty(id)
+			r.refill(id)
+		}
+		load.after(6)
+		load.stop()
+		load.report()
+		r.grows(streams)
+		load.faithful(streams)
+		done, _ := r.moves()
+		for _, m := range done {
+			if m.To == "r2" && m.Began.After(started) {
+				t.Errorf("a request moves to a replica whose GPU is sick: %+v", m)
+			}
+		}
+		if len(done) == 0 {
+			t.Error("nothing has moved")
+		}
+		r.tally()
+	})
+	if err := g.Close(); err != nil {
+		t.Error(err)
+	}
+	if n := live(); n != before {
+		t.Errorf("%d handles of the driver are alive, %d were", n, before)
+	}
+}
+
+// TestDevice moves requests between engines that keep their KV in the memory of a GPU,
+// kills an engine and a front amid that, and leaves nothing on the GPU.
+func TestDevice(t *testing.T) {
+	t.Parallel()
+	g, live := onFake(t)
+	before := live()
+	t.Run("fleet", func(t *testing.T) {
+		r := mobile(t, setup{replicas: 3, gpus: g, edit: func(f *config.Fleet) {
+			f.Migration, f.Speed = config.Migration{Mode: config.MigrationLive}, 4
+		}})
+		load := newTraffic(r, 6, 100, 300, 600)
+		load.after(6)
+		streams := r.runs("r0")
+		for _, id := range []string{"r0", "r1", "r2"} {
+			r.empty(id)
+			r.refill(id)
+		}
+		r.grows(streams)
+		load.faithful(streams)
+		done, failed := r.moves()
+		by := map[string]int{}
+		for _, m := range done {
+			by[m.Way+" "+m.Transport]++
+		}
+		if by["live cuda"] == 0 || by["live shm"] > 0 || by["live tcp"] > 0 {
+			t.Errorf("moved: %v, failed: %v", by, failed)
+		}
+		r.killEngine("r1")
+		r.startEngine("r1")
+		load.after(6)
+		load.stop()
+		load.report()
+		r.tally()
+	})
+	if err := g.Close(); err != nil {
+		t.Error(err)
+	}
+	if n := live(); n != before {
+		t.Errorf("%d handles of the driver are alive, %d were", n, before)
+	}
+}

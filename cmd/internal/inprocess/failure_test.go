@@ -1,0 +1,217 @@
+package inprocess
+
+import (
+	"bytes"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/control"
+)
+
+// TestLastReplica: the only replica of a stage dies, front and engine, while
+// no control plane is there to see it. The next longer stage serves.
+func TestLastReplica(t *testing.T) {
+	idlePlanes(t, func(t *testing.T, envoy string) {
+		r := newRig(t, setup{envoy: envoy, replicas: 4})
+		p := r.plan(stages([]policies.Tokens{100, 1000}, ids(0), ids(1), ids(2, 3))...)
+		before := r.counts()
+		if err := r.short(); err != nil {
+			t.Fatal(err)
+		}
+		if who := r.since(before); who["r0"] != 1 {
+			t.Fatalf("before: a short request went to %v", who)
+		}
+		r.stopControl()
+		r.killFront("r0")
+		r.killEngine("r0")
+		before = r.counts()
+		const n = 200
+		for i := range n {
+			// A proxy that has not looked at its connection yet sends the first
+			// request to the dead; that one is cut with its replica.
+			if err := r.short(); err != nil && (i > 0 || !strings.Contains(err.Error(), "reset") && !strings.Contains(err.Error(), "without an answer")) {
+				t.Errorf("request %d after: %v", i, err)
+			}
+		}
+		if who := r.since(before); who["r1"] < n-1 || len(who) != 1 {
+			t.Errorf("%d short requests went to %v, want all at r1, of the next longer stage", n, who)
+		}
+		t.Logf("%d requests without their stage and without a control plane", n)
+
+		// It returns, still without a control plane.
+		r.startEngine("r0")
+		r.startFront("r0")
+		r.wait("r0 serves again", func() bool {
+			before := r.counts()
+			if err := r.short(); err != nil {
+				t.Fatal(err)
+			}
+			return r.since(before)["r0"] == 1
+		})
+		// However long the control plane was away, its fronts are soon back, and
+		// the plan is the same.
+		r.startControl()
+		r.until("every replica is heard, under the same plan", func(s control.Status) bool {
+			if s.Epoch > p.Epoch {
+				t.Fatal("the fleet was planned anew:", brief(s))
+			}
+			return inUse(s, p.Epoch) && heard(s)
+		})
+	})
+}
+
+// short makes one short request.
+func (r *rig) short() error {
+	got, err := r.send("/v1/completions", "", bytes.NewReader(prompt(100, 1)))
+	if err == nil && (got.status != http.StatusOK || got.stage != "s0") {
+		err = fmt.Errorf("status %d, stage %q: %.300s", got.status, got.stage, got.body)
+	}
+	return err
+}
+
+// brood begins long streams until two replicas of the first stage have some,
+// and tells them apart by who has them.
+func (r *rig) brood(n int) map[string][]*live {
+	r.t.Helper()
+	out := make(map[string][]*live)
+	for len(out["r0"]) < n || len(out["r1"]) < n {
+		before := r.counts()
+		s := r.stream(prompt(120, 100_000))
+		for id := range r.since(before) {
+			out[id] = append(out[id], s)
+		}
+	}
+	return out
+}
+
+// TestEngineKilled: an engine dies in the middle of its streams.
+func TestEngineKilled(t *testing.T) {
+	planes(t, func(t *testing.T, envoy string) {
+		r := newRig(t, setup{envoy: envoy, replicas: 3})
+		r.plan(stages([]policies.Tokens{1000}, ids(0, 1), ids(2))...)
+		streams := r.brood(2)
+		load := newTraffic(r, 4, 3, 100, 2000, 10_000)
+		load.after(20)
+		load.dies(func() { r.killEngine("r0") }, func(err error) bool { return strings.Contains(err.Error(), "answer was cut") })
+		for _, s := range streams["r0"] {
+			s.wait(t)
+			if s.done || !strings.Contains(s.failed, "engine") || s.err != nil {
+				t.Errorf("a stream of the dead engine: done %v, error event %q, %v", s.done, s.failed, s.err)
+			}
+		}
+		// It is out of rotation as soon as its front knows, but for requests that
+		// are on their way to it, which it refuses and others then serve.
+		r.wait("the front knows", func() bool { return !r.fronts["r0"].Status().EngineReady })
+		load.anew()
+		before := r.counts()
+		load.after(100)
+		if who := r.since(before); who["r0"] > 0 || who["r1"] == 0 {
+			t.Errorf("the next requests went to %v, want none at r0", who)
+		}
+		r.until("r0 is told of as unhealthy", func(s control.Status) bool { return health(s, "r0") == "unhealthy" })
+		r.startEngine("r0")
+		r.wait("r0 serves again", func() bool { return r.placed["r0"].Load() > before["r0"] })
+		r.until("r0 is told of as healthy", func(s control.Status) bool { return health(s, "r0") == "healthy" })
+		load.after(50)
+		load.stop()
+		load.report()
+		r.goOn(streams["r1"])
+	})
+}
+
+// TestFrontKilled: a front dies in the middle of its streams.
+func TestFrontKilled(t *testing.T) {
+	planes(t, func(t *testing.T, envoy string) {
+		r := newRig(t, setup{envoy: envoy, replicas: 3})
+		r.plan(stages([]policies.Tokens{1000}, ids(0, 1), ids(2))...)
+		streams := r.brood(2)
+		load := newTraffic(r, 4, 3, 100, 2000, 10_000)
+		load.after(20)
+		load.dies(func() { r.killFront("r0") }, func(error) bool { return true })
+		before := r.counts()
+		for _, s := range streams["r0"] {
+			s.wait(t)
+			if s.done {
+				t.Error("a stream of the dead front ended as if it were whole")
+			}
+		}
+		load.after(100)
+		if who := r.since(before); who["r1"] == 0 {
+			t.Errorf("the next requests went to %v", who)
+		}
+		r.startFront("r0")
+		r.wait("r0 serves again", func() bool { return r.placed["r0"].Load() > before["r0"] })
+		r.until("r0 is told of as healthy", func(s control.Status) bool { return health(s, "r0") == "healthy" })
+		load.after(50)
+		load.stop()
+		load.report()
+		r.goOn(streams["r1"])
+	})
+}
+
+// health is what a status says of a replica.
+func health(s control.Status, id policies.ReplicaID) string {
+	for _, m := range s.Models {
+		for _, st := range m.Stages {
+			for _, n := range st.Replicas {
+				if n.ID == id {
+					return n.Health
+				}
+			}
+		}
+	}
+	return ""
+}
+
+// goOn checks that streams still grow, and ends them.
+func (r *rig) goOn(streams []*live) {
+	r.t.Helper()
+	for _, s := range streams {
+		now := s.count.Load()
+		r.wait("a stream that goes on", func() bool { return s.count.Load() > now })
+	}
+	for _, s := range streams {
+		s.cancel()
+		s.wait(r.t)
+		if s.failed != "" {
+			r.t.Errorf("a stream that nothing happened to has the error %s", s.failed)
+		}
+	}
+}
+
+// TestControlRestart: the control plane stops and starts again on what it has
+// stored. Requests go on, and so does the plan.
+func TestControlRestart(t *testing.T) {
+	idlePlanes(t, func(t *testing.T, envoy string) {
+		dir := t.TempDir()
+		r := newRig(t, setup{envoy: envoy, replicas: 3, edit: func(f *config.Fleet) { f.State = dir }})
+		p := r.plan(stages([]policies.Tokens{1000}, ids(0, 1), ids(2))...)
+		streams := r.brood(1)
+		load := newTraffic(r, 4, 3, 100, 2000, 10_000)
+		load.expect(p)
+		load.after(20)
+		for range 2 {
+			r.stopControl()
+			load.after(50)
+			r.startControl()
+			s := r.until("the data plane is back", func(s control.Status) bool { return inUse(s, p.Epoch) })
+			if m := s.Models[0]; m.Epoch != p.Epoch || len(m.Stages) != 2 || m.Stages[1].Low != 1000 || len(m.Stages[0].Replicas) != 2 {
+				t.Errorf("after the restart:\n%s", brief(s))
+			}
+			load.after(50)
+		}
+		// It plans again.
+		p = policies.Plan{Model: llm, Stages: stages([]policies.Tokens{500}, ids(0), ids(1, 2))}
+		r.plan(p.Stages...)
+		load.after(20)
+		load.stop()
+		load.report()
+		for _, s := range streams {
+			r.goOn(s)
+		}
+	})
+}

@@ -1,0 +1,398 @@
+package inprocess
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/loopback"
+	"github.com/cascadeinfer/cascade/cmd/internal/gpuset"
+	"github.com/cascadeinfer/cascade/cmd/internal/migratord"
+	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
+	"github.com/cascadeinfer/cascade/migrator/frontend"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/control"
+	"github.com/cascadeinfer/cascade/xds/envoytest"
+	"github.com/cascadeinfer/cascade/xds/store"
+)
+
+// patience bounds every wait for something that must happen soon.
+const patience = 4 * time.Minute
+
+// tick is how often a condition that has no event is looked at.
+const tick = 2 * time.Millisecond
+
+// planes runs a test on both data planes.
+func planes(t *testing.T, test func(t *testing.T, envoy string)) {
+	t.Run("proxy", func(t *testing.T) { test(t, "") })
+	t.Run("envoy", func(t *testing.T) { test(t, envoytest.Binary(t)) })
+}
+
+// idlePlanes is planes for a test that waits more than it works: it runs
+// beside others of its kind.
+func idlePlanes(t *testing.T, test func(t *testing.T, envoy string)) {
+	t.Parallel()
+	planes(t, func(t *testing.T, envoy string) { t.Parallel(); test(t, envoy) })
+}
+
+// rig is a fleet that runs, and the handles by which a test holds it.
+type rig struct {
+	*Fleet
+	t       *testing.T
+	parts   *parts
+	sockets *sockets
+	store   store.Store
+	client  *http.Client
+	placed  map[string]*atomic.Int64        // requests that clients gave each front
+	server  atomic.Pointer[control.Control] // the running control plane
+	fronts  map[string]*frontend.Front      // the running fronts
+	daemons map[string]*migratord.Daemon    // and the migrators that they are of
+	object  store.Object                    // last stored
+	version store.Version
+}
+
+// setup says what a rig is made of.
+type setup struct {
+	envoy    string // "" is the embedded proxy
+	replicas int
+	edit     func(*config.Fleet)                 // before it is checked
+	front    func(id string, c *frontend.Config) // before a front is made
+	migrator func(*migratord.Config)             // before a migrator is
+	control  func(*control.Config)               // before the control plane is made
+	gpus     *gpuset.GPUs                        // on which the engines keep their KV; nil: in shared memory
+}
+
+// llm is the name of the first model of a rig; its context is 131072.
+const llm = "m"
+
+// newRig runs a fleet until the test ends. It plans nothing by itself: the
+// planning period is an hour.
+func newRig(t *testing.T, s setup) *rig {
+	t.Helper()
+	f := config.Fleet{
+		Speed:   10,
+		Models:  []config.Model{{Name: llm, Context: 131072, Profile: "testdata/steady.json"}},
+		Control: config.Control{Listen: address(t), Admin: address(t)},
+		Proxy:   config.Proxy{Listen: address(t)},
+		Planner: config.Planner{Period: time.Hour},
+		// What these tests count must stay where it was sent.
+		Migration: config.Migration{Mode: config.MigrationOff},
+	}
+	for i := range s.replicas {
+		f.Replicas = append(f.Replicas, config.Replica{ID: fmt.Sprintf("r%d", i), Model: llm, Address: address(t), Peer: address(t), Engine: "http://" + address(t)})
+	}
+	if s.edit != nil {
+		s.edit(&f)
+	}
+	if errs := f.Validate(); len(errs) > 0 {
+		t.Fatal(errs[0])
+	}
+	file, err := wiring.Resolve(f, ".")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &rig{
+		t: t, parts: &parts{by: make(map[string]*part)}, sockets: &sockets{by: make(map[string]*socket)},
+		placed: make(map[string]*atomic.Int64), fronts: make(map[string]*frontend.Front), daemons: make(map[string]*migratord.Daemon),
+	}
+	for _, n := range f.Replicas {
+		r.placed[n.ID] = new(atomic.Int64)
+	}
+	cfg := Config{Fleet: file, Envoy: s.envoy, Drain: time.Second, GPUs: s.gpus, Logger: logger(t)}
+	if s.gpus != nil {
+		cfg.Device = gpuset.CUDA
+	}
+	cfg.seams = seams{listen: r.sockets.listen, part: r.parts.run, migrator: s.migrator, front: func(c *frontend.Config) {
+		if s.front != nil {
+			s.front(string(c.Replica), c)
+		}
+		c.Placer = counting{r.placed[string(c.Replica)], c.Placer}
+	}}
+	if f.State == "" {
+		r.store = new(store.Memory)
+	}
+	cfg.seams.control = func(c *control.Config) {
+		if f.State == "" {
+			c.Store = r.store
+		}
+		if s.control != nil {
+			s.control(c)
+		}
+	}
+	if r.Fleet, err = New(cfg); err != nil {
+		t.Fatal(err)
+	}
+	if f.State != "" {
+		cc, err := r.cfg.Fleet.Control(cfg.Logger)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.store = cc.Store
+	}
+	r.server.Store(r.control)
+	for _, n := range r.nodes {
+		r.fronts[string(n.id)], r.daemons[string(n.id)] = n.migrator.Front(), n.migrator
+	}
+	r.run()
+	return r
+}
+
+// spare are the addresses of rigs that have ended.
+var spare = make(chan string, 1000)
+
+// address is one that is nobody else's until the test ends: a part that is killed
+// finds it free when it is started again.
+func address(t *testing.T) (a string) {
+	select {
+	case a = <-spare:
+	default:
+		a = loopback.Addresses(t, 1)[0]
+	}
+	t.Cleanup(func() {
+		select {
+		case spare <- a:
+		default:
+		}
+	})
+	return a
+}
+
+// run runs the fleet and waits until it answers.
+func (r *rig) run() {
+	t := r.t
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- r.Run(ctx) }()
+	r.client = newClient()
+	t.Cleanup(func() {
+		r.client.CloseIdleConnections()
+		cancel()
+		select {
+		case err := <-done:
+			if err != nil {
+				t.Error("Run:", err)
+			}
+		case <-time.After(2 * patience):
+			t.Error("the fleet does not stop")
+		}
+	})
+	ready, stop := context.WithTimeout(ctx, patience)
+	defer stop()
+	if err := r.Ready(ready); err != nil {
+		t.Fatal("not ready:", err)
+	}
+	r.until("every replica is heard", heard)
+	if r.cfg.Fleet.Migrates() && r.cfg.Fleet.Migration.Mode == config.MigrationLive {
+		// Until then requests move by re-prompting.
+		r.wait("every engine shows its block table", func() bool {
+			for _, d := range r.daemons {
+				if !d.Live() {
+					return false
+				}
+			}
+			return true
+		})
+	}
+}
+
+// heard says that every replica has reported, and well.
+func heard(s control.Status) bool {
+	for _, m := range s.Models {
+		for _, st := range m.Stages {
+			for _, n := range st.Replicas {
+				if n.ReportAge == nil || !n.Connected || n.Health != "healthy" {
+					return false
+				}
+			}
+		}
+	}
+	return true
+}
+
+// newClient is an HTTP client with connections of its own.
+func newClient() *http.Client {
+	return &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256, DisableCompression: true}}
+}
+
+// logger writes to the test's log where it is verbose.
+func logger(t *testing.T) *slog.Logger {
+	if !testing.Verbose() {
+		return nil
+	}
+	return slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
+}
+
+// counting counts the requests of a front's own clients.
+type counting struct {
+	n    *atomic.Int64
+	next frontend.Placer
+}
+
+// Place implements frontend.Placer.
+func (c counting) Place(q policies.Request) frontend.Target {
+	c.n.Add(1)
+	if c.next == nil {
+		return frontend.Target{}
+	}
+	return c.next.Place(q)
+}
+
+// until waits for the control plane to be in a state.
+func (r *rig) until(what string, holds func(control.Status) bool) control.Status {
+	r.t.Helper()
+	var s control.Status
+	r.wait(what, func() bool { s = r.server.Load().Status(); return holds(s) })
+	return s
+}
+
+// wait waits for a condition.
+func (r *rig) wait(what string, holds func() bool) {
+	r.t.Helper()
+	deadline := time.NewTimer(patience)
+	defer deadline.Stop()
+	look := time.NewTicker(tick)
+	defer look.Stop()
+	for !holds() {
+		select {
+		case <-look.C:
+		case <-deadline.C:
+			r.t.Fatalf("never: %s\n%s", what, brief(r.server.Load().Status()))
+		}
+	}
+}
+
+// brief is a status in a few lines.
+func brief(s control.Status) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "epoch %d, shown %d, phase %s, %s\n", s.Epoch, s.Shown, s.Phase, s.Error)
+	for _, m := range s.Models {
+		fmt.Fprintf(&b, "%s: epoch %d, %s, %s\n", m.Name, m.Epoch, m.Reason, m.Planner)
+		for _, st := range m.Stages {
+			fmt.Fprintf(&b, "  from %d:", st.Low)
+			for _, n := range st.Replicas {
+				fmt.Fprintf(&b, " %s (%s, weight %d, %d running)", n.ID, n.Health, n.Weight, n.Running)
+			}
+			b.WriteByte('\n')
+		}
+	}
+	for _, n := range s.Nodes {
+		fmt.Fprintf(&b, "%s: epoch %d, connected %v, current %v, fenced %v, %d NACKs %s\n", n.ID, n.Epoch, n.Connected, n.Current, n.Fenced, n.NACKs, n.LastError)
+	}
+	return b.String()
+}
+
+// plan stores a plan of the first model and waits until the data plane routes
+// by it and nothing of the one before is left.
+func (r *rig) plan(stages ...policies.Stage) policies.Plan {
+	r.t.Helper()
+	p := r.write(policies.Plan{Model: llm, Stages: stages})
+	r.until(fmt.Sprintf("epoch %d in use", p.Epoch), func(s control.Status) bool { return inUse(s, p.Epoch) })
+	return p
+}
+
+// inUse says that a plan's routes are acknowledged and its roll-out is over.
+func inUse(s control.Status, epoch policies.Epoch) bool {
+	if s.Shown != epoch || s.Phase != "idle" {
+		return false
+	}
+	for _, n := range s.Nodes {
+		if n.Connected && n.Epoch == epoch && n.Current {
+			return true
+		}
+	}
+	return false
+}
+
+// write stores a plan under the next epoch, beside the other models' plans.
+func (r *rig) write(p policies.Plan) policies.Plan {
+	r.t.Helper()
+	for {
+		o := r.object
+		o.Epoch++
+		p.Epoch = o.Epoch
+		o.Plans = slices.DeleteFunc(slices.Clone(o.Plans), func(q policies.Plan) bool { return q.Model == p.Model })
+		o.Plans = append(o.Plans, p)
+		version, err := r.store.CompareAndSwap(r.t.Context(), r.version, o)
+		if err == nil {
+			r.object, r.version = o, version
+			return p
+		}
+		if !errors.Is(err, store.ErrConflict) {
+			r.t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(r.t.Context())
+		updates := r.store.Watch(ctx)
+		u := <-updates
+		cancel()
+		for range updates {
+		}
+		if u.Err != nil {
+			r.t.Fatal(u.Err)
+		}
+		r.object, r.version = u.Object, u.Version
+	}
+}
+
+// stages divides lengths at the cuts, and gives stage i the replicas of
+// members[i].
+func stages(cuts []policies.Tokens, members ...[]policies.ReplicaID) []policies.Stage {
+	var out []policies.Stage
+	low := policies.Tokens(0)
+	for i, m := range members {
+		high := policies.Unbounded
+		if i < len(cuts) {
+			high = cuts[i]
+		}
+		out = append(out, policies.Stage{Low: low, High: high, Replicas: m})
+		low = high
+	}
+	return out
+}
+
+// ids lists replica ids.
+func ids(n ...int) (out []policies.ReplicaID) {
+	for _, i := range n {
+		out = append(out, policies.ReplicaID("r"+strconv.Itoa(i)))
+	}
+	return out
+}
+
+// replica is a replica of the fleet file, with its real addresses.
+func (r *rig) replica(id string) config.Replica {
+	r.t.Helper()
+	n, err := r.cfg.Fleet.Replica(id)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return n
+}
+
+// counts is how many requests each front has got from clients so far.
+func (r *rig) counts() map[string]int64 {
+	out := make(map[string]int64, len(r.placed))
+	for id, n := range r.placed {
+		out[id] = n.Load()
+	}
+	return out
+}
+
+// since lists who got requests after before was taken.
+func (r *rig) since(before map[string]int64) map[string]int64 {
+	out := r.counts()
+	maps.DeleteFunc(out, func(id string, n int64) bool { return n == before[id] })
+	for id := range out {
+		out[id] -= before[id]
+	}
+	return out
+}

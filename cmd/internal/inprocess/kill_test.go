@@ -1,0 +1,102 @@
+package inprocess
+
+import (
+	"context"
+	"net/url"
+
+	"github.com/cascadeinfer/cascade/xds/control"
+)
+
+// killEngine ends an engine as a crash would: without a word.
+func (r *rig) killEngine(id string) {
+	r.t.Helper()
+	u, err := url.Parse(r.replica(id).Engine)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.parts.halt(r.t, "engine "+id, func() { r.sockets.cut(u.Host) })
+}
+
+// hangEngine makes an engine answer nothing any more, until the returned
+// function is called.
+func (r *rig) hangEngine(id string) (resume func()) {
+	r.t.Helper()
+	u, err := url.Parse(r.replica(id).Engine)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	resume = r.sockets.hang(u.Host)
+	r.t.Cleanup(resume)
+	return resume
+}
+
+// startEngine runs a new engine where the killed one was.
+func (r *rig) startEngine(id string) {
+	r.t.Helper()
+	n := r.replica(id)
+	u, err := url.Parse(n.Engine)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	engine, err := r.newEngine(n)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	l, err := r.sockets.listen("tcp", u.Host)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.parts.revive(r.t, "engine "+id, func(ctx context.Context) error { return runEngine(ctx, engine, l) })
+}
+
+// killFront ends a front as a crash would: without a word.
+func (r *rig) killFront(id string) {
+	r.t.Helper()
+	n := r.replica(id)
+	r.parts.halt(r.t, "front "+id, func() { r.sockets.cut(n.Address, n.Peer) })
+}
+
+// startFront runs a new front where the killed one was.
+func (r *rig) startFront(id string) {
+	r.t.Helper()
+	n := r.replica(id)
+	clients, err := r.sockets.listen("tcp", n.Address)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	peers, err := r.sockets.listen("tcp", n.Peer)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	migrator, err := r.newMigrator(n, clients, peers)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.fronts[id], r.daemons[id] = migrator.Front(), migrator
+	r.parts.revive(r.t, "front "+id, migrator.Run)
+}
+
+// stopControl stops the control plane.
+func (r *rig) stopControl() {
+	r.t.Helper()
+	r.parts.halt(r.t, "control", nil)
+}
+
+// startControl runs a new control plane at the same addresses, on what the
+// former one left in the state directory.
+func (r *rig) startControl() {
+	r.t.Helper()
+	c, err := r.cfg.Fleet.Control(r.log)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	if c.Store == nil {
+		c.Store = r.store
+	}
+	server, err := control.New(c)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.server.Store(server)
+	r.parts.revive(r.t, "control", server.Run)
+}

@@ -1,0 +1,109 @@
+package inprocess
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/adoption"
+	"github.com/cascadeinfer/cascade/xds/control"
+)
+
+// halves is a planner that wants two stages of equal size, whatever happens.
+type halves struct{ cut policies.Tokens }
+
+func (h halves) Partition(w policies.Workload) (policies.Partition, error) {
+	return h.Price(w, []policies.Tokens{h.cut}, []int{w.Replicas / 2, w.Replicas - w.Replicas/2})
+}
+
+// Price prefers two stages to one, and expects of none that it is fast.
+func (halves) Price(_ policies.Workload, cuts []policies.Tokens, counts []int) (policies.Partition, error) {
+	p := policies.Partition{Cuts: cuts, Counts: counts, Cost: 2 / float64(len(counts)), OneStage: 2}
+	for range counts {
+		p.Iterations = append(p.Iterations, 1e6)
+	}
+	return p, nil
+}
+
+// linked runs eight replicas on two machines, whose GPUs 0 and 1, 2 and 3 are joined by
+// NVLink, until the planner has divided them and streams have been handed over, each once. It returns the second stage and how many of them left their machine.
+func linked(t *testing.T, streams int, topology ...string) (second []policies.ReplicaID, crossed int) {
+	r := mobile(t, setup{replicas: 8, edit: func(f *config.Fleet) {
+		f.Speed = 4
+		f.Models[0].Profile = "testdata/linked.json"
+		f.Planner = config.Planner{Seen: 1, Period: time.Second}
+		f.Migration, f.Topology = config.Migration{Mode: config.MigrationLive}, topology
+		for i := range f.Replicas {
+			gpu := i % 4
+			f.Replicas[i].Node, f.Replicas[i].GPU = string("ab"[i/4]), &gpu
+		}
+	}, control: func(c *control.Config) {
+		c.Rules.Wrap = func(string, adoption.Planner) adoption.Planner { return halves{384} }
+	}})
+	r.stream(prompt(100, 4)).wait(t) // so that there is something to plan for
+	s := r.until("two stages in use", func(s control.Status) bool { return len(s.Models[0].Stages) == 2 && inUse(s, s.Epoch) })
+	for _, n := range s.Models[0].Stages[1].Replicas {
+		second = append(second, n.ID)
+	}
+	node := map[policies.ReplicaID]string{}
+	for _, n := range r.cfg.Fleet.Fleet.Replicas {
+		node[policies.ReplicaID(n.ID)] = n.Node
+	}
+	for n := 0; n < streams; {
+		var few []*live
+		for range min(4, streams-n) {
+			few = append(few, r.stream(prompt(400, forever)))
+			n++
+		}
+		r.wait("all have been handed over", func() bool {
+			crossed = 0
+			over := map[string]bool{}
+			done, _ := r.moves()
+			for _, m := range done {
+				if m.Cause != policies.Growth || over[m.Request] {
+					continue
+				}
+				over[m.Request] = true
+				if node[m.From] != node[m.To] {
+					crossed++
+				} else if m.Transport != "shm" {
+					// The file has GPUs, and the pools are in the machine's memory.
+					t.Errorf("%s went from %s to %s by %q", m.Request, m.From, m.To, m.Transport)
+				}
+			}
+			return len(over) == n
+		})
+		for _, s := range few {
+			s.cancel()
+			s.wait(t)
+		}
+	}
+	return second, crossed
+}
+
+// TestHandOversStayOnANode: with what the machines' topology says, migrators tell of
+// links, adjacent stages get one GPU of each joined pair, and hand-overs mostly stay on
+// a machine. Without it stages are spread over the machines all the same, and about half
+// of the hand-overs leave one.
+func TestHandOversStayOnANode(t *testing.T) {
+	const streams = 32
+	second, crossed := linked(t, streams, "testdata/bridged.json")
+	blind, left := linked(t, streams)
+	t.Logf("of %d hand-overs: with the topology %d left their machine, %v being the second stage; without %d and %v", streams, crossed, second, left, blind)
+	for i := 0; i < 8; i += 2 {
+		if slices.Contains(second, ids(i)[0]) == slices.Contains(second, ids(i + 1)[0]) {
+			t.Errorf("%v are joined, and in one stage: %v is the second", ids(i, i+1), second)
+		}
+	}
+	for _, stage := range [][]policies.ReplicaID{second, blind} {
+		if on := slices.DeleteFunc(slices.Clone(stage), func(id policies.ReplicaID) bool { return id >= "r4" }); len(stage) != 4 || len(on) != 2 {
+			t.Errorf("of %v %d are on the first machine", stage, len(on))
+		}
+	}
+	// A buyer elsewhere wins where it has less load, by more than the request.
+	if 2*crossed >= left {
+		t.Error("the topology does not keep hand-overs on their machines")
+	}
+}

@@ -1,0 +1,117 @@
+package inprocess
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/migrator/executor"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/control"
+)
+
+// moving is a rig whose requests move in the given way.
+func moving(t *testing.T, envoy, mode string, replicas int, edits ...func(*config.Fleet)) *rig {
+	return mobile(t, setup{envoy: envoy, replicas: replicas, edit: func(f *config.Fleet) {
+		f.Migration = config.Migration{Mode: mode}
+		f.Speed = 4
+		for _, edit := range edits {
+			edit(f)
+		}
+	}})
+}
+
+// mobile is a rig whose requests move. When all traffic has stopped, nothing of
+// it may be left.
+func mobile(t *testing.T, s setup) *rig {
+	r := newRig(t, s)
+	t.Cleanup(r.quiet)
+	return r
+}
+
+// order has an operator's order carried out through the admin port.
+func (r *rig) order(what, replica string) {
+	r.t.Helper()
+	if err := r.ordered(what, replica); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r *rig) ordered(what, replica string) error {
+	req, err := http.NewRequest(http.MethodPost, r.AdminURL()+"/"+what+"?replica="+replica, nil)
+	if err != nil {
+		return err
+	}
+	req.Header.Set(control.AdminHeader, "1")
+	resp, err := r.client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if body, _ := io.ReadAll(resp.Body); resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s %s: %s: %s", what, replica, resp.Status, body)
+	}
+	return nil
+}
+
+// moves are the moves of the whole fleet that are over, as their sources saw
+// them.
+func (r *rig) moves() (done, failed []executor.Move) {
+	for _, n := range r.nodes {
+		for _, m := range n.migrator.Mover().Moves() {
+			switch {
+			case m.Role != "source":
+			case m.State == "moved":
+				done = append(done, m)
+			case m.State == "failed":
+				failed = append(failed, m)
+			}
+		}
+	}
+	return done, failed
+}
+
+// moved reports whether any request has.
+func (r *rig) moved() bool {
+	done, _ := r.moves()
+	return len(done) > 0
+}
+
+// tally logs the moves by cause and way, and returns how many succeeded.
+func (r *rig) tally() int {
+	r.t.Helper()
+	done, failed := r.moves()
+	by := map[string]int{}
+	var stall time.Duration
+	for _, m := range done {
+		by[m.Cause.String()+" "+m.Way]++
+		stall = max(stall, m.Stall)
+	}
+	why := map[string]int{}
+	for _, m := range failed {
+		why[m.Cause.String()+" "+m.Way+": "+m.Why]++
+	}
+	r.t.Logf("moved: %v, longest stall %v; failed: %v", by, stall, why)
+	return len(done)
+}
+
+// TestGrowthMoves: requests that outgrow their stage go on in the next ones, up
+// to the last of five.
+func TestGrowthMoves(t *testing.T) {
+	idlePlanes(t, func(t *testing.T, envoy string) {
+		r := moving(t, envoy, config.MigrationLive, 5)
+		load := newTraffic(r, 6, 600, 300, 1000)
+		r.plan(stages([]policies.Tokens{200, 350, 500, 700}, ids(0), ids(1), ids(2), ids(3), ids(4))...)
+		grown := []*live{r.stream(prompt(300, forever))}
+		load.after(18)
+		r.wait("something has moved", r.moved)
+		r.grows(grown)
+		load.stop()
+		load.report()
+		load.faithful(grown)
+		r.tally()
+	})
+}

@@ -1,0 +1,106 @@
+package inprocess
+
+import (
+	"testing"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/migrator/frontend"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// scattered begins long streams at all fronts and drains replicas until some of
+// the first front's run elsewhere, and some of the others' at the first replica.
+// It returns the streams by front.
+func (r *rig) scattered() map[string][]*live {
+	r.t.Helper()
+	out := make(map[string][]*live)
+	for n := 0; len(out["r0"]) < 3 || len(out["r1"]) < 3 || len(out["r2"]) < 2; n++ {
+		before := r.counts()
+		s := r.stream(prompt(120+n, forever))
+		for id := range r.since(before) {
+			out[id] = append(out[id], s)
+		}
+	}
+	for {
+		lent, borrowed := 0, 0
+		for id := range r.fronts {
+			for holder, n := range r.held(id) {
+				switch {
+				case id == "r0" && holder != "r0":
+					lent += n
+				case id != "r0" && holder == "r0":
+					borrowed += n
+				}
+			}
+		}
+		switch {
+		case lent < 2:
+			r.empty("r0")
+			r.refill("r0")
+		case borrowed < 2:
+			r.empty("r1")
+			r.refill("r1")
+		default:
+			r.t.Logf("r0 has lent %d streams and borrowed %d", lent, borrowed)
+			return out
+		}
+	}
+}
+
+// held counts the streams of a front by who holds them.
+func (r *rig) held(front string) map[policies.ReplicaID]int {
+	out := make(map[policies.ReplicaID]int)
+	r.fronts[front].Each(func(s *frontend.Stream) bool {
+		if h, ok := r.fronts[front].Holder(s.Request().ID); ok && !h.Pending {
+			out[h.Replica]++
+		}
+		return true
+	})
+	return out
+}
+
+// foreign counts what runs at an engine for another front's clients.
+func (r *rig) foreign(at, front string) (n int) {
+	for _, q := range r.fronts[at].Residents() {
+		if q.Front == policies.ReplicaID(front) {
+			n++
+		}
+	}
+	return n
+}
+
+// TestMigratorDies: a migrator dies whose engine runs requests of other fronts,
+// and whose own clients' requests run elsewhere. Its clients are cut and nothing
+// goes on for them; the others' requests go on.
+func TestMigratorDies(t *testing.T) {
+	idlePlanes(t, func(t *testing.T, envoy string) {
+		r := moving(t, envoy, config.MigrationLive, 3)
+		r.teach()
+		streams := r.scattered()
+		load := newTraffic(r, 4, 60, 200, 2000)
+		load.after(8)
+		load.dies(func() { r.killFront("r0") }, func(error) bool { return true })
+		for _, s := range streams["r0"] {
+			s.wait(t)
+			if s.done {
+				t.Error("a stream of the dead front ended as if it were whole")
+			}
+		}
+		r.wait("nothing runs for its clients", func() bool { return r.foreign("r1", "r0")+r.foreign("r2", "r0") == 0 })
+		r.wait("its engine is idle", func() bool { return r.busy("r0") == "" })
+		r.grows(streams["r1"])
+		r.grows(streams["r2"])
+		load.after(12)
+		before := r.counts()["r0"]
+		r.startFront("r0")
+		r.wait("r0 serves again", func() bool { return r.counts()["r0"] > before })
+		load.after(12)
+		load.stop()
+		load.report()
+		r.grows(streams["r1"])
+		r.grows(streams["r2"])
+		load.faithful(streams["r1"])
+		load.faithful(streams["r2"])
+		r.tally()
+	})
+}

@@ -1,0 +1,89 @@
+package inprocess
+
+import (
+	"bufio"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/cascadeinfer/cascade/migrator/frontend"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// iterations is the metric that counts what an engine has computed.
+const iterations = "vllm:iteration_tokens_total_count"
+
+// moment is how far a fleet and its streams are. Its clock is the iterations of
+// engines, which all take as long: on a busy machine that clock goes slowly, too,
+// so that what it measures says nothing about the machine.
+type moment struct {
+	clock  map[string]float64         // iterations by engine
+	tokens map[string]policies.Tokens // that the clients have, by stream
+}
+
+// moment looks at the fleet now.
+func (r *rig) moment() moment {
+	r.t.Helper()
+	m := moment{clock: make(map[string]float64), tokens: make(map[string]policies.Tokens)}
+	for _, n := range r.cfg.Fleet.Fleet.Replicas {
+		m.clock[n.ID] = r.iterations(n.Engine)
+	}
+	for _, f := range r.fronts {
+		f.Each(func(s *frontend.Stream) bool {
+			q := s.Request()
+			m.tokens[q.ID] = q.Output
+			return true
+		})
+	}
+	return m
+}
+
+// iterations reads an engine's clock.
+func (r *rig) iterations(engine string) float64 {
+	r.t.Helper()
+	resp, err := r.client.Get(engine + "/metrics")
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	for lines := bufio.NewScanner(resp.Body); resp.StatusCode == http.StatusOK && lines.Scan(); {
+		if series, value, _ := strings.Cut(lines.Text(), " "); strings.HasPrefix(series, iterations+"{") {
+			n, err := strconv.ParseFloat(value, 64)
+			if err != nil {
+				r.t.Fatal(err)
+			}
+			return n
+		}
+	}
+	r.t.Fatalf("%s/metrics: %s, and no %s", engine, resp.Status, iterations)
+	return 0
+}
+
+// perToken is the time per token of each stream that lived from one moment to
+// another, in iterations of the engine that was never idle; the longest is last.
+func perToken(from, to moment) (out []float64) {
+	passed := 0.0
+	for id, n := range to.clock {
+		passed = max(passed, n-from.clock[id])
+	}
+	for id, n := range to.tokens {
+		if was, ok := from.tokens[id]; ok {
+			out = append(out, passed/float64(max(n-was, 1)))
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// far waits until streams have got so many events more.
+func (r *rig) far(streams []*live, events int64) {
+	r.t.Helper()
+	goals := make([]int64, len(streams))
+	for i, s := range streams {
+		goals[i] = s.count.Load() + events
+	}
+	for i, s := range streams {
+		r.wait("a stream gets on", func() bool { return s.count.Load() >= goals[i] })
+	}
+}

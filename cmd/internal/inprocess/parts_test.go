@@ -1,0 +1,196 @@
+package inprocess
+
+import (
+	"context"
+	"maps"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+)
+
+// parts runs the parts of a fleet so that a test can end each of them as a
+// crash would, and run another in its place.
+type parts struct {
+	mu sync.Mutex
+	by map[string]*part
+}
+
+// part is one life of a part.
+type part struct {
+	end  context.CancelFunc
+	down chan struct{}                        // closed when it has ended
+	next chan func(ctx context.Context) error // its successor
+	dead bool                                 // halted; guarded by parts.mu
+}
+
+// run is the seam's function.
+func (p *parts) run(ctx context.Context, name string, run func(context.Context) error) error {
+	for {
+		own, end := context.WithCancel(ctx)
+		life := &part{end: end, down: make(chan struct{}), next: make(chan func(context.Context) error)}
+		p.mu.Lock()
+		p.by[name] = life
+		p.mu.Unlock()
+		err := run(own)
+		end()
+		p.mu.Lock()
+		dead := life.dead
+		p.mu.Unlock()
+		if !dead {
+			return err
+		}
+		close(life.down)
+		select {
+		case run = <-life.next:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// halt ends a part and waits for it; what must break before it knows, breaks
+// in between.
+func (p *parts) halt(t *testing.T, name string, between func()) {
+	t.Helper()
+	p.mu.Lock()
+	life := p.by[name]
+	if life == nil || life.dead {
+		p.mu.Unlock()
+		t.Fatalf("%s does not run", name)
+	}
+	life.dead = true
+	p.mu.Unlock()
+	if between != nil {
+		between()
+	}
+	life.end()
+	<-life.down
+}
+
+// alive reports whether a part runs.
+func (p *parts) alive(name string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	life := p.by[name]
+	return life != nil && !life.dead
+}
+
+// revive runs a successor of a halted part.
+func (p *parts) revive(t *testing.T, name string, run func(context.Context) error) {
+	t.Helper()
+	p.mu.Lock()
+	life := p.by[name]
+	p.mu.Unlock()
+	life.next <- run
+}
+
+// sockets opens listeners and remembers what came in by them, to break it.
+type sockets struct {
+	mu sync.Mutex
+	by map[string]*socket // by address; the last one
+}
+
+// socket is a listener and its connections.
+type socket struct {
+	net.Listener
+	of    *sockets
+	conns map[*conn]struct{} // guarded by of.mu
+	gate  sync.RWMutex       // held while the process behind hangs
+	dead  atomic.Bool        // the process behind was killed
+}
+
+// conn is an accepted connection.
+type conn struct {
+	*net.TCPConn
+	of *socket
+}
+
+func (s *sockets) listen(network, address string) (net.Listener, error) {
+	l, err := net.Listen(network, address)
+	if err != nil {
+		return nil, err
+	}
+	out := &socket{Listener: l, of: s, conns: make(map[*conn]struct{})}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.by[l.Addr().String()] = out
+	return out, nil
+}
+
+// Accept implements net.Listener. The process behind learns of its death by
+// nothing: what still comes in is reset and not returned.
+func (l *socket) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		out := &conn{c.(*net.TCPConn), l}
+		l.of.mu.Lock()
+		if dead := l.dead.Load(); !dead {
+			l.conns[out] = struct{}{}
+			l.of.mu.Unlock()
+			return out, nil
+		}
+		l.of.mu.Unlock()
+		out.reset()
+	}
+}
+
+// Write implements net.Conn. The dead say nothing, of each other's connections
+// for example, which are reset one after the other.
+func (c *conn) Write(b []byte) (int, error) {
+	c.of.gate.RLock()
+	defer c.of.gate.RUnlock()
+	if c.of.dead.Load() {
+		return 0, net.ErrClosed
+	}
+	return c.TCPConn.Write(b)
+}
+
+// hang makes all that is behind the listener at an address say nothing any
+// more, on old connections and new ones, until the returned function is called.
+func (s *sockets) hang(address string) (resume func()) {
+	s.mu.Lock()
+	l := s.by[address]
+	s.mu.Unlock()
+	l.gate.Lock()
+	return sync.OnceFunc(l.gate.Unlock)
+}
+
+// Close implements net.Conn.
+func (c *conn) Close() error {
+	c.of.of.mu.Lock()
+	delete(c.of.conns, c)
+	c.of.of.mu.Unlock()
+	return c.TCPConn.Close()
+}
+
+// cut resets the connections of the listeners at some addresses and closes
+// them, as the kernel does for a process that was killed.
+func (s *sockets) cut(addresses ...string) {
+	var all []*socket
+	var conns []*conn
+	s.mu.Lock()
+	for _, address := range addresses {
+		if l := s.by[address]; l != nil {
+			l.dead.Store(true)
+			all = append(all, l)
+			conns = slices.AppendSeq(conns, maps.Keys(l.conns))
+		}
+	}
+	s.mu.Unlock()
+	for _, c := range conns {
+		c.reset()
+	}
+	for _, l := range all {
+		l.Close()
+	}
+}
+
+func (c *conn) reset() {
+	_ = c.SetLinger(0)
+	_ = c.Close()
+}

@@ -1,0 +1,121 @@
+package inprocess
+
+import (
+	"context"
+	"encoding/json"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/engine/replay"
+	"github.com/cascadeinfer/cascade/engine/trace"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/control"
+)
+
+// skew is many short requests and a few long ones, in real time.
+func skew(rate float64, length time.Duration) (out []trace.Request) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for at := 0.0; at < length.Seconds(); at += rng.ExpFloat64() / rate {
+		q := trace.Request{At: time.Duration(at * float64(time.Second)), Input: policies.Tokens(50 + rng.IntN(300)), Output: policies.Tokens(10 + rng.IntN(30))}
+		if rng.IntN(20) == 0 {
+			q.Input, q.Output = policies.Tokens(12_000+rng.IntN(8000)), 60
+		}
+		out = append(out, q)
+	}
+	return out
+}
+
+// TestPlacement: under a mix of many short and a few long requests the fleet
+// leaves its single stage by itself, no request fails, and what it did can be
+// read from its status.
+func TestPlacement(t *testing.T) {
+	planes(t, func(t *testing.T, envoy string) {
+		r := newRig(t, setup{envoy: envoy, replicas: 6, edit: func(f *config.Fleet) {
+			f.Models[0].Profile = "testdata/skewed.json"
+			f.Planner = config.Planner{Seen: 100}
+		}})
+		run, err := replay.New(replay.Config{
+			Target: r.URL(), Model: llm, Requests: skew(6, 60*time.Second), Speed: r.cfg.Fleet.Speed,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
+		defer cancel()
+		got, err := run.Run(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got.Failed() > 0 || got.Completed != got.Requests || got.Truncated > 0 {
+			t.Errorf("%d of %d requests failed, %d are short: %v", got.Failed(), got.Requests, got.Truncated, got.Failures)
+		}
+		r.until("all requests are counted", func(s control.Status) bool { return s.Models[0].Seen >= uint64(got.Requests) })
+		s := r.status()
+		m := s.Models[0]
+		// Where engines do not keep up with their profile, for the machine's sake, the
+		// plan is rolled back: its iterations are slower than planned.
+		if !slices.ContainsFunc(s.History, func(c control.Change) bool { return len(c.Stages) > 1 }) {
+			t.Fatalf("it never left its stage; the plan has %d:\n%s%v", len(m.Stages), brief(s), s.History)
+		}
+		if m.EstimateError <= 0 || m.EstimateError > 0.5 || m.LearntBytesPerToken <= 1 {
+			t.Errorf("the status reports an estimate error of %v, %v bytes a token", m.EstimateError, m.LearntBytesPerToken)
+		}
+		in, near, known := placed(got.Records, s.History)
+		if known < got.Requests/2 || 2*in < known || near*20 < known*19 {
+			t.Errorf("of %d requests, %d were served by the stage of their exact length, %d by that one or its neighbour", known, in, near)
+		}
+		t.Logf("%d requests, %d failed; %d of %d in the stage of their exact length, %d there or next to it; %d stages at epoch %d: %s; estimate off by %.1f %% at %.2f bytes a token",
+			got.Requests, got.Failed(), in, known, near, len(m.Stages), m.Epoch, m.Reason, 100*m.EstimateError, m.BytesPerToken)
+	})
+}
+
+// status asks the admin page.
+func (r *rig) status() (s control.Status) {
+	r.t.Helper()
+	resp, err := r.client.Get(r.AdminURL() + "/status")
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if err := json.NewDecoder(resp.Body).Decode(&s); err != nil || resp.StatusCode != http.StatusOK {
+		r.t.Fatalf("/status: %s, %v", resp.Status, err)
+	}
+	return s
+}
+
+// placed counts the requests whose plan is still known, those of them that
+// were served by the stage of their exact prompt length, and those that were
+// served there or by a neighbour: estimates near a boundary may fall beside it.
+func placed(records []replay.Record, history []control.Change) (in, near, known int) {
+	plans := make(map[string][]control.Stage)
+	for _, c := range history {
+		plans[strconv.FormatUint(uint64(c.Epoch), 10)] = c.Stages
+	}
+	for _, q := range records {
+		got, want := -1, -1
+		for i, st := range plans[q.Epoch] {
+			if st.Name == q.Stage {
+				got = i
+			}
+			if want < 0 && (st.High == nil || policies.Tokens(q.Prompt) < *st.High) {
+				want = i
+			}
+		}
+		if got < 0 {
+			continue
+		}
+		known++
+		if got == want {
+			in++
+		}
+		if got-want <= 1 && want-got <= 1 {
+			near++
+		}
+	}
+	return in, near, known
+}

@@ -1,0 +1,91 @@
+package inprocess
+
+import (
+	"bufio"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"github.com/cascadeinfer/cascade/migrator/frontend"
+)
+
+// gauges are what an engine shows of its work. All of it is over when all are
+// zero.
+var gauges = []string{"vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "cascade_emulator_frozen_requests", "cascade_emulator_reserved_blocks"}
+
+// busy says what an engine still does, "" for nothing.
+func (r *rig) busy(id string) string {
+	resp, err := r.client.Get(r.replica(id).Engine + "/metrics")
+	if err != nil {
+		return err.Error()
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return resp.Status
+	}
+	found := 0
+	var out []string
+	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
+		name, value, _ := strings.Cut(lines.Text(), " ")
+		name, _, _ = strings.Cut(name, "{")
+		for _, g := range gauges {
+			if g != name {
+				continue
+			}
+			found++
+			if v, err := strconv.ParseFloat(value, 64); err != nil || v != 0 {
+				out = append(out, name+" "+value)
+			}
+		}
+	}
+	if found != len(gauges) {
+		return fmt.Sprintf("%d of %d gauges", found, len(gauges))
+	}
+	return strings.Join(out, ", ")
+}
+
+// unsettled says what a migrator still does, "" for nothing.
+func (r *rig) unsettled(id string) string {
+	d := r.daemons[id]
+	streams := 0
+	d.Front().Each(func(*frontend.Stream) bool { streams++; return true })
+	residents := len(d.Front().Residents())
+	var moves, offers int
+	if d.Mover() != nil {
+		s := d.Market().Status()
+		moves, offers = d.Mover().Stats().Running, s.Offers+s.Exporting+s.Importing+int(s.Incoming)
+	}
+	if streams+residents+moves+offers == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d streams, %d residents, %d moves, %d in the market", streams, residents, moves, offers)
+}
+
+// quiet waits until nothing is left of any request: no slot, no frozen request,
+// no reservation, at any replica that lives.
+func (r *rig) quiet() {
+	r.t.Helper()
+	var left string
+	defer func() {
+		if r.t.Failed() && left != "" {
+			r.t.Log("left over:\n" + left)
+		}
+	}()
+	r.wait("nothing is left over", func() bool {
+		left = ""
+		for _, n := range r.cfg.Fleet.Fleet.Replicas {
+			if r.parts.alive("engine " + n.ID) {
+				if what := r.busy(n.ID); what != "" {
+					left += fmt.Sprintf("  engine %s: %s\n", n.ID, what)
+				}
+			}
+			if r.parts.alive("front " + n.ID) {
+				if what := r.unsettled(n.ID); what != "" {
+					left += fmt.Sprintf("  front %s: %s\n", n.ID, what)
+				}
+			}
+		}
+		return left == ""
+	})
+}

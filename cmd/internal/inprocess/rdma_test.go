@@ -1,0 +1,85 @@
+package inprocess
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/migratord"
+	"github.com/cascadeinfer/cascade/migrator/device"
+	"github.com/cascadeinfer/cascade/migrator/device/fake"
+	"github.com/cascadeinfer/cascade/migrator/device/verbs"
+	"github.com/cascadeinfer/cascade/xds/control"
+)
+
+// TestRDMA: a fleet whose replicas have an RDMA device, and no memory in common, says
+// so, moves its requests over that, and answers byte for byte what one answers in
+// which nothing moves. When the device's cable is pulled, requests move over TCP.
+func TestRDMA(t *testing.T) {
+	t.Parallel()
+	path := fake.Verbs(t)
+	cable := fake.Open(t, path)
+	lib, err := verbs.Open(path)
+	if errors.Is(err, device.ErrNoCgo) {
+		t.Skip(err)
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	list := script(t, 10, 1, time.Second)
+	var want []string
+	t.Run("still", func(t *testing.T) {
+		want = newRig(t, setup{replicas: 3, edit: func(f *config.Fleet) { f.Speed = 50 }}).play(list)
+	})
+	t.Run("fleet", func(t *testing.T) {
+		r := mobile(t, setup{
+			replicas: 3, migrator: func(c *migratord.Config) { c.RDMA, c.Runtime = lib, "" },
+			edit: func(f *config.Fleet) { f.Migration, f.Speed = config.Migration{Mode: config.MigrationLive}, 1 },
+		})
+		r.teach()
+		r.until("verbs is each replica's best transport", func(s control.Status) bool { return best(s, "verbs") })
+		round := 0
+		// over plays the script until requests have moved by a transport.
+		over := func(transport string) {
+			moved := 0
+			for tries := 0; tries == 0 || tries < 10 && moved == 0; tries++ {
+				stop := r.rotation("r0", "r1", "r2")
+				got := r.play(salted(list, round))
+				stop()
+				round++
+				compare(t, list, got, want, config.MigrationLive)
+				done, _ := r.moves()
+				for _, m := range done {
+					if m.Way == "live" && m.Transport == transport {
+						moved++
+					}
+				}
+			}
+			if t.Logf("%d requests have moved over %s", moved, transport); moved == 0 {
+				_, failed := r.moves()
+				t.Errorf("no request moves over %s: %+v", transport, failed)
+			}
+		}
+		over("verbs")
+		cable.Tell("fake_unplug", 0)
+		defer cable.Tell("fake_mend", 0)
+		over("tcp")
+	})
+	if n := lib.Live(); n != (verbs.Live{}) || cable.Live("") != 0 {
+		t.Errorf("%+v and %d handles of the device are left", n, cable.Live(""))
+	}
+}
+
+// best says that a transport is what every replica prefers, and that it works.
+func best(s control.Status, transport string) bool {
+	for _, m := range s.Models {
+		for _, st := range m.Stages {
+			for _, n := range st.Replicas {
+				if len(n.Transports) == 0 || n.Transports[0].Name != transport || n.Transports[0].State != "ready" {
+					return false
+				}
+			}
+		}
+	}
+	return true
+}

@@ -1,0 +1,47 @@
+package inprocess
+
+import (
+	"testing"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/control"
+)
+
+// TestPaperRefines: with the paper's preset, the replicas of a stage propose
+// where its end should lie by what they and the next stage hold, and the
+// control plane publishes what they agree on: the cut moves, nobody changes
+// its stage, and no request notices.
+func TestPaperRefines(t *testing.T) {
+	idlePlanes(t, func(t *testing.T, envoy string) {
+		refines(t, envoy, func(f *config.Fleet) { f.Preset, f.Speed, f.Migration = "paper", 4, config.Migration{} })
+	})
+}
+
+// TestDefaultRefines: the same with the default preset, where the operator says so.
+func TestDefaultRefines(t *testing.T) {
+	refines(t, "", func(f *config.Fleet) {
+		f.Preset, f.Speed, f.Planner.Refine, f.Migration = "", 4, config.RefineOn, config.Migration{}
+	})
+}
+
+func refines(t *testing.T, envoy string, edit func(*config.Fleet)) {
+	r := newRig(t, setup{envoy: envoy, replicas: 4, edit: edit})
+	load := newTraffic(r, 24, 300, 300, 600, 1200)
+	const cut = policies.Tokens(20_000) // far too high: the second stage is idle
+	// What is refined before anybody looks is a plan of its own: none is waited for.
+	r.write(policies.Plan{Model: llm, Stages: stages([]policies.Tokens{cut}, ids(0, 1), ids(2, 3))})
+	s := r.until("the cut has moved down twice", func(s control.Status) bool {
+		m := s.Models[0]
+		return len(m.Stages) == 2 && m.Epoch >= r.object.Epoch+2 && m.Stages[1].Low < cut
+	})
+	for i, st := range s.Models[0].Stages {
+		if len(st.Replicas) != 2 {
+			t.Errorf("stage %d has %d replicas now", i, len(st.Replicas))
+		}
+	}
+	load.stop()
+	load.report()
+	r.tally()
+	t.Logf("the cut went from %d to %d", cut, s.Models[0].Stages[1].Low)
+}

@@ -1,0 +1,70 @@
+package inprocess
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strconv"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/length"
+)
+
+// reply is the whole answer to a request.
+type reply struct {
+	status int
+	stage  string // by the route's header
+	epoch  policies.Epoch
+	kind   string // content type
+	body   []byte
+}
+
+// send makes a request and reads all of the answer. header holds pairs, which
+// are added.
+func (r *rig) send(path, host string, body io.Reader, header ...string) (reply, error) {
+	resp, err := r.open(context.Background(), path, host, body, header...)
+	if err != nil {
+		return reply{}, err
+	}
+	defer resp.Body.Close()
+	out := replyOf(resp)
+	out.body, err = io.ReadAll(resp.Body)
+	return out, err
+}
+
+func replyOf(resp *http.Response) reply {
+	epoch, _ := strconv.ParseUint(resp.Header.Get(length.EpochHeader), 10, 64)
+	return reply{
+		status: resp.StatusCode, stage: resp.Header.Get(length.StageHeader),
+		epoch: policies.Epoch(epoch), kind: resp.Header.Get("content-type"),
+	}
+}
+
+// open makes a request and returns its answer as it begins.
+func (r *rig) open(ctx context.Context, path, host string, body io.Reader, header ...string) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, r.URL()+path, body)
+	if err != nil {
+		return nil, err
+	}
+	req.Host = host
+	req.Header.Set("content-type", "application/json")
+	for i := 0; i+1 < len(header); i += 2 {
+		req.Header.Add(header[i], header[i+1])
+	}
+	return r.client.Do(req)
+}
+
+// chunked hides the size of a body, so that it goes without content-length.
+type chunked struct{ io.Reader }
+
+// prompt is a body of completions of exactly size bytes, at least 80, which
+// asks for the output tokens.
+func prompt(size, output int) []byte {
+	head := fmt.Sprintf(`{"model":%q,"max_tokens":%d,"ignore_eos":true,"prompt":"`, llm, output)
+	const tail = `"}`
+	text := bytes.Repeat([]byte("over the hill and far away "), max(0, size-len(head)-len(tail))/27+1)
+	return slices.Concat([]byte(head), text[:max(1, size-len(head)-len(tail))], []byte(tail))
+}

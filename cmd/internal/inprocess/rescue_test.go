@@ -1,0 +1,162 @@
+package inprocess
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/migrator/frontend"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// pinned is a body that asks for something that only the engine which began can
+// go on with.
+func pinned(body []byte) []byte {
+	return bytes.Replace(body, []byte(`"ignore_eos"`), []byte(`"seed":7,"temperature":0.5,"ignore_eos"`), 1)
+}
+
+// forever is the output of streams that end when their test does.
+const forever = 100_000
+
+// residents begins long streams until at least so many run on an engine that may
+// move, and one that may not. It returns those of that engine, the pinned ones
+// apart, and all others.
+func (r *rig) residents(id string, movable int) (moving, fixed, others []*live) {
+	r.t.Helper()
+	for n := 0; len(moving) < movable || len(fixed) == 0; n++ {
+		here := func() map[string]policies.Reason {
+			out := make(map[string]policies.Reason)
+			for _, q := range r.fronts[id].Residents() {
+				if q.Request.MaxOutput == forever {
+					out[q.Leg] = q.Fixed
+				}
+			}
+			return out
+		}
+		body := prompt(120+n, forever)
+		ties := len(moving) >= movable || n%3 == 2
+		if ties {
+			body = pinned(body)
+		}
+		before := here()
+		s := r.stream(body)
+		at := "elsewhere"
+		for leg, why := range here() {
+			// Another one may have moved here meanwhile.
+			if _, old := before[leg]; !old && ties == (why != policies.MayMove) {
+				if at = "moving"; ties {
+					at = "fixed"
+				}
+			}
+		}
+		switch at {
+		case "moving":
+			moving = append(moving, s)
+		case "fixed":
+			fixed = append(fixed, s)
+		default:
+			others = append(others, s)
+		}
+	}
+	return moving, fixed, others
+}
+
+// faithful ends streams and checks that what they told is what the model says.
+func (f *traffic) faithful(streams []*live) {
+	t := f.r.t
+	t.Helper()
+	for _, s := range streams {
+		s.cancel()
+		s.wait(t)
+		want, err := f.oracle.text(bytes.Replace(s.body, []byte(`"max_tokens":100000`), []byte(`"max_tokens":2500`), 1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := strings.TrimRight(s.text.String(), "\ufffd")
+		if n := min(len(got), len(want)); s.failed != "" || n == 0 || got[:n] != want[:n] {
+			t.Errorf("a stream has the error %q, or not what the model says, after %d events", s.failed, s.tokens)
+		}
+	}
+}
+
+// grows waits until streams have got more.
+func (r *rig) grows(streams []*live) {
+	r.t.Helper()
+	for _, s := range streams {
+		now := s.count.Load()
+		r.wait("a stream that goes on", func() bool {
+			select {
+			case <-s.ended:
+				r.t.Fatalf("a stream ended after %d events: %q, %v", s.count.Load(), s.failed, s.err)
+			default:
+			}
+			return s.count.Load() > now+3
+		})
+	}
+}
+
+// TestEngineDies: an engine is killed under load, without a drain. What may move
+// goes on at other engines; what may not ends with the error event.
+func TestEngineDies(t *testing.T) {
+	idlePlanes(t, func(t *testing.T, envoy string) {
+		r := moving(t, envoy, config.MigrationLive, 3)
+		r.teach()
+		load := newTraffic(r, 6, 100, 200, 2000)
+		own, fixed, others := r.residents("r0", 3)
+		load.after(6)
+		r.killEngine("r0")
+		r.grows(own)
+		for _, s := range fixed {
+			s.wait(t)
+			if s.done || !strings.Contains(s.failed, "engine") {
+				t.Errorf("a pinned stream of the dead engine: done %v, error event %q, %v", s.done, s.failed, s.err)
+			}
+		}
+		load.after(12)
+		r.startEngine("r0")
+		before := r.counts()["r0"]
+		r.wait("r0 serves again", func() bool { return r.counts()["r0"] > before })
+		load.after(6)
+		load.stop()
+		load.report()
+		r.grows(own)
+		r.grows(others)
+		load.faithful(own)
+		load.faithful(others)
+		r.tally()
+	})
+}
+
+// TestEngineHangs: an engine answers nothing any more, for a while. What may
+// move goes on at other engines; what may not waits.
+func TestEngineHangs(t *testing.T) {
+	idlePlanes(t, func(t *testing.T, envoy string) {
+		r := mobile(t, setup{envoy: envoy, replicas: 3, edit: func(f *config.Fleet) {
+			f.Migration, f.Speed = config.Migration{}, 4
+		}, front: func(_ string, c *frontend.Config) {
+			c.HealthTimeout, c.HangTimeout = time.Second, 2*time.Second
+		}})
+		r.teach()
+		load := newTraffic(r, 6, 100, 200, 2000)
+		own, fixed, others := r.residents("r0", 3)
+		load.after(6)
+		resume := r.hangEngine("r0")
+		r.grows(own)
+		load.after(12)
+		resume()
+		before := r.counts()["r0"]
+		r.wait("r0 serves again", func() bool { return r.counts()["r0"] > before })
+		r.grows(fixed)
+		load.after(6)
+		load.stop()
+		load.report()
+		r.grows(own)
+		r.grows(others)
+		load.faithful(own)
+		load.faithful(fixed)
+		load.faithful(others)
+		r.tally()
+	})
+}

@@ -1,0 +1,86 @@
+package inprocess
+
+import (
+	"testing"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/xds/control"
+)
+
+// empty drains a replica and waits until nothing runs there.
+func (r *rig) empty(id string) {
+	r.t.Helper()
+	r.order("drain", id)
+	r.wait(id+" is empty", func() bool { return len(r.fronts[id].Residents()) == 0 })
+}
+
+// refill takes a drained replica back and waits until it is given requests.
+func (r *rig) refill(id string) {
+	r.t.Helper()
+	r.order("undrain", id)
+	r.until(id+" is back", func(s control.Status) bool {
+		for _, m := range s.Models {
+			for _, st := range m.Stages {
+				for _, n := range st.Replicas {
+					if string(n.ID) == id {
+						return n.Weight > 0 && n.Health == "healthy"
+					}
+				}
+			}
+		}
+		return false
+	})
+}
+
+// TestDrainMoves: an operator drains one replica after the other under load;
+// what runs there goes on elsewhere, and no client notices.
+func TestDrainMoves(t *testing.T) {
+	for _, mode := range []string{config.MigrationLive, config.MigrationReprompt} {
+		t.Run(mode, func(t *testing.T) {
+			idlePlanes(t, func(t *testing.T, envoy string) {
+				r := moving(t, envoy, mode, 3, func(f *config.Fleet) { f.Speed = 2 })
+				load := newTraffic(r, 4, 200, 200, 2000, 20_000)
+				// Where the machine is busy, the load's answers end before they move.
+				var streams []*live
+				for n := range 3 {
+					streams = append(streams, r.stream(prompt(120+n*900, forever)))
+				}
+				load.after(12)
+				for _, id := range []string{"r0", "r1", "r2"} {
+					r.empty(id)
+					r.refill(id)
+				}
+				load.stop()
+				load.report()
+				r.grows(streams)
+				load.faithful(streams)
+				if r.tally() == 0 {
+					t.Error("nothing moved")
+				}
+			})
+		})
+	}
+}
+
+// TestRollingRestart: one engine after the other is drained, stopped and
+// started anew, under load. No client notices.
+func TestRollingRestart(t *testing.T) {
+	idlePlanes(t, func(t *testing.T, envoy string) {
+		r := moving(t, envoy, config.MigrationLive, 3)
+		load := newTraffic(r, 4, 300, 200, 2000, 20_000)
+		load.after(8)
+		for _, id := range []string{"r0", "r1", "r2"} {
+			r.empty(id)
+			r.killEngine(id)
+			r.wait("the front knows", func() bool { return !r.fronts[id].Status().EngineReady })
+			r.startEngine(id)
+			r.wait("the front knows", func() bool { return r.fronts[id].Status().EngineReady })
+			r.refill(id)
+			before := r.counts()[id]
+			r.wait(id+" serves again", func() bool { return r.counts()[id] > before })
+		}
+		load.stop()
+		load.report()
+		r.tally()
+	})
+}

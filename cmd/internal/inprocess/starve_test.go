@@ -1,0 +1,60 @@
+package inprocess
+
+import (
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+)
+
+// starve takes the processor away from everything, all but a share of one in
+// busy+1, for a while.
+func starve(busy int, d time.Duration) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	var over atomic.Bool
+	var wg sync.WaitGroup
+	for range busy {
+		wg.Go(func() {
+			for !over.Load() {
+			}
+		})
+	}
+	time.Sleep(d)
+	over.Store(true)
+	wg.Wait()
+}
+
+// TestStarved: a machine that has no time for seconds, again and again, is slow
+// and nothing else. Nobody is taken for dead so that a request would fail for it.
+func TestStarved(t *testing.T) {
+	if !everything {
+		t.Skip("starves the machine that other tests run on; set CASCADE_TEST_ALL=1")
+	}
+	hard := []int{4, 8, 16, 32, 64, 128}
+	planes(t, func(t *testing.T, envoy string) {
+		r := moving(t, envoy, config.MigrationLive, 3, func(f *config.Fleet) { f.Speed = 1 })
+		r.teach()
+		streams := r.scattered()
+		load := newTraffic(r, 6, 20, 200, 2000)
+		load.after(6)
+		for i, busy := range hard {
+			id := []string{"r0", "r1", "r2"}[i%3]
+			r.order("drain", id)
+			starve(busy, 2*time.Second)
+			r.order("undrain", id)
+		}
+		load.after(6)
+		load.stop()
+		load.report()
+		for _, s := range streams {
+			r.grows(s)
+		}
+		for _, s := range streams {
+			load.faithful(s)
+		}
+		r.tally()
+	})
+}

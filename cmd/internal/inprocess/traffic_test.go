@@ -1,0 +1,329 @@
+package inprocess
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/tidwall/gjson"
+
+	"github.com/cascadeinfer/cascade/engine/emulator"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// oracle tells what every replica has to answer: an engine of the same model,
+// as fast as this machine.
+type oracle struct {
+	server *httptest.Server
+	mu     sync.Mutex
+	known  map[string]string
+}
+
+func newOracle(t *testing.T, r *rig) *oracle {
+	t.Helper()
+	m, _ := r.cfg.Fleet.Model(llm)
+	var adapters []string
+	for _, a := range m.Adapters {
+		adapters = append(adapters, a.Name)
+	}
+	engine, err := emulator.New(emulator.Config{
+		Model: llm, Adapters: adapters, Context: m.Context, Profile: r.cfg.Fleet.Profiles[llm].Scale(10_000), Vocabulary: r.vocabulary,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- engine.Run(ctx) }()
+	o := &oracle{server: httptest.NewServer(engine.Handler()), known: make(map[string]string)}
+	t.Cleanup(func() {
+		o.server.Close()
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return o
+}
+
+// text is what comes after a body's prompt.
+func (o *oracle) text(body []byte) (string, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if s, ok := o.known[string(body)]; ok {
+		return s, nil
+	}
+	resp, err := o.server.Client().Post(o.server.URL+"/v1/completions", "application/json", bytes.NewReader(body))
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != http.StatusOK {
+		return "", fmt.Errorf("the oracle answers %s: %s: %w", resp.Status, answer, err)
+	}
+	s := gjson.GetBytes(answer, "choices.0.text").Str
+	o.known[string(body)] = s
+	return s, nil
+}
+
+// events reads a stream of completions to its end.
+type events struct {
+	text   strings.Builder
+	tokens int    // events with text, at least
+	failed string // the error event, if any
+	done   bool   // [DONE] came
+}
+
+// read takes events until the stream ends; each is called after every one.
+func (e *events) read(body io.Reader, each func()) error {
+	lines := bufio.NewScanner(body)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		data, ok := bytes.CutPrefix(lines.Bytes(), []byte("data: "))
+		if !ok {
+			continue
+		}
+		switch v := gjson.ParseBytes(data); {
+		case string(data) == "[DONE]":
+			e.done = true
+		case v.Get("error").Exists():
+			e.failed = string(data)
+		default:
+			e.text.WriteString(v.Get("choices.0.text").Str)
+			e.tokens++
+		}
+		if each != nil {
+			each()
+		}
+	}
+	return lines.Err()
+}
+
+// live is a stream that is being read.
+type live struct {
+	stage  string
+	body   []byte
+	begun  chan struct{} // closed at its first token
+	ended  chan struct{} // closed at its end
+	count  atomic.Int64  // events so far
+	cancel context.CancelFunc
+	events       // once ended
+	err    error // likewise: how the connection ended
+}
+
+// stream begins a stream and returns once its first token is there.
+func (r *rig) stream(body []byte) *live {
+	r.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	resp, err := r.open(ctx, "/v1/completions", "", bytes.NewReader(streamed(body)))
+	if err != nil {
+		cancel()
+		r.t.Fatal(err)
+	}
+	if resp.StatusCode != http.StatusOK {
+		text, _ := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		cancel()
+		r.t.Fatalf("stream: %s: %s", resp.Status, text)
+	}
+	s := &live{stage: replyOf(resp).stage, body: body, begun: make(chan struct{}), ended: make(chan struct{}), cancel: cancel}
+	go func() {
+		defer close(s.ended)
+		defer resp.Body.Close()
+		s.err = s.read(resp.Body, func() {
+			if s.count.Add(1) == 1 {
+				close(s.begun)
+			}
+		})
+	}()
+	r.t.Cleanup(func() { cancel(); <-s.ended })
+	select {
+	case <-s.begun:
+	case <-s.ended:
+		r.t.Fatalf("the stream ended before its first token: %v %s", s.err, s.failed)
+	case <-time.After(patience):
+		r.t.Fatal("the stream does not begin")
+	}
+	return s
+}
+
+// wait waits for the stream's end.
+func (s *live) wait(t *testing.T) {
+	t.Helper()
+	select {
+	case <-s.ended:
+	case <-time.After(patience):
+		t.Fatalf("a stream does not end; it has %d events", s.count.Load())
+	}
+}
+
+// streamed is a body that asks for a stream.
+func streamed(body []byte) []byte {
+	return append(body[:len(body)-1:len(body)-1], `,"stream":true}`...)
+}
+
+// traffic is a load of requests of mixed size, plain and streamed, each of
+// which is checked: answered whole, by the stage of the plan that routed it.
+type traffic struct {
+	r      *rig
+	oracle *oracle
+	sizes  []int
+	output int
+	plans  sync.Map       // by epoch; requests by others are not checked for their stage
+	stop   func()         // ends the load and waits
+	began  []atomic.Int64 // the request that each worker makes now; in ns since the epoch
+
+	sent, streams, failed, cut atomic.Int64
+
+	mu    sync.Mutex
+	first []string         // failures, the first few
+	limit time.Time        // requests that began before it may be cut
+	may   func(error) bool // in this way
+}
+
+// newTraffic starts workers. Bodies have one of the sizes, answers output
+// tokens.
+func newTraffic(r *rig, workers, output int, sizes ...int) *traffic {
+	f := &traffic{r: r, oracle: newOracle(r.t, r), sizes: sizes, output: output, began: make([]atomic.Int64, workers)}
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	for i := range workers {
+		wg.Go(func() {
+			rng := rand.New(rand.NewPCG(1, uint64(i)))
+			for n := i; ctx.Err() == nil; n++ {
+				size := f.sizes[rng.IntN(len(f.sizes))]
+				began := time.Now()
+				f.began[i].Store(began.UnixNano())
+				err := f.one(prompt(size, f.output), n%3 == 0)
+				f.sent.Add(1)
+				if err != nil {
+					f.fail(began, fmt.Errorf("%d bytes: %w", size, err))
+				}
+			}
+		})
+	}
+	f.stop = sync.OnceFunc(func() { cancel(); wg.Wait() })
+	r.t.Cleanup(f.stop)
+	return f
+}
+
+// expect tells of a plan before it can route anything.
+func (f *traffic) expect(p policies.Plan) { f.plans.Store(p.Epoch, p) }
+
+// dies kills a part of the fleet. Requests that were under way may be cut by
+// it, in a way that may allows, and no other may fail.
+func (f *traffic) dies(kill func(), may func(error) bool) {
+	f.mu.Lock()
+	f.limit, f.may = time.Now().Add(time.Hour), may
+	f.mu.Unlock()
+	kill()
+	f.mu.Lock()
+	f.limit = time.Now()
+	f.mu.Unlock()
+}
+
+func (f *traffic) fail(began time.Time, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if began.Before(f.limit) && f.may(err) {
+		f.cut.Add(1)
+		return
+	}
+	f.failed.Add(1)
+	if len(f.first) < 5 {
+		f.first = append(f.first, err.Error())
+	}
+}
+
+// report fails the test if a request did.
+func (f *traffic) report() {
+	f.r.t.Helper()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.r.t.Logf("%d requests, %d of them streams: %d failed, %d were cut with their replica", f.sent.Load(), f.streams.Load(), f.failed.Load(), f.cut.Load())
+	if f.failed.Load() > 0 {
+		f.r.t.Errorf("%d requests failed; the first:\n%s", f.failed.Load(), strings.Join(f.first, "\n"))
+	}
+	if f.sent.Load() == 0 {
+		f.r.t.Error("nothing was sent")
+	}
+}
+
+// after waits until n more requests have been answered.
+func (f *traffic) after(n int64) {
+	f.r.t.Helper()
+	goal := f.sent.Load() + n
+	f.r.wait(fmt.Sprintf("%d requests", n), func() bool { return f.sent.Load() >= goal })
+}
+
+// anew waits until all requests that are under way have been answered.
+func (f *traffic) anew() {
+	f.r.t.Helper()
+	now := time.Now().UnixNano()
+	for i := range f.began {
+		f.r.wait("every worker makes another request", func() bool { return f.began[i].Load() > now })
+	}
+}
+
+// one makes one request and checks the answer.
+func (f *traffic) one(body []byte, stream bool) error {
+	want, err := f.oracle.text(body)
+	if err != nil {
+		return err
+	}
+	sent := body
+	if stream {
+		f.streams.Add(1)
+		sent = streamed(body)
+	}
+	resp, err := f.r.open(context.Background(), "/v1/completions", "", bytes.NewReader(sent))
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	got := replyOf(resp)
+	if got.status != http.StatusOK {
+		text, _ := io.ReadAll(io.LimitReader(resp.Body, 500))
+		return fmt.Errorf("status %d, stage %q, %v: %s", got.status, got.stage, resp.Header, text)
+	}
+	if got.stage == "" || got.epoch == 0 {
+		return errors.New("the answer names no stage")
+	}
+	if p, ok := f.plans.Load(got.epoch); ok {
+		plan := p.(policies.Plan)
+		// Four bytes a token, by content-length.
+		if stage := fmt.Sprintf("s%d", plan.StageOf(policies.Tokens(len(sent)/4))); got.stage != stage {
+			return fmt.Errorf("stage %s by epoch %d, want %s", got.stage, got.epoch, stage)
+		}
+	}
+	if !stream {
+		text, err := io.ReadAll(resp.Body)
+		if err != nil {
+			return err
+		}
+		if answer := gjson.GetBytes(text, "choices.0.text").Str; answer != want {
+			return fmt.Errorf("answer %.80q, want %.80q", answer, want)
+		}
+		return nil
+	}
+	var e events
+	if err := e.read(resp.Body, nil); err != nil {
+		return err
+	}
+	if e.failed != "" || !e.done || e.text.String() != want {
+		return fmt.Errorf("stream: done %v, error %q, %d events, text %.80q, want %.80q", e.done, e.failed, e.tokens, e.text.String(), want)
+	}
+	return nil
+}

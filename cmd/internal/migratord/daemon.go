@@ -1,0 +1,370 @@
+package migratord
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/certs"
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/policyhost"
+	"github.com/cascadeinfer/cascade/migrator/api"
+	"github.com/cascadeinfer/cascade/migrator/blocks"
+	"github.com/cascadeinfer/cascade/migrator/executor"
+	"github.com/cascadeinfer/cascade/migrator/frontend"
+	"github.com/cascadeinfer/cascade/migrator/loadreport"
+	"github.com/cascadeinfer/cascade/migrator/market"
+	"github.com/cascadeinfer/cascade/migrator/peer"
+	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/cuda"
+	"github.com/cascadeinfer/cascade/migrator/transport/shm"
+	"github.com/cascadeinfer/cascade/migrator/transport/tcp"
+	"github.com/cascadeinfer/cascade/migrator/transport/verbs"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/bidask"
+	"github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/xds/client"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// Daemon is one replica's migrator. Its methods may be called from any
+// goroutine; Run once. Where the fleet's requests do not move, it is a front
+// and its reports.
+type Daemon struct {
+	cfg   Config
+	id    policies.ReplicaID
+	model string
+
+	front      *frontend.Front
+	uplink     *loadreport.Uplink
+	network    *peer.Network  // nil, like all below, where nothing moves
+	market     *market.Market //
+	mover      *executor.Mover
+	blocks     *blocks.Client // nil where the engine shows none
+	transports []transport.Transport
+	rdma       *verbs.Transport // one of transports; nil for none
+	plans      *client.Client
+	host       *policyhost.Host // nil where no module may decide
+	outlook    outlook
+	nearby     nearby
+	signs      signs
+	rescues    rescues
+	born       time.Time // before the front was
+	elder      elder
+	crowned    chan struct{} // closed by Reign
+}
+
+// New builds the parts; nothing runs yet. The listeners are the caller's until
+// Run.
+func New(cfg Config) (*Daemon, error) {
+	cfg, err := cfg.validate()
+	if err != nil {
+		return nil, err
+	}
+	d := &Daemon{cfg: cfg, id: policies.ReplicaID(cfg.Replica.ID), model: cfg.Replica.Model, born: time.Now(), crowned: make(chan struct{})}
+	d.elder.awaited = cfg.Predecessor != 0
+	if cfg.Fleet.Migrates() {
+		err = d.newMoving()
+	}
+	if err == nil {
+		err = d.newFront()
+	}
+	if err == nil {
+		err = d.newUplink()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("migrator of %s: %w", d.id, err)
+	}
+	return d, nil
+}
+
+// newFront builds the front.
+func (d *Daemon) newFront() error {
+	c := d.cfg.Fleet.Front(d.cfg.Replica, d.cfg.Logger)
+	c.Listener, c.PeerListener, c.Listen, c.DrainTimeout = d.cfg.Clients, d.cfg.Peers, d.cfg.Listen, d.cfg.Drain
+	c.Peers, c.PeerScheme = d.cfg.TLS.Peers(d.owner)
+	c.TrustDomain = d.cfg.Fleet.Fleet.TLS.TrustDomain
+	if d.market != nil {
+		c.Placer, c.Rescuer, c.Adopter, c.PeerRPC = d.market, d.market, d.mover, d.peerRPC()
+		c.Rescued = func(r frontend.Rescue) {
+			d.rescues.add(r, string(d.id))
+			d.mover.Rescued(r)
+		}
+	}
+	if d.cfg.Front != nil {
+		d.cfg.Front(&c)
+	}
+	var err error
+	d.front, err = frontend.New(c)
+	return err
+}
+
+// newMoving builds what moves requests. The parts know each other through d,
+// which is complete before any of them runs.
+func (d *Daemon) newMoving() error {
+	log, f, r := d.cfg.Logger, &d.cfg.Fleet, d.cfg.Replica
+	var err error
+	d.network, err = peer.New(peer.Config{
+		Self: d.id, Handle: d.receive, Gone: d.gone, Back: d.back, Lives: d.signs.lives,
+		Credentials: d.credentials, TrustDomain: f.Fleet.TLS.TrustDomain, Site: d.site, Logger: log,
+	})
+	if err != nil {
+		return err
+	}
+	mc := f.Mover(r, log)
+	if d.cfg.Blocks != "" && f.Migration.Mode == config.MigrationLive {
+		bc := blocks.Config{Dir: d.cfg.Blocks, Logger: log}
+		if d.cfg.GPUs != nil {
+			bc.Device = d.cfg.GPUs.Attach
+		}
+		if d.blocks, err = blocks.New(bc); err != nil {
+			return err
+		}
+		if err = d.newTransports(); err != nil {
+			return err
+		}
+		mc.Engine, mc.Transports = d.blocks, d.transports
+	}
+	mc.Front, mc.Network, mc.Tell = fronted{d}, d.network, func(ev bidask.Event) { d.market.Tell(ev) }
+	mc.Address, mc.Node, mc.Ways, mc.Tracer = d.outlook.address, d.outlook.node, d.ways, d.cfg.Tracer
+	if d.mover, err = executor.New(mc); err != nil {
+		return err
+	}
+	kc := f.Market(r, log)
+	if err = d.newHost(kc); err != nil {
+		return err
+	}
+	if d.host != nil {
+		d.host.Serve(&kc, r.Node)
+	}
+	if f.Nears() {
+		d.nearby.tokenBytes, kc.Distance = f.TokenBytes(r), d.distance
+	}
+	kc.Mover, kc.Network = d.mover, d.network
+	kc.Residents = func() []frontend.Resident { return d.front.Residents() }
+	kc.Load = func() policies.Load { return d.Status().Load }
+	kc.Machine.First = uint64(d.born.UnixMicro()) // so that deals tell whose they are
+	kc.Ready = func() bool { return d.front.Status().EngineReady }
+	kc.Receives = func() bool { return d.down() == nil }
+	if d.market, err = market.New(kc); err != nil {
+		return err
+	}
+	var others []client.Server
+	for _, conn := range d.cfg.OtherControl {
+		others = append(others, client.Server{Conn: conn})
+	}
+	cc := client.Config{Conn: d.cfg.Control, Others: others, NodeID: identity.MigratorNode(r.ID), Cluster: resources.ObserverCluster, Logger: log}
+	w := watcher{d: d}
+	if d.host != nil && d.cfg.Host == nil {
+		w.slots = d.host.Follower()
+		cc.Slots, cc.CheckSlot = policyhost.Resources(policyhost.MarketKinds), d.host.CheckResource
+	}
+	cc.Watcher = w
+	d.plans, err = client.New(cc)
+	return err
+}
+
+// newHost finds or builds the slots that decide instead of the policies of the
+// market.
+func (d *Daemon) newHost(m market.Config) error {
+	f := &d.cfg.Fleet
+	if d.host = d.cfg.Host; d.host != nil || !f.Modules() {
+		return nil
+	}
+	var err error
+	d.host, err = policyhost.NewHost(policyhost.HostConfig{
+		Fleet: f, Role: identity.Migrator, Name: string(d.id), Kinds: policyhost.MarketKinds, Native: f.Native(m),
+		Fetch: policyhost.From(append([]grpc.ClientConnInterface{d.cfg.Control}, d.cfg.OtherControl...)), Logger: d.cfg.Logger,
+	})
+	if err == nil && d.host.Forgets() != "" {
+		d.cfg.Logger.Warn("modules that are admitted are not remembered", "why", d.host.Forgets())
+	}
+	return err
+}
+
+// newTransports builds what carries blocks, best first: the order of topology.Kind. Each
+// says by itself whether it can work with where the engine's pool is.
+func (d *Daemon) newTransports() error {
+	if d.cfg.Runtime != "" && d.cfg.GPUs != nil {
+		t, err := cuda.New(cuda.Config{Dir: d.cfg.Runtime, Pool: d.blocks, Logger: d.cfg.Logger})
+		if err != nil {
+			return err
+		}
+		d.transports = append(d.transports, t)
+	}
+	if d.cfg.Runtime != "" {
+		t, err := shm.New(shm.Config{Dir: d.cfg.Runtime, Pool: d.blocks, Logger: d.cfg.Logger})
+		if err != nil {
+			return err
+		}
+		d.transports = append(d.transports, t)
+	}
+	if d.cfg.RDMA != nil && !d.cfg.Fleet.RDMA.Off {
+		if err := d.newRDMA(); err != nil {
+			return err
+		}
+	}
+	host, _, err := net.SplitHostPort(d.cfg.Replica.Peer)
+	if err != nil {
+		return err
+	}
+	tc := tcp.Config{Listen: net.JoinHostPort(host, "0"), Pool: d.blocks, Logger: d.cfg.Logger}
+	if d.cfg.TLS != nil {
+		tc.TLS, tc.TrustDomain = d.cfg.TLS.Server(), d.cfg.Fleet.Fleet.TLS.TrustDomain
+		tc.ClientTLS = func(source policies.ReplicaID, address string) *tls.Config {
+			return d.cfg.TLS.ToMigrator(string(source), address)
+		}
+	}
+	t, err := tcp.New(tc)
+	if err != nil {
+		return err
+	}
+	d.transports = append(d.transports, t)
+	return nil
+}
+
+// credentials are those of a connection to a peer.
+func (d *Daemon) credentials(peer policies.ReplicaID, address string) credentials.TransportCredentials {
+	return certs.Credentials(d.cfg.TLS.ToMigrator(string(peer), address))
+}
+
+// owner is the replica whose peers' address is the given one, as the control
+// plane says, and "" for none.
+func (d *Daemon) owner(address string) string { return string(d.outlook.owner(address)) }
+
+// Front is the replica's front.
+func (d *Daemon) Front() *frontend.Front { return d.front }
+
+// Market, Mover and Network are nil where requests do not move.
+func (d *Daemon) Market() *market.Market { return d.market }
+
+// Mover is what carries moves out.
+func (d *Daemon) Mover() *executor.Mover { return d.mover }
+
+// Live reports whether requests can move live as far as this replica's engine goes: it
+// shows its block table now.
+func (d *Daemon) Live() bool {
+	_, shown := d.memory()
+	return shown
+}
+
+// memory is the pool that the engine shows now, if it shows one.
+func (d *Daemon) memory() (*transport.Memory, bool) {
+	if d.blocks == nil {
+		return nil, false
+	}
+	return d.blocks.Memory()
+}
+
+// Network is the connections to the other migrators.
+func (d *Daemon) Network() *peer.Network { return d.network }
+
+// Hosts are the policy slots that decide for this replica: one, or none where no
+// module may decide.
+func (d *Daemon) Hosts() []*policyhost.Host {
+	if d.host == nil {
+		return nil
+	}
+	return []*policyhost.Host{d.host}
+}
+
+// Drain stops the front from taking requests. Run returns when the last stream
+// has ended, or at the Drain time.
+func (d *Daemon) Drain() { d.front.Drain() }
+
+// Retire is Drain for a daemon whose address another process serves: nobody is
+// refused.
+func (d *Daemon) Retire() { d.front.Retire() }
+
+// Run is Serve and Reign together, for a process that has no successor.
+func (d *Daemon) Run(ctx context.Context) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		defer stop()
+		return d.Serve(ctx)
+	})
+	g.Go(func() error { return d.Reign(ctx) })
+	return g.Wait()
+}
+
+// Serve runs what lives as long as the streams of this process: until ctx
+// ends, which cuts what still streams, or until the front is drained. It may be
+// called once.
+func (d *Daemon) Serve(ctx context.Context) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		defer stop() // everything else goes on for as long as the front does
+		return d.front.Run(ctx)
+	})
+	if d.market != nil {
+		for _, run := range []func(context.Context) error{d.network.Run, d.mover.Run, d.plans.Run, d.watch, d.trade} {
+			g.Go(func() error { return run(ctx) })
+		}
+		for _, t := range d.transports {
+			g.Go(func() error { return t.Run(ctx) })
+		}
+	}
+	if d.blocks != nil {
+		g.Go(func() error { return d.blocks.Run(ctx) })
+		g.Go(func() error { return d.watchDevice(ctx) })
+	}
+	if d.host != nil && d.cfg.Host == nil {
+		g.Go(func() error { return d.host.Run(ctx) })
+	}
+	return g.Wait()
+}
+
+// Reign speaks for the replica until ctx ends: it reports to the control plane,
+// and buys. One process of a replica does so at a time. What this one has it
+// still sells afterwards, for as long as Serve runs. It may be called once.
+func (d *Daemon) Reign(ctx context.Context) error {
+	close(d.crowned)
+	defer d.abdicate()
+	return d.uplink.Run(ctx)
+}
+
+// trade runs the market once this process reigns.
+func (d *Daemon) trade(ctx context.Context) error {
+	select {
+	case <-d.crowned:
+		return d.market.Run(ctx)
+	case <-ctx.Done():
+		return nil
+	}
+}
+
+// receive hands an envelope to the part that it is for, or to the process before
+// this one.
+func (d *Daemon) receive(from policies.ReplicaID, e *api.Envelope) {
+	if d.earlier(e) && d.elder.pass(e) {
+		return
+	}
+	switch b := e.Body.(type) {
+	case *api.Envelope_Market:
+		d.market.Receive(from, b.Market)
+	case *api.Envelope_Transfer:
+		d.mover.Receive(from, b.Transfer)
+	case *api.Envelope_Summary:
+		d.market.ReceiveSummary(from, b.Summary)
+	}
+}
+
+// gone tells every part that a peer is gone.
+func (d *Daemon) gone(id policies.ReplicaID) {
+	d.mover.Gone(id)
+	d.market.Gone(id)
+	d.front.Lost(id)
+}
+
+// back tells that a peer is there again, to whom it matters before it says more.
+func (d *Daemon) back(id policies.ReplicaID) { d.market.Back(id) }

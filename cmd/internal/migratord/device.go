@@ -1,0 +1,65 @@
+package migratord
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/transport/cuda"
+)
+
+var _ deviceMemory = (*cuda.Memory)(nil)
+
+// deviceMemory is a pool in the memory of a device that may fail.
+type deviceMemory interface {
+	// Down says why the device is of no use now, or nil.
+	Down() error
+}
+
+// lookEvery is how often it is looked at whether the engine's device works.
+const lookEvery = 200 * time.Millisecond
+
+// down says why no KV can be put into the engine's memory: the device that it is on has
+// failed, or is not trusted. It is nil while the engine is away.
+func (d *Daemon) down() error {
+	m, ok := d.memory()
+	if !ok {
+		return nil
+	}
+	device, ok := m.Device.(deviceMemory)
+	if !ok {
+		return nil
+	}
+	return device.Down()
+}
+
+// watchDevice has all transports looked at again as soon as the engine's device fails,
+// may be tried again, or works again: what they say is what the control plane hears.
+func (d *Daemon) watchDevice(ctx context.Context) error {
+	tick := time.NewTicker(lookEvery)
+	defer tick.Stop()
+	var was error
+	var tried time.Time // the latest time to try again at which that was done
+	for {
+		now := d.down()
+		if (now == nil) != (was == nil) {
+			d.mover.Recheck()
+			if now != nil {
+				d.cfg.Logger.Warn("no KV is taken: the engine's memory cannot be used", "why", now)
+			} else {
+				d.cfg.Logger.Info("KV is taken again: the engine's memory can be used")
+			}
+		}
+		was = now
+		var down *cuda.DownError
+		if errors.As(now, &down) && !down.Again.IsZero() && !down.Again.Equal(tried) && time.Now().After(down.Again) {
+			tried = down.Again
+			d.mover.Recheck()
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}

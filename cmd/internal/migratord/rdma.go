@@ -1,0 +1,75 @@
+package migratord
+
+import (
+	"net/http"
+	"net/netip"
+	"strings"
+
+	"github.com/cascadeinfer/cascade/migrator/transport/verbs"
+	"github.com/cascadeinfer/cascade/policies/links"
+)
+
+// newRDMA builds the transport over RDMA. Its connections are made over the peers'
+// port, whose credentials it has: without any it stays on the own node.
+func (d *Daemon) newRDMA() error {
+	own, all := d.cfg.Replica.RDMA, d.cfg.Fleet.RDMA
+	vc := verbs.Config{
+		Device: d.rdmaDevice, Bounce: d.bounce, Port: own.Port, TrafficClass: uint8(all.TrafficClass), ServiceLevel: uint8(all.ServiceLevel),
+		Library: d.cfg.RDMA, Address: func() string { return d.cfg.Replica.Peer }, Pool: d.blocks, Logger: d.cfg.Logger,
+	}
+	if d.cfg.TLS != nil {
+		vc.Credentials, vc.TrustDomain = d.credentials, d.cfg.Fleet.Fleet.TLS.TrustDomain
+	}
+	if own.Address != "" {
+		var err error
+		if vc.GID, err = netip.ParseAddr(own.Address); err != nil {
+			return err
+		}
+	}
+	t, err := verbs.New(vc)
+	if err != nil {
+		return err
+	}
+	d.rdma, d.transports = t, append(d.transports, t)
+	return nil
+}
+
+// rdmaDevice is the device that the fleet file names, or the one that lies nearest to
+// the replica's KV cache on this machine, "" while that is not known.
+func (d *Daemon) rdmaDevice() string {
+	if name := d.cfg.Replica.RDMA.Device; name != "" || d.cfg.Machine == nil {
+		return name
+	}
+	if m := d.cfg.Machine(); m != nil {
+		if p := m.Site(d.cfg.Fleet.Place(d.cfg.Replica)).RDMA; p != nil {
+			return p.Name
+		}
+	}
+	return ""
+}
+
+// bounce reports whether the KV of a GPU goes to the NIC by way of the host, since
+// another processor is between the two: as the fleet is told (links.Ways).
+func (d *Daemon) bounce() bool {
+	d.nearby.mu.Lock()
+	defer d.nearby.mu.Unlock()
+	d.siteLocked()
+	p := d.nearby.own.RDMA
+	return p != nil && p.Distance == links.System
+}
+
+// peerRPC serves the gRPC of the peers' port.
+func (d *Daemon) peerRPC() http.Handler {
+	peers := d.network.Handler()
+	if d.rdma == nil {
+		return peers
+	}
+	rdma := d.rdma.Handler()
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasPrefix(r.URL.Path, verbs.Path) {
+			rdma.ServeHTTP(w, r)
+			return
+		}
+		peers.ServeHTTP(w, r)
+	})
+}

@@ -1,0 +1,128 @@
+package migratord
+
+import (
+	"errors"
+	"slices"
+
+	"github.com/cascadeinfer/cascade/migrator/executor"
+	"github.com/cascadeinfer/cascade/migrator/loadreport"
+	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/api"
+	"github.com/cascadeinfer/cascade/xds/fleet"
+)
+
+func (d *Daemon) newUplink() error {
+	var err error
+	d.uplink, err = loadreport.New(loadreport.Config{
+		Conn: d.cfg.Control, Others: d.cfg.OtherControl, Replica: d.id, Model: d.model, Source: d.Status, Extra: d.extra, Replied: d.reply,
+		Changed: d.front.Changed(), Logger: d.cfg.Logger,
+	})
+	return err
+}
+
+// extra is what reports say beyond the front's state, of the process before this
+// one too.
+func (d *Daemon) extra() loadreport.Extra { return d.elder.added().extend(d.own()) }
+
+// own is what reports say of this process.
+func (d *Daemon) own() loadreport.Extra {
+	e := loadreport.Extra{Site: d.site(), Streams: d.front.Clients()}
+	if d.market == nil {
+		for _, r := range d.front.Residents() {
+			e.Residents++
+			if r.Fixed != policies.MayMove {
+				e.Pinned++
+			}
+		}
+		return e
+	}
+	s := d.market.Status()
+	e.Residents, e.Pinned, e.PinnedSeconds = s.Residents, s.Pinned, s.PinnedSeconds
+	e.Proposal = d.market.Proposal()
+	e.Moves = append(news(d.mover.Moves()), d.rescues.told()...) // what is too much for one report, the uplink tells with the next
+	e.Routes = routes(d.mover.Routes(), d.over)
+	if d.host != nil {
+		e.Slots = d.host.Status()
+		if d.cfg.Host != nil {
+			for _, s := range e.Slots {
+				s.Host = d.host.Name()
+			}
+		}
+	}
+	return e
+}
+
+// toldMoves is how many moves a report may hold.
+const toldMoves = 64
+
+// news is what a report says of the moves that this replica sells: those that
+// are under way, and the latest of those that have ended. moves are in the order
+// of their beginnings, the ended ones after the others.
+func news(moves []executor.Move) []*api.Move {
+	var live, ended []*api.Move
+	for _, m := range slices.Backward(moves) {
+		switch {
+		case m.Role != "source":
+		case m.State == "moved" || m.State == "failed":
+			ended = append(ended, told(m))
+		default:
+			live = append(live, told(m))
+		}
+	}
+	all := append(live, ended...)
+	return all[:min(len(all), toldMoves)]
+}
+
+// states are the final states in the words of reports.
+var states = map[string]string{"moved": "done", "failed": "aborted"}
+
+// told is a move in the words of reports.
+func told(m executor.Move) *api.Move {
+	state := m.State
+	if final := states[state]; final != "" {
+		state = final
+	}
+	return &api.Move{
+		Id: m.ID, Request: m.Request, Cause: m.Cause.String(), Front: string(m.Front), From: string(m.From), To: string(m.To),
+		Way: m.Way, Transport: m.Transport, State: state, Why: m.Why, Rounds: uint32(m.Rounds), Tokens: int64(m.Tokens), Bytes: m.Bytes,
+		StallSeconds: m.Stall.Seconds(), Seconds: m.Seconds, StartedUnixMicros: m.Began.UnixMicro(),
+	}
+}
+
+// toldRoutes is how many routes a report may hold.
+const toldRoutes = 32
+
+// routes is what a report says of transports: all of them in general, then of
+// peers those paths that are held back before those that work. over says what a
+// transport from a peer goes over.
+func routes(paths []transport.Path, over func(peer policies.ReplicaID, transport string) string) []*api.Route {
+	var general, held, ready []*api.Route
+	for _, p := range paths {
+		r := &api.Route{Transport: p.Transport, Peer: string(p.Peer), State: fleet.RouteReady, BytesPerSecond: p.Rate}
+		if p.Why != nil {
+			r.State, r.Why = fleet.RouteHeld, p.Why.Error()
+		}
+		switch {
+		case p.Peer == "":
+			if errors.Is(p.Why, transport.ErrUnsuited) {
+				r.State = fleet.RouteUnsuited
+			} else if p.Why != nil {
+				r.State = fleet.RouteBroken
+			}
+			general = append(general, r)
+		case p.Why != nil:
+			held = append(held, r)
+		default:
+			ready = append(ready, r)
+		}
+	}
+	all := slices.Concat(general, held, ready)
+	all = all[:min(len(all), toldRoutes)]
+	for _, r := range all {
+		if r.Peer != "" {
+			r.Over = over(policies.ReplicaID(r.Peer), r.Transport)
+		}
+	}
+	return all
+}

@@ -1,0 +1,38 @@
+package migratord
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/frontend"
+	"github.com/cascadeinfer/cascade/xds/api"
+	"github.com/cascadeinfer/cascade/xds/fleet"
+)
+
+// TestRescuesAreReported checks that the control plane takes what is told of
+// rescues, and that what is remembered is bounded.
+func TestRescuesAreReported(t *testing.T) {
+	var x rescues
+	began := time.Unix(1e9, 0)
+	x.add(frontend.Rescue{Stream: "r0/7", Epoch: 2, From: "r1", To: "r2", Length: 90, Began: began, Took: time.Second}, "r0")
+	x.add(frontend.Rescue{Stream: "r0/7", Epoch: 5, From: "r2", Length: 95, Began: began, Took: time.Minute, Err: errors.New("nobody")}, "r0")
+	r, err := fleet.Decode(&api.LoadReport{Replica: "r0", Model: "m", Moves: x.told()})
+	if err != nil || r.Note != "" || len(r.Moves) != 2 {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	saved, lost := r.Moves[0], r.Moves[1]
+	if saved.Cause != "engine lost" || saved.State != fleet.MoveDone || saved.From != "r1" || saved.To != "r2" || saved.Front != "r0" || saved.Stall != 1 || saved.Tokens != 90 || !saved.Started.Equal(began) {
+		t.Errorf("%+v", saved)
+	}
+	if lost.ID == saved.ID || lost.State != fleet.MoveAborted || lost.Why != "nobody" || lost.To != "" {
+		t.Errorf("%+v", lost)
+	}
+	before := x.told()
+	for range 2 * maxRescues {
+		x.add(frontend.Rescue{Stream: "r0/8", Epoch: 11}, "r0")
+	}
+	if len(x.told()) != maxRescues || before[0].Id != "r0/7#2" {
+		t.Errorf("%d are remembered", len(x.told()))
+	}
+}

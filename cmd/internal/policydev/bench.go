@@ -1,0 +1,136 @@
+package policydev
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"slices"
+	"time"
+
+	"github.com/cascadeinfer/cascade/wasm/abi"
+)
+
+// Measured is one kind's row of a benchmark.
+type Measured struct {
+	Kind   string  `json:"kind"`
+	Wasm   float64 `json:"wasm_ns"`      // per call: the frame written, the call made, the answer checked
+	Allocs float64 `json:"allocs"`       // per call, of the host
+	Fuel50 int64   `json:"fuel_p50"`     // ticks
+	Fuel99 int64   `json:"fuel_p99"`     // ticks
+	Limit  int64   `json:"fuel_limit"`   // ticks
+	Native string  `json:"native"`       // the built-in policy beside it, "" for none
+	Beside float64 `json:"native_ns"`    // per call of that
+	Calls  int     `json:"calls"`        // of the module, all rounds together
+	Rounds int     `json:"rounds"`       // figures are their medians
+	Empty  float64 `json:"empty_ns"`     // what a call costs that asks the smallest question
+	Memory uint32  `json:"memory_bytes"` // afterwards
+}
+
+// rounds alternate between the module and the native policy, so that what else
+// the machine does meets both.
+const rounds = 5
+
+// Bench measures each kind that a module decides, for about the given time,
+// beside one of our own policies: the named one, or for "" the usual one of the
+// kind.
+func Bench(ctx context.Context, s *Subject, name string, each time.Duration) ([]Measured, error) {
+	var all []Measured
+	for _, k := range s.kinds() {
+		twin, ok := usual(k)
+		if name != "" {
+			var err error
+			if twin, err = named(name, s.kinds()); err != nil {
+				return nil, err
+			}
+			ok = slices.Contains(twin.kinds, k)
+		}
+		var p any
+		if ok {
+			p = twin.policy
+		}
+		m, err := s.bench(ctx, k, p, each)
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			m.Native = twin.name
+		}
+		all = append(all, m)
+	}
+	return all, nil
+}
+
+func (s *Subject) bench(ctx context.Context, k abi.Kind, twin any, each time.Duration) (m Measured, err error) {
+	m = Measured{Kind: k.String(), Limit: s.Module.Limit(k).Fuel, Rounds: rounds}
+	i, err := s.instance()
+	if err != nil {
+		return m, err
+	}
+	defer func() { err = errors.Join(err, i.Close()) }()
+	source := newRandom(1, k)
+	asked := make([]*question, 64)
+	var fuel []int64
+	for n := range asked {
+		asked[n] = source.typical(k)
+		if err := asked[n].call(i, abi.Call{}); err != nil {
+			return m, err
+		}
+		fuel = append(fuel, i.Fuel())
+	}
+	slices.Sort(fuel)
+	m.Fuel50, m.Fuel99 = quantile(fuel, 50), quantile(fuel, 99)
+
+	small := source.sized(k, 0, 0)
+	var module, empty, beside, allocs []float64
+	part := each / (rounds * 5) // three fifths for the module, one for either other
+	for range rounds {
+		if err := ctx.Err(); err != nil {
+			return m, err
+		}
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		ns, calls := timed(3*part, func(n int) { first(&err, asked[n%len(asked)].call(i, abi.Call{ID: uint64(n)})) })
+		runtime.ReadMemStats(&after)
+		module, allocs, m.Calls = append(module, ns), append(allocs, float64(after.Mallocs-before.Mallocs)/float64(calls)), m.Calls+calls
+		ns, _ = timed(part, func(int) { first(&err, small.call(i, abi.Call{})) })
+		empty = append(empty, ns)
+		if err != nil {
+			return m, err
+		}
+		if twin != nil {
+			ns, _ = timed(part, func(n int) { asked[n%len(asked)].native(twin) })
+			beside = append(beside, ns)
+		}
+	}
+	m.Wasm, m.Empty, m.Allocs, m.Beside = median(module), median(empty), median(allocs), median(beside)
+	m.Memory, _ = i.Memory()
+	return m, nil
+}
+
+// first keeps the first error.
+func first(kept *error, err error) {
+	if *kept == nil {
+		*kept = err
+	}
+}
+
+// timed calls f for at least that long and returns nanoseconds per call.
+func timed(least time.Duration, f func(n int)) (ns float64, calls int) {
+	for n := 1; ; n *= 2 {
+		begin := time.Now()
+		for i := range n {
+			f(i)
+		}
+		if d := time.Since(begin); d >= least || n >= 1<<30 {
+			return float64(d.Nanoseconds()) / float64(n), n
+		}
+	}
+}
+
+func median(list []float64) float64 {
+	if len(list) == 0 {
+		return 0
+	}
+	slices.Sort(list)
+	return list[len(list)/2]
+}

@@ -1,0 +1,153 @@
+package policydev
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o777), os.WriteFile(path, []byte(text), 0o666)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestBuildLeavesTestsOut: rules with a test in Go beside them are rules, and a folder
+// of nothing but tests is no policy.
+func TestBuildLeavesTestsOut(t *testing.T) {
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "site_test.go"), "package site_test\n")
+	if _, err := Build(context.Background(), dir, "", ""); err == nil || !strings.Contains(err.Error(), "has no Go, C or Rego file") {
+		t.Errorf("tests alone: %v", err)
+	}
+	write(t, filepath.Join(dir, "site.rego"), "package cascade.plan\n\ndeny contains {\"code\": 1} if count(input.after.stages) > 2\n")
+	b, err := Build(context.Background(), dir, "", "")
+	if err != nil || b.Language != "rego" || b.Bytes == 0 {
+		t.Errorf("%+v, %v", b, err)
+	}
+}
+
+// TestZigIsThePinnedOne: what authors are told to install is what "make zig" installs,
+// and what that
+// has put into a checkout is found by a program in it.
+func TestZigIsThePinnedOne(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join("..", "..", "..", "Makefile"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(text), "\nZIG_WHEEL     := "+ZigWheel+"\n") {
+		t.Errorf("the Makefile pins another than %s", ZigWheel)
+	}
+	root := t.TempDir()
+	python := filepath.Join(root, ".cache", "zig", "bin", "python")
+	write(t, filepath.Join(root, "go.mod"), "module "+modulePath+"\n")
+	write(t, python, "")
+	if got := wheel(filepath.Join(root, "bin", "cascade")); got != python {
+		t.Errorf("%q, want %s", got, python)
+	}
+	if got := wheel(filepath.Join(t.TempDir(), "cascade")); got != "" {
+		t.Errorf("%q without a checkout", got)
+	}
+}
+
+// zigHere is the command of what "make zig" has put into this checkout; tests lie
+// elsewhere when they run.
+func zigHere(t *testing.T) (python string) {
+	t.Helper()
+	python, err := filepath.Abs(filepath.Join("..", "..", "..", ".cache", "zig", "bin", "python"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(python); err != nil {
+		if os.Getenv("CI") != "" {
+			t.Fatal("there is no Zig to compile C with: make zig")
+		}
+		t.Skip("there is no Zig to compile C with: make zig")
+	}
+	return python
+}
+
+// TestBuildRunsNothing: neither the folder that is built nor the working directory says
+// what is run, however much they look like a checkout or hide a compiler's name.
+func TestBuildRunsNothing(t *testing.T) {
+	python := zigHere(t)
+	theirs, path := t.TempDir(), t.TempDir()
+	ran := filepath.Join(t.TempDir(), "ran")
+	script := func(file, text string) {
+		write(t, file, text)
+		if err := os.Chmod(file, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	script(filepath.Join(path, "python3"), "#!/bin/sh\nexec '"+python+"' \"$@\"\n")
+	t.Setenv("PATH", path)
+	write(t, filepath.Join(theirs, "go.mod"), "module "+modulePath+"\n")
+	for _, at := range []string{theirs, filepath.Join(theirs, "bids")} {
+		script(filepath.Join(at, ".cache", "zig", "bin", "python"), "#!/bin/sh\necho python > '"+ran+"'\n")
+		for _, name := range []string{"zig", "clang", "python", "python3"} {
+			script(filepath.Join(at, name), "#!/bin/sh\necho "+name+" > '"+ran+"'\n")
+		}
+		for _, name := range []string{"ziglang.py", "sitecustomize.py", "os.py"} {
+			write(t, filepath.Join(at, name), "open('"+ran+"', 'w').write('"+name+"')\n")
+		}
+	}
+	write(t, filepath.Join(theirs, "bids", "bids.c"), "int cs_none(void) { return 0; }\n")
+	for _, from := range []string{theirs, filepath.Join(theirs, "bids"), t.TempDir()} {
+		t.Chdir(from)
+		for _, compiler := range []string{"", "python3 -m ziglang cc"} {
+			b, err := Build(context.Background(), filepath.Join(theirs, "bids"), filepath.Join(t.TempDir(), "bids.wasm"), compiler)
+			if err != nil || b.Bytes == 0 {
+				t.Errorf("in %s, with %q: %+v, %v", from, compiler, b, err)
+			}
+			if who, err := os.ReadFile(ran); err == nil {
+				t.Fatalf("in %s, with %q: ran %s", from, compiler, who)
+			}
+		}
+	}
+	write(t, filepath.Join(theirs, "bids", "@args.c"), "-o bids.wasm")
+	if _, err := Build(context.Background(), filepath.Join(theirs, "bids"), filepath.Join(theirs, "out"), ""); err == nil || !strings.Contains(err.Error(), "rename it") {
+		t.Errorf("a name that is an option: %v", err)
+	}
+}
+
+// TestBuildFetchesNothing: neither a go command nor a module.
+func TestBuildFetchesNothing(t *testing.T) {
+	for text, want := range map[string]string{
+		"module x\n\ngo 1.26\n\ntoolchain go1.999.0\n":              "",
+		"module x\n\ngo 1.999.0\n":                                  "GOTOOLCHAIN=local",
+		"module x\n\ngo 1.26\n\nrequire example.invalid/y v1.0.0\n": "go mod download",
+	} {
+		dir := t.TempDir()
+		write(t, filepath.Join(dir, "go.mod"), text)
+		write(t, filepath.Join(dir, "go.sum"), "example.invalid/y v1.0.0 h1:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\nexample.invalid/y v1.0.0/go.mod h1:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\n")
+		write(t, filepath.Join(dir, "main.go"), "package main\n\nimport _ \"example.invalid/y\"\n\nfunc main() {}\n")
+		if want == "" {
+			write(t, filepath.Join(dir, "main.go"), "package main\n\nfunc main() {}\n")
+		}
+		t.Setenv("GOPROXY", "http://127.0.0.1:1")
+		_, err := Build(context.Background(), dir, filepath.Join(t.TempDir(), "x.wasm"), "")
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
+
+// TestBuildC: the header comes with this program.
+func TestBuildC(t *testing.T) {
+	dir, err := filepath.Abs(filepath.Join("..", "..", "..", "examples", "bid-c", "src"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := Build(context.Background(), dir, filepath.Join(t.TempDir(), "near.wasm"), zigHere(t)+" -m ziglang cc")
+	if err != nil || b.Language != "c" || b.Bytes == 0 {
+		t.Fatalf("%+v, %v", b, err)
+	}
+	in, err := Inspect(context.Background(), b.File)
+	if err != nil || in.Refused != "" || len(in.Kinds) != 1 || in.Kinds[0].Kind != "bid-select" {
+		t.Errorf("%+v, %v", in, err)
+	}
+}

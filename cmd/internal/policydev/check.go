@@ -1,0 +1,394 @@
+package policydev
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/calllog"
+	"github.com/cascadeinfer/cascade/wasm/host"
+)
+
+// TestConfig says how much Test does.
+type TestConfig struct {
+	// Native is one of our own policies that the module must decide like; "" is
+	// none.
+	Native string
+	// Calls is how often the leak test calls each kind. 0 means 1e6, for refine
+	// and guard 1e5, for partition 1e3.
+	Calls int
+	// Random is how many random frames of each kind are asked. 0 means 2000, for
+	// partition 100.
+	Random int
+	// Frames are recorded ones that are replayed. Nil means that only the random
+	// ones are.
+	Frames []Frame
+	// Golden is what the module has to answer, as Expect wrote it. Empty means that
+	// nothing is known.
+	Golden []byte
+	// Seed chooses the random frames.
+	Seed uint64
+}
+
+// Defaults of TestConfig.
+const (
+	manyCalls, someCalls, fewCalls = 1_000_000, 100_000, 1000
+	manyFrames, fewFrames          = 2000, 100
+)
+
+func (c TestConfig) calls(k abi.Kind) int {
+	switch {
+	case c.Calls > 0:
+		return c.Calls
+	case k == abi.Partition:
+		return fewCalls
+	case k == abi.Refine || k == abi.Guard:
+		return someCalls
+	}
+	return manyCalls
+}
+
+func (c TestConfig) random(k abi.Kind) int {
+	switch {
+	case c.Random > 0:
+		return c.Random
+	case k == abi.Partition:
+		return fewFrames
+	}
+	return manyFrames
+}
+
+// Report is what Test found.
+type Report struct {
+	File   string  `json:"file"`
+	SHA256 string  `json:"sha256"`
+	Bytes  int     `json:"bytes"`
+	Checks []Check `json:"checks"`
+	Failed int     `json:"failed"`
+}
+
+// Check is one line of a report.
+type Check struct {
+	Kind    string `json:"kind"`
+	Name    string `json:"check"`
+	Outcome string `json:"outcome"` // "ok", "failed" or "skipped"
+	Text    string `json:"text"`
+}
+
+// The outcomes of a check.
+const (
+	Passed  = "ok"
+	Failed  = "failed"
+	Skipped = "skipped"
+)
+
+// Test runs every check on a module. The error is about the context or a bad
+// configuration; what is wrong with the module is in the report.
+func Test(ctx context.Context, s *Subject, c TestConfig) (Report, error) {
+	r := Report{File: s.Path, SHA256: s.SHA256(), Bytes: s.Bytes}
+	kinds := s.kinds()
+	var twin *builtin
+	if c.Native != "" {
+		b, err := named(c.Native, kinds)
+		if err != nil {
+			return r, err
+		}
+		twin = &b
+	}
+	for _, k := range kinds {
+		t := &tester{ctx: ctx, subject: s, config: c, kind: k, report: &r}
+		frames, err := randomFrames(c.Seed, k, c.random(k))
+		if err != nil {
+			return r, err
+		}
+		t.check("golden vectors", t.golden)
+		t.check("expected", t.expected)
+		t.check("same as native", func() (string, error) { return t.equality(twin, frames) })
+		t.check("fuel", func() (string, error) { return t.fuel(frames) })
+		t.check("leaks", t.leaks)
+		t.check("replay", func() (string, error) { return t.replay(frames) })
+		if err := ctx.Err(); err != nil {
+			return r, err
+		}
+	}
+	if len(c.Frames) > 0 {
+		t := &tester{ctx: ctx, subject: s, config: c, kind: abi.Kinds, report: &r}
+		t.check("recorded", func() (string, error) { return t.recorded(c.Frames) })
+	}
+	return r, ctx.Err()
+}
+
+// tester tests one kind.
+type tester struct {
+	ctx     context.Context
+	subject *Subject
+	config  TestConfig
+	kind    abi.Kind
+	report  *Report
+}
+
+// skipped is the error of a check that does not apply.
+type skipped string
+
+func (s skipped) Error() string { return string(s) }
+
+func (t *tester) check(name string, run func() (string, error)) {
+	c := Check{Kind: t.kind.String(), Name: name, Outcome: Passed}
+	if t.kind == abi.Kinds {
+		c.Kind = "all"
+	}
+	text, err := run()
+	var skip skipped
+	switch {
+	case errors.As(err, &skip):
+		c.Outcome, text = Skipped, string(skip)
+	case err != nil:
+		c.Outcome, text = Failed, err.Error()
+		t.report.Failed++
+	}
+	c.Text = text
+	t.report.Checks = append(t.report.Checks, c)
+}
+
+// with lends an instance.
+func (t *tester) with(use func(*host.Instance) error) error {
+	i, err := t.subject.instance()
+	if err != nil {
+		return err
+	}
+	return errors.Join(use(i), i.Close())
+}
+
+// golden asks the vectors of wasm/abi, each as it is, as a later host might
+// write it, and with a flag that no guest knows.
+func (t *tester) golden() (string, error) {
+	vectors, err := golden(t.kind)
+	if err != nil {
+		return "", err
+	}
+	names := slices.Sorted(maps.Keys(vectors))
+	err = t.with(func(i *host.Instance) error {
+		for _, name := range names {
+			var now, later host.Record
+			frame := vectors[name]
+			if err := i.Replay(frame, &now); err != nil && (valid(frame) || now.Cause.Fatal()) {
+				return fmt.Errorf("vector %s: %w", name, err)
+			}
+			if err := i.Replay(newer(frame), &later); err != nil && now.Cause == 0 || later.Result != now.Result || string(later.Output) != string(now.Output) {
+				return fmt.Errorf("vector %s: with eight bytes more in the header the answer differs: go by hdr_len and the offsets in it", name)
+			}
+			flagged := slices.Clone(frame)
+			binary.LittleEndian.PutUint32(flagged[8:], 1<<31)
+			// The error says what the host's own decoder thinks of the flag.
+			if _ = i.Replay(flagged, &later); later.Cause.Fatal() && later.Cause != 0 {
+				return fmt.Errorf("vector %s, with an unknown flag set: %s", name, later.Cause)
+			}
+			if status, value := abi.Unpack(later.Result); status != abi.Unsupported {
+				return fmt.Errorf("vector %s: with an unknown flag set the status is %d, and the value %d; it must be %d, Unsupported", name, status, value, abi.Unsupported)
+			}
+		}
+		return nil
+	})
+	return counted(len(names), "vector") + ", also in a later host's layout", err
+}
+
+// valid reports whether a policy must have an answer to a frame.
+func valid(frame []byte) bool {
+	if kindOf(frame) != abi.Partition {
+		return true
+	}
+	var w policies.Workload
+	return abi.GetPartition(frame, &w) == abi.OK && w.Validate() == nil
+}
+
+// newer returns the frame with a longer header.
+func newer(frame []byte) []byte {
+	le := binary.LittleEndian
+	at := le.Uint16(frame[4:])
+	out := slices.Insert(slices.Clone(frame), int(at), 1, 2, 3, 4, 5, 6, 7, 8)
+	le.PutUint16(out[4:], at+8)
+	for _, off := range []int{16, 24, 36, 44, 56} { // where arguments, records, aux, state and output begin
+		le.PutUint32(out[off:], le.Uint32(out[off:])+8)
+	}
+	return out
+}
+
+func (t *tester) equality(twin *builtin, frames []Frame) (string, error) {
+	if twin == nil {
+		return "", skipped("name a built-in policy with --native")
+	}
+	if !slices.Contains(twin.kinds, t.kind) {
+		return "", skipped(twin.name + " does not decide this kind")
+	}
+	err := t.with(func(i *host.Instance) error {
+		var got, want host.Record
+		for n, f := range frames {
+			if err := t.ctx.Err(); err != nil {
+				return err
+			}
+			if err := (native{*twin}).Replay(f.Frame, &want); err != nil {
+				return fmt.Errorf("random frame %d: %s: %w", n, twin.name, err)
+			}
+			if err := i.Replay(f.Frame, &got); err != nil {
+				return fmt.Errorf("random frame %d: %w", n, err)
+			}
+			if !calllog.Same(&got, &want) {
+				return fmt.Errorf("random frame %d: %s; %s decides: %s", n, decision(&got), twin.name, decision(&want))
+			}
+		}
+		return nil
+	})
+	return fmt.Sprintf("%s, decided as %s does", counted(len(frames), "random frame"), twin.name), err
+}
+
+// fuel says what random frames cost.
+func (t *tester) fuel(frames []Frame) (string, error) {
+	limit := t.subject.Module.Limit(t.kind).Fuel
+	var used []int64
+	err := t.with(func(i *host.Instance) error {
+		var r host.Record
+		for n, f := range frames {
+			if err := t.ctx.Err(); err != nil {
+				return err
+			}
+			if err := i.Replay(f.Frame, &r); err != nil {
+				return fmt.Errorf("random frame %d of %d bytes, after %d ticks: %w", n, len(f.Frame), i.Fuel(), err)
+			}
+			used = append(used, r.Fuel)
+		}
+		return nil
+	})
+	if err != nil {
+		return "", err
+	}
+	slices.Sort(used)
+	most := used[len(used)-1]
+	return fmt.Sprintf("p50 %d, p99 %d, most %d ticks: %.1f %% of the limit, %d", quantile(used, 50), quantile(used, 99), most, 100*float64(most)/float64(limit), limit), nil
+}
+
+// patience is how many times as many calls as configured the leak test makes for
+// a module whose memory still grows.
+const patience = 8
+
+// leaks calls often. Memory may grow at first, until what a guest allocates is
+// found free again; a module passes when it then serves as many calls as before
+// without growing.
+func (t *tester) leaks() (text string, err error) {
+	calls := t.config.calls(t.kind)
+	source := newRandom(t.config.Seed, t.kind)
+	var asked [64]*question
+	for n := range asked {
+		asked[n] = source.typical(t.kind)
+	}
+	err = t.with(func(i *host.Instance) error {
+		_, first := i.Memory()
+		half := first
+		for n := 0; ; n++ {
+			if n%1024 == 0 && t.ctx.Err() != nil {
+				return t.ctx.Err()
+			}
+			now, _ := i.Memory()
+			switch {
+			case n == (calls+1)/2:
+				half = now
+			case n == calls && now == half:
+				text = fmt.Sprintf("%d calls, memory %s at first, %s at the end", calls, size(first), size(now))
+				return nil
+			case n == calls && calls >= patience*t.config.calls(t.kind):
+				return fmt.Errorf("memory was %s at first, %s after half of %d calls, %s at the end: something is kept from call to call", size(first), size(half), calls, size(now))
+			case n == calls:
+				half, calls = now, 2*calls
+			}
+			if err := asked[n%len(asked)].call(i, abi.Call{ID: uint64(n), Seed: uint64(n)}); err != nil {
+				return fmt.Errorf("call %d, with memory %s, %s at first: %w", n, size(now), size(first), err)
+			}
+		}
+	})
+	return text, err
+}
+
+// replay has two instances answer the same frames.
+func (t *tester) replay(frames []Frame) (string, error) {
+	a, err := Play(t.ctx, t.subject, frames)
+	if err != nil {
+		return "", err
+	}
+	b, err := Play(t.ctx, t.subject, frames)
+	if err != nil {
+		return "", err
+	}
+	for n := range a.Records {
+		if !a.Records[n].Equal(&b.Records[n]) {
+			return "", fmt.Errorf("frame %d: one instance says %s after %d ticks, the other %s after %d: a policy may depend on nothing but its call",
+				n, decision(&a.Records[n]), a.Records[n].Fuel, decision(&b.Records[n]), b.Records[n].Fuel)
+		}
+	}
+	if a.Memory != b.Memory {
+		return "", errors.New("two instances have different memories after the same calls")
+	}
+	return fmt.Sprintf("%s twice: equal results, fuel and memory (%s)", counted(len(frames), "frame"), a.Memory[:12]), nil
+}
+
+// recorded replays frames of a file, and compares with the answers in it.
+func (t *tester) recorded(all []Frame) (string, error) {
+	var frames []Frame
+	for _, f := range all {
+		if t.subject.Module.Decides(kindOf(f.Frame)) {
+			frames = append(frames, f)
+		}
+	}
+	if len(frames) == 0 {
+		return "", skipped(fmt.Sprintf("none of %d frames is of a kind that the module decides", len(all)))
+	}
+	if text, err := t.replay(frames); err != nil {
+		return text, err
+	}
+	played, err := Play(t.ctx, t.subject, frames)
+	if err != nil {
+		return "", err
+	}
+	known := 0
+	for n, f := range frames {
+		got := &played.Records[n]
+		if f.Answer == nil {
+			if got.Cause != 0 {
+				return "", fmt.Errorf("frame %d: no answer: %s", n, got.Cause)
+			}
+			continue
+		}
+		known++
+		if !calllog.Same(got, f.Answer) {
+			return "", fmt.Errorf("frame %d: %s; in the file: %s (\"cascade policy replay -o\" writes the new answers)", n, decision(got), decision(f.Answer))
+		}
+		if f.Fuel && f.Answer.Module == t.subject.Module.SHA256() && got.Fuel != f.Answer.Fuel {
+			return "", fmt.Errorf("frame %d: %d ticks; in the file, of the same module: %d", n, got.Fuel, f.Answer.Fuel)
+		}
+	}
+	return fmt.Sprintf("%s, %d with a known answer; memory %s", counted(len(frames), "frame"), known, played.Memory[:12]), nil
+}
+
+// quantile is of a sorted, not empty list.
+func quantile(sorted []int64, percent int) int64 {
+	return sorted[min(len(sorted)-1, len(sorted)*percent/100)]
+}
+
+// counted is a number of things.
+func counted(n int, thing string) string {
+	if n != 1 {
+		thing += "s"
+	}
+	return fmt.Sprintf("%d %s", n, thing)
+}
+
+// size prints bytes of memory, which comes in pages.
+func size(bytes uint32) string {
+	if bytes < 1<<20 {
+		return fmt.Sprintf("%d KiB", bytes>>10)
+	}
+	return fmt.Sprintf("%.1f MiB", float64(bytes)/(1<<20))
+}

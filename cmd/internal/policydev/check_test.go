@@ -1,0 +1,204 @@
+package policydev
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/calllog"
+	"github.com/cascadeinfer/cascade/wasm/host"
+	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// deciding is every kind that decides.
+func deciding() (kinds []abi.Kind) {
+	for k := abi.Configure + 1; k < abi.Kinds; k++ {
+		kinds = append(kinds, k)
+	}
+	return kinds
+}
+
+// subject writes a hand-made module that decides bids, and opens it.
+func subject(t *testing.T, functions ...hosttest.Func) *Subject {
+	t.Helper()
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	path := filepath.Join(t.TempDir(), "policy.wasm")
+	m := hosttest.Policy(functions...)
+	m.Most = 0
+	if err := os.WriteFile(path, m.Encode(), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	s, err := Open(context.Background(), path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if n := s.Module.Live(); n != 0 {
+			t.Errorf("%d instances are left", n)
+		}
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+func selects(body ...[]byte) hosttest.Func {
+	return hosttest.Function(abi.Select.Export(), []byte{hosttest.TypeI32, hosttest.TypeI64}, body...)
+}
+
+// TestChecksFind has each check find what it is for.
+func TestChecksFind(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		module hosttest.Func
+		check  string
+		text   string
+	}{
+		{"it answers whatever is asked", selects(hosttest.Result(1, 0)), "golden vectors", "unknown flag"},
+		{"it takes no bid", selects(hosttest.Result(1, 0)), "same as native", "bid-least-load decides: replica-"},
+		{"it never ends", hosttest.LeastLoad(hosttest.Forever), "fuel", "out of fuel"},
+		{"it names no bid", selects(hosttest.Result(0, 1000)), "fuel", "random frame 0"},
+		{"it gives up", selects(hosttest.Result(5, 0)), "leaks", "gave up"},
+		{"it wants memory now and then", hosttest.LeastLoad(hosttest.OneIn(100, hosttest.I32(1), hosttest.Grow, hosttest.Drop)), "leaks", "kept from call to call"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r, err := Test(context.Background(), subject(t, c.module), TestConfig{Native: "least-load", Calls: 1000, Random: 50})
+			if err != nil {
+				t.Fatal(err)
+			}
+			i := slices.IndexFunc(r.Checks, func(k Check) bool { return k.Name == c.check })
+			if got := r.Checks[i]; got.Outcome != Failed || !strings.Contains(got.Text, c.text) || r.Failed == 0 {
+				t.Errorf("%s: %s: %q", got.Name, got.Outcome, got.Text)
+			}
+		})
+	}
+}
+
+// TestGoodModule passes all that does not go by fields that it does not read.
+func TestGoodModule(t *testing.T) {
+	s := subject(t, hosttest.LeastLoad())
+	frames, err := randomFrames(7, abi.Select, 40)
+	if err != nil {
+		t.Fatal(err)
+	}
+	played, err := Play(context.Background(), s, frames)
+	if err != nil {
+		t.Fatal(err)
+	}
+	frames = calllog.Of(played.Records)
+	golden, n, err := Expect(context.Background(), s, frames, 1)
+	if err != nil || n != mostExpected || calllog.Deflated(golden) > mostDeflated {
+		t.Fatalf("%d answers, %v", n, err)
+	}
+	r, err := Test(context.Background(), s, TestConfig{Native: "bid-least-load", Calls: 1000, Random: 50, Frames: frames, Golden: golden})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range r.Checks {
+		if c.Outcome != Passed && c.Name != "golden vectors" {
+			t.Errorf("%s: %s: %s", c.Name, c.Outcome, c.Text)
+		}
+	}
+	// An answer that changed is told.
+	frames[3].Answer.Result++
+	if r, err = Test(context.Background(), s, TestConfig{Calls: 10, Random: 10, Frames: frames}); err != nil {
+		t.Fatal(err)
+	}
+	if c := r.Checks[len(r.Checks)-1]; c.Outcome != Failed || !strings.HasPrefix(c.Text, "frame 3: ") {
+		t.Errorf("%+v", c)
+	}
+	// So is another module, though it decides alike.
+	r, err = Test(context.Background(), subject(t, hosttest.LeastLoad(hosttest.Loop())), TestConfig{Calls: 10, Random: 10, Golden: golden})
+	if c := r.Checks[1]; err != nil || c.Name != "expected" || c.Outcome != Failed || !strings.Contains(c.Text, "another module") {
+		t.Errorf("%+v, %v", c, err)
+	}
+	if _, err := Test(context.Background(), s, TestConfig{Native: "refine-paper"}); err == nil || !strings.Contains(err.Error(), "bid-paper") {
+		t.Errorf("a built-in policy of another kind: %v", err)
+	}
+	all, err := Bench(context.Background(), s, "", 10*time.Millisecond)
+	if err != nil || len(all) != 1 || all[0].Native != "bid-least-load" || all[0].Wasm <= 0 || all[0].Beside <= 0 || all[0].Fuel99 < all[0].Fuel50 {
+		t.Errorf("%+v, %v", all, err)
+	}
+	// Faults end no replay: the next instance goes on.
+	played, err = Play(context.Background(), subject(t, hosttest.LeastLoad(hosttest.OneIn(2, hosttest.Unreachable))), frames)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := Compare(Recorded(frames), played.Records, 2)
+	if c.Same+c.Differ != len(frames) || c.B.Faults[host.Trapped.String()] < 10 || len(c.Shown) != 2 {
+		t.Errorf("%+v", c)
+	}
+}
+
+// TestBuiltinsAnswer has our own policies answer frames of all their kinds, as
+// they are and through a file.
+func TestBuiltinsAnswer(t *testing.T) {
+	for _, k := range deciding() {
+		frames, err := randomFrames(3, k, 50)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, ok := usual(k)
+		if ok == (k == abi.Guard) {
+			t.Errorf("%v: a built-in policy: %v", k, ok)
+		}
+		if !ok {
+			continue
+		}
+		played, err := PlayNative(context.Background(), b.name, frames)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for n := range frames {
+			if played.Records[n].Cause != 0 {
+				t.Fatalf("%s, frame %d: %s", b.name, n, decision(&played.Records[n]))
+			}
+			frames[n].Answer = &played.Records[n]
+		}
+		var file bytes.Buffer
+		if err := calllog.Write(&file, frames); err != nil {
+			t.Fatal(err)
+		}
+		again, err := calllog.Read(&file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c := Compare(Recorded(again), played.Records, 1); c.Same != len(frames) {
+			t.Errorf("%v: %+v", k, c)
+		}
+	}
+}
+
+// TestNewerFrames says that today's reader finds the same words in a later
+// host's frame.
+func TestNewerFrames(t *testing.T) {
+	for _, k := range deciding() {
+		vectors, err := golden(k)
+		if err != nil || len(vectors) == 0 {
+			t.Fatalf("%v: %d vectors, %v", k, len(vectors), err)
+		}
+		b, ok := usual(k)
+		if !ok {
+			continue
+		}
+		for name, frame := range vectors {
+			var now, later host.Record
+			_ = native{b}.Replay(frame, &now) // one vector has no valid words
+			_ = native{b}.Replay(newer(frame), &later)
+			if !calllog.Same(&now, &later) {
+				t.Errorf("%s: %s, later %s", name, decision(&now), decision(&later))
+			}
+		}
+	}
+}

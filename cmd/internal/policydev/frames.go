@@ -1,0 +1,68 @@
+package policydev
+
+import (
+	"encoding/hex"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+
+	"github.com/cascadeinfer/cascade/wasm"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/calllog"
+)
+
+// Frame is a frame with the answer that somebody gave.
+type Frame = calllog.Frame
+
+// LoadFrames reads a file of frames by name.
+func LoadFrames(path string) ([]Frame, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	all, err := calllog.Read(f)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return all, nil
+}
+
+// golden returns the golden vectors of a kind, by name.
+func golden(k abi.Kind) (map[string][]byte, error) {
+	names, err := fs.Glob(wasm.Vectors, "abi/testdata/*.hex")
+	if err != nil {
+		return nil, err
+	}
+	found := map[string][]byte{}
+	for _, name := range names {
+		text, err := wasm.Vectors.ReadFile(name)
+		if err != nil {
+			return nil, err
+		}
+		frame, err := hex.DecodeString(strings.Join(strings.Fields(string(text)), ""))
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		if kindOf(frame) == k {
+			found[strings.TrimSuffix(strings.TrimPrefix(name, "abi/testdata/"), ".hex")] = frame
+		}
+	}
+	return found, nil
+}
+
+// randomFrames returns frames of random questions.
+func randomFrames(seed uint64, k abi.Kind, n int) ([]Frame, error) {
+	r := newRandom(seed, k)
+	frames := make([]Frame, n)
+	for i := range frames {
+		c := abi.Call{ID: uint64(i), Now: 1_700_000_000_000_000, Seed: r.Uint64()}
+		frame, err := r.any(k).frame(c)
+		if err != nil {
+			return nil, err
+		}
+		frames[i].Frame = frame
+	}
+	return frames, nil
+}

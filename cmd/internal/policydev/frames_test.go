@@ -1,0 +1,57 @@
+package policydev
+
+import (
+	"bytes"
+	"reflect"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/wasm/calllog"
+)
+
+// FuzzReadFrames holds that whatever is read is written and read again alike, and
+// can be compared and shown.
+func FuzzReadFrames(f *testing.F) {
+	for _, k := range deciding() {
+		frames, err := randomFrames(1, k, 2)
+		if err != nil {
+			f.Fatal(err)
+		}
+		if b, ok := usual(k); ok {
+			for n := range frames {
+				r := Recorded(frames)[n]
+				if err := (native{b}).Replay(frames[n].Frame, &r); err != nil {
+					f.Fatal(err)
+				}
+				frames[n].Answer = &r
+			}
+		}
+		var w bytes.Buffer
+		if err := calllog.Write(&w, frames); err != nil {
+			f.Fatal(err)
+		}
+		f.Add(w.Bytes())
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		frames, err := calllog.Read(bytes.NewReader(text))
+		if err != nil {
+			return
+		}
+		var w bytes.Buffer
+		if err := calllog.Write(&w, frames); err != nil {
+			t.Fatal(err)
+		}
+		again, err := calllog.Read(&w)
+		if err != nil {
+			t.Fatalf("%v: what was written cannot be read", err)
+		}
+		a, b := Recorded(frames), Recorded(again)
+		if c := Compare(a, b, 1); c.Differ != 0 {
+			t.Errorf("%+v", c)
+		}
+		for n := range a {
+			if a[n].Frame != nil && !reflect.DeepEqual(decision(&a[n]), decision(&b[n])) {
+				t.Errorf("frame %d", n)
+			}
+		}
+	})
+}

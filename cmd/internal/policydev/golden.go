@@ -1,0 +1,123 @@
+package policydev
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/calllog"
+	"github.com/cascadeinfer/cascade/wasm/host"
+	"github.com/cascadeinfer/cascade/wasm/sign"
+)
+
+// GoldenSuffix follows a module's name in that of the file with what it is
+// expected to answer.
+const GoldenSuffix = ".golden"
+
+const (
+	// mostExpected is how many calls of each kind are expected, at most.
+	mostExpected = 12
+	// mostDeflated is what they may take of a signature file, in bytes before
+	// base64: there is to be room for a statement and sixteen signatures.
+	mostDeflated = (sign.MaxFile - 6<<10) / 4 * 3
+)
+
+// Expect writes down what a module answers, and for which fuel: to the smallest
+// ones of recorded calls, the protocol's golden vectors and random calls, as many
+// as a signature file can carry. What the module does not answer is left out.
+func Expect(ctx context.Context, s *Subject, recorded []Frame, seed uint64) ([]byte, int, error) {
+	pools := make(map[abi.Kind][]Frame)
+	for _, k := range s.kinds() {
+		pool, err := expectable(k, recorded, seed)
+		if err == nil {
+			pool, err = calllog.Answer(ctx, s.instance, pool[:min(len(pool), mostExpected)])
+		}
+		if err != nil {
+			return nil, 0, err
+		}
+		if len(pool) == 0 {
+			return nil, 0, fmt.Errorf("%s: it answers no call of kind %s", s.Path, k)
+		}
+		pools[k] = pool
+	}
+	for most := mostExpected; most > 0; most-- {
+		var all []Frame
+		for _, k := range s.kinds() { // the first ones stand as they are without the last
+			all = append(all, pools[k][:min(len(pools[k]), most)]...)
+		}
+		var text bytes.Buffer
+		if err := calllog.Write(&text, all); err != nil {
+			return nil, 0, err
+		}
+		if text.Len() <= sign.MaxGolden && calllog.Deflated(text.Bytes()) <= mostDeflated {
+			return text.Bytes(), len(all), nil
+		}
+	}
+	return nil, 0, fmt.Errorf("%s: one call of each kind is more than the %d bytes that a signature file has room for: record smaller ones, and name them with --frames", s.Path, mostDeflated)
+}
+
+// expectable are calls of a kind that a module might be expected to answer, the
+// smallest first.
+func expectable(k abi.Kind, recorded []Frame, seed uint64) ([]Frame, error) {
+	var pool []Frame
+	add := func(frame []byte) {
+		if kindOf(frame) == k && !slices.ContainsFunc(pool, func(o Frame) bool { return bytes.Equal(o.Frame, frame) }) {
+			pool = append(pool, Frame{Frame: frame})
+		}
+	}
+	for _, f := range recorded {
+		add(f.Frame)
+	}
+	vectors, err := golden(k)
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range slices.Sorted(maps.Keys(vectors)) {
+		if valid(vectors[name]) {
+			add(vectors[name])
+		}
+	}
+	random, err := randomFrames(seed, k, 4*mostExpected)
+	for _, f := range random {
+		add(f.Frame)
+	}
+	slices.SortStableFunc(pool, func(a, b Frame) int { return len(a.Frame) - len(b.Frame) })
+	return pool, err
+}
+
+// ReadGolden reads a golden file; what is in it nobody has looked at.
+func ReadGolden(path string) ([]byte, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if info.Size() > sign.MaxGolden {
+		return nil, fmt.Errorf("%s: larger than %d bytes", path, sign.MaxGolden)
+	}
+	return os.ReadFile(path)
+}
+
+// expected has a new instance answer what the module is expected to.
+func (t *tester) expected() (string, error) {
+	if len(t.config.Golden) == 0 {
+		return "", skipped("--update writes down what it answers now")
+	}
+	all, err := calllog.Golden(t.config.Golden, t.subject.Module.SHA256())
+	n := 0
+	for _, f := range all {
+		if kindOf(f.Frame) == t.kind {
+			n++
+		}
+	}
+	if err == nil {
+		err = t.with(func(i *host.Instance) error { return calllog.Check(t.ctx, i, t.kind, all) })
+	}
+	if err != nil {
+		err = fmt.Errorf("%w: if that is meant, --update writes down what it answers now", err)
+	}
+	return fmt.Sprintf("%s as they were written down, fuel included", counted(n, "answer")), err
+}

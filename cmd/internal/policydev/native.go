@@ -1,0 +1,133 @@
+package policydev
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/bidask"
+	"github.com/cascadeinfer/cascade/policies/outlier"
+	"github.com/cascadeinfer/cascade/policies/partition"
+	"github.com/cascadeinfer/cascade/policies/place"
+	"github.com/cascadeinfer/cascade/policies/refine"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/calllog"
+	"github.com/cascadeinfer/cascade/wasm/host"
+	wasm "github.com/cascadeinfer/cascade/wasm/policy"
+)
+
+// market is both policies of the bids.
+type market struct {
+	policies.Quoter
+	policies.Selector
+}
+
+// builtin is one of our own policies. The first of a kind is the fleet's default.
+type builtin struct {
+	name   string
+	kinds  []abi.Kind
+	policy any // of the interfaces of package policies
+}
+
+func builtins() []builtin {
+	return []builtin{
+		{"partition-exact", []abi.Kind{abi.Partition}, partition.Exact{}},
+		{"partition-recursion", []abi.Kind{abi.Partition}, partition.Recursion{}},
+		{"partition-two-phase", []abi.Kind{abi.Partition}, partition.TwoPhase{}},
+		{"partition-paper", []abi.Kind{abi.Partition}, partition.TwoPhase{Model: partition.Snapshot}},
+		{"refine-weighted", []abi.Kind{abi.Refine}, refine.Weighted{}},
+		{"refine-paper", []abi.Kind{abi.Refine}, refine.Paper{}},
+		{"bid-least-load", []abi.Kind{abi.Quote, abi.Select}, market{bidask.Backlog{}, bidask.LeastLoad{}}},
+		{"bid-paper", []abi.Kind{abi.Quote, abi.Select}, market{bidask.Backlog{}, bidask.Paper{}}},
+		{"outlier", []abi.Kind{abi.Outlier}, outlier.Detector{}},
+		{"place", []abi.Kind{abi.Place}, place.Policy{}},
+	}
+}
+
+// Builtins lists the names of our own policies.
+func Builtins() []string {
+	var names []string
+	for _, b := range builtins() {
+		names = append(names, b.name)
+	}
+	return names
+}
+
+// named finds one of our own policies that decides one of the kinds, by its name
+// or, where that is clear, by what follows the kind in it.
+func named(name string, kinds []abi.Kind) (builtin, error) {
+	var found []builtin
+	for _, b := range builtins() {
+		if !slices.ContainsFunc(b.kinds, func(k abi.Kind) bool { return slices.Contains(kinds, k) }) {
+			continue
+		}
+		if b.name == name {
+			return b, nil
+		}
+		if strings.HasSuffix(b.name, "-"+name) {
+			found = append(found, b)
+		}
+	}
+	if len(found) == 1 {
+		return found[0], nil
+	}
+	return builtin{}, fmt.Errorf("no built-in policy %q decides %s: use one of %s", name, list(kinds), strings.Join(Builtins(), ", "))
+}
+
+// usual is the fleet's own policy of a kind, if there is one.
+func usual(k abi.Kind) (builtin, bool) {
+	for _, b := range builtins() {
+		if slices.Contains(b.kinds, k) {
+			return b, true
+		}
+	}
+	return builtin{}, false
+}
+
+// A Decider answers frames.
+type Decider interface {
+	// Replay makes the call of a frame and writes it down. The error is a
+	// *host.Fault, which the record has, too.
+	Replay(frame []byte, r *host.Record) error
+}
+
+// native answers frames by one of our own policies, as a module with that policy
+// would. It burns no fuel.
+type native struct{ builtin }
+
+// Replay implements Decider.
+func (n native) Replay(frame []byte, r *host.Record) error { return n.of().Answer(frame, r) }
+
+// of are its kinds' policies.
+func (b builtin) of() (n wasm.Native) {
+	for _, k := range b.kinds {
+		switch k {
+		case abi.Partition:
+			n.Partitioner = b.policy.(policies.Partitioner)
+		case abi.Refine:
+			n.Refiner = b.policy.(policies.Refiner)
+		case abi.Quote:
+			n.Quoter = b.policy.(policies.Quoter)
+		case abi.Select:
+			n.Selector = b.policy.(policies.Selector)
+		case abi.Outlier:
+			n.Detector = b.policy.(policies.Detector)
+		case abi.Place:
+			n.Placer = b.policy.(policies.Placer)
+		}
+	}
+	return n
+}
+
+// kindOf is the kind of a frame, abi.Kinds for what is none.
+func kindOf(frame []byte) abi.Kind { return calllog.KindOf(frame) }
+
+// list names kinds.
+func list(kinds []abi.Kind) string {
+	var names []string
+	for _, k := range kinds {
+		names = append(names, k.String())
+	}
+	return strings.Join(names, ", ")
+}

@@ -1,0 +1,52 @@
+package policydev
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/open-policy-agent/opa/v1/version"
+
+	"github.com/cascadeinfer/cascade/wasm/rego"
+	"github.com/cascadeinfer/cascade/wasm/rego/regomodule"
+)
+
+const regoExt = ".rego"
+
+// buildRego compiles rules to a module; those for "opa test" are left out. Errors
+// name files as given.
+func buildRego(ctx context.Context, paths []string, out string) (Built, error) {
+	b := Built{File: out, Language: "rego", Compiler: "opa " + version.Version}
+	files, size := map[string]string{}, int64(0)
+	for _, path := range paths {
+		if strings.HasSuffix(path, "_test"+regoExt) {
+			continue
+		}
+		info, err := os.Stat(path)
+		if err != nil {
+			return b, err
+		}
+		if size += info.Size(); size > rego.MaxSource {
+			return b, fmt.Errorf("%s: the rules have more than %d bytes", path, rego.MaxSource)
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return b, err
+		}
+		files[path] = string(text)
+	}
+	if len(files) == 0 {
+		return b, fmt.Errorf("%s has only tests of rules", filepath.Dir(paths[0]))
+	}
+	code, err := regomodule.Build(ctx, files)
+	if err != nil {
+		return b, err
+	}
+	sum := sha256.Sum256(code)
+	b.Bytes, b.SHA256 = len(code), hex.EncodeToString(sum[:])
+	return b, WriteFile(out, code, 0o666)
+}

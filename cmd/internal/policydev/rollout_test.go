@@ -1,0 +1,282 @@
+package policydev
+
+import (
+	"compress/gzip"
+	"context"
+	"crypto/ed25519"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
+	migrator "github.com/cascadeinfer/cascade/migrator/market"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/calllog"
+	"github.com/cascadeinfer/cascade/wasm/guest/guesttest"
+	"github.com/cascadeinfer/cascade/wasm/host"
+	"github.com/cascadeinfer/cascade/wasm/sign"
+	"github.com/cascadeinfer/cascade/wasm/slot"
+	"github.com/cascadeinfer/cascade/wasm/slots"
+)
+
+// TestDefaultGates takes every policy that "policy new" begins, and every example,
+// through the slots of a host with the gates and limits of a fleet file that says
+// nothing of them: it stays in shadow with nothing held against it, and comes to
+// decide. The questions of testdata/fleet.jsonl.gz are what "policy records" wrote of
+// eight emulated replicas in four to six stages, half of them while they had more to do
+// than they could.
+func TestDefaultGates(t *testing.T) {
+	guesttest.SkipUnderRace(t)
+	questions := recorded(t)
+	fleet := defaultFleet(t)
+	try := func(name string, build func(t *testing.T) string, configuration string) {
+		t.Run(name, func(t *testing.T) {
+			b, err := Build(t.Context(), build(t), filepath.Join(t.TempDir(), "policy.wasm"), "")
+			if err != nil && strings.Contains(err.Error(), "no C compiler") {
+				t.Skip(err)
+			} else if err != nil {
+				t.Fatal(err)
+			}
+			code, err := ReadModule(b.File)
+			if err != nil {
+				t.Fatal(err)
+			}
+			m, err := host.Load(t.Context(), host.Config{Cache: cache()}, code)
+			if err != nil {
+				t.Fatal(err)
+			}
+			kinds := m.Kinds()
+			if err := m.Close(); err != nil {
+				t.Fatal(err)
+			}
+			for _, k := range kinds {
+				if k != abi.Configure {
+					newTrial(t, fleet, k, questions[k]).rollOut(code, []byte(configuration))
+				}
+			}
+		})
+	}
+	begin := func(kind, lang string) {
+		try(kind+" in "+lang, func(t *testing.T) string {
+			dir := filepath.Join(t.TempDir(), "mine")
+			if _, err := New(NewConfig{Dir: dir, Kind: kind, Lang: lang}); err != nil {
+				t.Fatal(err)
+			}
+			return dir
+		}, "")
+	}
+	for _, kind := range NewKinds() {
+		begin(kind, langGo)
+		begin(kind, langC)
+	}
+	begin("guard", LangRego)
+	for name, configuration := range map[string]string{
+		"refiner": "", "nvlink": "node 2\nslower 10\n", "bid-c/src": "", "guard-rego": `{"guard": {"stages": 8}}`,
+	} {
+		try("example "+name, func(*testing.T) string { return filepath.Join("..", "..", "..", "examples", name) }, configuration)
+	}
+}
+
+// recorded are the frames of a fleet, by kind.
+func recorded(t *testing.T) (by [abi.Kinds][][]byte) {
+	t.Helper()
+	f, err := os.Open("testdata/fleet.jsonl.gz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	text, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	frames, err := calllog.Read(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, one := range frames {
+		k := kindOf(one.Frame)
+		by[k] = append(by[k], one.Frame)
+	}
+	return by
+}
+
+// signedFleet is a fleet without a word on gates and limits, and its operator.
+type signedFleet struct {
+	*wiring.Fleet
+	secret ed25519.PrivateKey
+}
+
+func defaultFleet(t *testing.T) signedFleet {
+	t.Helper()
+	public, secret, err := ed25519.GenerateKey(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := config.Fleet{
+		Models:   []config.Model{{Name: "m", Context: 131072, Profile: "rtxpro6000-llama-3.1-8b"}},
+		Replicas: []config.Replica{{ID: "r0", Address: "127.0.0.1:0", Peer: "127.0.0.1:0", Engine: "http://127.0.0.1:0"}},
+		Control:  config.Control{Listen: "127.0.0.1:0", Admin: "127.0.0.1:0"},
+		Planner:  config.Planner{Refine: "on"},
+	}
+	if errs := c.Validate(); len(errs) > 0 {
+		t.Fatal(errs[0])
+	}
+	f, err := wiring.Resolve(c, t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Trusted = []ed25519.PublicKey{public}
+	return signedFleet{&f, secret}
+}
+
+// trial is a slot of a host whose clock the test holds.
+type trial struct {
+	*testing.T
+	kind      abi.Kind
+	fleet     signedFleet
+	set       *slots.Set
+	now       atomic.Int64 // microseconds since 1970
+	questions [][]byte
+	asked     int
+}
+
+func newTrial(t *testing.T, f signedFleet, k abi.Kind, questions [][]byte) *trial {
+	t.Helper()
+	if len(questions) == 0 {
+		t.Fatalf("no question of %s was recorded", k)
+	}
+	p, err := f.Policies(identity.Migrator, "r0", 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &trial{T: t, kind: k, fleet: f, questions: questions}
+	r.now.Store(time.Now().UnixMicro())
+	if r.set, err = slots.New(slots.Config{
+		Kinds: []abi.Kind{k}, Native: f.Native(migrator.Config{}), Ring: p.Ring, Limits: p.Limits, Gates: p.Gates, Cache: cache(), Every: p.Every,
+		Tick: time.Millisecond, Instances: 1, Now: func() time.Time { return time.UnixMicro(r.now.Load()) },
+	}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- r.set.Run(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return r
+}
+
+// scope is what tries a policy that decides for many first.
+const scope = "first"
+
+// rollOut pushes a module in shadow, watches it there, and promotes it.
+func (r *trial) rollOut(code, configuration []byte) {
+	r.Helper()
+	file := sign.File{Statement: sign.Statement{
+		Digest: sign.Sum(code), ABI: abi.Name, Name: "mine", Version: "1.0.0", Generation: 1, Grants: []sign.Grant{{Kind: r.kind}},
+	}}
+	if len(configuration) > 0 {
+		file.Statement.Configuration = sign.Sum(configuration)
+	}
+	file, err := sign.Sign(file, r.fleet.secret)
+	if err != nil {
+		r.Fatal(err)
+	}
+	signature, err := file.Encode()
+	if err != nil {
+		r.Fatal(err)
+	}
+	for _, goal := range []slot.Goal{slot.ToShadow, slot.ToCanary, slot.ToActive} {
+		c := slots.Candidate{Generation: 1, Goal: goal, Module: code, Signature: signature, Configuration: configuration}
+		if slot.PerRequest(r.kind) && goal == slot.ToCanary {
+			c.Permille = 10
+		} else if goal > slot.ToShadow {
+			c.Scope = scope
+		}
+		if err := r.set.Apply(slots.Want{Kind: r.kind, Candidates: []slots.Candidate{c}}); err != nil {
+			r.Fatal(err)
+		}
+		r.reach(goal)
+	}
+}
+
+// reach asks until the module is where its goal is and has shown what is asked there.
+func (r *trial) reach(goal slot.Goal) {
+	r.Helper()
+	begin, last, many := time.Now(), slots.Life{}, 4
+	if slot.PerRequest(r.kind) {
+		many = 40
+	}
+	for enough := false; !enough; runtime.Gosched() {
+		if time.Since(begin) > time.Minute {
+			r.Fatalf("%s never was %s: %+v", r.kind, goal, last)
+		}
+		for range many {
+			r.ask()
+		}
+		time.Sleep(time.Millisecond) // for the slot's tick
+		r.now.Add(time.Second.Microseconds())
+		for _, l := range r.set.Status()[0].Lives {
+			last = l
+			switch {
+			case l.Held != "" || l.State == slot.Rejected.String():
+				r.Fatalf("%s, to be %s: %+v", r.kind, goal, l)
+			case goal == slot.ToActive:
+				enough = l.State == goal.String()
+			case l.State == goal.String():
+				enough = l.Reason == "" && l.Doubt == "" && l.Figures.Compared >= slot.DefaultJudged
+			}
+		}
+	}
+	f := last.Figures
+	r.Logf("%s is %s: of %d calls %d were compared, %d differ, %d are worse; %d faults", r.kind, goal, f.Calls, f.Compared, f.Differ, f.Worse, last.Faults)
+}
+
+// ask asks the next question, in the name of a request that nobody asked about before.
+func (r *trial) ask() {
+	frame := r.questions[r.asked%len(r.questions)]
+	r.asked++
+	n := policies.Tokens(r.asked)
+	switch r.kind {
+	case abi.Partition:
+		var w policies.Workload
+		if s := abi.GetPartition(frame, &w); s != abi.OK {
+			r.Fatal(s)
+		}
+		_, _ = r.set.Partitioner(scope).Partition(w)
+	case abi.Refine:
+		b, _, _ := abi.GetRefine(frame, nil)
+		r.set.Refiner(scope).Refine(b)
+	case abi.Quote:
+		a, _ := abi.GetQuote(frame)
+		a.Handover.Request = fmt.Sprint(n)
+		r.set.Quoter().Quote(a.Position, a.Handover)
+	case abi.Select:
+		bids, _ := abi.GetSelect(frame, nil)
+		for i := range bids {
+			bids[i].Load += n
+		}
+		r.set.Selector().Select(bids)
+	case abi.Outlier:
+		own, mean, _ := abi.GetOutlier(frame)
+		r.set.Detector().Excess(own+n, mean)
+	case abi.Place:
+		a, _ := abi.GetPlace(frame, nil)
+		a.Request.ID = fmt.Sprint(n)
+		r.set.Placer().Place(a)
+	case abi.Guard:
+		c, _ := abi.GetGuard(frame)
+		r.set.Guard(scope).Guard(c)
+	}
+}

@@ -1,0 +1,251 @@
+package policydev
+
+import (
+	"bytes"
+	"embed"
+	"errors"
+	"fmt"
+	"go/format"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"text/template"
+
+	"github.com/cascadeinfer/cascade/wasm"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/calllog"
+)
+
+//go:embed scaffold
+var scaffold embed.FS
+
+// begun is a kind of policy as an author names it: which calls it decides, by the
+// guest packages of what names.
+var begun = map[string]map[string]string{
+	"refine":    {"refine": "refine"},
+	"bid":       {"bid-quote": "bidquote", "bid-select": "bidselect"},
+	"outlier":   {"outlier": "outlier"},
+	"place":     {"place": "place"},
+	"partition": {"partition": "partition"},
+	"guard":     {"guard": "guard"},
+}
+
+// NewKinds lists what New can begin.
+func NewKinds() []string { return slices.Sorted(maps.Keys(begun)) }
+
+// The languages that New knows.
+const (
+	langGo   = "go"
+	langC    = "c"
+	LangRego = "rego"
+)
+
+// NewLangs lists in what New can begin it.
+func NewLangs() []string { return []string{langGo, langC, LangRego} }
+
+const (
+	modulePath = "github.com/cascadeinfer/cascade"
+	goVersion  = "1.26.0"
+	// newFrames is how many random frames of each kind a new policy gets.
+	newFrames = 20
+)
+
+// NewConfig says what New writes.
+type NewConfig struct {
+	Dir  string // made by New; its last element names the policy
+	Kind string // of NewKinds
+	Lang string // of NewLangs; rules in Rego are of kind guard
+	// Sources is a checkout of Cascade that the policy is built against. "" means
+	// one that the folder lies in, or the working directory, or this program; and
+	// if there is none, this program's version, when that is a published one.
+	Sources string
+}
+
+// Begun is what New wrote.
+type Begun struct {
+	Dir     string   `json:"dir"`
+	Name    string   `json:"name"`
+	Kind    string   `json:"kind"`
+	Lang    string   `json:"lang"`
+	Sources string   `json:"sources,omitempty"` // of what it is built against; or its version
+	Files   []string `json:"files"`
+}
+
+var goodName = regexp.MustCompile(`^[a-z0-9][a-z0-9_.-]{0,63}$`)
+
+// New writes a policy that can be built and tested at once, into a folder that
+// must not exist, or be empty.
+func New(c NewConfig) (Begun, error) {
+	b := Begun{Dir: c.Dir, Name: filepath.Base(c.Dir), Kind: c.Kind, Lang: c.Lang}
+	decide, ok := begun[c.Kind]
+	switch {
+	case !goodName.MatchString(b.Name):
+		return b, fmt.Errorf("name %q: use up to 64 of a–z, 0–9, \"-\", \"_\" and \".\", the first a letter or digit", b.Name)
+	case !ok:
+		return b, fmt.Errorf("kind %q: use %s", c.Kind, strings.Join(NewKinds(), ", "))
+	case !slices.Contains(NewLangs(), c.Lang):
+		return b, fmt.Errorf("language %q: use %s", c.Lang, strings.Join(NewLangs(), ", "))
+	case c.Lang == LangRego && c.Kind != abi.Guard.String():
+		return b, fmt.Errorf("kind %q: rules in Rego judge plans: they are of kind %s", c.Kind, abi.Guard)
+	}
+	if entries, err := os.ReadDir(c.Dir); err == nil && len(entries) > 0 {
+		return b, fmt.Errorf("%s is not empty: name a folder that does not exist", c.Dir)
+	} else if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return b, err
+	}
+	v := view{Name: b.Name, Kind: c.Kind, Lang: c.Lang, Go: goVersion, Decide: decide, Packages: slices.Sorted(maps.Values(decide)), Builtin: b.Name + "-1.wasm"}
+	var frames []Frame
+	for k := range abi.Kinds {
+		if decide[k.String()] == "" {
+			continue
+		}
+		if own, ok := usual(k); ok {
+			v.Builtin = own.name
+		}
+		random, err := randomFrames(1, k, newFrames)
+		if err != nil {
+			return b, err
+		}
+		frames = append(frames, random...)
+	}
+	files := map[string][]byte{}
+	var recorded bytes.Buffer
+	if err := calllog.Write(&recorded, frames); err != nil {
+		return b, err
+	}
+	files["testdata/frames.jsonl"] = recorded.Bytes()
+	templates := map[string]string{"README.md": "go/README.md.tmpl"}
+	switch c.Lang {
+	case langGo:
+		if err := v.against(&b, c); err != nil {
+			return b, err
+		}
+		test, err := scaffold.ReadFile("scaffold/go/" + c.Kind + "_test.go.tmpl")
+		if err != nil {
+			return b, err
+		}
+		v.Test = string(test)
+		maps.Copy(templates, map[string]string{"main.go": "go/" + c.Kind + ".go.tmpl", "main_test.go": "go/main_test.go.tmpl", "go.mod": "go/go.mod.tmpl"})
+	case langC:
+		files["cascade_policy.h"] = wasm.Header
+		templates["main.c"] = "c/" + c.Kind + ".c.tmpl"
+	case LangRego:
+		for _, name := range []string{"README.md", "policy.rego", "policy_test.rego", "settings.json"} {
+			templates[name] = "rego/" + name + ".tmpl"
+		}
+	}
+	for name, from := range templates {
+		text, err := v.render(from)
+		if err != nil {
+			return b, err
+		}
+		files[name] = text
+	}
+	if err := os.MkdirAll(filepath.Join(c.Dir, "testdata"), 0o777); err != nil {
+		return b, err
+	}
+	for name, text := range files {
+		if err := os.WriteFile(filepath.Join(c.Dir, filepath.FromSlash(name)), text, 0o666); err != nil {
+			return b, err
+		}
+	}
+	b.Files = slices.Sorted(maps.Keys(files))
+	return b, nil
+}
+
+// view is what the templates see.
+type view struct {
+	Name, Kind, Lang string
+	Decide           map[string]string // kind: guest package
+	Packages         []string
+	Test             string
+	Builtin          string // to compare with
+	Go               string
+	Version, Replace string
+}
+
+func (v *view) render(from string) ([]byte, error) {
+	t, err := template.ParseFS(scaffold, "scaffold/"+from)
+	if err != nil {
+		return nil, err
+	}
+	var w bytes.Buffer
+	if err := t.Execute(&w, v); err != nil {
+		return nil, err
+	}
+	if strings.HasSuffix(from, ".go.tmpl") {
+		return format.Source(w.Bytes())
+	}
+	return w.Bytes(), nil
+}
+
+// against finds out what a Go policy is built against. Inside of a checkout the
+// way there is relative, so that both can be moved together.
+func (v *view) against(b *Begun, c NewConfig) error {
+	dir, err := filepath.Abs(c.Dir)
+	if err != nil {
+		return err
+	}
+	v.Version = "v0.0.0"
+	if c.Sources != "" {
+		root, err := filepath.Abs(c.Sources)
+		if err != nil {
+			return err
+		}
+		if !isCheckout(root) {
+			return fmt.Errorf("%s is no checkout of Cascade: its go.mod is not that of %s", c.Sources, modulePath)
+		}
+		b.Sources, v.Replace = root, root
+		return nil
+	}
+	if root := above(dir); root != "" {
+		if v.Replace, err = filepath.Rel(dir, root); err != nil {
+			return err
+		}
+		b.Sources, v.Replace = root, filepath.ToSlash(v.Replace)
+		return nil
+	}
+	here, _ := os.Getwd()         // where there is none,
+	program, _ := os.Executable() // there is no checkout either
+	for _, at := range []string{here, filepath.Dir(program)} {
+		if root := above(at); root != "" {
+			b.Sources, v.Replace = root, root
+			return nil
+		}
+	}
+	if info, ok := debug.ReadBuildInfo(); ok && released.MatchString(info.Main.Version) {
+		b.Sources, v.Version = info.Main.Version, info.Main.Version
+		return nil
+	}
+	return errors.New("what shall the policy be built against? This program is no published version: name a checkout of Cascade with --cascade DIR")
+}
+
+// released is a version that others can fetch.
+var released = regexp.MustCompile(`^v[0-9]+\.[0-9]+\.[0-9]+(-rc\.?[0-9]+)?$`)
+
+// above returns the checkout that a folder lies in, or "".
+func above(dir string) string {
+	if dir == "" || dir == "." {
+		return ""
+	}
+	for {
+		if isCheckout(dir) {
+			return dir
+		}
+		up := filepath.Dir(dir)
+		if up == dir {
+			return ""
+		}
+		dir = up
+	}
+}
+
+func isCheckout(dir string) bool {
+	text, err := os.ReadFile(filepath.Join(dir, "go.mod"))
+	first, _, _ := strings.Cut(string(text), "\n")
+	return err == nil && strings.TrimSpace(first) == "module "+modulePath
+}

@@ -1,0 +1,98 @@
+package policydev
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/host"
+	"github.com/cascadeinfer/cascade/wasm/meter"
+)
+
+// Subject is a module to be tested, with what it is configured by.
+type Subject struct {
+	Path          string
+	Bytes         int
+	Module        *host.Module
+	Configuration []byte
+}
+
+// Open loads a module as a host would, with no limit on wall time: on a busy
+// machine that says nothing, and fuel bounds every call. The caller closes it.
+func Open(ctx context.Context, path string, configuration []byte) (*Subject, error) {
+	code, err := ReadModule(path)
+	if err != nil {
+		return nil, err
+	}
+	m, err := host.Load(ctx, host.Config{Cache: cache()}, code)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return &Subject{Path: path, Bytes: len(code), Module: m, Configuration: configuration}, nil
+}
+
+// Close frees the module; no instance may be left.
+func (s *Subject) Close() error { return s.Module.Close() }
+
+// SHA256 is the module's digest in hexadecimal.
+func (s *Subject) SHA256() string {
+	sum := s.Module.SHA256()
+	return hex.EncodeToString(sum[:])
+}
+
+// kinds are what the module decides.
+func (s *Subject) kinds() []abi.Kind {
+	return slices.DeleteFunc(s.Module.Kinds(), func(k abi.Kind) bool { return k == abi.Configure })
+}
+
+// instance makes an instance, configured.
+func (s *Subject) instance() (*host.Instance, error) {
+	i, err := s.Module.Instantiate()
+	if err != nil {
+		return nil, fmt.Errorf("%s: a new instance: %w", s.Path, err)
+	}
+	if err := i.Configure(abi.Call{}, s.Configuration); err != nil {
+		var f *host.Fault
+		if errors.As(err, &f) && f.Text != "" {
+			err = fmt.Errorf("%w: it says %.256q", err, f.Text)
+		}
+		return nil, errors.Join(fmt.Errorf("%s: %w", s.Path, err), i.Close())
+	}
+	return i, nil
+}
+
+// ReadModule reads a file that may be a module, of the size that hosts take.
+func ReadModule(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	code, err := io.ReadAll(io.LimitReader(f, meter.DefaultSize+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(code) > meter.DefaultSize {
+		return nil, fmt.Errorf("%s: larger than %d bytes, which is the most that hosts take", path, meter.DefaultSize)
+	}
+	return code, nil
+}
+
+// cache is the user's folder for machine code, "" where there is none.
+func cache() string {
+	dir, err := os.UserCacheDir()
+	if err != nil {
+		return ""
+	}
+	dir = filepath.Join(dir, "cascade", "policies")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "" // a home that cannot be written to costs time, no more
+	}
+	return dir
+}

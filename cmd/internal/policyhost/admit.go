@@ -1,0 +1,143 @@
+package policyhost
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/calllog"
+	"github.com/cascadeinfer/cascade/wasm/host"
+	"github.com/cascadeinfer/cascade/wasm/rego"
+	"github.com/cascadeinfer/cascade/wasm/sign"
+	"github.com/cascadeinfer/cascade/xds/control"
+	"github.com/cascadeinfer/cascade/xds/policy"
+)
+
+// Admission decides which modules may come to the slots of a fleet, and how far
+// they may go: by their signatures, by what they export, and by the site's rules.
+// It is safe for concurrent use.
+type Admission struct {
+	policies wiring.Policies
+	site     *rego.Rules // nil: none
+	now      func() time.Time
+}
+
+var _ control.Admitter = (*Admission)(nil)
+
+// NewAdmission returns one for what a control plane trusts, with the rules of c.
+func NewAdmission(p wiring.Policies, c *Control) *Admission {
+	return &Admission{policies: p, site: c.site, now: time.Now}
+}
+
+// Admit implements control.Admitter. A module of the slot's candidate is admitted
+// for another goal without being looked at anew: that its statement has not
+// expired, and what the rules say of the step, is asked every time.
+func (a *Admission) Admit(ctx context.Context, p control.Push) (control.Admitted, error) {
+	k, ok := KindOf(p.Slot)
+	if !ok {
+		return control.Admitted{}, fmt.Errorf("%.40q decides nothing", p.Slot)
+	}
+	if why := a.policies.Idle[k]; why != "" {
+		return control.Admitted{}, fmt.Errorf("nothing would ask it: %s", why)
+	}
+	file, err := sign.Decode(p.Signature)
+	if err != nil {
+		return control.Admitted{}, err
+	}
+	st, err := sign.Verify(file, p.Module, p.Configuration, a.policies.Ring, a.now())
+	if err != nil {
+		return control.Admitted{}, a.unknown(file, err)
+	}
+	if _, ok := st.Grant(k); !ok {
+		return control.Admitted{}, fmt.Errorf("the statement about %s does not let it decide %s: sign it with --kind %s", st.Name, k, k)
+	}
+	out := control.Admitted{
+		Generation: st.Generation, Name: st.Name, Version: st.Version, SHA256: policy.Digest(st.Digest), Configuration: p.Configuration, Signers: signers(file, a.policies.Ring),
+	}
+	if len(file.Golden) > 0 {
+		if _, err := calllog.Golden(file.Golden, st.Digest); err != nil {
+			return control.Admitted{}, err
+		}
+	}
+	candidate := p.Current.Candidate
+	again := candidate != nil && candidate.Generation == st.Generation && bytes.Equal(candidate.Signature, p.Signature)
+	if !again {
+		if err := a.loads(ctx, k, p.Module); err != nil {
+			return control.Admitted{}, err
+		}
+	}
+	return out, a.allows(ctx, k, p, out, again)
+}
+
+// unknown adds to an error who has signed, where that is nobody of the ring, and who
+// should have.
+func (a *Admission) unknown(f sign.File, err error) error {
+	if len(signers(f, a.policies.Ring)) > 0 || len(f.Signatures) == 0 {
+		return err
+	}
+	var own, ring []string
+	for _, s := range f.Signatures {
+		own = append(own, s.Key.String())
+	}
+	for _, key := range a.policies.Ring.Keys {
+		ring = append(ring, sign.IDOf(key).String())
+	}
+	return fmt.Errorf("%w: key %s has signed, and policies.keys of the fleet file has %s", err, strings.Join(own, ", "), strings.Join(ring, ", "))
+}
+
+// signers are the keys of the ring that have signed, by name.
+func signers(f sign.File, r sign.Ring) (names []string) {
+	for _, key := range r.Keys {
+		for _, s := range f.Signatures {
+			if s.Key == sign.IDOf(key) {
+				names = append(names, s.Key.String())
+			}
+		}
+	}
+	return names
+}
+
+// loads says why no host could load the module. It is not run here.
+func (a *Admission) loads(ctx context.Context, k abi.Kind, code []byte) error {
+	m, err := host.Load(ctx, host.Config{Kinds: []abi.Kind{k}, Limits: a.policies.Limits, Cache: a.policies.Cache,
+		CacheBytes: a.policies.CacheBytes, CacheModules: a.policies.CacheModules}, code)
+	if err != nil {
+		return err
+	}
+	return m.Close()
+}
+
+// allows asks the site's rules about a step.
+func (a *Admission) allows(ctx context.Context, k abi.Kind, p control.Push, m control.Admitted, again bool) error {
+	if a.site == nil || !a.site.Rollouts() {
+		return nil
+	}
+	o := rego.Rollout{
+		Slot: p.Slot, Kind: k.String(), Name: m.Name, Version: m.Version, Generation: m.Generation, Signers: m.Signers,
+		To: string(p.Goal), Permille: p.Permille, Scope: p.Scope, Proven: p.Goal == policy.Proven,
+	}
+	if o.Proven {
+		o.To = string(policy.Active)
+	}
+	if again {
+		c := p.Current.Candidate
+		o.From, o.PermilleBefore, o.Soaked = string(c.Goal), c.Permille, a.now().Sub(c.Since).Seconds()
+	}
+	v, err := a.site.Rollout(ctx, o)
+	if err != nil {
+		return fmt.Errorf("the site's rules cannot judge it: %w", err)
+	}
+	if len(v.Denials) == 0 {
+		return nil
+	}
+	var why []string
+	for _, d := range v.Denials {
+		why = append(why, fmt.Sprintf("rule %d, %q", d.Code, d.Detail))
+	}
+	return errors.New("the site's rules deny it: " + strings.Join(why, "; "))
+}

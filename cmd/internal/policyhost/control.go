@@ -1,0 +1,87 @@
+package policyhost
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/adoption"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/planguard"
+	"github.com/cascadeinfer/cascade/wasm/rego"
+	"github.com/cascadeinfer/cascade/wasm/slots"
+)
+
+// siteTimeout bounds a question to the site's rules: about 10,000 replicas they take
+// some 40 ms, and more where others use the machine. Who waits renews the planning
+// lease, which runs for three times as long.
+const siteTimeout = time.Second
+
+// ControlConfig sets a Control up.
+type ControlConfig struct {
+	// Set are the control plane's slots, of ControlKinds; nil where no module may
+	// decide.
+	Set *slots.Set
+	// Site are the site's rules; none where it has no files.
+	Site wiring.Site
+	// Now is the time that the rules see. Nil means time.Now.
+	Now func() time.Time
+	// Logger tells of proposals that were not taken; nil discards.
+	Logger *slog.Logger
+}
+
+// Control stands between what modules propose and the plans of a fleet: the host
+// works proposals out anew, guards and the site's rules are asked about plans. Its
+// methods may be called from any goroutine.
+type Control struct {
+	set  *slots.Set
+	site *rego.Rules
+	log  *slog.Logger
+}
+
+// NewControl compiles the rules. The error names the file and the line.
+func NewControl(ctx context.Context, c ControlConfig) (*Control, error) {
+	out := &Control{set: c.Set, log: c.Logger}
+	if out.log == nil {
+		out.log = slog.New(slog.DiscardHandler)
+	}
+	if len(c.Site.Files) == 0 {
+		return out, nil
+	}
+	var err error
+	if out.site, err = rego.New(ctx, rego.Config{Files: c.Site.Files, Data: c.Site.Data, Now: c.Now, Timeout: siteTimeout}); err != nil {
+		return nil, fmt.Errorf("policies.rules: %w", err)
+	}
+	return out, nil
+}
+
+// Wrap is fleet.Rules.Wrap: what the slot proposes comes through where it keeps
+// the gate, and the native partition does otherwise.
+func (c *Control) Wrap(model string, native adoption.Planner) adoption.Planner {
+	if c.set == nil {
+		return native
+	}
+	log := c.log.With("model", model)
+	return planguard.Planner{Proposer: c.set.Partitioner(model), Native: native, Kept: func(err error) {
+		if !errors.Is(err, policies.ErrInfeasible) { // then there is nothing to propose
+			log.Warn("a proposed partition is not taken", "error", err)
+		}
+	}}
+}
+
+// Check is fleet.Rules.Check: what the guards and the site's rules have against a
+// plan.
+func (c *Control) Check(before, after policies.Plan) error {
+	var guards []planguard.Named
+	if c.set != nil {
+		guards = append(guards, planguard.Named{Name: "guard", Guard: planguard.Asked{Policy: c.set.Guard(after.Model)}})
+	}
+	if c.site != nil && c.site.Plans() {
+		guards = append(guards, planguard.Named{Name: "site", Guard: c.site})
+	}
+	return planguard.Check(abi.Change{Now: before, Next: after}, guards)
+}

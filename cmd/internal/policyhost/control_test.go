@@ -1,0 +1,125 @@
+package policyhost
+
+import (
+	"crypto/ed25519"
+	"strings"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/partition"
+	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/policy"
+	"github.com/cascadeinfer/cascade/wasm/rego/rules"
+	"github.com/cascadeinfer/cascade/wasm/sign"
+	"github.com/cascadeinfer/cascade/wasm/slots"
+	"github.com/cascadeinfer/cascade/xds/control"
+)
+
+// plan has as many stages as there are words, of the replicas in them.
+func plan(epoch policies.Epoch, stages ...string) policies.Plan {
+	p := policies.Plan{Model: "m", Epoch: epoch}
+	for i, s := range stages {
+		stage := policies.Stage{Low: policies.Tokens(1000 * i), High: policies.Tokens(1000 * (i + 1))}
+		if i == len(stages)-1 {
+			stage.High = policies.Unbounded
+		}
+		for _, id := range strings.Fields(s) {
+			stage.Replicas = append(stage.Replicas, policies.ReplicaID(id))
+		}
+		p.Stages = append(p.Stages, stage)
+	}
+	return p
+}
+
+// TestSiteRules: plans meet the invariants, then the site's rules.
+func TestSiteRules(t *testing.T) {
+	c, err := NewControl(t.Context(), ControlConfig{Site: wiring.Site{Files: rules.Files(), Data: map[string]any{
+		"limits": map[string]any{"plan": map[string]any{"smallest": 2}},
+	}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := plan(4, "a b c d")
+	for want, after := range map[string]policies.Plan{
+		"":                           plan(5, "a b", "c d"),
+		"site, rule 3, stage 1":      plan(5, "a b c", "d"),
+		"epoch 4 after 4":            plan(4, "a b", "c d"),
+		"needs at least one replica": plan(5, "a b c d", ""),
+	} {
+		err := c.Check(before, after)
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%v: %v, want %q", after, err, want)
+		}
+	}
+	own := partition.Exact{}
+	if c.Wrap("m", own) != own {
+		t.Error("a control plane without modules asks others than its own planner")
+	}
+}
+
+// TestRulesForModulesAlone judge no plans.
+func TestRulesForModulesAlone(t *testing.T) {
+	c, err := NewControl(t.Context(), ControlConfig{Site: wiring.Site{Files: map[string]string{"slot.rego": rules.Files()["slot.rego"]}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Check(plan(1, "a b"), plan(2, "a", "b")); err != nil {
+		t.Error(err)
+	}
+	if _, err := NewControl(t.Context(), ControlConfig{Site: wiring.Site{Files: map[string]string{"bad.rego": "package cascade.plan\ndeny contains x if {"}}}); err == nil || !strings.Contains(err.Error(), "policies.rules: rego: ") || !strings.Contains(err.Error(), "bad.rego:2") {
+		t.Errorf("bad rules: %v", err)
+	}
+}
+
+// stubborn denies all plans, and proposes what nobody needs.
+type stubborn struct{}
+
+func (stubborn) Guard(abi.Change) (abi.Denial, bool) {
+	return abi.Denial{Code: 9, Stage: -1, Detail: "no"}, true
+}
+
+func (stubborn) Partition(w policies.Workload) (policies.Partition, error) {
+	return policies.Partition{Counts: []int{w.Replicas}, Cost: -1}, nil
+}
+
+// TestSlotsDecide: what the slots of a control plane say is heard, and worked out
+// anew.
+func TestSlotsDecide(t *testing.T) {
+	key, _, err := ed25519.GenerateKey(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	set, err := slots.New(slots.Config{Kinds: ControlKinds, Native: policy.Native{Partitioner: stubborn{}, Guard: stubborn{}}, Ring: sign.Ring{Keys: []ed25519.PublicKey{key}, Threshold: 1}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := NewControl(t.Context(), ControlConfig{Set: set})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Check(plan(1, "a b"), plan(2, "a", "b")); err == nil || !strings.Contains(err.Error(), `plan denied: guard, rule 9, "no"`) {
+		t.Error(err)
+	}
+	w := policytest.Chat(policies.Edges(131072, 4), 16, 0.6, 1)
+	own, err := partition.Exact{}.Partition(w)
+	if err != nil || len(own.Cuts) == 0 {
+		t.Fatal(own, err)
+	}
+	got, err := c.Wrap("m", partition.Exact{}).Partition(w)
+	if err != nil || len(got.Cuts) != len(own.Cuts) {
+		t.Errorf("one stage costs more, and is taken: %+v, %v", got, err)
+	}
+}
+
+// TestIdleSlot: a module that nobody would ask is not taken in, and the error says
+// what would have it asked.
+func TestIdleSlot(t *testing.T) {
+	p := wiring.Policies{}
+	p.Idle[abi.Refine] = "set planner.refine"
+	_, err := NewAdmission(p, &Control{}).Admit(t.Context(), control.Push{Slot: "refine"})
+	if err == nil || !strings.Contains(err.Error(), "nothing would ask it: set planner.refine") {
+		t.Error(err)
+	}
+}

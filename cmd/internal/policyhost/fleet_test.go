@@ -1,0 +1,360 @@
+package policyhost_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/ed25519"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/inprocess"
+	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
+	"github.com/cascadeinfer/cascade/wasm/sign"
+	"github.com/cascadeinfer/cascade/xds/control"
+)
+
+// patience bounds every wait for something that must happen.
+const patience = 2 * time.Minute
+
+// site is a fleet in this process that takes modules, and its operator.
+type site struct {
+	*inprocess.Fleet
+	t      *testing.T
+	client *http.Client
+	secret ed25519.PrivateKey
+	number uint64 // of the last statement
+}
+
+// newSite runs a fleet until the test ends.
+func newSite(t *testing.T) *site {
+	t.Helper()
+	public, secret, err := ed25519.GenerateKey(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := config.Fleet{
+		Speed:   10,
+		Models:  []config.Model{{Name: "m", Context: 131072, Profile: "testdata/steady.json"}},
+		Control: config.Control{Listen: "127.0.0.1:0", Admin: "127.0.0.1:0"},
+		Proxy:   config.Proxy{Listen: "127.0.0.1:0"},
+		Planner: config.Planner{Period: time.Hour},
+	}
+	f.Policies.Gates.Shadow, f.Policies.Gates.Canary = config.Gate{Calls: 2, Soak: -1}, config.Gate{Calls: 5, Soak: -1}
+	f.Policies.Gates.Ladder = []int{500}
+	// A busy machine is no fault of a module's.
+	f.Policies.Limits = map[string]config.Limit{abi.Place.String(): {Wall: 30 * time.Second}}
+	for i := range 3 {
+		f.Replicas = append(f.Replicas, config.Replica{ID: fmt.Sprintf("r%d", i), Address: "127.0.0.1:0", Peer: "127.0.0.1:0", Engine: "http://127.0.0.1:0"})
+	}
+	if errs := f.Validate(); len(errs) > 0 {
+		t.Fatal(errs[0])
+	}
+	file, err := wiring.Resolve(f, "../inprocess")
+	if err != nil {
+		t.Fatal(err)
+	}
+	file.Trusted = []ed25519.PublicKey{public}
+	s := &site{t: t, secret: secret, number: 100, client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 8}}}
+	if s.Fleet, err = inprocess.New(inprocess.Config{Fleet: file, Drain: time.Second}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	t.Cleanup(func() {
+		s.client.CloseIdleConnections()
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	ready, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	if err := s.Ready(ready); err != nil {
+		t.Fatal(err)
+	}
+	http.DefaultClient.CloseIdleConnections()
+	return s
+}
+
+// order asks the control plane for something about the slot of place.
+func (s *site) order(what string, q url.Values, body []byte) (int, string) {
+	s.t.Helper()
+	q.Set("slot", abi.Place.String())
+	req, err := http.NewRequest(http.MethodPost, s.AdminURL()+"/policies/"+what+"?"+q.Encode(), bytes.NewReader(body))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	req.Header.Set("content-type", "application/json")
+	req.Header.Set(control.AdminHeader, "1")
+	resp, err := s.client.Do(req)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return resp.StatusCode, string(text)
+}
+
+// push signs a module that answers every call for a place by the code, and gives it
+// to the fleet. It returns its generation.
+func (s *site) push(goal string, code ...[]byte) uint64 {
+	s.t.Helper()
+	module := hosttest.Policy(hosttest.Function(abi.Place.Export(), nil, code...)).Encode()
+	s.number++
+	file, err := sign.Sign(sign.File{Statement: sign.Statement{
+		Digest: sign.Sum(module), ABI: abi.Name, Name: "stay", Version: "1.0.0", Generation: s.number, Grants: []sign.Grant{{Kind: abi.Place}},
+	}}, s.secret)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	signature, err := file.Encode()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	body, err := json.Marshal(map[string][]byte{"module": module, "signature": signature})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if status, text := s.order("push", url.Values{"goal": {goal}}, body); status != http.StatusOK {
+		s.t.Fatalf("push: %d %s", status, text)
+	}
+	return s.number
+}
+
+func (s *site) ordered(what string, q url.Values) {
+	s.t.Helper()
+	if status, text := s.order(what, q, nil); status != http.StatusOK {
+		s.t.Fatalf("%s: %d %s", what, status, text)
+	}
+}
+
+// slot is what the control plane says of the slot of place.
+func (s *site) slot() control.PolicySlot {
+	for _, slot := range s.Control().Policies().Slots {
+		if slot.Slot == abi.Place.String() {
+			return slot
+		}
+	}
+	return control.PolicySlot{}
+}
+
+// await waits until the slot is as it should be.
+func (s *site) await(what string, good func(control.PolicySlot) bool) control.PolicySlot {
+	s.t.Helper()
+	began := time.Now()
+	defer func() { s.t.Logf("%s: after %v", what, time.Since(began).Round(time.Millisecond)) }()
+	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+		slot := s.slot()
+		if good(slot) {
+			return slot
+		}
+		if time.Now().After(end) {
+			text, _ := json.MarshalIndent(slot, "", " ")
+			s.t.Fatalf("not %s within %v: %s", what, patience, text)
+		}
+	}
+}
+
+// everywhere reports whether all three migrators have a generation in a state.
+func everywhere(slot control.PolicySlot, generation uint64, state string) bool {
+	n := 0
+	for _, node := range slot.Nodes {
+		for _, l := range node.Lives {
+			if l.Generation == generation && l.State == state {
+				n++
+			}
+		}
+	}
+	return n == 3
+}
+
+// decides reports whether a generation decides on all three migrators.
+func decides(slot control.PolicySlot, generation uint64) bool {
+	for _, n := range slot.Nodes {
+		if n.Active != generation {
+			return false
+		}
+	}
+	return len(slot.Nodes) == 3
+}
+
+// ended reports whether a generation was the last to be taken back.
+func ended(slot control.PolicySlot, generation uint64) bool {
+	n := len(slot.RolledBack)
+	return n > 0 && slot.RolledBack[n-1].Generation == generation
+}
+
+// traffic asks the fleet, one request after the other from each of some clients,
+// until the test calls what it returns, which fails the test for every request that
+// failed.
+func (s *site) traffic() (stop func() int64) {
+	var done, failed atomic.Int64
+	var first atomic.Pointer[string]
+	over := make(chan struct{})
+	var clients sync.WaitGroup
+	for range 4 {
+		clients.Go(func() {
+			for {
+				select {
+				case <-over:
+					return
+				default:
+				}
+				if err := s.ask(); err != nil {
+					text := err.Error()
+					first.CompareAndSwap(nil, &text)
+					failed.Add(1)
+				}
+				done.Add(1)
+			}
+		})
+	}
+	return func() int64 {
+		close(over)
+		clients.Wait()
+		if n := failed.Load(); n > 0 {
+			s.t.Errorf("%d of %d requests failed; the first: %s", n, done.Load(), *first.Load())
+		}
+		return done.Load()
+	}
+}
+
+func (s *site) ask() error {
+	resp, err := s.client.Post(s.URL()+"/v1/completions", "application/json", strings.NewReader(`{"model":"m","prompt":"once","max_tokens":2,"stream":true}`))
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err == nil && (resp.StatusCode != http.StatusOK || !bytes.Contains(text, []byte("[DONE]"))) {
+		err = fmt.Errorf("%s: %s", resp.Status, text)
+	}
+	return err
+}
+
+// TestRollOut: while requests flow, a module goes its way from shadow to all, and
+// back. No request fails.
+func TestRollOut(t *testing.T) {
+	s := newSite(t)
+	stop := s.traffic()
+	stays := hosttest.Result(uint32(abi.None), 0)
+	g := s.push("shadow", stays)
+	s.await("in shadow", func(p control.PolicySlot) bool { return everywhere(p, g, "shadow") && decides(p, 0) })
+	s.ordered("goal", url.Values{"goal": {"canary"}, "permille": {"500"}})
+	s.await("in canary", func(p control.PolicySlot) bool { return everywhere(p, g, "canary") && p.Nodes[0].Permille == 500 })
+	s.ordered("goal", url.Values{"goal": {"active"}})
+	p := s.await("proven", func(p control.PolicySlot) bool { return decides(p, g) && p.Proven != nil && p.Proven.Generation == g })
+	if p.Candidate != nil || p.Nodes[0].Lives[0].Faults != 0 {
+		t.Errorf("%+v", p)
+	}
+	s.await("asked", func(p control.PolicySlot) bool { return p.Nodes[0].Lives[0].Calls > 100 })
+
+	// The next one takes its place, and is taken back: the one before decides.
+	next := s.push("active", hosttest.I32(1), hosttest.Op(0x1a), stays)
+	s.await("proven", func(p control.PolicySlot) bool {
+		return decides(p, next) && p.Proven.Generation == next && p.Previous != nil
+	})
+	s.ordered("rollback", url.Values{"reason": {"a test"}, "by": {"ann"}})
+	p = s.await("back", func(p control.PolicySlot) bool { return decides(p, g) })
+	if p.Proven == nil || p.Proven.Generation != g || len(p.RolledBack) != 1 || p.RolledBack[0].Reason != "a test" || p.RolledBack[0].By != "ann" {
+		t.Errorf("%+v", p)
+	}
+	s.ordered("rollback", url.Values{})
+	s.await("native", func(p control.PolicySlot) bool { return decides(p, 0) && p.Proven == nil })
+	if n := stop(); n < 100 {
+		t.Errorf("%d requests: the test says nothing", n)
+	}
+}
+
+// TestHostile: modules that trap or loop cost nothing but a status.
+func TestHostile(t *testing.T) {
+	s := newSite(t)
+	stop := s.traffic()
+
+	// One that traps in every call is found out while it is being built, one that
+	// traps now and then in shadow, where nobody hears it: that one is withdrawn in
+	// the whole fleet.
+	dull := s.push("active", hosttest.Unreachable, hosttest.I64(0))
+	s.await("given up", func(p control.PolicySlot) bool { return everywhere(p, dull, "rejected") && decides(p, 0) })
+	traps := s.push("shadow", hosttest.OneIn(32, hosttest.Unreachable), hosttest.Result(uint32(abi.None), 0))
+	p := s.await("withdrawn", func(p control.PolicySlot) bool { return p.Candidate == nil && len(p.RolledBack) == 1 })
+	if p.RolledBack[0].Generation != traps || !strings.Contains(p.RolledBack[0].Reason, "r") || !decides(p, 0) {
+		t.Errorf("%+v", p)
+	}
+
+	// One that lies about who a request is for decides nowhere, whoever answers for
+	// it.
+	lies := s.push("proven", hosttest.Result(uint32(abi.OK), 1<<20))
+	s.await("given up", func(p control.PolicySlot) bool { return everywhere(p, lies, "rejected") && decides(p, 0) })
+	// One that loops now and then is found out while it decides: where one host has,
+	// the whole fleet goes back, to the one before, or to what is built in.
+	loops := [][]byte{hosttest.OneIn(64, hosttest.Loop(hosttest.Br(0))), hosttest.Result(uint32(abi.None), 0)}
+	good := s.push("proven", hosttest.Result(uint32(abi.None), 0))
+	s.await("proven", func(p control.PolicySlot) bool { return decides(p, good) })
+	bad := s.push("proven", loops...)
+	p = s.await("taken back", func(p control.PolicySlot) bool { return ended(p, bad) && decides(p, good) })
+	if e := p.RolledBack[len(p.RolledBack)-1]; p.Proven == nil || p.Proven.Generation != good || !strings.Contains(e.Reason, "r") || e.By == "" {
+		t.Errorf("%+v", p)
+	}
+	s.ordered("rollback", url.Values{})
+	bad = s.push("proven", loops...)
+	p = s.await("native", func(p control.PolicySlot) bool { return ended(p, bad) && decides(p, 0) })
+	if p.Proven != nil {
+		t.Errorf("%+v", p)
+	}
+	stop()
+}
+
+// TestNotAdmitted: who is not trusted, and what is no policy, does not come in.
+func TestNotAdmitted(t *testing.T) {
+	s := newSite(t)
+	own := s.secret
+	_, s.secret, _ = ed25519.GenerateKey(nil)
+	refused := func(want string, module []byte, kinds ...abi.Kind) {
+		t.Helper()
+		s.number++
+		st := sign.Statement{Digest: sign.Sum(module), ABI: abi.Name, Name: "x", Version: "1.0.0", Generation: s.number}
+		for _, k := range kinds {
+			st.Grants = append(st.Grants, sign.Grant{Kind: k})
+		}
+		file, err := sign.Sign(sign.File{Statement: st}, s.secret)
+		if err != nil {
+			t.Fatal(err)
+		}
+		signature, err := file.Encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := json.Marshal(map[string][]byte{"module": module, "signature": signature})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if status, text := s.order("push", url.Values{"goal": {"shadow"}}, body); status != http.StatusUnprocessableEntity || !strings.Contains(text, want) {
+			t.Errorf("%d %s, want %q", status, text, want)
+		}
+	}
+	good := hosttest.Policy(hosttest.Function(abi.Place.Export(), nil, hosttest.I64(0))).Encode()
+	refused("signed by 0 keys of the ring, 1 have to sign: key "+sign.IDOf(s.secret.Public().(ed25519.PublicKey)).String()+" has signed", good, abi.Place)
+	s.secret = own
+	refused("does not let it decide place", good, abi.Select)
+	refused("cs_place_v1", hosttest.Policy(hosttest.LeastLoad()).Encode(), abi.Place)
+	refused("not a WebAssembly 1 module", []byte("not a module"), abi.Place)
+	if p := s.slot(); p.Candidate != nil || p.Proven != nil {
+		t.Errorf("%+v", p)
+	}
+}

@@ -1,0 +1,293 @@
+package policyhost
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/sign"
+	"github.com/cascadeinfer/cascade/wasm/slots"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// fakeHost is slots that load whatever they get.
+type fakeHost struct {
+	mu      sync.Mutex
+	loaded  map[sign.Digest]int // how often
+	wanted  map[abi.Kind][]uint64
+	applied int
+	full    bool // the disk
+	back    []uint64
+}
+
+func newHost() *fakeHost {
+	return &fakeHost{loaded: make(map[sign.Digest]int), wanted: make(map[abi.Kind][]uint64)}
+}
+
+func (h *fakeHost) Check(w slots.Want) error {
+	if len(w.RolledBack) > 1 {
+		return errors.New("too much")
+	}
+	return nil
+}
+
+func (h *fakeHost) Missing(w slots.Want) (out []sign.Digest) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, c := range w.Candidates {
+		if h.loaded[c.SHA256] == 0 {
+			out = append(out, c.SHA256)
+		}
+	}
+	return out
+}
+
+func (h *fakeHost) Apply(w slots.Want) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.applied++
+	if h.full {
+		return fmt.Errorf("slot %s: %w", w.Kind, slots.ErrNotWritten)
+	}
+	h.wanted[w.Kind] = nil
+	for _, c := range w.Candidates {
+		h.wanted[w.Kind] = append(h.wanted[w.Kind], c.Generation)
+		if c.Module != nil {
+			h.loaded[c.SHA256]++
+		}
+	}
+	return nil
+}
+
+func (h *fakeHost) RollBack(w slots.Want) {
+	for _, e := range w.RolledBack {
+		h.back = append(h.back, e.Generation)
+	}
+}
+
+func (h *fakeHost) Status() []slots.Status {
+	return []slots.Status{{Kind: abi.Place.String(), Active: 3, Lives: []slots.Life{
+		{Generation: 3, State: "active", SHA256: sign.Sum(nil).String(), Calls: 7}, {Generation: 1, State: "rejected", Reason: "traps"},
+	}}}
+}
+
+func (h *fakeHost) Run(ctx context.Context) error {
+	<-ctx.Done()
+	return nil
+}
+
+func (h *fakeHost) has(bytes string) int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.loaded[sha256.Sum256([]byte(bytes))]
+}
+
+// shop gives out modules.
+type shop struct {
+	mu    sync.Mutex
+	there map[sign.Digest][]byte
+	asked map[sign.Digest]int
+}
+
+func (s *shop) put(text string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.there[sha256.Sum256([]byte(text))] = []byte(text)
+}
+
+func (s *shop) fetch(_ context.Context, d sign.Digest) ([]byte, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.asked[d]++
+	b, ok := s.there[d]
+	if !ok {
+		return nil, errors.New("not here")
+	}
+	return b, nil
+}
+
+// times is how often a module was asked for.
+func (s *shop) times(text string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.asked[sha256.Sum256([]byte(text))]
+}
+
+func want(k abi.Kind, modules ...string) slots.Want {
+	w := slots.Want{Kind: k}
+	for i, m := range modules {
+		w.Candidates = append(w.Candidates, slots.Candidate{Generation: uint64(i + 1), SHA256: sha256.Sum256([]byte(m))})
+	}
+	return w
+}
+
+// start runs a node until the test's bubble ends.
+func start(t *testing.T, h *fakeHost, s *shop) *Node {
+	t.Helper()
+	n, err := NewNode(NodeConfig{Slots: h, Fetch: s.fetch})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- n.Run(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return n
+}
+
+func newShop() *shop {
+	return &shop{there: make(map[sign.Digest][]byte), asked: make(map[sign.Digest]int)}
+}
+
+// TestFetches: a module that two slots want is fetched once, and one that nobody
+// has yet is had when it is there.
+func TestFetches(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, s := newHost(), newShop()
+		s.put("a")
+		n := start(t, h, s)
+		n.Take(want(abi.Quote, "a"))
+		n.Take(want(abi.Select, "a", "b"))
+		synctest.Wait()
+		if h.has("a") == 0 || s.times("a") != 1 || h.has("b") != 0 {
+			t.Errorf("loaded %v, asked %d times", h.loaded, s.times("a"))
+		}
+		time.Sleep(time.Hour)
+		if asked := s.times("b"); asked < 240 || asked > 250 {
+			t.Errorf("asked %d times in an hour", asked)
+		}
+		s.put("b")
+		time.Sleep(lastPause)
+		synctest.Wait()
+		if h.has("b") != 1 {
+			t.Errorf("not loaded: %v", h.loaded)
+		}
+		before := s.times("a") + s.times("b")
+		time.Sleep(time.Hour)
+		if s.times("a")+s.times("b") != before {
+			t.Error("asked for what is there")
+		}
+	})
+}
+
+// TestTakenBackWhileFetching: a want without what is being fetched acts at once,
+// and the fetch ends. While it lasts, the status tells, and why.
+func TestTakenBackWhileFetching(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, s := newHost(), newShop()
+		s.put("a")
+		n := start(t, h, s)
+		n.Take(want(abi.Place, "a", "b"))
+		synctest.Wait()
+		if !slices.Equal(h.wanted[abi.Place], []uint64{1, 2}) {
+			t.Error(h.wanted)
+		}
+		lives := func() (out string) {
+			for _, l := range n.Status()[0].Lives {
+				out += fmt.Sprintf("%d %s %s; ", l.Generation, l.State, l.Reason)
+			}
+			return out
+		}
+		if got := lives(); got != "1 rejected traps; 2 fetching not here; 3 active ; " {
+			t.Error(got)
+		}
+		n.Take(want(abi.Place, "a"))
+		synctest.Wait()
+		if !slices.Equal(h.wanted[abi.Place], []uint64{1}) {
+			t.Error(h.wanted)
+		}
+		if got := lives(); got != "1 rejected traps; 3 active ; " {
+			t.Error(got)
+		}
+		asked := s.times("b")
+		time.Sleep(time.Hour)
+		if now := s.times("b"); now != asked {
+			t.Errorf("still asked for: %d times, then %d", asked, now)
+		}
+	})
+}
+
+// TestForged: other bytes than those of the digest are not used.
+func TestForged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, s := newHost(), newShop()
+		s.there[sha256.Sum256([]byte("a"))] = []byte("another")
+		start(t, h, s).Take(want(abi.Place, "a"))
+		time.Sleep(time.Minute)
+		if h.has("a") != 0 || h.has("another") != 0 {
+			t.Error("loaded")
+		}
+	})
+}
+
+// TestFullDisk: a want that could not be written down is tried again until it is,
+// and shows meanwhile.
+func TestFullDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, s := newHost(), newShop()
+		h.full = true
+		s.put("a")
+		n := start(t, h, s)
+		n.Take(want(abi.Place, "a"))
+		time.Sleep(time.Minute)
+		if h.has("a") != 0 || n.Status()[0].Refused == "" {
+			t.Errorf("%+v", n.Status()[0])
+		}
+		h.mu.Lock()
+		h.full = false
+		h.mu.Unlock()
+		time.Sleep(time.Minute)
+		if h.has("a") == 0 || n.Status()[0].Refused != "" {
+			t.Errorf("%+v", n.Status()[0])
+		}
+		h.mu.Lock()
+		before := h.applied
+		h.mu.Unlock()
+		time.Sleep(time.Hour)
+		if h.applied != before {
+			t.Error("applied though it is there")
+		}
+	})
+}
+
+func TestStatus(t *testing.T) {
+	n, err := NewNode(NodeConfig{Slots: newHost(), Fetch: newShop().fetch})
+	if err != nil {
+		t.Fatal(err)
+	}
+	bad := slots.Want{Kind: abi.Place, RolledBack: []slots.Ended{{Generation: 4}, {Generation: 5}}}
+	if n.Check(bad) == nil {
+		t.Fatal("accepted")
+	}
+	if back := n.slots.(*fakeHost).back; !slices.Equal(back, []uint64{4, 5}) {
+		t.Errorf("what is rolled back by a want that is refused: %v", back)
+	}
+	s := n.Status()
+	if len(s) != 1 || s[0].Refused != "too much" || s[0].Active != 3 || len(s[0].Lives) != 2 || s[0].Lives[0].Reason != "traps" || s[0].Lives[1].Calls != 7 || len(s[0].Lives[1].Sha256) != 32 {
+		t.Errorf("%v", s)
+	}
+	if err := n.Check(slots.Want{Kind: abi.Place}); err != nil || n.Status()[0].Refused != "" {
+		t.Error(err, n.Status())
+	}
+	if _, ok := KindOf("configure"); ok {
+		t.Error("configure decides nothing")
+	}
+	if _, err := NewNode(NodeConfig{}); err == nil {
+		t.Error("a node without slots")
+	}
+}

@@ -1,0 +1,117 @@
+package policyhost
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
+	"github.com/cascadeinfer/cascade/migrator/market"
+	"github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/wasm/sign"
+	"github.com/cascadeinfer/cascade/wasm/slots"
+	"github.com/cascadeinfer/cascade/xds/control"
+	"github.com/cascadeinfer/cascade/xds/store"
+)
+
+// Plane is a control plane's modules and rules.
+type Plane struct {
+	Control *Control
+	Host    *Host // its own slots; nil where no module may decide
+}
+
+// JoinPlane makes what a control plane of the fleet has of modules and rules, and
+// puts it into its Config, which has its Name and its Store already. Run has to
+// run beside the control plane. Where modules are off and there are no rules it
+// changes nothing.
+func JoinPlane(ctx context.Context, f *wiring.Fleet, c *control.Config, log *slog.Logger) (*Plane, error) {
+	site, err := f.Site()
+	if err != nil {
+		return nil, err
+	}
+	p := new(Plane)
+	var set *slots.Set
+	if f.Modules() {
+		if c.Name == "" {
+			return nil, errors.New("modules: a control plane with slots has a Name")
+		}
+		kept, err := modulesOf(f)
+		if err != nil {
+			return nil, err
+		}
+		p.Host, err = NewHost(HostConfig{
+			Fleet: f, Role: identity.Control, Name: c.Name, Kinds: ControlKinds, Native: f.Native(market.Config{}), Logger: log,
+			Fetch: func(_ context.Context, digest sign.Digest) ([]byte, error) { return kept.Get(store.Digest(digest)) },
+		})
+		if err != nil {
+			return nil, fmt.Errorf("policies: %w", err)
+		}
+		if why := p.Host.Forgets(); why != "" && log != nil {
+			log.Warn("modules that are admitted are not remembered", "why", why)
+		}
+		set = p.Host.Set
+		c.Modules, c.Slots = kept, p.Host
+		if c.Shared {
+			if c.Notes, err = notesOf(f); err != nil {
+				return nil, err
+			}
+		}
+	}
+	c.Records = Records(p.hosts()...)
+	if p.Control, err = NewControl(ctx, ControlConfig{Set: set, Site: site, Logger: log}); err != nil {
+		return nil, err
+	}
+	if set == nil && len(site.Files) == 0 {
+		return p, nil
+	}
+	c.Rules.Wrap, c.Rules.Check = p.Control.Wrap, p.Control.Check
+	if set != nil {
+		c.Admitter = NewAdmission(p.Host.policies, p.Control)
+	}
+	return p, nil
+}
+
+// hosts are the control plane's own slots, if it has any.
+func (p *Plane) hosts() []*Host {
+	if p.Host == nil {
+		return nil
+	}
+	return []*Host{p.Host}
+}
+
+// modulesOf is where the control planes keep what was pushed.
+func modulesOf(f *wiring.Fleet) (store.Modules, error) {
+	dir := f.ModulesDir()
+	if dir == "" {
+		return new(store.MemoryModules), nil
+	}
+	kept, err := store.NewFolder(dir)
+	if err != nil {
+		return nil, fmt.Errorf("policies.modules: %w", err)
+	}
+	return kept, nil
+}
+
+// notesOf is where control planes that share a state tell each other of their slots.
+func notesOf(f *wiring.Fleet) (store.Notes, error) {
+	dir := f.StateDir()
+	if dir == "" {
+		return nil, errors.New("modules: control planes that are several share a state folder")
+	}
+	notes, err := store.NewNoteFolder(filepath.Join(dir, "planes"))
+	if err != nil {
+		return nil, fmt.Errorf("state: %w", err)
+	}
+	return notes, nil
+}
+
+// Run runs the control plane's own slots until ctx ends; at once where it has
+// none.
+func (p *Plane) Run(ctx context.Context) error {
+	if p.Host == nil {
+		return nil
+	}
+	return p.Host.Run(ctx)
+}

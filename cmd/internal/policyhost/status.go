@@ -1,0 +1,112 @@
+package policyhost
+
+import (
+	"cmp"
+	"encoding/hex"
+	"slices"
+	"strings"
+
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/slot"
+	"github.com/cascadeinfer/cascade/wasm/slots"
+	"github.com/cascadeinfer/cascade/xds/api"
+	"github.com/cascadeinfer/cascade/xds/policy"
+)
+
+// maxLives is what a report may hold of one slot; see SlotStatus.lives.
+const maxLives = 16
+
+// Status is the state of the slots in the words of reports. The messages are the
+// caller's.
+func (n *Node) Status() []*api.SlotStatus {
+	all := n.slots.Status()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	out := make([]*api.SlotStatus, len(all))
+	for i, s := range all {
+		out[i] = told(s)
+		if k, ok := KindOf(s.Kind); ok {
+			out[i].Refused = cmp.Or(n.refused[k], s.Error)
+			n.tellAwaited(out[i], n.wants[k])
+		}
+	}
+	return out
+}
+
+// Fetching is the state of a generation whose module's bytes are not here yet; its
+// reason is why the last try to have them failed.
+const Fetching = "fetching"
+
+// tellAwaited adds the generations that wait for their bytes. The node is locked.
+func (n *Node) tellAwaited(t *api.SlotStatus, w slots.Want) {
+	for _, c := range w.Candidates {
+		why, awaited := n.awaited[c.SHA256]
+		known := slices.ContainsFunc(t.Lives, func(l *api.Life) bool { return l.GetGeneration() == c.Generation })
+		if c.Module != nil || !awaited || known || len(t.Lives) == maxLives {
+			continue
+		}
+		t.Lives = append(t.Lives, &api.Life{
+			Generation: c.Generation, State: Fetching, Goal: c.Goal.String(), Permille: uint32(c.Permille), Sha256: c.SHA256[:], Reason: why,
+		})
+	}
+	sortLives(t)
+}
+
+// told is a slot in the words of reports. What has decided nothing yet tells of the
+// recorded calls that it answered.
+func told(s slots.Status) *api.SlotStatus {
+	t := &api.SlotStatus{
+		Kind: s.Kind, Active: s.Active, Candidate: s.Candidate, Permille: uint32(s.Permille), Scope: s.Scope, Floor: s.Floor,
+	}
+	for _, l := range s.Lives[:min(len(s.Lives), maxLives)] {
+		digest, _ := hex.DecodeString(l.SHA256)
+		t.Lives = append(t.Lives, &api.Life{
+			Generation: l.Generation, State: l.State, Goal: l.Goal, Permille: uint32(l.Permille), Name: l.Name, Version: l.Version, Sha256: digest,
+			Reason: reason(l), Calls: cmp.Or(l.Calls, l.Figures.Calls), Faults: cmp.Or(l.Faults, l.Figures.Faults),
+			Differ: l.Figures.Differ, Worse: l.Figures.Worse, Compared: l.Figures.Compared, Starved: l.Starved, SinceUnixMicros: l.Since, Reached: reached(l),
+		})
+	}
+	// The first ones are those that are there, and then the last that ended.
+	sortLives(t)
+	return t
+}
+
+// reason is a life's, and begins with what it has shown that speaks against it.
+func reason(l slots.Life) string {
+	switch {
+	case l.Held != "":
+		return strings.TrimSuffix(policy.Held+l.Held+"; "+l.Reason, "; ")
+	case l.Doubt != "":
+		return strings.TrimSuffix(policy.Doubted+l.Doubt+"; "+l.Reason, "; ")
+	}
+	return l.Reason
+}
+
+func sortLives(t *api.SlotStatus) {
+	slices.SortFunc(t.Lives, func(a, b *api.Life) int { return cmp.Compare(a.Generation, b.Generation) })
+}
+
+// reached is the furthest stage that a generation is known to have come to, "" if
+// it was never warm. What failed while it was being built has answered nothing.
+func reached(l slots.Life) string {
+	switch l.State {
+	case slot.IsWarm.String(), slot.InShadow.String(), slot.InCanary.String(), slot.IsActive.String():
+		return l.State
+	case slot.IsPrevious.String():
+		return slot.IsActive.String()
+	}
+	if l.Calls > 0 || l.Figures.Calls > 0 {
+		return slot.InShadow.String()
+	}
+	return ""
+}
+
+// KindOf is the kind of that name that a slot can have.
+func KindOf(name string) (abi.Kind, bool) {
+	for k := abi.Configure + 1; k < abi.Kinds; k++ {
+		if k.String() == name {
+			return k, true
+		}
+	}
+	return 0, false
+}

@@ -1,0 +1,58 @@
+package wiring
+
+import (
+	"fmt"
+	"path/filepath"
+
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
+
+	"github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/xds/resources/attach"
+)
+
+// Attach is the configuration by which an Envoy of another owner, with the
+// given node id, reaches this fleet. Without control addresses it is all of the
+// fleet's control planes. Under TLS, Envoy shows the certificate that the
+// node id has in the fleet file; without a trust domain, the control planes'
+// must carry the addresses that it dials.
+func (f *Fleet) Attach(nodeID string, control []string) (attach.Config, error) {
+	if len(control) == 0 {
+		control = f.ControlPlanes()
+	}
+	c := attach.Config{Control: control, Cluster: f.Fleet.Control.XDSCluster}
+	if f.Fleet.TLS.Cert == "" {
+		return c, nil
+	}
+	files := f.TLS(identity.Proxy, nodeID)
+	hosts, err := hostsOf(control)
+	if err != nil {
+		return c, fmt.Errorf("attach: control: %w", err)
+	}
+	c.Socket, err = upstreamTLS(files, hosts, func(tls *tlsv3.CommonTlsContext, own *tlsv3.TlsCertificate, peers *tlsv3.CertificateValidationContext) error {
+		tls.TlsCertificates = []*tlsv3.TlsCertificate{own}
+		tls.ValidationContextType = &tlsv3.CommonTlsContext_ValidationContext{ValidationContext: peers}
+		return nil
+	})
+	if err != nil {
+		return c, fmt.Errorf("attach: tls: %w", err)
+	}
+	return c, nil
+}
+
+// AttachFiles are the PEM files of a gRPC client's mutual TLS with this fleet's
+// control plane, by absolute paths; none for plain text.
+func (f *Fleet) AttachFiles(nodeID string) (attach.Files, error) {
+	if f.Fleet.TLS.Cert == "" {
+		return attach.Files{}, nil
+	}
+	files := f.TLS(identity.Proxy, nodeID)
+	out := attach.Files{Cert: files.Cert, Key: files.Key, CA: files.CA}
+	for _, p := range [...]*string{&out.Cert, &out.Key, &out.CA} {
+		abs, err := filepath.Abs(*p)
+		if err != nil {
+			return out, fmt.Errorf("attach: tls: %w", err)
+		}
+		*p = abs
+	}
+	return out, nil
+}

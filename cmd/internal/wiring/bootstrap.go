@@ -1,0 +1,195 @@
+package wiring
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"slices"
+
+	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// The files of BootstrapFiles, and the names of the secrets in them.
+const (
+	BootstrapFile   = "bootstrap.json"
+	certificateFile = "sds-certificate.json"
+	authorityFile   = "sds-authority.json"
+
+	certificateSecret = "cascade/own-certificate"
+	authoritySecret   = "cascade/authority"
+)
+
+// Bootstrap renders the bootstrap of an Envoy of this fleet. An empty XDS is
+// all the fleet's control planes. Under TLS, Envoy shows the certificate that its
+// node id has in the fleet file, and wants the control plane's: one with that
+// identity or, without a trust domain, one that carries the address it dials. It
+// reads the PEM files once; see BootstrapFiles for files that rotate.
+func (f *Fleet) Bootstrap(b resources.BootstrapConfig) ([]byte, error) {
+	return f.bootstrap(b, func(c *tlsv3.CommonTlsContext, own *tlsv3.TlsCertificate, peers *tlsv3.CertificateValidationContext) error {
+		c.TlsCertificates = []*tlsv3.TlsCertificate{own}
+		c.ValidationContextType = &tlsv3.CommonTlsContext_ValidationContext{ValidationContext: peers}
+		return nil
+	})
+}
+
+// BootstrapFiles renders the same bootstrap as files of the directory dir, by
+// name. Under TLS, Envoy reads its certificate and the authorities by way of two
+// of them, and again whenever something is renamed into the directories of the
+// PEM files: they rotate without a restart.
+func (f *Fleet) BootstrapFiles(b resources.BootstrapConfig, dir string) (map[string][]byte, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, fmt.Errorf("bootstrap: %w", err)
+	}
+	files := make(map[string][]byte)
+	files[BootstrapFile], err = f.bootstrap(b, func(c *tlsv3.CommonTlsContext, own *tlsv3.TlsCertificate, peers *tlsv3.CertificateValidationContext) error {
+		cert, key, ca := own.CertificateChain.GetFilename(), own.PrivateKey.GetFilename(), peers.TrustedCa.GetFilename()
+		if filepath.Dir(cert) == filepath.Dir(key) { // otherwise Envoy watches the two by themselves
+			own.WatchedDirectory = &corev3.WatchedDirectory{Path: filepath.Dir(cert)}
+		}
+		peers.WatchedDirectory = &corev3.WatchedDirectory{Path: filepath.Dir(ca)}
+		var bad1, bad2 error
+		files[certificateFile], bad1 = secretFile(&tlsv3.Secret{Name: certificateSecret, Type: &tlsv3.Secret_TlsCertificate{TlsCertificate: own}})
+		files[authorityFile], bad2 = secretFile(&tlsv3.Secret{Name: authoritySecret, Type: &tlsv3.Secret_ValidationContext{ValidationContext: peers}})
+		c.TlsCertificateSdsSecretConfigs = []*tlsv3.SdsSecretConfig{fromFile(certificateSecret, filepath.Join(dir, certificateFile))}
+		c.ValidationContextType = &tlsv3.CommonTlsContext_ValidationContextSdsSecretConfig{
+			ValidationContextSdsSecretConfig: fromFile(authoritySecret, filepath.Join(dir, authorityFile)),
+		}
+		return errors.Join(bad1, bad2)
+	})
+	return files, err
+}
+
+// secretFile renders what Envoy reads as the answer of a secret service.
+func secretFile(s *tlsv3.Secret) ([]byte, error) {
+	typed, err := anypb.New(s)
+	if err != nil {
+		return nil, err
+	}
+	return resources.Text(&discoveryv3.DiscoveryResponse{Resources: []*anypb.Any{typed}})
+}
+
+// fromFile names a secret that Envoy finds in a file.
+func fromFile(name, path string) *tlsv3.SdsSecretConfig {
+	return &tlsv3.SdsSecretConfig{Name: name, SdsConfig: &corev3.ConfigSource{
+		ResourceApiVersion:    corev3.ApiVersion_V3,
+		ConfigSourceSpecifier: &corev3.ConfigSource_PathConfigSource{PathConfigSource: &corev3.PathConfigSource{Path: path}},
+	}}
+}
+
+// placement puts the own certificate and whom to believe into a TLS context.
+type placement func(c *tlsv3.CommonTlsContext, own *tlsv3.TlsCertificate, peers *tlsv3.CertificateValidationContext) error
+
+func (f *Fleet) bootstrap(b resources.BootstrapConfig, put placement) ([]byte, error) {
+	if b.XDS == "" {
+		planes := f.ControlPlanes()
+		b.XDS, b.Others = planes[0], planes[1:]
+	}
+	plain, err := resources.Bootstrap(b)
+	if err != nil || f.Fleet.TLS.Cert == "" {
+		return plain, err
+	}
+	var boot bootstrapv3.Bootstrap
+	if err := protojson.Unmarshal(plain, &boot); err != nil {
+		return nil, fmt.Errorf("bootstrap: %w", err)
+	}
+	hosts, err := hostsOf(append([]string{b.XDS}, b.Others...))
+	if err != nil {
+		return nil, fmt.Errorf("bootstrap: control plane: %w", err)
+	}
+	socket, err := upstreamTLS(f.TLS(identity.Proxy, b.NodeID), hosts, put)
+	if err != nil {
+		return nil, fmt.Errorf("bootstrap: tls: %w", err)
+	}
+	for _, c := range boot.StaticResources.Clusters {
+		if c.Name == resources.XDSCluster {
+			c.TransportSocket = socket
+		}
+	}
+	return resources.Text(&boot)
+}
+
+// hostsOf cuts the ports off.
+func hostsOf(addresses []string) ([]string, error) {
+	hosts := make([]string, len(addresses))
+	for i, a := range addresses {
+		var err error
+		if hosts[i], _, err = net.SplitHostPort(a); err != nil {
+			return nil, err
+		}
+	}
+	return hosts, nil
+}
+
+// upstreamTLS is Envoy's side of mutual TLS with the control planes at the hosts.
+func upstreamTLS(files config.TLS, hosts []string, put placement) (*corev3.TransportSocket, error) {
+	var paths [3]string
+	for i, path := range [...]string{files.Cert, files.Key, files.CA} {
+		abs, err := filepath.Abs(path)
+		if err != nil {
+			return nil, err
+		}
+		paths[i] = abs
+	}
+	common := &tlsv3.CommonTlsContext{
+		// Without a maximum, Envoy as a client stays at TLS 1.2.
+		TlsParams:     &tlsv3.TlsParameters{TlsMinimumProtocolVersion: tlsv3.TlsParameters_TLSv1_3, TlsMaximumProtocolVersion: tlsv3.TlsParameters_TLSv1_3},
+		AlpnProtocols: []string{"h2"},
+	}
+	own := &tlsv3.TlsCertificate{CertificateChain: file(paths[0]), PrivateKey: file(paths[1])}
+	peers := &tlsv3.CertificateValidationContext{TrustedCa: file(paths[2])}
+	for _, host := range hosts {
+		m := controlName(files, host)
+		if !slices.ContainsFunc(peers.MatchTypedSubjectAltNames, func(o *tlsv3.SubjectAltNameMatcher) bool { return proto.Equal(o, m) }) {
+			peers.MatchTypedSubjectAltNames = append(peers.MatchTypedSubjectAltNames, m)
+		}
+	}
+	if err := put(common, own, peers); err != nil {
+		return nil, err
+	}
+	context := &tlsv3.UpstreamTlsContext{CommonTlsContext: common}
+	if net.ParseIP(hosts[0]) == nil {
+		context.Sni = hosts[0]
+	}
+	return transportSocket(context)
+}
+
+// controlName matches the control plane's certificate.
+func controlName(files config.TLS, host string) *tlsv3.SubjectAltNameMatcher {
+	exact := &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Exact{Exact: host}}
+	switch {
+	case files.TrustDomain != "":
+		prefix := "spiffe://" + files.TrustDomain + "/" + string(identity.Control) + "/"
+		return &tlsv3.SubjectAltNameMatcher{
+			SanType: tlsv3.SubjectAltNameMatcher_URI,
+			Matcher: &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Prefix{Prefix: prefix}},
+		}
+	case net.ParseIP(host) != nil:
+		return &tlsv3.SubjectAltNameMatcher{SanType: tlsv3.SubjectAltNameMatcher_IP_ADDRESS, Matcher: exact}
+	}
+	return &tlsv3.SubjectAltNameMatcher{SanType: tlsv3.SubjectAltNameMatcher_DNS, Matcher: exact}
+}
+
+func file(path string) *corev3.DataSource {
+	return &corev3.DataSource{Specifier: &corev3.DataSource_Filename{Filename: path}}
+}
+
+func transportSocket(m proto.Message) (*corev3.TransportSocket, error) {
+	typed, err := anypb.New(m)
+	if err != nil {
+		return nil, err
+	}
+	return &corev3.TransportSocket{Name: "envoy.transport_sockets.tls", ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: typed}}, nil
+}

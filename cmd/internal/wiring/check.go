@@ -1,0 +1,83 @@
+package wiring
+
+import (
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/wasm/sign"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// Check reads the files that daemons of the fleet would read when they start, but
+// those of tls, and says by field which cannot be had or are not what they should
+// be. It changes nothing.
+func (f *Fleet) Check() (bad []*config.FieldError) {
+	fail := func(field string, err error) {
+		if err != nil {
+			bad = append(bad, &config.FieldError{Path: field, Msg: strings.TrimPrefix(err.Error(), field+": ")})
+		}
+	}
+	if f.Modules() {
+		_, bad = f.ring()
+	}
+	for i, name := range f.Fleet.Policies.Rules {
+		s := Site{Files: map[string]string{}}
+		fail(fmt.Sprintf("policies.rules[%d]", i), s.read(f.path(name)))
+	}
+	if name := f.Fleet.Policies.Data; name != "" {
+		_, err := readData(f.path(name))
+		fail("policies.data", err)
+	}
+	fail("control.module", f.module(&resources.Settings{}))
+	if t := f.Fleet.Proxy.TLS; t.Cert != "" {
+		cert, key := f.path(t.Cert), f.path(t.Key)
+		_, err := tls.LoadX509KeyPair(cert, key)
+		var path *fs.PathError
+		switch {
+		case err == nil:
+		case errors.As(err, &path) && path.Path == key && key != cert:
+			fail("proxy.tls.key", err)
+		case errors.As(err, &path):
+			fail("proxy.tls.cert", err)
+		default:
+			fail("proxy.tls.cert", fmt.Errorf("%s with %s: %w", cert, key, err))
+		}
+	}
+	return bad
+}
+
+// ring is whose signatures count, and which keys cannot be had; where all can, whether
+// they are as many as have to sign.
+func (f *Fleet) ring() (r sign.Ring, bad []*config.FieldError) {
+	c := f.Fleet.Policies
+	r.Threshold = max(c.Threshold, 1)
+	for i, file := range c.Keys {
+		keys, err := readKeys(f.path(file))
+		if err != nil {
+			bad = append(bad, &config.FieldError{Path: fmt.Sprintf("policies.keys[%d]", i), Msg: err.Error()})
+		}
+		r.Keys = append(r.Keys, keys...)
+	}
+	r.Keys = append(r.Keys, f.Trusted...)
+	if err := r.Validate(); len(bad) == 0 && err != nil {
+		bad = append(bad, &config.FieldError{Path: "policies.keys", Msg: fmt.Sprintf("with threshold %d: %v", r.Threshold, err)})
+	}
+	return r, bad
+}
+
+// readData reads what rules compare with.
+func readData(path string) (data map[string]any, err error) {
+	text, err := readSmall(path, maxSiteFile)
+	if err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(text, &data); err != nil {
+		return nil, fmt.Errorf("%s: not a JSON object: %w", path, err)
+	}
+	return data, nil
+}

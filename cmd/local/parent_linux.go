@@ -1,6 +1,0 @@
-package local
-
-import "syscall"
-
-// dieWithParent ends a child process when this one dies, however it dies.
-func dieWithParent() *syscall.SysProcAttr { return &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} }

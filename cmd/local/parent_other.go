@@ -1,8 +1,0 @@
-//go:build !linux
-
-package local
-
-import "syscall"
-
-// dieWithParent has no equivalent here: a child outlives a killed parent.
-func dieWithParent() *syscall.SysProcAttr { return nil }

@@ -1,0 +1,383 @@
+package executor_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/frontend"
+	"github.com/cascadeinfer/cascade/migrator/internal/tokenhash"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// front owns the streams of its clients. It checks each token against what the
+// unmoved run would have given.
+type front struct {
+	w    *world
+	node *node
+
+	mu      sync.Mutex
+	streams map[string]*fstream
+}
+
+type fstream struct {
+	id      string
+	ids     []uint32
+	sum     digest // of the KV of all ids
+	prompt  int
+	max     int
+	holder  *node
+	epoch   policies.Epoch
+	pending bool
+	conn    *conn
+	rescues int
+
+	cut  bool    // tokens of the present leg are held back
+	held []event // of the present leg
+	lost bool    // the present leg is broken, while another one may come
+
+	next    *conn // the leg that is being opened
+	first   []event
+	changed chan struct{} // closed and renewed at each change
+
+	over  bool
+	whole bool // over, and with all its tokens
+}
+
+func (s *fstream) append(id uint32) {
+	for r := range layout.Regions {
+		s.sum = s.sum.add(kv(id, len(s.ids), r))
+	}
+	s.ids = append(s.ids, id)
+}
+
+func (s *fstream) notify() {
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// accept begins a stream at a replica.
+func (f *front) accept(name string, prompt []uint32, most int, at *node) {
+	f.mu.Lock()
+	s := &fstream{id: name, prompt: len(prompt), max: most, holder: at, epoch: 1, changed: make(chan struct{})}
+	for _, id := range prompt {
+		s.append(id)
+	}
+	f.streams[name] = s
+	f.mu.Unlock()
+	c := f.w.newConn(f.node, at, name, leg(name, 1), 1)
+	f.mu.Lock()
+	s.conn = c
+	f.mu.Unlock()
+	if err := at.engine.prompt(c, c.leg, prompt, len(prompt), most); err != nil {
+		panic(err)
+	}
+}
+
+func leg(name string, e policies.Epoch) string { return fmt.Sprintf("%s#%d", name, e) }
+
+// hear takes what a leg brings.
+func (f *front) hear(c *conn, ev event) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s := f.streams[c.stream]
+	switch {
+	case s == nil || s.over:
+	case c == s.next:
+		s.first = append(s.first, ev)
+		s.notify()
+	case c == s.conn:
+		f.takeLocked(s, ev)
+	}
+}
+
+// takeLocked is an event of the present leg.
+func (f *front) takeLocked(s *fstream, ev event) {
+	defer s.notify()
+	switch {
+	case s.cut && !ev.broken:
+		s.held = append(s.held, ev)
+	case ev.token:
+		if want := s.sum.next(); ev.id != want {
+			f.w.fail("%s: token %d is %d from %s, want %d", s.id, len(s.ids), ev.id, s.conn.leg, want)
+		}
+		if len(s.ids) >= s.max {
+			f.w.fail("%s: a token too many", s.id)
+		}
+		s.append(ev.id)
+	case ev.finish:
+		s.over, s.whole = true, len(s.ids) == s.max
+		if !s.whole {
+			f.w.fail("%s ends with %d of %d tokens", s.id, len(s.ids), s.max)
+		}
+	case ev.broken && s.pending:
+		s.lost = true
+	case ev.broken:
+		f.rescueLocked(s)
+	}
+}
+
+// rescueLocked goes on by re-prompting somewhere.
+func (f *front) rescueLocked(s *fstream) {
+	if s.over || f.node.dead() {
+		return
+	}
+	s.conn.hangUp()
+	s.lost = false
+	s.epoch += 2
+	s.rescues++
+	epoch, ids := s.epoch, slices.Clone(s.ids)
+	at := f.node
+	for _, n := range f.w.nodes {
+		if n != f.node && !n.dead() && !f.w.apart(f.node, n) && !n.paused() {
+			at = n
+			break
+		}
+	}
+	s.holder = at
+	c := f.w.newConn(f.node, at, s.id, leg(s.id, epoch), epoch)
+	s.conn = c
+	f.w.wg.Go(func() {
+		if err := at.engine.prompt(c, c.leg, ids, s.prompt, s.max); err != nil {
+			c.push(event{broken: true})
+		}
+	})
+}
+
+// leave is a client that hangs up.
+func (f *front) leave(name string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if s := f.streams[name]; s != nil && !s.over {
+		s.over = true
+		s.conn.hangUp()
+		s.notify()
+	}
+}
+
+var errBack = errors.New("the target did not take over")
+
+// Move is what migrator/frontend promises.
+func (f *front) Move(ctx context.Context, m frontend.Move) (frontend.Moved, error) {
+	if err := f.node.gate(ctx, "move"); err != nil {
+		return frontend.Moved{}, frontend.ErrUnknown
+	}
+	to := f.w.node(m.To.Replica)
+	f.mu.Lock()
+	s := f.streams[m.Stream]
+	switch {
+	case s == nil || s.over:
+		f.mu.Unlock()
+		return frontend.Moved{}, frontend.ErrUnknown
+	case s.pending || s.lost || s.holder.id != m.From || s.epoch != m.Epoch:
+		f.mu.Unlock()
+		return frontend.Moved{}, frontend.ErrStale
+	}
+	s.pending = true
+	s.epoch++
+	epoch, current, began := s.epoch, s.conn, time.Now()
+	s.first = nil
+	if m.ID == "" {
+		s.cut = true
+	}
+	f.mu.Unlock()
+
+	err := f.open(ctx, s, m, to, epoch)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	defer s.notify()
+	s.pending = false
+	next, held := s.next, s.held
+	s.next, s.cut, s.held = nil, false, nil
+	if s.over {
+		if next != nil {
+			next.hangUp()
+		}
+		return frontend.Moved{}, frontend.ErrUnknown
+	}
+	if err != nil {
+		if next != nil {
+			next.hangUp()
+		}
+		s.epoch++
+		for _, ev := range held {
+			f.takeLocked(s, ev)
+		}
+		if s.lost {
+			f.rescueLocked(s)
+		}
+		return frontend.Moved{Epoch: m.Epoch + 2}, err
+	}
+	s.holder, s.conn, s.lost = to, next, false
+	for _, ev := range s.first {
+		f.takeLocked(s, ev)
+	}
+	s.first = nil
+	current.hangUp()
+	f.w.moved(m.ID != "")
+	return frontend.Moved{Epoch: epoch, Stall: time.Since(began)}, nil
+}
+
+// open opens the leg at the target and waits for its first token.
+func (f *front) open(ctx context.Context, s *fstream, m frontend.Move, to *node, epoch policies.Epoch) error {
+	// wait until a condition holds, under the lock
+	wait := func(ok func() (bool, error)) error {
+		for {
+			f.mu.Lock()
+			done, err := ok()
+			changed := s.changed
+			if s.over {
+				err = frontend.ErrUnknown
+			}
+			f.mu.Unlock()
+			if done || err != nil {
+				return err
+			}
+			select {
+			case <-changed:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+	}
+	if m.ID != "" {
+		if err := wait(func() (bool, error) {
+			if len(s.ids) > m.Length {
+				return false, errBack
+			}
+			return len(s.ids) == m.Length, nil
+		}); err != nil {
+			return err
+		}
+	}
+	f.mu.Lock()
+	ids, hash := slices.Clone(s.ids), tokenhash.Hash(0).Add(s.ids...)
+	f.mu.Unlock()
+	if m.ID != "" && hash != m.Hash {
+		f.w.fail("%s: the ids at the source are others", s.id)
+		return errBack
+	}
+	f.w.happens("open")
+	if !f.w.pass(ctx.Done(), f.node, to) || to.dead() {
+		return errBack
+	}
+	if m.ID != "" {
+		params, err := to.mover.Adopt(m.ID, m.Stream, f.node.id)
+		if err != nil {
+			return err
+		}
+		if !strings.Contains(string(params), m.ID) {
+			f.w.fail("adoption of %s by %s", m.ID, params)
+		}
+		f.w.happens("adopt")
+	}
+	c := f.w.newConn(f.node, to, s.id, leg(s.id, epoch), epoch)
+	f.mu.Lock()
+	s.next = c
+	f.mu.Unlock()
+	if err := to.gate(ctx, "start"); err != nil {
+		return err
+	}
+	var err error
+	if m.ID != "" {
+		err = to.engine.adopt(c, c.leg, m.ID, s.max)
+	} else {
+		err = to.engine.prompt(c, c.leg, ids, s.prompt, s.max)
+	}
+	if err != nil {
+		return err
+	}
+	return wait(func() (bool, error) {
+		if len(s.first) > 0 {
+			if s.first[0].broken {
+				return false, errBack
+			}
+			f.w.happens("first")
+			return true, nil
+		}
+		return false, nil
+	})
+}
+
+func (f *front) Holder(name string) (frontend.Holding, bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s := f.streams[name]
+	if s == nil || s.over {
+		return frontend.Holding{}, false
+	}
+	return frontend.Holding{Replica: s.holder.id, Epoch: s.epoch, Pending: s.pending}, true
+}
+
+// Residents are the own engine's requests.
+func (f *front) Residents() []frontend.Resident {
+	e := f.node.engine
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var out []frontend.Resident
+	for _, q := range e.seqs {
+		out = append(out, frontend.Resident{Request: policies.Request{ID: q.conn.stream, Input: policies.Tokens(q.prompt), Output: policies.Tokens(len(q.ids) - q.prompt)},
+			Leg: q.leg, Front: q.conn.front.id, Epoch: q.conn.epoch, Since: q.since})
+	}
+	return out
+}
+
+// Advance is what the source of a move that failed tells its own front.
+func (f *front) Advance(name string, epoch policies.Epoch) {
+	e := f.node.engine
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, q := range e.seqs {
+		if q.conn.stream == name {
+			q.conn.epoch = max(q.conn.epoch, epoch)
+		}
+	}
+}
+
+// lost is a peer that is gone: streams there are rescued, its own end here.
+func (f *front) lost(peer *node) {
+	f.mu.Lock()
+	for _, s := range f.streams {
+		if s.holder == peer && !s.over && !s.pending {
+			f.rescueLocked(s)
+		} else if s.holder == peer && s.pending {
+			s.lost = true
+		}
+	}
+	f.mu.Unlock()
+	e := f.node.engine
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, q := range e.seqs {
+		if q.conn.front == peer {
+			q.conn.shut()
+			e.remove(q)
+		}
+	}
+}
+
+// settled reports whether all streams are over.
+func (f *front) settled() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, s := range f.streams {
+		if !s.over {
+			return false
+		}
+	}
+	return true
+}
+
+// await polls until ok, for at most so long.
+func await(most time.Duration, ok func() bool) bool {
+	for end := time.Now().Add(most); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		if ok() {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,278 @@
+package executor_test
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cascadeinfer/cascade/migrator/device"
+	libcuda "github.com/cascadeinfer/cascade/migrator/device/cuda"
+	"github.com/cascadeinfer/cascade/migrator/device/fake"
+	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/cuda"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// onGPUs are the faults of fake GPUs.
+var onGPUs = []fate{
+	{"source's GPU fails", func(s *scene, _ *rand.Rand) verdict { s.source.carrier.(*card).tell("fake_break"); return goOn }},
+	{"target's GPU fails", func(s *scene, _ *rand.Rand) verdict { s.target.carrier.(*card).tell("fake_break"); return goOn }},
+	{"source's GPU is dead", func(s *scene, r *rand.Rand) verdict {
+		s.breaks(s.source.carrier.(*card).tell, "fake_dead", long(r))
+		return goOn
+	}},
+	{"target's GPU is dead", func(s *scene, r *rand.Rand) verdict {
+		s.breaks(s.target.carrier.(*card).tell, "fake_dead", long(r))
+		return goOn
+	}},
+}
+
+// TestFaultAtEveryStepOverGPUs injects each fault at each step of moves over cuda,
+// between pools on fake GPUs, each replica's on its own.
+func TestFaultAtEveryStepOverGPUs(t *testing.T) {
+	library := fake.CUDA(t)
+	f := &racks{fabric: &fabric{control: fake.Open(t, library)}}
+	f.control.Tell("fake_devices", spare)
+	defer f.control.Tell("fake_devices", 2)
+	var err error
+	if f.driver, err = libcuda.Open(library); errors.Is(err, device.ErrNoCgo) {
+		t.Skip(err)
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	if f.dir, err = os.MkdirTemp("", "gpus"); err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(f.dir)
+	f.open(t)
+	t.Run("kinds", func(t *testing.T) {
+		everyStep(t, append(append([]fate(nil), kinds...), onGPUs...), 1, func(n *node) carrier { return f.carry(n) })
+	})
+	for _, b := range f.maps {
+		if err := unix.Munmap(b); err != nil {
+			t.Error(err)
+		}
+	}
+	if n := f.control.Live(""); n != 0 {
+		t.Errorf("%d handles are left", n)
+	}
+	t.Logf("%d pulls, %d of them failed", f.pulls, f.failed)
+	if f.pulls == f.failed || f.failed == 0 {
+		t.Error("all went well, or nothing")
+	}
+}
+
+// racks are a fabric of GPUs.
+type racks struct {
+	*fabric
+	driver *libcuda.Driver
+	dir    string
+
+	mu   sync.Mutex
+	maps [][]byte // of the pools as the engines see them, which outlive their scenes
+}
+
+// card is a replica's transport over its GPU.
+type card struct {
+	racks  *racks
+	real   *cuda.Transport
+	gpu    *cuda.GPU
+	memory *transport.Memory // as the transport sees it
+	n      *node
+	device int
+
+	mu       sync.Mutex
+	address  string                                   // of the source
+	deadline map[[transport.TicketSize]byte]time.Time // of the bubble
+}
+
+// carry puts the engine's pool on a GPU. The engine sees its bytes, and all others ask
+// the GPU for them.
+func (f *racks) carry(n *node) *card {
+	c := &card{racks: f, n: n, deadline: map[[transport.TicketSize]byte]time.Time{}}
+	f.do(func() {
+		c.device = <-f.devices
+		must := func(err error) {
+			if err != nil {
+				panic(err)
+			}
+		}
+		var err error
+		c.gpu, err = cuda.NewGPU(cuda.GPUConfig{Driver: f.driver, Ordinal: c.device})
+		must(err)
+		c.memory, err = cuda.Make(c.gpu, cuda.VMM, layout)
+		must(err)
+		file, err := c.memory.Device.(*cuda.Memory).Descriptor()
+		must(err)
+		defer file.Close()
+		bytes, err := unix.Mmap(int(file.Fd()), 0, int(layout.End()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		must(err)
+		f.mu.Lock()
+		f.maps = append(f.maps, bytes)
+		f.mu.Unlock()
+		n.engine.memory = &transport.Memory{Layout: c.memory.Layout, Bytes: bytes, Device: outside{f.fabric, c.memory}}
+		c.real, err = cuda.New(cuda.Config{Dir: f.dir, Pool: c})
+		must(err)
+	})
+	return c
+}
+
+// Memory is the pool as the transport sees it.
+func (c *card) Memory() (*transport.Memory, bool) { return c.memory, true }
+
+// outside is a pool's device that is asked outside of the bubble.
+type outside struct {
+	f *fabric
+	m *transport.Memory
+}
+
+func (o outside) ask(g func(transport.Device) error) (err error) {
+	o.f.do(func() {
+		if !o.m.Hold() {
+			err = errors.New("the pool is closed")
+			return
+		}
+		defer o.m.Release()
+		err = g(o.m.Device)
+	})
+	return err
+}
+
+func (o outside) Sums(dst []uint32, l transport.Layout, blocks []uint32) (sums []uint32, err error) {
+	err = o.ask(func(d transport.Device) (err error) {
+		sums, err = d.Sums(dst, l, blocks)
+		return err
+	})
+	return sums, err
+}
+
+func (o outside) Gather(dst []byte, l transport.Layout, blocks []uint32) error {
+	return o.ask(func(d transport.Device) error { return d.Gather(dst, l, blocks) })
+}
+
+func (o outside) Scatter(l transport.Layout, blocks []uint32, src []byte) error {
+	return o.ask(func(d transport.Device) error { return d.Scatter(l, blocks, src) })
+}
+
+// tell tells the fake something about the own GPU.
+func (c *card) tell(what string) {
+	c.racks.do(func() { c.racks.control.Tell(what, c.device) })
+}
+
+func (c *card) Name() string              { return c.real.Name() }
+func (*card) Reaches(string, string) bool { return true }
+
+func (c *card) Probe(context.Context) (err error) {
+	c.racks.do(func() { err = c.real.Probe(context.Background()) })
+	return err
+}
+
+// Run serves until the bubble's ctx ends.
+func (c *card) Run(ctx context.Context) (err error) {
+	var stop func() error
+	c.racks.do(func() { stop = c.serve() })
+	<-ctx.Done()
+	c.racks.do(func() { err = stop() })
+	if err != nil {
+		c.n.w.fail("%s: %v", c.n.id, err)
+	}
+	return err
+}
+
+// serve starts the transport, and returns what ends it and gives the GPU back.
+func (c *card) serve() func() error {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- c.real.Run(ctx) }()
+	for limit := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Microsecond) {
+		_, err := c.real.Export(transport.Grant{Move: "warm-up", Receiver: "b", Deadline: time.Now().Add(time.Minute)})
+		if err == nil {
+			c.real.Revoke("warm-up")
+			break
+		}
+		if time.Now().After(limit) {
+			panic(err)
+		}
+	}
+	return func() error {
+		cancel()
+		err := <-done
+		c.memory.Close()
+		err = errors.Join(err, c.gpu.Close())
+		c.racks.control.Tell("fake_mend", c.device)
+		c.racks.devices <- c.device
+		return err
+	}
+}
+
+// Export has the real grant last: the bubble's deadline is kept here.
+func (c *card) Export(g transport.Grant) (offer transport.Offer, err error) {
+	until := g.Deadline
+	c.racks.do(func() {
+		g.Deadline = time.Now().Add(time.Hour)
+		offer, err = c.real.Export(g)
+	})
+	if err != nil {
+		return offer, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.deadline[offer.Ticket] = until
+	c.address, offer.Address = offer.Address, string(c.n.id)
+	return offer, nil
+}
+
+func (c *card) Revoke(move string) { c.racks.do(func() { c.real.Revoke(move) }) }
+
+// Open presents a ticket to the replica of its address.
+func (c *card) Open(ctx context.Context, receiver policies.ReplicaID, offer transport.Offer) (transport.Puller, error) {
+	source := c.n.w.node(policies.ReplicaID(offer.Address)).carrier.(*card)
+	source.mu.Lock()
+	deadline := source.deadline[offer.Ticket]
+	offer.Address = source.address
+	source.mu.Unlock()
+	if !time.Now().Before(deadline) {
+		return nil, transport.ErrRefused
+	}
+	p := &puller{n: c.n, fabric: c.racks.fabric, deadline: deadline}
+	err := c.racks.under(ctx, func(ctx context.Context) (err error) {
+		p.real, err = c.real.Open(ctx, receiver, offer)
+		return err
+	})
+	if err != nil {
+		if p.real != nil {
+			p.Close()
+		}
+		return nil, err
+	}
+	return p, nil
+}
+
+// pull has the target's GPU fail in the midst of a plan, or its last block's bytes be
+// others on their way.
+func (c *card) pull(ctx context.Context, p transport.Puller, source *node, plan transport.Plan, v verdict) (transport.Stats, error) {
+	half, regions := len(plan.Src)/2, len(layout.Regions)
+	switch {
+	case v == refuse:
+		head := transport.Plan{Src: plan.Src[:half], Dst: plan.Dst[:half], Sums: plan.Sums[:half*regions]}
+		if _, err := p.Pull(ctx, head); err != nil {
+			return transport.Stats{}, err
+		}
+		c.tell("fake_break")
+		if _, err := p.Pull(ctx, plan); err != nil || len(plan.Src) == 0 {
+			return transport.Stats{}, errors.Join(err, errors.New("the GPU has failed"))
+		}
+		c.n.w.fail("%s: a pull on a GPU that has failed", c.n.id)
+	case v == rot && len(plan.Src) > 0:
+		b := source.engine.memory.Part(plan.Src[len(plan.Src)-1], 0)
+		b[0] ^= 0xff
+		defer func() { b[0] ^= 0xff }()
+	}
+	return p.Pull(ctx, plan)
+}

@@ -1,0 +1,440 @@
+package executor_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	sdk "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"go.uber.org/goleak"
+
+	"github.com/cascadeinfer/cascade/migrator/executor"
+	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/bidask"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// prompt makes the ids of a client's prompt.
+func prompt(seed, n int) []uint32 {
+	var ids []uint32
+	for i := range n {
+		ids = append(ids, uint32(mix(uint64(seed*1000+i))%50_000))
+	}
+	return ids
+}
+
+// within runs a test in a world that is set up by prepare and checked at the end.
+func within(t *testing.T, replicas int, link int64, test func(t *testing.T, w *world)) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(replicas, link, carryInside)
+		test(t, w)
+		for _, n := range w.nodes {
+			if !await(time.Minute, n.front.settled) {
+				t.Error(w.unfinished())
+			}
+		}
+		time.Sleep(silence)
+		if left := w.leftovers(); left != nil {
+			t.Error(left)
+		}
+		if v := w.verdicts(); v != "" {
+			t.Error(v)
+		}
+		w.close()
+	})
+}
+
+// ended returns the last move that a replica has ended.
+func (n *node) ended(t *testing.T) executor.Move {
+	t.Helper()
+	all := n.mover.Moves()
+	if len(all) == 0 {
+		t.Fatalf("%s knows no moves", n.id)
+	}
+	return all[len(all)-1]
+}
+
+// TestChain moves a request around, its front among the holders: nothing is
+// chained, and each move is told on both sides.
+func TestChain(t *testing.T) {
+	within(t, 4, 0, func(t *testing.T, w *world) {
+		a := w.nodes[0]
+		a.front.accept("a/1", prompt(1, 50), 250, w.nodes[1])
+		for i, hop := range []int{1, 2, 3, 0, 1, 0, 2, 3} {
+			if i == 0 {
+				time.Sleep(500 * time.Millisecond)
+				continue
+			}
+			h, _ := a.front.Holder("a/1")
+			from, to := w.node(h.Replica), w.nodes[hop]
+			w.move("a/1", from, to, policies.Drain)
+			s, d := from.ended(t), to.ended(t)
+			if s.ID != d.ID || s.State != "moved" || d.State != "moved" || s.Way != "live" || d.Way != "live" || d.Transport != "memory" || s.Front != "a" || d.Front != "a" ||
+				s.Stall <= 0 || s.Stall > 20*time.Millisecond || d.Bytes != int64(d.Tokens)*1000 || s.Tokens != d.Tokens+1 || s.Cause != policies.Drain || s.From != from.id || s.To != to.id {
+				t.Errorf("hop %d:\n%+v\n%+v", i, s, d)
+			}
+			time.Sleep(50 * time.Millisecond)
+		}
+		if w.live != 7 || w.anew != 0 {
+			t.Errorf("%d live moves and %d others", w.live, w.anew)
+		}
+	})
+}
+
+// TestOtherEngines moves by Reprompt where blocks cannot be read.
+func TestOtherEngines(t *testing.T) {
+	within(t, 3, 0, func(t *testing.T, w *world) {
+		w.nodes[2].engine.blind = true
+		w.nodes[0].front.accept("a/1", prompt(1, 50), 150, w.nodes[1])
+		time.Sleep(300 * time.Millisecond)
+		w.move("a/1", w.nodes[1], w.nodes[2], policies.Growth)
+		s, d := w.nodes[1].ended(t), w.nodes[2].ended(t)
+		if w.anew != 1 || s.Way != "reprompt" || d.Way != "reprompt" || s.Stall <= 0 || s.Stall > 200*time.Millisecond || d.Bytes != 0 || d.State != "moved" {
+			t.Errorf("%d moves:\n%+v\n%+v", w.anew, s, d)
+		}
+		if all := w.nodes[1].mover.Stats(); all.Stalls != 1 || all.Stall != s.Stall || all.LongestStall != s.Stall {
+			t.Errorf("%+v", all)
+		}
+		time.Sleep(100 * time.Millisecond)
+		w.move("a/1", w.nodes[2], w.nodes[0], policies.Growth)
+		if w.anew != 2 {
+			t.Errorf("%d moves, the last: %+v", w.anew, w.nodes[2].ended(t))
+		}
+	})
+}
+
+// TestLinkIsPaced moves over a link whose speed decides, and grows on the way.
+func TestLinkIsPaced(t *testing.T) {
+	within(t, 2, 400_000, func(t *testing.T, w *world) { // 400 tokens a second
+		w.nodes[0].front.accept("a/1", prompt(1, 100), 400, w.nodes[0])
+		time.Sleep(200 * time.Millisecond)
+		start := time.Now()
+		w.move("a/1", w.nodes[0], w.nodes[1], policies.Growth)
+		took, d := time.Since(start), w.nodes[1].ended(t)
+		if least := time.Duration(d.Bytes) * time.Second / 400_000; d.State != "moved" || took < least || took > least+100*time.Millisecond || d.Rounds < 3 {
+			t.Errorf("%v for %+v", took, d)
+		}
+		if s := w.nodes[1].mover.Stats(); s.Bytes != d.Bytes || s.Received["live"] != 1 || s.Copied == 0 || s.Rounds != uint64(d.Rounds) {
+			t.Errorf("%+v", s)
+		}
+		if s := w.nodes[0].mover.Stats(); s.Sent["live"] != 1 || s.Stalls != 1 || s.Stall != s.LongestStall || s.Stall != w.nodes[0].ended(t).Stall {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// TestMarketIsAnswered asks for what cannot be.
+func TestMarketIsAnswered(t *testing.T) {
+	within(t, 2, 0, func(t *testing.T, w *world) {
+		a, b := w.nodes[0], w.nodes[1]
+		ask := func(n *node, a bidask.Action) bidask.EventKind {
+			answers := n.expect(a.Deal)
+			n.mover.Do(a)
+			return n.await(answers)
+		}
+		deal := func(n uint64) bidask.Deal { return bidask.Deal{Seller: "a", Number: n} }
+		if k := ask(b, bidask.Action{Kind: bidask.Reserve, Deal: deal(1), Peer: "a", Handover: policies.Handover{Request: "a/1", Length: 1 << 20}}); k != bidask.Refused {
+			t.Errorf("a million tokens: %v", k)
+		}
+		if k := ask(a, bidask.Action{Kind: bidask.Export, Deal: deal(2), Peer: "b", Handover: policies.Handover{Request: "a/1", Length: 100}}); k != bidask.Failed {
+			t.Errorf("a request that is not here: %v", k)
+		}
+		if k := ask(b, bidask.Action{Kind: bidask.Reserve, Deal: deal(3), Peer: "a", Handover: policies.Handover{Request: "a/1", Length: 100}}); k != bidask.Reserved {
+			t.Errorf("a hundred tokens: %v", k)
+		}
+		// Nobody answers its Open.
+		if k := ask(b, bidask.Action{Kind: bidask.Import, Deal: deal(3), Peer: "a", Handover: policies.Handover{Request: "a/1", Length: 100}}); k != bidask.Failed {
+			t.Errorf("an import that nobody exports: %v", k)
+		}
+		if m := b.ended(t); m.Why != "unknown to the peer" {
+			t.Errorf("%+v", m)
+		}
+		// Actions of another time do nothing.
+		for _, k := range []bidask.ActionKind{bidask.Abort, bidask.Release, bidask.Send, bidask.Return} {
+			a.mover.Do(bidask.Action{Kind: k, Deal: deal(9)})
+		}
+		time.Sleep(time.Second)
+		if len(a.told[deal(9)]) != 0 {
+			t.Errorf("the market hears %v", a.told[deal(9)])
+		}
+	})
+}
+
+// TestAdoptRefuses asks for what was not brought.
+func TestAdoptRefuses(t *testing.T) {
+	within(t, 2, 0, func(t *testing.T, w *world) {
+		for _, move := range []string{"", "a", "/1", "a/", "a/x", "a/1", "a/-1", "a/b/1", "a/99999999999999999999"} {
+			if params, err := w.nodes[1].mover.Adopt(move, "q", "a"); err == nil || params != nil {
+				t.Errorf("%q: %s, %v", move, params, err)
+			}
+		}
+	})
+	m, err := executor.New(executor.Config{Self: "a", Front: &front{}, Network: &node{}, Address: func(policies.ReplicaID) string { return "" }, Tell: func(bidask.Event) {}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := m.Run(ctx); err != nil {
+		t.Error(err)
+	}
+	if _, err := m.Adopt("a/1", "q", "a"); err == nil || !strings.Contains(err.Error(), "stopped") {
+		t.Errorf("after Run: %v", err)
+	}
+	if m.Run(t.Context()) == nil {
+		t.Error("it runs twice")
+	}
+}
+
+// TestFronts names the front of a request that is being handed over, whether it
+// still runs there or not.
+func TestFronts(t *testing.T) {
+	within(t, 2, 0, func(t *testing.T, w *world) {
+		a, b := w.nodes[0], w.nodes[1]
+		a.front.accept("a/1", prompt(1, 50), 250, b)
+		time.Sleep(500 * time.Millisecond)
+		b.mover.Do(bidask.Action{Kind: bidask.Export, Deal: bidask.Deal{Seller: "b", Number: 1}, Peer: "a", Handover: policies.Handover{Request: "a/1", Length: 60}})
+		time.Sleep(time.Millisecond)
+		a.front.leave("a/1")
+		time.Sleep(time.Millisecond)
+		if got := b.mover.Fronts(); len(got) != 1 || got[0] != "a" {
+			t.Errorf("while it is handed over: %v", got)
+		}
+		time.Sleep(time.Minute)
+		if got := b.mover.Fronts(); len(got) != 0 {
+			t.Errorf("after that: %v", got)
+		}
+	})
+}
+
+// unreliable is a transport that does not get through, or breaks.
+type unreliable struct {
+	*wire
+	opens, pulls error
+	probe        error
+	mended       *atomic.Bool // opens does not count any more; nil: it does
+}
+
+func (*unreliable) Name() string                  { return "unreliable" }
+func (u *unreliable) Probe(context.Context) error { return u.probe }
+
+func (u *unreliable) Export(g transport.Grant) (transport.Offer, error) {
+	o, err := u.wire.Export(g)
+	o.Transport = "unreliable"
+	return o, err
+}
+
+func (u *unreliable) Open(ctx context.Context, r policies.ReplicaID, o transport.Offer) (transport.Puller, error) {
+	if u.opens != nil && (u.mended == nil || !u.mended.Load()) {
+		return nil, u.opens
+	}
+	o.Transport = u.wire.Name()
+	p, err := u.wire.Open(ctx, r, o)
+	if err != nil || u.pulls == nil {
+		return p, err
+	}
+	return &breaking{p, u.pulls}, nil
+}
+
+type breaking struct {
+	transport.Puller
+	err error
+}
+
+func (b *breaking) Pull(context.Context, transport.Plan) (transport.Stats, error) {
+	return transport.Stats{}, b.err
+}
+
+// TestTransportsFallBack has a better transport that does not work.
+func TestTransportsFallBack(t *testing.T) {
+	broken := errors.New("it broke")
+	for _, c := range []struct {
+		name string
+		u    unreliable
+		by   string
+	}{
+		{"opens", unreliable{opens: broken}, "memory"},
+		{"pulls", unreliable{pulls: broken}, "memory"},
+		{"probe", unreliable{probe: broken}, "memory"},
+		{"works", unreliable{}, "unreliable"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			better = &c.u
+			defer func() { better = nil }()
+			within(t, 2, 0, func(t *testing.T, w *world) {
+				w.nodes[0].front.accept("a/1", prompt(1, 50), 120, w.nodes[0])
+				time.Sleep(100 * time.Millisecond)
+				w.move("a/1", w.nodes[0], w.nodes[1], policies.Growth)
+				if d := w.nodes[1].ended(t); d.State != "moved" || d.Way != "live" || d.Transport != c.by {
+					t.Errorf("%+v", d)
+				}
+				routes := w.nodes[0].mover.Routes()
+				if len(routes) < 2 || routes[0].Transport != "unreliable" || routes[0].Why != c.u.probe || routes[1].Why != nil {
+					t.Errorf("routes %+v", routes)
+				}
+				held, used := "", ""
+				for _, p := range w.nodes[1].mover.Routes() {
+					switch {
+					case p.Peer != "a":
+					case p.Why != nil:
+						held += p.Transport
+					case p.Pulls > 0:
+						used += p.Transport
+					}
+				}
+				if failed := c.u.opens != nil || c.u.pulls != nil; used != c.by || (held == "unreliable") != failed {
+					t.Errorf("from a: used %q, held back %q", used, held)
+				}
+			})
+		})
+	}
+}
+
+// TestTransportsAreHeldBack: what has failed is not tried by the next move; what
+// is known of a peer goes with it.
+func TestTransportsAreHeldBack(t *testing.T) {
+	mended := new(atomic.Bool)
+	better = &unreliable{opens: errors.New("it broke"), mended: mended}
+	defer func() { better = nil }()
+	within(t, 2, 0, func(t *testing.T, w *world) {
+		a, b := w.nodes[0], w.nodes[1]
+		for i, by := range []string{"memory", "memory", "unreliable"} {
+			id := "a/" + strconv.Itoa(i+1)
+			a.front.accept(id, prompt(i+1, 50), 120, a)
+			time.Sleep(100 * time.Millisecond)
+			w.move(id, a, b, policies.Growth)
+			if d := b.ended(t); d.State != "moved" || d.Transport != by {
+				t.Errorf("move %d: %+v", i, d)
+			}
+			if i == 1 {
+				mended.Store(true)
+				time.Sleep(2 * time.Second) // longer than a first failure counts
+			}
+		}
+		b.mover.Gone("a")
+		time.Sleep(time.Millisecond)
+		if got := b.mover.Routes(); len(got) != 2 {
+			t.Errorf("routes %+v", got)
+		}
+	})
+}
+
+// TestLongTable moves a request whose blocks no message can name at once.
+func TestLongTable(t *testing.T) {
+	envelope = 8 << 10
+	defer func() { envelope = 0 }()
+	within(t, 2, 0, func(t *testing.T, w *world) {
+		a, b := w.nodes[0], w.nodes[1]
+		a.front.accept("a/1", prompt(1, 1000), 1200, a)
+		time.Sleep(100 * time.Millisecond)
+		w.move("a/1", a, b, policies.Growth)
+		// 4 KiB hold 117 blocks of 4 tokens with 2 sums: 1,000 tokens take three.
+		if s, d := a.ended(t), b.ended(t); s.State != "moved" || s.Way != "live" || s.Rounds < 4 || d.Rounds < 4 {
+			t.Errorf("%+v\n%+v", s, d)
+		}
+	})
+}
+
+// TestStubbornEngine does nothing of what it must: its session ends, and undoes
+// what was frozen and reserved.
+func TestStubbornEngine(t *testing.T) {
+	within(t, 2, 0, func(t *testing.T, w *world) {
+		a, b := w.nodes[0], w.nodes[1]
+		a.front.accept("a/1", prompt(1, 50), 300, a)
+		time.Sleep(100 * time.Millisecond)
+		for _, n := range w.nodes {
+			n.engine.mu.Lock()
+			n.engine.stubborn = true
+			n.engine.mu.Unlock()
+		}
+		w.move("a/1", a, b, policies.Growth)
+		time.Sleep(25 * time.Second)
+		for _, n := range w.nodes {
+			if s := n.mover.Stats(); s.Abandoned != 0 {
+				t.Errorf("%s gives up too early: %+v", n.id, s)
+			}
+		}
+		time.Sleep(10 * time.Second)
+		for _, n := range w.nodes {
+			if s := n.mover.Stats(); s.Abandoned != 1 || s.Running != 0 {
+				t.Errorf("%s: %+v", n.id, s)
+			}
+			n.engine.mu.Lock()
+			n.engine.stubborn = false
+			n.engine.mu.Unlock()
+		}
+		a.front.accept("a/2", prompt(2, 50), 300, b)
+		time.Sleep(100 * time.Millisecond)
+		w.move("a/2", b, a, policies.Growth)
+	})
+}
+
+// TestSpans has each side's part in a move as a span, and its steps below it.
+func TestSpans(t *testing.T) {
+	spans := tracetest.NewSpanRecorder()
+	tracer = sdk.NewTracerProvider(sdk.WithSpanProcessor(spans)).Tracer("test")
+	defer func() { tracer = nil }()
+	within(t, 3, 0, func(t *testing.T, w *world) {
+		w.nodes[0].front.accept("a/1", prompt(1, 50), 120, w.nodes[1])
+		time.Sleep(100 * time.Millisecond)
+		w.move("a/1", w.nodes[1], w.nodes[2], policies.Growth)
+	})
+	parents, children := map[string]string{}, []string{}
+	for _, s := range spans.Ended() {
+		if strings.HasPrefix(s.Name(), "move.source") || strings.HasPrefix(s.Name(), "move.target") {
+			parents[s.SpanContext().SpanID().String()] = s.Name()
+			attrs := map[string]string{}
+			for _, a := range s.Attributes() {
+				attrs[string(a.Key)] = a.Value.Emit()
+			}
+			if attrs["cascade.move"] != "b/1" || attrs["cascade.request"] != "a/1" || attrs["cascade.way"] != "live" || attrs["cascade.from"] != "b" || attrs["cascade.to"] != "c" || attrs["cascade.cause"] != "growth" {
+				t.Errorf("%s: %v", s.Name(), attrs)
+			}
+		}
+	}
+	for _, s := range spans.Ended() {
+		if p, ok := parents[s.Parent().SpanID().String()]; ok {
+			children = append(children, p+"/"+s.Name())
+		} else if s.Parent().IsValid() {
+			t.Errorf("%s is below nothing", s.Name())
+		}
+	}
+	slices.Sort(children)
+	if got := strings.Join(slices.Compact(children), " "); got != "move.source/move.freeze move.source/move.list move.target/move.prepare move.target/move.pull" {
+		t.Errorf("steps %s", got)
+	}
+}
+
+func TestConfig(t *testing.T) {
+	good := func() executor.Config {
+		return executor.Config{Self: "a", Front: &front{}, Network: &node{}, Address: func(policies.ReplicaID) string { return "" }, Tell: func(bidask.Event) {}}
+	}
+	if _, err := executor.New(good()); err != nil {
+		t.Fatal(err)
+	}
+	for name, spoil := range map[string]func(*executor.Config){
+		"self":     func(c *executor.Config) { c.Self = "" },
+		"front":    func(c *executor.Config) { c.Front = nil },
+		"network":  func(c *executor.Config) { c.Network = nil },
+		"address":  func(c *executor.Config) { c.Address = nil },
+		"tell":     func(c *executor.Config) { c.Tell = nil },
+		"link":     func(c *executor.Config) { c.Link = -1 },
+		"envelope": func(c *executor.Config) { c.Envelope = 1000 },
+		"transfer": func(c *executor.Config) { c.Transfer.Retry = -1 },
+	} {
+		c := good()
+		spoil(&c)
+		if _, err := executor.New(c); err == nil {
+			t.Errorf("a bad %s is taken", name)
+		}
+	}
+}

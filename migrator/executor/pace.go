@@ -1,0 +1,47 @@
+package executor
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// pacer is a link that bytes take their time on, one after the other.
+type pacer struct {
+	rate int64 // bytes per second; 0 for as fast as they come
+
+	mu   sync.Mutex
+	free time.Time // when the link is idle again
+}
+
+// carry returns when that many bytes would be here that began to come at start,
+// or with ctx's error; the link is then free of what would have come after that.
+func (p *pacer) carry(ctx context.Context, start time.Time, bytes int64) error {
+	if p.rate == 0 || bytes <= 0 {
+		return nil
+	}
+	p.mu.Lock()
+	if p.free.Before(start) {
+		p.free = start
+	}
+	// In seconds and a rest, or the product would overflow.
+	takes := time.Duration(bytes/p.rate)*time.Second + time.Duration(float64(bytes%p.rate)/float64(p.rate)*float64(time.Second))
+	p.free = p.free.Add(takes)
+	end := p.free
+	wait := time.Until(end)
+	p.mu.Unlock()
+	if wait <= 0 {
+		return nil
+	}
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.free = p.free.Add(-max(0, min(takes, time.Until(end))))
+		return ctx.Err()
+	}
+}

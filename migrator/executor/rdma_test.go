@@ -1,0 +1,362 @@
+package executor_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/device"
+	"github.com/cascadeinfer/cascade/migrator/device/fake"
+	libibverbs "github.com/cascadeinfer/cascade/migrator/device/verbs"
+	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/verbs"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// onDevices are the faults of a fake device; others have none of them.
+var onDevices = []fate{
+	{"source's device fails", func(s *scene, _ *rand.Rand) verdict { s.source.carrier.(*rdma).tell("fake_break"); return goOn }},
+	{"target's device fails", func(s *scene, _ *rand.Rand) verdict { s.target.carrier.(*rdma).tell("fake_break"); return goOn }},
+	{"source is unplugged", func(s *scene, r *rand.Rand) verdict {
+		s.breaks(s.source.carrier.(*rdma).tell, "fake_unplug", long(r))
+		return goOn
+	}},
+	{"target is unplugged", func(s *scene, r *rand.Rand) verdict {
+		s.breaks(s.target.carrier.(*rdma).tell, "fake_unplug", long(r))
+		return goOn
+	}},
+}
+
+// TestFaultAtEveryStepOverRDMA injects each fault at each step of moves over verbs:
+// on a fake device, which can fail as well, or where CASCADE_TEST_VERBS is set on the
+// machine's own. An emulated machine is slow: unless it is "all", each fault comes at
+// a sixth of the steps there, and each step has a sixth of the faults; pulls have all.
+func TestFaultAtEveryStepOverRDMA(t *testing.T) {
+	overRDMA(t, func(e *engine, _ *atomic.Bool) transport.Pool { return e })
+}
+
+// TestFaultAtEveryStepByHost is the same between pools that no NIC reaches, as those of
+// GPUs may be. The blocks' way is by the host then.
+func TestFaultAtEveryStepByHost(t *testing.T) {
+	if os.Getenv("CASCADE_TEST_VERBS") != "" {
+		t.Skip("the fake device has the same, and is faster")
+	}
+	overRDMA(t, func(e *engine, fails *atomic.Bool) transport.Pool {
+		return &far{e, &transport.Memory{Layout: e.memory.Layout, Device: outOfReach{e.memory, fails}}}
+	}, onFar...)
+}
+
+// onFar are the faults of pools that no NIC reaches.
+var onFar = []fate{
+	{"source copies nothing", func(s *scene, r *rand.Rand) verdict { s.source.carrier.(*rdma).fails(s, r); return goOn }},
+	{"target copies nothing", func(s *scene, r *rand.Rand) verdict { s.target.carrier.(*rdma).fails(s, r); return goOn }},
+}
+
+// far is an engine's pool as memory of a device.
+type far struct {
+	*engine
+	m *transport.Memory
+}
+
+func (f *far) Memory() (*transport.Memory, bool) {
+	_, here := f.engine.Memory()
+	return f.m, here
+}
+
+// outOfReach is a device with an engine's bytes.
+type outOfReach struct {
+	m     *transport.Memory
+	fails *atomic.Bool
+}
+
+func (d outOfReach) Sums(dst []uint32, _ transport.Layout, blocks []uint32) ([]uint32, error) {
+	if d.fails.Load() {
+		return dst, errFails
+	}
+	pack := make([]byte, int64(len(blocks))*d.m.BlockBytes())
+	if err := d.Gather(pack, d.m.Layout, blocks); err != nil {
+		return dst, err
+	}
+	for len(pack) > 0 {
+		for _, g := range d.m.Regions {
+			dst, pack = append(dst, d.m.Sum.Of(pack[:g.Bytes])), pack[g.Bytes:]
+		}
+	}
+	return dst, nil
+}
+
+func (d outOfReach) Gather(dst []byte, _ transport.Layout, blocks []uint32) error {
+	return d.each(blocks, func(part []byte) { copied(dst, part); dst = dst[len(part):] })
+}
+
+func (d outOfReach) Scatter(_ transport.Layout, blocks []uint32, src []byte) error {
+	return d.each(blocks, func(part []byte) { copied(part, src); src = src[len(part):] })
+}
+
+func (d outOfReach) each(blocks []uint32, f func(part []byte)) error {
+	if d.fails.Load() {
+		return errFails
+	}
+	for _, b := range blocks {
+		for r := range d.m.Regions {
+			f(d.m.Part(b, r))
+		}
+	}
+	return nil
+}
+
+var errFails = errors.New("the GPU has fallen off the bus")
+
+// copied copies as a device does: unseen, while an engine may write. What is torn has
+// another sum.
+//
+//go:norace
+func copied(dst, src []byte) {
+	for i := range min(len(dst), len(src)) {
+		dst[i] = src[i]
+	}
+}
+
+// overRDMA injects faults at each step of moves over verbs.
+func overRDMA(t *testing.T, pool func(*engine, *atomic.Bool) transport.Pool, more ...fate) {
+	f, path, stride := &fabric{}, "", 6
+	kinds := slices.Clone(kinds)
+	switch os.Getenv("CASCADE_TEST_VERBS") {
+	case "all":
+		stride = 1
+	case "":
+		stride, path = 1, fake.Verbs(t)
+		f.control = fake.Open(t, path)
+		f.control.Tell("fake_devices", spare)
+		kinds = append(kinds, onDevices...)
+	}
+	kinds = append(kinds, more...)
+	var err error
+	if f.library, err = libibverbs.Open(path); errors.Is(err, device.ErrNoCgo) {
+		t.Skip(err)
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	f.open(t)
+	t.Run("kinds", func(t *testing.T) { everyStep(t, kinds, stride, func(n *node) carrier { return f.carry(n, pool) }) })
+	if n := f.library.Live(); n != (libibverbs.Live{}) {
+		t.Errorf("%+v are left", n)
+	}
+	if f.control != nil && f.control.Live("") != 0 {
+		t.Errorf("%d handles are left", f.control.Live(""))
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	fmt.Printf("\nrdma-check: migrations | %d faults at %d steps of moves, every %s pair of them | %d pulls, %d of them failed; nothing left\n", len(kinds), len(points), map[int]string{1: "single", 6: "sixth"}[stride], f.pulls, f.failed)
+}
+
+// rdma is a replica's transport over verbs, and the server by which it is reached.
+type rdma struct {
+	fabric *fabric
+	real   *verbs.Transport
+	n      *node
+	device int
+	// gpuFails is for pools that are a GPU's.
+	gpuFails atomic.Bool
+
+	mu       sync.Mutex
+	address  string // of the server; "" while it does not run
+	conns    map[net.Conn]bool
+	deadline map[[transport.TicketSize]byte]time.Time // of the bubble
+}
+
+func (f *fabric) carry(n *node, pool func(*engine, *atomic.Bool) transport.Pool) carrier {
+	r := &rdma{fabric: f, n: n, conns: map[net.Conn]bool{}, deadline: map[[transport.TicketSize]byte]time.Time{}}
+	p := pool(n.engine, &r.gpuFails)
+	f.do(func() {
+		name := ""
+		if f.control != nil {
+			r.device = <-f.devices
+			name = "fake" + strconv.Itoa(r.device)
+		}
+		device := func() string { return name }
+		var err error
+		if r.real, err = verbs.New(verbs.Config{Library: f.library, Device: device, Address: r.where, Pool: p}); err != nil {
+			panic(err)
+		}
+	})
+	return r
+}
+
+// fails has the own GPU fail for a while.
+func (r *rdma) fails(s *scene, rng *rand.Rand) {
+	s.breaks(func(how string) { r.gpuFails.Store(how != "fake_mend") }, "fails", long(rng))
+}
+
+// tell tells the fake something about the own device.
+func (r *rdma) tell(what string) {
+	r.fabric.do(func() { r.fabric.control.Tell(what, r.device) })
+}
+
+func (r *rdma) where() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.address
+}
+
+func (r *rdma) Name() string              { return r.real.Name() }
+func (*rdma) Reaches(string, string) bool { return true }
+
+func (r *rdma) Probe(context.Context) (err error) {
+	r.fabric.do(func() { err = r.real.Probe(context.Background()) })
+	return err
+}
+
+// Run serves until the bubble's ctx ends.
+func (r *rdma) Run(ctx context.Context) error {
+	var stop func() error
+	r.fabric.do(func() { stop = r.serve() })
+	<-ctx.Done()
+	var err error
+	r.fabric.do(func() { err = stop() })
+	if err != nil {
+		r.n.w.fail("%s: %v", r.n.id, err)
+	}
+	return err
+}
+
+// serve starts the server and the transport, and returns what ends them.
+func (r *rdma) serve() func() error {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		panic(err)
+	}
+	server := &http.Server{Handler: r.real.Handler(), Protocols: new(http.Protocols), ConnState: r.connected}
+	server.Protocols.SetUnencryptedHTTP2(true)
+	ctx, cancel := context.WithCancel(context.Background())
+	served, ran := make(chan error, 1), make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	r.mu.Lock()
+	r.address = l.Addr().String()
+	r.mu.Unlock()
+	go func() { ran <- r.real.Run(ctx) }()
+	for limit := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Microsecond) { // until it has opened its device
+		_, err := r.real.Export(transport.Grant{Move: "warm-up", Receiver: "b", Deadline: time.Now().Add(time.Minute)})
+		if err == nil {
+			r.real.Revoke("warm-up")
+			break
+		}
+		if time.Now().After(limit) {
+			panic(err)
+		}
+	}
+	return func() error {
+		cancel()
+		err := <-ran
+		r.mu.Lock()
+		r.address = ""
+		r.mu.Unlock()
+		server.Close()
+		<-served
+		if r.fabric.control != nil {
+			r.fabric.control.Tell("fake_mend", r.device)
+			r.fabric.devices <- r.device
+		}
+		return err
+	}
+}
+
+func (r *rdma) connected(c net.Conn, s http.ConnState) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch s {
+	case http.StateNew:
+		r.conns[c] = true
+	case http.StateClosed, http.StateHijacked:
+		delete(r.conns, c)
+	}
+}
+
+// hangUp breaks all connections of the server.
+func (r *rdma) hangUp() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for c := range r.conns {
+		c.Close()
+	}
+}
+
+// Export has the real grant last: the bubble's deadline is kept here.
+func (r *rdma) Export(g transport.Grant) (offer transport.Offer, err error) {
+	until := g.Deadline
+	r.fabric.do(func() {
+		g.Deadline = time.Now().Add(time.Hour)
+		offer, err = r.real.Export(g)
+	})
+	if err != nil {
+		return offer, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.deadline[offer.Ticket] = until
+	offer.Address = string(r.n.id)
+	return offer, nil
+}
+
+func (r *rdma) Revoke(move string) { r.fabric.do(func() { r.real.Revoke(move) }) }
+
+// Open presents a ticket to the replica of its address.
+func (r *rdma) Open(ctx context.Context, receiver policies.ReplicaID, offer transport.Offer) (transport.Puller, error) {
+	source := r.n.w.node(policies.ReplicaID(offer.Address)).carrier.(*rdma)
+	source.mu.Lock()
+	deadline := source.deadline[offer.Ticket]
+	offer.Address = source.address
+	source.mu.Unlock()
+	if offer.Address == "" {
+		return nil, errors.New("nobody serves there")
+	}
+	if !time.Now().Before(deadline) {
+		return nil, transport.ErrRefused
+	}
+	p := &puller{n: r.n, fabric: r.fabric, deadline: deadline}
+	err := r.fabric.under(ctx, func(ctx context.Context) (err error) {
+		p.real, err = r.real.Open(ctx, receiver, offer)
+		return err
+	})
+	if err != nil {
+		if p.real != nil {
+			p.Close()
+		}
+		return nil, err
+	}
+	return p, nil
+}
+
+// pull has a connection break in the midst of a plan, or its last block's bytes be
+// others on their way.
+func (r *rdma) pull(ctx context.Context, p transport.Puller, source *node, plan transport.Plan, v verdict) (transport.Stats, error) {
+	half, regions := len(plan.Src)/2, len(layout.Regions)
+	switch {
+	case v == refuse:
+		head := transport.Plan{Src: plan.Src[:half], Dst: plan.Dst[:half], Sums: plan.Sums[:half*regions]}
+		if _, err := p.Pull(ctx, head); err != nil {
+			return transport.Stats{}, err
+		}
+		r.fabric.do(source.carrier.(*rdma).hangUp)
+		for { // until it is noticed
+			if _, err := p.Pull(ctx, transport.Plan{}); err != nil {
+				return transport.Stats{}, err
+			}
+		}
+	case v == rot && len(plan.Src) > 0:
+		b := source.engine.memory.Part(plan.Src[len(plan.Src)-1], 0)
+		b[0] ^= 0xff
+		defer func() { b[0] ^= 0xff }()
+	}
+	return p.Pull(ctx, plan)
+}

@@ -1,0 +1,38 @@
+package executor_test
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	sdk "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+
+	"github.com/cascadeinfer/cascade/migrator/executor"
+	"github.com/cascadeinfer/cascade/migrator/frontend"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/bidask"
+)
+
+// TestRescued counts streams that lost their engine, and shows their wait.
+func TestRescued(t *testing.T) {
+	spans := tracetest.NewSpanRecorder()
+	m, err := executor.New(executor.Config{Self: "a", Front: &front{}, Network: &node{}, Address: func(policies.ReplicaID) string { return "" }, Tell: func(bidask.Event) {},
+		Tracer: sdk.NewTracerProvider(sdk.WithSpanProcessor(spans)).Tracer("test")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := time.Unix(1e9, 0)
+	m.Rescued(frontend.Rescue{Stream: "a/1", From: "b", To: "c", Length: 90, Began: began, Took: 2 * time.Second})
+	m.Rescued(frontend.Rescue{Stream: "a/2", From: "b", Length: 95, Began: began, Took: 30 * time.Second, Err: errors.New("nobody")})
+	if s := m.Stats(); s.Rescued != 1 || s.Lost != 1 || s.Stalls != 1 || s.Stall != 2*time.Second || s.LongestStall != 2*time.Second {
+		t.Errorf("%+v", s)
+	}
+	var got []string
+	for _, s := range spans.Ended() {
+		got = append(got, s.Name()+" "+s.EndTime().Sub(s.StartTime()).String()+" "+s.Status().Description)
+	}
+	if len(got) != 2 || got[0] != "move.rescue 2s " || got[1] != "move.rescue 30s the stream ends" {
+		t.Errorf("%q", got)
+	}
+}

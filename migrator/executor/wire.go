@@ -1,0 +1,74 @@
+package executor
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cascadeinfer/cascade/migrator/api"
+	"github.com/cascadeinfer/cascade/migrator/internal/tokenhash"
+	"github.com/cascadeinfer/cascade/migrator/transfer"
+	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/bidask"
+)
+
+// The bounds of what one message may say.
+const (
+	maxOffers     = 16
+	maxTransports = 16
+	maxByte       = 255
+	maxStall      = 3600e6 // microseconds; a front gives up long before that
+)
+
+// encode writes a message for the wire. It shares the table's slices.
+func encode(m transfer.Message) *api.Transfer {
+	t := &api.Transfer{
+		Kind: uint32(m.Kind), Seller: string(m.Move.Seller), Number: m.Move.Number, Request: m.Request, Epoch: uint64(m.Epoch),
+		Front: string(m.Front), Target: string(m.Target), Way: uint32(m.Way), Round: m.Round, Why: uint32(m.Why),
+		Fingerprint: m.Engine.Fingerprint, TokenBytes: m.Engine.TokenBytes, BlockTokens: m.Engine.BlockTokens,
+		VersionMin: m.VersionMin, VersionMax: m.VersionMax, Transports: m.Transports,
+		From: m.Span.From, Computed: m.Computed, Length: m.Length, IdsHash: uint64(m.Hash), Cached: m.Cached, Generation: m.Generation, Prompt: m.Prompt,
+		StallMicros: uint64(max(0, m.Stall)),
+	}
+	for _, o := range m.Offers {
+		t.Offers = append(t.Offers, &api.Offer{Transport: o.Transport, Address: o.Address, Ticket: append([]byte(nil), o.Ticket[:]...)})
+	}
+	if m.Table != nil {
+		t.Ids, t.Blocks, t.Sums = m.Table.IDs, m.Table.Blocks, m.Table.Sums
+		if m.Engine.BlockTokens > 0 {
+			t.FirstBlock = uint32(m.Span.From / uint64(m.Engine.BlockTokens))
+		}
+	}
+	return t
+}
+
+// decode reads a message from the wire. It shares the table's slices.
+func decode(from, to policies.ReplicaID, t *api.Transfer) (transfer.Message, error) {
+	m := transfer.Message{
+		From: from, To: to, Move: bidask.Deal{Seller: policies.ReplicaID(t.GetSeller()), Number: t.GetNumber()}, Request: t.GetRequest(), Epoch: policies.Epoch(t.GetEpoch()),
+		Front: policies.ReplicaID(t.GetFront()), Target: policies.ReplicaID(t.GetTarget()), Round: t.GetRound(),
+		Engine:     transfer.Engine{Fingerprint: t.GetFingerprint(), TokenBytes: t.GetTokenBytes(), BlockTokens: t.GetBlockTokens()},
+		VersionMin: t.GetVersionMin(), VersionMax: t.GetVersionMax(), Transports: t.GetTransports(),
+		Stall: policies.Micros(min(t.GetStallMicros(), maxStall)),
+		Span:  transfer.Span{From: t.GetFrom(), Computed: t.GetComputed(), Length: t.GetLength(), Hash: tokenhash.Hash(t.GetIdsHash()), Cached: t.GetCached(), Generation: t.GetGeneration(), Prompt: t.GetPrompt()},
+	}
+	switch {
+	case m.Move.Seller == "":
+		return m, errors.New("it names no move")
+	case t.GetKind() > maxByte || t.GetWay() > maxByte || t.GetWhy() > maxByte:
+		return m, fmt.Errorf("kind %d, way %d, why %d: want at most %d", t.GetKind(), t.GetWay(), t.GetWhy(), maxByte)
+	case len(t.GetOffers()) > maxOffers || len(m.Transports) > maxTransports:
+		return m, fmt.Errorf("%d offers and %d transports: want at most %d", len(t.GetOffers()), len(m.Transports), maxOffers)
+	}
+	m.Kind, m.Way, m.Why = transfer.Kind(t.GetKind()), transfer.Way(t.GetWay()), transfer.Why(t.GetWhy())
+	for _, o := range t.GetOffers() {
+		if len(o.GetTicket()) != transport.TicketSize {
+			return m, fmt.Errorf("a ticket of %d bytes: want %d", len(o.GetTicket()), transport.TicketSize)
+		}
+		m.Offers = append(m.Offers, transport.Offer{Transport: o.GetTransport(), Address: o.GetAddress(), Ticket: [transport.TicketSize]byte(o.GetTicket()), Source: from})
+	}
+	if m.Kind == transfer.Round || m.Kind == transfer.Manifest {
+		m.Table = &transfer.Table{IDs: t.GetIds(), Blocks: t.GetBlocks(), Sums: t.GetSums()}
+	}
+	return m, nil
+}

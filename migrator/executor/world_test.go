@@ -1,0 +1,392 @@
+package executor_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/cascadeinfer/cascade/migrator/executor"
+	"github.com/cascadeinfer/cascade/migrator/internal/memtransport"
+	"github.com/cascadeinfer/cascade/migrator/transfer"
+	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/bidask"
+)
+
+// How long things take in the world of the tests.
+const (
+	latency = time.Millisecond
+	silence = 2 * time.Second // after which a peer is gone
+)
+
+// world is a few replicas in one process: real movers and pools of bytes, and
+// everything else as small as it can be. Faults happen at named points.
+type world struct {
+	nodes []*node
+	wg    sync.WaitGroup
+	done  chan struct{}
+	net   memtransport.Network
+
+	mu     sync.Mutex
+	cuts   map[[2]*node]bool
+	delays map[[2]*node]time.Duration
+	faults []*fault
+	errs   []string
+	live   int // moves, by way
+	anew   int
+	number uint64
+	upset  int // faults that last still
+}
+
+// fault is one thing that goes wrong, once, when its point is passed.
+type fault struct {
+	point string
+	nth   int
+	act   func() verdict
+	seen  int
+}
+
+// verdict is what becomes of what passes a point.
+type verdict int
+
+const (
+	goOn verdict = iota
+	drop
+	double
+	hold
+	refuse
+	rot
+)
+
+// What newWorld gives its replicas besides; set by tests that run alone.
+var (
+	better *unreliable // a transport that is preferred
+	tracer trace.Tracer
+
+	envelope int
+)
+
+// carrier is how a replica's blocks travel: a transport, and how what it pulls goes
+// wrong.
+type carrier interface {
+	transport.Transport
+	// pull pulls a plan from source, and has happen what becomes of it.
+	pull(ctx context.Context, p transport.Puller, source *node, plan transport.Plan, v verdict) (transport.Stats, error)
+}
+
+// newWorld returns replicas whose carriers carry makes.
+func newWorld(replicas int, link int64, carry func(*node) carrier) *world {
+	w := &world{done: make(chan struct{}), cuts: map[[2]*node]bool{}, delays: map[[2]*node]time.Duration{}}
+	for i := range replicas {
+		w.nodes = append(w.nodes, &node{w: w, id: policies.ReplicaID(rune('a' + i)), engine: newEngine(), told: map[bidask.Deal][]bidask.EventKind{}, answers: map[bidask.Deal]chan bidask.EventKind{}})
+	}
+	for i, n := range w.nodes {
+		n.front = &front{w: w, node: n, streams: map[string]*fstream{}}
+		n.engine.onToken = w.watch
+		n.carrier = carry(n)
+		transports := []transport.Transport{&wire{n.carrier, n}}
+		if better != nil {
+			u := *better
+			u.wire = &wire{n.carrier, n}
+			transports = slices.Insert(transports, 0, transport.Transport(&u))
+		}
+		var err error
+		n.mover, err = executor.New(executor.Config{Self: n.id, Engine: &gated{n}, Front: n.front, Network: n, Transports: transports,
+			Address: func(r policies.ReplicaID) string { return string(r) }, Link: link, Tell: n.tell, Envelope: envelope, Transfer: transfer.Config{Tail: 1 + i%2}, Tracer: tracer})
+		if err != nil {
+			panic(err)
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		n.cancel = cancel
+		w.wg.Go(func() { n.mover.Run(ctx) })
+		w.wg.Go(func() { n.carrier.Run(ctx) })
+		w.wg.Go(func() {
+			time.Sleep(time.Duration(i) * time.Millisecond / 3)
+			engines, stop := context.WithCancel(context.Background())
+			w.wg.Go(func() { <-w.done; stop() })
+			n.engine.run(engines)
+		})
+	}
+	return w
+}
+
+// close ends everything.
+func (w *world) close() {
+	for _, n := range w.nodes {
+		n.cancel()
+		n.resume()
+		n.front.mu.Lock()
+		for _, s := range n.front.streams {
+			s.conn.shut()
+		}
+		n.front.mu.Unlock()
+	}
+	close(w.done)
+	w.wg.Wait()
+}
+
+func (w *world) node(id policies.ReplicaID) *node {
+	for _, n := range w.nodes {
+		if n.id == id {
+			return n
+		}
+	}
+	panic("no replica " + id)
+}
+
+func (w *world) fail(format string, args ...any) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.errs) < 20 {
+		w.errs = append(w.errs, fmt.Sprintf(format, args...))
+	}
+}
+
+func (w *world) moved(live bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if live {
+		w.live++
+	} else {
+		w.anew++
+	}
+}
+
+// watch sees each token that any engine samples: of a live move, never two
+// engines that the front still listens to.
+func (w *world) watch(q *seq) {
+	if q.conn.over() || q.conn.front.dead() {
+		return
+	}
+	f := q.conn.front.front
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s := f.streams[q.conn.stream]
+	if s != nil && !s.over && s.pending && !s.cut && s.conn == q.conn && len(s.first) > 0 && !s.lost && !w.apart(q.conn.front, q.conn.replica) {
+		w.fail("%s is sampled at %s while %s goes on with it", s.id, q.leg, s.next.leg)
+	}
+}
+
+// happens passes a point, and what its fault does with it.
+func (w *world) happens(point string) verdict {
+	w.mu.Lock()
+	var due *fault
+	for _, f := range w.faults {
+		if f.point == point {
+			if f.seen == f.nth && due == nil {
+				due = f
+			}
+			f.seen++
+		}
+	}
+	w.mu.Unlock()
+	if due == nil {
+		return goOn
+	}
+	return due.act()
+}
+
+func (w *world) apart(a, b *node) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.cuts[[2]*node{a, b}]
+}
+
+// cut cuts or heals a link. A cut of two seconds is noticed on both sides.
+func (w *world) cut(a, b *node, most time.Duration) {
+	if a == b {
+		return
+	}
+	set := func(cut bool) {
+		w.mu.Lock()
+		w.cuts[[2]*node{a, b}], w.cuts[[2]*node{b, a}] = cut, cut
+		w.mu.Unlock()
+	}
+	set(true)
+	w.lasting(1)
+	w.wg.Go(func() {
+		defer w.lasting(-1)
+		time.Sleep(min(silence, most))
+		if most > silence {
+			a.gone(b)
+			b.gone(a)
+		}
+		time.Sleep(most - min(silence, most))
+		set(false)
+	})
+}
+
+// lasting counts the faults that have not ended by themselves yet.
+func (w *world) lasting(by int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.upset += by
+}
+
+func (w *world) calm() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.upset == 0
+}
+
+func (w *world) slow(a, b *node, by time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.delays[[2]*node{a, b}], w.delays[[2]*node{b, a}] = by, by
+}
+
+// pass waits until a link lets something through; false when done came first.
+func (w *world) pass(done <-chan struct{}, from, to *node) bool {
+	w.mu.Lock()
+	wait := w.delays[[2]*node{from, to}]
+	w.mu.Unlock()
+	for {
+		if wait > 0 {
+			select {
+			case <-time.After(wait):
+			case <-done:
+				return false
+			case <-w.done:
+				return false
+			}
+		}
+		if !w.apart(from, to) && !from.paused() && !to.paused() {
+			return true
+		}
+		wait = 7 * time.Millisecond
+	}
+}
+
+// move has the market move a request, as bidask would; it returns when both
+// sides have said how it ended.
+func (w *world) move(request string, from, to *node, cause policies.Cause) {
+	w.mu.Lock()
+	w.number++
+	deal := bidask.Deal{Seller: from.id, Number: w.number}
+	w.mu.Unlock()
+	length := 0
+	for _, r := range from.front.Residents() {
+		if r.Request.ID == request {
+			length = int(r.Request.Length())
+			break
+		}
+	}
+	if length == 0 || from == to || from.dead() || to.dead() {
+		return
+	}
+	h := policies.Handover{Request: request, Length: policies.Tokens(length), Cause: cause}
+	bought, sold := to.expect(deal), from.expect(deal)
+	to.mover.Do(bidask.Action{Kind: bidask.Reserve, Deal: deal, Peer: from.id, Handover: h})
+	if to.await(bought) != bidask.Reserved {
+		return
+	}
+	from.mover.Do(bidask.Action{Kind: bidask.Export, Deal: deal, Peer: to.id, Handover: h})
+	to.mover.Do(bidask.Action{Kind: bidask.Import, Deal: deal, Peer: from.id, Handover: h})
+	if to.await(bought) == bidask.Failed {
+		to.mover.Do(bidask.Action{Kind: bidask.Release, Deal: deal, Peer: from.id, Handover: h})
+	}
+	from.await(sold)
+}
+
+// leftovers says what two quiet seconds have not cleaned up.
+func (w *world) leftovers() []string {
+	var out []string
+	held := map[*conn]bool{}
+	for _, n := range w.nodes {
+		n.front.mu.Lock()
+		for _, s := range n.front.streams {
+			if !s.over {
+				held[s.conn] = true
+				if s.pending {
+					out = append(out, s.id+" is pending")
+				}
+			}
+		}
+		n.front.mu.Unlock()
+	}
+	for _, n := range w.nodes {
+		e := n.engine
+		e.mu.Lock()
+		for leg, q := range e.seqs {
+			if q.frozen {
+				out = append(out, fmt.Sprintf("%s: %s is frozen", n.id, leg))
+			}
+			if !held[q.conn] {
+				out = append(out, fmt.Sprintf("%s: %s is nobody's", n.id, leg))
+			}
+		}
+		for id, r := range e.held {
+			if r.seq == nil {
+				out = append(out, fmt.Sprintf("%s: %s is reserved", n.id, id))
+			}
+		}
+		used := 0
+		for _, q := range e.seqs {
+			used += len(q.blocks)
+		}
+		for _, r := range e.held {
+			if r.seq == nil {
+				used += len(r.blocks)
+			}
+		}
+		if used+len(e.free)+len(e.limbo) != poolBlocks {
+			out = append(out, fmt.Sprintf("%s: %d blocks are used and %d free, of %d", n.id, used, len(e.free)+len(e.limbo), poolBlocks))
+		}
+		out = append(out, e.mistakes...)
+		e.mu.Unlock()
+		if n.dead() {
+			continue
+		}
+		if s := n.mover.Stats(); s.Running != 0 {
+			out = append(out, fmt.Sprintf("%s: %d moves are under way: %+v", n.id, s.Running, n.mover.Moves()[0]))
+		}
+		n.mu.Lock()
+		for d, kinds := range n.told {
+			ends := 0
+			for _, k := range kinds {
+				if k == bidask.Moved || k == bidask.Failed {
+					ends++
+				}
+			}
+			if reserved := slices.Contains(kinds, bidask.Reserved); ends > 1 || ends == 0 && d.Seller == n.id || ends == 0 && reserved {
+				out = append(out, fmt.Sprintf("%s: the market heard %v of %v", n.id, kinds, d))
+			}
+		}
+		n.mu.Unlock()
+	}
+	return out
+}
+
+// verdicts joins what went wrong, "" for nothing.
+func (w *world) verdicts() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return strings.Join(w.errs, "\n")
+}
+
+func shuffled[T any](rng *rand.Rand, list []T) []T {
+	out := slices.Clone(list)
+	rng.Shuffle(len(out), func(i, j int) { out[i], out[j] = out[j], out[i] })
+	return out
+}
+
+// unfinished lists the streams that are not over.
+func (w *world) unfinished() string {
+	var out []string
+	for _, n := range w.nodes {
+		n.front.mu.Lock()
+		for _, s := range n.front.streams {
+			if !s.over && !n.dead() {
+				out = append(out, fmt.Sprintf("%s has %d of %d, held by %s in %d, pending %v, lost %v, cut %v, rescues %d", s.id, len(s.ids), s.max, s.holder.id, s.epoch, s.pending, s.lost, s.cut, s.rescues))
+			}
+		}
+		n.front.mu.Unlock()
+	}
+	return strings.Join(out, "; ")
+}

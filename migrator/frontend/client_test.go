@@ -1,0 +1,277 @@
+package frontend
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// pipes is a listener whose connections hold nothing: who writes waits for who
+// reads.
+type pipes struct {
+	conns chan net.Conn
+	done  chan struct{}
+	once  sync.Once
+}
+
+func newPipes() *pipes { return &pipes{conns: make(chan net.Conn), done: make(chan struct{})} }
+
+func (p *pipes) Accept() (net.Conn, error) {
+	select {
+	case c := <-p.conns:
+		return c, nil
+	case <-p.done:
+		return nil, net.ErrClosed
+	}
+}
+func (p *pipes) Close() error   { p.once.Do(func() { close(p.done) }); return nil }
+func (p *pipes) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1} }
+
+// dial sends a request and returns the answer, whose body is read as the caller
+// reads it.
+func (p *pipes) dial(t *testing.T, body string) (*http.Response, net.Conn) {
+	t.Helper()
+	here, there := net.Pipe()
+	p.conns <- there
+	go fmt.Fprintf(here, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+	resp, err := http.ReadResponse(bufio.NewReaderSize(here, 16), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { here.Close() })
+	return resp, here
+}
+
+// TestSlowReader checks that a client that does not read holds up neither the
+// move of its stream nor who asks about it, and that a live move of tokens that
+// it has not got is given up.
+func TestSlowReader(t *testing.T) {
+	t.Parallel()
+	lis := newPipes()
+	f := newFleet(t, 2, func(c *Config) {
+		if c.Replica == "r0" {
+			c.Listener = lis
+		}
+	})
+	body := strings.Replace(longer, "70", "200", 1)
+	want := f.direct("/v1/completions", body)
+	f.paced(time.Millisecond)
+	valve := f.hold(kept)
+	resp, _ := lis.dial(t, body)
+	first := make([]byte, 10)
+	if _, err := io.ReadFull(resp.Body, first); err != nil {
+		t.Fatal(err)
+	}
+	s := f.only(1)
+	// The engine is well ahead of what the client takes.
+	eventually(t, func() bool {
+		_, r, ok := f.where(s.id)
+		return ok && f.engines[0].has(r.Leg) > int(s.Request().Length())+10
+	})
+	soon, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if epoch, err := f.live(soon, s.id, 1, nil); !errors.Is(err, context.DeadlineExceeded) || epoch != 3 {
+		t.Errorf("a live move ends in epoch %d with %v", epoch, err)
+	}
+	f.forget(1)
+	eventually(t, func() bool {
+		// One event is on its way to the client; the ids of that and those before
+		// are enough, if it ends a character.
+		soon, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		_, err := f.reprompt(soon, s.id, 1)
+		if err != nil {
+			var b [300]byte
+			n, _ := resp.Body.Read(b[:])
+			first = append(first, b[:n]...)
+		}
+		return err == nil
+	})
+	valve.let(0)
+	rest, err := io.ReadAll(resp.Body)
+	if got := string(first) + string(rest); err != nil || anonymous(got) != anonymous(want) {
+		t.Errorf("%v: %s", err, difference(anonymous(got), anonymous(want)))
+	}
+	f.atRest()
+}
+
+// TestDisconnectWhileMoving checks that a client that goes ends its stream
+// everywhere, in whatever state a move is.
+func TestDisconnectWhileMoving(t *testing.T) {
+	for _, live := range []bool{true, false} {
+		f := newFleet(t, 2, nil)
+		f.hold(kept)
+		held := make(chan struct{})
+		var once sync.Once
+		f.engines[1].set(func(n int, r *http.Request) {
+			once.Do(func() { close(held) })
+			<-r.Context().Done() // the new leg never gives a token
+		}, nil)
+		ctx, leave := context.WithCancel(t.Context())
+		req, _ := http.NewRequestWithContext(ctx, "POST", "http://"+f.fronts[0].url+"/v1/completions", strings.NewReader(longer))
+		resp, err := f.fronts[0].client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := f.only(3)
+		moved := make(chan error)
+		go func() {
+			var err error
+			if live {
+				_, err = f.live(t.Context(), s.id, 1, nil)
+			} else {
+				_, err = f.reprompt(t.Context(), s.id, 1)
+			}
+			moved <- err
+		}()
+		<-held
+		leave()
+		if err := <-moved; err != ErrUnknown {
+			t.Errorf("live %v: the move ends with %v", live, err)
+		}
+		resp.Body.Close()
+		f.atRest()
+	}
+}
+
+// TestEndWhileMoving checks that an answer that ends while a move waits is
+// delivered, and that the move gives way.
+func TestEndWhileMoving(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, 2, nil)
+	b := f.begin(longer)
+	held := make(chan struct{})
+	f.engines[1].set(func(n int, r *http.Request) {
+		close(held)
+		<-r.Context().Done()
+	}, nil)
+	moved := make(chan error)
+	go func() {
+		_, err := f.reprompt(t.Context(), b.id, 1)
+		moved <- err
+	}()
+	<-held
+	b.valve.let(0)
+	if err := <-moved; err != ErrUnknown {
+		t.Errorf("the move ends with %v", err)
+	}
+	f.expect(b)
+}
+
+// TestSecondRequest sends a second request on a connection whose first answer
+// is moving.
+func TestSecondRequest(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, 2, nil)
+	second := strings.Replace(longer, `"x"`, `"y"`, 1)
+	want, want2 := f.direct("/v1/completions", longer), f.direct("/v1/completions", second)
+	f.paced(time.Millisecond)
+	valve := f.hold(kept)
+	conn, err := net.Dial("tcp", f.fronts[0].url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	in := bufio.NewReader(conn)
+	ask := func(body string) {
+		fmt.Fprintf(conn, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+	}
+	answer := func(want string) {
+		resp, err := http.ReadResponse(in, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := io.ReadAll(resp.Body)
+		if err != nil || anonymous(string(got)) != anonymous(want) {
+			t.Errorf("%v: %s", err, difference(anonymous(string(got)), anonymous(want)))
+		}
+	}
+	ask(longer)
+	s := f.only(2)
+	ask(second) // before the first answer is over
+	for hop := range 4 {
+		eventually(t, func() bool { _, err := f.live(t.Context(), s.id, (hop+1)%2, nil); return err == nil })
+	}
+	valve.let(0)
+	answer(want)
+	answer(want2)
+	f.atRest()
+}
+
+// TestReadOrder checks what of a peer's request is believed.
+func TestReadOrder(t *testing.T) {
+	good := map[string]string{ForwardHeader: "r0", RequestHeader: "r0/12", LegEpochHeader: "3", FeaturesHeader: "256",
+		PromptHeader: "7", OutputHeader: "2", MoveHeader: "r1/4"}
+	header := func(change map[string]string) http.Header {
+		h := http.Header{}
+		for name, value := range good {
+			h.Set(name, value)
+		}
+		for name, value := range change {
+			if h.Del(name); value != "" {
+				h.Set(name, value)
+			}
+		}
+		return h
+	}
+	o, err := readOrder(0, header(nil))
+	if err != nil || o.leg() != "r0/12#3" || o.front != "r0" || o.request.Features != policies.BadWords>>1 ||
+		o.arrival.Input != 7 || o.arrival.Output != 2 || !o.arrival.Held || o.move != "r1/4" {
+		t.Errorf("%+v, %v", o, err)
+	}
+	// What is read is what was written.
+	o.to, o.header = Target{"r2", "x:1"}, http.Header{"X-Request-Id": {"mine"}, "X-Cascade-Tokens": {"5"}}
+	again, err := readOrder(0, o.fields())
+	if err != nil || again.leg() != o.leg() || again.arrival != o.arrival || again.move != o.move || again.request != o.request {
+		t.Errorf("%+v, %v", again, err)
+	}
+	if h := o.fields(); h.Get("X-Request-Id") != "" || h.Get("X-Cascade-Tokens") != "" {
+		t.Errorf("a later leg has the fields %v", h)
+	}
+	for _, bad := range []map[string]string{
+		{ForwardHeader: ""}, {ForwardHeader: strings.Repeat("r", maxName+1)}, {ForwardHeader: "r1"}, {RequestHeader: "r0"},
+		{RequestHeader: "r0/ 1"}, {LegEpochHeader: "0"}, {LegEpochHeader: ""}, {LegEpochHeader: "-1"}, {FeaturesHeader: "4294967296"},
+		{PromptHeader: "0"}, {PromptHeader: "4294967297"}, {PromptHeader: "", MoveHeader: ""}, {PromptHeader: "", OutputHeader: ""},
+		{OutputHeader: "1e3"}, {MoveHeader: "a\x7f"}, {RequestHeader: "", MoveHeader: "r1/4"},
+	} {
+		if o, err := readOrder(0, header(bad)); err == nil {
+			t.Errorf("%v: %+v", bad, o)
+		}
+	}
+	if o, err := readOrder(0, http.Header{ForwardHeader: {"r0"}}); err != nil || o.leg() != "" || o.arrival.Held {
+		t.Errorf("a warm-up: %+v, %v", o, err)
+	}
+}
+
+// FuzzReadOrder checks that what is read of a peer's fields is what would be
+// written.
+func FuzzReadOrder(f *testing.F) {
+	f.Add("r0", "r0/12", "3", "256", "7", "2", "r1/4")
+	f.Add("r0", "", "", "", "", "", "")
+	f.Fuzz(func(t *testing.T, forward, request, epoch, features, prompt, output, move string) {
+		h := http.Header{}
+		for name, value := range map[string]string{ForwardHeader: forward, RequestHeader: request, LegEpochHeader: epoch,
+			FeaturesHeader: features, PromptHeader: prompt, OutputHeader: output, MoveHeader: move} {
+			h.Set(name, value)
+		}
+		o, err := readOrder(0, h)
+		if err != nil {
+			return
+		}
+		o.to, o.header = Target{"r2", "x:1"}, http.Header{}
+		again, err := readOrder(0, o.fields())
+		if err != nil || again.leg() != o.leg() || again.arrival != o.arrival || again.move != o.move || again.request != o.request {
+			t.Fatalf("%+v, again %+v, %v", o, again, err)
+		}
+	})
+}

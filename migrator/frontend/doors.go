@@ -1,0 +1,186 @@
+package frontend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+)
+
+// silent takes what net/http would print: a client that goes away is no news,
+// and what is news is logged where it is known what it means.
+var silent = log.New(io.Discard, "", 0)
+
+// errStopping is why streams are cut when Run ends before they do.
+var errStopping = errors.New("the front is stopping")
+
+// grace is how long streams that are cut have to say so to their clients.
+const grace = time.Second
+
+// doors are the front's servers. Their methods are for Run's goroutine.
+//
+// A front without an engine must be found out without anybody's help: it closes
+// its listener, so that new connections are refused, and shuts its HTTP server
+// down, which sends GOAWAY on HTTP/2 connections and closes idle HTTP/1.1 ones.
+// Streams that the proxy had on their way are then refused in HTTP/2's own
+// terms and go elsewhere, and running ones go on. A server cannot be opened
+// again, so each opening has a server of its own.
+type doors struct {
+	f       *Front
+	address net.Addr       // of the clients' listener, nil for none
+	next    net.Listener   // open and not yet served, nil for none
+	server  *http.Server   // the one that takes clients, nil while shut
+	broken  chan error     // holds the error of a listener
+	leaving sync.WaitGroup // of servers whose clients finish
+	wg      sync.WaitGroup // of goroutines that end when the servers are closed
+
+	mu     sync.Mutex
+	served map[*http.Server]struct{} // those that may have connections
+	inside int                       // requests in progress at them
+	quiet  chan struct{}             // holds a token when inside has become 0
+}
+
+func newDoors(f *Front) *doors {
+	d := &doors{f: f, next: f.cfg.Listener, broken: make(chan error, 1), served: make(map[*http.Server]struct{}), quiet: make(chan struct{}, 1)}
+	if d.next != nil {
+		d.address = d.next.Addr()
+	}
+	return d
+}
+
+// serve starts a server; requests end when ctx does.
+func (d *doors) serve(ctx context.Context, l net.Listener, h http.Handler) *http.Server {
+	var protocols http.Protocols
+	protocols.SetHTTP1(true)
+	protocols.SetHTTP2(true) // on a listener with TLS that offers it
+	protocols.SetUnencryptedHTTP2(true)
+	s := &http.Server{
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			d.count(1)
+			defer d.count(-1)
+			h.ServeHTTP(w, r)
+		}),
+		Protocols:         &protocols,
+		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: maxStreams, WriteByteTimeout: d.f.cfg.WriteTimeout},
+		ReadHeaderTimeout: headerTimeout,
+		IdleTimeout:       clientIdleConn,
+		ConnState:         settle,
+		MaxHeaderBytes:    maxHeader,
+		BaseContext:       func(net.Listener) context.Context { return ctx },
+		ErrorLog:          silent,
+	}
+	d.mu.Lock()
+	d.served[s] = struct{}{}
+	d.mu.Unlock()
+	d.wg.Go(func() {
+		// A listener that its owner closes has been handed over.
+		if err := s.Serve(patient{l, clientIdleConn}); !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
+			select {
+			case d.broken <- fmt.Errorf("front of %s: serve %s: %w", d.f.cfg.Replica, l.Addr(), err):
+			default:
+			}
+		}
+	})
+	return s
+}
+
+func (d *doors) count(n int) {
+	d.mu.Lock()
+	d.inside += n
+	last := d.inside == 0
+	d.mu.Unlock()
+	if last {
+		select {
+		case d.quiet <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// open lets clients in. When the address is taken, the next call tries again.
+func (d *doors) open(ctx context.Context) {
+	if d.server != nil || d.address == nil {
+		return
+	}
+	l := d.next
+	if d.next = nil; l == nil {
+		var err error
+		if l, err = d.f.cfg.Listen(d.address.Network(), d.address.String()); err != nil {
+			d.f.log.Error("the front cannot listen again; it keeps trying", "address", d.address.String(), "error", err)
+			return
+		}
+	}
+	d.server = d.serve(ctx, l, d.f.Handler())
+}
+
+// shut refuses clients and lets those inside finish.
+func (d *doors) shut(ctx context.Context) {
+	if d.next != nil {
+		d.next.Close()
+		d.next = nil
+	}
+	if d.server == nil {
+		return
+	}
+	s := d.server
+	d.server = nil
+	d.leaving.Go(func() {
+		if s.Shutdown(ctx) == nil {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			delete(d.served, s)
+		}
+	})
+}
+
+// left returns a channel that is closed when every server that was shut has no
+// connection left, so that the last bytes of each answer are out.
+func (d *doors) left() <-chan struct{} {
+	done := make(chan struct{})
+	d.wg.Go(func() {
+		d.leaving.Wait()
+		close(done)
+	})
+	return done
+}
+
+// close ends everything once the requests' context has ended: the handlers get
+// a moment to tell their clients and the servers one to send it, then the
+// connections are closed. ctx carries values only.
+func (d *doors) close(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.f.grace)
+	defer cancel()
+	d.wait(ctx.Done())
+	d.leaving.Wait() // their context has ended
+	for s := range d.served {
+		s.Shutdown(ctx)
+		s.Close()
+	}
+	if d.next != nil {
+		d.next.Close()
+	}
+	d.wait(nil)
+	d.wg.Wait()
+}
+
+// wait returns when no request is in progress, or at the alarm.
+func (d *doors) wait(alarm <-chan struct{}) {
+	for {
+		d.mu.Lock()
+		inside := d.inside
+		d.mu.Unlock()
+		if inside == 0 {
+			return
+		}
+		select {
+		case <-d.quiet:
+		case <-alarm:
+			return
+		}
+	}
+}

@@ -1,0 +1,163 @@
+package frontend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// TestDrain checks that a drain refuses at once, lets streams finish, and then
+// ends Run; and that its deadline ends them with an error event.
+func TestDrain(t *testing.T) {
+	for _, patient := range []bool{true, false} {
+		t.Run(fmt.Sprint("patient ", patient), func(t *testing.T) {
+			e := newEngine(t)
+			hold := e.stopAt(1)
+			f := start(t, e.URL, func(c *Config) {
+				if !patient {
+					c.DrainTimeout = 20 * time.Millisecond
+				}
+			})
+			resp, err := f.client.Post("http://"+f.url+"/v1/completions", "application/json", strings.NewReader(`{"prompt":"x","stream":true}`))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+			f.Drain()
+			f.Drain()
+			eventually(t, func() bool {
+				conn, err := net.Dial("tcp", f.url)
+				if err == nil {
+					conn.Close()
+				}
+				return err != nil
+			})
+			if patient {
+				if s := f.Status(); !s.Draining || s.Load.Running != 1 {
+					t.Errorf("%+v", s)
+				}
+				close(hold)
+			}
+			b, err := io.ReadAll(resp.Body)
+			if err != nil || strings.HasSuffix(string(b), "[DONE]\n\n") != patient || strings.Contains(string(b), errStopping.Error()) == patient {
+				t.Errorf("%v, %q", err, b)
+			}
+			err = <-f.done
+			f.done <- err
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestRetire checks that a retired front refuses nobody, asks everybody not to
+// come again, and ends with its last stream; and that a drain may follow.
+func TestRetire(t *testing.T) {
+	for _, proto := range []string{"HTTP/1.1", "HTTP/2.0"} {
+		t.Run(proto, func(t *testing.T) {
+			e := newEngine(t)
+			hold := e.stopAt(1)
+			f := start(t, e.URL, func(c *Config) { c.Listener.Close(); c.Listener = nil })
+			// A server that knows nothing of it, as one whose GOAWAY is on its way.
+			var both http.Protocols
+			both.SetHTTP1(true)
+			both.SetUnencryptedHTTP2(true)
+			server := httptest.NewUnstartedServer(f.Handler())
+			server.Config.Protocols = &both
+			var opened atomic.Int64
+			server.Config.ConnState = func(_ net.Conn, s http.ConnState) {
+				if s == http.StateNew {
+					opened.Add(1)
+				}
+			}
+			server.Start()
+			defer server.Close()
+			var one http.Protocols
+			one.SetHTTP1(proto == "HTTP/1.1")
+			one.SetUnencryptedHTTP2(proto != "HTTP/1.1")
+			transport := &http.Transport{Protocols: &one}
+			defer transport.CloseIdleConnections()
+			client := &http.Client{Transport: transport}
+			ask := func(body string) *http.Response {
+				t.Helper()
+				resp, err := client.Post(server.URL+"/v1/completions", "application/json", strings.NewReader(body))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if resp.StatusCode != http.StatusOK || resp.Proto != proto {
+					t.Errorf("%s, %s", resp.Status, resp.Proto)
+				}
+				return resp
+			}
+			whole := func(resp *http.Response) {
+				t.Helper()
+				defer resp.Body.Close()
+				if b, err := io.ReadAll(resp.Body); err != nil || len(b) == 0 {
+					t.Errorf("%q, %v", b, err)
+				}
+			}
+			whole(ask(`{"prompt":"x","max_tokens":1}`))
+			long := ask(`{"prompt":"x","stream":true,"max_tokens":3}`)
+			f.Retire()
+			f.Retire()
+			for n := range 3 {
+				// Over HTTP/2 a client may be asked to go just after it has its answer.
+				before := opened.Load()
+				eventually(t, func() bool {
+					whole(ask(`{"prompt":"x","max_tokens":1}`))
+					return n == 0 || opened.Load() > before
+				})
+			}
+			if s := f.Status(); s.Load.Running != 1 || s.Draining {
+				t.Errorf("%+v", s)
+			}
+			f.Drain()
+			resp, err := client.Post(server.URL+"/v1/completions", "application/json", strings.NewReader(`{}`))
+			if err != nil || resp.StatusCode != http.StatusServiceUnavailable {
+				t.Errorf("%+v, %v", resp, err)
+			} else {
+				resp.Body.Close()
+			}
+			select {
+			case err := <-f.done:
+				t.Fatalf("Run has ended before its stream: %v", err)
+			default:
+			}
+			close(hold)
+			whole(long)
+			err = <-f.done
+			f.done <- err
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestBrokenListener(t *testing.T) {
+	e := newEngine(t)
+	lis := listen(t)
+	f, err := New(Config{Replica: "r", Engine: e.URL, Edges: []policies.Tokens{0}, Listener: brokenListener{lis}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lis.Close()
+	if err := f.Run(context.Background()); err == nil || !strings.Contains(err.Error(), "no more") {
+		t.Errorf("Run: %v", err)
+	}
+}
+
+type brokenListener struct{ net.Listener }
+
+func (brokenListener) Accept() (net.Conn, error) { return nil, errors.New("no more") }

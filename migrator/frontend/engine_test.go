@@ -1,0 +1,475 @@
+package frontend
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+)
+
+// engine is an inference engine in vLLM's dialect: the shape of its answers is
+// that of vllm 0.32. The next token is a function of all tokens before it, so
+// that a continuation from wrong ids shows.
+type engine struct {
+	*httptest.Server
+	calls    atomic.Int64 // generating requests
+	last     atomic.Pointer[http.Request]
+	body     atomic.Pointer[string]
+	sick     atomic.Bool
+	mute     atomic.Bool                                              // it does not answer for its health
+	unheard  atomic.Int64                                             // times that it did not
+	group    atomic.Int64                                             // tokens of one event, as for a slow reader; 0 is 1
+	rest     atomic.Pointer[func(http.ResponseWriter, *http.Request)] // answers what the front passes on; nil names the request
+	mu       sync.Mutex
+	runs     map[string]*run              // by leg
+	reserved map[string]reservation       // by the move's name
+	pace     func(n int, r *http.Request) // called before token n; nil for none
+	override http.HandlerFunc             // answers generating requests instead, when not nil
+	valve    *valve                       // holds answers back before their end; nil does not
+}
+
+func newEngine(t testing.TB) *engine {
+	e := &engine{runs: make(map[string]*run), reserved: make(map[string]reservation)}
+	e.Server = httptest.NewServer(e)
+	t.Cleanup(e.Close)
+	return e
+}
+
+func (e *engine) set(pace func(int, *http.Request), override http.HandlerFunc) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.pace, e.override = pace, override
+}
+
+// stopAt has answers wait before a token, 0 is the first, until goOn is closed.
+func (e *engine) stopAt(token int) (goOn chan struct{}) {
+	goOn = make(chan struct{})
+	e.set(func(n int, r *http.Request) {
+		if n == token {
+			select {
+			case <-goOn:
+			case <-r.Context().Done():
+			}
+		}
+	}, nil)
+	return goOn
+}
+
+// valve keeps answers from ending, however slow the test is that needs them: it
+// holds back the last tokens of each.
+type valve struct {
+	mu      sync.Mutex
+	keep    int           // so many tokens
+	changed chan struct{} // closed when keep is another
+}
+
+func newValve(keep int) *valve { return &valve{keep: keep, changed: make(chan struct{})} }
+
+// let holds back fewer tokens from now on; 0 lets answers end.
+func (v *valve) let(keep int) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if keep < v.keep {
+		v.keep = keep
+		close(v.changed)
+		v.changed = make(chan struct{})
+	}
+}
+
+// pass waits until an answer that lacks so many tokens may go on, or is killed.
+func (v *valve) pass(ctx context.Context, killed <-chan struct{}, lacks int) {
+	for {
+		v.mu.Lock()
+		keep, changed := v.keep, v.changed
+		v.mu.Unlock()
+		if lacks > keep {
+			return
+		}
+		select {
+		case <-changed:
+		case <-killed:
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// hold puts a valve before the ends of the answers that begin from now on.
+func (e *engine) hold(v *valve) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.valve = v
+}
+
+// run is a streamed answer under way. Its lock is held while a token is made
+// and sent.
+type run struct {
+	mu     sync.Mutex
+	ids    []uint32
+	origin int           // where the client's output begins
+	frozen chan struct{} // closed by thaw; nil while it runs
+	dead   bool          // its connection is to be cut
+	killed chan struct{} // closed when it is dead
+}
+
+// reservation is what a live move brings: token ids, and where the client's
+// output begins in them.
+type reservation struct {
+	ids    []uint32
+	origin int
+}
+
+// begin waits while the run is frozen and returns with its lock, or false when
+// its request has ended.
+func (r *run) begin(ctx context.Context) bool {
+	for {
+		r.mu.Lock()
+		frozen := r.frozen
+		dead := r.dead
+		if frozen == nil && !dead && ctx.Err() == nil {
+			return true
+		}
+		r.mu.Unlock()
+		if dead {
+			panic(http.ErrAbortHandler)
+		}
+		select {
+		case <-frozen:
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+// freeze stops a leg between two tokens and returns what it has.
+func (e *engine) freeze(leg string) (reservation, bool) {
+	e.mu.Lock()
+	r := e.runs[leg]
+	e.mu.Unlock()
+	if r == nil {
+		return reservation{}, false
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.frozen == nil {
+		r.frozen = make(chan struct{})
+	}
+	return reservation{r.ids, r.origin}, len(r.ids) > r.origin
+}
+
+// has returns how many ids a leg has, 0 when it does not run.
+func (e *engine) has(leg string) int {
+	e.mu.Lock()
+	r := e.runs[leg]
+	e.mu.Unlock()
+	if r == nil {
+		return 0
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.ids)
+}
+
+func (e *engine) thaw(leg string) {
+	e.mu.Lock()
+	r := e.runs[leg]
+	e.mu.Unlock()
+	if r == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.frozen != nil {
+		close(r.frozen)
+		r.frozen = nil
+	}
+}
+
+// cut ends all streamed answers as a process that dies does.
+func (e *engine) cut() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, r := range e.runs {
+		r.kill()
+	}
+}
+
+// kill ends one of them.
+func (e *engine) kill(leg string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if r := e.runs[leg]; r != nil {
+		r.kill()
+	}
+}
+
+func (r *run) kill() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.dead {
+		close(r.killed)
+	}
+	r.dead = true
+	if r.frozen != nil {
+		close(r.frozen)
+		r.frozen = nil
+	}
+}
+
+func (e *engine) reserve(move string, r reservation) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.reserved[move] = r
+}
+
+// follow returns the token after ids.
+func follow(ids []uint32) uint32 {
+	h := uint32(2166136261)
+	for _, id := range ids {
+		h = (h ^ id) * 16777619
+	}
+	return h>>8%997 + 1
+}
+
+// voice turns tokens into text: every seventh ends inside a character, whose
+// bytes come with the next one that does not, as vLLM's detokeniser does it.
+type voice struct{ pending string }
+
+func (v *voice) say(id uint32) string {
+	if id%7 == 0 {
+		v.pending += "é"
+		return ""
+	}
+	s := v.pending + fmt.Sprintf(" w%d\"\n<", id)
+	v.pending = ""
+	return s
+}
+
+func quote(s string) string {
+	var b strings.Builder
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	enc.Encode(s)
+	return strings.TrimSuffix(b.String(), "\n")
+}
+
+type engineRequest struct {
+	Model         string          `json:"model"`
+	Prompt        json.RawMessage `json:"prompt"`
+	Messages      json.RawMessage `json:"messages"`
+	MaxTokens     *int            `json:"max_tokens"`
+	Stream        bool            `json:"stream"`
+	IDs           bool            `json:"return_token_ids"`
+	N             int             `json:"n"`
+	Logprobs      json.RawMessage `json:"logprobs"`
+	StreamOptions *struct {
+		Usage bool `json:"include_usage"`
+	} `json:"stream_options"`
+	KV *struct {
+		IDs         []uint32 `json:"prompt_token_ids"`
+		Prompt      int      `json:"cascade_prompt"`
+		Reservation string   `json:"cascade_reservation"`
+	} `json:"kv_transfer_params"`
+}
+
+func list(ids []uint32, show bool) string {
+	if !show {
+		return "null"
+	}
+	b, _ := json.Marshal(ids)
+	if ids == nil {
+		return "[]"
+	}
+	return string(b)
+}
+
+func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	switch r.URL.Path {
+	case "/health":
+		if e.mute.Load() {
+			<-r.Context().Done()
+			e.unheard.Add(1)
+		}
+		if e.sick.Load() {
+			w.WriteHeader(503)
+		}
+		return
+	case "/v1/completions", "/v1/chat/completions":
+	default:
+		if rest := e.rest.Load(); rest != nil {
+			(*rest)(w, r)
+			return
+		}
+		fmt.Fprintf(w, "passed %s %s", r.Method, r.URL.Path)
+		return
+	}
+	e.mu.Lock()
+	pace, override, valve := e.pace, e.override, e.valve
+	e.mu.Unlock()
+	n := e.calls.Add(1)
+	e.last.Store(r)
+	if override != nil {
+		override(w, r)
+		return
+	}
+	var req engineRequest
+	raw, _ := io.ReadAll(r.Body)
+	body := string(raw)
+	e.body.Store(&body)
+	if err := json.Unmarshal(raw, &req); err != nil {
+		http.Error(w, err.Error(), 400)
+		return
+	}
+	max := 16
+	if req.MaxTokens != nil {
+		max = *req.MaxTokens
+	}
+	if max < 1 {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(400)
+		fmt.Fprintf(w, `{"error":{"message":"max_tokens must be at least 1, got %d.","type":"BadRequestError","param":"max_tokens","code":400}}`, max)
+		return
+	}
+	chat := strings.Contains(r.URL.Path, "chat")
+	var prompt []uint32
+	if json.Unmarshal(req.Prompt, &prompt) != nil || prompt == nil {
+		for _, c := range string(req.Prompt) + string(req.Messages) {
+			prompt = append(prompt, uint32(c))
+		}
+	}
+	origin, v := len(prompt), voice{}
+	if req.KV != nil && req.KV.IDs != nil {
+		prompt, origin = req.KV.IDs, len(req.KV.IDs)
+	}
+	if req.KV != nil && req.KV.Reservation == "" && req.KV.Prompt > 0 {
+		for _, id := range prompt[min(req.KV.Prompt, len(prompt)):] {
+			v.say(id)
+		}
+	}
+	if req.KV != nil && req.KV.Reservation != "" {
+		e.mu.Lock()
+		adopted, ok := e.reserved[req.KV.Reservation]
+		delete(e.reserved, req.KV.Reservation)
+		e.mu.Unlock()
+		if !ok || string(req.Prompt)+string(req.Messages) != "[]" {
+			http.Error(w, "no such reservation, or a prompt too many", 400)
+			return
+		}
+		prompt, origin = adopted.ids, adopted.origin
+		for _, id := range prompt[origin:] {
+			v.say(id) // what is left of a character that is split
+		}
+	}
+	id, object, created := fmt.Sprintf("cmpl-%d", n), "text_completion", 1700000000+n
+	if chat {
+		id, object = "chat"+id, "chat.completion"
+	}
+	if req.Stream {
+		it := &run{ids: prompt, origin: origin, killed: make(chan struct{})}
+		if leg := r.Header.Get(LegHeader); leg != "" {
+			e.mu.Lock()
+			e.runs[leg] = it
+			e.mu.Unlock()
+			defer func() {
+				e.mu.Lock()
+				delete(e.runs, leg)
+				e.mu.Unlock()
+			}()
+		}
+		e.stream(w, r, req, chat, id, object, created, it, v, max, pace, valve)
+		return
+	}
+	var out []uint32
+	all, said := prompt, ""
+	for i := range max {
+		if pace != nil {
+			pace(i, r)
+		}
+		if valve != nil && i > 0 {
+			valve.pass(r.Context(), nil, max-i)
+		}
+		next := follow(all)
+		all = append(all[:len(all):len(all)], next)
+		out, said = append(out, next), said+v.say(next)
+	}
+	w.Header().Set("Content-Type", "application/json")
+	usage := fmt.Sprintf(`{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d,"multimodal_tokens":null},"completion_tokens_details":null}`, len(prompt), len(all), max, len(prompt)/16*16)
+	if chat {
+		fmt.Fprintf(w, `{"id":%q,"object":%q,"created":%d,"model":%q,"choices":[{"index":0,"message":{"role":"assistant","content":%s,"refusal":null,"annotations":null,"reasoning":null},"logprobs":null,"finish_reason":"length","stop_reason":null,"token_ids":%s,"routed_experts":null}],"service_tier":null,"system_fingerprint":"vllm-fake","usage":%s,"prompt_logprobs":null,"prompt_token_ids":%s,"kv_transfer_params":null}`,
+			id, object, created, req.Model, quote(said), list(out, req.IDs), usage, list(prompt, req.IDs))
+		return
+	}
+	fmt.Fprintf(w, `{"id":%q,"object":%q,"created":%d,"model":%q,"choices":[{"index":0,"text":%s,"logprobs":null,"finish_reason":"length","stop_reason":null,"token_ids":%s,"prompt_logprobs":null,"prompt_token_ids":%s,"routed_experts":null}],"service_tier":null,"system_fingerprint":"vllm-fake","usage":%s,"kv_transfer_params":null,"metrics":null}`,
+		id, object, created, req.Model, quote(said), list(out, req.IDs), list(prompt, req.IDs), usage)
+}
+
+func (e *engine) stream(w http.ResponseWriter, r *http.Request, req engineRequest, chat bool, id, object string, created int64, it *run, v voice, max int, pace func(int, *http.Request), valve *valve) {
+	usage := req.StreamOptions != nil && req.StreamOptions.Usage
+	w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
+	rc := http.NewResponseController(w)
+	rc.Flush()
+	send := func(format string, args ...any) {
+		fmt.Fprintf(w, "data: "+format+"\n\n", args...)
+		rc.Flush()
+	}
+	if chat {
+		object += ".chunk"
+	}
+	head := fmt.Sprintf(`{"id":%q,"object":%q,"created":%d,"model":%q`, id, object, created, req.Model)
+	prompt := it.ids
+	var ids []uint32 // of the event
+	var text string
+	for i := range max {
+		if pace != nil {
+			pace(i, r)
+		}
+		// What came before is sent and ends no character in the middle: nobody
+		// waits for the token after.
+		if valve != nil && i > 0 && len(ids) == 0 && v.pending == "" {
+			valve.pass(r.Context(), it.killed, max-i)
+		}
+		if !it.begin(r.Context()) {
+			return
+		}
+		if chat && i == 0 {
+			send(`%s,"choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],"prompt_token_ids":%s}`, head, list(prompt, req.IDs))
+		}
+		next := follow(it.ids)
+		it.ids = append(it.ids[:len(it.ids):len(it.ids)], next)
+		ids, text = append(ids, next), text+v.say(next)
+		if i < max-1 && int64(len(ids)) < e.group.Load() {
+			it.mu.Unlock()
+			continue
+		}
+		said := quote(text)
+		finish, tail := "null", ""
+		if i == max-1 {
+			finish = `"length"`
+			if !usage {
+				tail = `,"system_fingerprint":"vllm-fake"`
+			}
+		}
+		if chat {
+			stop := ""
+			if i == max-1 {
+				stop = `,"stop_reason":null`
+			}
+			send(`%s,"choices":[{"index":0,"delta":{"content":%s},"logprobs":null,"finish_reason":%s%s,"token_ids":%s}]%s}`, head, said, finish, stop, list(ids, req.IDs), tail)
+		} else {
+			send(`%s,"choices":[{"index":0,"text":%s,"logprobs":null,"finish_reason":%s,"stop_reason":null,"prompt_token_ids":%s,"token_ids":%s}]%s}`, head, said, finish, list(prompt, req.IDs && i < len(ids)), list(ids, req.IDs), tail)
+		}
+		ids, text = nil, ""
+		it.mu.Unlock()
+	}
+	if usage {
+		send(`%s,"choices":[],"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d}},"system_fingerprint":"vllm-fake"}`, head, len(prompt), len(it.ids), max, len(prompt)/16*16)
+	}
+	send("[DONE]")
+}

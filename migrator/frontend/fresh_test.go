@@ -1,0 +1,66 @@
+package frontend
+
+import (
+	"bufio"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// TestFirstRequest checks that a connection that is dialled ahead of its request
+// is good for as long as one between two requests, and that what a head may take
+// counts from its first byte.
+func TestFirstRequest(t *testing.T) {
+	t.Parallel()
+	const head = "GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+	for name, test := range map[string]struct {
+		wait  time.Duration // before each piece
+		send  []string
+		close time.Duration // after the last piece, without an answer; 0: it is answered
+	}{
+		"at once":     {0, []string{head}, 0},
+		"late":        {clientIdleConn - 1, []string{head}, 0},
+		"torn":        {headerTimeout - 1, []string{head[:14], head[14:]}, 0}, // http.Server reads 14 bytes by themselves
+		"never":       {0, nil, clientIdleConn},
+		"half a head": {time.Minute, []string{head[:14]}, headerTimeout},
+		"slow head":   {headerTimeout / 2, []string{head[:1], head[1:2]}, headerTimeout / 2},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			lis := newPipes()
+			d := newDoors(&Front{cfg: Config{WriteTimeout: defaultWriteTimeout}})
+			s := d.serve(t.Context(), lis, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+			here, there := net.Pipe()
+			lis.conns <- there
+			defer func() {
+				here.Close()
+				synctest.Wait()
+				s.Close()
+				d.wg.Wait()
+			}()
+			for i, piece := range test.send {
+				time.Sleep(test.wait)
+				if i+1 < len(test.send) || test.close > 0 {
+					if _, err := io.WriteString(here, piece); err != nil {
+						t.Fatalf("%s: %v", name, err)
+					}
+					continue
+				}
+				go io.WriteString(here, piece)
+				resp, err := http.ReadResponse(bufio.NewReader(here), nil)
+				if err != nil || resp.StatusCode != http.StatusOK {
+					t.Errorf("%s: %v, %+v", name, err, resp)
+				}
+				return
+			}
+			begun := time.Now()
+			got, err := io.ReadAll(here)
+			if len(got) > 0 || err != nil && !errors.Is(err, io.ErrClosedPipe) || time.Since(begun) != test.close {
+				t.Errorf("%s: closed after %v with %q (%v), want %v and nothing", name, time.Since(begun), got, err, test.close)
+			}
+		})
+	}
+}

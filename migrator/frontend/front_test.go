@@ -1,0 +1,126 @@
+package frontend
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"go.uber.org/goleak"
+)
+
+// TestMain looks for leaks. net/http lingers for half a second on a connection
+// that it closes before the client does.
+func TestMain(m *testing.M) {
+	if engine := os.Getenv(childEngine); engine != "" {
+		child(engine) // a front in a process of its own, for benchmarks
+		return
+	}
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("net/http.(*conn).closeWriteAndWait"))
+}
+
+// front is a running Front with its listeners.
+type front struct {
+	*Front
+	url, peer string // host:port of both listeners
+	client    *http.Client
+	stop      context.CancelFunc
+	done      chan error
+}
+
+func listen(t testing.TB) net.Listener {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// start runs a Front for the engine at url until the test ends.
+func start(t testing.TB, url string, change func(*Config)) *front {
+	t.Helper()
+	lis, peers := listen(t), listen(t)
+	cfg := Config{Replica: "r0", Engine: url, Edges: policies.Edges(1<<16, 4), Listener: lis, PeerListener: peers,
+		HealthEvery: 20 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(testWriter{t}, nil))}
+	if change != nil {
+		change(&cfg)
+	}
+	f, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.catchUp, f.grace = time.Minute, 10*time.Second // a busy machine takes seconds for what takes none
+	ctx, cancel := context.WithCancel(context.Background())
+	fr := &front{Front: f, url: lis.Addr().String(), peer: peers.Addr().String(), stop: cancel, done: make(chan error, 1)}
+	transport := &http.Transport{DisableCompression: true}
+	fr.client = &http.Client{Transport: transport}
+	go func() { fr.done <- f.Run(ctx) }()
+	t.Cleanup(func() {
+		transport.CloseIdleConnections()
+		cancel()
+		if err := <-fr.done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	fr.await(t, true)
+	return fr
+}
+
+// await waits until the front's view of its engine is ready.
+func (f *front) await(t testing.TB, ready bool) {
+	t.Helper()
+	eventually(t, func() bool { return f.Status().EngineReady == ready })
+}
+
+// eventually is for what happens in other goroutines without an event to wait
+// for; it fails after a time that no healthy run comes near.
+func eventually(t testing.TB, ok func() bool) {
+	t.Helper()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for end := time.Now().Add(time.Minute); !ok(); <-tick.C {
+		if time.Now().After(end) {
+			t.Fatal("it does not happen")
+		}
+	}
+}
+
+type testWriter struct{ t testing.TB }
+
+func (w testWriter) Write(b []byte) (int, error) {
+	if testing.Verbose() {
+		w.t.Logf("%s", b)
+	}
+	return len(b), nil
+}
+
+func post(t testing.TB, c *http.Client, url, path, body string) (*http.Response, string) {
+	t.Helper()
+	resp, err := c.Post("http://"+url+path, "application/json", strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatalf("%v after %q", err, b)
+	}
+	return resp, string(b)
+}
+
+var (
+	idValue      = regexp.MustCompile(`"id":"(chat)?cmpl-\d+"`)
+	createdValue = regexp.MustCompile(`"created":\d+`)
+)
+
+// anonymous takes id and created out.
+func anonymous(s string) string {
+	return createdValue.ReplaceAllString(idValue.ReplaceAllString(s, `"id":ID`), `"created":CREATED`)
+}

@@ -1,0 +1,170 @@
+package frontend
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// h2Client returns a client that speaks HTTP/2 without TLS.
+func h2Client(t testing.TB) *http.Client {
+	h2 := new(http.Protocols)
+	h2.SetUnencryptedHTTP2(true)
+	transport := &http.Transport{Protocols: h2}
+	t.Cleanup(transport.CloseIdleConnections)
+	return &http.Client{Transport: transport}
+}
+
+// TestQuietStream checks that an answer may be quiet for longer than a client
+// may take to read, on both versions of HTTP.
+func TestQuietStream(t *testing.T) {
+	t.Parallel()
+	const timeout, pieces = 10 * time.Second, 3
+	for _, major := range []int{1, 2} {
+		synctest.Test(t, func(t *testing.T) {
+			f := &Front{cfg: Config{WriteTimeout: timeout}}
+			d, lis := newDoors(f), newPipes()
+			s := d.serve(t.Context(), lis, f.guarded(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				for range pieces {
+					io.WriteString(w, "x")
+					http.NewResponseController(w).Flush()
+					time.Sleep(5 * timeout)
+				}
+			})))
+			transport := &http.Transport{Protocols: new(http.Protocols), DialContext: func(context.Context, string, string) (net.Conn, error) {
+				here, there := net.Pipe()
+				lis.conns <- there
+				return here, nil
+			}}
+			transport.Protocols.SetHTTP1(major == 1)
+			transport.Protocols.SetUnencryptedHTTP2(major == 2)
+			resp, err := (&http.Client{Transport: transport}).Get("http://front/")
+			if err != nil {
+				t.Fatal(err)
+			}
+			b, err := io.ReadAll(resp.Body)
+			resp.Body.Close()
+			if err != nil || len(b) != pieces || resp.ProtoMajor != major {
+				t.Errorf("HTTP/%d: %v after %q", resp.ProtoMajor, err, b)
+			}
+			transport.CloseIdleConnections()
+			synctest.Wait()
+			s.Close()
+			d.wg.Wait()
+		})
+	}
+}
+
+// TestSlowReaders checks that a client that takes nothing is given up, whatever
+// kind of answer it gets and whatever it speaks.
+func TestSlowReaders(t *testing.T) {
+	t.Parallel()
+	large := strings.Repeat("a", 16<<20)
+	event := `data: {"id":"x","choices":[{"index":0,"text":"` + large[:1<<16] + `","token_ids":[1]}]}` + "\n\n"
+	for _, test := range []struct{ name, path, body string }{
+		{"events", "/v1/completions", `{"prompt":"x","stream":true}`},
+		{"relayed events", "/v1/completions", `{"prompt":"x","n":2}`},
+		{"relayed", "/v1/completions", `{"prompt":"x","n":3}`},
+		{"passed", "/v1/embeddings", `{}`},
+	} {
+		e := newEngine(t)
+		say := func(w http.ResponseWriter, r *http.Request) {
+			if strings.Contains(test.name, "events") {
+				w.Header().Set("Content-Type", "text/event-stream")
+				for r.Context().Err() == nil {
+					if _, err := io.WriteString(w, event); err != nil {
+						return
+					}
+				}
+				return
+			}
+			io.WriteString(w, large)
+		}
+		e.set(nil, say)
+		e.rest.Store(&say)
+		f := start(t, e.URL, func(c *Config) { c.WriteTimeout = 40 * time.Millisecond })
+		for name, c := range map[string]*http.Client{"HTTP/1.1": f.client, "HTTP/2": h2Client(t)} {
+			resp := beginning(t, c, "http://"+f.url+test.path, test.body)
+			eventually(t, f.vacant)
+			n, err := io.Copy(io.Discard, resp.Body)
+			resp.Body.Close()
+			if err == nil {
+				t.Errorf("%s, %s: the answer is whole after %d bytes", test.name, name, n)
+			}
+		}
+	}
+}
+
+// beginning asks until an answer begins: on a busy machine its first write may stand
+// still for as long as one that nobody takes.
+func beginning(t *testing.T, c *http.Client, url, body string) (resp *http.Response) {
+	t.Helper()
+	eventually(t, func() bool {
+		var err error
+		resp, err = c.Post(url, "application/json", strings.NewReader(body))
+		return err == nil
+	})
+	return resp
+}
+
+// stuckWriter takes nothing until its deadline.
+type stuckWriter struct {
+	recorder
+	cut  chan struct{}
+	held *Stream
+	t    *testing.T
+}
+
+func (w *stuckWriter) Write([]byte) (int, error) {
+	w.held.Request() // waits when the stream is locked, and the test ends in a deadlock
+	<-w.cut
+	return 0, context.DeadlineExceeded
+}
+func (w *stuckWriter) FlushError() error { return nil }
+func (w *stuckWriter) SetWriteDeadline(at time.Time) error {
+	if time.Until(at) > 0 {
+		w.t.Error("a deadline that is still to come resets HTTP/2 streams that are quiet")
+	}
+	close(w.cut)
+	return nil
+}
+
+func TestGuard(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &stuckWriter{recorder: recorder{header: http.Header{}}, cut: make(chan struct{}), held: &Stream{}, t: t}
+		g := newGuard(w, time.Minute)
+		time.Sleep(time.Hour) // quiet
+		begun := time.Now()
+		if _, err := g.Write([]byte("x")); err == nil {
+			t.Error("a write that nobody takes succeeds")
+		}
+		if took := time.Since(begun); took < time.Minute || took > 90*time.Second {
+			t.Errorf("the client is given up after %v", took)
+		}
+		g.end(&http.Request{ProtoMajor: 2})
+	})
+}
+
+// TestAssemblyWritesUnlocked checks that a client that reads one whole answer
+// slowly holds up nobody who asks about its stream.
+func TestAssemblyWritesUnlocked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &stuckWriter{recorder: recorder{header: http.Header{}}, cut: make(chan struct{}), t: t}
+		g := newGuard(w, time.Minute)
+		ctx, cancel := context.WithCancel(t.Context())
+		leg := newMemLeg(nil, io.EOF, "data: {\"error\":{}}\n\n", "data: [DONE]\n\n")
+		w.held = newTestStream(ctx, &assembly{w: g, shape: &shape{}, header: http.Header{}}, cancel)
+		w.held.leg = leg
+		first, _ := leg.Next()
+		if err := w.held.pump(leg, first); err != nil {
+			t.Error(err)
+		}
+		<-w.cut
+		g.end(&http.Request{ProtoMajor: 2})
+	})
+}

@@ -1,0 +1,211 @@
+package frontend
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"sync/atomic"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/internal/openai"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// Leg is one engine's generation of a stream: a source of events.
+//
+// Next returns the next event, which holds until the next call. Its events are
+// in the dialect of the client's endpoint, with token ids and usage; the one
+// with [DONE] is the last. An error is final, and io.EOF before [DONE] is one.
+// One goroutine at a time calls Next.
+//
+// Close ends the generation at its engine and makes a waiting Next return. It
+// may be called by any goroutine, more than once.
+type Leg interface {
+	Next() (*openai.Chunk, error)
+	Close() error
+}
+
+// Why legs end that nobody closed.
+var (
+	errIdle = errors.New("the engine sent nothing for too long")
+	errHung = errors.New("the engine stopped in the middle of an answer")
+	errAway = errors.New("the engine is away")
+	errGone = errors.New("the replica is gone")
+)
+
+// wireLeg is a Leg over the body of an HTTP response.
+type wireLeg struct {
+	body   io.ReadCloser
+	reader *openai.Reader
+	chunk  openai.Chunk
+	home   *residence // at the own engine; nil where another replica counts
+	link   *link
+	begun  bool // a token came; Next's
+	closed atomic.Bool
+	watch  watch
+}
+
+// readLeg returns the leg that an engine sends as body.
+func readLeg(body io.ReadCloser, l *link, home *residence, idle, hang time.Duration) *wireLeg {
+	leg := &wireLeg{body: body, reader: openai.NewReader(body), home: home, link: l}
+	leg.watch.start(leg, idle, hang)
+	return leg
+}
+
+func (l *wireLeg) Next() (*openai.Chunk, error) {
+	l.watch.calls.Add(1)
+	ev, err := l.reader.Next()
+	l.watch.calls.Add(1)
+	if err != nil {
+		return nil, l.link.why(err)
+	}
+	if err := l.chunk.Parse(ev); err != nil {
+		return nil, &malformed{err}
+	}
+	l.count(&l.chunk)
+	return &l.chunk, nil
+}
+
+// malformed is an engine's event that is not the dialect's.
+type malformed struct{ err error }
+
+func (m *malformed) Error() string { return fmt.Sprintf("the engine's stream is malformed: %v", m.err) }
+func (m *malformed) Unwrap() error { return m.err }
+
+// count tells the load tracker what an event brings.
+func (l *wireLeg) count(c *openai.Chunk) {
+	if !l.begun && (c.Tokens > 0 || c.HasText) {
+		l.begun = true
+		l.watch.begun.Store(true)
+	}
+	if l.home == nil || c.Empty || c.Done {
+		return
+	}
+	work := l.home.work
+	if c.HasPrompt() {
+		work.Prompt(policies.Tokens(c.PromptTokens()))
+	}
+	n := c.Tokens
+	if c.HasText && !c.ListsIDs() {
+		n = 1 // an engine without token ids; the usage at its end settles it
+		l.home.blind.Store(true)
+	}
+	if n > 0 {
+		work.Generated(n)
+		l.home.f.tokens.Add(uint64(n))
+	}
+	if u, ok := c.Usage(); ok {
+		work.Settle(policies.Tokens(u.Prompt), policies.Tokens(u.Output), policies.Tokens(u.Cached))
+	}
+}
+
+// Close ends the generation, for good.
+func (l *wireLeg) Close() error { l.shut(false); return nil }
+
+// leave is Close for a generation that goes on elsewhere.
+func (l *wireLeg) leave() { l.shut(true) }
+
+func (l *wireLeg) shut(moved bool) {
+	if l.closed.Swap(true) {
+		return
+	}
+	l.watch.timer.Stop()
+	l.body.Close()
+	l.link.cancel()
+	if l.home != nil {
+		l.home.end(moved)
+	}
+}
+
+// lose ends the generation for a reason, which Next then fails with.
+func (l *wireLeg) lose(why error) { l.link.lose(why) }
+
+// finish reads the end of a body whose last event was read, so that its
+// connection can serve again, and closes it.
+func (l *wireLeg) finish() {
+	l.watch.timer.Stop()
+	enough := time.AfterFunc(lastBytes, func() { l.body.Close() })
+	l.reader.Next()
+	enough.Stop()
+	l.Close()
+}
+
+// lastBytes is how long an engine may take to end its body after [DONE].
+const lastBytes = 50 * time.Millisecond
+
+var _ Leg = (*wireLeg)(nil)
+
+// watch loses a leg whose engine sends nothing. A token must pay neither for a
+// timer nor for a clock, so a timer looks from time to time whether the leg
+// still waits for one and the same event. A reader that is slow, or that waits
+// for something else, does not count.
+type watch struct {
+	// Fixed.
+	leg        *wireLeg
+	every      time.Duration
+	idle, hang int // looks that may find it waiting, before the first token and after
+	timer      *time.Timer
+
+	calls atomic.Uint64 // odd while Next waits
+	begun atomic.Bool
+
+	// The timer's.
+	stuck uint64
+	times int
+}
+
+func (w *watch) start(leg *wireLeg, idle, hang time.Duration) {
+	if hang <= 0 {
+		hang = idle
+	}
+	w.leg, w.every = leg, max(min(idle, hang)/looks, 1)
+	w.idle, w.hang = int((idle+w.every-1)/w.every), int((hang+w.every-1)/w.every)
+	// It starts when w.timer is set, for look resets it.
+	w.timer = time.AfterFunc(time.Hour, w.look)
+	w.timer.Reset(w.every)
+}
+
+func (w *watch) look() {
+	if w.leg.closed.Load() {
+		return
+	}
+	switch now := w.calls.Load(); {
+	case now%2 == 0:
+		w.times = 0
+	case now != w.stuck || w.times == 0:
+		w.stuck, w.times = now, 1
+	default:
+		w.times++
+	}
+	switch begun := w.begun.Load(); {
+	case begun && w.times > w.hang && w.hang < w.idle:
+		w.leg.lose(errHung)
+	case w.times > w.idle, begun && w.times > w.hang:
+		w.leg.lose(errIdle)
+	default:
+		w.timer.Reset(w.every)
+	}
+}
+
+// idleBody is the body of an answer that is not looked into. It is closed when
+// one read waits for too long; a client that is slow does not count.
+type idleBody struct {
+	io.ReadCloser
+	idle  time.Duration
+	timer *time.Timer
+}
+
+func newIdleBody(body io.ReadCloser, idle time.Duration) *idleBody {
+	b := &idleBody{ReadCloser: body, idle: idle, timer: time.AfterFunc(idle, func() { body.Close() })}
+	b.timer.Stop()
+	return b
+}
+
+func (b *idleBody) Read(p []byte) (int, error) {
+	b.timer.Reset(b.idle)
+	n, err := b.ReadCloser.Read(p)
+	if !b.timer.Stop() && err != nil {
+		err = errIdle
+	}
+	return n, err
+}

@@ -1,0 +1,502 @@
+package frontend
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/internal/tokenhash"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// adopter is a fake Adopter: a move is a reservation, for the front r0.
+type adopter struct{ asked atomic.Int64 }
+
+func (a *adopter) Adopt(move, request string, front policies.ReplicaID) (json.RawMessage, error) {
+	a.asked.Add(1)
+	if front != "r0" || !strings.HasPrefix(request, "r0/") {
+		return nil, fmt.Errorf("the move %s is not of %s for %s", move, request, front)
+	}
+	return json.RawMessage(fmt.Sprintf(`{"cascade_reservation":%q}`, move)), nil
+}
+
+var _ Adopter = (*adopter)(nil)
+
+// fleet is some replicas; clients use the first one, r0.
+type fleet struct {
+	t       *testing.T
+	fronts  []*front
+	engines []*engine
+	moves   atomic.Int64
+}
+
+func newFleet(t *testing.T, n int, change func(*Config)) *fleet {
+	f := &fleet{t: t}
+	for i := range n {
+		e := newEngine(t)
+		f.engines = append(f.engines, e)
+		f.fronts = append(f.fronts, start(t, e.URL, func(c *Config) {
+			c.Replica, c.Adopter = policies.ReplicaID(fmt.Sprint("r", i)), new(adopter)
+			if change != nil {
+				change(c)
+			}
+		}))
+	}
+	return f
+}
+
+// paced lets every engine take its time for a token.
+func (f *fleet) paced(d time.Duration) {
+	for _, e := range f.engines {
+		e.set(func(int, *http.Request) { time.Sleep(d) }, nil)
+	}
+}
+
+// hold has the engines keep back the last tokens of every answer that begins from
+// now on.
+func (f *fleet) hold(keep int) *valve {
+	v := newValve(keep)
+	f.t.Cleanup(func() { v.let(0) })
+	for _, e := range f.engines {
+		e.hold(v)
+	}
+	return v
+}
+
+// gate lets the engines go on slowly, and after so many tokens very slowly, until
+// enough is closed.
+func (f *fleet) gate(limit int64) (enough chan struct{}) {
+	enough = make(chan struct{})
+	var tokens atomic.Int64
+	for _, e := range f.engines {
+		e.set(func(_ int, r *http.Request) {
+			select {
+			case <-enough:
+				return
+			case <-time.After(time.Millisecond):
+			}
+			if tokens.Add(1) > limit {
+				select {
+				case <-enough:
+				case <-r.Context().Done():
+				case <-time.After(50 * time.Millisecond):
+				}
+			}
+		}, nil)
+	}
+	return enough
+}
+
+func (f *fleet) target(i int) Target {
+	return Target{policies.ReplicaID(fmt.Sprint("r", i)), f.fronts[i].peer}
+}
+
+func (f *fleet) index(r policies.ReplicaID) (i int) {
+	fmt.Sscanf(string(r), "r%d", &i)
+	return i
+}
+
+// where finds a stream's leg at its holder; false when it is not there (yet).
+func (f *fleet) where(stream string) (Holding, Resident, bool) {
+	h, ok := f.fronts[0].Holder(stream)
+	if !ok {
+		return h, Resident{}, false
+	}
+	for _, r := range f.fronts[f.index(h.Replica)].Residents() {
+		if r.Request.ID == stream && r.Epoch == h.Epoch && r.Request.Output > 0 {
+			return h, r, true
+		}
+	}
+	return h, Resident{}, false
+}
+
+// only waits for the one stream of r0 to have so many tokens.
+func (f *fleet) only(output policies.Tokens) *Stream {
+	f.t.Helper()
+	var s *Stream
+	eventually(f.t, func() bool {
+		s = nil
+		f.fronts[0].Each(func(one *Stream) bool { s = one; return false })
+		return s != nil && s.Request().Output >= output
+	})
+	return s
+}
+
+// live moves a stream with its KV, as a seller and a buyer would; spoil may
+// change what the front is told.
+func (f *fleet) live(ctx context.Context, stream string, to int, spoil func(*Move)) (policies.Epoch, error) {
+	h, r, ok := f.where(stream)
+	if !ok {
+		return 0, ErrStale
+	}
+	from := f.index(h.Replica)
+	has, ok := f.engines[from].freeze(r.Leg)
+	if !ok {
+		f.engines[from].thaw(r.Leg)
+		return 0, ErrStale
+	}
+	name := fmt.Sprint(h.Replica, "/", f.moves.Add(1))
+	f.engines[to].reserve(name, has)
+	m := Move{Stream: stream, From: h.Replica, Epoch: h.Epoch, To: f.target(to), ID: name,
+		Length: len(has.ids), Hash: tokenhash.Hash(0).Add(has.ids...), Cached: int(r.Request.Input) / 16 * 16}
+	if spoil != nil {
+		spoil(&m)
+	}
+	moved, err := f.fronts[0].Move(ctx, m)
+	if err != nil {
+		f.fronts[from].Advance(stream, moved.Epoch)
+		f.engines[from].thaw(r.Leg)
+	}
+	return moved.Epoch, err
+}
+
+func (f *fleet) reprompt(ctx context.Context, stream string, to int) (policies.Epoch, error) {
+	h, r, ok := f.where(stream)
+	if !ok {
+		return 0, ErrStale
+	}
+	moved, err := f.fronts[0].Move(ctx, Move{Stream: stream, From: h.Replica, Epoch: h.Epoch, To: f.target(to), Cached: int(r.Request.Input) / 16 * 16})
+	if err != nil {
+		f.fronts[f.index(h.Replica)].Advance(stream, moved.Epoch)
+	}
+	return moved.Epoch, err
+}
+
+// atRest fails if anything is left of what ran.
+func (f *fleet) atRest() {
+	f.t.Helper()
+	for _, fr := range f.fronts {
+		eventually(f.t, func() bool {
+			l := fr.Status().Load
+			return l == policies.Load{} && len(fr.Residents()) == 0 && len(fr.Fronts()) == 0 && len(fr.Holders()) == 0 && fr.vacant()
+		})
+	}
+	for i, e := range f.engines {
+		eventually(f.t, func() bool {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			if len(e.reserved) > 0 {
+				f.t.Fatalf("engine %d keeps reservations", i)
+			}
+			return len(e.runs) == 0
+		})
+	}
+}
+
+// kinds are the requests whose answers must not show that they moved.
+func kinds() (all [][2]string) {
+	for path, prompt := range map[string]string{
+		"/v1/completions":      `"prompt":"Once \"upon\" a time"`,
+		"/v1/chat/completions": `"messages":[{"role":"user","content":"Häh?"}]`,
+	} {
+		for _, more := range []string{"", `,"return_token_ids":true`, `,"stream":true`, `,"stream":true,"return_token_ids":true`,
+			`,"stream":true,"stream_options":{"include_usage":true}`, `,"stream":true,"return_token_ids":true,"stream_options":{"include_usage":true}`} {
+			all = append(all, [2]string{path, `{"model":"m",` + prompt + more + `,"min_tokens":3,"max_tokens":90}`})
+		}
+	}
+	return all
+}
+
+// TestMoves moves answers of every kind from replica to replica, in every way,
+// and compares them with the engine's own.
+func TestMoves(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, 3, nil)
+	for _, kind := range kinds() { // so that the shapes are known
+		post(t, f.fronts[0].client, f.fronts[0].url, kind[0], strings.Replace(kind[1], "90", "4", 1))
+	}
+	for way, move := range map[string]func(stream string, hop int) error{
+		"live": func(stream string, hop int) error {
+			_, err := f.live(t.Context(), stream, (hop+1)%3, nil)
+			return err
+		},
+		"reprompt": func(stream string, hop int) error {
+			_, err := f.reprompt(t.Context(), stream, (hop+1)%3)
+			return err
+		},
+		"both": func(stream string, hop int) error {
+			if hop%2 == 0 {
+				_, err := f.live(t.Context(), stream, (hop+1)%3, nil)
+				return err
+			}
+			_, err := f.reprompt(t.Context(), stream, (hop+1)%3)
+			return err
+		},
+	} {
+		for _, kind := range kinds() {
+			want := f.direct(kind[0], kind[1])
+			f.paced(time.Millisecond)
+			valve := f.hold(30)
+			got := make(chan string, 1)
+			go func() {
+				_, body := post(t, f.fronts[0].client, f.fronts[0].url, kind[0], kind[1])
+				got <- body
+			}()
+			s := f.only(3)
+			hops := 0
+			for try := 0; hops < 5; try++ {
+				switch err := move(s.id, hops); {
+				case err == nil:
+					hops++
+				case err != ErrStale || try == 1000:
+					t.Fatalf("%s, %s: hop %d: %v", way, kind, hops, err)
+				}
+			}
+			valve.let(0)
+			if h, _ := f.fronts[0].Holder(s.id); h != (Holding{Replica: "r2", Epoch: 6}) || s.Hops() != 5 {
+				t.Errorf("%s: after five hops the stream is at %+v", way, h)
+			}
+			body := <-got
+			if anonymous(body) != anonymous(want) {
+				t.Fatalf("%s, %s: moved\n got %s\nwant %s", way, kind, body, want)
+			}
+		}
+	}
+	f.atRest()
+	// Each request arrived and ended once, wherever.
+	arrivals := uint64(0)
+	for _, fr := range f.fronts {
+		arrivals += fr.Status().Flow.Seen
+	}
+	if want := uint64(4 * len(kinds())); arrivals != want {
+		t.Errorf("%d arrivals are counted, want %d", arrivals, want)
+	}
+}
+
+// direct is what an engine answers when it is asked itself.
+func (f *fleet) direct(path, body string) string {
+	f.t.Helper()
+	f.paced(0)
+	f.hold(0)
+	_, want := post(f.t, f.fronts[0].client, strings.TrimPrefix(f.engines[0].URL, "http://"), path, body)
+	return want
+}
+
+// answering is a stream of r0 under way, and what it must become.
+type answering struct {
+	*Stream
+	valve *valve // it does not end before the test expects it to
+	got   chan string
+	want  string
+}
+
+// kept is how many of its tokens a held stream lacks: so many times it can move.
+const kept = 40
+
+// begin starts a paced stream with four tokens; its answer must be the engine's.
+func (f *fleet) begin(body string) answering {
+	f.t.Helper()
+	b := answering{got: make(chan string, 1), want: f.direct("/v1/completions", body), valve: f.hold(kept)}
+	f.paced(2 * time.Millisecond)
+	go func() {
+		_, body := post(f.t, f.fronts[0].client, f.fronts[0].url, "/v1/completions", body)
+		b.got <- body
+	}()
+	b.Stream = f.only(4)
+	return b
+}
+
+func (f *fleet) expect(b answering) {
+	f.t.Helper()
+	b.valve.let(0)
+	if got := <-b.got; anonymous(got) != anonymous(b.want) {
+		f.t.Errorf("got %s\nwant %s", got, b.want)
+	}
+	f.atRest()
+}
+
+const longer = `{"model":"m","prompt":"x","max_tokens":70,"stream":true,"stream_options":{"include_usage":true}}`
+
+// TestMoveFails goes through what can go wrong at each step: the answer is whole
+// whatever it is, and the register says where the stream is.
+func TestMoveFails(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		spoil func(*fleet, *Move)
+		want  string // in the error
+	}{
+		"nobody listens": {func(f *fleet, m *Move) {
+			f.forget(1)
+			m.To.Address = "127.0.0.1:1"
+		}, "refused"},
+		"no reservation": {func(f *fleet, m *Move) { f.forget(1); m.ID = "r0/none" }, "400"},
+		"the target's engine is away": {func(f *fleet, m *Move) {
+			f.forget(1)
+			f.engines[1].sick.Store(true)
+			f.fronts[1].await(f.t, false)
+		}, "refuses"},
+		"the target's engine dies first": {func(f *fleet, m *Move) {
+			f.forget(1)
+			f.engines[1].set(nil, func(w http.ResponseWriter, _ *http.Request) {
+				w.Header().Set("Content-Type", "text/event-stream")
+				w.(http.Flusher).Flush()
+				panic(http.ErrAbortHandler)
+			})
+		}, "gives no token"},
+		"the target hangs": {func(f *fleet, m *Move) {
+			f.forget(1)
+			f.engines[1].set(nil, func(_ http.ResponseWriter, r *http.Request) {
+				io.Copy(io.Discard, r.Body)
+				<-r.Context().Done()
+			})
+		}, "deadline"},
+		"it tells no ids": {func(f *fleet, m *Move) {
+			f.forget(1)
+			f.engines[1].set(nil, func(w http.ResponseWriter, _ *http.Request) {
+				w.Header().Set("Content-Type", "text/event-stream")
+				io.WriteString(w, `data: {"id":"x","choices":[{"index":0,"text":"a"}]}`+"\n\n")
+			})
+		}, "token ids"},
+		"it reports an error": {func(f *fleet, m *Move) {
+			f.forget(1)
+			f.engines[1].set(nil, func(w http.ResponseWriter, _ *http.Request) {
+				w.Header().Set("Content-Type", "text/event-stream")
+				io.WriteString(w, `data: {"error":{"message":"no","code":429}}`+"\n\n")
+			})
+		}, "reports"},
+		"other ids": {func(f *fleet, m *Move) { f.forget(1); m.Hash++ }, errHash.Error()},
+		"fewer tokens": {func(f *fleet, m *Move) {
+			f.forget(1)
+			m.Length += 2
+			f.fronts[0].catchUp = 200 * time.Millisecond
+		}, errShort.Error()},
+		"too many tokens": {func(f *fleet, m *Move) { f.forget(1); m.Length -= 2 }, errOverrun.Error()},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFleet(t, 2, func(c *Config) {
+				if name == "the target hangs" {
+					c.MoveTimeout = 200 * time.Millisecond
+				}
+			})
+			b := f.begin(longer)
+			epoch, err := f.live(t.Context(), b.id, 1, func(m *Move) { test.spoil(f, m) })
+			if err == nil || !strings.Contains(err.Error(), test.want) || epoch != 3 {
+				t.Errorf("the move ends in epoch %d with %v", epoch, err)
+			}
+			if h, ok := f.fronts[0].Holder(b.id); !ok || h != (Holding{Replica: "r0", Epoch: 3}) {
+				t.Errorf("the stream is at %+v", h)
+			}
+			f.expect(b)
+			if _, err := f.fronts[0].Move(t.Context(), Move{Stream: b.id, From: "r0", Epoch: 3}); err != ErrUnknown {
+				t.Errorf("a move after the end: %v", err)
+			}
+		})
+	}
+}
+
+// forget drops what is reserved at an engine: the fake one has no leases.
+func (f *fleet) forget(i int) {
+	f.engines[i].mu.Lock()
+	defer f.engines[i].mu.Unlock()
+	clear(f.engines[i].reserved)
+}
+
+// TestMoveRefused checks what is not even tried, and that of two moves at once
+// one is.
+func TestMoveRefused(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, 2, nil)
+	b := f.begin(longer)
+	for name, test := range map[string]struct {
+		m     Move
+		want  error
+		epoch policies.Epoch
+	}{
+		"another stream": {Move{Stream: "r0/7", From: "r0", Epoch: 1, To: f.target(1)}, ErrUnknown, 0},
+		"another holder": {Move{Stream: b.id, From: "r1", Epoch: 1, To: f.target(0)}, ErrStale, 0},
+		"an old epoch":   {Move{Stream: b.id, From: "r0", Epoch: 0, To: f.target(1)}, ErrStale, 0},
+		"a later epoch":  {Move{Stream: b.id, From: "r0", Epoch: 3, To: f.target(1)}, ErrStale, 0},
+		"to itself":      {Move{Stream: b.id, From: "r0", Epoch: 1, To: f.target(0)}, nil, 1},
+	} {
+		moved, err := f.fronts[0].Move(t.Context(), test.m)
+		if err == nil || test.want != nil && err != test.want || moved != (Moved{Epoch: test.epoch}) {
+			t.Errorf("%s: %+v, %v", name, moved, err)
+		}
+	}
+	// While one move waits for its target, all others are stale.
+	held, let := make(chan struct{}), make(chan struct{})
+	f.engines[1].set(func(n int, r *http.Request) {
+		if n == 0 {
+			close(held)
+			<-let
+		}
+	}, nil)
+	over := make(chan Moved)
+	go func() {
+		moved, err := f.fronts[0].Move(t.Context(), Move{Stream: b.id, From: "r0", Epoch: 1, To: f.target(1)})
+		if err != nil {
+			t.Error(err)
+		}
+		over <- moved
+	}()
+	<-held
+	stopped := time.Now()
+	if h, ok := f.fronts[0].Holder(b.id); !ok || h != (Holding{Replica: "r0", Epoch: 1, Pending: true}) {
+		t.Errorf("while it moves: %+v", h)
+	}
+	if got := f.fronts[0].Holders(); len(got) != 1 || got[0] != "r1" {
+		t.Errorf("the holders are %v", got)
+	}
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			if moved, err := f.fronts[0].Move(t.Context(), Move{Stream: b.id, From: "r0", Epoch: 1, To: f.target(1)}); err != ErrStale || moved != (Moved{}) {
+				t.Errorf("a second move: %+v, %v", moved, err)
+			}
+		})
+	}
+	wg.Wait()
+	if got := f.fronts[1].Fronts(); len(got) != 1 || got[0] != "r0" {
+		t.Errorf("the fronts are %v", got)
+	}
+	least := time.Since(stopped) // for so long the client has waited
+	close(let)
+	if moved := <-over; moved.Epoch != 2 || moved.Stall < least {
+		t.Errorf("it moved: %+v, want epoch 2 and a stall of %v at least", moved, least)
+	}
+	// A replica without an address is not the own one.
+	if moved, err := f.fronts[0].Move(t.Context(), Move{Stream: b.id, From: "r1", Epoch: 2, To: Target{Replica: "r9"}}); err == nil || moved != (Moved{Epoch: 4}) {
+		t.Errorf("a move to nobody knows where: %+v, %v", moved, err)
+	}
+	f.expect(b)
+}
+
+// TestMoveOfUnmovable checks that a request which is tied to its engine is
+// shown as such, where it runs, and does not move.
+func TestMoveOfUnmovable(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, 2, nil)
+	for more, want := range map[string]policies.Features{
+		`"stream":true,"stop":["never"]`:                            policies.Stop,
+		`"stream":true,"seed":7`:                                    policies.Seed,
+		`"stream":true,"min_tokens":60`:                             policies.MinTokens,
+		`"stream":true,"user":"` + strings.Repeat("x", 5<<10) + `"`: policies.Unreadable,
+		`"stream":false,"logprobs":1`:                               policies.HiddenTokens,
+	} {
+		valve := f.hold(kept)
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			post(t, f.fronts[0].client, f.fronts[0].url, "/v1/completions", `{"model":"m","prompt":"x","max_tokens":60,`+more+`}`)
+		}()
+		eventually(t, func() bool { return len(f.fronts[0].Residents()) == 1 })
+		r := f.fronts[0].Residents()[0]
+		if r.Fixed != policies.Because(want) || r.Front != "r0" || r.Epoch != 1 || r.Leg != r.Request.ID+"#1" || r.Request.MaxOutput != 60 || r.Since.IsZero() {
+			t.Errorf("%.40s: %+v", more, r)
+		}
+		if moved, err := f.fronts[0].Move(t.Context(), Move{Stream: r.Request.ID, From: "r0", Epoch: 1, To: f.target(1)}); err == nil || moved.Epoch != 1 {
+			t.Errorf("%.40s: it moves: %+v, %v", more, moved, err)
+		}
+		valve.let(0)
+		<-done
+	}
+	f.atRest()
+}

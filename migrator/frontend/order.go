@@ -1,0 +1,147 @@
+package frontend
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/internal/loadtracker"
+	"github.com/cascadeinfer/cascade/migrator/internal/openai"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// The headers that migrators and engines tell each other what a leg is with.
+// All begin with x-cascade-, which no client's request keeps.
+const (
+	// ForwardHeader names the replica whose front owns the request. A peer never
+	// forwards a request that carries it, and takes none without it.
+	ForwardHeader = "X-Cascade-Forward"
+	// RequestHeader is the stream's id at its front. A request without one (a
+	// warm-up) is served and counted, and can neither be named nor moved.
+	RequestHeader = "X-Cascade-Request"
+	// LegEpochHeader is the epoch of the stream in which the leg runs.
+	LegEpochHeader = "X-Cascade-Epoch"
+	// FeaturesHeader is the request's policies.Features in decimal.
+	FeaturesHeader = "X-Cascade-Features"
+	// PromptHeader and OutputHeader are the exact token counts of a stream that
+	// has begun elsewhere.
+	PromptHeader = "X-Cascade-Prompt"
+	OutputHeader = "X-Cascade-Output"
+	// MoveHeader names the reservation that holds the stream's KV.
+	MoveHeader = "X-Cascade-Move"
+	// LegHeader is the engine's name of the leg: "<stream id>#<epoch>".
+	LegHeader = "X-Cascade-Leg"
+)
+
+const (
+	maxName  = 200     // bytes of a stream's id, a move's or a replica's; engines take legs of 256
+	maxCount = 1 << 32 // tokens that a header can state
+)
+
+// order is a leg that is to be opened: what of, for whom, and where.
+type order struct {
+	endpoint openai.Endpoint
+	to       Target
+	header   http.Header // the client's
+	body     *payload
+	arrival  loadtracker.Arrival // its Input and Output say that the leg is a later one
+
+	plain   bool // the answer is to be no stream, or one that is not understood
+	front   policies.ReplicaID
+	stream  *Stream          // of the own front; nil for a peer's
+	request policies.Request // as it was when the leg was ordered; ID is "" for one without a name
+	least   policies.Tokens  // min_tokens
+	epoch   policies.Epoch
+	move    string        // names the reservation; "" for none
+	hang    time.Duration // how long the engine may pause once it has begun; 0 for as long as before
+}
+
+// leg is the engine's name for what is ordered, "" for none.
+func (o *order) leg() string {
+	if o.request.ID == "" {
+		return ""
+	}
+	return o.request.ID + "#" + strconv.FormatUint(uint64(o.epoch), 10)
+}
+
+// fields are the header fields for the engine or the peer that the order goes to.
+func (o *order) fields() http.Header {
+	var h http.Header
+	switch {
+	case o.arrival.Input > 0:
+		h = toLater(o.header)
+	case o.to.Address == "":
+		h = toEngine(o.header)
+	default:
+		h = toPeer(o.header)
+	}
+	if o.to.Address == "" {
+		if leg := o.leg(); leg != "" {
+			h[LegHeader] = []string{leg}
+		}
+		return h
+	}
+	h[ForwardHeader] = []string{string(o.front)}
+	if o.request.ID != "" {
+		h[RequestHeader] = []string{o.request.ID}
+		h[LegEpochHeader] = []string{strconv.FormatUint(uint64(o.epoch), 10)}
+	}
+	h[FeaturesHeader] = []string{strconv.FormatUint(uint64(o.request.Features), 10)}
+	if o.arrival.Input > 0 {
+		h[PromptHeader] = []string{strconv.FormatInt(int64(o.arrival.Input), 10)}
+		h[OutputHeader] = []string{strconv.FormatInt(int64(o.arrival.Output), 10)}
+	}
+	if o.move != "" {
+		h[MoveHeader] = []string{o.move}
+	}
+	return h
+}
+
+// errNoForward says that a request to the peers' port is not a migrator's.
+var errNoForward = errors.New("this port is for migrators; clients use the replica's own address")
+
+// readOrder reads the fields of a peer's request. Its error names the one that
+// is wrong.
+func readOrder(e openai.Endpoint, h http.Header) (*order, error) {
+	o := &order{endpoint: e, header: h, front: policies.ReplicaID(h.Get(ForwardHeader)), move: h.Get(MoveHeader)}
+	o.request.ID = h.Get(RequestHeader)
+	if o.front == "" {
+		return nil, errNoForward
+	}
+	for name, value := range map[string]string{ForwardHeader: string(o.front), MoveHeader: o.move, RequestHeader: o.request.ID} {
+		if len(value) > maxName || strings.IndexFunc(value, func(r rune) bool { return r <= ' ' || r == 0x7f }) >= 0 {
+			return nil, fmt.Errorf("%s %.40q is no name of at most %d bytes", name, value, maxName)
+		}
+	}
+	var err error
+	number := func(name string, least, most uint64) uint64 {
+		value := h.Get(name)
+		if value == "" {
+			return 0
+		}
+		n, bad := strconv.ParseUint(value, 10, 64)
+		if bad != nil || n < least || n > most {
+			err = fmt.Errorf("%s %.40q is no number from %d to %d", name, value, least, most)
+		}
+		return n
+	}
+	o.epoch = policies.Epoch(number(LegEpochHeader, 1, 1<<63))
+	o.request.Features = policies.Features(number(FeaturesHeader, 0, 1<<32-1))
+	o.arrival.Input = policies.Tokens(number(PromptHeader, 1, maxCount))
+	o.arrival.Output = policies.Tokens(number(OutputHeader, 0, maxCount))
+	switch {
+	case err != nil:
+		return nil, err
+	case o.request.ID != "" && (!strings.HasPrefix(o.request.ID, string(o.front)+"/") || o.epoch == 0):
+		return nil, fmt.Errorf("%s %.40q is not one of %q, or has no %s", RequestHeader, o.request.ID, o.front, LegEpochHeader)
+	case o.move != "" && (o.request.ID == "" || o.arrival.Input == 0):
+		return nil, fmt.Errorf("%s %.40q needs %s and %s", MoveHeader, o.move, RequestHeader, PromptHeader)
+	case o.arrival.Input == 0 && o.arrival.Output > 0:
+		return nil, fmt.Errorf("%s needs %s", OutputHeader, PromptHeader)
+	}
+	o.arrival.Held = o.move != ""
+	return o, nil
+}

@@ -1,0 +1,83 @@
+package frontend
+
+import (
+	"errors"
+	"net/http"
+	"strings"
+
+	"github.com/cascadeinfer/cascade/migrator/internal/openai"
+)
+
+// serve runs a peer's leg on the own engine and relays the engine's bytes: the
+// front that owns the client understands them. What it adds is the count.
+func (f *Front) serve(w http.ResponseWriter, r *http.Request, e openai.Endpoint) {
+	o, err := readOrder(e, r.Header)
+	if err == errNoForward {
+		answer(w, openai.Problem{Status: http.StatusForbidden, Kind: "PermissionDeniedError", Message: err.Error()})
+		return
+	}
+	if err != nil {
+		f.log.Warn("a peer's leg is refused", "error", err)
+		refuse(w, err.Error())
+		return
+	}
+	body, ok := f.body(w, r)
+	if !ok {
+		return
+	}
+	req, err := openai.Parse(e, body)
+	if err == nil && o.move != "" {
+		body, err = f.adopt(o, body)
+	}
+	if err != nil {
+		f.log.Warn("a peer's leg is refused", "front", o.front, "request", o.request.ID, "error", err)
+		refuse(w, err.Error())
+		return
+	}
+	o.request.Model, o.request.MaxOutput, o.least = strings.Clone(req.Model), req.MaxOutput, req.MinOutput
+	if o.arrival.Input == 0 {
+		o.arrival = f.arrival(r.Header, body)
+	} else if o.request.MaxOutput > 0 {
+		o.request.MaxOutput += o.arrival.Output // what is left of the client's
+	}
+	o.body, o.plain = &payload{bytes: body}, !req.Stream
+	b, err := f.beginAt(r.Context(), o)
+	switch {
+	case err != nil && r.Context().Err() != nil:
+	case err != nil:
+		f.refuseFailed(w, err)
+	case b.leg == nil:
+		f.relay(w, b, shapeKey{}, false)
+	default:
+		f.convey(w, b)
+	}
+}
+
+// adopt names, in the body of a leg, the reservation that a move has filled.
+func (f *Front) adopt(o *order, body []byte) ([]byte, error) {
+	if f.cfg.Adopter == nil {
+		return nil, errors.New("this replica takes over no reservations")
+	}
+	params, err := f.cfg.Adopter.Adopt(o.move, o.request.ID, o.front)
+	if err != nil {
+		return nil, err
+	}
+	return openai.Transfer(body, params, int(o.arrival.Input))
+}
+
+// convey relays the events of a leg to the front that asked for it. A leg that
+// is cut ends without [DONE], which that front understands: it has not ended,
+// and may go on elsewhere.
+func (f *Front) convey(w http.ResponseWriter, b begun) {
+	defer b.leg.leave()
+	out := &events{w: w, control: http.NewResponseController(w), header: b.header}
+	for c, err := b.first, error(nil); err == nil; c, err = b.leg.Next() {
+		if out.write(c, openai.Edit{}) != nil {
+			return
+		}
+		if c.Done {
+			b.leg.finish()
+			return
+		}
+	}
+}

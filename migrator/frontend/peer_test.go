@@ -1,0 +1,148 @@
+package frontend
+
+import (
+	"io"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// placer is a fake Placer: it sends every request to one peer.
+type placer struct {
+	peer atomic.Pointer[string]
+	last atomic.Pointer[policies.Request]
+}
+
+func (p *placer) Place(r policies.Request) Target {
+	p.last.Store(&r)
+	if s := p.peer.Load(); s != nil {
+		return Target{"r1", *s}
+	}
+	return Target{}
+}
+
+var _ Placer = (*placer)(nil)
+
+// TestForward checks that a forward serves the client the same bytes, is
+// counted where it runs and nowhere else, and goes one hop at most.
+func TestForward(t *testing.T) {
+	a, b := newEngine(t), newEngine(t)
+	pa, pb := &placer{}, &placer{}
+	fa := start(t, a.URL, func(c *Config) { c.Placer = pa })
+	fb := start(t, b.URL, func(c *Config) { c.Placer, c.Replica = pb, "r1" })
+	pa.peer.Store(&fb.peer)
+	pb.peer.Store(&fa.peer) // would send it back, were it asked
+
+	hold := b.stopAt(4)
+	const body = `{"model":"m","prompt":"x","max_tokens":9,"stream":true}`
+	req, _ := http.NewRequest("POST", "http://"+fa.url+"/v1/completions", strings.NewReader(body))
+	req.Header.Set("x-cascade-tokens", "77")
+	resp, err := fa.client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	eventually(t, func() bool {
+		return fb.Status().Load == policies.Load{Running: 1, Held: 7, Iteration: fb.Status().Load.Iteration}
+	})
+	if got := fa.Status(); got.Load != (policies.Load{}) {
+		t.Errorf("the front of a forwarded request counts %+v", got.Load)
+	}
+	if got := *pa.last.Load(); got.Model != "m" || got.Input != 77 || got.MaxOutput != 9 || !got.Estimated {
+		t.Errorf("the placer was asked about %+v", got)
+	}
+	if pb.last.Load() != nil {
+		t.Error("the peer's placer was asked")
+	}
+	close(hold)
+	got, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.set(nil, nil)
+	_, want := post(t, fb.client, strings.TrimPrefix(b.URL, "http://"), "/v1/completions", body)
+	if anonymous(string(got)) != anonymous(want) {
+		t.Errorf("forwarded\n got %s\nwant %s", got, want)
+	}
+	if a.calls.Load() != 0 || b.last.Load().Header.Get("x-cascade-tokens") != "" {
+		t.Error("the wrong engine was asked, or the right one saw a control header")
+	}
+	if fb.Status().EstimateError == 0 {
+		t.Error("the holder did not compare the estimate")
+	}
+	// Unstreamed answers too: relayed first, then assembled.
+	for range 2 {
+		_, got := post(t, fa.client, fa.url, "/v1/completions", `{"model":"m","prompt":"x"}`)
+		_, want := post(t, fa.client, strings.TrimPrefix(b.URL, "http://"), "/v1/completions", `{"model":"m","prompt":"x"}`)
+		if anonymous(got) != anonymous(want) {
+			t.Errorf("forwarded\n got %s\nwant %s", got, want)
+		}
+	}
+}
+
+// TestForwardFallsBack checks every way in which a peer can fail before its
+// first token.
+func TestForwardFallsBack(t *testing.T) {
+	a, b := newEngine(t), newEngine(t)
+	p := &placer{}
+	fa := start(t, a.URL, func(c *Config) { c.Placer = p })
+	fb := start(t, b.URL, func(c *Config) { c.Replica = "r1" })
+	const body = `{"model":"m","prompt":"x","stream":true}`
+	serve := func(why, peer string) {
+		t.Helper()
+		p.peer.Store(&peer)
+		before := a.calls.Load()
+		resp, got := post(t, fa.client, fa.url, "/v1/completions", body)
+		if resp.StatusCode != 200 || !strings.HasSuffix(got, "[DONE]\n\n") || a.calls.Load() != before+1 {
+			t.Errorf("%s: %d %s", why, resp.StatusCode, got)
+		}
+	}
+	serve("nobody listens", "127.0.0.1:1")
+	b.set(nil, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		w.(http.Flusher).Flush()
+		panic(http.ErrAbortHandler)
+	})
+	serve("its engine dies before the first token", fb.peer)
+	b.set(nil, nil)
+	b.sick.Store(true)
+	fb.await(t, false)
+	serve("its engine is away", fb.peer)
+	b.sick.Store(false)
+	fb.await(t, true)
+	fb.Drain()
+	serve("it drains", fb.peer)
+	if got := fb.Status().Load; got.Running+got.Waiting != 0 {
+		t.Errorf("the peer still counts %+v", got)
+	}
+}
+
+// TestForwardCut checks that a peer that fails after its first token is an
+// engine that was cut.
+func TestForwardCut(t *testing.T) {
+	a, b := newEngine(t), newEngine(t)
+	p := &placer{}
+	fa := start(t, a.URL, func(c *Config) { c.Placer = p })
+	fb := start(t, b.URL, func(c *Config) { c.Replica = "r1" })
+	p.peer.Store(&fb.peer)
+	b.set(func(n int, _ *http.Request) {
+		if n == 3 {
+			panic(http.ErrAbortHandler)
+		}
+	}, nil)
+	_, got := post(t, fa.client, fa.url, "/v1/completions", `{"model":"m","prompt":"x","stream":true}`)
+	if strings.Count(got, `"text"`) != 3 || !strings.Contains(got, problemOfACut) || a.calls.Load() != 0 {
+		t.Error(got)
+	}
+}
+
+func TestPeerHandlerIsForMigrators(t *testing.T) {
+	e := newEngine(t)
+	f := start(t, e.URL, nil)
+	if resp, got := post(t, f.client, f.peer, "/v1/completions", `{"prompt":"x"}`); resp.StatusCode != 403 || e.calls.Load() != 0 {
+		t.Errorf("%d %s", resp.StatusCode, got)
+	}
+}

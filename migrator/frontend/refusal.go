@@ -1,0 +1,32 @@
+package frontend
+
+import (
+	"net/http"
+	"strconv"
+
+	"github.com/cascadeinfer/cascade/migrator/internal/openai"
+	"github.com/cascadeinfer/cascade/policies/length"
+)
+
+// refuse answers that another replica should serve the request: no token was
+// produced, and proxies retry on the header.
+func refuse(w http.ResponseWriter, message string) {
+	w.Header().Set(length.RefusedHeader, "1")
+	w.Header().Set("Retry-After", "1")
+	answer(w, openai.Problem{Status: http.StatusServiceUnavailable, Kind: "ServiceUnavailableError", Message: message})
+}
+
+// answer sends a problem as a whole answer.
+func answer(w http.ResponseWriter, p openai.Problem) {
+	body := p.Body()
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
+	w.WriteHeader(p.Status)
+	w.Write(body)
+}
+
+// gone is the problem of a stream whose engine is lost.
+func gone(err error) openai.Problem {
+	return openai.Problem{Status: http.StatusBadGateway, Kind: "EngineError",
+		Message: "the engine's answer was cut: " + err.Error() + "; send the request again"}
+}

@@ -1,0 +1,100 @@
+package frontend
+
+import (
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies/length"
+)
+
+// TestEngineRefuses checks that what an engine answers for itself comes as it is,
+// and is for proxies to send to another replica if it says that it cannot now. A
+// peer's leg then goes to the own engine.
+func TestEngineRefuses(t *testing.T) {
+	a, b := newEngine(t), newEngine(t)
+	p := &placer{}
+	fa := start(t, a.URL, func(c *Config) { c.Placer = p })
+	fb := start(t, b.URL, func(c *Config) { c.Replica = "r1" })
+	for _, body := range []string{`{"model":"m","prompt":"x"}`, `{"model":"m","prompt":"x","stream":true}`} {
+		for status, refused := range map[int]string{503: "1", 500: "", 429: ""} {
+			b.set(nil, func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", status) })
+			if resp, got := post(t, fb.client, fb.url, "/v1/completions", body); resp.StatusCode != status || got != "no\n" || resp.Header.Get(length.RefusedHeader) != refused {
+				t.Errorf("%d %q %q, want %d %q", resp.StatusCode, got, resp.Header.Get(length.RefusedHeader), status, refused)
+			}
+			p.peer.Store(&fb.peer)
+			before := a.calls.Load()
+			if resp, _ := post(t, fa.client, fa.url, "/v1/completions", body); (resp.StatusCode == http.StatusOK) != (refused != "") || (a.calls.Load() > before) != (refused != "") {
+				t.Errorf("by way of a peer that answers %d: %d, %d calls", status, resp.StatusCode, a.calls.Load()-before)
+			}
+		}
+	}
+}
+
+// TestRefusalInTheGap checks the answer to a request that comes after the
+// engine's death and before anyone noticed.
+func TestRefusalInTheGap(t *testing.T) {
+	e := newEngine(t)
+	f := start(t, e.URL, func(c *Config) { c.HealthEvery = time.Hour })
+	e.Listener.Close()
+	e.CloseClientConnections()
+	for _, path := range []string{"/v1/completions", "/tokenize"} {
+		f.ready.Store(true)
+		rec := &recorder{header: http.Header{}}
+		req, _ := http.NewRequest("POST", path, strings.NewReader(`{"prompt":"x"}`))
+		f.Handler().ServeHTTP(rec, req)
+		if rec.status != 503 || rec.header.Get(length.RefusedHeader) == "" {
+			t.Errorf("%s: %d %v", path, rec.status, rec.header)
+		}
+		f.await(t, false)
+	}
+}
+
+// TestSentAgain checks a request whose connection is lost after the engine has
+// begun it, and that the transport sends again on another one. The engine then
+// says that the leg is taken, which is no business of the client's.
+func TestSentAgain(t *testing.T) {
+	e := newEngine(t)
+	f := start(t, e.URL, nil)
+	const body = `{"model":"m","prompt":"x","stream":true}`
+	taken := func(w http.ResponseWriter) { http.Error(w, "the leg is running", http.StatusConflict) }
+	var begun sync.Map
+	var twice atomic.Bool
+	e.set(nil, func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		if _, again := begun.LoadOrStore(r.Header.Get(LegHeader), true); !again {
+			panic(http.ErrAbortHandler)
+		}
+		twice.Store(true)
+		taken(w)
+	})
+	// Only a connection that has served before can be closed unnoticed.
+	eventually(t, func() bool {
+		if resp, got := post(t, f.client, f.url, "/tokenize", body); resp.StatusCode != http.StatusOK {
+			t.Fatalf("%d %s", resp.StatusCode, got)
+		}
+		if resp, got := post(t, f.client, f.url, "/v1/completions", body); resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get(length.RefusedHeader) == "" {
+			t.Fatalf("%d %v %s", resp.StatusCode, resp.Header, got)
+		}
+		return twice.Load()
+	})
+	e.set(nil, func(w http.ResponseWriter, _ *http.Request) { taken(w) })
+	if resp, got := post(t, f.client, f.url, "/v1/completions", body); resp.StatusCode != http.StatusConflict {
+		t.Errorf("a conflict with something else: %d %s", resp.StatusCode, got)
+	}
+}
+
+// recorder is a ResponseWriter without deadlines or flushing.
+type recorder struct {
+	header http.Header
+	status int
+	body   strings.Builder
+}
+
+func (r *recorder) Header() http.Header         { return r.header }
+func (r *recorder) WriteHeader(status int)      { r.status = status }
+func (r *recorder) Write(b []byte) (int, error) { return r.body.Write(b) }

@@ -1,0 +1,131 @@
+package frontend
+
+import (
+	"io"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// TestRescueIsTold checks what is told of a stream that goes on elsewhere, and of
+// one that finds no replica.
+func TestRescueIsTold(t *testing.T) {
+	t.Parallel()
+	told := make(chan Rescue, 1)
+	f, rs := newRescueFleet(t, 2, func(c *Config) {
+		c.HangTimeout, c.RescueTimeout = 2*time.Second, 3*time.Second
+		c.Rescued = func(r Rescue) { told <- r }
+	})
+	b := f.rescuable()
+	_, r, _ := f.where(b.id)
+	f.engines[0].freeze(r.Leg)
+	b.valve.let(0)
+	got := <-told
+	if got.Stream != b.id || got.Epoch != 2 || got.From != "r0" || got.To != "r1" || got.Length == 0 || got.Took <= 0 || got.Began.IsZero() || got.Err != nil {
+		t.Errorf("%+v", got)
+	}
+	answer := <-b.got
+	if rescued(answer) != rescued(b.want) || !strings.Contains(answer, `"cached_tokens":null`) {
+		t.Errorf("got %s\nwant %s, and that nobody knows what was cached", answer, b.want)
+	}
+	f.atRest()
+	flow := f.fronts[1].Status().Flow
+	if sum(flow.Arrivals) != 0 || sum(flow.Prefill) <= 0 || sum(flow.Weight) <= 0 {
+		t.Errorf("a rescue is prefill without an arrival: %+v", flow)
+	}
+
+	rs.know()
+	b = f.rescuable()
+	f.engines[0].sick.Store(true)
+	f.engines[0].cut()
+	if got := <-told; got.Stream != b.id || got.From != "r0" || got.To != "" || got.Err == nil {
+		t.Errorf("%+v", got)
+	}
+	<-b.got
+	f.atRest()
+}
+
+func sum(cells []float64) (s float64) {
+	for _, x := range cells {
+		s += x
+	}
+	return s
+}
+
+// TestRescueEnds checks that a request whose engines die one after the other,
+// each after a token, gets no more of them.
+func TestRescueEnds(t *testing.T) {
+	t.Parallel()
+	const replicas = 8
+	f, rs := newRescueFleet(t, replicas, nil)
+	var deaths atomic.Int64
+	for _, e := range f.engines {
+		e.set(nil, func(w http.ResponseWriter, r *http.Request) {
+			io.Copy(io.Discard, r.Body)
+			deaths.Add(1)
+			w.Header().Set("Content-Type", "text/event-stream")
+			io.WriteString(w, strings.Join(generation("cmpl-7", []uint32{'"', 'x', '"'}, 3, 90)[:1], ""))
+			http.NewResponseController(w).Flush()
+			panic(http.ErrAbortHandler)
+		})
+	}
+	_, got := post(t, f.fronts[0].client, f.fronts[0].url, "/v1/completions", `{"model":"m","prompt":"x","max_tokens":70,"stream":true}`)
+	if !strings.Contains(got, problemOfACut) {
+		t.Errorf("it ends with %s", got)
+	}
+	if n := deaths.Load(); n != 4 {
+		t.Errorf("%d engines died of it, want the first and three more", n)
+	}
+	rs.know()
+	f.atRest()
+}
+
+// TestLostAfterTheLastToken checks that a client whose engine dies between the
+// finish reason and the end of the stream gets the answer that it would have got,
+// and that no other engine is asked for anything.
+func TestLostAfterTheLastToken(t *testing.T) {
+	t.Parallel()
+	f, rs := newRescueFleet(t, 2, nil)
+	// The front assembles unstreamed answers in the shape of the first one.
+	post(t, f.fronts[0].client, f.fronts[0].url, "/v1/completions", `{"model":"m","prompt":"x","max_tokens":20}`)
+	whole := generation("cmpl-7", []uint32{'"', 'x', '"'}, 3, 23)
+	var lost, calls atomic.Int64
+	for _, e := range f.engines {
+		e.set(nil, func(w http.ResponseWriter, r *http.Request) {
+			io.Copy(io.Discard, r.Body)
+			calls.Add(1)
+			w.Header().Set("Content-Type", "text/event-stream")
+			io.WriteString(w, strings.Join(whole[:len(whole)-int(lost.Load())], ""))
+			http.NewResponseController(w).Flush()
+			if lost.Load() > 0 {
+				panic(http.ErrAbortHandler)
+			}
+		})
+	}
+	for _, body := range []string{
+		`{"model":"m","prompt":"x","max_tokens":20,"stream":true,"stream_options":{"include_usage":true}}`,
+		`{"model":"m","prompt":"x","max_tokens":20,"stream":true}`,
+		`{"model":"m","prompt":"x","max_tokens":20}`,
+	} {
+		lost.Store(0)
+		_, want := post(t, f.fronts[0].client, f.fronts[0].url, "/v1/completions", body)
+		if !strings.Contains(want, `"length"`) || strings.Contains(want, `"error"`) {
+			t.Fatalf("%s: %s", body, want)
+		}
+		for n := range int64(2) {
+			lost.Store(n + 1)
+			calls.Store(0)
+			rs.know() // nobody may be asked
+			_, got := post(t, f.fronts[0].client, f.fronts[0].url, "/v1/completions", body)
+			if d := difference(got, want); d != "" {
+				t.Errorf("%s, %d events lost: %s", body, n+1, d)
+			}
+			if calls.Load() != 1 {
+				t.Errorf("%d engines were asked", calls.Load())
+			}
+		}
+	}
+	f.atRest()
+}

@@ -1,0 +1,155 @@
+package frontend
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/internal/loadtracker"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// Resident is a request that runs on the own engine, whoever owns it.
+type Resident struct {
+	// Request has the counts of the engine's answer so far; its ID is the
+	// stream's at its front. Without Output it waits for its first token.
+	Request policies.Request
+	Leg     string // the engine's name for it: "<stream>#<epoch>"
+	Front   policies.ReplicaID
+	// Epoch is the stream's as far as this front knows; see Advance.
+	Epoch policies.Epoch
+	// Fixed says why the request cannot move, policies.MayMove when it can.
+	Fixed policies.Reason
+	Since time.Time // when it came to this engine
+}
+
+// Residents returns what runs on the own engine: own clients' requests and
+// peers' legs, in no order. Warm-ups, which have no name, are not among them.
+func (f *Front) Residents() []Resident {
+	f.mu.Lock()
+	all := make([]*residence, 0, len(f.residents))
+	for r := range f.residents {
+		all = append(all, r)
+	}
+	f.mu.Unlock()
+	out := make([]Resident, 0, len(all))
+	for _, r := range all {
+		if r.leg != "" {
+			out = append(out, r.read())
+		}
+	}
+	return out
+}
+
+// Advance says in which epoch a peer's stream goes on that stays on the own
+// engine after a move that failed. Epochs never go back; streams of own clients
+// need no telling.
+func (f *Front) Advance(stream string, epoch policies.Epoch) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for r := range f.residents {
+		if r.request.ID == stream && r.stream == nil {
+			for old := r.epoch.Load(); old < uint64(epoch) && !r.epoch.CompareAndSwap(old, uint64(epoch)); old = r.epoch.Load() {
+			}
+		}
+	}
+}
+
+// residence is a request at the own engine, from before it is sent to its end.
+type residence struct {
+	// Fixed.
+	f       *Front
+	front   policies.ReplicaID
+	stream  *Stream // of the own front, else nil
+	request policies.Request
+	least   policies.Tokens
+	leg     string
+	since   time.Time
+	warming bool // a later leg without a name: what it generates is for nobody
+	work    *loadtracker.Work
+	link    *link
+
+	epoch atomic.Uint64
+	blind atomic.Bool // the ids of its tokens are not known
+}
+
+// settle takes in a leg that is about to be sent to the own engine.
+func (f *Front) settle(o *order, l *link) *residence {
+	r := &residence{f: f, front: o.front, stream: o.stream, request: o.request, least: o.least, leg: o.leg(), since: time.Now(), link: l, warming: o.request.ID == "" && o.arrival.Input > 0,
+		work: f.tracker.Begin(o.arrival)}
+	r.epoch.Store(uint64(o.epoch))
+	r.blind.Store(o.plain)
+	f.mu.Lock()
+	f.residents[r] = struct{}{}
+	f.mu.Unlock()
+	return r
+}
+
+// end takes the request out; moved says whether it goes on elsewhere. The end of
+// warming up never is a request's.
+func (r *residence) end(moved bool) {
+	if moved || r.warming {
+		r.work.Leave()
+	} else {
+		r.work.End()
+	}
+	r.f.mu.Lock()
+	delete(r.f.residents, r)
+	r.f.mu.Unlock()
+}
+
+func (r *residence) read() Resident {
+	n := r.work.Counts()
+	q := r.request
+	q.Input, q.Output, q.Cached, q.Estimated = n.Input, n.Output, n.Cached, !n.Exact
+	epoch := policies.Epoch(r.epoch.Load())
+	if r.stream != nil {
+		epoch = r.stream.holding().Epoch
+	}
+	return Resident{Request: q, Leg: r.leg, Front: r.front, Epoch: epoch, Fixed: r.fixed(), Since: r.since}
+}
+
+// fixed says why the request must stay.
+func (r *residence) fixed() policies.Reason {
+	q := r.request
+	q.Features = after(q.Features, r.least, r.work.Counts().Output)
+	if r.blind.Load() {
+		q.Features |= policies.HiddenTokens
+	}
+	return policies.Movable(q)
+}
+
+// rescuable reports whether the request's front may be able to go on with it at
+// another engine.
+func (r *residence) rescuable() bool {
+	return r.fixed() == policies.MayMove && (r.stream == nil || r.f.cfg.Rescuer != nil)
+}
+
+// after returns what ties a request to its engine once it has so many tokens.
+func after(f policies.Features, least, output policies.Tokens) policies.Features {
+	if output >= least {
+		f &^= policies.MinTokens
+	}
+	return f
+}
+
+// link is one request on its way to an engine or a peer, and back. It can be
+// lost by anyone; the reason is then what reading it fails with.
+type link struct {
+	cancel context.CancelFunc
+	cause  atomic.Pointer[error]
+}
+
+// lose ends the link for a reason; the first one counts.
+func (l *link) lose(why error) {
+	l.cause.CompareAndSwap(nil, &why)
+	l.cancel()
+}
+
+// why returns the reason for which the link was lost, else err.
+func (l *link) why(err error) error {
+	if cause := l.cause.Load(); cause != nil {
+		return *cause
+	}
+	return err
+}

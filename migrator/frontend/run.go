@@ -1,0 +1,159 @@
+package frontend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Run serves until ctx ends, which cuts all streams, or until the front is
+// drained or has retired. It watches the engine and keeps the load up to date.
+// Its error says that a listener is broken; a clean end is nil.
+func (f *Front) Run(ctx context.Context) error {
+	ctx, stop := context.WithCancelCause(ctx)
+	var probes sync.WaitGroup
+	d := newDoors(f)
+	defer func() {
+		stop(errStopping)
+		d.close(ctx)
+		probes.Wait()
+		f.local.CloseIdleConnections()
+		if t, ok := f.peers.(*http.Transport); ok {
+			t.CloseIdleConnections()
+		}
+	}()
+	if f.cfg.PeerListener != nil {
+		d.serve(ctx, f.cfg.PeerListener, f.PeerHandler())
+	}
+	sweep := time.NewTicker(sweepEvery)
+	defer sweep.Stop()
+	look := time.NewTimer(0)
+	defer look.Stop()
+
+	health := make(chan error)
+	looking, failures, tokens := false, 0, uint64(0)
+	var away time.Time                 // since when the engine does not answer for its health
+	drain, retire := f.drain, f.retire // nil once they were heard
+	var last, deadline <-chan time.Time
+	var left <-chan struct{} // closed when the servers are empty, then nil
+	leaving := false         // the front drains or has retired
+	leave := func() {
+		drain, retire = nil, nil
+		if leaving {
+			return
+		}
+		leaving = true
+		d.shut(ctx)
+		deadline, left = time.After(f.cfg.DrainTimeout), d.left()
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case err := <-d.broken:
+			return err
+		case <-sweep.C:
+			f.tracker.Sweep()
+			f.measure()
+		case <-drain:
+			f.log.Info("draining")
+			leave()
+		case <-retire:
+			f.log.Info("retired")
+			// A connection that is in use is given up by its client before it is
+			// closed, and so nothing that is on its way is lost with it.
+			retire, last = nil, time.After(lastRequests)
+		case <-last:
+			leave()
+		case <-left:
+			left = nil
+			if f.vacant() {
+				return nil
+			}
+		case <-f.empty:
+			if leaving && left == nil && f.vacant() {
+				return nil
+			}
+		case <-deadline:
+			f.log.Warn("the drain's time is over; the remaining streams are cut")
+			return nil
+		case <-f.suspect:
+			if !f.ready.Load() {
+				d.shut(ctx) // a refused connection needs no second look
+			}
+			look.Reset(0)
+		case <-look.C:
+			if looking {
+				continue
+			}
+			looking, tokens = true, f.tokens.Load()
+			probes.Go(func() {
+				err := f.look(ctx)
+				select {
+				case health <- err:
+				case <-ctx.Done():
+				}
+			})
+		case err := <-health:
+			looking = false
+			if err == nil {
+				failures = 0
+				if !f.setReady(true) {
+					f.log.Info("the engine is ready")
+				}
+				if !leaving && !f.retiring() {
+					d.open(ctx)
+				}
+				look.Reset(f.cfg.HealthEvery)
+				continue
+			}
+			dead, slow := errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, context.DeadlineExceeded)
+			if slow && f.tokens.Load() != tokens {
+				look.Reset(healthRetry)
+				continue // it does not answer, and works
+			}
+			failures++
+			if failures >= 2 || dead || !f.ready.Load() {
+				if f.setReady(false) || d.server != nil {
+					f.log.Warn("the engine is away; new requests are refused", "error", err)
+					away = time.Now()
+				}
+				// One that says that it is not well, or is not there, is believed; one
+				// that says nothing may be busy.
+				if !slow || time.Since(away) > f.cfg.HangTimeout {
+					f.forsake()
+				}
+				f.shapes.forget() // the next engine may be another one
+				f.fingerprint.Store(nil)
+				d.shut(ctx)
+			}
+			look.Reset(healthRetry)
+		}
+	}
+}
+
+// look asks the engine for its health.
+func (f *Front) look(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, f.cfg.HealthTimeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, f.engine.JoinPath("/health").String(), nil)
+	if err != nil {
+		return err
+	}
+	// On a connection of its own: an old one may outlive the engine's will to
+	// take new ones.
+	req.Close = true
+	resp, err := f.probe.RoundTrip(req)
+	if err != nil {
+		return err
+	}
+	resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("the engine's /health answers %s", resp.Status)
+	}
+	return nil
+}

@@ -1,0 +1,186 @@
+package frontend
+
+import (
+	"net/http"
+	"strconv"
+	"sync"
+
+	"github.com/cascadeinfer/cascade/migrator/internal/openai"
+)
+
+// sink is the client's end of a stream. It is the pump's: whatever may wait for
+// the client is called without the stream's lock. Errors of the client's
+// connection come back as errClient.
+type sink interface {
+	begin(header http.Header) // the engine's header fields, before anything else; it sends nothing
+	take(*openai.Chunk, openai.Edit) error
+	// done takes the [DONE] event; prompt and ids are the stream's token ids.
+	done(c *openai.Chunk, prompt, ids []uint32) error
+	fail(openai.Problem)
+	// close comes last: it sends what was kept for the end.
+	close()
+}
+
+// events is the sink of a client that reads a stream.
+type events struct {
+	w       http.ResponseWriter
+	control *http.ResponseController
+	header  http.Header // to be sent with the first event; nil afterwards
+
+	hideUsage bool          // the usage at the end is the front's, not the client's
+	hideIDs   bool          // so are the token ids
+	last      *openai.Chunk // with the finish reason, held until the usage tells the fingerprint
+	lastEdit  openai.Edit
+}
+
+func newEvents(w http.ResponseWriter, req openai.Request) *events {
+	return &events{w: w, control: http.NewResponseController(w),
+		hideUsage: req.CountsUsage() && !req.Usage, hideIDs: req.CountsIDs() && !req.IDs}
+}
+
+func (o *events) begin(h http.Header) { o.header = h }
+
+// scratch holds the bytes of an event while it is edited and written.
+var scratch = sync.Pool{New: func() any { b := make([]byte, 0, 1<<10); return &b }}
+
+func (o *events) take(c *openai.Chunk, e openai.Edit) error {
+	switch {
+	case o.hideIDs && c.Hollow:
+		return nil
+	case o.hideUsage && c.UsageOnly():
+		return o.flushLast(c.Fingerprint())
+	case o.last != nil:
+		if err := o.flushLast(nil); err != nil {
+			return err
+		}
+	case o.hideUsage && c.Finish && c.Fingerprint() == nil:
+		// Without a usage event to come, the engine would have put its
+		// fingerprint here.
+		o.last, o.lastEdit = c.Clone(), e
+		return nil
+	}
+	return o.write(c, e)
+}
+
+func (o *events) flushLast(fingerprint []byte) error {
+	if o.last == nil {
+		return nil
+	}
+	c, e := o.last, o.lastEdit
+	o.last = nil
+	if e.Pin != nil && e.Pin.Fingerprint != nil {
+		fingerprint = e.Pin.Fingerprint
+	}
+	e.Fingerprint = fingerprint
+	return o.write(c, e)
+}
+
+func (o *events) done(c *openai.Chunk, _, _ []uint32) error {
+	if err := o.flushLast(nil); err != nil {
+		return err
+	}
+	return o.write(c, openai.Edit{})
+}
+
+func (o *events) fail(p openai.Problem) {
+	if o.header != nil { // nothing was sent yet
+		answer(o.w, p)
+		return
+	}
+	if o.flushLast(nil) == nil {
+		o.send(p.Event())
+	}
+}
+
+func (o *events) close() {}
+
+func (o *events) write(c *openai.Chunk, e openai.Edit) error {
+	buf := scratch.Get().(*[]byte)
+	*buf = c.Append((*buf)[:0], e)
+	err := o.send(*buf)
+	if cap(*buf) <= 64<<10 {
+		scratch.Put(buf)
+	}
+	return err
+}
+
+func (o *events) send(b []byte) error {
+	if o.header != nil {
+		toClient(o.w, o.header)
+		o.header = nil
+		o.w.WriteHeader(http.StatusOK)
+	}
+	if _, err := o.w.Write(b); err != nil {
+		return errClient{err}
+	}
+	if err := o.control.Flush(); err != nil {
+		return errClient{err}
+	}
+	return nil
+}
+
+// assembly is the sink of a client that reads one whole answer.
+type assembly struct {
+	w      http.ResponseWriter
+	shape  *shape
+	ids    bool // the client wants token ids
+	header http.Header
+	answer openai.Answer
+	failed []byte // the error that the engine reports inside its stream
+	broken error
+	status int // of the whole answer, 0 while there is none
+	body   []byte
+}
+
+func (o *assembly) begin(h http.Header) { o.header = h }
+
+func (o *assembly) take(c *openai.Chunk, e openai.Edit) error {
+	if failed := c.Failed(); failed != nil {
+		o.failed = append([]byte(nil), failed...)
+		return nil
+	}
+	if c.Empty || o.failed != nil || o.broken != nil {
+		return nil
+	}
+	if o.broken = o.answer.Take(c, e); o.broken != nil {
+		o.shape.bad.Store(true) // relay the next ones as they are
+	}
+	return nil
+}
+
+func (o *assembly) done(_ *openai.Chunk, prompt, ids []uint32) error {
+	if o.failed != nil {
+		o.status, o.body = openai.FailureStatus(o.failed), o.failed
+		return nil
+	}
+	if !o.ids {
+		prompt, ids = nil, nil
+	} else if ids == nil {
+		ids = []uint32{}
+	}
+	body, err := []byte(nil), o.broken
+	if err == nil {
+		body, err = o.answer.Body(o.shape.template, ids, prompt)
+	}
+	if err != nil {
+		o.fail(gone(err))
+		return nil
+	}
+	o.status, o.body = http.StatusOK, body
+	return nil
+}
+
+func (o *assembly) fail(p openai.Problem) { o.status, o.body = p.Status, p.Body() }
+
+// close sends the answer.
+func (o *assembly) close() {
+	if o.status == 0 {
+		return
+	}
+	toClient(o.w, o.header)
+	h := o.w.Header()
+	h.Set("Content-Type", o.shape.contentType)
+	h.Set("Content-Length", strconv.Itoa(len(o.body)))
+	o.w.WriteHeader(o.status)
+	o.w.Write(o.body)
+}

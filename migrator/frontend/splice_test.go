@@ -1,0 +1,575 @@
+package frontend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/internal/openai"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// memLeg is a Leg in memory: the fake engine's generation after ids.
+type memLeg struct {
+	mu     sync.Mutex
+	events []string
+	at     int
+	gate   chan struct{} // when not nil, each event takes one value
+	err    error         // after the events
+	pace   time.Duration // before each event
+	closed chan struct{}
+	once   sync.Once
+}
+
+var errClosed = errors.New("the leg is closed")
+
+func newMemLeg(gate chan struct{}, err error, events ...string) *memLeg {
+	return &memLeg{events: events, gate: gate, err: err, closed: make(chan struct{})}
+}
+
+func (l *memLeg) Next() (*openai.Chunk, error) {
+	if l.gate != nil {
+		select {
+		case <-l.gate:
+		case <-l.closed:
+			return nil, errClosed
+		}
+	}
+	select {
+	case <-l.closed:
+		return nil, errClosed
+	default:
+	}
+	if l.pace > 0 {
+		time.Sleep(l.pace)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.at == len(l.events) {
+		return nil, l.err
+	}
+	ev, err := openai.NewReader(strings.NewReader(l.events[l.at])).Next()
+	if err != nil {
+		return nil, err
+	}
+	l.at++
+	c := new(openai.Chunk)
+	return c, c.Parse(ev)
+}
+
+func (l *memLeg) Close() error { l.once.Do(func() { close(l.closed) }); return nil }
+
+var _ Leg = (*memLeg)(nil)
+
+// generation returns the events of an engine that continues ids to the given
+// length: id is what it calls the answer, prompt what it takes for its prompt.
+func generation(id string, ids []uint32, prompt, until int) []string {
+	var out []string
+	head := fmt.Sprintf(`data: {"id":%q,"object":"text_completion","created":%d,"model":%q`, id, 1000+len(id), "model of "+id)
+	v := voice{}
+	for n := 0; len(ids) < until; n++ {
+		next := follow(ids)
+		prompts := "null"
+		if n == 0 {
+			prompts = list(ids[:prompt], true)
+		}
+		ids = append(ids[:len(ids):len(ids)], next)
+		finish := "null"
+		if len(ids) == until {
+			finish = `"length"`
+		}
+		out = append(out, fmt.Sprintf(`%s,"choices":[{"index":0,"text":%s,"logprobs":null,"finish_reason":%s,"stop_reason":null,"prompt_token_ids":%s,"token_ids":[%d]}]}`+"\n\n",
+			head, quote(v.say(next)), finish, prompts, next))
+	}
+	out = append(out, fmt.Sprintf(`%s,"choices":[],"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d},"system_fingerprint":"of %s"}`+"\n\n", head, prompt, until, until-prompt, id))
+	return append(out, "data: [DONE]\n\n")
+}
+
+var prompt = []uint32{11, 12, 13, 14, 15}
+
+// rig is a stream with its pump running, without any connection.
+type rig struct {
+	*Stream
+	out  *recorderSink
+	done chan error
+}
+
+// recorderSink writes into memory what an events sink would send.
+type recorderSink struct {
+	events
+	rec *flushRecorder
+}
+
+type flushRecorder struct {
+	recorder
+	mu sync.Mutex
+}
+
+func (r *flushRecorder) FlushError() error { return nil }
+func (r *flushRecorder) Write(b []byte) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.recorder.Write(b)
+}
+func (r *flushRecorder) text() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.body.String()
+}
+
+// newRig starts a stream of a client that asked for ids and usage.
+func newRig(leg Leg) *rig {
+	rec := &flushRecorder{recorder: recorder{header: http.Header{}}}
+	out := &recorderSink{events{w: rec, control: http.NewResponseController(rec), header: http.Header{}}, rec}
+	f := &Front{cfg: Config{Replica: "r0"}}
+	ctx, cancel := context.WithCancel(context.Background())
+	s := f.newStream(ctx, policies.Request{}, openai.Completions, openai.Edit{}, out, cancel)
+	s.leg = leg
+	r := &rig{s, out, make(chan error, 1)}
+	go func() {
+		c, err := leg.Next()
+		if err != nil {
+			r.done <- err
+			return
+		}
+		r.done <- s.pump(leg, c)
+	}()
+	return r
+}
+
+// moved is what a client reads of a stream that began with id "a" and moved at
+// least once: the unmoved one, but the fingerprint, which is the last engine's.
+func moved(until int, last string) string {
+	return strings.Replace(strings.Join(generation("a", prompt, len(prompt), until), ""), `"of a"`, `"of `+last+`"`, 1)
+}
+
+// freeze claims a stream where it is and waits until it is frozen; the cut ends
+// with ctx.
+func freeze(ctx context.Context, s *Stream) (*cut, error) {
+	h := s.holding()
+	c, err := s.claim(Move{From: h.Replica, Epoch: h.Epoch})
+	if err != nil {
+		return nil, err
+	}
+	context.AfterFunc(ctx, func() { c.end(context.Cause(ctx)) })
+	c.want()
+	if err := c.wait(context.Background()); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// take makes a stream that is frozen go on with leg, as Move does it.
+func take(c *cut, leg Leg) error {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		<-c.over
+		if _, err := c.end(nil); err != nil {
+			leg.Close()
+		}
+	}()
+	first, err := leg.Next()
+	if err == nil {
+		first, err = opening(leg, first, 0)
+	}
+	if err != nil {
+		c.end(err)
+	} else {
+		c.splice(leg, first, "r1", -1)
+	}
+	<-done
+	_, err = c.end(nil)
+	return err
+}
+
+// freezeWhile freezes a stream and lets its leg bring tokens until the text is whole.
+func freezeWhile(t *testing.T, s *Stream, gate chan<- struct{}) *cut {
+	t.Helper()
+	type result struct {
+		*cut
+		error
+	}
+	eventually(t, func() bool { return s.Request().Output > 0 })
+	done := make(chan result, 1)
+	go func() {
+		c, err := freeze(t.Context(), s)
+		done <- result{c, err}
+	}()
+	// The leg goes on once the cut has been asked for, or on a slow machine all
+	// its tokens are gone before; and no further than the cut can need, since of
+	// two tokens in a row one ends a character.
+	for asked := false; !asked; {
+		s.mu.Lock()
+		asked = s.cut != nil && s.cut.wanted || len(done) > 0 // or refused
+		s.mu.Unlock()
+		runtime.Gosched()
+	}
+	feed := gate
+	for fed := 0; ; {
+		select {
+		case r := <-done:
+			if r.error != nil {
+				t.Fatal(r.error)
+			}
+			return r.cut
+		case feed <- struct{}{}:
+			if fed++; fed == 3 {
+				feed = nil
+			}
+		}
+	}
+}
+
+func (r *rig) expect(t *testing.T, want string, wantErr bool) {
+	t.Helper()
+	if err := <-r.done; (err != nil) != wantErr {
+		t.Errorf("the stream ended with %v", err)
+	}
+	if d := difference(r.out.rec.text(), want); d != "" {
+		t.Error(d)
+	}
+}
+
+// difference describes the first event in which a stream differs from the
+// wanted one, "" for none.
+func difference(got, want string) string {
+	g, w := strings.Split(got, "\n\n"), strings.Split(want, "\n\n")
+	for i := range max(len(g), len(w)) {
+		switch {
+		case i >= len(g):
+			return fmt.Sprintf("event %d is missing: %s", i, w[i])
+		case i >= len(w):
+			return fmt.Sprintf("event %d is one too many: %s", i, g[i])
+		case g[i] != w[i]:
+			return fmt.Sprintf("event %d is\n%s\nwant\n%s", i, g[i], w[i])
+		}
+	}
+	return ""
+}
+
+func TestSpliceAtEveryToken(t *testing.T) {
+	const until = 30
+	a := generation("a", prompt, len(prompt), until)
+	for n := 1; n < until-len(prompt)-6; n++ {
+		gate := make(chan struct{})
+		r := newRig(newMemLeg(gate, io.EOF, a...))
+		for range n {
+			gate <- struct{}{}
+		}
+		c := freezeWhile(t, r.Stream, gate)
+		if len(c.ids) < len(prompt)+n-1 || c.prompt != len(prompt) {
+			t.Fatalf("cut after %d tokens has %d ids", n, len(c.ids))
+		}
+		select {
+		case gate <- struct{}{}: // what the present leg goes on to generate is held back
+		case <-r.Stream.leg.(*memLeg).closed:
+		}
+		if last := c.ids[len(c.ids)-1]; last%7 == 0 {
+			t.Fatalf("cut inside a character, after %d", last)
+		}
+		b := newMemLeg(nil, io.EOF, generation("bb", c.ids, len(c.ids), until)...)
+		if err := take(c, b); err != nil {
+			t.Fatalf("cut at %d: %v", len(c.ids), err)
+		}
+		r.expect(t, moved(until, "bb"), false)
+		if r.Hops() != 1 {
+			t.Errorf("%d hops", r.Hops())
+		}
+	}
+}
+
+func TestChainOfSplices(t *testing.T) {
+	const until = 60
+	gate := make(chan struct{}, until)
+	r := newRig(newMemLeg(gate, io.EOF, generation("a", prompt, len(prompt), until)...))
+	gate <- struct{}{}
+	eventually(t, func() bool { return r.Request().Input > 0 })
+	name := ""
+	for hop := range 6 {
+		c := freezeWhile(t, r.Stream, gate)
+		name = fmt.Sprint("leg", hop)
+		next := make(chan struct{}, until)
+		next <- struct{}{}
+		if err := take(c, newMemLeg(next, io.EOF, generation(name, c.ids, len(c.ids), until)...)); err != nil {
+			t.Fatal(err)
+		}
+		gate = next
+	}
+	close(gate)
+	r.expect(t, moved(until, name), false)
+	if r.Hops() != 6 {
+		t.Errorf("%d hops", r.Hops())
+	}
+}
+
+// TestCutEnds goes through all that can end a cut but a splice.
+func TestCutEnds(t *testing.T) {
+	const until = 20
+	a := generation("a", prompt, len(prompt), until)
+	whole := strings.Join(a, "")
+	begin := func(events []string, last error) (*rig, chan struct{}, *cut) {
+		gate := make(chan struct{})
+		r := newRig(newMemLeg(gate, last, events...))
+		gate <- struct{}{}
+		gate <- struct{}{}
+		return r, gate, freezeWhile(t, r.Stream, gate)
+	}
+	t.Run("abort", func(t *testing.T) {
+		r, gate, c := begin(a, io.EOF)
+		if _, err := freeze(t.Context(), r.Stream); err != ErrStale {
+			t.Errorf("a second cut: %v", err)
+		}
+		gate <- struct{}{}
+		gate <- struct{}{}
+		before := r.out.rec.text()
+		c.end(errHeld)
+		c.end(errHeld)
+		gate <- struct{}{} // what is held back comes with it
+		eventually(t, func() bool { return strings.Count(r.out.rec.text()[len(before):], "data: ") >= 3 })
+		leg := newMemLeg(nil, io.EOF)
+		if err := take(c, leg); err != errHeld {
+			t.Errorf("splice after abort: %v", err)
+		}
+		<-leg.closed
+		close(gate)
+		r.expect(t, whole, false)
+	})
+	t.Run("its context", func(t *testing.T) {
+		gate := make(chan struct{}, 99)
+		r := newRig(newMemLeg(gate, io.EOF, a...))
+		gate <- struct{}{}
+		eventually(t, func() bool { return r.Request().Input > 0 })
+		ctx, cancel := context.WithCancel(context.Background())
+		got := make(chan error, 1)
+		go func() {
+			c, err := freeze(ctx, r.Stream)
+			if err == nil {
+				err = take(c, newMemLeg(make(chan struct{}), io.EOF)) // never a token
+			}
+			got <- err
+		}()
+		gate <- struct{}{}
+		gate <- struct{}{}
+		cancel()
+		if err := <-got; err != errHeld && err != context.Canceled {
+			t.Error(err)
+		}
+		close(gate)
+		r.expect(t, whole, false)
+	})
+	t.Run("the new leg fails", func(t *testing.T) {
+		for _, bad := range [][]string{nil, {"data: [DONE]\n\n"}, {"data: {\"error\":{}}\n\n"}, {"data: x\n\n"}} {
+			r, gate, c := begin(a, io.EOF)
+			gate <- struct{}{}
+			leg := newMemLeg(nil, errors.New("no such engine"), bad...)
+			if err := take(c, leg); err == nil {
+				t.Error("a bad leg is spliced")
+			}
+			<-leg.closed
+			close(gate)
+			r.expect(t, whole, false)
+		}
+	})
+	t.Run("the stream ends first", func(t *testing.T) {
+		r, gate, c := begin(a, io.EOF)
+		leg := newMemLeg(make(chan struct{}), nil)
+		spliced := make(chan error)
+		go func() { spliced <- take(c, leg) }()
+		close(gate)
+		if err := <-spliced; err != ErrUnknown {
+			t.Errorf("splice: %v", err)
+		}
+		<-leg.closed
+		r.expect(t, whole, false)
+		if _, err := freeze(t.Context(), r.Stream); err != ErrUnknown {
+			t.Errorf("a cut after the end: %v", err)
+		}
+	})
+	t.Run("the old leg dies, the new one lives", func(t *testing.T) {
+		r, gate, c := begin(a[:len(a)-4], errors.New("engine gone"))
+		close(gate)
+		b := make(chan struct{})
+		spliced := make(chan error)
+		go func() { spliced <- take(c, newMemLeg(b, io.EOF, generation("bb", c.ids, len(c.ids), until)...)) }()
+		close(b)
+		if err := <-spliced; err != nil {
+			t.Error(err)
+		}
+		r.expect(t, moved(until, "bb"), false)
+	})
+	t.Run("both legs die", func(t *testing.T) {
+		r, gate, c := begin(a[:len(a)-4], errors.New("engine gone"))
+		close(gate)
+		if err := take(c, newMemLeg(nil, errors.New("gone too"))); err == nil {
+			t.Error("spliced")
+		}
+		r.expect(t, strings.Join(a[:len(a)-4], "")+string(gone(errors.New("engine gone")).Event()), true)
+	})
+	t.Run("too much is held", func(t *testing.T) {
+		long := append(append([]string{}, a[:5]...), strings.Replace(a[5], `"text":"`, `"text":"`+strings.Repeat("x", maxHeld), 1))
+		r, gate, c := begin(append(long, a[6:]...), io.EOF)
+		close(gate)
+		if err := take(c, newMemLeg(make(chan struct{}), nil)); err != errHeld {
+			t.Errorf("splice: %v", err)
+		}
+		if err := <-r.done; err != nil || !strings.HasSuffix(r.out.rec.text(), "[DONE]\n\n") {
+			t.Error(err)
+		}
+	})
+	t.Run("unknown ids", func(t *testing.T) {
+		gate := make(chan struct{})
+		r := newRig(newMemLeg(gate, io.EOF, `data: {"choices":[{"text":"a"}]}`+"\n\n", "data: [DONE]\n\n"))
+		gate <- struct{}{}
+		eventually(t, func() bool { return r.Request().Features.Has(policies.HiddenTokens) })
+		if _, err := freeze(t.Context(), r.Stream); err == nil || err == ErrStale || err == ErrUnknown {
+			t.Errorf("a cut: %v", err)
+		}
+		close(gate)
+		<-r.done
+	})
+}
+
+// TestMovesAtRandom lets two movers cut, splice and abort one stream while its
+// legs run; whatever happens, the client reads the same tokens.
+func TestMovesAtRandom(t *testing.T) {
+	t.Parallel()
+	const until = 300
+	hops := 0
+	paced := func(name string, ids []uint32, prompt int) *memLeg {
+		l := newMemLeg(nil, io.EOF, generation(name, ids, prompt, until)...)
+		l.pace = 10 * time.Microsecond
+		return l
+	}
+	for seed := range uint64(15) {
+		r := newRig(paced("a", prompt, len(prompt)))
+		var wg sync.WaitGroup
+		for mover := range uint64(2) {
+			wg.Go(func() {
+				rng := rand.New(rand.NewPCG(seed, mover))
+				for {
+					time.Sleep(time.Duration(rng.IntN(300)) * time.Microsecond)
+					ctx, cancel := context.WithTimeout(context.Background(), time.Duration(rng.IntN(2000))*time.Microsecond)
+					c, err := freeze(ctx, r.Stream)
+					if err == ErrUnknown {
+						cancel()
+						return
+					}
+					if err == nil {
+						switch rng.IntN(4) {
+						case 0:
+							c.end(errHeld)
+						case 1:
+							take(c, newMemLeg(nil, errors.New("refused")))
+						default:
+							take(c, paced("b", c.ids, len(c.ids)))
+						}
+					}
+					cancel()
+				}
+			})
+		}
+		if err := <-r.done; err != nil {
+			t.Fatalf("seed %d: %v", seed, err)
+		}
+		wg.Wait()
+		want := moved(until, "a")
+		if r.Hops() > 0 {
+			want = moved(until, "b")
+		}
+		hops += r.Hops()
+		if d := difference(r.out.rec.text(), want); d != "" {
+			t.Fatalf("seed %d, %d hops: %s", seed, r.Hops(), d)
+		}
+	}
+	if hops < 60 {
+		t.Errorf("only %d moves happened", hops)
+	}
+}
+
+func newTestStream(ctx context.Context, out sink, cancel context.CancelFunc) *Stream {
+	f := &Front{cfg: Config{Replica: "r0"}}
+	return f.newStream(ctx, policies.Request{}, openai.Completions, openai.Edit{}, out, cancel)
+}
+
+// TestRequestEnds checks that the end of a client's request, or of the front,
+// reaches the leg that runs by then, and ends a cut and its waits.
+func TestRequestEnds(t *testing.T) {
+	const until = 20
+	first := generation("a", prompt, len(prompt), until)
+	begin := func(leg *memLeg) (*rig, context.CancelCauseFunc) {
+		rec := &flushRecorder{recorder: recorder{header: http.Header{}}}
+		out := &recorderSink{events{w: rec, control: http.NewResponseController(rec), header: http.Header{}}, rec}
+		ctx, cancel := context.WithCancelCause(context.Background())
+		r := &rig{newTestStream(ctx, out, func() { cancel(nil) }), out, make(chan error, 1)}
+		r.leg = leg
+		go func() {
+			c, _ := leg.Next()
+			r.done <- r.pump(leg, c)
+		}()
+		return r, cancel
+	}
+	t.Run("after a splice", func(t *testing.T) {
+		gate := make(chan struct{})
+		old := newMemLeg(gate, io.EOF, first...)
+		r, cancel := begin(old)
+		gate <- struct{}{}
+		c := freezeWhile(t, r.Stream, gate)
+		next := make(chan struct{}, 1)
+		next <- struct{}{}
+		leg := newMemLeg(next, io.EOF, generation("bb", c.ids, len(c.ids), until)...)
+		if err := take(c, leg); err != nil {
+			t.Fatal(err)
+		}
+		cancel(errStopping)
+		<-leg.closed
+		if err := <-r.done; err != errStopping {
+			t.Errorf("the stream ends with %v", err)
+		}
+		if !strings.Contains(r.out.rec.text(), errStopping.Error()) {
+			t.Error("the client is not told")
+		}
+	})
+	t.Run("while cut, without its leg", func(t *testing.T) {
+		gate := make(chan struct{})
+		r, cancel := begin(newMemLeg(gate, errors.New("engine gone"), first[:len(first)-4]...))
+		gate <- struct{}{}
+		c := freezeWhile(t, r.Stream, gate)
+		close(gate) // the leg ends; the pump waits for the cut
+		leg := newMemLeg(make(chan struct{}), nil)
+		spliced := make(chan error)
+		go func() { spliced <- take(c, leg) }()
+		cancel(nil)
+		<-leg.closed
+		if err := <-spliced; err != ErrUnknown {
+			t.Errorf("splice: %v", err)
+		}
+		if err := <-r.done; err != nil {
+			t.Errorf("the stream ends with %v", err)
+		}
+	})
+	t.Run("before the splice", func(t *testing.T) {
+		gate := make(chan struct{})
+		r, cancel := begin(newMemLeg(gate, io.EOF, first...))
+		gate <- struct{}{}
+		c := freezeWhile(t, r.Stream, gate)
+		cancel(nil)
+		leg := newMemLeg(nil, io.EOF, generation("bb", c.ids, len(c.ids), until)...)
+		if err := take(c, leg); err != ErrUnknown {
+			t.Errorf("splice: %v", err)
+		}
+		<-leg.closed
+		if _, err := freeze(t.Context(), r.Stream); err != ErrUnknown {
+			t.Errorf("another cut: %v", err)
+		}
+		<-r.done
+	})
+}

@@ -1,0 +1,143 @@
+package frontend
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/migrator/internal/openai"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// TestCounts checks what a front reports against what it served: streamed,
+// assembled and relayed answers count alike.
+func TestCounts(t *testing.T) {
+	e := newEngine(t)
+	f := start(t, e.URL, nil)
+	requests, tokens := 0, 0
+	for _, more := range []string{"", "", `,"stream":true`, `,"logprobs":1`, `,"stream":true,"return_token_ids":true`} {
+		for _, path := range []string{"/v1/completions", "/v1/chat/completions"} {
+			for n := 1; n < 40; n += 13 {
+				req, _ := http.NewRequest("POST", "http://"+f.url+path, strings.NewReader(fmt.Sprintf(`{"prompt":"0123456789abcdef","messages":[],"max_tokens":%d%s}`, n, more)))
+				req.Header.Set("x-cascade-tokens", "25")
+				resp, err := f.client.Do(req)
+				if err != nil {
+					t.Fatal(err)
+				}
+				b, err := io.ReadAll(resp.Body)
+				if resp.Body.Close(); err != nil || resp.StatusCode != 200 {
+					t.Fatalf("%v: %s %s", err, resp.Status, b)
+				}
+				requests, tokens = requests+1, tokens+n
+			}
+		}
+	}
+	// A handler's last act may come after its client has read everything.
+	eventually(t, func() bool { return f.Status().Flow.Seen == uint64(requests) })
+	s := f.Status()
+	if s.Load != (policies.Load{}) || !s.EngineReady || s.Draining {
+		t.Errorf("at rest: %+v", s)
+	}
+	// Rates are what was counted over the same time, so that ratios are exact.
+	var arrivals, generated, prefill float64
+	for b := range s.Flow.Edges {
+		arrivals, generated, prefill = arrivals+s.Flow.Arrivals[b], generated+s.Flow.Tokens[b], prefill+s.Flow.Prefill[b]
+	}
+	// The prompt has 20 tokens, 16 of them cached where the engine tells.
+	if got, want := generated/arrivals, float64(tokens)/float64(requests); math.Abs(got/want-1) > 0.02 {
+		t.Errorf("%.3f tokens a request are counted, %.3f were served", got, want)
+	}
+	if got := prefill / arrivals; math.Abs(got-4) > 0.1 {
+		t.Errorf("%.3f uncached prompt tokens a request are counted, 4 were", got)
+	}
+	if math.Abs(s.EstimateError-0.25) > 1e-6 {
+		t.Errorf("estimates of 25 for 20 tokens have the error %g", s.EstimateError)
+	}
+	if s.BytesPerToken <= 0 {
+		t.Error("no bytes per token were learnt")
+	}
+}
+
+// TestTokenAllocations bounds what a token costs between a leg and its client.
+func TestTokenAllocations(t *testing.T) {
+	ev, err := openai.NewReader(strings.NewReader(generation("a", prompt, len(prompt), 100)[50])).Next()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var c openai.Chunk
+	if err := c.Parse(ev); err != nil {
+		t.Fatal(err)
+	}
+	out := &events{w: nowhere{}, control: http.NewResponseController(nowhere{}), hideIDs: true, hideUsage: true}
+	s := new(Front).newStream(t.Context(), policies.Request{}, openai.Completions, openai.Edit{NoIDs: true, NoUsage: true}, out, func() {})
+	s.ids = make([]uint32, 0, 1<<16)
+	s.identity.ID = []byte("x")
+	if n := testing.AllocsPerRun(1000, func() {
+		s.mu.Lock()
+		if err := s.deliver(&c); err != nil {
+			t.Fatal(err)
+		}
+	}); n > 0.1 { // the pool's buffer may be taken by a collection
+		t.Errorf("a token costs %g allocations, want none", n)
+	}
+}
+
+// nowhere is a ResponseWriter that keeps nothing.
+type nowhere struct{}
+
+func (nowhere) Header() http.Header         { return nil }
+func (nowhere) WriteHeader(int)             {}
+func (nowhere) Write(b []byte) (int, error) { return len(b), nil }
+func (nowhere) FlushError() error           { return nil }
+
+func TestConfig(t *testing.T) {
+	good := Config{Replica: "r", Engine: "http://127.0.0.1:1", Edges: []policies.Tokens{0, 16}}
+	if _, err := New(good); err != nil {
+		t.Fatal(err)
+	}
+	for field, change := range map[string]func(*Config){
+		"Replica":      func(c *Config) { c.Replica = "" },
+		"Engine":       func(c *Config) { c.Engine = "127.0.0.1:8000" },
+		"Edges":        func(c *Config) { c.Edges = []policies.Tokens{1} },
+		"PeerScheme":   func(c *Config) { c.PeerScheme = "ftp" },
+		"MaxBody":      func(c *Config) { c.MaxBody = -1 },
+		"FlowTau":      func(c *Config) { c.FlowTau = -1 },
+		"Recent":       func(c *Config) { c.Recent = -1 },
+		"BodyTimeout":  func(c *Config) { c.BodyTimeout = -1 },
+		"IdleTimeout":  func(c *Config) { c.IdleTimeout = -1 },
+		"WriteTimeout": func(c *Config) { c.WriteTimeout = -1 },
+		"DrainTimeout": func(c *Config) { c.DrainTimeout = -1 },
+		"HealthEvery":  func(c *Config) { c.HealthEvery = -1 },
+
+		"HealthTimeout": func(c *Config) { c.HealthTimeout = -1 },
+	} {
+		c := good
+		change(&c)
+		if _, err := New(c); err == nil || !strings.Contains(err.Error(), field) {
+			t.Errorf("a bad %s: %v", field, err)
+		}
+	}
+}
+
+// TestForgedEstimate checks that a client's own estimate counts as far as its
+// body can hold, and that one that is no number counts like none: the request
+// was routed by its size.
+func TestForgedEstimate(t *testing.T) {
+	f, err := New(Config{Replica: "r", Engine: "http://127.0.0.1:1", Edges: []policies.Tokens{0}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	body := []byte(`{"prompt":"some text"}`)
+	bySize := f.tracker.Estimator().FromContentLength(int64(len(body)))
+	for stated, want := range map[string]policies.Tokens{
+		"9223372036854775807": policies.Tokens(2 * len(body)), "9223372036854775808": bySize, "-1": bySize, "": bySize, "7": 7,
+	} {
+		a := f.arrival(http.Header{"X-Cascade-Tokens": {stated}}, body)
+		if a.Stated != want || a.Estimate > policies.Tokens(2*len(body)) {
+			t.Errorf("stated %s: %+v, want %d", stated, a, want)
+		}
+	}
+}

@@ -1,0 +1,125 @@
+package frontend
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+var spoken = regexp.MustCompile(`"(?:text|content)":("(?:[^"\\]|\\.)*")`)
+
+// said is the text of a streamed answer, however its events are grouped.
+func said(t *testing.T, answer string) string {
+	t.Helper()
+	var text strings.Builder
+	for _, m := range spoken.FindAllStringSubmatch(answer, -1) {
+		s, err := strconv.Unquote(m[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		text.WriteString(s)
+	}
+	return text.String()
+}
+
+// TestSourceStops has the migrator between a front and an engine stop, go on
+// when it is given up already, and die while its stream is handed over: what an
+// engine sends after a pause comes several tokens at a time, and the client gets
+// each of them once, whichever leg it was that brought them.
+func TestSourceStops(t *testing.T) {
+	t.Parallel()
+	f, _ := newRescueFleet(t, 3, nil)
+	grouped := func(n int64) {
+		for _, e := range f.engines {
+			e.group.Store(n)
+		}
+	}
+	for _, kind := range kinds() {
+		if !strings.Contains(kind[1], `"stream"`) {
+			continue
+		}
+		for n := range int64(6) {
+			grouped(1)
+			want := f.direct(kind[0], kind[1])
+			f.paced(time.Millisecond)
+			valve := f.hold(90 - 55)
+			got := make(chan string, 1)
+			go func() {
+				_, body := post(t, f.fronts[0].client, f.fronts[0].url, kind[0], kind[1])
+				got <- body
+			}()
+			s := f.only(3)
+			for try := 0; ; try++ {
+				_, err := f.reprompt(t.Context(), s.id, 1)
+				if err == nil {
+					break
+				}
+				if err != ErrStale || try == 1000 {
+					t.Fatal(err)
+				}
+			}
+			later := func(more policies.Tokens) {
+				goal := s.Request().Output + more
+				valve.let(90 - int(goal))
+				eventually(t, func() bool { return s.Request().Output >= goal })
+			}
+
+			// The source stops at the offer of another move: for its front it is gone.
+			// When it goes on, what it still brings is nobody's.
+			grouped(2 + n)
+			later(policies.Tokens(4 + 2*n))
+			f.fronts[0].Lost("r1")
+			eventually(t, func() bool { h, _ := f.fronts[0].Holder(s.id); return h == Holding{Replica: "r0", Epoch: 3} })
+
+			// The next one dies when its target is ready: the stream is frozen, and the
+			// target gives nothing.
+			later(policies.Tokens(2 + n))
+			dead := make(chan struct{})
+			f.engines[2].set(nil, func(_ http.ResponseWriter, r *http.Request) {
+				io.Copy(io.Discard, r.Body)
+				select {
+				case <-dead:
+				case <-r.Context().Done():
+				}
+				panic(http.ErrAbortHandler)
+			})
+			grouped(1)
+			calls := f.engines[2].calls.Load()
+			moved := make(chan error, 1)
+			go func() {
+				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+				defer cancel()
+				_, err := f.reprompt(ctx, s.id, 2)
+				for err == ErrStale {
+					_, err = f.reprompt(ctx, s.id, 2)
+				}
+				moved <- err
+			}()
+			eventually(t, func() bool {
+				// The engine may stand where several tokens have come at once, and a move
+				// waits for a token that ends a character: one of the next two does.
+				valve.let(90 - int(s.Request().Output) - 2)
+				return f.engines[2].calls.Load() > calls
+			})
+			grouped(2 + n)
+			f.engines[0].cut()
+			close(dead)
+			if err := <-moved; err == nil {
+				t.Error("a stream has moved to a replica that gave no token")
+			}
+			eventually(t, func() bool { h, _ := f.fronts[0].Holder(s.id); return h.Replica == "r1" && !h.Pending })
+			valve.let(0)
+			if got, want := said(t, <-got), said(t, want); got != want {
+				t.Fatalf("%s, %d tokens at once: %s", kind, 2+n, difference(got, want))
+			}
+		}
+	}
+	f.atRest()
+}

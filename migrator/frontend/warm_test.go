@@ -1,0 +1,76 @@
+package frontend
+
+import (
+	"errors"
+	"net/http"
+	"strings"
+	"testing"
+)
+
+// warming holds a stream that is long enough to be warmed up for, whose warm-up
+// at r1 does not end by itself, and begins to move it there.
+func (f *fleet) warming() (b answering, over <-chan error) {
+	f.t.Helper()
+	b = f.begin(`{"model":"m","prompt":"` + strings.Repeat("x", 2*warmAbove) + `","max_tokens":70,"stream":true,"stream_options":{"include_usage":true}}`)
+	f.engines[1].set(func(_ int, r *http.Request) {
+		if r.Header.Get(LegHeader) == "" {
+			<-r.Context().Done()
+		}
+	}, nil)
+	calls := f.engines[1].calls.Load()
+	end := make(chan error, 1)
+	go func() {
+		_, err := f.reprompt(f.t.Context(), b.id, 1)
+		end <- err
+	}()
+	eventually(f.t, func() bool { return f.engines[1].calls.Load() > calls })
+	return b, end
+}
+
+// TestWarmTargetLost ends a move whose target is lost before the stream has
+// stopped for it.
+func TestWarmTargetLost(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, 2, nil)
+	b, over := f.warming()
+	if got := f.fronts[0].Holders(); len(got) != 1 || got[0] != "r1" {
+		t.Errorf("the holders are %v: nobody watches the target", got)
+	}
+	f.fronts[0].Lost("r1")
+	if err := <-over; !errors.Is(err, errGone) {
+		t.Errorf("the move ends with %v", err)
+	}
+	if got := f.fronts[0].Holders(); len(got) != 0 {
+		t.Errorf("the holders are %v", got)
+	}
+	f.expect(b)
+}
+
+// TestWarmSourceLost takes the stream over at once when its engine is lost while
+// the target warms up: its client waits.
+func TestWarmSourceLost(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, 2, nil)
+	b, over := f.warming()
+	leg := b.id + "#1"
+	for clean := false; !clean; { // the text of a stream that is lost must be whole
+		has, ok := f.engines[0].freeze(leg)
+		if !ok {
+			t.Fatal("the stream is over")
+		}
+		eventually(t, func() bool {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			clean = b.clean
+			return len(b.ids) == len(has.ids)
+		})
+		if !clean {
+			f.engines[0].thaw(leg)
+		}
+	}
+	f.engines[0].kill(leg)
+	if err := <-over; err != nil {
+		t.Error(err)
+	}
+	f.expect(b)
+}

@@ -1,0 +1,247 @@
+// Package loadtracker is the LoadTracker of a replica (paper, section 4): the exact
+// length of every request that its engine works on, and the flows that these
+// lengths make.
+//
+// It is told what happens and asked how things stand; it opens no connection
+// and starts no goroutine. The invariant it keeps: at any moment the sums it
+// reports are those over the requests that have begun and not ended, each
+// counted once at the one replica whose engine runs it.
+//
+// A token costs the goroutine that brings it a clock reading and a few atomic
+// writes to the request's own memory. Everything shared is touched when a
+// request begins or ends, and by Sweep.
+package loadtracker
+
+import (
+	"math"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/length"
+)
+
+// Counter turns what happens into flows: a *flow.Counter, or a plain sum in
+// tests. now is in seconds and never goes back. The Tracker calls it from one
+// goroutine at a time.
+type Counter interface {
+	// Arrive counts a request by its prompt, of which cached tokens cost nothing.
+	Arrive(now float64, input, cached policies.Tokens)
+	// Prefill counts a prompt, of which cached tokens cost nothing, that no request
+	// arrived with: one that began elsewhere is computed anew.
+	Prefill(now float64, input, cached policies.Tokens)
+	// Generate counts n tokens, the last of which made the request length long.
+	Generate(now float64, length policies.Tokens, n int)
+	// Finish counts a request's end.
+	Finish(now float64, input, output policies.Tokens)
+	// Flow returns the flows at now, in memory of their own.
+	Flow(now float64) policies.Flow
+}
+
+// Config is what a Tracker needs. All fields but Recent are required.
+type Config struct {
+	// Edges are the length buckets of snapshots: from 0, growing strictly.
+	Edges []policies.Tokens
+	// Counter takes the flows; the Tracker owns it.
+	Counter Counter
+	// Recent is how far back the mean time between tokens looks; 0 means 2 s.
+	Recent time.Duration
+}
+
+// shards spread the requests that begin and end; the number is a power of two
+// a few times above the cores of the machines this runs on.
+const shards = 64
+
+// Tracker keeps the load of one replica. Its methods are safe for concurrent
+// use.
+type Tracker struct {
+	// Fixed after New.
+	edges  []policies.Tokens
+	recent float64
+	start  time.Time
+
+	next   atomic.Uint32 // the shard that takes the next request
+	shards [shards]shard
+
+	mu      sync.Mutex
+	counter Counter
+	learner length.Learner
+	// Of the estimates that requests arrived with: Σ relative error and number,
+	// both forgetting.
+	errorSum, errorN float64
+	// Of the time between tokens: Σ seconds and number, both forgetting.
+	gapSum, gapN float64
+	swept        float64
+}
+
+type shard struct {
+	mu   sync.Mutex
+	work map[*Work]struct{}
+	_    [48]byte // shards share no cache line
+}
+
+// New returns a Tracker at rest. It panics when the configuration is not valid
+// (internal error: the front checks it first).
+func New(cfg Config) *Tracker {
+	if len(cfg.Edges) == 0 || cfg.Counter == nil {
+		panic("internal error: a load tracker needs edges and a counter")
+	}
+	if cfg.Recent <= 0 {
+		cfg.Recent = 2 * time.Second
+	}
+	t := &Tracker{edges: cfg.Edges, recent: cfg.Recent.Seconds(), start: time.Now(), counter: cfg.Counter}
+	for i := range t.shards {
+		t.shards[i].work = make(map[*Work]struct{})
+	}
+	return t
+}
+
+func (t *Tracker) now() int64 { return int64(time.Since(t.start)) }
+
+func seconds(ns int64) float64 { return float64(ns) / 1e9 }
+
+const (
+	// longest bounds every length that is told, so that sums over as many
+	// requests as memory holds stay in range.
+	longest policies.Tokens = 1 << 32
+	// worst bounds the relative error of one estimate in the mean.
+	worst = 10
+)
+
+// Begin takes a request in, which then waits for its first token here unless
+// its KV came with it. End or Leave must follow.
+func (t *Tracker) Begin(a Arrival) *Work {
+	a.Estimate, a.Stated = min(a.Estimate, longest), min(a.Stated, longest)
+	a.Input, a.Output = min(max(a.Input, 0), longest), min(max(a.Output, 0), longest)
+	w := &Work{t: t, arrival: a, shard: uint8(t.next.Add(1) % shards)}
+	if w.resumed() {
+		w.input.Store(int64(a.Input))
+		w.output.Store(int64(a.Output))
+		w.counted = int64(a.Output)
+	}
+	if w.resumed() && a.Held {
+		w.Generated(0)
+	}
+	s := &t.shards[w.shard]
+	s.mu.Lock()
+	s.work[w] = struct{}{}
+	s.mu.Unlock()
+	return w
+}
+
+// each calls do for every request that has begun and not ended, in no order.
+func (t *Tracker) each(do func(*Work)) {
+	for i := range t.shards {
+		s := &t.shards[i]
+		s.mu.Lock()
+		for w := range s.work {
+			do(w)
+		}
+		s.mu.Unlock()
+	}
+}
+
+// Sweep brings the flows and the time between tokens up to date. Call it a few
+// times a second; Read does it too.
+func (t *Tracker) Sweep() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.sweepLocked()
+}
+
+func (t *Tracker) sweepLocked() (now float64) {
+	now = seconds(t.now())
+	keep := math.Exp((t.swept - now) / t.recent)
+	t.swept = now
+	t.gapSum *= keep
+	t.gapN *= keep
+	t.each(func(w *Work) { t.harvestLocked(w, now) })
+	return now
+}
+
+// harvestLocked counts what a request generated since it was last looked at.
+func (t *Tracker) harvestLocked(w *Work, now float64) {
+	last, output := w.last.Load(), w.output.Load()
+	if last == 0 {
+		return
+	}
+	if n := output - w.counted; n > 0 {
+		t.counter.Generate(now, w.inputOr()+policies.Tokens(output), int(n))
+		w.counted = output
+	}
+	if w.gapFrom == 0 {
+		w.gapFrom, w.gapOutput = w.first.Load(), w.firstOutput.Load()
+	}
+	if n := output - w.gapOutput; n > 0 && last > w.gapFrom {
+		t.gapSum += seconds(last - w.gapFrom)
+		t.gapN += float64(n)
+		w.gapFrom, w.gapOutput = last, output
+	}
+}
+
+// Reading is the state of a replica at one moment.
+type Reading struct {
+	Load policies.Load
+	Flow policies.Flow
+	// Snapshot is the requests in flight by bucket of the edges.
+	Snapshot []policies.Batch
+	// BytesPerToken is learnt from exact prompt lengths, 0 before the first.
+	BytesPerToken float64
+	// EstimateError is the mean of |estimate − exact| / exact, at most 10 each,
+	// over recent requests, of the estimates that they arrived with; of this Tracker's own
+	// while none came with one.
+	EstimateError float64
+}
+
+// Read returns how things stand now.
+func (t *Tracker) Read() Reading {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now := t.sweepLocked()
+	r := Reading{Flow: t.counter.Flow(now), Snapshot: make([]policies.Batch, len(t.edges))}
+	t.each(func(w *Work) {
+		input, output := w.inputOr(), policies.Tokens(w.output.Load())
+		if w.last.Load() == 0 {
+			r.Load.Waiting++
+			r.Load.Promised += input + output
+		} else {
+			r.Load.Running++
+			r.Load.Held += input + output
+		}
+		b := policies.Bucket(t.edges, input+output)
+		r.Snapshot[b] = r.Snapshot[b].Add(input, input+output)
+	})
+	switch {
+	case r.Load.Running == 0:
+		t.gapSum, t.gapN = 0, 0
+	case t.gapN > 0:
+		r.Load.Iteration = t.gapSum / t.gapN
+	}
+	if t.learner.Seen() > 0 {
+		r.BytesPerToken = t.learner.Ratio().Float()
+	}
+	r.EstimateError = t.learner.Error()
+	if t.errorN > 0 {
+		r.EstimateError = t.errorSum / t.errorN
+	}
+	return r
+}
+
+// Estimator returns the length estimator with the ratio learnt so far.
+func (t *Tracker) Estimator() length.Estimator {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.learner.Estimator()
+}
+
+// learnLocked compares a request's estimates with its exact prompt length.
+func (t *Tracker) learnLocked(a Arrival, exact policies.Tokens) {
+	const forget = 1.0 / 512 // of the mean over the latest requests
+	t.learner.Observe(a.Text, exact)
+	if a.Stated <= 0 || exact <= 0 {
+		return
+	}
+	t.errorSum += min(math.Abs(float64(a.Stated-exact))/float64(exact), worst) - float64(t.errorSum*forget)
+	t.errorN += 1 - float64(t.errorN*forget)
+}

@@ -1,0 +1,257 @@
+package loadtracker
+
+import (
+	"math"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// ledger is the dumb counter: it adds up.
+type ledger struct {
+	arrived, input, cached, generated, finished, output int64
+	prefilled, refound                                  int64
+	now                                                 float64
+	t                                                   *testing.T
+}
+
+func (l *ledger) at(now float64) {
+	if now < l.now {
+		l.t.Errorf("time goes back from %g to %g", l.now, now)
+	}
+	l.now = now
+}
+func (l *ledger) Arrive(now float64, input, cached policies.Tokens) {
+	l.at(now)
+	l.arrived, l.input, l.cached = l.arrived+1, l.input+int64(input), l.cached+int64(cached)
+}
+func (l *ledger) Prefill(now float64, input, cached policies.Tokens) {
+	l.at(now)
+	l.prefilled, l.refound = l.prefilled+int64(input), l.refound+int64(cached)
+}
+func (l *ledger) Generate(now float64, length policies.Tokens, n int) {
+	l.at(now)
+	l.generated += int64(n)
+}
+func (l *ledger) Finish(now float64, input, output policies.Tokens) {
+	l.at(now)
+	l.finished, l.output = l.finished+1, l.output+int64(output)
+}
+func (l *ledger) Flow(now float64) policies.Flow { l.at(now); return policies.NewFlow(edges) }
+
+var edges = policies.Edges(4096, 1)
+
+func newTracker(t *testing.T) (*Tracker, *ledger) {
+	l := &ledger{t: t}
+	return New(Config{Edges: edges, Counter: l}), l
+}
+
+func TestReading(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tr, l := newTracker(t)
+		w := tr.Begin(Arrival{Estimate: 90, Stated: 90, Text: 400})
+		v := tr.Begin(Arrival{Estimate: 10})
+		if got := tr.Read(); got.Load != (policies.Load{Waiting: 2, Promised: 100}) || got.BytesPerToken != 0 {
+			t.Errorf("two that wait: %+v", got)
+		}
+		w.Prompt(100)
+		time.Sleep(time.Second)
+		w.Generated(1)
+		for range 10 {
+			time.Sleep(50 * time.Millisecond)
+			w.Generated(2)
+		}
+		got := tr.Read()
+		if got.Load.Running != 1 || got.Load.Waiting != 1 || got.Load.Held != 121 || got.Load.Promised != 10 {
+			t.Errorf("one runs: %+v", got.Load)
+		}
+		if math.Abs(got.Load.Iteration-0.025) > 1e-9 {
+			t.Errorf("two tokens each 50 ms are %g s a token", got.Load.Iteration)
+		}
+		if b := got.Snapshot[policies.Bucket(edges, 121)]; b.N != 1 || b.SumI != 100 || b.SumL != 121 {
+			t.Errorf("snapshot: %+v", got.Snapshot)
+		}
+		if math.Abs(got.EstimateError-0.1) > 1e-9 || got.BytesPerToken <= 0 {
+			t.Errorf("estimate error %g, bytes per token %g", got.EstimateError, got.BytesPerToken)
+		}
+		if l.generated != 21 || l.arrived != 0 {
+			t.Errorf("counted %+v", l)
+		}
+		w.Settle(100, 23, 64)
+		w.End()
+		w.End()
+		v.End()
+		if l.generated != 23 || l.arrived != 1 || l.cached != 64 || l.output != 23 {
+			t.Errorf("at the end: %+v", l)
+		}
+		if got := tr.Read(); got.Load != (policies.Load{}) {
+			t.Errorf("none is left: %+v", got.Load)
+		}
+	})
+}
+
+func TestUnstreamedWork(t *testing.T) {
+	tr, l := newTracker(t)
+	w := tr.Begin(Arrival{Estimate: 50})
+	w.Generated(0)
+	if got := tr.Read().Load; got.Running != 1 || got.Held != 50 {
+		t.Errorf("%+v", got)
+	}
+	w.Settle(60, 7, 0)
+	w.End()
+	if l.generated != 7 || l.input != 60 {
+		t.Errorf("%+v", l)
+	}
+}
+
+// TestSumsUnderConcurrency checks that nothing is counted twice or lost while
+// sweeps and readings run against hundreds of requests.
+func TestSumsUnderConcurrency(t *testing.T) {
+	tr, l := newTracker(t)
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	var tokens, inputs int64
+	stop := make(chan struct{})
+	wg.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				if r := tr.Read(); r.Load.Validate() != nil {
+					t.Error(r.Load)
+				}
+			}
+		}
+	})
+	var requests sync.WaitGroup
+	for i := range 200 {
+		requests.Go(func() {
+			rng := rand.New(rand.NewPCG(1, uint64(i)))
+			input, n := 1+rng.Int64N(3000), rng.IntN(300)
+			w := tr.Begin(Arrival{Estimate: 5, Text: 4 * input})
+			w.Prompt(policies.Tokens(input))
+			for range n {
+				w.Generated(1)
+			}
+			w.End()
+			mu.Lock()
+			tokens, inputs = tokens+int64(n), inputs+input
+			mu.Unlock()
+		})
+	}
+	requests.Wait()
+	close(stop)
+	wg.Wait()
+	if l.generated != tokens || l.output != tokens || l.input != inputs || l.arrived != 200 {
+		t.Errorf("counted %+v, want %d tokens of %d", l, tokens, inputs)
+	}
+}
+
+func TestTokenAllocations(t *testing.T) {
+	tr, _ := newTracker(t)
+	w := tr.Begin(Arrival{})
+	if n := testing.AllocsPerRun(100, func() { w.Generated(1) }); n != 0 {
+		t.Errorf("a token costs %g allocations", n)
+	}
+	w.End()
+}
+
+func BenchmarkGenerated(b *testing.B) {
+	tr := New(Config{Edges: edges, Counter: &ledger{}})
+	b.RunParallel(func(pb *testing.PB) {
+		w := tr.Begin(Arrival{})
+		for pb.Next() {
+			w.Generated(1)
+		}
+		w.End()
+	})
+}
+
+func BenchmarkSweep2000(b *testing.B) {
+	tr := New(Config{Edges: edges, Counter: &ledger{}})
+	for range 2000 {
+		w := tr.Begin(Arrival{Estimate: 1000})
+		w.Generated(1)
+	}
+	for b.Loop() {
+		tr.Sweep()
+	}
+}
+
+// TestForgedLengths checks that no length that is told makes a reading that
+// cannot be reported.
+func TestForgedLengths(t *testing.T) {
+	tr, _ := newTracker(t)
+	for range 3 {
+		tr.Begin(Arrival{Estimate: policies.Unbounded, Stated: policies.Unbounded})
+	}
+	w := tr.Begin(Arrival{Estimate: policies.Unbounded, Stated: policies.Unbounded})
+	w.Prompt(5)
+	v := tr.Begin(Arrival{})
+	v.Prompt(policies.Unbounded)
+	v.Generated(1)
+	v.Settle(policies.Unbounded, policies.Unbounded, policies.Unbounded)
+	got := tr.Read()
+	if l := got.Load; l.Promised != 3*longest+5 || l.Held != 2*longest {
+		t.Errorf("the load is %+v", l)
+	}
+	if got.EstimateError != worst {
+		t.Errorf("the estimates' error is %g, want %d", got.EstimateError, worst)
+	}
+}
+
+// TestMoved checks that a request which moves twice is one arrival and one end,
+// each token counted where it was generated, and that its length counts at the
+// new replica at once.
+func TestMoved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, la := newTracker(t)
+		b, lb := newTracker(t)
+		c, lc := newTracker(t)
+		w := a.Begin(Arrival{Estimate: 90, Stated: 90})
+		w.Prompt(100)
+		w.Generated(10)
+		w.Cached(64)
+
+		live := b.Begin(Arrival{Input: 100, Output: 10, Held: true})
+		if got := b.Read().Load; got.Running != 1 || got.Held != 110 || got.Waiting != 0 {
+			t.Errorf("taken over with its KV: %+v", got)
+		}
+		w.Leave()
+		w.End()
+		time.Sleep(time.Second)
+		live.Prompt(110) // what the engine takes for its prompt
+		live.Generated(5)
+		if got := live.Counts(); got != (Counts{100, 15, 0, true}) {
+			t.Errorf("%+v", got)
+		}
+
+		anew := c.Begin(Arrival{Input: 100, Output: 15})
+		if got := c.Read().Load; got.Waiting != 1 || got.Promised != 115 || got.Running != 0 {
+			t.Errorf("to be computed anew: %+v", got)
+		}
+		live.Leave()
+		anew.Generated(3)
+		anew.Settle(115, 3, 112)
+		if got := c.Read().Load; got.Running != 1 || got.Held != 118 {
+			t.Errorf("it runs: %+v", got)
+		}
+		anew.End()
+		c.Begin(Arrival{Input: 100, Output: 20}).Leave() // it was never computed
+
+		if la.arrived != 1 || la.input != 100 || la.cached != 64 || la.generated != 10 || la.finished != 0 {
+			t.Errorf("where it began: %+v", la)
+		}
+		if lb.arrived != 0 || lb.generated != 5 || lb.finished != 0 || lb.prefilled != 0 {
+			t.Errorf("in between: %+v", lb)
+		}
+		if lc.arrived != 0 || lc.prefilled != 115 || lc.refound != 112 || lc.generated != 3 || lc.finished != 1 || lc.output != 18 {
+			t.Errorf("where it ends: %+v", lc)
+		}
+	})
+}

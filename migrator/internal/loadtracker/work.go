@@ -1,0 +1,156 @@
+package loadtracker
+
+import (
+	"sync/atomic"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// Arrival is what is known of a request before its engine speaks.
+type Arrival struct {
+	// Estimate is the prompt length to go by until the exact one is known.
+	Estimate policies.Tokens
+	// Stated is the estimate that the request was routed by, 0 for none.
+	Stated policies.Tokens
+	// Text is the prompt's text in bytes, to learn from; 0 where the length
+	// says nothing about it (token ids, images).
+	Text int64
+
+	// Input and Output are the exact lengths of a request that began at another
+	// replica and goes on at this one; Input is 0 for one that begins here. A
+	// request that goes on is no new arrival, wherever it comes from.
+	Input, Output policies.Tokens
+	// Held says that its KV is here, so that it runs at once; else it waits for
+	// its KV to be computed.
+	Held bool
+}
+
+// Work is one request at the replica whose engine runs it. Prompt, Generated
+// and Settle are called by one goroutine at a time; End by any, once or more.
+type Work struct {
+	t       *Tracker
+	arrival Arrival
+	shard   uint8
+
+	// Written by the goroutine that reads the engine, read by sweeps.
+	input       atomic.Int64 // exact, 0 while unknown
+	output      atomic.Int64
+	first, last atomic.Int64 // when tokens came, in ns of the tracker; 0 for never
+	firstOutput atomic.Int64
+	cached      atomic.Int64
+	ended       atomic.Bool
+	moved       atomic.Bool // its end here is not its end
+
+	// Guarded by the tracker's mu.
+	counted   int64 // output that is in the flows
+	gapFrom   int64 // up to when the time between tokens is counted
+	gapOutput int64
+}
+
+// inputOr returns the exact prompt length, or the estimate while it is unknown.
+func (w *Work) inputOr() policies.Tokens {
+	if n := w.input.Load(); n > 0 {
+		return policies.Tokens(n)
+	}
+	return w.arrival.Estimate
+}
+
+// resumed reports whether the request began at another replica.
+func (w *Work) resumed() bool { return w.arrival.Input > 0 }
+
+// Prompt tells the exact length of the prompt. Only the first call counts, and
+// none for a request that began elsewhere.
+func (w *Work) Prompt(exact policies.Tokens) {
+	exact = min(exact, longest)
+	if exact <= 0 || !w.input.CompareAndSwap(0, int64(exact)) {
+		return
+	}
+	w.t.mu.Lock()
+	defer w.t.mu.Unlock()
+	w.t.learnLocked(w.arrival, exact)
+}
+
+// Generated tells that n more tokens came, just now. The first call makes the
+// request a running one; n = 0 does so for an answer that tells no tokens
+// before its end.
+func (w *Work) Generated(n int) {
+	now := max(w.t.now(), 1)
+	output := w.output.Add(int64(n))
+	if w.first.Load() == 0 {
+		w.firstOutput.Store(output)
+		w.first.Store(now)
+	}
+	w.last.Store(now)
+}
+
+// Settle takes over the engine's own final counts, which are never below what
+// was told before. For the engine, a request that began elsewhere has no output
+// but its own.
+func (w *Work) Settle(input, output, cached policies.Tokens) {
+	input, output = min(input, longest), min(output, longest)
+	if w.resumed() {
+		output += w.arrival.Output
+	}
+	w.Prompt(input)
+	w.Cached(min(cached, input))
+	if more := int64(output) - w.output.Load(); more > 0 && w.first.Load() != 0 {
+		w.output.Add(more) // not Generated: nothing says when these came
+	}
+}
+
+// Cached tells how much of the prompt needed no prefill.
+func (w *Work) Cached(n policies.Tokens) { w.cached.Store(int64(n)) }
+
+// Counts is how far a request is.
+type Counts struct {
+	Input, Output, Cached policies.Tokens
+	Exact                 bool // Input comes from an engine
+}
+
+// Counts returns how far the request is.
+func (w *Work) Counts() Counts {
+	return Counts{w.inputOr(), policies.Tokens(w.output.Load()), policies.Tokens(w.cached.Load()), w.input.Load() > 0}
+}
+
+// Length returns the request's present length.
+func (w *Work) Length() policies.Tokens {
+	return w.inputOr() + policies.Tokens(w.output.Load())
+}
+
+// Leave is End for a request that goes on at another replica, or is to: it has
+// not finished, and its arrival, where it was one, has been here.
+func (w *Work) Leave() {
+	w.moved.Store(true)
+	w.End()
+}
+
+// End takes the request out. One whose prompt was never computed, as far as
+// the engine told, leaves no trace in the flows. Its arrival is counted here
+// and not before because engines tell only at the end how much of the prompt
+// was cached.
+func (w *Work) End() {
+	if w.ended.Swap(true) {
+		return
+	}
+	s := &w.t.shards[w.shard]
+	s.mu.Lock()
+	delete(s.work, w)
+	s.mu.Unlock()
+
+	w.t.mu.Lock()
+	defer w.t.mu.Unlock()
+	now := seconds(w.t.now())
+	w.t.harvestLocked(w, now)
+	input := policies.Tokens(w.input.Load())
+	switch cached := policies.Tokens(w.cached.Load()); {
+	case input == 0:
+	case !w.resumed():
+		w.t.counter.Arrive(now, input, cached)
+	case !w.arrival.Held && w.first.Load() != 0:
+		// Its engine was given all ids as a prompt.
+		w.t.counter.Prefill(now, w.arrival.Input+w.arrival.Output, cached)
+	}
+	if input > 0 && !w.moved.Load() {
+		w.t.counter.Finish(now, input, policies.Tokens(w.output.Load()))
+	}
+}

@@ -1,0 +1,214 @@
+// Package loadview is what a replica has heard of its peers' loads, and where it
+// therefore places requests: those that begin and those whose engine was lost.
+//
+// It decides by policies.Placer and by load, over few and slightly old facts;
+// the market, which asks, is the place for running requests. It corrects what
+// it has heard by what it does itself, so that many requests at once do not all
+// go to the replica that was idle a second ago.
+//
+// Invariants:
+//
+//  1. Nothing that drains, is gone or has no address is named, but for the own
+//     replica when nobody else is left.
+//  2. Place looks at a bounded number of replicas, however many there are.
+package loadview
+
+import (
+	"math/rand/v2"
+	"sync"
+
+	"github.com/cascadeinfer/cascade/migrator/frontend"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// The defaults and bounds.
+const (
+	DefaultFresh  = 3 * policies.Second
+	DefaultSample = 8
+	mostLooks     = 256 // entries looked at for one sample
+)
+
+// Config sets a Board up.
+type Config struct {
+	// Self is the own replica. Required.
+	Self policies.ReplicaID
+	// Placer decides where requests begin. nil: all here.
+	Placer policies.Placer
+	// Fresh is how old a load may be and still count. 0 means 3 s.
+	Fresh policies.Micros
+	// Sample is how many replicas of the right stage, and of longer ones, the
+	// Placer is shown. 0 means 8.
+	Sample int
+	// Seed chooses the samples.
+	Seed uint64
+}
+
+// Load is what a replica carries.
+type Load struct {
+	Waiting  policies.Tokens // prompts accepted and not yet prefilled
+	Total    policies.Tokens // KV in use and promised
+	Draining bool            // or not able to serve
+}
+
+// Board is safe for concurrent use.
+type Board struct {
+	cfg Config
+
+	mu       sync.Mutex
+	plan     policies.Plan
+	own      int // the own stage, −1 for none
+	self     Load
+	peers    map[policies.ReplicaID]*entry
+	adapters policies.Adapters
+	stages   [][]*entry // of the plan, without the own replica
+	rng      *rand.Rand
+	sites    []policies.Site // scratch
+	forwards uint64
+}
+
+// entry is one peer.
+type entry struct {
+	id       policies.ReplicaID
+	address  string
+	draining bool // by the control plane's word
+	gone     bool
+	load     Load
+	at       policies.Micros // of load
+	known    bool            // there is a load
+}
+
+// New returns an empty Board. Its fields are checked by the caller.
+func New(c Config) *Board {
+	if c.Fresh == 0 {
+		c.Fresh = DefaultFresh
+	}
+	if c.Sample == 0 {
+		c.Sample = DefaultSample
+	}
+	return &Board{cfg: c, own: -1, peers: make(map[policies.ReplicaID]*entry), rng: rand.New(rand.NewPCG(c.Seed, 1))}
+}
+
+// SetView tells the plan and the replicas of the own model. The plan and the
+// peers are kept, not copied.
+func (b *Board) SetView(plan policies.Plan, replicas []policies.Replica) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	named := make(map[policies.ReplicaID]*entry, len(replicas))
+	for _, r := range replicas {
+		if r.ID == b.cfg.Self {
+			continue
+		}
+		e := b.peers[r.ID]
+		if e == nil {
+			e = &entry{id: r.ID}
+		}
+		e.address, e.draining = r.Peer, r.Draining
+		named[r.ID] = e
+	}
+	b.peers, b.plan, b.own = named, plan, plan.Find(b.cfg.Self)
+	b.adapters = policies.NewAdapters(replicas)
+	b.stages = make([][]*entry, len(plan.Stages))
+	for k, s := range plan.Stages {
+		for _, id := range s.Replicas {
+			if e := named[id]; e != nil {
+				b.stages[k] = append(b.stages[k], e)
+			}
+		}
+	}
+}
+
+// Measure tells the own load.
+func (b *Board) Measure(l Load) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.self = l
+}
+
+// Hear takes note of a peer's load.
+func (b *Board) Hear(now policies.Micros, from policies.ReplicaID, l Load) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if e := b.peers[from]; e != nil {
+		e.load, e.at, e.known, e.gone = l, now, true, false
+	}
+}
+
+// Gone takes note that a peer is gone, until it is heard again or is Back.
+func (b *Board) Gone(id policies.ReplicaID) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if e := b.peers[id]; e != nil {
+		e.gone, e.known = true, false
+	}
+}
+
+// Back takes note that a peer is there again, with a load that is not known.
+func (b *Board) Back(id policies.ReplicaID) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if e := b.peers[id]; e != nil {
+		e.gone = false
+	}
+}
+
+// Open reports whether a peer can be asked to take a request.
+func (b *Board) Open(now policies.Micros, id policies.ReplicaID) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	e := b.peers[id]
+	return e != nil && b.open(now, e)
+}
+
+func (b *Board) open(now policies.Micros, e *entry) bool {
+	return e.address != "" && !e.draining && !e.gone && !(b.fresh(now, e) && e.load.Draining)
+}
+
+func (b *Board) fresh(now policies.Micros, e *entry) bool { return e.known && now-e.at <= b.cfg.Fresh }
+
+// Fits returns who can run a request for a model's or an adapter's name, or nil
+// when everybody can. What it returns may be called at any time.
+func (b *Board) Fits(name string) func(policies.ReplicaID) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if adapters := b.adapters; adapters.Narrow(name) {
+		return func(id policies.ReplicaID) bool { return adapters.Serves(id, name) }
+	}
+	return nil
+}
+
+// Address returns where a peer's migrator is reached, "" while unknown.
+func (b *Board) Address(id policies.ReplicaID) string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if e := b.peers[id]; e != nil {
+		return e.address
+	}
+	return ""
+}
+
+// Fresh counts the peers whose load is known now.
+func (b *Board) Fresh(now policies.Micros) int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	n := 0
+	for _, e := range b.peers {
+		if b.fresh(now, e) {
+			n++
+		}
+	}
+	return n
+}
+
+// target names a peer, and books what it will carry until it is heard again.
+func (b *Board) target(e *entry, r policies.Request) frontend.Target {
+	e.load.Waiting += r.Input
+	e.load.Total += r.Length()
+	return frontend.Target{Replica: e.id, Address: e.address}
+}
+
+// here books what the own replica will carry until it is measured again.
+func (b *Board) here(r policies.Request) frontend.Target {
+	b.self.Waiting += r.Input
+	b.self.Total += r.Length()
+	return frontend.Target{}
+}

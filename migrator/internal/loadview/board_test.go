@@ -1,0 +1,242 @@
+package loadview_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/migrator/frontend"
+	"github.com/cascadeinfer/cascade/migrator/internal/loadview"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/place"
+)
+
+// fleet is a board of a, with stages [0,1000) of a, b, c; [1000,4000) of d, e;
+// and the rest of f.
+func fleet(t testing.TB) *loadview.Board {
+	b := loadview.New(loadview.Config{Self: "a", Placer: place.Policy{Queue: 100}})
+	plan := policies.Plan{Model: "m", Stages: []policies.Stage{
+		{Low: 0, High: 1000, Replicas: []policies.ReplicaID{"a", "b", "c"}},
+		{Low: 1000, High: 4000, Replicas: []policies.ReplicaID{"d", "e"}},
+		{Low: 4000, High: policies.Unbounded, Replicas: []policies.ReplicaID{"f"}},
+	}}
+	if err := plan.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	b.SetView(plan, peers("a", "b", "c", "d", "e", "f"))
+	return b
+}
+
+func peers(ids ...policies.ReplicaID) []policies.Replica {
+	var out []policies.Replica
+	for _, id := range ids {
+		out = append(out, policies.Replica{ID: id, Model: "m", Address: string(id) + ":80", Peer: string(id) + ":81"})
+	}
+	return out
+}
+
+func at(id policies.ReplicaID) frontend.Target {
+	if id == "" {
+		return frontend.Target{}
+	}
+	return frontend.Target{Replica: id, Address: string(id) + ":81"}
+}
+
+func prompt(n policies.Tokens) policies.Request { return policies.Request{Input: n} }
+
+func TestPlace(t *testing.T) {
+	b := fleet(t)
+	want := func(what string, r policies.Request, id policies.ReplicaID) {
+		t.Helper()
+		if got := b.Place(0, r); got != at(id) {
+			t.Errorf("%s: at %q, want %q", what, got.Replica, id)
+		}
+	}
+	want("short", prompt(10), "")
+	// Nobody was heard yet, but it must not begin here.
+	if got := b.Place(0, prompt(2000)).Replica; got != "d" && got != "e" {
+		t.Errorf("long: at %q", got)
+	}
+	b.Hear(0, "d", loadview.Load{Waiting: 500})
+	b.Hear(0, "e", loadview.Load{Waiting: 100})
+	b.Hear(0, "b", loadview.Load{Waiting: 10, Total: 10})
+	b.Hear(0, "c", loadview.Load{Waiting: 10, Total: 5})
+	want("long", prompt(2000), "e")
+	want("long, counted", prompt(2000), "d") // e waits for 2,100 now
+	want("an estimate is left to the proxy", policies.Request{Input: 2000, Estimated: true}, "")
+	want("fixed, and may grow", policies.Request{Input: 10, MaxOutput: 5000, Features: policies.Structured}, "f")
+	b.Measure(loadview.Load{})
+	want("movable, and may grow", policies.Request{Input: 10, MaxOutput: 5000}, "")
+	// A long queue here.
+	b.Measure(loadview.Load{Waiting: 1000})
+	want("queue", prompt(500), "c")
+	want("queue, counted", prompt(500), "b")
+	want("all queues are long now", prompt(500), "")
+	// What was heard too long ago does not count.
+	b.Hear(0, "b", loadview.Load{})
+	if got := b.Place(3*policies.Second+1, prompt(5)); got != at("") {
+		t.Errorf("stale: at %q", got.Replica)
+	}
+	// A draining front sends all away: to its stage, else to a longer one.
+	b.Measure(loadview.Load{Draining: true})
+	b.Hear(0, "b", loadview.Load{Draining: true})
+	b.Hear(0, "c", loadview.Load{})
+	want("draining", prompt(5), "c")
+	b.Gone("c")
+	b.Hear(0, "e", loadview.Load{})
+	want("draining, and nobody in the stage", prompt(5), "e")
+	// Nobody at all.
+	b.SetView(policies.OneStage("m", []policies.ReplicaID{"a"}), nil)
+	want("alone", prompt(5), "")
+}
+
+func TestPlaceWithoutPlan(t *testing.T) {
+	b := loadview.New(loadview.Config{Self: "a", Placer: place.Policy{}})
+	if got := b.Place(0, prompt(5)); got != at("") {
+		t.Errorf("at %q", got.Replica)
+	}
+	if _, ok := b.Rescue(0, prompt(5), []policies.ReplicaID{"a"}); ok {
+		t.Error("rescued by nobody")
+	}
+}
+
+func TestOpen(t *testing.T) {
+	b := fleet(t)
+	drained := peers("a", "b", "c", "d")
+	drained[1].Draining = true
+	drained[3].Peer = ""
+	b.SetView(policies.OneStage("m", []policies.ReplicaID{"a", "b", "c", "d"}), drained)
+	for id, open := range map[policies.ReplicaID]bool{"a": false, "b": false, "c": true, "d": false, "f": false} {
+		if b.Open(0, id) != open {
+			t.Errorf("%s: open is %v", id, !open)
+		}
+	}
+	b.Hear(0, "c", loadview.Load{Draining: true})
+	if b.Open(0, "c") || !b.Open(loadview.DefaultFresh+1, "c") {
+		t.Error("c says that it drains, and for how long that counts")
+	}
+	b.Gone("c")
+	if b.Open(0, "c") || b.Fresh(0) != 0 {
+		t.Error("c is gone")
+	}
+	b.Back("c")
+	b.Back("x") // a stranger
+	if !b.Open(0, "c") || b.Fresh(0) != 0 {
+		t.Error("c is there again, and nothing is known of its load")
+	}
+	b.Gone("c")
+	b.Hear(0, "c", loadview.Load{})
+	if !b.Open(0, "c") || b.Fresh(0) != 1 || b.Address("c") != "c:81" || b.Address("x") != "" {
+		t.Error("c is back")
+	}
+	b.Hear(0, "x", loadview.Load{}) // a stranger
+	if b.Fresh(0) != 1 {
+		t.Error("a stranger counts")
+	}
+}
+
+func TestRescue(t *testing.T) {
+	b := fleet(t)
+	var tried []policies.ReplicaID
+	want := func(id policies.ReplicaID, ok bool) {
+		t.Helper()
+		got, is := b.Rescue(0, prompt(2000), tried)
+		if got != at(id) || is != ok {
+			t.Errorf("after %v: %q %v, want %q", tried, got.Replica, is, id)
+		}
+		tried = append(tried, id)
+		if id == "" {
+			tried[len(tried)-1] = "a"
+		}
+	}
+	b.Measure(loadview.Load{Total: 50})
+	b.Hear(0, "d", loadview.Load{Total: 100})
+	b.Hear(0, "b", loadview.Load{Total: 100})
+	want("d", true) // heard; e was not
+	want("e", true) // its stage
+	want("f", true) // longer
+	want("", true)  // shorter: here, before b with more load and c of which nothing is known
+	want("b", true)
+	want("c", true)
+	want("", false)
+	// A crowd that is rescued at once spreads.
+	b = fleet(t)
+	b.Hear(0, "d", loadview.Load{})
+	b.Hear(0, "e", loadview.Load{})
+	count := map[policies.ReplicaID]int{}
+	for range 10 {
+		got, _ := b.Rescue(0, prompt(2000), nil)
+		count[got.Replica]++
+	}
+	if count["d"] != 5 || count["e"] != 5 {
+		t.Errorf("spread: %v", count)
+	}
+	// The own replica is the last resort when it drains: not at all.
+	b = fleet(t)
+	b.Measure(loadview.Load{Draining: true})
+	b.SetView(policies.OneStage("m", []policies.ReplicaID{"a"}), nil)
+	if _, ok := b.Rescue(0, prompt(1), nil); ok {
+		t.Error("rescued by a draining replica")
+	}
+}
+
+// BenchmarkPlace shows that a thousand replicas cost no more than a stage's
+// sample.
+func BenchmarkPlace(b *testing.B) {
+	for _, n := range [...]int{16, 1000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			ids := make([]policies.ReplicaID, n)
+			for i := range ids {
+				ids[i] = policies.ReplicaID(fmt.Sprintf("r%d", i))
+			}
+			x := loadview.New(loadview.Config{Self: "r0", Placer: place.Policy{Queue: 1}})
+			x.SetView(policies.OneStage("m", ids), peers(ids...))
+			for i := range min(n, 24) {
+				x.Hear(0, ids[i*n/min(n, 24)], loadview.Load{})
+			}
+			for b.Loop() {
+				x.Measure(loadview.Load{Waiting: 100})
+				x.Place(0, prompt(10))
+			}
+		})
+	}
+}
+
+// A request for a LoRA adapter begins, and is rescued, where the adapter is.
+func TestAdapters(t *testing.T) {
+	b := fleet(t)
+	replicas := peers("a", "b", "c", "d", "e", "f")
+	replicas[1].Adapters, replicas[4].Adapters = []string{"sql", "poet"}, []string{"sql"}
+	plan := policies.Plan{Model: "m", Stages: []policies.Stage{
+		{Low: 0, High: 1000, Replicas: []policies.ReplicaID{"a", "b", "c"}},
+		{Low: 1000, High: 4000, Replicas: []policies.ReplicaID{"d", "e"}},
+		{Low: 4000, High: policies.Unbounded, Replicas: []policies.ReplicaID{"f"}},
+	}}
+	b.SetView(plan, replicas)
+	ask := func(name string, n policies.Tokens) policies.Request { return policies.Request{Model: name, Input: n} }
+	for range 20 { // whatever is drawn, and whoever is idle
+		for _, x := range []struct {
+			name string
+			n    policies.Tokens
+			want policies.ReplicaID
+		}{
+			{"m", 10, ""}, {"sql", 10, "b"}, {"sql", 2000, "e"}, {"poet", 10, "b"},
+			{"poet", 2000, "b"}, {"poet", 9000, "b"}, // in a shorter stage only
+			{"nobody-has-it", 10, ""}, // the engine's to refuse
+		} {
+			if got := b.Place(0, ask(x.name, x.n)); got != at(x.want) {
+				t.Fatalf("%s of %d tokens: at %q, want %q", x.name, x.n, got.Replica, x.want)
+			}
+		}
+		if got, ok := b.Rescue(0, ask("sql", 10), []policies.ReplicaID{"b"}); !ok || got != at("e") {
+			t.Fatalf("rescued at %q, %v", got.Replica, ok)
+		}
+		if got, ok := b.Rescue(0, ask("poet", 10), []policies.ReplicaID{"b"}); ok {
+			t.Fatalf("rescued at %q, which cannot run it", got.Replica)
+		}
+		b = fleet(t)
+		b.SetView(plan, replicas)
+	}
+	if b.Fits("m") != nil || b.Fits("sql") == nil || b.Fits("sql")("a") || !b.Fits("sql")("e") {
+		t.Error("who fits is wrong")
+	}
+}

@@ -1,0 +1,136 @@
+package loadview
+
+import (
+	"slices"
+
+	"github.com/cascadeinfer/cascade/migrator/frontend"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// Place returns where a request begins: at a peer, or with the zero Target
+// here. A request that cannot move once it runs is placed by the length that it
+// may grow to. One for a LoRA adapter that the own engine does not have begins
+// at a peer that has it, if there is one.
+func (b *Board) Place(now policies.Micros, r policies.Request) frontend.Target {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.cfg.Placer == nil || len(b.stages) == 0 {
+		return b.here(r)
+	}
+	grown := r
+	if policies.Movable(r) != policies.MayMove {
+		grown.Output = max(r.Output, r.MaxOutput)
+	}
+	own := policies.Site{ID: b.cfg.Self, High: policies.Unbounded, Waiting: b.self.Waiting, Load: b.self.Total, Draining: b.self.Draining || !b.adapters.Serves(b.cfg.Self, r.Model)}
+	if b.own >= 0 {
+		own.Low, own.High = b.plan.Stages[b.own].Low, b.plan.Stages[b.own].High
+	}
+	id := b.ask(now, grown, own, b.fresh)
+	if id == "" && (own.Draining || grown.Length() < own.Low || grown.Length() >= own.High) {
+		// It should not begin here, and nobody who would do has been heard of
+		// lately: then one of whom nothing is known.
+		id = b.ask(now, grown, own, func(policies.Micros, *entry) bool { return true })
+	}
+	if e := b.peers[id]; e != nil && e.address != "" {
+		b.forwards++
+		return b.target(e, r)
+	}
+	return b.here(r)
+}
+
+// ask shows the Placer a sample of the peers that pass.
+func (b *Board) ask(now policies.Micros, r policies.Request, own policies.Site, pass func(policies.Micros, *entry) bool) policies.ReplicaID {
+	at := b.plan.StageOf(r.Length())
+	b.sites = b.sites[:0]
+	narrow := b.adapters.Narrow(r.Model)
+	fits := func(now policies.Micros, e *entry) bool {
+		return pass(now, e) && (!narrow || b.adapters.Serves(e.id, r.Model))
+	}
+	b.sample(now, at, fits)
+	for k := at + 1; k < len(b.stages) && len(b.sites) < 2*b.cfg.Sample; k++ {
+		b.sample(now, k, fits)
+	}
+	for k := at - 1; k >= 0 && narrow && len(b.sites) == 0; k-- {
+		// Its adapter is loaded in shorter stages only: they have to do.
+		b.sample(now, k, fits)
+		for i := range b.sites {
+			b.sites[i].High = policies.Unbounded
+		}
+	}
+	return b.cfg.Placer.Place(policies.Arrival{Request: r, Own: own, Peers: b.sites})
+}
+
+// sample adds some of a stage's replicas to the sites, beginning anywhere.
+func (b *Board) sample(now policies.Micros, k int, pass func(policies.Micros, *entry) bool) {
+	all := b.stages[k]
+	if len(all) == 0 {
+		return
+	}
+	start, found := b.rng.IntN(len(all)), 0
+	for i := range min(len(all), mostLooks) {
+		e := all[(start+i)%len(all)]
+		if !b.open(now, e) || !pass(now, e) {
+			continue
+		}
+		b.sites = append(b.sites, policies.Site{ID: e.id, Low: b.plan.Stages[k].Low, High: b.plan.Stages[k].High, Waiting: e.load.Waiting, Load: e.load.Total})
+		if found++; found == b.cfg.Sample {
+			return
+		}
+	}
+}
+
+// Rescue returns where a stream may go on whose engine was lost: the least
+// loaded replica of the stage that holds its length, else of a longer one, else
+// of any. Peers of whom nothing was heard lately come after those of the same
+// stage that were heard. False means that all have been tried.
+func (b *Board) Rescue(now policies.Micros, r policies.Request, tried []policies.ReplicaID) (frontend.Target, bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	self := !b.self.Draining && !slices.Contains(tried, b.cfg.Self) && b.adapters.Serves(b.cfg.Self, r.Model)
+	at := b.plan.StageOf(r.Length())
+	for i := range len(b.stages) {
+		k := at + i
+		if k >= len(b.stages) {
+			k = len(b.stages) - 1 - i // the shorter ones, the longest first
+		}
+		e, heard := b.least(now, k, r, tried)
+		switch here := self && k == b.own; {
+		case here && (!heard || b.self.Total <= e.load.Total):
+			return b.here(r), true
+		case e != nil:
+			return b.target(e, r), true
+		}
+	}
+	if self {
+		return b.here(r), true
+	}
+	return frontend.Target{}, false
+}
+
+// least returns the least loaded replica of a stage that has not been tried;
+// heard tells whether its load is known.
+func (b *Board) least(now policies.Micros, k int, r policies.Request, tried []policies.ReplicaID) (best *entry, heard bool) {
+	all := b.stages[k]
+	if len(all) == 0 {
+		return nil, false
+	}
+	start := b.rng.IntN(len(all))
+	for i := range all {
+		e := all[(start+i)%len(all)]
+		if !b.open(now, e) || slices.Contains(tried, e.id) || !b.adapters.Serves(e.id, r.Model) {
+			continue
+		}
+		fresh := b.fresh(now, e)
+		if best == nil || fresh && !heard || fresh == heard && fresh && e.load.Total < best.load.Total {
+			best, heard = e, fresh
+		}
+	}
+	return best, heard
+}
+
+// Forwards counts the requests that Place sent to a peer.
+func (b *Board) Forwards() uint64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.forwards
+}

@@ -1,0 +1,197 @@
+package memtransport_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/internal/memtransport"
+	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
+)
+
+var small = transport.Layout{Blocks: 8, Regions: []transport.Region{{Stride: 4, Bytes: 4}, {Offset: 32, Stride: 4, Bytes: 4}}}
+
+// scene is one open puller with a plan of four blocks, in a bubble of its own.
+type scene struct {
+	transporttest.Pair
+	faults *memtransport.Faults
+	plan   transport.Plan
+}
+
+func bubble(t *testing.T, test func(t *testing.T, s *scene)) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &scene{faults: &memtransport.Faults{}}
+		s.Pair = pair(t, small, small, s.faults)
+		for i := range s.Source.Memory.Bytes {
+			s.Source.Memory.Bytes[i] = byte(i + 1)
+		}
+		s.plan = transport.Plan{Src: []uint32{0, 1, 2, 3}, Dst: []uint32{7, 6, 5, 4}}
+		s.plan.Sums = s.Source.Memory.Sums(nil, s.plan.Src)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- s.Source.Transport.Run(ctx) }()
+		synctest.Wait()
+		test(t, s)
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func (s *scene) open(t *testing.T, ctx context.Context) (transport.Puller, error) {
+	t.Helper()
+	offer, err := s.Source.Transport.Export(transport.Grant{
+		Move: "a/1", Receiver: transporttest.Receiver, Deadline: time.Now().Add(10 * time.Second),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s.Target.Transport.Open(ctx, transporttest.Receiver, offer)
+}
+
+// arrived counts the plan's blocks that are in place.
+func (s *scene) arrived() int {
+	n := 0
+	for i, dst := range s.plan.Dst {
+		if slices.Equal(s.Source.Memory.Sums(nil, s.plan.Src[i:i+1]), s.Target.Memory.Sums(nil, []uint32{dst})) {
+			n++
+		}
+	}
+	return n
+}
+
+func TestFaultsOfAPull(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		fault   memtransport.Fault
+		err     bool
+		arrived int
+		took    time.Duration
+	}{
+		{name: "none", arrived: 4},
+		{name: "another call's", fault: memtransport.Fault{Kind: memtransport.Cut, Nth: 1}, arrived: 4},
+		{name: "cut at once", fault: memtransport.Fault{Kind: memtransport.Cut}, err: true},
+		{name: "cut after 3", fault: memtransport.Fault{Kind: memtransport.Cut, Block: 3}, err: true, arrived: 3},
+		{name: "cut after all", fault: memtransport.Fault{Kind: memtransport.Cut, Block: 99}, err: true, arrived: 4},
+		{name: "delay", fault: memtransport.Fault{Kind: memtransport.Delay, Block: 2, For: time.Second}, arrived: 4, took: time.Second},
+		{name: "delay over the grant", fault: memtransport.Fault{Kind: memtransport.Delay, Block: 2, For: time.Minute}, err: true, arrived: 2, took: 10 * time.Second},
+		{name: "hang", fault: memtransport.Fault{Kind: memtransport.Hang, Block: 1}, err: true, arrived: 1, took: 10 * time.Second},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *scene) {
+				p, err := s.open(t, t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer p.Close()
+				c.fault.At = memtransport.AtPull
+				s.faults.Set(c.fault)
+				start := time.Now()
+				if _, err := p.Pull(t.Context(), s.plan); (err != nil) != c.err {
+					t.Errorf("pull: %v", err)
+				}
+				if took := time.Since(start); took != c.took || s.arrived() != c.arrived {
+					t.Errorf("%d blocks in %v, want %d in %v", s.arrived(), took, c.arrived, c.took)
+				}
+			})
+		})
+	}
+}
+
+func TestCorruptBlockCanBePulledAgain(t *testing.T) {
+	bubble(t, func(t *testing.T, s *scene) {
+		p, err := s.open(t, t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer p.Close()
+		s.faults.Set(memtransport.Fault{At: memtransport.AtPull, Kind: memtransport.Corrupt, Block: 2})
+		var corrupt *transport.CorruptError
+		if _, err := p.Pull(t.Context(), s.plan); !errors.As(err, &corrupt) || !slices.Equal(corrupt.Blocks, []int{2}) || s.arrived() != 3 {
+			t.Errorf("pull: %v, %d blocks arrived", err, s.arrived())
+		}
+		if _, err := p.Pull(t.Context(), s.plan); err != nil || s.arrived() != 4 {
+			t.Errorf("second pull: %v, %d blocks arrived", err, s.arrived())
+		}
+	})
+}
+
+func TestFaultsOfAnOpen(t *testing.T) {
+	bubble(t, func(t *testing.T, s *scene) {
+		s.faults.Set(memtransport.Fault{Kind: memtransport.Refuse}, memtransport.Fault{Nth: 1, Kind: memtransport.Hang}, memtransport.Fault{Nth: 2, Kind: memtransport.Hang},
+			memtransport.Fault{Nth: 3, Kind: memtransport.Delay, For: time.Second})
+		if _, err := s.open(t, t.Context()); !errors.Is(err, transport.ErrRefused) {
+			t.Errorf("refused: %v", err)
+		}
+		if _, err := s.open(t, t.Context()); err == nil {
+			t.Error("an Open that hangs succeeds")
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := s.open(t, ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("an Open that hangs under a deadline: %v", err)
+		}
+		p, err := s.open(t, t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.Close()
+	})
+}
+
+// A pull that hangs ends with its context and with its puller.
+func TestHangEnds(t *testing.T) {
+	bubble(t, func(t *testing.T, s *scene) {
+		for _, end := range []string{"context", "close"} {
+			s.faults.Set(memtransport.Fault{At: memtransport.AtPull, Kind: memtransport.Hang})
+			p, err := s.open(t, t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error)
+			go func() {
+				_, err := p.Pull(ctx, s.plan)
+				ended <- err
+			}()
+			synctest.Wait()
+			if end == "close" {
+				p.Close()
+			}
+			cancel()
+			if err := <-ended; err == nil {
+				t.Errorf("%s: the pull succeeds", end)
+			}
+			p.Close()
+		}
+	})
+}
+
+func BenchmarkPull(b *testing.B) {
+	p := pair(b, small, small, nil)
+	ctx, cancel := context.WithCancel(b.Context())
+	defer cancel()
+	go p.Source.Transport.Run(ctx)
+	var offer transport.Offer
+	for err := errors.New("not yet"); err != nil; {
+		offer, err = p.Source.Transport.Export(transport.Grant{Move: "a/1", Receiver: "b", Deadline: time.Now().Add(time.Hour)})
+	}
+	puller, err := p.Target.Transport.Open(b.Context(), "b", offer)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer puller.Close()
+	plan := transport.Plan{Src: []uint32{0, 1, 2, 3}, Dst: []uint32{7, 6, 5, 4}}
+	plan.Sums = p.Source.Memory.Sums(nil, plan.Src)
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := puller.Pull(b.Context(), plan); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,32 @@
+package memtransport_test
+
+import (
+	"testing"
+
+	"github.com/cascadeinfer/cascade/migrator/internal/memtransport"
+	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
+)
+
+// pair returns two ends in a network of their own.
+func pair(t testing.TB, source, target transport.Layout, faults *memtransport.Faults) transporttest.Pair {
+	t.Helper()
+	network := &memtransport.Network{}
+	end := func(name string, l transport.Layout) transporttest.End {
+		m := transporttest.Heap(l)
+		tr, err := memtransport.New(memtransport.Config{Network: network, Name: name, Pool: transporttest.Pool{M: m}, Faults: faults})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return transporttest.End{Transport: tr, Memory: m}
+	}
+	return transporttest.Pair{Source: end("source", source), Target: end("target", target)}
+}
+
+func ends(t *testing.T, source, target transport.Layout) transporttest.Pair {
+	return pair(t, source, target, nil)
+}
+
+func TestConformance(t *testing.T) { transporttest.Run(t, ends) }
+
+func TestAllocations(t *testing.T) { transporttest.Allocations(t, ends) }

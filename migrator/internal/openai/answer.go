@@ -1,0 +1,282 @@
+package openai
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/tidwall/gjson"
+)
+
+// Template is the shape of an engine's unstreamed answer, learnt from one:
+// which fields it has, in which order, with which blanks. Engines of different
+// kinds and versions differ in all of that, so the front does not guess: it
+// relays the first answer of a kind as it is and builds the next ones to its
+// pattern. A Template is immutable.
+type Template struct {
+	parts []part
+}
+
+// part is some literal text and the value that follows it.
+type part struct {
+	text  string
+	value slot
+	usage string // the path inside usage, for slotUsage
+	was   string // the value in the answer learnt from
+}
+
+type slot int
+
+const (
+	slotEnd slot = iota
+	slotID
+	slotCreated
+	slotModel
+	slotFingerprint
+	slotRole
+	slotText
+	slotReasoning
+	slotFinish
+	slotStop
+	slotIDs
+	slotPromptIDs
+	slotUsage
+)
+
+// topSlots and choiceSlots say which fields vary between answers. A field in
+// neither is a constant of the engine if it is null, and otherwise something
+// that cannot be assembled.
+var (
+	topSlots = map[string]slot{"id": slotID, "created": slotCreated, "model": slotModel,
+		"system_fingerprint": slotFingerprint, "prompt_token_ids": slotPromptIDs}
+	choiceSlots = map[string]slot{"finish_reason": slotFinish, "stop_reason": slotStop, "text": slotText,
+		"token_ids": slotIDs, "prompt_token_ids": slotPromptIDs}
+	messageSlots = map[string]slot{"role": slotRole, "content": slotText,
+		"reasoning": slotReasoning, "reasoning_content": slotReasoning}
+	constants = map[string]bool{"object": true, "index": true, "service_tier": true}
+)
+
+// Learn makes a Template from the body of an unstreamed answer with one
+// choice. The error names the field that cannot be assembled.
+func Learn(body []byte) (*Template, error) {
+	if err := check(body); err != nil {
+		return nil, err
+	}
+	l := learner{text: string(body)}
+	l.object(gjson.Parse(l.text), "", topSlots)
+	if l.err == nil && !l.choice {
+		l.err = errors.New("the answer has no choice")
+	}
+	if l.err != nil {
+		return nil, l.err
+	}
+	l.parts = append(l.parts, part{text: l.text[l.at:]})
+	return &Template{parts: l.parts}, nil
+}
+
+type learner struct {
+	text   string
+	at     int // text before it is in parts
+	parts  []part
+	choice bool
+	err    error
+}
+
+// slot ends the literal text at v's place and leaves a hole for v.
+func (l *learner) slot(v gjson.Result, s slot, usage string) {
+	l.parts = append(l.parts, part{text: l.text[l.at:v.Index], value: s, usage: usage, was: v.Raw})
+	l.at = v.Index + len(v.Raw)
+}
+
+// object walks an object's fields: those in slots become holes, the known
+// structures are walked into, and every other one must be constant.
+func (l *learner) object(v gjson.Result, path string, slots map[string]slot) {
+	v.ForEach(func(k, v gjson.Result) bool {
+		name := path + k.Str
+		s, varies := slots[k.Str]
+		switch {
+		case varies:
+			l.slot(v, s, "")
+		case name == "choices":
+			v.ForEach(func(i, choice gjson.Result) bool {
+				if i.Num > 0 || !choice.IsObject() {
+					l.err = errors.New("the answer has more than one choice")
+					return false
+				}
+				l.choice = true
+				l.object(choice, "choices.", choiceSlots)
+				return l.err == nil
+			})
+		case name == "choices.message" && v.IsObject():
+			l.object(v, "message.", messageSlots)
+		case name == "usage" && v.IsObject():
+			l.usage(v, "")
+		case name == "message.tool_calls" && v.IsArray() && !nonEmpty(v):
+		case v.Type == gjson.Null || constants[k.Str]:
+		default:
+			l.err = fmt.Errorf("the answer's %s varies in a way that a stream does not tell", strings.TrimSuffix(name, "."))
+		}
+		return l.err == nil
+	})
+}
+
+// usage makes holes of the leaves of the usage object.
+func (l *learner) usage(v gjson.Result, path string) {
+	v.ForEach(func(k, v gjson.Result) bool {
+		// A dot or a star in a name would mean something else in a path.
+		name := path + strings.NewReplacer(".", `\.`, "*", `\*`, "?", `\?`).Replace(k.Str)
+		if v.IsObject() {
+			l.usage(v, name+".")
+		} else {
+			l.slot(v, slotUsage, name)
+		}
+		return true
+	})
+}
+
+// Answer collects a stream's events into an unstreamed answer. The zero value
+// is ready.
+type Answer struct {
+	identity                Identity
+	fingerprint, role       []byte
+	text, reasoning, usage  []byte
+	finish, stop            []byte
+	content, thought, ended bool
+}
+
+// errStrange says that an engine's stream has what the answer has no place for.
+var errStrange = errors.New("the stream carries fields that an assembled answer has no place for")
+
+// Take adds an event. edit is what would be changed about it for a client that
+// reads the stream; of it Pin and Totals count.
+func (a *Answer) Take(c *Chunk, edit Edit) error {
+	if c.strange || c.Choices > 1 {
+		return errStrange
+	}
+	data := c.event.Data
+	keep := func(dst *[]byte, s span) {
+		if !s.absent() && view(s.of(data)) != "null" {
+			*dst = append((*dst)[:0], s.of(data)...)
+		}
+	}
+	if a.identity.ID == nil && !c.id.absent() {
+		a.identity = c.Identity()
+	}
+	if edit.Pin != nil {
+		a.identity = *edit.Pin
+	}
+	if edit.Pin != nil && edit.Pin.Fingerprint != nil {
+		a.fingerprint = append(a.fingerprint[:0], edit.Pin.Fingerprint...) // which others read too
+	} else {
+		keep(&a.fingerprint, c.fingerprint)
+	}
+	keep(&a.role, c.role)
+	keep(&a.finish, c.finish)
+	keep(&a.stop, c.stop)
+	if !c.usage.absent() {
+		if u := c.Append(nil, Edit{Totals: edit.Totals}); edit.Totals != nil {
+			a.usage = usageIn(u)
+		} else {
+			keep(&a.usage, c.usage)
+		}
+	}
+	// The inside of a JSON string can be joined to another's as it is.
+	if !c.text.absent() {
+		a.text, a.content = append(a.text, c.text.of(data)...), true
+	}
+	if !c.reasoning.absent() {
+		a.reasoning, a.thought = append(a.reasoning, c.reasoning.of(data)...), true
+	}
+	a.ended = a.ended || c.Finish
+	return nil
+}
+
+// usageIn returns the usage of an edited event.
+func usageIn(raw []byte) []byte {
+	return []byte(gjson.Parse(view(event(raw).Data)).Get("usage").Raw)
+}
+
+// Body builds the answer to the pattern of t. ids and prompt are the token
+// ids to show, nil where the client did not ask. The error is for a stream
+// that told too little.
+func (a *Answer) Body(t *Template, ids, prompt []uint32) ([]byte, error) {
+	if !a.ended || a.identity.ID == nil {
+		return nil, errors.New("the stream ended without a finish reason")
+	}
+	orNull := func(dst, v []byte) []byte {
+		if v == nil {
+			v = null
+		}
+		return append(dst, v...)
+	}
+	quoted := func(dst, inside []byte) []byte { return append(append(append(dst, '"'), inside...), '"') }
+	usage := gjson.Parse(view(a.usage))
+	out := make([]byte, 0, len(a.text)+len(a.reasoning)+7*(len(ids)+len(prompt))+1024)
+	for _, p := range t.parts {
+		out = append(out, p.text...)
+		switch p.value {
+		case slotEnd:
+		case slotID:
+			out = orNull(out, a.identity.ID)
+		case slotCreated:
+			out = orNull(out, a.identity.Created)
+		case slotModel:
+			out = orNull(out, a.identity.Model)
+		case slotFingerprint:
+			if a.fingerprint == nil {
+				out = append(out, p.was...)
+			} else {
+				out = append(out, a.fingerprint...)
+			}
+		case slotRole:
+			if a.role == nil {
+				out = append(out, p.was...)
+			} else {
+				out = append(out, a.role...)
+			}
+		case slotText:
+			if a.thought && !a.content {
+				out = append(out, null...) // all of it was reasoning
+			} else {
+				out = quoted(out, a.text)
+			}
+		case slotReasoning:
+			if a.thought {
+				out = quoted(out, a.reasoning)
+			} else {
+				out = append(out, null...)
+			}
+		case slotFinish:
+			out = orNull(out, a.finish)
+		case slotStop:
+			out = orNull(out, a.stop)
+		case slotIDs:
+			out = appendList(out, ids)
+		case slotPromptIDs:
+			out = appendList(out, prompt)
+		case slotUsage:
+			if v := usage.Get(p.usage); v.Exists() {
+				out = append(out, v.Raw...)
+			} else {
+				out = append(out, null...)
+			}
+		}
+	}
+	return out, nil
+}
+
+// appendList appends a list of ids as engines write it, null for none.
+func appendList(dst []byte, ids []uint32) []byte {
+	if ids == nil {
+		return append(dst, null...)
+	}
+	dst = append(dst, '[')
+	for i, id := range ids {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = strconv.AppendUint(dst, uint64(id), 10)
+	}
+	return append(dst, ']')
+}

@@ -1,0 +1,316 @@
+package openai
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+
+	"github.com/tidwall/gjson"
+)
+
+// Chunk is one event of a streamed answer, taken apart: what it tells, and
+// where in its bytes that stands. It refers to the Reader's bytes and holds as
+// long as they do; Clone makes it last.
+type Chunk struct {
+	event Event
+
+	Done    bool // the event is "[DONE]"
+	Empty   bool // the event carries no data: a comment, or fields that mean nothing here
+	Choices int  // how many choices it has
+	Finish  bool // a choice has a finish reason
+	Tokens  int  // how many generated token ids it carries, over all choices
+	// HasText is true when a choice carries text: a token that ends inside a
+	// character has none, and its bytes come with the next one.
+	HasText bool
+	// Hollow is true for a chat event that tells nothing but token ids: engines
+	// send those only to clients that asked for ids.
+	Hollow bool
+
+	id, created, model, fingerprint, usage, failure span
+	ids, promptIDs                                  [maxIDs]span
+	nIDs, nPrompts                                  int
+	finish, stop, text, reasoning, role             span
+	reasoningKey                                    string
+	strange                                         bool // a delta has a field that an assembled answer has no place for
+}
+
+// maxIDs bounds the token id lists of one event: one per choice, and engines
+// send one choice an event.
+const maxIDs = 8
+
+var done = []byte("[DONE]")
+
+// errNoChunk is what an event that is neither choices nor an error is.
+var errNoChunk = errors.New("an event has neither choices nor an error")
+
+// Parse takes an event apart. The error says what about the event is not the
+// dialect's; the chunk is then useless. A Chunk can be parsed into again.
+func (c *Chunk) Parse(ev Event) error {
+	*c = Chunk{event: ev}
+	if ev.Data == nil {
+		c.Empty = true
+		return nil
+	}
+	if bytes.Equal(ev.Data, done) {
+		c.Done = true
+		return nil
+	}
+	if err := check(ev.Data); err != nil {
+		return fmt.Errorf("an event is %w", err)
+	}
+	var err error
+	known := false
+	gjson.Parse(view(ev.Data)).ForEach(func(k, v gjson.Result) bool {
+		switch k.Str {
+		case "id":
+			c.id = spanOf(v)
+		case "created":
+			c.created = spanOf(v)
+		case "model":
+			c.model = spanOf(v)
+		case "system_fingerprint":
+			c.fingerprint = spanOf(v)
+		case "usage":
+			if v.Type != gjson.Null {
+				c.usage = spanOf(v)
+			}
+		case "error":
+			c.failure, known = spanOf(v), known || v.Type != gjson.Null
+		case "prompt_token_ids":
+			err = c.noteIDs(&c.promptIDs, &c.nPrompts, v)
+		case "choices":
+			known = v.IsArray()
+			v.ForEach(func(_, choice gjson.Result) bool {
+				c.Choices++
+				err = c.choice(choice)
+				return err == nil
+			})
+		}
+		return err == nil
+	})
+	if err == nil && !known {
+		err = errNoChunk
+	}
+	return err
+}
+
+// choice takes one choice in.
+func (c *Chunk) choice(choice gjson.Result) (err error) {
+	c.Hollow = c.Choices == 1
+	choice.ForEach(func(k, v gjson.Result) bool {
+		switch k.Str {
+		case "text":
+			c.Hollow = false
+			c.setText(&c.text, v)
+		case "delta":
+			v.ForEach(func(k, v gjson.Result) bool {
+				c.Hollow = false
+				switch k.Str {
+				case "content":
+					c.setText(&c.text, v)
+				case "reasoning", "reasoning_content":
+					c.reasoningKey = "reasoning"
+					if len(k.Str) > len(c.reasoningKey) {
+						c.reasoningKey = "reasoning_content"
+					}
+					c.setText(&c.reasoning, v)
+				case "role":
+					c.role = spanOf(v)
+				default:
+					c.strange = c.strange || v.Type != gjson.Null
+				}
+				return true
+			})
+		case "finish_reason":
+			if v.Type != gjson.Null {
+				c.Finish, c.Hollow = true, false
+			}
+			c.finish = spanOf(v)
+		case "stop_reason":
+			c.stop = spanOf(v)
+		case "logprobs":
+			c.Hollow = c.Hollow && v.Type == gjson.Null
+		case "token_ids":
+			err = c.noteIDs(&c.ids, &c.nIDs, v)
+		case "prompt_token_ids":
+			err = c.noteIDs(&c.promptIDs, &c.nPrompts, v)
+		}
+		return err == nil
+	})
+	return err
+}
+
+// setText notes a string's inside, between its quotes.
+func (c *Chunk) setText(s *span, v gjson.Result) {
+	if v.Type == gjson.String && len(v.Raw) > 2 {
+		c.HasText = true
+		*s = span{v.Index + 1, v.Index + len(v.Raw) - 1}
+	}
+}
+
+func (c *Chunk) noteIDs(list *[maxIDs]span, n *int, v gjson.Result) error {
+	if v.Type == gjson.Null {
+		return nil
+	}
+	if !v.IsArray() {
+		return errors.New("an event has token ids that are not a list")
+	}
+	if *n == maxIDs {
+		return fmt.Errorf("an event has more than %d lists of token ids", maxIDs)
+	}
+	list[*n] = spanOf(v)
+	*n++
+	if list == &c.ids {
+		v.ForEach(func(_, _ gjson.Result) bool { c.Tokens++; return true })
+	}
+	return nil
+}
+
+// AppendIDs appends the generated token ids to dst. The error is for an id
+// that is not a 32-bit number; dst is then returned as it was.
+func (c *Chunk) AppendIDs(dst []uint32) ([]uint32, error) {
+	return appendIDs(dst, c.event.Data, c.ids[:c.nIDs])
+}
+
+// promptSlack is the room for generated ids that a prompt's ids come with.
+const promptSlack = 64
+
+// AppendPromptIDs appends the prompt's token ids, which one event of a stream
+// carries, to dst.
+func (c *Chunk) AppendPromptIDs(dst []uint32) ([]uint32, error) {
+	// Room for the prompt and the first tokens: doubling would waste half.
+	dst = slices.Grow(dst, c.PromptTokens()+promptSlack)
+	return appendIDs(dst, c.event.Data, c.promptIDs[:min(c.nPrompts, 1)])
+}
+
+// ListsIDs reports whether the event has a list of generated token ids, be it
+// an empty one.
+func (c *Chunk) ListsIDs() bool { return c.nIDs > 0 }
+
+// HasPrompt reports whether the event carries the prompt's token ids.
+func (c *Chunk) HasPrompt() bool { return c.nPrompts > 0 }
+
+// PromptTokens returns the length of the prompt when HasPrompt, without
+// reading the ids.
+func (c *Chunk) PromptTokens() int {
+	if c.nPrompts == 0 {
+		return 0
+	}
+	list := c.promptIDs[0].of(c.event.Data)
+	if len(bytes.Trim(list, "[] \t\r\n")) == 0 {
+		return 0
+	}
+	return bytes.Count(list, []byte{','}) + 1
+}
+
+func appendIDs(dst []uint32, data []byte, lists []span) ([]uint32, error) {
+	was := dst
+	for _, list := range lists {
+		b := list.of(data)
+		for i := 0; i < len(b); {
+			switch b[i] {
+			case '[', ']', ',', ' ', '\t', '\r', '\n':
+				i++
+				continue
+			}
+			from := i
+			for i < len(b) && b[i] >= '0' && b[i] <= '9' {
+				i++
+			}
+			id, err := strconv.ParseUint(view(b[from:i]), 10, 32)
+			if err != nil {
+				return was, errors.New("an event has a token id that is not a 32-bit number")
+			}
+			dst = append(dst, uint32(id))
+		}
+	}
+	return dst, nil
+}
+
+// UsageOnly reports whether the event is the usage at the end of a stream.
+func (c *Chunk) UsageOnly() bool {
+	return c.Choices == 0 && !c.usage.absent() && c.failure.absent()
+}
+
+// Usage reads the counts of the event's usage; ok is false when it has none.
+// cached is 0 where the engine does not tell.
+func (c *Chunk) Usage() (u Usage, ok bool) {
+	if c.usage.absent() {
+		return Usage{}, false
+	}
+	return usageOf(gjson.Parse(view(c.usage.of(c.event.Data))))
+}
+
+// Failed returns the event's JSON text when it is an error that the engine
+// reports inside a stream, else nil.
+func (c *Chunk) Failed() []byte {
+	if c.failure.absent() || view(c.failure.of(c.event.Data)) == "null" {
+		return nil
+	}
+	return c.event.Data
+}
+
+// Role reports whether the event opens a chat message.
+func (c *Chunk) Role() bool { return !c.role.absent() }
+
+// Raw returns the event as it was sent.
+func (c *Chunk) Raw() []byte { return c.event.Raw }
+
+// Clone returns a chunk that shares nothing with the Reader.
+func (c *Chunk) Clone() *Chunk {
+	d := *c
+	d.event.Raw = slices.Clone(c.event.Raw)
+	if c.event.at >= 0 {
+		d.event.Data = d.event.Raw[c.event.at : c.event.at+len(c.event.Data)]
+	} else {
+		d.event.Data = slices.Clone(c.event.Data)
+	}
+	return &d
+}
+
+// Identity is what tells a client that events belong to one answer: raw JSON
+// values, nil for those not known.
+type Identity struct{ ID, Created, Model, Fingerprint []byte }
+
+// Identity returns copies of the event's values.
+func (c *Chunk) Identity() Identity {
+	get := func(s span) []byte {
+		if s.absent() {
+			return nil
+		}
+		return slices.Clone(s.of(c.event.Data))
+	}
+	return Identity{get(c.id), get(c.created), get(c.model), slices.Clone(c.Fingerprint())}
+}
+
+// Usage is the token counts of an answer.
+type Usage struct{ Prompt, Output, Cached int }
+
+// UsageIn reads the counts of an unstreamed answer; ok is false when it has none.
+func UsageIn(body []byte) (u Usage, ok bool) {
+	if check(body) != nil {
+		return Usage{}, false
+	}
+	return usageOf(gjson.Parse(view(body)).Get("usage"))
+}
+
+func usageOf(v gjson.Result) (Usage, bool) {
+	if !v.IsObject() {
+		return Usage{}, false
+	}
+	var u Usage
+	v.ForEach(func(k, n gjson.Result) bool {
+		switch k.Str {
+		case "prompt_tokens":
+			u.Prompt = int(n.Int())
+		case "completion_tokens":
+			u.Output = int(n.Int())
+		case "prompt_tokens_details":
+			u.Cached = int(n.Get("cached_tokens").Int())
+		}
+		return true
+	})
+	return u, true
+}

@@ -1,0 +1,140 @@
+package openai
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+const (
+	firstEvent = `data: {"id":"cmpl-1","object":"text_completion","created":17,"model":"m","choices":[{"index":0,"text":"oda","logprobs":null,"finish_reason":null,"stop_reason":null,"prompt_token_ids":[5,300,301],"token_ids":[485]}]}` + "\n\n"
+	tokenEvent = `data: {"id":"cmpl-1","object":"text_completion","created":17,"model":"m","choices":[{"index":0,"text":"","logprobs":null,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":[162]}]}` + "\n\n"
+	lastEvent  = `data: {"id":"cmpl-1","object":"text_completion","created":17,"model":"m","choices":[{"index":0,"text":"fuwu","logprobs":null,"finish_reason":"length","stop_reason":null,"prompt_token_ids":null,"token_ids":[634]}]}` + "\n\n"
+	usageEvent = `data: {"id":"cmpl-1","object":"text_completion","created":17,"model":"m","choices":[],"usage":{"prompt_tokens":3,"total_tokens":6,"completion_tokens":3},"system_fingerprint":"vllm-1"}` + "\n\n"
+	chatEvent  = `data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":17,"model":"m","choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],"prompt_token_ids":[1,2]}` + "\n\n"
+)
+
+func parse(t *testing.T, raw string) *Chunk {
+	t.Helper()
+	ev, err := NewReader(strings.NewReader(raw)).Next()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var c Chunk
+	if err := c.Parse(ev); err != nil {
+		t.Fatalf("%s: %v", raw, err)
+	}
+	return &c
+}
+
+func TestChunk(t *testing.T) {
+	c := parse(t, firstEvent)
+	ids, err := c.AppendIDs([]uint32{1})
+	if err != nil || !slices.Equal(ids, []uint32{1, 485}) || c.Tokens != 1 || !c.HasText || c.Finish {
+		t.Errorf("first event: ids %v, %v, %+v", ids, err, c)
+	}
+	if prompt, err := c.AppendPromptIDs(nil); err != nil || !slices.Equal(prompt, []uint32{5, 300, 301}) || c.PromptTokens() != 3 {
+		t.Errorf("first event: prompt %v of %d, %v", prompt, c.PromptTokens(), err)
+	}
+	if c := parse(t, tokenEvent); c.HasText || c.Tokens != 1 || c.HasPrompt() {
+		t.Errorf("a token inside a character: %+v", c)
+	}
+	if c := parse(t, lastEvent); !c.Finish {
+		t.Error("the last event does not finish")
+	}
+	c = parse(t, usageEvent)
+	if u, ok := c.Usage(); !ok || u != (Usage{Prompt: 3, Output: 3}) || !c.UsageOnly() || string(c.Fingerprint()) != `"vllm-1"` {
+		t.Errorf("usage event: %+v, %t", u, ok)
+	}
+	if c := parse(t, chatEvent); !c.Role() || c.Tokens != 0 || c.PromptTokens() != 2 || c.Hollow {
+		t.Errorf("chat event: %+v", c)
+	}
+	hollow := `data: {"id":"c","choices":[{"index":0,"delta":{},"logprobs":null,"finish_reason":null,"token_ids":[7]}]}` + "\n\n"
+	if c := parse(t, hollow); !c.Hollow || c.Tokens != 1 {
+		t.Errorf("hollow event: %+v", c)
+	}
+	if c := parse(t, strings.Replace(hollow, `"finish_reason":null`, `"finish_reason":"stop"`, 1)); c.Hollow {
+		t.Error("an event that finishes is not hollow")
+	}
+	failed := `data: {"error":{"message":"x","code":503}}` + "\n\n"
+	if c := parse(t, failed); c.Failed() == nil || FailureStatus(c.Failed()) != 503 {
+		t.Error("an error event is not recognised")
+	}
+	if c := parse(t, ": ping\n\n"); !c.Empty {
+		t.Error("a comment is not empty")
+	}
+	if c := parse(t, "data: [DONE]\n\n"); !c.Done {
+		t.Error("[DONE] is not done")
+	}
+}
+
+func TestChunkRefuses(t *testing.T) {
+	for raw, want := range map[string]string{
+		"data: {\n\n":                                 "not valid JSON at byte",
+		"data: 5\n\n":                                 "not a JSON object",
+		"data: {\"object\":\"x\"}\n\n":                "neither choices nor an error",
+		"data: {\"choices\":7}\n\n":                   "neither choices nor an error",
+		"data: {\"choices\":[{\"token_ids\":7}]}\n\n": "not a list",
+		"data: " + strings.Repeat("[", 600) + "\n\n":  "nested deeper",
+	} {
+		ev, err := NewReader(strings.NewReader(raw)).Next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := new(Chunk).Parse(ev); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%.40q: %v, want %q", raw, err, want)
+		}
+	}
+	for _, id := range []string{"4294967296", "-1", "1.5", `"7"`, "1e3"} {
+		c := parse(t, `data: {"choices":[{"token_ids":[1,`+id+"]}]}\n\n")
+		if ids, err := c.AppendIDs(nil); err == nil || ids != nil {
+			t.Errorf("id %s: %v, %v", id, ids, err)
+		}
+	}
+}
+
+func TestEdit(t *testing.T) {
+	for _, test := range []struct {
+		name, raw string
+		edit      Edit
+		want      string
+	}{
+		{"nothing", firstEvent, Edit{}, firstEvent},
+		{"ids", firstEvent, Edit{NoIDs: true}, strings.NewReplacer("[5,300,301]", "null", "[485]", "null").Replace(firstEvent)},
+		{"ids of a chat", chatEvent, Edit{NoIDs: true}, strings.Replace(chatEvent, "[1,2]", "null", 1)},
+		{"fingerprint", lastEvent, Edit{Fingerprint: []byte(`"f"`)}, strings.Replace(lastEvent, "]}]}", `]}],"system_fingerprint":"f"}`, 1)},
+		{"fingerprint that is there", usageEvent, Edit{Fingerprint: []byte(`"f"`)}, usageEvent},
+		{"identity", tokenEvent, Edit{Pin: &Identity{ID: []byte(`"x"`), Created: []byte("9"), Model: []byte(`"n"`)}},
+			strings.NewReplacer(`"cmpl-1"`, `"x"`, "17", "9", `"model":"m"`, `"model":"n"`).Replace(tokenEvent)},
+		{"pinned fingerprint", usageEvent, Edit{Pin: &Identity{Fingerprint: []byte(`"f"`)}, Fingerprint: []byte(`"g"`)}, strings.Replace(usageEvent, "vllm-1", "f", 1)},
+		{"prompt", firstEvent, Edit{NoPrompt: true}, strings.Replace(firstEvent, "[5,300,301]", "null", 1)},
+		{"totals", usageEvent, Edit{Totals: &Usage{Prompt: 10, Output: 20}},
+			strings.NewReplacer(`"prompt_tokens":3`, `"prompt_tokens":10`, `"total_tokens":6`, `"total_tokens":30`, `"completion_tokens":3`, `"completion_tokens":20`).Replace(usageEvent)},
+		{"CRLF", strings.ReplaceAll(tokenEvent, "\n", "\r\n"), Edit{NoIDs: true},
+			strings.ReplaceAll(strings.Replace(tokenEvent, "[162]", "null", 1), "\n", "\r\n")},
+		{"two lines", "data: {\"choices\":[{\"token_ids\":\ndata: [1]}]}\n\n", Edit{NoIDs: true}, "data: {\"choices\":[{\"token_ids\": null}]}\n\n"},
+	} {
+		if got := string(parse(t, test.raw).Append(nil, test.edit)); got != test.want {
+			t.Errorf("%s:\n got %s\nwant %s", test.name, got, test.want)
+		}
+	}
+}
+
+func BenchmarkToken(b *testing.B) {
+	r := NewReader(&loop{text: []byte(lastEvent)})
+	var c Chunk
+	var ids []uint32
+	var out []byte
+	b.ReportAllocs()
+	for b.Loop() {
+		ev, err := r.Next()
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := c.Parse(ev); err != nil {
+			b.Fatal(err)
+		}
+		ids, _ = c.AppendIDs(ids[:0])
+		out = c.Append(out[:0], Edit{NoIDs: true})
+	}
+}

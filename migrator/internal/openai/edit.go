@@ -1,0 +1,154 @@
+package openai
+
+import (
+	"strconv"
+
+	"github.com/tidwall/gjson"
+)
+
+// Edit is what to change about an event before the client gets it.
+type Edit struct {
+	// NoIDs and NoUsage take out what only the front asked for. The fields stay
+	// with the value null, which is how the engine sends them to a client that
+	// did not ask.
+	NoIDs, NoUsage bool
+	// NoPrompt takes out the prompt's token ids only.
+	NoPrompt bool
+	// Pin replaces the values of id, created, model and system_fingerprint with
+	// those that it has; nil keeps them.
+	Pin *Identity
+	// Totals replaces the counts of the usage; nil keeps them. A negative Cached
+	// makes that one null: nobody knows it.
+	Totals *Usage
+	// Fingerprint is added as system_fingerprint when the event has none: an
+	// engine puts it on the last event that it sends, and the front may have
+	// asked for one more than the client did.
+	Fingerprint []byte
+}
+
+// Fingerprint returns the raw JSON value of the event's system_fingerprint,
+// nil when it has none. It is part of the Reader's bytes.
+func (c *Chunk) Fingerprint() []byte {
+	if c.fingerprint.absent() || view(c.fingerprint.of(c.event.Data)) == "null" {
+		return nil
+	}
+	return c.fingerprint.of(c.event.Data)
+}
+
+// patch is one replacement.
+type patch struct {
+	span
+	with []byte
+}
+
+var null = []byte("null")
+
+// Append appends the event to dst, edited. Without anything to edit, that is
+// the event as it was sent.
+func (c *Chunk) Append(dst []byte, e Edit) []byte {
+	var room [2*maxIDs + 8]patch // as many as an event can want
+	patches := room[:0]
+	if e.NoIDs || e.NoPrompt {
+		for _, s := range c.promptIDs[:c.nPrompts] {
+			patches = append(patches, patch{s, null})
+		}
+	}
+	if e.NoIDs {
+		for _, s := range c.ids[:c.nIDs] {
+			patches = append(patches, patch{s, null})
+		}
+	}
+	switch {
+	case c.usage.absent():
+	case e.NoUsage:
+		patches = append(patches, patch{c.usage, null})
+	case e.Totals != nil:
+		at := c.usage.from
+		gjson.Parse(view(c.usage.of(c.event.Data))).ForEach(func(k, v gjson.Result) bool {
+			n := -1
+			switch k.Str {
+			case "prompt_tokens":
+				n = e.Totals.Prompt
+			case "completion_tokens":
+				n = e.Totals.Output
+			case "total_tokens":
+				n = e.Totals.Prompt + e.Totals.Output
+			case "prompt_tokens_details":
+				if v = v.Get("cached_tokens"); v.Type == gjson.Number {
+					if n = e.Totals.Cached; n < 0 {
+						s := spanOf(v)
+						patches = append(patches, patch{span{s.from + at, s.to + at}, null})
+					}
+				}
+			}
+			if n >= 0 {
+				s := spanOf(v)
+				patches = append(patches, patch{span{s.from + at, s.to + at}, strconv.AppendInt(nil, int64(n), 10)})
+			}
+			return true
+		})
+	}
+	if e.Pin != nil {
+		for _, p := range [...]patch{{c.id, e.Pin.ID}, {c.created, e.Pin.Created}, {c.model, e.Pin.Model}, {c.fingerprint, e.Pin.Fingerprint}} {
+			if !p.absent() && p.with != nil && (p.span != c.fingerprint || c.Fingerprint() != nil) {
+				patches = append(patches, p)
+			}
+		}
+	}
+	if e.Fingerprint != nil && !c.Done && c.Failed() == nil {
+		if c.fingerprint.absent() {
+			if last := c.lastBrace(); last > 0 {
+				with := append([]byte(`,"system_fingerprint":`), e.Fingerprint...)
+				patches = append(patches, patch{span{last, last}, with})
+			}
+		} else if c.Fingerprint() == nil {
+			patches = append(patches, patch{c.fingerprint, e.Fingerprint})
+		}
+	}
+	if len(patches) == 0 || c.event.Data == nil {
+		return append(dst, c.event.Raw...)
+	}
+	return c.apply(dst, patches)
+}
+
+// lastBrace returns the offset in Data of the brace that ends the object.
+func (c *Chunk) lastBrace() int {
+	for i := len(c.event.Data) - 1; i > 0; i-- {
+		if c.event.Data[i] == '}' {
+			return i
+		}
+	}
+	return -1
+}
+
+// apply writes the event with its patches, in the order of their places.
+func (c *Chunk) apply(dst []byte, patches []patch) []byte {
+	for i := 1; i < len(patches); i++ {
+		for j := i; j > 0 && patches[j].from < patches[j-1].from; j-- {
+			patches[j], patches[j-1] = patches[j-1], patches[j]
+		}
+	}
+	head, tail := []byte("data: "), []byte("\n\n")
+	if c.event.at >= 0 {
+		head, tail = c.event.Raw[:c.event.at], c.event.Raw[c.event.at+len(c.event.Data):]
+	}
+	dst = append(dst, head...)
+	body := len(dst)
+	at := 0
+	for _, p := range patches {
+		dst = append(dst, c.event.Data[at:p.from]...)
+		dst = append(dst, p.with...)
+		at = p.to
+	}
+	dst = append(dst, c.event.Data[at:]...)
+	if c.event.at < 0 {
+		// The data came in several lines. JSON has line ends only between
+		// values, where a space does as well, so it goes out in one.
+		for i := body; i < len(dst); i++ {
+			if dst[i] == '\n' || dst[i] == '\r' {
+				dst[i] = ' '
+			}
+		}
+	}
+	return append(dst, tail...)
+}

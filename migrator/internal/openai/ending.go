@@ -1,0 +1,55 @@
+package openai
+
+import (
+	"bytes"
+	"strconv"
+)
+
+// Ending returns the two events that follow the finish reason: the usage, and
+// [DONE]. They are for a stream whose engine was lost between the one and the
+// other, and say what the front knows: the prompt's tokens that were in a cache
+// are told unless u.Cached is negative.
+func Ending(e Endpoint, id Identity, u Usage) (usage, end *Chunk) {
+	object := "text_completion"
+	if e == Chat {
+		object = "chat.completion.chunk"
+	}
+	b := append([]byte(nil), `data: {"id":`...)
+	b = append(b, or(id.ID, null)...)
+	b = append(append(b, `,"object":"`...), object...)
+	b = append(append(b, `","created":`...), or(id.Created, null)...)
+	b = append(append(b, `,"model":`...), or(id.Model, null)...)
+	b = strconv.AppendInt(append(b, `,"choices":[],"usage":{"prompt_tokens":`...), int64(u.Prompt), 10)
+	b = strconv.AppendInt(append(b, `,"total_tokens":`...), int64(u.Prompt+u.Output), 10)
+	b = strconv.AppendInt(append(b, `,"completion_tokens":`...), int64(u.Output), 10)
+	if u.Cached >= 0 {
+		b = strconv.AppendInt(append(b, `,"prompt_tokens_details":{"cached_tokens":`...), int64(u.Cached), 10)
+		b = append(b, '}')
+	}
+	b = append(b, '}')
+	if id.Fingerprint != nil {
+		b = append(append(b, `,"system_fingerprint":`...), id.Fingerprint...)
+	}
+	b = append(b, "}\n\n"...)
+	return parsed(b), parsed([]byte("data: [DONE]\n\n"))
+}
+
+// parsed takes an event of our own apart.
+func parsed(raw []byte) *Chunk {
+	c := new(Chunk)
+	ev, err := NewReader(bytes.NewReader(raw)).Next()
+	if err == nil {
+		err = c.Parse(ev)
+	}
+	if err != nil {
+		return &Chunk{Empty: true} // an identity that came in an event is JSON, so this is never
+	}
+	return c.Clone()
+}
+
+func or(b, other []byte) []byte {
+	if b == nil {
+		return other
+	}
+	return b
+}

@@ -1,0 +1,111 @@
+package openai
+
+import (
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/tidwall/gjson"
+)
+
+// exactOnly are the features whose unstreamed answer cannot be put together
+// from a stream, byte for byte. Logprobs are another.
+const exactOnly = policies.Choices | policies.Prompts | policies.Echo | policies.PromptLogprobs |
+	policies.Tools | policies.ForcedTools | policies.Unreadable
+
+// featureOf tells what one field asks for.
+func featureOf(name string, v gjson.Result) policies.Features {
+	set := func(f policies.Features, on bool) policies.Features {
+		if on {
+			return f
+		}
+		return 0
+	}
+	number := func(f policies.Features, idle float64) policies.Features {
+		switch v.Type {
+		case gjson.Null:
+			return 0
+		case gjson.Number:
+			return set(f, v.Num != idle)
+		}
+		return f | policies.Unreadable
+	}
+	given := v.Type != gjson.Null && v.Type != gjson.False && !(v.IsArray() && !nonEmpty(v)) && v.Raw != `""`
+	switch name {
+	case "n", "best_of":
+		return number(policies.Choices, 1)
+	case "use_beam_search":
+		return set(policies.Choices, given)
+	case "echo":
+		return set(policies.Echo, given)
+	case "prompt_logprobs":
+		return set(policies.PromptLogprobs, given)
+	case "tools", "functions":
+		return set(policies.Tools, given)
+	case "tool_choice", "function_call":
+		return set(policies.Tools, v.Str == "auto") | set(policies.ForcedTools, given && v.Str != "none" && v.Str != "auto")
+	case "response_format":
+		return set(policies.Structured, given && v.Get("type").Str != "text")
+	case "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structural_tag":
+		return set(policies.Structured, given)
+	case "presence_penalty", "frequency_penalty":
+		return number(policies.Penalties, 0)
+	case "min_tokens":
+		return number(policies.MinTokens, 0)
+	case "bad_words":
+		return set(policies.BadWords, given)
+	case "thinking_token_budget":
+		return set(policies.ThinkingBudget, given)
+	case "seed":
+		return set(policies.Seed, given)
+	case "stop":
+		return set(policies.Stop, given)
+	case "prompt_embeds":
+		return set(policies.Multimodal, given)
+	case "include_reasoning":
+		return set(policies.HiddenTokens, v.Type == gjson.False)
+	case "return_prompt_text", "suffix":
+		return set(policies.Unreadable, given)
+	}
+	return 0
+}
+
+func nonEmpty(v gjson.Result) bool {
+	found := false
+	v.ForEach(func(_, _ gjson.Result) bool { found = true; return false })
+	return found
+}
+
+// promptFeature tells one prompt (text, token ids, or either alone in a list)
+// from several.
+func promptFeature(b []byte, prompt span) (f policies.Features) {
+	if b[prompt.from] != '[' {
+		return 0
+	}
+	n := 0
+	each(b, prompt, func(_ []byte, _, e span) bool {
+		if c := b[e.from]; c != '"' && c != '[' {
+			return false // a list of ids: one prompt
+		}
+		if n++; n > 1 {
+			f = policies.Prompts
+		}
+		return f == 0
+	})
+	return f
+}
+
+func messagesFeature(b []byte, messages span) (f policies.Features) {
+	each(b, messages, func(_ []byte, _, message span) bool {
+		each(b, message, func(name []byte, _, content span) bool {
+			if string(name) == "content" && b[content.from] == '[' {
+				each(b, content, func(_ []byte, _, part span) bool {
+					if b[part.from] == '{' && gjson.Get(view(part.of(b)), "type").Str != "text" {
+						f = policies.Multimodal
+					}
+					return true
+				})
+			}
+			return true
+		})
+		return f == 0
+	})
+	return f
+}

@@ -1,0 +1,53 @@
+package openai
+
+import (
+	"encoding/json"
+	"net/http"
+
+	"github.com/tidwall/gjson"
+)
+
+// Problem is an error in the shape in which engines of this dialect report
+// theirs.
+type Problem struct {
+	Status  int    // HTTP status
+	Kind    string // the error's type, "" for one that fits the status
+	Message string // what is wrong and what to do about it
+}
+
+// Body returns the JSON text of the problem.
+func (p Problem) Body() []byte {
+	kind := p.Kind
+	if kind == "" {
+		kind = "InternalServerError"
+		if p.Status < 500 {
+			kind = "BadRequestError"
+		}
+	}
+	type inner struct {
+		Message string  `json:"message"`
+		Type    string  `json:"type"`
+		Param   *string `json:"param"`
+		Code    int     `json:"code"`
+	}
+	// Marshal cannot fail on these types.
+	b, _ := json.Marshal(struct {
+		Error inner `json:"error"`
+	}{inner{p.Message, kind, nil, p.Status}})
+	return b
+}
+
+// Event returns the problem as the last event of a stream.
+func (p Problem) Event() []byte {
+	return append(append([]byte("data: "), p.Body()...), "\n\n"...)
+}
+
+// FailureStatus returns the HTTP status for an error that an engine reported
+// inside a stream: the error's code if it is one, else 500.
+func FailureStatus(failed []byte) int {
+	code := int(gjson.Parse(view(failed)).Get("error.code").Int())
+	if code < 400 || code > 599 {
+		return http.StatusInternalServerError
+	}
+	return code
+}

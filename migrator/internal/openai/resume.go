@@ -1,0 +1,165 @@
+package openai
+
+import (
+	"bytes"
+	"errors"
+	"strconv"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/tidwall/gjson"
+)
+
+// MaxResume bounds what is kept of a request for another engine, in bytes: it
+// is kept for as long as the stream lives.
+const MaxResume = 4 << 10
+
+// defaultOutput is how many tokens /v1/completions makes when it is not told;
+// chat goes on to the end of the context.
+const defaultOutput = 16
+
+var usageOnly = []byte(`{"include_usage":true}`)
+
+// Resume is what is kept of a request so that another engine can go on with its
+// answer: how to sample, and how far. The prompt is not in it; the stream has
+// its token ids. A Resume is immutable.
+type Resume struct {
+	endpoint Endpoint
+	rest     []byte // members that travel verbatim, each after a comma
+	options  []byte // stream_options, with usage
+	limit    policies.Tokens
+	least    policies.Tokens
+}
+
+// Resume returns what another engine needs. ok is false for a request whose
+// answer would not be the same there, whatever policies.Movable says, or of
+// which more would have to be kept than MaxResume.
+func (r *Request) Resume() (q Resume, ok bool) {
+	if r.bound || r.Features&^policies.MinTokens != 0 {
+		return Resume{}, false
+	}
+	q = Resume{endpoint: r.Endpoint, limit: r.MaxOutput, least: r.MinOutput, options: usageOnly}
+	switch {
+	case r.Usage:
+		q.options = bytes.Clone(r.options.of(r.body))
+	case !r.options.absent():
+		q.options = r.withUsage(nil)
+	}
+	if q.limit == 0 && r.Endpoint == Completions {
+		q.limit = max(defaultOutput, q.least)
+	}
+	size := len(q.options)
+	for _, m := range r.members {
+		if m.name == "" {
+			size += m.to - m.from + 1
+		}
+	}
+	if size > MaxResume {
+		return Resume{}, false
+	}
+	q.rest = make([]byte, 0, size)
+	for _, m := range r.members {
+		if m.name == "" { // every member that an edit concerns is one of a leg, not of the answer
+			q.rest = append(append(q.rest, ','), m.of(r.body)...)
+		}
+	}
+	return q, true
+}
+
+// Left returns how many tokens may follow after output of them, 0 for none, −1
+// for as many as the engine has room for.
+func (q *Resume) Left(output int) int {
+	if q.limit == 0 {
+		return -1
+	}
+	return int(max(q.limit-policies.Tokens(output), 0))
+}
+
+// head begins the body of a leg after output tokens.
+func (q *Resume) head(dst []byte, output int) []byte {
+	dst = append(dst, `{"stream":true,"return_token_ids":true,"stream_options":`...)
+	dst = append(dst, q.options...)
+	if left := q.Left(output); left >= 0 {
+		dst = append(dst, `,"max_tokens":`...)
+		dst = strconv.AppendInt(dst, int64(left), 10)
+	}
+	if more := q.least - policies.Tokens(output); more > 0 {
+		dst = append(dst, `,"min_tokens":`...)
+		dst = strconv.AppendInt(dst, int64(more), 10)
+	}
+	return dst
+}
+
+// withIDs appends the members that make an engine continue token ids. Chat
+// wants a message although it does not read it. begun, unless it is negative,
+// is how many of the ids are the prompt's.
+func (q *Resume) withIDs(dst []byte, ids []uint32, begun int) []byte {
+	const from = `"cascade_prompt":`
+	if q.endpoint == Chat {
+		dst = append(dst, `,"messages":[{"role":"user","content":"."}],"kv_transfer_params":{"prompt_token_ids":`...)
+		if dst = appendList(dst, ids); begun >= 0 {
+			dst = strconv.AppendInt(append(dst, ","+from...), int64(begun), 10)
+		}
+		return append(dst, '}')
+	}
+	if dst = appendList(append(dst, `,"prompt":`...), ids); begun >= 0 {
+		dst = append(strconv.AppendInt(append(dst, `,"kv_transfer_params":{`+from...), int64(begun), 10), '}')
+	}
+	return dst
+}
+
+// Prompted returns the body of a leg that goes on from token ids, the last
+// output of which were generated.
+func (q *Resume) Prompted(ids []uint32, output int) []byte { return q.prompted(ids, output, -1) }
+
+// Begun is Prompted for ids whose text may end inside a character. It tells
+// where the output begins, as Transfer does: an engine that understands it
+// completes the character, another may lose it.
+func (q *Resume) Begun(ids []uint32, output int) []byte {
+	return q.prompted(ids, output, max(len(ids)-output, 0))
+}
+
+func (q *Resume) prompted(ids []uint32, output, begun int) []byte {
+	dst := make([]byte, 0, 7*len(ids)+len(q.rest)+256)
+	dst = q.withIDs(q.head(dst, output), ids, begun)
+	return append(append(dst, q.rest...), '}')
+}
+
+// Warming returns the body of a request that makes an engine compute the KV of
+// token ids; its one token is of no use.
+func (q *Resume) Warming(ids []uint32) []byte {
+	dst := append(make([]byte, 0, 7*len(ids)+len(q.rest)+128), `{"max_tokens":1`...)
+	dst = q.withIDs(dst, ids, -1)
+	return append(append(dst, q.rest...), '}')
+}
+
+// Adopting returns the body of a leg whose engine has the ids and their KV
+// already; Transfer adds where. output tokens were generated before.
+func (q *Resume) Adopting(output int) []byte {
+	dst := q.head(make([]byte, 0, len(q.rest)+256), output)
+	if q.endpoint == Chat {
+		dst = append(dst, `,"messages":[]`...)
+	} else {
+		dst = append(dst, `,"prompt":[]`...)
+	}
+	return append(append(dst, q.rest...), '}')
+}
+
+// Transfer returns a body of Adopting with kv_transfer_params, and in it how
+// many of the ids are the prompt's: a character that the output has begun is
+// completed, one that the prompt has is not. The error says what is wrong with
+// either.
+func Transfer(body, params []byte, prompt int) ([]byte, error) {
+	if err := check(body); err != nil {
+		return nil, err
+	}
+	if err := check(params); err != nil {
+		return nil, errors.New("the transfer parameters are " + err.Error())
+	}
+	if !nonEmpty(gjson.ParseBytes(body)) || !nonEmpty(gjson.ParseBytes(params)) {
+		return nil, errors.New("a leg's body or its transfer parameters are empty")
+	}
+	out := append(make([]byte, 0, len(body)+len(params)+64), body[:bytes.LastIndexByte(body, '}')]...)
+	out = append(append(out, `,"kv_transfer_params":`...), params[:bytes.LastIndexByte(params, '}')]...)
+	out = append(out, `,"cascade_prompt":`...)
+	return append(strconv.AppendInt(out, int64(prompt), 10), "}}"...), nil
+}

@@ -1,0 +1,167 @@
+package ticket_test
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/internal/ticket"
+	"github.com/cascadeinfer/cascade/migrator/transport"
+)
+
+var t0 = time.Unix(1000, 0)
+
+func grant(move string) transport.Grant {
+	return transport.Grant{Move: move, Epoch: 3, Receiver: "b", Deadline: t0.Add(time.Second)}
+}
+
+func open() *ticket.Book {
+	b := &ticket.Book{}
+	b.Open()
+	return b
+}
+
+func issue(t *testing.T, b *ticket.Book, move string) [transport.TicketSize]byte {
+	t.Helper()
+	secret, err := b.Issue(grant(move), &transport.Memory{}, t0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return secret
+}
+
+func TestTicketsAreRefused(t *testing.T) {
+	refused := func(t *testing.T, b *ticket.Book, secret [transport.TicketSize]byte, who string, now time.Time) {
+		t.Helper()
+		if _, err := b.Redeem(secret, "b", now); !errors.Is(err, transport.ErrRefused) {
+			t.Errorf("%s ticket: %v", who, err)
+		}
+	}
+	b := open()
+	secret := issue(t, b, "a/1")
+	wrong := secret
+	wrong[7] ^= 1
+	refused(t, b, wrong, "wrong", t0)
+	refused(t, b, [transport.TicketSize]byte{}, "empty", t0)
+	refused(t, b, secret, "expired", t0.Add(time.Second))
+	if _, err := b.Redeem(secret, "c", t0); !errors.Is(err, transport.ErrRefused) {
+		t.Errorf("another receiver's ticket: %v", err)
+	}
+	lease, err := b.Redeem(secret, "b", t0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused(t, b, secret, "used", t0)
+	lease.End()
+	refused(t, b, secret, "ended", t0)
+
+	gone := &transport.Memory{}
+	if secret, err = b.Issue(grant("a/2"), gone, t0); err != nil {
+		t.Fatal(err)
+	}
+	gone.Close()
+	refused(t, b, secret, "closed memory's", t0)
+
+	secret = issue(t, b, "a/3")
+	b.Revoke("a/3")
+	refused(t, b, secret, "revoked", t0)
+	secret = issue(t, b, "a/4")
+	b.Close()
+	refused(t, b, secret, "closed book's", t0)
+}
+
+func TestIssueRefusesBadGrants(t *testing.T) {
+	m := &transport.Memory{}
+	if _, err := new(ticket.Book).Issue(grant("a/1"), m, t0); err == nil {
+		t.Error("a book that was never opened issues")
+	}
+	b := open()
+	if _, err := b.Issue(transport.Grant{Receiver: "b", Deadline: t0.Add(1)}, m, t0); err == nil {
+		t.Error("a grant without a move")
+	}
+	if _, err := b.Issue(grant("a/1"), m, t0.Add(time.Second)); err == nil {
+		t.Error("a grant that has expired")
+	}
+}
+
+// The bound counts grants in force only: expired ones make room.
+func TestGrantsAreBounded(t *testing.T) {
+	b := open()
+	for i := range ticket.MaxGrants {
+		issue(t, b, fmt.Sprint("a/", i))
+	}
+	late := grant("a/late")
+	if _, err := b.Issue(late, &transport.Memory{}, t0); err == nil {
+		t.Error("more grants than the bound")
+	}
+	late.Deadline = t0.Add(time.Hour)
+	if _, err := b.Issue(late, &transport.Memory{}, t0.Add(time.Second)); err != nil {
+		t.Errorf("after all have expired: %v", err)
+	}
+}
+
+func TestRevokeWaitsForWhoIsInside(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := open()
+		lease, err := b.Redeem(issue(t, b, "a/1"), "b", t0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !lease.Enter(t0) {
+			t.Fatal("no way into a fresh lease")
+		}
+		revoked := false
+		go func() { b.Revoke("a/1"); revoked = true }()
+		<-lease.Done()
+		synctest.Wait()
+		if revoked {
+			t.Error("Revoke returned while somebody was inside")
+		}
+		if lease.Enter(t0) {
+			t.Error("a way into a revoked lease")
+		}
+		lease.Leave()
+		synctest.Wait()
+		if !revoked {
+			t.Error("Revoke waits for nobody")
+		}
+		lease.End()
+	})
+}
+
+func TestDeadlineEndsALease(t *testing.T) {
+	b := open()
+	lease, err := b.Redeem(issue(t, b, "a/1"), "b", t0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lease.End()
+	if lease.Enter(t0.Add(time.Second)) {
+		t.Error("a way into an expired lease")
+	}
+}
+
+// A memory is unmapped when the engine has gone and the last lease has ended.
+func TestLeaseHoldsItsMemory(t *testing.T) {
+	unmapped := false
+	m := &transport.Memory{Unmap: func() { unmapped = true }}
+	b := open()
+	secret, err := b.Issue(grant("a/1"), m, t0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lease, err := b.Redeem(secret, "b", t0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Close()
+	if unmapped {
+		t.Error("unmapped under a lease")
+	}
+	lease.End()
+	if !unmapped {
+		t.Error("still mapped after the last lease")
+	}
+}

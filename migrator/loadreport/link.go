@@ -1,0 +1,129 @@
+package loadreport
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/api"
+)
+
+// link is the report stream to one control plane.
+type link struct {
+	uplink  *Uplink
+	number  int // in Uplink.links
+	conn    grpc.ClientConnInterface
+	moves   moves
+	site    told
+	changed chan struct{} // holds a token when a report should go out at once
+}
+
+// hurry has a report go out at once.
+func (l *link) hurry() {
+	select {
+	case l.changed <- struct{}{}:
+	default:
+	}
+}
+
+// run keeps the stream until ctx ends.
+func (l *link) run(ctx context.Context) {
+	log := l.uplink.cfg.Logger.With("replica", string(l.uplink.cfg.Replica))
+	pause, was := firstPause, ""
+	for {
+		answered, err := l.session(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if answered {
+			pause, was = firstPause, ""
+		}
+		// A control plane that is away for an hour is worth one line.
+		if err.Error() != was {
+			log.Warn("the control plane takes no reports; trying again", "error", err)
+			was = err.Error()
+		}
+		wait := time.NewTimer(pause/2 + rand.N(pause/2+1))
+		select {
+		case <-wait.C:
+		case <-ctx.Done():
+			wait.Stop()
+			return
+		}
+		pause = min(2*pause, longestPause)
+	}
+}
+
+var errSilent = fmt.Errorf("the control plane has not answered for %v", silence)
+
+// session reports on one stream, to its end. answered tells whether the control
+// plane took anything in.
+func (l *link) session(ctx context.Context) (answered bool, err error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	// A stream that stalls in either direction is ended from outside: neither
+	// Send nor Recv knows a deadline.
+	watch := time.AfterFunc(silence, func() { cancel(errSilent) })
+	defer watch.Stop()
+	reports, err := api.NewFleetClient(l.conn).Report(ctx)
+	if err != nil {
+		return false, cause(ctx, err)
+	}
+	var reader sync.WaitGroup
+	defer reader.Wait()
+	ended := make(chan error, 1)
+	replies := 0
+	l.moves.restart()
+	l.site.restart()
+	reader.Go(func() {
+		for {
+			reply, err := reports.Recv()
+			if err != nil {
+				ended <- err
+				return
+			}
+			watch.Reset(silence)
+			replies++
+			l.take(reply)
+		}
+	})
+	defer cancel(nil) // before the wait for the reader
+
+	tick := time.NewTicker(l.uplink.cfg.Interval)
+	defer tick.Stop()
+	for sequence := uint64(1); ; sequence++ {
+		sent := reports.Send(l.uplink.report(sequence, &l.moves, &l.site))
+		if sent != nil && sent != io.EOF { // EOF: Recv knows why
+			cancel(sent)
+		}
+		select {
+		case err := <-ended:
+			return replies > 0, cause(ctx, err)
+		case <-tick.C:
+		case <-l.changed:
+		}
+	}
+}
+
+// cause returns why ctx ended if it did, else err.
+func cause(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
+}
+
+func (l *link) take(r *api.LoadReply) {
+	l.moves.heard(r.GetSequence())
+	l.site.heard(r.GetSequence())
+	l.uplink.take(l.number, Reply{
+		Epoch: policies.Epoch(r.GetEpoch()), StageMeanHeld: r.GetStageMeanHeld(),
+		Drain: r.GetDrain(), Refine: r.GetRefine(), At: time.Now(),
+	})
+}

@@ -1,0 +1,51 @@
+package loadreport
+
+import (
+	"math"
+
+	"github.com/cascadeinfer/cascade/migrator/frontend"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/api"
+)
+
+// report puts a front's state on the wire, and what else there is to tell.
+func report(id policies.ReplicaID, model string, sequence uint64, s frontend.Status, x Extra) *api.LoadReport {
+	edges := make([]int64, len(s.Flow.Edges))
+	for i, e := range s.Flow.Edges {
+		edges[i] = int64(e)
+	}
+	snapshot := make([]*api.Batch, len(s.Snapshot))
+	for i, b := range s.Snapshot {
+		snapshot[i] = &api.Batch{N: b.N, SumInput: b.SumI, SumInput2: b.SumI2, SumLength: b.SumL}
+	}
+	return &api.LoadReport{
+		Replica:  string(id),
+		Model:    model,
+		Sequence: sequence,
+		Load: &api.Load{
+			Running: uint32(s.Load.Running), Waiting: uint32(s.Load.Waiting),
+			HeldTokens: int64(s.Load.Held), PromisedTokens: int64(s.Load.Promised), IterationSeconds: s.Load.Iteration,
+		},
+		Flow: &api.Flow{
+			Edges: edges, Arrivals: s.Flow.Arrivals, Tokens: s.Flow.Tokens, Reads: s.Flow.Reads, Prefill: s.Flow.Prefill,
+			Prefill2: s.Flow.Prefill2, Weight: s.Flow.Weight, Crossings: s.Flow.Crossings, Seen: s.Flow.Seen,
+		},
+		Snapshot:      snapshot,
+		EngineReady:   s.EngineReady,
+		Draining:      s.Draining,
+		BytesPerToken: s.BytesPerToken,
+		EstimateError: s.EstimateError,
+		Moves:         x.Moves,
+		Proposal:      x.Proposal,
+		Residents:     count(x.Residents),
+		Pinned:        count(x.Pinned),
+		PinnedSeconds: x.PinnedSeconds,
+		Streams:       count(x.Streams),
+		Routes:        x.Routes[:min(len(x.Routes), maxRoutes)],
+		Slots:         x.Slots[:min(len(x.Slots), maxSlots)],
+		Site:          x.Site,
+	}
+}
+
+// count is a number of things on the wire.
+func count(n int) uint32 { return uint32(min(max(n, 0), math.MaxUint32)) }

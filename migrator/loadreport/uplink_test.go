@@ -1,0 +1,328 @@
+package loadreport
+
+import (
+	"context"
+	"net"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
+
+	"github.com/cascadeinfer/cascade/migrator/frontend"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/api"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// arrived is a report and when it came, since the test began.
+type arrived struct {
+	*api.LoadReport
+	at time.Duration
+}
+
+// plane is a control plane that answers reports until it is told otherwise.
+type plane struct {
+	api.UnimplementedFleetServer
+	got    chan arrived
+	refuse atomic.Pointer[error] // what new streams, and reports on old ones, are answered with
+	mute   atomic.Bool
+	opened atomic.Int64
+	reply  atomic.Pointer[api.LoadReply] // beyond sequence, epoch and mean; nil: nothing
+	start  time.Time
+}
+
+func (p *plane) Report(s api.Fleet_ReportServer) error {
+	p.opened.Add(1)
+	for {
+		if err := p.refuse.Load(); err != nil {
+			return *err
+		}
+		r, err := s.Recv()
+		if err != nil {
+			return err
+		}
+		p.got <- arrived{r, time.Since(p.start)}
+		if p.mute.Load() {
+			continue
+		}
+		reply := &api.LoadReply{Sequence: r.Sequence, Epoch: 7, StageMeanHeld: 12.5}
+		if more := p.reply.Load(); more != nil {
+			reply.Drain, reply.Refine = more.Drain, more.Refine
+		}
+		if err := s.Send(reply); err != nil {
+			return err
+		}
+	}
+}
+
+// world is an uplink, its control plane and the connection between, in a bubble
+// of virtual time.
+type world struct {
+	*plane
+	*Uplink
+	changed chan struct{}
+	status  atomic.Pointer[frontend.Status]
+	extra   atomic.Pointer[Extra]
+	replies chan Reply
+	stop    context.CancelFunc
+	done    chan error
+}
+
+func inWorld(t *testing.T, test func(t *testing.T, w *world)) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &world{plane: &plane{got: make(chan arrived, 1000), start: time.Now()}, changed: make(chan struct{}, 1), done: make(chan error, 1), replies: make(chan Reply, 1000)}
+		w.extra.Store(new(Extra))
+		w.status.Store(&frontend.Status{EngineReady: true})
+		lis := bufconn.Listen(1 << 16)
+		server := grpc.NewServer()
+		api.RegisterFleetServer(server, w.plane)
+		go server.Serve(lis)
+		conn, err := grpc.NewClient("passthrough:///plane", grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return lis.DialContext(ctx) }))
+		if err != nil {
+			t.Fatal(err)
+		}
+		u, err := New(Config{Conn: conn, Replica: "r0", Model: "m", Source: func() frontend.Status { return *w.status.Load() }, Changed: w.changed,
+			Extra: func() Extra { return *w.extra.Load() }, Replied: func(r Reply) { w.replies <- r }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.Uplink = u
+		ctx, cancel := context.WithCancel(t.Context())
+		w.stop = cancel
+		go func() { w.done <- u.Run(ctx) }()
+		test(t, w)
+		cancel()
+		if err := <-w.done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+		conn.Close()
+		server.Stop()
+	})
+}
+
+func TestReports(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		edges := []policies.Tokens{0, 16, 32}
+		flow := policies.NewFlow(edges)
+		flow.Tokens[1], flow.Seen = 3.5, 9
+		w.status.Store(&frontend.Status{
+			Load: policies.Load{Running: 1, Waiting: 2, Held: 3, Promised: 4, Iteration: 0.5}, Flow: flow,
+			Snapshot: []policies.Batch{{N: 1, SumI: 2, SumI2: 3, SumL: 4}, {}, {}}, EngineReady: true, BytesPerToken: 4.5, EstimateError: 0.25,
+		})
+		<-w.got // may be the one from before
+		for i := range uint64(3) {
+			r := <-w.got
+			if want := time.Duration(i+1) * defaultInterval; r.at != want || r.Sequence != i+2 {
+				t.Errorf("report %d came at %v, want %v", r.Sequence, r.at, want)
+			}
+			if r.Replica != "r0" || r.Model != "m" || r.Load.Running != 1 || r.Load.Waiting != 2 || r.Load.HeldTokens != 3 || r.Load.PromisedTokens != 4 || r.Load.IterationSeconds != 0.5 ||
+				len(r.Flow.Edges) != 3 || r.Flow.Edges[2] != 32 || r.Flow.Tokens[1] != 3.5 || r.Flow.Seen != 9 ||
+				len(r.Snapshot) != 3 || r.Snapshot[0].SumLength != 4 || !r.EngineReady || r.Draining || r.BytesPerToken != 4.5 || r.EstimateError != 0.25 {
+				t.Errorf("report: %v", r.LoadReport)
+			}
+		}
+		synctest.Wait()
+		if got := w.Last(); got.Epoch != 7 || got.StageMeanHeld != 12.5 || got.At.IsZero() {
+			t.Errorf("last reply: %+v", got)
+		}
+	})
+}
+
+// TestReplies tells what the control plane says at once, and keeps it while the
+// control plane is away.
+func TestReplies(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		if r := <-w.replies; r.Drain || r.Refine != nil || r.Epoch != 7 || r.StageMeanHeld != 12.5 {
+			t.Errorf("first: %+v", r)
+		}
+		w.reply.Store(&api.LoadReply{Drain: true, Refine: &api.Refine{Epoch: 7, Boundary: 512, High: 1024, Peers: 2, Successors: 1}})
+		if r := <-w.replies; !r.Drain || r.Refine.GetBoundary() != 512 || r.At.IsZero() || w.Last().At != r.At {
+			t.Errorf("a drain: %+v, last %+v", r, w.Last())
+		}
+		away := error(status.Error(codes.Unavailable, "away"))
+		w.refuse.Store(&away)
+		time.Sleep(time.Minute)
+		if r := w.Last(); !r.Drain || time.Since(r.At) < time.Minute/2 {
+			t.Errorf("away: %+v", r)
+		}
+	})
+}
+
+// TestExtra carries what is beyond the front's state.
+func TestExtra(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		<-w.got
+		w.extra.Store(&Extra{Proposal: &api.Proposal{Epoch: 3, Low: 1, Boundary: 9}, Residents: 5, Pinned: 2, PinnedSeconds: 1.5, Streams: -1, Routes: make([]*api.Route, 40)})
+		r := <-w.got
+		if r.Proposal.GetBoundary() != 9 || r.Residents != 5 || r.Pinned != 2 || r.PinnedSeconds != 1.5 || r.Streams != 0 || len(r.Moves) != 0 || len(r.Routes) != maxRoutes {
+			t.Errorf("report: %v", r.LoadReport)
+		}
+	})
+}
+
+// TestSiteIsToldOnce tells where the replica is until it is answered, again when
+// that is another place, and again on the next stream.
+func TestSiteIsToldOnce(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		<-w.got
+		next := func(want *api.Site) {
+			t.Helper()
+			if r := <-w.got; r.Site.GetNode() != want.GetNode() {
+				t.Errorf("report %d tells %v, want %v", r.Sequence, r.Site, want)
+			}
+		}
+		a, b := &api.Site{Node: "a"}, &api.Site{Node: "b"}
+		w.mute.Store(true)
+		w.extra.Store(&Extra{Site: a})
+		next(a)
+		next(a) // nobody has answered
+		synctest.Wait()
+		w.mute.Store(false)
+		next(a) // the answer comes after it was sent
+		next(nil)
+		next(nil)
+		w.extra.Store(&Extra{Site: b})
+		next(b)
+		next(nil)
+		away := error(status.Error(codes.Unavailable, "away"))
+		w.refuse.Store(&away)
+		time.Sleep(5 * time.Second)
+		w.refuse.Store(nil)
+		for len(w.got) > 0 {
+			<-w.got
+		}
+		for range 20 {
+			if r := <-w.got; r.Sequence == 1 && r.Site.GetNode() == "b" {
+				return
+			}
+		}
+		t.Error("a new stream was not told")
+	})
+}
+
+// TestMovesUntilHeard tells each state of a move until it is answered, on the
+// next stream too, and no longer.
+func TestMovesUntilHeard(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		<-w.got
+		tell := func(moves ...*api.Move) { w.extra.Store(&Extra{Moves: moves}) }
+		told := func(want string) {
+			t.Helper()
+			var got []string
+			for _, m := range (<-w.got).Moves {
+				got = append(got, m.Id+" "+m.State)
+			}
+			if s := strings.Join(got, ", "); s != want {
+				t.Errorf("told %q, want %q", s, want)
+			}
+		}
+		tell(&api.Move{Id: "r0/1", State: "pull"}, &api.Move{Id: "r0/2", State: "done"})
+		told("r0/1 pull, r0/2 done")
+		tell(&api.Move{Id: "r0/1", State: "pull", Seconds: 2}, &api.Move{Id: "r0/2", State: "done"})
+		told("")
+		tell(&api.Move{Id: "r0/1", State: "pull", Rounds: 1}, &api.Move{Id: "r0/2", State: "done"})
+		told("r0/1 pull")
+		w.mute.Store(true) // what is told now is not answered
+		tell(&api.Move{Id: "r0/1", State: "done", Rounds: 1}, &api.Move{Id: "r0/2", State: "done"})
+		told("r0/1 done")
+		told("r0/1 done")
+		time.Sleep(silence + time.Second) // a new stream
+		w.mute.Store(false)
+		for {
+			r := <-w.got
+			if len(r.Moves) == 0 {
+				break // answered at last
+			}
+			if len(r.Moves) != 1 || r.Moves[0].Id != "r0/1" || r.Moves[0].State != "done" {
+				t.Fatalf("told %v", r.Moves)
+			}
+		}
+		var many []*api.Move
+		for i := range 100 {
+			many = append(many, &api.Move{Id: strconv.Itoa(i), State: "done"})
+		}
+		tell(many...)
+		if n, m := len((<-w.got).Moves), len((<-w.got).Moves); n != maxMoves || m != 100-maxMoves {
+			t.Errorf("%d moves, then %d", n, m)
+		}
+		told("")
+		tell()
+		told("")
+		if w.links[0].moves.mu.Lock(); len(w.links[0].moves.known) != 0 {
+			t.Errorf("%d moves are remembered that are over", len(w.links[0].moves.known))
+		}
+		w.links[0].moves.mu.Unlock()
+	})
+}
+
+func TestReportsChangesAtOnce(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		<-w.got
+		time.Sleep(10 * time.Millisecond)
+		w.status.Store(&frontend.Status{Draining: true})
+		w.changed <- struct{}{}
+		if r := <-w.got; !r.Draining || r.at != 10*time.Millisecond {
+			t.Errorf("after %v: %v", r.at, r.LoadReport)
+		}
+	})
+}
+
+// TestReconnects ends the stream in each way that a control plane can.
+func TestReconnects(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		<-w.got
+		away := error(status.Error(codes.Unavailable, "away"))
+		w.refuse.Store(&away)
+		time.Sleep(time.Minute)
+		// A minute of pauses between 0.5 and 1 s, after a few short ones.
+		if n := w.opened.Load(); n < 60 || n > 130 {
+			t.Errorf("%d attempts in a minute", n)
+		}
+		for len(w.got) > 0 {
+			<-w.got
+		}
+		w.refuse.Store(nil)
+		back := time.Since(w.start)
+		if r := <-w.got; r.Sequence != 1 || r.at-back > longestPause {
+			t.Errorf("report %d came %v after the control plane", r.Sequence, r.at-back)
+		}
+	})
+}
+
+func TestSilentControlPlane(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		w.mute.Store(true)
+		time.Sleep(silence + time.Second)
+		if n := w.opened.Load(); n < 2 {
+			t.Errorf("%d streams in %v without an answer", n, silence)
+		}
+	})
+}
+
+func TestConfig(t *testing.T) {
+	good := Config{Conn: &grpc.ClientConn{}, Replica: "r", Model: "m", Source: func() frontend.Status { return frontend.Status{} }}
+	if _, err := New(good); err != nil {
+		t.Fatal(err)
+	}
+	for field, change := range map[string]func(*Config){
+		"Replica": func(c *Config) { c.Replica = "" }, "Model": func(c *Config) { c.Model = "" },
+		"Conn": func(c *Config) { c.Conn = nil }, "Source": func(c *Config) { c.Source = nil }, "Interval": func(c *Config) { c.Interval = -1 },
+	} {
+		c := good
+		change(&c)
+		if _, err := New(c); err == nil || !strings.Contains(err.Error(), field) {
+			t.Errorf("without %s: %v", field, err)
+		}
+	}
+}

@@ -1,0 +1,157 @@
+package adoption_test
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/adoption"
+	"github.com/cascadeinfer/cascade/policies/partition"
+	"github.com/cascadeinfer/cascade/policies/policytest"
+)
+
+// Every partitioner prices as well as it proposes.
+var (
+	_ adoption.Planner = partition.Exact{}
+	_ adoption.Planner = partition.Recursion{}
+	_ adoption.Planner = partition.TwoPhase{}
+)
+
+func TestConfig(t *testing.T) {
+	for name, edit := range map[string]func(*adoption.Config){
+		"planner":   func(c *adoption.Config) { c.Planner = nil },
+		"period":    func(c *adoption.Config) { c.Period = -1 },
+		"gain":      func(c *adoption.Config) { c.Gain = math.NaN() },
+		"all":       func(c *adoption.Config) { c.SplitGain = 1 },
+		"below":     func(c *adoption.Config) { c.SplitGain = 0.05 },
+		"move cost": func(c *adoption.Config) { c.MoveCost = -1 },
+		"horizon":   func(c *adoption.Config) { c.Horizon = math.Inf(1) },
+		"excess":    func(c *adoption.Config) { c.Excess = -0.1 },
+		"windows":   func(c *adoption.Config) { c.Windows = -1 },
+		"hold-off":  func(c *adoption.Config) { c.HoldOff = 1000 },
+	} {
+		c := adoption.Config{Planner: partition.Exact{}}
+		edit(&c)
+		var v *policies.Violation
+		if _, err := adoption.New(c); !errors.As(err, &v) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := adoption.New(adoption.Config{Planner: partition.Exact{}}); err != nil {
+		t.Error(err)
+	}
+}
+
+// workload returns some flow for eight replicas: often one that is worth
+// dividing, sometimes too much, with hand-overs from free to dear.
+func workload(rng *rand.Rand) policies.Workload {
+	if rng.IntN(4) == 0 {
+		return policytest.Random(rng)
+	}
+	w := policytest.Chat(policies.Edges(16384, 1), 8, rng.Float64(), rng.Uint64())
+	w.Transfer.Base *= math.Exp(4 * rng.NormFloat64())
+	w.Cost.Kappa = 4 * rng.Float64()
+	return w
+}
+
+// TestInvariants plays random fleets, flows and measurements to a machine with
+// the real planner: what it adopts is valid and holds exactly the replicas
+// there are, what it keeps is the plan it was given, and a second machine
+// decides alike.
+func TestInvariants(t *testing.T) {
+	rng := rand.New(rand.NewPCG(2, 2))
+	reasons := make(map[adoption.Reason]int)
+	for range 60 {
+		c := adoption.Config{Planner: partition.Exact{}}
+		m, err := adoption.New(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		twin, err := adoption.New(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		in := adoption.Input{Model: "m", Workload: workload(rng)}
+		for i := range 8 {
+			in.Replicas = append(in.Replicas, policies.Replica{ID: policies.ReplicaID(fmt.Sprint("r", i)), Model: "m"})
+		}
+		for range 120 {
+			in.Now += 12 * rng.Float64()
+			in.Workload.Flow.Seen += uint64(rng.IntN(200))
+			switch rng.IntN(12) {
+			case 0:
+				in.Workload = workload(rng)
+				in.Workload.Flow.Seen = uint64(rng.IntN(4000))
+			case 1:
+				r := &in.Replicas[rng.IntN(len(in.Replicas))]
+				r.Draining = !r.Draining
+			}
+			in.Iterations = make([]float64, len(in.Plan.Stages))
+			for s := range in.Iterations {
+				in.Iterations[s] = 0.008 * math.Exp(rng.NormFloat64()/2)
+			}
+			before := in.Plan
+			d := m.Step(in)
+			if e := twin.Step(in); !reflect.DeepEqual(d, e) {
+				t.Fatalf("two machines decide %+v and %+v", d, e)
+			}
+			reasons[d.Reason]++
+			if !d.Adopt {
+				if !reflect.DeepEqual(d.Plan, before) {
+					t.Fatalf("kept (%s), but %+v became %+v", d.Reason, before, d.Plan)
+				}
+				continue
+			}
+			if err := d.Plan.Validate(); err != nil {
+				t.Fatal(err)
+			}
+			var got, want []policies.ReplicaID
+			for _, s := range d.Plan.Stages {
+				got = append(got, s.Replicas...)
+			}
+			for _, r := range in.Replicas {
+				if !r.Draining {
+					want = append(want, r.ID)
+				}
+			}
+			if slices.Sort(got); !slices.Equal(got, want) {
+				t.Fatalf("adopted (%s) %v for the replicas %v", d.Reason, got, want)
+			}
+			if rng.IntN(10) > 0 { // now and then it does not come into force
+				in.Plan = d.Plan
+			}
+		}
+	}
+	t.Log(reasons)
+	for _, r := range []adoption.Reason{adoption.FirstPlan, adoption.Gain, adoption.Overloaded, adoption.Merged, adoption.RolledBack, adoption.Members,
+		adoption.Waiting, adoption.WarmingUp, adoption.HeldOff, adoption.Infeasible, adoption.SmallGain, adoption.Best} {
+		if reasons[r] == 0 {
+			t.Errorf("%q never happened", r)
+		}
+	}
+}
+
+func BenchmarkStep(b *testing.B) {
+	for _, replicas := range []int{16, 1024} {
+		b.Run(fmt.Sprintf("replicas=%d", replicas), func(b *testing.B) {
+			m, err := adoption.New(adoption.Config{Planner: partition.Exact{}})
+			if err != nil {
+				b.Fatal(err)
+			}
+			in := adoption.Input{Model: "m", Workload: policytest.Chat(policies.Edges(131072, 4), replicas, 0.5, 1)}
+			for i := range replicas {
+				in.Replicas = append(in.Replicas, policies.Replica{ID: policies.ReplicaID(fmt.Sprint("r", i)), Model: "m"})
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				in.Now += 10
+				in.Plan = m.Step(in).Plan
+			}
+		})
+	}
+}

@@ -1,0 +1,228 @@
+package adoption
+
+import (
+	"cmp"
+	"math"
+	"slices"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/proximity"
+)
+
+// Assign is that of a Near that knows nothing.
+func Assign(prev policies.Plan, p policies.Partition, replicas []policies.Replica) policies.Plan {
+	return Near{}.Assign(prev, p, replicas)
+}
+
+// Assign gives a partition's counts to replicas: the plan that follows prev.
+// Draining replicas are left out. How many of a stage go where follows from the order
+// short to long that prev has its replicas in; those that prev lacks join where that
+// makes the fewest others move, among equals the longest stages.
+//
+// Who of a stage goes is chosen in two steps, neither of which makes anybody move who
+// would not anyway. First every stage is spread over the nodes as evenly as it can
+// be: no node is all of a stage of two, and adjacent stages share nodes, so that
+// hand-overs can stay on one. Then, of the choices that leave every stage as evenly
+// spread, one is taken whose hand-overs cost little (proximity.Map.Improve). What is
+// alike keeps its order: that of prev, then node by node in turn and by ID.
+//
+// The partition's cuts become the plan's. Its counts must add up to the
+// replicas that are not draining; when they do not, the last stages get more
+// or fewer, and the plan may be invalid. A prev without stages is no plan:
+// everybody joins. Model and epoch are prev's (the model is the first
+// replica's where prev has none); numbering the plan is the caller's.
+func (n Near) Assign(prev policies.Plan, p policies.Partition, replicas []policies.Replica) policies.Plan {
+	next := policies.Plan{Model: prev.Model, Epoch: prev.Epoch, Stages: make([]policies.Stage, len(p.Counts))}
+	if next.Model == "" && len(replicas) > 0 {
+		next.Model = replicas[0].Model
+	}
+	low := policies.Tokens(0)
+	for s := range next.Stages {
+		high := policies.Unbounded
+		if s < len(p.Cuts) {
+			high = p.Cuts[s]
+		}
+		next.Stages[s] = policies.Stage{Low: low, High: high}
+		low = high
+	}
+	stayers, homes, joiners := sortOut(prev, replicas)
+	counts := exactly(p.Counts, len(stayers)+len(joiners))
+	d := dealing{stages: make([][]proximity.Member, len(counts)), order: make(map[policies.ReplicaID]int, len(replicas))}
+	for s, joining := range place(prev, next, homes, counts, len(joiners)) {
+		old := counts[s] - joining
+		for i, id := range stayers[:old] {
+			d.deal(s, id, homes[i])
+		}
+		for _, id := range joiners[:joining] {
+			d.deal(s, id, joiner)
+		}
+		stayers, homes, joiners = stayers[old:], homes[old:], joiners[joining:]
+	}
+	d.even(replicas)
+	if n.Map != nil {
+		n.Map.Improve(d.stages, p.Cuts, n.crossings(p.Cuts))
+	}
+	for s := range next.Stages {
+		next.Stages[s].Replicas = d.replicas(s)
+	}
+	return next
+}
+
+// Moves counts the replicas of both plans that next gives another range. A
+// replica stays when its two ranges share at least half of the narrower one,
+// in doublings of length: its prefix cache is then about requests that it
+// still gets. So nobody moves when one stage is divided, or when neighbours
+// merge.
+func Moves(prev, next policies.Plan) int {
+	return MovesIn(make(map[policies.ReplicaID]policies.Stage), prev, next)
+}
+
+// MovesIn is Moves for who counts often: home is cleared and used again.
+func MovesIn(home map[policies.ReplicaID]policies.Stage, prev, next policies.Plan) int {
+	clear(home)
+	for _, s := range prev.Stages {
+		for _, id := range s.Replicas {
+			home[id] = s
+		}
+	}
+	n := 0
+	for _, s := range next.Stages {
+		for _, id := range s.Replicas {
+			if old, ok := home[id]; ok && !stays(old, s) {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// stays says whether a replica of range a that gets range b keeps its place.
+func stays(a, b policies.Stage) bool {
+	if a.Low == b.Low && a.High == b.High {
+		return true
+	}
+	shared := doublings(max(a.Low, b.Low), min(a.High, b.High))
+	return 2*shared >= min(doublings(a.Low, a.High), doublings(b.Low, b.High))
+}
+
+// doublings is the width of a range of lengths on a logarithmic scale. An open
+// range is as wide as an int64 makes it, which is right: of two open ranges
+// one contains the other.
+func doublings(low, high policies.Tokens) float64 {
+	if high <= low {
+		return 0
+	}
+	return math.Log2((float64(high) + 1) / (float64(low) + 1))
+}
+
+// sortOut divides the replicas that are not draining into those that prev
+// has, short to long with the index of their stage, and those that join.
+func sortOut(prev policies.Plan, replicas []policies.Replica) (stayers []policies.ReplicaID, homes []int, joiners []policies.ReplicaID) {
+	waiting := make(map[policies.ReplicaID]bool, len(replicas))
+	for _, r := range replicas {
+		if !r.Draining {
+			waiting[r.ID] = true
+		}
+	}
+	for i, s := range prev.Stages {
+		for _, id := range s.Replicas {
+			if waiting[id] {
+				waiting[id] = false
+				stayers, homes = append(stayers, id), append(homes, i)
+			}
+		}
+	}
+	var joining []policies.Replica
+	for _, r := range replicas {
+		if waiting[r.ID] {
+			waiting[r.ID] = false
+			joining = append(joining, r)
+		}
+	}
+	return stayers, homes, inTurn(joining)
+}
+
+// inTurn orders replicas by ID and then takes one of each node after the other.
+func inTurn(replicas []policies.Replica) []policies.ReplicaID {
+	slices.SortFunc(replicas, func(a, b policies.Replica) int { return cmp.Compare(a.ID, b.ID) })
+	turns := make(map[string]int)
+	turn := make(map[policies.ReplicaID]int, len(replicas))
+	for _, r := range replicas {
+		turn[r.ID] = turns[r.Node]
+		turns[r.Node]++
+	}
+	slices.SortStableFunc(replicas, func(a, b policies.Replica) int {
+		return cmp.Or(cmp.Compare(turn[a.ID], turn[b.ID]), cmp.Compare(a.Node, b.Node))
+	})
+	ids := make([]policies.ReplicaID, len(replicas))
+	for i, r := range replicas {
+		ids[i] = r.ID
+	}
+	return ids
+}
+
+// exactly returns counts made to add up to total, from the last stage on.
+func exactly(counts []int, total int) []int {
+	out := slices.Clone(counts)
+	for s := range out {
+		out[s] = min(out[s], total)
+		if s == len(out)-1 {
+			out[s] = total
+		}
+		total -= out[s]
+	}
+	return out
+}
+
+// place returns how many joiners each stage of next takes, so that most
+// stayers, dealt in order, keep their place. homes are the stayers' stages in
+// prev. The time is O(stages · joiners²) at worst.
+func place(prev, next policies.Plan, homes, counts []int, joiners int) []int {
+	// kept[s][i] is how many of the first i stayers keep their place in stage s.
+	kept := make([][]int, len(counts))
+	for s := range counts {
+		kept[s] = make([]int, len(homes)+1)
+		home := make([]int, len(prev.Stages)) // 1 where its replicas stay in s
+		for h := range home {
+			if stays(prev.Stages[h], next.Stages[s]) {
+				home[h] = 1
+			}
+		}
+		for i, h := range homes {
+			kept[s][i+1] = kept[s][i] + home[h]
+		}
+	}
+	// best[j] is how many keep their place up to a stage when j joiners are
+	// placed by then; −1 where that cannot be.
+	best := make([]int, joiners+1)
+	for j := range best {
+		best[j] = -1
+	}
+	best[0] = 0
+	took := make([][]int, len(counts))
+	dealt := 0 // replicas in the stages before
+	for s, n := range counts {
+		took[s] = make([]int, joiners+1)
+		now := make([]int, joiners+1)
+		for j := range now {
+			now[j] = -1
+			for take := 0; take <= min(n, j); take++ {
+				from, to := dealt-(j-take), dealt-(j-take)+n-take
+				if from < 0 || to > len(homes) || best[j-take] < 0 {
+					continue
+				}
+				if v := best[j-take] + kept[s][to] - kept[s][from]; v > now[j] {
+					now[j], took[s][j] = v, take
+				}
+			}
+		}
+		best = now
+		dealt += n
+	}
+	out := make([]int, len(counts))
+	for s, j := len(counts)-1, joiners; s >= 0; s-- {
+		out[s] = took[s][j]
+		j -= out[s]
+	}
+	return out
+}

@@ -1,0 +1,233 @@
+package adoption_test
+
+import (
+	"math"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/adoption"
+)
+
+// fewestMoves tries every way to give replicas to stages that has the right
+// counts and keeps those of prev in order, and returns the fewest moves.
+func fewestMoves(prev, next policies.Plan, counts []int, ids []policies.ReplicaID) int {
+	order := func(id policies.ReplicaID) int { // position short to long in prev, or −1
+		n := 0
+		for _, s := range prev.Stages {
+			for _, x := range s.Replicas {
+				if x == id {
+					return n
+				}
+				n++
+			}
+		}
+		return -1
+	}
+	stage := make([]int, len(ids))
+	left := slices.Clone(counts)
+	best := math.MaxInt
+	var try func(i int)
+	try = func(i int) {
+		if i == len(ids) {
+			for a := range ids {
+				for b := range ids {
+					if pa, pb := order(ids[a]), order(ids[b]); pa >= 0 && pb >= 0 && pa < pb && stage[a] > stage[b] {
+						return
+					}
+				}
+			}
+			p := policies.Plan{Stages: slices.Clone(next.Stages)}
+			for s := range p.Stages {
+				p.Stages[s].Replicas = nil
+			}
+			for a, s := range stage {
+				p.Stages[s].Replicas = append(p.Stages[s].Replicas, ids[a])
+			}
+			best = min(best, adoption.Moves(prev, p))
+			return
+		}
+		for s := range left {
+			if left[s] > 0 {
+				left[s]--
+				stage[i] = s
+				try(i + 1)
+				left[s]++
+			}
+		}
+	}
+	try(0)
+	return best
+}
+
+// randomPlan deals a shuffled part of the ids, and some that are gone, to stages.
+func randomPlan(rng *rand.Rand, ids []policies.ReplicaID) policies.Plan {
+	var there []policies.ReplicaID
+	for _, id := range ids {
+		if rng.IntN(4) > 0 {
+			there = append(there, id)
+		}
+	}
+	for len(there) < 1 || rng.IntN(3) == 0 {
+		there = append(there, policies.ReplicaID("gone"+string(rune('a'+len(there)))))
+	}
+	rng.Shuffle(len(there), func(i, j int) { there[i], there[j] = there[j], there[i] })
+	cuts := randomCuts(rng, 1+rng.IntN(min(4, len(there))))
+	p := policies.Plan{Model: "m", Epoch: 7}
+	low := policies.Tokens(0)
+	for i := range len(cuts) + 1 {
+		high, n := policies.Unbounded, len(there)
+		if i < len(cuts) {
+			high, n = cuts[i], 1+rng.IntN(len(there)-(len(cuts)-i))
+		}
+		p.Stages = append(p.Stages, policies.Stage{Low: low, High: high, Replicas: there[:n]})
+		low, there = high, there[n:]
+	}
+	return p
+}
+
+func randomCuts(rng *rand.Rand, stages int) []policies.Tokens {
+	var cuts []policies.Tokens
+	for low := policies.Tokens(0); len(cuts) < stages-1; {
+		low = low*policies.Tokens(1+rng.IntN(3)) + 1 + policies.Tokens(rng.IntN(500))
+		cuts = append(cuts, low)
+	}
+	return cuts
+}
+
+// TestAssign checks against the enumeration of all assignments.
+func TestAssign(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 1))
+	moved := 0
+	for i := range 3000 {
+		all := []policies.ReplicaID{"r1", "r2", "r3", "r4", "r5", "r6"}[:1+rng.IntN(6)]
+		var replicas []policies.Replica
+		var ids []policies.ReplicaID
+		for _, id := range all {
+			draining := len(ids) > 0 && rng.IntN(6) == 0
+			replicas = append(replicas, policies.Replica{ID: id, Model: "m", Draining: draining})
+			if !draining {
+				ids = append(ids, id)
+			}
+		}
+		rng.Shuffle(len(replicas), func(i, j int) { replicas[i], replicas[j] = replicas[j], replicas[i] })
+		prev := randomPlan(rng, all)
+		if err := prev.Validate(); err != nil {
+			t.Fatal(err)
+		}
+		p := policies.Partition{Cuts: randomCuts(rng, 1+rng.IntN(len(ids)))}
+		if rng.IntN(2) == 0 && len(prev.Stages) <= len(ids) { // the same cuts
+			p.Cuts = nil
+			for _, s := range prev.Stages[1:] {
+				p.Cuts = append(p.Cuts, s.Low)
+			}
+		}
+		left := len(ids)
+		for s := range p.Cuts {
+			n := 1 + rng.IntN(left-(len(p.Cuts)-s))
+			p.Counts = append(p.Counts, n)
+			left -= n
+		}
+		p.Counts = append(p.Counts, left)
+
+		next := adoption.Assign(prev, p, replicas)
+		if err := next.Validate(); err != nil {
+			t.Fatalf("%d: %v", i, err)
+		}
+		var got []policies.ReplicaID
+		for s, x := range next.Stages {
+			if len(x.Replicas) != p.Counts[s] || s > 0 && x.Low != p.Cuts[s-1] {
+				t.Fatalf("%d: %+v for %+v", i, next, p)
+			}
+			got = append(got, x.Replicas...)
+		}
+		slices.Sort(got)
+		if !slices.Equal(got, ids) || next.Model != "m" || next.Epoch != 7 {
+			t.Fatalf("%d: %+v, replicas %v", i, next, ids)
+		}
+		moves, want := adoption.Moves(prev, next), fewestMoves(prev, next, p.Counts, ids)
+		if moves != want {
+			t.Fatalf("%d: %d moves from %+v to %+v, want %d", i, moves, prev, next, want)
+		}
+		if moves > 0 {
+			moved++
+		}
+		// Order is kept: nobody overtakes within the plan.
+		if order := inOrder(prev, next); !order {
+			t.Fatalf("%d: %+v changes the order of %+v", i, next, prev)
+		}
+		if again := adoption.Assign(prev, p, replicas); !reflect.DeepEqual(again, next) {
+			t.Fatalf("%d: equal arguments give two plans", i)
+		}
+	}
+	if moved < 300 {
+		t.Errorf("only %d of 3000 plans move anybody", moved)
+	}
+}
+
+// inOrder says that next lists the replicas of prev in prev's order.
+func inOrder(prev, next policies.Plan) bool {
+	at := make(map[policies.ReplicaID]int)
+	for _, s := range prev.Stages {
+		for _, id := range s.Replicas {
+			at[id] = len(at) + 1
+		}
+	}
+	last := 0
+	for _, s := range next.Stages {
+		for _, id := range s.Replicas {
+			if p := at[id]; p > 0 {
+				if p < last {
+					return false
+				}
+				last = p
+			}
+		}
+	}
+	return true
+}
+
+// TestAssignMiscount checks that nobody is lost when counts do not add up.
+func TestAssignMiscount(t *testing.T) {
+	replicas := []policies.Replica{{ID: "b", Model: "m"}, {ID: "a", Model: "m"}, {ID: "c", Model: "m"}}
+	for _, counts := range [][]int{{1, 1}, {1, 9}, {2, 1}} {
+		p := adoption.Assign(policies.Plan{}, policies.Partition{Cuts: []policies.Tokens{10}, Counts: counts}, replicas)
+		if err := p.Validate(); err != nil || len(p.Stages[0].Replicas)+len(p.Stages[1].Replicas) != 3 {
+			t.Errorf("counts %v: %+v, %v", counts, p, err)
+		}
+	}
+	p := adoption.Assign(policies.Plan{}, policies.Partition{Cuts: []policies.Tokens{10}, Counts: []int{5, 1}}, replicas)
+	if p.Validate() == nil {
+		t.Error("a plan with an empty stage validates")
+	}
+}
+
+func TestMoves(t *testing.T) {
+	plan := func(cut policies.Tokens) policies.Plan {
+		return policies.Plan{Stages: []policies.Stage{{Low: 0, High: cut, Replicas: []policies.ReplicaID{"a"}}, {Low: cut, High: policies.Unbounded, Replicas: []policies.ReplicaID{"b"}}}}
+	}
+	swap := func(p policies.Plan) policies.Plan {
+		p.Stages[0].Replicas, p.Stages[1].Replicas = p.Stages[1].Replicas, p.Stages[0].Replicas
+		return p
+	}
+	one := policies.OneStage("m", []policies.ReplicaID{"a", "b"})
+	for name, c := range map[string]struct {
+		prev, next policies.Plan
+		want       int
+	}{
+		"same":        {plan(1000), plan(1000), 0},
+		"cut moves":   {plan(1000), plan(3000), 0},
+		"divided":     {one, plan(1000), 0},
+		"merged":      {plan(1000), one, 0},
+		"exchanged":   {plan(1000), swap(plan(1000)), 2},
+		"overlapping": {plan(1000), swap(plan(1500)), 2}, // 0.6 of 10 doublings
+		"joined":      {policies.OneStage("m", []policies.ReplicaID{"a"}), plan(1000), 0},
+		"from none":   {policies.Plan{}, plan(1000), 0},
+	} {
+		if got := adoption.Moves(c.prev, c.next); got != c.want {
+			t.Errorf("%s: %d moves, want %d", name, got, c.want)
+		}
+	}
+}

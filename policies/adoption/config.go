@@ -1,0 +1,81 @@
+package adoption
+
+import "github.com/cascadeinfer/cascade/policies"
+
+// Config sets a Machine up. Times are in seconds of the fleet's own pace: a
+// caller whose fleet runs faster than real time divides Period, HoldOff,
+// HoldOffMax, MoveCost and Horizon.
+type Config struct {
+	// Planner proposes and prices plans. Required.
+	Planner Planner
+	// Period is the time between comparisons, and the length of a window of
+	// measurement. 0 means 10.
+	Period float64
+	// Seen is how many requests must have been counted before the fleet leaves
+	// its first stage. 0 means 1000.
+	Seen uint64
+	// Gain is the share of the objective that a new plan must save, and the
+	// one that stages must save over one stage to stay. 0 means 0.1.
+	Gain float64
+	// SplitGain is the share that stages must save over one stage to be made.
+	// It is larger than Gain, or a fleet at the edge would change back and
+	// forth. 0 means 0.2.
+	SplitGain float64
+	// MoveCost is the work of one replica, in seconds, that a move to another
+	// range costs: prefill that its prefix cache would have saved. Horizon is
+	// how long a plan is expected to last. A plan that moves m of E replicas
+	// is charged as if the objective were larger by m·MoveCost/(Horizon·E).
+	// 0 means 5 and 60.
+	MoveCost, Horizon float64
+	// Excess is the share by which a stage's measured iterations may exceed
+	// the prediction at the present flow. 0 means 0.25.
+	Excess float64
+	// Windows is how many periods in a row an excess must last for the plan to
+	// be rolled back. 0 means 3.
+	Windows int
+	// HoldOff is how long a roll-back keeps new plans away. It doubles with
+	// every further one, up to HoldOffMax, until a plan has lasted as long as
+	// the last hold-off. Even then the fleet may go back to one stage, when
+	// the plan in force is over its limits and one stage is not. 0 means 60
+	// and 960.
+	HoldOff, HoldOffMax float64
+}
+
+// complete fills in the defaults and reports the first bad field as a
+// *policies.Violation.
+func (c Config) complete() (Config, error) {
+	if c.Planner == nil {
+		return c, &policies.Violation{Subject: "adopt", Invariant: "Planner must be set"}
+	}
+	for _, f := range [...]struct {
+		name      string
+		value     *float64
+		otherwise float64
+	}{
+		{"Period", &c.Period, 10}, {"Gain", &c.Gain, 0.1}, {"SplitGain", &c.SplitGain, 0.2},
+		{"MoveCost", &c.MoveCost, 5}, {"Horizon", &c.Horizon, 60}, {"Excess", &c.Excess, 0.25},
+		{"HoldOff", &c.HoldOff, 60}, {"HoldOffMax", &c.HoldOffMax, 960},
+	} {
+		if *f.value == 0 {
+			*f.value = f.otherwise
+		}
+		if !(*f.value > 0) || *f.value-*f.value != 0 {
+			return c, &policies.Violation{Subject: "adopt", Invariant: f.name + " must be positive and finite, or 0 for its default"}
+		}
+	}
+	if c.Seen == 0 {
+		c.Seen = 1000
+	}
+	if c.Windows == 0 {
+		c.Windows = 3
+	}
+	switch {
+	case c.Windows < 0:
+		return c, &policies.Violation{Subject: "adopt", Invariant: "Windows must be positive, or 0 for its default"}
+	case c.Gain >= 1 || c.SplitGain >= 1 || c.SplitGain < c.Gain:
+		return c, &policies.Violation{Subject: "adopt", Invariant: "Gain and SplitGain must be shares below 1, SplitGain not below Gain"}
+	case c.HoldOffMax < c.HoldOff:
+		return c, &policies.Violation{Subject: "adopt", Invariant: "HoldOffMax must not be below HoldOff"}
+	}
+	return c, nil
+}

@@ -1,0 +1,143 @@
+package adoption
+
+import (
+	"cmp"
+	"container/heap"
+	"slices"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/proximity"
+)
+
+// joiner is the origin of replicas that the plan before lacks.
+const joiner = -1
+
+// dealing is who goes to which stage, while that is being decided.
+type dealing struct {
+	stages [][]proximity.Member
+	order  map[policies.ReplicaID]int // in which the replicas were dealt
+}
+
+func (d *dealing) deal(stage int, id policies.ReplicaID, origin int) {
+	d.stages[stage] = append(d.stages[stage], proximity.Member{ID: id, Origin: origin})
+	d.order[id] = len(d.order)
+}
+
+// replicas lists a stage in the order in which its replicas were dealt, joiners last.
+func (d *dealing) replicas(stage int) []policies.ReplicaID {
+	members := d.stages[stage]
+	slices.SortFunc(members, func(a, b proximity.Member) int {
+		return cmp.Or(compareJoiners(a, b), cmp.Compare(d.order[a.ID], d.order[b.ID]))
+	})
+	ids := make([]policies.ReplicaID, len(members))
+	for i, m := range members {
+		ids[i] = m.ID
+	}
+	return ids
+}
+
+// compareJoiners puts joiners behind all others.
+func compareJoiners(a, b proximity.Member) int {
+	switch {
+	case (a.Origin == joiner) == (b.Origin == joiner):
+		return 0
+	case a.Origin == joiner:
+		return 1
+	}
+	return -1
+}
+
+// even spreads the stages over the nodes, one after the other. Each takes from the
+// node of which it has least so far; among equal ones from that which has most left,
+// so that the stages after it find every node. How many of each origin a stage gets
+// stays as dealt.
+func (d *dealing) even(replicas []policies.Replica) {
+	nodes := make(map[string]*stock)
+	home := make(map[policies.ReplicaID]*stock, len(replicas))
+	for _, r := range replicas {
+		if nodes[r.Node] == nil {
+			nodes[r.Node] = &stock{left: make(map[int][]proximity.Member)}
+		}
+		home[r.ID] = nodes[r.Node]
+	}
+	if len(nodes) < 2 || len(d.stages) < 2 {
+		return
+	}
+	need := make([]map[int]int, len(d.stages)) // by stage and origin
+	var list []*stock
+	for s, members := range d.stages {
+		need[s] = make(map[int]int)
+		for _, m := range members {
+			need[s][m.Origin]++
+			n := home[m.ID]
+			if n.count == 0 {
+				n.first = len(list)
+				list = append(list, n)
+			}
+			n.left[m.Origin] = append(n.left[m.Origin], m)
+			n.count++
+		}
+	}
+	for s := range d.stages {
+		d.stages[s] = take(list, need[s], len(d.stages[s]))
+	}
+}
+
+// stock is what a node has left to give to stages.
+type stock struct {
+	left  map[int][]proximity.Member // by origin
+	count int
+	first int // its number
+	given int // to the stage that takes
+}
+
+// take makes a stage of so many of each origin.
+func take(nodes []*stock, need map[int]int, size int) []proximity.Member {
+	var origins []int
+	for o := range need {
+		origins = append(origins, o)
+	}
+	slices.Sort(origins)
+	q := make(queue, 0, len(nodes))
+	for _, n := range nodes {
+		n.given = 0
+		if n.count > 0 {
+			q = append(q, n)
+		}
+	}
+	heap.Init(&q)
+	out := make([]proximity.Member, 0, size)
+	for len(q) > 0 && len(out) < size {
+		n := q[0]
+		at := slices.IndexFunc(origins, func(o int) bool { return need[o] > 0 && len(n.left[o]) > 0 })
+		if at < 0 {
+			heap.Pop(&q) // it has nothing that this stage still takes
+			continue
+		}
+		o := origins[at]
+		out = append(out, n.left[o][0])
+		n.left[o] = n.left[o][1:]
+		need[o]--
+		n.given++
+		n.count--
+		heap.Fix(&q, 0)
+	}
+	return out
+}
+
+// queue is the nodes in the order in which a stage takes from them.
+type queue []*stock
+
+func (q queue) Len() int      { return len(q) }
+func (q queue) Swap(i, j int) { q[i], q[j] = q[j], q[i] }
+func (q queue) Less(i, j int) bool {
+	a, b := q[i], q[j]
+	return cmp.Or(cmp.Compare(a.given, b.given), cmp.Compare(b.count, a.count), cmp.Compare(a.first, b.first)) < 0
+}
+func (q *queue) Push(x any) { *q = append(*q, x.(*stock)) }
+func (q *queue) Pop() any {
+	last := len(*q) - 1
+	x := (*q)[last]
+	*q = (*q)[:last]
+	return x
+}

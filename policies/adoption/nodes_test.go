@@ -1,0 +1,190 @@
+package adoption_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/adoption"
+	"github.com/cascadeinfer/cascade/policies/links"
+	"github.com/cascadeinfer/cascade/policies/partition"
+	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/proximity"
+)
+
+// racks is a fleet of nodes with as many replicas each, in an order that says
+// nothing.
+func racks(nodes, each int) (fleet []policies.Replica) {
+	for n := range nodes {
+		for i := range each {
+			fleet = append(fleet, policies.Replica{ID: policies.ReplicaID(fmt.Sprintf("n%d-%d", n, i)), Node: fmt.Sprint("n", n)})
+		}
+	}
+	slices.Reverse(fleet)
+	return fleet
+}
+
+// nodesOf counts the replicas of a stage by their node.
+func nodesOf(s policies.Stage) map[string]int {
+	count := map[string]int{}
+	for _, id := range s.Replicas {
+		count[string(id[:2])]++
+	}
+	return count
+}
+
+// TestStagesSpreadOverNodes divides one stage in every way: a stage with as many
+// replicas as there are nodes, or more, is on all of them, and none has two more of
+// a stage than another. Then the cut moves on, and that stays so.
+func TestStagesSpreadOverNodes(t *testing.T) {
+	const nodes, each = 4, 4
+	fleet := racks(nodes, each)
+	one := adoption.Assign(policies.Plan{}, policies.Partition{Counts: []int{len(fleet)}}, fleet)
+	for k := 1; k < len(fleet); k++ {
+		plan := adoption.Assign(one, policies.Partition{Cuts: []policies.Tokens{1000}, Counts: []int{k, len(fleet) - k}}, fleet)
+		next := adoption.Assign(plan, policies.Partition{Cuts: []policies.Tokens{500, 2000}, Counts: []int{max(1, k/2), len(fleet) - max(1, k/2) - 1, 1}}, fleet)
+		for _, s := range append(plan.Stages, next.Stages...) {
+			count := nodesOf(s)
+			if want := min(nodes, len(s.Replicas)); len(count) != want {
+				t.Errorf("%d of %d: the stage of %v is on %d nodes, not %d", k, len(fleet), s.Replicas, len(count), want)
+			}
+			for _, a := range count {
+				for _, b := range count {
+					if a > b+1 {
+						t.Errorf("%d of %d: the stage of %v is on one node more than on another: %v", k, len(fleet), s.Replicas, count)
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestOneStageInAnyOrderIsSpread divides a stage whose replicas are in the order of
+// a fleet file: node by node.
+func TestOneStageInAnyOrderIsSpread(t *testing.T) {
+	fleet := racks(2, 4)
+	slices.Reverse(fleet)
+	var ids []policies.ReplicaID
+	for _, r := range fleet {
+		ids = append(ids, r.ID)
+	}
+	one := policies.OneStage("m", ids)
+	for k := 1; k < len(fleet); k++ {
+		plan := adoption.Assign(one, policies.Partition{Cuts: []policies.Tokens{1000}, Counts: []int{k, len(fleet) - k}}, fleet)
+		if n := adoption.Moves(one, plan); n != 0 {
+			t.Errorf("%d: %d moved", k, n)
+		}
+		for _, s := range plan.Stages {
+			if count := nodesOf(s); max(count["n0"], count["n1"]) > min(count["n0"], count["n1"])+1 {
+				t.Errorf("%d: the stage of %v is on one node more than on the other: %v", k, s.Replicas, count)
+			}
+		}
+		if again := adoption.Assign(plan, policies.Partition{Cuts: []policies.Tokens{1000}, Counts: []int{k, len(fleet) - k}}, fleet); fmt.Sprint(again) != fmt.Sprint(plan) {
+			t.Errorf("%d: asked again, %v became %v", k, plan, again)
+		}
+	}
+}
+
+// bridges is a map of racks(nodes, each) in which two replicas of a node, 0 and 1, 2
+// and 3, …, are joined by NVLink, and nothing else is near.
+func bridges(fleet []policies.Replica) *proximity.Map {
+	c := proximity.Config{TokenBytes: 1e5, Defaults: links.Defaults{Node: 1e9, Between: 1e9}}
+	for _, r := range fleet {
+		var number int
+		fmt.Sscanf(string(r.ID[3:]), "%d", &number)
+		g := &links.GPU{Index: number, Address: fmt.Sprint("g", number), Peers: []links.Peer{
+			{Index: number ^ 1, Address: fmt.Sprint("g", number^1), NVLinks: links.Bundle{Links: 4, Rate: 1e11}, Asked: true, Read: true, NVLink: true},
+		}}
+		c.Seats = append(c.Seats, proximity.Seat{ID: r.ID, Site: links.Site{Node: r.Node, Known: true, GPU: g}})
+	}
+	return proximity.New(c)
+}
+
+// TestNearStages: who of a node is in which stage follows the links, and the spread
+// over the nodes stays what it is without them.
+func TestNearStages(t *testing.T) {
+	fleet := racks(4, 4)
+	know := adoption.Near{Map: bridges(fleet)}
+	one := adoption.Assign(policies.Plan{}, policies.Partition{Counts: []int{len(fleet)}}, fleet)
+	for k := 1; k < len(fleet); k++ {
+		p := policies.Partition{Cuts: []policies.Tokens{1000}, Counts: []int{k, len(fleet) - k}}
+		blind, plan := adoption.Assign(one, p, fleet), know.Assign(one, p, fleet)
+		if err := plan.Validate(); err != nil && plan.Model != "" {
+			t.Fatal(err)
+		}
+		for s := range plan.Stages {
+			if a, b := sizes(nodesOf(plan.Stages[s])), sizes(nodesOf(blind.Stages[s])); !slices.Equal(a, b) {
+				t.Errorf("%d: the stage is spread %v, %v without links", k, a, b)
+			}
+		}
+		joined := 0
+		for _, id := range plan.Stages[0].Replicas {
+			other := []byte(id)
+			other[3] ^= 1
+			if slices.Contains(plan.Stages[1].Replicas, policies.ReplicaID(other)) {
+				joined++
+			}
+		}
+		// The most that the sizes and the spread allow.
+		most := min(k, len(fleet)-k)
+		if joined != most {
+			t.Errorf("%d: %d of the first stage have their neighbour in the second, %d could", k, joined, most)
+		}
+	}
+}
+
+func sizes(count map[string]int) (out []int) {
+	for _, n := range count {
+		out = append(out, n)
+	}
+	slices.Sort(out)
+	return out
+}
+
+// TestHandOversArePriced: of two plans that differ in who is in which stage, the one
+// whose stages have joined GPUs is the cheaper, and a machine without a map sees no
+// difference.
+func TestHandOversArePriced(t *testing.T) {
+	fleet := racks(2, 4)
+	know := adoption.Near{Map: bridges(fleet)}
+	one := adoption.Assign(policies.Plan{Model: "m"}, policies.Partition{Counts: []int{len(fleet)}}, fleet)
+	p := policies.Partition{Cuts: []policies.Tokens{1024}, Counts: []int{4, 4}}
+	joined := know.Assign(one, p, fleet)
+	apart := joined
+	apart.Stages = slices.Clone(joined.Stages)
+	for s := range apart.Stages { // 0 and 1 of each node, then 2 and 3
+		apart.Stages[s].Replicas = nil
+		for _, r := range fleet {
+			if (r.ID[3] >= '2') == (s == 1) {
+				apart.Stages[s].Replicas = append(apart.Stages[s].Replicas, r.ID)
+			}
+		}
+	}
+	w := policytest.Chat(policies.Edges(16384, 1), 8, 0.5, 1)
+	w.Transfer = know.Map.Nearest(ids(fleet))
+	cost := func(plan policies.Plan, m *proximity.Map) float64 {
+		machine, err := adoption.New(adoption.Config{Planner: partition.Exact{}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return machine.Step(adoption.Input{Plan: plan, Model: "m", Replicas: fleet, Workload: w, Near: m}).Present.Cost
+	}
+	if a, b := cost(joined, know.Map), cost(apart, know.Map); !(a < b) {
+		t.Errorf("joined costs %v, apart %v", a, b)
+	}
+	if a, b := cost(joined, nil), cost(apart, nil); a != b || a <= 0 {
+		t.Errorf("without a map joined costs %v, apart %v", a, b)
+	}
+	// The joined plan costs what everybody's nearest neighbour does.
+	if a, b := cost(joined, know.Map), cost(joined, nil); a > b*(1+1e-9) {
+		t.Errorf("joined costs %v, the nearest neighbours %v", a, b)
+	}
+}
+
+func ids(fleet []policies.Replica) (out []policies.ReplicaID) {
+	for _, r := range fleet {
+		out = append(out, r.ID)
+	}
+	return out
+}

@@ -1,0 +1,303 @@
+package adoption
+
+import (
+	"errors"
+	"math"
+	"slices"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// weigh decides, given the price of the present plan and whether that is over
+// its limits.
+func (m *Machine) weigh(in Input, w policies.Workload, present policies.Plan, priced policies.Partition, over bool) Decision {
+	stages := len(present.Stages)
+	if m.disappoints(in, w, present, priced) {
+		back := single(w.Replicas)
+		if len(m.before.Stages) > 1 {
+			back = Scale(policies.Partition{Cuts: cutsOf(m.before), Counts: countsOf(m.before)}, w.Replicas)
+		}
+		m.HoldOff(in.Now)
+		return m.adopt(in, present, back, RolledBack)
+	}
+	if m.slow == 0 && stages > 1 && m.since >= m.held && in.Now-m.since >= m.hold {
+		m.hold = 0 // a plan adopted since has lasted as long as the last roll-back held off
+	}
+	if w.Flow.Seen < m.c.Seen {
+		return keep(present, WarmingUp)
+	}
+	if in.Now < m.held {
+		if over && stages > 1 && !math.IsInf(priced.OneStage, 1) {
+			return m.adopt(in, present, single(w.Replicas), Overloaded)
+		}
+		return keep(present, HeldOff)
+	}
+
+	best, err := m.c.Planner.Partition(w)
+	switch {
+	case errors.Is(err, policies.ErrInfeasible):
+		return keep(present, Infeasible)
+	case err != nil:
+		d := keep(present, Invalid)
+		d.Err = err
+		return d
+	}
+	d := m.compare(in, w, present, best, priced.Cost, over)
+	d.Proposal = best
+	return d
+}
+
+// compare decides between the present plan, the planner's best and one stage.
+func (m *Machine) compare(in Input, w policies.Workload, present policies.Plan, best policies.Partition, cost float64, over bool) Decision {
+	target, stages := best, len(present.Stages)
+	// Stages must pay for themselves: much to be made, somewhat less to stay.
+	worth := m.c.Gain
+	if stages == 1 {
+		worth = m.c.SplitGain
+	}
+	next := in.near().Assign(present, target, in.Replicas)
+	placed := m.placed(in, w, next, best)
+	target.Cost = placed
+	if len(best.Counts) > 1 && gain(placed, best.OneStage) < worth {
+		target = single(w.Replicas)
+		target.Cost = best.OneStage
+		next = in.near().Assign(present, target, in.Replicas)
+	}
+	d := keep(present, SmallGain)
+	d.Moved = Moves(present, next)
+	// A moved replica redoes MoveCost seconds of prefill in every Horizon: the
+	// fleet is smaller by that share.
+	charge := float64(d.Moved) * m.c.MoveCost / (m.c.Horizon * float64(w.Replicas))
+	d.Gain = gain(target.Cost*(1+charge), cost)
+	switch {
+	case same(next, present):
+		d.Reason, d.Gain = Best, 0
+		if len(best.Counts) > 1 && stages == 1 {
+			d.Reason, d.Gain = SmallGain, gain(placed, cost)
+		}
+		return d
+	case over:
+		d.Reason = Overloaded
+	case len(target.Counts) == 1:
+		d.Reason = Merged
+	case d.Gain >= worth:
+		d.Reason = Gain
+	default:
+		return d
+	}
+	d.Adopt, d.Plan = true, next
+	return d
+}
+
+// placed is what a proposal costs with those in its stages whom the plan has there;
+// what it was proposed at where that makes no difference, or breaks a limit.
+func (m *Machine) placed(in Input, w policies.Workload, plan policies.Plan, p policies.Partition) float64 {
+	w.Transfer = in.near().transfer(plan, w.Transfer)
+	if w.Transfer == in.Workload.Transfer {
+		return p.Cost
+	}
+	priced, err := m.c.Planner.Price(w, p.Cuts, p.Counts)
+	if err != nil {
+		return p.Cost
+	}
+	return priced.Cost
+}
+
+// disappoints judges the last window, and says whether the plan in force has
+// been slower than predicted for too many windows: some stage's iterations
+// exceed the prediction, and all of them together are no better than one stage
+// is predicted to be, so that there is something to go back to. One stage
+// cannot be rolled back and does not disappoint. The first window of a plan is
+// not judged: its stages still run requests that were placed by the plan
+// before.
+func (m *Machine) disappoints(in Input, w policies.Workload, present policies.Plan, priced policies.Partition) bool {
+	stages := len(present.Stages)
+	m.calibrate(in, priced, stages)
+	if stages == 1 || len(in.Iterations) != stages || len(priced.Iterations) != stages {
+		return false
+	}
+	if m.settle > 0 {
+		m.settle--
+		return false
+	}
+	slow := false
+	for s, measured := range in.Iterations {
+		slow = slow || measured > priced.Iterations[s]*(1+m.c.Excess)*max(1, m.bias)
+	}
+	if !slow || m.inFlight(in, w, present, priced) < m.undivided(w) {
+		m.slow = 0
+		return false
+	}
+	m.slow++
+	return m.slow >= m.c.Windows
+}
+
+// inFlight is the requests in flight that the measured iterations amount to at
+// the present flow (Little's law); a stage without a measurement counts with
+// its prediction.
+func (m *Machine) inFlight(in Input, w policies.Workload, present policies.Plan, priced policies.Partition) float64 {
+	total := 0.0
+	for b, rate := range w.Flow.Tokens {
+		s := present.StageOf(w.Flow.Edges[b])
+		t := in.Iterations[s]
+		if t == 0 {
+			t = priced.Iterations[s]
+		}
+		if rate > 0 {
+			total += float64(rate * t)
+		}
+	}
+	return total
+}
+
+// undivided is the requests in flight that one stage is predicted to have.
+func (m *Machine) undivided(w policies.Workload) float64 {
+	one, err := m.c.Planner.Price(w, nil, []int{w.Replicas})
+	if err != nil {
+		return math.Inf(1)
+	}
+	total := 0.0
+	for _, rate := range w.Flow.Tokens {
+		total += rate
+	}
+	return total * one.Iterations[0] * max(1, m.bias)
+}
+
+// biasMax bounds the calibration: a fleet that is slower than that by the
+// model has a wrong profile, and no plan of it should be trusted.
+const biasMax = 3
+
+// calibrate learns from the windows of one stage how much slower the engines
+// are than the model has them, averaged over about four windows.
+func (m *Machine) calibrate(in Input, priced policies.Partition, stages int) {
+	if stages != 1 || len(in.Iterations) != 1 || in.Iterations[0] <= 0 || len(priced.Iterations) != 1 {
+		return
+	}
+	ratio := in.Iterations[0] / priced.Iterations[0]
+	if !(ratio > 0) { // the prediction is infinite: too much work for it to say anything
+		return
+	}
+	ratio = min(max(ratio, 1), biasMax)
+	if m.bias == 0 {
+		m.bias = ratio
+	}
+	m.bias += (ratio - m.bias) / 4
+}
+
+// adopt is the decision for a partition that no gain was computed for.
+func (m *Machine) adopt(in Input, present policies.Plan, p policies.Partition, why Reason) Decision {
+	next := in.near().Assign(present, p, in.Replicas)
+	return Decision{Adopt: true, Plan: next, Reason: why, Moved: Moves(present, next)}
+}
+
+// gain is the share of old that is saved by cost; all of an infinite one.
+func gain(cost, old float64) float64 {
+	switch {
+	case math.IsInf(old, 1):
+		return 1
+	case old <= 0:
+		return 0
+	}
+	return 1 - cost/old
+}
+
+// single is the partition of n replicas into one stage.
+func single(n int) policies.Partition { return policies.Partition{Counts: []int{n}} }
+
+// mend returns the plan with exactly the n replicas that are not draining.
+// Cuts stay, and so does everybody who can: joiners go where a stage is
+// furthest below its share of the plan, and only an emptied stage takes a
+// replica from another.
+func mend(near Near, p policies.Plan, replicas []policies.Replica, n int) policies.Plan {
+	there, size := make([]int, len(p.Stages)), 0
+	in := make(map[policies.ReplicaID]bool, n)
+	for _, r := range replicas {
+		if !r.Draining {
+			in[r.ID] = true
+		}
+	}
+	staying := 0
+	for i, s := range p.Stages {
+		size += len(s.Replicas)
+		for _, id := range s.Replicas {
+			if in[id] {
+				there[i]++
+				staying++
+			}
+		}
+	}
+	if size == n && staying == n {
+		return p
+	}
+	return near.Assign(p, spread(policies.Partition{Cuts: cutsOf(p), Counts: countsOf(p)}, there, n), replicas)
+}
+
+// Scale deals n replicas to the stages of a partition in its proportions, at
+// least one to each; with fewer replicas than stages it is one stage. The
+// partition's counts must be positive.
+func Scale(p policies.Partition, n int) policies.Partition {
+	return spread(p, make([]int, len(p.Counts)), n)
+}
+
+// spread is Scale on top of those that are there already.
+func spread(p policies.Partition, there []int, n int) policies.Partition {
+	shares, out := p.Counts, slices.Clone(there)
+	if n < len(shares) {
+		return single(n)
+	}
+	size, left := 0, n
+	for s, k := range shares {
+		size += k
+		left -= out[s]
+	}
+	// surplus is how far a stage is above its share, in parts of size·n.
+	surplus := func(s int) int { return out[s]*size - shares[s]*n }
+	for ; left > 0; left-- {
+		at := 0
+		for s := range out {
+			if surplus(s) < surplus(at) {
+				at = s
+			}
+		}
+		out[at]++
+	}
+	for s := range out {
+		if out[s] > 0 {
+			continue
+		}
+		at := -1
+		for o := range out {
+			if out[o] > 1 && (at < 0 || surplus(o) > surplus(at)) {
+				at = o
+			}
+		}
+		out[at]--
+		out[s]++
+	}
+	return policies.Partition{Cuts: p.Cuts, Counts: out}
+}
+
+// cutsOf lists a plan's interior boundaries.
+func cutsOf(p policies.Plan) []policies.Tokens {
+	var cuts []policies.Tokens
+	for i := 1; i < len(p.Stages); i++ {
+		cuts = append(cuts, p.Stages[i].Low)
+	}
+	return cuts
+}
+
+// countsOf lists the sizes of a plan's stages.
+func countsOf(p policies.Plan) []int {
+	counts := make([]int, len(p.Stages))
+	for i, s := range p.Stages {
+		counts[i] = len(s.Replicas)
+	}
+	return counts
+}
+
+// same says that two plans have equal stages, replicas in equal order.
+func same(a, b policies.Plan) bool {
+	return slices.EqualFunc(a.Stages, b.Stages, func(x, y policies.Stage) bool {
+		return x.Low == y.Low && x.High == y.High && slices.Equal(x.Replicas, y.Replicas)
+	})
+}

@@ -1,0 +1,268 @@
+package proximity
+
+import (
+	"cmp"
+	"encoding/binary"
+	"math"
+	"slices"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// Member is a replica of a stage, as Improve may change it.
+type Member struct {
+	ID policies.ReplicaID
+	// Origin says with whom it may change places: with members of equal origin in
+	// other stages.
+	Origin int
+}
+
+const (
+	// few is how many members are looked at pair by pair across nodes; in larger fleets
+	// node by node.
+	few = 32
+	// crowd is the most members of one node that are looked at.
+	crowd = 64
+	// sweeps bounds how often all pairs are looked at.
+	sweeps = 8
+)
+
+// Improve lets members of different stages change places so that hand-overs cost
+// less. stages are short to long; cuts and crossings are those of the boundaries
+// between them, as in Plan. What does not change: how many members of each origin a
+// stage has, and that no stage is spread less evenly over the nodes than before. A
+// node is what fails as a whole, so that the spread is availability, and comes first:
+// links choose only among the plans that keep it.
+//
+// In a fleet of more than 32 members only those of one node change places: the time
+// is linear in the number of nodes, and equal nodes are looked at once.
+func (m *Map) Improve(stages [][]Member, cuts []policies.Tokens, crossings []float64) {
+	if len(stages) < 2 || len(cuts) != len(stages)-1 || len(m.classes) == 1 && m.nodes == 1 {
+		return
+	}
+	i := improver{m: m, cuts: cuts, weights: make([]float64, len(cuts))}
+	var spots []spot
+	for s, members := range stages {
+		if s < len(cuts) {
+			i.weights[s] = weight(crossings, s) / float64(max(1, len(members)))
+		}
+		for k, member := range members {
+			if at, ok := m.at[member.ID]; ok { // of others nobody knows where they are: they stay
+				spots = append(spots, spot{s, k, holder{seat: at, member: member}})
+			}
+		}
+	}
+	before := i.total(spots)
+	after := slices.Clone(spots)
+	if len(after) <= few {
+		i.together(after)
+	} else {
+		i.apart(after)
+	}
+	if i.total(after) < before {
+		for _, s := range after {
+			stages[s.stage][s.index] = s.member
+		}
+	}
+}
+
+// improver is one call of Improve.
+type improver struct {
+	m       *Map
+	cuts    []policies.Tokens
+	weights []float64 // of one sender's hand-over, by boundary
+}
+
+// spot is a place in a stage, and who has it.
+type spot struct {
+	stage, index int
+	holder
+}
+
+// holder is who has a spot, and which one that was of those looked at.
+type holder struct {
+	seat
+	member Member
+	was    int
+}
+
+// swap lets two spots change who has them.
+func swap(a, b *spot) { a.holder, b.holder = b.holder, a.holder }
+
+// total is what all hand-overs cost together, each to the nearest receiver.
+func (i *improver) total(spots []spot) float64 {
+	of := make([][]policies.ReplicaID, len(i.cuts)+1)
+	for _, s := range spots {
+		of[s.stage] = append(of[s.stage], s.member.ID)
+	}
+	sum := 0.0
+	for l, cut := range i.cuts {
+		t := i.m.receivers(of[l+1], cut).mean(of[l], 0)
+		sum += float64(float64(len(of[l])) * i.weights[l] * seconds(t, cut))
+	}
+	return sum
+}
+
+// cost is total for few spots. beyond is the least that a receiver elsewhere costs a
+// sender, by boundary and class; nil where there is no elsewhere.
+func (i *improver) cost(spots []spot, beyond [][]float64) float64 {
+	sum := 0.0
+	for f := range spots {
+		from := &spots[f]
+		l := from.stage
+		if l == len(i.cuts) {
+			continue
+		}
+		least := math.Inf(1)
+		if beyond != nil {
+			least = beyond[l][from.class]
+		}
+		for t := range spots {
+			if to := &spots[t]; to.stage == l+1 {
+				least = min(least, seconds(i.m.classed(from.class, to.class, from.node == to.node), i.cuts[l]))
+			}
+		}
+		if !math.IsInf(least, 1) {
+			sum += float64(i.weights[l] * least)
+		}
+	}
+	return sum
+}
+
+// descend swaps pairs of spots that are of equal origin for as long as that makes
+// hand-overs cheaper. keeps says, once two are swapped, whether they may be.
+func (i *improver) descend(spots []spot, beyond [][]float64, keeps func(a, b *spot) bool) {
+	now := i.cost(spots, beyond)
+	for range sweeps {
+		better := false
+		for x := range spots {
+			for y := x + 1; y < len(spots); y++ {
+				a, b := &spots[x], &spots[y]
+				if a.stage == b.stage || a.member.Origin != b.member.Origin || a.seat == b.seat {
+					continue
+				}
+				swap(a, b)
+				if next := i.cost(spots, beyond); next < now*(1-1e-9) && keeps(a, b) {
+					now, better = next, true
+				} else {
+					swap(a, b)
+				}
+			}
+		}
+		if !better {
+			return
+		}
+	}
+}
+
+// together looks at all pairs of a small fleet.
+func (i *improver) together(spots []spot) {
+	limit := make([]int, len(i.cuts)+1)
+	for s := range limit {
+		limit[s] = unevenness(spots, s)
+	}
+	i.descend(spots, nil, func(a, b *spot) bool {
+		return a.node == b.node || unevenness(spots, a.stage) <= limit[a.stage] && unevenness(spots, b.stage) <= limit[b.stage]
+	})
+}
+
+// unevenness is the sum of the squares of what a stage has on each node: the
+// smaller, the more evenly it is spread.
+func unevenness(spots []spot, stage int) (n int) {
+	var count [few]struct {
+		node  int32
+		count int
+	}
+	used := 0
+	for k := range spots {
+		if spots[k].stage != stage {
+			continue
+		}
+		at := 0
+		for at < used && count[at].node != spots[k].node {
+			at++
+		}
+		if at == used {
+			count[at].node = spots[k].node
+			used++
+		}
+		n += 2*count[at].count + 1
+		count[at].count++
+	}
+	return n
+}
+
+// apart looks at the pairs of each node of a large fleet.
+func (i *improver) apart(spots []spot) {
+	beyond := i.elsewhere(spots)
+	slices.SortStableFunc(spots, func(a, b spot) int {
+		return cmp.Or(cmp.Compare(a.node, b.node), cmp.Compare(a.stage, b.stage), cmp.Compare(a.member.Origin, b.member.Origin), cmp.Compare(a.class, b.class))
+	})
+	known := map[string][]int{} // of nodes that look alike, who goes where
+	var key []byte
+	for from := 0; from < len(spots); {
+		to := from + 1
+		for to < len(spots) && spots[to].node == spots[from].node {
+			to++
+		}
+		node := spots[from:to]
+		from = to
+		if len(node) < 2 || len(node) > crowd || node[0].stage == node[len(node)-1].stage {
+			continue
+		}
+		key = key[:0]
+		for _, s := range node {
+			key = binary.AppendUvarint(binary.AppendUvarint(binary.AppendVarint(key, int64(s.member.Origin)), uint64(s.stage)), uint64(s.class))
+		}
+		order, ok := known[string(key)]
+		if !ok {
+			order = i.arrange(node, beyond)
+			known[string(key)] = order
+		}
+		had := slices.Clone(node)
+		for k := range node {
+			node[k].holder = had[order[k]].holder
+		}
+	}
+}
+
+// arrange finds the best order of one node's members: who of them, by number, goes
+// to each spot.
+func (i *improver) arrange(node []spot, beyond [][]float64) []int {
+	work := slices.Clone(node)
+	for k := range work {
+		work[k].was = k
+	}
+	i.descend(work, beyond, func(_, _ *spot) bool { return true })
+	order := make([]int, len(work))
+	for k := range work {
+		order[k] = work[k].was
+	}
+	return order
+}
+
+// elsewhere is the least that a receiver on another node costs a sender, by boundary
+// and class, as if that were any node.
+func (i *improver) elsewhere(spots []spot) [][]float64 {
+	n := len(i.m.classes)
+	present := make([][]bool, len(i.cuts)+1)
+	for s := range present {
+		present[s] = make([]bool, n)
+	}
+	for _, s := range spots {
+		present[s.stage][s.class] = true
+	}
+	out := make([][]float64, len(i.cuts))
+	for l := range out {
+		out[l] = make([]float64, n)
+		for from := range n {
+			out[l][from] = math.Inf(1)
+			for to, there := range present[l+1] {
+				if there {
+					out[l][from] = min(out[l][from], seconds(i.m.classed(int32(from), int32(to), false), i.cuts[l]))
+				}
+			}
+		}
+	}
+	return out
+}

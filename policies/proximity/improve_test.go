@@ -1,0 +1,275 @@
+package proximity_test
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/proximity"
+)
+
+// problem is a fleet, dealt to stages.
+type problem struct {
+	seats     []proximity.Seat
+	stages    [][]proximity.Member
+	cuts      []policies.Tokens
+	crossings []float64
+}
+
+// random deals a fleet of at most n replicas at random.
+func random(r *rand.Rand, n int) problem {
+	kinds := []string{"switched", "bridged", "sockets", "unknown", "bridged"}
+	var nodes []string
+	each := []int{2, 4}[r.IntN(2)]
+	for range 1 + r.IntN(n/each) {
+		nodes = append(nodes, kinds[r.IntN(len(kinds))])
+	}
+	p := problem{seats: fleet(each, nodes...), cuts: []policies.Tokens{1000, 16000}, crossings: []float64{1 + 3*r.Float64(), 1 + r.Float64()}}
+	if len(p.seats) < 3 || r.IntN(2) == 0 {
+		p.cuts, p.crossings = p.cuts[:1], p.crossings[:1]
+	}
+	p.stages = make([][]proximity.Member, len(p.cuts)+1)
+	origins := 1 + r.IntN(2)
+	for i, at := range r.Perm(len(p.seats)) {
+		s := i
+		if s >= len(p.stages) {
+			s = r.IntN(len(p.stages))
+		}
+		p.stages[s] = append(p.stages[s], proximity.Member{ID: p.seats[at].ID, Origin: r.IntN(origins)})
+	}
+	return p
+}
+
+func ids(stages [][]proximity.Member) [][]policies.ReplicaID {
+	out := make([][]policies.ReplicaID, len(stages))
+	for s, members := range stages {
+		for _, m := range members {
+			out[s] = append(out[s], m.ID)
+		}
+	}
+	return out
+}
+
+func (p problem) cost(stages [][]proximity.Member) float64 {
+	return naive(p.seats, ids(stages), p.cuts, p.crossings)
+}
+
+// squares is how unevenly each stage is spread over the nodes.
+func (p problem) squares(stages [][]proximity.Member) []int {
+	node := map[policies.ReplicaID]string{}
+	for _, s := range p.seats {
+		node[s.ID] = s.Site.Node
+	}
+	out := make([]int, len(stages))
+	for s, members := range stages {
+		count := map[string]int{}
+		for _, m := range members {
+			count[node[m.ID]]++
+		}
+		for _, c := range count {
+			out[s] += c * c
+		}
+	}
+	return out
+}
+
+// best tries every way to deal the members that keeps origins and spread.
+func (p problem) best() float64 {
+	limit := p.squares(p.stages)
+	type slot struct{ stage, index int }
+	var slots []slot
+	var members []proximity.Member
+	for s := range p.stages {
+		for i, m := range p.stages[s] {
+			slots, members = append(slots, slot{s, i}), append(members, m)
+		}
+	}
+	least := math.Inf(1)
+	work := make([][]proximity.Member, len(p.stages))
+	for s := range work {
+		work[s] = slices.Clone(p.stages[s])
+	}
+	used := make([]bool, len(members))
+	var deal func(k int)
+	deal = func(k int) {
+		if k == len(slots) {
+			for s, n := range p.squares(work) {
+				if n > limit[s] {
+					return
+				}
+			}
+			least = min(least, p.cost(work))
+			return
+		}
+		for i, m := range members {
+			// Of one stage, one order is enough.
+			if used[i] || m.Origin != p.stages[slots[k].stage][slots[k].index].Origin {
+				continue
+			}
+			if k > 0 && slots[k-1].stage == slots[k].stage {
+				if before := work[slots[k].stage][slots[k].index-1]; before.Origin == m.Origin && slices.Index(members, before) > i {
+					continue
+				}
+			}
+			used[i] = true
+			work[slots[k].stage][slots[k].index] = m
+			deal(k + 1)
+			used[i] = false
+		}
+	}
+	deal(0)
+	return least
+}
+
+// TestImproveAgainstAllOthers compares what Improve finds with the best there is.
+func TestImproveAgainstAllOthers(t *testing.T) {
+	tried, equal, excess, saved := 0, 0, 0.0, 0.0
+	for seed := range uint64(400) {
+		p := random(rand.New(rand.NewPCG(seed, 7)), 8)
+		before, spread, best := p.cost(p.stages), p.squares(p.stages), p.best()
+		had := origins(p.stages)
+		newMap(p.seats).Improve(p.stages, p.cuts, p.crossings)
+		after := p.cost(p.stages)
+		if after > before*(1+1e-9) || after < best*(1-1e-9) {
+			t.Fatalf("seed %d: cost went from %v to %v, the best is %v", seed, before, after, best)
+		}
+		for s, n := range p.squares(p.stages) {
+			if n > spread[s] {
+				t.Fatalf("seed %d: stage %d is less even", seed, s)
+			}
+		}
+		if now := origins(p.stages); now != had {
+			t.Fatalf("seed %d: the stages had %s, and have %s", seed, had, now)
+		}
+		tried++
+		if after <= best*(1+1e-9) {
+			equal++
+		}
+		excess += after/best - 1
+		saved += 1 - after/before
+	}
+	t.Logf("%d of %d are the best there is; the mean excess is %.2f %%, the mean saving %.0f %%", equal, tried, 100*excess/float64(tried), 100*saved/float64(tried))
+	if equal*100 < 95*tried || excess > 0.02*float64(tried) {
+		t.Error("too few are the best there is")
+	}
+}
+
+// origins says which members of which origins are where.
+func origins(stages [][]proximity.Member) string {
+	all := map[policies.ReplicaID]int{}
+	count := make([][4]int, len(stages))
+	for s, members := range stages {
+		for _, m := range members {
+			all[m.ID]++
+			count[s][m.Origin]++
+		}
+	}
+	return fmt.Sprint(len(all), count)
+}
+
+// TestPairs: on machines whose GPUs are joined in pairs, adjacent stages get one of
+// each pair, in small fleets and in large ones, and the spread over nodes stays.
+func TestPairs(t *testing.T) {
+	for _, nodes := range []int{1, 2, 8, 40} {
+		kinds := slices.Repeat([]string{"bridged"}, nodes)
+		p := problem{seats: fleet(8, kinds...), cuts: []policies.Tokens{4000}, crossings: []float64{1}, stages: make([][]proximity.Member, 2)}
+		for i, s := range p.seats {
+			p.stages[i%8/4] = append(p.stages[i%8/4], proximity.Member{ID: s.ID})
+		}
+		newMap(p.seats).Improve(p.stages, p.cuts, p.crossings)
+		next := map[policies.ReplicaID]bool{}
+		for _, m := range p.stages[1] {
+			next[m.ID] = true
+		}
+		apart := 0
+		for _, m := range p.stages[0] {
+			other := []byte(m.ID)
+			other[len(other)-1] ^= 1 // 0 and 1, 2 and 3
+			if !next[policies.ReplicaID(other)] {
+				apart++
+			}
+		}
+		if apart > 0 {
+			t.Errorf("%d nodes: %d of %d have no neighbour in the next stage", nodes, apart, len(p.stages[0]))
+		}
+	}
+}
+
+// TestAlike: where nothing sets replicas apart, everybody stays.
+func TestAlike(t *testing.T) {
+	for _, kind := range []string{"switched", "unknown"} {
+		p := problem{seats: fleet(8, kind, kind, kind, kind, kind), cuts: []policies.Tokens{4000}, stages: make([][]proximity.Member, 2)}
+		for i, s := range p.seats {
+			p.stages[i%2] = append(p.stages[i%2], proximity.Member{ID: s.ID})
+		}
+		was := fmt.Sprint(p.stages)
+		newMap(p.seats).Improve(p.stages, p.cuts, nil)
+		if now := fmt.Sprint(p.stages); now != was {
+			t.Errorf("%s: %s became %s", kind, was, now)
+		}
+	}
+}
+
+// large is a fleet of 1,250 machines with eight GPUs, dealt badly.
+func large() problem {
+	p := problem{seats: fleet(8, slices.Repeat([]string{"bridged", "switched", "sockets", "bridged", "unknown"}, 250)...), cuts: []policies.Tokens{1000, 16000}, stages: make([][]proximity.Member, 3)}
+	for i, s := range p.seats {
+		at := []int{0, 0, 0, 0, 0, 1, 1, 2}[i%8]
+		p.stages[at] = append(p.stages[at], proximity.Member{ID: s.ID})
+	}
+	return p
+}
+
+func BenchmarkNew10000(b *testing.B) {
+	p := large()
+	b.ReportAllocs()
+	for b.Loop() {
+		newMap(p.seats)
+	}
+}
+
+func BenchmarkPlan10000(b *testing.B) {
+	p := large()
+	m := newMap(p.seats)
+	plan := policies.Plan{Stages: make([]policies.Stage, 3)}
+	for s, list := range ids(p.stages) {
+		plan.Stages[s] = policies.Stage{Replicas: list, High: 1000 << (4 * s)}
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		m.Plan(plan, nil)
+	}
+}
+
+func BenchmarkImprove10000(b *testing.B) {
+	p := large()
+	m := newMap(p.seats)
+	stages := make([][]proximity.Member, len(p.stages))
+	b.ReportAllocs()
+	for b.Loop() {
+		for s := range stages {
+			stages[s] = slices.Clone(p.stages[s])
+		}
+		m.Improve(stages, p.cuts, nil)
+	}
+}
+
+func BenchmarkImprove32(b *testing.B) {
+	p := problem{seats: fleet(8, "bridged", "bridged", "switched", "sockets"), cuts: []policies.Tokens{1000, 16000}, stages: make([][]proximity.Member, 3)}
+	for i, s := range p.seats {
+		at := []int{0, 0, 0, 0, 0, 1, 1, 2}[i%8]
+		p.stages[at] = append(p.stages[at], proximity.Member{ID: s.ID})
+	}
+	m := newMap(p.seats)
+	stages := make([][]proximity.Member, len(p.stages))
+	b.ReportAllocs()
+	for b.Loop() {
+		for s := range stages {
+			stages[s] = slices.Clone(p.stages[s])
+		}
+		m.Improve(stages, p.cuts, nil)
+	}
+}

@@ -1,0 +1,102 @@
+package proximity
+
+import (
+	"math"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// receivers are the replicas of a stage, by where they are.
+type receivers struct {
+	m      *Map
+	length policies.Tokens
+	on     map[int32][]held // by node
+	spread []int            // nodes on which a class is, by class
+}
+
+// held is how many replicas of a class a node has.
+type held struct {
+	class int32
+	count int
+}
+
+func (m *Map) receivers(ids []policies.ReplicaID, length policies.Tokens) *receivers {
+	r := &receivers{m: m, length: length, on: make(map[int32][]held), spread: make([]int, len(m.classes))}
+	for _, id := range ids {
+		s, ok := m.at[id]
+		if !ok {
+			continue
+		}
+		here, found := r.on[s.node], false
+		for i := range here {
+			if here[i].class == s.class {
+				here[i].count++
+				found = true
+			}
+		}
+		if !found {
+			r.on[s.node] = append(here, held{s.class, 1})
+			r.spread[s.class]++
+		}
+	}
+	return r
+}
+
+// nearest is the cheapest hand-over from a place; false where there is none. own of
+// the receivers in that place do not count.
+func (r *receivers) nearest(s seat, own int) (best policies.Transfer, ok bool) {
+	least := math.Inf(1)
+	try := func(t policies.Transfer) {
+		if c := seconds(t, r.length); c < least {
+			best, least, ok = t, c, true
+		}
+	}
+	here := r.on[s.node]
+	for _, h := range here {
+		if h.class != s.class || h.count > own {
+			try(r.m.classed(s.class, h.class, true))
+		}
+	}
+	for class, nodes := range r.spread {
+		for _, h := range here {
+			if int(h.class) == class {
+				nodes--
+			}
+		}
+		if nodes > 0 {
+			try(r.m.classed(s.class, int32(class), false))
+		}
+	}
+	return best, ok
+}
+
+// mean is what a hand-over from each sender to its nearest receiver costs on the
+// mean; free where there is nobody. own of the receivers in a sender's place are the
+// sender itself.
+func (r *receivers) mean(from []policies.ReplicaID, own int) policies.Transfer {
+	senders := make(map[seat]int)
+	var order []seat // so that sums are added up in one order
+	for _, id := range from {
+		s, ok := r.m.at[id]
+		if !ok {
+			continue
+		}
+		if senders[s]++; senders[s] == 1 {
+			order = append(order, s)
+		}
+	}
+	var sum policies.Transfer
+	n := 0
+	for _, s := range order {
+		if t, ok := r.nearest(s, own); ok {
+			count := senders[s]
+			n += count
+			sum.Base += float64(float64(count) * t.Base)
+			sum.PerToken += float64(float64(count) * t.PerToken)
+		}
+	}
+	if n == 0 {
+		return policies.Transfer{}
+	}
+	return policies.Transfer{Base: sum.Base / float64(n), PerToken: sum.PerToken / float64(n)}
+}

@@ -1,0 +1,187 @@
+package calllog
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/host"
+)
+
+// Format is in the first line of a file of frames. Each further line is a
+// frame, and, where one is known, the answer to it.
+const Format = "cascade-policy-frames/1"
+
+// What a file of frames may have, at most.
+const (
+	Max     = 1 << 20
+	maxLine = 4 << 20 // bytes; the largest frames are partitions', 1 MiB
+)
+
+type head struct {
+	Format string `json:"format"`
+	// Fuel says what the counts of fuel mean: host.Version.
+	Fuel string `json:"fuel,omitempty"`
+}
+
+// Frame is a frame with the answer that somebody gave.
+type Frame struct {
+	Frame []byte
+	// Answer is nil where none is known.
+	Answer *host.Record
+	// Fuel is false where the answer's fuel counts something else than this
+	// host's.
+	Fuel bool
+}
+
+// Of returns what a host of this version has recorded as it is written to a
+// file. It shares the records.
+func Of(records []host.Record) []Frame {
+	frames := make([]Frame, len(records))
+	for n := range records {
+		frames[n] = Frame{records[n].Frame, &records[n], true}
+	}
+	return frames
+}
+
+type line struct {
+	Kind   string `json:"kind"`
+	Frame  []byte `json:"frame"`
+	Result string `json:"result,omitempty"`
+	Output []byte `json:"output,omitempty"`
+	Module string `json:"module,omitempty"`
+	Fuel   int64  `json:"fuel,omitempty"`
+	Cause  string `json:"cause,omitempty"`
+}
+
+// Read reads a file of frames. The error names the line.
+func Read(r io.Reader) ([]Frame, error) {
+	lines := bufio.NewScanner(r)
+	lines.Buffer(nil, maxLine)
+	var first head
+	if !lines.Scan() || strict(lines.Bytes(), &first) != nil || first.Format != Format {
+		return nil, errors.Join(fmt.Errorf("line 1: want {\"format\": %q}: this is no file of frames", Format), lines.Err())
+	}
+	var frames []Frame
+	for n := 2; lines.Scan(); n++ {
+		if len(bytes.TrimSpace(lines.Bytes())) == 0 {
+			continue
+		}
+		if len(frames) == Max {
+			return nil, fmt.Errorf("line %d: more than %d frames: split the file", n, Max)
+		}
+		var l line
+		err := strict(lines.Bytes(), &l)
+		var f Frame
+		if err == nil {
+			f, err = l.read()
+		}
+		if err != nil {
+			return nil, fmt.Errorf("line %d: %w", n, err)
+		}
+		f.Fuel = first.Fuel == host.Version
+		frames = append(frames, f)
+	}
+	if err := lines.Err(); err != nil {
+		return nil, fmt.Errorf("line %d: %w", len(frames)+2, err)
+	}
+	return frames, nil
+}
+
+func (l line) read() (Frame, error) {
+	f := Frame{Frame: l.Frame}
+	k := KindOf(l.Frame)
+	if k == abi.Kinds || k == abi.Configure || k.String() != l.Kind {
+		return f, fmt.Errorf("the frame is not of kind %q", l.Kind)
+	}
+	cause, err := causeNamed(l.Cause)
+	if err != nil {
+		return f, err
+	}
+	if l.Result == "" && cause == 0 {
+		return f, nil
+	}
+	f.Answer = &host.Record{Kind: k, Frame: l.Frame, Output: l.Output, Fuel: l.Fuel, Cause: cause}
+	if l.Result != "" {
+		if f.Answer.Result, err = strconv.ParseUint(l.Result, 0, 64); err != nil {
+			return f, fmt.Errorf("result %q: want a number such as 0x0000000000000001", l.Result)
+		}
+	}
+	if l.Module != "" {
+		sum, err := hex.DecodeString(l.Module)
+		if err != nil || len(sum) != len(f.Answer.Module) {
+			return f, fmt.Errorf("module %q: want 64 hex digits", l.Module)
+		}
+		copy(f.Answer.Module[:], sum)
+	}
+	return f, nil
+}
+
+func causeNamed(name string) (host.Cause, error) {
+	if name == "" {
+		return 0, nil
+	}
+	for c := host.Cause(1); int(c) < host.Causes; c++ {
+		if c.String() == name {
+			return c, nil
+		}
+	}
+	return 0, fmt.Errorf("cause %q is unknown", name)
+}
+
+func strict(text []byte, to any) error {
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.DisallowUnknownFields()
+	if err := d.Decode(to); err != nil {
+		return err
+	}
+	if _, err := d.Token(); err != io.EOF {
+		return errors.New("something follows the object")
+	}
+	return nil
+}
+
+// Write writes a file that Read reads. Of answers of other modules'
+// hosts the fuel is dropped.
+func Write(w io.Writer, frames []Frame) error {
+	b := bufio.NewWriter(w)
+	e := json.NewEncoder(b)
+	if err := e.Encode(head{Format, host.Version}); err != nil {
+		return err
+	}
+	for _, f := range frames {
+		l := line{Kind: KindOf(f.Frame).String(), Frame: f.Frame}
+		if a := f.Answer; a != nil {
+			if a.Cause == 0 {
+				l.Result, l.Output = fmt.Sprintf("0x%016x", a.Result), a.Output
+			} else {
+				l.Cause = a.Cause.String()
+			}
+			if a.Module != [len(a.Module)]byte{} {
+				l.Module = hex.EncodeToString(a.Module[:])
+			}
+			if f.Fuel {
+				l.Fuel = a.Fuel
+			}
+		}
+		if err := e.Encode(l); err != nil {
+			return err
+		}
+	}
+	return b.Flush()
+}
+
+// KindOf is the kind of a frame, abi.Kinds for what is none.
+func KindOf(frame []byte) abi.Kind {
+	if len(frame) < abi.HeaderSize || binary.LittleEndian.Uint32(frame) != abi.Magic {
+		return abi.Kinds
+	}
+	return min(abi.Kinds, abi.Kind(binary.LittleEndian.Uint16(frame[6:])))
+}

@@ -1,0 +1,188 @@
+package calllog
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/host"
+	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
+)
+
+// outlier is a frame.
+func outlier(t testing.TB, id uint64) []byte {
+	t.Helper()
+	frame := make([]byte, 4096)
+	n, err := abi.PutOutlier(frame, abi.Call{ID: id}, 300, 200)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return frame[:n]
+}
+
+// selects are frames of that many bids, 0 and up.
+func selects(t testing.TB, n int) (all []Frame) {
+	t.Helper()
+	for i := range n {
+		frame := make([]byte, 4096)
+		bids := make([]policies.Bid, i)
+		for j := range bids {
+			bids[j] = policies.Bid{From: "r", Load: policies.Tokens(7 * j % 5)}
+		}
+		n, err := abi.PutSelect(frame, abi.Call{ID: uint64(i)}, bids)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, Frame{Frame: frame[:n]})
+	}
+	return all
+}
+
+func written(t testing.TB, all []Frame) string {
+	t.Helper()
+	var w bytes.Buffer
+	if err := Write(&w, all); err != nil {
+		t.Fatal(err)
+	}
+	return w.String()
+}
+
+func TestReadSaysWhere(t *testing.T) {
+	first, line, _ := strings.Cut(written(t, []Frame{{Frame: outlier(t, 1)}}), "\n")
+	first += "\n"
+	for text, want := range map[string]string{
+		"":                           "line 1: want",
+		`{"format":"other/1"}`:       "line 1: want",
+		first + line + "{":           "line 3: ",
+		first + `{"kind":"outlier"}`: `not of kind "outlier"`,
+		first + strings.Replace(line, `"outlier"`, `"place"`, 1):                 `not of kind "place"`,
+		first + strings.Replace(line, `}`, `,"result":"yes"}`, 1):                `result "yes"`,
+		first + strings.Replace(line, `}`, `,"result":"0x1","module":"abc"}`, 1): `module "abc"`,
+		first + strings.Replace(line, `}`, `,"cause":"bad luck"}`, 1):            `cause "bad luck"`,
+		first + strings.Replace(line, `}`, `,"colour":1}`, 1):                    "colour",
+		first + line[:len(line)-1] + strings.Repeat(" ", maxLine) + "\n" + line:  "too long",
+	} {
+		if _, err := Read(strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%.80q: %v, want %q", text, err, want)
+		}
+	}
+}
+
+// module makes new instances of a selector.
+func module(t testing.TB, before ...[]byte) (*host.Module, func() (*host.Instance, error)) {
+	t.Helper()
+	m, err := host.Load(context.Background(), host.Config{}, hosttest.Policy(hosttest.LeastLoad(before...)).Encode())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { m.Close() })
+	return m, m.Instantiate
+}
+
+// TestExpectations: what a module answers is what it is expected to, to the tick;
+// another one, or one that keeps count, is told apart.
+func TestExpectations(t *testing.T) {
+	ctx := context.Background()
+	m, instance := module(t)
+	all, err := Answer(ctx, instance, selects(t, 8))
+	if err != nil || len(all) != 8 {
+		t.Fatalf("%d answers, %v", len(all), err)
+	}
+	text := written(t, all)
+	if all, err = Golden([]byte(text), m.SHA256()); err != nil {
+		t.Fatal(err)
+	}
+	check := func(instance func() (*host.Instance, error), all []Frame) error {
+		t.Helper()
+		i, err := instance()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer i.Close()
+		return Check(ctx, i, abi.Select, all)
+	}
+	if err := check(instance, all); err != nil {
+		t.Error(err)
+	}
+	_, slower := module(t, hosttest.Loop())
+	if err := check(slower, all); !errors.Is(err, ErrUnexpected) || !strings.Contains(err.Error(), "frame 0: not as expected: ") || !strings.Contains(err.Error(), "ticks") {
+		t.Errorf("other fuel: %v", err)
+	}
+	_, other := module(t, hosttest.OneIn(5, hosttest.Result(1, 0), hosttest.Return))
+	if err := check(other, all); !errors.Is(err, ErrUnexpected) {
+		t.Errorf("another answer: %v", err)
+	}
+	_, traps := module(t, hosttest.OneIn(5, hosttest.Unreachable))
+	var f *host.Fault
+	if err := check(traps, all); !errors.As(err, &f) || f.Cause != host.Trapped {
+		t.Errorf("none: %v", err)
+	}
+	// What fuel means has changed.
+	if all, err = Golden([]byte(strings.Replace(text, host.Version, "another/1", 1)), m.SHA256()); err != nil {
+		t.Fatal(err)
+	}
+	if err := check(slower, all); err != nil {
+		t.Errorf("fuel of another version: %v", err)
+	}
+	if err := check(other, all); !errors.Is(err, ErrUnexpected) {
+		t.Errorf("another answer, for fuel of another version: %v", err)
+	}
+	// Frames that are not answered are left out, as if they had never been asked.
+	if some, err := Answer(ctx, traps, selects(t, 8)); err != nil || len(some) != 6 {
+		t.Errorf("%d answers, %v", len(some), err)
+	} else if err := check(traps, some); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestGoldenRefuses(t *testing.T) {
+	frame := outlier(t, 1)
+	for want, f := range map[string]Frame{
+		"has no answer":         {Frame: frame},
+		"no answer":             {Frame: frame, Answer: &host.Record{Kind: abi.Outlier, Frame: frame, Cause: host.Trapped}},
+		"by another module, 01": {Frame: frame, Answer: &host.Record{Kind: abi.Outlier, Frame: frame, Module: [32]byte{1}}},
+	} {
+		if _, err := Golden([]byte(written(t, []Frame{f})), [32]byte{2}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+	if _, err := Golden([]byte("x"), [32]byte{}); err == nil {
+		t.Error("no file is read")
+	}
+}
+
+// FuzzRead holds that whatever is read is written and read again alike.
+func FuzzRead(f *testing.F) {
+	_, instance := module(f)
+	all, err := Answer(context.Background(), instance, selects(f, 4))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add([]byte(written(f, append(all, Frame{Frame: outlier(f, 1)}))))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		all, err := Read(bytes.NewReader(text))
+		if err != nil {
+			return
+		}
+		once := written(t, all)
+		again, err := Read(strings.NewReader(once))
+		if err != nil {
+			t.Fatalf("%v: what was written cannot be read", err)
+		}
+		if twice := written(t, again); twice != once || !reflect.DeepEqual(kinds(all), kinds(again)) {
+			t.Errorf("%q became %q", once, twice)
+		}
+	})
+}
+
+func kinds(all []Frame) (list []abi.Kind) {
+	for _, f := range all {
+		list = append(list, KindOf(f.Frame))
+	}
+	return list
+}

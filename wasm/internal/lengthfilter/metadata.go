@@ -1,0 +1,205 @@
+package lengthfilter
+
+import (
+	"errors"
+	"math"
+)
+
+// metadataKey is the filter metadata of a virtual host that names its models.
+const metadataKey = "cascade.length.v1"
+
+var errMetadata = errors.New("the virtual host's metadata is not what a control plane writes")
+
+// decodeMetadata reads the models out of an encoded envoy.config.core.v3.Metadata:
+//
+//	filter_metadata: {"cascade.length.v1": {model, bytes_per_token, adapters: […]}}
+//	filter_metadata: {"cascade.length.v1": {models: [{model, …}, …]}}
+//
+// It is none without that key. The little of Protocol Buffers that this takes is
+// here, as a library for all of it would double the module.
+func decodeMetadata(data []byte) ([]Model, error) {
+	var models []Model
+	err := entries(data, func(key string, value []byte) error {
+		if key != metadataKey {
+			return nil
+		}
+		models = models[:0] // a repeated key: the last one counts
+		var one Model
+		err := entries(value, func(key string, value []byte) error {
+			if key == "models" {
+				return items(value, func(value []byte) error {
+					s, err := field(value, structValue)
+					if err != nil || s == nil {
+						return err
+					}
+					var m Model
+					if err := entries(s, m.set); err != nil {
+						return err
+					}
+					models = append(models, m)
+					return nil
+				})
+			}
+			return one.set(key, value)
+		})
+		if one.Name != "" {
+			models = append(models, one)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range models {
+		if err := m.validate(); err != nil {
+			return nil, err
+		}
+	}
+	return models, nil
+}
+
+// set takes a field of a model's struct from its google.protobuf.Value.
+func (m *Model) set(key string, value []byte) error {
+	switch key {
+	case "model":
+		s, err := field(value, stringValue)
+		m.Name = string(s)
+		return err
+	case "bytes_per_token":
+		n, err := field(value, numberValue)
+		if err == nil && len(n) == 8 {
+			m.BytesPerToken = math.Float64frombits(littleEndian(n))
+		}
+		return err
+	case "adapters":
+		return items(value, func(value []byte) error {
+			s, err := field(value, stringValue)
+			if len(s) > 0 {
+				m.Adapters = append(m.Adapters, string(s))
+			}
+			return err
+		})
+	}
+	return nil
+}
+
+// Fields of google.protobuf.Value.
+const (
+	numberValue = 2
+	stringValue = 3
+	structValue = 5
+	listValue   = 6
+)
+
+// entries calls f for every entry of a message whose field 1 is a map with
+// string keys, as those of Metadata and Struct are.
+func entries(data []byte, f func(key string, value []byte) error) error {
+	return each(data, func(number uint64, entry []byte) error {
+		if number != 1 {
+			return nil
+		}
+		key, err := field(entry, 1)
+		if err != nil {
+			return err
+		}
+		value, err := field(entry, 2)
+		if err != nil {
+			return err
+		}
+		return f(string(key), value)
+	})
+}
+
+// items calls f for every value of a Value that is a list.
+func items(value []byte, f func(value []byte) error) error {
+	list, err := field(value, listValue)
+	if err != nil {
+		return err
+	}
+	return each(list, func(number uint64, item []byte) error {
+		if number != 1 {
+			return nil
+		}
+		return f(item)
+	})
+}
+
+// field returns the content of a field, the last one of its number; nil where
+// there is none.
+func field(data []byte, want uint64) (content []byte, err error) {
+	err = each(data, func(number uint64, c []byte) error {
+		if number == want {
+			content = c
+		}
+		return nil
+	})
+	return content, err
+}
+
+// Wire types.
+const (
+	wireVarint = 0
+	wire64     = 1
+	wireBytes  = 2
+	wire32     = 5
+)
+
+// each calls f for every field of an encoded message that has bytes of content;
+// those of a varint are not needed here, and left out.
+func each(data []byte, f func(number uint64, content []byte) error) error {
+	for len(data) > 0 {
+		tag, n := uvarint(data)
+		if n <= 0 || tag>>3 == 0 {
+			return errMetadata
+		}
+		data = data[n:]
+		var size uint64
+		switch tag & 7 {
+		case wireVarint:
+			_, n := uvarint(data)
+			if n <= 0 {
+				return errMetadata
+			}
+			data = data[n:]
+			continue
+		case wire64:
+			size = 8
+		case wire32:
+			size = 4
+		case wireBytes:
+			if size, n = uvarint(data); n <= 0 {
+				return errMetadata
+			}
+			data = data[n:]
+		default:
+			return errMetadata
+		}
+		if size > uint64(len(data)) {
+			return errMetadata
+		}
+		if err := f(tag>>3, data[:size]); err != nil {
+			return err
+		}
+		data = data[size:]
+	}
+	return nil
+}
+
+// uvarint reads a number and says how many bytes it has, 0 where there is none.
+// Package encoding/binary has the same, and reflection with it.
+func uvarint(data []byte) (x uint64, n int) {
+	for i, b := range data[:min(len(data), 10)] {
+		x |= uint64(b&0x7f) << (7 * i)
+		if b < 0x80 {
+			return x, i + 1
+		}
+	}
+	return 0, 0
+}
+
+func littleEndian(data []byte) (x uint64) {
+	for i, b := range data {
+		x |= uint64(b) << (8 * i)
+	}
+	return x
+}

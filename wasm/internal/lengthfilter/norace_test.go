@@ -1,0 +1,5 @@
+//go:build !race
+
+package lengthfilter
+
+const raceEnabled = false

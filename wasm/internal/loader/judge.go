@@ -1,0 +1,131 @@
+package loader
+
+import (
+	"encoding/binary"
+	"math"
+	"slices"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/calllog"
+	"github.com/cascadeinfer/cascade/wasm/host"
+	"github.com/cascadeinfer/cascade/wasm/planguard"
+	"github.com/cascadeinfer/cascade/wasm/policy"
+	"github.com/cascadeinfer/cascade/wasm/slot"
+)
+
+// judge compares two answers to the same words, by the host's own measure and not
+// by what either policy says of its own.
+type judge struct{ price planguard.Native } // nil when nobody can price a partition
+
+func newJudge(n policy.Native) judge {
+	price, _ := n.Partitioner.(planguard.Native)
+	return judge{price}
+}
+
+// count compares two answers and adds what came of it.
+func (j judge) count(active, candidate *host.Record, f *slot.Figures) {
+	differ, worse := j.compare(active, candidate)
+	f.Compared++
+	if differ {
+		f.Differ++
+	}
+	if worse {
+		f.Worse++
+	}
+}
+
+// compare says whether a candidate decided otherwise than the active policy, and
+// whether it decided worse. Both records are of the same frame, and have answers.
+//
+// Worse are: a winner whose load and start are no better than the other's and
+// one of them worse, and no winner where there was one; a partition that costs more
+// by the slack of the planner's gate, or none where there was one; a boundary that
+// serves no better than the one in force does and, by the margin of the refiner's gate,
+// worse than the active policy's: one that stays where the active policy gains. Nobody
+// can say of the other kinds' answers by themselves what they are worth.
+//
+// The margins are those by which proposals are taken: what the gates let pass is a
+// policy's to decide. A native proposal is the best there is by the native model, so
+// that a smaller margin would let nothing else pass; and a refiner that goes a
+// smaller part of the way in one period goes the rest in the next, if it goes at all.
+func (j judge) compare(active, candidate *host.Record) (differ, worse bool) {
+	switch active.Kind {
+	case abi.Select:
+		return j.winners(active, candidate)
+	case abi.Partition:
+		return j.partitions(active, candidate)
+	case abi.Refine:
+		b, _, s := abi.GetRefine(active.Frame, nil)
+		at, err := abi.TakeRefine(answered(active), active.Result, b)
+		to, err2 := abi.TakeRefine(answered(candidate), candidate.Result, b)
+		if s != abi.OK || err != nil || err2 != nil {
+			return true, false
+		}
+		// Staying is no gain. Negated, so that a NaN is worse, too.
+		q := planguard.Quality(b, to)
+		gains := q < planguard.Quality(b, b.Boundary)
+		return at != to, at != to && !gains && !(q <= planguard.Quality(b, at)*(1+planguard.DefaultWorse))
+	case abi.Place: // the value is an index
+		return active.Result != candidate.Result, false
+	}
+	// The value is the output's length. What lies behind it is nobody's.
+	return active.Result != candidate.Result || !slices.Equal(calllog.Said(active), calllog.Said(candidate)), false
+}
+
+func (j judge) winners(active, candidate *host.Record) (differ, worse bool) {
+	bids, s := abi.GetSelect(active.Frame, nil)
+	a, err := abi.TakeSelect(active.Result, len(bids))
+	c, err2 := abi.TakeSelect(candidate.Result, len(bids))
+	switch {
+	case s != abi.OK || err != nil || err2 != nil:
+		return true, false
+	case a == c:
+		return false, false
+	case a < 0:
+		return true, false
+	case c < 0:
+		return true, true
+	}
+	was, is := bids[a], bids[c]
+	return true, is.Load >= was.Load && is.Start >= was.Start && (is.Load > was.Load || is.Start > was.Start)
+}
+
+func (j judge) partitions(active, candidate *host.Record) (differ, worse bool) {
+	var w policies.Workload
+	if s := abi.GetPartition(active.Frame, &w); s != abi.OK {
+		return true, false
+	}
+	was, err := abi.TakePartition(answered(active), active.Result, w)
+	is, err2 := abi.TakePartition(answered(candidate), candidate.Result, w)
+	switch {
+	case err != nil || err2 != nil:
+		// Both found none; or only one did, and the candidate is to be as able.
+		return (err == nil) != (err2 == nil), err2 != nil && err == nil
+	case slices.Equal(was.Cuts, is.Cuts) && slices.Equal(was.Counts, is.Counts):
+		return false, false
+	}
+	return true, j.cost(w, is) > j.cost(w, was)*(1+planguard.DefaultSlack)
+}
+
+// cost is what the native model predicts for a division: infinite where it breaks
+// a limit, 0 for all when there is no model.
+func (j judge) cost(w policies.Workload, p policies.Partition) float64 {
+	if j.price == nil {
+		return 0
+	}
+	priced, err := j.price.Price(w, p.Cuts, p.Counts)
+	if err != nil {
+		return math.Inf(1)
+	}
+	return priced.Cost
+}
+
+// answered is a record's frame with the output in it.
+func answered(r *host.Record) []byte {
+	frame := slices.Clone(r.Frame)
+	if at := binary.LittleEndian.Uint32(frame[56:]); uint64(at)+uint64(len(r.Output)) <= uint64(len(frame)) {
+		copy(frame[at:], r.Output)
+	}
+	return frame
+}

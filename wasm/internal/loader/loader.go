@@ -1,0 +1,231 @@
+// Package loader makes the modules of a slot from signed files: it verifies them,
+// compiles them, makes sure that they answer at all and always the same, and
+// tries them on recorded calls.
+//
+// It decides neither which module is offered nor what becomes of it: slots do
+// (wasm/slot). Nor does it know where a module's bytes come from.
+//
+// # Invariants
+//
+//  1. What is compiled is what was signed, for this kind, by the ring.
+//  2. A module has the least of what its grant and this host allow.
+//  3. What a module makes, goroutine and instances, is gone when its Close
+//     returns.
+package loader
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/calllog"
+	"github.com/cascadeinfer/cascade/wasm/host"
+	"github.com/cascadeinfer/cascade/wasm/internal/swap"
+	"github.com/cascadeinfer/cascade/wasm/policy"
+	"github.com/cascadeinfer/cascade/wasm/sign"
+	"github.com/cascadeinfer/cascade/wasm/slot"
+)
+
+// Policy is what a slot calls: a *policy.Policy, or a *policy.Linked while no
+// module decides. It is asked for its slot's kind only.
+type Policy interface {
+	policies.Partitioner
+	policies.Refiner
+	policies.Quoter
+	policies.Selector
+	policies.Detector
+	policies.Placer
+	policy.Guard
+	// The same for one who asks again and again, with what the module kept for it.
+	PartitionFor(*policy.Memory, policies.Workload) (policies.Partition, error)
+	RefineFor(*policy.Memory, policies.Border) policies.Tokens
+	GuardFor(*policy.Memory, abi.Change) (abi.Denial, bool)
+	// Records returns what was recorded of the calls; the caller may keep it.
+	Records() []host.Record
+}
+
+var (
+	_ Policy              = (*policy.Policy)(nil)
+	_ Policy              = (*policy.Linked)(nil)
+	_ swap.Loader[Policy] = (*Loader)(nil)
+)
+
+// Config sets a Loader up.
+type Config struct {
+	// Kind is what the slot decides. Required.
+	Kind abi.Kind
+	// Native answers where a module does not; one for Kind is needed. If its
+	// Partitioner is a gate.Native, partitions are judged by its prices. Its Guard
+	// is not asked: a plan that a module's guard cannot judge is denied.
+	Native policy.Native
+	// Ring is whose signatures count. Required.
+	Ring sign.Ring
+	// Admit says whether a statement that the ring signed may run here, or is too
+	// old for that. Nil admits all.
+	Admit func(sign.Statement) error
+	// Limits are the most that a call may take, by kind; a grant can lower them.
+	// 0 means the kind's default.
+	Limits [abi.Kinds]host.Limit
+	// Engine, Cache, its bounds and Watch are as in host.Config.
+	Engine       *host.Engine
+	Cache        string
+	CacheBytes   int64
+	CacheModules int
+	Watch        *host.Watch
+	// InForce calls a function with the policy that decides now, and its
+	// generation; the policy is not freed before the function returns. What was
+	// recorded of it is what modules are tried on in shadow, and it decides again
+	// what they decide in canary. Nil means that nothing decides: modules stay in
+	// shadow.
+	InForce func(func(slot.Generation, Policy))
+	// Every, Keep, KeepBytes, Instances and Clock are as in policy.Config; Clock is
+	// its Now.
+	Every, Keep, KeepBytes, Instances int
+	Clock                             func() policies.Micros
+	// Now is the time by which statements expire. Nil means time.Now.
+	Now func() time.Time
+	// Logger tells of faults, and what modules log. Nil discards it.
+	Logger *slog.Logger
+}
+
+// Loader makes the modules of one slot. Its methods are called as swap.Loader
+// says.
+type Loader struct {
+	config Config
+
+	mu     sync.Mutex
+	loaded map[Policy]*module // guarded by mu: by what callers have of them
+}
+
+// New returns a loader. The error names the bad field.
+func New(c Config) (*Loader, error) {
+	if c.Kind <= abi.Configure || c.Kind >= abi.Kinds {
+		return nil, fmt.Errorf("loader: kind %d: name one that decides", c.Kind)
+	}
+	if err := c.Ring.Validate(); err != nil {
+		return nil, fmt.Errorf("loader: ring: %w", err)
+	}
+	if c.Admit == nil {
+		c.Admit = func(sign.Statement) error { return nil }
+	}
+	if c.Now == nil {
+		c.Now = time.Now
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return &Loader{config: c, loaded: map[Policy]*module{}}, nil
+}
+
+// Verify checks signatures, kind and age of a candidate's statement, its end unless
+// the candidate is proven, and that it is about the candidate's module and
+// configuration.
+func (l *Loader) Verify(_ context.Context, c swap.Candidate) error {
+	f, err := sign.Decode(c.Signature)
+	if err != nil {
+		return err
+	}
+	now := l.config.Now()
+	if c.Proven {
+		now = time.Time{} // what the fleet runs goes on, here too
+	}
+	s, err := sign.Verify(f, c.Module, c.Configuration, l.config.Ring, now)
+	if err != nil {
+		return err
+	}
+	if _, ok := s.Grant(l.config.Kind); !ok {
+		return fmt.Errorf("%s is not signed for %s", s.Name, l.config.Kind)
+	}
+	if s.Generation != uint64(c.Generation) {
+		return fmt.Errorf("%s is offered as generation %d, and signed as %d", s.Name, c.Generation, s.Generation)
+	}
+	return l.config.Admit(s)
+}
+
+// Compile returns the module of a candidate that Verify has passed.
+func (l *Loader) Compile(ctx context.Context, c swap.Candidate, fault func()) (swap.Module[Policy], error) {
+	f, err := sign.Decode(c.Signature)
+	if err != nil {
+		return swap.Module[Policy]{}, err
+	}
+	grant, _ := f.Statement.Grant(l.config.Kind)
+	log := l.config.Logger.With("kind", l.config.Kind.String(), "generation", uint64(c.Generation), "name", f.Statement.Name, "version", f.Statement.Version)
+	limits := l.config.Limits
+	limits[l.config.Kind] = least(limits[l.config.Kind], host.DefaultLimit(l.config.Kind), grant)
+	m, err := host.Load(ctx, host.Config{Kinds: []abi.Kind{l.config.Kind}, Limits: limits, Engine: l.config.Engine, Cache: l.config.Cache,
+		CacheBytes: l.config.CacheBytes, CacheModules: l.config.CacheModules, Watch: l.config.Watch, Logger: log}, c.Module)
+	if err != nil {
+		return swap.Module[Policy]{}, err
+	}
+	made := &module{loader: l, host: m, configuration: c.Configuration, judge: newJudge(l.config.Native), seen: map[source]uint64{}}
+	if len(f.Golden) > 0 {
+		if made.expected, err = calllog.Golden(f.Golden, m.SHA256()); err != nil {
+			return swap.Module[Policy]{}, errors.Join(err, m.Close())
+		}
+	}
+	native := l.config.Native
+	native.Guard = unjudged{}
+	config := policy.Config{Module: m, Native: native, Configuration: c.Configuration, Instances: l.config.Instances,
+		Failures: -1, Faulted: fault, Every: l.config.Every, Keep: l.config.Keep, KeepBytes: l.config.KeepBytes, Now: l.config.Clock, Logger: log}
+	p, err := policy.New(config)
+	for host.Starved(err) && ctx.Err() == nil {
+		p, err = policy.New(config)
+	}
+	if err != nil {
+		return swap.Module[Policy]{}, errors.Join(err, m.Close())
+	}
+	made.policy = p
+	made.run()
+	l.mu.Lock()
+	l.loaded[p] = made
+	l.mu.Unlock()
+	out := swap.Module[Policy]{Policy: p, Warm: made.warm, Close: made.close, Logger: log}
+	if l.config.InForce != nil {
+		out.Replay, out.Compare = made.replay, made.compare
+	}
+	return out, nil
+}
+
+// module is what Compile made a policy from, nil for one that is native.
+func (l *Loader) module(p Policy) *module {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.loaded[p]
+}
+
+// unjudged answers for a guard that failed: what it was there to stop must not
+// come through because of that.
+type unjudged struct{}
+
+// Guard implements policy.Guard.
+func (unjudged) Guard(abi.Change) (abi.Denial, bool) {
+	return abi.Denial{Stage: -1, Detail: "the guard's module could not judge the plan"}, true
+}
+
+// least is the tightest of what the host sets, or has by default, and a grant.
+func least(l, by host.Limit, g sign.Grant) host.Limit {
+	if l.Fuel == 0 {
+		l.Fuel = by.Fuel
+	}
+	if l.Wall == 0 {
+		l.Wall = by.Wall
+	}
+	if l.Pages == 0 {
+		l.Pages = by.Pages
+	}
+	if g.Fuel > 0 && g.Fuel < uint64(l.Fuel) {
+		l.Fuel = int64(g.Fuel)
+	}
+	if g.Micros > 0 && g.Micros < uint64(l.Wall/time.Microsecond) {
+		l.Wall = time.Duration(g.Micros) * time.Microsecond
+	}
+	if g.Pages > 0 && g.Pages < uint64(l.Pages) {
+		l.Pages = uint32(g.Pages)
+	}
+	return l
+}

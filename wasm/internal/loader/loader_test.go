@@ -1,0 +1,489 @@
+package loader
+
+import (
+	"context"
+	"crypto/ed25519"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/bidask"
+	"github.com/cascadeinfer/cascade/policies/outlier"
+	"github.com/cascadeinfer/cascade/policies/partition"
+	"github.com/cascadeinfer/cascade/policies/place"
+	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/refine"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/calllog"
+	"github.com/cascadeinfer/cascade/wasm/host"
+	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
+	"github.com/cascadeinfer/cascade/wasm/internal/cachedir"
+	"github.com/cascadeinfer/cascade/wasm/internal/swap"
+	"github.com/cascadeinfer/cascade/wasm/policy"
+	"github.com/cascadeinfer/cascade/wasm/sign"
+	"github.com/cascadeinfer/cascade/wasm/slot"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var natives = policy.Native{
+	Partitioner: partition.Exact{}, Refiner: refine.Weighted{}, Quoter: bidask.Backlog{}, Selector: bidask.LeastLoad{},
+	Detector: outlier.Detector{}, Placer: place.Policy{}, Guard: open{},
+}
+
+type open struct{}
+
+func (open) Guard(abi.Change) (abi.Denial, bool) { return abi.Denial{}, false }
+
+func key(n byte) ed25519.PrivateKey {
+	return ed25519.NewKeyFromSeed([]byte(strings.Repeat(string(rune('a'+n)), ed25519.SeedSize)))
+}
+
+var ring = sign.Ring{Keys: []ed25519.PublicKey{key(0).Public().(ed25519.PublicKey)}, Threshold: 1}
+
+func config(k abi.Kind) Config { return Config{Kind: k, Native: natives, Ring: ring} }
+
+// offer is a candidate with a signature by key 0, of a statement that change has
+// had in its hands.
+func offer(t testing.TB, module []byte, k abi.Kind, change func(*sign.Statement)) swap.Candidate {
+	t.Helper()
+	s := sign.Statement{Digest: sign.Sum(module), ABI: abi.Name, Name: "test", Version: "1.2.3", Generation: 7, Grants: []sign.Grant{{Kind: k}}}
+	if change != nil {
+		change(&s)
+	}
+	f, err := sign.Sign(sign.File{Statement: s}, key(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := f.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return swap.Candidate{Offer: slot.Offer{Generation: 7}, Module: module, Signature: b}
+}
+
+// made verifies, compiles and, at the end of the test, closes a candidate.
+func made(t testing.TB, c Config, offer swap.Candidate, fault func()) swap.Module[Policy] {
+	t.Helper()
+	l, err := New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Verify(context.Background(), offer); err != nil {
+		t.Fatal(err)
+	}
+	m, err := l.Compile(context.Background(), offer, fault)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return m
+}
+
+func leastLoad(before ...[]byte) []byte {
+	return hosttest.Policy(hosttest.LeastLoad(before...)).Encode()
+}
+
+func TestVerify(t *testing.T) {
+	code := leastLoad()
+	now := time.Unix(1000, 0)
+	for want, c := range map[string]swap.Candidate{
+		"":                  offer(t, code, abi.Select, nil),
+		"not signed for":    offer(t, code, abi.Quote, nil),
+		"expired":           offer(t, code, abi.Select, func(s *sign.Statement) { s.NotAfter = 999 }),
+		"the module's sha":  offer(t, code, abi.Select, func(s *sign.Statement) { s.Digest[0]++ }),
+		"built for":         offer(t, code, abi.Select, func(s *sign.Statement) { s.ABI = "cascade-policy/2" }),
+		"signed as 8":       offer(t, code, abi.Select, func(s *sign.Statement) { s.Generation = 8 }),
+		"older than":        offer(t, code, abi.Select, func(s *sign.Statement) { s.Name = "old" }),
+		"signature file: ":  {Module: code, Signature: []byte("none")},
+		"signature of key ": forged(t, code),
+		"is given one of 1": func() swap.Candidate {
+			c := offer(t, code, abi.Select, nil)
+			c.Configuration = []byte("unsigned words")
+			return c
+		}(),
+	} {
+		conf := config(abi.Select)
+		conf.Now = func() time.Time { return now }
+		conf.Admit = func(s sign.Statement) error {
+			if s.Name == "old" {
+				return sign.ErrReplayed
+			}
+			return nil
+		}
+		l, err := New(conf)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Verify(context.Background(), c); want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+	for _, c := range []Config{{Native: natives, Ring: ring}, {Kind: abi.Select, Native: natives}} {
+		if _, err := New(c); err == nil {
+			t.Errorf("no error for %+v", c)
+		}
+	}
+}
+
+// forged says something else than what was signed.
+func forged(t *testing.T, code []byte) swap.Candidate {
+	c := offer(t, code, abi.Select, nil)
+	c.Signature = []byte(strings.Replace(string(c.Signature), "1.2.3", "1.2.4", 1))
+	return c
+}
+
+// TestGrantLowersLimits, and cannot raise them.
+func TestGrantLowersLimits(t *testing.T) {
+	h := host.Limit{Fuel: 1000, Wall: time.Millisecond, Pages: 10, Frame: 77}
+	by := host.DefaultLimit(abi.Select)
+	for _, c := range []struct {
+		l    host.Limit
+		g    sign.Grant
+		want host.Limit
+	}{
+		{h, sign.Grant{}, h},
+		{h, sign.Grant{Fuel: 1 << 63, Micros: 1 << 63, Pages: 1 << 63}, h},
+		{h, sign.Grant{Fuel: 999, Micros: 999, Pages: 9}, host.Limit{Fuel: 999, Wall: 999 * time.Microsecond, Pages: 9, Frame: 77}},
+		{host.Limit{}, sign.Grant{Fuel: 1}, host.Limit{Fuel: 1, Wall: by.Wall, Pages: by.Pages}},
+	} {
+		if got := least(c.l, by, c.g); got != c.want {
+			t.Errorf("%+v of %+v: %+v, want %+v", c.g, c.l, got, c.want)
+		}
+	}
+}
+
+// TestWarmRejects what does not answer, or not always the same.
+func TestWarmRejects(t *testing.T) {
+	for want, code := range map[string][]byte{
+		"":                         leastLoad(),
+		"vector 2: bid-select: tr": leastLoad(hosttest.OneIn(3, hosttest.Unreachable)),
+		"vector 0: bid-select: ou": leastLoad(hosttest.Forever),
+		"vector 3: bid-select: ba": leastLoad(hosttest.OneIn(4, hosttest.Result(0, 99), hosttest.Return)),
+	} {
+		m := made(t, config(abi.Select), offer(t, code, abi.Select, nil), nil)
+		if err := m.Warm(context.Background()); want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+	// A grant that is too small shows before the module is asked for anything.
+	m := made(t, config(abi.Select), offer(t, leastLoad(), abi.Select, func(s *sign.Statement) { s.Grants[0].Fuel = 3 }), nil)
+	if err := m.Warm(context.Background()); err == nil || !strings.Contains(err.Error(), "fuel") {
+		t.Error(err)
+	}
+	done, cancel := context.WithCancel(context.Background())
+	cancel()
+	m = made(t, config(abi.Select), offer(t, leastLoad(), abi.Select, nil), nil)
+	if err := m.Warm(done); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
+// TestWarmExpects: a module that was signed with what it answers has to answer
+// that, for the fuel that it took.
+func TestWarmExpects(t *testing.T) {
+	code := leastLoad()
+	golden := func(code []byte, all ...[]policies.Bid) []byte {
+		t.Helper()
+		m, err := host.Load(context.Background(), host.Config{}, code)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer m.Close()
+		var frames []calllog.Frame
+		for n, bids := range all {
+			frame := make([]byte, 1<<16)
+			n, err := abi.PutSelect(frame, abi.Call{ID: uint64(n)}, bids)
+			if err != nil {
+				t.Fatal(err)
+			}
+			frames = append(frames, calllog.Frame{Frame: frame[:n]})
+		}
+		answered, err := calllog.Answer(context.Background(), m.Instantiate, frames)
+		if err != nil || len(answered) != len(all) {
+			t.Fatalf("%d answers, %v", len(answered), err)
+		}
+		var text strings.Builder
+		for i := range answered {
+			answered[i].Answer.Module = [32]byte{}
+		}
+		if err := calllog.Write(&text, answered); err != nil {
+			t.Fatal(err)
+		}
+		return []byte(text.String())
+	}
+	bids := []policies.Bid{{From: "a", Load: 5}, {From: "b", Load: 3}}
+	good := golden(code, bids, bids[:1], nil)
+	for want, text := range map[string][]byte{
+		"":                           good,
+		"expected frame 1: not as":   []byte(strings.Replace(string(good), `"result":"0x0000000000000000"`, `"result":"0x0000000000000001"`, 1)),
+		"expected frame 0: bid-sel":  golden(leastLoad(), make([]policies.Bid, 200)),
+		"ticks, and":                 golden(leastLoad(hosttest.Loop()), bids),
+		"expectations: line 1: want": []byte("none"),
+	} {
+		c := offer(t, code, abi.Select, nil)
+		f := sign.File{Golden: text, Statement: sign.Statement{Digest: sign.Sum(code), ABI: abi.Name, Name: "test", Version: "1.2.3", Generation: 7,
+			Grants: []sign.Grant{{Kind: abi.Select, Fuel: 100}}, Golden: sign.SumOf(text)}}
+		f, err := sign.Sign(f, key(0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.Signature, err = f.Encode(); err != nil {
+			t.Fatal(err)
+		}
+		l, err := New(config(abi.Select))
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, err := l.Compile(context.Background(), c, nil)
+		if err == nil {
+			err = errors.Join(m.Warm(context.Background()), m.Close())
+		}
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}
+
+// TestWarmExpectsOfGo: what a guest in Go burnt where all its kinds were loaded it
+// burns in a slot of one.
+func TestWarmExpectsOfGo(t *testing.T) {
+	code := hosttest.Guest(t)
+	dir := t.TempDir()
+	all, err := host.Load(context.Background(), host.Config{Cache: dir}, code)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer all.Close()
+	for k := abi.Partition; k < abi.Kinds; k++ {
+		var frames []calllog.Frame
+		for _, frame := range vectors(k) {
+			frames = append(frames, calllog.Frame{Frame: frame})
+		}
+		answered, err := calllog.Answer(context.Background(), all.Instantiate, frames)
+		if err != nil || len(answered) != len(frames) {
+			t.Fatalf("%s: %d answers, %v", k, len(answered), err)
+		}
+		var text strings.Builder
+		if err := calllog.Write(&text, answered); err != nil {
+			t.Fatal(err)
+		}
+		golden := []byte(text.String())
+		f, err := sign.Sign(sign.File{Golden: golden, Statement: sign.Statement{Digest: sign.Sum(code), ABI: abi.Name, Name: "test", Version: "1.2.3", Generation: 7,
+			Grants: []sign.Grant{{Kind: k}}, Golden: sign.SumOf(golden)}}, key(0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := offer(t, code, k, nil)
+		if c.Signature, err = f.Encode(); err != nil {
+			t.Fatal(err)
+		}
+		conf := config(k)
+		conf.Cache = dir
+		if err := made(t, conf, c, nil).Warm(context.Background()); err != nil {
+			t.Errorf("%s: %v", k, err)
+		}
+	}
+}
+
+// TestCompileRefuses modules that the host refuses, and leaves nothing behind.
+func TestCompileRefuses(t *testing.T) {
+	for want, code := range map[string][]byte{
+		"cs_bid_quote_v1": leastLoad(),
+		"section":         []byte("\x00asm\x01\x00\x00\x00 and no more"),
+	} {
+		k := abi.Quote
+		l, err := New(config(k))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := l.Compile(context.Background(), offer(t, code, k, nil), nil); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+	l, err := New(config(abi.Select))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := offer(t, leastLoad(), abi.Select, nil)
+	c.Configuration = []byte("it takes none")
+	if _, err := l.Compile(context.Background(), c, nil); err == nil {
+		t.Error("configured")
+	}
+}
+
+// TestReplay runs what was recorded once, compares, and says what failed.
+func TestReplay(t *testing.T) {
+	linked := policy.NewLinked(natives, 1, 0, nil)
+	c := config(abi.Select)
+	c.InForce = func(use func(slot.Generation, Policy)) { use(0, linked) }
+	same := made(t, c, offer(t, leastLoad(), abi.Select, nil), nil)
+	none := made(t, c, offer(t, leastLoad(hosttest.OneIn(4, hosttest.Result(1, 0), hosttest.Return)), abi.Select, nil), nil)
+	trap := made(t, c, offer(t, leastLoad(hosttest.OneIn(10, hosttest.Unreachable)), abi.Select, nil), nil)
+	for round := range 3 {
+		for n := range 8 {
+			linked.Select([]policies.Bid{{From: "a", Load: policies.Tokens(n)}, {From: "b", Load: policies.Tokens(round)}})
+		}
+		linked.Select(make([]policies.Bid, 5000)) // no module would be asked
+		ctx := context.Background()
+		if f, err := same.Replay(ctx); err != nil || f != (slot.Figures{Calls: 8, Compared: 8}) {
+			t.Errorf("%+v, %v", f, err)
+		}
+		if f, err := none.Replay(ctx); err != nil || f != (slot.Figures{Calls: 8, Differ: 2, Worse: 2, Compared: 8}) {
+			t.Errorf("%+v, %v", f, err)
+		}
+		f, err := trap.Replay(ctx)
+		if cause := [...]host.Cause{0, host.Trapped, host.Dead}[round]; host.CauseOf(err) != cause {
+			t.Errorf("round %d: %+v, %v", round, f, err)
+		}
+	}
+}
+
+// TestFaultIsTold: each call that the module does not answer, and no breaker of
+// its own opens.
+func TestFaultIsTold(t *testing.T) {
+	faults := 0
+	m := made(t, config(abi.Select), offer(t, leastLoad(hosttest.OneIn(2, hosttest.Result(5, 0), hosttest.Return)), abi.Select, nil), func() { faults++ })
+	for n := range 100 {
+		if got := m.Policy.Select([]policies.Bid{{Load: 9}, {Load: policies.Tokens(n)}}); got != (bidask.LeastLoad{}).Select([]policies.Bid{{Load: 9}, {Load: policies.Tokens(n)}}) {
+			t.Error("wrong")
+		}
+	}
+	if st := m.Policy.(*policy.Policy).Stats(); faults == 0 || uint64(faults) != st.Faults[host.Refused] || st.Open {
+		t.Errorf("%d faults: %+v", faults, st)
+	}
+}
+
+// TestCacheIsBounded: what was compiled longest ago goes.
+func TestCacheIsBounded(t *testing.T) {
+	c := config(abi.Select)
+	c.Cache, c.CacheModules = t.TempDir(), 2
+	l, err := New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n := range int64(5) {
+		m, err := l.Compile(context.Background(), offer(t, leastLoad(hosttest.OneIn(1<<40+n, hosttest.Unreachable)), abi.Select, nil), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := m.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if kept, err := cachedir.Evict(c.Cache, cachedir.Limits{}); err != nil || kept != 2 {
+		t.Errorf("%d are kept: %v", kept, err)
+	}
+}
+
+// TestTrialRests: what is tried in shadow rests between calls, as it would when it
+// decides.
+func TestTrialRests(t *testing.T) {
+	count := hosttest.Cat(hosttest.I32(0), hosttest.Load32(8))
+	tires := hosttest.Policy(
+		hosttest.LeastLoad(hosttest.I32(0), count, hosttest.I32(1), hosttest.Add, hosttest.Store32(8),
+			count, hosttest.I32(restEvery+20), hosttest.Op(0x4b), hosttest.If(hosttest.Unreachable)),
+		hosttest.Function(abi.ExportRest, nil, hosttest.I32(0), hosttest.I32(0), hosttest.Store32(8), hosttest.I64(0))).Encode()
+	linked := policy.NewLinked(natives, 1, 0, nil)
+	c := config(abi.Select)
+	c.InForce = func(use func(slot.Generation, Policy)) { use(0, linked) }
+	for k := range c.Limits {
+		c.Limits[k].Wall = time.Hour
+	}
+	m := made(t, c, offer(t, tires, abi.Select, nil), nil)
+	if err := m.Warm(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	r, calls := rand.New(rand.NewPCG(1, 2)), uint64(0)
+	for range 60 {
+		for range policy.DefaultKeep {
+			call(linked, abi.Select, r)
+		}
+		f, err := m.Replay(context.Background())
+		if err != nil {
+			t.Fatalf("after %d calls: %v", calls, err)
+		}
+		calls += f.Calls
+	}
+	if calls != 60*policy.DefaultKeep {
+		t.Errorf("%d calls", calls)
+	}
+}
+
+// TestGuardsFailClosed: a plan that a module's guard does not judge is denied,
+// whatever the native guard would say.
+func TestGuardsFailClosed(t *testing.T) {
+	faults := 0
+	fails := hosttest.Policy(hosttest.Function("cs_guard_v1", nil, hosttest.Result(5, 0))).Encode()
+	m := made(t, config(abi.Guard), offer(t, fails, abi.Guard, nil), func() { faults++ })
+	d, denied := m.Policy.Guard(abi.Change{Next: policies.OneStage("m", []policies.ReplicaID{"a"})})
+	if !denied || d.Stage != -1 || d.Detail == "" || faults != 1 {
+		t.Errorf("denied %v: %+v, %d faults", denied, d, faults)
+	}
+}
+
+// TestEveryKind has a guest in Go pass its vectors, and answer what the native
+// policies were asked as they did.
+func TestEveryKind(t *testing.T) {
+	code := hosttest.Guest(t)
+	dir := t.TempDir()
+	r := rand.New(rand.NewPCG(1, 2))
+	for k := abi.Partition; k < abi.Kinds; k++ {
+		linked := policy.NewLinked(natives, 1, 0, nil)
+		for range 20 {
+			call(linked, k, r)
+		}
+		c := config(k)
+		c.Cache = dir
+		c.InForce = func(use func(slot.Generation, Policy)) { use(0, linked) }
+		m := made(t, c, offer(t, code, k, nil), nil)
+		if err := m.Warm(context.Background()); err != nil {
+			t.Error(err)
+		}
+		f, err := m.Replay(context.Background())
+		want := slot.Figures{Calls: 20, Compared: 20}
+		if k == abi.Guard { // the guest's guard has an opinion
+			want.Differ = f.Differ
+		}
+		if err != nil || f != want {
+			t.Errorf("%s: %+v, %v", k, f, err)
+		}
+	}
+}
+
+// call asks a policy of a kind something.
+func call(p Policy, k abi.Kind, r *rand.Rand) {
+	tokens := func(n int) policies.Tokens { return policies.Tokens(r.IntN(n)) }
+	switch k {
+	case abi.Partition:
+		p.Partition(policytest.Random(r))
+	case abi.Refine:
+		p.Refine(policies.Border{Boundary: 5000, High: policies.Unbounded, Peers: 2, Successors: 2, Cost: policytest.H20(),
+			Local: []policies.Sequence{{Input: tokens(4000), Length: 4500}}, Next: []policies.Sequence{{Input: 100, Length: 5000 + tokens(9000)}}})
+	case abi.Quote:
+		p.Quote(policies.Position{Capacity: 1e6, Held: tokens(1e5), Incoming: tokens(1e6), Throughput: tokens(1e5)}, policies.Handover{Request: "r", Length: 100, Cause: policies.Spill})
+	case abi.Select:
+		bids := make([]policies.Bid, r.IntN(20))
+		for i := range bids {
+			bids[i] = policies.Bid{From: policies.ReplicaID(fmt.Sprint(i)), Load: tokens(100), Start: policies.Micros(tokens(3))}
+		}
+		p.Select(bids)
+	case abi.Outlier:
+		p.Excess(tokens(1e6), tokens(1e6))
+	case abi.Place:
+		p.Place(policies.Arrival{Request: policies.Request{Input: 900}, Own: policies.Site{ID: "own", High: 2000, Waiting: tokens(30_000)},
+			Peers: []policies.Site{{ID: "a", High: 2000, Waiting: tokens(30_000)}, {ID: "b", High: 2000, Waiting: tokens(30_000)}}})
+	case abi.Guard:
+		p.Guard(abi.Change{Next: policies.OneStage("m", []policies.ReplicaID{"a", "b", "c", "d"}[:1+r.IntN(4)])})
+	}
+}

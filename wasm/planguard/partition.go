@@ -1,0 +1,134 @@
+package planguard
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// DefaultSlack is Planner.Slack.
+const DefaultSlack = 0.25
+
+// Native is a partitioner that the host trusts, which can also price a division
+// that somebody else made: those of policies/partition.
+type Native interface {
+	policies.Partitioner
+	// Price predicts what a division costs under a workload;
+	// policies.ErrInfeasible when a stage breaks a limit.
+	Price(w policies.Workload, cuts []policies.Tokens, counts []int) (policies.Partition, error)
+}
+
+// Planner asks a partitioner that is not trusted. It is a Native itself: its
+// prices are those of Native, so that adopting decides by them alone. It is as
+// safe for concurrent use as its parts.
+type Planner struct {
+	Proposer policies.Partitioner
+	Native   Native
+	// Slack is by which share a proposal may cost more than Native's own, by
+	// Native's price: a policy may know what Native's model does not, and must not
+	// know much better. 0 means DefaultSlack, and below 0 none.
+	Slack float64
+	// Kept is told of each proposal that was not taken, with the reason. It must
+	// not block. Nil means nobody is told.
+	Kept func(error)
+}
+
+var _ Native = Planner{}
+
+// Partition returns the proposal with Native's predictions, or Native's own
+// partition where the proposal does not hold. The error is Native's.
+func (p Planner) Partition(w policies.Workload) (policies.Partition, error) {
+	own, err := p.Native.Partition(w)
+	if err != nil && !errors.Is(err, policies.ErrInfeasible) {
+		return own, err // the workload is invalid
+	}
+	got, reason := p.propose(w, own, err == nil)
+	if reason == nil {
+		return got, nil
+	}
+	if p.Kept != nil {
+		p.Kept(fmt.Errorf("partition kept: %w", reason))
+	}
+	return own, err
+}
+
+// propose asks for a proposal and works it out.
+func (p Planner) propose(w policies.Workload, own policies.Partition, feasible bool) (policies.Partition, error) {
+	got, err := p.Proposer.Partition(clone(w))
+	if err != nil {
+		return got, fmt.Errorf("nothing proposed: %w", err)
+	}
+	if err := Divides(w, got); err != nil {
+		return got, err
+	}
+	cuts, counts := slices.Clone(got.Cuts), slices.Clone(got.Counts)
+	priced, err := p.Native.Price(w, cuts, counts)
+	if err != nil {
+		return got, fmt.Errorf("the proposal cannot be priced: %w", err)
+	}
+	if math.IsNaN(priced.Cost) || math.IsInf(priced.Cost, 0) {
+		return got, fmt.Errorf("the proposal costs %v", priced.Cost)
+	}
+	slack := p.Slack
+	if slack == 0 {
+		slack = DefaultSlack
+	}
+	if limit := own.Cost + math.Abs(own.Cost)*max(slack, 0); feasible && priced.Cost > limit {
+		return got, fmt.Errorf("the proposal costs %.4g, the own partition %.4g: at most %.4g may be", priced.Cost, own.Cost, limit)
+	}
+	priced.Exact = false
+	return priced, nil
+}
+
+// Price is Native's.
+func (p Planner) Price(w policies.Workload, cuts []policies.Tokens, counts []int) (policies.Partition, error) {
+	return p.Native.Price(w, cuts, counts)
+}
+
+// Divides reports why a partition is none of the workload: every replica is in
+// one stage, stages are as many as allowed, and cuts grow strictly between 0 and
+// the open end.
+func Divides(w policies.Workload, p policies.Partition) error {
+	limit := policies.MaxStages
+	if w.Limits.Stages > 0 {
+		limit = min(limit, w.Limits.Stages)
+	}
+	switch {
+	case len(p.Counts) != len(p.Cuts)+1:
+		return fmt.Errorf("%d stages with %d cuts between them", len(p.Counts), len(p.Cuts))
+	case len(p.Counts) > limit:
+		return fmt.Errorf("%d stages, at most %d may be", len(p.Counts), limit)
+	}
+	low := policies.Tokens(0)
+	for i, cut := range p.Cuts {
+		if cut <= low || cut == policies.Unbounded {
+			return fmt.Errorf("cut %d at %v: cuts grow strictly between 0 and ∞", i, cut)
+		}
+		low = cut
+	}
+	sum := 0
+	for i, k := range p.Counts {
+		if k < 1 || k > w.Replicas {
+			return fmt.Errorf("stage %d has %d of %d replicas", i, k, w.Replicas)
+		}
+		sum += k
+	}
+	if sum != w.Replicas {
+		return fmt.Errorf("the stages have %d of %d replicas", sum, w.Replicas)
+	}
+	return nil
+}
+
+// clone keeps a proposer's hands off the workload that its proposal is priced
+// with.
+func clone(w policies.Workload) policies.Workload {
+	f := &w.Flow
+	for _, s := range []*[]float64{&f.Arrivals, &f.Tokens, &f.Reads, &f.Prefill, &f.Prefill2, &f.Weight, &f.Crossings} {
+		*s = slices.Clone(*s)
+	}
+	f.Edges, w.Snapshot = slices.Clone(f.Edges), slices.Clone(w.Snapshot)
+	return w
+}

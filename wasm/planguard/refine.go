@@ -1,0 +1,85 @@
+package planguard
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// DefaultWorse is Refiner.Worse.
+const DefaultWorse = 0.05
+
+// Refiner asks a refiner that is not trusted. It is as safe for concurrent use as
+// its parts.
+type Refiner struct {
+	Proposer policies.Refiner
+	// Worse is by which share the quality of service of both stages, as Quality
+	// has it, may be worse behind the proposal than behind the boundary in force.
+	// 0 means DefaultWorse, and below 0 none.
+	Worse float64
+	// Kept is told of each proposal that was not taken, with the reason. It must
+	// not block. Nil means nobody is told.
+	Kept func(error)
+}
+
+var _ policies.Refiner = Refiner{}
+
+// Refine returns the proposal, or the boundary in force where it does not hold.
+func (r Refiner) Refine(b policies.Border) policies.Tokens {
+	lent := b
+	lent.Local, lent.Next = slices.Clone(b.Local), slices.Clone(b.Next)
+	t := r.Proposer.Refine(lent)
+	if err := r.holds(b, t); err != nil {
+		if r.Kept != nil {
+			r.Kept(fmt.Errorf("boundary kept: %w", err))
+		}
+		return b.Boundary
+	}
+	return t
+}
+
+func (r Refiner) holds(b policies.Border, t policies.Tokens) error {
+	if t <= b.Low || t >= b.High {
+		return fmt.Errorf("proposal %v is not between %v and %v", t, b.Low, b.High)
+	}
+	if t == b.Boundary {
+		return nil
+	}
+	worse := r.Worse
+	if worse == 0 {
+		worse = DefaultWorse
+	}
+	now, then := Quality(b, b.Boundary), Quality(b, t)
+	// Written so that a NaN is no improvement either.
+	if !(then <= now+now*max(worse, 0)) {
+		return fmt.Errorf("proposal %v makes %.4g of %.4g request-seconds, at most %.4g may be", t, then, now, now+now*max(worse, 0))
+	}
+	return nil
+}
+
+// Quality is what the requests of a border experience, in request-seconds (lower
+// is better), when the boundary lies at t: the paper's QoE of those below it,
+// divided evenly among the own stage's replicas, and of the others among the
+// next one's. Each own request stands for as many as the stage has replicas.
+func Quality(b policies.Border, t policies.Tokens) float64 {
+	var below, above policies.Batch
+	put := func(s policies.Sequence, n int) {
+		one := policies.Batch{}.Add(s.Input, s.Length)
+		f := float64(n)
+		one = policies.Batch{N: f * one.N, SumI: f * one.SumI, SumI2: f * one.SumI2, SumL: f * one.SumL}
+		if s.Length < t {
+			below = below.Plus(one)
+		} else {
+			above = above.Plus(one)
+		}
+	}
+	own, next := max(b.Peers, 1), max(b.Successors, 1)
+	for _, s := range b.Local {
+		put(s, own)
+	}
+	for _, s := range b.Next {
+		put(s, 1)
+	}
+	return float64(float64(own)*b.Cost.BatchQoE(below.Divide(own))) + float64(float64(next)*b.Cost.BatchQoE(above.Divide(next)))
+}

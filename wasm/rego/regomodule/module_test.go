@@ -1,0 +1,257 @@
+package regomodule
+
+import (
+	"bytes"
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/guest/guesttest"
+	"github.com/cascadeinfer/cascade/wasm/host"
+	"github.com/cascadeinfer/cascade/wasm/rego"
+	"github.com/cascadeinfer/cascade/wasm/rego/rules"
+)
+
+const now = 1_763_721_600 // Unix seconds
+
+// odd are rules that look at all there is in the document, in ways that OPA's two
+// evaluators could see differently: order of sets, numbers of 64 bits, strings.
+const odd = `package cascade.plan
+
+deny contains {"code": 1, "stage": i, "detail": s.replicas[0]} if {
+	some i, s in input.after.stages
+	s.low > 4611686018427387904
+}
+
+deny contains {"code": 2, "detail": input.model} if input.after.epoch % 3 == 1
+
+deny contains {"code": 3, "detail": json.marshal(input.after.stages)} if count(input.before.stages) == 2
+
+deny contains {"code": 4, "stage": max(wide), "detail": concat(",", sort([id | some s in input.after.stages; some id in s.replicas]))} if count(wide) > 3
+
+deny contains {"code": 5, "detail": concat("|", sort(names))} if count(names) == 5
+
+deny contains {"code": input.moves} if input.moves > 6
+
+wide := {i | some i, s in input.after.stages; object.get(s, "high", s.low) - s.low > 1000}
+
+names := {upper(id) | some s in input.before.stages; some id in s.replicas}
+
+warn contains {"code": 9} if input.now < 0
+`
+
+// rivals are the same rules and data in OPA's evaluator and in our host.
+type rivals struct {
+	native *rego.Rules
+	module *host.Module
+	wasm   *host.Instance
+}
+
+func meet(t testing.TB, files map[string]string, data map[string]any) rivals {
+	t.Helper()
+	guesttest.SkipUnderRace(t)
+	ctx := context.Background()
+	native, err := rego.New(ctx, rego.Config{Files: files, Data: data, Timeout: 30 * time.Second, Now: func() time.Time { return time.Unix(now, 0) }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	code, err := Build(ctx, files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := host.Load(ctx, host.Config{}, code)
+	if err != nil {
+		t.Fatal(err)
+	}
+	i, err := m.Instantiate()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { i.Close(); m.Close() })
+	if data != nil {
+		config, err := json.Marshal(data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := i.Configure(abi.Call{}, config); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return rivals{native, m, i}
+}
+
+// same compares them on a change, and reports whether it was denied.
+func (r rivals) same(t *testing.T, c abi.Change) bool {
+	t.Helper()
+	v, err := r.native.Plan(context.Background(), c)
+	if err != nil {
+		t.Fatalf("%+v: %v", c, err)
+	}
+	var want abi.Denial
+	if len(v.Denials) > 0 {
+		if want = v.Denials[0]; want.Stage >= len(c.Next.Stages) {
+			want.Stage = -1
+		}
+	}
+	got, denied, err := r.wasm.Guard(abi.Call{Now: now * policies.Second}, c)
+	if err != nil || denied != (len(v.Denials) > 0) || got != want {
+		t.Fatalf("%+v:\nmodule %+v, %v, %v\nnative %+v", c, got, denied, err, v.Denials)
+	}
+	return denied
+}
+
+// random makes a change of plans, most of them as a host has them.
+func random(r *rand.Rand) abi.Change {
+	names := []policies.ReplicaID{"a", "b", "c", "d", "e", "f", "g", "h", "é\"\\", "\x00\x1f", "\xff", "日本", "i-0123456789abcdef", "/", "x y"}
+	plan := func() policies.Plan {
+		r.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
+		p := policies.Plan{Model: []string{"m", "llama-3", "ü/\n"}[r.IntN(3)], Epoch: policies.Epoch(r.Uint64() >> r.IntN(64))}
+		rest, low := names[:r.IntN(len(names)+1)], policies.Tokens(0)
+		for n := r.IntN(policies.MaxStages + 1); n > 0; n-- {
+			s := policies.Stage{Low: low, High: low + policies.Tokens(r.Int64()>>(r.IntN(55)+8))}
+			k := r.IntN(len(rest) + 1)
+			s.Replicas, rest = append([]policies.ReplicaID(nil), rest[:k]...), rest[k:]
+			if n == 1 {
+				s.High = policies.Unbounded
+			}
+			p.Stages, low = append(p.Stages, s), s.High
+		}
+		return p
+	}
+	c := abi.Change{Now: plan(), Next: plan()}
+	c.Now.Model = c.Next.Model
+	if len(c.Now.Stages) == 0 {
+		c.Now = policies.Plan{}
+	}
+	return c
+}
+
+// TestSameAsOPA: the module denies what OPA's evaluator denies, for the same
+// reason, with the rules that are shipped and with odd ones.
+func TestSameAsOPA(t *testing.T) {
+	limits := map[string]any{"limits": map[string]any{"plan": map[string]any{"moved_share": 0.1, "smallest": 0, "stages_step": 4,
+		"freezes": []any{map[string]any{"from": now, "to": now}, map[string]any{"from": 5.5, "to": 1e9}}}}}
+	for name, r := range map[string]rivals{
+		"shipped": meet(t, rules.Files(), nil), "limits": meet(t, rules.Files(), limits), "odd": meet(t, map[string]string{"odd.rego": odd}, nil),
+	} {
+		rng := rand.New(rand.NewPCG(3, 4))
+		denied, calls := 0, 1500
+		for range calls {
+			if r.same(t, random(rng)) {
+				denied++
+			}
+		}
+		t.Logf("%s: %d of %d denied; the last took %d ticks of %d", name, denied, calls, r.wasm.Fuel(), r.module.Limit(abi.Guard).Fuel)
+		if denied < calls/20 || denied > calls-calls/20 {
+			t.Errorf("%s: %d of %d are denied: the test says little", name, denied, calls)
+		}
+		if size, first := r.wasm.Memory(); size > 4*first {
+			t.Errorf("%s: the memory grew from %d to %d bytes", name, first, size)
+		}
+	}
+}
+
+// TestGoldenFrames: the frames of the specification.
+func TestGoldenFrames(t *testing.T) {
+	r := meet(t, rules.Files(), nil)
+	paths, _ := filepath.Glob("../../../abi/testdata/guard*.hex")
+	if len(paths) < 2 {
+		t.Fatal("there are no golden frames")
+	}
+	for _, path := range paths {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		frame, err := hex.DecodeString(strings.Join(strings.Fields(string(text)), ""))
+		if err != nil {
+			t.Fatal(err)
+		}
+		change, s := abi.GetGuard(frame)
+		if s != abi.OK {
+			t.Fatal(path, s)
+		}
+		r.same(t, change)
+		var record host.Record
+		if err := r.wasm.Replay(frame, &record); err != nil || record.Fuel == 0 {
+			t.Errorf("%s: %v, %d ticks", path, err, record.Fuel)
+		}
+	}
+}
+
+func TestBuildRefuses(t *testing.T) {
+	guesttest.SkipUnderRace(t)
+	for want, text := range map[string]string{
+		"a.rego:3: opa: the rules need sprintf:":     "package cascade.plan\n\ndeny contains {\"code\": 1, \"detail\": sprintf(\"%d\", [input.moves])} if input.moves > 1\n",
+		"a.rego:2: opa: the rules need regex.split:": "package cascade.plan\ndeny contains {\"code\": 1} if count(regex.split(\"x\", input.model)) > 1\n",
+		`no rule "deny" in package cascade.plan`:     "package cascade.slot\ndeny contains {\"code\": 1}\n",
+		"undefined function time.now_ns":             "package cascade.plan\ndeny contains {\"code\": 1} if time.now_ns() > 1\n",
+		"a.rego:2":                                   "package cascade.plan\ndeny contains",
+		"rego: no rule":                              "package cascade.plan\nwarn contains {\"code\": 1}\n",
+	} {
+		code, err := Build(context.Background(), map[string]string{"a.rego": text})
+		if err == nil || !strings.Contains(err.Error(), want) || code != nil {
+			t.Errorf("%d bytes, %v; want %q", len(code), err, want)
+		}
+	}
+}
+
+// TestReproducible: the same rules, the same bytes.
+func TestReproducible(t *testing.T) {
+	guesttest.SkipUnderRace(t)
+	a, err := Build(context.Background(), rules.Files())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if b, err := Build(context.Background(), rules.Files()); err != nil || !bytes.Equal(a, b) {
+			t.Fatalf("other bytes: %v", err)
+		}
+	}
+}
+
+func eight() abi.Change {
+	plan := func(e policies.Epoch, cuts ...policies.Tokens) policies.Plan {
+		p, low := policies.Plan{Model: "llama", Epoch: e}, policies.Tokens(0)
+		for i, high := range append(cuts, policies.Unbounded) {
+			p.Stages = append(p.Stages, policies.Stage{Low: low, High: high, Replicas: []policies.ReplicaID{
+				policies.ReplicaID(fmt.Sprintf("replica-%d", 2*i)), policies.ReplicaID(fmt.Sprintf("replica-%d", 2*i+1))}})
+			low = high
+		}
+		return p
+	}
+	return abi.Change{Now: plan(4, 1000, 4000, 9000), Next: plan(5, 1500, 4000, 8000)}
+}
+
+// BenchmarkGuard is one change of four stages and eight replicas: OPA's evaluator
+// beside the same rules as a module.
+func BenchmarkGuard(b *testing.B) {
+	r := meet(b, rules.Files(), nil)
+	c := eight()
+	b.Run("rego", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			if ds, err := r.native.Check(c); err != nil || len(ds) > 0 {
+				b.Fatal(ds, err)
+			}
+		}
+	})
+	b.Run("wasm", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			if d, denied, err := r.wasm.Guard(abi.Call{Now: now * policies.Second}, c); err != nil || denied {
+				b.Fatal(d, err)
+			}
+		}
+		b.ReportMetric(float64(r.wasm.Fuel()), "ticks/op")
+	})
+}

@@ -1,0 +1,257 @@
+package publish_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"github.com/envoyproxy/go-control-plane/pkg/server/sotw/v3"
+	serverv3 "github.com/envoyproxy/go-control-plane/pkg/server/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/cache"
+	"github.com/cascadeinfer/cascade/xds/envoytest"
+	"github.com/cascadeinfer/cascade/xds/internal/publish"
+	"github.com/cascadeinfer/cascade/xds/nodegroup"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// audit counts who is sent which version of the proxies' route table.
+type audit struct {
+	*publish.Ledger
+	mu   sync.Mutex
+	node map[int64]string
+	sent map[string]int // "node version"
+}
+
+func (a *audit) OnStreamDeltaRequest(id int64, req *discoveryv3.DeltaDiscoveryRequest) error {
+	a.mu.Lock()
+	if n := req.GetNode().GetId(); n != "" {
+		a.node[id] = n
+	}
+	a.mu.Unlock()
+	return a.Ledger.OnStreamDeltaRequest(id, req)
+}
+
+func (a *audit) OnStreamDeltaResponse(id int64, req *discoveryv3.DeltaDiscoveryRequest, resp *discoveryv3.DeltaDiscoveryResponse) {
+	a.mu.Lock()
+	for _, r := range resp.GetResources() {
+		if r.GetName() == resources.RouteName && resp.GetTypeUrl() == resources.RouteType {
+			a.sent[a.node[id]+" "+r.GetVersion()]++
+		}
+	}
+	a.mu.Unlock()
+	a.Ledger.OnStreamDeltaResponse(id, req, resp)
+}
+
+func (a *audit) count(node, version string) int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.sent[node+" "+version]
+}
+
+// startGroups is startPlane with a group of canaries, and misrenders the plans
+// with an even epoch: two virtual hosts for every name, which Envoy refuses.
+func startGroups(t *testing.T) (*plane, *audit) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	groups, err := nodegroup.New([]nodegroup.Rule{{Name: "canary", Nodes: []string{"canary*"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, a := new(plane), &audit{Ledger: publish.NewLedger(nil), node: make(map[int64]string), sent: make(map[string]int)}
+	shared := cache.New(cache.Config{Group: func(n *corev3.Node) string { return groups.Of(n.GetId(), n.GetCluster()) }})
+	p.publisher, err = publish.New(publish.Config{Target: shared, Ledger: a.Ledger, Groups: groups, Watch: 200 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = p.publisher.Misrender(func(v resources.View, s resources.Set) resources.Set {
+		if v.Plans[0].Epoch%2 == 1 {
+			return s
+		}
+		rc := new(routev3.RouteConfiguration)
+		if err := s.Get(resources.RouteType, resources.RouteName).Decode(rc); err != nil {
+			t.Error(err)
+		}
+		for i := range 2 {
+			star := proto.CloneOf(rc.VirtualHosts[0])
+			star.Name, star.Domains = fmt.Sprint("star", i), []string{"*"}
+			rc.VirtualHosts = append(rc.VirtualHosts, star)
+		}
+		bad, err := resources.Encode(resources.RouteType, resources.RouteName, rc)
+		if err != nil {
+			t.Error(err)
+		}
+		all := []*resources.Resource{bad}
+		for _, r := range s.All(resources.RouteType) {
+			if r.Name != bad.Name {
+				all = append(all, r)
+			}
+		}
+		routes, err := resources.NewSet(all...)
+		if err != nil {
+			t.Error(err)
+		}
+		return s.With(routes, resources.RouteType)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.address = listener.Addr().String()
+	server := grpc.NewServer()
+	discoveryv3.RegisterAggregatedDiscoveryServiceServer(server, serverv3.NewServer(ctx, shared, a, sotw.WithOrderedADS()))
+	var wg sync.WaitGroup
+	wg.Go(func() { server.Serve(listener) })
+	wg.Go(func() { p.publisher.Run(ctx) })
+	p.stop = sync.OnceFunc(func() { cancel(); server.Stop(); wg.Wait() })
+	t.Cleanup(p.stop)
+	return p, a
+}
+
+// until waits for a state of the publisher.
+func (p *plane) until(t *testing.T, what string, ok func(publish.Status) bool) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		st := p.publisher.Status()
+		if ok(st) {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("not %s: %+v", what, st)
+		}
+	}
+}
+
+// updates are an Envoy's updates of the route table: taken and refused.
+func updates(e *envoytest.Process) (taken, refused int64) {
+	for name, n := range e.Stats(`rds\.cascade\.update_(success|rejected)`) {
+		if strings.HasSuffix(name, "rejected") {
+			refused += n
+		} else {
+			taken += n
+		}
+	}
+	return taken, refused
+}
+
+// TestEnvoyRefuses has a real Envoy refuse a route table: it is taken back, sent
+// to nobody else and never again, and requests pass throughout.
+func TestEnvoyRefuses(t *testing.T) {
+	backends := startBackends(t, "a", "b")
+	p, a := startGroups(t)
+	cuts := []policies.Tokens{1000}
+	p.publisher.Submit(fleetOf(backends, 1, cuts, "a", "b"))
+	start := func(id string) *envoytest.Process {
+		boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: id, XDS: p.address})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})
+	}
+	canary, edge := start("canary-1"), start("edge-1")
+	p.current(t, 1, 2)
+	taken, refused := updates(edge)
+	if taken == 0 || refused != 0 {
+		t.Fatalf("the other Envoy took %d tables and refused %d to begin with", taken, refused)
+	}
+
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	var served atomic.Int64
+	for _, c := range []*client{clientOf(t, canary), clientOf(t, edge)} {
+		wg.Go(func() {
+			for n := 1; ; n = (n*7 + 1) % 9000 {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				if _, stage, err := c.post(n + 1); err != nil || stage == "" {
+					t.Errorf("stage %q: %v", stage, err)
+				}
+				served.Add(1)
+			}
+		})
+	}
+
+	begun := time.Now()
+	two := fleetOf(backends, 2, cuts, "a", "b")
+	p.publisher.Submit(two)
+	p.until(t, "taken back", func(st publish.Status) bool {
+		back := len(st.Refused) == 1 && st.Phase == "idle"
+		for _, n := range st.Nodes {
+			back = back && n.Current && n.Epoch == 1
+		}
+		return back
+	})
+	t.Logf("refused and taken back after %v beside %d requests", time.Since(begun).Round(time.Microsecond), served.Load())
+	st := p.publisher.Status()
+	r := st.Refused[0]
+	if r.Node != "canary-1" || r.Group != "canary" || r.Type != resources.RouteType || r.Name != resources.RouteName {
+		t.Errorf("refused: %+v", r)
+	}
+	if want := "Only a single wildcard domain is permitted in route cascade"; r.Text != want {
+		t.Errorf("text %q, want %q", r.Text, want)
+	}
+	for _, n := range st.Nodes {
+		if want := "held at 1: route table cascade refused by canary-1: " + r.Text; n.Why != want {
+			t.Errorf("%s: %q, want %q", n.ID, n.Why, want)
+		}
+	}
+
+	// Health goes on, on both; who comes later is not sent what was refused.
+	drained := two // what was submitted is the publisher's to read
+	drained.Endpoints = slices.Clone(two.Endpoints)
+	drained.Endpoints[1].Health = resources.Draining
+	p.publisher.Submit(drained)
+	p.publisher.Submit(two)
+	late := start("canary-2")
+	p.until(t, "three at 1", func(st publish.Status) bool {
+		n := 0
+		for _, node := range st.Nodes {
+			if node.Current && node.Epoch == 1 {
+				n++
+			}
+		}
+		return n == 3 && st.Phase == "idle"
+	})
+	for node, want := range map[string]int{"canary-1": 1, "canary-2": 0, "edge-1": 0} {
+		if n := a.count(node, r.Version); n != want {
+			t.Errorf("%s was sent the refused table %d times, want %d", node, n, want)
+		}
+	}
+	if _, n := updates(canary); n != 1 {
+		t.Errorf("the canary refused %d tables", n)
+	}
+	if now, n := updates(edge); now != taken || n != 0 {
+		t.Errorf("the other Envoy took %d tables more and refused %d", now-taken, n)
+	}
+	if _, n := updates(late); n != 0 {
+		t.Errorf("who came later refused %d tables", n)
+	}
+
+	// Other bytes are tried, on the canaries first.
+	p.publisher.Submit(fleetOf(backends, 3, cuts, "a", "b"))
+	p.current(t, 3, 3)
+	if st := p.publisher.Status(); st.Err != nil {
+		t.Error(st.Err)
+	}
+	close(stop)
+	wg.Wait()
+	t.Logf("%d requests", served.Load())
+}

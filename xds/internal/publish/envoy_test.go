@@ -1,0 +1,400 @@
+package publish_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"github.com/envoyproxy/go-control-plane/pkg/server/sotw/v3"
+	serverv3 "github.com/envoyproxy/go-control-plane/pkg/server/v3"
+	"google.golang.org/grpc"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/xds/cache"
+	"github.com/cascadeinfer/cascade/xds/envoytest"
+	"github.com/cascadeinfer/cascade/xds/internal/publish"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// plane is a control plane on loopback: publisher, cache and gRPC server.
+type plane struct {
+	address   string
+	publisher *publish.Publisher
+	sent      atomic.Int64 // resources sent on delta streams
+	stop      func()
+}
+
+// counter counts what the ledger sees sent.
+type counter struct {
+	*publish.Ledger
+	sent *atomic.Int64
+}
+
+func (c counter) OnStreamDeltaResponse(id int64, req *discoveryv3.DeltaDiscoveryRequest, resp *discoveryv3.DeltaDiscoveryResponse) {
+	c.sent.Add(int64(len(resp.Resources)))
+	c.Ledger.OnStreamDeltaResponse(id, req, resp)
+}
+
+// startPlane serves at an address, "" being any free one.
+func startPlane(t *testing.T, address string) *plane {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	p := new(plane)
+	shared, ledger := cache.New(cache.Config{}), publish.NewLedger(nil)
+	var err error
+	if p.publisher, err = publish.New(publish.Config{Target: shared, Ledger: ledger}); err != nil {
+		t.Fatal(err)
+	}
+	listener := listen(t, address)
+	p.address = listener.Addr().String()
+	server := grpc.NewServer()
+	discoveryv3.RegisterAggregatedDiscoveryServiceServer(server,
+		serverv3.NewServer(ctx, shared, counter{ledger, &p.sent}, sotw.WithOrderedADS()))
+	var wg sync.WaitGroup
+	wg.Go(func() { server.Serve(listener) })
+	wg.Go(func() { p.publisher.Run(ctx) })
+	p.stop = sync.OnceFunc(func() { cancel(); server.Stop(); wg.Wait() })
+	t.Cleanup(p.stop)
+	return p
+}
+
+// current waits until every node has all that is shown of an epoch.
+func (p *plane) current(t *testing.T, epoch policies.Epoch, nodes int) {
+	t.Helper()
+	deadline := time.Now().Add(time.Minute)
+	for {
+		st := p.publisher.Status()
+		n := 0
+		for _, node := range st.Nodes {
+			if node.Current && node.Epoch == epoch {
+				n++
+			}
+		}
+		if st.Phase == "idle" && st.Epoch == epoch && n >= nodes {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("not current: %+v", st)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// backend is a replica: an h2c server that answers with its name.
+type backend struct {
+	id      string
+	address string
+	server  *http.Server
+	wg      sync.WaitGroup
+}
+
+func startBackend(t *testing.T, id, address string) *backend {
+	t.Helper()
+	b := &backend{id: id}
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(true)
+	protocols.SetUnencryptedHTTP2(true)
+	b.server = &http.Server{
+		Protocols: protocols,
+		HTTP2:     &http.HTTP2Config{MaxConcurrentStreams: 10000},
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			n, err := io.Copy(io.Discard, r.Body)
+			if err != nil {
+				return
+			}
+			w.Header().Set("x-replica", id)
+			for name := range r.Header {
+				if length.Control(strings.ToLower(name)) {
+					w.Header().Add("x-forged", name)
+				}
+			}
+			fmt.Fprint(w, n)
+		}),
+	}
+	listener := listen(t, address)
+	b.address = listener.Addr().String()
+	b.wg.Go(func() { b.server.Serve(listener) })
+	t.Cleanup(b.kill)
+	return b
+}
+
+// kill cuts every connection and the listener.
+func (b *backend) kill() { b.server.Close(); b.wg.Wait() }
+
+// fleetOf is view over real backends.
+func fleetOf(backends map[string]*backend, epoch policies.Epoch, cuts []policies.Tokens, stages ...string) resources.View {
+	v := view(epoch, cuts, stages...)
+	v.Settings = resources.Settings{Listen: "127.0.0.1:0"}
+	for i := range v.Endpoints {
+		v.Endpoints[i].Address = backends[string(v.Endpoints[i].ID)].address
+	}
+	return v
+}
+
+func startEnvoy(t *testing.T, p *plane) *envoytest.Process {
+	t.Helper()
+	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "edge", XDS: p.address})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})
+}
+
+// client posts to Envoy.
+type client struct {
+	url  string
+	http *http.Client
+}
+
+func clientOf(t *testing.T, envoy *envoytest.Process) *client {
+	t.Helper()
+	address := envoy.Listener(resources.ListenerName)
+	if _, err := netip.ParseAddrPort(address); err != nil {
+		t.Fatalf("listener %q: %v", address, err)
+	}
+	transport := &http.Transport{MaxIdleConnsPerHost: 100}
+	t.Cleanup(transport.CloseIdleConnections)
+	return &client{"http://" + address + "/v1/completions", &http.Client{Transport: transport, Timeout: 20 * time.Second}}
+}
+
+// post sends a body of n bytes and returns who answered, of which stage.
+func (c *client) post(n int, header ...string) (replica, stage string, err error) {
+	req, err := http.NewRequest("POST", c.url, bytes.NewReader(make([]byte, n)))
+	if err != nil {
+		return "", "", err
+	}
+	for i := 0; i < len(header); i += 2 {
+		req.Header.Add(header[i], header[i+1])
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return "", "", err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return "", "", err
+	}
+	if resp.StatusCode != 200 || string(body) != fmt.Sprint(n) {
+		return "", "", fmt.Errorf("status %d, body %.100q", resp.StatusCode, body)
+	}
+	if forged := resp.Header.Values("x-forged"); len(forged) > 0 {
+		return "", "", fmt.Errorf("the replica was sent %q", forged)
+	}
+	return resp.Header.Get("x-replica"), resp.Header.Get(length.StageHeader), nil
+}
+
+func startBackends(t *testing.T, ids ...string) map[string]*backend {
+	backends := make(map[string]*backend)
+	for _, id := range ids {
+		backends[id] = startBackend(t, id, "")
+	}
+	return backends
+}
+
+// TestEnvoyRoutes has a real Envoy route by size, and ignore what a client
+// claims.
+func TestEnvoyRoutes(t *testing.T) {
+	backends := startBackends(t, "a", "b", "c")
+	p := startPlane(t, "")
+	p.publisher.Submit(fleetOf(backends, 1, []policies.Tokens{1000, 50000}, "a", "b", "c"))
+	c := clientOf(t, startEnvoy(t, p))
+	p.current(t, 1, 1)
+	const bytesPerToken = 4
+	for _, x := range []struct {
+		bytes int
+		want  string
+	}{
+		{1, "a"}, {999 * bytesPerToken, "a"}, {1000*bytesPerToken - 1, "a"}, {1000 * bytesPerToken, "b"},
+		{50000*bytesPerToken - 1, "b"}, {50000 * bytesPerToken, "c"}, {220 << 10, "c"}, {131072 * bytesPerToken, "c"},
+	} {
+		for _, forged := range [][]string{
+			nil,
+			{length.TokensHeader, "5", length.ModelHeader, "m"},
+			{length.TokensHeader, "99999999", length.TokensHeader, "5", length.ModelHeader, "m", "x-cascade-anything", "y"},
+		} {
+			replica, stage, err := c.post(x.bytes, forged...)
+			if err != nil || replica != x.want || stage != "s"+fmt.Sprint(x.want[0]-'a') {
+				t.Errorf("%d bytes: replica %q, stage %q, error %v, want %s", x.bytes, replica, stage, err, x.want)
+			}
+		}
+	}
+}
+
+// TestEnvoyFlipsWithoutLoss moves boundaries and replicas under load.
+func TestEnvoyFlipsWithoutLoss(t *testing.T) {
+	backends := startBackends(t, "a", "b", "c", "d")
+	p := startPlane(t, "")
+	cuts := []policies.Tokens{1000, 5000}
+	p.publisher.Submit(fleetOf(backends, 1, cuts, "a b", "c", "d"))
+	c := clientOf(t, startEnvoy(t, p))
+	p.current(t, 1, 1)
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	var served atomic.Int64
+	errs := make(chan error, 100)
+	for i := range 8 {
+		wg.Go(func() {
+			for n := 100; ; n = (n*7 + i) % 40000 {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				if _, stage, err := c.post(n + 1); err != nil || stage == "" {
+					select {
+					case errs <- fmt.Errorf("stage %q: %w", stage, err):
+					default:
+					}
+				}
+				served.Add(1)
+			}
+		})
+	}
+	rounds := times(15, 60)
+	start := time.Now()
+	for e := 2; e < 2+rounds; e++ {
+		at := policies.Tokens(1000 + 13*(e%300))
+		stages := []string{"a b", "c", "d"}
+		if e%3 == 0 {
+			stages = []string{"a", "b c", "d"}
+		}
+		if e%7 == 0 {
+			stages = []string{"a b", "c d"}
+		}
+		now := []policies.Tokens{at, 5000}
+		p.publisher.Submit(fleetOf(backends, policies.Epoch(e), now[:len(stages)-1], stages...))
+		p.current(t, policies.Epoch(e), 1)
+	}
+	t.Logf("%d plans in %v beside %d requests", rounds, time.Since(start).Round(time.Millisecond), served.Load())
+	close(stop)
+	wg.Wait()
+	close(errs)
+	for err := range errs {
+		t.Error(err)
+	}
+}
+
+// TestEnvoyFailsOverAlone stops the control plane and kills the only replica
+// of a stage: the next longer one serves, and hands back when it returns.
+func TestEnvoyFailsOverAlone(t *testing.T) {
+	backends := startBackends(t, "a", "b", "c", "d")
+	p := startPlane(t, "")
+	view := fleetOf(backends, 1, []policies.Tokens{1000, 5000}, "a", "b c", "d")
+	p.publisher.Submit(view)
+	c := clientOf(t, startEnvoy(t, p))
+	p.current(t, 1, 1)
+	if replica, _, err := c.post(10); err != nil || replica != "a" {
+		t.Fatal(replica, err)
+	}
+	p.stop()
+	backends["a"].kill()
+	got := make(map[string]int)
+	for range 200 {
+		replica, stage, err := c.post(10)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if stage != "s0" {
+			t.Errorf("stage %s", stage)
+		}
+		got[replica]++
+	}
+	if got["b"] == 0 || got["c"] == 0 || got["d"] > 0 || got["a"] > 0 {
+		t.Errorf("served by %v, want the next longer stage", got)
+	}
+	// The next stage goes too: any other serves.
+	backends["b"].kill()
+	backends["c"].kill()
+	for range 50 {
+		if replica, _, err := c.post(10); err != nil || replica != "d" {
+			t.Fatal(replica, err)
+		}
+	}
+	backends["d"].kill()
+	if replica, _, err := c.post(10); err == nil {
+		t.Fatalf("served by %q after all were killed", replica)
+	}
+	// All are ejected; whoever comes back is tried at once.
+	backends["a"] = startBackend(t, "a", backends["a"].address)
+	deadline := time.Now().Add(time.Minute)
+	for time.Now().Before(deadline) {
+		if replica, _, err := c.post(10); err == nil && replica == "a" {
+			return
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	t.Error("the replica that came back is not used")
+}
+
+// TestEnvoyRestart restarts the control plane: nothing is sent again, and the
+// next plan is.
+func TestEnvoyRestart(t *testing.T) {
+	backends := startBackends(t, "a", "b")
+	view := fleetOf(backends, 1, []policies.Tokens{1000}, "a", "b")
+	p := startPlane(t, "")
+	p.publisher.Submit(view)
+	envoy := startEnvoy(t, p)
+	c := clientOf(t, envoy)
+	p.current(t, 1, 1)
+	if p.sent.Load() == 0 {
+		t.Fatal("nothing was sent to begin with")
+	}
+	p.stop()
+	if replica, _, err := c.post(10); err != nil || replica != "a" {
+		t.Fatal(replica, err)
+	}
+	again := startPlane(t, p.address)
+	again.publisher.Submit(view)
+	again.current(t, 1, 1)
+	if n := again.sent.Load(); n != 0 {
+		t.Errorf("%d resources were sent again", n)
+	}
+	again.publisher.Submit(fleetOf(backends, 2, []policies.Tokens{500}, "a", "b"))
+	again.current(t, 2, 1)
+	if n := again.sent.Load(); n != 1 {
+		t.Errorf("%d resources for a new boundary, want 1", n)
+	}
+	if replica, _, err := c.post(500 * 4); err != nil || replica != "b" {
+		t.Error(replica, err)
+	}
+}
+
+// TestEnvoyWeights checks that weights share requests out, and that they alone
+// do.
+func TestEnvoyWeights(t *testing.T) {
+	backends := startBackends(t, "a", "b", "c")
+	p := startPlane(t, "")
+	v := fleetOf(backends, 1, nil, "a b c")
+	for i, w := range []uint32{60, 30, 10} {
+		v.Endpoints[i].Weight = w
+	}
+	p.publisher.Submit(v)
+	c := clientOf(t, startEnvoy(t, p))
+	p.current(t, 1, 1)
+	got := make(map[string]int)
+	for range 1000 {
+		replica, _, err := c.post(10)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got[replica]++
+	}
+	for id, want := range map[string]int{"a": 600, "b": 300, "c": 100} {
+		if n := got[id]; n < want-50 || n > want+50 {
+			t.Errorf("%s served %d of 1000, want about %d; all: %v", id, n, want, slices.Sorted(maps.Keys(got)))
+		}
+	}
+}

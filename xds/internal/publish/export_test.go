@@ -1,0 +1,30 @@
+package publish
+
+import (
+	"github.com/cascadeinfer/cascade/xds/internal/rollout"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// Misrender has a publisher that does not run yet change what is rendered, and
+// prove nothing: for resources that proxies refuse and the proof does not.
+func (p *Publisher) Misrender(change func(resources.View, resources.Set) resources.Set) error {
+	build := func(v resources.View) (resources.Set, error) {
+		s, err := resources.Build(v)
+		if err != nil {
+			return s, err
+		}
+		return change(v, s), nil
+	}
+	p.table = func(v resources.View) (*rollout.Table, error) {
+		s, err := build(v)
+		return &rollout.Table{View: v, Set: s}, err
+	}
+	cfg := p.cfg.rollout()
+	cfg.Build, cfg.Prove = build, func(resources.Set) error { return nil }
+	var err error
+	p.rollout, err = rollout.New(cfg)
+	return err
+}
+
+// TakeRefused returns what nodes have refused since it was last called.
+func (l *Ledger) TakeRefused() []rollout.Refuse { return l.takeRefused() }

@@ -1,0 +1,102 @@
+package publish_test
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/xds"
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/xds/internal/publish"
+	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/resources/attach"
+)
+
+// TestFederation has grpc-go's own xDS client, whose default control plane is
+// dead, reach a model through the authority that attach adds to its bootstrap.
+func TestFederation(t *testing.T) {
+	for _, model := range []string{"m", "org/m 7b"} {
+		t.Run(model, func(t *testing.T) {
+			backends := make(map[string]*backend)
+			for _, id := range []string{"a", "b"} {
+				backends[id] = startGRPC(t, id)
+			}
+			p, _ := startServices(t, "")
+			of := func(epoch policies.Epoch, cut policies.Tokens) resources.View {
+				v := fleetOf(backends, epoch, []policies.Tokens{cut}, "a", "b")
+				v.Models[0].Name, v.Plans[0].Model = model, model
+				for i := range v.Endpoints {
+					v.Endpoints[i].Model = model
+				}
+				return v
+			}
+			p.publisher.Submit(of(1, 1000))
+			theirs := fmt.Sprintf(`{"node": {"id": "grpc-1"}, "xds_servers": [{"server_uri": %q, "channel_creds": [{"type": "insecure"}], "server_features": ["xds_v3"]}]}`, freeAddress(t))
+			boot, err := attach.GRPC(attach.GRPCConfig{Control: []string{p.address}, Bootstrap: []byte(theirs)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			resolver, err := xds.NewXDSResolverWithConfigForTesting(boot)
+			if err != nil {
+				t.Fatal(err)
+			}
+			conn, err := grpc.NewClient("xds://cascade/"+model, grpc.WithResolvers(resolver), grpc.WithTransportCredentials(insecure.NewCredentials()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			call := func(tokens string) (string, error) {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				if tokens != "" {
+					ctx = metadata.AppendToOutgoingContext(ctx, length.TokensHeader, tokens)
+				}
+				var header metadata.MD
+				err := conn.Invoke(ctx, "/cascade.test/Call", new(emptypb.Empty), new(emptypb.Empty), grpc.Header(&header))
+				return strings.Join(header.Get("x-replica"), ","), err
+			}
+			start := time.Now()
+			for _, x := range []struct{ tokens, want string }{
+				{"5", "a"}, {"0", "a"}, {"999", "a"}, {"1000", "b"}, {"", "b"}, {"abc", "b"}, {fmt.Sprint(math.MaxInt64), "b"},
+			} {
+				if got, err := call(x.tokens); err != nil || got != x.want {
+					t.Errorf("%q tokens: served by %q, %v; want %s", x.tokens, got, err, x.want)
+				}
+			}
+			first := time.Since(start)
+			p.current(t, 1, 1)
+			start = time.Now()
+			p.publisher.Submit(of(2, 2000))
+			for {
+				got, err := call("1999")
+				if err != nil {
+					t.Fatal(err)
+				}
+				if got == "a" {
+					break
+				}
+				if time.Since(start) > time.Minute {
+					t.Fatal("the new boundary is not followed")
+				}
+			}
+			t.Logf("7 calls, xDS included, in %v; a new boundary after %v", first.Round(time.Millisecond), time.Since(start).Round(100*time.Microsecond))
+			if got, err := call("2000"); err != nil || got != "b" {
+				t.Errorf("at the new boundary: %q, %v", got, err)
+			}
+			nodes := p.publisher.Status().Nodes
+			if i := slices.IndexFunc(nodes, func(n publish.Node) bool { return n.NACKs > 0 }); i >= 0 || len(nodes) != 1 {
+				t.Errorf("nodes: %+v", nodes)
+			}
+		})
+	}
+}

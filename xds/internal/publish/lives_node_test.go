@@ -1,0 +1,289 @@
+package publish
+
+import (
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
+
+	"github.com/cascadeinfer/cascade/xds/internal/rollout"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// The nodes of a life: proxies that take, refuse and acknowledge as Envoy does.
+
+// simNode is a proxy, with one stream per type or one for all.
+type simNode struct {
+	l        *life
+	id       string
+	group    string
+	perType  bool
+	odd      bool // it alone refuses things
+	up       bool
+	left     time.Time                                 // when it went
+	excused  bool                                      // it was away for too long, until it has caught up
+	has      map[string]map[string]*resources.Resource // by type and name
+	subs     map[string]*simSub
+	ready    bool // it has asked for listeners and routes
+	withheld *discoveryv3.DeltaDiscoveryRequest
+	refused  map[string]bool // endpoints, or removed; a cluster does not wait for those
+}
+
+// simSub is a subscription on both ends of its stream.
+type simSub struct {
+	stream   int64
+	begun    bool // the server has heard of it
+	wildcard bool
+	names    map[string]bool
+	returned map[string]string // as the server believes
+	waiting  bool              // the server has sent something that was not replied to
+	nonce    int
+	down     []*discoveryv3.DeltaDiscoveryResponse // to the node
+	up       []*discoveryv3.DeltaDiscoveryRequest  // to the server
+	lost     bool                                  // an acknowledgement was
+}
+
+var simTypes = []string{resources.ClusterType, resources.EndpointType, resources.ListenerType, resources.RouteType}
+
+// connect opens the node's streams, with what it has.
+func (n *simNode) connect() {
+	n.l.say("%s connects", n.id)
+	n.l.churn = n.l.said
+	n.up, n.withheld, n.subs, n.refused = true, nil, make(map[string]*simSub), make(map[string]bool)
+	n.open(resources.ClusterType)
+	if names := n.services(); len(names) > 0 {
+		n.open(resources.EndpointType, names...)
+	}
+	if n.ready {
+		n.open(resources.ListenerType)
+		n.open(resources.RouteType, "r")
+	}
+}
+
+var simStreams int64
+
+func (n *simNode) open(typ string, names ...string) {
+	sub := &simSub{wildcard: len(names) == 0, names: make(map[string]bool), returned: make(map[string]string)}
+	ledger := n.l.pub.cfg.Ledger
+	if shared := n.anyStream(); n.perType || shared == 0 {
+		simStreams++
+		sub.stream = simStreams
+		_ = ledger.OnDeltaStreamOpen(n.l.t.Context(), sub.stream, "")
+	} else {
+		sub.stream = shared
+	}
+	n.subs[typ] = sub
+	req := &discoveryv3.DeltaDiscoveryRequest{
+		Node: &corev3.Node{Id: n.id}, TypeUrl: typ, ResourceNamesSubscribe: names, InitialResourceVersions: make(map[string]string),
+	}
+	for name, r := range n.has[typ] {
+		req.InitialResourceVersions[name] = r.Version
+	}
+	sub.up = append(sub.up, req)
+}
+
+func (n *simNode) anyStream() int64 {
+	for _, sub := range n.subs {
+		return sub.stream
+	}
+	return 0
+}
+
+// services are the endpoints that the node's clusters want, sorted.
+func (n *simNode) services() []string {
+	var names []string
+	for name := range n.has[resources.ClusterType] {
+		names = append(names, "e"+name[1:])
+	}
+	slices.Sort(names)
+	return names
+}
+
+// disconnect ends all streams. What was on its way is lost.
+func (n *simNode) disconnect() {
+	n.l.say("%s goes", n.id)
+	n.l.churn = n.l.said
+	n.up = false
+	for _, sub := range n.subs {
+		if sub.begun || n.left.IsZero() {
+			n.left = time.Now()
+		}
+	}
+	for _, id := range slices.Compact(slices.Sorted(func(yield func(int64) bool) {
+		for _, sub := range n.subs {
+			if !yield(sub.stream) {
+				return
+			}
+		}
+	})) {
+		n.l.pub.cfg.Ledger.OnDeltaStreamClosed(id, nil)
+	}
+	n.subs = nil
+	n.l.poke()
+}
+
+// apply has the node take the server's next message of a type.
+func (n *simNode) apply(typ string) {
+	sub := n.subs[typ]
+	resp := sub.down[0]
+	sub.down = sub.down[1:]
+	ack := &discoveryv3.DeltaDiscoveryRequest{TypeUrl: typ, ResponseNonce: resp.Nonce}
+	n.l.say("%s hears %s nonce %q: %d, %v", n.id, shortType(typ), resp.Nonce, len(resp.Resources), resp.RemovedResources)
+	var bad []string
+	for _, r := range resp.Resources {
+		if n.refuses(typ, r) {
+			bad = append(bad, r.Name)
+		}
+	}
+	if len(bad) > 0 {
+		ack.ErrorDetail = &rpcstatus.Status{Message: "not possible"}
+		if typ == resources.ClusterType {
+			ack.ErrorDetail.Message = "Error adding/updating cluster(s) " + strings.Join(bad, ": bad, ") + ": bad"
+		}
+		n.l.say("%s refuses %s %v", n.id, shortType(typ), bad)
+	}
+	for _, r := range resp.Resources {
+		if len(bad) > 0 && (typ == resources.EndpointType || slices.Contains(bad, r.Name)) {
+			n.refused[r.Name] = true
+			// A node that begins with what it cannot take has nothing to lose.
+			n.excused = n.excused || len(n.has[resources.RouteType]) == 0
+		}
+	}
+	if len(bad) == 0 || typ == resources.ClusterType {
+		for _, r := range resp.Resources {
+			if !slices.Contains(bad, r.Name) && (typ != resources.EndpointType || slices.Contains(n.services(), r.Name)) {
+				if typ == resources.ClusterType && n.has[typ][r.Name] == nil {
+					delete(n.refused, "e"+r.Name[1:]) // a new cluster waits anew
+				}
+				n.has[typ][r.Name] = &resources.Resource{Type: typ, Name: r.Name, Version: r.Version, Body: n.l.bodies[r.Version]}
+			}
+		}
+		for _, name := range resp.RemovedResources {
+			delete(n.has[typ], name)
+			n.refused[name] = n.refused[name] || typ == resources.EndpointType
+		}
+	}
+	n.reply(typ, ack)
+	n.warm(typ)
+	n.verify()
+}
+
+// reply sends an acknowledgement, or loses it.
+func (n *simNode) reply(typ string, ack *discoveryv3.DeltaDiscoveryRequest) {
+	sub := n.subs[typ]
+	switch {
+	case sub.lost:
+	case typ == resources.ClusterType && n.warming() && ack.ErrorDetail == nil:
+		n.withheld = ack
+	default:
+		sub.up = append(sub.up, ack)
+	}
+}
+
+func (n *simNode) warming() bool {
+	for _, name := range n.services() {
+		if n.has[resources.EndpointType][name] == nil && !n.refused[name] {
+			return true
+		}
+	}
+	return false
+}
+
+// warm does what follows from new clusters and endpoints.
+func (n *simNode) warm(typ string) {
+	if typ == resources.ClusterType {
+		want := n.services()
+		if sub := n.subs[resources.EndpointType]; sub == nil && len(want) > 0 {
+			n.open(resources.EndpointType, want...)
+		} else if sub != nil {
+			change := &discoveryv3.DeltaDiscoveryRequest{TypeUrl: resources.EndpointType}
+			asked := n.asked(sub)
+			for _, name := range want {
+				if !asked[name] {
+					change.ResourceNamesSubscribe = append(change.ResourceNamesSubscribe, name)
+				}
+			}
+			for name := range asked {
+				if !slices.Contains(want, name) {
+					change.ResourceNamesUnsubscribe = append(change.ResourceNamesUnsubscribe, name)
+					delete(n.has[resources.EndpointType], name)
+				}
+			}
+			slices.Sort(change.ResourceNamesUnsubscribe)
+			if len(change.ResourceNamesSubscribe)+len(change.ResourceNamesUnsubscribe) > 0 {
+				sub.up = append(sub.up, change)
+			}
+		}
+	}
+	if n.warming() || len(n.has[resources.ClusterType]) == 0 {
+		return
+	}
+	if n.withheld != nil {
+		n.subs[resources.ClusterType].up = append(n.subs[resources.ClusterType].up, n.withheld)
+		n.withheld = nil
+	}
+	if !n.ready {
+		n.ready = true
+		n.open(resources.ListenerType)
+		n.open(resources.RouteType, "r")
+	}
+}
+
+// asked is what the node has subscribed to, messages on their way included.
+func (n *simNode) asked(sub *simSub) map[string]bool {
+	out := maps.Clone(sub.names)
+	for _, req := range sub.up {
+		for _, name := range req.GetResourceNamesSubscribe() {
+			out[name] = true
+		}
+		for _, name := range req.GetResourceNamesUnsubscribe() {
+			delete(out, name)
+		}
+	}
+	return out
+}
+
+// refuses says what proxies refuse: a fixed share of all versions.
+func (n *simNode) refuses(typ string, r *discoveryv3.Resource) bool {
+	version := rollout.Plain(r.Version)
+	if n.l.tame[version] || typ == resources.ListenerType {
+		return false
+	}
+	h := fnv.New32a()
+	fmt.Fprint(h, version, n.l.seed)
+	if n.odd {
+		fmt.Fprint(h, n.id)
+	}
+	return h.Sum32()%100 < n.l.wicked
+}
+
+// current reports whether the node has what its group is shown, and nothing else
+// is on its way.
+func (n *simNode) current() bool {
+	if !n.up {
+		return false
+	}
+	for _, sub := range n.subs {
+		if len(sub.down) > 0 {
+			return false
+		}
+	}
+	set := n.l.shown[n.group]
+	for _, typ := range simTypes {
+		if len(n.has[typ]) != set.Len(typ) {
+			return false
+		}
+		for name, r := range n.has[typ] {
+			if have := set.Get(typ, name); have == nil || have.Version != r.Version {
+				return false
+			}
+		}
+	}
+	return true
+}

@@ -1,0 +1,73 @@
+package publish
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cascadeinfer/cascade/xds/internal/rollout"
+	"github.com/cascadeinfer/cascade/xds/policy"
+)
+
+// Policy slots are served beside the sets that roll-outs show, so what a node
+// answers about them is noted and changes nothing else: no version of a slot is
+// taken back for all because one host refuses it.
+
+// SlotReply is what a node answered about a policy slot last.
+type SlotReply struct {
+	Version string
+	Refused string // why; "" for one that it took
+	At      time.Time
+}
+
+// staged are those of the versions that roll-outs are about.
+func staged(vs []rollout.Version) []rollout.Version {
+	return slices.DeleteFunc(vs, func(v rollout.Version) bool {
+		_, slot := policy.KindOf(v.Name)
+		return slot
+	})
+}
+
+// slotsLocked notes what an answer says of the slots in the response that it
+// answers, which is still on the subscription's list.
+func (n *node) slotsLocked(sub *subscription, r reply) {
+	i := slices.IndexFunc(sub.sent, func(s sent) bool { return s.nonce == r.GetResponseNonce() })
+	if i < 0 {
+		return
+	}
+	for _, name := range sub.sent[i].removed {
+		if kind, ok := policy.KindOf(name); ok {
+			delete(n.slots, kind)
+		}
+	}
+	text := clip(r.GetErrorDetail().GetMessage(), maxRawText)
+	versions := sub.sent[i].versions()
+	anyone := slices.ContainsFunc(versions, func(v rollout.Version) bool { return mentions(text, v.Name) })
+	for _, v := range versions {
+		kind, ok := policy.KindOf(v.Name)
+		if !ok || !policy.Known(kind) {
+			continue
+		}
+		said := SlotReply{Version: v.Version, At: time.Now()}
+		if r.GetErrorDetail() != nil && (!anyone || mentions(text, v.Name)) {
+			said.Refused = reason(about(text, v.Name))
+		}
+		if n.slots == nil {
+			n.slots = make(map[string]SlotReply)
+		}
+		n.slots[kind] = said
+	}
+}
+
+// about is the part of a refusal's text that is about one slot, as package client
+// words it; all of it where it is worded otherwise.
+func about(text, name string) string {
+	_, part, found := strings.Cut(text, name+": ")
+	if !found {
+		return text
+	}
+	for _, kind := range policy.Kinds() {
+		part, _, _ = strings.Cut(part, "; "+policy.ResourceName(kind)+": ")
+	}
+	return part
+}

@@ -1,0 +1,64 @@
+package publish_test
+
+import (
+	"testing"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
+
+	"github.com/cascadeinfer/cascade/xds/cache"
+	"github.com/cascadeinfer/cascade/xds/internal/publish"
+	"github.com/cascadeinfer/cascade/xds/policy"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// TestSlotReplies: what nodes answer about slots is noted by slot and quarantines
+// nothing, also where a proxy says it.
+func TestSlotReplies(t *testing.T) {
+	l := publish.NewLedger(nil)
+	p, err := publish.New(publish.Config{Target: cache.New(cache.Config{}), Ledger: l})
+	if err != nil {
+		t.Fatal(err)
+	}
+	must := func(err error) {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	a, b := policy.ResourceName("place"), policy.ResourceName("bid-select")
+	must(l.OnDeltaStreamOpen(t.Context(), 1, ""))
+	first := &discoveryv3.DeltaDiscoveryRequest{Node: &corev3.Node{Id: "n"}, TypeUrl: resources.ExtensionType, ResourceNamesSubscribe: []string{a, b}}
+	must(l.OnStreamDeltaRequest(1, first))
+	send := func(nonce string, names ...string) {
+		r := &discoveryv3.DeltaDiscoveryResponse{TypeUrl: resources.ExtensionType, Nonce: nonce}
+		for _, n := range names {
+			r.Resources = append(r.Resources, &discoveryv3.Resource{Name: n, Version: nonce})
+		}
+		l.OnStreamDeltaResponse(1, first, r)
+	}
+	reply := func(nonce, refusal string) {
+		r := &discoveryv3.DeltaDiscoveryRequest{TypeUrl: resources.ExtensionType, ResponseNonce: nonce}
+		if refusal != "" {
+			r.ErrorDetail = &rpcstatus.Status{Code: 13, Message: refusal}
+		}
+		must(l.OnStreamDeltaRequest(1, r))
+	}
+	send("1", a, b)
+	reply("1", "ECDS: "+b+": signed by nobody; known to none; "+a+": expired")
+	slots := p.Status().Nodes[0].Slots
+	if slots["place"].Refused != "expired" || slots["bid-select"].Refused != "signed by nobody; known to none" || slots["place"].Version != "1" {
+		t.Errorf("%+v", slots)
+	}
+	send("2", a)
+	reply("2", "")
+	send("3", b)
+	reply("3", "something else")
+	slots = p.Status().Nodes[0].Slots
+	if slots["place"].Refused != "" || slots["place"].Version != "2" || slots["bid-select"].Refused != "something else" {
+		t.Errorf("%+v", slots)
+	}
+	if got := l.TakeRefused(); len(got) != 0 {
+		t.Errorf("%+v is quarantined", got)
+	}
+}

@@ -1,0 +1,171 @@
+package publish
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/internal/rollout"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// Status is what is shown, and to whom.
+type Status struct {
+	// Phase is idle when every group has what it is to have, and else that of the
+	// first group which is on its way: add, flip, watch or retire.
+	Phase string
+	Epoch policies.Epoch // of the routes that all groups are shown: the oldest
+	// Err says why the last view is not shown; nil when it is, or is on its way.
+	Err     error
+	Groups  []Group // in the order of roll-out
+	Nodes   []Node  // sorted by id
+	Refused []Refusal
+}
+
+// Group is one group of nodes.
+type Group struct {
+	Name  string
+	Phase string         // idle, add, flip, watch or retire
+	Epoch policies.Epoch // of the routes that it is shown
+	Nodes int            // connected, observers aside
+	Why   string         // it is where it is; empty when there is nothing to tell
+}
+
+// Node is one proxy or gRPC client, by its node id, whatever streams it has.
+type Node struct {
+	ID, Cluster string
+	Group       string
+	Connected   bool
+	Since       time.Time      // connected or gone since then
+	Epoch       policies.Epoch // of the newest plan whose routes it has acknowledged; 0 if unknown
+	Why         string         // it has that plan and no newer one; empty when it is current
+	Current     bool           // it has acknowledged everything that its group is shown
+	Fenced      bool           // it was late, and is not waited for
+	Observer    bool           // it routes nothing, and is never waited for
+	Types       map[string]NodeType
+	NACKs       uint64
+	Slots       map[string]SlotReply // what it answered about policy slots, by kind
+	LastError   string               // of its last NACK, shortened
+	LastErrorAt time.Time
+}
+
+// NodeType is a node's state for one resource type, which is named by the
+// last word of its type URL.
+type NodeType struct {
+	Acked   int // resources that it has acknowledged
+	Pending int // responses that it was sent and has not answered
+}
+
+// Status returns the present state.
+func (p *Publisher) Status() Status {
+	p.mu.Lock()
+	st := p.state
+	tables := slices.Clone(p.state.tables)
+	refusals := slices.Clone(p.state.refusals)
+	p.mu.Unlock()
+	now := time.Now()
+	s := Status{Phase: rollout.Idle.String(), Err: st.err, Refused: refusals}
+	if s.Err == nil && st.report.Held != "" {
+		s.Err = errors.New(st.report.Held)
+	}
+	groups := make(map[string]groupView, len(st.report.Groups))
+	for i, g := range st.report.Groups {
+		v := groupView{GroupReport: g, everything: newVersions(g.Set, gated), why: groupWhy(g, st.report, now)}
+		groups[g.Name] = v
+		if s.Phase == rollout.Idle.String() {
+			s.Phase = g.Phase.String()
+		}
+		if i == 0 || g.Epoch < s.Epoch {
+			s.Epoch = g.Epoch
+		}
+		s.Groups = append(s.Groups, Group{Name: g.Name, Phase: g.Phase.String(), Epoch: g.Epoch, Nodes: g.Nodes, Why: v.why})
+	}
+	routes := make([]versions, len(tables))
+	for i, t := range tables {
+		routes[i] = newVersions(t.Set, []string{resources.RouteType})
+	}
+	l := p.cfg.Ledger
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, n := range l.nodes {
+		s.Nodes = append(s.Nodes, n.status(groups[n.group], tables, routes))
+	}
+	slices.SortFunc(s.Nodes, func(a, b Node) int { return cmp.Compare(a.ID, b.ID) })
+	return s
+}
+
+// groupView is a group as its nodes are compared with it.
+type groupView struct {
+	rollout.GroupReport
+	everything versions
+	why        string
+}
+
+// status describes a node; the ledger is locked.
+func (n *node) status(g groupView, tables []*rollout.Table, routes []versions) Node {
+	reason, fenced := g.Fenced[n.id]
+	out := Node{
+		ID: n.id, Cluster: n.cluster, Group: n.group, Connected: len(n.streams) > 0, Since: n.since,
+		Fenced: fenced, Observer: n.observes(), NACKs: n.nacks, LastError: n.lastError, LastErrorAt: n.errorAt,
+		Slots: maps.Clone(n.slots), Current: len(n.streams) > 0 && !n.behind(g.everything), Types: make(map[string]NodeType),
+	}
+	routed := false
+	for _, stream := range n.streams {
+		for typ, sub := range stream.types {
+			t := out.Types[shortType(typ)]
+			t.Acked += len(sub.applied)
+			t.Pending += len(sub.sent)
+			out.Types[shortType(typ)] = t
+			routed = routed || typ == resources.RouteType
+		}
+	}
+	for i := len(tables) - 1; routed && i >= 0; i-- {
+		if !n.behind(routes[i]) {
+			out.Epoch = tables[i].Epoch()
+			break
+		}
+	}
+	switch {
+	case !out.Connected:
+		out.Why = "not connected"
+	case fenced && out.LastError != "":
+		out.Why = "fenced: " + reason + ": " + out.LastError
+	case fenced:
+		out.Why = "fenced: " + reason
+	case g.why != "":
+		out.Why = g.why
+	case !out.Current:
+		out.Why = "has not acknowledged all that it was sent"
+	}
+	return out
+}
+
+// groupWhy tells what a group waits for.
+func groupWhy(g rollout.GroupReport, r rollout.Report, now time.Time) string {
+	name := g.Name
+	if name == "" {
+		name = "all others"
+	}
+	left := max(g.Until.Sub(now), 0).Round(100 * time.Millisecond).Seconds()
+	switch {
+	case g.Phase == rollout.Watch && left > 0:
+		return fmt.Sprintf("%s, watched for %.1f s more", name, left)
+	case g.Phase == rollout.Watch:
+		return fmt.Sprintf("%s, waits until all groups have it", name)
+	case g.Phase == rollout.Retire:
+		return fmt.Sprintf("%s, removed endpoints drain for at most %.1f s", name, left)
+	case g.Phase == rollout.Add:
+		return fmt.Sprintf("%s, waits until the endpoints of the next plan are acknowledged", name)
+	case g.Phase == rollout.Flip:
+		return fmt.Sprintf("%s, waits until the routes are acknowledged", name)
+	case r.Held != "" && g.Epoch != r.Wanted:
+		return fmt.Sprintf("held at %d: %s", g.Epoch, r.Held)
+	case r.Target != 0 && g.Epoch != r.Target:
+		return fmt.Sprintf("%s, waits for its turn to get plan %d", name, r.Target)
+	}
+	return ""
+}

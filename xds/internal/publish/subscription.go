@@ -1,0 +1,229 @@
+package publish
+
+import (
+	"maps"
+	"slices"
+
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/cascadeinfer/cascade/xds/internal/rollout"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// stream is one xDS stream of a node.
+type stream struct {
+	node  *node // nil until the first request
+	types map[string]*subscription
+}
+
+func (s *stream) subscription(typ string) *subscription {
+	sub := s.types[typ]
+	if sub == nil {
+		sub = new(subscription)
+		s.types[typ] = sub
+	}
+	return sub
+}
+
+// subscription is what a stream asked for of one type, was sent and has.
+type subscription struct {
+	begun    bool
+	whole    bool // SotW: a request lists all names, and answers the last response
+	legacy   bool // wildcard because no name was ever given
+	wildcard bool
+	names    map[string]bool
+	applied  map[string]string // versions acknowledged, by name
+	sent     []sent            // not answered yet, oldest first
+	refused  bool              // the last answer was a NACK
+}
+
+// maxSent bounds the responses that a client can leave unanswered and still
+// be followed.
+const maxSent = 64
+
+// sent is a response on its way.
+type sent struct {
+	nonce     string
+	resources []*discoveryv3.Resource // delta; shared with the cache
+	removed   []string
+	bodies    []*anypb.Any // SotW; shared with the cache
+	complete  bool         // SotW: what is missing does not exist
+}
+
+// versions lists what the response holds.
+func (r sent) versions() []rollout.Version {
+	out := make([]rollout.Version, 0, len(r.resources)+len(r.bodies))
+	for _, res := range r.resources {
+		out = append(out, rollout.Version{Name: res.GetName(), Version: res.GetVersion()})
+	}
+	for _, a := range r.bodies {
+		out = append(out, rollout.Version{Name: nameOf(a.GetValue()), Version: resources.Version(a.GetValue())})
+	}
+	return out
+}
+
+// delta follows a request of the incremental protocol.
+func (u *subscription) delta(req *discoveryv3.DeltaDiscoveryRequest) {
+	subscribe := req.GetResourceNamesSubscribe()
+	if !u.begun {
+		u.begun = true
+		u.names = make(map[string]bool)
+		u.applied = make(map[string]string, len(req.GetInitialResourceVersions()))
+		maps.Copy(u.applied, req.GetInitialResourceVersions())
+		u.legacy = len(subscribe) == 0
+		u.wildcard = u.legacy
+	}
+	for _, name := range subscribe {
+		if name == "*" {
+			u.wildcard = true
+		} else {
+			u.names[name] = true
+		}
+	}
+	for _, name := range req.GetResourceNamesUnsubscribe() {
+		if name == "*" {
+			u.wildcard = false
+			continue
+		}
+		delete(u.names, name)
+		if !u.wildcard {
+			delete(u.applied, name)
+		}
+	}
+}
+
+// sotw follows a request of the state-of-the-world protocol.
+func (u *subscription) sotw(req *discoveryv3.DiscoveryRequest) {
+	names := req.GetResourceNames()
+	if !u.begun {
+		u.begun, u.whole = true, true
+		u.applied = make(map[string]string)
+		u.legacy = len(names) == 0
+	}
+	u.legacy = u.legacy && len(names) == 0
+	u.wildcard = u.legacy
+	u.names = make(map[string]bool, len(names))
+	for _, name := range names {
+		if name == "*" {
+			u.wildcard = true
+		} else {
+			u.names[name] = true
+		}
+	}
+	if !u.wildcard {
+		maps.DeleteFunc(u.applied, func(name, _ string) bool { return !u.names[name] })
+	}
+}
+
+// send notes a response.
+func (u *subscription) send(r sent) {
+	u.sent = append(u.sent, r)
+	u.sent = u.sent[max(0, len(u.sent)-maxSent):]
+}
+
+// answered takes the response that a request answers off the list. A SotW
+// client answers the last one only, and skips those before it.
+func (u *subscription) answered(nonce string) (r sent, ok bool) {
+	i := slices.IndexFunc(u.sent, func(r sent) bool { return r.nonce == nonce })
+	if nonce == "" || i < 0 {
+		return sent{}, false // a change of subscription
+	}
+	r = u.sent[i]
+	from := i
+	if u.whole {
+		from = 0
+	}
+	u.sent = slices.Delete(u.sent, from, i+1)
+	return r, true
+}
+
+// acknowledge applies a response that the client has accepted.
+func (u *subscription) acknowledge(nonce string) {
+	r, ok := u.answered(nonce)
+	if !ok {
+		return
+	}
+	u.refused = false
+	if r.complete {
+		clear(u.applied)
+	}
+	for _, a := range r.bodies {
+		u.applied[nameOf(a.GetValue())] = resources.Version(a.GetValue())
+	}
+	for _, res := range r.resources {
+		u.applied[res.GetName()] = res.GetVersion()
+	}
+	for _, name := range r.removed {
+		delete(u.applied, name)
+	}
+}
+
+// behind reports whether the client lacks anything of the set that it
+// subscribes to, still has what the set does not, or is on its way to another
+// state: it was sent something that it has not answered.
+func (u *subscription) behind(v versions, typ string) bool {
+	lacks := func(r *resources.Resource) bool {
+		if u.whole {
+			// Only the bytes are known of what these clients have.
+			return u.applied[r.Name] != rollout.Plain(r.Version)
+		}
+		return u.applied[r.Name] != r.Version
+	}
+	if len(u.sent) > 0 {
+		return true
+	}
+	for name := range u.names {
+		if r := v.set.Get(typ, name); r != nil && lacks(r) {
+			return true
+		}
+	}
+	if u.wildcard {
+		for _, r := range v.listed[typ] {
+			if lacks(r) {
+				return true
+			}
+		}
+	}
+	if u.whole {
+		return false // what does not exist any more cannot be told in every type
+	}
+	for name := range u.applied {
+		if v.set.Get(typ, name) == nil && (u.wildcard || u.names[name]) {
+			return true
+		}
+	}
+	return false
+}
+
+// versions is a set as many subscriptions are compared with it.
+type versions struct {
+	set    resources.Set
+	types  []string
+	listed map[string][]*resources.Resource // by type, without the unlisted, sorted
+}
+
+func newVersions(set resources.Set, types []string) versions {
+	v := versions{set: set, types: types, listed: make(map[string][]*resources.Resource, len(types))}
+	for _, typ := range types {
+		v.listed[typ] = slices.DeleteFunc(set.All(typ), func(r *resources.Resource) bool { return r.Unlisted })
+	}
+	return v
+}
+
+func (v versions) of(typ string) bool { return slices.Contains(v.types, typ) }
+
+// nameOf reads the name of an encoded resource: field 1 of every type that is
+// served.
+func nameOf(body []byte) string {
+	num, typ, n := protowire.ConsumeTag(body)
+	if n < 0 || num != 1 || typ != protowire.BytesType {
+		return ""
+	}
+	name, n := protowire.ConsumeBytes(body[n:])
+	if n < 0 {
+		return ""
+	}
+	return string(name)
+}

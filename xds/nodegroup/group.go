@@ -1,0 +1,130 @@
+// Package nodegroup sorts nodes into the groups that a new plan is rolled out to,
+// one after the other.
+//
+// It is a pure function of a node's id and cluster, so that the cache, the
+// ledger and every server of a fleet put a node into the same group. It does
+// not authenticate: whoever binds ids to certificates does so before.
+//
+// Invariants:
+//  1. every node is in exactly one group; who matches no rule is in "", which
+//     is last,
+//  2. observers, which route nothing, are in "": they follow what the whole
+//     fleet does.
+package nodegroup
+
+import (
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"path"
+
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// Rule names a group and says who is in it: the nodes whose id matches one of
+// Nodes or whose cluster matches one of Clusters. Patterns are those of
+// path.Match: * is any run of characters except "/".
+type Rule struct {
+	Name     string
+	Nodes    []string
+	Clusters []string
+}
+
+// Canary is the group that a List has when no rules are given: every proxy
+// whose id's hash falls into one of canaryShare.
+const (
+	Canary      = "canary"
+	canaryShare = 8
+)
+
+// Bounds of what an operator can write.
+const (
+	maxRules    = 64
+	maxPatterns = 256 // of one rule
+)
+
+// List is the groups in the order of roll-out. It is immutable. A nil List is
+// one group for all.
+type List struct{ rules []Rule }
+
+// New checks rules. None at all make the list with the group Canary.
+func New(rules []Rule) (*List, error) {
+	if len(rules) > maxRules {
+		return nil, fmt.Errorf("%d groups: at most %d", len(rules), maxRules)
+	}
+	seen := make(map[string]bool)
+	for i, r := range rules {
+		if err := r.validate(); err != nil {
+			return nil, fmt.Errorf("group %d %q: %w", i+1, r.Name, err)
+		}
+		if seen[r.Name] {
+			return nil, fmt.Errorf("group %q is there twice", r.Name)
+		}
+		seen[r.Name] = true
+	}
+	return &List{rules: rules}, nil
+}
+
+func (r Rule) validate() error {
+	switch {
+	case r.Name == "":
+		return errors.New("give it a name; \"\" is the group of all others")
+	case len(r.Nodes)+len(r.Clusters) == 0:
+		return errors.New("give nodes or clusters, or nobody is in it")
+	case len(r.Nodes)+len(r.Clusters) > maxPatterns:
+		return fmt.Errorf("more than %d patterns", maxPatterns)
+	}
+	for _, patterns := range [...][]string{r.Nodes, r.Clusters} {
+		for _, p := range patterns {
+			if _, err := path.Match(p, ""); err != nil || p == "" {
+				return fmt.Errorf("pattern %q: give a name, in which * is any run of characters", p)
+			}
+		}
+	}
+	return nil
+}
+
+// Of returns the group of a node: the first whose rule matches.
+func (l *List) Of(id, cluster string) string {
+	if l == nil || cluster == resources.ObserverCluster {
+		return ""
+	}
+	if len(l.rules) == 0 {
+		h := fnv.New32a()
+		_, _ = h.Write([]byte(id)) // never fails
+		if h.Sum32()%canaryShare == 0 {
+			return Canary
+		}
+		return ""
+	}
+	for _, r := range l.rules {
+		if matches(r.Nodes, id) || matches(r.Clusters, cluster) {
+			return r.Name
+		}
+	}
+	return ""
+}
+
+func matches(patterns []string, name string) bool {
+	for _, p := range patterns {
+		if ok, err := path.Match(p, name); ok && err == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// Names lists the groups in the order of roll-out; "" is the last one.
+func (l *List) Names() []string {
+	var names []string
+	switch {
+	case l == nil:
+	case len(l.rules) == 0:
+		names = append(names, Canary)
+	default:
+		for _, r := range l.rules {
+			names = append(names, r.Name)
+		}
+	}
+	return append(names, "")
+}

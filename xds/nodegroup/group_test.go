@@ -1,0 +1,70 @@
+package nodegroup_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/xds/nodegroup"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+func TestOf(t *testing.T) {
+	l, err := nodegroup.New([]nodegroup.Rule{
+		{Name: "lab", Nodes: []string{"lab-*"}},
+		{Name: "eu", Nodes: []string{"x"}, Clusters: []string{"eu-*", "uk"}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range []struct{ id, cluster, want string }{
+		{"lab-1", "eu-west", "lab"}, {"a", "eu-west", "eu"}, {"x", "", "eu"}, {"a", "uk", "eu"},
+		{"a", "us", ""}, {"", "", ""}, {"lab-1/2", "", ""}, {"lab-1", resources.ObserverCluster, ""},
+	} {
+		if got := l.Of(x.id, x.cluster); got != x.want {
+			t.Errorf("%q of %q is in %q, want %q", x.id, x.cluster, got, x.want)
+		}
+	}
+	if got := l.Names(); !slices.Equal(got, []string{"lab", "eu", ""}) {
+		t.Errorf("names %q", got)
+	}
+	var all *nodegroup.List
+	if all.Of("a", "b") != "" || !slices.Equal(all.Names(), []string{""}) {
+		t.Error("a nil list has more than one group")
+	}
+}
+
+func TestDefaultIsAnEighth(t *testing.T) {
+	l, err := nodegroup.New(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for i := range 8000 {
+		if l.Of(fmt.Sprint("edge-", i), "edge") == nodegroup.Canary {
+			n++
+		}
+	}
+	if n < 800 || n > 1200 {
+		t.Errorf("%d of 8000 are canaries", n)
+	}
+	if got := l.Names(); !slices.Equal(got, []string{nodegroup.Canary, ""}) {
+		t.Errorf("names %q", got)
+	}
+}
+
+func TestNewRefuses(t *testing.T) {
+	for want, rules := range map[string][]nodegroup.Rule{
+		"name":     {{Nodes: []string{"a"}}},
+		"nobody":   {{Name: "a"}},
+		"twice":    {{Name: "a", Nodes: []string{"a"}}, {Name: "a", Nodes: []string{"b"}}},
+		"pattern":  {{Name: "a", Nodes: []string{"[a"}}},
+		"at most":  make([]nodegroup.Rule, 65),
+		"patterns": {{Name: "a", Nodes: make([]string, 257)}},
+	} {
+		if _, err := nodegroup.New(rules); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: error %v, want one about %s", rules, err, want)
+		}
+	}
+}

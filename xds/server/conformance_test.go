@@ -1,0 +1,365 @@
+package server_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"github.com/envoyproxy/go-control-plane/pkg/cache/types"
+	gcp "github.com/envoyproxy/go-control-plane/pkg/cache/v3"
+	"github.com/envoyproxy/go-control-plane/pkg/server/sotw/v3"
+	serverv3 "github.com/envoyproxy/go-control-plane/pkg/server/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/cascadeinfer/cascade/xds/cache"
+	"github.com/cascadeinfer/cascade/xds/internal/publish"
+	"github.com/cascadeinfer/cascade/xds/server"
+)
+
+// scenario is one of testdata/conformance.txt.
+type scenario struct {
+	name  string
+	delta bool
+	stock string // how the stock cache differs; "" if it does not
+	line  int    // of the first step
+	steps []string
+}
+
+// scenarios reads them.
+func scenarios(t *testing.T) []*scenario {
+	t.Helper()
+	b, err := os.ReadFile("testdata/conformance.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []*scenario
+	for i, line := range strings.Split(string(b), "\n") {
+		switch {
+		case strings.HasPrefix(line, "== "):
+			protocol, name, _ := strings.Cut(line[3:], ": ")
+			all = append(all, &scenario{name: protocol + ": " + name, delta: protocol == "delta", line: i + 2})
+		case strings.HasPrefix(line, "stock: "):
+			all[len(all)-1].stock = line[len("stock: "):]
+			fallthrough
+		default:
+			if len(all) > 0 {
+				s := all[len(all)-1]
+				s.steps = append(s.steps, line)
+			}
+		}
+	}
+	return all
+}
+
+// onlyType is the type of a scenario that has one, and none otherwise.
+func (s *scenario) onlyType() string {
+	only := ""
+	for _, step := range s.steps {
+		words := strings.Fields(step)
+		if len(words) < 2 {
+			continue
+		}
+		switch words[0] {
+		case "ask":
+			if only != "" && only != words[1] {
+				return ""
+			}
+			only = words[1]
+		case "end":
+			return "" // types and nodes are refused alike
+		}
+	}
+	return short[only]
+}
+
+// subject is a server under test.
+type subject struct {
+	conn *grpc.ClientConn
+	show func(words []string)
+}
+
+// oursUnderTest is our cache behind our services, followed by a ledger.
+func oursUnderTest(t *testing.T) subject {
+	c := cache.New(cache.Config{})
+	s := start(t, server.Config{Cache: c, Callbacks: publish.NewLedger(nil)})
+	return subject{s.conn, func(words []string) { c.Set("", setOf(t, words...)) }}
+}
+
+// stockUnderTest is go-control-plane's own snapshot cache and server, in one of
+// the cache's two modes: it keeps to the order of types, or not. Its versions
+// are those of contents, as ours are; that is the caller's matter.
+func stockUnderTest(t *testing.T, ordered bool) subject {
+	c := gcp.NewSnapshotCache(ordered, oneHash{}, nil)
+	conn := connect(t, func(ctx context.Context, g grpc.ServiceRegistrar) {
+		discoveryv3.RegisterAggregatedDiscoveryServiceServer(g, serverv3.NewServer(ctx, c, nil, sotw.WithOrderedADS()))
+	})
+	return subject{conn, func(words []string) {
+		all := make(map[string][]types.Resource)
+		for _, w := range wordsOf(t, words) {
+			all[w.typ] = append(all[w.typ], message(w.typ, w.name, w.content))
+		}
+		snapshot, err := gcp.NewSnapshot("", all)
+		if err != nil {
+			t.Fatal(err)
+		}
+		set := setOf(t, words...)
+		for typ := range all {
+			snapshot.Resources[gcp.GetResponseType(typ)].Version = cache.Digest(set.All(typ))
+		}
+		if err := c.SetSnapshot(t.Context(), "all", snapshot); err != nil {
+			t.Fatal(err)
+		}
+	}}
+}
+
+// actor carries out the steps of a scenario.
+type actor struct {
+	t        *testing.T
+	subject  subject
+	delta    bool
+	service  string // type of the service that clients use
+	clients  map[string]*played
+	now      *played
+	versions map[string][]string // version_info of responses by type, over all clients
+}
+
+// played is a client and what it remembers.
+type played struct {
+	*client
+	node    string
+	waiting []proto.Message              // came and were not looked at
+	replies map[string][]proto.Message   // responses by type, oldest first
+	has     map[string]map[string]string // versions by type and name
+}
+
+// play returns how a server differs from a scenario, or nil.
+func play(t *testing.T, s *scenario, service string, under subject) error {
+	a := &actor{t: t, subject: under, delta: s.delta, service: service, clients: make(map[string]*played), versions: make(map[string][]string)}
+	for i, step := range s.steps {
+		words := strings.Fields(step)
+		if len(words) == 0 || words[0] == "stock:" {
+			continue
+		}
+		if err := a.step(words[0], words[1:]); err != nil {
+			return fmt.Errorf("testdata/conformance.txt:%d: %s: %w", s.line+i, step, err)
+		}
+	}
+	return nil
+}
+
+// client returns the client whose turn it is.
+func (a *actor) client() *played {
+	if a.now == nil {
+		a.as("n")
+	}
+	return a.now
+}
+
+func (a *actor) as(node string) {
+	if a.clients[node] == nil {
+		id := node
+		if id == "-" {
+			id = ""
+		}
+		a.clients[node] = &played{
+			client: open(a.t, a.subject.conn, a.delta, a.service, id), node: id,
+			replies: make(map[string][]proto.Message), has: make(map[string]map[string]string),
+		}
+	}
+	a.now = a.clients[node]
+}
+
+// step carries out one step.
+func (a *actor) step(verb string, words []string) error {
+	switch verb {
+	case "show":
+		synctest.Wait()
+		a.subject.show(words)
+		return nil
+	case "as":
+		a.as(words[0])
+		return nil
+	}
+	c := a.client()
+	var typ string
+	var rest []string
+	if len(words) > 0 {
+		typ, rest = short[words[0]], words[1:]
+		if typ == "" {
+			typ = "type.googleapis.com/" + words[0]
+		}
+	}
+	switch verb {
+	case "ask":
+		c.subscribe(typ, rest...)
+	case "drop":
+		c.unsubscribe(typ, rest...)
+	case "resume":
+		c.resume(typ, c.has[typ], rest...)
+	case "anew":
+		c.stream.CloseSend()
+		synctest.Wait()
+		c.client = open(a.t, a.subject.conn, a.delta, a.service, c.node)
+		c.replies = make(map[string][]proto.Message)
+	case "got", "take":
+		m, err := a.next(c, typ, rest)
+		if err == nil && verb == "take" {
+			c.ack(m)
+		}
+		return err
+	case "ack":
+		c.ack(last(c.replies[typ], 1))
+	case "nack":
+		c.nack(last(c.replies[typ], 1))
+	case "stale":
+		if a.delta {
+			c.ack(last(c.replies[typ], 2))
+		} else {
+			good, now := c.good[typ], c.last[typ]
+			c.last[typ] = last(c.replies[typ], 2).(*discoveryv3.DiscoveryResponse)
+			c.ack(c.last[typ])
+			c.good[typ], c.last[typ] = good, now
+		}
+	case "version":
+		v := a.versions[typ]
+		if same := v[len(v)-1] == v[len(v)-2]; same != (rest[0] == "same") {
+			return fmt.Errorf("versions %q", v)
+		}
+	case "quiet":
+		if words := c.look(); len(words) > 0 {
+			return fmt.Errorf("there came %q", words)
+		}
+		if err := c.ended(); err != nil {
+			return err
+		}
+	case "end":
+		if err := c.ended(); status.Code(err).String() != words[0] || err == nil {
+			return fmt.Errorf("the stream's end: %v", err)
+		}
+	default:
+		return fmt.Errorf("no such step")
+	}
+	return nil
+}
+
+// last is the i-th last one.
+func last(all []proto.Message, i int) proto.Message { return all[len(all)-i] }
+
+// look collects what came, and returns all that was not looked at, as words.
+func (c *played) look() []string {
+	all, _ := c.receive()
+	c.waiting = append(c.waiting, all...)
+	var words []string
+	for _, m := range c.waiting {
+		words = append(words, wordsIn(m))
+	}
+	return words
+}
+
+// next checks the next response.
+func (a *actor) next(c *played, typ string, want []string) (proto.Message, error) {
+	came := c.look()
+	if len(came) == 0 {
+		return nil, fmt.Errorf("nothing came")
+	}
+	m := c.waiting[0]
+	c.waiting = c.waiting[1:]
+	if got := wordsIn(m); got != strings.Join(append([]string{shortOf(typ)}, want...), " ") {
+		return nil, fmt.Errorf("there came %q", came)
+	}
+	c.replies[typ] = append(c.replies[typ], m)
+	switch r := m.(type) {
+	case *discoveryv3.DeltaDiscoveryResponse:
+		if c.has[typ] == nil {
+			c.has[typ] = make(map[string]string)
+		}
+		for _, res := range r.Resources {
+			c.has[typ][res.Name] = res.Version
+		}
+		for _, name := range r.RemovedResources {
+			delete(c.has[typ], name)
+		}
+	case *discoveryv3.DiscoveryResponse:
+		c.last[typ] = r
+		a.versions[typ] = append(a.versions[typ], r.VersionInfo)
+	}
+	return m, nil
+}
+
+func shortOf(typ string) string {
+	for word, t := range short {
+		if t == typ {
+			return word
+		}
+	}
+	return typ
+}
+
+// wordsIn are a response as scenarios write it.
+func wordsIn(m proto.Message) string {
+	var typ string
+	var names []string
+	switch r := m.(type) {
+	case *discoveryv3.DeltaDiscoveryResponse:
+		typ = r.TypeUrl
+		for _, res := range r.Resources {
+			names = append(names, res.Name)
+		}
+		slices.Sort(names)
+		for _, name := range slices.Sorted(slices.Values(r.RemovedResources)) {
+			names = append(names, "-"+name)
+		}
+	case *discoveryv3.DiscoveryResponse:
+		typ = r.TypeUrl
+		for _, a := range r.Resources {
+			if m, err := a.UnmarshalNew(); err == nil {
+				names = append(names, gcp.GetResourceName(m))
+			}
+		}
+		slices.Sort(names)
+	}
+	return strings.Join(append([]string{shortOf(typ)}, names...), " ")
+}
+
+// TestConformance plays every scenario against our server, and against the
+// stock one, which needs one of its modes to pass: the table tells the two apart
+// exactly where it says so.
+func TestConformance(t *testing.T) {
+	for _, s := range scenarios(t) {
+		t.Run(s.name, func(t *testing.T) {
+			services := []string{""}
+			if only := s.onlyType(); only != "" {
+				services = append(services, only)
+			}
+			for _, service := range services {
+				synctest.Test(t, func(t *testing.T) {
+					if err := play(t, s, service, oursUnderTest(t)); err != nil {
+						t.Errorf("service %q: %v", shortOf(service), err)
+					}
+				})
+			}
+			var differs []error
+			for _, ordered := range []bool{true, false} {
+				synctest.Test(t, func(t *testing.T) {
+					if err := play(t, s, "", stockUnderTest(t, ordered)); err != nil {
+						differs = append(differs, err)
+					}
+				})
+			}
+			switch both := len(differs) == 2; {
+			case both && s.stock == "":
+				t.Errorf("the stock server differs: %v", errors.Join(differs...))
+			case !both && s.stock != "":
+				t.Errorf("the stock server does not differ: %s", s.stock)
+			}
+		})
+	}
+}

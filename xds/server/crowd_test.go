@@ -1,0 +1,283 @@
+package server_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+// crowdVariable makes this program a crowd: a process of many clients, so that
+// what is measured of the server is the server's.
+const crowdVariable = "CASCADE_XDS_CROWD"
+
+// crowdMain is what this program does as a crowd, and reports whether it is
+// one.
+func crowdMain() bool {
+	if os.Getenv(crowdVariable) == "" {
+		return false
+	}
+	crowds := make(map[string]*crowdOf)
+	lines := bufio.NewScanner(os.Stdin)
+	for lines.Scan() { // until the test is gone
+		answer, err := obey(crowds, strings.Fields(lines.Text()))
+		if err != nil {
+			answer = "error " + err.Error()
+		}
+		fmt.Println(answer)
+	}
+	return true
+}
+
+// obey carries out one order.
+func obey(crowds map[string]*crowdOf, order []string) (string, error) {
+	address := order[1]
+	switch c := crowds[address]; order[0] {
+	case "connect":
+		var n int
+		if _, err := fmt.Sscan(order[2], &n); err != nil {
+			return "", err
+		}
+		c, err := connectCrowd(address, n)
+		crowds[address] = c
+		return "ok", err
+	case "subscribe":
+		return c.subscribe(order[2:])
+	case "inherit":
+		for i, n := range crowds[order[2]].nodes {
+			c.nodes[i].got = n.got
+		}
+		return "ok", nil
+	case "leave":
+		c.leave()
+		return "ok", nil
+	default:
+		return "", errors.New("no such order")
+	}
+}
+
+// crowdOf are the clients of one server.
+type crowdOf struct {
+	nodes []*crowdNode
+	wg    sync.WaitGroup
+	end   context.CancelFunc
+}
+
+// crowdNode is one client with a connection of its own.
+type crowdNode struct {
+	id     string
+	conn   *grpc.ClientConn
+	got    map[string]map[string]string // versions by type and name; of the stream's goroutine
+	answer map[string]bool              // types that were answered on this stream
+}
+
+// connectCrowd connects n nodes, which ask for nothing.
+func connectCrowd(address string, n int) (*crowdOf, error) {
+	c := new(crowdOf)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	for i := range n {
+		conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+		if err != nil {
+			return nil, err
+		}
+		c.nodes = append(c.nodes, &crowdNode{id: fmt.Sprint("node-", i), conn: conn, got: make(map[string]map[string]string)})
+		conn.Connect()
+	}
+	for _, n := range c.nodes {
+		for s := n.conn.GetState(); s != connectivity.Ready; s = n.conn.GetState() {
+			if !n.conn.WaitForStateChange(ctx, s) {
+				return nil, ctx.Err()
+			}
+		}
+	}
+	return c, nil
+}
+
+// subscribe opens a stream for each node, or for each type that it asks for
+// where the first word is "apart". The other words are types, each with names.
+// When every node has an answer to everything, it returns the resources that
+// came. Who comes again brings what it got.
+func (c *crowdOf) subscribe(words []string) (string, error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	c.end = cancel
+	apart := words[0] == "apart"
+	if apart {
+		words = words[1:]
+	}
+	var resources atomic.Int64
+	var answered sync.WaitGroup
+	failed := make(chan error, 1)
+	for _, n := range c.nodes {
+		var mu sync.Mutex // of the node, where it has several streams
+		n.answer = make(map[string]bool)
+		for i := range words {
+			ask := words[i : i+1]
+			if !apart {
+				if ask = words; i > 0 {
+					break
+				}
+			}
+			answered.Add(len(ask))
+			c.wg.Go(func() {
+				if err := n.stream(ctx, apart, ask, &mu, answered.Done, &resources); ctx.Err() == nil {
+					select {
+					case failed <- err:
+					default:
+					}
+				}
+			})
+		}
+	}
+	done := make(chan struct{})
+	go func() { answered.Wait(); close(done) }()
+	select {
+	case <-done:
+		return fmt.Sprint(resources.Load()), nil
+	case err := <-failed:
+		return "", err
+	case <-time.After(5 * time.Minute):
+		return "", errors.New("not all were answered in five minutes")
+	}
+}
+
+// stream lives for one stream of a node.
+func (n *crowdNode) stream(ctx context.Context, apart bool, ask []string, mu *sync.Mutex, answered func(), resources *atomic.Int64) error {
+	method := methods[""][0]
+	if apart {
+		typ, _, _ := strings.Cut(ask[0], "=")
+		method = methods[short[typ]][0]
+	}
+	stream, err := n.conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method)
+	if err != nil {
+		return err
+	}
+	node := envoyNode(n.id)
+	for _, word := range ask {
+		typ, list, _ := strings.Cut(word, "=")
+		r := &discoveryv3.DeltaDiscoveryRequest{Node: node, TypeUrl: short[typ]}
+		if list != "" {
+			r.ResourceNamesSubscribe = strings.Split(list, ",")
+		}
+		mu.Lock()
+		r.InitialResourceVersions = maps.Clone(n.got[short[typ]])
+		if len(r.InitialResourceVersions) > 0 && list != "" {
+			n.answer[short[typ]] = true
+			answered() // who misses nothing by name gets no answer
+		}
+		mu.Unlock()
+		if err := stream.SendMsg(r); err != nil {
+			return err
+		}
+		node = nil
+	}
+	for {
+		m := new(discoveryv3.DeltaDiscoveryResponse)
+		if err := stream.RecvMsg(m); err != nil {
+			return err
+		}
+		mu.Lock()
+		resources.Add(int64(len(m.Resources)))
+		if n.got[m.TypeUrl] == nil {
+			n.got[m.TypeUrl] = make(map[string]string)
+		}
+		for _, r := range m.Resources {
+			n.got[m.TypeUrl][r.Name] = r.Version
+		}
+		first := !n.answer[m.TypeUrl]
+		n.answer[m.TypeUrl] = true
+		mu.Unlock()
+		if err := stream.SendMsg(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: m.TypeUrl, ResponseNonce: m.Nonce}); err != nil {
+			return err
+		}
+		if first {
+			answered()
+		}
+	}
+}
+
+// leave ends the streams, if there are any; the connections stay.
+func (c *crowdOf) leave() {
+	c.end()
+	c.wg.Wait()
+}
+
+// envoyNode is a node message of the size of an Envoy's.
+func envoyNode(id string) *corev3.Node {
+	n := &corev3.Node{Id: id, Cluster: "edge", UserAgentName: "envoy"}
+	for i := range 516 {
+		n.Extensions = append(n.Extensions, &corev3.Extension{
+			Category: "envoy.filters.http", Name: fmt.Sprintf("envoy.filters.http.extension_%03d", i),
+			TypeUrls: []string{fmt.Sprintf("envoy.extensions.filters.http.extension_%03d.v3.Extension", i)},
+		})
+	}
+	return n
+}
+
+// crowd is that process, to those who started it.
+type crowd struct {
+	tb  testing.TB
+	in  io.WriteCloser
+	out *bufio.Scanner
+}
+
+// newCrowd starts a process of clients, which ends with the test.
+func newCrowd(tb testing.TB) *crowd {
+	tb.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	cmd := exec.Command(self, "-test.run=^$")
+	cmd.Env = append(os.Environ(), crowdVariable+"=1")
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		in.Close()
+		if err := cmd.Wait(); err != nil {
+			tb.Error(err)
+		}
+	})
+	return &crowd{tb, in, bufio.NewScanner(out)}
+}
+
+// order has the crowd do something and returns its answer.
+func (c *crowd) order(words ...string) string {
+	c.tb.Helper()
+	if _, err := fmt.Fprintln(c.in, strings.Join(words, " ")); err != nil {
+		c.tb.Fatal(err)
+	}
+	if !c.out.Scan() {
+		c.tb.Fatal("the clients are gone: ", c.out.Err())
+	}
+	if answer := c.out.Text(); !strings.HasPrefix(answer, "error ") {
+		return answer
+	}
+	c.tb.Fatal(strings.Join(words[:2], " "), ": ", c.out.Text())
+	return ""
+}

@@ -1,0 +1,109 @@
+package server_test
+
+import (
+	"io"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/xds/envoytest"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// door is an address behind which one server after another is.
+type door struct {
+	net.Listener
+	wg sync.WaitGroup
+
+	mu    sync.Mutex
+	to    string
+	conns []net.Conn
+}
+
+func newDoor(t *testing.T, to string) *door {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &door{Listener: l, to: to}
+	d.wg.Go(d.run)
+	t.Cleanup(func() {
+		l.Close()
+		d.leadTo("")
+		d.wg.Wait()
+	})
+	return d
+}
+
+func (d *door) run() {
+	for {
+		in, err := d.Accept()
+		if err != nil {
+			return
+		}
+		d.mu.Lock()
+		out, err := net.Dial("tcp", d.to)
+		if err != nil {
+			in.Close()
+			d.mu.Unlock()
+			continue
+		}
+		d.conns = append(d.conns, in, out)
+		d.mu.Unlock()
+		d.wg.Go(func() { io.Copy(in, out); in.Close(); out.Close() })
+		d.wg.Go(func() { io.Copy(out, in); in.Close(); out.Close() })
+	}
+}
+
+// leadTo leads to another server from now on, and cuts who went to the last.
+func (d *door) leadTo(address string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.to = address
+	for _, c := range d.conns {
+		c.Close()
+	}
+	d.conns = nil
+}
+
+// TestEnvoyMoved has a real Envoy go from one server to another one that shows
+// an equal set: it is sent nothing, and then what changes.
+func TestEnvoyMoved(t *testing.T) {
+	envoytest.Binary(t) // or skip
+	var planes [2]*plane
+	for i := range planes {
+		planes[i] = ours(t, new(meter), []resources.Set{fleetSet(t, 4, 1000), fleetSet(t, 4, 1001)})
+		planes[i].meter.arm(1 << 30)
+		planes[i].show(0)
+	}
+	d := newDoor(t, planes[0].address)
+	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "edge", XDS: d.Addr().String()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})
+	settle(t, planes[0].meter, 8) // four types, each asked for and acknowledged
+	if planes[0].meter.resources.Load() == 0 {
+		t.Error("the first server sent nothing")
+	}
+	d.leadTo(planes[1].address)
+	settle(t, planes[1].meter, 6) // four types, and the empty answers to two wildcards
+	if sent := planes[1].meter.resources.Load(); sent != 0 {
+		t.Errorf("the second server sent %d resources", sent)
+	}
+	// An Envoy asks in as many messages as it likes, the last of which may come
+	// now: what is counted is what it is sent.
+	asked := planes[1].meter.got.Load()
+	planes[1].show(1)
+	for deadline := time.Now().Add(time.Minute); planes[1].meter.resources.Load() == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the second server sends nothing that changes")
+		}
+	}
+	settle(t, planes[1].meter, int(asked)+1)
+	if sent := planes[1].meter.resources.Load(); sent != 1 {
+		t.Errorf("one boundary changed: the second server sent %d resources", sent)
+	}
+}

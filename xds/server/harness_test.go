@@ -1,0 +1,380 @@
+package server_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	gcp "github.com/envoyproxy/go-control-plane/pkg/cache/v3"
+	"go.uber.org/goleak"
+	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/cascadeinfer/cascade/xds/cache"
+	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/server"
+)
+
+func TestMain(m *testing.M) {
+	if crowdMain() {
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// Short names of the types in the tests below.
+const (
+	cds = resources.ClusterType
+	eds = resources.EndpointType
+	lds = resources.ListenerType
+	rds = resources.RouteType
+	ext = resources.ExtensionType
+	sec = resources.SecretType
+)
+
+// short are the types by the words that tests use.
+var short = map[string]string{"cds": cds, "eds": eds, "lds": lds, "rds": rds, "ext": ext, "sec": sec}
+
+// methods are the methods of the services of one type, by type: of the
+// incremental protocol, and of the older one.
+var methods = map[string][2]string{
+	"":  {"/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources", "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources"},
+	cds: {"/envoy.service.cluster.v3.ClusterDiscoveryService/DeltaClusters", "/envoy.service.cluster.v3.ClusterDiscoveryService/StreamClusters"},
+	eds: {"/envoy.service.endpoint.v3.EndpointDiscoveryService/DeltaEndpoints", "/envoy.service.endpoint.v3.EndpointDiscoveryService/StreamEndpoints"},
+	lds: {"/envoy.service.listener.v3.ListenerDiscoveryService/DeltaListeners", "/envoy.service.listener.v3.ListenerDiscoveryService/StreamListeners"},
+	rds: {"/envoy.service.route.v3.RouteDiscoveryService/DeltaRoutes", "/envoy.service.route.v3.RouteDiscoveryService/StreamRoutes"},
+	ext: {"/envoy.service.extension.v3.ExtensionConfigDiscoveryService/DeltaExtensionConfigs", "/envoy.service.extension.v3.ExtensionConfigDiscoveryService/StreamExtensionConfigs"},
+	sec: {"/envoy.service.secret.v3.SecretDiscoveryService/DeltaSecrets", "/envoy.service.secret.v3.SecretDiscoveryService/StreamSecrets"},
+}
+
+// message makes the message of a resource that changes with content.
+func message(typ, name string, content int) proto.Message {
+	switch typ {
+	case cds:
+		return &clusterv3.Cluster{
+			Name: name, AltStatName: fmt.Sprint(content),
+			ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC},
+		}
+	case eds:
+		return &endpointv3.ClusterLoadAssignment{ClusterName: name, NamedEndpoints: map[string]*endpointv3.Endpoint{fmt.Sprint(content): {}}}
+	case lds:
+		return &listenerv3.Listener{Name: name, StatPrefix: fmt.Sprint(content)}
+	case rds:
+		return &routev3.RouteConfiguration{Name: name, InternalOnlyHeaders: []string{fmt.Sprint(content)}}
+	case ext:
+		return &corev3.TypedExtensionConfig{Name: name, TypedConfig: &anypb.Any{TypeUrl: fmt.Sprint(content)}}
+	default:
+		return &tlsv3.Secret{Name: name, Type: &tlsv3.Secret_GenericSecret{GenericSecret: &tlsv3.GenericSecret{
+			Secret: &corev3.DataSource{Specifier: &corev3.DataSource_InlineString{InlineString: fmt.Sprint(content)}},
+		}}}
+	}
+}
+
+// word is one resource of a test: "cds:a=1".
+type word struct {
+	typ, name string
+	content   int
+}
+
+func wordsOf(t testing.TB, words []string) []word {
+	t.Helper()
+	var all []word
+	for _, s := range words {
+		var w word
+		typ, rest, _ := strings.Cut(s, ":")
+		name, number, _ := strings.Cut(rest, "=")
+		if _, err := fmt.Sscan(number, &w.content); err != nil || short[typ] == "" {
+			t.Fatal(s, err)
+		}
+		w.typ, w.name = short[typ], name
+		all = append(all, w)
+	}
+	return all
+}
+
+// setOf makes a set out of words.
+func setOf(t testing.TB, words ...string) resources.Set {
+	t.Helper()
+	var all []*resources.Resource
+	for _, w := range wordsOf(t, words) {
+		r, err := resources.Encode(w.typ, w.name, message(w.typ, w.name, w.content))
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, r)
+	}
+	s, err := resources.NewSet(all...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// testServer is the services of a cache, guarded, in memory.
+type testServer struct {
+	*server.Server
+	conn *grpc.ClientConn
+	log  *logText
+}
+
+// start serves a configuration; without a cache, an empty one.
+func start(t *testing.T, cfg server.Config) *testServer {
+	t.Helper()
+	if cfg.Cache == nil {
+		cfg.Cache = cache.New(cache.Config{})
+	}
+	out := new(logText)
+	cfg.Logger = slog.New(slog.NewTextHandler(out, nil))
+	s, err := server.New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &testServer{s, connect(t, s.Register), out}
+}
+
+// connect runs a gRPC server in memory and connects to it.
+func connect(t *testing.T, register func(context.Context, grpc.ServiceRegistrar)) *grpc.ClientConn {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	listener := bufconn.Listen(1 << 20)
+	g := grpc.NewServer()
+	register(ctx, g)
+	done := make(chan error, 1)
+	go func() { done <- g.Serve(listener) }()
+	conn, err := grpc.NewClient("passthrough:///bufconn",
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		conn.Close()
+		cancel()
+		g.Stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return conn
+}
+
+// logText is a log that can be read while it is written.
+type logText struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (l *logText) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(b)
+}
+
+func (l *logText) lines() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Count(l.buf.String(), "\n")
+}
+
+// client is a raw stream of either protocol, and everything that came on it.
+type client struct {
+	t      *testing.T
+	stream grpc.ClientStream
+	delta  bool
+	typ    string // of its service; "" for all
+	node   *corev3.Node
+	got    chan proto.Message
+	end    chan error
+
+	// Of the older protocol, by type.
+	names map[string][]string
+	last  map[string]*discoveryv3.DiscoveryResponse
+	good  map[string]string // version accepted last
+}
+
+// open opens a stream of the service of a type, for a node.
+func open(t *testing.T, conn *grpc.ClientConn, delta bool, typ, node string) *client {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	method := methods[typ][1]
+	if delta {
+		method = methods[typ][0]
+	}
+	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &client{
+		t: t, stream: stream, delta: delta, typ: typ, node: &corev3.Node{Id: node},
+		got: make(chan proto.Message, 10000), end: make(chan error, 1),
+		names: make(map[string][]string), last: make(map[string]*discoveryv3.DiscoveryResponse), good: make(map[string]string),
+	}
+	go func() {
+		for {
+			var m proto.Message = new(discoveryv3.DiscoveryResponse)
+			if delta {
+				m = new(discoveryv3.DeltaDiscoveryResponse)
+			}
+			if err := stream.RecvMsg(m); err != nil {
+				c.end <- err
+				return
+			}
+			c.got <- m
+		}
+	}()
+	t.Cleanup(func() { stream.CloseSend(); cancel() })
+	return c
+}
+
+// send sends a request; the first one carries the node.
+func (c *client) send(m proto.Message) {
+	c.t.Helper()
+	switch r := m.(type) {
+	case *discoveryv3.DeltaDiscoveryRequest:
+		r.Node = c.node
+	case *discoveryv3.DiscoveryRequest:
+		r.Node = c.node
+	}
+	c.node = nil
+	if err := c.stream.SendMsg(m); err != nil {
+		c.t.Logf("send: %v", err) // the stream's end says why
+	}
+}
+
+// subscribe asks for names: more of them, or, in the older protocol, these.
+func (c *client) subscribe(typ string, names ...string) {
+	c.t.Helper()
+	if c.delta {
+		c.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: typ, ResourceNamesSubscribe: names})
+		return
+	}
+	c.names[typ] = names
+	c.repeat(typ, "")
+}
+
+func (c *client) unsubscribe(typ string, names ...string) {
+	c.t.Helper()
+	c.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: typ, ResourceNamesUnsubscribe: names})
+}
+
+// resume begins with what an earlier stream got.
+func (c *client) resume(typ string, versions map[string]string, names ...string) {
+	c.t.Helper()
+	c.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: typ, ResourceNamesSubscribe: names, InitialResourceVersions: versions})
+}
+
+// repeat answers the last response of the older protocol.
+func (c *client) repeat(typ, refusal string) {
+	c.t.Helper()
+	r := &discoveryv3.DiscoveryRequest{TypeUrl: typ, ResourceNames: c.names[typ], ResponseNonce: c.last[typ].GetNonce(), VersionInfo: c.good[typ]}
+	if refusal != "" {
+		r.ErrorDetail = &rpcstatus.Status{Code: 13, Message: refusal}
+	}
+	c.send(r)
+}
+
+// ack accepts a response.
+func (c *client) ack(m proto.Message) {
+	c.t.Helper()
+	switch r := m.(type) {
+	case *discoveryv3.DeltaDiscoveryResponse:
+		c.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: r.TypeUrl, ResponseNonce: r.Nonce})
+	case *discoveryv3.DiscoveryResponse:
+		c.good[r.TypeUrl] = r.VersionInfo
+		c.repeat(r.TypeUrl, "")
+	}
+}
+
+// nack refuses a response.
+func (c *client) nack(m proto.Message) {
+	c.t.Helper()
+	switch r := m.(type) {
+	case *discoveryv3.DeltaDiscoveryResponse:
+		c.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: r.TypeUrl, ResponseNonce: r.Nonce, ErrorDetail: &rpcstatus.Status{Code: 13, Message: "no"}})
+	case *discoveryv3.DiscoveryResponse:
+		c.repeat(r.TypeUrl, "no")
+	}
+}
+
+// receive waits until nothing moves, and returns what came, and as words:
+// "name name -removed" for each response.
+func (c *client) receive() (all []proto.Message, words []string) {
+	c.t.Helper()
+	synctest.Wait()
+	for len(c.got) > 0 {
+		m := <-c.got
+		all = append(all, m)
+		var names []string
+		switch r := m.(type) {
+		case *discoveryv3.DeltaDiscoveryResponse:
+			for _, res := range r.Resources {
+				names = append(names, res.Name)
+			}
+			slices.Sort(names)
+			removed := slices.Sorted(slices.Values(r.RemovedResources))
+			for _, name := range removed {
+				names = append(names, "-"+name)
+			}
+		case *discoveryv3.DiscoveryResponse:
+			c.last[r.TypeUrl] = r
+			for _, a := range r.Resources {
+				m, err := a.UnmarshalNew()
+				if err != nil {
+					c.t.Fatal(err)
+				}
+				names = append(names, gcp.GetResourceName(m))
+			}
+			slices.Sort(names)
+		}
+		words = append(words, strings.Join(names, " "))
+	}
+	return all, words
+}
+
+// expect compares what came.
+func (c *client) expect(want ...string) []proto.Message {
+	c.t.Helper()
+	all, got := c.receive()
+	if !slices.Equal(got, want) {
+		c.t.Fatalf("responses %q, want %q", got, want)
+	}
+	return all
+}
+
+// expectAck is expect, and accepts.
+func (c *client) expectAck(want ...string) {
+	c.t.Helper()
+	for _, m := range c.expect(want...) {
+		c.ack(m)
+	}
+	c.expect()
+}
+
+// ended returns why the stream ended; nil if it has not.
+func (c *client) ended() error {
+	synctest.Wait()
+	select {
+	case err := <-c.end:
+		return err
+	default:
+		return nil
+	}
+}

@@ -1,0 +1,90 @@
+package server
+
+import (
+	"cmp"
+	"fmt"
+	"time"
+)
+
+// Limits bound what one node may cost. The zero value of a field is its
+// default, which suits a proxy of any size that this project has met; a fleet
+// of bigger ones raises it.
+type Limits struct {
+	// FirstRequest is the most bytes of a stream's first request, which brings
+	// the node message (61 KB from an Envoy) and the versions that the client
+	// still has. 0 means 1 MiB. The gRPC server has a bound of its own, below
+	// which this one must stay to matter.
+	FirstRequest int
+	// Request is the most bytes of every later request. 0 means 512 KiB: a
+	// client of the older protocol lists all its names in each.
+	Request int
+	// StreamNames and NodeNames are the most resource names that one stream,
+	// and all streams of a node, subscribe to at a time. 0 means 8192 and
+	// 16384.
+	StreamNames, NodeNames int
+	// NodeBytes is the most bytes of all the names that a node subscribes to at a
+	// time. 0 means 256 for each of NodeNames.
+	NodeBytes int
+	// Streams are the most streams of a node at a time. 0 means 1024: an Envoy
+	// whose listeners and clusters belong to someone else has one stream for
+	// every cluster.
+	Streams int
+	// Rate is how many requests a second a node may make beyond one reply to
+	// each response, and Burst how many of them at once. 0 means 100 and 2048:
+	// a node that comes back asks on all its streams at once.
+	Rate, Burst int
+	// Nodes are the most nodes that are known at a time, those included that
+	// left within the last minute. 0 means 16384.
+	Nodes int
+	// Greeting is how long a stream may be open without a request. 0 means
+	// 10 s.
+	Greeting time.Duration
+	// Send is how long a response may wait for a client that does not read. 0
+	// means 30 s.
+	Send time.Duration
+}
+
+const (
+	defaultFirstRequest = 1 << 20
+	defaultRequest      = 512 << 10
+	defaultStreamNames  = 8 << 10
+	defaultNodeNames    = 16 << 10
+	defaultNameBytes    = 256
+	defaultStreams      = 1 << 10
+	defaultRate         = 100
+	defaultBurst        = 2 << 10
+	defaultNodes        = 16 << 10
+	defaultGreeting     = 10 * time.Second
+	defaultSend         = 30 * time.Second
+)
+
+// complete fills in the defaults.
+func (l Limits) complete() Limits {
+	l.FirstRequest = cmp.Or(l.FirstRequest, defaultFirstRequest)
+	l.Request = cmp.Or(l.Request, defaultRequest)
+	l.StreamNames = cmp.Or(l.StreamNames, defaultStreamNames)
+	l.NodeNames = cmp.Or(l.NodeNames, defaultNodeNames)
+	l.NodeBytes = cmp.Or(l.NodeBytes, l.NodeNames*defaultNameBytes)
+	l.Streams = cmp.Or(l.Streams, defaultStreams)
+	l.Rate = cmp.Or(l.Rate, defaultRate)
+	l.Burst = cmp.Or(l.Burst, defaultBurst)
+	l.Nodes = cmp.Or(l.Nodes, defaultNodes)
+	l.Greeting = cmp.Or(l.Greeting, defaultGreeting)
+	l.Send = cmp.Or(l.Send, defaultSend)
+	return l
+}
+
+// validate reports what no limit can be.
+func (l Limits) validate() error {
+	for _, n := range [...]int{l.FirstRequest, l.Request, l.StreamNames, l.NodeNames, l.NodeBytes, l.Streams, l.Rate, l.Burst, l.Nodes} {
+		if n < 0 {
+			return fmt.Errorf("limit %d: must not be negative", n)
+		}
+	}
+	for _, d := range [...]time.Duration{l.Greeting, l.Send} {
+		if d < 0 {
+			return fmt.Errorf("limit %v: must not be negative", d)
+		}
+	}
+	return nil
+}

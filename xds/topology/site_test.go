@@ -1,0 +1,99 @@
+package topology_test
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/cascadeinfer/cascade/policies/links"
+	"github.com/cascadeinfer/cascade/xds/api"
+	"github.com/cascadeinfer/cascade/xds/topology"
+)
+
+// full is a site in which nothing is zero.
+func full() links.Site {
+	return links.Site{
+		Node: "a", Known: true, CUDA: "no", Verbs: "nor", PeerMemory: true, TCP: 5,
+		GPU: &links.GPU{
+			Index: 3, UUID: "u", Address: "g", Absent: true, Lost: "l", MIG: true, Copy: 6, PCIe: 7, Switched: links.Bundle{Links: 18, Rate: 8},
+			Peers: []links.Peer{
+				{Index: -1, Address: "h", NVLinks: links.Bundle{Links: 4, Rate: 9}, Distance: links.System, Asked: true, Read: true, Write: true, NVLink: true},
+				{Index: 5},
+			},
+		},
+		RDMA: &links.Port{Name: "mlx5_0", Layer: "InfiniBand", Subnet: "s", Rate: 10, Distance: links.Switch},
+	}
+}
+
+func TestRoundTrip(t *testing.T) {
+	for _, want := range []links.Site{{}, {Node: "a"}, full()} {
+		if got, err := topology.Decode(topology.Encode(want)); err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%+v became %+v, %v", want, got, err)
+		}
+	}
+	for i := range reflect.TypeFor[links.Site]().NumField() {
+		if reflect.ValueOf(full()).Field(i).IsZero() {
+			t.Errorf("the full site lacks %s", reflect.TypeFor[links.Site]().Field(i).Name)
+		}
+	}
+}
+
+func TestDecodeRefuses(t *testing.T) {
+	for want, edit := range map[string]func(*api.Site){
+		"bytes, at most": func(m *api.Site) { m.Cuda = strings.Repeat("x", topology.MaxBytes) },
+		"node":           func(m *api.Site) { m.Node = strings.Repeat("x", 300) },
+		"gpu.index":      func(m *api.Site) { m.Gpu.Index = -2 },
+		"gpu.peers":      func(m *api.Site) { m.Gpu.Peers = make([]*api.SitePeer, 65) },
+		"tcp":            func(m *api.Site) { m.Tcp = -1 },
+	} {
+		m := topology.Encode(full())
+		edit(m)
+		if _, err := topology.Decode(m); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", want, err)
+		}
+	}
+	// What a later version knows better is taken for far.
+	m := topology.Encode(full())
+	m.Rdma.Distance = 99
+	if s, err := topology.Decode(m); err != nil || s.RDMA.Distance != links.Far {
+		t.Errorf("%+v, %v", s.RDMA, err)
+	}
+}
+
+// FuzzDecode: whatever is decoded is valid, goes round, and has a way to itself and
+// to another.
+func FuzzDecode(f *testing.F) {
+	for _, s := range []links.Site{{}, {Node: "a"}, full()} {
+		b, err := proto.Marshal(topology.Encode(s))
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+	}
+	other := full()
+	other.Node = "b"
+	f.Fuzz(func(t *testing.T, b []byte) {
+		m := new(api.Site)
+		if proto.Unmarshal(b, m) != nil {
+			return
+		}
+		s, err := topology.Decode(m)
+		if err != nil {
+			return
+		}
+		if err := s.Validate(); err != nil {
+			t.Fatal(err)
+		}
+		again, err := topology.Decode(topology.Encode(s))
+		if err != nil || !again.Equal(s) || again.Class() != s.Class() {
+			t.Fatalf("%+v became %+v, %v", s, again, err)
+		}
+		for _, o := range []links.Site{s, full(), other} {
+			if w := (links.Defaults{}).Best(s, o); w.Closed || w.Rate <= 0 {
+				t.Fatalf("%+v", w)
+			}
+		}
+	})
+}
