@@ -1,13 +1,17 @@
-// Package cmd_test holds the checks of the house itself: which folder may
-// import which, and where cgo may live. They read the files with go/parser, so
-// that no cached result hides a violation.
+// Package cmd_test checks the structure of the repository: which folder may
+// import which, what is public, and where cgo may live. The checks read the
+// files with go/parser, so that no cached result hides a violation.
 package cmd_test
 
 import (
 	"go/parser"
 	"go/token"
 	"io/fs"
+	"maps"
+	"os"
+	"path"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -15,7 +19,7 @@ import (
 
 const module = "github.com/cascadeinfer/cascade/"
 
-// arrows says which top-level folders a folder may import besides itself.
+// arrows lists the top-level folders that a folder may import besides itself.
 // Packages named api hold generated wire types only and may be imported from
 // anywhere.
 var arrows = map[string][]string{
@@ -28,54 +32,153 @@ var arrows = map[string][]string{
 	"policies": {},
 }
 
-func TestImportsFollowTheArrows(t *testing.T) {
-	files := 0
-	err := filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
+// source is one Go file of the repository.
+type source struct {
+	path    string // relative to the repository's root, with slashes
+	pkg     string // the name in its package clause
+	imports []string
+}
+
+// folder returns the top-level folder of the file.
+func (s source) folder() string {
+	folder, _, _ := strings.Cut(s.path, "/")
+	return folder
+}
+
+// readSources parses the imports of every Go file but those in testdata.
+func readSources(t *testing.T) []source {
+	t.Helper()
+	var out []source
+	err := filepath.WalkDir("..", func(file string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
-		rel := filepath.ToSlash(strings.TrimPrefix(path, ".."+string(filepath.Separator)))
 		if d.IsDir() {
-			if strings.HasPrefix(d.Name(), ".") && path != ".." || d.Name() == "testdata" {
+			if strings.HasPrefix(d.Name(), ".") && file != ".." || d.Name() == "testdata" {
 				return filepath.SkipDir
 			}
 			return nil
 		}
-		if !strings.HasSuffix(rel, ".go") {
+		if !strings.HasSuffix(file, ".go") {
 			return nil
 		}
-		files++
-		for _, v := range violations(t, path, rel) {
-			t.Error(v)
+		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ImportsOnly)
+		if err != nil {
+			return err
 		}
+		s := source{path: filepath.ToSlash(strings.TrimPrefix(file, ".."+string(filepath.Separator))), pkg: parsed.Name.Name}
+		for _, spec := range parsed.Imports {
+			imp, err := strconv.Unquote(spec.Path.Value)
+			if err != nil {
+				return err
+			}
+			s.imports = append(s.imports, imp)
+		}
+		out = append(out, s)
 		return nil
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if files < 30 {
-		t.Errorf("only %d files were read: the test looks in the wrong place", files)
-	}
-}
-
-// violations lists what one file imports against the arrows.
-func violations(t *testing.T, path, rel string) []string {
-	file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ImportsOnly)
-	if err != nil {
-		t.Fatal(err)
-	}
-	folder, _, _ := strings.Cut(rel, "/")
-	var out []string
-	for _, spec := range file.Imports {
-		imp, _ := strconv.Unquote(spec.Path.Value)
-		if why := forbidden(folder, rel, imp); why != "" {
-			out = append(out, rel+" imports "+imp+": "+why)
-		}
+	if len(out) < 30 {
+		t.Fatalf("read only %d files: the test looks in the wrong place", len(out))
 	}
 	return out
 }
 
-// forbidden says why a file must not import a path, or "".
+func TestImportsFollowTheArrows(t *testing.T) {
+	for _, s := range readSources(t) {
+		for _, imp := range s.imports {
+			if why := forbidden(s.folder(), s.path, imp); why != "" {
+				t.Errorf("%s imports %s: %s", s.path, imp, why)
+			}
+		}
+	}
+}
+
+// TestPublicPackages checks that the listing of a top-level folder is its
+// interface: a package of xds, migrator, wasm or engine that no other folder
+// imports belongs under that folder's internal directory.
+func TestPublicPackages(t *testing.T) {
+	for _, dir := range needlesslyPublic(readSources(t)) {
+		t.Errorf("%s: no other top-level folder imports it; move it under internal", dir)
+	}
+}
+
+// needlesslyPublic returns the directories of public packages that only their
+// own top-level folder imports. Main packages, packages of tests only, generated
+// wire types and the SDK for authors of policies (wasm/guest) are public as such.
+func needlesslyPublic(sources []source) []string {
+	public := map[string]bool{}
+	for _, s := range sources {
+		dir := path.Dir(s.path)
+		switch s.folder() {
+		case "xds", "migrator", "wasm", "engine":
+			if s.pkg != "main" && !strings.HasSuffix(s.path, "_test.go") && path.Base(dir) != "api" &&
+				dir != "wasm/guest" && !strings.HasPrefix(dir, "wasm/guest/") && !strings.Contains(dir, "/internal/") {
+				public[dir] = true
+			}
+		}
+	}
+	for _, s := range sources {
+		for _, imp := range s.imports {
+			dir, ours := strings.CutPrefix(imp, module)
+			if ours && !strings.HasPrefix(dir, s.folder()+"/") {
+				delete(public, dir)
+			}
+		}
+	}
+	return slices.Sorted(maps.Keys(public))
+}
+
+// TestNeedlesslyPublicBites shows that the check above can fail.
+func TestNeedlesslyPublicBites(t *testing.T) {
+	got := needlesslyPublic([]source{
+		{path: "xds/used/a.go", pkg: "used"},
+		{path: "xds/unused/a.go", pkg: "unused"},
+		{path: "xds/internal/hidden/a.go", pkg: "hidden"},
+		{path: "xds/api/a.go", pkg: "api"},
+		{path: "wasm/guest/place/a.go", pkg: "place"},
+		{path: "wasm/plugins/place/main.go", pkg: "main"},
+		{path: "xds/user/a_test.go", pkg: "user", imports: []string{module + "xds/unused"}},
+		{path: "cmd/cascade/a_test.go", pkg: "main", imports: []string{module + "xds/used"}},
+	})
+	if want := []string{"xds/unused"}; !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+// authors lists the packages that examples import: what an author of a policy,
+// or a program that embeds the planner, may rely on. ARCHITECTURE.md names the
+// same ones.
+var authors = []string{"engine/cost", "wasm/abi", "wasm/host", "wasm/planguard", "wasm/rego", "wasm/rego/regomodule"}
+
+// TestExamplesUsePublicAPI checks that examples import nothing but policies, the
+// guest SDK and the packages in authors, and that ARCHITECTURE.md names each.
+func TestExamplesUsePublicAPI(t *testing.T) {
+	text, err := os.ReadFile("../ARCHITECTURE.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range append(authors, "policies", "wasm/guest") {
+		if !strings.Contains(string(text), "`"+dir+"`") {
+			t.Errorf("ARCHITECTURE.md does not name `%s`, which authors may import", dir)
+		}
+	}
+	for _, s := range readSources(t) {
+		for _, imp := range s.imports {
+			dir, ours := strings.CutPrefix(imp, module)
+			if !ours || s.folder() != "examples" || slices.Contains(authors, dir) {
+				continue
+			}
+			if folder, _, _ := strings.Cut(dir, "/"); folder != "policies" && folder != "examples" && !strings.HasPrefix(dir, "wasm/guest/") {
+				t.Errorf("%s imports %s, which is not for authors", s.path, imp)
+			}
+		}
+	}
+}
+
+// forbidden returns why a file must not import a path, or "".
 func forbidden(folder, rel, imp string) string {
 	if imp == "C" && !strings.HasPrefix(rel, "migrator/device/") {
 		return `import "C" belongs in migrator/device alone`
@@ -106,7 +209,7 @@ func forbidden(folder, rel, imp string) string {
 	return "no arrow from " + folder + " to " + target
 }
 
-// TestForbiddenBites proves that the check above can fail.
+// TestForbiddenBites shows that forbidden can fail.
 func TestForbiddenBites(t *testing.T) {
 	for _, c := range []struct{ rel, imp string }{
 		{"xds/fleet/x.go", module + "migrator/frontend"},
