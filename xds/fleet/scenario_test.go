@@ -1,15 +1,14 @@
 package fleet
 
 import (
-	"flag"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/cockroachdb/datadriven"
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
@@ -18,85 +17,43 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-var update = flag.Bool("update", false, "rewrite the expected output of the scenarios in testdata")
-
-// TestScenarios plays testdata/*.txt. A line "> command" is played, the lines
-// below it up to the next blank one are what the State must do about it:
+// TestScenarios runs testdata/state/*.txt (package datadriven; -rewrite rewrites
+// the expected output). The output of a command is what the State must do about it:
 //
-//	> policy NAME [links]       begin; before everything else. With links a token
-//	                            has 1 MB of KV, nodes 100 GB/s, and 1 GB/s between
-//	> replicas r0 r1@b r2*      the configured list; * marks draining, @ the node
-//	> report r0 r1 [not-ready] [draining] [held=N] [running=N] [iter=SECONDS]
-//	         [ratio=BYTES] [mix=NAME] [edges=other] [propose=TOKENS]
-//	         [gpu=N] [node=b]   its GPU: 0 and 1, 2 and 3 are joined by NVLink, and
-//	                            nothing else of a node is; the node that it names
-//	                            the same report from each; what is not given is
-//	                            as in the report before. A proposal is made for
-//	                            the plan in force then, and repeated as it is
-//	> reply r0                  what the replica is told
-//	> stop r0                   its stream ends
-//	> every 1s for 30s          time passes: a tick, and before it a repeated
-//	                            report from each replica that has a stream
-//	> silent r0                 r0 repeats nothing any more, its stream stays
-//	> drain r0, > undrain r0    an operator's order
-//	> pin [EPOCH], > unpin, > rollback [EPOCH|keep]
-//	                            the same about the plan
-//	> history                   what was decided, oldest first, and what there is
-//	                            to go back to
-//	> allow N                   the site's rules: at most so many stages; 0: any
-//	> store fails|works         what becomes of proposals
-//	> stored EPOCH a b | c      another server wrote a plan; cuts at 512, 1024, …
-//	> show                      plan, weights, health
-//	> handovers                 what the plan's hand-overs take, and what they would
-//	                            with everybody's nearest neighbour in the next stage
-//	> restart                   a new State with the stored plans and the counters
+//	policy NAME [links]       creates the State; before everything else. With links a
+//	                          token has 1 MB of KV, nodes 100 GB/s, and 1 GB/s between
+//	replicas r0 r1@b r2*      the configured list; * marks draining, @ the node
+//	report r0 r1 [not-ready] [draining] [held=N] [running=N] [iter=SECONDS]
+//	       [ratio=BYTES] [mix=NAME] [edges=other] [propose=TOKENS]
+//	       [gpu=N] [node=b]   the same report from each replica; a field that is not
+//	                          given is as in the report before. GPUs 0 and 1, and 2
+//	                          and 3, are joined by NVLink, and nothing else of a node
+//	                          is; node is the node that the replica reports. A
+//	                          proposal is for the plan in force then, and repeated
+//	                          unchanged
+//	reply r0                  prints the reply to the replica
+//	close r0                  ends its report stream
+//	every 1s for 30s          time passes: a tick, and before it a repeated
+//	                          report from each replica that has a stream
+//	silence r0                r0 repeats no report any more, its stream stays open
+//	drain r0, undrain r0      an operator's order
+//	pin [EPOCH], unpin, rollback [EPOCH|keep]
+//	                          an operator's order about the plan
+//	history                   prints the decisions, oldest first, and the former plans
+//	allow N                   the site's rules: at most N stages; 0: any number
+//	store fails|works         the result of proposals
+//	stored EPOCH a b | c      another server wrote a plan; cuts at 512, 1024, …
+//	show                      prints plan, weights, health
+//	migration-cost            prints the cost of migrations under the plan, and the
+//	                          cost if each went to the nearest replica
+//	restart                   a new State with the stored plans and the counters
 func TestScenarios(t *testing.T) {
-	files, err := filepath.Glob("testdata/*.txt")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no scenario: %v", err)
-	}
-	for _, name := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(name), ".txt"), func(t *testing.T) {
-			text, err := os.ReadFile(name)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got := play(t, string(text))
-			if got == string(text) {
-				return
-			}
-			if *update {
-				if err := os.WriteFile(name, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-				return
-			}
-			t.Errorf("the scenario went differently (run with -update and read the diff):\n%s", got)
+	datadriven.Walk(t, "testdata/state", func(t *testing.T, path string) {
+		p := &player{t: t, now: start, last: make(map[string]Report), talks: make(map[string]bool)}
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			return p.do(d)
 		})
-	}
-}
-
-// play returns the scenario with the output that it had.
-func play(t *testing.T, text string) string {
-	p := &player{t: t, now: start, last: make(map[string]Report), talks: make(map[string]bool)}
-	var out strings.Builder
-	expected := false
-	for line := range strings.Lines(text) {
-		line = strings.TrimSuffix(line, "\n")
-		command, ok := strings.CutPrefix(line, "> ")
-		switch {
-		case ok:
-			out.WriteString(line + "\n" + p.do(command))
-			expected = true
-		case line == "":
-			expected = false
-			out.WriteString("\n")
-		case expected:
-		default:
-			out.WriteString(line + "\n")
-		}
-	}
-	return out.String()
+	})
 }
 
 type player struct {
@@ -114,9 +71,12 @@ type player struct {
 	out    strings.Builder
 }
 
-func (p *player) do(command string) string {
+func (p *player) do(d *datadriven.TestData) string {
 	p.out.Reset()
-	f := strings.Fields(command)
+	f := []string{d.Cmd}
+	for _, arg := range d.CmdArgs {
+		f = append(f, arg.String())
+	}
 	switch f[0] {
 	case "policy":
 		p.policy, p.links = f[1], len(f) > 2
@@ -139,16 +99,16 @@ func (p *player) do(command string) string {
 		p.report(f[1:])
 	case "reply":
 		p.reply(policies.ReplicaID(f[1]))
-	case "stop":
+	case "close":
 		p.talks[f[1]] = false
 		p.step(Closed{policies.ReplicaID(f[1])})
-	case "silent":
+	case "silence":
 		p.talks[f[1]] = false
 	case "every":
 		each, err1 := time.ParseDuration(f[1])
 		total, err2 := time.ParseDuration(f[3])
 		if err1 != nil || err2 != nil {
-			p.t.Fatalf("%s: %v %v", command, err1, err2)
+			d.Fatalf(p.t, "%v %v", err1, err2)
 		}
 		for end := p.now.Add(total); p.now.Before(end); {
 			p.now = p.now.Add(each)
@@ -213,12 +173,12 @@ func (p *player) do(command string) string {
 		p.step(Replicas{p.list})
 	case "show":
 		p.show()
-	case "handovers":
+	case "migration-cost":
 		m := p.state.models[0]
 		_, eligible := p.state.readyPlan(m)
 		fmt.Fprintf(&p.out, "%.0f µs a token, nearest %.0f\n", 1e6*p.state.near(m).Map.Plan(m.plan, nil).PerToken, 1e6*p.state.transfer(m, eligible).PerToken)
 	default:
-		p.t.Fatalf("unknown command %q", command)
+		d.Fatalf(p.t, "unknown command %q", d.Cmd)
 	}
 	return p.out.String()
 }

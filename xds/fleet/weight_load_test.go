@@ -5,71 +5,42 @@ import (
 	"math"
 	"math/rand/v2"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/cockroachdb/datadriven"
+
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/internal/loadreport"
 )
 
-// TestBelief plays testdata/belief/*.txt: a closed loop of replicas whose true
-// work follows their weights, of which some report otherwise. A line "> command"
-// is played, the lines below it up to the next blank one are what came of it:
+// TestWeightScenarios runs testdata/weights/*.txt (package datadriven; -rewrite
+// rewrites the expected output): a closed loop of replicas whose true work follows
+// their weights, some of which report something else.
 //
-//	> fleet N [kv=TOKENS,TOKENS,…]  begin: N replicas with these caches in turn
-//	> busy PERCENT                  the share of all caches that is in use
-//	> lie R…|all held=N [running=N] [streams=N]  what they report instead of the truth
-//	> honest R…|all                 they report the truth again
-//	> late R…|all                   they report nothing any more
-//	> blind                         the proxies report nothing
-//	> proxies                       they do, from now on
-//	> run 30s                       four reports and one of proxies a second; then
-//	                                weights, what is doubted, and the widest gap
-//	                                between the parts of their caches in use
-func TestBelief(t *testing.T) {
-	files, err := filepath.Glob("testdata/belief/*.txt")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no scenario: %v", err)
-	}
-	for _, name := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(name), ".txt"), func(t *testing.T) {
-			text, err := os.ReadFile(name)
-			if err != nil {
-				t.Fatal(err)
+//	fleet N [kv=TOKENS,TOKENS,…]  creates N replicas with these caches in turn
+//	utilization PERCENT           the share of all caches that is in use
+//	misreport R…|all held=N [running=N] [streams=N]  they report this instead of the truth
+//	honest R…|all                 they report the truth again
+//	silence R…|all                they report nothing any more
+//	proxies silent|reporting      whether the proxies report; they do at first
+//	run 30s                       four reports and one of proxies a second; prints the
+//	                              weights, the distrusted replicas, and the widest gap
+//	                              between the parts of their caches in use
+func TestWeightScenarios(t *testing.T) {
+	datadriven.Walk(t, "testdata/weights", func(t *testing.T, path string) {
+		b := &believer{t: t, now: start}
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			f := []string{d.Cmd}
+			for _, arg := range d.CmdArgs {
+				f = append(f, arg.String())
 			}
-			b := &believer{t: t, now: start}
-			var out strings.Builder
-			expected := false
-			for line := range strings.Lines(string(text)) {
-				line = strings.TrimSuffix(line, "\n")
-				command, ok := strings.CutPrefix(line, "> ")
-				switch {
-				case ok:
-					out.WriteString(line + "\n" + b.do(strings.Fields(command)))
-					expected = true
-				case line == "":
-					expected = false
-					out.WriteString("\n")
-				case !expected:
-					out.WriteString(line + "\n")
-				}
-			}
-			if got := out.String(); got != string(text) {
-				if *update {
-					if err := os.WriteFile(name, []byte(got), 0o644); err != nil {
-						t.Fatal(err)
-					}
-					return
-				}
-				t.Errorf("the scenario went differently (run with -update and read the diff):\n%s", got)
-			}
+			return b.do(f)
 		})
-	}
+	})
 }
 
 // believer is a State and the world that it looks at.
@@ -100,24 +71,22 @@ func (b *believer) do(f []string) string {
 	switch f[0] {
 	case "fleet":
 		b.begin(f[1:])
-	case "busy":
+	case "utilization":
 		n, err := strconv.Atoi(f[1])
 		if err != nil {
 			b.t.Fatal(err)
 		}
 		b.busy = float64(n) / 100
-	case "blind":
-		b.blind = true
 	case "proxies":
-		b.blind = false
-	case "lie", "honest", "late":
+		b.blind = f[1] == "silent"
+	case "misreport", "honest", "silence":
 		words := f[1:]
 		for _, a := range b.world {
 			if !slices.Contains(words, string(a.ID)) && !slices.Contains(words, "all") {
 				continue
 			}
-			a.lie, a.streams, a.silent = nil, 0, f[0] == "late"
-			if f[0] == "lie" {
+			a.lie, a.streams, a.silent = nil, 0, f[0] == "silence"
+			if f[0] == "misreport" {
 				a.lie = new(policies.Load)
 				for _, w := range words {
 					if n, ok := strings.CutPrefix(w, "held="); ok {
@@ -245,16 +214,16 @@ func (b *believer) tell() string {
 		}
 	}
 	out += fmt.Sprintf("weights: %s; use %.0f to %.0f %%\n", strings.Join(weights, ", "), 100*low, 100*high)
-	doubted := 0
+	distrusted := 0
 	for _, r := range b.state.Snapshot(b.now).Models[0].Replicas {
 		if r.Figure.Distrusted != "" {
-			if doubted++; doubted <= 2 {
+			if distrusted++; distrusted <= 2 {
 				out += fmt.Sprintf("%s at %d: %s\n", r.ID, r.Weight, r.Note)
 			}
 		}
 	}
-	if doubted > 2 {
-		out += fmt.Sprintf("%d are doubted\n", doubted)
+	if distrusted > 2 {
+		out += fmt.Sprintf("%d are distrusted\n", distrusted)
 	}
 	return out
 }

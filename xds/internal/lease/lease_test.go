@@ -1,187 +1,148 @@
 package lease
 
 import (
-	"flag"
 	"fmt"
 	"math/rand/v2"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
-)
 
-var update = flag.Bool("update", false, "rewrite the expected output of the scenarios in testdata")
+	"github.com/cockroachdb/datadriven"
+)
 
 var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-// TestScenarios plays testdata/*.txt. Each control plane ticks four times a
-// second, writes what is due and sees what others wrote at once. A line
-// "> command" is played, the lines below it up to the next blank one are what
-// happens:
+// TestScenarios runs testdata/*.txt (package datadriven; -rewrite rewrites the
+// expected output). Each control plane ticks four times a second, writes the lease
+// when it is due and sees at once what the others write.
 //
-//	> servers a b              who there is, in the order in which they tick
-//	> start a                  it begins, or begins anew
-//	> stop a                   it is gone: no tick, no write
-//	> for 3s                   time passes
-//	> writes of a fail|lost|work  fail: not stored; lost: stored, and told as not
-//	> edit b                   somebody else writes the object, the lease in it
-//	> clock of a -1h           its clock shows another time
+//	servers a b              declares them, in the order in which they tick
+//	start a                  a starts, or restarts
+//	stop a                   a stops: no tick, no write
+//	for 3s                   time passes
+//	writes of a fail|lost|work  fail: not stored; lost: stored, but reported as failed
+//	edit b                   an operator writes the object with a lease for b
+//	clock of a -1h           sets the clock of a that much off
 func TestScenarios(t *testing.T) {
-	files, err := filepath.Glob("testdata/*.txt")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no scenario: %v", err)
-	}
-	for _, name := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(name), ".txt"), func(t *testing.T) {
-			text, err := os.ReadFile(name)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got := play(t, string(text))
-			if got == string(text) {
-				return
-			}
-			if *update {
-				if err := os.WriteFile(name, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-				return
-			}
-			t.Errorf("the scenario went differently (run with -update and read the diff):\n%s", got)
+	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+		c := &cluster{t: t, now: start, byName: map[string]*server{}}
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			c.out.Reset()
+			c.do(d)
+			return c.out.String()
 		})
-	}
+	})
 }
 
-func play(t *testing.T, text string) string {
-	w := &world{t: t, now: start, by: map[string]*server{}}
-	var out strings.Builder
-	expected := false
-	for line := range strings.Lines(text) {
-		line = strings.TrimSuffix(line, "\n")
-		command, ok := strings.CutPrefix(line, "> ")
-		switch {
-		case ok:
-			w.out.Reset()
-			w.do(strings.Fields(command))
-			out.WriteString(line + "\n" + w.out.String())
-			expected = true
-		case line == "":
-			expected = false
-			out.WriteString("\n")
-		case expected:
-		default:
-			out.WriteString(line + "\n")
-		}
-	}
-	return out.String()
-}
-
-// world is a store and the control planes around it.
-type world struct {
+// cluster is a store and the control planes that share it.
+type cluster struct {
 	t      *testing.T
 	now    time.Time
 	order  []*server
-	by     map[string]*server
+	byName map[string]*server
 	stored Lease
 	out    strings.Builder
 }
 
 type server struct {
 	name   string
-	m      *Machine // nil: not there
+	m      *Machine // nil: stopped
 	writes string
-	off    time.Duration
+	offset time.Duration // of its clock
 	led    bool
 }
 
-func (w *world) do(f []string) {
+func (c *cluster) do(d *datadriven.TestData) {
+	f := []string{d.Cmd}
+	for _, arg := range d.CmdArgs {
+		f = append(f, arg.String())
+	}
 	switch f[0] {
 	case "servers":
 		for _, name := range f[1:] {
 			s := &server{name: name, writes: "work"}
-			w.order, w.by[name] = append(w.order, s), s
+			c.order, c.byName[name] = append(c.order, s), s
 		}
 	case "start":
-		s := w.by[f[1]]
+		s := c.byName[f[1]]
 		m, err := New(Config{Self: s.name})
 		if err != nil {
-			w.t.Fatal(err)
+			d.Fatalf(c.t, "%v", err)
 		}
 		s.m, s.led = m, false
-		m.Saw(w.clock(s), w.stored)
-		w.tick(s)
+		m.Saw(c.clock(s), c.stored)
+		c.tick(s)
 	case "stop":
-		w.by[f[1]].m = nil
-		w.by[f[1]].led = false
+		c.byName[f[1]].m = nil
+		c.byName[f[1]].led = false
 	case "for":
-		d, err := time.ParseDuration(f[1])
+		length, err := time.ParseDuration(f[1])
 		if err != nil {
-			w.t.Fatal(err)
+			d.Fatalf(c.t, "%v", err)
 		}
-		for end := w.now.Add(d); w.now.Before(end); {
-			w.now = w.now.Add(250 * time.Millisecond)
-			for _, s := range w.order {
-				w.tick(s)
+		for end := c.now.Add(length); c.now.Before(end); {
+			c.now = c.now.Add(250 * time.Millisecond)
+			for _, s := range c.order {
+				c.tick(s)
 			}
 		}
 	case "writes":
-		w.by[f[2]].writes = f[3]
+		c.byName[f[2]].writes = f[3]
 	case "edit":
-		w.store(w.by[f[1]], Lease{f[1], w.now})
+		c.store(c.byName[f[1]], Lease{f[1], c.now})
 	case "clock":
-		d, err := time.ParseDuration(f[3])
+		offset, err := time.ParseDuration(f[3])
 		if err != nil {
-			w.t.Fatal(err)
+			d.Fatalf(c.t, "%v", err)
 		}
-		w.by[f[2]].off = d
+		c.byName[f[2]].offset = offset
 	default:
-		w.t.Fatalf("unknown command %q", f)
+		d.Fatalf(c.t, "unknown command %q", d.Cmd)
 	}
 }
 
-func (w *world) clock(s *server) time.Time { return w.now.Add(s.off) }
+func (c *cluster) clock(s *server) time.Time { return c.now.Add(s.offset) }
 
-func (w *world) tick(s *server) {
+func (c *cluster) tick(s *server) {
 	if s.m == nil {
 		return
 	}
-	now := w.clock(s)
+	now := c.clock(s)
 	if s.m.Due(now) {
 		l := s.m.Try(now)
 		switch s.writes {
 		case "fail":
-			w.say("%s is refused", s.name)
+			c.say("%s: write failed", s.name)
 			s.m.Refused(now)
 		case "lost":
 			s.m.Refused(now)
-			w.store(nil, l)
+			c.store(nil, l)
 		default:
 			s.m.Wrote()
-			w.store(s, l)
+			c.store(s, l)
 		}
 	}
 	if leads := s.m.Leads(now); leads != s.led {
 		s.led = leads
-		w.say("%s %s", s.name, map[bool]string{true: "leads", false: "does not lead any more"}[leads])
+		c.say("%s %s", s.name, map[bool]string{true: "leads", false: "stopped leading"}[leads])
 	}
 }
 
-// store puts a lease where everybody but its writer sees it.
-func (w *world) store(by *server, l Lease) {
-	w.stored = l
-	for _, s := range w.order {
+// store writes a lease and shows it to all control planes but its writer.
+func (c *cluster) store(by *server, l Lease) {
+	c.stored = l
+	for _, s := range c.order {
 		if s != by && s.m != nil {
-			s.m.Saw(w.clock(s), l)
+			s.m.Saw(c.clock(s), l)
 			if s.m.Doubled() {
-				w.say("%s has the name of another", s.name)
+				c.say("%s: another control plane has its name", s.name)
 			}
 		}
 	}
 }
 
-func (w *world) say(format string, args ...any) {
-	fmt.Fprintf(&w.out, "%v %s\n", w.now.Sub(start), fmt.Sprintf(format, args...))
+func (c *cluster) say(format string, args ...any) {
+	fmt.Fprintf(&c.out, "%v %s\n", c.now.Sub(start), fmt.Sprintf(format, args...))
 }
 
 func TestConfig(t *testing.T) {

@@ -1,74 +1,29 @@
 package loadreport
 
 import (
-	"flag"
 	"fmt"
-	"os"
-	"path/filepath"
-	"strconv"
-	"strings"
 	"testing"
 	"time"
+
+	"github.com/cockroachdb/datadriven"
 
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-var update = flag.Bool("update", false, "rewrite the expected output of the scenarios in testdata")
-
-// TestScenarios plays testdata/*.txt. A line "> command" is played, the lines
-// below it up to the next blank one are what became of the figure:
+// TestScenarios runs testdata/*.txt (package datadriven; -rewrite rewrites the
+// expected output). The output of a command is each change of the estimate:
 //
-//	> replica [kv=N] [batch=N] [context=N] [rate=N]   begin
-//	> claim [running=N] [waiting=N] [streams=N] [held=N] [promised=N] [bounded]
-//	                     what the migrator says from now on, four times a second
-//	> seen requests=N [answers=N] [share=PERCENT]     what the proxies say, each second
-//	> claims stop, > seen stop
-//	> for 10s            time passes; each change of the figure is told
+//	replica [kv=N] [batch=N] [context=N] [rate=N]   begins anew
+//	claim [running=N] [waiting=N] [streams=N] [held=N] [promised=N] [bounded]
+//	                   what the migrator reports from now on, four times a second
+//	seen requests=N [answers=N] [share=PERCENT]     what the proxies report, each second
+//	claim stop, seen stop
+//	for 10s            time passes
 func TestScenarios(t *testing.T) {
-	files, err := filepath.Glob("testdata/*.txt")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no scenario: %v", err)
-	}
-	for _, name := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(name), ".txt"), func(t *testing.T) {
-			text, err := os.ReadFile(name)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got := play(t, string(text))
-			if got == string(text) {
-				return
-			}
-			if *update {
-				if err := os.WriteFile(name, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-				return
-			}
-			t.Errorf("the scenario went differently (run with -update and read the diff):\n%s", got)
-		})
-	}
-}
-
-func play(t *testing.T, text string) string {
-	p := &player{t: t}
-	var out strings.Builder
-	expected := false
-	for line := range strings.Lines(text) {
-		line = strings.TrimSuffix(line, "\n")
-		command, ok := strings.CutPrefix(line, "> ")
-		switch {
-		case ok:
-			out.WriteString(line + "\n" + p.do(command))
-			expected = true
-		case line == "":
-			expected = false
-			out.WriteString("\n")
-		case !expected:
-			out.WriteString(line + "\n")
-		}
-	}
-	return out.String()
+	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+		p := &player{t: t}
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string { return p.do(d) })
+	})
 }
 
 type player struct {
@@ -109,43 +64,39 @@ func (p *player) step(ev Event) string {
 	return fmt.Sprintf("%v %s\n", p.now, line)
 }
 
-func (p *player) do(command string) (out string) {
-	f := strings.Fields(command)
+func (p *player) do(d *datadriven.TestData) (out string) {
 	number := make(map[string]int64)
-	for _, word := range f[1:] {
-		if name, value, ok := strings.Cut(word, "="); ok {
-			n, err := strconv.ParseInt(value, 10, 64)
-			if err != nil {
-				p.t.Fatal(err)
-			}
-			number[name] = n
+	for _, arg := range d.CmdArgs {
+		if len(arg.Vals) == 1 {
+			var n int64
+			arg.Scan(p.t, 0, &n)
+			number[arg.Key] = n
 		}
 	}
 	tokens := func(name string) policies.Tokens { return policies.Tokens(number[name]) }
-	stop := len(f) == 2 && f[1] == "stop"
-	switch f[0] {
+	switch d.Cmd {
 	case "replica":
 		p.model, p.last = Model{}, ""
 		p.replica = Replica{KV: tokens("kv"), Batch: int(number["batch"]), Context: tokens("context"), Rate: float64(number["rate"]), Late: 5 * time.Second}
-	case "claim", "claims":
+	case "claim":
 		p.claim = &Claim{
 			Running: int(number["running"]), Waiting: int(number["waiting"]), Streams: int(number["streams"]),
-			Held: tokens("held"), Promised: tokens("promised"), Bounded: strings.HasSuffix(command, "bounded"),
+			Held: tokens("held"), Promised: tokens("promised"), Bounded: d.HasArg("bounded"),
 		}
-		if stop {
+		if d.HasArg("stop") {
 			p.claim = nil
 		}
 	case "seen":
 		p.seen = &Seen{Requests: int(number["requests"]), Answers: uint64(number["answers"]), Share: float64(number["share"]) / 100}
-		if stop {
+		if d.HasArg("stop") {
 			p.seen = nil
 		}
 	case "for":
-		d, err := time.ParseDuration(f[1])
+		length, err := time.ParseDuration(d.CmdArgs[0].Key)
 		if err != nil {
-			p.t.Fatal(err)
+			d.Fatalf(p.t, "%v", err)
 		}
-		for end := p.now + d; p.now < end; {
+		for end := p.now + length; p.now < end; {
 			p.now += 250 * time.Millisecond
 			if p.claim != nil {
 				out += p.step(*p.claim)
@@ -158,7 +109,7 @@ func (p *player) do(command string) (out string) {
 			}
 		}
 	default:
-		p.t.Fatalf("unknown command %q", command)
+		d.Fatalf(p.t, "unknown command %q", d.Cmd)
 	}
 	return out
 }
