@@ -109,20 +109,20 @@ type desk struct {
 	self   policies.ReplicaID
 }
 
-func (d *desk) Move(_ context.Context, m frontend.Move) (frontend.Moved, error) {
-	if _, err := d.target.Adopt(m.ID, m.Stream, d.self); err != nil {
-		return frontend.Moved{Epoch: m.Epoch + 2}, err
+func (d *desk) Migrate(_ context.Context, m frontend.Migration) (frontend.MigrationResult, error) {
+	if _, err := d.target.Adopt(m.Reservation, m.Stream, d.self); err != nil {
+		return frontend.MigrationResult{Epoch: m.Epoch + 2}, err
 	}
 	if d.slab.moved != nil {
 		d.slab.moved()
 	}
-	return frontend.Moved{Epoch: m.Epoch + 1}, nil
+	return frontend.MigrationResult{Epoch: m.Epoch + 1}, nil
 }
-func (*desk) Holder(string) (frontend.Holding, bool) { return frontend.Holding{}, false }
-func (d *desk) Residents() []frontend.Resident {
-	return []frontend.Resident{{Request: policies.Request{ID: "q", Input: policies.Tokens(d.slab.length)}, Leg: "q#1", Front: "s", Epoch: 1}}
+func (*desk) Holder(string) (frontend.Holder, bool) { return frontend.Holder{}, false }
+func (d *desk) LocalLegs() []frontend.LocalLeg {
+	return []frontend.LocalLeg{{Request: policies.Request{ID: "q", Input: policies.Tokens(d.slab.length)}, Name: "q#1", FrontEnd: "s", Epoch: 1}}
 }
-func (*desk) Advance(string, policies.Epoch) {}
+func (*desk) AdvanceEpoch(string, policies.Epoch) {}
 
 // post carries envelopes to one mover, through their bytes.
 type post struct{ to func() *executor.Mover }

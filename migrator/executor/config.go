@@ -40,17 +40,17 @@ const (
 
 // Streams hands over what belongs to the own front's clients.
 type Streams interface {
-	// Move hands a stream over; see frontend.Front.
-	Move(ctx context.Context, m frontend.Move) (frontend.Moved, error)
+	// Migrate hands a stream over; see frontend.Server.
+	Migrate(ctx context.Context, m frontend.Migration) (frontend.MigrationResult, error)
 	// Holder tells where a stream runs, false when it is over.
-	Holder(id string) (frontend.Holding, bool)
+	Holder(id string) (frontend.Holder, bool)
 }
 
 // Residents are the requests that run on the own engine.
 type Residents interface {
-	Residents() []frontend.Resident
-	// Advance says in which epoch a request goes on that has stayed here.
-	Advance(id string, epoch policies.Epoch)
+	LocalLegs() []frontend.LocalLeg
+	// AdvanceEpoch says in which epoch a request goes on that has stayed here.
+	AdvanceEpoch(id string, epoch policies.Epoch)
 }
 
 // Front is the replica's own front: migrator/frontend.
@@ -59,7 +59,7 @@ type Front interface {
 	Residents
 }
 
-var _ Front = (*frontend.Front)(nil)
+var _ Front = (*frontend.Server)(nil)
 
 // Network carries messages: migrator/peer.
 type Network interface {

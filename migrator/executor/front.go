@@ -15,10 +15,10 @@ import (
 // commit has the own front hand a stream over.
 func (m *Mover) commit(a transfer.Action) {
 	k, msg := key{front, a.Move}, a.Message
-	move := frontend.Move{Stream: msg.Request, From: msg.From, Epoch: msg.Epoch, To: frontend.Target{Replica: msg.Target, Address: m.cfg.Address(msg.Target)},
+	move := frontend.Migration{Stream: msg.Request, From: msg.From, Epoch: msg.Epoch, To: frontend.Target{Replica: msg.Target, Address: m.cfg.Address(msg.Target)},
 		Length: int(msg.Length), Hash: msg.Hash, Cached: int(msg.Cached)}
 	if msg.Way == transfer.Live {
-		move.ID = a.Move.String()
+		move.Reservation = a.Move.String()
 	} else {
 		move.Cached = -1
 	}
@@ -29,15 +29,15 @@ func (m *Mover) commit(a transfer.Action) {
 		defer span.End()
 		ctx, cancel := context.WithDeadline(ctx, until)
 		defer cancel()
-		moved, err := m.cfg.Front.Move(ctx, move)
+		moved, err := m.cfg.Front.Migrate(ctx, move)
 		ev := transfer.Event{Kind: transfer.Settled, Move: a.Move, Epoch: moved.Epoch}
 		switch {
 		case err == nil:
 			ev.Answer, ev.Stall = transfer.Done, policies.Micros(moved.Stall/time.Microsecond)
 			span.SetAttributes(attribute.Float64("cascade.stall_seconds", moved.Stall.Seconds()))
-		case errors.Is(err, frontend.ErrUnknown):
+		case errors.Is(err, frontend.ErrNoStream):
 			ev.Answer = transfer.Ended
-		case errors.Is(err, frontend.ErrStale):
+		case errors.Is(err, frontend.ErrStaleEpoch):
 			ev.Answer = transfer.Denied
 		default:
 			ev.Answer = transfer.Back

@@ -161,10 +161,10 @@ func (f *front) leave(name string) {
 
 var errBack = errors.New("the target did not take over")
 
-// Move is what migrator/frontend promises.
-func (f *front) Move(ctx context.Context, m frontend.Move) (frontend.Moved, error) {
+// Migrate is what migrator/frontend promises.
+func (f *front) Migrate(ctx context.Context, m frontend.Migration) (frontend.MigrationResult, error) {
 	if err := f.node.gate(ctx, "move"); err != nil {
-		return frontend.Moved{}, frontend.ErrUnknown
+		return frontend.MigrationResult{}, frontend.ErrNoStream
 	}
 	to := f.w.node(m.To.Replica)
 	f.mu.Lock()
@@ -172,16 +172,16 @@ func (f *front) Move(ctx context.Context, m frontend.Move) (frontend.Moved, erro
 	switch {
 	case s == nil || s.over:
 		f.mu.Unlock()
-		return frontend.Moved{}, frontend.ErrUnknown
+		return frontend.MigrationResult{}, frontend.ErrNoStream
 	case s.pending || s.lost || s.holder.id != m.From || s.epoch != m.Epoch:
 		f.mu.Unlock()
-		return frontend.Moved{}, frontend.ErrStale
+		return frontend.MigrationResult{}, frontend.ErrStaleEpoch
 	}
 	s.pending = true
 	s.epoch++
 	epoch, current, began := s.epoch, s.conn, time.Now()
 	s.first = nil
-	if m.ID == "" {
+	if m.Reservation == "" {
 		s.cut = true
 	}
 	f.mu.Unlock()
@@ -197,7 +197,7 @@ func (f *front) Move(ctx context.Context, m frontend.Move) (frontend.Moved, erro
 		if next != nil {
 			next.hangUp()
 		}
-		return frontend.Moved{}, frontend.ErrUnknown
+		return frontend.MigrationResult{}, frontend.ErrNoStream
 	}
 	if err != nil {
 		if next != nil {
@@ -210,7 +210,7 @@ func (f *front) Move(ctx context.Context, m frontend.Move) (frontend.Moved, erro
 		if s.lost {
 			f.rescueLocked(s)
 		}
-		return frontend.Moved{Epoch: m.Epoch + 2}, err
+		return frontend.MigrationResult{Epoch: m.Epoch + 2}, err
 	}
 	s.holder, s.conn, s.lost = to, next, false
 	for _, ev := range s.first {
@@ -218,12 +218,12 @@ func (f *front) Move(ctx context.Context, m frontend.Move) (frontend.Moved, erro
 	}
 	s.first = nil
 	current.hangUp()
-	f.w.moved(m.ID != "")
-	return frontend.Moved{Epoch: epoch, Stall: time.Since(began)}, nil
+	f.w.moved(m.Reservation != "")
+	return frontend.MigrationResult{Epoch: epoch, Stall: time.Since(began)}, nil
 }
 
 // open opens the leg at the target and waits for its first token.
-func (f *front) open(ctx context.Context, s *fstream, m frontend.Move, to *node, epoch policies.Epoch) error {
+func (f *front) open(ctx context.Context, s *fstream, m frontend.Migration, to *node, epoch policies.Epoch) error {
 	// wait until a condition holds, under the lock
 	wait := func(ok func() (bool, error)) error {
 		for {
@@ -231,7 +231,7 @@ func (f *front) open(ctx context.Context, s *fstream, m frontend.Move, to *node,
 			done, err := ok()
 			changed := s.changed
 			if s.over {
-				err = frontend.ErrUnknown
+				err = frontend.ErrNoStream
 			}
 			f.mu.Unlock()
 			if done || err != nil {
@@ -244,7 +244,7 @@ func (f *front) open(ctx context.Context, s *fstream, m frontend.Move, to *node,
 			}
 		}
 	}
-	if m.ID != "" {
+	if m.Reservation != "" {
 		if err := wait(func() (bool, error) {
 			if len(s.ids) > m.Length {
 				return false, errBack
@@ -257,7 +257,7 @@ func (f *front) open(ctx context.Context, s *fstream, m frontend.Move, to *node,
 	f.mu.Lock()
 	ids, hash := slices.Clone(s.ids), tokenhash.Hash(0).Add(s.ids...)
 	f.mu.Unlock()
-	if m.ID != "" && hash != m.Hash {
+	if m.Reservation != "" && hash != m.Hash {
 		f.w.fail("%s: the ids at the source are others", s.id)
 		return errBack
 	}
@@ -265,13 +265,13 @@ func (f *front) open(ctx context.Context, s *fstream, m frontend.Move, to *node,
 	if !f.w.pass(ctx.Done(), f.node, to) || to.dead() {
 		return errBack
 	}
-	if m.ID != "" {
-		params, err := to.mover.Adopt(m.ID, m.Stream, f.node.id)
+	if m.Reservation != "" {
+		params, err := to.mover.Adopt(m.Reservation, m.Stream, f.node.id)
 		if err != nil {
 			return err
 		}
-		if !strings.Contains(string(params), m.ID) {
-			f.w.fail("adoption of %s by %s", m.ID, params)
+		if !strings.Contains(string(params), m.Reservation) {
+			f.w.fail("adoption of %s by %s", m.Reservation, params)
 		}
 		f.w.happens("adopt")
 	}
@@ -283,8 +283,8 @@ func (f *front) open(ctx context.Context, s *fstream, m frontend.Move, to *node,
 		return err
 	}
 	var err error
-	if m.ID != "" {
-		err = to.engine.adopt(c, c.leg, m.ID, s.max)
+	if m.Reservation != "" {
+		err = to.engine.adopt(c, c.leg, m.Reservation, s.max)
 	} else {
 		err = to.engine.prompt(c, c.leg, ids, s.prompt, s.max)
 	}
@@ -303,31 +303,31 @@ func (f *front) open(ctx context.Context, s *fstream, m frontend.Move, to *node,
 	})
 }
 
-func (f *front) Holder(name string) (frontend.Holding, bool) {
+func (f *front) Holder(name string) (frontend.Holder, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	s := f.streams[name]
 	if s == nil || s.over {
-		return frontend.Holding{}, false
+		return frontend.Holder{}, false
 	}
-	return frontend.Holding{Replica: s.holder.id, Epoch: s.epoch, Pending: s.pending}, true
+	return frontend.Holder{Replica: s.holder.id, Epoch: s.epoch, Pending: s.pending}, true
 }
 
-// Residents are the own engine's requests.
-func (f *front) Residents() []frontend.Resident {
+// LocalLegs are the own engine's requests.
+func (f *front) LocalLegs() []frontend.LocalLeg {
 	e := f.node.engine
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	var out []frontend.Resident
+	var out []frontend.LocalLeg
 	for _, q := range e.seqs {
-		out = append(out, frontend.Resident{Request: policies.Request{ID: q.conn.stream, Input: policies.Tokens(q.prompt), Output: policies.Tokens(len(q.ids) - q.prompt)},
-			Leg: q.leg, Front: q.conn.front.id, Epoch: q.conn.epoch, Since: q.since})
+		out = append(out, frontend.LocalLeg{Request: policies.Request{ID: q.conn.stream, Input: policies.Tokens(q.prompt), Output: policies.Tokens(len(q.ids) - q.prompt)},
+			Name: q.leg, FrontEnd: q.conn.front.id, Epoch: q.conn.epoch, Since: q.since})
 	}
 	return out
 }
 
-// Advance is what the source of a move that failed tells its own front.
-func (f *front) Advance(name string, epoch policies.Epoch) {
+// AdvanceEpoch is what the source of a move that failed tells its own front.
+func (f *front) AdvanceEpoch(name string, epoch policies.Epoch) {
 	e := f.node.engine
 	e.mu.Lock()
 	defer e.mu.Unlock()

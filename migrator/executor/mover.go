@@ -312,7 +312,7 @@ func (m *Mover) over(a transfer.Action) {
 		kind = bidask.Moved
 	}
 	if a.Request != "" {
-		m.cfg.Front.Advance(a.Request, a.Epoch)
+		m.cfg.Front.AdvanceEpoch(a.Request, a.Epoch)
 	}
 	m.records.stalled(k, time.Duration(a.Stall)*time.Microsecond)
 	if ended, ok := m.records.end(k, a); ok {

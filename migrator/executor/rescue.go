@@ -14,14 +14,14 @@ import (
 // moved without a market and without a source. It never blocks, and may be called
 // by several at once, also while the mover does not run.
 func (m *Mover) Rescued(r frontend.Rescue) {
-	_, span := m.cfg.Tracer.Start(context.Background(), "move.rescue", trace.WithTimestamp(r.Began), trace.WithAttributes(
+	_, span := m.cfg.Tracer.Start(context.Background(), "move.rescue", trace.WithTimestamp(r.Start), trace.WithAttributes(
 		attribute.String("cascade.request", r.Stream), attribute.String("cascade.from", string(r.From)), attribute.String("cascade.to", string(r.To)),
-		attribute.Int64("cascade.tokens", int64(r.Length)), attribute.Float64("cascade.stall_seconds", r.Took.Seconds())))
+		attribute.Int64("cascade.tokens", int64(r.Length)), attribute.Float64("cascade.stall_seconds", r.Duration.Seconds())))
 	if r.Err != nil {
 		span.RecordError(r.Err)
 		span.SetStatus(codes.Error, "the stream ends")
 	}
-	span.End(trace.WithTimestamp(r.Began.Add(r.Took)))
+	span.End(trace.WithTimestamp(r.Start.Add(r.Duration)))
 	m.records.rescued(r)
 }
 
@@ -33,5 +33,5 @@ func (r *records) rescued(x frontend.Rescue) {
 		return
 	}
 	r.stats.Rescued++
-	r.stats.stall(x.Took)
+	r.stats.stall(x.Duration)
 }

@@ -23,8 +23,8 @@ func TestRescued(t *testing.T) {
 		t.Fatal(err)
 	}
 	began := time.Unix(1e9, 0)
-	m.Rescued(frontend.Rescue{Stream: "a/1", From: "b", To: "c", Length: 90, Began: began, Took: 2 * time.Second})
-	m.Rescued(frontend.Rescue{Stream: "a/2", From: "b", Length: 95, Began: began, Took: 30 * time.Second, Err: errors.New("nobody")})
+	m.Rescued(frontend.Rescue{Stream: "a/1", From: "b", To: "c", Length: 90, Start: began, Duration: 2 * time.Second})
+	m.Rescued(frontend.Rescue{Stream: "a/2", From: "b", Length: 95, Start: began, Duration: 30 * time.Second, Err: errors.New("nobody")})
 	if s := m.Stats(); s.Rescued != 1 || s.Lost != 1 || s.Stalls != 1 || s.Stall != 2*time.Second || s.LongestStall != 2*time.Second {
 		t.Errorf("%+v", s)
 	}

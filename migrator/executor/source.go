@@ -57,14 +57,14 @@ func (m *Mover) engine() transfer.Engine {
 
 // resident finds a request at the own engine. Of two legs of one request, of
 // which one is about to be dropped, it is the later one.
-func (m *Mover) resident(request string) (r frontend.Resident, ok bool) {
-	for _, o := range m.cfg.Front.Residents() {
+func (m *Mover) resident(request string) (r frontend.LocalLeg, ok bool) {
+	for _, o := range m.cfg.Front.LocalLegs() {
 		if o.Request.ID == request && (!ok || o.Since.After(r.Since)) {
 			r, ok = o, true
 		}
 	}
-	if r.Front == "" {
-		r.Front = m.cfg.Self
+	if r.FrontEnd == "" {
+		r.FrontEnd = m.cfg.Self
 	}
 	return r, ok
 }
@@ -79,17 +79,17 @@ func (m *Mover) export(a bidask.Action) {
 		m.cfg.Tell(bidask.Event{Kind: bidask.Failed, Deal: a.Deal})
 		return
 	}
-	m.exports[a.Deal] = &export{leg: r.Leg, peer: a.Peer}
-	m.records.begin(m.ctx, key{source, a.Deal}, a, m.cfg.Self, a.Peer, r.Front)
+	m.exports[a.Deal] = &export{leg: r.Name, peer: a.Peer}
+	m.records.begin(m.ctx, key{source, a.Deal}, a, m.cfg.Self, a.Peer, r.FrontEnd)
 	m.step(transfer.Event{Kind: transfer.Exporting, Move: a.Deal, Peer: a.Peer, Engine: m.engine(), Transports: names(m.serving(a.Peer)),
-		Subject: transfer.Subject{Request: r.Request.ID, Front: r.Front, Epoch: r.Epoch, Length: uint64(max(0, r.Request.Length())), Fixed: r.Fixed}})
+		Subject: transfer.Subject{Request: r.Request.ID, Front: r.FrontEnd, Epoch: r.Epoch, Length: uint64(max(0, r.Request.Length())), Fixed: r.Pinned}})
 }
 
 // check ends a move whose request has ended or left while the target pulls: it
 // would find out only when all of the round is there.
 func (m *Mover) check(d bidask.Deal) {
 	x := m.exports[d]
-	if x == nil || slices.ContainsFunc(m.cfg.Front.Residents(), func(r frontend.Resident) bool { return r.Leg == x.leg }) {
+	if x == nil || slices.ContainsFunc(m.cfg.Front.LocalLegs(), func(r frontend.LocalLeg) bool { return r.Name == x.leg }) {
 		return
 	}
 	m.step(transfer.Event{Kind: transfer.Broken, Move: d, Why: transfer.Over})

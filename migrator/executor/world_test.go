@@ -271,7 +271,7 @@ func (w *world) move(request string, from, to *node, cause policies.Cause) {
 	deal := bidask.Deal{Seller: from.id, Number: w.number}
 	w.mu.Unlock()
 	length := 0
-	for _, r := range from.front.Residents() {
+	for _, r := range from.front.LocalLegs() {
 		if r.Request.ID == request {
 			length = int(r.Request.Length())
 			break

@@ -76,7 +76,7 @@ func TestSlowReader(t *testing.T) {
 	// The engine is well ahead of what the client takes.
 	eventually(t, func() bool {
 		_, r, ok := f.where(s.id)
-		return ok && f.engines[0].has(r.Leg) > int(s.Request().Length())+10
+		return ok && f.engines[0].has(r.Name) > int(s.Request().Length())+10
 	})
 	soon, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
@@ -136,7 +136,7 @@ func TestDisconnectWhileMoving(t *testing.T) {
 		}()
 		<-held
 		leave()
-		if err := <-moved; err != ErrUnknown {
+		if err := <-moved; err != ErrNoStream {
 			t.Errorf("live %v: the move ends with %v", live, err)
 		}
 		resp.Body.Close()
@@ -162,7 +162,7 @@ func TestEndWhileMoving(t *testing.T) {
 	}()
 	<-held
 	b.valve.let(0)
-	if err := <-moved; err != ErrUnknown {
+	if err := <-moved; err != ErrNoStream {
 		t.Errorf("the move ends with %v", err)
 	}
 	f.expect(b)
@@ -211,7 +211,7 @@ func TestSecondRequest(t *testing.T) {
 // TestReadOrder checks what of a peer's request is believed.
 func TestReadOrder(t *testing.T) {
 	good := map[string]string{ForwardHeader: "r0", RequestHeader: "r0/12", LegEpochHeader: "3", FeaturesHeader: "256",
-		PromptHeader: "7", OutputHeader: "2", MoveHeader: "r1/4"}
+		PromptHeader: "7", OutputHeader: "2", MigrationHeader: "r1/4"}
 	header := func(change map[string]string) http.Header {
 		h := http.Header{}
 		for name, value := range good {
@@ -224,14 +224,14 @@ func TestReadOrder(t *testing.T) {
 		}
 		return h
 	}
-	o, err := readOrder(0, header(nil))
+	o, err := readLegRequest(0, header(nil))
 	if err != nil || o.leg() != "r0/12#3" || o.front != "r0" || o.request.Features != policies.BadWords>>1 ||
 		o.arrival.Input != 7 || o.arrival.Output != 2 || !o.arrival.Held || o.move != "r1/4" {
 		t.Errorf("%+v, %v", o, err)
 	}
 	// What is read is what was written.
 	o.to, o.header = Target{"r2", "x:1"}, http.Header{"X-Request-Id": {"mine"}, "X-Cascade-Tokens": {"5"}}
-	again, err := readOrder(0, o.fields())
+	again, err := readLegRequest(0, o.fields())
 	if err != nil || again.leg() != o.leg() || again.arrival != o.arrival || again.move != o.move || again.request != o.request {
 		t.Errorf("%+v, %v", again, err)
 	}
@@ -241,14 +241,14 @@ func TestReadOrder(t *testing.T) {
 	for _, bad := range []map[string]string{
 		{ForwardHeader: ""}, {ForwardHeader: strings.Repeat("r", maxName+1)}, {ForwardHeader: "r1"}, {RequestHeader: "r0"},
 		{RequestHeader: "r0/ 1"}, {LegEpochHeader: "0"}, {LegEpochHeader: ""}, {LegEpochHeader: "-1"}, {FeaturesHeader: "4294967296"},
-		{PromptHeader: "0"}, {PromptHeader: "4294967297"}, {PromptHeader: "", MoveHeader: ""}, {PromptHeader: "", OutputHeader: ""},
-		{OutputHeader: "1e3"}, {MoveHeader: "a\x7f"}, {RequestHeader: "", MoveHeader: "r1/4"},
+		{PromptHeader: "0"}, {PromptHeader: "4294967297"}, {PromptHeader: "", MigrationHeader: ""}, {PromptHeader: "", OutputHeader: ""},
+		{OutputHeader: "1e3"}, {MigrationHeader: "a\x7f"}, {RequestHeader: "", MigrationHeader: "r1/4"},
 	} {
-		if o, err := readOrder(0, header(bad)); err == nil {
+		if o, err := readLegRequest(0, header(bad)); err == nil {
 			t.Errorf("%v: %+v", bad, o)
 		}
 	}
-	if o, err := readOrder(0, http.Header{ForwardHeader: {"r0"}}); err != nil || o.leg() != "" || o.arrival.Held {
+	if o, err := readLegRequest(0, http.Header{ForwardHeader: {"r0"}}); err != nil || o.leg() != "" || o.arrival.Held {
 		t.Errorf("a warm-up: %+v, %v", o, err)
 	}
 }
@@ -261,15 +261,15 @@ func FuzzReadOrder(f *testing.F) {
 	f.Fuzz(func(t *testing.T, forward, request, epoch, features, prompt, output, move string) {
 		h := http.Header{}
 		for name, value := range map[string]string{ForwardHeader: forward, RequestHeader: request, LegEpochHeader: epoch,
-			FeaturesHeader: features, PromptHeader: prompt, OutputHeader: output, MoveHeader: move} {
+			FeaturesHeader: features, PromptHeader: prompt, OutputHeader: output, MigrationHeader: move} {
 			h.Set(name, value)
 		}
-		o, err := readOrder(0, h)
+		o, err := readLegRequest(0, h)
 		if err != nil {
 			return
 		}
 		o.to, o.header = Target{"r2", "x:1"}, http.Header{}
-		again, err := readOrder(0, o.fields())
+		again, err := readLegRequest(0, o.fields())
 		if err != nil || again.leg() != o.leg() || again.arrival != o.arrival || again.move != o.move || again.request != o.request {
 			t.Fatalf("%+v, again %+v, %v", o, again, err)
 		}

@@ -55,9 +55,9 @@ type Config struct {
 	// flow.DefaultTau seconds.
 	FlowTau time.Duration
 
-	// KV is the size of the engine's KV cache. Answers tell which share of it is in
+	// KVTokens is the size of the engine's KVTokens cache. Answers tell which share of it is in
 	// use; 0: they tell nothing.
-	KV policies.Tokens
+	KVTokens policies.Tokens
 
 	// Listener takes the clients (Envoy). While the engine is away it is
 	// closed, and Listen opens the same address again; Drain closes it. Another
@@ -106,9 +106,9 @@ type Config struct {
 	// before the stream is rescued; where it could not be, IdleTimeout counts.
 	// It is found out up to a quarter later. 0 means 15 s.
 	HangTimeout time.Duration
-	// MoveTimeout is how long a client may wait for its stream's first token from
+	// MigrationTimeout is how long a client may wait for its stream's first token from
 	// another replica before the move is given up; 0 means 10 s.
-	MoveTimeout time.Duration
+	MigrationTimeout time.Duration
 	// RescueTimeout is how long a stream that lost its engine waits for the first
 	// token of each other one, and for the own one to come back when the Rescuer
 	// names none; 0 means 30 s.
@@ -118,21 +118,21 @@ type Config struct {
 	WriteTimeout time.Duration
 	// DrainTimeout bounds the life of streams after Drain; 0 means 10 min.
 	DrainTimeout time.Duration
-	// HealthEvery is the time between two looks at the engine's /health; 0
+	// HealthInterval is the time between two looks at the engine's /health; 0
 	// means 1 s. Two failures in a row mean that the engine is away, a refused
 	// connection means it at once.
-	HealthEvery time.Duration
+	HealthInterval time.Duration
 	// HealthTimeout is how long the engine may take to answer a look; 0 means
 	// 4 s. One that answers none, and generates meanwhile, is not away. One that
 	// does neither loses its requests to other engines after HangTimeout more.
 	HealthTimeout time.Duration
-	// Recent is how far back the reported time between tokens looks; 0 means 2 s.
-	Recent time.Duration
+	// RecentWindow is how far back the reported time between tokens looks; 0 means 2 s.
+	RecentWindow time.Duration
 
-	// Rescued is told of every stream that lost its engine, once it is decided
+	// OnRescue is told of every stream that lost its engine, once it is decided
 	// what becomes of it. It is called on the stream's goroutine, by several at
 	// once, and must not block; nil: nobody.
-	Rescued func(Rescue)
+	OnRescue func(Rescue)
 	// Logger takes what an operator should know; nil discards.
 	Logger *slog.Logger
 }
@@ -175,15 +175,15 @@ func (c Config) validate() (Config, *url.URL, error) {
 		or    time.Duration
 	}{
 		{"FlowTau", &c.FlowTau, time.Duration(flow.DefaultTau * float64(time.Second))},
-		{"Recent", &c.Recent, defaultRecent},
+		{"Recent", &c.RecentWindow, defaultRecent},
 		{"BodyTimeout", &c.BodyTimeout, defaultBodyTimeout},
 		{"IdleTimeout", &c.IdleTimeout, defaultIdleTimeout},
 		{"HangTimeout", &c.HangTimeout, defaultHang},
-		{"MoveTimeout", &c.MoveTimeout, defaultMove},
+		{"MoveTimeout", &c.MigrationTimeout, defaultMove},
 		{"RescueTimeout", &c.RescueTimeout, defaultRescue},
 		{"WriteTimeout", &c.WriteTimeout, defaultWriteTimeout},
 		{"DrainTimeout", &c.DrainTimeout, defaultDrainTimeout},
-		{"HealthEvery", &c.HealthEvery, defaultHealthEvery},
+		{"HealthEvery", &c.HealthInterval, defaultHealthEvery},
 		{"HealthTimeout", &c.HealthTimeout, defaultHealth},
 	} {
 		if *d.value < 0 {

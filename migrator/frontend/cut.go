@@ -38,19 +38,19 @@ type cut struct {
 	prompt int                // how many of them are the prompt's
 	began  time.Time
 	err    error // why it ended; nil for a splice
-	moved  Moved
+	moved  MigrationResult
 }
 
 // claim begins a move, if the stream is where the move says. Nothing else moves
 // the stream until the cut has ended.
-func (s *Stream) claim(m Move) (*cut, error) {
+func (s *Stream) claim(m Migration) (*cut, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
 	case s.ended || s.finished || s.ctx.Err() != nil:
-		return nil, ErrUnknown
+		return nil, ErrNoStream
 	case s.holder != m.From || s.epoch != m.Epoch || s.cut != nil || s.rescuing:
-		return nil, ErrStale
+		return nil, ErrStaleEpoch
 	case s.leg == nil:
 		return nil, errNotBegun
 	}
@@ -61,7 +61,7 @@ func (s *Stream) claim(m Move) (*cut, error) {
 		return nil, errNotBegun
 	}
 	s.cut = &cut{stream: s, length: m.Length, ready: make(chan struct{}), over: make(chan struct{})}
-	if m.ID == "" {
+	if m.Reservation == "" {
 		s.cut.length = 0
 	}
 	return s.cut, nil
@@ -82,7 +82,7 @@ func (c *cut) want() {
 func (c *cut) bookedLocked() {
 	switch s := c.stream; {
 	case s.finished:
-		c.endLocked(ErrUnknown) // a request that ends while it moves wins
+		c.endLocked(ErrNoStream) // a request that ends while it moves wins
 	case !s.whole:
 		c.endLocked(errUncounted)
 	case c.frozen || !c.wanted:
@@ -136,15 +136,15 @@ func (c *cut) endLocked(err error) {
 }
 
 // end ends the cut if nothing else has, and tells how it ended.
-func (c *cut) end(err error) (Moved, error) {
+func (c *cut) end(err error) (MigrationResult, error) {
 	c.stream.mu.Lock()
 	defer c.stream.mu.Unlock()
 	if c.stream.ctx.Err() != nil {
 		c.stream.abandonLocked() // which may not have run by itself yet
 	}
 	c.endLocked(err)
-	if c.err == ErrUnknown {
-		return Moved{}, ErrUnknown
+	if c.err == ErrNoStream {
+		return MigrationResult{}, ErrNoStream
 	}
 	return c.moved, c.err
 }

@@ -339,7 +339,7 @@ func TestEngineKilled(t *testing.T) {
 			<-r.Context().Done()
 		}
 	}, nil)
-	f := start(t, e.URL, func(c *Config) { c.HealthEvery = time.Hour })
+	f := start(t, e.URL, func(c *Config) { c.HealthInterval = time.Hour })
 	var wg sync.WaitGroup
 	for _, path := range []string{"/v1/completions", "/v1/chat/completions"} {
 		wg.Go(func() {

@@ -17,17 +17,17 @@ import (
 )
 
 // generate serves a client's request on one of the two generating endpoints.
-func (f *Front) generate(w http.ResponseWriter, r *http.Request, e openai.Endpoint) {
+func (f *Server) generate(w http.ResponseWriter, r *http.Request, e openai.Endpoint) {
 	body, ok := f.body(w, r)
 	if !ok {
 		return
 	}
 	req, err := openai.Parse(e, body)
 	if err != nil {
-		answer(w, openai.Problem{Status: http.StatusBadRequest, Message: "the request body is " + err.Error()})
+		writeProblem(w, openai.Problem{Status: http.StatusBadRequest, Message: "the request body is " + err.Error()})
 		return
 	}
-	arrival := f.arrival(r.Header, body)
+	arrival := f.estimate(r.Header, body)
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 
@@ -55,10 +55,10 @@ func (f *Front) generate(w http.ResponseWriter, r *http.Request, e openai.Endpoi
 	}
 	req, body = openai.Request{}, nil // the payload is all that is still needed of it
 
-	o := &order{endpoint: e, header: r.Header, body: p, arrival: arrival, front: f.cfg.Replica, stream: s,
-		request: s.request, least: s.least, epoch: 1, hang: s.hang(), plain: out == nil}
+	o := &legRequest{endpoint: e, header: r.Header, body: p, arrival: arrival, front: f.cfg.Replica, stream: s,
+		request: s.request, minTokens: s.least, epoch: 1, hangTimeout: s.hang(), plain: out == nil}
 	if f.cfg.Placer != nil {
-		o.to = f.known(f.cfg.Placer.Place(s.request))
+		o.to = f.normalize(f.cfg.Placer.Place(s.request))
 	}
 	f.mu.Lock()
 	f.streams[s.id] = s
@@ -68,7 +68,7 @@ func (f *Front) generate(w http.ResponseWriter, r *http.Request, e openai.Endpoi
 		delete(f.streams, s.id)
 		f.mu.Unlock()
 	}()
-	b, err := f.begin(ctx, o)
+	b, err := f.openLeg(ctx, o)
 	switch {
 	case err != nil && r.Context().Err() != nil: // nobody is there to be told
 	case err != nil:
@@ -84,11 +84,11 @@ func (f *Front) generate(w http.ResponseWriter, r *http.Request, e openai.Endpoi
 }
 
 // refuseFailed answers a request of which the engine produced nothing.
-func (f *Front) refuseFailed(w http.ResponseWriter, err error) {
+func (f *Server) refuseFailed(w http.ResponseWriter, err error) {
 	var bad *malformed
 	if errors.As(err, &bad) || errors.Is(err, openai.ErrEventTooLarge) {
 		f.log.Error("the engine's answer is malformed", "error", err)
-		answer(w, gone(err))
+		writeProblem(w, engineLostProblem(err))
 		return
 	}
 	f.log.Warn("the engine does not answer", "error", err)
@@ -96,12 +96,12 @@ func (f *Front) refuseFailed(w http.ResponseWriter, err error) {
 }
 
 // body reads a request's body. When it cannot, it has answered.
-func (f *Front) body(w http.ResponseWriter, r *http.Request) ([]byte, bool) {
+func (f *Server) body(w http.ResponseWriter, r *http.Request) ([]byte, bool) {
 	tooLarge := openai.Problem{Status: http.StatusRequestEntityTooLarge,
 		Message: "the request body has more than " + strconv.FormatInt(f.cfg.MaxBody, 10) + " bytes"}
 	if r.ContentLength > f.cfg.MaxBody {
 		w.Header().Set("Connection", "close")
-		answer(w, tooLarge)
+		writeProblem(w, tooLarge)
 		return nil, false
 	}
 	control := http.NewResponseController(w)
@@ -114,12 +114,12 @@ func (f *Front) body(w http.ResponseWriter, r *http.Request) ([]byte, bool) {
 		return b, true
 	case errors.As(err, &large):
 		w.Header().Set("Connection", "close")
-		answer(w, tooLarge)
+		writeProblem(w, tooLarge)
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		w.Header().Set("Connection", "close")
-		answer(w, openai.Problem{Status: http.StatusRequestTimeout, Message: fmt.Sprintf("the request body did not arrive within %v", f.cfg.BodyTimeout)})
+		writeProblem(w, openai.Problem{Status: http.StatusRequestTimeout, Message: fmt.Sprintf("the request body did not arrive within %v", f.cfg.BodyTimeout)})
 	default:
-		answer(w, openai.Problem{Status: http.StatusBadRequest, Message: "the request body was cut: " + err.Error()})
+		writeProblem(w, openai.Problem{Status: http.StatusBadRequest, Message: "the request body was cut: " + err.Error()})
 	}
 	return nil, false
 }
@@ -145,9 +145,9 @@ func readAll(src io.Reader, size int64) ([]byte, error) {
 	}
 }
 
-// arrival estimates a request before its engine counts it: by the header that
+// estimate estimates a request before its engine counts it: by the header that
 // it was routed by, else by its bytes.
-func (f *Front) arrival(h http.Header, body []byte) loadtracker.Arrival {
+func (f *Server) estimate(h http.Header, body []byte) loadtracker.Arrival {
 	var scan length.Scanner
 	scan.Write(body)
 	count := scan.Count()
@@ -171,12 +171,12 @@ func (f *Front) arrival(h http.Header, body []byte) loadtracker.Arrival {
 }
 
 // run relays a stream that has begun, to its end.
-func (f *Front) run(s *Stream, b begun) {
+func (f *Server) run(s *Stream, b openedLeg) {
 	s.start(b, &f.fingerprint)
 	if err := s.pump(b.leg, b.first); err != nil {
 		f.log.Warn("a stream ended early", "stream", s.id, "error", err)
 		if s.holding().Replica == f.cfg.Replica {
-			f.doubt()
+			f.probeNow()
 		}
 	}
 }

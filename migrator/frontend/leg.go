@@ -38,7 +38,7 @@ type wireLeg struct {
 	body   io.ReadCloser
 	reader *openai.Reader
 	chunk  openai.Chunk
-	home   *residence // at the own engine; nil where another replica counts
+	home   *localLeg // at the own engine; nil where another replica counts
 	link   *link
 	begun  bool // a token came; Next's
 	closed atomic.Bool
@@ -46,7 +46,7 @@ type wireLeg struct {
 }
 
 // readLeg returns the leg that an engine sends as body.
-func readLeg(body io.ReadCloser, l *link, home *residence, idle, hang time.Duration) *wireLeg {
+func readLeg(body io.ReadCloser, l *link, home *localLeg, idle, hang time.Duration) *wireLeg {
 	leg := &wireLeg{body: body, reader: openai.NewReader(body), home: home, link: l}
 	leg.watch.start(leg, idle, hang)
 	return leg

@@ -23,23 +23,23 @@ const (
 
 // What Move returns, beside errors after which the stream goes on at From.
 var (
-	// ErrUnknown says that there is no such stream, or that it is over: nobody
+	// ErrNoStream says that there is no such stream, or that it is over: nobody
 	// wants its tokens any more.
-	ErrUnknown = errors.New("no such stream, or it is over")
-	// ErrStale says that the stream is not at that holder in that epoch, or that
+	ErrNoStream = errors.New("no such stream, or it is over")
+	// ErrStaleEpoch says that the stream is not at that holder in that epoch, or that
 	// a move of it is under way.
-	ErrStale = errors.New("the stream is not at that holder in that epoch")
+	ErrStaleEpoch = errors.New("the stream is not at that holder in that epoch")
 )
 
-// Move asks for a stream to go on at another replica.
-type Move struct {
+// Migration asks for a stream to go on at another replica.
+type Migration struct {
 	Stream string             // its Request's ID
 	From   policies.ReplicaID // who holds it
 	Epoch  policies.Epoch     // in which epoch
 	To     Target
-	// ID names the reservation at To that holds the stream's KV; "" means that
+	// Reservation names the reservation at To that holds the stream's KV; "" means that
 	// To is given all token ids and computes it anew.
-	ID string
+	Reservation string
 	// Length is how many ids the stream has where From stopped, prompt included,
 	// and Hash is theirs. For a move with an ID only.
 	Length int
@@ -49,8 +49,8 @@ type Move struct {
 	Cached int
 }
 
-// Moved is what became of a Move.
-type Moved struct {
+// MigrationResult is what became of a Move.
+type MigrationResult struct {
 	// Epoch is the one in which the stream goes on.
 	Epoch policies.Epoch
 	// Stall is how long nothing came to the client because of a move that came to
@@ -58,8 +58,8 @@ type Moved struct {
 	Stall time.Duration
 }
 
-// Holding says where a stream runs.
-type Holding struct {
+// Holder says where a stream runs.
+type Holder struct {
 	Replica policies.ReplicaID
 	Epoch   policies.Epoch
 	// Pending is true while a move or a rescue is under way: the holder may be
@@ -69,36 +69,36 @@ type Holding struct {
 
 // Holder returns where a stream of this front's clients runs; false when there
 // is none of that id.
-func (f *Front) Holder(stream string) (Holding, bool) {
+func (f *Server) Holder(stream string) (Holder, bool) {
 	s := f.stream(stream)
 	if s == nil {
-		return Holding{}, false
+		return Holder{}, false
 	}
 	return s.holding(), true
 }
 
-// Move moves a stream and returns when it has, or when it has failed. The stream
+// Migrate moves a stream and returns when it has, or when it has failed. The stream
 // goes on at m.To in m.Epoch+1 when the error is nil; ErrUnknown and ErrStale
 // come without an epoch; after any other error the stream goes on at m.From, as
 // if nothing had been: in m.Epoch when nothing was tried, else in m.Epoch+2. ctx
 // bounds the whole, and Config.MoveTimeout the time for which the client waits.
-func (f *Front) Move(ctx context.Context, m Move) (Moved, error) {
+func (f *Server) Migrate(ctx context.Context, m Migration) (MigrationResult, error) {
 	s := f.stream(m.Stream)
 	if s == nil {
-		return Moved{}, ErrUnknown
+		return MigrationResult{}, ErrNoStream
 	}
-	switch m.To = f.known(m.To); {
-	case f.named(m.To) == m.From:
-		return Moved{Epoch: m.Epoch}, fmt.Errorf("the stream is at %s already", m.From)
-	case m.ID != "" && m.Length <= 0:
-		return Moved{Epoch: m.Epoch}, fmt.Errorf("the move %s has the length %d", m.ID, m.Length)
+	switch m.To = f.normalize(m.To); {
+	case f.replicaOf(m.To) == m.From:
+		return MigrationResult{Epoch: m.Epoch}, fmt.Errorf("the stream is at %s already", m.From)
+	case m.Reservation != "" && m.Length <= 0:
+		return MigrationResult{Epoch: m.Epoch}, fmt.Errorf("the move %s has the length %d", m.Reservation, m.Length)
 	}
 	c, err := s.claim(m)
 	switch {
-	case err == ErrUnknown || err == ErrStale:
-		return Moved{}, err
+	case err == ErrNoStream || err == ErrStaleEpoch:
+		return MigrationResult{}, err
 	case err != nil:
-		return Moved{Epoch: m.Epoch}, err
+		return MigrationResult{Epoch: m.Epoch}, err
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -119,17 +119,17 @@ func (f *Front) Move(ctx context.Context, m Move) (Moved, error) {
 }
 
 // carry carries a move out; a splice ends it.
-func (f *Front) carry(ctx context.Context, c *cut, m Move) error {
+func (f *Server) carry(ctx context.Context, c *cut, m Migration) error {
 	if m.To.Address == "" && m.To.Replica != "" {
 		// Without an address it would be taken for the own replica.
 		return fmt.Errorf("the address of %s is not known", m.To.Replica)
 	}
-	if m.ID == "" {
+	if m.Reservation == "" {
 		if err := f.warm(ctx, c, m); err != nil {
 			return err
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, f.cfg.MoveTimeout)
+	ctx, cancel := context.WithTimeout(ctx, f.cfg.MigrationTimeout)
 	defer cancel()
 	c.want()
 	if err := f.freeze(ctx, c, m); err != nil {
@@ -142,26 +142,26 @@ func (f *Front) carry(ctx context.Context, c *cut, m Move) error {
 	}
 	o := s.order(m.To, m.Epoch+1, c.prompt, output)
 	body := s.resume.Adopting(output)
-	if o.move, o.arrival.Held = m.ID, m.ID != ""; m.ID == "" {
+	if o.move, o.arrival.Held = m.Reservation, m.Reservation != ""; m.Reservation == "" {
 		body = s.resume.Prompted(c.ids, output)
 	} else if m.To.Address == "" {
 		var err error
 		if body, err = f.adopt(o, body); err != nil {
-			return fmt.Errorf("%s does not take over: %w", f.named(m.To), err)
+			return fmt.Errorf("%s does not take over: %w", f.replicaOf(m.To), err)
 		}
 	}
 	o.body = &payload{bytes: body}
 	leg, first, err := s.open(ctx, o, len(c.ids))
 	if err != nil {
-		return fmt.Errorf("%s gives no token: %w", f.named(m.To), err)
+		return fmt.Errorf("%s gives no token: %w", f.replicaOf(m.To), err)
 	}
-	c.splice(leg, first, f.named(m.To), m.Cached)
+	c.splice(leg, first, f.replicaOf(m.To), m.Cached)
 	return nil
 }
 
 // freeze waits until the client has what is moved, and checks that it is that.
-func (f *Front) freeze(ctx context.Context, c *cut, m Move) error {
-	if m.ID == "" {
+func (f *Server) freeze(ctx context.Context, c *cut, m Migration) error {
+	if m.Reservation == "" {
 		return c.wait(ctx)
 	}
 	soon, cancel := context.WithTimeoutCause(ctx, f.catchUp, errShort)
@@ -184,7 +184,7 @@ func (f *Front) freeze(ctx context.Context, c *cut, m Move) error {
 // warm lets a target compute the KV of what there is of a long stream, while
 // the client reads on. It ends when the target is lost; and, without an error,
 // when the client reads on no more because the holder was.
-func (f *Front) warm(ctx context.Context, c *cut, m Move) error {
+func (f *Server) warm(ctx context.Context, c *cut, m Migration) error {
 	s := c.stream
 	ctx, cancel := context.WithTimeout(ctx, warmTimeout)
 	defer cancel()
@@ -202,12 +202,12 @@ func (f *Front) warm(ctx context.Context, c *cut, m Move) error {
 	o := s.order(m.To, 0, prompt, len(ids)-prompt)
 	o.stream, o.request.ID = nil, "" // it is no leg of the stream
 	o.body = &payload{bytes: s.resume.Warming(ids)}
-	b, err := f.beginAt(ctx, o)
+	b, err := f.openLegAt(ctx, o)
 	if err != nil && l.why(nil) == nil && c.waits() {
 		return nil // what was computed is the leg's to find
 	}
 	if err != nil {
-		return fmt.Errorf("%s does not warm up: %w", f.named(m.To), l.why(err))
+		return fmt.Errorf("%s does not warm up: %w", f.replicaOf(m.To), l.why(err))
 	}
 	if b.plain == nil {
 		b.leg.leave()
@@ -215,7 +215,7 @@ func (f *Front) warm(ctx context.Context, c *cut, m Move) error {
 	}
 	defer b.end()
 	if b.plain.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s does not warm up: %w", f.named(m.To), refusal(b.plain))
+		return fmt.Errorf("%s does not warm up: %w", f.replicaOf(m.To), refusal(b.plain))
 	}
 	if b.home != nil {
 		b.home.work.Generated(0)
@@ -227,11 +227,11 @@ func (f *Front) warm(ctx context.Context, c *cut, m Move) error {
 
 // order is a later leg of the stream, without a body. Its client's headers go
 // with it, and its length is known.
-func (s *Stream) order(to Target, epoch policies.Epoch, prompt, output int) *order {
-	o := &order{
+func (s *Stream) order(to Target, epoch policies.Epoch, prompt, output int) *legRequest {
+	o := &legRequest{
 		endpoint: s.endpoint, to: to, header: s.header, front: s.front.cfg.Replica, stream: s, request: s.Request(), epoch: epoch,
-		arrival: loadtracker.Arrival{Input: policies.Tokens(prompt), Output: policies.Tokens(output)},
-		hang:    s.hang(),
+		arrival:     loadtracker.Arrival{Input: policies.Tokens(prompt), Output: policies.Tokens(output)},
+		hangTimeout: s.hang(),
 	}
 	return o
 }
@@ -247,10 +247,10 @@ func (s *Stream) hang() time.Duration {
 
 // open opens a later leg and reads it up to its first token. ctx bounds that;
 // the leg then lives as long as the stream. given is as in opening.
-func (s *Stream) open(ctx context.Context, o *order, given int) (*wireLeg, *openai.Chunk, error) {
+func (s *Stream) open(ctx context.Context, o *legRequest, given int) (*wireLeg, *openai.Chunk, error) {
 	life, cancel := context.WithCancelCause(s.ctx)
 	stop := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
-	b, err := s.front.beginAt(life, o)
+	b, err := s.front.openLegAt(life, o)
 	if err == nil && b.leg == nil {
 		err = refusal(b.plain)
 		b.end()
@@ -279,17 +279,17 @@ func refusal(resp *http.Response) error {
 	return fmt.Errorf("it answers %s: %s", resp.Status, b)
 }
 
-// known returns a target as this front reaches it: the own replica has no
+// normalize returns a target as this front reaches it: the own replica has no
 // address.
-func (f *Front) known(t Target) Target {
+func (f *Server) normalize(t Target) Target {
 	if t.Replica == f.cfg.Replica {
 		return Target{}
 	}
 	return t
 }
 
-// named returns the id of the replica that a target is.
-func (f *Front) named(t Target) policies.ReplicaID {
+// replicaOf returns the id of the replica that a target is.
+func (f *Server) replicaOf(t Target) policies.ReplicaID {
 	if t.Address == "" {
 		return f.cfg.Replica
 	}

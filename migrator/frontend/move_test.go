@@ -104,17 +104,17 @@ func (f *fleet) index(r policies.ReplicaID) (i int) {
 }
 
 // where finds a stream's leg at its holder; false when it is not there (yet).
-func (f *fleet) where(stream string) (Holding, Resident, bool) {
+func (f *fleet) where(stream string) (Holder, LocalLeg, bool) {
 	h, ok := f.fronts[0].Holder(stream)
 	if !ok {
-		return h, Resident{}, false
+		return h, LocalLeg{}, false
 	}
-	for _, r := range f.fronts[f.index(h.Replica)].Residents() {
+	for _, r := range f.fronts[f.index(h.Replica)].LocalLegs() {
 		if r.Request.ID == stream && r.Epoch == h.Epoch && r.Request.Output > 0 {
 			return h, r, true
 		}
 	}
-	return h, Resident{}, false
+	return h, LocalLeg{}, false
 }
 
 // only waits for the one stream of r0 to have so many tokens.
@@ -123,7 +123,7 @@ func (f *fleet) only(output policies.Tokens) *Stream {
 	var s *Stream
 	eventually(f.t, func() bool {
 		s = nil
-		f.fronts[0].Each(func(one *Stream) bool { s = one; return false })
+		f.fronts[0].EachStream(func(one *Stream) bool { s = one; return false })
 		return s != nil && s.Request().Output >= output
 	})
 	return s
@@ -131,28 +131,28 @@ func (f *fleet) only(output policies.Tokens) *Stream {
 
 // live moves a stream with its KV, as a seller and a buyer would; spoil may
 // change what the front is told.
-func (f *fleet) live(ctx context.Context, stream string, to int, spoil func(*Move)) (policies.Epoch, error) {
+func (f *fleet) live(ctx context.Context, stream string, to int, spoil func(*Migration)) (policies.Epoch, error) {
 	h, r, ok := f.where(stream)
 	if !ok {
-		return 0, ErrStale
+		return 0, ErrStaleEpoch
 	}
 	from := f.index(h.Replica)
-	has, ok := f.engines[from].freeze(r.Leg)
+	has, ok := f.engines[from].freeze(r.Name)
 	if !ok {
-		f.engines[from].thaw(r.Leg)
-		return 0, ErrStale
+		f.engines[from].thaw(r.Name)
+		return 0, ErrStaleEpoch
 	}
 	name := fmt.Sprint(h.Replica, "/", f.moves.Add(1))
 	f.engines[to].reserve(name, has)
-	m := Move{Stream: stream, From: h.Replica, Epoch: h.Epoch, To: f.target(to), ID: name,
+	m := Migration{Stream: stream, From: h.Replica, Epoch: h.Epoch, To: f.target(to), Reservation: name,
 		Length: len(has.ids), Hash: tokenhash.Hash(0).Add(has.ids...), Cached: int(r.Request.Input) / 16 * 16}
 	if spoil != nil {
 		spoil(&m)
 	}
-	moved, err := f.fronts[0].Move(ctx, m)
+	moved, err := f.fronts[0].Migrate(ctx, m)
 	if err != nil {
-		f.fronts[from].Advance(stream, moved.Epoch)
-		f.engines[from].thaw(r.Leg)
+		f.fronts[from].AdvanceEpoch(stream, moved.Epoch)
+		f.engines[from].thaw(r.Name)
 	}
 	return moved.Epoch, err
 }
@@ -160,11 +160,11 @@ func (f *fleet) live(ctx context.Context, stream string, to int, spoil func(*Mov
 func (f *fleet) reprompt(ctx context.Context, stream string, to int) (policies.Epoch, error) {
 	h, r, ok := f.where(stream)
 	if !ok {
-		return 0, ErrStale
+		return 0, ErrStaleEpoch
 	}
-	moved, err := f.fronts[0].Move(ctx, Move{Stream: stream, From: h.Replica, Epoch: h.Epoch, To: f.target(to), Cached: int(r.Request.Input) / 16 * 16})
+	moved, err := f.fronts[0].Migrate(ctx, Migration{Stream: stream, From: h.Replica, Epoch: h.Epoch, To: f.target(to), Cached: int(r.Request.Input) / 16 * 16})
 	if err != nil {
-		f.fronts[f.index(h.Replica)].Advance(stream, moved.Epoch)
+		f.fronts[f.index(h.Replica)].AdvanceEpoch(stream, moved.Epoch)
 	}
 	return moved.Epoch, err
 }
@@ -175,7 +175,7 @@ func (f *fleet) atRest() {
 	for _, fr := range f.fronts {
 		eventually(f.t, func() bool {
 			l := fr.Status().Load
-			return l == policies.Load{} && len(fr.Residents()) == 0 && len(fr.Fronts()) == 0 && len(fr.Holders()) == 0 && fr.vacant()
+			return l == policies.Load{} && len(fr.LocalLegs()) == 0 && len(fr.FrontEnds()) == 0 && len(fr.Holders()) == 0 && fr.isIdle()
 		})
 	}
 	for i, e := range f.engines {
@@ -245,12 +245,12 @@ func TestMoves(t *testing.T) {
 				switch err := move(s.id, hops); {
 				case err == nil:
 					hops++
-				case err != ErrStale || try == 1000:
+				case err != ErrStaleEpoch || try == 1000:
 					t.Fatalf("%s, %s: hop %d: %v", way, kind, hops, err)
 				}
 			}
 			valve.let(0)
-			if h, _ := f.fronts[0].Holder(s.id); h != (Holding{Replica: "r2", Epoch: 6}) || s.Hops() != 5 {
+			if h, _ := f.fronts[0].Holder(s.id); h != (Holder{Replica: "r2", Epoch: 6}) || s.Splices() != 5 {
 				t.Errorf("%s: after five hops the stream is at %+v", way, h)
 			}
 			body := <-got
@@ -319,20 +319,20 @@ const longer = `{"model":"m","prompt":"x","max_tokens":70,"stream":true,"stream_
 func TestMoveFails(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
-		spoil func(*fleet, *Move)
+		spoil func(*fleet, *Migration)
 		want  string // in the error
 	}{
-		"nobody listens": {func(f *fleet, m *Move) {
+		"nobody listens": {func(f *fleet, m *Migration) {
 			f.forget(1)
 			m.To.Address = "127.0.0.1:1"
 		}, "refused"},
-		"no reservation": {func(f *fleet, m *Move) { f.forget(1); m.ID = "r0/none" }, "400"},
-		"the target's engine is away": {func(f *fleet, m *Move) {
+		"no reservation": {func(f *fleet, m *Migration) { f.forget(1); m.Reservation = "r0/none" }, "400"},
+		"the target's engine is away": {func(f *fleet, m *Migration) {
 			f.forget(1)
 			f.engines[1].sick.Store(true)
 			f.fronts[1].await(f.t, false)
 		}, "refuses"},
-		"the target's engine dies first": {func(f *fleet, m *Move) {
+		"the target's engine dies first": {func(f *fleet, m *Migration) {
 			f.forget(1)
 			f.engines[1].set(nil, func(w http.ResponseWriter, _ *http.Request) {
 				w.Header().Set("Content-Type", "text/event-stream")
@@ -340,52 +340,52 @@ func TestMoveFails(t *testing.T) {
 				panic(http.ErrAbortHandler)
 			})
 		}, "gives no token"},
-		"the target hangs": {func(f *fleet, m *Move) {
+		"the target hangs": {func(f *fleet, m *Migration) {
 			f.forget(1)
 			f.engines[1].set(nil, func(_ http.ResponseWriter, r *http.Request) {
 				io.Copy(io.Discard, r.Body)
 				<-r.Context().Done()
 			})
 		}, "deadline"},
-		"it tells no ids": {func(f *fleet, m *Move) {
+		"it tells no ids": {func(f *fleet, m *Migration) {
 			f.forget(1)
 			f.engines[1].set(nil, func(w http.ResponseWriter, _ *http.Request) {
 				w.Header().Set("Content-Type", "text/event-stream")
 				io.WriteString(w, `data: {"id":"x","choices":[{"index":0,"text":"a"}]}`+"\n\n")
 			})
 		}, "token ids"},
-		"it reports an error": {func(f *fleet, m *Move) {
+		"it reports an error": {func(f *fleet, m *Migration) {
 			f.forget(1)
 			f.engines[1].set(nil, func(w http.ResponseWriter, _ *http.Request) {
 				w.Header().Set("Content-Type", "text/event-stream")
 				io.WriteString(w, `data: {"error":{"message":"no","code":429}}`+"\n\n")
 			})
 		}, "reports"},
-		"other ids": {func(f *fleet, m *Move) { f.forget(1); m.Hash++ }, errHash.Error()},
-		"fewer tokens": {func(f *fleet, m *Move) {
+		"other ids": {func(f *fleet, m *Migration) { f.forget(1); m.Hash++ }, errHash.Error()},
+		"fewer tokens": {func(f *fleet, m *Migration) {
 			f.forget(1)
 			m.Length += 2
 			f.fronts[0].catchUp = 200 * time.Millisecond
 		}, errShort.Error()},
-		"too many tokens": {func(f *fleet, m *Move) { f.forget(1); m.Length -= 2 }, errOverrun.Error()},
+		"too many tokens": {func(f *fleet, m *Migration) { f.forget(1); m.Length -= 2 }, errOverrun.Error()},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := newFleet(t, 2, func(c *Config) {
 				if name == "the target hangs" {
-					c.MoveTimeout = 200 * time.Millisecond
+					c.MigrationTimeout = 200 * time.Millisecond
 				}
 			})
 			b := f.begin(longer)
-			epoch, err := f.live(t.Context(), b.id, 1, func(m *Move) { test.spoil(f, m) })
+			epoch, err := f.live(t.Context(), b.id, 1, func(m *Migration) { test.spoil(f, m) })
 			if err == nil || !strings.Contains(err.Error(), test.want) || epoch != 3 {
 				t.Errorf("the move ends in epoch %d with %v", epoch, err)
 			}
-			if h, ok := f.fronts[0].Holder(b.id); !ok || h != (Holding{Replica: "r0", Epoch: 3}) {
+			if h, ok := f.fronts[0].Holder(b.id); !ok || h != (Holder{Replica: "r0", Epoch: 3}) {
 				t.Errorf("the stream is at %+v", h)
 			}
 			f.expect(b)
-			if _, err := f.fronts[0].Move(t.Context(), Move{Stream: b.id, From: "r0", Epoch: 3}); err != ErrUnknown {
+			if _, err := f.fronts[0].Migrate(t.Context(), Migration{Stream: b.id, From: "r0", Epoch: 3}); err != ErrNoStream {
 				t.Errorf("a move after the end: %v", err)
 			}
 		})
@@ -406,18 +406,18 @@ func TestMoveRefused(t *testing.T) {
 	f := newFleet(t, 2, nil)
 	b := f.begin(longer)
 	for name, test := range map[string]struct {
-		m     Move
+		m     Migration
 		want  error
 		epoch policies.Epoch
 	}{
-		"another stream": {Move{Stream: "r0/7", From: "r0", Epoch: 1, To: f.target(1)}, ErrUnknown, 0},
-		"another holder": {Move{Stream: b.id, From: "r1", Epoch: 1, To: f.target(0)}, ErrStale, 0},
-		"an old epoch":   {Move{Stream: b.id, From: "r0", Epoch: 0, To: f.target(1)}, ErrStale, 0},
-		"a later epoch":  {Move{Stream: b.id, From: "r0", Epoch: 3, To: f.target(1)}, ErrStale, 0},
-		"to itself":      {Move{Stream: b.id, From: "r0", Epoch: 1, To: f.target(0)}, nil, 1},
+		"another stream": {Migration{Stream: "r0/7", From: "r0", Epoch: 1, To: f.target(1)}, ErrNoStream, 0},
+		"another holder": {Migration{Stream: b.id, From: "r1", Epoch: 1, To: f.target(0)}, ErrStaleEpoch, 0},
+		"an old epoch":   {Migration{Stream: b.id, From: "r0", Epoch: 0, To: f.target(1)}, ErrStaleEpoch, 0},
+		"a later epoch":  {Migration{Stream: b.id, From: "r0", Epoch: 3, To: f.target(1)}, ErrStaleEpoch, 0},
+		"to itself":      {Migration{Stream: b.id, From: "r0", Epoch: 1, To: f.target(0)}, nil, 1},
 	} {
-		moved, err := f.fronts[0].Move(t.Context(), test.m)
-		if err == nil || test.want != nil && err != test.want || moved != (Moved{Epoch: test.epoch}) {
+		moved, err := f.fronts[0].Migrate(t.Context(), test.m)
+		if err == nil || test.want != nil && err != test.want || moved != (MigrationResult{Epoch: test.epoch}) {
 			t.Errorf("%s: %+v, %v", name, moved, err)
 		}
 	}
@@ -429,9 +429,9 @@ func TestMoveRefused(t *testing.T) {
 			<-let
 		}
 	}, nil)
-	over := make(chan Moved)
+	over := make(chan MigrationResult)
 	go func() {
-		moved, err := f.fronts[0].Move(t.Context(), Move{Stream: b.id, From: "r0", Epoch: 1, To: f.target(1)})
+		moved, err := f.fronts[0].Migrate(t.Context(), Migration{Stream: b.id, From: "r0", Epoch: 1, To: f.target(1)})
 		if err != nil {
 			t.Error(err)
 		}
@@ -439,7 +439,7 @@ func TestMoveRefused(t *testing.T) {
 	}()
 	<-held
 	stopped := time.Now()
-	if h, ok := f.fronts[0].Holder(b.id); !ok || h != (Holding{Replica: "r0", Epoch: 1, Pending: true}) {
+	if h, ok := f.fronts[0].Holder(b.id); !ok || h != (Holder{Replica: "r0", Epoch: 1, Pending: true}) {
 		t.Errorf("while it moves: %+v", h)
 	}
 	if got := f.fronts[0].Holders(); len(got) != 1 || got[0] != "r1" {
@@ -448,13 +448,13 @@ func TestMoveRefused(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
-			if moved, err := f.fronts[0].Move(t.Context(), Move{Stream: b.id, From: "r0", Epoch: 1, To: f.target(1)}); err != ErrStale || moved != (Moved{}) {
+			if moved, err := f.fronts[0].Migrate(t.Context(), Migration{Stream: b.id, From: "r0", Epoch: 1, To: f.target(1)}); err != ErrStaleEpoch || moved != (MigrationResult{}) {
 				t.Errorf("a second move: %+v, %v", moved, err)
 			}
 		})
 	}
 	wg.Wait()
-	if got := f.fronts[1].Fronts(); len(got) != 1 || got[0] != "r0" {
+	if got := f.fronts[1].FrontEnds(); len(got) != 1 || got[0] != "r0" {
 		t.Errorf("the fronts are %v", got)
 	}
 	least := time.Since(stopped) // for so long the client has waited
@@ -463,7 +463,7 @@ func TestMoveRefused(t *testing.T) {
 		t.Errorf("it moved: %+v, want epoch 2 and a stall of %v at least", moved, least)
 	}
 	// A replica without an address is not the own one.
-	if moved, err := f.fronts[0].Move(t.Context(), Move{Stream: b.id, From: "r1", Epoch: 2, To: Target{Replica: "r9"}}); err == nil || moved != (Moved{Epoch: 4}) {
+	if moved, err := f.fronts[0].Migrate(t.Context(), Migration{Stream: b.id, From: "r1", Epoch: 2, To: Target{Replica: "r9"}}); err == nil || moved != (MigrationResult{Epoch: 4}) {
 		t.Errorf("a move to nobody knows where: %+v, %v", moved, err)
 	}
 	f.expect(b)
@@ -487,12 +487,12 @@ func TestMoveOfUnmovable(t *testing.T) {
 			defer close(done)
 			post(t, f.fronts[0].client, f.fronts[0].url, "/v1/completions", `{"model":"m","prompt":"x","max_tokens":60,`+more+`}`)
 		}()
-		eventually(t, func() bool { return len(f.fronts[0].Residents()) == 1 })
-		r := f.fronts[0].Residents()[0]
-		if r.Fixed != policies.Because(want) || r.Front != "r0" || r.Epoch != 1 || r.Leg != r.Request.ID+"#1" || r.Request.MaxOutput != 60 || r.Since.IsZero() {
+		eventually(t, func() bool { return len(f.fronts[0].LocalLegs()) == 1 })
+		r := f.fronts[0].LocalLegs()[0]
+		if r.Pinned != policies.Because(want) || r.FrontEnd != "r0" || r.Epoch != 1 || r.Name != r.Request.ID+"#1" || r.Request.MaxOutput != 60 || r.Since.IsZero() {
 			t.Errorf("%.40s: %+v", more, r)
 		}
-		if moved, err := f.fronts[0].Move(t.Context(), Move{Stream: r.Request.ID, From: "r0", Epoch: 1, To: f.target(1)}); err == nil || moved.Epoch != 1 {
+		if moved, err := f.fronts[0].Migrate(t.Context(), Migration{Stream: r.Request.ID, From: "r0", Epoch: 1, To: f.target(1)}); err == nil || moved.Epoch != 1 {
 			t.Errorf("%.40s: it moves: %+v, %v", more, moved, err)
 		}
 		valve.let(0)

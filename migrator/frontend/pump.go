@@ -49,7 +49,7 @@ func (s *Stream) abandonLocked() {
 	}
 	s.leg.Close()
 	if s.cut != nil {
-		s.cut.endLocked(ErrUnknown)
+		s.cut.endLocked(ErrNoStream)
 	}
 }
 
@@ -96,7 +96,7 @@ func (s *Stream) changedLocked(leg Leg) error {
 func (s *Stream) holdLocked(c *openai.Chunk) error {
 	switch {
 	case c.Finish || c.Done || c.Failed() != nil:
-		return ErrUnknown
+		return ErrNoStream
 	case s.cut.length > 0 && (c.Tokens > 0 || c.HasText):
 		return errOverrun
 	case s.heldSize+len(c.Raw()) > maxHeld:
@@ -231,7 +231,7 @@ func (s *Stream) after(leg Leg, err error) (Leg, *openai.Chunk, error) {
 			s.pinLocked()
 		case s.cut == nil:
 		case s.ctx.Err() != nil || isClient(err):
-			s.cut.endLocked(ErrUnknown)
+			s.cut.endLocked(ErrNoStream)
 		case s.cut.survivesLocked():
 			wait = s.cut.over // another leg may take over
 		default:
@@ -297,7 +297,7 @@ func (s *Stream) conclude(lost Leg, cause error) (over bool, err error) {
 	counted, own := s.counted, s.holder == s.front.cfg.Replica
 	s.mu.Unlock()
 	if own {
-		s.front.doubt()
+		s.front.probeNow()
 	}
 	s.front.log.Warn("a stream lost its engine after its last token; the front ends it", "stream", s.id, "error", cause)
 	if !counted {
@@ -346,6 +346,6 @@ func (s *Stream) fail(err error) error {
 	if err == io.EOF {
 		err = io.ErrUnexpectedEOF
 	}
-	s.out.fail(gone(err))
+	s.out.fail(engineLostProblem(err))
 	return err
 }

@@ -23,8 +23,8 @@ type Rescue struct {
 	Epoch    policies.Epoch     // of the last attempt; with Stream it names the rescue
 	From, To policies.ReplicaID // To: where it was tried last, "" for nowhere
 	Length   policies.Tokens    // of the stream when it lost its engine
-	Began    time.Time          // when the front noticed
-	Took     time.Duration      // until the first token from elsewhere, or until it was given up
+	Start    time.Time          // when the front noticed
+	Duration time.Duration      // until the first token from elsewhere, or until it was given up
 	Err      error              // why the stream had to end; nil: it goes on
 }
 
@@ -59,12 +59,12 @@ func (s *Stream) rescue(lost Leg, cause error) bool {
 	s.rescuing, s.lastLoss = true, len(s.ids)
 	s.backLocked()
 	tried := []policies.ReplicaID{s.holder}
-	told := Rescue{Stream: s.id, From: s.holder, Length: policies.Tokens(len(s.ids)), Began: time.Now(), Err: errNoRefuge}
+	told := Rescue{Stream: s.id, From: s.holder, Length: policies.Tokens(len(s.ids)), Start: time.Now(), Err: errNoRefuge}
 	s.mu.Unlock()
 	if tried[0] == f.cfg.Replica {
-		f.doubt()
+		f.probeNow()
 	}
-	looked := f.looks.Load()
+	looked := f.probesPassed.Load()
 	f.log.Warn("a stream lost its engine; another one is looked for", "stream", s.id, "holder", tried[0], "error", cause)
 	ok := false
 	for n := 0; n < rescueAttempts && !ok; n++ {
@@ -72,8 +72,8 @@ func (s *Stream) rescue(lost Leg, cause error) bool {
 		if !found {
 			break
 		}
-		looked = f.looks.Load()
-		told.To, told.Err = f.named(to), s.attempt(to)
+		looked = f.probesPassed.Load()
+		told.To, told.Err = f.replicaOf(to), s.attempt(to)
 		if ok = told.Err == nil; !ok {
 			tried = append(tried, told.To)
 			f.log.Warn("a stream is not rescued at a replica", "stream", s.id, "at", told.To, "error", told.Err)
@@ -86,8 +86,8 @@ func (s *Stream) rescue(lost Leg, cause error) bool {
 	if !ok && s.ctx.Err() != nil {
 		told.Err = context.Cause(s.ctx) // the client did not wait for it
 	}
-	if told.Took = time.Since(told.Began); f.cfg.Rescued != nil {
-		f.cfg.Rescued(told)
+	if told.Duration = time.Since(told.Start); f.cfg.OnRescue != nil {
+		f.cfg.OnRescue(told)
 	}
 	return ok
 }
@@ -97,12 +97,12 @@ func (s *Stream) rescue(lost Leg, cause error) bool {
 func (s *Stream) refuge(tried []policies.ReplicaID, looked uint64) (Target, bool) {
 	f := s.front
 	if to, ok := f.cfg.Rescuer.Rescue(s.Request(), tried); ok {
-		return f.known(to), true
+		return f.normalize(to), true
 	}
 	tick := time.NewTicker(rescueLook)
 	defer tick.Stop()
 	for end := time.Now().Add(f.cfg.RescueTimeout); time.Now().Before(end); {
-		if f.ready.Load() && f.looks.Load() > looked {
+		if f.ready.Load() && f.probesPassed.Load() > looked {
 			return Target{}, true
 		}
 		select {
@@ -134,7 +134,7 @@ func (s *Stream) attempt(to Target) error {
 		return err
 	}
 	s.mu.Lock()
-	former := s.replaceLocked(leg, first, f.named(to))
+	former := s.replaceLocked(leg, first, f.replicaOf(to))
 	s.mu.Unlock()
 	former(-1)
 	return nil

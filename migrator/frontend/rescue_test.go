@@ -162,11 +162,11 @@ func TestHang(t *testing.T) {
 	told := make(chan Rescue, 9)
 	f, _ := newRescueFleet(t, 2, func(c *Config) {
 		c.HangTimeout = 2 * time.Second
-		c.Rescued = func(r Rescue) { told <- r }
+		c.OnRescue = func(r Rescue) { told <- r }
 	})
 	b := f.rescuable()
 	_, r, _ := f.where(b.id)
-	f.engines[0].freeze(r.Leg)
+	f.engines[0].freeze(r.Name)
 	b.valve.let(0)
 	// Not the register: the answer may have ended before anybody looks.
 	if got := <-told; got.Stream != b.id || got.From != "r0" || got.To != "r1" || got.Epoch != 2 || got.Err != nil {
@@ -185,11 +185,11 @@ func TestPeerLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, r, _ := f.where(b.id)
-	f.engines[1].freeze(r.Leg) // nothing comes from there any more
-	f.fronts[0].Lost("r2")     // nothing is there
+	f.engines[1].freeze(r.Name)      // nothing comes from there any more
+	f.fronts[0].HandlePeerLoss("r2") // nothing is there
 	rs.know(f.target(2))
-	f.fronts[0].Lost("r1")
-	eventually(t, func() bool { h, _ := f.fronts[0].Holder(b.id); return h == Holding{Replica: "r2", Epoch: 3} })
+	f.fronts[0].HandlePeerLoss("r1")
+	eventually(t, func() bool { h, _ := f.fronts[0].Holder(b.id); return h == Holder{Replica: "r2", Epoch: 3} })
 	f.expectRescued(b)
 
 	// A front that is gone: its leg here ends, and others stay.
@@ -197,12 +197,12 @@ func TestPeerLost(t *testing.T) {
 	if _, err := f.reprompt(t.Context(), b.id, 1); err != nil {
 		t.Fatal(err)
 	}
-	f.fronts[1].Lost("r2")
-	if len(f.fronts[1].Residents()) != 1 {
+	f.fronts[1].HandlePeerLoss("r2")
+	if len(f.fronts[1].LocalLegs()) != 1 {
 		t.Error("the wrong front's leg ends")
 	}
-	f.fronts[1].Lost("r0")
-	eventually(t, func() bool { return len(f.fronts[1].Residents()) == 0 })
+	f.fronts[1].HandlePeerLoss("r0")
+	eventually(t, func() bool { return len(f.fronts[1].LocalLegs()) == 0 })
 	f.expectRescued(b) // it was not gone at all
 }
 
@@ -226,12 +226,12 @@ func TestForwardToLostPeer(t *testing.T) {
 		got <- body
 	}()
 	eventually(t, func() bool {
-		return slices.Equal(f.fronts[0].Holders(), []policies.ReplicaID{"r1"}) && len(f.fronts[1].Residents()) == 1
+		return slices.Equal(f.fronts[0].Holders(), []policies.ReplicaID{"r1"}) && len(f.fronts[1].LocalLegs()) == 1
 	})
-	if r := f.fronts[1].Residents()[0]; r.Request.Output != 0 || r.Front != "r0" || r.Request.MaxOutput != 70 || r.Request.Model != "m" {
+	if r := f.fronts[1].LocalLegs()[0]; r.Request.Output != 0 || r.FrontEnd != "r0" || r.Request.MaxOutput != 70 || r.Request.Model != "m" {
 		t.Errorf("%+v", r)
 	}
-	f.fronts[0].Lost("r1")
+	f.fronts[0].HandlePeerLoss("r1")
 	if body := <-got; !strings.HasSuffix(body, "[DONE]\n\n") {
 		t.Error(body)
 	}
@@ -303,10 +303,10 @@ func TestMuteEngine(t *testing.T) {
 		resp, _ := post(t, f.fronts[0].client, f.fronts[0].url, "/v1/completions", `{"prompt":"x","stream":true}`)
 		status <- resp.StatusCode
 	}()
-	eventually(t, func() bool { return len(f.fronts[0].Residents()) == 2 })
+	eventually(t, func() bool { return len(f.fronts[0].LocalLegs()) == 2 })
 	f.engines[1].set(nil, nil)
 	_, r, _ := f.where(b.id)
-	e.freeze(r.Leg)
+	e.freeze(r.Name)
 	f.fronts[0].await(t, false)
 	if code := <-status; code != http.StatusServiceUnavailable {
 		t.Errorf("a request that was not begun has the status %d", code)
@@ -425,7 +425,7 @@ func TestLostBeforeMoved(t *testing.T) {
 	b := f.rescuable()
 	moved := make(chan error)
 	go func() {
-		_, err := f.fronts[0].Move(context.Background(), Move{Stream: b.id, From: "r0", Epoch: 1, To: f.target(1), ID: "r0/1", Length: 1000})
+		_, err := f.fronts[0].Migrate(context.Background(), Migration{Stream: b.id, From: "r0", Epoch: 1, To: f.target(1), Reservation: "r0/1", Length: 1000})
 		moved <- err
 	}()
 	eventually(t, func() bool { h, _ := f.fronts[0].Holder(b.id); return h.Pending })
@@ -472,7 +472,7 @@ func TestFaultsAtRandom(t *testing.T) {
 				case <-time.After(time.Duration(rng.IntN(4)) * time.Millisecond):
 				}
 				var all []*Stream
-				f.fronts[0].Each(func(s *Stream) bool { all = append(all, s); return true })
+				f.fronts[0].EachStream(func(s *Stream) bool { all = append(all, s); return true })
 				if len(all) == 0 {
 					continue
 				}
@@ -485,12 +485,12 @@ func TestFaultsAtRandom(t *testing.T) {
 					if _, r, ok := f.where(s.id); ok {
 						deaths.Add(1)
 						killed[s.id]++
-						f.engines[f.index(s.holding().Replica)].kill(r.Leg)
+						f.engines[f.index(s.holding().Replica)].kill(r.Name)
 						eventually(t, func() bool { h, ok := f.fronts[0].Holder(s.id); return !ok || !h.Pending })
 					}
 					err = errLost
 				case rng.IntN(2) == 0:
-					_, err = f.live(ctx, s.id, to, func(m *Move) {
+					_, err = f.live(ctx, s.id, to, func(m *Migration) {
 						if rng.IntN(4) == 0 {
 							m.Hash++
 						}

@@ -16,14 +16,14 @@ func TestRescueIsTold(t *testing.T) {
 	told := make(chan Rescue, 1)
 	f, rs := newRescueFleet(t, 2, func(c *Config) {
 		c.HangTimeout, c.RescueTimeout = 2*time.Second, 3*time.Second
-		c.Rescued = func(r Rescue) { told <- r }
+		c.OnRescue = func(r Rescue) { told <- r }
 	})
 	b := f.rescuable()
 	_, r, _ := f.where(b.id)
-	f.engines[0].freeze(r.Leg)
+	f.engines[0].freeze(r.Name)
 	b.valve.let(0)
 	got := <-told
-	if got.Stream != b.id || got.Epoch != 2 || got.From != "r0" || got.To != "r1" || got.Length == 0 || got.Took <= 0 || got.Began.IsZero() || got.Err != nil {
+	if got.Stream != b.id || got.Epoch != 2 || got.From != "r0" || got.To != "r1" || got.Length == 0 || got.Duration <= 0 || got.Start.IsZero() || got.Err != nil {
 		t.Errorf("%+v", got)
 	}
 	answer := <-b.got

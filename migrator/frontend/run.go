@@ -13,10 +13,10 @@ import (
 // Run serves until ctx ends, which cuts all streams, or until the front is
 // drained or has retired. It watches the engine and keeps the load up to date.
 // Its error says that a listener is broken; a clean end is nil.
-func (f *Front) Run(ctx context.Context) error {
+func (f *Server) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	var probes sync.WaitGroup
-	d := newDoors(f)
+	d := newListeners(f)
 	defer func() {
 		stop(errStopping)
 		d.close(ctx)
@@ -48,7 +48,7 @@ func (f *Front) Run(ctx context.Context) error {
 		}
 		leaving = true
 		d.shut(ctx)
-		deadline, left = time.After(f.cfg.DrainTimeout), d.left()
+		deadline, left = time.After(f.cfg.DrainTimeout), d.drained()
 	}
 	for {
 		select {
@@ -58,7 +58,7 @@ func (f *Front) Run(ctx context.Context) error {
 			return err
 		case <-sweep.C:
 			f.tracker.Sweep()
-			f.measure()
+			f.updateLoadHeader()
 		case <-drain:
 			f.log.Info("draining")
 			leave()
@@ -71,17 +71,17 @@ func (f *Front) Run(ctx context.Context) error {
 			leave()
 		case <-left:
 			left = nil
-			if f.vacant() {
+			if f.isIdle() {
 				return nil
 			}
-		case <-f.empty:
-			if leaving && left == nil && f.vacant() {
+		case <-f.idle:
+			if leaving && left == nil && f.isIdle() {
 				return nil
 			}
 		case <-deadline:
 			f.log.Warn("the drain's time is over; the remaining streams are cut")
 			return nil
-		case <-f.suspect:
+		case <-f.probeRequested:
 			if !f.ready.Load() {
 				d.shut(ctx) // a refused connection needs no second look
 			}
@@ -92,7 +92,7 @@ func (f *Front) Run(ctx context.Context) error {
 			}
 			looking, tokens = true, f.tokens.Load()
 			probes.Go(func() {
-				err := f.look(ctx)
+				err := f.probeEngine(ctx)
 				select {
 				case health <- err:
 				case <-ctx.Done():
@@ -108,7 +108,7 @@ func (f *Front) Run(ctx context.Context) error {
 				if !leaving && !f.retiring() {
 					d.open(ctx)
 				}
-				look.Reset(f.cfg.HealthEvery)
+				look.Reset(f.cfg.HealthInterval)
 				continue
 			}
 			dead, slow := errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, context.DeadlineExceeded)
@@ -125,7 +125,7 @@ func (f *Front) Run(ctx context.Context) error {
 				// One that says that it is not well, or is not there, is believed; one
 				// that says nothing may be busy.
 				if !slow || time.Since(away) > f.cfg.HangTimeout {
-					f.forsake()
+					f.evacuate()
 				}
 				f.shapes.forget() // the next engine may be another one
 				f.fingerprint.Store(nil)
@@ -136,8 +136,8 @@ func (f *Front) Run(ctx context.Context) error {
 	}
 }
 
-// look asks the engine for its health.
-func (f *Front) look(ctx context.Context) error {
+// probeEngine asks the engine for its health.
+func (f *Server) probeEngine(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, f.cfg.HealthTimeout)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, f.engine.JoinPath("/health").String(), nil)

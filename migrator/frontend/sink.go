@@ -84,7 +84,7 @@ func (o *events) done(c *openai.Chunk, _, _ []uint32) error {
 
 func (o *events) fail(p openai.Problem) {
 	if o.header != nil { // nothing was sent yet
-		answer(o.w, p)
+		writeProblem(o.w, p)
 		return
 	}
 	if o.flushLast(nil) == nil {
@@ -106,7 +106,7 @@ func (o *events) write(c *openai.Chunk, e openai.Edit) error {
 
 func (o *events) send(b []byte) error {
 	if o.header != nil {
-		toClient(o.w, o.header)
+		copyToClient(o.w, o.header)
 		o.header = nil
 		o.w.WriteHeader(http.StatusOK)
 	}
@@ -163,7 +163,7 @@ func (o *assembly) done(_ *openai.Chunk, prompt, ids []uint32) error {
 		body, err = o.answer.Body(o.shape.template, ids, prompt)
 	}
 	if err != nil {
-		o.fail(gone(err))
+		o.fail(engineLostProblem(err))
 		return nil
 	}
 	o.status, o.body = http.StatusOK, body
@@ -177,7 +177,7 @@ func (o *assembly) close() {
 	if o.status == 0 {
 		return
 	}
-	toClient(o.w, o.header)
+	copyToClient(o.w, o.header)
 	h := o.w.Header()
 	h.Set("Content-Type", o.shape.contentType)
 	h.Set("Content-Length", strconv.Itoa(len(o.body)))

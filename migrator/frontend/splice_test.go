@@ -129,7 +129,7 @@ func (r *flushRecorder) text() string {
 func newRig(leg Leg) *rig {
 	rec := &flushRecorder{recorder: recorder{header: http.Header{}}}
 	out := &recorderSink{events{w: rec, control: http.NewResponseController(rec), header: http.Header{}}, rec}
-	f := &Front{cfg: Config{Replica: "r0"}}
+	f := &Server{cfg: Config{Replica: "r0"}}
 	ctx, cancel := context.WithCancel(context.Background())
 	s := f.newStream(ctx, policies.Request{}, openai.Completions, openai.Edit{}, out, cancel)
 	s.leg = leg
@@ -155,7 +155,7 @@ func moved(until int, last string) string {
 // with ctx.
 func freeze(ctx context.Context, s *Stream) (*cut, error) {
 	h := s.holding()
-	c, err := s.claim(Move{From: h.Replica, Epoch: h.Epoch})
+	c, err := s.claim(Migration{From: h.Replica, Epoch: h.Epoch})
 	if err != nil {
 		return nil, err
 	}
@@ -281,8 +281,8 @@ func TestSpliceAtEveryToken(t *testing.T) {
 			t.Fatalf("cut at %d: %v", len(c.ids), err)
 		}
 		r.expect(t, moved(until, "bb"), false)
-		if r.Hops() != 1 {
-			t.Errorf("%d hops", r.Hops())
+		if r.Splices() != 1 {
+			t.Errorf("%d hops", r.Splices())
 		}
 	}
 }
@@ -306,8 +306,8 @@ func TestChainOfSplices(t *testing.T) {
 	}
 	close(gate)
 	r.expect(t, moved(until, name), false)
-	if r.Hops() != 6 {
-		t.Errorf("%d hops", r.Hops())
+	if r.Splices() != 6 {
+		t.Errorf("%d hops", r.Splices())
 	}
 }
 
@@ -325,7 +325,7 @@ func TestCutEnds(t *testing.T) {
 	}
 	t.Run("abort", func(t *testing.T) {
 		r, gate, c := begin(a, io.EOF)
-		if _, err := freeze(t.Context(), r.Stream); err != ErrStale {
+		if _, err := freeze(t.Context(), r.Stream); err != ErrStaleEpoch {
 			t.Errorf("a second cut: %v", err)
 		}
 		gate <- struct{}{}
@@ -385,12 +385,12 @@ func TestCutEnds(t *testing.T) {
 		spliced := make(chan error)
 		go func() { spliced <- take(c, leg) }()
 		close(gate)
-		if err := <-spliced; err != ErrUnknown {
+		if err := <-spliced; err != ErrNoStream {
 			t.Errorf("splice: %v", err)
 		}
 		<-leg.closed
 		r.expect(t, whole, false)
-		if _, err := freeze(t.Context(), r.Stream); err != ErrUnknown {
+		if _, err := freeze(t.Context(), r.Stream); err != ErrNoStream {
 			t.Errorf("a cut after the end: %v", err)
 		}
 	})
@@ -412,7 +412,7 @@ func TestCutEnds(t *testing.T) {
 		if err := take(c, newMemLeg(nil, errors.New("gone too"))); err == nil {
 			t.Error("spliced")
 		}
-		r.expect(t, strings.Join(a[:len(a)-4], "")+string(gone(errors.New("engine gone")).Event()), true)
+		r.expect(t, strings.Join(a[:len(a)-4], "")+string(engineLostProblem(errors.New("engine gone")).Event()), true)
 	})
 	t.Run("too much is held", func(t *testing.T) {
 		long := append(append([]string{}, a[:5]...), strings.Replace(a[5], `"text":"`, `"text":"`+strings.Repeat("x", maxHeld), 1))
@@ -430,7 +430,7 @@ func TestCutEnds(t *testing.T) {
 		r := newRig(newMemLeg(gate, io.EOF, `data: {"choices":[{"text":"a"}]}`+"\n\n", "data: [DONE]\n\n"))
 		gate <- struct{}{}
 		eventually(t, func() bool { return r.Request().Features.Has(policies.HiddenTokens) })
-		if _, err := freeze(t.Context(), r.Stream); err == nil || err == ErrStale || err == ErrUnknown {
+		if _, err := freeze(t.Context(), r.Stream); err == nil || err == ErrStaleEpoch || err == ErrNoStream {
 			t.Errorf("a cut: %v", err)
 		}
 		close(gate)
@@ -459,7 +459,7 @@ func TestMovesAtRandom(t *testing.T) {
 					time.Sleep(time.Duration(rng.IntN(300)) * time.Microsecond)
 					ctx, cancel := context.WithTimeout(context.Background(), time.Duration(rng.IntN(2000))*time.Microsecond)
 					c, err := freeze(ctx, r.Stream)
-					if err == ErrUnknown {
+					if err == ErrNoStream {
 						cancel()
 						return
 					}
@@ -482,12 +482,12 @@ func TestMovesAtRandom(t *testing.T) {
 		}
 		wg.Wait()
 		want := moved(until, "a")
-		if r.Hops() > 0 {
+		if r.Splices() > 0 {
 			want = moved(until, "b")
 		}
-		hops += r.Hops()
+		hops += r.Splices()
 		if d := difference(r.out.rec.text(), want); d != "" {
-			t.Fatalf("seed %d, %d hops: %s", seed, r.Hops(), d)
+			t.Fatalf("seed %d, %d hops: %s", seed, r.Splices(), d)
 		}
 	}
 	if hops < 60 {
@@ -496,7 +496,7 @@ func TestMovesAtRandom(t *testing.T) {
 }
 
 func newTestStream(ctx context.Context, out sink, cancel context.CancelFunc) *Stream {
-	f := &Front{cfg: Config{Replica: "r0"}}
+	f := &Server{cfg: Config{Replica: "r0"}}
 	return f.newStream(ctx, policies.Request{}, openai.Completions, openai.Edit{}, out, cancel)
 }
 
@@ -549,7 +549,7 @@ func TestRequestEnds(t *testing.T) {
 		go func() { spliced <- take(c, leg) }()
 		cancel(nil)
 		<-leg.closed
-		if err := <-spliced; err != ErrUnknown {
+		if err := <-spliced; err != ErrNoStream {
 			t.Errorf("splice: %v", err)
 		}
 		if err := <-r.done; err != nil {
@@ -563,11 +563,11 @@ func TestRequestEnds(t *testing.T) {
 		c := freezeWhile(t, r.Stream, gate)
 		cancel(nil)
 		leg := newMemLeg(nil, io.EOF, generation("bb", c.ids, len(c.ids), until)...)
-		if err := take(c, leg); err != ErrUnknown {
+		if err := take(c, leg); err != ErrNoStream {
 			t.Errorf("splice: %v", err)
 		}
 		<-leg.closed
-		if _, err := freeze(t.Context(), r.Stream); err != ErrUnknown {
+		if _, err := freeze(t.Context(), r.Stream); err != ErrNoStream {
 			t.Errorf("another cut: %v", err)
 		}
 		<-r.done

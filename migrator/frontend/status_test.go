@@ -72,7 +72,7 @@ func TestTokenAllocations(t *testing.T) {
 		t.Fatal(err)
 	}
 	out := &events{w: nowhere{}, control: http.NewResponseController(nowhere{}), hideIDs: true, hideUsage: true}
-	s := new(Front).newStream(t.Context(), policies.Request{}, openai.Completions, openai.Edit{NoIDs: true, NoUsage: true}, out, func() {})
+	s := new(Server).newStream(t.Context(), policies.Request{}, openai.Completions, openai.Edit{NoIDs: true, NoUsage: true}, out, func() {})
 	s.ids = make([]uint32, 0, 1<<16)
 	s.identity.ID = []byte("x")
 	if n := testing.AllocsPerRun(1000, func() {
@@ -105,12 +105,12 @@ func TestConfig(t *testing.T) {
 		"PeerScheme":   func(c *Config) { c.PeerScheme = "ftp" },
 		"MaxBody":      func(c *Config) { c.MaxBody = -1 },
 		"FlowTau":      func(c *Config) { c.FlowTau = -1 },
-		"Recent":       func(c *Config) { c.Recent = -1 },
+		"Recent":       func(c *Config) { c.RecentWindow = -1 },
 		"BodyTimeout":  func(c *Config) { c.BodyTimeout = -1 },
 		"IdleTimeout":  func(c *Config) { c.IdleTimeout = -1 },
 		"WriteTimeout": func(c *Config) { c.WriteTimeout = -1 },
 		"DrainTimeout": func(c *Config) { c.DrainTimeout = -1 },
-		"HealthEvery":  func(c *Config) { c.HealthEvery = -1 },
+		"HealthEvery":  func(c *Config) { c.HealthInterval = -1 },
 
 		"HealthTimeout": func(c *Config) { c.HealthTimeout = -1 },
 	} {
@@ -135,7 +135,7 @@ func TestForgedEstimate(t *testing.T) {
 	for stated, want := range map[string]policies.Tokens{
 		"9223372036854775807": policies.Tokens(2 * len(body)), "9223372036854775808": bySize, "-1": bySize, "": bySize, "7": 7,
 	} {
-		a := f.arrival(http.Header{"X-Cascade-Tokens": {stated}}, body)
+		a := f.estimate(http.Header{"X-Cascade-Tokens": {stated}}, body)
 		if a.Stated != want || a.Estimate > policies.Tokens(2*len(body)) {
 			t.Errorf("stated %s: %+v, want %d", stated, a, want)
 		}

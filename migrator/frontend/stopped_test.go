@@ -61,7 +61,7 @@ func TestSourceStops(t *testing.T) {
 				if err == nil {
 					break
 				}
-				if err != ErrStale || try == 1000 {
+				if err != ErrStaleEpoch || try == 1000 {
 					t.Fatal(err)
 				}
 			}
@@ -75,8 +75,8 @@ func TestSourceStops(t *testing.T) {
 			// When it goes on, what it still brings is nobody's.
 			grouped(2 + n)
 			later(policies.Tokens(4 + 2*n))
-			f.fronts[0].Lost("r1")
-			eventually(t, func() bool { h, _ := f.fronts[0].Holder(s.id); return h == Holding{Replica: "r0", Epoch: 3} })
+			f.fronts[0].HandlePeerLoss("r1")
+			eventually(t, func() bool { h, _ := f.fronts[0].Holder(s.id); return h == Holder{Replica: "r0", Epoch: 3} })
 
 			// The next one dies when its target is ready: the stream is frozen, and the
 			// target gives nothing.
@@ -97,7 +97,7 @@ func TestSourceStops(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 				defer cancel()
 				_, err := f.reprompt(ctx, s.id, 2)
-				for err == ErrStale {
+				for err == ErrStaleEpoch {
 					_, err = f.reprompt(ctx, s.id, 2)
 				}
 				moved <- err

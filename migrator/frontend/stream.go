@@ -24,7 +24,7 @@ const maxHeld = 4 << 20
 // client with mu held, so that a client that reads slowly holds up nobody.
 type Stream struct {
 	// Fixed once the stream has begun.
-	front    *Front
+	front    *Server
 	id       string
 	request  policies.Request // as it arrived
 	least    policies.Tokens  // min_tokens
@@ -75,7 +75,7 @@ type Stream struct {
 	complete bool // the leg has sent [DONE]
 }
 
-func (f *Front) newStream(ctx context.Context, r policies.Request, e openai.Endpoint, asked openai.Edit, out sink, cancel context.CancelFunc) *Stream {
+func (f *Server) newStream(ctx context.Context, r policies.Request, e openai.Endpoint, asked openai.Edit, out sink, cancel context.CancelFunc) *Stream {
 	f.mu.Lock()
 	f.next++
 	r.ID = string(f.cfg.Replica) + "/" + strconv.FormatUint(f.next, 10)
@@ -102,24 +102,24 @@ func (s *Stream) requestLocked() policies.Request {
 		r.Input, r.Estimated = policies.Tokens(s.prompt), false
 		r.Output = policies.Tokens(len(s.ids) - s.prompt)
 	}
-	r.Features = after(r.Features, s.least, r.Output)
+	r.Features = featuresAfter(r.Features, s.least, r.Output)
 	if !s.whole {
 		r.Features |= policies.HiddenTokens
 	}
 	return r
 }
 
-// Hops returns how many times the stream has moved.
-func (s *Stream) Hops() int {
+// Splices returns how many times the stream has moved.
+func (s *Stream) Splices() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.hops
 }
 
-func (s *Stream) holding() Holding {
+func (s *Stream) holding() Holder {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return Holding{Replica: s.holder, Epoch: s.epoch, Pending: s.cut != nil || s.rescuing}
+	return Holder{Replica: s.holder, Epoch: s.epoch, Pending: s.cut != nil || s.rescuing}
 }
 
 // tries takes note of a leg that is being opened at a peer, or nowhere.
@@ -139,7 +139,7 @@ func (s *Stream) tried(l *link) {
 }
 
 // start takes over the answer that has begun.
-func (s *Stream) start(b begun, seen *atomic.Pointer[[]byte]) {
+func (s *Stream) start(b openedLeg, seen *atomic.Pointer[[]byte]) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if b.to.Address == "" {
@@ -157,7 +157,7 @@ func (s *Stream) end() {
 	s.mu.Lock()
 	s.ended = true
 	if s.cut != nil {
-		s.cut.endLocked(ErrUnknown)
+		s.cut.endLocked(ErrNoStream)
 	}
 	leg, complete := s.leg, s.complete
 	s.mu.Unlock()

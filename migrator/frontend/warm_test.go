@@ -36,7 +36,7 @@ func TestWarmTargetLost(t *testing.T) {
 	if got := f.fronts[0].Holders(); len(got) != 1 || got[0] != "r1" {
 		t.Errorf("the holders are %v: nobody watches the target", got)
 	}
-	f.fronts[0].Lost("r1")
+	f.fronts[0].HandlePeerLoss("r1")
 	if err := <-over; !errors.Is(err, errGone) {
 		t.Errorf("the move ends with %v", err)
 	}

@@ -50,7 +50,7 @@ type Config struct {
 	Network Network
 	// Residents returns what runs on the own engine; Front.Residents does. It is
 	// called on Run's goroutine, once a scan. Required.
-	Residents func() []frontend.Resident
+	Residents func() []frontend.LocalLeg
 	// Load returns the own load. It is called like Residents. Required.
 	Load func() policies.Load
 	// Capacity is the engine's KV cache in tokens; 0 while it is unknown: the

@@ -22,11 +22,11 @@ type nowhere struct{ sent []*api.Envelope }
 func (n *nowhere) Do(bidask.Action)                           {}
 func (n *nowhere) Send(_ policies.ReplicaID, e *api.Envelope) { n.sent = append(n.sent, e) }
 
-func good(residents ...frontend.Resident) Config {
+func good(residents ...frontend.LocalLeg) Config {
 	n := &nowhere{}
 	return Config{
 		Self: "a", Mover: n, Network: n, Load: func() policies.Load { return policies.Load{} },
-		Residents: func() []frontend.Resident { return residents },
+		Residents: func() []frontend.LocalLeg { return residents },
 	}
 }
 
@@ -150,9 +150,9 @@ func TestMeter(t *testing.T) {
 
 // TestProposal asks for the boundary with a load that lies far to one side.
 func TestProposal(t *testing.T) {
-	var residents []frontend.Resident
+	var residents []frontend.LocalLeg
 	for i := range policies.Tokens(20) {
-		residents = append(residents, frontend.Resident{Request: policies.Request{ID: "q", Input: 100, Output: 50 * i}})
+		residents = append(residents, frontend.LocalLeg{Request: policies.Request{ID: "q", Input: 100, Output: 50 * i}})
 	}
 	c := good(residents...)
 	c.Refiner, c.Cost = refine.Paper{}, policies.Cost{D0: 0.01, D1: 1e-4, D4: 1e-7}
@@ -174,7 +174,7 @@ func TestProposal(t *testing.T) {
 		t.Errorf("a crowded stage gives none away: %v", p)
 	}
 	// Fewer than five requests: the boundary stays.
-	c.Residents = func() []frontend.Resident { return residents[:2] }
+	c.Residents = func() []frontend.LocalLeg { return residents[:2] }
 	m, _ = New(c)
 	if p := ask(r); p.GetBoundary() != 1500 {
 		t.Errorf("a boundary moves for %d requests: %v", 2, p)
@@ -194,7 +194,7 @@ func TestProposal(t *testing.T) {
 
 // TestNotReady buys and sells nothing while the engine is away.
 func TestNotReady(t *testing.T) {
-	c := good(frontend.Resident{Request: policies.Request{ID: "q", Input: 5000, Output: 1}})
+	c := good(frontend.LocalLeg{Request: policies.Request{ID: "q", Input: 5000, Output: 1}})
 	network := c.Network.(*nowhere)
 	c.Ready, c.Capacity = func() bool { return false }, 1000
 	m, err := New(c)
@@ -220,7 +220,7 @@ func TestNotReady(t *testing.T) {
 // TestDoesNotReceive sells what runs here, and buys nothing, while no KV can be put into
 // the engine's memory.
 func TestDoesNotReceive(t *testing.T) {
-	c := good(frontend.Resident{Request: policies.Request{ID: "q", Input: 5000, Output: 1}})
+	c := good(frontend.LocalLeg{Request: policies.Request{ID: "q", Input: 5000, Output: 1}})
 	network := c.Network.(*nowhere)
 	c.Receives, c.Capacity = func() bool { return false }, 1<<20
 	m, err := New(c)
@@ -252,7 +252,7 @@ func (r *recorder) Do(a bidask.Action) { r.done = append(r.done, a) }
 // TestGivesUp: a market that ends leaves nothing reserved and nothing promised,
 // for its process may outlive it.
 func TestGivesUp(t *testing.T) {
-	c := good(frontend.Resident{Request: policies.Request{ID: "q", Input: 5000, Output: 1}})
+	c := good(frontend.LocalLeg{Request: policies.Request{ID: "q", Input: 5000, Output: 1}})
 	network, mover := c.Network.(*nowhere), &recorder{}
 	c.Mover, c.Capacity = mover, 10_000
 	m, err := New(c)
@@ -288,9 +288,9 @@ func TestGivesUp(t *testing.T) {
 
 // BenchmarkScan is a look at a thousand residents, none of which is to go.
 func BenchmarkScan(b *testing.B) {
-	residents := make([]frontend.Resident, 1000)
+	residents := make([]frontend.LocalLeg, 1000)
 	for i := range residents {
-		residents[i] = frontend.Resident{Request: policies.Request{ID: string(rune('a'+i%26)) + time.Duration(i).String(), Input: 100, Output: policies.Tokens(i)}}
+		residents[i] = frontend.LocalLeg{Request: policies.Request{ID: string(rune('a'+i%26)) + time.Duration(i).String(), Input: 100, Output: policies.Tokens(i)}}
 	}
 	m, err := New(good(residents...))
 	if err != nil {

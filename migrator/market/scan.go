@@ -55,7 +55,7 @@ func (m *Market) costs(o candidates.Offer) []policies.Micros {
 // look puts the residents into the words of package offer. Requests without a
 // token are left out: there is nothing to move yet. It returns all that are
 // here by their ids.
-func (m *Market) look(s *candidates.Situation, residents []frontend.Resident) map[string]bool {
+func (m *Market) look(s *candidates.Situation, residents []frontend.LocalLeg) map[string]bool {
 	here := make(map[string]bool, len(residents))
 	s.Residents = make([]candidates.Resident, 0, len(residents))
 	for _, r := range residents {
@@ -65,7 +65,7 @@ func (m *Market) look(s *candidates.Situation, residents []frontend.Resident) ma
 			continue
 		}
 		s.Residents = append(s.Residents, candidates.Resident{
-			Request: id, Length: r.Request.Length(), Fixed: r.Fixed, Epoch: r.Epoch, Since: micros(r.Since.Sub(m.start)), Selling: m.sales[id] != nil,
+			Request: id, Length: r.Request.Length(), Fixed: r.Pinned, Epoch: r.Epoch, Since: micros(r.Since.Sub(m.start)), Selling: m.sales[id] != nil,
 			Fits: m.board.Fits(r.Request.Model),
 		})
 	}

@@ -115,10 +115,10 @@ func (m *Market) countMove(c policies.Cause, moved, out bool) {
 }
 
 // survey takes note of what runs here.
-func (m *Market) survey(residents []frontend.Resident, load policies.Load) {
+func (m *Market) survey(residents []frontend.LocalLeg, load policies.Load) {
 	pinned, last, limited := 0, policies.Tokens(0), true
 	for _, r := range residents {
-		if r.Fixed == policies.MayMove {
+		if r.Pinned == policies.MayMove {
 			continue
 		}
 		pinned++

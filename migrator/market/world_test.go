@@ -180,14 +180,14 @@ func (w *world) present(r *request) float64 {
 	return r.length + w.growth*time.Since(r.at).Seconds()
 }
 
-func (r *replica) residents() []frontend.Resident {
+func (r *replica) residents() []frontend.LocalLeg {
 	r.w.mu.Lock()
 	defer r.w.mu.Unlock()
-	var out []frontend.Resident
+	var out []frontend.LocalLeg
 	for _, q := range r.requests {
-		out = append(out, frontend.Resident{
+		out = append(out, frontend.LocalLeg{
 			Request: policies.Request{ID: q.id, Input: 1, Output: policies.Tokens(r.w.present(q)) - 1, MaxOutput: 1 << 20},
-			Epoch:   q.epoch, Fixed: q.fixed, Since: q.since,
+			Epoch:   q.epoch, Pinned: q.fixed, Since: q.since,
 		})
 	}
 	return out

@@ -53,7 +53,7 @@ func TestAdapters(t *testing.T) {
 			for n := range 8 {
 				wg.Go(func() { load("sql", n, output) })
 			}
-			r.wait("some run at r0", func() bool { return len(r.fronts["r0"].Residents()) > 1 })
+			r.wait("some run at r0", func() bool { return len(r.fronts["r0"].LocalLegs()) > 1 })
 			r.empty("r0")
 			wg.Wait()
 		}

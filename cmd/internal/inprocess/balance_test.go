@@ -103,7 +103,7 @@ func TestBalance(t *testing.T) {
 		}
 		forward.on.Store(false)
 		keeps := func(id string) (n int) {
-			r.fronts[id].Each(func(*frontend.Stream) bool { n++; return true })
+			r.fronts[id].EachStream(func(*frontend.Stream) bool { n++; return true })
 			return n
 		}
 		if n := keeps("r0"); n != held {

@@ -28,7 +28,7 @@ func slowly(t *testing.T, envoy string) *rig {
 func (r *rig) under(from string, what string, holds func(executor.Move) bool) (found executor.Move, seen bool) {
 	r.t.Helper()
 	r.wait(what, func() bool {
-		gone := len(r.fronts[from].Residents()) == 0 // before the look at the moves, so that none ends in between
+		gone := len(r.fronts[from].LocalLegs()) == 0 // before the look at the moves, so that none ends in between
 		for _, m := range r.daemons[from].Mover().Moves() {
 			if m.Role == "source" && m.State != "moved" && m.State != "failed" && holds(m) {
 				found, seen = m, true
@@ -90,7 +90,7 @@ func (r *rig) leaves() {
 	r.t.Helper()
 	r.swap("r0")
 	r.wait("a move, or its end", func() bool {
-		return len(r.daemons["r0"].Mover().Moves()) > 0 || len(r.fronts["r0"].Residents()) == 0
+		return len(r.daemons["r0"].Mover().Moves()) > 0 || len(r.fronts["r0"].LocalLegs()) == 0
 	})
 }
 
@@ -181,7 +181,7 @@ func TestSlowReader(t *testing.T) {
 		err = e.read(slow{resp.Body}, func() {
 			if n++; n%100 == 50 {
 				r.swap(from)
-				r.wait("it moves", func() bool { return len(r.fronts[from].Residents()) == 0 })
+				r.wait("it moves", func() bool { return len(r.fronts[from].LocalLegs()) == 0 })
 				from = other(from)
 			}
 		})

@@ -32,7 +32,7 @@ func onFake(t *testing.T) (*gpuset.GPUs, func() int) {
 func (r *rig) runs(id string) (streams []*live) {
 	r.t.Helper()
 	for n := 0; ; n++ {
-		if slices.ContainsFunc(r.fronts[id].Residents(), func(q frontend.Resident) bool { return q.Request.MaxOutput == forever }) {
+		if slices.ContainsFunc(r.fronts[id].LocalLegs(), func(q frontend.LocalLeg) bool { return q.Request.MaxOutput == forever }) {
 			return streams
 		}
 		streams = append(streams, r.stream(prompt(120+n, forever)))

@@ -55,7 +55,7 @@ type rig struct {
 	client  *http.Client
 	placed  map[string]*atomic.Int64        // requests that clients gave each front
 	server  atomic.Pointer[control.Control] // the running control plane
-	fronts  map[string]*frontend.Front      // the running fronts
+	fronts  map[string]*frontend.Server      // the running fronts
 	daemons map[string]*migratord.Daemon    // and the migrators that they are of
 	object  store.Object                    // last stored
 	version store.Version
@@ -103,7 +103,7 @@ func newRig(t *testing.T, s setup) *rig {
 	}
 	r := &rig{
 		t: t, parts: &parts{by: make(map[string]*part)}, sockets: &sockets{by: make(map[string]*socket)},
-		placed: make(map[string]*atomic.Int64), fronts: make(map[string]*frontend.Front), daemons: make(map[string]*migratord.Daemon),
+		placed: make(map[string]*atomic.Int64), fronts: make(map[string]*frontend.Server), daemons: make(map[string]*migratord.Daemon),
 	}
 	for _, n := range f.Replicas {
 		r.placed[n.ID] = new(atomic.Int64)

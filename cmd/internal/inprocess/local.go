@@ -212,7 +212,7 @@ func (f *Fleet) Movers() (out []*executor.Mover) {
 }
 
 // Front is the front of a replica, nil for an unknown id.
-func (f *Fleet) Front(id string) *frontend.Front {
+func (f *Fleet) Front(id string) *frontend.Server {
 	if d := f.Migrator(id); d != nil {
 		return d.Front()
 	}

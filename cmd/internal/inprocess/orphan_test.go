@@ -50,7 +50,7 @@ func (r *rig) scattered() map[string][]*live {
 // held counts the streams of a front by who holds them.
 func (r *rig) held(front string) map[policies.ReplicaID]int {
 	out := make(map[policies.ReplicaID]int)
-	r.fronts[front].Each(func(s *frontend.Stream) bool {
+	r.fronts[front].EachStream(func(s *frontend.Stream) bool {
 		if h, ok := r.fronts[front].Holder(s.Request().ID); ok && !h.Pending {
 			out[h.Replica]++
 		}
@@ -61,8 +61,8 @@ func (r *rig) held(front string) map[policies.ReplicaID]int {
 
 // foreign counts what runs at an engine for another front's clients.
 func (r *rig) foreign(at, front string) (n int) {
-	for _, q := range r.fronts[at].Residents() {
-		if q.Front == policies.ReplicaID(front) {
+	for _, q := range r.fronts[at].LocalLegs() {
+		if q.FrontEnd == policies.ReplicaID(front) {
 			n++
 		}
 	}

@@ -30,7 +30,7 @@ func (r *rig) moment() moment {
 		m.clock[n.ID] = r.iterations(n.Engine)
 	}
 	for _, f := range r.fronts {
-		f.Each(func(s *frontend.Stream) bool {
+		f.EachStream(func(s *frontend.Stream) bool {
 			q := s.Request()
 			m.tokens[q.ID] = q.Output
 			return true

@@ -49,8 +49,8 @@ func (r *rig) busy(id string) string {
 func (r *rig) unsettled(id string) string {
 	d := r.daemons[id]
 	streams := 0
-	d.Front().Each(func(*frontend.Stream) bool { streams++; return true })
-	residents := len(d.Front().Residents())
+	d.Front().EachStream(func(*frontend.Stream) bool { streams++; return true })
+	residents := len(d.Front().LocalLegs())
 	var moves, offers int
 	if d.Mover() != nil {
 		s := d.Market().Status()

@@ -28,9 +28,9 @@ func (r *rig) residents(id string, movable int) (moving, fixed, others []*live) 
 	for n := 0; len(moving) < movable || len(fixed) == 0; n++ {
 		here := func() map[string]policies.Reason {
 			out := make(map[string]policies.Reason)
-			for _, q := range r.fronts[id].Residents() {
+			for _, q := range r.fronts[id].LocalLegs() {
 				if q.Request.MaxOutput == forever {
-					out[q.Leg] = q.Fixed
+					out[q.Name] = q.Pinned
 				}
 			}
 			return out

@@ -11,7 +11,7 @@ import (
 func (r *rig) empty(id string) {
 	r.t.Helper()
 	r.order("drain", id)
-	r.wait(id+" is empty", func() bool { return len(r.fronts[id].Residents()) == 0 })
+	r.wait(id+" is empty", func() bool { return len(r.fronts[id].LocalLegs()) == 0 })
 }
 
 // refill takes a drained replica back and waits until it is given requests.

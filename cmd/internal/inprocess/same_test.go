@@ -201,7 +201,7 @@ func (r *rig) rotation(ids ...string) (stop func()) {
 				r.t.Error(err)
 				return
 			}
-			for len(r.fronts[id].Residents()) > 0 && ctx.Err() == nil {
+			for len(r.fronts[id].LocalLegs()) > 0 && ctx.Err() == nil {
 				time.Sleep(tick)
 			}
 			if err := r.ordered("undrain", id); err != nil {
@@ -382,8 +382,8 @@ func TestChain(t *testing.T) {
 				far := func() bool {
 					n := 0
 					for _, f := range r.fronts {
-						f.Each(func(s *frontend.Stream) bool {
-							if s.Request().MaxOutput == forever && s.Hops() >= 4 {
+						f.EachStream(func(s *frontend.Stream) bool {
+							if s.Request().MaxOutput == forever && s.Splices() >= 4 {
 								n++
 							}
 							return true

@@ -41,7 +41,7 @@ type Daemon struct {
 	id    policies.ReplicaID
 	model string
 
-	front      *frontend.Front
+	front      *frontend.Server
 	uplink     *loadreport.Uplink
 	network    *peer.Network  // nil, like all below, where nothing moves
 	market     *market.Market //
@@ -92,7 +92,7 @@ func (d *Daemon) newFront() error {
 	c.TrustDomain = d.cfg.Fleet.Fleet.TLS.TrustDomain
 	if d.market != nil {
 		c.Placer, c.Rescuer, c.Adopter, c.PeerRPC = d.market, d.market, d.mover, d.peerRPC()
-		c.Rescued = func(r frontend.Rescue) {
+		c.OnRescue = func(r frontend.Rescue) {
 			d.rescues.add(r, string(d.id))
 			d.mover.Rescued(r)
 		}
@@ -147,7 +147,7 @@ func (d *Daemon) newMoving() error {
 		d.nearby.tokenBytes, kc.Distance = f.TokenBytes(r), d.distance
 	}
 	kc.Mover, kc.Network = d.mover, d.network
-	kc.Residents = func() []frontend.Resident { return d.front.Residents() }
+	kc.Residents = func() []frontend.LocalLeg { return d.front.LocalLegs() }
 	kc.Load = func() policies.Load { return d.Status().Load }
 	kc.Machine.First = uint64(d.born.UnixMicro()) // so that deals tell whose they are
 	kc.Ready = func() bool { return d.front.Status().EngineReady }
@@ -239,7 +239,7 @@ func (d *Daemon) credentials(peer policies.ReplicaID, address string) credential
 func (d *Daemon) owner(address string) string { return string(d.outlook.owner(address)) }
 
 // Front is the replica's front.
-func (d *Daemon) Front() *frontend.Front { return d.front }
+func (d *Daemon) Front() *frontend.Server { return d.front }
 
 // Market, Mover and Network are nil where requests do not move.
 func (d *Daemon) Market() *market.Market { return d.market }
@@ -363,7 +363,7 @@ func (d *Daemon) receive(from policies.ReplicaID, e *api.Envelope) {
 func (d *Daemon) gone(id policies.ReplicaID) {
 	d.mover.Gone(id)
 	d.market.Gone(id)
-	d.front.Lost(id)
+	d.front.HandlePeerLoss(id)
 }
 
 // back tells that a peer is there again, to whom it matters before it says more.

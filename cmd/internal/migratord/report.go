@@ -27,11 +27,11 @@ func (d *Daemon) extra() loadreport.Extra { return d.elder.added().extend(d.own(
 
 // own is what reports say of this process.
 func (d *Daemon) own() loadreport.Extra {
-	e := loadreport.Extra{Site: d.site(), Streams: d.front.Clients()}
+	e := loadreport.Extra{Site: d.site(), Streams: d.front.ClientRequests()}
 	if d.market == nil {
-		for _, r := range d.front.Residents() {
+		for _, r := range d.front.LocalLegs() {
 			e.Residents++
-			if r.Fixed != policies.MayMove {
+			if r.Pinned != policies.MayMove {
 				e.Pinned++
 			}
 		}

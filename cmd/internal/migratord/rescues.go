@@ -24,7 +24,7 @@ func (x *rescues) add(r frontend.Rescue, front string) {
 		// Deals have numbers alone after the replica, so that no move has this name.
 		Id: fmt.Sprintf("%s#%d", r.Stream, r.Epoch), Request: r.Stream, Cause: "engine lost",
 		Front: front, From: string(r.From), To: string(r.To), Way: "reprompt", State: "done", Tokens: int64(r.Length),
-		StallSeconds: r.Took.Seconds(), Seconds: r.Took.Seconds(), StartedUnixMicros: r.Began.UnixMicro(),
+		StallSeconds: r.Duration.Seconds(), Seconds: r.Duration.Seconds(), StartedUnixMicros: r.Start.UnixMicro(),
 	}
 	if r.Err != nil {
 		m.State, m.Why = "aborted", r.Err.Error()

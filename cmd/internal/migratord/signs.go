@@ -27,8 +27,8 @@ func (d *Daemon) watch(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
-			d.signs.note(d.front.Progress())
-			d.network.Watch(slices.Concat(d.front.Holders(), d.front.Fronts(), d.mover.Fronts()))
+			d.signs.note(d.front.PeerProgress())
+			d.network.Watch(slices.Concat(d.front.Holders(), d.front.FrontEnds(), d.mover.Fronts()))
 		}
 	}
 }

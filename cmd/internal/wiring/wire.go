@@ -248,7 +248,7 @@ func (f *Fleet) controlName() string {
 func (f *Fleet) Front(r config.Replica, log *slog.Logger) frontend.Config {
 	m, _ := f.Model(r.Model)
 	return frontend.Config{
-		Replica: policies.ReplicaID(r.ID), Engine: r.Engine, Edges: Edges(m), FlowTau: f.scaled(f.Planner.Window), KV: f.capacity(r).KV, Logger: log,
+		Replica: policies.ReplicaID(r.ID), Engine: r.Engine, Edges: Edges(m), FlowTau: f.scaled(f.Planner.Window), KVTokens: f.capacity(r).KV, Logger: log,
 	}
 }
 

@@ -13,11 +13,11 @@ import (
 func refuse(w http.ResponseWriter, message string) {
 	w.Header().Set(length.RefusedHeader, "1")
 	w.Header().Set("Retry-After", "1")
-	answer(w, openai.Problem{Status: http.StatusServiceUnavailable, Kind: "ServiceUnavailableError", Message: message})
+	writeProblem(w, openai.Problem{Status: http.StatusServiceUnavailable, Kind: "ServiceUnavailableError", Message: message})
 }
 
-// answer sends a problem as a whole answer.
-func answer(w http.ResponseWriter, p openai.Problem) {
+// writeProblem sends a problem as a whole answer.
+func writeProblem(w http.ResponseWriter, p openai.Problem) {
 	body := p.Body()
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
@@ -25,8 +25,8 @@ func answer(w http.ResponseWriter, p openai.Problem) {
 	w.Write(body)
 }
 
-// gone is the problem of a stream whose engine is lost.
-func gone(err error) openai.Problem {
+// engineLostProblem is the problem of a stream whose engine is lost.
+func engineLostProblem(err error) openai.Problem {
 	return openai.Problem{Status: http.StatusBadGateway, Kind: "EngineError",
 		Message: "the engine's answer was cut: " + err.Error() + "; send the request again"}
 }

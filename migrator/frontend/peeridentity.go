@@ -13,14 +13,14 @@ import (
 // noteEvery is the time between two lines about peers that lie.
 const noteEvery = time.Minute
 
-// bound lets a leg through only if it comes with the certificate of the migrator
+// withPeerIdentity lets a leg through only if it comes with the certificate of the migrator
 // whose front it names: RequestHeader, which begins with that name, is bound
 // with it. Without a trust domain it is next.
-func (f *Front) bound(next http.Handler) http.Handler {
+func (f *Server) withPeerIdentity(next http.Handler) http.Handler {
 	if f.cfg.TrustDomain == "" {
 		return next
 	}
-	var told notes
+	var told logLimiter
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var leaf *x509.Certificate
 		if r.TLS != nil && len(r.TLS.PeerCertificates) > 0 {
@@ -38,18 +38,18 @@ func (f *Front) bound(next http.Handler) http.Handler {
 		if told.due(time.Now()) {
 			f.log.Warn("a peer's leg is refused", "peer", r.RemoteAddr, "error", err)
 		}
-		answer(w, openai.Problem{Status: http.StatusForbidden, Kind: "PermissionDeniedError", Message: err.Error()})
+		writeProblem(w, openai.Problem{Status: http.StatusForbidden, Kind: "PermissionDeniedError", Message: err.Error()})
 	})
 }
 
-// notes keeps lies from filling the log.
-type notes struct {
+// logLimiter keeps lies from filling the log.
+type logLimiter struct {
 	mu   sync.Mutex
 	last time.Time
 }
 
 // due reports whether a line may be logged now, and takes it as logged then.
-func (n *notes) due(now time.Time) bool {
+func (n *logLimiter) due(now time.Time) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if now.Sub(n.last) < noteEvery {

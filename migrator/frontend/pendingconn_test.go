@@ -31,7 +31,7 @@ func TestFirstRequest(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			lis := newPipes()
-			d := newDoors(&Front{cfg: Config{WriteTimeout: defaultWriteTimeout}})
+			d := newListeners(&Server{cfg: Config{WriteTimeout: defaultWriteTimeout}})
 			s := d.serve(t.Context(), lis, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 			here, there := net.Pipe()
 			lis.conns <- there

@@ -12,9 +12,9 @@ import (
 	"time"
 )
 
-// silent takes what net/http would print: a client that goes away is no news,
+// discardLog takes what net/http would print: a client that goes away is no news,
 // and what is news is logged where it is known what it means.
-var silent = log.New(io.Discard, "", 0)
+var discardLog = log.New(io.Discard, "", 0)
 
 // errStopping is why streams are cut when Run ends before they do.
 var errStopping = errors.New("the front is stopping")
@@ -22,7 +22,7 @@ var errStopping = errors.New("the front is stopping")
 // grace is how long streams that are cut have to say so to their clients.
 const grace = time.Second
 
-// doors are the front's servers. Their methods are for Run's goroutine.
+// listeners are the front's servers. Their methods are for Run's goroutine.
 //
 // A front without an engine must be found out without anybody's help: it closes
 // its listener, so that new connections are refused, and shuts its HTTP server
@@ -30,8 +30,8 @@ const grace = time.Second
 // Streams that the proxy had on their way are then refused in HTTP/2's own
 // terms and go elsewhere, and running ones go on. A server cannot be opened
 // again, so each opening has a server of its own.
-type doors struct {
-	f       *Front
+type listeners struct {
+	f       *Server
 	address net.Addr       // of the clients' listener, nil for none
 	next    net.Listener   // open and not yet served, nil for none
 	server  *http.Server   // the one that takes clients, nil while shut
@@ -45,8 +45,8 @@ type doors struct {
 	quiet  chan struct{}             // holds a token when inside has become 0
 }
 
-func newDoors(f *Front) *doors {
-	d := &doors{f: f, next: f.cfg.Listener, broken: make(chan error, 1), served: make(map[*http.Server]struct{}), quiet: make(chan struct{}, 1)}
+func newListeners(f *Server) *listeners {
+	d := &listeners{f: f, next: f.cfg.Listener, broken: make(chan error, 1), served: make(map[*http.Server]struct{}), quiet: make(chan struct{}, 1)}
 	if d.next != nil {
 		d.address = d.next.Addr()
 	}
@@ -54,7 +54,7 @@ func newDoors(f *Front) *doors {
 }
 
 // serve starts a server; requests end when ctx does.
-func (d *doors) serve(ctx context.Context, l net.Listener, h http.Handler) *http.Server {
+func (d *listeners) serve(ctx context.Context, l net.Listener, h http.Handler) *http.Server {
 	var protocols http.Protocols
 	protocols.SetHTTP1(true)
 	protocols.SetHTTP2(true) // on a listener with TLS that offers it
@@ -69,17 +69,17 @@ func (d *doors) serve(ctx context.Context, l net.Listener, h http.Handler) *http
 		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: maxStreams, WriteByteTimeout: d.f.cfg.WriteTimeout},
 		ReadHeaderTimeout: headerTimeout,
 		IdleTimeout:       clientIdleConn,
-		ConnState:         settle,
+		ConnState:         markActive,
 		MaxHeaderBytes:    maxHeader,
 		BaseContext:       func(net.Listener) context.Context { return ctx },
-		ErrorLog:          silent,
+		ErrorLog:          discardLog,
 	}
 	d.mu.Lock()
 	d.served[s] = struct{}{}
 	d.mu.Unlock()
 	d.wg.Go(func() {
 		// A listener that its owner closes has been handed over.
-		if err := s.Serve(patient{l, clientIdleConn}); !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
+		if err := s.Serve(lazyListener{l, clientIdleConn}); !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
 			select {
 			case d.broken <- fmt.Errorf("front of %s: serve %s: %w", d.f.cfg.Replica, l.Addr(), err):
 			default:
@@ -89,7 +89,7 @@ func (d *doors) serve(ctx context.Context, l net.Listener, h http.Handler) *http
 	return s
 }
 
-func (d *doors) count(n int) {
+func (d *listeners) count(n int) {
 	d.mu.Lock()
 	d.inside += n
 	last := d.inside == 0
@@ -103,7 +103,7 @@ func (d *doors) count(n int) {
 }
 
 // open lets clients in. When the address is taken, the next call tries again.
-func (d *doors) open(ctx context.Context) {
+func (d *listeners) open(ctx context.Context) {
 	if d.server != nil || d.address == nil {
 		return
 	}
@@ -119,7 +119,7 @@ func (d *doors) open(ctx context.Context) {
 }
 
 // shut refuses clients and lets those inside finish.
-func (d *doors) shut(ctx context.Context) {
+func (d *listeners) shut(ctx context.Context) {
 	if d.next != nil {
 		d.next.Close()
 		d.next = nil
@@ -138,9 +138,9 @@ func (d *doors) shut(ctx context.Context) {
 	})
 }
 
-// left returns a channel that is closed when every server that was shut has no
+// drained returns a channel that is closed when every server that was shut has no
 // connection left, so that the last bytes of each answer are out.
-func (d *doors) left() <-chan struct{} {
+func (d *listeners) drained() <-chan struct{} {
 	done := make(chan struct{})
 	d.wg.Go(func() {
 		d.leaving.Wait()
@@ -152,7 +152,7 @@ func (d *doors) left() <-chan struct{} {
 // close ends everything once the requests' context has ended: the handlers get
 // a moment to tell their clients and the servers one to send it, then the
 // connections are closed. ctx carries values only.
-func (d *doors) close(ctx context.Context) {
+func (d *listeners) close(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.f.grace)
 	defer cancel()
 	d.wait(ctx.Done())
@@ -169,7 +169,7 @@ func (d *doors) close(ctx context.Context) {
 }
 
 // wait returns when no request is in progress, or at the alarm.
-func (d *doors) wait(alarm <-chan struct{}) {
+func (d *listeners) wait(alarm <-chan struct{}) {
 	for {
 		d.mu.Lock()
 		inside := d.inside

@@ -14,11 +14,11 @@ const (
 	piece = 64 << 10
 )
 
-// guarded gives every answer of a handler a write deadline: a client that takes
+// withWriteDeadline gives every answer of a handler a write deadline: a client that takes
 // nothing for as long as WriteTimeout is given up.
-func (f *Front) guarded(next http.Handler) http.Handler {
+func (f *Server) withWriteDeadline(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		g := newGuard(w, f.cfg.WriteTimeout)
+		g := newDeadlineWriter(w, f.cfg.WriteTimeout)
 		defer g.end(r)
 		next.ServeHTTP(g, r)
 		if g.written {
@@ -27,14 +27,14 @@ func (f *Front) guarded(next http.Handler) http.Handler {
 	})
 }
 
-// guard is a ResponseWriter whose writes and flushes end.
+// deadlineWriter is a ResponseWriter whose writes and flushes end.
 //
 // A deadline of net/http is no means to that: on HTTP/2 it is a timer that
 // resets the stream, whether a write waits or not, so that it would end streams
 // that are merely quiet; and moving it costs more than a token. So a timer
 // looks from time to time whether one and the same write still waits, and only
 // then sets a deadline, which has passed. A token costs a few atomic additions.
-type guard struct {
+type deadlineWriter struct {
 	http.ResponseWriter
 	control *http.ResponseController
 	every   time.Duration
@@ -49,15 +49,15 @@ type guard struct {
 	over  bool   // the ResponseWriter may not be touched any more
 }
 
-func newGuard(w http.ResponseWriter, timeout time.Duration) *guard {
-	g := &guard{ResponseWriter: w, control: http.NewResponseController(w), timeout: timeout, every: max(timeout/looks, 1)}
+func newDeadlineWriter(w http.ResponseWriter, timeout time.Duration) *deadlineWriter {
+	g := &deadlineWriter{ResponseWriter: w, control: http.NewResponseController(w), timeout: timeout, every: max(timeout/looks, 1)}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.timer = time.AfterFunc(g.every, g.look)
 	return g
 }
 
-func (g *guard) look() {
+func (g *deadlineWriter) look() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.over {
@@ -78,7 +78,7 @@ func (g *guard) look() {
 	g.timer.Reset(g.every)
 }
 
-func (g *guard) end(r *http.Request) {
+func (g *deadlineWriter) end(r *http.Request) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.over = true
@@ -90,14 +90,14 @@ func (g *guard) end(r *http.Request) {
 }
 
 // Unwrap lets http.ResponseController find the read deadline.
-func (g *guard) Unwrap() http.ResponseWriter { return g.ResponseWriter }
+func (g *deadlineWriter) Unwrap() http.ResponseWriter { return g.ResponseWriter }
 
-func (g *guard) WriteHeader(status int) {
+func (g *deadlineWriter) WriteHeader(status int) {
 	g.written = g.written || status >= http.StatusOK
 	g.ResponseWriter.WriteHeader(status)
 }
 
-func (g *guard) Write(b []byte) (n int, err error) {
+func (g *deadlineWriter) Write(b []byte) (n int, err error) {
 	g.written = true
 	for {
 		part := b[n:min(n+piece, len(b))]
@@ -111,7 +111,7 @@ func (g *guard) Write(b []byte) (n int, err error) {
 }
 
 // FlushError is what http.ResponseController looks for.
-func (g *guard) FlushError() error {
+func (g *deadlineWriter) FlushError() error {
 	g.calls.Add(1)
 	defer g.calls.Add(1)
 	return g.control.Flush()

@@ -27,9 +27,9 @@ func TestQuietStream(t *testing.T) {
 	const timeout, pieces = 10 * time.Second, 3
 	for _, major := range []int{1, 2} {
 		synctest.Test(t, func(t *testing.T) {
-			f := &Front{cfg: Config{WriteTimeout: timeout}}
-			d, lis := newDoors(f), newPipes()
-			s := d.serve(t.Context(), lis, f.guarded(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			f := &Server{cfg: Config{WriteTimeout: timeout}}
+			d, lis := newListeners(f), newPipes()
+			s := d.serve(t.Context(), lis, f.withWriteDeadline(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 				for range pieces {
 					io.WriteString(w, "x")
 					http.NewResponseController(w).Flush()
@@ -90,7 +90,7 @@ func TestSlowReaders(t *testing.T) {
 		f := start(t, e.URL, func(c *Config) { c.WriteTimeout = 40 * time.Millisecond })
 		for name, c := range map[string]*http.Client{"HTTP/1.1": f.client, "HTTP/2": h2Client(t)} {
 			resp := beginning(t, c, "http://"+f.url+test.path, test.body)
-			eventually(t, f.vacant)
+			eventually(t, f.isIdle)
 			n, err := io.Copy(io.Discard, resp.Body)
 			resp.Body.Close()
 			if err == nil {
@@ -137,7 +137,7 @@ func (w *stuckWriter) SetWriteDeadline(at time.Time) error {
 func TestGuard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &stuckWriter{recorder: recorder{header: http.Header{}}, cut: make(chan struct{}), held: &Stream{}, t: t}
-		g := newGuard(w, time.Minute)
+		g := newDeadlineWriter(w, time.Minute)
 		time.Sleep(time.Hour) // quiet
 		begun := time.Now()
 		if _, err := g.Write([]byte("x")); err == nil {
@@ -155,7 +155,7 @@ func TestGuard(t *testing.T) {
 func TestAssemblyWritesUnlocked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &stuckWriter{recorder: recorder{header: http.Header{}}, cut: make(chan struct{}), t: t}
-		g := newGuard(w, time.Minute)
+		g := newDeadlineWriter(w, time.Minute)
 		ctx, cancel := context.WithCancel(t.Context())
 		leg := newMemLeg(nil, io.EOF, "data: {\"error\":{}}\n\n", "data: [DONE]\n\n")
 		w.held = newTestStream(ctx, &assembly{w: g, shape: &shape{}, header: http.Header{}}, cancel)

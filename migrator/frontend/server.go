@@ -16,100 +16,100 @@ import (
 	"github.com/cascadeinfer/cascade/policies/flow"
 )
 
-// Front is the HTTP front of one replica. Its methods are safe for concurrent
+// Server is the HTTP front of one replica. Its methods are safe for concurrent
 // use. It serves while Run runs.
-type Front struct {
+type Server struct {
 	// Fixed after New.
-	cfg     Config
-	engine  *url.URL
-	log     *slog.Logger
-	tracker *loadtracker.Tracker
-	local   *http.Transport // to the engine
-	probe   *http.Transport // to the engine's health check
-	peers   http.RoundTripper
-	rest    *httputil.ReverseProxy // for what the front only passes on
-	shapes  shapes
+	cfg         Config
+	engine      *url.URL
+	log         *slog.Logger
+	tracker     *loadtracker.Tracker
+	local       *http.Transport // to the engine
+	probe       *http.Transport // to the engine's health check
+	peers       http.RoundTripper
+	passthrough *httputil.ReverseProxy // for what the front only passes on
+	shapes      shapes
 	// The constants of these names, but in tests.
 	catchUp, grace time.Duration
 	// fingerprint is the engine's system_fingerprint, nil until it was seen.
 	fingerprint atomic.Pointer[[]byte]
 
-	ready    atomic.Bool   // the engine answers its health check
-	changed  chan struct{} // holds a token when ready or draining has changed
-	suspect  chan struct{} // holds a token when the engine should be looked at
-	drain    chan struct{} // closed by Drain
-	drainOne sync.Once
-	retire   chan struct{} // closed by Retire
-	retired  sync.Once
+	ready          atomic.Bool   // the engine answers its health check
+	changed        chan struct{} // holds a token when ready or draining has changed
+	probeRequested chan struct{} // holds a token when the engine should be looked at
+	drain          chan struct{} // closed by Drain
+	drainOne       sync.Once
+	retire         chan struct{} // closed by Retire
+	retired        sync.Once
 
-	looks  atomic.Uint64 // health checks that the engine has passed
-	tokens atomic.Uint64 // that have come from the engine
+	probesPassed atomic.Uint64 // health checks that the engine has passed
+	tokens       atomic.Uint64 // that have come from the engine
 
-	clients atomic.Int64           // requests of its own clients in progress
-	metrics atomic.Pointer[string] // what answers tell of the load; nil: nothing
+	clients    atomic.Int64           // requests of its own clients in progress
+	loadHeader atomic.Pointer[string] // what answers tell of the load; nil: nothing
 
 	mu        sync.Mutex
 	streams   map[string]*Stream // by id
-	residents map[*residence]struct{}
+	localLegs map[*localLeg]struct{}
 	open      int           // requests in progress, those without a Stream included
-	empty     chan struct{} // holds a token when open has become 0
+	idle      chan struct{} // holds a token when open has become 0
 	next      uint64        // number of the latest stream
 }
 
 // New returns a Front; it starts nothing. The error names the field of the
 // configuration that is wrong.
-func New(cfg Config) (*Front, error) {
+func New(cfg Config) (*Server, error) {
 	cfg, engine, err := cfg.validate()
 	if err != nil {
 		return nil, err
 	}
-	f := &Front{
-		cfg:     cfg,
-		engine:  engine,
-		log:     cfg.Logger.With("replica", string(cfg.Replica)),
-		tracker: loadtracker.New(loadtracker.Config{Edges: cfg.Edges, Counter: flow.New(cfg.Edges, cfg.FlowTau.Seconds()), Recent: cfg.Recent}),
-		local:   newTransport(cfg.IdleTimeout),
-		probe:   &http.Transport{DialContext: dialer.DialContext, DisableKeepAlives: true},
-		peers:   cfg.Peers,
-		catchUp: catchUp,
-		grace:   grace,
-		changed: make(chan struct{}, 1),
-		suspect: make(chan struct{}, 1),
-		drain:   make(chan struct{}),
-		retire:  make(chan struct{}),
-		streams: make(map[string]*Stream),
-		empty:   make(chan struct{}, 1),
+	f := &Server{
+		cfg:            cfg,
+		engine:         engine,
+		log:            cfg.Logger.With("replica", string(cfg.Replica)),
+		tracker:        loadtracker.New(loadtracker.Config{Edges: cfg.Edges, Counter: flow.New(cfg.Edges, cfg.FlowTau.Seconds()), Recent: cfg.RecentWindow}),
+		local:          newTransport(cfg.IdleTimeout),
+		probe:          &http.Transport{DialContext: dialer.DialContext, DisableKeepAlives: true},
+		peers:          cfg.Peers,
+		catchUp:        catchUp,
+		grace:          grace,
+		changed:        make(chan struct{}, 1),
+		probeRequested: make(chan struct{}, 1),
+		drain:          make(chan struct{}),
+		retire:         make(chan struct{}),
+		streams:        make(map[string]*Stream),
+		idle:           make(chan struct{}, 1),
 
-		residents: make(map[*residence]struct{}),
+		localLegs: make(map[*localLeg]struct{}),
 		// No two processes of a replica give a stream the same id.
 		next: uint64(time.Now().UnixMicro()),
 	}
 	if f.peers == nil {
 		f.peers = newTransport(cfg.IdleTimeout)
 	}
-	f.rest = f.newRest()
+	f.passthrough = f.newPassthrough()
 	return f, nil
 }
 
 // Handler returns the handler for clients: what the proxies send to the
 // replica's address.
-func (f *Front) Handler() http.Handler {
+func (f *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+openai.Completions.Path(), f.admit(func(w http.ResponseWriter, r *http.Request) { f.generate(w, r, openai.Completions) }))
 	mux.HandleFunc("POST "+openai.Chat.Path(), f.admit(func(w http.ResponseWriter, r *http.Request) { f.generate(w, r, openai.Chat) }))
 	mux.HandleFunc("GET /health", f.health)
-	mux.HandleFunc("/", f.admit(f.pass))
-	return f.telling(f.guarded(mux))
+	mux.HandleFunc("/", f.admit(f.passThrough))
+	return f.withLoadHeaders(f.withWriteDeadline(mux))
 }
 
 // PeerHandler returns the handler for other migrators: their legs, which always
 // use the own engine, so that a request is forwarded at most once, and their
 // gRPC.
-func (f *Front) PeerHandler() http.Handler {
+func (f *Server) PeerHandler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST "+openai.Completions.Path(), f.admit(func(w http.ResponseWriter, r *http.Request) { f.serve(w, r, openai.Completions) }))
-	mux.HandleFunc("POST "+openai.Chat.Path(), f.admit(func(w http.ResponseWriter, r *http.Request) { f.serve(w, r, openai.Chat) }))
-	legs := f.guarded(f.bound(mux))
+	mux.HandleFunc("POST "+openai.Completions.Path(), f.admit(func(w http.ResponseWriter, r *http.Request) { f.servePeerLeg(w, r, openai.Completions) }))
+	mux.HandleFunc("POST "+openai.Chat.Path(), f.admit(func(w http.ResponseWriter, r *http.Request) { f.servePeerLeg(w, r, openai.Chat) }))
+	legs := f.withWriteDeadline(f.withPeerIdentity(mux))
 	if f.cfg.PeerRPC == nil {
 		return legs
 	}
@@ -126,25 +126,25 @@ func (f *Front) PeerHandler() http.Handler {
 
 // Drain stops the front from taking requests; those in progress go on. Run
 // returns when the last has ended, or at the DrainTimeout.
-func (f *Front) Drain() {
+func (f *Server) Drain() {
 	f.drainOne.Do(func() {
 		close(f.drain)
-		f.tell()
+		f.notifyChanged()
 	})
 }
 
 // Retire ends the front as Drain does, for one whose address another process
 // serves from now on: nobody is refused. What comes on connections that are open
 // is served, and each is asked not to come again (Connection: close, GOAWAY).
-func (f *Front) Retire() {
+func (f *Server) Retire() {
 	f.retired.Do(func() { close(f.retire) })
 }
 
 // Changed returns a channel that holds a token after Status's EngineReady or
 // Draining has changed. It is for one reader.
-func (f *Front) Changed() <-chan struct{} { return f.changed }
+func (f *Server) Changed() <-chan struct{} { return f.changed }
 
-func (f *Front) tell() {
+func (f *Server) notifyChanged() {
 	select {
 	case f.changed <- struct{}{}:
 	default:
@@ -152,22 +152,22 @@ func (f *Front) tell() {
 }
 
 // setReady takes note of the engine's health and returns what it was.
-func (f *Front) setReady(ready bool) (was bool) {
+func (f *Server) setReady(ready bool) (was bool) {
 	if ready {
-		f.looks.Add(1)
+		f.probesPassed.Add(1)
 	}
 	if was = f.ready.Swap(ready); was != ready {
-		f.tell()
+		f.notifyChanged()
 	}
 	return was
 }
 
-// forsake gives the engine up: requests that another one can go on with do not
+// evacuate gives the engine up: requests that another one can go on with do not
 // wait for it.
-func (f *Front) forsake() { f.lose(errAway, (*residence).rescuable) }
+func (f *Server) evacuate() { f.cancelLegs(errAway, (*localLeg).rescuable) }
 
-func (f *Front) draining() bool { return isClosed(f.drain) }
-func (f *Front) retiring() bool { return isClosed(f.retire) }
+func (f *Server) draining() bool { return isClosed(f.drain) }
+func (f *Server) retiring() bool { return isClosed(f.retire) }
 
 func isClosed(c <-chan struct{}) bool {
 	select {
@@ -192,7 +192,7 @@ type Status struct {
 }
 
 // Status returns the state of the replica now.
-func (f *Front) Status() Status {
+func (f *Server) Status() Status {
 	r := f.tracker.Read()
 	return Status{
 		Load: r.Load, Flow: r.Flow, Snapshot: r.Snapshot, BytesPerToken: r.BytesPerToken, EstimateError: r.EstimateError,
@@ -200,9 +200,9 @@ func (f *Front) Status() Status {
 	}
 }
 
-// Each calls do for the streams of this front's clients, in no order, until it
+// EachStream calls do for the streams of this front's clients, in no order, until it
 // returns false. Streams may end meanwhile.
-func (f *Front) Each(do func(*Stream) bool) {
+func (f *Server) EachStream(do func(*Stream) bool) {
 	f.mu.Lock()
 	all := make([]*Stream, 0, len(f.streams))
 	for _, s := range f.streams {
@@ -217,7 +217,7 @@ func (f *Front) Each(do func(*Stream) bool) {
 }
 
 // stream returns the stream of that id, nil for none.
-func (f *Front) stream(id string) *Stream {
+func (f *Server) stream(id string) *Stream {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.streams[id]
@@ -226,10 +226,10 @@ func (f *Front) stream(id string) *Stream {
 // admit refuses requests while the engine is away or the front drains, and
 // counts those it lets in. It asks those of a retired front to go elsewhere
 // with their next one.
-func (f *Front) admit(next http.HandlerFunc) http.HandlerFunc {
+func (f *Server) admit(next http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		f.enter()
-		defer f.leave()
+		f.requestBegan()
+		defer f.requestEnded()
 		if f.retiring() {
 			w.Header().Set("Connection", "close") // over HTTP/2 this is a GOAWAY
 		}
@@ -244,41 +244,41 @@ func (f *Front) admit(next http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-func (f *Front) enter() {
+func (f *Server) requestBegan() {
 	f.mu.Lock()
 	f.open++
 	f.mu.Unlock()
 }
 
-func (f *Front) leave() {
+func (f *Server) requestEnded() {
 	f.mu.Lock()
 	f.open--
 	last := f.open == 0
 	f.mu.Unlock()
 	if last {
 		select {
-		case f.empty <- struct{}{}:
+		case f.idle <- struct{}{}:
 		default:
 		}
 	}
 }
 
-// vacant reports whether no request is in progress.
-func (f *Front) vacant() bool {
+// isIdle reports whether no request is in progress.
+func (f *Server) isIdle() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.open == 0
 }
 
-// doubt makes Run look at the engine now.
-func (f *Front) doubt() {
+// probeNow makes Run look at the engine now.
+func (f *Server) probeNow() {
 	select {
-	case f.suspect <- struct{}{}:
+	case f.probeRequested <- struct{}{}:
 	default:
 	}
 }
 
-func (f *Front) health(w http.ResponseWriter, _ *http.Request) {
+func (f *Server) health(w http.ResponseWriter, _ *http.Request) {
 	if f.draining() || !f.ready.Load() {
 		w.WriteHeader(http.StatusServiceUnavailable)
 	}

@@ -11,8 +11,8 @@ import (
 // counts, and nothing that an engine says of itself.
 func TestAnswersTellTheLoad(t *testing.T) {
 	e := newEngine(t)
-	f := start(t, e.URL, func(c *Config) { c.KV = 100 })
-	f.measure() // as the sweep does, before it comes
+	f := start(t, e.URL, func(c *Config) { c.KVTokens = 100 })
+	f.updateLoadHeader() // as the sweep does, before it comes
 	ask := func(path string) string {
 		t.Helper()
 		resp, err := f.client.Post("http://"+f.url+path, "application/json", strings.NewReader(`{"prompt":"x","messages":[],"max_tokens":3}`))
@@ -20,14 +20,14 @@ func TestAnswersTellTheLoad(t *testing.T) {
 			t.Fatal(err)
 		}
 		resp.Body.Close()
-		if n := len(resp.Header[metricsHeader]); n != 1 {
+		if n := len(resp.Header[loadHeader]); n != 1 {
 			t.Errorf("%s: %d fields", path, n)
 		}
-		return resp.Header.Get(metricsHeader)
+		return resp.Header.Get(loadHeader)
 	}
 	const idle = "TEXT named_metrics.kv_cache_usage_perc=0.0000,named_metrics.num_requests_running=0,named_metrics.num_requests_waiting=0"
 	e.set(nil, func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set(metricsHeader, "TEXT named_metrics.kv_cache_usage_perc=9")
+		w.Header().Set(loadHeader, "TEXT named_metrics.kv_cache_usage_perc=9")
 		fmt.Fprint(w, "{}")
 	})
 	for _, path := range []string{"/v1/completions", "/v1/embeddings"} {
@@ -48,11 +48,11 @@ func TestAnswersTellTheLoad(t *testing.T) {
 	}
 	defer resp.Body.Close()
 	eventually(t, func() bool {
-		f.measure()
-		text := f.metrics.Load()
-		return strings.Contains(*text, "num_requests_running=1") && !strings.Contains(*text, "perc=0.0000") && f.Clients() == 1
+		f.updateLoadHeader()
+		text := f.loadHeader.Load()
+		return strings.Contains(*text, "num_requests_running=1") && !strings.Contains(*text, "perc=0.0000") && f.ClientRequests() == 1
 	})
 	close(held)
 	resp.Body.Close()
-	eventually(t, func() bool { return f.Clients() == 0 })
+	eventually(t, func() bool { return f.ClientRequests() == 0 })
 }

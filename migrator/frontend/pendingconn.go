@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// patient accepts connections on which the first request may take its time:
+// lazyListener accepts connections on which the first request may take its time:
 // clients and migrators dial ahead. http.Server counts ReadHeaderTimeout from the
 // moment of acceptance. Left to itself it closes such a connection while its
 // client is about to use it, or, when the time is up between the 14 bytes in which
@@ -20,13 +20,13 @@ import (
 // The embedded proxy's listeners have the same, for the same reason. Connections
 // with TLS are left as they are: http.Server must know them, does not look for
 // HTTP/2 in their first bytes, and only migrators, who try again, come by them.
-type patient struct {
+type lazyListener struct {
 	net.Listener
 	idle time.Duration // for the first byte; 0 = no limit
 }
 
 // Accept implements net.Listener.
-func (p patient) Accept() (net.Conn, error) {
+func (p lazyListener) Accept() (net.Conn, error) {
 	c, err := p.Listener.Accept()
 	if err != nil {
 		return nil, err
@@ -34,23 +34,23 @@ func (p patient) Accept() (net.Conn, error) {
 	if _, secure := c.(*tls.Conn); secure {
 		return c, nil
 	}
-	f := &fresh{Conn: c, idle: p.idle}
-	_ = f.rest() // one that is closed already is found out when it is read
+	f := &pendingConn{Conn: c, idle: p.idle}
+	_ = f.awaitFirstByte() // one that is closed already is found out when it is read
 	return f, nil
 }
 
-// fresh is a connection that may not have brought a request yet. Until one was
+// pendingConn is a connection that may not have brought a request yet. Until one was
 // read, a deadline for reading counts from the next byte on, and that byte has as
 // long as any idle connection; afterwards deadlines are what they say.
-type fresh struct {
+type pendingConn struct {
 	net.Conn
-	idle time.Duration
-	head atomic.Int64 // the time.Duration of a deadline that has not begun; 0 = none
-	used atomic.Bool  // a request was read
+	idle        time.Duration
+	deferred    atomic.Int64 // the time.Duration of a deadline that has not begun; 0 = none
+	requestRead atomic.Bool  // a request was read
 }
 
-// rest waits for the first byte.
-func (c *fresh) rest() error {
+// awaitFirstByte waits for the first byte.
+func (c *pendingConn) awaitFirstByte() error {
 	if c.idle > 0 {
 		return c.Conn.SetReadDeadline(time.Now().Add(c.idle))
 	}
@@ -58,40 +58,40 @@ func (c *fresh) rest() error {
 }
 
 // SetReadDeadline implements net.Conn.
-func (c *fresh) SetReadDeadline(t time.Time) error {
-	if c.used.Load() || t.IsZero() {
-		c.head.Store(0)
+func (c *pendingConn) SetReadDeadline(t time.Time) error {
+	if c.requestRead.Load() || t.IsZero() {
+		c.deferred.Store(0)
 		return c.Conn.SetReadDeadline(t)
 	}
-	c.head.Store(int64(max(time.Until(t), 1)))
-	return c.rest()
+	c.deferred.Store(int64(max(time.Until(t), 1)))
+	return c.awaitFirstByte()
 }
 
 // Read implements net.Conn. A head that does not arrive in time closes the
 // connection, so that nothing is answered to half a line.
-func (c *fresh) Read(p []byte) (int, error) {
+func (c *pendingConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	switch {
-	case n > 0 && c.head.Load() > 0:
+	case n > 0 && c.deferred.Load() > 0:
 		// This fails where the connection is closed.
-		_ = c.Conn.SetReadDeadline(time.Now().Add(time.Duration(c.head.Swap(0))))
-	case errors.Is(err, os.ErrDeadlineExceeded) && !c.used.Load():
+		_ = c.Conn.SetReadDeadline(time.Now().Add(time.Duration(c.deferred.Swap(0))))
+	case errors.Is(err, os.ErrDeadlineExceeded) && !c.requestRead.Load():
 		c.Conn.Close()
 	}
 	return n, err
 }
 
 // CloseWrite lets http.Server end an answer before it closes.
-func (c *fresh) CloseWrite() error {
+func (c *pendingConn) CloseWrite() error {
 	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()
 	}
 	return errors.ErrUnsupported
 }
 
-// settle is an http.Server's ConnState: it hears of the first request.
-func settle(c net.Conn, s http.ConnState) {
-	if f, ok := c.(*fresh); ok && s == http.StateActive {
-		f.used.Store(true)
+// markActive is an http.Server's ConnState: it hears of the first request.
+func markActive(c net.Conn, s http.ConnState) {
+	if f, ok := c.(*pendingConn); ok && s == http.StateActive {
+		f.requestRead.Store(true)
 	}
 }

@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 
 // front is a running Front with its listeners.
 type front struct {
-	*Front
+	*Server
 	url, peer string // host:port of both listeners
 	client    *http.Client
 	stop      context.CancelFunc
@@ -48,7 +48,7 @@ func start(t testing.TB, url string, change func(*Config)) *front {
 	t.Helper()
 	lis, peers := listen(t), listen(t)
 	cfg := Config{Replica: "r0", Engine: url, Edges: policies.Edges(1<<16, 4), Listener: lis, PeerListener: peers,
-		HealthEvery: 20 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(testWriter{t}, nil))}
+		HealthInterval: 20 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(testWriter{t}, nil))}
 	if change != nil {
 		change(&cfg)
 	}
@@ -58,7 +58,7 @@ func start(t testing.TB, url string, change func(*Config)) *front {
 	}
 	f.catchUp, f.grace = time.Minute, 10*time.Second // a busy machine takes seconds for what takes none
 	ctx, cancel := context.WithCancel(context.Background())
-	fr := &front{Front: f, url: lis.Addr().String(), peer: peers.Addr().String(), stop: cancel, done: make(chan error, 1)}
+	fr := &front{Server: f, url: lis.Addr().String(), peer: peers.Addr().String(), stop: cancel, done: make(chan error, 1)}
 	transport := &http.Transport{DisableCompression: true}
 	fr.client = &http.Client{Transport: transport}
 	go func() { fr.done <- f.Run(ctx) }()

@@ -30,8 +30,8 @@ const (
 	// has begun elsewhere.
 	PromptHeader = "X-Cascade-Prompt"
 	OutputHeader = "X-Cascade-Output"
-	// MoveHeader names the reservation that holds the stream's KV.
-	MoveHeader = "X-Cascade-Move"
+	// MigrationHeader names the reservation that holds the stream's KV.
+	MigrationHeader = "X-Cascade-Move"
 	// LegHeader is the engine's name of the leg: "<stream id>#<epoch>".
 	LegHeader = "X-Cascade-Leg"
 )
@@ -41,26 +41,26 @@ const (
 	maxCount = 1 << 32 // tokens that a header can state
 )
 
-// order is a leg that is to be opened: what of, for whom, and where.
-type order struct {
+// legRequest is a leg that is to be opened: what of, for whom, and where.
+type legRequest struct {
 	endpoint openai.Endpoint
 	to       Target
 	header   http.Header // the client's
 	body     *payload
 	arrival  loadtracker.Arrival // its Input and Output say that the leg is a later one
 
-	plain   bool // the answer is to be no stream, or one that is not understood
-	front   policies.ReplicaID
-	stream  *Stream          // of the own front; nil for a peer's
-	request policies.Request // as it was when the leg was ordered; ID is "" for one without a name
-	least   policies.Tokens  // min_tokens
-	epoch   policies.Epoch
-	move    string        // names the reservation; "" for none
-	hang    time.Duration // how long the engine may pause once it has begun; 0 for as long as before
+	plain       bool // the answer is to be no stream, or one that is not understood
+	front       policies.ReplicaID
+	stream      *Stream          // of the own front; nil for a peer's
+	request     policies.Request // as it was when the leg was ordered; ID is "" for one without a name
+	minTokens   policies.Tokens  // min_tokens
+	epoch       policies.Epoch
+	move        string        // names the reservation; "" for none
+	hangTimeout time.Duration // how long the engine may pause once it has begun; 0 for as long as before
 }
 
 // leg is the engine's name for what is ordered, "" for none.
-func (o *order) leg() string {
+func (o *legRequest) leg() string {
 	if o.request.ID == "" {
 		return ""
 	}
@@ -68,15 +68,15 @@ func (o *order) leg() string {
 }
 
 // fields are the header fields for the engine or the peer that the order goes to.
-func (o *order) fields() http.Header {
+func (o *legRequest) fields() http.Header {
 	var h http.Header
 	switch {
 	case o.arrival.Input > 0:
-		h = toLater(o.header)
+		h = resumeHeaders(o.header)
 	case o.to.Address == "":
-		h = toEngine(o.header)
+		h = engineHeaders(o.header)
 	default:
-		h = toPeer(o.header)
+		h = peerHeaders(o.header)
 	}
 	if o.to.Address == "" {
 		if leg := o.leg(); leg != "" {
@@ -95,7 +95,7 @@ func (o *order) fields() http.Header {
 		h[OutputHeader] = []string{strconv.FormatInt(int64(o.arrival.Output), 10)}
 	}
 	if o.move != "" {
-		h[MoveHeader] = []string{o.move}
+		h[MigrationHeader] = []string{o.move}
 	}
 	return h
 }
@@ -103,15 +103,15 @@ func (o *order) fields() http.Header {
 // errNoForward says that a request to the peers' port is not a migrator's.
 var errNoForward = errors.New("this port is for migrators; clients use the replica's own address")
 
-// readOrder reads the fields of a peer's request. Its error names the one that
+// readLegRequest reads the fields of a peer's request. Its error names the one that
 // is wrong.
-func readOrder(e openai.Endpoint, h http.Header) (*order, error) {
-	o := &order{endpoint: e, header: h, front: policies.ReplicaID(h.Get(ForwardHeader)), move: h.Get(MoveHeader)}
+func readLegRequest(e openai.Endpoint, h http.Header) (*legRequest, error) {
+	o := &legRequest{endpoint: e, header: h, front: policies.ReplicaID(h.Get(ForwardHeader)), move: h.Get(MigrationHeader)}
 	o.request.ID = h.Get(RequestHeader)
 	if o.front == "" {
 		return nil, errNoForward
 	}
-	for name, value := range map[string]string{ForwardHeader: string(o.front), MoveHeader: o.move, RequestHeader: o.request.ID} {
+	for name, value := range map[string]string{ForwardHeader: string(o.front), MigrationHeader: o.move, RequestHeader: o.request.ID} {
 		if len(value) > maxName || strings.IndexFunc(value, func(r rune) bool { return r <= ' ' || r == 0x7f }) >= 0 {
 			return nil, fmt.Errorf("%s %.40q is no name of at most %d bytes", name, value, maxName)
 		}
@@ -138,7 +138,7 @@ func readOrder(e openai.Endpoint, h http.Header) (*order, error) {
 	case o.request.ID != "" && (!strings.HasPrefix(o.request.ID, string(o.front)+"/") || o.epoch == 0):
 		return nil, fmt.Errorf("%s %.40q is not one of %q, or has no %s", RequestHeader, o.request.ID, o.front, LegEpochHeader)
 	case o.move != "" && (o.request.ID == "" || o.arrival.Input == 0):
-		return nil, fmt.Errorf("%s %.40q needs %s and %s", MoveHeader, o.move, RequestHeader, PromptHeader)
+		return nil, fmt.Errorf("%s %.40q needs %s and %s", MigrationHeader, o.move, RequestHeader, PromptHeader)
 	case o.arrival.Input == 0 && o.arrival.Output > 0:
 		return nil, fmt.Errorf("%s needs %s", OutputHeader, PromptHeader)
 	}

@@ -8,12 +8,12 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 )
 
-// serve runs a peer's leg on the own engine and relays the engine's bytes: the
+// servePeerLeg runs a peer's leg on the own engine and relays the engine's bytes: the
 // front that owns the client understands them. What it adds is the count.
-func (f *Front) serve(w http.ResponseWriter, r *http.Request, e openai.Endpoint) {
-	o, err := readOrder(e, r.Header)
+func (f *Server) servePeerLeg(w http.ResponseWriter, r *http.Request, e openai.Endpoint) {
+	o, err := readLegRequest(e, r.Header)
 	if err == errNoForward {
-		answer(w, openai.Problem{Status: http.StatusForbidden, Kind: "PermissionDeniedError", Message: err.Error()})
+		writeProblem(w, openai.Problem{Status: http.StatusForbidden, Kind: "PermissionDeniedError", Message: err.Error()})
 		return
 	}
 	if err != nil {
@@ -34,14 +34,14 @@ func (f *Front) serve(w http.ResponseWriter, r *http.Request, e openai.Endpoint)
 		refuse(w, err.Error())
 		return
 	}
-	o.request.Model, o.request.MaxOutput, o.least = strings.Clone(req.Model), req.MaxOutput, req.MinOutput
+	o.request.Model, o.request.MaxOutput, o.minTokens = strings.Clone(req.Model), req.MaxOutput, req.MinOutput
 	if o.arrival.Input == 0 {
-		o.arrival = f.arrival(r.Header, body)
+		o.arrival = f.estimate(r.Header, body)
 	} else if o.request.MaxOutput > 0 {
 		o.request.MaxOutput += o.arrival.Output // what is left of the client's
 	}
 	o.body, o.plain = &payload{bytes: body}, !req.Stream
-	b, err := f.beginAt(r.Context(), o)
+	b, err := f.openLegAt(r.Context(), o)
 	switch {
 	case err != nil && r.Context().Err() != nil:
 	case err != nil:
@@ -49,12 +49,12 @@ func (f *Front) serve(w http.ResponseWriter, r *http.Request, e openai.Endpoint)
 	case b.leg == nil:
 		f.relay(w, b, shapeKey{}, false)
 	default:
-		f.convey(w, b)
+		f.relayLeg(w, b)
 	}
 }
 
 // adopt names, in the body of a leg, the reservation that a move has filled.
-func (f *Front) adopt(o *order, body []byte) ([]byte, error) {
+func (f *Server) adopt(o *legRequest, body []byte) ([]byte, error) {
 	if f.cfg.Adopter == nil {
 		return nil, errors.New("this replica takes over no reservations")
 	}
@@ -65,10 +65,10 @@ func (f *Front) adopt(o *order, body []byte) ([]byte, error) {
 	return openai.Transfer(body, params, int(o.arrival.Input))
 }
 
-// convey relays the events of a leg to the front that asked for it. A leg that
+// relayLeg relays the events of a leg to the front that asked for it. A leg that
 // is cut ends without [DONE], which that front understands: it has not ended,
 // and may go on elsewhere.
-func (f *Front) convey(w http.ResponseWriter, b begun) {
+func (f *Server) relayLeg(w http.ResponseWriter, b openedLeg) {
 	defer b.leg.leave()
 	out := &events{w: w, control: http.NewResponseController(w), header: b.header}
 	for c, err := b.first, error(nil); err == nil; c, err = b.leg.Next() {

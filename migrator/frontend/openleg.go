@@ -67,9 +67,9 @@ func (r *payloadReader) Close() error {
 	return nil
 }
 
-// call sends an order to the own engine or to a peer. The answer's body must be
+// send sends an order to the own engine or to a peer. The answer's body must be
 // closed.
-func (f *Front) call(ctx context.Context, o *order) (*http.Response, error) {
+func (f *Server) send(ctx context.Context, o *legRequest) (*http.Response, error) {
 	target, transport := f.engine.JoinPath(o.endpoint.Path()), http.RoundTripper(f.local)
 	if peer := o.to.Address; peer != "" {
 		target, transport = &url.URL{Scheme: f.cfg.PeerScheme, Host: peer, Path: o.endpoint.Path()}, f.peers
@@ -103,26 +103,26 @@ func (f *Front) call(ctx context.Context, o *order) (*http.Response, error) {
 // errTwice is a lost request, and no error of its client's.
 var errTwice = errors.New("the engine lost the connection of a request that it had begun")
 
-// streams reports whether an answer is a stream of events.
-func streams(resp *http.Response) bool {
+// isEventStream reports whether an answer is a stream of events.
+func isEventStream(resp *http.Response) bool {
 	kind, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
 	return resp.StatusCode == http.StatusOK && kind == "text/event-stream"
 }
 
-// begun is an answer that has begun: either a leg with its first chunk, or an
+// openedLeg is an answer that has begun: either a leg with its first chunk, or an
 // answer that is not a stream and goes to the client as it is.
-type begun struct {
+type openedLeg struct {
 	header http.Header
 	leg    *wireLeg
 	first  *openai.Chunk
 	plain  *http.Response
-	home   *residence // at the own engine, else nil
+	home   *localLeg // at the own engine, else nil
 	link   *link
 	to     Target
 }
 
 // end releases what a plain answer holds.
-func (b begun) end() {
+func (b openedLeg) end() {
 	b.plain.Body.Close()
 	b.link.cancel()
 	if b.home != nil {
@@ -131,17 +131,17 @@ func (b begun) end() {
 }
 
 // settle tells the load tracker what a plain answer of the own engine brings.
-func (b begun) settle(answer []byte) {
+func (b openedLeg) settle(answer []byte) {
 	if u, ok := openai.UsageIn(answer); ok && b.home != nil {
 		b.home.work.Settle(policies.Tokens(u.Prompt), policies.Tokens(u.Output), policies.Tokens(u.Cached))
 	}
 }
 
-// begin sends an order where it is placed and waits for the answer to begin. A
+// openLeg sends an order where it is placed and waits for the answer to begin. A
 // peer that refuses or fails before that leaves the request to the own engine.
-func (f *Front) begin(ctx context.Context, o *order) (begun, error) {
+func (f *Server) openLeg(ctx context.Context, o *legRequest) (openedLeg, error) {
 	if o.to.Address != "" {
-		b, err := f.beginAt(ctx, o)
+		b, err := f.openLegAt(ctx, o)
 		if err == nil || ctx.Err() != nil {
 			o.body.release()
 			return b, err
@@ -149,22 +149,22 @@ func (f *Front) begin(ctx context.Context, o *order) (begun, error) {
 		f.log.Warn("a peer did not serve a forward; the own engine does", "peer", o.to.Replica, "address", o.to.Address, "error", err)
 		o.to = Target{}
 	}
-	return f.beginAt(ctx, o)
+	return f.openLegAt(ctx, o)
 }
 
-// beginAt is begin without a second try. While it waits, the order's stream
+// openLegAt is begin without a second try. While it waits, the order's stream
 // knows what to lose when the replica is.
-func (f *Front) beginAt(parent context.Context, o *order) (begun, error) {
+func (f *Server) openLegAt(parent context.Context, o *legRequest) (openedLeg, error) {
 	ctx, cancel := context.WithCancel(parent)
-	b := begun{link: &link{cancel: cancel}, to: o.to}
+	b := openedLeg{link: &link{cancel: cancel}, to: o.to}
 	local := o.to.Address == ""
 	if local {
-		b.home = f.settle(o, b.link)
+		b.home = f.registerLeg(o, b.link)
 	}
 	if o.stream != nil {
 		o.stream.tries(o.to.Replica, b.link) // until the stream has the leg, or the client its answer
 	}
-	fail := func(err error) (begun, error) {
+	fail := func(err error) (openedLeg, error) {
 		cancel()
 		if o.stream != nil {
 			o.stream.tries("", nil)
@@ -175,15 +175,15 @@ func (f *Front) beginAt(parent context.Context, o *order) (begun, error) {
 			b.home.end(true)
 		}
 		if local && parent.Err() == nil {
-			f.doubt()
+			f.probeNow()
 		}
-		return begun{}, b.link.why(err)
+		return openedLeg{}, b.link.why(err)
 	}
-	resp, err := f.call(ctx, o)
+	resp, err := f.send(ctx, o)
 	if err != nil {
 		if local && parent.Err() == nil && errors.Is(err, syscall.ECONNREFUSED) {
 			f.setReady(false) // nobody listens: no second look is needed
-			f.forsake()
+			f.evacuate()
 		}
 		return fail(err)
 	}
@@ -194,12 +194,12 @@ func (f *Front) beginAt(parent context.Context, o *order) (begun, error) {
 		return fail(errors.New("the peer refuses"))
 	}
 	b.header = resp.Header
-	if !streams(resp) {
+	if !isEventStream(resp) {
 		resp.Body = newIdleBody(resp.Body, f.cfg.IdleTimeout)
 		b.plain = resp
 		return b, nil
 	}
-	b.leg = readLeg(resp.Body, b.link, b.home, f.cfg.IdleTimeout, o.hang)
+	b.leg = readLeg(resp.Body, b.link, b.home, f.cfg.IdleTimeout, o.hangTimeout)
 	if b.first, err = b.leg.Next(); err != nil {
 		return fail(err)
 	}

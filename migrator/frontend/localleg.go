@@ -9,30 +9,30 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// Resident is a request that runs on the own engine, whoever owns it.
-type Resident struct {
+// LocalLeg is a request that runs on the own engine, whoever owns it.
+type LocalLeg struct {
 	// Request has the counts of the engine's answer so far; its ID is the
 	// stream's at its front. Without Output it waits for its first token.
-	Request policies.Request
-	Leg     string // the engine's name for it: "<stream>#<epoch>"
-	Front   policies.ReplicaID
+	Request  policies.Request
+	Name     string // the engine's name for it: "<stream>#<epoch>"
+	FrontEnd policies.ReplicaID
 	// Epoch is the stream's as far as this front knows; see Advance.
 	Epoch policies.Epoch
-	// Fixed says why the request cannot move, policies.MayMove when it can.
-	Fixed policies.Reason
-	Since time.Time // when it came to this engine
+	// Pinned says why the request cannot move, policies.MayMove when it can.
+	Pinned policies.Reason
+	Since  time.Time // when it came to this engine
 }
 
-// Residents returns what runs on the own engine: own clients' requests and
+// LocalLegs returns what runs on the own engine: own clients' requests and
 // peers' legs, in no order. Warm-ups, which have no name, are not among them.
-func (f *Front) Residents() []Resident {
+func (f *Server) LocalLegs() []LocalLeg {
 	f.mu.Lock()
-	all := make([]*residence, 0, len(f.residents))
-	for r := range f.residents {
+	all := make([]*localLeg, 0, len(f.localLegs))
+	for r := range f.localLegs {
 		all = append(all, r)
 	}
 	f.mu.Unlock()
-	out := make([]Resident, 0, len(all))
+	out := make([]LocalLeg, 0, len(all))
 	for _, r := range all {
 		if r.leg != "" {
 			out = append(out, r.read())
@@ -41,13 +41,13 @@ func (f *Front) Residents() []Resident {
 	return out
 }
 
-// Advance says in which epoch a peer's stream goes on that stays on the own
+// AdvanceEpoch says in which epoch a peer's stream goes on that stays on the own
 // engine after a move that failed. Epochs never go back; streams of own clients
 // need no telling.
-func (f *Front) Advance(stream string, epoch policies.Epoch) {
+func (f *Server) AdvanceEpoch(stream string, epoch policies.Epoch) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for r := range f.residents {
+	for r := range f.localLegs {
 		if r.request.ID == stream && r.stream == nil {
 			for old := r.epoch.Load(); old < uint64(epoch) && !r.epoch.CompareAndSwap(old, uint64(epoch)); old = r.epoch.Load() {
 			}
@@ -55,10 +55,10 @@ func (f *Front) Advance(stream string, epoch policies.Epoch) {
 	}
 }
 
-// residence is a request at the own engine, from before it is sent to its end.
-type residence struct {
+// localLeg is a request at the own engine, from before it is sent to its end.
+type localLeg struct {
 	// Fixed.
-	f       *Front
+	f       *Server
 	front   policies.ReplicaID
 	stream  *Stream // of the own front, else nil
 	request policies.Request
@@ -73,32 +73,32 @@ type residence struct {
 	blind atomic.Bool // the ids of its tokens are not known
 }
 
-// settle takes in a leg that is about to be sent to the own engine.
-func (f *Front) settle(o *order, l *link) *residence {
-	r := &residence{f: f, front: o.front, stream: o.stream, request: o.request, least: o.least, leg: o.leg(), since: time.Now(), link: l, warming: o.request.ID == "" && o.arrival.Input > 0,
+// registerLeg takes in a leg that is about to be sent to the own engine.
+func (f *Server) registerLeg(o *legRequest, l *link) *localLeg {
+	r := &localLeg{f: f, front: o.front, stream: o.stream, request: o.request, least: o.minTokens, leg: o.leg(), since: time.Now(), link: l, warming: o.request.ID == "" && o.arrival.Input > 0,
 		work: f.tracker.Begin(o.arrival)}
 	r.epoch.Store(uint64(o.epoch))
 	r.blind.Store(o.plain)
 	f.mu.Lock()
-	f.residents[r] = struct{}{}
+	f.localLegs[r] = struct{}{}
 	f.mu.Unlock()
 	return r
 }
 
 // end takes the request out; moved says whether it goes on elsewhere. The end of
 // warming up never is a request's.
-func (r *residence) end(moved bool) {
+func (r *localLeg) end(moved bool) {
 	if moved || r.warming {
 		r.work.Leave()
 	} else {
 		r.work.End()
 	}
 	r.f.mu.Lock()
-	delete(r.f.residents, r)
+	delete(r.f.localLegs, r)
 	r.f.mu.Unlock()
 }
 
-func (r *residence) read() Resident {
+func (r *localLeg) read() LocalLeg {
 	n := r.work.Counts()
 	q := r.request
 	q.Input, q.Output, q.Cached, q.Estimated = n.Input, n.Output, n.Cached, !n.Exact
@@ -106,13 +106,13 @@ func (r *residence) read() Resident {
 	if r.stream != nil {
 		epoch = r.stream.holding().Epoch
 	}
-	return Resident{Request: q, Leg: r.leg, Front: r.front, Epoch: epoch, Fixed: r.fixed(), Since: r.since}
+	return LocalLeg{Request: q, Name: r.leg, FrontEnd: r.front, Epoch: epoch, Pinned: r.fixed(), Since: r.since}
 }
 
 // fixed says why the request must stay.
-func (r *residence) fixed() policies.Reason {
+func (r *localLeg) fixed() policies.Reason {
 	q := r.request
-	q.Features = after(q.Features, r.least, r.work.Counts().Output)
+	q.Features = featuresAfter(q.Features, r.least, r.work.Counts().Output)
 	if r.blind.Load() {
 		q.Features |= policies.HiddenTokens
 	}
@@ -121,12 +121,12 @@ func (r *residence) fixed() policies.Reason {
 
 // rescuable reports whether the request's front may be able to go on with it at
 // another engine.
-func (r *residence) rescuable() bool {
+func (r *localLeg) rescuable() bool {
 	return r.fixed() == policies.MayMove && (r.stream == nil || r.f.cfg.Rescuer != nil)
 }
 
-// after returns what ties a request to its engine once it has so many tokens.
-func after(f policies.Features, least, output policies.Tokens) policies.Features {
+// featuresAfter returns what ties a request to its engine once it has so many tokens.
+func featuresAfter(f policies.Features, least, output policies.Tokens) policies.Features {
 	if output >= least {
 		f &^= policies.MinTokens
 	}

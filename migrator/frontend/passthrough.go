@@ -14,12 +14,12 @@ import (
 
 // relay gives the client an answer that is not a stream, as it is, and looks
 // into it for the engine's counts and, when learn says so, for its shape.
-func (f *Front) relay(w http.ResponseWriter, b begun, learn shapeKey, teach bool) {
+func (f *Server) relay(w http.ResponseWriter, b openedLeg, learn shapeKey, teach bool) {
 	defer b.end()
 	if b.home != nil {
 		b.home.work.Generated(0)
 	}
-	toClient(w, b.header)
+	copyToClient(w, b.header)
 	if size := b.plain.Header.Get("Content-Length"); size != "" {
 		w.Header().Set("Content-Length", size)
 	}
@@ -28,7 +28,7 @@ func (f *Front) relay(w http.ResponseWriter, b begun, learn shapeKey, teach bool
 	}
 	w.WriteHeader(b.plain.StatusCode)
 	var seen bytes.Buffer
-	_, err := io.Copy(w, io.TeeReader(b.plain.Body, &limited{&seen, maxPlain}))
+	_, err := io.Copy(w, io.TeeReader(b.plain.Body, &prefixBuffer{&seen, maxPlain}))
 	if err != nil {
 		// The length that was announced is not reached, so the client sees a cut.
 		panic(http.ErrAbortHandler)
@@ -44,13 +44,13 @@ func (f *Front) relay(w http.ResponseWriter, b begun, learn shapeKey, teach bool
 	}
 }
 
-// limited keeps the first bytes that are written to it and ignores the rest.
-type limited struct {
+// prefixBuffer keeps the first bytes that are written to it and ignores the rest.
+type prefixBuffer struct {
 	buf  *bytes.Buffer
 	room int
 }
 
-func (l *limited) Write(b []byte) (int, error) {
+func (l *prefixBuffer) Write(b []byte) (int, error) {
 	n := min(len(b), l.room)
 	l.buf.Write(b[:n])
 	l.room -= n
@@ -59,13 +59,13 @@ func (l *limited) Write(b []byte) (int, error) {
 
 // relayEvents gives the client a stream that the front did not ask for, as it
 // is.
-func (f *Front) relayEvents(w http.ResponseWriter, b begun) {
+func (f *Server) relayEvents(w http.ResponseWriter, b openedLeg) {
 	defer b.leg.Close()
 	out := &events{w: w, control: http.NewResponseController(w), header: b.header}
 	for c, err := b.first, error(nil); ; c, err = b.leg.Next() {
 		if err != nil {
 			if err != io.EOF {
-				out.fail(gone(err))
+				out.fail(engineLostProblem(err))
 			}
 			return
 		}
@@ -75,20 +75,20 @@ func (f *Front) relayEvents(w http.ResponseWriter, b begun) {
 	}
 }
 
-// passed are the paths below which requests go to the engine without being
+// passthroughPaths are the paths below which requests go to the engine without being
 // understood. Engines have more, for their operator: those that pause it, load
 // into it or reach its memory stay closed to clients.
-var passed = []string{"/v1/models", "/v1/embeddings", "/v1/responses", "/v1/messages", "/v1/rerank", "/v1/score",
+var passthroughPaths = []string{"/v1/models", "/v1/embeddings", "/v1/responses", "/v1/messages", "/v1/rerank", "/v1/score",
 	"/v1/completions/render", "/v1/chat/completions/render", "/v1/audio",
 	"/tokenize", "/detokenize", "/version", "/ping", "/load", "/metrics", "/rerank", "/score", "/pooling", "/classify"}
 
-// forms are those of them that take a form and no JSON.
-var forms = []string{"/v1/audio/transcriptions", "/v1/audio/translations"}
+// formPaths are those of them that take a form and no JSON.
+var formPaths = []string{"/v1/audio/transcriptions", "/v1/audio/translations"}
 
-// below reports whether a path is one of roots or below it. A path with dot
+// isBelow reports whether a path is one of roots or below it. A path with dot
 // segments or empty ones is below none: the engine would resolve them, and
 // they come in escapes that http.ServeMux does not.
-func below(roots []string, at string) bool {
+func isBelow(roots []string, at string) bool {
 	clean := path.Clean(at)
 	if clean != at && clean+"/" != at {
 		return false
@@ -101,10 +101,10 @@ func below(roots []string, at string) bool {
 	return false
 }
 
-// pass passes a request on without understanding it.
-func (f *Front) pass(w http.ResponseWriter, r *http.Request) {
-	if !below(passed, r.URL.Path) {
-		answer(w, openai.Problem{Status: http.StatusNotFound, Kind: "NotFoundError", Message: "no such path: " + r.Method + " " + r.URL.Path})
+// passThrough passes a request on without understanding it.
+func (f *Server) passThrough(w http.ResponseWriter, r *http.Request) {
+	if !isBelow(passthroughPaths, r.URL.Path) {
+		writeProblem(w, openai.Problem{Status: http.StatusNotFound, Kind: "NotFoundError", Message: "no such path: " + r.Method + " " + r.URL.Path})
 		return
 	}
 	if r.Method == http.MethodPost {
@@ -115,10 +115,10 @@ func (f *Front) pass(w http.ResponseWriter, r *http.Request) {
 		// Engines read as JSON what is none (NaN, a byte order mark, UTF-16) and
 		// whatever Content-Type says it is, so what cannot be read here, and may
 		// hold a field to withhold, does not go on.
-		if len(body) > 0 && !below(forms, r.URL.Path) {
+		if len(body) > 0 && !isBelow(formPaths, r.URL.Path) {
 			req, err := openai.Parse(openai.Completions, body)
 			if err != nil {
-				answer(w, openai.Problem{Status: http.StatusBadRequest, Message: "the request body is " + err.Error()})
+				writeProblem(w, openai.Problem{Status: http.StatusBadRequest, Message: "the request body is " + err.Error()})
 				return
 			}
 			body = req.Plain()
@@ -126,20 +126,20 @@ func (f *Front) pass(w http.ResponseWriter, r *http.Request) {
 		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
 		r.TransferEncoding = nil
 	}
-	f.rest.ServeHTTP(w, r)
+	f.passthrough.ServeHTTP(w, r)
 }
 
-func (f *Front) newRest() *httputil.ReverseProxy {
+func (f *Server) newPassthrough() *httputil.ReverseProxy {
 	return &httputil.ReverseProxy{
 		Transport:     f.local,
 		FlushInterval: -1,
 		Rewrite: func(p *httputil.ProxyRequest) {
 			p.SetURL(f.engine)
-			p.Out.Header = toEngine(p.In.Header)
+			p.Out.Header = engineHeaders(p.In.Header)
 			p.Out.ContentLength = p.In.ContentLength
 		},
 		ModifyResponse: func(resp *http.Response) error {
-			for name := range toldByEngines {
+			for name := range loadHeaders {
 				resp.Header.Del(name)
 			}
 			resp.Body = newIdleBody(resp.Body, f.cfg.IdleTimeout)
@@ -149,9 +149,9 @@ func (f *Front) newRest() *httputil.ReverseProxy {
 			if r.Context().Err() != nil {
 				return
 			}
-			f.doubt()
+			f.probeNow()
 			f.refuseFailed(w, err)
 		},
-		ErrorLog: silent,
+		ErrorLog: discardLog,
 	}
 }

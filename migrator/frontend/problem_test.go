@@ -39,7 +39,7 @@ func TestEngineRefuses(t *testing.T) {
 // engine's death and before anyone noticed.
 func TestRefusalInTheGap(t *testing.T) {
 	e := newEngine(t)
-	f := start(t, e.URL, func(c *Config) { c.HealthEvery = time.Hour })
+	f := start(t, e.URL, func(c *Config) { c.HealthInterval = time.Hour })
 	e.Listener.Close()
 	e.CloseClientConnections()
 	for _, path := range []string{"/v1/completions", "/tokenize"} {
