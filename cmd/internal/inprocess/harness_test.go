@@ -55,7 +55,7 @@ type rig struct {
 	client  *http.Client
 	placed  map[string]*atomic.Int64        // requests that clients gave each front
 	server  atomic.Pointer[control.Control] // the running control plane
-	fronts  map[string]*frontend.Server      // the running fronts
+	fronts  map[string]*frontend.Server     // the running fronts
 	daemons map[string]*migratord.Daemon    // and the migrators that they are of
 	object  store.Object                    // last stored
 	version store.Version

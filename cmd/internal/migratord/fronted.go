@@ -16,6 +16,6 @@ func (f fronted) Migrate(ctx context.Context, m frontend.Migration) (frontend.Mi
 	return f.d.front.Migrate(ctx, m)
 }
 
-func (f fronted) Holder(id string) (frontend.Holder, bool) { return f.d.front.Holder(id) }
-func (f fronted) LocalLegs() []frontend.LocalLeg            { return f.d.front.LocalLegs() }
-func (f fronted) AdvanceEpoch(id string, epoch policies.Epoch)   { f.d.front.AdvanceEpoch(id, epoch) }
+func (f fronted) Holder(id string) (frontend.Holder, bool)     { return f.d.front.Holder(id) }
+func (f fronted) LocalLegs() []frontend.LocalLeg               { return f.d.front.LocalLegs() }
+func (f fronted) AdvanceEpoch(id string, epoch policies.Epoch) { f.d.front.AdvanceEpoch(id, epoch) }
