@@ -8,7 +8,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/policydev"
 	"github.com/cascadeinfer/cascade/engine/report"
 	"github.com/cascadeinfer/cascade/wasm/abi"
-	"github.com/cascadeinfer/cascade/wasm/slots"
+	"github.com/cascadeinfer/cascade/wasm/slothost"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
@@ -59,7 +59,7 @@ func decisionsOf(f *inprocess.Fleet, all []plugin) *decisions {
 	return d
 }
 
-func slotLine(s slots.Status, l slots.Life, fleet control.PolicySlot) slotDecisions {
+func slotLine(s slothost.Status, l slothost.Life, fleet control.PolicySlot) slotDecisions {
 	line := slotDecisions{Slot: s.Kind, Module: l.Name, Version: l.Version, SHA256: l.SHA256, Of: len(fleet.Nodes), Calls: l.Calls, Faults: l.Faults}
 	for _, n := range fleet.Nodes {
 		if n.Active == s.Active {

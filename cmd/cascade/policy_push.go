@@ -13,7 +13,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/internal/policydev"
 	"github.com/cascadeinfer/cascade/xds/control"
-	slots "github.com/cascadeinfer/cascade/xds/policy"
+	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 
 // pushed is a module on its way to the slots of a fleet.
@@ -51,10 +51,10 @@ func (p pushed) check(cmd *cobra.Command) error {
 	}
 	for _, slot := range p.slots {
 		scope := p.scope
-		if scope == "" && !slots.PerRequest(slot) {
+		if scope == "" && !policyslots.PerRequest(slot) {
 			scope = "any" // the control plane knows which there are
 		}
-		if err := slots.CheckGoal(slot, slots.Goal(p.goal), p.permille, scope); err != nil {
+		if err := policyslots.CheckGoal(slot, policyslots.Goal(p.goal), p.permille, scope); err != nil {
 			return misused(cmd, "--slot %s: --%v", slot, err)
 		}
 	}
@@ -83,7 +83,7 @@ func (o *slotOrder) canary(c *cobra.Command) {
 
 // share is the permille of a goal, with its default.
 func (o *slotOrder) share(kinds []string, goal string) int {
-	if o.permille == 0 && goal == string(slots.Canary) && len(kinds) > 0 && slots.PerRequest(kinds[0]) {
+	if o.permille == 0 && goal == string(policyslots.Canary) && len(kinds) > 0 && policyslots.PerRequest(kinds[0]) {
 		return 10
 	}
 	return o.permille
@@ -166,16 +166,16 @@ rollback" ends it. Without modules, and whenever one fails, the built-in policie
 	o.canary(c)
 	f := c.Flags()
 	f.StringSliceVar(&kinds, "slot", nil, "slots that get it; empty: all that its statement lets it decide")
-	f.StringVar(&o.goal, "goal", string(slots.Shadow), "how far it may go: warm, shadow, canary, active or proven")
+	f.StringVar(&o.goal, "goal", string(policyslots.Shadow), "how far it may go: warm, shadow, canary, active or proven")
 	f.StringVar(&signature, "signature", "", "signature file; empty: FILE.sig")
 	f.StringVar(&config, "configuration", "", "file with what the module is configured with: what was signed")
-	completeFrom(c, "slot", slots.Kinds())
+	completeFrom(c, "slot", policyslots.Kinds())
 	completeFrom(c, "goal", []string{"warm", "shadow", "canary", "active", "proven"})
 	return c
 }
 
 // steps are the goals of a candidate, in their order.
-var steps = []slots.Goal{slots.Warm, slots.Shadow, slots.Canary, slots.Active}
+var steps = []policyslots.Goal{policyslots.Warm, policyslots.Shadow, policyslots.Canary, policyslots.Active}
 
 func newPolicyShadow(s *settings) *cobra.Command {
 	o := &slotOrder{}
@@ -189,7 +189,7 @@ nothing any more, at once. "cascade policy push" begins there.`,
   cascade policy status bid-select --watch     # where would it have decided otherwise?`,
 		Args: someSlots,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			o.goal = string(slots.Shadow)
+			o.goal = string(policyslots.Shadow)
 			return s.moveGoal(cmd, o, args)
 		},
 	}
@@ -322,8 +322,8 @@ func (o *slotOrder) next(ctx context.Context, base *url.URL, kinds []string) err
 	for i, g := range steps[:len(steps)-1] {
 		if goals[string(g)] {
 			o.goal = string(steps[i+1])
-			if g == slots.Canary && o.permille != 0 {
-				o.goal = string(slots.Canary)
+			if g == policyslots.Canary && o.permille != 0 {
+				o.goal = string(policyslots.Canary)
 			}
 		}
 	}
@@ -336,11 +336,11 @@ func (o *slotOrder) next(ctx context.Context, base *url.URL, kinds []string) err
 // someSlots wants the names of slots.
 func someSlots(c *cobra.Command, args []string) error {
 	if len(args) == 0 {
-		return misused(c, "name the slot, one of %q", slots.Kinds())
+		return misused(c, "name the slot, one of %q", policyslots.Kinds())
 	}
 	for _, a := range args {
-		if !slots.Known(a) {
-			return misused(c, "%q is no slot; there are %q", a, slots.Kinds())
+		if !policyslots.Known(a) {
+			return misused(c, "%q is no slot; there are %q", a, policyslots.Kinds())
 		}
 	}
 	return nil

@@ -14,7 +14,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/engine/report"
 	"github.com/cascadeinfer/cascade/xds/control"
-	slots "github.com/cascadeinfer/cascade/xds/policy"
+	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 
 const (
@@ -71,7 +71,7 @@ Generation 0 is the built-in policy. A host is a migrator, or a control plane
 			})
 		},
 	}
-	c.ValidArgs = slots.Kinds()
+	c.ValidArgs = policyslots.Kinds()
 	f.controlFlags.flags(c)
 	f.watchFlags.flags(c)
 	return c
@@ -214,7 +214,7 @@ func hostRows(slot string, n control.PolicyNode) (rows [][]string) {
 			state += fmt.Sprintf(" %d ‰", n.Permille)
 		}
 		why := l.Reason
-		if why == "" && l.Calls == 0 && (l.State == string(slots.Shadow) || l.State == string(slots.Canary)) {
+		if why == "" && l.Calls == 0 && (l.State == string(policyslots.Shadow) || l.State == string(policyslots.Canary)) {
 			why = "not asked yet"
 		}
 		if l.Starved > 0 {
@@ -242,7 +242,7 @@ func slotTable(p control.Policies) report.Table {
 		}
 		fresh, provens, candidates := 0, 0, 0
 		for _, n := range slot.Nodes {
-			late := n.ReportAge == nil || *n.ReportAge > slots.Fresh.Seconds()
+			late := n.ReportAge == nil || *n.ReportAge > policyslots.Fresh.Seconds()
 			switch {
 			case n.Refused != "":
 				t.Notes = append(t.Notes, fmt.Sprintf("%s refuses what %s should run: %s.", n.Node, slot.Slot, n.Refused))
@@ -260,7 +260,7 @@ func slotTable(p control.Policies) report.Table {
 			}
 			t.Notes = append(t.Notes, nodeNotes(slot.Slot, n, proven, candidate)...)
 			for _, l := range n.Lives { // every host says the same
-				if text := fmt.Sprintf("%s: generation %d decides, and %s.", slot.Slot, l.Generation, l.Reason); l.State == string(slots.Active) && l.Reason != "" && !slices.Contains(t.Notes, text) {
+				if text := fmt.Sprintf("%s: generation %d decides, and %s.", slot.Slot, l.Generation, l.Reason); l.State == string(policyslots.Active) && l.Reason != "" && !slices.Contains(t.Notes, text) {
 					t.Notes = append(t.Notes, text)
 				}
 			}

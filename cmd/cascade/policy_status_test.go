@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/xds/control"
-	"github.com/cascadeinfer/cascade/xds/policy"
+	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 
 // TestPolicyTables: of slots that only ever had the built-in policy no host is
@@ -18,11 +18,11 @@ func TestPolicyTables(t *testing.T) {
 		{Slot: "place", Nodes: []control.PolicyNode{{Node: "quiet", ReportAge: &age}, {Node: "gone", ReportAge: &long}}},
 		{Slot: "refine", Nodes: []control.PolicyNode{{Node: "r0", ReportAge: &age, Lives: []control.PolicyLife{
 			{Generation: 3, State: "rolled back", Reason: "older"}, {Generation: 4, State: "rejected", Reason: "1 fault"},
-			{Generation: 5, State: string(policy.Shadow)},
-			{Generation: 6, State: string(policy.Canary), Calls: 50, Starved: 2, Compared: 31, Differ: 13, Worse: 12},
+			{Generation: 5, State: string(policyslots.Shadow)},
+			{Generation: 6, State: string(policyslots.Canary), Calls: 50, Starved: 2, Compared: 31, Differ: 13, Worse: 12},
 		}}}},
 	}}
-	ends := []control.PolicyLife{{Generation: 9, State: string(policy.Active), Reason: "its statement expires tomorrow"}}
+	ends := []control.PolicyLife{{Generation: 9, State: string(policyslots.Active), Reason: "its statement expires tomorrow"}}
 	p.Slots = append(p.Slots, control.PolicySlot{Slot: "outlier", Nodes: []control.PolicyNode{
 		{Node: "r0", ReportAge: &age, Active: 9, Lives: ends}, {Node: "r1", ReportAge: &age, Active: 9, Lives: ends}}})
 	for n := range 5 {
@@ -55,7 +55,7 @@ func TestPolicyTables(t *testing.T) {
 func TestStatusSlots(t *testing.T) {
 	age := 0.1
 	on := func(name string, active uint64) control.PolicyNode {
-		return control.PolicyNode{Node: name, ReportAge: &age, Active: active, Lives: []control.PolicyLife{{Generation: 7, State: string(policy.Active), Calls: 5}}}
+		return control.PolicyNode{Node: name, ReportAge: &age, Active: active, Lives: []control.PolicyLife{{Generation: 7, State: string(policyslots.Active), Calls: 5}}}
 	}
 	behind, refusing := on("r3", 0), on("r4", 7)
 	behind.Lives[0].State, behind.Lives[0].Reason = "rejected", "3 faults"

@@ -466,7 +466,7 @@ func (x *SlotStatus) GetHost() string {
 type Life struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	Generation uint64                 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
-	// As package wasm/slot names it: waiting, verifying, compiling, warming, warm,
+	// As package wasm/promotion names it: waiting, verifying, compiling, warming, warm,
 	// shadow, canary, active, previous, rejected, rolled back, superseded, withdrawn.
 	// Before all these: fetching, while its bytes are not there.
 	State           string `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/xds/fleet"
-	"github.com/cascadeinfer/cascade/xds/policy"
+	"github.com/cascadeinfer/cascade/xds/policyslots"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -132,7 +132,7 @@ func codeOf(err error) int {
 	case is(fleet.ErrUnknown), is(fleet.ErrNoModel), is(fleet.ErrNoPlan):
 		return http.StatusNotFound
 	case is(fleet.ErrLast), is(fleet.ErrFile), is(fleet.ErrPinned), is(fleet.ErrSame), is(fleet.ErrDenied),
-		is(store.ErrNoModule), is(policy.ErrReplayed), is(policy.ErrNoCandidate), is(policy.ErrOther), is(policy.ErrNative):
+		is(store.ErrNoModule), is(policyslots.ErrReplayed), is(policyslots.ErrNoCandidate), is(policyslots.ErrOther), is(policyslots.ErrNative):
 		return http.StatusConflict
 	}
 	return http.StatusServiceUnavailable

@@ -10,7 +10,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/fleet"
-	"github.com/cascadeinfer/cascade/xds/policy"
+	"github.com/cascadeinfer/cascade/xds/policyslots"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
@@ -45,10 +45,10 @@ type keeper struct {
 	news    chan struct{}
 
 	mu      sync.Mutex
-	slots   []policy.Slot           // as stored
-	named   map[policy.Digest]bool  // by them
-	refused map[string]string       // by this control plane's own slots
-	shown   map[string]*shownPolicy // by kind
+	slots   []policyslots.Slot          // as stored
+	named   map[policyslots.Digest]bool // by them
+	refused map[string]string           // by this control plane's own slots
+	shown   map[string]*shownPolicy     // by kind
 
 	peers *peers    // nil: there are none to be heard
 	began time.Time // owned by run
@@ -73,9 +73,9 @@ func newKeeper(c *Control) *keeper {
 
 // tell takes in what is stored. It is called by the fleet's loop and returns at
 // once.
-func (k *keeper) tell(slots []policy.Slot) {
+func (k *keeper) tell(slots []policyslots.Slot) {
 	k.mu.Lock()
-	k.slots, k.named = slots, make(map[policy.Digest]bool)
+	k.slots, k.named = slots, make(map[policyslots.Digest]bool)
 	for _, s := range slots {
 		for _, d := range s.Digests() {
 			k.named[d] = true
@@ -89,14 +89,14 @@ func (k *keeper) tell(slots []policy.Slot) {
 }
 
 // stored returns the slots, which are not to be changed.
-func (k *keeper) stored() []policy.Slot {
+func (k *keeper) stored() []policyslots.Slot {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.slots
 }
 
 // names reports whether a slot names a module.
-func (k *keeper) names(d policy.Digest) bool {
+func (k *keeper) names(d policyslots.Digest) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.named[d]
@@ -152,8 +152,8 @@ func (k *keeper) show() {
 }
 
 // render makes the resource of a slot.
-func (k *keeper) render(s policy.Slot) (*shownPolicy, error) {
-	w := s.Want(func(d policy.Digest) []byte {
+func (k *keeper) render(s policyslots.Slot) (*shownPolicy, error) {
+	w := s.Want(func(d policyslots.Digest) []byte {
 		code, err := k.control.cfg.Modules.Get(d)
 		if err != nil {
 			// Hosts ask for it until it is here, or where it is.
@@ -206,13 +206,13 @@ func (k *keeper) sweep() {
 
 // reports are what the hosts say of their slots: the replicas', this control plane,
 // and the others of its store.
-func (k *keeper) reports(now time.Time) []policy.Report {
+func (k *keeper) reports(now time.Time) []policyslots.Report {
 	out := k.control.fleet.Hosts()
 	if k.control.cfg.Slots == nil {
 		return out
 	}
-	own, _ := policy.ReadStatuses(k.ownStatus())
-	out = append(out, policy.Report{Node: k.node, At: now, Statuses: own})
+	own, _ := policyslots.ReadStatuses(k.ownStatus())
+	out = append(out, policyslots.Report{Node: k.node, At: now, Statuses: own})
 	if k.peers != nil {
 		out = append(out, k.peers.heard()...)
 	}
@@ -226,7 +226,7 @@ func (k *keeper) ownStatus() []*api.SlotStatus {
 	defer k.mu.Unlock()
 	for _, s := range own {
 		if s.GetRefused() == "" {
-			s.Refused = policy.Clip(k.refused[s.GetKind()], policy.MaxReason)
+			s.Refused = policyslots.Clip(k.refused[s.GetKind()], policyslots.MaxReason)
 		}
 	}
 	return own
@@ -244,22 +244,22 @@ func (k *keeper) judge(ctx context.Context, now time.Time) {
 	for _, slot := range slots {
 		k.mend(ctx, now, slot, reports)
 		verdict, why := slot.Judge(now, reports)
-		if verdict == policy.Wait || verdict == policy.Settled && !k.heardAll(now, s, reports) {
+		if verdict == policyslots.Wait || verdict == policyslots.Settled && !k.heardAll(now, s, reports) {
 			continue
 		}
 		generation := slot.Candidate.Generation
-		change := func(s policy.Slot) (policy.Slot, error) { return s.Settle(generation) }
-		if verdict == policy.Failed {
-			change = func(s policy.Slot) (policy.Slot, error) {
+		change := func(s policyslots.Slot) (policyslots.Slot, error) { return s.Settle(generation) }
+		if verdict == policyslots.Failed {
+			change = func(s policyslots.Slot) (policyslots.Slot, error) {
 				return s.Withdraw(moment(now), generation, why, k.control.cfg.Name)
 			}
 		}
 		switch err := k.change(ctx, []string{slot.Kind}, change); {
-		case err == nil && verdict == policy.Failed:
+		case err == nil && verdict == policyslots.Failed:
 			k.log.Warn("policy taken back in the whole fleet", "slot", slot.Kind, "generation", generation, "why", why)
 		case err == nil:
 			k.log.Info("policy is proven", "slot", slot.Kind, "generation", generation)
-		case errors.Is(err, policy.ErrNoCandidate), errors.Is(err, policy.ErrOther): // somebody was faster
+		case errors.Is(err, policyslots.ErrNoCandidate), errors.Is(err, policyslots.ErrOther): // somebody was faster
 		case ctx.Err() == nil:
 			k.log.Warn("what became of a policy is not stored; it is tried again", "slot", slot.Kind, "error", err)
 		}
@@ -267,25 +267,25 @@ func (k *keeper) judge(ctx context.Context, now time.Time) {
 }
 
 // mend takes back what the fleet runs where a host has found that it cannot.
-func (k *keeper) mend(ctx context.Context, now time.Time, slot policy.Slot, reports []policy.Report) {
+func (k *keeper) mend(ctx context.Context, now time.Time, slot policyslots.Slot, reports []policyslots.Report) {
 	why := slot.Broken(reports)
 	if why == "" {
 		return
 	}
 	generation := slot.Proven.Generation
-	err := k.change(ctx, []string{slot.Kind}, func(s policy.Slot) (policy.Slot, error) {
+	err := k.change(ctx, []string{slot.Kind}, func(s policyslots.Slot) (policyslots.Slot, error) {
 		return s.Revoke(moment(now), generation, why, k.control.cfg.Name)
 	})
 	switch {
 	case err == nil:
 		k.log.Error("the policy that the fleet runs is taken back", "slot", slot.Kind, "generation", generation, "why", why)
-	case errors.Is(err, policy.ErrNative), errors.Is(err, policy.ErrOther): // somebody was faster
+	case errors.Is(err, policyslots.ErrNative), errors.Is(err, policyslots.ErrOther): // somebody was faster
 	case ctx.Err() == nil:
 		k.log.Warn("a policy that failed is not taken back yet; it is tried again", "slot", slot.Kind, "error", err)
 	}
 }
 
-func inUse(slots []policy.Slot) bool {
+func inUse(slots []policyslots.Slot) bool {
 	for _, s := range slots {
 		if s.Candidate != nil || s.Proven != nil {
 			return true
@@ -296,8 +296,8 @@ func inUse(slots []policy.Slot) bool {
 
 // heardAll reports whether every replica has reported here, or had the time to: a
 // control plane that starts must not take the first for all.
-func (k *keeper) heardAll(now time.Time, s *fleet.Snapshot, reports []policy.Report) bool {
-	if now.Sub(k.began) > policy.Fresh {
+func (k *keeper) heardAll(now time.Time, s *fleet.Snapshot, reports []policyslots.Report) bool {
+	if now.Sub(k.began) > policyslots.Fresh {
 		return true
 	}
 	heard := make(map[string]bool, len(reports))
@@ -315,17 +315,17 @@ func (k *keeper) heardAll(now time.Time, s *fleet.Snapshot, reports []policy.Rep
 }
 
 // change stores what becomes of some slots, all or none.
-func (k *keeper) change(ctx context.Context, kinds []string, change func(policy.Slot) (policy.Slot, error)) error {
-	return k.control.fleet.Policies(ctx, fleet.Policies{Change: func(list []policy.Slot) ([]policy.Slot, error) {
+func (k *keeper) change(ctx context.Context, kinds []string, change func(policyslots.Slot) (policyslots.Slot, error)) error {
+	return k.control.fleet.Policies(ctx, fleet.Policies{Change: func(list []policyslots.Slot) ([]policyslots.Slot, error) {
 		for _, kind := range kinds {
-			s, err := change(policy.Of(list, kind))
+			s, err := change(policyslots.Of(list, kind))
 			if err == nil {
 				err = s.Validate()
 			}
 			if err != nil {
 				return nil, err
 			}
-			list = policy.With(list, s)
+			list = policyslots.With(list, s)
 		}
 		return list, nil
 	}})

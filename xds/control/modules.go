@@ -8,7 +8,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/cascadeinfer/cascade/xds/api"
-	"github.com/cascadeinfer/cascade/xds/policy"
+	"github.com/cascadeinfer/cascade/xds/policyslots"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -36,7 +36,7 @@ func newModuleService(k *keeper, m store.Modules) *moduleService {
 
 // Fetch implements api.ModulesServer.
 func (s *moduleService) Fetch(r *api.FetchRequest, stream api.Modules_FetchServer) error {
-	var sum policy.Digest
+	var sum policyslots.Digest
 	if len(r.GetSha256()) != len(sum) {
 		return status.Errorf(codes.InvalidArgument, "sha256: %d bytes, want %d", len(r.GetSha256()), len(sum))
 	}

@@ -13,7 +13,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 
 	"github.com/cascadeinfer/cascade/xds/api"
-	"github.com/cascadeinfer/cascade/xds/policy"
+	"github.com/cascadeinfer/cascade/xds/policyslots"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -42,7 +42,7 @@ type peers struct {
 // peer is what is known of another control plane.
 type peer struct {
 	text   []byte
-	report policy.Report
+	report policyslots.Report
 }
 
 func newPeers(notes store.Notes, node string, log *slog.Logger) *peers {
@@ -77,17 +77,17 @@ func (p *peers) exchange(now time.Time, own []*api.SlotStatus) {
 }
 
 // readPeer reads a note.
-func readPeer(text []byte) (policy.Report, error) {
+func readPeer(text []byte) (policyslots.Report, error) {
 	m := new(api.LoadReport)
 	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(text, m); err != nil {
-		return policy.Report{}, err
+		return policyslots.Report{}, err
 	}
 	node := m.GetReplica()
-	if !strings.HasPrefix(node, nodePrefix) || policy.Clip(node, policy.MaxName) != node {
-		return policy.Report{}, fmt.Errorf("%.40q is no control plane", node)
+	if !strings.HasPrefix(node, nodePrefix) || policyslots.Clip(node, policyslots.MaxName) != node {
+		return policyslots.Report{}, fmt.Errorf("%.40q is no control plane", node)
 	}
-	statuses, _ := policy.ReadStatuses(m.GetSlots())
-	return policy.Report{Node: node, Statuses: statuses}, nil
+	statuses, _ := policyslots.ReadStatuses(m.GetSlots())
+	return policyslots.Report{Node: node, Statuses: statuses}, nil
 }
 
 // note logs a trouble once.
@@ -103,14 +103,14 @@ func (p *peers) note(err error) {
 }
 
 // heard are the others' reports, sorted by node.
-func (p *peers) heard() []policy.Report {
+func (p *peers) heard() []policyslots.Report {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	out := make([]policy.Report, 0, len(p.all))
+	out := make([]policyslots.Report, 0, len(p.all))
 	for _, one := range p.all {
 		out = append(out, one.report)
 	}
-	slices.SortFunc(out, func(a, b policy.Report) int { return strings.Compare(a.Node, b.Node) })
+	slices.SortFunc(out, func(a, b policyslots.Report) int { return strings.Compare(a.Node, b.Node) })
 	return out
 }
 

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cascadeinfer/cascade/xds/policy"
+	"github.com/cascadeinfer/cascade/xds/policyslots"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -74,7 +74,7 @@ func TestPolicyPeers(t *testing.T) {
 			t.Errorf("%+v", s.Nodes)
 		}
 		now := time.Now()
-		if verdict, why := policy.Of(c.keeper.stored(), "partition").Judge(now, c.keeper.reports(now)); verdict != policy.Wait {
+		if verdict, why := policyslots.Of(c.keeper.stored(), "partition").Judge(now, c.keeper.reports(now)); verdict != policyslots.Wait {
 			t.Errorf("a candidate that one control plane refuses: %d, %s", verdict, why)
 		}
 	}
@@ -117,11 +117,11 @@ func FuzzReadPeer(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if !strings.HasPrefix(r.Node, nodePrefix) || len(r.Node) > policy.MaxName || len(r.Statuses) > policy.MaxStatuses {
+		if !strings.HasPrefix(r.Node, nodePrefix) || len(r.Node) > policyslots.MaxName || len(r.Statuses) > policyslots.MaxStatuses {
 			t.Errorf("%+v", r)
 		}
 		for _, s := range r.Statuses {
-			if !policy.Known(s.Kind) || len(s.Lives) > policy.MaxLives || len(s.Refused) > policy.MaxReason {
+			if !policyslots.Known(s.Kind) || len(s.Lives) > policyslots.MaxLives || len(s.Refused) > policyslots.MaxReason {
 				t.Errorf("%+v", s)
 			}
 		}

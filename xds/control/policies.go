@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies/identity"
-	"github.com/cascadeinfer/cascade/xds/policy"
+	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 
 // Policies is what GET /policies answers, and every order about policies, as JSON:
@@ -127,13 +127,13 @@ func (c *Control) Policies(only ...string) Policies {
 	now := time.Now()
 	out := Policies{Time: now, Enabled: c.cfg.Admitter != nil, Slots: []PolicySlot{}}
 	stored, reports, refusals := c.keeper.stored(), c.keeper.reports(now), c.keeper.refusals()
-	for _, kind := range policy.Kinds() {
+	for _, kind := range policyslots.Kinds() {
 		if len(only) > 0 && !slices.Contains(only, kind) {
 			continue
 		}
-		s := policySlotOf(policy.Of(stored, kind))
+		s := policySlotOf(policyslots.Of(stored, kind))
 		s.Nodes = policyNodesOf(kind, reports, refusals, now)
-		if len(s.Nodes) > 0 || slices.ContainsFunc(stored, func(o policy.Slot) bool { return o.Kind == kind }) {
+		if len(s.Nodes) > 0 || slices.ContainsFunc(stored, func(o policyslots.Slot) bool { return o.Kind == kind }) {
 			out.Slots = append(out.Slots, s)
 		}
 	}
@@ -143,11 +143,11 @@ func (c *Control) Policies(only ...string) Policies {
 // summaries are the slots as /status shows them.
 func (c *Control) summaries(now time.Time) (out []PolicySummary) {
 	stored, reports, refusals := c.keeper.stored(), c.keeper.reports(now), c.keeper.refusals()
-	for _, kind := range policy.Kinds() {
-		s := policy.Of(stored, kind)
+	for _, kind := range policyslots.Kinds() {
+		s := policyslots.Of(stored, kind)
 		shown := policySlotOf(s)
 		sum := PolicySummary{Slot: kind, Proven: shown.Proven, Candidate: shown.Candidate, Hosts: policyNodesOf(kind, reports, refusals, now)}
-		if len(sum.Hosts) == 0 && !slices.ContainsFunc(stored, func(o policy.Slot) bool { return o.Kind == kind }) {
+		if len(sum.Hosts) == 0 && !slices.ContainsFunc(stored, func(o policyslots.Slot) bool { return o.Kind == kind }) {
 			continue
 		}
 		var proven uint64
@@ -157,7 +157,7 @@ func (c *Control) summaries(now time.Time) (out []PolicySummary) {
 		for i := range sum.Hosts {
 			n := &sum.Hosts[i]
 			n.Lives = nil
-			if n.ReportAge == nil || *n.ReportAge > policy.Fresh.Seconds() {
+			if n.ReportAge == nil || *n.ReportAge > policyslots.Fresh.Seconds() {
 				continue
 			}
 			sum.Nodes++
@@ -175,7 +175,7 @@ func (c *Control) summaries(now time.Time) (out []PolicySummary) {
 	return out
 }
 
-func policySlotOf(s policy.Slot) PolicySlot {
+func policySlotOf(s policyslots.Slot) PolicySlot {
 	out := PolicySlot{Slot: s.Kind, Proven: policyModuleOf(s.Proven), Previous: policyModuleOf(s.Previous), Nodes: []PolicyNode{}}
 	if t := s.Candidate; t != nil {
 		out.Candidate = &PolicyTrial{*policyModuleOf(&t.Module), string(t.Goal), t.Permille, t.Scope, t.Since}
@@ -186,7 +186,7 @@ func policySlotOf(s policy.Slot) PolicySlot {
 	return out
 }
 
-func policyModuleOf(m *policy.Module) *PolicyModule {
+func policyModuleOf(m *policyslots.Module) *PolicyModule {
 	if m == nil {
 		return nil
 	}
@@ -198,7 +198,7 @@ func policyModuleOf(m *policy.Module) *PolicyModule {
 
 // policyNodesOf lists the hosts of a slot: those that report it, and those that
 // refuse it and report nothing of it, under the name of their replica.
-func policyNodesOf(kind string, reports []policy.Report, refusals map[string]map[string]string, now time.Time) []PolicyNode {
+func policyNodesOf(kind string, reports []policyslots.Report, refusals map[string]map[string]string, now time.Time) []PolicyNode {
 	out := []PolicyNode{}
 	for _, r := range reports {
 		if s, ok := r.Status(kind); ok {
@@ -227,7 +227,7 @@ func policyNodesOf(kind string, reports []policy.Report, refusals map[string]map
 	return out
 }
 
-func policyNodeOf(s policy.Status) PolicyNode {
+func policyNodeOf(s policyslots.Status) PolicyNode {
 	n := PolicyNode{
 		Active: s.Active, Candidate: s.Candidate, Permille: s.Permille, Scope: s.Scope, Floor: s.Floor, Refused: s.Refused, Host: s.Host,
 	}
@@ -237,7 +237,7 @@ func policyNodeOf(s policy.Status) PolicyNode {
 			Reason: l.Reason, Calls: l.Calls, Faults: l.Faults, Differ: l.Differ, Worse: l.Worse,
 			Compared: l.Compared, Starved: l.Starved,
 		}
-		if l.SHA256 != (policy.Digest{}) {
+		if l.SHA256 != (policyslots.Digest{}) {
 			life.SHA256 = l.SHA256.String()
 		}
 		if !l.Since.IsZero() {
@@ -253,7 +253,7 @@ const rejectedState = "rejected"
 
 // policies writes the metrics of policy slots. Of replicas that share a host the
 // first one stands for all, so that sums are right.
-func (s sink) policies(reports []policy.Report) {
+func (s sink) policies(reports []policyslots.Report) {
 	shared := make(map[[2]string]bool)
 	for _, r := range reports {
 		for _, slot := range r.Statuses {

@@ -12,7 +12,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/client"
-	"github.com/cascadeinfer/cascade/xds/policy"
+	"github.com/cascadeinfer/cascade/xds/policyslots"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
@@ -24,11 +24,11 @@ type counting struct {
 }
 
 func (c *counting) Update(s *client.Snapshot) {
-	slot := s.Slots[policy.ResourceName(slotKind)]
+	slot := s.Slots[policyslots.ResourceName(slotKind)]
 	if slot == nil {
 		return
 	}
-	w, err := policy.DecodeResource(slot.Name, slot.Config)
+	w, err := policyslots.DecodeResource(slot.Name, slot.Config)
 	if err == nil && len(w.Candidates) > 0 && w.Candidates[0].Generation != c.last {
 		c.last = w.Candidates[0].Generation
 		c.has <- c.last
@@ -61,8 +61,11 @@ func benchmarkPush(b *testing.B, hosts int) {
 	for i := range hosts {
 		cl, err := client.New(client.Config{
 			Target: c.Addr().String(), NodeID: fmt.Sprintf("migrator/r%d", i), Cluster: resources.ObserverCluster,
-			Slots: []string{policy.ResourceName(slotKind)}, Watcher: &counting{has: has},
-			CheckSlot: func(name string, typed *anypb.Any) error { _, err := policy.DecodeResource(name, typed); return err },
+			Slots: []string{policyslots.ResourceName(slotKind)}, Watcher: &counting{has: has},
+			CheckSlot: func(name string, typed *anypb.Any) error {
+				_, err := policyslots.DecodeResource(name, typed)
+				return err
+			},
 		})
 		if err != nil {
 			b.Fatal(err)
@@ -77,9 +80,9 @@ func benchmarkPush(b *testing.B, hosts int) {
 	generation := uint64(0)
 	push := func() {
 		generation++
-		m := policy.Module{Generation: generation, Name: "p", SHA256: sum, Size: len(code), Signature: []byte("signed")}
-		if err := c.keeper.change(ctx, []string{slotKind}, func(s policy.Slot) (policy.Slot, error) {
-			return s.Push(policy.Trial{Module: m, Goal: policy.Proven})
+		m := policyslots.Module{Generation: generation, Name: "p", SHA256: sum, Size: len(code), Signature: []byte("signed")}
+		if err := c.keeper.change(ctx, []string{slotKind}, func(s policyslots.Slot) (policyslots.Slot, error) {
+			return s.Push(policyslots.Trial{Module: m, Goal: policyslots.Proven})
 		}); err != nil {
 			b.Fatal(err)
 		}

@@ -30,7 +30,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
-	"github.com/cascadeinfer/cascade/xds/policy"
+	"github.com/cascadeinfer/cascade/xds/policyslots"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
@@ -97,9 +97,9 @@ type host struct {
 	stop       func()
 
 	mu      sync.Mutex
-	want    policy.Want
+	want    policyslots.Want
 	version string
-	codes   map[policy.Digest][]byte
+	codes   map[policyslots.Digest][]byte
 	status  *api.SlotStatus
 	checks  int    // of configs that came
 	refuse  string // every config, with this text
@@ -111,7 +111,7 @@ const slotKind = "bid-select"
 // follow starts a host for a replica.
 func follow(t *testing.T, r *replica, from *running, to ...*running) *host {
 	t.Helper()
-	h := &host{replica: r, codes: make(map[policy.Digest][]byte), status: &api.SlotStatus{Kind: slotKind}}
+	h := &host{replica: r, codes: make(map[policyslots.Digest][]byte), status: &api.SlotStatus{Kind: slotKind}}
 	h.tell()
 	conn, err := grpc.NewClient(from.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -120,7 +120,7 @@ func follow(t *testing.T, r *replica, from *running, to ...*running) *host {
 	h.connection = conn
 	cl, err := client.New(client.Config{
 		Conn: conn, NodeID: identity.MigratorNode(string(r.ID)), Cluster: resources.ObserverCluster,
-		Slots: []string{policy.ResourceName(slotKind)}, CheckSlot: h.check, Watcher: h,
+		Slots: []string{policyslots.ResourceName(slotKind)}, CheckSlot: h.check, Watcher: h,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -143,17 +143,17 @@ func (h *host) check(name string, typed *anypb.Any) error {
 	if h.refuse != "" {
 		return errors.New(h.refuse)
 	}
-	_, err := policy.DecodeResource(name, typed)
+	_, err := policyslots.DecodeResource(name, typed)
 	return err
 }
 
 // Update implements client.Watcher: what is wanted comes into force at once.
 func (h *host) Update(s *client.Snapshot) {
-	slot := s.Slots[policy.ResourceName(slotKind)]
+	slot := s.Slots[policyslots.ResourceName(slotKind)]
 	if slot == nil {
 		return
 	}
-	want, err := policy.DecodeResource(slot.Name, slot.Config)
+	want, err := policyslots.DecodeResource(slot.Name, slot.Config)
 	if err != nil {
 		panic(err)
 	}
@@ -171,9 +171,9 @@ func (h *host) Update(s *client.Snapshot) {
 		switch {
 		case c.Generation == h.reject:
 			life.State, life.Reached, life.Reason = "rejected", "canary", "it trapped"
-		case c.Proven || c.Goal == policy.Active:
+		case c.Proven || c.Goal == policyslots.Active:
 			h.status.Active, life.State, life.Reached, life.Calls = c.Generation, "active", "active", 10
-		case c.Goal == policy.Canary:
+		case c.Goal == policyslots.Canary:
 			h.status.Candidate, h.status.Permille, life.State, life.Reached = c.Generation, uint32(c.Permille), "canary", "canary"
 		}
 		h.codes[c.SHA256] = c.Module
@@ -187,7 +187,7 @@ func (h *host) tell() {
 }
 
 // fetch gets a module from the host's control plane.
-func (h *host) fetch(t *testing.T, sum policy.Digest) ([]byte, error) {
+func (h *host) fetch(t *testing.T, sum policyslots.Digest) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	stream, err := api.NewModulesClient(h.connection).Fetch(ctx, &api.FetchRequest{Sha256: sum[:]})
@@ -208,7 +208,7 @@ func (h *host) fetch(t *testing.T, sum policy.Digest) ([]byte, error) {
 }
 
 // until waits until a host's slot is as described.
-func (h *host) until(t *testing.T, c *running, what string, fits func(policy.Want) bool) {
+func (h *host) until(t *testing.T, c *running, what string, fits func(policyslots.Want) bool) {
 	t.Helper()
 	waitPolicies(t, c, string(h.ID)+": "+what, func(Policies) bool {
 		h.mu.Lock()
@@ -249,8 +249,8 @@ func is(proven, candidate uint64) func(Policies) bool {
 }
 
 // wants reports what a host was told, by generation.
-func wants(generations ...uint64) func(policy.Want) bool {
-	return func(w policy.Want) bool {
+func wants(generations ...uint64) func(policyslots.Want) bool {
+	return func(w policyslots.Want) bool {
 		var got []uint64
 		for _, c := range w.Candidates {
 			got = append(got, c.Generation)
@@ -271,11 +271,11 @@ func TestPolicyHeld(t *testing.T) {
 	obeyed(t)(push(t, c, "slot=bid-select&goal=shadow", module, "generation 1"))
 	h.until(t, c, "1 on trial", wants(1))
 	h.mu.Lock()
-	h.status.Lives[0].State, h.status.Lives[0].Reason = "shadow", policy.Held+"9 of 64 answers worse"
+	h.status.Lives[0].State, h.status.Lives[0].Reason = "shadow", policyslots.Held+"9 of 64 answers worse"
 	h.tell()
 	h.mu.Unlock()
 	waitPolicies(t, c, "it is held", func(p Policies) bool {
-		return len(p.Slots) == 1 && len(p.Slots[0].Nodes) == 1 && len(p.Slots[0].Nodes[0].Lives) == 1 && strings.HasPrefix(p.Slots[0].Nodes[0].Lives[0].Reason, policy.Held)
+		return len(p.Slots) == 1 && len(p.Slots[0].Nodes) == 1 && len(p.Slots[0].Nodes[0].Lives) == 1 && strings.HasPrefix(p.Slots[0].Nodes[0].Lives[0].Reason, policyslots.Held)
 	})
 	for _, goal := range []string{"canary&permille=10", "active"} {
 		code, text := post(t, c, "/policies/goal?slot=bid-select&goal="+goal, nil)
@@ -314,7 +314,7 @@ func TestPolicies(t *testing.T) {
 	waitFor(t, a, "a plans", func(s Status) bool { return s.Planner.Leads })
 	b := run("b")
 	hosts := []*host{follow(t, f.replicas[0], a, b), follow(t, f.replicas[1], b, a), follow(t, f.replicas[2], b, a)}
-	all := func(c *running, what string, fits func(policy.Want) bool) {
+	all := func(c *running, what string, fits func(policyslots.Want) bool) {
 		t.Helper()
 		for _, h := range hosts {
 			h.until(t, c, what, fits)
@@ -327,7 +327,7 @@ func TestPolicies(t *testing.T) {
 		t.Fatalf("%+v", p)
 	}
 	all(b, "1 on trial", wants(1))
-	sum := policy.Digest(sha256.Sum256(big))
+	sum := policyslots.Digest(sha256.Sum256(big))
 	for _, h := range hosts {
 		h.mu.Lock()
 		one := h.want.Candidates[0]
@@ -354,7 +354,7 @@ func TestPolicies(t *testing.T) {
 	for _, c := range []*running{a, b} {
 		waitPolicies(t, c, "1 is proven", is(1, 0))
 	}
-	all(b, "1 proven", func(w policy.Want) bool { return wants(1)(w) && w.Candidates[0].Proven })
+	all(b, "1 proven", func(w policyslots.Want) bool { return wants(1)(w) && w.Candidates[0].Proven })
 
 	// The next one is small, so it comes with the slot, and traps on one host.
 	hosts[2].mu.Lock()
@@ -367,15 +367,15 @@ func TestPolicies(t *testing.T) {
 			t.Errorf("%+v", e)
 		}
 	}
-	all(b, "2 gone", func(w policy.Want) bool {
+	all(b, "2 gone", func(w policyslots.Want) bool {
 		return wants(1)(w) && len(w.RolledBack) == 1 && w.RolledBack[0].Generation == 2
 	})
 
 	// An operator answers for the third one, and takes it back.
 	obeyed(t)(push(t, b, "slot=bid-select&goal=proven", []byte("module 3"), "generation 3"))
-	all(b, "3 proven", func(w policy.Want) bool { return wants(3)(w) && string(w.Candidates[0].Module) == "module 3" })
+	all(b, "3 proven", func(w policyslots.Want) bool { return wants(3)(w) && string(w.Candidates[0].Module) == "module 3" })
 	obeyed(t)(post(t, a, "/policies/rollback?slot=bid-select&reason=slow&by=bob", nil))
-	all(b, "back to 1", func(w policy.Want) bool { return wants(1)(w) && len(w.RolledBack) == 2 })
+	all(b, "back to 1", func(w policyslots.Want) bool { return wants(1)(w) && len(w.RolledBack) == 2 })
 	if s := waitFor(t, b, "the status tells", func(s Status) bool {
 		return len(s.Policies) == 1 && s.Policies[0].Nodes == 3 && s.Policies[0].Provens == 3
 	}); s.Policies[0].Proven.Generation != 1 {
@@ -387,7 +387,7 @@ func TestPolicies(t *testing.T) {
 	a.stop()
 	hosts[1].stop()
 	again := follow(t, f.replicas[1], b)
-	again.until(t, b, "1 after a start", func(w policy.Want) bool { return wants(1)(w) && w.Candidates[0].Proven })
+	again.until(t, b, "1 after a start", func(w policyslots.Want) bool { return wants(1)(w) && w.Candidates[0].Proven })
 	if got, err := again.fetch(t, sum); err != nil || len(got) != len(big) {
 		t.Errorf("%d bytes, %v", len(got), err)
 	}
@@ -432,7 +432,7 @@ func TestPolicyRefused(t *testing.T) {
 	}
 	waitFor(t, c, "the drain reaches the proxy", func(s Status) bool { return s.Nodes[0].Current && s.Epoch > 1 && s.Phase == "idle" })
 	obeyed(t)(post(t, c, "/policies/goal?slot=bid-select&goal=shadow", nil))
-	good.until(t, c, "the next goal", func(w policy.Want) bool { return w.Candidates[0].Goal == policy.Shadow })
+	good.until(t, c, "the next goal", func(w policyslots.Want) bool { return w.Candidates[0].Goal == policyslots.Shadow })
 	waitPolicies(t, c, "the second refusal", func(Policies) bool {
 		bad.mu.Lock()
 		defer bad.mu.Unlock()
@@ -449,7 +449,7 @@ func TestPolicyOrders(t *testing.T) {
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	f := newFleet(t, 1)
 	n := &notary{deny: func(p Push) error {
-		if p.Goal == policy.Active && p.Current.Candidate == nil {
+		if p.Goal == policyslots.Active && p.Current.Candidate == nil {
 			return errors.New("the site's rules: shadow comes first")
 		}
 		return nil
@@ -459,7 +459,7 @@ func TestPolicyOrders(t *testing.T) {
 	for _, on := range []*running{c, off} {
 		waitFor(t, on, "a plan", func(s Status) bool { return s.Epoch == 1 })
 	}
-	large := make([]byte, policy.MaxModule+1)
+	large := make([]byte, policyslots.MaxModule+1)
 	body := func(text string) func(*http.Request) {
 		return func(r *http.Request) {
 			r.Header.Del(AdminHeader)
@@ -496,7 +496,7 @@ func TestPolicyOrders(t *testing.T) {
 			return post(t, c, "/policies/push?slot=place", body(`{"module":"`+strings.Repeat("AAAA", maxPush/4)+`"}`))
 		}},
 		{"too long a signature", 413, "16 KiB", func() (int, string) {
-			return push(t, c, "slot=place", []byte("x"), strings.Repeat("x", policy.MaxSignature+1))
+			return push(t, c, "slot=place", []byte("x"), strings.Repeat("x", policyslots.MaxSignature+1))
 		}},
 		{"signed by nobody", 422, "signed by nobody", func() (int, string) { return push(t, c, "slot=place", []byte("x"), "me") }},
 		{"denied", 422, "shadow comes first", func() (int, string) { return push(t, c, "slot=place&goal=active", []byte("x"), "generation 1") }},
@@ -538,7 +538,7 @@ func TestPolicySilentNode(t *testing.T) {
 	d := dial(t, c)
 	d.send(t, &discoveryv3.DeltaDiscoveryRequest{
 		Node: &corev3.Node{Id: "silent", Cluster: "cascade"}, TypeUrl: resources.ExtensionType,
-		ResourceNamesSubscribe: []string{policy.ResourceName(slotKind)},
+		ResourceNamesSubscribe: []string{policyslots.ResourceName(slotKind)},
 	})
 	obeyed(t)(push(t, c, "slot=bid-select", []byte("module"), "generation 1"))
 	for sent := false; !sent; {

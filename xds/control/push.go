@@ -16,7 +16,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cascadeinfer/cascade/xds/policy"
+	"github.com/cascadeinfer/cascade/xds/policyslots"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -31,7 +31,7 @@ type Admitter interface {
 // the one on trial.
 type Push struct {
 	Slot     string
-	Goal     policy.Goal // policy.Proven: to pass no gates
+	Goal     policyslots.Goal // policyslots.Proven: to pass no gates
 	Permille int
 	Scope    string
 	// Module and Signature are the files. They are not to be changed.
@@ -41,7 +41,7 @@ type Push struct {
 	Configuration []byte
 	// Current is the slot as it is stored. Its candidate is this module, by the
 	// digest, where another goal is asked for.
-	Current policy.Slot
+	Current policyslots.Slot
 	By      string // who asks; may be empty
 }
 
@@ -49,7 +49,7 @@ type Push struct {
 type Admitted struct {
 	Generation    uint64
 	Name, Version string
-	SHA256        policy.Digest
+	SHA256        policyslots.Digest
 	Configuration []byte // what hosts configure it with; may be empty
 	Signers       []string
 }
@@ -58,7 +58,7 @@ type Admitted struct {
 const (
 	// maxPush bounds the body: a module and its signature in base64, and what
 	// JSON or multipart puts around them.
-	maxPush     = (policy.MaxModule+policy.MaxSignature+policy.MaxConfiguration)*4/3 + 64<<10
+	maxPush     = (policyslots.MaxModule+policyslots.MaxSignature+policyslots.MaxConfiguration)*4/3 + 64<<10
 	pushTimeout = 25 * time.Second
 	// uploadTimeout is how long the body may take of it once it is read, and maxUploads
 	// how many are read at a time: each is held in memory.
@@ -66,7 +66,7 @@ const (
 	maxUploads    = 4
 )
 
-var errTooLarge = fmt.Errorf("a module has at most %d MiB, and its signature %d KiB", policy.MaxModule>>20, policy.MaxSignature>>10)
+var errTooLarge = fmt.Errorf("a module has at most %d MiB, and its signature %d KiB", policyslots.MaxModule>>20, policyslots.MaxSignature>>10)
 
 // policyRoutes adds what is asked and ordered about policies.
 func (c *Control) policyRoutes(mux *http.ServeMux) {
@@ -108,14 +108,14 @@ func (c *Control) takePush(ctx context.Context, w http.ResponseWriter, r *http.R
 		return nil, err
 	}
 	if o.goal == "" {
-		o.goal = policy.Shadow
+		o.goal = policyslots.Shadow
 	}
 	scopes := make(map[string]string, len(o.slots))
 	for _, slot := range o.slots {
 		if scopes[slot], err = c.scoped(slot, o.goal, o.scope, nil); err != nil {
 			return nil, err
 		}
-		if err := policy.CheckGoal(slot, o.goal, o.permille, scopes[slot]); err != nil {
+		if err := policyslots.CheckGoal(slot, o.goal, o.permille, scopes[slot]); err != nil {
 			return nil, malformed("slot " + slot + ": " + err.Error())
 		}
 	}
@@ -129,12 +129,12 @@ func (c *Control) takePush(ctx context.Context, w http.ResponseWriter, r *http.R
 	}
 	defer done()
 	module, signature := body.Module, body.Signature
-	sum := policy.Digest(sha256.Sum256(module))
-	trials := make(map[string]policy.Trial, len(o.slots))
+	sum := policyslots.Digest(sha256.Sum256(module))
+	trials := make(map[string]policyslots.Trial, len(o.slots))
 	for _, slot := range o.slots {
 		a, err := c.cfg.Admitter.Admit(ctx, Push{
 			Slot: slot, Goal: o.goal, Permille: o.permille, Scope: scopes[slot], Module: module, Signature: signature, Configuration: body.Configuration,
-			Current: policy.Of(c.keeper.stored(), slot).Clone(), By: o.by,
+			Current: policyslots.Of(c.keeper.stored(), slot).Clone(), By: o.by,
 		})
 		if err != nil {
 			return nil, refuse(slot, err)
@@ -146,8 +146,8 @@ func (c *Control) takePush(ctx context.Context, w http.ResponseWriter, r *http.R
 			return nil, err
 		}
 		now := moment(time.Now())
-		trials[slot] = policy.Trial{
-			Module: policy.Module{
+		trials[slot] = policyslots.Trial{
+			Module: policyslots.Module{
 				Generation: a.Generation, Name: a.Name, Version: a.Version, SHA256: sum, Size: len(module), Signature: signature,
 				Configuration: a.Configuration, Signers: a.Signers, By: o.by, At: now,
 			},
@@ -159,7 +159,7 @@ func (c *Control) takePush(ctx context.Context, w http.ResponseWriter, r *http.R
 	if err := c.cfg.Modules.Put(store.Digest(sum), module); err != nil {
 		return nil, err
 	}
-	if err := c.keeper.change(ctx, o.slots, func(s policy.Slot) (policy.Slot, error) {
+	if err := c.keeper.change(ctx, o.slots, func(s policyslots.Slot) (policyslots.Slot, error) {
 		return understood(s.Push(trials[s.Kind]))
 	}); err != nil {
 		return nil, err
@@ -210,8 +210,8 @@ func readWithin(w http.ResponseWriter, r *http.Request, most time.Duration) (pus
 }
 
 // understood marks the errors of a change that say what was asked wrongly.
-func understood(s policy.Slot, err error) (policy.Slot, error) {
-	for _, known := range [...]error{policy.ErrReplayed, policy.ErrNoCandidate, policy.ErrOther, policy.ErrNative} {
+func understood(s policyslots.Slot, err error) (policyslots.Slot, error) {
+	for _, known := range [...]error{policyslots.ErrReplayed, policyslots.ErrNoCandidate, policyslots.ErrOther, policyslots.ErrNative} {
 		if errors.Is(err, known) {
 			return s, err
 		}
@@ -245,10 +245,10 @@ func readPush(r *http.Request) (body pushBody, err error) {
 		return body, malformed("send JSON with the base64 of module and signature, or a multipart form with these files")
 	}
 	switch {
-	case len(body.Module) > policy.MaxModule || len(body.Signature) > policy.MaxSignature:
+	case len(body.Module) > policyslots.MaxModule || len(body.Signature) > policyslots.MaxSignature:
 		return body, errTooLarge
-	case len(body.Configuration) > policy.MaxConfiguration:
-		return body, malformed(fmt.Sprintf("a configuration has at most %d KiB", policy.MaxConfiguration>>10))
+	case len(body.Configuration) > policyslots.MaxConfiguration:
+		return body, malformed(fmt.Sprintf("a configuration has at most %d KiB", policyslots.MaxConfiguration>>10))
 	case len(body.Module) == 0 || len(body.Signature) == 0:
 		return body, malformed("give module and signature; cascade policy sign makes one for the other")
 	}
@@ -278,11 +278,11 @@ func readForm(m *multipart.Reader) (body pushBody, err error) {
 		}
 		switch part.FormName() {
 		case "module":
-			body.Module, err = io.ReadAll(io.LimitReader(part, policy.MaxModule+1))
+			body.Module, err = io.ReadAll(io.LimitReader(part, policyslots.MaxModule+1))
 		case "configuration":
-			body.Configuration, err = io.ReadAll(io.LimitReader(part, policy.MaxConfiguration+1))
+			body.Configuration, err = io.ReadAll(io.LimitReader(part, policyslots.MaxConfiguration+1))
 		case "signature":
-			body.Signature, err = io.ReadAll(io.LimitReader(part, policy.MaxSignature+1))
+			body.Signature, err = io.ReadAll(io.LimitReader(part, policyslots.MaxSignature+1))
 		default:
 			err = fmt.Errorf("part %.40q: want module, signature and configuration", part.FormName())
 		}
@@ -296,27 +296,27 @@ func readForm(m *multipart.Reader) (body pushBody, err error) {
 type policyAsk struct {
 	slots      []string
 	generation uint64 // 0: whichever is meant
-	goal       policy.Goal
+	goal       policyslots.Goal
 	permille   int
 	scope, by  string
 	reason     string
 }
 
 func policyOrderOf(q url.Values) (o policyAsk, err error) {
-	o = policyAsk{slots: q["slot"], goal: policy.Goal(q.Get("goal")), scope: q.Get("scope"), by: q.Get("by"), reason: q.Get("reason")}
+	o = policyAsk{slots: q["slot"], goal: policyslots.Goal(q.Get("goal")), scope: q.Get("scope"), by: q.Get("by"), reason: q.Get("reason")}
 	if len(o.slots) == 0 {
-		return o, malformed("name the slot: ?slot=KIND, one of " + strings.Join(policy.Kinds(), ", "))
+		return o, malformed("name the slot: ?slot=KIND, one of " + strings.Join(policyslots.Kinds(), ", "))
 	}
 	seen := make(map[string]bool)
 	for _, slot := range o.slots {
-		if !policy.Known(slot) || seen[slot] {
-			return o, malformed(fmt.Sprintf("slot %.40q: want each once, of %s", slot, strings.Join(policy.Kinds(), ", ")))
+		if !policyslots.Known(slot) || seen[slot] {
+			return o, malformed(fmt.Sprintf("slot %.40q: want each once, of %s", slot, strings.Join(policyslots.Kinds(), ", ")))
 		}
 		seen[slot] = true
 	}
 	if text := q.Get("permille"); text != "" {
 		if o.permille, err = strconv.Atoi(text); err != nil {
-			return o, malformed(fmt.Sprintf("permille %.40q: give a number from 1 to %d", text, policy.Permilles-1))
+			return o, malformed(fmt.Sprintf("permille %.40q: give a number from 1 to %d", text, policyslots.Permilles-1))
 		}
 	}
 	if text := q.Get("generation"); text != "" {
@@ -327,8 +327,8 @@ func policyOrderOf(q url.Values) (o policyAsk, err error) {
 	if len(o.by) > maxBy || !printable(o.by) {
 		return o, malformed(fmt.Sprintf("by: give a name of up to %d printable bytes", maxBy))
 	}
-	if len(o.reason) > policy.MaxReason || !printable(o.reason) {
-		return o, malformed(fmt.Sprintf("reason: give up to %d printable bytes", policy.MaxReason))
+	if len(o.reason) > policyslots.MaxReason || !printable(o.reason) {
+		return o, malformed(fmt.Sprintf("reason: give up to %d printable bytes", policyslots.MaxReason))
 	}
 	return o, nil
 }
@@ -361,7 +361,7 @@ func (c *Control) moveGoal(ctx context.Context, o policyAsk) error {
 	now := moment(time.Now())
 	generations, scopes := make(map[string]uint64, len(o.slots)), make(map[string]string, len(o.slots))
 	for _, kind := range o.slots {
-		s := policy.Of(c.keeper.stored(), kind).Clone()
+		s := policyslots.Of(c.keeper.stored(), kind).Clone()
 		// What is asked wrongly is told before rules are asked.
 		if scopes[kind], err = c.scoped(kind, o.goal, o.scope, s.Candidate); err != nil {
 			return err
@@ -385,19 +385,19 @@ func (c *Control) moveGoal(ctx context.Context, o policyAsk) error {
 		}
 		generations[kind] = t.Generation
 	}
-	return c.keeper.change(ctx, o.slots, func(s policy.Slot) (policy.Slot, error) {
+	return c.keeper.change(ctx, o.slots, func(s policyslots.Slot) (policyslots.Slot, error) {
 		return understood(s.Move(now, generations[s.Kind], o.goal, o.permille, scopes[s.Kind]))
 	})
 }
 
 // held refuses to let a generation go where the gates of a host would end it, by what
 // it has shown in shadow: there it can still be watched.
-func (c *Control) held(kind string, generation uint64, goal policy.Goal) error {
-	if goal != policy.Canary && goal != policy.Active {
+func (c *Control) held(kind string, generation uint64, goal policyslots.Goal) error {
+	if goal != policyslots.Canary && goal != policyslots.Active {
 		return nil
 	}
 	now := time.Now()
-	if why := policy.Against(kind, generation, now, c.keeper.reports(now)); why != "" {
+	if why := policyslots.Against(kind, generation, now, c.keeper.reports(now)); why != "" {
 		return refuse(kind, fmt.Errorf("generation %d stays where it is, because gates would end it further on: %s; see \"cascade policy records\" and \"diff\" for which; "+
 			"\"--to proven\" asks no gate", generation, why))
 	}
@@ -410,7 +410,7 @@ func (c *Control) rollback(ctx context.Context, o policyAsk) error {
 	if reason == "" {
 		reason = "rolled back by an operator"
 	}
-	return c.keeper.change(ctx, o.slots, func(s policy.Slot) (policy.Slot, error) {
+	return c.keeper.change(ctx, o.slots, func(s policyslots.Slot) (policyslots.Slot, error) {
 		return understood(s.Rollback(now, o.generation, reason, o.by))
 	})
 }

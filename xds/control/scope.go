@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cascadeinfer/cascade/xds/policy"
+	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 
 // refine is the kind whose scopes are the replicas' nodes; those of the other kinds
@@ -16,8 +16,8 @@ const refine = "refine"
 // scoped is the scope in which a slot's candidate begins. Where the order names
 // none it is the one it has, or the only one there is. One that nothing is in would
 // be waited for for ever, so it is an error, which names those there are.
-func (c *Control) scoped(kind string, g policy.Goal, scope string, has *policy.Trial) (string, error) {
-	if policy.PerRequest(kind) || g == policy.Proven {
+func (c *Control) scoped(kind string, g policyslots.Goal, scope string, has *policyslots.Trial) (string, error) {
+	if policyslots.PerRequest(kind) || g == policyslots.Proven {
 		return scope, nil
 	}
 	known := make(map[string]bool)
@@ -42,7 +42,7 @@ func (c *Control) scoped(kind string, g policy.Goal, scope string, has *policy.T
 	switch {
 	case len(names) == 0, known[scope]:
 		return scope, nil
-	case scope == "" && g != policy.Canary && g != policy.Active:
+	case scope == "" && g != policyslots.Canary && g != policyslots.Active:
 		return "", nil
 	case scope == "":
 		return "", malformed(fmt.Sprintf("slot %s: scope: name the one that tries it first, of %s", kind, strings.Join(names, ", ")))

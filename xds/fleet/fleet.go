@@ -15,7 +15,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/xds/api"
-	slots "github.com/cascadeinfer/cascade/xds/policy"
+	"github.com/cascadeinfer/cascade/xds/policyslots"
 	"github.com/cascadeinfer/cascade/xds/ratelimitlog"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
@@ -35,7 +35,7 @@ type Config struct {
 	// Slots is told what policy slots should run, when that is known and whenever it
 	// changes. It is called by Run, and must neither block nor change the list. nil:
 	// nobody is.
-	Slots func([]slots.Slot)
+	Slots func([]policyslots.Slot)
 	// Proxies tells what proxies see of the replicas' load; nil: nothing.
 	Proxies Proxies
 	Logger  *slog.Logger // nil discards
@@ -83,7 +83,7 @@ type Fleet struct {
 	refused  []store.Refusal    // not yet taken in by the loop
 	barred   chan struct{}      // capacity 1: refused is news to it
 	moves    moveLog
-	hosts    map[policies.ReplicaID]slots.Report // what each said of its policy slots last
+	hosts    map[policies.ReplicaID]policyslots.Report // what each said of its policy slots last
 
 	state   *State        // owned by Run
 	version store.Version // of the plan object last read or written; owned by Run
@@ -92,7 +92,7 @@ type Fleet struct {
 	untold []store.Version
 	news   <-chan store.Update // the store's watch; owned by Run
 	unsaid ratelimitlog.Gate   // for what cannot be written down
-	slots  []slots.Slot        // that were told; owned by Run
+	slots  []policyslots.Slot  // that were told; owned by Run
 	told   bool                // they were; owned by Run
 }
 
@@ -129,7 +129,7 @@ func New(cfg Config) (*Fleet, error) {
 	f := &Fleet{
 		cfg: cfg, log: log, state: state,
 		events: make(chan message), done: make(chan struct{}),
-		hosts:    make(map[policies.ReplicaID]slots.Report),
+		hosts:    make(map[policies.ReplicaID]policyslots.Report),
 		replicas: cfg.Replicas, changed: make(chan struct{}, 1), barred: make(chan struct{}, 1),
 	}
 	f.service = &service{fleet: f, streams: make(map[policies.ReplicaID]*session)}

@@ -9,7 +9,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/links"
 	"github.com/cascadeinfer/cascade/xds/api"
-	slots "github.com/cascadeinfer/cascade/xds/policy"
+	"github.com/cascadeinfer/cascade/xds/policyslots"
 	"github.com/cascadeinfer/cascade/xds/topology"
 )
 
@@ -68,7 +68,7 @@ type Report struct {
 	// they did peer by peer.
 	Routes []Route
 	// Policies is the state of the host's policy slots.
-	Policies []slots.Status
+	Policies []policyslots.Status
 	// Site is where the replica's KV cache is and what leads away from there; nil:
 	// what was told before stands. It is shared and must not be changed.
 	Site *links.Site
@@ -131,7 +131,7 @@ func Decode(m *api.LoadReport) (Report, error) {
 	if r.Routes, dropped = decodeRoutes(m.GetRoutes()); dropped > 0 {
 		bounded = append(bounded, "routes")
 	}
-	if r.Policies, dropped = slots.ReadStatuses(m.GetSlots()); dropped > 0 {
+	if r.Policies, dropped = policyslots.ReadStatuses(m.GetSlots()); dropped > 0 {
 		bounded = append(bounded, "slots")
 	}
 	if m.GetSite() != nil {

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	slots "github.com/cascadeinfer/cascade/xds/policy"
+	"github.com/cascadeinfer/cascade/xds/policyslots"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -233,7 +233,7 @@ func (f *Fleet) handle(ctx context.Context, m message) {
 	}
 	f.mu.Lock()
 	f.moves.take(now, r.Report.Moves)
-	f.hosts[r.Report.Replica] = slots.Report{Node: string(r.Report.Replica), At: now, Statuses: r.Report.Policies}
+	f.hosts[r.Report.Replica] = policyslots.Report{Node: string(r.Report.Replica), At: now, Statuses: r.Report.Policies}
 	f.mu.Unlock()
 	r.Report.Moves, r.Report.Policies = nil, nil // the State has no use for them
 	f.step(ctx, now, r)

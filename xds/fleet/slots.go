@@ -6,14 +6,14 @@ import (
 	"reflect"
 	"slices"
 
-	slots "github.com/cascadeinfer/cascade/xds/policy"
+	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 
 // Policies is an order to change what the policy slots of all hosts should run.
 // Change is pure: it makes the slots that are to be stored out of those that are,
 // or says why not. It may be called more than once.
 type Policies struct {
-	Change func([]slots.Slot) ([]slots.Slot, error)
+	Change func([]policyslots.Slot) ([]policyslots.Slot, error)
 }
 
 func (Policies) event() {}
@@ -25,16 +25,16 @@ func (f *Fleet) Policies(ctx context.Context, p Policies) error { return f.order
 
 // Hosts returns what every configured replica's migrator said of its policy
 // slots last, sorted by replica.
-func (f *Fleet) Hosts() []slots.Report {
+func (f *Fleet) Hosts() []policyslots.Report {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	out := make([]slots.Report, 0, len(f.hosts))
+	out := make([]policyslots.Report, 0, len(f.hosts))
 	for _, r := range f.replicas {
 		if h, ok := f.hosts[r.ID]; ok {
 			out = append(out, h)
 		}
 	}
-	slices.SortFunc(out, func(a, b slots.Report) int { return cmp.Compare(a.Node, b.Node) })
+	slices.SortFunc(out, func(a, b policyslots.Report) int { return cmp.Compare(a.Node, b.Node) })
 	return out
 }
 

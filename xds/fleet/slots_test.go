@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies"
-	slots "github.com/cascadeinfer/cascade/xds/policy"
+	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 
 // TestPoliciesOrder: an order about slots is stored without a new epoch and
@@ -25,11 +25,11 @@ func TestPoliciesOrder(t *testing.T) {
 	s.Step(now, Stored{e.Propose.Object})
 
 	push := func(generation uint64) Policies {
-		return Policies{Change: func(list []slots.Slot) ([]slots.Slot, error) {
-			next, err := slots.Of(list, "place").Push(slots.Trial{
-				Module: slots.Module{Generation: generation, Name: "p", Size: 1, Signature: []byte("s")}, Goal: slots.Proven,
+		return Policies{Change: func(list []policyslots.Slot) ([]policyslots.Slot, error) {
+			next, err := policyslots.Of(list, "place").Push(policyslots.Trial{
+				Module: policyslots.Module{Generation: generation, Name: "p", Size: 1, Signature: []byte("s")}, Goal: policyslots.Proven,
 			})
-			return slots.With(list, next), err
+			return policyslots.With(list, next), err
 		}}
 	}
 	e = s.Step(now, push(1))
@@ -44,7 +44,7 @@ func TestPoliciesOrder(t *testing.T) {
 	other := s.object
 	other.Slots, _ = push(5).Change(nil)
 	s.Step(now, Stored{other})
-	if err := s.Permits(push(1)); !errors.Is(err, slots.ErrReplayed) {
+	if err := s.Permits(push(1)); !errors.Is(err, policyslots.ErrReplayed) {
 		t.Fatal(err)
 	}
 	if e := s.Step(now, push(1)); e.Propose != nil {
@@ -59,7 +59,7 @@ func TestPoliciesOrder(t *testing.T) {
 	}
 	// Other orders carry the slots on.
 	e = s.Step(now, Pin{Model: "m"})
-	if e.Propose == nil || slots.Of(e.Propose.Object.Slots, "place").Floor != 6 {
+	if e.Propose == nil || policyslots.Of(e.Propose.Object.Slots, "place").Floor != 6 {
 		t.Fatalf("%+v", e.Propose)
 	}
 }

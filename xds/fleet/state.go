@@ -7,7 +7,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/internal/lease"
-	slots "github.com/cascadeinfer/cascade/xds/policy"
+	"github.com/cascadeinfer/cascade/xds/policyslots"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
@@ -43,7 +43,7 @@ type State struct {
 	weighed  time.Time
 	refined  time.Time                          // when boundaries were last proposed
 	refusals []store.Refusal                    // to be stored
-	slots    *[]slots.Slot                      // ordered and to be stored; nil: nothing is
+	slots    *[]policyslots.Slot                // ordered and to be stored; nil: nothing is
 	unsaved  bool                               // there are orders or refusals to be stored
 	ordered  bool                               // and an operator waits for it
 	untidy   bool                               // something stored is about replicas that left

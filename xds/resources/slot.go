@@ -6,24 +6,24 @@ import (
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 
-	"github.com/cascadeinfer/cascade/xds/policy"
+	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 
 // Slot renders what a policy slot of every host should run: an extension config
 // that only those get who ask for it. Slots belong to no view and no plan: a
 // proxy has nothing of them, so nothing about them is staged, and no roll-out
 // waits for them; see Set.Plus. Nothing is returned that hosts could not read.
-func Slot(w policy.Want) (*Resource, error) {
+func Slot(w policyslots.Want) (*Resource, error) {
 	m, err := w.Message()
 	if err != nil {
 		return nil, fmt.Errorf("slot %s: %w", w.Kind, err)
 	}
-	name := policy.ResourceName(w.Kind)
+	name := policyslots.ResourceName(w.Kind)
 	c := &corev3.TypedExtensionConfig{Name: name, TypedConfig: wrap(m)}
 	if err := c.ValidateAll(); err != nil {
 		return nil, fmt.Errorf("slot %s: %w", w.Kind, err)
 	}
-	if _, err := policy.DecodeResource(name, c.TypedConfig); err != nil {
+	if _, err := policyslots.DecodeResource(name, c.TypedConfig); err != nil {
 		return nil, fmt.Errorf("slot %s: %w", w.Kind, err)
 	}
 	r, err := Encode(ExtensionType, name, c)

@@ -3,18 +3,18 @@ package resources
 import (
 	"testing"
 
-	"github.com/cascadeinfer/cascade/xds/policy"
+	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 
 // TestSlot: equal slots are equal bytes, only those get them who ask, and a slot
 // that hosts could not read is not rendered.
 func TestSlot(t *testing.T) {
-	s := policy.Slot{Kind: "place"}
-	s, err := s.Push(policy.Trial{Module: policy.Module{Generation: 1, Name: "m", Size: 4, Signature: []byte("signed")}, Goal: policy.Proven})
+	s := policyslots.Slot{Kind: "place"}
+	s, err := s.Push(policyslots.Trial{Module: policyslots.Module{Generation: 1, Name: "m", Size: 4, Signature: []byte("signed")}, Goal: policyslots.Proven})
 	if err != nil {
 		t.Fatal(err)
 	}
-	code := func(policy.Digest) []byte { return []byte("code") }
+	code := func(policyslots.Digest) []byte { return []byte("code") }
 	a, err := Slot(s.Want(code))
 	if err != nil {
 		t.Fatal(err)
@@ -23,7 +23,7 @@ func TestSlot(t *testing.T) {
 	if err != nil || a.Version != b.Version || !a.Unlisted || a.Name != "cascade.policy.place.v1" || a.Type != ExtensionType {
 		t.Fatalf("%+v, %+v, %v", a, b, err)
 	}
-	if _, err := Slot(policy.Want{Kind: "nonsense"}); err == nil {
+	if _, err := Slot(policyslots.Want{Kind: "nonsense"}); err == nil {
 		t.Error("a slot of no kind is rendered")
 	}
 	set, err := NewSet(&Resource{Type: ExtensionType, Name: "x", Version: "1"}, &Resource{Type: RouteType, Name: "r", Version: "1"})

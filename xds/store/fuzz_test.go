@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/xds/policy"
+	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 
 // FuzzDecode checks that whatever is read is valid, and is read the same after
@@ -26,8 +26,8 @@ func FuzzDecode(f *testing.F) {
 		Past:    []Past{{Model: "m", Epoch: 1, Cuts: []policies.Tokens{10}, Counts: []int{1, 2}}},
 		Refused: []Refusal{{Type: "t", Name: "n", Version: "v"}}, Weights: []Weight{{Replica: "a", Weight: 71}},
 		Unready: []policies.ReplicaID{"a"}, Stopping: []policies.ReplicaID{"b"}, Ratios: []Ratio{{Model: "m", Milli: 4000}},
-		Slots: []policy.Slot{{Kind: "guard", Floor: 3, Proven: &policy.Module{Generation: 2, Name: "g", Size: 1, Signature: []byte("s")},
-			Ended: []policy.Ended{{Generation: 3, Reason: "trapped"}}}},
+		Slots: []policyslots.Slot{{Kind: "guard", Floor: 3, Proven: &policyslots.Module{Generation: 2, Name: "g", Size: 1, Signature: []byte("s")},
+			Ended: []policyslots.Ended{{Generation: 3, Reason: "trapped"}}}},
 		Reasons: []Reason{{Model: "m", Decision: "kept", Gain: 0.1, Predicted: 1, Observed: 2, By: "x", Times: 2}},
 	}, 1)
 	if err != nil {

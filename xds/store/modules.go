@@ -14,14 +14,14 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cascadeinfer/cascade/xds/policy"
+	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 
 // Digest is the SHA-256 of a module's bytes.
-type Digest = policy.Digest
+type Digest = policyslots.Digest
 
 // MaxModule is the largest module that is kept, in bytes.
-const MaxModule = policy.MaxModule
+const MaxModule = policyslots.MaxModule
 
 // ErrNoModule says that a module is not kept.
 var ErrNoModule = errors.New("no such module is kept")

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/xds/policy"
+	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 
 // Bounds of an object's lists; strings are bounded by MaxText.
@@ -81,7 +81,7 @@ func (o Object) validateRecords() error {
 		{"drained", replicasOnce(o.Drained)}, {"unready", replicasOnce(o.Unready)}, {"stopping", replicasOnce(o.Stopping)},
 		{"weights", o.validateWeights()}, {"ratios", o.validateRatios()}, {"pins", o.validatePins()},
 		{"past", o.validatePast()}, {"holds", o.validateHolds()}, {"refused", o.validateRefused()},
-		{"policies", policy.ValidateAll(o.Slots)},
+		{"policies", policyslots.ValidateAll(o.Slots)},
 	}
 	for _, c := range checks {
 		if c.err != nil {

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/cascadeinfer/cascade/xds/policy"
+	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 
 // The stored form of policy slots. Bytes are base64, digests hexadecimal.
@@ -33,10 +33,10 @@ type moduleDocument struct {
 
 type trialDocument struct {
 	moduleDocument
-	Goal     policy.Goal `json:"goal"`
-	Permille int         `json:"permille,omitempty"`
-	Scope    string      `json:"scope,omitempty"`
-	Since    time.Time   `json:"since"`
+	Goal     policyslots.Goal `json:"goal"`
+	Permille int              `json:"permille,omitempty"`
+	Scope    string           `json:"scope,omitempty"`
+	Since    time.Time        `json:"since"`
 }
 
 type endedDocument struct {
@@ -47,7 +47,7 @@ type endedDocument struct {
 	At         time.Time `json:"at"`
 }
 
-func encodeSlots(list []policy.Slot) (out []slotDocument) {
+func encodeSlots(list []policyslots.Slot) (out []slotDocument) {
 	for _, s := range list {
 		d := slotDocument{Kind: s.Kind, Proven: encodeModule(s.Proven), Previous: encodeModule(s.Previous), Floor: s.Floor}
 		if t := s.Candidate; t != nil {
@@ -62,7 +62,7 @@ func encodeSlots(list []policy.Slot) (out []slotDocument) {
 	return out
 }
 
-func encodeModule(m *policy.Module) *moduleDocument {
+func encodeModule(m *policyslots.Module) *moduleDocument {
 	if m == nil {
 		return nil
 	}
@@ -72,16 +72,16 @@ func encodeModule(m *policy.Module) *moduleDocument {
 }
 
 // decodeSlots is the inverse of encodeSlots. It checks the digests alone.
-func decodeSlots(list []slotDocument) (out []policy.Slot, err error) {
+func decodeSlots(list []slotDocument) (out []policyslots.Slot, err error) {
 	for _, d := range list {
-		s := policy.Slot{Kind: d.Kind, Floor: d.Floor}
+		s := policyslots.Slot{Kind: d.Kind, Floor: d.Floor}
 		if s.Proven, err = d.Proven.decode(); err == nil {
 			s.Previous, err = d.Previous.decode()
 		}
 		if t := d.Candidate; t != nil && err == nil {
-			var m *policy.Module
+			var m *policyslots.Module
 			if m, err = t.moduleDocument.decode(); err == nil {
-				s.Candidate = &policy.Trial{Module: *m, Goal: t.Goal, Permille: t.Permille, Scope: t.Scope, Since: t.Since.UTC()}
+				s.Candidate = &policyslots.Trial{Module: *m, Goal: t.Goal, Permille: t.Permille, Scope: t.Scope, Since: t.Since.UTC()}
 			}
 		}
 		if err != nil {
@@ -89,18 +89,18 @@ func decodeSlots(list []slotDocument) (out []policy.Slot, err error) {
 		}
 		for _, e := range d.Ended {
 			e.At = e.At.UTC()
-			s.Ended = append(s.Ended, policy.Ended(e))
+			s.Ended = append(s.Ended, policyslots.Ended(e))
 		}
 		out = append(out, s)
 	}
 	return out, nil
 }
 
-func (d *moduleDocument) decode() (*policy.Module, error) {
+func (d *moduleDocument) decode() (*policyslots.Module, error) {
 	if d == nil {
 		return nil, nil
 	}
-	m := &policy.Module{
+	m := &policyslots.Module{
 		Generation: d.Generation, Name: d.Name, Version: d.Version, Size: d.Size, Signature: d.Signature,
 		Configuration: d.Configuration, Signers: d.Signers, By: d.By, At: d.At.UTC(),
 	}

@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/xds/policy"
+	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 
 // Version names one state of the stored object. It is opaque, comes from the
@@ -50,7 +50,7 @@ type Object struct {
 
 	// Slots are what the policy slots of every host should run; those that are not
 	// there run the native policies.
-	Slots []policy.Slot
+	Slots []policyslots.Slot
 
 	// Lease says who plans for the fleet, and until when. The zero value says
 	// nobody; only control planes that share a store need it.

@@ -22,9 +22,9 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/calllog"
 	"github.com/cascadeinfer/cascade/wasm/guest/guesttest"
 	"github.com/cascadeinfer/cascade/wasm/host"
+	"github.com/cascadeinfer/cascade/wasm/promotion"
 	"github.com/cascadeinfer/cascade/wasm/sign"
-	"github.com/cascadeinfer/cascade/wasm/slot"
-	"github.com/cascadeinfer/cascade/wasm/slots"
+	"github.com/cascadeinfer/cascade/wasm/slothost"
 )
 
 // TestDefaultGates takes every policy that "policy new" begins, and every example,
@@ -142,7 +142,7 @@ type trial struct {
 	*testing.T
 	kind      abi.Kind
 	fleet     signedFleet
-	set       *slots.Set
+	set       *slothost.Set
 	now       atomic.Int64 // microseconds since 1970
 	questions [][]byte
 	asked     int
@@ -159,7 +159,7 @@ func newTrial(t *testing.T, f signedFleet, k abi.Kind, questions [][]byte) *tria
 	}
 	r := &trial{T: t, kind: k, fleet: f, questions: questions}
 	r.now.Store(time.Now().UnixMicro())
-	if r.set, err = slots.New(slots.Config{
+	if r.set, err = slothost.New(slothost.Config{
 		Kinds: []abi.Kind{k}, Native: f.Native(migrator.Config{}), Ring: p.Ring, Limits: p.Limits, Gates: p.Gates, Cache: cache(), Every: p.Every,
 		Tick: time.Millisecond, Instances: 1, Now: func() time.Time { return time.UnixMicro(r.now.Load()) },
 	}); err != nil {
@@ -197,14 +197,14 @@ func (r *trial) rollOut(code, configuration []byte) {
 	if err != nil {
 		r.Fatal(err)
 	}
-	for _, goal := range []slot.Goal{slot.ToShadow, slot.ToCanary, slot.ToActive} {
-		c := slots.Candidate{Generation: 1, Goal: goal, Module: code, Signature: signature, Configuration: configuration}
-		if slot.PerRequest(r.kind) && goal == slot.ToCanary {
+	for _, goal := range []promotion.Goal{promotion.ToShadow, promotion.ToCanary, promotion.ToActive} {
+		c := slothost.Candidate{Generation: 1, Goal: goal, Module: code, Signature: signature, Configuration: configuration}
+		if promotion.PerRequest(r.kind) && goal == promotion.ToCanary {
 			c.Permille = 10
-		} else if goal > slot.ToShadow {
+		} else if goal > promotion.ToShadow {
 			c.Scope = scope
 		}
-		if err := r.set.Apply(slots.Want{Kind: r.kind, Candidates: []slots.Candidate{c}}); err != nil {
+		if err := r.set.Apply(slothost.Want{Kind: r.kind, Candidates: []slothost.Candidate{c}}); err != nil {
 			r.Fatal(err)
 		}
 		r.reach(goal)
@@ -212,10 +212,10 @@ func (r *trial) rollOut(code, configuration []byte) {
 }
 
 // reach asks until the module is where its goal is and has shown what is asked there.
-func (r *trial) reach(goal slot.Goal) {
+func (r *trial) reach(goal promotion.Goal) {
 	r.Helper()
-	begin, last, many := time.Now(), slots.Life{}, 4
-	if slot.PerRequest(r.kind) {
+	begin, last, many := time.Now(), slothost.Life{}, 4
+	if promotion.PerRequest(r.kind) {
 		many = 40
 	}
 	for enough := false; !enough; runtime.Gosched() {
@@ -230,12 +230,12 @@ func (r *trial) reach(goal slot.Goal) {
 		for _, l := range r.set.Status()[0].Lives {
 			last = l
 			switch {
-			case l.Held != "" || l.State == slot.Rejected.String():
+			case l.Held != "" || l.State == promotion.Rejected.String():
 				r.Fatalf("%s, to be %s: %+v", r.kind, goal, l)
-			case goal == slot.ToActive:
+			case goal == promotion.ToActive:
 				enough = l.State == goal.String()
 			case l.State == goal.String():
-				enough = l.Reason == "" && l.Doubt == "" && l.Figures.Compared >= slot.DefaultJudged
+				enough = l.Reason == "" && l.Doubt == "" && l.Figures.Compared >= promotion.DefaultJudged
 			}
 		}
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/rego"
 	"github.com/cascadeinfer/cascade/wasm/sign"
 	"github.com/cascadeinfer/cascade/xds/control"
-	"github.com/cascadeinfer/cascade/xds/policy"
+	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 
 // Admission decides which modules may come to the slots of a fleet, and how far
@@ -57,7 +57,7 @@ func (a *Admission) Admit(ctx context.Context, p control.Push) (control.Admitted
 		return control.Admitted{}, fmt.Errorf("the statement about %s does not let it decide %s: sign it with --kind %s", st.Name, k, k)
 	}
 	out := control.Admitted{
-		Generation: st.Generation, Name: st.Name, Version: st.Version, SHA256: policy.Digest(st.Digest), Configuration: p.Configuration, Signers: signers(file, a.policies.Ring),
+		Generation: st.Generation, Name: st.Name, Version: st.Version, SHA256: policyslots.Digest(st.Digest), Configuration: p.Configuration, Signers: signers(file, a.policies.Ring),
 	}
 	if len(file.Golden) > 0 {
 		if _, err := calllog.Golden(file.Golden, st.Digest); err != nil {
@@ -119,10 +119,10 @@ func (a *Admission) allows(ctx context.Context, k abi.Kind, p control.Push, m co
 	}
 	o := rego.Rollout{
 		Slot: p.Slot, Kind: k.String(), Name: m.Name, Version: m.Version, Generation: m.Generation, Signers: m.Signers,
-		To: string(p.Goal), Permille: p.Permille, Scope: p.Scope, Proven: p.Goal == policy.Proven,
+		To: string(p.Goal), Permille: p.Permille, Scope: p.Scope, Proven: p.Goal == policyslots.Proven,
 	}
 	if o.Proven {
-		o.To = string(policy.Active)
+		o.To = string(policyslots.Active)
 	}
 	if again {
 		c := p.Current.Candidate

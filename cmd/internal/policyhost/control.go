@@ -13,7 +13,7 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/planguard"
 	"github.com/cascadeinfer/cascade/wasm/rego"
-	"github.com/cascadeinfer/cascade/wasm/slots"
+	"github.com/cascadeinfer/cascade/wasm/slothost"
 )
 
 // siteTimeout bounds a question to the site's rules: about 10,000 replicas they take
@@ -25,7 +25,7 @@ const siteTimeout = time.Second
 type ControlConfig struct {
 	// Set are the control plane's slots, of ControlKinds; nil where no module may
 	// decide.
-	Set *slots.Set
+	Set *slothost.Set
 	// Site are the site's rules; none where it has no files.
 	Site wiring.Site
 	// Now is the time that the rules see. Nil means time.Now.
@@ -38,7 +38,7 @@ type ControlConfig struct {
 // works proposals out anew, guards and the site's rules are asked about plans. Its
 // methods may be called from any goroutine.
 type Control struct {
-	set  *slots.Set
+	set  *slothost.Set
 	site *rego.Rules
 	log  *slog.Logger
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/policy"
 	"github.com/cascadeinfer/cascade/wasm/rego/rules"
 	"github.com/cascadeinfer/cascade/wasm/sign"
-	"github.com/cascadeinfer/cascade/wasm/slots"
+	"github.com/cascadeinfer/cascade/wasm/slothost"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
@@ -91,7 +91,7 @@ func TestSlotsDecide(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	set, err := slots.New(slots.Config{Kinds: ControlKinds, Native: policy.Native{Partitioner: stubborn{}, Guard: stubborn{}}, Ring: sign.Ring{Keys: []ed25519.PublicKey{key}, Threshold: 1}})
+	set, err := slothost.New(slothost.Config{Kinds: ControlKinds, Native: policy.Native{Partitioner: stubborn{}, Guard: stubborn{}}, Ring: sign.Ring{Keys: []ed25519.PublicKey{key}, Threshold: 1}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-// Package policyhost joins the slots of a host (wasm/slots) to the control plane:
+// Package policyhost joins the slots of a host (wasm/slothost) to the control plane:
 // what the fleet wants comes from xDS, the modules' bytes by their digests, and
 // what became of them goes into the reports.
 //

@@ -12,7 +12,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/wasm/sign"
 	"github.com/cascadeinfer/cascade/xds/api"
-	"github.com/cascadeinfer/cascade/xds/policy"
+	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 
 // fetchTimeout bounds one try: 8 MiB over a link of 4 Mbit/s.
@@ -42,8 +42,8 @@ func From(links []grpc.ClientConnInterface) Fetch {
 			if err != nil {
 				return nil, err
 			}
-			if all = append(all, chunk.GetData()...); len(all) > policy.MaxModule {
-				return nil, fmt.Errorf("more than %d MiB came", policy.MaxModule>>20)
+			if all = append(all, chunk.GetData()...); len(all) > policyslots.MaxModule {
+				return nil, fmt.Errorf("more than %d MiB came", policyslots.MaxModule>>20)
 			}
 		}
 	}

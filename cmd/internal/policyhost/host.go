@@ -9,7 +9,7 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/planguard"
 	"github.com/cascadeinfer/cascade/wasm/policy"
-	"github.com/cascadeinfer/cascade/wasm/slots"
+	"github.com/cascadeinfer/cascade/wasm/slothost"
 	"github.com/cascadeinfer/cascade/xds/client"
 )
 
@@ -23,7 +23,7 @@ var (
 // Migrators that share a process share them.
 type Host struct {
 	*Node
-	Set      *slots.Set
+	Set      *slothost.Set
 	Native   policy.Native // what decides where no module does
 	policies wiring.Policies
 	name     string // as in reports
@@ -53,7 +53,7 @@ func NewHost(c HostConfig) (*Host, error) {
 	if err != nil {
 		return nil, err
 	}
-	set, err := slots.New(slots.Config{
+	set, err := slothost.New(slothost.Config{
 		Kinds: c.Kinds, Native: c.Native, Ring: p.Ring, Limits: p.Limits, Gates: p.Gates, Cache: p.Cache,
 		CacheBytes: p.CacheBytes, CacheModules: p.CacheModules, File: p.File, Every: p.Every, Instances: p.Instances, Logger: c.Logger,
 	})

@@ -15,7 +15,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/sign"
-	"github.com/cascadeinfer/cascade/wasm/slots"
+	"github.com/cascadeinfer/cascade/wasm/slothost"
 )
 
 // How often a module is asked for that nobody gives. The first pause is drawn
@@ -31,17 +31,17 @@ const (
 // Fetch returns the bytes of a module. The error may be gone at the next try.
 type Fetch func(ctx context.Context, digest sign.Digest) ([]byte, error)
 
-// Slots is what a Node drives; *slots.Set is one.
+// Slots is what a Node drives; *slothost.Set is one.
 type Slots interface {
-	Check(slots.Want) error
-	Missing(slots.Want) []sign.Digest
-	Apply(slots.Want) error
-	RollBack(slots.Want)
-	Status() []slots.Status
+	Check(slothost.Want) error
+	Missing(slothost.Want) []sign.Digest
+	Apply(slothost.Want) error
+	RollBack(slothost.Want)
+	Status() []slothost.Status
 	Run(context.Context) error
 }
 
-var _ Slots = (*slots.Set)(nil)
+var _ Slots = (*slothost.Set)(nil)
 
 // NodeConfig sets a Node up.
 type NodeConfig struct {
@@ -63,11 +63,11 @@ type Node struct {
 	news  chan struct{} // capacity 1
 
 	mu      sync.Mutex
-	wants   map[abi.Kind]slots.Want // the newest of each slot
-	fresh   map[abi.Kind]bool       // not applied yet
-	refused map[abi.Kind]string     // why the newest was not taken
-	stuck   map[abi.Kind]string     // why it could not be written down; it is tried again
-	awaited map[sign.Digest]string  // modules that are being fetched; why the last try failed
+	wants   map[abi.Kind]slothost.Want // the newest of each slot
+	fresh   map[abi.Kind]bool          // not applied yet
+	refused map[abi.Kind]string        // why the newest was not taken
+	stuck   map[abi.Kind]string        // why it could not be written down; it is tried again
+	awaited map[sign.Digest]string     // modules that are being fetched; why the last try failed
 }
 
 // NewNode checks the configuration. Nothing is built before Run.
@@ -80,7 +80,7 @@ func NewNode(c NodeConfig) (*Node, error) {
 	}
 	return &Node{
 		slots: c.Slots, fetch: c.Fetch, log: c.Logger, news: make(chan struct{}, 1),
-		wants: make(map[abi.Kind]slots.Want), fresh: make(map[abi.Kind]bool), refused: make(map[abi.Kind]string), stuck: make(map[abi.Kind]string),
+		wants: make(map[abi.Kind]slothost.Want), fresh: make(map[abi.Kind]bool), refused: make(map[abi.Kind]string), stuck: make(map[abi.Kind]string),
 		awaited: make(map[sign.Digest]string),
 	}, nil
 }
@@ -88,7 +88,7 @@ func NewNode(c NodeConfig) (*Node, error) {
 // Check says why a want cannot be taken, now or ever. The text is kept for the
 // status until a want of the slot is taken. What a want that is refused says was
 // rolled back does not run on all the same.
-func (n *Node) Check(w slots.Want) error {
+func (n *Node) Check(w slothost.Want) error {
 	err := n.slots.Check(w)
 	if err != nil {
 		n.slots.RollBack(w)
@@ -113,7 +113,7 @@ func (n *Node) note(k abi.Kind, err error) {
 
 // Take has a slot run what is wanted, as soon as Run comes to it. The want must
 // have passed Check.
-func (n *Node) Take(w slots.Want) {
+func (n *Node) Take(w slothost.Want) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.wants[w.Kind], n.fresh[w.Kind] = w, true
@@ -210,7 +210,7 @@ func (n *Node) again(digest sign.Digest) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for k, w := range n.wants {
-		if slices.ContainsFunc(w.Candidates, func(c slots.Candidate) bool { return c.SHA256 == digest }) {
+		if slices.ContainsFunc(w.Candidates, func(c slothost.Candidate) bool { return c.SHA256 == digest }) {
 			n.fresh[k] = true
 		}
 	}
@@ -221,7 +221,7 @@ func (n *Node) again(digest sign.Digest) {
 // which is due again then.
 func (n *Node) apply(here map[sign.Digest][]byte) (missing map[sign.Digest]bool, failed bool) {
 	n.mu.Lock()
-	var due, all []slots.Want
+	var due, all []slothost.Want
 	for k, w := range n.wants {
 		all = append(all, w)
 		if n.fresh[k] {
@@ -243,7 +243,7 @@ func (n *Node) apply(here map[sign.Digest][]byte) (missing map[sign.Digest]bool,
 		}
 		n.mu.Lock()
 		switch {
-		case errors.Is(err, slots.ErrNotWritten):
+		case errors.Is(err, slothost.ErrNotWritten):
 			n.fresh[w.Kind], n.stuck[w.Kind], failed = true, err.Error(), true
 		case n.stuck[w.Kind] != "" && n.stuck[w.Kind] == n.refused[w.Kind] && err == nil:
 			n.refused[w.Kind] = ""

@@ -15,7 +15,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/sign"
-	"github.com/cascadeinfer/cascade/wasm/slots"
+	"github.com/cascadeinfer/cascade/wasm/slothost"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -34,14 +34,14 @@ func newHost() *fakeHost {
 	return &fakeHost{loaded: make(map[sign.Digest]int), wanted: make(map[abi.Kind][]uint64)}
 }
 
-func (h *fakeHost) Check(w slots.Want) error {
+func (h *fakeHost) Check(w slothost.Want) error {
 	if len(w.RolledBack) > 1 {
 		return errors.New("too much")
 	}
 	return nil
 }
 
-func (h *fakeHost) Missing(w slots.Want) (out []sign.Digest) {
+func (h *fakeHost) Missing(w slothost.Want) (out []sign.Digest) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, c := range w.Candidates {
@@ -52,12 +52,12 @@ func (h *fakeHost) Missing(w slots.Want) (out []sign.Digest) {
 	return out
 }
 
-func (h *fakeHost) Apply(w slots.Want) error {
+func (h *fakeHost) Apply(w slothost.Want) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.applied++
 	if h.full {
-		return fmt.Errorf("slot %s: %w", w.Kind, slots.ErrNotWritten)
+		return fmt.Errorf("slot %s: %w", w.Kind, slothost.ErrNotWritten)
 	}
 	h.wanted[w.Kind] = nil
 	for _, c := range w.Candidates {
@@ -69,14 +69,14 @@ func (h *fakeHost) Apply(w slots.Want) error {
 	return nil
 }
 
-func (h *fakeHost) RollBack(w slots.Want) {
+func (h *fakeHost) RollBack(w slothost.Want) {
 	for _, e := range w.RolledBack {
 		h.back = append(h.back, e.Generation)
 	}
 }
 
-func (h *fakeHost) Status() []slots.Status {
-	return []slots.Status{{Kind: abi.Place.String(), Active: 3, Lives: []slots.Life{
+func (h *fakeHost) Status() []slothost.Status {
+	return []slothost.Status{{Kind: abi.Place.String(), Active: 3, Lives: []slothost.Life{
 		{Generation: 3, State: "active", SHA256: sign.Sum(nil).String(), Calls: 7}, {Generation: 1, State: "rejected", Reason: "traps"},
 	}}}
 }
@@ -123,10 +123,10 @@ func (s *shop) times(text string) int {
 	return s.asked[sha256.Sum256([]byte(text))]
 }
 
-func want(k abi.Kind, modules ...string) slots.Want {
-	w := slots.Want{Kind: k}
+func want(k abi.Kind, modules ...string) slothost.Want {
+	w := slothost.Want{Kind: k}
 	for i, m := range modules {
-		w.Candidates = append(w.Candidates, slots.Candidate{Generation: uint64(i + 1), SHA256: sha256.Sum256([]byte(m))})
+		w.Candidates = append(w.Candidates, slothost.Candidate{Generation: uint64(i + 1), SHA256: sha256.Sum256([]byte(m))})
 	}
 	return w
 }
@@ -270,7 +270,7 @@ func TestStatus(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	bad := slots.Want{Kind: abi.Place, RolledBack: []slots.Ended{{Generation: 4}, {Generation: 5}}}
+	bad := slothost.Want{Kind: abi.Place, RolledBack: []slothost.Ended{{Generation: 4}, {Generation: 5}}}
 	if n.Check(bad) == nil {
 		t.Fatal("accepted")
 	}
@@ -281,7 +281,7 @@ func TestStatus(t *testing.T) {
 	if len(s) != 1 || s[0].Refused != "too much" || s[0].Active != 3 || len(s[0].Lives) != 2 || s[0].Lives[0].Reason != "traps" || s[0].Lives[1].Calls != 7 || len(s[0].Lives[1].Sha256) != 32 {
 		t.Errorf("%v", s)
 	}
-	if err := n.Check(slots.Want{Kind: abi.Place}); err != nil || n.Status()[0].Refused != "" {
+	if err := n.Check(slothost.Want{Kind: abi.Place}); err != nil || n.Status()[0].Refused != "" {
 		t.Error(err, n.Status())
 	}
 	if _, ok := KindOf("configure"); ok {

@@ -11,7 +11,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/market"
 	"github.com/cascadeinfer/cascade/policies/identity"
 	"github.com/cascadeinfer/cascade/wasm/sign"
-	"github.com/cascadeinfer/cascade/wasm/slots"
+	"github.com/cascadeinfer/cascade/wasm/slothost"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
@@ -32,7 +32,7 @@ func JoinPlane(ctx context.Context, f *wiring.Fleet, c *control.Config, log *slo
 		return nil, err
 	}
 	p := new(Plane)
-	var set *slots.Set
+	var set *slothost.Set
 	if f.Modules() {
 		if c.Name == "" {
 			return nil, errors.New("modules: a control plane with slots has a Name")

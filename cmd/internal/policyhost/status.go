@@ -7,10 +7,10 @@ import (
 	"strings"
 
 	"github.com/cascadeinfer/cascade/wasm/abi"
-	"github.com/cascadeinfer/cascade/wasm/slot"
-	"github.com/cascadeinfer/cascade/wasm/slots"
+	"github.com/cascadeinfer/cascade/wasm/promotion"
+	"github.com/cascadeinfer/cascade/wasm/slothost"
 	"github.com/cascadeinfer/cascade/xds/api"
-	"github.com/cascadeinfer/cascade/xds/policy"
+	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 
 // maxLives is what a report may hold of one slot; see SlotStatus.lives.
@@ -38,7 +38,7 @@ func (n *Node) Status() []*api.SlotStatus {
 const Fetching = "fetching"
 
 // tellAwaited adds the generations that wait for their bytes. The node is locked.
-func (n *Node) tellAwaited(t *api.SlotStatus, w slots.Want) {
+func (n *Node) tellAwaited(t *api.SlotStatus, w slothost.Want) {
 	for _, c := range w.Candidates {
 		why, awaited := n.awaited[c.SHA256]
 		known := slices.ContainsFunc(t.Lives, func(l *api.Life) bool { return l.GetGeneration() == c.Generation })
@@ -54,7 +54,7 @@ func (n *Node) tellAwaited(t *api.SlotStatus, w slots.Want) {
 
 // told is a slot in the words of reports. What has decided nothing yet tells of the
 // recorded calls that it answered.
-func told(s slots.Status) *api.SlotStatus {
+func told(s slothost.Status) *api.SlotStatus {
 	t := &api.SlotStatus{
 		Kind: s.Kind, Active: s.Active, Candidate: s.Candidate, Permille: uint32(s.Permille), Scope: s.Scope, Floor: s.Floor,
 	}
@@ -72,12 +72,12 @@ func told(s slots.Status) *api.SlotStatus {
 }
 
 // reason is a life's, and begins with what it has shown that speaks against it.
-func reason(l slots.Life) string {
+func reason(l slothost.Life) string {
 	switch {
 	case l.Held != "":
-		return strings.TrimSuffix(policy.Held+l.Held+"; "+l.Reason, "; ")
+		return strings.TrimSuffix(policyslots.Held+l.Held+"; "+l.Reason, "; ")
 	case l.Doubt != "":
-		return strings.TrimSuffix(policy.Doubted+l.Doubt+"; "+l.Reason, "; ")
+		return strings.TrimSuffix(policyslots.Doubted+l.Doubt+"; "+l.Reason, "; ")
 	}
 	return l.Reason
 }
@@ -88,15 +88,15 @@ func sortLives(t *api.SlotStatus) {
 
 // reached is the furthest stage that a generation is known to have come to, "" if
 // it was never warm. What failed while it was being built has answered nothing.
-func reached(l slots.Life) string {
+func reached(l slothost.Life) string {
 	switch l.State {
-	case slot.IsWarm.String(), slot.InShadow.String(), slot.InCanary.String(), slot.IsActive.String():
+	case promotion.IsWarm.String(), promotion.InShadow.String(), promotion.InCanary.String(), promotion.IsActive.String():
 		return l.State
-	case slot.IsPrevious.String():
-		return slot.IsActive.String()
+	case promotion.IsPrevious.String():
+		return promotion.IsActive.String()
 	}
 	if l.Calls > 0 || l.Figures.Calls > 0 {
-		return slot.InShadow.String()
+		return promotion.InShadow.String()
 	}
 	return ""
 }

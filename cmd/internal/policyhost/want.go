@@ -6,18 +6,18 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/promotion"
 	"github.com/cascadeinfer/cascade/wasm/sign"
-	"github.com/cascadeinfer/cascade/wasm/slot"
-	"github.com/cascadeinfer/cascade/wasm/slots"
+	"github.com/cascadeinfer/cascade/wasm/slothost"
 	"github.com/cascadeinfer/cascade/xds/api"
-	"github.com/cascadeinfer/cascade/xds/policy"
+	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 
 // Resources are the names of the extension configs that are the slots of kinds.
 func Resources(kinds []abi.Kind) []string {
 	names := make([]string, len(kinds))
 	for i, k := range kinds {
-		names[i] = policy.ResourceName(k.String())
+		names[i] = policyslots.ResourceName(k.String())
 	}
 	return names
 }
@@ -25,9 +25,9 @@ func Resources(kinds []abi.Kind) []string {
 // CheckResource says why an extension config cannot be the slot of its name, now
 // or ever: what a NACK says.
 func (n *Node) CheckResource(name string, typed *anypb.Any) error {
-	w, err := policy.DecodeResource(name, typed)
+	w, err := policyslots.DecodeResource(name, typed)
 	if err != nil {
-		kind, _ := policy.KindOf(name)
+		kind, _ := policyslots.KindOf(name)
 		if k, ok := KindOf(kind); ok {
 			n.note(k, err)
 		}
@@ -39,7 +39,7 @@ func (n *Node) CheckResource(name string, typed *anypb.Any) error {
 // TakeResource has the slot of that name run what it says. It must have passed
 // CheckResource.
 func (n *Node) TakeResource(name string, typed *anypb.Any) error {
-	w, err := policy.DecodeResource(name, typed)
+	w, err := policyslots.DecodeResource(name, typed)
 	if err != nil {
 		return err
 	}
@@ -48,7 +48,7 @@ func (n *Node) TakeResource(name string, typed *anypb.Any) error {
 
 // Want is CheckResource and TakeResource of a control plane, which asks itself.
 func (n *Node) Want(m *api.PolicySlot) error {
-	w, err := policy.Decode(m)
+	w, err := policyslots.Decode(m)
 	if err != nil {
 		return err
 	}
@@ -58,7 +58,7 @@ func (n *Node) Want(m *api.PolicySlot) error {
 	return n.take(w)
 }
 
-func (n *Node) check(w policy.Want) error {
+func (n *Node) check(w policyslots.Want) error {
 	want, err := wantOf(w)
 	if err != nil {
 		return err
@@ -66,7 +66,7 @@ func (n *Node) check(w policy.Want) error {
 	return n.Check(want)
 }
 
-func (n *Node) take(w policy.Want) error {
+func (n *Node) take(w policyslots.Want) error {
 	want, err := wantOf(w)
 	if err != nil {
 		return err
@@ -76,29 +76,29 @@ func (n *Node) take(w policy.Want) error {
 }
 
 // goals are the goals in the words of messages.
-var goals = map[policy.Goal]slot.Goal{
-	policy.Warm: slot.ToWarm, policy.Shadow: slot.ToShadow, policy.Canary: slot.ToCanary, policy.Active: slot.ToActive,
+var goals = map[policyslots.Goal]promotion.Goal{
+	policyslots.Warm: promotion.ToWarm, policyslots.Shadow: promotion.ToShadow, policyslots.Canary: promotion.ToCanary, policyslots.Active: promotion.ToActive,
 }
 
 // wantOf is what a message wants in the words of slots.
-func wantOf(w policy.Want) (slots.Want, error) {
+func wantOf(w policyslots.Want) (slothost.Want, error) {
 	k, ok := KindOf(w.Kind)
 	if !ok {
-		return slots.Want{}, fmt.Errorf("kind: %.40q is not known here", w.Kind)
+		return slothost.Want{}, fmt.Errorf("kind: %.40q is not known here", w.Kind)
 	}
-	out := slots.Want{Kind: k, Previous: w.Previous}
+	out := slothost.Want{Kind: k, Previous: w.Previous}
 	for i, c := range w.Candidates {
 		goal, ok := goals[c.Goal]
 		if !ok {
-			return slots.Want{}, fmt.Errorf("candidates[%d].goal: %.40q is not known here", i, string(c.Goal))
+			return slothost.Want{}, fmt.Errorf("candidates[%d].goal: %.40q is not known here", i, string(c.Goal))
 		}
-		out.Candidates = append(out.Candidates, slots.Candidate{
+		out.Candidates = append(out.Candidates, slothost.Candidate{
 			Generation: c.Generation, Goal: goal, Permille: c.Permille, Scope: c.Scope, Proven: c.Proven,
 			SHA256: sign.Digest(c.SHA256), Signature: c.Signature, Configuration: c.Configuration, Module: c.Module,
 		})
 	}
 	for _, e := range w.RolledBack {
-		out.RolledBack = append(out.RolledBack, slots.Ended{Generation: e.Generation, Reason: e.Reason})
+		out.RolledBack = append(out.RolledBack, slothost.Ended{Generation: e.Generation, Reason: e.Reason})
 	}
 	return out, nil
 }

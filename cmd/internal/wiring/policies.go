@@ -25,8 +25,8 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host"
 	"github.com/cascadeinfer/cascade/wasm/policy"
+	"github.com/cascadeinfer/cascade/wasm/promotion"
 	"github.com/cascadeinfer/cascade/wasm/sign"
-	"github.com/cascadeinfer/cascade/wasm/slot"
 )
 
 const (
@@ -40,7 +40,7 @@ const (
 	// otherwise, of kinds that decide for one request. A replica that begins ten
 	// requests a second has those of its places in 20 s, and those of a canary in some
 	// minutes, because it does not wait for them in steps that are too small for it
-	// (slot.Config.Patience); the defaults of package slot are for a hundred times that.
+	// (promotion.Config.Patience); the defaults of package slot are for a hundred times that.
 	shadowCalls, canaryCalls = 200, 20
 )
 
@@ -48,7 +48,7 @@ const (
 type Policies struct {
 	Ring   sign.Ring
 	Limits [abi.Kinds]host.Limit
-	Gates  [abi.Kinds]slot.Config
+	Gates  [abi.Kinds]promotion.Config
 	Cache  string // folder of machine code; "" for none
 	// CacheBytes and CacheModules bound it; 0 is the host's default.
 	CacheBytes   int64
@@ -89,10 +89,10 @@ func (f *Fleet) Policies(role identity.Role, name string, replicas int) (Policie
 			p.Limits[k].Fuel, p.Limits[k].Wall, p.Limits[k].Pages = l.Fuel, l.Wall, l.Pages
 		}
 		own := c.Gates.Kinds[k.String()]
-		p.Gates[k] = slot.Config{
-			Kind: k, Ladder: c.Gates.Ladder, Patience: f.lasting(c.Gates.Patience, slot.DefaultPatience),
-			Shadow: f.gate(k, own.Shadow, c.Gates.Shadow, config.Gate{Calls: shadowCalls}, slot.DefaultShadowSoak),
-			Canary: compared(f.gate(k, own.Canary, c.Gates.Canary, config.Gate{Calls: canaryCalls}, slot.DefaultCanarySoak)),
+		p.Gates[k] = promotion.Config{
+			Kind: k, Ladder: c.Gates.Ladder, Patience: f.lasting(c.Gates.Patience, promotion.DefaultPatience),
+			Shadow: f.gate(k, own.Shadow, c.Gates.Shadow, config.Gate{Calls: shadowCalls}, promotion.DefaultShadowSoak),
+			Canary: compared(f.gate(k, own.Canary, c.Gates.Canary, config.Gate{Calls: canaryCalls}, promotion.DefaultCanarySoak)),
 			Faults: c.Gates.Faults, Window: policies.Micros(c.Gates.Window.Microseconds()),
 		}
 	}
@@ -144,18 +144,18 @@ func sweepMarks(file string, before time.Time) {
 // gate is a gate of a kind's slot: what the file says of the kind, else what it says of
 // all, else the default. A number of calls for all is one of kinds that decide for one
 // request; Fleet.Warnings tells of the others.
-func (f *Fleet) gate(k abi.Kind, own, all, otherwise config.Gate, soak policies.Micros) slot.Gate {
-	if !slot.PerRequest(k) {
+func (f *Fleet) gate(k abi.Kind, own, all, otherwise config.Gate, soak policies.Micros) promotion.Gate {
+	if !promotion.PerRequest(k) {
 		all.Calls, otherwise.Calls = 0, 0
 	}
-	return slot.Gate{
+	return promotion.Gate{
 		Calls: cmp.Or(own.Calls, all.Calls, otherwise.Calls), Soak: f.lasting(cmp.Or(own.Soak, all.Soak), soak), Worse: cmp.Or(own.Worse, all.Worse),
 	}
 }
 
 // compared is a gate of a canary: what is decided there is decided again, and half of
 // the calls that it asks for have been when it is passed. A busy machine puts that off.
-func compared(g slot.Gate) slot.Gate {
+func compared(g promotion.Gate) promotion.Gate {
 	g.Compared = max(1, g.Calls/2)
 	return g
 }
@@ -180,7 +180,7 @@ func (f *Fleet) Warnings() (all []string) {
 	} {
 		var one []string
 		for k := abi.Configure + 1; k < abi.Kinds; k++ {
-			if !slot.PerRequest(k) && stage.own(g.Kinds[k.String()]).Calls == 0 {
+			if !promotion.PerRequest(k) && stage.own(g.Kinds[k.String()]).Calls == 0 {
 				one = append(one, k.String())
 			}
 		}

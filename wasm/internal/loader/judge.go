@@ -11,7 +11,7 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/host"
 	"github.com/cascadeinfer/cascade/wasm/planguard"
 	"github.com/cascadeinfer/cascade/wasm/policy"
-	"github.com/cascadeinfer/cascade/wasm/slot"
+	"github.com/cascadeinfer/cascade/wasm/promotion"
 )
 
 // judge compares two answers to the same words, by the host's own measure and not
@@ -24,7 +24,7 @@ func newJudge(n policy.Native) judge {
 }
 
 // count compares two answers and adds what came of it.
-func (j judge) count(active, candidate *host.Record, f *slot.Figures) {
+func (j judge) count(active, candidate *host.Record, f *promotion.Figures) {
 	differ, worse := j.compare(active, candidate)
 	f.Compared++
 	if differ {

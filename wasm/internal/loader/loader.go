@@ -3,7 +3,7 @@
 // tries them on recorded calls.
 //
 // It decides neither which module is offered nor what becomes of it: slots do
-// (wasm/slot). Nor does it know where a module's bytes come from.
+// (wasm/promotion). Nor does it know where a module's bytes come from.
 //
 // # Invariants
 //
@@ -27,8 +27,8 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/host"
 	"github.com/cascadeinfer/cascade/wasm/internal/swap"
 	"github.com/cascadeinfer/cascade/wasm/policy"
+	"github.com/cascadeinfer/cascade/wasm/promotion"
 	"github.com/cascadeinfer/cascade/wasm/sign"
-	"github.com/cascadeinfer/cascade/wasm/slot"
 )
 
 // Policy is what a slot calls: a *policy.Policy, or a *policy.Linked while no
@@ -82,7 +82,7 @@ type Config struct {
 	// recorded of it is what modules are tried on in shadow, and it decides again
 	// what they decide in canary. Nil means that nothing decides: modules stay in
 	// shadow.
-	InForce func(func(slot.Generation, Policy))
+	InForce func(func(promotion.Generation, Policy))
 	// Every, Keep, KeepBytes, Instances and Clock are as in policy.Config; Clock is
 	// its Now.
 	Every, Keep, KeepBytes, Instances int

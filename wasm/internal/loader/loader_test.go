@@ -26,8 +26,8 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/internal/cachedir"
 	"github.com/cascadeinfer/cascade/wasm/internal/swap"
 	"github.com/cascadeinfer/cascade/wasm/policy"
+	"github.com/cascadeinfer/cascade/wasm/promotion"
 	"github.com/cascadeinfer/cascade/wasm/sign"
-	"github.com/cascadeinfer/cascade/wasm/slot"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -65,7 +65,7 @@ func offer(t testing.TB, module []byte, k abi.Kind, change func(*sign.Statement)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return swap.Candidate{Offer: slot.Offer{Generation: 7}, Module: module, Signature: b}
+	return swap.Candidate{Offer: promotion.Offer{Generation: 7}, Module: module, Signature: b}
 }
 
 // made verifies, compiles and, at the end of the test, closes a candidate.
@@ -326,7 +326,7 @@ func TestCompileRefuses(t *testing.T) {
 func TestReplay(t *testing.T) {
 	linked := policy.NewLinked(natives, 1, 0, nil)
 	c := config(abi.Select)
-	c.InForce = func(use func(slot.Generation, Policy)) { use(0, linked) }
+	c.InForce = func(use func(promotion.Generation, Policy)) { use(0, linked) }
 	same := made(t, c, offer(t, leastLoad(), abi.Select, nil), nil)
 	none := made(t, c, offer(t, leastLoad(hosttest.OneIn(4, hosttest.Result(1, 0), hosttest.Return)), abi.Select, nil), nil)
 	trap := made(t, c, offer(t, leastLoad(hosttest.OneIn(10, hosttest.Unreachable)), abi.Select, nil), nil)
@@ -336,10 +336,10 @@ func TestReplay(t *testing.T) {
 		}
 		linked.Select(make([]policies.Bid, 5000)) // no module would be asked
 		ctx := context.Background()
-		if f, err := same.Replay(ctx); err != nil || f != (slot.Figures{Calls: 8, Compared: 8}) {
+		if f, err := same.Replay(ctx); err != nil || f != (promotion.Figures{Calls: 8, Compared: 8}) {
 			t.Errorf("%+v, %v", f, err)
 		}
-		if f, err := none.Replay(ctx); err != nil || f != (slot.Figures{Calls: 8, Differ: 2, Worse: 2, Compared: 8}) {
+		if f, err := none.Replay(ctx); err != nil || f != (promotion.Figures{Calls: 8, Differ: 2, Worse: 2, Compared: 8}) {
 			t.Errorf("%+v, %v", f, err)
 		}
 		f, err := trap.Replay(ctx)
@@ -396,7 +396,7 @@ func TestTrialRests(t *testing.T) {
 		hosttest.Function(abi.ExportRest, nil, hosttest.I32(0), hosttest.I32(0), hosttest.Store32(8), hosttest.I64(0))).Encode()
 	linked := policy.NewLinked(natives, 1, 0, nil)
 	c := config(abi.Select)
-	c.InForce = func(use func(slot.Generation, Policy)) { use(0, linked) }
+	c.InForce = func(use func(promotion.Generation, Policy)) { use(0, linked) }
 	for k := range c.Limits {
 		c.Limits[k].Wall = time.Hour
 	}
@@ -445,13 +445,13 @@ func TestEveryKind(t *testing.T) {
 		}
 		c := config(k)
 		c.Cache = dir
-		c.InForce = func(use func(slot.Generation, Policy)) { use(0, linked) }
+		c.InForce = func(use func(promotion.Generation, Policy)) { use(0, linked) }
 		m := made(t, c, offer(t, code, k, nil), nil)
 		if err := m.Warm(context.Background()); err != nil {
 			t.Error(err)
 		}
 		f, err := m.Replay(context.Background())
-		want := slot.Figures{Calls: 20, Compared: 20}
+		want := promotion.Figures{Calls: 20, Compared: 20}
 		if k == abi.Guard { // the guest's guard has an opinion
 			want.Differ = f.Differ
 		}

@@ -11,7 +11,7 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 	"github.com/cascadeinfer/cascade/wasm/meter"
 	"github.com/cascadeinfer/cascade/wasm/policy"
-	"github.com/cascadeinfer/cascade/wasm/slot"
+	"github.com/cascadeinfer/cascade/wasm/promotion"
 )
 
 // TestSlowIsNotStarved: code that never ends is at fault in shadow, once the machine
@@ -24,7 +24,7 @@ func TestSlowIsNotStarved(t *testing.T) {
 	t.Cleanup(func() { stop(); <-done })
 	linked := policy.NewLinked(natives, 1, 0, nil)
 	c := config(abi.Select)
-	c.Watch, c.InForce = w, func(use func(slot.Generation, Policy)) { use(0, linked) }
+	c.Watch, c.InForce = w, func(use func(promotion.Generation, Policy)) { use(0, linked) }
 	c.Limits[abi.Select] = host.Limit{Fuel: meter.MaxFuel, Wall: 20 * time.Millisecond}
 	m := made(t, c, offer(t, leastLoad(hosttest.Forever), abi.Select, nil), nil)
 	end := time.Now().Add(time.Minute)
@@ -37,7 +37,7 @@ func TestSlowIsNotStarved(t *testing.T) {
 			}
 			return
 		}
-		if f != (slot.Figures{}) || time.Now().After(end) {
+		if f != (promotion.Figures{}) || time.Now().After(end) {
 			t.Fatalf("%+v", f)
 		}
 	}

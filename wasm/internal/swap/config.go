@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cascadeinfer/cascade/wasm/slot"
+	"github.com/cascadeinfer/cascade/wasm/promotion"
 )
 
 // Defaults of a Config.
@@ -21,7 +21,7 @@ const drainEvery = time.Millisecond
 
 // Candidate is a module that is offered to a slot.
 type Candidate struct {
-	slot.Offer
+	promotion.Offer
 	// Module and Signature are the bytes of the module and of its signature file;
 	// Configuration is what it is to be configured with. The slot does not look
 	// into them and drops them once the module is compiled.
@@ -40,13 +40,13 @@ type Module[P any] struct {
 	// how it answered. It returns soon when the context is done. An error is a
 	// fault. It is called from one goroutine. Nil means that the module cannot be
 	// tried in shadow: it then stays there.
-	Replay func(context.Context) (slot.Figures, error)
+	Replay func(context.Context) (promotion.Figures, error)
 	// Compare has what the module decided in canary, and was not compared yet,
 	// decided again by the policy in force; Differ, Worse and Compared of the
 	// figures count. It is called as Replay is, and never at once with that of
 	// another module. An error is nobody's fault. Nil means that the canary is
 	// judged by faults, and by what Slot.Judge is told.
-	Compare func(context.Context) (slot.Figures, error)
+	Compare func(context.Context) (promotion.Figures, error)
 	// Close frees the module. It is called once, when no call is in it.
 	Close func() error
 	// Logger is that of Config with what names the module. Nil is that of Config,
@@ -68,7 +68,7 @@ type Loader[P any] interface {
 // Config sets a Slot up.
 type Config[P any] struct {
 	// Machine is the slot's kind, its gates and its breaker.
-	Machine slot.Config
+	Machine promotion.Config
 	// Native is the policy that decides while no module does. Required.
 	Native P
 	// Loader makes the modules. Required.

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/wasm/abi"
-	"github.com/cascadeinfer/cascade/wasm/slot"
+	"github.com/cascadeinfer/cascade/wasm/promotion"
 	"go.uber.org/goleak"
 )
 
@@ -18,7 +18,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // A policy of the tests answers a number with a number, and says who answered.
 type fakePolicy interface {
-	call(x uint64) (answer uint64, by slot.Generation)
+	call(x uint64) (answer uint64, by promotion.Generation)
 }
 
 // right is the answer that everybody has to give.
@@ -26,12 +26,12 @@ func right(x uint64) uint64 { return x*x + 1 }
 
 type native struct{}
 
-func (native) call(x uint64) (uint64, slot.Generation) { return right(x), slot.Native }
+func (native) call(x uint64) (uint64, promotion.Generation) { return right(x), promotion.Native }
 
 // fakeModule answers like native; every trap-th call it traps, and native answers
 // that one. It knows when it is called after it was closed.
 type fakeModule struct {
-	g      slot.Generation
+	g      promotion.Generation
 	trap   uint64 // 0 for never
 	calls  atomic.Uint64
 	fault  func()
@@ -40,7 +40,7 @@ type fakeModule struct {
 	inside atomic.Int64
 }
 
-func (m *fakeModule) call(x uint64) (uint64, slot.Generation) {
+func (m *fakeModule) call(x uint64) (uint64, promotion.Generation) {
 	m.inside.Add(1)
 	defer m.inside.Add(-1)
 	if m.state.Load() != 0 {
@@ -67,11 +67,11 @@ func (m *fakeModule) close() error {
 
 // loader makes fake modules as its functions say; those that are nil do well.
 type loader struct {
-	trap    func(slot.Generation) uint64
+	trap    func(promotion.Generation) uint64
 	verify  func(context.Context, Candidate) error
 	compile func(context.Context, Candidate) error
 	warm    func(context.Context) error
-	replay  func(context.Context) (slot.Figures, error)
+	replay  func(context.Context) (promotion.Figures, error)
 	logger  *slog.Logger // of its modules
 
 	mu       sync.Mutex
@@ -118,11 +118,11 @@ func (l *loader) closed() (made, closed int) {
 }
 
 // newSlot returns a slot of fakes, and what stops it.
-func newSlot(t testing.TB, c slot.Config, l *loader) (*Slot[fakePolicy], func() error) {
+func newSlot(t testing.TB, c promotion.Config, l *loader) (*Slot[fakePolicy], func() error) {
 	return newSlotLogging(t, c, l, nil)
 }
 
-func newSlotLogging(t testing.TB, c slot.Config, l *loader, log *slog.Logger) (*Slot[fakePolicy], func() error) {
+func newSlotLogging(t testing.TB, c promotion.Config, l *loader, log *slog.Logger) (*Slot[fakePolicy], func() error) {
 	if c.Kind == 0 {
 		c.Kind = abi.Select
 	}
@@ -139,24 +139,24 @@ func newSlotLogging(t testing.TB, c slot.Config, l *loader, log *slog.Logger) (*
 	}
 }
 
-func offer(g slot.Generation, goal slot.Goal) Candidate {
-	return Candidate{Offer: slot.Offer{Generation: g, Goal: goal, Permille: 500}, Module: []byte{byte(g)}}
+func offer(g promotion.Generation, goal promotion.Goal) Candidate {
+	return Candidate{Offer: promotion.Offer{Generation: g, Goal: goal, Permille: 500}, Module: []byte{byte(g)}}
 }
 
-func proven(g slot.Generation) Candidate {
-	c := offer(g, slot.ToActive)
+func proven(g promotion.Generation) Candidate {
+	c := offer(g, promotion.ToActive)
 	c.Proven = true
 	return c
 }
 
 // state returns what became of a generation.
-func state(s *Slot[fakePolicy], g slot.Generation) slot.Life {
+func state(s *Slot[fakePolicy], g promotion.Generation) promotion.Life {
 	for _, l := range s.Status().Lives {
 		if l.Generation == g {
 			return l
 		}
 	}
-	return slot.Life{}
+	return promotion.Life{}
 }
 
 var errTest = errors.New("as the test wants it")

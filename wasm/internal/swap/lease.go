@@ -4,7 +4,7 @@ import (
 	"math/rand/v2"
 	"sync/atomic"
 
-	"github.com/cascadeinfer/cascade/wasm/slot"
+	"github.com/cascadeinfer/cascade/wasm/promotion"
 )
 
 // A stripe counts the calls of a part of the callers: the low bits those in
@@ -24,7 +24,7 @@ const (
 
 // loaded is a generation that is compiled.
 type loaded[P any] struct {
-	generation slot.Generation
+	generation promotion.Generation
 	module     Module[P]
 	judged     struct{ compared, differ, worse atomic.Uint64 } // in this step of the canary
 	stripes    []stripe
@@ -51,13 +51,13 @@ func (l *loaded[P]) idle() bool {
 	return true
 }
 
-// route is what Enter reads: a slot.Route with what it names. It does not change.
+// route is what Enter reads: a promotion.Route with what it names. It does not change.
 type route[P any] struct {
-	slot.Route
+	promotion.Route
 	active, candidate *loaded[P] // nil for the native policy
 }
 
-func (r *route[P]) of(g slot.Generation) *loaded[P] {
+func (r *route[P]) of(g promotion.Generation) *loaded[P] {
 	switch {
 	case r.candidate != nil && g == r.Candidate:
 		return r.candidate
@@ -69,7 +69,7 @@ func (r *route[P]) of(g slot.Generation) *loaded[P] {
 // Lease is the right to call a policy until Leave.
 type Lease[P any] struct {
 	Policy     P
-	Generation slot.Generation // slot.Native for the native policy
+	Generation promotion.Generation // promotion.Native for the native policy
 	stripe     *stripe
 }
 
@@ -80,7 +80,7 @@ func (l Lease[P]) Leave() {
 	}
 }
 
-// Enter returns the policy for a request, by the hash of its name (slot.Hash). It
+// Enter returns the policy for a request, by the hash of its name (promotion.Hash). It
 // takes no lock and does not allocate.
 func (s *Slot[P]) Enter(request uint64) Lease[P] {
 	for {

@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cascadeinfer/cascade/wasm/slot"
+	"github.com/cascadeinfer/cascade/wasm/promotion"
 )
 
 // Run builds, tries and frees modules until the context is done. Then the native
@@ -52,12 +52,12 @@ func (s *Slot[P]) look() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if c := s.route.Load().candidate; c != nil {
-		f := slot.Figures{Calls: c.calls() - s.before, Compared: c.judged.compared.Load()} // first: who judges adds it last
+		f := promotion.Figures{Calls: c.calls() - s.before, Compared: c.judged.compared.Load()} // first: who judges adds it last
 		f.Differ, f.Worse = c.judged.differ.Load(), c.judged.worse.Load()
-		_ = s.step(slot.Event{Kind: slot.Observed, Generation: c.generation, Figures: f})
+		_ = s.step(promotion.Event{Kind: promotion.Observed, Generation: c.generation, Figures: f})
 		return
 	}
-	_ = s.step(slot.Event{Kind: slot.Ticked})
+	_ = s.step(promotion.Event{Kind: promotion.Ticked})
 }
 
 // closeIdle frees what no call is in, and returns how many are left.
@@ -100,12 +100,12 @@ func (s *Slot[P]) build(ctx context.Context) {
 
 // job does one job on a candidate, which it takes from the offers for the first
 // and returns for the next.
-func (s *Slot[P]) job(ctx context.Context, a slot.Action, c Candidate) Candidate {
+func (s *Slot[P]) job(ctx context.Context, a promotion.Action, c Candidate) Candidate {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	s.mu.Lock()
 	s.cancel = cancel
-	if a.Kind == slot.Verify {
+	if a.Kind == promotion.Verify {
 		c = s.offers[a.Generation]
 		delete(s.offers, a.Generation)
 	}
@@ -113,19 +113,19 @@ func (s *Slot[P]) job(ctx context.Context, a slot.Action, c Candidate) Candidate
 	s.mu.Unlock()
 
 	s.config.Build.Lock()
-	done := slot.Event{Generation: a.Generation}
+	done := promotion.Event{Generation: a.Generation}
 	var made *loaded[P]
 	err := ctx.Err()
 	if err == nil {
 		switch a.Kind {
-		case slot.Verify:
-			done.Kind = slot.Verified
+		case promotion.Verify:
+			done.Kind = promotion.Verified
 			err = s.config.Loader.Verify(ctx, c)
-		case slot.Compile:
-			done.Kind = slot.Compiled
+		case promotion.Compile:
+			done.Kind = promotion.Compiled
 			made, err = s.compile(ctx, c)
-		case slot.Warm:
-			done.Kind = slot.Warmed
+		case promotion.Warm:
+			done.Kind = promotion.Warmed
 			if l.module.Warm != nil {
 				err = l.module.Warm(ctx)
 			}
@@ -133,7 +133,7 @@ func (s *Slot[P]) job(ctx context.Context, a slot.Action, c Candidate) Candidate
 	}
 	s.config.Build.Unlock()
 	if err != nil {
-		done.Kind, done.Reason = slot.Failed, fmt.Sprintf("%s: %v", a.Kind, err)
+		done.Kind, done.Reason = promotion.Failed, fmt.Sprintf("%s: %v", a.Kind, err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -143,7 +143,7 @@ func (s *Slot[P]) job(ctx context.Context, a slot.Action, c Candidate) Candidate
 	}
 	_ = s.step(done)
 	s.forget()
-	if a.Kind != slot.Verify {
+	if a.Kind != promotion.Verify {
 		return Candidate{}
 	}
 	return c
@@ -211,7 +211,7 @@ func (s *Slot[P]) compare(ctx context.Context, l *loaded[P]) {
 }
 
 // note adds what one replay has shown, if it is still wanted.
-func (s *Slot[P]) note(l *loaded[P], f slot.Figures) {
+func (s *Slot[P]) note(l *loaded[P], f promotion.Figures) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.shadow != l {
@@ -219,7 +219,7 @@ func (s *Slot[P]) note(l *loaded[P], f slot.Figures) {
 	}
 	t := &s.tried
 	t.Calls, t.Faults, t.Differ, t.Worse, t.Compared = t.Calls+f.Calls, t.Faults+f.Faults, t.Differ+f.Differ, t.Worse+f.Worse, t.Compared+f.Compared
-	_ = s.step(slot.Event{Kind: slot.Observed, Generation: l.generation, Figures: s.tried})
+	_ = s.step(promotion.Event{Kind: promotion.Observed, Generation: l.generation, Figures: s.tried})
 }
 
 // stop takes all modules out and frees those that no call is in.

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/wasm/slot"
+	"github.com/cascadeinfer/cascade/wasm/promotion"
 )
 
 // Slot is a place where a policy decides. Its methods are safe for concurrent
@@ -21,23 +21,23 @@ type Slot[P any] struct {
 	config  Config[P]
 	start   time.Time
 	stripes int
-	jobs    chan slot.Action // for the builder; at most one is under way
-	wake    chan struct{}    // something is to be closed
+	jobs    chan promotion.Action // for the builder; at most one is under way
+	wake    chan struct{}         // something is to be closed
 
 	route atomic.Pointer[route[P]]
 
 	mu       sync.Mutex
-	machine  *slot.Machine
-	actions  []slot.Action // of the step in progress; kept for its memory
+	machine  *promotion.Machine
+	actions  []promotion.Action // of the step in progress; kept for its memory
 	stopped  bool
-	offers   map[slot.Generation]Candidate // nothing of them is built yet
-	modules  map[slot.Generation]*loaded[P]
+	offers   map[promotion.Generation]Candidate // nothing of them is built yet
+	modules  map[promotion.Generation]*loaded[P]
 	cancel   context.CancelFunc // of what is being built
 	shadow   *loaded[P]
-	tried    slot.Figures // of shadow so far
-	before   uint64       // calls of the candidate when this step of its canary began
+	tried    promotion.Figures // of shadow so far
+	before   uint64            // calls of the candidate when this step of its canary began
 	closing  []*loaded[P]
-	lastGone slot.Life
+	lastGone promotion.Life
 }
 
 // New returns a slot that the native policy serves. The error names the bad
@@ -47,19 +47,19 @@ func New[P any](config Config[P]) (*Slot[P], error) {
 	if err != nil {
 		return nil, fmt.Errorf("swap: %w", err)
 	}
-	m, err := slot.New(config.Machine)
+	m, err := promotion.New(config.Machine)
 	if err != nil {
 		return nil, err
 	}
 	s := &Slot[P]{config: config, start: config.Now(), stripes: runtime.GOMAXPROCS(0), machine: m,
-		jobs: make(chan slot.Action, 1), wake: make(chan struct{}, 1),
-		offers: map[slot.Generation]Candidate{}, modules: map[slot.Generation]*loaded[P]{}}
+		jobs: make(chan promotion.Action, 1), wake: make(chan struct{}, 1),
+		offers: map[promotion.Generation]Candidate{}, modules: map[promotion.Generation]*loaded[P]{}}
 	s.route.Store(&route[P]{})
 	return s, nil
 }
 
 // Offer lets a module try its way up to its goal, or changes the goal of one that
-// is on its way; see slot.Offer. The error says why it is refused.
+// is on its way; see promotion.Offer. The error says why it is refused.
 func (s *Slot[P]) Offer(c Candidate) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -69,32 +69,32 @@ func (s *Slot[P]) Offer(c Candidate) error {
 	if _, ok := s.offers[c.Generation]; !ok {
 		s.offers[c.Generation] = c
 	}
-	err := s.step(slot.Event{Kind: slot.Offered, Offer: c.Offer})
+	err := s.step(promotion.Event{Kind: promotion.Offered, Offer: c.Offer})
 	s.forget()
 	return err
 }
 
 // Withdraw gives a candidate up that nobody wants any more.
-func (s *Slot[P]) Withdraw(g slot.Generation) {
-	s.event(slot.Event{Kind: slot.Withdrawn, Generation: g})
+func (s *Slot[P]) Withdraw(g promotion.Generation) {
+	s.event(promotion.Event{Kind: promotion.Withdrawn, Generation: g})
 }
 
 // RollBack takes a generation back, be it active, on its way, or kept as the
 // previous one. When it returns, no Enter gives it.
-func (s *Slot[P]) RollBack(g slot.Generation, reason string) {
-	s.event(slot.Event{Kind: slot.RolledBack, Generation: g, Reason: reason})
+func (s *Slot[P]) RollBack(g promotion.Generation, reason string) {
+	s.event(promotion.Event{Kind: promotion.RolledBack, Generation: g, Reason: reason})
 }
 
 // Fault reports one call that a generation's module did not answer: what modules
 // do by the function that Loader.Compile gives them.
-func (s *Slot[P]) Fault(g slot.Generation) {
-	s.event(slot.Event{Kind: slot.Faulted, Generation: g})
+func (s *Slot[P]) Fault(g promotion.Generation) {
+	s.event(promotion.Event{Kind: promotion.Faulted, Generation: g})
 }
 
 // Judge adds what was found out about a generation's answers in canary: how many
 // were compared with what the active one says, how many of those differ, and how
 // many are worse. It takes no lock.
-func (s *Slot[P]) Judge(g slot.Generation, f slot.Figures) {
+func (s *Slot[P]) Judge(g promotion.Generation, f promotion.Figures) {
 	r := s.route.Load()
 	if l := r.candidate; l != nil && l.generation == g {
 		l.judged.differ.Add(f.Differ)
@@ -104,7 +104,7 @@ func (s *Slot[P]) Judge(g slot.Generation, f slot.Figures) {
 }
 
 // Status tells of the slot; times count from its beginning.
-func (s *Slot[P]) Status() slot.Status {
+func (s *Slot[P]) Status() promotion.Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.machine.Status()
@@ -116,17 +116,17 @@ func (s *Slot[P]) Begin() time.Time { return s.start }
 // Loaded returns the policies of the modules that are loaded, by generation. A
 // policy may be freed at any time after: it may be asked what it counts, and is
 // not to be called.
-func (s *Slot[P]) Loaded() map[slot.Generation]P {
+func (s *Slot[P]) Loaded() map[promotion.Generation]P {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	all := make(map[slot.Generation]P, len(s.modules))
+	all := make(map[promotion.Generation]P, len(s.modules))
 	for g, l := range s.modules {
 		all[g] = l.module.Policy
 	}
 	return all
 }
 
-func (s *Slot[P]) event(ev slot.Event) {
+func (s *Slot[P]) event(ev promotion.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	_ = s.step(ev) // only offers are refused
@@ -138,9 +138,9 @@ func (s *Slot[P]) forget() {
 	if len(s.offers) == 0 {
 		return
 	}
-	wanted := map[slot.Generation]bool{}
+	wanted := map[promotion.Generation]bool{}
 	for _, l := range s.machine.Status().Lives {
-		wanted[l.Generation] = wanted[l.Generation] || l.State <= slot.Verifying
+		wanted[l.Generation] = wanted[l.Generation] || l.State <= promotion.Verifying
 	}
 	for g := range s.offers {
 		if !wanted[g] {
@@ -150,7 +150,7 @@ func (s *Slot[P]) forget() {
 }
 
 // step lets the machine decide, and does it. The lock is held.
-func (s *Slot[P]) step(ev slot.Event) error {
+func (s *Slot[P]) step(ev promotion.Event) error {
 	ev.Now = policies.Micros(s.config.Now().Sub(s.start) / time.Microsecond)
 	actions, err := s.machine.Step(ev, s.actions[:0])
 	s.actions = actions
@@ -160,25 +160,25 @@ func (s *Slot[P]) step(ev slot.Event) error {
 	if len(actions) > 0 {
 		s.tell()
 	}
-	if len(actions) > 0 || ev.Kind != slot.Ticked && ev.Kind != slot.Observed {
+	if len(actions) > 0 || ev.Kind != promotion.Ticked && ev.Kind != promotion.Observed {
 		s.config.Changed()
 	}
 	return err
 }
 
 // do begins an action.
-func (s *Slot[P]) do(a slot.Action) {
+func (s *Slot[P]) do(a promotion.Action) {
 	g := a.Generation
 	switch a.Kind {
-	case slot.Verify, slot.Compile, slot.Warm:
+	case promotion.Verify, promotion.Compile, promotion.Warm:
 		s.jobs <- a // the one before is done: there is room
-	case slot.Cancel:
+	case promotion.Cancel:
 		if s.cancel != nil {
 			s.cancel()
 		}
-	case slot.Shadow:
-		s.shadow, s.tried = s.modules[g], slot.Figures{}
-	case slot.Switch:
+	case promotion.Shadow:
+		s.shadow, s.tried = s.modules[g], promotion.Figures{}
+	case promotion.Switch:
 		old := s.route.Load()
 		r := &route[P]{a.Route, s.modules[a.Route.Active], s.modules[a.Route.Candidate]}
 		s.route.Store(r)
@@ -188,7 +188,7 @@ func (s *Slot[P]) do(a slot.Action) {
 			c.judged.differ.Store(0)
 			c.judged.worse.Store(0)
 		}
-	case slot.Close:
+	case promotion.Close:
 		if l := s.modules[g]; l != nil {
 			delete(s.modules, g)
 			s.closing = append(s.closing, l)
@@ -209,19 +209,19 @@ func (s *Slot[P]) nudge() {
 // should not be slow.
 func (s *Slot[P]) tell() {
 	for _, a := range s.actions {
-		if a.Kind == slot.Switch {
+		if a.Kind == promotion.Switch {
 			s.config.Logger.Info("policy switched", "kind", s.config.Machine.Kind.String(), "active", uint64(a.Route.Active),
 				"candidate", uint64(a.Route.Candidate), "permille", a.Route.Permille, "scope", a.Route.Scope)
 		}
 	}
 	for _, l := range s.machine.Status().Lives {
-		if l.State < slot.Rejected {
+		if l.State < promotion.Rejected {
 			continue
 		}
 		if l.Generation != s.lastGone.Generation || l.State != s.lastGone.State || l.Since != s.lastGone.Since {
 			s.lastGone = l
 			level := slog.LevelInfo
-			if l.State == slot.Rejected {
+			if l.State == promotion.Rejected {
 				level = slog.LevelWarn
 			}
 			s.config.Logger.Log(context.Background(), level, "policy ended", "kind", s.config.Machine.Kind.String(),

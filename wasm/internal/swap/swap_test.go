@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/wasm/abi"
-	"github.com/cascadeinfer/cascade/wasm/slot"
+	"github.com/cascadeinfer/cascade/wasm/promotion"
 )
 
 // TestUnderFire makes calls from all sides while modules come, trap and go: every
@@ -26,8 +26,8 @@ func TestUnderFire(t *testing.T) {
 	}
 	// Each candidate traps in 1 % of its calls; every fourth does so until the
 	// breaker opens, the others last until the next one comes.
-	l := &loader{trap: func(slot.Generation) uint64 { return 100 }}
-	s, stop := newSlot(t, slot.Config{Faults: 200, Ladder: []int{}, CanaryFaults: 1000}, l)
+	l := &loader{trap: func(promotion.Generation) uint64 { return 100 }}
+	s, stop := newSlot(t, promotion.Config{Faults: 200, Ladder: []int{}, CanaryFaults: 1000}, l)
 	var made, wrong, lost, byModules atomic.Uint64
 	var group sync.WaitGroup
 	over := make(chan struct{})
@@ -48,7 +48,7 @@ func TestUnderFire(t *testing.T) {
 				if answer != right(i) {
 					wrong.Add(1)
 				}
-				if by != slot.Native {
+				if by != promotion.Native {
 					byModules.Add(1)
 				}
 				made.Add(1)
@@ -58,24 +58,24 @@ func TestUnderFire(t *testing.T) {
 			}
 		})
 	}
-	g := slot.Generation(0)
+	g := promotion.Generation(0)
 	for n := 0; n < swaps || made.Load() < calls; n++ {
 		g++
 		c := proven(g)
 		if n%3 == 0 {
-			c.Goal = slot.ToCanary // of half the requests, until the next one comes
+			c.Goal = promotion.ToCanary // of half the requests, until the next one comes
 		}
 		if err := s.Offer(c); err != nil {
 			t.Fatal(err)
 		}
-		for state(s, g).State < slot.InCanary {
+		for state(s, g).State < promotion.InCanary {
 			runtime.Gosched()
 		}
 		for until := made.Load() + calls/uint64(swaps); made.Load() < until; {
 			runtime.Gosched()
 		}
 		if n%4 == 3 {
-			for state(s, g).State == slot.IsActive {
+			for state(s, g).State == promotion.IsActive {
 				runtime.Gosched() // the breaker will open
 			}
 		}
@@ -98,27 +98,27 @@ func TestUnderFire(t *testing.T) {
 // TestWayUp takes a module through shadow and canary in the gates' time.
 func TestWayUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := &loader{replay: func(context.Context) (slot.Figures, error) {
-			return slot.Figures{Calls: 100, Differ: 3, Compared: 100}, nil
+		l := &loader{replay: func(context.Context) (promotion.Figures, error) {
+			return promotion.Figures{Calls: 100, Differ: 3, Compared: 100}, nil
 		}}
-		s, stop := newSlot(t, slot.Config{Canary: slot.Gate{Calls: 10}}, l)
-		if err := s.Offer(offer(5, slot.ToActive)); err != nil {
+		s, stop := newSlot(t, promotion.Config{Canary: promotion.Gate{Calls: 10}}, l)
+		if err := s.Offer(offer(5, promotion.ToActive)); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(5 * second)
-		if got := state(s, 5); got.State != slot.InShadow || got.Figures.Calls < 4000 || got.Figures.Differ == 0 {
+		if got := state(s, 5); got.State != promotion.InShadow || got.Figures.Calls < 4000 || got.Figures.Differ == 0 {
 			t.Errorf("after 5 s: %+v", got)
 		}
 		for range 1000 {
-			lease := s.Enter(slot.Hash("r"))
-			if lease.Generation != slot.Native {
+			lease := s.Enter(promotion.Hash("r"))
+			if lease.Generation != promotion.Native {
 				t.Fatal("what is in shadow answers")
 			}
 			lease.Leave()
 		}
 		time.Sleep(6 * second)
 		for _, permille := range []int{1, 10, 100} {
-			if got := state(s, 5); got.State != slot.InCanary || got.Permille != permille {
+			if got := state(s, 5); got.State != promotion.InCanary || got.Permille != permille {
 				t.Errorf("%+v, want canary of %d ‰", got, permille)
 			}
 			by := 0
@@ -134,7 +134,7 @@ func TestWayUp(t *testing.T) {
 			}
 			time.Sleep(31 * second)
 		}
-		if r := s.Status().Route; r.Active != 5 || r.Candidate != slot.Native {
+		if r := s.Status().Route; r.Active != 5 || r.Candidate != promotion.Native {
 			t.Errorf("%+v", r)
 		}
 		if err := stop(); err != nil {
@@ -147,8 +147,8 @@ func TestWayUp(t *testing.T) {
 func TestFaultIsSwiftlyGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &loader{}
-		s, stop := newSlot(t, slot.Config{Faults: 2}, l)
-		for _, g := range []slot.Generation{4, 5} {
+		s, stop := newSlot(t, promotion.Config{Faults: 2}, l)
+		for _, g := range []promotion.Generation{4, 5} {
 			if err := s.Offer(proven(g)); err != nil {
 				t.Fatal(err)
 			}
@@ -180,7 +180,7 @@ func TestFaultIsSwiftlyGone(t *testing.T) {
 			t.Error("the module was not closed after its last call")
 		}
 		s.RollBack(4, "by hand")
-		if g := s.Enter(1); g.Generation != slot.Native {
+		if g := s.Enter(1); g.Generation != promotion.Native {
 			t.Errorf("after the roll-back: %d", g.Generation)
 		}
 		if err := s.Offer(proven(5)); err == nil || !strings.Contains(err.Error(), "faults within") {
@@ -198,15 +198,15 @@ func TestBuildingFails(t *testing.T) {
 		"verify: as the test":  {verify: fails},
 		"compile: as the test": {compile: fails},
 		"warm: as the test":    {warm: func(context.Context) error { return errTest }},
-		"1 fault in shadow":    {replay: func(context.Context) (slot.Figures, error) { return slot.Figures{}, errTest }},
+		"1 fault in shadow":    {replay: func(context.Context) (promotion.Figures, error) { return promotion.Figures{}, errTest }},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			s, stop := newSlot(t, slot.Config{}, l)
-			if err := s.Offer(offer(5, slot.ToActive)); err != nil {
+			s, stop := newSlot(t, promotion.Config{}, l)
+			if err := s.Offer(offer(5, promotion.ToActive)); err != nil {
 				t.Fatal(err)
 			}
 			time.Sleep(second)
-			if got := state(s, 5); got.State != slot.Rejected || !strings.HasPrefix(got.Reason, want) {
+			if got := state(s, 5); got.State != promotion.Rejected || !strings.HasPrefix(got.Reason, want) {
 				t.Errorf("%+v, want %q", got, want)
 			}
 			if made, closed := l.closed(); made != closed {
@@ -226,13 +226,13 @@ func TestShadowTold(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			var said strings.Builder
 			to := slog.New(slog.NewTextHandler(&said, nil))
-			l := &loader{replay: func(context.Context) (slot.Figures, error) { return slot.Figures{}, errTest }}
+			l := &loader{replay: func(context.Context) (promotion.Figures, error) { return promotion.Figures{}, errTest }}
 			want := "kind=" + abi.Select.String() + " generation=5 err="
 			if own != nil {
 				l.logger, want = to.With("name", "m", "version", "1.2.3"), "name=m version=1.2.3 err="
 			}
-			s, stop := newSlotLogging(t, slot.Config{}, l, to)
-			if err := s.Offer(offer(5, slot.ToActive)); err != nil {
+			s, stop := newSlotLogging(t, promotion.Config{}, l, to)
+			if err := s.Offer(offer(5, promotion.ToActive)); err != nil {
 				t.Fatal(err)
 			}
 			time.Sleep(second)
@@ -255,7 +255,7 @@ func TestBytesAreTheVerified(t *testing.T) {
 		l.verify = func(context.Context, Candidate) error { <-go1; return nil }
 		compiled := byte(0)
 		l.compile = func(_ context.Context, c Candidate) error { compiled = c.Module[0]; return nil }
-		s, stop := newSlot(t, slot.Config{}, l)
+		s, stop := newSlot(t, promotion.Config{}, l)
 		c := proven(5)
 		if err := s.Offer(c); err != nil {
 			t.Fatal(err)
@@ -287,16 +287,16 @@ func TestNewerCancels(t *testing.T) {
 			}
 			return nil
 		}
-		s, stop := newSlot(t, slot.Config{}, l)
-		if err := s.Offer(offer(5, slot.ToActive)); err != nil {
+		s, stop := newSlot(t, promotion.Config{}, l)
+		if err := s.Offer(offer(5, promotion.ToActive)); err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait()
-		if err := s.Offer(offer(6, slot.ToWarm)); err != nil {
+		if err := s.Offer(offer(6, promotion.ToWarm)); err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait()
-		if state(s, 6).State != slot.IsWarm || state(s, 5).State != slot.Superseded {
+		if state(s, 6).State != promotion.IsWarm || state(s, 5).State != promotion.Superseded {
 			t.Errorf("%+v", s.Status())
 		}
 		if err := stop(); err != nil {
@@ -309,7 +309,7 @@ func TestNewerCancels(t *testing.T) {
 func TestStopWithACallInside(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &loader{}
-		s, stop := newSlot(t, slot.Config{}, l)
+		s, stop := newSlot(t, promotion.Config{}, l)
 		if err := s.Offer(proven(5)); err != nil {
 			t.Fatal(err)
 		}
@@ -322,7 +322,7 @@ func TestStopWithACallInside(t *testing.T) {
 			t.Error("closed under a call")
 		}
 		lease.Leave()
-		if g := s.Enter(1); g.Generation != slot.Native {
+		if g := s.Enter(1); g.Generation != promotion.Native {
 			t.Error("a stopped slot still has a module")
 		}
 		s.Fault(5)
@@ -336,23 +336,23 @@ func TestStopWithACallInside(t *testing.T) {
 // TestScopes: an optimiser's canary is a scope, and callers judge it.
 func TestScopes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := &loader{replay: func(context.Context) (slot.Figures, error) { return slot.Figures{Calls: 1}, nil }}
-		s, stop := newSlot(t, slot.Config{Kind: abi.Partition}, l)
-		c := offer(5, slot.ToActive)
+		l := &loader{replay: func(context.Context) (promotion.Figures, error) { return promotion.Figures{Calls: 1}, nil }}
+		s, stop := newSlot(t, promotion.Config{Kind: abi.Partition}, l)
+		c := offer(5, promotion.ToActive)
 		c.Scope = "group-a"
 		if err := s.Offer(c); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(12 * second)
 		a, b := s.EnterScope("group-a"), s.EnterScope("group-b")
-		if a.Generation != 5 || b.Generation != slot.Native {
+		if a.Generation != 5 || b.Generation != promotion.Native {
 			t.Errorf("generations %d and %d", a.Generation, b.Generation)
 		}
 		a.Leave()
 		b.Leave()
-		s.Judge(5, slot.Figures{Compared: 4, Differ: 4, Worse: 4})
+		s.Judge(5, promotion.Figures{Compared: 4, Differ: 4, Worse: 4})
 		time.Sleep(second)
-		if got := state(s, 5); got.State != slot.Rejected || !strings.Contains(got.Reason, "4 of 4 answers worse") {
+		if got := state(s, 5); got.State != promotion.Rejected || !strings.Contains(got.Reason, "4 of 4 answers worse") {
 			t.Errorf("%+v", got)
 		}
 		if err := stop(); err != nil {
@@ -366,7 +366,7 @@ func TestEnterDoesNotAllocate(t *testing.T) {
 		t.Skip("the race detector allocates")
 	}
 	l := &loader{}
-	s, stop := newSlot(t, slot.Config{}, l)
+	s, stop := newSlot(t, promotion.Config{}, l)
 	if err := s.Offer(proven(5)); err != nil {
 		t.Fatal(err)
 	}
@@ -383,7 +383,7 @@ func TestEnterDoesNotAllocate(t *testing.T) {
 
 func TestNewRefuses(t *testing.T) {
 	for _, c := range []Config[fakePolicy]{
-		{}, {Loader: &loader{}}, {Loader: &loader{}, Machine: slot.Config{Kind: abi.Select}, Tick: -1},
+		{}, {Loader: &loader{}}, {Loader: &loader{}, Machine: promotion.Config{Kind: abi.Select}, Tick: -1},
 	} {
 		if _, err := New(c); err == nil {
 			t.Errorf("%+v", c)
@@ -394,7 +394,7 @@ func TestNewRefuses(t *testing.T) {
 // BenchmarkEnter is what a slot adds to a call.
 func BenchmarkEnter(b *testing.B) {
 	l := &loader{}
-	s, stop := newSlot(b, slot.Config{}, l)
+	s, stop := newSlot(b, promotion.Config{}, l)
 	_ = s.Offer(proven(5))
 	for s.Status().Route.Active != 5 {
 		runtime.Gosched()
@@ -420,8 +420,8 @@ func BenchmarkEnter(b *testing.B) {
 // that another generation answers.
 func BenchmarkRollback(b *testing.B) {
 	l := &loader{}
-	s, stop := newSlot(b, slot.Config{Faults: 1}, l)
-	g := slot.Generation(0)
+	s, stop := newSlot(b, promotion.Config{Faults: 1}, l)
+	g := promotion.Generation(0)
 	var took []time.Duration
 	for b.Loop() {
 		b.StopTimer()
@@ -454,12 +454,12 @@ func BenchmarkRollback(b *testing.B) {
 func BenchmarkSwaps(b *testing.B) {
 	for name, every := range map[string]time.Duration{"still": time.Hour, "swapping": 2 * time.Millisecond} {
 		b.Run(name, func(b *testing.B) {
-			s, stop := newSlot(b, slot.Config{}, &loader{})
-			over, done := make(chan struct{}), make(chan slot.Generation)
+			s, stop := newSlot(b, promotion.Config{}, &loader{})
+			over, done := make(chan struct{}), make(chan promotion.Generation)
 			go func() {
 				tick := time.NewTicker(every)
 				defer tick.Stop()
-				for g := slot.Generation(1); ; g++ {
+				for g := promotion.Generation(1); ; g++ {
 					_ = s.Offer(proven(g))
 					select {
 					case <-over:

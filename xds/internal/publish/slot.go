@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/xds/internal/rollout"
-	"github.com/cascadeinfer/cascade/xds/policy"
+	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 
 // Policy slots are served beside the sets that roll-outs show, so what a node
@@ -23,7 +23,7 @@ type SlotReply struct {
 // staged are those of the versions that roll-outs are about.
 func staged(vs []rollout.Version) []rollout.Version {
 	return slices.DeleteFunc(vs, func(v rollout.Version) bool {
-		_, slot := policy.KindOf(v.Name)
+		_, slot := policyslots.KindOf(v.Name)
 		return slot
 	})
 }
@@ -36,7 +36,7 @@ func (n *node) slotsLocked(sub *subscription, r reply) {
 		return
 	}
 	for _, name := range sub.sent[i].removed {
-		if kind, ok := policy.KindOf(name); ok {
+		if kind, ok := policyslots.KindOf(name); ok {
 			delete(n.slots, kind)
 		}
 	}
@@ -44,8 +44,8 @@ func (n *node) slotsLocked(sub *subscription, r reply) {
 	versions := sub.sent[i].versions()
 	anyone := slices.ContainsFunc(versions, func(v rollout.Version) bool { return mentions(text, v.Name) })
 	for _, v := range versions {
-		kind, ok := policy.KindOf(v.Name)
-		if !ok || !policy.Known(kind) {
+		kind, ok := policyslots.KindOf(v.Name)
+		if !ok || !policyslots.Known(kind) {
 			continue
 		}
 		said := SlotReply{Version: v.Version, At: time.Now()}
@@ -66,8 +66,8 @@ func about(text, name string) string {
 	if !found {
 		return text
 	}
-	for _, kind := range policy.Kinds() {
-		part, _, _ = strings.Cut(part, "; "+policy.ResourceName(kind)+": ")
+	for _, kind := range policyslots.Kinds() {
+		part, _, _ = strings.Cut(part, "; "+policyslots.ResourceName(kind)+": ")
 	}
 	return part
 }

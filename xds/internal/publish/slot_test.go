@@ -9,7 +9,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/xds/cache"
 	"github.com/cascadeinfer/cascade/xds/internal/publish"
-	"github.com/cascadeinfer/cascade/xds/policy"
+	"github.com/cascadeinfer/cascade/xds/policyslots"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -26,7 +26,7 @@ func TestSlotReplies(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	a, b := policy.ResourceName("place"), policy.ResourceName("bid-select")
+	a, b := policyslots.ResourceName("place"), policyslots.ResourceName("bid-select")
 	must(l.OnDeltaStreamOpen(t.Context(), 1, ""))
 	first := &discoveryv3.DeltaDiscoveryRequest{Node: &corev3.Node{Id: "n"}, TypeUrl: resources.ExtensionType, ResourceNamesSubscribe: []string{a, b}}
 	must(l.OnStreamDeltaRequest(1, first))

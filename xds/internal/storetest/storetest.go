@@ -16,7 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/xds/policy"
+	"github.com/cascadeinfer/cascade/xds/policyslots"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -41,9 +41,9 @@ func Run(t *testing.T, create func(t *testing.T) (open func() store.Store)) {
 }
 
 // module is a generation of a slot.
-func module(generation uint64, at time.Time) *policy.Module {
-	return &policy.Module{
-		Generation: generation, Name: "m", Version: "1.2", SHA256: policy.Digest{byte(generation), 0xff}, Size: 77,
+func module(generation uint64, at time.Time) *policyslots.Module {
+	return &policyslots.Module{
+		Generation: generation, Name: "m", Version: "1.2", SHA256: policyslots.Digest{byte(generation), 0xff}, Size: 77,
 		Signature: []byte("signed"), Configuration: []byte{0, 1}, Signers: []string{"ops"}, By: "ann", At: at,
 	}
 }
@@ -64,11 +64,11 @@ func Object(epoch policies.Epoch) store.Object {
 			{Model: "org/a", Epoch: epoch, At: at, Text: "gain 12 %"},
 			{Model: "b", Epoch: epoch, At: at, Text: "gain too small", Decision: "kept", Gain: 0.05, Predicted: 0.01, Observed: 0.02, By: "cp-1", Times: 7, Until: at.Add(time.Minute)},
 		},
-		Slots: []policy.Slot{
-			{Kind: "guard", Floor: 9, Ended: []policy.Ended{{Generation: 9, Name: "g", Reason: "trapped", By: "ann", At: at}}},
+		Slots: []policyslots.Slot{
+			{Kind: "guard", Floor: 9, Ended: []policyslots.Ended{{Generation: 9, Name: "g", Reason: "trapped", By: "ann", At: at}}},
 			{
 				Kind: "place", Floor: 4 + uint64(epoch), Proven: module(2, at), Previous: module(1, at),
-				Candidate: &policy.Trial{Module: *module(4, at), Goal: policy.Canary, Permille: 10, Since: at},
+				Candidate: &policyslots.Trial{Module: *module(4, at), Goal: policyslots.Canary, Permille: 10, Since: at},
 			},
 		},
 		Drained: []policies.ReplicaID{"r2", policies.ReplicaID(fmt.Sprint("q", epoch))},

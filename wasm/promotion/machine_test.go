@@ -1,0 +1,351 @@
+package promotion
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+)
+
+// world does what a machine asks for, at random times and with random luck, and
+// checks the invariants of the package comment against what it was told, not
+// against the machine's fields.
+type world struct {
+	t        *testing.T
+	rng      *rand.Rand
+	c        Config
+	m        *Machine
+	now      policies.Micros
+	log      []any      // of Event and Action
+	building Generation // and what was asked of it last
+	asked    ActionKind
+	loaded   map[Generation]bool
+	closed   map[Generation]bool
+	over     map[Generation]bool // faulted in canary, rolled back or so: must never be routed again
+	proven   map[Generation]bool
+	entered  map[Generation]policies.Micros // when the present stage was seen to begin
+	route    Route
+	top      Generation // highest generation accepted
+}
+
+func newWorld(t *testing.T, seed uint64) *world {
+	rng := rand.New(rand.NewPCG(seed, 0x510))
+	kinds := []abi.Kind{abi.Select, abi.Quote, abi.Partition, abi.Refine, abi.Guard, abi.Place}
+	c := Config{Kind: kinds[rng.IntN(len(kinds))], Faults: 1 + rng.IntN(3), CanaryFaults: 1 + rng.IntN(2)}
+	if rng.IntN(3) == 0 {
+		c.Ladder = []int{}
+	}
+	m, err := New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &world{t: t, rng: rng, c: m.c, m: m, loaded: map[Generation]bool{}, closed: map[Generation]bool{},
+		over: map[Generation]bool{}, proven: map[Generation]bool{}, entered: map[Generation]policies.Micros{}}
+}
+
+func (w *world) fail(format string, args ...any) {
+	w.t.Helper()
+	var log strings.Builder
+	for _, x := range w.log[max(0, len(w.log)-40):] {
+		if a, ok := x.(Action); ok {
+			fmt.Fprintf(&log, "    %s %d %+v\n", a.Kind, a.Generation, a.Route)
+		} else {
+			fmt.Fprintf(&log, "%+v\n", x)
+		}
+	}
+	w.t.Fatalf("%s\nthe last steps:\n%s", fmt.Sprintf(format, args...), &log)
+}
+
+// generation draws one that may mean something.
+func (w *world) generation() Generation {
+	s := w.m.Status()
+	if len(s.Lives) == 0 || w.rng.IntN(8) == 0 {
+		return Generation(w.rng.IntN(int(w.top) + 3))
+	}
+	return s.Lives[w.rng.IntN(min(len(s.Lives), 4))].Generation
+}
+
+func (w *world) event() Event {
+	ev := Event{Generation: w.generation()}
+	switch n := w.rng.IntN(20); {
+	case n < 8 && w.building != Native:
+		ev.Generation = w.building
+		ev.Kind = map[ActionKind]EventKind{Verify: Verified, Compile: Compiled, Warm: Warmed}[w.asked]
+		if w.rng.IntN(10) == 0 {
+			ev.Kind, ev.Reason = Failed, "bad luck"
+		}
+		if ev.Kind == Compiled {
+			w.load(w.building)
+		}
+		w.building = Native
+	case n < 9:
+		ev.Kind = []EventKind{Verified, Compiled, Warmed, Failed}[w.rng.IntN(4)]
+		if ev.Generation == w.building {
+			ev.Kind = Ticked // nobody else answers for the builder
+		}
+	case n < 13:
+		ev.Kind = Observed
+		ev.Figures.Calls = uint64(w.rng.IntN(30_000))
+		if w.rng.IntN(10) == 0 {
+			ev.Figures.Worse = uint64(w.rng.IntN(1000))
+			ev.Figures.Compared = uint64(w.rng.IntN(20_000))
+		}
+	case n < 14:
+		ev.Kind = Faulted
+	case n < 15:
+		ev.Kind = []EventKind{Withdrawn, RolledBack}[w.rng.IntN(2)]
+	case n < 17:
+		ev.Kind = Offered
+		o := Offer{Generation: ev.Generation, Goal: Goal(1 + w.rng.IntN(5)), Permille: w.rng.IntN(400), Proven: w.rng.IntN(4) == 0}
+		if w.rng.IntN(4) == 0 {
+			o.Until = w.now + policies.Micros(w.rng.IntN(30))*policies.Second
+		}
+		if w.rng.IntN(2) == 0 {
+			o.Generation = w.top + Generation(1+w.rng.IntN(2))
+		}
+		if w.rng.IntN(3) > 0 {
+			o.Scope = string(rune('a' + w.rng.IntN(2)))
+		}
+		ev.Offer, ev.Generation = o, o.Generation
+	default:
+		ev.Kind = Ticked
+		w.now += policies.Micros(w.rng.IntN(20)) * policies.Second
+	}
+	ev.Now = w.now
+	return ev
+}
+
+func (w *world) step() {
+	ev := w.event()
+	before := w.route
+	w.log = append(w.log, ev)
+	floor := w.m.Status().Floor
+	actions, err := w.m.Step(ev, nil)
+	if ev.Kind == Offered && err == nil {
+		w.top = max(w.top, ev.Generation)
+		// Once proven is enough: a goal may have been changed in between.
+		w.proven[ev.Generation] = w.proven[ev.Generation] || ev.Offer.Proven
+	}
+	if got := w.m.Status().Floor; got < floor {
+		w.fail("the floor fell from %d to %d", floor, got)
+	}
+	for _, a := range actions {
+		w.log = append(w.log, a)
+		w.act(a)
+	}
+	if w.m.Route() != w.route {
+		w.fail("the route is %+v and was last switched to %+v", w.m.Route(), w.route)
+	}
+	if ev.Kind == RolledBack && ev.Generation != Native && (ev.Generation == before.Active || ev.Generation == before.Candidate) {
+		w.over[ev.Generation] = true
+		w.check()
+	}
+	if n := len(w.loaded); n > 3 {
+		w.fail("%d generations are loaded", n)
+	}
+}
+
+func (w *world) act(a Action) {
+	g := a.Generation
+	switch a.Kind {
+	case Verify, Compile, Warm:
+		if w.building != Native {
+			w.fail("%s %d while %d is being built", a.Kind, g, w.building)
+		}
+		if w.over[g] {
+			w.fail("%s of %d, which is over", a.Kind, g)
+		}
+		w.building, w.asked = g, a.Kind
+	case Switch:
+		if a.Route == w.route {
+			w.fail("a switch to the same route")
+		}
+		w.judge(a.Route)
+		w.route = a.Route
+		w.check()
+	case Close:
+		if w.closed[g] {
+			w.fail("%d is closed twice", g)
+		}
+		if g == w.route.Active || g == w.route.Candidate {
+			w.fail("%d is closed and routed to", g)
+		}
+		w.closed[g] = true
+		delete(w.loaded, g)
+	}
+}
+
+// load counts a generation in. One that was withdrawn before it ran may come back.
+func (w *world) load(g Generation) {
+	w.loaded[g] = true
+	delete(w.closed, g)
+}
+
+// judge checks a switch against the gates: a share grows by one step of the
+// ladder, after the soak.
+func (w *world) judge(r Route) {
+	g := r.Candidate
+	if g == Native || w.proven[g] {
+		return
+	}
+	if w.route.Candidate == g && r.Permille > w.route.Permille {
+		for _, p := range w.c.Ladder {
+			if w.route.Permille < p && p < r.Permille {
+				w.fail("from %d to %d ‰, past %d", w.route.Permille, r.Permille, p)
+			}
+		}
+	}
+	first := 1000 // the share that needs no canary before it
+	if len(w.c.Ladder) > 0 {
+		first = w.c.Ladder[0]
+	}
+	if at, ok := w.entered[g]; ok && w.route.Candidate == g && r.Permille > max(first, w.route.Permille) && w.now-at < w.c.Canary.Soak {
+		w.fail("%d went on after %d µs", g, w.now-at)
+	}
+	if r.Candidate != w.route.Candidate || r.Permille != w.route.Permille {
+		w.entered[g] = w.now
+	}
+}
+
+// check holds what a route may name.
+func (w *world) check() {
+	for _, g := range []Generation{w.route.Active, w.route.Candidate} {
+		switch {
+		case g == Native:
+		case !w.loaded[g] || w.closed[g]:
+			w.fail("the route names %d, which is not loaded", g)
+		case w.over[g]:
+			w.fail("the route names %d, which is over", g)
+		}
+	}
+}
+
+func TestRandomLives(t *testing.T) {
+	seeds := uint64(300)
+	if os.Getenv("CASCADE_TEST_ALL") != "" {
+		seeds = 3000
+	}
+	switches := 0
+	for seed := range seeds {
+		w := newWorld(t, seed)
+		for range 600 {
+			w.step()
+		}
+		for _, l := range w.log {
+			if a, ok := l.(Action); ok && a.Kind == Switch {
+				switches++
+			}
+		}
+		// At the end everything is taken back, and nothing stays loaded.
+		for range 20 {
+			for _, g := range []Generation{w.route.Active, w.route.Candidate} {
+				w.give(Event{Kind: RolledBack, Generation: g})
+			}
+			for _, l := range w.m.Status().Lives {
+				w.give(Event{Kind: Withdrawn, Generation: l.Generation})
+			}
+			if g := w.building; g != Native {
+				w.building = Native
+				w.give(Event{Kind: Failed, Generation: g})
+			}
+		}
+		for g := range w.loaded {
+			if !w.closed[g] {
+				w.fail("seed %d: %d stays loaded", seed, g)
+			}
+		}
+	}
+	if switches < int(seeds) {
+		t.Errorf("only %d switches: the world is too hard to live in", switches)
+	}
+}
+
+// give plays one event without luck.
+func (w *world) give(ev Event) {
+	ev.Now = w.now
+	w.log = append(w.log, ev)
+	actions, _ := w.m.Step(ev, nil)
+	for _, a := range actions {
+		w.act(a)
+	}
+}
+
+func TestShares(t *testing.T) {
+	r := Route{Active: 4, Candidate: 5, Permille: 100}
+	for _, permille := range []int{0, 1, 10, 100, 999} {
+		r.Permille = permille
+		n := 0
+		for i := range 100_000 {
+			if r.Of(Hash("request-"+strconv.Itoa(i))) == 5 {
+				n++
+			}
+		}
+		want := permille * 100
+		if n < want-want/10-50 || n > want+want/10+50 {
+			t.Errorf("%d ‰ of 1e5 is %d", permille, n)
+		}
+	}
+	// A request stays with the candidate as the share grows.
+	for i := range uint64(10_000) {
+		small, large := r, r
+		small.Permille, large.Permille = 10, 100
+		if small.Of(i) == 5 && large.Of(i) != 5 {
+			t.Fatalf("request %d left the candidate", i)
+		}
+	}
+	scoped := Route{Active: 4, Candidate: 5, Scope: "a"}
+	if scoped.OfScope("a") != 5 || scoped.OfScope("b") != 4 || scoped.OfScope("") != 4 || (Route{Active: 4, Candidate: 5}).OfScope("") != 4 {
+		t.Error("a scope's canary")
+	}
+	if scoped.Of(7) != 4 {
+		t.Error("a scope's canary answers requests")
+	}
+}
+
+func TestNewRefuses(t *testing.T) {
+	for _, c := range []Config{
+		{}, {Kind: abi.Configure}, {Kind: abi.Kinds}, {Kind: abi.Select, Ladder: []int{0}}, {Kind: abi.Select, Ladder: []int{5, 5}},
+		{Kind: abi.Select, Ladder: []int{1000}}, {Kind: abi.Select, Faults: -1}, {Kind: abi.Select, Faults: MaxFaults + 1},
+		{Kind: abi.Select, CanaryFaults: -1}, {Kind: abi.Select, Window: -1},
+	} {
+		if _, err := New(c); err == nil || !strings.HasPrefix(err.Error(), "slot: ") {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}
+
+// FuzzMachine lets the fuzzer choose the world.
+func FuzzMachine(f *testing.F) {
+	f.Add(uint64(1), uint16(100))
+	f.Fuzz(func(t *testing.T, seed uint64, steps uint16) {
+		w := newWorld(t, seed)
+		for range min(steps, 2000) {
+			w.step()
+		}
+	})
+}
+
+func BenchmarkRoute(b *testing.B) {
+	r := Route{Active: 4, Candidate: 5, Permille: 10}
+	h := Hash("chatcmpl-7f3a0c3e")
+	for b.Loop() {
+		h++
+		r.Of(h)
+	}
+}
+
+func BenchmarkFault(b *testing.B) {
+	m, err := New(Config{Kind: abi.Select, Faults: MaxFaults})
+	if err != nil {
+		b.Fatal(err)
+	}
+	var out []Action
+	for b.Loop() {
+		out, _ = m.Step(Event{Kind: Faulted, Generation: 1}, out[:0])
+	}
+}

@@ -1,0 +1,146 @@
+package slothost
+
+import (
+	"regexp"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
+	"github.com/cascadeinfer/cascade/wasm/promotion"
+)
+
+// twoFaced decides bid-select as the native policy does for up to four bids, and
+// takes the last one of more.
+func twoFaced(n int32) []byte {
+	count := hosttest.Cat(hosttest.I32(0), hosttest.Load32(hosttest.Arena+28))
+	return leastLoad(hosttest.I32(n), hosttest.Drop,
+		count, hosttest.I32(4), hosttest.Op(0x4b), // more than
+		hosttest.If(count, hosttest.I32(1), hosttest.Op(0x6b), hosttest.Op(0xad), hosttest.Return))
+}
+
+// rising are bids of which the last is the worst.
+func rising(n int) []policies.Bid {
+	list := make([]policies.Bid, n)
+	for i := range list {
+		list[i] = policies.Bid{From: "r", Load: policies.Tokens(i * 10), Start: policies.Micros(i)}
+	}
+	return list
+}
+
+// TestWorseInCanary: a module that is as good as any on all that it is tried on,
+// and worse on what comes in canary, is taken back there, as soon as that is sure; whether the
+// native policy is in force or a module.
+func TestWorseInCanary(t *testing.T) {
+	for name, before := range map[string][]Candidate{
+		"beside the native policy": nil,
+		"beside a module":          {proven(t, 5, other(1))},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := config(t)
+			c.Gates[abi.Select] = promotion.Config{Ladder: []int{500}, Shadow: promotion.Gate{Calls: 20, Soak: -1}, Canary: promotion.Gate{Calls: 50, Soak: -1}}
+			s, _ := running(t, c)
+			in := uint64(0)
+			if err := s.Apply(want(before...)); err != nil {
+				t.Fatal(err)
+			}
+			if before != nil {
+				in = 5
+				until(t, "the module is in force", func() bool { return s.Status()[0].Active == in })
+			}
+			if err := s.Apply(want(append(before, candidate(t, 9, promotion.ToActive, twoFaced(0)))...)); err != nil {
+				t.Fatal(err)
+			}
+			n := 0
+			until(t, "it is in canary", func() bool {
+				s.Selector().Select(rising(1 + n%4))
+				n++
+				return state(s, 9) == "canary"
+			})
+			until(t, "it is taken back", func() bool {
+				list := rising(5 + n%20) // so that its share comes to decide
+				list[0].Load -= policies.Tokens(n)
+				s.Selector().Select(list)
+				n++
+				return state(s, 9) != "canary"
+			})
+			l := lifeOf(s, abi.Select, 9)
+			if l.State != "rejected" || !regexp.MustCompile(`^at 500 ‰: \d+ of \d+ answers worse than the active policy's, 20 ‰ may be$`).MatchString(l.Reason) {
+				t.Errorf("%+v", l)
+			}
+			if f := l.Figures; f.Compared < f.Worse || f.Worse != f.Differ || f.Worse < 2 || f.Faults != 0 {
+				t.Errorf("%+v", f)
+			}
+			if st := s.Status()[0]; st.Active != in || st.Candidate != 0 {
+				t.Errorf("%+v", st)
+			}
+		})
+	}
+}
+
+// TestGoodInCanary: one that decides alike goes on, having been compared.
+func TestGoodInCanary(t *testing.T) {
+	c := config(t)
+	c.Gates[abi.Select] = promotion.Config{Ladder: []int{500}, Shadow: promotion.Gate{Calls: 20, Soak: -1}, Canary: promotion.Gate{Calls: 50, Soak: -1, Worse: -1, Differ: -1}}
+	s, _ := running(t, c)
+	good := candidate(t, 9, promotion.ToCanary, other(1))
+	if err := s.Apply(want(good)); err != nil {
+		t.Fatal(err)
+	}
+	calls := 0
+	until(t, "its canary is compared", func() bool { ask(t, s, calls); calls++; return lifeOf(s, abi.Select, 9).Figures.Compared >= 100 })
+	if l := lifeOf(s, abi.Select, 9); l.State != "canary" || l.Figures.Differ != 0 {
+		t.Errorf("%+v", l)
+	}
+	good.Goal = promotion.ToActive
+	if err := s.Apply(want(good)); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "it is active", func() bool { ask(t, s, calls); calls++; return state(s, 9) == "active" })
+}
+
+// TestWorseInScope: an optimiser's canary is one scope, where it is compared, too.
+func TestWorseInScope(t *testing.T) {
+	// As the native policy does, the boundary stays where nobody has work; else it
+	// goes as low as it may.
+	word := func(at uint32) []byte { return hosttest.Cat(hosttest.I32(0), hosttest.Load32(hosttest.Arena+at)) }
+	put := func(v ...[]byte) []byte {
+		return hosttest.Cat(word(56), hosttest.I32(hosttest.Arena), hosttest.Add, hosttest.Cat(v...), hosttest.Store64(0), hosttest.I64(8), hosttest.Return)
+	}
+	arg := func(at uint32) []byte {
+		return hosttest.Cat(word(16), hosttest.I32(hosttest.Arena), hosttest.Add, hosttest.Load64(at))
+	}
+	low := hosttest.Policy(hosttest.Function("cs_refine_v1", nil,
+		word(28), hosttest.If(put(arg(8), hosttest.I64(1), hosttest.Op(0x7c))),
+		put(arg(0)))).Encode()
+	c := config(t)
+	c.Kinds = []abi.Kind{abi.Refine}
+	c.Gates[abi.Refine] = promotion.Config{Shadow: promotion.Gate{Calls: 5, Soak: -1}, Canary: promotion.Gate{Calls: 5, Soak: -1}}
+	s, _ := running(t, c)
+	cand := Candidate{Generation: 9, Goal: promotion.ToActive, Scope: "rack-7", Signature: signed(t, statement(9, low, abi.Refine), 0), Module: low}
+	if err := s.Apply(Want{Kind: abi.Refine, Candidates: []Candidate{cand}}); err != nil {
+		t.Fatal(err)
+	}
+	cost := policies.Cost{D0: 0.008, D1: 0.00011, D2: 2e-5, D3: 1e-10, D4: 3e-8, Kappa: 0.5}
+	quiet := policies.Border{Boundary: 4000, Low: 10, High: policies.Unbounded, Peers: 2, Successors: 2, Cost: cost}
+	busy := quiet
+	for i := range 64 {
+		busy.Local = append(busy.Local, policies.Sequence{Input: 2000, Length: policies.Tokens(2000 + i)})
+		busy.Next = append(busy.Next, policies.Sequence{Input: 3000, Length: policies.Tokens(5000 + i)})
+	}
+	of := func() Life { return lifeOf(s, abi.Refine, 9) }
+	until(t, "it is in canary", func() bool {
+		if got := s.Refiner("rack-7").Refine(quiet); got != quiet.Boundary {
+			t.Fatalf("%d", got)
+		}
+		return of().State == "canary"
+	})
+	until(t, "it is taken back", func() bool {
+		s.Refiner("rack-8").Refine(busy)
+		s.Refiner("rack-7").Refine(busy)
+		return of().State != "canary"
+	})
+	if l := of(); l.State != "rejected" || !regexp.MustCompile(`^at scope "rack-7": [1-9]\d* of \d+ answers worse`).MatchString(l.Reason) {
+		t.Errorf("%+v", l)
+	}
+}

@@ -1,0 +1,119 @@
+package slothost
+
+import (
+	"bytes"
+	"log/slog"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/promotion"
+)
+
+// clock is a time that stands still unless it is set.
+type clock struct{ at atomic.Int64 }
+
+func (c *clock) now() time.Time       { return time.Unix(c.at.Load(), 0) }
+func (c *clock) set(t time.Time)      { c.at.Store(t.Unix()) }
+func (c *clock) add(by time.Duration) { c.at.Add(int64(by / time.Second)) }
+
+// text is a log that may be read while it is written.
+type text struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (t *text) Write(b []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.b.Write(b)
+}
+
+// warnings is how many lines tell of an end.
+func (t *text) warnings() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return strings.Count(t.b.String(), "policy expires")
+}
+
+// ending is a candidate whose statement ends.
+func ending(t testing.TB, generation uint64, module []byte, end time.Time) Candidate {
+	st := statement(generation, module, abi.Select)
+	st.NotAfter = end.Unix()
+	c := candidate(t, generation, promotion.ToActive, module)
+	c.Signature = signed(t, st, 0)
+	return c
+}
+
+// TestExpired: what the fleet runs goes on past its end, on hosts that restart and
+// on new ones, and is told of; what is on trial is rejected, and none begins.
+func TestExpired(t *testing.T) {
+	now, log := new(clock), new(text)
+	now.set(time.Unix(1_800_000_000, 0))
+	end := now.now().Add(10 * 24 * time.Hour)
+	c := config(t)
+	c.Now, c.File = now.now, filepath.Join(t.TempDir(), "slots.json")
+	c.Logger = slog.New(slog.NewTextHandler(log, nil))
+	runs := ending(t, 10, other(1), end)
+	runs.Proven = true
+	s, stop := running(t, c)
+	if err := s.Apply(want(runs)); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "active", func() bool { return state(s, 10) == "active" })
+	if l := lifeOf(s, abi.Select, 10); l.Reason != "" || l.NotAfter != end.Unix() || log.warnings() != 0 {
+		t.Errorf("%+v", l)
+	}
+
+	now.add(3*24*time.Hour + time.Second)
+	for range 3 {
+		s.warn()
+	}
+	if l := lifeOf(s, abi.Select, 10); !strings.Contains(l.Reason, "expires at 2027-01-25T08:00:00Z: sign it anew") || log.warnings() != 1 {
+		t.Errorf("%+v, told of %d times", l, log.warnings())
+	}
+	now.add(24 * time.Hour)
+	if s.warn(); log.warnings() != 2 {
+		t.Errorf("told of %d times in a day", log.warnings())
+	}
+
+	// The next one does not make it in time.
+	next := ending(t, 20, other(2), end)
+	if err := s.Apply(want(runs, next)); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "it is in shadow", func() bool { return state(s, 20) == "shadow" })
+	now.set(end.Add(time.Second))
+	until(t, "it is rejected", func() bool { return state(s, 20) == "rejected" })
+	if l := lifeOf(s, abi.Select, 20); l.Reason != "its statement expired before it was promoted" {
+		t.Errorf("%+v", l)
+	}
+	if l := lifeOf(s, abi.Select, 10); l.State != "active" || !strings.Contains(l.Reason, "expired at 2027-01-25T08:00:00Z: what the fleet runs goes on") {
+		t.Errorf("%+v", l)
+	}
+	stop()
+
+	// A host that restarts, and one that is new, run what the fleet runs, and nothing
+	// else that has expired, which does not make them refuse the rest.
+	for name, file := range map[string]string{"restarted": c.File, "new": filepath.Join(t.TempDir(), "slots.json")} {
+		c.File = file
+		s, stop := running(t, c)
+		w := want(runs, ending(t, 30, other(3), end))
+		if err := s.Check(w); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if err := s.Apply(w); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		until(t, name+": active", func() bool { return state(s, 10) == "active" })
+		until(t, name+": rejected", func() bool { return state(s, 30) == "rejected" })
+		if l := lifeOf(s, abi.Select, 30); !strings.Contains(l.Reason, "expired") {
+			t.Errorf("%s: %+v", name, l)
+		}
+		stop()
+	}
+}

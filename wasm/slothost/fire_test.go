@@ -1,0 +1,115 @@
+package slothost
+
+import (
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
+	"github.com/cascadeinfer/cascade/wasm/promotion"
+)
+
+// TestUnderFire: calls go on while modules come, climb, decide and go; some trap
+// in canary, some in one of a hundred calls while they are active. No call is
+// lost and none gets a wrong answer, and every bad module is gone in the end.
+// (200,000 calls and 50 modules; 10,000,000 and 1,000 with CASCADE_TEST_ALL.)
+func TestUnderFire(t *testing.T) {
+	calls, modules := uint64(200_000), uint64(50)
+	if os.Getenv("CASCADE_TEST_ALL") != "" {
+		calls, modules = 10_000_000, 1000
+	}
+	c := config(t)
+	c.Every, c.Logger = 64, nil
+	c.Gates[abi.Select].Window = 3600 * policies.Second
+	s, _ := running(t, c)
+
+	const callers = 3
+	var made, wrong atomic.Uint64
+	var over atomic.Bool
+	var group sync.WaitGroup
+	for n := range callers {
+		group.Go(func() {
+			selector := s.Selector()
+			var words [64][]policies.Bid
+			var answers [64]int
+			for i := range words {
+				words[i] = bids(1+i%16, uint64(n*100+i))
+				answers[i] = natives.Selector.Select(words[i])
+			}
+			for i := 0; !over.Load(); i++ {
+				if selector.Select(words[i%64]) != answers[i%64] {
+					wrong.Add(1)
+				}
+				made.Add(1)
+			}
+		})
+	}
+	group.Go(func() { // what else a host does meanwhile
+		for ; !over.Load(); time.Sleep(time.Millisecond) {
+			s.Records(abi.Select)
+			s.Status()
+			_ = s.Check(want())
+		}
+	})
+
+	var good, inCanary, whileActive uint64
+	reach := func(g uint64, to string) {
+		t.Helper()
+		until(t, fmt.Sprintf("generation %d is %s", g, to), func() bool { return state(s, g) == to })
+	}
+	apply := func(c Candidate) {
+		t.Helper()
+		if err := s.Apply(want(c)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	last := proven(t, 2, other(1))
+	apply(last)
+	reach(2, "active")
+	for g := uint64(3); g < 3+modules; g++ {
+		switch {
+		case g%100 == 7: // of the others it is told apart in canary alone
+			try := candidate(t, g, promotion.ToActive, trapsAt(6))
+			if err := s.Apply(want(last, try)); err != nil {
+				t.Fatal(err)
+			}
+			reach(g, "rejected")
+			inCanary++
+		case g%100 == 32:
+			apply(proven(t, g, leastLoad(hosttest.OneIn(100, hosttest.Unreachable))))
+			reach(g, "rejected")
+			whileActive++
+		case g%10 == 3: // the whole way
+			last.Module = nil
+			if err := s.Apply(want(last, candidate(t, g, promotion.ToActive, other(int32(g))))); err != nil {
+				t.Fatal(err)
+			}
+			reach(g, "active")
+			good++
+			last = proven(t, g, other(int32(g)))
+			apply(last)
+		default:
+			last = proven(t, g, other(int32(g)))
+			apply(last)
+			reach(g, "active")
+			good++
+		}
+	}
+	for made.Load() < calls { // however long the race detector takes
+		time.Sleep(time.Millisecond)
+	}
+	over.Store(true)
+	group.Wait()
+	if n := wrong.Load(); n > 0 {
+		t.Errorf("%d of %d answers are wrong", n, made.Load())
+	}
+	if inCanary == 0 || whileActive == 0 || good+inCanary+whileActive != modules {
+		t.Errorf("%d good, %d trapped in canary, %d while active", good, inCanary, whileActive)
+	}
+	t.Logf("%d calls, %d modules active, %d rejected in canary, %d while active", made.Load(), good, inCanary, whileActive)
+}

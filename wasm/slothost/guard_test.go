@@ -1,0 +1,85 @@
+package slothost
+
+import (
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
+	"github.com/cascadeinfer/cascade/wasm/promotion"
+)
+
+// guardWant has a guard with this body as what the fleet runs.
+func guardWant(t testing.TB, generation uint64, body ...[]byte) Want {
+	code := hosttest.Policy(hosttest.Function("cs_guard_v1", nil, body...)).Encode()
+	return Want{Kind: abi.Guard, Candidates: []Candidate{{Generation: generation, Goal: promotion.ToActive, Proven: true, Module: code,
+		Signature: signed(t, statement(generation, code, abi.Guard), 0)}}}
+}
+
+// TestGuardsFailClosed: while a guard that the fleet runs is not there, is being
+// built, or was rejected, plans are denied. When the fleet
+// wants none any more, the native guard decides.
+func TestGuardsFailClosed(t *testing.T) {
+	c := config(t)
+	c.Kinds = []abi.Kind{abi.Guard}
+	s, _ := running(t, c)
+	change := abi.Change{Next: policies.OneStage("m", []policies.ReplicaID{"a", "b"})}
+	denied := func() bool {
+		_, denied := s.Guard("m").Guard(change)
+		return denied
+	}
+	if denied() {
+		t.Fatal("the native guard denies")
+	}
+	w := guardWant(t, 3, hosttest.Result(5, 0))
+	code := w.Candidates[0].Module
+	w.Candidates[0].Module = nil // still to be fetched
+	if err := s.Apply(w); err != nil {
+		t.Fatal(err)
+	}
+	if !denied() {
+		t.Error("a plan comes through before the guard is there")
+	}
+	w.Candidates[0].Module = code
+	if err := s.Apply(w); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "it is rejected", func() bool {
+		if !denied() {
+			t.Fatalf("a plan comes through: %+v", s.Status()[0])
+		}
+		return lifeOf(s, abi.Guard, 3).State == "rejected"
+	})
+	if st := s.Status()[0]; st.Active != 0 || !denied() {
+		t.Errorf("a plan comes through without the guard: %+v", st)
+	}
+	if err := s.Apply(Want{Kind: abi.Guard, RolledBack: []Ended{{3, "it fails"}}}); err != nil {
+		t.Fatal(err)
+	}
+	if denied() {
+		t.Error("the native guard does not decide")
+	}
+}
+
+// TestModulesSeeTheTime: frames have the time of day, so that rules about hours and
+// dates hold in a module as they do on a control plane's own evaluator.
+func TestModulesSeeTheTime(t *testing.T) {
+	c := config(t)
+	at := time.Unix(1_763_721_600, 0)
+	c.Now = func() time.Time { return at }
+	s, err := New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at = at.Add(5 * time.Second)
+	ask(t, s, 1)
+	records := s.Records(abi.Select)
+	if len(records) != 1 {
+		t.Fatalf("%d records", len(records))
+	}
+	call, status := abi.GetContext(records[0].Frame)
+	if status != abi.OK || call.Now != policies.Micros(at.UnixMicro()) {
+		t.Errorf("the frame has %d, %v; it is %d", call.Now, status, at.UnixMicro())
+	}
+}

@@ -1,0 +1,185 @@
+package slothost
+
+import (
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/sign"
+)
+
+// TestHistory walks through what a slot may still run.
+func TestHistory(t *testing.T) {
+	statements := map[uint64]sign.Statement{}
+	for g := uint64(1); g < 10; g++ {
+		statements[g] = statement(g, []byte{byte(g)}, abi.Select)
+	}
+	var h history
+	check := func(admitted ...uint64) {
+		t.Helper()
+		for g := uint64(1); g < 10; g++ {
+			err := h.admit(statements[g])
+			ok := false
+			for _, a := range admitted {
+				ok = ok || a == g
+			}
+			if ok != (err == nil) {
+				t.Errorf("%d: %v", g, err)
+			}
+		}
+	}
+	check(1, 2, 3, 4, 5, 6, 7, 8, 9)
+	h.want([]sign.Statement{statements[2], statements[4]})
+	check(2, 4, 5, 6, 7, 8, 9)
+	h.ran(sign.MarkOf(statements[2]))
+	h.ran(sign.MarkOf(statements[4]))
+	h.want([]sign.Statement{statements[6]})
+	check(2, 4, 6, 7, 8, 9)
+	h.ran(sign.MarkOf(statements[6]))
+	check(4, 6, 7, 8, 9)
+	h.rollBack(6)
+	check(4, 7, 8, 9)
+	h.ran(sign.MarkOf(statements[4]))
+	h.want(nil)
+	check(4, 7, 8, 9)
+	h.rollBack(9)
+	check(4, 7, 8)
+	changed := statements[4]
+	changed.Version = "6.6.6"
+	if h.admit(changed) == nil {
+		t.Error("another statement with the number of one that ran")
+	}
+	if got := h.resume(); len(got) != 1 || got[0] != 4 {
+		t.Errorf("resume %v", got)
+	}
+	for g := range uint64(1000) {
+		h.rollBack(1000 - g)
+	}
+	if len(h.RolledBack) != mostTakenBack || h.RolledBack[0] != 1001-mostTakenBack {
+		t.Errorf("%d: %v", len(h.RolledBack), h.RolledBack)
+	}
+}
+
+// TestBadFile: the host starts, natively, and says what to do; the file is left
+// as it is.
+func TestBadFile(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "slots.json")
+	c := config(t)
+	c.File = name
+	for want, text := range map[string]string{
+		"unexpected EOF": "{",
+		": EOF":          "",
+		"unknown field":  `{"format": "cascade-policy-slots/1", "more": 1}`,
+		"format":         `{"format": "cascade-policy-slots/2"}`,
+		"no such kind":   `{"format": "cascade-policy-slots/1", "slots": {"coffee": {}}}`,
+		"hexadecimal":    `{"format": "cascade-policy-slots/1", "slots": {"place": {"mark": {"generation": 1, "sha256": "ab"}}}}`,
+		"above the mark": `{"format": "cascade-policy-slots/1", "slots": {"place": {"ran": [{"generation": 1, "sha256": "` + strings.Repeat("0", 64) + `"}]}}}`,
+		"longer than":    strings.Repeat(" ", mostHistory+1),
+		"more behind":    `{"format": "cascade-policy-slots/1"} {}`,
+	} {
+		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s, stop := running(t, c)
+		if err := s.Err(); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), "remove it") {
+			t.Errorf("%v, want %q", err, want)
+		}
+		ask(t, s, 1)
+		if err := s.Apply(Want{Kind: abi.Select}); err == nil || s.Status()[0].Error == "" {
+			t.Error("a want is taken")
+		}
+		stop()
+		if b, err := os.ReadFile(name); err != nil || string(b) != text {
+			t.Errorf("the file is changed: %v", err)
+		}
+	}
+	if err := os.WriteFile(name, []byte(`{"format": "cascade-policy-slots/1"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(name, 0o622); err != nil {
+		t.Fatal(err)
+	}
+	if s, _ := running(t, c); s.Err() == nil || !strings.Contains(s.Err().Error(), "chmod") {
+		t.Error(s.Err())
+	}
+}
+
+// TestFileIsTheOwners, whole, and keeps what other kinds had.
+func TestFileIsTheOwners(t *testing.T) {
+	dir := t.TempDir()
+	c := config(t)
+	c.File = filepath.Join(dir, "slots.json")
+	other := map[string]history{"place": {Mark: sign.Mark{Generation: 3}, RolledBack: []uint64{2}}}
+	b, err := encodeHistory(other)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := writeHistory(c.File, b); err != nil {
+		t.Fatal(err)
+	}
+	s, stop := running(t, c)
+	if err := s.Apply(want(proven(t, 5, leastLoad()))); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "it is active", func() bool { return state(s, 5) == "active" })
+	stop()
+	info, err := os.Stat(c.File)
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v", info.Mode(), err)
+	}
+	got, err := readHistory(c.File)
+	if err != nil || !reflect.DeepEqual(got["place"], other["place"]) || len(got["bid-select"].Ran) != 1 {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if entries, _ := os.ReadDir(dir); len(entries) != 1 {
+		t.Errorf("left behind: %v", entries)
+	}
+	// Where nothing can be written down, nothing is admitted.
+	c.File = filepath.Join(dir, "none", "none", "slots.json")
+	s, _ = running(t, c)
+	if err := s.Apply(want(proven(t, 5, leastLoad()))); err == nil || len(s.Status()[0].Lives) > 0 {
+		t.Errorf("%v: %+v", err, s.Status())
+	}
+}
+
+func FuzzDecodeHistory(f *testing.F) {
+	f.Add([]byte(`{"format": "cascade-policy-slots/1", "slots": {"place": {"mark": {"generation": 1, "sha256": "` + strings.Repeat("0", 64) + `"}, "rolled_back": [1,2]}}}`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		slots, err := decodeHistory(b)
+		if err != nil {
+			return
+		}
+		text, err := encodeHistory(slots)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := decodeHistory(text)
+		if err != nil {
+			t.Fatalf("%v:\n%s", err, text)
+		}
+		if twice, err := encodeHistory(again); err != nil || string(twice) != string(text) {
+			t.Errorf("%v:\n%s\n%s", err, text, twice)
+		}
+	})
+}
+
+// TestFolderRemoved: a file's folder that somebody removes is made again, for its
+// owner alone; the one above it is not.
+func TestFolderRemoved(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "marks")
+	if err := writeHistory(filepath.Join(dir, "a.json"), []byte("{}")); err != nil {
+		t.Fatal(err)
+	}
+	if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 {
+		t.Errorf("%v, %v", info, err)
+	}
+	if entries, _ := os.ReadDir(dir); len(entries) != 1 {
+		t.Errorf("%v", entries)
+	}
+	if err := writeHistory(filepath.Join(dir, "no", "parent", "a.json"), nil); err == nil {
+		t.Error("a folder without a parent")
+	}
+}

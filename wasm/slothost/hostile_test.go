@@ -1,0 +1,148 @@
+package slothost
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
+	"github.com/cascadeinfer/cascade/wasm/promotion"
+	"github.com/cascadeinfer/cascade/wasm/sign"
+)
+
+// TestRefused: what is wrong with a want is told, and nothing of it is done.
+func TestRefused(t *testing.T) {
+	c := config(t)
+	c.Kinds = []abi.Kind{abi.Refine, abi.Select}
+	c.Now = func() time.Time { return time.Unix(2000, 0) }
+	s, err := New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	code := leastLoad()
+	good := func(g uint64) Candidate { return candidate(t, g, promotion.ToShadow, code) }
+	if err := s.Apply(want(good(50))); err != nil {
+		t.Fatal(err)
+	}
+	before := fmt.Sprint(s.Status())
+	with := func(change func(*sign.Statement), keys ...byte) Candidate {
+		st := statement(60, code, abi.Select)
+		change(&st)
+		c := good(60)
+		c.Signature = signed(t, st, keys...)
+		return c
+	}
+	but := func(change func(*Candidate)) Candidate {
+		c := good(60)
+		change(&c)
+		return c
+	}
+	for name, test := range map[string]struct {
+		want  Want
+		error string
+	}{
+		"a kind of others":        {Want{Kind: abi.Place, Candidates: []Candidate{good(60)}}, "this host has none"},
+		"no kind":                 {Want{Kind: 99}, "this host has none"},
+		"no signature file":       {want(but(func(c *Candidate) { c.Signature = nil })), "signature file"},
+		"a long signature file":   {want(but(func(c *Candidate) { c.Signature = make([]byte, 1<<20) })), "signature file"},
+		"unsigned":                {want(with(func(*sign.Statement) {})), "signed by 0 keys"},
+		"signed by a stranger":    {want(with(func(*sign.Statement) {}, 1)), "signed by 0 keys"},
+		"changed after signing":   {want(but(func(c *Candidate) { c.Signature = []byte(strings.Replace(string(c.Signature), "1.2.3", "9.9.9", 1)) })), "changed after"},
+		"another protocol":        {want(with(func(s *sign.Statement) { s.ABI = "cascade-policy/9" }, 0)), "built for"},
+		"signed for another kind": {want(with(func(s *sign.Statement) { s.Grants[0].Kind = abi.Place }, 0)), "not signed for bid-select"},
+		"replayed":                {want(good(49)), "older than"},
+		"a number used twice": {want(but(func(c *Candidate) {
+			c.Generation = 50
+			c.Signature = signed(t, statement(50, code, abi.Select, abi.Place), 0)
+		})), "taken by another"},
+		"another generation":  {want(but(func(c *Candidate) { c.Generation = 61 })), "signed as generation 60"},
+		"another name":        {want(but(func(c *Candidate) { c.Name = "nice" })), "not \"nice\""},
+		"another version":     {want(but(func(c *Candidate) { c.Version = "2.0.0" })), "1.2.3, not"},
+		"another hash":        {want(but(func(c *Candidate) { c.SHA256[0] = 1 })), "the statement is about module"},
+		"descending":          {want(func() Candidate { c := good(70); c.Proven, c.Goal = true, promotion.ToActive; return c }(), good(60)), "ascending"},
+		"two unproven":        {want(good(60), good(61)), "one proven"},
+		"two proven":          {want(proven(t, 60, code), proven(t, 61, code)), "two cannot be proven"},
+		"three":               {want(proven(t, 60, code), good(61), good(62)), "one proven"},
+		"proven for a shadow": {want(but(func(c *Candidate) { c.Proven = true })), "its goal is to be active"},
+		"no goal":             {want(but(func(c *Candidate) { c.Goal = 0 })), "goal 0"},
+		"a share of all":      {want(but(func(c *Candidate) { c.Goal, c.Permille = promotion.ToCanary, 1000 })), "1000 ‰"},
+		"no scope": {Want{Kind: abi.Refine, Candidates: []Candidate{{Generation: 60, Goal: promotion.ToCanary, Signature: signed(t, statement(60, code, abi.Refine), 0)}}},
+			"no scope"},
+		"wanted and rolled back": {Want{Kind: abi.Select, Candidates: []Candidate{good(60)}, RolledBack: []Ended{{60, ""}}}, "was rolled back"},
+		"much rolled back":       {Want{Kind: abi.Select, RolledBack: make([]Ended, 257)}, "at most 256"},
+	} {
+		for n := range 2 {
+			err := s.Check(test.want)
+			if err == nil || !strings.Contains(err.Error(), test.error) {
+				t.Errorf("%s: %v, want %q", name, err, test.error)
+				continue
+			}
+			if again := s.Apply(test.want); again == nil || again.Error() != err.Error() {
+				t.Errorf("%s, %d: applied: %v", name, n, again)
+			}
+		}
+		if got := s.Missing(test.want); got != nil {
+			t.Errorf("%s: to be fetched: %v", name, got)
+		}
+	}
+	// Bytes that are not the module's were fetched wrongly: nobody is rejected.
+	for _, bytes := range [][]byte{{}, []byte("other"), make([]byte, mostModule+1)} {
+		if err := s.Apply(want(but(func(c *Candidate) { c.Module = bytes }))); err == nil {
+			t.Errorf("%d other bytes taken", len(bytes))
+		}
+	}
+	if got := fmt.Sprint(s.Status()); got != before {
+		t.Errorf("something happened:\n%s\n%s", before, got)
+	}
+	if err := s.Apply(want(good(60))); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestHostileModules: signed, and not what they should be. Each is rejected with
+// a reason, and every call is answered meanwhile.
+func TestHostileModules(t *testing.T) {
+	c := config(t)
+	c.Gates[abi.Select].Shadow.Calls = 500
+	s, _ := running(t, c)
+	generation, calls := uint64(100), 0
+	for reason, code := range map[string][]byte{
+		"does not export cs_bid_select":  hosttest.Policy().Encode(),
+		"compile: ":                      []byte("\x00asm\x01\x00\x00\x00\xff\xff\xff"),
+		"out of fuel":                    leastLoad(hosttest.Forever),
+		"warm: vector 0: bid-select: tr": leastLoad(hosttest.Unreachable),
+		"bad output":                     leastLoad(hosttest.Result(0, 1<<30), hosttest.Return),
+		"in shadow":                      leastLoad(hosttest.OneIn(50, hosttest.Unreachable)),
+	} {
+		generation++
+		if err := s.Apply(want(candidate(t, generation, promotion.ToActive, code))); err != nil {
+			t.Error(err)
+		}
+		until(t, "it is rejected: "+reason, func() bool { ask(t, s, calls); calls++; return state(s, generation) == "rejected" })
+		if l := lifeOf(s, abi.Select, generation); !strings.Contains(l.Reason, reason) {
+			t.Errorf("%q, want %q", l.Reason, reason)
+		}
+	}
+	if st := s.Status()[0]; st.Active != 0 || st.Floor != generation {
+		t.Errorf("%+v", st)
+	}
+}
+
+func TestConfigIsChecked(t *testing.T) {
+	for want, change := range map[string]func(*Config){
+		"kinds: name":      func(c *Config) { c.Kinds = nil },
+		"decides nothing":  func(c *Config) { c.Kinds = []abi.Kind{abi.Configure} },
+		"there twice":      func(c *Config) { c.Kinds = []abi.Kind{abi.Select, abi.Select} },
+		"no policy for":    func(c *Config) { c.Native.Selector = nil },
+		"ring: ":           func(c *Config) { c.Ring = sign.Ring{} },
+		"gates of bid-sel": func(c *Config) { c.Gates[abi.Select].Ladder = []int{5, 4} },
+	} {
+		c := config(t)
+		change(&c)
+		if _, err := New(c); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}

@@ -1,0 +1,298 @@
+package slothost
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/bidask"
+	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/guest/guesttest"
+	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
+	"github.com/cascadeinfer/cascade/wasm/promotion"
+)
+
+var (
+	pluginOnce sync.Once
+	plugin     []byte
+)
+
+// bidPlugin is wasm/plugins/bid-least-load, built once.
+func bidPlugin(t testing.TB) []byte {
+	t.Helper()
+	guesttest.SkipUnderRace(t)
+	pluginOnce.Do(func() { plugin = guesttest.Build(t, "../plugins/bid-least-load") })
+	if plugin == nil {
+		t.Skip("it was not built")
+	}
+	return plugin
+}
+
+// TestPlugin takes a module in Go that decides two kinds through a life in both
+// slots: shadow, canary, active, previous, rolled back.
+func TestPlugin(t *testing.T) {
+	code := bidPlugin(t)
+	c := config(t)
+	c.Kinds = []abi.Kind{abi.Quote, abi.Select}
+	c.Cache = cache
+	c.Gates[abi.Quote] = quick(20)
+	s, _ := running(t, c)
+	n := 0
+	both := func() {
+		n++
+		ask(t, s, n)
+		pos := policies.Position{Capacity: 1e6, Held: policies.Tokens(n), Throughput: 1e5}
+		h := policies.Handover{Request: fmt.Sprint("r", n), Length: 100, Cause: policies.Spill}
+		got, ok := s.Quoter().Quote(pos, h)
+		if want, bids := natives.Quoter.Quote(pos, h); got != want || ok != bids {
+			t.Fatalf("%+v, %v", got, ok)
+		}
+	}
+	reach := func(k abi.Kind, g uint64, to string) {
+		t.Helper()
+		until(t, fmt.Sprintf("%s %d is %s", k, g, to), func() bool {
+			both()
+			if l := lifeOf(s, k, g); l.State == "rejected" {
+				t.Fatalf("%+v", l)
+			} else {
+				return l.State == to
+			}
+			return false
+		})
+	}
+	offer := func(k abi.Kind, g uint64, goal promotion.Goal, isProven bool) Candidate {
+		return Candidate{Generation: g, Goal: goal, Permille: 300, Proven: isProven, Module: code,
+			Signature: signed(t, statement(g, code, abi.Quote, abi.Select), 0)}
+	}
+	for _, k := range c.Kinds {
+		first, second := offer(k, 1, promotion.ToShadow, false), offer(k, 2, promotion.ToActive, false)
+		for _, stage := range []struct {
+			goal  promotion.Goal
+			state string
+		}{{promotion.ToShadow, "shadow"}, {promotion.ToCanary, "canary"}, {promotion.ToActive, "active"}} {
+			first.Goal = stage.goal
+			if err := s.Apply(Want{Kind: k, Candidates: []Candidate{first}}); err != nil {
+				t.Fatal(err)
+			}
+			reach(k, 1, stage.state)
+		}
+		first.Proven = true
+		if err := s.Apply(Want{Kind: k, Candidates: []Candidate{first, second}}); err != nil {
+			t.Fatal(err)
+		}
+		reach(k, 2, "active")
+		reach(k, 1, "previous")
+		if err := s.Apply(Want{Kind: k, Candidates: []Candidate{first}, RolledBack: []Ended{{2, "by hand"}}}); err != nil {
+			t.Fatal(err)
+		}
+		reach(k, 2, "rolled back")
+		reach(k, 1, "active")
+		both()
+		if l := lifeOf(s, k, 1); l.Calls == 0 || l.Faults != 0 {
+			t.Errorf("%s: %+v", k, l)
+		}
+	}
+}
+
+// TestEveryKind has one module in Go decide everything, as the native policies
+// do.
+func TestEveryKind(t *testing.T) {
+	code := hosttest.Guest(t)
+	c := config(t)
+	c.Kinds = []abi.Kind{abi.Partition, abi.Refine, abi.Quote, abi.Select, abi.Outlier, abi.Place, abi.Guard}
+	c.Cache = cache
+	s, _ := running(t, c)
+	for _, k := range c.Kinds {
+		w := Want{Kind: k, Candidates: []Candidate{{Generation: 9, Goal: promotion.ToActive, Proven: true, Module: code,
+			Signature: signed(t, statement(9, code, c.Kinds...), 0)}}}
+		if err := s.Apply(w); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, k := range c.Kinds {
+		until(t, k.String()+" is active", func() bool {
+			l := lifeOf(s, k, 9)
+			if l.State == "rejected" {
+				t.Fatalf("%s: %s", k, l.Reason)
+			}
+			return l.State == "active"
+		})
+	}
+	r := rand.New(rand.NewPCG(5, 6))
+	tokens := func(n int) policies.Tokens { return policies.Tokens(r.IntN(n)) }
+	const rounds = 20
+	for n := range rounds {
+		ask(t, s, n)
+		pos := policies.Position{Capacity: 1e6, Held: tokens(1e5), Incoming: tokens(1e6), Throughput: tokens(1e5)}
+		bid, ok := s.Quoter().Quote(pos, policies.Handover{Request: "r", Length: 100, Cause: policies.Spill})
+		if want, bids := natives.Quoter.Quote(pos, policies.Handover{}); bid != want || ok != bids {
+			t.Fatalf("quote: %+v, %v", bid, ok)
+		}
+		own, mean := tokens(1e6), tokens(1e6)
+		if got := s.Detector().Excess(own, mean); got != natives.Detector.Excess(own, mean) {
+			t.Fatalf("excess: %d", got)
+		}
+		a := policies.Arrival{Request: policies.Request{Input: 900}, Own: policies.Site{ID: "own", High: 2000, Waiting: tokens(30_000)},
+			Peers: []policies.Site{{ID: "a", High: 2000, Waiting: tokens(30_000)}, {ID: "b", High: 2000, Waiting: tokens(30_000)}}}
+		if got := s.Placer().Place(a); got != natives.Placer.Place(a) {
+			t.Fatalf("place: %s", got)
+		}
+		border := policies.Border{Boundary: 5000, High: policies.Unbounded, Peers: 2, Successors: 2, Cost: policytest.H20(),
+			Local: []policies.Sequence{{Input: tokens(4000), Length: 4500}}, Next: []policies.Sequence{{Input: 100, Length: 5000 + tokens(9000)}}}
+		if got := s.Refiner("node").Refine(border); got != natives.Refiner.Refine(border) {
+			t.Fatalf("refine: %d", got)
+		}
+		w := policytest.Random(r)
+		part, err := s.Partitioner("model").Partition(w)
+		want, none := natives.Partitioner.Partition(w)
+		if fmt.Sprint(part) != fmt.Sprint(want) || err != none {
+			t.Fatalf("partition: %+v, %v; want %+v, %v", part, err, want, none)
+		}
+		if _, denied := s.Guard("model").Guard(abi.Change{Next: policies.OneStage("m", []policies.ReplicaID{"a", "b", "c", "d"})}); !denied {
+			t.Fatal("the guard of the module did not answer")
+		}
+	}
+	for _, k := range c.Kinds {
+		if l := lifeOf(s, k, 9); l.Calls != rounds || l.Faults != 0 || len(s.Records(k)) == 0 {
+			t.Errorf("%s: %+v", k, l)
+		}
+	}
+}
+
+// TestScopes: a policy that decides for many has its canary in one scope.
+func TestScopes(t *testing.T) {
+	c := config(t)
+	c.Kinds = []abi.Kind{abi.Refine}
+	c.Gates[abi.Refine] = promotion.Config{Shadow: promotion.Gate{Calls: 1, Soak: -1, Worse: 1000}, Canary: promotion.Gate{Calls: 1 << 40}}
+	s, _ := running(t, c)
+	// It moves the boundary halfway down.
+	args := hosttest.Cat(hosttest.I32(0), hosttest.Load32(hosttest.Arena+16))
+	boundary, low := hosttest.Cat(args, hosttest.Load64(hosttest.Arena)), hosttest.Cat(args, hosttest.Load64(hosttest.Arena+8))
+	sub, shift := hosttest.Op(0x7d), hosttest.Op(0x87)
+	moves := hosttest.Policy(hosttest.Function("cs_refine_v1", nil,
+		hosttest.I32(0), hosttest.Load32(hosttest.Arena+56), hosttest.I32(hosttest.Arena), hosttest.Add,
+		boundary, boundary, low, sub, hosttest.I64(1), shift, sub, hosttest.Store64(0), hosttest.I64(8))).Encode()
+	border := policies.Border{Boundary: 5000, High: policies.Unbounded, Peers: 2, Successors: 2, Cost: policytest.H20(),
+		Local: []policies.Sequence{{Input: 4000, Length: 4500}}, Next: []policies.Sequence{{Input: 100, Length: 50_000}}}
+	native := natives.Refiner.Refine(border)
+	if native == 2500 {
+		t.Fatal("so does the native refiner")
+	}
+	w := Want{Kind: abi.Refine, Candidates: []Candidate{{Generation: 3, Goal: promotion.ToActive, Scope: "node-1", Module: moves,
+		Signature: signed(t, statement(3, moves, abi.Refine), 0)}}}
+	if err := s.Apply(w); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "it is in canary", func() bool {
+		s.Refiner("node-2").Refine(border)
+		if l := lifeOf(s, abi.Refine, 3); l.State == "rejected" {
+			t.Fatal(l.Reason)
+		} else {
+			return l.State == "canary"
+		}
+		return false
+	})
+	if a, b := s.Refiner("node-1").Refine(border), s.Refiner("node-2").Refine(border); a != 2500 || b != native {
+		t.Errorf("%d in its scope, %d elsewhere; want 2500, %d", a, b, native)
+	}
+	if st := s.Status()[0]; st.Scope != "node-1" || st.Candidate != 3 {
+		t.Errorf("%+v", st)
+	}
+}
+
+// TestCallsDoNotAllocate: whoever decides, and while a candidate does for some.
+func TestCallsDoNotAllocate(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector allocates")
+	}
+	guest := hosttest.Guest(t)
+	c := config(t)
+	c.Kinds = []abi.Kind{abi.Quote, abi.Select, abi.Outlier, abi.Place}
+	c.Cache, c.Every = cache, 4
+	for _, k := range c.Kinds {
+		c.Gates[k] = quick(1)
+		c.Gates[k].Canary.Calls = 1 << 40
+	}
+	s, _ := running(t, c)
+	words := bids(16, 1)
+	arrival := policies.Arrival{Request: policies.Request{ID: "r"}, Own: policies.Site{ID: "own"}, Peers: []policies.Site{{ID: "a"}, {ID: "b"}}}
+	selector, quoter, detector, placer := s.Selector(), s.Quoter(), s.Detector(), s.Placer()
+	all := func() {
+		selector.Select(words)
+		quoter.Quote(policies.Position{Capacity: 1e6, Throughput: 1e5}, policies.Handover{Request: "r", Length: 100, Cause: policies.Spill})
+		detector.Excess(1000, 10)
+		placer.Place(arrival)
+	}
+	measure := func(who string) {
+		t.Helper()
+		for range 4096 { // so that the records have their memory
+			all()
+		}
+		if n := testing.AllocsPerRun(500, all); n != 0 {
+			t.Errorf("%s: %v allocations", who, n)
+		}
+	}
+	measure("native")
+	of := func(g uint64, isProven bool) Candidate {
+		return Candidate{Generation: g, Goal: promotion.ToActive, Proven: isProven, Module: guest, Signature: signed(t, statement(g, guest, c.Kinds...), 0)}
+	}
+	for _, k := range c.Kinds {
+		if err := s.Apply(Want{Kind: k, Candidates: []Candidate{of(1, true)}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, k := range c.Kinds {
+		until(t, k.String()+" is active", func() bool { return lifeOf(s, k, 1).State == "active" })
+	}
+	measure("module")
+	for _, k := range c.Kinds {
+		if err := s.Apply(Want{Kind: k, Candidates: []Candidate{of(1, true), of(2, false)}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, k := range c.Kinds {
+		until(t, k.String()+" has a canary", func() bool { all(); return lifeOf(s, k, 2).State == "canary" })
+	}
+	measure("canary")
+}
+
+// BenchmarkSelect is one decision over 16 bids through the set.
+func BenchmarkSelect(b *testing.B) {
+	words := bids(16, 1)
+	for _, who := range []string{"direct", "native", "small", "go", "canary"} {
+		b.Run(who, func(b *testing.B) {
+			c := config(b)
+			c.Every, c.Logger, c.Tick = 64, nil, 0
+			c.Cache = cache
+			c.Gates[abi.Select] = promotion.Config{Ladder: []int{500}, Shadow: promotion.Gate{Calls: 1, Soak: -1}, Canary: promotion.Gate{Calls: 1 << 60}}
+			s, _ := running(b, c)
+			selector := s.Selector()
+			switch who {
+			case "direct":
+				selector = bidask.LeastLoad{}
+			case "small", "go", "canary":
+				code := other(1)
+				if who == "go" {
+					code = bidPlugin(b)
+				}
+				if err := s.Apply(want(proven(b, 1, code))); err != nil {
+					b.Fatal(err)
+				}
+				until(b, "active", func() bool { return state(s, 1) == "active" })
+				if who == "canary" {
+					if err := s.Apply(want(proven(b, 1, code), candidate(b, 2, promotion.ToActive, other(2)))); err != nil {
+						b.Fatal(err)
+					}
+					until(b, "in canary", func() bool { selector.Select(words); return state(s, 2) == "canary" })
+				}
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				selector.Select(words)
+			}
+		})
+	}
+}

@@ -1,0 +1,5 @@
+//go:build race
+
+package slothost
+
+const raceEnabled = true

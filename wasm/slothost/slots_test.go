@@ -1,0 +1,516 @@
+package slothost
+
+import (
+	"context"
+	"crypto/ed25519"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/bidask"
+	"github.com/cascadeinfer/cascade/policies/outlier"
+	"github.com/cascadeinfer/cascade/policies/partition"
+	"github.com/cascadeinfer/cascade/policies/place"
+	"github.com/cascadeinfer/cascade/policies/refine"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
+	"github.com/cascadeinfer/cascade/wasm/policy"
+	"github.com/cascadeinfer/cascade/wasm/promotion"
+	"github.com/cascadeinfer/cascade/wasm/sign"
+)
+
+// cache is the folder for machine code of all tests: a guest in Go takes long to
+// compile.
+var cache string
+
+func TestMain(m *testing.M) {
+	var err error
+	if cache, err = os.MkdirTemp("", "slots-cache"); err != nil {
+		panic(err)
+	}
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		os.RemoveAll(cache)
+		os.Exit(code)
+	}))
+}
+
+var natives = policy.Native{
+	Partitioner: partition.Exact{}, Refiner: refine.Weighted{}, Quoter: bidask.Backlog{}, Selector: bidask.LeastLoad{},
+	Detector: outlier.Detector{}, Placer: place.Policy{}, Guard: open{},
+}
+
+type open struct{}
+
+func (open) Guard(abi.Change) (abi.Denial, bool) { return abi.Denial{}, false }
+
+// key returns the secret key of a number.
+func key(n byte) ed25519.PrivateKey {
+	return ed25519.NewKeyFromSeed([]byte(strings.Repeat(string(rune('a'+n)), ed25519.SeedSize)))
+}
+
+var ring = sign.Ring{Keys: []ed25519.PublicKey{key(0).Public().(ed25519.PublicKey)}, Threshold: 1}
+
+// statement is about a module, for the kinds.
+func statement(generation uint64, module []byte, kinds ...abi.Kind) sign.Statement {
+	s := sign.Statement{Digest: sign.Sum(module), ABI: abi.Name, Name: "test", Version: "1.2.3", Generation: generation}
+	for _, k := range kinds {
+		s.Grants = append(s.Grants, sign.Grant{Kind: k})
+	}
+	return s
+}
+
+// signed returns the file of a statement.
+func signed(t testing.TB, s sign.Statement, keys ...byte) []byte {
+	t.Helper()
+	f := sign.File{Statement: s}
+	var err error
+	for _, k := range keys {
+		if f, err = sign.Sign(f, key(k)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b, err := f.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// candidate is a signed module for bid-select.
+func candidate(t testing.TB, generation uint64, goal promotion.Goal, module []byte) Candidate {
+	return Candidate{Generation: generation, Goal: goal, Permille: 500, Signature: signed(t, statement(generation, module, abi.Select), 0), Module: module}
+}
+
+func proven(t testing.TB, generation uint64, module []byte) Candidate {
+	c := candidate(t, generation, promotion.ToActive, module)
+	c.Proven = true
+	return c
+}
+
+func want(all ...Candidate) Want { return Want{Kind: abi.Select, Candidates: all} }
+
+// quick are gates that a few calls open.
+func quick(calls uint64) promotion.Config {
+	gate := promotion.Gate{Calls: calls, Soak: -1}
+	return promotion.Config{Ladder: []int{100}, Shadow: gate, Canary: gate}
+}
+
+// config of a set with bid-select alone.
+func config(t testing.TB) Config {
+	c := Config{Kinds: []abi.Kind{abi.Select}, Native: natives, Ring: ring, Every: 1, Tick: time.Millisecond,
+		Logger: slog.New(slog.NewTextHandler(t.Output(), nil))}
+	c.Gates[abi.Select] = quick(20)
+	for k := range c.Limits { // the machine may be busy with something else
+		c.Limits[k].Wall = time.Hour
+	}
+	return c
+}
+
+// running starts a set; stop ends it, which the test's end does otherwise.
+func running(t testing.TB, c Config) (set *Set, stop func()) {
+	t.Helper()
+	s, err := New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	var once atomic.Bool
+	stop = func() {
+		if once.Swap(true) {
+			return
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	t.Cleanup(stop)
+	return s, stop
+}
+
+// until waits for what other goroutines do, and calls meanwhile.
+func until(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(5 * time.Minute); !ok(); time.Sleep(100 * time.Microsecond) {
+		if time.Now().After(end) {
+			t.Fatal("not in five minutes: " + what)
+		}
+	}
+}
+
+// state returns what became of a generation in bid-select.
+func state(s *Set, generation uint64) string { return lifeOf(s, abi.Select, generation).State }
+
+func lifeOf(s *Set, k abi.Kind, generation uint64) Life {
+	for _, st := range s.Status() {
+		if st.Kind != k.String() {
+			continue
+		}
+		for _, l := range st.Lives {
+			if l.Generation == generation {
+				return l
+			}
+		}
+	}
+	return Life{}
+}
+
+// ask makes a call and checks the answer.
+func ask(t testing.TB, s *Set, n int) {
+	b := bids(1+n%9, uint64(n))
+	if got, want := s.Selector().Select(b), natives.Selector.Select(b); got != want {
+		t.Errorf("call %d: %d, want %d", n, got, want)
+	}
+}
+
+func bids(n int, seed uint64) []policies.Bid {
+	r := rand.New(rand.NewPCG(seed, 1))
+	list := make([]policies.Bid, n)
+	for i := range list {
+		list[i] = policies.Bid{From: policies.ReplicaID(fmt.Sprint("replica-", i)), Load: policies.Tokens(r.IntN(50)), Start: policies.Micros(r.IntN(3))}
+	}
+	return list
+}
+
+func leastLoad(before ...[]byte) []byte {
+	return hosttest.Policy(hosttest.LeastLoad(before...)).Encode()
+}
+
+// trapsAt traps at the given call of each instance: in no vector, and in no
+// recorded call that is later.
+func trapsAt(call int64) []byte {
+	return leastLoad(hosttest.I32(0), hosttest.Load64(hosttest.Arena+64), hosttest.I64(1<<48-1), hosttest.Op(0x83),
+		hosttest.I64(call), hosttest.Op(0x51), hosttest.If(hosttest.Unreachable))
+}
+
+// other is a module that decides the same and is another one.
+func other(n int32) []byte { return leastLoad(hosttest.I32(n), hosttest.Drop) }
+
+// TestWayUpAndBack takes two modules through everything that can happen to a good
+// one; each call is answered, and right.
+func TestWayUpAndBack(t *testing.T) {
+	s, _ := running(t, config(t))
+	calls := 0
+	reach := func(generation uint64, to string) {
+		t.Helper()
+		until(t, fmt.Sprintf("generation %d is %s", generation, to), func() bool {
+			ask(t, s, calls)
+			calls++
+			return state(s, generation) == to
+		})
+	}
+	apply := func(w Want) {
+		t.Helper()
+		if err := s.Check(w); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			if err := s.Apply(w); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	first, second := candidate(t, 10, promotion.ToShadow, other(1)), candidate(t, 20, promotion.ToActive, other(2))
+	bytes := first.Module
+	first.Module = nil
+	if got := s.Missing(want(first)); len(got) != 1 || got[0] != sign.Sum(bytes) {
+		t.Fatalf("missing: %v", got)
+	}
+	apply(want(first))
+	if lives := s.Status()[0].Lives; len(lives) > 0 {
+		t.Fatalf("without its bytes there is %+v", lives)
+	}
+	first.Module = bytes
+	apply(want(first))
+	reach(10, "shadow")
+	first.Module = nil
+	if got := s.Missing(want(first)); len(got) != 0 {
+		t.Errorf("missing though loaded: %v", got)
+	}
+	until(t, "its shadow has seen 20 native calls", func() bool { ask(t, s, calls); calls++; return lifeOf(s, abi.Select, 10).Figures.Calls >= 20 })
+	if got := lifeOf(s, abi.Select, 10); got.Name != "test" || got.Version != "1.2.3" || got.SHA256 != sign.Sum(bytes).String() || got.Figures.Differ+got.Figures.Worse+got.Figures.Faults > 0 || got.Calls != 0 {
+		t.Errorf("%+v", got)
+	}
+	first.Goal = promotion.ToCanary
+	apply(want(first))
+	reach(10, "canary")
+	until(t, "its canary has 500 ‰", func() bool { ask(t, s, calls); calls++; return lifeOf(s, abi.Select, 10).Permille == 500 })
+	first.Goal = promotion.ToActive
+	apply(want(first))
+	reach(10, "active")
+	ask(t, s, 0)
+	if l := lifeOf(s, abi.Select, 10); l.Calls == 0 || l.Faults != 0 || l.Fuel.Max == 0 {
+		t.Errorf("%+v", l)
+	}
+	if r := s.Records(abi.Select); len(r) == 0 || r[0].Module != sign.Sum(bytes) {
+		t.Errorf("records: %d", len(r))
+	}
+	// The fleet has it; the next one comes.
+	first.Proven = true
+	apply(want(first, second))
+	reach(20, "active")
+	if got := state(s, 10); got != "previous" {
+		t.Errorf("10 is %s", got)
+	}
+	// An operator takes it back.
+	apply(Want{Kind: abi.Select, Candidates: []Candidate{first}, RolledBack: []Ended{{20, "by hand"}}})
+	if l := lifeOf(s, abi.Select, 20); l.State != "rolled back" || l.Reason != "by hand" || state(s, 10) != "active" {
+		t.Errorf("%+v", s.Status())
+	}
+	if err := s.Check(want(first, second)); err == nil || !strings.Contains(err.Error(), "rolled back") {
+		t.Errorf("it may come again: %v", err)
+	}
+	until(t, "it is freed", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.slots[abi.Select].about[20].stats != nil })
+	if l := lifeOf(s, abi.Select, 20); l.Calls == 0 {
+		t.Errorf("what it counted is gone: %+v", l)
+	}
+	// Nothing is wanted: native again, at once.
+	apply(want())
+	if st := s.Status()[0]; st.Active != 0 {
+		t.Errorf("%+v", st)
+	}
+	ask(t, s, 1)
+	if r := s.Records(abi.Select); r[len(r)-1].Module != [32]byte{} {
+		t.Error("the native policy's calls are not recorded")
+	}
+}
+
+// TestFaultInCanary: the module is rejected at its first fault, nobody notices,
+// and it does not come again.
+func TestFaultInCanary(t *testing.T) {
+	c := config(t)
+	c.Gates[abi.Select].Canary.Calls = 1 << 40
+	s, _ := running(t, c)
+	calls := 0
+	for ; calls < 300; calls++ { // so that no early call is recorded any more
+		ask(t, s, calls)
+	}
+	if err := s.Apply(want(candidate(t, 5, promotion.ToActive, trapsAt(6)))); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "it is rejected", func() bool { ask(t, s, calls); calls++; return state(s, 5) == "rejected" })
+	if l := lifeOf(s, abi.Select, 5); !strings.Contains(l.Reason, "1 fault at 100 ‰") {
+		t.Errorf("%+v", l)
+	}
+	w := want(candidate(t, 5, promotion.ToActive, trapsAt(6)))
+	if got := s.Missing(w); len(got) > 0 {
+		t.Error("fetched again")
+	}
+	if err := s.Apply(w); err != nil || state(s, 5) != "rejected" {
+		t.Errorf("%v: %s", err, state(s, 5))
+	}
+	until(t, "it is freed", func() bool { return lifeOf(s, abi.Select, 5).Faults == 1 })
+}
+
+// TestFaultsWhileActive: the previous one takes over when the breaker says so.
+func TestFaultsWhileActive(t *testing.T) {
+	c := config(t)
+	c.Gates[abi.Select].Faults, c.Gates[abi.Select].Window = 1, policies.Second*3600
+	s, _ := running(t, c)
+	if err := s.Apply(want(proven(t, 5, other(1)))); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "5 is active", func() bool { return state(s, 5) == "active" })
+	if err := s.Apply(want(proven(t, 6, trapsAt(6)))); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "6 is active", func() bool { return state(s, 6) == "active" })
+	calls := 0
+	until(t, "6 is rejected", func() bool { ask(t, s, calls); calls++; return state(s, 6) == "rejected" })
+	if err := s.Apply(want(proven(t, 6, trapsAt(6)))); err != nil {
+		t.Fatal(err)
+	}
+	if st := s.Status()[0]; st.Active != 5 {
+		t.Errorf("%+v", st)
+	}
+	// Nobody wants either any more.
+	if err := s.Apply(want()); err != nil || s.Status()[0].Active != 0 {
+		t.Errorf("%v: %+v", err, s.Status())
+	}
+}
+
+// TestWorseInShadow: a module that picks worse than what is active stays in
+// shadow, and is rejected there by the host's own measure.
+func TestWorseInShadow(t *testing.T) {
+	s, _ := running(t, config(t))
+	last := hosttest.Policy(hosttest.Function("cs_bid_select_v1", nil, // the last bid wins
+		hosttest.I32(0), hosttest.Load32(hosttest.Arena+28), hosttest.Op(0x45), hosttest.If(hosttest.I64(1<<32), hosttest.Return),
+		hosttest.I32(0), hosttest.Load32(hosttest.Arena+28), hosttest.I32(1), hosttest.Op(0x6b), hosttest.Op(0xad))).Encode()
+	if err := s.Apply(want(candidate(t, 5, promotion.ToActive, last))); err != nil {
+		t.Fatal(err)
+	}
+	calls := 0
+	until(t, "it is rejected", func() bool { ask(t, s, calls); calls++; return state(s, 5) == "rejected" })
+	if l := lifeOf(s, abi.Select, 5); !strings.Contains(l.Reason, "in shadow: ") || !strings.Contains(l.Reason, "worse") {
+		t.Errorf("%+v", l)
+	}
+}
+
+// TestRestart: what was active comes back at once, below the floor too; what is
+// older does not.
+func TestRestart(t *testing.T) {
+	c := config(t)
+	c.File = filepath.Join(t.TempDir(), "slots.json")
+	old, previous, newest := proven(t, 5, other(1)), proven(t, 10, other(2)), proven(t, 20, other(3))
+	s, stop := running(t, c)
+	for _, w := range []Candidate{old, previous, newest} {
+		if err := s.Apply(want(w)); err != nil {
+			t.Fatal(err)
+		}
+		until(t, "active", func() bool { return state(s, w.Generation) == "active" })
+	}
+	stop()
+
+	s, stop = running(t, c)
+	if err := s.Check(want(old)); err == nil || !strings.Contains(err.Error(), "older") {
+		t.Errorf("an old statement is admitted: %v", err)
+	}
+	same := previous
+	same.Signature = signed(t, statement(10, previous.Module, abi.Quote, abi.Select), 0)
+	if err := s.Check(want(same)); err == nil {
+		t.Error("another statement with the number of one that ran is admitted")
+	}
+	if err := s.Apply(want(newest)); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the newest is active", func() bool { return state(s, 20) == "active" })
+	stop()
+
+	// The operator rolls it back while the host is down.
+	s, stop = running(t, c)
+	w := Want{Kind: abi.Select, Candidates: []Candidate{previous}, RolledBack: []Ended{{20, "by hand"}}}
+	if err := s.Apply(w); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the one before is active", func() bool { return state(s, 10) == "active" })
+	stop()
+
+	s, _ = running(t, c)
+	if err := s.Check(want(newest)); err == nil || !strings.Contains(err.Error(), "rolled back") {
+		t.Errorf("it runs again: %v", err)
+	}
+	if err := s.Apply(w); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the one before is active again", func() bool { return state(s, 10) == "active" })
+}
+
+// TestRestartWhileTrying: after a crash in the middle of a trial both come back.
+func TestRestartWhileTrying(t *testing.T) {
+	c := config(t)
+	c.File = filepath.Join(t.TempDir(), "slots.json")
+	w := want(proven(t, 10, other(2)), candidate(t, 20, promotion.ToShadow, other(3)))
+	for range 3 {
+		s, stop := running(t, c)
+		if err := s.Apply(w); err != nil {
+			t.Fatal(err)
+		}
+		until(t, "one active, one in shadow", func() bool { return state(s, 10) == "active" && state(s, 20) == "shadow" })
+		stop()
+	}
+}
+
+// TestBackToWhatNeverRan: a host that came when the second generation was proven
+// goes back to the first, of which it was told; one that was not, takes the second
+// back all the same.
+func TestBackToWhatNeverRan(t *testing.T) {
+	first, second := proven(t, 10, other(1)), proven(t, 20, other(2))
+	back := Want{Kind: abi.Select, Candidates: []Candidate{first}, RolledBack: []Ended{{20, "by hand"}}}
+	for _, told := range []bool{true, false} {
+		s, _ := running(t, config(t))
+		w := want(second)
+		if told {
+			w.Previous = first.Signature
+		}
+		if err := s.Apply(w); err != nil {
+			t.Fatal(err)
+		}
+		until(t, "the second is active", func() bool { return state(s, 20) == "active" })
+		if err := s.Check(want(first)); (err == nil) != told {
+			t.Errorf("told %v: %v", told, err)
+		}
+		if !told {
+			s.RollBack(back)
+			if st := s.Status()[0]; st.Active != 0 || state(s, 20) != "rolled back" {
+				t.Errorf("%+v", st)
+			}
+			if err := s.Check(want(second)); err == nil || !strings.Contains(err.Error(), "rolled back") {
+				t.Errorf("it may come again: %v", err)
+			}
+			continue
+		}
+		if err := s.Apply(back); err != nil {
+			t.Fatal(err)
+		}
+		until(t, "the first is active", func() bool { return state(s, 10) == "active" })
+	}
+}
+
+// TestBackPastATrial: a third generation took the place of the first in memory and
+// was rolled back; so is the second: the first comes back.
+func TestBackPastATrial(t *testing.T) {
+	s, _ := running(t, config(t))
+	first, second, third := proven(t, 10, other(1)), proven(t, 20, other(2)), candidate(t, 30, promotion.ToActive, other(3))
+	w := want(second, third)
+	w.Previous = first.Signature
+	n := 0
+	for _, step := range []struct {
+		w      Want
+		active uint64
+	}{
+		{want(first), 10}, {want(second), 20}, {w, 30},
+		{Want{Kind: abi.Select, Candidates: []Candidate{second}, RolledBack: []Ended{{Generation: 30}}, Previous: first.Signature}, 20},
+		{Want{Kind: abi.Select, Candidates: []Candidate{first}, RolledBack: []Ended{{Generation: 20}, {Generation: 30}}}, 10},
+	} {
+		if err := s.Apply(step.w); err != nil {
+			t.Fatal(err)
+		}
+		until(t, fmt.Sprintf("%d is active", step.active), func() bool {
+			ask(t, s, n)
+			n++
+			return s.Status()[0].Active == step.active
+		})
+	}
+	// An older one, of which nobody spoke, has no way back.
+	if err := s.Check(want(proven(t, 5, other(1)))); err == nil || !strings.Contains(err.Error(), "older") {
+		t.Error(err)
+	}
+}
+
+// TestConfigurationIsSigned: a host takes no module with a configuration that
+// nobody signed, and one of the first format with any.
+func TestConfigurationIsSigned(t *testing.T) {
+	s, _ := running(t, config(t))
+	module := other(1)
+	bound, first := statement(7, module, abi.Select), statement(7, module, abi.Select)
+	bound.Configuration, first.First = sign.SumOf([]byte("signed")), true
+	for _, c := range []struct {
+		st   sign.Statement
+		with string
+		want string
+	}{
+		{bound, "signed", ""},
+		{bound, "other", "is signed with configuration"},
+		{bound, "", "is given none"},
+		{statement(7, module, abi.Select), "", ""},
+		{statement(7, module, abi.Select), "other", "without a configuration"},
+		{first, "other", ""},
+	} {
+		one := candidate(t, 7, promotion.ToShadow, module)
+		one.Signature, one.Configuration = signed(t, c.st, 0), []byte(c.with)
+		if err := s.Check(want(one)); c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+			t.Errorf("with %q: %v, want %q", c.with, err, c.want)
+		}
+	}
+}

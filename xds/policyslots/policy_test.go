@@ -1,0 +1,444 @@
+package policyslots
+
+import (
+	"bufio"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/cascadeinfer/cascade/xds/api"
+)
+
+var update = flag.Bool("update", false, "write testdata anew")
+
+// start is when every test begins.
+var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+// generation is a module of a test.
+func generation(g uint64) Module {
+	return Module{
+		Generation: g, Name: fmt.Sprintf("m%d", g), Version: "1.0", SHA256: Digest{byte(g)}, Size: 10,
+		Signature: []byte(fmt.Sprintf("signed %d", g)), Signers: []string{"ops"}, At: start,
+	}
+}
+
+// TestScenarios runs testdata/*.txt: a line is an event, what follows => is the
+// slot after it, or the error.
+func TestScenarios(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.txt")
+	if err != nil || len(files) == 0 {
+		t.Fatal(files, err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
+			body, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := &runner{slot: Slot{Kind: "bid-select"}, now: start}
+			var out strings.Builder
+			for sc := bufio.NewScanner(strings.NewReader(string(body))); sc.Scan(); {
+				line, _, _ := strings.Cut(sc.Text(), " => ")
+				out.WriteString(line)
+				if line != "" && !strings.HasPrefix(line, "#") {
+					fmt.Fprintf(&out, " => %s", r.run(t, strings.Fields(line)))
+				}
+				out.WriteByte('\n')
+			}
+			if *update {
+				if err := os.WriteFile(file, []byte(out.String()), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			} else if out.String() != string(body) {
+				t.Errorf("got\n%s\nwant\n%s", out.String(), body)
+			}
+		})
+	}
+}
+
+type runner struct {
+	slot    Slot
+	now     time.Time
+	reports []Report
+}
+
+// run obeys a line: push GEN GOAL [PERMILLE] [scope=S], move GEN GOAL …, rollback
+// [GEN], settle GEN, withdraw GEN, revoke GEN, kind KIND, wait SECONDS, node NAME
+// ACTIVE[/CANDIDATE] [GEN:STATE:REACHED[:SECONDS IN IT[:held|doubted|compared]]] or
+// judge.
+func (r *runner) run(t *testing.T, words []string) string {
+	number := func(i int) uint64 {
+		if i >= len(words) {
+			return 0
+		}
+		n, err := strconv.ParseUint(words[i], 10, 64)
+		if err != nil {
+			t.Fatalf("%v: %v", words, err)
+		}
+		return n
+	}
+	goal := func() (g Goal, permille int, scope string) {
+		g = Goal(words[2])
+		for _, w := range words[3:] {
+			if s, ok := strings.CutPrefix(w, "scope="); ok {
+				scope = s
+			} else {
+				permille, _ = strconv.Atoi(w)
+			}
+		}
+		return g, permille, scope
+	}
+	next, err := r.slot, error(nil)
+	switch words[0] {
+	case "kind":
+		next = Slot{Kind: words[1]}
+	case "push":
+		g, permille, scope := goal()
+		next, err = r.slot.Push(Trial{Module: generation(number(1)), Goal: g, Permille: permille, Scope: scope, Since: r.now})
+	case "move":
+		g, permille, scope := goal()
+		next, err = r.slot.Move(r.now, number(1), g, permille, scope)
+	case "rollback":
+		next, err = r.slot.Rollback(r.now, number(1), "because", "ops")
+	case "settle":
+		next, err = r.slot.Settle(number(1))
+	case "withdraw":
+		next, err = r.slot.Withdraw(r.now, number(1), "a trap", "fleet")
+	case "revoke":
+		next, err = r.slot.Revoke(r.now, number(1), "a trap", "fleet")
+	case "wait":
+		r.now = r.now.Add(time.Duration(number(1)) * time.Second)
+	case "node":
+		r.node(words)
+		return "ok"
+	case "judge":
+		verdict, why := r.slot.Judge(r.now, r.reports)
+		out := strings.TrimSpace([...]string{"wait", "settled", "failed"}[verdict] + " " + why)
+		if why := r.slot.Broken(r.reports); why != "" {
+			out += "; broken " + why
+		}
+		return out
+	default:
+		t.Fatalf("%v", words)
+	}
+	if err != nil {
+		return "error: " + err.Error()
+	}
+	if err := next.Validate(); err != nil {
+		t.Fatalf("%v: %v", words, err)
+	}
+	r.slot = next
+	return show(r.slot)
+}
+
+func (r *runner) node(words []string) {
+	first, second, _ := strings.Cut(words[2], "/")
+	active, _ := strconv.ParseUint(first, 10, 64)
+	candidate, _ := strconv.ParseUint(second, 10, 64)
+	s := Status{Kind: r.slot.Kind, Active: active, Candidate: candidate}
+	for _, w := range words[3:] {
+		p := strings.Split(w, ":")
+		g, _ := strconv.ParseUint(p[0], 10, 64)
+		l := Life{Generation: g, State: p[1], Reached: p[2], Reason: "it trapped"}
+		if len(p) > 3 {
+			age, _ := strconv.Atoi(p[3])
+			l.Since = r.now.Add(-time.Duration(age) * time.Second)
+		}
+		if len(p) > 4 {
+			l.Compared, l.Reason = 3, map[string]string{"held": Held + "3 of 3 worse", "doubted": Doubted + "3 of 3 worse; too few"}[p[4]]
+		}
+		s.Lives = append(s.Lives, l)
+	}
+	r.reports = slices.DeleteFunc(r.reports, func(o Report) bool { return o.Node == words[1] })
+	r.reports = append(r.reports, Report{Node: words[1], At: r.now, Statuses: []Status{s}})
+}
+
+// show tells a slot in a line.
+func show(s Slot) string {
+	var out []string
+	for _, m := range s.modules() {
+		w := fmt.Sprintf("%s %d", m.place, m.Generation)
+		if m.place == "candidate" {
+			w += " to " + string(s.Candidate.Goal)
+			if s.Candidate.Permille > 0 {
+				w += fmt.Sprintf(" %d‰", s.Candidate.Permille)
+			}
+			if s.Candidate.Scope != "" {
+				w += " in " + s.Candidate.Scope
+			}
+		}
+		out = append(out, w)
+	}
+	for _, e := range s.Ended {
+		out = append(out, fmt.Sprintf("ended %d (%s)", e.Generation, e.By))
+	}
+	if out == nil {
+		out = []string{"native"}
+	}
+	return strings.Join(out, ", ") + fmt.Sprintf("; floor %d", s.Floor)
+}
+
+// TestOrders gives random orders for a while: whatever they are, the slot keeps
+// its invariants, what was rolled back or replaced is never offered again, and
+// what hosts are told can be read.
+func TestOrders(t *testing.T) {
+	for seed := range uint64(200) {
+		rnd := rand.New(rand.NewPCG(seed, 8))
+		s := Slot{Kind: Kinds()[rnd.IntN(len(Kinds()))]}
+		gone := map[uint64]bool{}
+		now := start
+		for step := range 60 {
+			now = now.Add(time.Second)
+			g := rnd.Uint64N(s.Floor+3) + 0
+			goals := []Goal{Warm, Shadow, Canary, Active, Proven, "nonsense"}
+			goal, permille, scope := goals[rnd.IntN(len(goals))], 0, ""
+			if PerRequest(s.Kind) {
+				permille = rnd.IntN(1100)
+			} else if rnd.IntN(4) > 0 {
+				scope = "here"
+			}
+			var next Slot
+			var err error
+			switch rnd.IntN(6) {
+			case 0, 1:
+				m := generation(g)
+				m.Generation = g
+				next, err = s.Push(Trial{Module: m, Goal: goal, Permille: permille, Scope: scope})
+			case 2:
+				next, err = s.Move(now, g*uint64(rnd.IntN(2)), goal, permille, scope)
+			case 3:
+				next, err = s.Rollback(now, g*uint64(rnd.IntN(2)), "because\nof it", "ops")
+			case 4:
+				next, err = s.Settle(g)
+			default:
+				next, err = s.Withdraw(now, g, "a trap", "fleet")
+			}
+			if err != nil {
+				if !reflect.DeepEqual(next, s) {
+					t.Fatalf("seed %d, step %d: %v changed the slot", seed, step, err)
+				}
+				continue
+			}
+			before := s
+			s = next
+			if err := s.Validate(); err != nil {
+				t.Fatalf("seed %d, step %d: %v", seed, step, err)
+			}
+			if s.Floor < before.Floor {
+				t.Fatalf("seed %d, step %d: the floor falls", seed, step)
+			}
+			there := map[uint64]bool{}
+			for _, m := range s.modules() {
+				there[m.Generation] = true
+				if gone[m.Generation] {
+					t.Fatalf("seed %d, step %d: generation %d is back", seed, step, m.Generation)
+				}
+			}
+			for _, m := range before.modules() {
+				if !there[m.Generation] {
+					gone[m.Generation] = true
+				}
+			}
+			w := s.Want(func(d Digest) []byte { return nil })
+			m, err := w.Message()
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := Decode(m)
+			if err != nil || !reflect.DeepEqual(got, w) {
+				t.Fatalf("seed %d, step %d: %v\n%+v\n%+v", seed, step, err, got, w)
+			}
+		}
+	}
+}
+
+// TestMessage: small modules travel in the slot, larger ones by their hash, and
+// what is read is what was written.
+func TestMessage(t *testing.T) {
+	code := []byte("\x00asm....")
+	s := Slot{Kind: "partition"}
+	before, proven := generation(1), generation(2)
+	before.Signature = []byte("what was proven before")
+	for _, step := range []Trial{
+		{Module: before, Goal: Proven},
+		{Module: proven, Goal: Proven},
+		{Module: generation(3), Goal: Active, Scope: "llama"},
+	} {
+		var err error
+		if s, err = s.Push(step); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.Candidate.Configuration = []byte{1, 2, 3}
+	s.Candidate.Size = MaxInline + 1
+	w := s.Want(func(d Digest) []byte { return code })
+	if w.Candidates[0].Module == nil || w.Candidates[1].Module != nil || string(w.Previous) != "what was proven before" {
+		t.Fatalf("%+v", w)
+	}
+	m, err := w.Message()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := Decode(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Candidates[0].SHA256 = got.Candidates[0].SHA256 // of the bytes
+	if !reflect.DeepEqual(got, w) {
+		t.Errorf("%+v\n%+v", got, w)
+	}
+	one, _ := deterministic.Marshal(m)
+	again, _ := w.Message()
+	two, _ := deterministic.Marshal(again)
+	if !slices.Equal(one, two) {
+		t.Error("equal slots are other bytes")
+	}
+	for name, kind := range map[string]string{"cascade.policy.bid-select.v1": "bid-select", "cascade.length.v1": "", "cascade.policy..v1": ""} {
+		if got, ok := KindOf(name); got != kind && ok {
+			t.Errorf("%s: %q, %v", name, got, ok)
+		}
+	}
+}
+
+// TestDecodeNames: errors say which field is wrong.
+func TestDecodeNames(t *testing.T) {
+	good := func() *api.PolicySlot {
+		s := Slot{Kind: "bid-select"}
+		s, _ = s.Push(Trial{Module: generation(3), Goal: Proven})
+		s, _ = s.Push(Trial{Module: generation(4), Goal: Canary, Permille: 10})
+		s, _ = s.Rollback(start, 0, "x", "y")
+		s, _ = s.Push(Trial{Module: generation(5), Goal: Canary, Permille: 10})
+		m, err := s.Want(func(Digest) []byte { return nil }).Message()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m
+	}
+	if _, err := Decode(good()); err != nil {
+		t.Fatal(err)
+	}
+	for want, spoil := range map[string]func(*api.PolicySlot){
+		"kind: ":                     func(m *api.PolicySlot) { m.Kind = "configure" },
+		"candidates: ":               func(m *api.PolicySlot) { m.Candidates = append(m.Candidates, m.Candidates[1]) },
+		"candidates[1].generation: ": func(m *api.PolicySlot) { m.Candidates[1].Generation = 3 },
+		"candidates[0].generation: ": func(m *api.PolicySlot) { m.Candidates[0].Generation = 0 },
+		"candidates[1].goal: ":       func(m *api.PolicySlot) { m.Candidates[1].Goal = "proven" },
+		"candidates[1].goal ":        func(m *api.PolicySlot) { m.Candidates[1].Goal = "" },
+		"candidates[1].permille":     func(m *api.PolicySlot) { m.Candidates[1].Permille = 4e9 },
+		"candidates[1].scope":        func(m *api.PolicySlot) { m.Candidates[1].Scope = "x" },
+		"candidates[1].proven: ": func(m *api.PolicySlot) {
+			*m.Candidates[1] = api.Candidate{Generation: 9, Proven: true, Goal: "active", Statement: []byte("x"), Plugin: m.Candidates[0].Plugin}
+		},
+		"candidates[0].proven: ":      func(m *api.PolicySlot) { m.Candidates[0].Permille = 3 },
+		"candidates[1].statement: ":   func(m *api.PolicySlot) { m.Candidates[1].Statement = nil },
+		"candidates[1].plugin: ":      func(m *api.PolicySlot) { m.Candidates[1].Plugin = nil },
+		"rolled_back[0].generation: ": func(m *api.PolicySlot) { m.RolledBack[0].Generation = 0 },
+		"previous: ":                  func(m *api.PolicySlot) { m.Previous = make([]byte, MaxSignature+1) },
+		"was rolled back":             func(m *api.PolicySlot) { m.RolledBack[0].Generation = 5 },
+		"rolled_back[0].reason: ":     func(m *api.PolicySlot) { m.RolledBack[0].Reason = "a\nb" },
+		"one is on trial already":     func(m *api.PolicySlot) { m.Candidates[0].Proven = false },
+	} {
+		m := good()
+		spoil(m)
+		if _, err := Decode(m); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("want %q, got %v", want, err)
+		}
+	}
+}
+
+// TestReadStatuses: what is out of bounds is dropped, never refused.
+func TestReadStatuses(t *testing.T) {
+	lives := make([]*api.Life, MaxLives+2)
+	for i := range lives {
+		lives[i] = &api.Life{Generation: uint64(i), Reason: strings.Repeat("x\n", MaxReason), Permille: 1e9, Sha256: []byte{1}}
+	}
+	got, dropped := ReadStatuses([]*api.SlotStatus{
+		{Kind: "place", Lives: lives}, {Kind: "place"}, {Kind: "what"}, {Kind: "guard", Active: 3, Refused: "no\x00"},
+	})
+	if len(got) != 2 || dropped != 4 || len(got[0].Lives) != MaxLives || got[1].Refused != "no " || len(got[0].Lives[0].Reason) != MaxReason || got[0].Lives[0].Permille != 1000 {
+		t.Errorf("%d dropped, %+v", dropped, got)
+	}
+}
+
+func TestErrors(t *testing.T) {
+	s := Slot{Kind: "guard"}
+	if _, err := s.Rollback(start, 0, "", ""); !errors.Is(err, ErrNative) {
+		t.Error(err)
+	}
+	if _, err := s.Move(start, 0, Warm, 0, ""); !errors.Is(err, ErrNoCandidate) {
+		t.Error(err)
+	}
+	s, _ = s.Push(Trial{Module: generation(7), Goal: Warm})
+	for _, change := range []func(*Module){
+		func(m *Module) { m.SHA256[0]++ }, func(m *Module) { m.Signature = []byte("another") }, func(m *Module) { m.Configuration = []byte("another") },
+	} {
+		other := generation(7)
+		change(&other)
+		if _, err := s.Push(Trial{Module: other, Goal: Warm}); !errors.Is(err, ErrReplayed) {
+			t.Error(err)
+		}
+	}
+	if _, err := s.Settle(7); !errors.Is(err, ErrOther) {
+		t.Error(err)
+	}
+}
+
+// FuzzSlotMessage checks that whatever is read keeps the invariants of a Want and
+// is read the same after it was written.
+func FuzzSlotMessage(f *testing.F) {
+	s := Slot{Kind: "refine"}
+	s, _ = s.Push(Trial{Module: generation(1), Goal: Proven})
+	s, _ = s.Push(Trial{Module: generation(2), Goal: Proven})
+	s, _ = s.Push(Trial{Module: generation(3), Goal: Active, Scope: "n"})
+	for _, code := range [][]byte{nil, []byte("code")} {
+		m, err := s.Want(func(Digest) []byte { return code }).Message()
+		if err != nil {
+			f.Fatal(err)
+		}
+		body, _ := proto.Marshal(m)
+		f.Add(body)
+	}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		m := new(api.PolicySlot)
+		if proto.Unmarshal(body, m) != nil {
+			return
+		}
+		w, err := Decode(m)
+		if err != nil {
+			return
+		}
+		proven := 0
+		for i, c := range w.Candidates {
+			if c.Proven {
+				proven++
+			}
+			if i > 0 && c.Generation <= w.Candidates[i-1].Generation || c.Generation == 0 || c.SHA256 == (Digest{}) && c.Module != nil {
+				t.Fatalf("%+v", w)
+			}
+			if slices.ContainsFunc(w.RolledBack, func(e Ended) bool { return e.Generation == c.Generation }) {
+				t.Fatalf("%+v", w)
+			}
+		}
+		if proven > 1 || len(w.Candidates)-proven > 1 {
+			t.Fatalf("%+v", w)
+		}
+		again, err := w.Message()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := Decode(again); err != nil || !reflect.DeepEqual(got, w) {
+			t.Fatalf("%v\n%+v\n%+v", err, got, w)
+		}
+	})
+}
