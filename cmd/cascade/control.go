@@ -85,7 +85,7 @@ func (s *settings) runControl(ctx context.Context, file wiring.Fleet, own config
 		return err
 	}
 	if edge != nil {
-		cc.Edge = edge.Certificate()
+		cc.EdgeCertificate = edge.Certificate()
 	}
 	plane, err := policyhost.JoinPlane(ctx, &fleet, &cc, m.log)
 	if err != nil {
@@ -103,7 +103,7 @@ func (s *settings) runControl(ctx context.Context, file wiring.Fleet, own config
 	if edge != nil {
 		g.Go(func() error {
 			return edge.Run(ctx, func(cert *resources.Certificate) {
-				if err := c.SetEdge(cert); err != nil {
+				if err := c.SetEdgeCertificate(cert); err != nil {
 					m.log.Error("the edge's certificate is not published", "error", err)
 				}
 			})

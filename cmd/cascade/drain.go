@@ -119,13 +119,13 @@ func someReplicas(c *cobra.Command, args []string) error {
 
 // give sends an order for each replica and returns what was taken; the error
 // joins the refusals.
-func give(ctx context.Context, base *url.URL, order string, replicas []string) (orders []control.Order, err error) {
-	orders = []control.Order{}
+func give(ctx context.Context, base *url.URL, order string, replicas []string) (orders []control.DrainResult, err error) {
+	orders = []control.DrainResult{}
 	for _, id := range replicas {
 		body, refused := question(ctx, base, http.MethodPost, order, url.Values{"replica": {id}})
 		if refused == nil {
-			var o control.Order
-			if o, refused = decode[control.Order](base, body); refused == nil {
+			var o control.DrainResult
+			if o, refused = decode[control.DrainResult](base, body); refused == nil {
 				orders = append(orders, o)
 			}
 		}
@@ -159,7 +159,7 @@ func (s *settings) drain(cmd *cobra.Command, f *drainFlags, replicas []string) e
 }
 
 // emptied waits until nothing runs on the replicas, and tells on the way.
-func (s *settings) emptied(ctx context.Context, base *url.URL, timeout time.Duration, orders []control.Order) ([]control.Order, error) {
+func (s *settings) emptied(ctx context.Context, base *url.URL, timeout time.Duration, orders []control.DrainResult) ([]control.DrainResult, error) {
 	if timeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, timeout, fmt.Errorf("not empty within %v", timeout))
@@ -221,7 +221,7 @@ func (s *settings) emptied(ctx context.Context, base *url.URL, timeout time.Dura
 }
 
 // unfinished says what is left where the waiting ends early.
-func unfinished(ctx context.Context, orders []control.Order, empty map[policies.ReplicaID]int) error {
+func unfinished(ctx context.Context, orders []control.DrainResult, empty map[policies.ReplicaID]int) error {
 	why := context.Cause(ctx)
 	if errors.Is(why, context.Canceled) {
 		why = errors.New("interrupted") // and not stopped cleanly: it is not done
@@ -237,7 +237,7 @@ func unfinished(ctx context.Context, orders []control.Order, empty map[policies.
 
 // look asks for the present state of replicas; one that is in the fleet no more
 // is empty.
-func look(ctx context.Context, base *url.URL, orders []control.Order) ([]control.Order, error) {
+func look(ctx context.Context, base *url.URL, orders []control.DrainResult) ([]control.DrainResult, error) {
 	body, err := question(ctx, base, http.MethodGet, "status", nil)
 	if err != nil {
 		return nil, err
@@ -246,13 +246,13 @@ func look(ctx context.Context, base *url.URL, orders []control.Order) ([]control
 	if err != nil {
 		return nil, err
 	}
-	now := make([]control.Order, len(orders))
+	now := make([]control.DrainResult, len(orders))
 	for i, o := range orders {
-		now[i] = control.Order{Model: o.Model, Replica: control.Replica{ID: o.ID, Health: gone}}
+		now[i] = control.DrainResult{Model: o.Model, Replica: control.Replica{ID: o.ID, Health: gone}}
 	}
 	for _, m := range st.Models {
 		for _, r := range replicas(m) {
-			if i := slices.IndexFunc(now, func(o control.Order) bool { return o.ID == r.ID }); i >= 0 {
+			if i := slices.IndexFunc(now, func(o control.DrainResult) bool { return o.ID == r.ID }); i >= 0 {
 				now[i].Replica = r
 			}
 		}
@@ -295,7 +295,7 @@ func counted(n int, thing string) string {
 }
 
 // standing says where a replica that was put back is.
-func standing(o control.Order) string {
+func standing(o control.DrainResult) string {
 	switch {
 	case len(o.Drain) > 0:
 		return "still drained by " + strings.Join(o.Drain, " and ")

@@ -79,7 +79,7 @@ func (f *fakeControl) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusNotFound)
 		return
 	}
-	json.NewEncoder(w).Encode(control.Order{Model: "m", Stage: "s1", Replica: *rep})
+	json.NewEncoder(w).Encode(control.DrainResult{Model: "m", Stage: "s1", Replica: *rep})
 }
 
 // command runs a command line against a control plane.

@@ -110,7 +110,7 @@ planner: {refine: "on"}
 		}
 		decide := 0
 		for _, slot := range now.Slots {
-			for _, l := range slot.Nodes[len(slot.Nodes)-1].Lives { // r0 comes behind control planes
+			for _, l := range slot.Nodes[len(slot.Nodes)-1].Generations { // r0 comes behind control planes
 				if l.State == "active" && l.Since != nil && l.Since.After(ended) {
 					decide++
 				}

@@ -78,14 +78,14 @@ func (s *settings) migrations(cmd *cobra.Command, f *migrationsFlags) error {
 
 // writeMigrations writes moves for people.
 func writeMigrations(w io.Writer, m control.Migrations) error {
-	if len(m.Moves) == 0 {
+	if len(m.Migrations) == 0 {
 		_, err := fmt.Fprintln(w, "No request has moved yet.")
 		return err
 	}
 	t := report.Table{
 		Header: []string{"began", "request", "why", "front", "from", "to", "way", "state", "tokens", "rounds", "copied", "stall", "took"}, Left: 8,
 	}
-	for _, move := range m.Moves {
+	for _, move := range m.Migrations {
 		began, way, state := "–", move.Way, move.State
 		if move.Started != nil {
 			began = move.Started.Local().Format(time.TimeOnly)
@@ -96,10 +96,10 @@ func writeMigrations(w io.Writer, m control.Migrations) error {
 		if move.Why != "" {
 			state += ": " + move.Why
 		}
-		t.Rows = append(t.Rows, []string{began, move.Request, move.Cause, string(move.Front), string(move.From), string(move.To), way, state,
+		t.Rows = append(t.Rows, []string{began, move.Request, move.Cause, string(move.Frontend), string(move.From), string(move.To), way, state,
 			fmt.Sprint(int64(move.Tokens)), fmt.Sprint(move.Rounds), size(move.Bytes), seconds(move.Stall), seconds(move.Seconds)})
 	}
-	t.Notes = []string{totals(m.Moves)}
+	t.Notes = []string{totals(m.Migrations)}
 	return t.Text(w)
 }
 

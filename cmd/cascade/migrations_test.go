@@ -19,11 +19,11 @@ import (
 // allMoves has every case that the table tells apart.
 func allMoves() control.Migrations {
 	began := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-	return control.Migrations{Moves: []control.Migration{
-		{ID: "a/3", Request: "a/17", Cause: "drain", Front: "a", From: "a", To: "c", Way: "live", Transport: "shm", State: "pulling", Rounds: 1, Tokens: 65536, Bytes: 5 << 30, Seconds: 0.04, Started: &began},
-		{ID: "a/2", Request: "b/9", Cause: "growth", Front: "b", From: "a", To: "c", Way: "live", Transport: "tcp", State: "done", Rounds: 3, Tokens: 9001, Bytes: 700 << 20, Stall: 0.00123, Seconds: 0.31, Started: &began},
-		{ID: "a/1", Request: "a/4", Cause: "engine lost", Front: "a", From: "b", To: "a", Way: "reprompt", State: "done", Tokens: 512, Stall: 1.25, Seconds: 1.3},
-		{ID: "b/8", Request: "b/7", Cause: "outlier", Front: "b", From: "b", To: "c", Way: "live", Transport: "shm", State: "aborted", Why: "the request ended", Rounds: 2, Tokens: 300, Bytes: 1000, Seconds: 12},
+	return control.Migrations{Migrations: []control.Migration{
+		{ID: "a/3", Request: "a/17", Cause: "drain", Frontend: "a", From: "a", To: "c", Way: "live", Transport: "shm", State: "pulling", Rounds: 1, Tokens: 65536, Bytes: 5 << 30, Seconds: 0.04, Started: &began},
+		{ID: "a/2", Request: "b/9", Cause: "growth", Frontend: "b", From: "a", To: "c", Way: "live", Transport: "tcp", State: "done", Rounds: 3, Tokens: 9001, Bytes: 700 << 20, Stall: 0.00123, Seconds: 0.31, Started: &began},
+		{ID: "a/1", Request: "a/4", Cause: "engine lost", Frontend: "a", From: "b", To: "a", Way: "reprompt", State: "done", Tokens: 512, Stall: 1.25, Seconds: 1.3},
+		{ID: "b/8", Request: "b/7", Cause: "outlier", Frontend: "b", From: "b", To: "c", Way: "live", Transport: "shm", State: "aborted", Why: "the request ended", Rounds: 2, Tokens: 300, Bytes: 1000, Seconds: 12},
 	}}
 }
 
@@ -34,7 +34,7 @@ func TestMigrationsTable(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The table shows local time.
-	text := strings.ReplaceAll(got.String(), m.Moves[0].Started.Local().Format(time.TimeOnly), "03:04:05")
+	text := strings.ReplaceAll(got.String(), m.Migrations[0].Started.Local().Format(time.TimeOnly), "03:04:05")
 	golden := filepath.Join("testdata", "migrations.golden")
 	if *update {
 		if err := os.WriteFile(golden, []byte(text), 0o600); err != nil {
@@ -58,7 +58,7 @@ func TestMigrations(t *testing.T) {
 			return
 		}
 		if r.URL.Query().Get("limit") == "1" {
-			moves.Moves = nil
+			moves.Migrations = nil
 		}
 		json.NewEncoder(w).Encode(moves)
 	}))
@@ -68,7 +68,7 @@ func TestMigrations(t *testing.T) {
 	}
 	code, out, errs := command(t.Context(), "migrations", "--control", server.URL, "--json")
 	var back control.Migrations
-	if err := json.Unmarshal([]byte(out), &back); code != 0 || err != nil || len(back.Moves) != 4 {
+	if err := json.Unmarshal([]byte(out), &back); code != 0 || err != nil || len(back.Migrations) != 4 {
 		t.Errorf("code %d, %v, %s%s", code, err, out, errs)
 	}
 	if code, out, errs := command(t.Context(), "migrations", "--control", server.URL, "--limit", "1"); code != 0 || out != "No request has moved yet.\n" {

@@ -164,7 +164,7 @@ func (s *settings) runMigrator(ctx context.Context, fleet wiring.Fleet, r config
 	g.Go(func() error { return seen.Run(back) })
 	g.Go(func() error {
 		mux := adminHandler(metrics, func() string { return frontReady(front.Status()) })
-		mux.Handle("GET /policies/records", control.OwnHosts(nil, policyhost.Records(d.Hosts()...)))
+		mux.Handle("GET /policies/records", control.RestrictHosts(nil, policyhost.Records(d.Hosts()...)))
 		return serveAdmin(back, doors.admin, mux)
 	})
 	return errors.Join(g.Wait(), all.Close())

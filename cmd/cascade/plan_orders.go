@@ -195,7 +195,7 @@ func (s *settings) orderPlan(cmd *cobra.Command, p *planOrder, order, model stri
 	if err != nil {
 		return fmt.Errorf("%s %s: %w", order, model, err)
 	}
-	return show(s, base, body, func(w io.Writer, plans control.Plans) error {
+	return show(s, base, body, func(w io.Writer, plans control.PlanHistory) error {
 		for i := len(plans.Decisions) - 1; i >= 0; i-- {
 			if d := plans.Decisions[i]; len(d.Stages) > 0 {
 				fmt.Fprintf(w, "%s: epoch %d, %s%s\n", model, d.Epoch, d.Reason, shape(d.Stages))
@@ -210,7 +210,7 @@ func (s *settings) orderPlan(cmd *cobra.Command, p *planOrder, order, model stri
 }
 
 // writePlans writes the history of plans for people.
-func writePlans(w io.Writer, p control.Plans) error {
+func writePlans(w io.Writer, p control.PlanHistory) error {
 	t := report.Table{Title: "decisions", Header: []string{"time", "model", "epoch", "decision", "gain", "iteration", "by", "why and what"}, Left: 8}
 	for _, d := range p.Decisions {
 		when := d.Time.Local().Format(time.DateTime)

@@ -20,7 +20,7 @@ func TestWritePlans(t *testing.T) {
 		{Name: "s0", High: &high, Replicas: []control.Replica{{ID: "r0"}}},
 		{Name: "s1", Low: 224, Replicas: []control.Replica{{ID: "r1"}, {ID: "r2"}}},
 	}
-	p := control.Plans{
+	p := control.PlanHistory{
 		Decisions: []control.Decision{
 			{Time: at, Model: "llama", Epoch: 1, Reason: "first plan"},
 			{Time: at, Model: "llama", Epoch: 2, Decision: "adopted", Reason: "better plan", Gain: 0.31, Predicted: 0.012, Observed: 0.0131, By: "cp-1", Stages: split},

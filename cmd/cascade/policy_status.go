@@ -99,7 +99,7 @@ func writePolicies(w io.Writer, p control.Policies) error {
 	t := hostTable("hosts")
 	for _, slot := range p.Slots {
 		// Where nothing but the built-in policy ever was, hosts have nothing to tell.
-		if !slices.ContainsFunc(slot.Nodes, func(n control.PolicyNode) bool { return len(n.Lives) > 0 || n.Refused != "" }) {
+		if !slices.ContainsFunc(slot.Nodes, func(n control.PolicyNode) bool { return len(n.Generations) > 0 || n.Refused != "" }) {
 			continue
 		}
 		for _, n := range ownRows(slot.Nodes) {
@@ -118,7 +118,7 @@ func writePolicies(w io.Writer, p control.Policies) error {
 // writeSlots shows slots, and the hosts that differ from most others.
 func writeSlots(w io.Writer, p control.Policies) error {
 	slots := slotTable(p)
-	slots.Notes = append(slots.Notes, "Every host: cascade policy status.")
+	policyslots.Notes = append(policyslots.Notes, "Every host: cascade policy status.")
 	tables := []report.Table{slots}
 	t := hostTable("hosts that differ")
 	for _, slot := range p.Slots {
@@ -197,12 +197,12 @@ func hostRows(slot string, n control.PolicyNode) (rows [][]string) {
 		row("0", "built in", "", "", "", "", "", "")
 	}
 	var last uint64
-	for _, l := range n.Lives {
+	for _, l := range n.Generations {
 		if slices.Contains(over, l.State) {
 			last = max(last, l.Generation)
 		}
 	}
-	for _, l := range n.Lives {
+	for _, l := range n.Generations {
 		if slices.Contains(over, l.State) && l.Generation < last {
 			continue
 		}
@@ -231,7 +231,7 @@ func slotTable(p control.Policies) report.Table {
 	for _, slot := range p.Slots {
 		name, generation, digest := "built in", "0", ""
 		var proven uint64
-		if m := slot.Proven; m != nil {
+		if m := slot.Stable; m != nil {
 			name, generation, digest, proven = m.Name+" "+m.Version, fmt.Sprint(m.Generation), m.SHA256[:min(len(m.SHA256), shownDigest)], m.Generation
 		}
 		trial, goal, tried := "", "", ""
@@ -259,7 +259,7 @@ func slotTable(p control.Policies) report.Table {
 				fresh++
 			}
 			t.Notes = append(t.Notes, nodeNotes(slot.Slot, n, proven, candidate)...)
-			for _, l := range n.Lives { // every host says the same
+			for _, l := range n.Generations { // every host says the same
 				if text := fmt.Sprintf("%s: generation %d decides, and %s.", slot.Slot, l.Generation, l.Reason); l.State == string(policyslots.Active) && l.Reason != "" && !slices.Contains(t.Notes, text) {
 					t.Notes = append(t.Notes, text)
 				}
@@ -284,7 +284,7 @@ func slotTable(p control.Policies) report.Table {
 }
 
 // trialGoal is how far a trial may go.
-func trialGoal(c *control.PolicyTrial) string {
+func trialGoal(c *control.PolicyCandidate) string {
 	switch {
 	case c.Permille != 0:
 		return fmt.Sprintf("%s %d ‰", c.Goal, c.Permille)
@@ -297,7 +297,7 @@ func trialGoal(c *control.PolicyTrial) string {
 // nodeNotes are what a host has to say that others do not: a generation that it
 // gave up, or one that waits.
 func nodeNotes(slot string, n control.PolicyNode, proven, candidate uint64) (notes []string) {
-	for _, l := range n.Lives {
+	for _, l := range n.Generations {
 		if l.State == "rejected" && (l.Generation == proven || l.Generation == candidate) {
 			notes = append(notes, fmt.Sprintf("%s gave generation %d of %s up: %s.", n.Node, l.Generation, slot, l.Reason))
 		}

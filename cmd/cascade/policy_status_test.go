@@ -16,17 +16,17 @@ func TestPolicyTables(t *testing.T) {
 	age, long := 0.1, 20.0
 	p := control.Policies{Enabled: true, Slots: []control.PolicySlot{
 		{Slot: "place", Nodes: []control.PolicyNode{{Node: "quiet", ReportAge: &age}, {Node: "gone", ReportAge: &long}}},
-		{Slot: "refine", Nodes: []control.PolicyNode{{Node: "r0", ReportAge: &age, Lives: []control.PolicyLife{
+		{Slot: "refine", Nodes: []control.PolicyNode{{Node: "r0", ReportAge: &age, Generations: []control.PolicyGeneration{
 			{Generation: 3, State: "rolled back", Reason: "older"}, {Generation: 4, State: "rejected", Reason: "1 fault"},
 			{Generation: 5, State: string(policyslots.Shadow)},
 			{Generation: 6, State: string(policyslots.Canary), Calls: 50, Starved: 2, Compared: 31, Differ: 13, Worse: 12},
 		}}}},
 	}}
-	ends := []control.PolicyLife{{Generation: 9, State: string(policyslots.Active), Reason: "its statement expires tomorrow"}}
+	ends := []control.PolicyGeneration{{Generation: 9, State: string(policyslots.Active), Reason: "its statement expires tomorrow"}}
 	p.Slots = append(p.Slots, control.PolicySlot{Slot: "outlier", Nodes: []control.PolicyNode{
-		{Node: "r0", ReportAge: &age, Active: 9, Lives: ends}, {Node: "r1", ReportAge: &age, Active: 9, Lives: ends}}})
+		{Node: "r0", ReportAge: &age, Active: 9, Generations: ends}, {Node: "r1", ReportAge: &age, Active: 9, Generations: ends}}})
 	for n := range 5 {
-		p.Slots[1].RolledBack = append(p.Slots[1].RolledBack, control.PolicyEnd{Generation: uint64(n), Name: "m", Reason: fmt.Sprintf("reason %d", n)})
+		p.Slots[1].RolledBack = append(p.Slots[1].RolledBack, control.PolicyRollback{Generation: uint64(n), Name: "m", Reason: fmt.Sprintf("reason %d", n)})
 	}
 	var out strings.Builder
 	if err := writePolicies(&out, p); err != nil {
@@ -55,10 +55,10 @@ func TestPolicyTables(t *testing.T) {
 func TestStatusSlots(t *testing.T) {
 	age := 0.1
 	on := func(name string, active uint64) control.PolicyNode {
-		return control.PolicyNode{Node: name, ReportAge: &age, Active: active, Lives: []control.PolicyLife{{Generation: 7, State: string(policyslots.Active), Calls: 5}}}
+		return control.PolicyNode{Node: name, ReportAge: &age, Active: active, Generations: []control.PolicyGeneration{{Generation: 7, State: string(policyslots.Active), Calls: 5}}}
 	}
 	behind, refusing := on("r3", 0), on("r4", 7)
-	behind.Lives[0].State, behind.Lives[0].Reason = "rejected", "3 faults"
+	behind.Generations[0].State, behind.Generations[0].Reason = "rejected", "3 faults"
 	refusing.Refused = "no key is known"
 	p := control.Policies{Enabled: true, Slots: []control.PolicySlot{
 		{Slot: "place", Nodes: []control.PolicyNode{{Node: "r1", ReportAge: &age}, {Node: "r2", ReportAge: &age}}},

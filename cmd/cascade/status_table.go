@@ -18,7 +18,7 @@ const shownChanges = 8
 
 // writeStatus writes a control plane's state for people.
 func writeStatus(w io.Writer, st control.Status) error {
-	line := fmt.Sprintf("epoch %d, policy %s; proxies are shown epoch %d (%s)", st.Epoch, st.Policy, st.Shown, st.Phase)
+	line := fmt.Sprintf("epoch %d, policy %s; proxies are shown epoch %d (%s)", st.Epoch, st.Policy, st.PublishedEpoch, st.Phase)
 	if p := st.Planner; p.Shared {
 		line += "\n" + plannerLine(p)
 	}
@@ -219,7 +219,7 @@ func nodeWhys(st control.Status) (notes []string) {
 	shared := make(map[string]string)
 	for _, g := range st.Groups {
 		if shared[g.Name] = g.Why; g.Why != "" && g.Nodes > 0 {
-			notes = append(notes, fmt.Sprintf("Plan %d, %d of the proxies: %s.", g.Shown, g.Nodes, g.Why))
+			notes = append(notes, fmt.Sprintf("Plan %d, %d of the proxies: %s.", g.PublishedEpoch, g.Nodes, g.Why))
 		}
 	}
 	for _, n := range st.Nodes {

@@ -28,7 +28,7 @@ func fullStatus() control.Status {
 	change := threeStages(2)
 	change.Time = now.Add(-time.Minute)
 	return control.Status{
-		Time: now, Epoch: 2, Policy: "default", Shown: 1, Phase: "add", Error: "no endpoint for stage s1",
+		Time: now, Epoch: 2, Policy: "default", PublishedEpoch: 1, Phase: "add", Error: "no endpoint for stage s1",
 		Models: []control.Model{{
 			Name: "m", Epoch: 2, Reason: "better", Planner: "no better plan", Seen: 1234, Rate: 5.5, BytesPerToken: 4.25, EstimateError: 0.031,
 			Stages: []control.Stage{
@@ -48,8 +48,8 @@ func fullStatus() control.Status {
 			{ID: "canary-1", Connected: true, Epoch: 2, Group: "canary", Why: "canary, watched for 1.2 s more"},
 		},
 		Groups: []control.Group{
-			{Name: "canary", Phase: "watch", Shown: 2, Nodes: 1, Why: "canary, watched for 1.2 s more"},
-			{Phase: "idle", Shown: 1, Nodes: 3},
+			{Name: "canary", Phase: "watch", PublishedEpoch: 2, Nodes: 1, Why: "canary, watched for 1.2 s more"},
+			{Phase: "idle", PublishedEpoch: 1, Nodes: 3},
 		},
 		Refused: []control.Refusal{{Type: "Cluster", Name: "c", Version: "0a1b", Node: "edge", Text: "bad range"}},
 		History: []control.Change{change},

@@ -10,29 +10,29 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// answer is what clients are told in the incremental protocol. Those who are
+// deltaBody is what clients are told in the incremental protocol. Those who are
 // told the same share it.
-type answer struct {
-	send      []*entry
+type deltaBody struct {
+	entries   []*entry
 	removed   []string
 	resources []*discoveryv3.Resource // of send
 	version   string
 }
 
-// seal completes an answer, which does not change from then on.
-func (a *answer) seal(ct *content) {
+// complete completes an answer, which does not change from then on.
+func (a *deltaBody) complete(ct *content) {
 	a.version = ct.version()
-	a.resources = make([]*discoveryv3.Resource, len(a.send))
-	for i, e := range a.send {
+	a.resources = make([]*discoveryv3.Resource, len(a.entries))
+	for i, e := range a.entries {
 		a.resources[i] = e.delta
 	}
 }
 
-func (a *answer) empty() bool { return len(a.send) == 0 && len(a.removed) == 0 }
+func (a *deltaBody) isEmpty() bool { return len(a.entries) == 0 && len(a.removed) == 0 }
 
 // equal reports whether an answer, which may be nil, tells the same.
-func (a *answer) equal(b *answer) bool {
-	return a != nil && slices.Equal(a.send, b.send) && slices.Equal(a.removed, b.removed)
+func (a *deltaBody) equal(b *deltaBody) bool {
+	return a != nil && slices.Equal(a.entries, b.entries) && slices.Equal(a.removed, b.removed)
 }
 
 // deltaResponse is an answer to one client. The message is made on the stream's
@@ -40,7 +40,7 @@ func (a *answer) equal(b *answer) bool {
 type deltaResponse struct {
 	req *gcp.DeltaRequest
 	sub gcp.Subscription
-	*answer
+	*deltaBody
 }
 
 var _ gcp.DeltaResponse = (*deltaResponse)(nil)
@@ -61,9 +61,9 @@ func (r *deltaResponse) GetReturnedResources() map[string]string {
 	// The map may still be read for a watch that was opened meanwhile.
 	next := maps.Clone(r.sub.ReturnedResources())
 	if next == nil {
-		next = make(map[string]string, len(r.send))
+		next = make(map[string]string, len(r.entries))
 	}
-	for _, e := range r.send {
+	for _, e := range r.entries {
 		next[e.Name] = e.Version
 	}
 	for _, name := range r.removed {
@@ -85,7 +85,7 @@ func (r *deltaResponse) GetContext() context.Context                         { r
 // sotwResponse is an answer of the state-of-the-world protocol.
 type sotwResponse struct {
 	req     *gcp.Request
-	send    []*entry
+	entries []*entry
 	next    map[string]string
 	version string
 }
@@ -93,8 +93,8 @@ type sotwResponse struct {
 var _ gcp.Response = (*sotwResponse)(nil)
 
 func (r *sotwResponse) GetDiscoveryResponse() (*discoveryv3.DiscoveryResponse, error) {
-	rs := make([]*anypb.Any, len(r.send))
-	for i, e := range r.send {
+	rs := make([]*anypb.Any, len(r.entries))
+	for i, e := range r.entries {
 		rs[i] = e.any
 	}
 	return &discoveryv3.DiscoveryResponse{

@@ -12,13 +12,13 @@ const shards = 16
 
 // shard is a part of the nodes, with all their watches.
 type shard struct {
-	mu     sync.Mutex
-	groups shownTo
-	types  map[string]*watches
-	untold *bulletin // that the open watches have not been told; nil: none
+	mu      sync.Mutex
+	sets    groupSets
+	types   map[string]*watches
+	pending *update // that the open watches have not been told; nil: none
 }
 
-func (s *shard) init() { s.groups, s.types = make(shownTo), make(map[string]*watches) }
+func (s *shard) init() { s.sets, s.types = make(groupSets), make(map[string]*watches) }
 
 // shardOf finds a node's shard: all its streams are told in order.
 func (c *Cache) shardOf(node string) *shard {
@@ -31,7 +31,7 @@ type watches struct {
 	answered list // were told something that their client has not replied to
 }
 
-func (s *shard) of(typ string) *watches {
+func (s *shard) watchesOf(typ string) *watches {
 	ws := s.types[typ]
 	if ws == nil {
 		ws = new(watches)
@@ -44,83 +44,83 @@ func (s *shard) of(typ string) *watches {
 type list struct{ all []*watch }
 
 func (l *list) add(w *watch) {
-	w.in, w.at = l, len(l.all)
+	w.list, w.index = l, len(l.all)
 	l.all = append(l.all, w)
 }
 
 // remove takes the watch out of the list that it is in.
 func (w *watch) remove() {
-	l := w.in
+	l := w.list
 	last := len(l.all) - 1
-	l.all[w.at] = l.all[last]
-	l.all[w.at].at = w.at
+	l.all[w.index] = l.all[last]
+	l.all[w.index].index = w.index
 	l.all[last] = nil
 	l.all = l.all[:last]
-	w.in = nil
+	w.list = nil
 }
 
-// news is what changed of one type.
-type news struct {
-	typ     string
-	content *content
-	changed []string // names, sorted
-	last    *answer  // told last; most clients are told the same
-	scratch answer   // of the one being told
+// typeUpdate is what changed of one type.
+type typeUpdate struct {
+	typ       string
+	content   *content
+	changed   []string   // names, sorted
+	lastDelta *deltaBody // told last; most clients are told the same
+	scratch   deltaBody  // of the one being told
 }
 
-// bulletin is what changed for a group, or for all groups without a set of
+// update is what changed for a group, or for all groups without a set of
 // their own. The shards share it.
-type bulletin struct {
+type update struct {
 	group string
 
-	mu   sync.Mutex
-	news []news
+	mu    sync.Mutex
+	types []typeUpdate
 }
 
-// show shows a group the set of its own, or none if there is none, and leaves
+// setGroup shows a group the set of its own, or none if there is none, and leaves
 // the bulletin about it to be told. One before it is told first: who has not
 // been told of the set before would not miss what that changed.
-func (s *shard) show(group string, own *shown, b *bulletin) {
+func (s *shard) setGroup(group string, own *groupSet, b *update) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.tellLocked()
+	s.flushLocked()
 	if own != nil {
-		s.groups[group] = own
+		s.sets[group] = own
 	} else {
-		delete(s.groups, group)
+		delete(s.sets, group)
 	}
-	if len(b.news) > 0 {
-		s.untold = b
+	if len(b.types) > 0 {
+		s.pending = b
 	}
 }
 
-// catchUp tells the open watches what they have not been told.
-func (s *shard) catchUp() {
+// flush tells the open watches what they have not been told.
+func (s *shard) flush() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.tellLocked()
+	s.flushLocked()
 }
 
-func (s *shard) tellLocked() {
-	b := s.untold
-	if s.untold = nil; b == nil {
+func (s *shard) flushLocked() {
+	b := s.pending
+	if s.pending = nil; b == nil {
 		return
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for i := range b.news {
-		s.tellType(b.group, &b.news[i])
+	for i := range b.types {
+		s.respondAll(b.group, &b.types[i])
 	}
 }
 
-func (s *shard) tellType(group string, n *news) {
+func (s *shard) respondAll(group string, n *typeUpdate) {
 	ws := s.types[n.typ]
 	if ws == nil {
 		return
 	}
 	for i := 0; i < len(ws.open.all); {
 		w := ws.open.all[i]
-		if s.shownAs(w.group, group) && w.tell(n) {
+		if s.usesSetOf(w.group, group) && w.respond(n) {
 			w.remove() // which puts another one in its place
 			ws.answered.add(w)
 		} else {
@@ -129,16 +129,16 @@ func (s *shard) tellType(group string, n *news) {
 	}
 }
 
-// shownAs reports whether the nodes of one group are shown the set of another.
-func (s *shard) shownAs(group, as string) bool {
+// usesSetOf reports whether the nodes of one group are shown the set of another.
+func (s *shard) usesSetOf(group, as string) bool {
 	if group == as {
 		return true
 	}
-	_, own := s.groups[group]
+	_, own := s.sets[group]
 	return as == "" && !own
 }
 
-func (s *shard) unanswered(types []string, ids map[string]bool) {
+func (s *shard) addUnanswered(types []string, ids map[string]bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, typ := range types {
@@ -148,14 +148,14 @@ func (s *shard) unanswered(types []string, ids map[string]bool) {
 			}
 		}
 	}
-	if s.untold == nil {
+	if s.pending == nil {
 		return
 	}
-	for i := range s.untold.news {
-		typ := s.untold.news[i].typ // the rest belongs to who tells
+	for i := range s.pending.types {
+		typ := s.pending.types[i].typ // the rest belongs to who tells
 		if ws := s.types[typ]; ws != nil && slices.Contains(types, typ) {
 			for _, w := range ws.open.all {
-				if s.shownAs(w.group, s.untold.group) {
+				if s.usesSetOf(w.group, s.pending.group) {
 					ids[w.node] = true // or not, if it does not concern it
 				}
 			}
@@ -163,18 +163,18 @@ func (s *shard) unanswered(types []string, ids map[string]bool) {
 	}
 }
 
-// cancel ends a watch: the server does so when the client replies, and when
+// cancelWatch ends a watch: the server does so when the client replies, and when
 // the stream ends. After that nothing is sent on its channel, which the server
 // may close.
-func (c *Cache) cancel(s *shard, typ string, w *watch) {
+func (c *Cache) cancelWatch(s *shard, typ string, w *watch) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if w.in == nil {
+	if w.list == nil {
 		return
 	}
-	answered := w.in == &s.types[typ].answered
+	answered := w.list == &s.types[typ].answered
 	w.remove()
 	if answered {
-		c.signal()
+		c.signalChanged()
 	}
 }

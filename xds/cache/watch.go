@@ -22,8 +22,8 @@ type watch struct {
 	sotw        *sotwWatch
 
 	// Guarded by the shard's mu.
-	in *list // nil once it has ended
-	at int   // where in the list
+	list  *list // nil once it has ended
+	index int   // where in the list
 }
 
 type deltaWatch struct {
@@ -47,34 +47,34 @@ const absent = "-"
 func (c *Cache) CreateDeltaWatch(req *gcp.DeltaRequest, sub gcp.Subscription, out chan gcp.DeltaResponse) (func(), error) {
 	typ := req.GetTypeUrl()
 	w := &watch{group: c.group(req.GetNode()), node: req.GetNode().GetId(), sub: sub, delta: &deltaWatch{req, out}}
-	return c.watch(typ, w, func(s *shown) bool {
+	return c.addWatch(typ, w, func(s *groupSet) bool {
 		ct := s.content(typ)
-		a := w.differs(ct, renewed(req))
+		a := w.diff(ct, resubscribed(req))
 		if a == nil {
-			a = w.greeting(ct)
+			a = w.initialEmpty(ct)
 		}
-		return a != nil && offer(out, gcp.DeltaResponse(&deltaResponse{req: req, sub: sub, answer: a}))
+		return a != nil && trySend(out, gcp.DeltaResponse(&deltaResponse{req: req, sub: sub, deltaBody: a}))
 	}), nil
 }
 
-// watch files a watch and returns how to end it. If something is shown already,
+// addWatch files a watch and returns how to end it. If something is shown already,
 // answer may answer it at once.
-func (c *Cache) watch(typ string, w *watch, answer func(*shown) bool) func() {
+func (c *Cache) addWatch(typ string, w *watch, answer func(*groupSet) bool) func() {
 	s := c.shardOf(w.node)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	ws := s.of(typ)
-	if now := s.groups.of(w.group); now != nil && answer(now) {
+	ws := s.watchesOf(typ)
+	if now := s.sets.get(w.group); now != nil && answer(now) {
 		ws.answered.add(w)
 	} else {
 		ws.open.add(w)
 	}
-	return func() { c.cancel(s, typ, w) }
+	return func() { c.cancelWatch(s, typ, w) }
 }
 
-// renewed are the names that the request subscribes to without saying which
+// resubscribed are the names that the request subscribes to without saying which
 // version it has.
-func renewed(req *gcp.DeltaRequest) map[string]bool {
+func resubscribed(req *gcp.DeltaRequest) map[string]bool {
 	names := make(map[string]bool, len(req.GetResourceNamesSubscribe()))
 	for _, name := range req.GetResourceNamesSubscribe() {
 		if _, has := req.GetInitialResourceVersions()[name]; !has {
@@ -84,45 +84,45 @@ func renewed(req *gcp.DeltaRequest) map[string]bool {
 	return names
 }
 
-// differs compares a content with what the stream was sent; nil means that
+// diff compares a content with what the stream was sent; nil means that
 // nothing differs.
-func (w *watch) differs(ct *content, renewed map[string]bool) *answer {
-	var a answer
-	w.compareAll(&a, ct, renewed)
-	if a.empty() {
+func (w *watch) diff(ct *content, renewed map[string]bool) *deltaBody {
+	var a deltaBody
+	w.diffAll(&a, ct, renewed)
+	if a.isEmpty() {
 		return nil
 	}
-	a.seal(ct)
+	a.complete(ct)
 	return &a
 }
 
-// compareAll compares whatever can matter to the subscription.
-func (w *watch) compareAll(a *answer, ct *content, renewed map[string]bool) {
+// diffAll compares whatever can matter to the subscription.
+func (w *watch) diffAll(a *deltaBody, ct *content, renewed map[string]bool) {
 	wildcard, named := w.sub.IsWildcard(), w.sub.SubscribedResources()
 	if wildcard && ct != nil {
 		for name := range ct.entries {
-			w.compare(a, ct, name, renewed)
+			w.diffResource(a, ct, name, renewed)
 		}
 	}
 	for name := range named {
 		if !wildcard || ct.get(name) == nil {
-			w.compare(a, ct, name, renewed)
+			w.diffResource(a, ct, name, renewed)
 		}
 	}
 	if wildcard {
 		for name := range w.sub.ReturnedResources() {
 			if _, asked := named[name]; !asked && ct.get(name) == nil {
-				w.compare(a, ct, name, renewed)
+				w.diffResource(a, ct, name, renewed)
 			}
 		}
 	}
-	slices.SortFunc(a.send, func(a, b *entry) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(a.entries, func(a, b *entry) int { return cmp.Compare(a.Name, b.Name) })
 	slices.Sort(a.removed)
 }
 
-// compare adds a resource to an answer if the client has something else, or is
+// diffResource adds a resource to an answer if the client has something else, or is
 // to be sent it anew.
-func (w *watch) compare(a *answer, ct *content, name string, renewed map[string]bool) {
+func (w *watch) diffResource(a *deltaBody, ct *content, name string, renewed map[string]bool) {
 	_, asked := w.sub.SubscribedResources()[name]
 	if !asked && !w.sub.IsWildcard() {
 		return
@@ -134,16 +134,16 @@ func (w *watch) compare(a *answer, ct *content, name string, renewed map[string]
 	have, had := w.sub.ReturnedResources()[name]
 	switch {
 	case e != nil && (have != e.Version || renewed[name]):
-		a.send = append(a.send, e)
+		a.entries = append(a.entries, e)
 	case e == nil && had && have != absent, e == nil && asked && (!had || renewed[name]):
 		a.removed = append(a.removed, name)
 	}
 }
 
-// greeting is the empty answer to a new wildcard subscription that misses
+// initialEmpty is the empty answer to a new wildcard subscription that misses
 // nothing: a proxy that starts waits for one to know that there is no more.
 // Requests that only add or drop names do not ask for the wildcard.
-func (w *watch) greeting(ct *content) *answer {
+func (w *watch) initialEmpty(ct *content) *deltaBody {
 	req := w.delta.req
 	if req.GetResponseNonce() != "" || !w.sub.IsWildcard() {
 		return nil
@@ -152,7 +152,7 @@ func (w *watch) greeting(ct *content) *answer {
 	if !slices.Contains(subscribe, "*") && len(subscribe)+len(req.GetResourceNamesUnsubscribe()) > 0 {
 		return nil
 	}
-	return &answer{version: ct.version()}
+	return &deltaBody{version: ct.version()}
 }
 
 // CreateWatch implements the state-of-the-world protocol. A client that
@@ -161,21 +161,21 @@ func (w *watch) greeting(ct *content) *answer {
 func (c *Cache) CreateWatch(req *gcp.Request, sub gcp.Subscription, out chan gcp.Response) (func(), error) {
 	typ := req.GetTypeUrl()
 	w := &watch{group: c.group(req.GetNode()), node: req.GetNode().GetId(), sub: sub, sotw: &sotwWatch{req, out}}
-	return c.watch(typ, w, func(s *shown) bool {
+	return c.addWatch(typ, w, func(s *groupSet) bool {
 		resp := w.sotwResponse(s.content(typ))
-		return resp != nil && offer(out, gcp.Response(resp))
+		return resp != nil && trySend(out, gcp.Response(resp))
 	}), nil
 }
 
-// complete reports whether a response of the type lists everything, so that
+// listsAll reports whether a response of the type lists everything, so that
 // what is missing from it does not exist. Of the other types a response holds
 // what is new.
-func complete(typ string) bool {
+func listsAll(typ string) bool {
 	return typ == resources.ClusterType || typ == resources.ListenerType
 }
 
-// visible lists the entries that the subscription covers, sorted by name.
-func visible(ct *content, sub gcp.Subscription) []*entry {
+// subscribedEntries lists the entries that the subscription covers, sorted by name.
+func subscribedEntries(ct *content, sub gcp.Subscription) []*entry {
 	var all []*entry
 	if ct == nil {
 		return nil
@@ -200,7 +200,7 @@ func visible(ct *content, sub gcp.Subscription) []*entry {
 // sotwResponse returns what a client is to be sent, or nil if it has it.
 func (w *watch) sotwResponse(ct *content) *sotwResponse {
 	typ, returned := w.sotw.req.GetTypeUrl(), w.sub.ReturnedResources()
-	all := visible(ct, w.sub)
+	all := subscribedEntries(ct, w.sub)
 	next := make(map[string]string, len(all))
 	var send []*entry
 	for _, e := range all {
@@ -209,7 +209,7 @@ func (w *watch) sotwResponse(ct *content) *sotwResponse {
 			send = append(send, e)
 		}
 	}
-	if complete(typ) {
+	if listsAll(typ) {
 		first := w.sotw.req.GetResponseNonce() == "" && len(returned) == 0
 		if !first && maps.Equal(next, returned) {
 			return nil
@@ -222,40 +222,40 @@ func (w *watch) sotwResponse(ct *content) *sotwResponse {
 	for i, e := range all {
 		rs[i] = e.Resource
 	}
-	return &sotwResponse{req: w.sotw.req, send: send, next: next, version: Digest(rs)}
+	return &sotwResponse{req: w.sotw.req, entries: send, next: next, version: Digest(rs)}
 }
 
-// tell tells an open watch of news, and reports whether it concerned it.
-func (w *watch) tell(n *news) bool {
+// respond tells an open watch of news, and reports whether it concerned it.
+func (w *watch) respond(n *typeUpdate) bool {
 	if w.sotw != nil {
 		resp := w.sotwResponse(n.content)
-		return resp != nil && offer(w.sotw.out, gcp.Response(resp))
+		return resp != nil && trySend(w.sotw.out, gcp.Response(resp))
 	}
-	fresh, a := &n.scratch, n.last
-	fresh.send, fresh.removed = fresh.send[:0], fresh.removed[:0]
+	fresh, a := &n.scratch, n.lastDelta
+	fresh.entries, fresh.removed = fresh.entries[:0], fresh.removed[:0]
 	if w.delta.req.GetResponseNonce() == "" {
-		w.compareAll(fresh, n.content, nil) // it may have waited for the first set
+		w.diffAll(fresh, n.content, nil) // it may have waited for the first set
 	} else {
 		for _, name := range n.changed {
-			w.compare(fresh, n.content, name, nil)
+			w.diffResource(fresh, n.content, name, nil)
 		}
 	}
 	switch {
-	case fresh.empty():
-		if a = w.greeting(n.content); a == nil {
+	case fresh.isEmpty():
+		if a = w.initialEmpty(n.content); a == nil {
 			return false
 		}
 	case !a.equal(fresh):
-		a = &answer{send: slices.Clone(fresh.send), removed: slices.Clone(fresh.removed)}
-		a.seal(n.content)
-		n.last = a
+		a = &deltaBody{entries: slices.Clone(fresh.entries), removed: slices.Clone(fresh.removed)}
+		a.complete(n.content)
+		n.lastDelta = a
 	}
-	return offer(w.delta.out, gcp.DeltaResponse(&deltaResponse{req: w.delta.req, sub: w.sub, answer: a}))
+	return trySend(w.delta.out, gcp.DeltaResponse(&deltaResponse{req: w.delta.req, sub: w.sub, deltaBody: a}))
 }
 
-// offer sends without waiting. The server's channels have room for an answer
+// trySend sends without waiting. The server's channels have room for an answer
 // per type; should one be full, the watch stays and the next change tells.
-func offer[R any](out chan R, resp R) bool {
+func trySend[R any](out chan R, resp R) bool {
 	select {
 	case out <- resp:
 		return true
@@ -266,10 +266,10 @@ func offer[R any](out chan R, resp R) bool {
 
 // Fetch implements the REST protocol.
 func (c *Cache) Fetch(_ context.Context, req *discoveryv3.DiscoveryRequest) (gcp.Response, error) {
-	c.setting.Lock()
-	s := c.groups.of(c.group(req.GetNode()))
-	c.setting.Unlock()
-	w := &watch{sub: named(req.GetResourceNames()), sotw: &sotwWatch{req: req}}
+	c.setMu.Lock()
+	s := c.sets.get(c.group(req.GetNode()))
+	c.setMu.Unlock()
+	w := &watch{sub: namedSubscription(req.GetResourceNames()), sotw: &sotwWatch{req: req}}
 	resp := w.sotwResponse(s.content(req.GetTypeUrl()))
 	if resp == nil {
 		resp = &sotwResponse{req: req, version: Digest(nil)}
@@ -280,12 +280,12 @@ func (c *Cache) Fetch(_ context.Context, req *discoveryv3.DiscoveryRequest) (gcp
 	return resp, nil
 }
 
-// named is the subscription of a request that has no stream.
-type named []string
+// namedSubscription is the subscription of a request that has no stream.
+type namedSubscription []string
 
-func (n named) ReturnedResources() map[string]string { return nil }
-func (n named) IsWildcard() bool                     { return len(n) == 0 }
-func (n named) SubscribedResources() map[string]struct{} {
+func (n namedSubscription) ReturnedResources() map[string]string { return nil }
+func (n namedSubscription) IsWildcard() bool                     { return len(n) == 0 }
+func (n namedSubscription) SubscribedResources() map[string]struct{} {
 	set := make(map[string]struct{}, len(n))
 	for _, name := range n {
 		set[name] = struct{}{}

@@ -1,10 +1,19 @@
 package control
 
 import (
+	"context"
+	"encoding/json"
+	"errors"
 	"net/http"
+	"os"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cascadeinfer/cascade/xds/fleet"
+	"github.com/cascadeinfer/cascade/xds/policyslots"
+	"github.com/cascadeinfer/cascade/xds/store"
 )
 
 // Bounds of the admin server.
@@ -20,12 +29,12 @@ const (
 func (c *Control) adminServer() *http.Server {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
-		answer(w, http.StatusOK, c.Status())
+		writeJSON(w, http.StatusOK, c.Status())
 	})
 	mux.HandleFunc("GET /devices", c.devices)
 	mux.HandleFunc("GET /migrations", c.migrations)
-	mux.Handle("POST /drain", ordered(drainOrder(c.fleet.Drain, c.replicaStatus)))
-	mux.Handle("POST /undrain", ordered(drainOrder(c.fleet.Undrain, c.replicaStatus)))
+	mux.Handle("POST /drain", handleCommand(drainCommand(c.fleet.Drain, c.replicaStatus)))
+	mux.Handle("POST /undrain", handleCommand(drainCommand(c.fleet.Undrain, c.replicaStatus)))
 	c.planRoutes(mux)
 	c.policyRoutes(mux)
 	mux.Handle("GET /metrics", promhttp.HandlerFor(c.registry, promhttp.HandlerOpts{}))
@@ -40,8 +49,70 @@ func (c *Control) adminServer() *http.Server {
 		_, _ = w.Write([]byte("ready\n"))
 	})
 	return &http.Server{
-		Handler:           drained(maxPush, OwnHosts(c.cfg.AdminHosts, mux)),
+		Handler:           drainBody(maxPush, RestrictHosts(c.cfg.AdminHosts, mux)),
 		ReadHeaderTimeout: adminHeaderTimeout, ReadTimeout: adminTimeout, WriteTimeout: adminTimeout,
 		IdleTimeout: adminIdle, MaxHeaderBytes: adminHeaderBytes,
 	}
+}
+
+// serveAdmin runs the admin server until ctx ends.
+func (c *Control) serveAdmin(ctx context.Context, g *errgroup.Group) {
+	server := c.adminServer()
+	g.Go(func() error {
+		if err := server.Serve(c.admin); !errors.Is(err, http.ErrServerClosed) {
+			return err
+		}
+		return nil
+	})
+	g.Go(func() error {
+		<-ctx.Done()
+		// The parent is over; the time to stop is the server's own.
+		stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.cfg.Stop)
+		defer cancel()
+		if server.Shutdown(stop) != nil {
+			return server.Close()
+		}
+		return nil
+	})
+}
+
+// errorBody is the JSON answer to what cannot be done.
+type errorBody struct {
+	Error string `json:"error"`
+}
+
+// writeJSON writes a JSON answer.
+func writeJSON(w http.ResponseWriter, code int, v any) {
+	body, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("content-type", "application/json")
+	w.WriteHeader(code)
+	_, _ = w.Write(append(body, '\n'))
+}
+
+// statusCode is the status that stands for a refused order.
+func statusCode(err error) int {
+	var bad badRequest
+	var denied inadmissible
+	var large *http.MaxBytesError
+	is := func(target error) bool { return errors.Is(err, target) }
+	switch {
+	case errors.As(err, &large), is(errTooLarge):
+		return http.StatusRequestEntityTooLarge
+	case errors.As(err, &bad):
+		return http.StatusBadRequest
+	case errors.As(err, &denied):
+		return http.StatusUnprocessableEntity
+	case is(os.ErrDeadlineExceeded):
+		return http.StatusRequestTimeout
+	case is(fleet.ErrUnknown), is(fleet.ErrNoModel), is(fleet.ErrNoPlan):
+		return http.StatusNotFound
+	case is(fleet.ErrLast), is(fleet.ErrFile), is(fleet.ErrPinned), is(fleet.ErrSame), is(fleet.ErrDenied),
+		is(store.ErrNoModule), is(policyslots.ErrReplayed), is(policyslots.ErrNoCandidate), is(policyslots.ErrOther), is(policyslots.ErrNative):
+		return http.StatusConflict
+	}
+	return http.StatusServiceUnavailable
 }

@@ -28,9 +28,9 @@ type Config struct {
 	// Settings.Length is empty, this process is the length service.
 	Settings resources.Settings
 
-	// Edge is the certificate that Envoys show to clients, who then speak TLS to
+	// EdgeCertificate is the certificate that Envoys show to clients, who then speak TLS to
 	// the listener; nil is plain text. See Control.SetEdge.
-	Edge *resources.Certificate
+	EdgeCertificate *resources.Certificate
 
 	// Listen is the host:port of the gRPC server: xDS, load reports and, without
 	// TLS, the length service. "" means 127.0.0.1:18000; port 0 any free one.
@@ -151,17 +151,17 @@ func (c Config) validate() error {
 		admin = c.AdminListener.Addr().String()
 	}
 	if c.TLS == nil {
-		if err := loopback(listen); err != nil {
+		if err := checkLoopback(listen); err != nil {
 			return fmt.Errorf("listen %s: %w: give TLS, or an address of loopback", listen, err)
 		}
 	}
 	if c.TrustDomain != "" && c.TLS == nil {
 		return fmt.Errorf("trust domain %s: identities are in certificates: give TLS", c.TrustDomain)
 	}
-	if err := loopback(admin); err != nil {
+	if err := checkLoopback(admin); err != nil {
 		return fmt.Errorf("admin %s: %w: the admin page has no authentication; give an address of loopback", admin, err)
 	}
-	if err := loopback(c.Length); err != nil {
+	if err := checkLoopback(c.Length); err != nil {
 		return fmt.Errorf("length %s: %w: prompts pass there in plain text", c.Length, err)
 	}
 	return nil
@@ -169,9 +169,9 @@ func (c Config) validate() error {
 
 var errNotLoopback = errors.New("not an address of loopback")
 
-// loopback says why an address is not one that only this machine can reach.
+// checkLoopback says why an address is not one that only this machine can reach.
 // Names are not resolved: what they mean can change.
-func loopback(address string) error {
+func checkLoopback(address string) error {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
 		return err

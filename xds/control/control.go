@@ -1,6 +1,7 @@
 package control
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -9,6 +10,7 @@ import (
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
@@ -31,16 +33,16 @@ type Control struct {
 	cfg       Config // complete
 	log       *slog.Logger
 	fleet     *fleet.Fleet
-	cache     *firstSet
+	cache     *servingCache
 	ledger    *publish.Ledger
 	xds       *server.Server
 	publisher *publish.Publisher
 	submitter *submitter
-	binder    *nodeauth.Binder // nil: clients are whom they claim to be
-	length    *length.Server   // nil: the estimator is not ours
-	loads     *loads
-	adapters  adapters
-	keeper    *keeper
+	auth      *nodeauth.Authenticator // nil: clients are whom they claim to be
+	length    *length.Server          // nil: the estimator is not ours
+	loads     *proxyLoads
+	adapters  adapterIndex
+	slots     *slotManager
 	uploads   chan struct{} // capacity maxUploads: the bodies that are read at a time
 	pushes    chan struct{} // capacity 1: one push is taken in at a time
 	health    *health.Server
@@ -83,28 +85,28 @@ func (c *Control) init() error {
 	c.registry = prometheus.NewRegistry()
 	c.registry.MustRegister(collector{c})
 	if c.cfg.TrustDomain != "" {
-		if c.binder, err = nodeauth.New(nodeauth.Config{TrustDomain: c.cfg.TrustDomain, TLS: c.cfg.TLS, Logger: c.log}); err != nil {
+		if c.auth, err = nodeauth.New(nodeauth.Config{TrustDomain: c.cfg.TrustDomain, TLS: c.cfg.TLS, Logger: c.log}); err != nil {
 			return err
 		}
 	}
 	settings := c.cfg.Settings
-	settings.EdgeTLS = c.cfg.Edge != nil
+	settings.EdgeTLS = c.cfg.EdgeCertificate != nil
 	if settings.Estimator == resources.ExtProc && settings.Length == "" {
 		if settings.Length, err = c.initLength(); err != nil {
 			return err
 		}
 	}
 	// What cannot be rendered now never can: settings do not change.
-	if err := renders(settings, c.cfg.Edge, c.cfg.Models, c.cfg.Replicas); err != nil {
+	if err := checkRenderable(settings, c.cfg.EdgeCertificate, c.cfg.Models, c.cfg.Replicas); err != nil {
 		return err
 	}
 	groups, err := nodegroup.New(c.cfg.Groups)
 	if err != nil {
 		return fmt.Errorf("groups: %w", err)
 	}
-	groupOf := func(n *corev3.Node) string { return groups.Of(n.GetId(), n.GetCluster()) }
-	c.cache = &firstSet{Cache: cache.New(cache.Config{Group: groupOf}), first: c.serving, sets: make(map[string]resources.Set)}
-	c.keeper = newKeeper(c)
+	groupOf := func(n *corev3.Node) string { return groups.GroupOf(n.GetId(), n.GetCluster()) }
+	c.cache = &servingCache{Cache: cache.New(cache.Config{Group: groupOf}), onServing: c.setServing, sets: make(map[string]resources.Set)}
+	c.slots = newSlotManager(c)
 	c.ledger = publish.NewLedger(c.log)
 	c.xds, err = server.New(server.Config{Cache: c.cache, Callbacks: c.ledger, Limits: c.cfg.Limits, Logger: c.log})
 	if err != nil {
@@ -114,16 +116,16 @@ func (c *Control) init() error {
 		return err
 	}
 	c.publisher, err = publish.New(publish.Config{
-		Target: c.cache, Ledger: c.ledger, Groups: groups, Watch: c.cfg.Watch,
-		Judge: c.loads, Activity: c.loads, Refused: c.refused, Logger: c.log,
+		Cache: c.cache, Ledger: c.ledger, Groups: groups, Watch: c.cfg.Watch,
+		Monitor: c.loads, RequestCounter: c.loads, OnRefusal: c.storeRefusals, Logger: c.log,
 	})
 	if err != nil {
 		return err
 	}
-	c.submitter = &submitter{settings: settings, publisher: c.publisher, edge: c.cfg.Edge}
+	c.submitter = &submitter{settings: settings, publisher: c.publisher, edge: c.cfg.EdgeCertificate}
 	c.fleet, err = fleet.New(fleet.Config{
 		Rules: c.cfg.Rules, Replicas: c.cfg.Replicas, Store: c.cfg.Store, Counters: c.cfg.Counters,
-		Slots: c.keeper.tell, Publisher: c.submitter, Proxies: c.loads.book, Logger: c.log,
+		Slots: c.slots.setStored, Publisher: c.submitter, Proxies: c.loads.book, Logger: c.log,
 	})
 	return err
 }
@@ -138,7 +140,7 @@ func (c *Control) initLength() (string, error) {
 	var err error
 	c.length, err = length.New(length.Config{
 		Models: models, BytesPerToken: c.BytesPerToken,
-		BaseOf: func(name string) string { return c.adapters.baseOf(c.fleet.Snapshot(), name) }, Health: c.health, Metrics: c.registry, Logger: c.log,
+		BaseOf: func(name string) string { return c.adapters.modelOf(c.fleet.Snapshot(), name) }, Health: c.health, Metrics: c.registry, Logger: c.log,
 	})
 	if err != nil {
 		return "", err
@@ -170,14 +172,14 @@ func (c *Control) AdminAddr() net.Addr { return c.admin.Addr() }
 // SetReplicas replaces the configured replicas; see fleet.Fleet.
 func (c *Control) SetReplicas(list []policies.Replica) error { return c.fleet.SetReplicas(list) }
 
-// SetEdge replaces the certificate of Config.Edge; connections that are open
+// SetEdgeCertificate replaces the certificate of Config.Edge; connections that are open
 // keep the one that they began with. It is an error where there was none, because
 // a listener is not edited.
-func (c *Control) SetEdge(cert *resources.Certificate) error {
-	if c.cfg.Edge == nil || cert == nil {
+func (c *Control) SetEdgeCertificate(cert *resources.Certificate) error {
+	if c.cfg.EdgeCertificate == nil || cert == nil {
 		return errors.New("control: whether clients speak TLS is decided at the start")
 	}
-	c.submitter.setEdge(cert)
+	c.submitter.setEdgeCertificate(cert)
 	return nil
 }
 
@@ -192,12 +194,28 @@ func (c *Control) Ready() bool { return c.cache.served.Load() }
 func (c *Control) Status() Status {
 	now := time.Now()
 	s := statusOf(c.fleet.Snapshot(), c.publisher.Status(), c.cfg.Policy, now)
-	s.Policies = c.summaries(now)
+	s.Policies = c.policySummaries(now)
 	return s
 }
 
-// serving tells health checks that proxies get answers.
-func (c *Control) serving() {
+// setServing tells health checks that proxies get answers.
+func (c *Control) setServing() {
 	c.health.SetServingStatus("", healthv1.HealthCheckResponse_SERVING)
 	c.health.SetServingStatus(api.Fleet_ServiceDesc.ServiceName, healthv1.HealthCheckResponse_SERVING)
+}
+
+// Run serves until ctx ends, then ends the streams, closes the sockets and
+// returns nil. An error means that it could not begin, or that a socket
+// failed.
+func (c *Control) Run(ctx context.Context) error {
+	defer c.Close()
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return c.cache.Run(ctx) })
+	g.Go(func() error { return c.publisher.Run(ctx) })
+	g.Go(func() error { return c.fleet.Run(ctx) })
+	g.Go(func() error { return c.slots.run(ctx) })
+	c.serveGRPC(ctx, g)
+	c.serveAdmin(ctx, g)
+	c.log.Info("control plane listens", "grpc", c.Addr().String(), "admin", c.AdminAddr().String())
+	return g.Wait()
 }

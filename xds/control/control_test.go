@@ -270,7 +270,7 @@ func TestAdmin(t *testing.T) {
 	_, metrics := get(t, c, "/metrics")
 	for _, want := range []string{
 		`cascade_plan_epoch{model="m"} 1`, `cascade_replica_held_tokens{model="m",replica="r0"} 77`,
-		`cascade_replica_healthy{model="m",replica="r1",stage="s0"} 1`, `cascade_node_epoch{node="proxy-1"} 1`, `cascade_shown_epoch 1`,
+		`cascade_replica_healthy{model="m",replica="r1",stage="s0"} 1`, `cascade_node_epoch{node="proxy-1"} 1`, `cascade_published_epoch 1`,
 	} {
 		if !strings.Contains(metrics, want) {
 			t.Errorf("no %s in\n%s", want, metrics)

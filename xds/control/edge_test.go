@@ -48,7 +48,7 @@ func TestSetEdge(t *testing.T) {
 	r, _ := upstream(t, "r0")
 	fast := rules()
 	fast.Speed, fast.Grace = 1, time.Hour // nobody reports here
-	c := start(t, Config{Rules: fast, Replicas: []policies.Replica{r}, Edge: edgePair(t, 1)})
+	c := start(t, Config{Rules: fast, Replicas: []policies.Replica{r}, EdgeCertificate: edgePair(t, 1)})
 	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "envoy", XDS: c.Addr().String()})
 	if err != nil {
 		t.Fatal(err)
@@ -74,7 +74,7 @@ func TestSetEdge(t *testing.T) {
 	}
 	for _, serial := range []int64{1, 2} {
 		if serial == 2 {
-			if err := c.SetEdge(edgePair(t, serial)); err != nil {
+			if err := c.SetEdgeCertificate(edgePair(t, serial)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -90,11 +90,11 @@ func TestSetEdge(t *testing.T) {
 			time.Sleep(5 * time.Millisecond)
 		}
 	}
-	if c.SetEdge(nil) == nil {
+	if c.SetEdgeCertificate(nil) == nil {
 		t.Error("the certificate was taken away")
 	}
 	plain := start(t, Config{Rules: fast, Replicas: []policies.Replica{r}})
-	if plain.SetEdge(edgePair(t, 3)) == nil {
+	if plain.SetEdgeCertificate(edgePair(t, 3)) == nil {
 		t.Error("a fleet in plain text has got a certificate")
 	}
 }

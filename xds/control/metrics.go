@@ -1,6 +1,7 @@
 package control
 
 import (
+	"strconv"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -8,6 +9,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/fleet"
 	"github.com/cascadeinfer/cascade/xds/internal/publish"
+	"github.com/cascadeinfer/cascade/xds/policyslots"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -27,40 +29,40 @@ var (
 	bytesPerToken = desc("bytes_per_token", "Prompt bytes per token that routes and estimator use.", "model")
 	estimateError = desc("estimate_error_ratio", "Mean relative error of the length estimate against exact counts.", "model")
 
-	replicaHealthy   = desc("replica_healthy", "1 while the replica takes new requests.", "model", "replica", "stage")
-	replicaWeight    = desc("replica_weight", "EDS weight of the replica; 100 is neutral.", "model", "replica")
-	replicaRunning   = desc("replica_running", "Requests that produce tokens on the replica.", "model", "replica")
-	replicaWaiting   = desc("replica_waiting", "Requests accepted by the replica and not yet producing.", "model", "replica")
-	replicaHeld      = desc("replica_held_tokens", "KV tokens in use on the replica.", "model", "replica")
-	replicaPromised  = desc("replica_promised_tokens", "Length of what the replica has accepted and not begun.", "model", "replica")
-	replicaIteration = desc("replica_iteration_seconds", "Recent mean time between a request's tokens.", "model", "replica")
-	replicaReported  = desc("replica_report_timestamp_seconds", "When the replica's last load report came.", "model", "replica")
-	replicaDrain     = desc("replica_drain", "1 while somebody wants the replica emptied.", "model", "replica")
-	replicaResidents = desc("replica_residents", "Requests that run on the replica, wherever their streams are.", "model", "replica")
-	replicaPinned    = desc("replica_pinned", "Requests on the replica that may not move.", "model", "replica")
-	replicaStreams   = desc("replica_streams", "Streams of the replica's own clients, wherever their requests run.", "model", "replica")
-	replicaProxied   = desc("replica_proxy_requests", "Requests that proxies have in progress at the replica.", "model", "replica")
-	replicaDoubted   = desc("replica_distrusted", "1 while the replica's reports are not believed.", "model", "replica")
-	proxyReports     = desc("proxy_reports_total", "Load reports of proxies taken in.")
-	groupRequests    = desc("group_requests", "Requests that the group's proxies saw end within the last minute.", "group")
-	groupFailed      = desc("group_failed_requests", "Those of them that were answered 5xx, or cut.", "group")
-	proxyRefused     = desc("proxy_report_streams_refused_total", "Report streams of proxies ended because a report was refused.")
-	reportsTotal     = desc("reports_total", "Load reports taken in.")
-	reportsRefused   = desc("report_streams_refused_total", "Report streams ended because a report was refused.")
+	replicaHealthy    = desc("replica_healthy", "1 while the replica takes new requests.", "model", "replica", "stage")
+	replicaWeight     = desc("replica_weight", "EDS weight of the replica; 100 is neutral.", "model", "replica")
+	replicaRunning    = desc("replica_running", "Requests that produce tokens on the replica.", "model", "replica")
+	replicaWaiting    = desc("replica_waiting", "Requests accepted by the replica and not yet producing.", "model", "replica")
+	replicaHeld       = desc("replica_held_tokens", "KV tokens in use on the replica.", "model", "replica")
+	replicaPromised   = desc("replica_promised_tokens", "Length of what the replica has accepted and not begun.", "model", "replica")
+	replicaIteration  = desc("replica_iteration_seconds", "Recent mean time between a request's tokens.", "model", "replica")
+	replicaReported   = desc("replica_report_timestamp_seconds", "When the replica's last load report came.", "model", "replica")
+	replicaDrain      = desc("replica_drain", "1 while somebody wants the replica emptied.", "model", "replica")
+	replicaResidents  = desc("replica_residents", "Requests that run on the replica, wherever their streams are.", "model", "replica")
+	replicaPinned     = desc("replica_pinned", "Requests on the replica that may not move.", "model", "replica")
+	replicaStreams    = desc("replica_streams", "Streams of the replica's own clients, wherever their requests run.", "model", "replica")
+	replicaProxied    = desc("replica_proxy_requests", "Requests that proxies have in progress at the replica.", "model", "replica")
+	replicaDistrusted = desc("replica_distrusted", "1 while the replica's reports are not believed.", "model", "replica")
+	proxyReports      = desc("proxy_reports_total", "Load reports of proxies taken in.")
+	groupRequests     = desc("group_requests", "Requests that the group's proxies saw end within the last minute.", "group")
+	groupFailed       = desc("group_failed_requests", "Those of them that were answered 5xx, or cut.", "group")
+	proxyRefused      = desc("proxy_report_streams_refused_total", "Report streams of proxies ended because a report was refused.")
+	reportsTotal      = desc("reports_total", "Load reports taken in.")
+	reportsRefused    = desc("report_streams_refused_total", "Report streams ended because a report was refused.")
 
-	movesRunning = desc("moves_running", "Moves that were told of within a minute and have not ended.")
-	movesEnded   = desc("moves_ended_total", "Moves that have ended.", "cause", "way", "result")
-	movesBytes   = desc("moves_bytes_total", "Bytes copied by moves that have ended.", "cause", "way", "result")
-	movesStall   = desc("move_stall_seconds", "Time that moves which were done kept their client without a token.", "cause", "way")
+	migrationsRunning = desc("migrations_running", "Migrations that were reported within the last minute and have not ended.")
+	migrationsEnded   = desc("migrations_total", "Migrations that have ended.", "cause", "way", "result")
+	migrationBytes    = desc("migration_bytes_total", "Bytes copied by migrations that have ended.", "cause", "way", "result")
+	migrationStall    = desc("migration_stall_seconds", "Time for which completed migrations kept their clients without a token.", "cause", "way")
 
 	planner        = desc("planner", "1 while this control plane plans for the fleet; of several on one store, one does.")
-	shownEpoch     = desc("shown_epoch", "Epoch of the routes that proxies are shown.")
+	publishedEpoch = desc("published_epoch", "Epoch of the routes that every group of proxies has been sent.")
 	nodeEpoch      = desc("node_epoch", "Newest epoch whose routes the node has acknowledged; 0: unknown.", "node")
 	nodeUp         = desc("node_connected", "1 while the node has a stream open.", "node")
 	nodeFenced     = desc("node_fenced", "1 while the node is late and not waited for.", "node")
 	observers      = desc("observers", "Clients connected that follow the plans and route nothing.")
 	xdsRefused     = desc("xds_refused_total", "xDS streams refused or ended for what their clients did.")
-	strangers      = desc("clients_refused_total", "Handshakes and calls of clients that are not who they must be; with a trust domain.")
+	clientsRefused = desc("clients_refused_total", "Handshakes and calls of clients that are not who they must be; with a trust domain.")
 	slotGeneration = desc("policy_slot_generation", "Generation of a slot's policy on a host, 0 for the native one or none: active, candidate, floor, and the last that was rejected.", "slot", "node", "state")
 	slotCalls      = desc("policy_calls_total", "Calls of a generation on a host since it was loaded there.", "slot", "node", "generation")
 	slotStarved    = desc("policy_starved_total", "Calls that the native policy had to answer because the machine did not run the module in time.", "slot", "node", "generation")
@@ -79,9 +81,9 @@ func (c collector) Describe(ch chan<- *prometheus.Desc) {
 		planEpoch, planStages, stageLow, seenTotal, requestRate, bytesPerToken, estimateError,
 		replicaHealthy, replicaWeight, replicaRunning, replicaWaiting, replicaHeld, replicaPromised,
 		replicaIteration, replicaReported, replicaDrain, replicaResidents, replicaPinned, replicaStreams,
-		replicaProxied, replicaDoubted, proxyReports, proxyRefused, groupRequests, groupFailed,
-		reportsTotal, reportsRefused, movesRunning, movesEnded, movesBytes, movesStall,
-		planner, shownEpoch, nodeEpoch, nodeUp, nodeFenced, nodeNACKs, observers, xdsRefused, strangers,
+		replicaProxied, replicaDistrusted, proxyReports, proxyRefused, groupRequests, groupFailed,
+		reportsTotal, reportsRefused, migrationsRunning, migrationsEnded, migrationBytes, migrationStall,
+		planner, publishedEpoch, nodeEpoch, nodeUp, nodeFenced, nodeNACKs, observers, xdsRefused, clientsRefused,
 		slotGeneration, slotCalls, slotFaults, slotStarved,
 	} {
 		ch <- d
@@ -90,11 +92,11 @@ func (c collector) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (c collector) Collect(ch chan<- prometheus.Metric) {
-	out := sink(ch)
+	out := metricSink(ch)
 	taken, refused := c.fleet.Reports()
 	out.counter(xdsRefused, float64(c.xds.Refused()))
-	if c.binder != nil {
-		out.counter(strangers, float64(c.binder.Refused()))
+	if c.auth != nil {
+		out.counter(clientsRefused, float64(c.auth.Refused()))
 	}
 	out.counter(reportsTotal, float64(taken))
 	out.counter(reportsRefused, float64(refused))
@@ -105,36 +107,36 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		out.gauge(groupRequests, float64(o.Ended), group)
 		out.gauge(groupFailed, float64(o.Failed), group)
 	}
-	out.moves(c.fleet.MoveTotals(time.Now()))
+	out.migrations(c.fleet.MoveTotals(time.Now()))
 	if s := c.fleet.Snapshot(); s != nil {
-		out.gauge(planner, one(s.Planner.Leads))
+		out.gauge(planner, boolValue(s.Planner.Leads))
 		for _, m := range s.Models {
 			out.model(m)
 		}
 	}
-	out.policies(c.keeper.reports(time.Now()))
+	out.policies(c.slots.reports(time.Now()))
 	out.publish(c.publisher.Status())
 }
 
-// sink is where metrics go.
-type sink chan<- prometheus.Metric
+// metricSink is where metrics go.
+type metricSink chan<- prometheus.Metric
 
-func (s sink) gauge(d *prometheus.Desc, v float64, labels ...string) {
+func (s metricSink) gauge(d *prometheus.Desc, v float64, labels ...string) {
 	s <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 }
 
-func (s sink) counter(d *prometheus.Desc, v float64, labels ...string) {
+func (s metricSink) counter(d *prometheus.Desc, v float64, labels ...string) {
 	s <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, v, labels...)
 }
 
-func (s sink) model(m fleet.ModelState) {
+func (s metricSink) model(m fleet.ModelState) {
 	s.gauge(planEpoch, float64(m.Plan.Epoch), m.Name)
 	s.gauge(planStages, float64(len(m.Plan.Stages)), m.Name)
 	for i, stage := range m.Plan.Stages {
 		s.gauge(stageLow, float64(stage.Low), m.Name, resources.StageName(i))
 	}
 	s.counter(seenTotal, float64(m.Seen), m.Name)
-	s.gauge(requestRate, rate(m.Flow), m.Name)
+	s.gauge(requestRate, arrivalRate(m.Flow), m.Name)
 	s.gauge(bytesPerToken, m.BytesPerToken.Float(), m.Name)
 	s.gauge(estimateError, m.EstimateError, m.Name)
 	for _, r := range m.Replicas {
@@ -142,18 +144,18 @@ func (s sink) model(m fleet.ModelState) {
 		if r.Stage >= 0 {
 			stage = resources.StageName(r.Stage)
 		}
-		s.gauge(replicaHealthy, one(r.Health == resources.Healthy), m.Name, id, stage)
+		s.gauge(replicaHealthy, boolValue(r.Health == resources.Healthy), m.Name, id, stage)
 		s.gauge(replicaWeight, float64(r.Weight), m.Name, id)
 		s.gauge(replicaRunning, float64(r.Load.Running), m.Name, id)
 		s.gauge(replicaWaiting, float64(r.Load.Waiting), m.Name, id)
 		s.gauge(replicaHeld, float64(r.Load.Held), m.Name, id)
 		s.gauge(replicaPromised, float64(r.Load.Promised), m.Name, id)
 		s.gauge(replicaIteration, r.Load.Iteration, m.Name, id)
-		s.gauge(replicaDrain, one(len(drainOf(r)) > 0), m.Name, id)
+		s.gauge(replicaDrain, boolValue(len(drainOf(r)) > 0), m.Name, id)
 		s.gauge(replicaResidents, float64(r.Residents), m.Name, id)
 		s.gauge(replicaPinned, float64(r.Pinned), m.Name, id)
 		s.gauge(replicaStreams, float64(r.Streams), m.Name, id)
-		s.gauge(replicaDoubted, one(r.Figure.Distrusted != ""), m.Name, id)
+		s.gauge(replicaDistrusted, boolValue(r.Figure.Distrusted != ""), m.Name, id)
 		if r.Figure.Visible {
 			s.gauge(replicaProxied, float64(r.Figure.Requests), m.Name, id)
 		}
@@ -163,11 +165,11 @@ func (s sink) model(m fleet.ModelState) {
 	}
 }
 
-func (s sink) moves(ended []fleet.MoveTotal, running int) {
-	s.gauge(movesRunning, float64(running))
+func (s metricSink) migrations(ended []fleet.MoveTotal, running int) {
+	s.gauge(migrationsRunning, float64(running))
 	for _, t := range ended {
-		s.counter(movesEnded, float64(t.Count), t.Cause, t.Way, t.Result)
-		s.counter(movesBytes, t.Bytes, t.Cause, t.Way, t.Result)
+		s.counter(migrationsEnded, float64(t.Count), t.Cause, t.Way, t.Result)
+		s.counter(migrationBytes, t.Bytes, t.Cause, t.Way, t.Result)
 		if t.Result != fleet.MoveDone {
 			continue
 		}
@@ -175,38 +177,72 @@ func (s sink) moves(ended []fleet.MoveTotal, running int) {
 		for i, bound := range fleet.StallBounds {
 			buckets[bound] = t.Stall.Buckets[i]
 		}
-		s <- prometheus.MustNewConstHistogram(movesStall, t.Stall.Count, t.Stall.Sum, buckets, t.Cause, t.Way)
+		s <- prometheus.MustNewConstHistogram(migrationStall, t.Stall.Count, t.Stall.Sum, buckets, t.Cause, t.Way)
 	}
 }
 
-func (s sink) publish(p publish.Status) {
-	s.gauge(shownEpoch, float64(p.Epoch))
+func (s metricSink) publish(p publish.Status) {
+	s.gauge(publishedEpoch, float64(p.Epoch))
 	watching := 0
 	for _, n := range p.Nodes {
 		if n.Observer {
-			watching += int(one(n.Connected))
+			watching += int(boolValue(n.Connected))
 			continue
 		}
 		s.gauge(nodeEpoch, float64(n.Epoch), n.ID)
-		s.gauge(nodeUp, one(n.Connected), n.ID)
-		s.gauge(nodeFenced, one(n.Fenced), n.ID)
+		s.gauge(nodeUp, boolValue(n.Connected), n.ID)
+		s.gauge(nodeFenced, boolValue(n.Fenced), n.ID)
 		s.counter(nodeNACKs, float64(n.NACKs), n.ID)
 	}
 	s.gauge(observers, float64(watching))
 }
 
-// one is 1 for true.
-func one(b bool) float64 {
+// boolValue is 1 for true.
+func boolValue(b bool) float64 {
 	if b {
 		return 1
 	}
 	return 0
 }
 
-// rate is a flow's requests per second.
-func rate(f policies.Flow) (sum float64) {
+// arrivalRate is a flow's requests per second.
+func arrivalRate(f policies.Flow) (sum float64) {
 	for _, x := range f.Arrivals {
 		sum += x
 	}
 	return sum
+}
+
+// rejectedState is the word of a life that a host ended by itself.
+const rejectedState = "rejected"
+
+// policies writes the metrics of policy slots. Of replicas that share a host the
+// first one stands for all, so that sums are right.
+func (s metricSink) policies(reports []policyslots.Report) {
+	shared := make(map[[2]string]bool)
+	for _, r := range reports {
+		for _, slot := range r.Statuses {
+			if slot.Host != "" {
+				key := [2]string{slot.Host, slot.Kind}
+				if shared[key] {
+					continue
+				}
+				shared[key] = true
+			}
+			s.gauge(slotGeneration, float64(slot.Active), slot.Kind, r.Node, "active")
+			s.gauge(slotGeneration, float64(slot.Candidate), slot.Kind, r.Node, "candidate")
+			s.gauge(slotGeneration, float64(slot.Floor), slot.Kind, r.Node, "floor")
+			var rejected uint64
+			for _, l := range slot.Lives {
+				if l.State == rejectedState {
+					rejected = max(rejected, l.Generation)
+				}
+				generation := strconv.FormatUint(l.Generation, 10)
+				s.counter(slotCalls, float64(l.Calls), slot.Kind, r.Node, generation)
+				s.counter(slotFaults, float64(l.Faults), slot.Kind, r.Node, generation)
+				s.counter(slotStarved, float64(l.Starved), slot.Kind, r.Node, generation)
+			}
+			s.gauge(slotGeneration, float64(rejected), slot.Kind, r.Node, rejectedState)
+		}
+	}
 }

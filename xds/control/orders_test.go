@@ -58,7 +58,7 @@ func TestDrain(t *testing.T) {
 	waitFor(t, c, "r1's residents", func(s Status) bool { return s.Models[0].Stages[0].Replicas[1].Residents == 4 })
 
 	code, body := post(t, c, "/drain?replica=r1", nil)
-	var o Order
+	var o DrainResult
 	if err := json.Unmarshal([]byte(body), &o); err != nil || code != 200 {
 		t.Fatalf("%d %v: %s", code, err, body)
 	}
@@ -163,7 +163,7 @@ func TestMigrations(t *testing.T) {
 		m.Routes = []*api.Route{{Transport: "tcp", Peer: "r1", State: "held", Why: "it broke", BytesPerSecond: 5}}
 	})
 	f.report(t, c)
-	for len(c.Migrations(time.Time{}, 10).Moves) < 2 {
+	for len(c.Migrations(time.Time{}, 10).Migrations) < 2 {
 		_, _ = get(t, c, "/healthz")
 		if t.Context().Err() != nil {
 			t.Fatal("no moves came")
@@ -187,17 +187,17 @@ func TestMigrations(t *testing.T) {
 		return m, code
 	}
 	all, code := ask("")
-	if code != 200 || len(all.Moves) != 2 || all.Moves[0].ID != "r0/2" || all.Moves[0].Started != nil {
+	if code != 200 || len(all.Migrations) != 2 || all.Migrations[0].ID != "r0/2" || all.Migrations[0].Started != nil {
 		t.Fatalf("%d %+v", code, all)
 	}
-	if got := all.Moves[1]; got.State != "done" || got.Bytes != 4096 || got.Transport != "shm" || got.Stall != 0.0008 || got.Started.UnixMicro() != move.StartedUnixMicros {
+	if got := all.Migrations[1]; got.State != "done" || got.Bytes != 4096 || got.Transport != "shm" || got.Stall != 0.0008 || got.Started.UnixMicro() != move.StartedUnixMicros {
 		t.Errorf("%+v", got)
 	}
-	if one, _ := ask("limit=1"); len(one.Moves) != 1 || one.Moves[0].ID != "r0/2" {
+	if one, _ := ask("limit=1"); len(one.Migrations) != 1 || one.Migrations[0].ID != "r0/2" {
 		t.Errorf("limit=1: %+v", one)
 	}
 	// The first is told again and again, and is over; the second goes on.
-	if later, _ := ask("since=" + url.QueryEscape(all.Moves[1].Told.Format(time.RFC3339Nano))); slices.ContainsFunc(later.Moves, func(m Migration) bool { return m.ID == "r0/1" }) {
+	if later, _ := ask("since=" + url.QueryEscape(all.Migrations[1].Reported.Format(time.RFC3339Nano))); slices.ContainsFunc(later.Migrations, func(m Migration) bool { return m.ID == "r0/1" }) {
 		t.Errorf("since its end: %+v", later)
 	}
 	for _, query := range []string{"since=yesterday", "limit=0", "limit=513", "limit=x"} {
@@ -207,8 +207,8 @@ func TestMigrations(t *testing.T) {
 	}
 	_, metrics := get(t, c, "/metrics")
 	for _, want := range []string{
-		`cascade_moves_ended_total{cause="growth",result="done",way="live"} 1`, `cascade_moves_bytes_total{cause="growth",result="done",way="live"} 4096`, `cascade_moves_running 1`,
-		`cascade_move_stall_seconds_bucket{cause="growth",way="live",le="0.0005"} 0`, `cascade_move_stall_seconds_bucket{cause="growth",way="live",le="0.001"} 1`, `cascade_move_stall_seconds_count{cause="growth",way="live"} 1`,
+		`cascade_migrations_total{cause="growth",result="done",way="live"} 1`, `cascade_migration_bytes_total{cause="growth",result="done",way="live"} 4096`, `cascade_migrations_running 1`,
+		`cascade_migration_stall_seconds_bucket{cause="growth",way="live",le="0.0005"} 0`, `cascade_migration_stall_seconds_bucket{cause="growth",way="live",le="0.001"} 1`, `cascade_migration_stall_seconds_count{cause="growth",way="live"} 1`,
 	} {
 		if !strings.Contains(metrics, want) {
 			t.Errorf("no %s in\n%s", want, metrics)

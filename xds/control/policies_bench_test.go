@@ -81,7 +81,7 @@ func benchmarkPush(b *testing.B, hosts int) {
 	push := func() {
 		generation++
 		m := policyslots.Module{Generation: generation, Name: "p", SHA256: sum, Size: len(code), Signature: []byte("signed")}
-		if err := c.keeper.change(ctx, []string{slotKind}, func(s policyslots.Slot) (policyslots.Slot, error) {
+		if err := c.slots.change(ctx, []string{slotKind}, func(s policyslots.Slot) (policyslots.Slot, error) {
 			return s.Push(policyslots.Trial{Module: m, Goal: policyslots.Proven})
 		}); err != nil {
 			b.Fatal(err)

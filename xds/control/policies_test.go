@@ -243,7 +243,7 @@ func is(proven, candidate uint64) func(Policies) bool {
 			return false
 		}
 		s := p.Slots[0]
-		return (s.Proven == nil && proven == 0 || s.Proven != nil && s.Proven.Generation == proven) &&
+		return (s.Stable == nil && proven == 0 || s.Stable != nil && s.Stable.Generation == proven) &&
 			(s.Candidate == nil && candidate == 0 || s.Candidate != nil && s.Candidate.Generation == candidate)
 	}
 }
@@ -275,7 +275,7 @@ func TestPolicyHeld(t *testing.T) {
 	h.tell()
 	h.mu.Unlock()
 	waitPolicies(t, c, "it is held", func(p Policies) bool {
-		return len(p.Slots) == 1 && len(p.Slots[0].Nodes) == 1 && len(p.Slots[0].Nodes[0].Lives) == 1 && strings.HasPrefix(p.Slots[0].Nodes[0].Lives[0].Reason, policyslots.Held)
+		return len(p.Slots) == 1 && len(p.Slots[0].Nodes) == 1 && len(p.Slots[0].Nodes[0].Generations) == 1 && strings.HasPrefix(p.Slots[0].Nodes[0].Generations[0].Reason, policyslots.Held)
 	})
 	for _, goal := range []string{"canary&permille=10", "active"} {
 		code, text := post(t, c, "/policies/goal?slot=bid-select&goal="+goal, nil)
@@ -377,8 +377,8 @@ func TestPolicies(t *testing.T) {
 	obeyed(t)(post(t, a, "/policies/rollback?slot=bid-select&reason=slow&by=bob", nil))
 	all(b, "back to 1", func(w policyslots.Want) bool { return wants(1)(w) && len(w.RolledBack) == 2 })
 	if s := waitFor(t, b, "the status tells", func(s Status) bool {
-		return len(s.Policies) == 1 && s.Policies[0].Nodes == 3 && s.Policies[0].Provens == 3
-	}); s.Policies[0].Proven.Generation != 1 {
+		return len(s.Policies) == 1 && s.Policies[0].Nodes == 3 && s.Policies[0].OnStable == 3
+	}); s.Policies[0].Stable.Generation != 1 {
 		t.Errorf("%+v", s.Policies)
 	}
 
@@ -424,7 +424,7 @@ func TestPolicyRefused(t *testing.T) {
 		t.Errorf("%+v", p.Slots[0])
 	}
 	waitFor(t, c, "a proxy that is current, and a summary", func(s Status) bool {
-		return len(s.Nodes) == 1 && s.Nodes[0].Current && len(s.Refused) == 0 && len(s.Policies) == 1 && s.Policies[0].Candidates == 1
+		return len(s.Nodes) == 1 && s.Nodes[0].Current && len(s.Refused) == 0 && len(s.Policies) == 1 && s.Policies[0].OnCandidate == 1
 	})
 	// Whatever else changes, the same bytes do not come again.
 	if err := c.fleet.Drain(t.Context(), "r0"); err != nil {
@@ -553,7 +553,7 @@ func TestPolicySilentNode(t *testing.T) {
 	if err := c.fleet.Drain(t.Context(), "r0"); err != nil {
 		t.Fatal(err)
 	}
-	s := waitFor(t, c, "the plan is everywhere", func(s Status) bool { return s.Epoch == 2 && s.Shown == 2 && s.Phase == "idle" })
+	s := waitFor(t, c, "the plan is everywhere", func(s Status) bool { return s.Epoch == 2 && s.PublishedEpoch == 2 && s.Phase == "idle" })
 	for _, n := range s.Nodes {
 		if n.Fenced {
 			t.Errorf("%s is fenced: %s", n.ID, n.Why)
@@ -622,7 +622,7 @@ func TestPolicyOwnSlots(t *testing.T) {
 	own.mu.Unlock()
 	obeyed(t)(push(t, c, "slot=partition&goal=active&scope=m", []byte("y"), "generation 2"))
 	see("2 is proven", func(s PolicySlot) bool {
-		return s.Proven != nil && s.Proven.Generation == 2 && s.Nodes[0].Refused == ""
+		return s.Stable != nil && s.Stable.Generation == 2 && s.Nodes[0].Refused == ""
 	})
 	c.stop()
 	for _, w := range own.wanted {
@@ -661,7 +661,7 @@ func TestEnvoyPolicies(t *testing.T) {
 			obeyed(t)(post(t, c, "/policies/rollback?slot=bid-select&slot=place", nil))
 		}
 	}
-	waitFor(t, c, "the slots", func(s Status) bool { return len(s.Policies) == 2 && s.Policies[0].Proven.Generation == 10 })
+	waitFor(t, c, "the slots", func(s Status) bool { return len(s.Policies) == 2 && s.Policies[0].Stable.Generation == 10 })
 	reaches(t, c, 1)
 	after := envoy.Stats(counted)
 	if len(after) < policies.MaxStages {

@@ -1,6 +1,7 @@
 package control
 
 import (
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -33,15 +34,15 @@ func (s *submitter) Publish(snap *fleet.Snapshot) {
 	if s.last != nil {
 		known = s.last.Refused
 	}
-	if fresh := freshRefusals(snap.Refused, known); len(fresh) > 0 {
-		s.publisher.Bar(fresh)
+	if fresh := newRefusals(snap.Refused, known); len(fresh) > 0 {
+		s.publisher.Quarantine(fresh)
 	}
 	s.last = snap
 	s.submitLocked()
 }
 
-// setEdge publishes the last state again, with another certificate.
-func (s *submitter) setEdge(c *resources.Certificate) {
+// setEdgeCertificate publishes the last state again, with another certificate.
+func (s *submitter) setEdgeCertificate(c *resources.Certificate) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.edge = c
@@ -56,35 +57,35 @@ func (s *submitter) submitLocked() {
 	s.publisher.Submit(v)
 }
 
-// firstSet is the cache, and tells when it has something to serve. It adds the
+// servingCache is the cache, and tells when it has something to serve. It adds the
 // policy slots to what the publisher shows, which knows nothing of them: they come
 // to all groups at once, whatever is being rolled out, and from the first set on.
-type firstSet struct {
+type servingCache struct {
 	*cache.Cache
-	served atomic.Bool
-	first  func()
+	served    atomic.Bool
+	onServing func()
 
 	mu    sync.Mutex
 	sets  map[string]resources.Set // of the publisher, by group
 	slots []*resources.Resource
 }
 
-var _ publish.Target = (*firstSet)(nil)
+var _ publish.Cache = (*servingCache)(nil)
 
 // Set implements publish.Target.
-func (f *firstSet) Set(group string, set resources.Set) {
+func (f *servingCache) Set(group string, set resources.Set) {
 	f.mu.Lock()
 	f.sets[group] = set
 	f.Cache.Set(group, set.Plus(f.slots...))
 	f.mu.Unlock()
 	if !f.served.Swap(true) {
-		f.first()
+		f.onServing()
 	}
 }
 
-// renders says why a fleet of these models and replicas cannot be rendered,
+// checkRenderable says why a fleet of these models and replicas cannot be rendered,
 // whatever the plan.
-func renders(settings resources.Settings, edge *resources.Certificate, models []fleet.Model, replicas []policies.Replica) error {
+func checkRenderable(settings resources.Settings, edge *resources.Certificate, models []fleet.Model, replicas []policies.Replica) error {
 	if err := fleet.Check(models, replicas); err != nil {
 		return err
 	}
@@ -105,4 +106,36 @@ func renders(settings resources.Settings, edge *resources.Certificate, models []
 		return err
 	}
 	return resources.Prove(set)
+}
+
+// setSlots shows the policy slots to all groups, at once.
+func (f *servingCache) setSlots(slots []*resources.Resource) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.slots = slots
+	for group, set := range f.sets {
+		f.Cache.Set(group, set.Plus(slots...))
+	}
+}
+
+// storeRefusals writes down what proxies of this control plane refused, so that no
+// other one of the store sends it either, nor this one after a restart.
+func (c *Control) storeRefusals(list []publish.Refusal) {
+	out := make([]store.Refusal, len(list))
+	for i, r := range list {
+		out[i] = store.Refusal{Type: r.Type, Name: r.Name, Version: r.Version, Node: r.Node, Text: r.Text, At: r.At}
+	}
+	c.fleet.Refuse(out)
+}
+
+// newRefusals are those of a list that another one has not.
+func newRefusals(list, known []store.Refusal) (fresh []publish.Refusal) {
+	for _, r := range list {
+		if !slices.ContainsFunc(known, func(o store.Refusal) bool {
+			return o.Type == r.Type && o.Name == r.Name && o.Version == r.Version
+		}) {
+			fresh = append(fresh, publish.Refusal{Type: r.Type, Name: r.Name, Version: r.Version, Node: r.Node, Text: r.Text, At: r.At})
+		}
+	}
+	return fresh
 }

@@ -85,11 +85,11 @@ func TestRefusalsReachAll(t *testing.T) {
 	barred := func(c *running) {
 		t.Helper()
 		until(t, "the refusal is known", func() bool {
-			list := c.publisher.Refused()
+			list := c.publisher.Quarantined()
 			return len(list) == 1 && list[0].Version == "v1" && list[0].Node == "edge"
 		})
 	}
-	b.refused([]publish.Refusal{{Type: resources.ClusterType, Name: "c", Version: "v1", Node: "edge", Text: "bad", At: time.Now()}})
+	b.storeRefusals([]publish.Refusal{{Type: resources.ClusterType, Name: "c", Version: "v1", Node: "edge", Text: "bad", At: time.Now()}})
 	barred(a)
 	barred(run("c"))
 }

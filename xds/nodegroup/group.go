@@ -84,8 +84,8 @@ func (r Rule) validate() error {
 	return nil
 }
 
-// Of returns the group of a node: the first whose rule matches.
-func (l *List) Of(id, cluster string) string {
+// GroupOf returns the group of a node: the first whose rule matches.
+func (l *List) GroupOf(id, cluster string) string {
 	if l == nil || cluster == resources.ObserverCluster {
 		return ""
 	}

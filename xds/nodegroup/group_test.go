@@ -22,7 +22,7 @@ func TestOf(t *testing.T) {
 		{"lab-1", "eu-west", "lab"}, {"a", "eu-west", "eu"}, {"x", "", "eu"}, {"a", "uk", "eu"},
 		{"a", "us", ""}, {"", "", ""}, {"lab-1/2", "", ""}, {"lab-1", resources.ObserverCluster, ""},
 	} {
-		if got := l.Of(x.id, x.cluster); got != x.want {
+		if got := l.GroupOf(x.id, x.cluster); got != x.want {
 			t.Errorf("%q of %q is in %q, want %q", x.id, x.cluster, got, x.want)
 		}
 	}
@@ -30,7 +30,7 @@ func TestOf(t *testing.T) {
 		t.Errorf("names %q", got)
 	}
 	var all *nodegroup.List
-	if all.Of("a", "b") != "" || !slices.Equal(all.Names(), []string{""}) {
+	if all.GroupOf("a", "b") != "" || !slices.Equal(all.Names(), []string{""}) {
 		t.Error("a nil list has more than one group")
 	}
 }
@@ -42,7 +42,7 @@ func TestDefaultIsAnEighth(t *testing.T) {
 	}
 	n := 0
 	for i := range 8000 {
-		if l.Of(fmt.Sprint("edge-", i), "edge") == nodegroup.Canary {
+		if l.GroupOf(fmt.Sprint("edge-", i), "edge") == nodegroup.Canary {
 			n++
 		}
 	}

@@ -174,7 +174,7 @@ func published(tb testing.TB, m *meter, views []resources.View) *plane {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	p, err := publish.New(publish.Config{Target: c, Ledger: ledger})
+	p, err := publish.New(publish.Config{Cache: c, Ledger: ledger})
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -36,26 +36,26 @@ type Limits struct {
 	// Nodes are the most nodes that are known at a time, those included that
 	// left within the last minute. 0 means 16384.
 	Nodes int
-	// Greeting is how long a stream may be open without a request. 0 means
+	// FirstRequestTimeout is how long a stream may be open without a request. 0 means
 	// 10 s.
-	Greeting time.Duration
-	// Send is how long a response may wait for a client that does not read. 0
+	FirstRequestTimeout time.Duration
+	// SendTimeout is how long a response may wait for a client that does not read. 0
 	// means 30 s.
-	Send time.Duration
+	SendTimeout time.Duration
 }
 
 const (
-	defaultFirstRequest = 1 << 20
-	defaultRequest      = 512 << 10
-	defaultStreamNames  = 8 << 10
-	defaultNodeNames    = 16 << 10
-	defaultNameBytes    = 256
-	defaultStreams      = 1 << 10
-	defaultRate         = 100
-	defaultBurst        = 2 << 10
-	defaultNodes        = 16 << 10
-	defaultGreeting     = 10 * time.Second
-	defaultSend         = 30 * time.Second
+	defaultFirstRequest        = 1 << 20
+	defaultRequest             = 512 << 10
+	defaultStreamNames         = 8 << 10
+	defaultNodeNames           = 16 << 10
+	defaultNameBytes           = 256
+	defaultStreams             = 1 << 10
+	defaultRate                = 100
+	defaultBurst               = 2 << 10
+	defaultNodes               = 16 << 10
+	defaultFirstRequestTimeout = 10 * time.Second
+	defaultSendTimeout         = 30 * time.Second
 )
 
 // complete fills in the defaults.
@@ -69,8 +69,8 @@ func (l Limits) complete() Limits {
 	l.Rate = cmp.Or(l.Rate, defaultRate)
 	l.Burst = cmp.Or(l.Burst, defaultBurst)
 	l.Nodes = cmp.Or(l.Nodes, defaultNodes)
-	l.Greeting = cmp.Or(l.Greeting, defaultGreeting)
-	l.Send = cmp.Or(l.Send, defaultSend)
+	l.FirstRequestTimeout = cmp.Or(l.FirstRequestTimeout, defaultFirstRequestTimeout)
+	l.SendTimeout = cmp.Or(l.SendTimeout, defaultSendTimeout)
 	return l
 }
 
@@ -81,7 +81,7 @@ func (l Limits) validate() error {
 			return fmt.Errorf("limit %d: must not be negative", n)
 		}
 	}
-	for _, d := range [...]time.Duration{l.Greeting, l.Send} {
+	for _, d := range [...]time.Duration{l.FirstRequestTimeout, l.SendTimeout} {
 		if d < 0 {
 			return fmt.Errorf("limit %v: must not be negative", d)
 		}

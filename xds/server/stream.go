@@ -12,46 +12,46 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// stream is one guarded stream. The server behind it receives in one goroutine
+// limitedStream is one guarded stream. The server behind it receives in one goroutine
 // and sends in another.
-type stream struct {
+type limitedStream struct {
 	grpc.ServerStream
-	server *Server
-	typ    string // of the service; "" for all
-	timer  *time.Timer
-	over   chan struct{} // capacity 1: time is over
-	owed   atomic.Int64  // responses that the client has not replied to
+	server    *Server
+	typ       string // of the service; "" for all
+	timer     *time.Timer
+	timedOut  chan struct{} // capacity 1: time is over
+	unreplied atomic.Int64  // responses that the client has not replied to
 
-	mu    sync.Mutex
-	why   error // why the stream was ended from here; nil if it was not
-	ended bool
-	id    string
-	node  *node // nil until the first request
-	names names
+	mu            sync.Mutex
+	endErr        error // why the stream was ended from here; nil if it was not
+	ended         bool
+	id            string
+	node          *nodeAccount // nil until the first request
+	subscriptions subscriptions
 	// counted are the names that the node's account knows of.
-	counted size
+	counted nameCount
 }
 
-// guard puts a stream's handler behind the guards.
-func (s *Server) guard(typ string, handler grpc.StreamHandler) grpc.StreamHandler {
+// limit puts a stream's handler behind the guards.
+func (s *Server) limit(typ string, handler grpc.StreamHandler) grpc.StreamHandler {
 	return func(srv any, ss grpc.ServerStream) error {
-		g := &stream{ServerStream: ss, server: s, typ: typ, over: make(chan struct{}, 1), names: make(names)}
-		g.timer = time.AfterFunc(s.cfg.Limits.Greeting, g.expire)
+		g := &limitedStream{ServerStream: ss, server: s, typ: typ, timedOut: make(chan struct{}, 1), subscriptions: make(subscriptions)}
+		g.timer = time.AfterFunc(s.cfg.Limits.FirstRequestTimeout, g.onTimeout)
 		defer g.timer.Stop()
 		// The handler may wait for the client in a place that only the end of
 		// the stream reaches, and that is when this function returns.
 		done := make(chan error, 1)
 		go func() {
 			err := handler(srv, g)
-			g.leave()
+			g.release()
 			done <- err
 		}()
 		var err error
 		select {
 		case err = <-done:
-		case <-g.over:
+		case <-g.timedOut:
 		}
-		if why := g.reason(); why != nil {
+		if why := g.endReason(); why != nil {
 			return why
 		}
 		return err
@@ -59,46 +59,46 @@ func (s *Server) guard(typ string, handler grpc.StreamHandler) grpc.StreamHandle
 }
 
 // RecvMsg gives the server the next request that passes the guards.
-func (g *stream) RecvMsg(m any) error {
+func (g *limitedStream) RecvMsg(m any) error {
 	if err := g.ServerStream.RecvMsg(m); err != nil {
 		return err
 	}
-	if err := g.check(m); err != nil {
-		return g.refuse(err)
+	if err := g.checkRequest(m); err != nil {
+		return g.end(err)
 	}
 	return nil
 }
 
 // SendMsg sends a response, and ends the stream of a client that does not read.
-func (g *stream) SendMsg(m any) error {
-	g.owed.Add(1)
-	g.timer.Reset(g.server.cfg.Limits.Send)
+func (g *limitedStream) SendMsg(m any) error {
+	g.unreplied.Add(1)
+	g.timer.Reset(g.server.cfg.Limits.SendTimeout)
 	err := g.ServerStream.SendMsg(m)
 	g.timer.Stop()
 	return err
 }
 
-// expire ends a stream whose time for what it waits for is over.
-func (g *stream) expire() {
+// onTimeout ends a stream whose time for what it waits for is over.
+func (g *limitedStream) onTimeout() {
 	g.mu.Lock()
 	what := "no request came in time"
 	if g.node != nil {
 		what = "the client does not read its responses"
 	}
 	g.mu.Unlock()
-	_ = g.refuse(status.Error(codes.DeadlineExceeded, what))
+	_ = g.end(status.Error(codes.DeadlineExceeded, what))
 	select {
-	case g.over <- struct{}{}:
+	case g.timedOut <- struct{}{}:
 	default: // again, after the end
 	}
 }
 
-// refuse notes why the stream ends, if that is from here, and returns it.
-func (g *stream) refuse(why error) error {
+// end notes why the stream ends, if that is from here, and returns it.
+func (g *limitedStream) end(why error) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.why == nil && !g.ended {
-		g.why = why
+	if g.endErr == nil && !g.ended {
+		g.endErr = why
 		address := ""
 		if p, ok := peer.FromContext(g.Context()); ok {
 			address = p.Addr.String()
@@ -110,23 +110,23 @@ func (g *stream) refuse(why error) error {
 				who = host
 			}
 		}
-		g.server.refused.note(who, address, why)
+		g.server.refusals.record(who, address, why)
 	}
 	return why
 }
 
-func (g *stream) reason() error {
+func (g *limitedStream) endReason() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.why
+	return g.endErr
 }
 
-// leave gives back what the stream took of its node's limits.
-func (g *stream) leave() {
+// release gives back what the stream took of its node's limits.
+func (g *limitedStream) release() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.ended = true
 	if g.node != nil {
-		g.node.leave(g.counted, time.Now())
+		g.node.removeStream(g.counted, time.Now())
 	}
 }

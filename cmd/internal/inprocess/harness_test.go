@@ -275,7 +275,7 @@ func (r *rig) wait(what string, holds func() bool) {
 // brief is a status in a few lines.
 func brief(s control.Status) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "epoch %d, shown %d, phase %s, %s\n", s.Epoch, s.Shown, s.Phase, s.Error)
+	fmt.Fprintf(&b, "epoch %d, shown %d, phase %s, %s\n", s.Epoch, s.PublishedEpoch, s.Phase, s.Error)
 	for _, m := range s.Models {
 		fmt.Fprintf(&b, "%s: epoch %d, %s, %s\n", m.Name, m.Epoch, m.Reason, m.Planner)
 		for _, st := range m.Stages {
@@ -303,7 +303,7 @@ func (r *rig) plan(stages ...policies.Stage) policies.Plan {
 
 // inUse says that a plan's routes are acknowledged and its roll-out is over.
 func inUse(s control.Status, epoch policies.Epoch) bool {
-	if s.Shown != epoch || s.Phase != "idle" {
+	if s.PublishedEpoch != epoch || s.Phase != "idle" {
 		return false
 	}
 	for _, n := range s.Nodes {

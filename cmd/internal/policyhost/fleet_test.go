@@ -174,7 +174,7 @@ func (s *site) await(what string, good func(control.PolicySlot) bool) control.Po
 func everywhere(slot control.PolicySlot, generation uint64, state string) bool {
 	n := 0
 	for _, node := range slot.Nodes {
-		for _, l := range node.Lives {
+		for _, l := range node.Generations {
 			if l.Generation == generation && l.State == state {
 				n++
 			}
@@ -258,24 +258,24 @@ func TestRollOut(t *testing.T) {
 	s.ordered("goal", url.Values{"goal": {"canary"}, "permille": {"500"}})
 	s.await("in canary", func(p control.PolicySlot) bool { return everywhere(p, g, "canary") && p.Nodes[0].Permille == 500 })
 	s.ordered("goal", url.Values{"goal": {"active"}})
-	p := s.await("proven", func(p control.PolicySlot) bool { return decides(p, g) && p.Proven != nil && p.Proven.Generation == g })
-	if p.Candidate != nil || p.Nodes[0].Lives[0].Faults != 0 {
+	p := s.await("proven", func(p control.PolicySlot) bool { return decides(p, g) && p.Stable != nil && p.Stable.Generation == g })
+	if p.Candidate != nil || p.Nodes[0].Generations[0].Faults != 0 {
 		t.Errorf("%+v", p)
 	}
-	s.await("asked", func(p control.PolicySlot) bool { return p.Nodes[0].Lives[0].Calls > 100 })
+	s.await("asked", func(p control.PolicySlot) bool { return p.Nodes[0].Generations[0].Calls > 100 })
 
 	// The next one takes its place, and is taken back: the one before decides.
 	next := s.push("active", hosttest.I32(1), hosttest.Op(0x1a), stays)
 	s.await("proven", func(p control.PolicySlot) bool {
-		return decides(p, next) && p.Proven.Generation == next && p.Previous != nil
+		return decides(p, next) && p.Stable.Generation == next && p.Previous != nil
 	})
 	s.ordered("rollback", url.Values{"reason": {"a test"}, "by": {"ann"}})
 	p = s.await("back", func(p control.PolicySlot) bool { return decides(p, g) })
-	if p.Proven == nil || p.Proven.Generation != g || len(p.RolledBack) != 1 || p.RolledBack[0].Reason != "a test" || p.RolledBack[0].By != "ann" {
+	if p.Stable == nil || p.Stable.Generation != g || len(p.RolledBack) != 1 || p.RolledBack[0].Reason != "a test" || p.RolledBack[0].By != "ann" {
 		t.Errorf("%+v", p)
 	}
 	s.ordered("rollback", url.Values{})
-	s.await("native", func(p control.PolicySlot) bool { return decides(p, 0) && p.Proven == nil })
+	s.await("native", func(p control.PolicySlot) bool { return decides(p, 0) && p.Stable == nil })
 	if n := stop(); n < 100 {
 		t.Errorf("%d requests: the test says nothing", n)
 	}
@@ -308,13 +308,13 @@ func TestHostile(t *testing.T) {
 	s.await("proven", func(p control.PolicySlot) bool { return decides(p, good) })
 	bad := s.push("proven", loops...)
 	p = s.await("taken back", func(p control.PolicySlot) bool { return ended(p, bad) && decides(p, good) })
-	if e := p.RolledBack[len(p.RolledBack)-1]; p.Proven == nil || p.Proven.Generation != good || !strings.Contains(e.Reason, "r") || e.By == "" {
+	if e := p.RolledBack[len(p.RolledBack)-1]; p.Stable == nil || p.Stable.Generation != good || !strings.Contains(e.Reason, "r") || e.By == "" {
 		t.Errorf("%+v", p)
 	}
 	s.ordered("rollback", url.Values{})
 	bad = s.push("proven", loops...)
 	p = s.await("native", func(p control.PolicySlot) bool { return ended(p, bad) && decides(p, 0) })
-	if p.Proven != nil {
+	if p.Stable != nil {
 		t.Errorf("%+v", p)
 	}
 	stop()
@@ -354,7 +354,7 @@ func TestNotAdmitted(t *testing.T) {
 	refused("does not let it decide place", good, abi.Select)
 	refused("cs_place_v1", hosttest.Policy(hosttest.LeastLoad()).Encode(), abi.Place)
 	refused("not a WebAssembly 1 module", []byte("not a module"), abi.Place)
-	if p := s.slot(); p.Candidate != nil || p.Proven != nil {
+	if p := s.slot(); p.Candidate != nil || p.Stable != nil {
 		t.Errorf("%+v", p)
 	}
 }

@@ -71,8 +71,8 @@ func startGroups(t *testing.T) (*plane, *audit) {
 		t.Fatal(err)
 	}
 	p, a := new(plane), &audit{Ledger: publish.NewLedger(nil), node: make(map[int64]string), sent: make(map[string]int)}
-	shared := cache.New(cache.Config{Group: func(n *corev3.Node) string { return groups.Of(n.GetId(), n.GetCluster()) }})
-	p.publisher, err = publish.New(publish.Config{Target: shared, Ledger: a.Ledger, Groups: groups, Watch: 200 * time.Millisecond})
+	shared := cache.New(cache.Config{Group: func(n *corev3.Node) string { return groups.GroupOf(n.GetId(), n.GetCluster()) }})
+	p.publisher, err = publish.New(publish.Config{Cache: shared, Ledger: a.Ledger, Groups: groups, Watch: 200 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -129,7 +129,7 @@ func TestFlipsAmongBadNodes(t *testing.T) {
 	flips := times(30, 1000)
 	backends := startBackends(t, "a", "b", "c", "d", "e", "f")
 	shared, ledger := cache.New(cache.Config{}), publish.NewLedger(nil)
-	publisher, err := publish.New(publish.Config{Target: shared, Ledger: ledger, Bound: 250 * time.Millisecond})
+	publisher, err := publish.New(publish.Config{Cache: shared, Ledger: ledger, AckTimeout: 250 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}

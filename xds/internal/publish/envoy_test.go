@@ -54,7 +54,7 @@ func startPlane(t *testing.T, address string) *plane {
 	p := new(plane)
 	shared, ledger := cache.New(cache.Config{}), publish.NewLedger(nil)
 	var err error
-	if p.publisher, err = publish.New(publish.Config{Target: shared, Ledger: ledger}); err != nil {
+	if p.publisher, err = publish.New(publish.Config{Cache: shared, Ledger: ledger}); err != nil {
 		t.Fatal(err)
 	}
 	listener := listen(t, address)

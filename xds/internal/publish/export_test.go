@@ -15,7 +15,7 @@ func (p *Publisher) Misrender(change func(resources.View, resources.Set) resourc
 		}
 		return change(v, s), nil
 	}
-	p.table = func(v resources.View) (*rollout.Table, error) {
+	p.buildTable = func(v resources.View) (*rollout.Table, error) {
 		s, err := build(v)
 		return &rollout.Table{View: v, Set: s}, err
 	}
@@ -26,5 +26,5 @@ func (p *Publisher) Misrender(change func(resources.View, resources.Set) resourc
 	return err
 }
 
-// TakeRefused returns what nodes have refused since it was last called.
-func (l *Ledger) TakeRefused() []rollout.Refuse { return l.takeRefused() }
+// TakeNACKs returns what nodes have refused since it was last called.
+func (l *Ledger) TakeNACKs() []rollout.NACK { return l.takeNACKs() }

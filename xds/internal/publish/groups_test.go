@@ -28,13 +28,13 @@ type verdicts struct {
 	asked    map[string]bool // clusters
 }
 
-func (v *verdicts) Judge(group string, since time.Time) (bool, string) {
+func (v *verdicts) Regression(group string, since time.Time) (bool, string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.bad != "" && group == "canary" && !since.IsZero(), v.bad
 }
 
-func (v *verdicts) Active(cluster string, addresses []string) (int, bool) {
+func (v *verdicts) ActiveRequests(cluster string, addresses []string) (int, bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.asked[cluster+" "+strings.Join(addresses, " ")] = true
@@ -60,9 +60,9 @@ func newGroups(t *testing.T, v *verdicts, refused func([]publish.Refusal)) *worl
 	ctx, cancel := context.WithCancel(t.Context())
 	w := &world{t: t, ledger: publish.NewLedger(nil), ctx: ctx,
 		history: &history{plans: make(map[string]policies.Plan), at: make(map[policies.ReplicaID]string)}}
-	w.target = &counting{Cache: cache.New(cache.Config{Group: func(n *corev3.Node) string { return groups.Of(n.GetId(), n.GetCluster()) }})}
+	w.target = &counting{Cache: cache.New(cache.Config{Group: func(n *corev3.Node) string { return groups.GroupOf(n.GetId(), n.GetCluster()) }})}
 	w.publisher, err = publish.New(publish.Config{
-		Target: w.target, Ledger: w.ledger, Groups: groups, Watch: 2 * time.Second, Judge: v, Activity: v, Refused: refused,
+		Cache: w.target, Ledger: w.ledger, Groups: groups, Watch: 2 * time.Second, Monitor: v, RequestCounter: v, OnRefusal: refused,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -156,14 +156,14 @@ func TestGroups(t *testing.T) {
 		table := tableOf(t, five)
 		w.submit(five)
 		time.Sleep(time.Second)
-		w.publisher.Bar([]publish.Refusal{{
+		w.publisher.Quarantine([]publish.Refusal{{
 			Type: resources.RouteType, Name: resources.RouteName, Node: "far", Text: "no",
 			Version: table.Set.Get(resources.RouteType, resources.RouteName).Version,
 		}})
 		w.rest()
 		w.expect(map[string]string{"canary-1": "2 held at 2: route table cascade refused by far: no"})
-		if len(told) != 1 || len(w.publisher.Refused()) != 2 {
-			t.Errorf("told %d, refused %+v", len(told), w.publisher.Refused())
+		if len(told) != 1 || len(w.publisher.Quarantined()) != 2 {
+			t.Errorf("told %d, refused %+v", len(told), w.publisher.Quarantined())
 		}
 
 		// A replica leaves the fleet while it has requests.

@@ -110,7 +110,7 @@ func TestLedgerFollowsOneNodeOnManyStreams(t *testing.T) {
 	if behind(l, now.Set, resources.RouteType) == "" {
 		t.Error("not behind after its refusal")
 	}
-	p, err := publish.New(publish.Config{Target: cache.New(cache.Config{}), Ledger: l})
+	p, err := publish.New(publish.Config{Cache: cache.New(cache.Config{}), Ledger: l})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -187,7 +187,7 @@ func TestLedgerForgets(t *testing.T) {
 			l.OnDeltaStreamClosed(i, n)
 		}
 	}
-	p, err := publish.New(publish.Config{Target: cache.New(cache.Config{}), Ledger: l})
+	p, err := publish.New(publish.Config{Cache: cache.New(cache.Config{}), Ledger: l})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -197,7 +197,7 @@ func TestLedgerForgets(t *testing.T) {
 }
 
 func TestNewRefuses(t *testing.T) {
-	for _, c := range []publish.Config{{}, {Target: cache.New(cache.Config{})}, {Target: cache.New(cache.Config{}), Ledger: publish.NewLedger(nil), Bound: -1}} {
+	for _, c := range []publish.Config{{}, {Cache: cache.New(cache.Config{})}, {Cache: cache.New(cache.Config{}), Ledger: publish.NewLedger(nil), AckTimeout: -1}} {
 		if _, err := publish.New(c); err == nil {
 			t.Errorf("%+v is accepted", c)
 		}

@@ -23,7 +23,7 @@ func (l *life) look() {
 	select {
 	case <-l.pub.timer.C:
 		l.say("time passes")
-		l.pub.look()
+		l.pub.observeNodes()
 	default:
 	}
 	select {
@@ -32,7 +32,7 @@ func (l *life) look() {
 	default:
 		return
 	}
-	l.pub.look()
+	l.pub.observeNodes()
 }
 
 // deliver moves one message, and reports whether there was one.
@@ -114,8 +114,8 @@ func (l *life) want(epoch policies.Epoch, before resources.View) resources.View 
 	}
 	l.say("want %v", s)
 	l.wanted = l.said
-	l.pub.look()
-	l.pub.step(rollout.Want{Table: &rollout.Table{View: v, Set: s}})
+	l.pub.observeNodes()
+	l.pub.step(rollout.SetTarget{Table: &rollout.Table{View: v, Set: s}})
 	return v
 }
 

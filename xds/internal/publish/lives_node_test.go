@@ -251,7 +251,7 @@ func (n *simNode) asked(sub *simSub) map[string]bool {
 
 // refuses says what proxies refuse: a fixed share of all versions.
 func (n *simNode) refuses(typ string, r *discoveryv3.Resource) bool {
-	version := rollout.Plain(r.Version)
+	version := rollout.ContentHash(r.Version)
 	if n.l.tame[version] || typ == resources.ListenerType {
 		return false
 	}

@@ -17,7 +17,7 @@ func (l *life) check(n *simNode, r *resources.Resource) {
 			l.fail("%s is sent %s %s %q again, which %s refused", n.id, r.Type, r.Name, r.Body, f.Node)
 		}
 	}
-	if r.Type != resources.RouteType || string(r.Body) != fmt.Sprint("plan ", l.pub.rollout.Report().Target) && len(l.first) > 0 {
+	if r.Type != resources.RouteType || string(r.Body) != fmt.Sprint("plan ", l.pub.rollout.Report().Rolling) && len(l.first) > 0 {
 		return
 	}
 	if !strings.Contains(l.first[r.Version], "["+n.group+"]") {
@@ -43,10 +43,10 @@ func (l *life) check(n *simNode, r *resources.Resource) {
 // other routes and has taken the resource, or nothing can stand in for it.
 func (l *life) excepted(group string, r *resources.Resource) bool {
 	for _, g := range l.pub.rollout.Report().Groups {
-		if g.Name != group || g.Kept == 0 || r.Type == resources.RouteType {
+		if g.Name != group || g.KeptRefused == 0 || r.Type == resources.RouteType {
 			continue
 		}
-		if !g.Backing {
+		if !g.Reverting {
 			l.kept = true
 		}
 		return true
@@ -58,7 +58,7 @@ func (l *life) excepted(group string, r *resources.Resource) bool {
 // longer than anybody waits. It counts again when it has all that it is shown.
 func (n *simNode) excuse() {
 	for _, sub := range n.subs {
-		if !n.left.IsZero() && !sub.begun && time.Since(n.left) >= absence {
+		if !n.left.IsZero() && !sub.begun && time.Since(n.left) >= reconnectTime {
 			n.excused = true
 		}
 	}

@@ -56,12 +56,12 @@ func newLife(t *testing.T, seed uint64) *life {
 		t.Fatal(err)
 	}
 	watch := time.Duration(l.r.IntN(3)) * 500 * time.Millisecond
-	if l.pub, err = New(Config{Target: l, Ledger: NewLedger(nil), Groups: groups, Watch: watch}); err != nil {
+	if l.pub, err = New(Config{Cache: l, Ledger: NewLedger(nil), Groups: groups, Watch: watch}); err != nil {
 		t.Fatal(err)
 	}
 	l.pub.rollout, err = rollout.New(rollout.Config{
-		Groups: groups.Names(), Watch: watch, Bound: l.pub.cfg.Bound,
-		Build: toySet, Prove: func(resources.Set) error { return nil }, Covers: l.covers,
+		Groups: groups.Names(), Watch: watch, AckTimeout: l.pub.cfg.AckTimeout,
+		Build: toySet, Prove: func(resources.Set) error { return nil }, CheckMembers: l.covers,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -184,13 +184,13 @@ func (l *life) live() {
 	l.calm()
 	rep := l.pub.rollout.Report()
 	odd := slices.ContainsFunc(l.nodes, func(n *simNode) bool { return n.odd }) ||
-		slices.ContainsFunc(rep.Groups, func(g rollout.GroupReport) bool { return g.Kept > 0 })
+		slices.ContainsFunc(rep.Groups, func(g rollout.GroupReport) bool { return g.KeptRefused > 0 })
 	for _, g := range rep.Groups {
 		if g.Phase != rollout.Idle || !odd && len(g.Fenced) > 0 {
 			l.fail("group %q ends in %s, fenced %v; report %+v", g.Name, g.Phase, g.Fenced, rep)
 		}
-		if rep.Held == "" && g.Epoch != rep.Wanted {
-			l.fail("group %q ends at %d, wanted %d, and nothing holds it", g.Name, g.Epoch, rep.Wanted)
+		if rep.Blocked == "" && g.Epoch != rep.Target {
+			l.fail("group %q ends at %d, wanted %d, and nothing holds it", g.Name, g.Epoch, rep.Target)
 		}
 	}
 	for _, n := range l.nodes {

@@ -86,7 +86,7 @@ func words(s resources.Set) string {
 	for _, typ := range simTypes {
 		for _, r := range s.All(typ) {
 			if typ == resources.EndpointType || typ == resources.RouteType {
-				out = append(out, fmt.Sprintf("%s=%q %.4s%s", r.Name, r.Body, r.Version, strings.TrimPrefix(r.Version, rollout.Plain(r.Version))))
+				out = append(out, fmt.Sprintf("%s=%q %.4s%s", r.Name, r.Body, r.Version, strings.TrimPrefix(r.Version, rollout.ContentHash(r.Version))))
 			}
 		}
 	}

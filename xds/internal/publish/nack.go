@@ -1,115 +1,27 @@
 package publish
 
 import (
-	"regexp"
 	"strings"
+	"time"
+
+	"github.com/cascadeinfer/cascade/xds/internal/rollout"
 )
 
-// debugMark is the word before a quoted message in what protobuf's C++ library
-// prints, so that nobody takes the text for something stable.
-const debugMark = "goo.gle/debug"
-
-// Bounds of what a refusal's text is read of.
-const (
-	maxRawText = 64 << 10
-	// maxQuoted is the longest quoted string that is kept, in bytes. Names are
-	// shorter; keys and certificates are not.
-	maxQuoted = 100
-)
-
-// truncated is what Envoy puts where it cuts a text.
-const truncated = "...(truncated)"
-
-// field is one field of a quoted message, after withoutBraces.
-var field = regexp.MustCompile(`^\s*[a-z][a-z0-9_]*(?:: *(?:"[^"]*"|[^\s"]+)|\s*\{…\}?)`)
-
-// reason makes the text of a refusal fit to be logged, stored and shown: the
-// resources that it quotes are cut out, because they are long and may hold
-// secrets, and the rest is shortened.
-func reason(text string) string {
-	text = strings.ReplaceAll(clip(text, maxRawText), truncated, "")
-	before, after, quotes := strings.Cut(text, debugMark)
-	if quotes && strings.TrimSpace(before) != "" {
-		text = before // the message follows
-	}
-	text = withoutBraces(text)
-	if quotes && strings.TrimSpace(before) == "" {
-		// The message comes first, and the reason, if it was not cut, behind it.
-		_, text, _ = strings.Cut(withoutBraces(after), " ")
-		for at := field.FindStringIndex(text); at != nil; at = field.FindStringIndex(text) {
-			text = text[at[1]:]
-		}
-	}
-	text = strings.Join(strings.Fields(withoutLongQuotes(text)), " ")
-	text = strings.TrimRight(text, " :;,(")
-	switch {
-	case text == "" && quotes:
-		return "the proxy quotes the resource and gives no reason; see its log"
-	case text == "":
-		return "no reason given"
-	}
-	return clip(text, maxErrorText)
-}
-
-// withoutBraces replaces what stands in braces, the fields of quoted messages.
-// Braces that do not end cut the text.
-func withoutBraces(text string) string {
-	var out strings.Builder
-	depth := 0
-	for i := range len(text) {
-		switch c := text[i]; {
-		case c == '{':
-			if depth == 0 {
-				out.WriteString("{…")
-			}
-			depth++
-		case c == '}' && depth > 0:
-			if depth--; depth == 0 {
-				out.WriteByte('}')
-			}
-		case depth == 0:
-			out.WriteByte(c)
-		}
-	}
-	return out.String()
-}
-
-// withoutLongQuotes shortens long quoted strings, and one that does not end.
-func withoutLongQuotes(text string) string {
-	var out strings.Builder
-	for {
-		before, rest, found := strings.Cut(text, `"`)
-		out.WriteString(before)
-		if !found {
-			return out.String()
-		}
-		in, after, closed := strings.Cut(rest, `"`)
-		if len(in) > maxQuoted || !closed && len(rest) > maxQuoted {
-			in = "…"
-		}
-		out.WriteString(`"` + in + `"`)
-		if !closed {
-			return out.String()
-		}
-		text = after
-	}
-}
-
-// blamed are those of the names that a refusal's text speaks of. Envoy lists the
+// blamedNames are those of the names that a refusal's text speaks of. Envoy lists the
 // clusters that it did not take, and takes the others of the same response.
-func blamed(text string, names []string) []string {
+func blamedNames(text string, names []string) []string {
 	var out []string
 	for _, name := range names {
-		if mentions(text, name) {
+		if mentionsName(text, name) {
 			out = append(out, name)
 		}
 	}
 	return out
 }
 
-// mentions reports whether a name stands in a text by itself, and not as a part
+// mentionsName reports whether a name stands in a text by itself, and not as a part
 // of a longer one.
-func mentions(text, name string) bool {
+func mentionsName(text, name string) bool {
 	for at := 0; name != ""; {
 		i := strings.Index(text[at:], name)
 		if i < 0 {
@@ -126,4 +38,35 @@ func mentions(text, name string) bool {
 
 func inName(c byte) bool {
 	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || strings.IndexByte("-_/.%~", c) >= 0
+}
+
+// takeNACKs returns the refusals since it was last called, oldest first.
+func (l *Ledger) takeNACKs() []rollout.NACK {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	out := l.nacks
+	l.nacks = nil
+	return out
+}
+
+// recordNACKLocked records a NACK, and logs the first of a row of them. Observers
+// route nothing, so what they refuse is their own matter.
+func (l *Ledger) recordNACKLocked(s *stream, typ string, sub *subscription, text string, r response) {
+	s.node.nacks++
+	s.node.lastError, s.node.errorAt = redact(text), time.Now()
+	if rs := withoutSlots(r.versions()); len(rs) > 0 && !s.node.isObserver() {
+		names := make([]string, len(rs))
+		for i, v := range rs {
+			names[i] = v.Name
+		}
+		l.nacks = append(l.nacks, rollout.NACK{
+			Node: s.node.id, Group: s.node.group, Type: typ, Resources: rs,
+			Blamed: blamedNames(sanitize(text, maxRawText), names), Text: s.node.lastError,
+		})
+		l.nacks = l.nacks[max(0, len(l.nacks)-maxNACKs):]
+	}
+	if !sub.refused {
+		l.log.Warn("node refuses a resource", "node", s.node.id, "type", shortType(typ), "error", s.node.lastError)
+	}
+	sub.refused = true
 }

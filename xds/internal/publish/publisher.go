@@ -15,9 +15,9 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// Target is where sets are shown: package cache. It is called by one
+// Cache is where sets are shown: package cache. It is called by one
 // goroutine.
-type Target interface {
+type Cache interface {
 	// Set shows a set to the nodes of a group, and with the group "" to all
 	// whose group has none of its own, and does not wait for any.
 	Set(group string, set resources.Set)
@@ -29,25 +29,25 @@ type Target interface {
 	Changed() <-chan struct{}
 }
 
-// Judge tells how the nodes of a group fare under a new plan: errors, iteration
+// Monitor tells how the nodes of a group fare under a new plan: errors, iteration
 // time. It is asked a few times per second and must not block.
-type Judge interface {
-	// Judge reports whether something became worse since the plan settled in the
+type Monitor interface {
+	// Regression reports whether something became worse since the plan settled in the
 	// group, and what.
-	Judge(group string, since time.Time) (bad bool, why string)
+	Regression(group string, since time.Time) (bad bool, why string)
 }
 
-// Activity counts requests in the proxies. It is asked a few times per second
+// RequestCounter counts requests in the proxies. It is asked a few times per second
 // and must not block.
-type Activity interface {
-	// Active returns the requests that run on some addresses of a cluster;
+type RequestCounter interface {
+	// ActiveRequests returns the requests that run on some addresses of a cluster;
 	// known is false where nobody counts them.
-	Active(cluster string, addresses []string) (requests int, known bool)
+	ActiveRequests(cluster string, addresses []string) (requests int, known bool)
 }
 
 // Config is the configuration of a Publisher.
 type Config struct {
-	Target Target  // required
+	Cache  Cache   // required
 	Ledger *Ledger // what nodes acknowledge; required, and of this publisher alone
 	// Groups are the groups of nodes in the order of roll-out. The Target must
 	// sort nodes by the same. nil is one group for all.
@@ -56,50 +56,50 @@ type Config struct {
 	// that has nodes gets it; with a single such group nobody waits. 0 goes on as
 	// soon as it is acknowledged.
 	Watch time.Duration
-	// Judge can end a trial early, and takes the plan back. nil: only what nodes
+	// Monitor can end a trial early, and takes the plan back. nil: only what nodes
 	// refuse does.
-	Judge Judge
-	// Bound is how long a phase waits for a node, which then is fenced. It
+	Monitor Monitor
+	// AckTimeout is how long a phase waits for a node, which then is fenced. It
 	// should exceed the time in which a proxy connects and warms. A node that
 	// caught up and is shown a newer table within the phase has a bound of its
 	// own, up to three for the phase. 0 means 3 s.
-	Bound time.Duration
-	// Activity keeps removed endpoints, draining, until they have no request or
+	AckTimeout time.Duration
+	// RequestCounter keeps removed endpoints, draining, until they have no request or
 	// RetireBound is over. nil removes them at once.
-	Activity    Activity
-	RetireBound time.Duration // 0 means 30 s
-	// Refused is told what nodes refuse, once per version, for other servers. It
+	RequestCounter RequestCounter
+	DrainTimeout   time.Duration // 0 means 30 s
+	// OnRefusal is told what nodes refuse, once per version, for other servers. It
 	// is called by Run and holds it up. nil: nobody is told.
-	Refused func([]Refusal)
-	Logger  *slog.Logger // nil discards
+	OnRefusal func([]Refusal)
+	Logger    *slog.Logger // nil discards
 }
 
 // Refusal is a version of a resource that a node refused.
 type Refusal = rollout.Refusal
 
 const (
-	defaultBound       = 3 * time.Second
-	defaultRetireBound = 30 * time.Second
-	// remembered is how many tables are kept to tell which one a node has.
-	remembered = 16
+	defaultAckTimeout   = 3 * time.Second
+	defaultDrainTimeout = 30 * time.Second
+	// maxTables is how many tables are kept to tell which one a node has.
+	maxTables = 16
 )
 
 // validate completes a configuration.
 func (c Config) validate() (Config, error) {
 	switch {
-	case c.Target == nil || c.Ledger == nil:
+	case c.Cache == nil || c.Ledger == nil:
 		return c, errors.New("publish: Target and Ledger must be given")
-	case c.Bound < 0 || c.Watch < 0 || c.RetireBound < 0:
-		return c, fmt.Errorf("publish: bound %v, watch %v, retire bound %v: must not be negative", c.Bound, c.Watch, c.RetireBound)
+	case c.AckTimeout < 0 || c.Watch < 0 || c.DrainTimeout < 0:
+		return c, fmt.Errorf("publish: bound %v, watch %v, retire bound %v: must not be negative", c.AckTimeout, c.Watch, c.DrainTimeout)
 	}
-	if c.Bound == 0 {
-		c.Bound = defaultBound
+	if c.AckTimeout == 0 {
+		c.AckTimeout = defaultAckTimeout
 	}
-	if c.RetireBound == 0 {
-		c.RetireBound = defaultRetireBound
+	if c.DrainTimeout == 0 {
+		c.DrainTimeout = defaultDrainTimeout
 	}
-	if c.Activity == nil {
-		c.RetireBound = 0
+	if c.RequestCounter == nil {
+		c.DrainTimeout = 0
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
@@ -108,25 +108,25 @@ func (c Config) validate() (Config, error) {
 }
 
 func (c Config) rollout() rollout.Config {
-	return rollout.Config{Groups: c.Groups.Names(), Watch: c.Watch, Bound: c.Bound, RetireBound: c.RetireBound}
+	return rollout.Config{Groups: c.Groups.Names(), Watch: c.Watch, AckTimeout: c.AckTimeout, DrainTimeout: c.DrainTimeout}
 }
 
 // Publisher shows the latest submitted view, group after group. Submit, Bar,
 // Refused and Status may be called by any goroutine; Run by one.
 type Publisher struct {
-	cfg  Config
-	news chan struct{} // capacity 1: submitted or barred is set
+	cfg    Config
+	wakeup chan struct{} // capacity 1: submitted or barred is set
 
-	mu        sync.Mutex
-	submitted *resources.View // not taken by Run yet
-	barred    []Refusal       // not taken by Run yet
-	state     state
+	mu          sync.Mutex
+	submitted   *resources.View // not taken by Run yet
+	quarantined []Refusal       // not taken by Run yet
+	state       state
 
 	// Owned by Run.
-	table   func(resources.View) (*rollout.Table, error) // rendered and proven
-	rollout *rollout.Rollout
-	wanted  *rollout.Table // the last one
-	timer   *time.Timer
+	buildTable func(resources.View) (*rollout.Table, error) // rendered and proven
+	rollout    *rollout.Rollout
+	target     *rollout.Table // the last one
+	timer      *time.Timer
 }
 
 // state is what Status tells.
@@ -144,14 +144,14 @@ func New(cfg Config) (*Publisher, error) {
 		return nil, err
 	}
 	prover := new(resources.Prover) // Run's: a table and the steps towards it have most in common
-	p := &Publisher{cfg: cfg, news: make(chan struct{}, 1)}
-	p.table = func(v resources.View) (*rollout.Table, error) { return rollout.NewTable(v, prover.Prove) }
+	p := &Publisher{cfg: cfg, wakeup: make(chan struct{}, 1)}
+	p.buildTable = func(v resources.View) (*rollout.Table, error) { return rollout.NewTable(v, prover.Prove) }
 	steps := cfg.rollout()
 	steps.Prove = prover.Prove
 	if p.rollout, err = rollout.New(steps); err != nil {
 		return nil, fmt.Errorf("publish: %w", err)
 	}
-	cfg.Ledger.sort(cfg.Groups.Of)
+	cfg.Ledger.assignGroups(cfg.Groups.GroupOf)
 	p.state.report = p.rollout.Report()
 	return p, nil
 }
@@ -167,25 +167,25 @@ func (p *Publisher) Submit(v resources.View) {
 	p.wake()
 }
 
-// Bar says that nodes of other servers have refused these versions: no node of
+// Quarantine says that nodes of other servers have refused these versions: no node of
 // this one is sent them from now on. It never blocks.
-func (p *Publisher) Bar(list []Refusal) {
+func (p *Publisher) Quarantine(list []Refusal) {
 	p.mu.Lock()
-	p.barred = append(p.barred, list...)
+	p.quarantined = append(p.quarantined, list...)
 	p.mu.Unlock()
 	p.wake()
 }
 
 func (p *Publisher) wake() {
 	select {
-	case p.news <- struct{}{}:
+	case p.wakeup <- struct{}{}:
 	default:
 	}
 }
 
-// Refused lists the versions that are quarantined, oldest first: those that this
+// Quarantined lists the versions that are quarantined, oldest first: those that this
 // server's nodes refused and those of Bar. There are at most 1,024.
-func (p *Publisher) Refused() []Refusal {
+func (p *Publisher) Quarantined() []Refusal {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Clone(p.state.refusals)
@@ -200,39 +200,39 @@ func (p *Publisher) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-p.news:
-			p.take()
+		case <-p.wakeup:
+			p.applySubmitted()
 		case <-p.cfg.Ledger.Changed():
-			p.look()
-		case <-p.cfg.Target.Changed():
-			p.look()
+			p.observeNodes()
+		case <-p.cfg.Cache.Changed():
+			p.observeNodes()
 		case <-p.timer.C:
-			p.look()
+			p.observeNodes()
 		}
 	}
 }
 
-// look finds out what the nodes have and have refused.
-func (p *Publisher) look() {
-	for _, r := range p.cfg.Ledger.takeRefused() {
+// observeNodes finds out what the nodes have and have refused.
+func (p *Publisher) observeNodes() {
+	for _, r := range p.cfg.Ledger.takeNACKs() {
 		p.step(r)
 	}
-	p.step(p.seen())
+	p.step(p.observe())
 }
 
-// take begins to show what was submitted, and ends to show what was barred.
-func (p *Publisher) take() {
+// applySubmitted begins to show what was submitted, and ends to show what was barred.
+func (p *Publisher) applySubmitted() {
 	p.mu.Lock()
-	v, barred := p.submitted, p.barred
-	p.submitted, p.barred = nil, nil
+	v, barred := p.submitted, p.quarantined
+	p.submitted, p.quarantined = nil, nil
 	p.mu.Unlock()
 	if len(barred) > 0 {
-		p.step(rollout.Bar{Refusals: barred})
+		p.step(rollout.Quarantine{Refusals: barred})
 	}
 	if v == nil {
 		return
 	}
-	t, err := p.table(*v)
+	t, err := p.buildTable(*v)
 	p.mu.Lock()
 	p.state.err = err
 	p.mu.Unlock()
@@ -240,17 +240,17 @@ func (p *Publisher) take() {
 		p.cfg.Logger.Error("view not published", "error", err)
 		return
 	}
-	if p.wanted != nil && p.wanted.Set.Equal(t.Set) {
+	if p.target != nil && p.target.Set.Equal(t.Set) {
 		return
 	}
-	p.remember(t)
-	p.look() // who has caught up by now is not late since before
-	p.step(rollout.Want{Table: t})
+	p.rememberTable(t)
+	p.observeNodes() // who has caught up by now is not late since before
+	p.step(rollout.SetTarget{Table: t})
 }
 
-// remember keeps a table, so that Status can tell who has it.
-func (p *Publisher) remember(t *rollout.Table) {
-	p.wanted = t
+// rememberTable keeps a table, so that Status can tell who has it.
+func (p *Publisher) rememberTable(t *rollout.Table) {
+	p.target = t
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if n := len(p.state.tables); n > 0 && p.state.tables[n-1].Set.Equal(t.Set, resources.RouteType) {
@@ -258,7 +258,7 @@ func (p *Publisher) remember(t *rollout.Table) {
 		return
 	}
 	p.state.tables = append(p.state.tables, t)
-	p.state.tables = p.state.tables[max(0, len(p.state.tables)-remembered):]
+	p.state.tables = p.state.tables[max(0, len(p.state.tables)-maxTables):]
 }
 
 // step drives the rollout by an event, and on as long as it moves.
@@ -266,55 +266,55 @@ func (p *Publisher) step(e rollout.Event) {
 	for {
 		out := p.rollout.Step(time.Now(), e)
 		for _, n := range out.Notes {
-			p.log(n)
+			p.logNote(n)
 		}
-		for _, s := range out.Shows {
-			p.cfg.Target.Set(s.Group, s.Set)
+		for _, s := range out.Applies {
+			p.cfg.Cache.Set(s.Group, s.Set)
 			p.cfg.Logger.Debug("resources shown", "group", s.Group, "epoch", uint64(s.Epoch), "phase", s.Phase.String())
 		}
 		p.mu.Lock()
 		p.state.report, p.state.refusals = p.rollout.Report(), p.rollout.Refusals()
 		p.mu.Unlock()
-		if len(out.Refused) > 0 && p.cfg.Refused != nil {
-			p.cfg.Refused(out.Refused)
+		if len(out.Refused) > 0 && p.cfg.OnRefusal != nil {
+			p.cfg.OnRefusal(out.Refused)
 		}
-		if !out.Again {
-			p.arm(out.Wake)
+		if !out.ObserveNow {
+			p.setTimer(out.Wake)
 			return
 		}
-		e = p.seen()
+		e = p.observe()
 	}
 }
 
-// seen asks the ledger and the others what the rollout needs to know.
-func (p *Publisher) seen() rollout.Seen {
-	needs := p.rollout.Needs()
-	facts := p.cfg.Ledger.facts(needs, func(types []string) map[string]bool {
+// observe asks the ledger and the others what the rollout needs to know.
+func (p *Publisher) observe() rollout.Observe {
+	needs := p.rollout.Queries()
+	facts := p.cfg.Ledger.observe(needs, func(types []string) map[string]bool {
 		// The cache knows what is on its way: what a node acknowledged before
 		// can be what is shown now, and yet not last.
 		ids := make(map[string]bool)
-		p.cfg.Target.Unanswered(types, ids)
+		p.cfg.Cache.Unanswered(types, ids)
 		return ids
 	})
 	for _, n := range needs {
 		f := facts[n.Group]
-		if p.cfg.Judge != nil && !n.Watched.IsZero() {
-			if bad, why := p.cfg.Judge.Judge(n.Group, n.Watched); bad {
-				f.Bad = clip(why, maxErrorText)
+		if p.cfg.Monitor != nil && !n.TrialSince.IsZero() {
+			if bad, why := p.cfg.Monitor.Regression(n.Group, n.TrialSince); bad {
+				f.Regression = sanitize(why, maxErrorText)
 			}
 		}
-		if len(n.Leaving) > 0 {
-			f.Requests, f.Known = p.active(n.Leaving)
+		if len(n.Removed) > 0 {
+			f.Requests, f.RequestsKnown = p.countRequests(n.Removed)
 		}
 		facts[n.Group] = f
 	}
-	return rollout.Seen{Facts: facts}
+	return rollout.Observe{Groups: facts}
 }
 
-// active sums the requests on endpoints over the clusters that can reach them;
+// countRequests sums the requests on endpoints over the clusters that can reach them;
 // known is false when nobody counts in any of them.
-func (p *Publisher) active(endpoints []resources.Endpoint) (requests int, known bool) {
-	if p.cfg.Activity == nil {
+func (p *Publisher) countRequests(endpoints []resources.Endpoint) (requests int, known bool) {
+	if p.cfg.RequestCounter == nil {
 		return 0, false
 	}
 	byModel := make(map[string][]string)
@@ -323,7 +323,7 @@ func (p *Publisher) active(endpoints []resources.Endpoint) (requests int, known 
 	}
 	for model, addresses := range byModel {
 		for k := range policies.MaxStages {
-			n, ok := p.cfg.Activity.Active(resources.ClusterName(model, k), addresses)
+			n, ok := p.cfg.RequestCounter.ActiveRequests(resources.ClusterName(model, k), addresses)
 			if ok {
 				requests, known = requests+n, true
 			}
@@ -332,8 +332,8 @@ func (p *Publisher) active(endpoints []resources.Endpoint) (requests int, known 
 	return requests, known
 }
 
-// log tells an operator of a transition.
-func (p *Publisher) log(n rollout.Note) {
+// logNote tells an operator of a transition.
+func (p *Publisher) logNote(n rollout.Note) {
 	level := slog.LevelInfo
 	if n.Warn {
 		level = slog.LevelWarn
@@ -354,8 +354,8 @@ func (p *Publisher) log(n rollout.Note) {
 	p.cfg.Logger.LogAttrs(context.Background(), level, n.Text, attrs...)
 }
 
-// arm sets the timer.
-func (p *Publisher) arm(at time.Time) {
+// setTimer sets the timer.
+func (p *Publisher) setTimer(at time.Time) {
 	if at.IsZero() {
 		p.timer.Stop()
 		return

@@ -121,7 +121,7 @@ func newWorld(t *testing.T, bound time.Duration) *world {
 	w := &world{t: t, target: &counting{Cache: cache.New(cache.Config{})}, ledger: publish.NewLedger(nil), ctx: ctx,
 		history: &history{plans: make(map[string]policies.Plan), at: make(map[policies.ReplicaID]string)}}
 	var err error
-	w.publisher, err = publish.New(publish.Config{Target: w.target, Ledger: w.ledger, Bound: bound})
+	w.publisher, err = publish.New(publish.Config{Cache: w.target, Ledger: w.ledger, AckTimeout: bound})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -354,7 +354,7 @@ func TestBoundIsTheNodes(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		p, err := publish.New(publish.Config{Target: target, Ledger: ledger, Bound: bound})
+		p, err := publish.New(publish.Config{Cache: target, Ledger: ledger, AckTimeout: bound})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -446,7 +446,7 @@ func TestNACK(t *testing.T) {
 		if n.Why != why || st.Err == nil || st.Epoch != 1 {
 			t.Errorf("status %+v, want %q", st, why)
 		}
-		if got := w.publisher.Refused(); len(got) != 1 || got[0].Name != resources.RouteName || got[0].Node != "picky" {
+		if got := w.publisher.Quarantined(); len(got) != 1 || got[0].Name != resources.RouteName || got[0].Node != "picky" {
 			t.Errorf("refused: %+v", got)
 		}
 		if bad.version(resources.RouteType, resources.RouteName) != good {

@@ -147,7 +147,7 @@ func startServices(t *testing.T, address string) (*plane, *witness) {
 	p := new(plane)
 	shared, ledger := &slotted{Cache: cache.New(cache.Config{}), shown: make(map[string]resources.Set)}, publish.NewLedger(nil)
 	var err error
-	if p.publisher, err = publish.New(publish.Config{Target: shared, Ledger: ledger}); err != nil {
+	if p.publisher, err = publish.New(publish.Config{Cache: shared, Ledger: ledger}); err != nil {
 		t.Fatal(err)
 	}
 	w := &witness{counter: counter{ledger, &p.sent}, cache: shared, told: make(map[int64]map[string]bool), open: make(map[openResponse]bool)}

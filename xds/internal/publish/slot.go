@@ -20,18 +20,18 @@ type SlotReply struct {
 	At      time.Time
 }
 
-// staged are those of the versions that roll-outs are about.
-func staged(vs []rollout.Version) []rollout.Version {
+// withoutSlots are those of the versions that roll-outs are about.
+func withoutSlots(vs []rollout.Version) []rollout.Version {
 	return slices.DeleteFunc(vs, func(v rollout.Version) bool {
 		_, slot := policyslots.KindOf(v.Name)
 		return slot
 	})
 }
 
-// slotsLocked notes what an answer says of the slots in the response that it
+// recordSlotsLocked notes what an answer says of the slots in the response that it
 // answers, which is still on the subscription's list.
-func (n *node) slotsLocked(sub *subscription, r reply) {
-	i := slices.IndexFunc(sub.sent, func(s sent) bool { return s.nonce == r.GetResponseNonce() })
+func (n *node) recordSlotsLocked(sub *subscription, r reply) {
+	i := slices.IndexFunc(sub.sent, func(s response) bool { return s.nonce == r.GetResponseNonce() })
 	if i < 0 {
 		return
 	}
@@ -40,17 +40,17 @@ func (n *node) slotsLocked(sub *subscription, r reply) {
 			delete(n.slots, kind)
 		}
 	}
-	text := clip(r.GetErrorDetail().GetMessage(), maxRawText)
+	text := sanitize(r.GetErrorDetail().GetMessage(), maxRawText)
 	versions := sub.sent[i].versions()
-	anyone := slices.ContainsFunc(versions, func(v rollout.Version) bool { return mentions(text, v.Name) })
+	anyone := slices.ContainsFunc(versions, func(v rollout.Version) bool { return mentionsName(text, v.Name) })
 	for _, v := range versions {
 		kind, ok := policyslots.KindOf(v.Name)
 		if !ok || !policyslots.Known(kind) {
 			continue
 		}
 		said := SlotReply{Version: v.Version, At: time.Now()}
-		if r.GetErrorDetail() != nil && (!anyone || mentions(text, v.Name)) {
-			said.Refused = reason(about(text, v.Name))
+		if r.GetErrorDetail() != nil && (!anyone || mentionsName(text, v.Name)) {
+			said.Refused = redact(textAbout(text, v.Name))
 		}
 		if n.slots == nil {
 			n.slots = make(map[string]SlotReply)
@@ -59,9 +59,9 @@ func (n *node) slotsLocked(sub *subscription, r reply) {
 	}
 }
 
-// about is the part of a refusal's text that is about one slot, as package client
+// textAbout is the part of a refusal's text that is about one slot, as package client
 // words it; all of it where it is worded otherwise.
-func about(text, name string) string {
+func textAbout(text, name string) string {
 	_, part, found := strings.Cut(text, name+": ")
 	if !found {
 		return text

@@ -17,7 +17,7 @@ import (
 // nothing, also where a proxy says it.
 func TestSlotReplies(t *testing.T) {
 	l := publish.NewLedger(nil)
-	p, err := publish.New(publish.Config{Target: cache.New(cache.Config{}), Ledger: l})
+	p, err := publish.New(publish.Config{Cache: cache.New(cache.Config{}), Ledger: l})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +58,7 @@ func TestSlotReplies(t *testing.T) {
 	if slots["place"].Refused != "" || slots["place"].Version != "2" || slots["bid-select"].Refused != "something else" {
 		t.Errorf("%+v", slots)
 	}
-	if got := l.TakeRefused(); len(got) != 0 {
+	if got := l.TakeNACKs(); len(got) != 0 {
 		t.Errorf("%+v is quarantined", got)
 	}
 }

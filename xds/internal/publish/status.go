@@ -69,12 +69,12 @@ func (p *Publisher) Status() Status {
 	p.mu.Unlock()
 	now := time.Now()
 	s := Status{Phase: rollout.Idle.String(), Err: st.err, Refused: refusals}
-	if s.Err == nil && st.report.Held != "" {
-		s.Err = errors.New(st.report.Held)
+	if s.Err == nil && st.report.Blocked != "" {
+		s.Err = errors.New(st.report.Blocked)
 	}
 	groups := make(map[string]groupView, len(st.report.Groups))
 	for i, g := range st.report.Groups {
-		v := groupView{GroupReport: g, everything: newVersions(g.Set, gated), why: groupWhy(g, st.report, now)}
+		v := groupView{GroupReport: g, versions: newVersions(g.Set, awaitedTypes), why: groupWhy(g, st.report, now)}
 		groups[g.Name] = v
 		if s.Phase == rollout.Idle.String() {
 			s.Phase = g.Phase.String()
@@ -84,7 +84,7 @@ func (p *Publisher) Status() Status {
 		}
 		s.Groups = append(s.Groups, Group{Name: g.Name, Phase: g.Phase.String(), Epoch: g.Epoch, Nodes: g.Nodes, Why: v.why})
 	}
-	routes := make([]versions, len(tables))
+	routes := make([]targetVersions, len(tables))
 	for i, t := range tables {
 		routes[i] = newVersions(t.Set, []string{resources.RouteType})
 	}
@@ -101,17 +101,17 @@ func (p *Publisher) Status() Status {
 // groupView is a group as its nodes are compared with it.
 type groupView struct {
 	rollout.GroupReport
-	everything versions
-	why        string
+	versions targetVersions
+	why      string
 }
 
 // status describes a node; the ledger is locked.
-func (n *node) status(g groupView, tables []*rollout.Table, routes []versions) Node {
+func (n *node) status(g groupView, tables []*rollout.Table, routes []targetVersions) Node {
 	reason, fenced := g.Fenced[n.id]
 	out := Node{
 		ID: n.id, Cluster: n.cluster, Group: n.group, Connected: len(n.streams) > 0, Since: n.since,
-		Fenced: fenced, Observer: n.observes(), NACKs: n.nacks, LastError: n.lastError, LastErrorAt: n.errorAt,
-		Slots: maps.Clone(n.slots), Current: len(n.streams) > 0 && !n.behind(g.everything), Types: make(map[string]NodeType),
+		Fenced: fenced, Observer: n.isObserver(), NACKs: n.nacks, LastError: n.lastError, LastErrorAt: n.errorAt,
+		Slots: maps.Clone(n.slots), Current: len(n.streams) > 0 && !n.isBehind(g.versions), Types: make(map[string]NodeType),
 	}
 	routed := false
 	for _, stream := range n.streams {
@@ -124,7 +124,7 @@ func (n *node) status(g groupView, tables []*rollout.Table, routes []versions) N
 		}
 	}
 	for i := len(tables) - 1; routed && i >= 0; i-- {
-		if !n.behind(routes[i]) {
+		if !n.isBehind(routes[i]) {
 			out.Epoch = tables[i].Epoch()
 			break
 		}
@@ -162,10 +162,10 @@ func groupWhy(g rollout.GroupReport, r rollout.Report, now time.Time) string {
 		return fmt.Sprintf("%s, waits until the endpoints of the next plan are acknowledged", name)
 	case g.Phase == rollout.Flip:
 		return fmt.Sprintf("%s, waits until the routes are acknowledged", name)
-	case r.Held != "" && g.Epoch != r.Wanted:
-		return fmt.Sprintf("held at %d: %s", g.Epoch, r.Held)
-	case r.Target != 0 && g.Epoch != r.Target:
-		return fmt.Sprintf("%s, waits for its turn to get plan %d", name, r.Target)
+	case r.Blocked != "" && g.Epoch != r.Target:
+		return fmt.Sprintf("held at %d: %s", g.Epoch, r.Blocked)
+	case r.Rolling != 0 && g.Epoch != r.Rolling:
+		return fmt.Sprintf("%s, waits for its turn to get plan %d", name, r.Rolling)
 	}
 	return ""
 }

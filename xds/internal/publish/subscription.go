@@ -30,12 +30,12 @@ func (s *stream) subscription(typ string) *subscription {
 // subscription is what a stream asked for of one type, was sent and has.
 type subscription struct {
 	begun    bool
-	whole    bool // SotW: a request lists all names, and answers the last response
+	sotw     bool // SotW: a request lists all names, and answers the last response
 	legacy   bool // wildcard because no name was ever given
 	wildcard bool
 	names    map[string]bool
 	applied  map[string]string // versions acknowledged, by name
-	sent     []sent            // not answered yet, oldest first
+	sent     []response        // not answered yet, oldest first
 	refused  bool              // the last answer was a NACK
 }
 
@@ -43,8 +43,8 @@ type subscription struct {
 // be followed.
 const maxSent = 64
 
-// sent is a response on its way.
-type sent struct {
+// response is a response on its way.
+type response struct {
 	nonce     string
 	resources []*discoveryv3.Resource // delta; shared with the cache
 	removed   []string
@@ -53,7 +53,7 @@ type sent struct {
 }
 
 // versions lists what the response holds.
-func (r sent) versions() []rollout.Version {
+func (r response) versions() []rollout.Version {
 	out := make([]rollout.Version, 0, len(r.resources)+len(r.bodies))
 	for _, res := range r.resources {
 		out = append(out, rollout.Version{Name: res.GetName(), Version: res.GetVersion()})
@@ -64,8 +64,8 @@ func (r sent) versions() []rollout.Version {
 	return out
 }
 
-// delta follows a request of the incremental protocol.
-func (u *subscription) delta(req *discoveryv3.DeltaDiscoveryRequest) {
+// applyDelta follows a request of the incremental protocol.
+func (u *subscription) applyDelta(req *discoveryv3.DeltaDiscoveryRequest) {
 	subscribe := req.GetResourceNamesSubscribe()
 	if !u.begun {
 		u.begun = true
@@ -94,11 +94,11 @@ func (u *subscription) delta(req *discoveryv3.DeltaDiscoveryRequest) {
 	}
 }
 
-// sotw follows a request of the state-of-the-world protocol.
-func (u *subscription) sotw(req *discoveryv3.DiscoveryRequest) {
+// applySotW follows a request of the state-of-the-world protocol.
+func (u *subscription) applySotW(req *discoveryv3.DiscoveryRequest) {
 	names := req.GetResourceNames()
 	if !u.begun {
-		u.begun, u.whole = true, true
+		u.begun, u.sotw = true, true
 		u.applied = make(map[string]string)
 		u.legacy = len(names) == 0
 	}
@@ -117,22 +117,22 @@ func (u *subscription) sotw(req *discoveryv3.DiscoveryRequest) {
 	}
 }
 
-// send notes a response.
-func (u *subscription) send(r sent) {
+// addSent notes a response.
+func (u *subscription) addSent(r response) {
 	u.sent = append(u.sent, r)
 	u.sent = u.sent[max(0, len(u.sent)-maxSent):]
 }
 
-// answered takes the response that a request answers off the list. A SotW
+// takeSent takes the response that a request answers off the list. A SotW
 // client answers the last one only, and skips those before it.
-func (u *subscription) answered(nonce string) (r sent, ok bool) {
-	i := slices.IndexFunc(u.sent, func(r sent) bool { return r.nonce == nonce })
+func (u *subscription) takeSent(nonce string) (r response, ok bool) {
+	i := slices.IndexFunc(u.sent, func(r response) bool { return r.nonce == nonce })
 	if nonce == "" || i < 0 {
-		return sent{}, false // a change of subscription
+		return response{}, false // a change of subscription
 	}
 	r = u.sent[i]
 	from := i
-	if u.whole {
+	if u.sotw {
 		from = 0
 	}
 	u.sent = slices.Delete(u.sent, from, i+1)
@@ -141,7 +141,7 @@ func (u *subscription) answered(nonce string) (r sent, ok bool) {
 
 // acknowledge applies a response that the client has accepted.
 func (u *subscription) acknowledge(nonce string) {
-	r, ok := u.answered(nonce)
+	r, ok := u.takeSent(nonce)
 	if !ok {
 		return
 	}
@@ -160,14 +160,14 @@ func (u *subscription) acknowledge(nonce string) {
 	}
 }
 
-// behind reports whether the client lacks anything of the set that it
+// isBehind reports whether the client lacks anything of the set that it
 // subscribes to, still has what the set does not, or is on its way to another
 // state: it was sent something that it has not answered.
-func (u *subscription) behind(v versions, typ string) bool {
+func (u *subscription) isBehind(v targetVersions, typ string) bool {
 	lacks := func(r *resources.Resource) bool {
-		if u.whole {
+		if u.sotw {
 			// Only the bytes are known of what these clients have.
-			return u.applied[r.Name] != rollout.Plain(r.Version)
+			return u.applied[r.Name] != rollout.ContentHash(r.Version)
 		}
 		return u.applied[r.Name] != r.Version
 	}
@@ -186,7 +186,7 @@ func (u *subscription) behind(v versions, typ string) bool {
 			}
 		}
 	}
-	if u.whole {
+	if u.sotw {
 		return false // what does not exist any more cannot be told in every type
 	}
 	for name := range u.applied {
@@ -197,22 +197,22 @@ func (u *subscription) behind(v versions, typ string) bool {
 	return false
 }
 
-// versions is a set as many subscriptions are compared with it.
-type versions struct {
+// targetVersions is a set as many subscriptions are compared with it.
+type targetVersions struct {
 	set    resources.Set
 	types  []string
 	listed map[string][]*resources.Resource // by type, without the unlisted, sorted
 }
 
-func newVersions(set resources.Set, types []string) versions {
-	v := versions{set: set, types: types, listed: make(map[string][]*resources.Resource, len(types))}
+func newVersions(set resources.Set, types []string) targetVersions {
+	v := targetVersions{set: set, types: types, listed: make(map[string][]*resources.Resource, len(types))}
 	for _, typ := range types {
 		v.listed[typ] = slices.DeleteFunc(set.All(typ), func(r *resources.Resource) bool { return r.Unlisted })
 	}
 	return v
 }
 
-func (v versions) of(typ string) bool { return slices.Contains(v.types, typ) }
+func (v targetVersions) includes(typ string) bool { return slices.Contains(v.types, typ) }
 
 // nameOf reads the name of an encoded resource: field 1 of every type that is
 // served.

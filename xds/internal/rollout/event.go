@@ -10,53 +10,53 @@ import (
 // Event is what happens to a rollout: a Want, a Seen, a Refuse or a Bar.
 type Event interface{ event() }
 
-// Want says that the fleet should be shown a table.
-type Want struct {
+// SetTarget says that the fleet should be shown a table.
+type SetTarget struct {
 	Table *Table
 	// Urgent skips the watch, and no gate: the plan in force has a stage that
 	// nobody serves.
 	Urgent bool
 }
 
-// Seen is what the groups' nodes have now, as Needs asked.
-type Seen struct{ Facts map[string]Fact }
+// Observe is what the groups' nodes have now, as Needs asked.
+type Observe struct{ Groups map[string]Observation }
 
-// Fact is what is known of one group.
-type Fact struct {
+// Observation is what is known of one group.
+type Observation struct {
 	Serial uint64 // of the Need that this answers; another one's is ignored
 	Nodes  int    // connected, and not observers
-	// Witnesses are those of the nodes that have something of Need.Types and are
+	// Acked are those of the nodes that have something of Need.Types and are
 	// not late. Without one nothing is established.
-	Witnesses int
+	Acked int
 	// Late are the ids of nodes that lack something of Need.Types, Behind of
 	// those that lack anything; the latter only where the Need asks for it.
 	Late, Behind map[string]bool
-	// Bad says what became worse since Need.Watched; empty when nothing did.
-	Bad string
+	// Regression says what became worse since Need.Watched; empty when nothing did.
+	Regression string
 	// Requests are those that still run on Need.Leaving; Known says that
 	// somebody counts them.
-	Requests int
-	Known    bool
+	Requests      int
+	RequestsKnown bool
 }
 
-// Refuse says that a node refused a response.
-type Refuse struct {
+// NACK says that a node refused a response.
+type NACK struct {
 	Node, Group, Type string
 	Resources         []Version // of the response
-	Named             []string  // those of them that the node blames; empty when it does not say
+	Blamed            []string  // those of them that the node blames; empty when it does not say
 	Text              string    // why, fit to be shown
 }
 
 // Version is one version of a named resource.
 type Version struct{ Name, Version string }
 
-// Bar brings versions that other servers' nodes refused.
-type Bar struct{ Refusals []Refusal }
+// Quarantine brings versions that other servers' nodes refused.
+type Quarantine struct{ Refusals []Refusal }
 
-func (Want) event()   {}
-func (Seen) event()   {}
-func (Refuse) event() {}
-func (Bar) event()    {}
+func (SetTarget) event()  {}
+func (Observe) event()    {}
+func (NACK) event()       {}
+func (Quarantine) event() {}
 
 // Refusal is a version that a node refused, and that nobody is sent again.
 type Refusal struct {
@@ -66,32 +66,32 @@ type Refusal struct {
 	At                  time.Time
 }
 
-// Need is what a rollout wants to know of a group.
-type Need struct {
-	Group  string
-	Serial uint64
-	Set    resources.Set // what the group is shown
-	Types  []string      // Late is about these; none when nobody is waited for
-	Behind bool
-	// Watched is since when the group's plan is on trial; zero when it is not.
-	Watched time.Time
-	// Leaving are endpoints that were removed and may have requests.
-	Leaving []resources.Endpoint
+// Query is what a rollout wants to know of a group.
+type Query struct {
+	Group      string
+	Serial     uint64
+	Set        resources.Set // what the group is shown
+	Types      []string      // Late is about these; none when nobody is waited for
+	WantBehind bool
+	// TrialSince is since when the group's plan is on trial; zero when it is not.
+	TrialSince time.Time
+	// Removed are endpoints that were removed and may have requests.
+	Removed []resources.Endpoint
 }
 
-// Out is what is to be done after an event.
-type Out struct {
-	Shows   []Show    // at most one of each group
+// Output is what is to be done after an event.
+type Output struct {
+	Applies []Apply   // at most one of each group
 	Refused []Refusal // newly, by nodes of this server
 	Notes   []Note
 	// Wake is when the next Seen is due, if nothing happens before; zero: never.
 	Wake time.Time
-	// Again says that Needs changed: a Seen is due now.
-	Again bool
+	// ObserveNow says that Needs changed: a Seen is due now.
+	ObserveNow bool
 }
 
-// Show says what a group is shown from now on.
-type Show struct {
+// Apply says what a group is shown from now on.
+type Apply struct {
 	Group string
 	Set   resources.Set
 	Phase Phase
@@ -110,12 +110,12 @@ type Note struct {
 // Report is the state of a rollout.
 type Report struct {
 	Groups []GroupReport // in the order of roll-out
-	// Held says why the newest table is not rolled out, Wanted is its epoch; ""
+	// Blocked says why the newest table is not rolled out, Wanted is its epoch; ""
 	// when it is, or waits for its turn.
-	Held   string
-	Wanted policies.Epoch
-	// Target is the epoch that is rolled out now; 0: none.
-	Target policies.Epoch
+	Blocked string
+	Target  policies.Epoch
+	// Rolling is the epoch that is rolled out now; 0: none.
+	Rolling policies.Epoch
 }
 
 // GroupReport is the state of one group.
@@ -128,9 +128,9 @@ type GroupReport struct {
 	// Until is when its watch ends, or its endpoints are removed at the latest;
 	// zero outside of those.
 	Until time.Time
-	// Kept counts the refused versions that it is shown all the same, because
+	// KeptRefused counts the refused versions that it is shown all the same, because
 	// nothing else is known, or until it has gone back.
-	Kept    int
-	Backing bool              // it goes back to the plan that it had
-	Fenced  map[string]string // why, by node
+	KeptRefused int
+	Reverting   bool              // it goes back to the plan that it had
+	Fenced      map[string]string // why, by node
 }

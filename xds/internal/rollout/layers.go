@@ -16,15 +16,15 @@ type layers struct {
 	routes *Table   // whose routes and listeners
 	newest *Table   // whose endpoints, in any case
 	live   []*Table // whose members are added to them, oldest first
-	// leaving are endpoints that are in no plan any more and still have requests.
-	leaving []resources.Endpoint
+	// removed are endpoints that are in no plan any more and still have requests.
+	removed []resources.Endpoint
 }
 
 // render makes the set of some layers. It does not prove it.
 func (l layers) render(build func(resources.View) (resources.Set, error)) (resources.Set, error) {
 	endpoints := l.newest.Set
 	u, more := union(l.newest.View, l.live)
-	for _, e := range departing(u, l.leaving) {
+	for _, e := range removedFrom(u, l.removed) {
 		e.Health = resources.Draining
 		u.Endpoints, more = append(u.Endpoints, e), true
 	}
@@ -56,7 +56,7 @@ func union(newest resources.View, live []*Table) (u resources.View, more bool) {
 	ids := make(map[policies.ReplicaID]bool)
 	addresses := make(map[string]bool)
 	for _, e := range u.Endpoints {
-		ids[e.ID], addresses[canonical(e.Address)] = true, true
+		ids[e.ID], addresses[canonicalAddress(e.Address)] = true, true
 	}
 	// The most recent table first: it knows what was removed best.
 	for _, t := range slices.Backward(live) {
@@ -73,8 +73,8 @@ func union(newest resources.View, live []*Table) (u resources.View, more bool) {
 		}
 		for _, e := range t.View.Endpoints {
 			// An id or an address that is in use again is the new one's.
-			if !ids[e.ID] && !addresses[canonical(e.Address)] {
-				ids[e.ID], addresses[canonical(e.Address)], more = true, true, true
+			if !ids[e.ID] && !addresses[canonicalAddress(e.Address)] {
+				ids[e.ID], addresses[canonicalAddress(e.Address)], more = true, true, true
 				u.Endpoints = append(u.Endpoints, e)
 			}
 		}
@@ -87,9 +87,9 @@ func union(newest resources.View, live []*Table) (u resources.View, more bool) {
 	return u, more
 }
 
-// departing are those of the endpoints that a view does not have, and whose
+// removedFrom are those of the endpoints that a view does not have, and whose
 // models it does.
-func departing(v resources.View, endpoints []resources.Endpoint) []resources.Endpoint {
+func removedFrom(v resources.View, endpoints []resources.Endpoint) []resources.Endpoint {
 	models := make(map[string]bool)
 	for _, m := range v.Models {
 		models[m.Name] = true
@@ -97,11 +97,11 @@ func departing(v resources.View, endpoints []resources.Endpoint) []resources.End
 	ids := make(map[policies.ReplicaID]bool)
 	addresses := make(map[string]bool)
 	for _, e := range v.Endpoints {
-		ids[e.ID], addresses[canonical(e.Address)] = true, true
+		ids[e.ID], addresses[canonicalAddress(e.Address)] = true, true
 	}
 	var out []resources.Endpoint
 	for _, e := range endpoints {
-		if a := canonical(e.Address); models[e.Model] && !ids[e.ID] && !addresses[a] {
+		if a := canonicalAddress(e.Address); models[e.Model] && !ids[e.ID] && !addresses[a] {
 			ids[e.ID], addresses[a] = true, true
 			out = append(out, e)
 		}
@@ -109,8 +109,8 @@ func departing(v resources.View, endpoints []resources.Endpoint) []resources.End
 	return out
 }
 
-// canonical spells an address in one way.
-func canonical(address string) string {
+// canonicalAddress spells an address in one way.
+func canonicalAddress(address string) string {
 	if a, err := netip.ParseAddrPort(address); err == nil {
 		return a.String()
 	}
@@ -143,9 +143,9 @@ func sameMembers(a, b policies.Plan) bool {
 	})
 }
 
-// covers reports the first stage of a view's plans that lacks a member in a set.
+// checkMembers reports the first stage of a view's plans that lacks a member in a set.
 // Package resources proves that a stage has endpoints, not whose.
-func covers(s resources.Set, v resources.View) error {
+func checkMembers(s resources.Set, v resources.View) error {
 	known := make(map[policies.ReplicaID]bool, len(v.Endpoints))
 	for _, e := range v.Endpoints {
 		known[e.ID] = true

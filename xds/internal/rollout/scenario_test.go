@@ -50,11 +50,11 @@ type scenario struct {
 
 func newScenario(t *testing.T, name string) *scenario {
 	cfg := Config{
-		Groups: []string{"a", "b", ""}, Watch: 2 * time.Second, Bound: 3 * time.Second, Poll: time.Second,
-		Build: words, Prove: func(resources.Set) error { return nil }, Covers: wordsCover,
+		Groups: []string{"a", "b", ""}, Watch: 2 * time.Second, AckTimeout: 3 * time.Second, PollInterval: time.Second,
+		Build: words, Prove: func(resources.Set) error { return nil }, CheckMembers: wordsCover,
 	}
 	if name == "retire.txt" {
-		cfg.RetireBound = 30 * time.Second
+		cfg.DrainTimeout = 30 * time.Second
 	}
 	r, err := New(cfg)
 	if err != nil {
@@ -163,10 +163,10 @@ func (s *scenario) event(word, arg string) string {
 			s.busy = -1
 		}
 	case "want", "urgent":
-		s.step(Want{Table: s.table(arg), Urgent: word == "urgent"})
+		s.step(SetTarget{Table: s.table(arg), Urgent: word == "urgent"})
 	case "nack":
 		f := strings.Fields(arg)
-		e := Refuse{Node: f[0], Group: groupNamed(f[1]), Type: resources.EndpointType, Text: "no"}
+		e := NACK{Node: f[0], Group: groupNamed(f[1]), Type: resources.EndpointType, Text: "no"}
 		for _, name := range f[2:] {
 			if name == "r" {
 				e.Type = resources.RouteType
@@ -175,7 +175,7 @@ func (s *scenario) event(word, arg string) string {
 				e.Resources = append(e.Resources, Version{r.Name, r.Version})
 			}
 			if n, blamed := strings.CutSuffix(name, "!"); blamed {
-				e.Named = append(e.Named, n)
+				e.Blamed = append(e.Blamed, n)
 			}
 		}
 		s.step(e)
@@ -185,7 +185,7 @@ func (s *scenario) event(word, arg string) string {
 		if name == "r" {
 			typ = resources.RouteType
 		}
-		s.step(Bar{[]Refusal{{Type: typ, Name: name, Version: version, Node: "elsewhere", Text: "no"}}})
+		s.step(Quarantine{[]Refusal{{Type: typ, Name: name, Version: version, Node: "elsewhere", Text: "no"}}})
 	case "wait":
 		d, err := time.ParseDuration(arg)
 		if err != nil {
@@ -210,21 +210,21 @@ func (s *scenario) event(word, arg string) string {
 
 // see tells the rollout what the script says.
 func (s *scenario) see() {
-	facts := make(map[string]Fact)
-	for _, n := range s.r.Needs() {
-		f := Fact{Serial: n.Serial, Nodes: s.nodes[n.Group], Late: make(map[string]bool), Behind: make(map[string]bool), Requests: max(s.busy, 0), Known: s.busy >= 0}
+	facts := make(map[string]Observation)
+	for _, n := range s.r.Queries() {
+		f := Observation{Serial: n.Serial, Nodes: s.nodes[n.Group], Late: make(map[string]bool), Behind: make(map[string]bool), Requests: max(s.busy, 0), RequestsKnown: s.busy >= 0}
 		for _, id := range s.late[n.Group] {
 			id, flip := strings.CutSuffix(id, "@flip")
-			f.Late[id], f.Behind[id] = len(n.Types) > 0 && (!flip || n.Types[0] == gates[Flip][0]), true
+			f.Late[id], f.Behind[id] = len(n.Types) > 0 && (!flip || n.Types[0] == awaitedTypes[Flip][0]), true
 		}
 		maps.DeleteFunc(f.Late, func(_ string, late bool) bool { return !late })
-		f.Witnesses = f.Nodes - len(f.Late)
-		if !n.Watched.IsZero() {
-			f.Bad = s.bad[n.Group]
+		f.Acked = f.Nodes - len(f.Late)
+		if !n.TrialSince.IsZero() {
+			f.Regression = s.bad[n.Group]
 		}
 		facts[n.Group] = f
 	}
-	s.step(Seen{facts})
+	s.step(Observe{facts})
 }
 
 func (s *scenario) step(e Event) {
@@ -252,14 +252,14 @@ func (s *scenario) step(e Event) {
 		}
 		s.out.WriteString("\n")
 	}
-	for _, sh := range out.Shows {
+	for _, sh := range out.Applies {
 		routes := "none"
 		if r := sh.Set.Get(resources.RouteType, "r"); r != nil {
 			routes = string(r.Body)
 		}
 		fmt.Fprintf(&s.out, ">   %-4s %s: routes %s", name(sh.Group), sh.Phase, routes)
 		for _, r := range sh.Set.All(resources.EndpointType) {
-			fmt.Fprintf(&s.out, ", %s %s%s", r.Name, r.Body, strings.TrimPrefix(r.Version, Plain(r.Version)))
+			fmt.Fprintf(&s.out, ", %s %s%s", r.Name, r.Body, strings.TrimPrefix(r.Version, ContentHash(r.Version)))
 		}
 		s.out.WriteString("\n")
 	}
@@ -267,7 +267,7 @@ func (s *scenario) step(e Event) {
 		fmt.Fprintf(&s.out, ">   tells others of %s %s\n", f.Name, f.Version)
 	}
 	s.wake = out.Wake
-	if out.Again {
+	if out.ObserveNow {
 		s.see()
 	}
 }

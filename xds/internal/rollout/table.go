@@ -37,10 +37,10 @@ func (t *Table) sameRoutes(o *Table) bool {
 	return t.Set.Equal(o.Set, resources.RouteType, resources.ListenerType)
 }
 
-// light reports whether two tables differ at most in what endpoints tell of
+// sameExceptHealth reports whether two tables differ at most in what endpoints tell of
 // themselves: the routes, the clusters and the members of every stage are the
 // same.
-func (t *Table) light(o *Table) bool {
+func (t *Table) sameExceptHealth(o *Table) bool {
 	for _, typ := range append(t.Set.Types(), o.Set.Types()...) {
 		if typ != resources.EndpointType && !t.Set.Equal(o.Set, typ) {
 			return false
@@ -52,10 +52,10 @@ func (t *Table) light(o *Table) bool {
 	type place struct{ model, address, node string }
 	at := make(map[policies.ReplicaID]place, len(t.View.Endpoints))
 	for _, e := range t.View.Endpoints {
-		at[e.ID] = place{e.Model, canonical(e.Address), e.Node}
+		at[e.ID] = place{e.Model, canonicalAddress(e.Address), e.Node}
 	}
 	for _, e := range o.View.Endpoints {
-		if at[e.ID] != (place{e.Model, canonical(e.Address), e.Node}) {
+		if at[e.ID] != (place{e.Model, canonicalAddress(e.Address), e.Node}) {
 			return false
 		}
 	}
@@ -67,9 +67,9 @@ func (t *Table) light(o *Table) bool {
 	return true
 }
 
-// refreshed is the view of a table with the health and weights that another
+// withHealthOf is the view of a table with the health and weights that another
 // view knows; changed is false where nothing differs.
-func (t *Table) refreshed(news resources.View) (v resources.View, changed bool) {
+func (t *Table) withHealthOf(news resources.View) (v resources.View, changed bool) {
 	latest := make(map[policies.ReplicaID]resources.Endpoint, len(news.Endpoints))
 	for _, e := range news.Endpoints {
 		latest[e.ID] = e
@@ -78,7 +78,7 @@ func (t *Table) refreshed(news resources.View) (v resources.View, changed bool) 
 	v.Endpoints = append([]resources.Endpoint(nil), v.Endpoints...)
 	for i, e := range v.Endpoints {
 		n, ok := latest[e.ID]
-		if !ok || n.Model != e.Model || canonical(n.Address) != canonical(e.Address) {
+		if !ok || n.Model != e.Model || canonicalAddress(n.Address) != canonicalAddress(e.Address) {
 			continue
 		}
 		if n.Health != e.Health || n.Weight != e.Weight {
@@ -88,9 +88,9 @@ func (t *Table) refreshed(news resources.View) (v resources.View, changed bool) 
 	return v, changed
 }
 
-// stranded reports whether a stage of the table has no replica that takes
+// hasDeadStage reports whether a stage of the table has no replica that takes
 // requests: what replaces it is urgent.
-func (t *Table) stranded() bool {
+func (t *Table) hasDeadStage() bool {
 	ready := make(map[policies.ReplicaID]bool, len(t.View.Endpoints))
 	for _, e := range t.View.Endpoints {
 		ready[e.ID] = e.Health == resources.Healthy

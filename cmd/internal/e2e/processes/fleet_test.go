@@ -327,7 +327,7 @@ func (f *fleet) migrations() []control.Migration {
 	if err := json.Unmarshal([]byte(text), &m); err != nil {
 		f.t.Fatalf("migrations --json: %v: %s", err, text)
 	}
-	return m.Moves
+	return m.Migrations
 }
 
 // tally logs the moves by cause and way, and returns how many were done.

@@ -134,6 +134,6 @@ func TestElderMoves(t *testing.T) {
 // followed reports whether every proxy has the newest plan: none gives a drained
 // replica another request.
 func followed(s control.Status) bool {
-	return s.Phase == "idle" && s.Shown == s.Epoch && len(s.Nodes) > 0 &&
+	return s.Phase == "idle" && s.PublishedEpoch == s.Epoch && len(s.Nodes) > 0 &&
 		!slices.ContainsFunc(s.Nodes, func(n control.Node) bool { return !n.Current || n.Epoch != s.Epoch })
 }

@@ -1,0 +1,69 @@
+package control
+
+import (
+	"net/http"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/links"
+	"github.com/cascadeinfer/cascade/xds/fleet"
+)
+
+// Devices is what the replicas have told of where their KV caches are: the answer of
+// GET /devices. What lies between two of them follows by links.Ways.
+type Devices struct {
+	Models []DeviceModel `json:"models"`
+}
+
+// DeviceModel is one model of a Devices.
+type DeviceModel struct {
+	Name string `json:"name"`
+	// Links are the rates, in bytes per second, by which hand-overs are priced where
+	// replicas tell of no links; absent where links make no difference.
+	Links    *links.Defaults `json:"links,omitempty"`
+	Replicas []Device        `json:"replicas"`
+}
+
+// Device is one replica of a Devices.
+type Device struct {
+	Replica policies.ReplicaID `json:"replica"`
+	// Stage is its stage as in cluster names; "" for none.
+	Stage string     `json:"stage,omitempty"`
+	Site  links.Site `json:"site"`
+	// Transports are those of its reports; see Replica.Transports.
+	Transports []Transport `json:"transports,omitempty"`
+	Note       string      `json:"note,omitempty"` // what is wrong with its reports
+}
+
+// devices answers GET /devices.
+func (c *Control) devices(w http.ResponseWriter, _ *http.Request) {
+	writeJSON(w, http.StatusOK, devicesOf(c.fleet.Snapshot()))
+}
+
+func devicesOf(s *fleet.Snapshot) Devices {
+	out := Devices{Models: []DeviceModel{}}
+	if s == nil {
+		return out
+	}
+	for _, m := range s.Models {
+		model := DeviceModel{Name: m.Name, Replicas: []Device{}}
+		if m.Links != (links.Defaults{}) {
+			model.Links = &m.Links
+		}
+		for _, r := range m.Replicas {
+			d := Device{Replica: r.ID, Site: r.Site, Transports: transportsOf(r.Routes), Note: r.Note}
+			if r.Stage >= 0 {
+				d.Stage = stageOf(r.Stage, m.Plan.Stages[r.Stage]).Name
+			}
+			model.Replicas = append(model.Replicas, d)
+		}
+		out.Models = append(out.Models, model)
+	}
+	return out
+}
+
+func transportsOf(routes []fleet.Route) (out []Transport) {
+	for _, t := range routes {
+		out = append(out, Transport{Name: t.Transport, Peer: t.Peer, State: t.State, Why: t.Why, Rate: t.Rate, Over: t.Over})
+	}
+	return out
+}

@@ -1,0 +1,52 @@
+package control
+
+import (
+	"context"
+	"net/url"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// drainCommand makes an order about the replica of ?replica=.
+func drainCommand(give func(context.Context, policies.ReplicaID) error, then func(policies.ReplicaID) DrainResult) command {
+	return func(ctx context.Context, q url.Values) (any, error) {
+		id := policies.ReplicaID(q.Get("replica"))
+		if id == "" {
+			return nil, badRequest("name the replica: ?replica=ID")
+		}
+		if err := give(ctx, id); err != nil {
+			return nil, err
+		}
+		return then(id), nil
+	}
+}
+
+// replicaStatus is a replica as /status shows it, with its stage; nothing but
+// the id for one that is gone.
+func (c *Control) replicaStatus(id policies.ReplicaID) DrainResult {
+	out := DrainResult{Replica: Replica{ID: id}}
+	for _, m := range c.Status().Models {
+		for _, r := range m.Unassigned {
+			if r.ID == id {
+				out = DrainResult{Model: m.Name, Replica: r}
+			}
+		}
+		for _, st := range m.Stages {
+			for _, r := range st.Replicas {
+				if r.ID == id {
+					out = DrainResult{Model: m.Name, Stage: st.Name, Replica: r}
+				}
+			}
+		}
+	}
+	return out
+}
+
+// DrainResult is what POST /drain and POST /undrain answer, as JSON: the replica as it
+// is now. It is empty, and may be stopped, when its Residents are 0 and a report
+// has come since.
+type DrainResult struct {
+	Model string `json:"model"`
+	Stage string `json:"stage,omitempty"` // absent: in none
+	Replica
+}

@@ -1,0 +1,86 @@
+package control
+
+import (
+	"fmt"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// Bounds of an answer of /migrations.
+const (
+	defaultMigrations = 100
+	maxMigrations     = 512
+)
+
+// Migrations is what GET /migrations answers, as JSON.
+type Migrations struct {
+	// Time is when this was true: as the next request's since it brings what was
+	// told later.
+	Time time.Time `json:"time"`
+	// Migrations are the newest first, each as it was told last.
+	Migrations []Migration `json:"migrations"`
+}
+
+// Migration is one move of a request between replicas. Fields are only ever
+// added.
+type Migration struct {
+	ID        string             `json:"id"`
+	Request   string             `json:"request"`
+	Cause     string             `json:"cause"` // growth, outlier, drain, spill, engine lost
+	Frontend  policies.ReplicaID `json:"frontend"`
+	From      policies.ReplicaID `json:"from"`
+	To        policies.ReplicaID `json:"to"`
+	Way       string             `json:"way"`                 // live, reprompt
+	Transport string             `json:"transport,omitempty"` // of the blocks
+	State     string             `json:"state"`               // done and aborted are final
+	Why       string             `json:"why,omitempty"`       // of an abort
+	Rounds    int                `json:"rounds"`
+	Tokens    policies.Tokens    `json:"tokens"` // length of the request when the move began
+	Bytes     int64              `json:"bytes"`
+	Stall     float64            `json:"stall_seconds"`
+	Seconds   float64            `json:"seconds"`           // it took, or has taken so far
+	Started   *time.Time         `json:"started,omitempty"` // by the teller's clock
+	Reported  time.Time          `json:"reported"`          // when it was told last
+}
+
+// migrations answers GET /migrations?since=TIME&limit=N.
+func (c *Control) migrations(w http.ResponseWriter, r *http.Request) {
+	q := r.URL.Query()
+	var since time.Time
+	limit := defaultMigrations
+	var err error
+	if s := q.Get("since"); s != "" {
+		if since, err = time.Parse(time.RFC3339Nano, s); err != nil {
+			writeJSON(w, http.StatusBadRequest, errorBody{"since: give a time such as 2026-01-02T15:04:05Z"})
+			return
+		}
+	}
+	if s := q.Get("limit"); s != "" {
+		if limit, err = strconv.Atoi(s); err != nil || limit < 1 || limit > maxMigrations {
+			writeJSON(w, http.StatusBadRequest, errorBody{fmt.Sprintf("limit: give a number from 1 to %d", maxMigrations)})
+			return
+		}
+	}
+	writeJSON(w, http.StatusOK, c.Migrations(since, limit))
+}
+
+// Migrations returns what /migrations answers: up to limit moves that were told
+// after since.
+func (c *Control) Migrations(since time.Time, limit int) Migrations {
+	out := Migrations{Time: time.Now(), Migrations: []Migration{}}
+	for _, m := range c.fleet.Moves(since, limit) {
+		move := Migration{
+			ID: m.ID, Request: m.Request, Cause: m.Cause, Frontend: m.Front, From: m.From, To: m.To, Way: m.Way,
+			Transport: m.Transport, State: m.State, Why: m.Why, Rounds: m.Rounds, Tokens: m.Tokens, Bytes: m.Bytes,
+			Stall: m.Stall, Seconds: m.Seconds, Reported: m.Told,
+		}
+		if !m.Started.IsZero() {
+			move.Started = &m.Started
+		}
+		out.Migrations = append(out.Migrations, move)
+	}
+	return out
+}

@@ -1,0 +1,188 @@
+package control
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+	"unicode"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/fleet"
+	"github.com/cascadeinfer/cascade/xds/store"
+)
+
+// maxBy bounds the name of who gives an order, in bytes.
+const maxBy = 256
+
+// PlanHistory is what GET /plan/history answers, as JSON, and, for one model, every
+// order about its plan. Fields are only ever added.
+type PlanHistory struct {
+	Time      time.Time      `json:"time"`
+	Epoch     policies.Epoch `json:"epoch"` // of the newest plan in force
+	Decisions []Decision     `json:"decisions"`
+	// Past are the plans that may be pinned or rolled back to, the oldest first.
+	Past []PastPlan `json:"past"`
+	Pins []Pinned   `json:"pins"`
+}
+
+// Decision is what was decided about a model's plan, also when it stayed.
+type Decision struct {
+	Time  time.Time      `json:"time"`
+	Model string         `json:"model"`
+	Epoch policies.Epoch `json:"epoch"` // of the plan in force after it
+	// Decision is adopted, rolled back, repaired, refined, restated, pinned,
+	// unpinned, kept or held off; absent: a change of plan of an earlier version.
+	Decision string `json:"decision,omitempty"`
+	Reason   string `json:"reason"`
+	By       string `json:"by,omitempty"` // an operator or a control plane
+	// Gain is predicted, as a share of the cost before; Predicted and Observed are
+	// the iteration times of the stage where they differed most.
+	Gain      float64 `json:"gain,omitempty"`
+	Predicted float64 `json:"predicted_seconds,omitempty"`
+	Observed  float64 `json:"observed_seconds,omitempty"`
+	// Times is how often in a row it was decided, the last time at Until.
+	Times  int        `json:"times,omitempty"`
+	Until  *time.Time `json:"until,omitempty"`
+	Stages []Stage    `json:"stages,omitempty"` // ranges and replica ids; absent where none changed, or none are known
+}
+
+// PastPlan is a plan that was in force once.
+type PastPlan struct {
+	Model  string            `json:"model"`
+	Epoch  policies.Epoch    `json:"epoch"`
+	Cuts   []policies.Tokens `json:"cuts"`
+	Counts []int             `json:"replicas"` // of each stage
+}
+
+// Pinned is a plan that an operator keeps.
+type Pinned struct {
+	PastPlan
+	By string    `json:"by,omitempty"`
+	At time.Time `json:"at"`
+}
+
+// Planner is who plans; see fleet.Planner.
+type Planner struct {
+	Self   string `json:"self,omitempty"`
+	Shared bool   `json:"shared,omitempty"` // with other control planes
+	Holder string `json:"holder,omitempty"` // of the planning lease
+	// Since is the seconds since the lease was last renewed, as seen from here.
+	Since float64 `json:"since_seconds,omitempty"`
+	Leads bool    `json:"leads"`
+}
+
+func plannerOf(p fleet.Planner, now time.Time) Planner {
+	out := Planner{Self: p.Self, Shared: p.Shared, Holder: p.Holder, Leads: p.Leads}
+	if p.Holder != "" {
+		out.Since = max(now.Sub(p.Since).Seconds(), 0)
+	}
+	return out
+}
+
+func pastPlanOf(p store.Past) PastPlan {
+	out := PastPlan{Model: p.Model, Epoch: p.Epoch, Cuts: p.Cuts, Counts: p.Counts}
+	if out.Cuts == nil {
+		out.Cuts = []policies.Tokens{} // [] and not null: a plan of one stage
+	}
+	return out
+}
+
+func pinnedOf(p *store.Pin) *Pinned {
+	if p == nil {
+		return nil
+	}
+	return &Pinned{PastPlan: pastPlanOf(p.Past), By: p.By, At: p.At}
+}
+
+// PlanHistory returns what /plan/history answers: what was decided about a model's
+// plan, or about all where model is "".
+func (c *Control) PlanHistory(model string) PlanHistory {
+	out := PlanHistory{Time: time.Now(), Decisions: []Decision{}, Past: []PastPlan{}, Pins: []Pinned{}}
+	s := c.fleet.Snapshot()
+	if s == nil {
+		return out
+	}
+	out.Epoch = s.Epoch
+	for _, h := range s.History {
+		if model != "" && h.Model != model {
+			continue
+		}
+		d := Decision{
+			Time: h.Time, Model: h.Model, Epoch: h.Epoch, Decision: h.Decision, Reason: h.Reason, By: h.By,
+			Gain: h.Gain, Predicted: h.Predicted, Observed: h.Observed, Times: h.Times, Stages: stagesOf(h.Stages),
+		}
+		if !h.Until.IsZero() {
+			d.Until = &h.Until
+		}
+		out.Decisions = append(out.Decisions, d)
+	}
+	for _, p := range s.Past {
+		if model == "" || p.Model == model {
+			out.Past = append(out.Past, pastPlanOf(p))
+		}
+	}
+	for _, m := range s.Models {
+		if m.Pin != nil && (model == "" || m.Name == model) {
+			out.Pins = append(out.Pins, *pinnedOf(m.Pin))
+		}
+	}
+	return out
+}
+
+// planHistory answers GET /plan/history?model=NAME.
+func (c *Control) planHistory(w http.ResponseWriter, r *http.Request) {
+	writeJSON(w, http.StatusOK, c.PlanHistory(r.URL.Query().Get("model")))
+}
+
+// planCommand makes an order about the plan of ?model=, by who ?by= says: of the plan of
+// ?epoch=, or of the one that there is where that is missing.
+func (c *Control) planCommand(give func(ctx context.Context, model string, epoch policies.Epoch, q url.Values) error) command {
+	return func(ctx context.Context, q url.Values) (any, error) {
+		model := q.Get("model")
+		if model == "" {
+			return nil, badRequest("name the model: ?model=NAME")
+		}
+		var epoch policies.Epoch
+		if text := q.Get("epoch"); text != "" {
+			n, err := strconv.ParseUint(text, 10, 62)
+			if err != nil || n == 0 {
+				return nil, badRequest(fmt.Sprintf("epoch %.40q: give the number of a plan; /plan/history lists them", text))
+			}
+			epoch = policies.Epoch(n)
+		}
+		if by := q.Get("by"); len(by) > maxBy || !printable(by) {
+			return nil, badRequest(fmt.Sprintf("by: give a name of up to %d printable bytes", maxBy))
+		}
+		if err := give(ctx, model, epoch, q); err != nil {
+			return nil, err
+		}
+		return c.PlanHistory(model), nil
+	}
+}
+
+// printable says that a text can be shown in a terminal.
+func printable(s string) bool {
+	for _, r := range s {
+		if !unicode.IsPrint(r) {
+			return false
+		}
+	}
+	return true
+}
+
+// planRoutes adds what is asked and ordered about plans.
+func (c *Control) planRoutes(mux *http.ServeMux) {
+	mux.HandleFunc("GET /plan/history", c.planHistory)
+	mux.Handle("POST /plan/pin", handleCommand(c.planCommand(func(ctx context.Context, model string, epoch policies.Epoch, q url.Values) error {
+		return c.fleet.Pin(ctx, fleet.Pin{Model: model, Epoch: epoch, By: q.Get("by")})
+	})))
+	mux.Handle("POST /plan/unpin", handleCommand(c.planCommand(func(ctx context.Context, model string, _ policies.Epoch, q url.Values) error {
+		return c.fleet.Unpin(ctx, fleet.Unpin{Model: model, By: q.Get("by")})
+	})))
+	mux.Handle("POST /plan/rollback", handleCommand(c.planCommand(func(ctx context.Context, model string, epoch policies.Epoch, q url.Values) error {
+		return c.fleet.Rollback(ctx, fleet.Rollback{Model: model, To: epoch, Keep: q.Get("pin") != "", By: q.Get("by")})
+	})))
+}

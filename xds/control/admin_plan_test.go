@@ -1,0 +1,124 @@
+package control
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/client"
+	"github.com/cascadeinfer/cascade/xds/store"
+)
+
+// TestPlanOrders: an operator goes back to an earlier plan, pins it, and lets
+// go; proxies follow, the history tells, and a restart remembers.
+func TestPlanOrders(t *testing.T) {
+	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	f := newFleet(t, 3)
+	st := new(store.Memory)
+	split := policies.Plan{Model: "m", Epoch: 4, Stages: []policies.Stage{
+		{Low: 0, High: 100, Replicas: []policies.ReplicaID{"r0"}},
+		{Low: 100, High: policies.Unbounded, Replicas: []policies.ReplicaID{"r1", "r2"}},
+	}}
+	if _, err := st.CompareAndSwap(t.Context(), "", store.Object{
+		Epoch: 4, Plans: []policies.Plan{split}, Past: []store.Past{{Model: "m", Epoch: 2, Counts: []int{3}}},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	c := start(t, Config{Rules: rules(), Replicas: f.list, Store: st})
+	stop := f.report(t, c)
+	p := newProxy(t, c)
+	stages := func(n int) {
+		t.Helper()
+		p.until(t, "the stages", func(s *client.Snapshot) bool {
+			plans, err := client.Plans(s)
+			return err == nil && len(plans) == 1 && len(plans[0].Stages) == n
+		})
+	}
+	stages(2)
+	order := func(path string, want int) (plans PlanHistory) {
+		t.Helper()
+		code, body := post(t, c, path, nil)
+		if code != want {
+			t.Fatalf("%s: %d %s", path, code, body)
+		}
+		if err := json.Unmarshal([]byte(body), &plans); err != nil {
+			t.Fatal(err)
+		}
+		return plans
+	}
+	order("/plan/rollback", 400)
+	order("/plan/rollback?model=n", 404)
+	order("/plan/rollback?model=m&epoch=3", 404)
+	order("/plan/rollback?model=m&epoch=x", 400)
+	order("/plan/pin?model=m&by="+url.QueryEscape("\x1b[2J"), 400)
+	got := order("/plan/rollback?model=m&by=ann", 200)
+	if got.Epoch != 5 || len(got.Past) != 2 || got.Past[1].Epoch != 4 || len(got.Past[1].Counts) != 2 {
+		t.Errorf("%+v", got)
+	}
+	// Not the last of them: the planner may have decided something since.
+	if !slices.ContainsFunc(got.Decisions, func(d Decision) bool {
+		return d.Decision == "rolled back" && d.By == "ann" && d.Epoch == 5 && len(d.Stages) == 1
+	}) {
+		t.Errorf("%+v", got.Decisions)
+	}
+	stages(1)
+	order("/plan/rollback?model=m&epoch=2", 409)
+	got = order("/plan/pin?model=m&epoch=4&by=ann", 200)
+	if len(got.Pins) != 1 || got.Pins[0].Epoch != 4 || got.Epoch != 6 {
+		t.Errorf("%+v", got)
+	}
+	stages(2)
+	order("/plan/rollback?model=m", 409)
+	if s := c.Status(); s.Models[0].Pinned == nil || s.Models[0].Pinned.By != "ann" || !s.Planner.Leads {
+		t.Errorf("%+v", s)
+	}
+	stop()
+	c.stop()
+
+	c = start(t, Config{Rules: rules(), Replicas: f.list, Store: st})
+	f.report(t, c)
+	waitFor(t, c, "the pin of before the restart", func(s Status) bool { return s.Models[0].Pinned != nil })
+	got = order("/plan/unpin?model=m", 200)
+	if len(got.Pins) != 0 {
+		t.Errorf("%+v", got)
+	}
+	order("/plan/unpin?model=m", 200)
+	if code, body := get(t, c, "/plan/history"); code != 200 || !strings.Contains(body, `"unpinned"`) {
+		t.Errorf("%d %s", code, body)
+	}
+	if code, body := get(t, c, "/plan/history?model=n"); code != 200 || strings.Contains(body, `"unpinned"`) {
+		t.Errorf("%d %s", code, body)
+	}
+}
+
+// TestAdminHosts: nothing is told under a name that somebody may have made to
+// point here.
+func TestAdminHosts(t *testing.T) {
+	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	f := newFleet(t, 1)
+	c := start(t, Config{Rules: rules(), Replicas: f.list, AdminHosts: []string{"cascade.example"}})
+	for _, path := range []string{"/status", "/migrations", "/plan/history", "/metrics", "/healthz"} {
+		for host, want := range map[string]int{
+			"": 200, "localhost": 200, "localhost:1": 200, "127.0.0.1": 200, "[::1]:18001": 200, "Cascade.example:80": 200, "cascade.example": 200,
+			"evil.example": 403, "evil.example:18001": 403, "127.0.0.1.evil.example": 403, "10.0.0.1": 403,
+		} {
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+c.AdminAddr().String()+path, http.NoBody)
+			if err != nil {
+				t.Fatal(err)
+			}
+			req.Host = host
+			resp, err := http.DefaultClient.Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			resp.Body.Close()
+			if resp.StatusCode != want {
+				t.Errorf("%s as %q: %d, want %d", path, host, resp.StatusCode, want)
+			}
+		}
+	}
+}

@@ -1,0 +1,277 @@
+package control
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"mime/multipart"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/cascadeinfer/cascade/xds/policyslots"
+	"github.com/cascadeinfer/cascade/xds/store"
+)
+
+// Admitter decides which modules may come to the slots of the fleet, and how far
+// they may go: signatures, kinds, the site's own rules. It is called by one
+// goroutine at a time; the error is shown to the operator and in nothing changed.
+type Admitter interface {
+	Admit(ctx context.Context, p Push) (Admitted, error)
+}
+
+// Push is what an operator asks for one slot: a new module, or another goal for
+// the one on trial.
+type Push struct {
+	Slot     string
+	Goal     policyslots.Goal // policyslots.Proven: to pass no gates
+	Permille int
+	Scope    string
+	// Module and Signature are the files. They are not to be changed.
+	Module, Signature []byte
+	// Configuration is what hosts shall configure the module with; may be empty. It
+	// is not signed: the operator answers for it, as for the goal.
+	Configuration []byte
+	// Current is the slot as it is stored. Its candidate is this module, by the
+	// digest, where another goal is asked for.
+	Current policyslots.Slot
+	By      string // who asks; may be empty
+}
+
+// Admitted is what the statement of an admitted module says.
+type Admitted struct {
+	Generation    uint64
+	Name, Version string
+	SHA256        policyslots.Digest
+	Configuration []byte // what hosts configure it with; may be empty
+	Signers       []string
+}
+
+// Bounds of a push.
+const (
+	// maxPush bounds the body: a module and its signature in base64, and what
+	// JSON or multipart puts around them.
+	maxPush     = (policyslots.MaxModule+policyslots.MaxSignature+policyslots.MaxConfiguration)*4/3 + 64<<10
+	pushTimeout = 25 * time.Second
+	// uploadTimeout is how long the body may take of it once it is read, and maxUploads
+	// how many are read at a time: each is held in memory.
+	uploadTimeout = 15 * time.Second
+	maxUploads    = 4
+)
+
+var errTooLarge = fmt.Errorf("a module has at most %d MiB, and its signature %d KiB", policyslots.MaxModule>>20, policyslots.MaxSignature>>10)
+
+// policyRoutes adds what is asked and ordered about policies.
+func (c *Control) policyRoutes(mux *http.ServeMux) {
+	mux.HandleFunc("GET /policies", func(w http.ResponseWriter, r *http.Request) {
+		writeJSON(w, http.StatusOK, c.Policies(r.URL.Query()["slot"]...))
+	})
+	if c.cfg.Records != nil {
+		mux.Handle("GET /policies/records", c.cfg.Records)
+	}
+	mux.HandleFunc("POST /policies/push", c.handlePush)
+	mux.Handle("POST /policies/goal", handleCommand(c.handlePolicyCommand(c.setGoal)))
+	mux.Handle("POST /policies/rollback", handleCommand(c.handlePolicyCommand(c.rollback)))
+}
+
+// handlePush answers POST /policies/push?slot=&goal=&permille=&scope=&by=: the slot may be
+// given several times. The body is JSON with the base64 of "module" and
+// "signature", or a form with those two files; with "configuration" where the module
+// takes one.
+func (c *Control) handlePush(w http.ResponseWriter, r *http.Request) {
+	if !requireAdminHeader(w, r) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), pushTimeout)
+	defer cancel()
+	out, err := c.push(ctx, w, r)
+	if err != nil {
+		writeJSON(w, statusCode(err), errorBody{err.Error()})
+		return
+	}
+	writeJSON(w, http.StatusOK, out)
+}
+
+func (c *Control) push(ctx context.Context, w http.ResponseWriter, r *http.Request) (any, error) {
+	if c.cfg.Admitter == nil {
+		return nil, errPoliciesOff
+	}
+	o, err := parsePolicyCommand(r.URL.Query())
+	if err != nil {
+		return nil, err
+	}
+	if o.goal == "" {
+		o.goal = policyslots.Shadow
+	}
+	scopes := make(map[string]string, len(o.slots))
+	for _, slot := range o.slots {
+		if scopes[slot], err = c.resolveScope(slot, o.goal, o.scope, nil); err != nil {
+			return nil, err
+		}
+		if err := policyslots.CheckGoal(slot, o.goal, o.permille, scopes[slot]); err != nil {
+			return nil, badRequest("slot " + slot + ": " + err.Error())
+		}
+	}
+	body, err := c.readUpload(ctx, w, r)
+	if err != nil {
+		return nil, err
+	}
+	done, err := acquire(ctx, c.pushes)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	module, signature := body.Module, body.Signature
+	sum := policyslots.Digest(sha256.Sum256(module))
+	trials := make(map[string]policyslots.Trial, len(o.slots))
+	for _, slot := range o.slots {
+		a, err := c.cfg.Admitter.Admit(ctx, Push{
+			Slot: slot, Goal: o.goal, Permille: o.permille, Scope: scopes[slot], Module: module, Signature: signature, Configuration: body.Configuration,
+			Current: policyslots.Of(c.slots.stored(), slot).Clone(), By: o.by,
+		})
+		if err != nil {
+			return nil, inadmissibleError(slot, err)
+		}
+		if a.SHA256 != sum {
+			return nil, inadmissibleError(slot, errors.New("the statement is about another module"))
+		}
+		if err := c.checkGates(slot, a.Generation, o.goal); err != nil {
+			return nil, err
+		}
+		now := storedTime(time.Now())
+		trials[slot] = policyslots.Trial{
+			Module: policyslots.Module{
+				Generation: a.Generation, Name: a.Name, Version: a.Version, SHA256: sum, Size: len(module), Signature: signature,
+				Configuration: a.Configuration, Signers: a.Signers, By: o.by, At: now,
+			},
+			Goal: o.goal, Permille: o.permille, Scope: scopes[slot], Since: now,
+		}
+	}
+	// The bytes come before the name: who reads the one finds the other. What is
+	// there already and was lost, is put back.
+	if err := c.cfg.Modules.Put(store.Digest(sum), module); err != nil {
+		return nil, err
+	}
+	if err := c.slots.change(ctx, o.slots, func(s policyslots.Slot) (policyslots.Slot, error) {
+		return asBadRequest(s.Push(trials[s.Kind]))
+	}); err != nil {
+		return nil, err
+	}
+	return c.Policies(o.slots...), nil
+}
+
+// acquire waits for a place, which done gives back.
+func acquire(ctx context.Context, places chan struct{}) (done func(), err error) {
+	select {
+	case places <- struct{}{}:
+		return func() { <-places }, nil
+	case <-ctx.Done():
+		return nil, errors.New("other modules are being pushed; try again")
+	}
+}
+
+// readUpload reads the body of a push, before its turn: who is slow keeps nobody
+// waiting.
+func (c *Control) readUpload(ctx context.Context, w http.ResponseWriter, r *http.Request) (pushBody, error) {
+	done, err := acquire(ctx, c.uploads)
+	if err != nil {
+		return pushBody{}, err
+	}
+	defer done()
+	r.Body = http.MaxBytesReader(w, r.Body, maxPush)
+	most := uploadTimeout
+	if end, ok := ctx.Deadline(); ok {
+		most = min(most, time.Until(end))
+	}
+	return readWithin(w, r, most)
+}
+
+// readWithin reads a push that has come within a time.
+func readWithin(w http.ResponseWriter, r *http.Request, most time.Duration) (pushBody, error) {
+	conn := http.NewResponseController(w)
+	if err := conn.SetReadDeadline(time.Now().Add(most)); err != nil {
+		return pushBody{}, err
+	}
+	body, err := readPush(r)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return body, fmt.Errorf("the module has not come within %v: %w", most.Round(time.Millisecond), err)
+	}
+	if err == nil {
+		err = conn.SetReadDeadline(time.Time{})
+	}
+	return body, err
+}
+
+// pushBody is the body of a push.
+type pushBody struct {
+	Module        []byte `json:"module"`
+	Signature     []byte `json:"signature"`
+	Configuration []byte `json:"configuration"`
+}
+
+// readPush reads the body of a push.
+func readPush(r *http.Request) (body pushBody, err error) {
+	kind, params, err := mime.ParseMediaType(r.Header.Get("content-type"))
+	switch {
+	case err == nil && kind == "application/json":
+		if err := json.NewDecoder(r.Body).Decode(&body); err != nil {
+			return body, bodyError(err)
+		}
+	case err == nil && kind == "multipart/form-data":
+		if body, err = readForm(multipart.NewReader(r.Body, params["boundary"])); err != nil {
+			return body, err
+		}
+	default:
+		return body, badRequest("send JSON with the base64 of module and signature, or a multipart form with these files")
+	}
+	switch {
+	case len(body.Module) > policyslots.MaxModule || len(body.Signature) > policyslots.MaxSignature:
+		return body, errTooLarge
+	case len(body.Configuration) > policyslots.MaxConfiguration:
+		return body, badRequest(fmt.Sprintf("a configuration has at most %d KiB", policyslots.MaxConfiguration>>10))
+	case len(body.Module) == 0 || len(body.Signature) == 0:
+		return body, badRequest("give module and signature; cascade policy sign makes one for the other")
+	}
+	return body, nil
+}
+
+// bodyError says why a body was not read.
+func bodyError(err error) error {
+	var large *http.MaxBytesError
+	switch {
+	case errors.As(err, &large):
+		return errTooLarge
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return err
+	}
+	return badRequest("body: " + err.Error())
+}
+
+func readForm(m *multipart.Reader) (body pushBody, err error) {
+	for {
+		part, err := m.NextPart()
+		if errors.Is(err, io.EOF) {
+			return body, nil
+		}
+		if err != nil {
+			return body, bodyError(err)
+		}
+		switch part.FormName() {
+		case "module":
+			body.Module, err = io.ReadAll(io.LimitReader(part, policyslots.MaxModule+1))
+		case "configuration":
+			body.Configuration, err = io.ReadAll(io.LimitReader(part, policyslots.MaxConfiguration+1))
+		case "signature":
+			body.Signature, err = io.ReadAll(io.LimitReader(part, policyslots.MaxSignature+1))
+		default:
+			err = fmt.Errorf("part %.40q: want module, signature and configuration", part.FormName())
+		}
+		if err != nil {
+			return body, bodyError(err)
+		}
+	}
+}

@@ -1,0 +1,115 @@
+package control
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/xds/store"
+)
+
+// TestPolicyLost: where a module's bytes are gone or damaged, an order about it says
+// which ones and what to do, and doing that helps.
+func TestPolicyLost(t *testing.T) {
+	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	dir := t.TempDir()
+	folder, err := store.NewFolder(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := start(t, Config{Rules: rules(), Replicas: newFleet(t, 1).list, Modules: folder, Admitter: new(notary)})
+	waitFor(t, c, "a plan", func(s Status) bool { return s.Epoch == 1 })
+	module := []byte("module")
+	sum := fmt.Sprintf("%x", sha256.Sum256(module))
+	again := func() { t.Helper(); obeyed(t)(push(t, c, "slot=place&goal=shadow", module, "generation 1")) }
+	again()
+	for name, spoil := range map[string]func(string) error{
+		"gone": os.Remove, "damaged": func(path string) error { return os.WriteFile(path, []byte("other"), 0o600) },
+	} {
+		if err := spoil(filepath.Join(dir, sum+".wasm")); err != nil {
+			t.Fatal(err)
+		}
+		code, text := post(t, c, "/policies/goal?slot=place&goal=active", nil)
+		if code == http.StatusOK || !strings.Contains(text, sum) || !strings.Contains(text, "push the same module and signature again") || name == "gone" && code != http.StatusConflict {
+			t.Errorf("%s: %d %s", name, code, text)
+		}
+		again()
+		obeyed(t)(post(t, c, "/policies/goal?slot=place&goal=active", nil))
+		again()
+	}
+}
+
+// TestPolicySlowUpload: who sends a module slowly keeps nobody waiting, unless all
+// places are taken by those who do.
+func TestPolicySlowUpload(t *testing.T) {
+	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	c := start(t, Config{Rules: rules(), Replicas: newFleet(t, 1).list, Admitter: new(notary)})
+	waitFor(t, c, "a plan", func(s Status) bool { return s.Epoch == 1 })
+	ends := make(chan int, maxUploads-1)
+	var writers []*io.PipeWriter
+	for range cap(ends) {
+		r, w := io.Pipe()
+		writers = append(writers, w)
+		go func() {
+			req, err := http.NewRequest(http.MethodPost, "http://"+c.AdminAddr().String()+"/policies/push?slot=outlier", r)
+			if err != nil {
+				panic(err)
+			}
+			req.Header.Set("content-type", "application/json")
+			resp, err := http.DefaultClient.Do(req)
+			if err != nil {
+				ends <- 0
+				return
+			}
+			resp.Body.Close()
+			ends <- resp.StatusCode
+		}()
+		if _, err := io.WriteString(w, `{"module":"`); err != nil {
+			t.Fatal(err)
+		}
+	}
+	until(t, "they upload", func() bool { return len(c.uploads) == cap(ends) })
+	obeyed(t)(push(t, c, "slot=place", []byte("module"), "generation 1"))
+	obeyed(t)(post(t, c, "/policies/goal?slot=place&goal=warm", nil))
+	for _, w := range writers {
+		w.CloseWithError(errors.New("given up"))
+		<-ends
+	}
+	until(t, "nobody uploads", func() bool { return len(c.uploads) == 0 && len(c.pushes) == 0 })
+}
+
+// TestUploadDeadline: a body that does not come is not waited for.
+func TestUploadDeadline(t *testing.T) {
+	failed := make(chan error, 1)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, err := readWithin(w, r, 10*time.Millisecond)
+		failed <- err
+		writeJSON(w, statusCode(err), errorBody{err.Error()})
+	}))
+	defer server.Close()
+	r, w := io.Pipe()
+	defer w.Close()
+	go func() { _, _ = io.WriteString(w, `{"module":"`) }()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("content-type", "application/json")
+	client := server.Client()
+	go func() {
+		if resp, err := client.Do(req); err == nil {
+			resp.Body.Close()
+		}
+	}()
+	if err := <-failed; !errors.Is(err, os.ErrDeadlineExceeded) || statusCode(err) != http.StatusRequestTimeout || !strings.Contains(err.Error(), "not come within 10ms") {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,319 @@
+package control
+
+import (
+	"strings"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/fleet"
+	"github.com/cascadeinfer/cascade/xds/internal/publish"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// Status is what GET /status answers, as JSON: who serves what, under which
+// plan, why, and which proxies follow. Fields are only ever added.
+type Status struct {
+	Time time.Time `json:"time"`
+	// Epoch of the newest plan in force. 0: there is none yet.
+	Epoch  policies.Epoch `json:"epoch"`
+	Policy string         `json:"policy"`
+	// PublishedEpoch is the epoch of the routes that every group of proxies is shown; Phase
+	// is how far the roll-out of the newest plan is: idle, add, flip, watch or
+	// retire.
+	PublishedEpoch policies.Epoch `json:"published_epoch"`
+	Phase          string         `json:"phase"`
+	// Error says why the newest view is not shown; empty when it is.
+	Error  string  `json:"error,omitempty"`
+	Models []Model `json:"models"`
+	Nodes  []Node  `json:"nodes"`
+	// Groups are the groups of proxies, in the order in which plans come to them.
+	Groups []Group `json:"groups"`
+	// Refused are the versions of resources that a proxy refused, and that nobody
+	// is sent again; oldest first.
+	Refused []Refusal `json:"refused,omitempty"`
+	// Observers counts the migrators and others that follow the plans and route
+	// nothing; they are not among the Nodes.
+	Observers int      `json:"observers,omitempty"`
+	History   []Change `json:"history"` // changes of plan, oldest first
+	// Planner is who plans.
+	Planner Planner `json:"planner"`
+	// Policies are the policy slots that have ever had a module, or that a host
+	// reports, by name; GET /policies tells more of each.
+	Policies []PolicySummary `json:"policies,omitempty"`
+}
+
+// Model is one model of a Status.
+type Model struct {
+	Name    string          `json:"name"`
+	Context policies.Tokens `json:"context"`
+	Epoch   policies.Epoch  `json:"epoch"`
+	// Reason is why this plan replaced the one before; Planner is what the last
+	// planning period decided, also when it changed nothing.
+	Reason  string `json:"reason"`
+	Planner string `json:"planner,omitempty"`
+	// Pinned is the plan that an operator keeps; absent: none.
+	Pinned *Pinned `json:"pinned,omitempty"`
+	Stages []Stage `json:"stages"`
+	// Unassigned replicas are in no stage: new and not ready, or drained.
+	Unassigned []Replica `json:"unassigned,omitempty"`
+	// Seen is the requests counted so far, Rate the requests per second now.
+	Seen uint64  `json:"seen"`
+	Rate float64 `json:"rate"`
+	// BytesPerToken is served; Learnt is what exact counts say (0: nothing yet).
+	BytesPerToken       float64 `json:"bytes_per_token"`
+	LearntBytesPerToken float64 `json:"learnt_bytes_per_token,omitempty"`
+	// EstimateError is the mean relative error of the length estimate.
+	EstimateError float64 `json:"estimate_error,omitempty"`
+	// Refining says that replicas propose boundaries between two plans.
+	Refining bool `json:"refining,omitempty"`
+}
+
+// Stage is a range of lengths and who serves it.
+type Stage struct {
+	Name string          `json:"name"` // as in cluster names: s0, s1, …
+	Low  policies.Tokens `json:"low"`
+	// High is the end of [Low, High); absent for the last stage, which is open.
+	High     *policies.Tokens `json:"high,omitempty"`
+	Replicas []Replica        `json:"replicas"`
+}
+
+// Replica is one replica of a Status.
+type Replica struct {
+	ID      policies.ReplicaID `json:"id"`
+	Address string             `json:"address"`
+	Node    string             `json:"node,omitempty"`
+	Health  string             `json:"health"` // healthy, draining, unhealthy
+	Weight  uint32             `json:"weight"`
+	Running int                `json:"running"`
+	Waiting int                `json:"waiting"`
+	Held    policies.Tokens    `json:"held_tokens"`
+	// Promised is the length of what is accepted and not yet running.
+	Promised policies.Tokens `json:"promised_tokens"`
+	// Iteration is the recent mean time between a request's tokens, in seconds.
+	Iteration float64 `json:"iteration_seconds"`
+	// ProxyRequests are those that the proxies have in progress at the replica's
+	// address, all together; absent: none reports. Where requests move they are
+	// streams, not load.
+	ProxyRequests *int `json:"proxy_requests,omitempty"`
+	// Load says whose word its weight follows: migrator, proxies, or nobody.
+	Load string `json:"load"`
+	// ReportAge is the seconds since the last load report; absent: never heard.
+	ReportAge *float64 `json:"report_age_seconds,omitempty"`
+	Connected bool     `json:"connected"`
+	Note      string   `json:"note,omitempty"` // what is wrong with its reports
+	// Drain says who wants it emptied: file, operator, both, or migrator for one
+	// that takes no new request of its own accord. Empty: nobody.
+	Drain []string `json:"drain,omitempty"`
+	// Residents run here; Pinned of them may not move, the last of which is
+	// expected to end in PinnedSeconds (0: unknown, or none). Streams are of the
+	// replica's own clients, wherever their requests run. A drain is over when
+	// Residents is 0, and its migrator may stop when Streams is 0 too.
+	Residents     int     `json:"residents"`
+	Pinned        int     `json:"pinned,omitempty"`
+	PinnedSeconds float64 `json:"pinned_seconds,omitempty"`
+	Streams       int     `json:"streams"`
+	// Transports are those by which KV blocks may come to it, best first, then
+	// what was seen of them peer by peer.
+	Transports []Transport `json:"transports,omitempty"`
+}
+
+// Transport is one way for KV blocks to a replica.
+type Transport struct {
+	Name string `json:"name"`
+	// Peer is whom the blocks come from; absent for what holds in general.
+	Peer  policies.ReplicaID `json:"peer,omitempty"`
+	State string             `json:"state"`         // ready, held (tried last for a while), broken or unsuited (to the memory that the KV cache is in)
+	Why   string             `json:"why,omitempty"` // it is not ready
+	// Rate of its pulls in bytes per second; absent when none was measured.
+	Rate float64 `json:"bytes_per_second,omitempty"`
+	// Over is what lies between it and the peer, as far as it is known.
+	Over string `json:"over,omitempty"`
+}
+
+// Change is one entry of the plan history.
+type Change struct {
+	Time   time.Time      `json:"time"`
+	Model  string         `json:"model"`
+	Epoch  policies.Epoch `json:"epoch"`
+	Reason string         `json:"reason"`
+	Gain   float64        `json:"gain,omitempty"` // predicted, as a share of the cost before
+	Stages []Stage        `json:"stages"`         // ranges and replica ids alone
+}
+
+// Group is one group of proxies of a Status.
+type Group struct {
+	Name           string         `json:"name"`  // empty: all who are in no other
+	Phase          string         `json:"phase"` // idle, add, flip, watch or retire
+	PublishedEpoch policies.Epoch `json:"published_epoch"`
+	Nodes          int            `json:"nodes"`         // connected
+	Why            string         `json:"why,omitempty"` // it is not where the newest plan is
+}
+
+// Refusal is one refused version of a Status.
+type Refusal struct {
+	Type    string    `json:"type"` // the last word of the type URL
+	Name    string    `json:"name"`
+	Version string    `json:"version"`
+	Node    string    `json:"node"`
+	Group   string    `json:"group,omitempty"`
+	Text    string    `json:"text"` // what the proxy said, shortened
+	At      time.Time `json:"at"`
+}
+
+// Node is one proxy or gRPC client, by its node id, whatever streams it has.
+type Node struct {
+	ID      string `json:"id"`
+	Cluster string `json:"cluster,omitempty"`
+	Group   string `json:"group,omitempty"` // empty: all others
+	// Why tells what keeps it from the newest plan; empty when nothing does.
+	Why string `json:"why,omitempty"`
+	// Connected says that it has a stream open; Since is when that changed.
+	Connected bool      `json:"connected"`
+	Since     time.Time `json:"since"`
+	// Epoch is the newest plan whose routes it has acknowledged; 0: unknown.
+	Epoch policies.Epoch `json:"epoch"`
+	// Current says that it has acknowledged everything that is shown; Fenced,
+	// that it was late, keeps what it has, and is not waited for.
+	Current bool `json:"current"`
+	Fenced  bool `json:"fenced,omitempty"`
+	// Types is what it has, by the last word of the type URL.
+	Types map[string]NodeType `json:"types"`
+	NACKs uint64              `json:"nacks"`
+	// LastError is the text of its last NACK, shortened.
+	LastError   string     `json:"last_error,omitempty"`
+	LastErrorAt *time.Time `json:"last_error_at,omitempty"`
+}
+
+// NodeType is a node's state for one resource type.
+type NodeType struct {
+	Acked   int `json:"acked"`   // resources that it has acknowledged
+	Pending int `json:"pending"` // responses that it has not answered
+}
+
+func nodeOf(n publish.Node) Node {
+	out := Node{
+		ID: n.ID, Cluster: n.Cluster, Group: n.Group, Why: n.Why, Connected: n.Connected, Since: n.Since, Epoch: n.Epoch,
+		Current: n.Current, Fenced: n.Fenced, Types: make(map[string]NodeType), NACKs: n.NACKs, LastError: n.LastError,
+	}
+	for name, t := range n.Types {
+		out.Types[name] = NodeType{t.Acked, t.Pending}
+	}
+	if !n.LastErrorAt.IsZero() {
+		out.LastErrorAt = &n.LastErrorAt
+	}
+	return out
+}
+
+// statusOf renders a Status; without a snapshot the fleet has not begun.
+func statusOf(s *fleet.Snapshot, p publish.Status, policy string, now time.Time) Status {
+	out := Status{Time: now, Policy: policy, Phase: p.Phase, PublishedEpoch: p.Epoch, Models: []Model{}, Nodes: []Node{}, Groups: []Group{}, History: []Change{}}
+	if p.Err != nil {
+		out.Error = p.Err.Error()
+	}
+	for _, g := range p.Groups {
+		out.Groups = append(out.Groups, Group{Name: g.Name, Phase: g.Phase, PublishedEpoch: g.Epoch, Nodes: g.Nodes, Why: g.Why})
+	}
+	for _, r := range p.Refused {
+		out.Refused = append(out.Refused, Refusal{
+			Type: r.Type[strings.LastIndexByte(r.Type, '.')+1:], Name: r.Name, Version: r.Version,
+			Node: r.Node, Group: r.Group, Text: r.Text, At: r.At,
+		})
+	}
+	for _, n := range p.Nodes {
+		switch {
+		case !n.Observer:
+			out.Nodes = append(out.Nodes, nodeOf(n))
+		case n.Connected:
+			out.Observers++
+		}
+	}
+	if s == nil {
+		return out
+	}
+	out.Epoch, out.Planner = s.Epoch, plannerOf(s.Planner, now)
+	for _, m := range s.Models {
+		out.Models = append(out.Models, modelOf(m, now))
+	}
+	for _, c := range s.History {
+		if !c.Changes() {
+			continue // GET /plan/history has them
+		}
+		out.History = append(out.History, Change{
+			Time: c.Time, Model: c.Model, Epoch: c.Epoch, Reason: c.Reason, Gain: c.Gain, Stages: stagesOf(c.Stages),
+		})
+	}
+	return out
+}
+
+// stagesOf is what a plan in the history has: ranges and replica ids.
+func stagesOf(stages []policies.Stage) (out []Stage) {
+	for i, st := range stages {
+		stage := stageOf(i, st)
+		for _, id := range st.Replicas {
+			stage.Replicas = append(stage.Replicas, Replica{ID: id})
+		}
+		out = append(out, stage)
+	}
+	return out
+}
+
+func modelOf(m fleet.ModelState, now time.Time) Model {
+	out := Model{
+		Name: m.Name, Context: m.Context, Epoch: m.Plan.Epoch, Reason: m.Reason, Planner: m.Planner,
+		Pinned: pinnedOf(m.Pin), Seen: m.Seen, BytesPerToken: m.BytesPerToken.Float(), LearntBytesPerToken: m.LearntBytesPerToken.Float(),
+		EstimateError: m.EstimateError, Refining: m.Refining, Rate: arrivalRate(m.Flow), Stages: []Stage{},
+	}
+	for i, st := range m.Plan.Stages {
+		out.Stages = append(out.Stages, stageOf(i, st))
+	}
+	for _, r := range m.Replicas {
+		if r.Stage < 0 {
+			out.Unassigned = append(out.Unassigned, replicaOf(r, now))
+			continue
+		}
+		stage := &out.Stages[r.Stage]
+		stage.Replicas = append(stage.Replicas, replicaOf(r, now))
+	}
+	return out
+}
+
+func stageOf(i int, st policies.Stage) Stage {
+	s := Stage{Name: resources.StageName(i), Low: st.Low, Replicas: []Replica{}}
+	if st.High != policies.Unbounded {
+		s.High = &st.High
+	}
+	return s
+}
+
+func replicaOf(r fleet.ReplicaState, now time.Time) Replica {
+	out := Replica{
+		ID: r.ID, Address: r.Address, Node: r.Node, Health: r.Health.String(), Weight: r.Weight,
+		Running: r.Load.Running, Waiting: r.Load.Waiting, Held: r.Load.Held, Promised: r.Load.Promised,
+		Iteration: r.Load.Iteration, Connected: r.Connected, Note: r.Note, Drain: drainOf(r),
+		Residents: r.Residents, Pinned: r.Pinned, PinnedSeconds: r.PinnedSeconds, Streams: r.Streams,
+		Load: r.Figure.Source.String(),
+	}
+	if r.Figure.Visible {
+		out.ProxyRequests = &r.Figure.Requests
+	}
+	out.Transports = transportsOf(r.Routes)
+	if !r.Reported.IsZero() {
+		age := now.Sub(r.Reported).Seconds()
+		out.ReportAge = &age
+	}
+	return out
+}
+
+// drainOf lists who wants a replica emptied.
+func drainOf(r fleet.ReplicaState) (by []string) {
+	if r.Draining {
+		by = append(by, "file")
+	}
+	if r.Asked {
+		by = append(by, "operator")
+	}
+	if r.Stopping {
+		by = append(by, "migrator")
+	}
+	return by
+}

@@ -1,0 +1,99 @@
+package control
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"net"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+
+	"github.com/cascadeinfer/cascade/xds/api"
+)
+
+// Bounds of the gRPC server. Envoy's first request is 61 KB; a front's report
+// has a few kilobytes.
+const (
+	maxRequest = 4 << 20
+	// maxStreams bounds the streams of one connection. It is above what an xDS
+	// node may have (serve.Limits), whose further streams are to be refused, not
+	// to wait; the length service has its own bound.
+	maxStreams = 2048
+	// pingAfter and pingTimeout find dead peers; minPing is how often peers
+	// may look for us.
+	pingAfter   = 30 * time.Second
+	pingTimeout = 5 * time.Second
+	minPing     = 5 * time.Second
+	// handshakeTimeout bounds TLS and HTTP/2 set-up of a connection.
+	handshakeTimeout = 10 * time.Second
+	maxHeaderList    = 16 << 10
+)
+
+// serverOptions are the options of a gRPC server; nil TLS is plain text. What
+// extra sets, wins.
+func serverOptions(tls *tls.Config, extra ...grpc.ServerOption) []grpc.ServerOption {
+	opts := []grpc.ServerOption{
+		grpc.MaxRecvMsgSize(maxRequest),
+		grpc.MaxConcurrentStreams(maxStreams),
+		grpc.MaxHeaderListSize(maxHeaderList),
+		grpc.ConnectionTimeout(handshakeTimeout),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: pingAfter, Timeout: pingTimeout}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: minPing, PermitWithoutStream: true}),
+	}
+	if tls != nil {
+		opts = append(opts, grpc.Creds(credentials.NewTLS(tls)))
+	}
+	return append(opts, extra...)
+}
+
+// serveGRPC starts the servers of xDS, reports and lengths.
+func (c *Control) serveGRPC(ctx context.Context, g *errgroup.Group) {
+	var extra []grpc.ServerOption
+	if c.length != nil && c.lengthListener == nil {
+		extra = c.length.Options()
+	}
+	if c.auth != nil {
+		extra = append(extra, c.auth.Options()...)
+	}
+	server := grpc.NewServer(serverOptions(c.cfg.TLS, extra...)...)
+	c.xds.Register(ctx, server)
+	c.loads.register(server)
+	c.loads.run(ctx, g)
+	api.RegisterFleetServer(server, c.fleet.Service())
+	api.RegisterModulesServer(server, newModuleService(c.slots, c.cfg.Modules))
+	healthv1.RegisterHealthServer(server, c.health)
+	if c.length != nil && c.lengthListener == nil {
+		c.length.Register(server)
+	}
+	c.serve(ctx, g, server, c.listener)
+	if c.lengthListener != nil {
+		alone := grpc.NewServer(c.length.Options()...)
+		c.length.Register(alone)
+		c.serve(ctx, g, alone, c.lengthListener)
+	}
+}
+
+// serve runs a gRPC server until ctx ends. The streams of this program's own
+// services end with ctx; what others hold open is cut after the stop time.
+func (c *Control) serve(ctx context.Context, g *errgroup.Group, server *grpc.Server, l net.Listener) {
+	g.Go(func() error {
+		err := server.Serve(l)
+		if errors.Is(err, grpc.ErrServerStopped) && ctx.Err() != nil {
+			return nil // it was over before it began
+		}
+		return err
+	})
+	g.Go(func() error {
+		<-ctx.Done()
+		c.health.Shutdown()
+		cut := time.AfterFunc(c.cfg.Stop, server.Stop)
+		defer cut.Stop()
+		server.GracefulStop()
+		return nil
+	})
+}

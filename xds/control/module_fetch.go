@@ -1,0 +1,82 @@
+package control
+
+import (
+	"errors"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/cascadeinfer/cascade/xds/api"
+	"github.com/cascadeinfer/cascade/xds/policyslots"
+	"github.com/cascadeinfer/cascade/xds/store"
+)
+
+// Bounds of the service of modules.
+const (
+	// chunkBytes is one message; maxFetches are the fetches at a time, each of which
+	// holds a module.
+	chunkBytes = 256 << 10
+	maxFetches = 16
+	// fetchTimeout is how long a fetch may last, the wait for its turn included.
+	fetchTimeout = 30 * time.Second
+)
+
+// moduleService is api.ModulesServer: it gives hosts the modules that slots name.
+type moduleService struct {
+	api.UnimplementedModulesServer
+	slots   *slotManager
+	modules store.Modules
+	fetches chan struct{} // capacity maxFetches
+}
+
+func newModuleService(k *slotManager, m store.Modules) *moduleService {
+	return &moduleService{slots: k, modules: m, fetches: make(chan struct{}, maxFetches)}
+}
+
+// Fetch implements api.ModulesServer.
+func (s *moduleService) Fetch(r *api.FetchRequest, stream api.Modules_FetchServer) error {
+	var sum policyslots.Digest
+	if len(r.GetSha256()) != len(sum) {
+		return status.Errorf(codes.InvalidArgument, "sha256: %d bytes, want %d", len(r.GetSha256()), len(sum))
+	}
+	copy(sum[:], r.GetSha256())
+	if !s.slots.isNamed(sum) {
+		return status.Errorf(codes.NotFound, "no slot names module %s", sum)
+	}
+	over := time.NewTimer(fetchTimeout)
+	defer over.Stop()
+	select {
+	case s.fetches <- struct{}{}:
+	case <-over.C:
+		return status.Error(codes.ResourceExhausted, "too many fetches at a time; try again")
+	case <-stream.Context().Done():
+		return status.FromContextError(stream.Context().Err()).Err()
+	}
+	defer func() { <-s.fetches }()
+	code, err := s.modules.Get(store.Digest(sum))
+	switch {
+	case errors.Is(err, store.ErrNoModule):
+		return status.Errorf(codes.Unavailable, "module %s is not here yet; another control plane may have it", sum)
+	case err != nil:
+		return status.Error(codes.DataLoss, err.Error())
+	}
+	// A send waits for its client, without an end of its own: it ends when this
+	// returns.
+	sent := make(chan error, 1)
+	go func() {
+		var err error
+		for err == nil && len(code) > 0 {
+			n := min(len(code), chunkBytes)
+			err = stream.Send(&api.Chunk{Data: code[:n]})
+			code = code[n:]
+		}
+		sent <- err
+	}()
+	select {
+	case err := <-sent:
+		return err
+	case <-over.C:
+		return status.Errorf(codes.DeadlineExceeded, "the module was not read within %v", fetchTimeout)
+	}
+}

@@ -1,0 +1,129 @@
+package control
+
+import (
+	"errors"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/xds/policyslots"
+	"github.com/cascadeinfer/cascade/xds/store"
+)
+
+// TestPolicyPeers: what a control plane runs in its own slots is seen at the other
+// one, holds up what is not everywhere, and takes back what fails there; one that
+// stops is not waited for.
+func TestPolicyPeers(t *testing.T) {
+	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	f := newFleet(t, 1)
+	st, notes := new(store.Memory), new(store.MemoryNotes)
+	if err := notes.Put("control/gone", []byte(`{"replica":"control/gone","slots":[{"kind":"partition","active":"99","floor":"99"}]}`)); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{"control/x": "{", "r0": `{"replica":"r0","slots":[{"kind":"partition"}]}`} {
+		if err := notes.Put(name, []byte(text)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	run := func(name string, own *ownSlots) *running {
+		r := rules()
+		r.Name, r.Shared = name, true
+		return start(t, Config{Rules: r, Replicas: f.list, Store: st, Notes: notes, Modules: new(store.MemoryModules), Admitter: new(notary), Slots: own})
+	}
+	ownA, ownB := new(ownSlots), &ownSlots{refuse: errors.New("not here")}
+	a := run("a", ownA)
+	f.report(t, a)
+	waitFor(t, a, "a plans", func(s Status) bool { return s.Planner.Leads })
+	b := run("b", ownB)
+	f.report(t, b)
+	see := func(c *running, what string, fits func(PolicySlot) bool) (out PolicySlot) {
+		t.Helper()
+		waitPolicies(t, c, what, func(Policies) bool {
+			p := c.Policies("partition")
+			if len(p.Slots) == 1 {
+				out = p.Slots[0]
+			}
+			return len(p.Slots) == 1 && fits(out)
+		})
+		return out
+	}
+	node := func(s PolicySlot, name string) PolicyNode {
+		i := slices.IndexFunc(s.Nodes, func(n PolicyNode) bool { return n.Node == name })
+		if i < 0 {
+			return PolicyNode{}
+		}
+		return s.Nodes[i]
+	}
+	proven := func(generation uint64) func(PolicySlot) bool {
+		return func(s PolicySlot) bool { return s.Stable != nil && s.Stable.Generation == generation }
+	}
+
+	for _, c := range []*running{a, b} {
+		see(c, "all control planes", func(s PolicySlot) bool { return len(s.Nodes) == 3 })
+	}
+
+	// a runs it, b refuses it: both see both, and it is not proven.
+	obeyed(t)(push(t, b, "slot=partition&goal=active&scope=m", []byte("x"), "generation 1"))
+	for _, c := range []*running{a, b} {
+		s := see(c, "both nodes", func(s PolicySlot) bool {
+			return node(s, "control/a").Active == 1 && node(s, "control/b").Refused == "not here"
+		})
+		if len(s.Nodes) != 3 || node(s, "control/gone").Active != 99 {
+			t.Errorf("%+v", s.Nodes)
+		}
+		now := time.Now()
+		if verdict, why := policyslots.Of(c.slots.stored(), "partition").Judge(now, c.slots.reports(now)); verdict != policyslots.Wait {
+			t.Errorf("a candidate that one control plane refuses: %d, %s", verdict, why)
+		}
+	}
+	if err := notes.Put("control/gone", nil); err != nil {
+		t.Fatal(err)
+	}
+	ownB.mu.Lock()
+	ownB.refuse = nil
+	ownB.mu.Unlock()
+	obeyed(t)(push(t, a, "slot=partition&goal=active&scope=m", []byte("y"), "generation 2"))
+	see(b, "2 is proven", proven(2))
+	waitFor(t, b, "the summary counts both", func(s Status) bool {
+		return len(s.Policies) == 1 && s.Policies[0].Nodes == 2 && s.Policies[0].OnStable == 2
+	})
+
+	// What fails on the one that does not plan is taken back by the one that does.
+	ownB.mu.Lock()
+	ownB.reject = 3
+	ownB.mu.Unlock()
+	obeyed(t)(push(t, a, "slot=partition&goal=canary&scope=m", []byte("z"), "generation 3"))
+	s := see(a, "3 is taken back", func(s PolicySlot) bool { return s.Candidate == nil && len(s.RolledBack) == 1 })
+	if e := s.RolledBack[0]; e.Reason != "control/b: it trapped" || e.By != "a" || !proven(2)(s) {
+		t.Errorf("%+v", s)
+	}
+
+	// a stops: b plans, and waits for nobody.
+	a.stop()
+	see(b, "a is not listed", func(s PolicySlot) bool { return node(s, "control/a").Node == "" })
+	obeyed(t)(push(t, b, "slot=partition&goal=active&scope=m", []byte("4"), "generation 4"))
+	see(b, "4 is proven", proven(4))
+}
+
+// FuzzReadPeer checks that whatever is in a note is a report of a control plane,
+// within bounds, or an error.
+func FuzzReadPeer(f *testing.F) {
+	f.Add([]byte(`{"replica":"control/a","sequence":"7","slots":[{"kind":"guard","active":"3","lives":[{"generation":"3","state":"active","reason":"x"}]}]}`))
+	f.Add([]byte(`{"replica":"r0"}`))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		r, err := parsePeerReport(text)
+		if err != nil {
+			return
+		}
+		if !strings.HasPrefix(r.Node, nodePrefix) || len(r.Node) > policyslots.MaxName || len(r.Statuses) > policyslots.MaxStatuses {
+			t.Errorf("%+v", r)
+		}
+		for _, s := range r.Statuses {
+			if !policyslots.Known(s.Kind) || len(s.Lives) > policyslots.MaxLives || len(s.Refused) > policyslots.MaxReason {
+				t.Errorf("%+v", s)
+			}
+		}
+	})
+}

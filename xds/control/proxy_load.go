@@ -1,0 +1,82 @@
+package control
+
+import (
+	"context"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	loadstatsv3 "github.com/envoyproxy/go-control-plane/envoy/service/load_stats/v3"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/fleet"
+	"github.com/cascadeinfer/cascade/xds/internal/lrs"
+	"github.com/cascadeinfer/cascade/xds/internal/publish"
+	"github.com/cascadeinfer/cascade/xds/nodegroup"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// proxyLoads is what proxies report of the load that they see.
+type proxyLoads struct {
+	book    *lrs.Book
+	service *lrs.Service
+	// assignments are the endpoints that a stage's clusters take, in all
+	// spellings, by the name of one of them.
+	assignments map[string][]string
+}
+
+var (
+	_ publish.RequestCounter = (*proxyLoads)(nil)
+	_ publish.Monitor        = (*proxyLoads)(nil)
+)
+
+// newLoads makes the load reporting service. The groups are those of the cache.
+func (c *Control) newLoads(groups *nodegroup.List) (*proxyLoads, error) {
+	book := lrs.NewBook(lrs.DefaultInterval, func(n *corev3.Node) string { return groups.GroupOf(n.GetId(), n.GetCluster()) })
+	service, err := lrs.New(lrs.Config{Book: book, Logger: c.log})
+	if err != nil {
+		return nil, err
+	}
+	return &proxyLoads{book, service, assignmentsByCluster(c.cfg.Models)}, nil
+}
+
+// assignmentsByCluster lists the assignments of every stage by its cluster.
+func assignmentsByCluster(models []fleet.Model) map[string][]string {
+	out := make(map[string][]string)
+	for _, m := range models {
+		for k := range policies.MaxStages {
+			out[resources.ClusterName(m.Name, k)] = []string{resources.EndpointName(m.Name, k), resources.FederatedEndpointName(m.Name, k)}
+		}
+	}
+	return out
+}
+
+// register puts the service on a server that is not serving yet.
+func (l *proxyLoads) register(server *grpc.Server) {
+	loadstatsv3.RegisterLoadReportingServiceServer(server, l.service)
+}
+
+// run forgets the proxies that are gone until ctx ends.
+func (l *proxyLoads) run(ctx context.Context, g *errgroup.Group) {
+	g.Go(func() error { return l.service.Run(ctx) })
+}
+
+// ActiveRequests implements publish.Activity. Clusters that take the same endpoints are
+// one, and nodes that report no load have nothing to wait for.
+func (l *proxyLoads) ActiveRequests(cluster string, addresses []string) (requests int, known bool) {
+	now := time.Now()
+	for _, service := range l.assignments[cluster] {
+		n, ok := l.book.Active(now, service, addresses)
+		if !ok {
+			return 0, false
+		}
+		requests += n
+	}
+	return requests, l.assignments[cluster] != nil
+}
+
+// Regression implements publish.Judge by what the proxies' requests come to.
+func (l *proxyLoads) Regression(group string, since time.Time) (bad bool, why string) {
+	return l.book.Judge(time.Now(), group, since)
+}

@@ -1,0 +1,349 @@
+package control
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/envoytest"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// holder is an upstream in h2c that keeps /hold open until it is released, fails
+// /fail, and tells with every answer how full it is.
+type holder struct {
+	policies.Replica
+	release chan struct{}
+	began   chan struct{} // one for each stream that is held
+	done    chan struct{} // closed when it serves no more
+}
+
+func newHolder(t *testing.T, id string) *holder {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &holder{
+		Replica: policies.Replica{ID: policies.ReplicaID(id), Model: "m", Address: l.Addr().String(), Capacity: policies.Capacity{KV: 400_000, Batch: 200}},
+		release: make(chan struct{}), began: make(chan struct{}, 10_000), done: make(chan struct{}),
+	}
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(true)
+	protocols.SetUnencryptedHTTP2(true)
+	server := &http.Server{
+		Protocols: protocols, HTTP2: &http.HTTP2Config{MaxConcurrentStreams: 1 << 14}, Handler: h,
+	}
+	go func() { defer close(h.done); _ = server.Serve(l) }()
+	t.Cleanup(func() { server.Close(); <-h.done })
+	return h
+}
+
+func (h *holder) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	_, _ = io.Copy(io.Discard, r.Body)
+	w.Header().Set("endpoint-load-metrics", "TEXT named_metrics.kv_cache_usage_perc=0.25")
+	switch r.URL.Path {
+	case "/hold":
+		_, _ = io.WriteString(w, "data: 1\n\n")
+		w.(http.Flusher).Flush()
+		h.began <- struct{}{}
+		select {
+		case <-h.release:
+		case <-r.Context().Done():
+		}
+	case "/fail":
+		w.WriteHeader(http.StatusInternalServerError)
+	}
+}
+
+// clients are held streams of HTTP/2 connections to one proxy.
+type clients struct {
+	t      *testing.T
+	url    string
+	client *http.Client
+	wg     sync.WaitGroup
+	opened chan *http.Response
+}
+
+// newClients are up to some clients of a proxy; they are gone with the test.
+func newClients(t *testing.T, url string, n int) *clients {
+	protocols := new(http.Protocols)
+	protocols.SetUnencryptedHTTP2(true)
+	tr := &http.Transport{Protocols: protocols}
+	c := &clients{t: t, url: url, client: &http.Client{Transport: tr}, opened: make(chan *http.Response, n)}
+	t.Cleanup(func() { c.end(); tr.CloseIdleConnections() })
+	return c
+}
+
+// hold opens n streams and waits for the first byte of each.
+func (c *clients) hold(n int) {
+	c.t.Helper()
+	errs := make(chan error, n)
+	for range n {
+		c.wg.Go(func() {
+			resp, err := c.client.Post(c.url+"/hold", "application/json", strings.NewReader("{}"))
+			if err == nil {
+				if resp.StatusCode != 200 || resp.Header.Get("endpoint-load-metrics") != "" {
+					err = fmt.Errorf("%s, %v", resp.Status, resp.Header)
+				}
+				_, e := io.ReadFull(resp.Body, make([]byte, 9))
+				if err == nil {
+					err = e
+				}
+				c.opened <- resp
+			}
+			errs <- err
+		})
+	}
+	for range n {
+		if err := <-errs; err != nil {
+			c.t.Fatal(err)
+		}
+	}
+}
+
+// end closes all streams.
+func (c *clients) end() {
+	c.wg.Wait()
+	for {
+		select {
+		case resp := <-c.opened:
+			resp.Body.Close()
+		default:
+			return
+		}
+	}
+}
+
+// get sends a request and gives its status.
+func (c *clients) get(path string) int {
+	c.t.Helper()
+	resp, err := c.client.Get(c.url + path)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	_, _ = io.Copy(io.Discard, resp.Body)
+	if h := resp.Header.Get("endpoint-load-metrics"); h != "" {
+		c.t.Errorf("%s: the client sees %q", path, h)
+	}
+	return resp.StatusCode
+}
+
+// until waits for a condition.
+func until(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	deadline := time.After(patience)
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatalf("never: %s", what)
+		}
+	}
+}
+
+// startEnvoy runs an Envoy of a control plane, and returns it with its URL.
+func startEnvoy(t *testing.T, c *running, id string) (*envoytest.Process, string) {
+	t.Helper()
+	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: id, XDS: c.Addr().String()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})
+	return e, "http://" + e.Listener(resources.ListenerName)
+}
+
+// TestEnvoyLoad: two Envoys report what they have in progress, exactly and
+// together, what failed and how full the engines say they are, and are forgotten
+// when they are gone. No migrator reports.
+func TestEnvoyLoad(t *testing.T) {
+	envoytest.Binary(t)
+	a, b := newHolder(t, "r0"), newHolder(t, "r1")
+	r := rules()
+	r.Speed, r.Grace = 1, time.Hour
+	c := start(t, Config{Rules: r, Replicas: []policies.Replica{a.Replica, b.Replica}})
+	_, one := startEnvoy(t, c, "e1")
+	second, two := startEnvoy(t, c, "e2")
+	first, other := newClients(t, one, 100), newClients(t, two, 100)
+
+	requests := func() (sum int, known bool) {
+		for _, m := range c.Status().Models {
+			for _, st := range m.Stages {
+				for _, r := range st.Replicas {
+					if r.ProxyRequests == nil {
+						return 0, false
+					}
+					sum += *r.ProxyRequests
+				}
+			}
+		}
+		return sum, true
+	}
+	exactly := func(n int) func() bool {
+		return func() bool { got, known := requests(); return known && got == n }
+	}
+	until(t, "the idle Envoys report", exactly(0))
+	first.hold(23)
+	other.hold(17)
+	until(t, "all 40 streams are seen", exactly(40))
+
+	// What the replicas have in progress, and in which cluster.
+	cluster := resources.ClusterName("m", 0)
+	until(t, "they are active, by cluster", func() bool {
+		both, ok := c.loads.ActiveRequests(cluster, []string{a.Address, b.Address})
+		mine, _ := c.loads.ActiveRequests(cluster, []string{a.Address})
+		return ok && both == 40 && mine == len(a.began)
+	})
+	until(t, "they are active by name, and not elsewhere", func() bool {
+		byName, _ := c.loads.book.Active(time.Now(), resources.ClusterName("m", 0), []string{a.Address, b.Address})
+		elsewhere, known := c.loads.ActiveRequests(resources.ClusterName("m", 1), []string{a.Address})
+		return byName == 40 && elsewhere == 0 && known
+	})
+
+	// Failures, and answers that tell how full the cache is: a report tells of those
+	// since the one before, and must not be missed.
+	began := time.Now()
+	told := make(map[string]bool) // how the replicas' shares show
+	until(t, "the failures and the shares are reported", func() bool {
+		if s := first.get("/fail"); s != 500 {
+			t.Fatalf("status %d", s)
+		}
+		for addr, s := range c.loads.book.Seen(time.Now()) {
+			if s.Answers > 0 && s.Share == 0.25 {
+				told[addr.String()] = true
+			}
+		}
+		bad, why := c.loads.Regression("", began)
+		return len(told) > 0 && bad && strings.Contains(why, "failed")
+	})
+
+	// Weights follow the requests where no migrator speaks.
+	until(t, "the proxies are believed", func() bool {
+		for _, m := range c.fleet.Snapshot().Models {
+			for _, r := range m.Replicas {
+				if r.Figure.Source.String() != "proxies" {
+					return false
+				}
+			}
+		}
+		return true
+	})
+
+	// An Envoy that dies, and streams that end.
+	second.Stop()
+	until(t, "the dead Envoy's requests are forgotten", exactly(23))
+	if os.Getenv("CASCADE_TEST_ALL") != "" { // ten seconds later
+		until(t, "what it had is known to be over", func() bool {
+			n, ok := c.loads.ActiveRequests(cluster, []string{a.Address, b.Address})
+			return ok && n == 23
+		})
+	}
+	close(a.release)
+	close(b.release)
+	first.end()
+	until(t, "no stream is left", exactly(0))
+}
+
+// TestGRPCLoad: gRPC's own client reports by locality, which is enough to judge
+// and to wait for.
+func TestGRPCLoad(t *testing.T) {
+	f := newFleet(t, 2)
+	c := start(t, Config{Rules: rules(), Replicas: f.list})
+	f.report(t, c)
+	call := grpcClient(t, c, "m")
+	until(t, "calls are reported", func() bool {
+		call("5")
+		now := time.Now()
+		o := c.loads.book.Outcomes(now)[""]
+		return c.loads.book.Reporting(now)["grpc-client"] && o.Ended > 0 && o.Failed == 0
+	})
+	until(t, "no call is left", func() bool {
+		n, known := c.loads.ActiveRequests(resources.ClusterName("m", 0), []string{f.list[0].Address})
+		return known && n == 0
+	})
+}
+
+// TestEnvoyManyStreams: thousands of streams on one stage of one Envoy: none
+// overflows, and when the last one has begun, none waits for a connection.
+func TestEnvoyManyStreams(t *testing.T) {
+	envoytest.Binary(t)
+	const streams = 3000
+	a, b := newHolder(t, "r0"), newHolder(t, "r1")
+	r := rules()
+	r.Speed, r.Grace = 1, time.Hour
+	c := start(t, Config{Rules: r, Replicas: []policies.Replica{a.Replica, b.Replica}})
+	envoy, url := startEnvoy(t, c, "e1")
+	began := time.Now()
+	all := make([]*clients, 12)
+	for i := range all {
+		all[i] = newClients(t, url, streams/len(all))
+		all[i].hold(streams / len(all))
+	}
+	opened := time.Since(began)
+	stats := envoy.Stats(`^cluster\.cascade/.*(upstream_rq_pending_overflow|upstream_rq_pending_active|upstream_rq_active|upstream_cx_active|upstream_rq_pending_total)$`)
+	sums := make(map[string]int64)
+	for name, n := range stats {
+		sums[name[strings.LastIndexByte(name, '.')+1:]] += n
+	}
+	t.Logf("%d streams in %v: %v", streams, opened.Round(time.Millisecond), sums)
+	if sums["upstream_rq_active"] != streams || sums["upstream_rq_pending_overflow"] != 0 || sums["upstream_rq_pending_active"] != 0 {
+		t.Errorf("%v", sums)
+	}
+	until(t, "all are reported", func() bool {
+		n, ok := c.loads.ActiveRequests(resources.ClusterName("m", 0), []string{a.Address, b.Address})
+		return ok && n == streams
+	})
+	close(a.release)
+	close(b.release)
+}
+
+// TestEnvoyRetireWaits: a replica that leaves stays with a real Envoy, without
+// new requests, until the last one there has ended.
+func TestEnvoyRetireWaits(t *testing.T) {
+	envoytest.Binary(t)
+	a, b := newHolder(t, "r0"), newHolder(t, "r1")
+	r := rules()
+	r.Speed, r.Grace = 1, time.Hour
+	c := start(t, Config{Rules: r, Replicas: []policies.Replica{a.Replica, b.Replica}})
+	envoy, url := startEnvoy(t, c, "e1")
+	held := newClients(t, url, 10)
+	held.hold(10)
+	cluster := resources.ClusterName("m", 0)
+	until(t, "the streams are reported", func() bool {
+		n, ok := c.loads.ActiveRequests(cluster, []string{a.Address, b.Address})
+		return ok && n == 10
+	})
+	has := func(address string) bool { return strings.Contains(envoy.Clusters(), cluster+"::"+address+"::") }
+	draining := func() bool {
+		return strings.Contains(envoy.Clusters(), cluster+"::"+b.Address+"::health_flags::/failed_eds_health") ||
+			strings.Contains(envoy.Clusters(), cluster+"::"+b.Address+"::health_flags::/eds_status_draining")
+	}
+	if err := c.SetReplicas([]policies.Replica{a.Replica}); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the replica drains, and stays", draining)
+	reported, _ := c.loads.service.Reports()
+	for n := reported; n < reported+3; n, _ = c.loads.service.Reports() {
+		if !has(b.Address) {
+			t.Fatalf("gone, with %d streams on it", len(b.began))
+		}
+		if s := held.get("/"); s != 200 {
+			t.Fatalf("status %d", s)
+		}
+	}
+	close(b.release)
+	began := time.Now()
+	until(t, "it is gone when nothing runs there", func() bool { return !has(b.Address) })
+	t.Logf("gone %v after its last request ended", time.Since(began).Round(time.Millisecond))
+	close(a.release)
+}

@@ -1,0 +1,398 @@
+package nodeauth
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"io"
+	"log/slog"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	loadv3 "github.com/envoyproxy/go-control-plane/envoy/service/load_stats/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/service/route/v3"
+	secretv3 "github.com/envoyproxy/go-control-plane/envoy/service/secret/v3"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/health"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
+
+	"github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/policies/policytest/issuer"
+	"github.com/cascadeinfer/cascade/xds/api"
+	"github.com/cascadeinfer/cascade/xds/ratelimitlog"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// echo serves every stream by counting what reaches it, and ends it as
+// go-control-plane's server does: as if the client had.
+type echo struct {
+	discoveryv3.UnimplementedAggregatedDiscoveryServiceServer
+	routev3.UnimplementedRouteDiscoveryServiceServer
+	secretv3.UnimplementedSecretDiscoveryServiceServer
+	loadv3.UnimplementedLoadReportingServiceServer
+	api.UnimplementedFleetServer
+	api.UnimplementedModulesServer
+
+	mu  sync.Mutex
+	got int
+}
+
+func (e *echo) take() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.got++
+}
+
+func (e *echo) DeltaAggregatedResources(s discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
+	return drain(e, s.Recv, func() error { return s.Send(&discoveryv3.DeltaDiscoveryResponse{}) })
+}
+
+func (e *echo) StreamAggregatedResources(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
+	return drain(e, s.Recv, func() error { return s.Send(&discoveryv3.DiscoveryResponse{}) })
+}
+
+func (e *echo) DeltaRoutes(s routev3.RouteDiscoveryService_DeltaRoutesServer) error {
+	return drain(e, s.Recv, func() error { return s.Send(&discoveryv3.DeltaDiscoveryResponse{}) })
+}
+
+func (e *echo) DeltaSecrets(s secretv3.SecretDiscoveryService_DeltaSecretsServer) error {
+	return drain(e, s.Recv, func() error { return s.Send(&discoveryv3.DeltaDiscoveryResponse{}) })
+}
+
+func (e *echo) StreamLoadStats(s loadv3.LoadReportingService_StreamLoadStatsServer) error {
+	return drain(e, s.Recv, func() error { return s.Send(&loadv3.LoadStatsResponse{}) })
+}
+
+func (e *echo) Report(s api.Fleet_ReportServer) error {
+	return drain(e, s.Recv, func() error { return s.Send(&api.LoadReply{}) })
+}
+
+func (e *echo) Fetch(_ *api.FetchRequest, s api.Modules_FetchServer) error {
+	e.take()
+	return s.Send(&api.Chunk{})
+}
+
+func drain[M any](e *echo, recv func() (M, error), reply func() error) error {
+	for {
+		if _, err := recv(); err != nil {
+			return nil
+		}
+		e.take()
+		if err := reply(); err != nil {
+			return err
+		}
+	}
+}
+
+// world is a bound server and its authority.
+type world struct {
+	t        *testing.T
+	a        *issuer.Authority
+	binder   *Authenticator
+	service  *echo
+	listener *bufconn.Listener
+	log      bytes.Buffer
+	stop     func()
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	w := &world{t: t, a: issuer.New(t), service: &echo{}, listener: bufconn.Listen(1 << 20)}
+	var err error
+	tls := w.a.Server(w.a.For(t, identity.Control, "main"))
+	if w.binder, err = New(Config{TrustDomain: issuer.TrustDomain, TLS: tls, Logger: slog.New(slog.NewTextHandler(&w.log, nil))}); err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer(w.binder.Options()...)
+	discoveryv3.RegisterAggregatedDiscoveryServiceServer(server, w.service)
+	routev3.RegisterRouteDiscoveryServiceServer(server, w.service)
+	secretv3.RegisterSecretDiscoveryServiceServer(server, w.service)
+	loadv3.RegisterLoadReportingServiceServer(server, w.service)
+	api.RegisterFleetServer(server, w.service)
+	api.RegisterModulesServer(server, w.service)
+	healthv1.RegisterHealthServer(server, health.NewServer())
+	done := make(chan error, 1)
+	go func() { done <- server.Serve(w.listener) }()
+	w.stop = sync.OnceFunc(func() { server.Stop(); <-done })
+	t.Cleanup(w.stop)
+	return w
+}
+
+// dial connects with a certificate.
+func (w *world) dial(own tls.Certificate) *grpc.ClientConn {
+	w.t.Helper()
+	want := identity.Want{TrustDomain: issuer.TrustDomain, Role: identity.Control}
+	conn, err := grpc.NewClient("passthrough:///x",
+		grpc.WithTransportCredentials(credentials.NewTLS(w.a.Client(own, want))),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return w.listener.DialContext(ctx) }))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// method is a way to open a stream.
+type method struct{ name string }
+
+var (
+	ads     = method{"/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources"}
+	adsSotW = method{"/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources"}
+	rds     = method{"/envoy.service.route.v3.RouteDiscoveryService/DeltaRoutes"}
+	sds     = method{"/envoy.service.secret.v3.SecretDiscoveryService/DeltaSecrets"}
+	lrs     = method{"/envoy.service.load_stats.v3.LoadReportingService/StreamLoadStats"}
+	report  = method{"/" + api.Fleet_ServiceDesc.ServiceName + "/Report"}
+)
+
+// talk sends messages one by one, each after the answer to the one before, and
+// returns how the stream ends when it is left by the client, or before.
+func talk(conn *grpc.ClientConn, m method, messages ...any) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	s, err := conn.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, m.name)
+	if err != nil {
+		return err
+	}
+	answer := func() any {
+		switch m {
+		case adsSotW:
+			return new(discoveryv3.DiscoveryResponse)
+		case lrs:
+			return new(loadv3.LoadStatsResponse)
+		case report:
+			return new(api.LoadReply)
+		}
+		return new(discoveryv3.DeltaDiscoveryResponse)
+	}
+	for _, msg := range messages {
+		if err := s.SendMsg(msg); err != nil {
+			return s.RecvMsg(answer())
+		}
+		if err := s.RecvMsg(answer()); err != nil {
+			return err
+		}
+	}
+	if err := s.CloseSend(); err != nil {
+		return err
+	}
+	if err := s.RecvMsg(answer()); err != io.EOF {
+		return err
+	}
+	return nil
+}
+
+func node(id, cluster string) *corev3.Node { return &corev3.Node{Id: id, Cluster: cluster} }
+
+func ask(n *corev3.Node, typ string) *discoveryv3.DeltaDiscoveryRequest {
+	return &discoveryv3.DeltaDiscoveryRequest{Node: n, TypeUrl: typ}
+}
+
+// TestWhoMayBeWhom is the whole table. The certificate is the first word.
+func TestWhoMayBeWhom(t *testing.T) {
+	w := newWorld(t)
+	certs := map[string]tls.Certificate{
+		"edge": w.a.For(t, identity.Proxy, "edge"), "r0": w.a.For(t, identity.Migrator, "r0"),
+		"impostor": w.a.For(t, identity.Proxy, "migrator/r0"),
+		"control":  w.a.For(t, identity.Control, "main"), "operator": w.a.For(t, identity.Operator, "ann"),
+		"stranger": w.a.Certificate(t, "spiffe://other.test/proxy/edge"), "nobody": w.a.Certificate(t),
+		"both": w.a.Certificate(t, "spiffe://fleet.test/proxy/edge", "spiffe://fleet.test/proxy/edge-2"),
+	}
+	conns := make(map[string]*grpc.ClientConn)
+	for name, cert := range certs {
+		conns[name] = w.dial(cert)
+	}
+	routes, observer := resources.RouteType, resources.ObserverCluster
+	for _, c := range []struct {
+		who      string
+		m        method
+		messages []any
+		reached  int    // messages that got through
+		want     string // of the refusal; "" for none
+	}{
+		{"edge", ads, []any{ask(node("edge", "cascade"), routes), ask(nil, routes), ask(node("edge", "cascade"), resources.SecretType)}, 3, ""},
+		{"edge", adsSotW, []any{&discoveryv3.DiscoveryRequest{Node: node("edge", "")}, &discoveryv3.DiscoveryRequest{}}, 2, ""},
+		{"edge", rds, []any{ask(node("edge", ""), "")}, 1, ""},
+		{"edge", sds, []any{ask(node("edge", ""), "")}, 1, ""},
+		{"edge", lrs, []any{&loadv3.LoadStatsRequest{Node: node("edge", "")}, &loadv3.LoadStatsRequest{}}, 2, ""},
+		{"r0", ads, []any{ask(node("migrator/r0", observer), routes), ask(nil, resources.ListenerType)}, 2, ""},
+		{"r0", report, []any{&api.LoadReport{Replica: "r0"}, &api.LoadReport{Replica: "r0"}}, 2, ""},
+		{"impostor", ads, []any{ask(node("migrator/r0", "cascade"), routes)}, 1, ""}, // a proxy of that name, which gets what proxies do
+
+		{"edge", ads, []any{ask(node("edge-2", ""), routes)}, 0, `which is "edge" here and not "edge-2"`},
+		{"edge", ads, []any{ask(nil, routes)}, 0, "names nobody"},
+		{"edge", ads, []any{ask(node("", ""), routes)}, 0, "names nobody"},
+		{"edge", ads, []any{ask(node("edge", ""), routes), ask(node("edge-2", ""), routes)}, 1, `not "edge-2"`},
+		{"edge", adsSotW, []any{&discoveryv3.DiscoveryRequest{Node: node("edge-2", "")}}, 0, `not "edge-2"`},
+		{"edge", rds, []any{ask(node("migrator/r0", observer), "")}, 0, `not "migrator/r0"`},
+		{"edge", lrs, []any{&loadv3.LoadStatsRequest{Node: node("edge-2", "")}}, 0, `not "edge-2"`},
+		{"edge", lrs, []any{&loadv3.LoadStatsRequest{}}, 0, "names nobody"},
+		{"edge", report, []any{&api.LoadReport{Replica: "edge"}}, 0, "may not call"},
+		{"impostor", report, []any{&api.LoadReport{Replica: "r0"}}, 0, "may not call"},
+		{"r0", ads, []any{ask(node("r0", observer), routes)}, 0, `not "r0"`},
+		{"r0", ads, []any{ask(node("migrator/r1", observer), routes)}, 0, `not "migrator/r1"`},
+		{"r0", ads, []any{ask(node("migrator/r0", "cascade"), routes)}, 0, "node cluster must be"},
+		{"r0", ads, []any{ask(node("migrator/r0", observer), routes), ask(nil, resources.SecretType)}, 1, "secrets"},
+		{"r0", sds, []any{ask(node("migrator/r0", observer), "")}, 0, "may not call"},
+		{"r0", lrs, []any{&loadv3.LoadStatsRequest{Node: node("migrator/r0", observer)}}, 0, "may not call"},
+		{"r0", report, []any{&api.LoadReport{Replica: "r1"}}, 0, `not "r1"`},
+		{"r0", report, []any{&api.LoadReport{Replica: "r0"}, &api.LoadReport{Replica: "r1"}}, 1, `not "r1"`},
+		{"r0", report, []any{&api.LoadReport{}}, 0, "names nobody"},
+		{"control", ads, []any{ask(node("main", ""), routes)}, 0, "may not call"},
+		{"operator", ads, []any{ask(node("ann", ""), routes)}, 0, "may not call"},
+		{"stranger", ads, []any{ask(node("edge", ""), routes)}, 0, "spiffe://fleet.test/* is wanted"},
+		{"nobody", ads, []any{ask(node("edge", ""), routes)}, 0, "0 URI names"},
+		{"both", ads, []any{ask(node("edge", ""), routes)}, 0, "2 URI names"},
+		{"edge", ads, []any{ask(node(strings.Repeat("e", 1<<20), ""), routes)}, 0, "and not"},
+	} {
+		before := w.service.got
+		err := talk(conns[c.who], c.m, c.messages...)
+		w.service.mu.Lock()
+		reached := w.service.got - before
+		w.service.mu.Unlock()
+		if c.want == "" && err != nil || c.want != "" && (status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), c.want) || len(err.Error()) > 1024) {
+			t.Errorf("%s at %s: %.300v, want %q", c.who, c.m.name, err, c.want)
+		}
+		if reached != c.reached {
+			t.Errorf("%s at %s: %d messages reached the service, want %d", c.who, c.m.name, reached, c.reached)
+		}
+	}
+	for who, allowed := range map[string]bool{"edge": true, "r0": true, "operator": true, "stranger": false} {
+		_, err := healthv1.NewHealthClient(conns[who]).Check(t.Context(), &healthv1.HealthCheckRequest{})
+		if (err == nil) != allowed {
+			t.Errorf("%s asks for health: %v", who, err)
+		}
+	}
+	for who, allowed := range map[string]bool{"r0": true, "edge": false, "control": false, "operator": false, "stranger": false} {
+		before := w.service.got
+		stream, err := api.NewModulesClient(conns[who]).Fetch(t.Context(), &api.FetchRequest{})
+		if err == nil {
+			_, err = stream.Recv()
+		}
+		if (err == nil) != allowed || !allowed && (status.Code(err) != codes.PermissionDenied || w.service.got != before) {
+			t.Errorf("%s fetches a module: %v", who, err)
+		}
+	}
+}
+
+// TestLoggedOnce: an identity that tries for ever is one line a minute, and
+// nobody else's stream notices.
+func TestLoggedOnce(t *testing.T) {
+	w := newWorld(t)
+	good, bad := w.dial(w.a.For(t, identity.Proxy, "edge")), w.dial(w.a.For(t, identity.Proxy, "edge-2"))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	s, err := discoveryv3.NewAggregatedDiscoveryServiceClient(good).DeltaAggregatedResources(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	say := func() {
+		t.Helper()
+		if err := s.Send(ask(node("edge", ""), resources.RouteType)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Recv(); err != nil {
+			t.Fatalf("the stream of the one that does nothing: %v", err)
+		}
+	}
+	say()
+	for range 20 {
+		if err := talk(bad, ads, ask(node("edge", ""), resources.RouteType)); status.Code(err) != codes.PermissionDenied {
+			t.Fatalf("a wrong node id: %v", err)
+		}
+		say()
+	}
+	if got := w.binder.Refused(); got != 20 {
+		t.Errorf("%d refused, want 20", got)
+	}
+	cancel()
+	w.stop()
+	if lines := strings.Count(w.log.String(), "\n"); lines != 1 || !strings.Contains(w.log.String(), "spiffe://fleet.test/proxy/edge-2") {
+		t.Errorf("%d lines:\n%s", lines, w.log.String())
+	}
+}
+
+// TestHandshakesAreLoggedOnce: a client with a certificate of another authority
+// is dropped, as are one without and one that speaks plain text; all are one
+// machine, and so one line. One that only knocks, or does not like the server, is
+// none.
+func TestHandshakesAreLoggedOnce(t *testing.T) {
+	w := newWorld(t)
+	good := w.dial(w.a.For(t, identity.Proxy, "edge"))
+	for range 3 {
+		conn, err := w.listener.Dial()
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn.Close()
+	}
+	wary := w.a.Client(w.a.For(t, identity.Proxy, "edge"), identity.Want{TrustDomain: "other.test"})
+	for name, c := range map[string]*tls.Config{
+		"wary": wary, "a stranger": w.a.Client(issuer.New(t).For(t, identity.Proxy, "edge"), identity.Want{TrustDomain: issuer.TrustDomain}),
+		"nobody": w.a.Client(tls.Certificate{}, identity.Want{TrustDomain: issuer.TrustDomain}),
+	} {
+		conn, err := w.listener.Dial()
+		if err != nil {
+			t.Fatal(err)
+		}
+		secure := tls.Client(conn, c)
+		if _, err = io.Copy(io.Discard, secure); err == nil {
+			t.Errorf("%s is let in", name)
+		}
+		conn.Close()
+	}
+	conn, err := w.listener.Dial()
+	if err != nil {
+		t.Fatal(err)
+	}
+	io.WriteString(conn, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+	io.Copy(io.Discard, conn)
+	conn.Close()
+	if err := talk(good, ads, ask(node("edge", ""), resources.RouteType)); err != nil {
+		t.Errorf("the one that does nothing: %v", err)
+	}
+	w.stop()
+	if got := w.binder.Refused(); got != 3 {
+		t.Errorf("%d refused, want 3", got)
+	}
+	if lines := strings.Count(w.log.String(), "\n"); lines != 1 {
+		t.Errorf("%d lines:\n%s", lines, w.log.String())
+	}
+}
+
+// TestNotesAreBounded: invented names do not fill memory or log.
+func TestNotesAreBounded(t *testing.T) {
+	n := newRefusalLog(nil)
+	now, told := time.Unix(1000, 0), 0
+	for i := range 10 * ratelimitlog.Most {
+		if n.countAndPass(string(rune('a'+i%26))+strings.Repeat("x", i%4000), now) {
+			told++
+		}
+	}
+	if told > ratelimitlog.Most || n.limiter.Len() > ratelimitlog.Most || n.total() != 10*ratelimitlog.Most {
+		t.Errorf("%d told, %d kept, %d counted", told, n.limiter.Len(), n.total())
+	}
+	if !n.countAndPass("late", now.Add(ratelimitlog.Quiet)) {
+		t.Error("after a quiet minute nobody is told of")
+	}
+}
+
+func TestConfig(t *testing.T) {
+	if _, err := New(Config{TrustDomain: "Fleet", TLS: &tls.Config{}}); err == nil {
+		t.Error("a bad trust domain is taken")
+	}
+	if _, err := New(Config{TrustDomain: "fleet.test"}); err == nil {
+		t.Error("a server without TLS is taken")
+	}
+}

@@ -1,0 +1,92 @@
+package publish
+
+import (
+	"context"
+	"slices"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	serverv3 "github.com/envoyproxy/go-control-plane/pkg/server/v3"
+
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+var _ serverv3.Callbacks = (*Ledger)(nil)
+
+// OnDeltaStreamOpen implements the server's callbacks.
+func (l *Ledger) OnDeltaStreamOpen(_ context.Context, id int64, _ string) error {
+	l.openStream(streamKey{false, id})
+	return nil
+}
+
+// OnDeltaStreamClosed implements the server's callbacks.
+func (l *Ledger) OnDeltaStreamClosed(id int64, _ *corev3.Node) { l.closeStream(streamKey{false, id}) }
+
+// OnStreamDeltaRequest implements the server's callbacks. An error ends the
+// stream.
+func (l *Ledger) OnStreamDeltaRequest(id int64, req *discoveryv3.DeltaDiscoveryRequest) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s, err := l.streamOfLocked(streamKey{false, id}, req.GetNode())
+	if err != nil {
+		return err
+	}
+	sub := s.subscription(req.GetTypeUrl())
+	sub.applyDelta(req)
+	if slices.Contains(awaitedTypes, req.GetTypeUrl()) {
+		s.node.subscribed[req.GetTypeUrl()] = true
+	}
+	l.recordReplyLocked(s, sub, req)
+	return nil
+}
+
+// OnStreamDeltaResponse implements the server's callbacks.
+func (l *Ledger) OnStreamDeltaResponse(id int64, _ *discoveryv3.DeltaDiscoveryRequest, resp *discoveryv3.DeltaDiscoveryResponse) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if s := l.streams[streamKey{false, id}]; s != nil {
+		s.subscription(resp.GetTypeUrl()).addSent(response{nonce: resp.GetNonce(), resources: resp.GetResources(), removed: resp.GetRemovedResources()})
+	}
+}
+
+// OnStreamOpen implements the server's callbacks.
+func (l *Ledger) OnStreamOpen(_ context.Context, id int64, _ string) error {
+	l.openStream(streamKey{true, id})
+	return nil
+}
+
+// OnStreamClosed implements the server's callbacks.
+func (l *Ledger) OnStreamClosed(id int64, _ *corev3.Node) { l.closeStream(streamKey{true, id}) }
+
+// OnStreamRequest implements the server's callbacks. An error ends the stream.
+func (l *Ledger) OnStreamRequest(id int64, req *discoveryv3.DiscoveryRequest) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s, err := l.streamOfLocked(streamKey{true, id}, req.GetNode())
+	if err != nil {
+		return err
+	}
+	sub := s.subscription(req.GetTypeUrl())
+	sub.applySotW(req)
+	l.recordReplyLocked(s, sub, req)
+	return nil
+}
+
+// OnStreamResponse implements the server's callbacks.
+func (l *Ledger) OnStreamResponse(_ context.Context, id int64, _ *discoveryv3.DiscoveryRequest, resp *discoveryv3.DiscoveryResponse) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if s := l.streams[streamKey{true, id}]; s != nil {
+		s.subscription(resp.GetTypeUrl()).addSent(response{
+			nonce: resp.GetNonce(), bodies: resp.GetResources(),
+			complete: resp.GetTypeUrl() == resources.ClusterType || resp.GetTypeUrl() == resources.ListenerType,
+		})
+	}
+}
+
+// OnFetchRequest implements the server's callbacks; REST clients are not
+// followed.
+func (l *Ledger) OnFetchRequest(context.Context, *discoveryv3.DiscoveryRequest) error { return nil }
+
+// OnFetchResponse implements the server's callbacks.
+func (l *Ledger) OnFetchResponse(*discoveryv3.DiscoveryRequest, *discoveryv3.DiscoveryResponse) {}

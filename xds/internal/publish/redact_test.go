@@ -1,0 +1,70 @@
+package publish
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestReason(t *testing.T) {
+	real, err := os.ReadFile(filepath.Join("testdata", "refusal.txt")) // of Envoy 1.40, for a route without an action
+	if err != nil {
+		t.Fatal(err)
+	}
+	key := strings.Repeat("A", 300)
+	for _, x := range []struct{ text, want string }{
+		{"", "no reason given"},
+		{"Only a single wildcard domain is permitted in route r", "Only a single wildcard domain is permitted in route r"},
+		{"bad\nroute \x00\xff", "bad route ?"},
+		{string(real), "the proxy quotes the resource and gives no reason; see its log"},
+		{`goo.gle/debugonly  name: "r" virtual_hosts { name: "x" } weight: 3 Proto constraint validation failed (RouteValidationError.Action: value is required)`,
+			"Proto constraint validation failed (RouteValidationError.Action: value is required)"},
+		{`Proto constraint validation failed (X): goo.gle/debugonly name: "r" key: "` + key + `"`, "Proto constraint validation failed (X)"},
+		{`Failed: {private_key {inline_string: "` + key + `"}} at the end`, "Failed: {…} at the end"},
+		{`Failed: {private_key { inline_string: "` + key, "Failed: {…"},
+		{`cannot read "` + key + `" of "x"`, `cannot read "…" of "x"`},
+		{`cannot read "` + key, `cannot read "…"`},
+		{"goo.gle/debugproto", "the proxy quotes the resource and gives no reason; see its log"},
+	} {
+		got := redact(x.text)
+		if got != x.want {
+			t.Errorf("%.80q:\n got %q\nwant %q", x.text, got, x.want)
+		}
+	}
+	if got := redact(strings.Repeat("no ", 1000)); len(got) > maxErrorText+len("…") {
+		t.Errorf("%d bytes", len(got))
+	}
+}
+
+// FuzzReason: whatever a proxy says, what is kept is short, on one line, and
+// shows no long secret.
+func FuzzReason(f *testing.F) {
+	f.Add(`goo.gle/debugonly name: "r" {`)
+	f.Add("a\nb{}}}\"\"\"")
+	f.Fuzz(func(t *testing.T, text string) {
+		got := redact(text)
+		if got == "" || len(got) > maxErrorText+len("…") || strings.ContainsAny(got, "\n\r\x00") {
+			t.Errorf("%q", got)
+		}
+	})
+}
+
+func TestBlamed(t *testing.T) {
+	names := []string{"cascade/m/s0/rr", "cascade/m/s1/rr", "cascade/m/s1", "cascade/m/s10/rr", "bad"}
+	for _, x := range []struct {
+		text string
+		want []string
+	}{
+		{"Error adding/updating cluster(s) cascade/m/s1/rr: no, cascade/m/s10/rr: neither", []string{"cascade/m/s1/rr", "cascade/m/s10/rr"}},
+		{"Error adding/updating cluster(s) bad: malformed", []string{"bad"}},
+		{"badly done", nil},
+		{"", nil},
+		{"cascade/m/s1", []string{"cascade/m/s1"}},
+	} {
+		if got := blamedNames(x.text, names); !slices.Equal(got, x.want) {
+			t.Errorf("%q: %q, want %q", x.text, got, x.want)
+		}
+	}
+}

@@ -1,0 +1,196 @@
+package rollout
+
+import (
+	"slices"
+	"time"
+)
+
+// dropRemoved removes departing endpoints when nothing runs on them, or nobody counts.
+func (r *Rollout) dropRemoved(now time.Time, g *group, f Observation) {
+	g.requestsUnknown = false
+	if !f.RequestsKnown || f.Requests == 0 || !now.Before(g.removeBy) {
+		g.removed = nil
+	}
+	r.reapply(now, g)
+}
+
+// advanceGroup moves a group on if nobody has to be waited for.
+func (r *Rollout) advanceGroup(now time.Time, g *group) bool {
+	settled := g.observed && len(g.lateSince) == 0
+	switch g.machine.phase {
+	case Add, Flip:
+		if !settled {
+			return false
+		}
+		g.recordPassed()
+		g.machine.advance()
+		if g.machine.phase == Watch {
+			if g.revision == r.rolling {
+				r.lastSettled = now
+			}
+			if g.revision == r.rolling || g.reverting {
+				r.note(Note{Text: "plan settled in group", Group: g.name, Epoch: g.machine.next.Epoch()})
+			}
+		}
+		if err := r.apply(now, g); err != nil {
+			r.abortPhase(now, g, err)
+		}
+		return true
+	case Watch:
+		if g.revision == r.rolling {
+			return false
+		}
+		r.retire(now, g)
+		return true
+	}
+	if !settled || g.machine.isEmpty() {
+		return false
+	}
+	moved := g.reverting
+	g.reverting = false
+	if !g.recorded && g.hasAck && g.revision == r.stable {
+		g.recorded = true
+		r.recordAcked(g.set)
+	}
+	if len(g.suspended) > 0 {
+		clear(g.suspended)
+		r.reapply(now, g)
+		moved = true
+	}
+	return moved
+}
+
+// retire leaves the old table's members behind. Endpoints that were removed
+// stay until it is known whether they have requests.
+func (r *Rollout) retire(now time.Time, g *group) {
+	r.recordAcked(g.ackedSet)
+	old := g.machine.finish()
+	if r.cfg.DrainTimeout > 0 {
+		view := g.revision.table.View
+		gone := removedFrom(view, old.View.Endpoints)
+		if len(gone) > 0 {
+			g.removeBy, g.requestsUnknown = now.Add(r.cfg.DrainTimeout), true
+		}
+		g.removed = removedFrom(view, append(gone, g.removed...))
+	}
+	if g.requestsUnknown {
+		r.enterPhase(now, g)
+		r.out.ObserveNow = true
+		return
+	}
+	r.reapply(now, g)
+}
+
+// advanceRollout decides which group is next.
+func (r *Rollout) advanceRollout(now time.Time) bool {
+	if r.rolling == nil {
+		return r.startRollout(now)
+	}
+	var populated, empty []*group
+	for _, name := range r.cfg.Groups {
+		g := r.groups[name]
+		switch {
+		case g.revision == r.rolling:
+			if g.machine.phase != Watch {
+				return false
+			}
+		case g.nodes > 0:
+			populated = append(populated, g)
+		default:
+			empty = append(empty, g)
+		}
+	}
+	switch {
+	case len(populated) > 0:
+		if !r.rolling.urgent && now.Before(r.lastSettled.Add(r.cfg.Watch)) {
+			return false
+		}
+		r.startInGroup(now, populated[0])
+	case len(empty) > 0:
+		for _, g := range empty {
+			if r.rolling != nil {
+				r.startInGroup(now, g)
+			}
+		}
+	default:
+		r.note(Note{Text: "plan is everywhere", Epoch: r.rolling.table.Epoch()})
+		r.previous, r.stable, r.rolling, r.failed, r.blocked = r.stable, r.rolling, nil, nil, ""
+	}
+	return true
+}
+
+// startInGroup begins with the target in a group.
+func (r *Rollout) startInGroup(now time.Time, g *group) {
+	g.revision = r.rolling
+	r.note(Note{Text: "plan goes to group", Group: g.name, Epoch: r.rolling.table.Epoch()})
+	r.startTransition(now, g)
+}
+
+// startRollout begins with what is wanted, where nothing speaks against it.
+func (r *Rollout) startRollout(now time.Time) bool {
+	if r.stable == nil || r.stable.table == r.target || r.stable.table.sameExceptHealth(r.target) {
+		return false
+	}
+	for _, g := range r.groups {
+		if g.reverting {
+			return false // what went back may not have arrived
+		}
+	}
+	if why := r.whyBlocked(r.target); why != "" {
+		if why != r.blocked {
+			r.blocked = why
+			r.note(Note{Warn: true, Text: "plan held", Epoch: r.target.Epoch(), Why: why})
+		}
+		return false
+	}
+	r.blocked = ""
+	r.rolling = &revision{table: r.target, urgent: r.urgent}
+	first := r.groups[r.cfg.Groups[0]]
+	for _, name := range slices.Backward(r.cfg.Groups) {
+		if g := r.groups[name]; g.nodes > 0 {
+			first = g
+		}
+	}
+	r.startInGroup(now, first)
+	return true
+}
+
+// whyBlocked tells why a table cannot be rolled out, "" if it can.
+func (r *Rollout) whyBlocked(t *Table) string {
+	if r.failed != nil && !r.failed.retryWithReplacements && r.failed.table.sameExceptHealth(t) {
+		return r.failed.why
+	}
+	if len(r.quarantined) == 0 {
+		return ""
+	}
+	if at := (obstacleKey{target: t, stable: r.stable.table, quarantineCount: r.quarantineCount}); at != r.obstacleKey {
+		r.obstacleKey, r.obstacle = at, r.findObstacle(t)
+	}
+	return r.obstacle
+}
+
+// obstacleKey names what hold has judged: it is asked again and again.
+type obstacleKey struct {
+	target, stable  *Table
+	quarantineCount uint64
+}
+
+// findObstacle tells which step towards a table is not, before the first is taken;
+// "" when all are.
+func (r *Rollout) findObstacle(t *Table) string {
+	if why := r.refusedRoute(t.Set); why != "" {
+		return why
+	}
+	old := r.stable.table
+	both, err := r.compose(layers{routes: t, newest: t, live: []*Table{old}}, nil)
+	if err == nil {
+		err = r.cfg.CheckMembers(both, old.View)
+	}
+	if err == nil {
+		_, err = r.compose(layers{routes: t, newest: t}, nil)
+	}
+	if err != nil {
+		return err.Error()
+	}
+	return ""
+}

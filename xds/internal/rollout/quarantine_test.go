@@ -1,0 +1,57 @@
+package rollout
+
+import (
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// TestFirstTableIsServed: a cluster and a listener that one proxy refused before
+// the restart do not keep a fleet from being served after it: there is nothing
+// else to show. What was refused of later tables stays refused.
+func TestFirstTableIsServed(t *testing.T) {
+	resource := func(typ, name, version string) *resources.Resource {
+		return &resources.Resource{Type: typ, Name: name, Version: version}
+	}
+	build := func(v resources.View) (resources.Set, error) {
+		if v.Plans[0].Epoch == 1 {
+			return resources.NewSet(resource(resources.ClusterType, "c", "1"), resource(resources.ListenerType, "l", "1"), resource(resources.RouteType, "r", "1"))
+		}
+		return resources.NewSet(resource(resources.ClusterType, "c", "2"), resource(resources.ListenerType, "l", "1"), resource(resources.RouteType, "r", "1"))
+	}
+	table := func(epoch policies.Epoch) *Table {
+		v := resources.View{Plans: []policies.Plan{{Model: "m", Epoch: epoch}}}
+		s, err := build(v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &Table{View: v, Set: s}
+	}
+	r, err := New(Config{
+		Groups: []string{""}, Watch: time.Second, AckTimeout: time.Second, PollInterval: time.Second,
+		Build: build, Prove: func(resources.Set) error { return nil }, CheckMembers: wordsCover,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := time.Unix(0, 0)
+	refusal := func(typ, name, version string) Refusal {
+		return Refusal{Type: typ, Name: name, Version: version, Node: "odd", Text: "no"}
+	}
+	r.Step(now, Quarantine{[]Refusal{refusal(resources.ClusterType, "c", "1"), refusal(resources.ListenerType, "l", "1"), refusal(resources.ClusterType, "c", "2")}})
+	out := r.Step(now, SetTarget{Table: table(1)})
+	if len(out.Applies) != 1 || out.Applies[0].Set.Get(resources.ClusterType, "c") == nil || out.Applies[0].Set.Get(resources.ListenerType, "l") == nil {
+		t.Fatalf("the first table is not shown: %+v, %+v", out, r.Report())
+	}
+	// Told again, as with every change of the store, it stays as it is.
+	if out = r.Step(now, Quarantine{[]Refusal{refusal(resources.ClusterType, "c", "1")}}); len(out.Applies) != 0 {
+		t.Errorf("told again: %+v", out.Applies)
+	}
+	for _, s := range r.Step(now, SetTarget{Table: table(2)}).Applies {
+		if c := s.Set.Get(resources.ClusterType, "c"); c != nil && c.Version == "2" {
+			t.Error("what was refused of the next table is shown")
+		}
+	}
+}

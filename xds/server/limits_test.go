@@ -1,0 +1,295 @@
+package server_test
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/cascadeinfer/cascade/xds/cache"
+	"github.com/cascadeinfer/cascade/xds/server"
+)
+
+// wantEnd checks why a stream ended.
+func wantEnd(t *testing.T, c *client, code codes.Code, text string) {
+	t.Helper()
+	err := c.ended()
+	if status.Code(err) != code || !strings.Contains(fmt.Sprint(err), text) {
+		t.Errorf("the stream ended with %v, want %v: …%s…", err, code, text)
+	}
+}
+
+// TestRefused has one node go over every limit, while another one goes on.
+func TestRefused(t *testing.T) {
+	long := strings.Repeat("x", 1000)
+	limits := server.Limits{FirstRequest: 5000, Request: 2000, StreamNames: 10, NodeNames: 15, NodeBytes: 2500, Streams: 3, Rate: 10, Burst: 20, Nodes: 3}
+	for name, tt := range map[string]struct {
+		code codes.Code
+		text string
+		do   func(t *testing.T, s *testServer) *client
+	}{
+		"no node": {codes.InvalidArgument, "node id", func(t *testing.T, s *testServer) *client {
+			c := open(t, s.conn, true, "", "")
+			c.subscribe(cds)
+			return c
+		}},
+		"a long node id": {codes.InvalidArgument, "node id", func(t *testing.T, s *testServer) *client {
+			c := open(t, s.conn, false, cds, long)
+			c.subscribe(cds)
+			return c
+		}},
+		"another node later": {codes.InvalidArgument, "names another", func(t *testing.T, s *testServer) *client {
+			c := open(t, s.conn, true, "", "bad")
+			c.subscribe(cds)
+			c.node = &corev3.Node{Id: "good"}
+			c.subscribe(lds)
+			return c
+		}},
+		"no type": {codes.InvalidArgument, "type URL", func(t *testing.T, s *testServer) *client {
+			c := open(t, s.conn, true, "", "bad")
+			c.subscribe("")
+			return c
+		}},
+		"unknown type": {codes.InvalidArgument, "not served", func(t *testing.T, s *testServer) *client {
+			c := open(t, s.conn, false, "", "bad")
+			c.subscribe("type.googleapis.com/envoy.service.runtime.v3.Runtime", "r")
+			return c
+		}},
+		"a type of another service": {codes.InvalidArgument, "this service", func(t *testing.T, s *testServer) *client {
+			c := open(t, s.conn, true, eds, "bad")
+			c.subscribe(cds)
+			return c
+		}},
+		"a long first request": {codes.ResourceExhausted, "bytes", func(t *testing.T, s *testServer) *client {
+			c := open(t, s.conn, true, "", "bad")
+			c.subscribe(eds, long, long, long, long, long)
+			return c
+		}},
+		"a long later request": {codes.ResourceExhausted, "bytes", func(t *testing.T, s *testServer) *client {
+			c := open(t, s.conn, true, "", "bad")
+			c.subscribe(cds)
+			c.subscribe(eds, long, long, long)
+			return c
+		}},
+		"many names": {codes.ResourceExhausted, "names", func(t *testing.T, s *testServer) *client {
+			c := open(t, s.conn, true, "", "bad")
+			for i := range 11 {
+				c.subscribe(eds, fmt.Sprint(i))
+			}
+			return c
+		}},
+		"many names in the older protocol": {codes.ResourceExhausted, "names", func(t *testing.T, s *testServer) *client {
+			c := open(t, s.conn, false, "", "bad")
+			c.subscribe(eds, strings.Split("a b c d e f", " ")...)
+			c.subscribe(rds, strings.Split("a b c d e f", " ")...)
+			return c
+		}},
+		"many names on all streams": {codes.ResourceExhausted, "the node subscribes", func(t *testing.T, s *testServer) *client {
+			c := open(t, s.conn, true, "", "bad")
+			c.subscribe(eds, strings.Split("a b c d e f g h i", " ")...)
+			c.expect("-a -b -c -d -e -f -g -h -i")
+			d := open(t, s.conn, true, eds, "bad")
+			d.subscribe(eds, strings.Split("a b c d e f g", " ")...)
+			return d
+		}},
+		"a long node cluster": {codes.InvalidArgument, "cluster", func(t *testing.T, s *testServer) *client {
+			c := open(t, s.conn, true, "", "bad")
+			c.node.Cluster = strings.Repeat("x", 4500)
+			c.subscribe(eds, "a")
+			return c
+		}},
+		"long names": {codes.ResourceExhausted, "names that the node subscribes to", func(t *testing.T, s *testServer) *client {
+			c := open(t, s.conn, true, "", "bad")
+			for i := range 3 {
+				c.subscribe(eds, fmt.Sprint(i)+long)
+			}
+			return c
+		}},
+		"long names in the older protocol": {codes.ResourceExhausted, "names that the node subscribes to", func(t *testing.T, s *testServer) *client {
+			c := open(t, s.conn, false, "", "bad")
+			c.subscribe(eds, long)
+			c.subscribe(rds, long, "a")
+			c.subscribe(cds, long)
+			return c
+		}},
+		"many streams": {codes.ResourceExhausted, "streams", func(t *testing.T, s *testServer) *client {
+			for range 3 {
+				c := open(t, s.conn, true, eds, "bad")
+				c.subscribe(eds, "a")
+				c.expect("-a")
+			}
+			c := open(t, s.conn, true, eds, "bad")
+			c.subscribe(eds, "a")
+			return c
+		}},
+		"many nodes": {codes.ResourceExhausted, "nodes", func(t *testing.T, s *testServer) *client {
+			for i := range 2 { // the good one is there, too
+				c := open(t, s.conn, true, "", fmt.Sprint(i))
+				c.subscribe(eds, "a")
+				c.expect("-a")
+			}
+			c := open(t, s.conn, true, "", "bad")
+			c.subscribe(eds, "a")
+			return c
+		}},
+		"a flood": {codes.ResourceExhausted, "requests a second", func(t *testing.T, s *testServer) *client {
+			c := open(t, s.conn, true, "", "bad")
+			for range 30 {
+				c.subscribe(eds, "a")
+			}
+			return c
+		}},
+		"silence": {codes.DeadlineExceeded, "no request", func(t *testing.T, s *testServer) *client {
+			c := open(t, s.conn, true, "", "bad")
+			time.Sleep(11 * time.Second)
+			return c
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := cache.New(cache.Config{})
+				c.Set("", setOf(t, "cds:a=1"))
+				s := start(t, server.Config{Cache: c, Limits: limits})
+				good := open(t, s.conn, true, "", "good")
+				good.subscribe(cds)
+				good.expectAck("a")
+				wantEnd(t, tt.do(t, s), tt.code, tt.text)
+				if n := s.Refused(); n != 1 || s.log.lines() != 1 {
+					t.Errorf("%d refused, log %s", n, s.log.buf.String())
+				}
+				c.Set("", setOf(t, "cds:a=2"))
+				good.expectAck("a")
+				if err := good.ended(); err != nil {
+					t.Errorf("the other node's stream ended: %v", err)
+				}
+			})
+		})
+	}
+}
+
+// TestReplies checks that a node may reply as fast as it is sent something,
+// whatever its rate, and that what it was refused for is over after a while.
+func TestReplies(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := cache.New(cache.Config{})
+		s := start(t, server.Config{Cache: c, Limits: server.Limits{Rate: 1, Burst: 2}})
+		d, w := open(t, s.conn, true, "", "d"), open(t, s.conn, false, "", "w")
+		c.Set("", setOf(t, "rds:r=0"))
+		d.subscribe(rds, "r")
+		w.subscribe(rds, "r")
+		for i := range 500 {
+			d.expectAck("r")
+			w.expectAck("r")
+			c.Set("", setOf(t, fmt.Sprintf("rds:r=%d", i+1)))
+		}
+		for _, m := range d.expect("r") {
+			d.nack(m)
+		}
+		d.expect()
+		for range 2 {
+			d.subscribe(rds, "r")
+		}
+		wantEnd(t, d, codes.ResourceExhausted, "requests a second")
+		again := open(t, s.conn, true, "", "d")
+		again.subscribe(rds, "r")
+		wantEnd(t, again, codes.ResourceExhausted, "requests a second")
+		if s.log.lines() != 1 || s.Refused() != 2 {
+			t.Errorf("log %s", s.log.buf.String())
+		}
+		time.Sleep(61 * time.Second)
+		again = open(t, s.conn, true, "", "d")
+		again.subscribe(rds, "r")
+		again.expectAck("r")
+		for range 10 {
+			again.subscribe(rds, "r")
+		}
+		wantEnd(t, again, codes.ResourceExhausted, "requests a second")
+		if s.log.lines() != 2 {
+			t.Errorf("after a minute it is news again: log %s", s.log.buf.String())
+		}
+	})
+}
+
+// TestLeave checks that streams give back what they took.
+func TestLeave(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := start(t, server.Config{Limits: server.Limits{Streams: 1, NodeNames: 2, Nodes: 1}})
+		for range 20 {
+			c := open(t, s.conn, true, eds, "n")
+			c.subscribe(eds, "a", "b")
+			c.unsubscribe(eds, "a")
+			c.subscribe(eds, "b", "c") // b is there already
+			c.expect()
+			if err := c.ended(); err != nil {
+				t.Fatal(err)
+			}
+			c.stream.CloseSend()
+			if err := c.ended(); !errors.Is(err, io.EOF) {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(2 * time.Minute) // the node is forgotten, another may come
+		c := open(t, s.conn, true, eds, "m")
+		c.subscribe(eds, "a")
+		c.expect()
+		if err := c.ended(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// TestSlowReader checks that a client which does not read loses its stream, and
+// holds up nobody.
+func TestSlowReader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := cache.New(cache.Config{})
+		c.Set("", setOf(t, "cds:a=1"))
+		s := start(t, server.Config{Cache: c})
+		stream, err := discoveryv3.NewAggregatedDiscoveryServiceClient(s.conn).DeltaAggregatedResources(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		names := []string{strings.Repeat("n", 400<<10)} // the answer is as long: "there is no such name"
+		send := func(node *corev3.Node) {
+			if err := stream.Send(&discoveryv3.DeltaDiscoveryRequest{Node: node, TypeUrl: eds, ResourceNamesSubscribe: names}); err != nil {
+				t.Log(err)
+			}
+		}
+		send(&corev3.Node{Id: "slow"})
+		send(nil)
+		send(nil)
+		good := open(t, s.conn, true, "", "good")
+		good.subscribe(cds)
+		good.expectAck("a")
+		time.Sleep(20 * time.Second)
+		if s.Refused() != 0 {
+			t.Error("ended too soon")
+		}
+		time.Sleep(11 * time.Second)
+		synctest.Wait()
+		if s.Refused() != 1 || !strings.Contains(s.log.buf.String(), "does not read") {
+			t.Errorf("%d refused, log %s", s.Refused(), s.log.buf.String())
+		}
+		c.Set("", setOf(t, "cds:a=2"))
+		good.expectAck("a")
+	})
+}
+
+func TestConfig(t *testing.T) {
+	if _, err := server.New(server.Config{}); err == nil {
+		t.Error("a server without a cache")
+	}
+	for _, l := range []server.Limits{{Rate: -1}, {FirstRequestTimeout: -1}, {SendTimeout: -time.Second}} {
+		if _, err := server.New(server.Config{Cache: cache.New(cache.Config{}), Limits: l}); err == nil {
+			t.Errorf("limits %+v", l)
+		}
+	}
+}

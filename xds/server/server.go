@@ -1,0 +1,137 @@
+// Package server puts the xDS services on a gRPC server, behind guards.
+//
+// It registers the aggregated service and one service for each type of
+// resource, all over go-control-plane's server and one cache, so that a client
+// gets the same answers whichever it asks. It is not the cache, nor does it
+// know what nodes have acknowledged: those are told by the server behind the
+// guards.
+//
+// Who a client is, is not its matter either: package binding holds node ids to
+// certificates.
+//
+// Invariants: nothing reaches that server but requests of a known type, from a
+// node with an id, within its limits; a stream speaks for the node of its first
+// request until it ends; what one node does ends that node's streams only.
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	clusterservice "github.com/envoyproxy/go-control-plane/envoy/service/cluster/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	endpointservice "github.com/envoyproxy/go-control-plane/envoy/service/endpoint/v3"
+	extensionservice "github.com/envoyproxy/go-control-plane/envoy/service/extension/v3"
+	listenerservice "github.com/envoyproxy/go-control-plane/envoy/service/listener/v3"
+	routeservice "github.com/envoyproxy/go-control-plane/envoy/service/route/v3"
+	secretservice "github.com/envoyproxy/go-control-plane/envoy/service/secret/v3"
+	gcp "github.com/envoyproxy/go-control-plane/pkg/cache/v3"
+	"github.com/envoyproxy/go-control-plane/pkg/server/sotw/v3"
+	serverv3 "github.com/envoyproxy/go-control-plane/pkg/server/v3"
+	"google.golang.org/grpc"
+
+	"github.com/cascadeinfer/cascade/xds/ratelimitlog"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// Config is the configuration of a Server.
+type Config struct {
+	// Cache answers; required.
+	Cache gcp.Cache
+	// Callbacks follow what is asked and answered; nil: nobody does.
+	Callbacks serverv3.Callbacks
+	Limits    Limits
+	Logger    *slog.Logger // nil discards
+}
+
+// Server is the xDS services of one gRPC server.
+type Server struct {
+	cfg      Config // complete
+	accounts *nodeAccounts
+	refusals *refusalLog
+}
+
+// service is one of the gRPC services, and the type that it serves; "" for
+// all.
+type service struct {
+	desc *grpc.ServiceDesc
+	typ  string
+}
+
+// services are the services that are registered. Their unary methods, for
+// clients that poll, are not.
+var services = []service{
+	{&discoveryv3.AggregatedDiscoveryService_ServiceDesc, ""},
+	{&clusterservice.ClusterDiscoveryService_ServiceDesc, resources.ClusterType},
+	{&endpointservice.EndpointDiscoveryService_ServiceDesc, resources.EndpointType},
+	{&listenerservice.ListenerDiscoveryService_ServiceDesc, resources.ListenerType},
+	{&routeservice.RouteDiscoveryService_ServiceDesc, resources.RouteType},
+	{&extensionservice.ExtensionConfigDiscoveryService_ServiceDesc, resources.ExtensionType},
+	{&secretservice.SecretDiscoveryService_ServiceDesc, resources.SecretType},
+}
+
+// isServed reports whether a type has a service.
+func isServed(typ string) bool {
+	for _, s := range services {
+		if s.typ == typ {
+			return typ != ""
+		}
+	}
+	return false
+}
+
+// New checks the configuration and starts nothing.
+func New(cfg Config) (*Server, error) {
+	if cfg.Cache == nil {
+		return nil, errors.New("serve: Cache must be given")
+	}
+	if err := cfg.Limits.validate(); err != nil {
+		return nil, fmt.Errorf("serve: %w", err)
+	}
+	cfg.Limits = cfg.Limits.complete()
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	return &Server{cfg: cfg, accounts: newNodeAccounts(cfg.Limits), refusals: newRefusalLog(cfg.Logger)}, nil
+}
+
+// Register adds the services to a gRPC server. Their streams end with ctx, or
+// with the gRPC server.
+func (s *Server) Register(ctx context.Context, to grpc.ServiceRegistrar) {
+	// Without the option, the order of types towards gRPC clients is random.
+	server := serverv3.NewServer(ctx, s.cfg.Cache, s.cfg.Callbacks, sotw.WithOrderedADS())
+	for _, svc := range services {
+		desc := *svc.desc
+		desc.Methods = nil
+		desc.Streams = make([]grpc.StreamDesc, len(svc.desc.Streams))
+		for i, method := range svc.desc.Streams {
+			method.Handler = s.limit(svc.typ, method.Handler)
+			desc.Streams[i] = method
+		}
+		to.RegisterService(&desc, server)
+	}
+}
+
+// refusalLog logs refusals, one a minute for each peer.
+type refusalLog struct {
+	log     *slog.Logger
+	limiter ratelimitlog.Gate
+	total   atomic.Uint64
+}
+
+func newRefusalLog(log *slog.Logger) *refusalLog { return &refusalLog{log: log} }
+
+// record counts a refusal, and logs it if it is news.
+func (j *refusalLog) record(who, peer string, why error) {
+	j.total.Add(1)
+	if j.limiter.Pass(who, time.Now()) {
+		j.log.Warn("xds stream refused", "node", who, "peer", peer, "error", why)
+	}
+}
+
+// Refused counts the streams that were refused or ended for what they did.
+func (s *Server) Refused() uint64 { return s.refusals.total.Load() }
