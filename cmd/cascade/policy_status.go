@@ -118,7 +118,7 @@ func writePolicies(w io.Writer, p control.Policies) error {
 // writeSlots shows slots, and the hosts that differ from most others.
 func writeSlots(w io.Writer, p control.Policies) error {
 	slots := slotTable(p)
-	slots.Notes = append(policyslots.Notes, "Every host: cascade policy status.")
+	slots.Notes = append(slots.Notes, "Every host: cascade policy status.")
 	tables := []report.Table{slots}
 	t := hostTable("hosts that differ")
 	for _, slot := range p.Slots {
