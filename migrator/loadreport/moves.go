@@ -43,13 +43,13 @@ type state struct {
 
 // news returns the moves of all that the report of that number is to tell: as
 // many as it may, the rest with the next ones.
-func (m *moves) news(all []*api.Move, sequence uint64) []*api.Move {
+func (m *moves) news(all []*api.Migration, sequence uint64) []*api.Migration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	next := make(map[string]*known, len(all))
-	var out []*api.Move
+	var out []*api.Migration
 	for _, v := range all {
-		s := state{v.GetState(), v.GetWhy(), v.GetTo(), v.GetWay(), v.GetTransport(), v.GetRounds(), v.GetBytes()}
+		s := state{v.GetState(), v.GetReason(), v.GetTo(), v.GetMethod(), v.GetTransport(), v.GetRounds(), v.GetBytes()}
 		k := m.known[v.GetId()]
 		if k == nil || k.state != s {
 			k = &known{state: s}

@@ -81,7 +81,7 @@ type Extra struct {
 	// order, with names that stay and a state that changes; see LoadReport.moves.
 	// All may be given every time: a move is told when it is new or has changed,
 	// and until the control plane has answered.
-	Moves []*api.Move
+	Moves []*api.Migration
 	// Proposal for the end of the own stage; nil when nobody asks (Reply.Refine).
 	Proposal *api.Proposal
 	// Residents are the requests that run here, Pinned those of them that may

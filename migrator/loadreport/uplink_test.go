@@ -165,7 +165,7 @@ func TestExtra(t *testing.T) {
 		<-w.got
 		w.extra.Store(&Extra{Proposal: &api.Proposal{Epoch: 3, Low: 1, Boundary: 9}, Residents: 5, Pinned: 2, PinnedSeconds: 1.5, Streams: -1, Routes: make([]*api.Route, 40)})
 		r := <-w.got
-		if r.Proposal.GetBoundary() != 9 || r.Residents != 5 || r.Pinned != 2 || r.PinnedSeconds != 1.5 || r.Streams != 0 || len(r.Moves) != 0 || len(r.Routes) != maxRoutes {
+		if r.Proposal.GetBoundary() != 9 || r.Residents != 5 || r.Pinned != 2 || r.PinnedSeconds != 1.5 || r.Streams != 0 || len(r.Migrations) != 0 || len(r.Routes) != maxRoutes {
 			t.Errorf("report: %v", r.LoadReport)
 		}
 	})
@@ -216,44 +216,44 @@ func TestSiteIsToldOnce(t *testing.T) {
 func TestMovesUntilHeard(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		<-w.got
-		tell := func(moves ...*api.Move) { w.extra.Store(&Extra{Moves: moves}) }
+		tell := func(moves ...*api.Migration) { w.extra.Store(&Extra{Moves: moves}) }
 		told := func(want string) {
 			t.Helper()
 			var got []string
-			for _, m := range (<-w.got).Moves {
+			for _, m := range (<-w.got).Migrations {
 				got = append(got, m.Id+" "+m.State)
 			}
 			if s := strings.Join(got, ", "); s != want {
 				t.Errorf("told %q, want %q", s, want)
 			}
 		}
-		tell(&api.Move{Id: "r0/1", State: "pull"}, &api.Move{Id: "r0/2", State: "done"})
+		tell(&api.Migration{Id: "r0/1", State: "pull"}, &api.Migration{Id: "r0/2", State: "done"})
 		told("r0/1 pull, r0/2 done")
-		tell(&api.Move{Id: "r0/1", State: "pull", Seconds: 2}, &api.Move{Id: "r0/2", State: "done"})
+		tell(&api.Migration{Id: "r0/1", State: "pull", Seconds: 2}, &api.Migration{Id: "r0/2", State: "done"})
 		told("")
-		tell(&api.Move{Id: "r0/1", State: "pull", Rounds: 1}, &api.Move{Id: "r0/2", State: "done"})
+		tell(&api.Migration{Id: "r0/1", State: "pull", Rounds: 1}, &api.Migration{Id: "r0/2", State: "done"})
 		told("r0/1 pull")
 		w.mute.Store(true) // what is told now is not answered
-		tell(&api.Move{Id: "r0/1", State: "done", Rounds: 1}, &api.Move{Id: "r0/2", State: "done"})
+		tell(&api.Migration{Id: "r0/1", State: "done", Rounds: 1}, &api.Migration{Id: "r0/2", State: "done"})
 		told("r0/1 done")
 		told("r0/1 done")
 		time.Sleep(silence + time.Second) // a new stream
 		w.mute.Store(false)
 		for {
 			r := <-w.got
-			if len(r.Moves) == 0 {
+			if len(r.Migrations) == 0 {
 				break // answered at last
 			}
-			if len(r.Moves) != 1 || r.Moves[0].Id != "r0/1" || r.Moves[0].State != "done" {
-				t.Fatalf("told %v", r.Moves)
+			if len(r.Migrations) != 1 || r.Migrations[0].Id != "r0/1" || r.Migrations[0].State != "done" {
+				t.Fatalf("told %v", r.Migrations)
 			}
 		}
-		var many []*api.Move
+		var many []*api.Migration
 		for i := range 100 {
-			many = append(many, &api.Move{Id: strconv.Itoa(i), State: "done"})
+			many = append(many, &api.Migration{Id: strconv.Itoa(i), State: "done"})
 		}
 		tell(many...)
-		if n, m := len((<-w.got).Moves), len((<-w.got).Moves); n != maxMoves || m != 100-maxMoves {
+		if n, m := len((<-w.got).Migrations), len((<-w.got).Migrations); n != maxMoves || m != 100-maxMoves {
 			t.Errorf("%d moves, then %d", n, m)
 		}
 		told("")

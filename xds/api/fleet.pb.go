@@ -24,8 +24,8 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// LoadReport is the present state of one replica, whole: a lost report is
-// made good by the next one.
+// LoadReport is the whole present state of one replica: the next report makes up
+// for a lost one.
 type LoadReport struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Replica string                 `protobuf:"bytes,1,opt,name=replica,proto3" json:"replica,omitempty"`
@@ -38,19 +38,19 @@ type LoadReport struct {
 	Snapshot []*Batch `protobuf:"bytes,6,rep,name=snapshot,proto3" json:"snapshot,omitempty"`
 	// False while the engine does not answer its health check.
 	EngineReady bool `protobuf:"varint,7,opt,name=engine_ready,json=engineReady,proto3" json:"engine_ready,omitempty"`
-	// True once the migrator takes no new request.
+	// True once the migrator accepts no new request.
 	Draining bool `protobuf:"varint,8,opt,name=draining,proto3" json:"draining,omitempty"`
 	// Prompt bytes per token learnt from exact counts; 0 when none were seen.
 	BytesPerToken float64 `protobuf:"fixed64,9,opt,name=bytes_per_token,json=bytesPerToken,proto3" json:"bytes_per_token,omitempty"`
 	// Mean absolute error of the length estimate against exact counts, relative
 	// to the exact count; 0 when none were seen.
 	EstimateError float64 `protobuf:"fixed64,10,opt,name=estimate_error,json=estimateError,proto3" json:"estimate_error,omitempty"`
-	// Moves that began, went on or ended since the last report; at most 64.
-	Moves []*Move `protobuf:"bytes,11,rep,name=moves,proto3" json:"moves,omitempty"`
-	// Where this replica would put the end of its stage; only while the control
-	// plane asks for it (LoadReply.refine).
+	// Migrations that began, continued or ended since the last report; at most 64.
+	Migrations []*Migration `protobuf:"bytes,11,rep,name=migrations,proto3" json:"migrations,omitempty"`
+	// The end of its stage that this replica proposes; only while the control plane
+	// asks for it (LoadReply.refine).
 	Proposal *Proposal `protobuf:"bytes,12,opt,name=proposal,proto3" json:"proposal,omitempty"`
-	// Requests that run here and those of them that may not move, as the market
+	// Requests that run here, and how many of them cannot be migrated, as the market
 	// sees them; for a drain's progress.
 	Residents uint32 `protobuf:"varint,13,opt,name=residents,proto3" json:"residents,omitempty"`
 	Pinned    uint32 `protobuf:"varint,14,opt,name=pinned,proto3" json:"pinned,omitempty"`
@@ -58,17 +58,17 @@ type LoadReport struct {
 	PinnedSeconds float64 `protobuf:"fixed64,15,opt,name=pinned_seconds,json=pinnedSeconds,proto3" json:"pinned_seconds,omitempty"`
 	// Streams of this replica's own clients, wherever their requests run.
 	Streams uint32 `protobuf:"varint,16,opt,name=streams,proto3" json:"streams,omitempty"`
-	// How the replica may pull KV blocks: its transports, best first, then what was
-	// seen of them peer by peer; at most 32.
+	// How the replica may pull KV blocks: its transports, best first, then the state
+	// of each by peer; at most 32.
 	Routes []*Route `protobuf:"bytes,17,rep,name=routes,proto3" json:"routes,omitempty"`
 	// LoRA adapters that the engine has loaded, at most 256; they narrow where a
 	// request for one of them may run.
 	Adapters []string `protobuf:"bytes,18,rep,name=adapters,proto3" json:"adapters,omitempty"`
 	// The policy slots of the replica's host; at most 16.
 	Slots []*SlotStatus `protobuf:"bytes,19,rep,name=slots,proto3" json:"slots,omitempty"`
-	// Where the replica's KV cache is and what leads away from there. It is told with
-	// the first report of a stream and when it has changed, until a report with it was
-	// answered; absent otherwise: what was told last stands.
+	// Where the replica's KV cache is and which links lead away from it. It is sent
+	// with the first report of a stream and when it has changed, until a report with
+	// it was answered. Absent: the last one sent is still right.
 	Site          *Site `protobuf:"bytes,20,opt,name=site,proto3" json:"site,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -174,9 +174,9 @@ func (x *LoadReport) GetEstimateError() float64 {
 	return 0
 }
 
-func (x *LoadReport) GetMoves() []*Move {
+func (x *LoadReport) GetMigrations() []*Migration {
 	if x != nil {
-		return x.Moves
+		return x.Migrations
 	}
 	return nil
 }
@@ -248,11 +248,11 @@ func (x *LoadReport) GetSite() *Site {
 type Route struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	Transport      string                 `protobuf:"bytes,1,opt,name=transport,proto3" json:"transport,omitempty"`
-	Peer           string                 `protobuf:"bytes,2,opt,name=peer,proto3" json:"peer,omitempty"`                                               // whom the blocks come from; empty: the transport in general
-	State          string                 `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`                                             // ready, held (tried last for a while), broken or unsuited (to where the KV cache is)
-	Why            string                 `protobuf:"bytes,4,opt,name=why,proto3" json:"why,omitempty"`                                                 // it is not ready
+	Peer           string                 `protobuf:"bytes,2,opt,name=peer,proto3" json:"peer,omitempty"`                                               // the replica that the blocks come from; empty: any
+	State          string                 `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`                                             // ready, held (tried last for a while), broken or unsuited (to the memory of the KV cache)
+	Reason         string                 `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`                                           // why it is not ready
 	BytesPerSecond float64                `protobuf:"fixed64,5,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"` // of pulls; 0 when none was measured
-	Over           string                 `protobuf:"bytes,6,opt,name=over,proto3" json:"over,omitempty"`                                               // what lies between the two, as far as it is known
+	Path           string                 `protobuf:"bytes,6,opt,name=path,proto3" json:"path,omitempty"`                                               // the links between the two, as far as they are known
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -308,9 +308,9 @@ func (x *Route) GetState() string {
 	return ""
 }
 
-func (x *Route) GetWhy() string {
+func (x *Route) GetReason() string {
 	if x != nil {
-		return x.Why
+		return x.Reason
 	}
 	return ""
 }
@@ -322,50 +322,50 @@ func (x *Route) GetBytesPerSecond() float64 {
 	return 0
 }
 
-func (x *Route) GetOver() string {
+func (x *Route) GetPath() string {
 	if x != nil {
-		return x.Over
+		return x.Path
 	}
 	return ""
 }
 
-// Move is one migration as its seller tells it.
-type Move struct {
+// Migration is one migration as the replica that began it reports it.
+type Migration struct {
 	state             protoimpl.MessageState `protogen:"open.v1"`
-	Id                string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"` // seller/number
+	Id                string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"` // replica/number
 	Request           string                 `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
-	Cause             string                 `protobuf:"bytes,3,opt,name=cause,proto3" json:"cause,omitempty"` // growth, outlier, drain, spill, engine lost
-	Front             string                 `protobuf:"bytes,4,opt,name=front,proto3" json:"front,omitempty"`
+	Cause             string                 `protobuf:"bytes,3,opt,name=cause,proto3" json:"cause,omitempty"`                       // growth, outlier, drain, spill, engine lost
+	FrontEnd          string                 `protobuf:"bytes,4,opt,name=front_end,json=frontEnd,proto3" json:"front_end,omitempty"` // the replica whose front end serves the stream
 	From              string                 `protobuf:"bytes,5,opt,name=from,proto3" json:"from,omitempty"`
 	To                string                 `protobuf:"bytes,6,opt,name=to,proto3" json:"to,omitempty"`
-	Way               string                 `protobuf:"bytes,7,opt,name=way,proto3" json:"way,omitempty"`             // live, reprompt
+	Method            string                 `protobuf:"bytes,7,opt,name=method,proto3" json:"method,omitempty"`       // live, reprompt, handoff
 	Transport         string                 `protobuf:"bytes,8,opt,name=transport,proto3" json:"transport,omitempty"` // shm, tcp, …; empty for reprompt
 	State             string                 `protobuf:"bytes,9,opt,name=state,proto3" json:"state,omitempty"`         // as migrator/transfer names it; done and aborted are final
-	Why               string                 `protobuf:"bytes,10,opt,name=why,proto3" json:"why,omitempty"`            // of an abort
+	Reason            string                 `protobuf:"bytes,10,opt,name=reason,proto3" json:"reason,omitempty"`      // of an abort
 	Rounds            uint32                 `protobuf:"varint,11,opt,name=rounds,proto3" json:"rounds,omitempty"`
-	Tokens            int64                  `protobuf:"varint,12,opt,name=tokens,proto3" json:"tokens,omitempty"`                                  // length of the request when the move began
+	Tokens            int64                  `protobuf:"varint,12,opt,name=tokens,proto3" json:"tokens,omitempty"`                                  // length of the request when the migration began
 	Bytes             int64                  `protobuf:"varint,13,opt,name=bytes,proto3" json:"bytes,omitempty"`                                    // copied
-	StallSeconds      float64                `protobuf:"fixed64,14,opt,name=stall_seconds,json=stallSeconds,proto3" json:"stall_seconds,omitempty"` // between freeze and commit; for reprompt between cut and first token
+	StallSeconds      float64                `protobuf:"fixed64,14,opt,name=stall_seconds,json=stallSeconds,proto3" json:"stall_seconds,omitempty"` // between freeze and commit; for reprompt between splice and first token
 	Seconds           float64                `protobuf:"fixed64,15,opt,name=seconds,proto3" json:"seconds,omitempty"`                               // from the grant to the end, or until now
 	StartedUnixMicros int64                  `protobuf:"varint,16,opt,name=started_unix_micros,json=startedUnixMicros,proto3" json:"started_unix_micros,omitempty"`
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
 
-func (x *Move) Reset() {
-	*x = Move{}
+func (x *Migration) Reset() {
+	*x = Migration{}
 	mi := &file_xds_api_fleet_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *Move) String() string {
+func (x *Migration) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*Move) ProtoMessage() {}
+func (*Migration) ProtoMessage() {}
 
-func (x *Move) ProtoReflect() protoreflect.Message {
+func (x *Migration) ProtoReflect() protoreflect.Message {
 	mi := &file_xds_api_fleet_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -377,117 +377,117 @@ func (x *Move) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use Move.ProtoReflect.Descriptor instead.
-func (*Move) Descriptor() ([]byte, []int) {
+// Deprecated: Use Migration.ProtoReflect.Descriptor instead.
+func (*Migration) Descriptor() ([]byte, []int) {
 	return file_xds_api_fleet_proto_rawDescGZIP(), []int{2}
 }
 
-func (x *Move) GetId() string {
+func (x *Migration) GetId() string {
 	if x != nil {
 		return x.Id
 	}
 	return ""
 }
 
-func (x *Move) GetRequest() string {
+func (x *Migration) GetRequest() string {
 	if x != nil {
 		return x.Request
 	}
 	return ""
 }
 
-func (x *Move) GetCause() string {
+func (x *Migration) GetCause() string {
 	if x != nil {
 		return x.Cause
 	}
 	return ""
 }
 
-func (x *Move) GetFront() string {
+func (x *Migration) GetFrontEnd() string {
 	if x != nil {
-		return x.Front
+		return x.FrontEnd
 	}
 	return ""
 }
 
-func (x *Move) GetFrom() string {
+func (x *Migration) GetFrom() string {
 	if x != nil {
 		return x.From
 	}
 	return ""
 }
 
-func (x *Move) GetTo() string {
+func (x *Migration) GetTo() string {
 	if x != nil {
 		return x.To
 	}
 	return ""
 }
 
-func (x *Move) GetWay() string {
+func (x *Migration) GetMethod() string {
 	if x != nil {
-		return x.Way
+		return x.Method
 	}
 	return ""
 }
 
-func (x *Move) GetTransport() string {
+func (x *Migration) GetTransport() string {
 	if x != nil {
 		return x.Transport
 	}
 	return ""
 }
 
-func (x *Move) GetState() string {
+func (x *Migration) GetState() string {
 	if x != nil {
 		return x.State
 	}
 	return ""
 }
 
-func (x *Move) GetWhy() string {
+func (x *Migration) GetReason() string {
 	if x != nil {
-		return x.Why
+		return x.Reason
 	}
 	return ""
 }
 
-func (x *Move) GetRounds() uint32 {
+func (x *Migration) GetRounds() uint32 {
 	if x != nil {
 		return x.Rounds
 	}
 	return 0
 }
 
-func (x *Move) GetTokens() int64 {
+func (x *Migration) GetTokens() int64 {
 	if x != nil {
 		return x.Tokens
 	}
 	return 0
 }
 
-func (x *Move) GetBytes() int64 {
+func (x *Migration) GetBytes() int64 {
 	if x != nil {
 		return x.Bytes
 	}
 	return 0
 }
 
-func (x *Move) GetStallSeconds() float64 {
+func (x *Migration) GetStallSeconds() float64 {
 	if x != nil {
 		return x.StallSeconds
 	}
 	return 0
 }
 
-func (x *Move) GetSeconds() float64 {
+func (x *Migration) GetSeconds() float64 {
 	if x != nil {
 		return x.Seconds
 	}
 	return 0
 }
 
-func (x *Move) GetStartedUnixMicros() int64 {
+func (x *Migration) GetStartedUnixMicros() int64 {
 	if x != nil {
 		return x.StartedUnixMicros
 	}
@@ -810,17 +810,17 @@ func (x *Batch) GetSumLength() float64 {
 	return 0
 }
 
-// LoadReply answers a report when the control plane has something to say.
+// LoadReply answers a report.
 type LoadReply struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The highest sequence that was taken in.
+	// The highest sequence number that was accepted.
 	Sequence uint64 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	// The epoch of the plan in force for the replica's model.
 	Epoch uint64 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// Mean held tokens over the replicas of the sender's stage.
 	StageMeanHeld float64 `protobuf:"fixed64,3,opt,name=stage_mean_held,json=stageMeanHeld,proto3" json:"stage_mean_held,omitempty"`
-	// The replica is to be emptied: it sells all it can, and its front places new
-	// requests elsewhere.
+	// The replica is being drained: it migrates all requests that it can, and its
+	// front end places new ones elsewhere.
 	Drain bool `protobuf:"varint,4,opt,name=drain,proto3" json:"drain,omitempty"`
 	// Present while boundaries are refined at run time.
 	Refine        *Refine `protobuf:"bytes,5,opt,name=refine,proto3" json:"refine,omitempty"`
@@ -893,7 +893,8 @@ func (x *LoadReply) GetRefine() *Refine {
 	return nil
 }
 
-// Refine is what a replica's refiner needs to know of its neighbours.
+// Refine is what a replica's refiner needs to know about the boundary between its
+// stage and the next one.
 type Refine struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Epoch         uint64                 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
@@ -990,7 +991,7 @@ var File_xds_api_fleet_proto protoreflect.FileDescriptor
 
 const file_xds_api_fleet_proto_rawDesc = "" +
 	"\n" +
-	"\x13xds/api/fleet.proto\x12\x0ecascade.xds.v1\x1a\x14xds/api/policy.proto\x1a\x12xds/api/site.proto\"\xf0\x05\n" +
+	"\x13xds/api/fleet.proto\x12\x0ecascade.xds.v1\x1a\x14xds/api/policy.proto\x1a\x12xds/api/site.proto\"\xff\x05\n" +
 	"\n" +
 	"LoadReport\x12\x18\n" +
 	"\areplica\x18\x01 \x01(\tR\areplica\x12\x14\n" +
@@ -1003,8 +1004,10 @@ const file_xds_api_fleet_proto_rawDesc = "" +
 	"\bdraining\x18\b \x01(\bR\bdraining\x12&\n" +
 	"\x0fbytes_per_token\x18\t \x01(\x01R\rbytesPerToken\x12%\n" +
 	"\x0eestimate_error\x18\n" +
-	" \x01(\x01R\restimateError\x12*\n" +
-	"\x05moves\x18\v \x03(\v2\x14.cascade.xds.v1.MoveR\x05moves\x124\n" +
+	" \x01(\x01R\restimateError\x129\n" +
+	"\n" +
+	"migrations\x18\v \x03(\v2\x19.cascade.xds.v1.MigrationR\n" +
+	"migrations\x124\n" +
 	"\bproposal\x18\f \x01(\v2\x18.cascade.xds.v1.ProposalR\bproposal\x12\x1c\n" +
 	"\tresidents\x18\r \x01(\rR\tresidents\x12\x16\n" +
 	"\x06pinned\x18\x0e \x01(\rR\x06pinned\x12%\n" +
@@ -1013,26 +1016,26 @@ const file_xds_api_fleet_proto_rawDesc = "" +
 	"\x06routes\x18\x11 \x03(\v2\x15.cascade.xds.v1.RouteR\x06routes\x12\x1a\n" +
 	"\badapters\x18\x12 \x03(\tR\badapters\x123\n" +
 	"\x05slots\x18\x13 \x03(\v2\x1d.cascade.policy.v1.SlotStatusR\x05slots\x12(\n" +
-	"\x04site\x18\x14 \x01(\v2\x14.cascade.xds.v1.SiteR\x04site\"\x9f\x01\n" +
+	"\x04site\x18\x14 \x01(\v2\x14.cascade.xds.v1.SiteR\x04site\"\xa5\x01\n" +
 	"\x05Route\x12\x1c\n" +
 	"\ttransport\x18\x01 \x01(\tR\ttransport\x12\x12\n" +
 	"\x04peer\x18\x02 \x01(\tR\x04peer\x12\x14\n" +
-	"\x05state\x18\x03 \x01(\tR\x05state\x12\x10\n" +
-	"\x03why\x18\x04 \x01(\tR\x03why\x12(\n" +
+	"\x05state\x18\x03 \x01(\tR\x05state\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\x12(\n" +
 	"\x10bytes_per_second\x18\x05 \x01(\x01R\x0ebytesPerSecond\x12\x12\n" +
-	"\x04over\x18\x06 \x01(\tR\x04over\"\x8d\x03\n" +
-	"\x04Move\x12\x0e\n" +
+	"\x04path\x18\x06 \x01(\tR\x04path\"\xa5\x03\n" +
+	"\tMigration\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\arequest\x18\x02 \x01(\tR\arequest\x12\x14\n" +
-	"\x05cause\x18\x03 \x01(\tR\x05cause\x12\x14\n" +
-	"\x05front\x18\x04 \x01(\tR\x05front\x12\x12\n" +
+	"\x05cause\x18\x03 \x01(\tR\x05cause\x12\x1b\n" +
+	"\tfront_end\x18\x04 \x01(\tR\bfrontEnd\x12\x12\n" +
 	"\x04from\x18\x05 \x01(\tR\x04from\x12\x0e\n" +
-	"\x02to\x18\x06 \x01(\tR\x02to\x12\x10\n" +
-	"\x03way\x18\a \x01(\tR\x03way\x12\x1c\n" +
+	"\x02to\x18\x06 \x01(\tR\x02to\x12\x16\n" +
+	"\x06method\x18\a \x01(\tR\x06method\x12\x1c\n" +
 	"\ttransport\x18\b \x01(\tR\ttransport\x12\x14\n" +
-	"\x05state\x18\t \x01(\tR\x05state\x12\x10\n" +
-	"\x03why\x18\n" +
-	" \x01(\tR\x03why\x12\x16\n" +
+	"\x05state\x18\t \x01(\tR\x05state\x12\x16\n" +
+	"\x06reason\x18\n" +
+	" \x01(\tR\x06reason\x12\x16\n" +
 	"\x06rounds\x18\v \x01(\rR\x06rounds\x12\x16\n" +
 	"\x06tokens\x18\f \x01(\x03R\x06tokens\x12\x14\n" +
 	"\x05bytes\x18\r \x01(\x03R\x05bytes\x12#\n" +
@@ -1102,7 +1105,7 @@ var file_xds_api_fleet_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_xds_api_fleet_proto_goTypes = []any{
 	(*LoadReport)(nil), // 0: cascade.xds.v1.LoadReport
 	(*Route)(nil),      // 1: cascade.xds.v1.Route
-	(*Move)(nil),       // 2: cascade.xds.v1.Move
+	(*Migration)(nil),  // 2: cascade.xds.v1.Migration
 	(*Proposal)(nil),   // 3: cascade.xds.v1.Proposal
 	(*Load)(nil),       // 4: cascade.xds.v1.Load
 	(*Flow)(nil),       // 5: cascade.xds.v1.Flow
@@ -1116,7 +1119,7 @@ var file_xds_api_fleet_proto_depIdxs = []int32{
 	4,  // 0: cascade.xds.v1.LoadReport.load:type_name -> cascade.xds.v1.Load
 	5,  // 1: cascade.xds.v1.LoadReport.flow:type_name -> cascade.xds.v1.Flow
 	6,  // 2: cascade.xds.v1.LoadReport.snapshot:type_name -> cascade.xds.v1.Batch
-	2,  // 3: cascade.xds.v1.LoadReport.moves:type_name -> cascade.xds.v1.Move
+	2,  // 3: cascade.xds.v1.LoadReport.migrations:type_name -> cascade.xds.v1.Migration
 	3,  // 4: cascade.xds.v1.LoadReport.proposal:type_name -> cascade.xds.v1.Proposal
 	1,  // 5: cascade.xds.v1.LoadReport.routes:type_name -> cascade.xds.v1.Route
 	9,  // 6: cascade.xds.v1.LoadReport.slots:type_name -> cascade.policy.v1.SlotStatus

@@ -31,7 +31,7 @@ const (
 //
 // Fleet is served by the control plane.
 type FleetClient interface {
-	// Report is one stream per replica's migrator, for as long as it lives. The
+	// Report is one stream per replica's migrator, for as long as it runs. The
 	// first message must name the replica; a later one may not change it.
 	Report(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[LoadReport, LoadReply], error)
 }
@@ -63,7 +63,7 @@ type Fleet_ReportClient = grpc.BidiStreamingClient[LoadReport, LoadReply]
 //
 // Fleet is served by the control plane.
 type FleetServer interface {
-	// Report is one stream per replica's migrator, for as long as it lives. The
+	// Report is one stream per replica's migrator, for as long as it runs. The
 	// first message must name the replica; a later one may not change it.
 	Report(grpc.BidiStreamingServer[LoadReport, LoadReply]) error
 	mustEmbedUnimplementedFleetServer()

@@ -26,20 +26,20 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// PolicySlot is what one slot of every host should run, whole. It is the typed
+// PolicySlot is the whole target state of one slot of every host. It is the typed
 // config of the extension config named "cascade.policy.<kind>.v1".
 type PolicySlot struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The kind of policy, which names the slot: partition, refine, bid-quote, …
 	Kind string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
-	// In ascending generation: at most one that is proven, which is the first, and
-	// at most one newer that is on trial. None: the host's own native policy.
+	// In ascending generation: at most one stable generation, which comes first, and
+	// at most one newer candidate. Empty: the host's own native policy.
 	Candidates []*Candidate `protobuf:"bytes,2,rep,name=candidates,proto3" json:"candidates,omitempty"`
 	// Generations that never run again, ascending.
 	RolledBack []*RolledBack `protobuf:"bytes,3,rep,name=rolled_back,json=rolledBack,proto3" json:"rolled_back,omitempty"`
-	// The signature file of what a roll-back of the proven candidate goes back to;
-	// empty: the native policy. A host that admits it beside the proven one can run
-	// it then, though it is older.
+	// The signature file of the generation that a rollback of the stable one returns
+	// to; empty: the native policy. A host that admits it beside the stable one can
+	// run it after a rollback, although it is older.
 	Previous      []byte `protobuf:"bytes,4,opt,name=previous,proto3" json:"previous,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -113,14 +113,14 @@ type Candidate struct {
 	// An envoy.extensions.wasm.v3.PluginConfig: the module's name, its code inline
 	// or its SHA-256, its configuration, and the calls that it may make.
 	Plugin *anypb.Any `protobuf:"bytes,3,opt,name=plugin,proto3" json:"plugin,omitempty"`
-	// How far it may go: warm, shadow, canary or active.
+	// The phase that it may reach: warm, shadow, canary or active.
 	Goal string `protobuf:"bytes,4,opt,name=goal,proto3" json:"goal,omitempty"`
 	// The share of requests, or of scopes, that a canary decides; 0 to 1,000.
 	Permille uint32 `protobuf:"varint,5,opt,name=permille,proto3" json:"permille,omitempty"`
 	// The one scope that a canary decides for; empty: a share of all.
 	Scope string `protobuf:"bytes,6,opt,name=scope,proto3" json:"scope,omitempty"`
-	// It is what the fleet runs, and passes no gates.
-	Proven        bool `protobuf:"varint,7,opt,name=proven,proto3" json:"proven,omitempty"`
+	// All hosts ran it successfully: it becomes active without promotion gates.
+	Stable        bool `protobuf:"varint,7,opt,name=stable,proto3" json:"stable,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -197,14 +197,14 @@ func (x *Candidate) GetScope() string {
 	return ""
 }
 
-func (x *Candidate) GetProven() bool {
+func (x *Candidate) GetStable() bool {
 	if x != nil {
-		return x.Proven
+		return x.Stable
 	}
 	return false
 }
 
-// RolledBack is one generation that came to its end.
+// RolledBack is one generation that was rolled back or withdrawn.
 type RolledBack struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Generation    uint64                 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
@@ -346,7 +346,7 @@ func (x *Chunk) GetData() []byte {
 	return nil
 }
 
-// SlotStatus is the state of one slot of one host, whole.
+// SlotStatus is the whole state of one slot of one host.
 type SlotStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Kind  string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
@@ -356,14 +356,14 @@ type SlotStatus struct {
 	Candidate uint64 `protobuf:"varint,3,opt,name=candidate,proto3" json:"candidate,omitempty"`
 	Permille  uint32 `protobuf:"varint,4,opt,name=permille,proto3" json:"permille,omitempty"`
 	Scope     string `protobuf:"bytes,5,opt,name=scope,proto3" json:"scope,omitempty"`
-	// Generations up to this one are replayed ones, which never run.
+	// Generations up to this one count as replayed and never run.
 	Floor uint64 `protobuf:"varint,6,opt,name=floor,proto3" json:"floor,omitempty"`
 	// The generations that the host knows, ascending; at most 16.
-	Lives []*Life `protobuf:"bytes,7,rep,name=lives,proto3" json:"lives,omitempty"`
-	// Why the host does not take what the slot should run; empty when it does.
+	Modules []*ModuleStatus `protobuf:"bytes,7,rep,name=modules,proto3" json:"modules,omitempty"`
+	// Why the host rejected the slot's target state; empty when it accepted it.
 	Refused string `protobuf:"bytes,8,opt,name=refused,proto3" json:"refused,omitempty"`
-	// Whose slots these are, where replicas in one process share them: their reports
-	// tell of the same calls. Empty: the replica's own.
+	// The host that owns these slots, where replicas in one process share them: their
+	// reports count the same calls. Empty: the replica itself.
 	Host          string `protobuf:"bytes,9,opt,name=host,proto3" json:"host,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -441,9 +441,9 @@ func (x *SlotStatus) GetFloor() uint64 {
 	return 0
 }
 
-func (x *SlotStatus) GetLives() []*Life {
+func (x *SlotStatus) GetModules() []*ModuleStatus {
 	if x != nil {
-		return x.Lives
+		return x.Modules
 	}
 	return nil
 }
@@ -462,13 +462,13 @@ func (x *SlotStatus) GetHost() string {
 	return ""
 }
 
-// Life is one generation on one host.
-type Life struct {
+// ModuleStatus is the state of one generation on one host.
+type ModuleStatus struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	Generation uint64                 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
-	// As package wasm/promotion names it: waiting, verifying, compiling, warming, warm,
-	// shadow, canary, active, previous, rejected, rolled back, superseded, withdrawn.
-	// Before all these: fetching, while its bytes are not there.
+	// waiting, verifying, compiling, warming, warm, shadow, canary, active, previous,
+	// rejected, rolled back, superseded or withdrawn, as the host's promotion machine
+	// names them. Before all these: fetching, while its bytes are missing.
 	State           string `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`
 	Goal            string `protobuf:"bytes,3,opt,name=goal,proto3" json:"goal,omitempty"`
 	Permille        uint32 `protobuf:"varint,4,opt,name=permille,proto3" json:"permille,omitempty"`
@@ -478,38 +478,38 @@ type Life struct {
 	Reason          string `protobuf:"bytes,8,opt,name=reason,proto3" json:"reason,omitempty"` // of the last change of state
 	Calls           uint64 `protobuf:"varint,9,opt,name=calls,proto3" json:"calls,omitempty"`
 	Faults          uint64 `protobuf:"varint,10,opt,name=faults,proto3" json:"faults,omitempty"`
-	Differ          uint64 `protobuf:"varint,11,opt,name=differ,proto3" json:"differ,omitempty"` // decisions unlike those of the policy in force
-	Worse           uint64 `protobuf:"varint,12,opt,name=worse,proto3" json:"worse,omitempty"`   // differing decisions that its judge holds for worse
+	Differ          uint64 `protobuf:"varint,11,opt,name=differ,proto3" json:"differ,omitempty"` // decisions that differ from those of the active policy
+	Worse           uint64 `protobuf:"varint,12,opt,name=worse,proto3" json:"worse,omitempty"`   // differing decisions that the host's comparison rates worse
 	SinceUnixMicros int64  `protobuf:"varint,13,opt,name=since_unix_micros,json=sinceUnixMicros,proto3" json:"since_unix_micros,omitempty"`
-	// The furthest of warm, shadow, canary and active that it came to; empty: it was
-	// never warm. One that ends behind warm is taken back in the whole fleet. A life
-	// with calls or faults counts as one in shadow at least.
+	// The furthest of warm, shadow, canary and active that it reached; empty: it was
+	// never warm. A generation that ends beyond warm is rolled back in the whole
+	// fleet. One with calls or faults counts as at least in shadow.
 	Reached string `protobuf:"bytes,14,opt,name=reached,proto3" json:"reached,omitempty"`
-	// Answers that were compared with those of the policy in force, in the stage that
-	// it is in: differ and worse are of them. A host that does not tell of it, 0, may
-	// have compared some.
+	// Answers that were compared with those of the active policy in the present
+	// phase: differ and worse count among them. A host that does not report it, 0,
+	// may have compared some.
 	Compared uint64 `protobuf:"varint,15,opt,name=compared,proto3" json:"compared,omitempty"`
-	// Calls that the native policy answered because the machine did not run the module
-	// in time; no faults.
-	Starved       uint64 `protobuf:"varint,16,opt,name=starved,proto3" json:"starved,omitempty"`
+	// Calls that the native policy answered because the module timed out while
+	// descheduled; they are no faults.
+	Descheduled   uint64 `protobuf:"varint,16,opt,name=descheduled,proto3" json:"descheduled,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *Life) Reset() {
-	*x = Life{}
+func (x *ModuleStatus) Reset() {
+	*x = ModuleStatus{}
 	mi := &file_xds_api_policy_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *Life) String() string {
+func (x *ModuleStatus) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*Life) ProtoMessage() {}
+func (*ModuleStatus) ProtoMessage() {}
 
-func (x *Life) ProtoReflect() protoreflect.Message {
+func (x *ModuleStatus) ProtoReflect() protoreflect.Message {
 	mi := &file_xds_api_policy_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -521,119 +521,119 @@ func (x *Life) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use Life.ProtoReflect.Descriptor instead.
-func (*Life) Descriptor() ([]byte, []int) {
+// Deprecated: Use ModuleStatus.ProtoReflect.Descriptor instead.
+func (*ModuleStatus) Descriptor() ([]byte, []int) {
 	return file_xds_api_policy_proto_rawDescGZIP(), []int{6}
 }
 
-func (x *Life) GetGeneration() uint64 {
+func (x *ModuleStatus) GetGeneration() uint64 {
 	if x != nil {
 		return x.Generation
 	}
 	return 0
 }
 
-func (x *Life) GetState() string {
+func (x *ModuleStatus) GetState() string {
 	if x != nil {
 		return x.State
 	}
 	return ""
 }
 
-func (x *Life) GetGoal() string {
+func (x *ModuleStatus) GetGoal() string {
 	if x != nil {
 		return x.Goal
 	}
 	return ""
 }
 
-func (x *Life) GetPermille() uint32 {
+func (x *ModuleStatus) GetPermille() uint32 {
 	if x != nil {
 		return x.Permille
 	}
 	return 0
 }
 
-func (x *Life) GetName() string {
+func (x *ModuleStatus) GetName() string {
 	if x != nil {
 		return x.Name
 	}
 	return ""
 }
 
-func (x *Life) GetVersion() string {
+func (x *ModuleStatus) GetVersion() string {
 	if x != nil {
 		return x.Version
 	}
 	return ""
 }
 
-func (x *Life) GetSha256() []byte {
+func (x *ModuleStatus) GetSha256() []byte {
 	if x != nil {
 		return x.Sha256
 	}
 	return nil
 }
 
-func (x *Life) GetReason() string {
+func (x *ModuleStatus) GetReason() string {
 	if x != nil {
 		return x.Reason
 	}
 	return ""
 }
 
-func (x *Life) GetCalls() uint64 {
+func (x *ModuleStatus) GetCalls() uint64 {
 	if x != nil {
 		return x.Calls
 	}
 	return 0
 }
 
-func (x *Life) GetFaults() uint64 {
+func (x *ModuleStatus) GetFaults() uint64 {
 	if x != nil {
 		return x.Faults
 	}
 	return 0
 }
 
-func (x *Life) GetDiffer() uint64 {
+func (x *ModuleStatus) GetDiffer() uint64 {
 	if x != nil {
 		return x.Differ
 	}
 	return 0
 }
 
-func (x *Life) GetWorse() uint64 {
+func (x *ModuleStatus) GetWorse() uint64 {
 	if x != nil {
 		return x.Worse
 	}
 	return 0
 }
 
-func (x *Life) GetSinceUnixMicros() int64 {
+func (x *ModuleStatus) GetSinceUnixMicros() int64 {
 	if x != nil {
 		return x.SinceUnixMicros
 	}
 	return 0
 }
 
-func (x *Life) GetReached() string {
+func (x *ModuleStatus) GetReached() string {
 	if x != nil {
 		return x.Reached
 	}
 	return ""
 }
 
-func (x *Life) GetCompared() uint64 {
+func (x *ModuleStatus) GetCompared() uint64 {
 	if x != nil {
 		return x.Compared
 	}
 	return 0
 }
 
-func (x *Life) GetStarved() uint64 {
+func (x *ModuleStatus) GetDescheduled() uint64 {
 	if x != nil {
-		return x.Starved
+		return x.Descheduled
 	}
 	return 0
 }
@@ -661,7 +661,7 @@ const file_xds_api_policy_proto_rawDesc = "" +
 	"\x04goal\x18\x04 \x01(\tR\x04goal\x12\x1a\n" +
 	"\bpermille\x18\x05 \x01(\rR\bpermille\x12\x14\n" +
 	"\x05scope\x18\x06 \x01(\tR\x05scope\x12\x16\n" +
-	"\x06proven\x18\a \x01(\bR\x06proven\"D\n" +
+	"\x06stable\x18\a \x01(\bR\x06stable\"D\n" +
 	"\n" +
 	"RolledBack\x12\x1e\n" +
 	"\n" +
@@ -671,7 +671,7 @@ const file_xds_api_policy_proto_rawDesc = "" +
 	"\fFetchRequest\x12\x16\n" +
 	"\x06sha256\x18\x01 \x01(\fR\x06sha256\"\x1b\n" +
 	"\x05Chunk\x12\x12\n" +
-	"\x04data\x18\x01 \x01(\fR\x04data\"\xfb\x01\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\"\x87\x02\n" +
 	"\n" +
 	"SlotStatus\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x16\n" +
@@ -679,11 +679,11 @@ const file_xds_api_policy_proto_rawDesc = "" +
 	"\tcandidate\x18\x03 \x01(\x04R\tcandidate\x12\x1a\n" +
 	"\bpermille\x18\x04 \x01(\rR\bpermille\x12\x14\n" +
 	"\x05scope\x18\x05 \x01(\tR\x05scope\x12\x14\n" +
-	"\x05floor\x18\x06 \x01(\x04R\x05floor\x12-\n" +
-	"\x05lives\x18\a \x03(\v2\x17.cascade.policy.v1.LifeR\x05lives\x12\x18\n" +
+	"\x05floor\x18\x06 \x01(\x04R\x05floor\x129\n" +
+	"\amodules\x18\a \x03(\v2\x1f.cascade.policy.v1.ModuleStatusR\amodules\x12\x18\n" +
 	"\arefused\x18\b \x01(\tR\arefused\x12\x12\n" +
-	"\x04host\x18\t \x01(\tR\x04host\"\xa2\x03\n" +
-	"\x04Life\x12\x1e\n" +
+	"\x04host\x18\t \x01(\tR\x04host\"\xb2\x03\n" +
+	"\fModuleStatus\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
 	"generation\x12\x14\n" +
@@ -701,8 +701,8 @@ const file_xds_api_policy_proto_rawDesc = "" +
 	"\x05worse\x18\f \x01(\x04R\x05worse\x12*\n" +
 	"\x11since_unix_micros\x18\r \x01(\x03R\x0fsinceUnixMicros\x12\x18\n" +
 	"\areached\x18\x0e \x01(\tR\areached\x12\x1a\n" +
-	"\bcompared\x18\x0f \x01(\x04R\bcompared\x12\x18\n" +
-	"\astarved\x18\x10 \x01(\x04R\astarved2O\n" +
+	"\bcompared\x18\x0f \x01(\x04R\bcompared\x12 \n" +
+	"\vdescheduled\x18\x10 \x01(\x04R\vdescheduled2O\n" +
 	"\aModules\x12D\n" +
 	"\x05Fetch\x12\x1f.cascade.policy.v1.FetchRequest\x1a\x18.cascade.policy.v1.Chunk0\x01B)Z'github.com/cascadeinfer/cascade/xds/apib\x06proto3"
 
@@ -726,14 +726,14 @@ var file_xds_api_policy_proto_goTypes = []any{
 	(*FetchRequest)(nil), // 3: cascade.policy.v1.FetchRequest
 	(*Chunk)(nil),        // 4: cascade.policy.v1.Chunk
 	(*SlotStatus)(nil),   // 5: cascade.policy.v1.SlotStatus
-	(*Life)(nil),         // 6: cascade.policy.v1.Life
+	(*ModuleStatus)(nil), // 6: cascade.policy.v1.ModuleStatus
 	(*anypb.Any)(nil),    // 7: google.protobuf.Any
 }
 var file_xds_api_policy_proto_depIdxs = []int32{
 	1, // 0: cascade.policy.v1.PolicySlot.candidates:type_name -> cascade.policy.v1.Candidate
 	2, // 1: cascade.policy.v1.PolicySlot.rolled_back:type_name -> cascade.policy.v1.RolledBack
 	7, // 2: cascade.policy.v1.Candidate.plugin:type_name -> google.protobuf.Any
-	6, // 3: cascade.policy.v1.SlotStatus.lives:type_name -> cascade.policy.v1.Life
+	6, // 3: cascade.policy.v1.SlotStatus.modules:type_name -> cascade.policy.v1.ModuleStatus
 	3, // 4: cascade.policy.v1.Modules.Fetch:input_type -> cascade.policy.v1.FetchRequest
 	4, // 5: cascade.policy.v1.Modules.Fetch:output_type -> cascade.policy.v1.Chunk
 	5, // [5:6] is the sub-list for method output_type

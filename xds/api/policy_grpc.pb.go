@@ -32,8 +32,8 @@ const (
 //
 // Modules is served by every control plane, beside its xDS service.
 type ModulesClient interface {
-	// Fetch answers with the bytes of a module that a slot names, in order. Any
-	// other digest is NOT_FOUND.
+	// Fetch returns the bytes of a module that a slot names, in order. It fails with
+	// NOT_FOUND for any other digest.
 	Fetch(ctx context.Context, in *FetchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Chunk], error)
 }
 
@@ -70,8 +70,8 @@ type Modules_FetchClient = grpc.ServerStreamingClient[Chunk]
 //
 // Modules is served by every control plane, beside its xDS service.
 type ModulesServer interface {
-	// Fetch answers with the bytes of a module that a slot names, in order. Any
-	// other digest is NOT_FOUND.
+	// Fetch returns the bytes of a module that a slot names, in order. It fails with
+	// NOT_FOUND for any other digest.
 	Fetch(*FetchRequest, grpc.ServerStreamingServer[Chunk]) error
 	mustEmbedUnimplementedModulesServer()
 }

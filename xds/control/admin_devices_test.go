@@ -20,7 +20,7 @@ func TestDevices(t *testing.T) {
 	c := start(t, Config{Rules: r, Replicas: f.list})
 	f.replicas[0].says(func(m *api.LoadReport) {
 		m.Site = topology.Encode(links.Site{Known: true, TCP: 12, GPU: &links.GPU{Index: 3, UUID: "u"}})
-		m.Routes = []*api.Route{{Transport: "tcp", Peer: "r1", State: "ready", BytesPerSecond: 5, Over: "loopback"}}
+		m.Routes = []*api.Route{{Transport: "tcp", Peer: "r1", State: "ready", BytesPerSecond: 5, Path: "loopback"}}
 	})
 	f.report(t, c)
 	var d Devices

@@ -157,10 +157,10 @@ func TestMigrations(t *testing.T) {
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	f := newFleet(t, 2)
 	c := start(t, Config{Rules: rules(), Replicas: f.list})
-	move := &api.Move{Id: "r0/1", Request: "r0/77", Cause: "growth", Front: "r0", From: "r0", To: "r1", Way: "live", Transport: "shm", State: "done", Rounds: 3, Tokens: 900, Bytes: 4096, StallSeconds: 0.0008, Seconds: 0.2, StartedUnixMicros: 1_700_000_000_000_000}
+	move := &api.Migration{Id: "r0/1", Request: "r0/77", Cause: "growth", FrontEnd: "r0", From: "r0", To: "r1", Method: "live", Transport: "shm", State: "done", Rounds: 3, Tokens: 900, Bytes: 4096, StallSeconds: 0.0008, Seconds: 0.2, StartedUnixMicros: 1_700_000_000_000_000}
 	f.replicas[0].says(func(m *api.LoadReport) {
-		m.Moves = []*api.Move{move, {Id: "r0/2", Request: "r0/78", Cause: "drain", Front: "r0", From: "r0", To: "r1", Way: "reprompt", State: "swap"}}
-		m.Routes = []*api.Route{{Transport: "tcp", Peer: "r1", State: "held", Why: "it broke", BytesPerSecond: 5}}
+		m.Migrations = []*api.Migration{move, {Id: "r0/2", Request: "r0/78", Cause: "drain", FrontEnd: "r0", From: "r0", To: "r1", Method: "reprompt", State: "swap"}}
+		m.Routes = []*api.Route{{Transport: "tcp", Peer: "r1", State: "held", Reason: "it broke", BytesPerSecond: 5}}
 	})
 	f.report(t, c)
 	for len(c.Migrations(time.Time{}, 10).Migrations) < 2 {

@@ -166,8 +166,8 @@ func (h *host) Update(s *client.Snapshot) {
 	h.status = &api.SlotStatus{Kind: slotKind, Floor: h.status.Floor}
 	for _, c := range want.Candidates {
 		h.status.Floor = max(h.status.Floor, c.Generation)
-		life := &api.Life{Generation: c.Generation, State: "warm", Reached: "warm", Sha256: c.SHA256[:]}
-		h.status.Lives = append(h.status.Lives, life)
+		life := &api.ModuleStatus{Generation: c.Generation, State: "warm", Reached: "warm", Sha256: c.SHA256[:]}
+		h.status.Modules = append(h.status.Modules, life)
 		switch {
 		case c.Generation == h.reject:
 			life.State, life.Reached, life.Reason = "rejected", "canary", "it trapped"
@@ -271,7 +271,7 @@ func TestPolicyHeld(t *testing.T) {
 	obeyed(t)(push(t, c, "slot=bid-select&goal=shadow", module, "generation 1"))
 	h.until(t, c, "1 on trial", wants(1))
 	h.mu.Lock()
-	h.status.Lives[0].State, h.status.Lives[0].Reason = "shadow", policyslots.Held+"9 of 64 answers worse"
+	h.status.Modules[0].State, h.status.Modules[0].Reason = "shadow", policyslots.Held+"9 of 64 answers worse"
 	h.tell()
 	h.mu.Unlock()
 	waitPolicies(t, c, "it is held", func(p Policies) bool {
@@ -586,7 +586,7 @@ func (o *ownSlots) Status() []*api.SlotStatus {
 	if n := len(o.wanted); n > 0 {
 		for _, c := range o.wanted[n-1].GetCandidates() {
 			if c.GetGeneration() == o.reject {
-				s.Lives = append(s.Lives, &api.Life{Generation: o.reject, State: "rejected", Reached: "canary", Reason: "it trapped"})
+				s.Modules = append(s.Modules, &api.ModuleStatus{Generation: o.reject, State: "rejected", Reached: "canary", Reason: "it trapped"})
 				continue
 			}
 			s.Active = c.GetGeneration()

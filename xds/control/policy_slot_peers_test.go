@@ -110,7 +110,7 @@ func TestPolicyPeers(t *testing.T) {
 // FuzzReadPeer checks that whatever is in a note is a report of a control plane,
 // within bounds, or an error.
 func FuzzReadPeer(f *testing.F) {
-	f.Add([]byte(`{"replica":"control/a","sequence":"7","slots":[{"kind":"guard","active":"3","lives":[{"generation":"3","state":"active","reason":"x"}]}]}`))
+	f.Add([]byte(`{"replica":"control/a","sequence":"7","slots":[{"kind":"guard","active":"3","modules":[{"generation":"3","state":"active","reason":"x"}]}]}`))
 	f.Add([]byte(`{"replica":"r0"}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		r, err := parsePeerReport(text)

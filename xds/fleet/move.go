@@ -52,7 +52,7 @@ const (
 
 // decodeMoves returns the moves that are valid and the reporter's own, and how
 // many were not: a report that lies about a move still tells of load.
-func decodeMoves(teller policies.ReplicaID, list []*api.Move) (moves []Move, dropped int) {
+func decodeMoves(teller policies.ReplicaID, list []*api.Migration) (moves []Move, dropped int) {
 	if len(list) > maxMoves {
 		list, dropped = list[:maxMoves], len(list)-maxMoves
 	}
@@ -70,23 +70,23 @@ func decodeMoves(teller policies.ReplicaID, list []*api.Move) (moves []Move, dro
 // decodeMove checks one move. A replica tells of the moves that it began, which
 // carry its name: those that leave it, and those by which it as a front rescues
 // a stream from elsewhere.
-func decodeMove(teller policies.ReplicaID, m *api.Move) (Move, bool) {
+func decodeMove(teller policies.ReplicaID, m *api.Migration) (Move, bool) {
 	for _, name := range [...]string{m.GetId(), m.GetRequest()} {
 		if name == "" || len(name) > maxMoveName {
 			return Move{}, false
 		}
 	}
-	for _, name := range [...]string{m.GetFront(), m.GetFrom(), m.GetTo()} {
+	for _, name := range [...]string{m.GetFrontEnd(), m.GetFrom(), m.GetTo()} {
 		if len(name) > maxName {
 			return Move{}, false
 		}
 	}
-	for _, word := range [...]string{m.GetCause(), m.GetWay(), m.GetTransport(), m.GetState()} {
+	for _, word := range [...]string{m.GetCause(), m.GetMethod(), m.GetTransport(), m.GetState()} {
 		if len(word) > maxWord {
 			return Move{}, false
 		}
 	}
-	own := strings.HasPrefix(m.GetId(), string(teller)+"/") && (m.GetFrom() == string(teller) || m.GetFront() == string(teller))
+	own := strings.HasPrefix(m.GetId(), string(teller)+"/") && (m.GetFrom() == string(teller) || m.GetFrontEnd() == string(teller))
 	sane := m.GetTokens() >= 0 && m.GetTokens() <= maxTokens && m.GetBytes() >= 0 && m.GetBytes() <= maxBytes &&
 		m.GetRounds() <= maxRounds && within(m.GetStallSeconds(), maxStream) && within(m.GetSeconds(), maxStream)
 	if !own || !sane || m.GetState() == "" {
@@ -94,8 +94,8 @@ func decodeMove(teller policies.ReplicaID, m *api.Move) (Move, bool) {
 	}
 	return Move{
 		ID: m.GetId(), Request: m.GetRequest(), Cause: m.GetCause(),
-		Front: policies.ReplicaID(m.GetFront()), From: policies.ReplicaID(m.GetFrom()), To: policies.ReplicaID(m.GetTo()),
-		Way: m.GetWay(), Transport: m.GetTransport(), State: m.GetState(), Why: cut(m.GetWhy(), maxWhy),
+		Front: policies.ReplicaID(m.GetFrontEnd()), From: policies.ReplicaID(m.GetFrom()), To: policies.ReplicaID(m.GetTo()),
+		Way: m.GetMethod(), Transport: m.GetTransport(), State: m.GetState(), Why: cut(m.GetReason(), maxWhy),
 		Rounds: int(m.GetRounds()), Tokens: policies.Tokens(m.GetTokens()), Bytes: m.GetBytes(),
 		Stall: m.GetStallSeconds(), Seconds: m.GetSeconds(), Started: started(m.GetStartedUnixMicros()),
 	}, true

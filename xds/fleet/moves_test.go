@@ -12,16 +12,16 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-func goodMove(n int, state string) *api.Move {
-	return &api.Move{
-		Id: fmt.Sprint("r0/", n), Request: "r2/1", Cause: "growth", Front: "r2", From: "r0", To: "r1", Way: "live", Transport: "shm",
+func goodMove(n int, state string) *api.Migration {
+	return &api.Migration{
+		Id: fmt.Sprint("r0/", n), Request: "r2/1", Cause: "growth", FrontEnd: "r2", From: "r0", To: "r1", Method: "live", Transport: "shm",
 		State: state, Rounds: 2, Tokens: 700, Bytes: 1 << 20, StallSeconds: 0.0012, Seconds: 0.5, StartedUnixMicros: start.UnixMicro(),
 	}
 }
 
 func TestDecodeMoves(t *testing.T) {
 	m := goodReport()
-	m.Moves = []*api.Move{goodMove(1, "pull"), goodMove(2, MoveDone)}
+	m.Migrations = []*api.Migration{goodMove(1, "pull"), goodMove(2, MoveDone)}
 	m.Residents, m.Pinned, m.PinnedSeconds, m.Streams = 5, 2, 30, 9
 	m.Proposal = &api.Proposal{Epoch: 3, Low: 16, Boundary: 20}
 	r, err := Decode(m)
@@ -31,47 +31,47 @@ func TestDecodeMoves(t *testing.T) {
 	if got := r.Moves[1]; got.ID != "r0/2" || got.Bytes != 1<<20 || got.Stall != 0.0012 || !got.Started.Equal(start) || !got.Ended() || r.Moves[0].Ended() {
 		t.Errorf("%+v", got)
 	}
-	for name, edit := range map[string]func(*api.Move){
-		"no id":           func(m *api.Move) { m.Id = "" },
-		"another's id":    func(m *api.Move) { m.Id = "r1/4" },
-		"a like id":       func(m *api.Move) { m.Id = "r04/4" },
-		"not involved":    func(m *api.Move) { m.From = "r1" },
-		"no request":      func(m *api.Move) { m.Request = "" },
-		"no state":        func(m *api.Move) { m.State = "" },
-		"long cause":      func(m *api.Move) { m.Cause = strings.Repeat("c", 65) },
-		"long id":         func(m *api.Move) { m.Id += strings.Repeat("1", 1024) },
-		"long to":         func(m *api.Move) { m.To = strings.Repeat("r", 257) },
-		"negative bytes":  func(m *api.Move) { m.Bytes = -1 },
-		"too many bytes":  func(m *api.Move) { m.Bytes = math.MaxInt64 },
-		"negative tokens": func(m *api.Move) { m.Tokens = -1 },
-		"stall NaN":       func(m *api.Move) { m.StallSeconds = math.NaN() },
-		"seconds":         func(m *api.Move) { m.Seconds = math.Inf(1) },
-		"rounds":          func(m *api.Move) { m.Rounds = math.MaxUint32 },
+	for name, edit := range map[string]func(*api.Migration){
+		"no id":           func(m *api.Migration) { m.Id = "" },
+		"another's id":    func(m *api.Migration) { m.Id = "r1/4" },
+		"a like id":       func(m *api.Migration) { m.Id = "r04/4" },
+		"not involved":    func(m *api.Migration) { m.From = "r1" },
+		"no request":      func(m *api.Migration) { m.Request = "" },
+		"no state":        func(m *api.Migration) { m.State = "" },
+		"long cause":      func(m *api.Migration) { m.Cause = strings.Repeat("c", 65) },
+		"long id":         func(m *api.Migration) { m.Id += strings.Repeat("1", 1024) },
+		"long to":         func(m *api.Migration) { m.To = strings.Repeat("r", 257) },
+		"negative bytes":  func(m *api.Migration) { m.Bytes = -1 },
+		"too many bytes":  func(m *api.Migration) { m.Bytes = math.MaxInt64 },
+		"negative tokens": func(m *api.Migration) { m.Tokens = -1 },
+		"stall NaN":       func(m *api.Migration) { m.StallSeconds = math.NaN() },
+		"seconds":         func(m *api.Migration) { m.Seconds = math.Inf(1) },
+		"rounds":          func(m *api.Migration) { m.Rounds = math.MaxUint32 },
 	} {
 		bad := goodMove(1, MoveDone)
 		edit(bad)
 		m := goodReport()
-		m.Moves = []*api.Move{bad, goodMove(2, MoveDone)}
+		m.Migrations = []*api.Migration{bad, goodMove(2, MoveDone)}
 		if r, err := Decode(m); err != nil || len(r.Moves) != 1 || r.Moves[0].ID != "r0/2" || !strings.Contains(r.Note, "moves") {
 			t.Errorf("%s: %+v, %v", name, r.Moves, err)
 		}
 	}
-	for name, edit := range map[string]func(*api.Move){
-		"a front rescues": func(m *api.Move) { m.Front, m.From = "r0", "r9" },
-		"a long reason":   func(m *api.Move) { m.Why = strings.Repeat("ä", 400) },
-		"no clock":        func(m *api.Move) { m.StartedUnixMicros = math.MaxInt64 },
+	for name, edit := range map[string]func(*api.Migration){
+		"a front rescues": func(m *api.Migration) { m.FrontEnd, m.From = "r0", "r9" },
+		"a long reason":   func(m *api.Migration) { m.Reason = strings.Repeat("ä", 400) },
+		"no clock":        func(m *api.Migration) { m.StartedUnixMicros = math.MaxInt64 },
 	} {
 		fine := goodMove(1, MoveAborted)
 		edit(fine)
 		m := goodReport()
-		m.Moves = []*api.Move{fine}
+		m.Migrations = []*api.Migration{fine}
 		if r, err := Decode(m); err != nil || len(r.Moves) != 1 || len(r.Moves[0].Why) > maxWhy || r.Moves[0].Started.Year() > 9999 {
 			t.Errorf("%s: %+v, %v", name, r.Moves, err)
 		}
 	}
 	m = goodReport()
 	for i := range 70 {
-		m.Moves = append(m.Moves, goodMove(i, "pull"))
+		m.Migrations = append(m.Migrations, goodMove(i, "pull"))
 	}
 	m.Pinned, m.PinnedSeconds = math.MaxUint32, math.NaN()
 	m.Proposal = &api.Proposal{Low: -1, Boundary: 5}
@@ -81,7 +81,7 @@ func TestDecodeMoves(t *testing.T) {
 	}
 }
 
-func movesOf(t *testing.T, list ...*api.Move) []Move {
+func movesOf(t *testing.T, list ...*api.Migration) []Move {
 	t.Helper()
 	moves, dropped := decodeMoves("r0", list)
 	if dropped > 0 {
@@ -102,7 +102,7 @@ func TestMoveLog(t *testing.T) {
 	l.take(at(1), movesOf(t, goodMove(1, MoveDone)))
 	l.take(at(2), movesOf(t, goodMove(1, "pull"), goodMove(1, MoveAborted), goodMove(1, MoveDone)))
 	odd := goodMove(3, MoveAborted)
-	odd.Cause, odd.Way = "a new word", "another"
+	odd.Cause, odd.Method = "a new word", "another"
 	l.take(at(3), movesOf(t, odd))
 	got := l.newest(time.Time{}, 10)
 	if len(got) != 3 || got[0].ID != "r0/3" || got[1].ID != "r0/2" || got[2].ID != "r0/1" || got[2].State != MoveDone || !got[2].Told.Equal(at(1)) {
@@ -140,7 +140,7 @@ func TestFleetTellsMoves(t *testing.T) {
 		h := newHarness(t, new(store.Memory), nil)
 		defer h.stop()
 		s := h.open()
-		if err := s.Send(&api.LoadReport{Replica: "r0", Model: "m", EngineReady: true, Residents: 4, Moves: []*api.Move{goodMove(1, MoveDone), goodMove(2, "pull")}}); err != nil {
+		if err := s.Send(&api.LoadReport{Replica: "r0", Model: "m", EngineReady: true, Residents: 4, Migrations: []*api.Migration{goodMove(1, MoveDone), goodMove(2, "pull")}}); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := s.Recv(); err != nil {

@@ -125,7 +125,7 @@ func Decode(m *api.LoadReport) (Report, error) {
 	r.Settling = decodeSettling(m, &bounded)
 	r.Proposal = decodeVote(m.GetProposal())
 	var dropped int
-	if r.Moves, dropped = decodeMoves(r.Replica, m.GetMoves()); dropped > 0 {
+	if r.Moves, dropped = decodeMoves(r.Replica, m.GetMigrations()); dropped > 0 {
 		bounded = append(bounded, "moves")
 	}
 	if r.Routes, dropped = decodeRoutes(m.GetRoutes()); dropped > 0 {

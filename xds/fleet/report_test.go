@@ -164,7 +164,7 @@ func FuzzReport(f *testing.F) {
 	lie.Flow.Tokens[0] = maxRate
 	seed(lie)
 	tells := goodReport()
-	tells.Moves, tells.Proposal, tells.Residents = []*api.Move{goodMove(1, MoveDone)}, &api.Proposal{Epoch: 1, Boundary: 9}, 3
+	tells.Migrations, tells.Proposal, tells.Residents = []*api.Migration{goodMove(1, MoveDone)}, &api.Proposal{Epoch: 1, Boundary: 9}, 3
 	tells.Routes = []*api.Route{goodRoute("shm", RouteBroken)}
 	tells.Site = topology.Encode(links.Site{Node: "a", Known: true, GPU: &links.GPU{UUID: "u", Peers: []links.Peer{{Index: 1, Read: true}}}, RDMA: &links.Port{Name: "mlx5_0"}})
 	seed(tells)

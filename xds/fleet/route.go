@@ -41,7 +41,7 @@ func decodeRoutes(list []*api.Route) (routes []Route, dropped int) {
 			dropped++
 			continue
 		}
-		routes = append(routes, Route{Transport: r.GetTransport(), Peer: policies.ReplicaID(r.GetPeer()), State: state, Why: cut(r.GetWhy(), maxWhy), Rate: r.GetBytesPerSecond(), Over: cut(r.GetOver(), maxWhy)})
+		routes = append(routes, Route{Transport: r.GetTransport(), Peer: policies.ReplicaID(r.GetPeer()), State: state, Why: cut(r.GetReason(), maxWhy), Rate: r.GetBytesPerSecond(), Over: cut(r.GetPath(), maxWhy)})
 	}
 	return routes, dropped
 }

@@ -9,7 +9,7 @@ import (
 )
 
 func goodRoute(transport, state string) *api.Route {
-	return &api.Route{Transport: transport, Peer: "r1", State: state, Why: "no such directory", BytesPerSecond: 1e9, Over: "one switch"}
+	return &api.Route{Transport: transport, Peer: "r1", State: state, Reason: "no such directory", BytesPerSecond: 1e9, Path: "one switch"}
 }
 
 // TestDecodeRoutes: what a replica tells of its transports is kept, within
@@ -49,7 +49,7 @@ func TestDecodeRoutes(t *testing.T) {
 	m.Routes = nil
 	for range maxRoutes + 1 {
 		long := goodRoute("tcp", RouteBroken)
-		long.Why = strings.Repeat("w", 2*maxWhy)
+		long.Reason = strings.Repeat("w", 2*maxWhy)
 		m.Routes = append(m.Routes, long)
 	}
 	if r, err := Decode(m); err != nil || len(r.Routes) != maxRoutes || len(r.Routes[0].Why) != maxWhy || !strings.Contains(r.Note, "routes") {

@@ -133,7 +133,7 @@ func (w Want) Message() (*api.PolicySlot, error) {
 		}
 		m.Candidates = append(m.Candidates, &api.Candidate{
 			Generation: c.Generation, Statement: c.Signature, Plugin: plugin, Goal: string(c.Goal),
-			Permille: uint32(c.Permille), Scope: c.Scope, Proven: c.Proven,
+			Permille: uint32(c.Permille), Scope: c.Scope, Stable: c.Proven,
 		})
 	}
 	for _, e := range w.RolledBack {
@@ -237,7 +237,7 @@ func Decode(m *api.PolicySlot) (Want, error) {
 		case ended:
 			return Want{}, fmt.Errorf("%s.generation: %d was rolled back", at, out.Generation)
 		case i > 0 && out.Proven:
-			return Want{}, fmt.Errorf("%s.proven: only the first one may be", at)
+			return Want{}, fmt.Errorf("%s.stable: only the first one may be", at)
 		case i > 0 && !w.Candidates[0].Proven:
 			return Want{}, fmt.Errorf("%s: one is on trial already", at)
 		}
@@ -257,13 +257,13 @@ func Decode(m *api.PolicySlot) (Want, error) {
 func decodeCandidate(kind string, m *api.Candidate) (Wanted, error) {
 	c := Wanted{
 		Generation: m.GetGeneration(), Goal: Goal(m.GetGoal()), Permille: int(min(m.GetPermille(), Permilles)), Scope: m.GetScope(),
-		Proven: m.GetProven(), Signature: m.GetStatement(),
+		Proven: m.GetStable(), Signature: m.GetStatement(),
 	}
 	switch {
 	case c.Goal == Proven:
 		return c, fmt.Errorf("goal: %q is told by the field proven", Proven)
 	case c.Proven && (c.Goal != Active || c.Permille != 0 || c.Scope != ""):
-		return c, fmt.Errorf("proven: its goal is %s, of all", Active)
+		return c, fmt.Errorf("stable: its goal is %s, of all", Active)
 	case len(c.Signature) == 0 || len(c.Signature) > MaxSignature:
 		return c, fmt.Errorf("statement: %d bytes, want 1 to %d", len(c.Signature), MaxSignature)
 	}

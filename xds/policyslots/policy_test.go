@@ -337,17 +337,17 @@ func TestDecodeNames(t *testing.T) {
 		"candidates[1].goal ":        func(m *api.PolicySlot) { m.Candidates[1].Goal = "" },
 		"candidates[1].permille":     func(m *api.PolicySlot) { m.Candidates[1].Permille = 4e9 },
 		"candidates[1].scope":        func(m *api.PolicySlot) { m.Candidates[1].Scope = "x" },
-		"candidates[1].proven: ": func(m *api.PolicySlot) {
-			*m.Candidates[1] = api.Candidate{Generation: 9, Proven: true, Goal: "active", Statement: []byte("x"), Plugin: m.Candidates[0].Plugin}
+		"candidates[1].stable: ": func(m *api.PolicySlot) {
+			*m.Candidates[1] = api.Candidate{Generation: 9, Stable: true, Goal: "active", Statement: []byte("x"), Plugin: m.Candidates[0].Plugin}
 		},
-		"candidates[0].proven: ":      func(m *api.PolicySlot) { m.Candidates[0].Permille = 3 },
+		"candidates[0].stable: ":      func(m *api.PolicySlot) { m.Candidates[0].Permille = 3 },
 		"candidates[1].statement: ":   func(m *api.PolicySlot) { m.Candidates[1].Statement = nil },
 		"candidates[1].plugin: ":      func(m *api.PolicySlot) { m.Candidates[1].Plugin = nil },
 		"rolled_back[0].generation: ": func(m *api.PolicySlot) { m.RolledBack[0].Generation = 0 },
 		"previous: ":                  func(m *api.PolicySlot) { m.Previous = make([]byte, MaxSignature+1) },
 		"was rolled back":             func(m *api.PolicySlot) { m.RolledBack[0].Generation = 5 },
 		"rolled_back[0].reason: ":     func(m *api.PolicySlot) { m.RolledBack[0].Reason = "a\nb" },
-		"one is on trial already":     func(m *api.PolicySlot) { m.Candidates[0].Proven = false },
+		"one is on trial already":     func(m *api.PolicySlot) { m.Candidates[0].Stable = false },
 	} {
 		m := good()
 		spoil(m)
@@ -359,12 +359,12 @@ func TestDecodeNames(t *testing.T) {
 
 // TestReadStatuses: what is out of bounds is dropped, never refused.
 func TestReadStatuses(t *testing.T) {
-	lives := make([]*api.Life, MaxLives+2)
+	lives := make([]*api.ModuleStatus, MaxLives+2)
 	for i := range lives {
-		lives[i] = &api.Life{Generation: uint64(i), Reason: strings.Repeat("x\n", MaxReason), Permille: 1e9, Sha256: []byte{1}}
+		lives[i] = &api.ModuleStatus{Generation: uint64(i), Reason: strings.Repeat("x\n", MaxReason), Permille: 1e9, Sha256: []byte{1}}
 	}
 	got, dropped := ReadStatuses([]*api.SlotStatus{
-		{Kind: "place", Lives: lives}, {Kind: "place"}, {Kind: "what"}, {Kind: "guard", Active: 3, Refused: "no\x00"},
+		{Kind: "place", Modules: lives}, {Kind: "place"}, {Kind: "what"}, {Kind: "guard", Active: 3, Refused: "no\x00"},
 	})
 	if len(got) != 2 || dropped != 4 || len(got[0].Lives) != MaxLives || got[1].Refused != "no " || len(got[0].Lives[0].Reason) != MaxReason || got[0].Lives[0].Permille != 1000 {
 		t.Errorf("%d dropped, %+v", dropped, got)

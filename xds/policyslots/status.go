@@ -94,7 +94,7 @@ func ReadStatuses(list []*api.SlotStatus) (out []Status, dropped int) {
 			Kind: m.GetKind(), Active: m.GetActive(), Candidate: m.GetCandidate(), Permille: int(min(m.GetPermille(), Permilles)),
 			Scope: Clip(m.GetScope(), MaxName), Floor: m.GetFloor(), Refused: Clip(m.GetRefused(), MaxReason), Host: Clip(m.GetHost(), MaxName),
 		}
-		for _, l := range m.GetLives() {
+		for _, l := range m.GetModules() {
 			twice := slices.ContainsFunc(s.Lives, func(o Life) bool { return o.Generation == l.GetGeneration() })
 			if l.GetGeneration() == 0 || twice || len(s.Lives) == MaxLives {
 				dropped++
@@ -104,7 +104,7 @@ func ReadStatuses(list []*api.SlotStatus) (out []Status, dropped int) {
 				Generation: l.GetGeneration(), State: Clip(l.GetState(), MaxName), Goal: Clip(l.GetGoal(), MaxName), Reached: Clip(l.GetReached(), MaxName),
 				Permille: int(min(l.GetPermille(), Permilles)), Name: Clip(l.GetName(), MaxName), Version: Clip(l.GetVersion(), MaxName),
 				Reason: Clip(l.GetReason(), MaxReason), Calls: l.GetCalls(), Faults: l.GetFaults(), Differ: l.GetDiffer(), Worse: l.GetWorse(),
-				Compared: l.GetCompared(), Starved: l.GetStarved(),
+				Compared: l.GetCompared(), Starved: l.GetDescheduled(),
 			}
 			copy(life.SHA256[:], l.GetSha256())
 			if l.GetSinceUnixMicros() > 0 {

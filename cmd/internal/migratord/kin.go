@@ -134,7 +134,7 @@ func (s state) extend(x loadreport.Extra) loadreport.Extra {
 	x.PinnedSeconds = max(x.PinnedSeconds, s.PinnedSeconds)
 	x.Streams += s.Streams
 	for _, b := range s.Moves {
-		m := new(xds.Move)
+		m := new(xds.Migration)
 		if proto.Unmarshal(b, m) == nil {
 			x.Moves = append(x.Moves, m)
 		}

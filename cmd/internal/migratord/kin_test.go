@@ -31,7 +31,7 @@ func sample(t *testing.T, moves int) state {
 		Snapshot: []policies.Batch{{N: 3, SumI: 100}, {}}, Residents: 4, Pinned: 1, PinnedSeconds: 9, Streams: 5,
 	}
 	for i := range moves {
-		b, err := proto.Marshal(&xds.Move{Id: fmt.Sprint("r0/", i), State: "done", Why: "because"})
+		b, err := proto.Marshal(&xds.Migration{Id: fmt.Sprint("r0/", i), State: "done", Reason: "because"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -68,7 +68,7 @@ func TestState(t *testing.T) {
 	if got := s.onto(frontend.Status{}); got.Load.Iteration != .03 {
 		t.Errorf("an idle process has the iteration time %v", got.Load.Iteration)
 	}
-	x := s.extend(loadreport.Extra{Residents: 1, Pinned: 1, PinnedSeconds: 2, Streams: 1, Moves: []*xds.Move{{Id: "own"}}})
+	x := s.extend(loadreport.Extra{Residents: 1, Pinned: 1, PinnedSeconds: 2, Streams: 1, Moves: []*xds.Migration{{Id: "own"}}})
 	if x.Residents != 5 || x.Pinned != 2 || x.PinnedSeconds != 9 || x.Streams != 6 || len(x.Moves) != 3 || x.Moves[2].Id != "r0/1" {
 		t.Errorf("%+v", x)
 	}

@@ -59,8 +59,8 @@ const toldMoves = 64
 // news is what a report says of the moves that this replica sells: those that
 // are under way, and the latest of those that have ended. moves are in the order
 // of their beginnings, the ended ones after the others.
-func news(moves []executor.Move) []*api.Move {
-	var live, ended []*api.Move
+func news(moves []executor.Move) []*api.Migration {
+	var live, ended []*api.Migration
 	for _, m := range slices.Backward(moves) {
 		switch {
 		case m.Role != "source":
@@ -78,14 +78,14 @@ func news(moves []executor.Move) []*api.Move {
 var states = map[string]string{"moved": "done", "failed": "aborted"}
 
 // told is a move in the words of reports.
-func told(m executor.Move) *api.Move {
+func told(m executor.Move) *api.Migration {
 	state := m.State
 	if final := states[state]; final != "" {
 		state = final
 	}
-	return &api.Move{
-		Id: m.ID, Request: m.Request, Cause: m.Cause.String(), Front: string(m.Front), From: string(m.From), To: string(m.To),
-		Way: m.Way, Transport: m.Transport, State: state, Why: m.Why, Rounds: uint32(m.Rounds), Tokens: int64(m.Tokens), Bytes: m.Bytes,
+	return &api.Migration{
+		Id: m.ID, Request: m.Request, Cause: m.Cause.String(), FrontEnd: string(m.Front), From: string(m.From), To: string(m.To),
+		Method: m.Way, Transport: m.Transport, State: state, Reason: m.Why, Rounds: uint32(m.Rounds), Tokens: int64(m.Tokens), Bytes: m.Bytes,
 		StallSeconds: m.Stall.Seconds(), Seconds: m.Seconds, StartedUnixMicros: m.Began.UnixMicro(),
 	}
 }
@@ -101,7 +101,7 @@ func routes(paths []transport.Path, over func(peer policies.ReplicaID, transport
 	for _, p := range paths {
 		r := &api.Route{Transport: p.Transport, Peer: string(p.Peer), State: fleet.RouteReady, BytesPerSecond: p.Rate}
 		if p.Why != nil {
-			r.State, r.Why = fleet.RouteHeld, p.Why.Error()
+			r.State, r.Reason = fleet.RouteHeld, p.Why.Error()
 		}
 		switch {
 		case p.Peer == "":
@@ -121,7 +121,7 @@ func routes(paths []transport.Path, over func(peer policies.ReplicaID, transport
 	all = all[:min(len(all), toldRoutes)]
 	for _, r := range all {
 		if r.Peer != "" {
-			r.Over = over(policies.ReplicaID(r.Peer), r.Transport)
+			r.Path = over(policies.ReplicaID(r.Peer), r.Transport)
 		}
 	}
 	return all

@@ -48,11 +48,11 @@ func TestRoutesFitIntoAReport(t *testing.T) {
 		t.Fatalf("%d routes", len(got))
 	}
 	for i, want := range []string{" cuda unsuited cuda: " + transport.ErrUnsuited.Error(), " shm broken why", " tcp ready ", "38 tcp held why", "0 tcp ready "} {
-		if g := fmt.Sprint(got[i].Peer, " ", got[i].Transport, " ", got[i].State, " ", got[i].Why); g != want {
+		if g := fmt.Sprint(got[i].Peer, " ", got[i].Transport, " ", got[i].State, " ", got[i].Reason); g != want {
 			t.Errorf("route %d is %q, want %q", i, g, want)
 		}
 	}
-	if got[0].Over != "" || got[3].Over != "tcp from 38" || got[4].BytesPerSecond != 5 || routes(nil, nil) != nil {
+	if got[0].Path != "" || got[3].Path != "tcp from 38" || got[4].BytesPerSecond != 5 || routes(nil, nil) != nil {
 		t.Errorf("%v", got[4])
 	}
 }

@@ -15,30 +15,30 @@ const maxRescues = 256
 // tell of them. It is safe for concurrent use.
 type rescues struct {
 	mu   sync.Mutex
-	list []*api.Move // the oldest first; what is told is not changed
+	list []*api.Migration // the oldest first; what is told is not changed
 }
 
 // add notes what became of a stream.
 func (x *rescues) add(r frontend.Rescue, front string) {
-	m := &api.Move{
+	m := &api.Migration{
 		// Deals have numbers alone after the replica, so that no move has this name.
 		Id: fmt.Sprintf("%s#%d", r.Stream, r.Epoch), Request: r.Stream, Cause: "engine lost",
-		Front: front, From: string(r.From), To: string(r.To), Way: "reprompt", State: "done", Tokens: int64(r.Length),
+		FrontEnd: front, From: string(r.From), To: string(r.To), Method: "reprompt", State: "done", Tokens: int64(r.Length),
 		StallSeconds: r.Duration.Seconds(), Seconds: r.Duration.Seconds(), StartedUnixMicros: r.Start.UnixMicro(),
 	}
 	if r.Err != nil {
-		m.State, m.Why = "aborted", r.Err.Error()
+		m.State, m.Reason = "aborted", r.Err.Error()
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if len(x.list) == maxRescues {
-		x.list = append([]*api.Move(nil), x.list[1:]...)
+		x.list = append([]*api.Migration(nil), x.list[1:]...)
 	}
 	x.list = append(x.list, m)
 }
 
 // told returns all that are remembered, the oldest first. It is not to be changed.
-func (x *rescues) told() []*api.Move {
+func (x *rescues) told() []*api.Migration {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return x.list[:len(x.list):len(x.list)]

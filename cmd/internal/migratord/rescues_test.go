@@ -17,7 +17,7 @@ func TestRescuesAreReported(t *testing.T) {
 	began := time.Unix(1e9, 0)
 	x.add(frontend.Rescue{Stream: "r0/7", Epoch: 2, From: "r1", To: "r2", Length: 90, Start: began, Duration: time.Second}, "r0")
 	x.add(frontend.Rescue{Stream: "r0/7", Epoch: 5, From: "r2", Length: 95, Start: began, Duration: time.Minute, Err: errors.New("nobody")}, "r0")
-	r, err := fleet.Decode(&api.LoadReport{Replica: "r0", Model: "m", Moves: x.told()})
+	r, err := fleet.Decode(&api.LoadReport{Replica: "r0", Model: "m", Migrations: x.told()})
 	if err != nil || r.Note != "" || len(r.Moves) != 2 {
 		t.Fatalf("%+v, %v", r, err)
 	}

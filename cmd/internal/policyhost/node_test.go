@@ -198,7 +198,7 @@ func TestTakenBackWhileFetching(t *testing.T) {
 			t.Error(h.wanted)
 		}
 		lives := func() (out string) {
-			for _, l := range n.Status()[0].Lives {
+			for _, l := range n.Status()[0].Modules {
 				out += fmt.Sprintf("%d %s %s; ", l.Generation, l.State, l.Reason)
 			}
 			return out
@@ -278,7 +278,7 @@ func TestStatus(t *testing.T) {
 		t.Errorf("what is rolled back by a want that is refused: %v", back)
 	}
 	s := n.Status()
-	if len(s) != 1 || s[0].Refused != "too much" || s[0].Active != 3 || len(s[0].Lives) != 2 || s[0].Lives[0].Reason != "traps" || s[0].Lives[1].Calls != 7 || len(s[0].Lives[1].Sha256) != 32 {
+	if len(s) != 1 || s[0].Refused != "too much" || s[0].Active != 3 || len(s[0].Modules) != 2 || s[0].Modules[0].Reason != "traps" || s[0].Modules[1].Calls != 7 || len(s[0].Modules[1].Sha256) != 32 {
 		t.Errorf("%v", s)
 	}
 	if err := n.Check(slothost.Want{Kind: abi.Place}); err != nil || n.Status()[0].Refused != "" {

@@ -41,11 +41,11 @@ const Fetching = "fetching"
 func (n *Node) tellAwaited(t *api.SlotStatus, w slothost.Want) {
 	for _, c := range w.Candidates {
 		why, awaited := n.awaited[c.SHA256]
-		known := slices.ContainsFunc(t.Lives, func(l *api.Life) bool { return l.GetGeneration() == c.Generation })
-		if c.Module != nil || !awaited || known || len(t.Lives) == maxLives {
+		known := slices.ContainsFunc(t.Modules, func(l *api.ModuleStatus) bool { return l.GetGeneration() == c.Generation })
+		if c.Module != nil || !awaited || known || len(t.Modules) == maxLives {
 			continue
 		}
-		t.Lives = append(t.Lives, &api.Life{
+		t.Modules = append(t.Modules, &api.ModuleStatus{
 			Generation: c.Generation, State: Fetching, Goal: c.Goal.String(), Permille: uint32(c.Permille), Sha256: c.SHA256[:], Reason: why,
 		})
 	}
@@ -60,10 +60,10 @@ func told(s slothost.Status) *api.SlotStatus {
 	}
 	for _, l := range s.Lives[:min(len(s.Lives), maxLives)] {
 		digest, _ := hex.DecodeString(l.SHA256)
-		t.Lives = append(t.Lives, &api.Life{
+		t.Modules = append(t.Modules, &api.ModuleStatus{
 			Generation: l.Generation, State: l.State, Goal: l.Goal, Permille: uint32(l.Permille), Name: l.Name, Version: l.Version, Sha256: digest,
 			Reason: reason(l), Calls: cmp.Or(l.Calls, l.Figures.Calls), Faults: cmp.Or(l.Faults, l.Figures.Faults),
-			Differ: l.Figures.Differ, Worse: l.Figures.Worse, Compared: l.Figures.Compared, Starved: l.Starved, SinceUnixMicros: l.Since, Reached: reached(l),
+			Differ: l.Figures.Differ, Worse: l.Figures.Worse, Compared: l.Figures.Compared, Descheduled: l.Starved, SinceUnixMicros: l.Since, Reached: reached(l),
 		})
 	}
 	// The first ones are those that are there, and then the last that ended.
@@ -83,7 +83,7 @@ func reason(l slothost.Life) string {
 }
 
 func sortLives(t *api.SlotStatus) {
-	slices.SortFunc(t.Lives, func(a, b *api.Life) int { return cmp.Compare(a.Generation, b.Generation) })
+	slices.SortFunc(t.Modules, func(a, b *api.ModuleStatus) int { return cmp.Compare(a.Generation, b.Generation) })
 }
 
 // reached is the furthest stage that a generation is known to have come to, "" if
