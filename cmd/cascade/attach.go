@@ -16,8 +16,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources/attach"
 )
 
-// attachment is the flags of "cascade attach".
-type attachment struct {
+// attachFlags is the flags of "cascade attach".
+type attachFlags struct {
 	file    fleetFile
 	to      string
 	control []string
@@ -29,7 +29,7 @@ type attachment struct {
 
 // newAttach is "cascade attach": the way into what somebody else runs.
 func newAttach(s *settings) *cobra.Command {
-	a := new(attachment)
+	a := new(attachFlags)
 	c := &cobra.Command{
 		Use:   "attach --to envoy|grpc",
 		Short: "Print what makes your own Envoy or gRPC client follow Cascade's routes",
@@ -85,7 +85,7 @@ own may set x-cascade-tokens and x-gateway-model-name and have the route picked 
 }
 
 // attach prints what the flags ask for.
-func (s *settings) attach(cmd *cobra.Command, a *attachment) error {
+func (s *settings) attach(cmd *cobra.Command, a *attachFlags) error {
 	fleet := wiring.Fleet{}
 	fleet.Fleet.Control.Listen = "127.0.0.1:18000"
 	if a.file.path != "" {
@@ -98,23 +98,23 @@ func (s *settings) attach(cmd *cobra.Command, a *attachment) error {
 	case "grpc":
 		for _, flag := range [...]string{"door", "fallback", "listener", "slot", "load-reports", "model", "fetch-timeout"} {
 			if cmd.Flags().Changed(flag) {
-				return misused(cmd, "--%s is for --to envoy", flag)
+				return usageErrorf(cmd, "--%s is for --to envoy", flag)
 			}
 		}
 		return s.attachGRPC(fleet, a)
 	case "envoy":
 		if a.into != "" {
-			return misused(cmd, "--into is for --to grpc")
+			return usageErrorf(cmd, "--into is for --to grpc")
 		}
 		if !a.door && (cmd.Flags().Changed("fallback") || cmd.Flags().Changed("listener")) {
-			return misused(cmd, "--fallback and --listener are for --door: a listener whose route table is Cascade's has no other")
+			return usageErrorf(cmd, "--fallback and --listener are for --door: a listener whose route table is Cascade's has no other")
 		}
 		return s.attachEnvoy(fleet, a)
 	}
-	return misused(cmd, "--to %q: say envoy or grpc", a.to)
+	return usageErrorf(cmd, "--to %q: say envoy or grpc", a.to)
 }
 
-func (s *settings) attachGRPC(fleet wiring.Fleet, a *attachment) error {
+func (s *settings) attachGRPC(fleet wiring.Fleet, a *attachFlags) error {
 	c := attach.GRPCConfig{Control: a.control, NodeID: a.nodeID}
 	if len(c.Control) == 0 {
 		c.Control = []string{fleet.Fleet.Control.Listen}
@@ -136,7 +136,7 @@ func (s *settings) attachGRPC(fleet wiring.Fleet, a *attachment) error {
 	return err
 }
 
-func (s *settings) attachEnvoy(fleet wiring.Fleet, a *attachment) error {
+func (s *settings) attachEnvoy(fleet wiring.Fleet, a *attachFlags) error {
 	c, err := fleet.Attach(a.nodeID, a.control)
 	if err != nil {
 		return err
@@ -151,7 +151,7 @@ func (s *settings) attachEnvoy(fleet wiring.Fleet, a *attachment) error {
 	if err != nil {
 		return err
 	}
-	pieces, err := piecesOf(h)
+	pieces, err := configParts(h)
 	if err != nil {
 		return err
 	}
@@ -180,19 +180,19 @@ func (s *settings) attachEnvoy(fleet wiring.Fleet, a *attachment) error {
 	return err
 }
 
-// piece is one place of an Envoy's configuration, and what goes there.
-type piece struct {
+// configPart is one place of an Envoy's configuration, and what goes there.
+type configPart struct {
 	key, where string
 	value      json.RawMessage
 }
 
-// piecesOf lists what there is to add, in the order of pasting.
-func piecesOf(h *attach.Host) ([]piece, error) {
+// configParts lists what there is to add, in the order of pasting.
+func configParts(h *attach.Host) ([]configPart, error) {
 	clusters, err := jsonList(h.Clusters)
 	if err != nil {
 		return nil, err
 	}
-	pieces := []piece{{"clusters", "Add to static_resources.clusters, or to what your CDS serves.", clusters}}
+	pieces := []configPart{{"clusters", "Add to static_resources.clusters, or to what your CDS serves.", clusters}}
 	for _, p := range [...]struct {
 		key, where string
 		m          proto.Message
@@ -210,7 +210,7 @@ func piecesOf(h *attach.Host) ([]piece, error) {
 		if err != nil {
 			return nil, err
 		}
-		pieces = append(pieces, piece{p.key, p.where, text})
+		pieces = append(pieces, configPart{p.key, p.where, text})
 	}
 	return pieces, nil
 }

@@ -46,9 +46,9 @@ func TestAttachDeploy(t *testing.T) {
 // tree is a YAML or JSON document.
 type tree = map[string]any
 
-// TestAttachPasted pastes what is printed into an owner's configuration, as its
+// TestAttachedConfigLoads pastes what is printed into an owner's configuration, as its
 // comments say, and has a real Envoy check it.
-func TestAttachPasted(t *testing.T) {
+func TestAttachedConfigLoads(t *testing.T) {
 	filters := func(more ...any) []any {
 		return append(more, tree{"name": "envoy.filters.http.router", "typed_config": tree{"@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router"}})
 	}

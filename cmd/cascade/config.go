@@ -43,22 +43,22 @@ process finds out what another one got from nobody.)`,
 
 func (s *settings) checkConfig(ctx context.Context, path string) error {
 	fleet, err := wiring.Load(path)
-	var certs []held
+	var certs []certificateInfo
 	if err == nil {
 		var bad []*config.FieldError
-		certs, bad = certificates(fleet)
+		certs, bad = checkCertificates(fleet)
 		bad = append(fleet.Check(), bad...)
 		if len(bad) == 0 {
-			bad = rules(ctx, fleet)
+			bad = checkRules(ctx, fleet)
 		}
-		err = config.Locate(path, bad)
+		err = config.LocateErrors(path, bad)
 	}
 	if s.json {
 		out := struct {
-			OK           bool     `json:"ok"`
-			Error        string   `json:"error,omitempty"`
-			Warnings     []string `json:"warnings,omitempty"`
-			Certificates []held   `json:"certificates,omitempty"`
+			OK           bool              `json:"ok"`
+			Error        string            `json:"error,omitempty"`
+			Warnings     []string          `json:"warnings,omitempty"`
+			Certificates []certificateInfo `json:"certificates,omitempty"`
 		}{OK: err == nil, Warnings: fleet.Warnings(), Certificates: certs}
 		if err != nil {
 			out.Error = err.Error()
@@ -87,9 +87,9 @@ func (s *settings) checkConfig(ctx context.Context, path string) error {
 	return nil
 }
 
-// rules says what is wrong with the site's rules, which can be read.
-func rules(ctx context.Context, fleet wiring.Fleet) []*config.FieldError {
-	site, err := fleet.Site()
+// checkRules says what is wrong with the site's rules, which can be read.
+func checkRules(ctx context.Context, fleet wiring.Fleet) []*config.FieldError {
+	site, err := fleet.RegoRules()
 	if err == nil {
 		_, err = policyhost.NewControl(ctx, policyhost.ControlConfig{Site: site})
 	}

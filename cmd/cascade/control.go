@@ -70,17 +70,17 @@ func (s *settings) runControl(ctx context.Context, file wiring.Fleet, own config
 	if errs := fleet.Fleet.Validate(); len(errs) > 0 {
 		return fmt.Errorf("%s with --listen, --admin and --name: %w", path, errs[0])
 	}
-	m, err := s.member(fleet, controlPart(fleet, fleet.ControlCertificate()), "")
+	m, err := s.newControlConns(fleet, controlComponent(fleet, fleet.ControlCertificate()), "")
 	if err != nil {
 		return err
 	}
-	defer m.id.close()
+	defer m.creds.close()
 	cc, err := fleet.Control(m.log)
 	if err != nil {
 		return err
 	}
-	cc.TLS, cc.TrustDomain = m.id.Server("h2"), fleet.Fleet.TLS.TrustDomain
-	edge, err := fleet.Edge(m.log)
+	cc.TLS, cc.TrustDomain = m.creds.ServerConfig("h2"), fleet.Fleet.TLS.TrustDomain
+	edge, err := fleet.DownstreamCertificate(m.log)
 	if err != nil {
 		return err
 	}

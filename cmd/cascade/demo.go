@@ -16,8 +16,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// emulated describes a fleet of emulated replicas.
-type emulated struct {
+// emulationFlags describes a fleet of emulated replicas.
+type emulationFlags struct {
 	replicas int
 	profile  string
 	context  int64
@@ -32,7 +32,7 @@ type emulated struct {
 }
 
 // flags adds the flags of the fleet, with the speed that is its default.
-func (e *emulated) flags(c *cobra.Command, speed float64) {
+func (e *emulationFlags) flags(c *cobra.Command, speed float64) {
 	f := c.Flags()
 	f.IntVar(&e.replicas, "replicas", 8, "emulated replicas")
 	f.StringVar(&e.profile, "profile", "rtxpro6000-llama-3.1-8b", "cost profile of the replicas (see \"cascade profiles\")")
@@ -48,13 +48,13 @@ func (e *emulated) flags(c *cobra.Command, speed float64) {
 }
 
 // results adds the flags of what is sent and kept.
-func (e *emulated) results(c *cobra.Command) {
+func (e *emulationFlags) results(c *cobra.Command) {
 	c.Flags().StringVar(&e.prompt, "prompt", "text", "send prompts as text or as token ids: text or ids")
 	c.Flags().StringVar(&e.out, "out", "", "directory for plots, tables and per-request records")
 }
 
-// fleet builds the fleet file of it, on free loopback ports.
-func (e *emulated) fleet() (wiring.Fleet, error) {
+// buildFleet builds the fleet file of it, on free loopback ports.
+func (e *emulationFlags) buildFleet() (wiring.Fleet, error) {
 	f := config.Fleet{
 		Speed:  e.speed,
 		Models: []config.Model{{Name: "llama-3.1-8b", Context: policies.Tokens(e.context), Profile: e.profile}},
@@ -78,7 +78,7 @@ func (e *emulated) fleet() (wiring.Fleet, error) {
 
 // newDemo is "cascade demo": the main job on one machine.
 func newDemo(s *settings) *cobra.Command {
-	src, e, p := &source{}, &emulated{}, &pluginFlags{}
+	src, e, p := &traceFlags{}, &emulationFlags{}, &pluginFlags{}
 	c := &cobra.Command{
 		Use:   "demo",
 		Short: "See it work: eight emulated replicas, a realistic mix, stages against round robin",
@@ -108,7 +108,7 @@ traffic; on uniform lengths the planner stays with one stage.`,
 }
 
 // compare replays the source on round robin and on planned stages.
-func (s *settings) compare(ctx context.Context, src *source, e *emulated, p pluginFlags) error {
+func (s *settings) compare(ctx context.Context, src *traceFlags, e *emulationFlags, p pluginFlags) error {
 	if src.maxLength == 0 || src.maxLength > e.context {
 		src.maxLength = e.context
 	}
@@ -116,11 +116,11 @@ func (s *settings) compare(ctx context.Context, src *source, e *emulated, p plug
 	if err != nil {
 		return err
 	}
-	fleet, err := e.fleet()
+	fleet, err := e.buildFleet()
 	if err != nil {
 		return err
 	}
-	c := &contest{fleet: fleet, plugins: p, requests: requests, prompt: replay.Prompt(e.prompt), envoy: e.envoy, device: e.device, moves: e.moves, out: e.out}
+	c := &presetComparison{fleet: fleet, plugins: p, requests: requests, prompt: replay.Prompt(e.prompt), envoy: e.envoy, device: e.device, moves: e.moves, out: e.out}
 	last := requests[len(requests)-1].At.Seconds() / e.speed
 	proxy := "the embedded proxy"
 	if e.envoy != "" {
@@ -128,7 +128,7 @@ func (s *settings) compare(ctx context.Context, src *source, e *emulated, p plug
 	}
 	fmt.Fprintf(s.stderr, "%d requests of %s at %.1f/s, %d replicas of %s, speed %g, through %s: about %.0f s for each of two runs\n",
 		len(requests), name, trace.Rate(requests), e.replicas, e.profile, e.speed, proxy, last+5)
-	var outcomes []outcome
+	var outcomes []presetResult
 	for _, run := range []struct{ name, preset string }{{"round robin", "round-robin"}, {"cascade", "default"}} {
 		o, err := c.run(ctx, s, run.name, run.preset)
 		if err != nil {

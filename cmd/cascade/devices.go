@@ -76,7 +76,7 @@ complexes of one NUMA node, SYS two NUMA nodes.`,
 			}
 			for _, local := range []string{"config", "node", "machine"} {
 				if cmd.Flags().Changed(local) {
-					return misused(cmd, "--control asks a running fleet: --%s is about this machine", local)
+					return usageErrorf(cmd, "--control asks a running fleet: --%s is about this machine", local)
 				}
 			}
 			return s.fleetDevices(cmd, f)
@@ -97,8 +97,8 @@ complexes of one NUMA node, SYS two NUMA nodes.`,
 	return c
 }
 
-// stock is what "cascade devices --json" prints.
-type stock struct {
+// deviceReport is what "cascade devices --json" prints.
+type deviceReport struct {
 	Machine *topology.Machine `json:"machine"`
 	// Missing and Failed are for people: what the machine lacks, and which calls
 	// to its devices went wrong.
@@ -131,7 +131,7 @@ func (s *settings) devices(f *devicesFlags) error {
 	m, failed := inventory.Read(f.where)
 	machines[m.Name] = m
 	maps.Copy(machines, told) // as migrators do
-	out := stock{Machine: m, Missing: inventory.Missing(m), Pairs: machines.Pairs(places(fleet, m))}
+	out := deviceReport{Machine: m, Missing: inventory.Missing(m), Pairs: machines.Pairs(replicaPlaces(fleet, m))}
 	if out.Missing == nil {
 		out.Missing = []string{}
 	}
@@ -164,8 +164,8 @@ func nodeName(fleet *wiring.Fleet) string {
 	return fleet.Replicas[0].Node
 }
 
-// places are the fleet's replicas, or one for each GPU of the machine.
-func places(fleet *wiring.Fleet, m *topology.Machine) (out []topology.Place) {
+// replicaPlaces are the fleet's replicas, or one for each GPU of the machine.
+func replicaPlaces(fleet *wiring.Fleet, m *topology.Machine) (out []topology.Place) {
 	if fleet == nil {
 		for _, g := range m.GPUs {
 			if g.Index != topology.Unknown {

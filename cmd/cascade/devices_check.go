@@ -106,15 +106,15 @@ func newHold(s *settings) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return measure.Hold(f.config(d), os.Stdin, s.stdout)
+			return measure.Hold(f.measureConfig(d), os.Stdin, s.stdout)
 		},
 	}
 	f.flags(c)
 	return c
 }
 
-// config is what is measured.
-func (f *checkFlags) config(d *cuda.Driver) measure.Config {
+// measureConfig is what is measured.
+func (f *checkFlags) measureConfig(d *cuda.Driver) measure.Config {
 	shape := f.shape
 	shape.Regions = 2 * f.layers
 	groups := f.groups
@@ -145,8 +145,8 @@ func openDriver() (*cuda.Driver, error) {
 	return d, err
 }
 
-// checked is what "devices check --json" prints.
-type checked struct {
+// checkResult is what "devices check --json" prints.
+type checkResult struct {
 	GPU    string `json:"gpu"`
 	Driver int    `json:"driver"` // CUDA's version: 12080 is 12.8
 	// VMM and DMABuf are how the driver gives memory to other processes and devices.
@@ -178,13 +178,13 @@ func (s *settings) check(ctx context.Context, f *checkFlags) error {
 	if err != nil {
 		return err
 	}
-	config := f.config(d)
-	out := checked{GPU: info.Name, Driver: d.Version(), Shape: config.Shape, VMM: info.VMM, DMABuf: info.DMABuf}
+	config := f.measureConfig(d)
+	out := checkResult{GPU: info.Name, Driver: d.Version(), Shape: config.Shape, VMM: info.VMM, DMABuf: info.DMABuf}
 	// What goes wrong costs nothing that was measured: a GPU may be lent but once.
 	err = out.measure(ctx, f, config)
 	out.Goals = measure.Goals(out.Rows)
 	if f.strict {
-		err = errors.Join(err, out.unmet())
+		err = errors.Join(err, out.unmetGoals())
 	}
 	if f.out != "" && len(out.Rows) > 0 {
 		err = errors.Join(err, out.write(f.out))
@@ -198,8 +198,8 @@ func (s *settings) check(ctx context.Context, f *checkFlags) error {
 	return err
 }
 
-// unmet is an error unless all goals are met.
-func (k *checked) unmet() error {
+// unmetGoals is an error unless all goals are met.
+func (k *checkResult) unmetGoals() error {
 	n := 0
 	for _, g := range k.Goals {
 		if g.Verdict != measure.Met {
@@ -213,7 +213,7 @@ func (k *checked) unmet() error {
 }
 
 // measure makes the rows.
-func (k *checked) measure(ctx context.Context, f *checkFlags, c measure.Config) (err error) {
+func (k *checkResult) measure(ctx context.Context, f *checkFlags, c measure.Config) (err error) {
 	r, err := measure.NewRig(c)
 	if err != nil {
 		return err
@@ -232,30 +232,30 @@ func (k *checked) measure(ctx context.Context, f *checkFlags, c measure.Config) 
 		cmd.Args[0], cmd.Stderr = os.Args[0], os.Stderr
 		return cmd
 	}
-	if failed := k.beside(ctx, r, own, f.steps); failed != nil {
+	if failed := k.measureBeside(ctx, r, own, f.steps); failed != nil {
 		err = errors.Join(err, failed)
 	}
 	if f.python == "" || cuda.Sticky(err) {
 		return err
 	}
 	// Without PyTorch the rest stands.
-	if err := k.torch(ctx, r, f, c); err != nil {
+	if err := k.measureTorch(ctx, r, f, c); err != nil {
 		k.Notes = append(k.Notes, fmt.Sprintf("nothing of PyTorch: %v; --python names an interpreter that has it", err))
 	}
 	return err
 }
 
-// beside measures against another process.
-func (k *checked) beside(ctx context.Context, r *measure.Rig, command func(context.Context) *exec.Cmd, steps int) error {
+// measureBeside measures against another process.
+func (k *checkResult) measureBeside(ctx context.Context, r *measure.Rig, command func(context.Context) *exec.Cmd, steps int) error {
 	o, err := measure.Start(ctx, command)
 	if err != nil {
 		return err
 	}
 	defer o.Close()
-	return k.against(r, o, steps)
+	return k.measureOwner(r, o, steps)
 }
 
-func (k *checked) against(r *measure.Rig, o *measure.Owner, steps int) error {
+func (k *checkResult) measureOwner(r *measure.Rig, o *measure.Owner, steps int) error {
 	rows, err := r.From(o)
 	k.Rows = append(k.Rows, rows...)
 	if err != nil {
@@ -266,14 +266,14 @@ func (k *checked) against(r *measure.Rig, o *measure.Owner, steps int) error {
 	return err
 }
 
-// torch measures against PyTorch, and fits κ.
-func (k *checked) torch(ctx context.Context, r *measure.Rig, f *checkFlags, c measure.Config) error {
+// measureTorch measures against PyTorch, and fits κ.
+func (k *checkResult) measureTorch(ctx context.Context, r *measure.Rig, f *checkFlags, c measure.Config) error {
 	o, err := measure.Start(ctx, measure.Torch(f.python, c))
 	if err != nil {
 		return err
 	}
 	defer o.Close()
-	if err := k.against(r, o, f.steps); err != nil {
+	if err := k.measureOwner(r, o, f.steps); err != nil {
 		return err
 	}
 	a, err := o.Ask(measure.Ask{Spread: true})
@@ -290,7 +290,7 @@ func (k *checked) torch(ctx context.Context, r *measure.Rig, f *checkFlags, c me
 }
 
 // write puts check.json, and the picture of κ, into a directory.
-func (k *checked) write(dir string) error {
+func (k *checkResult) write(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
@@ -313,7 +313,7 @@ func (k *checked) write(dir string) error {
 }
 
 // picture draws the batches of one sum: those whose lengths differ.
-func (k *checked) picture() (report.Picture, error) {
+func (k *checkResult) picture() (report.Picture, error) {
 	var points []report.XY
 	tokens := 0
 	for _, p := range k.Points {
@@ -328,7 +328,7 @@ func (k *checked) picture() (report.Picture, error) {
 }
 
 // tables are what was measured, for people.
-func (k *checked) tables() (out []report.Table) {
+func (k *checkResult) tables() (out []report.Table) {
 	first := map[string]float64{} // the rate of each part's last contiguous copy
 	for _, r := range k.Rows {
 		n := len(out) - 1

@@ -11,7 +11,7 @@ import (
 // A rate is compared with the contiguous copy of its own part and owner, and with nothing
 // where there is none.
 func TestTablesCompare(t *testing.T) {
-	k := checked{Rows: []measure.Row{
+	k := checkResult{Rows: []measure.Row{
 		{Part: measure.Within, Way: "a call per block", Rate: 1e9}, // the contiguous copy has failed
 		{Part: measure.Within, Way: "kernel", Groups: 16, Rate: 8e9},
 		{Part: measure.Across, Way: "contiguous, from A", Rate: 4e9},
@@ -36,7 +36,7 @@ func TestTablesCompare(t *testing.T) {
 	if notes := tables[len(tables)-1].Notes; len(notes) != 3 || !strings.Contains(notes[0], "no rate of a contiguous copy") {
 		t.Errorf("%q", notes)
 	}
-	if err := k.unmet(); err == nil || !strings.Contains(err.Error(), "2 of 3 goals") {
+	if err := k.unmetGoals(); err == nil || !strings.Contains(err.Error(), "2 of 3 goals") {
 		t.Errorf("%v", err)
 	}
 }

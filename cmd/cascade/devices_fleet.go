@@ -42,26 +42,26 @@ type pairState struct {
 	Ways []links.Way `json:"ways"`
 }
 
-// fleetModel is one model of a running fleet.
-type fleetModel struct {
+// modelDevices is one model of a running fleet.
+type modelDevices struct {
 	control.DeviceModel
 	// Pairs are those of the replicas that may hand over to each other. None are listed
 	// of a model with more than 256 replicas.
 	Pairs []pairState `json:"pairs"`
 }
 
-// fleetStock is what "cascade devices --control … --json" prints.
-type fleetStock struct {
-	Models []fleetModel `json:"models"`
+// fleetReport is what "cascade devices --control … --json" prints.
+type fleetReport struct {
+	Models []modelDevices `json:"models"`
 }
 
 // fleetDevices is "cascade devices --control".
 func (s *settings) fleetDevices(cmd *cobra.Command, f *devicesFlags) error {
 	base, err := url.Parse(f.control)
 	if err != nil || base.Scheme != "http" && base.Scheme != "https" || base.Host == "" {
-		return misused(cmd, "--control %q is not a base URL such as http://%s", f.control, upAdmin)
+		return usageErrorf(cmd, "--control %q is not a base URL such as http://%s", f.control, upAdmin)
 	}
-	body, err := question(cmd.Context(), base, http.MethodGet, "devices", nil)
+	body, err := request(cmd.Context(), base, http.MethodGet, "devices", nil)
 	if err != nil {
 		return err
 	}
@@ -69,14 +69,14 @@ func (s *settings) fleetDevices(cmd *cobra.Command, f *devicesFlags) error {
 	if err != nil {
 		return err
 	}
-	out := fleetStock{Models: []fleetModel{}}
+	out := fleetReport{Models: []modelDevices{}}
 	for _, m := range d.Models {
-		out.Models = append(out.Models, fleetModel{DeviceModel: m, Pairs: []pairState{}})
+		out.Models = append(out.Models, modelDevices{DeviceModel: m, Pairs: []pairState{}})
 	}
 	if s.json {
 		for i := range out.Models {
 			if m := &out.Models[i]; len(m.Replicas) <= mostPairs {
-				m.Pairs = pairsOf(cmd.Context(), m.DeviceModel)
+				m.Pairs = replicaPairs(cmd.Context(), m.DeviceModel)
 			}
 		}
 		return s.print(out)
@@ -92,29 +92,29 @@ func (s *settings) fleetDevices(cmd *cobra.Command, f *devicesFlags) error {
 	return nil
 }
 
-// pairsOf are all pairs of different replicas of a model.
-func pairsOf(ctx context.Context, m control.DeviceModel) []pairState {
+// replicaPairs are all pairs of different replicas of a model.
+func replicaPairs(ctx context.Context, m control.DeviceModel) []pairState {
 	out := []pairState{}
 	for _, from := range m.Replicas {
 		for _, to := range m.Replicas {
 			if from.Replica != to.Replica && ctx.Err() == nil {
-				out = append(out, pairOf(m, from, to))
+				out = append(out, newPairState(m, from, to))
 			}
 		}
 	}
 	return out
 }
 
-// pairOf puts together what lies between two replicas and what the receiver says of its
+// newPairState puts together what lies between two replicas and what the receiver says of its
 // transports.
-func pairOf(m control.DeviceModel, from, to control.Device) pairState {
+func newPairState(m control.DeviceModel, from, to control.Device) pairState {
 	p := pairState{From: from.Replica, To: to.Replica, Ways: links.Ways(from.Site, to.Site)}
 	var against []string
 	usable := slices.DeleteFunc(slices.Clone(p.Ways), func(w links.Way) bool {
 		if w.Closed {
 			return false
 		}
-		why := unfit(to, from.Replica, w.Transport)
+		why := unsuitedReason(to, from.Replica, w.Transport)
 		if why != "" {
 			against = append(against, w.Transport+": "+why)
 		}
@@ -139,10 +139,10 @@ func pairOf(m control.DeviceModel, from, to control.Device) pairState {
 	return p
 }
 
-// unfit says why a receiver does not pull from a peer by a transport, "" for no
+// unsuitedReason says why a receiver does not pull from a peer by a transport, "" for no
 // reason: it has told that it is broken, or held back for the peer, or not that it has
 // it.
-func unfit(to control.Device, from policies.ReplicaID, transport string) string {
+func unsuitedReason(to control.Device, from policies.ReplicaID, transport string) string {
 	has := false
 	for _, t := range to.Transports {
 		switch {
@@ -162,7 +162,7 @@ func unfit(to control.Device, from policies.ReplicaID, transport string) string 
 }
 
 // text shows a model's replicas and pairs.
-func (m fleetModel) text(ctx context.Context, w io.Writer, all bool) error {
+func (m modelDevices) text(ctx context.Context, w io.Writer, all bool) error {
 	sites := report.Table{Title: m.Name, Header: []string{"replica", "stage", "node", "KV cache in", "NVLinks", "RDMA port", "IP", "PCIe"}, Left: 6}
 	for _, r := range m.Replicas {
 		sites.Rows = append(sites.Rows, siteCells(r))
@@ -176,9 +176,9 @@ func (m fleetModel) text(ctx context.Context, w io.Writer, all bool) error {
 	if err := sites.Text(w); err != nil {
 		return err
 	}
-	t := m.counted()
+	t := m.groupTable()
 	if all || len(m.Replicas) <= shownPairs {
-		t = m.each(ctx, all)
+		t = m.pairTable(ctx, all)
 	}
 	if len(t.Rows) == 0 {
 		return nil
@@ -229,11 +229,11 @@ func nvlinkCell(g *links.GPU) string {
 	return cmp.Or(strings.Join(ends, ", "), "-")
 }
 
-// each shows pair by pair; with all, every way of each.
-func (m fleetModel) each(ctx context.Context, all bool) report.Table {
+// pairTable shows pair by pair; with all, every way of each.
+func (m modelDevices) pairTable(ctx context.Context, all bool) report.Table {
 	t := report.Table{Title: "ways", Header: []string{"from", "to", "transport", "way", "why", "rate", "latency", "measured"}, Left: 5}
-	for _, p := range pairsOf(ctx, m.DeviceModel) {
-		t.Rows = append(t.Rows, wayCells(string(p.From), string(p.To), p.Way, because(p), p.Measured))
+	for _, p := range replicaPairs(ctx, m.DeviceModel) {
+		t.Rows = append(t.Rows, wayCells(string(p.From), string(p.To), p.Way, pairReason(p), p.Measured))
 		if all {
 			for _, w := range p.Ways {
 				if w.Transport != p.Way.Transport || w.Kind != p.Way.Kind {
@@ -245,8 +245,8 @@ func (m fleetModel) each(ctx context.Context, all bool) report.Table {
 	return t
 }
 
-// because is why a pair's way is taken.
-func because(p pairState) string {
+// pairReason is why a pair's way is taken.
+func pairReason(p pairState) string {
 	if p.Against == "" {
 		return p.Way.Why
 	}
@@ -264,10 +264,10 @@ func wayCells(from, to string, w links.Way, why string, measured float64) []stri
 	return []string{from, to, w.Transport, w.Kind.String(), why, rate, latency, seen}
 }
 
-// counted counts pairs that go one way at one rate, the best first, with the reason
+// groupTable counts pairs that go one way at one rate, the best first, with the reason
 // of one of them. Replicas that are alike are looked at once: there may be ten
 // thousand.
-func (m fleetModel) counted() report.Table {
+func (m modelDevices) groupTable() report.Table {
 	type kind struct {
 		transport string
 		way       links.Kind
@@ -278,14 +278,14 @@ func (m fleetModel) counted() report.Table {
 		if n <= 0 {
 			return
 		}
-		p := pairOf(m.DeviceModel, from, to)
+		p := newPairState(m.DeviceModel, from, to)
 		k := kind{p.Way.Transport, p.Way.Kind, p.Way.Rate}
 		if count[k] == 0 {
 			example[k] = p
 		}
 		count[k] += n
 	}
-	all := alike(m.Replicas)
+	all := groupDevices(m.Replicas)
 	for i, a := range all {
 		for k, b := range all {
 			same, apart, nodes := 0, 0, [2]control.Device{}
@@ -302,7 +302,7 @@ func (m fleetModel) counted() report.Table {
 			if apart = a.count*b.count - same; i == k {
 				apart -= a.count
 			}
-			if from, to, ok := onTwoNodes(a, b); ok {
+			if from, to, ok := pairAcrossNodes(a, b); ok {
 				tell(from, to, apart)
 			}
 		}
@@ -313,21 +313,21 @@ func (m fleetModel) counted() report.Table {
 	t := report.Table{Title: "ways", Header: []string{"transport", "way", "for example", "why there", "rate", "latency", "pairs"}, Left: 4, Notes: []string{`"-a" lists every pair.`}}
 	for _, k := range keys {
 		p := example[k]
-		t.Rows = append(t.Rows, []string{k.transport, k.way.String(), fmt.Sprintf("%s → %s", p.From, p.To), because(p), k.rate.String(), fmt.Sprintf("%d µs", p.Way.Latency), fmt.Sprint(count[k])})
+		t.Rows = append(t.Rows, []string{k.transport, k.way.String(), fmt.Sprintf("%s → %s", p.From, p.To), pairReason(p), k.rate.String(), fmt.Sprintf("%d µs", p.Way.Latency), fmt.Sprint(count[k])})
 	}
 	return t
 }
 
-// likes are replicas that are alike, by node.
-type likes struct {
+// deviceGroup are replicas that are alike, by node.
+type deviceGroup struct {
 	on    map[string][]control.Device
 	order []string // nodes
 	count int
 }
 
-// alike divides replicas by what their sites say, and by which transports they have.
-func alike(list []control.Device) []*likes {
-	by, out := map[string]*likes{}, []*likes(nil)
+// groupDevices divides replicas by what their sites say, and by which transports they have.
+func groupDevices(list []control.Device) []*deviceGroup {
+	by, out := map[string]*deviceGroup{}, []*deviceGroup(nil)
 	for _, r := range list {
 		key := r.Site.Class()
 		for _, t := range r.Transports {
@@ -337,7 +337,7 @@ func alike(list []control.Device) []*likes {
 		}
 		l := by[key]
 		if l == nil {
-			l = &likes{on: map[string][]control.Device{}}
+			l = &deviceGroup{on: map[string][]control.Device{}}
 			by[key], out = l, append(out, l)
 		}
 		if len(l.on[r.Site.Node]) == 0 {
@@ -349,8 +349,8 @@ func alike(list []control.Device) []*likes {
 	return out
 }
 
-// onTwoNodes is one of each on different nodes, if there is such a pair.
-func onTwoNodes(a, b *likes) (from, to control.Device, ok bool) {
+// pairAcrossNodes is one of each on different nodes, if there is such a pair.
+func pairAcrossNodes(a, b *deviceGroup) (from, to control.Device, ok bool) {
 	for _, x := range a.order[:min(2, len(a.order))] {
 		for _, y := range b.order[:min(2, len(b.order))] {
 			if x != y {

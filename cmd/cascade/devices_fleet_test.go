@@ -33,7 +33,7 @@ func deviceOf(id, node string, gpu int) control.Device {
 func TestCountedPairs(t *testing.T) {
 	for seed := range uint64(60) {
 		r := rand.New(rand.NewPCG(seed, 6))
-		m := fleetModel{DeviceModel: control.DeviceModel{Name: "m", Links: &links.Defaults{Node: 375e9, Between: 25e9, Bound: 50e9}}}
+		m := modelDevices{DeviceModel: control.DeviceModel{Name: "m", Links: &links.Defaults{Node: 375e9, Between: 25e9, Bound: 50e9}}}
 		for i := range r.IntN(20) {
 			d := deviceOf(fmt.Sprint("r", i), fmt.Sprint("n", r.IntN(3)), r.IntN(4))
 			if r.IntN(4) == 0 {
@@ -45,11 +45,11 @@ func TestCountedPairs(t *testing.T) {
 			m.Replicas = append(m.Replicas, d)
 		}
 		want := map[string]int{}
-		for _, p := range pairsOf(t.Context(), m.DeviceModel) {
+		for _, p := range replicaPairs(t.Context(), m.DeviceModel) {
 			want[p.Way.Transport+p.Way.Kind.String()+p.Way.Rate.String()]++
 		}
 		got := map[string]int{}
-		for _, row := range m.counted().Rows {
+		for _, row := range m.groupTable().Rows {
 			var n int
 			fmt.Sscan(row[6], &n)
 			got[row[0]+row[1]+row[4]] += n
@@ -60,9 +60,9 @@ func TestCountedPairs(t *testing.T) {
 	}
 }
 
-// TestWhyAPairGoesAnotherWay: what the receiver has told of its transports has the last
+// TestPairReason: what the receiver has told of its transports has the last
 // word.
-func TestWhyAPairGoesAnotherWay(t *testing.T) {
+func TestPairReason(t *testing.T) {
 	m := control.DeviceModel{Links: &links.Defaults{}}
 	a, b := deviceOf("a", "n", 0), deviceOf("b", "n", 1)
 	for _, c := range []struct {
@@ -79,24 +79,24 @@ func TestWhyAPairGoesAnotherWay(t *testing.T) {
 	} {
 		to := b
 		to.Transports = c.tells
-		p := pairOf(m, a, to)
+		p := newPairState(m, a, to)
 		if p.Way.Transport != c.way || p.Against != c.against || p.Measured != c.measured || float64(p.Way.Rate) != c.rate {
 			t.Errorf("%v: %+v", c.tells, p)
 		}
-		if !strings.Contains(because(p), c.against) {
-			t.Errorf("why: %s", because(p))
+		if !strings.Contains(pairReason(p), c.against) {
+			t.Errorf("why: %s", pairReason(p))
 		}
 	}
 }
 
 // TestLargeFleetOfDevices: ten thousand replicas are counted, not listed.
 func TestLargeFleetOfDevices(t *testing.T) {
-	m := fleetModel{DeviceModel: control.DeviceModel{Name: "m", Links: &links.Defaults{}}}
+	m := modelDevices{DeviceModel: control.DeviceModel{Name: "m", Links: &links.Defaults{}}}
 	for i := range 10_000 {
 		m.Replicas = append(m.Replicas, deviceOf(fmt.Sprint("r", i), fmt.Sprint("n", i/4), i%4))
 	}
 	total := 0
-	for _, row := range m.counted().Rows {
+	for _, row := range m.groupTable().Rows {
 		var n int
 		fmt.Sscan(row[6], &n)
 		total += n

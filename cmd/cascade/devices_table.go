@@ -13,7 +13,7 @@ import (
 )
 
 // text prints tables; those without a row are left out.
-func (k stock) text(w io.Writer, all bool) error {
+func (k deviceReport) text(w io.Writer, all bool) error {
 	m := k.Machine
 	driver := "no GPU driver"
 	if m.Driver != "" {
@@ -145,7 +145,7 @@ func nicTable(m *topology.Machine) report.Table {
 	return t
 }
 
-func (k stock) pairTable(all bool) report.Table {
+func (k deviceReport) pairTable(all bool) report.Table {
 	t := report.Table{Title: "ways", Header: []string{"from", "to", "transport", "way", "why", "rate", "latency"}, Left: 5}
 	for _, p := range k.Pairs {
 		ways := []topology.Way{p.Best()}

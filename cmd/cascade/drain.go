@@ -17,9 +17,9 @@ import (
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
-// drainLook is the time between two looks at replicas that are emptied, a
+// drainPollPeriod is the time between two looks at replicas that are emptied, a
 // little more than that between two of their reports.
-const drainLook = 750 * time.Millisecond
+const drainPollPeriod = 750 * time.Millisecond
 
 // drainFlags are the flags of "cascade drain".
 type drainFlags struct {
@@ -52,13 +52,13 @@ others stand, and --wait does not wait.`,
 		Example: `  cascade drain r3
   cascade drain r3 r4 --wait --timeout 5m && systemctl restart vllm@3 vllm@4
   cascade undrain r3 r4`,
-		Args: someReplicas,
+		Args: requireReplicas,
 		RunE: func(cmd *cobra.Command, replicas []string) error {
 			if f.timeout < 0 {
-				return misused(cmd, "--timeout %v is negative", f.timeout)
+				return usageErrorf(cmd, "--timeout %v is negative", f.timeout)
 			}
 			if cmd.Flags().Changed("timeout") && !f.wait {
-				return misused(cmd, "--timeout bounds the waiting: add --wait")
+				return usageErrorf(cmd, "--timeout bounds the waiting: add --wait")
 			}
 			return s.drain(cmd, f, replicas)
 		},
@@ -83,18 +83,18 @@ until the file says otherwise.
 Exit codes: 0 when all are put back, 1 when one is refused.`,
 		Example: `  cascade undrain r3
   cascade undrain r3 r4 -c fleet.yaml`,
-		Args: someReplicas,
+		Args: requireReplicas,
 		RunE: func(cmd *cobra.Command, replicas []string) error {
-			base, err := f.base(cmd)
+			base, err := f.baseURL(cmd)
 			if err != nil {
 				return err
 			}
-			orders, err := give(cmd.Context(), base, "undrain", replicas)
+			orders, err := postOrders(cmd.Context(), base, "undrain", replicas)
 			if s.json {
 				return errors.Join(s.print(orders), err)
 			}
 			for _, o := range orders {
-				fmt.Fprintf(s.stdout, "%s: %s\n", o.ID, standing(o))
+				fmt.Fprintf(s.stdout, "%s: %s\n", o.ID, describeUndrained(o))
 			}
 			return err
 		},
@@ -104,25 +104,25 @@ Exit codes: 0 when all are put back, 1 when one is refused.`,
 	return c
 }
 
-// someReplicas wants at least one name, each once.
-func someReplicas(c *cobra.Command, args []string) error {
+// requireReplicas wants at least one name, each once.
+func requireReplicas(c *cobra.Command, args []string) error {
 	if len(args) == 0 {
-		return misused(c, "name at least one replica; \"cascade status\" lists them")
+		return usageErrorf(c, "name at least one replica; \"cascade status\" lists them")
 	}
 	for i, a := range args {
 		if a == "" || slices.Contains(args[:i], a) {
-			return misused(c, "replica %q: name each replica once", a)
+			return usageErrorf(c, "replica %q: name each replica once", a)
 		}
 	}
 	return nil
 }
 
-// give sends an order for each replica and returns what was taken; the error
+// postOrders sends an order for each replica and returns what was taken; the error
 // joins the refusals.
-func give(ctx context.Context, base *url.URL, order string, replicas []string) (orders []control.DrainResult, err error) {
+func postOrders(ctx context.Context, base *url.URL, order string, replicas []string) (orders []control.DrainResult, err error) {
 	orders = []control.DrainResult{}
 	for _, id := range replicas {
-		body, refused := question(ctx, base, http.MethodPost, order, url.Values{"replica": {id}})
+		body, refused := request(ctx, base, http.MethodPost, order, url.Values{"replica": {id}})
 		if refused == nil {
 			var o control.DrainResult
 			if o, refused = decode[control.DrainResult](base, body); refused == nil {
@@ -137,29 +137,29 @@ func give(ctx context.Context, base *url.URL, order string, replicas []string) (
 }
 
 func (s *settings) drain(cmd *cobra.Command, f *drainFlags, replicas []string) error {
-	base, err := f.base(cmd)
+	base, err := f.baseURL(cmd)
 	if err != nil {
 		return err
 	}
 	ctx := cmd.Context()
-	orders, err := give(ctx, base, "drain", replicas)
+	orders, err := postOrders(ctx, base, "drain", replicas)
 	refused := err != nil // then nobody waits for the others
 	if f.wait && !refused {
-		orders, err = s.emptied(ctx, base, f.timeout, orders)
+		orders, err = s.waitUntilEmpty(ctx, base, f.timeout, orders)
 	}
 	if s.json {
 		return errors.Join(s.print(orders), err)
 	}
 	if !f.wait || refused {
 		for _, o := range orders {
-			fmt.Fprintf(s.stdout, "%s: draining, %s\n", o.ID, left(o.Replica))
+			fmt.Fprintf(s.stdout, "%s: draining, %s\n", o.ID, describeRemaining(o.Replica))
 		}
 	}
 	return err
 }
 
-// emptied waits until nothing runs on the replicas, and tells on the way.
-func (s *settings) emptied(ctx context.Context, base *url.URL, timeout time.Duration, orders []control.DrainResult) ([]control.DrainResult, error) {
+// waitUntilEmpty waits until nothing runs on the replicas, and tells on the way.
+func (s *settings) waitUntilEmpty(ctx context.Context, base *url.URL, timeout time.Duration, orders []control.DrainResult) ([]control.DrainResult, error) {
 	if timeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, timeout, fmt.Errorf("not empty within %v", timeout))
@@ -170,19 +170,19 @@ func (s *settings) emptied(ctx context.Context, base *url.URL, timeout time.Dura
 		out = s.stderr
 	}
 	told, empty := map[policies.ReplicaID]string{}, map[policies.ReplicaID]int{}
-	tick := time.NewTicker(drainLook)
+	tick := time.NewTicker(drainPollPeriod)
 	defer tick.Stop()
 	for {
 		waiting := 0
 		for _, o := range orders {
 			// What a report said before the order took effect says nothing: two
 			// looks in a row must find it empty.
-			if vacant(o.Replica) {
+			if isEmpty(o.Replica) {
 				empty[o.ID]++
 			} else {
 				empty[o.ID] = 0
 			}
-			text := left(o.Replica)
+			text := describeRemaining(o.Replica)
 			switch {
 			case empty[o.ID] == 0:
 				waiting++
@@ -190,7 +190,7 @@ func (s *settings) emptied(ctx context.Context, base *url.URL, timeout time.Dura
 				waiting++
 				continue // the next look says more
 			case o.Streams > 0:
-				text = fmt.Sprintf("empty; its migrator carries %s of requests that run elsewhere", counted(o.Streams, "stream"))
+				text = fmt.Sprintf("empty; its migrator carries %s of requests that run elsewhere", plural(o.Streams, "stream"))
 			default:
 				text = "empty"
 			}
@@ -205,7 +205,7 @@ func (s *settings) emptied(ctx context.Context, base *url.URL, timeout time.Dura
 		select {
 		case <-ctx.Done():
 		case <-tick.C:
-			now, err := look(ctx, base, orders)
+			now, err := readOrders(ctx, base, orders)
 			switch {
 			case err == nil:
 				orders = now
@@ -215,13 +215,13 @@ func (s *settings) emptied(ctx context.Context, base *url.URL, timeout time.Dura
 			}
 		}
 		if ctx.Err() != nil {
-			return orders, unfinished(ctx, orders, empty)
+			return orders, drainError(ctx, orders, empty)
 		}
 	}
 }
 
-// unfinished says what is left where the waiting ends early.
-func unfinished(ctx context.Context, orders []control.DrainResult, empty map[policies.ReplicaID]int) error {
+// drainError says what is left where the waiting ends early.
+func drainError(ctx context.Context, orders []control.DrainResult, empty map[policies.ReplicaID]int) error {
 	why := context.Cause(ctx)
 	if errors.Is(why, context.Canceled) {
 		why = errors.New("interrupted") // and not stopped cleanly: it is not done
@@ -229,16 +229,16 @@ func unfinished(ctx context.Context, orders []control.DrainResult, empty map[pol
 	var errs []error
 	for _, o := range orders {
 		if empty[o.ID] < 2 {
-			errs = append(errs, fmt.Errorf("%s: %w: %s; it goes on draining until \"cascade undrain %s\"", o.ID, why, left(o.Replica), o.ID))
+			errs = append(errs, fmt.Errorf("%s: %w: %s; it goes on draining until \"cascade undrain %s\"", o.ID, why, describeRemaining(o.Replica), o.ID))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// look asks for the present state of replicas; one that is in the fleet no more
+// readOrders asks for the present state of replicas; one that is in the fleet no more
 // is empty.
-func look(ctx context.Context, base *url.URL, orders []control.DrainResult) ([]control.DrainResult, error) {
-	body, err := question(ctx, base, http.MethodGet, "status", nil)
+func readOrders(ctx context.Context, base *url.URL, orders []control.DrainResult) ([]control.DrainResult, error) {
+	body, err := request(ctx, base, http.MethodGet, "status", nil)
 	if err != nil {
 		return nil, err
 	}
@@ -248,7 +248,7 @@ func look(ctx context.Context, base *url.URL, orders []control.DrainResult) ([]c
 	}
 	now := make([]control.DrainResult, len(orders))
 	for i, o := range orders {
-		now[i] = control.DrainResult{Model: o.Model, Replica: control.Replica{ID: o.ID, Health: gone}}
+		now[i] = control.DrainResult{Model: o.Model, Replica: control.Replica{ID: o.ID, Health: healthGone}}
 	}
 	for _, m := range st.Models {
 		for _, r := range replicas(m) {
@@ -260,23 +260,23 @@ func look(ctx context.Context, base *url.URL, orders []control.DrainResult) ([]c
 	return now, nil
 }
 
-// gone is the health of a replica that has left the fleet.
-const gone = "gone"
+// healthGone is the health of a replica that has left the fleet.
+const healthGone = "gone"
 
-// vacant says that a replica tells that nothing runs there.
-func vacant(r control.Replica) bool {
-	return r.Health == gone || r.Connected && r.ReportAge != nil && r.Residents == 0
+// isEmpty says that a replica tells that nothing runs there.
+func isEmpty(r control.Replica) bool {
+	return r.Health == healthGone || r.Connected && r.ReportAge != nil && r.Residents == 0
 }
 
-// left says what still runs on a replica.
-func left(r control.Replica) string {
+// describeRemaining says what still runs on a replica.
+func describeRemaining(r control.Replica) string {
 	switch {
-	case r.Health == gone:
+	case r.Health == healthGone:
 		return "it has left the fleet"
 	case !r.Connected:
 		return "its migrator does not report, so that nobody knows what runs there"
 	}
-	text := counted(r.Residents, "request") + " left"
+	text := plural(r.Residents, "request") + " left"
 	if r.Pinned > 0 {
 		text += fmt.Sprintf(", %d of them pinned", r.Pinned)
 		if r.PinnedSeconds > 0 {
@@ -286,16 +286,16 @@ func left(r control.Replica) string {
 	return text
 }
 
-// counted is a number of things.
-func counted(n int, thing string) string {
+// plural is a number of things.
+func plural(n int, thing string) string {
 	if n != 1 {
 		thing += "s"
 	}
 	return fmt.Sprintf("%d %s", n, thing)
 }
 
-// standing says where a replica that was put back is.
-func standing(o control.DrainResult) string {
+// describeUndrained says where a replica that was put back is.
+func describeUndrained(o control.DrainResult) string {
 	switch {
 	case len(o.Drain) > 0:
 		return "still drained by " + strings.Join(o.Drain, " and ")

@@ -19,12 +19,12 @@ import (
 )
 
 func main() {
-	os.Exit(mainCode())
+	os.Exit(runMain())
 }
 
-// mainCode runs the process's command line until it is done or signalled. A
+// runMain runs the process's command line until it is done or signalled. A
 // second signal ends the process at once.
-func mainCode() int {
+func runMain() int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	defer context.AfterFunc(ctx, stop)()
@@ -38,7 +38,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root := newRoot(stdout, stderr)
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)
-	if err == nil || ctx.Err() != nil && stopped(err) {
+	if err == nil || ctx.Err() != nil && onlyCanceled(err) {
 		return 0
 	}
 	fmt.Fprintln(stderr, "cascade:", err)
@@ -54,11 +54,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return 1
 }
 
-// stopped says that an error tells of nothing but the end of a context.
-func stopped(err error) bool {
+// onlyCanceled says that an error tells of nothing but the end of a context.
+func onlyCanceled(err error) bool {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		for _, e := range joined.Unwrap() {
-			if !stopped(e) {
+			if !onlyCanceled(e) {
 				return false
 			}
 		}

@@ -14,7 +14,7 @@ import (
 
 // TestMain makes this test binary the command "cascade" of the scripts.
 func TestMain(m *testing.M) {
-	os.Exit(testscript.RunMain(leakChecked{m}, map[string]func() int{"cascade": mainCode}))
+	os.Exit(testscript.RunMain(leakChecked{m}, map[string]func() int{"cascade": runMain}))
 }
 
 // leakChecked fails a run of tests that leaves goroutines behind.
@@ -46,7 +46,7 @@ func (l leakChecked) Run() int {
 	return 0
 }
 
-func TestStopped(t *testing.T) {
+func TestOnlyCanceled(t *testing.T) {
 	cause := errors.New("disk full")
 	for err, want := range map[error]bool{
 		context.Canceled: true,
@@ -54,7 +54,7 @@ func TestStopped(t *testing.T) {
 		errors.Join(context.Canceled, cause):                                   false,
 		cause:                                                                  false,
 	} {
-		if stopped(err) != want {
+		if onlyCanceled(err) != want {
 			t.Errorf("%q: %v", err, !want)
 		}
 	}

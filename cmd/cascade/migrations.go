@@ -17,8 +17,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
-// mostMoves is how many moves a control plane tells at once.
-const mostMoves = 512
+// maxMigrations is how many moves a control plane tells at once.
+const maxMigrations = 512
 
 // migrationsFlags are the flags of "cascade migrations".
 type migrationsFlags struct {
@@ -49,30 +49,30 @@ freeze to commit, or from the cut to the first new token.
   cascade migrations --limit 500 --json | jq '[.moves[].stall_seconds] | max'`,
 		Args: exactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if f.limit < 1 || f.limit > mostMoves {
-				return misused(cmd, "--limit %d: 1 to %d", f.limit, mostMoves)
+			if f.limit < 1 || f.limit > maxMigrations {
+				return usageErrorf(cmd, "--limit %d: 1 to %d", f.limit, maxMigrations)
 			}
 			return s.migrations(cmd, f)
 		},
 	}
 	f.controlFlags.flags(c)
 	f.watchFlags.flags(c)
-	c.Flags().IntVar(&f.limit, "limit", 30, fmt.Sprintf("how many moves, at most %d", mostMoves))
+	c.Flags().IntVar(&f.limit, "limit", 30, fmt.Sprintf("how many moves, at most %d", maxMigrations))
 	return c
 }
 
 func (s *settings) migrations(cmd *cobra.Command, f *migrationsFlags) error {
-	base, err := f.base(cmd)
+	base, err := f.baseURL(cmd)
 	if err != nil {
 		return err
 	}
 	query := url.Values{"limit": {strconv.Itoa(f.limit)}}
 	return s.repeat(cmd, f.watchFlags, func(ctx context.Context) error {
-		body, err := question(ctx, base, http.MethodGet, "migrations", query)
+		body, err := request(ctx, base, http.MethodGet, "migrations", query)
 		if err != nil {
 			return err
 		}
-		return show(s, base, body, writeMigrations)
+		return printResponse(s, base, body, writeMigrations)
 	})
 }
 
@@ -97,14 +97,14 @@ func writeMigrations(w io.Writer, m control.Migrations) error {
 			state += ": " + move.Why
 		}
 		t.Rows = append(t.Rows, []string{began, move.Request, move.Cause, string(move.Frontend), string(move.From), string(move.To), way, state,
-			fmt.Sprint(int64(move.Tokens)), fmt.Sprint(move.Rounds), size(move.Bytes), seconds(move.Stall), seconds(move.Seconds)})
+			fmt.Sprint(int64(move.Tokens)), fmt.Sprint(move.Rounds), formatBytes(move.Bytes), formatSeconds(move.Stall), formatSeconds(move.Seconds)})
 	}
-	t.Notes = []string{totals(m.Migrations)}
+	t.Notes = []string{summarizeMigrations(m.Migrations)}
 	return t.Text(w)
 }
 
-// totals sums moves up in a line.
-func totals(moves []control.Migration) string {
+// summarizeMigrations sums moves up in a line.
+func summarizeMigrations(moves []control.Migration) string {
 	ways, stalls, copied := map[string]int{}, []float64(nil), int64(0)
 	done, aborted := 0, 0
 	for _, m := range moves {
@@ -118,7 +118,7 @@ func totals(moves []control.Migration) string {
 			aborted++
 		}
 	}
-	line := fmt.Sprintf("%s: %d done", counted(len(moves), "move"), done)
+	line := fmt.Sprintf("%s: %d done", plural(len(moves), "move"), done)
 	var kinds []string
 	for way, n := range ways {
 		kinds = append(kinds, fmt.Sprintf("%d %s", n, way))
@@ -126,10 +126,10 @@ func totals(moves []control.Migration) string {
 	if slices.Sort(kinds); len(kinds) > 0 {
 		line += " (" + strings.Join(kinds, ", ") + ")"
 	}
-	line += fmt.Sprintf(", %d aborted, %d under way; %s copied", aborted, len(moves)-done-aborted, size(copied))
+	line += fmt.Sprintf(", %d aborted, %d under way; %s copied", aborted, len(moves)-done-aborted, formatBytes(copied))
 	if len(stalls) > 0 {
 		slices.Sort(stalls)
-		line += fmt.Sprintf("; stall p50 %s, p99 %s", seconds(stalls[rank(50, len(stalls))]), seconds(stalls[rank(99, len(stalls))]))
+		line += fmt.Sprintf("; stall p50 %s, p99 %s", formatSeconds(stalls[rank(50, len(stalls))]), formatSeconds(stalls[rank(99, len(stalls))]))
 	}
 	return line + "."
 }
@@ -137,8 +137,8 @@ func totals(moves []control.Migration) string {
 // rank is where the percentile of n sorted values is.
 func rank(percent, n int) int { return (percent*n+99)/100 - 1 }
 
-// size is a number of bytes with a unit.
-func size(n int64) string {
+// formatBytes is a number of bytes with a unit.
+func formatBytes(n int64) string {
 	switch {
 	case n <= 0:
 		return "–"
@@ -150,8 +150,8 @@ func size(n int64) string {
 	return fmt.Sprintf("%.2f GiB", float64(n)/(1<<30))
 }
 
-// seconds is a time with a unit; "–" for none.
-func seconds(s float64) string {
+// formatSeconds is a time with a unit; "–" for none.
+func formatSeconds(s float64) string {
 	switch {
 	case s <= 0:
 		return "–"

@@ -84,8 +84,8 @@ func TestMigrations(t *testing.T) {
 
 func TestUnits(t *testing.T) {
 	for got, want := range map[string]string{
-		size(0): "–", size(1000): "1.0 KiB", size(5 << 20): "5.0 MiB", size(3 << 29): "1.50 GiB",
-		seconds(0): "–", seconds(0.00123): "1.23 ms", seconds(2): "2 s",
+		formatBytes(0): "–", formatBytes(1000): "1.0 KiB", formatBytes(5 << 20): "5.0 MiB", formatBytes(3 << 29): "1.50 GiB",
+		formatSeconds(0): "–", formatSeconds(0.00123): "1.23 ms", formatSeconds(2): "2 s",
 	} {
 		if got != want {
 			t.Errorf("%q, want %q", got, want)

@@ -73,7 +73,7 @@ by OTLP over gRPC; the other variables of OpenTelemetry count, too.`,
 			}
 			r, err := fleet.Replica(m.replica)
 			if err != nil {
-				return misused(cmd, "--replica: %w", err)
+				return usageErrorf(cmd, "--replica: %w", err)
 			}
 			return s.runMigrator(cmd.Context(), fleet, r, m)
 		},
@@ -89,12 +89,12 @@ by OTLP over gRPC; the other variables of OpenTelemetry count, too.`,
 }
 
 func (s *settings) runMigrator(ctx context.Context, fleet wiring.Fleet, r config.Replica, m *migratorFlags) error {
-	fm, err := s.member(fleet, component{identity.Migrator, r.ID}, m.control)
+	fm, err := s.newControlConns(fleet, component{identity.Migrator, r.ID}, m.control)
 	if err != nil {
 		return err
 	}
-	defer fm.id.close()
-	links, hangUp, err := fm.links()
+	defer fm.creds.close()
+	links, hangUp, err := fm.dial()
 	if err != nil {
 		return err
 	}
@@ -104,13 +104,13 @@ func (s *settings) runMigrator(ctx context.Context, fleet wiring.Fleet, r config
 		return err
 	}
 	defer spans.Close()
-	fmt.Fprintln(s.stderr, found(inventory.Config{Name: r.Node, CUDA: cudaLibrary(), NVML: nvmlLibrary()}, fm.log))
-	next, err := succeed(ctx, m.runtime, r.ID, r.Address)
+	fmt.Fprintln(s.stderr, describeHost(inventory.Config{Name: r.Node, CUDA: cudaLibrary(), NVML: nvmlLibrary()}, fm.log))
+	next, err := beginUpgrade(ctx, m.runtime, r.ID, r.Address)
 	if err != nil {
 		return fmt.Errorf("migrator of %s: %w", r.ID, err)
 	}
 	defer next.abandon()
-	doors, err := openDoors(next, r)
+	doors, err := openReplicaListeners(next, r)
 	if err != nil {
 		return fmt.Errorf("migrator of %s: %w", r.ID, err)
 	}
@@ -118,19 +118,19 @@ func (s *settings) runMigrator(ctx context.Context, fleet wiring.Fleet, r config
 	all := newGPUs(fleet.Fleet.CUDA, fm.log)
 	seen := devicewatch.New(devicewatch.Config{Where: inventory.Config{Name: r.Node, CUDA: cudaLibrary(), NVML: nvmlLibrary()}, Logger: fm.log})
 	d, err := migratord.New(migratord.Config{
-		Fleet: fleet, Replica: r, Control: links[0], OtherControl: links[1:], Clients: doors.clients, Peers: fm.id.Listener(doors.peers), Listen: next.again(clientsDoor),
-		TLS: fm.id.Keys, Runtime: m.runtime, GPUs: all, RDMA: rdma(fm.log), Machine: seen.Machine, Drain: m.drain, Predecessor: next.predecessor(), Tracer: spans.Tracer("migrator"), Logger: fm.log,
+		Fleet: fleet, Replica: r, Control: links[0], OtherControl: links[1:], Clients: doors.clients, Peers: fm.creds.WrapListener(doors.peers), Listen: next.reopen(clientsDoor),
+		TLS: fm.creds.Provider, Runtime: m.runtime, GPUs: all, RDMA: rdma(fm.log), Machine: seen.Machine, Drain: m.drain, Predecessor: next.predecessor(), Tracer: spans.Tracer("migrator"), Logger: fm.log,
 	})
 	if err != nil {
 		doors.close()
 		return err
 	}
-	front := d.Front()
+	front := d.Frontend()
 	metrics := newRegistry()
-	metrics.MustRegister(newFrontCollector(d.Status, r.ID, r.Model))
+	metrics.MustRegister(newFrontendCollector(d.Status, r.ID, r.Model))
 	if d.Market() != nil {
-		metrics.MustRegister(newMovingCollector(func() moving {
-			return moving{market: d.Market().Status(), mover: d.Mover().Stats(), slots: fleet.Migration.Slots}
+		metrics.MustRegister(newMigrationCollector(func() migrationSample {
+			return migrationSample{market: d.Market().Status(), executor: d.Executor().Stats(), maxConcurrent: fleet.Migration.MaxConcurrent}
 		}, r.ID, r.Model))
 	}
 
@@ -148,30 +148,30 @@ func (s *settings) runMigrator(ctx context.Context, fleet wiring.Fleet, r config
 		return d.Serve(back)
 	})
 	g.Go(func() error {
-		return next.run(back, part{
-			ready: func() bool { return front.Status().EngineReady }, reign: d.Reign, retire: d.Retire,
-			follow: func(ctx context.Context, link *handover.Link) {
+		return next.run(back, upgradeSteps{
+			ready: func() bool { return front.Status().EngineReady }, lead: d.Lead, retire: d.Retire,
+			followPredecessor: func(ctx context.Context, link *handover.Link) {
 				if link == nil {
-					d.Follow(ctx, nil)
+					d.FollowPredecessor(ctx, nil)
 					return
 				}
-				d.Follow(ctx, link)
+				d.FollowPredecessor(ctx, link)
 			},
-			precede: func(ctx context.Context, link *handover.Link) { d.Precede(ctx, link) },
+			serveSuccessor: func(ctx context.Context, link *handover.Link) { d.ServeSuccessor(ctx, link) },
 		}, fm.log)
 	})
 	g.Go(func() error { return all.Run(back) })
 	g.Go(func() error { return seen.Run(back) })
 	g.Go(func() error {
-		mux := adminHandler(metrics, func() string { return frontReady(front.Status()) })
+		mux := adminHandler(metrics, func() string { return frontendReadiness(front.Status()) })
 		mux.Handle("GET /policies/records", control.RestrictHosts(nil, policyhost.Records(d.Hosts()...)))
 		return serveAdmin(back, doors.admin, mux)
 	})
 	return errors.Join(g.Wait(), all.Close())
 }
 
-// frontReady says why a front takes no requests; "" when it does.
-func frontReady(s frontend.Status) string {
+// frontendReadiness says why a front takes no requests; "" when it does.
+func frontendReadiness(s frontend.Status) string {
 	switch {
 	case s.Draining:
 		return "draining"
@@ -181,8 +181,8 @@ func frontReady(s frontend.Status) string {
 	return ""
 }
 
-// doors are the open sockets of one replica's migrator.
-type doors struct {
+// replicaListeners are the open sockets of one replica's migrator.
+type replicaListeners struct {
 	clients, peers net.Listener
 	admin          net.Listener // nil: none
 }
@@ -194,8 +194,8 @@ const (
 	adminDoor   = "admin"
 )
 
-// openDoors opens the sockets of a replica, or takes those of its predecessor.
-func openDoors(next *successor, r config.Replica) (d doors, err error) {
+// openReplicaListeners opens the sockets of a replica, or takes those of its predecessor.
+func openReplicaListeners(next *upgrade, r config.Replica) (d replicaListeners, err error) {
 	defer func() {
 		if err != nil {
 			d.close()
@@ -213,7 +213,7 @@ func openDoors(next *successor, r config.Replica) (d doors, err error) {
 	return d, err
 }
 
-func (d doors) close() {
+func (d replicaListeners) close() {
 	for _, l := range [...]net.Listener{d.clients, d.peers, d.admin} {
 		if l != nil {
 			l.Close()

@@ -40,7 +40,7 @@ type planFlags struct {
 
 // newPlan is "cascade plan": what stages a trace would get.
 func newPlan(s *settings) *cobra.Command {
-	src, p := &source{}, &planFlags{}
+	src, p := &traceFlags{}, &planFlags{}
 	c := &cobra.Command{
 		Use:   "plan",
 		Short: "Plan stages offline for a trace or a mix; tell, pin and take back those in force",
@@ -78,25 +78,25 @@ The commands below it are about the plans of a control plane that runs.`,
 	return c
 }
 
-// planned is the result of "cascade plan".
-type planned struct {
-	Source     string         `json:"source"`
-	Policy     string         `json:"policy"`
-	Profile    string         `json:"profile"`
-	Replicas   int            `json:"replicas"`
-	Requests   int            `json:"requests"`
-	Rate       float64        `json:"requests_per_second"`
-	Cost       float64        `json:"cost"`
-	OneStage   *float64       `json:"one_stage_cost"` // null: one stage cannot carry the load
-	Exact      bool           `json:"exact"`
-	Elapsed    float64        `json:"elapsed_seconds"`
-	Stages     []plannedStage `json:"stages"`
+// planResult is the result of "cascade plan".
+type planResult struct {
+	Source     string        `json:"source"`
+	Policy     string        `json:"policy"`
+	Profile    string        `json:"profile"`
+	Replicas   int           `json:"replicas"`
+	Requests   int           `json:"requests"`
+	Rate       float64       `json:"requests_per_second"`
+	Cost       float64       `json:"cost"`
+	OneStage   *float64      `json:"one_stage_cost"` // null: one stage cannot carry the load
+	Exact      bool          `json:"exact"`
+	Elapsed    float64       `json:"elapsed_seconds"`
+	Stages     []stageResult `json:"stages"`
 	plan       policies.Plan
 	partitions policies.Partition
 }
 
-// plannedStage is one row of the plan.
-type plannedStage struct {
+// stageResult is one row of the plan.
+type stageResult struct {
 	Low       policies.Tokens  `json:"low"`
 	High      *policies.Tokens `json:"high"` // null: open
 	Replicas  int              `json:"replicas"`
@@ -106,7 +106,7 @@ type plannedStage struct {
 	Iteration float64          `json:"iteration_seconds,omitempty"`
 }
 
-func (s *settings) plan(src *source, p *planFlags) error {
+func (s *settings) plan(src *traceFlags, p *planFlags) error {
 	if src.maxLength == 0 || src.maxLength > p.context {
 		src.maxLength = p.context
 	}
@@ -132,7 +132,7 @@ func (s *settings) plan(src *source, p *planFlags) error {
 	if err != nil {
 		return err
 	}
-	out := describe(w, part)
+	out := describePartition(w, part)
 	out.Source, out.Policy, out.Profile, out.Replicas = name, p.policy, p.profile, p.replicas
 	out.Requests, out.Rate, out.Elapsed = len(requests), trace.Rate(requests), elapsed
 	if p.picture != "" {
@@ -158,17 +158,17 @@ func (p *planFlags) workload(requests []trace.Request) (policies.Workload, error
 		profile.LinkRate = p.linkGbps * 1e9 / 8
 	}
 	w := policies.Workload{
-		Flow: flows(requests, policies.Edges(policies.Tokens(p.context), planBuckets), !p.ignoreHash),
+		Flow: countFlow(requests, policies.Edges(policies.Tokens(p.context), planBuckets), !p.ignoreHash),
 		Cost: profile.Cost(), Capacity: profile.Capacity(), Transfer: profile.Transfer(), Replicas: p.replicas,
 		Limits: policies.Limits{Stages: p.stages, Iteration: p.iteration.Seconds(), Pooling: p.pooling},
 	}
-	w.Snapshot = steady(w, requests)
+	w.Snapshot = steadyBatches(w, requests)
 	return w, w.Validate()
 }
 
-// flows counts a whole trace with a memory much longer than it. Prefix hits
+// countFlow counts a whole trace with a memory much longer than it. Prefix hits
 // are those of one unbounded cache: an upper bound on what replicas find.
-func flows(requests []trace.Request, edges []policies.Tokens, prefixes bool) policies.Flow {
+func countFlow(requests []trace.Request, edges []policies.Tokens, prefixes bool) policies.Flow {
 	last := requests[len(requests)-1].At.Seconds()
 	count := flow.New(edges, 1000*(last+1))
 	count.Flow(0)
@@ -198,9 +198,9 @@ func cachedPrefix(seen map[uint64]bool, r trace.Request) policies.Tokens {
 	return min(policies.Tokens(hit)*trace.BlockTokens, r.Input-1)
 }
 
-// steady is the in-flight snapshot that one stage would show under the flow:
+// steadyBatches is the in-flight snapshot that one stage would show under the flow:
 // φ·T requests per bucket by Little's law. Only the paper's policy looks at it.
-func steady(w policies.Workload, requests []trace.Request) []policies.Batch {
+func steadyBatches(w policies.Workload, requests []trace.Request) []policies.Batch {
 	iteration := w.Cost.D0
 	if one, err := partition.Flow.Price(w, nil, []int{w.Replicas}); err == nil {
 		iteration = one.Iterations[0]
@@ -219,9 +219,9 @@ func steady(w policies.Workload, requests []trace.Request) []policies.Batch {
 	return batches
 }
 
-// describe turns a partition into stages with their share of the flow.
-func describe(w policies.Workload, part policies.Partition) planned {
-	out := planned{Cost: part.Cost, Exact: part.Exact, partitions: part}
+// describePartition turns a partition into stages with their share of the flow.
+func describePartition(w policies.Workload, part policies.Partition) planResult {
+	out := planResult{Cost: part.Cost, Exact: part.Exact, partitions: part}
 	if !math.IsInf(part.OneStage, 1) {
 		out.OneStage = &part.OneStage
 	}
@@ -240,7 +240,7 @@ func describe(w policies.Workload, part policies.Partition) planned {
 			id++
 		}
 		out.plan.Stages = append(out.plan.Stages, st)
-		row := plannedStage{Low: st.Low, Replicas: n}
+		row := stageResult{Low: st.Low, Replicas: n}
 		if st.High != policies.Unbounded {
 			row.High = &st.High
 		}
@@ -259,7 +259,7 @@ func describe(w policies.Workload, part policies.Partition) planned {
 	return out
 }
 
-func (p planned) table() report.Table {
+func (p planResult) table() report.Table {
 	t := report.Table{
 		Title:  fmt.Sprintf("%s: %d requests, %.2f/s on %d replicas of %s", p.Source, p.Requests, p.Rate, p.Replicas, p.Profile),
 		Header: []string{"stage", "lengths", "replicas", "arrivals/s", "tokens/s", "utilisation", "iteration"}, Left: 2,

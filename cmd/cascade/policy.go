@@ -89,23 +89,23 @@ written beside it, and a compiler for wasm32: see "cascade policy build --help".
 	}
 	f := c.Flags()
 	f.StringVar(&n.Kind, "kind", "refine", "what it decides: "+strings.Join(policydev.NewKinds(), ", ")+"; in Rego always guard")
-	f.StringVar(&n.Lang, "lang", "go", "language: "+strings.Join(policydev.NewLangs(), ", "))
+	f.StringVar(&n.Lang, "lang", "go", "language: "+strings.Join(policydev.NewLanguages(), ", "))
 	f.StringVar(&n.Sources, "cascade", "", "checkout of Cascade to build a Go policy against")
 	completeFrom(c, "kind", policydev.NewKinds())
-	completeFrom(c, "lang", policydev.NewLangs())
+	completeFrom(c, "lang", policydev.NewLanguages())
 	return c
 }
 
-// policyBuild are the flags of commands that build folders.
-type policyBuild struct{ cc string }
+// policyBuildFlags are the flags of commands that build folders.
+type policyBuildFlags struct{ cc string }
 
-func (b *policyBuild) flags(c *cobra.Command) {
+func (b *policyBuildFlags) flags(c *cobra.Command) {
 	c.Flags().StringVar(&b.cc, "cc", "", "C compiler for wasm32, for instance \"zig cc\"; empty: zig, the Python package ziglang, or clang")
 }
 
 // module returns the path of a module, which it builds when it is given a folder
 // or rules.
-func (b *policyBuild) module(ctx context.Context, path string) (file string, err error) {
+func (b *policyBuildFlags) module(ctx context.Context, path string) (file string, err error) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return "", err
@@ -117,26 +117,26 @@ func (b *policyBuild) module(ctx context.Context, path string) (file string, err
 	return built.File, err
 }
 
-// looked is a module that a command only looks at.
-type looked struct {
+// inspectedModule is a module that a command only looks at.
+type inspectedModule struct {
 	file string // where it lies
 	name string // what people are told that it is
 	at   string // what files that belong to it are named after
 }
 
-// look returns a module. What is built from a folder or from rules goes into a file that
+// inspect returns a module. What is built from a folder or from rules goes into a file that
 // done removes, and what lies beside the sources stays as it is: it is what somebody else
 // made, and may be what is to be checked.
-func (b *policyBuild) look(ctx context.Context, path string) (l looked, done func() error, err error) {
+func (b *policyBuildFlags) inspect(ctx context.Context, path string) (l inspectedModule, done func() error, err error) {
 	done = func() error { return nil }
 	info, err := os.Stat(path)
 	if err != nil {
 		return l, done, err
 	}
 	if !info.IsDir() && filepath.Ext(path) != ".rego" {
-		return looked{path, path, path}, done, nil
+		return inspectedModule{path, path, path}, done, nil
 	}
-	at, err := policydev.ModuleOf(path)
+	at, err := policydev.ModulePath(path)
 	if err != nil {
 		return l, done, err
 	}
@@ -146,11 +146,11 @@ func (b *policyBuild) look(ctx context.Context, path string) (l looked, done fun
 	}
 	done = func() error { return os.RemoveAll(temp) }
 	built, err := policydev.Build(ctx, path, filepath.Join(temp, filepath.Base(at)), b.cc)
-	return looked{built.File, path, at}, done, err
+	return inspectedModule{built.File, path, at}, done, err
 }
 
 // open loads a module, or what is built from a folder, with a configuration file.
-func (b *policyBuild) open(ctx context.Context, path, configuration string) (*policydev.Subject, error) {
+func (b *policyBuildFlags) open(ctx context.Context, path, configuration string) (*policydev.Subject, error) {
 	var text []byte
 	if configuration != "" {
 		var err error
@@ -165,15 +165,15 @@ func (b *policyBuild) open(ctx context.Context, path, configuration string) (*po
 	return policydev.Open(ctx, file, text)
 }
 
-// oneOrHere wants at most one argument, and stands for "." without.
-func oneOrHere(c *cobra.Command, args []string) error {
+// atMostOnePath wants at most one argument, and stands for "." without.
+func atMostOnePath(c *cobra.Command, args []string) error {
 	if len(args) > 1 {
-		return misused(c, "name one module or folder, not %d", len(args))
+		return usageErrorf(c, "name one module or folder, not %d", len(args))
 	}
 	return nil
 }
 
-func here(args []string) string {
+func pathOrWorkingDir(args []string) string {
 	if len(args) == 0 {
 		return "."
 	}
@@ -181,7 +181,7 @@ func here(args []string) string {
 }
 
 func newPolicyBuild(s *settings) *cobra.Command {
-	b, out := &policyBuild{}, ""
+	b, out := &policyBuildFlags{}, ""
 	c := &cobra.Command{
 		Use:   "build [DIR|FILE.rego]",
 		Short: "Build a module from Go, C or Rego; the same bytes everywhere",
@@ -204,9 +204,9 @@ a container.`,
 		Example: `  cascade policy build
   cascade policy build policy.rego
   cascade policy build my-bids -o bids.wasm --cc "zig cc"`,
-		Args: oneOrHere,
+		Args: atMostOnePath,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			built, err := policydev.Build(cmd.Context(), here(args), out, b.cc)
+			built, err := policydev.Build(cmd.Context(), pathOrWorkingDir(args), out, b.cc)
 			if err != nil {
 				return err
 			}
@@ -226,7 +226,7 @@ a container.`,
 var errRefused = errors.New("no host takes this module")
 
 func newPolicyInspect(s *settings) *cobra.Command {
-	b := &policyBuild{}
+	b := &policyBuildFlags{}
 	c := &cobra.Command{
 		Use:   "inspect FILE|DIR",
 		Short: "What a module decides, has and may do; whether hosts take it",
@@ -240,7 +240,7 @@ Exit codes: 0 for a module that hosts take, 1 for one that they refuse, with the
 and where it lies in the file.`,
 		Args: exactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) (failed error) {
-			l, done, err := b.look(cmd.Context(), args[0])
+			l, done, err := b.inspect(cmd.Context(), args[0])
 			defer func() { failed = errors.Join(failed, done()) }()
 			if err != nil {
 				return err
@@ -264,18 +264,18 @@ and where it lies in the file.`,
 			stated := signature.Statement.Generation > 0
 			if s.json {
 				out := struct {
-					policydev.Inspected
+					policydev.Inspection
 					Signature json.RawMessage `json:"signature,omitempty"`
-				}{Inspected: in}
+				}{Inspection: in}
 				if stated {
 					text, unwritten := signature.Encode()
 					out.Signature, err = text, errors.Join(err, unwritten)
 				}
 				return errors.Join(s.print(out), err)
 			}
-			err = errors.Join(s.inspected(in), err)
+			err = errors.Join(s.printInspection(in), err)
 			if stated {
-				err = errors.Join(err, s.stated(at, signature))
+				err = errors.Join(err, s.printStatement(at, signature))
 			}
 			return err
 		},
@@ -284,7 +284,7 @@ and where it lies in the file.`,
 	return c
 }
 
-func (s *settings) inspected(in policydev.Inspected) error {
+func (s *settings) printInspection(in policydev.Inspection) error {
 	kib := func(n uint64) string { return fmt.Sprintf("%d KiB", n>>10) }
 	metered := ""
 	if in.Metered > 0 { // not of one that was refused before

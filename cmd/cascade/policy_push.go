@@ -16,8 +16,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 
-// pushed is a module on its way to the slots of a fleet.
-type pushed struct {
+// pushRequest is a module on its way to the slots of a fleet.
+type pushRequest struct {
 	slots                            []string
 	goal, scope, by                  string
 	permille                         int
@@ -25,7 +25,7 @@ type pushed struct {
 }
 
 // push gives a module to a control plane.
-func push(ctx context.Context, base *url.URL, p pushed) ([]byte, error) {
+func push(ctx context.Context, base *url.URL, p pushRequest) ([]byte, error) {
 	q := url.Values{"slot": p.slots, "goal": {p.goal}, "by": {p.by}}
 	if p.permille != 0 {
 		q.Set("permille", strconv.Itoa(p.permille))
@@ -41,12 +41,12 @@ func push(ctx context.Context, base *url.URL, p pushed) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return questionWith(ctx, base, http.MethodPost, "policies/push", q, bytes.NewReader(body))
+	return requestWithBody(ctx, base, http.MethodPost, "policies/push", q, bytes.NewReader(body))
 }
 
 // check says what no control plane would take, before a module is sent to one.
-func (p pushed) check(cmd *cobra.Command) error {
-	if err := someSlots(cmd, p.slots); err != nil {
+func (p pushRequest) check(cmd *cobra.Command) error {
+	if err := requireSlots(cmd, p.slots); err != nil {
 		return err
 	}
 	for _, slot := range p.slots {
@@ -55,34 +55,34 @@ func (p pushed) check(cmd *cobra.Command) error {
 			scope = "any" // the control plane knows which there are
 		}
 		if err := policyslots.CheckGoal(slot, policyslots.Goal(p.goal), p.permille, scope); err != nil {
-			return misused(cmd, "--slot %s: --%v", slot, err)
+			return usageErrorf(cmd, "--slot %s: --%v", slot, err)
 		}
 	}
 	return nil
 }
 
-// slotOrder is a command that orders something about slots of a fleet.
-type slotOrder struct {
+// slotFlags is a command that orders something about slots of a fleet.
+type slotFlags struct {
 	controlFlags
 	goal, scope, by string
 	permille        int
 	generation      uint64
 }
 
-func (o *slotOrder) flags(c *cobra.Command) {
+func (o *slotFlags) flags(c *cobra.Command) {
 	o.controlFlags.flags(c)
-	c.Flags().StringVar(&o.by, "by", whoAmI(), "who asks, for the status")
+	c.Flags().StringVar(&o.by, "by", currentUser(), "who asks, for the status")
 	c.Flags().Lookup("by").DefValue = "<user>@<host name>"
 }
 
 // canary adds the flags of how far a canary goes.
-func (o *slotOrder) canary(c *cobra.Command) {
+func (o *slotFlags) canary(c *cobra.Command) {
 	c.Flags().IntVar(&o.permille, "permille", 0, "largest share of a canary, in 1/1000 of the requests, for kinds that decide for one request; 0: 10")
 	c.Flags().StringVar(&o.scope, "scope", "", "what tries it first, for kinds that decide for many: a model (partition, guard) or a node (refine)")
 }
 
 // share is the permille of a goal, with its default.
-func (o *slotOrder) share(kinds []string, goal string) int {
+func (o *slotFlags) share(kinds []string, goal string) int {
 	if o.permille == 0 && goal == string(policyslots.Canary) && len(kinds) > 0 && policyslots.PerRequest(kinds[0]) {
 		return 10
 	}
@@ -90,7 +90,7 @@ func (o *slotOrder) share(kinds []string, goal string) int {
 }
 
 func newPolicyPush(s *settings) *cobra.Command {
-	o, b := &slotOrder{}, &policyBuild{}
+	o, b := &slotFlags{}, &policyBuildFlags{}
 	var kinds []string
 	var signature, config string
 	c := &cobra.Command{
@@ -117,7 +117,7 @@ rollback" ends it. Without modules, and whenever one fails, the built-in policie
   cascade policy push outlier.wasm --configuration outlier.conf --goal proven`,
 		Args: exactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			p := pushed{slots: kinds, goal: o.goal, scope: o.scope, by: o.by, permille: o.permille}
+			p := pushRequest{slots: kinds, goal: o.goal, scope: o.scope, by: o.by, permille: o.permille}
 			path, err := b.module(cmd.Context(), args[0])
 			if err != nil {
 				return err
@@ -150,7 +150,7 @@ rollback" ends it. Without modules, and whenever one fails, the built-in policie
 			if err := p.check(cmd); err != nil {
 				return err
 			}
-			base, err := o.base(cmd)
+			base, err := o.baseURL(cmd)
 			if err != nil {
 				return err
 			}
@@ -158,7 +158,7 @@ rollback" ends it. Without modules, and whenever one fails, the built-in policie
 			if err != nil {
 				return err
 			}
-			return show(s, base, body, writeOrdered)
+			return printResponse(s, base, body, writeWanted)
 		},
 	}
 	b.flags(c)
@@ -174,11 +174,11 @@ rollback" ends it. Without modules, and whenever one fails, the built-in policie
 	return c
 }
 
-// steps are the goals of a candidate, in their order.
-var steps = []policyslots.Goal{policyslots.Warm, policyslots.Shadow, policyslots.Canary, policyslots.Active}
+// promotionGoals are the goals of a candidate, in their order.
+var promotionGoals = []policyslots.Goal{policyslots.Warm, policyslots.Shadow, policyslots.Canary, policyslots.Active}
 
 func newPolicyShadow(s *settings) *cobra.Command {
-	o := &slotOrder{}
+	o := &slotFlags{}
 	c := &cobra.Command{
 		Use:   "shadow SLOT...",
 		Short: "Let what is on trial in a slot answer recorded calls alone",
@@ -187,10 +187,10 @@ it answers recorded calls and nobody hears it. A module that was in canary decid
 nothing any more, at once. "cascade policy push" begins there.`,
 		Example: `  cascade policy shadow bid-select
   cascade policy status bid-select --watch     # where would it have decided otherwise?`,
-		Args: someSlots,
+		Args: requireSlots,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.goal = string(policyslots.Shadow)
-			return s.moveGoal(cmd, o, args)
+			return s.setGoal(cmd, o, args)
 		},
 	}
 	o.flags(c)
@@ -199,7 +199,7 @@ nothing any more, at once. "cascade policy push" begins there.`,
 }
 
 func newPolicyPromote(s *settings) *cobra.Command {
-	o := &slotOrder{}
+	o := &slotFlags{}
 	c := &cobra.Command{
 		Use:   "promote SLOT...",
 		Short: "Let what is on trial in a slot go further",
@@ -216,9 +216,9 @@ shadow. The site's rules are asked. "--to proven" is the step without any gate.`
   cascade policy promote bid-select --permille 100
   cascade policy promote bid-select --to active
   cascade policy promote refine --scope rack-7`,
-		Args: someSlots,
+		Args: requireSlots,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return s.moveGoal(cmd, o, args)
+			return s.setGoal(cmd, o, args)
 		},
 	}
 	o.flags(c)
@@ -230,7 +230,7 @@ shadow. The site's rules are asked. "--to proven" is the step without any gate.`
 }
 
 func newPolicyRollback(s *settings) *cobra.Command {
-	o := &slotOrder{}
+	o := &slotFlags{}
 	var reason string
 	c := &cobra.Command{
 		Use:   "rollback SLOT...",
@@ -241,19 +241,19 @@ before it warm: it decides as soon as they hear of this. A generation that was t
 never runs again: to bring the module back, sign it again, which gives it a new one.`,
 		Example: `  cascade policy rollback bid-select --reason "sends everything to r3"
   cascade policy rollback bid-quote bid-select`,
-		Args: someSlots,
+		Args: requireSlots,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			base, err := o.base(cmd)
+			base, err := o.baseURL(cmd)
 			if err != nil {
 				return err
 			}
 			q := o.query(args)
 			q.Set("reason", reason)
-			body, err := question(cmd.Context(), base, http.MethodPost, "policies/rollback", q)
+			body, err := request(cmd.Context(), base, http.MethodPost, "policies/rollback", q)
 			if err != nil {
 				return err
 			}
-			return show(s, base, body, writeOrdered)
+			return printResponse(s, base, body, writeWanted)
 		},
 	}
 	o.flags(c)
@@ -263,7 +263,7 @@ never runs again: to bring the module back, sign it again, which gives it a new 
 }
 
 // query names the slots and the generation of an order.
-func (o *slotOrder) query(kinds []string) url.Values {
+func (o *slotFlags) query(kinds []string) url.Values {
 	q := url.Values{"slot": kinds, "by": {o.by}}
 	if o.generation != 0 {
 		q.Set("generation", strconv.FormatUint(o.generation, 10))
@@ -271,14 +271,14 @@ func (o *slotOrder) query(kinds []string) url.Values {
 	return q
 }
 
-// moveGoal sets the goal of what is on trial.
-func (s *settings) moveGoal(cmd *cobra.Command, o *slotOrder, kinds []string) error {
-	base, err := o.base(cmd)
+// setGoal sets the goal of what is on trial.
+func (s *settings) setGoal(cmd *cobra.Command, o *slotFlags, kinds []string) error {
+	base, err := o.baseURL(cmd)
 	if err != nil {
 		return err
 	}
 	if o.goal == "" {
-		if err := o.next(cmd.Context(), base, kinds); err != nil {
+		if err := o.nextGoal(cmd.Context(), base, kinds); err != nil {
 			return err
 		}
 	}
@@ -288,17 +288,17 @@ func (s *settings) moveGoal(cmd *cobra.Command, o *slotOrder, kinds []string) er
 	if n := o.share(kinds, o.goal); n != 0 {
 		q.Set("permille", strconv.Itoa(n))
 	}
-	body, err := questionWith(cmd.Context(), base, http.MethodPost, "policies/goal", q, nil)
+	body, err := requestWithBody(cmd.Context(), base, http.MethodPost, "policies/goal", q, nil)
 	if err != nil {
 		return err
 	}
-	return show(s, base, body, writeOrdered)
+	return printResponse(s, base, body, writeWanted)
 }
 
-// next finds the goal after the present one, which is the same in all the slots. A
+// nextGoal finds the goal after the present one, which is the same in all the slots. A
 // larger share is a step of its own.
-func (o *slotOrder) next(ctx context.Context, base *url.URL, kinds []string) error {
-	body, err := question(ctx, base, http.MethodGet, "policies", url.Values{"slot": kinds})
+func (o *slotFlags) nextGoal(ctx context.Context, base *url.URL, kinds []string) error {
+	body, err := request(ctx, base, http.MethodGet, "policies", url.Values{"slot": kinds})
 	if err != nil {
 		return err
 	}
@@ -319,9 +319,9 @@ func (o *slotOrder) next(ctx context.Context, base *url.URL, kinds []string) err
 	if len(goals) != 1 {
 		return fmt.Errorf("%d slots have trials, and not all are equally far: name the goal with --to", len(goals))
 	}
-	for i, g := range steps[:len(steps)-1] {
+	for i, g := range promotionGoals[:len(promotionGoals)-1] {
 		if goals[string(g)] {
-			o.goal = string(steps[i+1])
+			o.goal = string(promotionGoals[i+1])
 			if g == policyslots.Canary && o.permille != 0 {
 				o.goal = string(policyslots.Canary)
 			}
@@ -333,14 +333,14 @@ func (o *slotOrder) next(ctx context.Context, base *url.URL, kinds []string) err
 	return nil
 }
 
-// someSlots wants the names of slots.
-func someSlots(c *cobra.Command, args []string) error {
+// requireSlots wants the names of slots.
+func requireSlots(c *cobra.Command, args []string) error {
 	if len(args) == 0 {
-		return misused(c, "name the slot, one of %q", policyslots.Kinds())
+		return usageErrorf(c, "name the slot, one of %q", policyslots.Kinds())
 	}
 	for _, a := range args {
 		if !policyslots.Known(a) {
-			return misused(c, "%q is no slot; there are %q", a, policyslots.Kinds())
+			return usageErrorf(c, "%q is no slot; there are %q", a, policyslots.Kinds())
 		}
 	}
 	return nil

@@ -20,8 +20,8 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/calllog"
 )
 
-// recorded sums up the calls that a host has recorded.
-type recorded struct {
+// callRecords sums up the calls that a host has recorded.
+type callRecords struct {
 	Slot    string         `json:"slot"`
 	Host    string         `json:"host"`
 	File    string         `json:"file"`
@@ -51,11 +51,11 @@ their own machine only.`,
   cascade policy records bid-select -c fleet.yaml --replica r0 -o bids.jsonl`,
 		Args: exactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := someSlots(cmd, args); err != nil {
+			if err := requireSlots(cmd, args); err != nil {
 				return err
 			}
 			if out == "-" && s.json {
-				return misused(cmd, "-o - writes the calls to stdout, and --json a summary: name a file for one of them")
+				return usageErrorf(cmd, "-o - writes the calls to stdout, and --json a summary: name a file for one of them")
 			}
 			base, err := recordsBase(cmd, f, replica)
 			if err != nil {
@@ -78,7 +78,7 @@ their own machine only.`,
 			if s.json {
 				return s.print(r)
 			}
-			return s.fetched(r)
+			return s.printRecords(r)
 		},
 	}
 	f.flags(c)
@@ -91,10 +91,10 @@ their own machine only.`,
 // recordsBase is the admin server to ask.
 func recordsBase(cmd *cobra.Command, f *controlFlags, replica string) (*url.URL, error) {
 	if replica == "" {
-		return f.base(cmd)
+		return f.baseURL(cmd)
 	}
 	if cmd.Flags().Changed("control") {
-		return nil, misused(cmd, "--replica asks a migrator, --control a control plane: give one of them")
+		return nil, usageErrorf(cmd, "--replica asks a migrator, --control a control plane: give one of them")
 	}
 	fleet, err := f.file.load(cmd)
 	if err != nil {
@@ -102,7 +102,7 @@ func recordsBase(cmd *cobra.Command, f *controlFlags, replica string) (*url.URL,
 	}
 	r, err := fleet.Replica(replica)
 	if err != nil {
-		return nil, misused(cmd, "--replica: %w", err)
+		return nil, usageErrorf(cmd, "--replica: %w", err)
 	}
 	if r.Admin == "" {
 		return nil, fmt.Errorf("%s: replica %s has no \"admin\" address, where its migrator would answer", f.file.path, replica)
@@ -111,7 +111,7 @@ func recordsBase(cmd *cobra.Command, f *controlFlags, replica string) (*url.URL,
 }
 
 // fetchRecords asks for the calls of a slot, and looks whether they are any.
-func fetchRecords(ctx context.Context, base *url.URL, slot string) (r recorded, text []byte, err error) {
+func fetchRecords(ctx context.Context, base *url.URL, slot string) (r callRecords, text []byte, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pushTimeout)
 	defer cancel()
 	u := base.JoinPath("policies/records")
@@ -130,20 +130,20 @@ func fetchRecords(ctx context.Context, base *url.URL, slot string) (r recorded, 
 		return r, nil, fmt.Errorf("nobody answers at %s: %w; name the control plane with --control or -c, or a migrator with --replica (\"cascade up\" is all of them: leave --replica out)", base, err)
 	}
 	defer resp.Body.Close()
-	text, err = io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
+	text, err = io.ReadAll(io.LimitReader(resp.Body, maxResponse+1))
 	switch {
 	case err != nil:
 		return r, nil, fmt.Errorf("%s: %w", u, err)
 	case resp.StatusCode != http.StatusOK:
-		return r, nil, refusal(u, resp.Status, text)
-	case len(text) > maxAnswer:
-		return r, nil, fmt.Errorf("%s answers more than %d MiB", u, maxAnswer>>20)
+		return r, nil, responseError(u, resp.Status, text)
+	case len(text) > maxResponse:
+		return r, nil, fmt.Errorf("%s answers more than %d MiB", u, maxResponse>>20)
 	}
 	frames, err := calllog.Read(bytes.NewReader(text))
 	if err != nil {
 		return r, nil, fmt.Errorf("%s: %w", u, err)
 	}
-	r = recorded{Slot: slot, Host: resp.Header.Get(policyhost.HostHeader), Frames: len(frames), Modules: map[string]int{}}
+	r = callRecords{Slot: slot, Host: resp.Header.Get(policyhost.HostHeader), Frames: len(frames), Modules: map[string]int{}}
 	if left := resp.Header.Get(policyhost.LeftOutHeader); left != "" {
 		if _, err := fmt.Sscan(left, &r.LeftOut); err != nil {
 			return r, nil, fmt.Errorf("%s: header %s: %w", u, policyhost.LeftOutHeader, err)
@@ -164,8 +164,8 @@ func fetchRecords(ctx context.Context, base *url.URL, slot string) (r recorded, 
 	return r, text, nil
 }
 
-// fetched says what was written, and what to do with it.
-func (s *settings) fetched(r recorded) error {
+// printRecords says what was written, and what to do with it.
+func (s *settings) printRecords(r callRecords) error {
 	var by []string
 	for _, who := range slices.Sorted(maps.Keys(r.Modules)) {
 		name := "the built-in policy"
@@ -177,7 +177,7 @@ func (s *settings) fetched(r recorded) error {
 	if r.Frames == 0 {
 		by = []string{"none was asked lately"}
 	}
-	fmt.Fprintf(s.stdout, "%s: %s of %s in %s: %s\n", r.File, counted(r.Frames, "call"), r.Slot, r.Host, strings.Join(by, ", "))
+	fmt.Fprintf(s.stdout, "%s: %s of %s in %s: %s\n", r.File, plural(r.Frames, "call"), r.Slot, r.Host, strings.Join(by, ", "))
 	if r.Faults > 0 {
 		fmt.Fprintf(s.stdout, "%d of them failed, and the built-in policy answered\n", r.Faults)
 	}

@@ -16,34 +16,34 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/calllog"
 )
 
-// policyPlay are the flags of the commands that replay.
-type policyPlay struct {
-	policyBuild
+// policyReplayFlags are the flags of the commands that replay.
+type policyReplayFlags struct {
+	policyBuildFlags
 	configuration string
 	show          int
 }
 
-func (p *policyPlay) flags(c *cobra.Command) {
-	p.policyBuild.flags(c)
+func (p *policyReplayFlags) flags(c *cobra.Command) {
+	p.policyBuildFlags.flags(c)
 	c.Flags().StringVar(&p.configuration, "configuration", "", "file with what the modules are configured with")
 	c.Flags().IntVar(&p.show, "show", 20, "how many differences to print")
 }
 
-// play has a module, a folder or a built-in policy answer frames.
-func (p *policyPlay) play(ctx context.Context, who string, frames []policydev.Frame) (played policydev.Played, err error) {
+// replay has a module, a folder or a built-in policy answer frames.
+func (p *policyReplayFlags) replay(ctx context.Context, who string, frames []policydev.Frame) (played policydev.ReplayResult, err error) {
 	if !exists(who) && slices.Contains(policydev.Builtins(), who) {
-		return policydev.PlayNative(ctx, who, frames)
+		return policydev.ReplayNative(ctx, who, frames)
 	}
 	subject, err := p.open(ctx, who, p.configuration)
 	if err != nil {
 		return played, err
 	}
 	defer func() { err = errors.Join(err, subject.Close()) }()
-	return policydev.Play(ctx, subject, frames)
+	return policydev.Replay(ctx, subject, frames)
 }
 
 func newPolicyReplay(s *settings) *cobra.Command {
-	p, out := &policyPlay{}, ""
+	p, out := &policyReplayFlags{}, ""
 	c := &cobra.Command{
 		Use:   "replay FRAMES FILE|DIR|BUILT-IN",
 		Short: "Have a module answer recorded calls again",
@@ -65,7 +65,7 @@ module, and differ, or when all calls are of kinds that it does not decide.`,
 			if err != nil {
 				return err
 			}
-			played, err := p.play(cmd.Context(), args[1], frames)
+			played, err := p.replay(cmd.Context(), args[1], frames)
 			if err != nil {
 				return err
 			}
@@ -92,11 +92,11 @@ module, and differ, or when all calls are of kinds that it does not decide.`,
 					return err
 				}
 			}
-			if err = s.compared(c, "in the file"); err == nil && fuel > 0 && !s.json {
-				fmt.Fprintf(s.stdout, "%s took other fuel than in the file: an instance that has answered other calls before has another heap\n", counted(fuel, "frame"))
+			if err = s.printComparison(c, "in the file"); err == nil && fuel > 0 && !s.json {
+				fmt.Fprintf(s.stdout, "%s took other fuel than in the file: an instance that has answered other calls before has another heap\n", plural(fuel, "frame"))
 			}
 			if err == nil && changed > 0 {
-				err = fmt.Errorf("%s: this module has answered %s of %d otherwise when they were recorded", args[1], counted(changed, "frame"), c.Frames)
+				err = fmt.Errorf("%s: this module has answered %s of %d otherwise when they were recorded", args[1], plural(changed, "frame"), c.Frames)
 			}
 			return err
 		},
@@ -107,7 +107,7 @@ module, and differ, or when all calls are of kinds that it does not decide.`,
 }
 
 func newPolicyDiff(s *settings) *cobra.Command {
-	p := &policyPlay{}
+	p := &policyReplayFlags{}
 	c := &cobra.Command{
 		Use:   "diff FRAMES [A] B",
 		Short: "Set the decisions of two policies side by side",
@@ -123,7 +123,7 @@ Exit codes: 0 when they decide the same, 1 when they do not.`,
   cascade policy diff recorded.jsonl v1.wasm v2.wasm --show 100`,
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) != 2 && len(args) != 3 {
-				return misused(c, "name a file of calls, and one policy or two, not %d", max(len(args)-1, 0))
+				return usageErrorf(c, "name a file of calls, and one policy or two, not %d", max(len(args)-1, 0))
 			}
 			return nil
 		},
@@ -132,14 +132,14 @@ Exit codes: 0 when they decide the same, 1 when they do not.`,
 			if err != nil {
 				return err
 			}
-			a, first, second := policydev.Played{Records: policydev.Recorded(frames)}, args[0], args[len(args)-1]
+			a, first, second := policydev.ReplayResult{Records: policydev.Recorded(frames)}, args[0], args[len(args)-1]
 			if len(args) == 3 {
 				first = args[1]
-				if a, err = p.play(cmd.Context(), first, frames); err != nil {
+				if a, err = p.replay(cmd.Context(), first, frames); err != nil {
 					return err
 				}
 			}
-			b, err := p.play(cmd.Context(), second, frames)
+			b, err := p.replay(cmd.Context(), second, frames)
 			if err != nil {
 				return err
 			}
@@ -149,7 +149,7 @@ Exit codes: 0 when they decide the same, 1 when they do not.`,
 			if len(args) == 2 {
 				first = "in the file"
 			}
-			if err = s.compared(c, first); err == nil && c.Differ > 0 {
+			if err = s.printComparison(c, first); err == nil && c.Differ > 0 {
 				err = fmt.Errorf("%s and %s decide %d of %d differently", c.A.Name, second, c.Differ, c.Frames)
 			}
 			return err
@@ -159,17 +159,17 @@ Exit codes: 0 when they decide the same, 1 when they do not.`,
 	return c
 }
 
-// compared prints a comparison.
-func (s *settings) compared(c policydev.Comparison, first string) error {
+// printComparison prints a comparison.
+func (s *settings) printComparison(c policydev.Comparison, first string) error {
 	if s.json {
 		return s.print(c)
 	}
-	text := fmt.Sprintf("%s: %d decided the same, %d differently", counted(c.Frames, "frame"), c.Same, c.Differ)
+	text := fmt.Sprintf("%s: %d decided the same, %d differently", plural(c.Frames, "frame"), c.Same, c.Differ)
 	if c.Unknown > 0 {
 		text += fmt.Sprintf(", %d without a decision to compare with", c.Unknown)
 	}
 	fmt.Fprintln(s.stdout, text)
-	for _, side := range []policydev.Side{c.A, c.B} {
+	for _, side := range []policydev.Summary{c.A, c.B} {
 		if side.Digest == "" {
 			continue
 		}

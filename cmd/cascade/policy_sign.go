@@ -73,9 +73,9 @@ func writeNew(path string, text []byte, mode os.FileMode) error {
 	return errors.Join(err, f.Close())
 }
 
-// policySign are the flags of "cascade policy sign".
-type policySign struct {
-	policyBuild
+// policySignFlags are the flags of "cascade policy sign".
+type policySignFlags struct {
+	policyBuildFlags
 	key, name, version string
 	generation         uint64
 	notAfter           string
@@ -86,7 +86,7 @@ type policySign struct {
 }
 
 func newPolicySign(s *settings) *cobra.Command {
-	f := &policySign{}
+	f := &policySignFlags{}
 	c := &cobra.Command{
 		Use:   "sign FILE|DIR",
 		Short: "Sign a module: what it is, what it may decide, until when",
@@ -111,7 +111,7 @@ add theirs to the statement that is there. What it says is printed; read it firs
 		Args: exactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if f.key == "" {
-				return misused(cmd, "name the secret key with --key; \"cascade policy keygen\" makes one")
+				return usageErrorf(cmd, "name the secret key with --key; \"cascade policy keygen\" makes one")
 			}
 			path, err := f.module(cmd.Context(), args[0])
 			if err != nil {
@@ -120,7 +120,7 @@ add theirs to the statement that is there. What it says is printed; read it firs
 			return s.sign(cmd, f, path)
 		},
 	}
-	f.policyBuild.flags(c)
+	f.policyBuildFlags.flags(c)
 	l := c.Flags()
 	l.StringVar(&f.key, "key", "", "file with the secret key")
 	l.StringVar(&f.name, "name", "", "the policy's name")
@@ -136,7 +136,7 @@ add theirs to the statement that is there. What it says is printed; read it firs
 }
 
 // newStatement says whether the flags make a statement, not only a signature.
-func (f *policySign) newStatement(cmd *cobra.Command) bool {
+func (f *policySignFlags) newStatement(cmd *cobra.Command) bool {
 	for _, name := range []string{"name", "version", "generation", "not-after", "kind", "limit", "configuration", "golden"} {
 		if cmd.Flags().Changed(name) {
 			return true
@@ -145,7 +145,7 @@ func (f *policySign) newStatement(cmd *cobra.Command) bool {
 	return false
 }
 
-func (s *settings) sign(cmd *cobra.Command, f *policySign, path string) error {
+func (s *settings) sign(cmd *cobra.Command, f *policySignFlags, path string) error {
 	text, err := os.ReadFile(f.key)
 	if err != nil {
 		return err
@@ -166,9 +166,9 @@ func (s *settings) sign(cmd *cobra.Command, f *policySign, path string) error {
 	switch {
 	case f.newStatement(cmd):
 		if f.name == "" || f.version == "" {
-			return misused(cmd, "a new statement needs --name and --version; to sign the one in %s, give --key alone", at)
+			return usageErrorf(cmd, "a new statement needs --name and --version; to sign the one in %s, give --key alone", at)
 		}
-		if file.Golden, err = f.expected(path, code); err != nil {
+		if file.Golden, err = f.readGolden(path, code); err != nil {
 			return err
 		}
 		if file.Statement, err = f.statement(cmd, path, code); err != nil {
@@ -176,7 +176,7 @@ func (s *settings) sign(cmd *cobra.Command, f *policySign, path string) error {
 		}
 		file.Statement.Golden = sign.SumOf(file.Golden)
 	case !exists(at):
-		return misused(cmd, "%s has no statement yet: give --name and --version", path)
+		return usageErrorf(cmd, "%s has no statement yet: give --name and --version", path)
 	default:
 		if file, err = readSignature(at); err != nil {
 			return err
@@ -195,11 +195,11 @@ func (s *settings) sign(cmd *cobra.Command, f *policySign, path string) error {
 	if err := policydev.WriteFile(at, out, 0o666); err != nil {
 		return err
 	}
-	return s.stated(at, file)
+	return s.printStatement(at, file)
 }
 
-// expected is what the module is expected to answer.
-func (f *policySign) expected(path string, code []byte) ([]byte, error) {
+// readGolden is what the module is expected to answer.
+func (f *policySignFlags) readGolden(path string, code []byte) ([]byte, error) {
 	at := f.golden
 	if at == "" && exists(path+policydev.GoldenSuffix) {
 		at = path + policydev.GoldenSuffix
@@ -218,7 +218,7 @@ func (f *policySign) expected(path string, code []byte) ([]byte, error) {
 }
 
 // statement is what the flags say about a module.
-func (f *policySign) statement(cmd *cobra.Command, path string, code []byte) (sign.Statement, error) {
+func (f *policySignFlags) statement(cmd *cobra.Command, path string, code []byte) (sign.Statement, error) {
 	st := sign.Statement{Digest: sign.Sum(code), ABI: abi.Name, Name: f.name, Version: f.version, Generation: f.generation}
 	if st.Generation == 0 {
 		st.Generation = uint64(time.Now().Unix())
@@ -232,12 +232,12 @@ func (f *policySign) statement(cmd *cobra.Command, path string, code []byte) (si
 		end, err := time.Parse(time.RFC3339, f.notAfter)
 		if err != nil {
 			if end, err = time.Parse(time.DateOnly, f.notAfter); err != nil {
-				return st, misused(cmd, "--not-after %q: write a day, 2027-06-30, or an instant, 2027-06-30T12:00:00Z", f.notAfter)
+				return st, usageErrorf(cmd, "--not-after %q: write a day, 2027-06-30, or an instant, 2027-06-30T12:00:00Z", f.notAfter)
 			}
 			end = end.AddDate(0, 0, 1).Add(-time.Second) // the day's last second
 		}
 		if st.NotAfter = end.Unix(); st.Expired(time.Now()) {
-			return st, misused(cmd, "--not-after %s has passed: no host would load the module", f.notAfter)
+			return st, usageErrorf(cmd, "--not-after %s has passed: no host would load the module", f.notAfter)
 		}
 	}
 	in, err := policydev.Inspect(cmd.Context(), path)
@@ -251,7 +251,7 @@ func (f *policySign) statement(cmd *cobra.Command, path string, code []byte) (si
 	for _, l := range f.limits {
 		name, g, err := readLimit(l)
 		if err != nil {
-			return st, misused(cmd, "--limit %q: %v", l, err)
+			return st, usageErrorf(cmd, "--limit %q: %v", l, err)
 		}
 		limits[name] = g
 	}
@@ -274,10 +274,10 @@ func (f *policySign) statement(cmd *cobra.Command, path string, code []byte) (si
 		delete(wanted, k.String())
 	}
 	for k := range limits {
-		return st, misused(cmd, "--limit: %s does not decide %q, or --kind leaves it out", path, k)
+		return st, usageErrorf(cmd, "--limit: %s does not decide %q, or --kind leaves it out", path, k)
 	}
 	for k := range wanted {
-		return st, misused(cmd, "--kind: %s does not decide %q", path, k)
+		return st, usageErrorf(cmd, "--kind: %s does not decide %q", path, k)
 	}
 	return st, st.Validate()
 }

@@ -54,20 +54,20 @@ Generation 0 is the built-in policy. A host is a migrator, or a control plane
   cascade policy status --json | jq '.slots[] | {slot, proven: .proven.sha256}'`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				if err := someSlots(cmd, args); err != nil {
+				if err := requireSlots(cmd, args); err != nil {
 					return err
 				}
 			}
-			base, err := f.base(cmd)
+			base, err := f.baseURL(cmd)
 			if err != nil {
 				return err
 			}
 			return s.repeat(cmd, f.watchFlags, func(ctx context.Context) error {
-				body, err := question(ctx, base, http.MethodGet, "policies", url.Values{"slot": args})
+				body, err := request(ctx, base, http.MethodGet, "policies", url.Values{"slot": args})
 				if err != nil {
 					return err
 				}
-				return show(s, base, body, writePolicies)
+				return printResponse(s, base, body, writePolicies)
 			})
 		},
 	}
@@ -77,9 +77,9 @@ Generation 0 is the built-in policy. A host is a migrator, or a control plane
 	return c
 }
 
-// writeOrdered shows what slots shall run after an order. What hosts told last was
+// writeWanted shows what slots shall run after an order. What hosts told last was
 // before it.
-func writeOrdered(w io.Writer, p control.Policies) error {
+func writeWanted(w io.Writer, p control.Policies) error {
 	if err := slotTable(p).Text(w); err != nil {
 		return err
 	}
@@ -178,14 +178,14 @@ func ownRows(nodes []control.PolicyNode) (out []control.PolicyNode) {
 	}
 	for i, n := range out {
 		if n.Host != "" {
-			out[i].Node = fmt.Sprintf("%s (%s)", n.Host, counted(replicas[n.Host], "replica"))
+			out[i].Node = fmt.Sprintf("%s (%s)", n.Host, plural(replicas[n.Host], "replica"))
 		}
 	}
 	return out
 }
 
-// over are the states of generations that do not come back.
-var over = []string{"rejected", "superseded", "withdrawn", "rolled back"}
+// finishedStates are the states of generations that do not come back.
+var finishedStates = []string{"rejected", "superseded", "withdrawn", "rolled back"}
 
 // hostRows are the generations that a host has, and the last one that ended there.
 func hostRows(slot string, n control.PolicyNode) (rows [][]string) {
@@ -198,12 +198,12 @@ func hostRows(slot string, n control.PolicyNode) (rows [][]string) {
 	}
 	var last uint64
 	for _, l := range n.Generations {
-		if slices.Contains(over, l.State) {
+		if slices.Contains(finishedStates, l.State) {
 			last = max(last, l.Generation)
 		}
 	}
 	for _, l := range n.Generations {
-		if slices.Contains(over, l.State) && l.Generation < last {
+		if slices.Contains(finishedStates, l.State) && l.Generation < last {
 			continue
 		}
 		state := l.State
@@ -218,7 +218,7 @@ func hostRows(slot string, n control.PolicyNode) (rows [][]string) {
 			why = "not asked yet"
 		}
 		if l.Starved > 0 {
-			why = strings.TrimPrefix(why+fmt.Sprintf("; the machine was too busy for %s (starved)", counted(int(l.Starved), "call")), "; ")
+			why = strings.TrimPrefix(why+fmt.Sprintf("; the machine was too busy for %s (starved)", plural(int(l.Starved), "call")), "; ")
 		}
 		row(fmt.Sprint(l.Generation), state, fmt.Sprint(l.Calls), fmt.Sprint(l.Faults), fmt.Sprint(l.Compared), fmt.Sprint(l.Differ), fmt.Sprint(l.Worse), shorten(why))
 	}
@@ -271,10 +271,10 @@ func slotTable(p control.Policies) report.Table {
 		t.Rows = append(t.Rows, []string{slot.Slot, name, generation, digest, fmt.Sprintf("%d of %d", provens, fresh), trial, goal, tried})
 		earlier := max(0, len(slot.RolledBack)-shownEnds)
 		if earlier > 0 {
-			t.Notes = append(t.Notes, fmt.Sprintf("%s: %s taken back before; --json has all.", slot.Slot, counted(earlier, "generation")))
+			t.Notes = append(t.Notes, fmt.Sprintf("%s: %s taken back before; --json has all.", slot.Slot, plural(earlier, "generation")))
 		}
 		for _, e := range slot.RolledBack[earlier:] {
-			t.Notes = append(t.Notes, fmt.Sprintf("%s: generation %d of %s was taken back at %s by %s: %s.", slot.Slot, e.Generation, e.Name, e.At.Local().Format(time.DateTime), someone(e.By), e.Reason))
+			t.Notes = append(t.Notes, fmt.Sprintf("%s: generation %d of %s was taken back at %s by %s: %s.", slot.Slot, e.Generation, e.Name, e.At.Local().Format(time.DateTime), actorName(e.By), e.Reason))
 		}
 	}
 	if !p.Enabled {

@@ -34,7 +34,7 @@ func readSignature(path string) (sign.File, error) {
 }
 
 func newPolicyVerify(s *settings) *cobra.Command {
-	b := &policyBuild{}
+	b := &policyBuildFlags{}
 	var keys []string
 	var threshold int
 	var signature, configuration string
@@ -53,7 +53,7 @@ Exit codes: 0 when a host that trusts these keys would load the module, 1 when n
 		Args: exactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) (failed error) {
 			if len(keys) == 0 {
-				return misused(cmd, "name the public keys that you trust with --keys")
+				return usageErrorf(cmd, "name the public keys that you trust with --keys")
 			}
 			ring := sign.Ring{Threshold: threshold}
 			for _, k := range keys {
@@ -67,7 +67,7 @@ Exit codes: 0 when a host that trusts these keys would load the module, 1 when n
 				}
 				ring.Keys = append(ring.Keys, public...)
 			}
-			l, done, err := b.look(cmd.Context(), args[0])
+			l, done, err := b.inspect(cmd.Context(), args[0])
 			defer func() { failed = errors.Join(failed, done()) }()
 			if err != nil {
 				return err
@@ -90,7 +90,7 @@ Exit codes: 0 when a host that trusts these keys would load the module, 1 when n
 			if _, err := sign.Verify(file, code, configured, ring, time.Now()); err != nil {
 				return fmt.Errorf("%s: %w", signature, err)
 			}
-			return s.stated(signature, file)
+			return s.printStatement(signature, file)
 		},
 	}
 	b.flags(c)
@@ -101,8 +101,8 @@ Exit codes: 0 when a host that trusts these keys would load the module, 1 when n
 	return c
 }
 
-// stated prints what a signature file says.
-func (s *settings) stated(path string, f sign.File) error {
+// printStatement prints what a signature file says.
+func (s *settings) printStatement(path string, f sign.File) error {
 	if f.Statement.First {
 		fmt.Fprintf(s.stderr, "warning: %s has format %s: whoever configures the module may change what it decides; sign it anew, which binds its configuration\n", path, sign.FormatFirst)
 	}
@@ -117,7 +117,7 @@ func (s *settings) stated(path string, f sign.File) error {
 	st := f.Statement
 	fmt.Fprintf(s.stdout, "%s: %s %s, %s, sha256 %s\n", path, st.Name, st.Version, st.ABI, hex.EncodeToString(st.Digest[:]))
 	for _, g := range st.Grants {
-		fmt.Fprintf(s.stdout, "  decides %s, at most %s ticks, %s µs, %s pages\n", g.Kind, hostsOwn(g.Fuel), hostsOwn(g.Micros), hostsOwn(g.Pages))
+		fmt.Fprintf(s.stdout, "  decides %s, at most %s ticks, %s µs, %s pages\n", g.Kind, limitOrDefault(g.Fuel), limitOrDefault(g.Micros), limitOrDefault(g.Pages))
 	}
 	end := "no end"
 	if st.NotAfter > 0 {
@@ -135,7 +135,7 @@ func (s *settings) stated(path string, f sign.File) error {
 	if all, err := calllog.Golden(f.Golden, st.Digest); len(f.Golden) > 0 && err != nil {
 		fmt.Fprintf(s.stdout, "  %v\n", err)
 	} else if len(f.Golden) > 0 {
-		fmt.Fprintf(s.stdout, "  expected to give %s, sha256 %s\n", counted(len(all), "answer"), st.Golden)
+		fmt.Fprintf(s.stdout, "  expected to give %s, sha256 %s\n", plural(len(all), "answer"), st.Golden)
 	}
 	for _, g := range f.Signatures {
 		fmt.Fprintf(s.stdout, "  signed by %s\n", g.Key)
@@ -143,7 +143,7 @@ func (s *settings) stated(path string, f sign.File) error {
 	return nil
 }
 
-func hostsOwn(limit uint64) string {
+func limitOrDefault(limit uint64) string {
 	if limit == 0 {
 		return "the host's"
 	}

@@ -72,14 +72,14 @@ func defaultNodeID(kind string) string {
 }
 
 func (s *settings) runProxy(ctx context.Context, fleet wiring.Fleet, p *proxyFlags) error {
-	m, err := s.member(fleet, component{identity.Proxy, p.nodeID}, p.control)
+	m, err := s.newControlConns(fleet, component{identity.Proxy, p.nodeID}, p.control)
 	if err != nil {
 		return err
 	}
-	defer m.id.close()
+	defer m.creds.close()
 	metrics := newRegistry()
 	cfg := proxy.Config{
-		Client:       client.Config{Target: m.control[0], TLS: m.id.ToControl(m.control[0]), Others: m.servers(), NodeID: p.nodeID},
+		Client:       client.Config{Target: m.control[0], TLS: m.creds.ControlClientConfig(m.control[0]), Others: m.servers(), NodeID: p.nodeID},
 		DrainTimeout: p.drain, Registry: metrics, Logger: m.log,
 	}
 	if p.listen != "" {
@@ -88,7 +88,7 @@ func (s *settings) runProxy(ctx context.Context, fleet wiring.Fleet, p *proxyFla
 		}
 		defer cfg.Listener.Close()
 	}
-	edge, err := fleet.Edge(m.log)
+	edge, err := fleet.DownstreamCertificate(m.log)
 	if err != nil {
 		return err
 	}
@@ -118,15 +118,15 @@ func (s *settings) runProxy(ctx context.Context, fleet wiring.Fleet, p *proxyFla
 	if edge != nil {
 		g.Go(func() error { return edge.Run(ctx, nil) })
 	}
-	g.Go(func() error { s.tellReady(ctx, px, strings.Join(m.control, " and ")); return nil })
+	g.Go(func() error { s.logReadiness(ctx, px, strings.Join(m.control, " and ")); return nil })
 	g.Go(func() error {
 		return serveAdmin(back, door, adminHandler(metrics, func() string { return proxyReady(ctx, px) }))
 	})
 	return g.Wait()
 }
 
-// tellReady says when the proxy serves, and what it waits for before.
-func (s *settings) tellReady(ctx context.Context, px *proxy.Proxy, target string) {
+// logReadiness says when the proxy serves, and what it waits for before.
+func (s *settings) logReadiness(ctx context.Context, px *proxy.Proxy, target string) {
 	notice := time.NewTimer(noticeAfter)
 	defer notice.Stop()
 	for {

@@ -29,7 +29,7 @@ const defaultMix = 1000
 
 // newReplay is "cascade replay": a trace against an endpoint.
 func newReplay(s *settings) *cobra.Command {
-	src, e, r, p := &source{}, &emulated{}, &replayFlags{}, &pluginFlags{}
+	src, e, r, p := &traceFlags{}, &emulationFlags{}, &replayFlags{}, &pluginFlags{}
 	c := &cobra.Command{
 		Use:   "replay",
 		Short: "Replay a trace: stages against round robin, or any OpenAI endpoint",
@@ -58,22 +58,22 @@ Mooncake's traces have a clock of 3 s: --spread 3s spreads arrivals within it.`,
 			if r.target == "" {
 				for _, name := range replayOnly {
 					if cmd.Flags().Changed(name) {
-						return misused(cmd, "--%s is for an endpoint of your own: name it with --target", name)
+						return usageErrorf(cmd, "--%s is for an endpoint of your own: name it with --target", name)
 					}
 				}
 				return s.compare(cmd.Context(), src, e, *p)
 			}
 			for _, name := range emulatedOnly {
 				if cmd.Flags().Changed(name) {
-					return misused(cmd, "--%s describes an emulated fleet; --target is one that runs already", name)
+					return usageErrorf(cmd, "--%s describes an emulated fleet; --target is one that runs already", name)
 				}
 			}
 			if r.model == "" {
-				return misused(cmd, "--target needs --model, the name to put into the requests")
+				return usageErrorf(cmd, "--target needs --model, the name to put into the requests")
 			}
-			header, err := headers(r.headers)
+			header, err := parseHeaders(r.headers)
 			if err != nil {
-				return misused(cmd, "%w", err)
+				return usageErrorf(cmd, "%w", err)
 			}
 			if !cmd.Flags().Changed("speed") {
 				e.speed = 1
@@ -102,8 +102,8 @@ var (
 	emulatedOnly = [...]string{"replicas", "profile", "window", "tp", "envoy", "native", "plugins"}
 )
 
-// headers parses lines of a header.
-func headers(lines []string) (http.Header, error) {
+// parseHeaders parses lines of a header.
+func parseHeaders(lines []string) (http.Header, error) {
 	out := http.Header{}
 	for _, line := range lines {
 		name, value, ok := strings.Cut(line, ":")
@@ -116,7 +116,7 @@ func headers(lines []string) (http.Header, error) {
 }
 
 // replayTarget replays the source against an endpoint that runs already.
-func (s *settings) replayTarget(ctx context.Context, src *source, e *emulated, f *replayFlags, header http.Header) (err error) {
+func (s *settings) replayTarget(ctx context.Context, src *traceFlags, e *emulationFlags, f *replayFlags, header http.Header) (err error) {
 	if src.maxLength == 0 || src.maxLength > e.context {
 		src.maxLength = e.context
 	}
@@ -134,7 +134,7 @@ func (s *settings) replayTarget(ctx context.Context, src *source, e *emulated, f
 	defer func() { err = errors.Join(err, records.Close()) }()
 	fmt.Fprintf(s.stderr, "%d requests of %s at %.1f/s to %s: about %.0f s\n", len(requests), name, trace.Rate(requests)*e.speed,
 		f.target, requests[len(requests)-1].At.Seconds()/e.speed)
-	bar := newBar(s, "replay", len(requests))
+	bar := newProgressBar(s, "replay", len(requests))
 	r, err := replay.New(replay.Config{
 		Name: f.name, Target: f.target, Model: f.model, Host: f.host, Header: header, Requests: requests,
 		Prompt: replay.Prompt(e.prompt), Speed: e.speed, Timeout: f.timeout, HTTP2: f.http2, Records: records,

@@ -49,7 +49,7 @@ func TestScripts(t *testing.T) {
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,
 		Setup: func(e *testscript.Env) error {
-			e.Values[hammerKey{}] = &hammer{}
+			e.Values[loadClientKey{}] = &loadClient{}
 			bids := hosttest.Policy(hosttest.LeastLoad()) // decides as the built-in bid-least-load
 			stays := hosttest.Result(uint32(abi.None), 0)
 			for name, m := range map[string]hosttest.Module{
@@ -67,7 +67,7 @@ func TestScripts(t *testing.T) {
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"ports": ports, "expand": expand, "await": await, "get": get, "post": post, "exitcode": exitcode, "signal": signalProcess,
-			"hammer": startHammer, "rest": stopHammer, "last": last,
+			"hammer": startLoad, "rest": stopLoad, "last": last,
 		},
 	})
 }
@@ -137,14 +137,14 @@ func await(ts *testscript.TestScript, neg bool, args []string) {
 }
 
 func get(ts *testscript.TestScript, neg bool, args []string) {
-	request(ts, neg, http.MethodGet, args[0], nil)
+	sendRequest(ts, neg, http.MethodGet, args[0], nil)
 }
 
 func post(ts *testscript.TestScript, neg bool, args []string) {
-	request(ts, neg, http.MethodPost, args[0], []byte(ts.ReadFile(args[1])))
+	sendRequest(ts, neg, http.MethodPost, args[0], []byte(ts.ReadFile(args[1])))
 }
 
-func request(ts *testscript.TestScript, neg bool, method, url string, body []byte) {
+func sendRequest(ts *testscript.TestScript, neg bool, method, url string, body []byte) {
 	status, text, err := ask(context.Background(), method, url, body)
 	ts.Check(err)
 	fmt.Fprint(ts.Stdout(), text)

@@ -25,7 +25,7 @@ func (s *settings) logger() (*slog.Logger, error) {
 // newGPUs are the GPUs of this process, opened when they are needed. Tests name the
 // libraries of a fake driver; users have one driver.
 func newGPUs(c config.CUDA, log *slog.Logger) *gpuset.GPUs {
-	return gpuset.New(gpuset.Config{CUDA: cudaLibrary(), NVML: nvmlLibrary(), Groups: c.Groups, Engines: c.ByEngines(), Logger: log})
+	return gpuset.New(gpuset.Config{CUDA: cudaLibrary(), NVML: nvmlLibrary(), Groups: c.Groups, Engines: c.UseCopyEngines(), Logger: log})
 }
 
 func cudaLibrary() string { return os.Getenv("CASCADE_TEST_LIBCUDA") }

@@ -47,12 +47,12 @@ status" has every host, and what its modules have done.
 }
 
 func (s *settings) status(cmd *cobra.Command, f *statusFlags) error {
-	base, err := f.base(cmd)
+	base, err := f.baseURL(cmd)
 	if err != nil {
 		return err
 	}
 	return s.repeat(cmd, f.watchFlags, func(ctx context.Context) error {
-		body, err := question(ctx, base, http.MethodGet, "status", nil)
+		body, err := request(ctx, base, http.MethodGet, "status", nil)
 		if err != nil {
 			return err
 		}
@@ -67,7 +67,7 @@ func (s *settings) status(cmd *cobra.Command, f *statusFlags) error {
 		if err := writeStatus(s.stdout, st); err != nil || len(st.Policies) == 0 {
 			return err
 		}
-		if body, err = question(ctx, base, http.MethodGet, "policies", nil); err != nil {
+		if body, err = request(ctx, base, http.MethodGet, "policies", nil); err != nil {
 			return err
 		}
 		p, err := decode[control.Policies](base, body)

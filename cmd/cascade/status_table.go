@@ -67,7 +67,7 @@ func modelTable(m control.Model) report.Table {
 		Header: []string{"stage", "lengths", "replica", "health", "weight", "running", "waiting", "held", "promised", "iteration", "proxies", "report", "transports"}, Left: 4,
 	}
 	for _, st := range m.Stages {
-		stage, lengths := st.Name, between(st)
+		stage, lengths := st.Name, formatRange(st)
 		if len(st.Replicas) == 0 {
 			t.Rows = append(t.Rows, append([]string{stage, lengths, "none"}, make([]string, 10)...))
 		}
@@ -85,13 +85,13 @@ func modelTable(m control.Model) report.Table {
 	}
 	t.Notes = []string{note + "."}
 	if pin := m.Pinned; pin != nil {
-		t.Notes = append(t.Notes, fmt.Sprintf("Pinned to the plan of epoch %d by %s; \"cascade plan unpin %s\" ends that.", pin.Epoch, someone(pin.By), m.Name))
+		t.Notes = append(t.Notes, fmt.Sprintf("Pinned to the plan of epoch %d by %s; \"cascade plan unpin %s\" ends that.", pin.Epoch, actorName(pin.By), m.Name))
 	}
 	if m.Planner != "" {
 		t.Notes = append(t.Notes, "Planner: "+m.Planner+".")
 	}
 	all := replicas(m)
-	if slices.ContainsFunc(all, troubled) {
+	if slices.ContainsFunc(all, needsAttention) {
 		t.Notes = append(t.Notes, "Some transports are not ready, or not from everybody: --json says which, and why.")
 	}
 	for _, r := range all {
@@ -99,7 +99,7 @@ func modelTable(m control.Model) report.Table {
 			t.Notes = append(t.Notes, fmt.Sprintf("%s: %s.", r.ID, r.Note))
 		}
 		if len(r.Drain) > 0 {
-			t.Notes = append(t.Notes, fmt.Sprintf("%s is drained by %s: %s.", r.ID, strings.Join(r.Drain, " and "), left(r)))
+			t.Notes = append(t.Notes, fmt.Sprintf("%s is drained by %s: %s.", r.ID, strings.Join(r.Drain, " and "), describeRemaining(r)))
 		}
 	}
 	return t
@@ -132,8 +132,8 @@ func replicaCells(r control.Replica) []string {
 		fmt.Sprint(int64(r.Held)), fmt.Sprint(int64(r.Promised)), iteration, proxied, report, transports(r.Transports)}
 }
 
-// shownWhy is how many characters of a reason fit into a table.
-const shownWhy = 60
+// maxReasonLength is how many characters of a reason fit into a table.
+const maxReasonLength = 60
 
 // transports lists them, best first, with a word on those that do not work, and how
 // many peers' blocks lately did not come by one. "--json" has the reasons.
@@ -167,22 +167,22 @@ func transports(list []control.Transport) string {
 	return strings.Join(out, ", ")
 }
 
-// troubled says that some transport of a replica does not work as it should.
-func troubled(r control.Replica) bool {
+// needsAttention says that some transport of a replica does not work as it should.
+func needsAttention(r control.Replica) bool {
 	return slices.ContainsFunc(r.Transports, func(t control.Transport) bool { return t.State != fleet.RouteReady && t.State != fleet.RouteUnsuited })
 }
 
 // shorten makes a reason one short line.
 func shorten(s string) string {
-	if r := []rune(strings.Join(strings.Fields(s), " ")); len(r) > shownWhy {
-		return string(r[:shownWhy-1]) + "…"
+	if r := []rune(strings.Join(strings.Fields(s), " ")); len(r) > maxReasonLength {
+		return string(r[:maxReasonLength-1]) + "…"
 	} else {
 		return string(r)
 	}
 }
 
-// between is a stage's range.
-func between(st control.Stage) string {
+// formatRange is a stage's range.
+func formatRange(st control.Stage) string {
 	high := policies.Unbounded
 	if st.High != nil {
 		high = *st.High
@@ -203,7 +203,7 @@ func nodeTable(st control.Status) report.Table {
 			t.Notes = append(t.Notes, fmt.Sprintf("%s refused a response: %s%s", n.ID, when, n.LastError))
 		}
 	}
-	t.Notes = append(t.Notes, nodeWhys(st)...)
+	t.Notes = append(t.Notes, nodeReasons(st)...)
 	for _, r := range st.Refused {
 		t.Notes = append(t.Notes, fmt.Sprintf("%s %s %s is refused by %s and not sent again: %s", r.Type, r.Name, r.Version, r.Node, r.Text))
 	}
@@ -213,9 +213,9 @@ func nodeTable(st control.Status) report.Table {
 	return t
 }
 
-// nodeWhys tells what keeps proxies from the newest plan: once for a group, and
+// nodeReasons tells what keeps proxies from the newest plan: once for a group, and
 // once for each that has a reason of its own.
-func nodeWhys(st control.Status) (notes []string) {
+func nodeReasons(st control.Status) (notes []string) {
 	shared := make(map[string]string)
 	for _, g := range st.Groups {
 		if shared[g.Name] = g.Why; g.Why != "" && g.Nodes > 0 {
@@ -267,7 +267,7 @@ func historyTable(history []control.Change) report.Table {
 	t := report.Table{Title: "latest plans", Header: []string{"time", "model", "epoch", "why and what"}, Left: 4}
 	for i := len(history) - 1; i >= max(0, len(history)-shownChanges); i-- {
 		c := history[i]
-		t.Rows = append(t.Rows, []string{c.Time.Local().Format(time.TimeOnly), c.Model, fmt.Sprint(c.Epoch), sentence(c)})
+		t.Rows = append(t.Rows, []string{c.Time.Local().Format(time.TimeOnly), c.Model, fmt.Sprint(c.Epoch), describeChange(c)})
 	}
 	return t
 }

@@ -84,8 +84,8 @@ func TestStatusTable(t *testing.T) {
 	}
 }
 
-// TestStatusOfSomethingElse: what is no control plane is told apart.
-func TestStatusOfSomethingElse(t *testing.T) {
+// TestStatusOfOtherServer: what is no control plane is told apart.
+func TestStatusOfOtherServer(t *testing.T) {
 	answers := map[string]func(w http.ResponseWriter){
 		"/html/status":    func(w http.ResponseWriter) { fmt.Fprint(w, "<html>") },
 		"/missing/status": func(w http.ResponseWriter) { w.WriteHeader(http.StatusNotFound) },

@@ -12,33 +12,33 @@ import (
 	"github.com/cascadeinfer/cascade/policies/identity"
 )
 
-// held is what "config check" finds where a component's certificate should be.
-type held struct {
+// certificateInfo is what "config check" finds where a component's certificate should be.
+type certificateInfo struct {
 	Component string `json:"component"` // such as migrator/r0; "" for a file that is for one machine
 	File      string `json:"file"`
 	Identity  string `json:"identity,omitempty"` // "" where there is no file
 	Error     string `json:"error,omitempty"`
 }
 
-// controlPart is a control plane of a fleet file in its tls section. Where its
+// controlComponent is a control plane of a fleet file in its tls section. Where its
 // files are not by name, any control plane's certificate will do.
-func controlPart(fleet wiring.Fleet, name string) component {
-	if !fleet.Fleet.TLS.ByName() {
+func controlComponent(fleet wiring.Fleet, name string) component {
+	if !fleet.Fleet.TLS.PerName() {
 		name = ""
 	}
 	return component{identity.Control, name}
 }
 
-// certificates reads the certificates of a fleet file, and lists those with a trust
+// checkCertificates reads the certificates of a fleet file, and lists those with a trust
 // domain. A file that is not on this machine is no error where components have files
 // of their own; one that is another component's always is.
-func certificates(fleet wiring.Fleet) (list []held, wrong []*config.FieldError) {
+func checkCertificates(fleet wiring.Fleet) (list []certificateInfo, wrong []*config.FieldError) {
 	if fleet.Fleet.TLS.Cert == "" {
 		return nil, nil
 	}
 	var parts []component
 	for _, name := range fleet.ControlCertificates() {
-		if part := controlPart(fleet, name); !slices.Contains(parts, part) {
+		if part := controlComponent(fleet, name); !slices.Contains(parts, part) {
 			parts = append(parts, part)
 		}
 	}
@@ -51,8 +51,8 @@ func certificates(fleet wiring.Fleet) (list []held, wrong []*config.FieldError) 
 	}
 	for _, part := range parts {
 		files := fleet.TLS(part.role, part.name)
-		h := held{File: files.Cert}
-		want := files.Want(part.role, part.name)
+		h := certificateInfo{File: files.Cert}
+		want := files.ExpectedIdentity(part.role, part.name)
 		if own {
 			h.Component = strings.TrimSuffix(string(part.role)+"/"+part.name, "/")
 		}
@@ -62,7 +62,7 @@ func certificates(fleet wiring.Fleet) (list []held, wrong []*config.FieldError) 
 			continue
 		case bad == nil:
 			h.Identity = keys.Identity().String()
-			bad = serves(fleet.Fleet, keys.Identity())
+			bad = checkServed(fleet.Fleet, keys.Identity())
 		case own && errors.Is(bad, fs.ErrNotExist):
 			list = append(list, h)
 			continue
@@ -90,9 +90,9 @@ func tlsField(files config.TLS, bad error) string {
 	return "tls.cert"
 }
 
-// serves says why an identity is of no use in a fleet: it is a replica's that is
+// checkServed says why an identity is of no use in a fleet: it is a replica's that is
 // not there. A proxy's is known to that proxy alone.
-func serves(fleet config.Fleet, id identity.ID) error {
+func checkServed(fleet config.Fleet, id identity.ID) error {
 	if id.Role != identity.Migrator {
 		return nil
 	}
@@ -104,8 +104,8 @@ func serves(fleet config.Fleet, id identity.ID) error {
 	return errors.New("tls: the certificate is " + id.String() + ", and the fleet file has no such replica")
 }
 
-// fits says which command a certificate is for.
-func fits(id identity.ID) string {
+// describeRole says which command a certificate is for.
+func describeRole(id identity.ID) string {
 	switch id.Role {
 	case identity.Control:
 		return "fits cascade control --name " + id.Name
@@ -118,7 +118,7 @@ func fits(id identity.ID) string {
 }
 
 // line is how a certificate is told.
-func (h held) line() string {
+func (h certificateInfo) line() string {
 	if h.Identity == "" {
 		return h.Component + ": " + h.File + " is not on this machine"
 	}
@@ -126,5 +126,5 @@ func (h held) line() string {
 	if err != nil {
 		return h.File + ": " + err.Error()
 	}
-	return h.File + " is " + h.Identity + ": " + fits(id)
+	return h.File + " is " + h.Identity + ": " + describeRole(id)
 }

@@ -69,8 +69,8 @@ cert-manager, Vault or whatever issues your certificates issue these.`,
 	return c
 }
 
-// issued is one certificate that init has written.
-type issued struct {
+// issuedCertificate is one certificate that init has written.
+type issuedCertificate struct {
 	Identity string `json:"identity"`
 	Cert     string `json:"cert"`
 	Key      string `json:"key"`
@@ -78,7 +78,7 @@ type issued struct {
 
 func (s *settings) initTLS(cmd *cobra.Command, i *tlsInitFlags) error {
 	if i.out == "" {
-		return misused(cmd, "name a directory with --out")
+		return usageErrorf(cmd, "name a directory with --out")
 	}
 	if i.file.path != "" {
 		fleet, err := config.Load(i.file.path)
@@ -113,7 +113,7 @@ func (s *settings) initTLS(cmd *cobra.Command, i *tlsInitFlags) error {
 			return err
 		}
 	}
-	var list []issued
+	var list []issuedCertificate
 	for _, id := range ids {
 		dir := filepath.Join(i.out, string(id.Role), identity.Escape(id.Name))
 		var hosts []string
@@ -123,7 +123,7 @@ func (s *settings) initTLS(cmd *cobra.Command, i *tlsInitFlags) error {
 		if err := authority.Issue(dir, id, hosts, now); err != nil {
 			return fmt.Errorf("%s: %w", id, err)
 		}
-		list = append(list, issued{id.String(), filepath.Join(dir, devca.Cert), filepath.Join(dir, devca.Key)})
+		list = append(list, issuedCertificate{id.String(), filepath.Join(dir, devca.Cert), filepath.Join(dir, devca.Key)})
 	}
 	// The section's paths begin where the fleet file is.
 	beside := i.out
@@ -132,7 +132,7 @@ func (s *settings) initTLS(cmd *cobra.Command, i *tlsInitFlags) error {
 			beside = rel
 		}
 	}
-	return s.tellIssued(beside, authority, list)
+	return s.printIssued(beside, authority, list)
 }
 
 // openAuthority loads the authority in the directory, or makes one that is not
@@ -145,7 +145,7 @@ func openAuthority(cmd *cobra.Command, i *tlsInitFlags, now time.Time) (a *devca
 	case !errors.Is(err, os.ErrNotExist):
 		return a, false, err
 	case i.trustDomain == "":
-		return nil, false, misused(cmd, "%s has no authority yet: name the trust domain of a new one with --trust-domain", i.out)
+		return nil, false, usageErrorf(cmd, "%s has no authority yet: name the trust domain of a new one with --trust-domain", i.out)
 	}
 	for _, name := range []string{devca.AuthorityCert, devca.AuthorityKey} {
 		if _, err := os.Stat(filepath.Join(i.out, name)); err == nil {
@@ -166,7 +166,7 @@ func (i *tlsInitFlags) identities(cmd *cobra.Command, trustDomain string) ([]ide
 		for _, name := range part.names {
 			id, err := identity.New(trustDomain, part.role, name)
 			if err != nil {
-				return nil, misused(cmd, "--%s %q: %w", part.role, name, err)
+				return nil, usageErrorf(cmd, "--%s %q: %w", part.role, name, err)
 			}
 			if !slices.Contains(ids, id) {
 				ids = append(ids, id)
@@ -174,25 +174,25 @@ func (i *tlsInitFlags) identities(cmd *cobra.Command, trustDomain string) ([]ide
 		}
 	}
 	if len(ids) == 0 {
-		return nil, misused(cmd, "name whom to issue certificates to: --control, --migrator, --proxy, --operator or -c")
+		return nil, usageErrorf(cmd, "name whom to issue certificates to: --control, --migrator, --proxy, --operator or -c")
 	}
 	return ids, nil
 }
 
-func (s *settings) tellIssued(out string, a *devca.Authority, list []issued) error {
+func (s *settings) printIssued(out string, a *devca.Authority, list []issuedCertificate) error {
 	section := config.TLS{
 		Cert: filepath.Join(out, "{role}", "{name}", devca.Cert), Key: filepath.Join(out, "{role}", "{name}", devca.Key),
 		CA: filepath.Join(out, devca.AuthorityCert), TrustDomain: a.TrustDomain(),
 	}
 	if s.json {
 		return s.print(struct {
-			TrustDomain string    `json:"trust_domain"`
-			CA          string    `json:"ca"`
-			Until       time.Time `json:"ca_until"`
-			Cert        string    `json:"cert"`
-			Key         string    `json:"key"`
-			Issued      []issued  `json:"issued"`
-		}{section.TrustDomain, section.CA, a.Until(), section.Cert, section.Key, list})
+			TrustDomain string              `json:"trust_domain"`
+			CA          string              `json:"ca"`
+			Until       time.Time           `json:"ca_until"`
+			Cert        string              `json:"cert"`
+			Key         string              `json:"key"`
+			Issued      []issuedCertificate `json:"issued"`
+		}{section.TrustDomain, section.CA, a.NotAfter(), section.Cert, section.Key, list})
 	}
 	for _, x := range list {
 		if _, err := fmt.Fprintf(s.stdout, "%s\n  %s\n", x.Identity, x.Cert); err != nil {

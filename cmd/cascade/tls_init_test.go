@@ -70,8 +70,8 @@ func TestTLSInit(t *testing.T) {
 	fails("move it away", "--out", dir, "--trust-domain", "fleet.test", "--proxy", "edge")
 }
 
-// TestCheckTellsIdentities: whose certificates a fleet file names.
-func TestCheckTellsIdentities(t *testing.T) {
+// TestConfigCheckIdentities: whose certificates a fleet file names.
+func TestConfigCheckIdentities(t *testing.T) {
 	s, dir := identified(t)
 	if text := says(t, "config", "check", s.file); !strings.Contains(text, "fits cascade migrator --replica r0") || !strings.Contains(text, "spiffe://fleet.test/control/control: fits cascade control") {
 		t.Errorf("all good: %s", text)
@@ -116,9 +116,9 @@ func TestCheckTellsIdentities(t *testing.T) {
 	}
 }
 
-// TestSeveralControlPlanesHaveTheirCertificates: init issues one to each control
+// TestCertificatePerControlPlane: init issues one to each control
 // plane of a fleet file, good for the hosts of all, and check tells them apart.
-func TestSeveralControlPlanesHaveTheirCertificates(t *testing.T) {
+func TestCertificatePerControlPlane(t *testing.T) {
 	dir := t.TempDir()
 	s := newSite(t, "state: state\n"+identities(dir, dir))
 	text, err := os.ReadFile(s.file)

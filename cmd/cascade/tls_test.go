@@ -93,7 +93,7 @@ func (a *authority) issue(dir, host string, serial int64) config.TLS {
 }
 
 // keysOf reads the keys of files.
-func keysOf(t *testing.T, files config.TLS, want identity.Want) *certs.Keys {
+func keysOf(t *testing.T, files config.TLS, want identity.Want) *certs.Provider {
 	t.Helper()
 	keys, err := certs.New(certs.Config{Cert: files.Cert, Key: files.Key, CA: files.CA, Self: want})
 	if err != nil {
@@ -137,7 +137,7 @@ func TestFleetUnderTLS(t *testing.T) {
 			}
 
 			// Between migrators: in with the fleet's certificate.
-			peers, scheme := keysOf(t, files, identity.Want{}).Peers(func(string) string { return "" })
+			peers, scheme := keysOf(t, files, identity.Want{}).PeerTransport(func(string) string { return "" })
 			client := &http.Client{Transport: peers, Timeout: patience}
 			resp, err := client.Get(scheme + "://" + s.peers + "/nothing")
 			if err != nil {
@@ -149,7 +149,7 @@ func TestFleetUnderTLS(t *testing.T) {
 				t.Errorf("a peer: %s", resp.Status)
 			}
 
-			stranger := keysOf(t, newAuthority(t).issue(t.TempDir(), "127.0.0.1", 2), identity.Want{}).ToControl("127.0.0.1")
+			stranger := keysOf(t, newAuthority(t).issue(t.TempDir(), "127.0.0.1", 2), identity.Want{}).ControlClientConfig("127.0.0.1")
 			stranger.VerifyConnection = nil
 			for _, door := range []string{s.control, s.peers} {
 				if err := knock(door, &tls.Config{InsecureSkipVerify: true}); err == nil || !strings.Contains(err.Error(), "certificate required") {
@@ -181,9 +181,9 @@ func knock(address string, c *tls.Config) error {
 	return err
 }
 
-// TestClientsCheckTheDialledName: a certificate of the right authority for
+// TestClientsVerifyDialledName: a certificate of the right authority for
 // another host, name or IP address, is refused.
-func TestClientsCheckTheDialledName(t *testing.T) {
+func TestClientsVerifyDialledName(t *testing.T) {
 	a := newAuthority(t)
 	for _, c := range []struct {
 		host, dialled string
@@ -193,18 +193,18 @@ func TestClientsCheckTheDialledName(t *testing.T) {
 		{"control", "other:1", false}, {"control", "127.0.0.1:1", false},
 	} {
 		keys := keysOf(t, a.issue(t.TempDir(), c.host, 2), identity.Want{})
-		if _, err := handshake(t, keys, keys.ToControl(c.dialled)); (err == nil) != c.good {
+		if _, err := handshake(t, keys, keys.ControlClientConfig(c.dialled)); (err == nil) != c.good {
 			t.Errorf("certificate of %s, dialled %s: %v", c.host, c.dialled, err)
 		}
 	}
 }
 
 // handshake returns the serial number of the server's certificate.
-func handshake(t *testing.T, server *certs.Keys, client *tls.Config) (int64, error) {
+func handshake(t *testing.T, server *certs.Provider, client *tls.Config) (int64, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	l, err := tls.Listen("tcp", "127.0.0.1:0", server.Server("h2"))
+	l, err := tls.Listen("tcp", "127.0.0.1:0", server.ServerConfig("h2"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -41,7 +41,7 @@ const (
 // upFlags are the flags of "cascade up".
 type upFlags struct {
 	file     fleetFile
-	made     emulated
+	made     emulationFlags
 	external bool
 	drain    time.Duration
 	plugins  pluginFlags
@@ -107,20 +107,20 @@ end. A second signal ends it at once.`,
 func (u *upFlags) fleet(cmd *cobra.Command) (wiring.Fleet, error) {
 	if u.file.path == "" {
 		if u.external {
-			return wiring.Fleet{}, misused(cmd, "--external-engines needs a fleet file that names the engines: add -c")
+			return wiring.Fleet{}, usageErrorf(cmd, "--external-engines needs a fleet file that names the engines: add -c")
 		}
 		if u.made.replicas < 1 || u.made.replicas > upReplicas {
-			return wiring.Fleet{}, misused(cmd, "--replicas %d: 1 to %d have fixed addresses; write a fleet file for more", u.made.replicas, upReplicas)
+			return wiring.Fleet{}, usageErrorf(cmd, "--replicas %d: 1 to %d have fixed addresses; write a fleet file for more", u.made.replicas, upReplicas)
 		}
-		fleet, err := u.made.fleet()
+		fleet, err := u.made.buildFleet()
 		if err == nil {
-			fixed(&fleet.Fleet)
+			setFixedAddresses(&fleet.Fleet)
 		}
 		return fleet, err
 	}
 	for _, name := range []string{"replicas", "profile", "context", "speed", "window", "tp"} {
 		if cmd.Flags().Changed(name) {
-			return wiring.Fleet{}, misused(cmd, "--%s describes a fleet without a file; with -c, write it into the file", name)
+			return wiring.Fleet{}, usageErrorf(cmd, "--%s describes a fleet without a file; with -c, write it into the file", name)
 		}
 	}
 	fleet, err := u.file.load(cmd)
@@ -130,8 +130,8 @@ func (u *upFlags) fleet(cmd *cobra.Command) (wiring.Fleet, error) {
 	return fleet, err
 }
 
-// fixed gives a fleet the addresses that the help names.
-func fixed(f *config.Fleet) {
+// setFixedAddresses gives a fleet the addresses that the help names.
+func setFixedAddresses(f *config.Fleet) {
 	f.Control.Listen, f.Control.Admin, f.Proxy.Listen = upControl, upAdmin, upProxy
 	for i := range f.Replicas {
 		r := &f.Replicas[i]
@@ -151,7 +151,7 @@ func (s *settings) runUp(ctx context.Context, fleet wiring.Fleet, u *upFlags) er
 		return err
 	}
 	defer spans.Close()
-	all, err := s.arm(&fleet, u.plugins)
+	all, err := s.preparePlugins(&fleet, u.plugins)
 	if err != nil {
 		return err
 	}
@@ -170,16 +170,16 @@ func (s *settings) runUp(ctx context.Context, fleet wiring.Fleet, u *upFlags) er
 	if err != nil {
 		return err
 	}
-	fmt.Fprintln(s.stderr, found(inventory.Config{CUDA: cudaLibrary(), NVML: nvmlLibrary()}, log))
+	fmt.Fprintln(s.stderr, describeHost(inventory.Config{CUDA: cudaLibrary(), NVML: nvmlLibrary()}, log))
 	fmt.Fprintf(s.stderr, "starting %d replicas\n", len(fleet.Fleet.Replicas))
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return f.Run(ctx) })
 	g.Go(func() error { return seen.Run(ctx) })
-	g.Go(func() error { return s.welcome(ctx, fleet, f, all) })
+	g.Go(func() error { return s.printStarted(ctx, fleet, f, all) })
 	if u.file.path != "" {
 		g.Go(func() error {
 			return watch(ctx, u.file.path, file, log, func(now wiring.Fleet) (err error) {
-				if now.Fleet.Replicas, err = merge(file.Fleet.Replicas, fleet.Fleet.Replicas, now.Fleet.Replicas); err != nil {
+				if now.Fleet.Replicas, err = mergeReplicas(file.Fleet.Replicas, fleet.Fleet.Replicas, now.Fleet.Replicas); err != nil {
 					return err
 				}
 				return f.Control().SetReplicas(now.Registry())
@@ -189,10 +189,10 @@ func (s *settings) runUp(ctx context.Context, fleet wiring.Fleet, u *upFlags) er
 	return errors.Join(g.Wait(), cards.Close())
 }
 
-// merge is the list of replicas after an edit: who runs here keeps the address
+// mergeReplicas is the list of replicas after an edit: who runs here keeps the address
 // that it has. asked and running are the same replicas as the file named them
 // at the start and as they run.
-func merge(asked, running, now []config.Replica) ([]config.Replica, error) {
+func mergeReplicas(asked, running, now []config.Replica) ([]config.Replica, error) {
 	out := slices.Clone(now)
 	for i, r := range now {
 		at := slices.IndexFunc(asked, func(a config.Replica) bool { return a.ID == r.ID })
@@ -210,8 +210,8 @@ func merge(asked, running, now []config.Replica) ([]config.Replica, error) {
 	return out, nil
 }
 
-// welcome waits until the fleet serves, and says how to use it.
-func (s *settings) welcome(ctx context.Context, fleet wiring.Fleet, f *inprocess.Fleet, all []plugin) error {
+// printStarted waits until the fleet serves, and says how to use it.
+func (s *settings) printStarted(ctx context.Context, fleet wiring.Fleet, f *inprocess.Fleet, all []policyPlugin) error {
 	ready, stop := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("the fleet was not ready within %v; --log info tells more", startTimeout))
 	defer stop()
 	if err := f.Ready(ready); err != nil {
@@ -220,15 +220,15 @@ func (s *settings) welcome(ctx context.Context, fleet wiring.Fleet, f *inprocess
 		}
 		return err
 	}
-	if err := install(ctx, f, all); err != nil {
+	if err := pushPlugins(ctx, f, all); err != nil {
 		if ctx.Err() != nil {
 			return nil
 		}
 		fmt.Fprintln(s.stderr, "cascade: modules:", err)
 	}
-	door := reachable(f.URL())
+	door := reachableURL(f.URL())
 	if s.json {
-		return s.print(started{URL: door, Status: f.AdminURL() + "/status"})
+		return s.print(startedOutput{URL: door, Status: f.AdminURL() + "/status"})
 	}
 	look := "cascade status"
 	if f.AdminURL() != "http://"+upAdmin {
@@ -240,19 +240,19 @@ func (s *settings) welcome(ctx context.Context, fleet wiring.Fleet, f *inprocess
   %s
 
 Ctrl-C ends it.
-`, len(fleet.Fleet.Replicas), names(fleet.Models), door, curl(door, fleet.Models[0], len(fleet.Models) > 1), look)
+`, len(fleet.Fleet.Replicas), modelNames(fleet.Models), door, curlCommand(door, fleet.Models[0], len(fleet.Models) > 1), look)
 	return err
 }
 
-// started is what "up --json" prints when the fleet serves.
-type started struct {
+// startedOutput is what "up --json" prints when the fleet serves.
+type startedOutput struct {
 	URL    string `json:"url"`    // where to send requests
 	Status string `json:"status"` // where the control plane tells its state
 }
 
-// reachable is a base URL to connect to: a door on every address is open on
+// reachableURL is a base URL to connect to: a door on every address is open on
 // loopback, too.
-func reachable(base string) string {
+func reachableURL(base string) string {
 	u, err := url.Parse(base)
 	if err != nil {
 		return base
@@ -263,7 +263,7 @@ func reachable(base string) string {
 	return u.String()
 }
 
-func names(models []config.Model) string {
+func modelNames(models []config.Model) string {
 	out := make([]string, len(models))
 	for i, m := range models {
 		out[i] = m.Name
@@ -271,9 +271,9 @@ func names(models []config.Model) string {
 	return strings.Join(out, ", ")
 }
 
-// curl is a command line that asks a model for some words. Where several
+// curlCommand is a command line that asks a model for some words. Where several
 // models share the fleet, a host name that is the model's own selects it.
-func curl(url string, m config.Model, several bool) string {
+func curlCommand(url string, m config.Model, several bool) string {
 	host := ""
 	if several && len(m.Hosts) > 0 {
 		host = fmt.Sprintf(" -H 'host: %s'", m.Hosts[0])

@@ -16,8 +16,8 @@ type usageError struct {
 func (e *usageError) Error() string { return e.err.Error() }
 func (e *usageError) Unwrap() error { return e.err }
 
-// misused is a usageError about a command.
-func misused(c *cobra.Command, format string, args ...any) error {
+// usageErrorf is a usageError about a command.
+func usageErrorf(c *cobra.Command, format string, args ...any) error {
 	return &usageError{command: c.CommandPath(), err: fmt.Errorf(format, args...)}
 }
 
@@ -46,9 +46,9 @@ func group(c *cobra.Command) *cobra.Command {
 		}
 		near := c.SuggestionsFor(args[0])
 		if len(near) == 0 {
-			return misused(c, "unknown command %q for %q", args[0], c.CommandPath())
+			return usageErrorf(c, "unknown command %q for %q", args[0], c.CommandPath())
 		}
-		return misused(c, "unknown command %q for %q; did you mean %s?", args[0], c.CommandPath(), strings.Join(near, " or "))
+		return usageErrorf(c, "unknown command %q for %q; did you mean %s?", args[0], c.CommandPath(), strings.Join(near, " or "))
 	}
 	return c
 }

@@ -52,10 +52,10 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// Keys are the certificate, key and authorities of one process, as they are now.
+// Provider are the certificate, key and authorities of one process, as they are now.
 // The methods are safe for concurrent use, and work on nil Keys: those stand for
 // plain text.
-type Keys struct {
+type Provider struct {
 	cfg Config
 	now atomic.Pointer[material]
 
@@ -86,7 +86,7 @@ func (f files) equal(g files) bool {
 
 // New reads the files once; an error names the file and what is wrong with it.
 // Nothing follows their rotation before Run.
-func New(c Config) (*Keys, error) {
+func New(c Config) (*Provider, error) {
 	if c.Cert == "" || c.Key == "" || c.CA == "" {
 		return nil, errors.New("tls: Cert, Key and CA go together: name all three")
 	}
@@ -99,7 +99,7 @@ func New(c Config) (*Keys, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	k := &Keys{cfg: c}
+	k := &Provider{cfg: c}
 	f, err := k.read()
 	if err == nil {
 		var m *material
@@ -114,7 +114,7 @@ func New(c Config) (*Keys, error) {
 
 // Run follows the files until ctx ends, and returns nil then. It may be called
 // once.
-func (k *Keys) Run(ctx context.Context) error {
+func (k *Provider) Run(ctx context.Context) error {
 	if k == nil {
 		<-ctx.Done()
 		return nil
@@ -133,7 +133,7 @@ func (k *Keys) Run(ctx context.Context) error {
 
 // look takes up files that have changed and are good. They are not replaced all
 // at once, so that bad ones are told when the next look finds them the same.
-func (k *Keys) look(now time.Time) {
+func (k *Provider) look(now time.Time) {
 	f, err := k.read()
 	if err == nil && f.equal(k.good) {
 		k.problem = ""
@@ -159,7 +159,7 @@ func (k *Keys) look(now time.Time) {
 
 // Identity is who the own certificate says that this process is; the zero ID
 // without a trust domain.
-func (k *Keys) Identity() identity.ID { return k.now.Load().id }
+func (k *Provider) Identity() identity.ID { return k.now.Load().id }
 
 func (m *material) name() string {
 	if m.id == (identity.ID{}) {
@@ -169,7 +169,7 @@ func (m *material) name() string {
 }
 
 // read reads the three files.
-func (k *Keys) read() (f files, err error) {
+func (k *Provider) read() (f files, err error) {
 	for i, path := range [...]string{k.cfg.Cert, k.cfg.Key, k.cfg.CA} {
 		if f[i], err = readFile(path); err != nil {
 			return files{}, err

@@ -49,7 +49,7 @@ func issue(t *testing.T, a *devca.Authority, dir string, role identity.Role, nam
 	}
 }
 
-func keys(t *testing.T, c Config) *Keys {
+func keys(t *testing.T, c Config) *Provider {
 	t.Helper()
 	k, err := New(c)
 	if err != nil {
@@ -100,15 +100,15 @@ func TestWhoIsReached(t *testing.T) {
 		client *tls.Config
 		want   string // "" for none
 	}{
-		"control":           {control.Server("h2"), edge.ToControl("10.0.0.9:1"), ""},
-		"a migrator":        {r0.Server(), edge.ToMigrator("r0", "10.0.0.9:1"), ""},
-		"some migrator":     {r0.Server(), edge.ToMigrator("", "10.0.0.9:1"), ""},
-		"not control":       {r0.Server(), edge.ToControl("10.0.0.9:1"), "10.0.0.9:1: the certificate is spiffe://example.org/migrator/r0, and spiffe://example.org/control/* is wanted"},
-		"another migrator":  {r0.Server(), edge.ToMigrator("r1", "10.0.0.9:1"), "spiffe://example.org/migrator/r1 is wanted"},
-		"not a migrator":    {control.Server(), edge.ToMigrator("main", "10.0.0.9:1"), "spiffe://example.org/migrator/main is wanted"},
-		"another authority": {stranger.Server(), edge.ToControl("10.0.0.9:1"), "unknown authority"},
-		"a stranger":        {control.Server(), reckless(stranger), "unknown certificate authority"},
-		"nobody":            {control.Server(), &tls.Config{InsecureSkipVerify: true}, "certificate required"},
+		"control":           {control.ServerConfig("h2"), edge.ControlClientConfig("10.0.0.9:1"), ""},
+		"a migrator":        {r0.ServerConfig(), edge.MigratorClientConfig("r0", "10.0.0.9:1"), ""},
+		"some migrator":     {r0.ServerConfig(), edge.MigratorClientConfig("", "10.0.0.9:1"), ""},
+		"not control":       {r0.ServerConfig(), edge.ControlClientConfig("10.0.0.9:1"), "10.0.0.9:1: the certificate is spiffe://example.org/migrator/r0, and spiffe://example.org/control/* is wanted"},
+		"another migrator":  {r0.ServerConfig(), edge.MigratorClientConfig("r1", "10.0.0.9:1"), "spiffe://example.org/migrator/r1 is wanted"},
+		"not a migrator":    {control.ServerConfig(), edge.MigratorClientConfig("main", "10.0.0.9:1"), "spiffe://example.org/migrator/main is wanted"},
+		"another authority": {stranger.ServerConfig(), edge.ControlClientConfig("10.0.0.9:1"), "unknown authority"},
+		"a stranger":        {control.ServerConfig(), reckless(stranger), "unknown certificate authority"},
+		"nobody":            {control.ServerConfig(), &tls.Config{InsecureSkipVerify: true}, "certificate required"},
 	} {
 		seen, err := shake(t, c.server, c.client)
 		switch {
@@ -121,8 +121,8 @@ func TestWhoIsReached(t *testing.T) {
 }
 
 // reckless is a client that takes any server.
-func reckless(k *Keys) *tls.Config {
-	c := k.ToControl("10.0.0.9:1")
+func reckless(k *Provider) *tls.Config {
+	c := k.ControlClientConfig("10.0.0.9:1")
 	c.VerifyConnection = nil
 	return c
 }
@@ -153,7 +153,7 @@ func TestBadFiles(t *testing.T) {
 	}
 	id, err := identity.New(domain, identity.Migrator, "r0")
 	if err == nil {
-		err = a.Issue(dir, id, nil, time.Now().Add(-devca.LeafLife-time.Hour))
+		err = a.Issue(dir, id, nil, time.Now().Add(-devca.LeafLifetime-time.Hour))
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -202,7 +202,7 @@ func TestRotation(t *testing.T) {
 			if got := k.Identity().Name; got != want {
 				t.Errorf("%q is in force, want %q", got, want)
 			}
-			if _, err := shake(t, k.Server(), edge.ToControl("c:1")); err != nil {
+			if _, err := shake(t, k.ServerConfig(), edge.ControlClientConfig("c:1")); err != nil {
 				t.Errorf("a handshake: %v", err)
 			}
 		}
@@ -244,12 +244,12 @@ func TestRotation(t *testing.T) {
 
 // TestPlainText: nil Keys are no TLS.
 func TestPlainText(t *testing.T) {
-	var k *Keys
-	rt, scheme := k.Peers(nil)
-	if k.Server() != nil || k.ToControl("a:1") != nil || k.ToMigrator("a", "a:1") != nil || k.Listener(nil) != nil || rt != nil || scheme != "" {
+	var k *Provider
+	rt, scheme := k.PeerTransport(nil)
+	if k.ServerConfig() != nil || k.ControlClientConfig("a:1") != nil || k.MigratorClientConfig("a", "a:1") != nil || k.WrapListener(nil) != nil || rt != nil || scheme != "" {
 		t.Error("nil Keys make TLS")
 	}
-	if got := Credentials(nil).Info().SecurityProtocol; got != "insecure" {
+	if got := TransportCredentials(nil).Info().SecurityProtocol; got != "insecure" {
 		t.Errorf("credentials of nil: %s", got)
 	}
 }

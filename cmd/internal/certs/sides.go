@@ -23,10 +23,10 @@ const (
 	idleTimeout = time.Minute
 )
 
-// Server returns the configuration of a listener that demands a certificate of
+// ServerConfig returns the configuration of a listener that demands a certificate of
 // the fleet's authorities and speaks the given ALPN protocols; nil for plain
 // text. Who the client is, is for the server's users to read.
-func (k *Keys) Server(protocols ...string) *tls.Config {
+func (k *Provider) ServerConfig(protocols ...string) *tls.Config {
 	if k == nil {
 		return nil
 	}
@@ -45,31 +45,31 @@ func (k *Keys) Server(protocols ...string) *tls.Config {
 	}
 }
 
-// Listener wraps a listener of HTTP; l itself for plain text.
-func (k *Keys) Listener(l net.Listener) net.Listener {
+// WrapListener wraps a listener of HTTP; l itself for plain text.
+func (k *Provider) WrapListener(l net.Listener) net.Listener {
 	if k == nil {
 		return l
 	}
-	return tls.NewListener(l, k.Server("h2", "http/1.1"))
+	return tls.NewListener(l, k.ServerConfig("h2", "http/1.1"))
 }
 
-// ToControl returns the client side of a connection to a control plane at
+// ControlClientConfig returns the client side of a connection to a control plane at
 // address, host:port; nil for plain text.
-func (k *Keys) ToControl(address string) *tls.Config {
-	return k.client(address, identity.Want{Role: identity.Control})
+func (k *Provider) ControlClientConfig(address string) *tls.Config {
+	return k.clientConfig(address, identity.Want{Role: identity.Control})
 }
 
-// ToMigrator returns the client side of a connection to a replica's migrator at
+// MigratorClientConfig returns the client side of a connection to a replica's migrator at
 // address, host:port; nil for plain text.
-func (k *Keys) ToMigrator(replica, address string) *tls.Config {
-	return k.client(address, identity.Want{Role: identity.Migrator, Name: replica})
+func (k *Provider) MigratorClientConfig(replica, address string) *tls.Config {
+	return k.clientConfig(address, identity.Want{Role: identity.Migrator, Name: replica})
 }
 
-// client returns the client side of a connection to a component. The server's
+// clientConfig returns the client side of a connection to a component. The server's
 // certificate must chain to the authorities in force then. With a trust domain
 // it must also be the component's, wherever that is; without, it must carry the
 // host that is dialled.
-func (k *Keys) client(address string, want identity.Want) *tls.Config {
+func (k *Provider) clientConfig(address string, want identity.Want) *tls.Config {
 	if k == nil {
 		return nil
 	}
@@ -111,19 +111,19 @@ func (k *Keys) client(address string, want identity.Want) *tls.Config {
 	}
 }
 
-// Credentials are those of a gRPC connection with the given client side; nil is
+// TransportCredentials are those of a gRPC connection with the given client side; nil is
 // plain text.
-func Credentials(c *tls.Config) credentials.TransportCredentials {
+func TransportCredentials(c *tls.Config) credentials.TransportCredentials {
 	if c == nil {
 		return insecure.NewCredentials()
 	}
 	return credentials.NewTLS(c)
 }
 
-// Peers carries HTTP requests to other migrators, and names the scheme to use;
+// PeerTransport carries HTTP requests to other migrators, and names the scheme to use;
 // nil and "" stand for plain HTTP. owner returns the replica that lives at an
 // address, "" for none, which is not connected to where there are identities.
-func (k *Keys) Peers(owner func(address string) string) (http.RoundTripper, string) {
+func (k *Provider) PeerTransport(owner func(address string) string) (http.RoundTripper, string) {
 	if k == nil {
 		return nil, ""
 	}
@@ -134,7 +134,7 @@ func (k *Keys) Peers(owner func(address string) string) (http.RoundTripper, stri
 			if replica == "" && k.cfg.Self.TrustDomain != "" {
 				return nil, fmt.Errorf("no replica is known at %s, so nobody's certificate would do", address)
 			}
-			return (&tls.Dialer{NetDialer: dialer, Config: k.ToMigrator(replica, address)}).DialContext(ctx, network, address)
+			return (&tls.Dialer{NetDialer: dialer, Config: k.MigratorClientConfig(replica, address)}).DialContext(ctx, network, address)
 		},
 		DisableCompression:  true,
 		MaxIdleConnsPerHost: maxIdle,

@@ -115,7 +115,7 @@ type Replica struct {
 	// is not known: "cascade devices" then takes the cache to be in host memory.
 	GPU *int `yaml:"gpu,omitempty"`
 	// RDMA names the RDMA device of the replica's node by which its blocks travel.
-	RDMA Device `yaml:"rdma,omitempty"`
+	RDMA RDMADevice `yaml:"rdma,omitempty"`
 	// TP is the number of tensor-parallel ranks behind the engine. 0 means 1.
 	TP int `yaml:"tp,omitempty"`
 	// Profile is the engine's cost profile where it is not the model's.
@@ -138,9 +138,9 @@ type Control struct {
 	Listen string `yaml:"listen,omitempty"`
 	// Admin serves /status, /metrics, /healthz and /readyz. Empty means 127.0.0.1:18001.
 	Admin string `yaml:"admin,omitempty"`
-	// Hosts are names by which Admin may be asked besides those of loopback, in
+	// AdminHosts are names by which Admin may be asked besides those of loopback, in
 	// lower case and without a port: of a proxy of your own in front of it.
-	Hosts []string `yaml:"hosts,omitempty"`
+	AdminHosts []string `yaml:"hosts,omitempty"`
 	// Name is that of the control plane at Listen, among several. Empty means its
 	// host and the port of Listen; those that are started with a --listen of their
 	// own have a --name of their own or that.
@@ -165,15 +165,15 @@ type Control struct {
 	// clusters. Empty means "cascade-xds".
 	XDSCluster string `yaml:"xds_cluster,omitempty"`
 	// Limits bound what one proxy may ask for.
-	Limits Limits `yaml:"limits,omitempty"`
+	Limits ProxyLimits `yaml:"limits,omitempty"`
 	// Groups are the groups of proxies in the order in which a new plan comes to
 	// them; who is in none comes last. Empty: one proxy in eight comes first.
 	Groups []Group `yaml:"groups,omitempty"`
-	// Watch is how long a new plan is on trial in one group before the next one
+	// Soak is how long a new plan is on trial in one group before the next one
 	// gets it; nobody waits where only one group has proxies, or where the plan in
 	// force has a stage that nobody serves. It shrinks with Speed. 0 means 2s; at
 	// most 1h.
-	Watch time.Duration `yaml:"watch,omitempty"`
+	Soak time.Duration `yaml:"watch,omitempty"`
 }
 
 // Proxy is the data plane's door.
@@ -186,12 +186,12 @@ type Proxy struct {
 	// TLS has clients speak TLS to the listener. Empty: plain text. The control
 	// plane sends the certificate to the Envoys (SDS), and "cascade proxy" reads
 	// it itself; a renewed one is taken up within 10 s, without a restart.
-	TLS Edge `yaml:"tls,omitempty"`
+	TLS DownstreamTLS `yaml:"tls,omitempty"`
 }
 
-// Edge names the PEM files of the certificate that clients are shown, relative
+// DownstreamTLS names the PEM files of the certificate that clients are shown, relative
 // to the fleet file.
-type Edge struct {
+type DownstreamTLS struct {
 	Cert string `yaml:"cert,omitempty"` // certificate chain, the own one first
 	Key  string `yaml:"key,omitempty"`  // private key
 }
@@ -210,8 +210,8 @@ type Planner struct {
 	// Pooling is β in k ≥ u + β·√u: the head room that u replicas' worth of
 	// work needs against bursts, up to 4. 0 means 0.3; −1 means none.
 	Pooling float64 `yaml:"pooling,omitempty"`
-	// Seen is how many requests must be counted before the first stages; 0 means 1000.
-	Seen uint64 `yaml:"seen,omitempty"`
+	// MinRequests is how many requests must be counted before the first stages; 0 means 1000.
+	MinRequests uint64 `yaml:"seen,omitempty"`
 	// Refine is "on" when boundaries also move between two plans, every second, as
 	// the replicas themselves propose; with plans every Period that rarely gains
 	// anything. The next plan is weighed against the boundaries as they are then;

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// good is the smallest file that uses every section.
-const good = `preset: default
+// validFleet is the smallest file that uses every section.
+const validFleet = `preset: default
 speed: 10
 state: ./state
 models:
@@ -71,7 +71,7 @@ policies:
 `
 
 func TestReadFillsDefaults(t *testing.T) {
-	f, err := Read(strings.NewReader(good))
+	f, err := Read(strings.NewReader(validFleet))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +81,7 @@ func TestReadFillsDefaults(t *testing.T) {
 	if f.Planner.Period != 5*time.Second || f.Planner.Iteration != 50*time.Millisecond {
 		t.Errorf("durations: %+v", f.Planner)
 	}
-	two := strings.Replace(good, "- name: m\n", "- {name: other, context: 64, profile: p}\n- name: m\n", 1)
+	two := strings.Replace(validFleet, "- name: m\n", "- {name: other, context: 64, profile: p}\n- name: m\n", 1)
 	two = strings.Replace(two, "  estimator: content-length\n", "", 1)
 	two = strings.Replace(two, "- id: r1\n", "- id: r1\n  model: other\n", 1)
 	f, err = Read(strings.NewReader(two))
@@ -95,7 +95,7 @@ func TestReadFillsDefaults(t *testing.T) {
 
 // TestSeveralControlPlanes: they need a directory to share.
 func TestSeveralControlPlanes(t *testing.T) {
-	text := strings.Replace(good, "estimator: content-length", "peers: [\"127.0.0.1:18100\"]\n  name: cp-1\n  hosts: [cascade.example]", 1)
+	text := strings.Replace(validFleet, "estimator: content-length", "peers: [\"127.0.0.1:18100\"]\n  name: cp-1\n  hosts: [cascade.example]", 1)
 	f, err := Read(strings.NewReader(text))
 	if err != nil || f.Control.Name != "cp-1" || len(f.Control.Peers) != 1 {
 		t.Fatalf("%+v, %v", f.Control, err)
@@ -105,9 +105,9 @@ func TestSeveralControlPlanes(t *testing.T) {
 	}
 }
 
-// TestEveryFieldIsChecked breaks each field in turn: the error must name the
+// TestReadRejectsInvalidFields breaks each field in turn: the error must name the
 // field and its line.
-func TestEveryFieldIsChecked(t *testing.T) {
+func TestReadRejectsInvalidFields(t *testing.T) {
 	for _, c := range []struct{ old, new, want string }{
 		{"preset: default", "preset: fast", `line 1: preset: "fast" is none of`},
 		{"speed: 10", "speed: -1", "line 2: speed: -1 is outside"},
@@ -217,13 +217,13 @@ func TestEveryFieldIsChecked(t *testing.T) {
 		{"- name: m\n", "- {name: m, context: 64, profile: p}\n- name: m\n", `models[1].name: "m" is defined twice`},
 		{"- name: m\n", "- {name: o, context: 64, profile: p}\n- name: m\n", `models[0]: no replica that is not draining serves "o"`},
 		{"- name: m\n", "- {name: o, context: 64, profile: p}\n- name: m\n", "models[0].hosts: with several models"},
-		{good, "models: []", "models: name at least one model"},
-		{good, "models: []", "replicas: name at least one replica"},
-		{good, "", "models: name at least one model"},
-		{good, "{", "[1:1]"},
+		{validFleet, "models: []", "models: name at least one model"},
+		{validFleet, "models: []", "replicas: name at least one replica"},
+		{validFleet, "", "models: name at least one model"},
+		{validFleet, "{", "[1:1]"},
 	} {
-		text := strings.Replace(good, c.old, c.new, 1)
-		if text == good {
+		text := strings.Replace(validFleet, c.old, c.new, 1)
+		if text == validFleet {
 			t.Fatalf("%q is not in the good file", c.old)
 		}
 		_, err := Read(strings.NewReader(text))
@@ -235,9 +235,9 @@ func TestEveryFieldIsChecked(t *testing.T) {
 	}
 }
 
-// TestExampleIsGood reads the example twice: as it is, and with every optional
+// TestExampleIsValid reads the example twice: as it is, and with every optional
 // line switched on.
-func TestExampleIsGood(t *testing.T) {
+func TestExampleIsValid(t *testing.T) {
 	plain, err := Read(strings.NewReader(Example))
 	if err != nil {
 		t.Fatal(err)
@@ -250,7 +250,7 @@ func TestExampleIsGood(t *testing.T) {
 	if all.TLS.Cert == "" {
 		t.Fatal("the options were not switched on")
 	}
-	if !all.Policies.Signed() || plain.Policies.Signed() || all.Policies.Gates.Shadow.Calls == 0 || len(all.Policies.Limits) == 0 {
+	if !all.Policies.ModulesEnabled() || plain.Policies.ModulesEnabled() || all.Policies.Gates.Shadow.Calls == 0 || len(all.Policies.Limits) == 0 {
 		t.Errorf("the policies were not switched on: %+v", all.Policies)
 	}
 	if all.Preset != plain.Preset || all.Planner != plain.Planner || all.Migration != plain.Migration || all.Speed != plain.Speed {
@@ -258,12 +258,12 @@ func TestExampleIsGood(t *testing.T) {
 	}
 }
 
-// TestPresetsChooseTheMarket: each preset has its own market, and the file
+// TestPresetMigrationDefaults: each preset has its own market, and the file
 // overrides every part of it.
-func TestPresetsChooseTheMarket(t *testing.T) {
+func TestPresetMigrationDefaults(t *testing.T) {
 	fleet := func(preset, more string) Migration {
 		t.Helper()
-		text := "preset: " + preset + good[strings.Index(good, "\n"):]
+		text := "preset: " + preset + validFleet[strings.Index(validFleet, "\n"):]
 		f, err := Read(strings.NewReader(text[:strings.Index(text, "migration:")] + more))
 		if err != nil {
 			t.Fatal(err)
@@ -286,7 +286,7 @@ func TestPresetsChooseTheMarket(t *testing.T) {
 	}
 }
 
-func TestLoadNamesTheFile(t *testing.T) {
+func TestLoadErrorNamesFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "fleet.yaml")
 	if err := os.WriteFile(path, []byte("speed: -1"), 0o600); err != nil {
 		t.Fatal(err)
@@ -297,7 +297,7 @@ func TestLoadNamesTheFile(t *testing.T) {
 }
 
 func FuzzRead(f *testing.F) {
-	f.Add(good)
+	f.Add(validFleet)
 	f.Add("models: [{name: a}]")
 	f.Fuzz(func(t *testing.T, text string) {
 		fleet, err := Read(strings.NewReader(text))
@@ -312,8 +312,8 @@ func FuzzRead(f *testing.F) {
 
 // Replicas of one model may differ where all of them say what they hold, and
 // adapters may be loaded on some of them.
-func TestUnlikeReplicas(t *testing.T) {
-	stated := strings.NewReplacer("node: n1\n  tp: 2", "node: n1\n  tp: 4\n  kv_tokens: 9000\n  batch: 16").Replace(good)
+func TestHeterogeneousReplicas(t *testing.T) {
+	stated := strings.NewReplacer("node: n1\n  tp: 2", "node: n1\n  tp: 4\n  kv_tokens: 9000\n  batch: 16").Replace(validFleet)
 	stated = strings.Replace(stated, "  tp: 2\n", "  tp: 2\n  kv_tokens: 5000\n  batch: 8\n", 1)
 	stated = strings.Replace(stated, "hosts: [m.example]", "hosts: [m.example]\n  adapters: [{name: sql, replicas: [r1]}, {name: all}]", 1)
 	f, err := Read(strings.NewReader(stated))

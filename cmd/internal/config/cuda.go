@@ -12,12 +12,12 @@ type CUDA struct {
 	Copy string `yaml:"copy,omitempty"`
 }
 
-// ByEngines reports whether the copy engines have all blocks.
-func (d CUDA) ByEngines() bool { return d.Copy == "engines" }
+// UseCopyEngines reports whether the copy engines have all blocks.
+func (d CUDA) UseCopyEngines() bool { return d.Copy == "engines" }
 
 func (d CUDA) validate(c *checker) {
 	if d.Groups != 0 {
-		within(c, "cuda.groups", d.Groups, 1, 1024)
+		checkRange(c, "cuda.groups", d.Groups, 1, 1024)
 	}
 	if d.Copy != "" && d.Copy != "kernel" && d.Copy != "engines" {
 		c.fail("cuda.copy", "%q: there are kernel and engines", d.Copy)

@@ -17,11 +17,11 @@ type Group struct {
 	Clusters []string `yaml:"clusters,omitempty"`
 }
 
-// maxWatch is longer than anybody looks at a new plan.
-const maxWatch = time.Hour
+// maxSoakGroup is longer than anybody looks at a new plan.
+const maxSoakGroup = time.Hour
 
-// Rules are the groups as the control plane takes them.
-func (c Control) Rules() []nodegroup.Rule {
+// NodeGroups are the groups as the control plane takes them.
+func (c Control) NodeGroups() []nodegroup.Rule {
 	rules := make([]nodegroup.Rule, len(c.Groups))
 	for i, g := range c.Groups {
 		rules[i] = nodegroup.Rule{Name: g.Name, Nodes: g.Nodes, Clusters: g.Clusters}
@@ -30,14 +30,14 @@ func (c Control) Rules() []nodegroup.Rule {
 }
 
 func (c Control) validateGroups(check *checker) {
-	for i, r := range c.Rules() {
+	for i, r := range c.NodeGroups() {
 		if _, err := nodegroup.New([]nodegroup.Rule{r}); err != nil {
 			check.fail(fmt.Sprintf("control.groups[%d]", i), "%v", err)
 			return
 		}
 	}
-	if _, err := nodegroup.New(c.Rules()); err != nil {
+	if _, err := nodegroup.New(c.NodeGroups()); err != nil {
 		check.fail("control.groups", "%v", err)
 	}
-	within(check, "control.watch", c.Watch, 0, maxWatch)
+	checkRange(check, "control.watch", c.Soak, 0, maxSoakGroup)
 }

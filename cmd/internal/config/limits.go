@@ -1,11 +1,11 @@
 package config
 
-// Limits bound what one xDS node, which is a proxy or a gRPC client, may cost
+// ProxyLimits bound what one xDS node, which is a proxy or a gRPC client, may cost
 // the control plane. A node that goes beyond one has that stream ended, is
 // logged once a minute, and disturbs nobody else. Whoever goes over them by
 // right, such as an Envoy with thousands of clusters of its own, wants them
 // raised.
-type Limits struct {
+type ProxyLimits struct {
 	// Streams are the most streams of a node at a time. 0 means 1024: an Envoy of
 	// another owner has one for every stage cluster.
 	Streams int `yaml:"streams,omitempty"`
@@ -25,12 +25,12 @@ type Limits struct {
 const (
 	// maxLimit is above what any fleet needs, and far below what overflows.
 	maxLimit = 1 << 24
-	// leastBurst is what one Envoy asks when it comes: listeners, clusters, routes,
+	// minBurst is what one Envoy asks when it comes: listeners, clusters, routes,
 	// estimators, and the endpoints of every stage.
-	leastBurst = 32
+	minBurst = 32
 )
 
-func (l Limits) validate(c *checker) {
+func (l ProxyLimits) validate(c *checker) {
 	for _, f := range []struct {
 		name string
 		v    int
@@ -38,12 +38,12 @@ func (l Limits) validate(c *checker) {
 		{"streams", l.Streams}, {"stream_names", l.StreamNames}, {"node_names", l.NodeNames},
 		{"rate", l.Rate}, {"burst", l.Burst}, {"nodes", l.Nodes},
 	} {
-		within(c, "control.limits."+f.name, f.v, 0, maxLimit)
+		checkRange(c, "control.limits."+f.name, f.v, 0, maxLimit)
 	}
 	if l.NodeNames > 0 && l.StreamNames > l.NodeNames {
 		c.fail("control.limits.stream_names", "%d is more than all streams of a node may have together, %d (node_names)", l.StreamNames, l.NodeNames)
 	}
-	if l.Burst > 0 && l.Burst < leastBurst {
-		c.fail("control.limits.burst", "%d: an Envoy that comes asks up to %d times at once", l.Burst, leastBurst)
+	if l.Burst > 0 && l.Burst < minBurst {
+		c.fail("control.limits.burst", "%d: an Envoy that comes asks up to %d times at once", l.Burst, minBurst)
 	}
 }

@@ -17,11 +17,11 @@ const SampleAll = -1
 
 // Bounds of a migration's numbers.
 const (
-	maxSlots   = 256
-	maxSample  = 1024
-	maxOutlier = 10_000 // percent
-	minLink    = 0.01   // Gbit/s
-	maxLink    = 100_000
+	maxConcurrent = 256
+	maxSample     = 1024
+	maxOutlier    = 10_000 // percent
+	minLink       = 0.01   // Gbit/s
+	maxLink       = 100_000
 	// maxBlocks is the longest path of a Unix socket's directory, in bytes:
 	// the kernel takes 107 with the socket's name.
 	maxBlocks = 90
@@ -48,9 +48,9 @@ type Migration struct {
 	// another's by more than the request; preset "paper" knows none of it. 0: nodes of
 	// which nothing is known make no difference.
 	NodeGbps float64 `yaml:"node_gbps,omitempty"`
-	// Slots is how many transfers a replica sends at once, and how many it
+	// MaxConcurrent is how many transfers a replica sends at once, and how many it
 	// receives, 1 to 256. 0 means 4 [3]. One is a throughput cliff.
-	Slots int `yaml:"slots,omitempty"`
+	MaxConcurrent int `yaml:"slots,omitempty"`
 	// Sample is how many replicas are asked for a bid, up to 1024; −1 asks all,
 	// which herds as soon as the fleet is large. 0 means 8 [−1].
 	Sample int `yaml:"sample,omitempty"`
@@ -63,8 +63,8 @@ type Migration struct {
 	OutlierPercent int `yaml:"outlier_percent,omitempty"`
 }
 
-// fill writes the defaults of the preset into empty fields.
-func (m *Migration) fill(preset string) {
+// setDefaults writes the defaults of the preset into empty fields.
+func (m *Migration) setDefaults(preset string) {
 	mode, slots, sample, pick := MigrationLive, 4, 8, "least-load"
 	switch preset {
 	case "paper":
@@ -72,26 +72,26 @@ func (m *Migration) fill(preset string) {
 	case "round-robin":
 		mode = MigrationOff
 	}
-	def(&m.Mode, mode)
-	def(&m.LinkGbps, 400)
-	def(&m.Slots, slots)
-	def(&m.Sample, sample)
-	def(&m.Select, pick)
-	def(&m.OutlierPercent, 25)
+	setDefault(&m.Mode, mode)
+	setDefault(&m.LinkGbps, 400)
+	setDefault(&m.MaxConcurrent, slots)
+	setDefault(&m.Sample, sample)
+	setDefault(&m.Select, pick)
+	setDefault(&m.OutlierPercent, 25)
 }
 
 func (m Migration) validate(c *checker) {
-	oneOf(c, "migration.mode", m.Mode, MigrationLive, MigrationReprompt, MigrationOff)
-	within(c, "migration.link_gbps", m.LinkGbps, minLink, maxLink)
+	checkOneOf(c, "migration.mode", m.Mode, MigrationLive, MigrationReprompt, MigrationOff)
+	checkRange(c, "migration.link_gbps", m.LinkGbps, minLink, maxLink)
 	if m.NodeGbps != 0 {
-		within(c, "migration.node_gbps", m.NodeGbps, minLink, maxLink)
+		checkRange(c, "migration.node_gbps", m.NodeGbps, minLink, maxLink)
 	}
-	within(c, "migration.slots", m.Slots, 1, maxSlots)
+	checkRange(c, "migration.slots", m.MaxConcurrent, 1, maxConcurrent)
 	if m.Sample != SampleAll {
-		within(c, "migration.sample", m.Sample, 1, maxSample)
+		checkRange(c, "migration.sample", m.Sample, 1, maxSample)
 	}
-	oneOf(c, "migration.select", m.Select, "least-load", "paper")
-	within(c, "migration.outlier_percent", m.OutlierPercent, 1, maxOutlier)
+	checkOneOf(c, "migration.select", m.Select, "least-load", "paper")
+	checkRange(c, "migration.outlier_percent", m.OutlierPercent, 1, maxOutlier)
 }
 
 // validateBlocks checks that no two engines serve their block tables in one

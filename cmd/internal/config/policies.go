@@ -56,7 +56,7 @@ type Policies struct {
 	Gates Gates `yaml:"gates,omitempty"`
 	// Limits are the limits of a call, by kind: partition, refine, bid-quote,
 	// bid-select, outlier, place or guard. What is not here has its default.
-	Limits map[string]Limit `yaml:"limits,omitempty"`
+	Limits map[string]CallLimit `yaml:"limits,omitempty"`
 }
 
 // Gates are the same for all slots, but for what Kinds says.
@@ -104,8 +104,8 @@ type Gate struct {
 	Worse int `yaml:"worse,omitempty"`
 }
 
-// Limit bounds the calls of one kind. 0 is the kind's default.
-type Limit struct {
+// CallLimit bounds the calls of one kind. 0 is the kind's default.
+type CallLimit struct {
 	Fuel  int64         `yaml:"fuel,omitempty"`  // ticks: loop rounds and function calls
 	Wall  time.Duration `yaml:"wall,omitempty"`  // ends code that makes ticks slow
 	Pages uint32        `yaml:"pages,omitempty"` // memory, in pages of 64 KiB
@@ -126,8 +126,8 @@ const (
 	maxThreshold = sign.MaxSignatures
 )
 
-// Kinds are the names of what policies decide, in the order of their numbers.
-func Kinds() []string {
+// PolicyKinds are the names of what policies decide, in the order of their numbers.
+func PolicyKinds() []string {
 	var names []string
 	for k := abi.Configure + 1; k < abi.Kinds; k++ {
 		names = append(names, k.String())
@@ -135,21 +135,21 @@ func Kinds() []string {
 	return names
 }
 
-// Signed reports whether modules may decide in this fleet.
-func (p Policies) Signed() bool { return len(p.Keys) > 0 && !p.Native }
+// ModulesEnabled reports whether modules may decide in this fleet.
+func (p Policies) ModulesEnabled() bool { return len(p.Keys) > 0 && !p.Native }
 
-// Forgets says why processes of this fleet forget, when they end, which statements
+// MarksWarning says why processes of this fleet forget, when they end, which statements
 // they have admitted; "" where they do not, or no module is admitted.
-func (f *Fleet) Forgets() string {
-	if !f.Policies.Signed() || f.Policies.Marks != "" || f.State != "" {
+func (f *Fleet) MarksWarning() string {
+	if !f.Policies.ModulesEnabled() || f.Policies.Marks != "" || f.State != "" {
 		return ""
 	}
 	return "policies.marks: name a folder, or one for state: without them a process that restarts admits modules again that newer ones have replaced"
 }
 
-func (p *Policies) fill() {
+func (p *Policies) setDefaults() {
 	if len(p.Keys) > 0 {
-		def(&p.Threshold, 1)
+		setDefault(&p.Threshold, 1)
 	}
 }
 
@@ -165,7 +165,7 @@ func (p Policies) validate(c *checker) {
 	case len(p.Keys) == 0 && p.Threshold != 0:
 		c.fail("policies.threshold", "signatures need keys; name the files of the public keys in policies.keys")
 	case len(p.Keys) > 0:
-		within(c, "policies.threshold", p.Threshold, 1, maxThreshold)
+		checkRange(c, "policies.threshold", p.Threshold, 1, maxThreshold)
 	}
 	for i, r := range p.Rules {
 		if r == "" {
@@ -175,9 +175,9 @@ func (p Policies) validate(c *checker) {
 	if p.Data != "" && len(p.Rules) == 0 {
 		c.fail("policies.data", "data are for rules; name them in policies.rules")
 	}
-	within(c, "policies.cache_mib", p.CacheMiB, 0, maxCacheMiB)
-	within(c, "policies.instances", p.Instances, 0, maxInstances)
-	within(c, "policies.cache_modules", p.CacheModules, 0, maxCached)
+	checkRange(c, "policies.cache_mib", p.CacheMiB, 0, maxCacheMiB)
+	checkRange(c, "policies.instances", p.Instances, 0, maxInstances)
+	checkRange(c, "policies.cache_modules", p.CacheModules, 0, maxCached)
 	p.Gates.Shadow.validate(c, "policies.gates.shadow")
 	p.Gates.Canary.validate(c, "policies.gates.canary")
 	for i, step := range p.Gates.Ladder {
@@ -185,33 +185,33 @@ func (p Policies) validate(c *checker) {
 			c.fail(fmt.Sprintf("policies.gates.ladder[%d]", i), "%d: steps grow from 1 to at most 999", step)
 		}
 	}
-	within(c, "policies.gates.patience", max(p.Gates.Patience, 0), 0, maxSoak)
+	checkRange(c, "policies.gates.patience", max(p.Gates.Patience, 0), 0, maxSoak)
 	for _, kind := range slices.Sorted(maps.Keys(p.Gates.Kinds)) {
-		if !slices.Contains(Kinds(), kind) {
-			c.fail("policies.gates.kinds", "%q decides nothing: use %s", kind, strings.Join(Kinds(), ", "))
+		if !slices.Contains(PolicyKinds(), kind) {
+			c.fail("policies.gates.kinds", "%q decides nothing: use %s", kind, strings.Join(PolicyKinds(), ", "))
 			continue
 		}
 		p.Gates.Kinds[kind].Shadow.validate(c, "policies.gates.kinds."+kind+".shadow")
 		p.Gates.Kinds[kind].Canary.validate(c, "policies.gates.kinds."+kind+".canary")
 	}
-	within(c, "policies.gates.faults", p.Gates.Faults, 0, maxFaults)
-	within(c, "policies.gates.window", p.Gates.Window, 0, maxSoak)
+	checkRange(c, "policies.gates.faults", p.Gates.Faults, 0, maxFaults)
+	checkRange(c, "policies.gates.window", p.Gates.Window, 0, maxSoak)
 	for _, kind := range slices.Sorted(maps.Keys(p.Limits)) {
 		at, l := "policies.limits."+kind, p.Limits[kind]
-		if !slices.Contains(Kinds(), kind) {
-			c.fail("policies.limits", "%q decides nothing: use %s", kind, strings.Join(Kinds(), ", "))
+		if !slices.Contains(PolicyKinds(), kind) {
+			c.fail("policies.limits", "%q decides nothing: use %s", kind, strings.Join(PolicyKinds(), ", "))
 			continue
 		}
-		within(c, at+".fuel", int(l.Fuel), 0, maxFuel)
-		within(c, at+".wall", l.Wall, 0, maxWall)
-		within(c, at+".pages", int(l.Pages), 0, maxPages)
+		checkRange(c, at+".fuel", int(l.Fuel), 0, maxFuel)
+		checkRange(c, at+".wall", l.Wall, 0, maxWall)
+		checkRange(c, at+".pages", int(l.Pages), 0, maxPages)
 	}
 }
 
 func (g Gate) validate(c *checker, at string) {
-	within(c, at+".calls", int(min(g.Calls, maxCalls+1)), 0, maxCalls)
+	checkRange(c, at+".calls", int(min(g.Calls, maxCalls+1)), 0, maxCalls)
 	if g.Soak > 0 {
-		within(c, at+".soak", g.Soak, 0, maxSoak)
+		checkRange(c, at+".soak", g.Soak, 0, maxSoak)
 	}
-	within(c, at+".worse", g.Worse, -1, 1000)
+	checkRange(c, at+".worse", g.Worse, -1, 1000)
 }

@@ -16,7 +16,7 @@ func (f *Fleet) ReplicaProfiles(dir string) (map[string]cost.Profile, error) {
 		if r.Profile == "" {
 			continue
 		}
-		p, err := profile(r.Profile, dir)
+		p, err := loadProfile(r.Profile, dir)
 		if err != nil {
 			return nil, &FieldError{Path: fmt.Sprintf("replicas[%d].profile", i), Msg: err.Error()}
 		}
@@ -31,7 +31,7 @@ func (f *Fleet) ReplicaProfiles(dir string) (map[string]cost.Profile, error) {
 func (f *Fleet) Profiles(dir string) (map[string]cost.Profile, error) {
 	out := make(map[string]cost.Profile, len(f.Models))
 	for i, m := range f.Models {
-		p, err := profile(m.Profile, dir)
+		p, err := loadProfile(m.Profile, dir)
 		if err != nil {
 			return nil, &FieldError{Path: fmt.Sprintf("models[%d].profile", i), Msg: err.Error()}
 		}
@@ -50,7 +50,7 @@ func (f *Fleet) Profiles(dir string) (map[string]cost.Profile, error) {
 	return out, nil
 }
 
-func profile(name, dir string) (cost.Profile, error) {
+func loadProfile(name, dir string) (cost.Profile, error) {
 	if filepath.Ext(name) != ".json" {
 		return cost.Builtin(name)
 	}

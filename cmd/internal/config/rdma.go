@@ -17,15 +17,15 @@ type RDMA struct {
 
 func (r RDMA) validate(c *checker) {
 	if r.TrafficClass != 0 {
-		within(c, "rdma.traffic_class", r.TrafficClass, 0, 255)
+		checkRange(c, "rdma.traffic_class", r.TrafficClass, 0, 255)
 	}
 	if r.ServiceLevel != 0 {
-		within(c, "rdma.service_level", r.ServiceLevel, 0, 15)
+		checkRange(c, "rdma.service_level", r.ServiceLevel, 0, 15)
 	}
 }
 
-// Device is an RDMA device of a replica's node.
-type Device struct {
+// RDMADevice is an RDMA device of a replica's node.
+type RDMADevice struct {
 	// Device is its name, as "cascade devices" lists it. Empty: the one that lies
 	// nearest to the KV cache.
 	Device string `yaml:"device,omitempty"`
@@ -36,9 +36,9 @@ type Device struct {
 	Address string `yaml:"address,omitempty"`
 }
 
-func (d Device) validate(c *checker, at string) {
+func (d RDMADevice) validate(c *checker, at string) {
 	if d.Port != 0 {
-		within(c, at+".port", d.Port, 1, 255)
+		checkRange(c, at+".port", d.Port, 1, 255)
 	}
 	if len(d.Device) > 64 {
 		c.fail(at+".device", "write at most 64 bytes")

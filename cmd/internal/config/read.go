@@ -57,16 +57,16 @@ func Read(r io.Reader) (Fleet, error) {
 	if err := yaml.UnmarshalWithOptions(data, &fleet, yaml.Strict()); err != nil {
 		return Fleet{}, errors.New(yaml.FormatError(err, false, true))
 	}
-	fleet.fill()
+	fleet.setDefaults()
 	if errs := fleet.validate(); len(errs) > 0 {
-		return Fleet{}, errors.Join(locate(data, errs)...)
+		return Fleet{}, errors.Join(locateErrors(data, errs)...)
 	}
 	return fleet, nil
 }
 
-// Locate is the error of fields of the file at path that decode and are allowed, and
+// LocateErrors is the error of fields of the file at path that decode and are allowed, and
 // are found to be of no use all the same; nil where there are none. It has their lines.
-func Locate(path string, bad []*FieldError) error {
+func LocateErrors(path string, bad []*FieldError) error {
 	if len(bad) == 0 {
 		return nil
 	}
@@ -74,25 +74,25 @@ func Locate(path string, bad []*FieldError) error {
 	if err != nil {
 		return err
 	}
-	return fmt.Errorf("%s: %w", path, errors.Join(locate(data, bad)...))
+	return fmt.Errorf("%s: %w", path, errors.Join(locateErrors(data, bad)...))
 }
 
-// locate adds line numbers to field errors.
-func locate(data []byte, errs []*FieldError) []error {
+// locateErrors adds line numbers to field errors.
+func locateErrors(data []byte, errs []*FieldError) []error {
 	file, err := parser.ParseBytes(data, 0)
 	out := make([]error, len(errs))
 	for i, e := range errs {
 		if err == nil {
-			e.Line = line(file, e.Path)
+			e.Line = findLine(file, e.Path)
 		}
 		out[i] = e
 	}
 	return out
 }
 
-// line finds the field, or the nearest parent that is written in the file.
-func line(file *ast.File, path string) int {
-	for p := path; p != ""; p = parent(p) {
+// findLine finds the field, or the nearest parent that is written in the file.
+func findLine(file *ast.File, path string) int {
+	for p := path; p != ""; p = parentPath(p) {
 		q, err := yaml.PathString("$." + p)
 		if err != nil {
 			continue
@@ -104,8 +104,8 @@ func line(file *ast.File, path string) int {
 	return 0
 }
 
-// parent cuts the last .name or [index] off a path.
-func parent(path string) string {
+// parentPath cuts the last .name or [index] off a path.
+func parentPath(path string) string {
 	for i := len(path) - 1; i > 0; i-- {
 		if path[i] == '.' || path[i] == '[' {
 			return path[:i]

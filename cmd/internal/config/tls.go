@@ -12,8 +12,8 @@ const (
 	namePart = "{name}"
 )
 
-// For returns the files of one component.
-func (t TLS) For(role identity.Role, name string) TLS {
+// ForComponent returns the files of one component.
+func (t TLS) ForComponent(role identity.Role, name string) TLS {
 	if t.TrustDomain != "" {
 		fill := strings.NewReplacer(rolePart, string(role), namePart, identity.Escape(name))
 		t.Cert, t.Key = fill.Replace(t.Cert), fill.Replace(t.Key)
@@ -22,14 +22,16 @@ func (t TLS) For(role identity.Role, name string) TLS {
 }
 
 // PerComponent reports whether components have files of their own.
-func (t TLS) PerComponent() bool { return t.For("", "") != t }
+func (t TLS) PerComponent() bool { return t.ForComponent("", "") != t }
 
-// ByName reports whether components of one role have files of their own.
-func (t TLS) ByName() bool { return t.For(identity.Control, "a") != t.For(identity.Control, "b") }
+// PerName reports whether components of one role have files of their own.
+func (t TLS) PerName() bool {
+	return t.ForComponent(identity.Control, "a") != t.ForComponent(identity.Control, "b")
+}
 
-// Want is who the own certificate of a component must be; the zero Want without
+// ExpectedIdentity is who the own certificate of a component must be; the zero Want without
 // a trust domain.
-func (t TLS) Want(role identity.Role, name string) identity.Want {
+func (t TLS) ExpectedIdentity(role identity.Role, name string) identity.Want {
 	if t.TrustDomain == "" {
 		return identity.Want{}
 	}

@@ -14,48 +14,48 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// fill writes the documented defaults into empty fields.
-func (f *Fleet) fill() {
-	def(&f.Preset, "default")
-	def(&f.Speed, 1)
-	def(&f.Control.Listen, "127.0.0.1:18000")
-	def(&f.Control.Admin, "127.0.0.1:18001")
-	def(&f.Control.XDSCluster, "cascade-xds")
-	def(&f.Control.Watch, 2*time.Second)
-	def(&f.Proxy.Listen, "127.0.0.1:8080")
+// setDefaults writes the documented defaults into empty fields.
+func (f *Fleet) setDefaults() {
+	setDefault(&f.Preset, "default")
+	setDefault(&f.Speed, 1)
+	setDefault(&f.Control.Listen, "127.0.0.1:18000")
+	setDefault(&f.Control.Admin, "127.0.0.1:18001")
+	setDefault(&f.Control.XDSCluster, "cascade-xds")
+	setDefault(&f.Control.Soak, 2*time.Second)
+	setDefault(&f.Proxy.Listen, "127.0.0.1:8080")
 	if f.Control.Module != "" {
-		def(&f.Control.Estimator, "wasm")
+		setDefault(&f.Control.Estimator, "wasm")
 	}
 	if len(f.Models) > 1 {
-		def(&f.Control.Estimator, "ext_proc")
+		setDefault(&f.Control.Estimator, "ext_proc")
 	}
-	def(&f.Control.Estimator, "content-length")
-	def(&f.Planner.Period, 10*time.Second)
-	def(&f.Planner.Window, 45*time.Second)
-	def(&f.Planner.Stages, policies.MaxStages)
-	def(&f.Planner.Seen, 1000)
-	def(&f.Planner.Pooling, 0.3)
+	setDefault(&f.Control.Estimator, "content-length")
+	setDefault(&f.Planner.Period, 10*time.Second)
+	setDefault(&f.Planner.Window, 45*time.Second)
+	setDefault(&f.Planner.Stages, policies.MaxStages)
+	setDefault(&f.Planner.MinRequests, 1000)
+	setDefault(&f.Planner.Pooling, 0.3)
 	if f.Preset == "paper" {
-		def(&f.Planner.Refine, RefineOn)
+		setDefault(&f.Planner.Refine, RefineOn)
 	}
-	def(&f.Planner.Refine, RefineOff)
-	f.Migration.fill(f.Preset)
-	f.Policies.fill()
+	setDefault(&f.Planner.Refine, RefineOff)
+	f.Migration.setDefaults(f.Preset)
+	f.Policies.setDefaults()
 	for i := range f.Models {
-		def(&f.Models[i].BytesPerToken, 4)
+		setDefault(&f.Models[i].BytesPerToken, 4)
 	}
 	for i := range f.Replicas {
 		r := &f.Replicas[i]
-		def(&r.Node, "local")
-		def(&r.TP, 1)
+		setDefault(&r.Node, "local")
+		setDefault(&r.TP, 1)
 		if len(f.Models) == 1 {
-			def(&r.Model, f.Models[0].Name)
+			setDefault(&r.Model, f.Models[0].Name)
 		}
 	}
 }
 
-// def sets an empty value to its default.
-func def[T comparable](v *T, to T) {
+// setDefault sets an empty value to its default.
+func setDefault[T comparable](v *T, to T) {
 	var zero T
 	if *v == zero {
 		*v = to
@@ -77,25 +77,25 @@ func (c *checker) fail(path, format string, args ...any) {
 
 // Validate reports every bad field of a fleet that was built by a program.
 func (f *Fleet) Validate() []*FieldError {
-	f.fill()
+	f.setDefaults()
 	return f.validate()
 }
 
 func (f *Fleet) validate() []*FieldError {
 	c := &checker{}
-	oneOf(c, "preset", f.Preset, "default", "paper", "round-robin")
-	within(c, "speed", f.Speed, 0.01, 1000)
+	checkOneOf(c, "preset", f.Preset, "default", "paper", "round-robin")
+	checkRange(c, "speed", f.Speed, 0.01, 1000)
 	f.validateModels(c)
 	f.validateReplicas(c)
-	address(c, "control.listen", f.Control.Listen)
-	address(c, "control.admin", f.Control.Admin)
-	if host, _, err := net.SplitHostPort(f.Control.Admin); err == nil && !loopback(host) {
+	checkAddress(c, "control.listen", f.Control.Listen)
+	checkAddress(c, "control.admin", f.Control.Admin)
+	if host, _, err := net.SplitHostPort(f.Control.Admin); err == nil && !isLoopback(host) {
 		c.fail("control.admin", "%s is not loopback; the admin page has no authentication: listen on 127.0.0.1, and reach it through a tunnel or a proxy of your own", f.Control.Admin)
 	}
 	f.validatePeers(c)
 	f.Control.Limits.validate(c)
 	f.Control.validateGroups(c)
-	oneOf(c, "control.estimator", f.Control.Estimator, "content-length", "ext_proc", "wasm")
+	checkOneOf(c, "control.estimator", f.Control.Estimator, "content-length", "ext_proc", "wasm")
 	if (f.Control.Module != "") != (f.Control.Estimator == "wasm") {
 		c.fail("control.module", "estimator wasm and a module go together: name both or none")
 	}
@@ -109,8 +109,8 @@ func (f *Fleet) validate() []*FieldError {
 	if x := f.Control.XDSCluster; len(x) > 128 || strings.ContainsAny(x, "\x00\r\n") {
 		c.fail("control.xds_cluster", "write 1 to 128 bytes")
 	}
-	address(c, "proxy.listen", f.Proxy.Listen)
-	numeric(c, "proxy.listen", f.Proxy.Listen)
+	checkAddress(c, "proxy.listen", f.Proxy.Listen)
+	checkIP(c, "proxy.listen", f.Proxy.Listen)
 	if e := f.Proxy.TLS; (e.Cert == "") != (e.Key == "") {
 		c.fail("proxy.tls", "cert and key go together: name both or none")
 	}
@@ -118,7 +118,7 @@ func (f *Fleet) validate() []*FieldError {
 		c.fail("topology", "%d files, at most %d: write several machines into one", len(f.Topology), maxMachineFiles)
 	}
 	if f.Proxy.Admin != "" {
-		address(c, "proxy.admin", f.Proxy.Admin)
+		checkAddress(c, "proxy.admin", f.Proxy.Admin)
 	}
 	f.validatePlanner(c)
 	f.Migration.validate(c)
@@ -135,15 +135,15 @@ func (f *Fleet) validatePeers(c *checker) {
 	if len(f.Control.Name) > 256 {
 		c.fail("control.name", "write up to 256 bytes")
 	}
-	for i, h := range f.Control.Hosts {
+	for i, h := range f.Control.AdminHosts {
 		if h == "" || h != strings.ToLower(h) || strings.ContainsAny(h, ":/ ") {
 			c.fail(fmt.Sprintf("control.hosts[%d]", i), "%q is not a host name in lower case, without a port", h)
 		}
 	}
 	for i, p := range f.Control.Peers {
 		at := fmt.Sprintf("control.peers[%d]", i)
-		address(c, at, p)
-		numeric(c, at, p)
+		checkAddress(c, at, p)
+		checkIP(c, at, p)
 		if slices.Contains(f.Control.Peers[:i], p) {
 			c.fail(at, "%s is there twice", p)
 		}
@@ -173,8 +173,8 @@ func (f *Fleet) validateModels(c *checker) {
 			c.fail(at+".name", "%q is defined twice", m.Name)
 		}
 		names[m.Name] = true
-		within(c, at+".context", m.Context, 16, 1<<31)
-		within(c, at+".bytes_per_token", m.BytesPerToken, 0.5, 16)
+		checkRange(c, at+".context", m.Context, 16, 1<<31)
+		checkRange(c, at+".bytes_per_token", m.BytesPerToken, 0.5, 16)
 		if m.Profile == "" {
 			c.fail(at+".profile", "name a built-in profile or a JSON file")
 		}
@@ -203,7 +203,7 @@ func (f *Fleet) validateReplicas(c *checker) {
 	}
 	ids, taken := map[string]bool{}, map[string]string{}
 	listen := func(path, addr string) {
-		address(c, path, addr)
+		checkAddress(c, path, addr)
 		if _, port, _ := net.SplitHostPort(addr); port == "0" {
 			return // any free port, so no clash
 		}
@@ -226,15 +226,15 @@ func (f *Fleet) validateReplicas(c *checker) {
 		}
 		serving[r.Model] = serving[r.Model] || !r.Drain
 		listen(at+".address", r.Address)
-		numeric(c, at+".address", r.Address)
+		checkIP(c, at+".address", r.Address)
 		listen(at+".peer", r.Peer)
 		if r.Admin != "" {
 			listen(at+".admin", r.Admin)
 		}
-		engine(c, at+".engine", r.Engine)
-		within(c, at+".tp", r.TP, 1, 64)
+		checkEngineURL(c, at+".engine", r.Engine)
+		checkRange(c, at+".tp", r.TP, 1, 64)
 		if r.GPU != nil {
-			within(c, at+".gpu", *r.GPU, 0, maxGPU)
+			checkRange(c, at+".gpu", *r.GPU, 0, maxGPU)
 		}
 		r.RDMA.validate(c, at+".rdma")
 	}
@@ -249,13 +249,13 @@ func (f *Fleet) validateReplicas(c *checker) {
 
 func (f *Fleet) validatePlanner(c *checker) {
 	p := f.Planner
-	oneOf(c, "planner.refine", p.Refine, RefineOn, RefineOff)
-	within(c, "planner.period", p.Period, 100*time.Millisecond, time.Hour)
-	within(c, "planner.window", p.Window, time.Second, 24*time.Hour)
-	within(c, "planner.stages", p.Stages, 1, policies.MaxStages)
-	within(c, "planner.iteration", p.Iteration, 0, time.Minute)
+	checkOneOf(c, "planner.refine", p.Refine, RefineOn, RefineOff)
+	checkRange(c, "planner.period", p.Period, 100*time.Millisecond, time.Hour)
+	checkRange(c, "planner.window", p.Window, time.Second, 24*time.Hour)
+	checkRange(c, "planner.stages", p.Stages, 1, policies.MaxStages)
+	checkRange(c, "planner.iteration", p.Iteration, 0, time.Minute)
 	if p.Pooling != -1 {
-		within(c, "planner.pooling", p.Pooling, 0, 4)
+		checkRange(c, "planner.pooling", p.Pooling, 0, 4)
 	}
 }
 
@@ -263,7 +263,7 @@ func (f *Fleet) validateTLS(c *checker) {
 	t := f.TLS
 	t.validate(c)
 	if t.Cert != "" {
-		if host, _, err := net.SplitHostPort(f.Control.Listen); err == nil && !loopback(host) && f.Control.Estimator == "ext_proc" {
+		if host, _, err := net.SplitHostPort(f.Control.Listen); err == nil && !isLoopback(host) && f.Control.Estimator == "ext_proc" {
 			c.fail("control.estimator", "ext_proc is served in plain text on the control plane's own loopback, so that proxies on other machines would not reach it; use wasm, or content-length with a host name for each model")
 		}
 		return
@@ -276,14 +276,14 @@ func (f *Fleet) validateTLS(c *checker) {
 		bare[fmt.Sprintf("replicas[%d].peer", i)] = r.Peer
 	}
 	for _, path := range sortedKeys(bare) {
-		if host, _, err := net.SplitHostPort(bare[path]); err == nil && !loopback(host) {
+		if host, _, err := net.SplitHostPort(bare[path]); err == nil && !isLoopback(host) {
 			c.fail(path, "%s is not loopback; set tls, or listen on 127.0.0.1", bare[path])
 		}
 	}
 }
 
-// oneOf checks a word against the allowed ones.
-func oneOf(c *checker, path, v string, allowed ...string) {
+// checkOneOf checks a word against the allowed ones.
+func checkOneOf(c *checker, path, v string, allowed ...string) {
 	for _, a := range allowed {
 		if v == a {
 			return
@@ -292,24 +292,24 @@ func oneOf(c *checker, path, v string, allowed ...string) {
 	c.fail(path, "%q is none of %q", v, allowed)
 }
 
-// within checks lo ≤ v ≤ hi; it also catches NaN.
-func within[T int | float64 | policies.Tokens | time.Duration](c *checker, path string, v, lo, hi T) {
+// checkRange checks lo ≤ v ≤ hi; it also catches NaN.
+func checkRange[T int | float64 | policies.Tokens | time.Duration](c *checker, path string, v, lo, hi T) {
 	if !(v >= lo && v <= hi) {
 		c.fail(path, "%v is outside %v to %v", v, lo, hi)
 	}
 }
 
-// address checks host:port with a numeric port.
-func address(c *checker, path, v string) {
+// checkAddress checks host:port with a numeric port.
+func checkAddress(c *checker, path, v string) {
 	host, port, err := net.SplitHostPort(v)
 	if _, perr := strconv.ParseUint(port, 10, 16); err != nil || host == "" || perr != nil {
 		c.fail(path, "%q is not host:port, for instance 127.0.0.1:9000", v)
 	}
 }
 
-// numeric checks that the host of an address that xDS carries is an IP address:
+// checkIP checks that the host of an address that xDS carries is an IP address:
 // proxies take nothing else.
-func numeric(c *checker, path, v string) {
+func checkIP(c *checker, path, v string) {
 	host, _, err := net.SplitHostPort(v)
 	if err != nil || host == "" {
 		return // address has told
@@ -319,20 +319,20 @@ func numeric(c *checker, path, v string) {
 	}
 }
 
-// engine checks that an engine's URL is plain HTTP on loopback: engines have
+// checkEngineURL checks that an engine's URL is plain HTTP on loopback: engines have
 // no authentication of their own, so only their migrator may reach them.
-func engine(c *checker, path, v string) {
+func checkEngineURL(c *checker, path, v string) {
 	u, err := url.Parse(v)
 	if err != nil || u.Scheme != "http" || u.Port() == "" || (u.Path != "" && u.Path != "/") || u.RawQuery != "" {
 		c.fail(path, "%q is not a base URL like http://127.0.0.1:8000", v)
 		return
 	}
-	if !loopback(u.Hostname()) {
+	if !isLoopback(u.Hostname()) {
 		c.fail(path, "%s is not on loopback; an engine is reached only through its migrator on the same machine", u.Host)
 	}
 }
 
-func loopback(host string) bool {
+func isLoopback(host string) bool {
 	if host == "localhost" {
 		return true
 	}

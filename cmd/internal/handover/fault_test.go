@@ -19,7 +19,7 @@ import (
 // host is a process with one door, and its place.
 type host struct {
 	path    string
-	doors   Doors
+	doors   Listeners
 	door    net.Listener
 	settled int
 	resumed int
@@ -50,8 +50,8 @@ func newHost(t *testing.T) *host {
 	}
 	go func() {
 		_, err := post.Serve(ctx, Config{
-			Doors:  &h.doors,
-			Settle: func(context.Context) { h.settled++ }, Resume: func() { h.resumed++ }, Left: func() { h.left++ },
+			Listeners: &h.doors,
+			Prepare:   func(context.Context) { h.settled++ }, Resume: func() { h.resumed++ }, Stopped: func() { h.left++ },
 		})
 		h.served <- err
 	}()
@@ -98,7 +98,7 @@ func TestSuccessorFails(t *testing.T) {
 		"after it has connected": func() { h.talk(t).Close() },
 		"after it has asked": func() {
 			conn := h.talk(t)
-			if err := send(conn, message{Step: "ask"}); err != nil {
+			if err := send(conn, packet{Step: "ask"}); err != nil {
 				t.Error(err)
 			}
 			conn.Close()
@@ -116,7 +116,7 @@ func TestSuccessorFails(t *testing.T) {
 		},
 		"by another word": func() {
 			conn := h.talk(t)
-			if err := send(conn, message{Step: "ready"}); err != nil {
+			if err := send(conn, packet{Step: "ready"}); err != nil {
 				t.Error(err)
 			}
 			if _, _, err := receive(conn, "doors", patience); err == nil || !strings.Contains(err.Error(), `says "ready" where "ask" is due`) {
@@ -132,7 +132,7 @@ func TestSuccessorFails(t *testing.T) {
 		"by too many words": func() {
 			conn := h.talk(t)
 			// The host may hang up before the last of them.
-			_, _ = conn.Write(make([]byte, maxMessage+1))
+			_, _ = conn.Write(make([]byte, maxPacket+1))
 		},
 		"by another version": func() {
 			conn := h.talk(t)
@@ -150,7 +150,7 @@ func TestSuccessorFails(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer f.Close()
-			if err := send(conn, message{Step: "ask"}, f); err != nil {
+			if err := send(conn, packet{Step: "ask"}, f); err != nil {
 				t.Error(err)
 			}
 			if _, _, err := receive(conn, "doors", patience); err == nil || !strings.Contains(err.Error(), "1 sockets came under 0 names") {
@@ -188,7 +188,7 @@ func TestSuccessorFails(t *testing.T) {
 }
 
 // opened is a door on a free port, and the socket behind it.
-func opened(t *testing.T, d *Doors) (socket, door net.Listener) {
+func opened(t *testing.T, d *Listeners) (socket, door net.Listener) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -201,10 +201,10 @@ func opened(t *testing.T, d *Doors) (socket, door net.Listener) {
 	return l, g
 }
 
-// TestLeaveWaitsForServers: what was accepted before is known to its server when the
+// TestStopAcceptingWaitsForServers: what was accepted before is known to its server when the
 // door is left.
-func TestLeaveWaitsForServers(t *testing.T) {
-	var d Doors
+func TestStopAcceptingWaitsForServers(t *testing.T) {
+	var d Listeners
 	l, g := opened(t, &d)
 	var known atomic.Bool
 	accepted, leaving, over := make(chan struct{}), make(chan struct{}), make(chan struct{})
@@ -235,7 +235,7 @@ func TestLeaveWaitsForServers(t *testing.T) {
 	left := make(chan struct{})
 	go func() {
 		defer close(left)
-		d.leave(nil) // which is never late
+		d.stopAccepting(nil) // which is never late
 	}()
 	select {
 	case <-left:
@@ -249,9 +249,9 @@ func TestLeaveWaitsForServers(t *testing.T) {
 	<-over
 }
 
-// TestLeaveIsBounded: a server that never comes back keeps nobody.
-func TestLeaveIsBounded(t *testing.T) {
-	var d Doors
+// TestStopAcceptingIsBounded: a server that never comes back keeps nobody.
+func TestStopAcceptingIsBounded(t *testing.T) {
+	var d Listeners
 	l, g := opened(t, &d)
 	defer g.Close()
 	conn, err := net.Dial("tcp", l.Addr().String())
@@ -266,8 +266,8 @@ func TestLeaveIsBounded(t *testing.T) {
 	defer accepted.Close()
 	late := make(chan time.Time, 1)
 	late <- time.Time{}
-	d.leave(late)
-	if _, err := d.Add("b", l); !errors.Is(err, ErrLeft) {
+	d.stopAccepting(late)
+	if _, err := d.Add("b", l); !errors.Is(err, ErrStopped) {
 		t.Errorf("after it: %v", err)
 	}
 }
@@ -280,7 +280,7 @@ func TestHostDies(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := c.Take("clients", h.door.Addr().String())
+	l := c.TakeListener("clients", h.door.Addr().String())
 	if l == nil {
 		t.Fatal("no socket")
 	}
@@ -294,8 +294,8 @@ func TestHostDies(t *testing.T) {
 	post.Close()
 }
 
-// TestLeftEndsTheContext: the successor is told all the same.
-func TestLeftEndsTheContext(t *testing.T) {
+// TestStoppedEndsContext: the successor is told all the same.
+func TestStoppedEndsContext(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	for range 20 {
 		ctx, stop := context.WithCancel(t.Context())
@@ -309,7 +309,7 @@ func TestLeftEndsTheContext(t *testing.T) {
 		}
 		served := make(chan error, 1)
 		go func() {
-			link, err := post.Serve(ctx, Config{Doors: &Doors{}, Left: stop})
+			link, err := post.Serve(ctx, Config{Listeners: &Listeners{}, Stopped: stop})
 			link.Close()
 			served <- err
 		}()
@@ -328,10 +328,10 @@ func TestLeftEndsTheContext(t *testing.T) {
 	}
 }
 
-// TestDeadSocket: what a killed process leaves stops nobody.
-func TestDeadSocket(t *testing.T) {
+// TestStaleSocket: what a killed process leaves stops nobody.
+func TestStaleSocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
-	for _, at := range []string{path, path + temporary} {
+	for _, at := range []string{path, path + temporarySuffix} {
 		l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: at, Net: "unixpacket"})
 		if err != nil {
 			t.Fatal(err)
@@ -431,7 +431,7 @@ func askAs(path string, uid int) error {
 	}
 	// The host may have hung up already.
 	_ = unix.Send(fd, []byte(`{"version":1,"step":"ask"}`), unix.MSG_NOSIGNAL)
-	buf := make([]byte, maxMessage)
+	buf := make([]byte, maxPacket)
 	n, err := unix.Read(fd, buf)
 	if n > 0 {
 		return errors.New("an answer came: " + string(buf[:n]))
@@ -439,27 +439,27 @@ func askAs(path string, uid int) error {
 	return errors.Join(err, errors.New("nothing came"))
 }
 
-// TestTakeWhereTheAddressIs: a socket on another address than the present file
+// TestTakeListenerMatchesAddress: a socket on another address than the present file
 // says is of no use.
-func TestTakeWhereTheAddressIs(t *testing.T) {
+func TestTakeListenerMatchesAddress(t *testing.T) {
 	for want, good := range map[string]bool{"127.0.0.1:0": true, "127.0.0.1:1": false, "127.0.0.2:0": false, ":0": true, "nonsense": false} {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			t.Fatal(err)
 		}
-		c := &Claim{Listeners: map[string]net.Listener{"clients": l}}
-		got := c.Take("clients", want)
-		if (got != nil) != good || c.Take("clients", want) != nil {
+		c := &Takeover{Listeners: map[string]net.Listener{"clients": l}}
+		got := c.TakeListener("clients", want)
+		if (got != nil) != good || c.TakeListener("clients", want) != nil {
 			t.Errorf("%s: %v", want, got)
 		}
 		l.Close()
 	}
 }
 
-// TestGate: a server behind a door that was left notices nothing before it
+// TestListener: a server behind a door that was left notices nothing before it
 // closes it, and no door opens after.
-func TestGate(t *testing.T) {
-	var d Doors
+func TestListener(t *testing.T) {
+	var d Listeners
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -486,8 +486,8 @@ func TestGate(t *testing.T) {
 		if g, err = d.Add("a", l); err != nil {
 			t.Fatal(err)
 		}
-		d.Leave()
-		if _, err := d.Add("c", l); !errors.Is(err, ErrLeft) {
+		d.StopAccepting()
+		if _, err := d.Add("c", l); !errors.Is(err, ErrStopped) {
 			t.Errorf("after Leave: %v", err)
 		}
 		accepted := make(chan error, 1)
@@ -547,12 +547,12 @@ func TestPath(t *testing.T) {
 	}
 }
 
-func FuzzMessage(f *testing.F) {
+func FuzzPacket(f *testing.F) {
 	f.Add([]byte(`{"version":1,"step":"doors","doors":["a","b"]}`))
 	f.Add([]byte(`{"version":1,"step":"refused","why":"x"}`))
 	f.Fuzz(func(t *testing.T, body []byte) {
 		m, err := decode(body, "doors")
-		if err == nil && (m.Version != version || m.Step != "doors" || len(m.Doors) > maxDoors) {
+		if err == nil && (m.Version != version || m.Step != "doors" || len(m.Listeners) > maxListeners) {
 			t.Fatalf("accepted: %+v", m)
 		}
 	})

@@ -32,7 +32,7 @@ const settle = 5 * time.Second
 // process is one generation of a daemon, inside the test.
 type process struct {
 	t     *testing.T
-	doors Doors
+	doors Listeners
 	left  chan struct{} // closed when its successor accepts
 	done  chan struct{} // closed when it has ended
 	stop  context.CancelFunc
@@ -116,7 +116,7 @@ func launch(t *testing.T, path, address, name string) *process {
 		close(p.done)
 		return p
 	}
-	l := claim.Take("clients", address)
+	l := claim.TakeListener("clients", address)
 	if l == nil {
 		if l, err = net.Listen("tcp", address); err != nil {
 			t.Error(err)
@@ -152,7 +152,7 @@ func launch(t *testing.T, path, address, name string) *process {
 	}
 	go func() {
 		defer close(p.done)
-		after, err := post.Serve(ctx, Config{Doors: &p.doors})
+		after, err := post.Serve(ctx, Config{Listeners: &p.doors})
 		if err == nil {
 			close(p.left)
 		}
@@ -267,9 +267,9 @@ func openFiles(t *testing.T) int {
 	return len(all)
 }
 
-// TestNobodyIsRefused hands over twenty times while clients connect all the
+// TestUpgradeRefusesNoConnection hands over twenty times while clients connect all the
 // time.
-func TestNobodyIsRefused(t *testing.T) {
+func TestUpgradeRefusesNoConnection(t *testing.T) {
 	path, address := filepath.Join(t.TempDir(), "s"), loopback.Addresses(t, 1)[0]
 	warm := launch(t, path, address, "warm")
 	warm.end()

@@ -8,15 +8,15 @@ import (
 	"time"
 )
 
-// MaxWord is how many bytes one word of a Link may have.
-const MaxWord = 64 << 10
+// MaxMessage is how many bytes one word of a Link may have.
+const MaxMessage = 64 << 10
 
 const (
-	// wordTimeout bounds the sending of a word: the other process may stand still.
-	wordTimeout = 100 * time.Millisecond
-	// word begins each packet of a link. Those of the hand-over, which are JSON
+	// sendTimeout bounds the sending of a word: the other process may stand still.
+	sendTimeout = 100 * time.Millisecond
+	// linkMessage begins each packet of a link. Those of the hand-over, which are JSON
 	// objects, do not.
-	word byte = 1
+	linkMessage byte = 1
 )
 
 // Link is what is left of the conversation once a process has left: the two
@@ -39,13 +39,13 @@ func newLink(conn *net.UnixConn) *Link {
 // Send sends a word of at most MaxWord bytes, or drops it, which is an error
 // too. It returns within a moment.
 func (l *Link) Send(b []byte) error {
-	if len(b) > MaxWord {
-		return fmt.Errorf("a word of %d bytes; a link carries %d", len(b), MaxWord)
+	if len(b) > MaxMessage {
+		return fmt.Errorf("a word of %d bytes; a link carries %d", len(b), MaxMessage)
 	}
-	if err := l.conn.SetWriteDeadline(time.Now().Add(wordTimeout)); err != nil {
+	if err := l.conn.SetWriteDeadline(time.Now().Add(sendTimeout)); err != nil {
 		return err
 	}
-	l.out = append(append(l.out[:0], word), b...)
+	l.out = append(append(l.out[:0], linkMessage), b...)
 	_, err := l.conn.Write(l.out)
 	return err
 }
@@ -55,7 +55,7 @@ func (l *Link) Send(b []byte) error {
 // the former.
 func (l *Link) Receive() ([]byte, error) {
 	if l.in == nil {
-		l.in = make([]byte, 1+MaxWord+1)
+		l.in = make([]byte, 1+MaxMessage+1)
 	}
 	for {
 		switch n, err := l.conn.Read(l.in); {
@@ -63,7 +63,7 @@ func (l *Link) Receive() ([]byte, error) {
 			return nil, io.EOF // a reset, for words that it left unread, is its end too
 		case err != nil:
 			return nil, err
-		case n > 1+MaxWord || n == 0 || l.in[0] != word:
+		case n > 1+MaxMessage || n == 0 || l.in[0] != linkMessage:
 			// A later version's, or the hand-over's last packet, which came late.
 		default:
 			return l.in[1:n], nil

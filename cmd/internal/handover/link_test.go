@@ -26,7 +26,7 @@ func linked(t *testing.T) (earlier, later *Link) {
 	}
 	served := make(chan *Link, 1)
 	go func() {
-		l, err := post.Serve(context.Background(), Config{Doors: &Doors{}})
+		l, err := post.Serve(context.Background(), Config{Listeners: &Listeners{}})
 		if err != nil {
 			t.Error(err)
 		}
@@ -62,7 +62,7 @@ func say(t *testing.T, l *Link, b []byte) {
 // TestLink: words of any size up to the greatest go both ways, whole.
 func TestLink(t *testing.T) {
 	earlier, later := linked(t)
-	for _, n := range []int{0, 1, 5000, MaxWord} {
+	for _, n := range []int{0, 1, 5000, MaxMessage} {
 		for _, way := range [][2]*Link{{earlier, later}, {later, earlier}} {
 			want := bytes.Repeat([]byte("x"), n)
 			say(t, way[0], want)
@@ -71,7 +71,7 @@ func TestLink(t *testing.T) {
 			}
 		}
 	}
-	if err := earlier.Send(make([]byte, MaxWord+1)); err == nil {
+	if err := earlier.Send(make([]byte, MaxMessage+1)); err == nil {
 		t.Error("too long a word")
 	}
 }
@@ -80,10 +80,10 @@ func TestLink(t *testing.T) {
 // may say.
 func TestLinkSkips(t *testing.T) {
 	earlier, later := linked(t)
-	if err := send(earlier.conn, message{Step: "left"}); err != nil {
+	if err := send(earlier.conn, packet{Step: "left"}); err != nil {
 		t.Fatal(err)
 	}
-	for _, b := range [][]byte{{2, 'x'}, append([]byte{word}, make([]byte, MaxWord+1)...)} {
+	for _, b := range [][]byte{{2, 'x'}, append([]byte{linkMessage}, make([]byte, MaxMessage+1)...)} {
 		if _, err := earlier.conn.Write(b); err != nil {
 			t.Fatal(err)
 		}
@@ -110,17 +110,17 @@ func TestLinkEnds(t *testing.T) {
 	}
 }
 
-// TestLinkStands: a process that takes nothing holds up nobody, and gets what
+// TestLinkSendDropsWhenBlocked: a process that takes nothing holds up nobody, and gets what
 // there was room for once it goes on.
-func TestLinkStands(t *testing.T) {
+func TestLinkSendDropsWhenBlocked(t *testing.T) {
 	earlier, later := linked(t)
-	say(t, later, make([]byte, MaxWord))
+	say(t, later, make([]byte, MaxMessage))
 	sent := 1
-	for later.Send(make([]byte, MaxWord)) == nil {
+	for later.Send(make([]byte, MaxMessage)) == nil {
 		sent++
 	}
 	for range sent {
-		if got, err := earlier.Receive(); err != nil || len(got) != MaxWord {
+		if got, err := earlier.Receive(); err != nil || len(got) != MaxMessage {
 			t.Fatalf("%d bytes, %v", len(got), err)
 		}
 	}

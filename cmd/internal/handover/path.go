@@ -15,13 +15,13 @@ import (
 
 // maxPath is how long the path of a Unix socket may be, in bytes, with room for
 // the name that it has until it is in its place.
-const maxPath = 107 - len(temporary)
+const maxPath = 107 - len(temporarySuffix)
 
-// temporary is what the name of a socket ends in before it is in its place.
-const temporary = ".new"
+// temporarySuffix is what the name of a socket ends in before it is in its place.
+const temporarySuffix = ".new"
 
-// lockEvery is how often a lock that another process has is tried.
-const lockEvery = 20 * time.Millisecond
+// lockRetry is how often a lock that another process has is tried.
+const lockRetry = 20 * time.Millisecond
 
 // RuntimeDir is where the user's sockets lie unless another directory is named:
 // $XDG_RUNTIME_DIR/cascade, or cascade-<uid> in the directory for temporary
@@ -39,7 +39,7 @@ func RuntimeDir() string {
 func Path(dir, name, address string) (string, error) {
 	dir, err := filepath.Abs(dir)
 	if err == nil {
-		err = private(dir)
+		err = ensurePrivate(dir)
 	}
 	if err != nil {
 		return "", fmt.Errorf("runtime directory: %w", err)
@@ -56,8 +56,8 @@ func Path(dir, name, address string) (string, error) {
 	return path, nil
 }
 
-// private makes dir, or checks that nobody but the own user can enter it.
-func private(dir string) error {
+// ensurePrivate makes dir, or checks that nobody but the own user can enter it.
+func ensurePrivate(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
@@ -79,7 +79,7 @@ func private(dir string) error {
 // lock waits until no other process has the path's lock, and takes it. Closing
 // the file frees it, as does the end of the process.
 func lock(ctx context.Context, path string) (*os.File, error) {
-	every := time.NewTicker(lockEvery)
+	every := time.NewTicker(lockRetry)
 	defer every.Stop()
 	for {
 		f, err := tryLock(path)

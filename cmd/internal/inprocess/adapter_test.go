@@ -24,7 +24,7 @@ func TestAdapters(t *testing.T) {
 	planes(t, func(t *testing.T, envoy string) {
 		// On a busy machine the estimator's answer comes late, and then no model is known.
 		patient := func(c *control.Config) { c.Settings.LengthTimeout = patience }
-		r := mobile(t, setup{envoy: envoy, replicas: 4, control: patient, edit: func(f *config.Fleet) {
+		r := mobile(t, harnessConfig{envoy: envoy, replicas: 4, control: patient, edit: func(f *config.Fleet) {
 			f.Migration, f.Speed = config.Migration{Mode: config.MigrationLive}, 4
 			f.Models[0].Adapters = []config.Adapter{{Name: "sql", Replicas: []string{"r0", "r1"}}, {Name: "poet", Replicas: []string{"r2"}}, {Name: "all"}}
 			f.Models = append(f.Models, config.Model{Name: "other", Context: 4096, Profile: "testdata/steady.json"})

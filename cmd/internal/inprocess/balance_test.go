@@ -74,7 +74,7 @@ func TestBalance(t *testing.T) {
 		forward := &away{peer: quietPeer(t)}
 		peers := h2c()
 		t.Cleanup(peers.CloseIdleConnections)
-		r := newRig(t, setup{envoy: envoy, replicas: 3, front: func(id string, c *frontend.Config) {
+		r := newFleetHarness(t, harnessConfig{envoy: envoy, replicas: 3, front: func(id string, c *frontend.Config) {
 			if id == "r0" {
 				c.Placer, c.Peers = forward, peers
 			}
@@ -126,7 +126,7 @@ func TestBalance(t *testing.T) {
 
 // share sends n short requests to the first stage, a few at a time, and returns
 // how much of them r0 got.
-func (r *rig) share(n int) float64 {
+func (r *fleetHarness) share(n int) float64 {
 	r.t.Helper()
 	before := r.counts()
 	var left atomic.Int64

@@ -49,7 +49,7 @@ type probe struct {
 
 // land sends a probe and checks its stage. Workers of a proxy take up a plan
 // one after the other, so an answer by the plan before is asked for again.
-func (r *rig) land(p policies.Plan, q func() probe, want int) {
+func (r *fleetHarness) land(p policies.Plan, q func() probe, want int) {
 	r.t.Helper()
 	var got reply
 	x := q()
@@ -83,7 +83,7 @@ func TestBoundaries(t *testing.T) {
 
 // testContentLength: one model, no callout.
 func testContentLength(t *testing.T, envoy string) {
-	r := newRig(t, setup{envoy: envoy, replicas: 8})
+	r := newFleetHarness(t, harnessConfig{envoy: envoy, replicas: 8})
 	const perToken = 4
 	sent := 0
 	for _, cuts := range boundaries {
@@ -135,7 +135,7 @@ func testContentLength(t *testing.T, envoy string) {
 func testExtProc(t *testing.T, envoy string) {
 	// On a busy machine an answer comes late, and then the last stage serves.
 	patient := func(c *control.Config) { c.Settings.LengthTimeout = patience }
-	r := newRig(t, setup{envoy: envoy, replicas: 8, control: patient, edit: func(f *config.Fleet) {
+	r := newFleetHarness(t, harnessConfig{envoy: envoy, replicas: 8, control: patient, edit: func(f *config.Fleet) {
 		f.Control.Estimator = "ext_proc"
 		f.Models[0].Hosts = []string{"m.example"}
 		f.Models = append(f.Models, config.Model{Name: "org/n", Context: 1000, Profile: f.Models[0].Profile, BytesPerToken: 2})

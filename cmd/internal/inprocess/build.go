@@ -30,13 +30,13 @@ func (f *Fleet) bindReplicas(bind func(*string) (net.Listener, error)) error {
 	list := f.cfg.Fleet.Fleet.Replicas
 	for i := range list {
 		r := &list[i]
-		n := node{id: policies.ReplicaID(r.ID)}
+		n := replica{id: policies.ReplicaID(r.ID)}
 		if !f.cfg.External {
 			u, err := url.Parse(r.Engine)
 			if err != nil {
 				return fmt.Errorf("engine of %s: %w", r.ID, err)
 			}
-			if n.listen, err = bind(&u.Host); err != nil {
+			if n.listener, err = bind(&u.Host); err != nil {
 				return fmt.Errorf("engine of %s: %w", r.ID, err)
 			}
 			r.Engine = u.String()
@@ -55,7 +55,7 @@ func (f *Fleet) bindReplicas(bind func(*string) (net.Listener, error)) error {
 		if n.migrator, err = f.newMigrator(*r, clients, peers); err != nil {
 			return err
 		}
-		f.nodes = append(f.nodes, n)
+		f.replicas = append(f.replicas, n)
 	}
 	return nil
 }
@@ -85,33 +85,33 @@ func (f *Fleet) newEngine(r config.Replica) (*emulator.Engine, error) {
 // newMigrator builds the migrator of a replica.
 func (f *Fleet) newMigrator(r config.Replica, clients, peers net.Listener) (*migratord.Daemon, error) {
 	c := migratord.Config{
-		Fleet: f.cfg.Fleet, Replica: r, Control: f.link, Clients: clients, Peers: peers, Listen: f.cfg.seams.listen,
+		Fleet: f.cfg.Fleet, Replica: r, Control: f.controlConn, Clients: clients, Peers: peers, Listen: f.cfg.hooks.listen,
 		Runtime: filepath.Join(f.runtime, "shm"), Blocks: f.blocks(r), GPUs: f.cfg.GPUs, Machine: f.cfg.Machine, Host: f.host, Drain: f.cfg.Drain, Tracer: f.cfg.Tracer,
-		Logger: f.log.With("replica", r.ID), Front: f.cfg.seams.front,
+		Logger: f.log.With("replica", r.ID), EditFrontend: f.cfg.hooks.front,
 	}
-	if f.cfg.seams.migrator != nil {
-		f.cfg.seams.migrator(&c)
+	if f.cfg.hooks.migrator != nil {
+		f.cfg.hooks.migrator(&c)
 	}
 	return migratord.New(c)
 }
 
-// bindDoor finds the data plane's address. Envoy binds it itself, so that the
+// bindProxy finds the data plane's address. Envoy binds it itself, so that the
 // port is only looked for here.
-func (f *Fleet) bindDoor(bind func(*string) (net.Listener, error)) error {
+func (f *Fleet) bindProxy(bind func(*string) (net.Listener, error)) error {
 	if f.cfg.Envoy != "" {
-		return f.findDoor(bind)
+		return f.reserveEnvoyAddress(bind)
 	}
 	l, err := bind(&f.cfg.Fleet.Proxy.Listen)
 	if err != nil {
 		return fmt.Errorf("proxy: %w", err)
 	}
-	f.door, f.address = l, l.Addr().String()
+	f.proxyListener, f.address = l, l.Addr().String()
 	return nil
 }
 
-// findDoor finds an address that Envoy can bind. A free port that the kernel
+// reserveEnvoyAddress finds an address that Envoy can bind. A free port that the kernel
 // chooses may be anybody's before Envoy has it, so it is looked for below those.
-func (f *Fleet) findDoor(bind func(*string) (net.Listener, error)) error {
+func (f *Fleet) reserveEnvoyAddress(bind func(*string) (net.Listener, error)) error {
 	const lowest, ports, tries = 20_000, 10_000, 50
 	host, port, err := net.SplitHostPort(f.cfg.Fleet.Proxy.Listen)
 	if err != nil {
@@ -137,8 +137,8 @@ func (f *Fleet) bindControl(listener net.Listener, bind func(*string) (net.Liste
 	if err != nil {
 		return err
 	}
-	if f.cfg.seams.control != nil {
-		f.cfg.seams.control(&cc)
+	if f.cfg.hooks.control != nil {
+		f.cfg.hooks.control(&cc)
 	}
 	if f.plane, err = policyhost.JoinPlane(context.Background(), &f.cfg.Fleet, &cc, f.log.With("part", "control")); err != nil {
 		return err
@@ -157,7 +157,7 @@ func (f *Fleet) bindControl(listener net.Listener, bind func(*string) (net.Liste
 		return nil
 	}
 	f.proxy, err = proxy.New(proxy.Config{
-		Client: client.Config{Target: xds, NodeID: "embedded"}, Listener: f.door,
+		Client: client.Config{Target: xds, NodeID: "embedded"}, Listener: f.proxyListener,
 		DrainTimeout: f.cfg.Drain, Logger: f.log.With("part", "proxy"),
 	})
 	return err

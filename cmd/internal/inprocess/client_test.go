@@ -19,17 +19,17 @@ import (
 
 // slowly is a rig of two replicas whose moves take about half a second for each
 // 2,000 tokens.
-func slowly(t *testing.T, envoy string) *rig {
+func slowly(t *testing.T, envoy string) *fleetHarness {
 	return moving(t, envoy, config.MigrationLive, 2, func(f *config.Fleet) { f.Migration.LinkGbps = 1 })
 }
 
 // under waits until a move of something is under way, and reports false when all
 // has gone before anybody saw it move.
-func (r *rig) under(from string, what string, holds func(executor.Move) bool) (found executor.Move, seen bool) {
+func (r *fleetHarness) under(from string, what string, holds func(executor.Move) bool) (found executor.Move, seen bool) {
 	r.t.Helper()
 	r.wait(what, func() bool {
 		gone := len(r.fronts[from].LocalLegs()) == 0 // before the look at the moves, so that none ends in between
-		for _, m := range r.daemons[from].Mover().Moves() {
+		for _, m := range r.daemons[from].Executor().Moves() {
 			if m.Role == "source" && m.State != "moved" && m.State != "failed" && holds(m) {
 				found, seen = m, true
 				return true
@@ -44,7 +44,7 @@ func (r *rig) under(from string, what string, holds func(executor.Move) bool) (f
 func other(id string) string { return map[string]string{"r0": "r1", "r1": "r0"}[id] }
 
 // alone has everything begin at one replica: the other one is drained.
-func (r *rig) alone(id string) {
+func (r *fleetHarness) alone(id string) {
 	r.t.Helper()
 	other := other(id)
 	r.order("drain", other)
@@ -60,7 +60,7 @@ func (r *rig) alone(id string) {
 }
 
 // swap drains one replica in place of the other.
-func (r *rig) swap(from string) {
+func (r *fleetHarness) swap(from string) {
 	r.t.Helper()
 	r.order("undrain", other(from))
 	r.order("drain", from)
@@ -69,7 +69,7 @@ func (r *rig) swap(from string) {
 // untilMoved tries something with a stream of r0 of so many tokens, of twice as
 // many each time, until it has moved to r1 meanwhile: where the machine is busy,
 // short ones end before they do.
-func (r *rig) untilMoved(try func(output int)) {
+func (r *fleetHarness) untilMoved(try func(output int)) {
 	r.t.Helper()
 	for output := 600; ; output *= 2 {
 		r.order("undrain", "r0")
@@ -86,11 +86,11 @@ func (r *rig) untilMoved(try func(output int)) {
 
 // leaves drains r0 in place of r1 and waits until what runs there begins to move,
 // or is over already.
-func (r *rig) leaves() {
+func (r *fleetHarness) leaves() {
 	r.t.Helper()
 	r.swap("r0")
 	r.wait("a move, or its end", func() bool {
-		return len(r.daemons["r0"].Mover().Moves()) > 0 || len(r.fronts["r0"].LocalLegs()) == 0
+		return len(r.daemons["r0"].Executor().Moves()) > 0 || len(r.fronts["r0"].LocalLegs()) == 0
 	})
 }
 
@@ -305,7 +305,7 @@ func TestBoundaryHalved(t *testing.T) {
 	)
 	// Not beside others: its streams take half a core until they have moved.
 	planes(t, func(t *testing.T, envoy string) {
-		r := moving(t, envoy, config.MigrationLive, 4, func(f *config.Fleet) { f.Migration.Slots, f.Speed = slots, 2 })
+		r := moving(t, envoy, config.MigrationLive, 4, func(f *config.Fleet) { f.Migration.MaxConcurrent, f.Speed = slots, 2 })
 		r.plan(stages([]policies.Tokens{1600}, ids(0, 1), ids(2, 3))...)
 		r.teach()
 		load := newTraffic(r, 6, 60, 200, 2000)

@@ -29,7 +29,7 @@ func onFake(t *testing.T) (*gpuset.GPUs, func() int) {
 }
 
 // runs begins streams until one of them runs on an engine.
-func (r *rig) runs(id string) (streams []*live) {
+func (r *fleetHarness) runs(id string) (streams []*live) {
 	r.t.Helper()
 	for n := 0; ; n++ {
 		if slices.ContainsFunc(r.fronts[id].LocalLegs(), func(q frontend.LocalLeg) bool { return q.Request.MaxOutput == forever }) {
@@ -49,7 +49,7 @@ func TestDeviceSick(t *testing.T) {
 	g := gpuset.New(gpuset.Config{CUDA: fake.CUDA(t), NVML: library})
 	t.Run("fleet", func(t *testing.T) {
 		one := 1
-		r := mobile(t, setup{replicas: 3, gpus: g, edit: func(f *config.Fleet) {
+		r := mobile(t, harnessConfig{replicas: 3, gpus: g, edit: func(f *config.Fleet) {
 			f.Migration, f.Speed = config.Migration{Mode: config.MigrationLive}, 4
 			f.Replicas[2].GPU = &one
 		}})
@@ -113,7 +113,7 @@ func TestDevice(t *testing.T) {
 	g, live := onFake(t)
 	before := live()
 	t.Run("fleet", func(t *testing.T) {
-		r := mobile(t, setup{replicas: 3, gpus: g, edit: func(f *config.Fleet) {
+		r := mobile(t, harnessConfig{replicas: 3, gpus: g, edit: func(f *config.Fleet) {
 			f.Migration, f.Speed = config.Migration{Mode: config.MigrationLive}, 4
 		}})
 		load := newTraffic(r, 6, 100, 300, 600)

@@ -18,8 +18,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// envoyStop is how long Envoy may take to end after SIGTERM.
-const envoyStop = 5 * time.Second
+// envoyStopTimeout is how long Envoy may take to end after SIGTERM.
+const envoyStopTimeout = 5 * time.Second
 
 // envoyProcess is a real Envoy that gets everything from our control plane.
 type envoyProcess struct {
@@ -49,15 +49,15 @@ func (e *envoyProcess) run(ctx context.Context) error {
 	defer kill()
 	cmd := exec.CommandContext(alive, e.binary, "-c", path, "--disable-hot-restart", "--concurrency", "2", "-l", "error", "--admin-address-path", admin)
 	cmd.Stdout, cmd.Stderr = logWriter{e.log}, logWriter{e.log}
-	cmd.SysProcAttr = dieWithParent()
+	cmd.SysProcAttr = killWithParent()
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
-	cmd.WaitDelay = envoyStop
+	cmd.WaitDelay = envoyStopTimeout
 	drained := make(chan struct{})
 	go func() {
 		defer close(drained)
 		select {
 		case <-ctx.Done():
-			e.empty(alive, admin)
+			e.drainListeners(alive, admin)
 		case <-alive.Done():
 		}
 		kill()
@@ -74,9 +74,9 @@ func (e *envoyProcess) run(ctx context.Context) error {
 	return fmt.Errorf("envoy %s: %w; its log shows with --log warn", e.binary, err)
 }
 
-// empty stops Envoy's listeners and waits until its streams have ended, for at
+// drainListeners stops Envoy's listeners and waits until its streams have ended, for at
 // most the drain time: SIGTERM alone would cut them.
-func (e *envoyProcess) empty(ctx context.Context, admin string) {
+func (e *envoyProcess) drainListeners(ctx context.Context, admin string) {
 	ctx, cancel := context.WithTimeout(ctx, e.drain)
 	defer cancel()
 	address, err := os.ReadFile(admin)
@@ -85,7 +85,7 @@ func (e *envoyProcess) empty(ctx context.Context, admin string) {
 	}
 	base := "http://" + strings.TrimSpace(string(address))
 	for _, path := range []string{"/healthcheck/fail", "/drain_listeners"} {
-		if _, err := call(ctx, http.MethodPost, base+path); err != nil {
+		if _, err := callAdmin(ctx, http.MethodPost, base+path); err != nil {
 			e.log.Warn("draining Envoy", "error", err)
 			return
 		}
@@ -94,7 +94,7 @@ func (e *envoyProcess) empty(ctx context.Context, admin string) {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		stats, err := call(ctx, http.MethodGet, base+`/stats?filter=^http\.cascade\..*downstream_rq_active$`)
+		stats, err := callAdmin(ctx, http.MethodGet, base+`/stats?filter=^http\.cascade\..*downstream_rq_active$`)
 		if err != nil || !busy.MatchString(stats) {
 			return
 		}
@@ -106,8 +106,8 @@ func (e *envoyProcess) empty(ctx context.Context, admin string) {
 	}
 }
 
-// call asks Envoy's admin page.
-func call(ctx context.Context, method, url string) (string, error) {
+// callAdmin asks Envoy's admin page.
+func callAdmin(ctx context.Context, method, url string) (string, error) {
 	req, err := http.NewRequestWithContext(ctx, method, url, nil)
 	if err != nil {
 		return "", err

@@ -74,7 +74,7 @@ func (c *comparison) equal(t *testing.T, what string, ask func() (got, want stri
 // the engine's own, up to id and time.
 func TestEquality(t *testing.T) {
 	idlePlanes(t, func(t *testing.T, envoy string) {
-		r := newRig(t, setup{envoy: envoy, replicas: 1, edit: func(f *config.Fleet) { f.Speed = 4 }})
+		r := newFleetHarness(t, harnessConfig{envoy: envoy, replicas: 1, edit: func(f *config.Fleet) { f.Speed = 4 }})
 		direct := r.replica("r0").Engine
 		ask := func(base, path, body string) string {
 			t.Helper()

@@ -16,7 +16,7 @@ import (
 // no control plane is there to see it. The next longer stage serves.
 func TestLastReplica(t *testing.T) {
 	idlePlanes(t, func(t *testing.T, envoy string) {
-		r := newRig(t, setup{envoy: envoy, replicas: 4})
+		r := newFleetHarness(t, harnessConfig{envoy: envoy, replicas: 4})
 		p := r.plan(stages([]policies.Tokens{100, 1000}, ids(0), ids(1), ids(2, 3))...)
 		before := r.counts()
 		if err := r.short(); err != nil {
@@ -65,7 +65,7 @@ func TestLastReplica(t *testing.T) {
 }
 
 // short makes one short request.
-func (r *rig) short() error {
+func (r *fleetHarness) short() error {
 	got, err := r.send("/v1/completions", "", bytes.NewReader(prompt(100, 1)))
 	if err == nil && (got.status != http.StatusOK || got.stage != "s0") {
 		err = fmt.Errorf("status %d, stage %q: %.300s", got.status, got.stage, got.body)
@@ -75,7 +75,7 @@ func (r *rig) short() error {
 
 // brood begins long streams until two replicas of the first stage have some,
 // and tells them apart by who has them.
-func (r *rig) brood(n int) map[string][]*live {
+func (r *fleetHarness) brood(n int) map[string][]*live {
 	r.t.Helper()
 	out := make(map[string][]*live)
 	for len(out["r0"]) < n || len(out["r1"]) < n {
@@ -91,7 +91,7 @@ func (r *rig) brood(n int) map[string][]*live {
 // TestEngineKilled: an engine dies in the middle of its streams.
 func TestEngineKilled(t *testing.T) {
 	planes(t, func(t *testing.T, envoy string) {
-		r := newRig(t, setup{envoy: envoy, replicas: 3})
+		r := newFleetHarness(t, harnessConfig{envoy: envoy, replicas: 3})
 		r.plan(stages([]policies.Tokens{1000}, ids(0, 1), ids(2))...)
 		streams := r.brood(2)
 		load := newTraffic(r, 4, 3, 100, 2000, 10_000)
@@ -126,7 +126,7 @@ func TestEngineKilled(t *testing.T) {
 // TestFrontKilled: a front dies in the middle of its streams.
 func TestFrontKilled(t *testing.T) {
 	planes(t, func(t *testing.T, envoy string) {
-		r := newRig(t, setup{envoy: envoy, replicas: 3})
+		r := newFleetHarness(t, harnessConfig{envoy: envoy, replicas: 3})
 		r.plan(stages([]policies.Tokens{1000}, ids(0, 1), ids(2))...)
 		streams := r.brood(2)
 		load := newTraffic(r, 4, 3, 100, 2000, 10_000)
@@ -168,7 +168,7 @@ func health(s control.Status, id policies.ReplicaID) string {
 }
 
 // goOn checks that streams still grow, and ends them.
-func (r *rig) goOn(streams []*live) {
+func (r *fleetHarness) goOn(streams []*live) {
 	r.t.Helper()
 	for _, s := range streams {
 		now := s.count.Load()
@@ -188,7 +188,7 @@ func (r *rig) goOn(streams []*live) {
 func TestControlRestart(t *testing.T) {
 	idlePlanes(t, func(t *testing.T, envoy string) {
 		dir := t.TempDir()
-		r := newRig(t, setup{envoy: envoy, replicas: 3, edit: func(f *config.Fleet) { f.State = dir }})
+		r := newFleetHarness(t, harnessConfig{envoy: envoy, replicas: 3, edit: func(f *config.Fleet) { f.State = dir }})
 		p := r.plan(stages([]policies.Tokens{1000}, ids(0, 1), ids(2))...)
 		streams := r.brood(1)
 		load := newTraffic(r, 4, 3, 100, 2000, 10_000)

@@ -23,7 +23,7 @@ func TestFlips(t *testing.T) {
 		flips, moves = 5000, 100
 	}
 	planes(t, func(t *testing.T, envoy string) {
-		r := newRig(t, setup{envoy: envoy, replicas: 6, edit: func(f *config.Fleet) { f.Speed = 1 }})
+		r := newFleetHarness(t, harnessConfig{envoy: envoy, replicas: 6, edit: func(f *config.Fleet) { f.Speed = 1 }})
 		var load *traffic
 		set := func(cut policies.Tokens, short int) {
 			p := policies.Plan{Model: llm, Stages: stages([]policies.Tokens{cut, 4000}, ids(0, 1, 2, 3, 4)[:short], ids(0, 1, 2, 3, 4)[short:], ids(5))}

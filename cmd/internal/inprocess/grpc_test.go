@@ -37,7 +37,7 @@ func (w who) Check(ctx context.Context, _ *healthv1.HealthCheckRequest) (*health
 // boundary, from one token to the context. At the replicas' addresses, gRPC
 // servers stand before the fronts, which go on to report.
 func TestGRPCBoundaries(t *testing.T) {
-	r := newRig(t, setup{replicas: 8, front: func(id string, c *frontend.Config) {
+	r := newFleetHarness(t, harnessConfig{replicas: 8, front: func(id string, c *frontend.Config) {
 		l := c.Listener
 		var err error
 		if c.Listener, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
@@ -82,7 +82,7 @@ func TestGRPCBoundaries(t *testing.T) {
 
 // grpcClient returns a function that makes one call of a stated length and
 // says which replica answered.
-func (r *rig) grpcClient() func(tokens string) (policies.ReplicaID, error) {
+func (r *fleetHarness) grpcClient() func(tokens string) (policies.ReplicaID, error) {
 	t := r.t
 	t.Helper()
 	bootstrap, err := json.Marshal(map[string]any{

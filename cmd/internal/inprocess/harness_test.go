@@ -45,8 +45,8 @@ func idlePlanes(t *testing.T, test func(t *testing.T, envoy string)) {
 	planes(t, func(t *testing.T, envoy string) { t.Parallel(); test(t, envoy) })
 }
 
-// rig is a fleet that runs, and the handles by which a test holds it.
-type rig struct {
+// fleetHarness is a fleet that runs, and the handles by which a test holds it.
+type fleetHarness struct {
 	*Fleet
 	t       *testing.T
 	parts   *parts
@@ -61,8 +61,8 @@ type rig struct {
 	version store.Version
 }
 
-// setup says what a rig is made of.
-type setup struct {
+// harnessConfig says what a rig is made of.
+type harnessConfig struct {
 	envoy    string // "" is the embedded proxy
 	replicas int
 	edit     func(*config.Fleet)                 // before it is checked
@@ -75,9 +75,9 @@ type setup struct {
 // llm is the name of the first model of a rig; its context is 131072.
 const llm = "m"
 
-// newRig runs a fleet until the test ends. It plans nothing by itself: the
+// newFleetHarness runs a fleet until the test ends. It plans nothing by itself: the
 // planning period is an hour.
-func newRig(t *testing.T, s setup) *rig {
+func newFleetHarness(t *testing.T, s harnessConfig) *fleetHarness {
 	t.Helper()
 	f := config.Fleet{
 		Speed:   10,
@@ -101,7 +101,7 @@ func newRig(t *testing.T, s setup) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &rig{
+	r := &fleetHarness{
 		t: t, parts: &parts{by: make(map[string]*part)}, sockets: &sockets{by: make(map[string]*socket)},
 		placed: make(map[string]*atomic.Int64), fronts: make(map[string]*frontend.Server), daemons: make(map[string]*migratord.Daemon),
 	}
@@ -112,7 +112,7 @@ func newRig(t *testing.T, s setup) *rig {
 	if s.gpus != nil {
 		cfg.Device = gpuset.CUDA
 	}
-	cfg.seams = seams{listen: r.sockets.listen, part: r.parts.run, migrator: s.migrator, front: func(c *frontend.Config) {
+	cfg.hooks = hooks{listen: r.sockets.listen, part: r.parts.run, migrator: s.migrator, front: func(c *frontend.Config) {
 		if s.front != nil {
 			s.front(string(c.Replica), c)
 		}
@@ -121,7 +121,7 @@ func newRig(t *testing.T, s setup) *rig {
 	if f.State == "" {
 		r.store = new(store.Memory)
 	}
-	cfg.seams.control = func(c *control.Config) {
+	cfg.hooks.control = func(c *control.Config) {
 		if f.State == "" {
 			c.Store = r.store
 		}
@@ -140,8 +140,8 @@ func newRig(t *testing.T, s setup) *rig {
 		r.store = cc.Store
 	}
 	r.server.Store(r.control)
-	for _, n := range r.nodes {
-		r.fronts[string(n.id)], r.daemons[string(n.id)] = n.migrator.Front(), n.migrator
+	for _, n := range r.replicas {
+		r.fronts[string(n.id)], r.daemons[string(n.id)] = n.migrator.Frontend(), n.migrator
 	}
 	r.run()
 	return r
@@ -168,7 +168,7 @@ func address(t *testing.T) (a string) {
 }
 
 // run runs the fleet and waits until it answers.
-func (r *rig) run() {
+func (r *fleetHarness) run() {
 	t := r.t
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -249,7 +249,7 @@ func (c counting) Place(q policies.Request) frontend.Target {
 }
 
 // until waits for the control plane to be in a state.
-func (r *rig) until(what string, holds func(control.Status) bool) control.Status {
+func (r *fleetHarness) until(what string, holds func(control.Status) bool) control.Status {
 	r.t.Helper()
 	var s control.Status
 	r.wait(what, func() bool { s = r.server.Load().Status(); return holds(s) })
@@ -257,7 +257,7 @@ func (r *rig) until(what string, holds func(control.Status) bool) control.Status
 }
 
 // wait waits for a condition.
-func (r *rig) wait(what string, holds func() bool) {
+func (r *fleetHarness) wait(what string, holds func() bool) {
 	r.t.Helper()
 	deadline := time.NewTimer(patience)
 	defer deadline.Stop()
@@ -294,7 +294,7 @@ func brief(s control.Status) string {
 
 // plan stores a plan of the first model and waits until the data plane routes
 // by it and nothing of the one before is left.
-func (r *rig) plan(stages ...policies.Stage) policies.Plan {
+func (r *fleetHarness) plan(stages ...policies.Stage) policies.Plan {
 	r.t.Helper()
 	p := r.write(policies.Plan{Model: llm, Stages: stages})
 	r.until(fmt.Sprintf("epoch %d in use", p.Epoch), func(s control.Status) bool { return inUse(s, p.Epoch) })
@@ -315,7 +315,7 @@ func inUse(s control.Status, epoch policies.Epoch) bool {
 }
 
 // write stores a plan under the next epoch, beside the other models' plans.
-func (r *rig) write(p policies.Plan) policies.Plan {
+func (r *fleetHarness) write(p policies.Plan) policies.Plan {
 	r.t.Helper()
 	for {
 		o := r.object
@@ -369,7 +369,7 @@ func ids(n ...int) (out []policies.ReplicaID) {
 }
 
 // replica is a replica of the fleet file, with its real addresses.
-func (r *rig) replica(id string) config.Replica {
+func (r *fleetHarness) replica(id string) config.Replica {
 	r.t.Helper()
 	n, err := r.cfg.Fleet.Replica(id)
 	if err != nil {
@@ -379,7 +379,7 @@ func (r *rig) replica(id string) config.Replica {
 }
 
 // counts is how many requests each front has got from clients so far.
-func (r *rig) counts() map[string]int64 {
+func (r *fleetHarness) counts() map[string]int64 {
 	out := make(map[string]int64, len(r.placed))
 	for id, n := range r.placed {
 		out[id] = n.Load()
@@ -388,7 +388,7 @@ func (r *rig) counts() map[string]int64 {
 }
 
 // since lists who got requests after before was taken.
-func (r *rig) since(before map[string]int64) map[string]int64 {
+func (r *fleetHarness) since(before map[string]int64) map[string]int64 {
 	out := r.counts()
 	maps.DeleteFunc(out, func(id string, n int64) bool { return n == before[id] })
 	for id := range out {

@@ -8,7 +8,7 @@ import (
 )
 
 // killEngine ends an engine as a crash would: without a word.
-func (r *rig) killEngine(id string) {
+func (r *fleetHarness) killEngine(id string) {
 	r.t.Helper()
 	u, err := url.Parse(r.replica(id).Engine)
 	if err != nil {
@@ -19,7 +19,7 @@ func (r *rig) killEngine(id string) {
 
 // hangEngine makes an engine answer nothing any more, until the returned
 // function is called.
-func (r *rig) hangEngine(id string) (resume func()) {
+func (r *fleetHarness) hangEngine(id string) (resume func()) {
 	r.t.Helper()
 	u, err := url.Parse(r.replica(id).Engine)
 	if err != nil {
@@ -31,7 +31,7 @@ func (r *rig) hangEngine(id string) (resume func()) {
 }
 
 // startEngine runs a new engine where the killed one was.
-func (r *rig) startEngine(id string) {
+func (r *fleetHarness) startEngine(id string) {
 	r.t.Helper()
 	n := r.replica(id)
 	u, err := url.Parse(n.Engine)
@@ -50,14 +50,14 @@ func (r *rig) startEngine(id string) {
 }
 
 // killFront ends a front as a crash would: without a word.
-func (r *rig) killFront(id string) {
+func (r *fleetHarness) killFront(id string) {
 	r.t.Helper()
 	n := r.replica(id)
 	r.parts.halt(r.t, "front "+id, func() { r.sockets.cut(n.Address, n.Peer) })
 }
 
 // startFront runs a new front where the killed one was.
-func (r *rig) startFront(id string) {
+func (r *fleetHarness) startFront(id string) {
 	r.t.Helper()
 	n := r.replica(id)
 	clients, err := r.sockets.listen("tcp", n.Address)
@@ -72,19 +72,19 @@ func (r *rig) startFront(id string) {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	r.fronts[id], r.daemons[id] = migrator.Front(), migrator
+	r.fronts[id], r.daemons[id] = migrator.Frontend(), migrator
 	r.parts.revive(r.t, "front "+id, migrator.Run)
 }
 
 // stopControl stops the control plane.
-func (r *rig) stopControl() {
+func (r *fleetHarness) stopControl() {
 	r.t.Helper()
 	r.parts.halt(r.t, "control", nil)
 }
 
 // startControl runs a new control plane at the same addresses, on what the
 // former one left in the state directory.
-func (r *rig) startControl() {
+func (r *fleetHarness) startControl() {
 	r.t.Helper()
 	c, err := r.cfg.Fleet.Control(r.log)
 	if err != nil {

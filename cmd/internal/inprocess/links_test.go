@@ -30,10 +30,10 @@ func (halves) Price(_ policies.Workload, cuts []policies.Tokens, counts []int) (
 // linked runs eight replicas on two machines, whose GPUs 0 and 1, 2 and 3 are joined by
 // NVLink, until the planner has divided them and streams have been handed over, each once. It returns the second stage and how many of them left their machine.
 func linked(t *testing.T, streams int, topology ...string) (second []policies.ReplicaID, crossed int) {
-	r := mobile(t, setup{replicas: 8, edit: func(f *config.Fleet) {
+	r := mobile(t, harnessConfig{replicas: 8, edit: func(f *config.Fleet) {
 		f.Speed = 4
 		f.Models[0].Profile = "testdata/linked.json"
-		f.Planner = config.Planner{Seen: 1, Period: time.Second}
+		f.Planner = config.Planner{MinRequests: 1, Period: time.Second}
 		f.Migration, f.Topology = config.Migration{Mode: config.MigrationLive}, topology
 		for i := range f.Replicas {
 			gpu := i % 4

@@ -14,8 +14,8 @@ import (
 )
 
 // moving is a rig whose requests move in the given way.
-func moving(t *testing.T, envoy, mode string, replicas int, edits ...func(*config.Fleet)) *rig {
-	return mobile(t, setup{envoy: envoy, replicas: replicas, edit: func(f *config.Fleet) {
+func moving(t *testing.T, envoy, mode string, replicas int, edits ...func(*config.Fleet)) *fleetHarness {
+	return mobile(t, harnessConfig{envoy: envoy, replicas: replicas, edit: func(f *config.Fleet) {
 		f.Migration = config.Migration{Mode: mode}
 		f.Speed = 4
 		for _, edit := range edits {
@@ -26,21 +26,21 @@ func moving(t *testing.T, envoy, mode string, replicas int, edits ...func(*confi
 
 // mobile is a rig whose requests move. When all traffic has stopped, nothing of
 // it may be left.
-func mobile(t *testing.T, s setup) *rig {
-	r := newRig(t, s)
+func mobile(t *testing.T, s harnessConfig) *fleetHarness {
+	r := newFleetHarness(t, s)
 	t.Cleanup(r.quiet)
 	return r
 }
 
 // order has an operator's order carried out through the admin port.
-func (r *rig) order(what, replica string) {
+func (r *fleetHarness) order(what, replica string) {
 	r.t.Helper()
 	if err := r.ordered(what, replica); err != nil {
 		r.t.Fatal(err)
 	}
 }
 
-func (r *rig) ordered(what, replica string) error {
+func (r *fleetHarness) ordered(what, replica string) error {
 	req, err := http.NewRequest(http.MethodPost, r.AdminURL()+"/"+what+"?replica="+replica, nil)
 	if err != nil {
 		return err
@@ -59,9 +59,9 @@ func (r *rig) ordered(what, replica string) error {
 
 // moves are the moves of the whole fleet that are over, as their sources saw
 // them.
-func (r *rig) moves() (done, failed []executor.Move) {
-	for _, n := range r.nodes {
-		for _, m := range n.migrator.Mover().Moves() {
+func (r *fleetHarness) moves() (done, failed []executor.Move) {
+	for _, n := range r.replicas {
+		for _, m := range n.migrator.Executor().Moves() {
 			switch {
 			case m.Role != "source":
 			case m.State == "moved":
@@ -75,13 +75,13 @@ func (r *rig) moves() (done, failed []executor.Move) {
 }
 
 // moved reports whether any request has.
-func (r *rig) moved() bool {
+func (r *fleetHarness) moved() bool {
 	done, _ := r.moves()
 	return len(done) > 0
 }
 
 // tally logs the moves by cause and way, and returns how many succeeded.
-func (r *rig) tally() int {
+func (r *fleetHarness) tally() int {
 	r.t.Helper()
 	done, failed := r.moves()
 	by := map[string]int{}

@@ -11,7 +11,7 @@ import (
 // scattered begins long streams at all fronts and drains replicas until some of
 // the first front's run elsewhere, and some of the others' at the first replica.
 // It returns the streams by front.
-func (r *rig) scattered() map[string][]*live {
+func (r *fleetHarness) scattered() map[string][]*live {
 	r.t.Helper()
 	out := make(map[string][]*live)
 	for n := 0; len(out["r0"]) < 3 || len(out["r1"]) < 3 || len(out["r2"]) < 2; n++ {
@@ -48,7 +48,7 @@ func (r *rig) scattered() map[string][]*live {
 }
 
 // held counts the streams of a front by who holds them.
-func (r *rig) held(front string) map[policies.ReplicaID]int {
+func (r *fleetHarness) held(front string) map[policies.ReplicaID]int {
 	out := make(map[policies.ReplicaID]int)
 	r.fronts[front].EachStream(func(s *frontend.Stream) bool {
 		if h, ok := r.fronts[front].Holder(s.Request().ID); ok && !h.Pending {
@@ -60,7 +60,7 @@ func (r *rig) held(front string) map[policies.ReplicaID]int {
 }
 
 // foreign counts what runs at an engine for another front's clients.
-func (r *rig) foreign(at, front string) (n int) {
+func (r *fleetHarness) foreign(at, front string) (n int) {
 	for _, q := range r.fronts[at].LocalLegs() {
 		if q.FrontEnd == policies.ReplicaID(front) {
 			n++

@@ -23,7 +23,7 @@ type moment struct {
 }
 
 // moment looks at the fleet now.
-func (r *rig) moment() moment {
+func (r *fleetHarness) moment() moment {
 	r.t.Helper()
 	m := moment{clock: make(map[string]float64), tokens: make(map[string]policies.Tokens)}
 	for _, n := range r.cfg.Fleet.Fleet.Replicas {
@@ -40,7 +40,7 @@ func (r *rig) moment() moment {
 }
 
 // iterations reads an engine's clock.
-func (r *rig) iterations(engine string) float64 {
+func (r *fleetHarness) iterations(engine string) float64 {
 	r.t.Helper()
 	resp, err := r.client.Get(engine + "/metrics")
 	if err != nil {
@@ -77,7 +77,7 @@ func perToken(from, to moment) (out []float64) {
 }
 
 // far waits until streams have got so many events more.
-func (r *rig) far(streams []*live, events int64) {
+func (r *fleetHarness) far(streams []*live, events int64) {
 	r.t.Helper()
 	goals := make([]int64, len(streams))
 	for i, s := range streams {

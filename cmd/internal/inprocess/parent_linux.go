@@ -2,5 +2,5 @@ package inprocess
 
 import "syscall"
 
-// dieWithParent ends a child process when this one dies, however it dies.
-func dieWithParent() *syscall.SysProcAttr { return &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} }
+// killWithParent ends a child process when this one dies, however it dies.
+func killWithParent() *syscall.SysProcAttr { return &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} }

@@ -35,9 +35,9 @@ func skew(rate float64, length time.Duration) (out []trace.Request) {
 // read from its status.
 func TestPlacement(t *testing.T) {
 	planes(t, func(t *testing.T, envoy string) {
-		r := newRig(t, setup{envoy: envoy, replicas: 6, edit: func(f *config.Fleet) {
+		r := newFleetHarness(t, harnessConfig{envoy: envoy, replicas: 6, edit: func(f *config.Fleet) {
 			f.Models[0].Profile = "testdata/skewed.json"
-			f.Planner = config.Planner{Seen: 100}
+			f.Planner = config.Planner{MinRequests: 100}
 		}})
 		run, err := replay.New(replay.Config{
 			Target: r.URL(), Model: llm, Requests: skew(6, 60*time.Second), Speed: r.cfg.Fleet.Speed,
@@ -75,7 +75,7 @@ func TestPlacement(t *testing.T) {
 }
 
 // status asks the admin page.
-func (r *rig) status() (s control.Status) {
+func (r *fleetHarness) status() (s control.Status) {
 	r.t.Helper()
 	resp, err := r.client.Get(r.AdminURL() + "/status")
 	if err != nil {

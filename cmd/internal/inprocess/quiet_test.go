@@ -15,7 +15,7 @@ import (
 var gauges = []string{"vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "cascade_emulator_frozen_requests", "cascade_emulator_reserved_blocks"}
 
 // busy says what an engine still does, "" for nothing.
-func (r *rig) busy(id string) string {
+func (r *fleetHarness) busy(id string) string {
 	resp, err := r.client.Get(r.replica(id).Engine + "/metrics")
 	if err != nil {
 		return err.Error()
@@ -46,15 +46,15 @@ func (r *rig) busy(id string) string {
 }
 
 // unsettled says what a migrator still does, "" for nothing.
-func (r *rig) unsettled(id string) string {
+func (r *fleetHarness) unsettled(id string) string {
 	d := r.daemons[id]
 	streams := 0
-	d.Front().EachStream(func(*frontend.Stream) bool { streams++; return true })
-	residents := len(d.Front().LocalLegs())
+	d.Frontend().EachStream(func(*frontend.Stream) bool { streams++; return true })
+	residents := len(d.Frontend().LocalLegs())
 	var moves, offers int
-	if d.Mover() != nil {
+	if d.Executor() != nil {
 		s := d.Market().Status()
-		moves, offers = d.Mover().Stats().Running, s.Offers+s.Exporting+s.Importing+int(s.Incoming)
+		moves, offers = d.Executor().Stats().Running, s.Offers+s.Exporting+s.Importing+int(s.Incoming)
 	}
 	if streams+residents+moves+offers == 0 {
 		return ""
@@ -64,7 +64,7 @@ func (r *rig) unsettled(id string) string {
 
 // quiet waits until nothing is left of any request: no slot, no frozen request,
 // no reservation, at any replica that lives.
-func (r *rig) quiet() {
+func (r *fleetHarness) quiet() {
 	r.t.Helper()
 	var left string
 	defer func() {

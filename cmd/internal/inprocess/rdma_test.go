@@ -29,10 +29,10 @@ func TestRDMA(t *testing.T) {
 	list := script(t, 10, 1, time.Second)
 	var want []string
 	t.Run("still", func(t *testing.T) {
-		want = newRig(t, setup{replicas: 3, edit: func(f *config.Fleet) { f.Speed = 50 }}).play(list)
+		want = newFleetHarness(t, harnessConfig{replicas: 3, edit: func(f *config.Fleet) { f.Speed = 50 }}).play(list)
 	})
 	t.Run("fleet", func(t *testing.T) {
-		r := mobile(t, setup{
+		r := mobile(t, harnessConfig{
 			replicas: 3, migrator: func(c *migratord.Config) { c.RDMA, c.Runtime = lib, "" },
 			edit: func(f *config.Fleet) { f.Migration, f.Speed = config.Migration{Mode: config.MigrationLive}, 1 },
 		})

@@ -26,7 +26,7 @@ func TestDefaultRefines(t *testing.T) {
 }
 
 func refines(t *testing.T, envoy string, edit func(*config.Fleet)) {
-	r := newRig(t, setup{envoy: envoy, replicas: 4, edit: edit})
+	r := newFleetHarness(t, harnessConfig{envoy: envoy, replicas: 4, edit: edit})
 	load := newTraffic(r, 24, 300, 300, 600, 1200)
 	const cut = policies.Tokens(20_000) // far too high: the second stage is idle
 	// What is refined before anybody looks is a plan of its own: none is waited for.

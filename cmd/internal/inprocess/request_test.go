@@ -24,7 +24,7 @@ type reply struct {
 
 // send makes a request and reads all of the answer. header holds pairs, which
 // are added.
-func (r *rig) send(path, host string, body io.Reader, header ...string) (reply, error) {
+func (r *fleetHarness) send(path, host string, body io.Reader, header ...string) (reply, error) {
 	resp, err := r.open(context.Background(), path, host, body, header...)
 	if err != nil {
 		return reply{}, err
@@ -44,7 +44,7 @@ func replyOf(resp *http.Response) reply {
 }
 
 // open makes a request and returns its answer as it begins.
-func (r *rig) open(ctx context.Context, path, host string, body io.Reader, header ...string) (*http.Response, error) {
+func (r *fleetHarness) open(ctx context.Context, path, host string, body io.Reader, header ...string) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, r.URL()+path, body)
 	if err != nil {
 		return nil, err

@@ -23,7 +23,7 @@ const forever = 100_000
 // residents begins long streams until at least so many run on an engine that may
 // move, and one that may not. It returns those of that engine, the pinned ones
 // apart, and all others.
-func (r *rig) residents(id string, movable int) (moving, fixed, others []*live) {
+func (r *fleetHarness) residents(id string, movable int) (moving, fixed, others []*live) {
 	r.t.Helper()
 	for n := 0; len(moving) < movable || len(fixed) == 0; n++ {
 		here := func() map[string]policies.Reason {
@@ -82,7 +82,7 @@ func (f *traffic) faithful(streams []*live) {
 }
 
 // grows waits until streams have got more.
-func (r *rig) grows(streams []*live) {
+func (r *fleetHarness) grows(streams []*live) {
 	r.t.Helper()
 	for _, s := range streams {
 		now := s.count.Load()
@@ -133,7 +133,7 @@ func TestEngineDies(t *testing.T) {
 // move goes on at other engines; what may not waits.
 func TestEngineHangs(t *testing.T) {
 	idlePlanes(t, func(t *testing.T, envoy string) {
-		r := mobile(t, setup{envoy: envoy, replicas: 3, edit: func(f *config.Fleet) {
+		r := mobile(t, harnessConfig{envoy: envoy, replicas: 3, edit: func(f *config.Fleet) {
 			f.Migration, f.Speed = config.Migration{}, 4
 		}, front: func(_ string, c *frontend.Config) {
 			c.HealthTimeout, c.HangTimeout = time.Second, 2*time.Second

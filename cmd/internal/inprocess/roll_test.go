@@ -8,14 +8,14 @@ import (
 )
 
 // empty drains a replica and waits until nothing runs there.
-func (r *rig) empty(id string) {
+func (r *fleetHarness) empty(id string) {
 	r.t.Helper()
 	r.order("drain", id)
 	r.wait(id+" is empty", func() bool { return len(r.fronts[id].LocalLegs()) == 0 })
 }
 
 // refill takes a drained replica back and waits until it is given requests.
-func (r *rig) refill(id string) {
+func (r *fleetHarness) refill(id string) {
 	r.t.Helper()
 	r.order("undrain", id)
 	r.until(id+" is back", func(s control.Status) bool {

@@ -140,7 +140,7 @@ func recorded(t *testing.T, requests int) []trace.Request {
 
 // teach lets every front see how its engine writes an answer that is not
 // streamed: only then it can make one of a stream, and move it.
-func (r *rig) teach() {
+func (r *fleetHarness) teach() {
 	r.t.Helper()
 	for _, n := range r.cfg.Fleet.Fleet.Replicas {
 		for i := range forms {
@@ -161,7 +161,7 @@ func (r *rig) teach() {
 }
 
 // play asks all questions of a script, at their times, and returns the answers.
-func (r *rig) play(list []question) []string {
+func (r *fleetHarness) play(list []question) []string {
 	out := make([]string, len(list))
 	var wg sync.WaitGroup
 	for i, q := range list {
@@ -191,7 +191,7 @@ func (r *rig) play(list []question) []string {
 
 // rotation drains one replica after the other until the returned function is
 // called.
-func (r *rig) rotation(ids ...string) (stop func()) {
+func (r *fleetHarness) rotation(ids ...string) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -284,7 +284,7 @@ func TestSameAnswers(t *testing.T) {
 				}
 				var want []string
 				t.Run("still", func(t *testing.T) {
-					r := newRig(t, setup{envoy: envoy, replicas: 6, edit: func(f *config.Fleet) { f.Speed = 50; ranks(f) }})
+					r := newFleetHarness(t, harnessConfig{envoy: envoy, replicas: 6, edit: func(f *config.Fleet) { f.Speed = 50; ranks(f) }})
 					r.plan(fiveStages()...)
 					want = r.play(list)
 				})
@@ -344,7 +344,7 @@ func compare(t *testing.T, list []question, got, want []string, mode string) {
 }
 
 // settled checks the records of a fleet whose requests have moved.
-func (r *rig) settled(mode string) {
+func (r *fleetHarness) settled(mode string) {
 	r.t.Helper()
 	if r.tally() == 0 {
 		r.t.Error("nothing moved")

@@ -30,7 +30,7 @@ type oracle struct {
 	known  map[string]string
 }
 
-func newOracle(t *testing.T, r *rig) *oracle {
+func newOracle(t *testing.T, r *fleetHarness) *oracle {
 	t.Helper()
 	m, _ := r.cfg.Fleet.Model(llm)
 	var adapters []string
@@ -124,7 +124,7 @@ type live struct {
 }
 
 // stream begins a stream and returns once its first token is there.
-func (r *rig) stream(body []byte) *live {
+func (r *fleetHarness) stream(body []byte) *live {
 	r.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	resp, err := r.open(ctx, "/v1/completions", "", bytes.NewReader(streamed(body)))
@@ -177,7 +177,7 @@ func streamed(body []byte) []byte {
 // traffic is a load of requests of mixed size, plain and streamed, each of
 // which is checked: answered whole, by the stage of the plan that routed it.
 type traffic struct {
-	r      *rig
+	r      *fleetHarness
 	oracle *oracle
 	sizes  []int
 	output int
@@ -195,7 +195,7 @@ type traffic struct {
 
 // newTraffic starts workers. Bodies have one of the sizes, answers output
 // tokens.
-func newTraffic(r *rig, workers, output int, sizes ...int) *traffic {
+func newTraffic(r *fleetHarness, workers, output int, sizes ...int) *traffic {
 	f := &traffic{r: r, oracle: newOracle(r.t, r), sizes: sizes, output: output, began: make([]atomic.Int64, workers)}
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup

@@ -45,7 +45,7 @@ type Config struct {
 	Listen func(network, address string) (net.Listener, error)
 	// TLS secures what the daemon opens itself; nil is plaintext, which the fleet
 	// file allows on loopback only.
-	TLS *certs.Keys
+	TLS *certs.Provider
 	// Runtime is a directory of the own user, of at most 80 bytes, for the
 	// sockets of shared memory. "" switches that transport off.
 	Runtime string
@@ -74,9 +74,9 @@ type Config struct {
 	Tracer trace.Tracer
 	// Logger takes what an operator should know; nil discards.
 	Logger *slog.Logger
-	// Front changes the front's configuration last; nil changes nothing. Tests
+	// EditFrontend changes the front's configuration last; nil changes nothing. Tests
 	// use it.
-	Front func(*frontend.Config)
+	EditFrontend func(*frontend.Config)
 }
 
 func (c Config) validate() (Config, error) {

@@ -41,23 +41,23 @@ type Daemon struct {
 	id    policies.ReplicaID
 	model string
 
-	front      *frontend.Server
-	uplink     *loadreport.Uplink
-	network    *peer.Network  // nil, like all below, where nothing moves
-	market     *market.Market //
-	mover      *executor.Mover
-	blocks     *blocks.Client // nil where the engine shows none
-	transports []transport.Transport
-	rdma       *verbs.Transport // one of transports; nil for none
-	plans      *client.Client
-	host       *policyhost.Host // nil where no module may decide
-	outlook    outlook
-	nearby     nearby
-	signs      signs
-	rescues    rescues
-	born       time.Time // before the front was
-	elder      elder
-	crowned    chan struct{} // closed by Reign
+	frontend    *frontend.Server
+	reporter    *loadreport.Uplink
+	network     *peer.Network  // nil, like all below, where nothing moves
+	market      *market.Market //
+	executor    *executor.Mover
+	blocks      *blocks.Client // nil where the engine shows none
+	transports  []transport.Transport
+	rdma        *verbs.Transport // one of transports; nil for none
+	plans       *client.Client
+	host        *policyhost.Host // nil where no module may decide
+	controlView controlView
+	linkCache   linkCache
+	liveness    liveness
+	rescues     rescueLog
+	startedAt   time.Time // before the front was
+	predecessor predecessor
+	leading     chan struct{} // closed by Reign
 }
 
 // New builds the parts; nothing runs yet. The listeners are the caller's until
@@ -67,16 +67,16 @@ func New(cfg Config) (*Daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Daemon{cfg: cfg, id: policies.ReplicaID(cfg.Replica.ID), model: cfg.Replica.Model, born: time.Now(), crowned: make(chan struct{})}
-	d.elder.awaited = cfg.Predecessor != 0
+	d := &Daemon{cfg: cfg, id: policies.ReplicaID(cfg.Replica.ID), model: cfg.Replica.Model, startedAt: time.Now(), leading: make(chan struct{})}
+	d.predecessor.expected = cfg.Predecessor != 0
 	if cfg.Fleet.Migrates() {
-		err = d.newMoving()
+		err = d.newMigration()
 	}
 	if err == nil {
-		err = d.newFront()
+		err = d.newFrontend()
 	}
 	if err == nil {
-		err = d.newUplink()
+		err = d.newReporter()
 	}
 	if err != nil {
 		return nil, fmt.Errorf("migrator of %s: %w", d.id, err)
@@ -84,40 +84,40 @@ func New(cfg Config) (*Daemon, error) {
 	return d, nil
 }
 
-// newFront builds the front.
-func (d *Daemon) newFront() error {
-	c := d.cfg.Fleet.Front(d.cfg.Replica, d.cfg.Logger)
+// newFrontend builds the front.
+func (d *Daemon) newFrontend() error {
+	c := d.cfg.Fleet.Frontend(d.cfg.Replica, d.cfg.Logger)
 	c.Listener, c.PeerListener, c.Listen, c.DrainTimeout = d.cfg.Clients, d.cfg.Peers, d.cfg.Listen, d.cfg.Drain
-	c.Peers, c.PeerScheme = d.cfg.TLS.Peers(d.owner)
+	c.Peers, c.PeerScheme = d.cfg.TLS.PeerTransport(d.owner)
 	c.TrustDomain = d.cfg.Fleet.Fleet.TLS.TrustDomain
 	if d.market != nil {
-		c.Placer, c.Rescuer, c.Adopter, c.PeerRPC = d.market, d.market, d.mover, d.peerRPC()
+		c.Placer, c.Rescuer, c.Adopter, c.PeerRPC = d.market, d.market, d.executor, d.peerRPC()
 		c.OnRescue = func(r frontend.Rescue) {
 			d.rescues.add(r, string(d.id))
-			d.mover.Rescued(r)
+			d.executor.Rescued(r)
 		}
 	}
-	if d.cfg.Front != nil {
-		d.cfg.Front(&c)
+	if d.cfg.EditFrontend != nil {
+		d.cfg.EditFrontend(&c)
 	}
 	var err error
-	d.front, err = frontend.New(c)
+	d.frontend, err = frontend.New(c)
 	return err
 }
 
-// newMoving builds what moves requests. The parts know each other through d,
+// newMigration builds what moves requests. The parts know each other through d,
 // which is complete before any of them runs.
-func (d *Daemon) newMoving() error {
+func (d *Daemon) newMigration() error {
 	log, f, r := d.cfg.Logger, &d.cfg.Fleet, d.cfg.Replica
 	var err error
 	d.network, err = peer.New(peer.Config{
-		Self: d.id, Handle: d.receive, Gone: d.gone, Back: d.back, Lives: d.signs.lives,
+		Self: d.id, Handle: d.receive, Gone: d.peerGone, Back: d.peerBack, Lives: d.liveness.isAlive,
 		Credentials: d.credentials, TrustDomain: f.Fleet.TLS.TrustDomain, Site: d.site, Logger: log,
 	})
 	if err != nil {
 		return err
 	}
-	mc := f.Mover(r, log)
+	mc := f.Executor(r, log)
 	if d.cfg.Blocks != "" && f.Migration.Mode == config.MigrationLive {
 		bc := blocks.Config{Dir: d.cfg.Blocks, Logger: log}
 		if d.cfg.GPUs != nil {
@@ -131,9 +131,9 @@ func (d *Daemon) newMoving() error {
 		}
 		mc.Engine, mc.Transports = d.blocks, d.transports
 	}
-	mc.Front, mc.Network, mc.Tell = fronted{d}, d.network, func(ev bidask.Event) { d.market.Tell(ev) }
-	mc.Address, mc.Node, mc.Ways, mc.Tracer = d.outlook.address, d.outlook.node, d.ways, d.cfg.Tracer
-	if d.mover, err = executor.New(mc); err != nil {
+	mc.Front, mc.Network, mc.Tell = frontendAdapter{d}, d.network, func(ev bidask.Event) { d.market.Tell(ev) }
+	mc.Address, mc.Node, mc.Ways, mc.Tracer = d.controlView.address, d.controlView.node, d.linksFrom, d.cfg.Tracer
+	if d.executor, err = executor.New(mc); err != nil {
 		return err
 	}
 	kc := f.Market(r, log)
@@ -143,15 +143,15 @@ func (d *Daemon) newMoving() error {
 	if d.host != nil {
 		d.host.Serve(&kc, r.Node)
 	}
-	if f.Nears() {
-		d.nearby.tokenBytes, kc.Distance = f.TokenBytes(r), d.distance
+	if f.UsesDistance() {
+		d.linkCache.tokenBytes, kc.Distance = f.TokenBytes(r), d.distance
 	}
-	kc.Mover, kc.Network = d.mover, d.network
-	kc.Residents = func() []frontend.LocalLeg { return d.front.LocalLegs() }
+	kc.Mover, kc.Network = d.executor, d.network
+	kc.Residents = func() []frontend.LocalLeg { return d.frontend.LocalLegs() }
 	kc.Load = func() policies.Load { return d.Status().Load }
-	kc.Machine.First = uint64(d.born.UnixMicro()) // so that deals tell whose they are
-	kc.Ready = func() bool { return d.front.Status().EngineReady }
-	kc.Receives = func() bool { return d.down() == nil }
+	kc.Machine.First = uint64(d.startedAt.UnixMicro()) // so that deals tell whose they are
+	kc.Ready = func() bool { return d.frontend.Status().EngineReady }
+	kc.Receives = func() bool { return d.deviceDown() == nil }
 	if d.market, err = market.New(kc); err != nil {
 		return err
 	}
@@ -160,7 +160,7 @@ func (d *Daemon) newMoving() error {
 		others = append(others, client.Server{Conn: conn})
 	}
 	cc := client.Config{Conn: d.cfg.Control, Others: others, NodeID: identity.MigratorNode(r.ID), Cluster: resources.ObserverCluster, Logger: log}
-	w := watcher{d: d}
+	w := snapshotWatcher{d: d}
 	if d.host != nil && d.cfg.Host == nil {
 		w.slots = d.host.Follower()
 		cc.Slots, cc.CheckSlot = policyhost.Resources(policyhost.MarketKinds), d.host.CheckResource
@@ -174,12 +174,12 @@ func (d *Daemon) newMoving() error {
 // market.
 func (d *Daemon) newHost(m market.Config) error {
 	f := &d.cfg.Fleet
-	if d.host = d.cfg.Host; d.host != nil || !f.Modules() {
+	if d.host = d.cfg.Host; d.host != nil || !f.ModulesEnabled() {
 		return nil
 	}
 	var err error
 	d.host, err = policyhost.NewHost(policyhost.HostConfig{
-		Fleet: f, Role: identity.Migrator, Name: string(d.id), Kinds: policyhost.MarketKinds, Native: f.Native(m),
+		Fleet: f, Role: identity.Migrator, Name: string(d.id), Kinds: policyhost.MarketKinds, Native: f.NativePolicies(m),
 		Fetch: policyhost.From(append([]grpc.ClientConnInterface{d.cfg.Control}, d.cfg.OtherControl...)), Logger: d.cfg.Logger,
 	})
 	if err == nil && d.host.Forgets() != "" {
@@ -216,9 +216,9 @@ func (d *Daemon) newTransports() error {
 	}
 	tc := tcp.Config{Listen: net.JoinHostPort(host, "0"), Pool: d.blocks, Logger: d.cfg.Logger}
 	if d.cfg.TLS != nil {
-		tc.TLS, tc.TrustDomain = d.cfg.TLS.Server(), d.cfg.Fleet.Fleet.TLS.TrustDomain
+		tc.TLS, tc.TrustDomain = d.cfg.TLS.ServerConfig(), d.cfg.Fleet.Fleet.TLS.TrustDomain
 		tc.ClientTLS = func(source policies.ReplicaID, address string) *tls.Config {
-			return d.cfg.TLS.ToMigrator(string(source), address)
+			return d.cfg.TLS.MigratorClientConfig(string(source), address)
 		}
 	}
 	t, err := tcp.New(tc)
@@ -231,21 +231,21 @@ func (d *Daemon) newTransports() error {
 
 // credentials are those of a connection to a peer.
 func (d *Daemon) credentials(peer policies.ReplicaID, address string) credentials.TransportCredentials {
-	return certs.Credentials(d.cfg.TLS.ToMigrator(string(peer), address))
+	return certs.TransportCredentials(d.cfg.TLS.MigratorClientConfig(string(peer), address))
 }
 
 // owner is the replica whose peers' address is the given one, as the control
 // plane says, and "" for none.
-func (d *Daemon) owner(address string) string { return string(d.outlook.owner(address)) }
+func (d *Daemon) owner(address string) string { return string(d.controlView.owner(address)) }
 
-// Front is the replica's front.
-func (d *Daemon) Front() *frontend.Server { return d.front }
+// Frontend is the replica's front.
+func (d *Daemon) Frontend() *frontend.Server { return d.frontend }
 
 // Market, Mover and Network are nil where requests do not move.
 func (d *Daemon) Market() *market.Market { return d.market }
 
-// Mover is what carries moves out.
-func (d *Daemon) Mover() *executor.Mover { return d.mover }
+// Executor is what carries moves out.
+func (d *Daemon) Executor() *executor.Mover { return d.executor }
 
 // Live reports whether requests can move live as far as this replica's engine goes: it
 // shows its block table now.
@@ -276,11 +276,11 @@ func (d *Daemon) Hosts() []*policyhost.Host {
 
 // Drain stops the front from taking requests. Run returns when the last stream
 // has ended, or at the Drain time.
-func (d *Daemon) Drain() { d.front.Drain() }
+func (d *Daemon) Drain() { d.frontend.Drain() }
 
 // Retire is Drain for a daemon whose address another process serves: nobody is
 // refused.
-func (d *Daemon) Retire() { d.front.Retire() }
+func (d *Daemon) Retire() { d.frontend.Retire() }
 
 // Run is Serve and Reign together, for a process that has no successor.
 func (d *Daemon) Run(ctx context.Context) error {
@@ -291,7 +291,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 		defer stop()
 		return d.Serve(ctx)
 	})
-	g.Go(func() error { return d.Reign(ctx) })
+	g.Go(func() error { return d.Lead(ctx) })
 	return g.Wait()
 }
 
@@ -304,10 +304,10 @@ func (d *Daemon) Serve(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
 		defer stop() // everything else goes on for as long as the front does
-		return d.front.Run(ctx)
+		return d.frontend.Run(ctx)
 	})
 	if d.market != nil {
-		for _, run := range []func(context.Context) error{d.network.Run, d.mover.Run, d.plans.Run, d.watch, d.trade} {
+		for _, run := range []func(context.Context) error{d.network.Run, d.executor.Run, d.plans.Run, d.watchPeers, d.runMarket} {
 			g.Go(func() error { return run(ctx) })
 		}
 		for _, t := range d.transports {
@@ -324,19 +324,19 @@ func (d *Daemon) Serve(ctx context.Context) error {
 	return g.Wait()
 }
 
-// Reign speaks for the replica until ctx ends: it reports to the control plane,
+// Lead speaks for the replica until ctx ends: it reports to the control plane,
 // and buys. One process of a replica does so at a time. What this one has it
 // still sells afterwards, for as long as Serve runs. It may be called once.
-func (d *Daemon) Reign(ctx context.Context) error {
-	close(d.crowned)
-	defer d.abdicate()
-	return d.uplink.Run(ctx)
+func (d *Daemon) Lead(ctx context.Context) error {
+	close(d.leading)
+	defer d.stepDown()
+	return d.reporter.Run(ctx)
 }
 
-// trade runs the market once this process reigns.
-func (d *Daemon) trade(ctx context.Context) error {
+// runMarket runs the market once this process reigns.
+func (d *Daemon) runMarket(ctx context.Context) error {
 	select {
-	case <-d.crowned:
+	case <-d.leading:
 		return d.market.Run(ctx)
 	case <-ctx.Done():
 		return nil
@@ -346,25 +346,25 @@ func (d *Daemon) trade(ctx context.Context) error {
 // receive hands an envelope to the part that it is for, or to the process before
 // this one.
 func (d *Daemon) receive(from policies.ReplicaID, e *api.Envelope) {
-	if d.earlier(e) && d.elder.pass(e) {
+	if d.isForPredecessor(e) && d.predecessor.forward(e) {
 		return
 	}
 	switch b := e.Body.(type) {
 	case *api.Envelope_Market:
 		d.market.Receive(from, b.Market)
 	case *api.Envelope_Transfer:
-		d.mover.Receive(from, b.Transfer)
+		d.executor.Receive(from, b.Transfer)
 	case *api.Envelope_Summary:
 		d.market.ReceiveSummary(from, b.Summary)
 	}
 }
 
-// gone tells every part that a peer is gone.
-func (d *Daemon) gone(id policies.ReplicaID) {
-	d.mover.Gone(id)
+// peerGone tells every part that a peer is gone.
+func (d *Daemon) peerGone(id policies.ReplicaID) {
+	d.executor.Gone(id)
 	d.market.Gone(id)
-	d.front.HandlePeerLoss(id)
+	d.frontend.HandlePeerLoss(id)
 }
 
-// back tells that a peer is there again, to whom it matters before it says more.
-func (d *Daemon) back(id policies.ReplicaID) { d.market.Back(id) }
+// peerBack tells that a peer is there again, to whom it matters before it says more.
+func (d *Daemon) peerBack(id policies.ReplicaID) { d.market.Back(id) }

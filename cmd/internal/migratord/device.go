@@ -16,12 +16,12 @@ type deviceMemory interface {
 	Down() error
 }
 
-// lookEvery is how often it is looked at whether the engine's device works.
-const lookEvery = 200 * time.Millisecond
+// deviceCheckPeriod is how often it is looked at whether the engine's device works.
+const deviceCheckPeriod = 200 * time.Millisecond
 
-// down says why no KV can be put into the engine's memory: the device that it is on has
+// deviceDown says why no KV can be put into the engine's memory: the device that it is on has
 // failed, or is not trusted. It is nil while the engine is away.
-func (d *Daemon) down() error {
+func (d *Daemon) deviceDown() error {
 	m, ok := d.memory()
 	if !ok {
 		return nil
@@ -36,14 +36,14 @@ func (d *Daemon) down() error {
 // watchDevice has all transports looked at again as soon as the engine's device fails,
 // may be tried again, or works again: what they say is what the control plane hears.
 func (d *Daemon) watchDevice(ctx context.Context) error {
-	tick := time.NewTicker(lookEvery)
+	tick := time.NewTicker(deviceCheckPeriod)
 	defer tick.Stop()
 	var was error
 	var tried time.Time // the latest time to try again at which that was done
 	for {
-		now := d.down()
+		now := d.deviceDown()
 		if (now == nil) != (was == nil) {
-			d.mover.Recheck()
+			d.executor.Recheck()
 			if now != nil {
 				d.cfg.Logger.Warn("no KV is taken: the engine's memory cannot be used", "why", now)
 			} else {
@@ -54,7 +54,7 @@ func (d *Daemon) watchDevice(ctx context.Context) error {
 		var down *cuda.DownError
 		if errors.As(now, &down) && !down.Again.IsZero() && !down.Again.Equal(tried) && time.Now().After(down.Again) {
 			tried = down.Again
-			d.mover.Recheck()
+			d.executor.Recheck()
 		}
 		select {
 		case <-tick.C:

@@ -14,7 +14,7 @@ import (
 func (d *Daemon) newRDMA() error {
 	own, all := d.cfg.Replica.RDMA, d.cfg.Fleet.RDMA
 	vc := verbs.Config{
-		Device: d.rdmaDevice, Bounce: d.bounce, Port: own.Port, TrafficClass: uint8(all.TrafficClass), ServiceLevel: uint8(all.ServiceLevel),
+		Device: d.rdmaDevice, Bounce: d.bounceThroughHost, Port: own.Port, TrafficClass: uint8(all.TrafficClass), ServiceLevel: uint8(all.ServiceLevel),
 		Library: d.cfg.RDMA, Address: func() string { return d.cfg.Replica.Peer }, Pool: d.blocks, Logger: d.cfg.Logger,
 	}
 	if d.cfg.TLS != nil {
@@ -48,13 +48,13 @@ func (d *Daemon) rdmaDevice() string {
 	return ""
 }
 
-// bounce reports whether the KV of a GPU goes to the NIC by way of the host, since
+// bounceThroughHost reports whether the KV of a GPU goes to the NIC by way of the host, since
 // another processor is between the two: as the fleet is told (links.Ways).
-func (d *Daemon) bounce() bool {
-	d.nearby.mu.Lock()
-	defer d.nearby.mu.Unlock()
-	d.siteLocked()
-	p := d.nearby.own.RDMA
+func (d *Daemon) bounceThroughHost() bool {
+	d.linkCache.mu.Lock()
+	defer d.linkCache.mu.Unlock()
+	d.updateSiteLocked()
+	p := d.linkCache.own.RDMA
 	return p != nil && p.Distance == links.System
 }
 

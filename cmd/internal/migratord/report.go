@@ -12,24 +12,26 @@ import (
 	"github.com/cascadeinfer/cascade/xds/fleet"
 )
 
-func (d *Daemon) newUplink() error {
+func (d *Daemon) newReporter() error {
 	var err error
-	d.uplink, err = loadreport.New(loadreport.Config{
-		Conn: d.cfg.Control, Others: d.cfg.OtherControl, Replica: d.id, Model: d.model, Source: d.Status, Extra: d.extra, Replied: d.reply,
-		Changed: d.front.Changed(), Logger: d.cfg.Logger,
+	d.reporter, err = loadreport.New(loadreport.Config{
+		Conn: d.cfg.Control, Others: d.cfg.OtherControl, Replica: d.id, Model: d.model, Source: d.Status, Extra: d.reportExtra, Replied: d.handleReply,
+		Changed: d.frontend.Changed(), Logger: d.cfg.Logger,
 	})
 	return err
 }
 
-// extra is what reports say beyond the front's state, of the process before this
+// reportExtra is what reports say beyond the front's state, of the process before this
 // one too.
-func (d *Daemon) extra() loadreport.Extra { return d.elder.added().extend(d.own()) }
+func (d *Daemon) reportExtra() loadreport.Extra {
+	return d.predecessor.currentState().addToExtra(d.ownExtra())
+}
 
-// own is what reports say of this process.
-func (d *Daemon) own() loadreport.Extra {
-	e := loadreport.Extra{Site: d.site(), Streams: d.front.ClientRequests()}
+// ownExtra is what reports say of this process.
+func (d *Daemon) ownExtra() loadreport.Extra {
+	e := loadreport.Extra{Site: d.site(), Streams: d.frontend.ClientRequests()}
 	if d.market == nil {
-		for _, r := range d.front.LocalLegs() {
+		for _, r := range d.frontend.LocalLegs() {
 			e.Residents++
 			if r.Pinned != policies.MayMove {
 				e.Pinned++
@@ -40,8 +42,8 @@ func (d *Daemon) own() loadreport.Extra {
 	s := d.market.Status()
 	e.Residents, e.Pinned, e.PinnedSeconds = s.Residents, s.Pinned, s.PinnedSeconds
 	e.Proposal = d.market.Proposal()
-	e.Moves = append(news(d.mover.Moves()), d.rescues.told()...) // what is too much for one report, the uplink tells with the next
-	e.Routes = routes(d.mover.Routes(), d.over)
+	e.Moves = append(reportedMigrations(d.executor.Moves()), d.rescues.all()...) // what is too much for one report, the uplink tells with the next
+	e.Routes = reportedRoutes(d.executor.Routes(), d.describeLink)
 	if d.host != nil {
 		e.Slots = d.host.Status()
 		if d.cfg.Host != nil {
@@ -53,34 +55,34 @@ func (d *Daemon) own() loadreport.Extra {
 	return e
 }
 
-// toldMoves is how many moves a report may hold.
-const toldMoves = 64
+// maxReportedMigrations is how many moves a report may hold.
+const maxReportedMigrations = 64
 
-// news is what a report says of the moves that this replica sells: those that
+// reportedMigrations is what a report says of the moves that this replica sells: those that
 // are under way, and the latest of those that have ended. moves are in the order
 // of their beginnings, the ended ones after the others.
-func news(moves []executor.Move) []*api.Migration {
+func reportedMigrations(moves []executor.Move) []*api.Migration {
 	var live, ended []*api.Migration
 	for _, m := range slices.Backward(moves) {
 		switch {
 		case m.Role != "source":
 		case m.State == "moved" || m.State == "failed":
-			ended = append(ended, told(m))
+			ended = append(ended, encodeMigration(m))
 		default:
-			live = append(live, told(m))
+			live = append(live, encodeMigration(m))
 		}
 	}
 	all := append(live, ended...)
-	return all[:min(len(all), toldMoves)]
+	return all[:min(len(all), maxReportedMigrations)]
 }
 
-// states are the final states in the words of reports.
-var states = map[string]string{"moved": "done", "failed": "aborted"}
+// finalStates are the final states in the words of reports.
+var finalStates = map[string]string{"moved": "done", "failed": "aborted"}
 
-// told is a move in the words of reports.
-func told(m executor.Move) *api.Migration {
+// encodeMigration is a move in the words of reports.
+func encodeMigration(m executor.Move) *api.Migration {
 	state := m.State
-	if final := states[state]; final != "" {
+	if final := finalStates[state]; final != "" {
 		state = final
 	}
 	return &api.Migration{
@@ -90,13 +92,13 @@ func told(m executor.Move) *api.Migration {
 	}
 }
 
-// toldRoutes is how many routes a report may hold.
-const toldRoutes = 32
+// maxReportedRoutes is how many routes a report may hold.
+const maxReportedRoutes = 32
 
-// routes is what a report says of transports: all of them in general, then of
+// reportedRoutes is what a report says of transports: all of them in general, then of
 // peers those paths that are held back before those that work. over says what a
 // transport from a peer goes over.
-func routes(paths []transport.Path, over func(peer policies.ReplicaID, transport string) string) []*api.Route {
+func reportedRoutes(paths []transport.Path, over func(peer policies.ReplicaID, transport string) string) []*api.Route {
 	var general, held, ready []*api.Route
 	for _, p := range paths {
 		r := &api.Route{Transport: p.Transport, Peer: string(p.Peer), State: fleet.RouteReady, BytesPerSecond: p.Rate}
@@ -118,7 +120,7 @@ func routes(paths []transport.Path, over func(peer policies.ReplicaID, transport
 		}
 	}
 	all := slices.Concat(general, held, ready)
-	all = all[:min(len(all), toldRoutes)]
+	all = all[:min(len(all), maxReportedRoutes)]
 	for _, r := range all {
 		if r.Peer != "" {
 			r.Path = over(policies.ReplicaID(r.Peer), r.Transport)

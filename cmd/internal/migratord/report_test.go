@@ -10,9 +10,9 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// TestNewsFitIntoAReport: what is under way comes first, then what has ended
+// TestMigrationsFitIntoReport: what is under way comes first, then what has ended
 // last, and only what this replica sells.
-func TestNewsFitIntoAReport(t *testing.T) {
+func TestMigrationsFitIntoReport(t *testing.T) {
 	moves := []executor.Move{{ID: "live 0", Role: "source", State: "round"}, {ID: "other", Role: "target", State: "moved"}, {ID: "live 1", Role: "source", State: "open"}}
 	for i := range 100 {
 		state := "moved"
@@ -21,8 +21,8 @@ func TestNewsFitIntoAReport(t *testing.T) {
 		}
 		moves = append(moves, executor.Move{ID: fmt.Sprint("ended ", i), Role: "source", State: state, Why: "why"})
 	}
-	got := news(moves)
-	if len(got) != toldMoves {
+	got := reportedMigrations(moves)
+	if len(got) != maxReportedMigrations {
 		t.Fatalf("%d moves", len(got))
 	}
 	for i, want := range []string{"live 1 open", "live 0 round", "ended 99 aborted", "ended 98 done"} {
@@ -30,21 +30,21 @@ func TestNewsFitIntoAReport(t *testing.T) {
 			t.Errorf("move %d is %q, want %q", i, g, want)
 		}
 	}
-	if len(news(moves[:1])) != 1 || news(nil) != nil {
+	if len(reportedMigrations(moves[:1])) != 1 || reportedMigrations(nil) != nil {
 		t.Error("few moves")
 	}
 }
 
-// TestRoutesFitIntoAReport: what is wrong is told before what is not.
-func TestRoutesFitIntoAReport(t *testing.T) {
+// TestRoutesFitIntoReport: what is wrong is told before what is not.
+func TestRoutesFitIntoReport(t *testing.T) {
 	why := errors.New("why")
 	paths := []transport.Path{{Transport: "cuda", Why: fmt.Errorf("cuda: %w", transport.ErrUnsuited)}, {Transport: "shm", Why: why}, {Transport: "tcp"}}
 	for i := range 50 {
 		paths = append(paths, transport.Path{Peer: policies.ReplicaID(fmt.Sprint(i)), Transport: "tcp", Rate: 5})
 	}
 	paths[41].Why = why
-	got := routes(paths, func(p policies.ReplicaID, name string) string { return name + " from " + string(p) })
-	if len(got) != toldRoutes {
+	got := reportedRoutes(paths, func(p policies.ReplicaID, name string) string { return name + " from " + string(p) })
+	if len(got) != maxReportedRoutes {
 		t.Fatalf("%d routes", len(got))
 	}
 	for i, want := range []string{" cuda unsuited cuda: " + transport.ErrUnsuited.Error(), " shm broken why", " tcp ready ", "38 tcp held why", "0 tcp ready "} {
@@ -52,7 +52,7 @@ func TestRoutesFitIntoAReport(t *testing.T) {
 			t.Errorf("route %d is %q, want %q", i, g, want)
 		}
 	}
-	if got[0].Path != "" || got[3].Path != "tcp from 38" || got[4].BytesPerSecond != 5 || routes(nil, nil) != nil {
+	if got[0].Path != "" || got[3].Path != "tcp from 38" || got[4].BytesPerSecond != 5 || reportedRoutes(nil, nil) != nil {
 		t.Errorf("%v", got[4])
 	}
 }

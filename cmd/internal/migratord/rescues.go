@@ -11,15 +11,15 @@ import (
 // maxRescues is how many rescues are remembered: a report comes twice a second.
 const maxRescues = 256
 
-// rescues are the last streams of this front that lost their engines, as reports
+// rescueLog are the last streams of this front that lost their engines, as reports
 // tell of them. It is safe for concurrent use.
-type rescues struct {
+type rescueLog struct {
 	mu   sync.Mutex
 	list []*api.Migration // the oldest first; what is told is not changed
 }
 
 // add notes what became of a stream.
-func (x *rescues) add(r frontend.Rescue, front string) {
+func (x *rescueLog) add(r frontend.Rescue, front string) {
 	m := &api.Migration{
 		// Deals have numbers alone after the replica, so that no move has this name.
 		Id: fmt.Sprintf("%s#%d", r.Stream, r.Epoch), Request: r.Stream, Cause: "engine lost",
@@ -37,8 +37,8 @@ func (x *rescues) add(r frontend.Rescue, front string) {
 	x.list = append(x.list, m)
 }
 
-// told returns all that are remembered, the oldest first. It is not to be changed.
-func (x *rescues) told() []*api.Migration {
+// all returns all that are remembered, the oldest first. It is not to be changed.
+func (x *rescueLog) all() []*api.Migration {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return x.list[:len(x.list):len(x.list)]

@@ -10,14 +10,14 @@ import (
 	"github.com/cascadeinfer/cascade/xds/fleet"
 )
 
-// TestRescuesAreReported checks that the control plane takes what is told of
+// TestRescueLog checks that the control plane takes what is told of
 // rescues, and that what is remembered is bounded.
-func TestRescuesAreReported(t *testing.T) {
-	var x rescues
+func TestRescueLog(t *testing.T) {
+	var x rescueLog
 	began := time.Unix(1e9, 0)
 	x.add(frontend.Rescue{Stream: "r0/7", Epoch: 2, From: "r1", To: "r2", Length: 90, Start: began, Duration: time.Second}, "r0")
 	x.add(frontend.Rescue{Stream: "r0/7", Epoch: 5, From: "r2", Length: 95, Start: began, Duration: time.Minute, Err: errors.New("nobody")}, "r0")
-	r, err := fleet.Decode(&api.LoadReport{Replica: "r0", Model: "m", Migrations: x.told()})
+	r, err := fleet.Decode(&api.LoadReport{Replica: "r0", Model: "m", Migrations: x.all()})
 	if err != nil || r.Note != "" || len(r.Moves) != 2 {
 		t.Fatalf("%+v, %v", r, err)
 	}
@@ -28,11 +28,11 @@ func TestRescuesAreReported(t *testing.T) {
 	if lost.ID == saved.ID || lost.State != fleet.MoveAborted || lost.Why != "nobody" || lost.To != "" {
 		t.Errorf("%+v", lost)
 	}
-	before := x.told()
+	before := x.all()
 	for range 2 * maxRescues {
 		x.add(frontend.Rescue{Stream: "r0/8", Epoch: 11}, "r0")
 	}
-	if len(x.told()) != maxRescues || before[0].Id != "r0/7#2" {
-		t.Errorf("%d are remembered", len(x.told()))
+	if len(x.all()) != maxRescues || before[0].Id != "r0/7#2" {
+		t.Errorf("%d are remembered", len(x.all()))
 	}
 }

@@ -16,18 +16,18 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// stateEvery is how often an earlier process says what it still runs.
-const stateEvery = 250 * time.Millisecond
+// statePeriod is how often an earlier process says what it still runs.
+const statePeriod = 250 * time.Millisecond
 
-// Follow counts what the process before this one still runs for the replica's,
+// FollowPredecessor counts what the process before this one still runs for the replica's,
 // and passes on to it what peers say about that, until it has ended or ctx has.
 // It closes the link. A nil link says that it has ended already.
-func (d *Daemon) Follow(ctx context.Context, link Link) {
-	defer d.elder.end()
+func (d *Daemon) FollowPredecessor(ctx context.Context, link Link) {
+	defer d.predecessor.disconnect()
 	if link == nil {
 		return
 	}
-	words, over := d.elder.begin(), make(chan struct{})
+	words, over := d.predecessor.connect(), make(chan struct{})
 	var sender sync.WaitGroup
 	sender.Go(func() {
 		for {
@@ -40,35 +40,35 @@ func (d *Daemon) Follow(ctx context.Context, link Link) {
 			}
 		}
 	})
-	listen(ctx, link, func(kind byte, b []byte) {
-		if kind != stateWord {
+	receiveMessages(ctx, link, func(kind byte, b []byte) {
+		if kind != stateMessage {
 			return
 		}
-		s, err := readState(b)
+		s, err := decodeState(b)
 		if err != nil {
 			d.cfg.Logger.Warn("the process before this one says what it runs in a way that this one does not know", "error", err)
 			return
 		}
-		d.elder.set(s)
-		if b, err := write(orderWord, d.outlook.order()); err == nil {
-			d.elder.say(b)
+		d.predecessor.setState(s)
+		if b, err := encodeMessage(controlUpdateMessage, d.controlView.update()); err == nil {
+			d.predecessor.send(b)
 		}
 	})
 	close(over)
 	sender.Wait()
 }
 
-// Precede has this process, which has handed over, go on for its streams alone:
+// ServeSuccessor has this process, which has handed over, go on for its streams alone:
 // it tells its successor what it runs, and still sells and hands over what it
 // has, until its successor has ended or ctx has. It closes the link.
-func (d *Daemon) Precede(ctx context.Context, link Link) {
+func (d *Daemon) ServeSuccessor(ctx context.Context, link Link) {
 	over := make(chan struct{})
 	var teller sync.WaitGroup
 	teller.Go(func() {
-		tick := time.NewTicker(stateEvery)
+		tick := time.NewTicker(statePeriod)
 		defer tick.Stop()
 		for {
-			if b, err := writeState(d.state()); err == nil {
+			if b, err := encodeState(d.ownState()); err == nil {
 				_ = link.Send(b) // the next one says it all again
 			}
 			select {
@@ -78,14 +78,14 @@ func (d *Daemon) Precede(ctx context.Context, link Link) {
 			}
 		}
 	})
-	listen(ctx, link, func(kind byte, b []byte) {
+	receiveMessages(ctx, link, func(kind byte, b []byte) {
 		switch kind {
-		case orderWord:
-			var o order
+		case controlUpdateMessage:
+			var o controlUpdate
 			if json.Unmarshal(b, &o) == nil {
-				d.ordered(o)
+				d.applyControlUpdate(o)
 			}
-		case envelopeWord:
+		case envelopeMessage:
 			e := new(api.Envelope)
 			if proto.Unmarshal(b, e) == nil && d.market != nil {
 				d.receive(policies.ReplicaID(e.GetFrom()), e)
@@ -96,8 +96,8 @@ func (d *Daemon) Precede(ctx context.Context, link Link) {
 	teller.Wait()
 }
 
-// listen takes words until the link ends, which it does with ctx.
-func listen(ctx context.Context, link Link, take func(kind byte, b []byte)) {
+// receiveMessages takes words until the link ends, which it does with ctx.
+func receiveMessages(ctx context.Context, link Link, take func(kind byte, b []byte)) {
 	defer context.AfterFunc(ctx, func() { link.Close() })()
 	defer link.Close()
 	for {
@@ -113,26 +113,28 @@ func listen(ctx context.Context, link Link, take func(kind byte, b []byte)) {
 
 // Status is the state of the replica: what this process runs, and what the one
 // before it still does.
-func (d *Daemon) Status() frontend.Status { return d.elder.added().onto(d.front.Status()) }
+func (d *Daemon) Status() frontend.Status {
+	return d.predecessor.currentState().addToStatus(d.frontend.Status())
+}
 
-// state is what this process adds to the replica once it has handed over, and
+// ownState is what this process adds to the replica once it has handed over, and
 // what the process before it, should that still live, does.
-func (d *Daemon) state() state {
-	st, x := d.Status(), d.extra()
-	s := state{Load: st.Load, Flow: st.Flow, Snapshot: st.Snapshot, Residents: x.Residents, Pinned: x.Pinned, PinnedSeconds: x.PinnedSeconds, Streams: x.Streams}
+func (d *Daemon) ownState() predecessorState {
+	st, x := d.Status(), d.reportExtra()
+	s := predecessorState{Load: st.Load, Flow: st.Flow, Snapshot: st.Snapshot, Residents: x.Residents, Pinned: x.Pinned, PinnedSeconds: x.PinnedSeconds, Streams: x.Streams}
 	for _, m := range x.Moves {
 		if b, err := proto.Marshal(m); err == nil {
-			s.Moves = append(s.Moves, b)
+			s.Migrations = append(s.Migrations, b)
 		}
 	}
 	return s
 }
 
-// earlier reports whether an envelope is about what an earlier process of this
+// isForPredecessor reports whether an envelope is about what an earlier process of this
 // replica began: what it has put up for sale, or streams of its clients. Deals
 // and streams are numbered on from the time at which their process was born.
-func (d *Daemon) earlier(e *api.Envelope) bool {
-	before := func(n uint64) bool { return n < uint64(d.born.UnixMicro()) }
+func (d *Daemon) isForPredecessor(e *api.Envelope) bool {
+	before := func(n uint64) bool { return n < uint64(d.startedAt.UnixMicro()) }
 	switch b := e.Body.(type) {
 	case *api.Envelope_Market:
 		return b.Market.GetSeller() == string(d.id) && before(b.Market.GetNumber())

@@ -10,8 +10,8 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/abi"
 )
 
-// Measured is one kind's row of a benchmark.
-type Measured struct {
+// BenchResult is one kind's row of a benchmark.
+type BenchResult struct {
 	Kind   string  `json:"kind"`
 	Wasm   float64 `json:"wasm_ns"`      // per call: the frame written, the call made, the answer checked
 	Allocs float64 `json:"allocs"`       // per call, of the host
@@ -26,20 +26,20 @@ type Measured struct {
 	Memory uint32  `json:"memory_bytes"` // afterwards
 }
 
-// rounds alternate between the module and the native policy, so that what else
+// benchRounds alternate between the module and the native policy, so that what else
 // the machine does meets both.
-const rounds = 5
+const benchRounds = 5
 
 // Bench measures each kind that a module decides, for about the given time,
 // beside one of our own policies: the named one, or for "" the usual one of the
 // kind.
-func Bench(ctx context.Context, s *Subject, name string, each time.Duration) ([]Measured, error) {
-	var all []Measured
+func Bench(ctx context.Context, s *Subject, name string, each time.Duration) ([]BenchResult, error) {
+	var all []BenchResult
 	for _, k := range s.kinds() {
-		twin, ok := usual(k)
+		twin, ok := defaultBuiltin(k)
 		if name != "" {
 			var err error
-			if twin, err = named(name, s.kinds()); err != nil {
+			if twin, err = findBuiltin(name, s.kinds()); err != nil {
 				return nil, err
 			}
 			ok = slices.Contains(twin.kinds, k)
@@ -60,15 +60,15 @@ func Bench(ctx context.Context, s *Subject, name string, each time.Duration) ([]
 	return all, nil
 }
 
-func (s *Subject) bench(ctx context.Context, k abi.Kind, twin any, each time.Duration) (m Measured, err error) {
-	m = Measured{Kind: k.String(), Limit: s.Module.Limit(k).Fuel, Rounds: rounds}
+func (s *Subject) bench(ctx context.Context, k abi.Kind, twin any, each time.Duration) (m BenchResult, err error) {
+	m = BenchResult{Kind: k.String(), Limit: s.Module.Limit(k).Fuel, Rounds: benchRounds}
 	i, err := s.instance()
 	if err != nil {
 		return m, err
 	}
 	defer func() { err = errors.Join(err, i.Close()) }()
 	source := newRandom(1, k)
-	asked := make([]*question, 64)
+	asked := make([]*callArgs, 64)
 	var fuel []int64
 	for n := range asked {
 		asked[n] = source.typical(k)
@@ -82,23 +82,23 @@ func (s *Subject) bench(ctx context.Context, k abi.Kind, twin any, each time.Dur
 
 	small := source.sized(k, 0, 0)
 	var module, empty, beside, allocs []float64
-	part := each / (rounds * 5) // three fifths for the module, one for either other
-	for range rounds {
+	part := each / (benchRounds * 5) // three fifths for the module, one for either other
+	for range benchRounds {
 		if err := ctx.Err(); err != nil {
 			return m, err
 		}
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
-		ns, calls := timed(3*part, func(n int) { first(&err, asked[n%len(asked)].call(i, abi.Call{ID: uint64(n)})) })
+		ns, calls := timeCalls(3*part, func(n int) { keepFirst(&err, asked[n%len(asked)].call(i, abi.Call{ID: uint64(n)})) })
 		runtime.ReadMemStats(&after)
 		module, allocs, m.Calls = append(module, ns), append(allocs, float64(after.Mallocs-before.Mallocs)/float64(calls)), m.Calls+calls
-		ns, _ = timed(part, func(int) { first(&err, small.call(i, abi.Call{})) })
+		ns, _ = timeCalls(part, func(int) { keepFirst(&err, small.call(i, abi.Call{})) })
 		empty = append(empty, ns)
 		if err != nil {
 			return m, err
 		}
 		if twin != nil {
-			ns, _ = timed(part, func(n int) { asked[n%len(asked)].native(twin) })
+			ns, _ = timeCalls(part, func(n int) { asked[n%len(asked)].native(twin) })
 			beside = append(beside, ns)
 		}
 	}
@@ -107,15 +107,15 @@ func (s *Subject) bench(ctx context.Context, k abi.Kind, twin any, each time.Dur
 	return m, nil
 }
 
-// first keeps the first error.
-func first(kept *error, err error) {
+// keepFirst keeps the first error.
+func keepFirst(kept *error, err error) {
 	if *kept == nil {
 		*kept = err
 	}
 }
 
-// timed calls f for at least that long and returns nanoseconds per call.
-func timed(least time.Duration, f func(n int)) (ns float64, calls int) {
+// timeCalls calls f for at least that long and returns nanoseconds per call.
+func timeCalls(least time.Duration, f func(n int)) (ns float64, calls int) {
 	for n := 1; ; n *= 2 {
 		begin := time.Now()
 		for i := range n {

@@ -16,8 +16,8 @@ import (
 	"github.com/cascadeinfer/cascade/wasm"
 )
 
-// Built is a module that was built.
-type Built struct {
+// BuildResult is a module that was built.
+type BuildResult struct {
 	File     string `json:"file"`
 	Language string `json:"language"` // "go", "c" or "rego"
 	Compiler string `json:"compiler"` // its command; for Rego, OPA's version
@@ -35,11 +35,11 @@ type Built struct {
 // Nothing that is built is run, and nothing fetched: modules of Go that a policy needs
 // must have been downloaded before. It is compiled without a sandbox, though, so that
 // those who build what strangers wrote trust in the compilers.
-func Build(ctx context.Context, dir, out, compiler string) (Built, error) {
+func Build(ctx context.Context, dir, out, compiler string) (BuildResult, error) {
 	if out == "" {
 		var err error
-		if out, err = ModuleOf(dir); err != nil {
-			return Built{}, err
+		if out, err = ModulePath(dir); err != nil {
+			return BuildResult{}, err
 		}
 	}
 	if strings.HasSuffix(dir, regoExt) {
@@ -51,7 +51,7 @@ func Build(ctx context.Context, dir, out, compiler string) (Built, error) {
 	if rules, _ := filepath.Glob(filepath.Join(dir, "*"+regoExt)); len(goFiles)+len(cFiles) == 0 && len(rules) > 0 {
 		return buildRego(ctx, rules, out)
 	}
-	b := Built{File: out}
+	b := BuildResult{File: out}
 	temp, err := os.MkdirTemp("", "cascade-policy")
 	if err != nil {
 		return b, err
@@ -106,9 +106,9 @@ func Build(ctx context.Context, dir, out, compiler string) (Built, error) {
 	return b, WriteFile(out, code, 0o666)
 }
 
-// ModuleOf is where Build puts the module of a folder, or of a file of rules, when it is
+// ModulePath is where Build puts the module of a folder, or of a file of rules, when it is
 // not told: the folder's name with ".wasm", in it, or beside the file.
-func ModuleOf(dir string) (string, error) {
+func ModulePath(dir string) (string, error) {
 	if strings.HasSuffix(dir, regoExt) {
 		return strings.TrimSuffix(dir, regoExt) + ".wasm", nil
 	}
@@ -141,7 +141,7 @@ func findC(ctx context.Context, command string) ([]string, error) {
 		return append([]string{zig, "cc"}, target...), nil
 	}
 	program, _ := os.Executable() // without it there is no checkout
-	for _, python := range []string{wheel(program), "python3", "python"} {
+	for _, python := range []string{zigPython(program), "python3", "python"} {
 		if python == "" {
 			continue
 		}
@@ -165,10 +165,10 @@ sys.path[:] = [p for p in sys.path if p]
 import os, ziglang
 sys.stdout.write(os.path.join(os.path.abspath(os.path.dirname(ziglang.__file__)), "zig"))`
 
-// wheel is the Python that "make zig" has put into the checkout of Cascade that a program
+// zigPython is the Python that "make zig" has put into the checkout of Cascade that a program
 // lies in, or "".
-func wheel(program string) string {
-	root := above(filepath.Dir(program))
+func zigPython(program string) string {
+	root := findCheckout(filepath.Dir(program))
 	if root == "" {
 		return ""
 	}

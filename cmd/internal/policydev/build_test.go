@@ -46,10 +46,10 @@ func TestZigIsThePinnedOne(t *testing.T) {
 	python := filepath.Join(root, ".cache", "zig", "bin", "python")
 	write(t, filepath.Join(root, "go.mod"), "module "+modulePath+"\n")
 	write(t, python, "")
-	if got := wheel(filepath.Join(root, "bin", "cascade")); got != python {
+	if got := zigPython(filepath.Join(root, "bin", "cascade")); got != python {
 		t.Errorf("%q, want %s", got, python)
 	}
-	if got := wheel(filepath.Join(t.TempDir(), "cascade")); got != "" {
+	if got := zigPython(filepath.Join(t.TempDir(), "cascade")); got != "" {
 		t.Errorf("%q without a checkout", got)
 	}
 }

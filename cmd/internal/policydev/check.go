@@ -94,7 +94,7 @@ func Test(ctx context.Context, s *Subject, c TestConfig) (Report, error) {
 	kinds := s.kinds()
 	var twin *builtin
 	if c.Native != "" {
-		b, err := named(c.Native, kinds)
+		b, err := findBuiltin(c.Native, kinds)
 		if err != nil {
 			return r, err
 		}
@@ -132,10 +132,10 @@ type tester struct {
 	report  *Report
 }
 
-// skipped is the error of a check that does not apply.
-type skipped string
+// skipError is the error of a check that does not apply.
+type skipError string
 
-func (s skipped) Error() string { return string(s) }
+func (s skipError) Error() string { return string(s) }
 
 func (t *tester) check(name string, run func() (string, error)) {
 	c := Check{Kind: t.kind.String(), Name: name, Outcome: Passed}
@@ -143,7 +143,7 @@ func (t *tester) check(name string, run func() (string, error)) {
 		c.Kind = "all"
 	}
 	text, err := run()
-	var skip skipped
+	var skip skipError
 	switch {
 	case errors.As(err, &skip):
 		c.Outcome, text = Skipped, string(skip)
@@ -155,8 +155,8 @@ func (t *tester) check(name string, run func() (string, error)) {
 	t.report.Checks = append(t.report.Checks, c)
 }
 
-// with lends an instance.
-func (t *tester) with(use func(*host.Instance) error) error {
+// withInstance lends an instance.
+func (t *tester) withInstance(use func(*host.Instance) error) error {
 	i, err := t.subject.instance()
 	if err != nil {
 		return err
@@ -167,19 +167,19 @@ func (t *tester) with(use func(*host.Instance) error) error {
 // golden asks the vectors of wasm/abi, each as it is, as a later host might
 // write it, and with a flag that no guest knows.
 func (t *tester) golden() (string, error) {
-	vectors, err := golden(t.kind)
+	vectors, err := goldenVectors(t.kind)
 	if err != nil {
 		return "", err
 	}
 	names := slices.Sorted(maps.Keys(vectors))
-	err = t.with(func(i *host.Instance) error {
+	err = t.withInstance(func(i *host.Instance) error {
 		for _, name := range names {
 			var now, later host.Record
 			frame := vectors[name]
-			if err := i.Replay(frame, &now); err != nil && (valid(frame) || now.Cause.Fatal()) {
+			if err := i.Replay(frame, &now); err != nil && (requiresAnswer(frame) || now.Cause.Fatal()) {
 				return fmt.Errorf("vector %s: %w", name, err)
 			}
-			if err := i.Replay(newer(frame), &later); err != nil && now.Cause == 0 || later.Result != now.Result || string(later.Output) != string(now.Output) {
+			if err := i.Replay(extendHeader(frame), &later); err != nil && now.Cause == 0 || later.Result != now.Result || string(later.Output) != string(now.Output) {
 				return fmt.Errorf("vector %s: with eight bytes more in the header the answer differs: go by hdr_len and the offsets in it", name)
 			}
 			flagged := slices.Clone(frame)
@@ -194,11 +194,11 @@ func (t *tester) golden() (string, error) {
 		}
 		return nil
 	})
-	return counted(len(names), "vector") + ", also in a later host's layout", err
+	return plural(len(names), "vector") + ", also in a later host's layout", err
 }
 
-// valid reports whether a policy must have an answer to a frame.
-func valid(frame []byte) bool {
+// requiresAnswer reports whether a policy must have an answer to a frame.
+func requiresAnswer(frame []byte) bool {
 	if kindOf(frame) != abi.Partition {
 		return true
 	}
@@ -206,8 +206,8 @@ func valid(frame []byte) bool {
 	return abi.GetPartition(frame, &w) == abi.OK && w.Validate() == nil
 }
 
-// newer returns the frame with a longer header.
-func newer(frame []byte) []byte {
+// extendHeader returns the frame with a longer header.
+func extendHeader(frame []byte) []byte {
 	le := binary.LittleEndian
 	at := le.Uint16(frame[4:])
 	out := slices.Insert(slices.Clone(frame), int(at), 1, 2, 3, 4, 5, 6, 7, 8)
@@ -220,12 +220,12 @@ func newer(frame []byte) []byte {
 
 func (t *tester) equality(twin *builtin, frames []Frame) (string, error) {
 	if twin == nil {
-		return "", skipped("name a built-in policy with --native")
+		return "", skipError("name a built-in policy with --native")
 	}
 	if !slices.Contains(twin.kinds, t.kind) {
-		return "", skipped(twin.name + " does not decide this kind")
+		return "", skipError(twin.name + " does not decide this kind")
 	}
-	err := t.with(func(i *host.Instance) error {
+	err := t.withInstance(func(i *host.Instance) error {
 		var got, want host.Record
 		for n, f := range frames {
 			if err := t.ctx.Err(); err != nil {
@@ -238,19 +238,19 @@ func (t *tester) equality(twin *builtin, frames []Frame) (string, error) {
 				return fmt.Errorf("random frame %d: %w", n, err)
 			}
 			if !calllog.Same(&got, &want) {
-				return fmt.Errorf("random frame %d: %s; %s decides: %s", n, decision(&got), twin.name, decision(&want))
+				return fmt.Errorf("random frame %d: %s; %s decides: %s", n, describeDecision(&got), twin.name, describeDecision(&want))
 			}
 		}
 		return nil
 	})
-	return fmt.Sprintf("%s, decided as %s does", counted(len(frames), "random frame"), twin.name), err
+	return fmt.Sprintf("%s, decided as %s does", plural(len(frames), "random frame"), twin.name), err
 }
 
 // fuel says what random frames cost.
 func (t *tester) fuel(frames []Frame) (string, error) {
 	limit := t.subject.Module.Limit(t.kind).Fuel
 	var used []int64
-	err := t.with(func(i *host.Instance) error {
+	err := t.withInstance(func(i *host.Instance) error {
 		var r host.Record
 		for n, f := range frames {
 			if err := t.ctx.Err(); err != nil {
@@ -271,9 +271,9 @@ func (t *tester) fuel(frames []Frame) (string, error) {
 	return fmt.Sprintf("p50 %d, p99 %d, most %d ticks: %.1f %% of the limit, %d", quantile(used, 50), quantile(used, 99), most, 100*float64(most)/float64(limit), limit), nil
 }
 
-// patience is how many times as many calls as configured the leak test makes for
+// leakFactor is how many times as many calls as configured the leak test makes for
 // a module whose memory still grows.
-const patience = 8
+const leakFactor = 8
 
 // leaks calls often. Memory may grow at first, until what a guest allocates is
 // found free again; a module passes when it then serves as many calls as before
@@ -281,11 +281,11 @@ const patience = 8
 func (t *tester) leaks() (text string, err error) {
 	calls := t.config.calls(t.kind)
 	source := newRandom(t.config.Seed, t.kind)
-	var asked [64]*question
+	var asked [64]*callArgs
 	for n := range asked {
 		asked[n] = source.typical(t.kind)
 	}
-	err = t.with(func(i *host.Instance) error {
+	err = t.withInstance(func(i *host.Instance) error {
 		_, first := i.Memory()
 		half := first
 		for n := 0; ; n++ {
@@ -297,15 +297,15 @@ func (t *tester) leaks() (text string, err error) {
 			case n == (calls+1)/2:
 				half = now
 			case n == calls && now == half:
-				text = fmt.Sprintf("%d calls, memory %s at first, %s at the end", calls, size(first), size(now))
+				text = fmt.Sprintf("%d calls, memory %s at first, %s at the end", calls, formatSize(first), formatSize(now))
 				return nil
-			case n == calls && calls >= patience*t.config.calls(t.kind):
-				return fmt.Errorf("memory was %s at first, %s after half of %d calls, %s at the end: something is kept from call to call", size(first), size(half), calls, size(now))
+			case n == calls && calls >= leakFactor*t.config.calls(t.kind):
+				return fmt.Errorf("memory was %s at first, %s after half of %d calls, %s at the end: something is kept from call to call", formatSize(first), formatSize(half), calls, formatSize(now))
 			case n == calls:
 				half, calls = now, 2*calls
 			}
 			if err := asked[n%len(asked)].call(i, abi.Call{ID: uint64(n), Seed: uint64(n)}); err != nil {
-				return fmt.Errorf("call %d, with memory %s, %s at first: %w", n, size(now), size(first), err)
+				return fmt.Errorf("call %d, with memory %s, %s at first: %w", n, formatSize(now), formatSize(first), err)
 			}
 		}
 	})
@@ -314,24 +314,24 @@ func (t *tester) leaks() (text string, err error) {
 
 // replay has two instances answer the same frames.
 func (t *tester) replay(frames []Frame) (string, error) {
-	a, err := Play(t.ctx, t.subject, frames)
+	a, err := Replay(t.ctx, t.subject, frames)
 	if err != nil {
 		return "", err
 	}
-	b, err := Play(t.ctx, t.subject, frames)
+	b, err := Replay(t.ctx, t.subject, frames)
 	if err != nil {
 		return "", err
 	}
 	for n := range a.Records {
 		if !a.Records[n].Equal(&b.Records[n]) {
 			return "", fmt.Errorf("frame %d: one instance says %s after %d ticks, the other %s after %d: a policy may depend on nothing but its call",
-				n, decision(&a.Records[n]), a.Records[n].Fuel, decision(&b.Records[n]), b.Records[n].Fuel)
+				n, describeDecision(&a.Records[n]), a.Records[n].Fuel, describeDecision(&b.Records[n]), b.Records[n].Fuel)
 		}
 	}
 	if a.Memory != b.Memory {
 		return "", errors.New("two instances have different memories after the same calls")
 	}
-	return fmt.Sprintf("%s twice: equal results, fuel and memory (%s)", counted(len(frames), "frame"), a.Memory[:12]), nil
+	return fmt.Sprintf("%s twice: equal results, fuel and memory (%s)", plural(len(frames), "frame"), a.Memory[:12]), nil
 }
 
 // recorded replays frames of a file, and compares with the answers in it.
@@ -343,12 +343,12 @@ func (t *tester) recorded(all []Frame) (string, error) {
 		}
 	}
 	if len(frames) == 0 {
-		return "", skipped(fmt.Sprintf("none of %d frames is of a kind that the module decides", len(all)))
+		return "", skipError(fmt.Sprintf("none of %d frames is of a kind that the module decides", len(all)))
 	}
 	if text, err := t.replay(frames); err != nil {
 		return text, err
 	}
-	played, err := Play(t.ctx, t.subject, frames)
+	played, err := Replay(t.ctx, t.subject, frames)
 	if err != nil {
 		return "", err
 	}
@@ -363,13 +363,13 @@ func (t *tester) recorded(all []Frame) (string, error) {
 		}
 		known++
 		if !calllog.Same(got, f.Answer) {
-			return "", fmt.Errorf("frame %d: %s; in the file: %s (\"cascade policy replay -o\" writes the new answers)", n, decision(got), decision(f.Answer))
+			return "", fmt.Errorf("frame %d: %s; in the file: %s (\"cascade policy replay -o\" writes the new answers)", n, describeDecision(got), describeDecision(f.Answer))
 		}
 		if f.Fuel && f.Answer.Module == t.subject.Module.SHA256() && got.Fuel != f.Answer.Fuel {
 			return "", fmt.Errorf("frame %d: %d ticks; in the file, of the same module: %d", n, got.Fuel, f.Answer.Fuel)
 		}
 	}
-	return fmt.Sprintf("%s, %d with a known answer; memory %s", counted(len(frames), "frame"), known, played.Memory[:12]), nil
+	return fmt.Sprintf("%s, %d with a known answer; memory %s", plural(len(frames), "frame"), known, played.Memory[:12]), nil
 }
 
 // quantile is of a sorted, not empty list.
@@ -377,16 +377,16 @@ func quantile(sorted []int64, percent int) int64 {
 	return sorted[min(len(sorted)-1, len(sorted)*percent/100)]
 }
 
-// counted is a number of things.
-func counted(n int, thing string) string {
+// plural is a number of things.
+func plural(n int, thing string) string {
 	if n != 1 {
 		thing += "s"
 	}
 	return fmt.Sprintf("%d %s", n, thing)
 }
 
-// size prints bytes of memory, which comes in pages.
-func size(bytes uint32) string {
+// formatSize prints bytes of memory, which comes in pages.
+func formatSize(bytes uint32) string {
 	if bytes < 1<<20 {
 		return fmt.Sprintf("%d KiB", bytes>>10)
 	}

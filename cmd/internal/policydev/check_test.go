@@ -92,13 +92,13 @@ func TestGoodModule(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	played, err := Play(context.Background(), s, frames)
+	played, err := Replay(context.Background(), s, frames)
 	if err != nil {
 		t.Fatal(err)
 	}
 	frames = calllog.Of(played.Records)
 	golden, n, err := Expect(context.Background(), s, frames, 1)
-	if err != nil || n != mostExpected || calllog.Deflated(golden) > mostDeflated {
+	if err != nil || n != maxExpected || calllog.Deflated(golden) > maxDeflated {
 		t.Fatalf("%d answers, %v", n, err)
 	}
 	r, err := Test(context.Background(), s, TestConfig{Native: "bid-least-load", Calls: 1000, Random: 50, Frames: frames, Golden: golden})
@@ -131,7 +131,7 @@ func TestGoodModule(t *testing.T) {
 		t.Errorf("%+v, %v", all, err)
 	}
 	// Faults end no replay: the next instance goes on.
-	played, err = Play(context.Background(), subject(t, hosttest.LeastLoad(hosttest.OneIn(2, hosttest.Unreachable))), frames)
+	played, err = Replay(context.Background(), subject(t, hosttest.LeastLoad(hosttest.OneIn(2, hosttest.Unreachable))), frames)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -149,20 +149,20 @@ func TestBuiltinsAnswer(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		b, ok := usual(k)
+		b, ok := defaultBuiltin(k)
 		if ok == (k == abi.Guard) {
 			t.Errorf("%v: a built-in policy: %v", k, ok)
 		}
 		if !ok {
 			continue
 		}
-		played, err := PlayNative(context.Background(), b.name, frames)
+		played, err := ReplayNative(context.Background(), b.name, frames)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for n := range frames {
 			if played.Records[n].Cause != 0 {
-				t.Fatalf("%s, frame %d: %s", b.name, n, decision(&played.Records[n]))
+				t.Fatalf("%s, frame %d: %s", b.name, n, describeDecision(&played.Records[n]))
 			}
 			frames[n].Answer = &played.Records[n]
 		}
@@ -184,20 +184,20 @@ func TestBuiltinsAnswer(t *testing.T) {
 // host's frame.
 func TestNewerFrames(t *testing.T) {
 	for _, k := range deciding() {
-		vectors, err := golden(k)
+		vectors, err := goldenVectors(k)
 		if err != nil || len(vectors) == 0 {
 			t.Fatalf("%v: %d vectors, %v", k, len(vectors), err)
 		}
-		b, ok := usual(k)
+		b, ok := defaultBuiltin(k)
 		if !ok {
 			continue
 		}
 		for name, frame := range vectors {
 			var now, later host.Record
 			_ = native{b}.Replay(frame, &now) // one vector has no valid words
-			_ = native{b}.Replay(newer(frame), &later)
+			_ = native{b}.Replay(extendHeader(frame), &later)
 			if !calllog.Same(&now, &later) {
-				t.Errorf("%s: %s, later %s", name, decision(&now), decision(&later))
+				t.Errorf("%s: %s, later %s", name, describeDecision(&now), describeDecision(&later))
 			}
 		}
 	}

@@ -11,20 +11,20 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/host"
 )
 
-// decision says in a few words what a record decided.
-func decision(r *host.Record) string {
+// describeDecision says in a few words what a record decided.
+func describeDecision(r *host.Record) string {
 	if r.Cause != 0 {
 		return r.Cause.String()
 	}
-	text, err := decided(r, answered(r))
+	text, err := describeAnswer(r, frameWithOutput(r))
 	if err != nil {
 		return err.Error()
 	}
 	return text
 }
 
-// answered is the frame with the output in it.
-func answered(r *host.Record) []byte {
+// frameWithOutput is the frame with the output in it.
+func frameWithOutput(r *host.Record) []byte {
 	frame := slices.Clone(r.Frame)
 	if at := binary.LittleEndian.Uint32(frame[56:]); uint64(at)+uint64(len(r.Output)) <= uint64(len(frame)) {
 		copy(frame[at:], r.Output)
@@ -32,7 +32,7 @@ func answered(r *host.Record) []byte {
 	return frame
 }
 
-func decided(r *host.Record, frame []byte) (string, error) {
+func describeAnswer(r *host.Record, frame []byte) (string, error) {
 	var s abi.Status
 	switch r.Kind {
 	case abi.Select:

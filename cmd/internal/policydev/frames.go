@@ -29,8 +29,8 @@ func LoadFrames(path string) ([]Frame, error) {
 	return all, nil
 }
 
-// golden returns the golden vectors of a kind, by name.
-func golden(k abi.Kind) (map[string][]byte, error) {
+// goldenVectors returns the golden vectors of a kind, by name.
+func goldenVectors(k abi.Kind) (map[string][]byte, error) {
 	names, err := fs.Glob(wasm.Vectors, "abi/testdata/*.hex")
 	if err != nil {
 		return nil, err

@@ -16,7 +16,7 @@ func FuzzReadFrames(f *testing.F) {
 		if err != nil {
 			f.Fatal(err)
 		}
-		if b, ok := usual(k); ok {
+		if b, ok := defaultBuiltin(k); ok {
 			for n := range frames {
 				r := Recorded(frames)[n]
 				if err := (native{b}).Replay(frames[n].Frame, &r); err != nil {
@@ -49,7 +49,7 @@ func FuzzReadFrames(f *testing.F) {
 			t.Errorf("%+v", c)
 		}
 		for n := range a {
-			if a[n].Frame != nil && !reflect.DeepEqual(decision(&a[n]), decision(&b[n])) {
+			if a[n].Frame != nil && !reflect.DeepEqual(describeDecision(&a[n]), describeDecision(&b[n])) {
 				t.Errorf("frame %d", n)
 			}
 		}

@@ -19,11 +19,11 @@ import (
 const GoldenSuffix = ".golden"
 
 const (
-	// mostExpected is how many calls of each kind are expected, at most.
-	mostExpected = 12
-	// mostDeflated is what they may take of a signature file, in bytes before
+	// maxExpected is how many calls of each kind are expected, at most.
+	maxExpected = 12
+	// maxDeflated is what they may take of a signature file, in bytes before
 	// base64: there is to be room for a statement and sixteen signatures.
-	mostDeflated = (sign.MaxFile - 6<<10) / 4 * 3
+	maxDeflated = (sign.MaxFile - 6<<10) / 4 * 3
 )
 
 // Expect writes down what a module answers, and for which fuel: to the smallest
@@ -32,9 +32,9 @@ const (
 func Expect(ctx context.Context, s *Subject, recorded []Frame, seed uint64) ([]byte, int, error) {
 	pools := make(map[abi.Kind][]Frame)
 	for _, k := range s.kinds() {
-		pool, err := expectable(k, recorded, seed)
+		pool, err := expectedCalls(k, recorded, seed)
 		if err == nil {
-			pool, err = calllog.Answer(ctx, s.instance, pool[:min(len(pool), mostExpected)])
+			pool, err = calllog.Answer(ctx, s.instance, pool[:min(len(pool), maxExpected)])
 		}
 		if err != nil {
 			return nil, 0, err
@@ -44,7 +44,7 @@ func Expect(ctx context.Context, s *Subject, recorded []Frame, seed uint64) ([]b
 		}
 		pools[k] = pool
 	}
-	for most := mostExpected; most > 0; most-- {
+	for most := maxExpected; most > 0; most-- {
 		var all []Frame
 		for _, k := range s.kinds() { // the first ones stand as they are without the last
 			all = append(all, pools[k][:min(len(pools[k]), most)]...)
@@ -53,16 +53,16 @@ func Expect(ctx context.Context, s *Subject, recorded []Frame, seed uint64) ([]b
 		if err := calllog.Write(&text, all); err != nil {
 			return nil, 0, err
 		}
-		if text.Len() <= sign.MaxGolden && calllog.Deflated(text.Bytes()) <= mostDeflated {
+		if text.Len() <= sign.MaxGolden && calllog.Deflated(text.Bytes()) <= maxDeflated {
 			return text.Bytes(), len(all), nil
 		}
 	}
-	return nil, 0, fmt.Errorf("%s: one call of each kind is more than the %d bytes that a signature file has room for: record smaller ones, and name them with --frames", s.Path, mostDeflated)
+	return nil, 0, fmt.Errorf("%s: one call of each kind is more than the %d bytes that a signature file has room for: record smaller ones, and name them with --frames", s.Path, maxDeflated)
 }
 
-// expectable are calls of a kind that a module might be expected to answer, the
+// expectedCalls are calls of a kind that a module might be expected to answer, the
 // smallest first.
-func expectable(k abi.Kind, recorded []Frame, seed uint64) ([]Frame, error) {
+func expectedCalls(k abi.Kind, recorded []Frame, seed uint64) ([]Frame, error) {
 	var pool []Frame
 	add := func(frame []byte) {
 		if kindOf(frame) == k && !slices.ContainsFunc(pool, func(o Frame) bool { return bytes.Equal(o.Frame, frame) }) {
@@ -72,16 +72,16 @@ func expectable(k abi.Kind, recorded []Frame, seed uint64) ([]Frame, error) {
 	for _, f := range recorded {
 		add(f.Frame)
 	}
-	vectors, err := golden(k)
+	vectors, err := goldenVectors(k)
 	if err != nil {
 		return nil, err
 	}
 	for _, name := range slices.Sorted(maps.Keys(vectors)) {
-		if valid(vectors[name]) {
+		if requiresAnswer(vectors[name]) {
 			add(vectors[name])
 		}
 	}
-	random, err := randomFrames(seed, k, 4*mostExpected)
+	random, err := randomFrames(seed, k, 4*maxExpected)
 	for _, f := range random {
 		add(f.Frame)
 	}
@@ -104,7 +104,7 @@ func ReadGolden(path string) ([]byte, error) {
 // expected has a new instance answer what the module is expected to.
 func (t *tester) expected() (string, error) {
 	if len(t.config.Golden) == 0 {
-		return "", skipped("--update writes down what it answers now")
+		return "", skipError("--update writes down what it answers now")
 	}
 	all, err := calllog.Golden(t.config.Golden, t.subject.Module.SHA256())
 	n := 0
@@ -114,10 +114,10 @@ func (t *tester) expected() (string, error) {
 		}
 	}
 	if err == nil {
-		err = t.with(func(i *host.Instance) error { return calllog.Check(t.ctx, i, t.kind, all) })
+		err = t.withInstance(func(i *host.Instance) error { return calllog.Check(t.ctx, i, t.kind, all) })
 	}
 	if err != nil {
 		err = fmt.Errorf("%w: if that is meant, --update writes down what it answers now", err)
 	}
-	return fmt.Sprintf("%s as they were written down, fuel included", counted(n, "answer")), err
+	return fmt.Sprintf("%s as they were written down, fuel included", plural(n, "answer")), err
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/meter"
 )
 
-// Inspected is what a host thinks of a module.
-type Inspected struct {
+// Inspection is what a host thinks of a module.
+type Inspection struct {
 	File    string      `json:"file"`
 	SHA256  string      `json:"sha256"`
 	Bytes   int         `json:"bytes"`
@@ -45,13 +45,13 @@ type KindLimit struct {
 // Inspect reads a module, meters it, compiles it and makes an instance. A module
 // that a host would refuse is no error: Refused says why. What is found depends on
 // how far it came.
-func Inspect(ctx context.Context, path string) (Inspected, error) {
+func Inspect(ctx context.Context, path string) (Inspection, error) {
 	code, err := ReadModule(path)
 	if err != nil {
-		return Inspected{}, err
+		return Inspection{}, err
 	}
 	sum := sha256.Sum256(code)
-	in := Inspected{File: path, SHA256: hex.EncodeToString(sum[:]), Bytes: len(code), MeterVersion: meter.Version, ABI: abi.Name,
+	in := Inspection{File: path, SHA256: hex.EncodeToString(sum[:]), Bytes: len(code), MeterVersion: meter.Version, ABI: abi.Name,
 		Kinds: []KindLimit{}, Imports: []string{}, Exports: []string{}}
 	metered, report, err := instrument(code, &in)
 	in.describe(report)
@@ -60,7 +60,7 @@ func Inspect(ctx context.Context, path string) (Inspected, error) {
 		in.Refused = err.Error()
 		return in, nil
 	}
-	m, err := host.Load(ctx, host.Config{Cache: cache()}, code)
+	m, err := host.Load(ctx, host.Config{Cache: cacheDir()}, code)
 	if err != nil {
 		in.Refused = err.Error()
 		return in, ctx.Err()
@@ -81,7 +81,7 @@ func Inspect(ctx context.Context, path string) (Inspected, error) {
 }
 
 // instrument meters a module as a host does.
-func instrument(code []byte, in *Inspected) ([]byte, meter.Report, error) {
+func instrument(code []byte, in *Inspection) ([]byte, meter.Report, error) {
 	if !opa.Is(code) {
 		return meter.Instrument(code, meter.Config{})
 	}
@@ -97,7 +97,7 @@ func instrument(code []byte, in *Inspected) ([]byte, meter.Report, error) {
 	return meter.Instrument(code, c)
 }
 
-func (in *Inspected) describe(r meter.Report) {
+func (in *Inspection) describe(r meter.Report) {
 	in.Imports = in.Imports[:0]
 	for _, i := range r.Imports {
 		in.Imports = append(in.Imports, i.String())

@@ -17,8 +17,8 @@ import (
 	wasm "github.com/cascadeinfer/cascade/wasm/policy"
 )
 
-// market is both policies of the bids.
-type market struct {
+// marketPolicies is both policies of the bids.
+type marketPolicies struct {
 	policies.Quoter
 	policies.Selector
 }
@@ -38,8 +38,8 @@ func builtins() []builtin {
 		{"partition-paper", []abi.Kind{abi.Partition}, partition.TwoPhase{Model: partition.Snapshot}},
 		{"refine-weighted", []abi.Kind{abi.Refine}, refine.Weighted{}},
 		{"refine-paper", []abi.Kind{abi.Refine}, refine.Paper{}},
-		{"bid-least-load", []abi.Kind{abi.Quote, abi.Select}, market{bidask.Backlog{}, bidask.LeastLoad{}}},
-		{"bid-paper", []abi.Kind{abi.Quote, abi.Select}, market{bidask.Backlog{}, bidask.Paper{}}},
+		{"bid-least-load", []abi.Kind{abi.Quote, abi.Select}, marketPolicies{bidask.Backlog{}, bidask.LeastLoad{}}},
+		{"bid-paper", []abi.Kind{abi.Quote, abi.Select}, marketPolicies{bidask.Backlog{}, bidask.Paper{}}},
 		{"outlier", []abi.Kind{abi.Outlier}, outlier.Detector{}},
 		{"place", []abi.Kind{abi.Place}, place.Policy{}},
 	}
@@ -54,9 +54,9 @@ func Builtins() []string {
 	return names
 }
 
-// named finds one of our own policies that decides one of the kinds, by its name
+// findBuiltin finds one of our own policies that decides one of the kinds, by its name
 // or, where that is clear, by what follows the kind in it.
-func named(name string, kinds []abi.Kind) (builtin, error) {
+func findBuiltin(name string, kinds []abi.Kind) (builtin, error) {
 	var found []builtin
 	for _, b := range builtins() {
 		if !slices.ContainsFunc(b.kinds, func(k abi.Kind) bool { return slices.Contains(kinds, k) }) {
@@ -72,11 +72,11 @@ func named(name string, kinds []abi.Kind) (builtin, error) {
 	if len(found) == 1 {
 		return found[0], nil
 	}
-	return builtin{}, fmt.Errorf("no built-in policy %q decides %s: use one of %s", name, list(kinds), strings.Join(Builtins(), ", "))
+	return builtin{}, fmt.Errorf("no built-in policy %q decides %s: use one of %s", name, joinKinds(kinds), strings.Join(Builtins(), ", "))
 }
 
-// usual is the fleet's own policy of a kind, if there is one.
-func usual(k abi.Kind) (builtin, bool) {
+// defaultBuiltin is the fleet's own policy of a kind, if there is one.
+func defaultBuiltin(k abi.Kind) (builtin, bool) {
 	for _, b := range builtins() {
 		if slices.Contains(b.kinds, k) {
 			return b, true
@@ -97,10 +97,10 @@ type Decider interface {
 type native struct{ builtin }
 
 // Replay implements Decider.
-func (n native) Replay(frame []byte, r *host.Record) error { return n.of().Answer(frame, r) }
+func (n native) Replay(frame []byte, r *host.Record) error { return n.native().Answer(frame, r) }
 
-// of are its kinds' policies.
-func (b builtin) of() (n wasm.Native) {
+// native are its kinds' policies.
+func (b builtin) native() (n wasm.Native) {
 	for _, k := range b.kinds {
 		switch k {
 		case abi.Partition:
@@ -123,8 +123,8 @@ func (b builtin) of() (n wasm.Native) {
 // kindOf is the kind of a frame, abi.Kinds for what is none.
 func kindOf(frame []byte) abi.Kind { return calllog.KindOf(frame) }
 
-// list names kinds.
-func list(kinds []abi.Kind) string {
+// joinKinds names kinds.
+func joinKinds(kinds []abi.Kind) string {
 	var names []string
 	for _, k := range kinds {
 		names = append(names, k.String())

@@ -19,8 +19,8 @@ const regoExt = ".rego"
 
 // buildRego compiles rules to a module; those for "opa test" are left out. Errors
 // name files as given.
-func buildRego(ctx context.Context, paths []string, out string) (Built, error) {
-	b := Built{File: out, Language: "rego", Compiler: "opa " + version.Version}
+func buildRego(ctx context.Context, paths []string, out string) (BuildResult, error) {
+	b := BuildResult{File: out, Language: "rego", Compiler: "opa " + version.Version}
 	files, size := map[string]string{}, int64(0)
 	for _, path := range paths {
 		if strings.HasSuffix(path, "_test"+regoExt) {

@@ -49,7 +49,7 @@ func TestDefaultGates(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			m, err := host.Load(t.Context(), host.Config{Cache: cache()}, code)
+			m, err := host.Load(t.Context(), host.Config{Cache: cacheDir()}, code)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -160,7 +160,7 @@ func newTrial(t *testing.T, f signedFleet, k abi.Kind, questions [][]byte) *tria
 	r := &trial{T: t, kind: k, fleet: f, questions: questions}
 	r.now.Store(time.Now().UnixMicro())
 	if r.set, err = slothost.New(slothost.Config{
-		Kinds: []abi.Kind{k}, Native: f.Native(migrator.Config{}), Ring: p.Ring, Limits: p.Limits, Gates: p.Gates, Cache: cache(), Every: p.Every,
+		Kinds: []abi.Kind{k}, Native: f.NativePolicies(migrator.Config{}), Ring: p.Ring, Limits: p.Limits, Gates: p.Gates, Cache: cacheDir(), Every: p.RecordEvery,
 		Tick: time.Millisecond, Instances: 1, Now: func() time.Time { return time.UnixMicro(r.now.Load()) },
 	}); err != nil {
 		t.Fatal(err)

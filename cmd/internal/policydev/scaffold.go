@@ -23,9 +23,9 @@ import (
 //go:embed scaffold
 var scaffold embed.FS
 
-// begun is a kind of policy as an author names it: which calls it decides, by the
+// newKinds is a kind of policy as an author names it: which calls it decides, by the
 // guest packages of what names.
-var begun = map[string]map[string]string{
+var newKinds = map[string]map[string]string{
 	"refine":    {"refine": "refine"},
 	"bid":       {"bid-quote": "bidquote", "bid-select": "bidselect"},
 	"outlier":   {"outlier": "outlier"},
@@ -35,7 +35,7 @@ var begun = map[string]map[string]string{
 }
 
 // NewKinds lists what New can begin.
-func NewKinds() []string { return slices.Sorted(maps.Keys(begun)) }
+func NewKinds() []string { return slices.Sorted(maps.Keys(newKinds)) }
 
 // The languages that New knows.
 const (
@@ -44,8 +44,8 @@ const (
 	LangRego = "rego"
 )
 
-// NewLangs lists in what New can begin it.
-func NewLangs() []string { return []string{langGo, langC, LangRego} }
+// NewLanguages lists in what New can begin it.
+func NewLanguages() []string { return []string{langGo, langC, LangRego} }
 
 const (
 	modulePath = "github.com/cascadeinfer/cascade"
@@ -65,8 +65,8 @@ type NewConfig struct {
 	Sources string
 }
 
-// Begun is what New wrote.
-type Begun struct {
+// NewResult is what New wrote.
+type NewResult struct {
 	Dir     string   `json:"dir"`
 	Name    string   `json:"name"`
 	Kind    string   `json:"kind"`
@@ -79,16 +79,16 @@ var goodName = regexp.MustCompile(`^[a-z0-9][a-z0-9_.-]{0,63}$`)
 
 // New writes a policy that can be built and tested at once, into a folder that
 // must not exist, or be empty.
-func New(c NewConfig) (Begun, error) {
-	b := Begun{Dir: c.Dir, Name: filepath.Base(c.Dir), Kind: c.Kind, Lang: c.Lang}
-	decide, ok := begun[c.Kind]
+func New(c NewConfig) (NewResult, error) {
+	b := NewResult{Dir: c.Dir, Name: filepath.Base(c.Dir), Kind: c.Kind, Lang: c.Lang}
+	decide, ok := newKinds[c.Kind]
 	switch {
 	case !goodName.MatchString(b.Name):
 		return b, fmt.Errorf("name %q: use up to 64 of a–z, 0–9, \"-\", \"_\" and \".\", the first a letter or digit", b.Name)
 	case !ok:
 		return b, fmt.Errorf("kind %q: use %s", c.Kind, strings.Join(NewKinds(), ", "))
-	case !slices.Contains(NewLangs(), c.Lang):
-		return b, fmt.Errorf("language %q: use %s", c.Lang, strings.Join(NewLangs(), ", "))
+	case !slices.Contains(NewLanguages(), c.Lang):
+		return b, fmt.Errorf("language %q: use %s", c.Lang, strings.Join(NewLanguages(), ", "))
 	case c.Lang == LangRego && c.Kind != abi.Guard.String():
 		return b, fmt.Errorf("kind %q: rules in Rego judge plans: they are of kind %s", c.Kind, abi.Guard)
 	}
@@ -97,13 +97,13 @@ func New(c NewConfig) (Begun, error) {
 	} else if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return b, err
 	}
-	v := view{Name: b.Name, Kind: c.Kind, Lang: c.Lang, Go: goVersion, Decide: decide, Packages: slices.Sorted(maps.Values(decide)), Builtin: b.Name + "-1.wasm"}
+	v := templateData{Name: b.Name, Kind: c.Kind, Lang: c.Lang, Go: goVersion, Decide: decide, Packages: slices.Sorted(maps.Values(decide)), Builtin: b.Name + "-1.wasm"}
 	var frames []Frame
 	for k := range abi.Kinds {
 		if decide[k.String()] == "" {
 			continue
 		}
-		if own, ok := usual(k); ok {
+		if own, ok := defaultBuiltin(k); ok {
 			v.Builtin = own.name
 		}
 		random, err := randomFrames(1, k, newFrames)
@@ -121,7 +121,7 @@ func New(c NewConfig) (Begun, error) {
 	templates := map[string]string{"README.md": "go/README.md.tmpl"}
 	switch c.Lang {
 	case langGo:
-		if err := v.against(&b, c); err != nil {
+		if err := v.resolveSources(&b, c); err != nil {
 			return b, err
 		}
 		test, err := scaffold.ReadFile("scaffold/go/" + c.Kind + "_test.go.tmpl")
@@ -157,8 +157,8 @@ func New(c NewConfig) (Begun, error) {
 	return b, nil
 }
 
-// view is what the templates see.
-type view struct {
+// templateData is what the templates see.
+type templateData struct {
 	Name, Kind, Lang string
 	Decide           map[string]string // kind: guest package
 	Packages         []string
@@ -168,7 +168,7 @@ type view struct {
 	Version, Replace string
 }
 
-func (v *view) render(from string) ([]byte, error) {
+func (v *templateData) render(from string) ([]byte, error) {
 	t, err := template.ParseFS(scaffold, "scaffold/"+from)
 	if err != nil {
 		return nil, err
@@ -183,9 +183,9 @@ func (v *view) render(from string) ([]byte, error) {
 	return w.Bytes(), nil
 }
 
-// against finds out what a Go policy is built against. Inside of a checkout the
+// resolveSources finds out what a Go policy is built against. Inside of a checkout the
 // way there is relative, so that both can be moved together.
-func (v *view) against(b *Begun, c NewConfig) error {
+func (v *templateData) resolveSources(b *NewResult, c NewConfig) error {
 	dir, err := filepath.Abs(c.Dir)
 	if err != nil {
 		return err
@@ -202,7 +202,7 @@ func (v *view) against(b *Begun, c NewConfig) error {
 		b.Sources, v.Replace = root, root
 		return nil
 	}
-	if root := above(dir); root != "" {
+	if root := findCheckout(dir); root != "" {
 		if v.Replace, err = filepath.Rel(dir, root); err != nil {
 			return err
 		}
@@ -212,23 +212,23 @@ func (v *view) against(b *Begun, c NewConfig) error {
 	here, _ := os.Getwd()         // where there is none,
 	program, _ := os.Executable() // there is no checkout either
 	for _, at := range []string{here, filepath.Dir(program)} {
-		if root := above(at); root != "" {
+		if root := findCheckout(at); root != "" {
 			b.Sources, v.Replace = root, root
 			return nil
 		}
 	}
-	if info, ok := debug.ReadBuildInfo(); ok && released.MatchString(info.Main.Version) {
+	if info, ok := debug.ReadBuildInfo(); ok && releasedVersion.MatchString(info.Main.Version) {
 		b.Sources, v.Version = info.Main.Version, info.Main.Version
 		return nil
 	}
 	return errors.New("what shall the policy be built against? This program is no published version: name a checkout of Cascade with --cascade DIR")
 }
 
-// released is a version that others can fetch.
-var released = regexp.MustCompile(`^v[0-9]+\.[0-9]+\.[0-9]+(-rc\.?[0-9]+)?$`)
+// releasedVersion is a version that others can fetch.
+var releasedVersion = regexp.MustCompile(`^v[0-9]+\.[0-9]+\.[0-9]+(-rc\.?[0-9]+)?$`)
 
-// above returns the checkout that a folder lies in, or "".
-func above(dir string) string {
+// findCheckout returns the checkout that a folder lies in, or "".
+func findCheckout(dir string) string {
 	if dir == "" || dir == "." {
 		return ""
 	}

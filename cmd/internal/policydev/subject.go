@@ -30,7 +30,7 @@ func Open(ctx context.Context, path string, configuration []byte) (*Subject, err
 	if err != nil {
 		return nil, err
 	}
-	m, err := host.Load(ctx, host.Config{Cache: cache()}, code)
+	m, err := host.Load(ctx, host.Config{Cache: cacheDir()}, code)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
@@ -84,8 +84,8 @@ func ReadModule(path string) ([]byte, error) {
 	return code, nil
 }
 
-// cache is the user's folder for machine code, "" where there is none.
-func cache() string {
+// cacheDir is the user's folder for machine code, "" where there is none.
+func cacheDir() string {
 	dir, err := os.UserCacheDir()
 	if err != nil {
 		return ""

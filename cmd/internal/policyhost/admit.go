@@ -42,7 +42,7 @@ func (a *Admission) Admit(ctx context.Context, p control.Push) (control.Admitted
 	if !ok {
 		return control.Admitted{}, fmt.Errorf("%.40q decides nothing", p.Slot)
 	}
-	if why := a.policies.Idle[k]; why != "" {
+	if why := a.policies.UnusedReason[k]; why != "" {
 		return control.Admitted{}, fmt.Errorf("nothing would ask it: %s", why)
 	}
 	file, err := sign.Decode(p.Signature)

@@ -27,7 +27,7 @@ type ControlConfig struct {
 	// decide.
 	Set *slothost.Set
 	// Site are the site's rules; none where it has no files.
-	Site wiring.Site
+	Site wiring.RegoRules
 	// Now is the time that the rules see. Nil means time.Now.
 	Now func() time.Time
 	// Logger tells of proposals that were not taken; nil discards.

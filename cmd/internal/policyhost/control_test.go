@@ -35,7 +35,7 @@ func plan(epoch policies.Epoch, stages ...string) policies.Plan {
 
 // TestSiteRules: plans meet the invariants, then the site's rules.
 func TestSiteRules(t *testing.T) {
-	c, err := NewControl(t.Context(), ControlConfig{Site: wiring.Site{Files: rules.Files(), Data: map[string]any{
+	c, err := NewControl(t.Context(), ControlConfig{Site: wiring.RegoRules{Files: rules.Files(), Data: map[string]any{
 		"limits": map[string]any{"plan": map[string]any{"smallest": 2}},
 	}}})
 	if err != nil {
@@ -61,14 +61,14 @@ func TestSiteRules(t *testing.T) {
 
 // TestRulesForModulesAlone judge no plans.
 func TestRulesForModulesAlone(t *testing.T) {
-	c, err := NewControl(t.Context(), ControlConfig{Site: wiring.Site{Files: map[string]string{"slot.rego": rules.Files()["slot.rego"]}}})
+	c, err := NewControl(t.Context(), ControlConfig{Site: wiring.RegoRules{Files: map[string]string{"slot.rego": rules.Files()["slot.rego"]}}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := c.Check(plan(1, "a b"), plan(2, "a", "b")); err != nil {
 		t.Error(err)
 	}
-	if _, err := NewControl(t.Context(), ControlConfig{Site: wiring.Site{Files: map[string]string{"bad.rego": "package cascade.plan\ndeny contains x if {"}}}); err == nil || !strings.Contains(err.Error(), "policies.rules: rego: ") || !strings.Contains(err.Error(), "bad.rego:2") {
+	if _, err := NewControl(t.Context(), ControlConfig{Site: wiring.RegoRules{Files: map[string]string{"bad.rego": "package cascade.plan\ndeny contains x if {"}}}); err == nil || !strings.Contains(err.Error(), "policies.rules: rego: ") || !strings.Contains(err.Error(), "bad.rego:2") {
 		t.Errorf("bad rules: %v", err)
 	}
 }
@@ -117,7 +117,7 @@ func TestSlotsDecide(t *testing.T) {
 // what would have it asked.
 func TestIdleSlot(t *testing.T) {
 	p := wiring.Policies{}
-	p.Idle[abi.Refine] = "set planner.refine"
+	p.UnusedReason[abi.Refine] = "set planner.refine"
 	_, err := NewAdmission(p, &Control{}).Admit(t.Context(), control.Push{Slot: "refine"})
 	if err == nil || !strings.Contains(err.Error(), "nothing would ask it: set planner.refine") {
 		t.Error(err)

@@ -53,7 +53,7 @@ func newSite(t *testing.T) *site {
 	f.Policies.Gates.Shadow, f.Policies.Gates.Canary = config.Gate{Calls: 2, Soak: -1}, config.Gate{Calls: 5, Soak: -1}
 	f.Policies.Gates.Ladder = []int{500}
 	// A busy machine is no fault of a module's.
-	f.Policies.Limits = map[string]config.Limit{abi.Place.String(): {Wall: 30 * time.Second}}
+	f.Policies.Limits = map[string]config.CallLimit{abi.Place.String(): {Wall: 30 * time.Second}}
 	for i := range 3 {
 		f.Replicas = append(f.Replicas, config.Replica{ID: fmt.Sprintf("r%d", i), Address: "127.0.0.1:0", Peer: "127.0.0.1:0", Engine: "http://127.0.0.1:0"})
 	}

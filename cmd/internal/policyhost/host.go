@@ -55,7 +55,7 @@ func NewHost(c HostConfig) (*Host, error) {
 	}
 	set, err := slothost.New(slothost.Config{
 		Kinds: c.Kinds, Native: c.Native, Ring: p.Ring, Limits: p.Limits, Gates: p.Gates, Cache: p.Cache,
-		CacheBytes: p.CacheBytes, CacheModules: p.CacheModules, File: p.File, Every: p.Every, Instances: p.Instances, Logger: c.Logger,
+		CacheBytes: p.CacheBytes, CacheModules: p.CacheModules, File: p.MarksFile, Every: p.RecordEvery, Instances: p.Instances, Logger: c.Logger,
 	})
 	if err != nil {
 		return nil, err
@@ -82,7 +82,7 @@ func (h *Host) Name() string { return h.name }
 
 // Forgets says why the host will have forgotten after a restart which modules it has
 // admitted, so that old ones can come back; "" where it will not.
-func (h *Host) Forgets() string { return h.policies.Forgets }
+func (h *Host) Forgets() string { return h.policies.MarksWarning }
 
 // Serve has a market ask the slots. The scope is that of its refiner: the
 // machine's name. A market that does not refine goes on not to.

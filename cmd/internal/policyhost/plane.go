@@ -27,13 +27,13 @@ type Plane struct {
 // run beside the control plane. Where modules are off and there are no rules it
 // changes nothing.
 func JoinPlane(ctx context.Context, f *wiring.Fleet, c *control.Config, log *slog.Logger) (*Plane, error) {
-	site, err := f.Site()
+	site, err := f.RegoRules()
 	if err != nil {
 		return nil, err
 	}
 	p := new(Plane)
 	var set *slothost.Set
-	if f.Modules() {
+	if f.ModulesEnabled() {
 		if c.Name == "" {
 			return nil, errors.New("modules: a control plane with slots has a Name")
 		}
@@ -42,7 +42,7 @@ func JoinPlane(ctx context.Context, f *wiring.Fleet, c *control.Config, log *slo
 			return nil, err
 		}
 		p.Host, err = NewHost(HostConfig{
-			Fleet: f, Role: identity.Control, Name: c.Name, Kinds: ControlKinds, Native: f.Native(market.Config{}), Logger: log,
+			Fleet: f, Role: identity.Control, Name: c.Name, Kinds: ControlKinds, Native: f.NativePolicies(market.Config{}), Logger: log,
 			Fetch: func(_ context.Context, digest sign.Digest) ([]byte, error) { return kept.Get(store.Digest(digest)) },
 		})
 		if err != nil {

@@ -70,7 +70,7 @@ func TestRecords(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		played, err := policydev.Play(t.Context(), subject, frames)
+		played, err := policydev.Replay(t.Context(), subject, frames)
 		if err != nil {
 			t.Fatal(err)
 		}

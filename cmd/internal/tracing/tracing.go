@@ -48,7 +48,7 @@ func New(ctx context.Context, cfg Config) (*Tracing, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	if on, err := asked(os.Getenv); !on || err != nil {
+	if on, err := enabled(os.Getenv); !on || err != nil {
 		return nil, err
 	}
 	// What the environment names wins over what comes before it.
@@ -69,9 +69,9 @@ func New(ctx context.Context, cfg Config) (*Tracing, error) {
 	return &Tracing{provider: sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter), sdktrace.WithResource(res)), log: cfg.Logger}, nil
 }
 
-// asked reports whether the environment asks for traces, and what of it cannot
+// enabled reports whether the environment asks for traces, and what of it cannot
 // be done.
-func asked(env func(string) string) (bool, error) {
+func enabled(env func(string) string) (bool, error) {
 	if env("OTEL_EXPORTER_OTLP_ENDPOINT") == "" && env("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") == "" ||
 		strings.EqualFold(env("OTEL_SDK_DISABLED"), "true") || env("OTEL_TRACES_EXPORTER") == "none" {
 		return false, nil

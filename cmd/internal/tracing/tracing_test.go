@@ -114,7 +114,7 @@ func TestOtherExporters(t *testing.T) {
 		{"OTEL_TRACES_EXPORTER", "otlp", ""},
 	} {
 		env := map[string]string{"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://x:4317", c.name: c.value}
-		on, err := asked(func(name string) string { return env[name] })
+		on, err := enabled(func(name string) string { return env[name] })
 		if on != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s=%s: %v, %v", c.name, c.value, on, err)
 		}

@@ -24,7 +24,7 @@ func (f *Fleet) Attach(nodeID string, control []string) (attach.Config, error) {
 		return c, nil
 	}
 	files := f.TLS(identity.Proxy, nodeID)
-	hosts, err := hostsOf(control)
+	hosts, err := splitHosts(control)
 	if err != nil {
 		return c, fmt.Errorf("attach: control: %w", err)
 	}

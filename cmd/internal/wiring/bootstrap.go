@@ -63,9 +63,9 @@ func (f *Fleet) BootstrapFiles(b resources.BootstrapConfig, dir string) (map[str
 		var bad1, bad2 error
 		files[certificateFile], bad1 = secretFile(&tlsv3.Secret{Name: certificateSecret, Type: &tlsv3.Secret_TlsCertificate{TlsCertificate: own}})
 		files[authorityFile], bad2 = secretFile(&tlsv3.Secret{Name: authoritySecret, Type: &tlsv3.Secret_ValidationContext{ValidationContext: peers}})
-		c.TlsCertificateSdsSecretConfigs = []*tlsv3.SdsSecretConfig{fromFile(certificateSecret, filepath.Join(dir, certificateFile))}
+		c.TlsCertificateSdsSecretConfigs = []*tlsv3.SdsSecretConfig{secretFromFile(certificateSecret, filepath.Join(dir, certificateFile))}
 		c.ValidationContextType = &tlsv3.CommonTlsContext_ValidationContextSdsSecretConfig{
-			ValidationContextSdsSecretConfig: fromFile(authoritySecret, filepath.Join(dir, authorityFile)),
+			ValidationContextSdsSecretConfig: secretFromFile(authoritySecret, filepath.Join(dir, authorityFile)),
 		}
 		return errors.Join(bad1, bad2)
 	})
@@ -81,18 +81,18 @@ func secretFile(s *tlsv3.Secret) ([]byte, error) {
 	return resources.Text(&discoveryv3.DiscoveryResponse{Resources: []*anypb.Any{typed}})
 }
 
-// fromFile names a secret that Envoy finds in a file.
-func fromFile(name, path string) *tlsv3.SdsSecretConfig {
+// secretFromFile names a secret that Envoy finds in a file.
+func secretFromFile(name, path string) *tlsv3.SdsSecretConfig {
 	return &tlsv3.SdsSecretConfig{Name: name, SdsConfig: &corev3.ConfigSource{
 		ResourceApiVersion:    corev3.ApiVersion_V3,
 		ConfigSourceSpecifier: &corev3.ConfigSource_PathConfigSource{PathConfigSource: &corev3.PathConfigSource{Path: path}},
 	}}
 }
 
-// placement puts the own certificate and whom to believe into a TLS context.
-type placement func(c *tlsv3.CommonTlsContext, own *tlsv3.TlsCertificate, peers *tlsv3.CertificateValidationContext) error
+// placeCertificates puts the own certificate and whom to believe into a TLS context.
+type placeCertificates func(c *tlsv3.CommonTlsContext, own *tlsv3.TlsCertificate, peers *tlsv3.CertificateValidationContext) error
 
-func (f *Fleet) bootstrap(b resources.BootstrapConfig, put placement) ([]byte, error) {
+func (f *Fleet) bootstrap(b resources.BootstrapConfig, put placeCertificates) ([]byte, error) {
 	if b.XDS == "" {
 		planes := f.ControlPlanes()
 		b.XDS, b.Others = planes[0], planes[1:]
@@ -105,7 +105,7 @@ func (f *Fleet) bootstrap(b resources.BootstrapConfig, put placement) ([]byte, e
 	if err := protojson.Unmarshal(plain, &boot); err != nil {
 		return nil, fmt.Errorf("bootstrap: %w", err)
 	}
-	hosts, err := hostsOf(append([]string{b.XDS}, b.Others...))
+	hosts, err := splitHosts(append([]string{b.XDS}, b.Others...))
 	if err != nil {
 		return nil, fmt.Errorf("bootstrap: control plane: %w", err)
 	}
@@ -121,8 +121,8 @@ func (f *Fleet) bootstrap(b resources.BootstrapConfig, put placement) ([]byte, e
 	return resources.Text(&boot)
 }
 
-// hostsOf cuts the ports off.
-func hostsOf(addresses []string) ([]string, error) {
+// splitHosts cuts the ports off.
+func splitHosts(addresses []string) ([]string, error) {
 	hosts := make([]string, len(addresses))
 	for i, a := range addresses {
 		var err error
@@ -134,7 +134,7 @@ func hostsOf(addresses []string) ([]string, error) {
 }
 
 // upstreamTLS is Envoy's side of mutual TLS with the control planes at the hosts.
-func upstreamTLS(files config.TLS, hosts []string, put placement) (*corev3.TransportSocket, error) {
+func upstreamTLS(files config.TLS, hosts []string, put placeCertificates) (*corev3.TransportSocket, error) {
 	var paths [3]string
 	for i, path := range [...]string{files.Cert, files.Key, files.CA} {
 		abs, err := filepath.Abs(path)
@@ -148,10 +148,10 @@ func upstreamTLS(files config.TLS, hosts []string, put placement) (*corev3.Trans
 		TlsParams:     &tlsv3.TlsParameters{TlsMinimumProtocolVersion: tlsv3.TlsParameters_TLSv1_3, TlsMaximumProtocolVersion: tlsv3.TlsParameters_TLSv1_3},
 		AlpnProtocols: []string{"h2"},
 	}
-	own := &tlsv3.TlsCertificate{CertificateChain: file(paths[0]), PrivateKey: file(paths[1])}
-	peers := &tlsv3.CertificateValidationContext{TrustedCa: file(paths[2])}
+	own := &tlsv3.TlsCertificate{CertificateChain: dataSource(paths[0]), PrivateKey: dataSource(paths[1])}
+	peers := &tlsv3.CertificateValidationContext{TrustedCa: dataSource(paths[2])}
 	for _, host := range hosts {
-		m := controlName(files, host)
+		m := controlPlaneMatcher(files, host)
 		if !slices.ContainsFunc(peers.MatchTypedSubjectAltNames, func(o *tlsv3.SubjectAltNameMatcher) bool { return proto.Equal(o, m) }) {
 			peers.MatchTypedSubjectAltNames = append(peers.MatchTypedSubjectAltNames, m)
 		}
@@ -166,8 +166,8 @@ func upstreamTLS(files config.TLS, hosts []string, put placement) (*corev3.Trans
 	return transportSocket(context)
 }
 
-// controlName matches the control plane's certificate.
-func controlName(files config.TLS, host string) *tlsv3.SubjectAltNameMatcher {
+// controlPlaneMatcher matches the control plane's certificate.
+func controlPlaneMatcher(files config.TLS, host string) *tlsv3.SubjectAltNameMatcher {
 	exact := &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Exact{Exact: host}}
 	switch {
 	case files.TrustDomain != "":
@@ -182,7 +182,7 @@ func controlName(files config.TLS, host string) *tlsv3.SubjectAltNameMatcher {
 	return &tlsv3.SubjectAltNameMatcher{SanType: tlsv3.SubjectAltNameMatcher_DNS, Matcher: exact}
 }
 
-func file(path string) *corev3.DataSource {
+func dataSource(path string) *corev3.DataSource {
 	return &corev3.DataSource{Specifier: &corev3.DataSource_Filename{Filename: path}}
 }
 

@@ -9,9 +9,9 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 )
 
-// TestUnlikeReplicas: replicas that differ are planned, traded and emulated by
+// TestHeterogeneousReplicas: replicas that differ are planned, traded and emulated by
 // what each states, and priced by the model's profile at the smallest width.
-func TestUnlikeReplicas(t *testing.T) {
+func TestHeterogeneousReplicas(t *testing.T) {
 	f, err := config.Read(strings.NewReader(`models:
 - {name: m, context: 4096, profile: h200-llama-3.1-8b, adapters: [{name: sql, replicas: [r1]}, {name: all}]}
 replicas:

@@ -22,20 +22,20 @@ func (f *Fleet) Check() (bad []*config.FieldError) {
 			bad = append(bad, &config.FieldError{Path: field, Msg: strings.TrimPrefix(err.Error(), field+": ")})
 		}
 	}
-	if f.Modules() {
-		_, bad = f.ring()
+	if f.ModulesEnabled() {
+		_, bad = f.keyRing()
 	}
 	for i, name := range f.Fleet.Policies.Rules {
-		s := Site{Files: map[string]string{}}
-		fail(fmt.Sprintf("policies.rules[%d]", i), s.read(f.path(name)))
+		s := RegoRules{Files: map[string]string{}}
+		fail(fmt.Sprintf("policies.rules[%d]", i), s.read(f.resolvePath(name)))
 	}
 	if name := f.Fleet.Policies.Data; name != "" {
-		_, err := readData(f.path(name))
+		_, err := readData(f.resolvePath(name))
 		fail("policies.data", err)
 	}
-	fail("control.module", f.module(&resources.Settings{}))
+	fail("control.module", f.loadEstimator(&resources.Settings{}))
 	if t := f.Fleet.Proxy.TLS; t.Cert != "" {
-		cert, key := f.path(t.Cert), f.path(t.Key)
+		cert, key := f.resolvePath(t.Cert), f.resolvePath(t.Key)
 		_, err := tls.LoadX509KeyPair(cert, key)
 		var path *fs.PathError
 		switch {
@@ -51,13 +51,13 @@ func (f *Fleet) Check() (bad []*config.FieldError) {
 	return bad
 }
 
-// ring is whose signatures count, and which keys cannot be had; where all can, whether
+// keyRing is whose signatures count, and which keys cannot be had; where all can, whether
 // they are as many as have to sign.
-func (f *Fleet) ring() (r sign.Ring, bad []*config.FieldError) {
+func (f *Fleet) keyRing() (r sign.Ring, bad []*config.FieldError) {
 	c := f.Fleet.Policies
 	r.Threshold = max(c.Threshold, 1)
 	for i, file := range c.Keys {
-		keys, err := readKeys(f.path(file))
+		keys, err := readKeys(f.resolvePath(file))
 		if err != nil {
 			bad = append(bad, &config.FieldError{Path: fmt.Sprintf("policies.keys[%d]", i), Msg: err.Error()})
 		}

@@ -23,7 +23,7 @@ func TestMarks(t *testing.T) {
 		"state: k.pub\npolicies: {keys: [k.pub], marks: m}": {"m/control-a.json", ""},
 	} {
 		f := load(t, fields)
-		put(t, filepath.Join(f.Dir, "k.pub"), publicKey(t))
+		writeFile(t, filepath.Join(f.Dir, "k.pub"), publicKey(t))
 		p, err := f.Policies(identity.Control, "a", 0)
 		if err != nil {
 			t.Fatal(err)
@@ -35,31 +35,31 @@ func TestMarks(t *testing.T) {
 				t.Errorf("%q: %v, %v", fields, info, err)
 			}
 		}
-		if p.File != file || !strings.HasPrefix(p.Forgets, want.forgets) || (p.Forgets == "") != (want.forgets == "") {
-			t.Errorf("%q: file %q, forgets %q", fields, p.File, p.Forgets)
+		if p.MarksFile != file || !strings.HasPrefix(p.MarksWarning, want.forgets) || (p.MarksWarning == "") != (want.forgets == "") {
+			t.Errorf("%q: file %q, forgets %q", fields, p.MarksFile, p.MarksWarning)
 		}
 	}
 	f := load(t, "policies: {keys: [k.pub], marks: k.pub}\n")
-	put(t, filepath.Join(f.Dir, "k.pub"), publicKey(t))
+	writeFile(t, filepath.Join(f.Dir, "k.pub"), publicKey(t))
 	if _, err := f.Policies(identity.Control, "a", 0); err == nil || !strings.HasPrefix(err.Error(), "policies.marks: ") {
 		t.Error(err)
 	}
 }
 
-// TestMarksSwept: what a process that was ended left of a new file is removed when it
+// TestRemoveStaleMarks: what a process that was ended left of a new file is removed when it
 // starts again, an hour later.
-func TestMarksSwept(t *testing.T) {
+func TestRemoveStaleMarks(t *testing.T) {
 	f := load(t, "state: s\npolicies: {keys: [k.pub]}\n")
-	put(t, filepath.Join(f.Dir, "k.pub"), publicKey(t))
+	writeFile(t, filepath.Join(f.Dir, "k.pub"), publicKey(t))
 	dir := filepath.Join(f.Dir, "s", "marks")
 	old := time.Now().Add(-2 * time.Hour)
 	for _, name := range []string{".control-a.json-17", ".control-b.json-17", ".control-a.json-x", "control-a.json"} {
-		put(t, filepath.Join(dir, name), "x")
+		writeFile(t, filepath.Join(dir, name), "x")
 		if err := os.Chtimes(filepath.Join(dir, name), old, old); err != nil {
 			t.Fatal(err)
 		}
 	}
-	put(t, filepath.Join(dir, ".control-a.json-18"), "x")
+	writeFile(t, filepath.Join(dir, ".control-a.json-18"), "x")
 	if _, err := f.Policies(identity.Control, "a", 0); err != nil {
 		t.Fatal(err)
 	}

@@ -16,22 +16,22 @@ import (
 )
 
 const (
-	// fastestScan and fastestSummary bound how far a fleet's speed may shrink
+	// minScanPeriod and fastestSummary bound how far a fleet's speed may shrink
 	// the market's periods: they cost real time.
-	fastestScan    = 20 * time.Millisecond
-	fastestSummary = 250 * time.Millisecond
+	minScanPeriod    = 20 * time.Millisecond
+	minSummaryPeriod = 250 * time.Millisecond
 	// A machine that is busy answers late, and is the one whose requests should
 	// move: these are well above the round trip of a network, and cost time only
 	// where a peer has died and nobody knows yet.
-	bidTimeout    = policies.Second
-	answerTimeout = 2 * policies.Second
-	silence       = 3 * policies.Second
-	lease         = 4 * policies.Second
-	frozen        = 2 * policies.Second
-	commit        = 5 * policies.Second
-	// leastExcess is the smallest excess, in tokens, for which a replica sells
+	bidTimeout      = policies.Second
+	answerTimeout   = 2 * policies.Second
+	transferSilence = 3 * policies.Second
+	transferLease   = 4 * policies.Second
+	freezeLimit     = 2 * policies.Second
+	commitTimeout   = 5 * policies.Second
+	// minExcess is the smallest excess, in tokens, for which a replica sells
 	// requests inside its stage: below, every request makes an outlier.
-	leastExcess policies.Tokens = 4096
+	minExcess policies.Tokens = 4096
 )
 
 // Migrates reports whether requests of this fleet move.
@@ -41,8 +41,8 @@ func (f *Fleet) Migrates() bool { return f.Migration.Mode != config.MigrationOff
 // should lie, so that policies of kind refine decide anything.
 func (f *Fleet) Refines() bool { return f.Planner.Refine == config.RefineOn }
 
-// refiner is the built-in one of the preset.
-func (f *Fleet) refiner() policies.Refiner {
+// builtinRefiner is the built-in one of the preset.
+func (f *Fleet) builtinRefiner() policies.Refiner {
 	if f.Preset == "paper" {
 		return refine.Paper{}
 	}
@@ -51,7 +51,7 @@ func (f *Fleet) refiner() policies.Refiner {
 
 // Blocks is the directory of the sockets with which a replica's engine shows
 // its block table, "" for none.
-func (f *Fleet) Blocks(r config.Replica) string { return f.path(r.Blocks) }
+func (f *Fleet) Blocks(r config.Replica) string { return f.resolvePath(r.Blocks) }
 
 // Market is the Config of one replica's part in the market, without the parts
 // that it is joined to.
@@ -61,16 +61,16 @@ func (f *Fleet) Market(r config.Replica, log *slog.Logger) market.Config {
 	c := market.Config{
 		Self: policies.ReplicaID(r.ID),
 		Machine: bidask.Config{
-			Sample: f.Migration.Sample, SendSlots: f.Migration.Slots, ReceiveSlots: f.Migration.Slots,
+			Sample: f.Migration.Sample, SendSlots: f.Migration.MaxConcurrent, ReceiveSlots: f.Migration.MaxConcurrent,
 			BidTimeout: bidTimeout, AnswerTimeout: answerTimeout,
 		},
 		Capacity:     f.capacity(r).KV,
-		Detector:     outlier.Detector{Percent: f.Migration.OutlierPercent, Least: leastExcess},
+		Detector:     outlier.Detector{Percent: f.Migration.OutlierPercent, Least: minExcess},
 		Placer:       place.Policy{},
 		Cost:         p.Cost(),
 		Edges:        Edges(m),
-		Scan:         max(fastestScan, f.scaled(100*time.Millisecond)),
-		SummaryEvery: max(fastestSummary, f.scaled(time.Second)),
+		Scan:         max(minScanPeriod, f.scaled(100*time.Millisecond)),
+		SummaryEvery: max(minSummaryPeriod, f.scaled(time.Second)),
 		Logger:       log,
 	}
 	if f.Migration.Sample == config.SampleAll {
@@ -80,18 +80,18 @@ func (f *Fleet) Market(r config.Replica, log *slog.Logger) market.Config {
 		c.Machine.Selector = bidask.Paper{}
 	}
 	if f.Refines() {
-		c.Refiner, c.RefineEvery = f.refiner(), max(fastestScan, f.scaled(time.Second))
+		c.Refiner, c.RefineEvery = f.builtinRefiner(), max(minScanPeriod, f.scaled(time.Second))
 	}
 	return c
 }
 
-// Mover is the Config of one replica's mover, without the parts that it is
+// Executor is the Config of one replica's mover, without the parts that it is
 // joined to.
-func (f *Fleet) Mover(r config.Replica, log *slog.Logger) executor.Config {
+func (f *Fleet) Executor(r config.Replica, log *slog.Logger) executor.Config {
 	return executor.Config{
 		Self:     policies.ReplicaID(r.ID),
 		Link:     int64(f.Migration.LinkGbps * 1e9 / 8 * f.Speed),
-		Transfer: transfer.Config{Silence: silence, Lease: lease, Frozen: frozen, Commit: commit},
+		Transfer: transfer.Config{Silence: transferSilence, Lease: transferLease, Frozen: freezeLimit, Commit: commitTimeout},
 		Logger:   log,
 	}
 }

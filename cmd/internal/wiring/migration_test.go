@@ -9,9 +9,9 @@ import (
 	"github.com/cascadeinfer/cascade/policies/refine"
 )
 
-// TestMarketOfAPreset: "paper" is the paper's market, and only there are
+// TestPresetMarket: "paper" is the paper's market, and only there are
 // boundaries refined.
-func TestMarketOfAPreset(t *testing.T) {
+func TestPresetMarket(t *testing.T) {
 	plain, paper := load(t, "speed: 4\nmigration: {link_gbps: 100, outlier_percent: 40}\n"), load(t, "preset: paper\n")
 	r, err := plain.Replica("r1")
 	if err != nil {
@@ -22,7 +22,7 @@ func TestMarketOfAPreset(t *testing.T) {
 	if market.Self != "r1" || c.Sample != 8 || c.SendSlots != 4 || c.ReceiveSlots != 4 || c.Selector != nil {
 		t.Errorf("default: %+v", c)
 	}
-	if rate := plain.Mover(r, nil).Link; rate != 50e9 {
+	if rate := plain.Executor(r, nil).Link; rate != 50e9 {
 		t.Errorf("100 Gbit/s at speed 4 are %v bytes/s", rate)
 	}
 	if d := market.Detector.(outlier.Detector); d.Percent != 40 || market.Refiner != nil {
@@ -41,8 +41,8 @@ func TestMarketOfAPreset(t *testing.T) {
 	}
 }
 
-// TestBlocksLieBesideTheFile: like every path of the file.
-func TestBlocksLieBesideTheFile(t *testing.T) {
+// TestBlocksPathIsRelativeToFile: like every path of the file.
+func TestBlocksPathIsRelativeToFile(t *testing.T) {
 	f := load(t, "")
 	r := f.Fleet.Replicas[0]
 	if got := f.Blocks(r); got != "" {

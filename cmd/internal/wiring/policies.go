@@ -33,9 +33,9 @@ const (
 	// maxKeyFile and maxSiteFile bound what is read at start.
 	maxKeyFile  = 64 << 10
 	maxSiteFile = 1 << 20
-	// recorded is which share of the calls is kept for those that are tried later: all,
+	// recordEvery is which share of the calls is kept for those that are tried later: all,
 	// because a replica has a few of them a second, and less than that of bids.
-	recorded = 1
+	recordEvery = 1
 	// shadowCalls and canaryCalls are what gates ask for unless the fleet file says
 	// otherwise, of kinds that decide for one request. A replica that begins ten
 	// requests a second has those of its places in 20 s, and those of a canary in some
@@ -54,16 +54,16 @@ type Policies struct {
 	CacheBytes   int64
 	CacheModules int
 	Instances    int    // calls in one module at a time
-	File         string // where the process keeps its slots' marks; "" for nowhere
-	Forgets      string // why it keeps them nowhere, though it should; "" where it does
-	Every        int    // every nth call is recorded
-	// Idle says why nothing asks a kind; see Fleet.Idle.
-	Idle [abi.Kinds]string
+	MarksFile    string // where the process keeps its slots' marks; "" for nowhere
+	MarksWarning string // why it keeps them nowhere, though it should; "" where it does
+	RecordEvery  int    // every nth call is recorded
+	// UnusedReason says why nothing asks a kind; see Fleet.Idle.
+	UnusedReason [abi.Kinds]string
 }
 
-// Modules reports whether modules may decide in this fleet.
-func (f *Fleet) Modules() bool {
-	return !f.Fleet.Policies.Native && (f.Fleet.Policies.Signed() || len(f.Trusted) > 0)
+// ModulesEnabled reports whether modules may decide in this fleet.
+func (f *Fleet) ModulesEnabled() bool {
+	return !f.Fleet.Policies.Native && (f.Fleet.Policies.ModulesEnabled() || len(f.Trusted) > 0)
 }
 
 // Policies reads whom the component trusts and translates the limits. It is for
@@ -71,64 +71,64 @@ func (f *Fleet) Modules() bool {
 // means 1.
 func (f *Fleet) Policies(role identity.Role, name string, replicas int) (Policies, error) {
 	c := f.Fleet.Policies
-	p := Policies{Cache: f.path(c.Cache), CacheBytes: int64(c.CacheMiB) << 20, CacheModules: c.CacheModules, Every: recorded}
+	p := Policies{Cache: f.resolvePath(c.Cache), CacheBytes: int64(c.CacheMiB) << 20, CacheModules: c.CacheModules, RecordEvery: recordEvery}
 	if p.Instances = c.Instances; p.Instances == 0 {
 		p.Instances = min(max(replicas, 1)+1, runtime.GOMAXPROCS(0))
 	}
-	ring, bad := f.ring()
+	ring, bad := f.keyRing()
 	if len(bad) > 0 {
 		return p, bad[0]
 	}
 	p.Ring = ring
-	if err := f.marks(&p, string(role)+"-"+identity.Escape(name)+".json"); err != nil {
+	if err := f.setMarksFile(&p, string(role)+"-"+identity.Escape(name)+".json"); err != nil {
 		return p, err
 	}
 	for k := range abi.Kinds {
-		p.Idle[k] = f.Idle(k)
+		p.UnusedReason[k] = f.UnusedReason(k)
 		if l, ok := c.Limits[k.String()]; ok {
 			p.Limits[k].Fuel, p.Limits[k].Wall, p.Limits[k].Pages = l.Fuel, l.Wall, l.Pages
 		}
 		own := c.Gates.Kinds[k.String()]
 		p.Gates[k] = promotion.Config{
-			Kind: k, Ladder: c.Gates.Ladder, Patience: f.lasting(c.Gates.Patience, promotion.DefaultPatience),
-			Shadow: f.gate(k, own.Shadow, c.Gates.Shadow, config.Gate{Calls: shadowCalls}, promotion.DefaultShadowSoak),
-			Canary: compared(f.gate(k, own.Canary, c.Gates.Canary, config.Gate{Calls: canaryCalls}, promotion.DefaultCanarySoak)),
+			Kind: k, Ladder: c.Gates.Ladder, Patience: f.scaledGateTime(c.Gates.Patience, promotion.DefaultPatience),
+			Shadow: f.promotionGate(k, own.Shadow, c.Gates.Shadow, config.Gate{Calls: shadowCalls}, promotion.DefaultShadowSoak),
+			Canary: withComparisons(f.promotionGate(k, own.Canary, c.Gates.Canary, config.Gate{Calls: canaryCalls}, promotion.DefaultCanarySoak)),
 			Faults: c.Gates.Faults, Window: policies.Micros(c.Gates.Window.Microseconds()),
 		}
 	}
 	return p, nil
 }
 
-// marks finds where a process keeps its slots' marks, in a file of that name. One
+// setMarksFile finds where a process keeps its slots' marks, in a file of that name. One
 // that cannot have the default's folder, such as a migrator whose machine has no
 // state, goes without.
-func (f *Fleet) marks(p *Policies, name string) error {
-	dir := f.path(f.Fleet.Policies.Marks)
+func (f *Fleet) setMarksFile(p *Policies, name string) error {
+	dir := f.resolvePath(f.Fleet.Policies.Marks)
 	if dir == "" && f.State != "" {
 		dir = filepath.Join(f.StateDir(), "marks")
 	}
 	if dir == "" {
-		p.Forgets = f.Fleet.Forgets()
+		p.MarksWarning = f.Fleet.MarksWarning()
 		return nil
 	}
 	switch err := os.MkdirAll(dir, 0o700); {
 	case err != nil && f.Fleet.Policies.Marks != "":
 		return fmt.Errorf("policies.marks: %w", err)
 	case err != nil:
-		p.Forgets = "policies.marks: name a folder of this machine: the one in state cannot be had: " + err.Error()
+		p.MarksWarning = "policies.marks: name a folder of this machine: the one in state cannot be had: " + err.Error()
 		return nil
 	}
-	p.File = filepath.Join(dir, name)
-	sweepMarks(p.File, time.Now().Add(-marksLeft))
+	p.MarksFile = filepath.Join(dir, name)
+	removeStaleMarks(p.MarksFile, time.Now().Add(-staleMarksAge))
 	return nil
 }
 
-// marksLeft is how old what a process that was ended left of a new file is when it
+// staleMarksAge is how old what a process that was ended left of a new file is when it
 // is removed.
-const marksLeft = time.Hour
+const staleMarksAge = time.Hour
 
-// sweepMarks removes it. What cannot be removed is in nobody's way.
-func sweepMarks(file string, before time.Time) {
+// removeStaleMarks removes it. What cannot be removed is in nobody's way.
+func removeStaleMarks(file string, before time.Time) {
 	entries, _ := os.ReadDir(filepath.Dir(file))
 	for _, e := range entries {
 		number, ok := strings.CutPrefix(e.Name(), "."+filepath.Base(file)+"-")
@@ -141,21 +141,21 @@ func sweepMarks(file string, before time.Time) {
 	}
 }
 
-// gate is a gate of a kind's slot: what the file says of the kind, else what it says of
+// promotionGate is a gate of a kind's slot: what the file says of the kind, else what it says of
 // all, else the default. A number of calls for all is one of kinds that decide for one
 // request; Fleet.Warnings tells of the others.
-func (f *Fleet) gate(k abi.Kind, own, all, otherwise config.Gate, soak policies.Micros) promotion.Gate {
+func (f *Fleet) promotionGate(k abi.Kind, own, all, otherwise config.Gate, soak policies.Micros) promotion.Gate {
 	if !promotion.PerRequest(k) {
 		all.Calls, otherwise.Calls = 0, 0
 	}
 	return promotion.Gate{
-		Calls: cmp.Or(own.Calls, all.Calls, otherwise.Calls), Soak: f.lasting(cmp.Or(own.Soak, all.Soak), soak), Worse: cmp.Or(own.Worse, all.Worse),
+		Calls: cmp.Or(own.Calls, all.Calls, otherwise.Calls), Soak: f.scaledGateTime(cmp.Or(own.Soak, all.Soak), soak), Worse: cmp.Or(own.Worse, all.Worse),
 	}
 }
 
-// compared is a gate of a canary: what is decided there is decided again, and half of
+// withComparisons is a gate of a canary: what is decided there is decided again, and half of
 // the calls that it asks for have been when it is passed. A busy machine puts that off.
-func compared(g promotion.Gate) promotion.Gate {
+func withComparisons(g promotion.Gate) promotion.Gate {
 	g.Compared = max(1, g.Calls/2)
 	return g
 }
@@ -163,10 +163,10 @@ func compared(g promotion.Gate) promotion.Gate {
 // Warnings says what is right in the fleet file and may be meant otherwise, with what
 // to do about it.
 func (f *Fleet) Warnings() (all []string) {
-	if why := f.Fleet.Forgets(); why != "" {
+	if why := f.Fleet.MarksWarning(); why != "" {
 		all = append(all, why)
 	}
-	if !f.Modules() {
+	if !f.ModulesEnabled() {
 		return all
 	}
 	g := f.Fleet.Policies.Gates
@@ -192,9 +192,9 @@ func (f *Fleet) Warnings() (all []string) {
 	return all
 }
 
-// lasting is a time of gates on the fleet's clock: d, or what there is otherwise; −1
+// scaledGateTime is a time of gates on the fleet's clock: d, or what there is otherwise; −1
 // for what the file has below 0.
-func (f *Fleet) lasting(d time.Duration, otherwise policies.Micros) policies.Micros {
+func (f *Fleet) scaledGateTime(d time.Duration, otherwise policies.Micros) policies.Micros {
 	switch {
 	case d == 0:
 		d = time.Duration(otherwise) * time.Microsecond
@@ -216,23 +216,23 @@ func readKeys(path string) ([]ed25519.PublicKey, error) {
 	return keys, nil
 }
 
-// Site is the site's own rules and what they compare with.
-type Site struct {
+// RegoRules is the site's own rules and what they compare with.
+type RegoRules struct {
 	Files map[string]string // texts in Rego, by path
 	Data  map[string]any
 }
 
-// Site reads the rules; none where the fleet has none.
-func (f *Fleet) Site() (Site, error) {
-	s := Site{Files: map[string]string{}}
+// RegoRules reads the rules; none where the fleet has none.
+func (f *Fleet) RegoRules() (RegoRules, error) {
+	s := RegoRules{Files: map[string]string{}}
 	for i, name := range f.Fleet.Policies.Rules {
-		if err := s.read(f.path(name)); err != nil {
+		if err := s.read(f.resolvePath(name)); err != nil {
 			return s, fmt.Errorf("policies.rules[%d]: %w", i, err)
 		}
 	}
 	if name := f.Fleet.Policies.Data; name != "" {
 		var err error
-		if s.Data, err = readData(f.path(name)); err != nil {
+		if s.Data, err = readData(f.resolvePath(name)); err != nil {
 			return s, fmt.Errorf("policies.data: %w", err)
 		}
 	}
@@ -241,7 +241,7 @@ func (f *Fleet) Site() (Site, error) {
 
 // read takes in a file, or what a folder has of files in Rego but for their
 // tests.
-func (s *Site) read(path string) error {
+func (s *RegoRules) read(path string) error {
 	found := false
 	err := filepath.WalkDir(path, func(at string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
@@ -277,18 +277,18 @@ func readSmall(path string, most int64) ([]byte, error) {
 	return text, err
 }
 
-// Native are the policies that this fleet's preset has where no module decides,
+// NativePolicies are the policies that this fleet's preset has where no module decides,
 // of the control plane and of a replica's market.
-func (f *Fleet) Native(m market.Config) policy.Native {
+func (f *Fleet) NativePolicies(m market.Config) policy.Native {
 	n := policy.Native{
-		Partitioner: partition.Exact{}, Guard: permit{}, Refiner: m.Refiner,
+		Partitioner: partition.Exact{}, Guard: allowAll{}, Refiner: m.Refiner,
 		Quoter: m.Machine.Quoter, Selector: m.Machine.Selector, Detector: m.Detector, Placer: m.Placer,
 	}
 	if f.Preset == "paper" {
 		n.Partitioner = partition.TwoPhase{Model: partition.Snapshot}
 	}
 	if n.Refiner == nil {
-		n.Refiner = f.refiner()
+		n.Refiner = f.builtinRefiner()
 	}
 	if n.Quoter == nil {
 		n.Quoter = bidask.Backlog{}
@@ -297,7 +297,7 @@ func (f *Fleet) Native(m market.Config) policy.Native {
 		n.Selector = bidask.LeastLoad{}
 	}
 	if n.Detector == nil {
-		n.Detector = outlier.Detector{Percent: f.Migration.OutlierPercent, Least: leastExcess}
+		n.Detector = outlier.Detector{Percent: f.Migration.OutlierPercent, Least: minExcess}
 	}
 	if n.Placer == nil {
 		n.Placer = place.Policy{}
@@ -305,24 +305,26 @@ func (f *Fleet) Native(m market.Config) policy.Native {
 	return n
 }
 
-// permit is the guard of a fleet without one: what Rego and the invariants say is
+// allowAll is the guard of a fleet without one: what Rego and the invariants say is
 // said anyway.
-type permit struct{}
+type allowAll struct{}
 
 // Guard implements policy.Guard.
-func (permit) Guard(abi.Change) (abi.Denial, bool) { return abi.Denial{}, false }
+func (allowAll) Guard(abi.Change) (abi.Denial, bool) { return abi.Denial{}, false }
 
-// Builtin is one of our own policies as a module of wasm/plugins.
-type Builtin struct {
+// BuiltinModule is one of our own policies as a module of wasm/plugins.
+type BuiltinModule struct {
 	Name          string // of the file, without .wasm
 	Kinds         []abi.Kind
 	Configuration []byte // that makes it decide as Native does
 }
 
-// Builtins are the modules that decide as Native does, a slot each for every kind
+// BuiltinModules are the modules that decide as Native does, a slot each for every kind
 // that this fleet asks and that there is a module for.
-func (f *Fleet) Builtins() []Builtin {
-	of := func(name, settings string, kinds ...abi.Kind) Builtin { return Builtin{name, kinds, []byte(settings)} }
+func (f *Fleet) BuiltinModules() []BuiltinModule {
+	of := func(name, settings string, kinds ...abi.Kind) BuiltinModule {
+		return BuiltinModule{name, kinds, []byte(settings)}
+	}
 	part, bids, boundary := "partition-exact", "bid-least-load", "refine-weighted"
 	if f.Preset == "paper" {
 		part, boundary = "partition-paper", "refine-paper"
@@ -330,17 +332,17 @@ func (f *Fleet) Builtins() []Builtin {
 	if f.Migration.Select == "paper" {
 		bids = "bid-paper"
 	}
-	all := []Builtin{
+	all := []BuiltinModule{
 		of(part, "", abi.Partition), of(bids, "", abi.Quote, abi.Select),
-		of("outlier", fmt.Sprintf("percent %d\nleast %d\n", f.Migration.OutlierPercent, leastExcess), abi.Outlier), of("place", "", abi.Place),
+		of("outlier", fmt.Sprintf("percent %d\nleast %d\n", f.Migration.OutlierPercent, minExcess), abi.Outlier), of("place", "", abi.Place),
 		of(boundary, "", abi.Refine),
 	}
-	return slices.DeleteFunc(all, func(b Builtin) bool { return f.Idle(b.Kinds[0]) != "" })
+	return slices.DeleteFunc(all, func(b BuiltinModule) bool { return f.UnusedReason(b.Kinds[0]) != "" })
 }
 
-// Idle says why nothing in this fleet asks the policies of a kind, with what would
+// UnusedReason says why nothing in this fleet asks the policies of a kind, with what would
 // have them asked; "" when something does.
-func (f *Fleet) Idle(k abi.Kind) string {
+func (f *Fleet) UnusedReason(k abi.Kind) string {
 	switch {
 	case k == abi.Partition && f.Preset == "round-robin":
 		return "preset: round-robin has one stage, always"
@@ -358,7 +360,7 @@ func (f *Fleet) Idle(k abi.Kind) string {
 // for memory.
 func (f *Fleet) ModulesDir() string {
 	if dir := f.Fleet.Policies.Modules; dir != "" {
-		return f.path(dir)
+		return f.resolvePath(dir)
 	}
 	if f.State == "" {
 		return ""
@@ -367,4 +369,4 @@ func (f *Fleet) ModulesDir() string {
 }
 
 // StateDir is the folder of the fleet's state, "" for none.
-func (f *Fleet) StateDir() string { return f.path(f.State) }
+func (f *Fleet) StateDir() string { return f.resolvePath(f.State) }

@@ -16,8 +16,8 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/sign"
 )
 
-// put writes a file and makes its folder.
-func put(t *testing.T, path, text string) {
+// writeFile writes a file and makes its folder.
+func writeFile(t *testing.T, path, text string) {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		t.Fatal(err)
@@ -51,16 +51,16 @@ policies:
   gates: {shadow: {calls: 5, soak: 20s, worse: -1}, canary: {soak: -1ns}, ladder: [7], patience: -1s, faults: 4, window: 3s, kinds: {refine: {canary: {calls: 3, worse: 9}}}}
   limits: {bid-select: {fuel: 1000, pages: 7}, partition: {wall: 3s}}
 `)
-	if !f.Modules() {
+	if !f.ModulesEnabled() {
 		t.Error("keys do not switch modules on")
 	}
-	put(t, filepath.Join(f.Dir, "a.pub"), publicKey(t))
-	put(t, filepath.Join(f.Dir, "b.pub"), publicKey(t))
+	writeFile(t, filepath.Join(f.Dir, "a.pub"), publicKey(t))
+	writeFile(t, filepath.Join(f.Dir, "b.pub"), publicKey(t))
 	p, err := f.Policies(identity.Migrator, "r/0", 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(p.Ring.Keys) != 2 || p.Ring.Threshold != 2 || p.CacheBytes != 3<<20 || p.CacheModules != 4 || p.File != filepath.Join(f.Dir, "marks", "migrator-"+identity.Escape("r/0")+".json") {
+	if len(p.Ring.Keys) != 2 || p.Ring.Threshold != 2 || p.CacheBytes != 3<<20 || p.CacheModules != 4 || p.MarksFile != filepath.Join(f.Dir, "marks", "migrator-"+identity.Escape("r/0")+".json") {
 		t.Errorf("%+v", p)
 	}
 	if l := p.Limits[abi.Select]; l.Fuel != 1000 || l.Pages != 7 || p.Limits[abi.Partition].Wall != 3*time.Second {
@@ -91,7 +91,7 @@ policies:
 	}
 	f.Fleet.Policies.Gates.Kinds = nil
 	f.Fleet.Policies.Native = true
-	if f.Modules() || len(f.Warnings()) != 0 {
+	if f.ModulesEnabled() || len(f.Warnings()) != 0 {
 		t.Errorf("native does not switch modules off: %q", f.Warnings())
 	}
 }
@@ -111,10 +111,10 @@ func TestPoliciesErrors(t *testing.T) {
 		"k.pub: not a JSON object: invalid character '-'": {"k.pub", key, ", rules: [k.pub], data: k.pub"},
 	} {
 		f := load(t, "policies: {keys: [k.pub]"+c.fields+"}\n")
-		put(t, filepath.Join(f.Dir, c.file), c.text)
+		writeFile(t, filepath.Join(f.Dir, c.file), c.text)
 		_, err := f.Policies(identity.Control, "control", 0)
 		if strings.Contains(c.fields, "rules") {
-			_, err = f.Site()
+			_, err = f.RegoRules()
 		}
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v", want, err)
@@ -122,14 +122,14 @@ func TestPoliciesErrors(t *testing.T) {
 	}
 }
 
-func TestSite(t *testing.T) {
+func TestRegoRules(t *testing.T) {
 	f := load(t, "policies: {keys: [k], rules: [rules, more.txt], data: d.json}\n")
-	put(t, filepath.Join(f.Dir, "rules", "a", "plan.rego"), "package a")
-	put(t, filepath.Join(f.Dir, "rules", "plan_test.rego"), "package b")
-	put(t, filepath.Join(f.Dir, "rules", "README"), "")
-	put(t, filepath.Join(f.Dir, "more.txt"), "package c")
-	put(t, filepath.Join(f.Dir, "d.json"), `{"limits": {"plan": {"smallest": 2}}}`)
-	s, err := f.Site()
+	writeFile(t, filepath.Join(f.Dir, "rules", "a", "plan.rego"), "package a")
+	writeFile(t, filepath.Join(f.Dir, "rules", "plan_test.rego"), "package b")
+	writeFile(t, filepath.Join(f.Dir, "rules", "README"), "")
+	writeFile(t, filepath.Join(f.Dir, "more.txt"), "package c")
+	writeFile(t, filepath.Join(f.Dir, "d.json"), `{"limits": {"plan": {"smallest": 2}}}`)
+	s, err := f.RegoRules()
 	if err != nil || len(s.Files) != 2 || s.Files[filepath.Join(f.Dir, "rules", "a", "plan.rego")] != "package a" || s.Data["limits"] == nil {
 		t.Errorf("%+v, %v", s, err)
 	}
@@ -154,8 +154,8 @@ func TestInstances(t *testing.T) {
 	}
 }
 
-// TestBuiltins: a module for each kind that the fleet asks, and for no other.
-func TestBuiltins(t *testing.T) {
+// TestBuiltinModules: a module for each kind that the fleet asks, and for no other.
+func TestBuiltinModules(t *testing.T) {
 	for file, want := range map[string]string{
 		"":                         "partition-exact bid-least-load outlier place",
 		"planner: {refine: on}\n":  "partition-exact bid-least-load outlier place refine-weighted",
@@ -165,14 +165,14 @@ func TestBuiltins(t *testing.T) {
 	} {
 		f := load(t, file)
 		var names []string
-		for _, b := range f.Builtins() {
+		for _, b := range f.BuiltinModules() {
 			names = append(names, b.Name)
 		}
 		if got := strings.Join(names, " "); got != want {
 			t.Errorf("%q: %s, want %s", file, got, want)
 		}
 	}
-	if f := load(t, ""); !strings.Contains(f.Idle(abi.Refine), "planner.refine") || f.Idle(abi.Guard) != "" {
-		t.Errorf("%q, %q", f.Idle(abi.Refine), f.Idle(abi.Guard))
+	if f := load(t, ""); !strings.Contains(f.UnusedReason(abi.Refine), "planner.refine") || f.UnusedReason(abi.Guard) != "" {
+		t.Errorf("%q, %q", f.UnusedReason(abi.Refine), f.UnusedReason(abi.Guard))
 	}
 }

@@ -57,13 +57,13 @@ func ReadMachines(path string) ([]*topology.Machine, error) {
 func (f *Fleet) readTopology() error {
 	f.Machines = make(topology.Machines)
 	for i, name := range f.Topology {
-		list, err := ReadMachines(f.path(name))
+		list, err := ReadMachines(f.resolvePath(name))
 		if err != nil {
-			return fmt.Errorf("topology[%d]: %s: %w", i, f.path(name), err)
+			return fmt.Errorf("topology[%d]: %s: %w", i, f.resolvePath(name), err)
 		}
 		for _, m := range list {
 			if f.Machines[m.Name] != nil {
-				return fmt.Errorf("topology[%d]: %s: machine %q is there twice", i, f.path(name), m.Name)
+				return fmt.Errorf("topology[%d]: %s: machine %q is there twice", i, f.resolvePath(name), m.Name)
 			}
 			f.Machines[m.Name] = m
 		}

@@ -29,8 +29,8 @@ import (
 
 // How long certificates are good.
 const (
-	AuthorityLife = 365 * 24 * time.Hour
-	LeafLife      = 30 * 24 * time.Hour
+	AuthorityLifetime = 365 * 24 * time.Hour
+	LeafLifetime      = 30 * 24 * time.Hour
 	// backdate is for clocks that are behind.
 	backdate = 5 * time.Minute
 )
@@ -65,7 +65,7 @@ func New(trustDomain string, now time.Time) (*Authority, error) {
 	}
 	template := &x509.Certificate{
 		SerialNumber: serial, Subject: pkix.Name{CommonName: "Cascade development authority of " + trustDomain},
-		NotBefore: now.Add(-backdate), NotAfter: now.Add(AuthorityLife),
+		NotBefore: now.Add(-backdate), NotAfter: now.Add(AuthorityLifetime),
 		URIs: []*url.URL{{Scheme: "spiffe", Host: trustDomain}}, // how it is known again
 		IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true, KeyUsage: x509.KeyUsageCertSign,
 	}
@@ -113,8 +113,8 @@ func read[T any](path string, parse func([]byte) (T, error)) (v T, err error) {
 // TrustDomain is whose certificates the authority issues.
 func (a *Authority) TrustDomain() string { return a.trustDomain }
 
-// Until is when the authority ends.
-func (a *Authority) Until() time.Time { return a.cert.NotAfter }
+// NotAfter is when the authority ends.
+func (a *Authority) NotAfter() time.Time { return a.cert.NotAfter }
 
 // Save writes the authority's certificate and key into dir, which it makes.
 func (a *Authority) Save(dir string) error {
@@ -145,7 +145,7 @@ func (a *Authority) Issue(dir string, id identity.ID, hosts []string, now time.T
 	if err != nil {
 		return err
 	}
-	until := now.Add(LeafLife)
+	until := now.Add(LeafLifetime)
 	if a.cert.NotAfter.Before(until) {
 		until = a.cert.NotAfter
 	}

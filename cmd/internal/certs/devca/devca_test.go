@@ -25,14 +25,14 @@ func TestIssue(t *testing.T) {
 		t.Fatal(err)
 	}
 	a, err := Load(dir)
-	if err != nil || a.TrustDomain() != "fleet.test" || !a.Until().Equal(made.Until()) {
+	if err != nil || a.TrustDomain() != "fleet.test" || !a.NotAfter().Equal(made.NotAfter()) {
 		t.Fatalf("%+v, %v", a, err)
 	}
 	id, err := identity.New("fleet.test", identity.Control, "main")
 	if err != nil {
 		t.Fatal(err)
 	}
-	late := now.Add(AuthorityLife - LeafLife/2)
+	late := now.Add(AuthorityLifetime - LeafLifetime/2)
 	for _, at := range []time.Time{now, late} {
 		own := filepath.Join(dir, "control", "main")
 		if err := a.Issue(own, id, []string{"localhost", "127.0.0.1"}, at); err != nil {
@@ -58,14 +58,14 @@ func TestIssue(t *testing.T) {
 		if got, err := identity.FromCertificate(pair.Leaf); err != nil || got != id {
 			t.Errorf("%v, %v", got, err)
 		}
-		if end := pair.Leaf.NotAfter; end.After(at.Add(LeafLife)) || end.After(a.Until()) {
+		if end := pair.Leaf.NotAfter; end.After(at.Add(LeafLifetime)) || end.After(a.NotAfter()) {
 			t.Errorf("issued at %v it ends at %v", at, end)
 		}
 	}
 	if err := a.Issue(dir, identity.ID{TrustDomain: "other.test", Role: identity.Control, Name: "main"}, nil, now); err == nil || !strings.Contains(err.Error(), "authority of fleet.test") {
 		t.Errorf("another trust domain: %v", err)
 	}
-	if err := a.Issue(dir, id, nil, now.Add(AuthorityLife)); err == nil || !strings.Contains(err.Error(), "has ended") {
+	if err := a.Issue(dir, id, nil, now.Add(AuthorityLifetime)); err == nil || !strings.Contains(err.Error(), "has ended") {
 		t.Errorf("after its end: %v", err)
 	}
 }

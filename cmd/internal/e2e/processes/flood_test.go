@@ -28,7 +28,7 @@ import (
 
 // narrow are limits that an Envoy of a small fleet, and its migrators, are far
 // below.
-var narrow = config.Limits{Streams: 4, StreamNames: 64, NodeNames: 96, Rate: 50, Burst: 100, Nodes: 8}
+var narrow = config.ProxyLimits{Streams: 4, StreamNames: 64, NodeNames: 96, Rate: 50, Burst: 100, Nodes: 8}
 
 // refusal waits for the end of a stream and returns why it ended.
 func refusal(s grpc.BidiStreamingClient[discoveryv3.DeltaDiscoveryRequest, discoveryv3.DeltaDiscoveryResponse]) error {

@@ -41,8 +41,8 @@ func TestMovesWithIdentities(t *testing.T) {
 		}
 	}})
 	moves(t, f, "tcp")
-	own := files.For(identity.Migrator, "r2")
-	keys, err := certs.New(certs.Config{Cert: own.Cert, Key: own.Key, CA: own.CA, Self: files.Want(identity.Migrator, "r2")})
+	own := files.ForComponent(identity.Migrator, "r2")
+	keys, err := certs.New(certs.Config{Cert: own.Cert, Key: own.Key, CA: own.CA, Self: files.ExpectedIdentity(identity.Migrator, "r2")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,18 +53,18 @@ func TestMovesWithIdentities(t *testing.T) {
 			continue
 		}
 		tunnels++
-		if err := visit(address, keys.ToMigrator("r0", address), make([]byte, transport.TicketSize)); !errors.Is(err, transport.ErrRefused) {
+		if err := visit(address, keys.MigratorClientConfig("r0", address), make([]byte, transport.TicketSize)); !errors.Is(err, transport.ErrRefused) {
 			t.Errorf("r2 as r1 where blocks are pulled: %v", err)
 		}
 		var wrong *tls.CertificateVerificationError
-		if err := visit(address, keys.ToMigrator("r1", address), nil); err == nil || errors.As(err, &wrong) || !strings.Contains(err.Error(), "migrator/r1 is wanted") {
+		if err := visit(address, keys.MigratorClientConfig("r1", address), nil); err == nil || errors.As(err, &wrong) || !strings.Contains(err.Error(), "migrator/r1 is wanted") {
 			t.Errorf("r0 is taken for r1: %v", err)
 		}
 	}
 	if tunnels != 1 {
 		t.Errorf("the migrator listens for %d transports over TCP, want 1", tunnels)
 	}
-	peers, scheme := keys.Peers(func(string) string { return "r0" })
+	peers, scheme := keys.PeerTransport(func(string) string { return "r0" })
 	client := &http.Client{Transport: peers}
 	defer client.CloseIdleConnections()
 	for front, want := range map[string]int{"r1": http.StatusForbidden, "r2": http.StatusOK} {

@@ -147,7 +147,7 @@ func TestOrdersAtEither(t *testing.T) {
 // does not plan.
 func TestCommandsAtEither(t *testing.T) {
 	t.Parallel()
-	f := newFleet(t, setup{replicas: 2, planes: 2, edit: func(c *config.Fleet) { c.Planner.Seen = 20 }})
+	f := newFleet(t, setup{replicas: 2, planes: 2, edit: func(c *config.Fleet) { c.Planner.MinRequests = 20 }})
 	a, b := f.planes[0], f.planes[1]
 	b.await("follows a", follows("a"))
 	b.cascade("drain", "r0", "--wait", "--timeout", patience.String())

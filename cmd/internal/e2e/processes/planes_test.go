@@ -190,7 +190,7 @@ func TestControlPlanesRoll(t *testing.T) {
 	slow(t)
 	envoytest.Binary(t)
 	f := newFleet(t, setup{envoy: true, replicas: 4, planes: 2, edit: func(c *config.Fleet) {
-		c.Planner = config.Planner{Period: 2 * time.Second, Seen: 20}
+		c.Planner = config.Planner{Period: 2 * time.Second, MinRequests: 20}
 	}})
 	for _, p := range f.planes {
 		p.await("hears of all", informed)

@@ -1,0 +1,60 @@
+package main
+
+import (
+	"bufio"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"testing"
+)
+
+// TestConnectionCut: who is cut off is not told to start what is there.
+func TestConnectionCut(t *testing.T) {
+	for name, said := range map[string]string{"no answer": "", "half an answer": "HTTP/1.1 200 OK\r\n"} {
+		for _, document := range []string{"", "{}"} {
+			l, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			served := make(chan error, 1)
+			go func() { served <- cutAfter(l, said) }()
+			base := &url.URL{Scheme: "http", Host: l.Addr().String()}
+			var body io.Reader
+			if document != "" {
+				body = strings.NewReader(document)
+			}
+			_, err = requestWithBody(t.Context(), base, http.MethodPost, "/drain", nil, body)
+			if err == nil || !strings.Contains(err.Error(), "cut the connection: ") || strings.Contains(err.Error(), "start one") {
+				t.Errorf("%s, document %q: %v", name, document, err)
+			}
+			l.Close()
+			if err := <-served; err != nil {
+				t.Error(err)
+			}
+			_, err = requestWithBody(t.Context(), base, http.MethodPost, "/drain", nil, nil)
+			if err == nil || !strings.Contains(err.Error(), "start one") {
+				t.Errorf("nobody there: %v", err)
+			}
+		}
+	}
+}
+
+// cutAfter closes a connection without a reset: the request has been read.
+func cutAfter(l net.Listener, said string) error {
+	c, err := l.Accept()
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	r, err := http.ReadRequest(bufio.NewReader(c))
+	if err != nil {
+		return err
+	}
+	if _, err := io.Copy(io.Discard, r.Body); err != nil {
+		return err
+	}
+	_, err = io.WriteString(c, said)
+	return err
+}

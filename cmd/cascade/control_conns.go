@@ -1,0 +1,76 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"strings"
+
+	"google.golang.org/grpc"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/certs"
+	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
+	"github.com/cascadeinfer/cascade/migrator/loadreport"
+	"github.com/cascadeinfer/cascade/xds/client"
+)
+
+// controlConns is what a daemon of a fleet begins with.
+type controlConns struct {
+	log   *slog.Logger
+	creds credentials
+	// control is host:port of the control planes, in the order in which they are
+	// tried; at least one.
+	control []string
+}
+
+// controlUsage is the usage of a daemon's --control.
+const controlUsage = "host:port of the control plane, or of several with commas between, where they are not control.listen and control.peers of the file"
+
+// newControlConns sets a daemon up; control overrides the control planes of the file
+// where it is not empty. Its id must be closed.
+func (s *settings) newControlConns(fleet wiring.Fleet, who component, control string) (controlConns, error) {
+	log, err := s.logger()
+	if err != nil {
+		return controlConns{}, err
+	}
+	id, err := loadCredentials(fleet.TLS(who.role, who.name), who, log)
+	planes := fleet.ControlPlanes()
+	if control != "" {
+		planes = strings.Split(control, ",")
+		for i, p := range planes {
+			planes[i] = strings.TrimSpace(p)
+			if _, _, bad := net.SplitHostPort(planes[i]); bad != nil {
+				return controlConns{log: log, creds: id}, errors.Join(err, fmt.Errorf("--control: %q is no host:port", planes[i]))
+			}
+		}
+	}
+	return controlConns{log: log, creds: id, control: planes}, err
+}
+
+// dial are gRPC connections to the control planes; close ends them.
+func (m controlConns) dial() (conns []grpc.ClientConnInterface, close func(), err error) {
+	var open []*grpc.ClientConn
+	close = func() {
+		for _, c := range open {
+			c.Close()
+		}
+	}
+	for _, address := range m.control {
+		c, err := grpc.NewClient(address, grpc.WithTransportCredentials(certs.TransportCredentials(m.creds.ControlClientConfig(address))), loadreport.ConnectParams())
+		if err != nil {
+			close()
+			return nil, nil, fmt.Errorf("control plane %s: %w", address, err)
+		}
+		open, conns = append(open, c), append(conns, c)
+	}
+	return conns, close, nil
+}
+
+// servers are the control planes after the first, as an xDS client knows them.
+func (m controlConns) servers() (others []client.Server) {
+	for _, address := range m.control[1:] {
+		others = append(others, client.Server{Target: address, TLS: m.creds.ControlClientConfig(address)})
+	}
+	return others
+}

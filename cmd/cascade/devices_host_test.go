@@ -1,0 +1,52 @@
+package main
+
+import (
+	"log/slog"
+	"strings"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/migrator/device/fake"
+	"github.com/cascadeinfer/cascade/migrator/device/inventory"
+	"github.com/cascadeinfer/cascade/migrator/device/topology"
+)
+
+// A bare machine is described in one line, and costs next to nothing: the driver of one
+// that has it is not started.
+func TestDescribeHost(t *testing.T) {
+	var log strings.Builder
+	bare := inventory.Config{Sysfs: t.TempDir(), Proc: t.TempDir(), CUDA: "libnone1.so", NVML: "libnone2.so", Verbs: "libnone3.so"}
+	line := describeHost(bare, slog.New(slog.NewTextHandler(&log, nil)))
+	if line != `this machine: no GPU and no driver of one; no RDMA device ("cascade devices" tells more)` {
+		t.Error(line)
+	}
+	if n := strings.Count(log.String(), "this machine lacks"); n != 5 || strings.Contains(log.String(), "level=WARN") {
+		t.Errorf("%d lines: %s", n, &log)
+	}
+	library := fake.CUDA(t)
+	c := fake.Open(t, library)
+	before := c.Calls("cuInit")
+	bare.CUDA = library
+	describeHost(bare, slog.New(slog.DiscardHandler))
+	if n := c.Calls("cuInit") - before; n != 0 {
+		t.Errorf("the driver is started %d times", n)
+	}
+}
+
+func TestSummarizeHost(t *testing.T) {
+	m := &topology.Machine{
+		Driver: "570.1", GPUs: []topology.GPU{{Name: "NVIDIA H200"}, {Name: "NVIDIA L4"}, {Name: "NVIDIA H200"}},
+		NICs: []topology.NIC{{Name: "mlx5_0", RDMA: "InfiniBand", Up: true}, {Name: "mlx5_1", RDMA: "InfiniBand"}, {Name: "eth0", Up: true}},
+	}
+	if got := summarizeHost(m); got != `this machine: 2 × NVIDIA H200, 1 × NVIDIA L4, driver 570.1; RDMA ports: 1 ("cascade devices" tells more)` {
+		t.Error(got)
+	}
+}
+
+// BenchmarkDescribeHost is what "cascade migrator" and "cascade up" do at their start to say what
+// the machine has.
+func BenchmarkDescribeHost(b *testing.B) {
+	log := slog.New(slog.DiscardHandler)
+	for b.Loop() {
+		describeHost(inventory.Config{}, log)
+	}
+}

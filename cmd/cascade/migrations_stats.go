@@ -1,0 +1,95 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/executor"
+)
+
+// migrationStats sums up the requests that moved while a fleet ran.
+type migrationStats struct {
+	Moved  map[string]uint64 `json:"moved"`  // by way
+	Failed map[string]uint64 `json:"failed"` // by reason; the request went on where it was
+	Causes map[string]int    `json:"causes"` // of the latest ones
+	Bytes  int64             `json:"bytes"`  // of KV that was carried
+	// Rescued and Lost are requests whose engine was lost: they went on at another
+	// one, or ended early.
+	Rescued uint64 `json:"rescued"`
+	Lost    uint64 `json:"lost"`
+	// StallP50 and StallP99 are of the latest moves: for how long a request brought
+	// no token, in seconds of wall time.
+	StallP50 float64 `json:"stall_p50_seconds"`
+	StallP99 float64 `json:"stall_p99_seconds"`
+}
+
+// collectMigrationStats collects what movers count.
+func collectMigrationStats(movers []*executor.Mover) migrationStats {
+	m := migrationStats{Moved: map[string]uint64{}, Failed: map[string]uint64{}, Causes: map[string]int{}}
+	var stalls []time.Duration
+	for _, one := range movers {
+		st := one.Stats()
+		for way, n := range st.Sent {
+			m.Moved[way] += n
+		}
+		for why, n := range st.Failed {
+			m.Failed[why] += n
+		}
+		m.Bytes += st.Bytes
+		m.Rescued += st.Rescued
+		m.Lost += st.Lost
+		for _, move := range one.Moves() {
+			if move.Role != "source" || move.State != "moved" {
+				continue
+			}
+			m.Causes[move.Cause.String()]++
+			if move.Stall > 0 {
+				stalls = append(stalls, move.Stall)
+			}
+		}
+	}
+	if slices.Sort(stalls); len(stalls) > 0 {
+		m.StallP50, m.StallP99 = stalls[len(stalls)/2].Seconds(), stalls[len(stalls)*99/100].Seconds()
+	}
+	return m
+}
+
+// write tells people.
+func (m migrationStats) write(w io.Writer) {
+	if m.Rescued+m.Lost > 0 {
+		fmt.Fprintf(w, "Requests that lost their engine: %d went on at another one, %d ended early.\n", m.Rescued, m.Lost)
+	}
+	if len(m.Moved)+len(m.Failed) == 0 {
+		return
+	}
+	fmt.Fprintf(w, "Requests moved while their clients read: %s; of the latest, by cause: %s.", formatCounts(m.Moved), formatCounts(m.Causes))
+	if m.StallP50 > 0 {
+		fmt.Fprintf(w, " %.1f GB of KV were carried; a request stood still for %.1f ms (p50), %.1f ms (p99).", float64(m.Bytes)/1e9, m.StallP50*1e3, m.StallP99*1e3)
+	}
+	if len(m.Failed) > 0 {
+		fmt.Fprintf(w, " Stayed where they were: %s.", formatCounts(m.Failed))
+	}
+	fmt.Fprintln(w)
+}
+
+// formatCounts is a table of counts in one line, the largest first.
+func formatCounts[N uint64 | int](counts map[string]N) string {
+	names := slices.SortedFunc(maps.Keys(counts), func(a, b string) int {
+		if counts[a] != counts[b] {
+			return int(counts[b]) - int(counts[a])
+		}
+		return strings.Compare(a, b)
+	})
+	parts := make([]string, len(names))
+	for i, name := range names {
+		parts[i] = fmt.Sprintf("%d %s", counts[name], name)
+	}
+	if len(parts) == 0 {
+		return "none"
+	}
+	return strings.Join(parts, ", ")
+}

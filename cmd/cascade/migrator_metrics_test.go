@@ -1,0 +1,140 @@
+package main
+
+import (
+	"io"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/cascadeinfer/cascade/migrator/executor"
+	"github.com/cascadeinfer/cascade/migrator/frontend"
+	"github.com/cascadeinfer/cascade/migrator/market"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/bidask"
+)
+
+// TestFrontendMetrics reads every metric off a state with a value of its own in
+// every field.
+func TestFrontendMetrics(t *testing.T) {
+	state := frontend.Status{
+		Load:        policies.Load{Running: 1, Waiting: 2, Held: 3, Promised: 4, Iteration: 0.5},
+		Flow:        policies.Flow{Arrivals: []float64{1, 5}, Tokens: []float64{3, 4}, Prefill: []float64{2, 6}, Seen: 9},
+		EngineReady: true, BytesPerToken: 4.5, EstimateError: 0.25,
+	}
+	c := newFrontendCollector(func() frontend.Status { return state }, "r0", "m")
+	r := prometheus.NewPedanticRegistry()
+	r.MustRegister(c)
+	want := map[string]float64{
+		"engine_ready": 1, "draining": 0, "running": 1, "waiting": 2, "held_tokens": 3, "promised_tokens": 4, "iteration_seconds": 0.5,
+		"requests_seen_total": 9, "arrival_rate": 6, "token_rate": 7, "prefill_rate": 8, "bytes_per_token": 4.5, "estimate_error_ratio": 0.25,
+	}
+	families, err := r.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		name := f.GetName()[len("cascade_migrator_"):]
+		m := f.GetMetric()[0]
+		got := m.GetGauge().GetValue() + m.GetCounter().GetValue()
+		if w, ok := want[name]; !ok || got != w {
+			t.Errorf("%s = %v, want %v", name, got, w)
+		}
+		delete(want, name)
+	}
+	if len(want) > 0 {
+		t.Errorf("missing: %v", want)
+	}
+	problems, err := testutil.GatherAndLint(r)
+	if err != nil || len(problems) > 0 {
+		t.Errorf("lint: %v, %v", problems, err)
+	}
+}
+
+// TestMigrationMetrics reads every metric off a state with a value of its own in
+// every field that is shown.
+func TestMigrationMetrics(t *testing.T) {
+	state := migrationSample{
+		market: market.Status{
+			Offered: map[policies.Cause]uint64{policies.Growth: 1}, MovedOut: map[policies.Cause]uint64{policies.Drain: 2}, FailedOut: map[policies.Cause]uint64{policies.Spill: 3},
+			MovedIn: 4, FailedIn: 5, Returned: map[bidask.Why]uint64{bidask.Nobody: 6}, Sent: map[bidask.Kind]uint64{bidask.Ask: 7}, Received: map[bidask.Kind]uint64{bidask.Bid: 8},
+			SummariesSent: 9, SummariesReceived: 10, Ignored: 11, Offers: 12, Exporting: 13, Importing: 14, Incoming: 15, Throughput: 16, Heard: 17, Forwards: 18,
+			Residents: 19, Pinned: 20, PinnedSeconds: 21,
+		},
+		executor: executor.Stats{
+			Sent: map[string]uint64{"live": 22}, Received: map[string]uint64{"reprompt": 23}, Failed: map[string]uint64{"lease": 24}, Running: 25, Bytes: 26, Copied: 27,
+			Corrupt: 28, Rounds: 29, Stalls: 30, Stall: 31 * time.Second, LongestStall: 32 * time.Second, Rescued: 34, Lost: 35, Abandoned: 36,
+		},
+		maxConcurrent: 33,
+	}
+	r := prometheus.NewPedanticRegistry()
+	r.MustRegister(newMigrationCollector(func() migrationSample { return state }, "r0", "m"))
+	want := map[string]float64{
+		"moves_offered_total growth": 1, "moves_out_total drain": 2, "moves_out_failed_total spill": 3, "moves_in_total": 4, "moves_in_failed_total": 5,
+		"offers_returned_total nobody to ask": 6, "market_messages_sent_total ask": 7, "market_messages_received_total bid": 8, "summaries_sent_total": 9,
+		"summaries_received_total": 10, "market_messages_ignored_total": 11, "offers": 12, "transfer_slots_used send": 13, "transfer_slots_used receive": 14,
+		"incoming_tokens": 15, "incoming_tokens_per_second": 16, "peers_heard": 17, "forwards_total": 18, "residents": 19, "pinned": 20, "pinned_seconds": 21,
+		"transfers_sent_total live": 22, "transfers_received_total reprompt": 23, "transfers_failed_total lease": 24, "transfers_running": 25, "transfer_bytes_total": 26,
+		"transfer_copied_bytes_total": 27, "transfer_corrupt_blocks_total": 28, "transfer_rounds_total": 29, "stall_seconds": 30 + 31 + 32,
+		"transfer_slots send": 33, "transfer_slots receive": 33, "rescues_total rescued": 34, "rescues_total lost": 35, "engine_sessions_abandoned_total": 36,
+	}
+	families, err := r.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			name := f.GetName()[len("cascade_migrator_"):]
+			for _, l := range m.GetLabel() {
+				if l.GetName() != "replica" && l.GetName() != "model" {
+					name += " " + l.GetValue()
+				}
+			}
+			got := m.GetGauge().GetValue() + m.GetCounter().GetValue()
+			if s := m.GetSummary(); s != nil {
+				got = float64(s.GetSampleCount()) + s.GetSampleSum() + s.GetQuantile()[0].GetValue()
+			}
+			if w, ok := want[name]; !ok || got != w {
+				t.Errorf("%s = %v, want %v", name, got, w)
+			}
+			delete(want, name)
+		}
+	}
+	if len(want) > 0 {
+		t.Errorf("missing: %v", want)
+	}
+	problems, err := testutil.GatherAndLint(r)
+	if err != nil || len(problems) > 0 {
+		t.Errorf("lint: %v, %v", problems, err)
+	}
+}
+
+func TestFrontendReadiness(t *testing.T) {
+	for _, c := range []struct {
+		ready, draining bool
+		want            string
+	}{{true, false, ""}, {true, true, "draining"}, {false, true, "draining"}, {false, false, "the engine does not answer /health"}} {
+		if got := frontendReadiness(frontend.Status{EngineReady: c.ready, Draining: c.draining}); got != c.want {
+			t.Errorf("ready %v, draining %v: %q", c.ready, c.draining, got)
+		}
+	}
+}
+
+// TestAdmin: a daemon is healthy as long as it lives, and ready when it says so.
+func TestAdmin(t *testing.T) {
+	why := "waiting"
+	h := adminHandler(newRegistry(), func() string { return why })
+	for _, c := range []struct {
+		why, path string
+		status    int
+	}{{"waiting", "/healthz", 200}, {"waiting", "/readyz", 503}, {"", "/readyz", 200}, {"", "/metrics", 200}, {"", "/", 404}} {
+		why = c.why
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest("GET", c.path, nil))
+		if body, _ := io.ReadAll(w.Body); w.Code != c.status {
+			t.Errorf("%s answers %d %s", c.path, w.Code, body)
+		}
+	}
+}

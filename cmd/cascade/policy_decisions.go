@@ -1,0 +1,87 @@
+package main
+
+import (
+	"fmt"
+	"io"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/inprocess"
+	"github.com/cascadeinfer/cascade/cmd/internal/policydev"
+	"github.com/cascadeinfer/cascade/engine/report"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/slothost"
+	"github.com/cascadeinfer/cascade/xds/control"
+)
+
+// decisions is what the modules of a run decided.
+type decisions struct {
+	Slots []slotDecisions `json:"slots"`
+	// Native is what came of deciding the recorded calls once more, by the policies
+	// that are linked in.
+	Native policydev.RecheckResult `json:"decided_again_natively"`
+}
+
+// slotDecisions is one slot at the end of a run.
+type slotDecisions struct {
+	Slot    string `json:"slot"`
+	Module  string `json:"module"`
+	Version string `json:"version"`
+	SHA256  string `json:"sha256"`
+	Hosts   int    `json:"hosts"`    // where it decides
+	Of      int    `json:"of_hosts"` // that have the slot
+	Calls   uint64 `json:"calls"`
+	Faults  uint64 `json:"faults"`
+}
+
+// collectDecisions looks at what the pushed modules have done in a fleet that runs; nil
+// where none was pushed.
+func collectDecisions(f *inprocess.Fleet, all []policyPlugin) *decisions {
+	if len(all) == 0 {
+		return nil
+	}
+	d := new(decisions)
+	nodes := make(map[string]control.PolicySlot)
+	for _, s := range f.Control().Policies().Slots {
+		nodes[s.Slot] = s
+	}
+	for _, h := range f.Hosts() {
+		for _, status := range h.Set.Status() {
+			for _, life := range status.Lives {
+				if life.Generation != status.Active {
+					continue
+				}
+				d.Slots = append(d.Slots, newSlotDecisions(status, life, nodes[status.Kind]))
+			}
+		}
+		for k := abi.Configure + 1; k < abi.Kinds; k++ {
+			d.Native = d.Native.Add(policydev.Recheck(h.Native, h.Set.Records(k)))
+		}
+	}
+	return d
+}
+
+func newSlotDecisions(s slothost.Status, l slothost.Life, fleet control.PolicySlot) slotDecisions {
+	line := slotDecisions{Slot: s.Kind, Module: l.Name, Version: l.Version, SHA256: l.SHA256, Of: len(fleet.Nodes), Calls: l.Calls, Faults: l.Faults}
+	for _, n := range fleet.Nodes {
+		if n.Active == s.Active {
+			line.Hosts++
+		}
+	}
+	return line
+}
+
+// write shows the modules; nothing where none decided.
+func (d *decisions) write(w io.Writer) error {
+	if d == nil {
+		return nil
+	}
+	t := report.Table{Title: "policies, as WebAssembly modules", Header: []string{"slot", "module", "version", "sha256", "hosts", "calls", "faults"}, Left: 4}
+	for _, s := range d.Slots {
+		t.Rows = append(t.Rows, []string{s.Slot, s.Module, s.Version, s.SHA256[:min(len(s.SHA256), shownDigest)], fmt.Sprintf("%d of %d", s.Hosts, s.Of), fmt.Sprint(s.Calls), fmt.Sprint(s.Faults)})
+	}
+	n := d.Native
+	t.Notes = []string{fmt.Sprintf("%d recorded calls, %d of them decided by modules, were decided again natively: %d differ.", n.Calls, n.Modules, n.Different)}
+	if n.First != "" {
+		t.Notes = append(t.Notes, "The first: "+n.First+".")
+	}
+	return t.Text(w)
+}

@@ -1,0 +1,203 @@
+package main
+
+import (
+	"context"
+	"crypto/ed25519"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/inprocess"
+	"github.com/cascadeinfer/cascade/cmd/internal/policydev"
+	"github.com/cascadeinfer/cascade/cmd/internal/policyhost"
+	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/sign"
+)
+
+const (
+	// pluginsFolder is where "make plugins" puts the built-in policies, beside the
+	// program.
+	pluginsFolder = "plugins"
+	// runKeyFile is the key of "cascade up", in the fleet's state.
+	runKeyFile = "up.key"
+	// activeTimeout bounds the wait for modules that a run pushes: compiling all of
+	// them takes some 10 s on two slow cores, and a moment when it was done before.
+	activeTimeout = 90 * time.Second
+)
+
+// pluginFlags say whether a fleet in this process runs on modules.
+type pluginFlags struct {
+	native bool
+	folder string
+}
+
+func (p *pluginFlags) flags(c *cobra.Command) {
+	c.Flags().BoolVar(&p.native, "native", false, "decide by the policies that are linked into this program, not by modules in WebAssembly")
+	c.Flags().StringVar(&p.folder, "plugins", "", "folder with the modules of the built-in policies; default: plugins, beside this program")
+}
+
+// policyPlugin is a built-in policy as a signed module.
+type policyPlugin struct {
+	wiring.BuiltinModule
+	Module, Signature []byte
+	Statement         sign.Statement
+}
+
+// preparePlugins has a fleet decide by the modules of the built-in policies, which it signs
+// with a key that lives as long as this process, or the fleet's state. It returns what is to be pushed:
+// nothing where the flags say so, where the fleet trusts keys of its own, whose
+// owners push, and where there is no folder of modules, which it says.
+func (s *settings) preparePlugins(f *wiring.Fleet, p pluginFlags) ([]policyPlugin, error) {
+	if p.native {
+		f.Fleet.Policies.Native = true
+	}
+	if f.Fleet.Policies.Native || len(f.Fleet.Policies.Keys) > 0 {
+		return nil, nil
+	}
+	folder := p.folder
+	if folder == "" {
+		self, err := os.Executable()
+		if err != nil {
+			return nil, err
+		}
+		folder = filepath.Join(filepath.Dir(self), pluginsFolder)
+		if _, err := os.Stat(folder); errors.Is(err, fs.ErrNotExist) {
+			fmt.Fprintf(s.stderr, "no modules in %s (\"make plugins\" builds them): the policies that are linked in decide\n", folder)
+			f.Fleet.Policies.Native = true
+			return nil, nil
+		}
+	}
+	secret, err := signingKey(f.StateDir())
+	if err != nil {
+		return nil, err
+	}
+	var all []policyPlugin
+	for _, b := range f.BuiltinModules() {
+		code, err := policydev.ReadModule(filepath.Join(folder, b.Name+".wasm"))
+		if err != nil {
+			return nil, fmt.Errorf("--plugins: %w; \"make plugins\" builds it, --native does without", err)
+		}
+		one := policyPlugin{BuiltinModule: b, Module: code, Statement: sign.Statement{
+			Digest: sign.Sum(code), ABI: abi.Name, Name: b.Name, Version: semanticVersion(version()), Generation: uint64(time.Now().Unix()),
+			Configuration: sign.SumOf(b.Configuration),
+		}}
+		for _, k := range b.Kinds {
+			one.Statement.Grants = append(one.Statement.Grants, sign.Grant{Kind: k})
+		}
+		file, err := sign.Sign(sign.File{Statement: one.Statement}, secret)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", b.Name, err)
+		}
+		if one.Signature, err = file.Encode(); err != nil {
+			return nil, fmt.Errorf("%s: %w", b.Name, err)
+		}
+		all = append(all, one)
+	}
+	f.Trusted = append(f.Trusted, secret.Public().(ed25519.PublicKey))
+	if c := &f.Fleet.Policies.Cache; *c == "" {
+		if dir, err := os.UserCacheDir(); err == nil {
+			*c = filepath.Join(dir, "cascade", "modules")
+		}
+	}
+	return all, nil
+}
+
+// signingKey is the key that a run signs the built-in policies with: that of the runs
+// before it, where the fleet has a folder for its state, so that what they pushed
+// is still trusted, and can be gone back to.
+func signingKey(dir string) (ed25519.PrivateKey, error) {
+	_, secret, err := ed25519.GenerateKey(nil)
+	if err != nil || dir == "" {
+		return secret, err
+	}
+	path := filepath.Join(dir, runKeyFile)
+	text, err := os.ReadFile(path)
+	if err == nil {
+		if secret, err = sign.ParseSecret(text); err != nil {
+			return nil, fmt.Errorf("%s: %w; remove it to have a new one made", path, err)
+		}
+		return secret, nil
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	if _, text, err = sign.EncodeKeys(secret); err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	return secret, policydev.WriteFile(path, text, 0o600)
+}
+
+// semanticVersion is a version in three numbers, as statements have it.
+func semanticVersion(v string) string {
+	v, _, _ = strings.Cut(strings.TrimPrefix(v, "v"), "+")
+	if (sign.Statement{Digest: sign.Digest{1}, ABI: abi.Name, Name: "x", Version: v, Grants: []sign.Grant{{Kind: abi.Place}}, Generation: 1}).Validate() != nil {
+		return "0.0.0"
+	}
+	return v
+}
+
+// pushPlugins pushes the modules to a running fleet, as an operator would, and waits
+// until they decide.
+func pushPlugins(ctx context.Context, f *inprocess.Fleet, all []policyPlugin) error {
+	base, err := url.Parse(f.AdminURL())
+	if err != nil {
+		return err
+	}
+	for _, p := range all {
+		order := pushRequest{goal: "proven", module: p.Module, signature: p.Signature, configuration: p.Configuration, by: "this run"}
+		for _, k := range p.Kinds {
+			order.slots = append(order.slots, k.String())
+		}
+		if _, err := push(ctx, base, order); err != nil {
+			return fmt.Errorf("%s: %w", p.Name, err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, activeTimeout)
+	defer cancel()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		waits := pendingPlugin(f.Hosts(), all)
+		if waits == "" {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			if context.Cause(ctx) != context.DeadlineExceeded {
+				return context.Cause(ctx)
+			}
+			return fmt.Errorf("%s after %v; the policies that are linked in decide meanwhile", waits, activeTimeout)
+		}
+	}
+}
+
+// pendingPlugin says which slot does not run its module yet, "" when all do.
+func pendingPlugin(hosts []*policyhost.Host, all []policyPlugin) string {
+	for _, h := range hosts {
+		for _, s := range h.Set.Status() {
+			for _, p := range all {
+				for _, k := range p.Kinds {
+					if k.String() == s.Kind && s.Active != p.Statement.Generation {
+						if len(s.Lives) > 0 && s.Lives[0].Reason != "" {
+							return fmt.Sprintf("%s of %s is %s (%s)", p.Name, k, s.Lives[0].State, s.Lives[0].Reason)
+						}
+						return fmt.Sprintf("%s does not decide in %s", p.Name, k)
+					}
+				}
+			}
+		}
+	}
+	return ""
+}

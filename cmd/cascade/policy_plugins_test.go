@@ -1,0 +1,31 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// TestSigningKey: runs with the same state have the same key, others one of their own.
+func TestSigningKey(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	first, err := signingKey(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, err := signingKey(dir); err != nil || !again.Equal(first) {
+		t.Errorf("the second run has another key: %v", err)
+	}
+	if info, err := os.Stat(filepath.Join(dir, runKeyFile)); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v", info, err)
+	}
+	if alone, err := signingKey(""); err != nil || alone.Equal(first) {
+		t.Errorf("a run without state has that of others: %v", err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, runKeyFile), []byte("no key"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := signingKey(dir); err == nil {
+		t.Error("what is no key is taken for one")
+	}
+}

@@ -1,0 +1,274 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/schollz/progressbar/v3"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/inprocess"
+	"github.com/cascadeinfer/cascade/cmd/internal/tracing"
+	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
+	"github.com/cascadeinfer/cascade/engine/replay"
+	"github.com/cascadeinfer/cascade/engine/report"
+	"github.com/cascadeinfer/cascade/engine/trace"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/control"
+)
+
+// startTimeout bounds the start of a fleet in this process.
+const startTimeout = 30 * time.Second
+
+// presetComparison replays the same requests on fleets that differ in their preset.
+type presetComparison struct {
+	fleet    wiring.Fleet // the addresses are those of the last run
+	plugins  pluginFlags
+	requests []trace.Request
+	prompt   replay.Prompt
+	envoy    string // path of Envoy; empty: the embedded proxy
+	device   string // where the engines keep their KV
+	moves    string // how requests move, where stages are planned; empty: as the preset says
+	out      string // directory for results; empty: none
+}
+
+// presetResult is what one system did.
+type presetResult struct {
+	Preset string         `json:"preset"`
+	Result replay.Result  `json:"result"`
+	Status control.Status `json:"status"` // at the end of the replay
+	Placed stageHits      `json:"placed"`
+	Moves  migrationStats `json:"moves"`
+	// Modules are the policies that decided as modules; absent where none did.
+	Modules *decisions `json:"modules,omitempty"`
+}
+
+// stageHits counts where requests went, judged by their exact prompt lengths
+// and the plan whose routes they met.
+type stageHits struct {
+	InRange int `json:"in_range"` // served by the stage that covers the prompt
+	Next    int `json:"adjacent"` // by its neighbour: the estimate was off at a boundary
+	Other   int `json:"elsewhere"`
+	Unknown int `json:"unknown"` // the response named no stage, or an epoch that the history no longer holds
+}
+
+// run starts a fleet with the preset, replays, and stops it.
+func (c *presetComparison) run(ctx context.Context, s *settings, name, preset string) (presetResult, error) {
+	log, err := s.logger()
+	if err != nil {
+		return presetResult{}, err
+	}
+	spans, err := tracing.New(ctx, tracing.Config{Version: version(), Logger: log})
+	if err != nil {
+		return presetResult{}, err
+	}
+	defer spans.Close()
+	f := c.fleet
+	// Each preset has a market of its own.
+	f.Preset, f.Migration = preset, config.Migration{}
+	if preset != "round-robin" {
+		f.Migration.Mode = c.moves
+	}
+	if errs := f.Validate(); len(errs) > 0 {
+		return presetResult{}, errs[0]
+	}
+	f.Fleet.Replicas = append(f.Fleet.Replicas[:0:0], f.Fleet.Replicas...)
+	plugins := c.plugins
+	plugins.native = plugins.native || preset == "round-robin" // which decides nothing
+	all, err := s.preparePlugins(&f, plugins)
+	if err != nil {
+		return presetResult{}, err
+	}
+	cards := newGPUs(f.Fleet.CUDA, log)
+	fleet, err := inprocess.New(inprocess.Config{Fleet: f, Envoy: c.envoy, GPUs: cards, Device: c.device, Tracer: spans.Tracer(preset), Logger: log})
+	if err != nil {
+		return presetResult{}, err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	done := make(chan error, 1)
+	go func() {
+		err := fleet.Run(ctx)
+		if err != nil {
+			cancel(err)
+		}
+		done <- err
+	}()
+	out := presetResult{Preset: preset}
+	out.Result, err = c.replay(ctx, s, fleet, name, all)
+	out.Status = fleet.Control().Status()
+	out.Modules = collectDecisions(fleet, all)
+	out.Placed = countStageHits(out.Result, out.Status)
+	out.Moves = collectMigrationStats(fleet.Executors())
+	cancel(nil)
+	return out, errors.Join(err, <-done, cards.Close())
+}
+
+func (c *presetComparison) replay(ctx context.Context, s *settings, fleet *inprocess.Fleet, name string, all []policyPlugin) (replay.Result, error) {
+	ready, stop := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("the fleet was not ready within %v; --log info tells more", startTimeout))
+	defer stop()
+	if err := fleet.Ready(ready); err != nil {
+		return replay.Result{}, err
+	}
+	if err := pushPlugins(ctx, fleet, all); err != nil {
+		return replay.Result{}, fmt.Errorf("modules: %w", err)
+	}
+	records, err := createRecords(c.out, name)
+	if err != nil {
+		return replay.Result{}, err
+	}
+	defer records.Close()
+	bar := newProgressBar(s, name, len(c.requests))
+	var told policies.Epoch
+	r, err := replay.New(replay.Config{
+		Name: name, Target: fleet.URL(), Model: c.fleet.Models[0].Name, Requests: c.requests, Prompt: c.prompt,
+		Speed: c.fleet.Speed, Records: records,
+		Progress: func(p replay.Progress) {
+			told = s.announceChanges(bar, fleet.Control().Status().History, told)
+			bar.Set(p.Done)
+		},
+	})
+	if err != nil {
+		return replay.Result{}, err
+	}
+	res, err := r.Run(ctx)
+	s.announceChanges(bar, fleet.Control().Status().History, told)
+	bar.Finish()
+	fmt.Fprintln(s.stderr)
+	return res, err
+}
+
+// newProgressBar is a progress bar on standard error.
+func newProgressBar(s *settings, name string, total int) *progressbar.ProgressBar {
+	return progressbar.NewOptions(total, progressbar.OptionSetWriter(s.stderr), progressbar.OptionSetDescription(fmt.Sprintf("%-14s", name)),
+		progressbar.OptionShowCount(), progressbar.OptionSetWidth(30), progressbar.OptionThrottle(200*time.Millisecond))
+}
+
+// announceChanges tells of the plans after the epoch told, and returns the last one's.
+// The history is of one model.
+func (s *settings) announceChanges(bar *progressbar.ProgressBar, history []control.Change, told policies.Epoch) policies.Epoch {
+	for _, c := range history {
+		if c.Epoch <= told {
+			continue
+		}
+		told = c.Epoch
+		bar.Clear()
+		fmt.Fprintf(s.stderr, "  epoch %d: %s\n", c.Epoch, describeChange(c))
+	}
+	return told
+}
+
+// describeChange says what a plan change did.
+func describeChange(c control.Change) string {
+	text := c.Reason
+	if c.Gain > 0 && c.Gain < 1 { // 1: the plan before could not carry the load at all
+		text += fmt.Sprintf(", predicted gain %.0f %%", c.Gain*100)
+	}
+	text += ":"
+	for _, st := range c.Stages {
+		text += fmt.Sprintf(" %s×%d", formatRange(st), len(st.Replicas))
+	}
+	return text
+}
+
+// countStageHits judges where the requests went.
+func countStageHits(r replay.Result, st control.Status) stageHits {
+	plans := map[string][]control.Stage{}
+	for _, c := range st.History {
+		plans[fmt.Sprint(c.Epoch)] = c.Stages
+	}
+	var p stageHits
+	for _, rec := range r.Records {
+		stages := plans[rec.Epoch]
+		if rec.Error != "" {
+			continue
+		}
+		got, want := -1, -1
+		for i, s := range stages {
+			if s.Name == rec.Stage {
+				got = i
+			}
+			if want < 0 && (s.High == nil || policies.Tokens(rec.Prompt) < *s.High) {
+				want = i
+			}
+		}
+		switch {
+		case got < 0 || want < 0:
+			p.Unknown++
+		case got == want:
+			p.InRange++
+		case got == want-1 || got == want+1:
+			p.Next++
+		default:
+			p.Other++
+		}
+	}
+	return p
+}
+
+// show writes the comparison: tables on standard output, pictures and results
+// in the directory.
+func (c *presetComparison) show(s *settings, outcomes []presetResult) error {
+	results := make([]replay.Result, len(outcomes))
+	for i, o := range outcomes {
+		results[i] = o.Result
+	}
+	if c.out != "" {
+		if err := c.write(results, outcomes); err != nil {
+			return err
+		}
+	}
+	if s.json {
+		return s.print(outcomes)
+	}
+	last := outcomes[len(outcomes)-1]
+	tables := []report.Table{report.Runs(results), report.Latencies(results), report.Classes(results), report.Stages(last.Result)}
+	for _, t := range tables {
+		if err := t.Text(s.stdout); err != nil {
+			return err
+		}
+	}
+	p := last.Placed
+	fmt.Fprintf(s.stdout, "By exact length, %d requests were served in their stage, %d next to it (the estimate was off at a boundary), %d elsewhere.\n", p.InRange, p.Next, p.Other+p.Unknown)
+	for _, m := range last.Status.Models {
+		fmt.Fprintf(s.stdout, "The length estimate for %s used %.2f bytes per token; its mean error against exact counts was %.1f %%.\n", m.Name, m.BytesPerToken, m.EstimateError*100)
+	}
+	last.Moves.write(s.stdout)
+	if err := last.Modules.write(s.stdout); err != nil {
+		return err
+	}
+	if c.out != "" {
+		fmt.Fprintf(s.stdout, "Plots, requests and results are in %s.\n", c.out)
+	}
+	return nil
+}
+
+// write puts pictures and results into the directory.
+func (c *presetComparison) write(results []replay.Result, outcomes []presetResult) error {
+	lengths := make([]policies.Tokens, len(c.requests))
+	for i, r := range c.requests {
+		lengths[i] = r.Input + r.Output
+	}
+	return writeResults(c.out, results, map[string]func() (report.Picture, error){
+		"final-plan": func() (report.Picture, error) { return report.Plan(finalPlan(outcomes), lengths) },
+	})
+}
+
+// finalPlan is the plan in force at the end of the last run.
+func finalPlan(outcomes []presetResult) policies.Plan {
+	m := outcomes[len(outcomes)-1].Status.Models[0]
+	p := policies.Plan{Model: m.Name, Epoch: m.Epoch}
+	for _, st := range m.Stages {
+		stage := policies.Stage{Low: st.Low, High: policies.Unbounded}
+		if st.High != nil {
+			stage.High = *st.High
+		}
+		for _, r := range st.Replicas {
+			stage.Replicas = append(stage.Replicas, r.ID)
+		}
+		p.Stages = append(p.Stages, stage)
+	}
+	return p
+}

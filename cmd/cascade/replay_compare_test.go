@@ -1,0 +1,124 @@
+package main
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/engine/replay"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/control"
+)
+
+// at is a pointer to a length.
+func at(t policies.Tokens) *policies.Tokens { return &t }
+
+// threeStages is a plan with cuts at 100 and 1000.
+func threeStages(epoch policies.Epoch) control.Change {
+	two := []control.Replica{{ID: "a"}, {ID: "b"}}
+	return control.Change{Model: "m", Epoch: epoch, Reason: "better", Gain: 0.25, Stages: []control.Stage{
+		{Name: "s0", Low: 0, High: at(100), Replicas: two},
+		{Name: "s1", Low: 100, High: at(1000), Replicas: two[:1]},
+		{Name: "s2", Low: 1000, Replicas: two},
+	}}
+}
+
+// TestCountStageHits judges requests at both sides of every boundary, under the plan
+// whose routes they met.
+func TestCountStageHits(t *testing.T) {
+	one := control.Change{Epoch: 1, Stages: []control.Stage{{Name: "s0"}}}
+	status := control.Status{History: []control.Change{one, threeStages(2)}}
+	for _, c := range []struct {
+		epoch, stage string
+		prompt       int64
+		want         stageHits
+	}{
+		{"1", "s0", 5000, stageHits{InRange: 1}},
+		{"2", "s0", 99, stageHits{InRange: 1}},
+		{"2", "s0", 100, stageHits{Next: 1}},
+		{"2", "s1", 99, stageHits{Next: 1}},
+		{"2", "s1", 999, stageHits{InRange: 1}},
+		{"2", "s2", 1000, stageHits{InRange: 1}},
+		{"2", "s1", 1000, stageHits{Next: 1}},
+		{"2", "s0", 1000, stageHits{Other: 1}},
+		{"2", "s2", 1, stageHits{Other: 1}},
+		{"2", "s3", 1, stageHits{Unknown: 1}},
+		{"2", "", 1, stageHits{Unknown: 1}},
+		{"3", "s0", 1, stageHits{Unknown: 1}},
+		{"", "", 1, stageHits{Unknown: 1}},
+	} {
+		got := countStageHits(replay.Result{Records: []replay.Record{
+			{Epoch: c.epoch, Stage: c.stage, Prompt: c.prompt},
+			{Epoch: c.epoch, Stage: c.stage, Prompt: c.prompt, Error: replay.Cut}, // counts nowhere
+		}}, status)
+		if got != c.want {
+			t.Errorf("epoch %q, stage %q, %d tokens: %+v, want %+v", c.epoch, c.stage, c.prompt, got, c.want)
+		}
+	}
+}
+
+// TestAnnounceEachPlanOnce: also when the history forgets its beginning.
+func TestAnnounceEachPlanOnce(t *testing.T) {
+	var out bytes.Buffer
+	s := &settings{stderr: &out}
+	bar := newProgressBar(s, "test", 10)
+	told := s.announceChanges(bar, []control.Change{threeStages(1), threeStages(2)}, 0)
+	told = s.announceChanges(bar, []control.Change{threeStages(2), threeStages(3)}, told)
+	if told = s.announceChanges(bar, []control.Change{threeStages(3)}, told); told != 3 {
+		t.Errorf("told up to epoch %d", told)
+	}
+	want := ""
+	for _, epoch := range []string{"1", "2", "3"} {
+		want += "  epoch " + epoch + ": better, predicted gain 25 %: [0, 100)×2 [100, 1000)×1 [1000, ∞)×2\n"
+	}
+	lines := ""
+	for line := range strings.Lines(out.String()) {
+		if i := strings.Index(line, "  epoch"); i >= 0 {
+			lines += line[i:]
+		}
+	}
+	if lines != want {
+		t.Errorf("announced:\n%s\nwant:\n%s", lines, want)
+	}
+}
+
+func TestFinalPlan(t *testing.T) {
+	c := threeStages(7)
+	p := finalPlan([]presetResult{{}, {Status: control.Status{Models: []control.Model{{Name: "m", Epoch: 7, Stages: c.Stages}}}}})
+	if p.Epoch != 7 || len(p.Stages) != 3 || p.Stages[1].High != 1000 || p.Stages[2].High != policies.Unbounded || len(p.Stages[0].Replicas) != 2 {
+		t.Errorf("%+v", p)
+	}
+}
+
+func TestHeaders(t *testing.T) {
+	h, err := parseHeaders([]string{"authorization: Bearer x:y", "x-a:b", "x-a: c"})
+	if err != nil || h.Get("Authorization") != "Bearer x:y" || len(h["X-A"]) != 2 {
+		t.Errorf("%v, %v", h, err)
+	}
+	for _, bad := range []string{"", "no colon", ": value"} {
+		if _, err := parseHeaders([]string{bad}); err == nil {
+			t.Errorf("%q is taken", bad)
+		}
+	}
+}
+
+func TestReachable(t *testing.T) {
+	for base, want := range map[string]string{
+		"http://127.0.0.1:8080": "http://127.0.0.1:8080", "http://[::]:8080": "http://127.0.0.1:8080",
+		"http://0.0.0.0:8080": "http://127.0.0.1:8080", "http://10.0.0.1:80": "http://10.0.0.1:80",
+	} {
+		if got := reachableURL(base); got != want {
+			t.Errorf("%s: %s, want %s", base, got, want)
+		}
+	}
+}
+
+// TestCurl quotes what a shell would take apart.
+func TestCurl(t *testing.T) {
+	got := curlCommand("http://h:1", config.Model{Name: `it's "m"`, Hosts: []string{"m.example"}}, true)
+	want := `curl http://h:1/v1/completions -H 'host: m.example' -H 'content-type: application/json' -d '{"model":"it'\''s \"m\"","prompt":"Once upon a time","max_tokens":16}'`
+	if got != want {
+		t.Errorf("%s\nwant %s", got, want)
+	}
+}

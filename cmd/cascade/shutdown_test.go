@@ -1,0 +1,122 @@
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+)
+
+// longStream opens a stream of some tokens, 300 of which take two seconds, and reads up
+// to its first one.
+func longStream(t *testing.T, address string, tokens int) (events *bufio.Scanner, leave func()) {
+	t.Helper()
+	body := fmt.Sprintf(`{"model":"llama","prompt":"Once upon a time","max_tokens":%d,"ignore_eos":true,"stream":true,"stream_options":{"include_usage":true}}`, tokens)
+	resp, err := scripts.Post("http://"+address+"/v1/completions", "application/json", strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	leave = func() { resp.Body.Close() }
+	t.Cleanup(leave)
+	if resp.StatusCode != http.StatusOK {
+		t.Fatalf("the stream answers %s", resp.Status)
+	}
+	events = bufio.NewScanner(resp.Body)
+	if !events.Scan() {
+		t.Fatalf("no event: %v", events.Err())
+	}
+	return events, leave
+}
+
+// TestStreamsOutliveSignal stops the process that owns a stream: the stream
+// runs to its end, nobody new is let in, and the process ends cleanly.
+func TestStreamsOutliveSignal(t *testing.T) {
+	for name, parts := range map[string]func(t *testing.T, s site) (owner *running, door string){
+		"up": func(t *testing.T, s site) (*running, string) {
+			return start(t, "up", "-c", s.file), s.proxy
+		},
+		"migrator": func(t *testing.T, s site) (*running, string) {
+			start(t, "engine", "-c", s.file, "--replica", "r0")
+			return start(t, "migrator", "-c", s.file, "--replica", "r0", "--log", "error"), s.front
+		},
+		"proxy": func(t *testing.T, s site) (*running, string) {
+			start(t, "engine", "-c", s.file, "--replica", "r0")
+			start(t, "migrator", "-c", s.file, "--replica", "r0", "--log", "error")
+			start(t, "control", "-c", s.file)
+			return start(t, "proxy", "-c", s.file, "--log", "error"), s.proxy
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newSite(t, "")
+			owner, door := parts(t, s)
+			awaitURL(t, "http://"+door+"/v1/models", "llama")
+			events, _ := longStream(t, door, 300)
+			_, leave := longStream(t, door, 8000) // goes on until the door is seen to be shut
+			owner.stop()
+			for end := time.Now().Add(patience / 4); ; time.Sleep(tick) {
+				resp, err := scripts.Get("http://" + door + "/v1/models")
+				if err != nil {
+					break
+				}
+				resp.Body.Close()
+				if time.Now().After(end) {
+					t.Fatal("the door stays open for new requests")
+				}
+			}
+			leave()
+			last := ""
+			for events.Scan() {
+				if text := events.Text(); text != "" {
+					if strings.Contains(text, `"usage":{`) && !strings.Contains(text, `"completion_tokens":300`) {
+						t.Errorf("the stream was cut short: %s", text)
+					}
+					last = text
+				}
+			}
+			if err := events.Err(); err != nil || last != "data: [DONE]" {
+				t.Errorf("the stream ended with %q, %v", last, err)
+			}
+			owner.end()
+		})
+	}
+}
+
+// TestUpRefusesUnsupportedEdits edits the file of a running fleet.
+func TestUpRefusesUnsupportedEdits(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, "")
+	up := start(t, "up", "-c", s.file)
+	up.await("Ctrl-C ends it")
+
+	s.write(t, "speed: fast")
+	up.await("fleet file refused; the last good one stays in force.*fast")
+	moved := s
+	moved.front, moved.peers = s.peers, s.front
+	moved.write(t, "")
+	up.await(`replica r0 runs in this process: only ..drain.. can change`)
+	s.write(t, "planner: {seen: 5}")
+	up.await("only replicas are taken over while running; the file's other changes need a restart")
+	s.write(t, `- {id: r9, address: "127.0.0.1:9", peer: "127.0.0.1:10", engine: "http://127.0.0.1:11"}`)
+	awaitURL(t, "http://"+s.admin+"/status", `"id": "r9"`)
+
+	if status, body, err := ask(t.Context(), http.MethodPost, "http://"+s.proxy+"/v1/completions", []byte(`{"model":"llama","prompt":"x","max_tokens":2}`)); err != nil || status != http.StatusOK {
+		t.Errorf("after the edits: %d %s %v", status, body, err)
+	}
+}
+
+// TestUpFailsWithDataPlane: an Envoy that ends takes the fleet down,
+// with an error.
+func TestUpFailsWithDataPlane(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, "")
+	out := newOutput()
+	if code := run(t.Context(), []string{"up", "-c", s.file, "--envoy", "/bin/false"}, out, out); code != 1 {
+		t.Errorf("code %d", code)
+	}
+	if text, _ := out.read(); !strings.Contains(text, "envoy /bin/false: ") {
+		t.Errorf("it says %q", text)
+	}
+}

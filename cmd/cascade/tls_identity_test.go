@@ -1,0 +1,257 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/loopback"
+	"github.com/cascadeinfer/cascade/xds/envoytest"
+	"github.com/cascadeinfer/cascade/xds/ratelimitlog"
+)
+
+// says runs a command line to its end and returns what it wrote.
+func says(t *testing.T, args ...string) string {
+	t.Helper()
+	out := newOutput()
+	code := run(t.Context(), args, out, out)
+	text, _ := out.read()
+	if code != 0 {
+		t.Fatalf("cascade %s ends with code %d: %s", strings.Join(args, " "), code, text)
+	}
+	return text
+}
+
+// identified is a site whose parts have identities.
+func identified(t *testing.T) (s site, dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	s = newSite(t, identities(dir, dir))
+	says(t, "tls", "init", "--out", dir, "--trust-domain", "fleet.test", "-c", s.file, "--proxy", "edge", "--proxy", "edge-2")
+	return s, dir
+}
+
+// identities is the tls section for the authority of one directory and the
+// certificates of another.
+func identities(ca, own string) string {
+	return fmt.Sprintf("tls: {trust_domain: fleet.test, ca: %q, cert: %q, key: %q}",
+		filepath.Join(ca, "ca.pem"), filepath.Join(own, "{role}/{name}/cert.pem"), filepath.Join(own, "{role}/{name}/key.pem"))
+}
+
+// serve starts everything but the data plane; it returns the control plane.
+func (s site) serve(t *testing.T) *running {
+	t.Helper()
+	c := start(t, "control", "-c", s.file)
+	start(t, "engine", "-c", s.file, "--replica", "r0")
+	private, err := os.MkdirTemp("", "run")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(private) })
+	start(t, "migrator", "-c", s.file, "--replica", "r0", "--runtime-dir", private, "--log", "error")
+	awaitURL(t, "http://"+s.admin+"/readyz", "ready")
+	return c
+}
+
+// answers has a request answered through the data plane.
+func (s site) answers(t *testing.T) {
+	t.Helper()
+	status, body, err := ask(t.Context(), http.MethodPost, "http://"+s.proxy+"/v1/completions", []byte(`{"model":"llama","prompt":"x","max_tokens":2}`))
+	if err != nil || status != http.StatusOK {
+		t.Fatalf("through the data plane: %d %s %v", status, body, err)
+	}
+}
+
+const notThem = "is not who it must be and is refused"
+
+// refused counts the lines about clients that were.
+func (d *running) refused() int {
+	text, _ := d.out.read()
+	return strings.Count(text, notThem)
+}
+
+// TestFleetWithIdentities: with certificates without host names, one for each
+// part, requests are answered; an embedded proxy by another's name is told so at
+// its start, or gets nothing.
+func TestFleetWithIdentities(t *testing.T) {
+	t.Parallel()
+	s, dir := identified(t)
+	c := s.serve(t)
+	start(t, "proxy", "-c", s.file, "--node-id", "edge", "--log", "error")
+	awaitURL(t, "http://"+s.proxy+"/v1/models", "llama")
+	awaitURL(t, "http://"+s.admin+"/status", `"health": "healthy".*"id": "edge"`)
+	s.answers(t)
+
+	out := newOutput()
+	if code := run(t.Context(), []string{"proxy", "-c", s.file, "--node-id", "nobody"}, out, out); code == 0 {
+		t.Error("a proxy without a certificate starts")
+	}
+	fixed := filepath.Join(t.TempDir(), "fleet.yaml")
+	elsewhere := site{file: fixed, proxy: loopback.Addresses(t, 1)[0], control: s.control, admin: s.admin, engine: s.engine, front: s.front, peers: s.peers}
+	elsewhere.write(t, strings.NewReplacer("{role}", "proxy", "{name}", "edge-2").Replace(identities(dir, dir)))
+	out = newOutput()
+	if code := run(t.Context(), []string{"proxy", "-c", fixed, "--node-id", "edge"}, out, out); code == 0 {
+		t.Error("a proxy with another's certificate starts")
+	}
+	if text, _ := out.read(); !strings.Contains(text, "is spiffe://fleet.test/proxy/edge-2, and spiffe://fleet.test/proxy/edge is wanted") {
+		t.Errorf("it says: %s", text)
+	}
+	// A certificate is believed only by who has its authority.
+	if got := c.refused(); got != 0 {
+		t.Errorf("%d refusals of the fleet's own parts", got)
+	}
+}
+
+// envoyBoot is a bootstrap of an Envoy that serves within a moment, configured
+// or not.
+func envoyBoot(t *testing.T, args ...string) string {
+	t.Helper()
+	boot := says(t, append([]string{"envoy-bootstrap", "--admin", "127.0.0.1:0"}, args...)...)
+	return strings.ReplaceAll(boot, `"initial_fetch_timeout": "0s"`, `"initial_fetch_timeout": "0.2s"`)
+}
+
+// bare fails unless an Envoy has nothing of the fleet.
+func bare(t *testing.T, who string, p *envoytest.Process) {
+	t.Helper()
+	if got := string(p.Get("/listeners")); got != "" {
+		t.Errorf("%s has listeners: %s", who, got)
+	}
+	if got := p.Stats(`^cluster_manager\.cds\.update_success$`)["cluster_manager.cds.update_success"]; got != 0 {
+		t.Errorf("%s has had %d updates of clusters", who, got)
+	}
+}
+
+// awaitStat waits until a counter of an Envoy has a value.
+func awaitStat(t *testing.T, p *envoytest.Process, name string, least int64) {
+	t.Helper()
+	every := time.NewTicker(tick)
+	defer every.Stop()
+	for end := time.Now().Add(patience); p.Stats(name)[name] < least; <-every.C {
+		if time.Now().After(end) {
+			t.Fatalf("%s is %d, want %d", name, p.Stats(name)[name], least)
+		}
+	}
+}
+
+// TestEnvoyIdentity has real Envoys come with a right certificate,
+// with another's node id, with a stranger's certificate, and to a server that is
+// not the control plane. The first never notices.
+func TestEnvoyIdentity(t *testing.T) {
+	t.Parallel()
+	envoytest.Binary(t)
+	s, dir := identified(t)
+	c := s.serve(t)
+	out := t.TempDir()
+	says(t, "envoy-bootstrap", "-c", s.file, "--node-id", "edge", "--admin", "127.0.0.1:0", "--out", out)
+	boot, err := os.ReadFile(filepath.Join(out, "bootstrap.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	envoytest.Validate(t, string(boot))
+	edge := envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})
+	awaitURL(t, "http://"+s.proxy+"/v1/models", "llama")
+	awaitURL(t, "http://"+s.admin+"/status", `"health": "healthy".*"id": "edge"`)
+	s.answers(t)
+	connected := edge.Stats("cascade-xds.upstream_cx_total")
+
+	began := time.Now()
+	// The name of another, with a valid certificate.
+	stolen := strings.Replace(envoyBoot(t, "-c", s.file, "--node-id", "edge-2"), `"id": "edge-2"`, `"id": "edge"`, 1)
+	thief := envoytest.Start(t, envoytest.Config{Bootstrap: stolen})
+	c.await("spiffe://fleet.test/proxy/edge-2.*" + notThem + "|" + notThem + ".*spiffe://fleet.test/proxy/edge-2")
+	awaitStat(t, thief, "cluster.cascade-xds.upstream_rq_total", 4) // it tries again
+	bare(t, "a thief", thief)
+
+	// A certificate of another authority, which the server does not believe.
+	other := t.TempDir()
+	says(t, "tls", "init", "--out", other, "--trust-domain", "fleet.test", "--proxy", "edge")
+	file := filepath.Join(t.TempDir(), "fleet.yaml")
+	elsewhere := s
+	elsewhere.file = file
+	elsewhere.write(t, identities(dir, other))
+	stranger := envoytest.Start(t, envoytest.Config{Bootstrap: envoyBoot(t, "-c", file, "--node-id", "edge")})
+	awaitStat(t, stranger, "cluster.cascade-xds.upstream_cx_destroy", 2)
+	bare(t, "a stranger", stranger)
+	// And a server that the stranger's authority has not issued.
+	elsewhere.write(t, identities(other, other))
+	wary := envoytest.Start(t, envoytest.Config{Bootstrap: envoyBoot(t, "-c", file, "--node-id", "edge")})
+	awaitStat(t, wary, "cluster.cascade-xds.ssl.fail_verify_error", 1)
+	bare(t, "who trusts another authority", wary)
+	// A migrator is not the control plane.
+	lost := envoytest.Start(t, envoytest.Config{Bootstrap: envoyBoot(t, "-c", s.file, "--node-id", "edge-2", "--control", s.peers)})
+	awaitStat(t, lost, "cluster.cascade-xds.ssl.fail_verify_san", 1)
+	bare(t, "who asks a migrator", lost)
+
+	s.answers(t)
+	// Once, and once more for each minute that this has taken.
+	sum, most := 0, 1+int(time.Since(began)/ratelimitlog.Quiet)
+	text, _ := c.out.read()
+	for _, who := range []string{"client=spiffe://fleet.test/proxy/edge-2 ", "client=127.0.0.1 "} {
+		n := strings.Count(text, who)
+		if sum += n; n < 1 || n > most {
+			t.Errorf("%s is logged %d times, want once a minute, %d at most", who, n, most)
+		}
+	}
+	if got := strings.Count(text, notThem); got != sum {
+		t.Errorf("%d lines of refusals, want those %d of the thief and of the stranger", got, sum)
+	}
+	if now := edge.Stats("cascade-xds.upstream_cx_total"); fmt.Sprint(now) != fmt.Sprint(connected) {
+		t.Errorf("the Envoy with its own name connected again: %v, before %v", now, connected)
+	}
+	if got := edge.Stats(`update_rejected`); got["cluster_manager.cds.update_rejected"]+got["listener_manager.lds.update_rejected"] != 0 {
+		t.Errorf("it refused something: %v", got)
+	}
+}
+
+// TestEnvoyRotates issues an Envoy's certificate anew: it is taken up without a
+// restart, and the next connection is made with it.
+func TestEnvoyRotates(t *testing.T) {
+	t.Parallel()
+	envoytest.Binary(t)
+	s, dir := identified(t)
+	s.serve(t)
+	out := t.TempDir()
+	says(t, "envoy-bootstrap", "-c", s.file, "--node-id", "edge", "--admin", "127.0.0.1:0", "--out", out)
+	boot, err := os.ReadFile(filepath.Join(out, "bootstrap.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	edge := envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})
+	awaitURL(t, "http://"+s.admin+"/status", `"health": "healthy".*"id": "edge"`)
+	serial := func() string {
+		var page struct {
+			Certificates []struct {
+				Chain []struct {
+					Serial string `json:"serial_number"`
+				} `json:"cert_chain"`
+			} `json:"certificates"`
+		}
+		if err := json.Unmarshal(edge.Get("/certs"), &page); err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range page.Certificates {
+			for _, cert := range c.Chain {
+				return cert.Serial
+			}
+		}
+		return ""
+	}
+	before := serial()
+	says(t, "tls", "init", "--out", dir, "--proxy", "edge")
+	every := time.NewTicker(tick)
+	defer every.Stop()
+	for end := time.Now().Add(patience); serial() == before; <-every.C {
+		if time.Now().After(end) {
+			t.Fatal("Envoy does not take up its new certificate")
+		}
+	}
+	if before == "" {
+		t.Fatal("Envoy has no certificate")
+	}
+	s.answers(t)
+}

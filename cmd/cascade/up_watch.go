@@ -1,0 +1,150 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"reflect"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
+)
+
+// debounce is how long a directory must be quiet before the fleet file is read:
+// editors and configuration managers write in several steps.
+const debounce = 200 * time.Millisecond
+
+// debounceMax is how long the reading is put off at most: another program may
+// write into the directory without a pause.
+const debounceMax = 2 * time.Second
+
+// pollPeriod is how often the file's time and size are compared with those of
+// the last reading: not every file system tells of changes.
+const pollPeriod = 5 * time.Second
+
+// watch reads the fleet file whenever it changes and hands what is new over to
+// apply, until ctx ends. A file that cannot be read or that apply refuses is
+// logged, and what was in force stays. in is what was read at the start.
+//
+// It watches the directory, because editors replace the file and Kubernetes
+// replaces a link beside it.
+func watch(ctx context.Context, path string, in wiring.Fleet, log *slog.Logger, apply func(wiring.Fleet) error) error {
+	w, err := fsnotify.NewWatcher()
+	if err != nil {
+		return fmt.Errorf("watch %s: %w", path, err)
+	}
+	defer w.Close()
+	if err := w.Add(filepath.Dir(path)); err != nil {
+		return fmt.Errorf("watch %s: %w", path, err)
+	}
+	f := follower{path: path, log: log, apply: apply, in: in, seen: in}
+	f.run(ctx, w.Events, w.Errors)
+	return nil
+}
+
+// run looks at the file at the start, after events, and whenever it was changed
+// without one, until ctx ends.
+func (f *follower) run(ctx context.Context, events <-chan fsnotify.Event, errs <-chan error) {
+	// The file may have changed since it was read.
+	quiet := time.NewTimer(0)
+	defer quiet.Stop()
+	poll := time.NewTicker(pollPeriod)
+	defer poll.Stop()
+	var since time.Time // of the first event that was not looked after; zero: none
+	putOff := func() {
+		now := time.Now()
+		if since.IsZero() {
+			since = now
+		}
+		quiet.Reset(min(debounce, since.Add(debounceMax).Sub(now)))
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-events:
+			putOff()
+		case err := <-errs:
+			// Events may be lost; the next look finds what they told.
+			f.log.Warn("watch of the fleet file", "file", f.path, "error", err)
+			putOff()
+		case <-poll.C:
+			if since.IsZero() && statFile(f.path) != f.stamp {
+				putOff()
+			}
+		case <-quiet.C:
+			since = time.Time{}
+			f.stamp = statFile(f.path) // before it is read: what comes after is news
+			f.reload()
+		}
+	}
+}
+
+// fileState tells two contents of a file apart, mostly; the zero value is that of
+// a file that is not there.
+type fileState struct {
+	modified time.Time
+	size     int64
+}
+
+func statFile(path string) fileState {
+	info, err := os.Stat(path)
+	if err != nil {
+		return fileState{}
+	}
+	return fileState{info.ModTime(), info.Size()}
+}
+
+// follower takes over changes of a fleet file.
+type follower struct {
+	path  string
+	log   *slog.Logger
+	apply func(wiring.Fleet) error
+	in    wiring.Fleet // in force
+	seen  wiring.Fleet // last read
+	stamp fileState    // of the file before the last look; owned by run
+	bad   string       // the error that was logged last; "" after a good reading
+}
+
+// reload reads the file and applies what differs from what was read before.
+func (f *follower) reload() {
+	fleet, err := wiring.Load(f.path)
+	if err != nil {
+		f.refuse(err)
+		return
+	}
+	if f.bad == "" && reflect.DeepEqual(fleet, f.seen) {
+		return
+	}
+	f.seen = fleet
+	if err := f.apply(fleet); err != nil {
+		f.refuse(fmt.Errorf("%s: %w", f.path, err))
+		return
+	}
+	f.bad = ""
+	f.log.Info("fleet file taken over", "file", f.path, "replicas", len(fleet.Fleet.Replicas))
+	if !sameButReplicas(fleet, f.in) {
+		f.log.Warn("only replicas are taken over while running; the file's other changes need a restart", "file", f.path)
+	}
+	f.in.Fleet.Replicas = fleet.Fleet.Replicas
+}
+
+// refuse logs an error, but not the same one again: any change in the
+// directory makes look read the file.
+func (f *follower) refuse(err error) {
+	if err.Error() == f.bad {
+		return
+	}
+	f.bad = err.Error()
+	f.log.Error("fleet file refused; the last good one stays in force", "error", err)
+}
+
+// sameButReplicas reports whether two fleets differ in their replicas alone.
+func sameButReplicas(a, b wiring.Fleet) bool {
+	a.Fleet.Replicas, b.Fleet.Replicas = nil, nil
+	return reflect.DeepEqual(a, b)
+}

@@ -1,0 +1,247 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
+)
+
+const watched = `models: [{name: m, context: 4096, profile: h200-llama-3.1-8b}]
+replicas:
+- {id: r0, address: "127.0.0.1:9000", peer: "127.0.0.1:9100", engine: "http://127.0.0.1:8000"}
+`
+
+const second = `- {id: r1, address: "127.0.0.1:9001", peer: "127.0.0.1:9101", engine: "http://127.0.0.1:8001"}
+`
+
+// replace puts a file in place of another at once, as editors do.
+func replace(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path+"~", []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(path+"~", path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// follow makes a follower of a file with the text; applied counts the replicas
+// of each list that was handed over.
+func follow(t *testing.T, text string) (f *follower, applied *[]int, refusal *error, log *output) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "fleet.yaml")
+	replace(t, path, text)
+	in, err := wiring.Load(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	applied, refusal, log = new([]int), new(error), newOutput()
+	return &follower{path: path, log: slog.New(slog.NewTextHandler(log, nil)), in: in, seen: in, apply: func(w wiring.Fleet) error {
+		*applied = append(*applied, len(w.Fleet.Replicas))
+		return *refusal
+	}}, applied, refusal, log
+}
+
+func lines(o *output) []string {
+	text, _ := o.read()
+	return strings.Split(strings.TrimSuffix(text, "\n"), "\n")
+}
+
+// TestFollowerKeepsLastValidFile goes through good and bad contents.
+func TestFollowerKeepsLastValidFile(t *testing.T) {
+	f, applied, refusal, log := follow(t, watched)
+	f.reload()
+	if len(*applied) != 0 {
+		t.Fatal("an unchanged file was applied")
+	}
+	replace(t, f.path, watched+"nonsense")
+	f.reload()
+	f.reload()
+	if got := lines(log); len(*applied) != 0 || len(got) != 1 || !strings.Contains(got[0], "fleet file refused; the last good one stays in force") {
+		t.Fatalf("bad file: applied %v, log %q", *applied, got)
+	}
+	replace(t, f.path, watched+second)
+	f.reload()
+	f.reload()
+	if got := lines(log); len(*applied) != 1 || (*applied)[0] != 2 || len(got) != 2 {
+		t.Fatalf("good file: applied %v, log %q", *applied, got)
+	}
+	*refusal = errors.New("not these")
+	replace(t, f.path, watched)
+	f.reload()
+	f.reload()
+	if got := lines(log); len(*applied) != 3 || len(got) != 3 || !strings.Contains(got[2], "not these") {
+		t.Fatalf("refused list: applied %v, log %q", *applied, got)
+	}
+	*refusal = nil
+	f.reload()
+	f.reload()
+	if got := lines(log); len(*applied) != 4 || len(got) != 4 {
+		t.Fatalf("the same list, taken later: applied %v, log %q", *applied, got)
+	}
+	replace(t, f.path, "speed: 2\n"+watched)
+	f.reload()
+	if got := lines(log); len(got) != 6 || !strings.Contains(got[5], "need a restart") {
+		t.Fatalf("other changes: log %q", got)
+	}
+	if err := os.Remove(f.path); err != nil {
+		t.Fatal(err)
+	}
+	f.reload()
+	if got := lines(log); len(got) != 7 || !strings.Contains(got[6], "no such file") {
+		t.Fatalf("no file: log %q", got)
+	}
+}
+
+// TestWatchReplacedFilesAndLinks: what replaces the file is a rename, and
+// in Kubernetes the link of a directory beside it.
+func TestWatchReplacedFilesAndLinks(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{"v1": watched, "v2": watched + second} {
+		if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		replace(t, filepath.Join(dir, name, "fleet.yaml"), text)
+	}
+	link := func(to, name string) {
+		t.Helper()
+		if err := errors.Join(os.Symlink(to, filepath.Join(dir, name+"~")), os.Rename(filepath.Join(dir, name+"~"), filepath.Join(dir, name))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	link("v1", "..data")
+	link(filepath.Join("..data", "fleet.yaml"), "fleet.yaml")
+	path := filepath.Join(dir, "fleet.yaml")
+	in, err := wiring.Load(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithTimeout(t.Context(), patience)
+	defer stop()
+	got, done := make(chan int), make(chan error, 1)
+	go func() {
+		done <- watch(ctx, path, in, slog.New(slog.DiscardHandler), func(w wiring.Fleet) error {
+			select {
+			case got <- len(w.Fleet.Replicas):
+			case <-ctx.Done():
+			}
+			return nil
+		})
+	}()
+	next := func(want int) {
+		t.Helper()
+		select {
+		case n := <-got:
+			if n != want {
+				t.Errorf("%d replicas, want %d", n, want)
+			}
+		case <-ctx.Done():
+			t.Fatalf("the change to %d replicas was not seen", want)
+		}
+	}
+	link("v2", "..data")
+	next(2)
+	replace(t, path, watched)
+	next(1)
+	stop()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if err := watch(t.Context(), filepath.Join(dir, "nowhere", "fleet.yaml"), in, slog.New(slog.DiscardHandler), nil); err == nil {
+		t.Error("a directory that is not there is watched")
+	}
+}
+
+// TestWatchDebounceIsBounded: a directory that is never quiet, with changes of
+// the file in it and with none that is told, delays the reading and no more.
+func TestWatchDebounceIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, applied, _, _ := follow(t, watched)
+		ctx, stop := context.WithCancel(t.Context())
+		events, done := make(chan fsnotify.Event), make(chan struct{})
+		go func() {
+			defer close(done)
+			f.run(ctx, events, nil)
+		}()
+		defer func() {
+			stop()
+			<-done
+		}()
+		synctest.Wait()
+		replace(t, f.path, watched+second)
+		for range debounceMax / (debounce / 2) {
+			events <- fsnotify.Event{}
+			time.Sleep(debounce / 2)
+		}
+		synctest.Wait()
+		if len(*applied) != 1 || (*applied)[0] != 2 {
+			t.Fatalf("a busy directory: applied %v after %v", *applied, debounceMax)
+		}
+	})
+}
+
+// TestWatchPolls: a change that no event tells is found by the file's size or
+// time, and so is the removal of the file.
+func TestWatchPolls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, applied, _, log := follow(t, watched)
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			f.run(ctx, nil, nil)
+		}()
+		defer func() {
+			stop()
+			<-done
+		}()
+		synctest.Wait()
+		replace(t, f.path, watched+second)
+		time.Sleep(pollPeriod + debounce)
+		synctest.Wait()
+		if len(*applied) != 1 || (*applied)[0] != 2 {
+			t.Fatalf("no events: applied %v", *applied)
+		}
+		if err := os.Remove(f.path); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(3 * pollPeriod)
+		synctest.Wait()
+		if got := lines(log); len(got) != 2 || !strings.Contains(got[1], "no such file") {
+			t.Errorf("no file: log %q", got)
+		}
+	})
+}
+
+// TestMerge: who runs in this process keeps its bound address and may only
+// drain; others come and go.
+func TestMerge(t *testing.T) {
+	asked := []config.Replica{{ID: "a", Address: "127.0.0.1:0"}, {ID: "b", Address: "127.0.0.1:0"}}
+	running := []config.Replica{{ID: "a", Address: "127.0.0.1:9000"}, {ID: "b", Address: "127.0.0.1:9001"}}
+	drained, moved, other := asked[0], asked[0], config.Replica{ID: "c", Address: "127.0.0.1:9"}
+	drained.Drain, moved.TP = true, 2
+
+	got, err := mergeReplicas(asked, running, []config.Replica{other, drained})
+	want := running[0]
+	want.Drain = true
+	if err != nil || len(got) != 2 || got[0] != other || got[1] != want {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if _, err := mergeReplicas(asked, running, []config.Replica{moved, asked[1]}); err == nil || !strings.Contains(err.Error(), "replica a runs in this process") {
+		t.Errorf("a changed replica: %v", err)
+	}
+	if asked[0].Drain || running[0].Drain {
+		t.Error("merge changed what it was given")
+	}
+}

@@ -1,0 +1,183 @@
+package handover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+)
+
+// Takeover is a process's right to be the one at its path, from Begin to Finish
+// or Abandon. It is for one goroutine.
+type Takeover struct {
+	// Listeners are the sockets of the process that runs, by name; the caller
+	// closes those that it does not use. Empty where none runs.
+	Listeners map[string]net.Listener
+	// Process is the id of the process that runs; 0 for none.
+	Process int
+
+	path string
+	lock *os.File
+	conn *net.UnixConn // to the process that runs, nil for none
+	once sync.Once
+}
+
+// Begin waits until no other process begins at the path, and asks the one that
+// serves there for its sockets. Nobody there, or only what a process left that
+// is dead, is no error. An error says that a process runs and does not hand
+// over; ctx bounds the waiting.
+func Begin(ctx context.Context, path string) (*Takeover, error) {
+	c := &Takeover{path: path}
+	if !supported {
+		return c, nil
+	}
+	if err := c.begin(ctx); err != nil {
+		c.Abandon()
+		return nil, fmt.Errorf("hand-over: %w", err)
+	}
+	return c, nil
+}
+
+func (c *Takeover) begin(ctx context.Context) (err error) {
+	if c.lock, err = lock(ctx, c.path); err != nil {
+		return err
+	}
+	if c.conn, err = c.dial(ctx); err != nil || c.conn == nil {
+		return err
+	}
+	defer context.AfterFunc(ctx, func() { c.conn.Close() })()
+	if err := c.requestListeners(); err != nil {
+		return fmt.Errorf("the process that serves %s: %w", c.path, err)
+	}
+	return nil
+}
+
+// requestListeners gets the sockets.
+func (c *Takeover) requestListeners() error {
+	if err := checkPeer(c.conn); err != nil {
+		return err
+	}
+	if err := send(c.conn, packet{Step: "ask", Process: os.Getpid()}); err != nil {
+		return err
+	}
+	// The other one settles first.
+	m, files, err := receive(c.conn, "doors", prepareTimeout+stepTimeout)
+	if err != nil {
+		return err
+	}
+	defer closeAll(files)
+	c.Process, c.Listeners = m.Process, make(map[string]net.Listener)
+	for i, f := range files {
+		l, err := net.FileListener(f)
+		if err != nil {
+			return fmt.Errorf("socket %s: %w", m.Listeners[i], err)
+		}
+		c.Listeners[m.Listeners[i]] = l
+	}
+	return nil
+}
+
+// TakeListener removes a socket from the claim and returns it if it listens where the
+// caller wants to: at the address, or at any where its port is 0. Otherwise it
+// closes the socket and returns nil.
+func (c *Takeover) TakeListener(name, address string) net.Listener {
+	l := c.Listeners[name]
+	delete(c.Listeners, name)
+	if l == nil {
+		return nil
+	}
+	want, err := net.ResolveTCPAddr("tcp", address)
+	have, ok := l.Addr().(*net.TCPAddr)
+	if err != nil || !ok || !want.IP.Equal(have.IP) && len(want.IP) > 0 || want.Port != 0 && want.Port != have.Port {
+		l.Close()
+		return nil
+	}
+	return l
+}
+
+// Finish tells the process that runs, if any, that this one accepts, waits
+// until it has stopped accepting, and takes its place. One that has died
+// meanwhile has stopped, too, and one that stands still stops as soon as it
+// goes on. The link leads to it for as long as it lives, and is the caller's to
+// close; it is nil where no process ran or it has died. The error says that the
+// other one goes on accepting, so that this one should end, or that the place
+// cannot be taken.
+func (c *Takeover) Finish(ctx context.Context) (*Server, *Link, error) {
+	defer c.Abandon()
+	if !supported {
+		return &Server{}, nil, nil
+	}
+	err := c.stopPredecessor(ctx)
+	if err != nil && (ctx.Err() != nil || !c.unserved(ctx)) {
+		return nil, nil, fmt.Errorf("hand-over: the process that serves %s went on: %w", c.path, err)
+	}
+	p, failed := newServer(c.path)
+	if failed != nil {
+		return nil, nil, fmt.Errorf("hand-over: %w", failed)
+	}
+	if c.conn == nil || err != nil {
+		return p, nil, nil
+	}
+	l := newLink(c.conn)
+	c.conn = nil
+	return p, l, nil
+}
+
+// stopPredecessor makes the other process leave.
+func (c *Takeover) stopPredecessor(ctx context.Context) error {
+	if c.conn == nil {
+		return nil
+	}
+	conn := c.conn
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	if err := send(c.conn, packet{Step: "ready"}); err != nil {
+		return err
+	}
+	_, _, err := receive(c.conn, "left", stoppedTimeout)
+	if ctx.Err() == nil && errors.Is(err, os.ErrDeadlineExceeded) {
+		return nil // it stands still: when it goes on, it reads that it is to leave
+	}
+	return err
+}
+
+// unserved reports whether nobody serves the path any more.
+func (c *Takeover) unserved(ctx context.Context) bool {
+	conn, err := c.dial(ctx)
+	if err == nil && conn != nil {
+		conn.Close()
+	}
+	return err == nil && conn == nil
+}
+
+// dial connects to the process that serves the path; nil where there is none.
+func (c *Takeover) dial(ctx context.Context) (*net.UnixConn, error) {
+	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
+	defer cancel()
+	conn, err := (&net.Dialer{}).DialContext(ctx, "unixpacket", c.path)
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return conn.(*net.UnixConn), nil
+}
+
+// Abandon ends the claim: before Finish, the process that runs goes on as if
+// nothing had been. Further calls do nothing.
+func (c *Takeover) Abandon() {
+	c.once.Do(func() {
+		for _, l := range c.Listeners {
+			l.Close()
+		}
+		if c.conn != nil {
+			c.conn.Close()
+		}
+		if c.lock != nil {
+			c.lock.Close()
+		}
+	})
+}

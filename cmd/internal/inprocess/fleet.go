@@ -1,0 +1,384 @@
+// Package inprocess runs a whole fleet in one process: emulated engines, their
+// migrators' fronts, the control plane and a data plane, all talking over real
+// loopback sockets and real xDS.
+//
+// It takes no shortcut between the parts: every one of them could be another
+// process, and is one in production. Engines may be external, and the data
+// plane may be a real Envoy.
+package inprocess
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/gpuset"
+	"github.com/cascadeinfer/cascade/cmd/internal/migratord"
+	"github.com/cascadeinfer/cascade/cmd/internal/policyhost"
+	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
+	"github.com/cascadeinfer/cascade/engine/emulator"
+	"github.com/cascadeinfer/cascade/engine/emulator/model"
+	"github.com/cascadeinfer/cascade/migrator/device/topology"
+	"github.com/cascadeinfer/cascade/migrator/executor"
+	"github.com/cascadeinfer/cascade/migrator/frontend"
+	"github.com/cascadeinfer/cascade/migrator/loadreport"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/client"
+	"github.com/cascadeinfer/cascade/xds/control"
+	"github.com/cascadeinfer/cascade/xds/proxy"
+)
+
+// Config says which fleet to run and how.
+type Config struct {
+	// Fleet is the fleet. Addresses with port 0 get a free port. Required.
+	Fleet wiring.Fleet
+	// External leaves the engines to somebody else: the file's URLs are used
+	// as they are. Otherwise every engine is emulated at its URL.
+	External bool
+	// Envoy is the path of an Envoy binary that carries the traffic; empty
+	// means the embedded proxy.
+	Envoy string
+	// GPUs reach engines' pools in the memory of GPUs; Run runs them, and the caller
+	// closes them after it. nil refuses such engines.
+	GPUs *gpuset.GPUs
+	// Device is where the emulated engines keep their KV pools; it is gpuset.Host or
+	// gpuset.CUDA, which needs GPUs. "" means gpuset.Host.
+	Device string
+	// Machine is what this machine has, for migrators of real engines; see
+	// migratord.Config. nil: replicas tell of nothing but what the fleet file's topology
+	// says.
+	Machine func() *topology.Machine
+	// Drain bounds how long streams may go on once Run's context has ended; 0
+	// means 10 s.
+	Drain  time.Duration
+	Tracer trace.Tracer // makes the spans of moves; nil makes none
+	Logger *slog.Logger // nil discards
+
+	hooks hooks
+}
+
+// hooks are where tests take hold of a running fleet. The zero value is what
+// everybody else runs.
+type hooks struct {
+	// listen opens the sockets; nil means net.Listen.
+	listen func(network, address string) (net.Listener, error)
+	// part runs a part under its name ("control", "engine r0", "front r0") until
+	// ctx ends; it may end the part before and run another in its place. nil
+	// means run(ctx).
+	part func(ctx context.Context, name string, run func(context.Context) error) error
+	// front changes the configuration of a front; nil changes nothing.
+	front func(*frontend.Config)
+	// migrator changes the configuration of a migrator; nil changes nothing.
+	migrator func(*migratord.Config)
+	// control changes the configuration of the control plane; nil changes nothing.
+	control func(*control.Config)
+}
+
+const defaultDrain = 10 * time.Second
+
+// Fleet is a running fleet, or one about to run. Its methods may be called
+// from any goroutine; Run once.
+type Fleet struct {
+	cfg           Config
+	log           *slog.Logger
+	replicas      []replica
+	control       *control.Control
+	plane         *policyhost.Plane // the control plane's modules and rules
+	host          *policyhost.Host  // the slots that all migrators share; nil without modules
+	slotClient    *client.Client    // what follows the control plane for host
+	controlConn   *grpc.ClientConn  // of the migrators to the control plane
+	runtime       string            // directory of Unix sockets, removed at the end
+	proxyListener net.Listener      // of the embedded proxy; nil with Envoy
+	proxy         *proxy.Proxy      // nil with Envoy
+	envoy         *envoyProcess
+	address       string // of the data plane
+
+	vocabulary *model.Vocabulary // shared by the engines
+}
+
+// replica is one replica: engine and migrator.
+type replica struct {
+	id       policies.ReplicaID
+	engine   *emulator.Engine // nil where external
+	listener net.Listener     // of the engine
+	migrator *migratord.Daemon
+}
+
+// New binds every socket of the fleet and builds its parts; nothing runs yet.
+// A Fleet that is never run must be closed.
+func New(cfg Config) (f *Fleet, err error) {
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Drain == 0 {
+		cfg.Drain = defaultDrain
+	}
+	if cfg.hooks.listen == nil {
+		cfg.hooks.listen = net.Listen
+	}
+	f = &Fleet{cfg: cfg, log: cfg.Logger}
+	tidy := f.release // f is nil where New fails
+	var open []net.Listener
+	defer func() {
+		if err != nil {
+			for _, l := range open {
+				l.Close()
+			}
+			tidy()
+			err = fmt.Errorf("local fleet: %w", err)
+		}
+	}()
+	bind := func(addr *string) (net.Listener, error) {
+		l, err := cfg.hooks.listen("tcp", *addr)
+		if err != nil {
+			return nil, err
+		}
+		open = append(open, l)
+		*addr = l.Addr().String()
+		return l, nil
+	}
+	xds, err := bind(&f.cfg.Fleet.Fleet.Control.Listen)
+	if err != nil {
+		return nil, fmt.Errorf("control: %w", err)
+	}
+	if f.controlConn, err = grpc.NewClient(xds.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()), loadreport.ConnectParams()); err != nil {
+		return nil, fmt.Errorf("control: %w", err)
+	}
+	if f.runtime, err = os.MkdirTemp("", "cascade-"); err != nil {
+		return nil, err
+	}
+	if err := f.newHost(); err != nil {
+		return nil, err
+	}
+	if err := f.bindReplicas(bind); err != nil {
+		return nil, err
+	}
+	if err := f.bindProxy(bind); err != nil {
+		return nil, err
+	}
+	return f, f.bindControl(xds, bind)
+}
+
+// release releases what is neither a socket nor a part.
+func (f *Fleet) release() {
+	if f.controlConn != nil {
+		f.controlConn.Close()
+	}
+	if f.runtime != "" {
+		os.RemoveAll(f.runtime)
+	}
+}
+
+// URL is the base URL of the data plane, where clients connect.
+func (f *Fleet) URL() string { return "http://" + f.address }
+
+// AdminURL is the base URL of the control plane's /status and /metrics.
+func (f *Fleet) AdminURL() string { return "http://" + f.control.AdminAddr().String() }
+
+// Control is the control plane.
+func (f *Fleet) Control() *control.Control { return f.control }
+
+// Migrator is the migrator of a replica, nil for an unknown id.
+func (f *Fleet) Migrator(id string) *migratord.Daemon {
+	for _, n := range f.replicas {
+		if n.id == policies.ReplicaID(id) {
+			return n.migrator
+		}
+	}
+	return nil
+}
+
+// Executors are the movers of all replicas, none where requests do not move.
+func (f *Fleet) Executors() (out []*executor.Mover) {
+	for _, n := range f.replicas {
+		if m := n.migrator.Executor(); m != nil {
+			out = append(out, m)
+		}
+	}
+	return out
+}
+
+// Frontend is the front of a replica, nil for an unknown id.
+func (f *Fleet) Frontend(id string) *frontend.Server {
+	if d := f.Migrator(id); d != nil {
+		return d.Frontend()
+	}
+	return nil
+}
+
+// Ready waits until the data plane answers for every model.
+func (f *Fleet) Ready(ctx context.Context) error {
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if f.allModelsAnswer(ctx) {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-tick.C:
+		}
+	}
+}
+
+// allModelsAnswer reports whether the data plane reaches a replica of every model.
+func (f *Fleet) allModelsAnswer(ctx context.Context) bool {
+	for _, m := range f.cfg.Fleet.Models {
+		if !f.modelAnswers(ctx, m) {
+			return false
+		}
+	}
+	return true
+}
+
+// modelAnswers asks for a model by its host name, or by its name alone where no
+// host name selects it.
+func (f *Fleet) modelAnswers(ctx context.Context, m config.Model) bool {
+	method, path, body := http.MethodGet, "/v1/models", []byte(nil)
+	if len(m.Hosts) == 0 && len(f.cfg.Fleet.Models) > 1 {
+		name, err := json.Marshal(m.Name)
+		if err != nil {
+			return false
+		}
+		method, path = http.MethodPost, "/v1/completions"
+		body = fmt.Appendf(nil, `{"model":%s,"prompt":"ready?","max_tokens":1}`, name)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, f.URL()+path, bytes.NewReader(body))
+	if err != nil {
+		return false
+	}
+	if len(m.Hosts) > 0 {
+		req.Host = m.Hosts[0]
+	}
+	req.Header.Set("content-type", "application/json")
+	req.Close = true
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return false
+	}
+	defer resp.Body.Close()
+	return resp.StatusCode == http.StatusOK
+}
+
+// Run runs the fleet until ctx ends or a part fails, and returns when all of
+// it has stopped. The data plane stops first, then the fronts, then the rest,
+// so that running streams can end.
+func (f *Fleet) Run(ctx context.Context) error {
+	defer f.release()
+	back, stopBack := context.WithCancel(context.WithoutCancel(ctx))
+	middle, stopMiddle := context.WithCancel(back)
+	defer stopBack()
+	defer stopMiddle()
+	edge, ectx := errgroup.WithContext(ctx)
+	fronts, fctx := errgroup.WithContext(middle)
+	base, bctx := errgroup.WithContext(back)
+
+	base.Go(func() error { return f.runPart(bctx, "control", f.control.Run) })
+	base.Go(func() error { return f.plane.Run(bctx) })
+	if f.cfg.GPUs != nil {
+		base.Go(func() error { return f.cfg.GPUs.Run(bctx) })
+	}
+	if f.host != nil {
+		base.Go(func() error { return f.runHost(bctx) })
+	}
+	for _, n := range f.replicas {
+		if n.engine != nil {
+			base.Go(func() error {
+				return f.runPart(bctx, "engine "+string(n.id), func(ctx context.Context) error { return runEngine(ctx, n.engine, n.listener) })
+			})
+		}
+		fronts.Go(func() error {
+			return f.runPart(fctx, "front "+string(n.id), n.migrator.Run)
+		})
+	}
+	edge.Go(func() error { return f.runDataPlane(ectx) })
+	// A part behind the edge that fails ends the edge, too.
+	edge.Go(func() error { return waitForAny(ectx, bctx, fctx) })
+
+	errEdge := edge.Wait()
+	stopMiddle()
+	errFronts := fronts.Wait()
+	stopBack()
+	var errs []error
+	for _, err := range []error{errEdge, errFronts, base.Wait()} {
+		// That a part was told to stop is no error of the others.
+		if ctx.Err() == nil || !errors.Is(err, context.Canceled) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// runPart runs a part of the fleet.
+func (f *Fleet) runPart(ctx context.Context, name string, run func(context.Context) error) error {
+	if f.cfg.hooks.part != nil {
+		return f.cfg.hooks.part(ctx, name, run)
+	}
+	return run(ctx)
+}
+
+// runEngine runs an emulated engine and serves it on l.
+func runEngine(ctx context.Context, e *emulator.Engine, l net.Listener) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return e.Run(ctx) })
+	g.Go(func() error { return serveHTTP(ctx, l, e.Handler()) })
+	return g.Wait()
+}
+
+// waitForAny waits for ctx, or for a context behind it to end.
+func waitForAny(ctx, base, fronts context.Context) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-base.Done():
+		return context.Cause(base)
+	case <-fronts.Done():
+		return context.Cause(fronts)
+	}
+}
+
+// runDataPlane runs the data plane.
+func (f *Fleet) runDataPlane(ctx context.Context) error {
+	if f.envoy != nil {
+		return f.envoy.run(ctx)
+	}
+	return f.proxy.Run(ctx)
+}
+
+// serveHTTP serves an engine until ctx ends.
+func serveHTTP(ctx context.Context, l net.Listener, h http.Handler) error {
+	srv := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelInfo)}
+	defer context.AfterFunc(ctx, func() { srv.Close() })()
+	if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+// Close releases the sockets of a fleet that is never run.
+func (f *Fleet) Close() {
+	f.release()
+	f.control.Close()
+	for _, n := range f.replicas {
+		if n.listener != nil {
+			n.listener.Close()
+		}
+	}
+	if f.proxyListener != nil {
+		f.proxyListener.Close()
+	}
+}

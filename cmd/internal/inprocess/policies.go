@@ -1,0 +1,59 @@
+package inprocess
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"google.golang.org/grpc"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/policyhost"
+	names "github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/xds/client"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// hostName is that of the slots that the migrators of this process share: a
+// process is one host, however many replicas it has.
+const hostName = "local"
+
+// newHost builds the slots that the migrators of this process share, and what
+// follows the control plane for them.
+func (f *Fleet) newHost() error {
+	fleet := &f.cfg.Fleet
+	if !fleet.ModulesEnabled() || !fleet.Migrates() || len(fleet.Fleet.Replicas) == 0 {
+		return nil
+	}
+	log := f.log.With("part", "policies")
+	var err error
+	if f.host, err = policyhost.NewHost(policyhost.HostConfig{
+		Fleet: fleet, Role: names.Migrator, Name: hostName, Replicas: len(fleet.Fleet.Replicas), Kinds: policyhost.MarketKinds,
+		Native: fleet.NativePolicies(fleet.Market(fleet.Fleet.Replicas[0], log)), Fetch: policyhost.From([]grpc.ClientConnInterface{f.controlConn}), Logger: log,
+	}); err != nil {
+		return fmt.Errorf("policies: %w", err)
+	}
+	f.slotClient, err = client.New(client.Config{
+		Conn: f.controlConn, NodeID: names.MigratorNode(hostName), Cluster: resources.ObserverCluster,
+		Slots: policyhost.Resources(policyhost.MarketKinds), CheckSlot: f.host.CheckResource, Watcher: f.host.Follower(), Logger: log,
+	})
+	return err
+}
+
+// runHost runs the shared slots until ctx ends.
+func (f *Fleet) runHost(ctx context.Context) error {
+	done := make(chan error, 1)
+	go func() { done <- f.slotClient.Run(ctx) }()
+	return errors.Join(f.host.Run(ctx), <-done)
+}
+
+// Hosts are the policy slots of this process: those that the migrators share, and
+// the control plane's; none where no module may decide.
+func (f *Fleet) Hosts() []*policyhost.Host {
+	var all []*policyhost.Host
+	for _, h := range []*policyhost.Host{f.host, f.plane.Host} {
+		if h != nil {
+			all = append(all, h)
+		}
+	}
+	return all
+}

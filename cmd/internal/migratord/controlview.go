@@ -1,0 +1,144 @@
+package migratord
+
+import (
+	"sync"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/policyhost"
+	"github.com/cascadeinfer/cascade/migrator/loadreport"
+	"github.com/cascadeinfer/cascade/migrator/market"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/client"
+)
+
+// controlView is what the control plane says, from both of its doors: the plan and
+// the peers by xDS, the stage's mean, the drain and the refinement by the
+// replies to reports.
+type controlView struct {
+	mu    sync.Mutex
+	view  market.View
+	peers map[policies.ReplicaID]policies.Replica
+}
+
+// address is where a replica's peer listener is, "" for unknown.
+func (o *controlView) address(id policies.ReplicaID) string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.peers[id].Peer
+}
+
+// node is the machine of a replica, "" for unknown.
+func (o *controlView) node(id policies.ReplicaID) string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.peers[id].Node
+}
+
+// peerIDs are the replicas that the control plane tells of, in any order.
+func (o *controlView) peerIDs() []policies.ReplicaID {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	out := make([]policies.ReplicaID, 0, len(o.peers))
+	for id := range o.peers {
+		out = append(out, id)
+	}
+	return out
+}
+
+// owner is the replica whose peer listener is at an address, "" for unknown.
+func (o *controlView) owner(address string) policies.ReplicaID {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for id, r := range o.peers {
+		if r.Peer == address {
+			return id
+		}
+	}
+	return ""
+}
+
+// snapshotWatcher takes what comes by xDS.
+type snapshotWatcher struct {
+	d     *Daemon
+	slots *policyhost.Follower // nil where the daemon follows none
+}
+
+// Update implements client.Watcher. What cannot be read leaves the last plan
+// in force.
+func (w snapshotWatcher) Update(s *client.Snapshot) {
+	d := w.d
+	if w.slots != nil {
+		w.slots.Update(s)
+	}
+	plans, err := client.Plans(s)
+	if err != nil {
+		return // a rollout on its way: the next snapshot completes it
+	}
+	var plan policies.Plan
+	for _, p := range plans {
+		if p.Model == d.model {
+			plan = p
+		}
+	}
+	if len(plan.Stages) == 0 {
+		return
+	}
+	var mine []policies.Replica
+	peers, addresses := make(map[policies.ReplicaID]policies.Replica), make(map[policies.ReplicaID]string)
+	for _, r := range client.Replicas(s) {
+		if r.Model == d.model {
+			mine = append(mine, r)
+			peers[r.ID], addresses[r.ID] = r, r.Peer
+		}
+	}
+	delete(addresses, d.id)
+	d.network.SetPeers(addresses)
+	o := &d.controlView
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.view.Plan, o.view.Peers, o.peers = plan, mine, peers
+	d.market.SetView(o.view) // under the lock, so that no older view comes after it
+}
+
+// update is what an earlier process is to know of it, which hears no replies.
+func (o *controlView) update() controlUpdate {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return controlUpdate{Drain: o.view.Draining, StageMean: o.view.StageMean, MeanKnown: o.view.MeanKnown}
+}
+
+// applyControlUpdate takes what the later process says, once this one has handed over.
+func (d *Daemon) applyControlUpdate(x controlUpdate) {
+	if d.market == nil {
+		return
+	}
+	o := &d.controlView
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.view.Draining, o.view.StageMean, o.view.MeanKnown = x.Drain, x.StageMean, x.MeanKnown
+	d.market.SetView(o.view)
+}
+
+// stepDown takes note that another process speaks for the replica from now on.
+func (d *Daemon) stepDown() {
+	if d.market == nil {
+		return
+	}
+	o := &d.controlView
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.view.Retired, o.view.Refine = true, nil
+	d.market.SetView(o.view)
+}
+
+// handleReply takes what comes by the replies to reports.
+func (d *Daemon) handleReply(r loadreport.Reply) {
+	if d.market == nil {
+		return
+	}
+	o := &d.controlView
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.view.StageMean, o.view.MeanKnown = policies.Tokens(r.StageMeanHeld), true
+	o.view.Draining, o.view.Refine = r.Drain, r.Refine
+	d.market.SetView(o.view)
+}

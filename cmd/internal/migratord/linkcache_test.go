@@ -1,0 +1,179 @@
+package migratord
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
+	"github.com/cascadeinfer/cascade/migrator/api"
+	"github.com/cascadeinfer/cascade/migrator/device/topology"
+	"github.com/cascadeinfer/cascade/migrator/peer"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/links"
+)
+
+// pairedGPUs is a machine with four GPUs, joined in pairs by NVLink.
+func pairedGPUs(name string) *topology.Machine {
+	m := &topology.Machine{Name: name, Libraries: []topology.Library{{Name: topology.CUDA}, {Name: topology.Verbs, Missing: "not here"}}}
+	for i := range 4 {
+		g := topology.GPU{Index: i, UUID: fmt.Sprint(name, i), PCI: topology.PCI{Address: fmt.Sprint("g", i), NUMA: i / 2, Link: topology.PCIe{MaxGen: 4, MaxWidth: 16}}}
+		for range 4 {
+			g.NVLinks = append(g.NVLinks, topology.NVLink{Active: true, Version: 3, Remote: fmt.Sprint("g", i^1)})
+		}
+		m.GPUs = append(m.GPUs, g)
+	}
+	return m
+}
+
+// newLinkDaemon is r0 on GPU 0 of node a, in a fleet file with r1 and r2 on GPUs 1 and 2, r3
+// in the machine's memory, and r4 on another node.
+func newLinkDaemon(t *testing.T) *Daemon {
+	t.Helper()
+	network, err := peer.New(peer.Config{Self: "r0", Handle: func(policies.ReplicaID, *api.Envelope) {}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var f wiring.Fleet
+	f.Migration = config.Migration{LinkGbps: 200, NodeGbps: 1600}
+	for i := range 5 {
+		r := config.Replica{ID: fmt.Sprint("r", i), Node: "a"}
+		if i < 3 {
+			r.GPU = &i
+		}
+		if i == 4 {
+			r.Node = "b"
+		}
+		f.Fleet.Replicas = append(f.Fleet.Replicas, r)
+	}
+	d := &Daemon{cfg: Config{Fleet: f, Replica: f.Fleet.Replicas[0]}, network: network}
+	d.linkCache.tokenBytes = 1e6
+	d.controlView.peers = make(map[policies.ReplicaID]policies.Replica)
+	for _, r := range f.Fleet.Replicas {
+		d.controlView.peers[policies.ReplicaID(r.ID)] = policies.Replica{ID: policies.ReplicaID(r.ID), Node: r.Node}
+	}
+	return d
+}
+
+// TestDistances: without a machine the fleet file's two rates hold; with one, its
+// links do, before any peer has told of itself.
+func TestDistances(t *testing.T) {
+	d := newLinkDaemon(t)
+	for id, want := range map[policies.ReplicaID]policies.Micros{"r1": 5, "r3": 5, "r4": 40, "stranger": 40} {
+		if got := d.distance(id, 1); got != want {
+			t.Errorf("without a machine %s is %d µs a token away, not %d", id, got, want)
+		}
+	}
+	if w := d.linksFrom("r1"); w != nil {
+		t.Errorf("ways of which nothing is known: %v", w)
+	}
+	m := pairedGPUs("a")
+	d.cfg.Machine = func() *topology.Machine { return m }
+	d.linkCache.toPeersAt = d.linkCache.toPeersAt.Add(-toPeersMaxAge)
+	for id, want := range map[policies.ReplicaID]policies.Micros{"r1": 12 + 10, "r2": 389 + 100, "r3": 389 + 100, "r4": 40, "stranger": 40} {
+		if got := d.distance(id, 1); got != want {
+			t.Errorf("%s is %d µs a token away, not %d", id, got, want)
+		}
+	}
+	if w := links.Best(d.linksFrom("r1")); w.Kind != links.NVLinked || d.describeLink("r1", "cuda") != w.Why || w.Why == "" {
+		t.Errorf("from r1: %+v", w)
+	}
+	if why := d.describeLink("r2", "cuda"); why == "" || why == d.describeLink("r1", "cuda") {
+		t.Errorf("why not by cuda from r2: %q", why)
+	}
+	if d.linksFrom("r4") != nil {
+		t.Error("something is known of another node")
+	}
+}
+
+// TestSite is told once, until it is another one.
+func TestSite(t *testing.T) {
+	d := newLinkDaemon(t)
+	blind := d.site()
+	if blind.GetNode() != "a" || blind.GetKnown() || d.site() != blind {
+		t.Errorf("without a machine: %v", blind)
+	}
+	m := pairedGPUs("another name")
+	d.cfg.Machine = func() *topology.Machine { return m }
+	seen := d.site()
+	if seen == blind || seen.GetNode() != "a" || !seen.GetKnown() || len(seen.GetGpu().GetPeers()) != 3 {
+		t.Errorf("with a machine: %v", seen)
+	}
+	m = pairedGPUs("another name") // looked again
+	if d.site() != seen {
+		t.Error("what says the same is told again")
+	}
+	m = pairedGPUs("another name")
+	m.GPUs[0].Health.Lost = "it has fallen off the bus"
+	if s := d.site(); s == seen || s.GetGpu().GetLost() == "" {
+		t.Errorf("a lost GPU: %v", s)
+	}
+	// The fleet file has the first word.
+	d.cfg.Fleet.Machines = topology.Machines{"a": &topology.Machine{Name: "a"}}
+	if s := d.site(); !s.GetKnown() || !s.GetGpu().GetAbsent() {
+		t.Errorf("by the fleet file: %v", s)
+	}
+}
+
+// TestSiteRDMA: the port that others hear of, and that the transport opens, is the one
+// that the fleet file names; there is none where it has switched RDMA off. What it says
+// of peers that have told nothing yet is taken as well.
+func TestSiteRDMA(t *testing.T) {
+	m := pairedGPUs("a")
+	m.Libraries[1].Missing = ""
+	m.NICs = []topology.NIC{{Name: "mlx5_0", Port: 1, RDMA: "InfiniBand", Up: true, Rate: 50e9}, {Name: "mlx5_1", Port: 1, RDMA: "InfiniBand", Up: true, Rate: 25e9}, {Name: "mlx5_1", Port: 2, RDMA: "InfiniBand", Up: true, Rate: 12e9}}
+	for _, c := range []struct {
+		off                bool
+		own                config.RDMADevice
+		port, device, none string
+		rate               int64
+	}{
+		{port: "mlx5_0", device: "mlx5_0", rate: 50e9},
+		{own: config.RDMADevice{Device: "mlx5_1"}, port: "mlx5_1", device: "mlx5_1", rate: 25e9},
+		{own: config.RDMADevice{Device: "mlx5_1", Port: 2}, port: "mlx5_1", device: "mlx5_1", rate: 12e9},
+		{own: config.RDMADevice{Device: "mlx5_9"}, device: "mlx5_9", none: "mlx5_9, which is not there"},
+		{off: true, none: "switched off in the fleet file"},
+		{off: true, own: config.RDMADevice{Device: "mlx5_1"}, device: "mlx5_1", none: "switched off in the fleet file"},
+	} {
+		d := newLinkDaemon(t)
+		d.cfg.Machine = func() *topology.Machine { return m }
+		d.cfg.Fleet.RDMA.Off = c.off
+		d.cfg.Replica.RDMA, d.cfg.Fleet.Fleet.Replicas[1].RDMA = c.own, c.own
+		d.linkCache.mu.Lock()
+		d.updateSiteLocked()
+		peer := d.peerSiteLocked("r1", nil, "a")
+		d.linkCache.mu.Unlock()
+		if told := d.site(); told.GetRdma().GetName() != c.port || told.GetRdma().GetRate() != c.rate || !strings.Contains(told.GetVerbs(), c.none) || (told.GetVerbs() == "") != (c.none == "") {
+			t.Errorf("%+v: it tells %v", c, told)
+		}
+		if (peer.RDMA == nil) != (c.port == "") || peer.RDMA != nil && (peer.RDMA.Name != c.port || int64(peer.RDMA.Rate) != c.rate) || (peer.Verbs == "") != (c.none == "") {
+			t.Errorf("%+v: of r1 it takes %+v", c, peer)
+		}
+		if got := d.rdmaDevice(); got != c.device {
+			t.Errorf("%+v: the transport opens %q", c, got)
+		}
+	}
+}
+
+// TestBounce: blocks go by way of the host where the nearest NIC is another
+// processor's, and nowhere else.
+func TestBounce(t *testing.T) {
+	d := newLinkDaemon(t)
+	if d.bounceThroughHost() {
+		t.Error("without a machine")
+	}
+	var m *topology.Machine
+	d.cfg.Machine = func() *topology.Machine { return m }
+	if d.bounceThroughHost() {
+		t.Error("before a machine is known")
+	}
+	for node, want := range map[int]bool{0: false, 1: true} {
+		m = pairedGPUs("a")
+		m.Libraries[1].Missing = ""
+		m.NICs = []topology.NIC{{Name: "mlx5_0", Port: 1, RDMA: "InfiniBand", Up: true, Rate: 50e9, PCI: topology.PCI{Address: "n0", NUMA: node}}}
+		if d.bounceThroughHost() != want {
+			t.Errorf("a NIC of NUMA node %d: %v", node, d.bounceThroughHost())
+		}
+	}
+}

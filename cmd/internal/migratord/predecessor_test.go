@@ -1,0 +1,226 @@
+package migratord
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"reflect"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/cascadeinfer/cascade/migrator/api"
+	"github.com/cascadeinfer/cascade/migrator/frontend"
+	"github.com/cascadeinfer/cascade/migrator/loadreport"
+	"github.com/cascadeinfer/cascade/migrator/transfer"
+	"github.com/cascadeinfer/cascade/policies"
+	xds "github.com/cascadeinfer/cascade/xds/api"
+)
+
+// sample is a state with everything in it.
+func sample(t *testing.T, moves int) predecessorState {
+	t.Helper()
+	f := policies.NewFlow([]policies.Tokens{0, 100})
+	f.Arrivals[1], f.Seen = 2.5, 7
+	s := predecessorState{
+		Load: policies.Load{Running: 3, Waiting: 1, Held: 300, Promised: 40, Iteration: .03}, Flow: f,
+		Snapshot: []policies.Batch{{N: 3, SumI: 100}, {}}, Residents: 4, Pinned: 1, PinnedSeconds: 9, Streams: 5,
+	}
+	for i := range moves {
+		b, err := proto.Marshal(&xds.Migration{Id: fmt.Sprint("r0/", i), State: "done", Reason: "because"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Migrations = append(s.Migrations, b)
+	}
+	return s
+}
+
+// TestState: what an earlier process runs is added to what the later one does.
+func TestState(t *testing.T) {
+	want := sample(t, 2)
+	b, err := encodeState(want)
+	if err != nil || b[0] != stateMessage {
+		t.Fatal(err)
+	}
+	s, err := decodeState(b[1:])
+	if err != nil || !reflect.DeepEqual(s, want) {
+		t.Fatalf("%+v, %v", s, err)
+	}
+	own := frontend.Status{Load: policies.Load{Running: 1, Held: 50, Iteration: .07}, Flow: policies.NewFlow([]policies.Tokens{0, 100}), Snapshot: make([]policies.Batch, 2), EngineReady: true}
+	got := s.addToStatus(own)
+	if want := (policies.Load{Running: 4, Waiting: 1, Held: 350, Promised: 40, Iteration: .04}); got.Load != want {
+		t.Errorf("load %+v, want %+v", got.Load, want)
+	}
+	if got.Flow.Arrivals[1] != 2.5 || got.Snapshot[0].N != 3 || !got.EngineReady {
+		t.Errorf("%+v", got)
+	}
+	if own.Snapshot[0].N != 0 {
+		t.Error("the own snapshot has changed")
+	}
+	if got := (predecessorState{}).addToStatus(own); !reflect.DeepEqual(got, own) {
+		t.Errorf("nothing adds %+v", got)
+	}
+	if got := s.addToStatus(frontend.Status{}); got.Load.Iteration != .03 {
+		t.Errorf("an idle process has the iteration time %v", got.Load.Iteration)
+	}
+	x := s.addToExtra(loadreport.Extra{Residents: 1, Pinned: 1, PinnedSeconds: 2, Streams: 1, Moves: []*xds.Migration{{Id: "own"}}})
+	if x.Residents != 5 || x.Pinned != 2 || x.PinnedSeconds != 9 || x.Streams != 6 || len(x.Moves) != 3 || x.Moves[2].Id != "r0/1" {
+		t.Errorf("%+v", x)
+	}
+	// Load comes through however many moves there are.
+	if b, err = encodeState(sample(t, 10_000)); err != nil || len(b) > maxMessage {
+		t.Fatalf("%d bytes, %v", len(b), err)
+	}
+	if s, err := decodeState(b[1:]); err != nil || s.Load != want.Load || s.Migrations != nil {
+		t.Errorf("%+v, %v", s, err)
+	}
+}
+
+func FuzzState(f *testing.F) {
+	f.Add([]byte(`{"load":{"Running":1},"flow":{"Edges":[0]}}`))
+	f.Add([]byte(`{}`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		s, err := decodeState(b)
+		if err != nil {
+			return
+		}
+		got := s.addToStatus(frontend.Status{Flow: policies.NewFlow([]policies.Tokens{0})})
+		if err := got.Load.Validate(); err != nil {
+			t.Error(err)
+		}
+		if err := got.Flow.Validate(); err != nil {
+			t.Error(err)
+		}
+		s.addToExtra(loadreport.Extra{})
+	})
+}
+
+func transferEnvelope(seller string, number uint64, kind transfer.Kind, request string) *api.Envelope {
+	return &api.Envelope{From: "r1", Body: &api.Envelope_Transfer{Transfer: &api.Transfer{Kind: uint32(kind), Seller: seller, Number: number, Request: request}}}
+}
+
+// TestIsForPredecessor: an earlier process is told of its own deals and its clients'
+// streams, and of nothing else.
+func TestIsForPredecessor(t *testing.T) {
+	d := &Daemon{id: "r0", startedAt: time.UnixMicro(1000)}
+	market := func(seller string, number uint64) *api.Envelope {
+		return &api.Envelope{Body: &api.Envelope_Market{Market: &api.Market{Seller: seller, Number: number}}}
+	}
+	for i, c := range []struct {
+		e    *api.Envelope
+		want bool
+	}{
+		{market("r0", 999), true},
+		{market("r0", 1000), false},
+		{market("r1", 999), false}, // it asks, and only the later one buys
+		{transferEnvelope("r0", 999, transfer.Pulled, ""), true},
+		{transferEnvelope("r0", 1001, transfer.Pulled, ""), false},
+		{transferEnvelope("r1", 999, transfer.Offer, "r0/5"), false},
+		{transferEnvelope("r1", 2000, transfer.Swap, "r0/999"), true},
+		{transferEnvelope("r1", 2000, transfer.Whose, "r0/999"), true},
+		{transferEnvelope("r1", 5, transfer.Swap, "r0/1000"), false},
+		{transferEnvelope("r1", 5, transfer.Swap, "r00/999"), false},
+		{transferEnvelope("r1", 5, transfer.Swap, "nonsense"), false},
+		{&api.Envelope{Body: &api.Envelope_Summary{Summary: &api.Summary{}}}, false},
+		{&api.Envelope{}, false},
+	} {
+		if got := d.isForPredecessor(c.e); got != c.want {
+			t.Errorf("%d: %v", i, got)
+		}
+	}
+}
+
+// pipe is a Link to a test.
+type pipe struct {
+	in, out chan []byte
+	once    sync.Once
+	closed  chan struct{}
+}
+
+func newPipe() *pipe {
+	return &pipe{in: make(chan []byte), out: make(chan []byte), closed: make(chan struct{})}
+}
+
+func (p *pipe) Send(b []byte) error {
+	select {
+	case p.out <- bytes.Clone(b):
+		return nil
+	case <-p.closed:
+		return net.ErrClosed
+	}
+}
+
+func (p *pipe) Receive() ([]byte, error) {
+	select {
+	case b, ok := <-p.in:
+		if !ok {
+			return nil, io.EOF
+		}
+		return b, nil
+	case <-p.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (p *pipe) Close() error {
+	p.once.Do(func() { close(p.closed) })
+	return nil
+}
+
+var _ Link = (*pipe)(nil)
+
+// TestFollowPredecessor: as long as an earlier process lives, what is meant for it goes there
+// or is lost, and what it runs counts; then neither.
+func TestFollowPredecessor(t *testing.T) {
+	d := &Daemon{cfg: Config{Logger: slog.New(slog.DiscardHandler)}, id: "r0", startedAt: time.UnixMicro(1000)}
+	if d.predecessor.forward(transferEnvelope("r0", 1, transfer.Pulled, "")) {
+		t.Error("there is no earlier process, and it gets an envelope")
+	}
+	d.predecessor.expected = true
+	if !d.predecessor.forward(transferEnvelope("r0", 1, transfer.Pulled, "")) {
+		t.Error("an earlier process that is not reached yet is taken for none")
+	}
+	d.controlView.view.Draining = true
+	p, over := newPipe(), make(chan struct{})
+	go func() {
+		defer close(over)
+		d.FollowPredecessor(t.Context(), p)
+	}()
+	word, err := encodeState(sample(t, 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.in <- word
+	if b := <-p.out; b[0] != controlUpdateMessage || !bytes.Contains(b, []byte(`"Drain":true`)) {
+		t.Errorf("%s", b)
+	}
+	if s := d.predecessor.currentState(); s.Residents != 4 {
+		t.Errorf("%+v", s)
+	}
+	p.in <- []byte{stateMessage, '{'}
+	p.in <- []byte{'?', 1, 2}
+	p.in <- nil
+	want := transferEnvelope("r0", 1, transfer.Pulled, "")
+	if !d.predecessor.forward(want) {
+		t.Error("not passed on")
+	}
+	var got api.Envelope
+	if b := <-p.out; b[0] != envelopeMessage || proto.Unmarshal(b[1:], &got) != nil || !proto.Equal(&got, want) {
+		t.Errorf("%s", b)
+	}
+	close(p.in)
+	<-over
+	if s := d.predecessor.currentState(); s.Residents != 0 || d.predecessor.forward(want) {
+		t.Error("it has ended, and still counts")
+	}
+	d.predecessor.expected = true
+	d.FollowPredecessor(t.Context(), nil)
+	if d.predecessor.forward(want) {
+		t.Error("it had ended before, and is waited for")
+	}
+}

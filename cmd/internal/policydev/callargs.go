@@ -1,0 +1,229 @@
+package policydev
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/host"
+)
+
+// A question is the words of one call. Those of its kind are set.
+type callArgs struct {
+	kind      abi.Kind
+	bids      []policies.Bid
+	ask       abi.Ask
+	own, mean policies.Tokens
+	arrival   policies.Arrival
+	border    policies.Border
+	workload  policies.Workload
+	change    abi.Change
+}
+
+// encode writes the question's frame.
+func (q *callArgs) encode(arena []byte, c abi.Call) (int, error) {
+	switch q.kind {
+	case abi.Partition:
+		return abi.PutPartition(arena, c, q.workload)
+	case abi.Refine:
+		return abi.PutRefine(arena, c, q.border)
+	case abi.Quote:
+		return abi.PutQuote(arena, c, q.ask)
+	case abi.Select:
+		return abi.PutSelect(arena, c, q.bids)
+	case abi.Outlier:
+		return abi.PutOutlier(arena, c, q.own, q.mean)
+	case abi.Place:
+		return abi.PutPlace(arena, c, q.arrival)
+	case abi.Guard:
+		return abi.PutGuard(arena, c, q.change)
+	}
+	return 0, fmt.Errorf("there are no questions of kind %v", q.kind)
+}
+
+// frame returns the question's frame in memory of its own.
+func (q *callArgs) frame(c abi.Call) ([]byte, error) {
+	n, err := q.encode(nil, c)
+	if err != abi.ErrShort {
+		return nil, err
+	}
+	b := make([]byte, n)
+	if n, err = q.encode(b, c); err != nil {
+		return nil, err
+	}
+	return b[:n], nil
+}
+
+// call asks an instance as a host does, without a recording.
+func (q *callArgs) call(i *host.Instance, c abi.Call) (err error) {
+	switch q.kind {
+	case abi.Partition:
+		if _, err = i.Partition(c, q.workload); err == policies.ErrInfeasible {
+			err = nil
+		}
+	case abi.Refine:
+		_, err = i.Refine(c, q.border)
+	case abi.Quote:
+		_, _, err = i.Quote(c, q.ask)
+	case abi.Select:
+		_, err = i.Select(c, q.bids)
+	case abi.Outlier:
+		_, err = i.Excess(c, q.own, q.mean)
+	case abi.Place:
+		_, err = i.Place(c, q.arrival)
+	case abi.Guard:
+		_, _, err = i.Guard(c, q.change)
+	}
+	return err
+}
+
+// native asks one of our own policies, as a host without modules does.
+func (q *callArgs) native(p any) {
+	switch q.kind {
+	case abi.Partition:
+		_, _ = p.(policies.Partitioner).Partition(q.workload) // infeasible is an answer
+	case abi.Refine:
+		p.(policies.Refiner).Refine(q.border)
+	case abi.Quote:
+		p.(policies.Quoter).Quote(q.ask.Position, q.ask.Handover)
+	case abi.Select:
+		p.(policies.Selector).Select(q.bids)
+	case abi.Outlier:
+		p.(policies.Detector).Excess(q.own, q.mean)
+	case abi.Place:
+		p.(policies.Placer).Place(q.arrival)
+	}
+}
+
+// random is a source of questions: the same seed gives the same ones everywhere.
+type random struct{ *rand.Rand }
+
+func newRandom(seed uint64, k abi.Kind) random { return random{rand.New(rand.NewPCG(seed, uint64(k)))} }
+
+// cost is in the region of a small model on one GPU.
+var cost = policies.Cost{D0: 6e-3, D1: 15e-6, D2: 72e-6, D3: 1.9e-9, D4: 41e-9, Kappa: 0.5}
+
+func (r random) tokens(n int) policies.Tokens { return policies.Tokens(r.IntN(n)) }
+
+// typical is a question of usual size: what benchmarks ask.
+func (r random) typical(k abi.Kind) *callArgs { return r.sized(k, 16, 64) }
+
+// any is a question of any size that a fleet may ask.
+func (r random) any(k abi.Kind) *callArgs { return r.sized(k, r.IntN(65), r.IntN(400)) }
+
+// sized is a question with so many bids or sites, and sequences on either side.
+func (r random) sized(k abi.Kind, several, many int) *callArgs {
+	q := &callArgs{kind: k}
+	switch k {
+	case abi.Partition:
+		q.workload = r.workload()
+	case abi.Refine:
+		q.border = r.border(many)
+	case abi.Quote:
+		q.ask = abi.Ask{
+			Position: policies.Position{Capacity: 1e6 + r.tokens(1e6), Held: r.tokens(1e6), Promised: r.tokens(1e4), Incoming: r.tokens(1e5),
+				Throughput: r.tokens(2) * r.tokens(1e6), Draining: r.IntN(20) == 0},
+			Handover: policies.Handover{Request: fmt.Sprintf("front-%d/%d", r.IntN(9), r.IntN(1e6)), Length: 1 + r.tokens(1e5), Cause: policies.Cause(1 + r.IntN(4))},
+		}
+	case abi.Select:
+		for i := range several {
+			q.bids = append(q.bids, policies.Bid{From: replica(i), Load: r.tokens(1e6), Start: policies.Micros(r.IntN(5) * 1000)})
+		}
+	case abi.Outlier:
+		q.own, q.mean = r.tokens(2e6), r.tokens(1e6)
+	case abi.Place:
+		q.arrival = r.arrival(several)
+	case abi.Guard:
+		q.change = r.change()
+	}
+	return q
+}
+
+func replica(i int) policies.ReplicaID { return policies.ReplicaID(fmt.Sprintf("replica-%d", i)) }
+
+func (r random) border(n int) policies.Border {
+	at := 1000 + r.tokens(30_000)
+	b := policies.Border{Boundary: at, High: policies.Unbounded, Peers: 1 + r.IntN(8), Successors: 1 + r.IntN(8), Cost: cost}
+	if r.IntN(2) == 0 {
+		b.Low, b.High = at/2, at*4
+	}
+	for range n {
+		input := 1 + r.tokens(int(at))
+		b.Local = append(b.Local, policies.Sequence{Input: input, Length: min(at, input+r.tokens(2000))})
+		input = at + r.tokens(int(at))
+		b.Next = append(b.Next, policies.Sequence{Input: input, Length: input + r.tokens(2000)})
+	}
+	return b
+}
+
+func (r random) arrival(peers int) policies.Arrival {
+	site := func(id policies.ReplicaID) policies.Site {
+		low := r.tokens(3) * 4000
+		return policies.Site{ID: id, Low: low, High: low + 4000, Waiting: r.tokens(20_000), Load: r.tokens(1e6), Prefix: r.tokens(3000), Draining: r.IntN(12) == 0}
+	}
+	a := policies.Arrival{
+		Request: policies.Request{ID: fmt.Sprintf("front/%d", r.IntN(1e6)), Model: "m", Input: 1 + r.tokens(12_000), MaxOutput: r.tokens(2000), Estimated: r.IntN(2) == 0},
+		Hops:    r.IntN(4) / 3, Own: site("own"),
+	}
+	for i := range peers {
+		a.Peers = append(a.Peers, site(replica(i)))
+	}
+	return a
+}
+
+func (r random) workload() policies.Workload {
+	edges := policies.Edges(policies.Tokens(1)<<(10+r.IntN(7)), 1+r.IntN(4))
+	w := policies.Workload{
+		Flow: policies.NewFlow(edges), Snapshot: make([]policies.Batch, len(edges)), Cost: cost, Replicas: 1 + r.IntN(16),
+		Capacity: policies.Capacity{KV: 100_000 + r.tokens(1e6), Batch: 32 + r.IntN(224)},
+		Transfer: policies.Transfer{Base: 5e-3 * r.Float64(), PerToken: 5e-6 * r.Float64()},
+		Limits:   policies.Limits{Stages: r.IntN(policies.MaxStages + 1)},
+	}
+	// Replicas' worth of work in each bucket: from idle to too much.
+	load := 1.2 * r.Float64() * float64(w.Replicas) / float64(len(edges))
+	for i, edge := range edges {
+		length := (float64(edge) + 8) * (1 + r.Float64())
+		part := load * math.Exp(r.NormFloat64())
+		f, s := &w.Flow, &w.Snapshot[i]
+		f.Tokens[i] = part / (2 * (w.Cost.D1 + w.Cost.D4*length))
+		f.Reads[i] = f.Tokens[i] * length
+		f.Arrivals[i] = f.Tokens[i] / 200
+		f.Prefill[i] = part / (4 * w.Cost.D2)
+		f.Prefill2[i] = f.Prefill[i] * length
+		f.Weight[i] = f.Tokens[i] / 200
+		f.Crossings[i] = f.Tokens[i] / (1 + length)
+		s.N = 10 * r.Float64()
+		s.SumL, s.SumI, s.SumI2 = s.N*length, s.N*length/2, s.N*length*length/3
+	}
+	w.Flow.Seen = uint64(r.IntN(1e6))
+	return w
+}
+
+func (r random) change() abi.Change {
+	n := 1 + r.IntN(24)
+	ch := abi.Change{Next: r.plan(n, 2)}
+	if r.IntN(4) > 0 {
+		ch.Now = r.plan(max(1, n-r.IntN(3)), 1)
+	}
+	return ch
+}
+
+func (r random) plan(replicas int, epoch policies.Epoch) policies.Plan {
+	p := policies.Plan{Model: "m", Epoch: epoch}
+	stages := 1 + r.IntN(min(replicas, policies.MaxStages))
+	low := policies.Tokens(0)
+	for i := range stages {
+		s := policies.Stage{Low: low, High: low + 500 + r.tokens(8000)}
+		if i == stages-1 {
+			s.High = policies.Unbounded
+		}
+		low = s.High
+		for j := i; j < replicas; j += stages {
+			s.Replicas = append(s.Replicas, replica(j))
+		}
+		p.Stages = append(p.Stages, s)
+	}
+	return p
+}

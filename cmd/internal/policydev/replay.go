@@ -1,0 +1,204 @@
+package policydev
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/calllog"
+	"github.com/cascadeinfer/cascade/wasm/host"
+)
+
+// ReplayResult is what somebody answered to frames.
+type ReplayResult struct {
+	Records []host.Record
+	// Memory is the SHA-256 of the instance's memory afterwards, in hexadecimal;
+	// "" for a native policy.
+	Memory string
+	// Digest is of all results, outputs and fuel, to compare processes.
+	Digest string
+}
+
+// Replay has one fresh instance answer frames, in their order, and the next one
+// where that died. Frames of which the module decides none are an error.
+func Replay(ctx context.Context, s *Subject, frames []Frame) (ReplayResult, error) {
+	if err := s.decidesSome(frames); err != nil {
+		return ReplayResult{}, err
+	}
+	i, err := s.instance()
+	if err != nil {
+		return ReplayResult{}, err
+	}
+	records, err := replayFrames(ctx, i, frames, func() (Decider, error) {
+		err := i.Close()
+		if err == nil {
+			i, err = s.instance()
+		}
+		return i, err
+	})
+	if err != nil {
+		return ReplayResult{}, errors.Join(err, i.Close())
+	}
+	sum := i.Hash()
+	return ReplayResult{records, hex.EncodeToString(sum[:]), digest(records)}, i.Close()
+}
+
+// decidesSome says that a module has nothing to say to any of some frames.
+func (s *Subject) decidesSome(frames []Frame) error {
+	var others []string
+	for _, f := range frames {
+		k := kindOf(f.Frame)
+		if s.Module.Decides(k) {
+			return nil
+		}
+		if !slices.Contains(others, k.String()) {
+			others = append(others, k.String())
+		}
+	}
+	if len(others) == 0 {
+		return nil
+	}
+	var own []string
+	for _, k := range s.kinds() {
+		own = append(own, k.String())
+	}
+	return fmt.Errorf("%s decides %s, and all %d frames are of %s, beginning with frame 0: replay those of its own kinds",
+		s.Path, strings.Join(own, ", "), len(frames), strings.Join(others, ", "))
+}
+
+// ReplayNative has one of our own policies answer frames.
+func ReplayNative(ctx context.Context, name string, frames []Frame) (ReplayResult, error) {
+	var kinds []abi.Kind
+	for _, f := range frames {
+		if k := kindOf(f.Frame); !slices.Contains(kinds, k) {
+			kinds = append(kinds, k)
+		}
+	}
+	b, err := findBuiltin(name, kinds)
+	if err != nil {
+		return ReplayResult{}, err
+	}
+	records, err := replayFrames(ctx, native{b}, frames, func() (Decider, error) { return native{b}, nil })
+	return ReplayResult{Records: records, Digest: digest(records)}, err
+}
+
+func replayFrames(ctx context.Context, d Decider, frames []Frame, renew func() (Decider, error)) ([]host.Record, error) {
+	records := make([]host.Record, len(frames))
+	for n, f := range frames {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		err := d.Replay(f.Frame, &records[n])
+		if records[n].Frame == nil { // the call was not made
+			records[n].Frame, records[n].Kind = f.Frame, kindOf(f.Frame)
+			records[n].Cause = host.CauseOf(err)
+		}
+		if err != nil && host.CauseOf(err).Fatal() {
+			if d, err = renew(); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return records, nil
+}
+
+func digest(records []host.Record) string {
+	h := sha256.New()
+	var b []byte
+	for n := range records {
+		r := &records[n]
+		b = binary.LittleEndian.AppendUint64(b[:0], r.Result)
+		b = binary.LittleEndian.AppendUint64(b, uint64(r.Fuel))
+		b = append(b, byte(r.Cause))
+		h.Write(append(b, calllog.Said(r)...))
+	}
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// Difference is a frame that two deciders answer differently.
+type Difference struct {
+	Frame int    `json:"frame"` // counted from 0
+	Kind  string `json:"kind"`
+	A     string `json:"a"`
+	B     string `json:"b"`
+}
+
+// Summary sums up one decider's answers.
+type Summary struct {
+	Name   string         `json:"name"`
+	Fuel50 int64          `json:"fuel_p50"` // ticks; 0 for a native policy
+	Fuel99 int64          `json:"fuel_p99"`
+	Faults map[string]int `json:"faults"` // by cause; answered by the native policy in a fleet
+	Memory string         `json:"memory_sha256,omitempty"`
+	Digest string         `json:"digest"`
+}
+
+// Comparison is of two deciders on the same frames.
+type Comparison struct {
+	A       Summary      `json:"a"`
+	B       Summary      `json:"b"`
+	Frames  int          `json:"frames"`
+	Same    int          `json:"same"`
+	Differ  int          `json:"differ"`
+	Unknown int          `json:"unknown"` // A has no answer, or one of them does not decide the kind
+	Shown   []Difference `json:"differences"`
+}
+
+// Compare sets the answers of two deciders to the same frames side by side. It
+// keeps the first show differences.
+func Compare(a, b []host.Record, show int) Comparison {
+	c := Comparison{Frames: len(a), Shown: []Difference{}}
+	c.A, c.B = summarize(a), summarize(b)
+	for n := range a {
+		x, y := &a[n], &b[n]
+		switch {
+		case x.Frame == nil, x.Cause == host.Unknown, y.Cause == host.Unknown:
+			c.Unknown++
+		case calllog.Same(x, y):
+			c.Same++
+		default:
+			c.Differ++
+			if len(c.Shown) < show {
+				c.Shown = append(c.Shown, Difference{n, y.Kind.String(), describeDecision(x), describeDecision(y)})
+			}
+		}
+	}
+	return c
+}
+
+func summarize(records []host.Record) Summary {
+	s := Summary{Faults: map[string]int{}}
+	var fuel []int64
+	for n := range records {
+		if records[n].Frame == nil {
+			continue
+		}
+		fuel = append(fuel, records[n].Fuel)
+		if c := records[n].Cause; c != 0 {
+			s.Faults[c.String()]++
+		}
+	}
+	if len(fuel) > 0 {
+		slices.Sort(fuel)
+		s.Fuel50, s.Fuel99 = quantile(fuel, 50), quantile(fuel, 99)
+	}
+	return s
+}
+
+// Recorded returns the answers that are in a file; a frame without one has an
+// empty record.
+func Recorded(frames []Frame) []host.Record {
+	records := make([]host.Record, len(frames))
+	for n, f := range frames {
+		if f.Answer != nil {
+			records[n] = *f.Answer
+		}
+	}
+	return records
+}

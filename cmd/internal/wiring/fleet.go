@@ -1,0 +1,264 @@
+// Package wiring translates the fleet file into the Config of each component.
+//
+// It decides nothing and starts nothing; it is where a field of the file meets
+// the field of a component, once, for the daemons and for the whole fleet in
+// one process alike.
+package wiring
+
+import (
+	"crypto/ed25519"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/engine/cost"
+	"github.com/cascadeinfer/cascade/engine/emulator"
+	"github.com/cascadeinfer/cascade/migrator/device/topology"
+	"github.com/cascadeinfer/cascade/migrator/frontend"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/xds/control"
+	"github.com/cascadeinfer/cascade/xds/fleet"
+	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/server"
+	"github.com/cascadeinfer/cascade/xds/store"
+)
+
+// BucketsPerOctave is how finely flows are counted: fronts and planner must
+// agree on it.
+const BucketsPerOctave = 4
+
+// Fleet is a fleet file with its cost profiles resolved.
+type Fleet struct {
+	config.Fleet
+	Dir      string                  // relative paths of the file start here
+	Profiles map[string]cost.Profile // by model, at the fleet's speed
+	// Machines are those of the fleet file's topology, by node.
+	Machines topology.Machines
+	// Trusted are keys of a program that signs modules itself, besides those that
+	// policies.keys names.
+	Trusted         []ed25519.PublicKey
+	replicaProfiles map[string]cost.Profile // by replica, of those that have one of their own
+}
+
+// Load reads a fleet file and resolves its profiles.
+func Load(path string) (Fleet, error) {
+	f, err := config.Load(path)
+	if err != nil {
+		return Fleet{}, err
+	}
+	out, err := Resolve(f, filepath.Dir(path))
+	if err != nil {
+		return Fleet{}, fmt.Errorf("%s: %w", path, err)
+	}
+	return out, nil
+}
+
+// Resolve finds the profiles and the machines of a valid fleet.
+func Resolve(f config.Fleet, dir string) (Fleet, error) {
+	profiles, err := f.Profiles(dir)
+	if err != nil {
+		return Fleet{}, err
+	}
+	own, err := f.ReplicaProfiles(dir)
+	if err != nil {
+		return Fleet{}, err
+	}
+	out := Fleet{Fleet: f, Dir: dir, Profiles: profiles, replicaProfiles: own}
+	if err := out.readTopology(); err != nil {
+		return Fleet{}, err
+	}
+	return out, nil
+}
+
+// Model returns a model of the fleet by name.
+func (f *Fleet) Model(name string) (config.Model, bool) {
+	for _, m := range f.Models {
+		if m.Name == name {
+			return m, true
+		}
+	}
+	return config.Model{}, false
+}
+
+// Replica returns a replica of the fleet by id.
+func (f *Fleet) Replica(id string) (config.Replica, error) {
+	ids := make([]string, len(f.Fleet.Replicas))
+	for i, r := range f.Fleet.Replicas {
+		if r.ID == id {
+			return r, nil
+		}
+		ids[i] = r.ID
+	}
+	return config.Replica{}, fmt.Errorf("replica %q is not in the fleet file; it has %q", id, ids)
+}
+
+// resolvePath is where a file that the fleet file names lies.
+func (f *Fleet) resolvePath(name string) string {
+	if name == "" || filepath.IsAbs(name) {
+		return name
+	}
+	return filepath.Join(f.Dir, name)
+}
+
+// TLS names the PEM files of a component by paths that do not depend on the fleet
+// file's place.
+func (f *Fleet) TLS(role identity.Role, name string) config.TLS {
+	t := f.Fleet.TLS.ForComponent(role, name)
+	t.Cert, t.Key, t.CA = f.resolvePath(t.Cert), f.resolvePath(t.Key), f.resolvePath(t.CA)
+	return t
+}
+
+// scaled divides a duration of the file by the fleet's speed.
+func (f *Fleet) scaled(d time.Duration) time.Duration {
+	return time.Duration(float64(d) / f.Speed)
+}
+
+// Edges are the length buckets of a model.
+func Edges(m config.Model) []policies.Tokens { return policies.Edges(m.Context, BucketsPerOctave) }
+
+// profile is a replica's cost profile on one rank.
+func (f *Fleet) profile(r config.Replica) cost.Profile {
+	if p, ok := f.replicaProfiles[r.ID]; ok {
+		return p
+	}
+	return f.Profiles[r.Model]
+}
+
+// capacity is what a replica states, or what its profile says.
+func (f *Fleet) capacity(r config.Replica) policies.Capacity {
+	c := f.profile(r).TensorParallel(r.TP).Capacity()
+	if r.KVTokens > 0 {
+		c.KV = r.KVTokens
+	}
+	if r.Batch > 0 {
+		c.Batch = r.Batch
+	}
+	return c
+}
+
+// Registry is the replicas in the words of the policies.
+func (f *Fleet) Registry() []policies.Replica {
+	out := make([]policies.Replica, len(f.Fleet.Replicas))
+	for i, r := range f.Fleet.Replicas {
+		out[i] = policies.Replica{
+			ID: policies.ReplicaID(r.ID), Model: r.Model, Address: r.Address, Peer: r.Peer, Node: r.Node,
+			Capacity: f.capacity(r), Adapters: f.AdaptersOf(r), Draining: r.Drain,
+		}
+	}
+	return out
+}
+
+// Rules are the models and how the control plane plans them.
+func (f *Fleet) Rules() fleet.Rules {
+	rules := fleet.Rules{Policy: f.Preset, Refine: f.Planner.Refine, Speed: f.Speed, Period: f.Planner.Period, Seen: f.Planner.MinRequests}
+	for _, m := range f.Models {
+		p := f.Profiles[m.Name].TensorParallel(f.minTensorParallel(m.Name))
+		model := fleet.Model{
+			Name: m.Name, Context: m.Context, Hosts: m.Hosts, Cost: p.Cost(), Transfer: p.Transfer(),
+			Limits:        policies.Limits{Stages: f.Planner.Stages, Iteration: f.scaled(f.Planner.Iteration).Seconds(), Pooling: max(0, f.Planner.Pooling)},
+			Edges:         Edges(m),
+			BytesPerToken: length.RatioOf(m.BytesPerToken),
+		}
+		f.setLinks(&model, p)
+		rules.Models = append(rules.Models, model)
+	}
+	return rules
+}
+
+// minTensorParallel is the smallest tensor-parallel width of a model's replicas.
+func (f *Fleet) minTensorParallel(model string) int {
+	least := 0
+	for _, r := range f.Fleet.Replicas {
+		if r.Model == model && (least == 0 || r.TP < least) {
+			least = r.TP
+		}
+	}
+	return max(1, least)
+}
+
+// Control is the control plane's Config, without listeners and TLS. It makes
+// the state directory where there is none.
+func (f *Fleet) Control(log *slog.Logger) (control.Config, error) {
+	c := control.Config{
+		Rules: f.Rules(), Replicas: f.Registry(), Listen: f.Fleet.Control.Listen, Admin: f.Fleet.Control.Admin, AdminHosts: f.Fleet.Control.AdminHosts, Logger: log,
+		Settings: resources.Settings{Listen: f.Fleet.Proxy.Listen, Estimator: resources.Estimator(f.Fleet.Control.Estimator), XDSCluster: f.Fleet.Control.XDSCluster},
+	}
+	if err := f.loadEstimator(&c.Settings); err != nil {
+		return c, err
+	}
+	l := f.Fleet.Control.Limits
+	c.Limits = server.Limits{Streams: l.Streams, StreamNames: l.StreamNames, NodeNames: l.NodeNames, Rate: l.Rate, Burst: l.Burst, Nodes: l.Nodes}
+	c.Groups, c.Watch = f.Fleet.Control.NodeGroups(), f.scaled(f.Fleet.Control.Soak)
+	c.Name, c.Shared = f.controlPlaneName(), len(f.Fleet.Control.Peers) > 0
+	if f.State != "" {
+		dir := f.resolvePath(f.State)
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return c, fmt.Errorf("state: %w", err)
+		}
+		file, err := store.NewFile(filepath.Join(dir, "plan.json"))
+		if err != nil {
+			return c, fmt.Errorf("state: %w", err)
+		}
+		counters := "counters.json"
+		if c.Shared {
+			counters = "counters-" + url.PathEscape(c.Name) + ".json" // each has its own
+		}
+		c.Store, c.Counters = file, fleet.File{Path: filepath.Join(dir, counters)}
+	}
+	return c, nil
+}
+
+// ControlPlanes are the addresses of all control planes of the fleet, the one of
+// control.listen first.
+func (f *Fleet) ControlPlanes() []string {
+	all := []string{f.Fleet.Control.Listen}
+	for _, p := range f.Fleet.Control.Peers {
+		if !slices.Contains(all, p) {
+			all = append(all, p)
+		}
+	}
+	return all
+}
+
+// controlPlaneName is the name of a control plane: its address where that says which
+// machine it is on.
+func (f *Fleet) controlPlaneName() string {
+	if f.Fleet.Control.Name != "" {
+		return f.Fleet.Control.Name
+	}
+	host, port, err := net.SplitHostPort(f.Fleet.Control.Listen)
+	if ip, bad := netip.ParseAddr(host); err == nil && (bad != nil || ip.IsLoopback() || ip.IsUnspecified()) {
+		if own, err := os.Hostname(); err == nil {
+			return net.JoinHostPort(own, port)
+		}
+	}
+	return f.Fleet.Control.Listen
+}
+
+// Frontend is the Config of one replica's front, without listeners.
+func (f *Fleet) Frontend(r config.Replica, log *slog.Logger) frontend.Config {
+	m, _ := f.Model(r.Model)
+	return frontend.Config{
+		Replica: policies.ReplicaID(r.ID), Engine: r.Engine, Edges: Edges(m), FlowTau: f.scaled(f.Planner.Window), KVTokens: f.capacity(r).KV, Logger: log,
+	}
+}
+
+// Engine is the Config of one emulated engine. The vocabulary is left to the
+// caller, who may share one.
+func (f *Fleet) Engine(r config.Replica, log *slog.Logger) emulator.Config {
+	m, _ := f.Model(r.Model)
+	// The profiles already run at the fleet's speed.
+	return emulator.Config{
+		Model: m.Name, Adapters: f.AdaptersOf(r), Profile: f.profile(r), TensorParallel: r.TP,
+		KVTokens: r.KVTokens, MaxBatch: r.Batch, Context: m.Context, Logger: log,
+	}
+}
