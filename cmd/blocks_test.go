@@ -197,7 +197,7 @@ func ask(prompt string, tokens int, more string) string {
 func carry(t testing.TB, from, to *seat, src, dst []uint32) {
 	t.Helper()
 	hold := func(p transport.Pool) *transport.Memory {
-		m, err := transport.Hold(p)
+		m, err := transport.HoldHostMemory(p)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -206,12 +206,12 @@ func carry(t testing.TB, from, to *seat, src, dst []uint32) {
 	a, b := hold(from.blocks), hold(to.blocks)
 	defer a.Release()
 	defer b.Release()
-	if err := a.Matches(b.Layout); err != nil {
+	if err := a.CheckCompatible(b.Layout); err != nil {
 		t.Fatal(err)
 	}
 	for i := range src {
 		for r := range a.Regions {
-			copy(b.Part(dst[i], r), a.Part(src[i], r))
+			copy(b.RegionBytes(dst[i], r), a.RegionBytes(src[i], r))
 		}
 	}
 }
@@ -387,7 +387,7 @@ func TestAFlippedByteShows(t *testing.T) {
 			l.read(t, 20)
 			length := round(t, ss[0], ss[1], name, name, func(m *transport.Memory, blocks []uint32) {
 				if flip {
-					m.Part(blocks[0], region)[3] ^= 1
+					m.RegionBytes(blocks[0], region)[3] ^= 1
 				}
 			}).rest(t)
 			l.read(t, length-given)
@@ -471,7 +471,7 @@ func TestACharacterIsHandedOverWhole(t *testing.T) {
 // can still be touched.
 func TestEngineComesBack(t *testing.T) {
 	s := seats(t, 1, 1, 4096, 100)[0]
-	m, err := transport.Hold(s.blocks)
+	m, err := transport.HoldHostMemory(s.blocks)
 	must(t, err)
 	if _, err := s.blocks.Reserve(t.Context(), "r", 100); err != nil {
 		t.Fatal(err)
@@ -481,7 +481,7 @@ func TestEngineComesBack(t *testing.T) {
 	if _, err := s.blocks.Reserve(t.Context(), "r", 100); !errors.Is(err, blocks.ErrAway) {
 		t.Error(err)
 	}
-	m.Part(0, 0)[0]++ // the engine is gone, the memory is not
+	m.RegionBytes(0, 0)[0]++ // the engine is gone, the memory is not
 	m.Release()
 	await(t, func() bool { // nobody can hold it anew once the client has let go of it, too
 		held := m.Hold()

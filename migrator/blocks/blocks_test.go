@@ -109,7 +109,7 @@ func TestEngineComesAndGoes(t *testing.T) {
 			t.Errorf("%d blocks for 9 tokens", got)
 		}
 		// Both see the same bytes.
-		m.Part(15, 1)[127] = 42
+		m.RegionBytes(15, 1)[127] = 42
 		var b [1]byte
 		if _, err := f.memory.ReadAt(b[:], poolBytes-1); err != nil || b[0] != 42 {
 			t.Errorf("the engine reads %d, %v", b[0], err)
@@ -132,7 +132,7 @@ func TestEngineComesAndGoes(t *testing.T) {
 			t.Error(err)
 		}
 		if held {
-			m.Part(15, 1)[0]++ // still mapped
+			m.RegionBytes(15, 1)[0]++ // still mapped
 			m.Release()
 		}
 	}
@@ -163,7 +163,7 @@ func TestAbandon(t *testing.T) {
 		t.Errorf("%d sessions while the memory is held", f.sessions)
 	}
 	f.mu.Unlock()
-	m.Part(15, 1)[0]++
+	m.RegionBytes(15, 1)[0]++
 	m.Release()
 	await(t, func() bool { now := c.now(); return now != nil && now != before })
 	await(t, func() bool { f.mu.Lock(); defer f.mu.Unlock(); return f.sessions == 1 })

@@ -60,7 +60,7 @@ func describe(d *api.Description) (Description, error) {
 		}
 		l.Regions = append(l.Regions, transport.Region{Offset: int64(r.GetOffset()), Stride: int64(r.GetStride()), Bytes: int64(r.GetBytes())})
 	}
-	if err := l.Fits(int64(d.PoolBytes)); err != nil {
+	if err := l.Validate(int64(d.PoolBytes)); err != nil {
 		return bad("%w", err)
 	}
 	return Description{

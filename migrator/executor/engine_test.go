@@ -132,7 +132,7 @@ func (e *engine) work() {
 func (e *engine) scribble() {
 	for _, b := range e.limbo {
 		for r := range layout.Regions {
-			part := e.memory.Part(b, r)
+			part := e.memory.RegionBytes(b, r)
 			for i := range part {
 				part[i] ^= 0x5a
 			}
@@ -142,7 +142,7 @@ func (e *engine) scribble() {
 }
 
 func (e *engine) slot(q *seq, pos, region int) []byte {
-	return e.memory.Part(q.blocks[pos/blockTokens], region)[pos%blockTokens*kvBytes:][:kvBytes]
+	return e.memory.RegionBytes(q.blocks[pos/blockTokens], region)[pos%blockTokens*kvBytes:][:kvBytes]
 }
 
 // run generates until ctx ends.

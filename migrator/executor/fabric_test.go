@@ -107,7 +107,7 @@ func (p *puller) Pull(ctx context.Context, plan transport.Plan) (stats transport
 		stats, err = p.real.Pull(ctx, plan)
 		return err
 	})
-	stats.Took = 0
+	stats.Duration = 0
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.pulls++

@@ -111,7 +111,7 @@ func (f *racks) carry(n *node) *card {
 		file, err := c.memory.Device.(*cuda.Memory).Descriptor()
 		must(err)
 		defer file.Close()
-		bytes, err := unix.Mmap(int(file.Fd()), 0, int(layout.End()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		bytes, err := unix.Mmap(int(file.Fd()), 0, int(layout.MinSize()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 		must(err)
 		f.mu.Lock()
 		f.maps = append(f.maps, bytes)
@@ -166,7 +166,7 @@ func (c *card) tell(what string) {
 }
 
 func (c *card) Name() string              { return c.real.Name() }
-func (*card) Reaches(string, string) bool { return true }
+func (*card) CanReach(string, string) bool { return true }
 
 func (c *card) Probe(context.Context) (err error) {
 	c.racks.do(func() { err = c.real.Probe(context.Background()) })
@@ -191,7 +191,7 @@ func (c *card) serve() func() error {
 	done := make(chan error, 1)
 	go func() { done <- c.real.Run(ctx) }()
 	for limit := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Microsecond) {
-		_, err := c.real.Export(transport.Grant{Move: "warm-up", Receiver: "b", Deadline: time.Now().Add(time.Minute)})
+		_, err := c.real.Export(transport.Grant{Migration: "warm-up", Receiver: "b", Deadline: time.Now().Add(time.Minute)})
 		if err == nil {
 			c.real.Revoke("warm-up")
 			break
@@ -270,7 +270,7 @@ func (c *card) pull(ctx context.Context, p transport.Puller, source *node, plan 
 		}
 		c.n.w.fail("%s: a pull on a GPU that has failed", c.n.id)
 	case v == rot && len(plan.Src) > 0:
-		b := source.engine.memory.Part(plan.Src[len(plan.Src)-1], 0)
+		b := source.engine.memory.RegionBytes(plan.Src[len(plan.Src)-1], 0)
 		b[0] ^= 0xff
 		defer func() { b[0] ^= 0xff }()
 	}

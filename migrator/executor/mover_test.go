@@ -278,14 +278,14 @@ func TestTransportsFallBack(t *testing.T) {
 					t.Errorf("%+v", d)
 				}
 				routes := w.nodes[0].mover.Routes()
-				if len(routes) < 2 || routes[0].Transport != "unreliable" || routes[0].Why != c.u.probe || routes[1].Why != nil {
+				if len(routes) < 2 || routes[0].Transport != "unreliable" || routes[0].Err != c.u.probe || routes[1].Err != nil {
 					t.Errorf("routes %+v", routes)
 				}
 				held, used := "", ""
 				for _, p := range w.nodes[1].mover.Routes() {
 					switch {
 					case p.Peer != "a":
-					case p.Why != nil:
+					case p.Err != nil:
 						held += p.Transport
 					case p.Pulls > 0:
 						used += p.Transport

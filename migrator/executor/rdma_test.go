@@ -89,7 +89,7 @@ func (d outOfReach) Sums(dst []uint32, _ transport.Layout, blocks []uint32) ([]u
 	}
 	for len(pack) > 0 {
 		for _, g := range d.m.Regions {
-			dst, pack = append(dst, d.m.Sum.Of(pack[:g.Bytes])), pack[g.Bytes:]
+			dst, pack = append(dst, d.m.Checksum.Of(pack[:g.Bytes])), pack[g.Bytes:]
 		}
 	}
 	return dst, nil
@@ -109,7 +109,7 @@ func (d outOfReach) each(blocks []uint32, f func(part []byte)) error {
 	}
 	for _, b := range blocks {
 		for r := range d.m.Regions {
-			f(d.m.Part(b, r))
+			f(d.m.RegionBytes(b, r))
 		}
 	}
 	return nil
@@ -210,7 +210,7 @@ func (r *rdma) where() string {
 }
 
 func (r *rdma) Name() string              { return r.real.Name() }
-func (*rdma) Reaches(string, string) bool { return true }
+func (*rdma) CanReach(string, string) bool { return true }
 
 func (r *rdma) Probe(context.Context) (err error) {
 	r.fabric.do(func() { err = r.real.Probe(context.Background()) })
@@ -246,7 +246,7 @@ func (r *rdma) serve() func() error {
 	r.mu.Unlock()
 	go func() { ran <- r.real.Run(ctx) }()
 	for limit := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Microsecond) { // until it has opened its device
-		_, err := r.real.Export(transport.Grant{Move: "warm-up", Receiver: "b", Deadline: time.Now().Add(time.Minute)})
+		_, err := r.real.Export(transport.Grant{Migration: "warm-up", Receiver: "b", Deadline: time.Now().Add(time.Minute)})
 		if err == nil {
 			r.real.Revoke("warm-up")
 			break
@@ -354,7 +354,7 @@ func (r *rdma) pull(ctx context.Context, p transport.Puller, source *node, plan 
 			}
 		}
 	case v == rot && len(plan.Src) > 0:
-		b := source.engine.memory.Part(plan.Src[len(plan.Src)-1], 0)
+		b := source.engine.memory.RegionBytes(plan.Src[len(plan.Src)-1], 0)
 		b[0] ^= 0xff
 		defer func() { b[0] ^= 0xff }()
 	}

@@ -25,7 +25,7 @@ func newRoutes(transports []transport.Transport) routes {
 
 // from is this replica, which pulls from a peer.
 func (m *Mover) from(peer policies.ReplicaID) transport.Pair {
-	p := transport.Pair{Peer: peer, Own: m.cfg.Node(m.cfg.Self), Other: m.cfg.Node(peer)}
+	p := transport.Pair{Peer: peer, Host: m.cfg.Node(m.cfg.Self), PeerHost: m.cfg.Node(peer)}
 	if m.cfg.Ways != nil {
 		p.Ways = m.cfg.Ways(peer)
 	}
@@ -35,7 +35,7 @@ func (m *Mover) from(peer policies.ReplicaID) transport.Pair {
 // Recheck has all transports probed now: what they need has failed, or is there again.
 func (m *Mover) Recheck() {
 	m.routes.mu.Lock()
-	m.routes.choose.Changed()
+	m.routes.choose.ReprobeAll()
 	m.routes.mu.Unlock()
 	select {
 	case m.routes.failed <- struct{}{}:
@@ -65,9 +65,9 @@ func (m *Mover) probe() {
 		m.routes.mu.Lock()
 		if memory != had {
 			had = memory
-			m.routes.choose.Changed()
+			m.routes.choose.ReprobeAll()
 		}
-		due := m.routes.choose.Due(time.Now())
+		due := m.routes.choose.TransportsToProbe(time.Now())
 		m.routes.mu.Unlock()
 		errs := make([]error, len(due))
 		var all sync.WaitGroup
@@ -88,7 +88,7 @@ func (m *Mover) probe() {
 				was[t.Name()] = err != nil
 			}
 			m.routes.mu.Lock()
-			m.routes.choose.Probed(t.Name(), errs[i], time.Now())
+			m.routes.choose.RecordProbe(t.Name(), errs[i], time.Now())
 			m.routes.mu.Unlock()
 		}
 		select {
@@ -106,7 +106,7 @@ func (r *routes) order(p transport.Pair, names []string) []transport.Transport {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var out []transport.Transport
-	for _, c := range r.choose.Order(p, names, time.Now()) {
+	for _, c := range r.choose.Rank(p, names, time.Now()) {
 		out = append(out, c.Transport)
 	}
 	return out
@@ -119,7 +119,7 @@ func (r *routes) fail(ctx context.Context, p transport.Pair, name string, err er
 		return
 	}
 	r.mu.Lock()
-	r.choose.Failed(p.Peer, name, err, time.Now())
+	r.choose.RecordFailure(p.Peer, name, err, time.Now())
 	r.mu.Unlock()
 	select {
 	case r.failed <- struct{}{}:
@@ -131,7 +131,7 @@ func (r *routes) fail(ctx context.Context, p transport.Pair, name string, err er
 func (r *routes) pulled(p transport.Pair, name string, s transport.Stats) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.choose.Pulled(p.Peer, name, s, time.Now())
+	r.choose.RecordPull(p.Peer, name, s, time.Now())
 }
 
 // forget drops what is known of a peer that has gone.
@@ -162,9 +162,9 @@ func (m *Mover) serving(peer policies.ReplicaID) []transport.Transport {
 	own, other := m.cfg.Node(m.cfg.Self), m.cfg.Node(peer)
 	broken := map[string]bool{}
 	for _, p := range m.Routes() {
-		if p.Peer == "" && p.Why != nil {
+		if p.Peer == "" && p.Err != nil {
 			broken[p.Transport] = true
 		}
 	}
-	return slices.DeleteFunc(slices.Clone(m.cfg.Transports), func(t transport.Transport) bool { return broken[t.Name()] || !t.Reaches(own, other) })
+	return slices.DeleteFunc(slices.Clone(m.cfg.Transports), func(t transport.Transport) bool { return broken[t.Name()] || !t.CanReach(own, other) })
 }

@@ -105,7 +105,7 @@ func (m *Mover) offers(msg transfer.Message) []transport.Offer {
 		return x.offers
 	}
 	for _, t := range m.serving(msg.To) {
-		offer, err := t.Export(transport.Grant{Move: msg.Move.String(), Epoch: msg.Epoch, Receiver: msg.To, Deadline: time.Now().Add(grantTime)})
+		offer, err := t.Export(transport.Grant{Migration: msg.Move.String(), Epoch: msg.Epoch, Receiver: msg.To, Deadline: time.Now().Add(grantTime)})
 		if err != nil {
 			m.log.Warn("a transport makes no offer", "transport", t.Name(), "move", msg.Move.String(), "error", err)
 			continue
@@ -194,7 +194,7 @@ func (m *Mover) bytes(tokens int) int64 {
 
 // sums computes the checksums of own blocks.
 func (m *Mover) sums(list []uint32) ([]uint32, error) {
-	return transport.Sums(m.cfg.Engine, list)
+	return transport.ChecksumBlocks(m.cfg.Engine, list)
 }
 
 // reason says what an engine's error means for a move.

@@ -38,7 +38,7 @@ func TestTextDependsOnEveryByte(t *testing.T) {
 					continue // not of a token yet
 				}
 				e, q := still(t, ids)
-				e.memory.Part(q.blocks[i], r)[b] ^= 1
+				e.memory.RegionBytes(q.blocks[i], r)[b] ^= 1
 				e.generate(q)
 				if got := q.ids[len(q.ids)-1]; got == want {
 					t.Errorf("block %d, region %d, byte %d changes nothing", i, r, b)
@@ -84,7 +84,7 @@ func TestTransportsFeedTheText(t *testing.T) {
 				from = &transport.Memory{Layout: layout, Bytes: stale}
 			}
 			for r := range layout.Regions {
-				copy(d.memory.Part(b, r), from.Part(table.Blocks[i], r))
+				copy(d.memory.RegionBytes(b, r), from.RegionBytes(table.Blocks[i], r))
 			}
 		}
 		x := &seq{conn: &conn{wake: make(chan struct{}, 1)}, ids: slices.Clone(at), computed: computed, blocks: list, max: 100}

@@ -98,7 +98,7 @@ func FuzzDecode(f *testing.F) {
 		in := &intake{blocks: []uint32{5, 6, 7}, blockTokens: 4, memory: memory}
 		for _, last := range []bool{false, true} {
 			plan, _, err := in.plan(transfer.Action{Span: m.Span, Table: m.Table, Last: last})
-			if err == nil && plan.Fits(transport.Layout{Blocks: 1 << 40, Regions: memory.Regions}, memory.Layout) != nil {
+			if err == nil && plan.Validate(transport.Layout{Blocks: 1 << 40, Regions: memory.Regions}, memory.Layout) != nil {
 				t.Fatalf("%+v gives the plan %+v", m, plan)
 			}
 		}

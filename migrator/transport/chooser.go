@@ -63,10 +63,10 @@ func NewChooser(transports ...Transport) *Chooser {
 	return &Chooser{transports: slices.Clone(transports), probes: make(map[string]probe), paths: make(map[path]*record)}
 }
 
-// Due lists the transports that should be probed at now: all at first, later
+// TransportsToProbe lists the transports that should be probed at now: all at first, later
 // from time to time, and at once after a pull has failed. The caller tells
 // Probed.
-func (c *Chooser) Due(now time.Time) []Transport {
+func (c *Chooser) TransportsToProbe(now time.Time) []Transport {
 	var due []Transport
 	for _, t := range c.transports {
 		p := c.probes[t.Name()]
@@ -81,24 +81,24 @@ func (c *Chooser) Due(now time.Time) []Transport {
 	return due
 }
 
-// Changed says that the own engine has come or gone, and its memory with it: all
+// ReprobeAll says that the own engine has come or gone, and its memory with it: all
 // transports are due.
-func (c *Chooser) Changed() {
+func (c *Chooser) ReprobeAll() {
 	for name, p := range c.probes {
 		p.again = true
 		c.probes[name] = p
 	}
 }
 
-// Probed takes the outcome of a probe.
-func (c *Chooser) Probed(name string, err error, now time.Time) {
+// RecordProbe takes the outcome of a probe.
+func (c *Chooser) RecordProbe(name string, err error, now time.Time) {
 	c.probes[name] = probe{known: true, err: err, at: now}
 }
 
 // Pair is a replica that pulls and a peer that it pulls from.
 type Pair struct {
-	Peer       policies.ReplicaID
-	Own, Other string // the nodes of the two
+	Peer           policies.ReplicaID
+	Host, PeerHost string // the nodes of the two
 	// Ways are those from the peer, best first, as far as it is known what lies between
 	// the two (links.Ways); nil for not at all.
 	Ways []links.Way
@@ -107,17 +107,17 @@ type Pair struct {
 // Choice is a transport of an order.
 type Choice struct {
 	Transport Transport
-	// Why says why it stands where it does: what it goes over, or what is against it.
-	Why string
+	// Reason says why it stands where it does: what it goes over, or what is against it.
+	Reason string
 }
 
-// Order returns the transports by which a pair that has those of these names may
+// Rank returns the transports by which a pair that has those of these names may
 // pull, the best first. Transports that do not reach, or that were probed and cannot
 // be used, are left out. The order is that of the ways; those that no way names come
 // after the open ones, in the order of NewChooser, and then those whose ways are all
 // closed: what is known of the links may be wrong. Those that are held back come
 // last, the one that is free soonest first. None means that blocks cannot be moved.
-func (c *Chooser) Order(p Pair, names []string, now time.Time) []Choice {
+func (c *Chooser) Rank(p Pair, names []string, now time.Time) []Choice {
 	type ranked struct {
 		Choice
 		rank  int
@@ -126,14 +126,14 @@ func (c *Chooser) Order(p Pair, names []string, now time.Time) []Choice {
 	var order []ranked
 	for _, t := range c.transports {
 		name := t.Name()
-		if !slices.Contains(names, name) || !t.Reaches(p.Other, p.Own) || c.probes[name].err != nil {
+		if !slices.Contains(names, name) || !t.CanReach(p.PeerHost, p.Host) || c.probes[name].err != nil {
 			continue
 		}
 		next := ranked{Choice: Choice{Transport: t}}
-		next.rank, next.Why = rank(p.Ways, name)
+		next.rank, next.Reason = rank(p.Ways, name)
 		if r := c.paths[path{p.Peer, name}]; r != nil && now.Before(r.until) {
 			next.until = r.until
-			next.Why = "held back for " + r.until.Sub(now).Round(time.Millisecond).String() + ": " + r.err.Error()
+			next.Reason = "held back for " + r.until.Sub(now).Round(time.Millisecond).String() + ": " + r.err.Error()
 		}
 		order = append(order, next)
 	}
@@ -171,9 +171,9 @@ func rank(ways []links.Way, name string) (int, string) {
 	return len(ways), "nothing is known of this way"
 }
 
-// Failed takes an Open or a Pull that failed. It says nothing about the path
+// RecordFailure takes an Open or a Pull that failed. It says nothing about the path
 // when the source refused the ticket or the caller gave up; those are ignored.
-func (c *Chooser) Failed(peer policies.ReplicaID, name string, err error, now time.Time) {
+func (c *Chooser) RecordFailure(peer policies.ReplicaID, name string, err error, now time.Time) {
 	if err == nil || errors.Is(err, ErrRefused) || errors.Is(err, context.Canceled) {
 		return
 	}
@@ -185,18 +185,18 @@ func (c *Chooser) Failed(peer policies.ReplicaID, name string, err error, now ti
 	c.probes[name] = p
 }
 
-// Pulled takes a pull that went well.
-func (c *Chooser) Pulled(peer policies.ReplicaID, name string, s Stats, now time.Time) {
+// RecordPull takes a pull that went well.
+func (c *Chooser) RecordPull(peer policies.ReplicaID, name string, s Stats, now time.Time) {
 	r := c.record(peer, name, now)
 	r.pulls++
 	r.err, r.until = nil, time.Time{}
 	if r.good++; r.good >= trust {
 		r.hold = 0
 	}
-	if s.Took <= 0 || s.Bytes == 0 {
+	if s.Duration <= 0 || s.Bytes == 0 {
 		return
 	}
-	rate := float64(s.Bytes) / s.Took.Seconds()
+	rate := float64(s.Bytes) / s.Duration.Seconds()
 	if r.rate == 0 {
 		r.rate = rate
 	}
@@ -244,8 +244,8 @@ func compare(a, b path) int {
 type Path struct {
 	Peer      policies.ReplicaID
 	Transport string
-	Why       error         // it is not used; nil when it is
-	For       time.Duration // that it is held back still; 0 where that depends on probes
+	Err       error         // it is not used; nil when it is
+	RetryIn   time.Duration // that it is held back still; 0 where that depends on probes
 	Pulls     int
 	Rate      float64 // bytes per second, smoothed over some pulls; 0 for none measured
 }
@@ -255,7 +255,7 @@ type Path struct {
 func (c *Chooser) Status(now time.Time) []Path {
 	var out []Path
 	for _, t := range c.transports {
-		out = append(out, Path{Transport: t.Name(), Why: c.probes[t.Name()].err})
+		out = append(out, Path{Transport: t.Name(), Err: c.probes[t.Name()].err})
 	}
 	var keys []path
 	for p := range c.paths {
@@ -266,7 +266,7 @@ func (c *Chooser) Status(now time.Time) []Path {
 		r := c.paths[k]
 		p := Path{Peer: k.peer, Transport: k.name, Pulls: r.pulls, Rate: r.rate}
 		if now.Before(r.until) {
-			p.Why, p.For = r.err, r.until.Sub(now)
+			p.Err, p.RetryIn = r.err, r.until.Sub(now)
 		}
 		out = append(out, p)
 	}

@@ -20,8 +20,8 @@ type named struct {
 	local bool // reaches its own node only
 }
 
-func (n named) Name() string                 { return n.name }
-func (n named) Reaches(from, to string) bool { return !n.local || from == to }
+func (n named) Name() string                  { return n.name }
+func (n named) CanReach(from, to string) bool { return !n.local || from == to }
 
 var (
 	t0      = time.Unix(1000, 0)
@@ -36,17 +36,17 @@ func chooser() *transport.Chooser {
 // A change of the engine makes every transport due, once.
 func TestChanged(t *testing.T) {
 	c := chooser()
-	due := func() int { return len(c.Due(t0.Add(time.Second))) }
-	c.Probed("shm", nil, t0)
-	c.Probed("tcp", errLink, t0)
+	due := func() int { return len(c.TransportsToProbe(t0.Add(time.Second))) }
+	c.RecordProbe("shm", nil, t0)
+	c.RecordProbe("tcp", errLink, t0)
 	if n := due(); n != 0 {
 		t.Errorf("%d are due", n)
 	}
-	c.Changed()
+	c.ReprobeAll()
 	if n := due(); n != 2 {
 		t.Errorf("%d are due after a change", n)
 	}
-	c.Probed("shm", nil, t0)
+	c.RecordProbe("shm", nil, t0)
 	if n := due(); n != 1 {
 		t.Errorf("%d are due after one probe", n)
 	}
@@ -54,7 +54,7 @@ func TestChanged(t *testing.T) {
 
 func order(c *transport.Chooser, peer policies.ReplicaID, node string, names []string, now time.Time) string {
 	var out []string
-	for _, o := range c.Order(transport.Pair{Peer: peer, Own: "n1", Other: node}, names, now) {
+	for _, o := range c.Rank(transport.Pair{Peer: peer, Host: "n1", PeerHost: node}, names, now) {
 		out = append(out, o.Transport.Name())
 	}
 	return strings.Join(out, " ")
@@ -100,12 +100,12 @@ func TestOrderByLinks(t *testing.T) {
 		"nothing known":  {links.Site{Node: "n1"}, links.Site{Node: "n2"}, "tcp: one connection; verbs: tried last: nothing is known"},
 		"of one nothing": {links.Site{Node: "n1"}, near, "tcp: loopback; verbs: nothing is known; cuda: tried last: nothing is known; shm: tried last: one pool is on a GPU"},
 	} {
-		pair := transport.Pair{Peer: "b", Own: x.to.Node, Other: x.from.Node, Ways: links.Ways(x.from, x.to)}
-		got := c.Order(pair, all, t0)
+		pair := transport.Pair{Peer: "b", Host: x.to.Node, PeerHost: x.from.Node, Ways: links.Ways(x.from, x.to)}
+		got := c.Rank(pair, all, t0)
 		want := strings.Split(x.want, "; ")
 		for i, o := range got {
-			if i >= len(want) || !strings.HasPrefix(o.Transport.Name()+": "+o.Why, want[i]) {
-				t.Errorf("%s: number %d is %s: %s, want %q", what, i, o.Transport.Name(), o.Why, x.want)
+			if i >= len(want) || !strings.HasPrefix(o.Transport.Name()+": "+o.Reason, want[i]) {
+				t.Errorf("%s: number %d is %s: %s, want %q", what, i, o.Transport.Name(), o.Reason, x.want)
 			}
 		}
 		if len(got) != len(want) {
@@ -113,14 +113,14 @@ func TestOrderByLinks(t *testing.T) {
 		}
 	}
 	// A way that fails is held back, however good it looks.
-	c.Failed("b", "cuda", errLink, t0)
-	got := c.Order(transport.Pair{Peer: "b", Own: "n1", Other: "n1", Ways: links.Ways(near, near)}, all, t0)
-	if last := got[len(got)-1]; last.Transport.Name() != "cuda" || last.Why != "held back for 1s: the link is down" {
-		t.Errorf("the last is %s: %s", last.Transport.Name(), last.Why)
+	c.RecordFailure("b", "cuda", errLink, t0)
+	got := c.Rank(transport.Pair{Peer: "b", Host: "n1", PeerHost: "n1", Ways: links.Ways(near, near)}, all, t0)
+	if last := got[len(got)-1]; last.Transport.Name() != "cuda" || last.Reason != "held back for 1s: the link is down" {
+		t.Errorf("the last is %s: %s", last.Transport.Name(), last.Reason)
 	}
 	// Without ways it is the order of preference, and says so.
-	if o := c.Order(transport.Pair{Peer: "c", Own: "n1", Other: "n1"}, all, t0)[0]; o.Transport.Name() != "cuda" || !strings.Contains(o.Why, "by preference") {
-		t.Errorf("the first is %s: %s", o.Transport.Name(), o.Why)
+	if o := c.Rank(transport.Pair{Peer: "c", Host: "n1", PeerHost: "n1"}, all, t0)[0]; o.Transport.Name() != "cuda" || !strings.Contains(o.Reason, "by preference") {
+		t.Errorf("the first is %s: %s", o.Transport.Name(), o.Reason)
 	}
 }
 
@@ -128,7 +128,7 @@ func TestFailuresHoldBack(t *testing.T) {
 	c := chooser()
 	now := t0
 	for i, hold := range []time.Duration{1, 2, 4, 8, 16, 32, 60, 60} {
-		c.Failed("b", "shm", errLink, now)
+		c.RecordFailure("b", "shm", errLink, now)
 		hold *= time.Second
 		expect(t, fmt.Sprint("during hold ", i), order(c, "b", "n1", both, now.Add(hold-1)), "tcp shm")
 		expect(t, fmt.Sprint("after hold ", i), order(c, "b", "n1", both, now.Add(hold)), "shm tcp")
@@ -136,18 +136,18 @@ func TestFailuresHoldBack(t *testing.T) {
 		now = now.Add(hold)
 	}
 	// One good pull frees the path, but does not make its next failure cheap.
-	c.Pulled("b", "shm", transport.Stats{}, now)
+	c.RecordPull("b", "shm", transport.Stats{}, now)
 	expect(t, "after a good pull", order(c, "b", "n1", both, now), "shm tcp")
-	c.Failed("b", "shm", errLink, now)
+	c.RecordFailure("b", "shm", errLink, now)
 	expect(t, "failed again", order(c, "b", "n1", both, now.Add(59*time.Second)), "tcp shm")
 	for range 3 {
-		c.Pulled("b", "shm", transport.Stats{}, now)
+		c.RecordPull("b", "shm", transport.Stats{}, now)
 	}
-	c.Failed("b", "shm", errLink, now)
+	c.RecordFailure("b", "shm", errLink, now)
 	expect(t, "failed after good ones", order(c, "b", "n1", both, now.Add(time.Second)), "shm tcp")
 	// All held back: what is free soonest comes first.
-	c.Failed("b", "shm", errLink, now)
-	c.Failed("b", "tcp", errLink, now)
+	c.RecordFailure("b", "shm", errLink, now)
+	c.RecordFailure("b", "tcp", errLink, now)
 	expect(t, "all held back", order(c, "b", "n1", both, now), "tcp shm")
 	c.Forget("b")
 	expect(t, "forgotten", order(c, "b", "n1", both, now), "shm tcp")
@@ -155,9 +155,9 @@ func TestFailuresHoldBack(t *testing.T) {
 
 func TestWhatIsNoFailureOfThePath(t *testing.T) {
 	c := chooser()
-	c.Failed("b", "shm", fmt.Errorf("open: %w", transport.ErrRefused), t0)
-	c.Failed("b", "shm", fmt.Errorf("pull: %w", context.Canceled), t0)
-	c.Failed("b", "shm", nil, t0)
+	c.RecordFailure("b", "shm", fmt.Errorf("open: %w", transport.ErrRefused), t0)
+	c.RecordFailure("b", "shm", fmt.Errorf("pull: %w", context.Canceled), t0)
+	c.RecordFailure("b", "shm", nil, t0)
 	expect(t, "order", order(c, "b", "n1", both, t0), "shm tcp")
 }
 
@@ -165,34 +165,34 @@ func TestProbes(t *testing.T) {
 	c := chooser()
 	due := func(now time.Time) string {
 		var out []string
-		for _, t := range c.Due(now) {
+		for _, t := range c.TransportsToProbe(now) {
 			out = append(out, t.Name())
 		}
 		return strings.Join(out, " ")
 	}
 	expect(t, "at first", due(t0), "shm tcp")
-	c.Probed("shm", errLink, t0)
-	c.Probed("tcp", nil, t0)
+	c.RecordProbe("shm", errLink, t0)
+	c.RecordProbe("tcp", nil, t0)
 	expect(t, "probed", due(t0), "")
 	expect(t, "unusable", order(c, "b", "n1", both, t0), "tcp")
 	expect(t, "soon", due(t0.Add(10*time.Second)), "shm")
 	expect(t, "later", due(t0.Add(time.Minute)), "shm tcp")
-	c.Probed("shm", nil, t0)
+	c.RecordProbe("shm", nil, t0)
 	expect(t, "usable again", order(c, "b", "n1", both, t0), "shm tcp")
-	c.Failed("b", "tcp", errLink, t0)
+	c.RecordFailure("b", "tcp", errLink, t0)
 	expect(t, "after a failed pull", due(t0), "tcp")
 }
 
 func TestStatus(t *testing.T) {
 	c := chooser()
-	c.Probed("shm", errLink, t0)
-	c.Pulled("c", "tcp", transport.Stats{Bytes: 1 << 20, Took: time.Second}, t0)
-	c.Pulled("c", "tcp", transport.Stats{Bytes: 9 << 20, Took: time.Second}, t0)
-	c.Failed("b", "tcp", errLink, t0)
+	c.RecordProbe("shm", errLink, t0)
+	c.RecordPull("c", "tcp", transport.Stats{Bytes: 1 << 20, Duration: time.Second}, t0)
+	c.RecordPull("c", "tcp", transport.Stats{Bytes: 9 << 20, Duration: time.Second}, t0)
+	c.RecordFailure("b", "tcp", errLink, t0)
 	got := fmt.Sprint(c.Status(t0.Add(time.Second / 4)))
 	want := fmt.Sprint([]transport.Path{
-		{Transport: "shm", Why: errLink}, {Transport: "tcp"},
-		{Peer: "b", Transport: "tcp", Why: errLink, For: 3 * time.Second / 4},
+		{Transport: "shm", Err: errLink}, {Transport: "tcp"},
+		{Peer: "b", Transport: "tcp", Err: errLink, RetryIn: 3 * time.Second / 4},
 		{Peer: "c", Transport: "tcp", Pulls: 2, Rate: 2 << 20},
 	})
 	expect(t, "status", got, want)
@@ -202,7 +202,7 @@ func TestStatus(t *testing.T) {
 func TestPathsAreBounded(t *testing.T) {
 	c := chooser()
 	for i := range 5000 {
-		c.Failed(policies.ReplicaID(fmt.Sprint("r", i)), "shm", errLink, t0.Add(time.Duration(i)))
+		c.RecordFailure(policies.ReplicaID(fmt.Sprint("r", i)), "shm", errLink, t0.Add(time.Duration(i)))
 	}
 	if n := len(c.Status(t0)); n != 2+4096 {
 		t.Errorf("%d paths are remembered", n-2)

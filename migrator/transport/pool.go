@@ -19,23 +19,23 @@ type Region struct{ Offset, Stride, Bytes int64 }
 // Layout is the shape of a pool. Two pools exchange blocks when their regions
 // have equal Bytes, one by one; offsets, strides and counts may differ.
 type Layout struct {
-	Regions []Region
-	Blocks  int // numbered from 0
-	Sum     Sum // how its blocks are summed
+	Regions  []Region
+	Blocks   int      // numbered from 0
+	Checksum Checksum // how its blocks are summed
 }
 
-// Sum is how the bytes of a region are summed. A plan has sums of its source's kind,
+// Checksum is how the bytes of a region are summed. A plan has sums of its source's kind,
 // whichever the target's is: one of the two may be on a GPU alone.
-type Sum uint32
+type Checksum uint32
 
 const (
 	// CRC32 is crc32 (IEEE): of pools that processors write.
-	CRC32 Sum = iota
+	CRC32 Checksum = iota
 	// Multiply is package kernel's sum: of pools on a GPU, which has no crc32.
 	Multiply
 )
 
-func (s Sum) String() string {
+func (s Checksum) String() string {
 	switch s {
 	case CRC32:
 		return "crc32"
@@ -46,7 +46,7 @@ func (s Sum) String() string {
 }
 
 // Of sums b.
-func (s Sum) Of(b []byte) uint32 {
+func (s Checksum) Of(b []byte) uint32 {
 	if s == Multiply {
 		return kernel.Fold(kernel.Raw(b), int64(len(b)))
 	}
@@ -65,7 +65,7 @@ func (l Layout) BlockBytes() int64 {
 // Packed is the layout of n blocks one after the other, all regions of one before the
 // next, as Device.Gather has them.
 func (l Layout) Packed(n int) Layout {
-	out, size, at := Layout{Blocks: n, Sum: l.Sum}, l.BlockBytes(), int64(0)
+	out, size, at := Layout{Blocks: n, Checksum: l.Checksum}, l.BlockBytes(), int64(0)
 	for _, r := range l.Regions {
 		out.Regions = append(out.Regions, Region{Offset: at, Stride: size, Bytes: r.Bytes})
 		at += r.Bytes
@@ -73,8 +73,8 @@ func (l Layout) Packed(n int) Layout {
 	return out
 }
 
-// End is the size of the smallest memory that the layout fits.
-func (l Layout) End() int64 {
+// MinSize is the size of the smallest memory that the layout fits.
+func (l Layout) MinSize() int64 {
 	size := int64(0)
 	for _, r := range l.Regions {
 		size = max(size, r.Offset+int64(l.Blocks-1)*r.Stride+r.Bytes)
@@ -82,9 +82,9 @@ func (l Layout) End() int64 {
 	return size
 }
 
-// Matches reports why two pools cannot exchange blocks, or nil: their regions
+// CheckCompatible reports why two pools cannot exchange blocks, or nil: their regions
 // differ in number or size. How each is summed does not matter.
-func (l Layout) Matches(other Layout) error {
+func (l Layout) CheckCompatible(other Layout) error {
 	if len(l.Regions) != len(other.Regions) {
 		return fmt.Errorf("layout: blocks of %d regions and of %d", len(l.Regions), len(other.Regions))
 	}
@@ -96,10 +96,10 @@ func (l Layout) Matches(other Layout) error {
 	return nil
 }
 
-// Fits reports the first reason why a layout does not describe a memory of that
+// Validate reports the first reason why a layout does not describe a memory of that
 // size, or nil: bad counts, regions that leave the memory, or that overlap
 // their own next block.
-func (l Layout) Fits(size int64) error {
+func (l Layout) Validate(size int64) error {
 	if l.Blocks <= 0 || len(l.Regions) == 0 {
 		return errors.New("layout: blocks and regions must be positive")
 	}
@@ -154,47 +154,47 @@ type Pool interface {
 	Memory() (*Memory, bool)
 }
 
-// Usable says why a pool's device can copy nothing into or out of it now, or nil: for
+// CheckDevice says why a pool's device can copy nothing into or out of it now, or nil: for
 // the probes of those who reach it by the host. An engine that is away is no reason.
-func Usable(p Pool) error {
+func CheckDevice(p Pool) error {
 	m, ok := p.Memory()
 	if !ok {
 		return nil
 	}
-	d, ok := m.Device.(interface{ Usable() error })
+	d, ok := m.Device.(interface{ CheckDevice() error })
 	if !ok || !m.Hold() {
 		return nil
 	}
 	defer m.Release()
-	return d.Usable()
+	return d.CheckDevice()
 }
 
-// ErrUnsuited is what the probe of a transport says that works, but not with the kind
+// ErrUnsupportedMemory is what the probe of a transport says that works, but not with the kind
 // of memory that the engine's pool is in. Nobody has to mend that.
-var ErrUnsuited = errors.New("the engine's pool is in memory of a kind that this transport does not carry")
+var ErrUnsupportedMemory = errors.New("the engine's pool is in memory of a kind that this transport does not carry")
 
-// Hold returns the memory of a pool, held for the caller, who must Release it.
+// HoldHostMemory returns the memory of a pool, held for the caller, who must Release it.
 // It fails for memory on a device, which has no bytes.
-func Hold(p Pool) (*Memory, error) {
-	m, err := HoldDevice(p)
+func HoldHostMemory(p Pool) (*Memory, error) {
+	m, err := HoldMemory(p)
 	if err == nil && m.Bytes == nil {
 		m.Release()
-		return nil, fmt.Errorf("%w: a device's", ErrUnsuited)
+		return nil, fmt.Errorf("%w: a device's", ErrUnsupportedMemory)
 	}
 	return m, err
 }
 
-// HoldDevice is Hold, for memory of either kind.
-func HoldDevice(p Pool) (*Memory, error) {
+// HoldMemory is Hold, for memory of either kind.
+func HoldMemory(p Pool) (*Memory, error) {
 	if m, ok := p.Memory(); ok && m.Hold() {
 		return m, nil
 	}
 	return nil, errors.New("the engine's memory is not mapped: the engine is away")
 }
 
-// Sums computes the checksums of blocks of a pool, wherever it is.
-func Sums(p Pool, blocks []uint32) (sums []uint32, err error) {
-	m, err := HoldDevice(p)
+// ChecksumBlocks computes the checksums of blocks of a pool, wherever it is.
+func ChecksumBlocks(p Pool, blocks []uint32) (sums []uint32, err error) {
+	m, err := HoldMemory(p)
 	if err != nil {
 		return nil, err
 	}
@@ -208,7 +208,7 @@ func Sums(p Pool, blocks []uint32) (sums []uint32, err error) {
 	if m.Device != nil {
 		return m.Device.Sums(sums, m.Layout, blocks)
 	}
-	err = Guard(func() error {
+	err = CatchFault(func() error {
 		sums = m.Sums(sums, blocks)
 		return nil
 	})
@@ -218,7 +218,7 @@ func Sums(p Pool, blocks []uint32) (sums []uint32, err error) {
 // Size is how many bytes the memory has; on a device, how many its layout needs.
 func (m *Memory) Size() int64 {
 	if m.Device != nil {
-		return m.End()
+		return m.MinSize()
 	}
 	return int64(len(m.Bytes))
 }
@@ -268,8 +268,8 @@ func (m *Memory) unmapLocked() {
 	}
 }
 
-// Part is region r of block b. It panics when either is out of range.
-func (m *Memory) Part(b uint32, r int) []byte {
+// RegionBytes is region r of block b. It panics when either is out of range.
+func (m *Memory) RegionBytes(b uint32, r int) []byte {
 	g := m.Regions[r]
 	if int64(b) >= int64(m.Blocks) {
 		panic(fmt.Sprintf("internal error: block %d of a pool of %d", b, m.Blocks))
@@ -283,7 +283,7 @@ func (m *Memory) Part(b uint32, r int) []byte {
 func (m *Memory) Sums(dst []uint32, blocks []uint32) []uint32 {
 	for _, b := range blocks {
 		for r := range m.Regions {
-			dst = append(dst, m.Sum.Of(m.Part(b, r)))
+			dst = append(dst, m.Checksum.Of(m.RegionBytes(b, r)))
 		}
 	}
 	return dst
@@ -293,9 +293,9 @@ func (m *Memory) Sums(dst []uint32, blocks []uint32) []uint32 {
 // core's cache still.
 const piece = 64 << 10
 
-// Copy copies src to dst, which must be as long, and carries a crc32 (IEEE) on
+// CopyAndChecksum copies src to dst, which must be as long, and carries a crc32 (IEEE) on
 // over what dst holds then; 0 is that of no bytes.
-func Copy(dst, src []byte, sum uint32) uint32 {
+func CopyAndChecksum(dst, src []byte, sum uint32) uint32 {
 	for len(src) > piece {
 		copy(dst[:piece], src)
 		sum = crc32.Update(sum, crc32.IEEETable, dst[:piece])
@@ -305,9 +305,9 @@ func Copy(dst, src []byte, sum uint32) uint32 {
 	return crc32.Update(sum, crc32.IEEETable, dst)
 }
 
-// Guard runs f, and turns its access to a mapping whose file has become shorter
+// CatchFault runs f, and turns its access to a mapping whose file has become shorter
 // into an error: an engine that misbehaves is not the end of this process.
-func Guard(f func() error) (err error) {
+func CatchFault(f func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		switch r := recover().(type) {

@@ -32,7 +32,7 @@ func TestLayoutFits(t *testing.T) {
 		{"no blocks", transport.Layout{Regions: []transport.Region{{Stride: 1, Bytes: 1}}}, false},
 		{"no regions", transport.Layout{Blocks: 1}, false},
 	} {
-		if err := c.layout.Fits(100); (err == nil) != c.fits {
+		if err := c.layout.Validate(100); (err == nil) != c.fits {
 			t.Errorf("%s: %v", c.name, err)
 		}
 	}
@@ -47,8 +47,8 @@ func TestCopy(t *testing.T) {
 	for _, n := range []int{0, 1, 65535, 65536, 65537, 131072, len(src)} {
 		dst := make([]byte, n)
 		cut := n / 3
-		sum := transport.Copy(dst[:cut], src[:cut], 0)
-		sum = transport.Copy(dst[cut:], src[cut:n], sum)
+		sum := transport.CopyAndChecksum(dst[:cut], src[:cut], 0)
+		sum = transport.CopyAndChecksum(dst[cut:], src[cut:n], sum)
 		if !bytes.Equal(dst, src[:n]) || sum != crc32.ChecksumIEEE(src[:n]) {
 			t.Errorf("%d bytes: sum %x", n, sum)
 		}
@@ -89,5 +89,5 @@ func TestGuardLetsOtherPanicsPass(t *testing.T) {
 			t.Error("a panic is lost")
 		}
 	}()
-	transport.Guard(func() error { panic("internal error: of the test") })
+	transport.CatchFault(func() error { panic("internal error: of the test") })
 }

@@ -27,10 +27,10 @@ import (
 
 // Grant lets one receiver pull for one move.
 type Grant struct {
-	Move     string // seller/number, unique in the fleet
-	Epoch    policies.Epoch
-	Receiver policies.ReplicaID
-	Deadline time.Time // the grant ends by itself
+	Migration string // seller/number, unique in the fleet
+	Epoch     policies.Epoch
+	Receiver  policies.ReplicaID
+	Deadline  time.Time // the grant ends by itself
 }
 
 // TicketSize is the length of a ticket in bytes.
@@ -54,11 +54,11 @@ type Plan struct {
 	Sums     []uint32
 }
 
-// Fits reports the first reason why a plan cannot be pulled from a pool of one
+// Validate reports the first reason why a plan cannot be pulled from a pool of one
 // layout into one of another, or nil. A local block named twice is not looked
 // for: it ends up with the sum of one of its sources at best.
-func (p Plan) Fits(source, target Layout) error {
-	if err := source.Matches(target); err != nil {
+func (p Plan) Validate(source, target Layout) error {
+	if err := source.CheckCompatible(target); err != nil {
 		return err
 	}
 	if len(p.Dst) != len(p.Src) || len(p.Sums) != len(p.Src)*len(target.Regions) {
@@ -74,9 +74,9 @@ func (p Plan) Fits(source, target Layout) error {
 
 // Stats is what a pull did.
 type Stats struct {
-	Blocks int
-	Bytes  int64
-	Took   time.Duration
+	Blocks   int
+	Bytes    int64
+	Duration time.Duration
 }
 
 // ErrRefused says that the source did not accept the ticket: unknown, used,
@@ -126,9 +126,9 @@ type Transport interface {
 	// Probe reports why the transport cannot be used on this machine, or nil.
 	// It costs little and may be asked again at any time.
 	Probe(ctx context.Context) error
-	// Reaches reports whether a target on node to could pull from a source on
+	// CanReach reports whether a target on node to could pull from a source on
 	// node from; shared memory ends at the node's border.
-	Reaches(from, to string) bool
+	CanReach(from, to string) bool
 	Source
 	Target
 	// Run serves until ctx ends. Export fails before and after.

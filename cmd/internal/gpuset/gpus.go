@@ -152,7 +152,7 @@ func (g *GPUs) Attach(handle []byte, f *os.File, l transport.Layout) (m *transpo
 			err = errors.Join(err, f.Close())
 		}
 	}()
-	h, err := cuda.ParseHandle(handle, l.End())
+	h, err := cuda.ParseHandle(handle, l.MinSize())
 	if err != nil {
 		return nil, err
 	}

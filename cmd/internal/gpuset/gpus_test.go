@@ -78,7 +78,7 @@ func TestPool(t *testing.T) {
 	if _, err := g.Attach(handle(t), nil, layout); err == nil || !strings.Contains(err.Error(), "not among") {
 		t.Errorf("a pool of an unknown GPU: %v", err)
 	}
-	engines, err := build(layout.End())
+	engines, err := build(layout.MinSize())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -102,18 +102,18 @@ func reportedRoutes(paths []transport.Path, over func(peer policies.ReplicaID, t
 	var general, held, ready []*api.Route
 	for _, p := range paths {
 		r := &api.Route{Transport: p.Transport, Peer: string(p.Peer), State: fleet.RouteReady, BytesPerSecond: p.Rate}
-		if p.Why != nil {
-			r.State, r.Reason = fleet.RouteHeld, p.Why.Error()
+		if p.Err != nil {
+			r.State, r.Reason = fleet.RouteHeld, p.Err.Error()
 		}
 		switch {
 		case p.Peer == "":
-			if errors.Is(p.Why, transport.ErrUnsuited) {
+			if errors.Is(p.Err, transport.ErrUnsupportedMemory) {
 				r.State = fleet.RouteUnsuited
-			} else if p.Why != nil {
+			} else if p.Err != nil {
 				r.State = fleet.RouteBroken
 			}
 			general = append(general, r)
-		case p.Why != nil:
+		case p.Err != nil:
 			held = append(held, r)
 		default:
 			ready = append(ready, r)

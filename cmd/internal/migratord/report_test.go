@@ -38,16 +38,16 @@ func TestMigrationsFitIntoReport(t *testing.T) {
 // TestRoutesFitIntoReport: what is wrong is told before what is not.
 func TestRoutesFitIntoReport(t *testing.T) {
 	why := errors.New("why")
-	paths := []transport.Path{{Transport: "cuda", Why: fmt.Errorf("cuda: %w", transport.ErrUnsuited)}, {Transport: "shm", Why: why}, {Transport: "tcp"}}
+	paths := []transport.Path{{Transport: "cuda", Err: fmt.Errorf("cuda: %w", transport.ErrUnsupportedMemory)}, {Transport: "shm", Err: why}, {Transport: "tcp"}}
 	for i := range 50 {
 		paths = append(paths, transport.Path{Peer: policies.ReplicaID(fmt.Sprint(i)), Transport: "tcp", Rate: 5})
 	}
-	paths[41].Why = why
+	paths[41].Err = why
 	got := reportedRoutes(paths, func(p policies.ReplicaID, name string) string { return name + " from " + string(p) })
 	if len(got) != maxReportedRoutes {
 		t.Fatalf("%d routes", len(got))
 	}
-	for i, want := range []string{" cuda unsuited cuda: " + transport.ErrUnsuited.Error(), " shm broken why", " tcp ready ", "38 tcp held why", "0 tcp ready "} {
+	for i, want := range []string{" cuda unsuited cuda: " + transport.ErrUnsupportedMemory.Error(), " shm broken why", " tcp ready ", "38 tcp held why", "0 tcp ready "} {
 		if g := fmt.Sprint(got[i].Peer, " ", got[i].Transport, " ", got[i].State, " ", got[i].Reason); g != want {
 			t.Errorf("route %d is %q, want %q", i, g, want)
 		}

@@ -1,17 +1,19 @@
-// Package localsocket is how two processes of one machine begin and end a pull: a Unix
-// socket of message packets, in a directory that only its user may enter.
+// Package localsocket connects the two processes of a pull on one host: a Unix socket of
+// message packets, in a directory that only its user may enter.
 //
-// A source serves the socket; both ends check that the other runs as the same
-// user. The receiver presents its ticket (package wire), and is sent the pool's
-// layout together with what its transport needs to reach the memory: some bytes,
-// and at most one descriptor. The connection stays for the life of the move:
+// A source listens with Listen and Server.Serve, a receiver connects with Open. Both ends
+// check that the other runs as the same user. The receiver presents its ticket (package
+// handshake) and is sent the layout of the pool, together with what its transport needs
+// to reach the memory: some bytes, and at most one descriptor. The connection stays open
+// for the life of the pull:
 //
 //	check   receiver → source: number u64
-//	still   source → receiver: the same number, sent inside the lease
+//	answer  source → receiver: the same number, sent inside the lease
 //
-// The bytes of the pool need no help from the source, so it cannot stop a receiver
-// from reading them; what makes a transport's Revoke a fence is that each pull
-// ends with a check, which a source whose lease is over does not answer.
+// Invariant: Session.Check succeeds only if the lease was in force at a moment after the
+// call. A receiver reads the bytes of the pool without the source, which therefore cannot
+// stop it; each pull ends with a check, which a source does not answer once the lease is
+// over. That makes the Revoke of a transport a fence.
 //
-// It moves no blocks, and is for Linux.
+// The package carries no blocks. It requires Linux.
 package localsocket

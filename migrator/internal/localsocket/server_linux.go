@@ -10,135 +10,133 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	"github.com/cascadeinfer/cascade/migrator/internal/handshake"
+	"github.com/cascadeinfer/cascade/migrator/internal/pull"
 	"github.com/cascadeinfer/cascade/migrator/internal/ticket"
-	"github.com/cascadeinfer/cascade/migrator/transport/wire"
 )
 
-// The bounds of every boundary.
 const (
-	helloTimeout = 5 * time.Second        // for a receiver to present its ticket, and for a source to answer
-	checkTimeout = 5 * time.Second        // for a source to answer a check
-	maxSessions  = 256                    // open moves of one source
-	acceptPause  = 100 * time.Millisecond // that a source waits which is out of descriptors
+	checkTimeout = 5 * time.Second // for a source to answer a check
 
-	// MaxPath is the longest path of a socket in bytes; the kernel takes 107.
+	// MaxPath is the longest path of a socket in bytes; the kernel accepts 107.
 	MaxPath = 100
-	// NameLength is that of a socket in its directory, the slash included, without
-	// its suffix.
-	NameLength = 13
-	// MaxExtra is the longest that a transport adds to a welcome.
+	// MaxExtra bounds the bytes that a transport appends to a welcome.
 	MaxExtra = 1024
 
 	checkSize = 8 // bytes of a check
 )
 
-// Welcome says what a receiver needs to reach the memory of a lease: bytes of the
-// transport's own, at most MaxExtra, and a descriptor or nil, which is closed.
-type Welcome func(*ticket.Lease) (extra []byte, f *os.File, err error)
+// Config configures a Server.
+type Config struct {
+	// Dir is the directory of the socket. It is made private.
+	Dir string
+	// Suffix of the socket's name, with the dot, distinguishes the sockets of one
+	// transport from others.
+	Suffix string
+	// Source redeems the tickets. It exports grants while Serve runs.
+	Source *pull.Source
+	// Welcome returns what a receiver needs to reach the memory of a lease: bytes of the
+	// transport's own, at most MaxExtra, and a descriptor or nil, which is closed after
+	// it was sent.
+	Welcome func(*ticket.Lease) (extra []byte, f *os.File, err error)
+	Logger  *slog.Logger
+	// DropIdle drops what has been unused since before. It is called regularly with the
+	// time IdleTimeout ago, and with the present when Serve ends.
+	DropIdle    func(before time.Time)
+	IdleTimeout time.Duration
+}
 
-// Server is a source's socket.
+// Server is the socket of a source.
 type Server struct {
-	// Path is where receivers find it.
+	// Path is the socket's path, to which receivers connect.
 	Path string
 
-	book     *ticket.Book
-	welcome  Welcome
-	logger   *slog.Logger
-	name     string
+	config   Config
 	listener *net.UnixListener
 }
 
-// Listen makes a socket for the leases of a book in a directory, which is made
-// private. The suffix of its name, with the dot, tells the sockets of one transport
-// from others; it is also the transport's name for errors. Serve must be called.
-func Listen(dir, suffix string, book *ticket.Book, welcome Welcome, logger *slog.Logger) (*Server, error) {
-	if err := Private(dir); err != nil {
+// Serve listens and serves until ctx ends.
+func Serve(ctx context.Context, c Config) error {
+	s, err := Listen(c)
+	if err != nil {
+		return err
+	}
+	return s.Serve(ctx)
+}
+
+// Listen makes the socket. Serve must be called.
+func Listen(c Config) (*Server, error) {
+	if err := MakePrivateDir(c.Dir); err != nil {
 		return nil, err
 	}
-	sweep(dir, suffix)
+	removeStaleSockets(c.Dir, c.Suffix)
 	name := make([]byte, 6)
 	rand.Read(name) // never fails
-	path := filepath.Join(dir, hex.EncodeToString(name)+suffix)
+	path := filepath.Join(c.Dir, hex.EncodeToString(name)+c.Suffix)
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
 	if err != nil {
 		return nil, err
 	}
-	return &Server{Path: path, book: book, welcome: welcome, logger: logger, name: suffix[1:] + " transport", listener: l}, nil
+	return &Server{Path: path, config: c, listener: l}, nil
 }
 
-// Serve takes receivers until ctx ends, and returns after the last session.
+// Serve serves receivers until ctx ends, and returns after the last session.
 func (s *Server) Serve(ctx context.Context) error {
-	var sessions sync.WaitGroup
-	defer sessions.Wait()
-	defer context.AfterFunc(ctx, func() { s.listener.Close() })()
-	defer s.listener.Close()
-	slots := make(chan struct{}, maxSessions)
-	for {
-		conn, err := s.listener.AcceptUnix()
-		if ctx.Err() != nil {
-			if err == nil {
-				conn.Close()
-			}
-			return nil
-		}
-		if err != nil {
-			s.logger.Warn(s.name+": no new connections for a moment", "err", err)
+	s.config.Source.Start(s.Path)
+	var g errgroup.Group
+	g.Go(func() error {
+		pull.Serve(ctx, s.listener, s.config.Source.Transport, s.config.Logger, s.serveReceiver)
+		return nil
+	})
+	g.Go(func() error {
+		tick := time.NewTicker(s.config.IdleTimeout / 3)
+		defer tick.Stop()
+		for {
 			select {
-			case <-time.After(acceptPause):
+			case now := <-tick.C:
+				s.config.DropIdle(now.Add(-s.config.IdleTimeout))
 			case <-ctx.Done():
+				s.config.Source.Stop()
+				s.config.DropIdle(time.Now())
+				return nil
 			}
-			continue
 		}
-		select {
-		case slots <- struct{}{}:
-		default:
-			s.logger.Warn(s.name+": a receiver is turned away, too many are at work", "bound", maxSessions)
-			conn.Close()
-			continue
-		}
-		sessions.Go(func() {
-			defer func() { <-slots }()
-			defer conn.Close()
-			if err := s.session(ctx, conn); err != nil {
-				s.logger.Debug(s.name+": session", "err", err)
-			}
-		})
-	}
+	})
+	return g.Wait()
 }
 
-// session serves one receiver until its connection or its lease ends.
-func (s *Server) session(ctx context.Context, conn *net.UnixConn) error {
-	defer context.AfterFunc(ctx, func() { conn.Close() })()
-	if err := sameUser(conn); err != nil {
+// serveReceiver serves one receiver until its connection or its lease ends.
+func (s *Server) serveReceiver(ctx context.Context, c net.Conn) error {
+	conn := c.(*net.UnixConn)
+	if err := checkSameUser(conn); err != nil {
 		return err
 	}
-	if err := conn.SetDeadline(time.Now().Add(helloTimeout)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(pull.HelloTimeout)); err != nil {
 		return err
 	}
-	packet := make([]byte, wire.MaxHello+1)
+	packet := make([]byte, handshake.MaxHello+1)
 	n, err := conn.Read(packet)
 	if err != nil {
 		return err
 	}
-	hello, err := wire.ReadHello(bytes.NewReader(packet[:n]))
+	hello, err := handshake.ReadHello(bytes.NewReader(packet[:n]))
 	if err != nil {
 		return err
 	}
-	lease, err := s.book.Redeem(hello.Ticket, hello.Receiver, time.Now())
+	lease, err := s.config.Source.Redeem(hello.Ticket, hello.Receiver, time.Now())
 	if err != nil {
-		conn.Write(wire.AppendRefusal(nil))
+		conn.Write(handshake.AppendRefusal(nil))
 		return fmt.Errorf("receiver %s: %w", hello.Receiver, err)
 	}
 	defer lease.End()
+	defer lease.CloseWhenDone(conn)()
 
-	defer lease.Cut(conn)()
-
-	if err := s.greet(conn, lease); err != nil {
+	if err := s.sendWelcome(conn, lease); err != nil {
 		return err
 	}
 	if err := conn.SetDeadline(lease.Deadline); err != nil {
@@ -160,14 +158,14 @@ func (s *Server) session(ctx context.Context, conn *net.UnixConn) error {
 	}
 }
 
-// greet sends what a receiver needs to reach a lease's memory.
-func (s *Server) greet(conn *net.UnixConn, lease *ticket.Lease) error {
+// sendWelcome sends what a receiver needs to reach the memory of a lease.
+func (s *Server) sendWelcome(conn *net.UnixConn, lease *ticket.Lease) error {
 	m := lease.Memory
-	packet, err := wire.AppendWelcome(nil, m.Layout, m.Size())
+	packet, err := handshake.AppendWelcome(nil, m.Layout, m.Size())
 	if err != nil {
 		return err
 	}
-	extra, f, err := s.welcome(lease)
+	extra, f, err := s.config.Welcome(lease)
 	if err != nil {
 		return err
 	}

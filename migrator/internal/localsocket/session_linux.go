@@ -14,36 +14,36 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cascadeinfer/cascade/migrator/internal/handshake"
+	"github.com/cascadeinfer/cascade/migrator/internal/pull"
 	"github.com/cascadeinfer/cascade/migrator/transport"
-	"github.com/cascadeinfer/cascade/migrator/transport/wire"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// Session is a receiver's end of a move.
+// Session is the receiver's end of a pull. Its exported fields are what the source sent.
 type Session struct {
-	// What the source has sent. File is the receiver's to close, nil for none.
 	Layout transport.Layout
-	Size   int64 // of the pool
-	Extra  []byte
-	File   *os.File
+	Size   int64    // of the pool, in bytes
+	Extra  []byte   // the transport's own
+	File   *os.File // nil for none; the caller closes it
 
 	conn   *net.UnixConn
 	checks uint64
 }
 
-// Open presents an offer's ticket at the socket of a source with this suffix.
+// Open presents the ticket of an offer at the socket of a source with this suffix.
 func Open(ctx context.Context, suffix string, receiver policies.ReplicaID, offer transport.Offer) (_ *Session, err error) {
-	// The address comes from a peer: it must be no other socket of this user.
+	// The address comes from a peer: it must not name another socket of this user.
 	if !filepath.IsAbs(offer.Address) || !strings.HasSuffix(offer.Address, suffix) || len(offer.Address) > MaxPath {
-		return nil, errors.New("not the path of a source's socket")
+		return nil, errors.New("the address is not the path of a source's socket")
 	}
-	if err := isPrivate(filepath.Dir(offer.Address)); err != nil {
+	if err := checkPrivateDir(filepath.Dir(offer.Address)); err != nil {
 		return nil, err
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	dialer := net.Dialer{Timeout: helloTimeout}
+	dialer := net.Dialer{Timeout: pull.HelloTimeout}
 	conn, err := dialer.DialContext(ctx, "unixpacket", offer.Address)
 	if err != nil {
 		return nil, err
@@ -57,17 +57,19 @@ func Open(ctx context.Context, suffix string, receiver policies.ReplicaID, offer
 			}
 		}
 	}()
-	if err := sameUser(s.conn); err != nil {
+	if err := checkSameUser(s.conn); err != nil {
 		return nil, err
 	}
-	return s, s.during(ctx, helloTimeout, func() error { return s.greet(wire.Hello{Ticket: offer.Ticket, Receiver: receiver}) })
+	return s, s.exchange(ctx, pull.HelloTimeout, func() error {
+		return s.presentTicket(handshake.Hello{Ticket: offer.Ticket, Receiver: receiver})
+	})
 }
 
 // Close ends the connection.
 func (s *Session) Close() { s.conn.Close() }
 
-// greet presents the ticket and takes what the source sends.
-func (s *Session) greet(h wire.Hello) error {
+// presentTicket sends the hello and receives the welcome.
+func (s *Session) presentTicket(h handshake.Hello) error {
 	hello, err := h.Append(nil)
 	if err != nil {
 		return err
@@ -75,12 +77,12 @@ func (s *Session) greet(h wire.Hello) error {
 	if _, err := s.conn.Write(hello); err != nil {
 		return err
 	}
-	packet, rights := make([]byte, wire.MaxWelcome+MaxExtra+1), make([]byte, unix.CmsgSpace(4))
+	packet, rights := make([]byte, handshake.MaxWelcome+MaxExtra+1), make([]byte, unix.CmsgSpace(4))
 	n, m, flags, _, err := s.conn.ReadMsgUnix(packet, rights)
 	if err != nil {
 		return err
 	}
-	files, err := received(rights[:m])
+	files, err := parseFiles(rights[:m])
 	if len(files) == 1 {
 		s.File = files[0]
 	} else {
@@ -92,12 +94,12 @@ func (s *Session) greet(h wire.Hello) error {
 		return err
 	}
 	r := bytes.NewReader(packet[:n])
-	s.Layout, s.Size, err = wire.ReadWelcome(r)
+	s.Layout, s.Size, err = handshake.ReadWelcome(r)
 	if err == nil && (len(files) > 1 || flags&unix.MSG_CTRUNC != 0) {
 		err = errors.New("the source sent more than one file")
 	}
 	if err == nil && r.Len() > MaxExtra {
-		err = fmt.Errorf("the source sent %d bytes behind its layout", r.Len())
+		err = fmt.Errorf("the source sent %d bytes after its layout; at most %d are accepted", r.Len(), MaxExtra)
 	}
 	if err == nil {
 		s.Extra = packet[n-r.Len() : n]
@@ -105,8 +107,8 @@ func (s *Session) greet(h wire.Hello) error {
 	return err
 }
 
-// received takes the descriptors out of a control message.
-func received(rights []byte) ([]*os.File, error) {
+// parseFiles returns the descriptors of a control message.
+func parseFiles(rights []byte) ([]*os.File, error) {
 	messages, err := unix.ParseSocketControlMessage(rights)
 	if err != nil {
 		return nil, err
@@ -124,26 +126,22 @@ func received(rights []byte) ([]*os.File, error) {
 	return files, nil
 }
 
-// during runs f, which talks to the source, and ends it with ctx or after d.
-func (s *Session) during(ctx context.Context, d time.Duration, f func() error) error {
-	if err := s.conn.SetDeadline(time.Now().Add(d)); err != nil {
+// exchange runs f, which reads and writes the connection, until ctx ends or the timeout
+// has passed.
+func (s *Session) exchange(ctx context.Context, timeout time.Duration, f func() error) error {
+	if err := s.conn.SetDeadline(time.Now().Add(timeout)); err != nil {
 		return err
 	}
-	stop := context.AfterFunc(ctx, func() { s.conn.SetDeadline(time.Unix(1, 0)) })
-	err := f()
-	if !stop() && ctx.Err() != nil {
-		return ctx.Err()
-	}
-	return err
+	return pull.InterruptConn(ctx, s.conn, f)
 }
 
-// Check returns nil when the lease was in force at a moment after the call.
+// Check returns nil if the lease was in force at a moment after the call.
 func (s *Session) Check(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	s.checks++
-	err := s.during(ctx, checkTimeout, func() error {
+	err := s.exchange(ctx, checkTimeout, func() error {
 		var packet [checkSize + 1]byte
 		binary.LittleEndian.PutUint64(packet[:], s.checks)
 		if _, err := s.conn.Write(packet[:checkSize]); err != nil {
@@ -154,7 +152,7 @@ func (s *Session) Check(ctx context.Context) error {
 			return err
 		}
 		if n != checkSize || binary.LittleEndian.Uint64(packet[:]) != s.checks {
-			return errors.New("it answers another check")
+			return errors.New("the answer has the number of another check")
 		}
 		return nil
 	})

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cascadeinfer/cascade/migrator/internal/pull"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
@@ -127,6 +128,6 @@ func (f Fault) wait(ctx context.Context, closing <-chan struct{}, deadline time.
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-closing:
-		return errClosed
+		return pull.ErrClosed
 	}
 }

@@ -46,7 +46,7 @@ func bubble(t *testing.T, test func(t *testing.T, s *scene)) {
 func (s *scene) open(t *testing.T, ctx context.Context) (transport.Puller, error) {
 	t.Helper()
 	offer, err := s.Source.Transport.Export(transport.Grant{
-		Move: "a/1", Receiver: transporttest.Receiver, Deadline: time.Now().Add(10 * time.Second),
+		Migration: "a/1", Receiver: transporttest.Receiver, Deadline: time.Now().Add(10 * time.Second),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -179,7 +179,7 @@ func BenchmarkPull(b *testing.B) {
 	go p.Source.Transport.Run(ctx)
 	var offer transport.Offer
 	for err := errors.New("not yet"); err != nil; {
-		offer, err = p.Source.Transport.Export(transport.Grant{Move: "a/1", Receiver: "b", Deadline: time.Now().Add(time.Hour)})
+		offer, err = p.Source.Transport.Export(transport.Grant{Migration: "a/1", Receiver: "b", Deadline: time.Now().Add(time.Hour)})
 	}
 	puller, err := p.Target.Transport.Open(b.Context(), "b", offer)
 	if err != nil {

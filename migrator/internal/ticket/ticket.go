@@ -1,9 +1,17 @@
-// Package ticket keeps the grants of a source: who may pull for which move, by
-// which ticket, until when.
+// Package ticket issues and checks the tickets of a source: which receiver may pull for
+// which migration, and until when.
 //
-// It is the one gate that all transports share; it knows no sockets and no
-// blocks. The invariant: between Enter and Leave a lease is in force, so what is
-// read of the memory in between is read before Revoke returns.
+// A transport issues a ticket for each grant that it exports (Issuer.Issue), and trades
+// the ticket that a receiver presents for a Lease (Issuer.Redeem). It reads the memory,
+// or answers for it, between Enter and Leave of the lease. The package knows no sockets
+// and no blocks.
+//
+// Invariants:
+//
+//  1. A ticket is redeemed at most once, by the receiver that it was issued for, before
+//     its deadline.
+//  2. Between Enter and Leave a lease is in force: what is read of the memory in between
+//     is read before Revoke returns.
 package ticket
 
 import (
@@ -11,7 +19,6 @@ import (
 	"crypto/subtle"
 	"errors"
 	"fmt"
-	"io"
 	"sync"
 	"time"
 
@@ -19,83 +26,67 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// MaxGrants bounds the grants of a book that are in force at a time.
+// MaxGrants bounds the grants of an Issuer that are in force at a time.
 const MaxGrants = 1024
 
-// Book holds the grants of one source. It is safe for concurrent use. The zero
-// Book is closed.
-type Book struct {
+// Issuer holds the grants of one source. It is safe for concurrent use. The zero Issuer
+// is closed.
+type Issuer struct {
 	mu     sync.Mutex
 	open   bool
-	leases []*Lease // those that are neither over nor expired unused
-	left   sync.Cond
+	leases []*Lease  // those that are neither over nor expired unused
+	unused sync.Cond // signals that a lease has no user inside
 }
 
-// Lease is one grant: issued, then redeemed at most once, then over.
-type Lease struct {
-	transport.Grant
-	// Memory is what the grant is for. Whoever redeems the lease holds it until
-	// End.
-	Memory *transport.Memory
-
-	book *Book
-	done chan struct{}
-
-	// guarded by book.mu
-	secret   [transport.TicketSize]byte
-	redeemed bool
-	over     bool
-	inside   int
+// Open lets the issuer issue tickets until Close.
+func (s *Issuer) Open() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.unused.L = &s.mu
+	s.open = true
 }
 
-// Open lets the book issue tickets until Close.
-func (b *Book) Open() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.left.L = &b.mu
-	b.open = true
+// Close ends all grants as Revoke does. No more tickets are issued.
+func (s *Issuer) Close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.open = false
+	s.revokeLocked(func(*Lease) bool { return true })
 }
 
-// Close ends all grants as Revoke does; no more are issued.
-func (b *Book) Close() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.open = false
-	b.revokeLocked(func(*Lease) bool { return true })
-}
-
-// Issue makes a ticket for a grant of a memory. Grants that have expired at now
-// are forgotten.
-func (b *Book) Issue(g transport.Grant, m *transport.Memory, now time.Time) ([transport.TicketSize]byte, error) {
-	l := &Lease{Grant: g, Memory: m, book: b, done: make(chan struct{})}
+// Issue makes a ticket for a grant of a memory. It drops the grants that have expired at
+// now.
+func (s *Issuer) Issue(g transport.Grant, m *transport.Memory, now time.Time) ([transport.TicketSize]byte, error) {
+	l := &Lease{Grant: g, Memory: m, issuer: s, done: make(chan struct{})}
 	rand.Read(l.secret[:]) // never fails
 	switch {
-	case g.Move == "" || g.Receiver == "":
-		return l.secret, errors.New("grant: Move and Receiver must be named")
+	case g.Migration == "" || g.Receiver == "":
+		return l.secret, errors.New("grant: Migration and Receiver are required")
 	case !now.Before(g.Deadline):
-		return l.secret, fmt.Errorf("grant of move %s: its deadline has passed", g.Move)
+		return l.secret, fmt.Errorf("grant of migration %s: its deadline has passed", g.Migration)
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if !b.open {
-		return l.secret, fmt.Errorf("grant of move %s: the source does not run", g.Move)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.open {
+		return l.secret, fmt.Errorf("grant of migration %s: the source does not run", g.Migration)
 	}
-	b.dropLocked(func(l *Lease) bool { return !l.redeemed && !now.Before(l.Deadline) })
-	if len(b.leases) >= MaxGrants {
-		return l.secret, fmt.Errorf("grant of move %s: %d grants are in force already", g.Move, MaxGrants)
+	s.dropLocked(func(l *Lease) bool { return !l.redeemed && !now.Before(l.Deadline) })
+	if len(s.leases) >= MaxGrants {
+		return l.secret, fmt.Errorf("grant of migration %s: %d grants are in force already", g.Migration, MaxGrants)
 	}
-	b.leases = append(b.leases, l)
+	s.leases = append(s.leases, l)
 	return l.secret, nil
 }
 
-// Redeem trades a ticket for its lease, once. It returns transport.ErrRefused
-// for a ticket that is unknown, used, expired at now, revoked, another
-// receiver's, or of a memory that has gone; a refused ticket stays as it was.
-func (b *Book) Redeem(ticket [transport.TicketSize]byte, receiver policies.ReplicaID, now time.Time) (*Lease, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+// Redeem checks a ticket and trades it for its lease, once. It returns
+// transport.ErrRefused for a ticket that is unknown, used, expired at now, revoked,
+// issued for another receiver, or for a memory that has been closed. A refused ticket
+// stays as it was.
+func (s *Issuer) Redeem(ticket [transport.TicketSize]byte, receiver policies.ReplicaID, now time.Time) (*Lease, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	var found *Lease
-	for _, l := range b.leases { // all of them: the time taken says nothing
+	for _, l := range s.leases { // compares all of them, so that the time reveals nothing
 		if subtle.ConstantTimeCompare(l.secret[:], ticket[:]) == 1 {
 			found = l
 		}
@@ -107,92 +98,35 @@ func (b *Book) Redeem(ticket [transport.TicketSize]byte, receiver policies.Repli
 	return found, nil
 }
 
-// Revoke ends all grants of a move. It returns when nobody is inside their
-// leases: whoever is must leave when Done is closed.
-func (b *Book) Revoke(move string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.revokeLocked(func(l *Lease) bool { return l.Move == move })
+// Revoke ends all grants of a migration. It returns when no user is inside their leases:
+// users must leave when Done is closed.
+func (s *Issuer) Revoke(migration string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.revokeLocked(func(l *Lease) bool { return l.Migration == migration })
 }
 
-func (b *Book) revokeLocked(which func(*Lease) bool) {
-	var ended []*Lease
-	b.dropLocked(func(l *Lease) bool {
-		if !which(l) {
-			return false
-		}
-		ended = append(ended, l)
-		return true
-	})
-	for _, l := range ended {
-		for l.inside > 0 {
-			b.left.Wait()
+func (s *Issuer) revokeLocked(match func(*Lease) bool) {
+	for _, l := range s.dropLocked(match) {
+		for l.users > 0 {
+			s.unused.Wait()
 		}
 	}
 }
 
-// dropLocked ends the leases that are chosen.
-func (b *Book) dropLocked(which func(*Lease) bool) {
-	kept := b.leases[:0]
-	for _, l := range b.leases {
-		if !which(l) {
+// dropLocked ends the leases that match, and returns them.
+func (s *Issuer) dropLocked(match func(*Lease) bool) (dropped []*Lease) {
+	kept := s.leases[:0]
+	for _, l := range s.leases {
+		if !match(l) {
 			kept = append(kept, l)
 			continue
 		}
 		l.over = true
 		close(l.done)
+		dropped = append(dropped, l)
 	}
-	clear(b.leases[len(kept):])
-	b.leases = kept
-}
-
-// Done is closed when the lease is over. Its deadline alone does not close it:
-// the holder keeps its own time.
-func (l *Lease) Done() <-chan struct{} { return l.done }
-
-// Cut closes c when the lease is over, so that who waits on it waits no longer,
-// until stop is called. When stop returns, c is left alone.
-func (l *Lease) Cut(c io.Closer) (stop func()) {
-	over, gone := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(gone)
-		select {
-		case <-l.done:
-			_ = c.Close()
-		case <-over:
-		}
-	}()
-	return func() { close(over); <-gone }
-}
-
-// Enter begins to use the memory, or an answer that depends on the lease. It
-// reports false, and must not be followed by Leave, when the lease is over or
-// expired at now.
-func (l *Lease) Enter(now time.Time) bool {
-	l.book.mu.Lock()
-	defer l.book.mu.Unlock()
-	if l.over || !now.Before(l.Deadline) {
-		return false
-	}
-	l.inside++
-	return true
-}
-
-// Leave ends what Enter began.
-func (l *Lease) Leave() {
-	l.book.mu.Lock()
-	defer l.book.mu.Unlock()
-	l.inside--
-	if l.inside == 0 {
-		l.book.left.Broadcast()
-	}
-}
-
-// End gives a redeemed lease back, once, by whoever redeemed it and is not
-// inside any more.
-func (l *Lease) End() {
-	l.book.mu.Lock()
-	l.book.dropLocked(func(other *Lease) bool { return other == l })
-	l.book.mu.Unlock()
-	l.Memory.Release()
+	clear(s.leases[len(kept):])
+	s.leases = kept
+	return dropped
 }

@@ -14,16 +14,16 @@ import (
 var t0 = time.Unix(1000, 0)
 
 func grant(move string) transport.Grant {
-	return transport.Grant{Move: move, Epoch: 3, Receiver: "b", Deadline: t0.Add(time.Second)}
+	return transport.Grant{Migration: move, Epoch: 3, Receiver: "b", Deadline: t0.Add(time.Second)}
 }
 
-func open() *ticket.Book {
-	b := &ticket.Book{}
+func open() *ticket.Issuer {
+	b := &ticket.Issuer{}
 	b.Open()
 	return b
 }
 
-func issue(t *testing.T, b *ticket.Book, move string) [transport.TicketSize]byte {
+func issue(t *testing.T, b *ticket.Issuer, move string) [transport.TicketSize]byte {
 	t.Helper()
 	secret, err := b.Issue(grant(move), &transport.Memory{}, t0)
 	if err != nil {
@@ -33,7 +33,7 @@ func issue(t *testing.T, b *ticket.Book, move string) [transport.TicketSize]byte
 }
 
 func TestTicketsAreRefused(t *testing.T) {
-	refused := func(t *testing.T, b *ticket.Book, secret [transport.TicketSize]byte, who string, now time.Time) {
+	refused := func(t *testing.T, b *ticket.Issuer, secret [transport.TicketSize]byte, who string, now time.Time) {
 		t.Helper()
 		if _, err := b.Redeem(secret, "b", now); !errors.Is(err, transport.ErrRefused) {
 			t.Errorf("%s ticket: %v", who, err)
@@ -74,7 +74,7 @@ func TestTicketsAreRefused(t *testing.T) {
 
 func TestIssueRefusesBadGrants(t *testing.T) {
 	m := &transport.Memory{}
-	if _, err := new(ticket.Book).Issue(grant("a/1"), m, t0); err == nil {
+	if _, err := new(ticket.Issuer).Issue(grant("a/1"), m, t0); err == nil {
 		t.Error("a book that was never opened issues")
 	}
 	b := open()

@@ -48,7 +48,7 @@ func BenchmarkHost(b *testing.B) {
 	for b.Loop() {
 		if err := g.use(p.hold, func(*hold) error {
 			start := time.Now()
-			if err := plan.Fits(from.layout, to.layout); err != nil {
+			if err := plan.Validate(from.layout, to.layout); err != nil {
 				return err
 			}
 			if err := p.lane.submit(16, c, from, to, plan.Src, plan.Dst); err != nil {

@@ -96,7 +96,7 @@ func made(t testing.TB, g *GPU, kind Kind, l transport.Layout) (*transport.Memor
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.Bytes = make([]byte, l.End())
+	m.Bytes = make([]byte, l.MinSize())
 	return m, mirror{t, m.Device.(*Memory), m.Bytes}
 }
 
@@ -228,7 +228,7 @@ func moving(t testing.TB, p transporttest.Pair) func() (transport.Puller, error)
 	return func() (transport.Puller, error) {
 		n++
 		for limit := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
-			offer, err := p.Source.Transport.Export(transport.Grant{Move: fmt.Sprintf("a/%d", n), Receiver: transporttest.Receiver, Deadline: time.Now().Add(time.Minute)})
+			offer, err := p.Source.Transport.Export(transport.Grant{Migration: fmt.Sprintf("a/%d", n), Receiver: transporttest.Receiver, Deadline: time.Now().Add(time.Minute)})
 			if err != nil && time.Now().After(limit) {
 				return nil, err
 			}
@@ -274,13 +274,13 @@ func TestSums(t *testing.T) {
 			}
 		}
 		bare := &transport.Memory{Layout: m.Layout, Device: m.Device}
-		if sums, err := transport.Sums(transporttest.Pool{M: bare}, blocks); err != nil || !slices.Equal(sums, got[1:]) {
+		if sums, err := transport.ChecksumBlocks(transporttest.Pool{M: bare}, blocks); err != nil || !slices.Equal(sums, got[1:]) {
 			t.Errorf("%x, %v", sums, err)
 		}
-		if _, err := transport.Sums(transporttest.Pool{M: bare}, []uint32{64}); err == nil {
+		if _, err := transport.ChecksumBlocks(transporttest.Pool{M: bare}, []uint32{64}); err == nil {
 			t.Error("sums of a block that is not there")
 		}
-		if _, err := transport.Hold(transporttest.Pool{M: bare}); err == nil {
+		if _, err := transport.HoldHostMemory(transporttest.Pool{M: bare}); err == nil {
 			t.Error("device memory is held as bytes")
 		}
 	}
@@ -326,7 +326,7 @@ func source(dir string) error {
 	done := make(chan error, 1)
 	go func() { done <- tr.Run(ctx) }()
 	for {
-		offer, err := tr.Export(transport.Grant{Move: "a/1", Receiver: transporttest.Receiver, Deadline: time.Now().Add(time.Minute)})
+		offer, err := tr.Export(transport.Grant{Migration: "a/1", Receiver: transporttest.Receiver, Deadline: time.Now().Add(time.Minute)})
 		if err == nil {
 			fmt.Printf("%s %x %x\n", offer.Address, offer.Ticket, m.Device.(*Memory).handle.Append(nil))
 			break
@@ -384,7 +384,7 @@ func TestAnotherProcess(t *testing.T) {
 			}
 			defer p.Close()
 			theirs := transporttest.Heap(small)
-			theirs.Sum = transport.Multiply
+			theirs.Checksum = transport.Multiply
 			pattern(theirs.Bytes)
 			plan := straight(theirs, 0, 0, small.Blocks)
 			if _, err := p.Pull(t.Context(), plan); err != nil {
@@ -399,7 +399,7 @@ func TestAnotherProcess(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				h, err := ParseHandle(encoded, small.End())
+				h, err := ParseHandle(encoded, small.MinSize())
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -474,7 +474,7 @@ func TestPacked(t *testing.T) {
 			b := uint32((i*5 + 1) % l.Blocks)
 			blocks = append(blocks, b)
 			for r := range l.Regions {
-				want = append(want, m.Part(b, r)...)
+				want = append(want, m.RegionBytes(b, r)...)
 			}
 		}
 		got := make([]byte, len(want))
@@ -491,7 +491,7 @@ func TestPacked(t *testing.T) {
 		for b := range uint32(l.Blocks) {
 			for r, g := range l.Regions {
 				at := g.Offset + int64(b)*g.Stride
-				if !bytes.Equal(m.Part(b, r), before[at:at+g.Bytes]) {
+				if !bytes.Equal(m.RegionBytes(b, r), before[at:at+g.Bytes]) {
 					t.Fatalf("%s: block %d is scattered wrongly", name, b)
 				}
 			}

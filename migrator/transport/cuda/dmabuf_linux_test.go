@@ -51,7 +51,7 @@ func moved(t testing.TB, g *GPU, l transport.Layout, by int64) (*transport.Memor
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.Bytes = make([]byte, l.End())
+	m.Bytes = make([]byte, l.MinSize())
 	return m, mirror{t, m.Device.(*Memory), m.Bytes}
 }
 
@@ -78,7 +78,7 @@ func TestDMABuf(t *testing.T) {
 		if n, bad := f.ReadAt(got, first+offset); err != nil || bad != nil || n != len(got) || !bytes.Equal(got, m.Bytes) {
 			t.Errorf("a pool at %d: its descriptor has other bytes: %v, %v", by, err, bad)
 		}
-		g.drop(time.Now().Add(time.Hour))
+		g.unmapIdle(time.Now().Add(time.Hour))
 		if _, err := m.Device.Sums(nil, m.Layout, []uint32{0}); err != nil {
 			t.Error(err)
 		}
@@ -132,7 +132,7 @@ func TestDMABufStays(t *testing.T) {
 	}
 	f.Close()
 	mappings := c.Live("mappings")
-	g.drop(time.Now().Add(time.Hour))
+	g.unmapIdle(time.Now().Add(time.Hour))
 	if n := c.Live("mappings"); n != mappings {
 		t.Errorf("%d mappings are left of %d", n, mappings)
 	}
@@ -259,7 +259,7 @@ func TestByNIC(t *testing.T) {
 		}
 		return transporttest.Pair{Source: end(source), Target: end(target)}
 	})
-	g.drop(time.Now().Add(time.Hour))
+	g.unmapIdle(time.Now().Add(time.Hour))
 	if n := c.Live("mappings"); n != 0 {
 		t.Errorf("%d pools are mapped still", n)
 	}

@@ -76,12 +76,12 @@ func (g *GPU) Down() error {
 // Down says why the pool's GPU is of no use now; see GPU.Down.
 func (m *Memory) Down() error { return m.gpu.Down() }
 
-// touched is how much Usable reads of a pool, in bytes.
+// touched is how much CheckDevice reads of a pool, in bytes.
 const touched = 4096
 
-// Usable says why nothing can be copied into or out of the pool now, as a *DownError
+// CheckDevice says why nothing can be copied into or out of the pool now, as a *DownError
 // where that is the GPU's fault, or nil. It has the GPU read some of the pool.
-func (m *Memory) Usable() error {
+func (m *Memory) CheckDevice() error {
 	m.gpu.mu.Lock()
 	sick := m.gpu.sick
 	m.gpu.mu.Unlock()

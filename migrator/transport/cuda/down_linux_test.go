@@ -49,7 +49,7 @@ func newCourse(t *testing.T) *course {
 
 // transfer is one move, from the source's sums to the target's end of it.
 func (s *course) transfer() error {
-	sums, err := transport.Sums(transporttest.Pool{M: s.pair.Source.Memory}, s.plan.Src)
+	sums, err := transport.ChecksumBlocks(transporttest.Pool{M: s.pair.Source.Memory}, s.plan.Src)
 	if err != nil {
 		return err
 	}
@@ -70,7 +70,7 @@ func (s *course) good(what string) {
 	if err := s.transfer(); err != nil {
 		s.t.Fatalf("%s: %v", what, err)
 	}
-	if got, err := transport.Sums(transporttest.Pool{M: s.pair.Target.Memory}, s.plan.Dst); err != nil || !slices.Equal(got, s.plan.Sums) {
+	if got, err := transport.ChecksumBlocks(transporttest.Pool{M: s.pair.Target.Memory}, s.plan.Dst); err != nil || !slices.Equal(got, s.plan.Sums) {
 		s.t.Errorf("%s: the blocks differ: %v", what, err)
 	}
 }
@@ -95,7 +95,7 @@ func (s *course) later() {
 
 // live is what is alive when nothing is under way.
 func (s *course) live() int {
-	s.g.drop(time.Now().Add(time.Hour))
+	s.g.unmapIdle(time.Now().Add(time.Hour))
 	return s.c.Live("")
 }
 
@@ -238,7 +238,7 @@ func TestUnshut(t *testing.T) {
 		for _, code := range []int{passing, forGood} {
 			s.good("a move")
 			s.c.Fail(call, 1, code)
-			s.g.drop(time.Now().Add(time.Hour))
+			s.g.unmapIdle(time.Now().Add(time.Hour))
 			s.good("the next move")
 			if n := s.live(); n != live {
 				t.Errorf("%s, code %d: %d handles are alive, %d were", call, code, n, live)

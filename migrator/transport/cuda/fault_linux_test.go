@@ -104,13 +104,13 @@ func (s *story) run() (err error) {
 	for i := range 10 {
 		plan.Src, plan.Dst = append(plan.Src, uint32(39-i)), append(plan.Dst, uint32(i))
 	}
-	plan.Sums, err = transport.Sums(transporttest.Pool{M: pools[0]}, plan.Src)
+	plan.Sums, err = transport.ChecksumBlocks(transporttest.Pool{M: pools[0]}, plan.Src)
 	if err != nil {
 		return err
 	}
 	var offer transport.Offer
 	for {
-		if offer, err = ends[0].Export(transport.Grant{Move: "a/1", Receiver: "b", Deadline: time.Now().Add(time.Minute)}); err == nil {
+		if offer, err = ends[0].Export(transport.Grant{Migration: "a/1", Receiver: "b", Deadline: time.Now().Add(time.Minute)}); err == nil {
 			break
 		}
 		time.Sleep(time.Millisecond)
@@ -122,7 +122,7 @@ func (s *story) run() (err error) {
 	_, err = p.Pull(ctx, plan)
 	err = errors.Join(err, p.Close())
 	if err == nil {
-		got, err := transport.Sums(transporttest.Pool{M: pools[1]}, plan.Dst)
+		got, err := transport.ChecksumBlocks(transporttest.Pool{M: pools[1]}, plan.Dst)
 		if err != nil {
 			return err
 		}
@@ -310,7 +310,7 @@ func TestSlowGPU(t *testing.T) {
 			closed <- nil
 		} else {
 			go func() { closed <- p.Close() }()
-			for !p.(*puller).closing.Load() {
+			for !p.(*puller).Closing() {
 				time.Sleep(time.Millisecond)
 			}
 		}

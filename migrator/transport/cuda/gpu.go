@@ -264,8 +264,8 @@ func (h *hold) shut(close func() error) error {
 	return err
 }
 
-// drop unmaps what nobody has used since before.
-func (g *GPU) drop(before time.Time) {
+// unmapIdle unmaps what nobody has used since before.
+func (g *GPU) unmapIdle(before time.Time) {
 	g.mu.Lock()
 	h := g.held
 	g.mu.Unlock()

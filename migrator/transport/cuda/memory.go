@@ -94,13 +94,13 @@ type Memory struct {
 // descriptor, which is closed with the memory. The pool is mapped once to see that
 // it can be.
 func Attach(g *GPU, h Handle, file *os.File, l transport.Layout) (*transport.Memory, error) {
-	if err := h.validate(l.End()); err != nil {
+	if err := h.validate(l.MinSize()); err != nil {
 		return nil, err
 	}
 	if (h.Kind == VMM) != (file != nil) {
 		return nil, errors.New("handle: a descriptor comes with VMM pools, and only with those")
 	}
-	m := &Memory{gpu: g, handle: h, size: l.End(), file: file}
+	m := &Memory{gpu: g, handle: h, size: l.MinSize(), file: file}
 	if err := g.use(nil, func(h *hold) error {
 		p, err := m.mapped(h)
 		if err == nil {
@@ -115,7 +115,7 @@ func Attach(g *GPU, h Handle, file *os.File, l transport.Layout) (*transport.Mem
 
 // Make makes a pool in this process, as an engine does.
 func Make(g *GPU, kind Kind, l transport.Layout) (*transport.Memory, error) {
-	m := &Memory{gpu: g, handle: Handle{Kind: kind, GPU: g.info.UUID, Size: l.End()}, size: l.End()}
+	m := &Memory{gpu: g, handle: Handle{Kind: kind, GPU: g.info.UUID, Size: l.MinSize()}, size: l.MinSize()}
 	rand.Read(m.handle.ID[:]) // never fails
 	err := g.use(nil, func(h *hold) error {
 		if kind == IPC {
@@ -155,7 +155,7 @@ func Make(g *GPU, kind Kind, l transport.Layout) (*transport.Memory, error) {
 
 // memory is m as pools hand it out.
 func (m *Memory) memory(l transport.Layout) *transport.Memory {
-	l.Sum = transport.Multiply
+	l.Checksum = transport.Multiply
 	return &transport.Memory{Layout: l, Device: m, Unmap: m.close}
 }
 

@@ -54,7 +54,7 @@ func TestMixed(t *testing.T) {
 			})
 		})
 	}
-	g.drop(time.Now().Add(time.Hour))
+	g.unmapIdle(time.Now().Add(time.Hour))
 }
 
 // onePull moves all blocks, once well and once with a sum that one has not.
@@ -78,7 +78,7 @@ func onePull(t *testing.T, pair transporttest.Pair) {
 		pair.Target.Mirror.Load()
 	}
 	for b := range uint32(small.Blocks) {
-		if !slices.Equal(pair.Target.Memory.Part(b, 1), pair.Source.Memory.Part(b, 1)) {
+		if !slices.Equal(pair.Target.Memory.RegionBytes(b, 1), pair.Source.Memory.RegionBytes(b, 1)) {
 			t.Fatalf("block %d differs", b)
 		}
 	}
@@ -111,15 +111,15 @@ func TestMixedChoice(t *testing.T) {
 			t.Fatal(err)
 		}
 		choose := transport.NewChooser(here, shared, byHost)
-		for _, tr := range choose.Due(time.Now()) {
-			choose.Probed(tr.Name(), tr.Probe(t.Context()), time.Now())
+		for _, tr := range choose.TransportsToProbe(time.Now()) {
+			choose.RecordProbe(tr.Name(), tr.Probe(t.Context()), time.Now())
 		}
 		// What the other end has that works.
 		theirs := []string{"shm", "tcp"}
 		if m != onGPU {
 			theirs = []string{"cuda", "tcp"}
 		}
-		order := choose.Order(transport.Pair{Peer: "a", Own: "n", Other: "n"}, theirs, time.Now())
+		order := choose.Rank(transport.Pair{Peer: "a", Host: "n", PeerHost: "n"}, theirs, time.Now())
 		if len(order) != 1 || order[0].Transport.Name() != "tcp" {
 			t.Errorf("a pool %s: blocks would come by %v", where, order)
 		}

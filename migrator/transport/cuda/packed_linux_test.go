@@ -40,7 +40,7 @@ func (s *story) byHost() (err error) {
 		defer pools[i].Close()
 	}
 	from, to := pools[0].Device.(*Memory), pools[1].Device.(*Memory)
-	whole := make([]byte, l.End())
+	whole := make([]byte, l.MinSize())
 	pattern(whole)
 	if _, err := from.WriteAt(whole, 0); err != nil {
 		return err
@@ -57,7 +57,7 @@ func (s *story) byHost() (err error) {
 		if err == nil {
 			err = to.Scatter(pools[1].Layout, blocks, b)
 		}
-		got := make([]byte, l.End())
+		got := make([]byte, l.MinSize())
 		if err == nil {
 			_, err = to.ReadAt(got, 0)
 		}
@@ -86,9 +86,9 @@ func TestPin(t *testing.T) {
 	pattern(pool.Bytes)
 	mirror.Store()
 	m := pool.Device.(*Memory)
-	pack := mapped(t, l.End()+4096)
+	pack := mapped(t, l.MinSize()+4096)
 	blocks := []uint32{7, 2}
-	want := append(append([]byte(nil), pool.Part(7, 0)...), pool.Part(2, 0)...)
+	want := append(append([]byte(nil), pool.RegionBytes(7, 0)...), pool.RegionBytes(2, 0)...)
 	gather := func(dst []byte) (allocated int) {
 		t.Helper()
 		before := c.Live("host")

@@ -6,41 +6,31 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/device/cuda"
 	"github.com/cascadeinfer/cascade/migrator/internal/localsocket"
+	"github.com/cascadeinfer/cascade/migrator/internal/pull"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-var errClosed = errors.New("the puller is closed")
-
-// Open presents a ticket, and maps the source's pool. See transport.Target.
+// Open presents a ticket and maps the source's pool. See transport.Target.
 func (t *Transport) Open(ctx context.Context, receiver policies.ReplicaID, offer transport.Offer) (transport.Puller, error) {
-	p, err := t.open(ctx, receiver, offer)
-	if err != nil {
-		return nil, fmt.Errorf("cuda transport: open %s: %w", offer.Address, err)
-	}
-	return p, nil
+	return pull.Open(t.Name(), offer, func() (*puller, error) { return t.open(ctx, receiver, offer) })
 }
 
 func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer transport.Offer) (_ *puller, err error) {
-	if offer.Transport != t.Name() {
-		return nil, fmt.Errorf("an offer for transport %q", offer.Transport)
-	}
 	p := &puller{logger: t.config.Logger}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, p.give())
+			err = errors.Join(err, p.release())
 		}
 	}()
-	if p.memory, err = transport.HoldDevice(t.config.Pool); err != nil {
+	if p.memory, err = transport.HoldMemory(t.config.Pool); err != nil {
 		return nil, err
 	}
-	own, err := t.own(p.memory)
+	own, err := t.deviceMemory(p.memory)
 	if err != nil {
 		return nil, err
 	}
@@ -53,10 +43,10 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 	if s.File != nil {
 		defer s.File.Close()
 	}
-	if err := s.Layout.Matches(p.memory.Layout); err != nil {
+	if err := s.Layout.CheckCompatible(p.memory.Layout); err != nil {
 		return nil, err
 	}
-	handle, err := ParseHandle(s.Extra, s.Layout.End())
+	handle, err := ParseHandle(s.Extra, s.Layout.MinSize())
 	if err != nil {
 		return nil, err
 	}
@@ -66,7 +56,13 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 	if err := p.gpu.reaches(handle.GPU); err != nil {
 		return nil, err
 	}
-	return p, p.gpu.use(nil, func(h *hold) error { return p.prepare(h, own, handle, s.File, offer.Address) })
+	if err := p.gpu.use(nil, func(h *hold) error { return p.prepare(h, own, handle, s.File, offer.Address) }); err != nil {
+		return nil, err
+	}
+	p.Puller = pull.NewPuller(pull.Steps{
+		Transport: t.Name(), Local: p.memory, Remote: s.Layout, Copy: p.copyBlocks, Interrupt: s.Close, Release: p.release,
+	})
+	return p, nil
 }
 
 // reaches says why this GPU cannot read the memory of another.
@@ -95,8 +91,9 @@ func (g *GPU) reaches(uuid [16]byte) error {
 	return errors.New("the source's GPU is not visible to this process; use tcp")
 }
 
-// puller is one open move: a connection, a lane and both pools in one context.
+// puller is one open pull: a connection, a lane and both pools in one context.
 type puller struct {
+	*pull.Puller
 	gpu     *GPU
 	logger  *slog.Logger
 	session *localsocket.Session
@@ -105,13 +102,6 @@ type puller struct {
 	lane    *lane
 	own     *mapping
 	theirs  *mapping
-
-	closing atomic.Bool
-	once    sync.Once
-
-	mu   sync.Mutex // held by Pull, and by Close when it gives back
-	bad  []int
-	over error // why the puller is of no use any more
 }
 
 // prepare maps both pools and takes a lane.
@@ -134,84 +124,40 @@ func (p *puller) prepare(h *hold, own *Memory, theirs Handle, file *os.File, add
 	}); err != nil {
 		return err
 	}
-	if p.theirs.size < p.session.Layout.End() {
+	if p.theirs.size < p.session.Layout.MinSize() {
 		return errors.New("the source's pool is larger than it was")
 	}
 	p.lane, err = h.lane()
 	return err
 }
 
-// Pull copies on the GPU. See transport.Puller.
-func (p *puller) Pull(ctx context.Context, plan transport.Plan) (transport.Stats, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	start := time.Now()
-	if p.over == nil {
-		p.bad = p.bad[:0]
-		p.over = p.copy(ctx, plan)
-	}
-	if p.over != nil {
-		return transport.Stats{}, fmt.Errorf("cuda transport: pull: %w", p.over)
-	}
-	stats := transport.Stats{
-		Blocks: len(plan.Src), Bytes: int64(len(plan.Src)) * p.memory.BlockBytes(), Took: time.Since(start),
-	}
-	if len(p.bad) > 0 {
-		return stats, &transport.CorruptError{Blocks: append([]int(nil), p.bad...)}
-	}
-	return stats, nil
-}
-
-func (p *puller) copy(ctx context.Context, plan transport.Plan) error {
-	if err := plan.Fits(p.session.Layout, p.memory.Layout); err != nil {
-		return err
-	}
-	goOn := func() error {
-		if p.closing.Load() {
-			return errClosed
-		}
-		return ctx.Err()
-	}
-	if err := goOn(); err != nil {
-		return err
+// copyBlocks copies the blocks of a plan on the GPU.
+func (p *puller) copyBlocks(ctx context.Context, plan transport.Plan, bad []int) ([]int, error) {
+	checkpoint := func() error { return p.Err(ctx) }
+	if err := checkpoint(); err != nil {
+		return bad, err
 	}
 	from, to := end{p.theirs.pool, p.session.Layout}, end{p.own.pool, p.memory.Layout}
 	if err := p.gpu.use(p.hold, func(*hold) (err error) {
-		p.bad, err = p.lane.copyBlocks(p.gpu.config.Groups, from, to, plan, p.bad, goOn)
+		bad, err = p.lane.copyBlocks(p.gpu.config.Groups, from, to, plan, bad, checkpoint)
 		return err
 	}); err != nil {
-		return err
+		return bad, err
 	}
-	if err := goOn(); err != nil {
-		return err
+	if err := checkpoint(); err != nil {
+		return bad, err
 	}
-	return p.session.Check(ctx)
+	return bad, p.session.Check(ctx)
 }
 
-// Close ends the move. See transport.Puller.
-func (p *puller) Close() error {
-	var err error
-	p.once.Do(func() {
-		p.closing.Store(true)
-		p.session.Close()
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		if p.over == nil {
-			p.over = errClosed
-		}
-		err = p.give()
-	})
-	return err
-}
-
-// give gives back what the puller has of the connection, the GPU and the memory.
-func (p *puller) give() error {
+// release gives back the connection, what the pull uses on the GPU, and the memory.
+func (p *puller) release() error {
 	if p.session != nil {
 		p.session.Close()
 	}
 	var err error
 	if p.hold != nil {
-		// In a context that has ended everything is given back already.
+		// A context that has been closed has given everything back already.
 		err = p.gpu.use(p.hold, func(h *hold) error {
 			now := time.Now()
 			if p.own != nil {

@@ -57,7 +57,7 @@ func TestRuns(t *testing.T) {
 		p.Target.Mirror.Load()
 		for i := range c.plan.Src {
 			for r := range dense.Regions {
-				if !slices.Equal(p.Target.Memory.Part(c.plan.Dst[i], r), p.Source.Memory.Part(c.plan.Src[i], r)) {
+				if !slices.Equal(p.Target.Memory.RegionBytes(c.plan.Dst[i], r), p.Source.Memory.RegionBytes(c.plan.Src[i], r)) {
 					t.Fatalf("%s: entry %d differs", c.name, i)
 				}
 			}

@@ -2,25 +2,23 @@ package cuda
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/cascadeinfer/cascade/migrator/internal/localsocket"
+	"github.com/cascadeinfer/cascade/migrator/internal/pull"
 	"github.com/cascadeinfer/cascade/migrator/internal/ticket"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
-// Transport is one engine's end. It is safe for concurrent use.
+// Transport carries blocks to and from the pool of one engine. It is safe for concurrent
+// use.
 type Transport struct {
-	config  Config
-	book    ticket.Book
-	address atomic.Pointer[string] // the socket's path while the source serves
-	gpu     atomic.Pointer[GPU]    // that the engine's pool was on when it was last used
+	config Config
+	source pull.Source
+	gpu    atomic.Pointer[GPU] // the GPU of the engine's pool when it was last used
 }
 
 var (
@@ -28,24 +26,29 @@ var (
 	_ transport.Device    = (*Memory)(nil)
 )
 
-// New returns a transport that serves once it runs.
+// New returns a transport that serves while Run runs.
 func New(c Config) (*Transport, error) {
 	c, err := c.validate()
 	if err != nil {
 		return nil, err
 	}
-	return &Transport{config: c}, nil
+	t := &Transport{config: c}
+	t.source = pull.Source{Transport: "cuda", Pool: c.Pool, Check: func(m *transport.Memory) error {
+		_, err := t.deviceMemory(m)
+		return err
+	}}
+	return t, nil
 }
 
 // Name returns "cuda".
 func (t *Transport) Name() string { return "cuda" }
 
-// Probe makes the directory, and has the GPU read some of the engine's memory. While
-// the engine is away it fails.
+// Probe creates the directory and makes the GPU read some of the engine's memory. It
+// fails while the engine is away.
 func (t *Transport) Probe(context.Context) error {
-	err := localsocket.Private(t.config.Dir)
+	err := localsocket.MakePrivateDir(t.config.Dir)
 	if err == nil {
-		err = t.probe()
+		err = t.probeMemory()
 	}
 	if err != nil {
 		return fmt.Errorf("cuda transport: %w", err)
@@ -53,73 +56,55 @@ func (t *Transport) Probe(context.Context) error {
 	return nil
 }
 
-func (t *Transport) probe() error {
-	m, err := transport.HoldDevice(t.config.Pool)
+func (t *Transport) probeMemory() error {
+	m, err := transport.HoldMemory(t.config.Pool)
 	if err != nil {
 		return err
 	}
 	defer m.Release()
-	own, err := t.own(m)
+	d, err := t.deviceMemory(m)
 	if err != nil {
 		return err
 	}
-	return own.Usable()
+	return d.CheckDevice()
 }
 
-// own is the device memory of a pool.
-func (t *Transport) own(m *transport.Memory) (*Memory, error) {
+// deviceMemory returns the GPU memory behind a pool.
+func (t *Transport) deviceMemory(m *transport.Memory) (*Memory, error) {
 	d, ok := m.Device.(*Memory)
 	if !ok {
-		return nil, fmt.Errorf("%w: not a GPU's; the processor's is for shm, verbs and tcp", transport.ErrUnsuited)
+		return nil, fmt.Errorf("%w: it is not the memory of a GPU; use shm, verbs or tcp for host memory", transport.ErrUnsupportedMemory)
 	}
-	if was := t.gpu.Swap(d.gpu); was != nil && was != d.gpu { // another engine
-		was.drop(time.Now())
+	if previous := t.gpu.Swap(d.gpu); previous != nil && previous != d.gpu { // the engine has another GPU now
+		previous.unmapIdle(time.Now())
 	}
 	return d, nil
 }
 
-// Reaches reports whether both ends are on the same node. Whether their GPUs reach
-// each other is known when they are.
-func (t *Transport) Reaches(from, to string) bool { return from == to && from != "" }
+// CanReach reports whether both ends are on the same host. Whether their GPUs reach each
+// other is checked by Open.
+func (t *Transport) CanReach(from, to string) bool { return from == to && from != "" }
 
-// Run serves until ctx ends, and drops mappings that nobody uses any more.
+// Run serves until ctx ends and unmaps idle mappings.
 func (t *Transport) Run(ctx context.Context) error {
-	s, err := localsocket.Listen(t.config.Dir, suffix, &t.book, t.welcome, t.config.Logger)
+	err := localsocket.Serve(ctx, localsocket.Config{
+		Dir: t.config.Dir, Suffix: suffix, Source: &t.source, Welcome: t.welcome, Logger: t.config.Logger,
+		IdleTimeout: idleMapping, DropIdle: func(before time.Time) {
+			if g := t.gpu.Load(); g != nil {
+				g.unmapIdle(before)
+			}
+		},
+	})
 	if err != nil {
 		return fmt.Errorf("cuda transport: %w", err)
 	}
-	t.book.Open()
-	t.address.Store(&s.Path)
-	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return s.Serve(ctx) })
-	g.Go(func() error {
-		tick := time.NewTicker(idleMapping / 3)
-		defer tick.Stop()
-		for {
-			select {
-			case now := <-tick.C:
-				t.drop(now.Add(-idleMapping))
-			case <-ctx.Done():
-				t.address.Store(nil)
-				t.book.Close()
-				t.drop(time.Now())
-				return nil
-			}
-		}
-	})
-	return g.Wait()
+	return nil
 }
 
-// drop unmaps what nobody has used since before.
-func (t *Transport) drop(before time.Time) {
-	if g := t.gpu.Load(); g != nil {
-		g.drop(before)
-	}
-}
-
-// welcome hands on how a lease's memory is reached.
+// welcome returns the handle and the descriptor by which a receiver maps the memory of a
+// lease.
 func (t *Transport) welcome(lease *ticket.Lease) ([]byte, *os.File, error) {
-	m, err := t.own(lease.Memory)
+	m, err := t.deviceMemory(lease.Memory)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -128,24 +113,7 @@ func (t *Transport) welcome(lease *ticket.Lease) ([]byte, *os.File, error) {
 }
 
 // Export makes an offer. See transport.Source.
-func (t *Transport) Export(g transport.Grant) (transport.Offer, error) {
-	m, ok := t.config.Pool.Memory()
-	if !ok {
-		return transport.Offer{}, errors.New("cuda transport: the engine is away")
-	}
-	if _, err := t.own(m); err != nil {
-		return transport.Offer{}, fmt.Errorf("cuda transport: %w", err)
-	}
-	path := t.address.Load()
-	if path == nil {
-		return transport.Offer{}, errors.New("cuda transport: the source does not run")
-	}
-	secret, err := t.book.Issue(g, m, time.Now())
-	if err != nil {
-		return transport.Offer{}, fmt.Errorf("cuda transport: %w", err)
-	}
-	return transport.Offer{Transport: t.Name(), Address: *path, Ticket: secret}, nil
-}
+func (t *Transport) Export(g transport.Grant) (transport.Offer, error) { return t.source.Export(g) }
 
-// Revoke ends the grants of a move. See transport.Source.
-func (t *Transport) Revoke(move string) { t.book.Revoke(move) }
+// Revoke ends the grants of a migration. See transport.Source.
+func (t *Transport) Revoke(migration string) { t.source.Revoke(migration) }

@@ -22,10 +22,10 @@ func BenchmarkPull(b *testing.B) {
 				"unverified": func(plan transport.Plan) (time.Duration, error) {
 					for i := range plan.Src {
 						for r := range l.Regions {
-							copy(p.local.Part(plan.Dst[i], r), p.memory.Part(plan.Src[i], r))
+							copy(p.local.RegionBytes(plan.Dst[i], r), p.remote.RegionBytes(plan.Src[i], r))
 						}
 					}
-					return 0, p.check(b.Context())
+					return 0, p.checkGrant(b.Context())
 				},
 			})
 		})
@@ -41,7 +41,7 @@ func BenchmarkMove(b *testing.B) {
 	target := pair.Target.Transport.(*Transport)
 	move := func(plan transport.Plan) (time.Duration, error) {
 		start := time.Now()
-		offer, err := pair.Source.Transport.Export(transport.Grant{Move: "m/2", Receiver: transporttest.Receiver, Deadline: start.Add(time.Hour)})
+		offer, err := pair.Source.Transport.Export(transport.Grant{Migration: "m/2", Receiver: transporttest.Receiver, Deadline: start.Add(time.Hour)})
 		if err != nil {
 			return 0, err
 		}
@@ -56,8 +56,8 @@ func BenchmarkMove(b *testing.B) {
 	transporttest.Interleave(b, l, pair.Source.Memory, pair.Target.Memory, map[string]transporttest.Way{
 		"kept": move,
 		"remapped": func(plan transport.Plan) (time.Duration, error) {
-			target.mappings.keep(false)
-			target.mappings.keep(true)
+			target.mappings.setKeepIdle(false)
+			target.mappings.setKeepIdle(true)
 			return move(plan)
 		},
 	})

@@ -10,32 +10,32 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
-// The bounds of every boundary.
 const (
-	maxPath     = 100              // bytes of a socket's path; the kernel takes 107
-	checkEvery  = 64 << 20         // bytes copied between two checks
-	idleMapping = 30 * time.Second // that a mapping which nobody uses is kept
-	maxIdle     = 4                // such mappings
+	maxPath     = 100              // bytes of a socket's path; the kernel accepts 107
+	checkEvery  = 64 << 20         // bytes copied between two checks of the grant
+	idleMapping = 30 * time.Second // after which an unused mapping is unmapped
+	maxIdle     = 4                // unused mappings that are kept
 )
 
-// Config is what a Transport needs.
+// Config configures a Transport.
 type Config struct {
-	// Dir is where the sockets of this machine's sources are: an absolute path of
-	// at most 80 bytes, made with mode 0700 if missing. Sources of one user may
+	// Dir is the directory of the sockets of this host's sources: an absolute path of
+	// at most 80 bytes, created with mode 0700 if missing. Sources of one user may
 	// share it. Required.
 	Dir string
-	// Pool has the own engine's memory, whose File a source hands on. Required.
+	// Pool has the local engine's memory; a source sends the File of that memory to
+	// receivers. Required.
 	Pool transport.Pool
-	// Logger takes what an operator should know; nil discards.
+	// Logger receives the log; nil discards it.
 	Logger *slog.Logger
 }
 
-// nameLength is that of a socket in Dir, the slash included.
+// nameLength is the length of a socket's name in Dir, including the slash.
 const nameLength = 20
 
 func (c Config) validate() (Config, error) {
 	if c.Pool == nil {
-		return c, errors.New("shm transport: Pool is missing")
+		return c, errors.New("shm transport: Pool is required")
 	}
 	if !filepath.IsAbs(c.Dir) || len(c.Dir)+nameLength > maxPath {
 		return c, fmt.Errorf("shm transport: Dir %q must be an absolute path of at most %d bytes", c.Dir, maxPath-nameLength)

@@ -10,35 +10,36 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mapping is a source's pool, mapped for reading. A second move from the same
-// pool uses it again: the page tables of what was read before are in place.
+// mapping is the pool of a source, mapped read-only. A second pull from the same pool
+// uses it again, since the page tables of what was read before are in place.
 type mapping struct {
 	device, inode uint64
 	bytes         []byte
 	users         int
-	left          time.Time // when the last user left
+	idleSince     time.Time // when the last user released it
 }
 
-// mappings are those of one transport. It is safe for concurrent use.
+// mappings are the mappings of one transport. It is safe for concurrent use.
 type mappings struct {
-	mu   sync.Mutex
-	kept bool // whether mappings without users stay
-	all  []*mapping
+	mu       sync.Mutex
+	keepIdle bool // whether unused mappings are kept
+	all      []*mapping
 }
 
-// open maps the first size bytes of a file, or finds them mapped.
+// open returns the mapping of the first size bytes of a file, and makes it if there is
+// none. It is given back by release.
 func (ms *mappings) open(f *os.File, size int64) (*mapping, error) {
 	var stat unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &stat); err != nil {
-		return nil, fmt.Errorf("the source's pool: %w", err)
+		return nil, fmt.Errorf("stat the source's pool: %w", err)
 	}
 	if stat.Mode&unix.S_IFMT != unix.S_IFREG || stat.Size < size || size > math.MaxInt {
-		return nil, fmt.Errorf("the source's pool is a file of mode %o and %d bytes; its layout needs a regular one of %d", stat.Mode, stat.Size, size)
+		return nil, fmt.Errorf("the source's pool is a file of mode %o and %d bytes; its layout needs a regular file of %d bytes", stat.Mode, stat.Size, size)
 	}
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
 	for _, m := range ms.all {
-		// An inode that is mapped is not given to another file.
+		// The inode of a mapped file is not reused for another file.
 		if m.device == stat.Dev && m.inode == stat.Ino && int64(len(m.bytes)) == size {
 			m.users++
 			return m, nil
@@ -58,7 +59,7 @@ func (ms *mappings) release(m *mapping, now time.Time) {
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
 	m.users--
-	m.left = now
+	m.idleSince = now
 	var oldest *mapping
 	idle := 0
 	for _, m := range ms.all {
@@ -66,40 +67,40 @@ func (ms *mappings) release(m *mapping, now time.Time) {
 			continue
 		}
 		idle++
-		if oldest == nil || m.left.Before(oldest.left) {
+		if oldest == nil || m.idleSince.Before(oldest.idleSince) {
 			oldest = m
 		}
 	}
-	ms.unmapLocked(func(m *mapping) bool { return !ms.kept || idle > maxIdle && m == oldest })
+	ms.unmapLocked(func(m *mapping) bool { return !ms.keepIdle || idle > maxIdle && m == oldest })
 }
 
-// keep says whether mappings without users stay from now on.
-func (ms *mappings) keep(kept bool) {
+// setKeepIdle sets whether unused mappings are kept from now on.
+func (ms *mappings) setKeepIdle(keep bool) {
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
-	ms.kept = kept
-	if !kept {
+	ms.keepIdle = keep
+	if !keep {
 		ms.unmapLocked(func(*mapping) bool { return true })
 	}
 }
 
-// drop unmaps what nobody has used since before.
-func (ms *mappings) drop(before time.Time) {
+// unmapIdle unmaps the mappings that have been unused since before.
+func (ms *mappings) unmapIdle(before time.Time) {
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
-	ms.unmapLocked(func(m *mapping) bool { return m.left.Before(before) })
+	ms.unmapLocked(func(m *mapping) bool { return m.idleSince.Before(before) })
 }
 
-// unmapLocked unmaps those of the chosen that have no users.
-func (ms *mappings) unmapLocked(which func(*mapping) bool) {
+// unmapLocked unmaps the unused mappings that match.
+func (ms *mappings) unmapLocked(match func(*mapping) bool) {
 	kept := ms.all[:0]
 	for _, m := range ms.all {
-		if m.users > 0 || !which(m) {
+		if m.users > 0 || !match(m) {
 			kept = append(kept, m)
 			continue
 		}
 		if err := unix.Munmap(m.bytes); err != nil {
-			panic("internal error: unmap what was mapped: " + err.Error())
+			panic("internal error: munmap of a mapping: " + err.Error())
 		}
 	}
 	clear(ms.all[len(kept):])

@@ -16,10 +16,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cascadeinfer/cascade/migrator/internal/handshake"
 	"github.com/cascadeinfer/cascade/migrator/internal/localsocket"
+	"github.com/cascadeinfer/cascade/migrator/internal/pull"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
-	"github.com/cascadeinfer/cascade/migrator/transport/wire"
 )
 
 var small = transport.Layout{Blocks: 512, Regions: []transport.Region{{Stride: 4096, Bytes: 4096}}}
@@ -49,7 +50,7 @@ func source(dir string) error {
 	done := make(chan error, 1)
 	go func() { done <- tr.Run(ctx) }()
 	for {
-		offer, err := tr.Export(transport.Grant{Move: "a/1", Receiver: "b", Deadline: time.Now().Add(time.Minute)})
+		offer, err := tr.Export(transport.Grant{Migration: "a/1", Receiver: "b", Deadline: time.Now().Add(time.Minute)})
 		if err == nil {
 			fmt.Printf("%s %x\n", offer.Address, offer.Ticket)
 			break
@@ -149,7 +150,9 @@ func TestSourceProcessIsKilled(t *testing.T) {
 // listen makes a source's socket, and removes it at the end of the test.
 func listen(t *testing.T, dir string) *localsocket.Server {
 	t.Helper()
-	s, err := localsocket.Listen(dir, suffix, nil, nil, slog.New(slog.DiscardHandler))
+	s, err := localsocket.Listen(localsocket.Config{
+		Dir: dir, Suffix: suffix, Source: &pull.Source{}, Logger: slog.New(slog.DiscardHandler), IdleTimeout: time.Hour, DropIdle: func(time.Time) {},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -212,7 +215,7 @@ func TestAddresses(t *testing.T) {
 func TestDescriptorIsReadOnly(t *testing.T) {
 	m := pool(t, small)
 	defer m.Close()
-	f, err := readOnly(m)
+	f, err := openReadOnly(m)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -235,7 +238,7 @@ func TestPoolBecomesShorter(t *testing.T) {
 		go func() { done <- pair.Source.Transport.Run(ctx) }()
 		var offer transport.Offer
 		for err := errors.New("not yet"); err != nil; {
-			offer, err = pair.Source.Transport.Export(transport.Grant{Move: "a/1", Receiver: "b", Deadline: time.Now().Add(time.Minute)})
+			offer, err = pair.Source.Transport.Export(transport.Grant{Migration: "a/1", Receiver: "b", Deadline: time.Now().Add(time.Minute)})
 		}
 		p, err := pair.Target.Transport.Open(ctx, "b", offer)
 		if err != nil {
@@ -266,11 +269,11 @@ func TestLyingSource(t *testing.T) {
 	defer m.Close()
 	target := end(t, dir, small)
 	defer target.Memory.Close()
-	good, err := wire.AppendWelcome(nil, small, int64(len(m.Bytes)))
+	good, err := handshake.AppendWelcome(nil, small, int64(len(m.Bytes)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	larger, err := wire.AppendWelcome(nil, small, int64(len(m.Bytes))+1)
+	larger, err := handshake.AppendWelcome(nil, small, int64(len(m.Bytes))+1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -308,7 +311,7 @@ func TestLyingSource(t *testing.T) {
 					return
 				}
 				defer conn.Close()
-				conn.Read(make([]byte, wire.MaxHello))
+				conn.Read(make([]byte, handshake.MaxHello))
 				var rights []byte
 				if c.files != nil {
 					rights = unix.UnixRights(c.files...)
@@ -348,7 +351,7 @@ func TestMappingsAreUsedAgain(t *testing.T) {
 	if len(ms.all) != 0 {
 		t.Error("a transport that does not run keeps a mapping")
 	}
-	ms.keep(true)
+	ms.setKeepIdle(true)
 	first := open(a)
 	if second := open(a); second != first {
 		t.Error("one pool is mapped twice")
@@ -358,7 +361,7 @@ func TestMappingsAreUsedAgain(t *testing.T) {
 	if again := open(a); again != first {
 		t.Error("a kept mapping is not used again")
 	}
-	ms.drop(now.Add(time.Hour))
+	ms.unmapIdle(now.Add(time.Hour))
 	if len(ms.all) != 1 {
 		t.Error("a mapping in use is dropped")
 	}
@@ -372,11 +375,11 @@ func TestMappingsAreUsedAgain(t *testing.T) {
 	if len(ms.all) != maxIdle || ms.all[0] == first {
 		t.Errorf("%d idle mappings, the oldest still there: %v", len(ms.all), ms.all[0] == first)
 	}
-	ms.drop(now)
+	ms.unmapIdle(now)
 	if len(ms.all) != 1 {
 		t.Errorf("%d mappings are younger than the limit, want 1", len(ms.all))
 	}
-	ms.keep(false)
+	ms.setKeepIdle(false)
 	if len(ms.all) != 0 {
 		t.Error("idle mappings outlive the transport")
 	}

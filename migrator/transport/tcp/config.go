@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/netip"
 	"time"
 
@@ -14,50 +13,45 @@ import (
 	"github.com/cascadeinfer/cascade/policies/identity"
 )
 
-// The bounds of every boundary.
 const (
-	helloTimeout = 5 * time.Second // to connect and to present a ticket, each
-	stallTimeout = 5 * time.Second // without a byte while some are due
-	maxSessions  = 256             // open moves of one source
-	maxAsk       = 2048            // blocks of one list
-	askBytes     = 8 << 20         // that one list asks for, about
-	packBytes    = 1 << 20         // of a device's blocks that are in the host's memory at a time, about
-	noteEvery    = time.Minute     // between two lines about receivers that lie
-	writeBytes   = 1 << 20         // handed to the kernel at a time
-	writeParts   = 1024            // regions in one such write; the kernel takes as many
-	gatherBytes  = 128 << 10       // encrypted at a time, a multiple of TLS's records
-	readBytes    = 256 << 10       // taken from the kernel at a time: they stay in the core's cache
-	readParts    = 256             // regions in one such read
+	stallTimeout = 5 * time.Second // without a byte while some are expected
+	maxAsk       = 2048            // blocks of one ask
+	askBytes     = 8 << 20         // that one ask requests, about
+	packBytes    = 1 << 20         // of a device's blocks in host memory at a time, about
+	writeBytes   = 1 << 20         // passed to the kernel by one write
+	writeParts   = 1024            // parts of one write; the kernel accepts as many
+	recordBytes  = 128 << 10       // encrypted at a time, a multiple of TLS's records
+	readBytes    = 256 << 10       // read from the kernel at a time, to stay in the core's cache
+	readParts    = 256             // parts of one read
 )
 
-// Config is what a Transport needs.
+// Config configures a Transport.
 type Config struct {
-	// Listen is the source's address, IP:port; "" means 127.0.0.1:0, a free port
-	// of loopback. Off loopback TLS is required.
+	// Listen is the address of the source, IP:port; "" means 127.0.0.1:0, a free port
+	// of loopback. Other addresses than loopback require TLS.
 	Listen string
-	// Advertise is the host that peers reach the source by; "" means Listen's,
-	// which must not be a wildcard then.
+	// Advertise is the host at which peers reach the source; "" means the host of
+	// Listen, which must not be a wildcard then.
 	Advertise string
-	// TLS is the source's side. It must demand certificates: who shows none is
-	// turned away. nil means plain text, which only loopback may carry.
+	// TLS configures the source's side. It must require client certificates: a receiver
+	// without one is rejected. nil means plain text, which is allowed on loopback only.
 	TLS *tls.Config
-	// ClientTLS returns the receiver's side for a source, whose name is "" where
-	// it is not known, at an address, host:port. Required with TLS, and otherwise
-	// nil.
+	// ClientTLS returns the receiver's side for a source at an address, host:port. The
+	// source is "" if it is not known. Required with TLS, and otherwise nil.
 	ClientTLS func(source policies.ReplicaID, address string) *tls.Config
-	// TrustDomain binds tickets to certificates: who presents one must show that
-	// of the migrator of the ticket's receiver (policies/identity). "" binds
-	// nothing. It needs TLS.
+	// TrustDomain binds tickets to certificates: the receiver that presents a ticket
+	// must have the certificate of its migrator (policies/identity). "" binds nothing.
+	// It requires TLS.
 	TrustDomain string
-	// Pool has the own engine's memory. Required.
+	// Pool has the local engine's memory. Required.
 	Pool transport.Pool
-	// Logger takes what an operator should know; nil discards.
+	// Logger receives the log; nil discards it.
 	Logger *slog.Logger
 }
 
 func (c Config) validate() (Config, error) {
 	if c.Pool == nil {
-		return c, errors.New("tcp transport: Pool is missing")
+		return c, errors.New("tcp transport: Pool is required")
 	}
 	if c.Listen == "" {
 		c.Listen = "127.0.0.1:0"
@@ -67,22 +61,22 @@ func (c Config) validate() (Config, error) {
 		return c, fmt.Errorf("tcp transport: Listen %q must be IP:port", c.Listen)
 	}
 	if (c.TLS == nil) != (c.ClientTLS == nil) {
-		return c, errors.New("tcp transport: TLS and ClientTLS go together: give both or none")
+		return c, errors.New("tcp transport: set both TLS and ClientTLS, or neither")
 	}
 	if c.TrustDomain != "" {
 		if err := identity.CheckTrustDomain(c.TrustDomain); err != nil {
 			return c, fmt.Errorf("tcp transport: TrustDomain: %w", err)
 		}
 		if c.TLS == nil {
-			return c, errors.New("tcp transport: TrustDomain needs TLS: in plain text nobody shows a certificate")
+			return c, errors.New("tcp transport: TrustDomain requires TLS, since plain text has no certificates")
 		}
 	}
 	if c.TLS == nil && !address.Addr().Unmap().IsLoopback() {
-		return c, fmt.Errorf("tcp transport: Listen %s is not loopback: give TLS and ClientTLS, or an address of loopback", c.Listen)
+		return c, fmt.Errorf("tcp transport: Listen %s is not a loopback address: set TLS and ClientTLS, or listen on loopback", c.Listen)
 	}
 	if c.Advertise == "" {
 		if address.Addr().IsUnspecified() {
-			return c, fmt.Errorf("tcp transport: Listen %s is every address: name the host that peers reach it by in Advertise", c.Listen)
+			return c, fmt.Errorf("tcp transport: Listen %s is a wildcard address: set Advertise to the host at which peers reach it", c.Listen)
 		}
 		c.Advertise = address.Addr().String()
 	}
@@ -90,16 +84,4 @@ func (c Config) validate() (Config, error) {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	return c, nil
-}
-
-// loopback says why plain text must not go to an address.
-func loopback(address string) error {
-	host, _, err := net.SplitHostPort(address)
-	if err != nil {
-		return err
-	}
-	if ip, err := netip.ParseAddr(host); err != nil || !ip.Unmap().IsLoopback() {
-		return errors.New("it is not loopback, and this side has no TLS")
-	}
-	return nil
 }

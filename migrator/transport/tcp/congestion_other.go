@@ -4,5 +4,5 @@ package tcp
 
 import "syscall"
 
-// congestion leaves the system's choice.
-func congestion(_, _ string, _ syscall.RawConn) error { return nil }
+// setCongestionControl keeps the default of the operating system.
+func setCongestionControl(_, _ string, _ syscall.RawConn) error { return nil }

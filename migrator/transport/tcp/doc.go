@@ -1,21 +1,22 @@
-// Package tcp carries blocks over TCP, with TLS off loopback: the way that works
-// between any two machines.
+// Package tcp carries blocks over TCP, with TLS between hosts. It works between any two
+// hosts.
 //
-// A connection is one move. The receiver presents its ticket (package wire) and
-// learns the source's layout; then it asks for lists of blocks, two lists ahead,
-// and the source answers each with the bytes of all regions of all blocks, in
-// order. All integers are little-endian:
+// A connection serves one pull. The receiver presents its ticket (package handshake) and
+// receives the layout of the source's pool. Then it asks for lists of blocks, up to two
+// lists ahead, and the source answers each with the bytes of all regions of all blocks,
+// in order. All integers are little-endian:
 //
 //	ask      receiver → source: 1 u8, 0 u24, count u32, block u32 × count
 //	answer   source → receiver: 2 u8, 0 u24, count u32, bytes
 //
-// Bytes carry no sums: the receiver has them from the plan. The source reads its
-// pool only inside the lease, so that what Revoke leaves behind is at most what
-// the sockets hold already.
-// With a trust domain a ticket is good only with the certificate of the migrator
-// that it was made for.
+// Invariants:
 //
-// The kernel's defaults are changed where they cost: no Multipath TCP, and cubic
-// instead of bbr where that is allowed (bbr paces on loopback). Buffer sizes stay
-// with the kernel's own tuning.
+//  1. The source reads its pool only inside the lease. After Revoke the receiver gets at
+//     most the bytes that the sockets hold already.
+//  2. With a trust domain, a ticket is accepted only with the certificate of the migrator
+//     that it was issued for.
+//
+// Bytes carry no checksums: the plan has them. The package changes defaults of the kernel
+// where they cost throughput: no Multipath TCP, and cubic instead of bbr where that is
+// allowed (bbr paces on loopback). It leaves buffer sizes to the kernel's tuning.
 package tcp

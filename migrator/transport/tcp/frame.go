@@ -16,16 +16,16 @@ func appendHead(dst []byte, kind byte, count int) []byte {
 	return binary.LittleEndian.AppendUint32(append(dst, kind, 0, 0, 0), uint32(count))
 }
 
-// parseHead reads the head of a frame of one kind and returns its count.
+// parseHead checks the head of a frame of one kind and returns its count.
 func parseHead(head []byte, kind byte) (int, error) {
 	count := binary.LittleEndian.Uint32(head[4:headSize])
 	if head[0] != kind || head[1]|head[2]|head[3] != 0 || count > maxAsk {
-		return 0, fmt.Errorf("a frame of kind %d for %d blocks; want kind %d and at most %d", head[0], count, kind, maxAsk)
+		return 0, fmt.Errorf("received a frame of kind %d for %d blocks; want kind %d and at most %d blocks", head[0], count, kind, maxAsk)
 	}
 	return int(count), nil
 }
 
-// appendAsk appends a frame that asks for blocks, maxAsk at most.
+// appendAsk appends an ask for at most maxAsk blocks.
 func appendAsk(dst []byte, blocks []uint32) []byte {
 	dst = appendHead(dst, kindAsk, len(blocks))
 	for _, b := range blocks {
@@ -34,10 +34,9 @@ func appendAsk(dst []byte, blocks []uint32) []byte {
 	return dst
 }
 
-// readAsk reads one such frame. The blocks it appends to dst are below the pool's
-// number. buf has room for headSize and for
-// 4·maxAsk bytes.
-func readAsk(r io.Reader, dst []uint32, buf []byte, pool int) ([]uint32, error) {
+// readAsk reads an ask for blocks of a pool of so many blocks, and appends the blocks to
+// dst. buf has room for 4·maxAsk bytes, and for headSize.
+func readAsk(r io.Reader, dst []uint32, buf []byte, poolBlocks int) ([]uint32, error) {
 	if _, err := io.ReadFull(r, buf[:headSize]); err != nil {
 		return dst, err
 	}
@@ -51,8 +50,8 @@ func readAsk(r io.Reader, dst []uint32, buf []byte, pool int) ([]uint32, error) 
 	}
 	for i := range n {
 		b := binary.LittleEndian.Uint32(body[4*i:])
-		if int64(b) >= int64(pool) {
-			return dst, fmt.Errorf("block %d of a pool of %d is asked for", b, pool)
+		if int64(b) >= int64(poolBlocks) {
+			return dst, fmt.Errorf("the receiver asked for block %d of a pool of %d", b, poolBlocks)
 		}
 		dst = append(dst, b)
 	}

@@ -43,7 +43,7 @@ func TestAnotherReplicasCertificate(t *testing.T) {
 	go func() { done <- source.Transport.Run(ctx) }()
 	var offer transport.Offer
 	for err := errors.New("not yet"); err != nil; {
-		offer, err = source.Transport.Export(transport.Grant{Move: "a/1", Receiver: "b", Deadline: time.Now().Add(time.Minute)})
+		offer, err = source.Transport.Export(transport.Grant{Migration: "a/1", Receiver: "b", Deadline: time.Now().Add(time.Minute)})
 	}
 	offer.Source = "a"
 	open := func(own tls.Certificate, offer transport.Offer) error {

@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cascadeinfer/cascade/migrator/internal/pull"
 	"github.com/cascadeinfer/cascade/migrator/internal/ticket"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
@@ -18,12 +19,12 @@ import (
 
 var small = transport.Layout{Blocks: 8, Regions: []transport.Region{{Stride: 4, Bytes: 4}, {Offset: 32, Stride: 4, Bytes: 4}}}
 
-// piped returns a puller whose source is the test.
-func piped(t testing.TB, conn net.Conn) *puller {
+// newTestPuller returns a puller whose source is the test, and its memory.
+func newTestPuller(t testing.TB, conn net.Conn) (*pull.Puller, *transport.Memory) {
 	t.Helper()
 	local := transporttest.Heap(small)
 	local.Hold()
-	return &puller{socket: conn, conn: conn, remote: small, local: local, reader: newReader(conn), parts: make([][]byte, 0, readParts)}
+	return newPuller(&blockReader{socket: conn, remote: small, local: local}, conn), local
 }
 
 func two() transport.Plan {
@@ -35,7 +36,7 @@ func TestSilentSource(t *testing.T) {
 	for _, says := range [][]byte{nil, appendHead(nil, kindAnswer, 2), append(appendHead(nil, kindAnswer, 2), 1, 2, 3, 4, 5)} {
 		synctest.Test(t, func(t *testing.T) {
 			here, there := net.Pipe()
-			p := piped(t, here)
+			p, _ := newTestPuller(t, here)
 			go func() {
 				if _, err := io.ReadFull(there, make([]byte, headSize+8)); err == nil {
 					there.Write(says)
@@ -57,7 +58,7 @@ func TestSilentSource(t *testing.T) {
 func TestSlowSource(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		here, there := net.Pipe()
-		p := piped(t, here)
+		p, _ := newTestPuller(t, here)
 		go func() {
 			if _, err := io.ReadFull(there, make([]byte, headSize+8)); err != nil {
 				return
@@ -81,21 +82,21 @@ func TestSlowSource(t *testing.T) {
 func TestReceiverThatTakesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		here, there := net.Pipe()
-		var book ticket.Book
-		book.Open()
+		var issuer ticket.Issuer
+		issuer.Open()
 		m := transporttest.Heap(small)
-		secret, err := book.Issue(transport.Grant{Move: "a/1", Receiver: "b", Deadline: time.Now().Add(time.Minute)}, m, time.Now())
+		secret, err := issuer.Issue(transport.Grant{Migration: "a/1", Receiver: "b", Deadline: time.Now().Add(time.Minute)}, m, time.Now())
 		if err != nil {
 			t.Fatal(err)
 		}
-		lease, err := book.Redeem(secret, "b", time.Now())
+		lease, err := issuer.Redeem(secret, "b", time.Now())
 		if err != nil {
 			t.Fatal(err)
 		}
 		done := make(chan error)
 		go func() {
-			w := &writer{conn: here, lease: lease}
-			done <- w.serve()
+			w := &blockWriter{conn: here, lease: lease}
+			done <- w.serveAsks()
 			lease.End()
 		}()
 		start := time.Now()
@@ -164,19 +165,19 @@ func FuzzAnswer(f *testing.F) {
 	f.Add([]byte{kindAnswer})
 	zero := transporttest.Heap(small).Sums(nil, []uint32{0, 1})
 	f.Fuzz(func(t *testing.T, in []byte) {
-		p := piped(t, script{bytes.NewReader(in)})
+		p, local := newTestPuller(t, script{bytes.NewReader(in)})
 		defer p.Close()
 		plan := two()
 		plan.Sums = zero
 		_, err := p.Pull(context.Background(), plan)
 		for b := range uint32(small.Blocks) {
 			for r := range small.Regions {
-				if part := p.local.Part(b, r); !slices.Contains(plan.Dst, b) && !bytes.Equal(part, make([]byte, 4)) {
+				if part := local.RegionBytes(b, r); !slices.Contains(plan.Dst, b) && !bytes.Equal(part, make([]byte, 4)) {
 					t.Errorf("block %d was not asked for and is %x", b, part)
 				}
 			}
 		}
-		if err == nil && !bytes.Equal(p.local.Bytes, make([]byte, len(p.local.Bytes))) {
+		if err == nil && !bytes.Equal(local.Bytes, make([]byte, len(local.Bytes))) {
 			t.Error("success with other bytes than the sums are of")
 		}
 	})

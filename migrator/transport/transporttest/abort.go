@@ -114,7 +114,7 @@ func testAbortPull(t *testing.T, b *bench) {
 	}
 	for i := range 10 {
 		ctx, cancel := context.WithCancel(b.Context())
-		stop := time.AfterFunc(whole.Took*time.Duration(i)/10, cancel)
+		stop := time.AfterFunc(whole.Duration*time.Duration(i)/10, cancel)
 		cancelled("cancelled in the midst", ctx)
 		stop.Stop()
 		cancel()
@@ -131,7 +131,7 @@ func (b *bench) pulling(p transport.Puller, plan transport.Plan) <-chan result {
 	ctx, ended := b.ctx(), make(chan result, 1)
 	go func() {
 		stats, err := p.Pull(ctx, plan)
-		ended <- result{stats.Took, err}
+		ended <- result{stats.Duration, err}
 	}()
 	return ended
 }
@@ -204,7 +204,7 @@ func testRevoke(t *testing.T, b *bench) {
 	took := time.Duration(0)
 	revoked(func(p transport.Puller, revoke func()) error {
 		stats, err := p.Pull(b.ctx(), plan)
-		took = stats.Took
+		took = stats.Duration
 		revoke()
 		return err
 	})

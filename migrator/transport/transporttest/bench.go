@@ -61,7 +61,7 @@ func Interleave(b *testing.B, l transport.Layout, source, target *transport.Memo
 	ways["memcpy"] = func(p transport.Plan) (time.Duration, error) {
 		for i := range p.Src {
 			for r := range l.Regions {
-				copy(target.Part(p.Dst[i], r), source.Part(p.Src[i], r))
+				copy(target.RegionBytes(p.Dst[i], r), source.RegionBytes(p.Src[i], r))
 			}
 		}
 		return 0, nil
@@ -135,7 +135,7 @@ func Opened(b testing.TB, p Pair) transport.Puller {
 	})
 	limit := time.Now().Add(patience)
 	for {
-		offer, err := p.Source.Transport.Export(transport.Grant{Move: "m/1", Receiver: Receiver, Deadline: time.Now().Add(time.Hour)})
+		offer, err := p.Source.Transport.Export(transport.Grant{Migration: "m/1", Receiver: Receiver, Deadline: time.Now().Add(time.Hour)})
 		if err == nil {
 			puller, err := p.Target.Transport.Open(ctx, Receiver, offer)
 			if err != nil {

@@ -28,7 +28,7 @@ var (
 // NewCard returns a card with a pool of a layout, which is summed as GPUs do, and its
 // Memory, whose Bytes are the tests' copy.
 func NewCard(l transport.Layout) (*Card, *transport.Memory) {
-	l.Sum = transport.Multiply
+	l.Checksum = transport.Multiply
 	c := &Card{inner: Heap(l)}
 	c.copy = slices.Clone(c.inner.Bytes)
 	return c, &transport.Memory{Layout: l, Bytes: c.copy, Device: c}
@@ -63,7 +63,7 @@ func (c *Card) each(packed []byte, blocks []uint32, f func(part, packed []byte))
 	}
 	for _, b := range blocks {
 		for r, g := range c.inner.Regions {
-			f(c.inner.Part(b, r), packed[:g.Bytes])
+			f(c.inner.RegionBytes(b, r), packed[:g.Bytes])
 			packed = packed[g.Bytes:]
 		}
 	}

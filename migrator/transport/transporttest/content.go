@@ -16,7 +16,7 @@ func expect(before []byte, pair Pair, p transport.Plan) []byte {
 	want := &transport.Memory{Layout: pair.Target.Memory.Layout, Bytes: slices.Clone(before)}
 	for i := range p.Src {
 		for r := range want.Regions {
-			copy(want.Part(p.Dst[i], r), pair.Source.Memory.Part(p.Src[i], r))
+			copy(want.RegionBytes(p.Dst[i], r), pair.Source.Memory.RegionBytes(p.Src[i], r))
 		}
 	}
 	return want.Bytes
@@ -34,7 +34,7 @@ func (b *bench) pulled(puller transport.Puller, p transport.Plan) {
 	if !bytes.Equal(b.Target.bytes(), want) {
 		b.Errorf("pull of %d blocks: the memory differs from a plain copy", len(p.Src))
 	}
-	if bytes := int64(len(p.Src)) * b.Target.Memory.BlockBytes(); stats.Blocks != len(p.Src) || stats.Bytes != bytes || stats.Took < 0 {
+	if bytes := int64(len(p.Src)) * b.Target.Memory.BlockBytes(); stats.Blocks != len(p.Src) || stats.Bytes != bytes || stats.Duration < 0 {
 		b.Errorf("pull of %d blocks and %d bytes: %+v", len(p.Src), bytes, stats)
 	}
 }

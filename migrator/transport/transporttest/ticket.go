@@ -90,12 +90,12 @@ func testExpiry(t *testing.T, b *bench) {
 // short exports two offers whose grants end after life, and opens the second; g is its
 // grant then.
 func (b *bench) short(g *transport.Grant, life time.Duration) (transport.Offer, transport.Puller, error) {
-	g.Move, g.Deadline = b.move(), time.Now().Add(life)
+	g.Migration, g.Deadline = b.move(), time.Now().Add(life)
 	offer, err := b.Source.Transport.Export(*g)
 	if err != nil {
 		return offer, nil, err
 	}
-	g.Move, g.Deadline = b.move(), time.Now().Add(life)
+	g.Migration, g.Deadline = b.move(), time.Now().Add(life)
 	running, err := b.Source.Transport.Export(*g)
 	if err != nil {
 		return offer, nil, err

@@ -83,7 +83,7 @@ func Heap(l transport.Layout) *transport.Memory {
 
 // Size is the smallest memory that a layout fits.
 func Size(l transport.Layout) int64 {
-	return l.End()
+	return l.MinSize()
 }
 
 // Run checks a transport against its contract. make returns a fresh pair.
@@ -237,7 +237,7 @@ func run(t *testing.T, tr transport.Transport) func() {
 }
 
 func (b *bench) grant(move string) transport.Grant {
-	return transport.Grant{Move: move, Epoch: 1, Receiver: Receiver, Deadline: time.Now().Add(patience)}
+	return transport.Grant{Migration: move, Epoch: 1, Receiver: Receiver, Deadline: time.Now().Add(patience)}
 }
 
 // move returns a fresh name.

@@ -143,9 +143,9 @@ func (p *puller) land(portion transport.Plan, at, slot int) error {
 	if p.memory.Device != nil {
 		return nil
 	}
-	return transport.Guard(func() error {
+	return transport.CatchFault(func() error {
 		first := len(p.bad)
-		p.bad = verify(p.memory, p.remote.Sum, portion, 0, len(portion.Dst)*len(p.memory.Regions), p.bad)
+		p.bad = verify(p.memory, p.remote.Checksum, portion, 0, len(portion.Dst)*len(p.memory.Regions), p.bad)
 		for i := range p.bad[first:] {
 			p.bad[first+i] += at
 		}

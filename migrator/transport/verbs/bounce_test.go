@@ -15,9 +15,10 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/cascadeinfer/cascade/migrator/device/verbs"
+	"github.com/cascadeinfer/cascade/migrator/internal/handshake"
+	"github.com/cascadeinfer/cascade/migrator/internal/pull"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
-	"github.com/cascadeinfer/cascade/migrator/transport/wire"
 )
 
 // farSide is an end whose pool the NIC does not reach.
@@ -240,7 +241,7 @@ func TestReceiverDoesNotRead(t *testing.T) {
 	pair := transporttest.Pair{Source: farSide(t, layout(8, 512)), Target: side(t, layout(8, 512))}
 	stop := runs(t, pair.Source, pair.Target)
 	p := opened(t, pair, "a/1").(*puller)
-	hello, err := wire.Hello{Ticket: exported(t, pair.Source, "a/2").Ticket, Receiver: "b"}.Append(nil)
+	hello, err := handshake.Hello{Ticket: exported(t, pair.Source, "a/2").Ticket, Receiver: "b"}.Append(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -273,7 +274,7 @@ func TestBounceEnds(t *testing.T) {
 		case "context":
 			time.AfterFunc(time.Millisecond, cancel)
 		case "close":
-			want = errClosed
+			want = pull.ErrClosed
 			time.AfterFunc(time.Millisecond, func() { p.Close() })
 		case "grant":
 			want = errExpired

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/netip"
 	"time"
 
@@ -18,15 +17,12 @@ import (
 
 // The bounds of every boundary.
 const (
-	helloTimeout = 5 * time.Second       // to connect, to present a ticket, and to be answered
-	maxSessions  = 256                   // open moves of one source
-	maxRounds    = 16                    // how often a move may have a whole pool packed
-	lastWrites   = time.Second           // for what sessions still write when Run ends
-	packTimeout  = 15 * time.Second      // for a source's GPU to pack a slot, which has 10 s itself
-	lookEvery    = 20 * time.Millisecond // between two looks at what is under way meanwhile
-	reopenEvery  = 10 * time.Second      // between two attempts to open the device
-	tidyEvery    = time.Second           // between two looks for registrations that nobody needs
-	noteEvery    = time.Minute           // between two lines about receivers that lie
+	maxRounds   = 16                    // how often a move may have a whole pool packed
+	lastWrites  = time.Second           // for what sessions still write when Run ends
+	packTimeout = 15 * time.Second      // for a source's GPU to pack a slot, which has 10 s itself
+	lookEvery   = 20 * time.Millisecond // between two looks at what is under way meanwhile
+	reopenEvery = 10 * time.Second      // between two attempts to open the device
+	tidyEvery   = time.Second           // between two looks for registrations that nobody needs
 
 	// What a processor does for a plan is by READs, batches and completions, so all
 	// are as large as the end of a pull bears, which waits for the last batch's check:
@@ -107,16 +103,4 @@ func (c Config) validate() (Config, error) {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	return c, nil
-}
-
-// loopback says why plain text must not go to an address.
-func loopback(address string) error {
-	host, _, err := net.SplitHostPort(address)
-	if err != nil {
-		return err
-	}
-	if ip, err := netip.ParseAddr(host); err != nil || !ip.Unmap().IsLoopback() {
-		return errors.New("it is not loopback, and this side has no credentials")
-	}
-	return nil
 }

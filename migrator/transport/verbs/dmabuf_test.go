@@ -28,7 +28,7 @@ type card struct {
 const before = 8192
 
 func (c *card) whole(l transport.Layout) *transport.Memory {
-	m := &transport.Memory{Layout: l, Bytes: make([]byte, l.End())}
+	m := &transport.Memory{Layout: l, Bytes: make([]byte, l.MinSize())}
 	c.file.ReadAt(m.Bytes, before)
 	return m
 }
@@ -84,12 +84,12 @@ func onCard(t testing.TB, l transport.Layout) (transporttest.End, *card) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.Sum = transport.Multiply
-	if err := f.Truncate(before + l.End()); err != nil {
+	l.Checksum = transport.Multiply
+	if err := f.Truncate(before + l.MinSize()); err != nil {
 		t.Fatal(err)
 	}
 	c := &card{file: f}
-	m := &transport.Memory{Layout: l, Device: c, Bytes: make([]byte, l.End()), Unmap: func() { f.Close() }}
+	m := &transport.Memory{Layout: l, Device: c, Bytes: make([]byte, l.MinSize()), Unmap: func() { f.Close() }}
 	return transporttest.End{Transport: over(t, m), Memory: m, Mirror: copied{c, m.Bytes}}, c
 }
 

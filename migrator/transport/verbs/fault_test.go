@@ -65,7 +65,7 @@ func runs(t testing.TB, ends ...transporttest.End) func() {
 func exported(t testing.TB, e transporttest.End, move string) transport.Offer {
 	t.Helper()
 	for limit := time.Now().Add(patience); ; runtime.Gosched() {
-		offer, err := e.Transport.Export(transport.Grant{Move: move, Receiver: "b", Deadline: time.Now().Add(patience)})
+		offer, err := e.Transport.Export(transport.Grant{Migration: move, Receiver: "b", Deadline: time.Now().Add(patience)})
 		if err == nil {
 			return offer
 		}
@@ -136,14 +136,14 @@ func TestManyTransfers(t *testing.T) {
 			want := &transport.Memory{Layout: to.Layout, Bytes: slices.Clone(to.Bytes)}
 			for k := range p.Src {
 				for r := range to.Regions {
-					copy(want.Part(p.Dst[k], r), from.Part(p.Src[k], r))
+					copy(want.RegionBytes(p.Dst[k], r), from.RegionBytes(p.Src[k], r))
 				}
 			}
 			stats, err := puller.Pull(t.Context(), p)
 			if err != nil || !bytes.Equal(to.Bytes, want.Bytes) {
 				t.Fatalf("transfer %d: %v, the same bytes: %v", transfers, err, bytes.Equal(to.Bytes, want.Bytes))
 			}
-			transfers, blocks, total = transfers+1, blocks+stats.Blocks, total+stats.Took
+			transfers, blocks, total = transfers+1, blocks+stats.Blocks, total+stats.Duration
 		}
 		if err := puller.Close(); err != nil {
 			t.Error(err)
@@ -461,7 +461,7 @@ func moveOf(t *testing.T, lib *verbs.Library, log io.Writer, from, to *transport
 	}
 	_, err = puller.Pull(t.Context(), p)
 	if err == nil {
-		if sums, _ := transport.Sums(transporttest.Pool{M: to}, p.Dst); !slices.Equal(sums, p.Sums) {
+		if sums, _ := transport.ChecksumBlocks(transporttest.Pool{M: to}, p.Dst); !slices.Equal(sums, p.Sums) {
 			t.Error("a pull succeeds with other bytes")
 		}
 	}

@@ -118,7 +118,7 @@ func BenchmarkHost(b *testing.B) {
 				b.ReportAllocs()
 				for b.Loop() {
 					start := time.Now()
-					if err := plan.Fits(p.remote, p.memory.Layout); err != nil {
+					if err := plan.Validate(p.remote, p.memory.Layout); err != nil {
 						b.Fatal(err)
 					}
 					for cur := p.begin(plan); !cur.over(); {

@@ -38,16 +38,16 @@ func register(d *verbs.Device, m *transport.Memory) (*verbs.Region, error) {
 	// Requests name the bytes from where offset is in its page: a NIC has its tables by
 	// the page.
 	base := uint64(offset) % uint64(os.Getpagesize())
-	return d.RegisterDMABuf(int(f.Fd()), uint64(offset), uint64(m.End()), base, access)
+	return d.RegisterDMABuf(int(f.Fd()), uint64(offset), uint64(m.MinSize()), base, access)
 }
 
 // verify appends the entries of a plan whose parts [from, to) do not have their
 // sums, of the source's kind, parts being numbered region by region.
-func verify(m *transport.Memory, kind transport.Sum, plan transport.Plan, from, to int, bad []int) []int {
+func verify(m *transport.Memory, kind transport.Checksum, plan transport.Plan, from, to int, bad []int) []int {
 	regions := len(m.Regions)
 	for ; from < to; from++ {
 		entry, r := from%len(plan.Dst), from/len(plan.Dst)
-		if kind.Of(m.Part(plan.Dst[entry], r)) != plan.Sums[entry*regions+r] {
+		if kind.Of(m.RegionBytes(plan.Dst[entry], r)) != plan.Sums[entry*regions+r] {
 			bad = append(bad, entry)
 		}
 	}
@@ -59,7 +59,7 @@ const packBytes = 4 << 20
 
 // sumsByHost are sums of a kind that a device does not compute: of a pool that
 // processors write.
-func sumsByHost(m *transport.Memory, kind transport.Sum, blocks []uint32) ([]uint32, error) {
+func sumsByHost(m *transport.Memory, kind transport.Checksum, blocks []uint32) ([]uint32, error) {
 	size := m.BlockBytes()
 	most := int(max(1, packBytes/size))
 	pack := make([]byte, int64(min(most, len(blocks)))*size)
@@ -81,10 +81,10 @@ func sumsByHost(m *transport.Memory, kind transport.Sum, blocks []uint32) ([]uin
 }
 
 // verifyDevice is verify for a whole plan in memory that this process does not see.
-func verifyDevice(m *transport.Memory, kind transport.Sum, plan transport.Plan, bad []int) ([]int, error) {
+func verifyDevice(m *transport.Memory, kind transport.Checksum, plan transport.Plan, bad []int) ([]int, error) {
 	var sums []uint32
 	var err error
-	if kind == m.Sum {
+	if kind == m.Checksum {
 		sums, err = m.Device.Sums(nil, m.Layout, plan.Dst)
 	} else {
 		sums, err = sumsByHost(m, kind, plan.Dst)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/device/verbs"
+	"github.com/cascadeinfer/cascade/migrator/internal/pull"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 )
 
@@ -232,7 +233,7 @@ func TestConfigOfNIC(t *testing.T) {
 		t.Errorf("an address that the port does not have: %v", err)
 	}
 	s.config.GID, s.config.Port = netip.Addr{}, 2
-	if err := s.Probe(t.Context()); err == nil || errors.Is(err, errClosed) {
+	if err := s.Probe(t.Context()); err == nil || errors.Is(err, pull.ErrClosed) {
 		t.Errorf("a port that is not there: %v", err)
 	}
 }

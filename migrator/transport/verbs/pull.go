@@ -131,11 +131,17 @@ func (p *puller) begin(plan transport.Plan) *cursor {
 	return &p.cursor
 }
 
-// pull brings a plan's blocks, and notes those that do not have their sums.
-func (p *puller) pull(ctx context.Context, plan transport.Plan) (err error) {
-	if err := plan.Fits(p.remote, p.memory.Layout); err != nil {
-		return err
+// copyBlocks pulls the blocks of a plan. After an error the connection is fenced.
+func (p *puller) copyBlocks(ctx context.Context, plan transport.Plan, bad []int) ([]int, error) {
+	p.bad = bad
+	if err := p.readBlocks(ctx, plan); err != nil {
+		return p.bad, errors.Join(err, p.fence())
 	}
+	return p.bad, nil
+}
+
+// readBlocks reads and verifies the blocks of a plan.
+func (p *puller) readBlocks(ctx context.Context, plan transport.Plan) (err error) {
 	defer context.AfterFunc(ctx, func() { p.queue.SetDeadline(time.Unix(1, 0)) })()
 	p.queue.SetDeadline(p.deadline)
 	p.posted, p.ended = 0, 0
@@ -148,7 +154,7 @@ func (p *puller) pull(ctx context.Context, plan transport.Plan) (err error) {
 		return err
 	}
 	if p.memory.Device != nil {
-		if p.bad, err = verifyDevice(p.memory, p.remote.Sum, plan, p.bad); err != nil {
+		if p.bad, err = verifyDevice(p.memory, p.remote.Checksum, plan, p.bad); err != nil {
 			return err
 		}
 	}
@@ -179,8 +185,8 @@ func (p *puller) direct(ctx context.Context, plan transport.Plan) error {
 		}
 		whole := p.marks[(p.ended-1)%depth]
 		if p.memory.Device == nil {
-			if err := transport.Guard(func() error {
-				p.bad = verify(p.memory, p.remote.Sum, plan, verified, whole, p.bad)
+			if err := transport.CatchFault(func() error {
+				p.bad = verify(p.memory, p.remote.Checksum, plan, verified, whole, p.bad)
 				return nil
 			}); err != nil {
 				return err
@@ -247,10 +253,7 @@ func (p *puller) next(ctx context.Context) (int, error) {
 
 // goOn says why a pull must end.
 func (p *puller) goOn(ctx context.Context) error {
-	if p.closing.Load() {
-		return errClosed
-	}
-	if err := ctx.Err(); err != nil {
+	if err := p.Err(ctx); err != nil {
 		return err
 	}
 	if lost := p.lost.Load(); lost != nil {

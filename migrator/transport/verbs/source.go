@@ -17,10 +17,9 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/cascadeinfer/cascade/migrator/device/verbs"
+	"github.com/cascadeinfer/cascade/migrator/internal/handshake"
+	"github.com/cascadeinfer/cascade/migrator/internal/pull"
 	"github.com/cascadeinfer/cascade/migrator/internal/ticket"
-	"github.com/cascadeinfer/cascade/migrator/transport/wire"
-	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/identity"
 )
 
 // Path is what the paths of the transport's gRPC requests begin with.
@@ -31,8 +30,8 @@ const attach = Path + "Attach"
 
 // maxAttach and maxAnswer bound the messages in bytes.
 const (
-	maxAttach = wire.MaxHello + endSize + 64
-	maxAnswer = wire.MaxWelcome + endSize + keySize + 64
+	maxAttach = handshake.MaxHello + endSize + 64
+	maxAnswer = handshake.MaxWelcome + endSize + keySize + 64
 )
 
 // service describes the method: a stream of bytes both ways.
@@ -55,9 +54,9 @@ func (t *Transport) attach(stream grpc.ServerStream) error {
 	case t.ctx == nil:
 		t.mu.Unlock()
 		return status.Error(codes.Unavailable, "the source does not run")
-	case t.sessions >= maxSessions:
+	case t.sessions >= pull.MaxSessions:
 		t.mu.Unlock()
-		return status.Errorf(codes.ResourceExhausted, "%d receivers are at work already", maxSessions)
+		return status.Errorf(codes.ResourceExhausted, "%d receivers are at work already", pull.MaxSessions)
 	}
 	t.sessions++
 	t.wg.Add(1)
@@ -85,7 +84,7 @@ func (t *Transport) attach(stream grpc.ServerStream) error {
 		t.wg.Done()
 	}()
 
-	late := time.NewTimer(helloTimeout)
+	late := time.NewTimer(pull.HelloTimeout)
 	defer late.Stop()
 	select {
 	case hello := <-said:
@@ -95,7 +94,7 @@ func (t *Transport) attach(stream grpc.ServerStream) error {
 		}
 		return err
 	case <-late.C:
-		return status.Errorf(codes.DeadlineExceeded, "no ticket within %v", helloTimeout)
+		return status.Errorf(codes.DeadlineExceeded, "no ticket within %v", pull.HelloTimeout)
 	case <-gone:
 		return status.Error(codes.Canceled, "the receiver left without a word")
 	case <-run.Done():
@@ -107,7 +106,7 @@ func (t *Transport) attach(stream grpc.ServerStream) error {
 // says after that.
 func (t *Transport) session(run context.Context, stream grpc.ServerStream, message []byte, asks <-chan []byte, gone <-chan struct{}) (err error) {
 	r := bytes.NewReader(message)
-	hello, err := wire.ReadHello(r)
+	hello, err := handshake.ReadHello(r)
 	if err != nil {
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
@@ -117,7 +116,7 @@ func (t *Transport) session(run context.Context, stream grpc.ServerStream, messa
 	}
 	lease, err := t.redeem(stream.Context(), hello)
 	if err != nil {
-		return errors.Join(stream.SendMsg(wrapperspb.Bytes(wire.AppendRefusal(nil))), err)
+		return errors.Join(stream.SendMsg(wrapperspb.Bytes(handshake.AppendRefusal(nil))), err)
 	}
 	defer lease.End()
 	s := &session{t: t, lease: lease}
@@ -179,41 +178,15 @@ func (t *Transport) session(run context.Context, stream grpc.ServerStream, messa
 }
 
 // redeem trades a hello for its lease.
-func (t *Transport) redeem(ctx context.Context, hello wire.Hello) (*ticket.Lease, error) {
-	if err := t.bound(ctx, hello.Receiver); err != nil {
+func (t *Transport) redeem(ctx context.Context, hello handshake.Hello) (*ticket.Lease, error) {
+	if err := t.receivers.Check(leaf(ctx), hello.Receiver); err != nil {
 		return nil, err
 	}
-	lease, err := t.book.Redeem(hello.Ticket, hello.Receiver, time.Now())
+	lease, err := t.source.Redeem(hello.Ticket, hello.Receiver, time.Now())
 	if err != nil {
 		return nil, fmt.Errorf("receiver %s: %w", hello.Receiver, err)
 	}
 	return lease, nil
-}
-
-// bound says why who presents a ticket cannot be its receiver: the certificate is
-// another's. It comes before the ticket is looked at, which stays good for the one
-// whom it is for.
-func (t *Transport) bound(ctx context.Context, receiver policies.ReplicaID) error {
-	if t.config.TrustDomain == "" {
-		return nil
-	}
-	err := errors.New("a receiver without a name")
-	if receiver != "" {
-		want := identity.Want{TrustDomain: t.config.TrustDomain, Role: identity.Migrator, Name: string(receiver)}
-		if _, err = want.Certificate(leaf(ctx)); err == nil {
-			return nil
-		}
-	}
-	t.mu.Lock()
-	told := time.Since(t.noted) < noteEvery
-	if !told {
-		t.noted = time.Now()
-	}
-	t.mu.Unlock()
-	if !told {
-		t.config.Logger.Warn("verbs transport: a receiver is refused", "err", err)
-	}
-	return err
 }
 
 // leaf is the certificate with which a stream came, nil for none.
@@ -275,7 +248,7 @@ func (s *session) connect(theirs end) (err error) {
 		return err
 	}
 	m := s.lease.Memory
-	if s.answer, err = wire.AppendWelcome(nil, m.Layout, m.Size()); err != nil {
+	if s.answer, err = handshake.AppendWelcome(nil, m.Layout, m.Size()); err != nil {
 		return err
 	}
 	s.answer = own.append(s.answer)

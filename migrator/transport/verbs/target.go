@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -16,33 +15,24 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/cascadeinfer/cascade/migrator/device/verbs"
+	"github.com/cascadeinfer/cascade/migrator/internal/handshake"
+	"github.com/cascadeinfer/cascade/migrator/internal/pull"
 	"github.com/cascadeinfer/cascade/migrator/transport"
-	"github.com/cascadeinfer/cascade/migrator/transport/wire"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-var (
-	errClosed  = errors.New("the puller is closed")
-	errExpired = fmt.Errorf("the grant has expired: %w", context.DeadlineExceeded)
-)
+var errExpired = fmt.Errorf("the grant has expired: %w", context.DeadlineExceeded)
 
 // Open presents a ticket, and connects. See transport.Target.
 func (t *Transport) Open(ctx context.Context, receiver policies.ReplicaID, offer transport.Offer) (transport.Puller, error) {
-	p, err := t.open(ctx, receiver, offer)
-	if err != nil {
-		return nil, fmt.Errorf("verbs transport: open %s: %w", offer.Address, err)
-	}
-	return p, nil
+	return pull.Open(t.Name(), offer, func() (*puller, error) { return t.open(ctx, receiver, offer) })
 }
 
 func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer transport.Offer) (_ *puller, err error) {
-	if offer.Transport != t.Name() {
-		return nil, fmt.Errorf("an offer for transport %q", offer.Transport)
-	}
 	creds := insecure.NewCredentials()
 	if t.config.Credentials != nil {
 		creds = t.config.Credentials(offer.Source, offer.Address)
-	} else if err := loopback(offer.Address); err != nil {
+	} else if err := pull.CheckPlaintext(offer.Address); err != nil {
 		return nil, err
 	}
 	if err := ctx.Err(); err != nil {
@@ -51,10 +41,10 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 	p := &puller{t: t, done: make([]verbs.Completion, 2*depth)}
 	defer func() {
 		if err != nil {
-			err = errors.Join(cause(ctx, err), p.give())
+			err = errors.Join(pull.Cause(ctx, err), p.give())
 		}
 	}()
-	if p.memory, err = transport.HoldDevice(t.config.Pool); err != nil {
+	if p.memory, err = transport.HoldMemory(t.config.Pool); err != nil {
 		return nil, err
 	}
 	if p.nic, err = t.take(); err != nil {
@@ -85,19 +75,19 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 	if err != nil {
 		return nil, err
 	}
-	return p, p.attach(ctx, wire.Hello{Ticket: offer.Ticket, Receiver: receiver})
-}
-
-// cause is why a call ended: the context's end counts more than what it led to.
-func cause(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return ctx.Err()
+	if err := p.attach(ctx, handshake.Hello{Ticket: offer.Ticket, Receiver: receiver}); err != nil {
+		return nil, err
 	}
-	return err
+	p.Puller = pull.NewPuller(pull.Steps{
+		Transport: t.Name(), Local: p.memory, Remote: p.remote, Copy: p.copyBlocks, Interrupt: p.interrupt,
+		Release: func() error { return errors.Join(p.fence(), p.give()) },
+	})
+	return p, nil
 }
 
 // puller is one open move: a stream to the source's migrator, and a pair.
 type puller struct {
+	*pull.Puller
 	t        *Transport
 	memory   *transport.Memory
 	nic      *nic
@@ -116,12 +106,8 @@ type puller struct {
 	key      key
 	deadline time.Time // of the grant, no later than the source has it
 
-	closing atomic.Bool
-	lost    atomic.Pointer[error] // why the stream has ended
-	once    sync.Once
-	closed  error
+	lost atomic.Pointer[error] // why the stream has ended
 
-	mu        sync.Mutex   // held by Pull, and by Close when it gives back
 	work      []verbs.Work // of memory without Go pointers, as C demands
 	done      []verbs.Completion
 	stretches []stretch  // of the pull's plan
@@ -130,12 +116,11 @@ type puller struct {
 	ended     uint64     // and those of them that have come
 	marks     [depth]int // parts that are whole after each batch under way
 	bad       []int
-	over      error // why the puller is of no use any more
 	fenced    bool
 }
 
 // attach presents the ticket and the own end, and connects to the source's.
-func (p *puller) attach(ctx context.Context, h wire.Hello) error {
+func (p *puller) attach(ctx context.Context, h handshake.Hello) error {
 	own := p.at.end(p.nic.device, p.pair)
 	hello, err := h.Append(nil)
 	if err != nil {
@@ -143,7 +128,7 @@ func (p *puller) attach(ctx context.Context, h wire.Hello) error {
 	}
 	streaming, cancel := context.WithCancel(context.Background())
 	p.hangUp = cancel
-	late := time.AfterFunc(helloTimeout, cancel)
+	late := time.AfterFunc(pull.HelloTimeout, cancel)
 	defer late.Stop()
 	defer context.AfterFunc(ctx, cancel)()
 	start := time.Now()
@@ -160,7 +145,7 @@ func (p *puller) attach(ctx context.Context, h wire.Hello) error {
 	}
 	r := bytes.NewReader(answer.GetValue())
 	size := int64(0)
-	if p.remote, size, err = wire.ReadWelcome(r); err != nil {
+	if p.remote, size, err = handshake.ReadWelcome(r); err != nil {
 		return err
 	}
 	rest := answer.GetValue()[len(answer.GetValue())-r.Len():]
@@ -171,7 +156,7 @@ func (p *puller) attach(ctx context.Context, h wire.Hello) error {
 	if err != nil {
 		return err
 	}
-	if err := p.remote.Matches(p.memory.Layout); err != nil {
+	if err := p.remote.CheckCompatible(p.memory.Layout); err != nil {
 		return err
 	}
 	if p.key, err = parseKey(rest[endSize:], size, p.memory.BlockBytes()); err != nil {
@@ -228,29 +213,6 @@ func (p *puller) hear(stream grpc.ClientStream) error {
 	}
 }
 
-// Pull reads the blocks of a plan. See transport.Puller.
-func (p *puller) Pull(ctx context.Context, plan transport.Plan) (transport.Stats, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	start := time.Now()
-	if p.over == nil {
-		p.bad = p.bad[:0]
-		if p.over = p.pull(ctx, plan); p.over != nil {
-			p.over = errors.Join(p.over, p.fence())
-		}
-	}
-	if p.over != nil {
-		return transport.Stats{}, fmt.Errorf("verbs transport: pull: %w", p.over)
-	}
-	stats := transport.Stats{
-		Blocks: len(plan.Src), Bytes: int64(len(plan.Src)) * p.memory.BlockBytes(), Took: time.Since(start),
-	}
-	if len(p.bad) > 0 {
-		return stats, &transport.CorruptError{Blocks: append([]int(nil), p.bad...)}
-	}
-	return stats, nil
-}
-
 // fence ends the own end of the connection: after it the NIC writes nothing for it.
 func (p *puller) fence() error {
 	if p.fenced {
@@ -262,20 +224,10 @@ func (p *puller) fence() error {
 	return p.pair.Close()
 }
 
-// Close ends the move. See transport.Puller.
-func (p *puller) Close() error {
-	p.once.Do(func() {
-		p.closing.Store(true)
-		p.queue.SetDeadline(time.Unix(1, 0))
-		p.hangUp() // who waits for the source
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		if p.over == nil {
-			p.over = errClosed
-		}
-		p.closed = errors.Join(p.fence(), p.give())
-	})
-	return p.closed
+// interrupt makes a Pull in progress return.
+func (p *puller) interrupt() {
+	p.queue.SetDeadline(time.Unix(1, 0))
+	p.hangUp() // ends a wait for the source
 }
 
 // give gives back what the puller has. The stream has ended, or there is none.

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 
+	"github.com/cascadeinfer/cascade/migrator/internal/pull"
 	"github.com/cascadeinfer/cascade/migrator/internal/ticket"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
@@ -22,16 +23,16 @@ var errElsewhere = errors.New("another device is asked for")
 
 // Transport is one engine's end. It is safe for concurrent use.
 type Transport struct {
-	config Config
-	book   ticket.Book
-	server *grpc.Server
-	wg     sync.WaitGroup // goroutines of sessions; added to under mu, while ctx is set
+	config    Config
+	source    pull.Source
+	receivers ticket.ReceiverCheck
+	server    *grpc.Server
+	wg        sync.WaitGroup // goroutines of sessions; added to under mu, while ctx is set
 
 	mu       sync.Mutex
 	ctx      context.Context // of Run; nil while it does not run
 	nic      *nic            // nil while nobody uses it, and after it has failed
 	sessions int
-	noted    time.Time // when a receiver that lies was logged last
 }
 
 var _ transport.Transport = (*Transport)(nil)
@@ -42,7 +43,13 @@ func New(c Config) (*Transport, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &Transport{config: c, server: grpc.NewServer(grpc.MaxRecvMsgSize(max(maxAttach, maxAskBytes+64)))}
+	t := &Transport{
+		config:    c,
+		source:    pull.Source{Transport: "verbs", Pool: c.Pool},
+		receivers: ticket.ReceiverCheck{TrustDomain: c.TrustDomain, Transport: "verbs", Logger: c.Logger},
+		server:    grpc.NewServer(grpc.MaxRecvMsgSize(max(maxAttach, maxAskBytes+64))),
+	}
+	t.source.Check = t.requireDevice
 	t.server.RegisterService(&service, t)
 	return t, nil
 }
@@ -75,7 +82,7 @@ func (t *Transport) mayRegister(n *nic) error {
 		return nil
 	}
 	defer m.Release()
-	if err := transport.Usable(t.config.Pool); err != nil {
+	if err := transport.CheckDevice(t.config.Pool); err != nil {
 		return err
 	}
 	far, err := n.probe(m, t.config.Pool)
@@ -85,9 +92,9 @@ func (t *Transport) mayRegister(n *nic) error {
 	return err
 }
 
-// Reaches reports whether the nodes are one, or there are credentials for a
+// CanReach reports whether the nodes are one, or there are credentials for a
 // connection between them. Whether their fabrics are one is known when they are.
-func (t *Transport) Reaches(from, to string) bool {
+func (t *Transport) CanReach(from, to string) bool {
 	return from == to && from != "" || from != to && t.config.Credentials != nil
 }
 
@@ -158,7 +165,7 @@ func (t *Transport) Handler() http.Handler {
 // Run serves until ctx ends. A device that fails, or that is not there, is opened
 // again from time to time.
 func (t *Transport) Run(ctx context.Context) error {
-	t.book.Open()
+	t.source.Open()
 	t.mu.Lock()
 	t.ctx = ctx
 	t.mu.Unlock()
@@ -181,7 +188,7 @@ func (t *Transport) Run(ctx context.Context) error {
 	t.mu.Lock()
 	t.ctx = nil
 	t.mu.Unlock()
-	t.book.Close()
+	t.source.Close()
 	t.wg.Wait()
 	t.server.Stop()
 	return nil
@@ -257,23 +264,16 @@ func (t *Transport) watch(n *nic) error {
 
 // Export makes an offer. See transport.Source.
 func (t *Transport) Export(g transport.Grant) (transport.Offer, error) {
-	m, ok := t.config.Pool.Memory()
-	if !ok {
-		return transport.Offer{}, errors.New("verbs transport: the engine is away")
-	}
-	address := t.config.Address()
-	if address == "" {
-		return transport.Offer{}, errors.New("verbs transport: the own address is not known yet")
-	}
+	return t.source.ExportAt(g, t.config.Address())
+}
+
+// requireDevice returns an error while no RDMA device is open.
+func (t *Transport) requireDevice(*transport.Memory) error {
 	if name, _ := t.Device(); name == "" {
-		return transport.Offer{}, errors.New("verbs transport: no RDMA device is open")
+		return errors.New("no RDMA device is open")
 	}
-	secret, err := t.book.Issue(g, m, time.Now())
-	if err != nil {
-		return transport.Offer{}, fmt.Errorf("verbs transport: %w", err)
-	}
-	return transport.Offer{Transport: t.Name(), Address: address, Ticket: secret}, nil
+	return nil
 }
 
 // Revoke ends the grants of a move. See transport.Source.
-func (t *Transport) Revoke(move string) { t.book.Revoke(move) }
+func (t *Transport) Revoke(move string) { t.source.Revoke(move) }

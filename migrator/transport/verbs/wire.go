@@ -9,7 +9,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device/verbs"
 )
 
-// The messages of the stream are bytes: the hello of package wire and an end, and
+// The messages of the stream are bytes: the hello of package handshake and an end, and
 // then its welcome, an end and a key; or its refusal. Where the key has slots, any
 // number of asks follow, and what each is answered with. Integers are little-endian.
 //

@@ -10,15 +10,15 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/migrator/api"
+	"github.com/cascadeinfer/cascade/migrator/internal/handshake"
 	"github.com/cascadeinfer/cascade/migrator/transport"
-	"github.com/cascadeinfer/cascade/migrator/transport/wire"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
 // present shows a ticket to a source over an open connection, and returns nil
 // when it is taken.
 func present(c net.Conn, ticket []byte, receiver string) error {
-	h := wire.Hello{Receiver: policies.ReplicaID(receiver)}
+	h := handshake.Hello{Receiver: policies.ReplicaID(receiver)}
 	copy(h.Ticket[:], ticket)
 	hello, err := h.Append(nil)
 	if err != nil {
@@ -28,7 +28,7 @@ func present(c net.Conn, ticket []byte, receiver string) error {
 	if _, err := c.Write(hello); err != nil {
 		return err
 	}
-	_, _, err = wire.ReadWelcome(bufio.NewReaderSize(c, wire.MaxWelcome))
+	_, _, err = handshake.ReadWelcome(bufio.NewReaderSize(c, handshake.MaxWelcome))
 	return err
 }
 

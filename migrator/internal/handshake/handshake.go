@@ -1,4 +1,4 @@
-// Package wire is how a pull over a socket begins: the receiver's hello, and the
+// Package handshake is how a pull over a socket begins: the receiver's hello, and the
 // source's answer to it. All integers are little-endian.
 //
 //	hello     magic "cskv", version 1, 0, receiver length u16, ticket [16], receiver
@@ -10,7 +10,7 @@
 // returns fits its pool.
 //
 // Versions: 1, the first; sum was 0 (crc32) before there was another.
-package wire
+package handshake
 
 import (
 	"encoding/binary"
@@ -86,7 +86,7 @@ func AppendWelcome(dst []byte, l transport.Layout, size int64) ([]byte, error) {
 	dst = appendHead(dst, accepted)
 	dst = binary.LittleEndian.AppendUint16(dst, uint16(len(l.Regions)))
 	dst = binary.LittleEndian.AppendUint32(dst, uint32(l.Blocks))
-	dst = binary.LittleEndian.AppendUint32(dst, uint32(l.Sum))
+	dst = binary.LittleEndian.AppendUint32(dst, uint32(l.Checksum))
 	dst = binary.LittleEndian.AppendUint64(dst, uint64(size))
 	for _, r := range l.Regions {
 		dst = binary.LittleEndian.AppendUint64(dst, uint64(r.Offset))
@@ -112,7 +112,7 @@ func ReadWelcome(r io.Reader) (transport.Layout, int64, error) {
 		return transport.Layout{}, 0, transport.ErrRefused
 	}
 	regions := int(binary.LittleEndian.Uint16(head[6:]))
-	l := transport.Layout{Blocks: int(binary.LittleEndian.Uint32(head[8:])), Sum: transport.Sum(binary.LittleEndian.Uint32(head[12:]))}
+	l := transport.Layout{Blocks: int(binary.LittleEndian.Uint32(head[8:])), Checksum: transport.Checksum(binary.LittleEndian.Uint32(head[12:]))}
 	size := binary.LittleEndian.Uint64(head[16:])
 	if head[5] != accepted || regions > MaxRegions || size > math.MaxInt64 {
 		return transport.Layout{}, 0, fmt.Errorf("welcome: status %d, %d regions, a pool of %d bytes", head[5], regions, size)
@@ -130,7 +130,7 @@ func ReadWelcome(r io.Reader) (transport.Layout, int64, error) {
 			Bytes:  int64(binary.LittleEndian.Uint64(b[16:])),
 		}
 	}
-	if err := l.Fits(int64(size)); err != nil {
+	if err := l.Validate(int64(size)); err != nil {
 		return transport.Layout{}, 0, fmt.Errorf("welcome: %w", err)
 	}
 	return l, int64(size), nil

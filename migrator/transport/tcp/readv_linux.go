@@ -9,10 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// scatter returns a readv for a connection: small regions cost as few calls to
-// the kernel as large ones. package net has none. nil means that there is none
-// here either.
-func scatter(conn *net.TCPConn) func(parts [][]byte) (int, error) {
+// newReadv returns readv for a connection, which package net does not offer: with it
+// small regions cost as few system calls as large ones. It returns nil if the connection
+// has no descriptor.
+func newReadv(conn *net.TCPConn) func(parts [][]byte) (int, error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
 		return nil
@@ -42,7 +42,7 @@ func scatter(conn *net.TCPConn) func(parts [][]byte) (int, error) {
 			room -= min(len(part), room)
 		}
 		err := raw.Read(try)
-		clear(vector[:used]) // keeps no memory alive
+		clear(vector[:used]) // must not keep memory alive
 		switch {
 		case err != nil:
 			return 0, err

@@ -1,4 +1,4 @@
-package wire_test
+package handshake_test
 
 import (
 	"bytes"
@@ -8,77 +8,77 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/migrator/internal/handshake"
 	"github.com/cascadeinfer/cascade/migrator/transport"
-	"github.com/cascadeinfer/cascade/migrator/transport/wire"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
 var layout = transport.Layout{Blocks: 3, Regions: []transport.Region{{Offset: 0, Stride: 8, Bytes: 8}, {Offset: 24, Stride: 16, Bytes: 4}}}
 
 func TestHelloRoundTrip(t *testing.T) {
-	want := wire.Hello{Ticket: [transport.TicketSize]byte{1, 15: 2}, Receiver: "replica-7"}
+	want := handshake.Hello{Ticket: [transport.TicketSize]byte{1, 15: 2}, Receiver: "replica-7"}
 	b, err := want.Append([]byte("before"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := wire.ReadHello(bytes.NewReader(b[len("before"):]))
+	got, err := handshake.ReadHello(bytes.NewReader(b[len("before"):]))
 	if err != nil || got != want {
 		t.Errorf("got %+v, %v; want %+v", got, err, want)
 	}
-	long := wire.Hello{Receiver: policies.ReplicaID(strings.Repeat("x", wire.MaxReceiver+1))}
+	long := handshake.Hello{Receiver: policies.ReplicaID(strings.Repeat("x", handshake.MaxReceiver+1))}
 	if _, err := long.Append(nil); err == nil {
 		t.Error("a name that is too long is sent")
 	}
 }
 
 func TestWelcomeRoundTrip(t *testing.T) {
-	b, err := wire.AppendWelcome(nil, layout, 64)
+	b, err := handshake.AppendWelcome(nil, layout, 64)
 	if err != nil {
 		t.Fatal(err)
 	}
 	r := bytes.NewReader(append(b, 9))
-	got, size, err := wire.ReadWelcome(r)
+	got, size, err := handshake.ReadWelcome(r)
 	if err != nil || size != 64 || !reflect.DeepEqual(got, layout) || r.Len() != 1 {
 		t.Errorf("got %+v of %d bytes, %v, %d left; want %+v", got, size, err, r.Len(), layout)
 	}
-	if _, _, err := wire.ReadWelcome(bytes.NewReader(wire.AppendRefusal(nil))); !errors.Is(err, transport.ErrRefused) {
+	if _, _, err := handshake.ReadWelcome(bytes.NewReader(handshake.AppendRefusal(nil))); !errors.Is(err, transport.ErrRefused) {
 		t.Errorf("a refusal reads as %v", err)
 	}
-	if _, err := wire.AppendWelcome(nil, transport.Layout{Blocks: 1, Regions: make([]transport.Region, wire.MaxRegions+1)}, 64); err == nil {
+	if _, err := handshake.AppendWelcome(nil, transport.Layout{Blocks: 1, Regions: make([]transport.Region, handshake.MaxRegions+1)}, 64); err == nil {
 		t.Error("too many regions are sent")
 	}
 }
 
 // Every cut and every other version is an error that says so.
 func TestBrokenMessages(t *testing.T) {
-	hello, _ := wire.Hello{Receiver: "b"}.Append(nil)
-	welcome, _ := wire.AppendWelcome(nil, layout, 64)
+	hello, _ := handshake.Hello{Receiver: "b"}.Append(nil)
+	welcome, _ := handshake.AppendWelcome(nil, layout, 64)
 	for n := range hello {
-		if _, err := wire.ReadHello(bytes.NewReader(hello[:n])); !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+		if _, err := handshake.ReadHello(bytes.NewReader(hello[:n])); !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
 			t.Errorf("hello of %d bytes: %v", n, err)
 		}
 	}
 	for n := range welcome {
-		if _, _, err := wire.ReadWelcome(bytes.NewReader(welcome[:n])); err == nil {
+		if _, _, err := handshake.ReadWelcome(bytes.NewReader(welcome[:n])); err == nil {
 			t.Errorf("welcome of %d bytes is taken", n)
 		}
 	}
 	hello[4] = 2
-	if _, err := wire.ReadHello(bytes.NewReader(hello)); err == nil || !strings.Contains(err.Error(), "version 2") || !strings.Contains(err.Error(), "version 1") {
+	if _, err := handshake.ReadHello(bytes.NewReader(hello)); err == nil || !strings.Contains(err.Error(), "version 2") || !strings.Contains(err.Error(), "version 1") {
 		t.Errorf("another version: %v", err)
 	}
-	small, _ := wire.AppendWelcome(nil, layout, 59) // the last block ends at 60
-	if _, _, err := wire.ReadWelcome(bytes.NewReader(small)); err == nil {
+	small, _ := handshake.AppendWelcome(nil, layout, 59) // the last block ends at 60
+	if _, _, err := handshake.ReadWelcome(bytes.NewReader(small)); err == nil {
 		t.Error("a layout that leaves its pool is taken")
 	}
 }
 
 func FuzzHello(f *testing.F) {
-	seed, _ := wire.Hello{Receiver: "b"}.Append(nil)
+	seed, _ := handshake.Hello{Receiver: "b"}.Append(nil)
 	f.Add(seed)
 	f.Fuzz(func(t *testing.T, in []byte) {
 		r := bytes.NewReader(in)
-		h, err := wire.ReadHello(r)
+		h, err := handshake.ReadHello(r)
 		if err != nil {
 			return
 		}
@@ -90,15 +90,15 @@ func FuzzHello(f *testing.F) {
 }
 
 func FuzzWelcome(f *testing.F) {
-	seed, _ := wire.AppendWelcome(nil, layout, 64)
+	seed, _ := handshake.AppendWelcome(nil, layout, 64)
 	f.Add(seed)
-	f.Add(wire.AppendRefusal(nil))
+	f.Add(handshake.AppendRefusal(nil))
 	f.Fuzz(func(t *testing.T, in []byte) {
-		l, size, err := wire.ReadWelcome(bytes.NewReader(in))
+		l, size, err := handshake.ReadWelcome(bytes.NewReader(in))
 		if err != nil {
 			return
 		}
-		if err := l.Fits(size); err != nil {
+		if err := l.Validate(size); err != nil {
 			t.Error(err)
 		}
 		last := l.Regions[len(l.Regions)-1]

@@ -89,9 +89,9 @@ func TestConfig(t *testing.T) {
 		{"a name", "IP:port", Config{Pool: pool, Listen: "localhost:0"}},
 		{"plain text off loopback", "TLS", Config{Pool: pool, Listen: "10.0.0.1:0"}},
 		{"plain text on every address", "TLS", Config{Pool: pool, Listen: "0.0.0.0:0", Advertise: "127.0.0.1"}},
-		{"half of TLS", "go together", Config{Pool: pool, TLS: good.TLS}},
-		{"the other half", "go together", Config{Pool: pool, ClientTLS: good.ClientTLS}},
-		{"identities in plain text", "needs TLS", Config{Pool: pool, TrustDomain: "td"}},
+		{"half of TLS", "set both", Config{Pool: pool, TLS: good.TLS}},
+		{"the other half", "set both", Config{Pool: pool, ClientTLS: good.ClientTLS}},
+		{"identities in plain text", "requires TLS", Config{Pool: pool, TrustDomain: "td"}},
 		{"a bad trust domain", "TrustDomain", Config{Pool: pool, TLS: good.TLS, ClientTLS: good.ClientTLS, TrustDomain: "TD"}},
 		{"every address without a name", "Advertise", Config{Pool: pool, Listen: "[::]:0", TLS: good.TLS, ClientTLS: good.ClientTLS}},
 	} {
@@ -117,10 +117,10 @@ func TestPlainTextStaysOnLoopback(t *testing.T) {
 			t.Errorf("%s: %v", address, err)
 		}
 	}
-	if target.Transport.Reaches("node-1", "node-2") || !target.Transport.Reaches("node-1", "node-1") {
+	if target.Transport.CanReach("node-1", "node-2") || !target.Transport.CanReach("node-1", "node-1") {
 		t.Error("without TLS it reaches its own node, and no other")
 	}
-	if !end(t, small, mutual(t)).Transport.Reaches("node-1", "node-2") {
+	if !end(t, small, mutual(t)).Transport.CanReach("node-1", "node-2") {
 		t.Error("with TLS it reaches every node")
 	}
 }
@@ -143,7 +143,7 @@ func TestNoCertificateNoBlocks(t *testing.T) {
 	go func() { done <- source.Transport.Run(ctx) }()
 	var offer transport.Offer
 	for err := errors.New("not yet"); err != nil; {
-		offer, err = source.Transport.Export(transport.Grant{Move: "a/1", Receiver: "b", Deadline: time.Now().Add(time.Minute)})
+		offer, err = source.Transport.Export(transport.Grant{Migration: "a/1", Receiver: "b", Deadline: time.Now().Add(time.Minute)})
 	}
 	if _, err := target.Transport.Open(ctx, "b", offer); err == nil {
 		t.Error("an Open without a certificate")

@@ -74,7 +74,7 @@ func TestUnsuited(t *testing.T) {
 	_, exported := tr.Export(transport.Grant{})
 	_, opened := tr.Open(t.Context(), "r", transport.Offer{Transport: "shm"})
 	for what, err := range map[string]error{"Probe": tr.Probe(t.Context()), "Export": exported, "Open": opened} {
-		if !errors.Is(err, transport.ErrUnsuited) {
+		if !errors.Is(err, transport.ErrUnsupportedMemory) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}

@@ -1,0 +1,56 @@
+package ticket
+
+import (
+	"crypto/x509"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/identity"
+)
+
+// logInterval is the minimum time between two logs of a ReceiverCheck.
+const logInterval = time.Minute
+
+// ReceiverCheck binds tickets to certificates: the certificate of the connection on which
+// a ticket arrives must be that of the migrator of the ticket's receiver. It is checked
+// before Redeem, so that a stolen ticket stays good for its receiver.
+type ReceiverCheck struct {
+	// TrustDomain is the trust domain of the certificates; "" checks nothing.
+	TrustDomain string
+	// Transport is the transport's name, for the log.
+	Transport string
+	Logger    *slog.Logger
+
+	mu     sync.Mutex
+	logged time.Time // last
+}
+
+// Check returns why the owner of a certificate cannot be the receiver. The certificate is
+// nil when the peer presented none. It logs a failure at most once a minute.
+func (c *ReceiverCheck) Check(cert *x509.Certificate, receiver policies.ReplicaID) error {
+	if c.TrustDomain == "" {
+		return nil
+	}
+	err := errors.New("the hello does not name a receiver")
+	if receiver != "" {
+		want := identity.Want{TrustDomain: c.TrustDomain, Role: identity.Migrator, Name: string(receiver)}
+		_, err = want.Certificate(cert)
+	}
+	if err != nil && c.logDue(time.Now()) {
+		c.Logger.Warn("rejected a receiver: its certificate does not match its ticket", "transport", c.Transport, "receiver", string(receiver), "err", err)
+	}
+	return err
+}
+
+func (c *ReceiverCheck) logDue(now time.Time) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if now.Sub(c.logged) < logInterval {
+		return false
+	}
+	c.logged = now
+	return true
+}

@@ -1,0 +1,16 @@
+//go:build !linux
+
+package shm
+
+import "github.com/cascadeinfer/cascade/migrator/internal/pull"
+
+// Transport carries nothing on this operating system.
+type Transport struct{ pull.Unsupported }
+
+// New checks the Config.
+func New(c Config) (*Transport, error) {
+	if _, err := c.validate(); err != nil {
+		return nil, err
+	}
+	return &Transport{"shm"}, nil
+}
