@@ -165,7 +165,7 @@ func (c *card) tell(what string) {
 	c.racks.do(func() { c.racks.control.Tell(what, c.device) })
 }
 
-func (c *card) Name() string              { return c.real.Name() }
+func (c *card) Name() string               { return c.real.Name() }
 func (*card) CanReach(string, string) bool { return true }
 
 func (c *card) Probe(context.Context) (err error) {

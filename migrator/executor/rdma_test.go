@@ -209,7 +209,7 @@ func (r *rdma) where() string {
 	return r.address
 }
 
-func (r *rdma) Name() string              { return r.real.Name() }
+func (r *rdma) Name() string               { return r.real.Name() }
 func (*rdma) CanReach(string, string) bool { return true }
 
 func (r *rdma) Probe(context.Context) (err error) {
