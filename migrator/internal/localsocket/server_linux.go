@@ -15,9 +15,9 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
-	"github.com/cascadeinfer/cascade/migrator/internal/handshake"
 	"github.com/cascadeinfer/cascade/migrator/internal/pull"
 	"github.com/cascadeinfer/cascade/migrator/internal/ticket"
+	"github.com/cascadeinfer/cascade/migrator/transport/handshake"
 )
 
 const (

@@ -6,9 +6,9 @@ import (
 	"net"
 	"time"
 
-	"github.com/cascadeinfer/cascade/migrator/internal/handshake"
 	"github.com/cascadeinfer/cascade/migrator/internal/pull"
 	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/handshake"
 	"github.com/cascadeinfer/cascade/policies"
 )
 

@@ -9,9 +9,9 @@ import (
 	"net"
 	"time"
 
-	"github.com/cascadeinfer/cascade/migrator/internal/handshake"
 	"github.com/cascadeinfer/cascade/migrator/internal/pull"
 	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/handshake"
 )
 
 // serveReceiver serves one receiver until its connection or its lease ends. It closes the

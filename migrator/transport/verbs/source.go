@@ -17,9 +17,9 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/cascadeinfer/cascade/migrator/device/verbs"
-	"github.com/cascadeinfer/cascade/migrator/internal/handshake"
 	"github.com/cascadeinfer/cascade/migrator/internal/pull"
 	"github.com/cascadeinfer/cascade/migrator/internal/ticket"
+	"github.com/cascadeinfer/cascade/migrator/transport/handshake"
 )
 
 // Path is what the paths of the transport's gRPC requests begin with.
