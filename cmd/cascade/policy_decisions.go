@@ -52,7 +52,7 @@ func collectDecisions(f *inprocess.Fleet, all []policyPlugin) *decisions {
 				d.Slots = append(d.Slots, newSlotDecisions(status, life, nodes[status.Kind]))
 			}
 		}
-		for k := abi.Configure + 1; k < abi.Kinds; k++ {
+		for k := abi.Configure + 1; k < abi.NumKinds; k++ {
 			d.Native = d.Native.Add(policydev.Recheck(h.Native, h.Set.Records(k)))
 		}
 	}

@@ -259,7 +259,7 @@ func (f *policySignFlags) statement(cmd *cobra.Command, path string, code []byte
 	for _, k := range f.kinds {
 		wanted[k] = true
 	}
-	for k := abi.Configure + 1; k < abi.Kinds; k++ {
+	for k := abi.Configure + 1; k < abi.NumKinds; k++ {
 		exported := false
 		for _, has := range in.Kinds {
 			exported = exported || has.Kind == k.String()

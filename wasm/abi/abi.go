@@ -1,23 +1,23 @@
 package abi
 
-// Name of the protocol, as signatures and manifests give it.
+// Name identifies the protocol in signatures and manifests.
 const Name = "cascade-policy/1"
 
-// What modules export and import.
+// Names that modules export and import.
 const (
 	ExportMemory = "memory"
 	ExportArena  = "cs_arena_v1"
 	ExportInit   = "_initialize"
-	ExportRest   = "cs_rest_v1"
+	ExportDeferred   = "cs_run_deferred_v1"
 	ImportModule = "cascade_v1"
 	ImportLog    = "log"
 	ImportFail   = "fail"
 )
 
-// Kind is what a call decides.
+// Kind is the kind of decision that a call asks for.
 type Kind uint16
 
-// The kinds. Their numbers are in frames and never change.
+// The kinds. Frames carry their numbers, which never change.
 const (
 	Configure Kind = iota
 	Partition
@@ -29,8 +29,8 @@ const (
 	Guard
 )
 
-// kinds holds the names and exports in the order of the numbers.
-var kinds = [...]struct{ name, export string }{
+// kindNames holds names and exports in the order of the kinds' numbers.
+var kindNames = [...]struct{ name, export string }{
 	{"configure", "cs_configure_v1"},
 	{"partition", "cs_partition_v1"},
 	{"refine", "cs_refine_v1"},
@@ -41,27 +41,27 @@ var kinds = [...]struct{ name, export string }{
 	{"guard", "cs_guard_v1"},
 }
 
-// Kinds is how many kinds there are, configure included; they number from 0.
-const Kinds = Kind(len(kinds))
+// NumKinds is the number of kinds, Configure included. Kinds count from 0.
+const NumKinds = Kind(len(kindNames))
 
-// String is the kind's name, as in slots and on the command line.
+// String returns the kind's name, as in policy slots and on the command line.
 func (k Kind) String() string {
-	if k < Kinds {
-		return kinds[k].name
+	if k < NumKinds {
+		return kindNames[k].name
 	}
 	return "unknown kind"
 }
 
-// Export is the name of the function that decides the kind, "" for an unknown
-// one.
+// Export returns the name of the exported function that decides the kind, "" for
+// an unknown kind.
 func (k Kind) Export() string {
-	if k < Kinds {
-		return kinds[k].export
+	if k < NumKinds {
+		return kindNames[k].export
 	}
 	return ""
 }
 
-// Status is the upper half of a result. Those other than OK and None are errors.
+// Status is the upper half of a result. All but OK and None are errors.
 type Status uint32
 
 // The statuses, see the package comment.
@@ -74,26 +74,26 @@ const (
 	Failed
 )
 
-// Error says what the guest said.
+// Error implements error.
 func (s Status) Error() string {
 	switch s {
 	case OK:
 		return "policy answered"
 	case None:
-		return "policy decided for nothing"
+		return "policy decided for none"
 	case Unsupported:
 		return "policy does not support this kind of call"
 	case BadFrame:
-		return "policy takes the frame for malformed"
+		return "policy could not parse the frame"
 	case Short:
-		return "policy needs more room for its output"
+		return "policy needs more space for its output"
 	case Failed:
 		return "policy gave up"
 	}
 	return "policy returned an unknown status"
 }
 
-// Result packs a status and a value, as functions of modules return them.
+// Result packs a status and a value into a result, as modules return it.
 func Result(s Status, value uint32) uint64 { return uint64(s)<<32 | uint64(value) }
 
 // Unpack is the inverse of Result.
@@ -105,22 +105,23 @@ func Region(address, size uint32) uint64 { return uint64(address)<<32 | uint64(s
 // UnpackRegion is the inverse of Region.
 func UnpackRegion(r uint64) (address, size uint32) { return uint32(r >> 32), uint32(r) }
 
-// Error is what is wrong with an input to be encoded or an answer to be decoded.
-// The values are constants, so that the call path does not allocate them.
+// Error is the reason why arguments cannot be encoded or an answer cannot be decoded.
+// The values are constants, so that the call path does not allocate.
 type Error string
 
 // Error implements error.
 func (e Error) Error() string { return string(e) }
 
-// The errors of the host's half, besides Status.
+// The errors on the host's side, besides Status.
 const (
-	// ErrShort: the arena is too small for the frame. Size says what it needs.
+	// ErrShort means that the arena is too small for the frame. The function that
+	// returns it also returns the size that the frame needs.
 	ErrShort = Error("arena is too small for the frame: ask the guest for a larger one")
-	// ErrInput: the words cannot be encoded: more than 2^31 bytes, a slice of
-	// the wrong length, a state over MaxState.
-	ErrInput = Error("words do not fit into a frame")
-	// ErrOutput: the output lies outside its room, or is cut short.
+	// ErrInput means that the arguments cannot be encoded: the frame would exceed
+	// 2^31 bytes, a slice has the wrong length, or the state exceeds MaxState.
+	ErrInput = Error("arguments exceed the frame limit (2147483648 bytes), the state limit (4096 bytes), or do not fit each other")
+	// ErrOutput means that the output is truncated or lies outside its area.
 	ErrOutput = Error("policy's output is malformed")
-	// ErrRule: the output is well formed and breaks a rule of its kind.
+	// ErrRule means that the output is well formed and breaks a rule of its kind.
 	ErrRule = Error("policy's output breaks a rule of its kind")
 )

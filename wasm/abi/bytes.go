@@ -5,9 +5,8 @@ import (
 	"unsafe"
 )
 
-// The loads and stores below are one instruction each on every machine we
-// compile for, wasm among them; encoding/binary would bring package reflect
-// into every guest.
+// Each load and store below compiles to one instruction on every target, wasm
+// included. encoding/binary would link package reflect into every guest.
 
 func u16(b []byte) uint16 { return uint16(b[0]) | uint16(b[1])<<8 }
 
@@ -37,12 +36,12 @@ func put64(b []byte, v uint64) {
 	b[4], b[5], b[6], b[7] = byte(v>>32), byte(v>>40), byte(v>>48), byte(v>>56)
 }
 
-func putf(b []byte, v float64) { put64(b, math.Float64bits(v)) }
+func putFloat(b []byte, v float64) { put64(b, math.Float64bits(v)) }
 
-// text returns the string that an "off, len" pair names, and whether it lies in
-// aux. It shares aux's memory: it is good for as long as the frame is. It takes
-// the pair as one number so that the compiler inlines it: in Go's WebAssembly a
-// call costs as much as all that is in here.
+// text returns the string at an "off, len" pair, and whether it lies in aux. The
+// string shares aux's memory and is valid as long as the frame is. The pair is one
+// number so that the compiler inlines the function: in Go's WebAssembly a call costs
+// as much as its body.
 func text(pair uint64, aux []byte) (string, bool) {
 	off, n := uint64(uint32(pair)), pair>>32
 	if off+n > uint64(len(aux)) {
@@ -52,16 +51,16 @@ func text(pair uint64, aux []byte) (string, bool) {
 	return unsafe.String(unsafe.SliceData(b), len(b)), true
 }
 
-// texts writes strings into aux, one after the other.
-type texts struct {
+// textWriter appends strings to aux.
+type textWriter struct {
 	aux []byte
 	at  int
 }
 
-// put writes a string and the pair that names it.
-func (t *texts) put(pair []byte, s string) {
+// put appends a string, and writes its offset and length into pair.
+func (t *textWriter) put(pair []byte, s string) {
 	put64(pair, uint64(t.at)|uint64(len(s))<<32)
-	// Names are short: two stores that overlap are a fraction of a call to copy.
+	// Names are short: two overlapping stores cost a fraction of a call to copy.
 	dst := t.aux[t.at:]
 	if n := len(s); n >= 8 && n <= 16 && n <= len(dst) {
 		put64(dst, str64(s))
@@ -72,19 +71,19 @@ func (t *texts) put(pair []byte, s string) {
 	t.at += copy(dst, s)
 }
 
-// str64 is u64 of a string.
+// str64 is u64 for strings.
 func str64(s string) uint64 {
 	_ = s[7]
 	return uint64(s[0]) | uint64(s[1])<<8 | uint64(s[2])<<16 | uint64(s[3])<<24 |
 		uint64(s[4])<<32 | uint64(s[5])<<40 | uint64(s[6])<<48 | uint64(s[7])<<56
 }
 
-// bit is v if on.
-func bit(on bool, v uint32) uint32 {
+// flagIf returns v if on is true, else 0.
+func flagIf(on bool, v uint32) uint32 {
 	if on {
 		return v
 	}
 	return 0
 }
 
-func finite(x float64) bool { return x-x == 0 }
+func isFinite(x float64) bool { return x-x == 0 }

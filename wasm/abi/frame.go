@@ -5,29 +5,29 @@ import "github.com/cascadeinfer/cascade/policies"
 // Magic begins every frame: "CSP1".
 const Magic = 0x31505343
 
-// HeaderSize is the header's length in version 1.0. Offsets of its fields are in
-// the package comment.
+// HeaderSize is the header's length in version 1.0, in bytes. The package comment
+// has the offsets of its fields.
 const HeaderSize = 88
 
 // MaxState bounds a policy's state, in bytes.
 const MaxState = 4096
 
-// maxFrame keeps every offset far from the end of an int32.
-const maxFrame = 1 << 31
+// maxFrameSize bounds a frame, in bytes, so that every offset fits into a uint32.
+const maxFrameSize = 1 << 31
 
-// Call is what comes with every frame, whatever its kind.
+// Call holds the header fields that every frame has, whatever its kind.
 type Call struct {
-	ID   uint64 // names the call in logs and recordings
+	ID   uint64 // identifies the call in logs and recordings
 	Now  policies.Micros
 	Seed uint64
-	// State is what the policy wrote at its last call, and Room how long it may
-	// make it now; both at most MaxState. A policy without state has neither.
+	// State is the state that the policy's last call left. Room is the space for its
+	// new state, in bytes. Both are at most MaxState, and 0 for kinds without state.
 	State []byte
 	Room  int
 }
 
-// parts is a frame's areas, on either side.
-type parts struct {
+// frameAreas holds the areas of a frame, on either side.
+type frameAreas struct {
 	args    []byte
 	records []byte // count·stride bytes
 	count   int
@@ -35,12 +35,12 @@ type parts struct {
 	aux     []byte
 }
 
-// record returns record i, at least as long as the size that was opened with.
-func (p *parts) record(i int) []byte { return p.records[i*p.stride : (i+1)*p.stride] }
+// record returns record i, which is at least as long as the size given to parse.
+func (p *frameAreas) record(i int) []byte { return p.records[i*p.stride : (i+1)*p.stride] }
 
-// shape is how large the areas of a frame are to be, in bytes; size and args
-// are multiples of 8.
-type shape struct {
+// frameShape holds the sizes of a frame's areas, in bytes. size and args are
+// multiples of 8.
+type frameShape struct {
 	kind   Kind
 	args   int
 	size   int // of a record
@@ -51,31 +51,31 @@ type shape struct {
 
 func pad(n int) int { return (n + 7) &^ 7 }
 
-// frame returns the length of the frame of that shape, or −1 if it would be too
-// long.
-func (s shape) frame(c Call) int {
-	if s.count > maxFrame/8 || s.aux > maxFrame/8 || s.aux < 0 || s.output > maxFrame/8 {
+// frameSize returns the length of a frame of that shape, or −1 if it exceeds
+// maxFrameSize.
+func (s frameShape) frameSize(c Call) int {
+	if s.count > maxFrameSize/8 || s.aux > maxFrameSize/8 || s.aux < 0 || s.output > maxFrameSize/8 {
 		return -1
 	}
 	n := int64(HeaderSize) + int64(s.args) + int64(s.size)*int64(s.count) + int64(pad(s.aux)) + int64(pad(c.Room)) + int64(pad(s.output))
-	if n > maxFrame {
+	if n > maxFrameSize {
 		return -1
 	}
 	return int(n)
 }
 
-// lay writes the header and the state of a frame into an arena, clears its
-// output, and returns its areas and length.
-func (s shape) lay(arena []byte, c Call) (parts, int, error) {
+// writeTo writes a frame's header and state into an arena, clears its output area,
+// and returns its areas and length; with ErrShort, the length that it needs.
+func (s frameShape) writeTo(arena []byte, c Call) (frameAreas, int, error) {
 	if c.Room < 0 || c.Room > MaxState || len(c.State) > c.Room {
-		return parts{}, 0, ErrInput
+		return frameAreas{}, 0, ErrInput
 	}
-	n := s.frame(c)
+	n := s.frameSize(c)
 	if n < 0 {
-		return parts{}, 0, ErrInput
+		return frameAreas{}, 0, ErrInput
 	}
 	if n > len(arena) {
-		return parts{}, n, ErrShort
+		return frameAreas{}, n, ErrShort
 	}
 	b := arena[:n]
 	arg := HeaderSize
@@ -104,18 +104,18 @@ func (s shape) lay(arena []byte, c Call) (parts, int, error) {
 	put64(h[64:], c.ID)
 	put64(h[72:], uint64(c.Now))
 	put64(h[80:], c.Seed)
-	// What is not written must not differ from one call to the next: a frame is
-	// the whole input.
+	// Clear the padding: a frame is the whole input of a call, so bytes that are
+	// not written must not differ from one call to the next.
 	if s.aux&7 != 0 {
 		put64(b[state-8:], 0)
 	}
 	copy(b[state:], c.State)
 	clear(b[state+len(c.State):])
-	return parts{args: b[arg:rec], records: b[rec:aux], count: s.count, stride: s.size, aux: b[aux : aux+s.aux]}, n, nil
+	return frameAreas{args: b[arg:rec], records: b[rec:aux], count: s.count, stride: s.size, aux: b[aux : aux+s.aux]}, n, nil
 }
 
-// area returns the part of a frame that a pair of header fields names.
-func area(frame []byte, off, n uint32) ([]byte, bool) {
+// subframe returns the n bytes at offset off of a frame, and whether it has them.
+func subframe(frame []byte, off, n uint32) ([]byte, bool) {
 	end := uint64(off) + uint64(n)
 	if end > uint64(len(frame)) {
 		return nil, false
@@ -123,10 +123,10 @@ func area(frame []byte, off, n uint32) ([]byte, bool) {
 	return frame[off:end:end], true
 }
 
-// open checks a frame's header and sets the areas from it; args and size are the
-// least lengths of arguments and records.
-func (p *parts) open(frame []byte, kind Kind, args, size int) Status {
-	if len(frame) < HeaderSize || uint64(len(frame)) > maxFrame {
+// parse checks a frame's header and sets the areas. args and size are the minimum
+// lengths of arguments and records.
+func (p *frameAreas) parse(frame []byte, kind Kind, args, size int) Status {
+	if len(frame) < HeaderSize || uint64(len(frame)) > maxFrameSize {
 		return BadFrame
 	}
 	h := frame[:HeaderSize]
@@ -159,12 +159,12 @@ func (p *parts) open(frame []byte, kind Kind, args, size int) Status {
 	return OK
 }
 
-// room returns the first n bytes of the room for a guest's output.
-func room(frame []byte, n int) ([]byte, Status) {
+// outputRoom returns the first n bytes of the output area, on the guest's side.
+func outputRoom(frame []byte, n int) ([]byte, Status) {
 	if len(frame) < HeaderSize {
 		return nil, BadFrame
 	}
-	out, ok := area(frame, u32(frame[56:]), u32(frame[60:]))
+	out, ok := subframe(frame, u32(frame[56:]), u32(frame[60:]))
 	switch {
 	case !ok:
 		return nil, BadFrame
@@ -174,8 +174,8 @@ func room(frame []byte, n int) ([]byte, Status) {
 	return out[:n], OK
 }
 
-// output returns the area that a guest was to write its output to, as long as
-// it said that it is. The header has been in the guest's hands since.
+// output returns the first n bytes of the output area, on the host's side. It checks
+// the header again, because the guest may have changed it.
 func output(frame []byte, n uint32) ([]byte, error) {
 	if len(frame) < HeaderSize {
 		return nil, ErrOutput
@@ -183,15 +183,15 @@ func output(frame []byte, n uint32) ([]byte, error) {
 	if n > u32(frame[60:]) {
 		return nil, ErrOutput
 	}
-	out, ok := area(frame, u32(frame[56:]), n)
+	out, ok := subframe(frame, u32(frame[56:]), n)
 	if !ok {
 		return nil, ErrOutput
 	}
 	return out, nil
 }
 
-// Context is what a guest sees of a Call. State is the room for the state, its
-// first Length bytes the present one.
+// Context is a Call as the guest sees it. State is the space for the state; its
+// first Length bytes are the present state.
 type Context struct {
 	Kind   Kind
 	ID     uint64
@@ -201,12 +201,12 @@ type Context struct {
 	Length int
 }
 
-// GetContext reads a frame's Call on the guest's side.
-func GetContext(frame []byte) (Context, Status) {
+// DecodeContext returns a frame's Context, on the guest's side.
+func DecodeContext(frame []byte) (Context, Status) {
 	if len(frame) < HeaderSize || u32(frame) != Magic {
 		return Context{}, BadFrame
 	}
-	state, ok := area(frame, u32(frame[44:]), u32(frame[52:]))
+	state, ok := subframe(frame, u32(frame[44:]), u32(frame[52:]))
 	n := u32(frame[48:])
 	if !ok || uint64(n) > uint64(len(state)) {
 		return Context{}, BadFrame
@@ -214,22 +214,22 @@ func GetContext(frame []byte) (Context, Status) {
 	return Context{Kind(u16(frame[6:])), u64(frame[64:]), policies.Micros(u64(frame[72:])), u64(frame[80:]), state, int(n)}, OK
 }
 
-// SetState records on the guest's side that the first n bytes of Context.State
-// are the new state. A length beyond the room counts as all of it.
+// SetState makes the first n bytes of Context.State the new state, on the guest's
+// side. A larger n than the space for it counts as the whole space.
 func SetState(frame []byte, n int) {
 	if len(frame) >= HeaderSize && n >= 0 {
 		put32(frame[48:], min(uint32(min(n, MaxState)), u32(frame[52:])))
 	}
 }
 
-// TakeState returns on the host's side the state that a call left, which was
-// given that room. It shares the frame's memory.
-func TakeState(frame []byte, room int) ([]byte, error) {
+// DecodeState returns the state that a call left, on the host's side; room is the
+// space that the call had for it. The state shares the frame's memory.
+func DecodeState(frame []byte, room int) ([]byte, error) {
 	if len(frame) < HeaderSize {
 		return nil, ErrOutput
 	}
 	n := u32(frame[48:])
-	state, ok := area(frame, u32(frame[44:]), n)
+	state, ok := subframe(frame, u32(frame[44:]), n)
 	if !ok || uint64(n) > uint64(max(room, 0)) || n > MaxState {
 		return nil, ErrOutput
 	}

@@ -42,7 +42,7 @@ func roundTrip(t *testing.T, k kindCase, in []byte) {
 	if got, status := k.get(widen(frame)); status != OK || got != want {
 		t.Fatalf("%v, widened: %v\ngot  %s\nwant %s", k.kind, status, got, want)
 	}
-	ctx, status := GetContext(frame)
+	ctx, status := DecodeContext(frame)
 	if status != OK || ctx.Kind != k.kind || ctx.ID != c.ID || ctx.Now != c.Now || ctx.Seed != c.Seed ||
 		string(ctx.State[:ctx.Length]) != string(c.State) || len(ctx.State) != c.Room {
 		t.Fatalf("%v: context %+v of %+v", k.kind, ctx, c)
@@ -130,18 +130,18 @@ func FuzzGarbage(f *testing.F) {
 			words, _ := k.get(frame) // printing reads every string
 			_ = words
 		}
-		if ctx, s := GetContext(frame); s == OK && ctx.Length > len(ctx.State) {
+		if ctx, s := DecodeContext(frame); s == OK && ctx.Length > len(ctx.State) {
 			t.Fatal("the state is longer than its room")
 		}
 		// As guests do with a broken frame, and hosts with what guests leave.
-		AnswerQuote(frame, policies.Bid{}, true)
-		AnswerOutlier(frame, 1)
-		AnswerPartition(frame, policies.Partition{Counts: []int{1}}, true)
-		AnswerGuard(frame, Denial{Detail: "no"}, true)
+		EncodeQuoteResult(frame, policies.Bid{}, true)
+		EncodeOutlierResult(frame, 1)
+		EncodePartitionResult(frame, policies.Partition{Counts: []int{1}}, true)
+		EncodeGuardResult(frame, Denial{Detail: "no"}, true)
 		SetState(frame, int(result%5000))
-		TakeState(frame, 100)
+		DecodeState(frame, 100)
 		w := policies.Workload{Replicas: 8}
-		if p, err := TakePartition(frame, result, w); err == nil {
+		if p, err := DecodePartitionResult(frame, result, w); err == nil {
 			sum := 0
 			for _, k := range p.Counts {
 				sum += k
@@ -151,25 +151,25 @@ func FuzzGarbage(f *testing.F) {
 			}
 		}
 		b := policies.Border{Low: 10, High: 20, Boundary: 15}
-		if at, err := TakeRefine(frame, result, b); err == nil && (at <= b.Low || at >= b.High) {
+		if at, err := DecodeRefineResult(frame, result, b); err == nil && (at <= b.Low || at >= b.High) {
 			t.Fatalf("accepted the boundary %d", at)
 		}
-		if bid, ok, err := TakeQuote(frame, result); err == nil && ok && (bid.Load < 0 || bid.Start < 0) {
+		if bid, ok, err := DecodeQuoteResult(frame, result); err == nil && ok && (bid.Load < 0 || bid.Start < 0) {
 			t.Fatalf("accepted %+v", bid)
 		}
-		if x, err := TakeOutlier(frame, result, 100); err == nil && (x < 0 || x > 100) {
+		if x, err := DecodeOutlierResult(frame, result, 100); err == nil && (x < 0 || x > 100) {
 			t.Fatalf("accepted the excess %d", x)
 		}
-		if i, err := TakeSelect(result, 3); err == nil && (i < -1 || i >= 3) {
+		if i, err := DecodeSelectResult(result, 3); err == nil && (i < -1 || i >= 3) {
 			t.Fatalf("accepted the index %d", i)
 		}
-		if d, denied, err := TakeGuard(frame, result, Change{}); err == nil && denied && (d.Stage != -1 || len(d.Detail) > MaxDetail) {
+		if d, denied, err := DecodeGuardResult(frame, result, Change{}); err == nil && denied && (d.Stage != -1 || len(d.Detail) > MaxDetail) {
 			t.Fatalf("accepted %+v", d)
 		}
-		if _, err := TakePlace(result, policies.Arrival{Peers: make([]policies.Site, 2)}); err == nil && result>>32 == 0 && uint32(result) > 1 {
+		if _, err := DecodePlaceResult(result, policies.Arrival{Peers: make([]policies.Site, 2)}); err == nil && result>>32 == 0 && uint32(result) > 1 {
 			t.Fatal("accepted a peer that is not there")
 		}
-		if (TakeConfigure(result) == nil) != (result>>32 == 0) {
+		if (DecodeConfigureResult(result) == nil) != (result>>32 == 0) {
 			t.Fatal("accepted a status that is an error")
 		}
 	})
@@ -178,7 +178,7 @@ func FuzzGarbage(f *testing.F) {
 // TestHeaderIsChecked breaks one field at a time of a good frame.
 func TestHeaderIsChecked(t *testing.T) {
 	good := make([]byte, 1<<10)
-	n, err := PutSelect(good, Call{}, []policies.Bid{{From: "a", Load: 1}, {From: "b", Load: 2}})
+	n, err := EncodeSelectCall(good, Call{}, []policies.Bid{{From: "a", Load: 1}, {From: "b", Load: 2}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -206,12 +206,12 @@ func TestHeaderIsChecked(t *testing.T) {
 	} {
 		frame := slices.Clip(bytes.Clone(good[:n]))
 		binary.LittleEndian.PutUint32(frame[c.at:], c.to)
-		if list, s := GetSelect(frame, nil); s != c.want || len(list) != 0 {
+		if list, s := DecodeSelectCall(frame, nil); s != c.want || len(list) != 0 {
 			t.Errorf("%s: %v, want %v", c.name, s, c.want)
 		}
 	}
 	for i := range n {
-		if _, s := GetSelect(slices.Clip(bytes.Clone(good[:i])), nil); s != BadFrame {
+		if _, s := DecodeSelectCall(slices.Clip(bytes.Clone(good[:i])), nil); s != BadFrame {
 			t.Errorf("cut at %d of %d: %v", i, n, s)
 		}
 	}
@@ -220,10 +220,10 @@ func TestHeaderIsChecked(t *testing.T) {
 func TestInputThatDoesNotFit(t *testing.T) {
 	arena := make([]byte, 1<<10)
 	for name, err := range map[string]error{
-		"state over its room": second(PutSelect(arena, Call{State: make([]byte, 5), Room: 4}, nil)),
-		"room over the limit": second(PutSelect(arena, Call{Room: MaxState + 1}, nil)),
-		"columns too short":   second(PutPartition(arena, Call{}, policies.Workload{Flow: policies.Flow{Edges: []policies.Tokens{0}}})),
-		"two models": second(PutGuard(arena, Call{}, Change{
+		"state over its room": second(EncodeSelectCall(arena, Call{State: make([]byte, 5), Room: 4}, nil)),
+		"room over the limit": second(EncodeSelectCall(arena, Call{Room: MaxState + 1}, nil)),
+		"columns too short":   second(EncodePartitionCall(arena, Call{}, policies.Workload{Flow: policies.Flow{Edges: []policies.Tokens{0}}})),
+		"two models": second(EncodeGuardCall(arena, Call{}, Change{
 			Now: policies.Plan{Model: "a", Stages: make([]policies.Stage, 1)}, Next: policies.Plan{Model: "b"}})),
 	} {
 		if err != ErrInput {
@@ -236,24 +236,24 @@ func second(_ int, err error) error { return err }
 
 func TestState(t *testing.T) {
 	arena := make([]byte, 1<<10)
-	n, err := PutOutlier(arena, Call{State: []byte("abc"), Room: 16}, 5, 3)
+	n, err := EncodeOutlierCall(arena, Call{State: []byte("abc"), Room: 16}, 5, 3)
 	if err != nil {
 		t.Fatal(err)
 	}
 	frame := arena[:n]
-	ctx, s := GetContext(frame)
+	ctx, s := DecodeContext(frame)
 	if s != OK || string(ctx.State[:ctx.Length]) != "abc" {
 		t.Fatalf("%+v, %v", ctx, s)
 	}
 	SetState(frame, copy(ctx.State, "a longer state"))
-	if state, err := TakeState(frame, 16); err != nil || string(state) != "a longer state" {
+	if state, err := DecodeState(frame, 16); err != nil || string(state) != "a longer state" {
 		t.Errorf("%q, %v", state, err)
 	}
-	if _, err := TakeState(frame, 10); err != ErrOutput {
+	if _, err := DecodeState(frame, 10); err != ErrOutput {
 		t.Errorf("a state over the room that was given: %v", err)
 	}
 	SetState(frame, 100)
-	if state, err := TakeState(frame, 16); err != nil || len(state) != 16 {
+	if state, err := DecodeState(frame, 16); err != nil || len(state) != 16 {
 		t.Errorf("a length beyond the room: %d, %v", len(state), err)
 	}
 }
@@ -270,35 +270,35 @@ func TestCallPathDoesNotAllocate(t *testing.T) {
 	work := s.workload()
 	for name, call := range map[string]func(){
 		"bid-select": func() {
-			n, _ := PutSelect(arena, Call{}, bids)
-			out, _ = GetSelect(arena[:n], out)
-			if i, err := TakeSelect(AnswerSelect(3), len(out)); i != 3 || err != nil {
+			n, _ := EncodeSelectCall(arena, Call{}, bids)
+			out, _ = DecodeSelectCall(arena[:n], out)
+			if i, err := DecodeSelectResult(EncodeSelectResult(3), len(out)); i != 3 || err != nil {
 				t.Fatal(i, err)
 			}
 		},
 		"bid-quote": func() {
-			n, _ := PutQuote(arena, Call{}, ask)
-			GetQuote(arena[:n])
-			TakeQuote(arena[:n], AnswerQuote(arena[:n], policies.Bid{}, true))
+			n, _ := EncodeQuoteCall(arena, Call{}, ask)
+			DecodeQuoteCall(arena[:n])
+			DecodeQuoteResult(arena[:n], EncodeQuoteResult(arena[:n], policies.Bid{}, true))
 		},
 		"outlier": func() {
-			n, _ := PutOutlier(arena, Call{}, 5, 3)
-			GetOutlier(arena[:n])
-			TakeOutlier(arena[:n], AnswerOutlier(arena[:n], 2), 5)
+			n, _ := EncodeOutlierCall(arena, Call{}, 5, 3)
+			DecodeOutlierCall(arena[:n])
+			DecodeOutlierResult(arena[:n], EncodeOutlierResult(arena[:n], 2), 5)
 		},
 		"place": func() {
-			n, _ := PutPlace(arena, Call{}, arrival)
-			a, _ := GetPlace(arena[:n], peers)
-			TakePlace(AnswerPlace(a, ""), arrival)
+			n, _ := EncodePlaceCall(arena, Call{}, arrival)
+			a, _ := DecodePlaceCall(arena[:n], peers)
+			DecodePlaceResult(EncodePlaceResult(a, ""), arrival)
 		},
 		"refine": func() {
-			n, _ := PutRefine(arena, Call{}, border)
-			_, seqs, _ = GetRefine(arena[:n], seqs)
-			TakeRefine(arena[:n], AnswerRefine(arena[:n], 2), border)
+			n, _ := EncodeRefineCall(arena, Call{}, border)
+			_, seqs, _ = DecodeRefineCall(arena[:n], seqs)
+			DecodeRefineResult(arena[:n], EncodeRefineResult(arena[:n], 2), border)
 		},
 		"partition, to the guest": func() {
-			n, _ := PutPartition(arena, Call{}, work)
-			GetPartition(arena[:n], &w)
+			n, _ := EncodePartitionCall(arena, Call{}, work)
+			DecodePartitionCall(arena[:n], &w)
 		},
 	} {
 		if n := testing.AllocsPerRun(100, call); n != 0 && name != "partition, to the guest" || n > 1 {
@@ -342,38 +342,38 @@ func TestGuestsStaySmall(t *testing.T) {
 func BenchmarkFrame(b *testing.B) {
 	arena, bids := make([]byte, 1<<14), sixteen()
 	out := make([]policies.Bid, 0, 16)
-	n, _ := PutSelect(arena, Call{}, bids)
+	n, _ := EncodeSelectCall(arena, Call{}, bids)
 	ask := Ask{policies.Position{Capacity: 100_000, Held: 5000, Throughput: 1_000_000}, policies.Handover{Request: "replica-a/17", Length: 5000, Cause: policies.Growth}}
 	b.Run("select16/put", func(b *testing.B) {
 		for b.Loop() {
-			PutSelect(arena, Call{ID: 7}, bids)
+			EncodeSelectCall(arena, Call{ID: 7}, bids)
 		}
 	})
 	b.Run("select16/get", func(b *testing.B) {
 		for b.Loop() {
-			out, _ = GetSelect(arena[:n], out)
+			out, _ = DecodeSelectCall(arena[:n], out)
 		}
 	})
 	b.Run("select16/take", func(b *testing.B) {
 		for b.Loop() {
-			TakeSelect(Result(OK, 3), 16)
+			DecodeSelectResult(Result(OK, 3), 16)
 		}
 	})
-	m, _ := PutQuote(arena[8192:], Call{}, ask)
+	m, _ := EncodeQuoteCall(arena[8192:], Call{}, ask)
 	quote := arena[8192:][:m]
 	b.Run("quote/put", func(b *testing.B) {
 		for b.Loop() {
-			PutQuote(quote, Call{ID: 7}, ask)
+			EncodeQuoteCall(quote, Call{ID: 7}, ask)
 		}
 	})
 	b.Run("quote/get", func(b *testing.B) {
 		for b.Loop() {
-			GetQuote(quote)
+			DecodeQuoteCall(quote)
 		}
 	})
 	b.Run("quote/answer+take", func(b *testing.B) {
 		for b.Loop() {
-			TakeQuote(quote, AnswerQuote(quote, policies.Bid{Load: 5}, true))
+			DecodeQuoteResult(quote, EncodeQuoteResult(quote, policies.Bid{Load: 5}, true))
 		}
 	})
 }

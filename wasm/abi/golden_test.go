@@ -61,55 +61,55 @@ var goldenArrival = policies.Arrival{
 
 var vectors = []vector{
 	{"configure", "a configuration of eleven bytes", Configure,
-		func(a []byte) (int, error) { return PutConfigure(a, goldenCall, []byte(`percent: 25`)) },
+		func(a []byte) (int, error) { return EncodeConfigureCall(a, goldenCall, []byte(`percent: 25`)) },
 		func([]byte) uint64 { return Result(OK, 0) }},
 	{"partition", "three buckets with a snapshot; two stages, proven best", Partition,
-		func(a []byte) (int, error) { return PutPartition(a, goldenCall, goldenWorkload()) },
+		func(a []byte) (int, error) { return EncodePartitionCall(a, goldenCall, goldenWorkload()) },
 		func(f []byte) uint64 {
-			return AnswerPartition(f, policies.Partition{Cuts: []policies.Tokens{1024}, Counts: []int{5, 3}, Cost: 1.25, OneStage: math.Inf(1), Iterations: []float64{0.012, 0.034}, Exact: true}, true)
+			return EncodePartitionResult(f, policies.Partition{Cuts: []policies.Tokens{1024}, Counts: []int{5, 3}, Cost: 1.25, OneStage: math.Inf(1), Iterations: []float64{0.012, 0.034}, Exact: true}, true)
 		}},
 	{"partition-infeasible", "one bucket without a snapshot; no partition", Partition,
 		func(a []byte) (int, error) {
-			return PutPartition(a, Call{}, policies.Workload{Flow: policies.NewFlow([]policies.Tokens{0}), Replicas: 1})
+			return EncodePartitionCall(a, Call{}, policies.Workload{Flow: policies.NewFlow([]policies.Tokens{0}), Replicas: 1})
 		},
-		func(f []byte) uint64 { return AnswerPartition(f, policies.Partition{}, false) }},
+		func(f []byte) uint64 { return EncodePartitionResult(f, policies.Partition{}, false) }},
 	{"refine", "two own requests, one of the next stage, an open end; the boundary moves", Refine,
 		func(a []byte) (int, error) {
-			return PutRefine(a, goldenCall, policies.Border{Boundary: 2048, Low: 0, High: policies.Unbounded, Peers: 4, Successors: 2, Cost: goldenWorkload().Cost,
+			return EncodeRefineCall(a, goldenCall, policies.Border{Boundary: 2048, Low: 0, High: policies.Unbounded, Peers: 4, Successors: 2, Cost: goldenWorkload().Cost,
 				Local: []policies.Sequence{{Input: 100, Length: 150}, {Input: 1000, Length: 2000}}, Next: []policies.Sequence{{Input: 4000, Length: 4100}}})
 		},
-		func(f []byte) uint64 { return AnswerRefine(f, 1900) }},
+		func(f []byte) uint64 { return EncodeRefineResult(f, 1900) }},
 	{"bid-quote", "a growing request; a bid", Quote,
 		func(a []byte) (int, error) {
-			return PutQuote(a, goldenCall, Ask{policies.Position{Capacity: 400_000, Held: 120_000, Promised: 3000, Incoming: 5000, Throughput: 2_000_000},
+			return EncodeQuoteCall(a, goldenCall, Ask{policies.Position{Capacity: 400_000, Held: 120_000, Promised: 3000, Incoming: 5000, Throughput: 2_000_000},
 				policies.Handover{Request: "front-1/77", Length: 4097, Cause: policies.Growth}})
 		},
-		func(f []byte) uint64 { return AnswerQuote(f, policies.Bid{Load: 128_000, Start: 2500}, true) }},
+		func(f []byte) uint64 { return EncodeQuoteResult(f, policies.Bid{Load: 128_000, Start: 2500}, true) }},
 	{"bid-quote-none", "a draining replica; no bid", Quote,
 		func(a []byte) (int, error) {
-			return PutQuote(a, Call{}, Ask{policies.Position{Draining: true}, policies.Handover{Length: 1, Cause: policies.Spill}})
+			return EncodeQuoteCall(a, Call{}, Ask{policies.Position{Draining: true}, policies.Handover{Length: 1, Cause: policies.Spill}})
 		},
-		func(f []byte) uint64 { return AnswerQuote(f, policies.Bid{}, false) }},
+		func(f []byte) uint64 { return EncodeQuoteResult(f, policies.Bid{}, false) }},
 	{"bid-select", "three bids; the second wins", Select,
 		func(a []byte) (int, error) {
-			return PutSelect(a, goldenCall, []policies.Bid{{From: "r1", Load: 90_000, Start: 0}, {From: "replica-2", Load: 10_000, Start: 1500}, {From: "r3", Load: 10_000, Start: 1501}})
+			return EncodeSelectCall(a, goldenCall, []policies.Bid{{From: "r1", Load: 90_000, Start: 0}, {From: "replica-2", Load: 10_000, Start: 1500}, {From: "r3", Load: 10_000, Start: 1501}})
 		},
-		func([]byte) uint64 { return AnswerSelect(1) }},
+		func([]byte) uint64 { return EncodeSelectResult(1) }},
 	{"bid-select-none", "no bids, no state; none taken", Select,
-		func(a []byte) (int, error) { return PutSelect(a, Call{}, nil) },
-		func([]byte) uint64 { return AnswerSelect(-1) }},
+		func(a []byte) (int, error) { return EncodeSelectCall(a, Call{}, nil) },
+		func([]byte) uint64 { return EncodeSelectResult(-1) }},
 	{"outlier", "an outlier", Outlier,
-		func(a []byte) (int, error) { return PutOutlier(a, goldenCall, 150_000, 100_000) },
-		func(f []byte) uint64 { return AnswerOutlier(f, 50_000) }},
+		func(a []byte) (int, error) { return EncodeOutlierCall(a, goldenCall, 150_000, 100_000) },
+		func(f []byte) uint64 { return EncodeOutlierResult(f, 50_000) }},
 	{"place", "a draining front with two peers; the second gets the request", Place,
-		func(a []byte) (int, error) { return PutPlace(a, goldenCall, goldenArrival) },
-		func([]byte) uint64 { return AnswerPlace(goldenArrival, "replica-2") }},
+		func(a []byte) (int, error) { return EncodePlaceCall(a, goldenCall, goldenArrival) },
+		func([]byte) uint64 { return EncodePlaceResult(goldenArrival, "replica-2") }},
 	{"guard", "one stage in force, two proposed; allowed", Guard,
-		func(a []byte) (int, error) { return PutGuard(a, goldenCall, goldenChange) },
-		func(f []byte) uint64 { return AnswerGuard(f, Denial{}, false) }},
+		func(a []byte) (int, error) { return EncodeGuardCall(a, goldenCall, goldenChange) },
+		func(f []byte) uint64 { return EncodeGuardResult(f, Denial{}, false) }},
 	{"guard-denied", "a first plan; denied for its first stage", Guard,
-		func(a []byte) (int, error) { return PutGuard(a, Call{}, Change{Next: goldenChange.Next}) },
-		func(f []byte) uint64 { return AnswerGuard(f, Denial{Code: 3, Stage: 0, Detail: "too wide"}, true) }},
+		func(a []byte) (int, error) { return EncodeGuardCall(a, Call{}, Change{Next: goldenChange.Next}) },
+		func(f []byte) uint64 { return EncodeGuardResult(f, Denial{Code: 3, Stage: 0, Detail: "too wide"}, true) }},
 }
 
 // The tables: lines of "offset type name".
@@ -306,7 +306,7 @@ func TestGoldenVectors(t *testing.T) {
 			}
 		}
 	}
-	for k := range Kinds {
+	for k := range NumKinds {
 		if !seen[k] {
 			t.Errorf("there is no vector of kind %v", k)
 		}

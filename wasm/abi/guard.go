@@ -2,29 +2,29 @@ package abi
 
 import "github.com/cascadeinfer/cascade/policies"
 
-// guard: whether a plan may replace the one in force.
+// guard: decides whether a plan may replace the plan in force.
 //
 //	args    0 text model
 //	        8 u64  epoch in force
 //	       16 u64  epoch proposed
-//	       24 u32  now: how many records are the plan in force
-//	       28 u32  replicas: how many names there are
+//	       24 u32  now: number of records of the plan in force
+//	       28 u32  replicas: number of names
 //	       32 u32  names: offset in aux, a multiple of 8, of as many texts
 //	       36 u32  0
 //	record  0 i64  low
 //	        8 i64  high; 2^63−1 for a plan's last stage
-//	       16 u32  first: number of its first name
-//	       20 u32  count: how many names it has
+//	       16 u32  first: index of its first name
+//	       20 u32  count: number of its names
 //	output  0 u32  code: the rule that was broken, as the guard's author numbers them
-//	        4 i32  stage of the proposed plan that it is about, −1 for the plan
+//	        4 i32  stage of the proposed plan that broke it, −1 for the whole plan
 //	        8 u32  length of the detail, which follows at 16
 //	       12 u32  0
 //	       16      detail: UTF-8, at most 256 bytes
-//	value     with OK, 0: the plan may be; with None, the output's length: denied
+//	value     with OK, 0: allowed; with None, the output's length: denied
 //	rule      stage is −1 or a stage of the proposed plan
 //
-// The stages of the plan in force come first; there are none before a model's
-// first plan. The texts of the names are in aux, too.
+// The records of the plan in force come first; a model's first plan has none before
+// it. The texts of the names are in aux, too.
 const (
 	guardArgs = 40
 	planSize  = 24
@@ -34,20 +34,20 @@ const (
 // MaxDetail bounds the text of a denial, in bytes.
 const MaxDetail = 256
 
-// Change is a plan that is to replace another of the same model. The zero Now
-// stands for none.
+// Change is the replacement of a plan by another one of the same model. Now is zero
+// if the model has no plan yet.
 type Change struct{ Now, Next policies.Plan }
 
-// Denial says why a plan may not be.
+// Denial is the reason why a plan is not allowed.
 type Denial struct {
 	Code   uint32 // as the guard's author numbers its rules
 	Stage  int    // of the proposed plan, −1 for the plan as a whole
-	Detail string // for people; at most MaxDetail bytes
+	Detail string // for operators; at most MaxDetail bytes
 }
 
-// PutGuard writes a frame into an arena and returns its length; with ErrShort,
-// the length it needs. Plans of two models are ErrInput.
-func PutGuard(arena []byte, c Call, ch Change) (int, error) {
+// EncodeGuardCall writes a frame into an arena and returns its length; with ErrShort,
+// the length that the frame needs. Plans of two models are ErrInput.
+func EncodeGuardCall(arena []byte, c Call, ch Change) (int, error) {
 	if len(ch.Now.Stages) > 0 && ch.Now.Model != ch.Next.Model {
 		return 0, ErrInput
 	}
@@ -62,14 +62,14 @@ func PutGuard(arena []byte, c Call, ch Change) (int, error) {
 			}
 		}
 	}
-	p, n, err := shape{kind: Guard, args: guardArgs, size: planSize, count: len(ch.Now.Stages) + len(ch.Next.Stages),
-		aux: model + 8*names + bytes, output: guardHead + MaxDetail}.lay(arena, c)
+	p, n, err := frameShape{kind: Guard, args: guardArgs, size: planSize, count: len(ch.Now.Stages) + len(ch.Next.Stages),
+		aux: model + 8*names + bytes, output: guardHead + MaxDetail}.writeTo(arena, c)
 	if err != nil {
 		return n, err
 	}
 	a := p.args[:guardArgs]
 	clear(p.aux[:model])
-	t := texts{aux: p.aux}
+	t := textWriter{aux: p.aux}
 	t.put(a, ch.Next.Model)
 	put64(a[8:], uint64(ch.Now.Epoch))
 	put64(a[16:], uint64(ch.Next.Epoch))
@@ -97,22 +97,23 @@ func PutGuard(arena []byte, c Call, ch Change) (int, error) {
 	return n, nil
 }
 
-// GetGuard reads a frame. Texts share the frame's memory. It allocates: guards
-// are not on the way of a request.
-func GetGuard(frame []byte) (Change, Status) { return new(GuardRoom).Get(frame) }
+// DecodeGuardCall returns the change in a frame, whose texts share the frame's
+// memory. It allocates: no request waits for a guard.
+func DecodeGuardCall(frame []byte) (Change, Status) { return new(GuardBuffer).Decode(frame) }
 
-// GuardRoom is what a change's stages and names are read into, again and again.
-// The zero value is ready.
-type GuardRoom struct {
+// GuardBuffer is a reusable buffer for the stages and names of a Change. The zero
+// value is ready for use.
+type GuardBuffer struct {
 	ids    []policies.ReplicaID
 	stages []policies.Stage
 }
 
-// Get is GetGuard, whose change shares the room's memory, too: it is good until
-// the next Get. It does not allocate when the room was that large before.
-func (g *GuardRoom) Get(frame []byte) (Change, Status) {
-	var p parts
-	s := p.open(frame, Guard, guardArgs, planSize)
+// Decode is like DecodeGuardCall, but the change also shares the buffer's memory: it
+// is valid until the next Decode. Decode does not allocate if the buffer is large
+// enough.
+func (g *GuardBuffer) Decode(frame []byte) (Change, Status) {
+	var p frameAreas
+	s := p.parse(frame, Guard, guardArgs, planSize)
 	if s != OK {
 		return Change{}, s
 	}
@@ -156,14 +157,14 @@ func (g *GuardRoom) Get(frame []byte) (Change, Status) {
 	return ch, OK
 }
 
-// AnswerGuard writes a denial, or that there is none, and returns the result.
-// The detail is cut at MaxDetail bytes.
-func AnswerGuard(frame []byte, d Denial, denied bool) uint64 {
+// EncodeGuardResult writes the denial, if denied, and returns the result. It
+// truncates the detail to MaxDetail bytes.
+func EncodeGuardResult(frame []byte, d Denial, denied bool) uint64 {
 	if !denied {
 		return Result(OK, 0)
 	}
 	detail := d.Detail[:min(len(d.Detail), MaxDetail)]
-	out, s := room(frame, guardHead+len(detail))
+	out, s := outputRoom(frame, guardHead+len(detail))
 	if s != OK {
 		return Result(s, uint32(guardHead+len(detail)))
 	}
@@ -175,9 +176,9 @@ func AnswerGuard(frame []byte, d Denial, denied bool) uint64 {
 	return Result(None, uint32(len(out)))
 }
 
-// TakeGuard returns the denial of a result, and whether there is one. The
-// detail is a copy, and may hold any bytes: quote it before it is shown.
-func TakeGuard(frame []byte, result uint64, ch Change) (Denial, bool, error) {
+// DecodeGuardResult returns the denial in a result, and whether there is one. The
+// detail is a copy and may hold any bytes: quote it before you show it.
+func DecodeGuardResult(frame []byte, result uint64, ch Change) (Denial, bool, error) {
 	s, n := Unpack(result)
 	switch {
 	case s == OK && n == 0:

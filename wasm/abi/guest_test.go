@@ -29,7 +29,7 @@ type guest struct {
 	mod          api.Module
 	at, size     uint32
 	fuel, budget api.MutableGlobal
-	fns          [Kinds]api.Function
+	fns          [NumKinds]api.Function
 	slice        int64
 	stack        [1]uint64
 }
@@ -73,7 +73,7 @@ func newGuest(t testing.TB) *guest {
 	g := &guest{mod: mod, slice: report.Slice}
 	g.fuel = mod.ExportedGlobal(meter.FuelExport).(api.MutableGlobal)
 	g.budget = mod.ExportedGlobal(meter.BudgetExport).(api.MutableGlobal)
-	for k := range Kinds {
+	for k := range NumKinds {
 		g.fns[k] = mod.ExportedFunction(k.Export())
 	}
 	region, err := mod.ExportedFunction(ExportArena).Call(ctx, 1<<14)
@@ -123,24 +123,24 @@ func TestGuestDecidesAsNative(t *testing.T) {
 		for range r.IntN(20) {
 			bids = append(bids, policies.Bid{From: "replica", Load: tokens(30), Start: policies.Micros(r.IntN(5))})
 		}
-		n, err := PutSelect(g.arena(), Call{}, bids)
-		if i, err := TakeSelect(run(Select, n, err), len(bids)); err != nil || i != (bidask.LeastLoad{}).Select(bids) {
+		n, err := EncodeSelectCall(g.arena(), Call{}, bids)
+		if i, err := DecodeSelectResult(run(Select, n, err), len(bids)); err != nil || i != (bidask.LeastLoad{}).Select(bids) {
 			t.Fatalf("select: %d, %v", i, err)
 		}
 
 		ask := Ask{policies.Position{Capacity: 1e6, Held: tokens(1e6), Incoming: tokens(1e6), Throughput: tokens(1e5)}, policies.Handover{Request: "x", Length: tokens(1e5), Cause: policies.Drain}}
-		n, err = PutQuote(g.arena(), Call{}, ask)
+		n, err = EncodeQuoteCall(g.arena(), Call{}, ask)
 		// The result first: the call may move the memory.
 		result := run(Quote, n, err)
-		got, ok, err := TakeQuote(g.arena(), result)
+		got, ok, err := DecodeQuoteResult(g.arena(), result)
 		if want, bids := (bidask.Backlog{}).Quote(ask.Position, ask.Handover); err != nil || got != want || ok != bids {
 			t.Fatalf("quote: %+v, %v, %v; want %+v", got, ok, err, want)
 		}
 
 		own, mean := tokens(1e6), tokens(1e6)
-		n, err = PutOutlier(g.arena(), Call{}, own, mean)
+		n, err = EncodeOutlierCall(g.arena(), Call{}, own, mean)
 		result = run(Outlier, n, err)
-		if x, err := TakeOutlier(g.arena(), result, own); err != nil || x != (outlier.Detector{}).Excess(own, mean) {
+		if x, err := DecodeOutlierResult(g.arena(), result, own); err != nil || x != (outlier.Detector{}).Excess(own, mean) {
 			t.Fatalf("outlier: %d, %v", x, err)
 		}
 
@@ -150,8 +150,8 @@ func TestGuestDecidesAsNative(t *testing.T) {
 			low := policies.Tokens(r.IntN(2) * 2000)
 			a.Peers = append(a.Peers, policies.Site{ID: policies.ReplicaID(rune('a' + i)), Low: low, High: low + 2000, Waiting: tokens(20_000), Load: tokens(100), Prefix: tokens(3000)})
 		}
-		n, err = PutPlace(g.arena(), Call{}, a)
-		if id, err := TakePlace(run(Place, n, err), a); err != nil || id != (place.Policy{}).Place(a) {
+		n, err = EncodePlaceCall(g.arena(), Call{}, a)
+		if id, err := DecodePlaceResult(run(Place, n, err), a); err != nil || id != (place.Policy{}).Place(a) {
 			t.Fatalf("place: %q, %v", id, err)
 		}
 
@@ -161,9 +161,9 @@ func TestGuestDecidesAsNative(t *testing.T) {
 			b.Local = append(b.Local, policies.Sequence{Input: tokens(5000), Length: tokens(5000)})
 			b.Next = append(b.Next, policies.Sequence{Input: tokens(9000), Length: 5000 + tokens(20_000)})
 		}
-		n, err = PutRefine(g.arena(), Call{}, b)
+		n, err = EncodeRefineCall(g.arena(), Call{}, b)
 		result = run(Refine, n, err)
-		if at, err := TakeRefine(g.arena(), result, b); err != nil || at != (refine.Weighted{}).Refine(b) {
+		if at, err := DecodeRefineResult(g.arena(), result, b); err != nil || at != (refine.Weighted{}).Refine(b) {
 			t.Fatalf("refine: %d, %v; want %d", at, err, (refine.Weighted{}).Refine(b))
 		}
 	}
@@ -177,12 +177,12 @@ func BenchmarkGuest(b *testing.B) {
 	b.Run("select16", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			n, _ := PutSelect(g.arena(), Call{ID: 7}, bids)
+			n, _ := EncodeSelectCall(g.arena(), Call{ID: 7}, bids)
 			result, err := g.call(Select, n)
 			if err != nil {
 				b.Fatal(err)
 			}
-			if _, err := TakeSelect(result, len(bids)); err != nil {
+			if _, err := DecodeSelectResult(result, len(bids)); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -190,12 +190,12 @@ func BenchmarkGuest(b *testing.B) {
 	b.Run("quote", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			n, _ := PutQuote(g.arena(), Call{ID: 7}, ask)
+			n, _ := EncodeQuoteCall(g.arena(), Call{ID: 7}, ask)
 			result, err := g.call(Quote, n)
 			if err != nil {
 				b.Fatal(err)
 			}
-			if _, _, err := TakeQuote(g.arena(), result); err != nil {
+			if _, _, err := DecodeQuoteResult(g.arena(), result); err != nil {
 				b.Fatal(err)
 			}
 		}

@@ -2,17 +2,17 @@ package abi
 
 import "github.com/cascadeinfer/cascade/policies"
 
-// partition: how to divide a fleet into length stages.
+// partition: decides how to divide a fleet into length stages.
 //
 //	args    0 i64  KV tokens that a replica holds
-//	        8 i64  batch: sequences that it runs at once
-//	       16 f64  transfer rate: requests it can hand over per second
+//	        8 i64  batch: sequences that it runs concurrently
+//	       16 f64  transfer rate: migrations that it can send per second
 //	       24 i64  replicas to divide
 //	       32 f64  D0, D1, D2, D3, D4, kappa: see policies.Cost
-//	       80 f64  seconds per hand-over
-//	       88 f64  seconds per token handed over
-//	       96 i64  most stages, 0 means 8
-//	      104 f64  longest iteration, in seconds; 0 means any
+//	       80 f64  seconds per migration
+//	       88 f64  seconds per migrated token
+//	       96 i64  maximum of stages, 0 means 8
+//	      104 f64  longest iteration in seconds, 0 means no limit
 //	      112 f64  pooling
 //	      120 f64  utilisation, 0 means 1
 //	      128 u64  requests seen
@@ -30,11 +30,11 @@ import "github.com/cascadeinfer/cascade/policies"
 //	stage   0 i64  end of its range; 2^63−1 for the last
 //	        8 i64  replicas
 //	       16 f64  seconds per iteration
-//	value     the output's length; with None, no partition keeps the limits
-//	rules     there are 1 to "most stages" stages; ends are positive and grow;
-//	          each stage has a replica and together they have them all; cost is
-//	          finite, that of one stage a number; iteration times are finite and
-//	          not negative
+//	value     the output's length; with None, no partition meets the limits
+//	rules     there is at least 1 stage, and not more than the maximum; ends are
+//	          positive and ascend; each stage has a replica, and the stages have
+//	          all replicas; the cost is finite, the cost of one stage not NaN;
+//	          iteration times are finite and not negative
 const (
 	partitionArgs = 144
 	bucketSize    = 96
@@ -42,21 +42,20 @@ const (
 	stageSize     = 24
 )
 
-// mostStages is how many stages an answer may have, for any limit that a
-// workload sets.
-const mostStages = 1024
+// stageLimit bounds the stages of an answer, whatever limit a workload sets.
+const stageLimit = 1024
 
-func stages(l policies.Limits) int {
+func maxStages(l policies.Limits) int {
 	if l.Stages == 0 {
 		return policies.MaxStages
 	}
-	return min(max(l.Stages, 1), mostStages)
+	return min(max(l.Stages, 1), stageLimit)
 }
 
-// PutPartition writes a frame into an arena and returns its length; with
-// ErrShort, the length it needs. It does not allocate. Slices of the flow that
-// are not as long as its edges are ErrInput.
-func PutPartition(arena []byte, c Call, w policies.Workload) (int, error) {
+// EncodePartitionCall writes a frame into an arena and returns its length; with
+// ErrShort, the length that the frame needs. It does not allocate. Slices of the
+// flow that are not as long as its edges are ErrInput.
+func EncodePartitionCall(arena []byte, c Call, w policies.Workload) (int, error) {
 	f := &w.Flow
 	count := len(f.Edges)
 	columns := [...][]float64{f.Arrivals, f.Tokens, f.Reads, f.Prefill, f.Prefill2, f.Weight, f.Crossings}
@@ -68,49 +67,49 @@ func PutPartition(arena []byte, c Call, w policies.Workload) (int, error) {
 	if w.Snapshot != nil && len(w.Snapshot) != count {
 		return 0, ErrInput
 	}
-	p, n, err := shape{kind: Partition, args: partitionArgs, size: bucketSize, count: count,
-		output: partitionHead + stageSize*stages(w.Limits)}.lay(arena, c)
+	p, n, err := frameShape{kind: Partition, args: partitionArgs, size: bucketSize, count: count,
+		output: partitionHead + stageSize*maxStages(w.Limits)}.writeTo(arena, c)
 	if err != nil {
 		return n, err
 	}
 	a := p.args[:partitionArgs]
 	put64(a, uint64(w.Capacity.KV))
 	put64(a[8:], uint64(w.Capacity.Batch))
-	putf(a[16:], w.Capacity.TransferRate)
+	putFloat(a[16:], w.Capacity.TransferRate)
 	put64(a[24:], uint64(w.Replicas))
-	putCost(a[32:], w.Cost)
-	putf(a[80:], w.Transfer.Base)
-	putf(a[88:], w.Transfer.PerToken)
+	encodeCost(a[32:], w.Cost)
+	putFloat(a[80:], w.Transfer.Base)
+	putFloat(a[88:], w.Transfer.PerToken)
 	put64(a[96:], uint64(w.Limits.Stages))
-	putf(a[104:], w.Limits.Iteration)
-	putf(a[112:], w.Limits.Pooling)
-	putf(a[120:], w.Limits.Utilisation)
+	putFloat(a[104:], w.Limits.Iteration)
+	putFloat(a[112:], w.Limits.Pooling)
+	putFloat(a[120:], w.Limits.Utilisation)
 	put64(a[128:], f.Seen)
-	put64(a[136:], uint64(bit(w.Snapshot != nil, 1)))
+	put64(a[136:], uint64(flagIf(w.Snapshot != nil, 1)))
 	for i := range count {
 		r := p.records[i*bucketSize:][:bucketSize]
 		put64(r, uint64(f.Edges[i]))
 		for k, col := range columns {
-			putf(r[8+8*k:], col[i])
+			putFloat(r[8+8*k:], col[i])
 		}
 		var b policies.Batch
 		if w.Snapshot != nil {
 			b = w.Snapshot[i]
 		}
-		putf(r[64:], b.N)
-		putf(r[72:], b.SumI)
-		putf(r[80:], b.SumI2)
-		putf(r[88:], b.SumL)
+		putFloat(r[64:], b.N)
+		putFloat(r[72:], b.SumI)
+		putFloat(r[80:], b.SumI2)
+		putFloat(r[88:], b.SumL)
 	}
 	return n, nil
 }
 
-// GetPartition reads a frame into a workload, whose slices it uses again where
-// they are long enough. Its values are as the host sent them: Validate says
-// whether they make sense.
-func GetPartition(frame []byte, w *policies.Workload) Status {
-	var p parts
-	s := p.open(frame, Partition, partitionArgs, bucketSize)
+// DecodePartitionCall reads a frame into a workload, and reuses the workload's slices
+// where they are long enough. It does not validate the values: see
+// policies.Workload.Validate.
+func DecodePartitionCall(frame []byte, w *policies.Workload) Status {
+	var p frameAreas
+	s := p.parse(frame, Partition, partitionArgs, bucketSize)
 	if s != OK {
 		return s
 	}
@@ -147,15 +146,15 @@ func GetPartition(frame []byte, w *policies.Workload) Status {
 	}
 	w.Capacity = policies.Capacity{KV: policies.Tokens(u64(a)), Batch: int(u64(a[8:])), TransferRate: f64(a[16:])}
 	w.Replicas = int(u64(a[24:]))
-	w.Cost = cost(a[32:])
+	w.Cost = decodeCost(a[32:])
 	w.Transfer = policies.Transfer{Base: f64(a[80:]), PerToken: f64(a[88:])}
 	w.Limits = policies.Limits{Stages: int(u64(a[96:])), Iteration: f64(a[104:]), Pooling: f64(a[112:]), Utilisation: f64(a[120:])}
 	return OK
 }
 
-// AnswerPartition writes a partition, or that there is none, and returns the
-// result. Slices whose lengths do not fit each other are Failed.
-func AnswerPartition(frame []byte, p policies.Partition, feasible bool) uint64 {
+// EncodePartitionResult writes a partition, if feasible, and returns the result. If
+// the lengths of the partition's slices contradict each other, the result is Failed.
+func EncodePartitionResult(frame []byte, p policies.Partition, feasible bool) uint64 {
 	if !feasible {
 		return Result(None, 0)
 	}
@@ -164,16 +163,16 @@ func AnswerPartition(frame []byte, p policies.Partition, feasible bool) uint64 {
 		return Result(Failed, 0)
 	}
 	n := partitionHead + stageSize*count
-	out, s := room(frame, n)
+	out, s := outputRoom(frame, n)
 	if s != OK {
 		return Result(s, uint32(n))
 	}
 	put32(out, partitionHead)
-	put32(out[4:], bit(p.Exact, 1)|bit(p.Iterations != nil, 2))
+	put32(out[4:], flagIf(p.Exact, 1)|flagIf(p.Iterations != nil, 2))
 	put32(out[8:], uint32(count))
 	put32(out[12:], stageSize)
-	putf(out[16:], p.Cost)
-	putf(out[24:], p.OneStage)
+	putFloat(out[16:], p.Cost)
+	putFloat(out[24:], p.OneStage)
 	for i := range count {
 		r := out[partitionHead+i*stageSize:][:stageSize]
 		end, iteration := policies.Unbounded, 0.0
@@ -185,14 +184,14 @@ func AnswerPartition(frame []byte, p policies.Partition, feasible bool) uint64 {
 		}
 		put64(r, uint64(end))
 		put64(r[8:], uint64(p.Counts[i]))
-		putf(r[16:], iteration)
+		putFloat(r[16:], iteration)
 	}
 	return Result(OK, uint32(n))
 }
 
-// TakePartition returns the partition of a result for that workload. For None
+// DecodePartitionResult returns the partition in a result for workload w. For None
 // the error is policies.ErrInfeasible.
-func TakePartition(frame []byte, result uint64, w policies.Workload) (policies.Partition, error) {
+func DecodePartitionResult(frame []byte, result uint64, w policies.Workload) (policies.Partition, error) {
 	s, n := Unpack(result)
 	switch {
 	case s == None:
@@ -208,14 +207,14 @@ func TakePartition(frame []byte, result uint64, w policies.Workload) (policies.P
 	if head < partitionHead || stride < stageSize || uint64(head)+uint64(count)*uint64(stride) > uint64(n) {
 		return policies.Partition{}, ErrOutput
 	}
-	if count < 1 || int(count) > stages(w.Limits) {
+	if count < 1 || int(count) > maxStages(w.Limits) {
 		return policies.Partition{}, ErrRule
 	}
 	p := policies.Partition{
 		Cuts: make([]policies.Tokens, 0, count-1), Counts: make([]int, 0, count),
 		Cost: f64(out[16:]), OneStage: f64(out[24:]), Exact: flags&1 != 0,
 	}
-	if !finite(p.Cost) || p.OneStage != p.OneStage {
+	if !isFinite(p.Cost) || p.OneStage != p.OneStage {
 		return policies.Partition{}, ErrRule
 	}
 	from, left := policies.Tokens(0), int64(w.Replicas)
@@ -231,7 +230,7 @@ func TakePartition(frame []byte, result uint64, w policies.Workload) (policies.P
 			p.Cuts = append(p.Cuts, end)
 		}
 		if flags&2 != 0 {
-			if !finite(iteration) || iteration < 0 {
+			if !isFinite(iteration) || iteration < 0 {
 				return policies.Partition{}, ErrRule
 			}
 			p.Iterations = append(p.Iterations, iteration)

@@ -2,13 +2,13 @@ package abi
 
 import "github.com/cascadeinfer/cascade/policies"
 
-// bid-quote: a buyer prices a hand-over.
+// bid-quote: a buyer prices the migration of a request to it.
 //
-//	args    0 i64  capacity: tokens of KV, 0 unknown
+//	args    0 i64  capacity: KV tokens, 0 if unknown
 //	        8 i64  held
 //	       16 i64  promised
 //	       24 i64  incoming
-//	       32 i64  throughput: tokens per second, 0 unknown
+//	       32 i64  throughput: tokens per second, 0 if unknown
 //	       40 i64  length of the request
 //	       48 text request
 //	       56 u32  cause: 1 growth, 2 outlier, 3 drain, 4 spill
@@ -16,7 +16,7 @@ import "github.com/cascadeinfer/cascade/policies"
 //	output  0 i64  load
 //	        8 i64  start: microseconds from now
 //	value     16, the output's length; with None, no bid
-//	rule      neither is negative
+//	rule      load and start are not negative
 //
 // There are no records.
 const (
@@ -24,16 +24,16 @@ const (
 	quoteOut  = 16
 )
 
-// Ask is what a quote is for.
+// Ask holds the arguments of a quote: the buyer's position and the migration.
 type Ask struct {
 	Position policies.Position
 	Handover policies.Handover
 }
 
-// PutQuote writes a frame into an arena and returns its length; with ErrShort,
-// the length it needs. It does not allocate.
-func PutQuote(arena []byte, c Call, ask Ask) (int, error) {
-	p, n, err := shape{kind: Quote, args: quoteArgs, aux: len(ask.Handover.Request), output: quoteOut}.lay(arena, c)
+// EncodeQuoteCall writes a frame into an arena and returns its length; with ErrShort,
+// the length that the frame needs. It does not allocate.
+func EncodeQuoteCall(arena []byte, c Call, ask Ask) (int, error) {
+	p, n, err := frameShape{kind: Quote, args: quoteArgs, aux: len(ask.Handover.Request), output: quoteOut}.writeTo(arena, c)
 	if err != nil {
 		return n, err
 	}
@@ -44,16 +44,17 @@ func PutQuote(arena []byte, c Call, ask Ask) (int, error) {
 	put64(a[24:], uint64(pos.Incoming))
 	put64(a[32:], uint64(pos.Throughput))
 	put64(a[40:], uint64(ask.Handover.Length))
-	(&texts{aux: p.aux}).put(a[48:], ask.Handover.Request)
+	(&textWriter{aux: p.aux}).put(a[48:], ask.Handover.Request)
 	put32(a[56:], uint32(ask.Handover.Cause))
-	put32(a[60:], bit(pos.Draining, 1))
+	put32(a[60:], flagIf(pos.Draining, 1))
 	return n, nil
 }
 
-// GetQuote reads a frame. The request's name shares the frame's memory.
-func GetQuote(frame []byte) (Ask, Status) {
-	var p parts
-	s := p.open(frame, Quote, quoteArgs, 0)
+// DecodeQuoteCall returns the ask in a frame. The request's name shares the frame's
+// memory.
+func DecodeQuoteCall(frame []byte) (Ask, Status) {
+	var p frameAreas
+	s := p.parse(frame, Quote, quoteArgs, 0)
 	if s != OK {
 		return Ask{}, s
 	}
@@ -72,12 +73,12 @@ func GetQuote(frame []byte) (Ask, Status) {
 	}, OK
 }
 
-// AnswerQuote writes a bid, or that there is none, and returns the result.
-func AnswerQuote(frame []byte, b policies.Bid, bids bool) uint64 {
+// EncodeQuoteResult writes the bid, if bids is true, and returns the result.
+func EncodeQuoteResult(frame []byte, b policies.Bid, bids bool) uint64 {
 	if !bids {
 		return Result(None, 0)
 	}
-	out, s := room(frame, quoteOut)
+	out, s := outputRoom(frame, quoteOut)
 	if s != OK {
 		return Result(s, quoteOut)
 	}
@@ -86,9 +87,9 @@ func AnswerQuote(frame []byte, b policies.Bid, bids bool) uint64 {
 	return Result(OK, quoteOut)
 }
 
-// TakeQuote returns the bid of a result, and whether there is one. The caller
-// fills in From.
-func TakeQuote(frame []byte, result uint64) (policies.Bid, bool, error) {
+// DecodeQuoteResult returns the bid in a result, and whether there is one. The caller
+// sets Bid.From.
+func DecodeQuoteResult(frame []byte, result uint64) (policies.Bid, bool, error) {
 	s, n := Unpack(result)
 	switch {
 	case s == None:

@@ -2,7 +2,7 @@ package abi
 
 import "github.com/cascadeinfer/cascade/policies"
 
-// refine: where the boundary between two stages should lie.
+// refine: proposes the boundary between two stages.
 //
 //	args    0 i64  boundary in force
 //	        8 i64  low: start of the own stage
@@ -10,24 +10,24 @@ import "github.com/cascadeinfer/cascade/policies"
 //	       24 i64  peers: replicas of the own stage
 //	       32 i64  successors: replicas of the next stage
 //	       40 f64  D0, D1, D2, D3, D4, kappa: see policies.Cost
-//	       88 i64  local: how many records are requests of the own replica
+//	       88 i64  local: number of records that are the own replica's requests
 //	record  0 i64  input tokens
 //	        8 i64  length
 //	output  0 i64  the proposal
-//	value     8, the output's length; None stands for the boundary in force
+//	value     8, the output's length; None means the boundary in force
 //	rule      low < proposal < high
 //
 // The records of the own replica come first, then those of the next stage.
-// There is nothing in aux.
+// aux is empty.
 const (
 	refineArgs   = 96
 	sequenceSize = 16
 )
 
-// PutRefine writes a frame into an arena and returns its length; with ErrShort,
-// the length it needs. It does not allocate.
-func PutRefine(arena []byte, c Call, b policies.Border) (int, error) {
-	p, n, err := shape{kind: Refine, args: refineArgs, size: sequenceSize, count: len(b.Local) + len(b.Next), output: 8}.lay(arena, c)
+// EncodeRefineCall writes a frame into an arena and returns its length; with ErrShort,
+// the length that the frame needs. It does not allocate.
+func EncodeRefineCall(arena []byte, c Call, b policies.Border) (int, error) {
+	p, n, err := frameShape{kind: Refine, args: refineArgs, size: sequenceSize, count: len(b.Local) + len(b.Next), output: 8}.writeTo(arena, c)
 	if err != nil {
 		return n, err
 	}
@@ -37,7 +37,7 @@ func PutRefine(arena []byte, c Call, b policies.Border) (int, error) {
 	put64(a[16:], uint64(b.High))
 	put64(a[24:], uint64(b.Peers))
 	put64(a[32:], uint64(b.Successors))
-	putCost(a[40:], b.Cost)
+	encodeCost(a[40:], b.Cost)
 	put64(a[88:], uint64(len(b.Local)))
 	putSequences(p.records, b.Local)
 	putSequences(p.records[sequenceSize*len(b.Local):], b.Next)
@@ -52,13 +52,13 @@ func putSequences(records []byte, list []policies.Sequence) {
 	}
 }
 
-// GetRefine reads a frame. It puts the sequences into dst, which it returns
+// DecodeRefineCall reads a frame. It puts the sequences into dst, which it returns
 // longer if it must, and which the border's slices share; it does not allocate
 // when dst has room.
-func GetRefine(frame []byte, dst []policies.Sequence) (policies.Border, []policies.Sequence, Status) {
+func DecodeRefineCall(frame []byte, dst []policies.Sequence) (policies.Border, []policies.Sequence, Status) {
 	dst = dst[:0]
-	var p parts
-	s := p.open(frame, Refine, refineArgs, sequenceSize)
+	var p frameAreas
+	s := p.parse(frame, Refine, refineArgs, sequenceSize)
 	if s != OK {
 		return policies.Border{}, dst, s
 	}
@@ -73,20 +73,20 @@ func GetRefine(frame []byte, dst []policies.Sequence) (policies.Border, []polici
 	}
 	return policies.Border{
 		Boundary: policies.Tokens(u64(a)), Low: policies.Tokens(u64(a[8:])), High: policies.Tokens(u64(a[16:])),
-		Peers: int(u64(a[24:])), Successors: int(u64(a[32:])), Cost: cost(a[40:]),
+		Peers: int(u64(a[24:])), Successors: int(u64(a[32:])), Cost: decodeCost(a[40:]),
 		Local: dst[:local:local], Next: dst[local:],
 	}, dst, OK
 }
 
-// AnswerRefine writes the proposal and returns the result.
-func AnswerRefine(frame []byte, t policies.Tokens) uint64 { return answerTokens(frame, t) }
+// EncodeRefineResult writes the proposal and returns the result.
+func EncodeRefineResult(frame []byte, t policies.Tokens) uint64 { return encodeTokens(frame, t) }
 
-// TakeRefine returns the proposal of a result for that border.
-func TakeRefine(frame []byte, result uint64, b policies.Border) (policies.Tokens, error) {
+// DecodeRefineResult returns the proposal in a result for border b.
+func DecodeRefineResult(frame []byte, result uint64, b policies.Border) (policies.Tokens, error) {
 	if s, _ := Unpack(result); s == None {
 		return b.Boundary, nil
 	}
-	t, err := takeTokens(frame, result)
+	t, err := decodeTokens(frame, result)
 	switch {
 	case err != nil:
 		return b.Boundary, err
@@ -96,17 +96,17 @@ func TakeRefine(frame []byte, result uint64, b policies.Border) (policies.Tokens
 	return t, nil
 }
 
-func putCost(b []byte, c policies.Cost) {
+func encodeCost(b []byte, c policies.Cost) {
 	b = b[:48]
-	putf(b, c.D0)
-	putf(b[8:], c.D1)
-	putf(b[16:], c.D2)
-	putf(b[24:], c.D3)
-	putf(b[32:], c.D4)
-	putf(b[40:], c.Kappa)
+	putFloat(b, c.D0)
+	putFloat(b[8:], c.D1)
+	putFloat(b[16:], c.D2)
+	putFloat(b[24:], c.D3)
+	putFloat(b[32:], c.D4)
+	putFloat(b[40:], c.Kappa)
 }
 
-func cost(b []byte) policies.Cost {
+func decodeCost(b []byte) policies.Cost {
 	b = b[:48]
 	return policies.Cost{D0: f64(b), D1: f64(b[8:]), D2: f64(b[16:]), D3: f64(b[24:]), D4: f64(b[32:]), Kappa: f64(b[40:])}
 }

@@ -2,9 +2,9 @@ package abi
 
 import "github.com/cascadeinfer/cascade/policies"
 
-// bid-select: a seller picks the winner among the bids it got.
+// bid-select: a seller chooses the winner among the bids it received.
 //
-//	record  0 i64  load: tokens that the bidder carries, promises included
+//	record  0 i64  load: the bidder's load in tokens, reservations included
 //	        8 i64  start: microseconds from now until a transfer could begin
 //	       16 text bidder
 //	value     the index of the winner; with None, none is taken
@@ -13,18 +13,18 @@ import "github.com/cascadeinfer/cascade/policies"
 // There are no arguments and no output.
 const bidSize = 24
 
-// PutSelect writes a frame into an arena and returns its length; with ErrShort,
-// the length it needs. It does not allocate.
-func PutSelect(arena []byte, c Call, bids []policies.Bid) (int, error) {
-	s := shape{kind: Select, size: bidSize, count: len(bids)}
+// EncodeSelectCall writes a frame into an arena and returns its length; with ErrShort,
+// the length that the frame needs. It does not allocate.
+func EncodeSelectCall(arena []byte, c Call, bids []policies.Bid) (int, error) {
+	s := frameShape{kind: Select, size: bidSize, count: len(bids)}
 	for i := range bids {
 		s.aux += len(bids[i].From)
 	}
-	p, n, err := s.lay(arena, c)
+	p, n, err := s.writeTo(arena, c)
 	if err != nil {
 		return n, err
 	}
-	t := texts{aux: p.aux}
+	t := textWriter{aux: p.aux}
 	r := p.records
 	for i := range bids {
 		b := &bids[i]
@@ -37,13 +37,13 @@ func PutSelect(arena []byte, c Call, bids []policies.Bid) (int, error) {
 	return n, nil
 }
 
-// GetSelect puts the bids of a frame into dst, or a longer slice. Their names share the
-// frame's memory: they are good until the function returns to the host. It does
-// not allocate when dst has room.
-func GetSelect(frame []byte, dst []policies.Bid) ([]policies.Bid, Status) {
+// DecodeSelectCall returns the bids in a frame, in dst's memory if it is large enough,
+// and then does not allocate. The names of the bidders share the frame's memory: they
+// are valid until the function returns to the host.
+func DecodeSelectCall(frame []byte, dst []policies.Bid) ([]policies.Bid, Status) {
 	dst = dst[:0]
-	var p parts
-	s := p.open(frame, Select, 0, bidSize)
+	var p frameAreas
+	s := p.parse(frame, Select, 0, bidSize)
 	if s != OK {
 		return dst, s
 	}
@@ -51,22 +51,23 @@ func GetSelect(frame []byte, dst []policies.Bid) ([]policies.Bid, Status) {
 		dst = make([]policies.Bid, p.count)
 	}
 	dst = dst[:p.count]
-	if !p.bids(dst) {
+	if !p.decodeBids(dst) {
 		return dst[:0], BadFrame
 	}
 	return dst, OK
 }
 
-// AnswerSelect is the result for an index, below 0 for none.
-func AnswerSelect(i int) uint64 {
+// EncodeSelectResult returns the result for an index, which is negative for none.
+func EncodeSelectResult(i int) uint64 {
 	if i < 0 {
 		return Result(None, 0)
 	}
 	return Result(OK, uint32(i))
 }
 
-// TakeSelect returns the index of the winner among that many bids, −1 for none.
-func TakeSelect(result uint64, bids int) (int, error) {
+// DecodeSelectResult returns the index of the winner among a number of bids, −1 for
+// none.
+func DecodeSelectResult(result uint64, bids int) (int, error) {
 	switch s, i := Unpack(result); {
 	case s == None:
 		return -1, nil

@@ -4,9 +4,9 @@ package abi
 
 import "github.com/cascadeinfer/cascade/policies"
 
-// bids decodes the records into dst, which is as long; false when a name lies
-// outside aux.
-func (p *parts) bids(dst []policies.Bid) bool {
+// decodeBids decodes the records into dst, which has the same length. It returns false
+// if a name lies outside aux.
+func (p *frameAreas) decodeBids(dst []policies.Bid) bool {
 	rest := p.records
 	for i := range dst {
 		r := rest[:bidSize]

@@ -6,23 +6,23 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// bidRecord is a bid's record, as this machine has it in memory.
+// bidRecord is the memory layout of a bid's record.
 type bidRecord struct {
 	load, start int64
 	off, n      uint32
 }
 
-// name is a string as Go has it in memory.
+// name is the memory layout of a Go string.
 type name struct {
 	at unsafe.Pointer
 	n  int
 }
 
-// bids decodes the records into dst, which is as long; false when a name lies
-// outside aux. It does what the other version does with a third of the jumps, each
-// of which costs a guest in Go as much as ten instructions: open has checked that
-// the records are there, so that they need no more checks.
-func (p *parts) bids(dst []policies.Bid) bool {
+// decodeBids decodes the records into dst, which has the same length. It returns false
+// if a name lies outside aux. It needs a third of the jumps of the portable version,
+// each of which costs a guest in Go as much as ten instructions: parse has checked that
+// the records lie inside the frame, so they need no further bounds checks.
+func (p *frameAreas) decodeBids(dst []policies.Bid) bool {
 	r := unsafe.Pointer(unsafe.SliceData(p.records))
 	aux, most := unsafe.Pointer(unsafe.SliceData(p.aux)), uint64(len(p.aux))
 	for i := range dst {

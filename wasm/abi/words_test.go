@@ -174,82 +174,82 @@ var kindCases = []kindCase{
 	{Configure,
 		func(s *source, arena []byte, c Call) (string, int, error) {
 			b := []byte(s.text())
-			n, err := PutConfigure(arena, c, b)
+			n, err := EncodeConfigureCall(arena, c, b)
 			return show(b), n, err
 		},
 		func(frame []byte) (string, Status) {
-			b, s := GetConfigure(frame)
+			b, s := DecodeConfigureCall(frame)
 			return show(b), s
 		}},
 	{Partition,
 		func(s *source, arena []byte, c Call) (string, int, error) {
 			w := s.workload()
-			n, err := PutPartition(arena, c, w)
+			n, err := EncodePartitionCall(arena, c, w)
 			return show(w) + show(w.Snapshot == nil), n, err
 		},
 		func(frame []byte) (string, Status) {
 			var w policies.Workload
-			s := GetPartition(frame, &w)
+			s := DecodePartitionCall(frame, &w)
 			return show(w) + show(w.Snapshot == nil), s
 		}},
 	{Refine,
 		func(s *source, arena []byte, c Call) (string, int, error) {
 			b := s.border()
-			n, err := PutRefine(arena, c, b)
+			n, err := EncodeRefineCall(arena, c, b)
 			return show(b), n, err
 		},
 		func(frame []byte) (string, Status) {
-			b, _, s := GetRefine(frame, nil)
+			b, _, s := DecodeRefineCall(frame, nil)
 			return show(b), s
 		}},
 	{Quote,
 		func(s *source, arena []byte, c Call) (string, int, error) {
 			a := s.ask()
-			n, err := PutQuote(arena, c, a)
+			n, err := EncodeQuoteCall(arena, c, a)
 			return show(a), n, err
 		},
 		func(frame []byte) (string, Status) {
-			a, s := GetQuote(frame)
+			a, s := DecodeQuoteCall(frame)
 			return show(a), s
 		}},
 	{Select,
 		func(s *source, arena []byte, c Call) (string, int, error) {
 			b := s.bids()
-			n, err := PutSelect(arena, c, b)
+			n, err := EncodeSelectCall(arena, c, b)
 			return show(b), n, err
 		},
 		func(frame []byte) (string, Status) {
-			b, s := GetSelect(frame, nil)
+			b, s := DecodeSelectCall(frame, nil)
 			return show(b), s
 		}},
 	{Outlier,
 		func(s *source, arena []byte, c Call) (string, int, error) {
 			own, mean := s.tokens(), s.tokens()
-			n, err := PutOutlier(arena, c, own, mean)
+			n, err := EncodeOutlierCall(arena, c, own, mean)
 			return show(own) + " " + show(mean), n, err
 		},
 		func(frame []byte) (string, Status) {
-			own, mean, s := GetOutlier(frame)
+			own, mean, s := DecodeOutlierCall(frame)
 			return show(own) + " " + show(mean), s
 		}},
 	{Place,
 		func(s *source, arena []byte, c Call) (string, int, error) {
 			a := s.arrival()
-			n, err := PutPlace(arena, c, a)
+			n, err := EncodePlaceCall(arena, c, a)
 			return show(a), n, err
 		},
 		func(frame []byte) (string, Status) {
-			a, s := GetPlace(frame, nil)
+			a, s := DecodePlaceCall(frame, nil)
 			return show(a), s
 		}},
 	{Guard,
 		func(s *source, arena []byte, c Call) (string, int, error) {
 			ch := s.change()
-			n, err := PutGuard(arena, c, ch)
+			n, err := EncodeGuardCall(arena, c, ch)
 			return show(ch), n, err
 		},
 		func(frame []byte) (string, Status) {
-			ch, s := GetGuard(frame)
+			ch, s := DecodeGuardCall(frame)
 			return show(ch), s
 		}},
 }

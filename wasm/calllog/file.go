@@ -98,7 +98,7 @@ func Read(r io.Reader) ([]Frame, error) {
 func (l line) read() (Frame, error) {
 	f := Frame{Frame: l.Frame}
 	k := KindOf(l.Frame)
-	if k == abi.Kinds || k == abi.Configure || k.String() != l.Kind {
+	if k == abi.NumKinds || k == abi.Configure || k.String() != l.Kind {
 		return f, fmt.Errorf("the frame is not of kind %q", l.Kind)
 	}
 	cause, err := causeNamed(l.Cause)
@@ -128,7 +128,7 @@ func causeNamed(name string) (host.Cause, error) {
 	if name == "" {
 		return 0, nil
 	}
-	for c := host.Cause(1); int(c) < host.Causes; c++ {
+	for c := host.Cause(1); int(c) < host.NumCauses; c++ {
 		if c.String() == name {
 			return c, nil
 		}
@@ -181,7 +181,7 @@ func Write(w io.Writer, frames []Frame) error {
 // KindOf is the kind of a frame, abi.Kinds for what is none.
 func KindOf(frame []byte) abi.Kind {
 	if len(frame) < abi.HeaderSize || binary.LittleEndian.Uint32(frame) != abi.Magic {
-		return abi.Kinds
+		return abi.NumKinds
 	}
-	return min(abi.Kinds, abi.Kind(binary.LittleEndian.Uint16(frame[6:])))
+	return min(abi.NumKinds, abi.Kind(binary.LittleEndian.Uint16(frame[6:])))
 }

@@ -18,7 +18,7 @@ import (
 func outlier(t testing.TB, id uint64) []byte {
 	t.Helper()
 	frame := make([]byte, 4096)
-	n, err := abi.PutOutlier(frame, abi.Call{ID: id}, 300, 200)
+	n, err := abi.EncodeOutlierCall(frame, abi.Call{ID: id}, 300, 200)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -34,7 +34,7 @@ func selects(t testing.TB, n int) (all []Frame) {
 		for j := range bids {
 			bids[j] = policies.Bid{From: "r", Load: policies.Tokens(7 * j % 5)}
 		}
-		n, err := abi.PutSelect(frame, abi.Call{ID: uint64(i)}, bids)
+		n, err := abi.EncodeSelectCall(frame, abi.Call{ID: uint64(i)}, bids)
 		if err != nil {
 			t.Fatal(err)
 		}

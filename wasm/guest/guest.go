@@ -46,7 +46,7 @@ import (
 
 // context is that of the call that runs, zero outside of one.
 func context() abi.Context {
-	c, _ := abi.GetContext(call.Frame())
+	c, _ := abi.DecodeContext(call.Frame())
 	return c
 }
 

@@ -112,7 +112,7 @@ func benchmark(b *testing.B, i *Instance, f func(*Instance) error) {
 // turns, so that they see the same neighbours: what one has more than idle is the
 // policy's.
 func BenchmarkHeartbeat(b *testing.B) {
-	w := NewWatch()
+	w := NewWatchdog()
 	ctx, cancel := context.WithCancel(context.Background())
 	watched := make(chan error, 1)
 	go func() { watched <- w.Run(ctx) }()
@@ -120,7 +120,7 @@ func BenchmarkHeartbeat(b *testing.B) {
 	names := []string{"idle"}
 	modules := []*Module{nil}
 	for _, slice := range []int64{meter.DefaultSlice, 1 << 14, 1 << 18} {
-		config := Config{Watch: w}
+		config := Config{Watchdog: w}
 		config.Meter.Slice = slice
 		config.Limits[abi.Select] = Limit{Fuel: meter.MaxFuel, Wall: time.Second}
 		names = append(names, fmt.Sprint("slice", slice>>10, "k"))

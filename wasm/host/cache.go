@@ -14,19 +14,19 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/meter"
 )
 
-// engineVersion names the engine in the cache's path: machine code of another
-// version must not be found. The engine does not always know its own version.
+// engineVersion is part of the cache's path, so that machine code of another engine
+// version is never loaded. The engine does not always know its own version.
 const engineVersion = "wazero-v1.12.0"
 
-// cache is a module's machine code on disk, and the engine's view of it.
+// cache is the cache entry of one module's machine code, and the engine's view of it.
 type cache struct {
 	engine wazero.CompilationCache
 	entry  *cachedir.Entry
 }
 
-// openCache opens the module's entry below a folder, which no other module, meter
-// or engine shares. What the engine stores there is keyed by the processor, too,
-// and written whole.
+// openCache opens the module's entry in a cache directory. No other module, meter
+// version or engine version shares the entry. The engine adds the processor to the key
+// of what it stores, and writes its files atomically.
 func openCache(dir string, sum [sha256.Size]byte) (*cache, error) {
 	version := strings.ReplaceAll(meter.Version, "/", "-") + "_" + engineVersion
 	entry, err := cachedir.Open(dir, version, hex.EncodeToString(sum[:]))
@@ -40,13 +40,13 @@ func openCache(dir string, sum [sha256.Size]byte) (*cache, error) {
 	return &cache{engine, entry}, nil
 }
 
-// evict keeps the folder within its limits, when something was added to it.
+// evict keeps the directory within its limits, if this entry is new.
 func (c *cache) evict(config Config) {
 	if !c.entry.Fresh() {
 		return
 	}
 	if _, err := cachedir.Evict(config.Cache, cachedir.Limits{Bytes: config.CacheBytes, Entries: config.CacheModules}); err != nil {
-		config.Logger.Warn("the cache of machine code cannot be kept within its limits", "cache", config.Cache, "error", err)
+		config.Logger.Warn("could not evict from the machine code cache", "cache", config.Cache, "error", err)
 	}
 }
 

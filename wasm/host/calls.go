@@ -5,149 +5,149 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/abi"
 )
 
-// The calls are alike: encode, again if the arena was too small and could be
-// made larger; run; check. They are written out because closures and interfaces
-// would allocate, and Go has no other way to say it. All return a *Fault for an
-// error, unless they say otherwise.
+// Each call encodes its arguments (a second time if the arena was too small and has
+// been enlarged), runs, and checks the answer. The code repeats because closures and
+// interfaces would allocate. All errors are *Fault, unless stated otherwise.
 
-// Configure gives the instance its configuration, before its first other call.
-// A module without the function takes none: Unknown unless it is empty.
+// Configure passes the configuration to the instance, before any other call. If the
+// module does not export the function, a configuration that is not empty is an error
+// (Unknown).
 func (i *Instance) Configure(c abi.Call, config []byte) error {
 	if i.fns[abi.Configure] == nil && len(config) == 0 && i.dead == nil {
 		return nil
 	}
-	n, err := abi.PutConfigure(i.arena(), c, config)
+	n, err := abi.EncodeConfigureCall(i.arena(), c, config)
 	if err == abi.ErrShort {
 		if err = i.enlarge(abi.Configure, n); err == nil {
-			n, err = abi.PutConfigure(i.arena(), c, config)
+			n, err = abi.EncodeConfigureCall(i.arena(), c, config)
 		}
 	}
 	result, err := i.run(abi.Configure, n, err)
 	if err != nil {
 		return err
 	}
-	return i.judge(abi.Configure, abi.TakeConfigure(result))
+	return i.wrapAnswerError(abi.Configure, abi.DecodeConfigureResult(result))
 }
 
-// Select returns the index of the winning bid, −1 for none.
+// Select returns the index of the winning bid, or −1 for none.
 func (i *Instance) Select(c abi.Call, bids []policies.Bid) (int, error) {
-	n, err := abi.PutSelect(i.arena(), c, bids)
+	n, err := abi.EncodeSelectCall(i.arena(), c, bids)
 	if err == abi.ErrShort {
 		if err = i.enlarge(abi.Select, n); err == nil {
-			n, err = abi.PutSelect(i.arena(), c, bids)
+			n, err = abi.EncodeSelectCall(i.arena(), c, bids)
 		}
 	}
 	result, err := i.run(abi.Select, n, err)
 	if err != nil {
 		return -1, err
 	}
-	winner, err := abi.TakeSelect(result, len(bids))
-	return winner, i.judge(abi.Select, err)
+	winner, err := abi.DecodeSelectResult(result, len(bids))
+	return winner, i.wrapAnswerError(abi.Select, err)
 }
 
 // Quote returns a bid, and whether there is one.
 func (i *Instance) Quote(c abi.Call, ask abi.Ask) (policies.Bid, bool, error) {
-	n, err := abi.PutQuote(i.arena(), c, ask)
+	n, err := abi.EncodeQuoteCall(i.arena(), c, ask)
 	if err == abi.ErrShort {
 		if err = i.enlarge(abi.Quote, n); err == nil {
-			n, err = abi.PutQuote(i.arena(), c, ask)
+			n, err = abi.EncodeQuoteCall(i.arena(), c, ask)
 		}
 	}
 	result, err := i.run(abi.Quote, n, err)
 	if err != nil {
 		return policies.Bid{}, false, err
 	}
-	bid, ok, err := abi.TakeQuote(i.arena(), result)
-	return bid, ok, i.judge(abi.Quote, err)
+	bid, ok, err := abi.DecodeQuoteResult(i.arena(), result)
+	return bid, ok, i.wrapAnswerError(abi.Quote, err)
 }
 
-// Excess returns how much a replica should offer.
+// Excess returns how much of its load a replica should offer.
 func (i *Instance) Excess(c abi.Call, own, mean policies.Tokens) (policies.Tokens, error) {
-	n, err := abi.PutOutlier(i.arena(), c, own, mean)
+	n, err := abi.EncodeOutlierCall(i.arena(), c, own, mean)
 	if err == abi.ErrShort {
 		if err = i.enlarge(abi.Outlier, n); err == nil {
-			n, err = abi.PutOutlier(i.arena(), c, own, mean)
+			n, err = abi.EncodeOutlierCall(i.arena(), c, own, mean)
 		}
 	}
 	result, err := i.run(abi.Outlier, n, err)
 	if err != nil {
 		return 0, err
 	}
-	excess, err := abi.TakeOutlier(i.arena(), result, own)
-	return excess, i.judge(abi.Outlier, err)
+	excess, err := abi.DecodeOutlierResult(i.arena(), result, own)
+	return excess, i.wrapAnswerError(abi.Outlier, err)
 }
 
 // Place returns the peer to forward to, "" for the own replica.
 func (i *Instance) Place(c abi.Call, a policies.Arrival) (policies.ReplicaID, error) {
-	n, err := abi.PutPlace(i.arena(), c, a)
+	n, err := abi.EncodePlaceCall(i.arena(), c, a)
 	if err == abi.ErrShort {
 		if err = i.enlarge(abi.Place, n); err == nil {
-			n, err = abi.PutPlace(i.arena(), c, a)
+			n, err = abi.EncodePlaceCall(i.arena(), c, a)
 		}
 	}
 	result, err := i.run(abi.Place, n, err)
 	if err != nil {
 		return "", err
 	}
-	peer, err := abi.TakePlace(result, a)
-	return peer, i.judge(abi.Place, err)
+	peer, err := abi.DecodePlaceResult(result, a)
+	return peer, i.wrapAnswerError(abi.Place, err)
 }
 
-// Refine returns where the boundary should lie.
+// Refine returns the proposed boundary.
 func (i *Instance) Refine(c abi.Call, b policies.Border) (policies.Tokens, error) {
-	n, err := abi.PutRefine(i.arena(), c, b)
+	n, err := abi.EncodeRefineCall(i.arena(), c, b)
 	if err == abi.ErrShort {
 		if err = i.enlarge(abi.Refine, n); err == nil {
-			n, err = abi.PutRefine(i.arena(), c, b)
+			n, err = abi.EncodeRefineCall(i.arena(), c, b)
 		}
 	}
 	result, err := i.run(abi.Refine, n, err)
 	if err != nil {
 		return 0, err
 	}
-	at, err := abi.TakeRefine(i.arena(), result, b)
-	return at, i.judge(abi.Refine, err)
+	at, err := abi.DecodeRefineResult(i.arena(), result, b)
+	return at, i.wrapAnswerError(abi.Refine, err)
 }
 
-// Partition returns a partition of the workload, which must be valid. The error
-// is policies.ErrInfeasible when the policy says that there is none, else a
-// *Fault. That the partition is any good is not checked.
+// Partition returns a partition of the workload, which must be valid. The error is
+// policies.ErrInfeasible if the policy found no partition, else a *Fault. Partition
+// does not check how good the answer is.
 func (i *Instance) Partition(c abi.Call, w policies.Workload) (policies.Partition, error) {
-	n, err := abi.PutPartition(i.arena(), c, w)
+	n, err := abi.EncodePartitionCall(i.arena(), c, w)
 	if err == abi.ErrShort {
 		if err = i.enlarge(abi.Partition, n); err == nil {
-			n, err = abi.PutPartition(i.arena(), c, w)
+			n, err = abi.EncodePartitionCall(i.arena(), c, w)
 		}
 	}
 	result, err := i.run(abi.Partition, n, err)
 	if err != nil {
 		return policies.Partition{}, err
 	}
-	p, err := abi.TakePartition(i.arena(), result, w)
+	p, err := abi.DecodePartitionResult(i.arena(), result, w)
 	if err == policies.ErrInfeasible {
 		return p, err
 	}
-	return p, i.judge(abi.Partition, err)
+	return p, i.wrapAnswerError(abi.Partition, err)
 }
 
 // Guard returns a denial, and whether there is one.
 func (i *Instance) Guard(c abi.Call, ch abi.Change) (abi.Denial, bool, error) {
-	n, err := abi.PutGuard(i.arena(), c, ch)
+	n, err := abi.EncodeGuardCall(i.arena(), c, ch)
 	if err == abi.ErrShort {
 		if err = i.enlarge(abi.Guard, n); err == nil {
-			n, err = abi.PutGuard(i.arena(), c, ch)
+			n, err = abi.EncodeGuardCall(i.arena(), c, ch)
 		}
 	}
 	result, err := i.run(abi.Guard, n, err)
 	if err != nil {
 		return abi.Denial{}, false, err
 	}
-	d, denied, err := abi.TakeGuard(i.arena(), result, ch)
-	return d, denied, i.judge(abi.Guard, err)
+	d, denied, err := abi.DecodeGuardResult(i.arena(), result, ch)
+	return d, denied, i.wrapAnswerError(abi.Guard, err)
 }
 
-// State returns the state that the last call left, which had been given that
-// room. It shares the module's memory: it is good until the next call.
+// State returns the state that the last call left; room is the space that the call had
+// for it. The state shares the module's memory: it is valid until the next call.
 func (i *Instance) State(room int) ([]byte, error) {
-	return abi.TakeState(i.arena(), room)
+	return abi.DecodeState(i.arena(), room)
 }

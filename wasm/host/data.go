@@ -7,26 +7,26 @@ import (
 	"slices"
 )
 
-// What is written of the binary format.
+// The parts of the binary format that this file reads or writes.
 const (
 	headerSize   = 8
 	sectionData  = 11
-	sectionCount = 12 // how many segments there are: for instructions that name them
+	sectionCount = 12 // the number of segments, for instructions that refer to them
 	opI32Const   = 0x41
 	opEnd        = 0x0b
 )
 
-// mostFill is how many zeros are written instead of a new segment, which takes the
-// engine some 150 bytes for the module and 24 for each instance.
-const mostFill = 64
+// maxZeroFill is the largest gap between two segments that is filled with zeros. A
+// segment costs the engine some 150 bytes per module and 24 per instance.
+const maxZeroFill = 64
 
-// mostApart is how many segments are left before no more are joined: each one more
-// takes a look at all of them.
-const mostApart = 256
+// maxSegments is the number of separate segments above which no more are joined,
+// because each further segment is compared with all of them.
+const maxSegments = 256
 
-// joinData joins the data segments of a module that package meter wrote, where
-// little lies between them. Go's linker leaves out each few zeros: a module has
-// 23,000 segments, and as few as 5 with them. The memory is the same.
+// joinData joins data segments with small gaps between them, in a module that package
+// meter wrote. Go's linker omits every short run of zeros: a module has 23,000
+// segments, but as few as 5 when the gaps are filled. The memory is the same.
 func joinData(code []byte) []byte {
 	if len(code) < headerSize {
 		return code
@@ -53,14 +53,14 @@ func joinData(code []byte) []byte {
 	return code
 }
 
-// segment is bytes that memory begins with.
+// segment is a range of the initial memory.
 type segment struct {
 	at    uint32
 	bytes []byte
 }
 
-// joinSegments does so for the section's contents; not when there are segments
-// whose place is not a number, or that are copied later.
+// joinSegments joins the segments in a data section. It returns false if a segment is
+// passive, or its address is not a constant.
 func joinSegments(section []byte) ([]byte, bool) {
 	count, n := binary.Uvarint(section)
 	if n <= 0 {
@@ -74,7 +74,7 @@ func joinSegments(section []byte) ([]byte, bool) {
 			return nil, false
 		}
 		rest = rest[size:]
-		if last := len(all) - 1; last >= 0 && follows(all, s) {
+		if last := len(all) - 1; last >= 0 && canJoin(all, s) {
 			l := &all[last]
 			l.bytes = append(append(l.bytes, make([]byte, uint64(s.at)-l.end())...), s.bytes...)
 		} else {
@@ -94,20 +94,21 @@ func joinSegments(section []byte) ([]byte, bool) {
 	return out, true
 }
 
-// end is where the segment ends.
+// end returns the address after the segment.
 func (s segment) end() uint64 { return uint64(s.at) + uint64(len(s.bytes)) }
 
-// follows reports whether a segment can be joined with the last one: little lies
-// between, which is zero.
-func follows(all []segment, s segment) bool {
+// canJoin reports whether a segment can be joined with the last one: the gap between
+// them is small and no earlier segment writes to it.
+func canJoin(all []segment, s segment) bool {
 	before, end := all[:len(all)-1], all[len(all)-1].end()
-	if uint64(s.at) < end || uint64(s.at)-end > mostFill || len(before) > mostApart {
+	if uint64(s.at) < end || uint64(s.at)-end > maxZeroFill || len(before) > maxSegments {
 		return false
 	}
 	return !slices.ContainsFunc(before, func(b segment) bool { return uint64(b.at) < uint64(s.at) && b.end() > end })
 }
 
-// readSegment returns the segment that b begins with, and its size there.
+// readSegment decodes the segment at the beginning of b. It returns the segment and the
+// size of its encoding.
 func readSegment(b []byte) (s segment, size int, ok bool) {
 	if len(b) < 2 || b[0] != 0 || b[1] != opI32Const {
 		return s, 0, false
@@ -127,8 +128,8 @@ func readSegment(b []byte) (s segment, size int, ok bool) {
 	return segment{uint32(at), b[size:end:end]}, end, true
 }
 
-// signed reads a signed LEB128 number of 32 bits; the length is 0 when there is
-// none.
+// signed decodes a signed LEB128 number of 32 bits. n is the size of its encoding, 0 if
+// it is malformed.
 func signed(b []byte) (v int32, n int) {
 	x := int64(0)
 	for n < len(b) && n < 5 {

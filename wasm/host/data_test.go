@@ -37,7 +37,7 @@ func TestJoinedData(t *testing.T) {
 			case 1:
 				at = max(at-r.IntN(100), 0)
 			default:
-				at += r.IntN(2 * mostFill)
+				at += r.IntN(2 * maxZeroFill)
 			}
 			s := segment{uint32(at), make([]byte, r.IntN(80))}
 			for i := range s.bytes {

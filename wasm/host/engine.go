@@ -10,51 +10,50 @@ import (
 	"github.com/tetratelabs/wazero"
 )
 
-// Engine is what the modules of a process share: what answers their imports, the
-// machine code of one that is loaded more than once (two slots may run the same
-// module), and the memory of instances that are closed, for those that are made
-// next. Modules see nothing of each other.
+// Engine holds what the modules of a process share: the implementations of their
+// imports, the machine code of a module that is loaded more than once (two slots may run
+// the same module), and the memory of closed instances for new ones. Modules cannot
+// observe each other.
 //
-// That is for the callers of other modules: each mapping that a process makes
-// executable or gives back stops all its threads for a microsecond or two, and so
-// does each new page that is read before it is written. To put a module in force
-// takes few of either.
+// Sharing protects the callers of other modules: each mapping that a process makes
+// executable or unmaps stops all its threads for a microsecond or two, and so does each
+// new page that is read before it is written. With an Engine, activating a module causes
+// few of them.
 //
-// One Engine serves all modules of a process. Its methods are safe for concurrent
-// use. It needs not be closed.
+// One Engine serves all modules of a process. Its methods are safe for concurrent use.
+// An Engine need not be closed.
 type Engine struct {
-	memories memories
+	memories memoryPool
 
-	building sync.Mutex // one module is compiled at a time
+	building sync.Mutex // serialises compilation
 
 	mu       sync.Mutex
-	runtime  wazero.Runtime          // guarded by mu: of all modules without a cache; nil before the first
+	runtime  wazero.Runtime          // guarded by mu: for all modules without a cache; nil before the first
 	programs map[programKey]*program // guarded by mu
 	compiled uint64                  // guarded by mu
 }
 
-// NewEngine returns an engine. It holds nothing yet.
+// NewEngine returns an empty engine.
 func NewEngine() *Engine { return &Engine{programs: map[programKey]*program{}} }
 
-// programKey tells programs apart: by the code that package meter wrote, which has
-// all limits that the machine code depends on, and where that is kept.
+// programKey identifies a program: by the instrumented code, which includes all limits
+// that the machine code depends on, and by the cache directory.
 type programKey struct {
 	code  [sha256.Size]byte
 	cache string
 }
 
-// program is machine code, and the runtime that instances of it are made in.
+// program is the machine code of a module, and the runtime for its instances.
 type program struct {
 	engine   *Engine
 	key      programKey
 	runtime  wazero.Runtime
 	compiled wazero.CompiledModule
-	cache    *cache // with a runtime of its own; nil: the runtime is the engine's
-	modules  int    // guarded by Engine.mu: how many have it
+	cache    *cache // nil if the runtime is the engine's
+	modules  int    // guarded by Engine.mu: number of modules that use the program
 }
 
-// program returns the program of what package meter wrote. It is released as
-// often.
+// program returns the program for instrumented code. The caller must release it.
 func (e *Engine) program(ctx context.Context, config Config, code []byte) (*program, error) {
 	key := programKey{sha256.Sum256(code), config.Cache}
 	e.building.Lock()
@@ -73,7 +72,7 @@ func (e *Engine) program(ctx context.Context, config Config, code []byte) (*prog
 	return p, nil
 }
 
-// Compiled is how many programs were compiled, or read from a cache. That leaves
+// Compiled returns how many programs were compiled or loaded from a cache. Each leaves
 // some 20 MiB of garbage for a module in Go.
 func (e *Engine) Compiled() uint64 {
 	e.mu.Lock()
@@ -81,7 +80,8 @@ func (e *Engine) Compiled() uint64 {
 	return e.compiled
 }
 
-// loaded returns a program that is there for one module more, nil when it is not.
+// loaded returns the program with that key and adds a reference to it; nil if it is not
+// loaded.
 func (e *Engine) loaded(key programKey) *program {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -107,7 +107,7 @@ func (e *Engine) compile(ctx context.Context, key programKey, config Config, cod
 			p.cache.evict(config)
 			return p, nil
 		}
-		// A damaged file in the cache must not keep a good module away.
+		// A damaged file in the cache must not prevent a good module from loading.
 		p.close(ctx)
 		p.cache = nil
 	}
@@ -119,12 +119,12 @@ func (e *Engine) compile(ctx context.Context, key programKey, config Config, cod
 		return nil, fmt.Errorf("host: compile: %w", err)
 	}
 	if spoilt != nil {
-		config.Logger.Warn("the cache of machine code is of no use", "cache", config.Cache, "error", spoilt)
+		config.Logger.Warn("could not use the machine code cache", "cache", config.Cache, "error", spoilt)
 	}
 	return p, nil
 }
 
-// shared returns the engine's own runtime.
+// shared returns the runtime for modules without a cache.
 func (e *Engine) shared(ctx context.Context) (wazero.Runtime, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -138,21 +138,21 @@ func (e *Engine) shared(ctx context.Context) (wazero.Runtime, error) {
 	return r, err
 }
 
-// newRuntime returns a runtime that answers imports, with a cache if there is one.
-// It bounds no memory: package meter has written a bound into each module.
+// newRuntime returns a runtime that implements the imports, with the cache unless it is
+// nil. It does not bound memory: package meter has written a bound into each module.
 func newRuntime(ctx context.Context, c *cache) (wazero.Runtime, error) {
 	config := wazero.NewRuntimeConfig().WithDebugInfoEnabled(false)
 	if c != nil {
 		config = config.WithCompilationCache(c.engine)
 	}
 	r := wazero.NewRuntimeWithConfig(ctx, config)
-	if err := answerImports(ctx, r); err != nil {
+	if err := addImports(ctx, r); err != nil {
 		return nil, errors.Join(fmt.Errorf("host: imports: %w", err), r.Close(ctx))
 	}
 	return r, nil
 }
 
-// release gives a program back; with the last module of it, it is freed.
+// release drops a reference to the program, and frees it with the last one.
 func (p *program) release() error {
 	p.engine.mu.Lock()
 	p.modules--

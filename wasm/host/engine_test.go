@@ -108,9 +108,9 @@ func TestMemoryIsClean(t *testing.T) {
 // TestMemories: what is given back is all zero when it is taken again, and no more
 // than so much is kept.
 func TestMemories(t *testing.T) {
-	var m memories
+	var m memoryPool
 	var all []*memory
-	for n := range keptMost + 3 {
+	for n := range maxPooled + 3 {
 		b := &memory{from: &m}
 		l := b.Allocate(64<<10, 1<<20)
 		small := l.Reallocate(64 << 10)
@@ -129,7 +129,7 @@ func TestMemories(t *testing.T) {
 		b.Free()
 		b.Free()
 	}
-	if len(m.kept) > keptMost {
+	if len(m.kept) > maxPooled {
 		t.Errorf("%d are kept", len(m.kept))
 	}
 	for range all {

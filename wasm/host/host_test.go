@@ -23,7 +23,7 @@ func load(t testing.TB, c Config, code []byte) *Module {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if n := m.Live(); n != 0 {
+		if n := m.Instances(); n != 0 {
 			t.Errorf("%d instances are left", n)
 		}
 		if err := m.Close(); err != nil {
@@ -103,10 +103,10 @@ func TestFaults(t *testing.T) {
 		{"status 6", h(hosttest.Result(6, 0)), BadOutput, "unknown status"},
 		{"status 2^31", h(hosttest.Result(1<<31, 0)), BadOutput, "unknown status"},
 		{"unsupported", h(hosttest.Result(2, 0)), Refused, "does not support"},
-		{"bad frame", h(hosttest.Result(3, 0)), Refused, "malformed"},
-		{"short", h(hosttest.Result(4, 1<<20)), Refused, "more room"},
+		{"bad frame", h(hosttest.Result(3, 0)), Refused, "could not parse the frame"},
+		{"short", h(hosttest.Result(4, 1<<20)), Refused, "more space"},
 		{"failed", h(hosttest.Result(5, 0)), Refused, "gave up"},
-		{"recursion", h(hosttest.Get(0), hosttest.Call(1)), Trapped, "nest deeper than 1048576 bytes of stack"},
+		{"recursion", h(hosttest.Get(0), hosttest.Call(1)), Trapped, "call stack exceeded 1048576 bytes"},
 		{"memory storm", h(hosttest.Loop(hosttest.I32(1), hosttest.Grow, hosttest.Drop, hosttest.Br(0)), hosttest.I64(0)), OutOfFuel, "unreachable"},
 		{"frame overwritten", h(hosttest.I32(hosttest.Arena), hosttest.I32(255), hosttest.I32(4096), hosttest.Op(0xfc, 11, 0), hosttest.Result(0, 1)), 0, ""},
 	} {
@@ -170,7 +170,7 @@ func TestDeepRecursion(t *testing.T) {
 		runtime.ReadMemStats(&was)
 		_, err := i.Select(abi.Call{}, sixteen())
 		runtime.ReadMemStats(&is)
-		if CauseOf(err) != Trapped || !strings.Contains(err.Error(), "nest deeper") || len(err.Error()) > 200 {
+		if CauseOf(err) != Trapped || !strings.Contains(err.Error(), "call stack exceeded") || len(err.Error()) > 200 {
 			t.Error(err)
 		}
 		// The engine keeps its stack in its own struct, and doubles it.
@@ -199,7 +199,7 @@ func TestStackIsGivenBack(t *testing.T) {
 
 // TestNoCauseIsNotFatal: an instance lives on after a call without a fault.
 func TestNoCauseIsNotFatal(t *testing.T) {
-	for c := range Cause(Causes) {
+	for c := range Cause(NumCauses) {
 		if want := c != 0 && c != Refused && c != TooLarge && c != Unknown; c.Fatal() != want {
 			t.Errorf("%d, %q: fatal %v", c, c, c.Fatal())
 		}
@@ -207,12 +207,12 @@ func TestNoCauseIsNotFatal(t *testing.T) {
 }
 
 func TestWatchEndsWhatFuelDoesNot(t *testing.T) {
-	w := NewWatch()
+	w := NewWatchdog()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- w.Run(ctx) }()
 	defer func() { cancel(); <-done }()
-	c := Config{Watch: w}
+	c := Config{Watchdog: w}
 	c.Limits[abi.Select].Fuel = meter.MaxFuel
 	c.Limits[abi.Select].Wall = time.Second // the good calls may be held up
 	m := load(t, c, hosttest.Policy(hosttest.LeastLoad(hosttest.OneIn(5, hosttest.Forever))).Encode())
@@ -238,13 +238,13 @@ func TestWatchEndsWhatFuelDoesNot(t *testing.T) {
 // TestWatchSparesTheNextCall: a call that ends while it is being timed out is
 // either answered, and the next one runs, or it is timed out itself.
 func TestWatchSparesTheNextCall(t *testing.T) {
-	w := NewWatch()
-	c := Config{Watch: w}
+	w := NewWatchdog()
+	c := Config{Watchdog: w}
 	m := load(t, c, hosttest.Policy(hosttest.LeastLoad()).Encode())
 	i := instance(t, m)
 	now := time.Now()
 	word := uint64(1<<20 | uint64(abi.Select) + 1)
-	look := func(later time.Duration) { w.look(now.Add(later)) }
+	look := func(later time.Duration) { w.check(now.Add(later)) }
 	i.running.Store(word)
 	look(0)
 	look(m.Limit(abi.Select).Wall - 1)
@@ -286,15 +286,15 @@ func TestRefusedModules(t *testing.T) {
 		want   string
 	}{
 		{"no arena", hosttest.Module{Funcs: []hosttest.Func{ok}, Pages: 1}, Config{}, "does not export cs_arena_v1"},
-		{"nothing decided", hosttest.Module{Funcs: []hosttest.Func{arena}, Pages: 1}, Config{}, "decides nothing"},
+		{"nothing decided", hosttest.Module{Funcs: []hosttest.Func{arena}, Pages: 1}, Config{}, "exports no policy function"},
 		{"another kind", hosttest.Policy(ok), Config{Kinds: []abi.Kind{abi.Refine}}, "does not export cs_refine_v1"},
-		{"no such kind", hosttest.Policy(ok), Config{Kinds: []abi.Kind{99}}, "no kind 99"},
+		{"no such kind", hosttest.Policy(ok), Config{Kinds: []abi.Kind{99}}, "Kinds: 99: unknown kind"},
 		{"arena of other types", hosttest.Module{Funcs: []hosttest.Func{typed(arena, long, long), ok}, Pages: 1}, Config{}, "must take an i32"},
 		{"function of other types", hosttest.Policy(typed(ok, nil, nil)), Config{}, "must take an i32"},
 		{"memory not exported", hosttest.Module{Funcs: []hosttest.Func{arena, ok}, Pages: 1, NoMemoryName: true}, Config{}, "memory"},
 		{"import off the list", hosttest.Module{Imports: []hosttest.Import{{Module: "env", Name: "system"}}, Funcs: []hosttest.Func{arena, ok}, Pages: 1}, Config{}, "not on the list"},
 		{"file access", hosttest.Module{Imports: []hosttest.Import{{Module: wasi, Name: "path_open"}}, Funcs: []hosttest.Func{arena, ok}, Pages: 1}, Config{}, "not on the list"},
-		{"import of other types", hosttest.Module{Imports: []hosttest.Import{{Module: wasi, Name: "random_get", Params: long}}, Funcs: []hosttest.Func{arena, ok}, Pages: 1}, Config{}, "other types"},
+		{"import of other types", hosttest.Module{Imports: []hosttest.Import{{Module: wasi, Name: "random_get", Params: long}}, Funcs: []hosttest.Func{arena, ok}, Pages: 1}, Config{}, "wrong type"},
 		{"too much memory", hosttest.Module{Funcs: []hosttest.Func{arena, ok}, Pages: 129}, Config{}, "memory pages, at most 128"},
 		{"no function types", hosttest.Policy(selects(hosttest.I32(0))), Config{}, "compile"},
 		{"large", hosttest.Policy(ok), Config{Meter: meter.Config{Size: 10}}, "bytes, at most"},

@@ -59,15 +59,15 @@ func TestLogIsBounded(t *testing.T) {
 	if n := strings.Count(out.String(), "letme!"); n < LogLines || n > 2*LogLines {
 		t.Errorf("%d lines were logged", n)
 	}
-	var l logbook
+	var l logLimiter
 	now := time.Unix(100, 0)
 	n := 0
 	for range 1000 {
-		if l.room(now) {
+		if l.allow(now) {
 			n++
 		}
 	}
-	if n != LogLines || l.dropped.Load() != 1000-LogLines || !l.room(now.Add(time.Second)) {
+	if n != LogLines || l.dropped.Load() != 1000-LogLines || !l.allow(now.Add(time.Second)) {
 		t.Errorf("%d lines in a second, %d dropped", n, l.dropped.Load())
 	}
 }
@@ -135,7 +135,7 @@ func TestStubs(t *testing.T) {
 		{timed, nil, []int32{1, 0, 64}, 0},
 		{timed, nil, []int32{0, 0, 65_536 - 7}, errnoFault},
 		{wasiImport("random_get", 2), nil, []int32{8, 16}, 0},
-		{wasiImport("random_get", 2), nil, []int32{8, mostRandom + 1}, errnoInvalid},
+		{wasiImport("random_get", 2), nil, []int32{8, maxRandom + 1}, errnoInvalid},
 		{wasiImport("random_get", 2), nil, []int32{8, -1}, errnoInvalid},
 		{wasiImport("random_get", 2), nil, []int32{65_530, 16}, errnoFault},
 		{wasiImport("sched_yield", 0), nil, nil, 0},
@@ -160,8 +160,8 @@ func TestStubs(t *testing.T) {
 		}
 		switch c.imp.Name {
 		case "fd_write":
-			if string(i.words) != "letme!" {
-				t.Errorf("the last words are %q", i.words)
+			if string(i.stderr) != "letme!" {
+				t.Errorf("the last words are %q", i.stderr)
 			}
 		case "clock_time_get":
 			if now, _ := i.memory.ReadUint64Le(64); now != clockStep {
@@ -189,7 +189,7 @@ func TestLastWordsAreTheLast(t *testing.T) {
 		hosttest.Loop(hosttest.I32(2), hosttest.I32(128), hosttest.I32(1), hosttest.I32(64), hosttest.Call(0), hosttest.Drop, hosttest.Br(0)))
 	i := instance(t, load(t, Config{}, importing([]hosttest.Import{wasiImport("fd_write", 4)}, flood, hosttest.Result(1, 0))))
 	_, err := i.Select(abi.Call{}, sixteen())
-	if CauseOf(err) != OutOfFuel || len(i.words) != errBytes {
-		t.Errorf("%v, %d bytes", err, len(i.words))
+	if CauseOf(err) != OutOfFuel || len(i.stderr) != maxStderr {
+		t.Errorf("%v, %d bytes", err, len(i.stderr))
 	}
 }

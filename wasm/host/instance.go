@@ -15,57 +15,57 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/meter"
 )
 
-// leastArena is the room for frames that a new instance is asked for, in bytes.
-const leastArena = 8 << 10
+// minArena is the size of the arena that a new instance must have, in bytes.
+const minArena = 8 << 10
 
-// starting is the kind of the calls before the first: initialisation, arena.
-const starting = abi.Kinds
+// startKind is the kind of the calls that start an instance: initialisation and arena.
+const startKind = abi.NumKinds
 
-// Instance is one run of a module, with a memory of its own. It is not safe for
-// concurrent use: who calls it owns it meanwhile.
+// Instance is an instance of a module, with its own memory. It is not safe for
+// concurrent use: it belongs to one goroutine at a time.
 type Instance struct {
-	module             *Module
-	mod                api.Module
-	memory             api.Memory
-	fuel, budget, kill api.MutableGlobal
-	depth              api.MutableGlobal // bytes of stack left, never written
-	fns                [abi.Kinds]api.Function
-	arenaFn, restFn    api.Function
-	limits             [abi.Kinds + 1]armed
-	at, size           uint32 // of the arena
-	room               int    // of the largest frame that was refused for its size, 0: none
-	first              uint32 // memory's size when it was new
-	stack              [1]uint64
-	ctx                context.Context
-	given              int64  // fuel of the last call
-	budgeted           uint64 // its budget
-	call               uint64
-	dead               error
+	module              *Module
+	mod                 api.Module
+	memory              api.Memory
+	fuel, budget, kill  api.MutableGlobal
+	depth               api.MutableGlobal // bytes of stack left, never written
+	fns                 [abi.NumKinds]api.Function
+	arenaFn, deferredFn api.Function
+	limits              [abi.NumKinds + 1]meteredLimit
+	arenaAt, arenaSize  uint32 // of the arena
+	refusedSize         int    // of the largest frame that was refused for its size, 0: none
+	initialSize         uint32 // memory's size when it was new
+	stack               [1]uint64
+	ctx                 context.Context
+	fuelGiven           int64  // fuel of the last call
+	lastBudget          uint64 // its budget
+	call                uint64
+	dead                error
 
 	// What imports left.
-	clock  uint64
-	random uint64
-	said   []byte // by fail
-	words  []byte // on standard error
+	clock    uint64
+	random   uint64
+	failText []byte // by fail
+	stderr   []byte // on standard error
 
 	record *Record
 	_      [64]byte
 	// running is written by a Watch, too: on a line of its own.
-	running running
+	running runningCall
 	_       [56]byte
 }
 
-// armed is a limit as it is written into the globals.
-type armed struct {
+// meteredLimit is a limit, with the values of the meter's globals.
+type meteredLimit struct {
 	Limit
 	fuel, budget uint64
 }
 
-// instanceKey finds the instance in a call's context.
+// instanceKey is the context key of a call's instance.
 type instanceKey struct{}
 
-// callContext leads from a call to its instance. It never ends: the engine asks
-// it for nothing but values, some of its own, before each call.
+// callContext holds the instance of a call. It is never done: the engine only reads
+// values from it, some of them its own, before each call.
 type callContext struct {
 	context.Context
 	instance *Instance
@@ -78,8 +78,8 @@ func (c *callContext) Value(key any) any {
 	return nil
 }
 
-// startContext is that of the engine when it makes an instance: with the values
-// that it asks for then.
+// startContext is the context in which the engine creates an instance. It also has the
+// values that the engine reads then.
 type startContext struct{ callContext }
 
 func (c startContext) Value(key any) any {
@@ -89,30 +89,30 @@ func (c startContext) Value(key any) any {
 	return c.Context.Value(key)
 }
 
-// Instantiate makes an instance and runs its initialisation: some 20 µs for a
-// small module, milliseconds for one in Go. The error is a *Fault when the
-// module is to blame.
+// Instantiate creates an instance and runs its initialisation, which takes some 20 µs
+// for a small module and milliseconds for one in Go. The error is a *Fault if the module
+// caused it.
 func (m *Module) Instantiate() (*Instance, error) {
 	if m.closed.Load() {
 		return nil, ErrClosed
 	}
-	i := &Instance{module: m, budgeted: 1} // the module has its own to begin with
+	i := &Instance{module: m, lastBudget: 1} // the module's initial budget
 	i.ctx = &callContext{context.Background(), i}
 	for k, l := range m.config.Limits {
 		i.limits[k].Limit = l
 	}
-	i.limits[starting].Limit = m.config.Start
+	i.limits[startKind].Limit = m.config.Start
 	for k := range i.limits {
 		l := &i.limits[k]
 		l.fuel, l.budget = meter.Split(l.Fuel, m.report.Slice)
 	}
-	// The initialisation is called below, under the watch.
+	// start calls the initialisation, so that the watchdog bounds it.
 	linear := &memory{from: &m.config.Engine.memories}
 	ctx := startContext{callContext{experimental.WithMemoryAllocator(context.Background(), linear), i}}
 	mod, err := m.program.runtime.InstantiateModule(ctx, m.program.compiled, wazero.NewModuleConfig().WithName("").WithStartFunctions())
 	if err != nil {
-		linear.Free() // which nobody else does then
-		return nil, &Fault{Kind: abi.Configure, Cause: Trapped, Text: i.last(), Err: fmt.Errorf("start: %w", err)}
+		linear.Free() // the engine does not free it then
+		return nil, &Fault{Kind: abi.Configure, Cause: Trapped, Text: i.lastOutput(), Err: fmt.Errorf("start: %w", err)}
 	}
 	i.mod, i.memory = mod, mod.ExportedMemory(abi.ExportMemory)
 	for name, g := range map[string]*api.MutableGlobal{meter.FuelExport: &i.fuel, meter.BudgetExport: &i.budget, meter.KillExport: &i.kill, meter.StackExport: &i.depth} {
@@ -124,18 +124,18 @@ func (m *Module) Instantiate() (*Instance, error) {
 	}
 	i.bind()
 	m.live.Add(1)
-	if m.config.Watch != nil {
-		m.config.Watch.add(i)
+	if m.config.Watchdog != nil {
+		m.config.Watchdog.add(i)
 	}
 	if err := i.start(); err != nil {
 		i.Close()
 		return nil, err
 	}
-	i.first = i.memory.Size()
+	i.initialSize = i.memory.Size()
 	return i, nil
 }
 
-// bind finds the functions to call.
+// bind looks up the exported functions.
 func (i *Instance) bind() {
 	if i.module.opa {
 		i.bindOPA()
@@ -145,20 +145,20 @@ func (i *Instance) bind() {
 		i.fns[k] = i.mod.ExportedFunction(k.Export())
 	}
 	i.arenaFn = i.mod.ExportedFunction(abi.ExportArena)
-	i.restFn = i.mod.ExportedFunction(abi.ExportRest)
+	i.deferredFn = i.mod.ExportedFunction(abi.ExportDeferred)
 }
 
-// start initialises the module and asks for its arena.
+// start runs the module's initialisation and gets its arena.
 func (i *Instance) start() error {
 	if init := i.mod.ExportedFunction(abi.ExportInit); init != nil {
-		if _, err := i.invoke(starting, init, 0); err != nil {
+		if _, err := i.invoke(startKind, init, 0); err != nil {
 			return err
 		}
 	}
-	return i.askArena(starting, leastArena)
+	return i.askArena(startKind, minArena)
 }
 
-// askArena asks for room for frames of n bytes.
+// askArena calls the module's arena function for frames of n bytes.
 func (i *Instance) askArena(k abi.Kind, n int) error {
 	region, err := i.invoke(k, i.arenaFn, uint64(n))
 	if err != nil {
@@ -166,54 +166,56 @@ func (i *Instance) askArena(k abi.Kind, n int) error {
 	}
 	at, size := abi.UnpackRegion(region)
 	if region == 0 {
-		i.room = n
-		return i.fault(k, TooLarge, errors.New("the module has no room for the frame"))
+		i.refusedSize = n
+		return i.fault(k, TooLarge, errors.New("the module has no arena for the frame"))
 	}
 	if _, ok := i.memory.Read(at, size); !ok || at%8 != 0 || uint64(size) < uint64(n) {
 		return i.fault(k, BadOutput, errors.New("the arena lies outside the memory, is too small, or not aligned to 8"))
 	}
-	i.at, i.size = at, size
+	i.arenaAt, i.arenaSize = at, size
 	return nil
 }
 
-// Rest has the module do what it put off, if it has such a thing (Module.Rests): a
-// guest in Go collects its garbage, which in the middle of a call for a bid takes
-// more fuel than that has, so that the instance dies. It takes as long as Start
-// allows, usually a tenth of a millisecond; who owns the instance calls it between
-// calls that nobody waits for, every thousand or so. It counts as a call where
-// instances are compared. The error is a *Fault, after which the instance is dead.
-func (i *Instance) Rest() error {
+// RunDeferred runs the module's deferred work, if it exports the function for it
+// (Module.HasDeferred): a guest in Go collects its garbage, because a collection in the
+// middle of a bid's call takes more fuel than the call has, and kills the instance. It
+// takes as long as Start allows, usually a tenth of a millisecond. The owner of the
+// instance calls it every thousand calls or so, while no request waits for the instance.
+// It counts as a call when instances are compared. The error is a *Fault, after which
+// the instance is dead.
+func (i *Instance) RunDeferred() error {
 	if i.dead != nil {
 		return i.dead
 	}
-	if i.restFn == nil {
+	if i.deferredFn == nil {
 		return nil
 	}
-	_, err := i.invoke(starting, i.restFn, 0)
+	_, err := i.invoke(startKind, i.deferredFn, 0)
 	return err
 }
 
-// arena is looked up for each use: the memory moves when it grows. A dead
-// instance has none, so that encoding fails before anything is called.
+// arena returns the arena. Its address must be looked up for each use, because the
+// memory moves when it grows. A dead instance has none, so that encoding fails before a
+// function is called.
 func (i *Instance) arena() []byte {
 	if i.dead != nil {
 		return nil
 	}
-	b, _ := i.memory.Read(i.at, i.size)
+	b, _ := i.memory.Read(i.arenaAt, i.arenaSize)
 	return b
 }
 
-// invoke calls a function with the fuel of a kind.
+// invoke calls an exported function with the limits of a kind.
 func (i *Instance) invoke(k abi.Kind, f api.Function, arg uint64) (uint64, error) {
 	l := &i.limits[k]
 	i.fuel.Set(l.fuel)
-	if l.budget|i.budgeted != 0 { // a budget of 0 stays 0
+	if l.budget|i.lastBudget != 0 { // a budget of 0 stays 0
 		i.budget.Set(l.budget)
-		i.budgeted = l.budget
+		i.lastBudget = l.budget
 	}
-	i.given = l.Fuel
-	if i.said != nil {
-		i.said = nil
+	i.fuelGiven = l.Fuel
+	if i.failText != nil {
+		i.failText = nil
 	}
 	i.stack[0] = arg
 	i.call += 1 << 8
@@ -222,28 +224,28 @@ func (i *Instance) invoke(k abi.Kind, f api.Function, arg uint64) (uint64, error
 	err := f.CallWithStack(i.ctx, i.stack[:])
 	if !i.running.CompareAndSwap(word, i.call) {
 		if err == nil {
-			err = errors.New("its time was up")
+			err = errors.New("the wall limit was reached")
 		}
-		return 0, i.late(k, err)
+		return 0, i.timeoutFault(k, err)
 	}
 	if err != nil {
 		if meter.Left(i.fuel.Get(), i.budget.Get()) < 0 {
 			return 0, i.fault(k, OutOfFuel, err)
 		}
 		if int64(i.depth.Get()) < 0 {
-			err = fmt.Errorf("its calls nest deeper than %d bytes of stack: %w", i.module.config.Meter.Stack, err)
+			err = fmt.Errorf("the call stack exceeded %d bytes: %w", i.module.config.Meter.Stack, err)
 		}
 		return 0, i.fault(k, Trapped, err)
 	}
 	return i.stack[0], nil
 }
 
-// enlarge makes room for a frame of n bytes, if the kind may have one.
+// enlarge gets a larger arena for a frame of n bytes, if the kind's limit allows it.
 func (i *Instance) enlarge(k abi.Kind, n int) error {
 	switch {
 	case i.dead != nil:
 		return i.dead
-	case n > i.limits[k].Frame || i.room > 0 && n >= i.room:
+	case n > i.limits[k].Frame || i.refusedSize > 0 && n >= i.refusedSize:
 		return i.fault(k, TooLarge, fmt.Errorf("the frame takes %d bytes, at most %d are allowed", n, i.limits[k].Frame))
 	case i.fns[k] == nil:
 		return i.fault(k, Unknown, nil)
@@ -251,12 +253,12 @@ func (i *Instance) enlarge(k abi.Kind, n int) error {
 	return i.askArena(k, n)
 }
 
-// run calls a kind's function on a frame of n bytes that was encoded with err.
+// run calls a kind's function for a frame of n bytes; err is the error of encoding it.
 func (i *Instance) run(k abi.Kind, n int, err error) (uint64, error) {
 	r := i.record
 	i.record = nil
 	if i.dead != nil || i.fns[k] == nil || err != nil || n > i.limits[k].Frame {
-		err := i.unsent(k, n, err)
+		err := i.notSentFault(k, n, err)
 		if r != nil {
 			r.begin(i.module, k, nil)
 			r.Cause = CauseOf(err)
@@ -272,14 +274,14 @@ func (i *Instance) run(k abi.Kind, n int, err error) (uint64, error) {
 	return result, err
 }
 
-// unsent says why a call is not made at all.
-func (i *Instance) unsent(k abi.Kind, n int, err error) error {
+// notSentFault returns the error of a call that is not made.
+func (i *Instance) notSentFault(k abi.Kind, n int, err error) error {
 	switch {
 	case i.dead != nil:
 		return i.dead
 	case i.fns[k] == nil:
 		return i.fault(k, Unknown, nil)
-	case CauseOf(err) != 0: // in making room
+	case CauseOf(err) != 0: // of enlarge
 		return err
 	case err == nil:
 		err = fmt.Errorf("the frame takes %d bytes, at most %d are allowed", n, i.limits[k].Frame)
@@ -287,8 +289,8 @@ func (i *Instance) unsent(k abi.Kind, n int, err error) error {
 	return i.fault(k, TooLarge, err)
 }
 
-// judge turns what package abi says of an answer into an error of this package.
-func (i *Instance) judge(k abi.Kind, err error) error {
+// wrapAnswerError turns an error of package abi about an answer into a *Fault.
+func (i *Instance) wrapAnswerError(k abi.Kind, err error) error {
 	if err == nil {
 		return nil
 	}
@@ -298,45 +300,47 @@ func (i *Instance) judge(k abi.Kind, err error) error {
 	return i.fault(k, BadOutput, err)
 }
 
-// fault makes an error, and the instance dead if that is what it means.
+// fault returns a *Fault, and marks the instance as dead if the cause is fatal.
 func (i *Instance) fault(k abi.Kind, c Cause, err error) error {
-	if k == starting {
+	if k == startKind {
 		k = abi.Configure
 	}
-	f := &Fault{Kind: k, Cause: c, Text: i.last(), Err: err}
+	f := &Fault{Kind: k, Cause: c, Text: i.lastOutput(), Err: err}
 	if c.Fatal() && i.dead == nil {
 		i.dead = &Fault{Kind: k, Cause: Dead, Err: err}
 	}
 	return f
 }
 
-// last is what the module said of its end.
-func (i *Instance) last() string {
-	if len(i.said) > 0 {
-		return string(i.said)
+// lastOutput returns the module's last message: from fail, else on standard error.
+func (i *Instance) lastOutput() string {
+	if len(i.failText) > 0 {
+		return string(i.failText)
 	}
-	return string(i.words)
+	return string(i.stderr)
 }
 
-// wall is the limit of what the lowest byte of running says is called.
-func (i *Instance) wall(b byte) time.Duration { return i.limits[b-1].Wall }
+// wallLimit returns the wall limit of the call whose kind is in the lowest byte of
+// running.
+func (i *Instance) wallLimit(b byte) time.Duration { return i.limits[b-1].Wall }
 
-// Dead returns why the instance answers no more, nil while it does.
+// Dead returns the reason why the instance is dead, nil while it is usable.
 func (i *Instance) Dead() error { return i.dead }
 
-// Fuel is what the last call burnt, in ticks; for one that ran out, what it
-// was given and the debt that it could not pay.
-func (i *Instance) Fuel() int64 { return i.given - meter.Left(i.fuel.Get(), i.budget.Get()) }
+// Fuel returns the fuel that the last call consumed, in ticks; for a call that ran out
+// of fuel, more than its limit.
+func (i *Instance) Fuel() int64 { return i.fuelGiven - meter.Left(i.fuel.Get(), i.budget.Get()) }
 
-// Calls is how many calls began, those for initialisation included. It is safe
-// for concurrent use.
+// Calls returns the number of calls that began, initialisation included. It is safe for
+// concurrent use.
 func (i *Instance) Calls() uint64 { return i.running.Load() >> 8 }
 
-// Memory is the memory's present size, and what it was when the instance was
-// new, in bytes.
-func (i *Instance) Memory() (now, first uint32) { return i.memory.Size(), i.first }
+// Memory returns the memory's size now, and its size when the instance was new, in
+// bytes.
+func (i *Instance) Memory() (now, first uint32) { return i.memory.Size(), i.initialSize }
 
-// Hash is of the whole memory, to compare runs; of nothing once it is closed.
+// Hash returns a digest of the whole memory, for the comparison of runs. After Close it
+// is the digest of nothing.
 func (i *Instance) Hash() [sha256.Size]byte {
 	if i.mod == nil {
 		return sha256.Sum256(nil)
@@ -345,13 +349,13 @@ func (i *Instance) Hash() [sha256.Size]byte {
 	return sha256.Sum256(b)
 }
 
-// Close frees the instance; it answers no more. It must not be in a call.
+// Close frees the instance. It must not be in a call.
 func (i *Instance) Close() error {
 	if i.mod == nil {
 		return nil
 	}
-	if i.module.config.Watch != nil {
-		i.module.config.Watch.remove(i)
+	if i.module.config.Watchdog != nil {
+		i.module.config.Watchdog.remove(i)
 	}
 	err := i.mod.Close(context.Background())
 	i.mod = nil

@@ -6,22 +6,22 @@ import (
 	"github.com/tetratelabs/wazero/experimental"
 )
 
-// What is kept of the memory of instances that are closed.
+// Bounds of the pool of memory of closed instances.
 const (
-	keptBytes = 256 << 10 // of one, at most: to clear more takes longer than to map it
-	keptMost  = 16        // how many
+	maxPooledBytes = 256 << 10 // bytes that one instance used: clearing more takes longer than mapping anew
+	maxPooled      = 16        // number of memories in the pool
 )
 
-// memories are the linear memories of a process: they lie outside Go's heap, where
-// they grow without being copied, and leave nothing to collect. Those of small
-// modules are used again.
-type memories struct {
+// memoryPool allocates the linear memories of a process. They lie outside Go's heap, so
+// that they grow without a copy and leave no garbage. The pool reuses the memories of
+// small modules.
+type memoryPool struct {
 	mu   sync.Mutex
 	kept [][]byte // guarded by mu: whole mappings, all zero
 }
 
-// take returns that much zeroed memory, nil when the system has none.
-func (m *memories) take(bytes uint64) []byte {
+// get returns zeroed memory of that size, nil if the system has none.
+func (m *memoryPool) get(bytes uint64) []byte {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for n, b := range m.kept {
@@ -35,13 +35,13 @@ func (m *memories) take(bytes uint64) []byte {
 	return reserve(bytes)
 }
 
-// give takes memory back, of which the beginning was used.
-func (m *memories) give(b []byte, used uint64) {
-	if used <= keptBytes {
+// put returns memory to the pool; its first used bytes may be dirty.
+func (m *memoryPool) put(b []byte, used uint64) {
+	if used <= maxPooledBytes {
 		clear(b[:used])
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		if len(m.kept) < keptMost {
+		if len(m.kept) < maxPooled {
 			m.kept = append(m.kept, b)
 			return
 		}
@@ -51,11 +51,11 @@ func (m *memories) give(b []byte, used uint64) {
 
 // memory is the memory of one instance.
 type memory struct {
-	from   *memories
-	mapped []byte // all that it may become; nil where the system cannot reserve
+	from   *memoryPool
+	mapped []byte // reserved up to max; nil where the system cannot reserve
 	used   uint64
 	heap   []byte // instead of mapped
-	most   uint64
+	max    uint64
 }
 
 var (
@@ -65,14 +65,14 @@ var (
 
 // Allocate implements experimental.MemoryAllocator; an instance has one memory.
 func (m *memory) Allocate(_, most uint64) experimental.LinearMemory {
-	m.mapped, m.most = m.from.take(most), most
+	m.mapped, m.max = m.from.get(most), most
 	return m
 }
 
 // Reallocate implements experimental.LinearMemory.
 func (m *memory) Reallocate(size uint64) []byte {
 	switch {
-	case size > m.most:
+	case size > m.max:
 		return nil
 	case m.mapped == nil:
 		if size > uint64(cap(m.heap)) {
@@ -82,7 +82,7 @@ func (m *memory) Reallocate(size uint64) []byte {
 		return m.heap
 	}
 	if size > m.used {
-		if size <= keptBytes {
+		if size <= maxPooledBytes {
 			touch(m.mapped[m.used:size])
 		}
 		m.used = size
@@ -90,10 +90,10 @@ func (m *memory) Reallocate(size uint64) []byte {
 	return m.mapped[:size:size]
 }
 
-// Free implements experimental.LinearMemory. It may be called again.
+// Free implements experimental.LinearMemory. It is idempotent.
 func (m *memory) Free() {
 	if m.mapped != nil {
-		m.from.give(m.mapped, m.used)
+		m.from.put(m.mapped, m.used)
 	}
-	m.mapped, m.heap, m.used, m.most = nil, nil, 0, 0
+	m.mapped, m.heap, m.used, m.max = nil, nil, 0, 0
 }

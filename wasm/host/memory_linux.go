@@ -5,8 +5,8 @@ import "syscall"
 // populateWrite is MADV_POPULATE_WRITE, which Linux has since 5.14.
 const populateWrite = 23
 
-// reserve maps memory that takes none before it is used; nil when it cannot. It
-// has no huge pages: one of them is more than most modules ever use.
+// reserve maps memory whose pages are allocated on first use; nil if it cannot. It
+// disables huge pages: one of them is larger than the memory of most modules.
 func reserve(bytes uint64) []byte {
 	if bytes == 0 || bytes != uint64(int(bytes)) {
 		return nil
@@ -21,6 +21,6 @@ func reserve(bytes uint64) []byte {
 
 func unreserve(b []byte) { _ = syscall.Munmap(b) }
 
-// touch has pages of reserved memory there before they are written to, without
-// which each that is read first stops all threads when it is written.
+// touch allocates pages of reserved memory before they are written to. Otherwise each
+// page that is read first stops all threads when it is written.
 func touch(b []byte) { _ = syscall.Madvise(b, populateWrite) }

@@ -18,33 +18,33 @@ import (
 // Module is a compiled module, from which instances are made. Its methods are
 // safe for concurrent use.
 type Module struct {
-	config  Config
-	sum     [sha256.Size]byte
-	kinds   []abi.Kind
-	decides [abi.Kinds]bool
-	rests   bool // exports ExportRest
-	report  meter.Report
-	program *program
-	log     logbook
-	opa     bool         // it is OPA's, see package opa
-	live    atomic.Int64 // instances that are not closed
-	closed  atomic.Bool
+	config      Config
+	sum         [sha256.Size]byte
+	kinds       []abi.Kind
+	decides     [abi.NumKinds]bool
+	hasDeferred bool // exports ExportDeferred
+	report      meter.Report
+	program     *program
+	log         logLimiter
+	opa         bool         // compiled by OPA, see package opa
+	live        atomic.Int64 // instances that are not closed
+	closed      atomic.Bool
 }
 
-// ErrClosed: the module was closed.
+// ErrClosed is returned by Instantiate after Close.
 var ErrClosed = errors.New("host: the module is closed")
 
-// Load rewrites and compiles a module as its author built it; it does not keep
-// the bytes. It takes milliseconds for a small module, a second for one in Go
-// that the cache does not know. Refusals of the module, as opposed to errors of
-// the cache, are deterministic.
+// Load instruments and compiles a module as its author built it; it does not keep the
+// bytes. It takes milliseconds for a small module, and a second for one in Go that is
+// not in the cache. Whether it refuses a module is deterministic, unlike errors of the
+// cache.
 func Load(ctx context.Context, config Config, original []byte) (*Module, error) {
-	config, err := config.filled()
+	config, err := config.withDefaults()
 	if err != nil {
 		return nil, err
 	}
 	m := &Module{config: config, sum: sha256.Sum256(original)}
-	m.log.to = config.Logger
+	m.log.logger = config.Logger
 	if opa.Is(original) {
 		if original, err = m.adaptOPA(original); err != nil {
 			return nil, err
@@ -59,7 +59,7 @@ func Load(ctx context.Context, config Config, original []byte) (*Module, error) 
 	}
 	err = m.check()
 	if err == nil && m.opa {
-		err = m.tryOPA()
+		err = m.checkOPAStart()
 	}
 	if err != nil {
 		m.Close()
@@ -68,17 +68,17 @@ func Load(ctx context.Context, config Config, original []byte) (*Module, error) 
 	return m, nil
 }
 
-// instrument rewrites the module and finds its kinds.
+// instrument meters the module's code and determines its kinds.
 func (m *Module) instrument(original []byte) ([]byte, error) {
 	c := &m.config
 	m.kinds = slices.Compact(slices.Sorted(slices.Values(c.Kinds)))
 	if len(m.kinds) == 0 {
-		// How much memory is allowed depends on what it exports.
-		all := make([]abi.Kind, 0, abi.Kinds)
-		for k := range abi.Kinds {
+		// The memory limit depends on the kinds that the module exports.
+		all := make([]abi.Kind, 0, abi.NumKinds)
+		for k := range abi.NumKinds {
 			all = append(all, k)
 		}
-		c.Meter.Pages, c.Meter.Stack = c.room(all)
+		c.Meter.Pages, c.Meter.Stack = c.memoryAndStack(all)
 		_, report, err := meter.Instrument(original, c.Meter)
 		if err != nil {
 			return nil, err
@@ -90,9 +90,9 @@ func (m *Module) instrument(original []byte) ([]byte, error) {
 		}
 	}
 	if len(m.kinds) == 0 || len(m.kinds) == 1 && m.kinds[0] == abi.Configure {
-		return nil, errors.New("host: the module decides nothing: it exports no function of a kind")
+		return nil, errors.New("host: the module exports no policy function")
 	}
-	c.Meter.Pages, c.Meter.Stack = c.room(m.kinds)
+	c.Meter.Pages, c.Meter.Stack = c.memoryAndStack(m.kinds)
 	code, report, err := meter.Instrument(original, c.Meter)
 	if err != nil {
 		return nil, err
@@ -107,7 +107,7 @@ func (m *Module) instrument(original []byte) ([]byte, error) {
 	return code, nil
 }
 
-// check holds that the module speaks cascade-policy/1.
+// check returns an error if the module does not implement cascade-policy/1.
 func (m *Module) check() error {
 	functions, memories := m.program.compiled.ExportedFunctions(), m.program.compiled.ExportedMemories()
 	if _, ok := memories[abi.ExportMemory]; !ok {
@@ -134,8 +134,8 @@ func (m *Module) check() error {
 			return err
 		}
 	}
-	if _, m.rests = functions[abi.ExportRest]; m.rests {
-		if err := call(abi.ExportRest); err != nil {
+	if _, m.hasDeferred = functions[abi.ExportDeferred]; m.hasDeferred {
+		if err := call(abi.ExportDeferred); err != nil {
 			return err
 		}
 	}
@@ -146,39 +146,39 @@ func (m *Module) check() error {
 		from, name, _ := f.Import()
 		h, ok := imports[meter.Import{Module: from, Name: name}]
 		if !ok {
-			return fmt.Errorf("host: nothing answers the import %s.%s", from, name)
+			return fmt.Errorf("host: the module imports %s.%s, which the host does not provide", from, name)
 		}
 		if !slices.Equal(f.ParamTypes(), h.params) || !slices.Equal(f.ResultTypes(), h.results) {
-			return fmt.Errorf("host: the import %s.%s is declared with other types than it has", from, name)
+			return fmt.Errorf("host: the module imports %s.%s with the wrong type", from, name)
 		}
 	}
 	return nil
 }
 
-// Kinds returns what instances can be called for, in the order of the numbers.
+// Kinds returns the kinds that the module decides, in the order of their numbers.
 func (m *Module) Kinds() []abi.Kind { return slices.Clone(m.kinds) }
 
-// Decides reports whether instances can be called for a kind.
-func (m *Module) Decides(k abi.Kind) bool { return k < abi.Kinds && m.decides[k] }
+// Decides reports whether the module decides a kind.
+func (m *Module) Decides(k abi.Kind) bool { return k < abi.NumKinds && m.decides[k] }
 
-// Rests reports whether Instance.Rest does anything.
-func (m *Module) Rests() bool { return m.rests }
+// HasDeferred reports whether Instance.RunDeferred does anything.
+func (m *Module) HasDeferred() bool { return m.hasDeferred }
 
-// SHA256 is of the module as its author built it.
+// SHA256 returns the digest of the module as its author built it.
 func (m *Module) SHA256() [sha256.Size]byte { return m.sum }
 
 // Limit returns the limit in force for a kind.
 func (m *Module) Limit(k abi.Kind) Limit { return m.config.Limits[k] }
 
-// Report says what the module has.
+// Report returns what package meter found in the module.
 func (m *Module) Report() meter.Report { return m.report }
 
-// Live is how many instances are not closed.
-func (m *Module) Live() int { return int(m.live.Load()) }
+// Instances returns the number of open instances.
+func (m *Module) Instances() int { return int(m.live.Load()) }
 
-// Close frees the module: its machine code, unless another module of the Engine
-// has it, is unmapped when Go next finds that nothing refers to it. The instances
-// must have been closed: a process does not survive calls into code that is gone.
+// Close frees the module. Its machine code is unmapped when Go's garbage collector finds
+// it unreferenced, unless another module of the Engine shares it. All instances must
+// have been closed: a call into unmapped code crashes the process.
 func (m *Module) Close() error {
 	if !m.closed.CompareAndSwap(false, true) {
 		return nil

@@ -9,19 +9,19 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/abi"
 )
 
-// Record is one call written down: what went in, what came out. With the module
-// it says all there is to say about the call, so that it can be replayed.
+// Record is a recorded call: its input and output. Together with the module it suffices
+// to replay the call.
 type Record struct {
 	Module [sha256.Size]byte
 	Kind   abi.Kind
-	Frame  []byte // as it was written for the call
+	Frame  []byte // before the call
 	Result uint64 // status<<32 | value; 0 without an answer
-	Output []byte // the frame's room for output after the call
+	Output []byte // the frame's output area after the call
 	Fuel   int64
-	Cause  Cause // why there is no answer; 0 when there is. Rules are not checked.
+	Cause  Cause // why there is no answer, 0 if there is one; rules are not checked
 }
 
-// begin and end use the record's slices again.
+// begin records the input of a call. begin and end reuse the record's slices.
 func (r *Record) begin(m *Module, k abi.Kind, frame []byte) {
 	r.Module, r.Kind = m.sum, k
 	r.Frame = append(r.Frame[:0], frame...)
@@ -34,36 +34,36 @@ func (r *Record) end(i *Instance, result uint64, err error) {
 		return
 	}
 	r.Result = result
-	// Where the output is, the frame says as it was before the guest had it.
+	// Read the output's place from the frame before the call: the guest may change it.
 	at, n := binary.LittleEndian.Uint32(r.Frame[56:]), binary.LittleEndian.Uint32(r.Frame[60:])
 	if end := uint64(at) + uint64(n); end <= uint64(len(r.Frame)) {
 		r.Output = append(r.Output, i.arena()[at:end]...)
 	}
 }
 
-// Equal reports whether two records are of the same frame and have the same
-// answer, fuel included.
+// Equal reports whether two records have the same frame and the same answer, fuel
+// included.
 func (r *Record) Equal(o *Record) bool {
 	return r.Kind == o.Kind && string(r.Frame) == string(o.Frame) && r.Result == o.Result &&
 		string(r.Output) == string(o.Output) && r.Fuel == o.Fuel && r.Cause == o.Cause
 }
 
-// Record has the next call written down into r, whose slices it uses again. A
-// call that was not made leaves no frame in it.
+// Record makes the next call record itself into r, whose slices it reuses. A call that
+// is not made leaves no frame in r.
 func (i *Instance) Record(r *Record) { i.record = r }
 
-// Replay makes the call of a frame and writes it down into r, whose slices it
-// uses again; frame may be r.Frame of another record. The rules of the kind are
-// checked against the words in the frame. The error is a *Fault, which r.Cause
-// has, too. It is Starved only if the thread, too, did not run: where that is known,
-// on Linux, it tells code whose ticks are slow from a busy machine.
+// Replay makes the call of a recorded frame and records it into r, whose slices it
+// reuses; frame may be the Frame of another record. It checks the rules of the kind
+// against the arguments in the frame. The error is a *Fault, whose cause is also
+// r.Cause. Replay reports Starved only if the thread did not run either; it measures
+// that on Linux, to distinguish slow ticks from a busy machine.
 func (i *Instance) Replay(frame []byte, r *Record) error {
-	k := abi.Kinds
+	k := abi.NumKinds
 	if len(frame) >= abi.HeaderSize && binary.LittleEndian.Uint32(frame) == abi.Magic {
 		k = abi.Kind(binary.LittleEndian.Uint16(frame[6:]))
 	}
-	if k >= abi.Kinds {
-		return i.fault(starting, TooLarge, errors.New("not a frame"))
+	if k >= abi.NumKinds {
+		return i.fault(startKind, TooLarge, errors.New("not a frame"))
 	}
 	var err error
 	if len(frame) > len(i.arena()) {
@@ -74,56 +74,56 @@ func (i *Instance) Replay(frame []byte, r *Record) error {
 	}
 	i.record = r
 	var result uint64
-	ran := ranFor(func() { result, err = i.run(k, len(frame), err) })
+	ran := threadTimeOf(func() { result, err = i.run(k, len(frame), err) })
 	if f, ok := err.(*Fault); ok && f.Starved && ran >= i.limits[k].Wall/2 {
 		f.Starved = false
 	}
 	if err == nil {
-		err = i.judge(k, i.verdict(k, frame, result))
+		err = i.wrapAnswerError(k, i.checkAnswer(k, frame, result))
 	}
 	r.Cause = CauseOf(err)
 	return err
 }
 
-// verdict checks an answer by the words of its frame.
-func (i *Instance) verdict(k abi.Kind, frame []byte, result uint64) (err error) {
+// checkAnswer checks an answer against the arguments in its frame.
+func (i *Instance) checkAnswer(k abi.Kind, frame []byte, result uint64) (err error) {
 	s := abi.OK
 	switch k {
 	case abi.Configure:
-		err = abi.TakeConfigure(result)
+		err = abi.DecodeConfigureResult(result)
 	case abi.Select:
 		var bids []policies.Bid
-		if bids, s = abi.GetSelect(frame, nil); s == abi.OK {
-			_, err = abi.TakeSelect(result, len(bids))
+		if bids, s = abi.DecodeSelectCall(frame, nil); s == abi.OK {
+			_, err = abi.DecodeSelectResult(result, len(bids))
 		}
 	case abi.Quote:
-		_, _, err = abi.TakeQuote(i.arena(), result)
+		_, _, err = abi.DecodeQuoteResult(i.arena(), result)
 	case abi.Outlier:
 		var own policies.Tokens
-		if own, _, s = abi.GetOutlier(frame); s == abi.OK {
-			_, err = abi.TakeOutlier(i.arena(), result, own)
+		if own, _, s = abi.DecodeOutlierCall(frame); s == abi.OK {
+			_, err = abi.DecodeOutlierResult(i.arena(), result, own)
 		}
 	case abi.Place:
 		var a policies.Arrival
-		if a, s = abi.GetPlace(frame, nil); s == abi.OK {
-			_, err = abi.TakePlace(result, a)
+		if a, s = abi.DecodePlaceCall(frame, nil); s == abi.OK {
+			_, err = abi.DecodePlaceResult(result, a)
 		}
 	case abi.Refine:
 		var b policies.Border
-		if b, _, s = abi.GetRefine(frame, nil); s == abi.OK {
-			_, err = abi.TakeRefine(i.arena(), result, b)
+		if b, _, s = abi.DecodeRefineCall(frame, nil); s == abi.OK {
+			_, err = abi.DecodeRefineResult(i.arena(), result, b)
 		}
 	case abi.Partition:
 		var w policies.Workload
-		if s = abi.GetPartition(frame, &w); s == abi.OK {
-			if _, err = abi.TakePartition(i.arena(), result, w); err == policies.ErrInfeasible {
+		if s = abi.DecodePartitionCall(frame, &w); s == abi.OK {
+			if _, err = abi.DecodePartitionResult(i.arena(), result, w); err == policies.ErrInfeasible {
 				err = nil
 			}
 		}
 	case abi.Guard:
 		var ch abi.Change
-		if ch, s = abi.GetGuard(frame); s == abi.OK {
-			_, _, err = abi.TakeGuard(i.arena(), result, ch)
+		if ch, s = abi.DecodeGuardCall(frame); s == abi.OK {
+			_, _, err = abi.DecodeGuardResult(i.arena(), result, ch)
 		}
 	}
 	if s != abi.OK {

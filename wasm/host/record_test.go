@@ -104,7 +104,7 @@ func TestReplayIsTheSameInTwoProcesses(t *testing.T) {
 // TestReplayChecksRules: a record does not make an answer good.
 func TestReplayChecksRules(t *testing.T) {
 	arena := make([]byte, 4096)
-	n, err := abi.PutSelect(arena, abi.Call{}, sixteen())
+	n, err := abi.EncodeSelectCall(arena, abi.Call{}, sixteen())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -130,7 +130,7 @@ func TestReplayChecksRules(t *testing.T) {
 			t.Errorf("a frame of %d bytes: %v", len(frame), err)
 		}
 	}
-	quote, _ := abi.PutQuote(arena, abi.Call{}, abi.Ask{})
+	quote, _ := abi.EncodeQuoteCall(arena, abi.Call{}, abi.Ask{})
 	if err := i.Replay(arena[:quote], &Record{}); CauseOf(err) != Unknown {
 		t.Error(err)
 	}
@@ -139,9 +139,9 @@ func TestReplayChecksRules(t *testing.T) {
 // FuzzReplay feeds frames that nobody has encoded.
 func FuzzReplay(f *testing.F) {
 	arena := make([]byte, 4096)
-	n, _ := abi.PutSelect(arena, abi.Call{}, sixteen())
+	n, _ := abi.EncodeSelectCall(arena, abi.Call{}, sixteen())
 	f.Add(bytes.Clone(arena[:n]))
-	n, _ = abi.PutQuote(arena, abi.Call{}, abi.Ask{})
+	n, _ = abi.EncodeQuoteCall(arena, abi.Call{}, abi.Ask{})
 	f.Add(bytes.Clone(arena[:n]))
 	m := load(f, Config{}, hosttest.Policy(hosttest.LeastLoad()).Encode())
 	f.Fuzz(func(t *testing.T, frame []byte) {

@@ -15,13 +15,13 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/meter"
 )
 
-// adaptOPA returns a module of OPA's as package meter takes it, and asks for the
-// kinds that it has.
+// adaptOPA returns a module that OPA compiled in a form that package meter accepts, and
+// sets its kinds.
 func (m *Module) adaptOPA(original []byte) ([]byte, error) {
 	c := &m.config
 	for _, k := range c.Kinds {
 		if k != abi.Guard && k != abi.Configure {
-			return nil, fmt.Errorf("host: rules in Rego decide the kind %s, not %s", abi.Guard, k)
+			return nil, fmt.Errorf("host: Rego rules decide kind %s, not %s", abi.Guard, k)
 		}
 	}
 	m.opa, c.Kinds = true, []abi.Kind{abi.Configure, abi.Guard}
@@ -37,28 +37,28 @@ func (m *Module) adaptOPA(original []byte) ([]byte, error) {
 	return code, nil
 }
 
-// answerOPA adds the host's half of what OPA's modules import to a runtime.
-func answerOPA(ctx context.Context, r wazero.Runtime) error {
+// addOPAImports adds the implementations of the imports of OPA's modules to a runtime.
+func addOPAImports(ctx context.Context, r wazero.Runtime) error {
 	b := r.NewHostModuleBuilder("env")
 	for _, im := range opa.Imports() {
 		b = b.NewFunctionBuilder().WithGoModuleFunction(api.GoModuleFunc(func(ctx context.Context, mod api.Module, stack []uint64) {
 			i := ctx.Value(instanceKey{}).(*Instance)
 			i.charge(mod, HostTicks)
-			im.Do(lent{i}, mod, stack)
+			im.Do(opaHost{i}, mod, stack)
 		}), im.Params, im.Results).Export(im.Name)
 	}
 	_, err := b.Instantiate(ctx)
 	return err
 }
 
-// tryOPA starts an instance: what OPA's module needs of its host is known only
-// then, and a refusal belongs to Load. Fuel alone bounds it, so that the verdict
-// is the same everywhere.
-func (m *Module) tryOPA() error {
-	watch := m.config.Watch
-	m.config.Watch = nil
+// checkOPAStart starts an instance, because only then it is known which functions OPA's
+// module needs from its host, and Load must refuse a module that needs others. Only fuel
+// bounds it, so that the result is the same on every machine.
+func (m *Module) checkOPAStart() error {
+	watch := m.config.Watchdog
+	m.config.Watchdog = nil
 	i, err := m.Instantiate()
-	m.config.Watch = watch
+	m.config.Watchdog = watch
 	if err == nil {
 		return i.Close()
 	}
@@ -69,25 +69,25 @@ func (m *Module) tryOPA() error {
 	return fmt.Errorf("host: %w", err)
 }
 
-// bindOPA has a Guest stand in for the functions of cascade-policy/1.
+// bindOPA uses an opa.Guest for the functions of cascade-policy/1.
 func (i *Instance) bindOPA() {
-	g := opa.NewGuest(i.mod, lent{i})
+	g := opa.NewGuest(i.mod, opaHost{i})
 	i.arenaFn, i.fns[abi.Configure], i.fns[abi.Guard] = g.Arena(), g.Configure(), g.Guard()
 }
 
-// lent is what a Guest gets of its instance.
-type lent struct{ i *Instance }
+// opaHost is the opa.Host of an instance.
+type opaHost struct{ i *Instance }
 
 // Charge implements opa.Host.
-func (l lent) Charge(ticks int64) { l.i.charge(l.i.mod, ticks) }
+func (l opaHost) Charge(ticks int64) { l.i.charge(l.i.mod, ticks) }
 
-// Say implements opa.Host.
-func (l lent) Say(text string) { l.i.said = []byte(text) }
+// Fail implements opa.Host.
+func (l opaHost) Fail(text string) { l.i.failText = []byte(text) }
 
 // Log implements opa.Host.
-func (l lent) Log(text string) {
+func (l opaHost) Log(text string) {
 	m := l.i.module
-	if m.log.room(time.Now()) {
-		m.log.to.Log(context.Background(), slog.LevelWarn, "policy says", "text", text[:min(len(text), LogBytes)])
+	if m.log.allow(time.Now()) {
+		m.log.logger.Log(context.Background(), slog.LevelWarn, "policy module logged", "text", text[:min(len(text), LogBytes)])
 	}
 }

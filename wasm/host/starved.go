@@ -7,28 +7,27 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/abi"
 )
 
-// slowTick is more than a tick takes on a thread that runs, for all but code that
-// makes them slow on purpose: most take 2 ns.
-const slowTick = 100 * time.Nanosecond
+// slowestTick is longer than a tick takes on a running thread, except in code that makes
+// ticks slow on purpose. Most ticks take 2 ns.
+const slowestTick = 100 * time.Nanosecond
 
-// late is the fault of a call that a Watch ended.
-func (i *Instance) late(k abi.Kind, err error) error {
-	starved := i.limits[k].starved(i.Fuel())
+// timeoutFault returns the fault of a call that a Watchdog ended.
+func (i *Instance) timeoutFault(k abi.Kind, err error) error {
+	starved := i.limits[k].isStarved(i.Fuel())
 	err = i.fault(k, TimedOut, err)
 	err.(*Fault).Starved = starved
 	return err
 }
 
-// starved reports whether a call that burnt so much when its time was up had no
-// processor for most of it: it has used less than half of its fuel, and less than
-// any code burns in that time, which is less than that where the wall limit is
-// what bounds a call.
-func (l Limit) starved(burnt int64) bool {
-	return burnt < min(l.Fuel/2, int64(l.Wall/slowTick))
+// isStarved reports whether a call that reached its wall limit was not scheduled for most
+// of the time: it consumed less than half of its fuel, and less fuel than slow code
+// consumes in that time. The second bound is the smaller one where the wall limit, not
+// the fuel, bounds a call.
+func (l Limit) isStarved(burnt int64) bool {
+	return burnt < min(l.Fuel/2, int64(l.Wall/slowestTick))
 }
 
-// Starved reports whether an error of this package says, anywhere in its chain,
-// that the machine did not run the call; see Fault.Starved.
+// Starved reports whether an error's chain has a Fault that is Starved.
 func Starved(err error) bool {
 	var f *Fault
 	return errors.As(err, &f) && f.Starved

@@ -28,7 +28,7 @@ func TestStarved(t *testing.T) {
 		{1, 0, time.Second, false},
 		{50_000, 0, time.Nanosecond, false},
 	} {
-		if got := (Limit{Fuel: c.fuel, Wall: c.wall}).starved(c.burnt); got != c.want {
+		if got := (Limit{Fuel: c.fuel, Wall: c.wall}).isStarved(c.burnt); got != c.want {
 			t.Errorf("%+v: %v", c, got)
 		}
 	}
@@ -38,8 +38,8 @@ func TestStarved(t *testing.T) {
 // which no machine could have run it, and by one of which it used all.
 func TestWatchTellsWhoStarved(t *testing.T) {
 	for wall, want := range map[time.Duration]bool{math.MaxInt64 / 2: true, time.Nanosecond: false} {
-		w := NewWatch()
-		c := Config{Watch: w}
+		w := NewWatchdog()
+		c := Config{Watchdog: w}
 		c.Limits[abi.Select] = Limit{Fuel: meter.MaxFuel, Wall: wall}
 		i := instance(t, load(t, c, hosttest.Policy(hosttest.LeastLoad(hosttest.Forever)).Encode()))
 		failed := make(chan error, 1)
@@ -49,7 +49,7 @@ func TestWatchTellsWhoStarved(t *testing.T) {
 		}()
 		now := time.Now()
 		for byte(i.running.Load()) != killed {
-			w.look(now)
+			w.check(now)
 			now = now.Add(wall)
 		}
 		err := <-failed

@@ -7,12 +7,12 @@ import (
 	"github.com/tetratelabs/wazero/api"
 )
 
-// wasi is where Go's wasip1 port imports from. What is here is what its runtime
-// needs to start, to collect garbage and to print a panic: stubs that are the
-// same in every run.
+// wasi is the module that Go's wasip1 port imports from. The functions in this file are
+// those that Go's runtime needs to start, to collect garbage and to print a panic:
+// deterministic stubs.
 const wasi = "wasi_snapshot_preview1"
 
-// The error numbers that are used.
+// WASI's error numbers.
 const (
 	errnoBadFile = 8
 	errnoFault   = 21
@@ -20,67 +20,68 @@ const (
 )
 
 const (
-	// clockStep is what the clock advances by with every reading, in
-	// nanoseconds. Go's garbage collector stops collecting with a clock that
-	// stands still, or runs much faster than the program.
+	// clockStep is added to the clock at every reading, in nanoseconds. Go's garbage
+	// collector stops working if the clock stands still, or runs much faster than
+	// the program.
 	clockStep = 1000
-	// clockStart is the time when an instance is made: 2026-01-01, in
+	// clockStart is the time at which every instance starts: 2026-01-01, in
 	// nanoseconds.
 	clockStart = 1_767_225_600_000_000_000
-	// mostVectors bounds how many buffers or subscriptions one import names.
-	mostVectors = 64
-	// mostRandom bounds what one import asks for.
-	mostRandom = 1 << 10
-	// errBytes is how much of its standard error an instance keeps: the end.
-	errBytes = 4 << 10
+	// maxVectors bounds the buffers or subscriptions of one import call.
+	maxVectors = 64
+	// maxRandom bounds the random bytes of one import call.
+	maxRandom = 1 << 10
+	// maxStderr is how many bytes of standard output and error an instance keeps:
+	// the last ones.
+	maxStderr = 4 << 10
 )
 
-// exitError ends a call: the guest exited.
+// exitError ends a call in which the guest exited.
 type exitError uint32
 
 func (e exitError) Error() string { return "exit(" + strconv.Itoa(int(e)) + ")" }
 
-func nothing(_ *Instance, _ api.Module, stack []uint64) { stack[0] = 0 }
+func succeed(_ *Instance, _ api.Module, stack []uint64) { stack[0] = 0 }
 
-// done stores an error number as the result.
-func done(stack []uint64, errno uint64) { stack[0] = errno }
+// setErrno stores an error number as the result.
+func setErrno(stack []uint64, errno uint64) { stack[0] = errno }
 
-// sizes is args_sizes_get and environ_sizes_get: there are none.
-func sizes(_ *Instance, mod api.Module, stack []uint64) {
+// emptySizes implements args_sizes_get and environ_sizes_get: both are empty.
+func emptySizes(_ *Instance, mod api.Module, stack []uint64) {
 	memory := mod.Memory()
 	if !memory.WriteUint32Le(uint32(stack[0]), 0) || !memory.WriteUint32Le(uint32(stack[1]), 0) {
-		done(stack, errnoFault)
+		setErrno(stack, errnoFault)
 		return
 	}
-	done(stack, 0)
+	setErrno(stack, 0)
 }
 
-// clock is clock_time_get(id, precision, out).
-func clock(i *Instance, mod api.Module, stack []uint64) {
+// readClock implements clock_time_get(id, precision, out).
+func readClock(i *Instance, mod api.Module, stack []uint64) {
 	i.clock += clockStep
 	now := i.clock
 	if uint32(stack[0]) == 0 {
 		now += clockStart
 	}
 	if !mod.Memory().WriteUint64Le(uint32(stack[2]), now) {
-		done(stack, errnoFault)
+		setErrno(stack, errnoFault)
 		return
 	}
-	done(stack, 0)
+	setErrno(stack, 0)
 }
 
-// random is random_get(buf, len): the same numbers in every instance, by
-// splitmix64.
-func random(i *Instance, mod api.Module, stack []uint64) {
+// readRandom implements random_get(buf, len) by splitmix64, with the same numbers in
+// every instance.
+func readRandom(i *Instance, mod api.Module, stack []uint64) {
 	at, n := uint32(stack[0]), uint32(stack[1])
-	if n > mostRandom {
-		done(stack, errnoInvalid)
+	if n > maxRandom {
+		setErrno(stack, errnoInvalid)
 		return
 	}
 	i.charge(mod, int64(n)/HostBytes)
 	b, ok := mod.Memory().Read(at, n)
 	if !ok {
-		done(stack, errnoFault)
+		setErrno(stack, errnoFault)
 		return
 	}
 	for len(b) > 0 {
@@ -92,19 +93,19 @@ func random(i *Instance, mod api.Module, stack []uint64) {
 		binary.LittleEndian.PutUint64(word[:], x^x>>31)
 		b = b[copy(b, word[:]):]
 	}
-	done(stack, 0)
+	setErrno(stack, 0)
 }
 
-// write is fd_write(fd, iovs, count, written). Standard output and error go to
-// the instance's last words, all else is not there.
-func write(i *Instance, mod api.Module, stack []uint64) {
+// writeOutput implements fd_write(fd, iovs, count, written). The instance keeps the end
+// of standard output and standard error; other files do not exist.
+func writeOutput(i *Instance, mod api.Module, stack []uint64) {
 	fd, at, count, out := uint32(stack[0]), uint32(stack[1]), uint32(stack[2]), uint32(stack[3])
 	switch {
 	case fd != 1 && fd != 2:
-		done(stack, errnoBadFile)
+		setErrno(stack, errnoBadFile)
 		return
-	case count > mostVectors:
-		done(stack, errnoInvalid)
+	case count > maxVectors:
+		setErrno(stack, errnoInvalid)
 		return
 	}
 	memory, total := mod.Memory(), uint32(0)
@@ -112,35 +113,36 @@ func write(i *Instance, mod api.Module, stack []uint64) {
 		base, ok := memory.ReadUint32Le(at + 8*k)
 		n, ok2 := memory.ReadUint32Le(at + 8*k + 4)
 		if !ok || !ok2 {
-			done(stack, errnoFault)
+			setErrno(stack, errnoFault)
 			return
 		}
 		b, ok := memory.Read(base, n)
 		if !ok {
-			done(stack, errnoFault)
+			setErrno(stack, errnoFault)
 			return
 		}
 		total += n
-		i.charge(mod, int64(min(n, errBytes))/HostBytes)
-		i.words = append(i.words, b[max(0, len(b)-errBytes):]...)
-		if over := len(i.words) - errBytes; over > 0 {
-			i.words = i.words[:copy(i.words, i.words[over:])]
+		i.charge(mod, int64(min(n, maxStderr))/HostBytes)
+		i.stderr = append(i.stderr, b[max(0, len(b)-maxStderr):]...)
+		if over := len(i.stderr) - maxStderr; over > 0 {
+			i.stderr = i.stderr[:copy(i.stderr, i.stderr[over:])]
 		}
 	}
 	if !memory.WriteUint32Le(out, total) {
-		done(stack, errnoFault)
+		setErrno(stack, errnoFault)
 		return
 	}
-	done(stack, 0)
+	setErrno(stack, 0)
 }
 
-// poll is poll_oneoff(in, out, count, events). Nobody sleeps: the clock is put
-// forward to the earliest timeout that was asked for, and all are reported.
-func poll(i *Instance, mod api.Module, stack []uint64) {
+// pollTimers implements poll_oneoff(in, out, count, events). It does not sleep: it
+// advances the clock to the earliest timeout among the subscriptions, and reports all of
+// them.
+func pollTimers(i *Instance, mod api.Module, stack []uint64) {
 	const subscription, event = 48, 32
 	in, out, count, events := uint32(stack[0]), uint32(stack[1]), uint32(stack[2]), uint32(stack[3])
-	if count == 0 || count > mostVectors {
-		done(stack, errnoInvalid)
+	if count == 0 || count > maxVectors {
+		setErrno(stack, errnoInvalid)
 		return
 	}
 	i.charge(mod, int64(count))
@@ -149,12 +151,12 @@ func poll(i *Instance, mod api.Module, stack []uint64) {
 	for k := range count {
 		s, ok := memory.Read(in+k*subscription, subscription)
 		if !ok {
-			done(stack, errnoFault)
+			setErrno(stack, errnoFault)
 			return
 		}
 		var e [event]byte
-		copy(e[:8], s[:8]) // who asked
-		e[10] = s[8]       // for what
+		copy(e[:8], s[:8]) // the subscription's user data
+		e[10] = s[8]       // its type
 		if s[8] == 0 {
 			timeout := binary.LittleEndian.Uint64(s[24:])
 			if s[40]&1 != 0 { // a time, not a duration
@@ -169,7 +171,7 @@ func poll(i *Instance, mod api.Module, stack []uint64) {
 			e[8] = errnoBadFile
 		}
 		if !memory.Write(out+k*event, e[:]) {
-			done(stack, errnoFault)
+			setErrno(stack, errnoFault)
 			return
 		}
 	}
@@ -177,11 +179,11 @@ func poll(i *Instance, mod api.Module, stack []uint64) {
 		i.clock += min(first, 1<<40) // 18 minutes: the clock must not wrap around
 	}
 	if !memory.WriteUint32Le(events, count) {
-		done(stack, errnoFault)
+		setErrno(stack, errnoFault)
 		return
 	}
-	done(stack, 0)
+	setErrno(stack, 0)
 }
 
-// exit is proc_exit(code): the call ends here.
-func exit(_ *Instance, _ api.Module, stack []uint64) { panic(exitError(stack[0])) }
+// exitCall implements proc_exit(code): it ends the call.
+func exitCall(_ *Instance, _ api.Module, stack []uint64) { panic(exitError(stack[0])) }

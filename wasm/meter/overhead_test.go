@@ -116,7 +116,7 @@ func (s subject) place(b *testing.B, e engine, code []byte, n int) *placed {
 		bids[i] = policies.Bid{From: "replica-x", Load: policies.Tokens(i * 7919 % 31), Start: policies.Micros(i * 31 % 7)}
 	}
 	arena, _ := p.Memory().Read(abi.UnpackRegion(region[0]))
-	length, err := abi.PutSelect(arena, abi.Call{ID: 7}, bids)
+	length, err := abi.EncodeSelectCall(arena, abi.Call{ID: 7}, bids)
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -55,7 +55,7 @@ func BenchmarkPartitionFuel(b *testing.B) {
 		return list
 	}
 	for _, name := range []string{"partition-exact", "partition-two-phase", "partition-recursion"} {
-		g := guesttest.Start(b, guesttest.Load(b, guesttest.Build(b, name), host.Config{Limits: [abi.Kinds]host.Limit{abi.Partition: {Fuel: 1 << 40, Wall: time.Minute}}}))
+		g := guesttest.Start(b, guesttest.Load(b, guesttest.Build(b, name), host.Config{Limits: [abi.NumKinds]host.Limit{abi.Partition: {Fuel: 1 << 40, Wall: time.Minute}}}))
 		for _, size := range [][2]int{{16, 18}, {64, 18}, {256, 18}, {1000, 18}, {10_000, 18}, {1000, 119}, {10_000, 119}} {
 			if name == "partition-recursion" && size[0]*size[1] > 5000 {
 				continue

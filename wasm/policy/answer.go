@@ -15,9 +15,9 @@ import (
 // It burns no fuel. The error is a *host.Fault, which r.Cause has, too: Unknown
 // where there is no such policy.
 func (n Native) Answer(frame []byte, r *host.Record) error {
-	k := abi.Kinds
+	k := abi.NumKinds
 	if len(frame) >= abi.HeaderSize && binary.LittleEndian.Uint32(frame) == abi.Magic {
-		k = min(abi.Kinds, abi.Kind(binary.LittleEndian.Uint16(frame[6:])))
+		k = min(abi.NumKinds, abi.Kind(binary.LittleEndian.Uint16(frame[6:])))
 	}
 	out := slices.Clone(frame)
 	result, decided, err := n.answer(k, out)
@@ -46,44 +46,44 @@ func (n Native) answer(k abi.Kind, frame []byte) (result uint64, decided bool, e
 	switch {
 	case k == abi.Partition && n.Partitioner != nil:
 		var w policies.Workload
-		if s = abi.GetPartition(frame, &w); s == abi.OK {
+		if s = abi.DecodePartitionCall(frame, &w); s == abi.OK {
 			p, err := n.Partitioner.Partition(w)
 			if err != nil && err != policies.ErrInfeasible {
 				return 0, true, err
 			}
-			return abi.AnswerPartition(frame, p, err == nil), true, nil
+			return abi.EncodePartitionResult(frame, p, err == nil), true, nil
 		}
 	case k == abi.Refine && n.Refiner != nil:
 		var b policies.Border
-		if b, _, s = abi.GetRefine(frame, nil); s == abi.OK {
-			return abi.AnswerRefine(frame, n.Refiner.Refine(b)), true, nil
+		if b, _, s = abi.DecodeRefineCall(frame, nil); s == abi.OK {
+			return abi.EncodeRefineResult(frame, n.Refiner.Refine(b)), true, nil
 		}
 	case k == abi.Quote && n.Quoter != nil:
 		var ask abi.Ask
-		if ask, s = abi.GetQuote(frame); s == abi.OK {
+		if ask, s = abi.DecodeQuoteCall(frame); s == abi.OK {
 			bid, bids := n.Quoter.Quote(ask.Position, ask.Handover)
-			return abi.AnswerQuote(frame, bid, bids), true, nil
+			return abi.EncodeQuoteResult(frame, bid, bids), true, nil
 		}
 	case k == abi.Select && n.Selector != nil:
 		var bids []policies.Bid
-		if bids, s = abi.GetSelect(frame, nil); s == abi.OK {
-			return abi.AnswerSelect(n.Selector.Select(bids)), true, nil
+		if bids, s = abi.DecodeSelectCall(frame, nil); s == abi.OK {
+			return abi.EncodeSelectResult(n.Selector.Select(bids)), true, nil
 		}
 	case k == abi.Outlier && n.Detector != nil:
 		var own, mean policies.Tokens
-		if own, mean, s = abi.GetOutlier(frame); s == abi.OK {
-			return abi.AnswerOutlier(frame, n.Detector.Excess(own, mean)), true, nil
+		if own, mean, s = abi.DecodeOutlierCall(frame); s == abi.OK {
+			return abi.EncodeOutlierResult(frame, n.Detector.Excess(own, mean)), true, nil
 		}
 	case k == abi.Place && n.Placer != nil:
 		var a policies.Arrival
-		if a, s = abi.GetPlace(frame, nil); s == abi.OK {
-			return abi.AnswerPlace(a, n.Placer.Place(a)), true, nil
+		if a, s = abi.DecodePlaceCall(frame, nil); s == abi.OK {
+			return abi.EncodePlaceResult(a, n.Placer.Place(a)), true, nil
 		}
 	case k == abi.Guard && n.Guard != nil:
 		var ch abi.Change
-		if ch, s = abi.GetGuard(frame); s == abi.OK {
+		if ch, s = abi.DecodeGuardCall(frame); s == abi.OK {
 			d, denied := n.Guard.Guard(ch)
-			return abi.AnswerGuard(frame, d, denied), true, nil
+			return abi.EncodeGuardResult(frame, d, denied), true, nil
 		}
 	default:
 		return 0, false, nil

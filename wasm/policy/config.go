@@ -98,7 +98,7 @@ func (c Config) filled() (Config, error) {
 	}
 	if c.Instances == 0 {
 		c.Instances = 1
-		for k := range abi.Kinds {
+		for k := range abi.NumKinds {
 			if perRequest(k) && c.Module.Decides(k) {
 				c.Instances = runtime.GOMAXPROCS(0)
 			}

@@ -28,7 +28,7 @@ func frame[W any](put func([]byte, abi.Call, W) (int, error), c abi.Call, words 
 }
 
 func putLoads(b []byte, c abi.Call, loads [2]policies.Tokens) (int, error) {
-	return abi.PutOutlier(b, c, loads[0], loads[1])
+	return abi.EncodeOutlierCall(b, c, loads[0], loads[1])
 }
 
 // left ends a call that was answered, and keeps the state that it left.
@@ -47,7 +47,7 @@ func (p *Policy) Select(bids []policies.Bid) int {
 			p.done(s)
 			return winner
 		}
-		p.failed(s, abi.Select, err, frame(abi.PutSelect, c, bids))
+		p.failed(s, abi.Select, err, frame(abi.EncodeSelectCall, c, bids))
 	}
 	return p.config.Native.Selector.Select(bids)
 }
@@ -61,7 +61,7 @@ func (p *Policy) Quote(pos policies.Position, h policies.Handover) (policies.Bid
 			p.done(s)
 			return bid, ok
 		}
-		p.failed(s, abi.Quote, err, frame(abi.PutQuote, c, ask))
+		p.failed(s, abi.Quote, err, frame(abi.EncodeQuoteCall, c, ask))
 	}
 	return p.config.Native.Quoter.Quote(pos, h)
 }
@@ -89,7 +89,7 @@ func (p *Policy) Place(a policies.Arrival) policies.ReplicaID {
 			p.done(s)
 			return peer
 		}
-		p.failed(s, abi.Place, err, frame(abi.PutPlace, c, a))
+		p.failed(s, abi.Place, err, frame(abi.EncodePlaceCall, c, a))
 	}
 	return p.config.Native.Placer.Place(a)
 }
@@ -111,7 +111,7 @@ func (p *Policy) RefineFor(m *Memory, b policies.Border) policies.Tokens {
 			p.left(s, m, c.Room)
 			return at
 		}
-		p.failed(s, abi.Refine, err, frame(abi.PutRefine, c, b))
+		p.failed(s, abi.Refine, err, frame(abi.EncodeRefineCall, c, b))
 	}
 	return p.config.Native.Refiner.Refine(b)
 }
@@ -137,7 +137,7 @@ func (p *Policy) PartitionFor(m *Memory, w policies.Workload) (policies.Partitio
 			p.left(s, m, c.Room)
 			return part, err
 		}
-		p.failed(s, abi.Partition, err, frame(abi.PutPartition, c, w))
+		p.failed(s, abi.Partition, err, frame(abi.EncodePartitionCall, c, w))
 	}
 	return p.config.Native.Partitioner.Partition(w)
 }
@@ -159,7 +159,7 @@ func (p *Policy) GuardFor(m *Memory, ch abi.Change) (abi.Denial, bool) {
 			p.left(s, m, c.Room)
 			return d, denied
 		}
-		p.failed(s, abi.Guard, err, frame(abi.PutGuard, c, ch))
+		p.failed(s, abi.Guard, err, frame(abi.EncodeGuardCall, c, ch))
 	}
 	return p.config.Native.Guard.Guard(ch)
 }

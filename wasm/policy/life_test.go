@@ -39,7 +39,7 @@ func TestOldInstancesAreReplaced(t *testing.T) {
 		calls++
 		return p.Stats().Replaced == 1
 	})
-	if st := p.Stats(); st.Calls != calls || st.Faults != [host.Causes]uint64{} || st.Alive != 1 {
+	if st := p.Stats(); st.Calls != calls || st.Faults != [host.NumCauses]uint64{} || st.Alive != 1 {
 		t.Errorf("after %d calls: %+v", calls, st)
 	}
 }
@@ -71,8 +71,8 @@ func TestEndWhileCalled(t *testing.T) {
 		if err := p.Run(ctx); err != nil {
 			t.Error(err)
 		}
-		if m.Live() != 0 {
-			t.Errorf("%d instances are left", m.Live())
+		if m.Instances() != 0 {
+			t.Errorf("%d instances are left", m.Instances())
 		}
 		stop.Store(true)
 		wg.Wait()
@@ -112,13 +112,13 @@ func TestBreakerLetsWaitersGo(t *testing.T) {
 // TestLateCalls: a call whose time was up is made again, and counts when it is
 // late again; when the machine was to blame it does not.
 func TestLateCalls(t *testing.T) {
-	w := host.NewWatch()
+	w := host.NewWatchdog()
 	ctx, cancel := context.WithCancel(context.Background())
 	var watch sync.WaitGroup
 	watch.Go(func() { _ = w.Run(ctx) })
 	t.Cleanup(func() { cancel(); watch.Wait() })
 	var told atomic.Int32
-	hc := host.Config{Watch: w}
+	hc := host.Config{Watchdog: w}
 	hc.Limits[abi.Select].Fuel = meter.MaxFuel
 	c := Config{Instances: 1, Failures: -1, Faulted: func() { told.Add(1) }}
 
@@ -138,12 +138,12 @@ func TestLateCalls(t *testing.T) {
 	s := &good.slots[0]
 	good.take(s) // as a call that the machine did not run leaves it
 	s.instance.Close()
-	s.late = frame(abi.PutSelect, abi.Call{}, bids(4))
+	s.late = frame(abi.EncodeSelectCall, abi.Call{}, bids(4))
 	s.worn.Store(true)
 	good.release(s, empty)
 	good.refillSoon()
 	eventually(t, "a new instance", func() bool { return good.Stats().Replaced == 1 })
-	if b := bids(4); good.Select(b) != natives.Selector.Select(b) || told.Load() != 0 || good.Stats().Faults != [host.Causes]uint64{} {
+	if b := bids(4); good.Select(b) != natives.Selector.Select(b) || told.Load() != 0 || good.Stats().Faults != [host.NumCauses]uint64{} {
 		t.Errorf("told %d times: %+v", told.Load(), good.Stats())
 	}
 }
@@ -159,14 +159,14 @@ func TestStarvedCalls(t *testing.T) {
 		p.take(s) // as a call leaves it that a Watch ended
 		s.call(p)
 		s.instance.Close()
-		p.failed(s, abi.Select, &host.Fault{Kind: abi.Select, Cause: host.TimedOut, Starved: true}, frame(abi.PutSelect, abi.Call{}, bids(4)))
+		p.failed(s, abi.Select, &host.Fault{Kind: abi.Select, Cause: host.TimedOut, Starved: true}, frame(abi.EncodeSelectCall, abi.Call{}, bids(4)))
 		eventually(t, "a new instance", func() bool { return p.Stats().Replaced == n+1 })
 	}
 	if b := bids(4); p.Select(b) != natives.Selector.Select(b) {
 		t.Error("wrong")
 	}
 	st := p.Stats()
-	if told.Load() != 0 || st.Open || st.Starved != times || st.Faults != [host.Causes]uint64{} || st.Calls != times+1 {
+	if told.Load() != 0 || st.Open || st.Starved != times || st.Faults != [host.NumCauses]uint64{} || st.Calls != times+1 {
 		t.Errorf("told %d times: %+v", told.Load(), st)
 	}
 	if r := p.Records(); len(r) != times || r[0].Cause != host.TimedOut {
@@ -178,7 +178,7 @@ func TestStarvedCalls(t *testing.T) {
 // replaced.
 func TestWarm(t *testing.T) {
 	p := running(t, Config{Instances: 3, Every: 1}, host.Config{}, leastLoad(hosttest.OneIn(7, hosttest.Unreachable)))
-	good, bad := frame(abi.PutSelect, abi.Call{ID: 1}, bids(4)), frame(abi.PutSelect, abi.Call{ID: 7}, bids(4))
+	good, bad := frame(abi.EncodeSelectCall, abi.Call{ID: 1}, bids(4)), frame(abi.EncodeSelectCall, abi.Call{ID: 7}, bids(4))
 	if err := p.Warm([][]byte{good, good}); err != nil || p.Stats().Calls != 0 || len(p.Records()) != 0 {
 		t.Errorf("%v: %+v", err, p.Stats())
 	}

@@ -161,8 +161,8 @@ func (l *Linked) Records() []host.Record {
 func (l *Linked) Select(bids []policies.Bid) int {
 	winner := l.native.Selector.Select(bids)
 	if n := l.begin(); n != nil {
-		put(l, n, abi.Select, abi.PutSelect, bids)
-		n.end(abi.AnswerSelect(winner))
+		put(l, n, abi.Select, abi.EncodeSelectCall, bids)
+		n.end(abi.EncodeSelectResult(winner))
 	}
 	return winner
 }
@@ -171,8 +171,8 @@ func (l *Linked) Select(bids []policies.Bid) int {
 func (l *Linked) Quote(pos policies.Position, h policies.Handover) (policies.Bid, bool) {
 	bid, bids := l.native.Quoter.Quote(pos, h)
 	if n := l.begin(); n != nil {
-		if put(l, n, abi.Quote, abi.PutQuote, abi.Ask{Position: pos, Handover: h}) {
-			n.end(abi.AnswerQuote(n.record.Frame, bid, bids))
+		if put(l, n, abi.Quote, abi.EncodeQuoteCall, abi.Ask{Position: pos, Handover: h}) {
+			n.end(abi.EncodeQuoteResult(n.record.Frame, bid, bids))
 		} else {
 			n.end(0)
 		}
@@ -185,7 +185,7 @@ func (l *Linked) Excess(own, mean policies.Tokens) policies.Tokens {
 	excess := l.native.Detector.Excess(own, mean)
 	if n := l.begin(); n != nil {
 		if put(l, n, abi.Outlier, putLoads, [2]policies.Tokens{own, mean}) {
-			n.end(abi.AnswerOutlier(n.record.Frame, excess))
+			n.end(abi.EncodeOutlierResult(n.record.Frame, excess))
 		} else {
 			n.end(0)
 		}
@@ -197,8 +197,8 @@ func (l *Linked) Excess(own, mean policies.Tokens) policies.Tokens {
 func (l *Linked) Place(a policies.Arrival) policies.ReplicaID {
 	peer := l.native.Placer.Place(a)
 	if n := l.begin(); n != nil {
-		put(l, n, abi.Place, abi.PutPlace, a)
-		n.end(abi.AnswerPlace(a, peer))
+		put(l, n, abi.Place, abi.EncodePlaceCall, a)
+		n.end(abi.EncodePlaceResult(a, peer))
 	}
 	return peer
 }
@@ -218,8 +218,8 @@ func (l *Linked) GuardFor(_ *Memory, ch abi.Change) (abi.Denial, bool) { return 
 func (l *Linked) Refine(b policies.Border) policies.Tokens {
 	at := l.native.Refiner.Refine(b)
 	if n := l.begin(); n != nil {
-		if put(l, n, abi.Refine, abi.PutRefine, b) {
-			n.end(abi.AnswerRefine(n.record.Frame, at))
+		if put(l, n, abi.Refine, abi.EncodeRefineCall, b) {
+			n.end(abi.EncodeRefineResult(n.record.Frame, at))
 		} else {
 			n.end(0)
 		}
@@ -236,8 +236,8 @@ func (l *Linked) Partition(w policies.Workload) (policies.Partition, error) {
 		return p, err
 	}
 	if n := l.begin(); n != nil {
-		if put(l, n, abi.Partition, abi.PutPartition, w) {
-			n.end(abi.AnswerPartition(n.record.Frame, p, err == nil))
+		if put(l, n, abi.Partition, abi.EncodePartitionCall, w) {
+			n.end(abi.EncodePartitionResult(n.record.Frame, p, err == nil))
 		} else {
 			n.end(0)
 		}
@@ -250,8 +250,8 @@ func (l *Linked) Partition(w policies.Workload) (policies.Partition, error) {
 func (l *Linked) Guard(ch abi.Change) (abi.Denial, bool) {
 	d, denied := l.native.Guard.Guard(ch)
 	if n := l.begin(); n != nil {
-		if put(l, n, abi.Guard, abi.PutGuard, ch) {
-			n.end(abi.AnswerGuard(n.record.Frame, d, denied))
+		if put(l, n, abi.Guard, abi.EncodeGuardCall, ch) {
+			n.end(abi.EncodeGuardResult(n.record.Frame, d, denied))
 		} else {
 			n.end(0)
 		}

@@ -74,8 +74,8 @@ func TestLinkedConcurrently(t *testing.T) {
 	seen := 0
 	for range 1000 {
 		for _, r := range l.Records() {
-			b, s := abi.GetSelect(r.Frame, nil)
-			i, err := abi.TakeSelect(r.Result, len(b))
+			b, s := abi.DecodeSelectCall(r.Frame, nil)
+			i, err := abi.DecodeSelectResult(r.Result, len(b))
 			if s != abi.OK || err != nil || i != natives.Selector.Select(b) {
 				t.Fatalf("%v, %v, %d", s, err, i)
 			}

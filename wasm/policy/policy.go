@@ -37,7 +37,7 @@ type Policy struct {
 	refill  chan struct{}
 	opened  chan struct{}
 
-	faults   [host.Causes]atomic.Uint64
+	faults   [host.NumCauses]atomic.Uint64
 	starved  atomic.Uint64
 	replaced atomic.Uint64
 	fuel     struct{ last, most atomic.Int64 } // of recorded calls
@@ -60,8 +60,8 @@ func New(config Config) (*Policy, error) {
 		config: config, module: config.Module.SHA256(), pages: config.Module.Report().MaxPages, slots: make([]slot, config.Instances),
 		wake: make(chan struct{}, 1), refill: make(chan struct{}, 1), opened: make(chan struct{}),
 	}
-	for k := range abi.Kinds {
-		p.rests = p.rests || perRequest(k) && config.Module.Decides(k) && config.Module.Rests()
+	for k := range abi.NumKinds {
+		p.rests = p.rests || perRequest(k) && config.Module.Decides(k) && config.Module.HasDeferred()
 	}
 	for n := range p.slots {
 		s := &p.slots[n]
@@ -341,7 +341,7 @@ func (p *Policy) Opened() <-chan struct{} { return p.opened }
 // Stats is what a Policy counts since New.
 type Stats struct {
 	Calls    uint64              // made to the module
-	Faults   [host.Causes]uint64 // of them, answered by the native policy, by host.Cause; and of new instances
+	Faults   [host.NumCauses]uint64 // of them, answered by the native policy, by host.Cause; and of new instances
 	Starved  uint64              // of Calls, answered by the native policy because the machine did not run the module (host.Fault.Starved): no faults; and new instances
 	Replaced uint64              // instances
 	Alive    int                 // instances that answer, now

@@ -66,7 +66,7 @@ func running(t testing.TB, c Config, hc host.Config, code []byte) *Policy {
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
-		if n := m.Live(); n != 0 {
+		if n := m.Instances(); n != 0 {
 			t.Errorf("%d instances are left", n)
 		}
 		// Calls after the end are answered, too.
@@ -134,7 +134,7 @@ func TestModuleAnswersAsNative(t *testing.T) {
 	if _, err := p.Partition(policies.Workload{}); !errors.As(err, new(*policies.Violation)) {
 		t.Errorf("an invalid workload: %v", err)
 	}
-	if st := p.Stats(); st.Calls != 7*rounds || st.Faults != [host.Causes]uint64{} || st.Open {
+	if st := p.Stats(); st.Calls != 7*rounds || st.Faults != [host.NumCauses]uint64{} || st.Open {
 		t.Errorf("%+v", st)
 	}
 }
@@ -270,7 +270,7 @@ func TestConfigIsChecked(t *testing.T) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
-	if m.Live() != 0 {
+	if m.Instances() != 0 {
 		t.Error("instances are left")
 	}
 }
@@ -285,7 +285,7 @@ func TestFailuresAreRecorded(t *testing.T) {
 	if len(records) != 1 || records[0].Cause != host.Trapped || records[0].Kind != abi.Select || records[0].Fuel != 1 || records[0].Module != p.config.Module.SHA256() {
 		t.Fatalf("%+v", records)
 	}
-	if got, s := abi.GetSelect(records[0].Frame, nil); s != abi.OK || len(got) != 4 || got[3] != bids(4)[3] {
+	if got, s := abi.DecodeSelectCall(records[0].Frame, nil); s != abi.OK || len(got) != 4 || got[3] != bids(4)[3] {
 		t.Errorf("%v, %v", got, s)
 	}
 }
@@ -314,7 +314,7 @@ func TestFirstCallsDoNotAllocate(t *testing.T) {
 	for range 3 {
 		p := running(t, Config{Every: 1, Instances: 1}, host.Config{}, leastLoad())
 		b := bids(16)
-		if err := p.Warm([][]byte{frame(abi.PutSelect, abi.Call{}, b)}); err != nil {
+		if err := p.Warm([][]byte{frame(abi.EncodeSelectCall, abi.Call{}, b)}); err != nil {
 			t.Fatal(err)
 		}
 		half := func() {

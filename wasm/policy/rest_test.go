@@ -30,7 +30,7 @@ func tiring(most int32, rest ...[]byte) []byte {
 	return hosttest.Policy(
 		hosttest.LeastLoad(hosttest.I32(0), load, hosttest.I32(1), hosttest.Add, store,
 			load, hosttest.I32(most), hosttest.Op(0x4b), hosttest.If(hosttest.Unreachable)),
-		hosttest.Function(abi.ExportRest, nil, append(rest, hosttest.I32(0), hosttest.I32(0), store, hosttest.I64(0))...)).Encode()
+		hosttest.Function(abi.ExportDeferred, nil, append(rest, hosttest.I32(0), hosttest.I32(0), store, hosttest.I64(0))...)).Encode()
 }
 
 // TestRests: no instance is asked more often than restMost without a rest, with
@@ -50,7 +50,7 @@ func TestRests(t *testing.T) {
 			})
 		}
 		group.Wait()
-		if st := p.Stats(); st.Calls != callers*calls || st.Faults != [host.Causes]uint64{} || st.Replaced != 0 {
+		if st := p.Stats(); st.Calls != callers*calls || st.Faults != [host.NumCauses]uint64{} || st.Replaced != 0 {
 			t.Errorf("%+v", st)
 		}
 	}
@@ -67,8 +67,8 @@ func TestRests(t *testing.T) {
 	ask(p)
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := p.Run(over); err != nil || m.Live() != 0 {
-		t.Error(err, m.Live())
+	if err := p.Run(over); err != nil || m.Instances() != 0 {
+		t.Error(err, m.Instances())
 	}
 }
 
@@ -106,7 +106,7 @@ func TestGarbageOfBids(t *testing.T) {
 			t.Fatal(bid, ok)
 		}
 	}
-	if st := p.Stats(); st.Calls != calls || st.Faults != [host.Causes]uint64{} || st.Replaced != 0 {
+	if st := p.Stats(); st.Calls != calls || st.Faults != [host.NumCauses]uint64{} || st.Replaced != 0 {
 		t.Errorf("%+v", st)
 	}
 }

@@ -227,7 +227,7 @@ func (p *Policy) leave(s *slot) {
 func (p *Policy) rest(s *slot) {
 	s.tired.Store(false)
 	s.rested = s.served
-	err := s.instance.Rest()
+	err := s.instance.RunDeferred()
 	if err == nil && s.instance.Fuel() > restFuel {
 		p.log().Warn("a policy's module rests for too long", "ticks", s.instance.Fuel(), "most", restFuel)
 		p.blame()

@@ -99,7 +99,7 @@ type Gate struct {
 
 // complete fills the defaults in and checks the rest.
 func (c Config) complete() (Config, error) {
-	if c.Kind <= abi.Configure || c.Kind >= abi.Kinds {
+	if c.Kind <= abi.Configure || c.Kind >= abi.NumKinds {
 		return c, fmt.Errorf("kind %s: name one that decides", c.Kind)
 	}
 	shadow, canary, worse := uint64(1), uint64(1), defaultWorseOfMany

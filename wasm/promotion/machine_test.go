@@ -309,7 +309,7 @@ func TestShares(t *testing.T) {
 
 func TestNewRefuses(t *testing.T) {
 	for _, c := range []Config{
-		{}, {Kind: abi.Configure}, {Kind: abi.Kinds}, {Kind: abi.Select, Ladder: []int{0}}, {Kind: abi.Select, Ladder: []int{5, 5}},
+		{}, {Kind: abi.Configure}, {Kind: abi.NumKinds}, {Kind: abi.Select, Ladder: []int{0}}, {Kind: abi.Select, Ladder: []int{5, 5}},
 		{Kind: abi.Select, Ladder: []int{1000}}, {Kind: abi.Select, Faults: -1}, {Kind: abi.Select, Faults: MaxFaults + 1},
 		{Kind: abi.Select, CanaryFaults: -1}, {Kind: abi.Select, Window: -1},
 	} {

@@ -152,7 +152,7 @@ func (p *player) number(s string) uint64 {
 
 func (p *player) slot(words []string) {
 	var c Config
-	for k := abi.Configure; k < abi.Kinds; k++ {
+	for k := abi.Configure; k < abi.NumKinds; k++ {
 		if k.String() == words[0] {
 			c.Kind = k
 		}

@@ -167,8 +167,8 @@ func (in jsonFile) file() (File, error) {
 	if !fixed(s.Digest[:], in.Statement.Digest) {
 		return File{}, fmt.Errorf("signature file: sha256 %.80q: write 64 hexadecimal digits", in.Statement.Digest)
 	}
-	if len(in.Statement.Grants) > int(abi.Kinds) || len(in.Signatures) > MaxSignatures {
-		return File{}, fmt.Errorf("signature file: more than %d kinds or %d signatures", abi.Kinds, MaxSignatures)
+	if len(in.Statement.Grants) > int(abi.NumKinds) || len(in.Signatures) > MaxSignatures {
+		return File{}, fmt.Errorf("signature file: more than %d kinds or %d signatures", abi.NumKinds, MaxSignatures)
 	}
 	for _, g := range in.Statement.Grants {
 		k, ok := kindNamed(g.Kind)
@@ -216,7 +216,7 @@ func (f File) validate() error {
 
 // kindNamed is the inverse of abi.Kind.String.
 func kindNamed(name string) (abi.Kind, bool) {
-	for k := abi.Configure; k < abi.Kinds; k++ {
+	for k := abi.Configure; k < abi.NumKinds; k++ {
 		if k.String() == name {
 			return k, true
 		}

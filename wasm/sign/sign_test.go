@@ -223,7 +223,7 @@ func TestStatementInvariants(t *testing.T) {
 		"no pre-release":     func(s *Statement) { s.Version = "1.2.3-" },
 		"no kind":            func(s *Statement) { s.Grants = nil },
 		"configure":          func(s *Statement) { s.Grants = []Grant{{Kind: abi.Configure}} },
-		"unknown kind":       func(s *Statement) { s.Grants = []Grant{{Kind: abi.Kinds}} },
+		"unknown kind":       func(s *Statement) { s.Grants = []Grant{{Kind: abi.NumKinds}} },
 		"twice":              func(s *Statement) { s.Grants = []Grant{{Kind: abi.Guard}, {Kind: abi.Guard}} },
 		"not in order":       func(s *Statement) { s.Grants = []Grant{{Kind: abi.Guard}, {Kind: abi.Refine}} },
 		"generation":         func(s *Statement) { s.Generation = 0 },

@@ -147,7 +147,7 @@ func (s Statement) Validate() error {
 	}
 	last := abi.Configure
 	for _, g := range s.Grants {
-		if g.Kind <= last || g.Kind >= abi.Kinds {
+		if g.Kind <= last || g.Kind >= abi.NumKinds {
 			return fmt.Errorf("statement: kind %s: list each kind that decides once, in the order of their numbers", g.Kind)
 		}
 		last = g.Kind

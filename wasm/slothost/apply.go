@@ -42,7 +42,7 @@ func (s *Set) check(w Want) ([]sign.Statement, history, error) {
 	if s.err != nil {
 		return nil, history{}, s.err
 	}
-	if w.Kind >= abi.Kinds || s.slots[w.Kind] == nil {
+	if w.Kind >= abi.NumKinds || s.slots[w.Kind] == nil {
 		return nil, history{}, fmt.Errorf("slot %s: this host has none", w.Kind)
 	}
 	k := s.slots[w.Kind]
@@ -215,7 +215,7 @@ func (s *Set) Apply(w Want) error {
 func (s *Set) RollBack(w Want) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if w.Kind >= abi.Kinds || s.slots[w.Kind] == nil || s.err != nil || len(w.RolledBack) > mostEnded {
+	if w.Kind >= abi.NumKinds || s.slots[w.Kind] == nil || s.err != nil || len(w.RolledBack) > mostEnded {
 		return
 	}
 	k := s.slots[w.Kind]

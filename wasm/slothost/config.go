@@ -30,11 +30,11 @@ type Config struct {
 	// slots.
 	Ring sign.Ring
 	// Limits bound the calls by kind; a statement's grant can only lower them.
-	Limits [abi.Kinds]host.Limit
+	Limits [abi.NumKinds]host.Limit
 	// Gates are the way up of each kind, and its breaker. Kind and Floor and Resume
 	// are filled in. Canary.Compared, where it is 0, becomes half of what is
 	// recorded of Canary.Calls, and at least 1.
-	Gates [abi.Kinds]promotion.Config
+	Gates [abi.NumKinds]promotion.Config
 	// Cache is the folder for machine code, with its bounds; see host.Config. ""
 	// means none.
 	Cache        string
@@ -70,7 +70,7 @@ func (c Config) complete() (Config, error) {
 	slices.Sort(c.Kinds)
 	for i, k := range c.Kinds {
 		switch {
-		case k <= abi.Configure || k >= abi.Kinds:
+		case k <= abi.Configure || k >= abi.NumKinds:
 			return c, fmt.Errorf("kinds: %s decides nothing", k)
 		case i > 0 && k == c.Kinds[i-1]:
 			return c, fmt.Errorf("kinds: %s is there twice", k)

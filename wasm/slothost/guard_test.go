@@ -78,7 +78,7 @@ func TestModulesSeeTheTime(t *testing.T) {
 	if len(records) != 1 {
 		t.Fatalf("%d records", len(records))
 	}
-	call, status := abi.GetContext(records[0].Frame)
+	call, status := abi.DecodeContext(records[0].Frame)
 	if status != abi.OK || call.Now != policies.Micros(at.UnixMicro()) {
 		t.Errorf("the frame has %d, %v; it is %d", call.Now, status, at.UnixMicro())
 	}

@@ -200,7 +200,7 @@ func writeHistory(name string, b []byte) (err error) {
 }
 
 func kindOf(name string) (abi.Kind, bool) {
-	for k := abi.Configure + 1; k < abi.Kinds; k++ {
+	for k := abi.Configure + 1; k < abi.NumKinds; k++ {
 		if k.String() == name {
 			return k, true
 		}

@@ -25,9 +25,9 @@ import (
 type Set struct {
 	// Fixed after New.
 	config Config
-	watch  *host.Watch
+	watch  *host.Watchdog
 	engine *host.Engine
-	slots  [abi.Kinds]*kindSlot // nil for kinds that the host does not decide
+	slots  [abi.NumKinds]*kindSlot // nil for kinds that the host does not decide
 	err    error                // why no slot takes modules
 	wake   chan struct{}        // something in a slot has changed
 
@@ -75,7 +75,7 @@ func New(config Config) (*Set, error) {
 	if err != nil {
 		return nil, fmt.Errorf("slots: %w", err)
 	}
-	s := &Set{config: config, watch: host.NewWatch(), engine: host.NewEngine(), wake: make(chan struct{}, 1)}
+	s := &Set{config: config, watch: host.NewWatchdog(), engine: host.NewEngine(), wake: make(chan struct{}, 1)}
 	past, err := readHistory(config.File)
 	if err != nil {
 		s.err = fmt.Errorf("what modules were admitted before is not known, so that none are now and the native policies decide: "+
@@ -264,7 +264,7 @@ func (k *kindSlot) inForce(use func(promotion.Generation, loader.Policy)) {
 // Records returns the recorded calls of the policy that decides a kind, the
 // native one included; nil for a kind that the host has no slot for.
 func (s *Set) Records(kind abi.Kind) []host.Record {
-	if kind >= abi.Kinds || s.slots[kind] == nil {
+	if kind >= abi.NumKinds || s.slots[kind] == nil {
 		return nil
 	}
 	var records []host.Record

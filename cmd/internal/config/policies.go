@@ -129,7 +129,7 @@ const (
 // PolicyKinds are the names of what policies decide, in the order of their numbers.
 func PolicyKinds() []string {
 	var names []string
-	for k := abi.Configure + 1; k < abi.Kinds; k++ {
+	for k := abi.Configure + 1; k < abi.NumKinds; k++ {
 		names = append(names, k.String())
 	}
 	return names

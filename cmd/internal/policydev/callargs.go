@@ -26,19 +26,19 @@ type callArgs struct {
 func (q *callArgs) encode(arena []byte, c abi.Call) (int, error) {
 	switch q.kind {
 	case abi.Partition:
-		return abi.PutPartition(arena, c, q.workload)
+		return abi.EncodePartitionCall(arena, c, q.workload)
 	case abi.Refine:
-		return abi.PutRefine(arena, c, q.border)
+		return abi.EncodeRefineCall(arena, c, q.border)
 	case abi.Quote:
-		return abi.PutQuote(arena, c, q.ask)
+		return abi.EncodeQuoteCall(arena, c, q.ask)
 	case abi.Select:
-		return abi.PutSelect(arena, c, q.bids)
+		return abi.EncodeSelectCall(arena, c, q.bids)
 	case abi.Outlier:
-		return abi.PutOutlier(arena, c, q.own, q.mean)
+		return abi.EncodeOutlierCall(arena, c, q.own, q.mean)
 	case abi.Place:
-		return abi.PutPlace(arena, c, q.arrival)
+		return abi.EncodePlaceCall(arena, c, q.arrival)
 	case abi.Guard:
-		return abi.PutGuard(arena, c, q.change)
+		return abi.EncodeGuardCall(arena, c, q.change)
 	}
 	return 0, fmt.Errorf("there are no questions of kind %v", q.kind)
 }

@@ -117,7 +117,7 @@ func Test(ctx context.Context, s *Subject, c TestConfig) (Report, error) {
 		}
 	}
 	if len(c.Frames) > 0 {
-		t := &tester{ctx: ctx, subject: s, config: c, kind: abi.Kinds, report: &r}
+		t := &tester{ctx: ctx, subject: s, config: c, kind: abi.NumKinds, report: &r}
 		t.check("recorded", func() (string, error) { return t.recorded(c.Frames) })
 	}
 	return r, ctx.Err()
@@ -139,7 +139,7 @@ func (s skipError) Error() string { return string(s) }
 
 func (t *tester) check(name string, run func() (string, error)) {
 	c := Check{Kind: t.kind.String(), Name: name, Outcome: Passed}
-	if t.kind == abi.Kinds {
+	if t.kind == abi.NumKinds {
 		c.Kind = "all"
 	}
 	text, err := run()
@@ -203,7 +203,7 @@ func requiresAnswer(frame []byte) bool {
 		return true
 	}
 	var w policies.Workload
-	return abi.GetPartition(frame, &w) == abi.OK && w.Validate() == nil
+	return abi.DecodePartitionCall(frame, &w) == abi.OK && w.Validate() == nil
 }
 
 // extendHeader returns the frame with a longer header.

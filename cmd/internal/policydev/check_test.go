@@ -22,7 +22,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // deciding is every kind that decides.
 func deciding() (kinds []abi.Kind) {
-	for k := abi.Configure + 1; k < abi.Kinds; k++ {
+	for k := abi.Configure + 1; k < abi.NumKinds; k++ {
 		kinds = append(kinds, k)
 	}
 	return kinds
@@ -43,7 +43,7 @@ func subject(t *testing.T, functions ...hosttest.Func) *Subject {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if n := s.Module.Live(); n != 0 {
+		if n := s.Module.Instances(); n != 0 {
 			t.Errorf("%d instances are left", n)
 		}
 		if err := s.Close(); err != nil {

@@ -36,51 +36,51 @@ func describeAnswer(r *host.Record, frame []byte) (string, error) {
 	var s abi.Status
 	switch r.Kind {
 	case abi.Select:
-		bids, s := abi.GetSelect(r.Frame, nil)
+		bids, s := abi.DecodeSelectCall(r.Frame, nil)
 		if s != abi.OK {
 			return "", s
 		}
-		i, err := abi.TakeSelect(r.Result, len(bids))
+		i, err := abi.DecodeSelectResult(r.Result, len(bids))
 		if err != nil || i < 0 {
 			return "none of the bids", err
 		}
 		return fmt.Sprintf("%s (load %d, start %d µs)", quote(string(bids[i].From)), bids[i].Load, bids[i].Start), nil
 	case abi.Quote:
-		bid, bids, err := abi.TakeQuote(frame, r.Result)
+		bid, bids, err := abi.DecodeQuoteResult(frame, r.Result)
 		if err != nil || !bids {
 			return "no bid", err
 		}
 		return fmt.Sprintf("load %d, start %d µs", bid.Load, bid.Start), nil
 	case abi.Outlier:
-		own, _, s := abi.GetOutlier(r.Frame)
+		own, _, s := abi.DecodeOutlierCall(r.Frame)
 		if s != abi.OK {
 			return "", s
 		}
-		x, err := abi.TakeOutlier(frame, r.Result, own)
+		x, err := abi.DecodeOutlierResult(frame, r.Result, own)
 		return fmt.Sprintf("offer %d tokens", x), err
 	case abi.Place:
-		a, s := abi.GetPlace(r.Frame, nil)
+		a, s := abi.DecodePlaceCall(r.Frame, nil)
 		if s != abi.OK {
 			return "", s
 		}
-		id, err := abi.TakePlace(r.Result, a)
+		id, err := abi.DecodePlaceResult(r.Result, a)
 		if err != nil || id == "" {
 			return "stay", err
 		}
 		return "forward to " + quote(string(id)), nil
 	case abi.Refine:
-		b, _, s := abi.GetRefine(r.Frame, nil)
+		b, _, s := abi.DecodeRefineCall(r.Frame, nil)
 		if s != abi.OK {
 			return "", s
 		}
-		t, err := abi.TakeRefine(frame, r.Result, b)
+		t, err := abi.DecodeRefineResult(frame, r.Result, b)
 		return fmt.Sprintf("%d (is %d)", t, b.Boundary), err
 	case abi.Partition:
 		var w policies.Workload
-		if s = abi.GetPartition(r.Frame, &w); s != abi.OK {
+		if s = abi.DecodePartitionCall(r.Frame, &w); s != abi.OK {
 			return "", s
 		}
-		p, err := abi.TakePartition(frame, r.Result, w)
+		p, err := abi.DecodePartitionResult(frame, r.Result, w)
 		if err == policies.ErrInfeasible {
 			return "infeasible", nil
 		}
@@ -97,11 +97,11 @@ func describeAnswer(r *host.Record, frame []byte) (string, error) {
 		}
 		return fmt.Sprintf("%s, cost %.4g", strings.Join(stages, ", "), p.Cost), nil
 	case abi.Guard:
-		ch, s := abi.GetGuard(r.Frame)
+		ch, s := abi.DecodeGuardCall(r.Frame)
 		if s != abi.OK {
 			return "", s
 		}
-		d, denied, err := abi.TakeGuard(frame, r.Result, ch)
+		d, denied, err := abi.DecodeGuardResult(frame, r.Result, ch)
 		if err != nil || !denied {
 			return "allowed", err
 		}

@@ -13,7 +13,7 @@ import (
 
 func TestRecheck(t *testing.T) {
 	frame := make([]byte, 4096)
-	n, err := abi.PutOutlier(frame, abi.Call{}, 1000, 500)
+	n, err := abi.EncodeOutlierCall(frame, abi.Call{}, 1000, 500)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -86,7 +86,7 @@ func TestDefaultGates(t *testing.T) {
 }
 
 // recorded are the frames of a fleet, by kind.
-func recorded(t *testing.T) (by [abi.Kinds][][]byte) {
+func recorded(t *testing.T) (by [abi.NumKinds][][]byte) {
 	t.Helper()
 	f, err := os.Open("testdata/fleet.jsonl.gz")
 	if err != nil {
@@ -251,32 +251,32 @@ func (r *trial) ask() {
 	switch r.kind {
 	case abi.Partition:
 		var w policies.Workload
-		if s := abi.GetPartition(frame, &w); s != abi.OK {
+		if s := abi.DecodePartitionCall(frame, &w); s != abi.OK {
 			r.Fatal(s)
 		}
 		_, _ = r.set.Partitioner(scope).Partition(w)
 	case abi.Refine:
-		b, _, _ := abi.GetRefine(frame, nil)
+		b, _, _ := abi.DecodeRefineCall(frame, nil)
 		r.set.Refiner(scope).Refine(b)
 	case abi.Quote:
-		a, _ := abi.GetQuote(frame)
+		a, _ := abi.DecodeQuoteCall(frame)
 		a.Handover.Request = fmt.Sprint(n)
 		r.set.Quoter().Quote(a.Position, a.Handover)
 	case abi.Select:
-		bids, _ := abi.GetSelect(frame, nil)
+		bids, _ := abi.DecodeSelectCall(frame, nil)
 		for i := range bids {
 			bids[i].Load += n
 		}
 		r.set.Selector().Select(bids)
 	case abi.Outlier:
-		own, mean, _ := abi.GetOutlier(frame)
+		own, mean, _ := abi.DecodeOutlierCall(frame)
 		r.set.Detector().Excess(own+n, mean)
 	case abi.Place:
-		a, _ := abi.GetPlace(frame, nil)
+		a, _ := abi.DecodePlaceCall(frame, nil)
 		a.Request.ID = fmt.Sprint(n)
 		r.set.Placer().Place(a)
 	case abi.Guard:
-		c, _ := abi.GetGuard(frame)
+		c, _ := abi.DecodeGuardCall(frame)
 		r.set.Guard(scope).Guard(c)
 	}
 }

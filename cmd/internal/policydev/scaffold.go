@@ -99,7 +99,7 @@ func New(c NewConfig) (NewResult, error) {
 	}
 	v := templateData{Name: b.Name, Kind: c.Kind, Lang: c.Lang, Go: goVersion, Decide: decide, Packages: slices.Sorted(maps.Values(decide)), Builtin: b.Name + "-1.wasm"}
 	var frames []Frame
-	for k := range abi.Kinds {
+	for k := range abi.NumKinds {
 		if decide[k.String()] == "" {
 			continue
 		}

@@ -80,7 +80,7 @@ func TestLargestPlans(t *testing.T) {
 				fuel = max(fuel, g.Fuel())
 			}
 		}
-		size, _ := abi.PutGuard(nil, abi.Call{}, abi.Change{Now: now, Next: other})
+		size, _ := abi.EncodeGuardCall(nil, abi.Call{}, abi.Change{Now: now, Next: other})
 		memory, first := g.Memory()
 		t.Logf("%s: a frame of %d KiB; at most %d of %d ticks, %v of %v, memory %d of at first %d KiB", guard.name, size>>10, fuel, limit.Fuel, wall, limit.Wall, memory>>10, first>>10)
 		if fuel > limit.Fuel/2 || size > limit.Frame*3/4+limit.Frame/8 || memory > limit.Pages<<16*3/4 {

@@ -103,7 +103,7 @@ func reached(l slothost.Life) string {
 
 // KindOf is the kind of that name that a slot can have.
 func KindOf(name string) (abi.Kind, bool) {
-	for k := abi.Configure + 1; k < abi.Kinds; k++ {
+	for k := abi.Configure + 1; k < abi.NumKinds; k++ {
 		if k.String() == name {
 			return k, true
 		}

@@ -47,8 +47,8 @@ const (
 // Policies is what one process needs of the fleet's modules.
 type Policies struct {
 	Ring   sign.Ring
-	Limits [abi.Kinds]host.Limit
-	Gates  [abi.Kinds]promotion.Config
+	Limits [abi.NumKinds]host.Limit
+	Gates  [abi.NumKinds]promotion.Config
 	Cache  string // folder of machine code; "" for none
 	// CacheBytes and CacheModules bound it; 0 is the host's default.
 	CacheBytes   int64
@@ -58,7 +58,7 @@ type Policies struct {
 	MarksWarning string // why it keeps them nowhere, though it should; "" where it does
 	RecordEvery  int    // every nth call is recorded
 	// UnusedReason says why nothing asks a kind; see Fleet.Idle.
-	UnusedReason [abi.Kinds]string
+	UnusedReason [abi.NumKinds]string
 }
 
 // ModulesEnabled reports whether modules may decide in this fleet.
@@ -83,7 +83,7 @@ func (f *Fleet) Policies(role identity.Role, name string, replicas int) (Policie
 	if err := f.setMarksFile(&p, string(role)+"-"+identity.Escape(name)+".json"); err != nil {
 		return p, err
 	}
-	for k := range abi.Kinds {
+	for k := range abi.NumKinds {
 		p.UnusedReason[k] = f.UnusedReason(k)
 		if l, ok := c.Limits[k.String()]; ok {
 			p.Limits[k].Fuel, p.Limits[k].Wall, p.Limits[k].Pages = l.Fuel, l.Wall, l.Pages
@@ -179,7 +179,7 @@ func (f *Fleet) Warnings() (all []string) {
 		{"canary", g.Canary, func(k config.KindGates) config.Gate { return k.Canary }},
 	} {
 		var one []string
-		for k := abi.Configure + 1; k < abi.Kinds; k++ {
+		for k := abi.Configure + 1; k < abi.NumKinds; k++ {
 			if !promotion.PerRequest(k) && stage.own(g.Kinds[k.String()]).Calls == 0 {
 				one = append(one, k.String())
 			}

@@ -19,10 +19,10 @@ func decide(frame []byte) uint64 {
 	if policy == nil {
 		return abi.Result(abi.Unsupported, 0)
 	}
-	ask, s := abi.GetQuote(frame)
+	ask, s := abi.DecodeQuoteCall(frame)
 	if s != abi.OK {
 		return abi.Result(s, 0)
 	}
 	bid, ok := policy.Quote(ask.Position, ask.Handover)
-	return abi.AnswerQuote(frame, bid, ok)
+	return abi.EncodeQuoteResult(frame, bid, ok)
 }

@@ -24,8 +24,8 @@ func decide(frame []byte) uint64 {
 		return abi.Result(abi.Unsupported, 0)
 	}
 	var s abi.Status
-	if bids, s = abi.GetSelect(frame, bids); s != abi.OK {
+	if bids, s = abi.DecodeSelectCall(frame, bids); s != abi.OK {
 		return abi.Result(s, 0)
 	}
-	return abi.AnswerSelect(policy.Select(bids))
+	return abi.EncodeSelectResult(policy.Select(bids))
 }

@@ -55,10 +55,10 @@ enum {
 /* What a call returns: see cs_result. */
 enum {
   CS_OK = 0, /* policy answered */
-  CS_NONE = 1, /* policy decided for nothing */
+  CS_NONE = 1, /* policy decided for none */
   CS_UNSUPPORTED = 2, /* policy does not support this kind of call */
-  CS_BAD_FRAME = 3, /* policy takes the frame for malformed */
-  CS_SHORT = 4, /* policy needs more room for its output */
+  CS_BAD_FRAME = 3, /* policy could not parse the frame */
+  CS_SHORT = 4, /* policy needs more space for its output */
   CS_FAILED = 5, /* policy gave up */
 };
 

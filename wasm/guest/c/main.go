@@ -84,7 +84,7 @@ func header(dir string) ([]byte, error) {
 	var w bytes.Buffer
 	fmt.Fprintf(&w, top, abi.Name, abi.Magic, abi.HeaderSize, abi.MaxState, abi.MaxDetail)
 	fmt.Fprint(&w, "enum {\n")
-	for k := range abi.Kinds {
+	for k := range abi.NumKinds {
 		fmt.Fprintf(&w, "  CS_KIND_%s = %d,\n", upper(k.String()), k)
 	}
 	fmt.Fprint(&w, "};\n\n/* What a call returns: see cs_result. */\nenum {\n")
@@ -115,7 +115,7 @@ func header(dir string) ([]byte, error) {
 		}
 	}
 	fmt.Fprintf(&w, bottom, abi.ImportModule, abi.ImportLog, abi.ImportFail, abi.ExportArena)
-	for k := range abi.Kinds {
+	for k := range abi.NumKinds {
 		fmt.Fprintf(&w, "#define CS_%s CS_EXPORT(%q)\n", upper(k.String()), k.Export())
 	}
 	fmt.Fprint(&w, "\n#endif\n")

@@ -52,7 +52,7 @@ func TestHeaderOpensVectors(t *testing.T) {
 		"configure": {0, 0}, "partition": {144, 96}, "refine": {96, 16}, "bid-quote": {64, 0}, "bid-select": {0, 24},
 		"outlier": {16, 0}, "place": {64, 56}, "guard": {40, 24},
 	}
-	for k := range abi.Kinds {
+	for k := range abi.NumKinds {
 		size, ok := sizes[k.String()]
 		if !ok {
 			t.Errorf("no sizes of kind %v", k)

@@ -26,7 +26,7 @@ func decide(frame []byte) uint64 {
 	if policy == nil {
 		return abi.Result(abi.Unsupported, 0)
 	}
-	config, s := abi.GetConfigure(frame)
+	config, s := abi.DecodeConfigureCall(frame)
 	if s != abi.OK {
 		return abi.Result(s, 0)
 	}

@@ -25,10 +25,10 @@ func decide(frame []byte) uint64 {
 	if policy == nil {
 		return abi.Result(abi.Unsupported, 0)
 	}
-	ch, s := abi.GetGuard(frame)
+	ch, s := abi.DecodeGuardCall(frame)
 	if s != abi.OK {
 		return abi.Result(s, 0)
 	}
 	d, denied := policy.Guard(ch)
-	return abi.AnswerGuard(frame, d, denied)
+	return abi.EncodeGuardResult(frame, d, denied)
 }

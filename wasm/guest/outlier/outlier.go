@@ -19,9 +19,9 @@ func decide(frame []byte) uint64 {
 	if policy == nil {
 		return abi.Result(abi.Unsupported, 0)
 	}
-	own, mean, s := abi.GetOutlier(frame)
+	own, mean, s := abi.DecodeOutlierCall(frame)
 	if s != abi.OK {
 		return abi.Result(s, 0)
 	}
-	return abi.AnswerOutlier(frame, policy.Excess(own, mean))
+	return abi.EncodeOutlierResult(frame, policy.Excess(own, mean))
 }

@@ -22,7 +22,7 @@ func decide(frame []byte) uint64 {
 	if policy == nil {
 		return abi.Result(abi.Unsupported, 0)
 	}
-	if s := abi.GetPartition(frame, &workload); s != abi.OK {
+	if s := abi.DecodePartitionCall(frame, &workload); s != abi.OK {
 		return abi.Result(s, 0)
 	}
 	p, err := policy.Partition(workload)
@@ -30,5 +30,5 @@ func decide(frame []byte) uint64 {
 		call.Fail(err.Error())
 		return abi.Result(abi.Failed, 0)
 	}
-	return abi.AnswerPartition(frame, p, err == nil)
+	return abi.EncodePartitionResult(frame, p, err == nil)
 }

@@ -23,10 +23,10 @@ func decide(frame []byte) uint64 {
 	if policy == nil {
 		return abi.Result(abi.Unsupported, 0)
 	}
-	a, s := abi.GetPlace(frame, sites)
+	a, s := abi.DecodePlaceCall(frame, sites)
 	if s != abi.OK {
 		return abi.Result(s, 0)
 	}
 	sites = a.Peers // longer, if it had to be
-	return abi.AnswerPlace(a, policy.Place(a))
+	return abi.EncodePlaceResult(a, policy.Place(a))
 }

@@ -25,8 +25,8 @@ func decide(frame []byte) uint64 {
 	}
 	var b policies.Border
 	var s abi.Status
-	if b, sequences, s = abi.GetRefine(frame, sequences); s != abi.OK {
+	if b, sequences, s = abi.DecodeRefineCall(frame, sequences); s != abi.OK {
 		return abi.Result(s, 0)
 	}
-	return abi.AnswerRefine(frame, policy.Refine(b))
+	return abi.EncodeRefineResult(frame, policy.Refine(b))
 }

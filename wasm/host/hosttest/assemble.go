@@ -5,7 +5,7 @@ import (
 	"encoding/binary"
 )
 
-// The arena of the modules made here.
+// The address and size of the arena in assembled modules.
 const (
 	Arena     = 1024
 	ArenaSize = 60 << 10
@@ -17,7 +17,7 @@ const (
 	TypeI64 = 0x7e
 )
 
-// Import is a function that a module imports; it takes the first numbers.
+// Import is a function that a module imports. Imports have the lowest function indices.
 type Import struct {
 	Module, Name    string
 	Params, Results []byte
@@ -40,21 +40,21 @@ type Module struct {
 	ExtraSections []byte
 }
 
-// Cat puts code together.
+// Cat concatenates code.
 func Cat(parts ...[]byte) []byte { return bytes.Join(parts, nil) }
 
-// Op is an instruction with its immediate bytes.
+// Op returns an instruction with its immediate bytes.
 func Op(b ...byte) []byte { return b }
 
-// I32 and I64 push constants.
+// I32 and I64 push a constant.
 func I32(v int32) []byte { return append([]byte{0x41}, signed(int64(v))...) }
 func I64(v int64) []byte { return append([]byte{0x42}, signed(v)...) }
 
-// Load32 and Load64 read memory at an address plus what is on the stack.
+// Load32 and Load64 read memory at an offset from the address on the stack.
 func Load32(offset uint32) []byte { return append([]byte{0x28, 2}, unsigned(offset)...) }
 func Load64(offset uint32) []byte { return append([]byte{0x29, 3}, unsigned(offset)...) }
 
-// Store32 and Store64 write it.
+// Store32 and Store64 write memory.
 func Store32(offset uint32) []byte { return append([]byte{0x36, 2}, unsigned(offset)...) }
 func Store64(offset uint32) []byte { return append([]byte{0x37, 3}, unsigned(offset)...) }
 
@@ -64,7 +64,7 @@ func Set(n byte) []byte  { return []byte{0x21, n} }
 func Tee(n byte) []byte  { return []byte{0x22, n} }
 func Call(n byte) []byte { return []byte{0x10, n} }
 
-// Loop and If are blocks without results; Br 0 in a Loop begins it anew.
+// Loop and If are blocks without results; Br(0) in a Loop repeats it.
 func Loop(body ...[]byte) []byte { return Cat(Op(0x03, 0x40), Cat(body...), Op(0x0b)) }
 func If(body ...[]byte) []byte   { return Cat(Op(0x04, 0x40), Cat(body...), Op(0x0b)) }
 func Br(n byte) []byte           { return []byte{0x0c, n} }
@@ -135,26 +135,26 @@ func (m Module) Encode() []byte {
 	return Cat(out, section(3, declared...), section(5, memory), section(7, exported...), m.ExtraSections, section(10, code...))
 }
 
-// Function is a function of a kind: it takes the frame's length, in local 0, and
+// Function is a function that decides a kind: local 0 is the frame's length, and it
 // returns the result.
 func Function(export string, locals []byte, body ...[]byte) Func {
 	return Func{Export: export, Params: []byte{TypeI32}, Results: []byte{TypeI64}, Locals: locals, Body: Cat(body...)}
 }
 
-// ArenaFunc answers cs_arena_v1: 0 for more than there is.
+// ArenaFunc implements cs_arena_v1: it returns 0 for more than ArenaSize bytes.
 func ArenaFunc() Func {
 	return Function("cs_arena_v1", nil,
 		Get(0), I32(ArenaSize), Op(0x4b), If(I64(0), Return),
 		I64(Arena<<32|ArenaSize))
 }
 
-// Policy is a module that exports the arena and these functions.
+// Policy returns a module that exports the arena and these functions.
 func Policy(functions ...Func) Module {
 	return Module{Funcs: append([]Func{ArenaFunc()}, functions...), Pages: 1, Most: 4}
 }
 
-// LeastLoad decides bid-select as bidask.LeastLoad does, after what before does;
-// that may use locals 10 and 11, an i32 and an i64.
+// LeastLoad decides bid-select as bidask.LeastLoad does, after the code in before, which
+// may use locals 10 and 11, an i32 and an i64.
 func LeastLoad(before ...[]byte) Func {
 	const p, n, i, best, stride, load, start, l, s = 1, 2, 3, 4, 5, 6, 7, 8, 9
 	locals := []byte{TypeI32, TypeI32, TypeI32, TypeI32, TypeI32, TypeI64, TypeI64, TypeI64, TypeI64, TypeI32, TypeI64}
@@ -175,10 +175,10 @@ func LeastLoad(before ...[]byte) Func {
 		Get(best), Op(0xad))
 }
 
-// OneIn runs code in every nth call, by the call's number in the frame.
+// OneIn runs code in every nth call, by the call number in the frame.
 func OneIn(n int64, code ...[]byte) []byte {
 	return Cat(I32(0), Load64(Arena+64), I64(n), Op(0x82), Op(0x50), If(code...))
 }
 
-// Result is an i64 constant: status and value.
+// Result pushes a result, made of status and value.
 func Result(status, value uint32) []byte { return I64(int64(uint64(status)<<32 | uint64(value))) }

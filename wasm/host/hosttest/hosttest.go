@@ -1,13 +1,12 @@
-// Package hosttest has modules to test a host of policies with: one in standard
-// Go that decides every kind as the native policies do, and small ones that are
-// put together here, good and bad. It is for tests only.
+// Package hosttest provides modules for tests of package host and its users: one in
+// standard Go that decides every kind as the native policies do, and small ones,
+// good and bad, that are assembled from instructions. It is for tests only.
 package hosttest
 
 import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"sync"
 	"testing"
 )
@@ -18,9 +17,8 @@ var (
 	guestFail string
 )
 
-// Guest builds the Go guest, once per process. It skips the test where there is
-// no go command, and under the race detector, which makes compiling 2 MB take a
-// minute.
+// Guest builds the Go guest, once per process. It skips the test if there is no go
+// command, and under the race detector, where compiling 2 MB takes a minute.
 func Guest(t testing.TB) []byte {
 	t.Helper()
 	if raceEnabled {
@@ -37,7 +35,6 @@ func Guest(t testing.TB) []byte {
 }
 
 func build() {
-	_, file, _, _ := runtime.Caller(0)
 	dir, err := os.MkdirTemp("", "guest")
 	if err != nil {
 		guestFail = err.Error()
@@ -45,8 +42,8 @@ func build() {
 	}
 	defer os.RemoveAll(dir)
 	out := filepath.Join(dir, "guest.wasm")
-	cmd := exec.Command("go", "build", "-trimpath", "-buildmode=c-shared", "-ldflags=-w -buildid=", "-o", out, ".")
-	cmd.Dir = filepath.Join(filepath.Dir(file), "testdata", "guest")
+	cmd := exec.Command("go", "build", "-trimpath", "-buildmode=c-shared", "-ldflags=-w -buildid=", "-o", out,
+		"github.com/cascadeinfer/cascade/wasm/host/hosttest/testdata/guest")
 	cmd.Env = append(os.Environ(), "GOOS=wasip1", "GOARCH=wasm", "CGO_ENABLED=0")
 	if msg, err := cmd.CombinedOutput(); err != nil {
 		guestFail = "go build: " + err.Error() + "\n" + string(msg)

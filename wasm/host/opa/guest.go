@@ -84,7 +84,7 @@ type Guest struct {
 	arena      region
 	input      region // room for the document
 	writer     regodocument.Writer
-	room       abi.GuardRoom
+	room       abi.GuardBuffer
 }
 
 // region is a piece of the module's heap that stays.
@@ -267,7 +267,7 @@ func (g *Guest) learn(ctx context.Context, text []byte) error {
 
 // failed is the result for what the guest cannot decide, with the reason.
 func (g *Guest) failed(err error) uint64 {
-	g.host.Say(err.Error()[:min(len(err.Error()), mostText)])
+	g.host.Fail(err.Error()[:min(len(err.Error()), mostText)])
 	return abi.Result(abi.Failed, 0)
 }
 
@@ -282,7 +282,7 @@ func (g *Guest) frame(n uint64) []byte {
 
 // configure takes the rules' data.
 func (g *Guest) configure(ctx context.Context, n uint64) (uint64, error) {
-	config, s := abi.GetConfigure(g.frame(n))
+	config, s := abi.DecodeConfigureCall(g.frame(n))
 	if s != abi.OK {
 		return abi.Result(s, 0), nil
 	}
@@ -299,7 +299,7 @@ func (g *Guest) configure(ctx context.Context, n uint64) (uint64, error) {
 // judge answers a guard's frame.
 func (g *Guest) judge(ctx context.Context, n uint64) (uint64, error) {
 	frame := g.frame(n)
-	change, s := g.room.Get(frame)
+	change, s := g.room.Decode(frame)
 	if s != abi.OK {
 		return abi.Result(s, 0), nil
 	}
@@ -316,7 +316,7 @@ func (g *Guest) judge(ctx context.Context, n uint64) (uint64, error) {
 	if names > len(frame) {
 		return abi.Result(abi.BadFrame, 0), nil
 	}
-	call, s := abi.GetContext(frame)
+	call, s := abi.DecodeContext(frame)
 	if s != abi.OK {
 		return abi.Result(s, 0), nil
 	}
@@ -354,7 +354,7 @@ func (g *Guest) judge(ctx context.Context, n uint64) (uint64, error) {
 		}
 	}
 	// The memory may have moved.
-	return abi.AnswerGuard(g.frame(n), d, len(denials) > 0), nil
+	return abi.EncodeGuardResult(g.frame(n), d, len(denials) > 0), nil
 }
 
 // ask evaluates an entry point on the n bytes of input. The failure says what is

@@ -21,8 +21,8 @@ const mostText = 256
 type Host interface {
 	// Charge takes ticks of fuel from the call.
 	Charge(ticks int64)
-	// Say keeps why the call will fail.
-	Say(text string)
+	// Fail keeps why the call will fail.
+	Fail(text string)
 	// Log is for people.
 	Log(text string)
 }
@@ -47,7 +47,7 @@ var (
 func Imports() []Import {
 	list := []Import{
 		{module, "opa_abort", []api.ValueType{i32}, nil, func(h Host, mod api.Module, stack []uint64) {
-			h.Say(text(mod.Memory(), uint32(stack[0])))
+			h.Fail(text(mod.Memory(), uint32(stack[0])))
 			panic(errAbort)
 		}},
 		{module, "opa_println", []api.ValueType{i32}, nil, func(h Host, mod api.Module, stack []uint64) {
@@ -58,7 +58,7 @@ func Imports() []Import {
 	params := []api.ValueType{i32, i32}
 	for n := range 5 {
 		list = append(list, Import{module, "opa_builtin" + string(rune('0'+n)), params, []api.ValueType{i32}, func(h Host, _ api.Module, _ []uint64) {
-			h.Say(errBuiltin.Error())
+			h.Fail(errBuiltin.Error())
 			panic(errBuiltin)
 		}})
 		params = append(params[:len(params):len(params)], i32)

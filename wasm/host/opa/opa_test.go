@@ -139,7 +139,7 @@ func TestBounded(t *testing.T) {
 	if used[0] != used[1] || used[0] < 100_000 {
 		t.Errorf("%v ticks", used)
 	}
-	limits := [abi.Kinds]host.Limit{abi.Guard: {Fuel: 2000}}
+	limits := [abi.NumKinds]host.Limit{abi.Guard: {Fuel: 2000}}
 	i := start(t, load(t, host.Config{Limits: limits}, build(t, endless)))
 	if _, _, err := i.Guard(abi.Call{}, change(1)); host.CauseOf(err) != host.OutOfFuel {
 		t.Errorf("with 2000 ticks: %v", err)
@@ -167,7 +167,7 @@ func TestAnswersThatAreNone(t *testing.T) {
 func TestFrames(t *testing.T) {
 	i := start(t, load(t, host.Config{}, build(t, `deny contains {"code": 1} if input.moves > 3`)))
 	frame := make([]byte, 64<<10)
-	n, err := abi.PutGuard(frame, abi.Call{}, change(4))
+	n, err := abi.EncodeGuardCall(frame, abi.Call{}, change(4))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -56,9 +56,9 @@ func (j judge) compare(active, candidate *host.Record) (differ, worse bool) {
 	case abi.Partition:
 		return j.partitions(active, candidate)
 	case abi.Refine:
-		b, _, s := abi.GetRefine(active.Frame, nil)
-		at, err := abi.TakeRefine(answered(active), active.Result, b)
-		to, err2 := abi.TakeRefine(answered(candidate), candidate.Result, b)
+		b, _, s := abi.DecodeRefineCall(active.Frame, nil)
+		at, err := abi.DecodeRefineResult(answered(active), active.Result, b)
+		to, err2 := abi.DecodeRefineResult(answered(candidate), candidate.Result, b)
 		if s != abi.OK || err != nil || err2 != nil {
 			return true, false
 		}
@@ -74,9 +74,9 @@ func (j judge) compare(active, candidate *host.Record) (differ, worse bool) {
 }
 
 func (j judge) winners(active, candidate *host.Record) (differ, worse bool) {
-	bids, s := abi.GetSelect(active.Frame, nil)
-	a, err := abi.TakeSelect(active.Result, len(bids))
-	c, err2 := abi.TakeSelect(candidate.Result, len(bids))
+	bids, s := abi.DecodeSelectCall(active.Frame, nil)
+	a, err := abi.DecodeSelectResult(active.Result, len(bids))
+	c, err2 := abi.DecodeSelectResult(candidate.Result, len(bids))
 	switch {
 	case s != abi.OK || err != nil || err2 != nil:
 		return true, false
@@ -93,11 +93,11 @@ func (j judge) winners(active, candidate *host.Record) (differ, worse bool) {
 
 func (j judge) partitions(active, candidate *host.Record) (differ, worse bool) {
 	var w policies.Workload
-	if s := abi.GetPartition(active.Frame, &w); s != abi.OK {
+	if s := abi.DecodePartitionCall(active.Frame, &w); s != abi.OK {
 		return true, false
 	}
-	was, err := abi.TakePartition(answered(active), active.Result, w)
-	is, err2 := abi.TakePartition(answered(candidate), candidate.Result, w)
+	was, err := abi.DecodePartitionResult(answered(active), active.Result, w)
+	is, err2 := abi.DecodePartitionResult(answered(candidate), candidate.Result, w)
 	switch {
 	case err != nil || err2 != nil:
 		// Both found none; or only one did, and the candidate is to be as able.

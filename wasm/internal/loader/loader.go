@@ -70,13 +70,13 @@ type Config struct {
 	Admit func(sign.Statement) error
 	// Limits are the most that a call may take, by kind; a grant can lower them.
 	// 0 means the kind's default.
-	Limits [abi.Kinds]host.Limit
+	Limits [abi.NumKinds]host.Limit
 	// Engine, Cache, its bounds and Watch are as in host.Config.
 	Engine       *host.Engine
 	Cache        string
 	CacheBytes   int64
 	CacheModules int
-	Watch        *host.Watch
+	Watch        *host.Watchdog
 	// InForce calls a function with the policy that decides now, and its
 	// generation; the policy is not freed before the function returns. What was
 	// recorded of it is what modules are tried on in shadow, and it decides again
@@ -104,7 +104,7 @@ type Loader struct {
 
 // New returns a loader. The error names the bad field.
 func New(c Config) (*Loader, error) {
-	if c.Kind <= abi.Configure || c.Kind >= abi.Kinds {
+	if c.Kind <= abi.Configure || c.Kind >= abi.NumKinds {
 		return nil, fmt.Errorf("loader: kind %d: name one that decides", c.Kind)
 	}
 	if err := c.Ring.Validate(); err != nil {
@@ -158,7 +158,7 @@ func (l *Loader) Compile(ctx context.Context, c swap.Candidate, fault func()) (s
 	limits := l.config.Limits
 	limits[l.config.Kind] = least(limits[l.config.Kind], host.DefaultLimit(l.config.Kind), grant)
 	m, err := host.Load(ctx, host.Config{Kinds: []abi.Kind{l.config.Kind}, Limits: limits, Engine: l.config.Engine, Cache: l.config.Cache,
-		CacheBytes: l.config.CacheBytes, CacheModules: l.config.CacheModules, Watch: l.config.Watch, Logger: log}, c.Module)
+		CacheBytes: l.config.CacheBytes, CacheModules: l.config.CacheModules, Watchdog: l.config.Watch, Logger: log}, c.Module)
 	if err != nil {
 		return swap.Module[Policy]{}, err
 	}

@@ -203,7 +203,7 @@ func TestWarmExpects(t *testing.T) {
 		var frames []calllog.Frame
 		for n, bids := range all {
 			frame := make([]byte, 1<<16)
-			n, err := abi.PutSelect(frame, abi.Call{ID: uint64(n)}, bids)
+			n, err := abi.EncodeSelectCall(frame, abi.Call{ID: uint64(n)}, bids)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -265,7 +265,7 @@ func TestWarmExpectsOfGo(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer all.Close()
-	for k := abi.Partition; k < abi.Kinds; k++ {
+	for k := abi.Partition; k < abi.NumKinds; k++ {
 		var frames []calllog.Frame
 		for _, frame := range vectors(k) {
 			frames = append(frames, calllog.Frame{Frame: frame})
@@ -393,7 +393,7 @@ func TestTrialRests(t *testing.T) {
 	tires := hosttest.Policy(
 		hosttest.LeastLoad(hosttest.I32(0), count, hosttest.I32(1), hosttest.Add, hosttest.Store32(8),
 			count, hosttest.I32(restEvery+20), hosttest.Op(0x4b), hosttest.If(hosttest.Unreachable)),
-		hosttest.Function(abi.ExportRest, nil, hosttest.I32(0), hosttest.I32(0), hosttest.Store32(8), hosttest.I64(0))).Encode()
+		hosttest.Function(abi.ExportDeferred, nil, hosttest.I32(0), hosttest.I32(0), hosttest.Store32(8), hosttest.I64(0))).Encode()
 	linked := policy.NewLinked(natives, 1, 0, nil)
 	c := config(abi.Select)
 	c.InForce = func(use func(promotion.Generation, Policy)) { use(0, linked) }
@@ -438,7 +438,7 @@ func TestEveryKind(t *testing.T) {
 	code := hosttest.Guest(t)
 	dir := t.TempDir()
 	r := rand.New(rand.NewPCG(1, 2))
-	for k := abi.Partition; k < abi.Kinds; k++ {
+	for k := abi.Partition; k < abi.NumKinds; k++ {
 		linked := policy.NewLinked(natives, 1, 0, nil)
 		for range 20 {
 			call(linked, k, r)

@@ -199,7 +199,7 @@ func (m *module) ask(frame []byte, r *host.Record) (err error) {
 	}
 	if m.made++; m.made >= restEvery {
 		m.made = 0
-		if err := m.trial.Rest(); err != nil {
+		if err := m.trial.RunDeferred(); err != nil {
 			return fmt.Errorf("rest: %w", m.starved(err))
 		}
 	}

@@ -17,7 +17,7 @@ import (
 // TestSlowIsNotStarved: code that never ends is at fault in shadow, once the machine
 // has run it, though it has burnt next to nothing of what it may.
 func TestSlowIsNotStarved(t *testing.T) {
-	w := host.NewWatch()
+	w := host.NewWatchdog()
 	watching, stop := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); _ = w.Run(watching) }()

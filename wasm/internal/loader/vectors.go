@@ -13,19 +13,19 @@ func vectors(k abi.Kind) [][]byte {
 	switch k {
 	case abi.Partition:
 		for _, w := range workloads() {
-			add(&all, abi.PutPartition, w)
+			add(&all, abi.EncodePartitionCall, w)
 		}
 	case abi.Refine:
 		cost := usualCost
-		add(&all, abi.PutRefine, policies.Border{Boundary: 2048, High: policies.Unbounded, Peers: 1, Successors: 1, Cost: cost})
-		add(&all, abi.PutRefine, policies.Border{Boundary: 2048, High: policies.Unbounded, Peers: 4, Successors: 2, Cost: cost,
+		add(&all, abi.EncodeRefineCall, policies.Border{Boundary: 2048, High: policies.Unbounded, Peers: 1, Successors: 1, Cost: cost})
+		add(&all, abi.EncodeRefineCall, policies.Border{Boundary: 2048, High: policies.Unbounded, Peers: 4, Successors: 2, Cost: cost,
 			Local: []policies.Sequence{{Input: 100, Length: 150}, {Input: 1000, Length: 2000}}, Next: []policies.Sequence{{Input: 4000, Length: 4100}}})
-		add(&all, abi.PutRefine, policies.Border{Boundary: 5000, Low: 4999, High: 5001, Peers: 2, Successors: 2, Cost: cost,
+		add(&all, abi.EncodeRefineCall, policies.Border{Boundary: 5000, Low: 4999, High: 5001, Peers: 2, Successors: 2, Cost: cost,
 			Local: sequences(64, 4000), Next: sequences(64, 90_000)})
 	case abi.Quote:
 		for _, pos := range []policies.Position{{}, {Draining: true}, {Capacity: 400_000, Held: 120_000, Promised: 3000, Incoming: 5000, Throughput: 2_000_000},
 			{Capacity: 400_000, Held: 400_000}, {Capacity: 1 << 40, Incoming: 1 << 39, Throughput: 1}} {
-			add(&all, abi.PutQuote, abi.Ask{Position: pos, Handover: policies.Handover{Request: "front-1/77", Length: 4097, Cause: policies.Growth}})
+			add(&all, abi.EncodeQuoteCall, abi.Ask{Position: pos, Handover: policies.Handover{Request: "front-1/77", Length: 4097, Cause: policies.Growth}})
 		}
 	case abi.Select:
 		for _, n := range []int{0, 1, 3, 16, 32} {
@@ -33,28 +33,28 @@ func vectors(k abi.Kind) [][]byte {
 			for i := range bids { // with ties
 				bids[i] = policies.Bid{From: policies.ReplicaID("replica-" + string(rune('a'+i))), Load: policies.Tokens(i * 7919 % 5 * 1000), Start: policies.Micros(i % 3 * 500)}
 			}
-			add(&all, abi.PutSelect, bids)
+			add(&all, abi.EncodeSelectCall, bids)
 		}
 	case abi.Outlier:
 		for _, loads := range [][2]policies.Tokens{{}, {150_000, 100_000}, {1 << 40, 1}, {1, 1 << 40}} {
-			add(&all, func(b []byte, c abi.Call, l [2]policies.Tokens) (int, error) { return abi.PutOutlier(b, c, l[0], l[1]) }, loads)
+			add(&all, func(b []byte, c abi.Call, l [2]policies.Tokens) (int, error) { return abi.EncodeOutlierCall(b, c, l[0], l[1]) }, loads)
 		}
 	case abi.Place:
 		own := policies.Site{ID: "r0", High: 2048, Waiting: 9000, Load: 50_000}
 		peers := []policies.Site{{ID: "r1", Low: 2048, High: policies.Unbounded, Waiting: 100, Load: 80_000, Prefix: 1024},
 			{ID: "replica-2", Low: 2048, High: policies.Unbounded, Load: 10_000}, {ID: "r3", High: 2048, Draining: true}}
 		request := policies.Request{ID: "front-1/77", Model: "m", Input: 3000, Cached: 1024, MaxOutput: 512}
-		add(&all, abi.PutPlace, policies.Arrival{Own: own})
-		add(&all, abi.PutPlace, policies.Arrival{Request: request, Own: own, Peers: peers})
-		add(&all, abi.PutPlace, policies.Arrival{Request: request, Hops: 1, Own: own, Peers: peers})
+		add(&all, abi.EncodePlaceCall, policies.Arrival{Own: own})
+		add(&all, abi.EncodePlaceCall, policies.Arrival{Request: request, Own: own, Peers: peers})
+		add(&all, abi.EncodePlaceCall, policies.Arrival{Request: request, Hops: 1, Own: own, Peers: peers})
 		own.Draining = true
-		add(&all, abi.PutPlace, policies.Arrival{Request: request, Own: own, Peers: peers})
+		add(&all, abi.EncodePlaceCall, policies.Arrival{Request: request, Own: own, Peers: peers})
 	case abi.Guard:
 		now := policies.OneStage("m", []policies.ReplicaID{"r0", "r1", "r2"})
 		next := policies.Plan{Model: "m", Epoch: 8, Stages: []policies.Stage{
 			{High: 4096, Replicas: []policies.ReplicaID{"r0", "r2"}}, {Low: 4096, High: policies.Unbounded, Replicas: []policies.ReplicaID{"r1"}}}}
-		add(&all, abi.PutGuard, abi.Change{Next: now})
-		add(&all, abi.PutGuard, abi.Change{Now: now, Next: next})
+		add(&all, abi.EncodeGuardCall, abi.Change{Next: now})
+		add(&all, abi.EncodeGuardCall, abi.Change{Now: now, Next: next})
 	}
 	return all
 }

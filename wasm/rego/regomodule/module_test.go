@@ -176,7 +176,7 @@ func TestGoldenFrames(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		change, s := abi.GetGuard(frame)
+		change, s := abi.DecodeGuardCall(frame)
 		if s != abi.OK {
 			t.Fatal(path, s)
 		}

@@ -37,48 +37,48 @@ func arenaAt(least uint32) uint64 {
 //go:wasmexport cs_bid_select_v1
 func bidSelect(n uint32) uint64 {
 	var s abi.Status
-	if bids, s = abi.GetSelect(frame(n), bids); s != abi.OK {
+	if bids, s = abi.DecodeSelectCall(frame(n), bids); s != abi.OK {
 		return abi.Result(s, 0)
 	}
-	return abi.AnswerSelect(bidask.LeastLoad{}.Select(bids))
+	return abi.EncodeSelectResult(bidask.LeastLoad{}.Select(bids))
 }
 
 //go:wasmexport cs_bid_quote_v1
 func bidQuote(n uint32) uint64 {
-	ask, s := abi.GetQuote(frame(n))
+	ask, s := abi.DecodeQuoteCall(frame(n))
 	if s != abi.OK {
 		return abi.Result(s, 0)
 	}
 	bid, ok := bidask.Backlog{}.Quote(ask.Position, ask.Handover)
-	return abi.AnswerQuote(frame(n), bid, ok)
+	return abi.EncodeQuoteResult(frame(n), bid, ok)
 }
 
 //go:wasmexport cs_outlier_v1
 func excess(n uint32) uint64 {
-	own, mean, s := abi.GetOutlier(frame(n))
+	own, mean, s := abi.DecodeOutlierCall(frame(n))
 	if s != abi.OK {
 		return abi.Result(s, 0)
 	}
-	return abi.AnswerOutlier(frame(n), outlier.Detector{}.Excess(own, mean))
+	return abi.EncodeOutlierResult(frame(n), outlier.Detector{}.Excess(own, mean))
 }
 
 //go:wasmexport cs_place_v1
 func placeAt(n uint32) uint64 {
-	a, s := abi.GetPlace(frame(n), sites)
+	a, s := abi.DecodePlaceCall(frame(n), sites)
 	if s != abi.OK {
 		return abi.Result(s, 0)
 	}
-	return abi.AnswerPlace(a, place.Policy{}.Place(a))
+	return abi.EncodePlaceResult(a, place.Policy{}.Place(a))
 }
 
 //go:wasmexport cs_refine_v1
 func refineTo(n uint32) uint64 {
 	var b policies.Border
 	var s abi.Status
-	if b, sequences, s = abi.GetRefine(frame(n), sequences); s != abi.OK {
+	if b, sequences, s = abi.DecodeRefineCall(frame(n), sequences); s != abi.OK {
 		return abi.Result(s, 0)
 	}
-	return abi.AnswerRefine(frame(n), refine.Weighted{}.Refine(b))
+	return abi.EncodeRefineResult(frame(n), refine.Weighted{}.Refine(b))
 }
 
 func main() {}

@@ -35,11 +35,11 @@ var (
 	stats     runtime.MemStats
 )
 
-// rest collects garbage, so that it is not collected in the middle of a call that
+// runDeferred collects garbage, so that it is not collected in the middle of a call that
 // has no fuel for it.
 //
-//go:wasmexport cs_rest_v1
-func rest(uint32) uint64 {
+//go:wasmexport cs_run_deferred_v1
+func runDeferred(uint32) uint64 {
 	if runtime.ReadMemStats(&stats); stats.TotalAlloc-allocated >= worth {
 		runtime.GC()
 		allocated = stats.TotalAlloc

@@ -43,7 +43,7 @@ func arenaAt(least uint32) uint64 {
 
 //go:wasmexport cs_configure_v1
 func configure(n uint32) uint64 {
-	b, s := abi.GetConfigure(frame(n))
+	b, s := abi.DecodeConfigureCall(frame(n))
 	if s != abi.OK {
 		return abi.Result(s, 0)
 	}
@@ -62,7 +62,7 @@ func recurse(n int) int {
 //go:wasmexport cs_bid_select_v1
 func bidSelect(n uint32) uint64 {
 	var s abi.Status
-	if bids, s = abi.GetSelect(frame(n), bids); s != abi.OK {
+	if bids, s = abi.DecodeSelectCall(frame(n), bids); s != abi.OK {
 		return abi.Result(s, 0)
 	}
 	switch mode {
@@ -81,50 +81,50 @@ func bidSelect(n uint32) uint64 {
 	case "sleep":
 		select {}
 	}
-	return abi.AnswerSelect(bidask.LeastLoad{}.Select(bids))
+	return abi.EncodeSelectResult(bidask.LeastLoad{}.Select(bids))
 }
 
 //go:wasmexport cs_bid_quote_v1
 func bidQuote(n uint32) uint64 {
-	ask, s := abi.GetQuote(frame(n))
+	ask, s := abi.DecodeQuoteCall(frame(n))
 	if s != abi.OK {
 		return abi.Result(s, 0)
 	}
 	bid, ok := bidask.Backlog{}.Quote(ask.Position, ask.Handover)
-	return abi.AnswerQuote(frame(n), bid, ok)
+	return abi.EncodeQuoteResult(frame(n), bid, ok)
 }
 
 //go:wasmexport cs_outlier_v1
 func excess(n uint32) uint64 {
-	own, mean, s := abi.GetOutlier(frame(n))
+	own, mean, s := abi.DecodeOutlierCall(frame(n))
 	if s != abi.OK {
 		return abi.Result(s, 0)
 	}
-	return abi.AnswerOutlier(frame(n), outlier.Detector{}.Excess(own, mean))
+	return abi.EncodeOutlierResult(frame(n), outlier.Detector{}.Excess(own, mean))
 }
 
 //go:wasmexport cs_place_v1
 func placeAt(n uint32) uint64 {
-	a, s := abi.GetPlace(frame(n), sites)
+	a, s := abi.DecodePlaceCall(frame(n), sites)
 	if s != abi.OK {
 		return abi.Result(s, 0)
 	}
-	return abi.AnswerPlace(a, place.Policy{}.Place(a))
+	return abi.EncodePlaceResult(a, place.Policy{}.Place(a))
 }
 
 //go:wasmexport cs_refine_v1
 func refineTo(n uint32) uint64 {
 	var b policies.Border
 	var s abi.Status
-	if b, sequences, s = abi.GetRefine(frame(n), sequences); s != abi.OK {
+	if b, sequences, s = abi.DecodeRefineCall(frame(n), sequences); s != abi.OK {
 		return abi.Result(s, 0)
 	}
-	return abi.AnswerRefine(frame(n), refine.Weighted{}.Refine(b))
+	return abi.EncodeRefineResult(frame(n), refine.Weighted{}.Refine(b))
 }
 
 //go:wasmexport cs_partition_v1
 func divide(n uint32) uint64 {
-	if s := abi.GetPartition(frame(n), &workload); s != abi.OK {
+	if s := abi.DecodePartitionCall(frame(n), &workload); s != abi.OK {
 		return abi.Result(s, 0)
 	}
 	if mode == "endless" {
@@ -136,21 +136,21 @@ func divide(n uint32) uint64 {
 	if err != nil && err != policies.ErrInfeasible {
 		return abi.Result(abi.Failed, 0)
 	}
-	return abi.AnswerPartition(frame(n), p, err == nil)
+	return abi.EncodePartitionResult(frame(n), p, err == nil)
 }
 
 //go:wasmexport cs_guard_v1
 func guard(n uint32) uint64 {
-	ch, s := abi.GetGuard(frame(n))
+	ch, s := abi.DecodeGuardCall(frame(n))
 	if s != abi.OK {
 		return abi.Result(s, 0)
 	}
 	for i, stage := range ch.Next.Stages {
 		if len(stage.Replicas) > 3 {
-			return abi.AnswerGuard(frame(n), abi.Denial{Code: 7, Stage: i, Detail: "more than three replicas"}, true)
+			return abi.EncodeGuardResult(frame(n), abi.Denial{Code: 7, Stage: i, Detail: "more than three replicas"}, true)
 		}
 	}
-	return abi.AnswerGuard(frame(n), abi.Denial{}, false)
+	return abi.EncodeGuardResult(frame(n), abi.Denial{}, false)
 }
 
 func main() {}

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// ranFor returns for how long the thread of f ran.
-func ranFor(f func()) time.Duration {
+// threadTimeOf calls f and returns the processor time that its thread used.
+func threadTimeOf(f func()) time.Duration {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	before := threadTime()
@@ -15,8 +15,7 @@ func ranFor(f func()) time.Duration {
 	return threadTime() - before
 }
 
-// threadTime is the processor time that this thread has used, 0 where that cannot
-// be had.
+// threadTime returns the processor time that this thread has used, 0 if it is unknown.
 func threadTime() time.Duration {
 	const thread = 1 // RUSAGE_THREAD
 	var u syscall.Rusage

@@ -17,7 +17,7 @@ import (
 func TestGarbageOfBids(t *testing.T) {
 	const calls, every = 30_000, 500
 	m := guesttest.Load(t, guesttest.Build(t, filepath.Join("testdata", "guest")), host.Config{})
-	if !m.Rests() {
+	if !m.HasDeferred() {
 		t.Fatal("a guest of the SDK does not rest")
 	}
 	ask := abi.Ask{Position: policies.Position{Capacity: 1e6, Held: 10}, Handover: policies.Handover{Request: "r", Length: 2048}}
@@ -28,7 +28,7 @@ func TestGarbageOfBids(t *testing.T) {
 			}
 			most = max(most, g.Fuel())
 			if rest && made%every == 0 {
-				if err := g.Rest(); err != nil {
+				if err := g.RunDeferred(); err != nil {
 					t.Fatalf("rest after %d calls: %v", made, err)
 				}
 				rests = max(rests, g.Fuel())
@@ -51,7 +51,7 @@ func TestGarbageOfBids(t *testing.T) {
 		t.Errorf("after %d calls without rests: %v", made, err)
 	}
 	g.Close()
-	if err := g.Rest(); err == nil {
+	if err := g.RunDeferred(); err == nil {
 		t.Error("a closed instance rests")
 	}
 }
