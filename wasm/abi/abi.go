@@ -5,13 +5,13 @@ const Name = "cascade-policy/1"
 
 // Names that modules export and import.
 const (
-	ExportMemory = "memory"
-	ExportArena  = "cs_arena_v1"
-	ExportInit   = "_initialize"
-	ExportDeferred   = "cs_run_deferred_v1"
-	ImportModule = "cascade_v1"
-	ImportLog    = "log"
-	ImportFail   = "fail"
+	ExportMemory   = "memory"
+	ExportArena    = "cs_arena_v1"
+	ExportInit     = "_initialize"
+	ExportDeferred = "cs_run_deferred_v1"
+	ImportModule   = "cascade_v1"
+	ImportLog      = "log"
+	ImportFail     = "fail"
 )
 
 // Kind is the kind of decision that a call asks for.

@@ -109,7 +109,9 @@ var vectors = []vector{
 		func(f []byte) uint64 { return EncodeGuardResult(f, Denial{}, false) }},
 	{"guard-denied", "a first plan; denied for its first stage", Guard,
 		func(a []byte) (int, error) { return EncodeGuardCall(a, Call{}, Change{Next: goldenChange.Next}) },
-		func(f []byte) uint64 { return EncodeGuardResult(f, Denial{Code: 3, Stage: 0, Detail: "too wide"}, true) }},
+		func(f []byte) uint64 {
+			return EncodeGuardResult(f, Denial{Code: 3, Stage: 0, Detail: "too wide"}, true)
+		}},
 }
 
 // The tables: lines of "offset type name".

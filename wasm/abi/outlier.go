@@ -38,7 +38,9 @@ func DecodeOutlierCall(frame []byte) (own, mean policies.Tokens, s Status) {
 }
 
 // EncodeOutlierResult writes the excess and returns the result.
-func EncodeOutlierResult(frame []byte, excess policies.Tokens) uint64 { return encodeTokens(frame, excess) }
+func EncodeOutlierResult(frame []byte, excess policies.Tokens) uint64 {
+	return encodeTokens(frame, excess)
+}
 
 // DecodeOutlierResult returns the excess in a result for a replica with load own.
 func DecodeOutlierResult(frame []byte, result uint64, own policies.Tokens) (policies.Tokens, error) {

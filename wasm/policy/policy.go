@@ -340,12 +340,12 @@ func (p *Policy) Opened() <-chan struct{} { return p.opened }
 
 // Stats is what a Policy counts since New.
 type Stats struct {
-	Calls    uint64              // made to the module
+	Calls    uint64                 // made to the module
 	Faults   [host.NumCauses]uint64 // of them, answered by the native policy, by host.Cause; and of new instances
-	Starved  uint64              // of Calls, answered by the native policy because the machine did not run the module (host.Fault.Starved): no faults; and new instances
-	Replaced uint64              // instances
-	Alive    int                 // instances that answer, now
-	Open     bool                // the breaker is open
+	Starved  uint64                 // of Calls, answered by the native policy because the machine did not run the module (host.Fault.Starved): no faults; and new instances
+	Replaced uint64                 // instances
+	Alive    int                    // instances that answer, now
+	Open     bool                   // the breaker is open
 	// Fuel is what recorded calls burnt: the last one, and the one that burnt most.
 	Fuel struct{ Last, Max int64 }
 }

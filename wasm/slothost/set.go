@@ -28,8 +28,8 @@ type Set struct {
 	watch  *host.Watchdog
 	engine *host.Engine
 	slots  [abi.NumKinds]*kindSlot // nil for kinds that the host does not decide
-	err    error                // why no slot takes modules
-	wake   chan struct{}        // something in a slot has changed
+	err    error                   // why no slot takes modules
+	wake   chan struct{}           // something in a slot has changed
 
 	past map[string]history // as File was at first
 

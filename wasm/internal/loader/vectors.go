@@ -37,7 +37,9 @@ func vectors(k abi.Kind) [][]byte {
 		}
 	case abi.Outlier:
 		for _, loads := range [][2]policies.Tokens{{}, {150_000, 100_000}, {1 << 40, 1}, {1, 1 << 40}} {
-			add(&all, func(b []byte, c abi.Call, l [2]policies.Tokens) (int, error) { return abi.EncodeOutlierCall(b, c, l[0], l[1]) }, loads)
+			add(&all, func(b []byte, c abi.Call, l [2]policies.Tokens) (int, error) {
+				return abi.EncodeOutlierCall(b, c, l[0], l[1])
+			}, loads)
 		}
 	case abi.Place:
 		own := policies.Site{ID: "r0", High: 2048, Waiting: 9000, Load: 50_000}
