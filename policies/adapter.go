@@ -21,11 +21,11 @@ func NewAdapters(replicas []Replica) Adapters {
 	return a
 }
 
-// Narrow reports whether requests for a name can run on some replicas only.
-func (a Adapters) Narrow(name string) bool { return len(a.loaded[name]) > 0 }
+// Restricts reports whether requests for a name can run on some replicas only.
+func (a Adapters) Restricts(name string) bool { return len(a.loaded[name]) > 0 }
 
-// Serves reports whether a replica can run a request for a name.
-func (a Adapters) Serves(id ReplicaID, name string) bool {
+// CanServe reports whether a replica can run a request for a name.
+func (a Adapters) CanServe(id ReplicaID, name string) bool {
 	ids := a.loaded[name]
 	return len(ids) == 0 || slices.Contains(ids, id)
 }

@@ -17,11 +17,11 @@ func TestAdapters(t *testing.T) {
 		{"r0", "poet", true}, {"r1", "poet", true}, {"r2", "poet", false},
 		{"r2", "m", true}, {"r2", "", true}, {"r9", "m", true}, {"r9", "poet", false},
 	} {
-		if got := a.Serves(x.id, x.name); got != x.serves {
+		if got := a.CanServe(x.id, x.name); got != x.serves {
 			t.Errorf("%s serves %q: %v, want %v", x.id, x.name, got, x.serves)
 		}
 	}
-	if !a.Narrow("sql") || a.Narrow("m") || (Adapters{}).Narrow("sql") || !(Adapters{}).Serves("r0", "sql") {
+	if !a.Restricts("sql") || a.Restricts("m") || (Adapters{}).Restricts("sql") || !(Adapters{}).CanServe("r0", "sql") {
 		t.Error("what narrows the choice is wrong")
 	}
 }

@@ -82,10 +82,10 @@ func (f Flow) Plus(o Flow) (Flow, bool) {
 	return sum, true
 }
 
-// Edges returns the bucket edges for lengths up to limit, with perOctave
+// BucketEdges returns the bucket edges for lengths up to limit, with perOctave
 // buckets in every doubling from 16 on (4 to 8 is useful): 0, 16, … and no
 // edge above limit. perOctave below 1 counts as 1.
-func Edges(limit Tokens, perOctave int) []Tokens {
+func BucketEdges(limit Tokens, perOctave int) []Tokens {
 	perOctave = max(perOctave, 1)
 	edges := []Tokens{0}
 	// 16 is the first geometric edge: below it, buckets say nothing about cost.
@@ -108,8 +108,8 @@ func Edges(limit Tokens, perOctave int) []Tokens {
 	return edges
 }
 
-// Bucket returns the index of the bucket that holds length t.
-func Bucket(edges []Tokens, t Tokens) int {
+// BucketOf returns the index of the bucket that holds length t.
+func BucketOf(edges []Tokens, t Tokens) int {
 	lo, hi := 0, len(edges) // edges[lo] ≤ t < edges[hi]
 	for hi-lo > 1 {
 		mid := int(uint(lo+hi) >> 1)

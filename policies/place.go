@@ -4,14 +4,14 @@ package policies
 // accepted it knows when it decides where the request starts.
 type Arrival struct {
 	Request Request
-	Hops    int  // how often the request was forwarded already
-	Own     Site // the front's own replica
+	Hops    int       // how often the request was forwarded already
+	Own     Candidate // the front's own replica
 	// Peers are other replicas that could take it, of any stage.
-	Peers []Site
+	Peers []Candidate
 }
 
-// Site is a replica where a request could start.
-type Site struct {
+// Candidate is a replica where a request could start.
+type Candidate struct {
 	ID        ReplicaID
 	Low, High Tokens // the lengths [Low, High) of its stage
 	Waiting   Tokens // uncached prompt tokens accepted there and not yet prefilled

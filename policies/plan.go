@@ -15,7 +15,7 @@ type Replica struct {
 	Model    string
 	Address  string // host:port of the migrator's front; the address in EDS
 	Peer     string // host:port where other migrators reach it
-	Node     string // the machine, for locality and transfer cost
+	Host     string // the machine, for locality and transfer cost
 	Capacity Capacity
 	// Adapters are the LoRA adapters of Model that its engine has loaded. A
 	// request for an adapter that some replicas of a model list runs on those
@@ -28,7 +28,7 @@ type Replica struct {
 // Equal reports whether two replicas are described alike, down to the order of
 // their adapters.
 func (r Replica) Equal(o Replica) bool {
-	return r.ID == o.ID && r.Model == o.Model && r.Address == o.Address && r.Peer == o.Peer && r.Node == o.Node &&
+	return r.ID == o.ID && r.Model == o.Model && r.Address == o.Address && r.Peer == o.Peer && r.Host == o.Host &&
 		r.Capacity == o.Capacity && r.Draining == o.Draining && slices.Equal(r.Adapters, o.Adapters)
 }
 
@@ -109,8 +109,8 @@ func (p Plan) StageOf(t Tokens) int {
 	return len(p.Stages) - 1
 }
 
-// Find returns the stage of a replica, or -1.
-func (p Plan) Find(id ReplicaID) int {
+// StageOfReplica returns the stage of a replica, or -1.
+func (p Plan) StageOfReplica(id ReplicaID) int {
 	for i, s := range p.Stages {
 		for _, r := range s.Replicas {
 			if r == id {
@@ -121,8 +121,8 @@ func (p Plan) Find(id ReplicaID) int {
 	return -1
 }
 
-// OneStage returns the plan that serves all lengths on all replicas: round
+// OneStagePlan returns the plan that serves all lengths on all replicas: round
 // robin's world, and where every fleet starts.
-func OneStage(model string, replicas []ReplicaID) Plan {
+func OneStagePlan(model string, replicas []ReplicaID) Plan {
 	return Plan{Model: model, Stages: []Stage{{Low: 0, High: Unbounded, Replicas: replicas}}}
 }

@@ -88,7 +88,7 @@ func TestValidate(t *testing.T) {
 		{"replica capacity", replica(func(r *R) { r.Capacity.KV = 0 }), "2:"},
 
 		{"plan", plan(func(*P) {}), ""},
-		{"plan one stage", policies.OneStage("m", []policies.ReplicaID{"a"}), ""},
+		{"plan one stage", policies.OneStagePlan("m", []policies.ReplicaID{"a"}), ""},
 		{"plan model", plan(func(p *P) { p.Model = "" }), "1:"},
 		{"plan no stage", plan(func(p *P) { p.Stages = nil }), "2:"},
 		{"plan nine stages", plan(func(p *P) { p.Stages = eight }), "2:"},
@@ -170,7 +170,7 @@ func TestFlowPlus(t *testing.T) {
 func TestEdges(t *testing.T) {
 	for _, limit := range []policies.Tokens{0, 1, 15, 16, 17, 4096, 131072, 1 << 20, 1 << 62, policies.Unbounded} {
 		for perOctave := -1; perOctave <= 40; perOctave++ {
-			edges := policies.Edges(limit, perOctave)
+			edges := policies.BucketEdges(limit, perOctave)
 			if err := policies.NewFlow(edges).Validate(); err != nil {
 				t.Fatalf("limit %v, %d an octave: %v", limit, perOctave, err)
 			}
@@ -179,17 +179,17 @@ func TestEdges(t *testing.T) {
 			}
 		}
 	}
-	if n := len(policies.Edges(131072, 8)); n != 106 {
+	if n := len(policies.BucketEdges(131072, 8)); n != 106 {
 		t.Errorf("128K tokens at 8 an octave have %d buckets", n)
 	}
-	if n := len(policies.Edges(131072, 1)); n != 15 {
+	if n := len(policies.BucketEdges(131072, 1)); n != 15 {
 		t.Errorf("128K tokens at 1 an octave have %d buckets", n)
 	}
 }
 
 // TestBucket compares the binary search with a scan, one token around every edge.
 func TestBucket(t *testing.T) {
-	edges := policies.Edges(5000, 3)
+	edges := policies.BucketEdges(5000, 3)
 	for _, e := range edges {
 		for x := max(e-1, 0); x <= e+1; x++ {
 			want := 0
@@ -198,12 +198,12 @@ func TestBucket(t *testing.T) {
 					want = b
 				}
 			}
-			if got := policies.Bucket(edges, x); got != want {
+			if got := policies.BucketOf(edges, x); got != want {
 				t.Errorf("length %v is in bucket %d, want %d", x, got, want)
 			}
 		}
 	}
-	if got := policies.Bucket(edges, policies.Unbounded); got != len(edges)-1 {
+	if got := policies.BucketOf(edges, policies.Unbounded); got != len(edges)-1 {
 		t.Errorf("the longest length is in bucket %d", got)
 	}
 }
@@ -216,7 +216,7 @@ func TestPlanLookups(t *testing.T) {
 		}
 	}
 	for id, want := range map[policies.ReplicaID]int{"a": 0, "b": 0, "c": 1, "d": -1} {
-		if got := p.Find(id); got != want {
+		if got := p.StageOfReplica(id); got != want {
 			t.Errorf("replica %s is in stage %d, want %d", id, got, want)
 		}
 	}

@@ -77,7 +77,7 @@ func FuzzPlan(f *testing.F) {
 			t.Errorf("length %d is not in its stage %+v", length, s)
 		}
 		for i, s := range p.Stages {
-			if p.Find(s.Replicas[0]) != i {
+			if p.StageOfReplica(s.Replicas[0]) != i {
 				t.Errorf("replica of stage %d found elsewhere", i)
 			}
 		}

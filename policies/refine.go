@@ -6,13 +6,13 @@ type Sequence struct {
 	Length Tokens // present length
 }
 
-// Border is the boundary between a stage and the next, and what one replica
+// BoundaryView is the boundary between a stage and the next, and what one replica
 // knows of both sides.
 //
 // Invariants, which the caller keeps:
 //  1. Low < Boundary < High,
 //  2. Peers and Successors are at least 1.
-type Border struct {
+type BoundaryView struct {
 	Boundary   Tokens     // in force: the end of the own stage
 	Low, High  Tokens     // start of the own stage, end of the next; High may be Unbounded
 	Local      []Sequence // requests of the own replica
@@ -27,5 +27,5 @@ type Refiner interface {
 	// Refine returns the proposal, strictly between Low and High; the boundary
 	// in force when it sees no reason to move it. It is pure: the sequences are
 	// neither changed nor kept.
-	Refine(Border) Tokens
+	Refine(BoundaryView) Tokens
 }

@@ -34,12 +34,12 @@ type pairState struct {
 	To   policies.ReplicaID `json:"to"`
 	// Way is the one that the receiver takes first, as far as it is known here, at the
 	// rate by which hand-overs are priced. Against says why not a better one.
-	Way     links.Way `json:"way"`
-	Against string    `json:"against,omitempty"`
+	Way     links.Path `json:"way"`
+	Against string     `json:"against,omitempty"`
 	// Measured is the rate of the receiver's pulls by it, in bytes per second.
 	Measured float64 `json:"measured_bytes_per_second,omitempty"`
 	// Ways are all, best first.
-	Ways []links.Way `json:"ways"`
+	Ways []links.Path `json:"ways"`
 }
 
 // modelDevices is one model of a running fleet.
@@ -108,9 +108,9 @@ func replicaPairs(ctx context.Context, m control.DeviceModel) []pairState {
 // newPairState puts together what lies between two replicas and what the receiver says of its
 // transports.
 func newPairState(m control.DeviceModel, from, to control.Device) pairState {
-	p := pairState{From: from.Replica, To: to.Replica, Ways: links.Ways(from.Site, to.Site)}
+	p := pairState{From: from.Replica, To: to.Replica, Ways: links.Paths(from.Site, to.Site)}
 	var against []string
-	usable := slices.DeleteFunc(slices.Clone(p.Ways), func(w links.Way) bool {
+	usable := slices.DeleteFunc(slices.Clone(p.Ways), func(w links.Path) bool {
 		if w.Closed {
 			return false
 		}
@@ -120,15 +120,15 @@ func newPairState(m control.DeviceModel, from, to control.Device) pairState {
 		}
 		return why != ""
 	})
-	p.Way, p.Against = links.Best(usable), strings.Join(slices.Compact(against), "; ")
+	p.Way, p.Against = links.BestPath(usable), strings.Join(slices.Compact(against), "; ")
 	if p.Way.Closed {
-		p.Way, p.Against = links.Best(p.Ways), "" // blocks cannot move by any: requests are re-prompted
+		p.Way, p.Against = links.BestPath(p.Ways), "" // blocks cannot move by any: requests are re-prompted
 	}
-	var d links.Defaults
+	var d links.Rates
 	if m.Links != nil {
 		d = *m.Links
 	}
-	if priced := d.Best(from.Site, to.Site); priced.Transport == p.Way.Transport && priced.Kind == p.Way.Kind {
+	if priced := d.BestPath(from.Site, to.Site); priced.Transport == p.Way.Transport && priced.Kind == p.Way.Kind {
 		p.Way = priced
 	}
 	for _, t := range to.Transports {
@@ -208,7 +208,7 @@ func siteCells(r control.Device) []string {
 			port += fmt.Sprintf(" (%s)", p.Distance)
 		}
 	}
-	return []string{string(r.Replica), cmp.Or(r.Stage, "–"), s.Node, memory, linked, port, s.TCP.String(), pcie}
+	return []string{string(r.Replica), cmp.Or(r.Stage, "–"), s.Host, memory, linked, port, s.TCP.String(), pcie}
 }
 
 // nvlinkCell are a GPU's NVLinks by what is at their other ends.
@@ -220,7 +220,7 @@ func nvlinkCell(g *links.GPU) string {
 	for _, p := range g.Peers {
 		if n := p.NVLinks.Links; n > 0 {
 			to := p.Address
-			if p.Index != links.Unknown {
+			if p.Index != links.UnknownIndex {
 				to = fmt.Sprint("gpu", p.Index)
 			}
 			ends = append(ends, fmt.Sprintf("%d %s", n, to))
@@ -237,7 +237,7 @@ func (m modelDevices) pairTable(ctx context.Context, all bool) report.Table {
 		if all {
 			for _, w := range p.Ways {
 				if w.Transport != p.Way.Transport || w.Kind != p.Way.Kind {
-					t.Rows = append(t.Rows, wayCells("", "", w, w.Why, 0))
+					t.Rows = append(t.Rows, wayCells("", "", w, w.Reason, 0))
 				}
 			}
 		}
@@ -248,12 +248,12 @@ func (m modelDevices) pairTable(ctx context.Context, all bool) report.Table {
 // pairReason is why a pair's way is taken.
 func pairReason(p pairState) string {
 	if p.Against == "" {
-		return p.Way.Why
+		return p.Way.Reason
 	}
-	return fmt.Sprintf("%s (not %s)", p.Way.Why, p.Against)
+	return fmt.Sprintf("%s (not %s)", p.Way.Reason, p.Against)
 }
 
-func wayCells(from, to string, w links.Way, why string, measured float64) []string {
+func wayCells(from, to string, w links.Path, why string, measured float64) []string {
 	rate, latency, seen := w.Rate.String(), fmt.Sprintf("%d µs", w.Latency), "-"
 	if w.Closed {
 		rate, latency = "closed", "-"
@@ -340,10 +340,10 @@ func groupDevices(list []control.Device) []*deviceGroup {
 			l = &deviceGroup{on: map[string][]control.Device{}}
 			by[key], out = l, append(out, l)
 		}
-		if len(l.on[r.Site.Node]) == 0 {
-			l.order = append(l.order, r.Site.Node)
+		if len(l.on[r.Site.Host]) == 0 {
+			l.order = append(l.order, r.Site.Host)
 		}
-		l.on[r.Site.Node] = append(l.on[r.Site.Node], r)
+		l.on[r.Site.Host] = append(l.on[r.Site.Host], r)
 		l.count++
 	}
 	return out

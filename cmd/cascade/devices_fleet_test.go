@@ -14,10 +14,10 @@ import (
 
 // deviceOf is a replica of a machine with four GPUs, joined in pairs.
 func deviceOf(id, node string, gpu int) control.Device {
-	s := links.Site{Node: node, Known: true, GPU: &links.GPU{Index: gpu, UUID: node + fmt.Sprint(gpu), Address: fmt.Sprint("g", gpu), PCIe: 32 * links.Gigabyte}}
+	s := links.Topology{Host: node, Known: true, GPU: &links.GPU{Index: gpu, UUID: node + fmt.Sprint(gpu), Address: fmt.Sprint("g", gpu), PCIe: 32 * links.Gigabyte}}
 	for o := range 4 {
 		if o != gpu {
-			p := links.Peer{Index: o, Address: fmt.Sprint("g", o), Distance: links.Bridge, Asked: true, Read: true, NVLink: true}
+			p := links.Peer{Index: o, Address: fmt.Sprint("g", o), Distance: links.RootComplex, Asked: true, Read: true, NVLink: true}
 			if o == gpu^1 {
 				p.NVLinks = links.Bundle{Links: 4, Rate: 100 * links.Gigabyte}
 			}
@@ -33,11 +33,11 @@ func deviceOf(id, node string, gpu int) control.Device {
 func TestCountedPairs(t *testing.T) {
 	for seed := range uint64(60) {
 		r := rand.New(rand.NewPCG(seed, 6))
-		m := modelDevices{DeviceModel: control.DeviceModel{Name: "m", Links: &links.Defaults{Node: 375e9, Between: 25e9, Bound: 50e9}}}
+		m := modelDevices{DeviceModel: control.DeviceModel{Name: "m", Links: &links.Rates{SameHost: 375e9, BetweenHosts: 25e9, MaxBetweenHosts: 50e9}}}
 		for i := range r.IntN(20) {
 			d := deviceOf(fmt.Sprint("r", i), fmt.Sprint("n", r.IntN(3)), r.IntN(4))
 			if r.IntN(4) == 0 {
-				d.Site = links.Site{Node: d.Site.Node}
+				d.Site = links.Topology{Host: d.Site.Host}
 			}
 			if r.IntN(4) == 0 {
 				d.Transports[0] = control.Transport{Name: "cuda", State: fleet.RouteBroken, Why: "no driver"}
@@ -63,7 +63,7 @@ func TestCountedPairs(t *testing.T) {
 // TestPairReason: what the receiver has told of its transports has the last
 // word.
 func TestPairReason(t *testing.T) {
-	m := control.DeviceModel{Links: &links.Defaults{}}
+	m := control.DeviceModel{Links: &links.Rates{}}
 	a, b := deviceOf("a", "n", 0), deviceOf("b", "n", 1)
 	for _, c := range []struct {
 		tells          []control.Transport
@@ -91,7 +91,7 @@ func TestPairReason(t *testing.T) {
 
 // TestLargeFleetOfDevices: ten thousand replicas are counted, not listed.
 func TestLargeFleetOfDevices(t *testing.T) {
-	m := modelDevices{DeviceModel: control.DeviceModel{Name: "m", Links: &links.Defaults{}}}
+	m := modelDevices{DeviceModel: control.DeviceModel{Name: "m", Links: &links.Rates{}}}
 	for i := range 10_000 {
 		m.Replicas = append(m.Replicas, deviceOf(fmt.Sprint("r", i), fmt.Sprint("n", i/4), i%4))
 	}

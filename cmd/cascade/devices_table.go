@@ -161,7 +161,7 @@ func (k deviceReport) pairTable(all bool) report.Table {
 			if w.Closed {
 				rate, latency = "closed", "-"
 			}
-			t.Rows = append(t.Rows, []string{from, to, w.Transport, w.Kind.String(), w.Why, rate, latency})
+			t.Rows = append(t.Rows, []string{from, to, w.Transport, w.Kind.String(), w.Reason, rate, latency})
 		}
 	}
 	return t

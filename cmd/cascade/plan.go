@@ -118,7 +118,7 @@ func (s *settings) plan(src *traceFlags, p *planFlags) error {
 	if err != nil {
 		return err
 	}
-	partitioner, ok := partition.Named(p.policy)
+	partitioner, ok := partition.ByName(p.policy)
 	if !ok {
 		return fmt.Errorf("--policy %q: use exact, recursion, two-phase or paper", p.policy)
 	}
@@ -158,7 +158,7 @@ func (p *planFlags) workload(requests []trace.Request) (policies.Workload, error
 		profile.LinkRate = p.linkGbps * 1e9 / 8
 	}
 	w := policies.Workload{
-		Flow: countFlow(requests, policies.Edges(policies.Tokens(p.context), planBuckets), !p.ignoreHash),
+		Flow: countFlow(requests, policies.BucketEdges(policies.Tokens(p.context), planBuckets), !p.ignoreHash),
 		Cost: profile.Cost(), Capacity: profile.Capacity(), Transfer: profile.Transfer(), Replicas: p.replicas,
 		Limits: policies.Limits{Stages: p.stages, Iteration: p.iteration.Seconds(), Pooling: p.pooling},
 	}
@@ -171,18 +171,18 @@ func (p *planFlags) workload(requests []trace.Request) (policies.Workload, error
 func countFlow(requests []trace.Request, edges []policies.Tokens, prefixes bool) policies.Flow {
 	last := requests[len(requests)-1].At.Seconds()
 	count := flow.New(edges, 1000*(last+1))
-	count.Flow(0)
+	count.Rates(0)
 	seen := map[uint64]bool{}
 	for _, r := range requests {
 		at, cached := r.At.Seconds(), policies.Tokens(0)
 		if prefixes {
 			cached = cachedPrefix(seen, r)
 		}
-		count.Arrive(at, r.Input, cached)
-		count.Generate(at, r.Input+r.Output, int(r.Output))
-		count.Finish(at, r.Input, r.Output)
+		count.CountArrival(at, r.Input, cached)
+		count.CountTokens(at, r.Input+r.Output, int(r.Output))
+		count.CountFinish(at, r.Input, r.Output)
 	}
-	return count.Flow(last)
+	return count.Rates(last)
 }
 
 // cachedPrefix returns how many tokens of the prompt's beginning were seen,

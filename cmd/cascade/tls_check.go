@@ -58,7 +58,7 @@ func checkCertificates(fleet wiring.Fleet) (list []certificateInfo, wrong []*con
 		}
 		keys, bad := certs.New(certs.Config{Cert: files.Cert, Key: files.Key, CA: files.CA, Self: want})
 		switch {
-		case bad == nil && want == (identity.Want{}):
+		case bad == nil && want == (identity.Matcher{}):
 			continue
 		case bad == nil:
 			h.Identity = keys.Identity().String()
@@ -71,7 +71,7 @@ func checkCertificates(fleet wiring.Fleet) (list []certificateInfo, wrong []*con
 			h.Error = bad.Error()
 			wrong = append(wrong, &config.FieldError{Path: tlsField(files, bad), Msg: strings.TrimPrefix(h.Error, "tls: ")})
 		}
-		if want != (identity.Want{}) {
+		if want != (identity.Matcher{}) {
 			list = append(list, h)
 		}
 	}

@@ -93,7 +93,7 @@ func (a *authority) issue(dir, host string, serial int64) config.TLS {
 }
 
 // keysOf reads the keys of files.
-func keysOf(t *testing.T, files config.TLS, want identity.Want) *certs.Provider {
+func keysOf(t *testing.T, files config.TLS, want identity.Matcher) *certs.Provider {
 	t.Helper()
 	keys, err := certs.New(certs.Config{Cert: files.Cert, Key: files.Key, CA: files.CA, Self: want})
 	if err != nil {
@@ -137,7 +137,7 @@ func TestFleetUnderTLS(t *testing.T) {
 			}
 
 			// Between migrators: in with the fleet's certificate.
-			peers, scheme := keysOf(t, files, identity.Want{}).PeerTransport(func(string) string { return "" })
+			peers, scheme := keysOf(t, files, identity.Matcher{}).PeerTransport(func(string) string { return "" })
 			client := &http.Client{Transport: peers, Timeout: patience}
 			resp, err := client.Get(scheme + "://" + s.peers + "/nothing")
 			if err != nil {
@@ -149,7 +149,7 @@ func TestFleetUnderTLS(t *testing.T) {
 				t.Errorf("a peer: %s", resp.Status)
 			}
 
-			stranger := keysOf(t, newAuthority(t).issue(t.TempDir(), "127.0.0.1", 2), identity.Want{}).ControlClientConfig("127.0.0.1")
+			stranger := keysOf(t, newAuthority(t).issue(t.TempDir(), "127.0.0.1", 2), identity.Matcher{}).ControlClientConfig("127.0.0.1")
 			stranger.VerifyConnection = nil
 			for _, door := range []string{s.control, s.peers} {
 				if err := knock(door, &tls.Config{InsecureSkipVerify: true}); err == nil || !strings.Contains(err.Error(), "certificate required") {
@@ -192,7 +192,7 @@ func TestClientsVerifyDialledName(t *testing.T) {
 		{"127.0.0.1", "127.0.0.1:1", true}, {"127.0.0.2", "127.0.0.1:1", false}, {"control", "control:1", true},
 		{"control", "other:1", false}, {"control", "127.0.0.1:1", false},
 	} {
-		keys := keysOf(t, a.issue(t.TempDir(), c.host, 2), identity.Want{})
+		keys := keysOf(t, a.issue(t.TempDir(), c.host, 2), identity.Matcher{})
 		if _, err := handshake(t, keys, keys.ControlClientConfig(c.dialled)); (err == nil) != c.good {
 			t.Errorf("certificate of %s, dialled %s: %v", c.host, c.dialled, err)
 		}

@@ -213,9 +213,9 @@ func TestPictures(t *testing.T) {
 		{"plan", func() (Picture, error) { return Plan(plan, lengths) }, []string{"Plan of llama-3-8b, epoch 7", "stage 2", "4 replicas", "1 replica", "[1536, 12288)", "[12288, ∞)"}},
 		{"stages", func() (Picture, error) { return Plan(plan, nil) }, []string{"stage 0", "length in tokens"}},
 		{"narrow", func() (Picture, error) { return Plan(narrow, nil) }, []string{"1×"}},
-		{"one", func() (Picture, error) { return Plan(policies.OneStage("m", []policies.ReplicaID{"a"}), nil) }, []string{"[0, ∞)"}},
+		{"one", func() (Picture, error) { return Plan(policies.OneStagePlan("m", []policies.ReplicaID{"a"}), nil) }, []string{"[0, ∞)"}},
 		{"one-histogram", func() (Picture, error) {
-			return Plan(policies.OneStage("m", []policies.ReplicaID{"a"}), []policies.Tokens{700})
+			return Plan(policies.OneStagePlan("m", []policies.ReplicaID{"a"}), []policies.Tokens{700})
 		}, []string{"[0, ∞)", "share of requests"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -276,7 +276,7 @@ func TestNothingToDraw(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	p, err := Plan(policies.OneStage("m", []policies.ReplicaID{"a"}), nil)
+	p, err := Plan(policies.OneStagePlan("m", []policies.ReplicaID{"a"}), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -23,19 +23,19 @@ func main() {
 // traffic is a made-up fleet of 16 replicas, two on a machine, between whose machines KV
 // travels slowly: requests that think for long, and so go from stage to stage.
 func traffic() policies.Workload {
-	edges := policies.Edges(65536, 4)
+	edges := policies.BucketEdges(65536, 4)
 	count := flow.New(edges, 36000)
-	count.Flow(0)
+	count.Rates(0)
 	for second := range 600 {
 		for i := range 6 {
 			input, output := policies.Tokens(400+100*i), policies.Tokens(500<<i)
-			count.Arrive(float64(second), input, 0)
-			count.Generate(float64(second), input+output, int(output))
-			count.Finish(float64(second), input, output)
+			count.CountArrival(float64(second), input, 0)
+			count.CountTokens(float64(second), input+output, int(output))
+			count.CountFinish(float64(second), input, output)
 		}
 	}
 	return policies.Workload{
-		Flow: count.Flow(600), Cost: policies.Cost{D0: 6e-3, D1: 15e-6, D2: 72e-6, D3: 1.9e-9, D4: 41e-9}, Replicas: 16,
+		Flow: count.Rates(600), Cost: policies.Cost{D0: 6e-3, D1: 15e-6, D2: 72e-6, D3: 1.9e-9, D4: 41e-9}, Replicas: 16,
 		Capacity: policies.Capacity{KV: 1 << 21, Batch: 512}, Transfer: policies.Transfer{Base: 2e-3, PerToken: 5e-5},
 	}
 }

@@ -125,7 +125,7 @@ func (p *nvlink) machines(w policies.Workload) int { return (w.Replicas + p.node
 func (p *nvlink) lost(w policies.Workload, d policies.Partition) float64 {
 	sum, at := 0.0, 0
 	for i, cut := range d.Cuts {
-		crossings := w.Flow.Crossings[policies.Bucket(w.Flow.Edges, cut)]
+		crossings := w.Flow.Crossings[policies.BucketOf(w.Flow.Edges, cut)]
 		delay := w.Transfer.Base + float64(float64(cut)*w.Transfer.PerToken)
 		leave := 1 - local(p.machines(w), at, d.Counts[i], d.Counts[i+1])
 		sum += float64(crossings * delay * leave)

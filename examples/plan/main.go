@@ -28,9 +28,9 @@ func run(out io.Writer) error {
 		return err
 	}
 	// Ten minutes of traffic: 40 chats a second, and a long document every four seconds.
-	edges := policies.Edges(131072, 8)
+	edges := policies.BucketEdges(131072, 8)
 	count := flow.New(edges, 36000)
-	count.Flow(0)
+	count.Rates(0)
 	for second := range 600 {
 		now := float64(second)
 		for range 40 {
@@ -41,7 +41,7 @@ func run(out io.Writer) error {
 		}
 	}
 	best, err := partition.Exact{}.Partition(policies.Workload{
-		Flow: count.Flow(600), Cost: profile.Cost(), Capacity: profile.Capacity(), Transfer: profile.Transfer(), Replicas: 8,
+		Flow: count.Rates(600), Cost: profile.Cost(), Capacity: profile.Capacity(), Transfer: profile.Transfer(), Replicas: 8,
 	})
 	if err != nil {
 		return err
@@ -61,7 +61,7 @@ func run(out io.Writer) error {
 
 // record counts one whole request.
 func record(c *flow.Counter, now float64, input, output policies.Tokens) {
-	c.Arrive(now, input, 0)
-	c.Generate(now, input+output, int(output))
-	c.Finish(now, input, output)
+	c.CountArrival(now, input, 0)
+	c.CountTokens(now, input+output, int(output))
+	c.CountFinish(now, input, output)
 }

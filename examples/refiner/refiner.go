@@ -34,7 +34,7 @@ var _ policies.Refiner = even{}
 // Refine goes half the way to the length that divides the tokens of both stages
 // evenly among their replicas; and half of that, and so on, while the requests would
 // wait longer there than where the boundary is.
-func (even) Refine(b policies.Border) policies.Tokens {
+func (even) Refine(b policies.BoundaryView) policies.Tokens {
 	if len(b.Local)+len(b.Next) < fewest {
 		return b.Boundary
 	}
@@ -74,7 +74,7 @@ func (even) Refine(b policies.Border) policies.Tokens {
 // together: those below it divided among the replicas of this stage, the others
 // among those of the next one. float64(a*b) keeps a compiler from adding what it has
 // not rounded, so that every machine decides the same.
-func cost(b policies.Border, at policies.Tokens) float64 {
+func cost(b policies.BoundaryView, at policies.Tokens) float64 {
 	var lower, upper policies.Batch
 	put := func(list []policies.Sequence, each float64) {
 		for _, s := range list {

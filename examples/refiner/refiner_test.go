@@ -26,19 +26,19 @@ func TestEven(t *testing.T) {
 		}
 		return list
 	}
-	crowd := policies.Border{Boundary: 1000, High: 9000, Peers: 1, Successors: 1, Cost: policies.Cost{D0: 0.01, D1: 0.001}, Local: same(99, 600), Next: append(same(60, 1100), same(60, 3000)...)}
+	crowd := policies.BoundaryView{Boundary: 1000, High: 9000, Peers: 1, Successors: 1, Cost: policies.Cost{D0: 0.01, D1: 0.001}, Local: same(99, 600), Next: append(same(60, 1100), same(60, 3000)...)}
 	for _, c := range []struct {
 		name string
-		b    policies.Border
+		b    policies.BoundaryView
 		want policies.Tokens
 	}{
 		{"not so far that many join many", crowd, 1062},
-		{"too few to say anything", policies.Border{Boundary: 1000, High: 9000, Peers: 1, Successors: 1, Local: same(7, 1)}, 1000},
-		{"half the way down", policies.Border{Boundary: 1000, High: 9000, Peers: 1, Successors: 1, Local: same(9, 500)}, 750},
-		{"not for a twentieth", policies.Border{Boundary: 1000, High: 9000, Peers: 1, Successors: 1, Local: same(9, 920)}, 1000},
-		{"half the way up", policies.Border{Boundary: 1000, High: 9000, Peers: 1, Successors: 1, Next: same(9, 2000)}, 1500},
-		{"never out of the range", policies.Border{Boundary: 1000, High: 1100, Peers: 1, Successors: 1, Next: same(9, 2000)}, 1099},
-		{"own requests stand for the stage", policies.Border{Boundary: 1000, High: 9000, Peers: 10, Successors: 10, Local: same(8, 500), Next: same(9, 2000)}, 750},
+		{"too few to say anything", policies.BoundaryView{Boundary: 1000, High: 9000, Peers: 1, Successors: 1, Local: same(7, 1)}, 1000},
+		{"half the way down", policies.BoundaryView{Boundary: 1000, High: 9000, Peers: 1, Successors: 1, Local: same(9, 500)}, 750},
+		{"not for a twentieth", policies.BoundaryView{Boundary: 1000, High: 9000, Peers: 1, Successors: 1, Local: same(9, 920)}, 1000},
+		{"half the way up", policies.BoundaryView{Boundary: 1000, High: 9000, Peers: 1, Successors: 1, Next: same(9, 2000)}, 1500},
+		{"never out of the range", policies.BoundaryView{Boundary: 1000, High: 1100, Peers: 1, Successors: 1, Next: same(9, 2000)}, 1099},
+		{"own requests stand for the stage", policies.BoundaryView{Boundary: 1000, High: 9000, Peers: 10, Successors: 10, Local: same(8, 500), Next: same(9, 2000)}, 750},
 	} {
 		if got := (even{}).Refine(c.b); got != c.want {
 			t.Errorf("%s: %v, want %v", c.name, got, c.want)

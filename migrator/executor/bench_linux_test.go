@@ -189,7 +189,7 @@ func (l *lane) move(tb testing.TB) executor.Move {
 	tb.Helper()
 	l.number++
 	l.source.more = 0
-	a := bidask.Action{Deal: bidask.Deal{Seller: "s", Number: l.number}, Handover: policies.Handover{Request: "q", Length: policies.Tokens(l.source.length)}}
+	a := bidask.Action{Deal: bidask.Deal{Seller: "s", Number: l.number}, Migration: policies.Migration{Request: "q", Length: policies.Tokens(l.source.length)}}
 	do := func(i int, k bidask.ActionKind, peer policies.ReplicaID) {
 		a.Kind, a.Peer = k, peer
 		l.movers[i].Do(a)
@@ -199,7 +199,7 @@ func (l *lane) move(tb testing.TB) executor.Move {
 	do(1, bidask.Export, "d")
 	do(0, bidask.Import, "s")
 	m := <-l.ended
-	if s, d := <-l.told[1], <-l.told[0]; s != bidask.Moved || d != bidask.Moved {
+	if s, d := <-l.told[1], <-l.told[0]; s != bidask.TransferDone || d != bidask.TransferDone {
 		tb.Fatalf("%v, %v: %+v", s, d, m)
 	}
 	return m

@@ -86,9 +86,9 @@ type Config struct {
 	// Node tells on which machine a replica runs; nil means all on one.
 	Node func(policies.ReplicaID) string
 	// Ways tells what lies between a replica and this one, from there to here, best
-	// first (links.Ways), nil where that is not known. It must not block. nil: nothing
+	// first (links.Paths), nil where that is not known. It must not block. nil: nothing
 	// is known, and transports are tried in their order.
-	Ways func(policies.ReplicaID) []links.Way
+	Ways func(policies.ReplicaID) []links.Path
 	// Envelope is how many bytes Network carries at once: what a request's blocks
 	// take more to name is told in parts. 0 means 8 MiB, as migrator/peer has it.
 	Envelope int

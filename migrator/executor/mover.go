@@ -303,13 +303,13 @@ func (m *Mover) send(a transfer.Action) {
 
 // over ends a move: the market and who watches hear of it.
 func (m *Mover) over(a transfer.Action) {
-	k, kind := key{target, a.Move}, bidask.Failed
+	k, kind := key{target, a.Move}, bidask.TransferFailed
 	if a.Move.Seller == m.cfg.Self {
 		k.role = source
 		delete(m.exports, a.Move)
 	}
 	if a.Kind == transfer.Moved {
-		kind = bidask.Moved
+		kind = bidask.TransferDone
 	}
 	if a.Request != "" {
 		m.cfg.Front.AdvanceEpoch(a.Request, a.Epoch)

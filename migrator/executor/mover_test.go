@@ -142,17 +142,17 @@ func TestMarketIsAnswered(t *testing.T) {
 			return n.await(answers)
 		}
 		deal := func(n uint64) bidask.Deal { return bidask.Deal{Seller: "a", Number: n} }
-		if k := ask(b, bidask.Action{Kind: bidask.Reserve, Deal: deal(1), Peer: "a", Handover: policies.Handover{Request: "a/1", Length: 1 << 20}}); k != bidask.Refused {
+		if k := ask(b, bidask.Action{Kind: bidask.Reserve, Deal: deal(1), Peer: "a", Migration: policies.Migration{Request: "a/1", Length: 1 << 20}}); k != bidask.ReservationRefused {
 			t.Errorf("a million tokens: %v", k)
 		}
-		if k := ask(a, bidask.Action{Kind: bidask.Export, Deal: deal(2), Peer: "b", Handover: policies.Handover{Request: "a/1", Length: 100}}); k != bidask.Failed {
+		if k := ask(a, bidask.Action{Kind: bidask.Export, Deal: deal(2), Peer: "b", Migration: policies.Migration{Request: "a/1", Length: 100}}); k != bidask.TransferFailed {
 			t.Errorf("a request that is not here: %v", k)
 		}
-		if k := ask(b, bidask.Action{Kind: bidask.Reserve, Deal: deal(3), Peer: "a", Handover: policies.Handover{Request: "a/1", Length: 100}}); k != bidask.Reserved {
+		if k := ask(b, bidask.Action{Kind: bidask.Reserve, Deal: deal(3), Peer: "a", Migration: policies.Migration{Request: "a/1", Length: 100}}); k != bidask.Reserved {
 			t.Errorf("a hundred tokens: %v", k)
 		}
 		// Nobody answers its Open.
-		if k := ask(b, bidask.Action{Kind: bidask.Import, Deal: deal(3), Peer: "a", Handover: policies.Handover{Request: "a/1", Length: 100}}); k != bidask.Failed {
+		if k := ask(b, bidask.Action{Kind: bidask.Import, Deal: deal(3), Peer: "a", Migration: policies.Migration{Request: "a/1", Length: 100}}); k != bidask.TransferFailed {
 			t.Errorf("an import that nobody exports: %v", k)
 		}
 		if m := b.ended(t); m.Why != "unknown to the peer" {
@@ -202,7 +202,7 @@ func TestFronts(t *testing.T) {
 		a, b := w.nodes[0], w.nodes[1]
 		a.front.accept("a/1", prompt(1, 50), 250, b)
 		time.Sleep(500 * time.Millisecond)
-		b.mover.Do(bidask.Action{Kind: bidask.Export, Deal: bidask.Deal{Seller: "b", Number: 1}, Peer: "a", Handover: policies.Handover{Request: "a/1", Length: 60}})
+		b.mover.Do(bidask.Action{Kind: bidask.Export, Deal: bidask.Deal{Seller: "b", Number: 1}, Peer: "a", Migration: policies.Migration{Request: "a/1", Length: 60}})
 		time.Sleep(time.Millisecond)
 		a.front.leave("a/1")
 		time.Sleep(time.Millisecond)

@@ -20,7 +20,7 @@ type Move struct {
 	ID        string // the deal: seller/number
 	Role      string // "source" or "target"
 	Request   string
-	Cause     policies.Cause
+	Cause     policies.MigrationCause
 	Front     policies.ReplicaID // "" while the target does not know it
 	From, To  policies.ReplicaID
 	Way       string // "live", "reprompt", or "" while it is not known
@@ -88,8 +88,8 @@ func (r *records) begin(ctx context.Context, k key, a bidask.Action, from, to, f
 	if r.live[k] != nil {
 		return
 	}
-	rec := &record{Move: Move{ID: a.Deal.String(), Role: k.role.String(), Request: a.Handover.Request, Cause: a.Handover.Cause, Front: front, From: from, To: to,
-		State: "opening", Tokens: int(a.Handover.Length), Began: time.Now()}}
+	rec := &record{Move: Move{ID: a.Deal.String(), Role: k.role.String(), Request: a.Migration.Request, Cause: a.Migration.Cause, Front: front, From: from, To: to,
+		State: "opening", Tokens: int(a.Migration.Length), Began: time.Now()}}
 	_, rec.span = r.tracer.Start(ctx, "move."+rec.Role, trace.WithAttributes(
 		attribute.String("cascade.move", rec.ID), attribute.String("cascade.request", rec.Request), attribute.String("cascade.cause", rec.Cause.String()),
 		attribute.String("cascade.from", string(from)), attribute.String("cascade.to", string(to))))

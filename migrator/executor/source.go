@@ -74,9 +74,9 @@ func (m *Mover) export(a bidask.Action) {
 	if m.exports[a.Deal] != nil {
 		return
 	}
-	r, ok := m.resident(a.Handover.Request)
+	r, ok := m.resident(a.Migration.Request)
 	if !ok {
-		m.cfg.Tell(bidask.Event{Kind: bidask.Failed, Deal: a.Deal})
+		m.cfg.Tell(bidask.Event{Kind: bidask.TransferFailed, Deal: a.Deal})
 		return
 	}
 	m.exports[a.Deal] = &export{leg: r.Name, peer: a.Peer}

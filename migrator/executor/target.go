@@ -46,17 +46,17 @@ func (m *Mover) reserve(a bidask.Action) {
 		m.cfg.Tell(bidask.Event{Kind: bidask.Reserved, Deal: a.Deal})
 		return
 	}
-	k, length := key{target, a.Deal}, int(a.Handover.Length)
+	k, length := key{target, a.Deal}, int(a.Migration.Length)
 	m.enqueue(k, job{kind: transfer.Prepare, run: func(ctx context.Context) func() {
 		ctx, cancel := context.WithTimeout(ctx, engineTimeout)
 		defer cancel()
 		kind := bidask.Reserved
 		if _, err := m.room(ctx, a.Deal, length); err != nil {
-			kind = bidask.Refused
+			kind = bidask.ReservationRefused
 			m.log.Info("no blocks for a request that was bought", "move", a.Deal.String(), "tokens", length, "error", err)
 		}
 		return func() {
-			if kind == bidask.Refused {
+			if kind == bidask.ReservationRefused {
 				m.release(a.Deal) // the answer may have been lost, not the call
 			}
 			m.cfg.Tell(bidask.Event{Kind: kind, Deal: a.Deal})

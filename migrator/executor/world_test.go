@@ -265,7 +265,7 @@ func (w *world) pass(done <-chan struct{}, from, to *node) bool {
 
 // move has the market move a request, as bidask would; it returns when both
 // sides have said how it ended.
-func (w *world) move(request string, from, to *node, cause policies.Cause) {
+func (w *world) move(request string, from, to *node, cause policies.MigrationCause) {
 	w.mu.Lock()
 	w.number++
 	deal := bidask.Deal{Seller: from.id, Number: w.number}
@@ -280,16 +280,16 @@ func (w *world) move(request string, from, to *node, cause policies.Cause) {
 	if length == 0 || from == to || from.dead() || to.dead() {
 		return
 	}
-	h := policies.Handover{Request: request, Length: policies.Tokens(length), Cause: cause}
+	h := policies.Migration{Request: request, Length: policies.Tokens(length), Cause: cause}
 	bought, sold := to.expect(deal), from.expect(deal)
-	to.mover.Do(bidask.Action{Kind: bidask.Reserve, Deal: deal, Peer: from.id, Handover: h})
+	to.mover.Do(bidask.Action{Kind: bidask.Reserve, Deal: deal, Peer: from.id, Migration: h})
 	if to.await(bought) != bidask.Reserved {
 		return
 	}
-	from.mover.Do(bidask.Action{Kind: bidask.Export, Deal: deal, Peer: to.id, Handover: h})
-	to.mover.Do(bidask.Action{Kind: bidask.Import, Deal: deal, Peer: from.id, Handover: h})
-	if to.await(bought) == bidask.Failed {
-		to.mover.Do(bidask.Action{Kind: bidask.Release, Deal: deal, Peer: from.id, Handover: h})
+	from.mover.Do(bidask.Action{Kind: bidask.Export, Deal: deal, Peer: to.id, Migration: h})
+	to.mover.Do(bidask.Action{Kind: bidask.Import, Deal: deal, Peer: from.id, Migration: h})
+	if to.await(bought) == bidask.TransferFailed {
+		to.mover.Do(bidask.Action{Kind: bidask.Release, Deal: deal, Peer: from.id, Migration: h})
 	}
 	from.await(sold)
 }
@@ -350,7 +350,7 @@ func (w *world) leftovers() []string {
 		for d, kinds := range n.told {
 			ends := 0
 			for _, k := range kinds {
-				if k == bidask.Moved || k == bidask.Failed {
+				if k == bidask.TransferDone || k == bidask.TransferFailed {
 					ends++
 				}
 			}

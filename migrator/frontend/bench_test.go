@@ -31,7 +31,7 @@ func child(engine string) {
 	if err != nil {
 		panic(err)
 	}
-	f, err := New(Config{Replica: "bench", Engine: engine, Edges: policies.Edges(1<<17, 4), Listener: lis})
+	f, err := New(Config{Replica: "bench", Engine: engine, Edges: policies.BucketEdges(1<<17, 4), Listener: lis})
 	if err != nil {
 		panic(err)
 	}

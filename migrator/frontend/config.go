@@ -49,7 +49,7 @@ type Config struct {
 	// http://127.0.0.1:8000. Required; HTTP/1.1.
 	Engine string
 	// Edges are the length buckets of flow and snapshots, as the planner wants
-	// them (policies.Edges). Required.
+	// them (policies.BucketEdges). Required.
 	Edges []policies.Tokens
 	// FlowTau is the time constant with which the flow counters forget; 0 means
 	// flow.DefaultTau seconds.

@@ -54,7 +54,7 @@ func (s *Stream) claim(m Migration) (*cut, error) {
 	case s.leg == nil:
 		return nil, errNotBegun
 	}
-	if why := policies.Movable(s.requestLocked()); why != policies.MayMove {
+	if why := policies.Movable(s.requestLocked()); why != policies.NotPinned {
 		return nil, fmt.Errorf("the stream cannot move: %v", why)
 	}
 	if s.prompt == 0 || len(s.ids) == s.prompt {

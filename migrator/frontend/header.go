@@ -16,18 +16,18 @@ var hopByHop = map[string]bool{
 }
 
 // engineHeaders returns the fields of a client's request that an engine may see.
-func engineHeaders(h http.Header) http.Header { return withoutHeaders(h, length.Control) }
+func engineHeaders(h http.Header) http.Header { return withoutHeaders(h, length.IsControlHeader) }
 
 // peerHeaders returns the fields of a client's request that a peer may see: the
 // estimate too, which the peer counts by.
 func peerHeaders(h http.Header) http.Header {
-	return withoutHeaders(h, func(name string) bool { return length.Control(name) && name != length.TokensHeader })
+	return withoutHeaders(h, func(name string) bool { return length.IsControlHeader(name) && name != length.TokensHeader })
 }
 
 // resumeHeaders returns the fields for a leg that is not the client's first: no
 // estimate, and no name that the first leg's engine may still have in use.
 func resumeHeaders(h http.Header) http.Header {
-	return withoutHeaders(h, func(name string) bool { return length.Control(name) || name == "x-request-id" })
+	return withoutHeaders(h, func(name string) bool { return length.IsControlHeader(name) || name == "x-request-id" })
 }
 
 func withoutHeaders(h http.Header, drop func(lower string) bool) http.Header {
@@ -47,7 +47,7 @@ func withoutHeaders(h http.Header, drop func(lower string) bool) http.Header {
 func copyToClient(w http.ResponseWriter, h http.Header) {
 	dst := w.Header()
 	for name, values := range h {
-		if lower := strings.ToLower(name); !hopByHop[name] && !length.Control(lower) && !loadHeaders[lower] { // an engine speaks for itself only
+		if lower := strings.ToLower(name); !hopByHop[name] && !length.IsControlHeader(lower) && !loadHeaders[lower] { // an engine speaks for itself only
 			dst[name] = values
 		}
 	}

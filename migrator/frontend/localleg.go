@@ -18,8 +18,8 @@ type LocalLeg struct {
 	FrontEnd policies.ReplicaID
 	// Epoch is the stream's as far as this front knows; see Advance.
 	Epoch policies.Epoch
-	// Pinned says why the request cannot move, policies.MayMove when it can.
-	Pinned policies.Reason
+	// Pinned says why the request cannot move, policies.NotPinned when it can.
+	Pinned policies.PinReason
 	Since  time.Time // when it came to this engine
 }
 
@@ -110,7 +110,7 @@ func (r *localLeg) read() LocalLeg {
 }
 
 // fixed says why the request must stay.
-func (r *localLeg) fixed() policies.Reason {
+func (r *localLeg) fixed() policies.PinReason {
 	q := r.request
 	q.Features = featuresAfter(q.Features, r.least, r.work.Counts().Output)
 	if r.blind.Load() {
@@ -122,7 +122,7 @@ func (r *localLeg) fixed() policies.Reason {
 // rescuable reports whether the request's front may be able to go on with it at
 // another engine.
 func (r *localLeg) rescuable() bool {
-	return r.fixed() == policies.MayMove && (r.stream == nil || r.f.cfg.Rescuer != nil)
+	return r.fixed() == policies.NotPinned && (r.stream == nil || r.f.cfg.Rescuer != nil)
 }
 
 // featuresAfter returns what ties a request to its engine once it has so many tokens.

@@ -489,7 +489,7 @@ func TestMoveOfUnmovable(t *testing.T) {
 		}()
 		eventually(t, func() bool { return len(f.fronts[0].LocalLegs()) == 1 })
 		r := f.fronts[0].LocalLegs()[0]
-		if r.Pinned != policies.Because(want) || r.FrontEnd != "r0" || r.Epoch != 1 || r.Name != r.Request.ID+"#1" || r.Request.MaxOutput != 60 || r.Since.IsZero() {
+		if r.Pinned != policies.PinReasonOf(want) || r.FrontEnd != "r0" || r.Epoch != 1 || r.Name != r.Request.ID+"#1" || r.Request.MaxOutput != 60 || r.Since.IsZero() {
 			t.Errorf("%.40s: %+v", more, r)
 		}
 		if moved, err := f.fronts[0].Migrate(t.Context(), Migration{Stream: r.Request.ID, From: "r0", Epoch: 1, To: f.target(1)}); err == nil || moved.Epoch != 1 {

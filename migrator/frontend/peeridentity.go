@@ -29,8 +29,8 @@ func (f *Server) withPeerIdentity(next http.Handler) http.Handler {
 		// A claim that is no name is refused by readOrder; here it makes a name of
 		// nobody's, except for the empty one.
 		claim := r.Header.Get(ForwardHeader)
-		want := identity.Want{TrustDomain: f.cfg.TrustDomain, Role: identity.Migrator, Name: claim[:min(len(claim), maxName+1)]}
-		_, err := want.Certificate(leaf)
+		want := identity.Matcher{TrustDomain: f.cfg.TrustDomain, Role: identity.Migrator, Name: claim[:min(len(claim), maxName+1)]}
+		_, err := want.CheckCertificate(leaf)
 		if err == nil {
 			next.ServeHTTP(w, r)
 			return

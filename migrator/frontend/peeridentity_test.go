@@ -26,13 +26,13 @@ func TestLegsAreTheCertificates(t *testing.T) {
 		c.Logger = slog.New(slog.NewTextHandler(logged, nil))
 	})
 	server := httptest.NewUnstartedServer(f.PeerHandler())
-	server.EnableHTTP2, server.TLS = true, a.Server(a.For(t, identity.Migrator, "r1"))
+	server.EnableHTTP2, server.TLS = true, a.ServerTLS(a.ComponentCertificate(t, identity.Migrator, "r1"))
 	server.Config.ErrorLog = log.New(io.Discard, "", 0)
 	server.StartTLS()
 	defer server.Close()
 	leg := func(own tls.Certificate, front, request string) (int, string) {
 		t.Helper()
-		client := &http.Client{Transport: &http.Transport{ForceAttemptHTTP2: true, TLSClientConfig: a.Client(own, identity.Want{TrustDomain: issuer.TrustDomain, Role: identity.Migrator, Name: "r1"})}}
+		client := &http.Client{Transport: &http.Transport{ForceAttemptHTTP2: true, TLSClientConfig: a.ClientTLS(own, identity.Matcher{TrustDomain: issuer.TrustDomain, Role: identity.Migrator, Name: "r1"})}}
 		defer client.CloseIdleConnections()
 		req, err := http.NewRequest(http.MethodPost, server.URL+"/v1/completions", strings.NewReader(`{"model":"m","prompt":"x"}`))
 		if err != nil {
@@ -56,7 +56,7 @@ func TestLegsAreTheCertificates(t *testing.T) {
 		}
 		return resp.StatusCode, string(body)
 	}
-	r0 := a.For(t, identity.Migrator, "r0")
+	r0 := a.ComponentCertificate(t, identity.Migrator, "r0")
 	for name, c := range map[string]struct {
 		own            tls.Certificate
 		front, request string
@@ -68,8 +68,8 @@ func TestLegsAreTheCertificates(t *testing.T) {
 		"another's request":   {r0, "r0", "r2/1", http.StatusServiceUnavailable},
 		"no front":            {r0, "", "", http.StatusForbidden},
 		"a long name":         {r0, strings.Repeat("r", 4000), "", http.StatusForbidden},
-		"a proxy":             {a.For(t, identity.Proxy, "r0"), "r0", "", http.StatusForbidden},
-		"the control plane":   {a.For(t, identity.Control, "r0"), "r0", "", http.StatusForbidden},
+		"a proxy":             {a.ComponentCertificate(t, identity.Proxy, "r0"), "r0", "", http.StatusForbidden},
+		"the control plane":   {a.ComponentCertificate(t, identity.Control, "r0"), "r0", "", http.StatusForbidden},
 		"without an identity": {a.Certificate(t), "r0", "", http.StatusForbidden},
 	} {
 		before := e.calls.Load()

@@ -45,7 +45,7 @@ func (s *Stream) rescue(lost Leg, cause error) bool {
 		s.mu.Unlock()
 		return true // a move came first: it may bring a leg
 	case s.leg != lost || s.ended || s.finished || s.prompt == 0 || s.ctx.Err() != nil ||
-		policies.Movable(s.requestLocked()) != policies.MayMove || s.resume.Left(len(s.ids)-s.prompt) == 0:
+		policies.Movable(s.requestLocked()) != policies.NotPinned || s.resume.Left(len(s.ids)-s.prompt) == 0:
 		s.mu.Unlock()
 		return false
 	case len(s.ids)-s.lastLoss >= rescueTokens:

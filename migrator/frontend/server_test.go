@@ -47,7 +47,7 @@ func listen(t testing.TB) net.Listener {
 func start(t testing.TB, url string, change func(*Config)) *front {
 	t.Helper()
 	lis, peers := listen(t), listen(t)
-	cfg := Config{Replica: "r0", Engine: url, Edges: policies.Edges(1<<16, 4), Listener: lis, PeerListener: peers,
+	cfg := Config{Replica: "r0", Engine: url, Edges: policies.BucketEdges(1<<16, 4), Listener: lis, PeerListener: peers,
 		HealthInterval: 20 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(testWriter{t}, nil))}
 	if change != nil {
 		change(&cfg)

@@ -142,8 +142,8 @@ func (c Config) validate() (Config, error) {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	c.Machine.Self = c.Self
-	if c.Machine.First == 0 {
-		c.Machine.First = uint64(time.Now().UnixMicro())
+	if c.Machine.FirstDeal == 0 {
+		c.Machine.FirstDeal = uint64(time.Now().UnixMicro())
 	}
 	return c, nil
 }

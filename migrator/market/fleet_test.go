@@ -11,7 +11,7 @@ import (
 )
 
 // paper is the paper's market.
-var paper = bidask.Config{Sample: bidask.AskAll, Selector: bidask.Paper{}, SendSlots: 3, ReceiveSlots: 3}
+var paper = bidask.Config{Sample: bidask.AskAll, Selector: bidask.Paper{}, MaxConcurrentSends: 3, MaxConcurrentReceives: 3}
 
 // TestDrain empties a replica while transfers fail, reservations are refused
 // and messages are lost.
@@ -25,9 +25,9 @@ func TestDrain(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				w := newWorld(t, 6, change)
 				for i := range 60 {
-					w.put(w.ids[i%6], fmt.Sprintf("q%d", i), policies.Tokens(100+50*i), policies.MayMove)
+					w.put(w.ids[i%6], fmt.Sprintf("q%d", i), policies.Tokens(100+50*i), policies.NotPinned)
 				}
-				w.put("r0", "fixed", 700, policies.Because(policies.Structured))
+				w.put("r0", "fixed", 700, policies.PinReasonOf(policies.Structured))
 				w.plan(w.stages([]policies.Tokens{2000}, 3, 3))
 				w.run(func() {
 					time.Sleep(time.Second)
@@ -63,11 +63,11 @@ func TestBoundaryHalved(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				w := newWorld(t, 8, func(w *world) { w.config, w.growth = config, 20 })
 				for i := range 200 {
-					w.put(w.ids[i%4], fmt.Sprintf("q%d", i), policies.Tokens(500+15*i), policies.MayMove)
+					w.put(w.ids[i%4], fmt.Sprintf("q%d", i), policies.Tokens(500+15*i), policies.NotPinned)
 				}
 				slots := 4
-				if config.SendSlots > 0 {
-					slots = config.SendSlots
+				if config.MaxConcurrentSends > 0 {
+					slots = config.MaxConcurrentSends
 				}
 				w.plan(w.stages([]policies.Tokens{4096}, 4, 4))
 				messages := 0
@@ -124,7 +124,7 @@ func TestOutlier(t *testing.T) {
 				n = 60
 			}
 			for j := range n {
-				w.put(w.ids[i], fmt.Sprintf("q%d-%d", i, j), policies.Tokens(900+20*j), policies.MayMove)
+				w.put(w.ids[i], fmt.Sprintf("q%d-%d", i, j), policies.Tokens(900+20*j), policies.NotPinned)
 			}
 		}
 		w.plan(w.stages(nil, 8))
@@ -164,7 +164,7 @@ func TestSpill(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		w := newWorld(t, 4, nil)
 		for i := range 96 {
-			w.put("r0", fmt.Sprintf("q%d", i), 10_000, policies.MayMove)
+			w.put("r0", fmt.Sprintf("q%d", i), 10_000, policies.NotPinned)
 		}
 		w.plan(w.stages([]policies.Tokens{20_000}, 1, 3))
 		w.run(func() { time.Sleep(20 * time.Second) })
@@ -187,14 +187,14 @@ func TestSpill(t *testing.T) {
 func TestFullStage(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		w := newWorld(t, 2, nil)
-		w.put("r1", "big", capacity-100, policies.MayMove)
-		w.put("r0", "q", 5000, policies.MayMove)
+		w.put("r1", "big", capacity-100, policies.NotPinned)
+		w.put("r0", "q", 5000, policies.NotPinned)
 		w.plan(w.stages([]policies.Tokens{2048}, 1, 1))
 		w.run(func() {
 			time.Sleep(10 * time.Minute)
 			s := w.nodes["r0"].Status()
 			// Rests of 1, 2, … 32 s, then 32 s each.
-			if n := s.Offered[policies.Growth]; n < 20 || n > 25 || s.Returned[bidask.NoBids] != n || w.moves != 0 {
+			if n := s.Offered[policies.Growth]; n < 20 || n > 25 || s.Returned[bidask.ReturnNoBids] != n || w.moves != 0 {
 				t.Errorf("%d offers in ten minutes, %v returned, %d moves", n, s.Returned, w.moves)
 			}
 		})
@@ -205,7 +205,7 @@ func TestFullStage(t *testing.T) {
 func TestGonePeer(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		w := newWorld(t, 3, func(w *world) { w.rate = 100 })
-		w.put("r0", "q", 3000, policies.MayMove)
+		w.put("r0", "q", 3000, policies.NotPinned)
 		w.plan(w.stages([]policies.Tokens{2048}, 1, 2))
 		w.run(func() {
 			time.Sleep(time.Second)
@@ -221,7 +221,7 @@ func TestGonePeer(t *testing.T) {
 			w.nodes["r0"].Gone("r2")
 			time.Sleep(time.Minute)
 			s = w.nodes["r0"].Status()
-			if s.Exporting != 0 || s.Offers != 0 || s.FailedOut[policies.Growth] != 1 || s.Returned[bidask.PeerGone] != 1 {
+			if s.Exporting != 0 || s.Offers != 0 || s.FailedOut[policies.Growth] != 1 || s.Returned[bidask.ReturnPeerGone] != 1 {
 				t.Errorf("%+v", s)
 			}
 		})
@@ -232,8 +232,8 @@ func TestGonePeer(t *testing.T) {
 func TestEndedIsWithdrawn(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		w := newWorld(t, 2, func(w *world) { w.latency = 40 * time.Millisecond })
-		w.put("r0", "q", 5000, policies.MayMove)
-		w.put("r0", "p", 5000, policies.MayMove)
+		w.put("r0", "q", 5000, policies.NotPinned)
+		w.put("r0", "p", 5000, policies.NotPinned)
 		plan := w.stages([]policies.Tokens{2048}, 1, 1)
 		w.plan(plan)
 		w.run(func() {
@@ -243,7 +243,7 @@ func TestEndedIsWithdrawn(t *testing.T) {
 			w.mu.Unlock()
 			w.plan(w.stages([]policies.Tokens{8192}, 1, 1))
 			time.Sleep(10 * time.Second)
-			if s := w.nodes["r0"].Status(); s.Returned[bidask.Withdrawn] != 2 || s.Offers != 0 || w.moves != 0 {
+			if s := w.nodes["r0"].Status(); s.Returned[bidask.ReturnWithdrawn] != 2 || s.Offers != 0 || w.moves != 0 {
 				t.Errorf("%+v", s)
 			}
 		})
@@ -255,7 +255,7 @@ func TestEndedIsWithdrawn(t *testing.T) {
 func TestSummaries(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		w := newWorld(t, 10, nil)
-		w.put("r1", "q", 5000, policies.MayMove)
+		w.put("r1", "q", 5000, policies.NotPinned)
 		w.plan(w.stages([]policies.Tokens{2048}, 2, 8))
 		w.run(func() {
 			time.Sleep(5 * time.Second)
@@ -281,7 +281,7 @@ func TestChain(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		w := newWorld(t, 10, func(w *world) { w.growth, w.loss, w.fail = 2000, 0.02, 0.1 })
 		for i := range 20 {
-			w.put(w.ids[i%2], fmt.Sprintf("q%d", i), 100, policies.MayMove)
+			w.put(w.ids[i%2], fmt.Sprintf("q%d", i), 100, policies.NotPinned)
 		}
 		w.plan(w.stages([]policies.Tokens{1024, 2048, 8192, 32768}, 2, 2, 2, 2, 2))
 		w.run(func() { time.Sleep(40 * time.Second) })
@@ -308,7 +308,7 @@ func TestChain(t *testing.T) {
 func TestRetired(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		w := newWorld(t, 2, nil)
-		w.put("r0", "out", 5000, policies.MayMove)
+		w.put("r0", "out", 5000, policies.NotPinned)
 		plan := w.stages([]policies.Tokens{2048}, 1, 1)
 		w.nodes["r0"].view.Retired = true
 		w.plan(plan)
@@ -319,7 +319,7 @@ func TestRetired(t *testing.T) {
 			}
 			w.drain("r1", plan)
 			time.Sleep(time.Minute)
-			if s := w.nodes["r1"].Status(); s.Offered[policies.Drain] == 0 || s.Returned[bidask.NoBids] != s.Offered[policies.Drain] || w.moves != 1 {
+			if s := w.nodes["r1"].Status(); s.Offered[policies.Drain] == 0 || s.Returned[bidask.ReturnNoBids] != s.Offered[policies.Drain] || w.moves != 1 {
 				t.Errorf("%+v", s)
 			}
 		})

@@ -56,10 +56,10 @@ type Market struct {
 	imports  map[bidask.Deal]policies.Tokens // that began, and how much will come
 	departed map[string]policies.Micros      // requests that were moved, and until when that is remembered
 	meter    meter
-	position policies.Position // as last measured
-	leaving  bool              // nothing new is to run here, as last measured
-	sequence uint64            // of the last summary
-	actions  []bidask.Action   // scratch
+	position policies.Occupancy // as last measured
+	leaving  bool               // nothing new is to run here, as last measured
+	sequence uint64             // of the last summary
+	actions  []bidask.Action    // scratch
 
 	mu       sync.Mutex
 	mail     []bidask.Event
@@ -70,7 +70,7 @@ type Market struct {
 
 // sale is a request that is for sale.
 type sale struct {
-	handover  policies.Handover
+	handover  policies.Migration
 	exporting bool
 }
 
@@ -127,7 +127,7 @@ func (m *Market) Receive(from policies.ReplicaID, message *api.Market) {
 	if !ok {
 		return
 	}
-	m.post(bidask.Event{Kind: bidask.Received, Message: msg})
+	m.post(bidask.Event{Kind: bidask.MessageReceived, Message: msg})
 }
 
 // ReceiveSummary takes a peer's load.
@@ -150,7 +150,7 @@ func (m *Market) Tell(ev bidask.Event) { m.post(ev) }
 // Gone says that a peer is gone.
 func (m *Market) Gone(peer policies.ReplicaID) {
 	m.board.Gone(peer)
-	m.post(bidask.Event{Kind: bidask.Gone, Peer: peer})
+	m.post(bidask.Event{Kind: bidask.PeerGone, Peer: peer})
 }
 
 // Back says that a peer is there again which was gone: it may be asked.
@@ -202,7 +202,7 @@ func (m *Market) Run(ctx context.Context) error {
 		case <-m.wake:
 			m.read()
 		case <-deadline.C:
-			m.step(bidask.Event{Kind: bidask.Ticked})
+			m.step(bidask.Event{Kind: bidask.DeadlineReached})
 		case <-scan.C:
 			m.scan()
 		case <-summary.C:
@@ -217,17 +217,17 @@ func (m *Market) Run(ctx context.Context) error {
 // live on for as long as its streams do, and nobody would look after it.
 func (m *Market) giveUp() {
 	m.read()
-	var sales []policies.Handover
+	var sales []policies.Migration
 	for _, s := range m.sales {
 		if !s.exporting {
 			sales = append(sales, s.handover)
 		}
 	}
 	for _, h := range sales {
-		m.step(bidask.Event{Kind: bidask.Ended, Handover: h})
+		m.step(bidask.Event{Kind: bidask.Withdrawn, Migration: h})
 	}
 	m.position.Draining = true
-	m.step(bidask.Event{Kind: bidask.Measured, Position: m.position})
+	m.step(bidask.Event{Kind: bidask.OccupancyMeasured, Occupancy: m.position})
 }
 
 // read takes what is in the mailbox.
@@ -237,7 +237,7 @@ func (m *Market) read() {
 	m.mail = nil
 	m.mu.Unlock()
 	for _, ev := range mail {
-		if ev.Kind == bidask.Moved || ev.Kind == bidask.Failed {
+		if ev.Kind == bidask.TransferDone || ev.Kind == bidask.TransferFailed {
 			m.settle(ev)
 		}
 		m.step(ev)
@@ -262,18 +262,18 @@ func (m *Market) act(now policies.Micros, a bidask.Action) {
 		m.cfg.Network.Send(a.Message.To, encode(a.Message))
 		return
 	case bidask.Return:
-		delete(m.sales, a.Handover.Request)
+		delete(m.sales, a.Migration.Request)
 		delete(m.exports, a.Deal)
-		m.book.Returned(now, a.Handover, a.Why)
+		m.book.Returned(now, a.Migration, a.Reason)
 		return
 	case bidask.Export:
-		if s := m.sales[a.Handover.Request]; s != nil {
+		if s := m.sales[a.Migration.Request]; s != nil {
 			s.exporting = true
-			m.exports[a.Deal] = a.Handover.Request
+			m.exports[a.Deal] = a.Migration.Request
 		}
 	case bidask.Import:
 		m.meter.begin(now)
-		m.imports[a.Deal] = a.Handover.Length
+		m.imports[a.Deal] = a.Migration.Length
 	}
 	m.cfg.Mover.Do(a)
 }
@@ -281,7 +281,7 @@ func (m *Market) act(now policies.Micros, a bidask.Action) {
 // settle takes note of the end of a transfer. The machine has the last word on
 // what it means; a Failed sale is returned by it.
 func (m *Market) settle(ev bidask.Event) {
-	now, moved := m.now(), ev.Kind == bidask.Moved
+	now, moved := m.now(), ev.Kind == bidask.TransferDone
 	if length, ok := m.imports[ev.Deal]; ok {
 		delete(m.imports, ev.Deal)
 		if !moved {

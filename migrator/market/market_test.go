@@ -38,7 +38,7 @@ func TestConfig(t *testing.T) {
 		"Self": func(c *Config) { c.Self = "" }, "Mover": func(c *Config) { c.Mover = nil }, "Network": func(c *Config) { c.Network = nil },
 		"Residents": func(c *Config) { c.Residents = nil }, "Load": func(c *Config) { c.Load = nil }, "Capacity": func(c *Config) { c.Capacity = -1 },
 		"Offers": func(c *Config) { c.Offers = -1 }, "Scan": func(c *Config) { c.Scan = -1 }, "Fresh": func(c *Config) { c.Fresh = -1 },
-		"Cost": func(c *Config) { c.Refiner = refine.Paper{} }, "SendSlots": func(c *Config) { c.Machine.SendSlots = -1 }, "Full": func(c *Config) { c.Full = -1 },
+		"Cost": func(c *Config) { c.Refiner = refine.Paper{} }, "SendSlots": func(c *Config) { c.Machine.MaxConcurrentSends = -1 }, "Full": func(c *Config) { c.Full = -1 },
 	} {
 		c := good()
 		change(&c)
@@ -50,7 +50,7 @@ func TestConfig(t *testing.T) {
 
 func TestWire(t *testing.T) {
 	for _, msg := range []bidask.Message{
-		{Kind: bidask.Ask, From: "a", To: "b", Deal: bidask.Deal{Seller: "a", Number: 1 << 50}, Handover: policies.Handover{Request: "a/7", Length: 9000, Cause: policies.Spill}, Load: 12},
+		{Kind: bidask.Ask, From: "a", To: "b", Deal: bidask.Deal{Seller: "a", Number: 1 << 50}, Migration: policies.Migration{Request: "a/7", Length: 9000, Cause: policies.Spill}, Load: 12},
 		{Kind: bidask.Bid, From: "a", To: "b", Deal: bidask.Deal{Seller: "b", Number: 1}, Load: 5, Start: 5000},
 		{Kind: bidask.Drop, From: "a", To: "b", Deal: bidask.Deal{Seller: "b"}},
 	} {
@@ -85,7 +85,7 @@ func FuzzWire(f *testing.F) {
 			return
 		}
 		again, ok := decode("x", "y", encode(msg).GetMarket())
-		if !ok || again != msg || msg.Load < 0 || msg.Handover.Length < 0 || msg.Start < 0 {
+		if !ok || again != msg || msg.Load < 0 || msg.Migration.Length < 0 || msg.Start < 0 {
 			t.Errorf("%+v, then %+v", msg, again)
 		}
 	})
@@ -103,7 +103,7 @@ func TestIgnores(t *testing.T) {
 		m.Receive("b", &api.Market{Kind: uint32(bidask.Busy), Seller: "b", Number: i})
 	}
 	// What the mover says is never dropped.
-	m.Tell(bidask.Event{Kind: bidask.Failed, Deal: bidask.Deal{Seller: "a"}})
+	m.Tell(bidask.Event{Kind: bidask.TransferFailed, Deal: bidask.Deal{Seller: "a"}})
 	if got := m.Status().Ignored; got != 13 || len(m.mail) != mostWaiting+1 {
 		t.Errorf("%d ignored, %d wait", got, len(m.mail))
 	}
@@ -297,7 +297,7 @@ func BenchmarkScan(b *testing.B) {
 		b.Fatal(err)
 	}
 	ids := []policies.ReplicaID{"a", "b"}
-	m.SetView(View{Plan: policies.OneStage("m", ids), Peers: []policies.Replica{{ID: "b", Peer: "b"}}})
+	m.SetView(View{Plan: policies.OneStagePlan("m", ids), Peers: []policies.Replica{{ID: "b", Peer: "b"}}})
 	for b.Loop() {
 		m.scan()
 	}

@@ -22,7 +22,7 @@ func TestNearPeersBuy(t *testing.T) {
 			}
 		})
 		for i := range 8 {
-			w.put("r0", fmt.Sprintf("q%d", i), 5000, policies.MayMove)
+			w.put("r0", fmt.Sprintf("q%d", i), 5000, policies.NotPinned)
 		}
 		w.plan(w.stages([]policies.Tokens{2000}, 1, 4))
 		w.run(func() { time.Sleep(10 * time.Second) })

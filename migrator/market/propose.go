@@ -31,11 +31,11 @@ func (m *Market) refine() {
 
 // border puts the own residents beside what the control plane tells of the next
 // stage; false when nobody asks or the question makes no sense.
-func (m *Market) border(ask *xds.Refine) (policies.Border, bool) {
+func (m *Market) border(ask *xds.Refine) (policies.BoundaryView, bool) {
 	if ask == nil || m.cfg.Refiner == nil {
-		return policies.Border{}, false
+		return policies.BoundaryView{}, false
 	}
-	b := policies.Border{
+	b := policies.BoundaryView{
 		Low: policies.Tokens(ask.GetLow()), Boundary: policies.Tokens(ask.GetBoundary()), High: policies.Tokens(ask.GetHigh()),
 		Peers: int(ask.GetPeers()), Successors: int(ask.GetSuccessors()), Cost: m.cfg.Cost, Next: sequences(ask.GetNext()),
 	}
@@ -43,7 +43,7 @@ func (m *Market) border(ask *xds.Refine) (policies.Border, bool) {
 		b.High = policies.Unbounded
 	}
 	if b.Low < 0 || b.Low >= b.Boundary || b.Boundary >= b.High || b.Peers < 1 || b.Successors < 1 {
-		return policies.Border{}, false
+		return policies.BoundaryView{}, false
 	}
 	for _, r := range m.cfg.Residents() {
 		b.Local = append(b.Local, policies.Sequence{Input: r.Request.Input, Length: r.Request.Length()})

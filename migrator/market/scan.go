@@ -17,10 +17,10 @@ func (m *Market) scan() {
 	m.mu.Unlock()
 	now, load, residents, ready := m.now(), m.cfg.Load(), m.cfg.Residents(), m.cfg.Ready()
 	m.leaving = view.Draining || view.Retired || !ready
-	m.position = policies.Position{
+	m.position = policies.Occupancy{
 		Capacity: m.cfg.Capacity, Held: load.Held, Promised: load.Promised, Throughput: m.meter.rate(), Draining: m.leaving || !m.cfg.Receives(),
 	}
-	m.step(bidask.Event{Kind: bidask.Measured, Position: m.position})
+	m.step(bidask.Event{Kind: bidask.OccupancyMeasured, Occupancy: m.position})
 	m.board.Measure(loadview.Load{Waiting: load.Promised, Total: load.Held + load.Promised + m.machine.Incoming(), Draining: m.leaving})
 
 	s := &candidates.Situation{
@@ -36,7 +36,7 @@ func (m *Market) scan() {
 	for _, o := range m.book.Choose(s, m.cfg.Offers-len(m.sales)) {
 		m.sales[o.Handover.Request] = &sale{handover: o.Handover}
 		m.countOffer(o.Handover.Cause)
-		m.step(bidask.Event{Kind: bidask.Offered, Handover: o.Handover, Candidates: o.Candidates, Costs: m.costs(o), Seed: m.rng.Uint64()})
+		m.step(bidask.Event{Kind: bidask.Offered, Migration: o.Handover, Candidates: o.Candidates, Costs: m.costs(o), Seed: m.rng.Uint64()})
 	}
 }
 
@@ -80,14 +80,14 @@ func (m *Market) look(s *candidates.Situation, residents []frontend.LocalLeg) ma
 // withdraw takes back offers of requests that have ended, and those whose
 // reason is gone. What is being transferred is left to the mover.
 func (m *Market) withdraw(s *candidates.Situation, here map[string]bool) {
-	var over []policies.Handover
+	var over []policies.Migration
 	for id, sale := range m.sales {
 		if !sale.exporting && (!here[id] || !m.book.Stands(s, sale.handover)) {
 			over = append(over, sale.handover)
 		}
 	}
 	for _, h := range over {
-		m.step(bidask.Event{Kind: bidask.Ended, Handover: h})
+		m.step(bidask.Event{Kind: bidask.Withdrawn, Migration: h})
 	}
 }
 

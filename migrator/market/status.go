@@ -10,8 +10,8 @@ import (
 type counts struct {
 	offered, movedOut, failedOut     [policies.Spill + 1]uint64 // by cause
 	movedIn, failedIn                uint64
-	sent, received                   [bidask.Drop + 1]uint64 // by kind
-	returned                         [bidask.Full + 1]uint64 // by reason
+	sent, received                   [bidask.Drop + 1]uint64                // by kind
+	returned                         [bidask.ReturnTooManyOffers + 1]uint64 // by reason
 	summariesSent, summariesReceived uint64
 	ignored                          uint64
 	offers, exporting, importing     int
@@ -25,13 +25,13 @@ type Status struct {
 	// Offered, MovedOut and FailedOut count requests that were put up for sale,
 	// that left, and whose transfer failed. MovedIn and FailedIn count those that
 	// came, or did not.
-	Offered, MovedOut, FailedOut map[policies.Cause]uint64
+	Offered, MovedOut, FailedOut map[policies.MigrationCause]uint64
 	MovedIn, FailedIn            uint64
 	// Returned counts offers that were not sold.
-	Returned map[bidask.Why]uint64
+	Returned map[bidask.ReturnReason]uint64
 	// Sent and Received count messages; Received[bidask.Busy] are the skips of
 	// busy sellers, Sent[bidask.Ready] the promises kept.
-	Sent, Received                   map[bidask.Kind]uint64
+	Sent, Received                   map[bidask.MessageKind]uint64
 	SummariesSent, SummariesReceived uint64
 	// Ignored counts messages that made no sense or were too many.
 	Ignored uint64
@@ -60,9 +60,9 @@ func (m *Market) Status() Status {
 	defer m.mu.Unlock()
 	c := &m.counts
 	return Status{
-		Offered: table[policies.Cause](c.offered[:]), MovedOut: table[policies.Cause](c.movedOut[:]), FailedOut: table[policies.Cause](c.failedOut[:]),
-		MovedIn: c.movedIn, FailedIn: c.failedIn, Returned: table[bidask.Why](c.returned[:]),
-		Sent: table[bidask.Kind](c.sent[:]), Received: table[bidask.Kind](c.received[:]),
+		Offered: table[policies.MigrationCause](c.offered[:]), MovedOut: table[policies.MigrationCause](c.movedOut[:]), FailedOut: table[policies.MigrationCause](c.failedOut[:]),
+		MovedIn: c.movedIn, FailedIn: c.failedIn, Returned: table[bidask.ReturnReason](c.returned[:]),
+		Sent: table[bidask.MessageKind](c.sent[:]), Received: table[bidask.MessageKind](c.received[:]),
 		SummariesSent: c.summariesSent, SummariesReceived: c.summariesReceived, Ignored: c.ignored,
 		Offers: c.offers, Exporting: c.exporting, Importing: c.importing, Incoming: c.incoming, Throughput: c.throughput,
 		Heard: heard, Forwards: forwards, Residents: c.residents, Pinned: c.pinned, PinnedSeconds: c.pinnedSeconds,
@@ -88,18 +88,18 @@ func (m *Market) count(a bidask.Action) {
 	case bidask.Send:
 		m.counts.sent[a.Message.Kind]++
 	case bidask.Return:
-		m.counts.returned[a.Why]++
+		m.counts.returned[a.Reason]++
 	}
 }
 
-func (m *Market) countOffer(c policies.Cause) {
+func (m *Market) countOffer(c policies.MigrationCause) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.counts.offered[c]++
 }
 
 // countMove takes note of the end of a transfer.
-func (m *Market) countMove(c policies.Cause, moved, out bool) {
+func (m *Market) countMove(c policies.MigrationCause, moved, out bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {
@@ -118,7 +118,7 @@ func (m *Market) countMove(c policies.Cause, moved, out bool) {
 func (m *Market) survey(residents []frontend.LocalLeg, load policies.Load) {
 	pinned, last, limited := 0, policies.Tokens(0), true
 	for _, r := range residents {
-		if r.Pinned == policies.MayMove {
+		if r.Pinned == policies.NotPinned {
 			continue
 		}
 		pinned++

@@ -68,7 +68,7 @@ type request struct {
 	length float64
 	since  time.Time
 	epoch  policies.Epoch
-	fixed  policies.Reason
+	fixed  policies.PinReason
 	at     time.Time // of length
 }
 
@@ -76,7 +76,7 @@ const capacity policies.Tokens = 1_000_000
 
 func newWorld(t *testing.T, n int, change func(*world)) *world {
 	w := &world{t: t, latency: 300 * time.Microsecond, rate: 100_000, nodes: make(map[policies.ReplicaID]*replica), rng: rand.New(rand.NewPCG(1, 2)),
-		moved: make(map[string]int), grown: make(map[string]int), begun: time.Now(), edges: policies.Edges(1<<17, 4)}
+		moved: make(map[string]int), grown: make(map[string]int), begun: time.Now(), edges: policies.BucketEdges(1<<17, 4)}
 	if change != nil {
 		change(w)
 	}
@@ -154,7 +154,7 @@ func (w *world) drain(which policies.ReplicaID, plan policies.Plan) {
 func (w *world) means(ctx context.Context) {
 	for ctx.Err() == nil {
 		for _, r := range w.nodes {
-			stage := r.view.Plan.Find(r.id)
+			stage := r.view.Plan.StageOfReplica(r.id)
 			if stage < 0 {
 				continue
 			}
@@ -171,7 +171,7 @@ func (w *world) means(ctx context.Context) {
 }
 
 // put starts a request.
-func (w *world) put(at policies.ReplicaID, id string, length policies.Tokens, fixed policies.Reason) {
+func (w *world) put(at policies.ReplicaID, id string, length policies.Tokens, fixed policies.PinReason) {
 	now := time.Now()
 	w.nodes[at].requests[id] = &request{id: id, length: float64(length), since: now.Add(-time.Minute), at: now, epoch: 1, fixed: fixed}
 }
@@ -240,15 +240,15 @@ func (r *replica) Do(a bidask.Action) {
 			w.t.Errorf("%v is reserved twice", a.Deal)
 		}
 		if w.rng.Float64() < w.refuse {
-			answer(r, bidask.Refused)
+			answer(r, bidask.ReservationRefused)
 			return
 		}
-		r.reserved[a.Deal] = a.Handover.Length
+		r.reserved[a.Deal] = a.Migration.Length
 		answer(r, bidask.Reserved)
 	case bidask.Release:
 		delete(r.reserved, a.Deal)
 	case bidask.Export:
-		r.exports[a.Deal] = a.Handover.Request
+		r.exports[a.Deal] = a.Migration.Request
 		r.exporting++
 		w.hottest = max(w.hottest, r.exporting)
 	case bidask.Import:
@@ -257,7 +257,7 @@ func (r *replica) Do(a bidask.Action) {
 		}
 		r.imports++
 		w.hottest = max(w.hottest, r.imports)
-		time.AfterFunc(time.Duration(float64(a.Handover.Length)/w.rate*float64(time.Second)), func() { r.arrive(a) })
+		time.AfterFunc(time.Duration(float64(a.Migration.Length)/w.rate*float64(time.Second)), func() { r.arrive(a) })
 	case bidask.Abort:
 		// Too late, always: the transfer decides.
 	default:
@@ -273,16 +273,16 @@ func (r *replica) arrive(a bidask.Action) {
 	from := w.nodes[a.Deal.Seller]
 	id, granted := from.exports[a.Deal]
 	q := from.requests[id]
-	end := bidask.Moved
+	end := bidask.TransferDone
 	if !granted || q == nil || w.rng.Float64() < w.fail {
-		end = bidask.Failed
+		end = bidask.TransferFailed
 	}
 	delete(from.exports, a.Deal)
 	from.exporting--
 	r.imports--
-	if end == bidask.Moved {
+	if end == bidask.TransferDone {
 		delete(from.requests, id)
-		if q.fixed != policies.MayMove {
+		if q.fixed != policies.NotPinned {
 			w.t.Errorf("%s is fixed and moves", id)
 		}
 		q.epoch++
@@ -291,7 +291,7 @@ func (r *replica) arrive(a bidask.Action) {
 		delete(r.reserved, a.Deal)
 		w.moves++
 		w.moved[id]++
-		if a.Handover.Cause == policies.Growth {
+		if a.Migration.Cause == policies.Growth {
 			w.grown[id]++
 		}
 	}

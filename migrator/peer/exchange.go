@@ -136,7 +136,7 @@ func (n *Network) bound(ctx context.Context, e *api.Envelope) error {
 	var err error
 	if from == "" || len(from) > maxClaim {
 		err = fmt.Errorf("a Hello of a name of %d bytes; 1 to %d are a replica's", len(from), maxClaim)
-	} else if _, err = (identity.Want{TrustDomain: n.cfg.TrustDomain, Role: identity.Migrator, Name: from}).Certificate(leaf(ctx)); err == nil {
+	} else if _, err = (identity.Matcher{TrustDomain: n.cfg.TrustDomain, Role: identity.Migrator, Name: from}).CheckCertificate(leaf(ctx)); err == nil {
 		return nil
 	}
 	n.mu.Lock()

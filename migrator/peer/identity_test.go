@@ -43,14 +43,14 @@ func (l *lines) count(s string) int {
 // secured is a node behind TLS with identities; the address is the server's.
 func secured(t *testing.T, a *issuer.Authority, cfg Config) (*node, string) {
 	t.Helper()
-	own := a.For(t, identity.Migrator, string(cfg.Self))
+	own := a.ComponentCertificate(t, identity.Migrator, string(cfg.Self))
 	cfg.TrustDomain = issuer.TrustDomain
 	cfg.Credentials = func(peer policies.ReplicaID, _ string) credentials.TransportCredentials {
-		return credentials.NewTLS(a.Client(own, identity.Want{TrustDomain: issuer.TrustDomain, Role: identity.Migrator, Name: string(peer)}))
+		return credentials.NewTLS(a.ClientTLS(own, identity.Matcher{TrustDomain: issuer.TrustDomain, Role: identity.Migrator, Name: string(peer)}))
 	}
 	n := onTCP(t, cfg)
 	server := httptest.NewUnstartedServer(n.Handler())
-	server.EnableHTTP2, server.TLS = true, a.Server(own)
+	server.EnableHTTP2, server.TLS = true, a.ServerTLS(own)
 	server.Config.ErrorLog = log.New(io.Discard, "", 0)
 	server.StartTLS()
 	t.Cleanup(server.Close)
@@ -71,18 +71,18 @@ func TestNamesAreTheCertificates(t *testing.T) {
 		t.Errorf("from %s", g.from)
 	}
 	for name, own := range map[string]tls.Certificate{
-		"another replica":         a.For(t, identity.Migrator, "d"),
-		"the control plane":       a.For(t, identity.Control, "c"),
+		"another replica":         a.ComponentCertificate(t, identity.Migrator, "d"),
+		"the control plane":       a.ComponentCertificate(t, identity.Control, "c"),
 		"another trust domain":    a.Certificate(t, "spiffe://other.test/migrator/c"),
 		"one without an identity": a.Certificate(t),
 	} {
-		if err := claim(t, at, a.Client(own, identity.Want{TrustDomain: issuer.TrustDomain}), "c"); status.Code(err) != codes.PermissionDenied {
+		if err := claim(t, at, a.ClientTLS(own, identity.Matcher{TrustDomain: issuer.TrustDomain}), "c"); status.Code(err) != codes.PermissionDenied {
 			t.Errorf("%s as c: %v", name, err)
 		}
 	}
-	own := a.For(t, identity.Migrator, "d")
+	own := a.ComponentCertificate(t, identity.Migrator, "d")
 	for _, from := range []string{"", strings.Repeat("d", 1<<20)} {
-		if err := claim(t, at, a.Client(own, identity.Want{TrustDomain: issuer.TrustDomain}), from); status.Code(err) != codes.PermissionDenied || len(err.Error()) > 1024 {
+		if err := claim(t, at, a.ClientTLS(own, identity.Matcher{TrustDomain: issuer.TrustDomain}), from); status.Code(err) != codes.PermissionDenied || len(err.Error()) > 1024 {
 			t.Errorf("a name of %d bytes: %.200v", len(from), err)
 		}
 	}

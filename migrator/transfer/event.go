@@ -34,7 +34,7 @@ type Subject struct {
 	Front   policies.ReplicaID
 	Epoch   policies.Epoch
 	Length  uint64
-	Fixed   policies.Reason // MayMove, or why it must stay
+	Fixed   policies.PinReason // MayMove, or why it must stay
 }
 
 // Event is something that happened to a replica.

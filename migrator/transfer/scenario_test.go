@@ -224,7 +224,7 @@ func parseEvent(words []string) (ev transfer.Event, err error) {
 		ev.Peer = policies.ReplicaID(plain[1])
 		ev.Subject = transfer.Subject{Request: plain[2], Front: policies.ReplicaID(fields["front"]), Epoch: epoch, Length: span.Length}
 		if fields["fixed"] != "" {
-			ev.Subject.Fixed = policies.Because(policies.Seed)
+			ev.Subject.Fixed = policies.PinReasonOf(policies.Seed)
 		}
 		ev.Engine, ev.Transports = engine, via
 	case transfer.Importing, transfer.Adopting:

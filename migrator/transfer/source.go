@@ -61,7 +61,7 @@ func (m *Machine) exporting(ev Event) {
 	x.limit = m.now + m.c.Longest
 	m.exports = append(m.exports, x)
 	switch {
-	case ev.Subject.Fixed != policies.MayMove:
+	case ev.Subject.Fixed != policies.NotPinned:
 		m.failExport(x, Pinned)
 	case slices.ContainsFunc(m.exports, func(o *export) bool { return o != x && o.subject.Request == x.subject.Request }):
 		m.failExport(x, Busy)

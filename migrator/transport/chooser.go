@@ -100,8 +100,8 @@ type Pair struct {
 	Peer           policies.ReplicaID
 	Host, PeerHost string // the nodes of the two
 	// Ways are those from the peer, best first, as far as it is known what lies between
-	// the two (links.Ways); nil for not at all.
-	Ways []links.Way
+	// the two (links.Paths); nil for not at all.
+	Ways []links.Path
 }
 
 // Choice is a transport of an order.
@@ -151,20 +151,20 @@ func (c *Chooser) Rank(p Pair, names []string, now time.Time) []Choice {
 }
 
 // rank is a transport's place among the ways, and what they say of it.
-func rank(ways []links.Way, name string) (int, string) {
+func rank(ways []links.Path, name string) (int, string) {
 	at := -1
 	for i, w := range ways {
 		switch {
 		case w.Transport != name:
 		case !w.Closed:
-			return i, w.Why
+			return i, w.Reason
 		case at < 0:
 			at = i
 		}
 	}
 	switch {
 	case at >= 0:
-		return len(ways) + 1 + at, "tried last: " + ways[at].Why
+		return len(ways) + 1 + at, "tried last: " + ways[at].Reason
 	case ways == nil:
 		return 0, "nothing is known of the links: by preference"
 	}

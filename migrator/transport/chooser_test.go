@@ -79,17 +79,17 @@ func TestOrderByPreferenceAndReach(t *testing.T) {
 func TestOrderByLinks(t *testing.T) {
 	c := transport.NewChooser(named{name: "cuda", local: true}, named{name: "shm", local: true}, named{name: "verbs"}, named{name: "tcp"})
 	all := []string{"tcp", "verbs", "shm", "cuda"}
-	gpu := func(node string, index int, peer links.Peer) links.Site {
-		return links.Site{Node: node, Known: true, GPU: &links.GPU{Index: index, PCIe: 32 * links.Gigabyte, Peers: []links.Peer{peer}}}
+	gpu := func(node string, index int, peer links.Peer) links.Topology {
+		return links.Topology{Host: node, Known: true, GPU: &links.GPU{Index: index, PCIe: 32 * links.Gigabyte, Peers: []links.Peer{peer}}}
 	}
-	rdma := func(s links.Site, layer string) links.Site {
+	rdma := func(s links.Topology, layer string) links.Topology {
 		s.RDMA, s.PeerMemory = &links.Port{Name: "mlx5_0", Layer: layer, Rate: 50 * links.Gigabyte, Distance: links.Switch}, true
 		return s
 	}
 	near := gpu("n1", 0, links.Peer{Index: 1, Distance: links.Switch, Asked: true, Read: true, Write: true})
 	refused := gpu("n1", 0, links.Peer{Index: 1, Distance: links.Switch, Asked: true})
 	for what, x := range map[string]struct {
-		from, to links.Site
+		from, to links.Topology
 		want     string
 	}{
 		"P2P":            {near, gpu("n1", 1, links.Peer{Index: 0, Asked: true, Read: true, Write: true}), "cuda: P2P over PCIe; tcp: loopback; verbs: nothing is known; shm: tried last: both pools are on GPUs"},
@@ -97,10 +97,10 @@ func TestOrderByLinks(t *testing.T) {
 		"one fabric":     {rdma(near, "InfiniBand"), rdma(gpu("n2", 1, links.Peer{}), "InfiniBand"), "verbs: mlx5_0 to mlx5_0; tcp: one connection"},
 		"two fabrics":    {rdma(near, "InfiniBand"), rdma(gpu("n2", 1, links.Peer{}), "Ethernet"), "tcp: one connection; verbs: tried last: mlx5_0 of node n1 speaks InfiniBand"},
 		"RDMA at one":    {rdma(near, "InfiniBand"), gpu("n2", 1, links.Peer{}), "tcp: one connection; verbs: tried last: node n2 has no RDMA port"},
-		"nothing known":  {links.Site{Node: "n1"}, links.Site{Node: "n2"}, "tcp: one connection; verbs: tried last: nothing is known"},
-		"of one nothing": {links.Site{Node: "n1"}, near, "tcp: loopback; verbs: nothing is known; cuda: tried last: nothing is known; shm: tried last: one pool is on a GPU"},
+		"nothing known":  {links.Topology{Host: "n1"}, links.Topology{Host: "n2"}, "tcp: one connection; verbs: tried last: nothing is known"},
+		"of one nothing": {links.Topology{Host: "n1"}, near, "tcp: loopback; verbs: nothing is known; cuda: tried last: nothing is known; shm: tried last: one pool is on a GPU"},
 	} {
-		pair := transport.Pair{Peer: "b", Host: x.to.Node, PeerHost: x.from.Node, Ways: links.Ways(x.from, x.to)}
+		pair := transport.Pair{Peer: "b", Host: x.to.Host, PeerHost: x.from.Host, Ways: links.Paths(x.from, x.to)}
 		got := c.Rank(pair, all, t0)
 		want := strings.Split(x.want, "; ")
 		for i, o := range got {
@@ -114,7 +114,7 @@ func TestOrderByLinks(t *testing.T) {
 	}
 	// A way that fails is held back, however good it looks.
 	c.RecordFailure("b", "cuda", errLink, t0)
-	got := c.Rank(transport.Pair{Peer: "b", Host: "n1", PeerHost: "n1", Ways: links.Ways(near, near)}, all, t0)
+	got := c.Rank(transport.Pair{Peer: "b", Host: "n1", PeerHost: "n1", Ways: links.Paths(near, near)}, all, t0)
 	if last := got[len(got)-1]; last.Transport.Name() != "cuda" || last.Reason != "held back for 1s: the link is down" {
 		t.Errorf("the last is %s: %s", last.Transport.Name(), last.Reason)
 	}

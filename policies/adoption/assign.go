@@ -11,7 +11,7 @@ import (
 
 // Assign is that of a Near that knows nothing.
 func Assign(prev policies.Plan, p policies.Partition, replicas []policies.Replica) policies.Plan {
-	return Near{}.Assign(prev, p, replicas)
+	return Assigner{}.Assign(prev, p, replicas)
 }
 
 // Assign gives a partition's counts to replicas: the plan that follows prev.
@@ -31,7 +31,7 @@ func Assign(prev policies.Plan, p policies.Partition, replicas []policies.Replic
 // or fewer, and the plan may be invalid. A prev without stages is no plan:
 // everybody joins. Model and epoch are prev's (the model is the first
 // replica's where prev has none); numbering the plan is the caller's.
-func (n Near) Assign(prev policies.Plan, p policies.Partition, replicas []policies.Replica) policies.Plan {
+func (n Assigner) Assign(prev policies.Plan, p policies.Partition, replicas []policies.Replica) policies.Plan {
 	next := policies.Plan{Model: prev.Model, Epoch: prev.Epoch, Stages: make([]policies.Stage, len(p.Counts))}
 	if next.Model == "" && len(replicas) > 0 {
 		next.Model = replicas[0].Model
@@ -68,17 +68,17 @@ func (n Near) Assign(prev policies.Plan, p policies.Partition, replicas []polici
 	return next
 }
 
-// Moves counts the replicas of both plans that next gives another range. A
+// CountMoves counts the replicas of both plans that next gives another range. A
 // replica stays when its two ranges share at least half of the narrower one,
 // in doublings of length: its prefix cache is then about requests that it
 // still gets. So nobody moves when one stage is divided, or when neighbours
 // merge.
-func Moves(prev, next policies.Plan) int {
-	return MovesIn(make(map[policies.ReplicaID]policies.Stage), prev, next)
+func CountMoves(prev, next policies.Plan) int {
+	return CountMovesIn(make(map[policies.ReplicaID]policies.Stage), prev, next)
 }
 
-// MovesIn is Moves for who counts often: home is cleared and used again.
-func MovesIn(home map[policies.ReplicaID]policies.Stage, prev, next policies.Plan) int {
+// CountMovesIn is Moves for who counts often: home is cleared and used again.
+func CountMovesIn(home map[policies.ReplicaID]policies.Stage, prev, next policies.Plan) int {
 	clear(home)
 	for _, s := range prev.Stages {
 		for _, id := range s.Replicas {
@@ -148,11 +148,11 @@ func inTurn(replicas []policies.Replica) []policies.ReplicaID {
 	turns := make(map[string]int)
 	turn := make(map[policies.ReplicaID]int, len(replicas))
 	for _, r := range replicas {
-		turn[r.ID] = turns[r.Node]
-		turns[r.Node]++
+		turn[r.ID] = turns[r.Host]
+		turns[r.Host]++
 	}
 	slices.SortStableFunc(replicas, func(a, b policies.Replica) int {
-		return cmp.Or(cmp.Compare(turn[a.ID], turn[b.ID]), cmp.Compare(a.Node, b.Node))
+		return cmp.Or(cmp.Compare(turn[a.ID], turn[b.ID]), cmp.Compare(a.Host, b.Host))
 	})
 	ids := make([]policies.ReplicaID, len(replicas))
 	for i, r := range replicas {

@@ -46,7 +46,7 @@ func fewestMoves(prev, next policies.Plan, counts []int, ids []policies.ReplicaI
 			for a, s := range stage {
 				p.Stages[s].Replicas = append(p.Stages[s].Replicas, ids[a])
 			}
-			best = min(best, adoption.Moves(prev, p))
+			best = min(best, adoption.CountMoves(prev, p))
 			return
 		}
 		for s := range left {
@@ -147,7 +147,7 @@ func TestAssign(t *testing.T) {
 		if !slices.Equal(got, ids) || next.Model != "m" || next.Epoch != 7 {
 			t.Fatalf("%d: %+v, replicas %v", i, next, ids)
 		}
-		moves, want := adoption.Moves(prev, next), fewestMoves(prev, next, p.Counts, ids)
+		moves, want := adoption.CountMoves(prev, next), fewestMoves(prev, next, p.Counts, ids)
 		if moves != want {
 			t.Fatalf("%d: %d moves from %+v to %+v, want %d", i, moves, prev, next, want)
 		}
@@ -212,7 +212,7 @@ func TestMoves(t *testing.T) {
 		p.Stages[0].Replicas, p.Stages[1].Replicas = p.Stages[1].Replicas, p.Stages[0].Replicas
 		return p
 	}
-	one := policies.OneStage("m", []policies.ReplicaID{"a", "b"})
+	one := policies.OneStagePlan("m", []policies.ReplicaID{"a", "b"})
 	for name, c := range map[string]struct {
 		prev, next policies.Plan
 		want       int
@@ -223,10 +223,10 @@ func TestMoves(t *testing.T) {
 		"merged":      {plan(1000), one, 0},
 		"exchanged":   {plan(1000), swap(plan(1000)), 2},
 		"overlapping": {plan(1000), swap(plan(1500)), 2}, // 0.6 of 10 doublings
-		"joined":      {policies.OneStage("m", []policies.ReplicaID{"a"}), plan(1000), 0},
+		"joined":      {policies.OneStagePlan("m", []policies.ReplicaID{"a"}), plan(1000), 0},
 		"from none":   {policies.Plan{}, plan(1000), 0},
 	} {
-		if got := adoption.Moves(c.prev, c.next); got != c.want {
+		if got := adoption.CountMoves(c.prev, c.next); got != c.want {
 			t.Errorf("%s: %d moves, want %d", name, got, c.want)
 		}
 	}

@@ -18,13 +18,13 @@ func TestHoldOffByOthers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if until, length := m.Held(); until != 0 || length != 0 {
+	if until, length := m.HoldOffState(); until != 0 || length != 0 {
 		t.Errorf("a new machine is held off until %v for %v", until, length)
 	}
 	for i, want := range []float64{60, 120, 150, 150} {
 		now := float64(1000 * i)
 		m.HoldOff(now)
-		if until, length := m.Held(); until != now+want || length != want {
+		if until, length := m.HoldOffState(); until != now+want || length != want {
 			t.Errorf("roll-back %d: held off until %v for %v, want %v", i, until, length, want)
 		}
 	}
@@ -32,13 +32,13 @@ func TestHoldOffByOthers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	heir.Resume(2060, 60)
+	heir.RestoreHoldOff(2060, 60)
 	heir.HoldOff(2100)
-	if until, length := heir.Held(); until != 2220 || length != 120 {
+	if until, length := heir.HoldOffState(); until != 2220 || length != 120 {
 		t.Errorf("the heir is held off until %v for %v", until, length)
 	}
-	heir.Resume(0, 0)
-	if until, length := heir.Held(); until != 0 || length != 0 {
+	heir.RestoreHoldOff(0, 0)
+	if until, length := heir.HoldOffState(); until != 0 || length != 0 {
 		t.Errorf("forgiven, and held off until %v for %v", until, length)
 	}
 }
@@ -46,7 +46,7 @@ func TestHoldOffByOthers(t *testing.T) {
 func TestScale(t *testing.T) {
 	p := policies.Partition{Cuts: []policies.Tokens{100, 900}, Counts: []int{2, 1, 1}}
 	for n, want := range map[int][]int{8: {4, 2, 2}, 5: {3, 1, 1}, 4: {2, 1, 1}, 3: {1, 1, 1}, 2: {2}} {
-		got := adoption.Scale(p, n)
+		got := adoption.ScaleCounts(p, n)
 		if !slices.Equal(got.Counts, want) || len(got.Cuts) != len(want)-1 {
 			t.Errorf("%d replicas: %v at %v, want %v", n, got.Counts, got.Cuts, want)
 		}

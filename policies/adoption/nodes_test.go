@@ -18,7 +18,7 @@ import (
 func racks(nodes, each int) (fleet []policies.Replica) {
 	for n := range nodes {
 		for i := range each {
-			fleet = append(fleet, policies.Replica{ID: policies.ReplicaID(fmt.Sprintf("n%d-%d", n, i)), Node: fmt.Sprint("n", n)})
+			fleet = append(fleet, policies.Replica{ID: policies.ReplicaID(fmt.Sprintf("n%d-%d", n, i)), Host: fmt.Sprint("n", n)})
 		}
 	}
 	slices.Reverse(fleet)
@@ -69,10 +69,10 @@ func TestOneStageInAnyOrderIsSpread(t *testing.T) {
 	for _, r := range fleet {
 		ids = append(ids, r.ID)
 	}
-	one := policies.OneStage("m", ids)
+	one := policies.OneStagePlan("m", ids)
 	for k := 1; k < len(fleet); k++ {
 		plan := adoption.Assign(one, policies.Partition{Cuts: []policies.Tokens{1000}, Counts: []int{k, len(fleet) - k}}, fleet)
-		if n := adoption.Moves(one, plan); n != 0 {
+		if n := adoption.CountMoves(one, plan); n != 0 {
 			t.Errorf("%d: %d moved", k, n)
 		}
 		for _, s := range plan.Stages {
@@ -89,14 +89,14 @@ func TestOneStageInAnyOrderIsSpread(t *testing.T) {
 // bridges is a map of racks(nodes, each) in which two replicas of a node, 0 and 1, 2
 // and 3, …, are joined by NVLink, and nothing else is near.
 func bridges(fleet []policies.Replica) *proximity.Map {
-	c := proximity.Config{TokenBytes: 1e5, Defaults: links.Defaults{Node: 1e9, Between: 1e9}}
+	c := proximity.Config{TokenBytes: 1e5, Rates: links.Rates{SameHost: 1e9, BetweenHosts: 1e9}}
 	for _, r := range fleet {
 		var number int
 		fmt.Sscanf(string(r.ID[3:]), "%d", &number)
 		g := &links.GPU{Index: number, Address: fmt.Sprint("g", number), Peers: []links.Peer{
 			{Index: number ^ 1, Address: fmt.Sprint("g", number^1), NVLinks: links.Bundle{Links: 4, Rate: 1e11}, Asked: true, Read: true, NVLink: true},
 		}}
-		c.Seats = append(c.Seats, proximity.Seat{ID: r.ID, Site: links.Site{Node: r.Node, Known: true, GPU: g}})
+		c.Replicas = append(c.Replicas, proximity.Replica{ID: r.ID, Topology: links.Topology{Host: r.Host, Known: true, GPU: g}})
 	}
 	return proximity.New(c)
 }
@@ -105,7 +105,7 @@ func bridges(fleet []policies.Replica) *proximity.Map {
 // over the nodes stays what it is without them.
 func TestNearStages(t *testing.T) {
 	fleet := racks(4, 4)
-	know := adoption.Near{Map: bridges(fleet)}
+	know := adoption.Assigner{Map: bridges(fleet)}
 	one := adoption.Assign(policies.Plan{}, policies.Partition{Counts: []int{len(fleet)}}, fleet)
 	for k := 1; k < len(fleet); k++ {
 		p := policies.Partition{Cuts: []policies.Tokens{1000}, Counts: []int{k, len(fleet) - k}}
@@ -147,7 +147,7 @@ func sizes(count map[string]int) (out []int) {
 // difference.
 func TestHandOversArePriced(t *testing.T) {
 	fleet := racks(2, 4)
-	know := adoption.Near{Map: bridges(fleet)}
+	know := adoption.Assigner{Map: bridges(fleet)}
 	one := adoption.Assign(policies.Plan{Model: "m"}, policies.Partition{Counts: []int{len(fleet)}}, fleet)
 	p := policies.Partition{Cuts: []policies.Tokens{1024}, Counts: []int{4, 4}}
 	joined := know.Assign(one, p, fleet)
@@ -161,14 +161,14 @@ func TestHandOversArePriced(t *testing.T) {
 			}
 		}
 	}
-	w := policytest.Chat(policies.Edges(16384, 1), 8, 0.5, 1)
-	w.Transfer = know.Map.Nearest(ids(fleet))
+	w := policytest.ChatWorkload(policies.BucketEdges(16384, 1), 8, 0.5, 1)
+	w.Transfer = know.Map.NearestTransfer(ids(fleet))
 	cost := func(plan policies.Plan, m *proximity.Map) float64 {
 		machine, err := adoption.New(adoption.Config{Planner: partition.Exact{}})
 		if err != nil {
 			t.Fatal(err)
 		}
-		return machine.Step(adoption.Input{Plan: plan, Model: "m", Replicas: fleet, Workload: w, Near: m}).Present.Cost
+		return machine.Step(adoption.Input{Plan: plan, Model: "m", Replicas: fleet, Workload: w, Proximity: m}).Present.Cost
 	}
 	if a, b := cost(joined, know.Map), cost(apart, know.Map); !(a < b) {
 		t.Errorf("joined costs %v, apart %v", a, b)

@@ -19,7 +19,7 @@ const (
 // win is the buyer's side of a deal.
 type win struct {
 	deal     Deal
-	handover policies.Handover
+	handover policies.Migration
 	priority policies.Tokens // the seller's load
 	state    state
 	skips    int             // how often the seller was busy
@@ -76,8 +76,8 @@ func (m *Machine) hearSeller(msg Message) {
 }
 
 // admits reports whether a hand-over is welcome, and at what price.
-func (m *Machine) admits(h policies.Handover) (policies.Bid, bool) {
-	if h.Length < 0 || len(m.wins) >= m.c.Wins || !m.position.Fits(h.Length) {
+func (m *Machine) admits(h policies.Migration) (policies.Bid, bool) {
+	if h.Length < 0 || len(m.wins) >= m.c.MaxWins || !m.position.Fits(h.Length) {
 		return policies.Bid{}, false
 	}
 	return m.c.Quoter.Quote(m.position, h)
@@ -86,7 +86,7 @@ func (m *Machine) admits(h policies.Handover) (policies.Bid, bool) {
 // bid answers an ask.
 func (m *Machine) bid(msg Message) {
 	m.rank(msg)
-	b, ok := m.admits(msg.Handover)
+	b, ok := m.admits(msg.Migration)
 	if !ok {
 		m.tell(NoBid, msg.From, msg.Deal)
 		return
@@ -116,14 +116,14 @@ func (m *Machine) confirmed(msg Message) {
 		}
 		return
 	}
-	if _, ok := m.admits(msg.Handover); !ok {
+	if _, ok := m.admits(msg.Migration); !ok {
 		m.tell(Reject, msg.From, msg.Deal)
 		return
 	}
-	w := &win{deal: msg.Deal, handover: msg.Handover, priority: msg.Load, deadline: m.now + m.c.Lease}
+	w := &win{deal: msg.Deal, handover: msg.Migration, priority: msg.Load, deadline: m.now + m.c.Lease}
 	m.wins = append(m.wins, w)
 	m.position.Incoming += w.handover.Length
-	m.out = append(m.out, Action{Kind: Reserve, Deal: w.deal, Peer: msg.From, Handover: w.handover, Deadline: w.deadline})
+	m.out = append(m.out, Action{Kind: Reserve, Deal: w.deal, Peer: msg.From, Migration: w.handover, Deadline: w.deadline})
 }
 
 // reserved accepts; with a free slot the Pull says so.
@@ -156,7 +156,7 @@ func (m *Machine) refused(d Deal) {
 // pull fills the free slots, the greatest sellers first. Those that were busy
 // a moment ago and those that have promised are left alone.
 func (m *Machine) pull() {
-	for m.receiving < m.c.ReceiveSlots {
+	for m.receiving < m.c.MaxConcurrentReceives {
 		var best *win
 		for _, w := range m.wins {
 			if w.state != queued || w.promise != 0 || w.retry > m.now {
@@ -183,10 +183,10 @@ func (m *Machine) attempt(w *win) {
 // skipped goes on without a busy seller, or says that it was busy too often.
 func (m *Machine) skipped(w *win) {
 	m.receiving--
-	w.state, w.answer, w.retry = queued, 0, m.now+m.c.Retry
+	w.state, w.answer, w.retry = queued, 0, m.now+m.c.RetryDelay
 	w.skips++
-	if w.skips >= m.c.Skips {
-		w.promise = m.now + m.c.Promise
+	if w.skips >= m.c.MaxSkips {
+		w.promise = m.now + m.c.PromiseTimeout
 		m.tell(Starving, w.deal.Seller, w.deal)
 	}
 }
@@ -196,7 +196,7 @@ func (m *Machine) skipped(w *win) {
 func (m *Machine) granted(w *win) {
 	switch w.state {
 	case queued:
-		if m.receiving >= m.c.ReceiveSlots {
+		if m.receiving >= m.c.MaxConcurrentReceives {
 			w.first, w.retry, w.promise = true, 0, 0
 			return
 		}
@@ -205,8 +205,8 @@ func (m *Machine) granted(w *win) {
 	default:
 		return
 	}
-	w.state, w.answer, w.promise, w.deadline = importing, 0, 0, m.now+m.c.Transfer
-	m.out = append(m.out, Action{Kind: Import, Deal: w.deal, Peer: w.deal.Seller, Handover: w.handover, Deadline: w.deadline})
+	w.state, w.answer, w.promise, w.deadline = importing, 0, 0, m.now+m.c.TransferTimeout
+	m.out = append(m.out, Action{Kind: Import, Deal: w.deal, Peer: w.deal.Seller, Migration: w.handover, Deadline: w.deadline})
 }
 
 // ready answers a seller that holds a slot.
@@ -214,7 +214,7 @@ func (m *Machine) ready(w *win) {
 	if w.state != queued {
 		return // a Pull is on its way and finds the slot
 	}
-	if m.receiving >= m.c.ReceiveSlots {
+	if m.receiving >= m.c.MaxConcurrentReceives {
 		w.first, w.retry, w.promise = true, 0, 0
 		m.tell(Pass, w.deal.Seller, w.deal)
 		return
@@ -228,7 +228,7 @@ func (m *Machine) imported(d Deal, end EventKind) {
 	if w == nil || w.state != importing {
 		return
 	}
-	if end == Failed {
+	if end == TransferFailed {
 		m.release(w)
 		return
 	}

@@ -52,19 +52,19 @@ func (m *Machine) Check() error {
 		}
 	}
 	switch {
-	case sending != m.sending || sending > m.c.SendSlots:
-		return fmt.Errorf("%d send slots in use, %d counted, %d there", m.sending, sending, m.c.SendSlots)
-	case receiving != m.receiving || receiving > m.c.ReceiveSlots:
-		return fmt.Errorf("%d receive slots in use, %d counted, %d there", m.receiving, receiving, m.c.ReceiveSlots)
+	case sending != m.sending || sending > m.c.MaxConcurrentSends:
+		return fmt.Errorf("%d send slots in use, %d counted, %d there", m.sending, sending, m.c.MaxConcurrentSends)
+	case receiving != m.receiving || receiving > m.c.MaxConcurrentReceives:
+		return fmt.Errorf("%d receive slots in use, %d counted, %d there", m.receiving, receiving, m.c.MaxConcurrentReceives)
 	case offered != m.offered:
 		return fmt.Errorf("offered %v, counted %v", m.offered, offered)
 	case incoming != m.position.Incoming:
 		return fmt.Errorf("incoming %v, counted %v", m.position.Incoming, incoming)
 	case promised != len(m.promised):
 		return fmt.Errorf("%d promises, counted %d", len(m.promised), promised)
-	case len(m.sales) > m.c.Offers || len(m.wins) > m.c.Wins:
+	case len(m.sales) > m.c.MaxOffers || len(m.wins) > m.c.MaxWins:
 		return fmt.Errorf("%d sales and %d wins are too many", len(m.sales), len(m.wins))
-	case len(m.promised) > 0 && m.sending < m.c.SendSlots:
+	case len(m.promised) > 0 && m.sending < m.c.MaxConcurrentSends:
 		return fmt.Errorf("a promise waits beside a free slot")
 	}
 	return nil

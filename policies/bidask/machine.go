@@ -13,7 +13,7 @@ type Machine struct {
 	now policies.Micros
 	out []Action // of the Step in progress
 
-	position policies.Position // as measured, with what has moved since; Incoming is the machine's own
+	position policies.Occupancy // as measured, with what has moved since; Incoming is the machine's own
 
 	// Seller. Sales are in order of their numbers.
 	sales    []*sale
@@ -40,7 +40,7 @@ func New(c Config) (*Machine, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Machine{c: c, number: c.First}, nil
+	return &Machine{c: c, number: c.FirstDeal}, nil
 }
 
 // Step takes note of an event and appends what is to be done about it to out,
@@ -51,26 +51,26 @@ func (m *Machine) Step(ev Event, out []Action) []Action {
 	switch ev.Kind {
 	case Offered:
 		m.offer(ev)
-	case Ended:
-		m.withdraw(ev.Handover.Request)
-	case Received:
+	case Withdrawn:
+		m.withdraw(ev.Migration.Request)
+	case MessageReceived:
 		m.receive(ev.Message)
 	case Reserved:
 		m.reserved(ev.Deal)
-	case Refused:
+	case ReservationRefused:
 		m.refused(ev.Deal)
-	case Moved, Failed:
+	case TransferDone, TransferFailed:
 		if ev.Deal.Seller == m.c.Self {
 			m.exported(ev.Deal, ev.Kind)
 		} else {
 			m.imported(ev.Deal, ev.Kind)
 		}
-	case Gone:
+	case PeerGone:
 		m.sellerGone(ev.Peer)
 		m.buyerGone(ev.Peer)
-	case Measured:
-		m.measure(ev.Position)
-	case Ticked:
+	case OccupancyMeasured:
+		m.measure(ev.Occupancy)
+	case DeadlineReached:
 		m.expireSales()
 		m.expireWins()
 	}
@@ -100,7 +100,7 @@ func (m *Machine) receive(msg Message) {
 
 // measure takes note of the own position. A replica that begins to drain gives
 // up what it has won and not begun to pull.
-func (m *Machine) measure(p policies.Position) {
+func (m *Machine) measure(p policies.Occupancy) {
 	p.Incoming = m.position.Incoming
 	m.position = p
 	if !p.Draining {
@@ -132,7 +132,7 @@ func (m *Machine) Next() (policies.Micros, bool) {
 		earlier(w.deadline)
 		earlier(w.answer)
 		earlier(w.promise)
-		if w.state == queued && w.promise == 0 && m.receiving < m.c.ReceiveSlots {
+		if w.state == queued && w.promise == 0 && m.receiving < m.c.MaxConcurrentReceives {
 			earlier(w.retry)
 		}
 	}
@@ -146,7 +146,7 @@ func (m *Machine) Idle() bool { return len(m.sales) == 0 && len(m.wins) == 0 }
 func (m *Machine) Incoming() policies.Tokens { return m.position.Incoming }
 
 // tell sends a message that carries nothing but the deal.
-func (m *Machine) tell(k Kind, to policies.ReplicaID, d Deal) {
+func (m *Machine) tell(k MessageKind, to policies.ReplicaID, d Deal) {
 	m.send(Message{Kind: k, To: to, Deal: d})
 }
 

@@ -78,7 +78,7 @@ func newMarket(seed uint64, f faults, slots int) *market {
 
 // boot starts a node's machine afresh.
 func (m *market) boot(n *node, slots int) {
-	c := bidask.Config{Self: n.id, First: uint64(n.life) << 32, SendSlots: slots, ReceiveSlots: slots, Sample: 1 + m.rng.IntN(4), Wins: 8, Offers: 12, Skips: 1 + m.rng.IntN(3)}
+	c := bidask.Config{Self: n.id, FirstDeal: uint64(n.life) << 32, MaxConcurrentSends: slots, MaxConcurrentReceives: slots, Sample: 1 + m.rng.IntN(4), MaxWins: 8, MaxOffers: 12, MaxSkips: 1 + m.rng.IntN(3)}
 	if m.rng.IntN(2) == 0 {
 		c.Selector = bidask.Paper{}
 	}
@@ -87,7 +87,7 @@ func (m *market) boot(n *node, slots int) {
 		panic(err)
 	}
 	n.machine, n.holds, n.asks, n.offers = machine, map[bidask.Deal]bool{}, nil, map[bidask.Deal]string{}
-	m.step(n, bidask.Event{Kind: bidask.Measured, Position: policies.Position{Capacity: n.capacity}})
+	m.step(n, bidask.Event{Kind: bidask.OccupancyMeasured, Occupancy: policies.Occupancy{Capacity: n.capacity}})
 }
 
 // failure is what a broken invariant panics with; run turns it into an error.
@@ -104,7 +104,7 @@ func (m *market) chance(perMille int) bool { return m.rng.IntN(1000) < perMille 
 // step gives a machine an event and does what it asks for.
 func (m *market) step(n *node, ev bidask.Event) {
 	ev.Now = m.now
-	m.log = append(m.log, fmt.Sprintf("%s %s: event %d, %v %v from %s, deal %v, request %s, peer %s", millis(m.now), n.id, ev.Kind, ev.Message.Kind, ev.Message.Deal, ev.Message.From, ev.Deal, ev.Handover.Request, ev.Peer))
+	m.log = append(m.log, fmt.Sprintf("%s %s: event %d, %v %v from %s, deal %v, request %s, peer %s", millis(m.now), n.id, ev.Kind, ev.Message.Kind, ev.Message.Deal, ev.Message.From, ev.Deal, ev.Migration.Request, ev.Peer))
 	actions := n.machine.Step(ev, nil)
 	if err := n.machine.Check(); err != nil {
 		m.must(false, "%s: %v", n.id, err)
@@ -135,14 +135,14 @@ func (m *market) do(n *node, a bidask.Action) {
 		}
 	case bidask.Export:
 		m.must(a.Deal.Seller == n.id, "%s exports %v", n.id, a.Deal)
-		m.must(n.offers[a.Deal] == a.Handover.Request, "%s exports %v, which is not for sale", n.id, a.Deal)
-		m.must(m.owner[a.Handover.Request] == n, "%s exports %s, which it does not own", n.id, a.Handover.Request)
-		x := m.begin(a.Deal, n, m.node(a.Peer), a.Handover.Request)
+		m.must(n.offers[a.Deal] == a.Migration.Request, "%s exports %v, which is not for sale", n.id, a.Deal)
+		m.must(m.owner[a.Migration.Request] == n, "%s exports %s, which it does not own", n.id, a.Migration.Request)
+		x := m.begin(a.Deal, n, m.node(a.Peer), a.Migration.Request)
 		m.must(x.exported == untouched, "%v is exported twice", a.Deal)
 		x.exported = begun
 	case bidask.Import:
 		m.must(n.holds[a.Deal] && !slices.Contains(n.asks, a.Deal), "%s imports %v without a reservation", n.id, a.Deal)
-		x := m.begin(a.Deal, m.node(a.Peer), n, a.Handover.Request)
+		x := m.begin(a.Deal, m.node(a.Peer), n, a.Migration.Request)
 		m.must(x.imported != begun, "%v is imported twice at once", a.Deal)
 		x.imported = begun
 	case bidask.Abort:
@@ -150,15 +150,15 @@ func (m *market) do(n *node, a bidask.Action) {
 			x.over = true // else it comes too late
 		}
 	case bidask.Return:
-		m.must(a.Why != 0, "%v is returned without a reason", a.Deal)
-		m.must(n.offers[a.Deal] == a.Handover.Request, "%v returns %s, which it does not offer", a.Deal, a.Handover.Request)
+		m.must(a.Reason != 0, "%v is returned without a reason", a.Deal)
+		m.must(n.offers[a.Deal] == a.Migration.Request, "%v returns %s, which it does not offer", a.Deal, a.Migration.Request)
 		x := m.transfer(a.Deal, nil)
 		m.must(x == nil || x.exported == told && !x.committed, "%v is returned under its transfer", a.Deal)
 		delete(n.offers, a.Deal)
 		if m.faultless {
-			m.must(a.Why == bidask.Nobody || a.Why == bidask.Full || a.Why == bidask.NoBids || a.Why == bidask.Rejected, "%v is returned: %v", a.Deal, a.Why)
+			m.must(a.Reason == bidask.ReturnNoCandidates || a.Reason == bidask.ReturnTooManyOffers || a.Reason == bidask.ReturnNoBids || a.Reason == bidask.ReturnRejected, "%v is returned: %v", a.Deal, a.Reason)
 		}
-		m.must(m.owner[a.Handover.Request] == n || m.owner[a.Handover.Request] == nil, "%s returns %s, which it sold", n.id, a.Handover.Request)
+		m.must(m.owner[a.Migration.Request] == n || m.owner[a.Migration.Request] == nil, "%s returns %s, which it sold", n.id, a.Migration.Request)
 		m.ends++
 	}
 	exports, imports := 0, 0
@@ -217,18 +217,18 @@ func (m *market) progress() {
 		if x.committed {
 			delete(x.seller.offers, x.deal)
 			m.ends, m.moves = m.ends+1, m.moves+1
-			m.step(x.seller, bidask.Event{Kind: bidask.Moved, Deal: x.deal})
+			m.step(x.seller, bidask.Event{Kind: bidask.TransferDone, Deal: x.deal})
 		} else {
-			m.step(x.seller, bidask.Event{Kind: bidask.Failed, Deal: x.deal})
+			m.step(x.seller, bidask.Event{Kind: bidask.TransferFailed, Deal: x.deal})
 		}
 	case x.over && x.imported == begun:
 		x.imported = told
 		if x.committed {
 			m.must(x.buyer.holds[x.deal], "%v came without a reservation", x.deal)
 			delete(x.buyer.holds, x.deal)
-			m.step(x.buyer, bidask.Event{Kind: bidask.Moved, Deal: x.deal})
+			m.step(x.buyer, bidask.Event{Kind: bidask.TransferDone, Deal: x.deal})
 		} else {
-			m.step(x.buyer, bidask.Event{Kind: bidask.Failed, Deal: x.deal})
+			m.step(x.buyer, bidask.Event{Kind: bidask.TransferFailed, Deal: x.deal})
 		}
 	}
 	m.sweep()
@@ -252,7 +252,7 @@ func (m *market) deliver() {
 	if m.chance(m.faults.lose) {
 		return
 	}
-	m.step(m.node(msg.To), bidask.Event{Kind: bidask.Received, Message: msg})
+	m.step(m.node(msg.To), bidask.Event{Kind: bidask.MessageReceived, Message: msg})
 }
 
 // answer says whether a reservation is granted.
@@ -261,7 +261,7 @@ func (m *market) answer(n *node) {
 	n.asks = n.asks[1:]
 	if m.chance(m.faults.refuse) {
 		delete(n.holds, d)
-		m.step(n, bidask.Event{Kind: bidask.Refused, Deal: d})
+		m.step(n, bidask.Event{Kind: bidask.ReservationRefused, Deal: d})
 		return
 	}
 	m.step(n, bidask.Event{Kind: bidask.Reserved, Deal: d})
@@ -269,7 +269,7 @@ func (m *market) answer(n *node) {
 
 // offer puts a random request of a node up for sale.
 func (m *market) offer(n *node) {
-	h := policies.Handover{Request: fmt.Sprint("q", m.started), Length: policies.Tokens(1 + m.rng.IntN(1000)), Cause: policies.Growth}
+	h := policies.Migration{Request: fmt.Sprint("q", m.started), Length: policies.Tokens(1 + m.rng.IntN(1000)), Cause: policies.Growth}
 	m.started++
 	m.owner[h.Request] = n
 	var candidates []policies.ReplicaID
@@ -281,7 +281,7 @@ func (m *market) offer(n *node) {
 	// The machine numbers its deals one by one; the market counts along.
 	n.offers[bidask.Deal{Seller: n.id, Number: n.machine.NextNumber()}] = h.Request
 	m.offers++
-	m.step(n, bidask.Event{Kind: bidask.Offered, Handover: h, Candidates: candidates, Seed: m.rng.Uint64()})
+	m.step(n, bidask.Event{Kind: bidask.Offered, Migration: h, Candidates: candidates, Seed: m.rng.Uint64()})
 }
 
 // end ends the request of a random offer.
@@ -296,7 +296,7 @@ func (m *market) end(n *node) {
 	slices.SortFunc(deals, func(a, b bidask.Deal) int { return int(a.Number) - int(b.Number) })
 	request := n.offers[deals[m.rng.IntN(len(deals))]]
 	m.owner[request] = nil
-	m.step(n, bidask.Event{Kind: bidask.Ended, Handover: policies.Handover{Request: request}})
+	m.step(n, bidask.Event{Kind: bidask.Withdrawn, Migration: policies.Migration{Request: request}})
 }
 
 // kill ends a node with all it holds, and tells some of the others; it is back
@@ -324,7 +324,7 @@ func (m *market) kill(n *node) {
 	m.boot(n, 4)
 	for _, o := range m.nodes {
 		if o != n && m.rng.IntN(2) == 0 {
-			m.step(o, bidask.Event{Kind: bidask.Gone, Peer: n.id})
+			m.step(o, bidask.Event{Kind: bidask.PeerGone, Peer: n.id})
 		}
 	}
 }
@@ -344,7 +344,7 @@ func (m *market) wait() bool {
 	m.now = max(m.now, next)
 	for _, n := range m.nodes {
 		if at, ok := n.machine.Next(); ok && at <= m.now {
-			m.step(n, bidask.Event{Kind: bidask.Ticked})
+			m.step(n, bidask.Event{Kind: bidask.DeadlineReached})
 			again, ok := n.machine.Next()
 			m.must(!ok || again > m.now, "%s wants to tick at %d, and at %d again", n.id, m.now, again)
 		}
@@ -374,7 +374,7 @@ func (m *market) run(rounds int) (err error) {
 			m.kill(n)
 		case k < 9 && m.chance(m.faults.drain):
 			n.draining = !n.draining
-			m.step(n, bidask.Event{Kind: bidask.Measured, Position: policies.Position{Capacity: n.capacity, Draining: n.draining}})
+			m.step(n, bidask.Event{Kind: bidask.OccupancyMeasured, Occupancy: policies.Occupancy{Capacity: n.capacity, Draining: n.draining}})
 		case k < 30 && len(n.asks) > 0:
 			m.answer(n)
 		case k < 45 && len(m.flows) > 0:

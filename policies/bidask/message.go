@@ -15,13 +15,13 @@ type Deal struct {
 // String returns "seller/number".
 func (d Deal) String() string { return string(d.Seller) + "/" + strconv.FormatUint(d.Number, 10) }
 
-// Kind is what a message says. The values are what replicas exchange: new ones
+// MessageKind is what a message says. The values are what replicas exchange: new ones
 // are added at the end, and a Machine ignores those that it does not know.
-type Kind uint8
+type MessageKind uint8
 
 // The kinds; the package comment says who sends them when.
 const (
-	Ask Kind = iota + 1
+	Ask MessageKind = iota + 1
 	Bid
 	NoBid
 	Confirm
@@ -40,7 +40,7 @@ const (
 var kindNames = [...]string{"", "ask", "bid", "no-bid", "confirm", "reject", "accept", "pull", "busy", "grant", "starving", "ready", "pass", "cancel", "drop"}
 
 // String names the kind, for logs and metrics.
-func (k Kind) String() string {
+func (k MessageKind) String() string {
 	if k == 0 || int(k) >= len(kindNames) {
 		return "unknown"
 	}
@@ -49,10 +49,10 @@ func (k Kind) String() string {
 
 // Message is what one replica tells another about a deal.
 type Message struct {
-	Kind     Kind
-	From, To policies.ReplicaID
-	Deal     Deal
-	Handover policies.Handover // Ask and Confirm
+	Kind      MessageKind
+	From, To  policies.ReplicaID
+	Deal      Deal
+	Migration policies.Migration // Ask and Confirm
 	// Load is the seller's with Ask and Confirm (all it has offered and not yet
 	// moved), the buyer's with Bid (policies.Bid).
 	Load  policies.Tokens
@@ -64,23 +64,23 @@ type EventKind uint8
 
 // The events.
 const (
-	Offered  EventKind = iota + 1 // Handover is for sale to Candidates
-	Ended                         // Handover.Request is over or no longer for sale
-	Received                      // Message came
-	Reserved                      // KV for Deal is reserved
-	Refused                       // KV for Deal cannot be reserved, or was taken back
-	Moved                         // the transfer of Deal is done: the buyer owns the request
-	Failed                        // the transfer of Deal is over: the seller keeps the request
-	Gone                          // Peer left or died
-	Measured                      // Position is the replica's own now
-	Ticked                        // time went on
+	Offered            EventKind = iota + 1 // Handover is for sale to Candidates
+	Withdrawn                               // Handover.Request is over or no longer for sale
+	MessageReceived                         // Message came
+	Reserved                                // KV for Deal is reserved
+	ReservationRefused                      // KV for Deal cannot be reserved, or was taken back
+	TransferDone                            // the transfer of Deal is done: the buyer owns the request
+	TransferFailed                          // the transfer of Deal is over: the seller keeps the request
+	PeerGone                                // Peer left or died
+	OccupancyMeasured                       // Position is the replica's own now
+	DeadlineReached                         // time went on
 )
 
 // Event is something that happened to a replica.
 type Event struct {
-	Kind     EventKind
-	Now      policies.Micros // never goes back; if it does, the machine's time stands still
-	Handover policies.Handover
+	Kind      EventKind
+	Now       policies.Micros // never goes back; if it does, the machine's time stands still
+	Migration policies.Migration
 	// Candidates are the replicas that may buy, in any order, the own one not
 	// counted. They are read in the same Step only.
 	Candidates []policies.ReplicaID
@@ -91,8 +91,8 @@ type Event struct {
 	Message Message
 	Deal    Deal
 	Peer    policies.ReplicaID
-	// Position is as measured; its Incoming is ignored, the machine keeps that.
-	Position policies.Position
+	// Occupancy is as measured; its Incoming is ignored, the machine keeps that.
+	Occupancy policies.Occupancy
 }
 
 // ActionKind is what an Action asks for.
@@ -119,26 +119,26 @@ func (k ActionKind) String() string {
 	return actionNames[k]
 }
 
-// Why says why an offer was returned.
-type Why uint8
+// ReturnReason says why an offer was returned.
+type ReturnReason uint8
 
 // The reasons.
 const (
-	Nobody    Why = iota + 1 // no candidate
-	NoBids                   // nobody bid, or the selector took no bid
-	Rejected                 // every bidder rejected or fell silent
-	Dropped                  // the buyer gave its reservation up
-	Expired                  // the buyer's lease is over
-	PeerGone                 // the buyer is gone
-	Broken                   // the transfer failed
-	Withdrawn                // the request ended
-	Full                     // too many offers
+	ReturnNoCandidates   ReturnReason = iota + 1 // no candidate
+	ReturnNoBids                                 // nobody bid, or the selector took no bid
+	ReturnRejected                               // every bidder rejected or fell silent
+	ReturnDropped                                // the buyer gave its reservation up
+	ReturnExpired                                // the buyer's lease is over
+	ReturnPeerGone                               // the buyer is gone
+	ReturnTransferFailed                         // the transfer failed
+	ReturnWithdrawn                              // the request ended
+	ReturnTooManyOffers                          // too many offers
 )
 
 var whyNames = [...]string{"", "nobody to ask", "no bids", "rejected", "dropped", "expired", "peer gone", "transfer failed", "withdrawn", "too many offers"}
 
 // String names the reason, for logs and metrics.
-func (w Why) String() string {
+func (w ReturnReason) String() string {
 	if w == 0 || int(w) >= len(whyNames) {
 		return "unknown"
 	}
@@ -147,11 +147,11 @@ func (w Why) String() string {
 
 // Action is something to do. Fields beside which its Kind is not named are zero.
 type Action struct {
-	Kind     ActionKind
-	Message  Message            // Send
-	Deal     Deal               // all but Send
-	Peer     policies.ReplicaID // Reserve, Release, Export, Import, Abort: the other side
-	Handover policies.Handover  // Reserve, Export, Import, Return
-	Deadline policies.Micros    // Reserve, Export, Import: when the machine gives up
-	Why      Why                // Return
+	Kind      ActionKind
+	Message   Message            // Send
+	Deal      Deal               // all but Send
+	Peer      policies.ReplicaID // Reserve, Release, Export, Import, Abort: the other side
+	Migration policies.Migration // Reserve, Export, Import, Return
+	Deadline  policies.Micros    // Reserve, Export, Import: when the machine gives up
+	Reason    ReturnReason       // Return
 }

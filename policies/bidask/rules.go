@@ -30,7 +30,7 @@ type Backlog struct {
 }
 
 // Quote implements policies.Quoter.
-func (b Backlog) Quote(p policies.Position, _ policies.Handover) (policies.Bid, bool) {
+func (b Backlog) Quote(p policies.Occupancy, _ policies.Migration) (policies.Bid, bool) {
 	rate, quantum := p.Throughput, b.Quantum
 	if rate <= 0 {
 		rate = b.Throughput

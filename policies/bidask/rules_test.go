@@ -99,18 +99,18 @@ func TestLeastLoadRule(t *testing.T) {
 func TestBacklog(t *testing.T) {
 	for _, c := range []struct {
 		quote    bidask.Backlog
-		position policies.Position
+		position policies.Occupancy
 		load     policies.Tokens
 		start    policies.Micros
 	}{
-		{bidask.Backlog{}, policies.Position{}, 0, 0},
-		{bidask.Backlog{}, policies.Position{Held: 1, Promised: 2, Incoming: 400}, 403, 0}, // 4 ms
-		{bidask.Backlog{}, policies.Position{Incoming: 1400}, 1400, 10000},                 // 14 ms
-		{bidask.Backlog{}, policies.Position{Incoming: 1400, Throughput: 1400}, 1400, 1000000},
-		{bidask.Backlog{Quantum: 1, Throughput: 1000}, policies.Position{Incoming: 3}, 3, 3000},
-		{bidask.Backlog{}, policies.Position{Incoming: policies.Unbounded, Throughput: 1}, policies.Unbounded, 9223372036854000000},
+		{bidask.Backlog{}, policies.Occupancy{}, 0, 0},
+		{bidask.Backlog{}, policies.Occupancy{Held: 1, Promised: 2, Incoming: 400}, 403, 0}, // 4 ms
+		{bidask.Backlog{}, policies.Occupancy{Incoming: 1400}, 1400, 10000},                 // 14 ms
+		{bidask.Backlog{}, policies.Occupancy{Incoming: 1400, Throughput: 1400}, 1400, 1000000},
+		{bidask.Backlog{Quantum: 1, Throughput: 1000}, policies.Occupancy{Incoming: 3}, 3, 3000},
+		{bidask.Backlog{}, policies.Occupancy{Incoming: policies.Unbounded, Throughput: 1}, policies.Unbounded, 9223372036854000000},
 	} {
-		got, ok := c.quote.Quote(c.position, policies.Handover{})
+		got, ok := c.quote.Quote(c.position, policies.Migration{})
 		if !ok || got.Load != c.load || got.Start != c.start {
 			t.Errorf("%+v at %+v: %+v", c.quote, c.position, got)
 		}
@@ -172,17 +172,17 @@ func TestConfig(t *testing.T) {
 	for name, c := range map[string]bidask.Config{
 		"self":     {},
 		"sample":   {Self: "a", Sample: -2},
-		"slots":    {Self: "a", SendSlots: -1},
-		"receive":  {Self: "a", ReceiveSlots: -1},
-		"skips":    {Self: "a", Skips: -1},
-		"offers":   {Self: "a", Offers: -1},
-		"wins":     {Self: "a", Wins: -1},
+		"slots":    {Self: "a", MaxConcurrentSends: -1},
+		"receive":  {Self: "a", MaxConcurrentReceives: -1},
+		"skips":    {Self: "a", MaxSkips: -1},
+		"offers":   {Self: "a", MaxOffers: -1},
+		"wins":     {Self: "a", MaxWins: -1},
 		"bid":      {Self: "a", BidTimeout: -1},
 		"answer":   {Self: "a", AnswerTimeout: -1},
-		"retry":    {Self: "a", Retry: -1},
-		"promise":  {Self: "a", Promise: -1},
+		"retry":    {Self: "a", RetryDelay: -1},
+		"promise":  {Self: "a", PromiseTimeout: -1},
 		"lease":    {Self: "a", Lease: -1},
-		"transfer": {Self: "a", Transfer: -1},
+		"transfer": {Self: "a", TransferTimeout: -1},
 	} {
 		var v *policies.Violation
 		if _, err := bidask.New(c); !errors.As(err, &v) {
@@ -203,9 +203,9 @@ func TestBrokenSelector(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		m.Step(bidask.Event{Kind: bidask.Offered, Handover: policies.Handover{Request: "q"}, Candidates: []policies.ReplicaID{"b"}}, nil)
-		out := m.Step(bidask.Event{Kind: bidask.Received, Message: bidask.Message{Kind: bidask.Bid, From: "b", To: "a", Deal: bidask.Deal{Seller: "a"}}}, nil)
-		if len(out) != 1 || out[0].Kind != bidask.Return || out[0].Why != bidask.NoBids || !m.Idle() {
+		m.Step(bidask.Event{Kind: bidask.Offered, Migration: policies.Migration{Request: "q"}, Candidates: []policies.ReplicaID{"b"}}, nil)
+		out := m.Step(bidask.Event{Kind: bidask.MessageReceived, Message: bidask.Message{Kind: bidask.Bid, From: "b", To: "a", Deal: bidask.Deal{Seller: "a"}}}, nil)
+		if len(out) != 1 || out[0].Kind != bidask.Return || out[0].Reason != bidask.ReturnNoBids || !m.Idle() {
 			t.Errorf("%d: %+v", at, out)
 		}
 	}
@@ -223,12 +223,12 @@ func TestNames(t *testing.T) {
 			t.Errorf("action %d has no name", d)
 		}
 	}
-	for w := bidask.Nobody; w <= bidask.Full; w++ {
+	for w := bidask.ReturnNoCandidates; w <= bidask.ReturnTooManyOffers; w++ {
 		if w.String() == "unknown" {
 			t.Errorf("reason %d has no name", w)
 		}
 	}
-	if bidask.Kind(99).String()+bidask.Kind(99).String()+bidask.Why(0).String() != "unknownunknownunknown" {
+	if bidask.MessageKind(99).String()+bidask.MessageKind(99).String()+bidask.ReturnReason(0).String() != "unknownunknownunknown" {
 		t.Error("values without a name")
 	}
 }
@@ -237,8 +237,8 @@ func TestNames(t *testing.T) {
 // asks; that is free.
 func TestAnswerAllocations(t *testing.T) {
 	m, _ := bidask.New(bidask.Config{Self: "a"})
-	m.Step(bidask.Event{Kind: bidask.Measured, Position: policies.Position{Capacity: 1000}}, nil)
-	ask := bidask.Event{Kind: bidask.Received, Message: bidask.Message{Kind: bidask.Ask, From: "b", To: "a", Deal: bidask.Deal{Seller: "b"}, Handover: policies.Handover{Request: "q", Length: 10}}}
+	m.Step(bidask.Event{Kind: bidask.OccupancyMeasured, Occupancy: policies.Occupancy{Capacity: 1000}}, nil)
+	ask := bidask.Event{Kind: bidask.MessageReceived, Message: bidask.Message{Kind: bidask.Ask, From: "b", To: "a", Deal: bidask.Deal{Seller: "b"}, Migration: policies.Migration{Request: "q", Length: 10}}}
 	out := make([]bidask.Action, 0, 4)
 	if n := testing.AllocsPerRun(100, func() { out = m.Step(ask, out[:0]) }); n != 0 {
 		t.Errorf("an answer allocates %v times", n)
@@ -250,8 +250,8 @@ func TestAnswerAllocations(t *testing.T) {
 
 func BenchmarkAnswer(b *testing.B) {
 	m, _ := bidask.New(bidask.Config{Self: "a"})
-	m.Step(bidask.Event{Kind: bidask.Measured, Position: policies.Position{Capacity: 1000}}, nil)
-	ask := bidask.Event{Kind: bidask.Received, Message: bidask.Message{Kind: bidask.Ask, From: "b", To: "a", Deal: bidask.Deal{Seller: "b"}, Handover: policies.Handover{Request: "q", Length: 10}}}
+	m.Step(bidask.Event{Kind: bidask.OccupancyMeasured, Occupancy: policies.Occupancy{Capacity: 1000}}, nil)
+	ask := bidask.Event{Kind: bidask.MessageReceived, Message: bidask.Message{Kind: bidask.Ask, From: "b", To: "a", Deal: bidask.Deal{Seller: "b"}, Migration: policies.Migration{Request: "q", Length: 10}}}
 	out := make([]bidask.Action, 0, 4)
 	for b.Loop() {
 		out = m.Step(ask, out[:0])

@@ -133,15 +133,15 @@ func configure(c *bidask.Config, words []string) error {
 		case "sample":
 			c.Sample = n
 		case "send":
-			c.SendSlots = n
+			c.MaxConcurrentSends = n
 		case "receive":
-			c.ReceiveSlots = n
+			c.MaxConcurrentReceives = n
 		case "skips":
-			c.Skips = n
+			c.MaxSkips = n
 		case "offers":
-			c.Offers = n
+			c.MaxOffers = n
 		case "wins":
-			c.Wins = n
+			c.MaxWins = n
 		default:
 			return fmt.Errorf("no field %s", name)
 		}
@@ -149,7 +149,7 @@ func configure(c *bidask.Config, words []string) error {
 	return nil
 }
 
-var causes = map[string]policies.Cause{"growth": policies.Growth, "outlier": policies.Outlier, "drain": policies.Drain, "spill": policies.Spill}
+var causes = map[string]policies.MigrationCause{"growth": policies.Growth, "outlier": policies.Outlier, "drain": policies.Drain, "spill": policies.Spill}
 
 // parseEvent reads one line of a scenario.
 func parseEvent(words []string) (ev bidask.Event, err error) {
@@ -157,11 +157,11 @@ func parseEvent(words []string) (ev bidask.Event, err error) {
 	for len(words) > 1 && strings.Contains(words[len(words)-1], "=") || words[len(words)-1] == "draining" {
 		named, words = append(named, words[len(words)-1]), words[:len(words)-1]
 	}
-	simple := map[string]bidask.EventKind{"reserved": bidask.Reserved, "refused": bidask.Refused, "moved": bidask.Moved, "failed": bidask.Failed}
+	simple := map[string]bidask.EventKind{"reserved": bidask.Reserved, "refused": bidask.ReservationRefused, "moved": bidask.TransferDone, "failed": bidask.TransferFailed}
 	switch words[0] {
 	case "offer":
 		ev.Kind = bidask.Offered
-		ev.Handover, err = parseHandover(words[1:4])
+		ev.Migration, err = parseHandover(words[1:4])
 		if len(words) > 4 {
 			for _, c := range strings.Split(words[4], ",") {
 				id, cost, costs := strings.Cut(c, ":")
@@ -176,9 +176,9 @@ func parseEvent(words []string) (ev bidask.Event, err error) {
 			}
 		}
 	case "end":
-		ev.Kind, ev.Handover.Request = bidask.Ended, words[1]
+		ev.Kind, ev.Migration.Request = bidask.Withdrawn, words[1]
 	case "from":
-		ev.Kind = bidask.Received
+		ev.Kind = bidask.MessageReceived
 		ev.Message = bidask.Message{From: policies.ReplicaID(words[1]), To: "a"}
 		for k := bidask.Ask; k <= bidask.Drop+1; k++ {
 			if k.String() == words[2] {
@@ -187,17 +187,17 @@ func parseEvent(words []string) (ev bidask.Event, err error) {
 		}
 		ev.Message.Deal, err = parseDeal(words[3])
 		if err == nil && len(words) > 4 {
-			ev.Message.Handover, err = parseHandover(words[4:7])
+			ev.Message.Migration, err = parseHandover(words[4:7])
 		}
 	case "reserved", "refused", "moved", "failed":
 		ev.Kind = simple[words[0]]
 		ev.Deal, err = parseDeal(words[1])
 	case "gone":
-		ev.Kind, ev.Peer = bidask.Gone, policies.ReplicaID(words[1])
+		ev.Kind, ev.Peer = bidask.PeerGone, policies.ReplicaID(words[1])
 	case "measure":
-		ev.Kind = bidask.Measured
+		ev.Kind = bidask.OccupancyMeasured
 	case "tick":
-		ev.Kind = bidask.Ticked
+		ev.Kind = bidask.DeadlineReached
 	default:
 		return ev, fmt.Errorf("no such event")
 	}
@@ -207,7 +207,7 @@ func parseEvent(words []string) (ev bidask.Event, err error) {
 	for _, w := range named {
 		name, value, _ := strings.Cut(w, "=")
 		if name == "draining" {
-			ev.Position.Draining = true
+			ev.Occupancy.Draining = true
 			continue
 		}
 		n, err := strconv.ParseInt(value, 10, 64)
@@ -222,13 +222,13 @@ func parseEvent(words []string) (ev bidask.Event, err error) {
 		case "start":
 			ev.Message.Start = policies.Micros(n) * policies.Millisecond
 		case "capacity":
-			ev.Position.Capacity = policies.Tokens(n)
+			ev.Occupancy.Capacity = policies.Tokens(n)
 		case "held":
-			ev.Position.Held = policies.Tokens(n)
+			ev.Occupancy.Held = policies.Tokens(n)
 		case "promised":
-			ev.Position.Promised = policies.Tokens(n)
+			ev.Occupancy.Promised = policies.Tokens(n)
 		case "throughput":
-			ev.Position.Throughput = policies.Tokens(n)
+			ev.Occupancy.Throughput = policies.Tokens(n)
 		default:
 			return ev, fmt.Errorf("no field %s", name)
 		}
@@ -236,9 +236,9 @@ func parseEvent(words []string) (ev bidask.Event, err error) {
 	return ev, nil
 }
 
-func parseHandover(words []string) (policies.Handover, error) {
+func parseHandover(words []string) (policies.Migration, error) {
 	n, err := strconv.ParseInt(words[1], 10, 64)
-	return policies.Handover{Request: words[0], Length: policies.Tokens(n), Cause: causes[words[2]]}, err
+	return policies.Migration{Request: words[0], Length: policies.Tokens(n), Cause: causes[words[2]]}, err
 }
 
 func parseDeal(s string) (bidask.Deal, error) {
@@ -253,12 +253,12 @@ func millis(t policies.Micros) string { return strconv.FormatFloat(float64(t)/10
 func describe(a bidask.Action) string {
 	var b strings.Builder
 	word := func(format string, args ...any) { fmt.Fprintf(&b, format, args...) }
-	handover := func(h policies.Handover) { word(" %s %v %v", h.Request, h.Length, h.Cause) }
+	handover := func(h policies.Migration) { word(" %s %v %v", h.Request, h.Length, h.Cause) }
 	if a.Kind == bidask.Send {
 		msg := a.Message
 		word("to %s %v %v", msg.To, msg.Kind, msg.Deal)
-		if msg.Handover != (policies.Handover{}) {
-			handover(msg.Handover)
+		if msg.Migration != (policies.Migration{}) {
+			handover(msg.Migration)
 		}
 		switch msg.Kind {
 		case bidask.Ask, bidask.Confirm, bidask.Bid:
@@ -273,14 +273,14 @@ func describe(a bidask.Action) string {
 	if a.Peer != "" {
 		word(" with %s", a.Peer)
 	}
-	if a.Handover != (policies.Handover{}) {
-		handover(a.Handover)
+	if a.Migration != (policies.Migration{}) {
+		handover(a.Migration)
 	}
 	if a.Deadline != 0 {
 		word(" until %s", millis(a.Deadline))
 	}
-	if a.Why != 0 {
-		word(": %v", a.Why)
+	if a.Reason != 0 {
+		word(": %v", a.Reason)
 	}
 	return b.String()
 }

@@ -20,7 +20,7 @@ const (
 // sale is the seller's side of a deal.
 type sale struct {
 	deal       Deal
-	handover   policies.Handover
+	handover   policies.Migration
 	stand      stand
 	candidates []policies.ReplicaID // waiting: whom to ask
 	asked      []policies.ReplicaID // whom costs are of; nil without costs
@@ -29,18 +29,18 @@ type sale struct {
 	deadline   policies.Micros      // of the stand; 0: none, or passed
 	hold       policies.Micros      // until when a slot is held for a Ready; 0: none is
 	promise    policies.Micros      // until when a slot is promised; 0: none is
-	why        Why                  // exporting: why it was aborted
+	why        ReturnReason         // exporting: why it was aborted
 }
 
 // offer puts a request up for sale. What is for sale already stays as it is.
 func (m *Machine) offer(ev Event) {
-	if m.selling(ev.Handover.Request) != nil {
+	if m.selling(ev.Migration.Request) != nil {
 		return
 	}
-	s := &sale{deal: Deal{m.c.Self, m.number}, handover: ev.Handover}
+	s := &sale{deal: Deal{m.c.Self, m.number}, handover: ev.Migration}
 	m.number++
-	if len(m.sales) >= m.c.Offers {
-		m.giveBack(s, Full)
+	if len(m.sales) >= m.c.MaxOffers {
+		m.giveBack(s, ReturnTooManyOffers)
 		return
 	}
 	s.candidates, s.costs = m.draw(ev)
@@ -48,7 +48,7 @@ func (m *Machine) offer(ev Event) {
 		s.asked = s.candidates
 	}
 	if len(s.candidates) == 0 {
-		m.giveBack(s, Nobody)
+		m.giveBack(s, ReturnNoCandidates)
 		return
 	}
 	m.sales = append(m.sales, s)
@@ -94,14 +94,14 @@ func (m *Machine) ask() {
 		m.asking, m.silent, m.bids = s, append(m.silent[:0], s.candidates...), m.bids[:0]
 		s.stand, s.candidates, s.deadline = asked, nil, m.now+m.c.BidTimeout
 		for _, c := range m.silent {
-			m.send(Message{Kind: Ask, To: c, Deal: s.deal, Handover: s.handover, Load: m.offered})
+			m.send(Message{Kind: Ask, To: c, Deal: s.deal, Migration: s.handover, Load: m.offered})
 		}
 		return
 	}
 }
 
 // choose confirms the best bidder left, or gives the sale up.
-func (m *Machine) choose(s *sale, none Why) {
+func (m *Machine) choose(s *sale, none ReturnReason) {
 	at := -1
 	if len(m.bids) > 0 {
 		at = m.pick(s)
@@ -112,7 +112,7 @@ func (m *Machine) choose(s *sale, none Why) {
 	}
 	s.buyer, s.stand, s.deadline = m.bids[at].From, confirming, m.now+m.c.AnswerTimeout
 	m.bids = slices.Delete(m.bids, at, at+1)
-	m.send(Message{Kind: Confirm, To: s.buyer, Deal: s.deal, Handover: s.handover, Load: m.offered})
+	m.send(Message{Kind: Confirm, To: s.buyer, Deal: s.deal, Migration: s.handover, Load: m.offered})
 }
 
 // hearBuyer handles a message about an own sale.
@@ -132,7 +132,7 @@ func (m *Machine) hearBuyer(msg Message) {
 	switch msg.Kind {
 	case Reject:
 		if s.stand == confirming {
-			m.choose(s, Rejected)
+			m.choose(s, ReturnRejected)
 		}
 	case Accept:
 		m.settle(s)
@@ -145,7 +145,7 @@ func (m *Machine) hearBuyer(msg Message) {
 		case s.stand == exporting:
 			m.tell(Grant, s.buyer, s.deal)
 		case s.promise == 0 && s.hold == 0:
-			s.promise = m.now + m.c.Promise
+			s.promise = m.now + m.c.PromiseTimeout
 			m.promised = append(m.promised, s)
 		}
 	case Pass:
@@ -153,11 +153,11 @@ func (m *Machine) hearBuyer(msg Message) {
 	case Drop:
 		switch s.stand {
 		case confirming:
-			m.choose(s, Rejected)
+			m.choose(s, ReturnRejected)
 		case sold:
-			m.end(s, Dropped)
+			m.end(s, ReturnDropped)
 		case exporting:
-			m.abort(s, Dropped)
+			m.abort(s, ReturnDropped)
 		}
 	}
 }
@@ -173,7 +173,7 @@ func (m *Machine) hearBid(s *sale, msg Message) {
 		m.bids = append(m.bids, policies.Bid{From: msg.From, Load: msg.Load, Start: msg.Start})
 	}
 	if len(m.silent) == 0 {
-		m.choose(s, NoBids)
+		m.choose(s, ReturnNoBids)
 	}
 }
 
@@ -193,7 +193,7 @@ func (m *Machine) hearPull(s *sale) {
 	case s.hold != 0:
 		s.hold = 0
 		m.export(s)
-	case m.sending < m.c.SendSlots:
+	case m.sending < m.c.MaxConcurrentSends:
 		m.sending++
 		m.export(s)
 	default:
@@ -206,8 +206,8 @@ func (m *Machine) hearPull(s *sale) {
 // export hands the sale to the transfer layer; its slot is taken.
 func (m *Machine) export(s *sale) {
 	m.forget(s)
-	s.stand, s.deadline = exporting, m.now+m.c.Transfer
-	m.out = append(m.out, Action{Kind: Export, Deal: s.deal, Peer: s.buyer, Handover: s.handover, Deadline: s.deadline})
+	s.stand, s.deadline = exporting, m.now+m.c.TransferTimeout
+	m.out = append(m.out, Action{Kind: Export, Deal: s.deal, Peer: s.buyer, Migration: s.handover, Deadline: s.deadline})
 }
 
 // exported takes note of the end of a transfer.
@@ -216,9 +216,9 @@ func (m *Machine) exported(d Deal, end EventKind) {
 	if s == nil || s.stand != exporting {
 		return
 	}
-	if end == Failed {
+	if end == TransferFailed {
 		if s.why == 0 {
-			s.why = Broken
+			s.why = ReturnTransferFailed
 		}
 		m.end(s, s.why)
 		return
@@ -229,7 +229,7 @@ func (m *Machine) exported(d Deal, end EventKind) {
 
 // keepPromises holds free slots for those that were promised one.
 func (m *Machine) keepPromises() {
-	for len(m.promised) > 0 && m.sending < m.c.SendSlots {
+	for len(m.promised) > 0 && m.sending < m.c.MaxConcurrentSends {
 		s := m.promised[0]
 		m.forget(s)
 		m.sending++
@@ -264,10 +264,10 @@ func (m *Machine) withdraw(request string) {
 	case confirming, sold:
 		m.tell(Cancel, s.buyer, s.deal)
 	case exporting:
-		m.abort(s, Withdrawn)
+		m.abort(s, ReturnWithdrawn)
 		return
 	}
-	m.end(s, Withdrawn)
+	m.end(s, ReturnWithdrawn)
 }
 
 // sellerGone ends what depended on a buyer.
@@ -276,7 +276,7 @@ func (m *Machine) sellerGone(peer policies.ReplicaID) {
 		m.bids = slices.DeleteFunc(m.bids, func(b policies.Bid) bool { return b.From == peer })
 		switch {
 		case s.stand == confirming && s.buyer == peer:
-			m.choose(s, Rejected)
+			m.choose(s, ReturnRejected)
 		case s.stand == asked:
 			m.hearBid(s, Message{Kind: NoBid, From: peer})
 		}
@@ -285,9 +285,9 @@ func (m *Machine) sellerGone(peer policies.ReplicaID) {
 		switch {
 		case s.buyer != peer:
 		case s.stand == sold:
-			m.end(s, PeerGone)
+			m.end(s, ReturnPeerGone)
 		case s.stand == exporting:
-			m.abort(s, PeerGone)
+			m.abort(s, ReturnPeerGone)
 		}
 	}
 }
@@ -306,21 +306,21 @@ func (m *Machine) expireSales() {
 		}
 		switch s.stand {
 		case asked:
-			m.choose(s, NoBids)
+			m.choose(s, ReturnNoBids)
 		case confirming:
 			m.tell(Cancel, s.buyer, s.deal)
-			m.choose(s, Rejected)
+			m.choose(s, ReturnRejected)
 		case sold:
 			m.tell(Cancel, s.buyer, s.deal)
-			m.end(s, Expired)
+			m.end(s, ReturnExpired)
 		case exporting:
-			m.abort(s, Expired)
+			m.abort(s, ReturnExpired)
 		}
 	}
 }
 
 // abort asks the transfer layer to stop, once. It still decides.
-func (m *Machine) abort(s *sale, why Why) {
+func (m *Machine) abort(s *sale, why ReturnReason) {
 	if s.deadline != 0 {
 		s.deadline, s.why = 0, why
 		m.out = append(m.out, Action{Kind: Abort, Deal: s.deal, Peer: s.buyer})
@@ -328,13 +328,13 @@ func (m *Machine) abort(s *sale, why Why) {
 }
 
 // end gives a sale back.
-func (m *Machine) end(s *sale, why Why) {
+func (m *Machine) end(s *sale, why ReturnReason) {
 	m.remove(s)
 	m.giveBack(s, why)
 }
 
-func (m *Machine) giveBack(s *sale, why Why) {
-	m.out = append(m.out, Action{Kind: Return, Deal: s.deal, Handover: s.handover, Why: why})
+func (m *Machine) giveBack(s *sale, why ReturnReason) {
+	m.out = append(m.out, Action{Kind: Return, Deal: s.deal, Migration: s.handover, Reason: why})
 }
 
 // remove forgets a sale and frees what it holds.

@@ -97,37 +97,37 @@ func (c *Counter) scale(f float64) {
 	}
 }
 
-// Arrive counts a request with a prompt of input tokens, cached of which need
+// CountArrival counts a request with a prompt of input tokens, cached of which need
 // no prefill. cached outside [0, input] counts as the nearer end.
-func (c *Counter) Arrive(now float64, input, cached policies.Tokens) {
-	c.Prefill(now, input, cached)
-	c.cells[policies.Bucket(c.edges, max(input, 0))].arrivals += c.grown
+func (c *Counter) CountArrival(now float64, input, cached policies.Tokens) {
+	c.CountPrefill(now, input, cached)
+	c.cells[policies.BucketOf(c.edges, max(input, 0))].arrivals += c.grown
 	c.seen++
 }
 
-// Prefill counts a prompt that is computed though no request arrives with it: of
+// CountPrefill counts a prompt that is computed though no request arrives with it: of
 // one that goes on where its KV is not. cached is as in Arrive.
-func (c *Counter) Prefill(now float64, input, cached policies.Tokens) {
+func (c *Counter) CountPrefill(now float64, input, cached policies.Tokens) {
 	c.advance(now)
 	input = max(input, 0)
 	cached = min(max(cached, 0), input)
 	i, h := float64(input), float64(cached)
-	x := &c.cells[policies.Bucket(c.edges, input)]
+	x := &c.cells[policies.BucketOf(c.edges, input)]
 	x.prefill += float64(c.grown * (i - h))
 	x.prefill2 += float64(c.grown * float64((i-h)*(i+h)))
 }
 
-// Generate counts n generated tokens that brought a sequence to length: the
+// CountTokens counts n generated tokens that brought a sequence to length: the
 // tokens at lengths length−n+1 … length. Each reads as many KV tokens as the
 // sequence is then long. Tokens at lengths below 1 do not exist and are not
 // counted.
-func (c *Counter) Generate(now float64, length policies.Tokens, n int) {
+func (c *Counter) CountTokens(now float64, length policies.Tokens, n int) {
 	c.advance(now)
 	if n < 1 || length < 1 {
 		return
 	}
 	low := max(length-policies.Tokens(n)+1, 1)
-	for b := policies.Bucket(c.edges, length); ; b-- {
+	for b := policies.BucketOf(c.edges, length); ; b-- {
 		x := &c.cells[b]
 		first := max(low, c.edges[b])
 		count := float64(length - first + 1)
@@ -144,10 +144,10 @@ func (c *Counter) Generate(now float64, length policies.Tokens, n int) {
 	}
 }
 
-// Finish counts a request that ended with input prompt and output generated
+// CountFinish counts a request that ended with input prompt and output generated
 // tokens, each of which it spreads the weight 1/output over. A request without
 // output leaves no weight.
-func (c *Counter) Finish(now float64, input, output policies.Tokens) {
+func (c *Counter) CountFinish(now float64, input, output policies.Tokens) {
 	c.advance(now)
 	if output < 1 {
 		return
@@ -155,18 +155,18 @@ func (c *Counter) Finish(now float64, input, output policies.Tokens) {
 	input = max(input, 0)
 	each := c.grown / float64(output)
 	for length := input + output; length > input; {
-		b := policies.Bucket(c.edges, length)
+		b := policies.BucketOf(c.edges, length)
 		first := max(input+1, c.edges[b])
 		c.cells[b].weight += float64(each * float64(length-first+1))
 		length = first - 1
 	}
 }
 
-// Flow returns the rates at now. While less than a few τ have been observed,
+// Rates returns the rates at now. While less than a few τ have been observed,
 // the sums are divided by the part of the window that has been,
 // 1 − exp(−t/τ), so that rates are unbiased from the start, though noisy. The
 // flow shares the counter's edges and nothing else.
-func (c *Counter) Flow(now float64) policies.Flow {
+func (c *Counter) Rates(now float64) policies.Flow {
 	c.advance(now)
 	f := policies.NewFlow(c.edges)
 	f.Seen = c.seen

@@ -119,11 +119,11 @@ func TestCounterEqualsOracle(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	for range 60 {
 		tau := math.Exp(2 * rng.NormFloat64())
-		edges := policies.Edges(600, 1+rng.IntN(4))
+		edges := policies.BucketEdges(600, 1+rng.IntN(4))
 		now := 1000 * rng.NormFloat64() // any scale, negative too
 		c := flow.New(edges, tau)
 		o := &oracle{edges: edges, tau: tau, start: now}
-		sameFlow(t, c.Flow(now), o.flow(now))
+		sameFlow(t, c.Rates(now), o.flow(now))
 		for range 150 {
 			switch rng.IntN(20) {
 			case 0:
@@ -137,15 +137,15 @@ func TestCounterEqualsOracle(t *testing.T) {
 			switch rng.IntN(5) {
 			case 0:
 				cached := policies.Tokens(rng.IntN(int(input) + 1))
-				c.Arrive(now, input, cached)
+				c.CountArrival(now, input, cached)
 				o.arrive(now, input, cached)
 			case 2:
 				cached := policies.Tokens(rng.IntN(int(input) + 1))
-				c.Prefill(now, input, cached)
+				c.CountPrefill(now, input, cached)
 				o.prefill(now, input, cached)
 			case 1:
 				output := policies.Tokens(rng.IntN(300))
-				c.Finish(now, input, output)
+				c.CountFinish(now, input, output)
 				o.finish(now, input, output)
 			default:
 				n := 1 + rng.IntN(4)
@@ -154,15 +154,15 @@ func TestCounterEqualsOracle(t *testing.T) {
 				}
 				length := max(input, 1)
 				n = min(n, int(length))
-				c.Generate(now, length, n)
+				c.CountTokens(now, length, n)
 				o.generate(now, length, n)
 			}
 			if rng.IntN(10) == 0 {
-				sameFlow(t, c.Flow(now), o.flow(now))
+				sameFlow(t, c.Rates(now), o.flow(now))
 			}
 		}
 		now += tau * rng.Float64()
-		sameFlow(t, c.Flow(now), o.flow(now))
+		sameFlow(t, c.Rates(now), o.flow(now))
 	}
 }
 
@@ -187,9 +187,9 @@ func TestGenerateAtEdges(t *testing.T) {
 		{-5, 3, [3]float64{}, [3]float64{}},
 	} {
 		c := flow.New(edges, 1)
-		c.Flow(0)
-		c.Generate(1, x.length, x.n)
-		f := c.Flow(1)
+		c.Rates(0)
+		c.CountTokens(1, x.length, x.n)
+		f := c.Rates(1)
 		unit := 1 - math.Exp(-1) // one event now, in a window of 1 s and τ = 1 s
 		for b := range edges {
 			if g := f.Tokens[b] * unit; math.Abs(g-x.tokens[b]) > 1e-9 {
@@ -204,14 +204,14 @@ func TestGenerateAtEdges(t *testing.T) {
 
 func TestOddArguments(t *testing.T) {
 	c := flow.New([]policies.Tokens{0, 16}, 0)
-	c.Arrive(5, 10, 99) // more cached than there is: all of it
-	c.Arrive(4, -3, -2) // an earlier time counts as the latest
-	c.Arrive(math.NaN(), 10, -2)
-	c.Prefill(5, 10, 99)
-	c.Prefill(5, -3, 7)
-	c.Finish(5, 10, 0)
-	c.Finish(5, -7, 1)
-	f := c.Flow(5 + flow.DefaultTau)
+	c.CountArrival(5, 10, 99) // more cached than there is: all of it
+	c.CountArrival(4, -3, -2) // an earlier time counts as the latest
+	c.CountArrival(math.NaN(), 10, -2)
+	c.CountPrefill(5, 10, 99)
+	c.CountPrefill(5, -3, 7)
+	c.CountFinish(5, 10, 0)
+	c.CountFinish(5, -7, 1)
+	f := c.Rates(5 + flow.DefaultTau)
 	unit := flow.DefaultTau * (1 - math.Exp(-1)) * math.E
 	if err := f.Validate(); err != nil || f.Seen != 3 {
 		t.Fatalf("%+v, %v", f, err)
@@ -234,11 +234,11 @@ func TestUnbiased(t *testing.T) {
 		runs := int(400 * max(1, 3/age))
 		for range runs {
 			c := flow.New([]policies.Tokens{0}, tau)
-			c.Flow(0)
+			c.Rates(0)
 			for now := rng.ExpFloat64() / rate; now < age; now += rng.ExpFloat64() / rate {
-				c.Arrive(now, 1, 0)
+				c.CountArrival(now, 1, 0)
 			}
-			sum += c.Flow(age).Arrivals[0]
+			sum += c.Rates(age).Arrivals[0]
 		}
 		// The relative error of one run is at most about 1/√(rate·age).
 		if mean, bound := sum/float64(runs), 5*rate/math.Sqrt(rate*min(age, tau)*float64(runs)); math.Abs(mean-rate) > bound {
@@ -248,59 +248,59 @@ func TestUnbiased(t *testing.T) {
 }
 
 func TestRestore(t *testing.T) {
-	edges := policies.Edges(2000, 4)
+	edges := policies.BucketEdges(2000, 4)
 	c := flow.New(edges, 7)
 	rng := rand.New(rand.NewPCG(3, 3))
 	now := 0.0
 	for range 500 {
 		now += rng.ExpFloat64()
 		input := policies.Tokens(rng.IntN(1500))
-		c.Arrive(now, input, input/2)
-		c.Generate(now, input+100, 100)
-		c.Finish(now, input, 100)
+		c.CountArrival(now, input, input/2)
+		c.CountTokens(now, input+100, 100)
+		c.CountFinish(now, input, 100)
 	}
-	saved := c.Flow(now)
+	saved := c.Rates(now)
 
 	other := flow.New(edges, 7)
-	other.Arrive(0, 5, 0) // dropped
+	other.CountArrival(0, 5, 0) // dropped
 	if err := other.Restore(saved, 12345); err != nil {
 		t.Fatal(err)
 	}
-	sameFlow(t, other.Flow(12345), saved)
+	sameFlow(t, other.Rates(12345), saved)
 	// From then on both go the same way: at 71 τ the window was full.
 	for i := range 50 {
 		d := float64(i)
-		c.Generate(now+d, 900, 60)
-		other.Generate(12345+d, 900, 60)
-		sameFlow(t, other.Flow(12345+d), c.Flow(now+d))
+		c.CountTokens(now+d, 900, 60)
+		other.CountTokens(12345+d, 900, 60)
+		sameFlow(t, other.Rates(12345+d), c.Rates(now+d))
 	}
 
-	before := other.Flow(12400)
+	before := other.Rates(12400)
 	bad := policies.NewFlow(edges)
 	bad.Reads[0] = -1
 	for name, f := range map[string]policies.Flow{
-		"invalid": bad, "other edges": policies.NewFlow(policies.Edges(2000, 3)),
+		"invalid": bad, "other edges": policies.NewFlow(policies.BucketEdges(2000, 3)),
 		"moved edge": policies.NewFlow(append(append([]policies.Tokens{}, edges[:len(edges)-1]...), 5000)), "zero": {},
 	} {
 		if err := other.Restore(f, 12400); err == nil {
 			t.Errorf("%s: restored", name)
 		}
 	}
-	if after := other.Flow(12400); !reflect.DeepEqual(before, after) {
+	if after := other.Rates(12400); !reflect.DeepEqual(before, after) {
 		t.Error("a refused flow changed the counter")
 	}
 }
 
 func TestAllocations(t *testing.T) {
-	c := flow.New(policies.Edges(131072, 8), 0)
+	c := flow.New(policies.BucketEdges(131072, 8), 0)
 	now := 0.0
 	if n := testing.AllocsPerRun(1000, func() {
 		now++
-		c.Arrive(now, 900, 100)
-		c.Prefill(now, 900, 100)
-		c.Generate(now, 1030, 1)
-		c.Generate(now, 9000, 8000)
-		c.Finish(now, 900, 8100)
+		c.CountArrival(now, 900, 100)
+		c.CountPrefill(now, 900, 100)
+		c.CountTokens(now, 1030, 1)
+		c.CountTokens(now, 9000, 8000)
+		c.CountFinish(now, 900, 8100)
 	}); n != 0 {
 		t.Errorf("%v allocations for five events", n)
 	}
@@ -316,22 +316,22 @@ func FuzzCounter(f *testing.F) {
 		}
 		c := flow.New([]policies.Tokens{0, 16, 1000}, 30)
 		a, b := policies.Tokens(input), policies.Tokens(other)
-		c.Arrive(at, a, b)
-		c.Prefill(at, b, a)
-		c.Generate(at, a, n)
-		c.Finish(at, a, b)
-		c.Generate(later, b, n)
-		if err := c.Flow(later).Validate(); err != nil {
+		c.CountArrival(at, a, b)
+		c.CountPrefill(at, b, a)
+		c.CountTokens(at, a, n)
+		c.CountFinish(at, a, b)
+		c.CountTokens(later, b, n)
+		if err := c.Rates(later).Validate(); err != nil {
 			t.Error(err)
 		}
-		if err := c.Flow(math.NaN()).Validate(); err != nil {
+		if err := c.Rates(math.NaN()).Validate(); err != nil {
 			t.Error(err)
 		}
 	})
 }
 
 func BenchmarkGenerate(b *testing.B) {
-	c := flow.New(policies.Edges(131072, 8), 0)
+	c := flow.New(policies.BucketEdges(131072, 8), 0)
 	length, now := policies.Tokens(100), 0.0
 	b.ReportAllocs()
 	for b.Loop() {
@@ -339,36 +339,36 @@ func BenchmarkGenerate(b *testing.B) {
 			length = 100
 		}
 		now += 1e-3
-		c.Generate(now, length, 1)
+		c.CountTokens(now, length, 1)
 	}
 }
 
 func BenchmarkArrive(b *testing.B) {
-	c := flow.New(policies.Edges(131072, 8), 0)
+	c := flow.New(policies.BucketEdges(131072, 8), 0)
 	now := 0.0
 	b.ReportAllocs()
 	for b.Loop() {
 		now += 1e-3
-		c.Arrive(now, 900, 100)
+		c.CountArrival(now, 900, 100)
 	}
 }
 
 func BenchmarkFinish(b *testing.B) {
-	c := flow.New(policies.Edges(131072, 8), 0)
+	c := flow.New(policies.BucketEdges(131072, 8), 0)
 	now := 0.0
 	b.ReportAllocs()
 	for b.Loop() {
 		now += 1e-3
-		c.Finish(now, 900, 800)
+		c.CountFinish(now, 900, 800)
 	}
 }
 
 func BenchmarkFlow(b *testing.B) {
-	c := flow.New(policies.Edges(131072, 8), 0)
+	c := flow.New(policies.BucketEdges(131072, 8), 0)
 	now := 0.0
 	b.ReportAllocs()
 	for b.Loop() {
 		now += 1e-3
-		c.Flow(now)
+		c.Rates(now)
 	}
 }

@@ -21,15 +21,15 @@ func FromCertificate(c *x509.Certificate) (ID, error) {
 	return Parse(c.URIs[0].String())
 }
 
-// Want says who a peer must be.
-type Want struct {
+// Matcher says who a peer must be.
+type Matcher struct {
 	TrustDomain string // required
 	Role        Role   // "" takes any
 	Name        string // "" takes any
 }
 
 // String is the pattern of the identities that are wanted, with * for any.
-func (w Want) String() string {
+func (w Matcher) String() string {
 	if w.Role == "" {
 		return scheme + w.TrustDomain + "/*"
 	}
@@ -40,16 +40,16 @@ func (w Want) String() string {
 }
 
 // Check says why an identity is not the one that is wanted; nil when it is.
-func (w Want) Check(id ID) error {
+func (w Matcher) Check(id ID) error {
 	if id.TrustDomain == "" || id.TrustDomain != w.TrustDomain || w.Role != "" && id.Role != w.Role || w.Name != "" && id.Name != w.Name {
 		return errors.New("the certificate is " + id.String() + ", and " + w.String() + " is wanted")
 	}
 	return nil
 }
 
-// Certificate returns the identity of a verified leaf certificate, and an error
+// CheckCertificate returns the identity of a verified leaf certificate, and an error
 // unless it is the one that is wanted.
-func (w Want) Certificate(c *x509.Certificate) (ID, error) {
+func (w Matcher) CheckCertificate(c *x509.Certificate) (ID, error) {
 	id, err := FromCertificate(c)
 	if err != nil {
 		return ID{}, errors.New(err.Error() + "; " + w.String() + " is wanted")

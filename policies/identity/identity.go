@@ -114,20 +114,20 @@ func (id ID) String() string {
 	return scheme + id.TrustDomain + "/" + string(id.Role) + "/" + Escape(id.Name)
 }
 
-// Node is the id under which the component asks for xDS, "" for one that does
+// NodeID is the id under which the component asks for xDS, "" for one that does
 // not.
-func (id ID) Node() string {
+func (id ID) NodeID() string {
 	switch id.Role {
 	case Proxy:
 		return id.Name
 	case Migrator:
-		return MigratorNode(id.Name)
+		return MigratorNodeID(id.Name)
 	}
 	return ""
 }
 
-// MigratorNode is the node id of a replica's migrator.
-func MigratorNode(replica string) string { return string(Migrator) + "/" + replica }
+// MigratorNodeID is the node id of a replica's migrator.
+func MigratorNodeID(replica string) string { return string(Migrator) + "/" + replica }
 
 // CheckTrustDomain says what is wrong with a trust domain.
 func CheckTrustDomain(s string) error {

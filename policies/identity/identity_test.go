@@ -102,24 +102,24 @@ func TestCertificates(t *testing.T) {
 	one := uri("spiffe://td/proxy/edge")
 	for _, c := range []struct {
 		cert *x509.Certificate
-		want Want
+		want Matcher
 		err  string // "" for none
 	}{
-		{&x509.Certificate{URIs: []*url.URL{one}}, Want{"td", Proxy, "edge"}, ""},
-		{&x509.Certificate{URIs: []*url.URL{one}}, Want{"td", Proxy, ""}, ""},
-		{&x509.Certificate{URIs: []*url.URL{one}}, Want{"td", "", ""}, ""},
-		{&x509.Certificate{URIs: []*url.URL{one}}, Want{"td", Proxy, "edge-2"}, "is spiffe://td/proxy/edge, and spiffe://td/proxy/edge-2 is wanted"},
-		{&x509.Certificate{URIs: []*url.URL{one}}, Want{"td", Control, ""}, "spiffe://td/control/* is wanted"},
-		{&x509.Certificate{URIs: []*url.URL{one}}, Want{"other", Proxy, "edge"}, "spiffe://other/proxy/edge is wanted"},
-		{&x509.Certificate{URIs: []*url.URL{one}}, Want{}, "is wanted"},
-		{&x509.Certificate{URIs: []*url.URL{one, one}}, Want{TrustDomain: "td"}, "2 URI names"},
-		{&x509.Certificate{}, Want{"td", Control, ""}, "0 URI names"},
-		{&x509.Certificate{URIs: []*url.URL{one}, IsCA: true}, Want{TrustDomain: "td"}, "authority's"},
-		{&x509.Certificate{URIs: []*url.URL{uri("https://td/proxy/edge")}}, Want{TrustDomain: "td"}, "does not begin"},
-		{&x509.Certificate{URIs: []*url.URL{uri("spiffe://td/proxy/edge?")}}, Want{TrustDomain: "td"}, "%XX"},
-		{nil, Want{TrustDomain: "td"}, "no certificate"},
+		{&x509.Certificate{URIs: []*url.URL{one}}, Matcher{"td", Proxy, "edge"}, ""},
+		{&x509.Certificate{URIs: []*url.URL{one}}, Matcher{"td", Proxy, ""}, ""},
+		{&x509.Certificate{URIs: []*url.URL{one}}, Matcher{"td", "", ""}, ""},
+		{&x509.Certificate{URIs: []*url.URL{one}}, Matcher{"td", Proxy, "edge-2"}, "is spiffe://td/proxy/edge, and spiffe://td/proxy/edge-2 is wanted"},
+		{&x509.Certificate{URIs: []*url.URL{one}}, Matcher{"td", Control, ""}, "spiffe://td/control/* is wanted"},
+		{&x509.Certificate{URIs: []*url.URL{one}}, Matcher{"other", Proxy, "edge"}, "spiffe://other/proxy/edge is wanted"},
+		{&x509.Certificate{URIs: []*url.URL{one}}, Matcher{}, "is wanted"},
+		{&x509.Certificate{URIs: []*url.URL{one, one}}, Matcher{TrustDomain: "td"}, "2 URI names"},
+		{&x509.Certificate{}, Matcher{"td", Control, ""}, "0 URI names"},
+		{&x509.Certificate{URIs: []*url.URL{one}, IsCA: true}, Matcher{TrustDomain: "td"}, "authority's"},
+		{&x509.Certificate{URIs: []*url.URL{uri("https://td/proxy/edge")}}, Matcher{TrustDomain: "td"}, "does not begin"},
+		{&x509.Certificate{URIs: []*url.URL{uri("spiffe://td/proxy/edge?")}}, Matcher{TrustDomain: "td"}, "%XX"},
+		{nil, Matcher{TrustDomain: "td"}, "no certificate"},
 	} {
-		id, err := c.want.Certificate(c.cert)
+		id, err := c.want.CheckCertificate(c.cert)
 		if c.err == "" && (err != nil || id.Name != "edge") || c.err != "" && (err == nil || !strings.Contains(err.Error(), c.err)) {
 			t.Errorf("%v: %v, %v; want %q", c.want, id, err, c.err)
 		}
@@ -130,7 +130,7 @@ func TestNodes(t *testing.T) {
 	for id, want := range map[ID]string{
 		{"td", Proxy, "edge"}: "edge", {"td", Migrator, "r0"}: "migrator/r0", {"td", Control, "a"}: "", {"td", Operator, "a"}: "", {}: "",
 	} {
-		if got := id.Node(); got != want {
+		if got := id.NodeID(); got != want {
 			t.Errorf("%v: node %q, want %q", id, got, want)
 		}
 	}
@@ -161,7 +161,7 @@ func FuzzParse(f *testing.F) {
 		if u, err := url.Parse(s); err != nil || u.Scheme != "spiffe" || u.Host != id.TrustDomain || u.Path != "/"+string(id.Role)+"/"+id.Name {
 			t.Errorf("%q is another URI to net/url: %v, %v", s, u, err)
 		}
-		if err := Want(id).Check(id); err != nil {
+		if err := Matcher(id).Check(id); err != nil {
 			t.Error(err)
 		}
 	})

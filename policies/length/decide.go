@@ -12,29 +12,29 @@ type Headers struct {
 	Model bool
 }
 
-// Step is what an estimator does once it has seen a request's headers.
-type Step uint8
+// Strategy is what an estimator does once it has seen a request's headers.
+type Strategy uint8
 
 // The steps. Every estimator takes the same one for the same request, so that
 // an operator may exchange one for another.
 const (
-	// Unsized: there is no body, so there is no prompt. The model is all that
+	// NoBody: there is no body, so there is no prompt. The model is all that
 	// there is to tell.
-	Unsized Step = iota
+	NoBody Strategy = iota
 	// BySize: the model is known and so is the body's size, which is estimated
 	// from; nobody reads the body.
 	BySize
 	// ByBody: the body has to be read, for its length or for the model.
 	ByBody
-	// Refuse: the body would have to be read, and is larger than what is read.
-	Refuse
+	// RejectBody: the body would have to be read, and is larger than what is read.
+	RejectBody
 )
 
-// Step returns the step for a request and the size of its body, -1 where the
+// Strategy returns the step for a request and the size of its body, -1 where the
 // headers do not tell it. most is the largest body that is read, in bytes.
-func (h Headers) Step(most int64) (Step, int64) {
+func (h Headers) Strategy(most int64) (Strategy, int64) {
 	if h.Ended {
-		return Unsized, 0
+		return NoBody, 0
 	}
 	if h.ContentLength == "" {
 		return ByBody, -1 // the error of ParseUint would be garbage
@@ -48,15 +48,15 @@ func (h Headers) Step(most int64) (Step, int64) {
 	case h.Model:
 		return BySize, size
 	case size > most:
-		return Refuse, size
+		return RejectBody, size
 	}
 	return ByBody, size
 }
 
-// TooLarge is the body of the answer, with status 413, to a request whose body
+// TooLargeBody is the body of the answer, with status 413, to a request whose body
 // would have to be read and has more bytes than most. It has the shape of the
 // OpenAI API's errors.
-func TooLarge(most int64) string {
+func TooLargeBody(most int64) string {
 	return `{"error":{"message":"The request body is larger than ` + strconv.FormatInt(most, 10) +
 		` bytes.","type":"invalid_request_error","param":null,"code":"request_too_large"}}`
 }

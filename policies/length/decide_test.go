@@ -9,11 +9,11 @@ func TestStep(t *testing.T) {
 	const most = 1000
 	for _, c := range []struct {
 		h    Headers
-		step Step
+		step Strategy
 		size int64
 	}{
-		{Headers{Ended: true}, Unsized, 0},
-		{Headers{Ended: true, Model: true, ContentLength: "7"}, Unsized, 0},
+		{Headers{Ended: true}, NoBody, 0},
+		{Headers{Ended: true, Model: true, ContentLength: "7"}, NoBody, 0},
 		{Headers{Model: true, ContentLength: "7"}, BySize, 7},
 		{Headers{Model: true, ContentLength: "0"}, BySize, 0},
 		{Headers{Model: true, ContentLength: "9223372036854775807"}, BySize, 1<<63 - 1},
@@ -23,10 +23,10 @@ func TestStep(t *testing.T) {
 		{Headers{Model: true, ContentLength: "+7"}, ByBody, -1},
 		{Headers{Model: true, ContentLength: "-7"}, ByBody, -1},
 		{Headers{ContentLength: "1000"}, ByBody, 1000},
-		{Headers{ContentLength: "1001"}, Refuse, 1001},
+		{Headers{ContentLength: "1001"}, RejectBody, 1001},
 		{Headers{}, ByBody, -1},
 	} {
-		if step, size := c.h.Step(most); step != c.step || size != c.size {
+		if step, size := c.h.Strategy(most); step != c.step || size != c.size {
 			t.Errorf("%+v: step %d, size %d; want %d, %d", c.h, step, size, c.step, c.size)
 		}
 	}
@@ -36,7 +36,7 @@ func TestTooLargeIsJSON(t *testing.T) {
 	var e struct {
 		Error struct{ Message, Type, Code string }
 	}
-	if err := json.Unmarshal([]byte(TooLarge(16<<20)), &e); err != nil || e.Error.Code != "request_too_large" || e.Error.Message != "The request body is larger than 16777216 bytes." {
+	if err := json.Unmarshal([]byte(TooLargeBody(16<<20)), &e); err != nil || e.Error.Code != "request_too_large" || e.Error.Message != "The request body is larger than 16777216 bytes." {
 		t.Errorf("%+v, %v", e, err)
 	}
 }

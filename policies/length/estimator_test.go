@@ -92,7 +92,7 @@ func TestControl(t *testing.T) {
 		TokensHeader: true, ModelHeader: true, StageHeader: true, "x-cascade-": true, "x-cascade-anything": true,
 		"x-cascade": false, "content-length": false, "": false, "x-gateway-model-name-2": false,
 	} {
-		if got := Control(name); got != want {
+		if got := IsControlHeader(name); got != want {
 			t.Errorf("Control(%q) = %v", name, got)
 		}
 	}

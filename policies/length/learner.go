@@ -79,17 +79,17 @@ func (l *Learner) Ratio() Ratio {
 // Estimator returns the estimator with the present ratio.
 func (l *Learner) Estimator() Estimator { return Estimator{BytesPerToken: l.Ratio()} }
 
-// Error returns the mean absolute relative error |estimate − exact| / exact of
+// RelativeError returns the mean absolute relative error |estimate − exact| / exact of
 // the latest requests, 0 before the first. One request counts for at most 10.
-func (l *Learner) Error() float64 {
+func (l *Learner) RelativeError() float64 {
 	if l.weight == 0 {
 		return 0
 	}
 	return float64(l.errors) / float64(l.weight) / 1e6
 }
 
-// Seen returns how many requests taught the Learner anything.
-func (l *Learner) Seen() int64 { return l.seen }
+// Observations returns how many requests taught the Learner anything.
+func (l *Learner) Observations() int64 { return l.seen }
 
 // errorOf returns |estimate − exact| / exact in millionths, at most worst.
 func errorOf(estimate, exact policies.Tokens) int64 {

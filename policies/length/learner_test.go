@@ -38,7 +38,7 @@ func TestLearnerLearns(t *testing.T) {
 			r := rand.New(rand.NewPCG(9, 10))
 			teach(&l, r, 4000, c.ratio, c.noise)
 			near(t, "the ratio", l.Ratio().Float(), c.ratio, 0.03)
-			if got := l.Error(); got > c.err*1.3+0.01 || got < c.err*0.5 {
+			if got := l.RelativeError(); got > c.err*1.3+0.01 || got < c.err*0.5 {
 				t.Errorf("the error is %.3f, want about %.3f", got, c.err)
 			}
 		})
@@ -51,7 +51,7 @@ func TestLearnerForgets(t *testing.T) {
 	teach(&l, r, 5000, 4.5, 0.1)
 	teach(&l, r, 3000, 2.2, 0.1)
 	near(t, "the ratio after a change", l.Ratio().Float(), 2.2, 0.03)
-	near(t, "the error after a change", l.Error(), 0.05, 0.5)
+	near(t, "the error after a change", l.RelativeError(), 0.05, 0.5)
 }
 
 func TestLearnerResistsOutliers(t *testing.T) {
@@ -84,7 +84,7 @@ func TestLearnerStaysBounded(t *testing.T) {
 		if got := l.Ratio(); got < c.want*98/100 || got > c.want*102/100 {
 			t.Errorf("%d bytes of %d tokens: ratio %d, want %d", c.bytes, c.tokens, got, c.want)
 		}
-		if e := l.Error(); e < 0 || e > 10 {
+		if e := l.RelativeError(); e < 0 || e > 10 {
 			t.Errorf("error %v is out of bounds", e)
 		}
 	}
@@ -95,7 +95,7 @@ func TestLearnerIgnoresNothing(t *testing.T) {
 	l.Observe(0, 5)
 	l.Observe(5, 0)
 	l.Observe(-1, -1)
-	if l.Seen() != 0 || l.Ratio() != DefaultRatio || l.Error() != 0 {
+	if l.Observations() != 0 || l.Ratio() != DefaultRatio || l.RelativeError() != 0 {
 		t.Errorf("learnt from nothing: %+v", l)
 	}
 	if got := NewLearner(2500).Estimator().BytesPerToken; got != 2500 {
@@ -117,7 +117,7 @@ func TestLearnerErrorMatchesAFloatMean(t *testing.T) {
 		weight += 1 - weight/(1<<memory)
 		l.Observe(text, exact)
 	}
-	near(t, "the error", l.Error(), sum/weight, 0.001)
+	near(t, "the error", l.RelativeError(), sum/weight, 0.001)
 }
 
 func BenchmarkLearner(b *testing.B) {

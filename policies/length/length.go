@@ -31,9 +31,9 @@ const (
 	ControlPrefix = "x-cascade-"
 )
 
-// Control reports whether a request header steers the fleet, so that a value
+// IsControlHeader reports whether a request header steers the fleet, so that a value
 // that a client sent must be removed at the trust boundary. The name must be
 // in lower case.
-func Control(name string) bool {
+func IsControlHeader(name string) bool {
 	return name == ModelHeader || len(name) >= len(ControlPrefix) && name[:len(ControlPrefix)] == ControlPrefix
 }

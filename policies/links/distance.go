@@ -11,24 +11,24 @@ type Distance uint8
 // The distances, with the names that nvidia-smi has for them. Values are part of
 // what machines tell each other.
 const (
-	Same     Distance = iota + 1 // one device
-	Switch                       // PIX: one PCIe switch at most
-	Switches                     // PXB: several switches, no root complex
-	Bridge                       // PHB: their root complex
-	Node                         // NODE: root complexes of one NUMA node
-	System                       // SYS: two NUMA nodes
-	Far                          // not known
+	SameDevice      Distance = iota + 1 // one device
+	Switch                              // PIX: one PCIe switch at most
+	Switches                            // PXB: several switches, no root complex
+	RootComplex                         // PHB: their root complex
+	NUMANode                            // NODE: root complexes of one NUMA node
+	System                              // SYS: two NUMA nodes
+	UnknownDistance                     // not known
 )
 
 var distances = [...]struct{ short, long string }{
-	Same: {"X", "the same device"}, Switch: {"PIX", "one PCIe switch"}, Switches: {"PXB", "several PCIe switches"},
-	Bridge: {"PHB", "the root complex"}, Node: {"NODE", "two root complexes of one NUMA node"},
-	System: {"SYS", "two NUMA nodes"}, Far: {"?", "not known"},
+	SameDevice: {"X", "the same device"}, Switch: {"PIX", "one PCIe switch"}, Switches: {"PXB", "several PCIe switches"},
+	RootComplex: {"PHB", "the root complex"}, NUMANode: {"NODE", "two root complexes of one NUMA node"},
+	System: {"SYS", "two NUMA nodes"}, UnknownDistance: {"?", "not known"},
 }
 
 // String is the distance as nvidia-smi names it.
 func (d Distance) String() string {
-	if d < Same || d > Far {
+	if d < SameDevice || d > UnknownDistance {
 		return "distance " + strconv.Itoa(int(d))
 	}
 	return distances[d].short
@@ -36,8 +36,8 @@ func (d Distance) String() string {
 
 // words is the distance for people.
 func (d Distance) words() string {
-	if d < Same || d > Far {
-		d = Far
+	if d < SameDevice || d > UnknownDistance {
+		d = UnknownDistance
 	}
 	return distances[d].long
 }
@@ -47,7 +47,7 @@ func (d Distance) MarshalText() ([]byte, error) { return []byte(d.String()), nil
 
 // UnmarshalText reads the short name.
 func (d *Distance) UnmarshalText(text []byte) error {
-	for i := Same; i <= Far; i++ {
+	for i := SameDevice; i <= UnknownDistance; i++ {
 		if distances[i].short == string(text) {
 			*d = i
 			return nil
@@ -59,15 +59,15 @@ func (d *Distance) UnmarshalText(text []byte) error {
 // farther is the greater of two distances; one that is not known says nothing.
 func farther(a, b Distance) Distance {
 	switch {
-	case a < Same || a >= Far:
-		a = Same
-	case b < Same || b >= Far:
-		b = Same
+	case a < SameDevice || a >= UnknownDistance:
+		a = SameDevice
+	case b < SameDevice || b >= UnknownDistance:
+		b = SameDevice
 	default:
 		return max(a, b)
 	}
-	if d := max(a, b); d != Same {
+	if d := max(a, b); d != SameDevice {
 		return d
 	}
-	return Far
+	return UnknownDistance
 }

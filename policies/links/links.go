@@ -86,20 +86,20 @@ const (
 	TransportTCP   = "tcp"
 )
 
-// Way is one way for a pair of replicas, open or not.
-type Way struct {
+// Path is one way for a pair of replicas, open or not.
+type Path struct {
 	Kind      Kind            `json:"kind"`
 	Transport string          `json:"transport"`
 	Rate      Rate            `json:"rate"`       // estimated; 0 for unknown or closed
 	Latency   policies.Micros `json:"latency_us"` // estimated, before the first byte
-	// Why says what the way goes over, or, when Closed, what it lacks.
-	Why    string `json:"why"`
+	// Reason says what the way goes over, or, when Closed, what it lacks.
+	Reason string `json:"why"`
 	Closed bool   `json:"closed,omitempty"`
 }
 
 // Transfer prices a hand-over by the way, alone on it, of a model that has as many
 // bytes of KV a token. An unknown rate costs nothing.
-func (w Way) Transfer(tokenBytes float64) policies.Transfer {
+func (w Path) Transfer(tokenBytes float64) policies.Transfer {
 	t := policies.Transfer{Base: float64(w.Latency) / 1e6}
 	if w.Rate > 0 {
 		t.PerToken = tokenBytes / float64(w.Rate)
@@ -107,14 +107,14 @@ func (w Way) Transfer(tokenBytes float64) policies.Transfer {
 	return t
 }
 
-// Best is the first of ways that is not closed.
-func Best(ways []Way) Way {
+// BestPath is the first of ways that is not closed.
+func BestPath(ways []Path) Path {
 	for _, w := range ways {
 		if !w.Closed {
 			return w
 		}
 	}
-	return Way{Closed: true, Why: "no way"}
+	return Path{Closed: true, Reason: "no way"}
 }
 
 // The latencies are of the order of what transports have measured.
@@ -122,10 +122,10 @@ var latencies = [...]policies.Micros{
 	SameGPU: 10, NVLinked: 10, PeerPCIe: 15, ViaHost: 40, RDMA: 10, RDMABounce: 50, TCP: 100,
 }
 
-func open(k Kind, transport string, r Rate, why string) Way {
-	return Way{Kind: k, Transport: transport, Rate: r, Latency: latencies[k], Why: why}
+func open(k Kind, transport string, r Rate, why string) Path {
+	return Path{Kind: k, Transport: transport, Rate: r, Latency: latencies[k], Reason: why}
 }
 
-func closed(k Kind, transport, why string) Way {
-	return Way{Kind: k, Transport: transport, Why: why, Closed: true}
+func closed(k Kind, transport, why string) Path {
+	return Path{Kind: k, Transport: transport, Reason: why, Closed: true}
 }

@@ -14,10 +14,10 @@ import (
 )
 
 // anything is a site at random, sound or not.
-func anything(r *rand.Rand) links.Site {
+func anything(r *rand.Rand) links.Topology {
 	word := func(of ...string) string { return of[r.IntN(len(of))] }
 	speed := func() links.Rate { return []links.Rate{0, 1, 3, 25 * links.Gigabyte, 1 << 50}[r.IntN(5)] }
-	s := links.Site{Node: word("a", "b"), Known: r.IntN(4) > 0, CUDA: word("", "", "gone"), Verbs: word("", "", "gone"), PeerMemory: r.IntN(2) == 0, TCP: speed()}
+	s := links.Topology{Host: word("a", "b"), Known: r.IntN(4) > 0, CUDA: word("", "", "gone"), Verbs: word("", "", "gone"), PeerMemory: r.IntN(2) == 0, TCP: speed()}
 	if r.IntN(4) > 0 {
 		s.RDMA = &links.Port{Name: word("x", "y"), Layer: word("InfiniBand", "Ethernet"), Subnet: word("", "1", "2"), Rate: speed(), Distance: links.Distance(r.IntN(8))}
 	}
@@ -45,27 +45,27 @@ func TestWays(t *testing.T) {
 	for seed := range uint64(20_000) {
 		r := rand.New(rand.NewPCG(seed, 3))
 		a, b := anything(r), anything(r)
-		d := links.Defaults{Node: links.Rate(r.IntN(2)) * links.Gigabyte, Between: links.Rate(r.IntN(2)) * links.Gigabyte, Bound: links.Rate(r.IntN(2))}
-		ways, best := links.Ways(a, b), d.Best(a, b)
-		if again := links.Ways(a, b); !reflect.DeepEqual(ways, again) {
+		d := links.Rates{SameHost: links.Rate(r.IntN(2)) * links.Gigabyte, BetweenHosts: links.Rate(r.IntN(2)) * links.Gigabyte, MaxBetweenHosts: links.Rate(r.IntN(2))}
+		ways, best := links.Paths(a, b), d.BestPath(a, b)
+		if again := links.Paths(a, b); !reflect.DeepEqual(ways, again) {
 			t.Fatalf("seed %d: asked again, the ways are others", seed)
 		}
-		if best.Closed || best.Rate <= 0 || best.Why == "" {
+		if best.Closed || best.Rate <= 0 || best.Reason == "" {
 			t.Fatalf("seed %d: no way: %+v", seed, best)
 		}
 		open[best.Kind]++
 		for _, w := range ways {
-			if w.Why == "" || w.Closed && w.Rate != 0 || !w.Closed && (w.Rate <= 0 || w.Latency <= 0) || w.Kind <= links.ViaHost && a.Node != b.Node {
-				t.Fatalf("seed %d: %+v between %s and %s", seed, w, a.Node, b.Node)
+			if w.Reason == "" || w.Closed && w.Rate != 0 || !w.Closed && (w.Rate <= 0 || w.Latency <= 0) || w.Kind <= links.ViaHost && a.Host != b.Host {
+				t.Fatalf("seed %d: %+v between %s and %s", seed, w, a.Host, b.Host)
 			}
 		}
-		if back := d.Best(b, a); back.Kind != best.Kind || back.Rate != best.Rate {
+		if back := d.BestPath(b, a); back.Kind != best.Kind || back.Rate != best.Rate {
 			t.Fatalf("seed %d: %+v, and back %+v", seed, best, back)
 		}
 		if x := best.Transfer(1000); x.Validate() != nil || x.PerToken <= 0 {
 			t.Fatalf("seed %d: %+v costs %+v", seed, best, x)
 		}
-		if a.Known && b.Known && d.Bound > 0 && a.Node != b.Node && best.Rate > d.Bound {
+		if a.Known && b.Known && d.MaxBetweenHosts > 0 && a.Host != b.Host && best.Rate > d.MaxBetweenHosts {
 			t.Fatalf("seed %d: %+v is above the bound", seed, best)
 		}
 	}
@@ -88,16 +88,16 @@ func TestClass(t *testing.T) {
 			b, b.GPU = a, &g
 			g.UUID = "another"
 		}
-		b.Node = a.Node
+		b.Host = a.Host
 		if a.Class() != b.Class() || !a.Known {
 			continue
 		}
-		if third.GPU != nil && a.GPU != nil && (third.GPU.UUID == a.GPU.UUID || third.GPU.UUID == b.GPU.UUID) && third.Node == a.Node {
+		if third.GPU != nil && a.GPU != nil && (third.GPU.UUID == a.GPU.UUID || third.GPU.UUID == b.GPU.UUID) && third.Host == a.Host {
 			continue // it is the GPU itself
 		}
 		same++
-		if x, y := links.Best(links.Ways(a, third)), links.Best(links.Ways(b, third)); x.Kind != y.Kind || x.Rate != y.Rate {
-			if third.Node == a.Node && strings.Contains(fmt.Sprint(links.Ways(a, third), links.Ways(b, third)), "contradict") {
+		if x, y := links.BestPath(links.Paths(a, third)), links.BestPath(links.Paths(b, third)); x.Kind != y.Kind || x.Rate != y.Rate {
+			if third.Host == a.Host && strings.Contains(fmt.Sprint(links.Paths(a, third), links.Paths(b, third)), "contradict") {
 				continue
 			}
 			t.Fatalf("seed %d: %+v and %+v from %+v and %+v", seed, x, y, a, b)
@@ -106,32 +106,32 @@ func TestClass(t *testing.T) {
 	if same < 1000 {
 		t.Errorf("only %d pairs were of one class", same)
 	}
-	if (links.Site{Node: "a", TCP: 5}).Class() != "" {
+	if (links.Topology{Host: "a", TCP: 5}).Class() != "" {
 		t.Error("an unknown site has a class")
 	}
 }
 
 func TestValidate(t *testing.T) {
-	good := func() links.Site {
-		return links.Site{Node: "a", Known: true, GPU: &links.GPU{Peers: []links.Peer{{Index: 1}}}, RDMA: &links.Port{}}
+	good := func() links.Topology {
+		return links.Topology{Host: "a", Known: true, GPU: &links.GPU{Peers: []links.Peer{{Index: 1}}}, RDMA: &links.Port{}}
 	}
 	if err := good().Validate(); err != nil {
 		t.Fatal(err)
 	}
 	long := strings.Repeat("x", links.MaxName+1)
-	for name, breaks := range map[string]func(*links.Site){
-		"1: node":               func(s *links.Site) { s.Node = long },
-		"1: cuda":               func(s *links.Site) { s.CUDA = long },
-		"1: gpu.lost":           func(s *links.Site) { s.GPU.Lost = long },
-		"1: gpu.peers.address":  func(s *links.Site) { s.GPU.Peers[0].Address = long },
-		"1: rdma.name":          func(s *links.Site) { s.RDMA.Name = long },
-		"2: tcp":                func(s *links.Site) { s.TCP = -1 },
-		"2: gpu.index":          func(s *links.Site) { s.GPU.Index = -2 },
-		"2: gpu.copy":           func(s *links.Site) { s.GPU.Copy = math.MaxInt64 },
-		"2: gpu.switched.links": func(s *links.Site) { s.GPU.Switched.Links = -1 },
-		"3: rdma.distance":      func(s *links.Site) { s.RDMA.Distance = 99 },
-		"3: gpu.peers.distance": func(s *links.Site) { s.GPU.Peers[0].Distance = 99 },
-		"4: gpu.peers":          func(s *links.Site) { s.GPU.Peers = make([]links.Peer, links.MaxPeers+1) },
+	for name, breaks := range map[string]func(*links.Topology){
+		"1: node":               func(s *links.Topology) { s.Host = long },
+		"1: cuda":               func(s *links.Topology) { s.CUDA = long },
+		"1: gpu.lost":           func(s *links.Topology) { s.GPU.Lost = long },
+		"1: gpu.peers.address":  func(s *links.Topology) { s.GPU.Peers[0].Address = long },
+		"1: rdma.name":          func(s *links.Topology) { s.RDMA.Name = long },
+		"2: tcp":                func(s *links.Topology) { s.TCP = -1 },
+		"2: gpu.index":          func(s *links.Topology) { s.GPU.Index = -2 },
+		"2: gpu.copy":           func(s *links.Topology) { s.GPU.Copy = math.MaxInt64 },
+		"2: gpu.switched.links": func(s *links.Topology) { s.GPU.Switched.Links = -1 },
+		"3: rdma.distance":      func(s *links.Topology) { s.RDMA.Distance = 99 },
+		"3: gpu.peers.distance": func(s *links.Topology) { s.GPU.Peers[0].Distance = 99 },
+		"4: gpu.peers":          func(s *links.Topology) { s.GPU.Peers = make([]links.Peer, links.MaxPeers+1) },
 	} {
 		s := good()
 		breaks(&s)
@@ -148,7 +148,7 @@ func TestJSON(t *testing.T) {
 		want := anything(r)
 		fix := func(d *links.Distance) { // 0 has no name
 			if *d == 0 {
-				*d = links.Far
+				*d = links.UnknownDistance
 			}
 		}
 		if want.RDMA != nil {
@@ -163,7 +163,7 @@ func TestJSON(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var got links.Site
+		var got links.Topology
 		if err := json.Unmarshal(text, &got); err != nil || !reflect.DeepEqual(got, want) || !got.Equal(want) {
 			t.Fatalf("seed %d: %s: %+v, %v", seed, text, got, err)
 		}
@@ -171,7 +171,7 @@ func TestJSON(t *testing.T) {
 }
 
 func TestEqual(t *testing.T) {
-	a := links.Site{Node: "a", Known: true, GPU: &links.GPU{Index: 1, UUID: "u", Address: "g"}}
+	a := links.Topology{Host: "a", Known: true, GPU: &links.GPU{Index: 1, UUID: "u", Address: "g"}}
 	b := a
 	g := *a.GPU
 	b.GPU = &g
@@ -185,11 +185,11 @@ func TestEqual(t *testing.T) {
 }
 
 func TestTransfer(t *testing.T) {
-	w := links.Way{Rate: 1000, Latency: 50}
+	w := links.Path{Rate: 1000, Latency: 50}
 	if got := w.Transfer(100); got != (policies.Transfer{Base: 50e-6, PerToken: 0.1}) {
 		t.Errorf("%+v", got)
 	}
-	if got := (links.Way{}).Transfer(100); got != (policies.Transfer{}) {
+	if got := (links.Path{}).Transfer(100); got != (policies.Transfer{}) {
 		t.Errorf("an unknown rate costs %+v", got)
 	}
 }

@@ -46,7 +46,7 @@ func TestScenarios(t *testing.T) {
 
 func play(t *testing.T, text string) string {
 	var out strings.Builder
-	sites, order, d := map[string]links.Site{}, []string(nil), links.Defaults{}
+	sites, order, d := map[string]links.Topology{}, []string(nil), links.Rates{}
 	for line := range strings.Lines(text) {
 		line = strings.TrimSuffix(line, "\n")
 		if strings.HasPrefix(line, ">") {
@@ -66,17 +66,17 @@ func play(t *testing.T, text string) string {
 		case "defaults":
 			for _, w := range words[1:] {
 				key, value, _ := strings.Cut(w, "=")
-				*map[string]*links.Rate{"node": &d.Node, "between": &d.Between, "bound": &d.Bound}[key] = rate(t, value)
+				*map[string]*links.Rate{"node": &d.SameHost, "between": &d.BetweenHosts, "bound": &d.MaxBetweenHosts}[key] = rate(t, value)
 			}
 		case "ways":
-			for _, w := range links.Ways(sites[words[1]], sites[words[2]]) {
+			for _, w := range links.Paths(sites[words[1]], sites[words[2]]) {
 				fmt.Fprintln(&out, ">", say(w))
 			}
 		case "best":
 			for _, a := range order {
 				for _, b := range order {
 					if a != b {
-						fmt.Fprintf(&out, "> %s %s: %s\n", a, b, say(d.Best(sites[a], sites[b])))
+						fmt.Fprintf(&out, "> %s %s: %s\n", a, b, say(d.BestPath(sites[a], sites[b])))
 					}
 				}
 			}
@@ -87,14 +87,14 @@ func play(t *testing.T, text string) string {
 	return out.String()
 }
 
-func say(w links.Way) string {
+func say(w links.Path) string {
 	if w.Closed {
-		return fmt.Sprintf("no %s (%s): %s", w.Transport, w.Kind, w.Why)
+		return fmt.Sprintf("no %s (%s): %s", w.Transport, w.Kind, w.Reason)
 	}
-	return fmt.Sprintf("%s: %s, %s, %d µs: %s", w.Transport, w.Kind, w.Rate, w.Latency, w.Why)
+	return fmt.Sprintf("%s: %s, %s, %d µs: %s", w.Transport, w.Kind, w.Rate, w.Latency, w.Reason)
 }
 
-func site(t *testing.T, words []string) (s links.Site) {
+func site(t *testing.T, words []string) (s links.Topology) {
 	gpu := func() *links.GPU {
 		if s.GPU == nil {
 			s.GPU = &links.GPU{}
@@ -105,7 +105,7 @@ func site(t *testing.T, words []string) (s links.Site) {
 		key, value, _ := strings.Cut(w, "=")
 		switch key {
 		case "node":
-			s.Node = value
+			s.Host = value
 		case "known":
 			s.Known = true
 		case "gpu":

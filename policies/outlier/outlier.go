@@ -21,9 +21,9 @@ const DefaultPercent = 25
 type Detector struct {
 	// Percent above the mean; 0 or less means DefaultPercent.
 	Percent int
-	// Least is the smallest excess worth a move, in tokens. On a nearly idle
+	// MinExcess is the smallest excess worth a move, in tokens. On a nearly idle
 	// stage every request makes an outlier. 0 means any.
-	Least policies.Tokens
+	MinExcess policies.Tokens
 }
 
 var _ policies.Detector = Detector{}
@@ -33,7 +33,7 @@ var _ policies.Detector = Detector{}
 // outlier again.
 func (d Detector) Excess(own, mean policies.Tokens) policies.Tokens {
 	excess := own - mean
-	if mean < 0 || excess <= 0 || excess < d.Least {
+	if mean < 0 || excess <= 0 || excess < d.MinExcess {
 		return 0
 	}
 	percent := uint64(DefaultPercent)

@@ -24,7 +24,7 @@ func BenchmarkExact(b *testing.B) {
 		for _, g := range grains {
 			for _, replicas := range []int{16, 64, 256, 1024, 10000} {
 				b.Run(fmt.Sprintf("%s/%s/replicas=%d", name, g.name, replicas), func(b *testing.B) {
-					w := policytest.Chat(policies.Edges(131072, g.perOctave), replicas, 0.6, 1)
+					w := policytest.ChatWorkload(policies.BucketEdges(131072, g.perOctave), replicas, 0.6, 1)
 					if free {
 						w.Transfer = policies.Transfer{}
 					}
@@ -43,7 +43,7 @@ func benchPaper(b *testing.B, p policies.Partitioner) {
 	for _, g := range grains {
 		for _, replicas := range []int{16, 64} {
 			b.Run(fmt.Sprintf("%s/replicas=%d", g.name, replicas), func(b *testing.B) {
-				bench(b, p, policytest.Chat(policies.Edges(131072, g.perOctave), replicas, 0.6, 1))
+				bench(b, p, policytest.ChatWorkload(policies.BucketEdges(131072, g.perOctave), replicas, 0.6, 1))
 			})
 		}
 	}

@@ -27,7 +27,7 @@ import (
 // Optimal means up to rounding: partitions that are better by less than one
 // part in 10¹² are not looked for. Exact keeps no state and may be used
 // concurrently.
-type Exact struct{ Model Model }
+type Exact struct{ Objective Objective }
 
 // tolerance is the relative difference below which two costs are equal.
 const tolerance = 1e-12
@@ -38,7 +38,7 @@ const priceSteps = 200
 
 // Partition implements policies.Partitioner.
 func (x Exact) Partition(w policies.Workload) (policies.Partition, error) {
-	p, err := newPricing(x.Model, w)
+	p, err := newPricing(x.Objective, w)
 	if err != nil {
 		return policies.Partition{}, err
 	}

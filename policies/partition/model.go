@@ -6,14 +6,14 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// Model says how a stage is priced. The zero value is Flow.
-type Model int
+// Objective says how a stage is priced. The zero value is Flow.
+type Objective int
 
 const (
 	// Flow minimises the requests in the system, Σ φ·T + Σ X·t, where T is a
 	// stage's iteration time under its flow and t the delay of a hand-over
 	// (Little's law on both). Long outputs weigh more.
-	Flow Model = iota
+	Flow Objective = iota
 	// Latency minimises the normalised latency, Σ ν·T, where ν is
 	// policies.Flow.Weight: every finished request weighs the same. A crossing
 	// is charged its delay over the output length, whose mean inverse is
@@ -27,7 +27,7 @@ const (
 )
 
 // String names the model as a config file does.
-func (m Model) String() string {
+func (m Objective) String() string {
 	switch m {
 	case Flow:
 		return "flow"
@@ -85,14 +85,14 @@ type load struct {
 
 // pricing turns ranges of buckets into stages, for one workload and model.
 type pricing struct {
-	model Model
+	model Objective
 	w     policies.Workload
 	cells []load    // per bucket
 	cut   []float64 // c of a cut at the start of bucket b
 }
 
 // newPricing checks the workload and prepares its buckets.
-func newPricing(m Model, w policies.Workload) (*pricing, error) {
+func newPricing(m Objective, w policies.Workload) (*pricing, error) {
 	if err := w.Validate(); err != nil {
 		return nil, err
 	}

@@ -13,7 +13,7 @@ func equal(a, b float64) bool {
 
 // oracle is the least cost over every division and every count, by
 // enumeration; +Inf when nothing is feasible.
-func oracle(m partition.Model, w policies.Workload) float64 {
+func oracle(m partition.Objective, w policies.Workload) float64 {
 	best := math.Inf(1)
 	most := policies.MaxStages
 	if w.Limits.Stages > 0 {
@@ -52,7 +52,7 @@ func oracle(m partition.Model, w policies.Workload) float64 {
 // price is the models' definition, written down from the formulas of Little's
 // law and of the paper: what every stage holds, how long its iterations take,
 // and whether that keeps the limits.
-func price(m partition.Model, w policies.Workload, cuts []policies.Tokens, counts []int) float64 {
+func price(m partition.Objective, w policies.Workload, cuts []policies.Tokens, counts []int) float64 {
 	ends := append(append([]policies.Tokens{}, cuts...), policies.Unbounded)
 	low, total := policies.Tokens(0), 0.0
 	for s, high := range ends {
@@ -63,7 +63,7 @@ func price(m partition.Model, w policies.Workload, cuts []policies.Tokens, count
 	return total
 }
 
-func stagePrice(m partition.Model, w policies.Workload, low, high policies.Tokens, k float64) float64 {
+func stagePrice(m partition.Objective, w policies.Workload, low, high policies.Tokens, k float64) float64 {
 	var phi, psi, work, weight, longest float64
 	var batch policies.Batch
 	crossings, transfer := 0.0, 0.0
@@ -142,7 +142,7 @@ func deviation(f policies.Flow, low, high policies.Tokens, mean float64) float64
 }
 
 // crossingWeight is the objective's worth of a second of delay.
-func crossingWeight(m partition.Model, w policies.Workload, b int) float64 {
+func crossingWeight(m partition.Objective, w policies.Workload, b int) float64 {
 	switch m {
 	case partition.Latency: // the mean of 1/O where the request crosses
 		if w.Flow.Tokens[b] > 0 {

@@ -19,11 +19,11 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// Named returns the partitioner that a config file calls name: "exact",
+// ByName returns the partitioner that a config file calls name: "exact",
 // "recursion" and "two-phase" price flows by token rate, "paper" is the
 // two-phase heuristic on the snapshot QoE, as the paper has it. Each also
 // prices given divisions by its model, as policies/adoption needs.
-func Named(name string) (policies.Partitioner, bool) {
+func ByName(name string) (policies.Partitioner, bool) {
 	switch name {
 	case "exact":
 		return Exact{}, true
@@ -32,7 +32,7 @@ func Named(name string) (policies.Partitioner, bool) {
 	case "two-phase":
 		return TwoPhase{}, true
 	case "paper":
-		return TwoPhase{Model: Snapshot}, true
+		return TwoPhase{Objective: Snapshot}, true
 	}
 	return nil, false
 }
@@ -54,7 +54,7 @@ var (
 // is +Inf and Iterations still holds every stage's prediction, +Inf for a
 // stage that its work overfills. OneStage and Exact are as in a proposal;
 // Exact is always false.
-func (m Model) Price(w policies.Workload, cuts []policies.Tokens, counts []int) (policies.Partition, error) {
+func (m Objective) Price(w policies.Workload, cuts []policies.Tokens, counts []int) (policies.Partition, error) {
 	p, err := newPricing(m, w)
 	if err != nil {
 		return policies.Partition{}, err
@@ -79,17 +79,17 @@ func (m Model) Price(w policies.Workload, cuts []policies.Tokens, counts []int) 
 
 // Price is x.Model's.
 func (x Exact) Price(w policies.Workload, cuts []policies.Tokens, counts []int) (policies.Partition, error) {
-	return x.Model.Price(w, cuts, counts)
+	return x.Objective.Price(w, cuts, counts)
 }
 
 // Price is r.Model's.
 func (r Recursion) Price(w policies.Workload, cuts []policies.Tokens, counts []int) (policies.Partition, error) {
-	return r.Model.Price(w, cuts, counts)
+	return r.Objective.Price(w, cuts, counts)
 }
 
 // Price is x.Model's.
 func (x TwoPhase) Price(w policies.Workload, cuts []policies.Tokens, counts []int) (policies.Partition, error) {
-	return x.Model.Price(w, cuts, counts)
+	return x.Objective.Price(w, cuts, counts)
 }
 
 // validDivision checks that cuts and counts describe stages at all.
@@ -114,7 +114,7 @@ func validDivision(cuts []policies.Tokens, counts []int) error {
 
 // nearest returns the index of the edge closest to t.
 func nearest(edges []policies.Tokens, t policies.Tokens) int {
-	b := policies.Bucket(edges, t)
+	b := policies.BucketOf(edges, t)
 	if b+1 < len(edges) && edges[b+1]-t < t-edges[b] {
 		return b + 1
 	}

@@ -12,14 +12,14 @@ import (
 	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
-var models = []partition.Model{partition.Flow, partition.Latency, partition.Snapshot}
+var models = []partition.Objective{partition.Flow, partition.Latency, partition.Snapshot}
 
 func TestConformance(t *testing.T) {
 	for _, m := range models {
 		for name, p := range map[string]policies.Partitioner{
-			"exact":     partition.Exact{Model: m},
-			"recursion": partition.Recursion{Model: m},
-			"two-phase": partition.TwoPhase{Model: m},
+			"exact":     partition.Exact{Objective: m},
+			"recursion": partition.Recursion{Objective: m},
+			"two-phase": partition.TwoPhase{Objective: m},
 		} {
 			t.Run(name+"/"+m.String(), func(t *testing.T) { policytest.TestPartitioner(t, p) })
 		}
@@ -31,11 +31,11 @@ func TestNamed(t *testing.T) {
 		"exact":     partition.Exact{},
 		"recursion": partition.Recursion{},
 		"two-phase": partition.TwoPhase{},
-		"paper":     partition.TwoPhase{Model: partition.Snapshot},
+		"paper":     partition.TwoPhase{Objective: partition.Snapshot},
 		"":          nil,
 		"other":     nil,
 	} {
-		if got, ok := partition.Named(name); got != want || ok != (want != nil) {
+		if got, ok := partition.ByName(name); got != want || ok != (want != nil) {
 			t.Errorf("%q gives %v, %v", name, got, ok)
 		}
 	}
@@ -50,10 +50,10 @@ func TestExactEqualsOracle(t *testing.T) {
 	}
 	solved, split, capped := 0, 0, 0
 	for i := range fleets {
-		w := policytest.Random(rng)
+		w := policytest.RandomWorkload(rng)
 		m := models[i%len(models)]
 		want := oracle(m, w)
-		got, err := partition.Exact{Model: m}.Partition(w)
+		got, err := partition.Exact{Objective: m}.Partition(w)
 		if math.IsInf(want, 1) {
 			if !errors.Is(err, policies.ErrInfeasible) {
 				t.Fatalf("fleet %d: nothing is feasible, got %+v, %v", i, got, err)
@@ -88,8 +88,8 @@ func TestExactEqualsOracle(t *testing.T) {
 
 // larger returns a workload of many buckets with limits by chance.
 func larger(rng *rand.Rand, replicas int, perOctave int) policies.Workload {
-	w := policytest.Chat(policies.Edges(32768, perOctave), replicas, 0.1+0.8*rng.Float64(), rng.Uint64())
-	small := policytest.Random(rng)
+	w := policytest.ChatWorkload(policies.BucketEdges(32768, perOctave), replicas, 0.1+0.8*rng.Float64(), rng.Uint64())
+	small := policytest.RandomWorkload(rng)
 	w.Cost.Kappa, w.Transfer, w.Limits = small.Cost.Kappa, small.Transfer, small.Limits
 	w.Limits.Iteration *= 3
 	if rng.IntN(2) == 0 {
@@ -113,8 +113,8 @@ func TestExactEqualsRecursion(t *testing.T) {
 			}
 			w := larger(rng, size.replicas, size.perOctave)
 			m := models[n%len(models)]
-			want, err := partition.Recursion{Model: m}.Partition(w)
-			got, err2 := partition.Exact{Model: m}.Partition(w)
+			want, err := partition.Recursion{Objective: m}.Partition(w)
+			got, err2 := partition.Exact{Objective: m}.Partition(w)
 			if err != err2 || !equal(got.Cost, want.Cost) {
 				t.Fatalf("size %d, %d (%v): exact %v (%v), recursion %v (%v)", i, n, m, got, err2, want, err)
 			}
@@ -135,13 +135,13 @@ func TestTwoPhase(t *testing.T) {
 	rng := rand.New(rand.NewPCG(4, 4))
 	same, missed := 0, 0
 	for i := range 3000 {
-		w := policytest.Random(rng)
+		w := policytest.RandomWorkload(rng)
 		if i%10 == 0 {
 			w = larger(rng, 1+rng.IntN(80), 1+rng.IntN(3))
 		}
 		m := models[i%len(models)]
-		best, err := partition.Exact{Model: m}.Partition(w)
-		got, err2 := partition.TwoPhase{Model: m}.Partition(w)
+		best, err := partition.Exact{Objective: m}.Partition(w)
+		got, err2 := partition.TwoPhase{Objective: m}.Partition(w)
 		switch {
 		case err != nil:
 			if err2 == nil {
@@ -173,7 +173,7 @@ func TestTwoPhase(t *testing.T) {
 // idle and busy, and prices whose quotients leave the integers.
 func TestHugeFleet(t *testing.T) {
 	for _, share := range []float64{0, 1e-12, 0.5, 0.999} {
-		w := policytest.Chat(policies.Edges(131072, 2), 10000, share, 1)
+		w := policytest.ChatWorkload(policies.BucketEdges(131072, 2), 10000, share, 1)
 		w.Capacity = policies.Capacity{KV: 1 << 40, Batch: 1 << 40}
 		got, err := partition.Exact{}.Partition(w)
 		if err != nil {
@@ -183,7 +183,7 @@ func TestHugeFleet(t *testing.T) {
 			t.Errorf("share %v: %+v", share, got)
 		}
 	}
-	w := policytest.Chat(policies.Edges(131072, 2), 100, 0.5, 1)
+	w := policytest.ChatWorkload(policies.BucketEdges(131072, 2), 100, 0.5, 1)
 	for b := range w.Flow.Tokens {
 		w.Flow.Tokens[b] = math.MaxFloat64
 	}
@@ -197,7 +197,7 @@ func TestHugeFleet(t *testing.T) {
 // hand-overs are free, like ones are not, and a dear hand-over keeps one stage.
 func TestSplits(t *testing.T) {
 	w := policies.Workload{
-		Flow: policies.NewFlow([]policies.Tokens{0, 1000, 10000}), Cost: policytest.H20(),
+		Flow: policies.NewFlow([]policies.Tokens{0, 1000, 10000}), Cost: policytest.H20Cost(),
 		Capacity: policies.Capacity{KV: 1 << 30, Batch: 1 << 20}, Replicas: 8,
 	}
 	w.Flow.Tokens[0], w.Flow.Reads[0] = 5000, 5000*500
@@ -223,7 +223,7 @@ func TestPrice(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 5))
 	infeasible := 0
 	for i := range 3000 {
-		w := policytest.Random(rng)
+		w := policytest.RandomWorkload(rng)
 		m := models[i%len(models)]
 		cuts, counts := []policies.Tokens(nil), []int{1 + rng.IntN(5)}
 		for b := 1; b < len(w.Flow.Edges); b++ {
@@ -249,7 +249,7 @@ func TestPrice(t *testing.T) {
 }
 
 func TestPriceBetweenEdges(t *testing.T) {
-	w := policytest.Chat(policies.Edges(4096, 2), 8, 0.2, 1)
+	w := policytest.ChatWorkload(policies.BucketEdges(4096, 2), 8, 0.2, 1)
 	at, err := partition.Flow.Price(w, []policies.Tokens{512, 1024}, []int{3, 3, 2})
 	if err != nil {
 		t.Fatal(err)
@@ -276,11 +276,11 @@ func TestPriceBetweenEdges(t *testing.T) {
 	}
 	// A flow of one bucket knows no edge to cut at; whoever is past the first
 	// stage then has no work.
-	one := policytest.Chat(policies.Edges(0, 1), 8, 0.2, 1)
+	one := policytest.ChatWorkload(policies.BucketEdges(0, 1), 8, 0.2, 1)
 	if got, err := partition.Flow.Price(one, []policies.Tokens{512, 1024}, []int{6, 1, 1}); err != nil || got.Iterations[2] != one.Cost.D0 {
 		t.Errorf("one bucket: %+v, %v", got, err)
 	}
-	if _, err := partition.Model(9).Price(w, nil, []int{8}); err == nil {
+	if _, err := partition.Objective(9).Price(w, nil, []int{8}); err == nil {
 		t.Error("an unknown model prices")
 	}
 }

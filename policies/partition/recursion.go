@@ -14,11 +14,11 @@ import (
 // It is exact and needs O(S·E²·B²) time, which is why Exact exists; it stays
 // as the yardstick that Exact is tested with. Ties go to fewer stages.
 // Recursion keeps no state and may be used concurrently.
-type Recursion struct{ Model Model }
+type Recursion struct{ Objective Objective }
 
 // Partition implements policies.Partitioner.
 func (r Recursion) Partition(w policies.Workload) (policies.Partition, error) {
-	p, err := newPricing(r.Model, w)
+	p, err := newPricing(r.Objective, w)
 	if err != nil {
 		return policies.Partition{}, err
 	}

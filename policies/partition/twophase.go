@@ -26,7 +26,7 @@ import (
 // replicas where another division has enough.
 //
 // TwoPhase keeps no state and may be used concurrently.
-type TwoPhase struct{ Model Model }
+type TwoPhase struct{ Objective Objective }
 
 // A verdict orders partial plans: replicas lacking first, then cost.
 type verdict struct{ lack, cost float64 }
@@ -59,7 +59,7 @@ type link struct {
 
 // Partition implements policies.Partitioner.
 func (x TwoPhase) Partition(w policies.Workload) (policies.Partition, error) {
-	p, err := newPricing(x.Model, w)
+	p, err := newPricing(x.Objective, w)
 	if err != nil {
 		return policies.Partition{}, err
 	}

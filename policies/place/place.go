@@ -90,7 +90,7 @@ func either(a policies.Arrival, waiting policies.Tokens) policies.ReplicaID {
 // waiting; "" when there is none.
 func first(a policies.Arrival, f fit, cached, waiting policies.Tokens) policies.ReplicaID {
 	length := a.Request.Length()
-	var best *policies.Site
+	var best *policies.Candidate
 	var least policies.Tokens
 	for i := range a.Peers {
 		s := &a.Peers[i]

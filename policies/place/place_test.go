@@ -8,7 +8,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/place"
 )
 
-type site = policies.Site
+type site = policies.Candidate
 
 // fleet is a front of the short stage with a neighbour and two long replicas.
 func fleet(edit func(*policies.Arrival)) policies.Arrival {

@@ -32,7 +32,7 @@ func TestPartitioner(t *testing.T, p policies.Partitioner) {
 		rng := rand.New(rand.NewPCG(3, 1))
 		solved := 0
 		for range workloads {
-			w := Random(rng)
+			w := RandomWorkload(rng)
 			before := clone(w)
 			got, err := p.Partition(w)
 			if !reflect.DeepEqual(w, before) {
@@ -124,7 +124,7 @@ func checkPartition(t *testing.T, w policies.Workload, p policies.Partition) {
 	}
 	low := policies.Tokens(0)
 	for _, cut := range p.Cuts {
-		if cut <= low || w.Flow.Edges[policies.Bucket(w.Flow.Edges, cut)] != cut {
+		if cut <= low || w.Flow.Edges[policies.BucketOf(w.Flow.Edges, cut)] != cut {
 			t.Fatalf("cuts %v must grow, at bucket edges", p.Cuts)
 		}
 		low = cut

@@ -7,16 +7,16 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// H20 is a cost in the region of a 3B model on one H20 GPU: round numbers for
+// H20Cost is a cost in the region of a 3B model on one H20 GPU: round numbers for
 // tests, not a measurement.
-func H20() policies.Cost {
+func H20Cost() policies.Cost {
 	return policies.Cost{D0: 6e-3, D1: 15e-6, D2: 72e-6, D3: 1.9e-9, D4: 41e-9}
 }
 
-// Random returns a small workload with 1–7 buckets and 1–7 replicas, from
+// RandomWorkload returns a small workload with 1–7 buckets and 1–7 replicas, from
 // nearly idle to overloaded, with a snapshot, and with each limit on or off by
 // chance. It is valid.
-func Random(rng *rand.Rand) policies.Workload {
+func RandomWorkload(rng *rand.Rand) policies.Workload {
 	n := 1 + rng.IntN(7)
 	edges := make([]policies.Tokens, n)
 	for b := 1; b < n; b++ {
@@ -25,7 +25,7 @@ func Random(rng *rand.Rand) policies.Workload {
 	w := policies.Workload{
 		Flow:     policies.NewFlow(edges),
 		Snapshot: make([]policies.Batch, n),
-		Cost:     H20(),
+		Cost:     H20Cost(),
 		Replicas: 1 + rng.IntN(7),
 	}
 	spread := 3 * rng.Float64() // 0: all buckets alike
@@ -77,17 +77,17 @@ func Random(rng *rand.Rand) policies.Workload {
 	return w
 }
 
-// Chat returns the flow of conversations on a fleet: many short requests and a
+// ChatWorkload returns the flow of conversations on a fleet: many short requests and a
 // few long ones, prompts and outputs lognormal, scaled so that their work is
 // the given share of what the replicas can do. The requests are sampled, but
 // always the same for the same seed. Limits are open; KV holds 1M tokens.
-func Chat(edges []policies.Tokens, replicas int, share float64, seed uint64) policies.Workload {
+func ChatWorkload(edges []policies.Tokens, replicas int, share float64, seed uint64) policies.Workload {
 	const requests = 4000
 	rng := rand.New(rand.NewPCG(seed, 7))
 	w := policies.Workload{
 		Flow:     policies.NewFlow(edges),
 		Snapshot: make([]policies.Batch, len(edges)),
-		Cost:     H20(),
+		Cost:     H20Cost(),
 		Capacity: policies.Capacity{KV: 1 << 20, Batch: 512},
 		Replicas: replicas,
 		Transfer: policies.Transfer{Base: 5e-3, PerToken: 4.6e-6},
@@ -97,7 +97,7 @@ func Chat(edges []policies.Tokens, replicas int, share float64, seed uint64) pol
 	for range requests {
 		input := math.Floor(min(limit, max(1, 700*math.Exp(1.6*rng.NormFloat64()))))
 		output := math.Floor(min(4000, max(1, 250*math.Exp(0.9*rng.NormFloat64()))))
-		b := policies.Bucket(edges, policies.Tokens(input))
+		b := policies.BucketOf(edges, policies.Tokens(input))
 		f.Arrivals[b]++
 		f.Prefill[b] += input
 		f.Prefill2[b] += input * input

@@ -13,7 +13,7 @@ import (
 
 // problem is a fleet, dealt to stages.
 type problem struct {
-	seats     []proximity.Seat
+	seats     []proximity.Replica
 	stages    [][]proximity.Member
 	cuts      []policies.Tokens
 	crossings []float64
@@ -61,7 +61,7 @@ func (p problem) cost(stages [][]proximity.Member) float64 {
 func (p problem) squares(stages [][]proximity.Member) []int {
 	node := map[policies.ReplicaID]string{}
 	for _, s := range p.seats {
-		node[s.ID] = s.Site.Node
+		node[s.ID] = s.Topology.Host
 	}
 	out := make([]int, len(stages))
 	for s, members := range stages {
@@ -240,7 +240,7 @@ func BenchmarkPlan10000(b *testing.B) {
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		m.Plan(plan, nil)
+		m.PlanTransfer(plan, nil)
 	}
 }
 

@@ -55,7 +55,7 @@ var (
 )
 
 // Refine implements policies.Refiner.
-func (p Paper) Refine(b policies.Border) policies.Tokens {
+func (p Paper) Refine(b policies.BoundaryView) policies.Tokens {
 	average := divide(b.Next, b.Successors)
 	set := make([]item, 0, len(b.Local)+len(average))
 	for _, s := range b.Local {
@@ -68,7 +68,7 @@ func (p Paper) Refine(b policies.Border) policies.Tokens {
 }
 
 // Refine implements policies.Refiner.
-func (p Weighted) Refine(b policies.Border) policies.Tokens {
+func (p Weighted) Refine(b policies.BoundaryView) policies.Tokens {
 	set := make([]item, 0, len(b.Local)+len(b.Next))
 	for _, s := range b.Local {
 		set = append(set, weigh(s, max(b.Peers, 1)))
@@ -83,7 +83,7 @@ func (p Weighted) Refine(b policies.Border) policies.Tokens {
 }
 
 // move goes from the boundary in force towards the best split of the set.
-func (d Damping) move(b policies.Border, set []item, seen, left, right int) policies.Tokens {
+func (d Damping) move(b policies.BoundaryView, set []item, seen, left, right int) policies.Tokens {
 	freeze, smoothing := d.Freeze, policies.Tokens(d.Smoothing)
 	if freeze == 0 {
 		freeze = DefaultFreeze

@@ -55,8 +55,8 @@ func brute(local, next []policies.Sequence, wl, wr, left, right int) (best float
 }
 
 // border is undamped, so that the proposal is the split itself.
-func border(local, next []policies.Sequence, k1, k2 int) policies.Border {
-	return policies.Border{Boundary: 1000, Low: -1, High: 1 << 40, Local: local, Next: next, Peers: k1, Successors: k2, Cost: cost}
+func border(local, next []policies.Sequence, k1, k2 int) policies.BoundaryView {
+	return policies.BoundaryView{Boundary: 1000, Low: -1, High: 1 << 40, Local: local, Next: next, Peers: k1, Successors: k2, Cost: cost}
 }
 
 var undamped = Damping{Smoothing: 1000, Freeze: 1}

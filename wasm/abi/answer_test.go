@@ -66,7 +66,7 @@ func TestQuoteAnswers(t *testing.T) {
 }
 
 func TestRefineAnswers(t *testing.T) {
-	b := policies.Border{Low: 10, Boundary: 15, High: 20}
+	b := policies.BoundaryView{Low: 10, Boundary: 15, High: 20}
 	frame := mustPut(t, func(a []byte) (int, error) { return EncodeRefineCall(a, Call{}, b) })
 	for at, want := range map[policies.Tokens]error{11: nil, 19: nil, 10: ErrRule, 20: ErrRule, -1: ErrRule, policies.Unbounded: ErrRule} {
 		if got, err := DecodeRefineResult(frame, EncodeRefineResult(frame, at), b); err != want || err == nil && got != at || err != nil && got != 15 {
@@ -88,7 +88,7 @@ func TestOutlierAnswers(t *testing.T) {
 }
 
 func TestPlaceAnswers(t *testing.T) {
-	a := policies.Arrival{Own: policies.Site{ID: "own"}, Peers: []policies.Site{{ID: "a"}, {ID: "b"}}}
+	a := policies.Arrival{Own: policies.Candidate{ID: "own"}, Peers: []policies.Candidate{{ID: "a"}, {ID: "b"}}}
 	for id, want := range map[policies.ReplicaID]policies.ReplicaID{"": "", "own": "", "a": "a", "b": "b"} {
 		if got, err := DecodePlaceResult(EncodePlaceResult(a, id), a); got != want || err != nil {
 			t.Errorf("%q: %q, %v", id, got, err)
@@ -170,7 +170,7 @@ func TestPartitionAnswers(t *testing.T) {
 }
 
 func TestGuardAnswers(t *testing.T) {
-	ch := Change{Next: policies.OneStage("m", []policies.ReplicaID{"a"})}
+	ch := Change{Next: policies.OneStagePlan("m", []policies.ReplicaID{"a"})}
 	frame := mustPut(t, func(a []byte) (int, error) { return EncodeGuardCall(a, Call{}, ch) })
 	want := Denial{7, 0, "too many changes"}
 	if d, denied, err := DecodeGuardResult(frame, EncodeGuardResult(frame, want, true), ch); d != want || !denied || err != nil {

@@ -150,7 +150,7 @@ func FuzzGarbage(f *testing.F) {
 				t.Fatalf("accepted %+v", p)
 			}
 		}
-		b := policies.Border{Low: 10, High: 20, Boundary: 15}
+		b := policies.BoundaryView{Low: 10, High: 20, Boundary: 15}
 		if at, err := DecodeRefineResult(frame, result, b); err == nil && (at <= b.Low || at >= b.High) {
 			t.Fatalf("accepted the boundary %d", at)
 		}
@@ -166,7 +166,7 @@ func FuzzGarbage(f *testing.F) {
 		if d, denied, err := DecodeGuardResult(frame, result, Change{}); err == nil && denied && (d.Stage != -1 || len(d.Detail) > MaxDetail) {
 			t.Fatalf("accepted %+v", d)
 		}
-		if _, err := DecodePlaceResult(result, policies.Arrival{Peers: make([]policies.Site, 2)}); err == nil && result>>32 == 0 && uint32(result) > 1 {
+		if _, err := DecodePlaceResult(result, policies.Arrival{Peers: make([]policies.Candidate, 2)}); err == nil && result>>32 == 0 && uint32(result) > 1 {
 			t.Fatal("accepted a peer that is not there")
 		}
 		if (DecodeConfigureResult(result) == nil) != (result>>32 == 0) {
@@ -264,7 +264,7 @@ func TestCallPathDoesNotAllocate(t *testing.T) {
 	}
 	s := &source{random(3, 2000)}
 	arena, out := make([]byte, 1<<14), make([]policies.Bid, 0, 64)
-	peers, seqs := make([]policies.Site, 0, 64), make([]policies.Sequence, 0, 64)
+	peers, seqs := make([]policies.Candidate, 0, 64), make([]policies.Sequence, 0, 64)
 	bids, ask, arrival, border := sixteen(), s.ask(), s.arrival(), s.border()
 	var w policies.Workload
 	work := s.workload()
@@ -343,7 +343,7 @@ func BenchmarkFrame(b *testing.B) {
 	arena, bids := make([]byte, 1<<14), sixteen()
 	out := make([]policies.Bid, 0, 16)
 	n, _ := EncodeSelectCall(arena, Call{}, bids)
-	ask := Ask{policies.Position{Capacity: 100_000, Held: 5000, Throughput: 1_000_000}, policies.Handover{Request: "replica-a/17", Length: 5000, Cause: policies.Growth}}
+	ask := Ask{policies.Occupancy{Capacity: 100_000, Held: 5000, Throughput: 1_000_000}, policies.Migration{Request: "replica-a/17", Length: 5000, Cause: policies.Growth}}
 	b.Run("select16/put", func(b *testing.B) {
 		for b.Loop() {
 			EncodeSelectCall(arena, Call{ID: 7}, bids)

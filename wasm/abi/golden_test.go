@@ -47,15 +47,15 @@ func goldenWorkload() policies.Workload {
 }
 
 var goldenChange = Change{
-	Now: policies.OneStage("llama", []policies.ReplicaID{"r0", "r1", "r2"}),
+	Now: policies.OneStagePlan("llama", []policies.ReplicaID{"r0", "r1", "r2"}),
 	Next: policies.Plan{Model: "llama", Epoch: 8, Stages: []policies.Stage{
 		{Low: 0, High: 4096, Replicas: []policies.ReplicaID{"r0", "r2"}}, {Low: 4096, High: policies.Unbounded, Replicas: []policies.ReplicaID{"r1"}}}},
 }
 
 var goldenArrival = policies.Arrival{
 	Request: policies.Request{ID: "front-1/77", Model: "llama", Input: 3000, Cached: 1024, MaxOutput: 512, Estimated: true, Features: policies.Seed | policies.Stop},
-	Own:     policies.Site{ID: "r0", Low: 0, High: 2048, Waiting: 9000, Load: 50_000, Prefix: 0, Draining: true},
-	Peers: []policies.Site{{ID: "r1", Low: 2048, High: policies.Unbounded, Waiting: 100, Load: 80_000, Prefix: 1024},
+	Own:     policies.Candidate{ID: "r0", Low: 0, High: 2048, Waiting: 9000, Load: 50_000, Prefix: 0, Draining: true},
+	Peers: []policies.Candidate{{ID: "r1", Low: 2048, High: policies.Unbounded, Waiting: 100, Load: 80_000, Prefix: 1024},
 		{ID: "replica-2", Low: 2048, High: policies.Unbounded, Waiting: 0, Load: 10_000, Prefix: 0}},
 }
 
@@ -75,19 +75,19 @@ var vectors = []vector{
 		func(f []byte) uint64 { return EncodePartitionResult(f, policies.Partition{}, false) }},
 	{"refine", "two own requests, one of the next stage, an open end; the boundary moves", Refine,
 		func(a []byte) (int, error) {
-			return EncodeRefineCall(a, goldenCall, policies.Border{Boundary: 2048, Low: 0, High: policies.Unbounded, Peers: 4, Successors: 2, Cost: goldenWorkload().Cost,
+			return EncodeRefineCall(a, goldenCall, policies.BoundaryView{Boundary: 2048, Low: 0, High: policies.Unbounded, Peers: 4, Successors: 2, Cost: goldenWorkload().Cost,
 				Local: []policies.Sequence{{Input: 100, Length: 150}, {Input: 1000, Length: 2000}}, Next: []policies.Sequence{{Input: 4000, Length: 4100}}})
 		},
 		func(f []byte) uint64 { return EncodeRefineResult(f, 1900) }},
 	{"bid-quote", "a growing request; a bid", Quote,
 		func(a []byte) (int, error) {
-			return EncodeQuoteCall(a, goldenCall, Ask{policies.Position{Capacity: 400_000, Held: 120_000, Promised: 3000, Incoming: 5000, Throughput: 2_000_000},
-				policies.Handover{Request: "front-1/77", Length: 4097, Cause: policies.Growth}})
+			return EncodeQuoteCall(a, goldenCall, Ask{policies.Occupancy{Capacity: 400_000, Held: 120_000, Promised: 3000, Incoming: 5000, Throughput: 2_000_000},
+				policies.Migration{Request: "front-1/77", Length: 4097, Cause: policies.Growth}})
 		},
 		func(f []byte) uint64 { return EncodeQuoteResult(f, policies.Bid{Load: 128_000, Start: 2500}, true) }},
 	{"bid-quote-none", "a draining replica; no bid", Quote,
 		func(a []byte) (int, error) {
-			return EncodeQuoteCall(a, Call{}, Ask{policies.Position{Draining: true}, policies.Handover{Length: 1, Cause: policies.Spill}})
+			return EncodeQuoteCall(a, Call{}, Ask{policies.Occupancy{Draining: true}, policies.Migration{Length: 1, Cause: policies.Spill}})
 		},
 		func(f []byte) uint64 { return EncodeQuoteResult(f, policies.Bid{}, false) }},
 	{"bid-select", "three bids; the second wins", Select,

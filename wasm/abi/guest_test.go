@@ -128,7 +128,7 @@ func TestGuestDecidesAsNative(t *testing.T) {
 			t.Fatalf("select: %d, %v", i, err)
 		}
 
-		ask := Ask{policies.Position{Capacity: 1e6, Held: tokens(1e6), Incoming: tokens(1e6), Throughput: tokens(1e5)}, policies.Handover{Request: "x", Length: tokens(1e5), Cause: policies.Drain}}
+		ask := Ask{policies.Occupancy{Capacity: 1e6, Held: tokens(1e6), Incoming: tokens(1e6), Throughput: tokens(1e5)}, policies.Migration{Request: "x", Length: tokens(1e5), Cause: policies.Drain}}
 		n, err = EncodeQuoteCall(g.arena(), Call{}, ask)
 		// The result first: the call may move the memory.
 		result := run(Quote, n, err)
@@ -145,17 +145,17 @@ func TestGuestDecidesAsNative(t *testing.T) {
 		}
 
 		a := policies.Arrival{Request: policies.Request{Input: tokens(4000)}, Hops: r.IntN(2),
-			Own: policies.Site{ID: "own", High: 2000, Waiting: tokens(20_000), Draining: r.IntN(9) == 0}}
+			Own: policies.Candidate{ID: "own", High: 2000, Waiting: tokens(20_000), Draining: r.IntN(9) == 0}}
 		for i := range r.IntN(6) {
 			low := policies.Tokens(r.IntN(2) * 2000)
-			a.Peers = append(a.Peers, policies.Site{ID: policies.ReplicaID(rune('a' + i)), Low: low, High: low + 2000, Waiting: tokens(20_000), Load: tokens(100), Prefix: tokens(3000)})
+			a.Peers = append(a.Peers, policies.Candidate{ID: policies.ReplicaID(rune('a' + i)), Low: low, High: low + 2000, Waiting: tokens(20_000), Load: tokens(100), Prefix: tokens(3000)})
 		}
 		n, err = EncodePlaceCall(g.arena(), Call{}, a)
 		if id, err := DecodePlaceResult(run(Place, n, err), a); err != nil || id != (place.Policy{}).Place(a) {
 			t.Fatalf("place: %q, %v", id, err)
 		}
 
-		b := policies.Border{Boundary: 5000, High: policies.Unbounded, Peers: 1 + r.IntN(4), Successors: 1 + r.IntN(4),
+		b := policies.BoundaryView{Boundary: 5000, High: policies.Unbounded, Peers: 1 + r.IntN(4), Successors: 1 + r.IntN(4),
 			Cost: policies.Cost{D0: 0.01, D1: 1e-4, D2: 1e-5, D4: 1e-7}}
 		for range r.IntN(40) {
 			b.Local = append(b.Local, policies.Sequence{Input: tokens(5000), Length: tokens(5000)})
@@ -173,7 +173,7 @@ func TestGuestDecidesAsNative(t *testing.T) {
 func BenchmarkGuest(b *testing.B) {
 	g := newGuest(b)
 	bids := sixteen()
-	ask := Ask{policies.Position{Capacity: 100_000, Held: 5000, Throughput: 1_000_000}, policies.Handover{Request: "replica-a/17", Length: 5000, Cause: policies.Growth}}
+	ask := Ask{policies.Occupancy{Capacity: 100_000, Held: 5000, Throughput: 1_000_000}, policies.Migration{Request: "replica-a/17", Length: 5000, Cause: policies.Growth}}
 	b.Run("select16", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {

@@ -60,7 +60,7 @@ func EncodePlaceCall(arena []byte, c Call, a policies.Arrival) (int, error) {
 	return n, nil
 }
 
-func encodeSite(r []byte, s *policies.Site, t *textWriter) {
+func encodeSite(r []byte, s *policies.Candidate, t *textWriter) {
 	put64(r, uint64(s.Low))
 	put64(r[8:], uint64(s.High))
 	put64(r[16:], uint64(s.Waiting))
@@ -72,7 +72,7 @@ func encodeSite(r []byte, s *policies.Site, t *textWriter) {
 
 // DecodePlaceCall returns the arrival in a frame. Its peers are appended to dst[:0],
 // its texts share the frame's memory. It does not allocate if dst is large enough.
-func DecodePlaceCall(frame []byte, dst []policies.Site) (policies.Arrival, Status) {
+func DecodePlaceCall(frame []byte, dst []policies.Candidate) (policies.Arrival, Status) {
 	var p frameAreas
 	s := p.parse(frame, Place, placeArgs, siteSize)
 	switch {
@@ -106,9 +106,9 @@ func DecodePlaceCall(frame []byte, dst []policies.Site) (policies.Arrival, Statu
 	}, OK
 }
 
-func decodeSite(r, aux []byte) (policies.Site, bool) {
+func decodeSite(r, aux []byte) (policies.Candidate, bool) {
 	id, ok := text(u64(r[40:]), aux)
-	return policies.Site{
+	return policies.Candidate{
 		ID: policies.ReplicaID(id), Low: policies.Tokens(u64(r)), High: policies.Tokens(u64(r[8:])), Waiting: policies.Tokens(u64(r[16:])),
 		Load: policies.Tokens(u64(r[24:])), Prefix: policies.Tokens(u64(r[32:])), Draining: u64(r[48:])&1 != 0,
 	}, ok

@@ -26,8 +26,8 @@ const (
 
 // Ask holds the arguments of a quote: the buyer's position and the migration.
 type Ask struct {
-	Position policies.Position
-	Handover policies.Handover
+	Position policies.Occupancy
+	Handover policies.Migration
 }
 
 // EncodeQuoteCall writes a frame into an arena and returns its length; with ErrShort,
@@ -65,11 +65,11 @@ func DecodeQuoteCall(frame []byte) (Ask, Status) {
 		return Ask{}, BadFrame
 	}
 	return Ask{
-		policies.Position{
+		policies.Occupancy{
 			Capacity: policies.Tokens(u64(a)), Held: policies.Tokens(u64(a[8:])), Promised: policies.Tokens(u64(a[16:])),
 			Incoming: policies.Tokens(u64(a[24:])), Throughput: policies.Tokens(u64(a[32:])), Draining: u32(a[60:])&1 != 0,
 		},
-		policies.Handover{Request: request, Length: policies.Tokens(u64(a[40:])), Cause: policies.Cause(cause)},
+		policies.Migration{Request: request, Length: policies.Tokens(u64(a[40:])), Cause: policies.MigrationCause(cause)},
 	}, OK
 }
 

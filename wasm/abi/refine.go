@@ -26,7 +26,7 @@ const (
 
 // EncodeRefineCall writes a frame into an arena and returns its length; with ErrShort,
 // the length that the frame needs. It does not allocate.
-func EncodeRefineCall(arena []byte, c Call, b policies.Border) (int, error) {
+func EncodeRefineCall(arena []byte, c Call, b policies.BoundaryView) (int, error) {
 	p, n, err := frameShape{kind: Refine, args: refineArgs, size: sequenceSize, count: len(b.Local) + len(b.Next), output: 8}.writeTo(arena, c)
 	if err != nil {
 		return n, err
@@ -55,23 +55,23 @@ func putSequences(records []byte, list []policies.Sequence) {
 // DecodeRefineCall reads a frame. It puts the sequences into dst, which it returns
 // longer if it must, and which the border's slices share; it does not allocate
 // when dst has room.
-func DecodeRefineCall(frame []byte, dst []policies.Sequence) (policies.Border, []policies.Sequence, Status) {
+func DecodeRefineCall(frame []byte, dst []policies.Sequence) (policies.BoundaryView, []policies.Sequence, Status) {
 	dst = dst[:0]
 	var p frameAreas
 	s := p.parse(frame, Refine, refineArgs, sequenceSize)
 	if s != OK {
-		return policies.Border{}, dst, s
+		return policies.BoundaryView{}, dst, s
 	}
 	a := p.args[:refineArgs]
 	local := u64(a[88:])
 	if local > uint64(p.count) {
-		return policies.Border{}, dst, BadFrame
+		return policies.BoundaryView{}, dst, BadFrame
 	}
 	for i := range p.count {
 		r := p.record(i)[:sequenceSize]
 		dst = append(dst, policies.Sequence{Input: policies.Tokens(u64(r)), Length: policies.Tokens(u64(r[8:]))})
 	}
-	return policies.Border{
+	return policies.BoundaryView{
 		Boundary: policies.Tokens(u64(a)), Low: policies.Tokens(u64(a[8:])), High: policies.Tokens(u64(a[16:])),
 		Peers: int(u64(a[24:])), Successors: int(u64(a[32:])), Cost: decodeCost(a[40:]),
 		Local: dst[:local:local], Next: dst[local:],
@@ -82,7 +82,7 @@ func DecodeRefineCall(frame []byte, dst []policies.Sequence) (policies.Border, [
 func EncodeRefineResult(frame []byte, t policies.Tokens) uint64 { return encodeTokens(frame, t) }
 
 // DecodeRefineResult returns the proposal in a result for border b.
-func DecodeRefineResult(frame []byte, result uint64, b policies.Border) (policies.Tokens, error) {
+func DecodeRefineResult(frame []byte, result uint64, b policies.BoundaryView) (policies.Tokens, error) {
 	if s, _ := Unpack(result); s == None {
 		return b.Boundary, nil
 	}

@@ -74,8 +74,8 @@ func (s *source) bids() []policies.Bid {
 
 func (s *source) ask() Ask {
 	return Ask{
-		policies.Position{Capacity: s.tokens(), Held: s.tokens(), Promised: s.tokens(), Incoming: s.tokens(), Throughput: s.tokens(), Draining: s.below(2) == 1},
-		policies.Handover{Request: s.text(), Length: s.tokens(), Cause: policies.Cause(s.byte())},
+		policies.Occupancy{Capacity: s.tokens(), Held: s.tokens(), Promised: s.tokens(), Incoming: s.tokens(), Throughput: s.tokens(), Draining: s.below(2) == 1},
+		policies.Migration{Request: s.text(), Length: s.tokens(), Cause: policies.MigrationCause(s.byte())},
 	}
 }
 
@@ -91,8 +91,8 @@ func (s *source) cost() policies.Cost {
 	return policies.Cost{D0: s.float(), D1: s.float(), D2: s.float(), D3: s.float(), D4: s.float(), Kappa: s.float()}
 }
 
-func (s *source) border() policies.Border {
-	return policies.Border{Boundary: s.tokens(), Low: s.tokens(), High: s.tokens(), Peers: int(s.word()), Successors: int(s.word()),
+func (s *source) border() policies.BoundaryView {
+	return policies.BoundaryView{Boundary: s.tokens(), Low: s.tokens(), High: s.tokens(), Peers: int(s.word()), Successors: int(s.word()),
 		Cost: s.cost(), Local: s.sequences(), Next: s.sequences()}
 }
 
@@ -119,8 +119,8 @@ func (s *source) workload() policies.Workload {
 	return w
 }
 
-func (s *source) site() policies.Site {
-	return policies.Site{ID: policies.ReplicaID(s.text()), Low: s.tokens(), High: s.tokens(), Waiting: s.tokens(), Load: s.tokens(),
+func (s *source) site() policies.Candidate {
+	return policies.Candidate{ID: policies.ReplicaID(s.text()), Low: s.tokens(), High: s.tokens(), Waiting: s.tokens(), Load: s.tokens(),
 		Prefix: s.tokens(), Draining: s.below(2) == 1}
 }
 
@@ -130,7 +130,7 @@ func (s *source) arrival() policies.Arrival {
 			Estimated: s.below(2) == 1, Features: policies.Features(s.word())},
 		Hops: int(s.word()), Own: s.site(),
 	}
-	a.Peers = make([]policies.Site, s.below(6))
+	a.Peers = make([]policies.Candidate, s.below(6))
 	for i := range a.Peers {
 		a.Peers[i] = s.site()
 	}

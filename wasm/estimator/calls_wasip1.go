@@ -143,7 +143,7 @@ func act(f *lengthfilter.Filter, a lengthfilter.Answer) int32 {
 	case lengthfilter.Wait:
 		return hold
 	case lengthfilter.Reject:
-		proxyRespond(413, "cascade_length_request_too_large", length.TooLarge(f.MaxBody()), jsonType, noGRPC)
+		proxyRespond(413, "cascade_length_request_too_large", length.TooLargeBody(f.MaxBody()), jsonType, noGRPC)
 		return hold
 	case lengthfilter.Tell:
 		tell(length.ModelHeader, a.Model)

@@ -63,7 +63,7 @@ func Seed() uint64 { return context().Seed }
 // kinds that come with every request, which run at once and keep none. It is good
 // until the call ends or Keep is called. A boundary that moves at every second call:
 //
-//	func (r refiner) Refine(b policies.Border) policies.Tokens {
+//	func (r refiner) Refine(b policies.BoundaryView) policies.Tokens {
 //		calls := byte(0)
 //		if s := guest.State(); len(s) == 1 {
 //			calls = s[0]

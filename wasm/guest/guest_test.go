@@ -47,8 +47,8 @@ type answers struct {
 func (a *answers) Partition(w policies.Workload) (policies.Partition, error) {
 	return a.partition, a.err
 }
-func (a *answers) Refine(b policies.Border) policies.Tokens { return a.refine }
-func (a *answers) Quote(policies.Position, policies.Handover) (policies.Bid, bool) {
+func (a *answers) Refine(b policies.BoundaryView) policies.Tokens { return a.refine }
+func (a *answers) Quote(policies.Occupancy, policies.Migration) (policies.Bid, bool) {
 	return a.bid, !a.none
 }
 func (a *answers) Select(bids []policies.Bid) int {
@@ -234,7 +234,7 @@ func TestModule(t *testing.T) {
 		}
 	}
 
-	ch := abi.Change{Next: policies.OneStage("m", []policies.ReplicaID{"a"})}
+	ch := abi.Change{Next: policies.OneStagePlan("m", []policies.ReplicaID{"a"})}
 	if d, denied, err := g.Guard(abi.Call{}, ch); err != nil || !denied || d.Detail != "m is too small" {
 		t.Errorf("guard: %+v, %v, %v", d, denied, err)
 	}

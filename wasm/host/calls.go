@@ -94,7 +94,7 @@ func (i *Instance) Place(c abi.Call, a policies.Arrival) (policies.ReplicaID, er
 }
 
 // Refine returns the proposed boundary.
-func (i *Instance) Refine(c abi.Call, b policies.Border) (policies.Tokens, error) {
+func (i *Instance) Refine(c abi.Call, b policies.BoundaryView) (policies.Tokens, error) {
 	n, err := abi.EncodeRefineCall(i.arena(), c, b)
 	if err == abi.ErrShort {
 		if err = i.enlarge(abi.Refine, n); err == nil {

@@ -42,24 +42,24 @@ func (r words) bids() []policies.Bid {
 
 func (r words) ask() abi.Ask {
 	return abi.Ask{
-		Position: policies.Position{Capacity: 1e6, Held: r.tokens(1e6), Promised: r.tokens(1e4), Incoming: r.tokens(1e6), Throughput: r.tokens(1e5), Draining: r.IntN(9) == 0},
-		Handover: policies.Handover{Request: "request", Length: r.tokens(1e5), Cause: policies.Drain},
+		Position: policies.Occupancy{Capacity: 1e6, Held: r.tokens(1e6), Promised: r.tokens(1e4), Incoming: r.tokens(1e6), Throughput: r.tokens(1e5), Draining: r.IntN(9) == 0},
+		Handover: policies.Migration{Request: "request", Length: r.tokens(1e5), Cause: policies.Drain},
 	}
 }
 
 func (r words) arrival() policies.Arrival {
 	a := policies.Arrival{Request: policies.Request{ID: "r", Model: "m", Input: r.tokens(4000)}, Hops: r.IntN(2),
-		Own: policies.Site{ID: "own", High: 2000, Waiting: r.tokens(20_000), Draining: r.IntN(9) == 0}}
+		Own: policies.Candidate{ID: "own", High: 2000, Waiting: r.tokens(20_000), Draining: r.IntN(9) == 0}}
 	for i := range r.IntN(6) {
 		low := policies.Tokens(r.IntN(2) * 2000)
-		a.Peers = append(a.Peers, policies.Site{ID: policies.ReplicaID(fmt.Sprint("peer-", i)), Low: low, High: low + 2000,
+		a.Peers = append(a.Peers, policies.Candidate{ID: policies.ReplicaID(fmt.Sprint("peer-", i)), Low: low, High: low + 2000,
 			Waiting: r.tokens(20_000), Load: r.tokens(100), Prefix: r.tokens(3000)})
 	}
 	return a
 }
 
-func (r words) border() policies.Border {
-	b := policies.Border{Boundary: 5000, High: policies.Unbounded, Peers: 1 + r.IntN(4), Successors: 1 + r.IntN(4),
+func (r words) border() policies.BoundaryView {
+	b := policies.BoundaryView{Boundary: 5000, High: policies.Unbounded, Peers: 1 + r.IntN(4), Successors: 1 + r.IntN(4),
 		Cost: policies.Cost{D0: 0.01, D1: 1e-4, D2: 1e-5, D4: 1e-7}}
 	for range r.IntN(60) {
 		b.Local = append(b.Local, policies.Sequence{Input: r.tokens(5000), Length: r.tokens(5000)})
@@ -111,7 +111,7 @@ func TestGuestDecidesAsNative(t *testing.T) {
 		if at, err := i.Refine(c, b); err != nil || at != (refine.Weighted{}).Refine(b) {
 			t.Fatalf("refine: %d, %v", at, err)
 		}
-		w := policytest.Random(r.Rand)
+		w := policytest.RandomWorkload(r.Rand)
 		p, err := i.Partition(c, w)
 		if len(p.Cuts) == 0 {
 			p.Cuts = nil // as native

@@ -109,7 +109,7 @@ func (i *Instance) checkAnswer(k abi.Kind, frame []byte, result uint64) (err err
 			_, err = abi.DecodePlaceResult(result, a)
 		}
 	case abi.Refine:
-		var b policies.Border
+		var b policies.BoundaryView
 		if b, _, s = abi.DecodeRefineCall(frame, nil); s == abi.OK {
 			_, err = abi.DecodeRefineResult(i.arena(), result, b)
 		}

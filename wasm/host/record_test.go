@@ -42,7 +42,7 @@ func play(t *testing.T, m *Module, rounds int) (records []Record, memory [sha256
 		case 4:
 			_, err = i.Refine(c, r.border())
 		case 5:
-			_, err = i.Partition(c, policytest.Random(r.Rand))
+			_, err = i.Partition(c, policytest.RandomWorkload(r.Rand))
 		case 6:
 			_, _, err = i.Guard(c, abi.Change{Now: r.plan(), Next: r.plan()})
 		}

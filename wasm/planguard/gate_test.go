@@ -28,7 +28,7 @@ func TestNativeProposalsPass(t *testing.T) {
 			t.Error(err)
 		}
 	}})
-	w := policytest.Chat(policies.Edges(131072, 4), 16, 0.6, 1)
+	w := policytest.ChatWorkload(policies.BucketEdges(131072, 4), 16, 0.6, 1)
 	want, err := partition.Exact{}.Partition(w)
 	if err != nil {
 		t.Fatal(err)
@@ -42,7 +42,7 @@ func TestNativeProposalsPass(t *testing.T) {
 // TestLies: no figure of a proposal is believed, and nothing that is no partition
 // comes through.
 func TestLies(t *testing.T) {
-	w := policytest.Chat(policies.Edges(131072, 4), 16, 0.6, 1)
+	w := policytest.ChatWorkload(policies.BucketEdges(131072, 4), 16, 0.6, 1)
 	own, err := partition.Exact{}.Partition(w)
 	if err != nil || len(own.Cuts) == 0 {
 		t.Fatalf("%+v, %v", own, err)
@@ -90,7 +90,7 @@ func TestLies(t *testing.T) {
 
 // TestMeddlers: a proposer that changes what it is given changes its own copy.
 func TestMeddlers(t *testing.T) {
-	w := policytest.Chat(policies.Edges(65536, 2), 4, 0.5, 3)
+	w := policytest.ChatWorkload(policies.BucketEdges(65536, 2), 4, 0.5, 3)
 	before := clone(w)
 	_, err := Planner{Native: partition.Exact{}, Proposer: proposer(func(w policies.Workload) (policies.Partition, error) {
 		for i := range w.Flow.Edges {
@@ -105,7 +105,7 @@ func TestMeddlers(t *testing.T) {
 
 // TestSlack holds the share that a proposal may cost more.
 func TestSlack(t *testing.T) {
-	w := policytest.Chat(policies.Edges(131072, 4), 16, 0.6, 1)
+	w := policytest.ChatWorkload(policies.BucketEdges(131072, 4), 16, 0.6, 1)
 	rng := rand.New(rand.NewPCG(1, 2))
 	taken := 0
 	for range 500 {
@@ -132,8 +132,8 @@ func TestSlack(t *testing.T) {
 }
 
 // border returns a random border.
-func border(rng *rand.Rand) policies.Border {
-	b := policies.Border{Boundary: policies.Tokens(200 + rng.IntN(4000)), High: policies.Unbounded, Peers: 1 + rng.IntN(4), Successors: 1 + rng.IntN(4), Cost: policytest.H20()}
+func border(rng *rand.Rand) policies.BoundaryView {
+	b := policies.BoundaryView{Boundary: policies.Tokens(200 + rng.IntN(4000)), High: policies.Unbounded, Peers: 1 + rng.IntN(4), Successors: 1 + rng.IntN(4), Cost: policytest.H20Cost()}
 	some := func(n int) (out []policies.Sequence) {
 		for range n {
 			in := policies.Tokens(1 + rng.IntN(4000))
@@ -148,7 +148,7 @@ func border(rng *rand.Rand) policies.Border {
 // fixed proposes one boundary.
 type fixed policies.Tokens
 
-func (f fixed) Refine(b policies.Border) policies.Tokens {
+func (f fixed) Refine(b policies.BoundaryView) policies.Tokens {
 	for _, s := range [][]policies.Sequence{b.Local, b.Next} {
 		clear(s) // a meddler, too
 	}
@@ -243,7 +243,7 @@ func TestCheck(t *testing.T) {
 }
 
 func BenchmarkPartition(b *testing.B) {
-	w := policytest.Chat(policies.Edges(131072, 4), 64, 0.6, 1)
+	w := policytest.ChatWorkload(policies.BucketEdges(131072, 4), 64, 0.6, 1)
 	p := Planner{Proposer: proposer(func(w policies.Workload) (policies.Partition, error) {
 		return policies.Partition{Counts: []int{64}}, nil
 	}), Native: partition.Exact{}}

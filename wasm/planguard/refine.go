@@ -26,7 +26,7 @@ type Refiner struct {
 var _ policies.Refiner = Refiner{}
 
 // Refine returns the proposal, or the boundary in force where it does not hold.
-func (r Refiner) Refine(b policies.Border) policies.Tokens {
+func (r Refiner) Refine(b policies.BoundaryView) policies.Tokens {
 	lent := b
 	lent.Local, lent.Next = slices.Clone(b.Local), slices.Clone(b.Next)
 	t := r.Proposer.Refine(lent)
@@ -39,7 +39,7 @@ func (r Refiner) Refine(b policies.Border) policies.Tokens {
 	return t
 }
 
-func (r Refiner) holds(b policies.Border, t policies.Tokens) error {
+func (r Refiner) holds(b policies.BoundaryView, t policies.Tokens) error {
 	if t <= b.Low || t >= b.High {
 		return fmt.Errorf("proposal %v is not between %v and %v", t, b.Low, b.High)
 	}
@@ -62,7 +62,7 @@ func (r Refiner) holds(b policies.Border, t policies.Tokens) error {
 // is better), when the boundary lies at t: the paper's QoE of those below it,
 // divided evenly among the own stage's replicas, and of the others among the
 // next one's. Each own request stands for as many as the stage has replicas.
-func Quality(b policies.Border, t policies.Tokens) float64 {
+func Quality(b policies.BoundaryView, t policies.Tokens) float64 {
 	var below, above policies.Batch
 	put := func(s policies.Sequence, n int) {
 		one := policies.Batch{}.Add(s.Input, s.Length)

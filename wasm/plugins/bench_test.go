@@ -21,7 +21,7 @@ func sixteen() []policies.Bid {
 // nothing is left for a garbage collection, which would cost more than a call may.
 func costTheSame(t *testing.T, g *host.Instance) {
 	const calls = 20_000
-	ask := abi.Ask{Position: policies.Position{Capacity: 1e6, Held: 1000}, Handover: policies.Handover{Request: "front/1", Length: 77}}
+	ask := abi.Ask{Position: policies.Occupancy{Capacity: 1e6, Held: 1000}, Handover: policies.Migration{Request: "front/1", Length: 77}}
 	bids := sixteen()
 	var first [2]int64
 	for i := range calls {
@@ -57,7 +57,7 @@ func BenchmarkBids(b *testing.B) {
 			}
 		})
 		b.Run(name+"/quote", func(b *testing.B) {
-			ask := abi.Ask{Position: policies.Position{Capacity: 100_000, Held: 5000}, Handover: policies.Handover{Request: "replica-a/17", Length: 5000}}
+			ask := abi.Ask{Position: policies.Occupancy{Capacity: 100_000, Held: 5000}, Handover: policies.Migration{Request: "replica-a/17", Length: 5000}}
 			b.ReportAllocs()
 			for b.Loop() {
 				if _, _, err := g.Quote(abi.Call{ID: 7}, ask); err != nil {

@@ -13,8 +13,8 @@ import (
 )
 
 // border is one between stages that together hold so many requests.
-func border(requests int) policies.Border {
-	b := policies.Border{Boundary: 5000, High: policies.Unbounded, Peers: 2, Successors: 3, Cost: policytest.H20()}
+func border(requests int) policies.BoundaryView {
+	b := policies.BoundaryView{Boundary: 5000, High: policies.Unbounded, Peers: 2, Successors: 3, Cost: policytest.H20Cost()}
 	for i := range policies.Tokens(requests) / 2 {
 		b.Local = append(b.Local, policies.Sequence{Input: i * 7 % 50, Length: i * 7919 % 5000})
 		b.Next = append(b.Next, policies.Sequence{Input: i * 7 % 50, Length: 5000 + i*7919%9000})
@@ -61,7 +61,7 @@ func BenchmarkPartitionFuel(b *testing.B) {
 				continue
 			}
 			b.Run(fmt.Sprintf("%s/%dx%d", name, size[0], size[1]), func(b *testing.B) {
-				w, most := policytest.Chat(edges(size[1]), size[0], 0.5, 1), int64(0)
+				w, most := policytest.ChatWorkload(edges(size[1]), size[0], 0.5, 1), int64(0)
 				for b.Loop() {
 					if _, err := g.Partition(abi.Call{}, w); err != nil && err != policies.ErrInfeasible {
 						b.Fatal(err)

@@ -32,13 +32,13 @@ var plugins = []struct {
 	{"partition-exact", []abi.Kind{abi.Partition}, partition.Exact{}, "", nil},
 	{"partition-recursion", []abi.Kind{abi.Partition}, partition.Recursion{}, "", nil},
 	{"partition-two-phase", []abi.Kind{abi.Partition}, partition.TwoPhase{}, "", nil},
-	{"partition-paper", []abi.Kind{abi.Partition}, partition.TwoPhase{Model: partition.Snapshot}, "", nil},
+	{"partition-paper", []abi.Kind{abi.Partition}, partition.TwoPhase{Objective: partition.Snapshot}, "", nil},
 	{"refine-weighted", []abi.Kind{abi.Configure, abi.Refine}, refine.Weighted{}, "smoothing 900\nfreeze 1", refine.Weighted{Damping: refine.Damping{Smoothing: 900, Freeze: 1}}},
 	{"refine-paper", []abi.Kind{abi.Configure, abi.Refine}, refine.Paper{}, "smoothing 900\nfreeze 1", refine.Paper{Damping: refine.Damping{Smoothing: 900, Freeze: 1}}},
 	{"bid-least-load", []abi.Kind{abi.Configure, abi.Quote, abi.Select}, market{bidask.Backlog{}, bidask.LeastLoad{}}, "quantum 7\nthroughput 1000",
 		market{bidask.Backlog{Quantum: 7, Throughput: 1000}, bidask.LeastLoad{}}},
 	{"bid-paper", []abi.Kind{abi.Configure, abi.Quote, abi.Select}, market{bidask.Backlog{}, bidask.Paper{}}, "keep 1", market{bidask.Backlog{}, bidask.Paper{Keep: 1}}},
-	{"outlier", []abi.Kind{abi.Configure, abi.Outlier}, outlier.Detector{}, "percent 80 # not 25\nleast 100", outlier.Detector{Percent: 80, Least: 100}},
+	{"outlier", []abi.Kind{abi.Configure, abi.Outlier}, outlier.Detector{}, "percent 80 # not 25\nleast 100", outlier.Detector{Percent: 80, MinExcess: 100}},
 	{"place", []abi.Kind{abi.Configure, abi.Place}, place.Policy{}, "queue 500\nprefix 10", place.Policy{Queue: 500, Prefix: 10}},
 }
 

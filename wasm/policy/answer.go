@@ -54,7 +54,7 @@ func (n Native) answer(k abi.Kind, frame []byte) (result uint64, decided bool, e
 			return abi.EncodePartitionResult(frame, p, err == nil), true, nil
 		}
 	case k == abi.Refine && n.Refiner != nil:
-		var b policies.Border
+		var b policies.BoundaryView
 		if b, _, s = abi.DecodeRefineCall(frame, nil); s == abi.OK {
 			return abi.EncodeRefineResult(frame, n.Refiner.Refine(b)), true, nil
 		}

@@ -175,8 +175,8 @@ type nobody struct{}
 func (nobody) Partition(policies.Workload) (policies.Partition, error) {
 	return policies.Partition{}, policies.ErrInfeasible
 }
-func (nobody) Refine(b policies.Border) policies.Tokens { return b.Boundary }
-func (nobody) Quote(policies.Position, policies.Handover) (policies.Bid, bool) {
+func (nobody) Refine(b policies.BoundaryView) policies.Tokens { return b.Boundary }
+func (nobody) Quote(policies.Occupancy, policies.Migration) (policies.Bid, bool) {
 	return policies.Bid{}, false
 }
 func (nobody) Select([]policies.Bid) int                    { return -1 }

@@ -53,7 +53,7 @@ func (p *Policy) Select(bids []policies.Bid) int {
 }
 
 // Quote implements policies.Quoter.
-func (p *Policy) Quote(pos policies.Position, h policies.Handover) (policies.Bid, bool) {
+func (p *Policy) Quote(pos policies.Occupancy, h policies.Migration) (policies.Bid, bool) {
 	if s := p.acquire(abi.Quote); s != nil {
 		c, ask := s.call(p), abi.Ask{Position: pos, Handover: h}
 		bid, ok, err := s.instance.Quote(c, ask)
@@ -95,12 +95,12 @@ func (p *Policy) Place(a policies.Arrival) policies.ReplicaID {
 }
 
 // Refine implements policies.Refiner, with a Memory of the Policy's own.
-func (p *Policy) Refine(b policies.Border) policies.Tokens {
+func (p *Policy) Refine(b policies.BoundaryView) policies.Tokens {
 	return p.RefineFor(&p.memories.refine, b)
 }
 
 // RefineFor is Refine with the state of who asks.
-func (p *Policy) RefineFor(m *Memory, b policies.Border) policies.Tokens {
+func (p *Policy) RefineFor(m *Memory, b policies.BoundaryView) policies.Tokens {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if s := p.acquire(abi.Refine); s != nil {

@@ -17,7 +17,7 @@ func change(replicas int) abi.Change {
 	for i := range ids {
 		ids[i] = policies.ReplicaID(fmt.Sprintf("replica-%060d", i))
 	}
-	return abi.Change{Now: policies.OneStage("m", ids), Next: policies.OneStage("m", ids)}
+	return abi.Change{Now: policies.OneStagePlan("m", ids), Next: policies.OneStagePlan("m", ids)}
 }
 
 // number is the number of a recorded call.

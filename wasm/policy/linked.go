@@ -168,7 +168,7 @@ func (l *Linked) Select(bids []policies.Bid) int {
 }
 
 // Quote implements policies.Quoter.
-func (l *Linked) Quote(pos policies.Position, h policies.Handover) (policies.Bid, bool) {
+func (l *Linked) Quote(pos policies.Occupancy, h policies.Migration) (policies.Bid, bool) {
 	bid, bids := l.native.Quoter.Quote(pos, h)
 	if n := l.begin(); n != nil {
 		if put(l, n, abi.Quote, abi.EncodeQuoteCall, abi.Ask{Position: pos, Handover: h}) {
@@ -204,7 +204,7 @@ func (l *Linked) Place(a policies.Arrival) policies.ReplicaID {
 }
 
 // RefineFor is Refine: native policies keep no state.
-func (l *Linked) RefineFor(_ *Memory, b policies.Border) policies.Tokens { return l.Refine(b) }
+func (l *Linked) RefineFor(_ *Memory, b policies.BoundaryView) policies.Tokens { return l.Refine(b) }
 
 // PartitionFor is Partition.
 func (l *Linked) PartitionFor(_ *Memory, w policies.Workload) (policies.Partition, error) {
@@ -215,7 +215,7 @@ func (l *Linked) PartitionFor(_ *Memory, w policies.Workload) (policies.Partitio
 func (l *Linked) GuardFor(_ *Memory, ch abi.Change) (abi.Denial, bool) { return l.Guard(ch) }
 
 // Refine implements policies.Refiner.
-func (l *Linked) Refine(b policies.Border) policies.Tokens {
+func (l *Linked) Refine(b policies.BoundaryView) policies.Tokens {
 	at := l.native.Refiner.Refine(b)
 	if n := l.begin(); n != nil {
 		if put(l, n, abi.Refine, abi.EncodeRefineCall, b) {

@@ -22,7 +22,7 @@ func TestLinkedRecordsAsTheHostDoes(t *testing.T) {
 	linked := NewLinked(natives, 1, 256, nil)
 	r := rand.New(rand.NewPCG(5, 6))
 	for range 20 {
-		w := policytest.Random(r)
+		w := policytest.RandomWorkload(r)
 		for _, p := range []interface {
 			policies.Partitioner
 			policies.Refiner
@@ -32,10 +32,10 @@ func TestLinkedRecordsAsTheHostDoes(t *testing.T) {
 			policies.Placer
 		}{module, linked} {
 			p.Select(bids(7))
-			p.Quote(policies.Position{Capacity: 1e6, Held: 1e5}, policies.Handover{Request: "r", Length: 100, Cause: policies.Spill})
+			p.Quote(policies.Occupancy{Capacity: 1e6, Held: 1e5}, policies.Migration{Request: "r", Length: 100, Cause: policies.Spill})
 			p.Excess(1000, 10)
-			p.Place(policies.Arrival{Request: policies.Request{ID: "x", Input: 900}, Own: policies.Site{ID: "own", High: 2000, Waiting: 30_000}, Peers: []policies.Site{{ID: "a", High: 2000}}})
-			p.Refine(policies.Border{Boundary: 5000, High: policies.Unbounded, Peers: 2, Successors: 2, Cost: policytest.H20(), Local: []policies.Sequence{{Input: 4000, Length: 4500}}})
+			p.Place(policies.Arrival{Request: policies.Request{ID: "x", Input: 900}, Own: policies.Candidate{ID: "own", High: 2000, Waiting: 30_000}, Peers: []policies.Candidate{{ID: "a", High: 2000}}})
+			p.Refine(policies.BoundaryView{Boundary: 5000, High: policies.Unbounded, Peers: 2, Successors: 2, Cost: policytest.H20Cost(), Local: []policies.Sequence{{Input: 4000, Length: 4500}}})
 			p.Partition(w)
 		}
 	}
@@ -109,10 +109,10 @@ func TestLinkedDoesNotAllocate(t *testing.T) {
 	}
 	l := NewLinked(natives, 1, 4, nil)
 	b := bids(16)
-	a := policies.Arrival{Own: policies.Site{ID: "own"}, Peers: []policies.Site{{ID: "a"}, {ID: "b"}}}
+	a := policies.Arrival{Own: policies.Candidate{ID: "own"}, Peers: []policies.Candidate{{ID: "a"}, {ID: "b"}}}
 	all := func() {
 		l.Select(b)
-		l.Quote(policies.Position{Capacity: 1e6}, policies.Handover{Request: "r", Length: 100})
+		l.Quote(policies.Occupancy{Capacity: 1e6}, policies.Migration{Request: "r", Length: 100})
 		l.Excess(1000, 10)
 		l.Place(a)
 	}

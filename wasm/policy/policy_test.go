@@ -102,29 +102,29 @@ func TestModuleAnswersAsNative(t *testing.T) {
 		if got := p.Select(b); got != natives.Selector.Select(b) {
 			t.Fatalf("select: %d", got)
 		}
-		pos := policies.Position{Capacity: 1e6, Held: tokens(1e5), Incoming: tokens(1e6), Throughput: tokens(1e5)}
-		got, ok := p.Quote(pos, policies.Handover{Request: "r", Length: 100, Cause: policies.Spill})
-		if want, bids := natives.Quoter.Quote(pos, policies.Handover{}); got != want || ok != bids {
+		pos := policies.Occupancy{Capacity: 1e6, Held: tokens(1e5), Incoming: tokens(1e6), Throughput: tokens(1e5)}
+		got, ok := p.Quote(pos, policies.Migration{Request: "r", Length: 100, Cause: policies.Spill})
+		if want, bids := natives.Quoter.Quote(pos, policies.Migration{}); got != want || ok != bids {
 			t.Fatalf("quote: %+v, %v", got, ok)
 		}
 		own, mean := tokens(1e6), tokens(1e6)
 		if got := p.Excess(own, mean); got != natives.Detector.Excess(own, mean) {
 			t.Fatalf("excess: %d", got)
 		}
-		a := policies.Arrival{Request: policies.Request{Input: 900}, Own: policies.Site{ID: "own", High: 2000, Waiting: tokens(30_000)},
-			Peers: []policies.Site{{ID: "a", High: 2000, Waiting: tokens(30_000)}, {ID: "b", High: 2000, Waiting: tokens(30_000)}}}
+		a := policies.Arrival{Request: policies.Request{Input: 900}, Own: policies.Candidate{ID: "own", High: 2000, Waiting: tokens(30_000)},
+			Peers: []policies.Candidate{{ID: "a", High: 2000, Waiting: tokens(30_000)}, {ID: "b", High: 2000, Waiting: tokens(30_000)}}}
 		if got := p.Place(a); got != natives.Placer.Place(a) {
 			t.Fatalf("place: %s", got)
 		}
-		border := policies.Border{Boundary: 5000, High: policies.Unbounded, Peers: 2, Successors: 2, Cost: policytest.H20(),
+		border := policies.BoundaryView{Boundary: 5000, High: policies.Unbounded, Peers: 2, Successors: 2, Cost: policytest.H20Cost(),
 			Local: []policies.Sequence{{Input: tokens(4000), Length: 4500}}, Next: []policies.Sequence{{Input: 100, Length: 5000 + tokens(9000)}}}
 		if got := p.Refine(border); got != natives.Refiner.Refine(border) {
 			t.Fatalf("refine: %d", got)
 		}
-		if _, denied := p.Guard(abi.Change{Next: policies.OneStage("m", []policies.ReplicaID{"a", "b", "c", "d"})}); !denied {
+		if _, denied := p.Guard(abi.Change{Next: policies.OneStagePlan("m", []policies.ReplicaID{"a", "b", "c", "d"})}); !denied {
 			t.Fatal("the guard of the module did not answer")
 		}
-		w := policytest.Random(r)
+		w := policytest.RandomWorkload(r)
 		got2, err := p.Partition(w)
 		want, none := natives.Partitioner.Partition(w)
 		if fmt.Sprint(got2) != fmt.Sprint(want) || err != none {
@@ -235,16 +235,16 @@ func TestUnknownKinds(t *testing.T) {
 	if p.Excess(1000, 10) != (outlier.Detector{}).Excess(1000, 10) {
 		t.Error("not the native detector's")
 	}
-	if at := p.Refine(policies.Border{Boundary: 7}); at != 7 {
+	if at := p.Refine(policies.BoundaryView{Boundary: 7}); at != 7 {
 		t.Error("a boundary moved", at)
 	}
-	if _, bid := p.Quote(policies.Position{}, policies.Handover{}); bid {
+	if _, bid := p.Quote(policies.Occupancy{}, policies.Migration{}); bid {
 		t.Error("a bid")
 	}
-	if p.Place(policies.Arrival{Peers: make([]policies.Site, 1)}) != "" {
+	if p.Place(policies.Arrival{Peers: make([]policies.Candidate, 1)}) != "" {
 		t.Error("forwarded")
 	}
-	if _, err := p.Partition(policytest.Random(rand.New(rand.NewPCG(1, 1)))); err != policies.ErrInfeasible {
+	if _, err := p.Partition(policytest.RandomWorkload(rand.New(rand.NewPCG(1, 1)))); err != policies.ErrInfeasible {
 		t.Error(err)
 	}
 	if _, denied := p.Guard(abi.Change{}); denied {

@@ -100,7 +100,7 @@ func TestGarbageOfBids(t *testing.T) {
 	const calls = 30_000
 	code := guesttest.Build(t, filepath.Join("..", "guest", "testdata", "guest"))
 	p := running(t, Config{Instances: 1}, unlimited(), code)
-	pos, h := policies.Position{Capacity: 1e6, Held: 10}, policies.Handover{Request: "r", Length: 2048}
+	pos, h := policies.Occupancy{Capacity: 1e6, Held: 10}, policies.Migration{Request: "r", Length: 2048}
 	for range calls {
 		if bid, ok := p.Quote(pos, h); !ok || bid.Load != 10 {
 			t.Fatal(bid, ok)

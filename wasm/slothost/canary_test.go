@@ -122,7 +122,7 @@ func TestWorseInScope(t *testing.T) {
 		t.Fatal(err)
 	}
 	cost := policies.Cost{D0: 0.008, D1: 0.00011, D2: 2e-5, D3: 1e-10, D4: 3e-8, Kappa: 0.5}
-	quiet := policies.Border{Boundary: 4000, Low: 10, High: policies.Unbounded, Peers: 2, Successors: 2, Cost: cost}
+	quiet := policies.BoundaryView{Boundary: 4000, Low: 10, High: policies.Unbounded, Peers: 2, Successors: 2, Cost: cost}
 	busy := quiet
 	for i := range 64 {
 		busy.Local = append(busy.Local, policies.Sequence{Input: 2000, Length: policies.Tokens(2000 + i)})

@@ -106,7 +106,7 @@ func (s *Set) Guard(scope string) policy.Guard {
 	return s.config.Native.Guard
 }
 
-func (q quoter) Quote(p policies.Position, h policies.Handover) (policies.Bid, bool) {
+func (q quoter) Quote(p policies.Occupancy, h policies.Migration) (policies.Bid, bool) {
 	l, whole := q.EnterActive()
 	if !whole {
 		l = q.Enter(promotion.Hash(h.Request))
@@ -146,7 +146,7 @@ func (p placer) Place(a policies.Arrival) policies.ReplicaID {
 	return peer
 }
 
-func (r refiner) Refine(b policies.Border) policies.Tokens {
+func (r refiner) Refine(b policies.BoundaryView) policies.Tokens {
 	l := r.slot.EnterScope(r.scope)
 	defer l.Leave()
 	return l.Policy.RefineFor(r.memory, b)

@@ -24,7 +24,7 @@ func TestGuardsFailClosed(t *testing.T) {
 	c := config(t)
 	c.Kinds = []abi.Kind{abi.Guard}
 	s, _ := running(t, c)
-	change := abi.Change{Next: policies.OneStage("m", []policies.ReplicaID{"a", "b"})}
+	change := abi.Change{Next: policies.OneStagePlan("m", []policies.ReplicaID{"a", "b"})}
 	denied := func() bool {
 		_, denied := s.Guard("m").Guard(change)
 		return denied

@@ -42,7 +42,7 @@ func TestState(t *testing.T) {
 		}
 		until(t, "it is active", func() bool { return s.Status()[0].Active == generation })
 	}
-	border := policies.Border{Boundary: 4000, Low: 10, High: policies.Unbounded, Peers: 2, Successors: 2}
+	border := policies.BoundaryView{Boundary: 4000, Low: 10, High: policies.Unbounded, Peers: 2, Successors: 2}
 	a, b := s.Refiner("rack-7"), s.Refiner("rack-7")
 	asked := func(r policies.Refiner, want policies.Tokens) {
 		t.Helper()
@@ -85,7 +85,7 @@ func TestStateInShadow(t *testing.T) {
 	until(t, "it is in shadow", func() bool { return lifeOf(s, abi.Refine, 5).State == "shadow" })
 	r := s.Refiner("rack-8")
 	for n := range uint64(20) { // none of the calls is to be overwritten
-		r.Refine(policies.Border{Boundary: 4000, Low: 10, High: policies.Unbounded, Peers: 2, Successors: 2})
+		r.Refine(policies.BoundaryView{Boundary: 4000, Low: 10, High: policies.Unbounded, Peers: 2, Successors: 2})
 		until(t, "it is tried", func() bool { l := lifeOf(s, abi.Refine, 5); return l.State != "shadow" || l.Figures.Calls > n })
 	}
 	if l := lifeOf(s, abi.Refine, 5); l.State != "canary" {
@@ -96,4 +96,4 @@ func TestStateInShadow(t *testing.T) {
 // counts decides as the module does; it is asked by one goroutine at a time.
 type counts struct{ n policies.Tokens }
 
-func (c *counts) Refine(b policies.Border) policies.Tokens { c.n++; return b.Low + c.n }
+func (c *counts) Refine(b policies.BoundaryView) policies.Tokens { c.n++; return b.Low + c.n }

@@ -44,8 +44,8 @@ func TestPlugin(t *testing.T) {
 	both := func() {
 		n++
 		ask(t, s, n)
-		pos := policies.Position{Capacity: 1e6, Held: policies.Tokens(n), Throughput: 1e5}
-		h := policies.Handover{Request: fmt.Sprint("r", n), Length: 100, Cause: policies.Spill}
+		pos := policies.Occupancy{Capacity: 1e6, Held: policies.Tokens(n), Throughput: 1e5}
+		h := policies.Migration{Request: fmt.Sprint("r", n), Length: 100, Cause: policies.Spill}
 		got, ok := s.Quoter().Quote(pos, h)
 		if want, bids := natives.Quoter.Quote(pos, h); got != want || ok != bids {
 			t.Fatalf("%+v, %v", got, ok)
@@ -126,32 +126,32 @@ func TestEveryKind(t *testing.T) {
 	const rounds = 20
 	for n := range rounds {
 		ask(t, s, n)
-		pos := policies.Position{Capacity: 1e6, Held: tokens(1e5), Incoming: tokens(1e6), Throughput: tokens(1e5)}
-		bid, ok := s.Quoter().Quote(pos, policies.Handover{Request: "r", Length: 100, Cause: policies.Spill})
-		if want, bids := natives.Quoter.Quote(pos, policies.Handover{}); bid != want || ok != bids {
+		pos := policies.Occupancy{Capacity: 1e6, Held: tokens(1e5), Incoming: tokens(1e6), Throughput: tokens(1e5)}
+		bid, ok := s.Quoter().Quote(pos, policies.Migration{Request: "r", Length: 100, Cause: policies.Spill})
+		if want, bids := natives.Quoter.Quote(pos, policies.Migration{}); bid != want || ok != bids {
 			t.Fatalf("quote: %+v, %v", bid, ok)
 		}
 		own, mean := tokens(1e6), tokens(1e6)
 		if got := s.Detector().Excess(own, mean); got != natives.Detector.Excess(own, mean) {
 			t.Fatalf("excess: %d", got)
 		}
-		a := policies.Arrival{Request: policies.Request{Input: 900}, Own: policies.Site{ID: "own", High: 2000, Waiting: tokens(30_000)},
-			Peers: []policies.Site{{ID: "a", High: 2000, Waiting: tokens(30_000)}, {ID: "b", High: 2000, Waiting: tokens(30_000)}}}
+		a := policies.Arrival{Request: policies.Request{Input: 900}, Own: policies.Candidate{ID: "own", High: 2000, Waiting: tokens(30_000)},
+			Peers: []policies.Candidate{{ID: "a", High: 2000, Waiting: tokens(30_000)}, {ID: "b", High: 2000, Waiting: tokens(30_000)}}}
 		if got := s.Placer().Place(a); got != natives.Placer.Place(a) {
 			t.Fatalf("place: %s", got)
 		}
-		border := policies.Border{Boundary: 5000, High: policies.Unbounded, Peers: 2, Successors: 2, Cost: policytest.H20(),
+		border := policies.BoundaryView{Boundary: 5000, High: policies.Unbounded, Peers: 2, Successors: 2, Cost: policytest.H20Cost(),
 			Local: []policies.Sequence{{Input: tokens(4000), Length: 4500}}, Next: []policies.Sequence{{Input: 100, Length: 5000 + tokens(9000)}}}
 		if got := s.Refiner("node").Refine(border); got != natives.Refiner.Refine(border) {
 			t.Fatalf("refine: %d", got)
 		}
-		w := policytest.Random(r)
+		w := policytest.RandomWorkload(r)
 		part, err := s.Partitioner("model").Partition(w)
 		want, none := natives.Partitioner.Partition(w)
 		if fmt.Sprint(part) != fmt.Sprint(want) || err != none {
 			t.Fatalf("partition: %+v, %v; want %+v, %v", part, err, want, none)
 		}
-		if _, denied := s.Guard("model").Guard(abi.Change{Next: policies.OneStage("m", []policies.ReplicaID{"a", "b", "c", "d"})}); !denied {
+		if _, denied := s.Guard("model").Guard(abi.Change{Next: policies.OneStagePlan("m", []policies.ReplicaID{"a", "b", "c", "d"})}); !denied {
 			t.Fatal("the guard of the module did not answer")
 		}
 	}
@@ -175,7 +175,7 @@ func TestScopes(t *testing.T) {
 	moves := hosttest.Policy(hosttest.Function("cs_refine_v1", nil,
 		hosttest.I32(0), hosttest.Load32(hosttest.Arena+56), hosttest.I32(hosttest.Arena), hosttest.Add,
 		boundary, boundary, low, sub, hosttest.I64(1), shift, sub, hosttest.Store64(0), hosttest.I64(8))).Encode()
-	border := policies.Border{Boundary: 5000, High: policies.Unbounded, Peers: 2, Successors: 2, Cost: policytest.H20(),
+	border := policies.BoundaryView{Boundary: 5000, High: policies.Unbounded, Peers: 2, Successors: 2, Cost: policytest.H20Cost(),
 		Local: []policies.Sequence{{Input: 4000, Length: 4500}}, Next: []policies.Sequence{{Input: 100, Length: 50_000}}}
 	native := natives.Refiner.Refine(border)
 	if native == 2500 {
@@ -218,11 +218,11 @@ func TestCallsDoNotAllocate(t *testing.T) {
 	}
 	s, _ := running(t, c)
 	words := bids(16, 1)
-	arrival := policies.Arrival{Request: policies.Request{ID: "r"}, Own: policies.Site{ID: "own"}, Peers: []policies.Site{{ID: "a"}, {ID: "b"}}}
+	arrival := policies.Arrival{Request: policies.Request{ID: "r"}, Own: policies.Candidate{ID: "own"}, Peers: []policies.Candidate{{ID: "a"}, {ID: "b"}}}
 	selector, quoter, detector, placer := s.Selector(), s.Quoter(), s.Detector(), s.Placer()
 	all := func() {
 		selector.Select(words)
-		quoter.Quote(policies.Position{Capacity: 1e6, Throughput: 1e5}, policies.Handover{Request: "r", Length: 100, Cause: policies.Spill})
+		quoter.Quote(policies.Occupancy{Capacity: 1e6, Throughput: 1e5}, policies.Migration{Request: "r", Length: 100, Cause: policies.Spill})
 		detector.Excess(1000, 10)
 		placer.Place(arrival)
 	}

@@ -25,7 +25,7 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Site mirrors policies/links.Site, which documents the fields. Rates are bytes per
+// Site mirrors policies/links.Topology, which documents the fields. Rates are bytes per
 // second in each direction, 0 for unknown.
 type Site struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`

@@ -106,7 +106,7 @@ func replicasOf(v resources.View) []policies.Replica {
 	var out []policies.Replica
 	for _, e := range v.Endpoints {
 		out = append(out, policies.Replica{
-			ID: e.ID, Model: e.Model, Address: e.Address, Peer: e.Peer, Node: e.Node,
+			ID: e.ID, Model: e.Model, Address: e.Address, Peer: e.Peer, Host: e.Node,
 			Capacity: e.Capacity, Draining: e.Health != resources.Healthy,
 		})
 	}
@@ -199,7 +199,7 @@ func TestPlansDuringRollout(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if k := plans[0].Find(mover); k != 0 {
+	if k := plans[0].StageOfReplica(mover); k != 0 {
 		t.Errorf("the mover is in stage %d, want 0", k)
 	}
 }

@@ -28,7 +28,7 @@ func Replicas(s *Snapshot) []policies.Replica {
 					continue
 				}
 				byID[m.ID] = policies.Replica{
-					ID: m.ID, Model: model, Address: e.Address, Peer: m.Peer, Node: m.Node,
+					ID: m.ID, Model: model, Address: e.Address, Peer: m.Peer, Host: m.Node,
 					Capacity: m.Capacity, Adapters: m.Adapters, Draining: !e.Healthy,
 				}
 			}

@@ -9,7 +9,7 @@ import (
 )
 
 // Devices is what the replicas have told of where their KV caches are: the answer of
-// GET /devices. What lies between two of them follows by links.Ways.
+// GET /devices. What lies between two of them follows by links.Paths.
 type Devices struct {
 	Models []DeviceModel `json:"models"`
 }
@@ -19,16 +19,16 @@ type DeviceModel struct {
 	Name string `json:"name"`
 	// Links are the rates, in bytes per second, by which hand-overs are priced where
 	// replicas tell of no links; absent where links make no difference.
-	Links    *links.Defaults `json:"links,omitempty"`
-	Replicas []Device        `json:"replicas"`
+	Links    *links.Rates `json:"links,omitempty"`
+	Replicas []Device     `json:"replicas"`
 }
 
 // Device is one replica of a Devices.
 type Device struct {
 	Replica policies.ReplicaID `json:"replica"`
 	// Stage is its stage as in cluster names; "" for none.
-	Stage string     `json:"stage,omitempty"`
-	Site  links.Site `json:"site"`
+	Stage string         `json:"stage,omitempty"`
+	Site  links.Topology `json:"site"`
 	// Transports are those of its reports; see Replica.Transports.
 	Transports []Transport `json:"transports,omitempty"`
 	Note       string      `json:"note,omitempty"` // what is wrong with its reports
@@ -46,7 +46,7 @@ func devicesOf(s *fleet.Snapshot) Devices {
 	}
 	for _, m := range s.Models {
 		model := DeviceModel{Name: m.Name, Replicas: []Device{}}
-		if m.Links != (links.Defaults{}) {
+		if m.Links != (links.Rates{}) {
 			model.Links = &m.Links
 		}
 		for _, r := range m.Replicas {

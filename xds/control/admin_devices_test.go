@@ -16,10 +16,10 @@ func TestDevices(t *testing.T) {
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	f := newFleet(t, 2)
 	r := rules()
-	r.Models[0].TokenBytes, r.Models[0].Links = 1e5, links.Defaults{Between: 25 * links.Gigabyte}
+	r.Models[0].TokenBytes, r.Models[0].Links = 1e5, links.Rates{BetweenHosts: 25 * links.Gigabyte}
 	c := start(t, Config{Rules: r, Replicas: f.list})
 	f.replicas[0].says(func(m *api.LoadReport) {
-		m.Site = topology.Encode(links.Site{Known: true, TCP: 12, GPU: &links.GPU{Index: 3, UUID: "u"}})
+		m.Site = topology.Encode(links.Topology{Known: true, TCP: 12, GPU: &links.GPU{Index: 3, UUID: "u"}})
 		m.Routes = []*api.Route{{Transport: "tcp", Peer: "r1", State: "ready", BytesPerSecond: 5, Path: "loopback"}}
 	})
 	f.report(t, c)
@@ -34,7 +34,7 @@ func TestDevices(t *testing.T) {
 		}
 	}
 	m := d.Models[0]
-	if m.Links == nil || m.Links.Between != 25*links.Gigabyte || len(m.Replicas) != 2 {
+	if m.Links == nil || m.Links.BetweenHosts != 25*links.Gigabyte || len(m.Replicas) != 2 {
 		t.Fatalf("%+v", m)
 	}
 	if got := m.Replicas[0]; got.Replica != "r0" || got.Stage != "s0" || got.Site.GPU == nil || got.Site.GPU.UUID != "u" || len(got.Transports) != 1 || got.Transports[0].Over != "loopback" {

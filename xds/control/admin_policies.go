@@ -212,7 +212,7 @@ func policyNodesOf(kind string, reports []policyslots.Report, refusals map[strin
 			continue
 		}
 		i := slices.IndexFunc(out, func(n PolicyNode) bool {
-			return n.Node == id || identity.MigratorNode(n.Node) == id
+			return n.Node == id || identity.MigratorNodeID(n.Node) == id
 		})
 		if i < 0 {
 			out = append(out, PolicyNode{Node: id})

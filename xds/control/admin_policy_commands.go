@@ -170,7 +170,7 @@ func (c *Control) resolveScope(kind string, g policyslots.Goal, scope string, ha
 				continue
 			}
 			for _, r := range m.Replicas {
-				known[r.Node] = true
+				known[r.Host] = true
 			}
 		}
 	}

@@ -287,7 +287,7 @@ func stageOf(i int, st policies.Stage) Stage {
 
 func replicaOf(r fleet.ReplicaState, now time.Time) Replica {
 	out := Replica{
-		ID: r.ID, Address: r.Address, Node: r.Node, Health: r.Health.String(), Weight: r.Weight,
+		ID: r.ID, Address: r.Address, Node: r.Host, Health: r.Health.String(), Weight: r.Weight,
 		Running: r.Load.Running, Waiting: r.Load.Waiting, Held: r.Load.Held, Promised: r.Load.Promised,
 		Iteration: r.Load.Iteration, Connected: r.Connected, Note: r.Note, Drain: drainOf(r),
 		Residents: r.Residents, Pinned: r.Pinned, PinnedSeconds: r.PinnedSeconds, Streams: r.Streams,

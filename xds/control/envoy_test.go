@@ -133,7 +133,7 @@ func TestEnvoyFlips(t *testing.T) {
 	c.stop()
 	kill["r0"]()
 	for range 50 {
-		if got := load.send("/v1/completions", 100); got.err != nil || alone.Find(policies.ReplicaID(got.replica)) != 1 {
+		if got := load.send("/v1/completions", 100); got.err != nil || alone.StageOfReplica(policies.ReplicaID(got.replica)) != 1 {
 			t.Errorf("after: %+v, want a replica of the next longer stage", got)
 		}
 	}

@@ -38,12 +38,12 @@ func TestGRPCClientRoutesByLength(t *testing.T) {
 	lengths := []int64{0, 1, 999, 1000, 1001, 8999, 9000, 9001, context32k - 1, context32k}
 	for _, n := range lengths {
 		want := plan.StageOf(policies.Tokens(n))
-		if id := call(strconv.FormatInt(n, 10)); plan.Find(id) != want {
-			t.Errorf("%d tokens: replica %s of stage %d, want stage %d", n, id, plan.Find(id), want)
+		if id := call(strconv.FormatInt(n, 10)); plan.StageOfReplica(id) != want {
+			t.Errorf("%d tokens: replica %s of stage %d, want stage %d", n, id, plan.StageOfReplica(id), want)
 		}
 	}
 	for _, bad := range []string{"", "abc", "-1"} {
-		if id := call(bad); plan.Find(id) != len(plan.Stages)-1 {
+		if id := call(bad); plan.StageOfReplica(id) != len(plan.Stages)-1 {
 			t.Errorf("length %q: replica %s, want the last stage", bad, id)
 		}
 	}

@@ -134,19 +134,19 @@ func rules() fleet.Rules {
 
 // skewed makes a report count many short requests and a few long ones.
 func skewed(m *api.LoadReport) {
-	edges := policies.Edges(context32k, 4)
+	edges := policies.BucketEdges(context32k, 4)
 	n := len(edges)
 	f := &api.Flow{Arrivals: make([]float64, n), Tokens: make([]float64, n), Reads: make([]float64, n), Prefill: make([]float64, n), Prefill2: make([]float64, n), Weight: make([]float64, n), Crossings: make([]float64, n), Seen: 5000}
 	for _, e := range edges {
 		f.Edges = append(f.Edges, int64(e))
 	}
 	add := func(rate float64, input, output policies.Tokens) {
-		b := policies.Bucket(edges, input)
+		b := policies.BucketOf(edges, input)
 		f.Arrivals[b] += rate
 		f.Prefill[b] += rate * float64(input)
 		f.Prefill2[b] += rate * float64(input*input)
 		for l := input + 1; l <= input+output; l++ {
-			c := policies.Bucket(edges, l)
+			c := policies.BucketOf(edges, l)
 			f.Tokens[c] += rate
 			f.Reads[c] += rate * float64(l)
 			f.Weight[c] += rate / float64(output)

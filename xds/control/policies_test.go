@@ -119,7 +119,7 @@ func follow(t *testing.T, r *replica, from *running, to ...*running) *host {
 	}
 	h.connection = conn
 	cl, err := client.New(client.Config{
-		Conn: conn, NodeID: identity.MigratorNode(string(r.ID)), Cluster: resources.ObserverCluster,
+		Conn: conn, NodeID: identity.MigratorNodeID(string(r.ID)), Cluster: resources.ObserverCluster,
 		Slots: []string{policyslots.ResourceName(slotKind)}, CheckSlot: h.check, Watcher: h,
 	})
 	if err != nil {

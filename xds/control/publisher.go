@@ -96,10 +96,10 @@ func checkRenderable(settings resources.Settings, edge *resources.Certificate, m
 		for _, r := range replicas {
 			if r.Model == m.Name {
 				ids = append(ids, r.ID)
-				v.Endpoints = append(v.Endpoints, resources.Endpoint{ID: r.ID, Model: r.Model, Address: r.Address, Peer: r.Peer, Node: r.Node, Capacity: r.Capacity, Adapters: r.Adapters})
+				v.Endpoints = append(v.Endpoints, resources.Endpoint{ID: r.ID, Model: r.Model, Address: r.Address, Peer: r.Peer, Node: r.Host, Capacity: r.Capacity, Adapters: r.Adapters})
 			}
 		}
-		v.Plans = append(v.Plans, policies.OneStage(m.Name, ids))
+		v.Plans = append(v.Plans, policies.OneStagePlan(m.Name, ids))
 	}
 	set, err := resources.Build(v)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 func largeState(b *testing.B, n int) (*State, []Report) {
 	b.Helper()
 	s, err := NewState(Rules{Models: []Model{{
-		Name: "m", Context: 32768, Edges: policies.Edges(32768, 4),
+		Name: "m", Context: 32768, Edges: policies.BucketEdges(32768, 4),
 		Cost: policies.Cost{D0: 0.008, D1: 5e-5, D2: 6e-5, D3: 1e-9, D4: 6e-8, Kappa: 4},
 	}}})
 	if err != nil {
@@ -80,11 +80,11 @@ func BenchmarkPeriodLinks(b *testing.B) {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			s, reports := largeState(b, n)
 			m := s.models[0]
-			m.TokenBytes, m.Links = 1e6, links.Defaults{Node: 100 * links.Gigabyte, Between: links.Gigabyte}
+			m.TokenBytes, m.Links = 1e6, links.Rates{SameHost: 100 * links.Gigabyte, BetweenHosts: links.Gigabyte}
 			for i, r := range reports {
 				k := i % 8
-				s.byID[r.Replica].Node = fmt.Sprint("n", i/8)
-				s.byID[r.Replica].site = links.Site{Known: true, GPU: &links.GPU{Index: k, Address: fmt.Sprint("g", k), Peers: []links.Peer{
+				s.byID[r.Replica].Host = fmt.Sprint("n", i/8)
+				s.byID[r.Replica].site = links.Topology{Known: true, GPU: &links.GPU{Index: k, Address: fmt.Sprint("g", k), Peers: []links.Peer{
 					{Index: k ^ 1, Address: fmt.Sprint("g", k^1), NVLinks: links.Bundle{Links: 4, Rate: 1e11}, Asked: true, Read: true, NVLink: true},
 				}}}
 			}

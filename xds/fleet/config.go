@@ -26,11 +26,11 @@ type Model struct {
 	// of, by the rates of Links where they tell of none, and plans put adjacent stages
 	// on near replicas. 0: all hand-overs cost Transfer.
 	TokenBytes float64
-	Links      links.Defaults
+	Links      links.Rates
 	// Limits bound the plans; times at the fleet's speed. Zero: no limit.
 	Limits policies.Limits
 	// Edges are the length buckets of the flows. Reports with others are taken
-	// in without their flow. nil means policies.Edges(Context, 4).
+	// in without their flow. nil means policies.BucketEdges(Context, 4).
 	Edges []policies.Tokens
 	// BytesPerToken is served until enough requests were counted. 0 means
 	// length.DefaultRatio.
@@ -119,7 +119,7 @@ func (r Rules) complete() Rules {
 	for i := range r.Models {
 		m := &r.Models[i]
 		if m.Edges == nil {
-			m.Edges = policies.Edges(m.Context, defaultOctave)
+			m.Edges = policies.BucketEdges(m.Context, defaultOctave)
 		}
 		if m.BytesPerToken == 0 {
 			m.BytesPerToken = length.DefaultRatio
@@ -215,7 +215,7 @@ func (m Model) validate() error {
 	if err := m.Transfer.Validate(); err != nil {
 		return err
 	}
-	if !within(m.TokenBytes, maxRate) || m.Links.Node < 0 || m.Links.Between < 0 || m.Links.Bound < 0 {
+	if !within(m.TokenBytes, maxRate) || m.Links.SameHost < 0 || m.Links.BetweenHosts < 0 || m.Links.MaxBetweenHosts < 0 {
 		return errors.New("token bytes and the rates of links must not be negative")
 	}
 	return m.Limits.Validate()

@@ -64,7 +64,7 @@ func TestFollowerKeepsOthers(t *testing.T) {
 		Epoch: 1, Plans: []policies.Plan{twoStages(1, 16)}, Drained: []policies.ReplicaID{"r3"},
 		Lease: store.Lease{Holder: "a", Expires: start.Add(time.Hour)},
 	}
-	other := policies.OneStage("other", []policies.ReplicaID{"x"})
+	other := policies.OneStagePlan("other", []policies.ReplicaID{"x"})
 	other.Epoch = 1
 	o.Plans = append(o.Plans, other)
 	s := begun(t, rules, o, "r0", "r1", "r2")
@@ -81,7 +81,7 @@ func TestFollowerKeepsOthers(t *testing.T) {
 // replicas that there are is refused, and not taken for granted.
 func TestRollbackWithoutReplicas(t *testing.T) {
 	o := store.Object{
-		Epoch: 9, Plans: []policies.Plan{policies.OneStage("m", []policies.ReplicaID{"r0"})},
+		Epoch: 9, Plans: []policies.Plan{policies.OneStagePlan("m", []policies.ReplicaID{"r0"})},
 		Past: []store.Past{{Model: "m", Epoch: 4, Cuts: []policies.Tokens{16}, Counts: []int{2, 2}}},
 	}
 	o.Plans[0].Epoch = 9

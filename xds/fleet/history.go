@@ -39,7 +39,7 @@ func decisionOf(d adoption.Decision) string {
 	switch {
 	case d.Reason == adoption.RolledBack:
 		return RolledBack
-	case d.Adopt && d.Reason == adoption.Members:
+	case d.Adopt && d.Reason == adoption.ReplicasChanged:
 		return Repaired
 	case d.Adopt:
 		return Adopted

@@ -116,7 +116,7 @@ func TestMendKeepsInvariants(t *testing.T) {
 			t.Fatalf("%s: %v", printPlan(plan), err)
 		}
 		for _, m := range members {
-			if got.Find(m.id) < 0 {
+			if got.StageOfReplica(m.id) < 0 {
 				t.Fatalf("%q: member %s is in no stage of %q", printPlan(plan), m.id, printPlan(got))
 			}
 		}

@@ -8,7 +8,7 @@ import (
 )
 
 // tell takes what a replica says of where it is; false where that is nothing new.
-func (r *replica) tell(s *links.Site) bool {
+func (r *replica) tell(s *links.Topology) bool {
 	if s == nil || r.site.Equal(*s) {
 		return false
 	}
@@ -18,37 +18,37 @@ func (r *replica) tell(s *links.Site) bool {
 
 // place is where the replica is: as it told, but for the node, which is the
 // configuration's to say.
-func (r *replica) place() links.Site {
+func (r *replica) place() links.Topology {
 	s := r.site
-	s.Node = r.Node
+	s.Host = r.Host
 	return s
 }
 
 // elsewhere says that the replica believes to be on another node than the
 // configuration has it on; "" when it does not.
 func (r *replica) elsewhere() string {
-	if r.site.Node == "" || r.site.Node == r.Node {
+	if r.site.Host == "" || r.site.Host == r.Host {
 		return ""
 	}
-	return "it says that it is on node " + r.site.Node + ", the configuration that it is on " + r.Node
+	return "it says that it is on node " + r.site.Host + ", the configuration that it is on " + r.Host
 }
 
 // near is what is known of the distances between a model's replicas. The map is kept
 // until one of them tells something else or the configuration changes.
-func (s *State) near(m *model) adoption.Near {
+func (s *State) near(m *model) adoption.Assigner {
 	if m.TokenBytes == 0 {
-		return adoption.Near{}
+		return adoption.Assigner{}
 	}
 	if m.near == nil {
-		c := proximity.Config{Defaults: m.Links, TokenBytes: m.TokenBytes, Base: m.Transfer.Base}
+		c := proximity.Config{Rates: m.Links, TokenBytes: m.TokenBytes, Base: m.Transfer.Base}
 		for _, r := range s.replicas {
 			if r.Model == m.Name {
-				c.Seats = append(c.Seats, proximity.Seat{ID: r.ID, Site: r.place()})
+				c.Replicas = append(c.Replicas, proximity.Replica{ID: r.ID, Topology: r.place()})
 			}
 		}
 		m.near = proximity.New(c)
 	}
-	return adoption.Near{Map: m.near}
+	return adoption.Assigner{Map: m.near}
 }
 
 // moved says that somebody is elsewhere than before.
@@ -69,5 +69,5 @@ func (s *State) transfer(m *model, eligible []policies.Replica) policies.Transfe
 	for i, r := range eligible {
 		ids[i] = r.ID
 	}
-	return n.Map.Nearest(ids)
+	return n.Map.NearestTransfer(ids)
 }

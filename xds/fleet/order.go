@@ -229,7 +229,7 @@ func (s *State) resume(all bool) {
 				until, length = h.Until.Sub(s.zero).Seconds(), h.For.Seconds()
 			}
 		}
-		m.decider.machine.Resume(until, length)
+		m.decider.machine.RestoreHoldOff(until, length)
 	}
 }
 
@@ -241,7 +241,7 @@ func (s *State) holds() []store.Hold {
 		if m.decider.machine == nil {
 			continue
 		}
-		if until, length := m.decider.machine.Held(); length > 0 {
+		if until, length := m.decider.machine.HoldOffState(); length > 0 {
 			list = append(list, store.Hold{
 				Model: m.Name, Until: s.zero.Add(seconds(until)).UTC().Round(time.Second), For: seconds(length),
 			})

@@ -79,7 +79,7 @@ func (s *State) revived(m *model, p store.Past) policies.Plan {
 	if len(eligible) == 0 {
 		return m.plan
 	}
-	divided := adoption.Scale(policies.Partition{Cuts: p.Cuts, Counts: p.Counts}, len(eligible))
+	divided := adoption.ScaleCounts(policies.Partition{Cuts: p.Cuts, Counts: p.Counts}, len(eligible))
 	var rest []member
 	for _, r := range s.replicas {
 		if r.Model == m.Name && r.stage >= 0 && !r.gone && !r.ordered() && !s.serves(r) {

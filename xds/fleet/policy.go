@@ -43,7 +43,7 @@ func policyOf(name string) (policy, error) {
 	case PolicyRoundRobin:
 		return policy{}, nil
 	}
-	found, _ := partition.Named(name)
+	found, _ := partition.ByName(name)
 	planner, ok := found.(adoption.Planner)
 	if !ok {
 		return policy{}, fmt.Errorf("policy %q: want %q, %q, %q or a partitioner's name", name, PolicyDefault, PolicyPaper, PolicyRoundRobin)

@@ -23,7 +23,7 @@ func (p pair) Partition(w policies.Workload) (policies.Partition, error) {
 func TestWrap(t *testing.T) {
 	asked, names := 0, []string(nil)
 	rules := Rules{
-		Models: []Model{{Name: "m", Context: 32768, Edges: policies.Edges(32768, 4), Cost: policies.Cost{D0: 0.008, D1: 5e-5, D2: 6e-5, D3: 1e-9, D4: 6e-8, Kappa: 4}}},
+		Models: []Model{{Name: "m", Context: 32768, Edges: policies.BucketEdges(32768, 4), Cost: policies.Cost{D0: 0.008, D1: 5e-5, D2: 6e-5, D3: 1e-9, D4: 6e-8, Kappa: 4}}},
 		Wrap: func(model string, native adoption.Planner) adoption.Planner {
 			names = append(names, model)
 			return pair{native, &asked}

@@ -125,7 +125,7 @@ func TestRefinementKeepsPlansValid(t *testing.T) {
 		for _, id := range []string{"r0", "r1", "r2", "r3"} {
 			r := stagedReport(id)
 			r.Proposal = Vote{Epoch: plan.Epoch, Boundary: policies.Tokens(rng.Int64N(64))}
-			if i := plan.Find(r.Replica); i >= 0 {
+			if i := plan.StageOfReplica(r.Replica); i >= 0 {
 				r.Proposal.Low = plan.Stages[i].Low
 			}
 			if rng.IntN(10) == 0 {

@@ -73,7 +73,7 @@ type replica struct {
 	note    string            // what is wrong with its reports
 	judged  loadreport.Model  // what is believed of its load
 	figure  loadreport.Figure // as last judged
-	site    links.Site        // as last told; the zero value: never
+	site    links.Topology    // as last told; the zero value: never
 }
 
 // refresh computes the replica's health and says whether it changed.

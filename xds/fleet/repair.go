@@ -131,5 +131,5 @@ func (s *State) mended(m *model, members []member) policies.Plan {
 			break
 		}
 	}
-	return policies.OneStage(m.Name, ids)
+	return policies.OneStagePlan(m.Name, ids)
 }

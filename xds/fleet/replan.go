@@ -99,7 +99,7 @@ func (s *State) replan(now time.Time, m *model) (Change, bool) {
 	measured := m.decider.mean()
 	d := m.decider.machine.Step(adoption.Input{
 		Now: now.Sub(s.zero).Seconds(), Plan: present, Model: m.Name, Replicas: eligible,
-		Workload: s.workload(now, m, s.flow(now, m), eligible), Iterations: measured, Near: s.near(m).Map,
+		Workload: s.workload(now, m, s.flow(now, m), eligible), Iterations: measured, Proximity: s.near(m).Map,
 	})
 	m.decider.reset(len(m.plan.Stages))
 	m.planner = decision(d)
@@ -122,7 +122,7 @@ func (s *State) replan(now time.Time, m *model) (Change, bool) {
 	if c, ok := s.change(now, m, s.mended(m, members), "replicas changed"); ok {
 		return c, true
 	}
-	if d.Reason != adoption.Waiting {
+	if d.Reason != adoption.WaitingForPeriod {
 		// It is stored with whatever is stored next.
 		s.history = appendHistory(s.history, []Change{word})
 	}
@@ -168,8 +168,8 @@ func (s *State) readyPlan(m *model) (policies.Plan, []policies.Replica) {
 // stage of next where the range that they had begins.
 func park(next, before policies.Plan, members []member) policies.Plan {
 	for _, r := range members {
-		at := before.Find(r.id)
-		if r.ready || at < 0 || next.Find(r.id) >= 0 {
+		at := before.StageOfReplica(r.id)
+		if r.ready || at < 0 || next.StageOfReplica(r.id) >= 0 {
 			continue
 		}
 		stage := &next.Stages[next.StageOf(before.Stages[at].Low)]

@@ -71,7 +71,7 @@ type Report struct {
 	Policies []policyslots.Status
 	// Site is where the replica's KV cache is and what leads away from there; nil:
 	// what was told before stands. It is shared and must not be changed.
-	Site *links.Site
+	Site *links.Topology
 	// LoadBounded says that Decode had to bound figures of Load that no request
 	// can drive out of bounds: counts, and the tokens held.
 	LoadBounded bool
@@ -138,7 +138,7 @@ func Decode(m *api.LoadReport) (Report, error) {
 		if where, err := topology.Decode(m.GetSite()); err == nil {
 			r.Site = &where
 		} else {
-			r.Site = &links.Site{} // what was known before is not true any more
+			r.Site = &links.Topology{} // what was known before is not true any more
 			bounded = append(bounded, "site")
 		}
 	}

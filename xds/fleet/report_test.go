@@ -127,11 +127,11 @@ func TestDecodeSite(t *testing.T) {
 		note  string
 	}{
 		{nil, false, ""},
-		{topology.Encode(links.Site{Known: true, TCP: 5}), true, ""},
+		{topology.Encode(links.Topology{Known: true, TCP: 5}), true, ""},
 		{nil, true, ""},
-		{topology.Encode(links.Site{Node: "b", Known: true, TCP: 5}), true, "it says that it is on node b"},
+		{topology.Encode(links.Topology{Host: "b", Known: true, TCP: 5}), true, "it says that it is on node b"},
 		{&api.Site{Tcp: -1}, false, "bounded: site"},
-		{topology.Encode(links.Site{Known: true}), true, ""},
+		{topology.Encode(links.Topology{Known: true}), true, ""},
 	} {
 		m := goodReport()
 		m.Site = c.tell
@@ -141,7 +141,7 @@ func TestDecodeSite(t *testing.T) {
 		}
 		settleState(s, start, Reported{r})
 		got := s.Snapshot(start).Models[0].Replicas[0]
-		if got.Site.Known != c.known || got.Site.Node != got.Node || !strings.Contains(got.Note, c.note) || (got.Note == "") != (c.note == "") {
+		if got.Site.Known != c.known || got.Site.Host != got.Host || !strings.Contains(got.Note, c.note) || (got.Note == "") != (c.note == "") {
 			t.Errorf("%v: site %+v, note %q", c.tell, got.Site, got.Note)
 		}
 	}
@@ -166,7 +166,7 @@ func FuzzReport(f *testing.F) {
 	tells := goodReport()
 	tells.Migrations, tells.Proposal, tells.Residents = []*api.Migration{goodMove(1, MoveDone)}, &api.Proposal{Epoch: 1, Boundary: 9}, 3
 	tells.Routes = []*api.Route{goodRoute("shm", RouteBroken)}
-	tells.Site = topology.Encode(links.Site{Node: "a", Known: true, GPU: &links.GPU{UUID: "u", Peers: []links.Peer{{Index: 1, Read: true}}}, RDMA: &links.Port{Name: "mlx5_0"}})
+	tells.Site = topology.Encode(links.Topology{Host: "a", Known: true, GPU: &links.GPU{UUID: "u", Peers: []links.Peer{{Index: 1, Read: true}}}, RDMA: &links.Port{Name: "mlx5_0"}})
 	seed(tells)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		m := new(api.LoadReport)

@@ -87,7 +87,7 @@ func (p *player) do(d *datadriven.TestData) string {
 			id, draining := strings.CutSuffix(id, "*")
 			id, node, _ := strings.Cut(id, "@")
 			r := scenarioReplica(id)
-			r.Draining, r.Node = draining, node
+			r.Draining, r.Host = draining, node
 			p.list = append(p.list, r)
 		}
 		if err := Check(p.state.rules.Models, p.list); err != nil {
@@ -176,7 +176,7 @@ func (p *player) do(d *datadriven.TestData) string {
 	case "migration-cost":
 		m := p.state.models[0]
 		_, eligible := p.state.readyPlan(m)
-		fmt.Fprintf(&p.out, "%.0f µs a token, nearest %.0f\n", 1e6*p.state.near(m).Map.Plan(m.plan, nil).PerToken, 1e6*p.state.transfer(m, eligible).PerToken)
+		fmt.Fprintf(&p.out, "%.0f µs a token, nearest %.0f\n", 1e6*p.state.near(m).Map.PlanTransfer(m.plan, nil).PerToken, 1e6*p.state.transfer(m, eligible).PerToken)
 	default:
 		d.Fatalf(p.t, "unknown command %q", d.Cmd)
 	}
@@ -185,11 +185,11 @@ func (p *player) do(d *datadriven.TestData) string {
 
 func (p *player) begin() {
 	m := Model{
-		Name: "m", Context: 32768, Edges: policies.Edges(32768, 4),
+		Name: "m", Context: 32768, Edges: policies.BucketEdges(32768, 4),
 		Cost: policies.Cost{D0: 0.008, D1: 5e-5, D2: 6e-5, D3: 1e-9, D4: 6e-8, Kappa: 4},
 	}
 	if p.links {
-		m.TokenBytes, m.Links = 1e6, links.Defaults{Node: 100 * links.Gigabyte, Between: links.Gigabyte}
+		m.TokenBytes, m.Links = 1e6, links.Rates{SameHost: 100 * links.Gigabyte, BetweenHosts: links.Gigabyte}
 	}
 	s, err := NewState(Rules{Policy: p.policy, Check: p.check, Models: []Model{m}})
 	if err != nil {
@@ -225,7 +225,7 @@ func (p *player) report(words []string) {
 	for _, id := range ids {
 		r, ok := p.last[id]
 		if !ok {
-			r = Report{Replica: policies.ReplicaID(id), Model: "m", EngineReady: true, Flow: policies.NewFlow(policies.Edges(32768, 4))}
+			r = Report{Replica: policies.ReplicaID(id), Model: "m", EngineReady: true, Flow: policies.NewFlow(policies.BucketEdges(32768, 4))}
 		}
 		r.EngineReady, r.Draining = true, false
 		for _, w := range words {
@@ -250,16 +250,16 @@ func (p *player) report(words []string) {
 				r.Flow.Seen = seen
 			case "propose":
 				plan := p.state.models[0].plan
-				r.Proposal = Vote{plan.Epoch, plan.Stages[max(plan.Find(r.Replica), 0)].Low, policies.Tokens(x)}
+				r.Proposal = Vote{plan.Epoch, plan.Stages[max(plan.StageOfReplica(r.Replica), 0)].Low, policies.Tokens(x)}
 			case "gpu":
 				n := int(x)
 				g := &links.GPU{Index: n, Address: fmt.Sprint("g", n), Peers: []links.Peer{
 					{Index: n ^ 1, Address: fmt.Sprint("g", n^1), NVLinks: links.Bundle{Links: 4, Rate: 100 * links.Gigabyte}, Asked: true, Read: true, NVLink: true},
 				}}
-				r.Site = &links.Site{Node: p.state.byID[r.Replica].Node, Known: true, GPU: g}
+				r.Site = &links.Topology{Host: p.state.byID[r.Replica].Host, Known: true, GPU: g}
 			case "node":
 				where := *r.Site
-				where.Node = value
+				where.Host = value
 				r.Site = &where
 			case "edges":
 				r.Flow = policies.NewFlow([]policies.Tokens{0, 7})
@@ -274,16 +274,16 @@ func (p *player) report(words []string) {
 
 // mix is what one of eight replicas counts under a named mix of requests.
 func mix(name string) (policies.Flow, []policies.Batch) {
-	f := policies.NewFlow(policies.Edges(32768, 4))
+	f := policies.NewFlow(policies.BucketEdges(32768, 4))
 	batch := make([]policies.Batch, len(f.Edges))
 	// add counts rate requests/s with the given input and output lengths.
 	add := func(rate float64, input, output policies.Tokens) {
-		b := policies.Bucket(f.Edges, input)
+		b := policies.BucketOf(f.Edges, input)
 		f.Arrivals[b] += rate
 		f.Prefill[b] += rate * float64(input)
 		f.Prefill2[b] += rate * float64(input*input)
 		for l := input + 1; l <= input+output; l++ {
-			c := policies.Bucket(f.Edges, l)
+			c := policies.BucketOf(f.Edges, l)
 			f.Tokens[c] += rate
 			f.Reads[c] += rate * float64(l)
 			f.Weight[c] += rate / float64(output)

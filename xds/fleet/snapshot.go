@@ -46,7 +46,7 @@ type ModelState struct {
 	Replicas      []ReplicaState
 	// Links are the rates where replicas tell of no links; the zero value where links
 	// make no difference.
-	Links links.Defaults
+	Links links.Rates
 }
 
 // ReplicaState is one replica of a Snapshot.
@@ -68,8 +68,8 @@ type ReplicaState struct {
 	// Stopping says that its migrator takes no new request of its own accord.
 	Stopping bool
 	Settling
-	Routes []Route    // by which blocks may come to it
-	Site   links.Site // where its KV cache is
+	Routes []Route        // by which blocks may come to it
+	Site   links.Topology // where its KV cache is
 }
 
 // View is the routing part of the snapshot under the given settings.
@@ -80,7 +80,7 @@ func (s *Snapshot) View(settings resources.Settings) resources.View {
 		v.Plans = append(v.Plans, m.Plan)
 		for _, r := range m.Replicas {
 			v.Endpoints = append(v.Endpoints, resources.Endpoint{
-				ID: r.ID, Model: r.Model, Address: r.Address, Peer: r.Peer, Node: r.Node,
+				ID: r.ID, Model: r.Model, Address: r.Address, Peer: r.Peer, Node: r.Host,
 				Weight: r.Weight, Health: r.Health, Capacity: r.Capacity, Adapters: r.Adapters,
 			})
 		}

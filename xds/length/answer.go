@@ -72,7 +72,7 @@ func refuseTooLarge(limit int) *extproc.ProcessingResponse {
 	return &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_ImmediateResponse{ImmediateResponse: &extproc.ImmediateResponse{
 		Status:  &typev3.HttpStatus{Code: typev3.StatusCode_PayloadTooLarge},
 		Headers: &extproc.HeaderMutation{SetHeaders: []*corev3.HeaderValueOption{set("content-type", "application/json")}},
-		Body:    []byte(length.TooLarge(int64(limit))),
+		Body:    []byte(length.TooLargeBody(int64(limit))),
 		Details: "cascade_length_request_too_large",
 	}}}
 }

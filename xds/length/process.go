@@ -129,15 +129,15 @@ func (x *exchange) onHeaders(h *extproc.HttpHeaders, p *extproc.ProtocolConfigur
 		}
 	}
 	x.model = s.models.byHost(authority)
-	step, size := length.Headers{ContentLength: contentLength, Ended: h.GetEndOfStream(), Model: x.model != ""}.Step(int64(s.config.MaxBody))
+	step, size := length.Headers{ContentLength: contentLength, Ended: h.GetEndOfStream(), Model: x.model != ""}.Strategy(int64(s.config.MaxBody))
 	switch step {
-	case length.Unsized:
+	case length.NoBody:
 		s.metrics.count(noBody)
 		return headersAnswer(withoutEstimate(x.model)), nil
 	case length.BySize:
 		s.metrics.count(fromHeaders)
 		return headersAnswer(withEstimate(x.model, s.estimator(x.model).FromContentLength(size))), nil
-	case length.Refuse:
+	case length.RejectBody:
 		s.metrics.count(tooLarge)
 		return refuseTooLarge(s.config.MaxBody), nil
 	}

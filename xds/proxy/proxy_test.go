@@ -117,7 +117,7 @@ func manyModels(v resources.View) resources.View {
 	e.ID, e.Model, e.Address = "n0", "n/2", v.Endpoints[3].Address
 	v.Endpoints = append(slices.Clone(v.Endpoints[:3]), e)
 	v.Plans = []policies.Plan{{Model: "m", Epoch: 1, Stages: []policies.Stage{{Low: 0, High: 1000, Replicas: []policies.ReplicaID{"r0", "r1"}}, {Low: 1000, High: policies.Unbounded, Replicas: []policies.ReplicaID{"r2"}}}},
-		policies.OneStage("n/2", []policies.ReplicaID{"n0"})}
+		policies.OneStagePlan("n/2", []policies.ReplicaID{"n0"})}
 	return v
 }
 
@@ -197,7 +197,7 @@ func TestWeights(t *testing.T) {
 	f := newFleet(t, 2, nil)
 	v := f.view
 	v.Endpoints = slices.Clone(v.Endpoints)
-	v.Plans = []policies.Plan{policies.OneStage("m", []policies.ReplicaID{"r0", "r1"})}
+	v.Plans = []policies.Plan{policies.OneStagePlan("m", []policies.ReplicaID{"r0", "r1"})}
 	v.Endpoints[0].Weight, v.Endpoints[1].Weight = 30, 10
 	f.publish(v, nil, func(s *client.Snapshot) bool {
 		p, err := client.Plans(s) // the routes come after the endpoints
@@ -466,7 +466,7 @@ func TestRunningStreamsSurvive(t *testing.T) {
 	}
 	v := f.view
 	v.Endpoints = v.Endpoints[2:]
-	v.Plans = []policies.Plan{policies.OneStage("m", []policies.ReplicaID{"r2", "r3"})}
+	v.Plans = []policies.Plan{policies.OneStagePlan("m", []policies.ReplicaID{"r2", "r3"})}
 	v.Settings.IdleTimeout = time.Hour // an edit of the listener
 	f.publish(v, nil, func(s *client.Snapshot) bool {
 		return s.Listeners["cascade"].StreamIdle == time.Hour && len(s.Assignments["cascade/m/s0"].Priorities[0]) == 2 && len(s.Assignments["cascade/m/s0"].Priorities) == 1

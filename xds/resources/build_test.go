@@ -34,7 +34,7 @@ func fleet() resources.View {
 func twoModels() resources.View {
 	v := fleet()
 	v.Models = append(v.Models, resources.Model{Name: "tiny", Context: 8192, BytesPerToken: 3500})
-	v.Plans = append(v.Plans, policies.OneStage("tiny", []policies.ReplicaID{"t"}))
+	v.Plans = append(v.Plans, policies.OneStagePlan("tiny", []policies.ReplicaID{"t"}))
 	v.Endpoints = append(v.Endpoints, resources.Endpoint{ID: "t", Model: "tiny", Address: "127.0.0.1:8101", Node: "n3"})
 	v.Settings = resources.Settings{
 		Listen: "127.0.0.1:0", Estimator: resources.ExtProc, Length: "127.0.0.1:7000",

@@ -261,7 +261,7 @@ func TestBuildRefuses(t *testing.T) {
 		`model "tiny" has no plan`:              func(v *resources.View) { v.Plans = v.Plans[:1] },
 		`model "tiny" has two plans`:            func(v *resources.View) { v.Plans = append(v.Plans, v.Plans[1]) },
 		`plan of "x": no such model`: func(v *resources.View) {
-			v.Previous = []policies.Plan{policies.OneStage("x", []policies.ReplicaID{"a"})}
+			v.Previous = []policies.Plan{policies.OneStagePlan("x", []policies.ReplicaID{"a"})}
 		},
 		"4: a stage needs at least one replica": func(v *resources.View) { v.Plans[1].Stages[0].Replicas = nil },
 		`model "tiny" has no endpoint`:          func(v *resources.View) { v.Endpoints = v.Endpoints[:5] },

@@ -1,5 +1,5 @@
 // Package topology reads and writes what replicas tell of where their KV caches are: a
-// links.Site on the wire. It decides nothing; a Site that Decode returns is valid.
+// links.Topology on the wire. It decides nothing; a Site that Decode returns is valid.
 package topology
 
 import (
@@ -16,8 +16,8 @@ import (
 const MaxBytes = 16 << 10
 
 // Encode puts a site on the wire.
-func Encode(s links.Site) *api.Site {
-	m := &api.Site{Node: s.Node, Known: s.Known, Cuda: s.CUDA, Verbs: s.Verbs, PeerMemory: s.PeerMemory, Tcp: int64(s.TCP)}
+func Encode(s links.Topology) *api.Site {
+	m := &api.Site{Node: s.Host, Known: s.Known, Cuda: s.CUDA, Verbs: s.Verbs, PeerMemory: s.PeerMemory, Tcp: int64(s.TCP)}
 	if p := s.RDMA; p != nil {
 		m.Rdma = &api.SitePort{Name: p.Name, Layer: p.Layer, Subnet: p.Subnet, Rate: int64(p.Rate), Distance: uint32(p.Distance)}
 	}
@@ -44,11 +44,11 @@ func encodeBundle(b links.Bundle) *api.SiteBundle {
 }
 
 // Decode checks a message and turns it into a Site. The error names the field.
-func Decode(m *api.Site) (links.Site, error) {
+func Decode(m *api.Site) (links.Topology, error) {
 	if n := proto.Size(m); n > MaxBytes {
-		return links.Site{}, fmt.Errorf("site: %d bytes, at most %d are read", n, MaxBytes)
+		return links.Topology{}, fmt.Errorf("site: %d bytes, at most %d are read", n, MaxBytes)
 	}
-	s := links.Site{Node: m.GetNode(), Known: m.GetKnown(), CUDA: m.GetCuda(), Verbs: m.GetVerbs(), PeerMemory: m.GetPeerMemory(), TCP: links.Rate(m.GetTcp())}
+	s := links.Topology{Host: m.GetNode(), Known: m.GetKnown(), CUDA: m.GetCuda(), Verbs: m.GetVerbs(), PeerMemory: m.GetPeerMemory(), TCP: links.Rate(m.GetTcp())}
 	if p := m.GetRdma(); p != nil {
 		s.RDMA = &links.Port{Name: p.GetName(), Layer: p.GetLayer(), Subnet: p.GetSubnet(), Rate: links.Rate(p.GetRate()), Distance: distance(p.GetDistance())}
 	}
@@ -72,4 +72,4 @@ func decodeBundle(b *api.SiteBundle) links.Bundle {
 }
 
 // distance is one that Validate knows, or refuses; a later version's is not known.
-func distance(d uint32) links.Distance { return links.Distance(min(d, uint32(links.Far))) }
+func distance(d uint32) links.Distance { return links.Distance(min(d, uint32(links.UnknownDistance))) }

@@ -13,9 +13,9 @@ import (
 )
 
 // full is a site in which nothing is zero.
-func full() links.Site {
-	return links.Site{
-		Node: "a", Known: true, CUDA: "no", Verbs: "nor", PeerMemory: true, TCP: 5,
+func full() links.Topology {
+	return links.Topology{
+		Host: "a", Known: true, CUDA: "no", Verbs: "nor", PeerMemory: true, TCP: 5,
 		GPU: &links.GPU{
 			Index: 3, UUID: "u", Address: "g", Absent: true, Lost: "l", MIG: true, Copy: 6, PCIe: 7, Switched: links.Bundle{Links: 18, Rate: 8},
 			Peers: []links.Peer{
@@ -28,14 +28,14 @@ func full() links.Site {
 }
 
 func TestRoundTrip(t *testing.T) {
-	for _, want := range []links.Site{{}, {Node: "a"}, full()} {
+	for _, want := range []links.Topology{{}, {Host: "a"}, full()} {
 		if got, err := topology.Decode(topology.Encode(want)); err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("%+v became %+v, %v", want, got, err)
 		}
 	}
-	for i := range reflect.TypeFor[links.Site]().NumField() {
+	for i := range reflect.TypeFor[links.Topology]().NumField() {
 		if reflect.ValueOf(full()).Field(i).IsZero() {
-			t.Errorf("the full site lacks %s", reflect.TypeFor[links.Site]().Field(i).Name)
+			t.Errorf("the full site lacks %s", reflect.TypeFor[links.Topology]().Field(i).Name)
 		}
 	}
 }
@@ -57,7 +57,7 @@ func TestDecodeRefuses(t *testing.T) {
 	// What a later version knows better is taken for far.
 	m := topology.Encode(full())
 	m.Rdma.Distance = 99
-	if s, err := topology.Decode(m); err != nil || s.RDMA.Distance != links.Far {
+	if s, err := topology.Decode(m); err != nil || s.RDMA.Distance != links.UnknownDistance {
 		t.Errorf("%+v, %v", s.RDMA, err)
 	}
 }
@@ -65,7 +65,7 @@ func TestDecodeRefuses(t *testing.T) {
 // FuzzDecode: whatever is decoded is valid, goes round, and has a way to itself and
 // to another.
 func FuzzDecode(f *testing.F) {
-	for _, s := range []links.Site{{}, {Node: "a"}, full()} {
+	for _, s := range []links.Topology{{}, {Host: "a"}, full()} {
 		b, err := proto.Marshal(topology.Encode(s))
 		if err != nil {
 			f.Fatal(err)
@@ -73,7 +73,7 @@ func FuzzDecode(f *testing.F) {
 		f.Add(b)
 	}
 	other := full()
-	other.Node = "b"
+	other.Host = "b"
 	f.Fuzz(func(t *testing.T, b []byte) {
 		m := new(api.Site)
 		if proto.Unmarshal(b, m) != nil {
@@ -90,8 +90,8 @@ func FuzzDecode(f *testing.F) {
 		if err != nil || !again.Equal(s) || again.Class() != s.Class() {
 			t.Fatalf("%+v became %+v, %v", s, again, err)
 		}
-		for _, o := range []links.Site{s, full(), other} {
-			if w := (links.Defaults{}).Best(s, o); w.Closed || w.Rate <= 0 {
+		for _, o := range []links.Topology{s, full(), other} {
+			if w := (links.Rates{}).BestPath(s, o); w.Closed || w.Rate <= 0 {
 				t.Fatalf("%+v", w)
 			}
 		}

@@ -45,7 +45,7 @@ type Config struct {
 	// Self is who the own certificate must be. Without a trust domain nobody has
 	// an identity: certificates count by their authority and, for servers, by the
 	// host that was dialled.
-	Self identity.Want
+	Self identity.Matcher
 	// Refresh is the time between two looks at the files; 0 means 10 s.
 	Refresh time.Duration
 	// Logger is told of rotations, and once of each that is refused; nil discards.
@@ -208,7 +208,7 @@ func (c Config) parse(f files, now time.Time) (*material, error) {
 		return nil, fmt.Errorf("%s holds no PEM certificate", c.CA)
 	}
 	if c.Self.TrustDomain != "" {
-		if m.id, err = c.Self.Certificate(cert.Leaf); err != nil {
+		if m.id, err = c.Self.CheckCertificate(cert.Leaf); err != nil {
 			return nil, fmt.Errorf("%s: %w", c.Cert, err)
 		}
 	}

@@ -45,7 +45,7 @@ func issue(t *testing.T, a *devca.Authority, dir string, role identity.Role, nam
 	}
 	return Config{
 		Cert: filepath.Join(dir, devca.Cert), Key: filepath.Join(dir, devca.Key), CA: filepath.Join(dir, devca.AuthorityCert),
-		Self: identity.Want{TrustDomain: domain, Role: role},
+		Self: identity.Matcher{TrustDomain: domain, Role: role},
 	}
 }
 

@@ -56,20 +56,20 @@ func (k *Provider) WrapListener(l net.Listener) net.Listener {
 // ControlClientConfig returns the client side of a connection to a control plane at
 // address, host:port; nil for plain text.
 func (k *Provider) ControlClientConfig(address string) *tls.Config {
-	return k.clientConfig(address, identity.Want{Role: identity.Control})
+	return k.clientConfig(address, identity.Matcher{Role: identity.Control})
 }
 
 // MigratorClientConfig returns the client side of a connection to a replica's migrator at
 // address, host:port; nil for plain text.
 func (k *Provider) MigratorClientConfig(replica, address string) *tls.Config {
-	return k.clientConfig(address, identity.Want{Role: identity.Migrator, Name: replica})
+	return k.clientConfig(address, identity.Matcher{Role: identity.Migrator, Name: replica})
 }
 
 // clientConfig returns the client side of a connection to a component. The server's
 // certificate must chain to the authorities in force then. With a trust domain
 // it must also be the component's, wherever that is; without, it must carry the
 // host that is dialled.
-func (k *Provider) clientConfig(address string, want identity.Want) *tls.Config {
+func (k *Provider) clientConfig(address string, want identity.Matcher) *tls.Config {
 	if k == nil {
 		return nil
 	}
@@ -103,7 +103,7 @@ func (k *Provider) clientConfig(address string, want identity.Want) *tls.Config 
 			if _, err := cs.PeerCertificates[0].Verify(opts); err != nil || want.TrustDomain == "" {
 				return err
 			}
-			if _, err := want.Certificate(cs.PeerCertificates[0]); err != nil {
+			if _, err := want.CheckCertificate(cs.PeerCertificates[0]); err != nil {
 				return fmt.Errorf("%s: %w", address, err)
 			}
 			return nil

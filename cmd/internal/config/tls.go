@@ -31,11 +31,11 @@ func (t TLS) PerName() bool {
 
 // ExpectedIdentity is who the own certificate of a component must be; the zero Want without
 // a trust domain.
-func (t TLS) ExpectedIdentity(role identity.Role, name string) identity.Want {
+func (t TLS) ExpectedIdentity(role identity.Role, name string) identity.Matcher {
 	if t.TrustDomain == "" {
-		return identity.Want{}
+		return identity.Matcher{}
 	}
-	return identity.Want{TrustDomain: t.TrustDomain, Role: role, Name: name}
+	return identity.Matcher{TrustDomain: t.TrustDomain, Role: role, Name: name}
 }
 
 func (t TLS) validate(c *checker) {

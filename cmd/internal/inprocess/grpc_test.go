@@ -69,7 +69,7 @@ func TestGRPCBoundaries(t *testing.T) {
 					if err != nil {
 						t.Fatalf("%d tokens: %v", tokens, err)
 					}
-					if n++; p.Find(id) != p.StageOf(tokens) {
+					if n++; p.StageOfReplica(id) != p.StageOf(tokens) {
 						return false
 					}
 				}

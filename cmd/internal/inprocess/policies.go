@@ -33,7 +33,7 @@ func (f *Fleet) newHost() error {
 		return fmt.Errorf("policies: %w", err)
 	}
 	f.slotClient, err = client.New(client.Config{
-		Conn: f.controlConn, NodeID: names.MigratorNode(hostName), Cluster: resources.ObserverCluster,
+		Conn: f.controlConn, NodeID: names.MigratorNodeID(hostName), Cluster: resources.ObserverCluster,
 		Slots: policyhost.Resources(policyhost.MarketKinds), CheckSlot: f.host.CheckResource, Watcher: f.host.Follower(), Logger: log,
 	})
 	return err

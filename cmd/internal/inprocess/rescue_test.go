@@ -26,8 +26,8 @@ const forever = 100_000
 func (r *fleetHarness) residents(id string, movable int) (moving, fixed, others []*live) {
 	r.t.Helper()
 	for n := 0; len(moving) < movable || len(fixed) == 0; n++ {
-		here := func() map[string]policies.Reason {
-			out := make(map[string]policies.Reason)
+		here := func() map[string]policies.PinReason {
+			out := make(map[string]policies.PinReason)
 			for _, q := range r.fronts[id].LocalLegs() {
 				if q.Request.MaxOutput == forever {
 					out[q.Name] = q.Pinned
@@ -45,7 +45,7 @@ func (r *fleetHarness) residents(id string, movable int) (moving, fixed, others 
 		at := "elsewhere"
 		for leg, why := range here() {
 			// Another one may have moved here meanwhile.
-			if _, old := before[leg]; !old && ties == (why != policies.MayMove) {
+			if _, old := before[leg]; !old && ties == (why != policies.NotPinned) {
 				if at = "moving"; ties {
 					at = "fixed"
 				}

@@ -30,7 +30,7 @@ func (o *controlView) address(id policies.ReplicaID) string {
 func (o *controlView) node(id policies.ReplicaID) string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.peers[id].Node
+	return o.peers[id].Host
 }
 
 // peerIDs are the replicas that the control plane tells of, in any order.

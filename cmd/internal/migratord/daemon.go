@@ -149,7 +149,7 @@ func (d *Daemon) newMigration() error {
 	kc.Mover, kc.Network = d.executor, d.network
 	kc.Residents = func() []frontend.LocalLeg { return d.frontend.LocalLegs() }
 	kc.Load = func() policies.Load { return d.Status().Load }
-	kc.Machine.First = uint64(d.startedAt.UnixMicro()) // so that deals tell whose they are
+	kc.Machine.FirstDeal = uint64(d.startedAt.UnixMicro()) // so that deals tell whose they are
 	kc.Ready = func() bool { return d.frontend.Status().EngineReady }
 	kc.Receives = func() bool { return d.deviceDown() == nil }
 	if d.market, err = market.New(kc); err != nil {
@@ -159,7 +159,7 @@ func (d *Daemon) newMigration() error {
 	for _, conn := range d.cfg.OtherControl {
 		others = append(others, client.Server{Conn: conn})
 	}
-	cc := client.Config{Conn: d.cfg.Control, Others: others, NodeID: identity.MigratorNode(r.ID), Cluster: resources.ObserverCluster, Logger: log}
+	cc := client.Config{Conn: d.cfg.Control, Others: others, NodeID: identity.MigratorNodeID(r.ID), Cluster: resources.ObserverCluster, Logger: log}
 	w := snapshotWatcher{d: d}
 	if d.host != nil && d.cfg.Host == nil {
 		w.slots = d.host.Follower()

@@ -20,13 +20,13 @@ type linkCache struct {
 	mu           sync.Mutex
 	machine      *topology.Machine // that own was made of
 	gpuUnknown   bool              // and whether the pool was on a GPU that nobody named
-	own          links.Site
+	own          links.Topology
 	wire         *xds.Site // own, for others; another one when it says something else
 	peers        map[policies.ReplicaID]*peerLinks
 	fileReplicas map[policies.ReplicaID]config.Replica // as the fleet file has them
 	// toPeers are the ways to all peers as of drawn: a market asks for each of them, offer
 	// by offer.
-	toPeers   map[policies.ReplicaID]links.Way
+	toPeers   map[policies.ReplicaID]links.Path
 	toPeersAt time.Time
 }
 
@@ -37,9 +37,9 @@ const toPeersMaxAge = time.Second
 type peerLinks struct {
 	reported *xds.Site // that site was made of; nil: nothing was told
 	node     string
-	own      *xds.Site // that the rest was worked out for
-	to       links.Way // the way there, by the fleet file's rates
-	from     []links.Way
+	own      *xds.Site  // that the rest was worked out for
+	to       links.Path // the way there, by the fleet file's rates
+	from     []links.Path
 }
 
 // replicaLocked is what the fleet file says of a replica, if it knows it.
@@ -80,11 +80,11 @@ func (d *Daemon) updateSiteLocked() {
 		return
 	}
 	n.machine, n.gpuUnknown = m, strays
-	s := links.Site{}
+	s := links.Topology{}
 	if m != nil && !strays {
 		s = m.Site(d.cfg.Fleet.Place(d.cfg.Replica))
 	}
-	s.Node = d.cfg.Replica.Node
+	s.Host = d.cfg.Replica.Node
 	if n.wire == nil || !s.Equal(n.own) {
 		n.own, n.wire = s, topologywire.Encode(s)
 	}
@@ -115,9 +115,9 @@ func (d *Daemon) peerLinksLocked(id policies.ReplicaID) *peerLinks {
 	}
 	p = &peerLinks{reported: told, node: node, own: n.wire}
 	there := d.peerSiteLocked(id, told, node)
-	p.to = d.cfg.Fleet.Links().Best(n.own, there)
+	p.to = d.cfg.Fleet.Links().BestPath(n.own, there)
 	if n.own.Known && there.Known {
-		p.from = links.Ways(there, n.own)
+		p.from = links.Paths(there, n.own)
 	}
 	if n.peers == nil || len(n.peers) >= maxPeerLinks {
 		n.peers = make(map[policies.ReplicaID]*peerLinks)
@@ -131,10 +131,10 @@ const maxPeerLinks = 1 << 15
 
 // peerSiteLocked is where a peer is: as it told, else, on a machine that is known here too, as
 // the fleet file says, else on its node.
-func (d *Daemon) peerSiteLocked(id policies.ReplicaID, told *xds.Site, node string) links.Site {
+func (d *Daemon) peerSiteLocked(id policies.ReplicaID, told *xds.Site, node string) links.Topology {
 	if told != nil {
 		if s, err := topologywire.Decode(told); err == nil {
-			s.Node = node
+			s.Host = node
 			return s
 		}
 	}
@@ -144,10 +144,10 @@ func (d *Daemon) peerSiteLocked(id policies.ReplicaID, told *xds.Site, node stri
 	}
 	r, known := d.replicaLocked(id)
 	if m == nil || !known || d.linkCache.gpuUnknown {
-		return links.Site{Node: node}
+		return links.Topology{Host: node}
 	}
 	s := m.Site(d.cfg.Fleet.Place(r))
-	s.Node = node
+	s.Host = node
 	return s
 }
 
@@ -155,18 +155,18 @@ func (d *Daemon) peerSiteLocked(id policies.ReplicaID, told *xds.Site, node stri
 func (d *Daemon) distance(to policies.ReplicaID, length policies.Tokens) policies.Micros {
 	w, ok := d.linksToPeers()[to]
 	if !ok {
-		w.Rate = d.cfg.Fleet.Links().Between
+		w.Rate = d.cfg.Fleet.Links().BetweenHosts
 	}
 	return w.Latency + policies.Micros(float64(length)*d.linkCache.tokenBytes/float64(max(1, w.Rate))*1e6)
 }
 
 // linksToPeers are the ways to all peers, as they were a moment ago.
-func (d *Daemon) linksToPeers() map[policies.ReplicaID]links.Way {
+func (d *Daemon) linksToPeers() map[policies.ReplicaID]links.Path {
 	n := &d.linkCache
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.toPeers == nil || time.Since(n.toPeersAt) >= toPeersMaxAge {
-		next := make(map[policies.ReplicaID]links.Way) // the last one may be in use
+		next := make(map[policies.ReplicaID]links.Path) // the last one may be in use
 		for _, id := range d.controlView.peerIDs() {
 			next[id] = d.peerLinksLocked(id).to
 		}
@@ -178,7 +178,7 @@ func (d *Daemon) linksToPeers() map[policies.ReplicaID]links.Way {
 // linksFrom are those by which blocks may come from a peer; nil where nothing is known of
 // one of the two, or the own engine has its KV elsewhere than the fleet file says: an
 // emulated one may stand on a GPU, and have its pool in the machine's memory.
-func (d *Daemon) linksFrom(from policies.ReplicaID) []links.Way {
+func (d *Daemon) linksFrom(from policies.ReplicaID) []links.Path {
 	m, ok := d.memory()
 	inHost := ok && m.Device == nil
 	d.linkCache.mu.Lock()
@@ -196,7 +196,7 @@ func (d *Daemon) describeLink(from policies.ReplicaID, transport string) string 
 	for _, closed := range [...]bool{false, true} {
 		for _, w := range ways {
 			if w.Transport == transport && w.Closed == closed {
-				return w.Why
+				return w.Reason
 			}
 		}
 	}

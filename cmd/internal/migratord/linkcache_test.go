@@ -51,7 +51,7 @@ func newLinkDaemon(t *testing.T) *Daemon {
 	d.linkCache.tokenBytes = 1e6
 	d.controlView.peers = make(map[policies.ReplicaID]policies.Replica)
 	for _, r := range f.Fleet.Replicas {
-		d.controlView.peers[policies.ReplicaID(r.ID)] = policies.Replica{ID: policies.ReplicaID(r.ID), Node: r.Node}
+		d.controlView.peers[policies.ReplicaID(r.ID)] = policies.Replica{ID: policies.ReplicaID(r.ID), Host: r.Node}
 	}
 	return d
 }
@@ -76,7 +76,7 @@ func TestDistances(t *testing.T) {
 			t.Errorf("%s is %d µs a token away, not %d", id, got, want)
 		}
 	}
-	if w := links.Best(d.linksFrom("r1")); w.Kind != links.NVLinked || d.describeLink("r1", "cuda") != w.Why || w.Why == "" {
+	if w := links.BestPath(d.linksFrom("r1")); w.Kind != links.NVLinked || d.describeLink("r1", "cuda") != w.Reason || w.Reason == "" {
 		t.Errorf("from r1: %+v", w)
 	}
 	if why := d.describeLink("r2", "cuda"); why == "" || why == d.describeLink("r1", "cuda") {

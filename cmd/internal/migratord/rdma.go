@@ -49,7 +49,7 @@ func (d *Daemon) rdmaDevice() string {
 }
 
 // bounceThroughHost reports whether the KV of a GPU goes to the NIC by way of the host, since
-// another processor is between the two: as the fleet is told (links.Ways).
+// another processor is between the two: as the fleet is told (links.Paths).
 func (d *Daemon) bounceThroughHost() bool {
 	d.linkCache.mu.Lock()
 	defer d.linkCache.mu.Unlock()

@@ -33,7 +33,7 @@ func (d *Daemon) ownExtra() loadreport.Extra {
 	if d.market == nil {
 		for _, r := range d.frontend.LocalLegs() {
 			e.Residents++
-			if r.Pinned != policies.MayMove {
+			if r.Pinned != policies.NotPinned {
 				e.Pinned++
 			}
 		}

@@ -17,7 +17,7 @@ type callArgs struct {
 	ask       abi.Ask
 	own, mean policies.Tokens
 	arrival   policies.Arrival
-	border    policies.Border
+	border    policies.BoundaryView
 	workload  policies.Workload
 	change    abi.Change
 }
@@ -123,9 +123,9 @@ func (r random) sized(k abi.Kind, several, many int) *callArgs {
 		q.border = r.border(many)
 	case abi.Quote:
 		q.ask = abi.Ask{
-			Position: policies.Position{Capacity: 1e6 + r.tokens(1e6), Held: r.tokens(1e6), Promised: r.tokens(1e4), Incoming: r.tokens(1e5),
+			Position: policies.Occupancy{Capacity: 1e6 + r.tokens(1e6), Held: r.tokens(1e6), Promised: r.tokens(1e4), Incoming: r.tokens(1e5),
 				Throughput: r.tokens(2) * r.tokens(1e6), Draining: r.IntN(20) == 0},
-			Handover: policies.Handover{Request: fmt.Sprintf("front-%d/%d", r.IntN(9), r.IntN(1e6)), Length: 1 + r.tokens(1e5), Cause: policies.Cause(1 + r.IntN(4))},
+			Handover: policies.Migration{Request: fmt.Sprintf("front-%d/%d", r.IntN(9), r.IntN(1e6)), Length: 1 + r.tokens(1e5), Cause: policies.MigrationCause(1 + r.IntN(4))},
 		}
 	case abi.Select:
 		for i := range several {
@@ -143,9 +143,9 @@ func (r random) sized(k abi.Kind, several, many int) *callArgs {
 
 func replica(i int) policies.ReplicaID { return policies.ReplicaID(fmt.Sprintf("replica-%d", i)) }
 
-func (r random) border(n int) policies.Border {
+func (r random) border(n int) policies.BoundaryView {
 	at := 1000 + r.tokens(30_000)
-	b := policies.Border{Boundary: at, High: policies.Unbounded, Peers: 1 + r.IntN(8), Successors: 1 + r.IntN(8), Cost: cost}
+	b := policies.BoundaryView{Boundary: at, High: policies.Unbounded, Peers: 1 + r.IntN(8), Successors: 1 + r.IntN(8), Cost: cost}
 	if r.IntN(2) == 0 {
 		b.Low, b.High = at/2, at*4
 	}
@@ -159,9 +159,9 @@ func (r random) border(n int) policies.Border {
 }
 
 func (r random) arrival(peers int) policies.Arrival {
-	site := func(id policies.ReplicaID) policies.Site {
+	site := func(id policies.ReplicaID) policies.Candidate {
 		low := r.tokens(3) * 4000
-		return policies.Site{ID: id, Low: low, High: low + 4000, Waiting: r.tokens(20_000), Load: r.tokens(1e6), Prefix: r.tokens(3000), Draining: r.IntN(12) == 0}
+		return policies.Candidate{ID: id, Low: low, High: low + 4000, Waiting: r.tokens(20_000), Load: r.tokens(1e6), Prefix: r.tokens(3000), Draining: r.IntN(12) == 0}
 	}
 	a := policies.Arrival{
 		Request: policies.Request{ID: fmt.Sprintf("front/%d", r.IntN(1e6)), Model: "m", Input: 1 + r.tokens(12_000), MaxOutput: r.tokens(2000), Estimated: r.IntN(2) == 0},
@@ -174,7 +174,7 @@ func (r random) arrival(peers int) policies.Arrival {
 }
 
 func (r random) workload() policies.Workload {
-	edges := policies.Edges(policies.Tokens(1)<<(10+r.IntN(7)), 1+r.IntN(4))
+	edges := policies.BucketEdges(policies.Tokens(1)<<(10+r.IntN(7)), 1+r.IntN(4))
 	w := policies.Workload{
 		Flow: policies.NewFlow(edges), Snapshot: make([]policies.Batch, len(edges)), Cost: cost, Replicas: 1 + r.IntN(16),
 		Capacity: policies.Capacity{KV: 100_000 + r.tokens(1e6), Batch: 32 + r.IntN(224)},

@@ -35,7 +35,7 @@ func builtins() []builtin {
 		{"partition-exact", []abi.Kind{abi.Partition}, partition.Exact{}},
 		{"partition-recursion", []abi.Kind{abi.Partition}, partition.Recursion{}},
 		{"partition-two-phase", []abi.Kind{abi.Partition}, partition.TwoPhase{}},
-		{"partition-paper", []abi.Kind{abi.Partition}, partition.TwoPhase{Model: partition.Snapshot}},
+		{"partition-paper", []abi.Kind{abi.Partition}, partition.TwoPhase{Objective: partition.Snapshot}},
 		{"refine-weighted", []abi.Kind{abi.Refine}, refine.Weighted{}},
 		{"refine-paper", []abi.Kind{abi.Refine}, refine.Paper{}},
 		{"bid-least-load", []abi.Kind{abi.Quote, abi.Select}, marketPolicies{bidask.Backlog{}, bidask.LeastLoad{}}},

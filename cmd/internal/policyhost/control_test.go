@@ -102,7 +102,7 @@ func TestSlotsDecide(t *testing.T) {
 	if err := c.Check(plan(1, "a b"), plan(2, "a", "b")); err == nil || !strings.Contains(err.Error(), `plan denied: guard, rule 9, "no"`) {
 		t.Error(err)
 	}
-	w := policytest.Chat(policies.Edges(131072, 4), 16, 0.6, 1)
+	w := policytest.ChatWorkload(policies.BucketEdges(131072, 4), 16, 0.6, 1)
 	own, err := partition.Exact{}.Partition(w)
 	if err != nil || len(own.Cuts) == 0 {
 		t.Fatal(own, err)

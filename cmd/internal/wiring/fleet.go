@@ -123,7 +123,9 @@ func (f *Fleet) scaled(d time.Duration) time.Duration {
 }
 
 // Edges are the length buckets of a model.
-func Edges(m config.Model) []policies.Tokens { return policies.Edges(m.Context, BucketsPerOctave) }
+func Edges(m config.Model) []policies.Tokens {
+	return policies.BucketEdges(m.Context, BucketsPerOctave)
+}
 
 // profile is a replica's cost profile on one rank.
 func (f *Fleet) profile(r config.Replica) cost.Profile {
@@ -150,7 +152,7 @@ func (f *Fleet) Registry() []policies.Replica {
 	out := make([]policies.Replica, len(f.Fleet.Replicas))
 	for i, r := range f.Fleet.Replicas {
 		out[i] = policies.Replica{
-			ID: policies.ReplicaID(r.ID), Model: r.Model, Address: r.Address, Peer: r.Peer, Node: r.Node,
+			ID: policies.ReplicaID(r.ID), Model: r.Model, Address: r.Address, Peer: r.Peer, Host: r.Node,
 			Capacity: f.capacity(r), Adapters: f.AdaptersOf(r), Draining: r.Drain,
 		}
 	}

@@ -19,9 +19,9 @@ func gbps(x float64) links.Rate { return links.Rate(x * float64(links.Gigabit)) 
 
 // Links are the rates of the links of which nothing is known, and the most that one
 // between nodes is taken for.
-func (f *Fleet) Links() links.Defaults {
+func (f *Fleet) Links() links.Rates {
 	between := gbps(f.Migration.LinkGbps)
-	return links.Defaults{Node: max(between, gbps(f.Migration.NodeGbps)), Between: between, Bound: between}
+	return links.Rates{SameHost: max(between, gbps(f.Migration.NodeGbps)), BetweenHosts: between, MaxBetweenHosts: between}
 }
 
 // TokenBytes is the KV of one token of a replica.
@@ -36,6 +36,6 @@ func (f *Fleet) setLinks(m *fleet.Model, p cost.Profile) {
 		return
 	}
 	m.TokenBytes, m.Links = float64(p.KVBytesPerToken)/f.Speed, f.Links()
-	m.Links.Between = links.Rate(p.LinkRate / f.Speed)
-	m.Links.Node = max(m.Links.Between, gbps(f.Migration.NodeGbps))
+	m.Links.BetweenHosts = links.Rate(p.LinkRate / f.Speed)
+	m.Links.SameHost = max(m.Links.BetweenHosts, gbps(f.Migration.NodeGbps))
 }

@@ -21,7 +21,7 @@ const twoNodes = `- {id: n0, node: a, address: "127.0.0.1:9010", peer: "127.0.0.
 func TestLinks(t *testing.T) {
 	for _, speed := range []float64{1, 20} {
 		f := load(t, twoNodes+fmt.Sprintf("speed: %v\nmigration: {link_gbps: 100, node_gbps: 3200}\n", speed))
-		if got, want := f.Links(), (links.Defaults{Node: 400e9, Between: 12.5e9, Bound: 12.5e9}); got != want {
+		if got, want := f.Links(), (links.Rates{SameHost: 400e9, BetweenHosts: 12.5e9, MaxBetweenHosts: 12.5e9}); got != want {
 			t.Errorf("migrators have %+v, want %+v", got, want)
 		}
 		r, err := f.Replica("n0")
@@ -38,24 +38,24 @@ func TestLinks(t *testing.T) {
 			t.Errorf("without links a hand-over costs %+v, want %+v", m.Transfer, p.Transfer())
 		}
 		// The profile's link is that of the planner, who lives at the fleet's speed.
-		if got, want := m.TokenBytes/float64(m.Links.Between), p.Transfer().PerToken; math.Abs(got/want-1) > 1e-6 {
+		if got, want := m.TokenBytes/float64(m.Links.BetweenHosts), p.Transfer().PerToken; math.Abs(got/want-1) > 1e-6 {
 			t.Errorf("speed %v: between nodes a token takes %v s, want %v", speed, got, want)
 		}
-		if got, want := m.TokenBytes/float64(m.Links.Node), float64(p.KVBytesPerToken)/400e9/speed; math.Abs(got/want-1) > 1e-6 {
+		if got, want := m.TokenBytes/float64(m.Links.SameHost), float64(p.KVBytesPerToken)/400e9/speed; math.Abs(got/want-1) > 1e-6 {
 			t.Errorf("speed %v: on a node a token takes %v s, want %v", speed, got, want)
 		}
-		if m.Links.Bound != 12.5e9 {
-			t.Errorf("between nodes the planner believes %v at most", m.Links.Bound)
+		if m.Links.MaxBetweenHosts != 12.5e9 {
+			t.Errorf("between nodes the planner believes %v at most", m.Links.MaxBetweenHosts)
 		}
 	}
 	for _, more := range []string{"", "migration: {link_gbps: 100, node_gbps: 50}\n"} {
 		f := load(t, twoNodes+more)
-		if l, m := f.Links(), f.Rules().Models[0].Links; l.Node != l.Between || m.Node != m.Between {
+		if l, m := f.Links(), f.Rules().Models[0].Links; l.SameHost != l.BetweenHosts || m.SameHost != m.BetweenHosts {
 			t.Errorf("%q: nodes make a difference: %+v, %+v", more, l, m)
 		}
 	}
 	f := load(t, twoNodes+"preset: paper\nmigration: {node_gbps: 3200}\n")
-	if m := f.Rules().Models[0]; f.UsesDistance() || m.TokenBytes != 0 || m.Links != (links.Defaults{}) {
+	if m := f.Rules().Models[0]; f.UsesDistance() || m.TokenBytes != 0 || m.Links != (links.Rates{}) {
 		t.Errorf("the paper's preset knows links: %+v", m)
 	}
 }

@@ -61,11 +61,11 @@ func (f *Fleet) Market(r config.Replica, log *slog.Logger) market.Config {
 	c := market.Config{
 		Self: policies.ReplicaID(r.ID),
 		Machine: bidask.Config{
-			Sample: f.Migration.Sample, SendSlots: f.Migration.MaxConcurrent, ReceiveSlots: f.Migration.MaxConcurrent,
+			Sample: f.Migration.Sample, MaxConcurrentSends: f.Migration.MaxConcurrent, MaxConcurrentReceives: f.Migration.MaxConcurrent,
 			BidTimeout: bidTimeout, AnswerTimeout: answerTimeout,
 		},
 		Capacity:     f.capacity(r).KV,
-		Detector:     outlier.Detector{Percent: f.Migration.OutlierPercent, Least: minExcess},
+		Detector:     outlier.Detector{Percent: f.Migration.OutlierPercent, MinExcess: minExcess},
 		Placer:       place.Policy{},
 		Cost:         p.Cost(),
 		Edges:        Edges(m),

@@ -19,7 +19,7 @@ func TestPresetMarket(t *testing.T) {
 	}
 	market := plain.Market(r, nil)
 	c := market.Machine
-	if market.Self != "r1" || c.Sample != 8 || c.SendSlots != 4 || c.ReceiveSlots != 4 || c.Selector != nil {
+	if market.Self != "r1" || c.Sample != 8 || c.MaxConcurrentSends != 4 || c.MaxConcurrentReceives != 4 || c.Selector != nil {
 		t.Errorf("default: %+v", c)
 	}
 	if rate := plain.Executor(r, nil).Link; rate != 50e9 {
@@ -30,7 +30,7 @@ func TestPresetMarket(t *testing.T) {
 	}
 	market = paper.Market(r, nil)
 	c = market.Machine
-	if c.Sample != bidask.AskAll || c.SendSlots != 3 || c.ReceiveSlots != 3 || c.Selector != (bidask.Paper{}) {
+	if c.Sample != bidask.AskAll || c.MaxConcurrentSends != 3 || c.MaxConcurrentReceives != 3 || c.Selector != (bidask.Paper{}) {
 		t.Errorf("paper: %+v", c)
 	}
 	if market.Refiner != (refine.Paper{}) || paper.Rules().Refine != "on" {

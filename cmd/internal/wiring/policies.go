@@ -285,7 +285,7 @@ func (f *Fleet) NativePolicies(m market.Config) policy.Native {
 		Quoter: m.Machine.Quoter, Selector: m.Machine.Selector, Detector: m.Detector, Placer: m.Placer,
 	}
 	if f.Preset == "paper" {
-		n.Partitioner = partition.TwoPhase{Model: partition.Snapshot}
+		n.Partitioner = partition.TwoPhase{Objective: partition.Snapshot}
 	}
 	if n.Refiner == nil {
 		n.Refiner = f.builtinRefiner()
@@ -297,7 +297,7 @@ func (f *Fleet) NativePolicies(m market.Config) policy.Native {
 		n.Selector = bidask.LeastLoad{}
 	}
 	if n.Detector == nil {
-		n.Detector = outlier.Detector{Percent: f.Migration.OutlierPercent, Least: minExcess}
+		n.Detector = outlier.Detector{Percent: f.Migration.OutlierPercent, MinExcess: minExcess}
 	}
 	if n.Placer == nil {
 		n.Placer = place.Policy{}

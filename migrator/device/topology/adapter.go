@@ -26,7 +26,7 @@ func (m *Machine) port(a Adapter, gpu *PCI) (p *links.Port, why string) {
 	}
 	if n := m.nearest(a, gpu); n != nil {
 		return &links.Port{
-			Name: cut(n.Name, links.MaxWord), Layer: cut(n.RDMA, links.MaxWord), Subnet: cut(n.Subnet, links.MaxWord), Rate: n.Rate, Distance: n.away(gpu),
+			Name: cut(n.Name, links.MaxText), Layer: cut(n.RDMA, links.MaxText), Subnet: cut(n.Subnet, links.MaxText), Rate: n.Rate, Distance: n.away(gpu),
 		}, ""
 	}
 	if a.Device == "" {

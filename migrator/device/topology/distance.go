@@ -11,13 +11,13 @@ type Distance = links.Distance
 
 // The distances, with the names that nvidia-smi has for them.
 const (
-	Same     = links.Same
+	Same     = links.SameDevice
 	Switch   = links.Switch
 	Switches = links.Switches
-	Bridge   = links.Bridge
-	Node     = links.Node
+	Bridge   = links.RootComplex
+	Node     = links.NUMANode
 	System   = links.System
-	Far      = links.Far
+	Far      = links.UnknownDistance
 )
 
 // Between is what lies between two devices, by their places in the tree of

@@ -11,7 +11,7 @@ import (
 type (
 	Rate = links.Rate
 	Kind = links.Kind
-	Way  = links.Way
+	Way  = links.Path
 )
 
 // Common rates.
@@ -53,7 +53,7 @@ type Pair struct {
 }
 
 // Best is the way to use.
-func (p Pair) Best() Way { return links.Best(p.Ways) }
+func (p Pair) Best() Way { return links.BestPath(p.Ways) }
 
 // Cost is how long that many bytes take by the best way, alone on it.
 func (p Pair) Cost(bytes policies.Bytes) policies.Micros {
@@ -73,11 +73,11 @@ func (p Pair) Cost(bytes policies.Bytes) policies.Micros {
 type Machines map[string]*Machine
 
 // Site is what is known of a place.
-func (ms Machines) Site(p Place) links.Site {
+func (ms Machines) Site(p Place) links.Topology {
 	if m := ms[p.Node]; m != nil {
 		return m.Site(p)
 	}
-	s := links.Site{Node: p.Node}
+	s := links.Topology{Host: p.Node}
 	if p.GPU != Unknown {
 		s.GPU = &links.GPU{Index: p.GPU, Absent: true}
 	}
@@ -86,12 +86,12 @@ func (ms Machines) Site(p Place) links.Site {
 
 // Pair works the ways out. Equal machines and places give equal pairs.
 func (ms Machines) Pair(from, to Place) Pair {
-	return Pair{From: from.Replica, To: to.Replica, Ways: links.Ways(ms.Site(from), ms.Site(to))}
+	return Pair{From: from.Replica, To: to.Replica, Ways: links.Paths(ms.Site(from), ms.Site(to))}
 }
 
 // Pairs are all pairs of different replicas, by the order of places.
 func (ms Machines) Pairs(places []Place) []Pair {
-	sites := make([]links.Site, len(places))
+	sites := make([]links.Topology, len(places))
 	for i, p := range places {
 		sites[i] = ms.Site(p)
 	}
@@ -99,7 +99,7 @@ func (ms Machines) Pairs(places []Place) []Pair {
 	for i, from := range places {
 		for k, to := range places {
 			if from.Replica != to.Replica {
-				out = append(out, Pair{From: from.Replica, To: to.Replica, Ways: links.Ways(sites[i], sites[k])})
+				out = append(out, Pair{From: from.Replica, To: to.Replica, Ways: links.Paths(sites[i], sites[k])})
 			}
 		}
 	}

@@ -83,7 +83,7 @@ func TestEveryPairHasAWay(t *testing.T) {
 				t.Fatalf("seed %d: %+v between %s and %s", seed, best, node[p.From], node[p.To])
 			}
 			for _, w := range p.Ways {
-				if w.Why == "" || w.Closed && w.Rate != 0 {
+				if w.Reason == "" || w.Closed && w.Rate != 0 {
 					t.Fatalf("seed %d: %+v", seed, w)
 				}
 			}

@@ -142,9 +142,9 @@ func (s *stage) do(t *testing.T, words []string) (said []string) {
 	case "pair":
 		for _, w := range s.pair(t, words[1], words[2]).Ways {
 			if w.Closed {
-				said = append(said, fmt.Sprintf("no %s (%s): %s", w.Transport, w.Kind, w.Why))
+				said = append(said, fmt.Sprintf("no %s (%s): %s", w.Transport, w.Kind, w.Reason))
 			} else {
-				said = append(said, fmt.Sprintf("%s: %s, %s, %d µs: %s", w.Transport, w.Kind, w.Rate, w.Latency, w.Why))
+				said = append(said, fmt.Sprintf("%s: %s, %s, %d µs: %s", w.Transport, w.Kind, w.Rate, w.Latency, w.Reason))
 			}
 		}
 	case "best":

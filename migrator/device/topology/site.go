@@ -9,10 +9,10 @@ import (
 )
 
 // Site is what a pair needs to know of a replica in that place, whose node the machine
-// is. What does not fit into a links.Site is cut: names and reasons, and the GPU's
+// is. What does not fit into a links.Topology is cut: names and reasons, and the GPU's
 // farthest peers.
-func (m *Machine) Site(p Place) links.Site {
-	s := links.Site{Node: cut(p.Node, links.MaxName), Known: true, CUDA: cut(m.lacks(CUDA), links.MaxWord), PeerMemory: m.PeerMemory != ""}
+func (m *Machine) Site(p Place) links.Topology {
+	s := links.Topology{Host: cut(p.Node, links.MaxName), Known: true, CUDA: cut(m.lacks(CUDA), links.MaxText), PeerMemory: m.PeerMemory != ""}
 	var pci *PCI
 	if p.GPU != Unknown {
 		s.GPU = &links.GPU{Index: p.GPU, Absent: true}
@@ -24,7 +24,7 @@ func (m *Machine) Site(p Place) links.Site {
 	if lacks := m.lacks(Verbs); lacks != "" && !p.Adapter.Off {
 		s.Verbs = Verbs + ": " + lacks
 	}
-	s.Verbs = cut(s.Verbs, links.MaxWord)
+	s.Verbs = cut(s.Verbs, links.MaxText)
 	for _, n := range m.NICs {
 		if n.RDMA == "" && n.Up && !n.Virtual {
 			s.TCP = max(s.TCP, n.Rate)
@@ -39,7 +39,7 @@ func cut(s string, most int) string { return strings.ToValidUTF8(s[:min(len(s), 
 // seen is a GPU as others need to know it.
 func (m *Machine) seen(g *GPU) *links.GPU {
 	out := &links.GPU{
-		Index: g.Index, UUID: cut(g.UUID, links.MaxWord), Address: cut(g.PCI.Address, links.MaxWord), Lost: cut(g.Health.Lost, links.MaxWord), MIG: g.MIG, Copy: g.Copy, PCIe: g.PCI.Link.Rate(),
+		Index: g.Index, UUID: cut(g.UUID, links.MaxText), Address: cut(g.PCI.Address, links.MaxText), Lost: cut(g.Health.Lost, links.MaxText), MIG: g.MIG, Copy: g.Copy, PCIe: g.PCI.Link.Rate(),
 	}
 	joined := map[string]links.Bundle{} // by the address at the other end
 	for _, l := range g.NVLinks {
@@ -58,7 +58,7 @@ func (m *Machine) seen(g *GPU) *links.GPU {
 		if o == g || o.Index == Unknown {
 			continue
 		}
-		p := links.Peer{Index: o.Index, Address: cut(o.PCI.Address, links.MaxWord), Distance: Between(g.PCI, o.PCI), NVLinks: joined[o.PCI.Address]}
+		p := links.Peer{Index: o.Index, Address: cut(o.PCI.Address, links.MaxText), Distance: Between(g.PCI, o.PCI), NVLinks: joined[o.PCI.Address]}
 		delete(joined, o.PCI.Address)
 		if says, ok := m.peer(g.Index, o.Index); ok {
 			p.Asked, p.Read, p.Write, p.NVLink = true, says.Read, says.Write, says.NVLink
@@ -70,7 +70,7 @@ func (m *Machine) seen(g *GPU) *links.GPU {
 	}
 	// A container sees its own GPU alone, and the links that lead to others.
 	for address, b := range joined {
-		out.Peers = append(out.Peers, links.Peer{Index: Unknown, Address: cut(address, links.MaxWord), NVLinks: b})
+		out.Peers = append(out.Peers, links.Peer{Index: Unknown, Address: cut(address, links.MaxText), NVLinks: b})
 	}
 	slices.SortFunc(out.Peers, func(a, b links.Peer) int {
 		return cmp.Or(cmp.Compare(b.NVLinks.Rate, a.NVLinks.Rate), cmp.Compare(a.Distance, b.Distance), cmp.Compare(a.Index, b.Index), cmp.Compare(a.Address, b.Address))

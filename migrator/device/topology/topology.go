@@ -1,5 +1,5 @@
 // Package topology describes machines: what they have, and what lies between it. Of
-// a machine it makes what pairs of replicas need to know of each end, a links.Site;
+// a machine it makes what pairs of replicas need to know of each end, a links.Topology;
 // package links says how bytes get from one to the other.
 //
 // It finds nothing out and moves nothing. A Machine is inert data, which package

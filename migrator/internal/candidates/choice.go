@@ -20,7 +20,7 @@ type choice struct {
 
 // add offers a request unless it rests, there is nobody, or there are enough.
 // chain are the stages to try, one after the other.
-func (c *choice) add(r Resident, cause policies.Cause, chain []int) bool {
+func (c *choice) add(r Resident, cause policies.MigrationCause, chain []int) bool {
 	last := c.b.rests[r.Request]
 	if last.cause != cause {
 		last = rest{}
@@ -33,7 +33,7 @@ func (c *choice) add(r Resident, cause policies.Cause, chain []int) bool {
 		return false
 	}
 	c.offers = append(c.offers, Offer{
-		Handover:   policies.Handover{Request: r.Request, Length: r.Length, Cause: cause},
+		Handover:   policies.Migration{Request: r.Request, Length: r.Length, Cause: cause},
 		Candidates: c.candidates(r, chain[last.tries%len(chain)]),
 	})
 	c.leaving += r.Length
@@ -56,7 +56,7 @@ func (c *choice) candidates(r Resident, stage int) []policies.ReplicaID {
 
 // take offers requests in order, as long as want says so, and takes them out of
 // free.
-func (c *choice) take(cause policies.Cause, chain func(Resident) []int, want func(Resident) bool) {
+func (c *choice) take(cause policies.MigrationCause, chain func(Resident) []int, want func(Resident) bool) {
 	c.free = slices.DeleteFunc(c.free, func(r Resident) bool { return want(r) && c.add(r, cause, chain(r)) })
 }
 

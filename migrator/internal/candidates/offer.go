@@ -70,7 +70,7 @@ type Config struct {
 type Resident struct {
 	Request string
 	Length  policies.Tokens
-	Fixed   policies.Reason
+	Fixed   policies.PinReason
 	Epoch   policies.Epoch
 	Since   policies.Micros // when it came here
 	Selling bool            // it is for sale already
@@ -96,7 +96,7 @@ type Situation struct {
 
 // Offer is a request to be sold, and who may buy it.
 type Offer struct {
-	Handover   policies.Handover
+	Handover   policies.Migration
 	Candidates []policies.ReplicaID // shared by offers: not to be changed
 }
 
@@ -109,7 +109,7 @@ type Book struct {
 
 // rest is the time until a request is offered again.
 type rest struct {
-	cause policies.Cause
+	cause policies.MigrationCause
 	tries int // returns in a row
 	until policies.Micros
 }
@@ -135,8 +135,8 @@ func New(c Config) (*Book, error) {
 }
 
 // Returned takes note that a request was not sold.
-func (b *Book) Returned(now policies.Micros, h policies.Handover, why bidask.Why) {
-	if why == bidask.Withdrawn {
+func (b *Book) Returned(now policies.Micros, h policies.Migration, why bidask.ReturnReason) {
+	if why == bidask.ReturnWithdrawn {
 		delete(b.rests, h.Request)
 		return
 	}
@@ -154,12 +154,12 @@ func (b *Book) Returned(now policies.Micros, h policies.Handover, why bidask.Why
 }
 
 // Stands reports whether the reason for an offer still holds.
-func (b *Book) Stands(s *Situation, h policies.Handover) bool {
+func (b *Book) Stands(s *Situation, h policies.Migration) bool {
 	switch h.Cause {
 	case policies.Drain:
 		return s.Draining
 	case policies.Growth:
-		own := s.Plan.Find(b.cfg.Self)
+		own := s.Plan.StageOfReplica(b.cfg.Self)
 		return s.Draining || own >= 0 && s.Plan.StageOf(h.Length) > own
 	}
 	return true
@@ -168,7 +168,7 @@ func (b *Book) Stands(s *Situation, h policies.Handover) bool {
 // Choose returns at most that many offers, the most urgent ones first.
 func (b *Book) Choose(s *Situation, most int) []Offer {
 	b.forget(s.Residents)
-	c := &choice{b: b, s: s, most: most, own: s.Plan.Find(b.cfg.Self), open: make([][]policies.ReplicaID, len(s.Plan.Stages))}
+	c := &choice{b: b, s: s, most: most, own: s.Plan.StageOfReplica(b.cfg.Self), open: make([][]policies.ReplicaID, len(s.Plan.Stages))}
 	for k, stage := range s.Plan.Stages {
 		for _, id := range stage.Replicas {
 			if id != b.cfg.Self && s.Open(id) {
@@ -180,7 +180,7 @@ func (b *Book) Choose(s *Situation, most int) []Offer {
 		switch {
 		case r.Selling:
 			c.leaving += r.Length
-		case r.Fixed == policies.MayMove:
+		case r.Fixed == policies.NotPinned:
 			c.free = append(c.free, r)
 		}
 	}

@@ -60,7 +60,7 @@ func TestScenarios(t *testing.T) {
 	}
 }
 
-var whys = map[string]bidask.Why{"no-bids": bidask.NoBids, "withdrawn": bidask.Withdrawn, "broken": bidask.Broken, "rejected": bidask.Rejected}
+var whys = map[string]bidask.ReturnReason{"no-bids": bidask.ReturnNoBids, "withdrawn": bidask.ReturnWithdrawn, "broken": bidask.ReturnTransferFailed, "rejected": bidask.ReturnRejected}
 
 func play(t *testing.T, text string) string {
 	c := candidates.Config{Self: "a"}
@@ -68,7 +68,7 @@ func play(t *testing.T, text string) string {
 	var b *candidates.Book
 	away := map[policies.ReplicaID]bool{}
 	s := candidates.Situation{Open: func(id policies.ReplicaID) bool { return !away[id] }}
-	selling := map[string]policies.Handover{}
+	selling := map[string]policies.Migration{}
 	var out []string
 	for n, line := range strings.Split(text, "\n") {
 		if strings.HasPrefix(line, ">") {
@@ -200,7 +200,7 @@ func play(t *testing.T, text string) string {
 					only := strings.Split(value, ",")
 					r.Fits = func(id policies.ReplicaID) bool { return slices.Contains(only, string(id)) }
 				case "fixed":
-					r.Fixed = policies.Because(policies.Structured)
+					r.Fixed = policies.PinReasonOf(policies.Structured)
 				}
 			}
 		}

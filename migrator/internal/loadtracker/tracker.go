@@ -26,17 +26,17 @@ import (
 // tests. now is in seconds and never goes back. The Tracker calls it from one
 // goroutine at a time.
 type Counter interface {
-	// Arrive counts a request by its prompt, of which cached tokens cost nothing.
-	Arrive(now float64, input, cached policies.Tokens)
-	// Prefill counts a prompt, of which cached tokens cost nothing, that no request
+	// CountArrival counts a request by its prompt, of which cached tokens cost nothing.
+	CountArrival(now float64, input, cached policies.Tokens)
+	// CountPrefill counts a prompt, of which cached tokens cost nothing, that no request
 	// arrived with: one that began elsewhere is computed anew.
-	Prefill(now float64, input, cached policies.Tokens)
-	// Generate counts n tokens, the last of which made the request length long.
-	Generate(now float64, length policies.Tokens, n int)
-	// Finish counts a request's end.
-	Finish(now float64, input, output policies.Tokens)
-	// Flow returns the flows at now, in memory of their own.
-	Flow(now float64) policies.Flow
+	CountPrefill(now float64, input, cached policies.Tokens)
+	// CountTokens counts n tokens, the last of which made the request length long.
+	CountTokens(now float64, length policies.Tokens, n int)
+	// CountFinish counts a request's end.
+	CountFinish(now float64, input, output policies.Tokens)
+	// Rates returns the flows at now, in memory of their own.
+	Rates(now float64) policies.Flow
 }
 
 // Config is what a Tracker needs. All fields but Recent are required.
@@ -167,7 +167,7 @@ func (t *Tracker) harvestLocked(w *Work, now float64) {
 		return
 	}
 	if n := output - w.counted; n > 0 {
-		t.counter.Generate(now, w.inputOr()+policies.Tokens(output), int(n))
+		t.counter.CountTokens(now, w.inputOr()+policies.Tokens(output), int(n))
 		w.counted = output
 	}
 	if w.gapFrom == 0 {
@@ -199,7 +199,7 @@ func (t *Tracker) Read() Reading {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now := t.sweepLocked()
-	r := Reading{Flow: t.counter.Flow(now), Snapshot: make([]policies.Batch, len(t.edges))}
+	r := Reading{Flow: t.counter.Rates(now), Snapshot: make([]policies.Batch, len(t.edges))}
 	t.each(func(w *Work) {
 		input, output := w.inputOr(), policies.Tokens(w.output.Load())
 		if w.last.Load() == 0 {
@@ -209,7 +209,7 @@ func (t *Tracker) Read() Reading {
 			r.Load.Running++
 			r.Load.Held += input + output
 		}
-		b := policies.Bucket(t.edges, input+output)
+		b := policies.BucketOf(t.edges, input+output)
 		r.Snapshot[b] = r.Snapshot[b].Add(input, input+output)
 	})
 	switch {
@@ -218,10 +218,10 @@ func (t *Tracker) Read() Reading {
 	case t.gapN > 0:
 		r.Load.Iteration = t.gapSum / t.gapN
 	}
-	if t.learner.Seen() > 0 {
+	if t.learner.Observations() > 0 {
 		r.BytesPerToken = t.learner.Ratio().Float()
 	}
-	r.EstimateError = t.learner.Error()
+	r.EstimateError = t.learner.RelativeError()
 	if t.errorN > 0 {
 		r.EstimateError = t.errorSum / t.errorN
 	}

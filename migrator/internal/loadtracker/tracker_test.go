@@ -25,25 +25,25 @@ func (l *ledger) at(now float64) {
 	}
 	l.now = now
 }
-func (l *ledger) Arrive(now float64, input, cached policies.Tokens) {
+func (l *ledger) CountArrival(now float64, input, cached policies.Tokens) {
 	l.at(now)
 	l.arrived, l.input, l.cached = l.arrived+1, l.input+int64(input), l.cached+int64(cached)
 }
-func (l *ledger) Prefill(now float64, input, cached policies.Tokens) {
+func (l *ledger) CountPrefill(now float64, input, cached policies.Tokens) {
 	l.at(now)
 	l.prefilled, l.refound = l.prefilled+int64(input), l.refound+int64(cached)
 }
-func (l *ledger) Generate(now float64, length policies.Tokens, n int) {
+func (l *ledger) CountTokens(now float64, length policies.Tokens, n int) {
 	l.at(now)
 	l.generated += int64(n)
 }
-func (l *ledger) Finish(now float64, input, output policies.Tokens) {
+func (l *ledger) CountFinish(now float64, input, output policies.Tokens) {
 	l.at(now)
 	l.finished, l.output = l.finished+1, l.output+int64(output)
 }
-func (l *ledger) Flow(now float64) policies.Flow { l.at(now); return policies.NewFlow(edges) }
+func (l *ledger) Rates(now float64) policies.Flow { l.at(now); return policies.NewFlow(edges) }
 
-var edges = policies.Edges(4096, 1)
+var edges = policies.BucketEdges(4096, 1)
 
 func newTracker(t *testing.T) (*Tracker, *ledger) {
 	l := &ledger{t: t}
@@ -72,7 +72,7 @@ func TestReading(t *testing.T) {
 		if math.Abs(got.Load.Iteration-0.025) > 1e-9 {
 			t.Errorf("two tokens each 50 ms are %g s a token", got.Load.Iteration)
 		}
-		if b := got.Snapshot[policies.Bucket(edges, 121)]; b.N != 1 || b.SumI != 100 || b.SumL != 121 {
+		if b := got.Snapshot[policies.BucketOf(edges, 121)]; b.N != 1 || b.SumI != 100 || b.SumL != 121 {
 			t.Errorf("snapshot: %+v", got.Snapshot)
 		}
 		if math.Abs(got.EstimateError-0.1) > 1e-9 || got.BytesPerToken <= 0 {

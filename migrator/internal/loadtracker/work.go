@@ -145,12 +145,12 @@ func (w *Work) End() {
 	switch cached := policies.Tokens(w.cached.Load()); {
 	case input == 0:
 	case !w.resumed():
-		w.t.counter.Arrive(now, input, cached)
+		w.t.counter.CountArrival(now, input, cached)
 	case !w.arrival.Held && w.first.Load() != 0:
 		// Its engine was given all ids as a prompt.
-		w.t.counter.Prefill(now, w.arrival.Input+w.arrival.Output, cached)
+		w.t.counter.CountPrefill(now, w.arrival.Input+w.arrival.Output, cached)
 	}
 	if input > 0 && !w.moved.Load() {
-		w.t.counter.Finish(now, input, policies.Tokens(w.output.Load()))
+		w.t.counter.CountFinish(now, input, policies.Tokens(w.output.Load()))
 	}
 }

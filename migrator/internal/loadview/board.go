@@ -62,7 +62,7 @@ type Board struct {
 	adapters policies.Adapters
 	stages   [][]*entry // of the plan, without the own replica
 	rng      *rand.Rand
-	sites    []policies.Site // scratch
+	sites    []policies.Candidate // scratch
 	forwards uint64
 }
 
@@ -105,7 +105,7 @@ func (b *Board) SetView(plan policies.Plan, replicas []policies.Replica) {
 		e.address, e.draining = r.Peer, r.Draining
 		named[r.ID] = e
 	}
-	b.peers, b.plan, b.own = named, plan, plan.Find(b.cfg.Self)
+	b.peers, b.plan, b.own = named, plan, plan.StageOfReplica(b.cfg.Self)
 	b.adapters = policies.NewAdapters(replicas)
 	b.stages = make([][]*entry, len(plan.Stages))
 	for k, s := range plan.Stages {
@@ -170,8 +170,8 @@ func (b *Board) fresh(now policies.Micros, e *entry) bool { return e.known && no
 func (b *Board) Fits(name string) func(policies.ReplicaID) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if adapters := b.adapters; adapters.Narrow(name) {
-		return func(id policies.ReplicaID) bool { return adapters.Serves(id, name) }
+	if adapters := b.adapters; adapters.Restricts(name) {
+		return func(id policies.ReplicaID) bool { return adapters.CanServe(id, name) }
 	}
 	return nil
 }

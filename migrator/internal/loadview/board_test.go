@@ -85,7 +85,7 @@ func TestPlace(t *testing.T) {
 	b.Hear(0, "e", loadview.Load{})
 	want("draining, and nobody in the stage", prompt(5), "e")
 	// Nobody at all.
-	b.SetView(policies.OneStage("m", []policies.ReplicaID{"a"}), nil)
+	b.SetView(policies.OneStagePlan("m", []policies.ReplicaID{"a"}), nil)
 	want("alone", prompt(5), "")
 }
 
@@ -104,7 +104,7 @@ func TestOpen(t *testing.T) {
 	drained := peers("a", "b", "c", "d")
 	drained[1].Draining = true
 	drained[3].Peer = ""
-	b.SetView(policies.OneStage("m", []policies.ReplicaID{"a", "b", "c", "d"}), drained)
+	b.SetView(policies.OneStagePlan("m", []policies.ReplicaID{"a", "b", "c", "d"}), drained)
 	for id, open := range map[policies.ReplicaID]bool{"a": false, "b": false, "c": true, "d": false, "f": false} {
 		if b.Open(0, id) != open {
 			t.Errorf("%s: open is %v", id, !open)
@@ -173,7 +173,7 @@ func TestRescue(t *testing.T) {
 	// The own replica is the last resort when it drains: not at all.
 	b = fleet(t)
 	b.Measure(loadview.Load{Draining: true})
-	b.SetView(policies.OneStage("m", []policies.ReplicaID{"a"}), nil)
+	b.SetView(policies.OneStagePlan("m", []policies.ReplicaID{"a"}), nil)
 	if _, ok := b.Rescue(0, prompt(1), nil); ok {
 		t.Error("rescued by a draining replica")
 	}
@@ -189,7 +189,7 @@ func BenchmarkPlace(b *testing.B) {
 				ids[i] = policies.ReplicaID(fmt.Sprintf("r%d", i))
 			}
 			x := loadview.New(loadview.Config{Self: "r0", Placer: place.Policy{Queue: 1}})
-			x.SetView(policies.OneStage("m", ids), peers(ids...))
+			x.SetView(policies.OneStagePlan("m", ids), peers(ids...))
 			for i := range min(n, 24) {
 				x.Hear(0, ids[i*n/min(n, 24)], loadview.Load{})
 			}

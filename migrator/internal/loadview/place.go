@@ -18,10 +18,10 @@ func (b *Board) Place(now policies.Micros, r policies.Request) frontend.Target {
 		return b.here(r)
 	}
 	grown := r
-	if policies.Movable(r) != policies.MayMove {
+	if policies.Movable(r) != policies.NotPinned {
 		grown.Output = max(r.Output, r.MaxOutput)
 	}
-	own := policies.Site{ID: b.cfg.Self, High: policies.Unbounded, Waiting: b.self.Waiting, Load: b.self.Total, Draining: b.self.Draining || !b.adapters.Serves(b.cfg.Self, r.Model)}
+	own := policies.Candidate{ID: b.cfg.Self, High: policies.Unbounded, Waiting: b.self.Waiting, Load: b.self.Total, Draining: b.self.Draining || !b.adapters.CanServe(b.cfg.Self, r.Model)}
 	if b.own >= 0 {
 		own.Low, own.High = b.plan.Stages[b.own].Low, b.plan.Stages[b.own].High
 	}
@@ -39,12 +39,12 @@ func (b *Board) Place(now policies.Micros, r policies.Request) frontend.Target {
 }
 
 // ask shows the Placer a sample of the peers that pass.
-func (b *Board) ask(now policies.Micros, r policies.Request, own policies.Site, pass func(policies.Micros, *entry) bool) policies.ReplicaID {
+func (b *Board) ask(now policies.Micros, r policies.Request, own policies.Candidate, pass func(policies.Micros, *entry) bool) policies.ReplicaID {
 	at := b.plan.StageOf(r.Length())
 	b.sites = b.sites[:0]
-	narrow := b.adapters.Narrow(r.Model)
+	narrow := b.adapters.Restricts(r.Model)
 	fits := func(now policies.Micros, e *entry) bool {
-		return pass(now, e) && (!narrow || b.adapters.Serves(e.id, r.Model))
+		return pass(now, e) && (!narrow || b.adapters.CanServe(e.id, r.Model))
 	}
 	b.sample(now, at, fits)
 	for k := at + 1; k < len(b.stages) && len(b.sites) < 2*b.cfg.Sample; k++ {
@@ -72,7 +72,7 @@ func (b *Board) sample(now policies.Micros, k int, pass func(policies.Micros, *e
 		if !b.open(now, e) || !pass(now, e) {
 			continue
 		}
-		b.sites = append(b.sites, policies.Site{ID: e.id, Low: b.plan.Stages[k].Low, High: b.plan.Stages[k].High, Waiting: e.load.Waiting, Load: e.load.Total})
+		b.sites = append(b.sites, policies.Candidate{ID: e.id, Low: b.plan.Stages[k].Low, High: b.plan.Stages[k].High, Waiting: e.load.Waiting, Load: e.load.Total})
 		if found++; found == b.cfg.Sample {
 			return
 		}
@@ -86,7 +86,7 @@ func (b *Board) sample(now policies.Micros, k int, pass func(policies.Micros, *e
 func (b *Board) Rescue(now policies.Micros, r policies.Request, tried []policies.ReplicaID) (frontend.Target, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	self := !b.self.Draining && !slices.Contains(tried, b.cfg.Self) && b.adapters.Serves(b.cfg.Self, r.Model)
+	self := !b.self.Draining && !slices.Contains(tried, b.cfg.Self) && b.adapters.CanServe(b.cfg.Self, r.Model)
 	at := b.plan.StageOf(r.Length())
 	for i := range len(b.stages) {
 		k := at + i
@@ -117,7 +117,7 @@ func (b *Board) least(now policies.Micros, k int, r policies.Request, tried []po
 	start := b.rng.IntN(len(all))
 	for i := range all {
 		e := all[(start+i)%len(all)]
-		if !b.open(now, e) || slices.Contains(tried, e.id) || !b.adapters.Serves(e.id, r.Model) {
+		if !b.open(now, e) || slices.Contains(tried, e.id) || !b.adapters.CanServe(e.id, r.Model) {
 			continue
 		}
 		fresh := b.fresh(now, e)

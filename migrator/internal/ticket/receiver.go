@@ -36,8 +36,8 @@ func (c *ReceiverCheck) Check(cert *x509.Certificate, receiver policies.ReplicaI
 	}
 	err := errors.New("the hello does not name a receiver")
 	if receiver != "" {
-		want := identity.Want{TrustDomain: c.TrustDomain, Role: identity.Migrator, Name: string(receiver)}
-		_, err = want.Certificate(cert)
+		want := identity.Matcher{TrustDomain: c.TrustDomain, Role: identity.Migrator, Name: string(receiver)}
+		_, err = want.CheckCertificate(cert)
 	}
 	if err != nil && c.logDue(time.Now()) {
 		c.Logger.Warn("rejected a receiver: its certificate does not match its ticket", "transport", c.Transport, "receiver", string(receiver), "err", err)

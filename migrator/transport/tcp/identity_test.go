@@ -18,16 +18,16 @@ import (
 // identified is the Config of a replica's migrator.
 func identified(a *issuer.Authority, own tls.Certificate) Config {
 	return Config{
-		TLS: a.Server(own), TrustDomain: issuer.TrustDomain,
+		TLS: a.ServerTLS(own), TrustDomain: issuer.TrustDomain,
 		ClientTLS: func(source policies.ReplicaID, _ string) *tls.Config {
-			return a.Client(own, identity.Want{TrustDomain: issuer.TrustDomain, Role: identity.Migrator, Name: string(source)})
+			return a.ClientTLS(own, identity.Matcher{TrustDomain: issuer.TrustDomain, Role: identity.Migrator, Name: string(source)})
 		},
 	}
 }
 
 func TestConformanceIdentities(t *testing.T) {
 	a := issuer.New(t)
-	source, target := a.For(t, identity.Migrator, "a"), a.For(t, identity.Migrator, string(transporttest.Receiver))
+	source, target := a.ComponentCertificate(t, identity.Migrator, "a"), a.ComponentCertificate(t, identity.Migrator, string(transporttest.Receiver))
 	transporttest.Run(t, func(t *testing.T, from, to transport.Layout) transporttest.Pair {
 		return transporttest.Pair{Source: end(t, from, identified(a, source)), Target: end(t, to, identified(a, target))}
 	})
@@ -37,7 +37,7 @@ func TestConformanceIdentities(t *testing.T) {
 // for it with a certificate that is not the receiver's, and does not use it up.
 func TestAnotherReplicasCertificate(t *testing.T) {
 	a := issuer.New(t)
-	source := end(t, small, identified(a, a.For(t, identity.Migrator, "a")))
+	source := end(t, small, identified(a, a.ComponentCertificate(t, identity.Migrator, "a")))
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- source.Transport.Run(ctx) }()
@@ -54,14 +54,14 @@ func TestAnotherReplicasCertificate(t *testing.T) {
 		return err
 	}
 	for name, own := range map[string]tls.Certificate{
-		"another replica's": a.For(t, identity.Migrator, "c"), "a proxy's of that name": a.For(t, identity.Proxy, "b"),
+		"another replica's": a.ComponentCertificate(t, identity.Migrator, "c"), "a proxy's of that name": a.ComponentCertificate(t, identity.Proxy, "b"),
 		"of another domain": a.Certificate(t, "spiffe://other.test/migrator/b"), "without a name": a.Certificate(t),
 	} {
 		if err := open(own, offer); !errors.Is(err, transport.ErrRefused) {
 			t.Errorf("with a certificate %s: %v, want %v", name, err, transport.ErrRefused)
 		}
 	}
-	own := a.For(t, identity.Migrator, "b")
+	own := a.ComponentCertificate(t, identity.Migrator, "b")
 	moved := offer
 	moved.Source = "d"
 	if err := open(own, moved); err == nil || !strings.Contains(err.Error(), "migrator/d is wanted") {

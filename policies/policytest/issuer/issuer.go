@@ -79,8 +79,8 @@ func (a *Authority) Certificate(t testing.TB, uris ...string) tls.Certificate {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
-// For issues the certificate of a component.
-func (a *Authority) For(t testing.TB, role identity.Role, name string) tls.Certificate {
+// ComponentCertificate issues the certificate of a component.
+func (a *Authority) ComponentCertificate(t testing.TB, role identity.Role, name string) tls.Certificate {
 	t.Helper()
 	id, err := identity.New(TrustDomain, role, name)
 	if err != nil {
@@ -89,16 +89,16 @@ func (a *Authority) For(t testing.TB, role identity.Role, name string) tls.Certi
 	return a.Certificate(t, id.String())
 }
 
-// Server is the side of a listener that demands certificates of the authority.
-func (a *Authority) Server(own tls.Certificate) *tls.Config {
+// ServerTLS is the side of a listener that demands certificates of the authority.
+func (a *Authority) ServerTLS(own tls.Certificate) *tls.Config {
 	return &tls.Config{
 		Certificates: []tls.Certificate{own}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: a.Roots,
 		MinVersion: tls.VersionTLS13, NextProtos: []string{"h2", "http/1.1"},
 	}
 }
 
-// Client is the side that dials, and takes whomever want describes.
-func (a *Authority) Client(own tls.Certificate, want identity.Want) *tls.Config {
+// ClientTLS is the side that dials, and takes whomever want describes.
+func (a *Authority) ClientTLS(own tls.Certificate, want identity.Matcher) *tls.Config {
 	return &tls.Config{
 		Certificates: []tls.Certificate{own}, MinVersion: tls.VersionTLS13, NextProtos: []string{"h2"},
 		InsecureSkipVerify: true, // the name is checked below, and not the host
@@ -106,7 +106,7 @@ func (a *Authority) Client(own tls.Certificate, want identity.Want) *tls.Config 
 			if _, err := cs.PeerCertificates[0].Verify(x509.VerifyOptions{Roots: a.Roots}); err != nil {
 				return err
 			}
-			_, err := want.Certificate(cs.PeerCertificates[0])
+			_, err := want.CheckCertificate(cs.PeerCertificates[0])
 			return err
 		},
 	}

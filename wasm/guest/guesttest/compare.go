@@ -33,8 +33,8 @@ func Compare(t testing.TB, g *host.Instance, native any) {
 		}
 		if p, ok := native.(policies.Quoter); ok {
 			ask := abi.Ask{
-				Position: policies.Position{Capacity: 1e6, Held: tokens(1e6), Incoming: tokens(1e6), Throughput: tokens(2) * tokens(1e5)},
-				Handover: policies.Handover{Request: "x", Length: tokens(1e5), Cause: policies.Drain},
+				Position: policies.Occupancy{Capacity: 1e6, Held: tokens(1e6), Incoming: tokens(1e6), Throughput: tokens(2) * tokens(1e5)},
+				Handover: policies.Migration{Request: "x", Length: tokens(1e5), Cause: policies.Drain},
 			}
 			want, bids := p.Quote(ask.Position, ask.Handover)
 			if got, ok, err := g.Quote(abi.Call{}, ask); err != nil || got != want || ok != bids {
@@ -60,7 +60,7 @@ func Compare(t testing.TB, g *host.Instance, native any) {
 			}
 		}
 		if p, ok := native.(policies.Partitioner); ok {
-			w := policytest.Random(r)
+			w := policytest.RandomWorkload(r)
 			want, wrong := p.Partition(w)
 			got, err := g.Partition(abi.Call{}, w)
 			if err != wrong || err == nil && !same(got, want) {
@@ -82,18 +82,18 @@ func arrival(r *rand.Rand) policies.Arrival {
 	tokens := func(n int) policies.Tokens { return policies.Tokens(r.IntN(n)) }
 	a := policies.Arrival{
 		Request: policies.Request{ID: "front/1", Model: "m", Input: tokens(4000), Estimated: r.IntN(2) == 0}, Hops: r.IntN(2),
-		Own: policies.Site{ID: "own", High: 2000, Waiting: tokens(20_000), Draining: r.IntN(9) == 0},
+		Own: policies.Candidate{ID: "own", High: 2000, Waiting: tokens(20_000), Draining: r.IntN(9) == 0},
 	}
 	for i := range r.IntN(100) {
 		low := policies.Tokens(r.IntN(2) * 2000)
-		a.Peers = append(a.Peers, policies.Site{ID: policies.ReplicaID(rune('a' + i)), Low: low, High: low + 2000, Waiting: tokens(20_000), Load: tokens(100), Prefix: tokens(3000)})
+		a.Peers = append(a.Peers, policies.Candidate{ID: policies.ReplicaID(rune('a' + i)), Low: low, High: low + 2000, Waiting: tokens(20_000), Load: tokens(100), Prefix: tokens(3000)})
 	}
 	return a
 }
 
-func border(r *rand.Rand) policies.Border {
+func border(r *rand.Rand) policies.BoundaryView {
 	tokens := func(n int) policies.Tokens { return policies.Tokens(r.IntN(n)) }
-	b := policies.Border{Boundary: 5000, High: policies.Unbounded, Peers: 1 + r.IntN(4), Successors: 1 + r.IntN(4), Cost: policytest.H20()}
+	b := policies.BoundaryView{Boundary: 5000, High: policies.Unbounded, Peers: 1 + r.IntN(4), Successors: 1 + r.IntN(4), Cost: policytest.H20Cost()}
 	if r.IntN(2) == 0 {
 		b.Low, b.High = 4000, 9000
 	}

@@ -10,7 +10,7 @@ import (
 var (
 	policy policies.Placer
 	// sites is used again at each call: fronts are shown a sample of the peers.
-	sites = make([]policies.Site, 0, 64)
+	sites = make([]policies.Candidate, 0, 64)
 )
 
 // Register names the policy. It is called once, from an init function.

@@ -23,7 +23,7 @@ func decide(frame []byte) uint64 {
 	if policy == nil {
 		return abi.Result(abi.Unsupported, 0)
 	}
-	var b policies.Border
+	var b policies.BoundaryView
 	var s abi.Status
 	if b, sequences, s = abi.DecodeRefineCall(frame, sequences); s != abi.OK {
 		return abi.Result(s, 0)

@@ -62,7 +62,7 @@ const (
 	Tell
 	// Wait: hold the request and give its body to the Body, up to its end.
 	Wait
-	// Reject: answer with status 413 and length.TooLarge.
+	// Reject: answer with status 413 and length.TooLargeBody.
 	Reject
 )
 
@@ -83,15 +83,15 @@ func (f *Filter) Headers(metadata []byte, h length.Headers) (Answer, *Body) {
 	}
 	only := at.only()
 	h.Model = only != nil
-	step, size := h.Step(f.config.MaxBody)
+	step, size := h.Strategy(f.config.MaxBody)
 	switch {
-	case step == length.Unsized:
+	case step == length.NoBody:
 		return tell(only, -1), nil
 	case step == length.BySize:
 		return tell(only, only.estimator.FromContentLength(size)), nil
 	case !f.config.ReadBody:
 		return tell(only, -1), nil
-	case step == length.Refuse:
+	case step == length.RejectBody:
 		return Answer{What: Reject}, nil
 	}
 	return Answer{What: Wait}, f.take(at)

@@ -22,7 +22,7 @@ type fixed struct {
 }
 
 func (f fixed) Select([]policies.Bid) int                               { return f.winner }
-func (f fixed) Refine(policies.Border) policies.Tokens                  { return f.at }
+func (f fixed) Refine(policies.BoundaryView) policies.Tokens            { return f.at }
 func (f fixed) Partition(policies.Workload) (policies.Partition, error) { return f.part, f.err }
 func (f fixed) Place(policies.Arrival) policies.ReplicaID               { return f.peer }
 func (f fixed) Excess(_, _ policies.Tokens) policies.Tokens             { return f.excess }
@@ -44,10 +44,10 @@ func TestJudge(t *testing.T) {
 	}
 	bad := policies.Partition{Cuts: []policies.Tokens{16_384}, Counts: []int{1, 7}}
 	border := func(l *policy.Linked) {
-		l.Refine(policies.Border{Boundary: 5000, High: policies.Unbounded, Peers: 1, Successors: 1, Cost: policytest.H20(),
+		l.Refine(policies.BoundaryView{Boundary: 5000, High: policies.Unbounded, Peers: 1, Successors: 1, Cost: policytest.H20Cost(),
 			Local: sequences(64, 1000), Next: sequences(4, 9000)})
 	}
-	arrival := func(l *policy.Linked) { l.Place(policies.Arrival{Peers: []policies.Site{{ID: "a"}, {ID: "b"}}}) }
+	arrival := func(l *policy.Linked) { l.Place(policies.Arrival{Peers: []policies.Candidate{{ID: "a"}, {ID: "b"}}}) }
 	loads := func(l *policy.Linked) { l.Excess(100, 10) }
 	for _, c := range []struct {
 		name              string

@@ -43,7 +43,7 @@ type Policy interface {
 	policy.Guard
 	// The same for one who asks again and again, with what the module kept for it.
 	PartitionFor(*policy.Memory, policies.Workload) (policies.Partition, error)
-	RefineFor(*policy.Memory, policies.Border) policies.Tokens
+	RefineFor(*policy.Memory, policies.BoundaryView) policies.Tokens
 	GuardFor(*policy.Memory, abi.Change) (abi.Denial, bool)
 	// Records returns what was recorded of the calls; the caller may keep it.
 	Records() []host.Record

@@ -426,7 +426,7 @@ func TestGuardsFailClosed(t *testing.T) {
 	faults := 0
 	fails := hosttest.Policy(hosttest.Function("cs_guard_v1", nil, hosttest.Result(5, 0))).Encode()
 	m := made(t, config(abi.Guard), offer(t, fails, abi.Guard, nil), func() { faults++ })
-	d, denied := m.Policy.Guard(abi.Change{Next: policies.OneStage("m", []policies.ReplicaID{"a"})})
+	d, denied := m.Policy.Guard(abi.Change{Next: policies.OneStagePlan("m", []policies.ReplicaID{"a"})})
 	if !denied || d.Stage != -1 || d.Detail == "" || faults != 1 {
 		t.Errorf("denied %v: %+v, %d faults", denied, d, faults)
 	}
@@ -466,12 +466,12 @@ func call(p Policy, k abi.Kind, r *rand.Rand) {
 	tokens := func(n int) policies.Tokens { return policies.Tokens(r.IntN(n)) }
 	switch k {
 	case abi.Partition:
-		p.Partition(policytest.Random(r))
+		p.Partition(policytest.RandomWorkload(r))
 	case abi.Refine:
-		p.Refine(policies.Border{Boundary: 5000, High: policies.Unbounded, Peers: 2, Successors: 2, Cost: policytest.H20(),
+		p.Refine(policies.BoundaryView{Boundary: 5000, High: policies.Unbounded, Peers: 2, Successors: 2, Cost: policytest.H20Cost(),
 			Local: []policies.Sequence{{Input: tokens(4000), Length: 4500}}, Next: []policies.Sequence{{Input: 100, Length: 5000 + tokens(9000)}}})
 	case abi.Quote:
-		p.Quote(policies.Position{Capacity: 1e6, Held: tokens(1e5), Incoming: tokens(1e6), Throughput: tokens(1e5)}, policies.Handover{Request: "r", Length: 100, Cause: policies.Spill})
+		p.Quote(policies.Occupancy{Capacity: 1e6, Held: tokens(1e5), Incoming: tokens(1e6), Throughput: tokens(1e5)}, policies.Migration{Request: "r", Length: 100, Cause: policies.Spill})
 	case abi.Select:
 		bids := make([]policies.Bid, r.IntN(20))
 		for i := range bids {
@@ -481,9 +481,9 @@ func call(p Policy, k abi.Kind, r *rand.Rand) {
 	case abi.Outlier:
 		p.Excess(tokens(1e6), tokens(1e6))
 	case abi.Place:
-		p.Place(policies.Arrival{Request: policies.Request{Input: 900}, Own: policies.Site{ID: "own", High: 2000, Waiting: tokens(30_000)},
-			Peers: []policies.Site{{ID: "a", High: 2000, Waiting: tokens(30_000)}, {ID: "b", High: 2000, Waiting: tokens(30_000)}}})
+		p.Place(policies.Arrival{Request: policies.Request{Input: 900}, Own: policies.Candidate{ID: "own", High: 2000, Waiting: tokens(30_000)},
+			Peers: []policies.Candidate{{ID: "a", High: 2000, Waiting: tokens(30_000)}, {ID: "b", High: 2000, Waiting: tokens(30_000)}}})
 	case abi.Guard:
-		p.Guard(abi.Change{Next: policies.OneStage("m", []policies.ReplicaID{"a", "b", "c", "d"}[:1+r.IntN(4)])})
+		p.Guard(abi.Change{Next: policies.OneStagePlan("m", []policies.ReplicaID{"a", "b", "c", "d"}[:1+r.IntN(4)])})
 	}
 }

@@ -17,15 +17,15 @@ func vectors(k abi.Kind) [][]byte {
 		}
 	case abi.Refine:
 		cost := usualCost
-		add(&all, abi.EncodeRefineCall, policies.Border{Boundary: 2048, High: policies.Unbounded, Peers: 1, Successors: 1, Cost: cost})
-		add(&all, abi.EncodeRefineCall, policies.Border{Boundary: 2048, High: policies.Unbounded, Peers: 4, Successors: 2, Cost: cost,
+		add(&all, abi.EncodeRefineCall, policies.BoundaryView{Boundary: 2048, High: policies.Unbounded, Peers: 1, Successors: 1, Cost: cost})
+		add(&all, abi.EncodeRefineCall, policies.BoundaryView{Boundary: 2048, High: policies.Unbounded, Peers: 4, Successors: 2, Cost: cost,
 			Local: []policies.Sequence{{Input: 100, Length: 150}, {Input: 1000, Length: 2000}}, Next: []policies.Sequence{{Input: 4000, Length: 4100}}})
-		add(&all, abi.EncodeRefineCall, policies.Border{Boundary: 5000, Low: 4999, High: 5001, Peers: 2, Successors: 2, Cost: cost,
+		add(&all, abi.EncodeRefineCall, policies.BoundaryView{Boundary: 5000, Low: 4999, High: 5001, Peers: 2, Successors: 2, Cost: cost,
 			Local: sequences(64, 4000), Next: sequences(64, 90_000)})
 	case abi.Quote:
-		for _, pos := range []policies.Position{{}, {Draining: true}, {Capacity: 400_000, Held: 120_000, Promised: 3000, Incoming: 5000, Throughput: 2_000_000},
+		for _, pos := range []policies.Occupancy{{}, {Draining: true}, {Capacity: 400_000, Held: 120_000, Promised: 3000, Incoming: 5000, Throughput: 2_000_000},
 			{Capacity: 400_000, Held: 400_000}, {Capacity: 1 << 40, Incoming: 1 << 39, Throughput: 1}} {
-			add(&all, abi.EncodeQuoteCall, abi.Ask{Position: pos, Handover: policies.Handover{Request: "front-1/77", Length: 4097, Cause: policies.Growth}})
+			add(&all, abi.EncodeQuoteCall, abi.Ask{Position: pos, Handover: policies.Migration{Request: "front-1/77", Length: 4097, Cause: policies.Growth}})
 		}
 	case abi.Select:
 		for _, n := range []int{0, 1, 3, 16, 32} {
@@ -42,8 +42,8 @@ func vectors(k abi.Kind) [][]byte {
 			}, loads)
 		}
 	case abi.Place:
-		own := policies.Site{ID: "r0", High: 2048, Waiting: 9000, Load: 50_000}
-		peers := []policies.Site{{ID: "r1", Low: 2048, High: policies.Unbounded, Waiting: 100, Load: 80_000, Prefix: 1024},
+		own := policies.Candidate{ID: "r0", High: 2048, Waiting: 9000, Load: 50_000}
+		peers := []policies.Candidate{{ID: "r1", Low: 2048, High: policies.Unbounded, Waiting: 100, Load: 80_000, Prefix: 1024},
 			{ID: "replica-2", Low: 2048, High: policies.Unbounded, Load: 10_000}, {ID: "r3", High: 2048, Draining: true}}
 		request := policies.Request{ID: "front-1/77", Model: "m", Input: 3000, Cached: 1024, MaxOutput: 512}
 		add(&all, abi.EncodePlaceCall, policies.Arrival{Own: own})
@@ -52,7 +52,7 @@ func vectors(k abi.Kind) [][]byte {
 		own.Draining = true
 		add(&all, abi.EncodePlaceCall, policies.Arrival{Request: request, Own: own, Peers: peers})
 	case abi.Guard:
-		now := policies.OneStage("m", []policies.ReplicaID{"r0", "r1", "r2"})
+		now := policies.OneStagePlan("m", []policies.ReplicaID{"r0", "r1", "r2"})
 		next := policies.Plan{Model: "m", Epoch: 8, Stages: []policies.Stage{
 			{High: 4096, Replicas: []policies.ReplicaID{"r0", "r2"}}, {Low: 4096, High: policies.Unbounded, Replicas: []policies.ReplicaID{"r1"}}}}
 		add(&all, abi.EncodeGuardCall, abi.Change{Next: now})

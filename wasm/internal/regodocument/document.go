@@ -48,7 +48,7 @@ type Writer struct {
 //	 "after": {…}}
 //
 // A stage without "high" has no end. "moves" counts the replicas that the change
-// gives another range (adoption.Moves). "before" has no stages where there is no
+// gives another range (adoption.CountMoves). "before" has no stages where there is no
 // plan yet. What is not UTF-8 in a name is U+FFFD.
 //
 // The text is good until the next call, which does not allocate when it was that
@@ -62,7 +62,7 @@ func (w *Writer) Input(c abi.Change, now int64) []byte {
 	b = append(b, `,"now":`...)
 	b = strconv.AppendInt(b, now, 10)
 	b = append(b, `,"moves":`...)
-	b = strconv.AppendInt(b, int64(adoption.MovesIn(w.home, c.Now, c.Next)), 10)
+	b = strconv.AppendInt(b, int64(adoption.CountMovesIn(w.home, c.Now, c.Next)), 10)
 	clear(w.home) // names may share memory that is about to move
 	b = append(b, `,"before":`...)
 	b = plan(b, c.Now)

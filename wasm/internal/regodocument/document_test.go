@@ -37,7 +37,7 @@ func oracle(t *testing.T, c abi.Change, now int64) any {
 		}
 		return map[string]any{"epoch": uint64(p.Epoch), "stages": stages}
 	}
-	b, err := json.Marshal(map[string]any{"model": c.Next.Model, "now": now, "moves": adoption.Moves(c.Now, c.Next), "before": plan(c.Now), "after": plan(c.Next)})
+	b, err := json.Marshal(map[string]any{"model": c.Next.Model, "now": now, "moves": adoption.CountMoves(c.Now, c.Next), "before": plan(c.Now), "after": plan(c.Next)})
 	if err != nil {
 		t.Fatal(err)
 	}

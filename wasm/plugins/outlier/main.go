@@ -17,7 +17,7 @@ type plugin struct{ policy.Detector }
 func (p *plugin) Configure(config []byte) error {
 	return settings.Read(config,
 		settings.Field{Name: "percent", Set: func(v int64) { p.Percent = int(v) }, High: 1 << 20},
-		settings.Field{Name: "least", Set: func(v int64) { p.Least = policies.Tokens(v) }, High: math.MaxInt64})
+		settings.Field{Name: "least", Set: func(v int64) { p.MinExcess = policies.Tokens(v) }, High: math.MaxInt64})
 }
 
 func init() {

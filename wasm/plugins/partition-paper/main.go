@@ -6,6 +6,6 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/guest/partition"
 )
 
-func init() { partition.Register(policy.TwoPhase{Model: policy.Snapshot}) }
+func init() { partition.Register(policy.TwoPhase{Objective: policy.Snapshot}) }
 
 func main() {}

@@ -109,7 +109,7 @@ var withoutName = map[string]bool{extProcService: true, healthService: true, mod
 
 // authorize returns who calls a method, or why it may not.
 func (b *Authenticator) authorize(ctx context.Context, method string) (identity.ID, error) {
-	id, err := identity.Want{TrustDomain: b.trustDomain}.Certificate(clientCertificate(ctx))
+	id, err := identity.Matcher{TrustDomain: b.trustDomain}.CheckCertificate(clientCertificate(ctx))
 	if err != nil {
 		return id, err
 	}
@@ -195,7 +195,7 @@ func checkClaim(id identity.ID, m any, first claim) error {
 	if err != nil {
 		return err
 	}
-	own := id.Node()
+	own := id.NodeID()
 	if _, ok := m.(*api.LoadReport); ok {
 		own = id.Name
 	}

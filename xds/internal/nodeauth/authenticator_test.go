@@ -111,7 +111,7 @@ func newWorld(t *testing.T) *world {
 	t.Helper()
 	w := &world{t: t, a: issuer.New(t), service: &echo{}, listener: bufconn.Listen(1 << 20)}
 	var err error
-	tls := w.a.Server(w.a.For(t, identity.Control, "main"))
+	tls := w.a.ServerTLS(w.a.ComponentCertificate(t, identity.Control, "main"))
 	if w.binder, err = New(Config{TrustDomain: issuer.TrustDomain, TLS: tls, Logger: slog.New(slog.NewTextHandler(&w.log, nil))}); err != nil {
 		t.Fatal(err)
 	}
@@ -133,9 +133,9 @@ func newWorld(t *testing.T) *world {
 // dial connects with a certificate.
 func (w *world) dial(own tls.Certificate) *grpc.ClientConn {
 	w.t.Helper()
-	want := identity.Want{TrustDomain: issuer.TrustDomain, Role: identity.Control}
+	want := identity.Matcher{TrustDomain: issuer.TrustDomain, Role: identity.Control}
 	conn, err := grpc.NewClient("passthrough:///x",
-		grpc.WithTransportCredentials(credentials.NewTLS(w.a.Client(own, want))),
+		grpc.WithTransportCredentials(credentials.NewTLS(w.a.ClientTLS(own, want))),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return w.listener.DialContext(ctx) }))
 	if err != nil {
 		w.t.Fatal(err)
@@ -203,9 +203,9 @@ func ask(n *corev3.Node, typ string) *discoveryv3.DeltaDiscoveryRequest {
 func TestWhoMayBeWhom(t *testing.T) {
 	w := newWorld(t)
 	certs := map[string]tls.Certificate{
-		"edge": w.a.For(t, identity.Proxy, "edge"), "r0": w.a.For(t, identity.Migrator, "r0"),
-		"impostor": w.a.For(t, identity.Proxy, "migrator/r0"),
-		"control":  w.a.For(t, identity.Control, "main"), "operator": w.a.For(t, identity.Operator, "ann"),
+		"edge": w.a.ComponentCertificate(t, identity.Proxy, "edge"), "r0": w.a.ComponentCertificate(t, identity.Migrator, "r0"),
+		"impostor": w.a.ComponentCertificate(t, identity.Proxy, "migrator/r0"),
+		"control":  w.a.ComponentCertificate(t, identity.Control, "main"), "operator": w.a.ComponentCertificate(t, identity.Operator, "ann"),
 		"stranger": w.a.Certificate(t, "spiffe://other.test/proxy/edge"), "nobody": w.a.Certificate(t),
 		"both": w.a.Certificate(t, "spiffe://fleet.test/proxy/edge", "spiffe://fleet.test/proxy/edge-2"),
 	}
@@ -290,7 +290,7 @@ func TestWhoMayBeWhom(t *testing.T) {
 // nobody else's stream notices.
 func TestLoggedOnce(t *testing.T) {
 	w := newWorld(t)
-	good, bad := w.dial(w.a.For(t, identity.Proxy, "edge")), w.dial(w.a.For(t, identity.Proxy, "edge-2"))
+	good, bad := w.dial(w.a.ComponentCertificate(t, identity.Proxy, "edge")), w.dial(w.a.ComponentCertificate(t, identity.Proxy, "edge-2"))
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	s, err := discoveryv3.NewAggregatedDiscoveryServiceClient(good).DeltaAggregatedResources(ctx)
@@ -329,7 +329,7 @@ func TestLoggedOnce(t *testing.T) {
 // none.
 func TestHandshakesAreLoggedOnce(t *testing.T) {
 	w := newWorld(t)
-	good := w.dial(w.a.For(t, identity.Proxy, "edge"))
+	good := w.dial(w.a.ComponentCertificate(t, identity.Proxy, "edge"))
 	for range 3 {
 		conn, err := w.listener.Dial()
 		if err != nil {
@@ -337,10 +337,10 @@ func TestHandshakesAreLoggedOnce(t *testing.T) {
 		}
 		conn.Close()
 	}
-	wary := w.a.Client(w.a.For(t, identity.Proxy, "edge"), identity.Want{TrustDomain: "other.test"})
+	wary := w.a.ClientTLS(w.a.ComponentCertificate(t, identity.Proxy, "edge"), identity.Matcher{TrustDomain: "other.test"})
 	for name, c := range map[string]*tls.Config{
-		"wary": wary, "a stranger": w.a.Client(issuer.New(t).For(t, identity.Proxy, "edge"), identity.Want{TrustDomain: issuer.TrustDomain}),
-		"nobody": w.a.Client(tls.Certificate{}, identity.Want{TrustDomain: issuer.TrustDomain}),
+		"wary": wary, "a stranger": w.a.ClientTLS(issuer.New(t).ComponentCertificate(t, identity.Proxy, "edge"), identity.Matcher{TrustDomain: issuer.TrustDomain}),
+		"nobody": w.a.ClientTLS(tls.Certificate{}, identity.Matcher{TrustDomain: issuer.TrustDomain}),
 	} {
 		conn, err := w.listener.Dial()
 		if err != nil {

@@ -116,7 +116,7 @@ func startBackend(t *testing.T, id, address string) *backend {
 			}
 			w.Header().Set("x-replica", id)
 			for name := range r.Header {
-				if length.Control(strings.ToLower(name)) {
+				if length.IsControlHeader(strings.ToLower(name)) {
 					w.Header().Add("x-forged", name)
 				}
 			}

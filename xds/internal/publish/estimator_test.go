@@ -47,7 +47,7 @@ func TestEnvoyEstimator(t *testing.T) {
 	v := fleetOf(backends, 1, []policies.Tokens{1000}, "a", "b")
 	v.Models[0].Hosts = []string{"m.example"}
 	v.Models = append(v.Models, resources.Model{Name: "z", Context: 1 << 17})
-	v.Plans = append(v.Plans, policies.Plan{Model: "z", Epoch: 1, Stages: policies.OneStage("z", []policies.ReplicaID{"q"}).Stages})
+	v.Plans = append(v.Plans, policies.Plan{Model: "z", Epoch: 1, Stages: policies.OneStagePlan("z", []policies.ReplicaID{"q"}).Stages})
 	q := endpoint("z", "q")
 	q.Address = backends["q"].address
 	v.Endpoints = append(v.Endpoints, q)

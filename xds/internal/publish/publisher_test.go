@@ -215,7 +215,7 @@ func TestModelComesAndGoes(t *testing.T) {
 		w.rest("cds 8, eds 8, lds 1, rds 1")
 		two := view(1, nil, "a b")
 		two.Models = append(two.Models, resources.Model{Name: "z", Context: 100})
-		two.Plans = append(two.Plans, policies.Plan{Model: "z", Epoch: 2, Stages: policies.OneStage("z", []policies.ReplicaID{"q"}).Stages})
+		two.Plans = append(two.Plans, policies.Plan{Model: "z", Epoch: 2, Stages: policies.OneStagePlan("z", []policies.ReplicaID{"q"}).Stages})
 		two.Endpoints = append(two.Endpoints, endpoint("z", "q"))
 		w.submit(two)
 		w.rest("cds 8, eds 8", "rds 1")

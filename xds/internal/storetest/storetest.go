@@ -58,7 +58,7 @@ func Object(epoch policies.Epoch) store.Object {
 				{Low: 0, High: 1000 + policies.Tokens(epoch), Replicas: []policies.ReplicaID{"r0", "r1"}},
 				{Low: 1000 + policies.Tokens(epoch), High: policies.Unbounded, Replicas: []policies.ReplicaID{"r2"}},
 			}},
-			policies.OneStage("b", []policies.ReplicaID{"r3"}),
+			policies.OneStagePlan("b", []policies.ReplicaID{"r3"}),
 		},
 		Reasons: []store.Reason{
 			{Model: "org/a", Epoch: epoch, At: at, Text: "gain 12 %"},
@@ -384,5 +384,5 @@ func Large(n int) store.Object {
 	for i := range ids {
 		ids[i] = policies.ReplicaID(fmt.Sprintf("replica-%s.pool-a.example", strconv.Itoa(i)))
 	}
-	return store.Object{Plans: []policies.Plan{policies.OneStage("m", ids)}}
+	return store.Object{Plans: []policies.Plan{policies.OneStagePlan("m", ids)}}
 }

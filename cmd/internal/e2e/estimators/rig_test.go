@@ -107,7 +107,7 @@ func view() resources.View {
 				{Low: 100, High: 1000, Replicas: []policies.ReplicaID{"m1"}},
 				{Low: 1000, High: policies.Unbounded, Replicas: []policies.ReplicaID{"m2"}},
 			}},
-			policies.OneStage("n/2", []policies.ReplicaID{"n0"}),
+			policies.OneStagePlan("n/2", []policies.ReplicaID{"n0"}),
 		},
 		Endpoints: []resources.Endpoint{
 			{ID: "m0", Model: "m", Adapters: []string{"m-lora"}}, {ID: "m1", Model: "m"}, {ID: "m2", Model: "m"}, {ID: "n0", Model: "n/2"},

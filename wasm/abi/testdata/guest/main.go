@@ -18,7 +18,7 @@ import (
 var (
 	arena     [8 << 10]uint64
 	bids      = make([]policies.Bid, 0, 64)
-	sites     = make([]policies.Site, 0, 64)
+	sites     = make([]policies.Candidate, 0, 64)
 	sequences = make([]policies.Sequence, 0, 1024)
 )
 
@@ -73,7 +73,7 @@ func placeAt(n uint32) uint64 {
 
 //go:wasmexport cs_refine_v1
 func refineTo(n uint32) uint64 {
-	var b policies.Border
+	var b policies.BoundaryView
 	var s abi.Status
 	if b, sequences, s = abi.DecodeRefineCall(frame(n), sequences); s != abi.OK {
 		return abi.Result(s, 0)

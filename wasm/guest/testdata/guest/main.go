@@ -49,7 +49,7 @@ func (policy) Select([]policies.Bid) int {
 var sink []byte
 
 // Quote allocates as much as the handover is long, and bids.
-func (policy) Quote(p policies.Position, h policies.Handover) (policies.Bid, bool) {
+func (policy) Quote(p policies.Occupancy, h policies.Migration) (policies.Bid, bool) {
 	sink = make([]byte, h.Length)
 	return policies.Bid{Load: p.Held}, true
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/proximity"
 )
 
-var rates = links.Defaults{Node: 375 * links.Gigabyte, Between: 25 * links.Gigabyte, Bound: 50 * links.Gigabyte}
+var rates = links.Rates{SameHost: 375 * links.Gigabyte, BetweenHosts: 25 * links.Gigabyte, MaxBetweenHosts: 50 * links.Gigabyte}
 
 // tokenBytes is the KV of one token of the tests' model.
 const tokenBytes = 131072
@@ -19,10 +19,10 @@ const tokenBytes = 131072
 // box is one GPU of a machine of a kind: "switched" has NVLinks into switches,
 // "bridged" bridges between GPUs 0 and 1, 2 and 3, …, "sockets" PCIe in two sockets,
 // "host" none, and of "unknown" nothing is known.
-func box(kind, node string, gpu, gpus int) links.Site {
-	s := links.Site{Node: node, Known: true, TCP: 12 * links.Gigabyte}
+func box(kind, node string, gpu, gpus int) links.Topology {
+	s := links.Topology{Host: node, Known: true, TCP: 12 * links.Gigabyte}
 	if kind == "unknown" {
-		return links.Site{Node: node}
+		return links.Topology{Host: node}
 	}
 	if kind == "host" {
 		return s
@@ -37,7 +37,7 @@ func box(kind, node string, gpu, gpus int) links.Site {
 		if o == gpu {
 			continue
 		}
-		p := links.Peer{Index: o, Address: fmt.Sprint("g", o), Distance: links.Bridge, Asked: true, Read: true, Write: true}
+		p := links.Peer{Index: o, Address: fmt.Sprint("g", o), Distance: links.RootComplex, Asked: true, Read: true, Write: true}
 		if kind == "bridged" && o/2 == gpu/2 {
 			p.NVLinks, p.NVLink = links.Bundle{Links: 4, Rate: 56 * links.Gigabyte}, true
 		}
@@ -50,28 +50,28 @@ func box(kind, node string, gpu, gpus int) links.Site {
 }
 
 // fleet is nodes of one kind each, with as many replicas.
-func fleet(each int, kinds ...string) (seats []proximity.Seat) {
+func fleet(each int, kinds ...string) (seats []proximity.Replica) {
 	for n, kind := range kinds {
 		node := fmt.Sprint("n", n)
 		for gpu := range each {
-			seats = append(seats, proximity.Seat{ID: policies.ReplicaID(fmt.Sprintf("%s-%d", node, gpu)), Site: box(kind, node, gpu, each)})
+			seats = append(seats, proximity.Replica{ID: policies.ReplicaID(fmt.Sprintf("%s-%d", node, gpu)), Topology: box(kind, node, gpu, each)})
 		}
 	}
 	return seats
 }
 
 // naive prices the boundaries of a plan by looking at every pair.
-func naive(seats []proximity.Seat, stages [][]policies.ReplicaID, cuts []policies.Tokens, crossings []float64) float64 {
-	site := map[policies.ReplicaID]links.Site{}
+func naive(seats []proximity.Replica, stages [][]policies.ReplicaID, cuts []policies.Tokens, crossings []float64) float64 {
+	site := map[policies.ReplicaID]links.Topology{}
 	for _, s := range seats {
-		site[s.ID] = s.Site
+		site[s.ID] = s.Topology
 	}
 	sum := 0.0
 	for l, cut := range cuts {
 		for _, a := range stages[l] {
 			least := math.Inf(1)
 			for _, b := range stages[l+1] {
-				t := rates.Best(site[a], site[b]).Transfer(tokenBytes)
+				t := rates.BestPath(site[a], site[b]).Transfer(tokenBytes)
 				least = min(least, t.Base+t.PerToken*float64(cut))
 			}
 			sum += crossings[l] / float64(len(stages[l])) * least
@@ -80,8 +80,8 @@ func naive(seats []proximity.Seat, stages [][]policies.ReplicaID, cuts []policie
 	return sum
 }
 
-func newMap(seats []proximity.Seat) *proximity.Map {
-	return proximity.New(proximity.Config{Seats: seats, Defaults: rates, TokenBytes: tokenBytes})
+func newMap(seats []proximity.Replica) *proximity.Map {
+	return proximity.New(proximity.Config{Replicas: seats, Rates: rates, TokenBytes: tokenBytes})
 }
 
 // TestPlanIsTheSumOfItsPairs compares the price by classes with that of every pair.
@@ -109,7 +109,7 @@ func TestPlanIsTheSumOfItsPairs(t *testing.T) {
 				p.Stages[i].High, crossings[i] = cuts[i], 1+r.Float64()
 			}
 		}
-		price := newMap(seats).Plan(p, crossings)
+		price := newMap(seats).PlanTransfer(p, crossings)
 		for i, cut := range cuts {
 			total += crossings[i] * (price.Base + price.PerToken*float64(cut))
 		}
@@ -122,24 +122,24 @@ func TestPlanIsTheSumOfItsPairs(t *testing.T) {
 // TestNearest: what it promises is never more than what any plan costs.
 func TestNearest(t *testing.T) {
 	for _, c := range []struct {
-		seats []proximity.Seat
+		seats []proximity.Replica
 		rate  links.Rate // of the hand-over that everybody has
 	}{
 		{fleet(8, "switched"), 360 * links.Gigabyte},
 		{fleet(4, "bridged"), 56 * links.Gigabyte / 5 * 4},
-		{fleet(2, "unknown", "unknown"), rates.Node},
-		{fleet(1, "unknown", "unknown"), rates.Between},
+		{fleet(2, "unknown", "unknown"), rates.SameHost},
+		{fleet(1, "unknown", "unknown"), rates.BetweenHosts},
 		{fleet(1, "switched", "switched"), 32 * links.Gigabyte / 5 * 4},
 	} {
 		var ids []policies.ReplicaID
 		for _, s := range c.seats {
 			ids = append(ids, s.ID)
 		}
-		if got, want := newMap(c.seats).Nearest(ids).PerToken, tokenBytes/float64(c.rate); math.Abs(got-want) > 1e-12*want {
+		if got, want := newMap(c.seats).NearestTransfer(ids).PerToken, tokenBytes/float64(c.rate); math.Abs(got-want) > 1e-12*want {
 			t.Errorf("%v: %v s a token, want %v", ids, got, want)
 		}
 	}
-	if got := newMap(nil).Nearest(nil); got != (policies.Transfer{}) {
+	if got := newMap(nil).NearestTransfer(nil); got != (policies.Transfer{}) {
 		t.Errorf("nobody hands over for %v", got)
 	}
 }
@@ -151,12 +151,12 @@ func TestTransfer(t *testing.T) {
 	for _, a := range seats {
 		for _, b := range seats {
 			if a.ID != b.ID {
-				if got, want := m.Transfer(a.ID, b.ID), rates.Best(a.Site, b.Site).Transfer(tokenBytes); got != want {
+				if got, want := m.Transfer(a.ID, b.ID), rates.BestPath(a.Topology, b.Topology).Transfer(tokenBytes); got != want {
 					t.Errorf("%s %s: %+v, want %+v", a.ID, b.ID, got, want)
 				}
 			}
 		}
-		if got := m.Transfer(a.ID, "stranger").PerToken; got != tokenBytes/float64(rates.Between) {
+		if got := m.Transfer(a.ID, "stranger").PerToken; got != tokenBytes/float64(rates.BetweenHosts) {
 			t.Errorf("a stranger is %v s a token away", got)
 		}
 	}
@@ -164,24 +164,24 @@ func TestTransfer(t *testing.T) {
 
 // TestManyClasses: beyond the bound only the node counts, and nothing grows.
 func TestManyClasses(t *testing.T) {
-	var seats []proximity.Seat
+	var seats []proximity.Replica
 	for i := range 1000 {
 		s := box("switched", fmt.Sprint("n", i/8), i%8, 8)
 		s.TCP = links.Rate(i + 1)
-		seats = append(seats, proximity.Seat{ID: policies.ReplicaID(fmt.Sprint("r", i)), Site: s})
+		seats = append(seats, proximity.Replica{ID: policies.ReplicaID(fmt.Sprint("r", i)), Topology: s})
 	}
 	m := newMap(seats)
 	if got := m.Transfer("r0", "r1").PerToken; got != tokenBytes/float64(360*links.Gigabyte) {
 		t.Errorf("the first ones are %v s a token apart", got)
 	}
-	if got := m.Transfer("r992", "r993").PerToken; got != tokenBytes/float64(rates.Node) {
+	if got := m.Transfer("r992", "r993").PerToken; got != tokenBytes/float64(rates.SameHost) {
 		t.Errorf("the last ones are %v s a token apart", got)
 	}
 	var ids []policies.ReplicaID
 	for _, s := range seats {
 		ids = append(ids, s.ID)
 	}
-	if err := m.Nearest(ids).Validate(); err != nil {
+	if err := m.NearestTransfer(ids).Validate(); err != nil {
 		t.Error(err)
 	}
 }

@@ -59,12 +59,12 @@ const (
 // Has reports whether any feature of g is in f.
 func (f Features) Has(g Features) bool { return f&g != 0 }
 
-// Reason says why a request must stay where it is. The zero value is Movable's
+// PinReason says why a request must stay where it is. The zero value is Movable's
 // answer for one that may move. Reason i+1 stands for feature bit i.
-type Reason uint8
+type PinReason uint8
 
-// MayMove is the reason of a request that nothing holds.
-const MayMove Reason = 0
+// NotPinned is the reason of a request that nothing holds.
+const NotPinned PinReason = 0
 
 // reasons is the table: one line per feature bit, in the order of the bits.
 var reasons = [...]string{
@@ -86,17 +86,17 @@ var reasons = [...]string{
 	"unreadable",
 }
 
-// Because returns the reason that stands for a set of features: that of its
+// PinReasonOf returns the reason that stands for a set of features: that of its
 // lowest bit, MayMove for the empty set. A bit that this version does not know
 // is Unreadable: a peer's newer feature pins.
-func Because(f Features) Reason {
+func PinReasonOf(f Features) PinReason {
 	switch n := bits.TrailingZeros32(uint32(f)); {
 	case f == 0:
-		return MayMove
+		return NotPinned
 	case n >= len(reasons):
-		return Reason(len(reasons))
+		return PinReason(len(reasons))
 	default:
-		return Reason(n + 1)
+		return PinReason(n + 1)
 	}
 }
 
@@ -105,12 +105,12 @@ func Because(f Features) Reason {
 // numerics; a move itself may still fail. It is for the ways of moving that
 // give another engine token ids; an engine that hands over its whole state has
 // no such limits.
-func Movable(r Request) Reason { return Because(r.Features) }
+func Movable(r Request) PinReason { return PinReasonOf(r.Features) }
 
 // String names the reason, for tables and metrics; "movable" for none.
-func (r Reason) String() string {
+func (r PinReason) String() string {
 	switch {
-	case r == MayMove:
+	case r == NotPinned:
 		return "movable"
 	case int(r) <= len(reasons):
 		return reasons[r-1]

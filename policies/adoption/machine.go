@@ -37,21 +37,21 @@ type Reason string
 
 // The reasons to adopt a plan, then those to keep the one in force.
 const (
-	FirstPlan  Reason = "first plan"                     // there was none: one stage
-	Gain       Reason = "better plan"                    // the predicted gain is large enough
-	Overloaded Reason = "plan in force over its limits"  // and another one is not
-	Merged     Reason = "stages not worth it"            // back to one stage
-	RolledBack Reason = "iterations slower than planned" // back to the plan before
-	Members    Reason = "replicas changed"               // the cuts stay
+	FirstPlan       Reason = "first plan"                     // there was none: one stage
+	BetterPlan      Reason = "better plan"                    // the predicted gain is large enough
+	OverLimits      Reason = "plan in force over its limits"  // and another one is not
+	Merged          Reason = "stages not worth it"            // back to one stage
+	RolledBack      Reason = "iterations slower than planned" // back to the plan before
+	ReplicasChanged Reason = "replicas changed"               // the cuts stay
 
-	Waiting    Reason = "waiting for the next period"
-	NoReplicas Reason = "no replica to plan for"
-	WarmingUp  Reason = "too few requests seen"
-	HeldOff    Reason = "held off after a roll-back"
-	Infeasible Reason = "no plan is within the limits"
-	SmallGain  Reason = "gain too small"
-	Best       Reason = "plan in force is the best"
-	Invalid    Reason = "invalid workload"
+	WaitingForPeriod Reason = "waiting for the next period"
+	NoReplicas       Reason = "no replica to plan for"
+	WarmingUp        Reason = "too few requests seen"
+	HeldOff          Reason = "held off after a roll-back"
+	Infeasible       Reason = "no plan is within the limits"
+	SmallGain        Reason = "gain too small"
+	AlreadyBest      Reason = "plan in force is the best"
+	InvalidWorkload  Reason = "invalid workload"
 )
 
 // Input is what a Machine looks at: one model at one time.
@@ -67,14 +67,14 @@ type Input struct {
 	// since the last period, in seconds; 0 where nothing ran. Any other length
 	// than the plan's counts as nothing measured.
 	Iterations []float64
-	// Near prices the hand-overs of each plan that is weighed by who is in its stages,
+	// Proximity prices the hand-overs of each plan that is weighed by who is in its stages,
 	// and has a say in who that is; proposals are made with Workload.Transfer, because
 	// nobody is in their stages yet. nil: all hand-overs cost Workload.Transfer.
-	Near *proximity.Map
+	Proximity *proximity.Map
 }
 
 // near is what Step knows of distances.
-func (in Input) near() Near { return Near{in.Near, in.Workload.Flow} }
+func (in Input) near() Assigner { return Assigner{in.Proximity, in.Workload.Flow} }
 
 // Decision is what Step decided.
 type Decision struct {
@@ -149,7 +149,7 @@ func (m *Machine) Step(in Input) Decision {
 	present := mend(in.near(), in.Plan, in.Replicas, w.Replicas)
 	if same(present, in.Plan) {
 		if in.Now < m.next {
-			return keep(in.Plan, Waiting)
+			return keep(in.Plan, WaitingForPeriod)
 		}
 		m.next = in.Now + m.c.Period
 		return m.period(in, w, in.Plan)
@@ -159,7 +159,7 @@ func (m *Machine) Step(in Input) Decision {
 	in.Iterations = nil
 	d := m.period(in, w, present)
 	if !d.Adopt {
-		d.Adopt, d.Reason, d.Gain, d.Moved = true, Members, 0, Moves(in.Plan, present)
+		d.Adopt, d.Reason, d.Gain, d.Moved = true, ReplicasChanged, 0, CountMoves(in.Plan, present)
 		m.cuts = cutsOf(present)
 	}
 	return d
@@ -176,7 +176,7 @@ func (m *Machine) period(in Input, w policies.Workload, present policies.Plan) D
 	priced, err := m.c.Planner.Price(inForce, cutsOf(present), countsOf(present))
 	over := errors.Is(err, policies.ErrInfeasible)
 	if err != nil && !over {
-		d := keep(present, Invalid)
+		d := keep(present, InvalidWorkload)
 		d.Err = err
 		return d
 	}
@@ -204,18 +204,18 @@ func (m *Machine) HoldOff(now float64) {
 	m.held = now + m.hold
 }
 
-// Held returns until when new plans are kept away, which may be over, and how
+// HoldOffState returns until when new plans are kept away, which may be over, and how
 // long the last roll-back did so; 0 when that is forgiven, or there was none.
-func (m *Machine) Held() (until, length float64) {
+func (m *Machine) HoldOffState() (until, length float64) {
 	if m.hold == 0 {
 		return 0, 0
 	}
 	return m.held, m.hold
 }
 
-// Resume makes what Held returned of an earlier life, or of another machine that
+// RestoreHoldOff makes what Held returned of an earlier life, or of another machine that
 // decided for the same model, count here. Zeros forgive.
-func (m *Machine) Resume(until, length float64) {
+func (m *Machine) RestoreHoldOff(until, length float64) {
 	m.held, m.hold = until, min(max(length, 0), m.c.HoldOffMax)
 	if m.hold == 0 {
 		m.held = math.Inf(-1)

@@ -15,7 +15,7 @@ func (m *Machine) weigh(in Input, w policies.Workload, present policies.Plan, pr
 	if m.disappoints(in, w, present, priced) {
 		back := single(w.Replicas)
 		if len(m.before.Stages) > 1 {
-			back = Scale(policies.Partition{Cuts: cutsOf(m.before), Counts: countsOf(m.before)}, w.Replicas)
+			back = ScaleCounts(policies.Partition{Cuts: cutsOf(m.before), Counts: countsOf(m.before)}, w.Replicas)
 		}
 		m.HoldOff(in.Now)
 		return m.adopt(in, present, back, RolledBack)
@@ -28,7 +28,7 @@ func (m *Machine) weigh(in Input, w policies.Workload, present policies.Plan, pr
 	}
 	if in.Now < m.held {
 		if over && stages > 1 && !math.IsInf(priced.OneStage, 1) {
-			return m.adopt(in, present, single(w.Replicas), Overloaded)
+			return m.adopt(in, present, single(w.Replicas), OverLimits)
 		}
 		return keep(present, HeldOff)
 	}
@@ -38,7 +38,7 @@ func (m *Machine) weigh(in Input, w policies.Workload, present policies.Plan, pr
 	case errors.Is(err, policies.ErrInfeasible):
 		return keep(present, Infeasible)
 	case err != nil:
-		d := keep(present, Invalid)
+		d := keep(present, InvalidWorkload)
 		d.Err = err
 		return d
 	}
@@ -64,24 +64,24 @@ func (m *Machine) compare(in Input, w policies.Workload, present policies.Plan, 
 		next = in.near().Assign(present, target, in.Replicas)
 	}
 	d := keep(present, SmallGain)
-	d.Moved = Moves(present, next)
+	d.Moved = CountMoves(present, next)
 	// A moved replica redoes MoveCost seconds of prefill in every Horizon: the
 	// fleet is smaller by that share.
 	charge := float64(d.Moved) * m.c.MoveCost / (m.c.Horizon * float64(w.Replicas))
 	d.Gain = gain(target.Cost*(1+charge), cost)
 	switch {
 	case same(next, present):
-		d.Reason, d.Gain = Best, 0
+		d.Reason, d.Gain = AlreadyBest, 0
 		if len(best.Counts) > 1 && stages == 1 {
 			d.Reason, d.Gain = SmallGain, gain(placed, cost)
 		}
 		return d
 	case over:
-		d.Reason = Overloaded
+		d.Reason = OverLimits
 	case len(target.Counts) == 1:
 		d.Reason = Merged
 	case d.Gain >= worth:
-		d.Reason = Gain
+		d.Reason = BetterPlan
 	default:
 		return d
 	}
@@ -187,7 +187,7 @@ func (m *Machine) calibrate(in Input, priced policies.Partition, stages int) {
 // adopt is the decision for a partition that no gain was computed for.
 func (m *Machine) adopt(in Input, present policies.Plan, p policies.Partition, why Reason) Decision {
 	next := in.near().Assign(present, p, in.Replicas)
-	return Decision{Adopt: true, Plan: next, Reason: why, Moved: Moves(present, next)}
+	return Decision{Adopt: true, Plan: next, Reason: why, Moved: CountMoves(present, next)}
 }
 
 // gain is the share of old that is saved by cost; all of an infinite one.
@@ -208,7 +208,7 @@ func single(n int) policies.Partition { return policies.Partition{Counts: []int{
 // Cuts stay, and so does everybody who can: joiners go where a stage is
 // furthest below its share of the plan, and only an emptied stage takes a
 // replica from another.
-func mend(near Near, p policies.Plan, replicas []policies.Replica, n int) policies.Plan {
+func mend(near Assigner, p policies.Plan, replicas []policies.Replica, n int) policies.Plan {
 	there, size := make([]int, len(p.Stages)), 0
 	in := make(map[policies.ReplicaID]bool, n)
 	for _, r := range replicas {
@@ -232,10 +232,10 @@ func mend(near Near, p policies.Plan, replicas []policies.Replica, n int) polici
 	return near.Assign(p, spread(policies.Partition{Cuts: cutsOf(p), Counts: countsOf(p)}, there, n), replicas)
 }
 
-// Scale deals n replicas to the stages of a partition in its proportions, at
+// ScaleCounts deals n replicas to the stages of a partition in its proportions, at
 // least one to each; with fewer replicas than stages it is one stage. The
 // partition's counts must be positive.
-func Scale(p policies.Partition, n int) policies.Partition {
+func ScaleCounts(p policies.Partition, n int) policies.Partition {
 	return spread(p, make([]int, len(p.Counts)), n)
 }
 

@@ -7,7 +7,7 @@ import (
 )
 
 func TestPosition(t *testing.T) {
-	p := policies.Position{Capacity: 100, Held: 20, Promised: 30, Incoming: 40}
+	p := policies.Occupancy{Capacity: 100, Held: 20, Promised: 30, Incoming: 40}
 	if p.Load() != 90 || !p.Fits(10) || p.Fits(11) {
 		t.Errorf("load %v", p.Load())
 	}
@@ -15,14 +15,14 @@ func TestPosition(t *testing.T) {
 	if p.Fits(0) {
 		t.Error("a draining replica takes a request")
 	}
-	if (policies.Position{}).Fits(1) {
+	if (policies.Occupancy{}).Fits(1) {
 		t.Error("an unknown capacity takes a request")
 	}
 }
 
 func TestCause(t *testing.T) {
 	got := ""
-	for c := policies.Cause(0); c < 6; c++ {
+	for c := policies.MigrationCause(0); c < 6; c++ {
 		got += c.String() + ","
 	}
 	if got != "unknown cause,growth,outlier,drain,spill,unknown cause," {

@@ -53,61 +53,61 @@ func series(rates ...Rate) Rate {
 	return out
 }
 
-// Ways are the ways from one replica to another in order of preference. The first
+// Paths are the ways from one replica to another in order of preference. The first
 // that is not closed is to be used; there always is one, of a known rate. Equal sites
 // give equal ways.
-func Ways(from, to Site) []Way {
+func Paths(from, to Topology) []Path {
 	a, b := &from, &to
-	if from.Node == to.Node {
-		return []Way{cuda(a, b), shm(a, b), tcp(a, b)}
+	if from.Host == to.Host {
+		return []Path{cuda(a, b), shm(a, b), tcp(a, b)}
 	}
 	return append(verbs(a, b), tcp(a, b))
 }
 
-// Defaults say how fast ways are of which nothing is known, and bound the others. A way
+// Rates say how fast ways are of which nothing is known, and bound the others. A way
 // with a rate by default has no latency: nothing but the rate sets it apart.
-type Defaults struct {
-	// Node is the rate between replicas of one node, Between that of two nodes, where
+type Rates struct {
+	// SameHost is the rate between replicas of one node, Between that of two nodes, where
 	// nothing is known of one of the two. 0: what Ways says.
-	Node    Rate `json:"node,omitempty"`
-	Between Rate `json:"between,omitempty"`
-	// Bound is the most that ways between nodes are taken for, whatever the NICs say.
+	SameHost     Rate `json:"node,omitempty"`
+	BetweenHosts Rate `json:"between,omitempty"`
+	// MaxBetweenHosts is the most that ways between nodes are taken for, whatever the NICs say.
 	// 0: no bound.
-	Bound Rate `json:"bound,omitempty"`
+	MaxBetweenHosts Rate `json:"bound,omitempty"`
 }
 
-// Best is the way to use between two replicas, and its rate.
-func (d Defaults) Best(from, to Site) Way {
-	w := Best(Ways(from, to))
-	same := from.Node == to.Node
+// BestPath is the way to use between two replicas, and its rate.
+func (d Rates) BestPath(from, to Topology) Path {
+	w := BestPath(Paths(from, to))
+	same := from.Host == to.Host
 	if !from.Known || !to.Known {
-		rate := d.Between
+		rate := d.BetweenHosts
 		if same {
-			rate = d.Node
+			rate = d.SameHost
 		}
 		if rate > 0 {
-			w.Rate, w.Latency, w.Why = rate, 0, w.Why+"; one has not told what it has: the rate is the fleet file's"
+			w.Rate, w.Latency, w.Reason = rate, 0, w.Reason+"; one has not told what it has: the rate is the fleet file's"
 		}
 		return w
 	}
-	if !same && d.Bound > 0 && w.Rate > d.Bound {
-		w.Rate, w.Why = d.Bound, w.Why+"; the fleet file bounds the rate"
+	if !same && d.MaxBetweenHosts > 0 && w.Rate > d.MaxBetweenHosts {
+		w.Rate, w.Reason = d.MaxBetweenHosts, w.Reason+"; the fleet file bounds the rate"
 	}
 	return w
 }
 
 // unknown names the end of which nothing is known.
-func unknown(a, b *Site) string {
+func unknown(a, b *Topology) string {
 	if a.Known {
 		a = b
 	}
-	return "nothing is known of node " + a.Node
+	return "nothing is known of node " + a.Host
 }
 
 func number(n int) string { return strconv.Itoa(n) }
 
 // pcie is the rate of the GPU's slot; host memory has none.
-func (s *Site) pcie() Rate {
+func (s *Topology) pcie() Rate {
 	if s.GPU == nil {
 		return 0
 	}
@@ -120,7 +120,7 @@ func (s *Site) pcie() Rate {
 // packing is the rate at which the GPU brings blocks of the pool into the host's memory,
 // or fetches them from there: its kernel goes over PCIe to pinned memory, the processor
 // copies from that. A pool in host memory needs none of it.
-func (s *Site) packing() Rate {
+func (s *Topology) packing() Rate {
 	if s.GPU == nil {
 		return 0
 	}
@@ -128,7 +128,7 @@ func (s *Site) packing() Rate {
 }
 
 // onGPUs says how many of the two pools are on GPUs, for people; "" for none.
-func onGPUs(a, b *Site) string {
+func onGPUs(a, b *Topology) string {
 	switch {
 	case a.GPU == nil && b.GPU == nil:
 		return ""
@@ -154,7 +154,7 @@ func one(a, b *GPU) (same bool, contradiction string) {
 }
 
 // cuda is the way from GPU to GPU on one machine.
-func cuda(a, b *Site) Way {
+func cuda(a, b *Topology) Path {
 	if !a.Known || !b.Known {
 		return closed(SameGPU, TransportCUDA, unknown(a, b))
 	}
@@ -166,7 +166,7 @@ func cuda(a, b *Site) Way {
 	if same {
 		kind = SameGPU
 	}
-	for _, s := range [...]*Site{a, b} {
+	for _, s := range [...]*Topology{a, b} {
 		if s.CUDA != "" {
 			return closed(kind, TransportCUDA, "libcuda.so.1: "+s.CUDA)
 		}
@@ -200,7 +200,7 @@ func cuda(a, b *Site) Way {
 // across is the way between two GPUs of one machine. The receiver's GPU reads the
 // source's memory, and nobody writes into another's: what the driver says of writing is
 // of no use. A pair is open to both or to none, as it is for the driver.
-func across(a, b *Site) Way {
+func across(a, b *Topology) Path {
 	there, said := a.GPU.peer(b.GPU)
 	back, answered := b.GPU.peer(a.GPU)
 	asked := there.Asked || back.Asked
@@ -219,9 +219,9 @@ func across(a, b *Site) Way {
 		return closed(PeerPCIe, TransportCUDA, "no NVLink between them, and the driver was not asked about PCIe"+doubt)
 	case !read:
 		return closed(PeerPCIe, TransportCUDA, "no NVLink between them, and the driver does not let one read the other over PCIe ("+d.words()+")"+doubt)
-	case d >= System && d != Far:
+	case d >= System && d != UnknownDistance:
 		return closed(PeerPCIe, TransportCUDA, d.words()+" lie between them: over both sockets P2P is slower than host memory"+doubt)
-	case d >= Bridge:
+	case d >= RootComplex:
 		rate = half(rate) // what root complexes forward is well below the link
 	}
 	return open(PeerPCIe, TransportCUDA, rate, "P2P over PCIe: "+d.words()+" between them"+doubt)
@@ -265,7 +265,7 @@ func nvlinks(n int) string {
 }
 
 // shm is the way through one machine's memory: the receiver maps the source's pool.
-func shm(a, b *Site) Way {
+func shm(a, b *Topology) Path {
 	if on := onGPUs(a, b); on != "" {
 		return closed(ViaHost, TransportShm, on+": shm maps pools in the machine's memory alone")
 	}
@@ -273,27 +273,27 @@ func shm(a, b *Site) Way {
 }
 
 // verbs are the ways by RDMA, GPUDirect first.
-func verbs(a, b *Site) []Way {
-	shut := func(why string) []Way { return []Way{closed(RDMABounce, TransportVerbs, why)} }
-	for _, s := range [...]*Site{a, b} {
+func verbs(a, b *Topology) []Path {
+	shut := func(why string) []Path { return []Path{closed(RDMABounce, TransportVerbs, why)} }
+	for _, s := range [...]*Topology{a, b} {
 		if !s.Known {
-			return shut("nothing is known of node " + s.Node)
+			return shut("nothing is known of node " + s.Host)
 		}
 		if s.Verbs != "" {
-			return shut("on node " + s.Node + ": " + s.Verbs)
+			return shut("on node " + s.Host + ": " + s.Verbs)
 		}
 	}
-	for _, s := range [...]*Site{a, b} {
+	for _, s := range [...]*Topology{a, b} {
 		if s.RDMA == nil {
-			return shut("node " + s.Node + " has no RDMA port that is up")
+			return shut("node " + s.Host + " has no RDMA port that is up")
 		}
 	}
 	from, to := a.RDMA, b.RDMA
 	switch {
 	case from.Layer != to.Layer:
-		return shut(from.Name + " of node " + a.Node + " speaks " + from.Layer + ", " + to.Name + " of node " + b.Node + " " + to.Layer)
+		return shut(from.Name + " of node " + a.Host + " speaks " + from.Layer + ", " + to.Name + " of node " + b.Host + " " + to.Layer)
 	case from.Subnet != "" && to.Subnet != "" && from.Subnet != to.Subnet:
-		return shut(from.Name + " of node " + a.Node + " is in fabric " + from.Subnet + ", " + to.Name + " of node " + b.Node + " in " + to.Subnet)
+		return shut(from.Name + " of node " + a.Host + " is in fabric " + from.Subnet + ", " + to.Name + " of node " + b.Host + " in " + to.Subnet)
 	}
 	rate := usable(least(from.Rate, to.Rate))
 	if rate == 0 {
@@ -306,30 +306,30 @@ func verbs(a, b *Site) []Way {
 	// and sums what comes into a pool there.
 	bounce := open(RDMABounce, TransportVerbs, least(rate, a.pcie(), b.pcie(), hostCopy), over+", by way of host memory")
 	if a.GPU == nil && b.GPU == nil {
-		bounce.Why = over + ": the pools are in host memory"
-		return []Way{bounce}
+		bounce.Reason = over + ": the pools are in host memory"
+		return []Path{bounce}
 	}
-	return []Way{direct(a, b, least(rate, a.pcie(), b.pcie()), over), bounce}
+	return []Path{direct(a, b, least(rate, a.pcie(), b.pcie()), over), bounce}
 }
 
 // direct is the way by GPUDirect.
-func direct(a, b *Site, rate Rate, over string) Way {
-	for _, s := range [...]*Site{a, b} {
+func direct(a, b *Topology, rate Rate, over string) Path {
+	for _, s := range [...]*Topology{a, b} {
 		switch g := s.GPU; {
 		case g == nil:
-			return closed(RDMA, TransportVerbs, "the pool on node "+s.Node+" is in host memory")
+			return closed(RDMA, TransportVerbs, "the pool on node "+s.Host+" is in host memory")
 		case g.Absent:
-			return closed(RDMA, TransportVerbs, "GPU "+number(g.Index)+" is not on node "+s.Node)
+			return closed(RDMA, TransportVerbs, "GPU "+number(g.Index)+" is not on node "+s.Host)
 		case g.Lost != "":
-			return closed(RDMA, TransportVerbs, "GPU "+number(g.Index)+" of node "+s.Node+": "+g.Lost)
+			return closed(RDMA, TransportVerbs, "GPU "+number(g.Index)+" of node "+s.Host+": "+g.Lost)
 		case !s.PeerMemory:
-			return closed(RDMA, TransportVerbs, "node "+s.Node+" offers NICs no GPU memory (dma-buf)")
+			return closed(RDMA, TransportVerbs, "node "+s.Host+" offers NICs no GPU memory (dma-buf)")
 		case s.RDMA.Distance >= System || s.RDMA.Distance == 0:
-			return closed(RDMA, TransportVerbs, "on node "+s.Node+" the way from GPU "+number(g.Index)+" to its nearest NIC: "+s.RDMA.Distance.words())
+			return closed(RDMA, TransportVerbs, "on node "+s.Host+" the way from GPU "+number(g.Index)+" to its nearest NIC: "+s.RDMA.Distance.words())
 		}
 	}
 	d := max(a.RDMA.Distance, b.RDMA.Distance)
-	if d >= Bridge {
+	if d >= RootComplex {
 		rate = half(rate)
 	}
 	return open(RDMA, TransportVerbs, rate, over+"; GPU to NIC: "+d.words())
@@ -338,15 +338,15 @@ func direct(a, b *Site, rate Rate, over string) Way {
 // tcp is the way that is always open. A GPU's blocks are packed before they are sent,
 // and put into place when they have come: an end does one after the other, while the
 // two ends are at work together.
-func tcp(a, b *Site) Way {
+func tcp(a, b *Topology) Path {
 	rate := min(series(tcpStream, a.packing()), series(tcpStream, b.packing()))
 	over := "one connection between the nodes"
-	if a.Node == b.Node {
+	if a.Host == b.Host {
 		over = "loopback"
 	} else {
-		for _, s := range [...]*Site{a, b} {
+		for _, s := range [...]*Topology{a, b} {
 			if s.TCP > 0 && usable(s.TCP) < rate {
-				rate, over = usable(s.TCP), "the fastest link of node "+s.Node+" bounds it"
+				rate, over = usable(s.TCP), "the fastest link of node "+s.Host+" bounds it"
 			}
 		}
 	}

@@ -55,10 +55,10 @@ func (d *dealing) even(replicas []policies.Replica) {
 	nodes := make(map[string]*stock)
 	home := make(map[policies.ReplicaID]*stock, len(replicas))
 	for _, r := range replicas {
-		if nodes[r.Node] == nil {
-			nodes[r.Node] = &stock{left: make(map[int][]proximity.Member)}
+		if nodes[r.Host] == nil {
+			nodes[r.Host] = &stock{left: make(map[int][]proximity.Member)}
 		}
-		home[r.ID] = nodes[r.Node]
+		home[r.ID] = nodes[r.Host]
 	}
 	if len(nodes) < 2 || len(d.stages) < 2 {
 		return

@@ -8,7 +8,7 @@ import (
 
 // TestMovable is the table in full: every feature pins, and says so by name.
 func TestMovable(t *testing.T) {
-	if got := policies.Movable(policies.Request{ID: "a", Input: 5, Output: 3}); got != policies.MayMove || got.String() != "movable" {
+	if got := policies.Movable(policies.Request{ID: "a", Input: 5, Output: 3}); got != policies.NotPinned || got.String() != "movable" {
 		t.Errorf("a plain request: %v", got)
 	}
 	for f, want := range map[policies.Features]string{
@@ -29,20 +29,20 @@ func TestMovable(t *testing.T) {
 		policies.HiddenTokens:   "hidden tokens",
 		policies.Unreadable:     "unreadable",
 	} {
-		if got := policies.Movable(policies.Request{Features: f}); got == policies.MayMove || got.String() != want {
+		if got := policies.Movable(policies.Request{Features: f}); got == policies.NotPinned || got.String() != want {
 			t.Errorf("bit %#x: %v, want %q", uint32(f), got, want)
 		}
 	}
-	if got := policies.Because(policies.Unreadable << 1); got != policies.Because(policies.Unreadable) {
+	if got := policies.PinReasonOf(policies.Unreadable << 1); got != policies.PinReasonOf(policies.Unreadable) {
 		t.Errorf("a feature of a newer version: %v", got)
 	}
-	if got := policies.Because(policies.Seed | policies.Stop); got != policies.Because(policies.Seed) {
+	if got := policies.PinReasonOf(policies.Seed | policies.Stop); got != policies.PinReasonOf(policies.Seed) {
 		t.Errorf("two features: %v, want the lower one", got)
 	}
 	if !(policies.Seed | policies.Stop).Has(policies.Stop) || policies.Seed.Has(policies.Stop) {
 		t.Error("Has")
 	}
-	if got := policies.Reason(200).String(); got != "unknown reason" {
+	if got := policies.PinReason(200).String(); got != "unknown reason" {
 		t.Errorf("got %q", got)
 	}
 }

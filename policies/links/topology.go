@@ -7,20 +7,20 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// Unknown as a GPU's index is none.
-const Unknown = -1
+// UnknownIndex as a GPU's index is none.
+const UnknownIndex = -1
 
 // The bounds of a Site that comes from elsewhere.
 const (
 	MaxPeers = 64  // GPUs that a GPU tells of
 	MaxName  = 256 // bytes of a node's name
-	MaxWord  = 128 // bytes of any other name, and of a reason
+	MaxText  = 128 // bytes of any other name, and of a reason
 	maxCount = 1024
 	maxIndex = 1 << 20
 	maxRate  = 1 << 50 // bytes a second, far above any link
 )
 
-// Site is where a replica's KV cache is, and what leads away from there. The zero
+// Topology is where a replica's KV cache is, and what leads away from there. The zero
 // Site with a Node is a replica of which nothing else is known. A Site is shared and
 // must not be changed.
 //
@@ -30,8 +30,8 @@ const (
 //     within bounds,
 //  3. distances are known ones, or 0,
 //  4. a GPU tells of at most MaxPeers others.
-type Site struct {
-	Node string `json:"node"`
+type Topology struct {
+	Host string `json:"node"`
 	// Known says that somebody has looked. Without it the rest, but for the GPU's
 	// index, is not there.
 	Known bool `json:"known,omitempty"`
@@ -101,16 +101,16 @@ type Port struct {
 }
 
 // Validate reports the first broken invariant, or nil.
-func (s Site) Validate() error {
+func (s Topology) Validate() error {
 	c := check{}
-	c.name("node", s.Node, MaxName)
-	c.name("cuda", s.CUDA, MaxWord)
-	c.name("verbs", s.Verbs, MaxWord)
+	c.name("node", s.Host, MaxName)
+	c.name("cuda", s.CUDA, MaxText)
+	c.name("verbs", s.Verbs, MaxText)
 	c.rate("tcp", s.TCP)
 	if g := s.GPU; g != nil {
-		c.name("gpu.uuid", g.UUID, MaxWord)
-		c.name("gpu.address", g.Address, MaxWord)
-		c.name("gpu.lost", g.Lost, MaxWord)
+		c.name("gpu.uuid", g.UUID, MaxText)
+		c.name("gpu.address", g.Address, MaxText)
+		c.name("gpu.lost", g.Lost, MaxText)
 		c.index("gpu.index", g.Index)
 		c.rate("gpu.copy", g.Copy)
 		c.rate("gpu.pcie", g.PCIe)
@@ -118,17 +118,17 @@ func (s Site) Validate() error {
 		c.expect(len(g.Peers) <= MaxPeers, "4: gpu.peers: more than "+strconv.Itoa(MaxPeers))
 		for _, p := range g.Peers {
 			c.index("gpu.peers.index", p.Index)
-			c.name("gpu.peers.address", p.Address, MaxWord)
+			c.name("gpu.peers.address", p.Address, MaxText)
 			c.bundle("gpu.peers.nvlinks", p.NVLinks)
-			c.expect(p.Distance <= Far, "3: gpu.peers.distance")
+			c.expect(p.Distance <= UnknownDistance, "3: gpu.peers.distance")
 		}
 	}
 	if p := s.RDMA; p != nil {
-		c.name("rdma.name", p.Name, MaxWord)
-		c.name("rdma.layer", p.Layer, MaxWord)
-		c.name("rdma.subnet", p.Subnet, MaxWord)
+		c.name("rdma.name", p.Name, MaxText)
+		c.name("rdma.layer", p.Layer, MaxText)
+		c.name("rdma.subnet", p.Subnet, MaxText)
 		c.rate("rdma.rate", p.Rate)
-		c.expect(p.Distance <= Far, "3: rdma.distance")
+		c.expect(p.Distance <= UnknownDistance, "3: rdma.distance")
 	}
 	if c.broken != "" {
 		return &policies.Violation{Subject: "site", Invariant: c.broken}
@@ -151,7 +151,7 @@ func (c *check) name(field, s string, most int) {
 
 func (c *check) rate(field string, r Rate) { c.expect(r >= 0 && r <= maxRate, "2: "+field) }
 
-func (c *check) index(field string, i int) { c.expect(i >= Unknown && i <= maxIndex, "2: "+field) }
+func (c *check) index(field string, i int) { c.expect(i >= UnknownIndex && i <= maxIndex, "2: "+field) }
 
 func (c *check) bundle(field string, b Bundle) {
 	c.expect(b.Links >= 0 && b.Links <= maxCount, "2: "+field+".links")
@@ -161,7 +161,7 @@ func (c *check) bundle(field string, b Bundle) {
 // Class is equal for two sites that any third one sees alike, but for the node
 // that it is on: those of GPUs in equal places of equal machines. There are few of
 // them in a large fleet. The zero Class is that of a Site which is not Known.
-func (s Site) Class() string {
+func (s Topology) Class() string {
 	if !s.Known {
 		return ""
 	}
@@ -213,8 +213,8 @@ func (s Site) Class() string {
 }
 
 // Equal reports whether two sites say the same.
-func (s Site) Equal(o Site) bool {
-	if s.Node != o.Node || s.Known != o.Known || (s.GPU == nil) != (o.GPU == nil) || s.Class() != o.Class() {
+func (s Topology) Equal(o Topology) bool {
+	if s.Host != o.Host || s.Known != o.Known || (s.GPU == nil) != (o.GPU == nil) || s.Class() != o.Class() {
 		return false
 	}
 	return s.GPU == nil || s.GPU.UUID == o.GPU.UUID && s.GPU.Index == o.GPU.Index
@@ -225,7 +225,7 @@ func (p Peer) is(g *GPU) bool {
 	if p.Address != "" && g.Address != "" {
 		return strings.EqualFold(p.Address, g.Address)
 	}
-	return p.Index != Unknown && p.Index == g.Index
+	return p.Index != UnknownIndex && p.Index == g.Index
 }
 
 // peer is what the GPU says of another one, and whether it says anything.

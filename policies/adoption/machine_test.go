@@ -51,9 +51,9 @@ func TestConfig(t *testing.T) {
 // dividing, sometimes too much, with hand-overs from free to dear.
 func workload(rng *rand.Rand) policies.Workload {
 	if rng.IntN(4) == 0 {
-		return policytest.Random(rng)
+		return policytest.RandomWorkload(rng)
 	}
-	w := policytest.Chat(policies.Edges(16384, 1), 8, rng.Float64(), rng.Uint64())
+	w := policytest.ChatWorkload(policies.BucketEdges(16384, 1), 8, rng.Float64(), rng.Uint64())
 	w.Transfer.Base *= math.Exp(4 * rng.NormFloat64())
 	w.Cost.Kappa = 4 * rng.Float64()
 	return w
@@ -128,8 +128,8 @@ func TestInvariants(t *testing.T) {
 		}
 	}
 	t.Log(reasons)
-	for _, r := range []adoption.Reason{adoption.FirstPlan, adoption.Gain, adoption.Overloaded, adoption.Merged, adoption.RolledBack, adoption.Members,
-		adoption.Waiting, adoption.WarmingUp, adoption.HeldOff, adoption.Infeasible, adoption.SmallGain, adoption.Best} {
+	for _, r := range []adoption.Reason{adoption.FirstPlan, adoption.BetterPlan, adoption.OverLimits, adoption.Merged, adoption.RolledBack, adoption.ReplicasChanged,
+		adoption.WaitingForPeriod, adoption.WarmingUp, adoption.HeldOff, adoption.Infeasible, adoption.SmallGain, adoption.AlreadyBest} {
 		if reasons[r] == 0 {
 			t.Errorf("%q never happened", r)
 		}
@@ -143,7 +143,7 @@ func BenchmarkStep(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			in := adoption.Input{Model: "m", Workload: policytest.Chat(policies.Edges(131072, 4), replicas, 0.5, 1)}
+			in := adoption.Input{Model: "m", Workload: policytest.ChatWorkload(policies.BucketEdges(131072, 4), replicas, 0.5, 1)}
 			for i := range replicas {
 				in.Replicas = append(in.Replicas, policies.Replica{ID: policies.ReplicaID(fmt.Sprint("r", i)), Model: "m"})
 			}

@@ -186,7 +186,7 @@ func (c *crowd) simulate() {
 		c.buyers = append(c.buyers, c.trader(fmt.Sprint("r", i)))
 	}
 	for i := range n {
-		c.step(n+i, bidask.Event{Kind: bidask.Measured, Position: policies.Position{Capacity: 1 << 30, Throughput: 4 * wireRate}})
+		c.step(n+i, bidask.Event{Kind: bidask.OccupancyMeasured, Occupancy: policies.Occupancy{Capacity: 1 << 30, Throughput: 4 * wireRate}})
 		for range c.burst {
 			c.later.push(occurrence{what: arrival, a: i})
 		}
@@ -216,7 +216,7 @@ func (c *crowd) simulate() {
 				c.air, c.sentAt = append(c.air[:0], c.air[c.head:]...), append(c.sentAt[:0], c.sentAt[c.head:]...)
 				c.head = 0
 			}
-			c.step(c.index(msg.To), bidask.Event{Kind: bidask.Received, Message: msg})
+			c.step(c.index(msg.To), bidask.Event{Kind: bidask.MessageReceived, Message: msg})
 			continue
 		}
 		o := c.later.pop()
@@ -229,7 +229,7 @@ func (c *crowd) simulate() {
 }
 
 func (c *crowd) trader(name string) *trader {
-	cfg := bidask.Config{Self: policies.ReplicaID(name), Sample: c.rule.sample, Offers: 1 << 12, Wins: 1 << 12, SendSlots: c.slots, ReceiveSlots: c.slots}
+	cfg := bidask.Config{Self: policies.ReplicaID(name), Sample: c.rule.sample, MaxOffers: 1 << 12, MaxWins: 1 << 12, MaxConcurrentSends: c.slots, MaxConcurrentReceives: c.slots}
 	if c.rule.paper {
 		cfg.Selector = bidask.Paper{}
 	}
@@ -277,7 +277,7 @@ func (c *crowd) happen(o occurrence) {
 		deal := bidask.Deal{Seller: policies.ReplicaID(fmt.Sprint("s", o.a)), Number: c.number[o.a]}
 		c.number[o.a]++
 		c.offered[deal] = c.now
-		c.step(o.a, bidask.Event{Kind: bidask.Offered, Handover: policies.Handover{Request: deal.String(), Length: length, Cause: policies.Growth}, Candidates: c.names, Costs: c.costs(o.a), Seed: c.rng.Uint64()})
+		c.step(o.a, bidask.Event{Kind: bidask.Offered, Migration: policies.Migration{Request: deal.String(), Length: length, Cause: policies.Growth}, Candidates: c.names, Costs: c.costs(o.a), Seed: c.rng.Uint64()})
 	case arrived:
 		c.moves++
 		if c.rule.nodes > 0 && o.a%c.rule.nodes == o.b%c.rule.nodes {
@@ -289,19 +289,19 @@ func (c *crowd) happen(o occurrence) {
 			c.later.push(occurrence{at: c.now + 5*policies.Second + policies.Micros(c.rng.Int64N(int64(10*policies.Second))), what: leaves, b: o.b, n: o.n})
 		}
 		if o.a >= 0 {
-			c.step(o.a, bidask.Event{Kind: bidask.Moved, Deal: o.deal})
-			c.step(c.receivers+o.b, bidask.Event{Kind: bidask.Moved, Deal: o.deal})
+			c.step(o.a, bidask.Event{Kind: bidask.TransferDone, Deal: o.deal})
+			c.step(c.receivers+o.b, bidask.Event{Kind: bidask.TransferDone, Deal: o.deal})
 		}
 	case leaves:
 		b := c.buyers[o.b]
 		b.held -= o.n
 		if c.rule.sample != 0 {
-			c.step(c.receivers+o.b, bidask.Event{Kind: bidask.Measured, Position: policies.Position{Capacity: 1 << 30, Held: b.held, Throughput: 4 * wireRate}})
+			c.step(c.receivers+o.b, bidask.Event{Kind: bidask.OccupancyMeasured, Occupancy: policies.Occupancy{Capacity: 1 << 30, Held: b.held, Throughput: 4 * wireRate}})
 		}
 	case ticks:
 		t := c.at(o.a)
 		t.tick = 0
-		c.step(o.a, bidask.Event{Kind: bidask.Ticked})
+		c.step(o.a, bidask.Event{Kind: bidask.DeadlineReached})
 		c.schedule(o.a)
 	case looks:
 		for i, b := range c.buyers {
@@ -352,13 +352,13 @@ func (c *crowd) step(i int, ev bidask.Event) {
 			delete(c.offered, a.Deal)
 			c.wait += float64(started) / float64(policies.Second)
 			c.longest = max(c.longest, started)
-			c.later.push(occurrence{at: c.now + travel(a.Handover.Length), what: arrived, a: c.index(a.Deal.Seller), b: i - c.receivers, n: a.Handover.Length, deal: a.Deal})
+			c.later.push(occurrence{at: c.now + travel(a.Migration.Length), what: arrived, a: c.index(a.Deal.Seller), b: i - c.receivers, n: a.Migration.Length, deal: a.Deal})
 		case bidask.Return:
 			c.returns++
 		}
 		quiet = false
 	}
-	if !quiet || ev.Kind == bidask.Moved {
+	if !quiet || ev.Kind == bidask.TransferDone {
 		c.schedule(i)
 	}
 }

@@ -59,12 +59,12 @@ func sell(t *testing.T, length policies.Tokens, ids []policies.ReplicaID, costs 
 	if err != nil {
 		t.Fatal(err)
 	}
-	out := m.Step(bidask.Event{Kind: bidask.Offered, Handover: policies.Handover{Request: "q", Length: length}, Candidates: ids, Costs: costs}, nil)
+	out := m.Step(bidask.Event{Kind: bidask.Offered, Migration: policies.Migration{Request: "q", Length: length}, Candidates: ids, Costs: costs}, nil)
 	if len(out) != len(ids) {
 		t.Fatalf("%d of %d are asked", len(out), len(ids))
 	}
 	for _, b := range in {
-		out = m.Step(bidask.Event{Kind: bidask.Received, Message: bidask.Message{Kind: bidask.Bid, From: b.From, To: "a", Deal: bidask.Deal{Seller: "a"}, Load: b.Load, Start: b.Start}}, nil)
+		out = m.Step(bidask.Event{Kind: bidask.MessageReceived, Message: bidask.Message{Kind: bidask.Bid, From: b.From, To: "a", Deal: bidask.Deal{Seller: "a"}, Load: b.Load, Start: b.Start}}, nil)
 	}
 	if len(out) != 1 || out[0].Message.Kind != bidask.Confirm {
 		t.Fatalf("nobody won: %v", out)
@@ -77,7 +77,7 @@ func sell(t *testing.T, length policies.Tokens, ids []policies.ReplicaID, costs 
 func TestNearOnesAreAsked(t *testing.T) {
 	for seed := range uint64(500) {
 		rng := rand.New(rand.NewPCG(seed, 3))
-		ev := bidask.Event{Kind: bidask.Offered, Handover: policies.Handover{Request: "q", Length: 1}, Seed: rng.Uint64()}
+		ev := bidask.Event{Kind: bidask.Offered, Migration: policies.Migration{Request: "q", Length: 1}, Seed: rng.Uint64()}
 		near, d := 0, 1+rng.IntN(10)
 		for i := range 1 + rng.IntN(40) {
 			id, cost := policies.ReplicaID(fmt.Sprint("r", i)), policies.Micros(1000)

@@ -23,18 +23,18 @@ import (
 // machines with eight GPUs. Of replicas beyond it nothing counts but the node.
 const maxClasses = 256
 
-// Seat is a replica and where it is.
-type Seat struct {
-	ID   policies.ReplicaID
-	Site links.Site
+// Replica is a replica and where it is.
+type Replica struct {
+	ID       policies.ReplicaID
+	Topology links.Topology
 }
 
 // Config is what a Map is made of.
 type Config struct {
-	// Seats are the replicas, each once.
-	Seats []Seat
-	// Defaults are the rates where nothing is known.
-	Defaults links.Defaults
+	// Replicas are the replicas, each once.
+	Replicas []Replica
+	// Rates are the rates where nothing is known.
+	Rates links.Rates
 	// TokenBytes is the KV of one token, in bytes. Base is the seconds that a
 	// hand-over takes besides its links.
 	TokenBytes, Base float64
@@ -44,7 +44,7 @@ type Config struct {
 type Map struct {
 	c       Config
 	at      map[policies.ReplicaID]seat
-	classes []links.Site // one of each class, without a node; the first is the unknown one
+	classes []links.Topology // one of each class, without a node; the first is the unknown one
 	nodes   int
 	// same and far are what a hand-over costs between two classes on one node and on
 	// two, by first·len(classes)+second; NaN: not worked out yet.
@@ -56,20 +56,20 @@ type seat struct{ node, class int32 }
 
 // New returns the map of a fleet.
 func New(c Config) *Map {
-	m := &Map{c: c, at: make(map[policies.ReplicaID]seat, len(c.Seats)), classes: []links.Site{{}}}
+	m := &Map{c: c, at: make(map[policies.ReplicaID]seat, len(c.Replicas)), classes: []links.Topology{{}}}
 	nodes, classes := make(map[string]int32), map[string]int32{"": 0}
-	for _, s := range c.Seats {
-		node, ok := nodes[s.Site.Node]
+	for _, s := range c.Replicas {
+		node, ok := nodes[s.Topology.Host]
 		if !ok {
 			node = int32(len(nodes))
-			nodes[s.Site.Node] = node
+			nodes[s.Topology.Host] = node
 		}
-		name := s.Site.Class()
+		name := s.Topology.Class()
 		class, ok := classes[name]
 		if !ok && len(m.classes) < maxClasses {
 			class = int32(len(m.classes))
 			classes[name] = class
-			m.classes = append(m.classes, s.Site)
+			m.classes = append(m.classes, s.Topology)
 		}
 		m.at[s.ID] = seat{node, class}
 	}
@@ -101,11 +101,11 @@ func (m *Map) classed(a, b int32, together bool) policies.Transfer {
 	}
 	if math.IsNaN(table[i].Base) {
 		from, to := m.classes[a], m.classes[b]
-		from.Node, to.Node = "a", "b"
+		from.Host, to.Host = "a", "b"
 		if together {
-			to.Node = "a"
+			to.Host = "a"
 		}
-		t := m.c.Defaults.Best(from, to).Transfer(m.c.TokenBytes)
+		t := m.c.Rates.BestPath(from, to).Transfer(m.c.TokenBytes)
 		t.Base += m.c.Base
 		table[i] = t
 	}
@@ -117,20 +117,20 @@ func seconds(t policies.Transfer, length policies.Tokens) float64 {
 	return t.Base + float64(t.PerToken*float64(length))
 }
 
-// Nearest is what a hand-over costs on the mean if each of the replicas has the
+// NearestTransfer is what a hand-over costs on the mean if each of the replicas has the
 // nearest other one of them in the next stage: no plan does better. It is 0 of one
 // replica, which hands nothing over.
-func (m *Map) Nearest(ids []policies.ReplicaID) policies.Transfer {
+func (m *Map) NearestTransfer(ids []policies.ReplicaID) policies.Transfer {
 	return m.receivers(ids, reference).mean(ids, 1)
 }
 
 // reference is a length at which a link's rate outweighs its latency.
 const reference policies.Tokens = 8192
 
-// Plan prices the hand-overs of a plan: one Transfer that costs as much, over all its
+// PlanTransfer prices the hand-overs of a plan: one Transfer that costs as much, over all its
 // boundaries, as each sender's nearest receiver does. crossings are how many requests
 // a second go over each boundary; where there are none, all count alike.
-func (m *Map) Plan(p policies.Plan, crossings []float64) policies.Transfer {
+func (m *Map) PlanTransfer(p policies.Plan, crossings []float64) policies.Transfer {
 	var sum policies.Transfer
 	var all, tokens float64
 	for l := range len(p.Stages) - 1 {

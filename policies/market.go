@@ -11,19 +11,19 @@ const (
 	Second      Micros = 1000 * Millisecond
 )
 
-// Cause says why a running request is to change its replica.
-type Cause uint8
+// MigrationCause says why a running request is to change its replica.
+type MigrationCause uint8
 
 // The causes. Values are part of what replicas tell each other.
 const (
-	Growth  Cause = iota + 1 // it outgrew its stage: to the next one
-	Outlier                  // its replica carries far more than the stage's mean: within the stage
-	Drain                    // its replica is to be emptied
-	Spill                    // its stage is full: to the next one
+	Growth  MigrationCause = iota + 1 // it outgrew its stage: to the next one
+	Outlier                           // its replica carries far more than the stage's mean: within the stage
+	Drain                             // its replica is to be emptied
+	Spill                             // its stage is full: to the next one
 )
 
 // String names the cause, for tables and metrics.
-func (c Cause) String() string {
+func (c MigrationCause) String() string {
 	switch c {
 	case Growth:
 		return "growth"
@@ -37,16 +37,16 @@ func (c Cause) String() string {
 	return "unknown cause"
 }
 
-// Handover is one running request that is to change its replica.
-type Handover struct {
+// Migration is one running request that is to change its replica.
+type Migration struct {
 	Request string // unique in the fleet
 	Length  Tokens // present length: the KV that has to move
-	Cause   Cause
+	Cause   MigrationCause
 }
 
-// Position is what a replica knows of itself when it is asked for a bid. No
+// Occupancy is what a replica knows of itself when it is asked for a bid. No
 // field is negative.
-type Position struct {
+type Occupancy struct {
 	Capacity Tokens // KV cache size; 0 while unknown: nothing fits
 	Held     Tokens // KV in use by requests that run here
 	Promised Tokens // accepted from clients and not yet running
@@ -59,10 +59,10 @@ type Position struct {
 }
 
 // Load is all that the replica carries or has promised to carry.
-func (p Position) Load() Tokens { return p.Held + p.Promised + p.Incoming }
+func (p Occupancy) Load() Tokens { return p.Held + p.Promised + p.Incoming }
 
 // Fits reports whether the replica can take a request of that length on.
-func (p Position) Fits(length Tokens) bool {
+func (p Occupancy) Fits(length Tokens) bool {
 	return !p.Draining && length <= p.Capacity-p.Load()
 }
 
@@ -80,7 +80,7 @@ type Bid struct {
 type Quoter interface {
 	// Quote prices a hand-over to a replica in that position. False means no
 	// bid. The caller fills in From and asks only for what fits. Quote is pure.
-	Quote(Position, Handover) (Bid, bool)
+	Quote(Occupancy, Migration) (Bid, bool)
 }
 
 // Selector picks the winner of an ask.
