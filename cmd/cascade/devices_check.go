@@ -106,7 +106,7 @@ func newHold(s *settings) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return measure.Hold(f.measureConfig(d), os.Stdin, s.stdout)
+			return measure.ServeOwner(f.measureConfig(d), os.Stdin, s.stdout)
 		},
 	}
 	f.flags(c)
@@ -139,7 +139,7 @@ func openDriver() (*cuda.Driver, error) {
 		os.Setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID") // nvidia-smi's
 	}
 	d, err := cuda.Open(cudaLibrary())
-	if errors.Is(err, device.ErrNoLibrary) || errors.Is(err, device.ErrNoCgo) || cuda.Is(err, noDevice) {
+	if errors.Is(err, device.ErrNoLibrary) || errors.Is(err, device.ErrNoCgo) || cuda.HasCode(err, noDevice) {
 		return nil, &absentError{err}
 	}
 	return d, err
@@ -182,7 +182,7 @@ func (s *settings) check(ctx context.Context, f *checkFlags) error {
 	out := checkResult{GPU: info.Name, Driver: d.Version(), Shape: config.Shape, VMM: info.VMM, DMABuf: info.DMABuf}
 	// What goes wrong costs nothing that was measured: a GPU may be lent but once.
 	err = out.measure(ctx, f, config)
-	out.Goals = measure.Goals(out.Rows)
+	out.Goals = measure.EvaluateGoals(out.Rows)
 	if f.strict {
 		err = errors.Join(err, out.unmetGoals())
 	}
@@ -214,12 +214,12 @@ func (k *checkResult) unmetGoals() error {
 
 // measure makes the rows.
 func (k *checkResult) measure(ctx context.Context, f *checkFlags, c measure.Config) (err error) {
-	r, err := measure.NewRig(c)
+	r, err := measure.NewBench(c)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, r.Close()) }()
-	if k.Rows, err = r.Copies(); cuda.Sticky(err) {
+	if k.Rows, err = r.MeasureCopies(); cuda.Sticky(err) {
 		return err
 	}
 	own := func(ctx context.Context) *exec.Cmd {
@@ -246,8 +246,8 @@ func (k *checkResult) measure(ctx context.Context, f *checkFlags, c measure.Conf
 }
 
 // measureBeside measures against another process.
-func (k *checkResult) measureBeside(ctx context.Context, r *measure.Rig, command func(context.Context) *exec.Cmd, steps int) error {
-	o, err := measure.Start(ctx, command)
+func (k *checkResult) measureBeside(ctx context.Context, r *measure.Bench, command func(context.Context) *exec.Cmd, steps int) error {
+	o, err := measure.StartOwner(ctx, command)
 	if err != nil {
 		return err
 	}
@@ -255,20 +255,20 @@ func (k *checkResult) measureBeside(ctx context.Context, r *measure.Rig, command
 	return k.measureOwner(r, o, steps)
 }
 
-func (k *checkResult) measureOwner(r *measure.Rig, o *measure.Owner, steps int) error {
-	rows, err := r.From(o)
+func (k *checkResult) measureOwner(r *measure.Bench, o *measure.Owner, steps int) error {
+	rows, err := r.MeasurePulls(o)
 	k.Rows = append(k.Rows, rows...)
 	if err != nil {
 		return err
 	}
-	rows, err = r.Disturb(o, steps)
+	rows, err = r.MeasureInterference(o, steps)
 	k.Rows = append(k.Rows, rows...)
 	return err
 }
 
 // measureTorch measures against PyTorch, and fits κ.
-func (k *checkResult) measureTorch(ctx context.Context, r *measure.Rig, f *checkFlags, c measure.Config) error {
-	o, err := measure.Start(ctx, measure.Torch(f.python, c))
+func (k *checkResult) measureTorch(ctx context.Context, r *measure.Bench, f *checkFlags, c measure.Config) error {
+	o, err := measure.StartOwner(ctx, measure.TorchCommand(f.python, c))
 	if err != nil {
 		return err
 	}
@@ -276,7 +276,7 @@ func (k *checkResult) measureTorch(ctx context.Context, r *measure.Rig, f *check
 	if err := k.measureOwner(r, o, f.steps); err != nil {
 		return err
 	}
-	a, err := o.Ask(measure.Ask{Spread: true})
+	a, err := o.Do(measure.Request{Spread: true})
 	if err != nil {
 		return err
 	}

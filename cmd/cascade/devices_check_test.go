@@ -20,7 +20,7 @@ func TestTablesCompare(t *testing.T) {
 		{Part: measure.Across, Way: "contiguous, from B", Rate: 8e9},
 		{Part: measure.Across, Way: "kernel, from B", Groups: 16, Rate: 4e9},
 	}}
-	k.Goals = measure.Goals(k.Rows)
+	k.Goals = measure.EvaluateGoals(k.Rows)
 	var got []string
 	tables := k.tables()
 	for _, table := range tables {

@@ -74,7 +74,7 @@ With --device cuda its KV is in the memory of a GPU, as an engine's is: the one 
 				}
 			}
 			all := newGPUs(fleet.CUDA, nil)
-			memory, err := all.Device(device, gpu)
+			memory, err := all.PoolAllocator(device, gpu)
 			if err != nil {
 				return err
 			}

@@ -116,7 +116,7 @@ func (s *settings) runMigrator(ctx context.Context, fleet wiring.Fleet, r config
 	}
 
 	all := newGPUs(fleet.Fleet.CUDA, fm.log)
-	seen := devicewatch.New(devicewatch.Config{Where: inventory.Config{Name: r.Node, CUDA: cudaLibrary(), NVML: nvmlLibrary()}, Logger: fm.log})
+	seen := devicewatch.New(devicewatch.Config{Host: inventory.Config{Name: r.Node, CUDA: cudaLibrary(), NVML: nvmlLibrary()}, Logger: fm.log})
 	d, err := migratord.New(migratord.Config{
 		Fleet: fleet, Replica: r, Control: links[0], OtherControl: links[1:], Clients: doors.clients, Peers: fm.creds.WrapListener(doors.peers), Listen: next.reopen(clientsDoor),
 		TLS: fm.creds.Provider, Runtime: m.runtime, GPUs: all, RDMA: rdma(fm.log), Machine: seen.Machine, Drain: m.drain, Predecessor: next.predecessor(), Tracer: spans.Tracer("migrator"), Logger: fm.log,

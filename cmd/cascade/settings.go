@@ -24,7 +24,7 @@ func (s *settings) logger() (*slog.Logger, error) {
 
 // newGPUs are the GPUs of this process, opened when they are needed. Tests name the
 // libraries of a fake driver; users have one driver.
-func newGPUs(c config.CUDA, log *slog.Logger) *gpuset.GPUs {
+func newGPUs(c config.CUDA, log *slog.Logger) *gpuset.Set {
 	return gpuset.New(gpuset.Config{CUDA: cudaLibrary(), NVML: nvmlLibrary(), Groups: c.Groups, Engines: c.UseCopyEngines(), Logger: log})
 }
 

@@ -159,9 +159,9 @@ func (s *settings) runUp(ctx context.Context, fleet wiring.Fleet, u *upFlags) er
 	file.Fleet.Replicas = slices.Clone(fleet.Fleet.Replicas)
 	// From here on, fleet has the addresses that are bound.
 	cards := newGPUs(fleet.Fleet.CUDA, log)
-	var seen *devicewatch.Survey // of real engines; emulated ones are wherever the fleet file says
+	var seen *devicewatch.Watcher // of real engines; emulated ones are wherever the fleet file says
 	if u.external {
-		seen = devicewatch.New(devicewatch.Config{Where: inventory.Config{CUDA: cudaLibrary(), NVML: nvmlLibrary()}, Logger: log})
+		seen = devicewatch.New(devicewatch.Config{Host: inventory.Config{CUDA: cudaLibrary(), NVML: nvmlLibrary()}, Logger: log})
 	}
 	f, err := inprocess.New(inprocess.Config{Fleet: fleet, External: u.external, Machine: seen.Machine, Envoy: u.made.envoy, GPUs: cards, Device: u.made.device, Drain: u.drain, Tracer: spans.Tracer("up"), Logger: log})
 	if errors.Is(err, syscall.EADDRINUSE) {

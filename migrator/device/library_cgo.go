@@ -47,9 +47,9 @@ func (l *Library) Symbol(name string) (unsafe.Pointer, error) {
 	return nil, &SymbolError{Library: l.name, Symbol: name}
 }
 
-// Versioned is the address of a symbol in one version, or in the library's default
+// VersionedSymbol is the address of a symbol in one version, or in the library's default
 // one where it has no such version; else a *SymbolError.
-func (l *Library) Versioned(name, version string) (unsafe.Pointer, error) {
+func (l *Library) VersionedSymbol(name, version string) (unsafe.Pointer, error) {
 	c, v := C.CString(name), C.CString(version)
 	defer C.free(unsafe.Pointer(c))
 	defer C.free(unsafe.Pointer(v))

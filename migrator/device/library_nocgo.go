@@ -19,6 +19,6 @@ func (l *Library) Symbol(name string) (unsafe.Pointer, error) {
 }
 
 // Versioned fails with ErrNoCgo.
-func (l *Library) Versioned(name, version string) (unsafe.Pointer, error) {
+func (l *Library) VersionedSymbol(name, version string) (unsafe.Pointer, error) {
 	return nil, fmt.Errorf("%s: %w", name, ErrNoCgo)
 }

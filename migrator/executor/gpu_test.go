@@ -38,8 +38,8 @@ var onGPUs = []fate{
 func TestFaultAtEveryStepOverGPUs(t *testing.T) {
 	library := fake.CUDA(t)
 	f := &racks{fabric: &fabric{control: fake.Open(t, library)}}
-	f.control.Tell("fake_devices", spare)
-	defer f.control.Tell("fake_devices", 2)
+	f.control.Set("fake_devices", spare)
+	defer f.control.Set("fake_devices", 2)
 	var err error
 	if f.driver, err = libcuda.Open(library); errors.Is(err, device.ErrNoCgo) {
 		t.Skip(err)
@@ -106,7 +106,7 @@ func (f *racks) carry(n *node) *card {
 		var err error
 		c.gpu, err = cuda.NewGPU(cuda.GPUConfig{Driver: f.driver, Ordinal: c.device})
 		must(err)
-		c.memory, err = cuda.Make(c.gpu, cuda.VMM, layout)
+		c.memory, err = cuda.Allocate(c.gpu, cuda.VMM, layout)
 		must(err)
 		file, err := c.memory.Device.(*cuda.Memory).Descriptor()
 		must(err)
@@ -162,7 +162,7 @@ func (o outside) Scatter(l transport.Layout, blocks []uint32, src []byte) error 
 
 // tell tells the fake something about the own GPU.
 func (c *card) tell(what string) {
-	c.racks.do(func() { c.racks.control.Tell(what, c.device) })
+	c.racks.do(func() { c.racks.control.Set(what, c.device) })
 }
 
 func (c *card) Name() string               { return c.real.Name() }
@@ -205,7 +205,7 @@ func (c *card) serve() func() error {
 		err := <-done
 		c.memory.Close()
 		err = errors.Join(err, c.gpu.Close())
-		c.racks.control.Tell("fake_mend", c.device)
+		c.racks.control.Set("fake_mend", c.device)
 		c.racks.devices <- c.device
 		return err
 	}

@@ -137,7 +137,7 @@ func overRDMA(t *testing.T, pool func(*engine, *atomic.Bool) transport.Pool, mor
 	case "":
 		stride, path = 1, fake.Verbs(t)
 		f.control = fake.Open(t, path)
-		f.control.Tell("fake_devices", spare)
+		f.control.Set("fake_devices", spare)
 		kinds = append(kinds, onDevices...)
 	}
 	kinds = append(kinds, more...)
@@ -149,7 +149,7 @@ func overRDMA(t *testing.T, pool func(*engine, *atomic.Bool) transport.Pool, mor
 	}
 	f.open(t)
 	t.Run("kinds", func(t *testing.T) { everyStep(t, kinds, stride, func(n *node) carrier { return f.carry(n, pool) }) })
-	if n := f.library.Live(); n != (libibverbs.Live{}) {
+	if n := f.library.OpenResources(); n != (libibverbs.Resources{}) {
 		t.Errorf("%+v are left", n)
 	}
 	if f.control != nil && f.control.Live("") != 0 {
@@ -200,7 +200,7 @@ func (r *rdma) fails(s *scene, rng *rand.Rand) {
 
 // tell tells the fake something about the own device.
 func (r *rdma) tell(what string) {
-	r.fabric.do(func() { r.fabric.control.Tell(what, r.device) })
+	r.fabric.do(func() { r.fabric.control.Set(what, r.device) })
 }
 
 func (r *rdma) where() string {
@@ -264,7 +264,7 @@ func (r *rdma) serve() func() error {
 		server.Close()
 		<-served
 		if r.fabric.control != nil {
-			r.fabric.control.Tell("fake_mend", r.device)
+			r.fabric.control.Set("fake_mend", r.device)
 			r.fabric.devices <- r.device
 		}
 		return err

@@ -13,33 +13,33 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device/topology"
 )
 
-// defaultEvery is how old what is known may be: links and GPUs fail rarely, and a
+// defaultInterval is how old what is known may be: links and GPUs fail rarely, and a
 // look takes up to some hundred milliseconds where there are many GPUs.
-const defaultEvery = time.Minute
+const defaultInterval = time.Minute
 
 // Config says where to look, and how often.
 type Config struct {
-	// Where is the machine. Required is its Name, the node's.
-	Where inventory.Config
-	// Every is the time between two looks; 0 means a minute.
-	Every time.Duration
+	// Host is the machine. Required is its Name, the node's.
+	Host inventory.Config
+	// Interval is the time between two looks; 0 means a minute.
+	Interval time.Duration
 	// Read looks; nil means inventory.Read.
 	Read func(inventory.Config) (*topology.Machine, error)
 	// Logger takes what went wrong where something should have been; nil discards.
 	Logger *slog.Logger
 }
 
-// Survey is what was seen last. Its methods may be called from any goroutine. A nil
+// Watcher is what was seen last. Its methods may be called from any goroutine. A nil
 // Survey never sees anything.
-type Survey struct {
+type Watcher struct {
 	cfg  Config
 	last atomic.Pointer[topology.Machine]
 }
 
 // New returns a Survey that has seen nothing; it starts nothing.
-func New(cfg Config) *Survey {
-	if cfg.Every <= 0 {
-		cfg.Every = defaultEvery
+func New(cfg Config) *Watcher {
+	if cfg.Interval <= 0 {
+		cfg.Interval = defaultInterval
 	}
 	if cfg.Read == nil {
 		cfg.Read = inventory.Read
@@ -47,12 +47,12 @@ func New(cfg Config) *Survey {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &Survey{cfg: cfg}
+	return &Watcher{cfg: cfg}
 }
 
 // Machine is what was seen last, nil before the first look. It is shared and must not
 // be changed.
-func (s *Survey) Machine() *topology.Machine {
+func (s *Watcher) Machine() *topology.Machine {
 	if s == nil {
 		return nil
 	}
@@ -60,14 +60,14 @@ func (s *Survey) Machine() *topology.Machine {
 }
 
 // Run looks until ctx ends, and returns nil then.
-func (s *Survey) Run(ctx context.Context) error {
+func (s *Watcher) Run(ctx context.Context) error {
 	if s == nil {
 		return nil
 	}
-	tick := time.NewTicker(s.cfg.Every)
+	tick := time.NewTicker(s.cfg.Interval)
 	defer tick.Stop()
 	for was := ""; ; {
-		m, err := s.cfg.Read(s.cfg.Where)
+		m, err := s.cfg.Read(s.cfg.Host)
 		if err == nil {
 			was = ""
 		} else if err.Error() != was { // what stays wrong is worth one line

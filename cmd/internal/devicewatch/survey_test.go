@@ -21,7 +21,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func TestLooksNowAndThen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		looks := 0
-		s := devicewatch.New(devicewatch.Config{Where: inventory.Config{Name: "a"}, Read: func(c inventory.Config) (*topology.Machine, error) {
+		s := devicewatch.New(devicewatch.Config{Host: inventory.Config{Name: "a"}, Read: func(c inventory.Config) (*topology.Machine, error) {
 			looks++
 			return &topology.Machine{Name: fmt.Sprint(c.Name, looks)}, errors.New("the driver is away")
 		}})
@@ -47,7 +47,7 @@ func TestLooksNowAndThen(t *testing.T) {
 
 // TestThisMachine: the default looks at the machine that the test runs on.
 func TestThisMachine(t *testing.T) {
-	s := devicewatch.New(devicewatch.Config{Where: inventory.Config{Name: "here", NVML: "libnone.so", CUDA: "libnone.so", Verbs: "libnone.so"}})
+	s := devicewatch.New(devicewatch.Config{Host: inventory.Config{Name: "here", NVML: "libnone.so", CUDA: "libnone.so", Verbs: "libnone.so"}})
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := s.Run(ctx); err != nil {

@@ -40,43 +40,43 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// GPUs are those of one process. It is safe for concurrent use.
-type GPUs struct {
-	config Config
-	every  time.Duration // between two readings of NVML; tests are faster
-	needed chan struct{} // closed when a GPU was opened
+// Set are those of one process. It is safe for concurrent use.
+type Set struct {
+	config   Config
+	interval time.Duration // between two readings of NVML; tests are faster
+	opened   chan struct{} // closed when a GPU was opened
 
 	reading sync.Mutex // held by one reading of NVML
 	indices []string   // PCI addresses by NVML's index, as last read; guarded by reading
 
 	mu       sync.Mutex
 	driver   *driver.Driver
-	open     map[int]*cuda.GPU        // by ordinal
-	verdicts map[string]*health.Judge // of all GPUs of the machine, by PCI address
+	gpus     map[int]*cuda.GPU          // by ordinal
+	trackers map[string]*health.Tracker // of all GPUs of the machine, by PCI address
 	closed   bool
 }
 
 // New returns the GPUs that the driver shows. Nothing is opened yet.
-func New(c Config) *GPUs {
+func New(c Config) *Set {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &GPUs{config: c, every: readEvery, needed: make(chan struct{}), open: make(map[int]*cuda.GPU), verdicts: make(map[string]*health.Judge)}
+	return &Set{config: c, interval: readInterval, opened: make(chan struct{}), gpus: make(map[int]*cuda.GPU), trackers: make(map[string]*health.Tracker)}
 }
 
-// GPU opens a GPU by its index, or returns it. Its error wraps device.ErrNoLibrary or
-// device.ErrNoCgo where no GPU can be there, and says what is missing.
-func (g *GPUs) GPU(index int) (*cuda.GPU, error) {
+// Open opens a Open by its index, or returns it. Its error wraps device.ErrNoLibrary or
+// device.ErrNoCgo where no Open can be there, and says what is missing.
+func (g *Set) Open(index int) (*cuda.GPU, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.gpuLocked(index)
+	return g.openGPULocked(index)
 }
 
-func (g *GPUs) gpuLocked(index int) (*cuda.GPU, error) {
-	if gpu := g.open[index]; gpu != nil {
+func (g *Set) openGPULocked(index int) (*cuda.GPU, error) {
+	if gpu := g.gpus[index]; gpu != nil {
 		return gpu, nil
 	}
-	if err := g.openLocked(); err != nil {
+	if err := g.loadDriverLocked(); err != nil {
 		return nil, err
 	}
 	n, err := g.driver.Count()
@@ -86,19 +86,19 @@ func (g *GPUs) gpuLocked(index int) (*cuda.GPU, error) {
 	if index < 0 || index >= n {
 		return nil, fmt.Errorf("there is no gpu %d: the driver shows %d to this process", index, n)
 	}
-	gpu, err := cuda.NewGPU(cuda.GPUConfig{Driver: g.driver, Ordinal: index, Groups: g.config.Groups, Engines: g.config.Engines})
+	gpu, err := cuda.NewGPU(cuda.GPUConfig{Driver: g.driver, Ordinal: index, Groups: g.config.Groups, CopyEngines: g.config.Engines})
 	if err != nil {
 		return nil, err
 	}
-	if g.open[index] = gpu; len(g.open) == 1 {
-		close(g.needed)
+	if g.gpus[index] = gpu; len(g.gpus) == 1 {
+		close(g.opened)
 	}
-	g.judgeLocked(gpu)
+	g.applyHealthLocked(gpu)
 	return gpu, nil
 }
 
-// openLocked loads the driver once.
-func (g *GPUs) openLocked() (err error) {
+// loadDriverLocked loads the driver once.
+func (g *Set) loadDriverLocked() (err error) {
 	if g.closed {
 		return errors.New("the GPUs are closed")
 	}
@@ -122,11 +122,11 @@ func (g *GPUs) openLocked() (err error) {
 	return err
 }
 
-// find opens the GPU with a UUID.
-func (g *GPUs) find(uuid [16]byte) (*cuda.GPU, error) {
+// openByUUID opens the GPU with a UUID.
+func (g *Set) openByUUID(uuid [16]byte) (*cuda.GPU, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if err := g.openLocked(); err != nil {
+	if err := g.loadDriverLocked(); err != nil {
 		return nil, err
 	}
 	n, err := g.driver.Count()
@@ -134,7 +134,7 @@ func (g *GPUs) find(uuid [16]byte) (*cuda.GPU, error) {
 		return nil, err
 	}
 	for i := range n {
-		gpu, err := g.gpuLocked(i)
+		gpu, err := g.openGPULocked(i)
 		if err != nil {
 			return nil, err
 		}
@@ -146,7 +146,7 @@ func (g *GPUs) find(uuid [16]byte) (*cuda.GPU, error) {
 }
 
 // Attach takes over an engine's pool by its handle. It is migrator/blocks' Device.
-func (g *GPUs) Attach(handle []byte, f *os.File, l transport.Layout) (m *transport.Memory, err error) {
+func (g *Set) Attach(handle []byte, f *os.File, l transport.Layout) (m *transport.Memory, err error) {
 	defer func() {
 		if err != nil && f != nil {
 			err = errors.Join(err, f.Close())
@@ -156,17 +156,17 @@ func (g *GPUs) Attach(handle []byte, f *os.File, l transport.Layout) (m *transpo
 	if err != nil {
 		return nil, err
 	}
-	gpu, err := g.find(h.GPU)
+	gpu, err := g.openByUUID(h.GPU)
 	if err != nil {
 		return nil, err
 	}
 	return cuda.Attach(gpu, h, f, l)
 }
 
-// Device is the emulator's Device of an engine that keeps its pool there: Host or "",
+// PoolAllocator is the emulator's Device of an engine that keeps its pool there: Host or "",
 // or CUDA, on the GPU of that index, nil for the first one. It opens the GPU, so that
 // what is missing is known at once.
-func (g *GPUs) Device(name string, index *int) (func(bytes int64) (kv.Memory, error), error) {
+func (g *Set) PoolAllocator(name string, index *int) (func(bytes int64) (kv.Memory, error), error) {
 	switch {
 	case name == "" || name == Host:
 		return nil, nil
@@ -179,20 +179,20 @@ func (g *GPUs) Device(name string, index *int) (func(bytes int64) (kv.Memory, er
 	if index == nil {
 		index = &first
 	}
-	gpu, err := g.GPU(*index)
+	gpu, err := g.Open(*index)
 	if err != nil {
 		return nil, fmt.Errorf("device cuda: %w", err)
 	}
-	return func(bytes int64) (kv.Memory, error) { return makePool(gpu, bytes) }, nil
+	return func(bytes int64) (kv.Memory, error) { return allocatePool(gpu, bytes) }, nil
 }
 
-// makePool makes a pool on a GPU.
-func makePool(gpu *cuda.GPU, bytes int64) (kv.Memory, error) {
+// allocatePool makes a pool on a GPU.
+func allocatePool(gpu *cuda.GPU, bytes int64) (kv.Memory, error) {
 	kind := cuda.IPC
 	if gpu.Device().VMM { // which one process can share with itself, too
 		kind = cuda.VMM
 	}
-	m, err := cuda.Make(gpu, kind, transport.Layout{Blocks: 1, Regions: []transport.Region{{Stride: bytes, Bytes: bytes}}})
+	m, err := cuda.Allocate(gpu, kind, transport.Layout{Blocks: 1, Regions: []transport.Region{{Stride: bytes, Bytes: bytes}}})
 	if err != nil {
 		return nil, err
 	}
@@ -218,13 +218,13 @@ func (p pool) Close() error {
 }
 
 // Close ends all that was opened. Nothing of it is in use any more.
-func (g *GPUs) Close() error {
+func (g *Set) Close() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.closed = true
 	var err error
-	for i, gpu := range g.open {
-		delete(g.open, i)
+	for i, gpu := range g.gpus {
+		delete(g.gpus, i)
 		err = errors.Join(err, gpu.Close())
 	}
 	return err

@@ -16,25 +16,25 @@ import (
 // is missing.
 func TestNoDriver(t *testing.T) {
 	g := New(Config{CUDA: "libnone.so.1"})
-	if d, err := g.Device(Host, nil); d != nil || err != nil {
+	if d, err := g.PoolAllocator(Host, nil); d != nil || err != nil {
 		t.Errorf("%v", err)
 	}
 	for name, err := range map[string]error{
-		"an engine's":   func() error { _, err := g.Device(CUDA, nil); return err }(),
+		"an engine's":   func() error { _, err := g.PoolAllocator(CUDA, nil); return err }(),
 		"a migrator's":  func() error { _, err := g.Attach(handle(t), nil, layout); return err }(),
-		"one by number": func() error { _, err := g.GPU(3); return err }(),
+		"one by number": func() error { _, err := g.Open(3); return err }(),
 	} {
 		if !errors.Is(err, device.ErrNoLibrary) && !errors.Is(err, device.ErrNoCgo) || !strings.Contains(err.Error(), "driver") && !strings.Contains(err.Error(), "CGO_ENABLED") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := g.Device("gpu", nil); err == nil || !strings.Contains(err.Error(), `"host" and "cuda"`) {
+	if _, err := g.PoolAllocator("gpu", nil); err == nil || !strings.Contains(err.Error(), `"host" and "cuda"`) {
 		t.Errorf("%v", err)
 	}
 	if err := g.Close(); err != nil {
 		t.Error(err)
 	}
-	if _, err := (*GPUs)(nil).Device(CUDA, nil); err == nil {
+	if _, err := (*Set)(nil).PoolAllocator(CUDA, nil); err == nil {
 		t.Error("there are GPUs where there are none")
 	}
 }
@@ -53,7 +53,7 @@ func handle(t *testing.T) []byte {
 func TestGroups(t *testing.T) {
 	g := New(Config{CUDA: fake.CUDA(t), Groups: 1025})
 	defer g.Close()
-	if _, err := g.GPU(0); err == nil || !strings.Contains(err.Error(), "Groups 1025") {
+	if _, err := g.Open(0); err == nil || !strings.Contains(err.Error(), "Groups 1025") {
 		t.Error(err)
 	}
 }
@@ -68,7 +68,7 @@ func TestPool(t *testing.T) {
 		t.Errorf("the driver is started %d times before it is needed", n)
 	}
 	one := 1
-	build, err := g.Device(CUDA, &one)
+	build, err := g.PoolAllocator(CUDA, &one)
 	if errors.Is(err, device.ErrNoCgo) {
 		t.Skip(err)
 	}
@@ -110,12 +110,12 @@ func TestPool(t *testing.T) {
 	if n := c.Live(""); n != live {
 		t.Errorf("%d handles are alive, %d were", n, live)
 	}
-	if _, err := g.GPU(0); err == nil {
+	if _, err := g.Open(0); err == nil {
 		t.Error("closed GPUs are opened")
 	}
 	for _, index := range []int{-1, 64} {
 		g := New(Config{CUDA: library})
-		if _, err := g.GPU(index); err == nil {
+		if _, err := g.Open(index); err == nil {
 			t.Errorf("there is a gpu %d", index)
 		}
 	}

@@ -35,7 +35,7 @@ func (l *log) String() string {
 
 // watched is GPUs 0 and 1 whose health is watched until the test ends.
 type watched struct {
-	*GPUs
+	*Set
 	t    *testing.T
 	nvml *fake.Control
 	log  *log
@@ -47,8 +47,8 @@ func watch(t *testing.T) *watched {
 	w := &watched{t: t, log: &log{}}
 	library := fake.NVML(t)
 	w.nvml = fake.Open(t, library)
-	w.GPUs = New(Config{CUDA: fake.CUDA(t), NVML: library, Logger: slog.New(slog.NewTextHandler(w.log, &slog.HandlerOptions{Level: slog.LevelDebug}))})
-	w.every = 5 * time.Millisecond
+	w.Set = New(Config{CUDA: fake.CUDA(t), NVML: library, Logger: slog.New(slog.NewTextHandler(w.log, &slog.HandlerOptions{Level: slog.LevelDebug}))})
+	w.interval = 5 * time.Millisecond
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- w.Run(ctx) }()
@@ -66,7 +66,7 @@ func watch(t *testing.T) *watched {
 	})
 	for i := range w.gpu {
 		var err error
-		if w.gpu[i], err = w.GPU(i); errors.Is(err, device.ErrNoCgo) {
+		if w.gpu[i], err = w.Open(i); errors.Is(err, device.ErrNoCgo) {
 			t.Skip(err)
 		} else if err != nil {
 			t.Fatal(err)
@@ -86,7 +86,7 @@ func (w *watched) until(what string, holds func() bool) {
 }
 
 func (w *watched) down(gpu int, text string) bool {
-	err := w.gpu[gpu].Down()
+	err := w.gpu[gpu].Err()
 	return (err == nil) == (text == "") && (err == nil || strings.Contains(err.Error(), text))
 }
 
@@ -94,37 +94,37 @@ func (w *watched) down(gpu int, text string) bool {
 func TestHealth(t *testing.T) {
 	w := watch(t)
 	w.until("NVML is open", func() bool { return w.nvml.Live("event sets") == 1 })
-	w.nvml.Tell("fake_xid", 1013) // GPU 1
+	w.nvml.Set("fake_xid", 1013) // GPU 1
 	w.until("a program's fault is told", func() bool { return strings.Contains(w.log.String(), "Xid 13: a fault in a program") })
 	if !w.down(0, "") || !w.down(1, "") {
-		t.Errorf("a program's fault: %v, %v", w.gpu[0].Down(), w.gpu[1].Down())
+		t.Errorf("a program's fault: %v, %v", w.gpu[0].Err(), w.gpu[1].Err())
 	}
-	w.nvml.Tell("fake_sick", 0)
+	w.nvml.Set("fake_sick", 0)
 	w.until("GPU 0 has memory errors", func() bool { return w.down(0, "gpu 0 is down: 7 uncorrected memory errors") })
 	w.until("its state is told", func() bool { return strings.Contains(w.log.String(), "slowed: heat") })
-	w.nvml.Tell("fake_sick", -1)
+	w.nvml.Set("fake_sick", -1)
 	w.until("it is well again", func() bool { return w.down(0, "") })
-	w.nvml.Tell("fake_lost", 0)
+	w.nvml.Set("fake_lost", 0)
 	w.until("GPU 0 is lost", func() bool { return w.down(0, "fallen off the bus") })
-	w.nvml.Tell("fake_lost", -1)
+	w.nvml.Set("fake_lost", -1)
 	w.until("it is back", func() bool { return w.down(0, "") })
 	if !w.down(1, "") {
-		t.Errorf("GPU 1 is none of these: %v", w.gpu[1].Down())
+		t.Errorf("GPU 1 is none of these: %v", w.gpu[1].Err())
 	}
-	w.nvml.Tell("fake_xid", 1079)
+	w.nvml.Set("fake_xid", 1079)
 	w.until("GPU 1 has fallen off the bus", func() bool { return w.down(1, "gpu 1 is down: Xid 79: it has fallen off the bus") })
 	if !w.down(0, "") {
-		t.Errorf("GPU 0 is not GPU 1: %v", w.gpu[0].Down())
+		t.Errorf("GPU 0 is not GPU 1: %v", w.gpu[0].Err())
 	}
 	// Of one that is opened later, what is known already is known of it.
 	w.mu.Lock()
-	delete(w.open, 1)
+	delete(w.gpus, 1)
 	w.mu.Unlock()
-	again, err := w.GPU(1)
+	again, err := w.Open(1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := again.Down(); err == nil {
+	if err := again.Err(); err == nil {
 		t.Error("a sick GPU is trusted when it is opened")
 	}
 	for _, line := range []string{"a GPU is not trusted with KV any more", "a GPU is trusted with KV again", "of a program"} {
@@ -161,7 +161,7 @@ func TestHealthGoesOn(t *testing.T) {
 				w.until(fmt.Sprintf("GPU %d is well", i), func() bool { return w.down(i, "") })
 			}
 			w.until("an Xid is seen", func() bool { // one may come when nobody waits
-				w.nvml.Tell("fake_xid", 1095)
+				w.nvml.Set("fake_xid", 1095)
 				return w.down(1, "Xid 95: an uncontained memory error")
 			})
 		})
@@ -177,7 +177,7 @@ func TestNoNVML(t *testing.T) {
 		done := make(chan error, 1)
 		go func() { done <- g.Run(ctx) }()
 		if open {
-			if _, err := g.GPU(0); errors.Is(err, device.ErrNoCgo) {
+			if _, err := g.Open(0); errors.Is(err, device.ErrNoCgo) {
 				cancel()
 				<-done
 				t.Skip(err)

@@ -76,7 +76,7 @@ func (f *Fleet) newEngine(r config.Replica) (*emulator.Engine, error) {
 		c.Blocks = f.blocks(r)
 	}
 	var err error
-	if c.Device, err = f.cfg.GPUs.Device(f.cfg.Device, r.GPU); err != nil {
+	if c.Device, err = f.cfg.GPUs.PoolAllocator(f.cfg.Device, r.GPU); err != nil {
 		return nil, err
 	}
 	return emulator.New(c)

@@ -16,11 +16,11 @@ import (
 )
 
 // onFake are the GPUs of a driver that has none, and how many handles of it live.
-func onFake(t *testing.T) (*gpuset.GPUs, func() int) {
+func onFake(t *testing.T) (*gpuset.Set, func() int) {
 	t.Helper()
 	library := fake.CUDA(t)
 	g := gpuset.New(gpuset.Config{CUDA: library})
-	if _, err := g.GPU(0); errors.Is(err, device.ErrNoCgo) {
+	if _, err := g.Open(0); errors.Is(err, device.ErrNoCgo) {
 		t.Skip(err)
 	} else if err != nil {
 		t.Fatal(err)
@@ -57,7 +57,7 @@ func TestDeviceSick(t *testing.T) {
 		load.after(6)
 		nvml := fake.Open(t, library)
 		r.wait("the GPUs are watched", func() bool { return nvml.Live("event sets") == 1 })
-		nvml.Tell("fake_xid", 1079)
+		nvml.Set("fake_xid", 1079)
 		r.until("r2 says why it takes no KV", func(s control.Status) bool {
 			for _, m := range s.Models {
 				for _, st := range m.Stages {

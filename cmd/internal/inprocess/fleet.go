@@ -53,7 +53,7 @@ type Config struct {
 	Envoy string
 	// GPUs reach engines' pools in the memory of GPUs; Run runs them, and the caller
 	// closes them after it. nil refuses such engines.
-	GPUs *gpuset.GPUs
+	GPUs *gpuset.Set
 	// Device is where the emulated engines keep their KV pools; it is gpuset.Host or
 	// gpuset.CUDA, which needs GPUs. "" means gpuset.Host.
 	Device string

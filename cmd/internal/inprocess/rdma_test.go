@@ -61,11 +61,11 @@ func TestRDMA(t *testing.T) {
 			}
 		}
 		over("verbs")
-		cable.Tell("fake_unplug", 0)
-		defer cable.Tell("fake_mend", 0)
+		cable.Set("fake_unplug", 0)
+		defer cable.Set("fake_mend", 0)
 		over("tcp")
 	})
-	if n := lib.Live(); n != (verbs.Live{}) || cable.Live("") != 0 {
+	if n := lib.OpenResources(); n != (verbs.Resources{}) || cable.Live("") != 0 {
 		t.Errorf("%+v and %d handles of the device are left", n, cable.Live(""))
 	}
 }

@@ -53,7 +53,7 @@ type Config struct {
 	Blocks string
 	// GPUs reach an engine's pool where it is in a GPU's memory; the caller runs them,
 	// and closes them after Run. nil refuses such engines.
-	GPUs *gpuset.GPUs
+	GPUs *gpuset.Set
 	// RDMA is the loaded library of RDMA devices; nil means that there are none, or
 	// that they are not used.
 	RDMA *verbs.Library

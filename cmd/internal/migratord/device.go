@@ -52,8 +52,8 @@ func (d *Daemon) watchDevice(ctx context.Context) error {
 		}
 		was = now
 		var down *cuda.DownError
-		if errors.As(now, &down) && !down.Again.IsZero() && !down.Again.Equal(tried) && time.Now().After(down.Again) {
-			tried = down.Again
+		if errors.As(now, &down) && !down.RetryAt.IsZero() && !down.RetryAt.Equal(tried) && time.Now().After(down.RetryAt) {
+			tried = down.RetryAt
 			d.executor.Recheck()
 		}
 		select {

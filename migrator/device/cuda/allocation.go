@@ -25,9 +25,9 @@ func (c *Context) Granularity() (int64, error) {
 	return int64(v[0]), err
 }
 
-// Create makes an allocation of at least size bytes, which NICs can reach where the
+// CreateAllocation makes an allocation of at least size bytes, which NICs can reach where the
 // device has that.
-func (c *Context) Create(size int64) (*Allocation, error) {
+func (c *Context) CreateAllocation(size int64) (*Allocation, error) {
 	g, err := c.Granularity()
 	if err != nil {
 		return nil, err
@@ -40,10 +40,10 @@ func (c *Context) Create(size int64) (*Allocation, error) {
 	return &Allocation{context: c, handle: v[0], size: size}, nil
 }
 
-// Import takes an allocation of another process, or of this one, by its
+// ImportAllocation takes an allocation of another process, or of this one, by its
 // descriptor, which stays the caller's. Its size must be known: it is that of the
 // allocation, as Size said.
-func (c *Context) Import(f *os.File, size int64) (*Allocation, error) {
+func (c *Context) ImportAllocation(f *os.File, size int64) (*Allocation, error) {
 	var v words
 	raw, err := f.SyscallConn()
 	if err != nil {
@@ -71,7 +71,7 @@ func (a *Allocation) Export() (*os.File, error) {
 	if err := a.context.driver.do(cuMemExportToShareableHandle, 0, &v, nil); err != nil {
 		return nil, err
 	}
-	return descriptor(v[0], "device-memory"), nil
+	return newDescriptor(v[0], "device-memory"), nil
 }
 
 // Close lets the allocation go; its memory stays while it is mapped, or imported

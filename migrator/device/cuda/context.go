@@ -15,8 +15,8 @@ type Context struct {
 	closed atomic.Bool
 }
 
-// Retain makes a device's primary context, or counts it up.
-func (d *Driver) Retain(ordinal int) (*Context, error) {
+// RetainContext makes a device's primary context, or counts it up.
+func (d *Driver) RetainContext(ordinal int) (*Context, error) {
 	dev, err := d.handle(ordinal)
 	if err != nil {
 		return nil, err
@@ -53,9 +53,9 @@ type Stream struct {
 	closed  atomic.Bool
 }
 
-// LowStream makes a stream of the lowest priority: an engine's own work goes
+// NewLowPriorityStream makes a stream of the lowest priority: an engine's own work goes
 // first. It does not wait for the legacy stream.
-func (c *Context) LowStream() (*Stream, error) {
+func (c *Context) NewLowPriorityStream() (*Stream, error) {
 	var v words
 	if err := c.do(cuCtxGetStreamPriorityRange, &v, nil); err != nil {
 		return nil, err
@@ -94,8 +94,8 @@ const (
 	Timed = 1
 )
 
-// Event makes an event of a kind.
-func (c *Context) Event(kind int) (*Event, error) {
+// NewEvent makes an event of a kind.
+func (c *Context) NewEvent(kind int) (*Event, error) {
 	v := words{1: uint64(kind)}
 	if err := c.do(cuEventCreate, &v, nil); err != nil {
 		return nil, err
@@ -115,7 +115,7 @@ func (e *Event) Done() (bool, error) {
 	if code == 0 || Code(code) == NotReady {
 		return code == 0, nil
 	}
-	return false, c.driver.failed(cuEventQuery, code)
+	return false, c.driver.newError(cuEventQuery, code)
 }
 
 // Wait returns when the event has happened. It cannot be cut short.
@@ -143,8 +143,8 @@ type Module struct {
 	closed  atomic.Bool
 }
 
-// Load compiles PTX for the device and loads it.
-func (c *Context) Load(ptx string) (*Module, error) {
+// LoadModule compiles PTX for the device and loads it.
+func (c *Context) LoadModule(ptx string) (*Module, error) {
 	image := append([]byte(ptx), 0)
 	var v words
 	if err := c.do(cuModuleLoadData, &v, unsafe.Pointer(&image[0])); err != nil {

@@ -62,8 +62,8 @@ func Sticky(err error) bool {
 	return errors.As(err, &e) && e.Code.Sticky()
 }
 
-// Is reports whether an error is of a call that had this code.
-func Is(err error, code Code) bool {
+// HasCode reports whether an error is of a call that had this code.
+func HasCode(err error, code Code) bool {
 	var e *Error
 	return errors.As(err, &e) && e.Code == code
 }
@@ -112,17 +112,17 @@ func (d *Driver) do(c call, context uintptr, v *words, buf unsafe.Pointer) error
 	if code == 0 {
 		return nil
 	}
-	return d.failed(c, code)
+	return d.newError(c, code)
 }
 
-// failed is the error of a code, negative for the switch of contexts before c.
-func (d *Driver) failed(c call, code int) error {
+// newError is the error of a code, negative for the switch of contexts before c.
+func (d *Driver) newError(c call, code int) error {
 	if code < 0 {
 		c, code = cuCtxSetCurrent, -code
 	}
 	v, name := words{1: uint64(code)}, "unknown code"
 	if d.functions.call(cuGetErrorName, 0, &v, nil) == 0 {
-		name = text(v[0])
+		name = goString(v[0])
 	}
 	return &Error{Call: calls[c], Code: Code(code), Name: name}
 }
@@ -177,7 +177,7 @@ func (d *Driver) Device(ordinal int) (Device, error) {
 	if err := d.do(cuDeviceGetName, 0, &words{uint64(len(name)), dev}, unsafe.Pointer(&name)); err != nil {
 		return info, err
 	}
-	info.Name = until0(name[:])
+	info.Name = cString(name[:])
 	if err := d.do(cuDeviceGetUUID, 0, &words{dev}, unsafe.Pointer(&uuid)); err != nil {
 		return info, err
 	}
@@ -186,7 +186,7 @@ func (d *Driver) Device(ordinal int) (Device, error) {
 	if err := d.do(cuDeviceGetPCIBusID, 0, &words{uint64(len(name)), dev}, unsafe.Pointer(&name)); err != nil {
 		return info, err
 	}
-	info.PCI = until0(name[:])
+	info.PCI = cString(name[:])
 	v := words{1: dev}
 	if err := d.do(cuDeviceTotalMem, 0, &v, nil); err != nil {
 		return info, err
@@ -211,7 +211,7 @@ func (d *Driver) Device(ordinal int) (Device, error) {
 // attribute is a device's. One that the driver does not know yet is 0.
 func (d *Driver) attribute(dev uint64, number int) (int, error) {
 	v := words{1: uint64(number), 2: dev}
-	if err := d.do(cuDeviceGetAttribute, 0, &v, nil); err != nil && !Is(err, InvalidValue) {
+	if err := d.do(cuDeviceGetAttribute, 0, &v, nil); err != nil && !HasCode(err, InvalidValue) {
 		return 0, err
 	}
 	return int(int32(v[0])), nil
@@ -232,8 +232,8 @@ func (d *Driver) CanAccess(ordinal, other int) (bool, error) {
 	return int32(v[0]) == 1, err
 }
 
-// until0 is a C string.
-func until0(b []byte) string {
+// cString is a C string.
+func cString(b []byte) string {
 	for i, c := range b {
 		if c == 0 {
 			return string(b[:i])

@@ -146,15 +146,15 @@ func TestInitFails(t *testing.T) {
 func TestRetainFails(t *testing.T) {
 	d, control := open(t)
 	control.Fail("cuDeviceGetAttribute", 1, 801)
-	if _, err := d.Retain(0); !Is(err, NotSupported) || !strings.Contains(err.Error(), "cuDeviceGetAttribute") {
+	if _, err := d.RetainContext(0); !HasCode(err, NotSupported) || !strings.Contains(err.Error(), "cuDeviceGetAttribute") {
 		t.Errorf("%v", err)
 	}
 	control.Fail("cuDeviceGetAttribute", 1, 1) // an attribute that the driver does not know
-	c, err := d.Retain(0)
+	c, err := d.RetainContext(0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if a, err := c.Create(1); err != nil {
+	if a, err := c.CreateAllocation(1); err != nil {
 		t.Error(err)
 	} else if err := a.Close(); err != nil {
 		t.Error(err)
@@ -172,16 +172,16 @@ func TestRetainFails(t *testing.T) {
 func TestStickyCodes(t *testing.T) {
 	d, control := open(t)
 	for code := 1; code < 1000; code++ {
-		c, err := d.Retain(0)
+		c, err := d.RetainContext(0)
 		if err != nil {
 			t.Fatal(err)
 		}
 		control.Fail("cuMemGetAddressRange_v2", 1, code)
-		if _, _, err := c.Range(1); !Is(err, Code(code)) {
+		if _, _, err := c.AllocationRange(1); !HasCode(err, Code(code)) {
 			t.Errorf("code %d: %v", code, err)
 		}
-		_, _, err = c.Range(1) // no memory: InvalidValue, where the context lives
-		if got := !Is(err, InvalidValue); got != Code(code).Sticky() && code != int(InvalidValue) {
+		_, _, err = c.AllocationRange(1) // no memory: InvalidValue, where the context lives
+		if got := !HasCode(err, InvalidValue); got != Code(code).Sticky() && code != int(InvalidValue) {
 			t.Errorf("code %d: sticky is %v, and then %v", code, Code(code).Sticky(), err)
 		}
 		if err := c.Close(); err != nil {
@@ -247,8 +247,8 @@ func TestOldBatch(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if d.Batches() != c.want {
-			t.Errorf("%s: Batches is %v", name, d.Batches())
+		if d.SupportsBatches() != c.want {
+			t.Errorf("%s: Batches is %v", name, d.SupportsBatches())
 		}
 		if !c.want {
 			continue
@@ -275,19 +275,19 @@ func TestCycles(t *testing.T) {
 	cycles := 10_000
 	d, control := open(t)
 	for range cycles {
-		c, err := d.Retain(0)
+		c, err := d.RetainContext(0)
 		if err != nil {
 			t.Fatal(err)
 		}
-		s, err := c.LowStream()
+		s, err := c.NewLowPriorityStream()
 		if err != nil {
 			t.Fatal(err)
 		}
-		e, err := c.Event(Untimed)
+		e, err := c.NewEvent(Untimed)
 		if err != nil {
 			t.Fatal(err)
 		}
-		a, err := c.Create(1)
+		a, err := c.CreateAllocation(1)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -295,7 +295,7 @@ func TestCycles(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		b, err := c.Import(f, a.Size())
+		b, err := c.ImportAllocation(f, a.Size())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -307,7 +307,7 @@ func TestCycles(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		h, err := c.HostAlloc(4096)
+		h, err := c.AllocHost(4096)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -30,11 +30,11 @@ func TestKernels(t *testing.T) {
 		for _, piece := range []uint64{1 << 16, 1024, 16} {
 			for _, block := range []int{32, 64, 512} {
 				rng := rand.New(rand.NewPCG(uint64(block), piece))
-				src, err := r.a.HostAlloc(pool)
+				src, err := r.a.AllocHost(pool)
 				if err != nil {
 					t.Fatal(err)
 				}
-				dst, err := r.a.HostAlloc(pool)
+				dst, err := r.a.AllocHost(pool)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -44,7 +44,7 @@ func TestKernels(t *testing.T) {
 				}
 				pieces = (most + piece - 1) / piece
 				items := entries * uint64(len(regions)) * pieces
-				table, err := r.a.HostAlloc(1<<16 + int64(items)*8)
+				table, err := r.a.AllocHost(1<<16 + int64(items)*8)
 				if err != nil {
 					t.Fatal(err)
 				}

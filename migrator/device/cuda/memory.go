@@ -20,15 +20,15 @@ func (c *Context) Alloc(size int64) (Pointer, error) {
 // Free frees what Alloc made. Nothing may be at work on it.
 func (c *Context) Free(p Pointer) error { return c.do(cuMemFree, &words{uint64(p)}, nil) }
 
-// Range is the allocation in which an address is: its base and size.
-func (c *Context) Range(p Pointer) (Pointer, int64, error) {
+// AllocationRange is the allocation in which an address is: its base and size.
+func (c *Context) AllocationRange(p Pointer) (Pointer, int64, error) {
 	v := words{2: uint64(p)}
 	err := c.do(cuMemGetAddressRange, &v, nil)
 	return Pointer(v[0]), int64(v[1]), err
 }
 
-// Host is pinned memory of this process that the device can reach.
-type Host struct {
+// HostMemory is pinned memory of this process that the device can reach.
+type HostMemory struct {
 	context *Context
 	at      unsafe.Pointer // C memory
 	size    int64
@@ -40,29 +40,29 @@ type Host struct {
 // Flags of host memory: usable from every context, and with a device address.
 const hostFlags = 1 | 2
 
-// HostAlloc makes pinned memory of a size in bytes.
-func (c *Context) HostAlloc(size int64) (*Host, error) {
+// AllocHost makes pinned memory of a size in bytes.
+func (c *Context) AllocHost(size int64) (*HostMemory, error) {
 	v := words{1: uint64(size), 2: hostFlags}
 	if err := c.do(cuMemHostAlloc, &v, nil); err != nil {
 		return nil, err
 	}
-	h := &Host{context: c, at: foreign(v[0]), size: size, owned: true}
-	return h.mapped()
+	h := &HostMemory{context: c, at: driverMemory(v[0]), size: size, owned: true}
+	return h.findPointer()
 }
 
-// Register pins memory that is not Go's: a mapping. It must stay mapped until
+// RegisterHost pins memory that is not Go's: a mapping. It must stay mapped until
 // Close.
-func (c *Context) Register(b []byte) (*Host, error) {
+func (c *Context) RegisterHost(b []byte) (*HostMemory, error) {
 	at := unsafe.Pointer(unsafe.SliceData(b))
 	if err := c.do(cuMemHostRegister, &words{uint64(uintptr(at)), uint64(len(b)), hostFlags}, nil); err != nil {
 		return nil, err
 	}
-	h := &Host{context: c, at: at, size: int64(len(b))}
-	return h.mapped()
+	h := &HostMemory{context: c, at: at, size: int64(len(b))}
+	return h.findPointer()
 }
 
-// mapped finds the memory's device address, or gives it back.
-func (h *Host) mapped() (*Host, error) {
+// findPointer finds the memory's device address, or gives it back.
+func (h *HostMemory) findPointer() (*HostMemory, error) {
 	v := words{1: uint64(uintptr(h.at))}
 	if err := h.context.do(cuMemHostGetDevicePointer, &v, nil); err != nil {
 		h.Close()
@@ -73,19 +73,19 @@ func (h *Host) mapped() (*Host, error) {
 }
 
 // Bytes is the memory. It is not to be used after Close.
-func (h *Host) Bytes() []byte { return unsafe.Slice((*byte)(h.at), h.size) }
+func (h *HostMemory) Bytes() []byte { return unsafe.Slice((*byte)(h.at), h.size) }
 
 // Uint32s is the memory as words. See Bytes.
-func (h *Host) Uint32s() []uint32 { return unsafe.Slice((*uint32)(h.at), h.size/4) }
+func (h *HostMemory) Uint32s() []uint32 { return unsafe.Slice((*uint32)(h.at), h.size/4) }
 
 // Uint64s is the memory as words. See Bytes.
-func (h *Host) Uint64s() []uint64 { return unsafe.Slice((*uint64)(h.at), h.size/8) }
+func (h *HostMemory) Uint64s() []uint64 { return unsafe.Slice((*uint64)(h.at), h.size/8) }
 
 // Pointer is the memory's device address.
-func (h *Host) Pointer() Pointer { return h.pointer }
+func (h *HostMemory) Pointer() Pointer { return h.pointer }
 
 // Close frees or unpins the memory. Once that has succeeded, more calls do nothing.
-func (h *Host) Close() error {
+func (h *HostMemory) Close() error {
 	if h.closed.Swap(true) {
 		return nil
 	}
@@ -108,23 +108,23 @@ func (s *Stream) Copy(dst, src Pointer, size int64) error {
 	return s.context.do(cuMemcpyDtoDAsync, &words{uint64(dst), uint64(src), uint64(size), s.handle}, nil)
 }
 
-// ToDevice copies the first size bytes of host memory at offset to the device.
-func (s *Stream) ToDevice(dst Pointer, h *Host, offset, size int64) error {
+// CopyToDevice copies the first size bytes of host memory at offset to the device.
+func (s *Stream) CopyToDevice(dst Pointer, h *HostMemory, offset, size int64) error {
 	return s.context.do(cuMemcpyHtoDAsync, &words{uint64(dst), uint64(uintptr(h.at)) + uint64(offset), uint64(size), s.handle}, nil)
 }
 
-// ToHost copies from the device into host memory at offset.
-func (s *Stream) ToHost(h *Host, offset int64, src Pointer, size int64) error {
+// CopyToHost copies from the device into host memory at offset.
+func (s *Stream) CopyToHost(h *HostMemory, offset int64, src Pointer, size int64) error {
 	return s.context.do(cuMemcpyDtoHAsync, &words{uint64(uintptr(h.at)) + uint64(offset), uint64(src), uint64(size), s.handle}, nil)
 }
 
-// Set fills device memory with a byte.
-func (s *Stream) Set(dst Pointer, value byte, size int64) error {
+// Fill fills device memory with a byte.
+func (s *Stream) Fill(dst Pointer, value byte, size int64) error {
 	return s.context.do(cuMemsetD8Async, &words{uint64(dst), uint64(value), uint64(size), s.handle}, nil)
 }
 
-// Batches reports whether the driver copies many pieces in one call.
-func (d *Driver) Batches() bool {
+// SupportsBatches reports whether the driver copies many pieces in one call.
+func (d *Driver) SupportsBatches() bool {
 	return d.functions.has(cuMemcpyBatchAsyncV2) || d.functions.has(cuMemcpyBatchAsync)
 }
 
@@ -153,21 +153,21 @@ func (s *Stream) CopyBatch(b *Batch, n int, piece func(i int) (dst, src Pointer,
 	return s.context.do(f, &words{uint64(n), s.handle}, unsafe.Pointer(&w[0]))
 }
 
-// IPC is the name under which another process of this machine opens an
+// IPCHandle is the name under which another process of this machine opens an
 // allocation of cuMemAlloc.
-type IPC [64]byte
+type IPCHandle [64]byte
 
-// IPC names the allocation in which an address is. Memory that was imported, or
+// IPCHandle names the allocation in which an address is. Memory that was imported, or
 // mapped by hand, has no such name.
-func (c *Context) IPC(p Pointer) (IPC, error) {
-	var h IPC
+func (c *Context) IPCHandle(p Pointer) (IPCHandle, error) {
+	var h IPCHandle
 	err := c.do(cuIpcGetMemHandle, &words{uint64(p)}, unsafe.Pointer(&h))
 	return h, err
 }
 
 // OpenIPC maps an allocation of another process. The driver refuses this
 // process's own.
-func (c *Context) OpenIPC(h IPC) (Pointer, error) {
+func (c *Context) OpenIPC(h IPCHandle) (Pointer, error) {
 	var v words
 	err := c.do(cuIpcOpenMemHandle, &v, unsafe.Pointer(&h))
 	return Pointer(v[0]), err
@@ -188,11 +188,11 @@ func (c *Context) DMABuf(p Pointer, size int64) (f *os.File, offset int64, err e
 	if err := c.do(cuMemGetHandleForAddressRange, &v, nil); err != nil {
 		return nil, 0, err
 	}
-	return descriptor(v[0], "dma-buf"), int64(p - first), nil
+	return newDescriptor(v[0], "dma-buf"), int64(p - first), nil
 }
 
-// descriptor is a file descriptor that the driver has made. No child inherits it.
-func descriptor(word uint64, name string) *os.File {
+// newDescriptor is a file descriptor that the driver has made. No child inherits it.
+func newDescriptor(word uint64, name string) *os.File {
 	fd := int(int32(word))
 	syscall.CloseOnExec(fd)
 	return os.NewFile(uintptr(fd), name)

@@ -20,7 +20,7 @@ type rig struct {
 	module     *Module
 	kernel     Kernel
 	memory     Pointer
-	host       *Host
+	host       *HostMemory
 	allocation *Allocation
 	descriptor *os.File
 	mapping    *Mapping
@@ -39,28 +39,28 @@ func newRig(t testing.TB, d *Driver) *rig {
 		}
 	}
 	var err error
-	r.a, err = d.Retain(0)
+	r.a, err = d.RetainContext(0)
 	ok(err)
-	r.b, err = d.Retain(1)
+	r.b, err = d.RetainContext(1)
 	ok(err)
-	r.stream, err = r.a.LowStream()
+	r.stream, err = r.a.NewLowPriorityStream()
 	ok(err)
-	r.early, err = r.a.Event(Timed)
+	r.early, err = r.a.NewEvent(Timed)
 	ok(err)
-	r.event, err = r.a.Event(Timed)
+	r.event, err = r.a.NewEvent(Timed)
 	ok(err)
 	ok(r.early.Record(r.stream))
 	ok(r.event.Record(r.stream))
 	ok(r.stream.Wait())
-	r.module, err = r.a.Load(kernel.PTX)
+	r.module, err = r.a.LoadModule(kernel.PTX)
 	ok(err)
 	r.kernel, err = r.module.Kernel(kernel.Sum)
 	ok(err)
 	r.memory, err = r.a.Alloc(rigBytes)
 	ok(err)
-	r.host, err = r.a.HostAlloc(rigBytes)
+	r.host, err = r.a.AllocHost(rigBytes)
 	ok(err)
-	r.allocation, err = r.a.Create(rigBytes)
+	r.allocation, err = r.a.CreateAllocation(rigBytes)
 	ok(err)
 	r.descriptor, err = r.allocation.Export()
 	ok(err)
@@ -88,23 +88,23 @@ var uses = map[call]func(r *rig) error{
 	cuDeviceCanAccessPeer:         func(r *rig) error { _, err := r.driver.CanAccess(0, 1); return err },
 	cuDevicePrimaryCtxRetain:      useContext,
 	cuDevicePrimaryCtxRelease:     useContext,
-	cuCtxSetCurrent:               func(r *rig) error { _, _, err := r.a.Range(r.memory); return err },
+	cuCtxSetCurrent:               func(r *rig) error { _, _, err := r.a.AllocationRange(r.memory); return err },
 	cuCtxGetStreamPriorityRange:   useStream,
 	cuMemAlloc:                    useMemory,
 	cuMemFree:                     useMemory,
-	cuMemGetAddressRange:          func(r *rig) error { _, _, err := r.a.Range(r.memory + 5); return err },
+	cuMemGetAddressRange:          func(r *rig) error { _, _, err := r.a.AllocationRange(r.memory + 5); return err },
 	cuMemHostAlloc:                useHost,
 	cuMemFreeHost:                 useHost,
 	cuMemHostGetDevicePointer:     useHost,
 	cuMemHostRegister:             useRegistered,
 	cuMemHostUnregister:           useRegistered,
-	cuIpcGetMemHandle:             func(r *rig) error { _, err := r.a.IPC(r.memory); return err },
+	cuIpcGetMemHandle:             func(r *rig) error { _, err := r.a.IPCHandle(r.memory); return err },
 	cuMemGetAllocationGranularity: useAllocation,
 	cuMemCreate:                   useAllocation,
 	cuMemRelease:                  useAllocation,
 	cuMemExportToShareableHandle:  useAllocation,
 	cuMemImportFromShareableHandle: func(r *rig) error {
-		a, err := r.a.Import(r.descriptor, r.allocation.Size())
+		a, err := r.a.ImportAllocation(r.descriptor, r.allocation.Size())
 		if err != nil {
 			return err
 		}
@@ -157,7 +157,7 @@ func useDevice(r *rig) error {
 }
 
 func useContext(r *rig) error {
-	c, err := r.driver.Retain(0)
+	c, err := r.driver.RetainContext(0)
 	if err != nil {
 		return err
 	}
@@ -179,7 +179,7 @@ func twice(closed interface{ Store(bool) }, close func() error) error {
 }
 
 func useStream(r *rig) error {
-	s, err := r.a.LowStream()
+	s, err := r.a.NewLowPriorityStream()
 	if err != nil {
 		return err
 	}
@@ -198,7 +198,7 @@ func useMemory(r *rig) error {
 }
 
 func useHost(r *rig) error {
-	h, err := r.a.HostAlloc(4096)
+	h, err := r.a.AllocHost(4096)
 	if err != nil {
 		return err
 	}
@@ -207,7 +207,7 @@ func useHost(r *rig) error {
 }
 
 func useRegistered(r *rig) error {
-	h, err := r.a.Register(r.own)
+	h, err := r.a.RegisterHost(r.own)
 	if err != nil {
 		return err
 	}
@@ -218,7 +218,7 @@ func useRegistered(r *rig) error {
 }
 
 func useAllocation(r *rig) error {
-	a, err := r.a.Create(1)
+	a, err := r.a.CreateAllocation(1)
 	if err != nil {
 		return err
 	}
@@ -252,7 +252,7 @@ func useDMABuf(r *rig) error {
 }
 
 func useEvent(r *rig) error {
-	e, err := r.a.Event(Untimed)
+	e, err := r.a.NewEvent(Untimed)
 	if err != nil {
 		return err
 	}
@@ -274,7 +274,7 @@ func useCopies(r *rig) error {
 	for i := range r.host.Bytes()[:256] {
 		r.host.Bytes()[i] = byte(i)
 	}
-	err := r.stream.ToDevice(r.memory, r.host, 0, 256)
+	err := r.stream.CopyToDevice(r.memory, r.host, 0, 256)
 	if err == nil {
 		err = r.stream.Copy(r.memory+half, r.memory, 256)
 	}
@@ -282,10 +282,10 @@ func useCopies(r *rig) error {
 		err = r.stream.Copy(r.mapping.Pointer(), r.memory+half, 256)
 	}
 	if err == nil {
-		err = r.stream.Set(r.mapping.Pointer()+256, 7, 256)
+		err = r.stream.Fill(r.mapping.Pointer()+256, 7, 256)
 	}
 	if err == nil {
-		err = r.stream.ToHost(r.host, 1024, r.mapping.Pointer(), 512)
+		err = r.stream.CopyToHost(r.host, 1024, r.mapping.Pointer(), 512)
 	}
 	if err := errors.Join(err, r.stream.Wait()); err != nil {
 		return err
@@ -300,7 +300,7 @@ func useBatch(r *rig) error {
 	for i := range r.host.Bytes()[:1024] {
 		r.host.Bytes()[i] = byte(i / 4)
 	}
-	err := r.stream.ToDevice(r.memory, r.host, 0, 1024)
+	err := r.stream.CopyToDevice(r.memory, r.host, 0, 1024)
 	var b Batch
 	if err == nil {
 		err = r.stream.CopyBatch(&b, 4, func(i int) (Pointer, Pointer, int64) {
@@ -311,7 +311,7 @@ func useBatch(r *rig) error {
 		err = r.stream.CopyBatch(&b, 0, nil)
 	}
 	if err == nil {
-		err = r.stream.ToHost(r.host, 2048, r.memory+8192, 1024)
+		err = r.stream.CopyToHost(r.host, 2048, r.memory+8192, 1024)
 	}
 	if err := errors.Join(err, r.stream.Wait()); err != nil {
 		return err
@@ -325,7 +325,7 @@ func useBatch(r *rig) error {
 }
 
 func useModule(r *rig) error {
-	m, err := r.a.Load(kernel.PTX)
+	m, err := r.a.LoadModule(kernel.PTX)
 	if err != nil {
 		return err
 	}
@@ -342,7 +342,7 @@ func useKernel(r *rig) error {
 	w[0], w[1], w[2], w[3], w[4] = uint64(r.memory), 0, 0, 0, bytes
 	w[5] = 0 // one entry: source block 0
 	w[6] = 0
-	err := errors.Join(r.stream.ToDevice(r.memory, r.host, 0, bytes), r.stream.ToDevice(r.memory+8192, r.host, 4096, 56))
+	err := errors.Join(r.stream.CopyToDevice(r.memory, r.host, 0, bytes), r.stream.CopyToDevice(r.memory+8192, r.host, 4096, 56))
 	if err == nil {
 		err = r.kernel.Launch(r.stream, 8, 64, []uint64{uint64(r.memory + 8192), 1, uint64(r.memory+8192) + 40, 1, 1008, 1, uint64(r.host.Pointer()) + 4096 + 48})
 	}

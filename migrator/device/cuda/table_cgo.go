@@ -56,9 +56,9 @@ func (t *table) call(c call, context uintptr, v *words, buf unsafe.Pointer) int 
 func symbol(c call) string { return C.GoString(C.cs_name(C.int(c))) }
 
 // text is a string of the driver's.
-func text(address uint64) string { return C.GoString((*C.char)(foreign(address))) }
+func goString(address uint64) string { return C.GoString((*C.char)(driverMemory(address))) }
 
 // foreign is memory of the driver's, which Go neither moves nor frees.
-func foreign(address uint64) unsafe.Pointer {
+func driverMemory(address uint64) unsafe.Pointer {
 	return *(*unsafe.Pointer)(unsafe.Pointer(&address))
 }

@@ -19,6 +19,6 @@ func (t *table) call(call, uintptr, *words, unsafe.Pointer) int { return int(Not
 
 func symbol(call) string { return "" }
 
-func text(uint64) string { return "" }
+func goString(uint64) string { return "" }
 
-func foreign(uint64) unsafe.Pointer { return nil }
+func driverMemory(uint64) unsafe.Pointer { return nil }

@@ -52,15 +52,15 @@ func (c *Control) call(function, name string, a, b int) int {
 // follow it.
 func (c *Control) Fail(function string, nth, code int) { c.call("fake_fail", function, nth, code) }
 
-// Clear forgets what was to fail, and ends Hold.
+// Clear forgets what was to fail, and ends Pause.
 func (c *Control) Clear() { c.call("fake_clear", "", 0, 0) }
 
-// Hold has the library's own threads wait before their next piece of work, until
-// Go.
-func (c *Control) Hold() { c.call("fake_hold", "", 1, 0) }
+// Pause has the library's own threads wait before their next piece of work, until
+// Resume.
+func (c *Control) Pause() { c.call("fake_hold", "", 1, 0) }
 
-// Go ends Hold.
-func (c *Control) Go() { c.call("fake_hold", "", 0, 0) }
+// Resume ends Pause.
+func (c *Control) Resume() { c.call("fake_hold", "", 0, 0) }
 
 // Calls is how often a function was called.
 func (c *Control) Calls(function string) int { return c.call("fake_calls", function, 0, 0) }
@@ -68,9 +68,9 @@ func (c *Control) Calls(function string) int { return c.call("fake_calls", funct
 // Live is how many handles of a kind are alive; "" is all kinds.
 func (c *Control) Live(kind string) int { return c.call("fake_live", kind, 0, 0) }
 
-// Ask calls a function of the fake's own with a number, and returns what it says.
-func (c *Control) Ask(function string, value int) int { return c.call(function, "", value, 0) }
+// Query calls a function of the fake's own with a number, and returns what it says.
+func (c *Control) Query(function string, value int) int { return c.call(function, "", value, 0) }
 
-// Tell calls a function of the fake's own with a number; the library's source says
+// Set calls a function of the fake's own with a number; the library's source says
 // which there are.
-func (c *Control) Tell(function string, value int) { c.call(function, "", value, 0) }
+func (c *Control) Set(function string, value int) { c.call(function, "", value, 0) }

@@ -23,11 +23,11 @@ func (c *Control) Fail(function string, nth, code int) {}
 // Clear does nothing.
 func (c *Control) Clear() {}
 
-// Hold does nothing.
-func (c *Control) Hold() {}
+// Pause does nothing.
+func (c *Control) Pause() {}
 
-// Go does nothing.
-func (c *Control) Go() {}
+// Resume does nothing.
+func (c *Control) Resume() {}
 
 // Calls returns 0.
 func (c *Control) Calls(function string) int { return 0 }
@@ -35,9 +35,9 @@ func (c *Control) Calls(function string) int { return 0 }
 // Live returns 0.
 func (c *Control) Live(kind string) int { return 0 }
 
-// Ask says nothing.
-func (*Control) Ask(string, int) int { return 0 }
+// Query says nothing.
+func (*Control) Query(string, int) int { return 0 }
 
-// Tell calls a function of the fake's own with a number; the library's source says
+// Set calls a function of the fake's own with a number; the library's source says
 // which there are.
-func (c *Control) Tell(function string, value int) {}
+func (c *Control) Set(function string, value int) {}

@@ -28,23 +28,23 @@ func TestJudge(t *testing.T) {
 		"lost after errors":       {{reading: read(topology.Health{ECC: 7})}, {reading: read(topology.Health{Lost: "gone"}), problem: "gone"}, {reading: read(topology.Health{ECC: 7})}},
 		"memory beyond repair":    {{reading: read(topology.Health{RemapFailed: true}), problem: "could not be repaired"}},
 	} {
-		var j Judge
-		if j.Problem() != "" || j.Note() != "" {
+		var j Tracker
+		if j.Problem() != "" || j.Warning() != "" {
 			t.Error("a GPU of which nothing is known is not trusted")
 		}
 		for i, s := range steps {
 			if s.xid != 0 {
-				if held := j.Xid(s.xid); held == ofPrograms[s.xid] {
+				if held := j.RecordXid(s.xid); held == applicationXids[s.xid] {
 					t.Errorf("%s, step %d: held against the GPU is %v", name, i, held)
 				}
 			}
 			if s.reading != nil {
-				j.Read(*s.reading)
+				j.RecordReading(*s.reading)
 			}
 			if got := j.Problem(); (got == "") != (s.problem == "") || !strings.Contains(got, s.problem) {
 				t.Errorf("%s, step %d: problem %q, want %q", name, i, got, s.problem)
 			}
-			if got := j.Note(); (got == "") != (s.note == "") || !strings.Contains(got, s.note) {
+			if got := j.Warning(); (got == "") != (s.note == "") || !strings.Contains(got, s.note) {
 				t.Errorf("%s, step %d: note %q, want %q", name, i, got, s.note)
 			}
 		}

@@ -34,32 +34,32 @@ type Config struct {
 func Read(cfg Config) (*topology.Machine, error) {
 	s := sysfs{root: cmp.Or(cfg.Sysfs, "/sys"), proc: cmp.Or(cfg.Proc, "/proc")}
 	m := &topology.Machine{Name: cfg.Name}
-	m.NUMA, m.Memory = s.memory()
-	m.NICs = s.nics()
+	m.NUMA, m.Memory = s.readMemory()
+	m.NICs = s.readNICs()
 	var err error
 	m.Libraries = []topology.Library{
 		{Name: topology.NVML, For: "GPUs, their links and health"},
-		{Name: topology.CUDA, For: "transport cuda", Missing: load(cmp.Or(cfg.CUDA, topology.CUDA))},
-		{Name: topology.Verbs, For: "transport verbs", Missing: load(cmp.Or(cfg.Verbs, topology.Verbs))},
+		{Name: topology.CUDA, For: "transport cuda", Missing: loadError(cmp.Or(cfg.CUDA, topology.CUDA))},
+		{Name: topology.Verbs, For: "transport verbs", Missing: loadError(cmp.Or(cfg.Verbs, topology.Verbs))},
 	}
-	m.Libraries[0].Missing, err = gpus(cmp.Or(cfg.NVML, topology.NVML), m)
-	s.place(m)
+	m.Libraries[0].Missing, err = readGPUs(cmp.Or(cfg.NVML, topology.NVML), m)
+	s.locateGPUs(m)
 	if len(m.GPUs) > 0 {
 		m.PeerMemory = s.peerMemory()
 	}
 	return m, err
 }
 
-// load says why a library cannot be used, "" when it can.
-func load(path string) string {
+// loadError says why a library cannot be used, "" when it can.
+func loadError(path string) string {
 	if _, err := device.Load(path); err != nil {
-		return reason(err)
+		return describeError(err)
 	}
 	return ""
 }
 
-// reason is an error in few words.
-func reason(err error) string {
+// describeError is an error in few words.
+func describeError(err error) string {
 	switch {
 	case errors.Is(err, device.ErrNoCgo):
 		return "this program was built without cgo"
@@ -69,25 +69,25 @@ func reason(err error) string {
 	return err.Error()
 }
 
-// gpus asks the driver. What it says is why there is nothing to ask; the error is
+// readGPUs asks the driver. What it says is why there is nothing to ask; the error is
 // of calls that failed.
-func gpus(path string, m *topology.Machine) (missing string, err error) {
+func readGPUs(path string, m *topology.Machine) (missing string, err error) {
 	l, err := nvml.Open(nvml.Config{Library: path})
 	if err != nil {
-		return reason(err), nil
+		return describeError(err), nil
 	}
 	in, err := l.Read()
 	m.Driver, m.GPUs, m.Peers = in.Driver, in.GPUs, in.Peers
 	return "", errors.Join(err, l.Close())
 }
 
-// place says where in the machine its GPUs are, and adds those that have no driver.
-func (s sysfs) place(m *topology.Machine) {
+// locateGPUs says where in the machine its GPUs are, and adds those that have no driver.
+func (s sysfs) locateGPUs(m *topology.Machine) {
 	known := map[string]bool{}
 	for i := range m.GPUs {
 		g := &m.GPUs[i]
 		known[g.PCI.Address] = true
-		at := s.device(g.PCI.Address)
+		at := s.pciDeviceAt(g.PCI.Address)
 		g.PCI.Path = at.Path
 		if at.NUMA != topology.Unknown {
 			g.PCI.NUMA = at.NUMA
@@ -96,10 +96,10 @@ func (s sysfs) place(m *topology.Machine) {
 			g.PCI.Link = at.Link
 		}
 	}
-	for _, address := range s.displays() {
+	for _, address := range s.nvidiaGPUs() {
 		if !known[address] {
 			m.GPUs = append(m.GPUs, topology.GPU{
-				Index: topology.Unknown, Name: "NVIDIA device", PCI: s.device(address), Health: topology.Health{Lost: "it is in the machine, and no driver shows it"},
+				Index: topology.Unknown, Name: "NVIDIA device", PCI: s.pciDeviceAt(address), Health: topology.Health{Lost: "it is in the machine, and no driver shows it"},
 			})
 		}
 	}

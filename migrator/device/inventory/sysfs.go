@@ -22,8 +22,8 @@ const (
 // sysfs reads what the kernel shows; what is not there is a zero.
 type sysfs struct{ root, proc string }
 
-// text is a file's content without the line's end, "" for none.
-func text(path ...string) string {
+// readText is a file's content without the line's end, "" for none.
+func readText(path ...string) string {
 	f, err := os.Open(filepath.Join(path...))
 	if err != nil {
 		return ""
@@ -36,17 +36,17 @@ func text(path ...string) string {
 	return strings.TrimSpace(string(b))
 }
 
-// number is a file's number, or otherwise.
-func number(otherwise int, path ...string) int {
-	n, err := strconv.Atoi(text(path...))
+// readInt is a file's number, or otherwise.
+func readInt(otherwise int, path ...string) int {
+	n, err := strconv.Atoi(readText(path...))
 	if err != nil {
 		return otherwise
 	}
 	return n
 }
 
-// list are a directory's entries by name.
-func (s sysfs) list(path ...string) []string {
+// listDir are a directory's entries by name.
+func (s sysfs) listDir(path ...string) []string {
 	f, err := os.Open(filepath.Join(append([]string{s.root}, path...)...))
 	if err != nil {
 		return nil
@@ -62,16 +62,16 @@ func (s sysfs) exists(path ...string) bool {
 	return err == nil
 }
 
-// memory reads the NUMA nodes; a kernel without any has its memory in /proc.
-func (s sysfs) memory() (nodes []topology.NUMA, all topology.Memory) {
-	for _, name := range s.list("devices", "system", "node") {
+// readMemory reads the NUMA nodes; a kernel without any has its memory in /proc.
+func (s sysfs) readMemory() (nodes []topology.NUMA, all topology.Memory) {
+	for _, name := range s.listDir("devices", "system", "node") {
 		id, err := strconv.Atoi(strings.TrimPrefix(name, "node"))
 		if err != nil || !strings.HasPrefix(name, "node") {
 			continue
 		}
 		dir := filepath.Join(s.root, "devices", "system", "node", name)
-		n := topology.NUMA{ID: id, CPUs: text(dir, "cpulist"), Memory: meminfo(text(dir, "meminfo"))}
-		for _, f := range strings.Fields(text(dir, "distance")) {
+		n := topology.NUMA{ID: id, CPUs: readText(dir, "cpulist"), Memory: parseMeminfo(readText(dir, "meminfo"))}
+		for _, f := range strings.Fields(readText(dir, "distance")) {
 			if d, err := strconv.Atoi(f); err == nil {
 				n.Distance = append(n.Distance, d)
 			}
@@ -81,13 +81,13 @@ func (s sysfs) memory() (nodes []topology.NUMA, all topology.Memory) {
 	}
 	slices.SortFunc(nodes, func(a, b topology.NUMA) int { return a.ID - b.ID })
 	if len(nodes) == 0 {
-		all = meminfo(text(s.proc, "meminfo"))
+		all = parseMeminfo(readText(s.proc, "meminfo"))
 	}
 	return nodes, all
 }
 
-// meminfo reads the two lines that matter, with or without "Node 0" before them.
-func meminfo(t string) (m topology.Memory) {
+// parseMeminfo reads the two lines that matter, with or without "Node 0" before them.
+func parseMeminfo(t string) (m topology.Memory) {
 	for line := range strings.Lines(t) {
 		f := strings.Fields(line)
 		for i := 0; i+1 < len(f); i++ {
@@ -106,22 +106,22 @@ func meminfo(t string) (m topology.Memory) {
 	return m
 }
 
-// function is a PCI address.
-var function = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`)
+// pciAddress is a PCI address.
+var pciAddress = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`)
 
-// device is where a PCI device is plugged in.
-func (s sysfs) device(address string) topology.PCI {
-	if !function.MatchString(address) {
+// pciDeviceAt is where a PCI device is plugged in.
+func (s sysfs) pciDeviceAt(address string) topology.PCI {
+	if !pciAddress.MatchString(address) {
 		return topology.PCI{Address: address, NUMA: topology.Unknown}
 	}
-	p := s.behind(filepath.Join(s.root, "bus", "pci", "devices", address))
+	p := s.pciDevice(filepath.Join(s.root, "bus", "pci", "devices", address))
 	p.Address = address
 	return p
 }
 
-// behind follows a link to a device and finds the PCI device that it is, or is
+// pciDevice follows a link to a device and finds the PCI device that it is, or is
 // behind.
-func (s sysfs) behind(link string) topology.PCI {
+func (s sysfs) pciDevice(link string) topology.PCI {
 	p := topology.PCI{NUMA: topology.Unknown}
 	at, err := filepath.EvalSymlinks(link)
 	if err != nil {
@@ -133,7 +133,7 @@ func (s sysfs) behind(link string) topology.PCI {
 		switch {
 		case len(p.Path) == 0 && strings.HasPrefix(name, "pci") && strings.Contains(name, ":"):
 			p.Path = append(p.Path, name)
-		case len(p.Path) > 0 && function.MatchString(name):
+		case len(p.Path) > 0 && pciAddress.MatchString(name):
 			p.Path = append(p.Path, name)
 			p.Address, found = name, dir
 		}
@@ -141,16 +141,16 @@ func (s sysfs) behind(link string) topology.PCI {
 	if found == "" {
 		return topology.PCI{NUMA: topology.Unknown}
 	}
-	p.NUMA = max(topology.Unknown, number(topology.Unknown, found, "numa_node"))
+	p.NUMA = max(topology.Unknown, readInt(topology.Unknown, found, "numa_node"))
 	p.Link = topology.PCIe{
-		Gen: generation(text(found, "current_link_speed")), Width: number(0, found, "current_link_width"),
-		MaxGen: generation(text(found, "max_link_speed")), MaxWidth: number(0, found, "max_link_width"),
+		Gen: pcieGeneration(readText(found, "current_link_speed")), Width: readInt(0, found, "current_link_width"),
+		MaxGen: pcieGeneration(readText(found, "max_link_speed")), MaxWidth: readInt(0, found, "max_link_width"),
 	}
 	return p
 }
 
-// generation is PCIe's, of a speed such as "16.0 GT/s PCIe".
-func generation(speed string) int {
+// pcieGeneration is PCIe's, of a speed such as "16.0 GT/s PCIe".
+func pcieGeneration(speed string) int {
 	f := strings.Fields(speed)
 	if len(f) == 0 {
 		return 0
@@ -158,52 +158,52 @@ func generation(speed string) int {
 	return max(0, slices.Index([]string{"", "2.5", "5.0", "8.0", "16.0", "32.0", "64.0"}, f[0]))
 }
 
-// displays are the PCI addresses of NVIDIA's GPUs, without their sound and USB.
-func (s sysfs) displays() (out []string) {
-	for _, address := range s.list("bus", "pci", "devices") {
+// nvidiaGPUs are the PCI addresses of NVIDIA's GPUs, without their sound and USB.
+func (s sysfs) nvidiaGPUs() (out []string) {
+	for _, address := range s.listDir("bus", "pci", "devices") {
 		dir := filepath.Join(s.root, "bus", "pci", "devices", address)
-		if text(dir, "vendor") == "0x10de" && (strings.HasPrefix(text(dir, "class"), "0x0302") || strings.HasPrefix(text(dir, "class"), "0x0300")) {
+		if readText(dir, "vendor") == "0x10de" && (strings.HasPrefix(readText(dir, "class"), "0x0302") || strings.HasPrefix(readText(dir, "class"), "0x0300")) {
 			out = append(out, address)
 		}
 	}
 	return out
 }
 
-// nics are the network interfaces, then the ports of RDMA devices, by name.
-func (s sysfs) nics() (out []topology.NIC) {
+// readNICs are the network interfaces, then the ports of RDMA devices, by name.
+func (s sysfs) readNICs() (out []topology.NIC) {
 	const loopback = "772" // ARPHRD_LOOPBACK
-	for _, name := range s.list("class", "net") {
+	for _, name := range s.listDir("class", "net") {
 		dir := filepath.Join(s.root, "class", "net", name)
-		if kind := text(dir, "type"); kind == "" || kind == loopback {
+		if kind := readText(dir, "type"); kind == "" || kind == loopback {
 			continue
 		}
 		n := topology.NIC{
-			Name: name, PCI: s.behind(filepath.Join(dir, "device")), Up: text(dir, "operstate") == "up", Virtual: !s.exists("class", "net", name, "device"),
-			Rate: topology.Rate(max(0, number(0, dir, "speed"))) * topology.Megabyte / 8, // told in Mbit/s
+			Name: name, PCI: s.pciDevice(filepath.Join(dir, "device")), Up: readText(dir, "operstate") == "up", Virtual: !s.exists("class", "net", name, "device"),
+			Rate: topology.Rate(max(0, readInt(0, dir, "speed"))) * topology.Megabyte / 8, // told in Mbit/s
 		}
 		out = append(out, n)
 	}
-	for _, name := range s.list("class", "infiniband") {
+	for _, name := range s.listDir("class", "infiniband") {
 		dir := filepath.Join(s.root, "class", "infiniband", name)
-		pci := s.behind(filepath.Join(dir, "device"))
-		for _, port := range s.list("class", "infiniband", name, "ports") {
+		pci := s.pciDevice(filepath.Join(dir, "device"))
+		for _, port := range s.listDir("class", "infiniband", name, "ports") {
 			at := filepath.Join(dir, "ports", port)
 			id, err := strconv.Atoi(port)
 			if err != nil {
 				continue
 			}
-			layer := text(at, "link_layer")
+			layer := readText(at, "link_layer")
 			out = append(out, topology.NIC{
-				Name: name, Port: id, PCI: pci, RDMA: layer, Subnet: subnet(layer, text(at, "gids", "0")), Up: strings.HasPrefix(text(at, "state"), "4:"), Rate: gigabits(text(at, "rate")),
+				Name: name, Port: id, PCI: pci, RDMA: layer, Subnet: subnetPrefix(layer, readText(at, "gids", "0")), Up: strings.HasPrefix(readText(at, "state"), "4:"), Rate: parseRate(readText(at, "rate")),
 			})
 		}
 	}
 	return out
 }
 
-// subnet is the prefix of a port's first GID where it tells fabrics apart: that of an
+// subnetPrefix is the prefix of a port's first GID where it tells fabrics apart: that of an
 // InfiniBand subnet which does not have the default prefix.
-func subnet(layer, gid string) string {
+func subnetPrefix(layer, gid string) string {
 	prefix := strings.Join(strings.SplitN(gid, ":", 5)[:min(4, strings.Count(gid, ":"))], ":")
 	if layer != "InfiniBand" || strings.Count(gid, ":") != 7 || prefix == "fe80:0000:0000:0000" || prefix == "0000:0000:0000:0000" {
 		return ""
@@ -211,8 +211,8 @@ func subnet(layer, gid string) string {
 	return prefix
 }
 
-// gigabits reads a rate such as "400 Gb/sec (4X NDR)".
-func gigabits(rate string) topology.Rate {
+// parseRate reads a rate such as "400 Gb/sec (4X NDR)".
+func parseRate(rate string) topology.Rate {
 	f := strings.Fields(rate)
 	if len(f) < 2 || f[1] != "Gb/sec" {
 		return 0
@@ -227,5 +227,5 @@ func gigabits(rate string) topology.Rate {
 // openDriver reports whether the GPU driver is the open one, which offers its
 // memory as dma-buf.
 func (s sysfs) openDriver() bool {
-	return strings.Contains(text(s.proc, "driver", "nvidia", "version"), "Open Kernel Module")
+	return strings.Contains(readText(s.proc, "driver", "nvidia", "version"), "Open Kernel Module")
 }

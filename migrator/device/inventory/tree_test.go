@@ -127,16 +127,16 @@ func TestOpenDriver(t *testing.T) {
 
 func TestOddFiles(t *testing.T) {
 	for speed, want := range map[string]int{"": 0, "Unknown": 0, "2.5 GT/s PCIe": 1, "64.0 GT/s PCIe": 6, "7 GT/s": 0} {
-		if got := generation(speed); got != want {
+		if got := pcieGeneration(speed); got != want {
 			t.Errorf("%q is %d", speed, got)
 		}
 	}
 	for rate, want := range map[string]topology.Rate{"": 0, "10": 0, "2.5 Gb/sec (1X SDR)": 2500 * topology.Megabyte / 8, "-1 Gb/sec": 0, "NaN Gb/sec": 0, "1e300 Gb/sec": 0} {
-		if got := gigabits(rate); got != want {
+		if got := parseRate(rate); got != want {
 			t.Errorf("%q is %d", rate, got)
 		}
 	}
-	if m := meminfo("MemTotal: -1 kB\nMemFree: 99999999999999999999 kB\nMemTotal:"); m != (topology.Memory{}) {
+	if m := parseMeminfo("MemTotal: -1 kB\nMemFree: 99999999999999999999 kB\nMemTotal:"); m != (topology.Memory{}) {
 		t.Errorf("%+v", m)
 	}
 }

@@ -8,11 +8,11 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/internal/kernel"
 )
 
-// Copies times and verifies the ways within the GPU, to and from the host, and the
+// MeasureCopies times and verifies the ways within the GPU, to and from the host, and the
 // checksum. A way that fails, or moves other bytes than it should, costs no other: the rows
 // of those are returned beside its error, unless the GPU has failed for good.
-func (r *Rig) Copies() (rows []Row, err error) {
-	for _, f := range []func() ([]Row, error){r.within, r.toHost, r.fromHost, r.checksum} {
+func (r *Bench) MeasureCopies() (rows []Row, err error) {
+	for _, f := range []func() ([]Row, error){r.measureWithin, r.measureToHost, r.measureFromHost, r.measureChecksum} {
 		part, failed := f()
 		rows = append(rows, part...)
 		if failed != nil {
@@ -27,21 +27,21 @@ func (r *Rig) Copies() (rows []Row, err error) {
 
 // way is one way of a part.
 type way struct {
-	name   string
-	groups int
-	work   func() error // nil: there is no such way here
-	to     *arrival     // where it moves blocks to; nil for what moves nothing
-	want   []uint64     // the sums of what it moves, by entry and region
-	tells  bool         // whether it is a kernel, which tells these sums as well
+	name        string
+	groups      int
+	work        func() error // nil: there is no such way here
+	to          *destination // where it moves blocks to; nil for what moves nothing
+	want        []uint64     // the sums of what it moves, by entry and region
+	reportsSums bool         // whether it is a kernel, which tells these sums as well
 }
 
-// run times and verifies several ways of one part. See Copies.
-func (r *Rig) run(part string, bytes int64, ways []way) (rows []Row, err error) {
+// measureWays times and verifies several ways of one part. See Copies.
+func (r *Bench) measureWays(part string, bytes int64, ways []way) (rows []Row, err error) {
 	for _, w := range ways {
 		if w.work == nil {
 			continue
 		}
-		row, failed := r.time(part, w.name, w.groups, bytes, w.work)
+		row, failed := r.timeWay(part, w.name, w.groups, bytes, w.work)
 		if failed == nil {
 			if failed = r.verify(w); failed == nil {
 				rows = append(rows, row)
@@ -68,8 +68,8 @@ func (w way) label() string {
 	return fmt.Sprintf("%s, %d groups", w.name, w.groups)
 }
 
-// byGroups are ways of one kernel, by the number of its groups.
-func (r *Rig) byGroups(w way, work func(groups int) error) (out []way) {
+// waysByGroups are ways of one kernel, by the number of its groups.
+func (r *Bench) waysByGroups(w way, work func(groups int) error) (out []way) {
 	for _, g := range r.config.Groups {
 		w.groups, w.work = g, func() error { return work(g) }
 		out = append(out, w)
@@ -77,8 +77,8 @@ func (r *Rig) byGroups(w way, work func(groups int) error) (out []way) {
 	return out
 }
 
-// each calls f for all parts of a plan.
-func (r *Rig) each(s Shape, f func(i, g int) error) error {
+// forEachPart calls f for all parts of a plan.
+func (r *Bench) forEachPart(s Shape, f func(i, g int) error) error {
 	for i := range s.Plan {
 		for g := range s.Regions {
 			if err := f(i, g); err != nil {
@@ -89,9 +89,9 @@ func (r *Rig) each(s Shape, f func(i, g int) error) error {
 	return nil
 }
 
-// submit is the batch call over all parts of a plan; nil where the driver has none.
-func (r *Rig) submit(s Shape, part func(i, g int) (dst, src cuda.Pointer)) func() error {
-	if !r.config.Driver.Batches() {
+// batchCopy is the batch call over all parts of a plan; nil where the driver has none.
+func (r *Bench) batchCopy(s Shape, part func(i, g int) (dst, src cuda.Pointer)) func() error {
+	if !r.config.Driver.SupportsBatches() {
 		return nil
 	}
 	return func() error {
@@ -103,35 +103,35 @@ func (r *Rig) submit(s Shape, part func(i, g int) (dst, src cuda.Pointer)) func(
 }
 
 // batchWithin moves the plan within the GPU by the batch call.
-func (r *Rig) batchWithin() func() error {
+func (r *Bench) batchWithin() func() error {
 	s := r.config.Shape
-	return r.submit(s, func(i, g int) (cuda.Pointer, cuda.Pointer) {
-		return s.at(r.dst, g, r.pairs[i][1]), s.at(r.src, g, r.pairs[i][0])
+	return r.batchCopy(s, func(i, g int) (cuda.Pointer, cuda.Pointer) {
+		return s.partPointer(r.dst, g, r.pairs[i][1]), s.partPointer(r.src, g, r.pairs[i][0])
 	})
 }
 
-func (r *Rig) within() ([]Row, error) {
+func (r *Bench) measureWithin() ([]Row, error) {
 	s := r.config.Shape
-	inRow, byPlan := r.inPool(r.row, side{r.dst, true}), r.inPool(r.pairs, side{at: r.dst})
-	want := s.sums(r.seed, r.planned)
+	inRow, byPlan := r.poolDestination(r.inOrder, side{r.dst, true}), r.poolDestination(r.pairs, side{at: r.dst})
+	want := s.expectedSums(r.seed, r.sourceOffset)
 	ways := []way{
-		{name: contiguous, to: inRow, want: s.sums(r.seed, s.packed), work: func() error { return r.stream.Copy(r.dst, r.src, s.Bytes()) }},
+		{name: contiguous, to: inRow, want: s.expectedSums(r.seed, s.packedOffset), work: func() error { return r.stream.Copy(r.dst, r.src, s.Bytes()) }},
 		{name: "a call per block", to: byPlan, want: want, work: func() error {
-			return r.each(s, func(i, g int) error {
-				return r.stream.Copy(s.at(r.dst, g, r.pairs[i][1]), s.at(r.src, g, r.pairs[i][0]), s.BlockBytes)
+			return r.forEachPart(s, func(i, g int) error {
+				return r.stream.Copy(s.partPointer(r.dst, g, r.pairs[i][1]), s.partPointer(r.src, g, r.pairs[i][0]), s.BlockBytes)
 			})
 		}},
 		{name: "batch call", to: byPlan, want: want, work: r.batchWithin()},
 	}
-	return r.run(Within, s.Bytes(), append(ways, r.byGroups(way{name: byKernel, to: byPlan, want: want, tells: true}, func(groups int) error {
+	return r.measureWays(Within, s.Bytes(), append(ways, r.waysByGroups(way{name: byKernel, to: byPlan, want: want, reportsSums: true}, func(groups int) error {
 		return r.launch(kernel.Copy, groups, r.pairs, side{at: r.src}, side{at: r.dst})
 	})...))
 }
 
-// pinned makes memory of the host for a shape's plan, and runs f.
-func (r *Rig) pinned(f func(s Shape, h *cuda.Host) ([]Row, error)) ([]Row, error) {
-	s := r.config.Shape.hosted()
-	h, err := r.context.HostAlloc(s.Bytes())
+// withPinned makes memory of the host for a shape's plan, and runs f.
+func (r *Bench) withPinned(f func(s Shape, h *cuda.HostMemory) ([]Row, error)) ([]Row, error) {
+	s := r.config.Shape.hostShape()
+	h, err := r.context.AllocHost(s.Bytes())
 	if err != nil {
 		return nil, err
 	}
@@ -139,51 +139,51 @@ func (r *Rig) pinned(f func(s Shape, h *cuda.Host) ([]Row, error)) ([]Row, error
 	return rows, errors.Join(err, r.stream.Wait(), h.Close()) // after an error there may be work under way
 }
 
-func (r *Rig) toHost() ([]Row, error) {
-	return r.pinned(func(s Shape, h *cuda.Host) ([]Row, error) {
-		to, want := r.inHost(h), s.sums(r.seed, r.planned)
+func (r *Bench) measureToHost() ([]Row, error) {
+	return r.withPinned(func(s Shape, h *cuda.HostMemory) ([]Row, error) {
+		to, want := r.hostDestination(h), s.expectedSums(r.seed, r.sourceOffset)
 		ways := []way{
-			{name: contiguous, to: to, want: s.sums(r.seed, s.packed), work: func() error { return r.stream.ToHost(h, 0, r.src, s.Bytes()) }},
+			{name: contiguous, to: to, want: s.expectedSums(r.seed, s.packedOffset), work: func() error { return r.stream.CopyToHost(h, 0, r.src, s.Bytes()) }},
 			{name: "a call per block", to: to, want: want, work: func() error {
-				return r.each(s, func(i, g int) error {
-					return r.stream.ToHost(h, s.packed(i, g), s.at(r.src, g, r.pairs[i][0]), s.BlockBytes)
+				return r.forEachPart(s, func(i, g int) error {
+					return r.stream.CopyToHost(h, s.packedOffset(i, g), s.partPointer(r.src, g, r.pairs[i][0]), s.BlockBytes)
 				})
 			}},
-			{name: "batch call", to: to, want: want, work: r.submit(s, func(i, g int) (cuda.Pointer, cuda.Pointer) {
-				return h.Pointer() + cuda.Pointer(s.packed(i, g)), s.at(r.src, g, r.pairs[i][0])
+			{name: "batch call", to: to, want: want, work: r.batchCopy(s, func(i, g int) (cuda.Pointer, cuda.Pointer) {
+				return h.Pointer() + cuda.Pointer(s.packedOffset(i, g)), s.partPointer(r.src, g, r.pairs[i][0])
 			})},
 		}
-		return r.run(ToHost, s.Bytes(), append(ways, r.byGroups(way{name: "gather kernel", to: to, want: want, tells: true}, func(groups int) error {
+		return r.measureWays(ToHost, s.Bytes(), append(ways, r.waysByGroups(way{name: "gather kernel", to: to, want: want, reportsSums: true}, func(groups int) error {
 			return r.launch(kernel.Gather, groups, r.pairs[:s.Plan], side{at: r.src}, side{h.Pointer(), true})
 		})...))
 	})
 }
 
-func (r *Rig) fromHost() ([]Row, error) {
-	return r.pinned(func(s Shape, h *cuda.Host) ([]Row, error) {
+func (r *Bench) measureFromHost() ([]Row, error) {
+	return r.withPinned(func(s Shape, h *cuda.HostMemory) ([]Row, error) {
 		seed := r.seed + 1<<40 // no word of the pool's
-		pattern(h.Bytes(), seed, 0)
-		inRow, byPlan, want := r.inPool(r.row[:s.Plan], side{r.dst, true}), r.inPool(r.pairs[:s.Plan], side{at: r.dst}), s.sums(seed, s.packed)
+		fillPattern(h.Bytes(), seed, 0)
+		inRow, byPlan, want := r.poolDestination(r.inOrder[:s.Plan], side{r.dst, true}), r.poolDestination(r.pairs[:s.Plan], side{at: r.dst}), s.expectedSums(seed, s.packedOffset)
 		ways := []way{
-			{name: contiguous, to: inRow, want: want, work: func() error { return r.stream.ToDevice(r.dst, h, 0, s.Bytes()) }},
+			{name: contiguous, to: inRow, want: want, work: func() error { return r.stream.CopyToDevice(r.dst, h, 0, s.Bytes()) }},
 			{name: "a call per block", to: byPlan, want: want, work: func() error {
-				return r.each(s, func(i, g int) error {
-					return r.stream.ToDevice(s.at(r.dst, g, r.pairs[i][1]), h, s.packed(i, g), s.BlockBytes)
+				return r.forEachPart(s, func(i, g int) error {
+					return r.stream.CopyToDevice(s.partPointer(r.dst, g, r.pairs[i][1]), h, s.packedOffset(i, g), s.BlockBytes)
 				})
 			}},
-			{name: "batch call", to: byPlan, want: want, work: r.submit(s, func(i, g int) (cuda.Pointer, cuda.Pointer) {
-				return s.at(r.dst, g, r.pairs[i][1]), h.Pointer() + cuda.Pointer(s.packed(i, g))
+			{name: "batch call", to: byPlan, want: want, work: r.batchCopy(s, func(i, g int) (cuda.Pointer, cuda.Pointer) {
+				return s.partPointer(r.dst, g, r.pairs[i][1]), h.Pointer() + cuda.Pointer(s.packedOffset(i, g))
 			})},
 		}
-		return r.run(FromHost, s.Bytes(), append(ways, r.byGroups(way{name: "scatter kernel", to: byPlan, want: want, tells: true}, func(groups int) error {
+		return r.measureWays(FromHost, s.Bytes(), append(ways, r.waysByGroups(way{name: "scatter kernel", to: byPlan, want: want, reportsSums: true}, func(groups int) error {
 			return r.launch(kernel.Scatter, groups, r.pairs[:s.Plan], side{h.Pointer(), true}, side{at: r.dst})
 		})...))
 	})
 }
 
-func (r *Rig) checksum() ([]Row, error) {
+func (r *Bench) measureChecksum() ([]Row, error) {
 	s := r.config.Shape
-	return r.run(Checksum, s.Bytes(), r.byGroups(way{name: "kernel", want: s.sums(r.seed, r.planned), tells: true}, func(groups int) error {
+	return r.measureWays(Checksum, s.Bytes(), r.waysByGroups(way{name: "kernel", want: s.expectedSums(r.seed, r.sourceOffset), reportsSums: true}, func(groups int) error {
 		return r.launch(kernel.Sum, groups, r.pairs, side{at: r.src}, side{})
 	}))
 }

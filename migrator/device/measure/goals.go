@@ -34,8 +34,8 @@ type Goal struct {
 	Text string `json:"text"`
 }
 
-// judged is a goal with its verdict; text is what was measured.
-func judged(goal string, limit, measured float64, text, by string, met bool) Goal {
+// newGoal is a goal with its verdict; text is what was measured.
+func newGoal(goal string, limit, measured float64, text, by string, met bool) Goal {
 	g := Goal{Goal: goal, Limit: limit, Measured: &measured, By: by, Verdict: NotMet}
 	if met {
 		g.Verdict = Met
@@ -44,7 +44,7 @@ func judged(goal string, limit, measured float64, text, by string, met bool) Goa
 	return g
 }
 
-func unmeasured(goal string, limit float64, by, why string) Goal {
+func newUnmeasuredGoal(goal string, limit float64, by, why string) Goal {
 	g := Goal{Goal: goal, Limit: limit, By: by, Verdict: NotMeasured, Why: why}
 	if by != "" {
 		why = by + ": " + why
@@ -53,14 +53,14 @@ func unmeasured(goal string, limit float64, by, why string) Goal {
 	return g
 }
 
-// Goals are the verdicts on what was measured. They are this minute's: a GPU that others
+// EvaluateGoals are the verdicts on what was measured. They are this minute's: a GPU that others
 // use reaches less.
-func Goals(rows []Row) []Goal {
-	return append([]Goal{gathers(rows), submits(rows)}, slows(rows)...)
+func EvaluateGoals(rows []Row) []Goal {
+	return append([]Goal{gatherGoal(rows), submitGoal(rows)}, slowdownGoals(rows)...)
 }
 
-// find is the row of a way of a part; groups is 0 where it has none. Nil if there is none.
-func find(rows []Row, part, name string, groups int) *Row {
+// findRow is the row of a way of a part; groups is 0 where it has none. Nil if there is none.
+func findRow(rows []Row, part, name string, groups int) *Row {
 	for i, r := range rows {
 		if r.Part == part && r.Way == name && r.Groups == groups {
 			return &rows[i]
@@ -77,8 +77,8 @@ const (
 
 var withGroups = fmt.Sprintf("with %d CTAs", goalGroups)
 
-// noKernel is why there is no row of the kernel.
-func noKernel(rows []Row) string {
+// missingKernelReason is why there is no row of the kernel.
+func missingKernelReason(rows []Row) string {
 	for _, r := range rows {
 		if r.Part == Within && r.Way == byKernel {
 			return fmt.Sprintf("the kernel was run with other numbers of CTAs than the %d that transport cuda has", goalGroups)
@@ -87,17 +87,17 @@ func noKernel(rows []Row) string {
 	return "the kernel was not timed, or did not move what it should"
 }
 
-func gathers(rows []Row) Goal {
+func gatherGoal(rows []Row) Goal {
 	goal := fmt.Sprintf("gather ≥ %.2f× contiguous", goalGather)
-	whole, k := find(rows, Within, contiguous, 0), find(rows, Within, byKernel, goalGroups)
+	whole, k := findRow(rows, Within, contiguous, 0), findRow(rows, Within, byKernel, goalGroups)
 	switch {
 	case k == nil:
-		return unmeasured(goal, goalGather, "", noKernel(rows))
+		return newUnmeasuredGoal(goal, goalGather, "", missingKernelReason(rows))
 	case whole == nil || whole.Rate <= 0 || k.Rate <= 0:
-		return unmeasured(goal, goalGather, "", "there is no rate of a contiguous copy to compare with")
+		return newUnmeasuredGoal(goal, goalGather, "", "there is no rate of a contiguous copy to compare with")
 	}
 	ratio := k.Rate / whole.Rate
-	g := judged(goal, goalGather, ratio, fmt.Sprintf("%.2f×", ratio), withGroups, ratio >= goalGather)
+	g := newGoal(goal, goalGather, ratio, fmt.Sprintf("%.2f×", ratio), withGroups, ratio >= goalGather)
 	if g.Verdict == NotMet {
 		best := *k
 		for _, r := range rows {
@@ -112,17 +112,17 @@ func gathers(rows []Row) Goal {
 	return g
 }
 
-func submits(rows []Row) Goal {
+func submitGoal(rows []Row) Goal {
 	goal := fmt.Sprintf("submit ≤ %.0f µs", goalSubmit*1e6)
-	k := find(rows, Within, byKernel, goalGroups)
+	k := findRow(rows, Within, byKernel, goalGroups)
 	if k == nil {
-		return unmeasured(goal, goalSubmit, "", noKernel(rows))
+		return newUnmeasuredGoal(goal, goalSubmit, "", missingKernelReason(rows))
 	}
-	return judged(goal, goalSubmit, k.Submit, fmt.Sprintf("%.1f µs", k.Submit*1e6), withGroups, k.Submit <= goalSubmit)
+	return newGoal(goal, goalSubmit, k.Submit, fmt.Sprintf("%.1f µs", k.Submit*1e6), withGroups, k.Submit <= goalSubmit)
 }
 
-// slows has a goal for each process that decoded and each way of copying beside it.
-func slows(rows []Row) (out []Goal) {
+// slowdownGoals has a goal for each process that decoded and each way of copying beside it.
+func slowdownGoals(rows []Row) (out []Goal) {
 	goal := fmt.Sprintf("decode slow-down ≤ %.0f %%", goalSlower*100)
 	for _, alone := range rows {
 		if alone.Part != Decode || alone.Way != Alone {
@@ -134,28 +134,28 @@ func slows(rows []Row) (out []Goal) {
 				of = append(of, r)
 			}
 		}
-		again := find(of, Decode, AloneAgain, 0)
+		again := findRow(of, Decode, AloneAgain, 0)
 		for _, w := range []struct {
 			way, by string
 			groups  int
 		}{{ByKernel, "by the kernel " + withGroups, goalGroups}, {ByCopies, "by the copy engines", 0}} {
 			by := w.by + ", of " + alone.Of
-			r := find(of, Decode, w.way, w.groups)
+			r := findRow(of, Decode, w.way, w.groups)
 			switch {
 			case r == nil:
-				out = append(out, unmeasured(goal, goalSlower, by, "no step was timed beside such a transfer"))
+				out = append(out, newUnmeasuredGoal(goal, goalSlower, by, "no step was timed beside such a transfer"))
 			case r.Slower == nil || again == nil || again.Slower == nil:
-				out = append(out, unmeasured(goal, goalSlower, by, "there is no time of a step alone to compare with, before and after"))
+				out = append(out, newUnmeasuredGoal(goal, goalSlower, by, "there is no time of a step alone to compare with, before and after"))
 			case math.Abs(*again.Slower) > goalSlower:
-				out = append(out, unmeasured(goal, goalSlower, by, fmt.Sprintf("it would be %+.1f %%, but a step alone was %+.1f %% off from itself: others use the GPU, or its clocks change",
+				out = append(out, newUnmeasuredGoal(goal, goalSlower, by, fmt.Sprintf("it would be %+.1f %%, but a step alone was %+.1f %% off from itself: others use the GPU, or its clocks change",
 					*r.Slower*100, *again.Slower*100)))
 			default:
-				out = append(out, judged(goal, goalSlower, *r.Slower, fmt.Sprintf("%+.1f %%", *r.Slower*100), by, *r.Slower <= goalSlower))
+				out = append(out, newGoal(goal, goalSlower, *r.Slower, fmt.Sprintf("%+.1f %%", *r.Slower*100), by, *r.Slower <= goalSlower))
 			}
 		}
 	}
 	if out == nil {
-		out = append(out, unmeasured(goal, goalSlower, "", "no steps of another process were timed"))
+		out = append(out, newUnmeasuredGoal(goal, goalSlower, "", "no steps of another process were timed"))
 	}
 	return out
 }

@@ -78,7 +78,7 @@ goal: decode slow-down ≤ 1 %: not measured: by the kernel with 16 CTAs, of pro
 goal: decode slow-down ≤ 1 %: not measured: by the copy engines, of process 7: no step was timed beside such a transfer`},
 	} {
 		got := ""
-		for _, g := range Goals(c.rows) {
+		for _, g := range EvaluateGoals(c.rows) {
 			got += "\n" + g.Text
 			if (g.Measured == nil) != (g.Verdict == NotMeasured) || (g.Why == "") == (g.Verdict == NotMeasured) || g.Limit <= 0 || !strings.Contains(g.Text, g.Verdict) {
 				t.Errorf("%s: %+v", c.name, g)
@@ -97,7 +97,7 @@ goal: decode slow-down ≤ 1 %: not measured: by the copy engines, of process 7:
 		r.Of = "PyTorch"
 		two = append(two, r)
 	}
-	if got := Goals(two); len(got) != 6 || !strings.Contains(got[5].Text, "of PyTorch, met") {
+	if got := EvaluateGoals(two); len(got) != 6 || !strings.Contains(got[5].Text, "of PyTorch, met") {
 		t.Errorf("%+v", got)
 	}
 }

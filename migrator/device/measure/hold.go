@@ -15,15 +15,15 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport/cuda"
 )
 
-// Hold is an owner of its own: it has a pool of the shape, and answers until in ends. A
+// ServeOwner is an owner of its own: it has a pool of the shape, and answers until in ends. A
 // step of its decoding reads the whole pool once, as attention over all of it does.
-func Hold(c Config, in io.Reader, out io.Writer) error {
+func ServeOwner(c Config, in io.Reader, out io.Writer) error {
 	answers := json.NewEncoder(out)
-	r, err := NewRig(c)
+	r, err := NewBench(c)
 	if err != nil {
 		return errors.Join(err, answers.Encode(Hello{Error: err.Error()}))
 	}
-	hello, err := r.hello()
+	hello, err := r.newHello()
 	if err != nil {
 		return errors.Join(err, answers.Encode(Hello{Error: err.Error()}), r.Close())
 	}
@@ -33,13 +33,13 @@ func Hold(c Config, in io.Reader, out io.Writer) error {
 	lines := bufio.NewScanner(in)
 	lines.Buffer(nil, maxLine)
 	for lines.Scan() {
-		var ask Ask
-		a := Answer{}
+		var ask Request
+		a := Response{}
 		if err = json.Unmarshal(lines.Bytes(), &ask); err == nil {
-			a, err = r.answer(ask)
+			a, err = r.handleRequest(ask)
 		}
 		if err != nil {
-			a = Answer{Error: err.Error()}
+			a = Response{Error: err.Error()}
 		}
 		if err := answers.Encode(a); err != nil {
 			return errors.Join(err, r.Close())
@@ -48,9 +48,9 @@ func Hold(c Config, in io.Reader, out io.Writer) error {
 	return errors.Join(lines.Err(), r.Close())
 }
 
-// hello describes the source pool.
-func (r *Rig) hello() (Hello, error) {
-	base, size, err := r.context.Range(r.src)
+// newHello describes the source pool.
+func (r *Bench) newHello() (Hello, error) {
+	base, size, err := r.context.AllocationRange(r.src)
 	if err != nil {
 		return Hello{}, err
 	}
@@ -62,7 +62,7 @@ func (r *Rig) hello() (Hello, error) {
 	for i := range h.ID {
 		h.ID[i] = byte(rand.Uint32())
 	}
-	if h.Name, err = r.context.IPC(r.src); err != nil {
+	if h.Name, err = r.context.IPCHandle(r.src); err != nil {
 		return Hello{}, err
 	}
 	return Hello{Owner: fmt.Sprintf("process %d", os.Getpid()), Handle: hex.EncodeToString(h.Append(nil)), Bytes: r.config.Shape.PoolBytes(), Seed: r.seed}, nil
@@ -71,18 +71,18 @@ func (r *Rig) hello() (Hello, error) {
 // maxSteps bounds a question.
 const maxSteps = 100_000
 
-func (r *Rig) answer(q Ask) (Answer, error) {
+func (r *Bench) handleRequest(q Request) (Response, error) {
 	if q.Spread {
-		return Answer{}, errors.New("only PyTorch has attention to time")
+		return Response{}, errors.New("only PyTorch has attention to time")
 	}
 	if q.Decode < 1 || q.Decode > maxSteps {
-		return Answer{}, fmt.Errorf("%d steps; want 1 to %d", q.Decode, maxSteps)
+		return Response{}, fmt.Errorf("%d steps; want 1 to %d", q.Decode, maxSteps)
 	}
 	d, err := r.config.Driver.Device(r.config.Ordinal)
 	if err != nil {
-		return Answer{}, err
+		return Response{}, err
 	}
-	var a Answer
+	var a Response
 	for range q.Decode {
 		err := r.began.Record(r.stream)
 		if err == nil {

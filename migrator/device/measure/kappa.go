@@ -54,7 +54,7 @@ func FitKappa(points []Point) (Kappa, error) {
 			}
 		}
 	}
-	inv, ok := inverse(m)
+	inv, ok := invert(m)
 	if !ok {
 		return Kappa{}, errors.New("kappa: the sums or the spreads of the lengths do not differ enough")
 	}
@@ -81,8 +81,8 @@ func FitKappa(points []Point) (Kappa, error) {
 	return Kappa{Kappa: k, StdErr: math.Sqrt(max(0, variance)), Base: b[0], PerToken: token, Points: len(points)}, nil
 }
 
-// inverse is Gauss and Jordan's, with pivots.
-func inverse(m [3][3]float64) (inv [3][3]float64, ok bool) {
+// invert is Gauss and Jordan's, with pivots.
+func invert(m [3][3]float64) (inv [3][3]float64, ok bool) {
 	for i := range inv {
 		inv[i][i] = 1
 	}

@@ -34,8 +34,8 @@ func (s Shape) PoolBytes() int64 { return int64(s.Pool) * int64(s.Regions) * s.B
 // hostBytes bounds what is moved to and from the host at once, in pinned memory.
 const hostBytes = 256 << 20
 
-// hosted is the shape with a plan that pinned memory holds.
-func (s Shape) hosted() Shape {
+// hostShape is the shape with a plan that pinned memory holds.
+func (s Shape) hostShape() Shape {
 	s.Plan = int(max(1, min(int64(s.Plan), hostBytes/(int64(s.Regions)*s.BlockBytes))))
 	return s
 }
@@ -103,8 +103,8 @@ const (
 	piece   = 64 << 10 // bytes of a region that a group takes at a time
 )
 
-// Rig is a GPU with two pools. It is for one goroutine.
-type Rig struct {
+// Bench is a GPU with two pools. It is for one goroutine.
+type Bench struct {
 	config  Config
 	context *cuda.Context
 	module  *cuda.Module
@@ -114,18 +114,18 @@ type Rig struct {
 	ended   *cuda.Event
 	src     cuda.Pointer
 	dst     cuda.Pointer
-	desc    *cuda.Host // regions, pairs
+	desc    *cuda.HostMemory // regions, pairs
 	table   cuda.Pointer
-	sums    *cuda.Host
+	sums    *cuda.HostMemory
 	batch   cuda.Batch
 	pairs   [][2]uint32 // the plan: source and target
-	row     [][2]uint32 // as many blocks, in order
+	inOrder [][2]uint32 // as many blocks, in order
 	seed    uint64      // of what the source has; see pattern
 }
 
-// NewRig makes the pools and fills the source, each rig's with bytes of its own. It must be
+// NewBench makes the pools and fills the source, each rig's with bytes of its own. It must be
 // closed.
-func NewRig(c Config) (r *Rig, err error) {
+func NewBench(c Config) (r *Bench, err error) {
 	if c.Driver == nil || len(c.Groups) == 0 {
 		return nil, errors.New("measure: Driver and Groups are required")
 	}
@@ -135,17 +135,17 @@ func NewRig(c Config) (r *Rig, err error) {
 	if err := c.Shape.validate(); err != nil {
 		return nil, fmt.Errorf("measure: %w", err)
 	}
-	r = &Rig{config: c, kernels: map[string]cuda.Kernel{}, seed: rand.Uint64()}
+	r = &Bench{config: c, kernels: map[string]cuda.Kernel{}, seed: rand.Uint64()}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("measure: gpu %d: %w", c.Ordinal, err), r.Close())
 			r = nil
 		}
 	}()
-	if r.context, err = c.Driver.Retain(c.Ordinal); err != nil {
+	if r.context, err = c.Driver.RetainContext(c.Ordinal); err != nil {
 		return r, err
 	}
-	if r.module, err = r.context.Load(kernel.PTX); err != nil {
+	if r.module, err = r.context.LoadModule(kernel.PTX); err != nil {
 		return r, err
 	}
 	for _, name := range []string{kernel.Copy, kernel.Gather, kernel.Scatter, kernel.Sum, kernel.SumDestination} {
@@ -153,11 +153,11 @@ func NewRig(c Config) (r *Rig, err error) {
 			return r, err
 		}
 	}
-	if r.stream, err = r.context.LowStream(); err != nil {
+	if r.stream, err = r.context.NewLowPriorityStream(); err != nil {
 		return r, err
 	}
 	for _, e := range []**cuda.Event{&r.began, &r.ended} {
-		if *e, err = r.context.Event(cuda.Timed); err != nil {
+		if *e, err = r.context.NewEvent(cuda.Timed); err != nil {
 			return r, err
 		}
 	}
@@ -167,20 +167,20 @@ func NewRig(c Config) (r *Rig, err error) {
 		}
 	}
 	size := int64(c.Shape.Regions*kernel.RegionWords*8 + c.Shape.Plan*8)
-	if r.desc, err = r.context.HostAlloc(size); err != nil {
+	if r.desc, err = r.context.AllocHost(size); err != nil {
 		return r, err
 	}
 	if r.table, err = r.context.Alloc(size); err != nil {
 		return r, err
 	}
-	if r.sums, err = r.context.HostAlloc(int64(c.Shape.Plan*c.Shape.Regions) * c.Shape.pieces() * 8); err != nil {
+	if r.sums, err = r.context.AllocHost(int64(c.Shape.Plan*c.Shape.Regions) * c.Shape.pieces() * 8); err != nil {
 		return r, err
 	}
 	rng := rand.New(rand.NewPCG(1, 2))
 	from, to := rng.Perm(c.Shape.Pool), rng.Perm(c.Shape.Pool)
 	for i := range c.Shape.Plan {
 		r.pairs = append(r.pairs, [2]uint32{uint32(from[i]), uint32(to[i])})
-		r.row = append(r.row, [2]uint32{uint32(i), uint32(i)})
+		r.inOrder = append(r.inOrder, [2]uint32{uint32(i), uint32(i)})
 	}
 	return r, r.fill()
 }
@@ -189,22 +189,22 @@ func NewRig(c Config) (r *Rig, err error) {
 const fillBytes = 32 << 20
 
 // fill writes the source's pattern.
-func (r *Rig) fill() error {
+func (r *Bench) fill() error {
 	total := r.config.Shape.PoolBytes()
-	h, err := r.context.HostAlloc(min(total, fillBytes))
+	h, err := r.context.AllocHost(min(total, fillBytes))
 	if err != nil {
 		return err
 	}
 	for at := int64(0); at < total && err == nil; at += fillBytes {
 		n := min(fillBytes, total-at)
-		pattern(h.Bytes()[:n], r.seed, at)
-		err = errors.Join(r.stream.ToDevice(r.src+cuda.Pointer(at), h, 0, n), r.stream.Wait())
+		fillPattern(h.Bytes()[:n], r.seed, at)
+		err = errors.Join(r.stream.CopyToDevice(r.src+cuda.Pointer(at), h, 0, n), r.stream.Wait())
 	}
 	return errors.Join(err, r.stream.Wait(), h.Close()) // after an error a copy may be under way
 }
 
 // Close gives everything back.
-func (r *Rig) Close() error {
+func (r *Bench) Close() error {
 	if r.context == nil {
 		return nil
 	}
@@ -222,7 +222,7 @@ func (r *Rig) Close() error {
 			errs = append(errs, r.context.Free(p))
 		}
 	}
-	for _, h := range []*cuda.Host{r.desc, r.sums} {
+	for _, h := range []*cuda.HostMemory{r.desc, r.sums} {
 		if h != nil {
 			errs = append(errs, h.Close())
 		}
@@ -238,8 +238,8 @@ func (r *Rig) Close() error {
 // pieces is into how many a region is cut.
 func (s Shape) pieces() int64 { return (s.BlockBytes + piece - 1) / piece }
 
-// at is where region g of a block lies in a pool.
-func (s Shape) at(pool cuda.Pointer, g int, block uint32) cuda.Pointer {
+// partPointer is where region g of a block lies in a pool.
+func (s Shape) partPointer(pool cuda.Pointer, g int, block uint32) cuda.Pointer {
 	return pool + cuda.Pointer((int64(g)*int64(s.Pool)+int64(block))*s.BlockBytes)
 }
 
@@ -251,7 +251,7 @@ type side struct {
 
 // launch describes a plan, which has no more blocks than the rig's, and starts a kernel
 // over it.
-func (r *Rig) launch(name string, groups int, pairs [][2]uint32, src, dst side) error {
+func (r *Bench) launch(name string, groups int, pairs [][2]uint32, src, dst side) error {
 	s, w := r.config.Shape, r.desc.Uint64s()
 	for g := range s.Regions {
 		one := w[g*kernel.RegionWords:]
@@ -259,7 +259,7 @@ func (r *Rig) launch(name string, groups int, pairs [][2]uint32, src, dst side) 
 			if end.packed {
 				one[2*i], one[2*i+1] = uint64(end.at)+uint64(int64(g)*s.BlockBytes), uint64(int64(s.Regions)*s.BlockBytes)
 			} else {
-				one[2*i], one[2*i+1] = uint64(s.at(end.at, g, 0)), uint64(s.BlockBytes)
+				one[2*i], one[2*i+1] = uint64(s.partPointer(end.at, g, 0)), uint64(s.BlockBytes)
 			}
 		}
 		one[4] = uint64(s.BlockBytes)
@@ -269,7 +269,7 @@ func (r *Rig) launch(name string, groups int, pairs [][2]uint32, src, dst side) 
 	for i, p := range pairs {
 		ids[2*i], ids[2*i+1] = p[0], p[1]
 	}
-	if err := r.stream.ToDevice(r.table, r.desc, 0, int64(words*8+len(pairs)*8)); err != nil {
+	if err := r.stream.CopyToDevice(r.table, r.desc, 0, int64(words*8+len(pairs)*8)); err != nil {
 		return err
 	}
 	items := int64(len(pairs)*s.Regions) * s.pieces()
@@ -278,8 +278,8 @@ func (r *Rig) launch(name string, groups int, pairs [][2]uint32, src, dst side) 
 	})
 }
 
-// time runs work several times and returns its row.
-func (r *Rig) time(part, way string, groups int, bytes int64, work func() error) (Row, error) {
+// timeWay runs work several times and returns its row.
+func (r *Bench) timeWay(part, way string, groups int, bytes int64, work func() error) (Row, error) {
 	var took, submit []float64
 	for i := range r.config.Repeats + 1 {
 		if err := r.began.Record(r.stream); err != nil {

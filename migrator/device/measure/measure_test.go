@@ -21,7 +21,7 @@ func TestMain(m *testing.M) {
 	if library := os.Getenv("MEASURE_OWNER"); library != "" {
 		d, err := cuda.Open(library)
 		if err == nil {
-			err = Hold(config(d), os.Stdin, os.Stdout)
+			err = ServeOwner(config(d), os.Stdin, os.Stdout)
 		}
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -51,7 +51,7 @@ func opened(t *testing.T) (*cuda.Driver, *fake.Control, string) {
 
 func owner(t *testing.T, library string) *Owner {
 	t.Helper()
-	o, err := Start(t.Context(), func(ctx context.Context) *exec.Cmd {
+	o, err := StartOwner(t.Context(), func(ctx context.Context) *exec.Cmd {
 		cmd := exec.CommandContext(ctx, os.Args[0])
 		cmd.Env = append(os.Environ(), "MEASURE_OWNER="+library)
 		cmd.Stderr = os.Stderr
@@ -67,26 +67,26 @@ func owner(t *testing.T, library string) *Owner {
 func TestMeasure(t *testing.T) {
 	d, c, library := opened(t)
 	live := c.Live("")
-	r, err := NewRig(config(d))
+	r, err := NewBench(config(d))
 	if err != nil {
 		t.Fatal(err)
 	}
-	rows, err := r.Copies()
+	rows, err := r.MeasureCopies()
 	if err != nil {
 		t.Fatal(err)
 	}
 	o := owner(t, library)
-	for _, f := range []func() ([]Row, error){func() ([]Row, error) { return r.From(o) }, func() ([]Row, error) { return r.Disturb(o, 3) }} {
+	for _, f := range []func() ([]Row, error){func() ([]Row, error) { return r.MeasurePulls(o) }, func() ([]Row, error) { return r.MeasureInterference(o, 3) }} {
 		more, err := f()
 		if err != nil {
 			t.Fatal(err)
 		}
 		rows = append(rows, more...)
 	}
-	if _, err := o.Ask(Ask{Spread: true}); err == nil || !strings.Contains(err.Error(), "PyTorch") {
+	if _, err := o.Do(Request{Spread: true}); err == nil || !strings.Contains(err.Error(), "PyTorch") {
 		t.Errorf("a spread without PyTorch: %v", err)
 	}
-	if _, err := o.Ask(Ask{}); err == nil {
+	if _, err := o.Do(Request{}); err == nil {
 		t.Error("no steps are timed")
 	}
 	o.Close()
@@ -118,9 +118,9 @@ func TestEachCallFails(t *testing.T) {
 	live := c.Live("")
 	o := owner(t, library)
 	defer o.Close()
-	rig := func(f func(r *Rig) error) func() error {
+	rig := func(f func(r *Bench) error) func() error {
 		return func() error {
-			r, err := NewRig(config(d))
+			r, err := NewBench(config(d))
 			if err != nil {
 				return err
 			}
@@ -140,14 +140,14 @@ func TestEachCallFails(t *testing.T) {
 		// not known before.
 		endless bool
 	}{
-		"Copies": {rig(func(r *Rig) error { _, err := r.Copies(); return err }), append(append(start, timed...),
+		"Copies": {rig(func(r *Bench) error { _, err := r.MeasureCopies(); return err }), append(append(start, timed...),
 			"cuMemsetD8Async", "cuMemcpyDtoDAsync_v2", "cuMemcpyDtoHAsync_v2", "cuMemcpyBatchAsync_v2"), false},
-		"From": {rig(func(r *Rig) error { _, err := r.From(o); return err }), append(append(start, timed...),
+		"From": {rig(func(r *Bench) error { _, err := r.MeasurePulls(o); return err }), append(append(start, timed...),
 			"cuIpcOpenMemHandle_v2", "cuIpcCloseMemHandle", "cuMemsetD8Async", "cuMemcpyDtoDAsync_v2"), false},
-		"Disturb": {rig(func(r *Rig) error { _, err := r.Disturb(o, 3); return err }), []string{"cuLaunchKernel", "cuMemcpyBatchAsync_v2"}, true},
+		"Disturb": {rig(func(r *Bench) error { _, err := r.MeasureInterference(o, 3); return err }), []string{"cuLaunchKernel", "cuMemcpyBatchAsync_v2"}, true},
 		"Hold": {func() error {
 			var out strings.Builder
-			err := Hold(config(d), strings.NewReader(`{"decode":2}`+"\n"), &out)
+			err := ServeOwner(config(d), strings.NewReader(`{"decode":2}`+"\n"), &out)
 			if strings.Contains(out.String(), `"error"`) {
 				err = errors.Join(err, errors.New(out.String()))
 			}
@@ -197,12 +197,12 @@ func TestConfigs(t *testing.T) {
 	} {
 		c := config(d)
 		edit(&c)
-		if r, err := NewRig(c); err == nil {
+		if r, err := NewBench(c); err == nil {
 			r.Close()
 			t.Errorf("%s is taken", name)
 		}
 	}
-	if s := (Shape{Regions: 56, BlockBytes: 32 << 10, Pool: 1024, Plan: 512}).hosted(); s.Bytes() > hostBytes || s.Plan == 0 {
+	if s := (Shape{Regions: 56, BlockBytes: 32 << 10, Pool: 1024, Plan: 512}).hostShape(); s.Bytes() > hostBytes || s.Plan == 0 {
 		t.Errorf("%+v", s)
 	}
 }
@@ -213,13 +213,13 @@ func TestOwnersThatLie(t *testing.T) {
 		"nothing": "", "no JSON": "hello", "an error": `{"error":"no GPU"}`, "no handle": `{"owner":"x","bytes":5}`,
 		"a bad handle": `{"handle":"zz"}`, "VMM": `{"bytes":1,"handle":"02` + strings.Repeat("00", 47) + `01` + strings.Repeat("00", 71) + `"}`,
 	} {
-		_, err := Start(t.Context(), func(ctx context.Context) *exec.Cmd { return exec.CommandContext(ctx, "/bin/echo", line) })
+		_, err := StartOwner(t.Context(), func(ctx context.Context) *exec.Cmd { return exec.CommandContext(ctx, "/bin/echo", line) })
 		if err == nil {
 			t.Errorf("%s is taken", name)
 		}
 	}
 	var out bytes.Buffer
-	if err := Hold(Config{}, strings.NewReader(""), &out); err == nil || !strings.Contains(out.String(), `"error":`) {
+	if err := ServeOwner(Config{}, strings.NewReader(""), &out); err == nil || !strings.Contains(out.String(), `"error":`) {
 		t.Errorf("%v: %s", err, &out)
 	}
 	if m := Median([]float64{3, 1, 2}); m != 2 || Median(nil) != 0 || Median([]float64{4, 2}) != 3 {

@@ -32,14 +32,14 @@ type Hello struct {
 	Error  string `json:"error,omitempty"`
 }
 
-// Ask is a line to an owner: one of its fields is set.
-type Ask struct {
+// Request is a line to an owner: one of its fields is set.
+type Request struct {
 	Decode int  `json:"decode,omitempty"` // time so many steps of decoding
 	Spread bool `json:"spread,omitempty"` // time attention over lengths of all spreads
 }
 
-// Answer is the line that follows each Ask.
-type Answer struct {
+// Response is the line that follows each Ask.
+type Response struct {
 	Seconds []float64 `json:"seconds,omitempty"` // of each step
 	Kernel  string    `json:"kernel,omitempty"`  // that attended, of a Spread
 	Points  []Point   `json:"points,omitempty"`
@@ -65,9 +65,9 @@ type Owner struct {
 	stop  context.CancelFunc
 }
 
-// Start starts an owner and hears its Hello. It must be closed. command makes what is to
+// StartOwner starts an owner and hears its Hello. It must be closed. command makes what is to
 // be run; its standard input and output are Start's.
-func Start(ctx context.Context, command func(ctx context.Context) *exec.Cmd) (*Owner, error) {
+func StartOwner(ctx context.Context, command func(ctx context.Context) *exec.Cmd) (*Owner, error) {
 	ctx, stop := context.WithCancel(ctx)
 	o := &Owner{cmd: command(ctx), lines: make(chan []byte, 1), stop: stop}
 	o.cmd.WaitDelay = time.Second
@@ -95,7 +95,7 @@ func Start(ctx context.Context, command func(ctx context.Context) *exec.Cmd) (*O
 			}
 		}
 	}()
-	err = o.hear(startTime, &o.Hello)
+	err = o.readLine(startTime, &o.Hello)
 	if err == nil && o.Error != "" {
 		err = errors.New(o.Error)
 	}
@@ -116,7 +116,7 @@ func Start(ctx context.Context, command func(ctx context.Context) *exec.Cmd) (*O
 	return o, nil
 }
 
-func (o *Owner) hear(within time.Duration, v any) error {
+func (o *Owner) readLine(within time.Duration, v any) error {
 	timer := time.NewTimer(within)
 	defer timer.Stop()
 	select {
@@ -130,15 +130,15 @@ func (o *Owner) hear(within time.Duration, v any) error {
 	}
 }
 
-// Ask asks, and waits for the answer.
-func (o *Owner) Ask(a Ask) (Answer, error) {
+// Do asks, and waits for the answer.
+func (o *Owner) Do(a Request) (Response, error) {
 	line, err := json.Marshal(a)
 	if err == nil {
 		_, err = o.in.Write(append(line, '\n'))
 	}
-	var out Answer
+	var out Response
 	if err == nil {
-		err = o.hear(answerTime, &out)
+		err = o.readLine(answerTime, &out)
 	}
 	if err == nil && out.Error != "" {
 		err = errors.New(out.Error)
@@ -160,9 +160,9 @@ func (o *Owner) Close() {
 	o.stop()
 }
 
-// From times pulls out of another process's pool, which must be as large as the rig's, and
+// MeasurePulls times pulls out of another process's pool, which must be as large as the rig's, and
 // verifies each way against the bytes that its owner says it has.
-func (r *Rig) From(o *Owner) ([]Row, error) {
+func (r *Bench) MeasurePulls(o *Owner) ([]Row, error) {
 	s := r.config.Shape
 	if o.Bytes < s.PoolBytes() {
 		return nil, fmt.Errorf("measure: the pool of %s has %d bytes, want %d", o.Owner, o.Bytes, s.PoolBytes())
@@ -174,10 +174,10 @@ func (r *Rig) From(o *Owner) ([]Row, error) {
 	src := side{at: base + driver.Pointer(o.Pool.Offset)}
 	ways := []way{{
 		name: "contiguous, from " + o.Owner, work: func() error { return r.stream.Copy(r.dst, src.at, s.Bytes()) },
-		to: r.inPool(r.row, side{r.dst, true}), want: s.sums(o.Seed, s.packed),
+		to: r.poolDestination(r.inOrder, side{r.dst, true}), want: s.expectedSums(o.Seed, s.packedOffset),
 	}}
-	byPlan := way{name: "kernel, from " + o.Owner, to: r.inPool(r.pairs, side{at: r.dst}), want: s.sums(o.Seed, r.planned), tells: true}
-	rows, err := r.run(Across, s.Bytes(), append(ways, r.byGroups(byPlan, func(groups int) error {
+	byPlan := way{name: "kernel, from " + o.Owner, to: r.poolDestination(r.pairs, side{at: r.dst}), want: s.expectedSums(o.Seed, r.sourceOffset), reportsSums: true}
+	rows, err := r.measureWays(Across, s.Bytes(), append(ways, r.waysByGroups(byPlan, func(groups int) error {
 		return r.launch(kernel.Copy, groups, r.pairs, src, side{at: r.dst})
 	})...))
 	if err = errors.Join(err, r.stream.Wait(), r.context.CloseIPC(base)); err != nil {
@@ -186,22 +186,22 @@ func (r *Rig) From(o *Owner) ([]Row, error) {
 	return rows, nil
 }
 
-// Disturb times an owner's steps alone, and while plans are copied without a pause: by
+// MeasureInterference times an owner's steps alone, and while plans are copied without a pause: by
 // kernels, which take their turns with the other process's, and by the batch call, which
 // the driver gives to copy engines where it can. At the end the steps are timed alone once
 // more: what that differs by is noise.
-func (r *Rig) Disturb(o *Owner, steps int) (rows []Row, err error) {
-	if _, err = o.Ask(Ask{Decode: steps}); err != nil { // the first steps meet cold clocks
+func (r *Bench) MeasureInterference(o *Owner, steps int) (rows []Row, err error) {
+	if _, err = o.Do(Request{Decode: steps}); err != nil { // the first steps meet cold clocks
 		return nil, err
 	}
-	ways := append([]way{{name: Alone}}, r.byGroups(way{name: ByKernel}, func(groups int) error {
+	ways := append([]way{{name: Alone}}, r.waysByGroups(way{name: ByKernel}, func(groups int) error {
 		return r.launch(kernel.Copy, groups, r.pairs, side{at: r.src}, side{at: r.dst})
 	})...)
 	if batch := r.batchWithin(); batch != nil {
 		ways = append(ways, way{name: ByCopies, work: batch})
 	}
 	for _, w := range append(ways, way{name: AloneAgain}) {
-		times, err := r.besides(o, steps, w.work)
+		times, err := r.runBeside(o, steps, w.work)
 		if err != nil {
 			return rows, fmt.Errorf("measure: %s: %w", w.label(), err)
 		}
@@ -215,10 +215,10 @@ func (r *Rig) Disturb(o *Owner, steps int) (rows []Row, err error) {
 	return rows, nil
 }
 
-// besides has an owner's steps timed while work, unless it is nil, is done again and again.
-func (r *Rig) besides(o *Owner, steps int, work func() error) (Answer, error) {
+// runBeside has an owner's steps timed while work, unless it is nil, is done again and again.
+func (r *Bench) runBeside(o *Owner, steps int, work func() error) (Response, error) {
 	if work == nil {
-		return o.Ask(Ask{Decode: steps})
+		return o.Do(Request{Decode: steps})
 	}
 	over, copied := make(chan struct{}), make(chan error, 1)
 	go func() {
@@ -235,7 +235,7 @@ func (r *Rig) besides(o *Owner, steps int, work func() error) (Answer, error) {
 			}
 		}
 	}()
-	a, err := o.Ask(Ask{Decode: steps})
+	a, err := o.Do(Request{Decode: steps})
 	close(over)
 	return a, errors.Join(err, <-copied)
 }

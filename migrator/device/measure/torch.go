@@ -12,9 +12,9 @@ import (
 //go:embed torch_owner.py
 var torchOwner string
 
-// Torch is the command of an owner whose pool is PyTorch's, by a Python interpreter that
+// TorchCommand is the command of an owner whose pool is PyTorch's, by a Python interpreter that
 // has it. An owner whose Python lacks PyTorch says so in its Hello.
-func Torch(python string, c Config) func(ctx context.Context) *exec.Cmd {
+func TorchCommand(python string, c Config) func(ctx context.Context) *exec.Cmd {
 	return func(ctx context.Context) *exec.Cmd {
 		return exec.CommandContext(ctx, python, "-c", torchOwner, "--device", fmt.Sprint(c.Ordinal), "--bytes", fmt.Sprint(c.Shape.PoolBytes()))
 	}

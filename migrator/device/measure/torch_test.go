@@ -89,8 +89,8 @@ func TestScriptSpreads(t *testing.T) {
 func TestScriptOnStandIn(t *testing.T) {
 	d, _, library := opened(t)
 	c := config(d)
-	o, err := Start(t.Context(), func(ctx context.Context) *exec.Cmd {
-		cmd := Torch(python(t), c)(ctx)
+	o, err := StartOwner(t.Context(), func(ctx context.Context) *exec.Cmd {
+		cmd := TorchCommand(python(t), c)(ctx)
 		cmd.Env = append(os.Environ(), "PYTHONPATH=testdata", "PYTHONDONTWRITEBYTECODE=1", "CASCADE_TEST_LIBCUDA="+library)
 		cmd.Stderr = os.Stderr
 		return cmd
@@ -102,27 +102,27 @@ func TestScriptOnStandIn(t *testing.T) {
 	if o.Owner != "PyTorch 0 (a stand-in)" {
 		t.Errorf("the owner is %q", o.Owner)
 	}
-	r, err := NewRig(c)
+	r, err := NewBench(c)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	if rows, err := r.From(o); err != nil || len(rows) != 3 {
+	if rows, err := r.MeasurePulls(o); err != nil || len(rows) != 3 {
 		t.Errorf("%v, %v", rows, err)
 	}
-	if rows, err := r.Disturb(o, 4); err != nil || len(rows) != 5 || rows[1].Slower == nil || *rows[1].Slower != 0 {
+	if rows, err := r.MeasureInterference(o, 4); err != nil || len(rows) != 5 || rows[1].Slower == nil || *rows[1].Slower != 0 {
 		t.Errorf("%+v, %v", rows, err)
-	} else if goals := Goals(rows); goals[len(goals)-1].Text != "goal: decode slow-down ≤ 1 %: +0.0 % by the copy engines, of PyTorch 0 (a stand-in), met" {
+	} else if goals := EvaluateGoals(rows); goals[len(goals)-1].Text != "goal: decode slow-down ≤ 1 %: +0.0 % by the copy engines, of PyTorch 0 (a stand-in), met" {
 		t.Errorf("%+v", goals)
 	}
-	a, err := o.Ask(Ask{Spread: true})
+	a, err := o.Do(Request{Spread: true})
 	if err != nil || a.Kernel != "PyTorch's flash attention" {
 		t.Fatalf("%+v, %v", a, err)
 	}
 	if k, err := FitKappa(a.Points); err != nil || k.Kappa < 3.99 || k.Kappa > 4.01 || k.StdErr > 0.01 || k.Text() != "4.00 ± 0.00" {
 		t.Errorf("%+v, %v", k, err)
 	}
-	if _, err := o.Ask(Ask{Decode: -1}); err == nil || !strings.Contains(err.Error(), "steps") {
+	if _, err := o.Do(Request{Decode: -1}); err == nil || !strings.Contains(err.Error(), "steps") {
 		t.Errorf("%v", err)
 	}
 }
@@ -170,11 +170,11 @@ func TestScriptWithoutTorch(t *testing.T) {
 	if exec.Command(path, "-c", "import torch").Run() == nil {
 		t.Skip("PyTorch is here")
 	}
-	_, err := Start(t.Context(), Torch(path, Config{Shape: Shape{Regions: 1, BlockBytes: 16, Pool: 1, Plan: 1}}))
+	_, err := StartOwner(t.Context(), TorchCommand(path, Config{Shape: Shape{Regions: 1, BlockBytes: 16, Pool: 1, Plan: 1}}))
 	if err == nil || !strings.Contains(err.Error(), "torch") {
 		t.Errorf("%v", err)
 	}
-	if _, err := Start(t.Context(), func(ctx context.Context) *exec.Cmd { return exec.CommandContext(ctx, "/nowhere/python3") }); err == nil {
+	if _, err := StartOwner(t.Context(), func(ctx context.Context) *exec.Cmd { return exec.CommandContext(ctx, "/nowhere/python3") }); err == nil {
 		t.Error("a program that is not there is started")
 	}
 }

@@ -11,10 +11,10 @@ import (
 // stride is odd, so that no two words of a pattern are equal.
 const stride = 0x5851f42d4c957f2d
 
-// pattern writes what memory of a seed has from byte at on: the word at byte 8·i is
+// fillPattern writes what memory of a seed has from byte at on: the word at byte 8·i is
 // (seed + i)·stride modulo 2^64, little-endian. at and the length of b are multiples of 8.
 // By this formula a processor knows the sum of a block that it has not seen.
-func pattern(b []byte, seed uint64, at int64) {
+func fillPattern(b []byte, seed uint64, at int64) {
 	word := (seed + uint64(at/8)) * stride
 	for ; len(b) >= 8; b = b[8:] {
 		binary.LittleEndian.PutUint64(b, word)
@@ -22,36 +22,40 @@ func pattern(b []byte, seed uint64, at int64) {
 	}
 }
 
-// sums are those that the parts of a plan should have, by entry and region, if part (i, g)
+// expectedSums are those that the parts of a plan should have, by entry and region, if part (i, g)
 // is from byte at(i, g) of memory of a seed.
-func (s Shape) sums(seed uint64, at func(i, g int) int64) []uint64 {
+func (s Shape) expectedSums(seed uint64, at func(i, g int) int64) []uint64 {
 	part, out := make([]byte, s.BlockBytes), make([]uint64, 0, s.Plan*s.Regions)
 	for i := range s.Plan {
 		for g := range s.Regions {
-			pattern(part, seed, at(i, g))
+			fillPattern(part, seed, at(i, g))
 			out = append(out, kernel.Raw(part))
 		}
 	}
 	return out
 }
 
-// packed is where a part lies in packed blocks.
-func (s Shape) packed(i, g int) int64 { return (int64(i)*int64(s.Regions) + int64(g)) * s.BlockBytes }
+// packedOffset is where a part lies in packed blocks.
+func (s Shape) packedOffset(i, g int) int64 {
+	return (int64(i)*int64(s.Regions) + int64(g)) * s.BlockBytes
+}
 
-// planned is where the part of the plan's source block i lies in a pool.
-func (r *Rig) planned(i, g int) int64 { return int64(r.config.Shape.at(0, g, r.pairs[i][0])) }
+// sourceOffset is where the part of the plan's source block i lies in a pool.
+func (r *Bench) sourceOffset(i, g int) int64 {
+	return int64(r.config.Shape.partPointer(0, g, r.pairs[i][0]))
+}
 
-// arrival is a place where blocks arrive.
-type arrival struct {
+// destination is a place where blocks arrive.
+type destination struct {
 	clear func() error
 	sums  func() ([]uint64, error) // of what is there, by entry and region
 }
 
-// inPool is the target pool, with the parts where the plan has them, or one after the
+// poolDestination is the target pool, with the parts where the plan has them, or one after the
 // other.
-func (r *Rig) inPool(pairs [][2]uint32, to side) *arrival {
-	return &arrival{
-		clear: func() error { return r.stream.Set(r.dst, 0, r.config.Shape.PoolBytes()) },
+func (r *Bench) poolDestination(pairs [][2]uint32, to side) *destination {
+	return &destination{
+		clear: func() error { return r.stream.Fill(r.dst, 0, r.config.Shape.PoolBytes()) },
 		sums: func() ([]uint64, error) {
 			if err := r.launch(kernel.SumDestination, r.config.Groups[0], pairs, side{}, to); err != nil {
 				return nil, err
@@ -59,14 +63,14 @@ func (r *Rig) inPool(pairs [][2]uint32, to side) *arrival {
 			if err := r.stream.Wait(); err != nil {
 				return nil, err
 			}
-			return r.told(len(pairs)), nil
+			return r.launchSums(len(pairs)), nil
 		},
 	}
 }
 
-// inHost is memory of the host, with the parts one after the other.
-func (r *Rig) inHost(h *cuda.Host) *arrival {
-	return &arrival{
+// hostDestination is memory of the host, with the parts one after the other.
+func (r *Bench) hostDestination(h *cuda.HostMemory) *destination {
+	return &destination{
 		clear: func() error { clear(h.Bytes()); return nil },
 		sums: func() (out []uint64, _ error) {
 			for b := h.Bytes(); len(b) > 0; b = b[r.config.Shape.BlockBytes:] {
@@ -77,8 +81,8 @@ func (r *Rig) inHost(h *cuda.Host) *arrival {
 	}
 }
 
-// told are the sums of the last launch, which is done, pieces added up.
-func (r *Rig) told(entries int) []uint64 {
+// launchSums are the sums of the last launch, which is done, pieces added up.
+func (r *Bench) launchSums(entries int) []uint64 {
 	out, pieces := make([]uint64, entries*r.config.Shape.Regions), int(r.config.Shape.pieces())
 	for i, sum := range r.sums.Uint64s()[:len(out)*pieces] {
 		out[i/pieces] += sum
@@ -88,7 +92,7 @@ func (r *Rig) told(entries int) []uint64 {
 
 // verify does a way's work once more, into memory that has nothing of it. What arrives,
 // and the sums that a kernel tells, must be those of the source's bytes.
-func (r *Rig) verify(w way) error {
+func (r *Bench) verify(w way) error {
 	if w.to != nil {
 		if err := w.to.clear(); err != nil {
 			return err
@@ -104,8 +108,8 @@ func (r *Rig) verify(w way) error {
 	if err := r.stream.Wait(); err != nil {
 		return err
 	}
-	if w.tells {
-		if err := r.compare("is told another sum than", r.told(len(w.want)/r.config.Shape.Regions), w.want); err != nil {
+	if w.reportsSums {
+		if err := r.compare("is told another sum than", r.launchSums(len(w.want)/r.config.Shape.Regions), w.want); err != nil {
 			return err
 		}
 	}
@@ -121,7 +125,7 @@ func (r *Rig) verify(w way) error {
 }
 
 // compare names the first part that differs.
-func (r *Rig) compare(how string, got, want []uint64) error {
+func (r *Bench) compare(how string, got, want []uint64) error {
 	bad, first := 0, 0
 	for i := range want {
 		if got[i] != want[i] {

@@ -34,7 +34,7 @@ func TestWrongWorkIsFound(t *testing.T) {
 	defer o.Close()
 	for name, w := range wrongs {
 		t.Run(name, func(t *testing.T) {
-			r, err := NewRig(config(d))
+			r, err := NewBench(config(d))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -44,9 +44,9 @@ func TestWrongWorkIsFound(t *testing.T) {
 				t.Fatal(err)
 			}
 			var rows []Row
-			c.Tell("fake_wrong", w.how)
+			c.Set("fake_wrong", w.how)
 			err = both(r, o, &rows)
-			c.Tell("fake_wrong", 0)
+			c.Set("fake_wrong", 0)
 			if (err != nil) != (w.bad != nil) || err != nil && !strings.Contains(err.Error(), "its source has") {
 				t.Fatalf("%v", err)
 			}
@@ -80,9 +80,9 @@ func TestWrongWorkIsFound(t *testing.T) {
 }
 
 // both makes Copies and From.
-func both(r *Rig, o *Owner, rows *[]Row) error {
-	copies, err := r.Copies()
-	across, failed := r.From(o)
+func both(r *Bench, o *Owner, rows *[]Row) error {
+	copies, err := r.MeasureCopies()
+	across, failed := r.MeasurePulls(o)
 	if rows != nil {
 		*rows = append(copies, across...)
 	}
@@ -95,12 +95,12 @@ func TestAnotherPoolIsFound(t *testing.T) {
 	d, _, library := opened(t)
 	o := owner(t, library)
 	defer o.Close()
-	r, err := NewRig(config(d))
+	r, err := NewBench(config(d))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	if other, err := NewRig(config(d)); err != nil || other.seed == r.seed || o.Seed == r.seed {
+	if other, err := NewBench(config(d)); err != nil || other.seed == r.seed || o.Seed == r.seed {
 		t.Errorf("the same bytes in several pools, or %v", err)
 	} else {
 		defer other.Close()
@@ -108,13 +108,13 @@ func TestAnotherPoolIsFound(t *testing.T) {
 	for name, seed := range map[string]uint64{"a word on": o.Seed + 1, "the rig's": r.seed, "none": 0} {
 		told := o.Seed
 		o.Seed = seed
-		rows, err := r.From(o)
+		rows, err := r.MeasurePulls(o)
 		o.Seed = told
 		if err == nil || len(rows) != 0 || strings.Count(err.Error(), "arrives with other bytes") != 1 || strings.Count(err.Error(), "is told another sum") != 2 {
 			t.Errorf("%s: %v, %v", name, rows, err)
 		}
 	}
-	if rows, err := r.From(o); err != nil || len(rows) != 3 {
+	if rows, err := r.MeasurePulls(o); err != nil || len(rows) != 3 {
 		t.Errorf("%v, %v", rows, err)
 	}
 }
@@ -123,17 +123,17 @@ func TestAnotherPoolIsFound(t *testing.T) {
 // had before.
 func TestWaysThatDoOtherWork(t *testing.T) {
 	d, _, _ := opened(t)
-	r, err := NewRig(config(d))
+	r, err := NewBench(config(d))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer r.Close()
 	s := r.config.Shape
-	to, want := r.inPool(r.pairs, side{at: r.dst}), s.sums(r.seed, r.planned)
+	to, want := r.poolDestination(r.pairs, side{at: r.dst}), s.expectedSums(r.seed, r.sourceOffset)
 	copied := func(from func(i int) uint32) func() error {
 		return func() error {
-			return r.each(s, func(i, g int) error {
-				return r.stream.Copy(s.at(r.dst, g, r.pairs[i][1]), s.at(r.src, g, from(i)), s.BlockBytes)
+			return r.forEachPart(s, func(i, g int) error {
+				return r.stream.Copy(s.partPointer(r.dst, g, r.pairs[i][1]), s.partPointer(r.src, g, from(i)), s.BlockBytes)
 			})
 		}
 	}
@@ -143,7 +143,9 @@ func TestWaysThatDoOtherWork(t *testing.T) {
 		"one block": copied(func(int) uint32 { return r.pairs[0][0] }),
 		"in order":  copied(func(i int) uint32 { return uint32(i) }),
 		"reversed":  copied(func(i int) uint32 { return r.pairs[s.Plan-1-i][0] }),
-		"but one":   func() error { return errors.Join(right(), r.stream.Set(s.at(r.dst, 2, r.pairs[6][1])+4095, 0x5a, 1)) },
+		"but one": func() error {
+			return errors.Join(right(), r.stream.Fill(s.partPointer(r.dst, 2, r.pairs[6][1])+4095, 0x5a, 1))
+		},
 	} {
 		if err := errors.Join(right(), r.verify(way{to: to, want: want, work: right})); err != nil {
 			t.Fatal(err)
@@ -159,7 +161,7 @@ func TestPattern(t *testing.T) {
 	s := Shape{Regions: 3, BlockBytes: 512, Pool: 64, Plan: 64}
 	seen := map[uint64]bool{}
 	for _, seed := range []uint64{0, 1 << 40, 12345678901234567} {
-		for _, sum := range s.sums(seed, s.packed) {
+		for _, sum := range s.expectedSums(seed, s.packedOffset) {
 			if seen[sum] {
 				t.Fatalf("two parts have the sum %#x", sum)
 			}
@@ -167,8 +169,8 @@ func TestPattern(t *testing.T) {
 		}
 	}
 	b, half := make([]byte, 64), make([]byte, 32)
-	pattern(b, 7, 4096)
-	pattern(half, 7, 4096+32)
+	fillPattern(b, 7, 4096)
+	fillPattern(half, 7, 4096+32)
 	if !slices.Equal(b[32:], half) || slices.Equal(b[:32], half) {
 		t.Error("the pattern depends on where one begins")
 	}

@@ -32,7 +32,7 @@ func child(path string) int {
 		fmt.Println("open:", err)
 		return 1
 	}
-	fmt.Println("lacks", strings.Join(l.Lacks(), " "))
+	fmt.Println("lacks", strings.Join(l.MissingFunctions(), " "))
 	if err := l.Close(); err != nil {
 		fmt.Println("close:", err)
 		return 1

@@ -14,10 +14,10 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device/topology"
 )
 
-// process is what all Libraries share, because it is the process's: the symbols
+// shared is what all Libraries share, because it is the process's: the symbols
 // of go-nvml are bound to the first library that is loaded, for good, and it
 // keeps which versions of them to call in variables of its own.
-var process struct {
+var shared struct {
 	// Held for writing while a library is initialised or shut down, for reading
 	// while it is called.
 	sync.RWMutex
@@ -39,10 +39,10 @@ func Open(cfg Config) (*Library, error) {
 	if path == "" {
 		path = topology.NVML
 	}
-	process.Lock()
-	defer process.Unlock()
-	if process.path != "" && process.path != path {
-		return nil, fmt.Errorf("%s: %w, %s", path, ErrOther, process.path)
+	shared.Lock()
+	defer shared.Unlock()
+	if shared.path != "" && shared.path != path {
+		return nil, fmt.Errorf("%s: %w, %s", path, ErrOtherLibrary, shared.path)
 	}
 	// go-nvml calls nvmlInit without looking whether it is there. Nor must the
 	// library go while symbols are bound to it: this keeps it for good.
@@ -55,12 +55,12 @@ func Open(cfg Config) (*Library, error) {
 			return nil, err
 		}
 	}
-	l := &Library{lacks: make(map[string]bool)}
+	l := &Library{missing: make(map[string]bool)}
 	for _, s := range optional {
 		_, err := found.Symbol(s)
-		l.lacks[s] = err != nil
+		l.missing[s] = err != nil
 	}
-	process.path = path
+	shared.path = path
 	l.api = nvml.New(nvml.WithLibraryPath(path))
 	if ret := l.api.Init(); ret != nvml.SUCCESS {
 		return nil, &CallError{Call: "nvmlInit_v2", GPU: topology.Unknown, Code: int(ret)}
@@ -71,12 +71,12 @@ func Open(cfg Config) (*Library, error) {
 // Close ends what Watches run, and shuts NVML down for this Library. After an
 // error it may be called again; else more calls do nothing.
 func (l *Library) Close() error {
-	process.Lock()
+	shared.Lock()
 	l.closing = true
-	process.Unlock()
+	shared.Unlock()
 	l.watching.Wait()
-	process.Lock()
-	defer process.Unlock()
+	shared.Lock()
+	defer shared.Unlock()
 	if l.closed {
 		return nil
 	}
@@ -90,44 +90,44 @@ func (l *Library) Close() error {
 // Read asks for everything. What it returns beside an error is what the calls
 // that did not fail have told; the error joins a *CallError for each that did.
 func (l *Library) Read() (Inventory, error) {
-	process.RLock()
-	defer process.RUnlock()
+	shared.RLock()
+	defer shared.RUnlock()
 	if l.closing {
 		return Inventory{}, ErrClosed
 	}
 	r := reader{l: l, gpu: topology.Unknown}
-	return r.inventory(), errors.Join(r.errs...)
+	return r.readInventory(), errors.Join(r.errs...)
 }
 
-// Health asks for the GPUs' identities and health alone, in some ten calls for each. It
+// ReadHealth asks for the GPUs' identities and health alone, in some ten calls for each. It
 // is Read else.
-func (l *Library) Health() ([]topology.GPU, error) {
-	process.RLock()
-	defer process.RUnlock()
+func (l *Library) ReadHealth() ([]topology.GPU, error) {
+	shared.RLock()
+	defer shared.RUnlock()
 	if l.closing {
 		return nil, ErrClosed
 	}
 	r := reader{l: l, gpu: topology.Unknown}
-	return r.healths(), errors.Join(r.errs...)
+	return r.readHealths(), errors.Join(r.errs...)
 }
 
-// wait is how long Watch waits in the library before it looks at its context.
-const wait = 100 // milliseconds
+// pollMillis is how long Watch waits in the library before it looks at its context.
+const pollMillis = 100 // milliseconds
 
-// Watch calls see for every critical error (Xid) that the driver reports, until
+// WatchXids calls see for every critical error (Xid) that the driver reports, until
 // ctx ends, and returns nil then; ErrClosed when the Library is closed before. GPUs
 // that offer no events are not watched. see must not close the Library.
-func (l *Library) Watch(ctx context.Context, see func(gpu int, xid uint64)) error {
+func (l *Library) WatchXids(ctx context.Context, see func(gpu int, xid uint64)) error {
 	w := watcher{l: l, gpus: make(map[nvml.Device]int)}
-	if !w.enter() {
+	if !w.register() {
 		return ErrClosed
 	}
 	defer l.watching.Done()
-	err := w.begin()
+	err := w.start()
 	for err == nil && ctx.Err() == nil {
-		err = w.next(see)
+		err = w.poll(see)
 	}
-	return errors.Join(err, w.end())
+	return errors.Join(err, w.freeSet())
 }
 
 // watcher is one Watch at work.
@@ -137,10 +137,10 @@ type watcher struct {
 	gpus map[nvml.Device]int
 }
 
-// enter has Close wait for this watcher; false when it is too late for that.
-func (w *watcher) enter() bool {
-	process.RLock()
-	defer process.RUnlock()
+// register has Close wait for this watcher; false when it is too late for that.
+func (w *watcher) register() bool {
+	shared.RLock()
+	defer shared.RUnlock()
 	if w.l.closing {
 		return false
 	}
@@ -148,37 +148,37 @@ func (w *watcher) enter() bool {
 	return true
 }
 
-func (w *watcher) begin() error {
-	process.RLock()
-	defer process.RUnlock()
+func (w *watcher) start() error {
+	shared.RLock()
+	defer shared.RUnlock()
 	for _, s := range [...]string{"nvmlEventSetCreate", "nvmlDeviceRegisterEvents", "nvmlEventSetWait_v2", "nvmlEventSetFree"} {
-		if w.l.lacks[s] {
-			return &device.SymbolError{Library: process.path, Symbol: s}
+		if w.l.missing[s] {
+			return &device.SymbolError{Library: shared.path, Symbol: s}
 		}
 	}
 	r := reader{l: w.l, gpu: topology.Unknown}
-	r.ask("nvmlEventSetCreate", func() (ret nvml.Return) { w.set, ret = w.l.api.EventSetCreate(); return ret })
+	r.query("nvmlEventSetCreate", func() (ret nvml.Return) { w.set, ret = w.l.api.EventSetCreate(); return ret })
 	if len(r.errs) > 0 {
 		w.set = nil
 		return errors.Join(r.errs...)
 	}
-	for i, d := range r.handles() {
+	for i, d := range r.deviceHandles() {
 		r.gpu = i
-		if d != nil && r.ask("nvmlDeviceRegisterEvents", func() nvml.Return { return d.RegisterEvents(nvml.EventTypeXidCriticalError, w.set) }) {
+		if d != nil && r.query("nvmlDeviceRegisterEvents", func() nvml.Return { return d.RegisterEvents(nvml.EventTypeXidCriticalError, w.set) }) {
 			w.gpus[d] = i
 		}
 	}
 	return errors.Join(r.errs...)
 }
 
-// next waits for an event, for a short while.
-func (w *watcher) next(see func(gpu int, xid uint64)) error {
-	process.RLock()
-	defer process.RUnlock()
+// poll waits for an event, for a short while.
+func (w *watcher) poll(see func(gpu int, xid uint64)) error {
+	shared.RLock()
+	defer shared.RUnlock()
 	if w.l.closing {
 		return ErrClosed
 	}
-	event, ret := w.set.Wait(wait)
+	event, ret := w.set.Wait(pollMillis)
 	switch ret {
 	case nvml.ERROR_TIMEOUT:
 		return nil
@@ -191,10 +191,10 @@ func (w *watcher) next(see func(gpu int, xid uint64)) error {
 	return &CallError{Call: "nvmlEventSetWait_v2", GPU: topology.Unknown, Code: int(ret)}
 }
 
-// end frees the set.
-func (w *watcher) end() error {
-	process.RLock()
-	defer process.RUnlock()
+// freeSet frees the set.
+func (w *watcher) freeSet() error {
+	shared.RLock()
+	defer shared.RUnlock()
 	if w.set == nil {
 		return nil
 	}

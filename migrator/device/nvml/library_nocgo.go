@@ -20,11 +20,11 @@ func Open(cfg Config) (*Library, error) {
 // Read fails with ErrClosed: there is no open Library.
 func (l *Library) Read() (Inventory, error) { return Inventory{}, ErrClosed }
 
-// Health fails like Read.
-func (l *Library) Health() ([]topology.GPU, error) { return nil, ErrClosed }
+// ReadHealth fails like Read.
+func (l *Library) ReadHealth() ([]topology.GPU, error) { return nil, ErrClosed }
 
-// Watch fails like Read.
-func (l *Library) Watch(ctx context.Context, see func(gpu int, xid uint64)) error { return ErrClosed }
+// WatchXids fails like Read.
+func (l *Library) WatchXids(ctx context.Context, see func(gpu int, xid uint64)) error { return ErrClosed }
 
 // Close does nothing.
 func (l *Library) Close() error { return nil }

@@ -20,7 +20,7 @@ func TestOpenWithoutLibraries(t *testing.T) {
 	if err := errors.Join(l.Close()); err != nil {
 		t.Error(err)
 	}
-	if err := l.Watch(t.Context(), nil); !errors.Is(err, ErrClosed) {
+	if err := l.WatchXids(t.Context(), nil); !errors.Is(err, ErrClosed) {
 		t.Errorf("%v", err)
 	}
 }

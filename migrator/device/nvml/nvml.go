@@ -36,8 +36,8 @@ type Inventory struct {
 
 // Errors of Open and after, beside those of package device and CallError.
 var (
-	// ErrOther says that the process has opened another library before.
-	ErrOther = errors.New("this process has opened another NVML library")
+	// ErrOtherLibrary says that the process has opened another library before.
+	ErrOtherLibrary = errors.New("this process has opened another NVML library")
 	// ErrClosed says that the Library is closed.
 	ErrClosed = errors.New("NVML is closed")
 )
@@ -50,7 +50,7 @@ type CallError struct {
 }
 
 func (e *CallError) Error() string {
-	name, known := names[e.Code]
+	name, known := codeNames[e.Code]
 	if !known {
 		name = "unknown code"
 	}
@@ -59,7 +59,7 @@ func (e *CallError) Error() string {
 		at = fmt.Sprintf(" for GPU %d", e.GPU)
 	}
 	text := fmt.Sprintf("%s%s: %s (%d)", e.Call, at, name, e.Code)
-	if todo := todo[e.Code]; todo != "" {
+	if todo := remedies[e.Code]; todo != "" {
 		text += ": " + todo
 	}
 	return text
@@ -74,9 +74,9 @@ const (
 	codeResetRequired   = 16
 )
 
-// names are nvmlReturn_t's, without their prefix NVML_. The library's own texts
+// codeNames are nvmlReturn_t's, without their prefix NVML_. The library's own texts
 // are not asked for: it may be the library that is broken.
-var names = map[int]string{
+var codeNames = map[int]string{
 	1: "ERROR_UNINITIALIZED", 2: "ERROR_INVALID_ARGUMENT", 3: "ERROR_NOT_SUPPORTED", 4: "ERROR_NO_PERMISSION",
 	6: "ERROR_NOT_FOUND", 7: "ERROR_INSUFFICIENT_SIZE", 8: "ERROR_INSUFFICIENT_POWER", 9: "ERROR_DRIVER_NOT_LOADED",
 	10: "ERROR_TIMEOUT", 11: "ERROR_IRQ_ISSUE", 12: "ERROR_LIBRARY_NOT_FOUND", 13: "ERROR_FUNCTION_NOT_FOUND",
@@ -85,8 +85,8 @@ var names = map[int]string{
 	23: "ERROR_INSUFFICIENT_RESOURCES", 26: "ERROR_DEPRECATED", 27: "ERROR_NOT_READY", 28: "ERROR_GPU_NOT_FOUND", 999: "ERROR_UNKNOWN",
 }
 
-// todo is what an operator does about a code.
-var todo = map[int]string{
+// remedies is what an operator does about a code.
+var remedies = map[int]string{
 	4:  "let this user open /dev/nvidia*",
 	9:  "no NVIDIA driver is loaded: modprobe nvidia",
 	15: "the GPU has fallen off the bus: reset the machine",
@@ -112,27 +112,27 @@ var optional = []string{
 
 // Library is NVML, initialised. It is safe for concurrent use.
 type Library struct {
-	lacks map[string]bool
+	missing map[string]bool
 	state
 }
 
-// Lacks are the entry points that this driver is too old for, in no order that
+// MissingFunctions are the entry points that this driver is too old for, in no order that
 // means anything; what they would tell is left out.
-func (l *Library) Lacks() []string {
+func (l *Library) MissingFunctions() []string {
 	var out []string
 	for _, s := range optional {
-		if l.lacks[s] {
+		if l.missing[s] {
 			out = append(out, s)
 		}
 	}
 	return out
 }
 
-// lost says what a code means for the whole GPU, "" for nothing.
-func lost(code int) string {
+// lostReason says what a code means for the whole GPU, "" for nothing.
+func lostReason(code int) string {
 	switch code {
 	case codeLost, codeResetRequired:
-		return todo[code]
+		return remedies[code]
 	}
 	return ""
 }

@@ -34,7 +34,7 @@ func life(path string) (in Inventory, xids []uint64, err error) {
 		return Inventory{}, nil, err
 	}
 	in, err = l.Read()
-	healths, unwell := l.Health()
+	healths, unwell := l.ReadHealth()
 	err = errors.Join(err, unwell)
 	if unwell == nil && len(healths) != len(in.GPUs) {
 		err = errors.Join(err, errors.New("two readings show different GPUs"))
@@ -46,7 +46,7 @@ func life(path string) (in Inventory, xids []uint64, err error) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	watched := l.Watch(ctx, func(gpu int, xid uint64) { xids = append(xids, uint64(gpu), xid); cancel() })
+	watched := l.WatchXids(ctx, func(gpu int, xid uint64) { xids = append(xids, uint64(gpu), xid); cancel() })
 	closed := l.Close()
 	if closed != nil { // what a caller would do, and so that the next life starts anew
 		closed = errors.Join(closed, l.Close())
@@ -205,7 +205,7 @@ func TestOtherLibraries(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	if _, err := Open(Config{Library: fake.NVML(t, "nvmlDeviceGetNumaNodeId")}); !errors.Is(err, ErrOther) {
+	if _, err := Open(Config{Library: fake.NVML(t, "nvmlDeviceGetNumaNodeId")}); !errors.Is(err, ErrOtherLibrary) {
 		t.Errorf("a second library: %v", err)
 	}
 }
@@ -221,7 +221,7 @@ func TestClosed(t *testing.T) {
 	if _, err := l.Read(); !errors.Is(err, ErrClosed) {
 		t.Errorf("%v", err)
 	}
-	if err := l.Watch(t.Context(), nil); !errors.Is(err, ErrClosed) {
+	if err := l.WatchXids(t.Context(), nil); !errors.Is(err, ErrClosed) {
 		t.Errorf("%v", err)
 	}
 }
@@ -235,7 +235,7 @@ func TestCloseEndsWatch(t *testing.T) {
 		t.Fatal(err)
 	}
 	seen, done := make(chan struct{}), make(chan error, 1)
-	go func() { done <- l.Watch(context.Background(), func(int, uint64) { close(seen) }) }()
+	go func() { done <- l.WatchXids(context.Background(), func(int, uint64) { close(seen) }) }()
 	<-seen
 	if err := l.Close(); err != nil {
 		t.Error(err)

@@ -19,21 +19,21 @@ type reader struct {
 	errs []error
 }
 
-// ask makes a call and reports whether it told something. A driver that lacks or
+// query makes a call and reports whether it told something. A driver that lacks or
 // does not support it tells nothing; any other code is an error.
-func (r *reader) ask(call string, f func() nvml.Return) bool {
-	return r.asked(call, r.code(call, f))
+func (r *reader) query(call string, f func() nvml.Return) bool {
+	return r.recordCode(call, r.call(call, f))
 }
 
-// code is ask's call, without its judgement.
-func (r *reader) code(call string, f func() nvml.Return) int {
-	if r.l.lacks[call] {
+// call is ask's call, without its judgement.
+func (r *reader) call(call string, f func() nvml.Return) int {
+	if r.l.missing[call] {
 		return codeNotSupported
 	}
 	return int(f())
 }
 
-func (r *reader) asked(call string, code int) bool {
+func (r *reader) recordCode(call string, code int) bool {
 	switch code {
 	case int(nvml.SUCCESS):
 		return true
@@ -41,22 +41,22 @@ func (r *reader) asked(call string, code int) bool {
 		return false
 	}
 	if r.lost == "" {
-		r.lost = lost(code)
+		r.lost = lostReason(code)
 	}
 	r.errs = append(r.errs, &CallError{Call: call, GPU: r.gpu, Code: code})
 	return false
 }
 
-func (r *reader) inventory() (in Inventory) {
-	r.ask("nvmlSystemGetDriverVersion", func() (ret nvml.Return) { in.Driver, ret = r.l.api.SystemGetDriverVersion(); return ret })
-	handles := r.handles()
+func (r *reader) readInventory() (in Inventory) {
+	r.query("nvmlSystemGetDriverVersion", func() (ret nvml.Return) { in.Driver, ret = r.l.api.SystemGetDriverVersion(); return ret })
+	handles := r.deviceHandles()
 	for i, d := range handles {
 		g := topology.GPU{Index: i, PCI: topology.PCI{NUMA: topology.Unknown}}
 		if d == nil {
 			g.Health.Lost = "the driver does not show it"
 		} else {
 			r.gpu, r.lost = i, ""
-			r.read(d, &g)
+			r.readGPU(d, &g)
 			g.Health.Lost = r.lost
 		}
 		in.GPUs = append(in.GPUs, g)
@@ -65,7 +65,7 @@ func (r *reader) inventory() (in Inventory) {
 		for b, db := range handles {
 			if a != b && da != nil && db != nil && in.GPUs[a].Health.Lost == "" && in.GPUs[b].Health.Lost == "" {
 				r.gpu = a
-				if p, told := r.peer(da, db); told {
+				if p, told := r.readPeer(da, db); told {
 					p.From, p.To = a, b
 					in.Peers = append(in.Peers, p)
 				}
@@ -75,17 +75,17 @@ func (r *reader) inventory() (in Inventory) {
 	return in
 }
 
-// healths is the inventory without what does not change.
-func (r *reader) healths() (out []topology.GPU) {
-	for i, d := range r.handles() {
+// readHealths is the inventory without what does not change.
+func (r *reader) readHealths() (out []topology.GPU) {
+	for i, d := range r.deviceHandles() {
 		g := topology.GPU{Index: i, PCI: topology.PCI{NUMA: topology.Unknown}}
 		if d == nil {
 			g.Health.Lost = "the driver does not show it"
 		} else {
 			r.gpu, r.lost = i, ""
-			r.identity(d, &g)
+			r.readIdentity(d, &g)
 			if r.lost == "" {
-				r.health(d, &g)
+				r.readGPUHealth(d, &g)
 			}
 			g.Health.Lost = r.lost
 		}
@@ -94,15 +94,15 @@ func (r *reader) healths() (out []topology.GPU) {
 	return out
 }
 
-// handles are the GPUs by index, nil for those that cannot be had.
-func (r *reader) handles() (out []nvml.Device) {
+// deviceHandles are the GPUs by index, nil for those that cannot be had.
+func (r *reader) deviceHandles() (out []nvml.Device) {
 	n := 0
 	r.gpu = topology.Unknown
-	r.ask("nvmlDeviceGetCount_v2", func() (ret nvml.Return) { n, ret = r.l.api.DeviceGetCount(); return ret })
+	r.query("nvmlDeviceGetCount_v2", func() (ret nvml.Return) { n, ret = r.l.api.DeviceGetCount(); return ret })
 	for i := range n {
 		var d nvml.Device
 		r.gpu = i
-		if !r.ask("nvmlDeviceGetHandleByIndex_v2", func() (ret nvml.Return) { d, ret = r.l.api.DeviceGetHandleByIndex(i); return ret }) {
+		if !r.query("nvmlDeviceGetHandleByIndex_v2", func() (ret nvml.Return) { d, ret = r.l.api.DeviceGetHandleByIndex(i); return ret }) {
 			d = nil
 		}
 		out = append(out, d)
@@ -111,50 +111,50 @@ func (r *reader) handles() (out []nvml.Device) {
 	return out
 }
 
-// read asks a GPU until it is lost.
-func (r *reader) read(d nvml.Device, g *topology.GPU) {
-	for _, part := range [...]func(nvml.Device, *topology.GPU){r.identity, r.memory, r.slot, r.links, r.health} {
+// readGPU asks a GPU until it is lost.
+func (r *reader) readGPU(d nvml.Device, g *topology.GPU) {
+	for _, part := range [...]func(nvml.Device, *topology.GPU){r.readIdentity, r.readMemory, r.readPCIe, r.readNVLinks, r.readGPUHealth} {
 		if r.lost == "" {
 			part(d, g)
 		}
 	}
 }
 
-func (r *reader) identity(d nvml.Device, g *topology.GPU) {
-	r.ask("nvmlDeviceGetUUID", func() (ret nvml.Return) { g.UUID, ret = d.GetUUID(); return ret })
-	r.ask("nvmlDeviceGetName", func() (ret nvml.Return) { g.Name, ret = d.GetName(); return ret })
+func (r *reader) readIdentity(d nvml.Device, g *topology.GPU) {
+	r.query("nvmlDeviceGetUUID", func() (ret nvml.Return) { g.UUID, ret = d.GetUUID(); return ret })
+	r.query("nvmlDeviceGetName", func() (ret nvml.Return) { g.Name, ret = d.GetName(); return ret })
 	var pci nvml.PciInfo
-	if r.ask("nvmlDeviceGetPciInfo_v3", func() (ret nvml.Return) { pci, ret = d.GetPciInfo(); return ret }) {
-		g.PCI.Address = address(pci)
+	if r.query("nvmlDeviceGetPciInfo_v3", func() (ret nvml.Return) { pci, ret = d.GetPciInfo(); return ret }) {
+		g.PCI.Address = pciAddress(pci)
 	}
 	mode := 0
-	if r.ask("nvmlDeviceGetMigMode", func() (ret nvml.Return) { mode, _, ret = d.GetMigMode(); return ret }) {
+	if r.query("nvmlDeviceGetMigMode", func() (ret nvml.Return) { mode, _, ret = d.GetMigMode(); return ret }) {
 		g.MIG = mode == nvml.DEVICE_MIG_ENABLE
 	}
 }
 
-// address is a PCI address as the kernel writes it.
-func address(p nvml.PciInfo) string {
+// pciAddress is a PCI address as the kernel writes it.
+func pciAddress(p nvml.PciInfo) string {
 	return fmt.Sprintf("%04x:%02x:%02x.0", p.Domain, p.Bus, p.Device)
 }
 
-func (r *reader) memory(d nvml.Device, g *topology.GPU) {
+func (r *reader) readMemory(d nvml.Device, g *topology.GPU) {
 	var m nvml.Memory
-	if r.ask("nvmlDeviceGetMemoryInfo", func() (ret nvml.Return) { m, ret = d.GetMemoryInfo(); return ret }) {
+	if r.query("nvmlDeviceGetMemoryInfo", func() (ret nvml.Return) { m, ret = d.GetMemoryInfo(); return ret }) {
 		g.Memory = topology.Memory{Total: policies.Bytes(m.Total), Free: policies.Bytes(m.Free)}
 	}
 	var bits, clock uint32
-	wide := r.ask("nvmlDeviceGetMemoryBusWidth", func() (ret nvml.Return) { bits, ret = d.GetMemoryBusWidth(); return ret })
-	fast := r.ask("nvmlDeviceGetMaxClockInfo", func() (ret nvml.Return) { clock, ret = d.GetMaxClockInfo(nvml.CLOCK_MEM); return ret })
+	wide := r.query("nvmlDeviceGetMemoryBusWidth", func() (ret nvml.Return) { bits, ret = d.GetMemoryBusWidth(); return ret })
+	fast := r.query("nvmlDeviceGetMaxClockInfo", func() (ret nvml.Return) { clock, ret = d.GetMaxClockInfo(nvml.CLOCK_MEM); return ret })
 	if wide && fast {
 		// Two transfers a clock; a copy reads each byte and writes it.
 		g.Copy = topology.Rate(clock) * topology.Megabyte * 2 * topology.Rate(bits) / 8 / 2
 	}
 }
 
-func (r *reader) slot(d nvml.Device, g *topology.GPU) {
+func (r *reader) readPCIe(d nvml.Device, g *topology.GPU) {
 	node := 0
-	if r.ask("nvmlDeviceGetNumaNodeId", func() (ret nvml.Return) { node, ret = d.GetNumaNodeId(); return ret }) {
+	if r.query("nvmlDeviceGetNumaNodeId", func() (ret nvml.Return) { node, ret = d.GetNumaNodeId(); return ret }) {
 		g.PCI.NUMA = node
 	}
 	l := &g.PCI.Link
@@ -169,33 +169,33 @@ func (r *reader) slot(d nvml.Device, g *topology.GPU) {
 		{"nvmlDeviceGetMaxPcieLinkWidth", d.GetMaxPcieLinkWidth, &l.MaxWidth},
 	} {
 		v := 0
-		if r.ask(f.call, func() (ret nvml.Return) { v, ret = f.get(); return ret }) {
+		if r.query(f.call, func() (ret nvml.Return) { v, ret = f.get(); return ret }) {
 			*f.to = v
 		}
 	}
 }
 
-// links asks for NVLinks until the driver says that there are no more.
-func (r *reader) links(d nvml.Device, g *topology.GPU) {
+// readNVLinks asks for NVLinks until the driver says that there are no more.
+func (r *reader) readNVLinks(d nvml.Device, g *topology.GPU) {
 	for i := range nvml.NVLINK_MAX_LINKS {
 		var state nvml.EnableState
-		code := r.code("nvmlDeviceGetNvLinkState", func() (ret nvml.Return) { state, ret = d.GetNvLinkState(i); return ret })
-		if code == codeInvalidArgument || !r.asked("nvmlDeviceGetNvLinkState", code) {
+		code := r.call("nvmlDeviceGetNvLinkState", func() (ret nvml.Return) { state, ret = d.GetNvLinkState(i); return ret })
+		if code == codeInvalidArgument || !r.recordCode("nvmlDeviceGetNvLinkState", code) {
 			return
 		}
 		link := topology.NVLink{Link: i, Active: state == nvml.FEATURE_ENABLED}
 		var version uint32
-		if r.ask("nvmlDeviceGetNvLinkVersion", func() (ret nvml.Return) { version, ret = d.GetNvLinkVersion(i); return ret }) {
+		if r.query("nvmlDeviceGetNvLinkVersion", func() (ret nvml.Return) { version, ret = d.GetNvLinkVersion(i); return ret }) {
 			link.Version = generation(nvml.NvlinkVersion(version))
 		}
 		if link.Active {
 			var kind nvml.IntNvLinkDeviceType
-			if r.ask("nvmlDeviceGetNvLinkRemoteDeviceType", func() (ret nvml.Return) { kind, ret = d.GetNvLinkRemoteDeviceType(i); return ret }) {
+			if r.query("nvmlDeviceGetNvLinkRemoteDeviceType", func() (ret nvml.Return) { kind, ret = d.GetNvLinkRemoteDeviceType(i); return ret }) {
 				link.Switch = kind == nvml.NVLINK_DEVICE_TYPE_SWITCH
 			}
 			var pci nvml.PciInfo
-			if r.ask("nvmlDeviceGetNvLinkRemotePciInfo_v2", func() (ret nvml.Return) { pci, ret = d.GetNvLinkRemotePciInfo(i); return ret }) {
-				link.Remote = address(pci)
+			if r.query("nvmlDeviceGetNvLinkRemotePciInfo_v2", func() (ret nvml.Return) { pci, ret = d.GetNvLinkRemotePciInfo(i); return ret }) {
+				link.Remote = pciAddress(pci)
 			}
 		}
 		g.NVLinks = append(g.NVLinks, link)
@@ -233,15 +233,15 @@ var throttles = [...]struct {
 	{nvml.ClocksThrottleReasonHwPowerBrakeSlowdown, "power brake"},
 }
 
-func (r *reader) health(d nvml.Device, g *topology.GPU) {
+func (r *reader) readGPUHealth(d nvml.Device, g *topology.GPU) {
 	h := &g.Health
-	r.ask("nvmlDeviceGetTotalEccErrors", func() (ret nvml.Return) {
+	r.query("nvmlDeviceGetTotalEccErrors", func() (ret nvml.Return) {
 		h.ECC, ret = d.GetTotalEccErrors(nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC)
 		return ret
 	})
-	r.ask("nvmlDeviceGetRemappedRows", func() (ret nvml.Return) { _, _, h.Remap, h.RemapFailed, ret = d.GetRemappedRows(); return ret })
+	r.query("nvmlDeviceGetRemappedRows", func() (ret nvml.Return) { _, _, h.Remap, h.RemapFailed, ret = d.GetRemappedRows(); return ret })
 	var reasons uint64
-	if r.ask("nvmlDeviceGetCurrentClocksEventReasons", func() (ret nvml.Return) { reasons, ret = d.GetCurrentClocksEventReasons(); return ret }) {
+	if r.query("nvmlDeviceGetCurrentClocksEventReasons", func() (ret nvml.Return) { reasons, ret = d.GetCurrentClocksEventReasons(); return ret }) {
 		for _, t := range throttles {
 			if reasons&t.bit != 0 {
 				h.Throttled = append(h.Throttled, t.text)
@@ -250,11 +250,11 @@ func (r *reader) health(d nvml.Device, g *topology.GPU) {
 	}
 }
 
-// peer asks what a may do to b; it reports false when the driver says nothing.
-func (r *reader) peer(a, b nvml.Device) (p topology.Peer, told bool) {
+// readPeer asks what a may do to b; it reports false when the driver says nothing.
+func (r *reader) readPeer(a, b nvml.Device) (p topology.Peer, told bool) {
 	p.Distance = topology.Far
 	var level nvml.GpuTopologyLevel
-	if r.ask("nvmlDeviceGetTopologyCommonAncestor", func() (ret nvml.Return) { level, ret = a.GetTopologyCommonAncestor(b); return ret }) {
+	if r.query("nvmlDeviceGetTopologyCommonAncestor", func() (ret nvml.Return) { level, ret = a.GetTopologyCommonAncestor(b); return ret }) {
 		p.Distance = distance(level)
 	}
 	for _, f := range [...]struct {
@@ -262,7 +262,7 @@ func (r *reader) peer(a, b nvml.Device) (p topology.Peer, told bool) {
 		to   *bool
 	}{{nvml.P2P_CAPS_INDEX_READ, &p.Read}, {nvml.P2P_CAPS_INDEX_WRITE, &p.Write}, {nvml.P2P_CAPS_INDEX_NVLINK, &p.NVLink}} {
 		var status nvml.GpuP2PStatus
-		if r.ask("nvmlDeviceGetP2PStatus", func() (ret nvml.Return) { status, ret = a.GetP2PStatus(b, f.what); return ret }) {
+		if r.query("nvmlDeviceGetP2PStatus", func() (ret nvml.Return) { status, ret = a.GetP2PStatus(b, f.what); return ret }) {
 			*f.to, told = status == nvml.P2P_STATUS_OK, true
 		}
 	}

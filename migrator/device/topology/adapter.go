@@ -17,16 +17,16 @@ type Adapter struct {
 	Port int `json:"port,omitempty"`
 }
 
-// port is the RDMA port that an adapter stands for, of a replica whose KV cache is on
+// selectPort is the RDMA port that an adapter stands for, of a replica whose KV cache is on
 // that GPU, nil for none. why says why a port that somebody has named, or RDMA as a
 // whole, is not to be had.
-func (m *Machine) port(a Adapter, gpu *PCI) (p *links.Port, why string) {
+func (m *Machine) selectPort(a Adapter, gpu *PCI) (p *links.Port, why string) {
 	if a.Off {
 		return nil, "RDMA is switched off in the fleet file"
 	}
-	if n := m.nearest(a, gpu); n != nil {
+	if n := m.nearestPort(a, gpu); n != nil {
 		return &links.Port{
-			Name: cut(n.Name, links.MaxText), Layer: cut(n.RDMA, links.MaxText), Subnet: cut(n.Subnet, links.MaxText), Rate: n.Rate, Distance: n.away(gpu),
+			Name: truncate(n.Name, links.MaxText), Layer: truncate(n.RDMA, links.MaxText), Subnet: truncate(n.Subnet, links.MaxText), Rate: n.Rate, Distance: n.distanceTo(gpu),
 		}, ""
 	}
 	if a.Device == "" {
@@ -52,10 +52,10 @@ func (m *Machine) port(a Adapter, gpu *PCI) (p *links.Port, why string) {
 	return nil, "the fleet file names " + why
 }
 
-// nearest is the adapter's port that is up and lies nearest to the replica's GPU; the
+// nearestPort is the adapter's port that is up and lies nearest to the replica's GPU; the
 // faster one among equals, then the first. Of a device's ports it is the first that is
 // up, as transports have it. nil for none.
-func (m *Machine) nearest(a Adapter, gpu *PCI) (best *NIC) {
+func (m *Machine) nearestPort(a Adapter, gpu *PCI) (best *NIC) {
 	first := make(map[string]int)
 	for _, n := range m.NICs {
 		if at, ok := first[n.Name]; n.RDMA != "" && n.Up && (!ok || n.Port < at) {
@@ -71,15 +71,15 @@ func (m *Machine) nearest(a Adapter, gpu *PCI) (best *NIC) {
 		if n.RDMA == "" || !n.Up || n.Port != number || a.Device != "" && n.Name != a.Device {
 			continue
 		}
-		if best == nil || n.away(gpu) < best.away(gpu) || n.away(gpu) == best.away(gpu) && n.Rate > best.Rate {
+		if best == nil || n.distanceTo(gpu) < best.distanceTo(gpu) || n.distanceTo(gpu) == best.distanceTo(gpu) && n.Rate > best.Rate {
 			best = n
 		}
 	}
 	return best
 }
 
-// away is how far a NIC is from a replica's KV cache on a GPU; nil is none.
-func (n *NIC) away(gpu *PCI) Distance {
+// distanceTo is how far a NIC is from a replica's KV cache on a GPU; nil is none.
+func (n *NIC) distanceTo(gpu *PCI) Distance {
 	if gpu == nil {
 		return Far
 	}

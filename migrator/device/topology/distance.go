@@ -27,9 +27,9 @@ func Between(a, b PCI) Distance {
 	case a.Address != "" && strings.EqualFold(a.Address, b.Address):
 		return Same
 	case len(a.Path) < 2 || len(b.Path) < 2:
-		return apart(a.NUMA, b.NUMA)
+		return numaDistance(a.NUMA, b.NUMA)
 	case a.Path[0] != b.Path[0]:
-		if d := apart(a.NUMA, b.NUMA); d != Far {
+		if d := numaDistance(a.NUMA, b.NUMA); d != Far {
 			return d
 		}
 		return System // nothing says that they are near
@@ -49,8 +49,8 @@ func Between(a, b PCI) Distance {
 	return Switches
 }
 
-// apart is the distance of two NUMA nodes' root complexes.
-func apart(a, b int) Distance {
+// numaDistance is the distance of two NUMA nodes' root complexes.
+func numaDistance(a, b int) Distance {
 	switch {
 	case a < 0 || b < 0:
 		return Far

@@ -12,19 +12,19 @@ import (
 // is. What does not fit into a links.Topology is cut: names and reasons, and the GPU's
 // farthest peers.
 func (m *Machine) Site(p Place) links.Topology {
-	s := links.Topology{Host: cut(p.Node, links.MaxName), Known: true, CUDA: cut(m.lacks(CUDA), links.MaxText), PeerMemory: m.PeerMemory != ""}
+	s := links.Topology{Host: truncate(p.Node, links.MaxName), Known: true, CUDA: truncate(m.missingLibrary(CUDA), links.MaxText), PeerMemory: m.PeerMemory != ""}
 	var pci *PCI
 	if p.GPU != Unknown {
 		s.GPU = &links.GPU{Index: p.GPU, Absent: true}
 		if g := m.GPU(p.GPU); g != nil {
-			s.GPU, pci = m.seen(g), &g.PCI
+			s.GPU, pci = m.gpuView(g), &g.PCI
 		}
 	}
-	s.RDMA, s.Verbs = m.port(p.Adapter, pci)
-	if lacks := m.lacks(Verbs); lacks != "" && !p.Adapter.Off {
+	s.RDMA, s.Verbs = m.selectPort(p.Adapter, pci)
+	if lacks := m.missingLibrary(Verbs); lacks != "" && !p.Adapter.Off {
 		s.Verbs = Verbs + ": " + lacks
 	}
-	s.Verbs = cut(s.Verbs, links.MaxText)
+	s.Verbs = truncate(s.Verbs, links.MaxText)
 	for _, n := range m.NICs {
 		if n.RDMA == "" && n.Up && !n.Virtual {
 			s.TCP = max(s.TCP, n.Rate)
@@ -33,13 +33,13 @@ func (m *Machine) Site(p Place) links.Topology {
 	return s
 }
 
-// cut shortens a text to so many bytes of whole characters.
-func cut(s string, most int) string { return strings.ToValidUTF8(s[:min(len(s), most)], "") }
+// truncate shortens a text to so many bytes of whole characters.
+func truncate(s string, most int) string { return strings.ToValidUTF8(s[:min(len(s), most)], "") }
 
-// seen is a GPU as others need to know it.
-func (m *Machine) seen(g *GPU) *links.GPU {
+// gpuView is a GPU as others need to know it.
+func (m *Machine) gpuView(g *GPU) *links.GPU {
 	out := &links.GPU{
-		Index: g.Index, UUID: cut(g.UUID, links.MaxText), Address: cut(g.PCI.Address, links.MaxText), Lost: cut(g.Health.Lost, links.MaxText), MIG: g.MIG, Copy: g.Copy, PCIe: g.PCI.Link.Rate(),
+		Index: g.Index, UUID: truncate(g.UUID, links.MaxText), Address: truncate(g.PCI.Address, links.MaxText), Lost: truncate(g.Health.Lost, links.MaxText), MIG: g.MIG, Copy: g.Copy, PCIe: g.PCI.Link.Rate(),
 	}
 	joined := map[string]links.Bundle{} // by the address at the other end
 	for _, l := range g.NVLinks {
@@ -58,7 +58,7 @@ func (m *Machine) seen(g *GPU) *links.GPU {
 		if o == g || o.Index == Unknown {
 			continue
 		}
-		p := links.Peer{Index: o.Index, Address: cut(o.PCI.Address, links.MaxText), Distance: Between(g.PCI, o.PCI), NVLinks: joined[o.PCI.Address]}
+		p := links.Peer{Index: o.Index, Address: truncate(o.PCI.Address, links.MaxText), Distance: Between(g.PCI, o.PCI), NVLinks: joined[o.PCI.Address]}
 		delete(joined, o.PCI.Address)
 		if says, ok := m.peer(g.Index, o.Index); ok {
 			p.Asked, p.Read, p.Write, p.NVLink = true, says.Read, says.Write, says.NVLink
@@ -70,7 +70,7 @@ func (m *Machine) seen(g *GPU) *links.GPU {
 	}
 	// A container sees its own GPU alone, and the links that lead to others.
 	for address, b := range joined {
-		out.Peers = append(out.Peers, links.Peer{Index: Unknown, Address: cut(address, links.MaxText), NVLinks: b})
+		out.Peers = append(out.Peers, links.Peer{Index: Unknown, Address: truncate(address, links.MaxText), NVLinks: b})
 	}
 	slices.SortFunc(out.Peers, func(a, b links.Peer) int {
 		return cmp.Or(cmp.Compare(b.NVLinks.Rate, a.NVLinks.Rate), cmp.Compare(a.Distance, b.Distance), cmp.Compare(a.Index, b.Index), cmp.Compare(a.Address, b.Address))

@@ -201,8 +201,8 @@ type Library struct {
 	Missing string `json:"missing,omitempty"`
 }
 
-// lacks says why a library cannot be used on the machine, "" when it can.
-func (m *Machine) lacks(name string) string {
+// missingLibrary says why a library cannot be used on the machine, "" when it can.
+func (m *Machine) missingLibrary(name string) string {
 	for _, l := range m.Libraries {
 		if l.Name == name {
 			return l.Missing

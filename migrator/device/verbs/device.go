@@ -12,13 +12,13 @@ import (
 
 // Limits are what a device bears.
 type Limits struct {
-	Requests    int   // work requests of a pair
-	Completions int   // of a queue
-	Reads       uint8 // RDMA READs that a pair serves at a time
-	OwnReads    uint8 // and that it has under way
-	Ports       int   // numbered from 1
-	Pieces      int   // of local memory that one READ fills
-	Region      uint64
+	Requests       int   // work requests of a pair
+	Completions    int   // of a queue
+	Reads          uint8 // RDMA READs that a pair serves at a time
+	InitiatorReads uint8 // and that it has under way
+	Ports          int   // numbered from 1
+	ReadSegments   int   // of local memory that one READ fills
+	Region         uint64
 }
 
 // Device is one open device, with one protection domain: all that is made in it
@@ -33,18 +33,18 @@ type Device struct {
 	events  *os.File // becomes readable when there is an event
 }
 
-// Device opens a device by its name. The error says which devices there are when
+// OpenDevice opens a device by its name. The error says which devices there are when
 // there is none of it.
-func (l *Library) Device(name string) (_ *Device, err error) {
+func (l *Library) OpenDevice(name string) (_ *Device, err error) {
 	d := &Device{Name: name, lib: l}
 	var others []string
 	fd := uint64(0)
-	err = l.each(func(list, i uint64) error {
+	err = l.forEachDevice(func(list, i uint64) error {
 		v := words{1: list, 2: i}
 		if err := l.do(getDeviceName, &v, nil); err != nil {
 			return err
 		}
-		if is := text(v[0]); is != name || d.context != 0 {
+		if is := goString(v[0]); is != name || d.context != 0 {
 			others = append(others, is)
 			return nil
 		}
@@ -75,8 +75,8 @@ func (d *Device) prepare(fd int) error {
 		return err
 	}
 	d.Limits = Limits{
-		Requests: int(v[0]), Completions: int(v[1]), Reads: uint8(min(v[2], 255)), OwnReads: uint8(min(v[3], 255)), Ports: int(v[4]), Region: v[5],
-		Pieces: int(v[6]),
+		Requests: int(v[0]), Completions: int(v[1]), Reads: uint8(min(v[2], 255)), InitiatorReads: uint8(min(v[3], 255)), Ports: int(v[4]), Region: v[5],
+		ReadSegments: int(v[6]),
 	}
 	v = words{d.context}
 	if err := d.lib.do(allocPD, &v, nil); err != nil {
@@ -84,7 +84,7 @@ func (d *Device) prepare(fd int) error {
 	}
 	d.domain = v[0]
 	var err error
-	d.events, err = pollable(fd, "events of "+d.Name)
+	d.events, err = newPollableFile(fd, "events of "+d.Name)
 	return err
 }
 
@@ -176,9 +176,9 @@ type Event struct {
 	Text string
 	// Fatal means that the device is of no use any more, until it is opened again.
 	Fatal bool
-	// Moved means that a port has come or gone, or that what it is reached by is
+	// AddressChanged means that a port has come or gone, or that what it is reached by is
 	// something else now: LID, GIDs, partitions.
-	Moved bool
+	AddressChanged bool
 }
 
 // Event waits for the next event, until Interrupt: then the error wraps
@@ -200,10 +200,10 @@ func (d *Device) Event() (Event, error) {
 	if failed != nil {
 		return Event{}, failed
 	}
-	e := Event{Kind: int(v[1]), Fatal: v[1] == eventFatal, Moved: v[1] >= eventPortActive && v[1] <= eventPKey || v[1] == eventReregister || v[1] == eventGID, Text: fmt.Sprintf("event %d", v[1])}
+	e := Event{Kind: int(v[1]), Fatal: v[1] == eventFatal, AddressChanged: v[1] >= eventPortActive && v[1] <= eventPKey || v[1] == eventReregister || v[1] == eventGID, Text: fmt.Sprintf("event %d", v[1])}
 	name := words{v[1]}
 	if d.lib.do(eventText, &name, nil) == nil {
-		e.Text = text(name[0])
+		e.Text = goString(name[0])
 	}
 	return e, d.lib.do(ackAsyncEvent, &v, nil)
 }
@@ -211,14 +211,14 @@ func (d *Device) Event() (Event, error) {
 // Interrupt ends every wait for an event, now and later.
 func (d *Device) Interrupt() { d.events.SetReadDeadline(past) }
 
-// handle keeps the library's count of open things right however often something
+// closeOnce keeps the library's count of open things right however often something
 // is closed.
-type handle struct {
+type closeOnce struct {
 	once sync.Once
 	err  error
 }
 
-func (h *handle) close(f func() error) error {
+func (h *closeOnce) close(f func() error) error {
 	h.once.Do(func() { h.err = f() })
 	return h.err
 }

@@ -39,16 +39,16 @@ const (
 
 // Path is where a pair leads, and how. Its layout is that of cv_path.
 type Path struct {
-	GID              [16]byte
-	Pair             uint32 // the peer's number
-	TheirPSN, OwnPSN uint32 // the packets' first numbers, of 24 bits
-	LID              uint16
-	Global           uint8 // 1: there is a GID
-	GIDIndex         uint8 // the own one
-	Port             uint8
-	MTU              uint8
-	Reads            uint8 // own ones under way, at most
-	TheirReads       uint8 // and of the peer
+	GID               [16]byte
+	Pair              uint32 // the peer's number
+	PeerPSN, LocalPSN uint32 // the packets' first numbers, of 24 bits
+	LID               uint16
+	Global            uint8 // 1: there is a GID
+	GIDIndex          uint8 // the own one
+	Port              uint8
+	MTU               uint8
+	Reads             uint8 // own ones under way, at most
+	PeerReads         uint8 // and of the peer
 	// Timeout is 4.096 µs · 2^Timeout until a packet is sent again; Retries is how
 	// often, of at most 6: some devices take 7 for always.
 	Timeout, Retries uint8
@@ -57,26 +57,26 @@ type Path struct {
 	ServiceLevel     uint8
 }
 
-// Pair is one end of a reliable connection. It is for one goroutine at a time,
+// QueuePair is one end of a reliable connection. It is for one goroutine at a time,
 // except for Fail.
-type Pair struct {
+type QueuePair struct {
 	Number uint32
 
 	device *Device
 	pair   uint64
-	handle handle
+	handle closeOnce
 }
 
-// Pair makes a pair whose completions go to a queue, with room for so many requests
+// NewQueuePair makes a pair whose completions go to a queue, with room for so many requests
 // and receives at a time. A request has so many pieces of local memory at most, a
 // receive one.
-func (d *Device) Pair(q *Queue, requests, receives, pieces int) (*Pair, error) {
+func (d *Device) NewQueuePair(q *CompletionQueue, requests, receives, pieces int) (*QueuePair, error) {
 	v := words{d.domain, q.queue, uint64(requests), uint64(receives), uint64(pieces)}
 	if err := d.lib.do(createQP, &v, nil); err != nil {
 		return nil, fmt.Errorf("verbs: a pair: %w", err)
 	}
 	d.lib.pairs.Add(1)
-	return &Pair{Number: uint32(v[1]), device: d, pair: v[0]}, nil
+	return &QueuePair{Number: uint32(v[1]), device: d, pair: v[0]}, nil
 }
 
 // states of a pair.
@@ -88,27 +88,27 @@ const (
 )
 
 // Init gives the pair a port, and says what its peer may do.
-func (p *Pair) Init(port uint8, access Access) error {
+func (p *QueuePair) Init(port uint8, access Access) error {
 	return p.modify("init", &words{p.pair, stateInit, uint64(port), uint64(access)}, nil)
 }
 
-// Answer makes the pair serve its peer.
-func (p *Pair) Answer(path *Path) error {
+// ReadyToReceive makes the pair serve its peer.
+func (p *QueuePair) ReadyToReceive(path *Path) error {
 	return p.modify("ready to receive", &words{p.pair, stateRTR}, unsafe.Pointer(path))
 }
 
-// Ask makes the pair post requests; it answers already.
-func (p *Pair) Ask(path *Path) error {
+// ReadyToSend makes the pair post requests; it answers already.
+func (p *QueuePair) ReadyToSend(path *Path) error {
 	return p.modify("ready to send", &words{p.pair, stateRTS}, unsafe.Pointer(path))
 }
 
-// Fail ends the connection: what is under way fails, and nothing new begins, at
+// MoveToError ends the connection: what is under way fails, and nothing new begins, at
 // either end. It may be called at any time before Close, by anybody.
-func (p *Pair) Fail() error {
+func (p *QueuePair) MoveToError() error {
 	return p.modify("error", &words{p.pair, stateError}, nil)
 }
 
-func (p *Pair) modify(state string, v *words, path unsafe.Pointer) error {
+func (p *QueuePair) modify(state string, v *words, path unsafe.Pointer) error {
 	if err := p.device.lib.do(modifyQP, v, path); err != nil {
 		return fmt.Errorf("verbs: pair %d to %s: %w", p.Number, state, err)
 	}
@@ -117,15 +117,15 @@ func (p *Pair) modify(state string, v *words, path unsafe.Pointer) error {
 
 // Post posts requests of one kind, of at most Batch entries, and returns how many
 // requests were taken.
-func (p *Pair) Post(op Opcode, work []Work) (int, error) {
+func (p *QueuePair) Post(op Opcode, work []Work) (int, error) {
 	return p.post(postSend, op, work)
 }
 
-// Receive posts buffers for what the peer sends, at most Batch, and returns how
+// PostReceive posts buffers for what the peer sends, at most Batch, and returns how
 // many were taken.
-func (p *Pair) Receive(work []Work) (int, error) { return p.post(postRecv, 0, work) }
+func (p *QueuePair) PostReceive(work []Work) (int, error) { return p.post(postRecv, 0, work) }
 
-func (p *Pair) post(c call, op Opcode, work []Work) (int, error) {
+func (p *QueuePair) post(c call, op Opcode, work []Work) (int, error) {
 	v := words{p.pair, uint64(op), uint64(len(work))}
 	if err := p.device.lib.do(c, &v, unsafe.Pointer(unsafe.SliceData(work))); err != nil {
 		n := 0
@@ -139,7 +139,7 @@ func (p *Pair) post(c call, op Opcode, work []Work) (int, error) {
 
 // Close ends the pair: when it has returned, neither end reaches memory by it any
 // more. More calls return what the first did.
-func (p *Pair) Close() error {
+func (p *QueuePair) Close() error {
 	return p.handle.close(func() error {
 		err := p.device.lib.do(destroyQP, &words{p.pair}, nil)
 		if err == nil {

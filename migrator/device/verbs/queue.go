@@ -45,9 +45,9 @@ func (e *CompletionError) Error() string {
 	return fmt.Sprintf("the request failed: %s (status %d, the device's code %d)", e.Text, e.Status, e.Vendor)
 }
 
-// Queue takes the completions of pairs. It is for one goroutine at a time, except
+// CompletionQueue takes the completions of pairs. It is for one goroutine at a time, except
 // for SetDeadline.
-type Queue struct {
+type CompletionQueue struct {
 	device  *Device
 	queue   uint64
 	channel uint64
@@ -55,12 +55,12 @@ type Queue struct {
 	raw     syscall.RawConn
 	ready   func(uintptr) bool // takes an event of the channel
 	failed  error              // of ready
-	handle  handle
+	handle  closeOnce
 }
 
-// Queue makes a queue of at least so many entries.
-func (d *Device) Queue(entries int) (_ *Queue, err error) {
-	q := &Queue{device: d}
+// NewCompletionQueue makes a queue of at least so many entries.
+func (d *Device) NewCompletionQueue(entries int) (_ *CompletionQueue, err error) {
+	q := &CompletionQueue{device: d}
 	d.lib.queues.Add(1)
 	defer func() {
 		if err != nil {
@@ -72,7 +72,7 @@ func (d *Device) Queue(entries int) (_ *Queue, err error) {
 		return nil, err
 	}
 	q.channel = v[0]
-	if q.file, err = pollable(int(v[1]), "completions of "+d.Name); err != nil {
+	if q.file, err = newPollableFile(int(v[1]), "completions of "+d.Name); err != nil {
 		return nil, err
 	}
 	if q.raw, err = q.file.SyscallConn(); err != nil {
@@ -92,7 +92,7 @@ func (d *Device) Queue(entries int) (_ *Queue, err error) {
 
 // Poll takes what has completed, without waiting, and returns how many entries of
 // dst it has filled.
-func (q *Queue) Poll(dst []Completion) (int, error) {
+func (q *CompletionQueue) Poll(dst []Completion) (int, error) {
 	v := words{q.queue, uint64(len(dst))}
 	if err := q.device.lib.do(pollCQ, &v, unsafe.Pointer(unsafe.SliceData(dst))); err != nil {
 		return 0, fmt.Errorf("verbs: %w", err)
@@ -100,9 +100,9 @@ func (q *Queue) Poll(dst []Completion) (int, error) {
 	return int(v[0]), nil
 }
 
-// Next is Poll that waits for one completion at least, or for the deadline: then
+// Wait is Poll that waits for one completion at least, or for the deadline: then
 // the error wraps os.ErrDeadlineExceeded.
-func (q *Queue) Next(dst []Completion) (int, error) {
+func (q *CompletionQueue) Wait(dst []Completion) (int, error) {
 	if n, err := q.Poll(dst); n > 0 || err != nil {
 		return n, err
 	}
@@ -114,7 +114,7 @@ func (q *Queue) Next(dst []Completion) (int, error) {
 		if n, err := q.Poll(dst); n > 0 || err != nil {
 			return n, err
 		}
-		if err := q.await(); err != nil {
+		if err := q.waitForEvent(); err != nil {
 			return 0, fmt.Errorf("verbs: %w", err)
 		}
 		if n, err := q.Poll(dst); n > 0 || err != nil {
@@ -123,8 +123,8 @@ func (q *Queue) Next(dst []Completion) (int, error) {
 	}
 }
 
-// await waits for the channel.
-func (q *Queue) await() error {
+// waitForEvent waits for the channel.
+func (q *CompletionQueue) waitForEvent() error {
 	if err := q.raw.Read(q.ready); err != nil {
 		return err
 	}
@@ -136,10 +136,10 @@ func (q *Queue) await() error {
 
 // SetDeadline ends a Next that waits at a time; the zero time means never. It may
 // be called at any time by anybody.
-func (q *Queue) SetDeadline(t time.Time) { q.file.SetReadDeadline(t) }
+func (q *CompletionQueue) SetDeadline(t time.Time) { q.file.SetReadDeadline(t) }
 
-// Fail is the error of a completion that has not succeeded, nil for others.
-func (q *Queue) Fail(c Completion) error {
+// CompletionErr is the error of a completion that has not succeeded, nil for others.
+func (q *CompletionQueue) CompletionErr(c Completion) error {
 	if c.Status == Success {
 		return nil
 	}
@@ -148,7 +148,7 @@ func (q *Queue) Fail(c Completion) error {
 
 // Close closes the queue; its pairs must be closed before. More calls return what
 // the first did.
-func (q *Queue) Close() error {
+func (q *CompletionQueue) Close() error {
 	return q.handle.close(func() error {
 		var err error
 		if q.queue != 0 {

@@ -48,7 +48,7 @@ func TestRealDevice(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if n := l.Live(); n != (verbs.Live{}) || descriptors(t) > before {
+	if n := l.OpenResources(); n != (verbs.Resources{}) || descriptors(t) > before {
 		t.Errorf("%+v are left, %d files of %d", n, descriptors(t), before)
 	}
 	fmt.Printf("\nrdma-check: device | opened and closed with regions, queues and pairs | %d times, nothing left\n", cycles)

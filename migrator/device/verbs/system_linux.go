@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pollable is a file that becomes readable as a descriptor of the library's does,
+// newPollableFile is a file that becomes readable as a descriptor of the library's does,
 // which is made not to block.
-func pollable(fd int, name string) (*os.File, error) {
+func newPollableFile(fd int, name string) (*os.File, error) {
 	if err := unix.SetNonblock(fd, true); err != nil {
 		return nil, err
 	}
@@ -25,22 +25,22 @@ func pollable(fd int, name string) (*os.File, error) {
 // capIPCLock is the number of the capability that lifts RLIMIT_MEMLOCK.
 const capIPCLock = 14
 
-// mayLock says why so many bytes cannot be locked, as far as that can be known
+// checkMemlock says why so many bytes cannot be locked, as far as that can be known
 // before.
-func mayLock(length uint64) error {
+func checkMemlock(length uint64) error {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit); err != nil || length <= limit.Cur {
 		return nil
 	}
-	if has(capIPCLock) {
+	if hasCapability(capIPCLock) {
 		return nil
 	}
 	return &MemlockError{Need: length, Limit: limit.Cur}
 }
 
-// has reports whether the process has a capability; it does where that cannot be
+// hasCapability reports whether the process has a capability; it does where that cannot be
 // told, and the kernel decides.
-func has(capability int) bool {
+func hasCapability(capability int) bool {
 	f, err := os.Open("/proc/self/status")
 	if err != nil {
 		return true

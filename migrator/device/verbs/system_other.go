@@ -8,6 +8,6 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device"
 )
 
-func pollable(int, string) (*os.File, error) { return nil, device.ErrNoCgo }
+func newPollableFile(int, string) (*os.File, error) { return nil, device.ErrNoCgo }
 
-func mayLock(uint64) error { return nil }
+func checkMemlock(uint64) error { return nil }

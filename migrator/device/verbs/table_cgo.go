@@ -35,7 +35,7 @@ func (t *table) load(lib *device.Library) error {
 		if version == nil {
 			continue
 		}
-		f, err := lib.Versioned(calls[c], C.GoString(version))
+		f, err := lib.VersionedSymbol(calls[c], C.GoString(version))
 		if err != nil && !optional[call(c)] {
 			C.free(unsafe.Pointer(t.functions))
 			return err
@@ -60,7 +60,7 @@ func (t *table) call(c call, v *words, buf unsafe.Pointer) syscall.Errno {
 func symbol(c call) string { return C.GoString(C.cv_name(C.int(c))) }
 
 // text is a string of the library's.
-func text(address uint64) string {
+func goString(address uint64) string {
 	return C.GoString((*C.char)(*(*unsafe.Pointer)(unsafe.Pointer(&address))))
 }
 

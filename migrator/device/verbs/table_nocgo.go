@@ -20,6 +20,6 @@ func (t *table) call(call, *words, unsafe.Pointer) syscall.Errno { return syscal
 
 func symbol(call) string { return "" }
 
-func text(uint64) string { return "" }
+func goString(uint64) string { return "" }
 
 func sizes() (work, path, completion uintptr) { return 0, 0, 0 }

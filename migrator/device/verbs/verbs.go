@@ -50,8 +50,8 @@ func (e *Error) Error() string {
 // Unwrap returns the errno.
 func (e *Error) Unwrap() error { return e.Errno }
 
-// Live counts what is open.
-type Live struct{ Devices, Regions, Queues, Pairs int64 }
+// Resources counts what is open.
+type Resources struct{ Devices, Regions, Queues, Pairs int64 }
 
 // Library is the loaded library. It is safe for concurrent use.
 type Library struct {
@@ -79,9 +79,9 @@ func Open(path string) (*Library, error) {
 	return l, nil
 }
 
-// Live counts what is open at the moment.
-func (l *Library) Live() Live {
-	return Live{l.devices.Load(), l.regions.Load(), l.queues.Load(), l.pairs.Load()}
+// OpenResources counts what is open at the moment.
+func (l *Library) OpenResources() Resources {
+	return Resources{l.devices.Load(), l.regions.Load(), l.queues.Load(), l.pairs.Load()}
 }
 
 // do makes a call and turns its status into an error.
@@ -95,19 +95,19 @@ func (l *Library) do(c call, v *words, buf unsafe.Pointer) error {
 // Devices lists the names of this machine's RDMA devices, in the library's order.
 func (l *Library) Devices() ([]string, error) {
 	var names []string
-	err := l.each(func(list, i uint64) error {
+	err := l.forEachDevice(func(list, i uint64) error {
 		v := words{1: list, 2: i}
 		if err := l.do(getDeviceName, &v, nil); err != nil {
 			return err
 		}
-		names = append(names, text(v[0]))
+		names = append(names, goString(v[0]))
 		return nil
 	})
 	return names, err
 }
 
-// each calls f for every device of a list that lives as long as that.
-func (l *Library) each(f func(list, i uint64) error) error {
+// forEachDevice calls f for every device of a list that lives as long as that.
+func (l *Library) forEachDevice(f func(list, i uint64) error) error {
 	var v words
 	if err := l.do(getDeviceList, &v, nil); err != nil {
 		if errors.Is(err, syscall.ENOSYS) {
@@ -129,5 +129,5 @@ func (l *Library) statusText(status uint32) string {
 	if l.do(statusText, &v, nil) != nil {
 		return fmt.Sprintf("status %d", status)
 	}
-	return text(v[0])
+	return goString(v[0])
 }

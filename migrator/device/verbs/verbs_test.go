@@ -103,16 +103,16 @@ func TestSymbolIsMissing(t *testing.T) {
 type rig struct {
 	lib           *verbs.Library
 	device        *verbs.Device
-	queues        [2]*verbs.Queue
-	pairs         [2]*verbs.Pair
+	queues        [2]*verbs.CompletionQueue
+	pairs         [2]*verbs.QueuePair
 	memory        [2][]byte
-	regions       [2]*verbs.Region
+	regions       [2]*verbs.MemoryRegion
 	keep          runtime.Pinner
 	completions   []verbs.Completion
 	port          verbs.Port
 	gid           verbs.GID
 	dmabuf        *os.File
-	dmabufRegion  *verbs.Region
+	dmabufRegion  *verbs.MemoryRegion
 	withoutDMABuf bool
 }
 
@@ -131,7 +131,7 @@ func (r *rig) setUp(name string) (err error) {
 	if name == "" {
 		name = names[0]
 	}
-	if r.device, err = r.lib.Device(name); err != nil {
+	if r.device, err = r.lib.OpenDevice(name); err != nil {
 		return err
 	}
 	if r.port, err = r.device.Port(1); err != nil {
@@ -156,10 +156,10 @@ func (r *rig) setUp(name string) (err error) {
 		if r.regions[i], err = r.device.Register(uintptr(unsafe.Pointer(&r.memory[i][0])), rigBytes, access); err != nil {
 			return err
 		}
-		if r.queues[i], err = r.device.Queue(64); err != nil {
+		if r.queues[i], err = r.device.NewCompletionQueue(64); err != nil {
 			return err
 		}
-		if r.pairs[i], err = r.device.Pair(r.queues[i], 64, 8, 2); err != nil {
+		if r.pairs[i], err = r.device.NewQueuePair(r.queues[i], 64, 8, 2); err != nil {
 			return err
 		}
 	}
@@ -177,16 +177,16 @@ func (r *rig) setUp(name string) (err error) {
 	}
 	for i, p := range r.pairs {
 		path := verbs.Path{
-			GID: r.gid.Address, Pair: r.pairs[1-i].Number, TheirPSN: uint32(100 - i), OwnPSN: uint32(99 + i), LID: r.port.LID, Global: 1, GIDIndex: r.gid.Index,
-			Port: 1, MTU: min(r.port.MTU, 3), Reads: 4, TheirReads: 4, Timeout: 11, Retries: 6, Hops: 64,
+			GID: r.gid.Address, Pair: r.pairs[1-i].Number, PeerPSN: uint32(100 - i), LocalPSN: uint32(99 + i), LID: r.port.LID, Global: 1, GIDIndex: r.gid.Index,
+			Port: 1, MTU: min(r.port.MTU, 3), Reads: 4, PeerReads: 4, Timeout: 11, Retries: 6, Hops: 64,
 		}
 		if err := p.Init(1, verbs.RemoteRead|verbs.RemoteWrite); err != nil {
 			return err
 		}
-		if err := p.Answer(&path); err != nil {
+		if err := p.ReadyToReceive(&path); err != nil {
 			return err
 		}
-		if err := p.Ask(&path); err != nil {
+		if err := p.ReadyToSend(&path); err != nil {
 			return err
 		}
 	}
@@ -227,7 +227,7 @@ func (r *rig) close() (err error) {
 // moved carries bytes by one request and waits for it.
 func (r *rig) moved(op verbs.Opcode, length uint32) error {
 	w := []verbs.Work{{
-		ID: 7, Local: r.regions[0].Base + 100, LocalKey: r.regions[0].Local, Remote: r.regions[1].Base + 200, RemoteKey: r.regions[1].Peer,
+		ID: 7, Local: r.regions[0].Base + 100, LocalKey: r.regions[0].LocalKey, Remote: r.regions[1].Base + 200, RemoteKey: r.regions[1].RemoteKey,
 		Length: length, Flags: verbs.Signaled,
 	}}
 	if _, err := r.pairs[0].Post(op, w); err != nil {
@@ -239,14 +239,14 @@ func (r *rig) moved(op verbs.Opcode, length uint32) error {
 // wait waits for a completion that must have this ID.
 func (r *rig) wait(queue int, id uint64) error {
 	r.queues[queue].SetDeadline(time.Now().Add(patience))
-	n, err := r.queues[queue].Next(r.completions)
+	n, err := r.queues[queue].Wait(r.completions)
 	if err != nil {
 		return err
 	}
 	if n != 1 || r.completions[0].ID != id {
 		return fmt.Errorf("%d completions, the first of %d", n, r.completions[0].ID)
 	}
-	return r.queues[queue].Fail(r.completions[0])
+	return r.queues[queue].CompletionErr(r.completions[0])
 }
 
 // work makes every kind of request once.
@@ -271,7 +271,7 @@ func (r *rig) work() error {
 	if !bytes.Equal(r.memory[0][100:5100], r.memory[1][200:5200]) {
 		return errors.New("a WRITE brought other bytes")
 	}
-	if _, err := r.pairs[1].Receive([]verbs.Work{{ID: 9, Local: r.regions[1].Base, LocalKey: r.regions[1].Local, Length: 4096}}); err != nil {
+	if _, err := r.pairs[1].PostReceive([]verbs.Work{{ID: 9, Local: r.regions[1].Base, LocalKey: r.regions[1].LocalKey, Length: 4096}}); err != nil {
 		return err
 	}
 	if err := r.moved(verbs.Send, 300); err != nil {
@@ -289,7 +289,7 @@ func (r *rig) work() error {
 // fails makes a request of which the peer must not hear, and returns its error:
 // the pair is of no use afterwards.
 func (r *rig) fails() error {
-	if err := r.pairs[1].Fail(); err != nil {
+	if err := r.pairs[1].MoveToError(); err != nil {
 		return err
 	}
 	err := r.moved(verbs.Read, 10)
@@ -309,7 +309,7 @@ func TestRequests(t *testing.T) {
 	if r.gid.Index != 2 || !r.gid.RoutedIP || !r.port.Active || r.device.Limits.Reads != 16 {
 		t.Errorf("%+v %+v %+v", r.gid, r.port, r.device.Limits)
 	}
-	if n := l.Live(); n != (verbs.Live{Devices: 1, Regions: 3, Queues: 2, Pairs: 2}) {
+	if n := l.OpenResources(); n != (verbs.Resources{Devices: 1, Regions: 3, Queues: 2, Pairs: 2}) {
 		t.Errorf("%+v", n)
 	}
 	if err := r.close(); err != nil {
@@ -318,19 +318,19 @@ func TestRequests(t *testing.T) {
 	if err := r.pairs[0].Close(); err != nil {
 		t.Errorf("a second Close: %v", err)
 	}
-	if n := c.Live(""); n != 0 || l.Live() != (verbs.Live{}) {
-		t.Errorf("%d handles are left, %+v", n, l.Live())
+	if n := c.Live(""); n != 0 || l.OpenResources() != (verbs.Resources{}) {
+		t.Errorf("%d handles are left, %+v", n, l.OpenResources())
 	}
 }
 
 func TestEvents(t *testing.T) {
 	l, c := open(t)
-	d, err := l.Device("fake0")
+	d, err := l.OpenDevice("fake0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer d.Close()
-	c.Tell("fake_event", 8)
+	c.Set("fake_event", 8)
 	if e, err := d.Event(); err != nil || !e.Fatal || e.Text != "local catastrophic error" {
 		t.Errorf("%+v, %v", e, err)
 	}
@@ -338,7 +338,7 @@ func TestEvents(t *testing.T) {
 	if _, err := d.Event(); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("interrupted: %v", err)
 	}
-	if _, err := l.Device("mlx5_9"); err == nil || !strings.Contains(err.Error(), "fake0") {
+	if _, err := l.OpenDevice("mlx5_9"); err == nil || !strings.Contains(err.Error(), "fake0") {
 		t.Errorf("a device that is not there: %v", err)
 	}
 }
@@ -351,18 +351,18 @@ func TestWaits(t *testing.T) {
 	if err := r.setUp(""); err != nil {
 		t.Fatal(err)
 	}
-	c.Tell("fake_hold", 1)
-	w := []verbs.Work{{ID: 7, Local: r.regions[0].Base, LocalKey: r.regions[0].Local, Remote: r.regions[1].Base, RemoteKey: r.regions[1].Peer, Length: 10, Flags: verbs.Signaled}}
+	c.Set("fake_hold", 1)
+	w := []verbs.Work{{ID: 7, Local: r.regions[0].Base, LocalKey: r.regions[0].LocalKey, Remote: r.regions[1].Base, RemoteKey: r.regions[1].RemoteKey, Length: 10, Flags: verbs.Signaled}}
 	if _, err := r.pairs[0].Post(verbs.Read, w); err != nil {
 		t.Fatal(err)
 	}
 	r.queues[0].SetDeadline(time.Now().Add(time.Millisecond))
-	if _, err := r.queues[0].Next(r.completions); !errors.Is(err, os.ErrDeadlineExceeded) {
+	if _, err := r.queues[0].Wait(r.completions); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("a queue with nothing in it: %v", err)
 	}
 	done := make(chan error)
 	go func() { done <- r.wait(0, 7) }()
-	c.Tell("fake_hold", 0)
+	c.Set("fake_hold", 0)
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
@@ -375,11 +375,11 @@ func TestWaits(t *testing.T) {
 // call and the errno, and all that was made before can be closed.
 func TestEveryCallFails(t *testing.T) {
 	l, c := open(t)
-	defer c.Tell("fake_forget", 0)
+	defer c.Set("fake_forget", 0)
 	for i, name := range verbs.Calls {
 		before := c.Calls(name)
 		whole := func() error {
-			c.Tell("fake_hold", 2) // so that as many calls are made each time
+			c.Set("fake_hold", 2) // so that as many calls are made each time
 			r := &rig{lib: l}
 			err := r.setUp("")
 			if err == nil {
@@ -389,7 +389,7 @@ func TestEveryCallFails(t *testing.T) {
 				err = r.fails()
 			}
 			if err == nil {
-				c.Tell("fake_event", 3)
+				c.Set("fake_event", 3)
 				_, err = r.device.Event()
 			}
 			return errors.Join(err, r.close())
@@ -421,7 +421,7 @@ func TestEveryCallFails(t *testing.T) {
 			if strings.Contains(name, "close") || strings.Contains(name, "de") && !strings.Contains(name, "device") {
 				continue // what cannot be closed stays
 			}
-			if n := l.Live().Devices; n != 0 {
+			if n := l.OpenResources().Devices; n != 0 {
 				t.Errorf("%s (%d), call %d: %d devices are left", name, i, nth, n)
 			}
 		}
@@ -461,7 +461,7 @@ func TestRequestsFail(t *testing.T) {
 // TestLocked has a process without the right to lock memory register some.
 func TestLocked(t *testing.T) {
 	l, c := open(t)
-	d, err := l.Device("fake0")
+	d, err := l.OpenDevice("fake0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -489,8 +489,8 @@ func TestNothingLeaks(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if n := c.Live(""); n != 0 || l.Live() != (verbs.Live{}) {
-		t.Errorf("%d handles are left, %+v", n, l.Live())
+	if n := c.Live(""); n != 0 || l.OpenResources() != (verbs.Resources{}) {
+		t.Errorf("%d handles are left, %+v", n, l.OpenResources())
 	}
 	if after := descriptors(t); after > before {
 		t.Errorf("%d files were open before, %d are after", before, after)

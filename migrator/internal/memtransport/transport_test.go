@@ -13,7 +13,7 @@ func pair(t testing.TB, source, target transport.Layout, faults *memtransport.Fa
 	t.Helper()
 	network := &memtransport.Network{}
 	end := func(name string, l transport.Layout) transporttest.End {
-		m := transporttest.Heap(l)
+		m := transporttest.HeapMemory(l)
 		tr, err := memtransport.New(memtransport.Config{Network: network, Name: name, Pool: transporttest.Pool{M: m}, Faults: faults})
 		if err != nil {
 			t.Fatal(err)
@@ -29,4 +29,4 @@ func ends(t *testing.T, source, target transport.Layout) transporttest.Pair {
 
 func TestConformance(t *testing.T) { transporttest.Run(t, ends) }
 
-func TestAllocations(t *testing.T) { transporttest.Allocations(t, ends) }
+func TestAllocations(t *testing.T) { transporttest.RunAllocations(t, ends) }

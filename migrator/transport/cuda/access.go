@@ -14,57 +14,57 @@ var (
 	_ io.WriterAt = (*Memory)(nil)
 )
 
-// staged is how much goes through pinned memory at a time, in bytes.
-const staged = 1 << 20
+// accessBytes is how much goes through pinned memory at a time, in bytes.
+const accessBytes = 1 << 20
 
 // ReadAt copies from the pool into b. It is not how blocks are moved: it is for who
 // looks at a pool, or stands for an engine.
 func (m *Memory) ReadAt(b []byte, offset int64) (int, error) {
-	return m.access(b, offset, func(l *lane, at cuda.Pointer, part []byte) error {
-		if err := l.stream.ToHost(l.in, 0, at, int64(len(part))); err != nil {
-			return l.drain(err)
+	return m.access(b, offset, func(l *copyStream, at cuda.Pointer, part []byte) error {
+		if err := l.stream.CopyToHost(l.description, 0, at, int64(len(part))); err != nil {
+			return l.drainAfter(err)
 		}
-		if err := l.wait(); err != nil {
+		if err := l.waitDone(); err != nil {
 			return err
 		}
-		copy(part, l.in.Bytes())
+		copy(part, l.description.Bytes())
 		return nil
 	})
 }
 
 // WriteAt copies b into the pool. See ReadAt.
 func (m *Memory) WriteAt(b []byte, offset int64) (int, error) {
-	return m.access(b, offset, func(l *lane, at cuda.Pointer, part []byte) error {
-		copy(l.in.Bytes(), part)
-		if err := l.stream.ToDevice(at, l.in, 0, int64(len(part))); err != nil {
-			return l.drain(err)
+	return m.access(b, offset, func(l *copyStream, at cuda.Pointer, part []byte) error {
+		copy(l.description.Bytes(), part)
+		if err := l.stream.CopyToDevice(at, l.description, 0, int64(len(part))); err != nil {
+			return l.drainAfter(err)
 		}
-		return l.wait()
+		return l.waitDone()
 	})
 }
 
 // access takes b piece by piece, and returns how much of it is done.
-func (m *Memory) access(b []byte, offset int64, step func(l *lane, at cuda.Pointer, part []byte) error) (n int, err error) {
+func (m *Memory) access(b []byte, offset int64, step func(l *copyStream, at cuda.Pointer, part []byte) error) (n int, err error) {
 	if size := m.handle.Size - m.handle.Offset; offset < 0 || offset > size || int64(len(b)) > size-offset {
 		return 0, fmt.Errorf("%d bytes at %d of a pool of %d", len(b), offset, size)
 	}
-	err = m.gpu.use(nil, func(h *hold) error {
-		own, err := m.mapped(h)
+	err = m.gpu.withContext(nil, func(h *gpuContext) error {
+		own, err := m.acquireMapping(h)
 		if err != nil {
 			return err
 		}
-		defer func() { h.unmap(own, time.Now()) }()
-		l, err := h.lane()
+		defer func() { h.releaseMapping(own, time.Now()) }()
+		l, err := h.acquireStream()
 		if err != nil {
 			return err
 		}
-		for err = l.grow(staged, 1); n < len(b) && err == nil; {
-			part := b[n:min(n+staged, len(b))]
+		for err = l.reserve(accessBytes, 1); n < len(b) && err == nil; {
+			part := b[n:min(n+accessBytes, len(b))]
 			if err = step(l, own.pool+cuda.Pointer(offset)+cuda.Pointer(n), part); err == nil {
 				n += len(part)
 			}
 		}
-		return errors.Join(err, h.leave(l))
+		return errors.Join(err, h.releaseStream(l))
 	})
 	if err != nil {
 		err = fmt.Errorf("a pool on gpu %d: %w", m.gpu.config.Ordinal, err)

@@ -39,27 +39,27 @@ func BenchmarkHost(b *testing.B) {
 	source, target := endOn(b, g, dir, eightK), endOn(b, g, dir, eightK)
 	pattern(source.Memory.Bytes)
 	source.Mirror.Store()
-	p := transporttest.Opened(b, transporttest.Pair{Source: source, Target: target}).(*puller)
+	p := transporttest.OpenPuller(b, transporttest.Pair{Source: source, Target: target}).(*puller)
 	plan := shuffled(source.Memory, 512)
-	from, to := end{p.theirs.pool, p.session.Layout}, end{p.own.pool, p.memory.Layout}
-	c := cutFor(eightK)
+	from, to := poolEnd{p.remote.pool, p.session.Layout}, poolEnd{p.local.pool, p.memory.Layout}
+	c := tilingFor(eightK)
 	var submit, verify []time.Duration // the machine's moods are in some, not in the median
 	b.ReportAllocs()
 	for b.Loop() {
-		if err := g.use(p.hold, func(*hold) error {
+		if err := g.withContext(p.context, func(*gpuContext) error {
 			start := time.Now()
 			if err := plan.Validate(from.layout, to.layout); err != nil {
 				return err
 			}
-			if err := p.lane.submit(16, c, from, to, plan.Src, plan.Dst); err != nil {
+			if err := p.stream.submitCopies(16, c, from, to, plan.Src, plan.Dst); err != nil {
 				return err
 			}
 			submit = append(submit, time.Since(start))
-			if err := p.lane.wait(); err != nil {
+			if err := p.stream.waitDone(); err != nil {
 				return err
 			}
 			start = time.Now()
-			if bad := p.lane.verify(c, to.layout, plan.Sums, 0, nil); bad != nil {
+			if bad := p.stream.appendCorrupt(c, to.layout, plan.Sums, 0, nil); bad != nil {
 				b.Errorf("%d entries are wrong", len(bad))
 			}
 			verify = append(verify, time.Since(start))
@@ -79,7 +79,7 @@ func BenchmarkPull(b *testing.B) {
 	source, target := endOn(b, g, dir, eightK), endOn(b, g, dir, eightK)
 	pattern(source.Memory.Bytes)
 	source.Mirror.Store()
-	p := transporttest.Opened(b, transporttest.Pair{Source: source, Target: target})
+	p := transporttest.OpenPuller(b, transporttest.Pair{Source: source, Target: target})
 	plan := shuffled(source.Memory, 512)
 	b.ReportAllocs()
 	for b.Loop() {

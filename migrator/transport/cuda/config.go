@@ -12,8 +12,8 @@ import (
 // suffix tells a source's socket from those of others in the directory.
 const suffix = ".cuda"
 
-// longestDir is how long the path of Dir may be, in bytes: a socket's must fit.
-const longestDir = 80
+// maxDir is how long the path of Dir may be, in bytes: a socket's must fit.
+const maxDir = 80
 
 // Config is what a Transport needs.
 type Config struct {
@@ -32,8 +32,8 @@ func (c Config) validate() (Config, error) {
 	if c.Pool == nil {
 		return c, errors.New("cuda transport: Pool is missing")
 	}
-	if !filepath.IsAbs(c.Dir) || len(c.Dir) > longestDir {
-		return c, fmt.Errorf("cuda transport: Dir %q must be an absolute path of at most %d bytes", c.Dir, longestDir)
+	if !filepath.IsAbs(c.Dir) || len(c.Dir) > maxDir {
+		return c, fmt.Errorf("cuda transport: Dir %q must be an absolute path of at most %d bytes", c.Dir, maxDir)
 	}
 	c.Dir = filepath.Clean(c.Dir)
 	if c.Logger == nil {

@@ -92,7 +92,7 @@ func (m mirror) Load() {
 // made returns a pool on a GPU with a mirror.
 func made(t testing.TB, g *GPU, kind Kind, l transport.Layout) (*transport.Memory, mirror) {
 	t.Helper()
-	m, err := Make(g, kind, l)
+	m, err := Allocate(g, kind, l)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -143,20 +143,20 @@ func heat(t testing.TB, g *GPU) {
 	t.Helper()
 	pool, _ := made(t, g, VMM, small)
 	defer pool.Close()
-	if err := g.use(nil, func(h *hold) error {
-		var lanes []*lane
-		for range maxLanes {
-			l, err := h.lane()
+	if err := g.withContext(nil, func(h *gpuContext) error {
+		var lanes []*copyStream
+		for range maxIdleStreams {
+			l, err := h.acquireStream()
 			if err != nil {
 				return err
 			}
 			lanes = append(lanes, l)
-			if err := l.hasPack(1); err != nil {
+			if err := l.reservePacked(1); err != nil {
 				return err
 			}
 		}
 		for _, l := range lanes {
-			h.leave(l)
+			h.releaseStream(l)
 		}
 		return nil
 	}); err != nil {
@@ -188,12 +188,12 @@ func TestNoPath(t *testing.T) {
 	source := endOn(t, gpuAt(t, 1), dir, small)
 	target := endOn(t, gpu(t), dir, small)
 	open := moving(t, transporttest.Pair{Source: source, Target: target})
-	c.Tell("fake_no_peer", 1)
+	c.Set("fake_no_peer", 1)
 	if _, err := open(); err == nil || !strings.Contains(err.Error(), "gpu 0 has no path to gpu 1; use tcp") {
 		t.Errorf("%v", err)
 	}
-	c.Tell("fake_no_peer", 0)
-	if err := target.Memory.Device.(*Memory).gpu.reaches([16]byte{1}); err == nil || !strings.Contains(err.Error(), "not visible to this process; use tcp") {
+	c.Set("fake_no_peer", 0)
+	if err := target.Memory.Device.(*Memory).gpu.checkPeerAccess([16]byte{1}); err == nil || !strings.Contains(err.Error(), "not visible to this process; use tcp") {
 		t.Errorf("%v", err)
 	}
 	p, err := open()
@@ -203,7 +203,7 @@ func TestNoPath(t *testing.T) {
 	p.Close()
 }
 
-func TestAllocations(t *testing.T) { transporttest.Allocations(t, makePairs(t)) }
+func TestAllocations(t *testing.T) { transporttest.RunAllocations(t, makePairs(t)) }
 
 // moving runs both ends of a pair until the test ends, and returns what opens a
 // move between them.
@@ -383,7 +383,7 @@ func TestAnotherProcess(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer p.Close()
-			theirs := transporttest.Heap(small)
+			theirs := transporttest.HeapMemory(small)
 			theirs.Checksum = transport.Multiply
 			pattern(theirs.Bytes)
 			plan := straight(theirs, 0, 0, small.Blocks)

@@ -35,7 +35,7 @@ func moved(t testing.TB, g *GPU, l transport.Layout, by int64) (*transport.Memor
 	larger.Regions = slices.Clone(l.Regions)
 	larger.Regions[0].Offset += by
 	larger.Blocks += int(by/larger.Regions[0].Stride) + 2
-	whole, err := Make(g, VMM, larger)
+	whole, err := Allocate(g, VMM, larger)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -158,7 +158,7 @@ func TestNoDMABuf(t *testing.T) {
 		}
 		return err
 	}
-	c.Tell("fake_no_dmabuf", 1)
+	c.Set("fake_no_dmabuf", 1)
 	without := gpu(t)
 	if err := ask(without, VMM); !errors.Is(err, ErrNoDMABuf) || !strings.Contains(err.Error(), "gpu 0") {
 		t.Errorf("a driver that does not offer it: %v", err)
@@ -166,7 +166,7 @@ func TestNoDMABuf(t *testing.T) {
 	if err := without.Close(); err != nil { // or the next would have the same context
 		t.Error(err)
 	}
-	c.Tell("fake_no_dmabuf", 0)
+	c.Set("fake_no_dmabuf", 0)
 	g := gpu(t)
 	for code, none := range map[int]bool{1: true, 801: true, passing: false, forGood: false} {
 		c.Fail("cuMemGetHandleForAddressRange", 1, code)
@@ -269,7 +269,7 @@ func TestByNIC(t *testing.T) {
 // way of the hosts' memory.
 func TestNoDMABufBounces(t *testing.T) {
 	c := control(t)
-	c.Tell("fake_no_dmabuf", 1)
+	c.Set("fake_no_dmabuf", 1)
 	g := warm(t, 0)
 	registered := c.Calls("cuMemHostRegister_v2")
 	transporttest.Run(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {

@@ -20,13 +20,13 @@ const (
 type DownError struct {
 	GPU int   // its number
 	Err error // the latest reason
-	// Again is when it may be tried again; zero where that is not this process's to say.
-	Again time.Time
+	// RetryAt is when it may be tried again; zero where that is not this process's to say.
+	RetryAt time.Time
 }
 
 func (e *DownError) Error() string {
 	todo := "start this process again, or reset the GPU"
-	if cuda.Is(e.Err, cuda.OutOfMemory) {
+	if cuda.HasCode(e.Err, cuda.OutOfMemory) {
 		todo = "leave it some hundred MiB of memory"
 	}
 	return fmt.Sprintf("gpu %d is down: %v; if it stays so, %s", e.GPU, e.Err, todo)
@@ -34,16 +34,16 @@ func (e *DownError) Error() string {
 
 func (e *DownError) Unwrap() error { return e.Err }
 
-// faults are contexts in a row that failed before they did any work. The zero value
+// failures are contexts in a row that failed before they did any work. The zero value
 // is none.
-type faults struct {
+type failures struct {
 	n     int
 	until time.Time // none is made before; zero: at once
 	err   error     // of the last one
 }
 
-// add counts a fault. So many in a row cost no pause.
-func (f *faults) add(err error, now time.Time, free int) {
+// record counts a fault. So many in a row cost no pause.
+func (f *failures) record(err error, now time.Time, free int) {
 	f.n++
 	f.err, f.until = err, time.Time{}
 	if wait := f.n - free; wait > 0 {
@@ -51,47 +51,47 @@ func (f *faults) add(err error, now time.Time, free int) {
 	}
 }
 
-// Condemn says why the GPU is not to be trusted, though it may do its work: Down has
+// MarkUnhealthy says why the GPU is not to be trusted, though it may do its work: Down has
 // that until Condemn(nil).
-func (g *GPU) Condemn(why error) {
+func (g *GPU) MarkUnhealthy(why error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.sick = why
+	g.unhealthy = why
 }
 
-// Down says why the GPU is of no use now, as a *DownError, or nil. One that has failed
+// Err says why the GPU is of no use now, as a *DownError, or nil. One that has failed
 // once, and was not tried again, is not down.
-func (g *GPU) Down() error {
+func (g *GPU) Err() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	switch {
-	case g.sick != nil:
-		return &DownError{GPU: g.config.Ordinal, Err: g.sick}
-	case g.held == nil && !g.faults.until.IsZero():
-		return &DownError{GPU: g.config.Ordinal, Err: g.faults.err, Again: g.faults.until}
+	case g.unhealthy != nil:
+		return &DownError{GPU: g.config.Ordinal, Err: g.unhealthy}
+	case g.current == nil && !g.failures.until.IsZero():
+		return &DownError{GPU: g.config.Ordinal, Err: g.failures.err, RetryAt: g.failures.until}
 	}
 	return nil
 }
 
-// Down says why the pool's GPU is of no use now; see GPU.Down.
-func (m *Memory) Down() error { return m.gpu.Down() }
+// DeviceErr says why the pool's GPU is of no use now; see GPU.Down.
+func (m *Memory) DeviceErr() error { return m.gpu.Err() }
 
-// touched is how much CheckDevice reads of a pool, in bytes.
-const touched = 4096
+// probeBytes is how much CheckDevice reads of a pool, in bytes.
+const probeBytes = 4096
 
 // CheckDevice says why nothing can be copied into or out of the pool now, as a *DownError
 // where that is the GPU's fault, or nil. It has the GPU read some of the pool.
 func (m *Memory) CheckDevice() error {
 	m.gpu.mu.Lock()
-	sick := m.gpu.sick
+	sick := m.gpu.unhealthy
 	m.gpu.mu.Unlock()
 	if sick != nil {
-		return m.gpu.Down()
+		return m.gpu.Err()
 	}
-	size := min(m.size, touched)
+	size := min(m.size, probeBytes)
 	_, err := m.Sums(nil, transport.Layout{Blocks: 1, Regions: []transport.Region{{Stride: size, Bytes: size}}}, []uint32{0})
 	if err != nil {
-		if down := m.gpu.Down(); down != nil {
+		if down := m.gpu.Err(); down != nil {
 			return down
 		}
 	}

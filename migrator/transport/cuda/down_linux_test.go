@@ -77,8 +77,8 @@ func (s *course) good(what string) {
 
 // cold ends the GPU's context, as after a long time without a move.
 func (s *course) cold() {
-	if h := s.g.held; h != nil {
-		if err := s.g.end(h, nil); err != nil {
+	if h := s.g.current; h != nil {
+		if err := s.g.closeContext(h, nil); err != nil {
 			s.t.Error(err)
 		}
 	}
@@ -88,8 +88,8 @@ func (s *course) cold() {
 func (s *course) later() {
 	s.g.mu.Lock()
 	defer s.g.mu.Unlock()
-	if !s.g.faults.until.IsZero() {
-		s.g.faults.until = time.Unix(1, 0)
+	if !s.g.failures.until.IsZero() {
+		s.g.failures.until = time.Unix(1, 0)
 	}
 }
 
@@ -153,7 +153,7 @@ func TestStickyAtEveryStep(t *testing.T) {
 func TestDown(t *testing.T) {
 	s := newCourse(t)
 	s.good("the first move")
-	if err := s.g.Down(); err != nil {
+	if err := s.g.Err(); err != nil {
 		t.Errorf("a GPU that works: %v", err)
 	}
 	byHost, err := tcp.New(tcp.Config{Pool: transporttest.Pool{M: s.pair.Target.Memory}})
@@ -170,7 +170,7 @@ func TestDown(t *testing.T) {
 	for range 100 {
 		for _, tr := range all {
 			var down *DownError
-			if err := tr.Probe(t.Context()); !errors.As(err, &down) || down.GPU != 0 || !cuda.Is(err, 46) {
+			if err := tr.Probe(t.Context()); !errors.As(err, &down) || down.GPU != 0 || !cuda.HasCode(err, 46) {
 				t.Fatalf("transport %s: %v", tr.Name(), err)
 			}
 		}
@@ -178,7 +178,7 @@ func TestDown(t *testing.T) {
 			t.Fatal("a move on a dead GPU")
 		}
 	}
-	if err := s.g.Down(); err == nil || !strings.Contains(err.Error(), "gpu 0 is down: cuDevicePrimaryCtxRetain: CUDA_ERROR_DEVICE_UNAVAILABLE (46)") {
+	if err := s.g.Err(); err == nil || !strings.Contains(err.Error(), "gpu 0 is down: cuDevicePrimaryCtxRetain: CUDA_ERROR_DEVICE_UNAVAILABLE (46)") {
 		t.Errorf("%v", err)
 	}
 	// Once at once, and once more where the machine took more than a second.
@@ -192,18 +192,18 @@ func TestDown(t *testing.T) {
 			t.Errorf("transport %s, of a GPU that is back: %v", tr.Name(), err)
 		}
 	}
-	if err := s.g.Down(); err != nil {
+	if err := s.g.Err(); err != nil {
 		t.Errorf("a GPU that is back: %v", err)
 	}
 	s.good("a move on a GPU that is back")
 
-	s.g.Condemn(errors.New("Xid 79"))
+	s.g.MarkUnhealthy(errors.New("Xid 79"))
 	for _, tr := range all {
 		if err := tr.Probe(t.Context()); err == nil || !strings.Contains(err.Error(), "gpu 0 is down: Xid 79") {
 			t.Errorf("transport %s, of a GPU that is not to be trusted: %v", tr.Name(), err)
 		}
 	}
-	s.g.Condemn(nil)
+	s.g.MarkUnhealthy(nil)
 	for _, tr := range all {
 		if err := tr.Probe(t.Context()); err != nil {
 			t.Error(err)
@@ -250,18 +250,18 @@ func TestUnshut(t *testing.T) {
 // The pauses double, and one fault after some work costs none.
 func TestFaults(t *testing.T) {
 	now := time.Unix(1000, 0)
-	var f faults
-	f.add(errOver, now, 1)
+	var f failures
+	f.record(errContextClosed, now, 1)
 	if now.Before(f.until) || !f.until.IsZero() {
 		t.Errorf("the first fault costs a pause until %v", f.until)
 	}
 	for i, want := range []time.Duration{1, 2, 4, 8, 16, 32, 60, 60} {
-		if f.add(errOver, now, 1); f.until.Sub(now) != want*time.Second {
+		if f.record(errContextClosed, now, 1); f.until.Sub(now) != want*time.Second {
 			t.Errorf("fault %d costs %v", i+2, f.until.Sub(now))
 		}
 	}
-	f = faults{}
-	if f.add(errOver, now, 0); f.until.Sub(now) != time.Second {
+	f = failures{}
+	if f.record(errContextClosed, now, 0); f.until.Sub(now) != time.Second {
 		t.Errorf("a context that cannot be made costs %v", f.until.Sub(now))
 	}
 }

@@ -76,7 +76,7 @@ func (s *story) run() (err error) {
 	var ends []*Transport
 	var pools []*transport.Memory
 	for range 2 {
-		m, err := Make(g, VMM, dense)
+		m, err := Allocate(g, VMM, dense)
 		if err != nil {
 			return err
 		}
@@ -295,7 +295,7 @@ func TestSlowGPU(t *testing.T) {
 			t.Fatal(err)
 		}
 		before := c.Calls("cuLaunchKernel")
-		c.Hold()
+		c.Pause()
 		ctx, cancel := context.WithCancel(t.Context())
 		result, closed := make(chan error, 1), make(chan error, 1)
 		go func() {
@@ -320,7 +320,7 @@ func TestSlowGPU(t *testing.T) {
 			result <- err
 		default:
 		}
-		c.Go()
+		c.Resume()
 		if err := <-result; err == nil {
 			t.Errorf("%s: the pull succeeds", way)
 		}
@@ -420,7 +420,7 @@ func TestConfigs(t *testing.T) {
 			t.Errorf("%+v is taken", c)
 		}
 	}
-	host := transporttest.Heap(small)
+	host := transporttest.HeapMemory(small)
 	tr, err := New(Config{Dir: short(t), Pool: transporttest.Pool{M: host}})
 	if err != nil {
 		t.Fatal(err)

@@ -13,8 +13,8 @@ import (
 
 // The bounds of what is kept on a GPU.
 const (
-	maxLanes    = 4                // idle ones
-	idleMapping = 30 * time.Second // that a mapping which nobody uses is kept
+	maxIdleStreams = 4                // idle ones
+	idleMapping    = 30 * time.Second // that a mapping which nobody uses is kept
 )
 
 // GPUConfig is what a GPU needs.
@@ -27,10 +27,10 @@ type GPUConfig struct {
 	// that works at the same time, which takes MPS, they keep as many multiprocessors
 	// from it at most. 0 means 16.
 	Groups int
-	// Engines has the GPU's copy engines move all blocks, and not a kernel: they take
+	// CopyEngines has the GPU's copy engines move all blocks, and not a kernel: they take
 	// no multiprocessors, and a processor has each run of blocks in each region to
 	// describe, some 0.5 µs. Sums are a kernel's all the same.
-	Engines bool
+	CopyEngines bool
 }
 
 // GPU is one device as this process uses it. It is safe for concurrent use.
@@ -38,41 +38,41 @@ type GPU struct {
 	config GPUConfig
 	info   cuda.Device
 
-	mu     sync.Mutex
-	held   *hold // nil until it is needed, and after an error
-	closed bool
-	faults faults // of what was held
-	unshut []func() error
-	sick   error // why it is not to be trusted, as others say
+	mu            sync.Mutex
+	current       *gpuContext // nil until it is needed, and after an error
+	closed        bool
+	failures      failures // of what was held
+	pendingCloses []func() error
+	unhealthy     error // why it is not to be trusted, as others say
 
-	noting sync.Mutex // guards pins; who has it waits for nothing
-	pins   []*pin
+	pinsMu sync.Mutex // guards pins; who has it waits for nothing
+	pins   []*hostPin
 }
 
-// hold is all that there is in one context: it lives and ends as one.
-type hold struct {
-	context             *cuda.Context
-	module              *cuda.Module
-	copy, sum, sumOfDst cuda.Kernel
-	gather, scatter     cuda.Kernel
-	batches             atomic.Bool // whether many pieces go to the copy engines in one call
-	engines             bool        // whether all do
+// gpuContext is all that there is in one context: it lives and ends as one.
+type gpuContext struct {
+	context                   *cuda.Context
+	module                    *cuda.Module
+	copy, sum, sumDestination cuda.Kernel
+	gather, scatter           cuda.Kernel
+	batches                   atomic.Bool // whether many pieces go to the copy engines in one call
+	copyEngines               bool        // whether all do
 
 	worked atomic.Bool // some work of a lane was done
 
-	// gate is read-locked by who makes calls in the context, and locked to end it.
-	gate sync.RWMutex
-	over bool // guarded by gate
+	// closeMu is read-locked by who makes calls in the context, and locked to end it.
+	closeMu sync.RWMutex
+	closed  bool // guarded by gate
 
-	pinning sync.Mutex // held while the driver pins, which takes milliseconds
-	pins    map[*pin]*cuda.Host
+	pinMu sync.Mutex // held while the driver pins, which takes milliseconds
+	pins  map[*hostPin]*cuda.HostMemory
 
-	mu       sync.Mutex
-	idle     []*lane
-	lanes    map[*lane]bool // all of them
-	mappings map[key]*mapping
-	made     map[*Memory]cuda.Pointer // memory of this process's own
-	unshut   []func() error           // what could not be closed, and is not the context's
+	mu            sync.Mutex
+	idleStreams   []*copyStream
+	streams       map[*copyStream]bool // all of them
+	mappings      map[mappingKey]*mapping
+	allocations   map[*Memory]cuda.Pointer // memory of this process's own
+	pendingCloses []func() error           // what could not be closed, and is not the context's
 }
 
 // NewGPU looks a device up. Its context is made when it is used first.
@@ -97,77 +97,77 @@ func (g *GPU) Device() cuda.Device { return g.info }
 func (g *GPU) Close() error {
 	g.mu.Lock()
 	g.closed = true
-	h := g.held
+	h := g.current
 	g.mu.Unlock()
 	if h == nil {
 		return nil
 	}
-	return g.end(h, nil)
+	return g.closeContext(h, nil)
 }
 
-// use runs f in the context of h, or of whichever lives if h is nil. When the
+// withContext runs f in the context of h, or of whichever lives if h is nil. When the
 // device has failed for good, the context is ended.
-func (g *GPU) use(h *hold, f func(*hold) error) error {
+func (g *GPU) withContext(h *gpuContext, f func(*gpuContext) error) error {
 	if h == nil {
 		var err error
-		if h, err = g.live(); err != nil {
+		if h, err = g.currentContext(); err != nil {
 			return err
 		}
 	}
-	err := h.use(f)
+	err := h.run(f)
 	if cuda.Sticky(err) {
-		return errors.Join(err, g.end(h, err))
+		return errors.Join(err, g.closeContext(h, err))
 	}
 	return err
 }
 
-var errOver = errors.New("the GPU has failed since, and was opened anew")
+var errContextClosed = errors.New("the GPU has failed since, and was opened anew")
 
-// use runs f while the context lives.
-func (h *hold) use(f func(*hold) error) error {
-	h.gate.RLock()
-	defer h.gate.RUnlock()
-	if h.over {
-		return errOver
+// run runs f while the context lives.
+func (h *gpuContext) run(f func(*gpuContext) error) error {
+	h.closeMu.RLock()
+	defer h.closeMu.RUnlock()
+	if h.closed {
+		return errContextClosed
 	}
 	return f(h)
 }
 
-// live is the context, made where there is none, unless that has failed just now: then
+// currentContext is the context, made where there is none, unless that has failed just now: then
 // it fails with a *DownError.
-func (g *GPU) live() (*hold, error) {
+func (g *GPU) currentContext() (*gpuContext, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.closed {
 		return nil, fmt.Errorf("gpu %d: it is closed", g.config.Ordinal)
 	}
-	if g.held != nil {
-		return g.held, nil
+	if g.current != nil {
+		return g.current, nil
 	}
-	if time.Now().Before(g.faults.until) {
-		return nil, &DownError{g.config.Ordinal, g.faults.err, g.faults.until}
+	if time.Now().Before(g.failures.until) {
+		return nil, &DownError{g.config.Ordinal, g.failures.err, g.failures.until}
 	}
-	h, err := g.open()
+	h, err := g.openContext()
 	if err != nil {
-		g.faults.add(err, time.Now(), 0)
-		return nil, &DownError{g.config.Ordinal, err, g.faults.until}
+		g.failures.record(err, time.Now(), 0)
+		return nil, &DownError{g.config.Ordinal, err, g.failures.until}
 	}
-	g.held = h
-	_ = again(&g.unshut) // the error was told when it was new
+	g.current = h
+	_ = retryCloses(&g.pendingCloses) // the error was told when it was new
 	return h, nil
 }
 
-// open makes a context with all that every use needs.
-func (g *GPU) open() (*hold, error) {
-	context, err := g.config.Driver.Retain(g.config.Ordinal)
+// openContext makes a context with all that every use needs.
+func (g *GPU) openContext() (*gpuContext, error) {
+	context, err := g.config.Driver.RetainContext(g.config.Ordinal)
 	if err != nil {
 		return nil, err
 	}
-	h := &hold{context: context, engines: g.config.Engines, lanes: map[*lane]bool{}, mappings: map[key]*mapping{}, made: map[*Memory]cuda.Pointer{}, pins: map[*pin]*cuda.Host{}}
-	h.batches.Store(g.config.Driver.Batches())
-	if h.module, err = context.Load(kernel.PTX); err == nil {
+	h := &gpuContext{context: context, copyEngines: g.config.CopyEngines, streams: map[*copyStream]bool{}, mappings: map[mappingKey]*mapping{}, allocations: map[*Memory]cuda.Pointer{}, pins: map[*hostPin]*cuda.HostMemory{}}
+	h.batches.Store(g.config.Driver.SupportsBatches())
+	if h.module, err = context.LoadModule(kernel.PTX); err == nil {
 		for name, k := range map[string]*cuda.Kernel{
-			kernel.Copy: &h.copy, kernel.Sum: &h.sum, kernel.SumDestination: &h.sumOfDst, kernel.Gather: &h.gather, kernel.Scatter: &h.scatter,
+			kernel.Copy: &h.copy, kernel.Sum: &h.sum, kernel.SumDestination: &h.sumDestination, kernel.Gather: &h.gather, kernel.Scatter: &h.scatter,
 		} {
 			if *k, err = h.module.Kernel(name); err != nil {
 				break
@@ -183,30 +183,30 @@ func (g *GPU) open() (*hold, error) {
 	return h, nil
 }
 
-// end closes all that is in a context, once nobody makes calls in it. No other is
+// closeContext closes all that is in a context, once nobody makes calls in it. No other is
 // made before: it would be the same, which the driver counts. why is the error that
 // has made it useless, nil for none.
-func (g *GPU) end(h *hold, why error) error {
+func (g *GPU) closeContext(h *gpuContext, why error) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.held == h {
-		g.held = nil
+	if g.current == h {
+		g.current = nil
 	}
-	h.gate.Lock()
-	defer h.gate.Unlock()
-	if h.over {
+	h.closeMu.Lock()
+	defer h.closeMu.Unlock()
+	if h.closed {
 		return nil
 	}
-	h.over = true
+	h.closed = true
 	if h.worked.Load() {
-		g.faults = faults{}
+		g.failures = failures{}
 	}
 	if why != nil {
-		g.faults.add(why, time.Now(), 1)
+		g.failures.record(why, time.Now(), 1)
 	}
 	// In a context that has failed none of this succeeds except for its end, which
 	// closes all that is of the context: the errors would say nothing new.
-	for l := range h.lanes {
+	for l := range h.streams {
 		_ = l.close()
 	}
 	if why == nil { // otherwise a kernel may be at work on it still
@@ -215,28 +215,28 @@ func (g *GPU) end(h *hold, why error) error {
 		}
 	}
 	for _, m := range h.mappings {
-		if !m.outlives {
+		if !m.outlivesContext {
 			_ = m.close()
 		}
 	}
-	for m, p := range h.made {
-		m.lose(h.context, p)
+	for m, p := range h.allocations {
+		m.markLost(h.context, p)
 	}
 	_ = h.module.Close()
 	// Only its end is sure to end what was under way, and mappings that are not the
 	// context's are not taken from under that.
 	err := h.context.Close()
 	for _, m := range h.mappings {
-		if m.outlives {
-			h.unshut = append(h.unshut, m.close)
+		if m.outlivesContext {
+			h.pendingCloses = append(h.pendingCloses, m.close)
 		}
 	}
-	g.unshut = append(g.unshut, h.unshut...)
-	return errors.Join(err, again(&g.unshut))
+	g.pendingCloses = append(g.pendingCloses, h.pendingCloses...)
+	return errors.Join(err, retryCloses(&g.pendingCloses))
 }
 
-// again closes what could not be closed before, and keeps what cannot be still.
-func again(unshut *[]func() error) (err error) {
+// retryCloses closes what could not be closed before, and keeps what cannot be still.
+func retryCloses(unshut *[]func() error) (err error) {
 	var left []func() error
 	for _, close := range *unshut {
 		if failed := close(); failed != nil {
@@ -247,19 +247,19 @@ func again(unshut *[]func() error) (err error) {
 	return err
 }
 
-// end unmaps a mapping that is nobody's any more. mu is held.
-func (h *hold) end(m *mapping) error {
-	if m.outlives {
-		return h.shut(m.close)
+// unmapLocked unmaps a mapping that is nobody's any more. mu is held.
+func (h *gpuContext) unmapLocked(m *mapping) error {
+	if m.outlivesContext {
+		return h.closeOrDeferLocked(m.close)
 	}
 	return m.close()
 }
 
-// shut closes what is not the context's, now or later. mu is held.
-func (h *hold) shut(close func() error) error {
+// closeOrDeferLocked closes what is not the context's, now or later. mu is held.
+func (h *gpuContext) closeOrDeferLocked(close func() error) error {
 	err := close()
 	if err != nil {
-		h.unshut = append(h.unshut, close)
+		h.pendingCloses = append(h.pendingCloses, close)
 	}
 	return err
 }
@@ -267,56 +267,56 @@ func (h *hold) shut(close func() error) error {
 // unmapIdle unmaps what nobody has used since before.
 func (g *GPU) unmapIdle(before time.Time) {
 	g.mu.Lock()
-	h := g.held
+	h := g.current
 	g.mu.Unlock()
 	if h == nil {
 		return
 	}
 	// A mapping that cannot be unmapped ends with the context.
-	_ = g.use(h, func(h *hold) error {
+	_ = g.withContext(h, func(h *gpuContext) error {
 		h.mu.Lock()
 		defer h.mu.Unlock()
-		errs := again(&h.unshut)
+		errs := retryCloses(&h.pendingCloses)
 		for k, m := range h.mappings {
-			if m.users == 0 && !m.kept && m.left.Before(before) {
+			if m.users == 0 && !m.persistent && m.idleSince.Before(before) {
 				delete(h.mappings, k)
-				errs = errors.Join(errs, h.end(m))
+				errs = errors.Join(errs, h.unmapLocked(m))
 			}
 		}
 		return errs
 	})
 }
 
-// lane returns an idle lane, or makes one.
-func (h *hold) lane() (*lane, error) {
+// acquireStream returns an idle lane, or makes one.
+func (h *gpuContext) acquireStream() (*copyStream, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if n := len(h.idle); n > 0 {
-		l := h.idle[n-1]
-		h.idle = h.idle[:n-1]
+	if n := len(h.idleStreams); n > 0 {
+		l := h.idleStreams[n-1]
+		h.idleStreams = h.idleStreams[:n-1]
 		return l, nil
 	}
-	l, err := newLane(h)
+	l, err := newCopyStream(h)
 	if err == nil {
-		h.lanes[l] = true
+		h.streams[l] = true
 	}
 	return l, err
 }
 
-// leave gives a lane back whose work is done.
-func (h *hold) leave(l *lane) error {
+// releaseStream gives a lane back whose work is done.
+func (h *gpuContext) releaseStream(l *copyStream) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if len(h.idle) < maxLanes {
-		h.idle = append(h.idle, l)
+	if len(h.idleStreams) < maxIdleStreams {
+		h.idleStreams = append(h.idleStreams, l)
 		return nil
 	}
-	delete(h.lanes, l)
+	delete(h.streams, l)
 	return l.close()
 }
 
-// key names a mapping: who offers the pool, and which it is.
-type key struct {
+// mappingKey names a mapping: who offers the pool, and which it is.
+type mappingKey struct {
 	address string
 	id      [16]byte
 	own     *Memory
@@ -327,16 +327,16 @@ type mapping struct {
 	pool  cuda.Pointer // its first byte
 	size  int64        // from there to the allocation's end
 	close func() error
-	// outlives says that the mapping does not end with the context.
-	outlives bool
-	// kept says that it ends with its pool, or the context, and not before.
-	kept  bool
-	users int
-	left  time.Time // when the last user left
+	// outlivesContext says that the mapping does not end with the context.
+	outlivesContext bool
+	// persistent says that it ends with its pool, or the context, and not before.
+	persistent bool
+	users      int
+	idleSince  time.Time // when the last user left
 }
 
-// mapped finds a mapping, or makes it. It is left by unmap.
-func (h *hold) mapped(k key, open func() (*mapping, error)) (*mapping, error) {
+// acquireMapping finds a mapping, or makes it. It is left by unmap.
+func (h *gpuContext) acquireMapping(k mappingKey, open func() (*mapping, error)) (*mapping, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	m := h.mappings[k]
@@ -351,17 +351,17 @@ func (h *hold) mapped(k key, open func() (*mapping, error)) (*mapping, error) {
 	return m, nil
 }
 
-// keep has a mapping stay when nobody uses it.
-func (h *hold) keep(m *mapping) {
+// keepMapping has a mapping stay when nobody uses it.
+func (h *gpuContext) keepMapping(m *mapping) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	m.kept = true
+	m.persistent = true
 }
 
-// unmap ends one use.
-func (h *hold) unmap(m *mapping, now time.Time) {
+// releaseMapping ends one use.
+func (h *gpuContext) releaseMapping(m *mapping, now time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	m.users--
-	m.left = now
+	m.idleSince = now
 }

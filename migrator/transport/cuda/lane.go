@@ -21,36 +21,36 @@ const (
 	maxCopies = 64        // of one launch; 16 without the batch call
 	maxBatch  = 4096      // of one call, where the copy engines have all
 
-	poll    = 20 * time.Microsecond // between two looks whether the GPU is done
-	patient = 10 * time.Second      // that the GPU may take for one launch
+	pollInterval  = 20 * time.Microsecond // between two looks whether the GPU is done
+	launchTimeout = 10 * time.Second      // that the GPU may take for one launch
 )
 
-// lane is a stream and what its work is described in. It is for one user at a time,
+// copyStream is a stream and what its work is described in. It is for one user at a time,
 // who waits until its work is done.
-type lane struct {
-	hold   *hold
-	stream *cuda.Stream
-	done   *cuda.Event
-	in     *cuda.Host // regions, then pairs of block numbers
-	table  cuda.Pointer
-	out    *cuda.Host // sums
-	pack   *cuda.Host // packed blocks; nil until there are some
-	batch  cuda.Batch
-	args   [kernel.Arguments]uint64
-	copies []copyRun
+type copyStream struct {
+	context           *gpuContext
+	stream            *cuda.Stream
+	done              *cuda.Event
+	description       *cuda.HostMemory // regions, then pairs of block numbers
+	deviceDescription cuda.Pointer
+	sums              *cuda.HostMemory // sums
+	packed            *cuda.HostMemory // packed blocks; nil until there are some
+	batch             cuda.Batch
+	args              [kernel.Arguments]uint64
+	runs              []copyRun
 }
 
 // copyRun is entries of a launch that follow each other at both ends.
 type copyRun struct{ first, n int }
 
-func newLane(h *hold) (*lane, error) {
-	l := &lane{hold: h}
+func newCopyStream(h *gpuContext) (*copyStream, error) {
+	l := &copyStream{context: h}
 	var err error
-	if l.stream, err = h.context.LowStream(); err == nil {
-		l.done, err = h.context.Event(cuda.Untimed)
+	if l.stream, err = h.context.NewLowPriorityStream(); err == nil {
+		l.done, err = h.context.NewEvent(cuda.Untimed)
 	}
 	if err == nil {
-		err = l.grow(1<<14, 1<<14)
+		err = l.reserve(1<<14, 1<<14)
 	}
 	if err != nil {
 		return nil, errors.Join(err, l.close())
@@ -58,17 +58,17 @@ func newLane(h *hold) (*lane, error) {
 	return l, nil
 }
 
-// grow makes room for so many bytes of description, and of sums. The lane is idle.
-func (l *lane) grow(in, out int64) error {
-	c := l.hold.context
-	if l.in == nil || int64(len(l.in.Bytes())) < in {
-		if l.in != nil {
-			if err := errors.Join(l.in.Close(), c.Free(l.table)); err != nil {
+// reserve makes room for so many bytes of description, and of sums. The lane is idle.
+func (l *copyStream) reserve(in, out int64) error {
+	c := l.context.context
+	if l.description == nil || int64(len(l.description.Bytes())) < in {
+		if l.description != nil {
+			if err := errors.Join(l.description.Close(), c.Free(l.deviceDescription)); err != nil {
 				return err
 			}
-			l.in, l.table = nil, 0
+			l.description, l.deviceDescription = nil, 0
 		}
-		host, err := c.HostAlloc(in * 2)
+		host, err := c.AllocHost(in * 2)
 		if err != nil {
 			return err
 		}
@@ -76,26 +76,26 @@ func (l *lane) grow(in, out int64) error {
 		if err != nil {
 			return errors.Join(err, host.Close())
 		}
-		l.in, l.table = host, table
+		l.description, l.deviceDescription = host, table
 	}
-	if l.out == nil || int64(len(l.out.Bytes())) < out {
-		if l.out != nil {
-			if err := l.out.Close(); err != nil {
+	if l.sums == nil || int64(len(l.sums.Bytes())) < out {
+		if l.sums != nil {
+			if err := l.sums.Close(); err != nil {
 				return err
 			}
-			l.out = nil
+			l.sums = nil
 		}
-		host, err := c.HostAlloc(out * 2)
+		host, err := c.AllocHost(out * 2)
 		if err != nil {
 			return err
 		}
-		l.out = host
+		l.sums = host
 	}
 	return nil
 }
 
 // close gives back what the lane has. Its work is done, or the context at its end.
-func (l *lane) close() error {
+func (l *copyStream) close() error {
 	var errs error
 	if l.done != nil {
 		errs = errors.Join(errs, l.done.Close())
@@ -103,45 +103,45 @@ func (l *lane) close() error {
 	if l.stream != nil {
 		errs = errors.Join(errs, l.stream.Close())
 	}
-	if l.in != nil {
-		errs = errors.Join(errs, l.in.Close(), l.hold.context.Free(l.table))
+	if l.description != nil {
+		errs = errors.Join(errs, l.description.Close(), l.context.context.Free(l.deviceDescription))
 	}
-	if l.out != nil {
-		errs = errors.Join(errs, l.out.Close())
+	if l.sums != nil {
+		errs = errors.Join(errs, l.sums.Close())
 	}
-	if l.pack != nil {
-		errs = errors.Join(errs, l.pack.Close())
+	if l.packed != nil {
+		errs = errors.Join(errs, l.packed.Close())
 	}
 	return errs
 }
 
-// cut is how the regions of a layout are cut into pieces.
-type cut struct{ piece, pieces int64 }
+// tiling is how the regions of a layout are cut into pieces.
+type tiling struct{ piece, pieces int64 }
 
-func cutFor(l transport.Layout) cut {
+func tilingFor(l transport.Layout) tiling {
 	most := int64(0)
 	for _, r := range l.Regions {
 		most = max(most, r.Bytes)
 	}
-	c := cut{piece: max(piece, (most/maxPieces+16)/16*16)}
+	c := tiling{piece: max(piece, (most/maxPieces+16)/16*16)}
 	c.pieces = (most + c.piece - 1) / c.piece
 	return c
 }
 
-// fits is how many blocks of a layout one launch may have.
-func (c cut) fits(l transport.Layout) int {
+// maxBlocks is how many blocks of a layout one launch may have.
+func (c tiling) maxBlocks(l transport.Layout) int {
 	return int(max(1, min(maxItems/(int64(len(l.Regions))*c.pieces), maxLaunch/l.BlockBytes())))
 }
 
-// begin describes both ends of a launch of n entries; the caller fills in the
+// describe describes both ends of a launch of n entries; the caller fills in the
 // pairs that it returns.
-func (l *lane) begin(c cut, src, dst cuda.Pointer, from, to transport.Layout, n int) ([]uint32, error) {
+func (l *copyStream) describe(c tiling, src, dst cuda.Pointer, from, to transport.Layout, n int) ([]uint32, error) {
 	regions := len(from.Regions)
 	words := regions * kernel.RegionWords
-	if err := l.grow(int64(words*8+n*8), int64(n*regions)*c.pieces*8); err != nil {
+	if err := l.reserve(int64(words*8+n*8), int64(n*regions)*c.pieces*8); err != nil {
 		return nil, err
 	}
-	w := l.in.Uint64s()
+	w := l.description.Uint64s()
 	for r, g := range from.Regions {
 		d := to.Regions[r]
 		one := w[r*kernel.RegionWords:]
@@ -149,101 +149,101 @@ func (l *lane) begin(c cut, src, dst cuda.Pointer, from, to transport.Layout, n 
 		one[2], one[3] = uint64(dst)+uint64(d.Offset), uint64(d.Stride)
 		one[4] = uint64(g.Bytes)
 	}
-	return l.in.Uint32s()[2*words:][:2*n], nil
+	return l.description.Uint32s()[2*words:][:2*n], nil
 }
 
-// send sends the description to the GPU.
-func (l *lane) send(regions, n int) error {
-	return l.stream.ToDevice(l.table, l.in, 0, int64(regions*kernel.RegionWords*8+n*8))
+// uploadDescription sends the description to the GPU.
+func (l *copyStream) uploadDescription(regions, n int) error {
+	return l.stream.CopyToDevice(l.deviceDescription, l.description, 0, int64(regions*kernel.RegionWords*8+n*8))
 }
 
-// launch starts a kernel over entries [first, first+n) of what was sent.
-func (l *lane) launch(k cuda.Kernel, groups int, c cut, regions, first, n int) error {
+// launchKernel starts a kernel over entries [first, first+n) of what was sent.
+func (l *copyStream) launchKernel(k cuda.Kernel, groups int, c tiling, regions, first, n int) error {
 	items := int64(n*regions) * c.pieces
 	l.args = [...]uint64{
-		uint64(l.table), uint64(regions),
-		uint64(l.table) + uint64(regions*kernel.RegionWords*8+first*8), uint64(n),
+		uint64(l.deviceDescription), uint64(regions),
+		uint64(l.deviceDescription) + uint64(regions*kernel.RegionWords*8+first*8), uint64(n),
 		uint64(c.piece), uint64(c.pieces),
-		uint64(l.out.Pointer()) + uint64(int64(first*regions)*c.pieces*8),
+		uint64(l.sums.Pointer()) + uint64(int64(first*regions)*c.pieces*8),
 	}
 	return k.Launch(l.stream, int(min(int64(groups), items)), threads, l.args[:])
 }
 
-// wait returns when the GPU is done with what was submitted: nothing can stop it.
+// waitDone returns when the GPU is done with what was submitted: nothing can stop it.
 // A GPU that is not done for long has failed.
-func (l *lane) wait() error {
+func (l *copyStream) waitDone() error {
 	if err := l.done.Record(l.stream); err != nil {
-		return l.drain(err)
+		return l.drainAfter(err)
 	}
-	for start := time.Now(); ; time.Sleep(poll) {
+	for start := time.Now(); ; time.Sleep(pollInterval) {
 		done, err := l.done.Done()
 		if err != nil {
-			return l.drain(err)
+			return l.drainAfter(err)
 		}
 		if done {
-			l.hold.worked.Store(true)
+			l.context.worked.Store(true)
 			return nil
 		}
-		if time.Since(start) > patient {
-			return &cuda.Error{Call: "cuEventQuery", Code: launchTimeout, Name: fmt.Sprintf("a launch is not done after %v", patient)}
+		if time.Since(start) > launchTimeout {
+			return &cuda.Error{Call: "cuEventQuery", Code: codeLaunchTimeout, Name: fmt.Sprintf("a launch is not done after %v", launchTimeout)}
 		}
 	}
 }
 
-// launchTimeout is the code of a GPU that was given up: it is sticky.
-const launchTimeout = 702
+// codeLaunchTimeout is the code of a GPU that was given up: it is sticky.
+const codeLaunchTimeout = 702
 
-// drain waits for the stream by itself after an error of a call: something may be
+// drainAfter waits for the stream by itself after an error of a call: something may be
 // under way.
-func (l *lane) drain(err error) error {
+func (l *copyStream) drainAfter(err error) error {
 	if cuda.Sticky(err) {
 		return err // the end of the context is what stops it
 	}
 	return errors.Join(err, l.stream.Wait())
 }
 
-// total is the checksum of region r, of so many bytes, of entry e.
-func (l *lane) total(c cut, regions, e, r int, bytes int64) uint32 {
+// regionChecksum is the checksum of region r, of so many bytes, of entry e.
+func (l *copyStream) regionChecksum(c tiling, regions, e, r int, bytes int64) uint32 {
 	sum := uint64(0)
-	for _, s := range l.out.Uint64s()[int64(e*regions+r)*c.pieces:][:c.pieces] {
+	for _, s := range l.sums.Uint64s()[int64(e*regions+r)*c.pieces:][:c.pieces] {
 		sum += s
 	}
 	return kernel.Fold(sum, bytes)
 }
 
-// sums sums blocks of a pool, and tells each sum in order.
-func (l *lane) sums(groups int, pool cuda.Pointer, layout transport.Layout, blocks []uint32, tell func(i, r int, sum uint32)) error {
-	c, regions := cutFor(layout), len(layout.Regions)
-	most := c.fits(layout)
+// checksumBlocks sums blocks of a pool, and tells each sum in order.
+func (l *copyStream) checksumBlocks(groups int, pool cuda.Pointer, layout transport.Layout, blocks []uint32, tell func(i, r int, sum uint32)) error {
+	c, regions := tilingFor(layout), len(layout.Regions)
+	most := c.maxBlocks(layout)
 	for at := 0; at < len(blocks); at += most {
 		part := blocks[at:min(at+most, len(blocks))]
-		pairs, err := l.begin(c, pool, 0, layout, layout, len(part))
+		pairs, err := l.describe(c, pool, 0, layout, layout, len(part))
 		if err != nil {
 			return err
 		}
 		for i, b := range part {
 			pairs[2*i], pairs[2*i+1] = b, 0
 		}
-		if err := l.send(regions, len(part)); err != nil {
-			return l.drain(err)
+		if err := l.uploadDescription(regions, len(part)); err != nil {
+			return l.drainAfter(err)
 		}
-		if err := l.launch(l.hold.sum, groups, c, regions, 0, len(part)); err != nil {
-			return l.drain(err)
+		if err := l.launchKernel(l.context.sum, groups, c, regions, 0, len(part)); err != nil {
+			return l.drainAfter(err)
 		}
-		if err := l.wait(); err != nil {
+		if err := l.waitDone(); err != nil {
 			return err
 		}
 		for i := range part {
 			for r, g := range layout.Regions {
-				tell(at+i, r, l.total(c, regions, i, r, g.Bytes))
+				tell(at+i, r, l.regionChecksum(c, regions, i, r, g.Bytes))
 			}
 		}
 	}
 	return nil
 }
 
-// end is one side of a copy: a pool in the lane's context.
-type end struct {
+// poolEnd is one side of a copy: a pool in the lane's context.
+type poolEnd struct {
 	pool   cuda.Pointer
 	layout transport.Layout
 }
@@ -251,10 +251,10 @@ type end struct {
 // copyBlocks copies the blocks of a plan, and appends to bad the entries that do
 // not have their sums. It asks before each launch whether to go on. It returns when
 // nothing is under way any more, except in a context that is at its end.
-func (l *lane) copyBlocks(groups int, from, to end, p transport.Plan, bad []int, goOn func() error) ([]int, error) {
-	c, regions := cutFor(to.layout), len(to.layout.Regions)
-	most := c.fits(to.layout)
-	if l.hold.engines { // whose copies are described one by one: somebody may want to end meanwhile
+func (l *copyStream) copyBlocks(groups int, from, to poolEnd, p transport.Plan, bad []int, goOn func() error) ([]int, error) {
+	c, regions := tilingFor(to.layout), len(to.layout.Regions)
+	most := c.maxBlocks(to.layout)
+	if l.context.copyEngines { // whose copies are described one by one: somebody may want to end meanwhile
 		most = max(1, min(most, maxBatch/regions))
 	}
 	for at := 0; at < len(p.Src); at += most {
@@ -262,75 +262,75 @@ func (l *lane) copyBlocks(groups int, from, to end, p transport.Plan, bad []int,
 			return bad, err
 		}
 		n := min(most, len(p.Src)-at)
-		if err := l.submit(groups, c, from, to, p.Src[at:at+n], p.Dst[at:at+n]); err != nil {
-			return bad, l.drain(err)
+		if err := l.submitCopies(groups, c, from, to, p.Src[at:at+n], p.Dst[at:at+n]); err != nil {
+			return bad, l.drainAfter(err)
 		}
-		if err := l.wait(); err != nil {
+		if err := l.waitDone(); err != nil {
 			return bad, err
 		}
-		bad = l.verify(c, to.layout, p.Sums[at*regions:(at+n)*regions], at, bad)
+		bad = l.appendCorrupt(c, to.layout, p.Sums[at*regions:(at+n)*regions], at, bad)
 	}
 	return bad, nil
 }
 
-// submit starts the copies of one launch: everything between two waits.
-func (l *lane) submit(groups int, c cut, from, to end, src, dst []uint32) error {
+// submitCopies starts the copies of one launch: everything between two waits.
+func (l *copyStream) submitCopies(groups int, c tiling, from, to poolEnd, src, dst []uint32) error {
 	regions, n := len(to.layout.Regions), len(src)
-	pairs, err := l.begin(c, from.pool, to.pool, from.layout, to.layout, n)
+	pairs, err := l.describe(c, from.pool, to.pool, from.layout, to.layout, n)
 	if err != nil {
 		return err
 	}
 	for i, s := range src {
 		pairs[2*i], pairs[2*i+1] = s, dst[i]
 	}
-	if err := l.send(regions, n); err != nil {
+	if err := l.uploadDescription(regions, n); err != nil {
 		return err
 	}
 	l.findRuns(from.layout, to.layout, src, dst)
 	// The kernel has what is between the runs; the copy engines the runs, which are
 	// summed where they have arrived.
 	next := 0
-	for _, run := range l.copies {
+	for _, run := range l.runs {
 		if run.first > next {
-			if err := l.launch(l.hold.copy, groups, c, regions, next, run.first-next); err != nil {
+			if err := l.launchKernel(l.context.copy, groups, c, regions, next, run.first-next); err != nil {
 				return err
 			}
 		}
 		next = run.first + run.n
 	}
 	if next < n {
-		if err := l.launch(l.hold.copy, groups, c, regions, next, n-next); err != nil {
+		if err := l.launchKernel(l.context.copy, groups, c, regions, next, n-next); err != nil {
 			return err
 		}
 	}
-	if len(l.copies) == 0 {
+	if len(l.runs) == 0 {
 		return nil
 	}
 	piece := func(i int) (cuda.Pointer, cuda.Pointer, int64) {
-		run, r := l.copies[i/regions], i%regions
+		run, r := l.runs[i/regions], i%regions
 		f, t := from.layout.Regions[r], to.layout.Regions[r]
 		return to.pool + cuda.Pointer(t.Offset+int64(dst[run.first])*t.Stride),
 			from.pool + cuda.Pointer(f.Offset+int64(src[run.first])*f.Stride), int64(run.n-1)*t.Stride + t.Bytes
 	}
-	pieces := len(l.copies) * regions
-	for at := 0; l.hold.batches.Load() && at < pieces && err == nil; at += maxBatch {
+	pieces := len(l.runs) * regions
+	for at := 0; l.context.batches.Load() && at < pieces && err == nil; at += maxBatch {
 		err = l.stream.CopyBatch(&l.batch, min(maxBatch, pieces-at), func(i int) (cuda.Pointer, cuda.Pointer, int64) { return piece(at + i) })
-		if cuda.Is(err, cuda.NotSupported) || cuda.Is(err, cuda.InvalidValue) {
-			l.hold.batches.Store(false) // the call is there, and not what it was
+		if cuda.HasCode(err, cuda.NotSupported) || cuda.HasCode(err, cuda.InvalidValue) {
+			l.context.batches.Store(false) // the call is there, and not what it was
 			err = nil
 		}
 	}
-	if !l.hold.batches.Load() {
+	if !l.context.batches.Load() {
 		for i := 0; i < pieces && err == nil; i++ {
 			d, s, size := piece(i)
 			err = l.stream.Copy(d, s, size)
 		}
 	}
-	if l.hold.engines && err == nil {
-		return l.launch(l.hold.sumOfDst, groups, c, regions, 0, n)
+	if l.context.copyEngines && err == nil {
+		return l.launchKernel(l.context.sumDestination, groups, c, regions, 0, n)
 	}
-	for i := 0; i < len(l.copies) && err == nil; i++ {
-		err = l.launch(l.hold.sumOfDst, groups, c, regions, l.copies[i].first, l.copies[i].n)
+	for i := 0; i < len(l.runs) && err == nil; i++ {
+		err = l.launchKernel(l.context.sumDestination, groups, c, regions, l.runs[i].first, l.runs[i].n)
 	}
 	return err
 }
@@ -341,10 +341,10 @@ const maxRuns = 4
 
 // findRuns finds the runs that are worth a copy of their own: all, where the copy
 // engines are to have them.
-func (l *lane) findRuns(from, to transport.Layout, src, dst []uint32) {
-	l.copies = l.copies[:0]
+func (l *copyStream) findRuns(from, to transport.Layout, src, dst []uint32) {
+	l.runs = l.runs[:0]
 	copies := maxCopies
-	if !l.hold.batches.Load() {
+	if !l.context.batches.Load() {
 		copies = maxCopies / 4
 	}
 	least, dense := int64(1)<<62, true
@@ -357,23 +357,23 @@ func (l *lane) findRuns(from, to transport.Layout, src, dst []uint32) {
 		for dense && i+n < len(src) && src[i+n] == src[i]+uint32(n) && dst[i+n] == dst[i]+uint32(n) {
 			n++
 		}
-		if l.hold.engines {
-			l.copies = append(l.copies, copyRun{i, n})
+		if l.context.copyEngines {
+			l.runs = append(l.runs, copyRun{i, n})
 		} else if int64(n)*least >= longRun {
-			if len(l.copies) == maxRuns || (len(l.copies)+1)*len(to.Regions) > copies {
-				l.copies = l.copies[:0] // many: the kernel has them all
+			if len(l.runs) == maxRuns || (len(l.runs)+1)*len(to.Regions) > copies {
+				l.runs = l.runs[:0] // many: the kernel has them all
 				return
 			}
-			l.copies = append(l.copies, copyRun{i, n})
+			l.runs = append(l.runs, copyRun{i, n})
 		}
 		i += n
 	}
 }
 
-// verify appends the entries whose blocks do not have their sums.
-func (l *lane) verify(c cut, layout transport.Layout, want []uint32, at int, bad []int) []int {
+// appendCorrupt appends the entries whose blocks do not have their sums.
+func (l *copyStream) appendCorrupt(c tiling, layout transport.Layout, want []uint32, at int, bad []int) []int {
 	regions := len(layout.Regions)
-	sums := l.out.Uint64s()
+	sums := l.sums.Uint64s()
 	for i := range len(want) / regions {
 		differ := uint32(0)
 		if c.pieces == 1 { // tens of thousands of sums: nothing is decided by each
@@ -384,7 +384,7 @@ func (l *lane) verify(c cut, layout transport.Layout, want []uint32, at int, bad
 			}
 		} else {
 			for r, g := range layout.Regions {
-				differ |= l.total(c, regions, i, r, g.Bytes) ^ want[i*regions+r]
+				differ |= l.regionChecksum(c, regions, i, r, g.Bytes) ^ want[i*regions+r]
 			}
 		}
 		if differ != 0 {

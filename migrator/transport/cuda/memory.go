@@ -35,7 +35,7 @@ type Handle struct {
 	// GPU is the UUID of the device that has the memory.
 	GPU [16]byte
 	// Name is that of an IPC allocation.
-	Name cuda.IPC
+	Name cuda.IPCHandle
 	// Offset is where the pool begins in its allocation of Size bytes.
 	Offset, Size int64
 }
@@ -84,8 +84,8 @@ type Memory struct {
 	size   int64    // of the pool
 	file   *os.File // of a VMM pool
 
-	mu   sync.Mutex
-	gone error // why the memory cannot be reached any more
+	mu        sync.Mutex
+	closedErr error // why the memory cannot be reached any more
 	// Memory of this process's own.
 	allocation *cuda.Allocation
 }
@@ -101,42 +101,42 @@ func Attach(g *GPU, h Handle, file *os.File, l transport.Layout) (*transport.Mem
 		return nil, errors.New("handle: a descriptor comes with VMM pools, and only with those")
 	}
 	m := &Memory{gpu: g, handle: h, size: l.MinSize(), file: file}
-	if err := g.use(nil, func(h *hold) error {
-		p, err := m.mapped(h)
+	if err := g.withContext(nil, func(h *gpuContext) error {
+		p, err := m.acquireMapping(h)
 		if err == nil {
-			h.unmap(p, time.Now())
+			h.releaseMapping(p, time.Now())
 		}
 		return err
 	}); err != nil {
 		return nil, err
 	}
-	return m.memory(l), nil
+	return m.asMemory(l), nil
 }
 
-// Make makes a pool in this process, as an engine does.
-func Make(g *GPU, kind Kind, l transport.Layout) (*transport.Memory, error) {
+// Allocate makes a pool in this process, as an engine does.
+func Allocate(g *GPU, kind Kind, l transport.Layout) (*transport.Memory, error) {
 	m := &Memory{gpu: g, handle: Handle{Kind: kind, GPU: g.info.UUID, Size: l.MinSize()}, size: l.MinSize()}
 	rand.Read(m.handle.ID[:]) // never fails
-	err := g.use(nil, func(h *hold) error {
+	err := g.withContext(nil, func(h *gpuContext) error {
 		if kind == IPC {
 			p, err := h.context.Alloc(m.handle.Size)
 			if err != nil {
 				return err
 			}
-			base, size, err := h.context.Range(p)
+			base, size, err := h.context.AllocationRange(p)
 			if err == nil {
 				m.handle.Offset, m.handle.Size = int64(p-base), size
-				m.handle.Name, err = h.context.IPC(p)
+				m.handle.Name, err = h.context.IPCHandle(p)
 			}
 			if err != nil {
 				return errors.Join(err, h.context.Free(p))
 			}
 			h.mu.Lock()
-			h.made[m] = p
+			h.allocations[m] = p
 			h.mu.Unlock()
 			return nil
 		}
-		a, err := h.context.Create(m.handle.Size)
+		a, err := h.context.CreateAllocation(m.handle.Size)
 		if err != nil {
 			return err
 		}
@@ -150,11 +150,11 @@ func Make(g *GPU, kind Kind, l transport.Layout) (*transport.Memory, error) {
 	if err != nil {
 		return nil, fmt.Errorf("a pool on gpu %d: %w", g.config.Ordinal, err)
 	}
-	return m.memory(l), nil
+	return m.asMemory(l), nil
 }
 
-// memory is m as pools hand it out.
-func (m *Memory) memory(l transport.Layout) *transport.Memory {
+// asMemory is m as pools hand it out.
+func (m *Memory) asMemory(l transport.Layout) *transport.Memory {
 	l.Checksum = transport.Multiply
 	return &transport.Memory{Layout: l, Device: m, Unmap: m.close}
 }
@@ -193,14 +193,14 @@ var ErrNoDMABuf = errors.New("this GPU's driver gives other devices no access to
 // descriptor, and says nothing of memory that came by IPC.
 func (m *Memory) DMABuf() (f *os.File, offset int64, err error) {
 	if m.gpu.info.DMABuf {
-		err = m.gpu.use(nil, func(h *hold) error {
-			own, err := m.mapped(h)
+		err = m.gpu.withContext(nil, func(h *gpuContext) error {
+			own, err := m.acquireMapping(h)
 			if err != nil {
 				return err
 			}
-			defer func() { h.unmap(own, time.Now()) }()
+			defer func() { h.releaseMapping(own, time.Now()) }()
 			if f, offset, err = h.context.DMABuf(own.pool, m.size); err == nil {
-				h.keep(own) // a registration outlives this call
+				h.keepMapping(own) // a registration outlives this call
 			}
 			return err
 		})
@@ -210,38 +210,38 @@ func (m *Memory) DMABuf() (f *os.File, offset int64, err error) {
 	}
 	if err == nil {
 		err = ErrNoDMABuf
-	} else if cuda.Is(err, cuda.NotSupported) || cuda.Is(err, cuda.InvalidValue) {
+	} else if cuda.HasCode(err, cuda.NotSupported) || cuda.HasCode(err, cuda.InvalidValue) {
 		err = fmt.Errorf("%w: %w", ErrNoDMABuf, err)
 	}
 	return nil, 0, fmt.Errorf("a pool on gpu %d: %w", m.gpu.config.Ordinal, err)
 }
 
-// mapped is the own pool in a context. It is left by unmap.
-func (m *Memory) mapped(h *hold) (*mapping, error) {
+// acquireMapping is the own pool in a context. It is left by unmap.
+func (m *Memory) acquireMapping(h *gpuContext) (*mapping, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.gone != nil {
-		return nil, m.gone
+	if m.closedErr != nil {
+		return nil, m.closedErr
 	}
-	return h.mapped(key{own: m}, func() (*mapping, error) {
-		if p, own := h.made[m]; own {
+	return h.acquireMapping(mappingKey{own: m}, func() (*mapping, error) {
+		if p, own := h.allocations[m]; own {
 			return &mapping{pool: p, size: m.handle.Size - m.handle.Offset, close: func() error { return nil }}, nil
 		}
-		return h.openHandle(m.handle, m.file, cuda.ReadWrite)
+		return h.mapHandle(m.handle, m.file, cuda.ReadWrite)
 	})
 }
 
-// openHandle maps a pool. It trusts the driver, and not the handle, with how large
+// mapHandle maps a pool. It trusts the driver, and not the handle, with how large
 // the allocation is, where the driver says that. mu is held.
-func (h *hold) openHandle(p Handle, file *os.File, access cuda.Access) (*mapping, error) {
+func (h *gpuContext) mapHandle(p Handle, file *os.File, access cuda.Access) (*mapping, error) {
 	c := h.context
 	if p.Kind == IPC {
 		base, err := c.OpenIPC(p.Name)
 		if err != nil {
 			return nil, err
 		}
-		_, size, err := c.Range(base)
-		if cuda.Is(err, cuda.InvalidValue) || cuda.Is(err, cuda.NotFound) {
+		_, size, err := c.AllocationRange(base)
+		if cuda.HasCode(err, cuda.InvalidValue) || cuda.HasCode(err, cuda.NotFound) {
 			size, err = p.Size, nil // a driver that does not say it of memory that is imported
 		}
 		if err == nil && size < p.Size {
@@ -252,53 +252,53 @@ func (h *hold) openHandle(p Handle, file *os.File, access cuda.Access) (*mapping
 		}
 		return &mapping{pool: base + cuda.Pointer(p.Offset), size: p.Size - p.Offset, close: func() error { return c.CloseIPC(base) }}, nil
 	}
-	a, err := c.Import(file, p.Size)
+	a, err := c.ImportAllocation(file, p.Size)
 	if err != nil {
 		return nil, err
 	}
 	m, err := a.Map(access)
-	if err := errors.Join(err, h.shut(a.Close)); err != nil { // the mapping keeps the memory
+	if err := errors.Join(err, h.closeOrDeferLocked(a.Close)); err != nil { // the mapping keeps the memory
 		if m != nil {
-			err = errors.Join(err, h.shut(m.Close))
+			err = errors.Join(err, h.closeOrDeferLocked(m.Close))
 		}
 		return nil, err
 	}
-	return &mapping{pool: m.Pointer() + cuda.Pointer(p.Offset), size: p.Size - p.Offset, close: m.Close, outlives: true}, nil
+	return &mapping{pool: m.Pointer() + cuda.Pointer(p.Offset), size: p.Size - p.Offset, close: m.Close, outlivesContext: true}, nil
 }
 
 var errLost = errors.New("the pool was lost when the GPU failed")
 
-// lose ends memory that goes with its context.
-func (m *Memory) lose(c *cuda.Context, p cuda.Pointer) {
+// markLost ends memory that goes with its context.
+func (m *Memory) markLost(c *cuda.Context, p cuda.Pointer) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.gone = errLost
+	m.closedErr = errLost
 	_ = c.Free(p) // it may have ended already
 }
 
 // close gives the memory back. Nobody uses it.
 func (m *Memory) close() {
 	m.mu.Lock()
-	if m.gone == nil {
-		m.gone = errors.New("the pool is closed")
+	if m.closedErr == nil {
+		m.closedErr = errors.New("the pool is closed")
 	}
 	m.mu.Unlock()
 	m.gpu.mu.Lock()
-	h := m.gpu.held
+	h := m.gpu.current
 	m.gpu.mu.Unlock()
 	// None of these can fail for what was made, unless the device has failed; and
 	// nobody is left who could be told.
 	if h != nil {
-		_ = h.use(func(h *hold) error {
+		_ = h.run(func(h *gpuContext) error {
 			h.mu.Lock()
 			defer h.mu.Unlock()
 			var err error
-			if own := h.mappings[key{own: m}]; own != nil {
-				delete(h.mappings, key{own: m})
-				err = h.end(own)
+			if own := h.mappings[mappingKey{own: m}]; own != nil {
+				delete(h.mappings, mappingKey{own: m})
+				err = h.unmapLocked(own)
 			}
-			if p, ok := h.made[m]; ok {
-				delete(h.made, m)
+			if p, ok := h.allocations[m]; ok {
+				delete(h.allocations, m)
 				err = errors.Join(err, h.context.Free(p))
 			}
 			return err
@@ -314,8 +314,8 @@ func (m *Memory) close() {
 
 // Sums computes checksums on the GPU. See transport.Device.
 func (m *Memory) Sums(dst []uint32, l transport.Layout, blocks []uint32) ([]uint32, error) {
-	err := m.work(func(lane *lane, pool cuda.Pointer) error {
-		return lane.sums(m.gpu.config.Groups, pool, l, blocks, func(_, _ int, sum uint32) { dst = append(dst, sum) })
+	err := m.withStream(func(lane *copyStream, pool cuda.Pointer) error {
+		return lane.checksumBlocks(m.gpu.config.Groups, pool, l, blocks, func(_, _ int, sum uint32) { dst = append(dst, sum) })
 	})
 	if err != nil {
 		return dst, fmt.Errorf("sums of blocks on gpu %d: %w", m.gpu.config.Ordinal, err)
@@ -323,18 +323,18 @@ func (m *Memory) Sums(dst []uint32, l transport.Layout, blocks []uint32) ([]uint
 	return dst, nil
 }
 
-// work lends do a lane, and where the memory is mapped in its context.
-func (m *Memory) work(do func(*lane, cuda.Pointer) error) error {
-	return m.gpu.use(nil, func(h *hold) error {
-		own, err := m.mapped(h)
+// withStream lends do a lane, and where the memory is mapped in its context.
+func (m *Memory) withStream(do func(*copyStream, cuda.Pointer) error) error {
+	return m.gpu.withContext(nil, func(h *gpuContext) error {
+		own, err := m.acquireMapping(h)
 		if err != nil {
 			return err
 		}
-		defer func() { h.unmap(own, time.Now()) }()
-		lane, err := h.lane()
+		defer func() { h.releaseMapping(own, time.Now()) }()
+		lane, err := h.acquireStream()
 		if err != nil {
 			return err
 		}
-		return errors.Join(do(lane, own.pool), h.leave(lane))
+		return errors.Join(do(lane, own.pool), h.releaseStream(lane))
 	})
 }

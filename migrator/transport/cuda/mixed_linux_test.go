@@ -37,7 +37,7 @@ func TestMixed(t *testing.T) {
 			return transporttest.End{Transport: over(t, m), Memory: m, Mirror: mirror}
 		}
 		onHost := func(t *testing.T, l transport.Layout) transporttest.End {
-			m := transporttest.Heap(l)
+			m := transporttest.HeapMemory(l)
 			return transporttest.End{Transport: over(t, m), Memory: m}
 		}
 		if name == "verbs" && os.Getenv("CASCADE_TEST_CUDA") != "" {
@@ -96,7 +96,7 @@ func TestMixedChoice(t *testing.T) {
 	onGPU, _ := made(t, g, VMM, small)
 	defer onGPU.Close()
 	dir := short(t)
-	for where, m := range map[string]*transport.Memory{"on a GPU": onGPU, "in the machine's memory": transporttest.Heap(small)} {
+	for where, m := range map[string]*transport.Memory{"on a GPU": onGPU, "in the machine's memory": transporttest.HeapMemory(small)} {
 		pool := transporttest.Pool{M: m}
 		here, err := New(Config{Dir: dir, Pool: pool})
 		if err != nil {

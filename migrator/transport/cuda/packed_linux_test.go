@@ -34,7 +34,7 @@ func (s *story) byHost() (err error) {
 	l := transport.Layout{Blocks: 4, Regions: []transport.Region{{Stride: 4096, Bytes: 4096}, {Offset: 4 * 4096, Stride: 512, Bytes: 500}}}
 	var pools [2]*transport.Memory
 	for i := range pools {
-		if pools[i], err = Make(g, IPC, l); err != nil {
+		if pools[i], err = Allocate(g, IPC, l); err != nil {
 			return err
 		}
 		defer pools[i].Close()
@@ -121,8 +121,8 @@ func TestPin(t *testing.T) {
 		t.Errorf("a GPU that fails: %v", err)
 	}
 	gather(pack[4096:][:len(want)])
-	for l := range g.held.lanes {
-		if l.pack != nil {
+	for l := range g.current.streams {
+		if l.packed != nil {
 			t.Error("a processor has copied for a GPU that was opened anew")
 		}
 	}
@@ -136,7 +136,7 @@ func TestPin(t *testing.T) {
 	if err := unpin(); err != nil {
 		t.Error(err)
 	}
-	if len(g.held.pins)+len(g.pins)+c.Live("registered") != 0 {
+	if len(g.current.pins)+len(g.pins)+c.Live("registered") != 0 {
 		t.Error("something is pinned still")
 	}
 	c.Fail("cuMemHostRegister_v2", 1, passing)

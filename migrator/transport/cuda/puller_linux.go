@@ -53,10 +53,10 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 	if (handle.Kind == VMM) != (s.File != nil) {
 		return nil, errors.New("the source's handle and its descriptor do not belong together")
 	}
-	if err := p.gpu.reaches(handle.GPU); err != nil {
+	if err := p.gpu.checkPeerAccess(handle.GPU); err != nil {
 		return nil, err
 	}
-	if err := p.gpu.use(nil, func(h *hold) error { return p.prepare(h, own, handle, s.File, offer.Address) }); err != nil {
+	if err := p.gpu.withContext(nil, func(h *gpuContext) error { return p.mapPools(h, own, handle, s.File, offer.Address) }); err != nil {
 		return nil, err
 	}
 	p.Puller = pull.NewPuller(pull.Steps{
@@ -65,8 +65,8 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 	return p, nil
 }
 
-// reaches says why this GPU cannot read the memory of another.
-func (g *GPU) reaches(uuid [16]byte) error {
+// checkPeerAccess says why this GPU cannot read the memory of another.
+func (g *GPU) checkPeerAccess(uuid [16]byte) error {
 	if uuid == g.info.UUID {
 		return nil
 	}
@@ -98,36 +98,36 @@ type puller struct {
 	logger  *slog.Logger
 	session *localsocket.Session
 	memory  *transport.Memory
-	hold    *hold // of all that follows
-	lane    *lane
-	own     *mapping
-	theirs  *mapping
+	context *gpuContext // of all that follows
+	stream  *copyStream
+	local   *mapping
+	remote  *mapping
 }
 
-// prepare maps both pools and takes a lane.
-func (p *puller) prepare(h *hold, own *Memory, theirs Handle, file *os.File, address string) (err error) {
-	p.hold = h
-	if p.own, err = own.mapped(h); err != nil {
+// mapPools maps both pools and takes a lane.
+func (p *puller) mapPools(h *gpuContext, own *Memory, theirs Handle, file *os.File, address string) (err error) {
+	p.context = h
+	if p.local, err = own.acquireMapping(h); err != nil {
 		return err
 	}
-	k := key{address: address, id: theirs.ID}
-	if p.theirs, err = h.mapped(k, func() (*mapping, error) {
+	k := mappingKey{address: address, id: theirs.ID}
+	if p.remote, err = h.acquireMapping(k, func() (*mapping, error) {
 		if theirs.ID == own.handle.ID { // an engine that is asked for its own blocks
 			return nil, errors.New("the source's pool is this side's own")
 		}
-		m, err := h.openHandle(theirs, file, cuda.ReadOnly)
-		if theirs.Kind == VMM && (cuda.Is(err, cuda.NotSupported) || cuda.Is(err, cuda.InvalidValue)) {
+		m, err := h.mapHandle(theirs, file, cuda.ReadOnly)
+		if theirs.Kind == VMM && (cuda.HasCode(err, cuda.NotSupported) || cuda.HasCode(err, cuda.InvalidValue)) {
 			p.logger.Warn("cuda transport: the driver maps no memory for reading only; the source's pool is mapped for writing too", "source", address)
-			m, err = h.openHandle(theirs, file, cuda.ReadWrite)
+			m, err = h.mapHandle(theirs, file, cuda.ReadWrite)
 		}
 		return m, err
 	}); err != nil {
 		return err
 	}
-	if p.theirs.size < p.session.Layout.MinSize() {
+	if p.remote.size < p.session.Layout.MinSize() {
 		return errors.New("the source's pool is larger than it was")
 	}
-	p.lane, err = h.lane()
+	p.stream, err = h.acquireStream()
 	return err
 }
 
@@ -137,9 +137,9 @@ func (p *puller) copyBlocks(ctx context.Context, plan transport.Plan, bad []int)
 	if err := checkpoint(); err != nil {
 		return bad, err
 	}
-	from, to := end{p.theirs.pool, p.session.Layout}, end{p.own.pool, p.memory.Layout}
-	if err := p.gpu.use(p.hold, func(*hold) (err error) {
-		bad, err = p.lane.copyBlocks(p.gpu.config.Groups, from, to, plan, bad, checkpoint)
+	from, to := poolEnd{p.remote.pool, p.session.Layout}, poolEnd{p.local.pool, p.memory.Layout}
+	if err := p.gpu.withContext(p.context, func(*gpuContext) (err error) {
+		bad, err = p.stream.copyBlocks(p.gpu.config.Groups, from, to, plan, bad, checkpoint)
 		return err
 	}); err != nil {
 		return bad, err
@@ -156,22 +156,22 @@ func (p *puller) release() error {
 		p.session.Close()
 	}
 	var err error
-	if p.hold != nil {
+	if p.context != nil {
 		// A context that has been closed has given everything back already.
-		err = p.gpu.use(p.hold, func(h *hold) error {
+		err = p.gpu.withContext(p.context, func(h *gpuContext) error {
 			now := time.Now()
-			if p.own != nil {
-				h.unmap(p.own, now)
+			if p.local != nil {
+				h.releaseMapping(p.local, now)
 			}
-			if p.theirs != nil {
-				h.unmap(p.theirs, now)
+			if p.remote != nil {
+				h.releaseMapping(p.remote, now)
 			}
-			if p.lane == nil {
+			if p.stream == nil {
 				return nil
 			}
-			return h.leave(p.lane)
+			return h.releaseStream(p.stream)
 		})
-		if errors.Is(err, errOver) {
+		if errors.Is(err, errContextClosed) {
 			err = nil
 		}
 	}

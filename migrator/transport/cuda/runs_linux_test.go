@@ -75,7 +75,7 @@ func TestRuns(t *testing.T) {
 // kernel but the sum's runs. Without the call pieces are copied one by one.
 func TestEngines(t *testing.T) {
 	g := gpu(t)
-	g.config.Engines = true
+	g.config.CopyEngines = true
 	heat(t, g)
 	t.Run("Conformance", func(t *testing.T) {
 		transporttest.Run(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
@@ -96,7 +96,7 @@ func TestEngines(t *testing.T) {
 	defer puller.Close()
 	plan := shuffled(pair.Source.Memory, 512)
 	for _, batches := range []bool{true, false} {
-		g.held.batches.Store(batches)
+		g.current.batches.Store(batches)
 		kernels, calls, single := c.Calls("cuLaunchKernel"), c.Calls("cuMemcpyBatchAsync_v2"), c.Calls("cuMemcpyDtoDAsync_v2")
 		if _, err := puller.Pull(t.Context(), plan); err != nil {
 			t.Error(err)

@@ -14,11 +14,11 @@ import (
 func BenchmarkPull(b *testing.B) {
 	for _, bytes := range []int64{32 << 10, 256 << 10, 1 << 20} {
 		b.Run(fmt.Sprintf("block=%dKiB", bytes>>10), func(b *testing.B) {
-			l, dir := transporttest.Scattered(bytes), short(b)
+			l, dir := transporttest.ScatteredLayout(bytes), short(b)
 			pair := transporttest.Pair{Source: end(b, dir, l), Target: end(b, dir, l)}
-			p := transporttest.Opened(b, pair).(*puller)
-			transporttest.Interleave(b, l, pair.Source.Memory, pair.Target.Memory, map[string]transporttest.Way{
-				"verified": transporttest.Pulls(b.Context(), p),
+			p := transporttest.OpenPuller(b, pair).(*puller)
+			transporttest.CompareMethods(b, l, pair.Source.Memory, pair.Target.Memory, map[string]transporttest.Method{
+				"verified": transporttest.PullMethod(b.Context(), p),
 				"unverified": func(plan transport.Plan) (time.Duration, error) {
 					for i := range plan.Src {
 						for r := range l.Regions {
@@ -35,9 +35,9 @@ func BenchmarkPull(b *testing.B) {
 // BenchmarkMove opens, pulls and closes, with the mapping of the move before and
 // with a new one: what keeping mappings is worth.
 func BenchmarkMove(b *testing.B) {
-	l, dir := transporttest.Scattered(256<<10), short(b)
+	l, dir := transporttest.ScatteredLayout(256<<10), short(b)
 	pair := transporttest.Pair{Source: end(b, dir, l), Target: end(b, dir, l)}
-	transporttest.Opened(b, pair).Close()
+	transporttest.OpenPuller(b, pair).Close()
 	target := pair.Target.Transport.(*Transport)
 	move := func(plan transport.Plan) (time.Duration, error) {
 		start := time.Now()
@@ -53,7 +53,7 @@ func BenchmarkMove(b *testing.B) {
 		_, err = p.Pull(b.Context(), plan)
 		return time.Since(start), err
 	}
-	transporttest.Interleave(b, l, pair.Source.Memory, pair.Target.Memory, map[string]transporttest.Way{
+	transporttest.CompareMethods(b, l, pair.Source.Memory, pair.Target.Memory, map[string]transporttest.Method{
 		"kept": move,
 		"remapped": func(plan transport.Plan) (time.Duration, error) {
 			target.mappings.setKeepIdle(false)

@@ -93,7 +93,7 @@ func elsewhere(t *testing.T, dir string) (*exec.Cmd, transport.Offer) {
 
 func plan(n int) transport.Plan {
 	var p transport.Plan
-	zero := transporttest.Heap(transport.Layout{Blocks: 1, Regions: small.Regions})
+	zero := transporttest.HeapMemory(transport.Layout{Blocks: 1, Regions: small.Regions})
 	for i := range n {
 		p.Src, p.Dst = append(p.Src, uint32(i)), append(p.Dst, uint32(i))
 		p.Sums = zero.Sums(p.Sums, []uint32{0})

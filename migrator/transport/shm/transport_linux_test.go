@@ -59,12 +59,12 @@ func ends(t *testing.T, source, target transport.Layout) transporttest.Pair {
 
 func TestConformance(t *testing.T) { transporttest.Run(t, ends) }
 
-func TestAllocations(t *testing.T) { transporttest.Allocations(t, ends) }
+func TestAllocations(t *testing.T) { transporttest.RunAllocations(t, ends) }
 
 // TestUnsuited says that a pool on a device is nothing that is broken, and nothing to be
 // handed on or pulled into.
 func TestUnsuited(t *testing.T) {
-	_, m := transporttest.NewCard(transport.Layout{Blocks: 2, Regions: []transport.Region{{Stride: 64, Bytes: 64}}})
+	_, m := transporttest.NewFakeDevice(transport.Layout{Blocks: 2, Regions: []transport.Region{{Stride: 64, Bytes: 64}}})
 	defer m.Close()
 	m.Bytes = nil
 	tr, err := New(Config{Dir: short(t), Pool: transporttest.Pool{M: m}})

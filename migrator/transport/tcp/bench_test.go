@@ -18,9 +18,9 @@ import (
 
 // opened returns a layout, and two ends of it with an open puller.
 func opened(b *testing.B, bytes int64, c Config) (transport.Layout, transporttest.Pair, transport.Puller) {
-	l := transporttest.Scattered(bytes)
+	l := transporttest.ScatteredLayout(bytes)
 	pair := transporttest.Pair{Source: end(b, l, c), Target: end(b, l, c)}
-	return l, pair, transporttest.Opened(b, pair)
+	return l, pair, transporttest.OpenPuller(b, pair)
 }
 
 // BenchmarkPull compares a pull over loopback with a plain copy of the same
@@ -29,8 +29,8 @@ func BenchmarkPull(b *testing.B) {
 	for _, bytes := range []int64{32 << 10, 256 << 10, 1 << 20} {
 		b.Run(fmt.Sprintf("block=%dKiB", bytes>>10), func(b *testing.B) {
 			l, pair, p := opened(b, bytes, Config{})
-			transporttest.Interleave(b, l, pair.Source.Memory, pair.Target.Memory, map[string]transporttest.Way{
-				"verified": transporttest.Pulls(b.Context(), p),
+			transporttest.CompareMethods(b, l, pair.Source.Memory, pair.Target.Memory, map[string]transporttest.Method{
+				"verified": transporttest.PullMethod(b.Context(), p),
 			})
 		})
 	}
@@ -51,7 +51,7 @@ func BenchmarkPeers(b *testing.B) {
 		b.Run(fmt.Sprintf("block=%dKiB", bytes>>10), func(b *testing.B) {
 			l, pair, p := opened(b, bytes, Config{})
 			var ours, theirs []time.Duration
-			transporttest.Interleave(b, l, pair.Source.Memory, pair.Target.Memory, map[string]transporttest.Way{
+			transporttest.CompareMethods(b, l, pair.Source.Memory, pair.Target.Memory, map[string]transporttest.Method{
 				"tcp": func(plan transport.Plan) (time.Duration, error) {
 					start := time.Now()
 					_, err := p.Pull(b.Context(), plan)

@@ -10,7 +10,7 @@ import (
 )
 
 func cardEnd(t testing.TB, l transport.Layout, config Config) transporttest.End {
-	card, m := transporttest.NewCard(l)
+	card, m := transporttest.NewFakeDevice(l)
 	config.Pool = transporttest.Pool{M: m}
 	tr, err := New(config)
 	if err != nil {
@@ -32,7 +32,7 @@ func TestConformanceDevice(t *testing.T) {
 	transporttest.Run(t, cards)
 }
 
-func TestAllocationsDevice(t *testing.T) { transporttest.Allocations(t, cards) }
+func TestAllocationsDevice(t *testing.T) { transporttest.RunAllocations(t, cards) }
 
 // A pull ends when either device fails.
 func TestDeviceFails(t *testing.T) {
@@ -43,8 +43,8 @@ func TestDeviceFails(t *testing.T) {
 		if name == "target" {
 			end = pair.Target
 		}
-		p := transporttest.Opened(t, pair)
-		end.Mirror.(*transporttest.Card).Fail = errors.New("the GPU has fallen off the bus")
+		p := transporttest.OpenPuller(t, pair)
+		end.Mirror.(*transporttest.FakeDevice).Fail = errors.New("the GPU has fallen off the bus")
 		plan := transport.Plan{Src: []uint32{0, 3}, Dst: []uint32{1, 2}, Sums: pair.Source.Memory.Sums(nil, []uint32{0, 3})}
 		start := time.Now()
 		if _, err := p.Pull(t.Context(), plan); err == nil {

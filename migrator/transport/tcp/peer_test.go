@@ -22,7 +22,7 @@ var small = transport.Layout{Blocks: 8, Regions: []transport.Region{{Stride: 4, 
 // newTestPuller returns a puller whose source is the test, and its memory.
 func newTestPuller(t testing.TB, conn net.Conn) (*pull.Puller, *transport.Memory) {
 	t.Helper()
-	local := transporttest.Heap(small)
+	local := transporttest.HeapMemory(small)
 	local.Hold()
 	return newPuller(&blockReader{socket: conn, remote: small, local: local}, conn), local
 }
@@ -84,7 +84,7 @@ func TestReceiverThatTakesNothing(t *testing.T) {
 		here, there := net.Pipe()
 		var issuer ticket.Issuer
 		issuer.Open()
-		m := transporttest.Heap(small)
+		m := transporttest.HeapMemory(small)
 		secret, err := issuer.Issue(transport.Grant{Migration: "a/1", Receiver: "b", Deadline: time.Now().Add(time.Minute)}, m, time.Now())
 		if err != nil {
 			t.Fatal(err)
@@ -163,7 +163,7 @@ func FuzzAnswer(f *testing.F) {
 	f.Add(append(appendHead(nil, kindAnswer, 2), bytes.Repeat([]byte{1}, 40)...))
 	f.Add(appendHead(nil, kindAnswer, 3))
 	f.Add([]byte{kindAnswer})
-	zero := transporttest.Heap(small).Sums(nil, []uint32{0, 1})
+	zero := transporttest.HeapMemory(small).Sums(nil, []uint32{0, 1})
 	f.Fuzz(func(t *testing.T, in []byte) {
 		p, local := newTestPuller(t, script{bytes.NewReader(in)})
 		defer p.Close()

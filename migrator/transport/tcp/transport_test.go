@@ -22,7 +22,7 @@ import (
 
 func end(t testing.TB, l transport.Layout, c Config) transporttest.End {
 	t.Helper()
-	m := transporttest.Heap(l)
+	m := transporttest.HeapMemory(l)
 	c.Pool = transporttest.Pool{M: m}
 	tr, err := New(c)
 	if err != nil {
@@ -37,7 +37,7 @@ func ends(t *testing.T, source, target transport.Layout) transporttest.Pair {
 
 func TestConformance(t *testing.T) { transporttest.Run(t, ends) }
 
-func TestAllocations(t *testing.T) { transporttest.Allocations(t, ends) }
+func TestAllocations(t *testing.T) { transporttest.RunAllocations(t, ends) }
 
 func TestConformanceTLS(t *testing.T) {
 	c := mutual(t)
@@ -80,7 +80,7 @@ func mutual(t testing.TB) Config {
 
 func TestConfig(t *testing.T) {
 	good := mutual(t)
-	pool := transporttest.Pool{M: transporttest.Heap(small)}
+	pool := transporttest.Pool{M: transporttest.HeapMemory(small)}
 	for _, c := range []struct {
 		name, want string
 		config     Config

@@ -12,52 +12,52 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
-// looked is a context that does something when it is asked for the n-th time
+// checkContext is a context that does something when it is asked for the n-th time
 // whether it has ended: a way to interfere at each step of a call, whatever its
 // steps are.
-type looked struct {
+type checkContext struct {
 	context.Context
 	cancel context.CancelFunc
 	left   atomic.Int64
 	then   func()
 }
 
-// look returns a context that calls then at look n, counted from 0; nil cancels
+// atCheck returns a context that calls then at look n, counted from 0; nil cancels
 // it.
-func look(n int, then func()) *looked {
+func atCheck(n int, then func()) *checkContext {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	if then == nil {
 		then = cancel
 	}
-	c := &looked{Context: ctx, cancel: cancel, then: then}
+	c := &checkContext{Context: ctx, cancel: cancel, then: then}
 	c.left.Store(int64(n))
 	return c
 }
 
-func (c *looked) Err() error {
+func (c *checkContext) Err() error {
 	if c.left.Add(-1) == -1 {
 		c.then()
 	}
 	return c.Context.Err()
 }
 
-// still fails when a memory changes within a moment: something writes behind a
+// requireUnchanged fails when a memory changes within a moment: something writes behind a
 // fence.
-func still(t *testing.T, what string, e End) {
+func requireUnchanged(t *testing.T, what string, e End) {
 	t.Helper()
 	e.fill(99)
 	want := slices.Clone(e.Memory.Bytes)
 	time.Sleep(time.Millisecond) // gives a writer that should not be there its chance
-	if !bytes.Equal(e.bytes(), want) {
+	if !bytes.Equal(e.read(), want) {
 		t.Errorf("%s: the memory changes behind the fence", what)
 	}
 }
 
-func testAbortOpen(t *testing.T, b *bench) {
+func testAbortOpen(t *testing.T, b *suite) {
 	b.start(wide, narrow)
 	for n := range 6 {
-		ctx := look(n, nil)
-		p, err := b.Target.Transport.Open(ctx, Receiver, b.export(b.grant(b.move())))
+		ctx := atCheck(n, nil)
+		p, err := b.Target.Transport.Open(ctx, Receiver, b.export(b.grant(b.newMigration())))
 		if err == nil {
 			p.Close()
 		} else if !errors.Is(err, context.Canceled) {
@@ -68,7 +68,7 @@ func testAbortOpen(t *testing.T, b *bench) {
 	for _, after := range []time.Duration{0, 10 * time.Microsecond, 50 * time.Microsecond, 200 * time.Microsecond} {
 		ctx, cancel := context.WithCancel(b.Context())
 		stop := time.AfterFunc(after, cancel)
-		p, err := b.Target.Transport.Open(ctx, Receiver, b.export(b.grant(b.move())))
+		p, err := b.Target.Transport.Open(ctx, Receiver, b.export(b.grant(b.newMigration())))
 		if err == nil {
 			p.Close()
 		} else if !errors.Is(err, context.Canceled) {
@@ -81,7 +81,7 @@ func testAbortOpen(t *testing.T, b *bench) {
 
 // A pull that is cancelled, at whatever step, writes nothing more once it has
 // returned, and its puller is over.
-func testAbortPull(t *testing.T, b *bench) {
+func testAbortPull(t *testing.T, b *suite) {
 	b.start(large, large)
 	plan := b.plan(large.Blocks, 1)
 	_, puller := b.open()
@@ -102,13 +102,13 @@ func testAbortPull(t *testing.T, b *bench) {
 		if !errors.Is(err, context.Canceled) {
 			t.Errorf("%s: %v", name, err)
 		}
-		still(t, name, b.Target)
+		requireUnchanged(t, name, b.Target)
 		if _, err := puller.Pull(b.ctx(), plan); err == nil {
 			t.Errorf("%s: the puller goes on", name)
 		}
 	}
 	for n := 1; n < 1<<14; n *= 3 {
-		ctx := look(n-1, nil)
+		ctx := atCheck(n-1, nil)
 		cancelled("cancelled at a look", ctx)
 		ctx.cancel()
 	}
@@ -127,7 +127,7 @@ type result struct {
 	err  error
 }
 
-func (b *bench) pulling(p transport.Puller, plan transport.Plan) <-chan result {
+func (b *suite) startPull(p transport.Puller, plan transport.Plan) <-chan result {
 	ctx, ended := b.ctx(), make(chan result, 1)
 	go func() {
 		stats, err := p.Pull(ctx, plan)
@@ -137,13 +137,13 @@ func (b *bench) pulling(p transport.Puller, plan transport.Plan) <-chan result {
 }
 
 // Close from another goroutine, at any time of a pull.
-func testClose(t *testing.T, b *bench) {
+func testClose(t *testing.T, b *suite) {
 	b.start(large, large)
 	plan := b.plan(large.Blocks, 1)
 	took := time.Duration(0)
 	for i := range 12 {
 		_, puller := b.open()
-		result := b.pulling(puller, plan)
+		result := b.startPull(puller, plan)
 		if i == 0 {
 			r := <-result
 			if r.err != nil {
@@ -156,7 +156,7 @@ func testClose(t *testing.T, b *bench) {
 		if err := puller.Close(); err != nil {
 			t.Errorf("close: %v", err)
 		}
-		still(t, "after Close", b.Target)
+		requireUnchanged(t, "after Close", b.Target)
 		if i > 0 {
 			<-result
 		}
@@ -171,16 +171,16 @@ func testClose(t *testing.T, b *bench) {
 
 // Revoke at any step and time of a pull: what is read afterwards is not pulled.
 // The source's memory is written over as soon as Revoke returns.
-func testRevoke(t *testing.T, b *bench) {
+func testRevoke(t *testing.T, b *suite) {
 	b.start(large, large)
 	original := slices.Clone(b.Source.Memory.Bytes)
 	plan := b.plan(large.Blocks, 1)
-	want := expect(b.Target.bytes(), b.Pair, plan)
+	want := plainCopy(b.Target.read(), b.Pair, plan)
 
 	// revoked pulls while revoke is called, and reports whether the pull failed.
 	revoked := func(pull func(p transport.Puller, revoke func()) error) bool {
 		t.Helper()
-		b.Source.stored(func(now []byte) { copy(now, original) })
+		b.Source.write(func(now []byte) { copy(now, original) })
 		b.Target.fill(2)
 		move, puller := b.open()
 		defer puller.Close()
@@ -192,7 +192,7 @@ func testRevoke(t *testing.T, b *bench) {
 		switch {
 		case errors.As(err, &corrupt):
 			t.Error("a pull read behind the fence, and reports blocks to be pulled again")
-		case err == nil && !bytes.Equal(b.Target.bytes(), want):
+		case err == nil && !bytes.Equal(b.Target.read(), want):
 			t.Error("a pull read behind the fence, and reports success")
 		}
 		if _, err := puller.Pull(b.ctx(), plan); err == nil || errors.As(err, &corrupt) {
@@ -210,7 +210,7 @@ func testRevoke(t *testing.T, b *bench) {
 	})
 	for n := 1; n < 1<<10; n *= 3 {
 		failed := revoked(func(p transport.Puller, revoke func()) error {
-			ctx := look(n-1, revoke)
+			ctx := atCheck(n-1, revoke)
 			defer ctx.cancel()
 			_, err := p.Pull(ctx, plan)
 			if ctx.left.Load() >= 0 {
@@ -224,7 +224,7 @@ func testRevoke(t *testing.T, b *bench) {
 	}
 	for i := range 8 {
 		revoked(func(p transport.Puller, revoke func()) error {
-			ended := b.pulling(p, plan)
+			ended := b.startPull(p, plan)
 			time.Sleep(took * time.Duration(i) / 8)
 			revoke()
 			return (<-ended).err
@@ -233,21 +233,21 @@ func testRevoke(t *testing.T, b *bench) {
 }
 
 // A source that ends, at any time of a pull, fails it.
-func testSourceEnds(t *testing.T, b *bench) {
+func testSourceEnds(t *testing.T, b *suite) {
 	took := time.Duration(0)
 	for i := range 8 {
 		b.start(large, large)
 		plan := b.plan(large.Blocks, 1)
-		want := expect(b.Target.bytes(), b.Pair, plan)
+		want := plainCopy(b.Target.read(), b.Pair, plan)
 		_, puller := b.open()
-		ended := b.pulling(puller, plan)
+		ended := b.startPull(puller, plan)
 		if i > 0 {
 			time.Sleep(took * time.Duration(i-1) / 8)
 			b.stopSource()
 		}
 		r := <-ended
 		took = max(took, r.took)
-		if r.err == nil && !bytes.Equal(b.Target.bytes(), want) {
+		if r.err == nil && !bytes.Equal(b.Target.read(), want) {
 			t.Error("a pull reports success and differs from a plain copy")
 		}
 		b.stopSource()

@@ -18,29 +18,29 @@ const Rounds = 7
 // Volume is what one round of a benchmark moves, in bytes.
 const Volume = 256 << 20
 
-// Scattered is a pool of twice the benchmark's volume in blocks of one region of
+// ScatteredLayout is a pool of twice the benchmark's volume in blocks of one region of
 // this size, as a layer's share of a block is.
-func Scattered(bytes int64) transport.Layout {
+func ScatteredLayout(bytes int64) transport.Layout {
 	return transport.Layout{Blocks: int(2 * Volume / bytes), Regions: []transport.Region{{Stride: bytes, Bytes: bytes}}}
 }
 
-// Way is one way to move a plan's blocks. It returns how long that took; 0 means
+// Method is one way to move a plan's blocks. It returns how long that took; 0 means
 // as long as the call.
-type Way func(transport.Plan) (time.Duration, error)
+type Method func(transport.Plan) (time.Duration, error)
 
-// Pulls is the way of a puller.
-func Pulls(ctx context.Context, p transport.Puller) Way {
+// PullMethod is the way of a puller.
+func PullMethod(ctx context.Context, p transport.Puller) Method {
 	return func(plan transport.Plan) (time.Duration, error) {
 		_, err := p.Pull(ctx, plan)
 		return 0, err
 	}
 }
 
-// Interleave measures ways to move the same shuffled blocks of a layout. Each
+// CompareMethods measures ways to move the same shuffled blocks of a layout. Each
 // iteration of the benchmark runs a plain copy and then each way once, so that
 // they share the machine's moods; it reports the medians, in GB/s and as a share
 // of the copy's (ratio-…).
-func Interleave(b *testing.B, l transport.Layout, source, target *transport.Memory, ways map[string]Way) {
+func CompareMethods(b *testing.B, l transport.Layout, source, target *transport.Memory, ways map[string]Method) {
 	b.Helper()
 	rng := rand.New(rand.NewPCG(1, 2))
 	n := int(Volume / l.BlockBytes())
@@ -112,9 +112,9 @@ func Median(d []time.Duration) time.Duration {
 	return d[len(d)/2]
 }
 
-// Opened runs both ends of a pair for as long as the benchmark, and returns an
+// OpenPuller runs both ends of a pair for as long as the benchmark, and returns an
 // open puller between them.
-func Opened(b testing.TB, p Pair) transport.Puller {
+func OpenPuller(b testing.TB, p Pair) transport.Puller {
 	b.Helper()
 	b.Cleanup(func() {
 		p.Source.Memory.Close()

@@ -8,9 +8,9 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
-// Card is a device whose memory no transport reaches but by its methods, and the
+// FakeDevice is a device whose memory no transport reaches but by its methods, and the
 // Mirror of it. It is safe for concurrent use.
-type Card struct {
+type FakeDevice struct {
 	// Fail is what Gather and Scatter return, nil for success. It is set while nobody
 	// uses the card.
 	Fail error
@@ -21,38 +21,38 @@ type Card struct {
 }
 
 var (
-	_ transport.Device = (*Card)(nil)
-	_ Mirror           = (*Card)(nil)
+	_ transport.Device = (*FakeDevice)(nil)
+	_ Mirror           = (*FakeDevice)(nil)
 )
 
-// NewCard returns a card with a pool of a layout, which is summed as GPUs do, and its
+// NewFakeDevice returns a card with a pool of a layout, which is summed as GPUs do, and its
 // Memory, whose Bytes are the tests' copy.
-func NewCard(l transport.Layout) (*Card, *transport.Memory) {
+func NewFakeDevice(l transport.Layout) (*FakeDevice, *transport.Memory) {
 	l.Checksum = transport.Multiply
-	c := &Card{inner: Heap(l)}
+	c := &FakeDevice{inner: HeapMemory(l)}
 	c.copy = slices.Clone(c.inner.Bytes)
 	return c, &transport.Memory{Layout: l, Bytes: c.copy, Device: c}
 }
 
 // Sums implements transport.Device.
-func (c *Card) Sums(dst []uint32, _ transport.Layout, blocks []uint32) ([]uint32, error) {
+func (c *FakeDevice) Sums(dst []uint32, _ transport.Layout, blocks []uint32) ([]uint32, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.inner.Sums(dst, blocks), nil
 }
 
 // Gather implements transport.Device.
-func (c *Card) Gather(dst []byte, _ transport.Layout, blocks []uint32) error {
+func (c *FakeDevice) Gather(dst []byte, _ transport.Layout, blocks []uint32) error {
 	return c.each(dst, blocks, func(part, packed []byte) { copy(packed, part) })
 }
 
 // Scatter implements transport.Device.
-func (c *Card) Scatter(_ transport.Layout, blocks []uint32, src []byte) error {
+func (c *FakeDevice) Scatter(_ transport.Layout, blocks []uint32, src []byte) error {
 	return c.each(src, blocks, func(part, packed []byte) { copy(part, packed) })
 }
 
 // each calls f with the parts of blocks, and where they are among packed ones.
-func (c *Card) each(packed []byte, blocks []uint32, f func(part, packed []byte)) error {
+func (c *FakeDevice) each(packed []byte, blocks []uint32, f func(part, packed []byte)) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.Fail != nil {
@@ -71,12 +71,12 @@ func (c *Card) each(packed []byte, blocks []uint32, f func(part, packed []byte))
 }
 
 // Store implements Mirror.
-func (c *Card) Store() { c.both(func() { copy(c.inner.Bytes, c.copy) }) }
+func (c *FakeDevice) Store() { c.both(func() { copy(c.inner.Bytes, c.copy) }) }
 
 // Load implements Mirror.
-func (c *Card) Load() { c.both(func() { copy(c.copy, c.inner.Bytes) }) }
+func (c *FakeDevice) Load() { c.both(func() { copy(c.copy, c.inner.Bytes) }) }
 
-func (c *Card) both(f func()) {
+func (c *FakeDevice) both(f func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	f()

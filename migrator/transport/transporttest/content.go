@@ -10,9 +10,9 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
-// expect is the target's memory after a plan: what it was, except for the
+// plainCopy is the target's memory after a plan: what it was, except for the
 // plan's blocks. It is the dumb copy that every transport is compared with.
-func expect(before []byte, pair Pair, p transport.Plan) []byte {
+func plainCopy(before []byte, pair Pair, p transport.Plan) []byte {
 	want := &transport.Memory{Layout: pair.Target.Memory.Layout, Bytes: slices.Clone(before)}
 	for i := range p.Src {
 		for r := range want.Regions {
@@ -22,16 +22,16 @@ func expect(before []byte, pair Pair, p transport.Plan) []byte {
 	return want.Bytes
 }
 
-// pulled pulls and compares the whole memory.
-func (b *bench) pulled(puller transport.Puller, p transport.Plan) {
+// requirePull pulls and compares the whole memory.
+func (b *suite) requirePull(puller transport.Puller, p transport.Plan) {
 	b.Helper()
-	want := expect(b.Target.bytes(), b.Pair, p)
+	want := plainCopy(b.Target.read(), b.Pair, p)
 	stats, err := puller.Pull(b.ctx(), p)
 	if err != nil {
 		b.Errorf("pull of %d blocks: %v", len(p.Src), err)
 		return
 	}
-	if !bytes.Equal(b.Target.bytes(), want) {
+	if !bytes.Equal(b.Target.read(), want) {
 		b.Errorf("pull of %d blocks: the memory differs from a plain copy", len(p.Src))
 	}
 	if bytes := int64(len(p.Src)) * b.Target.Memory.BlockBytes(); stats.Blocks != len(p.Src) || stats.Bytes != bytes || stats.Duration < 0 {
@@ -39,38 +39,38 @@ func (b *bench) pulled(puller transport.Puller, p transport.Plan) {
 	}
 }
 
-func testShuffled(t *testing.T, b *bench) {
+func testShuffled(t *testing.T, b *suite) {
 	for _, c := range []struct{ source, target transport.Layout }{{wide, narrow}, {narrow, wide}, {big, big}, {large, large}, {tiny, tiny}} {
 		b.start(c.source, c.target)
 		for seed := range uint64(3) {
 			_, p := b.open()
-			b.pulled(p, b.plan(c.target.Blocks, seed))
+			b.requirePull(p, b.plan(c.target.Blocks, seed))
 			p.Close()
 		}
 	}
 }
 
-func testEmpty(t *testing.T, b *bench) {
+func testEmpty(t *testing.T, b *suite) {
 	b.start(wide, narrow)
 	_, p := b.open()
 	defer p.Close()
-	b.pulled(p, transport.Plan{})
-	b.pulled(p, b.plan(1, 1))
-	b.pulled(p, transport.Plan{})
+	b.requirePull(p, transport.Plan{})
+	b.requirePull(p, b.plan(1, 1))
+	b.requirePull(p, transport.Plan{})
 }
 
 // A puller goes on for many pulls, of blocks that came before too.
-func testRounds(t *testing.T, b *bench) {
+func testRounds(t *testing.T, b *suite) {
 	b.start(wide, narrow)
 	_, p := b.open()
 	defer p.Close()
 	for seed := range uint64(20) {
-		b.pulled(p, b.plan(int(seed), seed))
+		b.requirePull(p, b.plan(int(seed), seed))
 	}
 }
 
 // Wrong blocks are named, right ones arrive, and a second pull mends.
-func testCorrupt(t *testing.T, b *bench) {
+func testCorrupt(t *testing.T, b *suite) {
 	for _, l := range []transport.Layout{wide, big} {
 		b.start(l, l)
 		_, puller := b.open()
@@ -79,13 +79,13 @@ func testCorrupt(t *testing.T, b *bench) {
 		for i, at := range bad { // the stale sum of one region is enough
 			plan.Sums[at*len(l.Regions)+i%len(l.Regions)] ^= 1 << i
 		}
-		want := expect(b.Target.bytes(), b.Pair, plan)
+		want := plainCopy(b.Target.read(), b.Pair, plan)
 		_, err := puller.Pull(b.ctx(), plan)
 		var corrupt *transport.CorruptError
 		if !errors.As(err, &corrupt) || !slices.Equal(corrupt.Blocks, bad) {
 			t.Errorf("pull: %v, want corrupt blocks %v", err, bad)
 		}
-		if !bytes.Equal(b.Target.bytes(), want) {
+		if !bytes.Equal(b.Target.read(), want) {
 			t.Error("the memory differs from a plain copy")
 		}
 		again := transport.Plan{}
@@ -94,13 +94,13 @@ func testCorrupt(t *testing.T, b *bench) {
 			again.Dst = append(again.Dst, plan.Dst[at])
 		}
 		again.Sums = b.Source.Memory.Sums(nil, again.Src)
-		b.pulled(puller, again)
+		b.requirePull(puller, again)
 		puller.Close()
 	}
 }
 
 // A plan that does not fit writes nothing.
-func testBadPlans(t *testing.T, b *bench) {
+func testBadPlans(t *testing.T, b *suite) {
 	b.start(wide, narrow)
 	good := b.plan(2, 1)
 	for name, spoil := range map[string]func(*transport.Plan){
@@ -114,11 +114,11 @@ func testBadPlans(t *testing.T, b *bench) {
 		_, puller := b.open()
 		plan := good
 		spoil(&plan)
-		before := slices.Clone(b.Target.bytes())
+		before := slices.Clone(b.Target.read())
 		if _, err := puller.Pull(b.ctx(), plan); err == nil {
 			t.Errorf("%s: no error", name)
 		}
-		if !bytes.Equal(before, b.Target.bytes()) {
+		if !bytes.Equal(before, b.Target.read()) {
 			t.Errorf("%s: the memory has changed", name)
 		}
 		puller.Close()
@@ -139,11 +139,11 @@ func testBadPlans(t *testing.T, b *bench) {
 }
 
 // Several moves at once, each with its own blocks.
-func testConcurrent(t *testing.T, b *bench) {
+func testConcurrent(t *testing.T, b *suite) {
 	const moves, each = 8, 50
 	b.start(large, large)
 	want := b.plan(moves*each, 9)
-	whole := expect(b.Target.bytes(), b.Pair, want)
+	whole := plainCopy(b.Target.read(), b.Pair, want)
 	var wg sync.WaitGroup
 	for m := range moves {
 		_, puller := b.open()
@@ -158,19 +158,19 @@ func testConcurrent(t *testing.T, b *bench) {
 		})
 	}
 	wg.Wait()
-	if !bytes.Equal(b.Target.bytes(), whole) {
+	if !bytes.Equal(b.Target.read(), whole) {
 		t.Error("the memory differs from a plain copy")
 	}
 }
 
-// Allocations checks that what a pull allocates, at both ends, does not grow with
+// RunAllocations checks that what a pull allocates, at both ends, does not grow with
 // its blocks. TLS cannot promise that: package crypto/tls allocates for each
 // record.
-func Allocations(t *testing.T, make func(t *testing.T, source, target transport.Layout) Pair) {
+func RunAllocations(t *testing.T, make func(t *testing.T, source, target transport.Layout) Pair) {
 	if raced {
 		t.Skip("the race detector allocates")
 	}
-	b := &bench{T: t, make: make}
+	b := &suite{T: t, make: make}
 	b.start(large, large)
 	defer b.stop()
 	_, puller := b.open()

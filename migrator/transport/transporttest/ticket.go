@@ -11,26 +11,26 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
-func testTickets(t *testing.T, b *bench) {
+func testTickets(t *testing.T, b *suite) {
 	b.start(wide, narrow)
-	before := slices.Clone(b.Target.bytes())
+	before := slices.Clone(b.Target.read())
 
 	offer := b.export(b.grant("m/1"))
 	wrong := offer
 	wrong.Ticket[0] ^= 1
-	b.refused("a wrong ticket", Receiver, wrong)
+	b.requireRefused("a wrong ticket", Receiver, wrong)
 	wrong.Ticket = [transport.TicketSize]byte{}
-	b.refused("no ticket", Receiver, wrong)
-	b.refused("another receiver's ticket", "somebody-else", offer)
-	b.refused("nobody's ticket", "", offer)
+	b.requireRefused("no ticket", Receiver, wrong)
+	b.requireRefused("another receiver's ticket", "somebody-else", offer)
+	b.requireRefused("nobody's ticket", "", offer)
 
 	p, err := b.Target.Transport.Open(b.ctx(), Receiver, offer)
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.refused("a ticket in use", Receiver, offer)
+	b.requireRefused("a ticket in use", Receiver, offer)
 	p.Close()
-	b.refused("a used ticket", Receiver, offer)
+	b.requireRefused("a used ticket", Receiver, offer)
 
 	first, second, other := b.export(b.grant("m/2")), b.export(b.grant("m/2")), b.export(b.grant("m/3"))
 	if first.Ticket == second.Ticket {
@@ -38,8 +38,8 @@ func testTickets(t *testing.T, b *bench) {
 	}
 	b.Source.Transport.Revoke("m/2")
 	b.Source.Transport.Revoke("m/unknown")
-	b.refused("a revoked ticket", Receiver, first)
-	b.refused("another revoked ticket of the move", Receiver, second)
+	b.requireRefused("a revoked ticket", Receiver, first)
+	b.requireRefused("another revoked ticket of the move", Receiver, second)
 	p, err = b.Target.Transport.Open(b.ctx(), Receiver, other)
 	if err != nil {
 		t.Errorf("the ticket of a move that was not revoked: %v", err)
@@ -53,12 +53,12 @@ func testTickets(t *testing.T, b *bench) {
 		p.Close()
 		t.Error("an offer for another transport is taken")
 	}
-	if !slices.Equal(before, b.Target.bytes()) {
+	if !slices.Equal(before, b.Target.read()) {
 		t.Error("the memory has changed without a pull")
 	}
 }
 
-func testExpiry(t *testing.T, b *bench) {
+func testExpiry(t *testing.T, b *suite) {
 	b.start(wide, narrow)
 	g := b.grant("m/1")
 	g.Deadline = time.Now().Add(-time.Second)
@@ -71,7 +71,7 @@ func testExpiry(t *testing.T, b *bench) {
 	var p transport.Puller
 	for life := 300 * time.Millisecond; ; life *= 2 {
 		var err error
-		if offer, p, err = b.short(&g, life); err == nil {
+		if offer, p, err = b.exportShort(&g, life); err == nil {
 			break
 		}
 		if life > patience {
@@ -80,22 +80,22 @@ func testExpiry(t *testing.T, b *bench) {
 	}
 	defer p.Close()
 	time.Sleep(time.Until(g.Deadline) + time.Millisecond)
-	b.refused("an expired ticket", Receiver, offer)
+	b.requireRefused("an expired ticket", Receiver, offer)
 	var corrupt *transport.CorruptError
 	if _, err := p.Pull(b.ctx(), b.plan(5, 1)); err == nil || errors.As(err, &corrupt) {
 		t.Errorf("a pull after the grant's deadline: %v", err)
 	}
 }
 
-// short exports two offers whose grants end after life, and opens the second; g is its
+// exportShort exports two offers whose grants end after life, and opens the second; g is its
 // grant then.
-func (b *bench) short(g *transport.Grant, life time.Duration) (transport.Offer, transport.Puller, error) {
-	g.Migration, g.Deadline = b.move(), time.Now().Add(life)
+func (b *suite) exportShort(g *transport.Grant, life time.Duration) (transport.Offer, transport.Puller, error) {
+	g.Migration, g.Deadline = b.newMigration(), time.Now().Add(life)
 	offer, err := b.Source.Transport.Export(*g)
 	if err != nil {
 		return offer, nil, err
 	}
-	g.Migration, g.Deadline = b.move(), time.Now().Add(life)
+	g.Migration, g.Deadline = b.newMigration(), time.Now().Add(life)
 	running, err := b.Source.Transport.Export(*g)
 	if err != nil {
 		return offer, nil, err
@@ -104,7 +104,7 @@ func (b *bench) short(g *transport.Grant, life time.Duration) (transport.Offer, 
 	return offer, p, err
 }
 
-func testDeadline(t *testing.T, b *bench) {
+func testDeadline(t *testing.T, b *suite) {
 	b.start(wide, narrow)
 	past, cancel := context.WithDeadline(b.Context(), time.Now().Add(-time.Second))
 	defer cancel()
@@ -119,11 +119,11 @@ func testDeadline(t *testing.T, b *bench) {
 	if _, err := puller.Pull(past, b.plan(5, 1)); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a Pull after its deadline: %v", err)
 	}
-	still(t, "after a late pull", b.Target)
+	requireUnchanged(t, "after a late pull", b.Target)
 }
 
 // Before and after its Run a source exports nothing, and nobody reaches it.
-func testSourceAway(t *testing.T, b *bench) {
+func testSourceAway(t *testing.T, b *suite) {
 	b.start(wide, narrow)
 	offer := b.export(b.grant("m/1"))
 	b.stopSource()
@@ -146,14 +146,14 @@ func testSourceAway(t *testing.T, b *bench) {
 
 // An engine that goes takes its memory from nobody at work, and gives it to
 // nobody new.
-func testMemories(t *testing.T, b *bench) {
+func testMemories(t *testing.T, b *suite) {
 	b.start(wide, narrow)
 	var unmapped atomic.Int32
-	b.Source.Memory.Unmap = chain(b.Source.Memory.Unmap, &unmapped)
-	b.Target.Memory.Unmap = chain(b.Target.Memory.Unmap, &unmapped)
+	b.Source.Memory.Unmap = countCalls(b.Source.Memory.Unmap, &unmapped)
+	b.Target.Memory.Unmap = countCalls(b.Target.Memory.Unmap, &unmapped)
 	offer := b.export(b.grant("m/1"))
 	_, puller := b.open()
-	b.pulled(puller, b.plan(5, 1))
+	b.requirePull(puller, b.plan(5, 1))
 	b.Source.Memory.Close()
 	b.Target.Memory.Close()
 	if n := unmapped.Load(); n != 0 {
@@ -170,8 +170,8 @@ func testMemories(t *testing.T, b *bench) {
 	}
 }
 
-// chain counts a call before what was there.
-func chain(next func(), n *atomic.Int32) func() {
+// countCalls counts a call before what was there.
+func countCalls(next func(), n *atomic.Int32) func() {
 	return func() {
 		n.Add(1)
 		if next != nil {

@@ -46,16 +46,16 @@ type Mirror interface {
 	Load()  // of the device into the copy
 }
 
-// stored is the memory's bytes, after f has written them.
-func (e End) stored(f func(b []byte)) {
+// write is the memory's bytes, after f has written them.
+func (e End) write(f func(b []byte)) {
 	f(e.Memory.Bytes)
 	if e.Mirror != nil {
 		e.Mirror.Store()
 	}
 }
 
-// bytes are what the memory has now.
-func (e End) bytes() []byte {
+// read are what the memory has now.
+func (e End) read() []byte {
 	if e.Mirror != nil {
 		e.Mirror.Load()
 	}
@@ -63,7 +63,7 @@ func (e End) bytes() []byte {
 }
 
 // fill writes a pattern over the whole memory.
-func (e End) fill(seed uint64) { e.stored(func(b []byte) { fill(b, seed) }) }
+func (e End) fill(seed uint64) { e.write(func(b []byte) { fill(b, seed) }) }
 
 // Pair is two ends that reach each other. The memories have the layouts that
 // were asked for; the tests close them.
@@ -75,9 +75,9 @@ type Pool struct{ M *transport.Memory }
 // Memory implements transport.Pool.
 func (p Pool) Memory() (*transport.Memory, bool) { return p.M, p.M != nil }
 
-// Heap returns a memory of this layout on the Go heap, which the race detector
+// HeapMemory returns a memory of this layout on the Go heap, which the race detector
 // watches.
-func Heap(l transport.Layout) *transport.Memory {
+func HeapMemory(l transport.Layout) *transport.Memory {
 	return &transport.Memory{Layout: l, Bytes: make([]byte, Size(l))}
 }
 
@@ -90,7 +90,7 @@ func Size(l transport.Layout) int64 {
 func Run(t *testing.T, make func(t *testing.T, source, target transport.Layout) Pair) {
 	for _, c := range []struct {
 		name string
-		test func(*testing.T, *bench)
+		test func(*testing.T, *suite)
 	}{
 		{"Shuffled", testShuffled},
 		{"Empty", testEmpty},
@@ -110,8 +110,8 @@ func Run(t *testing.T, make func(t *testing.T, source, target transport.Layout) 
 		{"Memories", testMemories},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			check := leaks(t)
-			b := &bench{T: t, make: make}
+			check := startLeakCheck(t)
+			b := &suite{T: t, make: make}
 			c.test(t, b)
 			b.stop()
 			check()
@@ -119,17 +119,17 @@ func Run(t *testing.T, make func(t *testing.T, source, target transport.Layout) 
 	}
 }
 
-// leaks remembers what runs and what is open, and returns the check that
+// startLeakCheck remembers what runs and what is open, and returns the check that
 // nothing more does, as soon as what is ending has ended.
-func leaks(t *testing.T) func() {
+func startLeakCheck(t *testing.T) func() {
 	ignore := goleak.IgnoreCurrent()
-	before := descriptors()
+	before := countDescriptors()
 	return func() {
 		t.Helper()
 		for limit := time.Now().Add(patience); ; {
 			err := goleak.Find(ignore)
 			runtime.GC() // what a finalizer closes is no leak
-			after := descriptors()
+			after := countDescriptors()
 			if err == nil && after <= before {
 				return
 			}
@@ -141,9 +141,9 @@ func leaks(t *testing.T) func() {
 	}
 }
 
-// descriptors counts the open files of the process; 0 where that cannot be told. A GPU's
+// countDescriptors counts the open files of the process; 0 where that cannot be told. A GPU's
 // driver opens its own when it likes, and keeps them.
-func descriptors() int {
+func countDescriptors() int {
 	names, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
 		return 0
@@ -157,8 +157,8 @@ func descriptors() int {
 	return n
 }
 
-// bench is one pair at work.
-type bench struct {
+// suite is one pair at work.
+type suite struct {
 	*testing.T
 	make func(t *testing.T, source, target transport.Layout) Pair
 	Pair
@@ -183,7 +183,7 @@ var (
 )
 
 // start makes a pair with filled memories and runs both ends.
-func (b *bench) start(source, target transport.Layout) {
+func (b *suite) start(source, target transport.Layout) {
 	b.Helper()
 	b.stop()
 	b.Pair = b.make(b.T, source, target)
@@ -192,8 +192,8 @@ func (b *bench) start(source, target transport.Layout) {
 	if err := b.Source.Transport.Probe(b.Context()); err != nil {
 		b.Fatalf("probe: %v", err)
 	}
-	b.stopSource = run(b.T, b.Source.Transport)
-	b.stopTarget = run(b.T, b.Target.Transport)
+	b.stopSource = startTransport(b.T, b.Source.Transport)
+	b.stopTarget = startTransport(b.T, b.Target.Transport)
 	limit := time.Now().Add(patience)
 	for { // Run is on its way; there is no other sign of it than Export
 		_, err := b.Source.Transport.Export(b.grant("warm-up"))
@@ -208,7 +208,7 @@ func (b *bench) start(source, target transport.Layout) {
 	}
 }
 
-func (b *bench) stop() {
+func (b *suite) stop() {
 	if b.stopSource != nil {
 		b.stopSource()
 		b.stopTarget()
@@ -218,8 +218,8 @@ func (b *bench) stop() {
 	}
 }
 
-// run starts a transport and returns what stops and joins it.
-func run(t *testing.T, tr transport.Transport) func() {
+// startTransport starts a transport and returns what stops and joins it.
+func startTransport(t *testing.T, tr transport.Transport) func() {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- tr.Run(ctx) }()
@@ -236,17 +236,17 @@ func run(t *testing.T, tr transport.Transport) func() {
 	})
 }
 
-func (b *bench) grant(move string) transport.Grant {
+func (b *suite) grant(move string) transport.Grant {
 	return transport.Grant{Migration: move, Epoch: 1, Receiver: Receiver, Deadline: time.Now().Add(patience)}
 }
 
-// move returns a fresh name.
-func (b *bench) move() string {
+// newMigration returns a fresh name.
+func (b *suite) newMigration() string {
 	b.moves++
 	return fmt.Sprintf("source-0/%d", b.moves)
 }
 
-func (b *bench) export(g transport.Grant) transport.Offer {
+func (b *suite) export(g transport.Grant) transport.Offer {
 	b.Helper()
 	offer, err := b.Source.Transport.Export(g)
 	if err != nil {
@@ -259,9 +259,9 @@ func (b *bench) export(g transport.Grant) transport.Offer {
 }
 
 // open opens a fresh move and returns its name.
-func (b *bench) open() (string, transport.Puller) {
+func (b *suite) open() (string, transport.Puller) {
 	b.Helper()
-	move := b.move()
+	move := b.newMigration()
 	p, err := b.Target.Transport.Open(b.ctx(), Receiver, b.export(b.grant(move)))
 	if err != nil {
 		b.Fatalf("open: %v", err)
@@ -269,14 +269,14 @@ func (b *bench) open() (string, transport.Puller) {
 	return move, p
 }
 
-func (b *bench) ctx() context.Context {
+func (b *suite) ctx() context.Context {
 	ctx, cancel := context.WithTimeout(b.Context(), patience)
 	b.Cleanup(cancel)
 	return ctx
 }
 
-// refused opens and fails unless the source refuses.
-func (b *bench) refused(what string, receiver policies.ReplicaID, offer transport.Offer) {
+// requireRefused opens and fails unless the source refuses.
+func (b *suite) requireRefused(what string, receiver policies.ReplicaID, offer transport.Offer) {
 	b.Helper()
 	p, err := b.Target.Transport.Open(b.ctx(), receiver, offer)
 	if err == nil {
@@ -289,7 +289,7 @@ func (b *bench) refused(what string, receiver policies.ReplicaID, offer transpor
 
 // plan moves n blocks of the source, chosen and placed at random; each target
 // block once.
-func (b *bench) plan(n int, seed uint64) transport.Plan {
+func (b *suite) plan(n int, seed uint64) transport.Plan {
 	rng := rand.New(rand.NewPCG(seed, 7))
 	var p transport.Plan
 	to := rng.Perm(b.Target.Memory.Blocks)

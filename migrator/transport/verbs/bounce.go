@@ -10,29 +10,29 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
-// bounces reports whether blocks go by slots at one end or both.
-func (p *puller) bounces() bool { return p.region.slot > 0 || p.key.slots > 0 }
+// usesBuffers reports whether blocks go by slots at one end or both.
+func (p *puller) usesBuffers() bool { return p.region.bufferBytes > 0 || p.remoteMem.buffers > 0 }
 
-// portions is how plans go by slots: so many entries at a time, by so many slots.
-func (p *puller) portions() (each, slotsOf int) {
+// portionSize is how plans go by slots: so many entries at a time, by so many slots.
+func (p *puller) portionSize() (each, slotsOf int) {
 	block := p.memory.BlockBytes()
-	each, slotsOf = maxAsked, slots
-	if p.region.slot > 0 {
-		each = min(each, int(p.region.slot/block))
+	each, slotsOf = maxAsked, bounceBuffers
+	if p.region.bufferBytes > 0 {
+		each = min(each, int(p.region.bufferBytes/block))
 	}
-	if p.key.slots > 0 {
-		each, slotsOf = min(each, int(int64(p.key.slot)/block)), min(slotsOf, int(p.key.slots))
+	if p.remoteMem.buffers > 0 {
+		each, slotsOf = min(each, int(int64(p.remoteMem.bufferBytes)/block)), min(slotsOf, int(p.remoteMem.buffers))
 	}
 	return each, slotsOf
 }
 
-// bounce pulls a plan by slots, portion by portion. While one is taken out of its own
+// readByBuffers pulls a plan by slots, portion by portion. While one is taken out of its own
 // slot the next is on its way, and the source packs those behind.
-func (p *puller) bounce(ctx context.Context, plan transport.Plan) error {
+func (p *puller) readByBuffers(ctx context.Context, plan transport.Plan) error {
 	defer context.AfterFunc(ctx, p.hangUp)()
 	late := time.NewTimer(time.Until(p.deadline))
 	defer late.Stop()
-	each, turns := p.portions()
+	each, turns := p.portionSize()
 	regions := len(p.memory.Regions)
 	count := (len(plan.Src) + each - 1) / each
 	portion := func(k int) transport.Plan {
@@ -43,25 +43,25 @@ func (p *puller) bounce(ctx context.Context, plan transport.Plan) error {
 	for k := 0; k <= count && count > 0; k++ {
 		if k < count {
 			// A slot is free again when its portion is through: that is all up to k-2.
-			for ; p.key.slots > 0 && asked < min(count, k-1+turns); asked++ {
-				if err := p.ask(ctx, uint32(asked%turns), portion(asked).Src); err != nil {
+			for ; p.remoteMem.buffers > 0 && asked < min(count, k-1+turns); asked++ {
+				if err := p.sendAsk(ctx, uint32(asked%turns), portion(asked).Src); err != nil {
 					return err
 				}
 			}
-			if err := p.packed(ctx, uint32(k%turns), late.C); err != nil {
+			if err := p.waitPacked(ctx, uint32(k%turns), late.C); err != nil {
 				return err
 			}
-			if err := p.post(ctx, p.passage(portion(k), k%turns)); err != nil {
+			if err := p.postPieces(ctx, p.portionPieces(portion(k), k%turns)); err != nil {
 				return err
 			}
 		}
 		if k > 0 {
 			for p.ended < before {
-				if err := p.reap(ctx); err != nil {
+				if err := p.waitBatches(ctx); err != nil {
 					return err
 				}
 			}
-			if err := p.land(portion(k-1), (k-1)*each, (k-1)%turns); err != nil {
+			if err := p.finishPortion(portion(k-1), (k-1)*each, (k-1)%turns); err != nil {
 				return err
 			}
 		}
@@ -70,23 +70,23 @@ func (p *puller) bounce(ctx context.Context, plan transport.Plan) error {
 	return nil
 }
 
-// ask has the source pack blocks into a slot.
-func (p *puller) ask(ctx context.Context, slot uint32, blocks []uint32) error {
+// sendAsk has the source pack blocks into a slot.
+func (p *puller) sendAsk(ctx context.Context, slot uint32, blocks []uint32) error {
 	if err := p.stream.SendMsg(wrapperspb.Bytes(appendAsk(nil, slot, blocks))); err != nil {
 		p.hangUp()
-		<-p.left // what the source has said is why
-		return p.why(ctx, *p.lost.Load())
+		<-p.streamEnded // what the source has said is why
+		return p.causeOf(ctx, *p.endErr.Load())
 	}
 	return nil
 }
 
-// packed waits until the source has packed a slot, where it does. What is under way
+// waitPacked waits until the source has packed a slot, where it does. What is under way
 // meanwhile tells first of a source that is gone.
-func (p *puller) packed(ctx context.Context, slot uint32, late <-chan time.Time) error {
-	if p.key.slots == 0 {
+func (p *puller) waitPacked(ctx context.Context, slot uint32, late <-chan time.Time) error {
+	if p.remoteMem.buffers == 0 {
 		return nil
 	}
-	look := time.NewTicker(lookEvery)
+	look := time.NewTicker(pollInterval)
 	defer look.Stop()
 	for start := time.Now(); ; {
 		select {
@@ -95,14 +95,14 @@ func (p *puller) packed(ctx context.Context, slot uint32, late <-chan time.Time)
 				return fmt.Errorf("the source has packed slot %d, and not %d", got, slot)
 			}
 			return nil
-		case <-p.left:
-			return p.why(ctx, *p.lost.Load())
+		case <-p.streamEnded:
+			return p.causeOf(ctx, *p.endErr.Load())
 		case <-late:
 			return errExpired
 		case <-look.C:
 			n, err := p.queue.Poll(p.done)
 			if err == nil {
-				err = p.take(ctx, n)
+				err = p.countBatches(ctx, n)
 			}
 			if err == nil && time.Since(start) > packTimeout {
 				err = fmt.Errorf("the source packs nothing for %v", packTimeout)
@@ -114,11 +114,11 @@ func (p *puller) packed(ctx context.Context, slot uint32, late <-chan time.Time)
 	}
 }
 
-// post asks for all pieces, and waits where too many batches are under way.
-func (p *puller) post(ctx context.Context, c pieces) error {
+// postPieces asks for all pieces, and waits where too many batches are under way.
+func (p *puller) postPieces(ctx context.Context, c pieceSource) error {
 	for !c.over() {
 		for p.posted == p.ended+depth {
-			if err := p.reap(ctx); err != nil {
+			if err := p.waitBatches(ctx); err != nil {
 				return err
 			}
 		}
@@ -129,14 +129,14 @@ func (p *puller) post(ctx context.Context, c pieces) error {
 	return nil
 }
 
-// land takes a portion, from entry at on, out of its slot, and verifies it where the
+// finishPortion takes a portion, from entry at on, out of its slot, and verifies it where the
 // processor reaches the pool.
-func (p *puller) land(portion transport.Plan, at, slot int) error {
-	if p.region.slot > 0 {
-		b := p.region.memory.Bytes[int64(slot)*p.region.slot:][:int64(len(portion.Dst))*p.memory.BlockBytes()]
+func (p *puller) finishPortion(portion transport.Plan, at, slot int) error {
+	if p.region.bufferBytes > 0 {
+		b := p.region.memory.Bytes[int64(slot)*p.region.bufferBytes:][:int64(len(portion.Dst))*p.memory.BlockBytes()]
 		err := p.memory.Device.Scatter(p.memory.Layout, portion.Dst, b)
 		if err != nil {
-			p.nic.spoil(p.region)
+			p.nic.retireRegion(p.region)
 		}
 		return err
 	}
@@ -145,7 +145,7 @@ func (p *puller) land(portion transport.Plan, at, slot int) error {
 	}
 	return transport.CatchFault(func() error {
 		first := len(p.bad)
-		p.bad = verify(p.memory, p.remote.Checksum, portion, 0, len(portion.Dst)*len(p.memory.Regions), p.bad)
+		p.bad = appendCorrupt(p.memory, p.remote.Checksum, portion, 0, len(portion.Dst)*len(p.memory.Regions), p.bad)
 		for i := range p.bad[first:] {
 			p.bad[first+i] += at
 		}
@@ -153,34 +153,34 @@ func (p *puller) land(portion transport.Plan, at, slot int) error {
 	})
 }
 
-// passage is the way of a portion's bytes by a slot.
-func (p *puller) passage(portion transport.Plan, slot int) pieces {
-	n, own, theirs := len(portion.Src), int64(slot)*p.region.slot, int64(slot)*int64(p.key.slot)
+// portionPieces is the way of a portion's bytes by a slot.
+func (p *puller) portionPieces(portion transport.Plan, slot int) pieceSource {
+	n, own, theirs := len(portion.Src), int64(slot)*p.region.bufferBytes, int64(slot)*int64(p.remoteMem.bufferBytes)
 	switch {
-	case p.key.slots == 0:
-		p.stretches = p.stretches[:0]
+	case p.remoteMem.buffers == 0:
+		p.runs = p.runs[:0]
 		for i, b := range portion.Src {
-			p.stretches = append(p.stretches, stretch{i, 1, int64(b), int64(i)})
+			p.runs = append(p.runs, blockRun{i, 1, int64(b), int64(i)})
 		}
 		target := p.memory.Packed(n)
 		for i := range target.Regions {
 			target.Regions[i].Offset += own
 		}
-		return &cursor{source: p.remote, target: target, plan: p.stretches, entries: n}
-	case p.region.slot == 0:
-		return &unpacking{at: theirs, target: p.memory.Layout, blocks: portion.Dst}
+		return &cursor{source: p.remote, target: target, plan: p.runs, entries: n}
+	case p.region.bufferBytes == 0:
+		return &unpackCursor{at: theirs, target: p.memory.Layout, blocks: portion.Dst}
 	}
 	// Blocks that are packed at both ends are one stretch of one region.
 	whole := func(offset int64) transport.Layout {
 		size := p.memory.BlockBytes()
 		return transport.Layout{Blocks: n, Regions: []transport.Region{{Offset: offset, Stride: size, Bytes: size}}}
 	}
-	p.stretches = append(p.stretches[:0], stretch{n: n})
-	return &cursor{source: whole(theirs), target: whole(own), plan: p.stretches, entries: n}
+	p.runs = append(p.runs[:0], blockRun{n: n})
+	return &cursor{source: whole(theirs), target: whole(own), plan: p.runs, entries: n}
 }
 
-// unpacking goes through packed blocks, and where their parts belong in a pool.
-type unpacking struct {
+// unpackCursor goes through packed blocks, and where their parts belong in a pool.
+type unpackCursor struct {
 	at     int64 // in the source
 	target transport.Layout
 	blocks []uint32 // those that are left
@@ -189,9 +189,9 @@ type unpacking struct {
 	done   int64 // bytes of it
 }
 
-func (u *unpacking) over() bool { return len(u.blocks) == 0 }
+func (u *unpackCursor) over() bool { return len(u.blocks) == 0 }
 
-func (u *unpacking) next(most int64) (from, to, n int64) {
+func (u *unpackCursor) next(most int64) (from, to, n int64) {
 	if u.over() || most <= 0 {
 		return 0, 0, 0
 	}

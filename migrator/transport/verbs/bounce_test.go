@@ -24,7 +24,7 @@ import (
 // farSide is an end whose pool the NIC does not reach.
 func farSide(t testing.TB, l transport.Layout) transporttest.End {
 	t.Helper()
-	card, m := transporttest.NewCard(l)
+	card, m := transporttest.NewFakeDevice(l)
 	return transporttest.End{Transport: over(t, m), Memory: m, Mirror: card}
 }
 
@@ -85,7 +85,7 @@ func TestBounceFails(t *testing.T) {
 		stop := runs(t, pair.Source, pair.Target)
 		puller := opened(t, pair, "a/1")
 		end := map[string]transporttest.End{"source": pair.Source, "target": pair.Target}[whose]
-		end.Mirror.(*transporttest.Card).Fail = errors.New("the GPU has fallen off the bus")
+		end.Mirror.(*transporttest.FakeDevice).Fail = errors.New("the GPU has fallen off the bus")
 		_, err := puller.Pull(t.Context(), plan(pair.Source.Memory, pair.Target.Memory, 8, rng(1)))
 		if err == nil || !strings.Contains(err.Error(), "fallen off the bus") {
 			t.Errorf("%s: %v", whose, err)
@@ -100,7 +100,7 @@ func TestBounceFails(t *testing.T) {
 // TestBlocksTooLarge has blocks that no slot takes: the probe says so.
 func TestBlocksTooLarge(t *testing.T) {
 	nothingLeft(t)
-	card, _ := transporttest.NewCard(layout(1, 64))
+	card, _ := transporttest.NewFakeDevice(layout(1, 64))
 	m := &transport.Memory{Layout: transport.Layout{Blocks: 1, Regions: []transport.Region{{Stride: maxBlock + 1, Bytes: maxBlock + 1}}}, Device: card}
 	defer m.Close()
 	if err := over(t, m).Probe(t.Context()); err == nil || !strings.Contains(err.Error(), "blocks of 67108865 bytes") {
@@ -119,7 +119,7 @@ func TestReceiverLies(t *testing.T) {
 		ask        []byte
 	}{
 		{"nothing is packed", "nothing is packed", side, appendAsk(nil, 0, []uint32{1})},
-		{"no such slot", "into slot 4", farSide, appendAsk(nil, slots, []uint32{1})},
+		{"no such slot", "into slot 4", farSide, appendAsk(nil, bounceBuffers, []uint32{1})},
 		{"no such block", "block 5000 of a pool of 5000", farSide, appendAsk(nil, 0, []uint32{5000})},
 		{"too many for a slot", "2049 blocks into slot 0", farSide, appendAsk(nil, 0, make([]uint32, 2049))},
 		{"too many for an ask", "ask: 16392 bytes", farSide, appendAsk(nil, 0, make([]uint32, maxAsked+1))},
@@ -133,7 +133,7 @@ func TestReceiverLies(t *testing.T) {
 		liar := opened(t, pair, "a/1").(*puller)
 		again := 1
 		if x.want == x.name {
-			x.ask, again = appendAsk(nil, 0, make([]uint32, 2048)), maxRounds*l.Blocks/2048+1
+			x.ask, again = appendAsk(nil, 0, make([]uint32, 2048)), maxPoolReads*l.Blocks/2048+1
 		}
 		for range again { // and reads what it is answered, as far as it may
 			if err := liar.stream.SendMsg(wrapperspb.Bytes(x.ask)); err != nil {
@@ -141,10 +141,10 @@ func TestReceiverLies(t *testing.T) {
 			}
 			select {
 			case <-liar.replies:
-			case <-liar.left:
+			case <-liar.streamEnded:
 			}
 		}
-		<-liar.left
+		<-liar.streamEnded
 		p := plan(pair.Source.Memory, pair.Target.Memory, 8, rng(1))
 		if _, err := liar.Pull(t.Context(), p); err == nil || !strings.Contains(err.Error(), x.want) {
 			t.Errorf("%s: %v", x.name, err)
@@ -177,7 +177,7 @@ func TestSourceLies(t *testing.T) {
 		pair := transporttest.Pair{Source: farSide(t, layout(8, 512)), Target: side(t, layout(8, 512))}
 		stop := runs(t, pair.Source, pair.Target)
 		p := opened(t, pair, "a/1").(*puller)
-		err := p.hear(&saying{says: x.says})
+		err := p.receiveReplies(&saying{says: x.says})
 		if errors.Is(err, io.EOF) {
 			_, err = p.Pull(t.Context(), plan(pair.Source.Memory, pair.Target.Memory, 8, rng(1)))
 		}
@@ -246,8 +246,8 @@ func TestReceiverDoesNotRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	d := &deaf{ctx: ctx, hello: p.at.end(p.nic.device, p.pair).append(hello)}
-	err = pair.Source.Transport.(*served).attach(d)
+	d := &deaf{ctx: ctx, hello: p.state.localEndpoint(p.nic.device, p.pair).append(hello)}
+	err = pair.Source.Transport.(*served).serveReceiver(d)
 	if err == nil || !strings.Contains(err.Error(), "does not read") {
 		t.Error(err)
 	}
@@ -336,9 +336,9 @@ func (mute) SendMsg(any) error { return nil }
 // FuzzEnd, FuzzKey and FuzzAsk decode what a peer may say: what is taken is in range,
 // and is what it was encoded from.
 func FuzzEnd(f *testing.F) {
-	f.Add(end{pair: 7, psn: 9, mtu: 3, reads: 16, link: linkEthernet, version: 2}.append(nil))
+	f.Add(endpoint{pair: 7, psn: 9, mtu: 3, reads: 16, link: linkEthernet, version: 2}.append(nil))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		e, err := parseEnd(b)
+		e, err := parseEndpoint(b)
 		if err != nil {
 			return
 		}
@@ -349,21 +349,21 @@ func FuzzEnd(f *testing.F) {
 }
 
 func FuzzKey(f *testing.F) {
-	f.Add(key{base: 1 << 20, key: 7, left: time.Second}.append(nil), int64(1<<30), int64(4096))
-	f.Add(key{base: 1 << 20, key: 7, left: time.Second, slots: 4, slot: 8192}.append(nil), int64(1<<30), int64(4096))
+	f.Add(remoteMemory{base: 1 << 20, key: 7, left: time.Second}.append(nil), int64(1<<30), int64(4096))
+	f.Add(remoteMemory{base: 1 << 20, key: 7, left: time.Second, buffers: 4, bufferBytes: 8192}.append(nil), int64(1<<30), int64(4096))
 	f.Fuzz(func(t *testing.T, b []byte, size, block int64) {
 		if size < 0 || block <= 0 {
 			return
 		}
-		k, err := parseKey(b, size, block)
+		k, err := parseRemoteMemory(b, size, block)
 		if err != nil {
 			return
 		}
 		reach := uint64(size)
-		if k.slots > 0 {
-			reach = uint64(k.slots) * k.slot
+		if k.buffers > 0 {
+			reach = uint64(k.buffers) * k.bufferBytes
 		}
-		if !bytes.Equal(k.append(nil), b) || k.base+reach < k.base || k.left < 0 || k.slots == 1 || k.slots > 0 && k.slot < uint64(block) {
+		if !bytes.Equal(k.append(nil), b) || k.base+reach < k.base || k.left < 0 || k.buffers == 1 || k.buffers > 0 && k.bufferBytes < uint64(block) {
 			t.Errorf("%+v of %x", k, b)
 		}
 	})

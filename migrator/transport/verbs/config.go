@@ -17,12 +17,12 @@ import (
 
 // The bounds of every boundary.
 const (
-	maxRounds   = 16                    // how often a move may have a whole pool packed
-	lastWrites  = time.Second           // for what sessions still write when Run ends
-	packTimeout = 15 * time.Second      // for a source's GPU to pack a slot, which has 10 s itself
-	lookEvery   = 20 * time.Millisecond // between two looks at what is under way meanwhile
-	reopenEvery = 10 * time.Second      // between two attempts to open the device
-	tidyEvery   = time.Second           // between two looks for registrations that nobody needs
+	maxPoolReads        = 16                    // how often a move may have a whole pool packed
+	writeGrace          = time.Second           // for what sessions still write when Run ends
+	packTimeout         = 15 * time.Second      // for a source's GPU to pack a slot, which has 10 s itself
+	pollInterval        = 20 * time.Millisecond // between two looks at what is under way meanwhile
+	reopenInterval      = 10 * time.Second      // between two attempts to open the device
+	closeUnusedInterval = time.Second           // between two looks for registrations that nobody needs
 
 	// What a processor does for a plan is by READs, batches and completions, so all
 	// are as large as the end of a pull bears, which waits for the last batch's check:

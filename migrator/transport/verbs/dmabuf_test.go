@@ -126,7 +126,7 @@ func TestDMABufFails(t *testing.T) {
 			why = "ibv_reg_dmabuf_mr"
 		case "far":
 			from.Transport.(*served).config.Bounce = func() bool { return true }
-			why = errFar.Error()
+			why = errTooFar.Error()
 		}
 		bounced.mayBounce = true
 		end := from

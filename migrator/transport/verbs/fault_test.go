@@ -228,7 +228,7 @@ func TestCloseIsQuick(t *testing.T) {
 		}()
 		<-begun
 		start := time.Now()
-		err := errors.Join(puller.pair.Fail(), puller.Close())
+		err := errors.Join(puller.pair.MoveToError(), puller.Close())
 		took = append(took, time.Since(start))
 		if err != nil {
 			t.Error(err)
@@ -267,7 +267,7 @@ func TestDeadPeer(t *testing.T) {
 		took = append(took, killed(t, lib, env))
 	}
 	within(t, "dead peer: process killed", took, 300*time.Millisecond)
-	if n := lib.Live(); n != (verbs.Live{}) {
+	if n := lib.OpenResources(); n != (verbs.Resources{}) {
 		t.Errorf("%+v are left", n)
 	}
 }
@@ -327,7 +327,7 @@ func killed(t *testing.T, lib *verbs.Library, env []string) time.Duration {
 			offer.Transport, offer.Ticket = "verbs", [transport.TicketSize]byte(b)
 		}
 	}
-	m := transporttest.Heap(layout(64, 4096))
+	m := transporttest.HeapMemory(layout(64, 4096))
 	target := transporttest.End{Transport: with(t, lib, m), Memory: m}
 	defer runs(t, target)()
 	puller, err := target.Transport.Open(t.Context(), "b", offer)
@@ -366,7 +366,7 @@ func TestChildSource(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	m := transporttest.Heap(layout(64, 4096))
+	m := transporttest.HeapMemory(layout(64, 4096))
 	e := transporttest.End{Transport: with(t, lib, m), Memory: m}
 	runs(t, e)
 	offer := exported(t, e, "a/1")
@@ -389,17 +389,17 @@ func TestSilentPeer(t *testing.T) {
 			t.Fatal(err)
 		}
 		// The receiver's pair asks one that was never there from now on.
-		gone, err := p.nic.device.Pair(p.queue, depth*len(p.work), 1, p.pieces)
+		gone, err := p.nic.device.NewQueuePair(p.queue, depth*len(p.work), 1, p.pieces)
 		if err != nil {
 			t.Fatal(err)
 		}
-		own := p.at.end(p.nic.device, gone)
-		path, err := own.path(p.nic, p.at, own)
+		own := p.state.localEndpoint(p.nic.device, gone)
+		path, err := own.pathTo(p.nic, p.state, own)
 		if err != nil {
 			t.Fatal(err)
 		}
 		path.Pair = 0xfffff0
-		if err := errors.Join(gone.Init(1, 0), gone.Answer(path), gone.Ask(path), p.pair.Close()); err != nil {
+		if err := errors.Join(gone.Init(1, 0), gone.ReadyToReceive(path), gone.ReadyToSend(path), p.pair.Close()); err != nil {
 			t.Fatal(err)
 		}
 		p.pair = gone
@@ -421,13 +421,13 @@ func TestSilentPeer(t *testing.T) {
 // move is one whole move over a library, from its ends' making to their end; log takes
 // what they say. It returns all errors.
 func move(t *testing.T, lib *verbs.Library, log io.Writer) error {
-	return moveOf(t, lib, log, transporttest.Heap(layout(8, 512)), transporttest.Heap(layout(8, 512)))
+	return moveOf(t, lib, log, transporttest.HeapMemory(layout(8, 512)), transporttest.HeapMemory(layout(8, 512)))
 }
 
 // bounced is move by way of the host at both ends.
 func bounced(t *testing.T, lib *verbs.Library, log io.Writer) error {
-	a, from := transporttest.NewCard(layout(8, 512))
-	_, to := transporttest.NewCard(layout(8, 512))
+	a, from := transporttest.NewFakeDevice(layout(8, 512))
+	_, to := transporttest.NewFakeDevice(layout(8, 512))
 	randomly(from.Bytes, rng(5))
 	a.Store()
 	return moveOf(t, lib, log, from, to)
@@ -443,13 +443,13 @@ func moveOf(t *testing.T, lib *verbs.Library, log io.Writer, from, to *transport
 		return err
 	}
 	// What a failed device does to Run is another test's: it waits long.
-	n, err := s.take()
+	n, err := s.acquireNIC()
 	if err != nil {
 		return err
 	}
 	stop := runs(t, pair.Source, pair.Target)
 	defer stop()
-	defer func() { err = errors.Join(err, s.give(n)) }()
+	defer func() { err = errors.Join(err, s.releaseNIC(n)) }()
 	if from.Device == nil {
 		randomly(from.Bytes, rng(5))
 	}
@@ -491,7 +491,7 @@ func everyCallFails(t *testing.T, move func(*testing.T, *verbs.Library, io.Write
 				code = verbs.RemoteAccess
 			}
 			c.Fail(name, nth, code)
-			c.Tell("fake_hold", 2) // so that somebody waits
+			c.Set("fake_hold", 2) // so that somebody waits
 			err := move(t, lib, io.Discard)
 			c.Clear()
 			failed = failed || err != nil
@@ -501,7 +501,7 @@ func everyCallFails(t *testing.T, move func(*testing.T, *verbs.Library, io.Write
 			if err != nil && name == "request" && !strings.Contains(err.Error(), "remote access error") {
 				t.Errorf("%s %d: %v", name, nth, err)
 			}
-			if n := lib.Live(); n != (verbs.Live{}) {
+			if n := lib.OpenResources(); n != (verbs.Resources{}) {
 				t.Fatalf("%s, call %d: %+v are left", name, nth, n)
 			}
 		}
@@ -563,7 +563,7 @@ func everyEndFails(t *testing.T, move func(*testing.T, *verbs.Library, io.Writer
 			if n := c.Live("lists"); n != 0 {
 				t.Errorf("%s, call %d: %d lists are left", x.call, nth, n)
 			}
-			c.Tell("fake_forget", 0)
+			c.Set("fake_forget", 0)
 		}
 	}
 	if err := move(t, lib, io.Discard); err != nil || c.Live("") != 0 {

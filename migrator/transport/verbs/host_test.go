@@ -110,10 +110,10 @@ func BenchmarkHost(b *testing.B) {
 		for _, table := range []string{"scattered", "source is in row", "contiguous"} {
 			b.Run(x.name+"/"+table, func(b *testing.B) {
 				pair := transporttest.Pair{Source: side(b, x.layout), Target: side(b, x.layout)}
-				p := transporttest.Opened(b, pair).(*puller)
+				p := transporttest.OpenPuller(b, pair).(*puller)
 				plan := tables(pair.Source.Memory)[table]
-				c.Tell("fake_sink", 1)
-				defer c.Tell("fake_sink", 0)
+				c.Set("fake_sink", 1)
+				defer c.Set("fake_sink", 0)
 				var took []time.Duration // the machine's moods are in some, not in the median
 				b.ReportAllocs()
 				for b.Loop() {
@@ -121,8 +121,8 @@ func BenchmarkHost(b *testing.B) {
 					if err := plan.Validate(p.remote, p.memory.Layout); err != nil {
 						b.Fatal(err)
 					}
-					for cur := p.begin(plan); !cur.over(); {
-						n := p.batch(cur)
+					for cur := p.newCursor(plan); !cur.over(); {
+						n := p.fillBatch(cur)
 						p.posted++
 						if _, err := p.pair.Post(4, p.work[:n]); err != nil {
 							b.Fatal(err)

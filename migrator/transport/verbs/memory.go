@@ -22,7 +22,7 @@ type Exporter interface {
 const access = verbs.LocalWrite | verbs.RemoteRead
 
 // register registers a pool.
-func register(d *verbs.Device, m *transport.Memory) (*verbs.Region, error) {
+func register(d *verbs.Device, m *transport.Memory) (*verbs.MemoryRegion, error) {
 	if m.Device == nil {
 		return d.Register(uintptr(unsafe.Pointer(unsafe.SliceData(m.Bytes))), uint64(len(m.Bytes)), access)
 	}
@@ -41,9 +41,9 @@ func register(d *verbs.Device, m *transport.Memory) (*verbs.Region, error) {
 	return d.RegisterDMABuf(int(f.Fd()), uint64(offset), uint64(m.MinSize()), base, access)
 }
 
-// verify appends the entries of a plan whose parts [from, to) do not have their
+// appendCorrupt appends the entries of a plan whose parts [from, to) do not have their
 // sums, of the source's kind, parts being numbered region by region.
-func verify(m *transport.Memory, kind transport.Checksum, plan transport.Plan, from, to int, bad []int) []int {
+func appendCorrupt(m *transport.Memory, kind transport.Checksum, plan transport.Plan, from, to int, bad []int) []int {
 	regions := len(m.Regions)
 	for ; from < to; from++ {
 		entry, r := from%len(plan.Dst), from/len(plan.Dst)
@@ -57,9 +57,9 @@ func verify(m *transport.Memory, kind transport.Checksum, plan transport.Plan, f
 // packBytes is how much of a device's memory is looked at at a time, about.
 const packBytes = 4 << 20
 
-// sumsByHost are sums of a kind that a device does not compute: of a pool that
+// checksumOnHost are sums of a kind that a device does not compute: of a pool that
 // processors write.
-func sumsByHost(m *transport.Memory, kind transport.Checksum, blocks []uint32) ([]uint32, error) {
+func checksumOnHost(m *transport.Memory, kind transport.Checksum, blocks []uint32) ([]uint32, error) {
 	size := m.BlockBytes()
 	most := int(max(1, packBytes/size))
 	pack := make([]byte, int64(min(most, len(blocks)))*size)
@@ -80,14 +80,14 @@ func sumsByHost(m *transport.Memory, kind transport.Checksum, blocks []uint32) (
 	return sums, nil
 }
 
-// verifyDevice is verify for a whole plan in memory that this process does not see.
-func verifyDevice(m *transport.Memory, kind transport.Checksum, plan transport.Plan, bad []int) ([]int, error) {
+// appendCorruptDevice is verify for a whole plan in memory that this process does not see.
+func appendCorruptDevice(m *transport.Memory, kind transport.Checksum, plan transport.Plan, bad []int) ([]int, error) {
 	var sums []uint32
 	var err error
 	if kind == m.Checksum {
 		sums, err = m.Device.Sums(nil, m.Layout, plan.Dst)
 	} else {
-		sums, err = sumsByHost(m, kind, plan.Dst)
+		sums, err = checksumOnHost(m, kind, plan.Dst)
 	}
 	if err != nil {
 		return bad, err

@@ -19,27 +19,27 @@ import (
 type nic struct {
 	device *verbs.Device
 	config Config
-	number uint8 // of its port
+	port   uint8 // of its port
 
-	// broken is over when the device has failed, with the cause.
-	broken context.Context
-	fails  context.CancelCauseFunc
+	// failed is over when the device has failed, with the cause.
+	failed context.Context
+	fail   context.CancelCauseFunc
 
 	users int // guarded by Transport.mu
 
-	look sync.Mutex
-	gids []verbs.GID // of the port, best first; nil when they must be asked for; guarded by look
+	gidMu sync.Mutex
+	gids  []verbs.GID // of the port, best first; nil when they must be asked for; guarded by look
 
-	mu      sync.Mutex
-	regions []*region
-	kept    bool // whether a region without users may stay
-	// far is the engine's memory that the NIC does not reach, as a probe has found; nil
+	mu       sync.Mutex
+	regions  []*region
+	keepIdle bool // whether a region without users may stay
+	// unreachable is the engine's memory that the NIC does not reach, as a probe has found; nil
 	// for none.
-	far *transport.Memory
+	unreachable *transport.Memory
 }
 
-// device is the name that is asked for.
-func (c Config) device() string {
+// deviceName is the name that is asked for.
+func (c Config) deviceName() string {
 	if c.Device == nil {
 		return ""
 	}
@@ -48,7 +48,7 @@ func (c Config) device() string {
 
 // openNIC opens the device that is configured, or the first that has an active port.
 func openNIC(c Config) (*nic, error) {
-	names := []string{c.device()}
+	names := []string{c.deviceName()}
 	if names[0] == "" {
 		var err error
 		if names, err = c.Library.Devices(); err != nil {
@@ -57,7 +57,7 @@ func openNIC(c Config) (*nic, error) {
 	}
 	errs := []error{errors.New("no RDMA device with an active port")}
 	for _, name := range names {
-		n, err := openNamed(c, name)
+		n, err := openNICNamed(c, name)
 		if err == nil {
 			return n, nil
 		}
@@ -66,73 +66,73 @@ func openNIC(c Config) (*nic, error) {
 	return nil, errors.Join(errs...)
 }
 
-func openNamed(c Config, name string) (*nic, error) {
-	d, err := c.Library.Device(name)
+func openNICNamed(c Config, name string) (*nic, error) {
+	d, err := c.Library.OpenDevice(name)
 	if err != nil {
 		return nil, err
 	}
 	n := &nic{device: d, config: c}
-	n.broken, n.fails = context.WithCancelCause(context.Background())
+	n.failed, n.fail = context.WithCancelCause(context.Background())
 	first, last := 1, d.Limits.Ports
 	if c.Port != 0 {
 		first, last = c.Port, c.Port
 	}
 	err = fmt.Errorf("%s has no port", name)
 	for i := first; i <= last; i++ {
-		n.number = uint8(i)
-		if _, err = n.place(); err == nil {
+		n.port = uint8(i)
+		if _, err = n.portState(); err == nil {
 			return n, nil
 		}
 	}
 	return nil, errors.Join(err, d.Close())
 }
 
-// place is where a NIC is in its network: the port, and its addresses, best first.
-type place struct {
+// portState is where a NIC is in its network: the port, and its addresses, best first.
+type portState struct {
 	port verbs.Port
 	gids []verbs.GID
 }
 
-// place asks where the NIC is. That changes: an interface gets another address, a
+// portState asks where the NIC is. That changes: an interface gets another address, a
 // link that comes back has the old one elsewhere in its table.
-func (n *nic) place() (place, error) {
-	port, err := n.device.Port(n.number)
+func (n *nic) portState() (portState, error) {
+	port, err := n.device.Port(n.port)
 	if err == nil && !port.Active {
-		err = fmt.Errorf("port %d of %s is not active", n.number, n.device.Name)
+		err = fmt.Errorf("port %d of %s is not active", n.port, n.device.Name)
 	}
 	if err != nil {
-		return place{}, err
+		return portState{}, err
 	}
-	n.look.Lock()
-	defer n.look.Unlock()
+	n.gidMu.Lock()
+	defer n.gidMu.Unlock()
 	if len(n.gids) > 0 {
-		if now, err := n.device.GID(n.number, n.gids[0].Index); err != nil || now != n.gids[0] {
+		if now, err := n.device.GID(n.port, n.gids[0].Index); err != nil || now != n.gids[0] {
 			n.gids = nil
 		}
 	}
 	if n.gids == nil {
-		n.gids = addresses(n.device, port, n.config.GID)
+		n.gids = portGIDs(n.device, port, n.config.GID)
 	}
 	if len(n.gids) == 0 && n.config.GID.IsValid() {
-		return place{}, fmt.Errorf("port %d of %s does not have the address %v", n.number, n.device.Name, n.config.GID)
+		return portState{}, fmt.Errorf("port %d of %s does not have the address %v", n.port, n.device.Name, n.config.GID)
 	}
 	if len(n.gids) == 0 && !port.InfiniBand {
-		return place{}, fmt.Errorf("port %d of %s has no GID: its network interface has no address", n.number, n.device.Name)
+		return portState{}, fmt.Errorf("port %d of %s has no GID: its network interface has no address", n.port, n.device.Name)
 	}
-	return place{port, slices.Clone(n.gids)}, nil
+	return portState{port, slices.Clone(n.gids)}, nil
 }
 
-// moved has the addresses be asked for again.
-func (n *nic) moved() {
-	n.look.Lock()
-	defer n.look.Unlock()
+// invalidateGIDs has the addresses be asked for again.
+func (n *nic) invalidateGIDs() {
+	n.gidMu.Lock()
+	defer n.gidMu.Unlock()
 	n.gids = nil
 }
 
-// addresses are a port's GIDs, best first: on Ethernet those that routers know, of
+// portGIDs are a port's GIDs, best first: on Ethernet those that routers know, of
 // IPv4 before IPv6, then those of this link alone, and last those of RoCE v1. On
 // InfiniBand the table's order is the subnet's. With only, others are left out.
-func addresses(d *verbs.Device, p verbs.Port, only netip.Addr) []verbs.GID {
+func portGIDs(d *verbs.Device, p verbs.Port, only netip.Addr) []verbs.GID {
 	var out []verbs.GID
 	for i := range min(p.GIDs, 255) {
 		g, err := d.GID(p.Number, uint8(i))
@@ -145,12 +145,12 @@ func addresses(d *verbs.Device, p verbs.Port, only netip.Addr) []verbs.GID {
 		out = append(out, g)
 	}
 	if !p.InfiniBand {
-		slices.SortStableFunc(out, func(a, b verbs.GID) int { return cmp.Compare(rank(b), rank(a)) })
+		slices.SortStableFunc(out, func(a, b verbs.GID) int { return cmp.Compare(gidRank(b), gidRank(a)) })
 	}
 	return out
 }
 
-func rank(g verbs.GID) int {
+func gidRank(g verbs.GID) int {
 	ip := netip.AddrFrom16(g.Address)
 	switch {
 	case !g.RoutedIP:
@@ -163,29 +163,29 @@ func rank(g verbs.GID) int {
 	return 1
 }
 
-// end is the own end of a connection by a pair, by the best address.
-func (p place) end(d *verbs.Device, pair *verbs.Pair) end {
-	e := end{
+// localEndpoint is the own end of a connection by a pair, by the best address.
+func (p portState) localEndpoint(d *verbs.Device, pair *verbs.QueuePair) endpoint {
+	e := endpoint{
 		pair: pair.Number, psn: rand.Uint32N(1 << 24), lid: p.port.LID, mtu: p.port.MTU, reads: max(min(d.Limits.Reads, 16), 1), link: linkEthernet,
 	}
 	if p.port.InfiniBand {
 		e.link = linkInfiniBand
 	}
 	if len(p.gids) > 0 {
-		e.from(p.gids[0])
+		e.setGID(p.gids[0])
 	}
 	return e
 }
 
-// answering is end, by an address of the kind that the peer has: packets have one
+// endpointFor is end, by an address of the kind that the peer has: packets have one
 // header for both directions.
-func (p place) answering(d *verbs.Device, pair *verbs.Pair, to end) (end, error) {
-	e := p.end(d, pair)
+func (p portState) endpointFor(d *verbs.Device, pair *verbs.QueuePair, to endpoint) (endpoint, error) {
+	e := p.localEndpoint(d, pair)
 	if e.link != linkEthernet || to.link != linkEthernet || to.version == 0 {
 		return e, nil
 	}
 	for _, g := range p.gids {
-		if e.from(g); e.version == to.version && (e.version == 1 || netip.AddrFrom16(e.gid).Is4In6() == netip.AddrFrom16(to.gid).Is4In6()) {
+		if e.setGID(g); e.version == to.version && (e.version == 1 || netip.AddrFrom16(e.gid).Is4In6() == netip.AddrFrom16(to.gid).Is4In6()) {
 			return e, nil
 		}
 	}
@@ -206,30 +206,30 @@ func (n *nic) close() error {
 
 // region is a registered pool. It holds the pool's memory.
 type region struct {
-	*verbs.Region
-	memory *transport.Memory
-	users  int
-	over   bool // it was ended under its users, or is spoilt; nobody new gets it
+	*verbs.MemoryRegion
+	memory  *transport.Memory
+	users   int
+	retired bool // it was ended under its users, or is spoilt; nobody new gets it
 	// pool is whose blocks go by its slots, of so many bytes; nil where it is a pool.
-	pool *transport.Memory
-	slot int64
+	pool        *transport.Memory
+	bufferBytes int64
 }
 
 func (r *region) close() error {
-	if err := r.Region.Close(); err != nil {
+	if err := r.MemoryRegion.Close(); err != nil {
 		return fmt.Errorf("memory stays registered, and is not given back: %w", err)
 	}
 	r.memory.Release()
 	return nil
 }
 
-// registered finds the region of a memory, which the caller holds, or makes it. It
+// acquirePool finds the region of a memory, which the caller holds, or makes it. It
 // is left by leave.
-func (n *nic) registered(m *transport.Memory) (*region, error) {
+func (n *nic) acquirePool(m *transport.Memory) (*region, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, r := range n.regions {
-		if r.memory == m && !r.over {
+		if r.memory == m && !r.retired {
 			r.users++
 			return r, nil
 		}
@@ -251,42 +251,42 @@ func newRegion(d *verbs.Device, m *transport.Memory) (*region, error) {
 		m.Release()
 		return nil, err
 	}
-	return &region{Region: made, memory: m, users: 1}, nil
+	return &region{MemoryRegion: made, memory: m, users: 1}, nil
 }
 
-// endRegion ends a registration under its users.
-func (n *nic) endRegion(r *region) error {
+// deregister ends a registration under its users.
+func (n *nic) deregister(r *region) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	r.over = true
-	return r.Region.Close()
+	r.retired = true
+	return r.MemoryRegion.Close()
 }
 
-// leave ends one use.
-func (n *nic) leave(r *region, p transport.Pool) error {
+// releaseRegion ends one use.
+func (n *nic) releaseRegion(r *region, p transport.Pool) error {
 	n.mu.Lock()
 	r.users--
 	n.mu.Unlock()
-	return n.tidy(p)
+	return n.closeUnused(p)
 }
 
-// keep says whether the region of the engine's memory stays without users.
-func (n *nic) keep(kept bool) {
+// setKeepIdle says whether the region of the engine's memory stays without users.
+func (n *nic) setKeepIdle(kept bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.kept = kept
+	n.keepIdle = kept
 }
 
-// tidy ends the registrations that nobody uses, except for that of the engine's
+// closeUnused ends the registrations that nobody uses, except for that of the engine's
 // present memory, and some slots of its.
-func (n *nic) tidy(p transport.Pool) error {
+func (n *nic) closeUnused(p transport.Pool) error {
 	current, _ := p.Memory()
 	n.mu.Lock()
 	var ended []*region
 	kept, idle := n.regions[:0], int64(0)
 	for _, r := range n.regions {
-		stays := n.kept && !r.over && r.memory == current
-		if n.kept && !r.over && r.users == 0 && r.pool != nil && r.pool == current {
+		stays := n.keepIdle && !r.retired && r.memory == current
+		if n.keepIdle && !r.retired && r.users == 0 && r.pool != nil && r.pool == current {
 			stays = idle == 0 || idle+int64(len(r.memory.Bytes)) <= maxIdle
 			idle += int64(len(r.memory.Bytes))
 		}

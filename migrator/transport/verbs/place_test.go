@@ -33,7 +33,7 @@ func pulledFrom(t *testing.T, p transporttest.Pair, move string) (index int) {
 	if err := puller.Close(); err != nil {
 		t.Error(err)
 	}
-	return int(puller.at.gids[0].Index)
+	return int(puller.state.gids[0].Index)
 }
 
 // TestAddressMoves has a link come back with its addresses elsewhere in their table,
@@ -44,11 +44,11 @@ func TestAddressMoves(t *testing.T) {
 	p := transporttest.Pair{Source: side(t, layout(8, 512)), Target: side(t, layout(8, 512))}
 	defer runs(t, p.Source, p.Target)()
 	for i, x := range []struct{ table, event, index int }{{asBooted, 0, 2}, {afterFlap, 0, 3}, {onlyIPv6, 0, 2}, {onlyV1, 0, 0}, {asBooted, 18, 2}} {
-		c.Tell("fake_gids", x.table)
+		c.Set("fake_gids", x.table)
 		if x.event != 0 { // without one of the better addresses nobody looks for one
 			for _, e := range []transporttest.End{p.Source, p.Target} {
 				n := e.Transport.(*served).nic
-				c.Tell("fake_event", x.event)
+				c.Set("fake_event", x.event)
 				for limit := time.Now().Add(patience); known(n) && time.Now().Before(limit); time.Sleep(time.Millisecond) {
 				}
 			}
@@ -60,8 +60,8 @@ func TestAddressMoves(t *testing.T) {
 }
 
 func known(n *nic) bool {
-	n.look.Lock()
-	defer n.look.Unlock()
+	n.gidMu.Lock()
+	defer n.gidMu.Unlock()
 	return n.gids != nil
 }
 
@@ -72,8 +72,8 @@ func named(device string) func() string { return func() string { return device }
 func TestDeviceChanges(t *testing.T) {
 	c := control(t)
 	nothingLeft(t)
-	c.Tell("fake_devices", 2)
-	defer c.Tell("fake_devices", 1)
+	c.Set("fake_devices", 2)
+	defer c.Set("fake_devices", 1)
 	var name atomic.Value
 	name.Store("")
 	p := transporttest.Pair{Source: side(t, layout(8, 512)), Target: side(t, layout(8, 512))}
@@ -116,10 +116,10 @@ func TestMarks(t *testing.T) {
 		s.config.Device, s.config.GID, s.config.TrafficClass, s.config.ServiceLevel = named("fake0"), netip.MustParseAddr("fe80::1"), 106, 3
 	}
 	defer runs(t, p.Source, p.Target)()
-	if index := pulledFrom(t, p, "a/1"); index != 1 || c.Ask("fake_path", 2) != 1 {
-		t.Errorf("the address of entry %d, and of %d at the last end", index, c.Ask("fake_path", 2))
+	if index := pulledFrom(t, p, "a/1"); index != 1 || c.Query("fake_path", 2) != 1 {
+		t.Errorf("the address of entry %d, and of %d at the last end", index, c.Query("fake_path", 2))
 	}
-	if class, level := c.Ask("fake_path", 0), c.Ask("fake_path", 1); class != 106 || level != 3 {
+	if class, level := c.Query("fake_path", 0), c.Query("fake_path", 1); class != 106 || level != 3 {
 		t.Errorf("traffic class %d and service level %d", class, level)
 	}
 }
@@ -144,10 +144,10 @@ func TestAnswering(t *testing.T) {
 		{[]verbs.GID{four, six}, old, -1},
 		{[]verbs.GID{old}, four, -1},
 	} {
-		at := place{port: verbs.Port{Number: 1, Active: true, MTU: 3}, gids: x.has}
-		d, pair := &verbs.Device{Name: "d"}, &verbs.Pair{Number: 7}
-		theirs := place{port: at.port, gids: []verbs.GID{x.asks}}.end(d, pair)
-		own, err := at.answering(d, pair, theirs)
+		at := portState{port: verbs.Port{Number: 1, Active: true, MTU: 3}, gids: x.has}
+		d, pair := &verbs.Device{Name: "d"}, &verbs.QueuePair{Number: 7}
+		theirs := portState{port: at.port, gids: []verbs.GID{x.asks}}.localEndpoint(d, pair)
+		own, err := at.endpointFor(d, pair, theirs)
 		if got := int(own.index); err == nil && got != x.want || err != nil && (x.want >= 0 || !strings.Contains(err.Error(), "no address of that kind")) {
 			t.Errorf("%v asks %v: entry %d, %v", x.asks, x.has, got, err)
 		}
@@ -155,21 +155,21 @@ func TestAnswering(t *testing.T) {
 			continue
 		}
 		n := &nic{device: d}
-		path, err := own.path(n, at, theirs)
+		path, err := own.pathTo(n, at, theirs)
 		if err != nil || path.Global != 1 || int(path.GIDIndex) != x.want {
 			t.Errorf("%v asks %v: %+v, %v", x.asks, x.has, path, err)
 		}
 	}
-	d, pair := &verbs.Device{Name: "d"}, &verbs.Pair{Number: 7}
+	d, pair := &verbs.Device{Name: "d"}, &verbs.QueuePair{Number: 7}
 	for _, routed := range []bool{false, true} { // InfiniBand names an address where the port demands it
-		at := place{port: verbs.Port{InfiniBand: true, LID: 4, MTU: 3, Routed: routed}, gids: []verbs.GID{local}}
-		e := at.end(d, pair)
-		if path, err := e.path(&nic{device: d}, at, e); err != nil || (path.Global == 1) != routed || path.LID != 4 {
+		at := portState{port: verbs.Port{InfiniBand: true, LID: 4, MTU: 3, Routed: routed}, gids: []verbs.GID{local}}
+		e := at.localEndpoint(d, pair)
+		if path, err := e.pathTo(&nic{device: d}, at, e); err != nil || (path.Global == 1) != routed || path.LID != 4 {
 			t.Errorf("InfiniBand: %+v, %v", path, err)
 		}
 	}
-	here, there := place{gids: []verbs.GID{four}}.end(d, pair), place{gids: []verbs.GID{old}}.end(d, pair)
-	if _, err := here.path(&nic{device: d}, place{}, there); err == nil || !strings.Contains(err.Error(), "RoCE v2") {
+	here, there := portState{gids: []verbs.GID{four}}.localEndpoint(d, pair), portState{gids: []verbs.GID{old}}.localEndpoint(d, pair)
+	if _, err := here.pathTo(&nic{device: d}, portState{}, there); err == nil || !strings.Contains(err.Error(), "RoCE v2") {
 		t.Errorf("RoCE v2 asks v1: %v", err)
 	}
 }
@@ -182,7 +182,7 @@ func TestDeviceFailsSilently(t *testing.T) {
 	p := transporttest.Pair{Source: side(t, layout(8, 512)), Target: side(t, layout(8, 512))}
 	defer runs(t, p.Source, p.Target)()
 	puller := opened(t, p, "a/1")
-	c.Hold()
+	c.Pause()
 	c.Fail("ibv_modify_qp", 1, 5)
 	posted := c.Calls("ibv_post_send")
 	ended := make(chan error, 1)
@@ -193,7 +193,7 @@ func TestDeviceFailsSilently(t *testing.T) {
 	for limit := time.Now().Add(patience); c.Calls("ibv_post_send") == posted && time.Now().Before(limit); time.Sleep(time.Millisecond) {
 	}
 	start := time.Now()
-	c.Tell("fake_event", 8)
+	c.Set("fake_event", 8)
 	select {
 	case err := <-ended:
 		if err == nil || !strings.Contains(err.Error(), "local catastrophic error") && !strings.Contains(err.Error(), "the source has ended the grant") {
@@ -223,7 +223,7 @@ func TestConfigOfNIC(t *testing.T) {
 		}
 	}
 	fails := control(t)
-	s := over(t, transporttest.Heap(layout(8, 512)))
+	s := over(t, transporttest.HeapMemory(layout(8, 512)))
 	fails.Fail("ibv_reg_mr", 1, int(syscall.ENOMEM))
 	if err := s.Probe(t.Context()); err == nil || !strings.Contains(err.Error(), "RLIMIT_MEMLOCK") {
 		t.Errorf("memory that cannot be locked: %v", err)

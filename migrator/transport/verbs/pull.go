@@ -11,22 +11,22 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
-// stretch is blocks of a plan that are neighbours in both pools, n of them from one
+// blockRun is blocks of a plan that are neighbours in both pools, n of them from one
 // entry on.
-type stretch struct {
+type blockRun struct {
 	entry, n int
 	src, dst int64
 }
 
-// stretches appends those of a plan, in its order.
-func stretches(to []stretch, p transport.Plan) []stretch {
+// findRuns appends those of a plan, in its order.
+func findRuns(to []blockRun, p transport.Plan) []blockRun {
 	for i := range p.Src {
 		src, dst := int64(p.Src[i]), int64(p.Dst[i])
 		if last := len(to) - 1; last >= 0 && to[last].src+int64(to[last].n) == src && to[last].dst+int64(to[last].n) == dst {
 			to[last].n++
 			continue
 		}
-		to = append(to, stretch{i, 1, src, dst})
+		to = append(to, blockRun{i, 1, src, dst})
 	}
 	return to
 }
@@ -36,16 +36,16 @@ func stretches(to []stretch, p transport.Plan) []stretch {
 // much as one block.
 type cursor struct {
 	source, target transport.Layout
-	plan           []stretch
+	plan           []blockRun
 	entries        int // of the plan
 
-	region, stretch int
-	block           int   // of the stretch
-	at              int64 // of the block: its first byte that is not asked for
+	region, run int
+	block       int   // of the stretch
+	at          int64 // of the block: its first byte that is not asked for
 }
 
-// pieces are bytes that are asked for one after the other.
-type pieces interface {
+// pieceSource are bytes that are asked for one after the other.
+type pieceSource interface {
 	// next is the next bytes that lie together at both ends, at most so many: where
 	// they begin, counted from what each end has registered.
 	next(most int64) (from, to, n int64)
@@ -61,14 +61,14 @@ func (c *cursor) part() int {
 	if c.over() {
 		return c.entries * len(c.target.Regions)
 	}
-	return c.region*c.entries + c.plan[c.stretch].entry + c.block
+	return c.region*c.entries + c.plan[c.run].entry + c.block
 }
 
 func (c *cursor) next(most int64) (from, to, n int64) {
 	if c.over() || most <= 0 {
 		return 0, 0, 0
 	}
-	s, d, run := c.source.Regions[c.region], c.target.Regions[c.region], c.plan[c.stretch]
+	s, d, run := c.source.Regions[c.region], c.target.Regions[c.region], c.plan[c.run]
 	from = s.Offset + (run.src+int64(c.block))*s.Stride + c.at
 	to = d.Offset + (run.dst+int64(c.block))*d.Stride + c.at
 	n = d.Bytes - c.at
@@ -80,21 +80,21 @@ func (c *cursor) next(most int64) (from, to, n int64) {
 		c.block, c.at = c.block+int(c.at/d.Bytes), c.at%d.Bytes
 	}
 	if c.block == run.n {
-		c.block, c.stretch = 0, c.stretch+1
+		c.block, c.run = 0, c.run+1
 	}
-	if c.stretch == len(c.plan) {
-		c.stretch, c.region = 0, c.region+1
+	if c.run == len(c.plan) {
+		c.run, c.region = 0, c.region+1
 	}
 	return from, to, n
 }
 
-// batch fills the work of one batch, and returns how many entries it has. What lies
+// fillBatch fills the work of one batch, and returns how many entries it has. What lies
 // together in the source is one READ, wherever its pieces go. The last READ tells
 // when all have ended.
-func (p *puller) batch(c pieces) (n int) {
+func (p *puller) fillBatch(c pieceSource) (n int) {
 	first, pieces := 0, 0             // of the last READ: its entry, and how many it has
 	end, length := int64(0), int64(0) // where it ends in the source, and its bytes
-	longest := min(int64(readBytes), int64(p.at.port.Message))
+	longest := min(int64(readBytes), int64(p.state.port.Message))
 	for bytes := int64(0); n < len(p.work) && bytes < batchBytes; n++ {
 		most := longest
 		joins := pieces > 0 && pieces < p.pieces && length < longest
@@ -107,7 +107,7 @@ func (p *puller) batch(c pieces) (n int) {
 		}
 		w := &p.work[n]
 		*w = verbs.Work{
-			Local: p.region.Base + uint64(to), LocalKey: p.region.Local, Remote: p.key.base + uint64(from), RemoteKey: p.key.key, Length: uint32(run),
+			Local: p.region.Base + uint64(to), LocalKey: p.region.LocalKey, Remote: p.remoteMem.base + uint64(from), RemoteKey: p.remoteMem.key, Length: uint32(run),
 		}
 		if joins && from == end {
 			w.Flags = verbs.Joined
@@ -124,10 +124,10 @@ func (p *puller) batch(c pieces) (n int) {
 	return n
 }
 
-// begin is a cursor at the beginning of a plan. It is good until the next one.
-func (p *puller) begin(plan transport.Plan) *cursor {
-	p.stretches = stretches(p.stretches[:0], plan)
-	p.cursor = cursor{source: p.remote, target: p.memory.Layout, plan: p.stretches, entries: len(plan.Src)}
+// newCursor is a cursor at the beginning of a plan. It is good until the next one.
+func (p *puller) newCursor(plan transport.Plan) *cursor {
+	p.runs = findRuns(p.runs[:0], plan)
+	p.cursor = cursor{source: p.remote, target: p.memory.Layout, plan: p.runs, entries: len(plan.Src)}
 	return &p.cursor
 }
 
@@ -145,16 +145,16 @@ func (p *puller) readBlocks(ctx context.Context, plan transport.Plan) (err error
 	defer context.AfterFunc(ctx, func() { p.queue.SetDeadline(time.Unix(1, 0)) })()
 	p.queue.SetDeadline(p.deadline)
 	p.posted, p.ended = 0, 0
-	if p.bounces() {
-		err = p.bounce(ctx, plan)
+	if p.usesBuffers() {
+		err = p.readByBuffers(ctx, plan)
 	} else {
-		err = p.direct(ctx, plan)
+		err = p.readDirect(ctx, plan)
 	}
 	if err != nil {
 		return err
 	}
 	if p.memory.Device != nil {
-		if p.bad, err = verifyDevice(p.memory, p.remote.Checksum, plan, p.bad); err != nil {
+		if p.bad, err = appendCorruptDevice(p.memory, p.remote.Checksum, plan, p.bad); err != nil {
 			return err
 		}
 	}
@@ -162,13 +162,13 @@ func (p *puller) readBlocks(ctx context.Context, plan transport.Plan) (err error
 		slices.Sort(p.bad)
 		p.bad = slices.Compact(p.bad)
 	}
-	return p.goOn(ctx)
+	return p.endReason(ctx)
 }
 
-// direct asks for a plan in batches, some of them at a time, and verifies each while
+// readDirect asks for a plan in batches, some of them at a time, and verifies each while
 // the next ones are on their way.
-func (p *puller) direct(ctx context.Context, plan transport.Plan) error {
-	c := p.begin(plan)
+func (p *puller) readDirect(ctx context.Context, plan transport.Plan) error {
+	c := p.newCursor(plan)
 	verified := 0 // parts
 	for {
 		for p.posted < p.ended+depth && !c.over() {
@@ -180,13 +180,13 @@ func (p *puller) direct(ctx context.Context, plan transport.Plan) error {
 		if p.posted == p.ended {
 			return nil
 		}
-		if err := p.reap(ctx); err != nil {
+		if err := p.waitBatches(ctx); err != nil {
 			return err
 		}
 		whole := p.marks[(p.ended-1)%depth]
 		if p.memory.Device == nil {
 			if err := transport.CatchFault(func() error {
-				p.bad = verify(p.memory, p.remote.Checksum, plan, verified, whole, p.bad)
+				p.bad = appendCorrupt(p.memory, p.remote.Checksum, plan, verified, whole, p.bad)
 				return nil
 			}); err != nil {
 				return err
@@ -197,32 +197,32 @@ func (p *puller) direct(ctx context.Context, plan transport.Plan) error {
 }
 
 // postBatch asks for the next batch.
-func (p *puller) postBatch(ctx context.Context, c pieces) error {
-	if err := p.goOn(ctx); err != nil {
+func (p *puller) postBatch(ctx context.Context, c pieceSource) error {
+	if err := p.endReason(ctx); err != nil {
 		return err
 	}
-	n := p.batch(c)
+	n := p.fillBatch(c)
 	p.posted++
 	if _, err := p.pair.Post(verbs.Read, p.work[:n]); err != nil {
-		return p.why(ctx, err)
+		return p.causeOf(ctx, err)
 	}
 	return nil
 }
 
-// reap waits for batches to end.
-func (p *puller) reap(ctx context.Context) error {
-	n, err := p.next(ctx)
+// waitBatches waits for batches to end.
+func (p *puller) waitBatches(ctx context.Context) error {
+	n, err := p.waitCompletions(ctx)
 	if err != nil {
 		return err
 	}
-	return p.take(ctx, n)
+	return p.countBatches(ctx, n)
 }
 
-// take counts n batches that have ended.
-func (p *puller) take(ctx context.Context, n int) error {
+// countBatches counts n batches that have ended.
+func (p *puller) countBatches(ctx context.Context, n int) error {
 	for _, w := range p.done[:n] {
-		if err := p.queue.Fail(w); err != nil {
-			return p.why(ctx, err)
+		if err := p.queue.CompletionErr(w); err != nil {
+			return p.causeOf(ctx, err)
 		}
 		if w.ID != p.ended {
 			return errors.New("a batch has ended before the one in front of it")
@@ -232,10 +232,10 @@ func (p *puller) take(ctx context.Context, n int) error {
 	return nil
 }
 
-// next waits for completions.
-func (p *puller) next(ctx context.Context) (int, error) {
+// waitCompletions waits for completions.
+func (p *puller) waitCompletions(ctx context.Context) (int, error) {
 	for {
-		n, err := p.queue.Next(p.done)
+		n, err := p.queue.Wait(p.done)
 		if err == nil {
 			return n, nil
 		}
@@ -245,18 +245,18 @@ func (p *puller) next(ctx context.Context) (int, error) {
 		// It was that of an earlier pull, unless there is a reason to end: who has one
 		// says it before he sets the deadline.
 		p.queue.SetDeadline(p.deadline)
-		if err := p.goOn(ctx); err != nil {
+		if err := p.endReason(ctx); err != nil {
 			return 0, err
 		}
 	}
 }
 
-// goOn says why a pull must end.
-func (p *puller) goOn(ctx context.Context) error {
+// endReason says why a pull must end.
+func (p *puller) endReason(ctx context.Context) error {
 	if err := p.Err(ctx); err != nil {
 		return err
 	}
-	if lost := p.lost.Load(); lost != nil {
+	if lost := p.endErr.Load(); lost != nil {
 		return *lost
 	}
 	if !time.Now().Before(p.deadline) {
@@ -265,10 +265,10 @@ func (p *puller) goOn(ctx context.Context) error {
 	return nil
 }
 
-// why is what an error comes from: a connection that was ended on purpose fails all
+// causeOf is what an error comes from: a connection that was ended on purpose fails all
 // that is under way.
-func (p *puller) why(ctx context.Context, err error) error {
-	if because := p.goOn(ctx); because != nil {
+func (p *puller) causeOf(ctx context.Context, err error) error {
+	if because := p.endReason(ctx); because != nil {
 		return because
 	}
 	return err

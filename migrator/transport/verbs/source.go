@@ -25,30 +25,30 @@ import (
 // Path is what the paths of the transport's gRPC requests begin with.
 const Path = "/cascade.migrator.v1.Verbs/"
 
-// attach is the one method.
-const attach = Path + "Attach"
+// attachMethod is the one method.
+const attachMethod = Path + "Attach"
 
 // maxAttach and maxAnswer bound the messages in bytes.
 const (
-	maxAttach = handshake.MaxHello + endSize + 64
-	maxAnswer = handshake.MaxWelcome + endSize + keySize + 64
+	maxAttach = handshake.MaxHello + endpointSize + 64
+	maxAnswer = handshake.MaxWelcome + endpointSize + remoteMemorySize + 64
 )
 
 // service describes the method: a stream of bytes both ways.
 var service = grpc.ServiceDesc{
 	ServiceName: "cascade.migrator.v1.Verbs",
-	HandlerType: (*attacher)(nil),
+	HandlerType: (*receiverServer)(nil),
 	Streams: []grpc.StreamDesc{{
 		StreamName: "Attach", ServerStreams: true, ClientStreams: true,
-		Handler: func(srv any, s grpc.ServerStream) error { return srv.(attacher).attach(s) },
+		Handler: func(srv any, s grpc.ServerStream) error { return srv.(receiverServer).serveReceiver(s) },
 	}},
 }
 
-type attacher interface{ attach(grpc.ServerStream) error }
+type receiverServer interface{ serveReceiver(grpc.ServerStream) error }
 
-// attach serves one receiver. A handler of gRPC cannot stop its own Recv, so the
+// serveReceiver serves one receiver. A handler of gRPC cannot stop its own Recv, so the
 // stream is read by a goroutine that ends soon after.
-func (t *Transport) attach(stream grpc.ServerStream) error {
+func (t *Transport) serveReceiver(stream grpc.ServerStream) error {
 	t.mu.Lock()
 	switch {
 	case t.ctx == nil:
@@ -110,7 +110,7 @@ func (t *Transport) session(run context.Context, stream grpc.ServerStream, messa
 	if err != nil {
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
-	theirs, err := parseEnd(message[len(message)-r.Len():])
+	theirs, err := parseEndpoint(message[len(message)-r.Len():])
 	if err != nil {
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
@@ -120,18 +120,18 @@ func (t *Transport) session(run context.Context, stream grpc.ServerStream, messa
 	}
 	defer lease.End()
 	s := &session{t: t, lease: lease}
-	if err := s.connect(theirs); err != nil {
-		err = errors.Join(err, s.close())
+	if err := s.connectPair(theirs); err != nil {
+		err = errors.Join(err, s.release())
 		t.config.Logger.Warn("verbs transport: a receiver cannot be served", "receiver", string(hello.Receiver), "err", err)
 		return status.Error(codes.FailedPrecondition, err.Error())
 	}
 	// Inside the lease from here until the NIC serves the pair no more: that is what
 	// makes Revoke a fence.
 	if !lease.Enter(time.Now()) {
-		return errors.Join(status.Error(codes.PermissionDenied, "the grant is over"), s.close())
+		return errors.Join(status.Error(codes.PermissionDenied, "the grant is over"), s.release())
 	}
 	// What is said may wait for a receiver that does not read, and Revoke must not.
-	sent, say := make(chan error, 1), make(chan []byte, maxSlots+1)
+	sent, say := make(chan error, 1), make(chan []byte, maxBuffers+1)
 	say <- s.answer
 	defer close(say)
 	t.wg.Go(func() {
@@ -150,7 +150,7 @@ func (t *Transport) session(run context.Context, stream grpc.ServerStream, messa
 			waits = false
 		case ask := <-asks:
 			var done []byte
-			if done, err = s.pack(ask); err != nil {
+			if done, err = s.packBlocks(ask); err != nil {
 				waits = false
 				break
 			}
@@ -171,7 +171,7 @@ func (t *Transport) session(run context.Context, stream grpc.ServerStream, messa
 	}
 	fenced := s.fence()
 	lease.Leave()
-	if fenced = errors.Join(fenced, s.close()); fenced != nil {
+	if fenced = errors.Join(fenced, s.release()); fenced != nil {
 		t.config.Logger.Error("verbs transport: a connection cannot be ended", "err", fenced)
 	}
 	return err
@@ -179,7 +179,7 @@ func (t *Transport) session(run context.Context, stream grpc.ServerStream, messa
 
 // redeem trades a hello for its lease.
 func (t *Transport) redeem(ctx context.Context, hello handshake.Hello) (*ticket.Lease, error) {
-	if err := t.receivers.Check(leaf(ctx), hello.Receiver); err != nil {
+	if err := t.receivers.Check(peerCertificate(ctx), hello.Receiver); err != nil {
 		return nil, err
 	}
 	lease, err := t.source.Redeem(hello.Ticket, hello.Receiver, time.Now())
@@ -189,8 +189,8 @@ func (t *Transport) redeem(ctx context.Context, hello handshake.Hello) (*ticket.
 	return lease, nil
 }
 
-// leaf is the certificate with which a stream came, nil for none.
-func leaf(ctx context.Context) *x509.Certificate {
+// peerCertificate is the certificate with which a stream came, nil for none.
+func peerCertificate(ctx context.Context) *x509.Certificate {
 	p, ok := grpcpeer.FromContext(ctx)
 	if !ok {
 		return nil
@@ -208,43 +208,43 @@ type session struct {
 	lease  *ticket.Lease
 	nic    *nic
 	region *region
-	queue  *verbs.Queue
-	pair   *verbs.Pair
+	queue  *verbs.CompletionQueue
+	pair   *verbs.QueuePair
 	answer []byte
 	blocks []uint32 // of an ask
 	packed int64    // bytes of all asks
 }
 
-// connect makes a pair that answers a receiver's end, and the answer that tells it.
-func (s *session) connect(theirs end) (err error) {
-	if s.nic, err = s.t.take(); err != nil {
+// connectPair makes a pair that answers a receiver's end, and the answer that tells it.
+func (s *session) connectPair(theirs endpoint) (err error) {
+	if s.nic, err = s.t.acquireNIC(); err != nil {
 		return err
 	}
-	if s.region, err = s.nic.reach(s.lease.Memory); err != nil {
+	if s.region, err = s.nic.acquireRegion(s.lease.Memory); err != nil {
 		return err
 	}
-	if s.queue, err = s.nic.device.Queue(1); err != nil {
+	if s.queue, err = s.nic.device.NewCompletionQueue(1); err != nil {
 		return err
 	}
-	if s.pair, err = s.nic.device.Pair(s.queue, 1, 1, 1); err != nil {
+	if s.pair, err = s.nic.device.NewQueuePair(s.queue, 1, 1, 1); err != nil {
 		return err
 	}
-	at, err := s.nic.place()
+	at, err := s.nic.portState()
 	if err != nil {
 		return err
 	}
-	own, err := at.answering(s.nic.device, s.pair, theirs)
+	own, err := at.endpointFor(s.nic.device, s.pair, theirs)
 	if err != nil {
 		return err
 	}
-	path, err := own.path(s.nic, at, theirs)
+	path, err := own.pathTo(s.nic, at, theirs)
 	if err != nil {
 		return err
 	}
 	if err := s.pair.Init(at.port.Number, verbs.RemoteRead); err != nil {
 		return err
 	}
-	if err := s.pair.Answer(path); err != nil {
+	if err := s.pair.ReadyToReceive(path); err != nil {
 		return err
 	}
 	m := s.lease.Memory
@@ -252,34 +252,34 @@ func (s *session) connect(theirs end) (err error) {
 		return err
 	}
 	s.answer = own.append(s.answer)
-	k := key{base: s.region.Base, key: s.region.Peer, left: time.Until(s.lease.Deadline)}
-	if s.region.slot > 0 {
-		k.slots, k.slot = slots, uint64(s.region.slot)
+	k := remoteMemory{base: s.region.Base, key: s.region.RemoteKey, left: time.Until(s.lease.Deadline)}
+	if s.region.bufferBytes > 0 {
+		k.buffers, k.bufferBytes = bounceBuffers, uint64(s.region.bufferBytes)
 	}
 	s.answer = k.append(s.answer)
 	return nil
 }
 
-// pack obeys an ask, and returns what it is answered with.
-func (s *session) pack(ask []byte) ([]byte, error) {
-	if s.region.slot == 0 {
+// packBlocks obeys an ask, and returns what it is answered with.
+func (s *session) packBlocks(ask []byte) ([]byte, error) {
+	if s.region.bufferBytes == 0 {
 		return nil, status.Error(codes.InvalidArgument, "the pool can be read: nothing is packed")
 	}
 	m := s.lease.Memory
 	slot, blocks, err := parseAsk(s.blocks[:0], ask, m.Blocks)
 	s.blocks = blocks
 	size := int64(len(blocks)) * m.BlockBytes()
-	if err == nil && (slot >= slots || size > s.region.slot) {
-		err = fmt.Errorf("ask: %d blocks into slot %d; there are %d of %d bytes", len(blocks), slot, slots, s.region.slot)
+	if err == nil && (slot >= bounceBuffers || size > s.region.bufferBytes) {
+		err = fmt.Errorf("ask: %d blocks into slot %d; there are %d of %d bytes", len(blocks), slot, bounceBuffers, s.region.bufferBytes)
 	}
 	if err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
-	if s.packed += size; s.packed > maxRounds*m.Size() {
+	if s.packed += size; s.packed > maxPoolReads*m.Size() {
 		return nil, status.Errorf(codes.ResourceExhausted, "the receiver asks for its blocks again and again: %d bytes of a pool of %d", s.packed, m.Size())
 	}
-	if err := m.Device.Gather(s.region.memory.Bytes[int64(slot)*s.region.slot:][:size], m.Layout, blocks); err != nil {
-		s.nic.spoil(s.region)
+	if err := m.Device.Gather(s.region.memory.Bytes[int64(slot)*s.region.bufferBytes:][:size], m.Layout, blocks); err != nil {
+		s.nic.retireRegion(s.region)
 		return nil, status.Error(codes.Unavailable, err.Error())
 	}
 	return binary.LittleEndian.AppendUint32(nil, slot), nil
@@ -288,15 +288,15 @@ func (s *session) pack(ask []byte) ([]byte, error) {
 // fence ends the connection: after it the NIC answers the receiver no more. A pair
 // that can neither fail nor be destroyed loses the memory that it reads.
 func (s *session) fence() error {
-	failed, closed := s.pair.Fail(), s.pair.Close()
+	failed, closed := s.pair.MoveToError(), s.pair.Close()
 	if failed != nil && closed != nil {
-		return errors.Join(failed, closed, s.nic.endRegion(s.region))
+		return errors.Join(failed, closed, s.nic.deregister(s.region))
 	}
 	return errors.Join(failed, closed)
 }
 
-// close gives back what the session has.
-func (s *session) close() error {
+// release gives back what the session has.
+func (s *session) release() error {
 	var err error
 	if s.pair != nil {
 		err = s.pair.Close()
@@ -305,10 +305,10 @@ func (s *session) close() error {
 		err = errors.Join(err, s.queue.Close())
 	}
 	if s.region != nil {
-		err = errors.Join(err, s.nic.leave(s.region, s.t.config.Pool))
+		err = errors.Join(err, s.nic.releaseRegion(s.region, s.t.config.Pool))
 	}
 	if s.nic != nil {
-		err = errors.Join(err, s.t.give(s.nic))
+		err = errors.Join(err, s.t.releaseNIC(s.nic))
 	}
 	return err
 }

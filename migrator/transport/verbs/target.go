@@ -41,31 +41,31 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 	p := &puller{t: t, done: make([]verbs.Completion, 2*depth)}
 	defer func() {
 		if err != nil {
-			err = errors.Join(pull.Cause(ctx, err), p.give())
+			err = errors.Join(pull.Cause(ctx, err), p.release())
 		}
 	}()
 	if p.memory, err = transport.HoldMemory(t.config.Pool); err != nil {
 		return nil, err
 	}
-	if p.nic, err = t.take(); err != nil {
+	if p.nic, err = t.acquireNIC(); err != nil {
 		return nil, err
 	}
-	p.pieces = min(p.nic.device.Limits.Pieces, maxPieces)
+	p.pieces = min(p.nic.device.Limits.ReadSegments, maxPieces)
 	p.work = make([]verbs.Work, max(min(verbs.Batch, p.nic.device.Limits.Requests/depth), 1))
 	requests := depth * len(p.work)
-	if p.region, err = p.nic.reach(p.memory); err != nil {
+	if p.region, err = p.nic.acquireRegion(p.memory); err != nil {
 		return nil, err
 	}
-	if p.queue, err = p.nic.device.Queue(requests); err != nil {
+	if p.queue, err = p.nic.device.NewCompletionQueue(requests); err != nil {
 		return nil, err
 	}
-	if p.pair, err = p.nic.device.Pair(p.queue, requests, 1, p.pieces); err != nil {
+	if p.pair, err = p.nic.device.NewQueuePair(p.queue, requests, 1, p.pieces); err != nil {
 		return nil, err
 	}
-	if p.at, err = p.nic.place(); err != nil {
+	if p.state, err = p.nic.portState(); err != nil {
 		return nil, err
 	}
-	if err := p.pair.Init(p.at.port.Number, 0); err != nil {
+	if err := p.pair.Init(p.state.port.Number, 0); err != nil {
 		return nil, err
 	}
 	if err := ctx.Err(); err != nil {
@@ -75,12 +75,12 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 	if err != nil {
 		return nil, err
 	}
-	if err := p.attach(ctx, handshake.Hello{Ticket: offer.Ticket, Receiver: receiver}); err != nil {
+	if err := p.presentTicket(ctx, handshake.Hello{Ticket: offer.Ticket, Receiver: receiver}); err != nil {
 		return nil, err
 	}
 	p.Puller = pull.NewPuller(pull.Steps{
 		Transport: t.Name(), Local: p.memory, Remote: p.remote, Copy: p.copyBlocks, Interrupt: p.interrupt,
-		Release: func() error { return errors.Join(p.fence(), p.give()) },
+		Release: func() error { return errors.Join(p.fence(), p.release()) },
 	})
 	return p, nil
 }
@@ -88,40 +88,40 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 // puller is one open move: a stream to the source's migrator, and a pair.
 type puller struct {
 	*pull.Puller
-	t        *Transport
-	memory   *transport.Memory
-	nic      *nic
-	at       place // of the nic
-	region   *region
-	queue    *verbs.Queue
-	pair     *verbs.Pair
-	pieces   int // of one READ
-	conn     *grpc.ClientConn
-	stream   grpc.ClientStream  // asks are sent by Pull alone
-	replies  chan uint32        // slots that the source has packed
-	hangUp   context.CancelFunc // ends the stream
-	forget   func() bool        // the failure of the nic does not hang up any more
-	left     chan struct{}      // closed when the stream has ended; nil before there is one
-	remote   transport.Layout
-	key      key
-	deadline time.Time // of the grant, no later than the source has it
+	t           *Transport
+	memory      *transport.Memory
+	nic         *nic
+	state       portState // of the nic
+	region      *region
+	queue       *verbs.CompletionQueue
+	pair        *verbs.QueuePair
+	pieces      int // of one READ
+	conn        *grpc.ClientConn
+	stream      grpc.ClientStream  // asks are sent by Pull alone
+	replies     chan uint32        // slots that the source has packed
+	hangUp      context.CancelFunc // ends the stream
+	stopHangUp  func() bool        // the failure of the nic does not hang up any more
+	streamEnded chan struct{}      // closed when the stream has ended; nil before there is one
+	remote      transport.Layout
+	remoteMem   remoteMemory
+	deadline    time.Time // of the grant, no later than the source has it
 
-	lost atomic.Pointer[error] // why the stream has ended
+	endErr atomic.Pointer[error] // why the stream has ended
 
-	work      []verbs.Work // of memory without Go pointers, as C demands
-	done      []verbs.Completion
-	stretches []stretch  // of the pull's plan
-	cursor    cursor     // in it
-	posted    uint64     // batches of the pull
-	ended     uint64     // and those of them that have come
-	marks     [depth]int // parts that are whole after each batch under way
-	bad       []int
-	fenced    bool
+	work   []verbs.Work // of memory without Go pointers, as C demands
+	done   []verbs.Completion
+	runs   []blockRun // of the pull's plan
+	cursor cursor     // in it
+	posted uint64     // batches of the pull
+	ended  uint64     // and those of them that have come
+	marks  [depth]int // parts that are whole after each batch under way
+	bad    []int
+	fenced bool
 }
 
-// attach presents the ticket and the own end, and connects to the source's.
-func (p *puller) attach(ctx context.Context, h handshake.Hello) error {
-	own := p.at.end(p.nic.device, p.pair)
+// presentTicket presents the ticket and the own end, and connects to the source's.
+func (p *puller) presentTicket(ctx context.Context, h handshake.Hello) error {
+	own := p.state.localEndpoint(p.nic.device, p.pair)
 	hello, err := h.Append(nil)
 	if err != nil {
 		return err
@@ -132,7 +132,7 @@ func (p *puller) attach(ctx context.Context, h handshake.Hello) error {
 	defer late.Stop()
 	defer context.AfterFunc(ctx, cancel)()
 	start := time.Now()
-	stream, err := p.conn.NewStream(streaming, &service.Streams[0], attach)
+	stream, err := p.conn.NewStream(streaming, &service.Streams[0], attachMethod)
 	if err != nil {
 		return err
 	}
@@ -149,55 +149,55 @@ func (p *puller) attach(ctx context.Context, h handshake.Hello) error {
 		return err
 	}
 	rest := answer.GetValue()[len(answer.GetValue())-r.Len():]
-	if len(rest) != endSize+keySize {
-		return fmt.Errorf("the source sent %d bytes behind its layout, want %d", len(rest), endSize+keySize)
+	if len(rest) != endpointSize+remoteMemorySize {
+		return fmt.Errorf("the source sent %d bytes behind its layout, want %d", len(rest), endpointSize+remoteMemorySize)
 	}
-	theirs, err := parseEnd(rest[:endSize])
+	theirs, err := parseEndpoint(rest[:endpointSize])
 	if err != nil {
 		return err
 	}
 	if err := p.remote.CheckCompatible(p.memory.Layout); err != nil {
 		return err
 	}
-	if p.key, err = parseKey(rest[endSize:], size, p.memory.BlockBytes()); err != nil {
+	if p.remoteMem, err = parseRemoteMemory(rest[endpointSize:], size, p.memory.BlockBytes()); err != nil {
 		return err
 	}
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	path, err := own.path(p.nic, p.at, theirs)
+	path, err := own.pathTo(p.nic, p.state, theirs)
 	if err != nil {
 		return err
 	}
-	if err := p.pair.Answer(path); err != nil {
+	if err := p.pair.ReadyToReceive(path); err != nil {
 		return err
 	}
-	if err := p.pair.Ask(path); err != nil {
+	if err := p.pair.ReadyToSend(path); err != nil {
 		return err
 	}
-	p.deadline = start.Add(p.key.left)
-	p.left, p.replies, p.stream = make(chan struct{}), make(chan uint32, p.key.slots), stream
-	p.forget = context.AfterFunc(p.nic.broken, p.hangUp)
-	go p.watch(stream)
+	p.deadline = start.Add(p.remoteMem.left)
+	p.streamEnded, p.replies, p.stream = make(chan struct{}), make(chan uint32, p.remoteMem.buffers), stream
+	p.stopHangUp = context.AfterFunc(p.nic.failed, p.hangUp)
+	go p.watchStream(stream)
 	return nil
 }
 
-// watch hands on what the source has packed, and ends the connection when the stream
+// watchStream hands on what the source has packed, and ends the connection when the stream
 // ends, whatever the NIC would notice.
-func (p *puller) watch(stream grpc.ClientStream) {
-	defer close(p.left)
-	err := p.hear(stream)
+func (p *puller) watchStream(stream grpc.ClientStream) {
+	defer close(p.streamEnded)
+	err := p.receiveReplies(stream)
 	err = fmt.Errorf("the source has ended the grant: %w", err)
-	if failed := context.Cause(p.nic.broken); failed != nil {
+	if failed := context.Cause(p.nic.failed); failed != nil {
 		err = failed
 	}
-	p.lost.Store(&err)
-	p.pair.Fail() // and what is under way ends; if it cannot, nobody waits for it
+	p.endErr.Store(&err)
+	p.pair.MoveToError() // and what is under way ends; if it cannot, nobody waits for it
 	p.queue.SetDeadline(time.Unix(1, 0))
 }
 
-// hear returns when the source has ended the stream, or says what it should not.
-func (p *puller) hear(stream grpc.ClientStream) error {
+// receiveReplies returns when the source has ended the stream, or says what it should not.
+func (p *puller) receiveReplies(stream grpc.ClientStream) error {
 	for m := new(wrapperspb.BytesValue); ; m.Reset() {
 		if err := stream.RecvMsg(m); err != nil {
 			return err
@@ -219,7 +219,7 @@ func (p *puller) fence() error {
 		return nil
 	}
 	p.hangUp()
-	<-p.left // which does not use the pair any more
+	<-p.streamEnded // which does not use the pair any more
 	p.fenced = true
 	return p.pair.Close()
 }
@@ -230,16 +230,16 @@ func (p *puller) interrupt() {
 	p.hangUp() // ends a wait for the source
 }
 
-// give gives back what the puller has. The stream has ended, or there is none.
-func (p *puller) give() error {
-	if p.forget != nil {
-		p.forget()
+// release gives back what the puller has. The stream has ended, or there is none.
+func (p *puller) release() error {
+	if p.stopHangUp != nil {
+		p.stopHangUp()
 	}
 	if p.hangUp != nil {
 		p.hangUp()
 	}
-	if p.left != nil {
-		<-p.left
+	if p.streamEnded != nil {
+		<-p.streamEnded
 	}
 	var err error
 	if p.conn != nil {
@@ -257,15 +257,15 @@ func (p *puller) give() error {
 	if stuck {
 		// The NIC may write still: only the end of the registration is sure to end
 		// that. It has failed for whoever else uses it, too.
-		if e := p.nic.endRegion(p.region); e != nil {
+		if e := p.nic.deregister(p.region); e != nil {
 			return errors.Join(err, e) // the memory is held for good
 		}
 	}
 	if p.region != nil {
-		err = errors.Join(err, p.nic.leave(p.region, p.t.config.Pool))
+		err = errors.Join(err, p.nic.releaseRegion(p.region, p.t.config.Pool))
 	}
 	if p.nic != nil {
-		err = errors.Join(err, p.t.give(p.nic))
+		err = errors.Join(err, p.t.releaseNIC(p.nic))
 	}
 	if p.memory != nil {
 		p.memory.Release()

@@ -18,8 +18,8 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
-// errElsewhere says that another device is to be used.
-var errElsewhere = errors.New("another device is asked for")
+// errDeviceChanged says that another device is to be used.
+var errDeviceChanged = errors.New("another device is asked for")
 
 // Transport is one engine's end. It is safe for concurrent use.
 type Transport struct {
@@ -61,22 +61,22 @@ func (t *Transport) Name() string { return "verbs" }
 // engine's pool: what cannot be registered is known before a move, and no move waits
 // for it, which takes seconds for a large one.
 func (t *Transport) Probe(context.Context) error {
-	n, err := t.take()
+	n, err := t.acquireNIC()
 	if err != nil {
 		return fmt.Errorf("verbs transport: %w", err)
 	}
-	if _, err = n.place(); err == nil {
-		err = t.mayRegister(n)
+	if _, err = n.portState(); err == nil {
+		err = t.probePool(n)
 	}
-	if err = errors.Join(err, t.give(n)); err != nil {
+	if err = errors.Join(err, t.releaseNIC(n)); err != nil {
 		return fmt.Errorf("verbs transport: %w", err)
 	}
 	return nil
 }
 
-// mayRegister says why the engine's pool can neither be registered nor go by way of the
+// probePool says why the engine's pool can neither be registered nor go by way of the
 // host. While Run runs it stays registered.
-func (t *Transport) mayRegister(n *nic) error {
+func (t *Transport) probePool(n *nic) error {
 	m, ok := t.config.Pool.Memory()
 	if !ok || !m.Hold() {
 		return nil
@@ -85,7 +85,7 @@ func (t *Transport) mayRegister(n *nic) error {
 	if err := transport.CheckDevice(t.config.Pool); err != nil {
 		return err
 	}
-	far, err := n.probe(m, t.config.Pool)
+	far, err := n.probeRegion(m, t.config.Pool)
 	if far != nil {
 		t.config.Logger.Info("verbs transport: the NIC does not read the engine's pool; blocks go by way of host memory", "device", n.device.Name, "err", far)
 	}
@@ -105,11 +105,11 @@ func (t *Transport) Device() (name string, port int) {
 	if t.nic == nil {
 		return "", 0
 	}
-	return t.nic.device.Name, int(t.nic.number)
+	return t.nic.device.Name, int(t.nic.port)
 }
 
-// take opens the device, unless it is open. It is given back by give.
-func (t *Transport) take() (*nic, error) {
+// acquireNIC opens the device, unless it is open. It is given back by give.
+func (t *Transport) acquireNIC() (*nic, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.nic == nil {
@@ -123,8 +123,8 @@ func (t *Transport) take() (*nic, error) {
 	return t.nic, nil
 }
 
-// give ends one use, and closes the device after the last.
-func (t *Transport) give(n *nic) error {
+// releaseNIC ends one use, and closes the device after the last.
+func (t *Transport) releaseNIC(n *nic) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	n.users--
@@ -153,7 +153,7 @@ func (t *Transport) Handler() http.Handler {
 		set := make(chan struct{})
 		forget := context.AfterFunc(ctx, func() {
 			defer close(set)
-			http.NewResponseController(w).SetWriteDeadline(time.Now().Add(lastWrites))
+			http.NewResponseController(w).SetWriteDeadline(time.Now().Add(writeGrace))
 		})
 		t.server.ServeHTTP(w, r)
 		if !forget() {
@@ -171,9 +171,9 @@ func (t *Transport) Run(ctx context.Context) error {
 	t.mu.Unlock()
 	var last string
 	for ctx.Err() == nil {
-		err := t.use(ctx)
-		if errors.Is(err, errElsewhere) {
-			t.config.Logger.Info("verbs transport: the RDMA device is another one now", "device", t.config.device())
+		err := t.runNIC(ctx)
+		if errors.Is(err, errDeviceChanged) {
+			t.config.Logger.Info("verbs transport: the RDMA device is another one now", "device", t.config.deviceName())
 			continue
 		}
 		if err != nil && err.Error() != last { // a device that is away for an hour is worth one line
@@ -181,7 +181,7 @@ func (t *Transport) Run(ctx context.Context) error {
 			t.config.Logger.Warn("verbs transport: the RDMA device cannot be used; it is tried again from time to time", "err", err)
 		}
 		select {
-		case <-time.After(reopenEvery):
+		case <-time.After(reopenInterval):
 		case <-ctx.Done():
 		}
 	}
@@ -194,47 +194,47 @@ func (t *Transport) Run(ctx context.Context) error {
 	return nil
 }
 
-// use keeps the device open until ctx ends, or it fails.
-func (t *Transport) use(ctx context.Context) (err error) {
-	n, err := t.take()
+// runNIC keeps the device open until ctx ends, or it fails.
+func (t *Transport) runNIC(ctx context.Context) (err error) {
+	n, err := t.acquireNIC()
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, t.give(n)) }()
-	n.keep(true)
+	defer func() { err = errors.Join(err, t.releaseNIC(n)) }()
+	n.setKeepIdle(true)
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return t.watch(n) })
+	g.Go(func() error { return t.watchEvents(n) })
 	g.Go(func() error {
-		tick := time.NewTicker(tidyEvery)
+		tick := time.NewTicker(closeUnusedInterval)
 		defer tick.Stop()
 		defer n.device.Interrupt()
 		for {
 			select {
 			case <-tick.C:
-				if name := t.config.device(); name != "" && name != n.device.Name {
+				if name := t.config.deviceName(); name != "" && name != n.device.Name {
 					t.mu.Lock()
 					if t.nic == n {
 						t.nic = nil
 					}
 					t.mu.Unlock()
-					n.keep(false)
-					return errElsewhere
+					n.setKeepIdle(false)
+					return errDeviceChanged
 				}
-				if err := n.tidy(t.config.Pool); err != nil {
+				if err := n.closeUnused(t.config.Pool); err != nil {
 					t.config.Logger.Warn("verbs transport: a registration", "err", err)
 				}
 			case <-ctx.Done():
-				n.keep(false)
-				return n.tidy(t.config.Pool)
+				n.setKeepIdle(false)
+				return n.closeUnused(t.config.Pool)
 			}
 		}
 	})
 	return g.Wait()
 }
 
-// watch takes the device's events until it is interrupted. It fails when the device
+// watchEvents takes the device's events until it is interrupted. It fails when the device
 // has: nothing new begins on it then.
-func (t *Transport) watch(n *nic) error {
+func (t *Transport) watchEvents(n *nic) error {
 	for {
 		e, err := n.device.Event()
 		if errors.Is(err, os.ErrDeadlineExceeded) {
@@ -242,9 +242,9 @@ func (t *Transport) watch(n *nic) error {
 		}
 		if err == nil && !e.Fatal {
 			level := slog.LevelDebug
-			if e.Moved {
+			if e.AddressChanged {
 				level = slog.LevelInfo
-				n.moved()
+				n.invalidateGIDs()
 			}
 			t.config.Logger.Log(context.Background(), level, "verbs transport: the device tells", "device", n.device.Name, "event", e.Text)
 			continue
@@ -257,7 +257,7 @@ func (t *Transport) watch(n *nic) error {
 			t.nic = nil
 		}
 		t.mu.Unlock()
-		n.fails(err) // who waits for the device need not wait until a deadline
+		n.fail(err) // who waits for the device need not wait until a deadline
 		return err
 	}
 }

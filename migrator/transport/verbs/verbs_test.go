@@ -105,7 +105,7 @@ func with(t testing.TB, lib *verbs.Library, m *transport.Memory) *served {
 
 func side(t testing.TB, l transport.Layout) transporttest.End {
 	t.Helper()
-	m := transporttest.Heap(l)
+	m := transporttest.HeapMemory(l)
 	return transporttest.End{Transport: over(t, m), Memory: m}
 }
 
@@ -117,7 +117,7 @@ func ends(t *testing.T, source, target transport.Layout) transporttest.Pair {
 func nothingLeft(t *testing.T) {
 	lib := library(t)
 	t.Cleanup(func() {
-		if n := lib.Live(); n != (verbs.Live{}) {
+		if n := lib.OpenResources(); n != (verbs.Resources{}) {
 			t.Errorf("%+v are left", n)
 		}
 	})
@@ -141,5 +141,5 @@ func TestAllocations(t *testing.T) {
 		t.Skip("the fake has the same")
 	}
 	nothingLeft(t)
-	transporttest.Allocations(t, ends)
+	transporttest.RunAllocations(t, ends)
 }

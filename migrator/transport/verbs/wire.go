@@ -21,20 +21,20 @@ import (
 //	ask   slot u32, blocks to be packed into it [n] u32
 //	done  slot u32, which has them now
 const (
-	endSize = 32
-	keySize = 32
+	endpointSize     = 32
+	remoteMemorySize = 32
 
-	maxSlots    = 64
-	maxSlot     = 1 << 30 // bytes
-	maxAsked    = 4096    // blocks of one ask
-	maxAskBytes = 4 + 4*maxAsked
+	maxBuffers     = 64
+	maxBufferBytes = 1 << 30 // bytes
+	maxAsked       = 4096    // blocks of one ask
+	maxAskBytes    = 4 + 4*maxAsked
 
 	linkInfiniBand = 1
 	linkEthernet   = 2
 )
 
-// end is one end of a connection, as it is told to the other.
-type end struct {
+// endpoint is one end of a connection, as it is told to the other.
+type endpoint struct {
 	gid        [16]byte
 	pair, psn  uint32
 	lid        uint16
@@ -45,8 +45,8 @@ type end struct {
 	index uint8 // of the GID in its port's table; that is nobody else's business
 }
 
-// from makes an end be reached by an address.
-func (e *end) from(g verbs.GID) {
+// setGID makes an end be reached by an address.
+func (e *endpoint) setGID(g verbs.GID) {
 	e.gid, e.index = g.Address, g.Index
 	switch {
 	case e.link != linkEthernet:
@@ -57,7 +57,7 @@ func (e *end) from(g verbs.GID) {
 	}
 }
 
-func (e end) append(dst []byte) []byte {
+func (e endpoint) append(dst []byte) []byte {
 	dst = append(dst, e.gid[:]...)
 	dst = binary.LittleEndian.AppendUint32(dst, e.pair)
 	dst = binary.LittleEndian.AppendUint32(dst, e.psn)
@@ -65,57 +65,57 @@ func (e end) append(dst []byte) []byte {
 	return append(dst, e.mtu, e.reads, e.link, e.version, 0, 0)
 }
 
-// parseEnd decodes an end, whose fields are in range then.
-func parseEnd(b []byte) (end, error) {
-	if len(b) != endSize {
-		return end{}, fmt.Errorf("end: %d bytes, want %d", len(b), endSize)
+// parseEndpoint decodes an end, whose fields are in range then.
+func parseEndpoint(b []byte) (endpoint, error) {
+	if len(b) != endpointSize {
+		return endpoint{}, fmt.Errorf("end: %d bytes, want %d", len(b), endpointSize)
 	}
-	e := end{
+	e := endpoint{
 		pair: binary.LittleEndian.Uint32(b[16:]), psn: binary.LittleEndian.Uint32(b[20:]), lid: binary.LittleEndian.Uint16(b[24:]),
 		mtu: b[26], reads: b[27], link: b[28], version: b[29],
 	}
 	copy(e.gid[:], b)
 	if e.pair >= 1<<24 || e.psn >= 1<<24 || e.mtu < 1 || e.mtu > 5 || e.reads < 1 || e.link != linkInfiniBand && e.link != linkEthernet || e.version > 2 {
-		return end{}, fmt.Errorf("end: pair %d, packet %d, MTU %d, %d reads, link layer %d, version %d", e.pair, e.psn, e.mtu, e.reads, e.link, e.version)
+		return endpoint{}, fmt.Errorf("end: pair %d, packet %d, MTU %d, %d reads, link layer %d, version %d", e.pair, e.psn, e.mtu, e.reads, e.link, e.version)
 	}
 	return e, nil
 }
 
-// key is how a pool is reached: by itself, or by slots that blocks are packed into.
-type key struct {
-	base  uint64
-	key   uint32
-	slots uint32        // 0: it is the pool's
-	left  time.Duration // of the grant
-	slot  uint64        // bytes of a slot
+// remoteMemory is how a pool is reached: by itself, or by slots that blocks are packed into.
+type remoteMemory struct {
+	base        uint64
+	key         uint32
+	buffers     uint32        // 0: it is the pool's
+	left        time.Duration // of the grant
+	bufferBytes uint64        // bytes of a slot
 }
 
-func (k key) append(dst []byte) []byte {
+func (k remoteMemory) append(dst []byte) []byte {
 	dst = binary.LittleEndian.AppendUint64(dst, k.base)
 	dst = binary.LittleEndian.AppendUint32(dst, k.key)
-	dst = binary.LittleEndian.AppendUint32(dst, k.slots)
+	dst = binary.LittleEndian.AppendUint32(dst, k.buffers)
 	dst = binary.LittleEndian.AppendUint64(dst, uint64(k.left))
-	return binary.LittleEndian.AppendUint64(dst, k.slot)
+	return binary.LittleEndian.AppendUint64(dst, k.bufferBytes)
 }
 
-// parseKey decodes a key to a pool of so many bytes in blocks of so many.
-func parseKey(b []byte, size, block int64) (key, error) {
-	if len(b) != keySize {
-		return key{}, fmt.Errorf("key: %d bytes, want %d", len(b), keySize)
+// parseRemoteMemory decodes a key to a pool of so many bytes in blocks of so many.
+func parseRemoteMemory(b []byte, size, block int64) (remoteMemory, error) {
+	if len(b) != remoteMemorySize {
+		return remoteMemory{}, fmt.Errorf("key: %d bytes, want %d", len(b), remoteMemorySize)
 	}
-	k := key{
-		base: binary.LittleEndian.Uint64(b), key: binary.LittleEndian.Uint32(b[8:]), slots: binary.LittleEndian.Uint32(b[12:]),
-		left: time.Duration(binary.LittleEndian.Uint64(b[16:])), slot: binary.LittleEndian.Uint64(b[24:]),
+	k := remoteMemory{
+		base: binary.LittleEndian.Uint64(b), key: binary.LittleEndian.Uint32(b[8:]), buffers: binary.LittleEndian.Uint32(b[12:]),
+		left: time.Duration(binary.LittleEndian.Uint64(b[16:])), bufferBytes: binary.LittleEndian.Uint64(b[24:]),
 	}
 	reach := uint64(size)
-	if k.slots > 0 {
-		if k.slots < 2 || k.slots > maxSlots || k.slot > maxSlot || k.slot < uint64(block) {
-			return key{}, fmt.Errorf("key: %d slots of %d bytes, for blocks of %d", k.slots, k.slot, block)
+	if k.buffers > 0 {
+		if k.buffers < 2 || k.buffers > maxBuffers || k.bufferBytes > maxBufferBytes || k.bufferBytes < uint64(block) {
+			return remoteMemory{}, fmt.Errorf("key: %d slots of %d bytes, for blocks of %d", k.buffers, k.bufferBytes, block)
 		}
-		reach = uint64(k.slots) * k.slot
+		reach = uint64(k.buffers) * k.bufferBytes
 	}
-	if k.left < 0 || k.slots == 0 && k.slot != 0 || k.base > math.MaxUint64-reach {
-		return key{}, fmt.Errorf("key: a grant of %v, slots of %d bytes, %d bytes from %#x", k.left, k.slot, reach, k.base)
+	if k.left < 0 || k.buffers == 0 && k.bufferBytes != 0 || k.base > math.MaxUint64-reach {
+		return remoteMemory{}, fmt.Errorf("key: a grant of %v, slots of %d bytes, %d bytes from %#x", k.left, k.bufferBytes, reach, k.base)
 	}
 	return k, nil
 }
@@ -145,17 +145,17 @@ func parseAsk(dst []uint32, b []byte, pool int) (slot uint32, blocks []uint32, e
 	return slot, dst, nil
 }
 
-// path is the way from one end to another.
-func (e end) path(n *nic, at place, to end) (*verbs.Path, error) {
+// pathTo is the way from one end to another.
+func (e endpoint) pathTo(n *nic, at portState, to endpoint) (*verbs.Path, error) {
 	if e.link != to.link {
-		return nil, fmt.Errorf("this side's port speaks %s, the peer's %s: they are on different fabrics", link(e.link), link(to.link))
+		return nil, fmt.Errorf("this side's port speaks %s, the peer's %s: they are on different fabrics", linkName(e.link), linkName(to.link))
 	}
 	if e.version != to.version && e.version != 0 && to.version != 0 {
 		return nil, fmt.Errorf("this side speaks RoCE v%d, the peer v%d: name an address of both (gid)", e.version, to.version)
 	}
 	p := &verbs.Path{
-		GID: to.gid, Pair: to.pair, TheirPSN: to.psn, OwnPSN: e.psn, LID: to.lid, GIDIndex: e.index, Port: at.port.Number,
-		MTU: min(e.mtu, to.mtu), Reads: min(n.device.Limits.OwnReads, to.reads), TheirReads: e.reads, Timeout: timeout, Retries: retries, Hops: hops,
+		GID: to.gid, Pair: to.pair, PeerPSN: to.psn, LocalPSN: e.psn, LID: to.lid, GIDIndex: e.index, Port: at.port.Number,
+		MTU: min(e.mtu, to.mtu), Reads: min(n.device.Limits.InitiatorReads, to.reads), PeerReads: e.reads, Timeout: timeout, Retries: retries, Hops: hops,
 		TrafficClass: n.config.TrafficClass, ServiceLevel: n.config.ServiceLevel,
 	}
 	if to.gid != [16]byte{} && (to.link == linkEthernet || to.lid == 0 || at.port.Routed) {
@@ -164,7 +164,7 @@ func (e end) path(n *nic, at place, to end) (*verbs.Path, error) {
 	return p, nil
 }
 
-func link(l uint8) string {
+func linkName(l uint8) string {
 	if l == linkInfiniBand {
 		return "InfiniBand"
 	}
