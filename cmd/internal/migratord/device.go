@@ -12,8 +12,8 @@ var _ deviceMemory = (*cuda.Memory)(nil)
 
 // deviceMemory is a pool in the memory of a device that may fail.
 type deviceMemory interface {
-	// Down says why the device is of no use now, or nil.
-	Down() error
+	// DeviceErr returns why the device cannot be used now, or nil.
+	DeviceErr() error
 }
 
 // deviceCheckPeriod is how often it is looked at whether the engine's device works.
@@ -30,7 +30,7 @@ func (d *Daemon) deviceDown() error {
 	if !ok {
 		return nil
 	}
-	return device.Down()
+	return device.DeviceErr()
 }
 
 // watchDevice has all transports looked at again as soon as the engine's device fails,
