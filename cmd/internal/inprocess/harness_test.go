@@ -69,7 +69,7 @@ type harnessConfig struct {
 	front    func(id string, c *frontend.Config) // before a front is made
 	migrator func(*migratord.Config)             // before a migrator is
 	control  func(*control.Config)               // before the control plane is made
-	gpus     *gpuset.Set                        // on which the engines keep their KV; nil: in shared memory
+	gpus     *gpuset.Set                         // on which the engines keep their KV; nil: in shared memory
 }
 
 // llm is the name of the first model of a rig; its context is 131072.
