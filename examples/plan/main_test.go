@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestRun keeps the example from rotting: chats and documents are told apart.
+// TestRun keeps the example from rotting: chats and documents get stages of their own.
 func TestRun(t *testing.T) {
 	var out bytes.Buffer
 	if err := run(&out); err != nil {

@@ -25,15 +25,15 @@ const (
 	smallest = 20
 )
 
-// even has the replicas of both stages hold equally many tokens, as far as that serves
-// nobody worse: two requests that are long can be more to read than to hold.
+// even balances the tokens that the replicas of both stages hold, as far as that makes
+// neither stage slower: two long requests can cost more to read than to hold.
 type even struct{}
 
 var _ policies.Refiner = even{}
 
-// Refine goes half the way to the length that divides the tokens of both stages
-// evenly among their replicas; and half of that, and so on, while the requests would
-// wait longer there than where the boundary is.
+// Refine moves the boundary half the way to the length that divides the tokens of both
+// stages evenly among their replicas. While requests would wait longer there than with
+// the present boundary, it halves the distance again.
 func (even) Refine(b policies.BoundaryView) policies.Tokens {
 	if len(b.Local)+len(b.Next) < fewest {
 		return b.Boundary

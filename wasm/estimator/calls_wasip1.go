@@ -8,25 +8,24 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/internal/lengthfilter"
 )
 
-// Answers to the proxy's calls.
+// Results of callbacks.
 const (
-	goOn = 0 // let the request go on
-	hold = 1 // hold it
+	goOn = 0 // continue with the request
+	hold = 1 // pause the request
 	no   = 0
 	yes  = 1
 )
 
-// stream is one request, of which the body is read if there is a Body.
+// stream is a request; its body is scanned if body is not nil.
 type stream struct {
 	filter *lengthfilter.Filter
 	body   *lengthfilter.Body
 }
 
-// A module runs on one thread of the proxy, which calls it about one request at
-// a time.
+// A module runs on one thread of the proxy, which makes one callback at a time.
 var (
-	filters = map[int32]*lengthfilter.Filter{} // by context of a configuration
-	streams = map[int32]stream{}               // by context of a request
+	filters = map[int32]*lengthfilter.Filter{} // by configuration context
+	streams = map[int32]stream{}               // by request context
 )
 
 //go:wasmexport proxy_abi_version_0_2_1
@@ -42,8 +41,7 @@ func create(context, parent int32) {
 //go:wasmexport proxy_on_vm_start
 func start(context, size int32) int32 { return yes }
 
-// configure refuses a configuration that it cannot read: the proxy then keeps
-// the one that it has.
+// configure refuses an invalid configuration: the proxy then keeps the present one.
 //
 //go:wasmexport proxy_on_configure
 func configure(context, size int32) int32 {
@@ -73,7 +71,8 @@ func onHeaders(context, count, ended int32) (action int32) {
 	}
 	h := length.Headers{Ended: ended != 0}
 	if !h.Ended {
-		// The arena has it only until the next call. What is longer is no number.
+		// Copy it: the arena is valid only until the next call. A longer value is not a
+		// number.
 		var digits [64]byte
 		if v := header("content-length"); len(v) > 0 && len(v) <= len(digits) {
 			h.ContentLength = unsafe.String(&digits[0], copy(digits[:], v))
@@ -87,7 +86,7 @@ func onHeaders(context, count, ended int32) (action int32) {
 	return act(s.filter, answer)
 }
 
-// onBody is called with the size of what the proxy holds, which grows.
+// onBody is called with the size of the body that the proxy has buffered so far.
 //
 //go:wasmexport proxy_on_request_body
 func onBody(context, size, ended int32) (action int32) {
@@ -103,7 +102,7 @@ func onBody(context, size, ended int32) (action int32) {
 		}
 		if !s.body.Write(chunk) {
 			done(context, s)
-			return act(s.filter, lengthfilter.Answer{What: lengthfilter.Reject})
+			return act(s.filter, lengthfilter.Answer{Action: lengthfilter.Reject})
 		}
 	}
 	if ended == 0 {
@@ -112,7 +111,7 @@ func onBody(context, size, ended int32) (action int32) {
 	return finish(context, s)
 }
 
-// onTrailers is the end of a body that has trailers.
+// onTrailers is called at the end of a body with trailers.
 //
 //go:wasmexport proxy_on_request_trailers
 func onTrailers(context, count int32) (action int32) {
@@ -136,30 +135,30 @@ func done(context int32, s stream) {
 	streams[context] = s
 }
 
-// act does what an answer says. The proxy picks the route anew when a header
-// has changed.
+// act carries out an answer. The proxy selects the route again when a header has
+// changed.
 func act(f *lengthfilter.Filter, a lengthfilter.Answer) int32 {
-	switch a.What {
+	switch a.Action {
 	case lengthfilter.Wait:
 		return hold
 	case lengthfilter.Reject:
 		proxyRespond(413, "cascade_length_request_too_large", length.TooLargeBody(f.MaxBody()), jsonType, noGRPC)
 		return hold
-	case lengthfilter.Tell:
-		tell(length.ModelHeader, a.Model)
+	case lengthfilter.SetHeaders:
+		setHeader(length.ModelHeader, a.Model)
 		if a.Tokens < 0 {
-			tell(length.TokensHeader, "")
+			setHeader(length.TokensHeader, "")
 			break
 		}
 		var digits [20]byte
 		text := strconv.AppendInt(digits[:0], int64(a.Tokens), 10)
-		tell(length.TokensHeader, unsafe.String(&text[0], len(text)))
+		setHeader(length.TokensHeader, unsafe.String(&text[0], len(text)))
 	}
 	return goOn
 }
 
-// tell replaces a header, or removes one that is there.
-func tell(name, value string) {
+// setHeader sets a header, or removes it if the value is empty.
+func setHeader(name, value string) {
 	if value != "" {
 		proxySetHeader(requestHeaders, name, value)
 	} else if header(name) != nil {
@@ -167,11 +166,11 @@ func tell(name, value string) {
 	}
 }
 
-// jsonType is one header, content-type, in the encoding of header maps: the
-// count, the sizes, then names and values with a zero behind each.
+// jsonType is the header content-type in the encoding of header maps: the count, the
+// sizes, then names and values, each followed by a zero.
 const jsonType = "\x01\x00\x00\x00\x0c\x00\x00\x00\x10\x00\x00\x00content-type\x00application/json\x00"
 
-// recovered has a request go on after a fault.
+// recovered lets a request continue after a panic.
 func recovered(context int32, action *int32) {
 	if fault := recover(); fault != nil {
 		*action = goOn

@@ -4,8 +4,8 @@ import (
 	"unsafe"
 )
 
-// The calls into the proxy, of proxy-wasm's ABI 0.2.1. Their first result is a
-// status, 0 for success.
+// Functions of the proxy, of proxy-wasm's ABI 0.2.1. Their first result is a status, 0
+// for success.
 
 //go:wasmimport env proxy_log
 func proxyLog(level int32, text string) int32
@@ -36,11 +36,11 @@ const (
 	noGRPC         = -1
 )
 
-// arena is where the proxy puts what a call of ours asks for. Each such call
-// has one result, which is read before the next one.
+// arena is the memory in which the proxy returns data. A call returns at most one piece
+// of data, which is read before the next call.
 var arena []byte
 
-// allocate gives the proxy room within a call.
+// allocate returns memory for data that the proxy returns from a call.
 //
 //go:wasmexport proxy_on_memory_allocate
 func allocate(size int32) unsafe.Pointer {
@@ -50,17 +50,17 @@ func allocate(size int32) unsafe.Pointer {
 	return unsafe.Pointer(unsafe.SliceData(arena))
 }
 
-// minArena holds what a request's headers and one piece of a body need.
+// minArena is enough for a request's headers and one chunk of a body, in bytes.
 const minArena = 64 << 10
 
-// out is where the proxy says what it has put into the arena: an address and a
-// size. It is no local, as each would escape to the heap.
+// out receives the address and the size of the data in the arena. It is not a local
+// variable, because that would escape to the heap.
 var out struct {
 	data uint32
 	size uint32
 }
 
-// result is what the latest call has asked for; it is good until the next one.
+// result returns the data of the last call. It is valid until the next call.
 func result(status int32) []byte {
 	if status != 0 || out.size == 0 || int(out.size) > len(arena) {
 		return nil

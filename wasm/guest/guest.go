@@ -1,8 +1,8 @@
-// Package guest is for authors of policies: the same Go source runs natively
-// and, built as a WebAssembly module, in Cascade's sandbox.
+// Package guest is the SDK for authors of policies in Go: the same source runs
+// natively and, built as a WebAssembly module, in Cascade's sandbox.
 //
-// A policy is a value with a method of package policies, given to the package of
-// its kind:
+// A policy is a value that implements an interface of package policies. Register it
+// with the package of its kind:
 //
 //	package main
 //
@@ -12,28 +12,27 @@
 //
 //	func main() {}
 //
-// and built as a reactor, whose main is never called:
+// Build it as a reactor, whose main is never called:
 //
 //	GOOS=wasip1 GOARCH=wasm go build -buildmode=c-shared -trimpath -ldflags='-w -buildid=' -o my.wasm .
 //
-// The kinds are partition, refine, bidquote, bidselect, outlier, place, guard and
-// configure. Each is a package because a module decides the kinds whose functions
-// it exports, and it exports those of the packages that it imports. One value may
-// be registered with several. They keep it in a variable, because a module's
-// functions have no receiver; natively nothing but Decide reads it.
+// The packages are partition, refine, bidquote, bidselect, outlier, place, guard and
+// configure. A module decides the kinds whose functions it exports, and it exports the
+// functions of the packages that it imports. One value may be registered with several
+// of them. Each package keeps its value in a variable, because a module's functions
+// have no receiver; natively only Decide reads it.
 //
 // # What a policy may do
 //
-// A call is a pure function of its arguments and of what this package gives:
-// the host runs any instance for any call, and replays calls. A policy reads no
-// clock, has no files and no network; packages fmt, os, encoding/json and all that
-// link them make a module that the host refuses. It may allocate, but per-request
-// kinds should not: a collection costs more fuel than such a call has. The host
-// has garbage collected between calls where it can, so that this is rare, but a
-// call's fuel then depends on the calls before it, and "cascade policy test" says so.
-// Strings and slices among the arguments are good until the method returns. A
-// panic ends the call, with its text and stack in the host's hands, and the
-// instance with it; an error is returned where the method has one.
+// A call is a pure function of its arguments and of Now, Seed and State: the host runs
+// any instance for any call, and replays calls. A policy reads no clock and has no files
+// and no network; the host refuses modules that link fmt, os, encoding/json or packages
+// that use them. A policy may allocate, but per-request kinds should not: a garbage
+// collection costs more fuel than such a call has. The host runs collections between
+// calls where it can, which makes this rare, but the fuel of a call then depends on the
+// calls before it; "cascade policy test" reports that. Strings and slices among the
+// arguments are valid until the method returns. A panic ends the call and the instance,
+// and the host gets its text and stack; methods with an error result return an error.
 //
 // The package is not safe for concurrent use; a guest has one thread.
 package guest
@@ -44,24 +43,25 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/guest/internal/call"
 )
 
-// context is that of the call that runs, zero outside of one.
+// context returns the context of the running call, zero outside of calls.
 func context() abi.Context {
 	c, _ := abi.DecodeContext(call.Frame())
 	return c
 }
 
-// Now is the time of the call that runs, on the host's clock, which does not go
-// back; 0 outside of a call, as in a native program.
+// Now returns the time of the running call, on the host's monotonic clock. Outside of a
+// call, as in a native program, it is 0.
 func Now() policies.Micros { return context().Now }
 
-// Seed is the randomness of the call that runs; 0 outside of one.
+// Seed returns the random seed of the running call, 0 outside of calls.
 func Seed() uint64 { return context().Seed }
 
-// State is what Keep was given at the last call of this kind for the same model
-// (partition, guard) or the same replica (refine), whichever instance or generation
-// of the module ran it: nothing at first, after the host has restarted, and for
-// kinds that come with every request, which run at once and keep none. It is good
-// until the call ends or Keep is called. A boundary that moves at every second call:
+// State returns the bytes that the last call of this kind passed to Keep, for the same
+// model (partition, guard) or the same replica (refine), whichever instance or
+// generation of the module ran it. It is empty at first, after a restart of the host,
+// and for per-request kinds, whose calls run concurrently and have no state. It is valid
+// until the call ends or Keep is called. Example: a boundary that moves at every second
+// call.
 //
 //	func (r refiner) Refine(b policies.BoundaryView) policies.Tokens {
 //		calls := byte(0)
@@ -79,10 +79,9 @@ func State() []byte {
 	return c.State[:c.Length]
 }
 
-// Keep makes a copy of b the state. It reports false, and changes nothing, when
-// the host has no room for it: of at most abi.MaxState bytes, none for kinds that
-// come with every request, and none outside of a call. What a call that fails has
-// kept is lost.
+// Keep makes a copy of b the state. It returns false, and changes nothing, if b exceeds
+// the space for the state: at most abi.MaxState bytes, none for per-request kinds, and
+// none outside of a call. The state that a failed call kept is lost.
 func Keep(b []byte) bool {
 	c := context()
 	if len(b) > len(c.State) {
@@ -93,7 +92,7 @@ func Keep(b []byte) bool {
 	return true
 }
 
-// Level says how much a line of the log matters.
+// Level is the severity of a log line.
 type Level uint32
 
 // The levels.
@@ -104,6 +103,6 @@ const (
 	Error
 )
 
-// Log gives the host a line for its log, which it may cut or drop. In a native
-// program it does nothing.
+// Log writes a line to the host's log. The host may truncate or drop it. In a native
+// program Log does nothing.
 func Log(l Level, line string) { call.Log(uint32(l), line) }

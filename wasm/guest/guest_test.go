@@ -122,7 +122,7 @@ func TestVectors(t *testing.T) {
 		if name == "configure" && a.config != "percent: 25" {
 			t.Errorf("the configuration is %q", a.config)
 		}
-		// Cut short, it is malformed to every kind and to nobody's harm.
+		// A truncated frame is malformed for every kind, and does no harm.
 		for kind, f := range decide {
 			if s, _ := abi.Unpack(f(frame[:40])); s != abi.BadFrame {
 				t.Errorf("%s: half a header is %v to %s", name, s, kind)
@@ -197,8 +197,8 @@ func TestModule(t *testing.T) {
 		t.Errorf("it decides %v; a module exports what it imports packages for", kinds)
 	}
 
-	// The first argument says how to fail. The instance dies of it, and what the
-	// runtime prints is the host's to tell.
+	// The first argument selects the panic. It kills the instance, and the host reports
+	// what the runtime prints.
 	for own, want := range []string{"", "panic: no share", "panic: an error", "panic: runtime error: index out of range [7] with length 0",
 		"panic: runtime error: invalid memory address or nil pointer dereference"} {
 		g := guesttest.Start(t, m)

@@ -136,7 +136,7 @@ func TestReplayChecksRules(t *testing.T) {
 	}
 }
 
-// FuzzReplay feeds frames that nobody has encoded.
+// FuzzReplay replays arbitrary frames.
 func FuzzReplay(f *testing.F) {
 	arena := make([]byte, 4096)
 	n, _ := abi.EncodeSelectCall(arena, abi.Call{}, sixteen())

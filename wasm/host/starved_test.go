@@ -34,9 +34,9 @@ func TestStarved(t *testing.T) {
 	}
 }
 
-// TestWatchTellsWhoStarved: an endless call is ended by a clock that runs ahead, in
-// which no machine could have run it, and by one of which it used all.
-func TestWatchTellsWhoStarved(t *testing.T) {
+// TestWatchdogDetectsStarvedCalls ends an endless call after a wall limit in which no
+// machine could have run it, and after one that it used completely.
+func TestWatchdogDetectsStarvedCalls(t *testing.T) {
 	for wall, want := range map[time.Duration]bool{math.MaxInt64 / 2: true, time.Nanosecond: false} {
 		w := NewWatchdog()
 		c := Config{Watchdog: w}

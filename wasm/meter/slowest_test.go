@@ -82,9 +82,9 @@ func TestSlowestAreCut(t *testing.T) {
 	}
 }
 
-// BenchmarkSlowest is how long the slowest code runs between two returns to Go:
-// for so long nobody can stop it, nor collect garbage; references and what grows
-// return in between as well.
+// BenchmarkSlowest measures how long the slowest code runs between two returns to Go,
+// during which it can neither be stopped nor its garbage be collected. References and
+// growing tables or memories return in between as well.
 func BenchmarkSlowest(b *testing.B) {
 	for name, m := range slowest() {
 		b.Run(name, func(b *testing.B) {

@@ -1,4 +1,4 @@
-// Package bidquote makes a module price hand-overs.
+// Package bidquote makes a module quote bids for migrations.
 package bidquote
 
 import (
@@ -9,10 +9,10 @@ import (
 
 var policy policies.Quoter
 
-// Register names the policy. It is called once, from an init function.
+// Register sets the policy. Call it once, from an init function.
 func Register(p policies.Quoter) { policy = p }
 
-// Decide answers one frame as the module would, in a native program.
+// Decide decides a frame in a native program, as the module would.
 func Decide(frame []byte) uint64 { return call.On(frame, decide) }
 
 func decide(frame []byte) uint64 {

@@ -13,10 +13,10 @@ var (
 	bids = make([]policies.Bid, 0, 64)
 )
 
-// Register names the policy. It is called once, from an init function.
+// Register sets the policy. Call it once, from an init function.
 func Register(p policies.Selector) { policy = p }
 
-// Decide answers one frame as the module would, in a native program.
+// Decide decides a frame in a native program, as the module would.
 func Decide(frame []byte) uint64 { return call.On(frame, decide) }
 
 func decide(frame []byte) uint64 {

@@ -1,4 +1,5 @@
-// Package configure gives a module the configuration that its author defines.
+// Package configure passes a configuration, whose format the author defines, to a
+// module.
 package configure
 
 import (
@@ -6,20 +7,20 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/guest/internal/call"
 )
 
-// Policy takes a configuration.
+// Policy is a policy that has a configuration.
 type Policy interface {
-	// Configure is called once per instance, before any decision, and not at all
-	// where there is no configuration. It does not keep the bytes. An error
-	// refuses the configuration, with its text in the host's log.
+	// Configure is called once per instance, before any decision, and not at all if
+	// there is no configuration. It must not retain the bytes. An error refuses the
+	// configuration; the host logs its text.
 	Configure([]byte) error
 }
 
 var policy Policy
 
-// Register names what is configured. It is called once, from an init function.
+// Register sets the policy. Call it once, from an init function.
 func Register(p Policy) { policy = p }
 
-// Decide answers one frame as the module would, in a native program.
+// Decide decides a frame in a native program, as the module would.
 func Decide(frame []byte) uint64 { return call.On(frame, decide) }
 
 func decide(frame []byte) uint64 {

@@ -1,5 +1,5 @@
-// Package guesttest builds modules of policies, runs them in the host, and compares
-// them with native policies. It is for tests only: an author calls
+// Package guesttest builds policy modules, runs them in the host, and compares them with
+// native policies. It is for tests only. An author calls
 //
 //	code := guesttest.Build(t, ".")
 //	guesttest.Compare(t, guesttest.Start(t, guesttest.Load(t, code, host.Config{})), myPolicy{})
@@ -12,9 +12,9 @@ import (
 	"testing"
 )
 
-// Build returns the module of the main package in dir, built as make builds it.
-// It skips the test where there is no go command, or fails it under CI, and fails
-// it where the package does not build.
+// Build builds the main package in dir as a module, as "make plugins" does. Without a go
+// command it skips the test, or fails it under CI. It fails the test if the package does
+// not build.
 func Build(t testing.TB, dir string) []byte {
 	t.Helper()
 	SkipUnderRace(t)

@@ -11,12 +11,12 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/host"
 )
 
-// rounds is how many random words of each kind are compared.
+// rounds is the number of random calls of each kind.
 const rounds = 200
 
-// Compare has an instance and a native policy decide the same random words, of
-// every kind whose interface of package policies the native one has, and fails the
-// test at the first difference.
+// Compare makes an instance and a native policy decide the same random arguments, for
+// every kind whose interface the native policy implements, and fails the test at the
+// first difference.
 func Compare(t testing.TB, g *host.Instance, native any) {
 	t.Helper()
 	r := rand.New(rand.NewPCG(1, 2))
@@ -70,7 +70,7 @@ func Compare(t testing.TB, g *host.Instance, native any) {
 	}
 }
 
-// same compares partitions; an answer has no cuts where the native one has nil.
+// same compares partitions. It treats empty cuts and nil as equal.
 func same(a, b policies.Partition) bool {
 	if len(a.Cuts) == 0 && len(b.Cuts) == 0 {
 		a.Cuts, b.Cuts = nil, nil

@@ -7,8 +7,8 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/host"
 )
 
-// SkipUnderRace skips tests of modules under the race detector: compiling one in
-// Go takes ten times as long then, and modules run on one goroutine.
+// SkipUnderRace skips tests of modules under the race detector: it makes compiling a
+// module in Go take ten times as long, and modules run on one goroutine.
 func SkipUnderRace(t testing.TB) {
 	t.Helper()
 	if race {
@@ -16,7 +16,7 @@ func SkipUnderRace(t testing.TB) {
 	}
 }
 
-// Load compiles a module, for as long as the test runs.
+// Load compiles a module, and closes it when the test ends.
 func Load(t testing.TB, code []byte, c host.Config) *host.Module {
 	t.Helper()
 	SkipUnderRace(t)
@@ -32,7 +32,7 @@ func Load(t testing.TB, code []byte, c host.Config) *host.Module {
 	return m
 }
 
-// Start makes an instance of a module, for as long as the test runs.
+// Start creates an instance of a module, and closes it when the test ends.
 func Start(t testing.TB, m *host.Module) *host.Instance {
 	t.Helper()
 	i, err := m.Instantiate()

@@ -12,10 +12,10 @@ var (
 	workload policies.Workload // its slices are used again at each call
 )
 
-// Register names the policy. It is called once, from an init function.
+// Register sets the policy. Call it once, from an init function.
 func Register(p policies.Partitioner) { policy = p }
 
-// Decide answers one frame as the module would, in a native program.
+// Decide decides a frame in a native program, as the module would.
 func Decide(frame []byte) uint64 { return call.On(frame, decide) }
 
 func decide(frame []byte) uint64 {

@@ -1,6 +1,6 @@
-// Package settings reads configurations of whole numbers, which is what our own
-// policies have: a line "name value" each, in any order. A "#" begins a comment.
-// An author may choose any other format; this one needs no parser of a megabyte.
+// Package settings parses configurations of whole numbers, the format of the built-in
+// policies: lines "name value", in any order. A "#" begins a comment. An author may
+// choose any other format; this one adds no megabyte of parser to the module.
 package settings
 
 import (
@@ -8,26 +8,26 @@ import (
 	"strings"
 )
 
-// Field is a setting and where its value goes.
+// Field is a setting and the function that sets it.
 type Field struct {
 	Name string
-	// Set takes the value, and is not called for a setting that is not there.
+	// Set sets the value. It is not called if the configuration lacks the setting.
 	Set func(int64)
-	// Low and High are the least and the largest value.
+	// Low and High are the minimum and the maximum.
 	Low, High int64
 }
 
-// Error says which line is wrong, counted from 1, and why.
+// Error is an invalid line, counted from 1, and the reason.
 type Error struct {
 	Line   int
 	Reason string
 }
 
-// Error is "line 3: reason".
+// Error returns "line 3: reason".
 func (e *Error) Error() string { return "line " + strconv.Itoa(e.Line) + ": " + e.Reason }
 
-// Read sets the fields that a configuration names. Nothing is set when a line is
-// wrong, names no field, or names one twice; the error is an *Error.
+// Read sets the fields that a configuration has. If a line is invalid, names no field or
+// repeats one, Read sets nothing and returns an *Error.
 func Read(config []byte, fields ...Field) error {
 	values := make([]int64, len(fields))
 	seen := make([]bool, len(fields))
@@ -48,7 +48,7 @@ func Read(config []byte, fields ...Field) error {
 			}
 		}
 		if at < 0 {
-			return fail("no setting is called " + strconv.Quote(words[0]))
+			return fail(strconv.Quote(words[0]) + ": unknown setting")
 		}
 		v, err := strconv.ParseInt(words[1], 10, 64)
 		f := &fields[at]

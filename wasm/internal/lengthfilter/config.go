@@ -9,10 +9,10 @@ import (
 	"unicode/utf8"
 )
 
-// ReadConfig reads a Config in JSON; nothing is the zero Config. It takes what
-// encoding/json takes, and refuses unknown and repeated keys. That library would
-// double the module, which a proxy compiles on its main thread before it takes
-// anything else from the control plane.
+// ReadConfig parses a Config in JSON; an empty text is the zero Config. It accepts what
+// encoding/json accepts, but refuses unknown and repeated keys. encoding/json would
+// double the size of the module, and a proxy compiles the module on its main thread
+// before it accepts any other configuration.
 func ReadConfig(text []byte) (c Config, err error) {
 	r := reader{rest: string(text)}
 	if r.peek() == 0 && r.rest == "" {
@@ -60,7 +60,7 @@ func (r *reader) model(m *Model, key string) (err error) {
 	return at(key, err)
 }
 
-// at says where an error is.
+// at adds the key to an error.
 func at(key string, err error) error {
 	if err != nil {
 		return errors.New(key + ": " + err.Error())
@@ -68,7 +68,7 @@ func at(key string, err error) error {
 	return nil
 }
 
-// reader reads JSON from the front of a text.
+// reader parses JSON from the beginning of a text.
 type reader struct{ rest string }
 
 func (r *reader) want(what string) error {
@@ -76,7 +76,7 @@ func (r *reader) want(what string) error {
 	return errors.New("want " + what + ", found " + strconv.Quote(found))
 }
 
-// peek skips blanks and returns the byte behind them, 0 at the end.
+// peek skips white space and returns the next byte, 0 at the end.
 func (r *reader) peek() byte {
 	r.rest = strings.TrimLeft(r.rest, " \t\r\n")
 	if r.rest == "" {
@@ -85,7 +85,7 @@ func (r *reader) peek() byte {
 	return r.rest[0]
 }
 
-// take skips blanks and a byte, if it is there.
+// take skips white space and the byte b, if it is next.
 func (r *reader) take(b byte) bool {
 	if r.peek() != b {
 		return false
@@ -94,7 +94,7 @@ func (r *reader) take(b byte) bool {
 	return true
 }
 
-// list reads items between two brackets.
+// list parses items between two brackets.
 func (r *reader) list(open, end byte, item func() error) error {
 	if !r.take(open) {
 		return r.want(string(rune(open)))
@@ -117,7 +117,7 @@ func (r *reader) list(open, end byte, item func() error) error {
 
 func (r *reader) array(item func() error) error { return r.list('[', ']', item) }
 
-// object calls value for each key, with the value ahead.
+// object calls value for each key, before the key's value is parsed.
 func (r *reader) object(value func(key string) error) error {
 	var seen []string
 	return r.list('{', '}', func() error {
@@ -126,7 +126,7 @@ func (r *reader) object(value func(key string) error) error {
 			return err
 		}
 		if slices.Contains(seen, key) {
-			return errors.New(key + " is there twice")
+			return errors.New(key + ": repeated key")
 		}
 		seen = append(seen, key)
 		if !r.take(':') {
@@ -147,7 +147,7 @@ func (r *reader) boolean() (bool, error) {
 	return false, r.want("true or false")
 }
 
-// digits reads a number's text: strconv takes more than JSON has.
+// digits parses the text of a number: strconv accepts more than JSON does.
 func (r *reader) digits() (string, error) {
 	r.peek()
 	n := 0
@@ -200,7 +200,7 @@ func (r *reader) integer() (int64, error) {
 	return strconv.ParseInt(text, 10, 64)
 }
 
-// text reads a string.
+// text parses a string.
 func (r *reader) text() (string, error) {
 	if !r.take('"') {
 		return "", r.want("a string")
@@ -230,7 +230,8 @@ func (r *reader) text() (string, error) {
 	}
 }
 
-// escape reads what follows a backslash; a second half of a pair of \u too.
+// escape parses the characters after a backslash, including the second half of a
+// surrogate pair.
 func (r *reader) escape() (rune, error) {
 	if r.rest != "" {
 		b := r.rest[0]
@@ -255,7 +256,7 @@ func (r *reader) escape() (rune, error) {
 	return 0, r.want("an escape")
 }
 
-// hex4 reads "u" and four hex digits.
+// hex4 parses "u" and four hexadecimal digits.
 func hex4(s string) (rune, bool) {
 	if len(s) < 5 || s[0] != 'u' {
 		return 0, false

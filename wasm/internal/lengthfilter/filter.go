@@ -1,16 +1,15 @@
-// Package lengthfilter is the length estimator that a proxy runs itself: which
-// headers a request gets, told from its own headers, its body and what the
-// proxy's route table says about the models of its host.
+// Package lengthfilter is the length estimator that runs inside a proxy: it determines
+// the headers that a request gets, from the request's own headers, its body, and the
+// models that the proxy's route table lists for its host.
 //
-// It takes the same steps as the ext_proc service and reads bodies with the same
-// scanner, so that a request gets the same headers from both. It is pure: it
-// knows no proxy and makes no call; the module around it (package estimator)
-// does. It keeps nothing of a body but the scanner's counts, and allocates
-// nothing for a request once it has met the request's host.
+// It follows the same steps as the ext_proc service and scans bodies with the same
+// scanner, so that both give a request the same headers. It is pure and makes no calls;
+// the module around it (command estimator) talks to the proxy. It keeps only the
+// scanner's counts of a body, and does not allocate for a request to a host that it has
+// seen before.
 //
-// It fails open: a host of which nobody says which models it serves, or says it
-// in a way that cannot be read, is left alone, and requests to it go where
-// requests without an estimate go.
+// It fails open: requests to a host whose models are not listed, or whose list cannot be
+// parsed, pass unchanged, and are routed like requests without an estimate.
 package lengthfilter
 
 import (
@@ -20,22 +19,21 @@ import (
 	"github.com/cascadeinfer/cascade/policies/length"
 )
 
-// maxHosts bounds the hosts that a Filter remembers. Route tables change, so
-// that old ones have to go; a fleet has a host per model and one more.
+// maxHosts bounds the hosts that a Filter caches. A fleet has one host per model and one
+// more; changes of the route table add others.
 const maxHosts = 64
 
-// Filter estimates by one configuration. One goroutine at a time may use it.
+// Filter estimates lengths with one configuration. It is not safe for concurrent use.
 type Filter struct {
 	config   Config
-	fallback *host            // what the configuration says, nil where it names no model
+	fallback *host            // the configuration's models, nil if it lists none
 	hosts    map[string]*host // by encoded metadata
 	last     []byte           // encoded metadata of the latest request
 	lastHost *host
-	idle     []*Body // scanners that wait for a body
+	idle     []*Body // scanners that are free
 }
 
-// New returns a Filter for a configuration. The error names the field that is
-// wrong.
+// New returns a Filter for a configuration. The error names the invalid field.
 func New(c Config) (*Filter, error) {
 	if err := c.validate(); err != nil {
 		return nil, err
@@ -47,35 +45,35 @@ func New(c Config) (*Filter, error) {
 	return f, nil
 }
 
-// MaxBody is the largest body that is read, in bytes.
+// MaxBody returns the size of the largest body that the filter reads, in bytes.
 func (f *Filter) MaxBody() int64 { return f.config.MaxBody }
 
-// What says what the proxy has to do with a request.
-type What uint8
+// Action is what the proxy must do with a request.
+type Action uint8
 
-// What there is to do.
+// The actions.
 const (
-	// Leave: let the request go on as it is.
-	Leave What = iota
-	// Tell: set the headers that the Answer has, remove the others, let the
-	// request go on.
-	Tell
-	// Wait: hold the request and give its body to the Body, up to its end.
+	// Leave lets the request continue unchanged.
+	Leave Action = iota
+	// SetHeaders sets the headers that the Answer has, removes the others, and lets
+	// the request continue.
+	SetHeaders
+	// Wait holds the request until its whole body was written to the Body.
 	Wait
-	// Reject: answer with status 413 and length.TooLargeBody.
+	// Reject answers with status 413 and length.TooLargeBody.
 	Reject
 )
 
-// Answer is what a request gets.
+// Answer is the filter's decision about a request.
 type Answer struct {
-	What   What
-	Model  string          // "" where nobody knows
-	Tokens policies.Tokens // -1 where nobody knows
+	Action Action
+	Model  string          // "" if unknown
+	Tokens policies.Tokens // -1 if unknown
 }
 
-// Headers answers a request from its headers and the encoded metadata of its
-// virtual host, nil without any. Where the answer is Wait, the Body is there, and
-// its next answer is the request's.
+// Headers decides about a request by its headers and the encoded metadata of its virtual
+// host, which is nil if it has none. If the action is Wait, Headers also returns the
+// Body that decides at the end of the request's body.
 func (f *Filter) Headers(metadata []byte, h length.Headers) (Answer, *Body) {
 	at := f.host(metadata)
 	if at == nil {
@@ -83,31 +81,31 @@ func (f *Filter) Headers(metadata []byte, h length.Headers) (Answer, *Body) {
 	}
 	only := at.only()
 	h.Model = only != nil
-	step, size := h.Strategy(f.config.MaxBody)
+	step, size := h.Step(f.config.MaxBody)
 	switch {
-	case step == length.NoBody:
-		return tell(only, -1), nil
+	case step == length.Unsized:
+		return newAnswer(only, -1), nil
 	case step == length.BySize:
-		return tell(only, only.estimator.FromContentLength(size)), nil
+		return newAnswer(only, only.estimator.FromContentLength(size)), nil
 	case !f.config.ReadBody:
-		return tell(only, -1), nil
-	case step == length.RejectBody:
-		return Answer{What: Reject}, nil
+		return newAnswer(only, -1), nil
+	case step == length.Refuse:
+		return Answer{Action: Reject}, nil
 	}
-	return Answer{What: Wait}, f.take(at)
+	return Answer{Action: Wait}, f.take(at)
 }
 
-// tell is the answer for a model, or for none. A route's open end excludes the
-// largest number itself.
-func tell(m *model, tokens policies.Tokens) Answer {
-	a := Answer{What: Tell, Tokens: min(tokens, policies.Unbounded-1)}
+// newAnswer returns the answer for a model, nil if it is unknown. The open end of a route's
+// range excludes the largest number itself.
+func newAnswer(m *model, tokens policies.Tokens) Answer {
+	a := Answer{Action: SetHeaders, Tokens: min(tokens, policies.Unbounded-1)}
 	if m != nil {
 		a.Model = m.name
 	}
 	return a
 }
 
-// Body reads the body of one request.
+// Body scans the body of one request.
 type Body struct {
 	filter  *Filter
 	host    *host
@@ -128,11 +126,11 @@ func (f *Filter) take(at *host) *Body {
 	return b
 }
 
-// Size is how much of the body was read, in bytes.
+// Size returns how much of the body was written, in bytes.
 func (b *Body) Size() int64 { return b.size }
 
-// Write reads the next chunk. It reports whether the body is still one that is
-// read; if not, the answer is Reject.
+// Write scans the next chunk. It returns false if the body exceeds MaxBody; then the
+// action is Reject.
 func (b *Body) Write(chunk []byte) bool {
 	b.size += int64(len(chunk))
 	if b.size > b.filter.config.MaxBody {
@@ -142,7 +140,7 @@ func (b *Body) Write(chunk []byte) bool {
 	return true
 }
 
-// End answers at the end of the body.
+// End decides about the request at the end of its body.
 func (b *Body) End() Answer {
 	count := b.scanner.Count()
 	m := b.host.only()
@@ -150,19 +148,18 @@ func (b *Body) End() Answer {
 		m = b.host.byName(b.scanner.Model())
 	}
 	if m == nil {
-		return tell(nil, length.Estimator{}.FromBody(count))
+		return newAnswer(nil, length.Estimator{}.FromBody(count))
 	}
-	return tell(m, m.estimator.FromBody(count))
+	return newAnswer(m, m.estimator.FromBody(count))
 }
 
-// Close gives the Body back. It must not be used afterwards.
+// Close frees the Body for another request. It must not be used afterwards.
 func (b *Body) Close() {
 	b.host = nil
 	b.filter.idle = append(b.filter.idle, b)
 }
 
-// host returns what the metadata says, else what the configuration says, else
-// nil.
+// host returns the models in the metadata, else those in the configuration, else nil.
 func (f *Filter) host(metadata []byte) *host {
 	if len(metadata) == 0 {
 		return f.fallback

@@ -51,14 +51,14 @@ func must(t testing.TB, c Config) *Filter {
 // whole gives a request with its body, in chunks of n bytes.
 func whole(f *Filter, metadata []byte, h length.Headers, body string, n int) Answer {
 	a, b := f.Headers(metadata, h)
-	if a.What != Wait {
+	if a.Action != Wait {
 		return a
 	}
 	defer b.Close()
 	for len(body) > 0 {
 		k := min(n, len(body))
 		if !b.Write([]byte(body[:k])) {
-			return Answer{What: Reject}
+			return Answer{Action: Reject}
 		}
 		body = body[k:]
 	}
@@ -78,30 +78,30 @@ func TestAnswers(t *testing.T) {
 		body     string
 		want     Answer
 	}{
-		{"no body, one model", reads, one(t), length.Headers{Ended: true}, "", Answer{Tell, "org/m", -1}},
-		{"no body, several", reads, several(t), length.Headers{Ended: true}, "", Answer{Tell, "", -1}},
-		{"sized", reads, one(t), length.Headers{ContentLength: "20"}, "", Answer{Tell, "org/m", 10}},
-		{"sized, more than is read", reads, one(t), length.Headers{ContentLength: "4000"}, "", Answer{Tell, "org/m", 2000}},
-		{"the largest", reads, one(t), length.Headers{ContentLength: "9223372036854775807"}, "", Answer{Tell, "org/m", 1<<62 - 1}},
-		{"chunked", reads, one(t), length.Headers{}, body("q", 41), Answer{Tell, "org/m", 20}},
-		{"model in the body", reads, several(t), length.Headers{ContentLength: "99"}, body("org/m", 41), Answer{Tell, "org/m", 20}},
-		{"escaped", reads, several(t), length.Headers{ContentLength: "99"}, body(`org\/m`, 41), Answer{Tell, "org/m", 20}},
-		{"its adapter", reads, several(t), length.Headers{ContentLength: "99"}, body("a", 41), Answer{Tell, "org/m", 20}},
-		{"a name beats an adapter", reads, several(t), length.Headers{ContentLength: "99"}, body("n", 41), Answer{Tell, "n", 10}},
-		{"no such model", reads, several(t), length.Headers{ContentLength: "99"}, body("q", 41), Answer{Tell, "", 10}},
-		{"no JSON", reads, several(t), length.Headers{}, "abcdefgh", Answer{Tell, "", 2}},
-		{"too large", reads, several(t), length.Headers{ContentLength: "1001"}, "", Answer{What: Reject}},
-		{"too large, chunked", reads, one(t), length.Headers{}, strings.Repeat("x", 1001), Answer{What: Reject}},
-		{"as large as may be", reads, one(t), length.Headers{}, strings.Repeat("x", 1000), Answer{Tell, "org/m", 500}},
-		{"must not hold: chunked", Config{}, one(t), length.Headers{}, "", Answer{Tell, "org/m", -1}},
-		{"must not hold: sized", Config{}, one(t), length.Headers{ContentLength: "20"}, "", Answer{Tell, "org/m", 10}},
-		{"must not hold: several", Config{}, several(t), length.Headers{ContentLength: "2000000000"}, "", Answer{Tell, "", -1}},
-		{"nobody says", reads, nil, length.Headers{}, "", Answer{}},
+		{"no body, one model", reads, one(t), length.Headers{Ended: true}, "", Answer{SetHeaders, "org/m", -1}},
+		{"no body, several", reads, several(t), length.Headers{Ended: true}, "", Answer{SetHeaders, "", -1}},
+		{"sized", reads, one(t), length.Headers{ContentLength: "20"}, "", Answer{SetHeaders, "org/m", 10}},
+		{"sized, more than is read", reads, one(t), length.Headers{ContentLength: "4000"}, "", Answer{SetHeaders, "org/m", 2000}},
+		{"the largest", reads, one(t), length.Headers{ContentLength: "9223372036854775807"}, "", Answer{SetHeaders, "org/m", 1<<62 - 1}},
+		{"chunked", reads, one(t), length.Headers{}, body("q", 41), Answer{SetHeaders, "org/m", 20}},
+		{"model in the body", reads, several(t), length.Headers{ContentLength: "99"}, body("org/m", 41), Answer{SetHeaders, "org/m", 20}},
+		{"escaped", reads, several(t), length.Headers{ContentLength: "99"}, body(`org\/m`, 41), Answer{SetHeaders, "org/m", 20}},
+		{"its adapter", reads, several(t), length.Headers{ContentLength: "99"}, body("a", 41), Answer{SetHeaders, "org/m", 20}},
+		{"a name beats an adapter", reads, several(t), length.Headers{ContentLength: "99"}, body("n", 41), Answer{SetHeaders, "n", 10}},
+		{"no such model", reads, several(t), length.Headers{ContentLength: "99"}, body("q", 41), Answer{SetHeaders, "", 10}},
+		{"no JSON", reads, several(t), length.Headers{}, "abcdefgh", Answer{SetHeaders, "", 2}},
+		{"too large", reads, several(t), length.Headers{ContentLength: "1001"}, "", Answer{Action: Reject}},
+		{"too large, chunked", reads, one(t), length.Headers{}, strings.Repeat("x", 1001), Answer{Action: Reject}},
+		{"as large as may be", reads, one(t), length.Headers{}, strings.Repeat("x", 1000), Answer{SetHeaders, "org/m", 500}},
+		{"must not hold: chunked", Config{}, one(t), length.Headers{}, "", Answer{SetHeaders, "org/m", -1}},
+		{"must not hold: sized", Config{}, one(t), length.Headers{ContentLength: "20"}, "", Answer{SetHeaders, "org/m", 10}},
+		{"must not hold: several", Config{}, several(t), length.Headers{ContentLength: "2000000000"}, "", Answer{SetHeaders, "", -1}},
+		{"no models listed", reads, nil, length.Headers{}, "", Answer{}},
 		{"not ours", reads, []byte{0x0a, 0x00}, length.Headers{}, "", Answer{}},
 		{"unreadable", reads, []byte{0x0a, 0x7f, 1}, length.Headers{}, "", Answer{}},
 		{"bad name", reads, encoded(t, map[string]any{"model": "a\nb"}), length.Headers{}, "", Answer{}},
-		{"by configuration", Config{Models: []Model{{Name: "c", BytesPerToken: 1}}}, nil, length.Headers{ContentLength: "20"}, "", Answer{Tell, "c", 20}},
-		{"metadata first", Config{Models: []Model{{Name: "c", BytesPerToken: 1}}}, one(t), length.Headers{ContentLength: "20"}, "", Answer{Tell, "org/m", 10}},
+		{"by configuration", Config{Models: []Model{{Name: "c", BytesPerToken: 1}}}, nil, length.Headers{ContentLength: "20"}, "", Answer{SetHeaders, "c", 20}},
+		{"metadata first", Config{Models: []Model{{Name: "c", BytesPerToken: 1}}}, one(t), length.Headers{ContentLength: "20"}, "", Answer{SetHeaders, "org/m", 10}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := must(t, c.config)

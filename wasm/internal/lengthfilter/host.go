@@ -7,33 +7,34 @@ import (
 	"github.com/cascadeinfer/cascade/policies/length"
 )
 
-// DefaultMaxBody is the buffer limit of Cascade's listener: its proxies hold no
-// larger body.
+// DefaultMaxBody is the buffer limit of Cascade's listener, in bytes: its proxies do not
+// hold a larger body.
 const DefaultMaxBody = 16 << 20
 
-// Config is what the proxy's configuration says to the module, in JSON.
+// Config is the module's configuration, in JSON in the proxy's configuration.
 type Config struct {
-	// ReadBody lets the filter hold a request until its body is there: without
-	// a size, or on a host of several models, nothing else tells where it belongs.
-	// The proxy must let a filter stop the headers alone
-	// (allow_on_headers_stop_iteration), or such requests hang. That is why it is
-	// off unless said; those requests then go where requests without an estimate go.
+	// ReadBody lets the filter hold a request until its body is complete. It is
+	// needed for requests without a size, and for hosts of several models. The proxy
+	// must allow a filter to stop at the headers (allow_on_headers_stop_iteration),
+	// otherwise such requests hang; therefore it is off by default, and such requests
+	// are routed like requests without an estimate.
 	ReadBody bool `json:"read_body"`
-	// MaxBody is the largest body that is read, in bytes. It must not exceed the
+	// MaxBody bounds the bodies that the filter reads, in bytes. It must not exceed the
 	// buffer limit of the proxy's listener. 0 means DefaultMaxBody.
 	MaxBody int64 `json:"max_body"`
-	// Models are those of hosts whose route table says nothing, as those of
-	// another control plane do. One model needs no look into bodies to be known.
+	// Models are the models of hosts whose route table lists none, such as those of
+	// another control plane. If there is only one, bodies are not needed to know it.
 	Models []Model `json:"models"`
 }
 
-// Model is one model that a host serves.
+// Model is a model that a host serves.
 type Model struct {
-	// Name is the model's own, which routes match on.
+	// Name is the model's name, which routes match on.
 	Name string `json:"model"`
-	// BytesPerToken is the model's ratio; 0 means length.DefaultRatio.
+	// BytesPerToken is the model's ratio of bytes to tokens; 0 means
+	// length.DefaultRatio.
 	BytesPerToken float64 `json:"bytes_per_token"`
-	// Adapters are further names by which requests ask for the model.
+	// Adapters are other names under which requests address the model.
 	Adapters []string `json:"adapters"`
 }
 
@@ -52,7 +53,7 @@ func (c *Config) validate() error {
 	return nil
 }
 
-// validate checks what ends up in a header.
+// validate checks the values that the filter writes into headers.
 func (m Model) validate() error {
 	if m.Name == "" || len(m.Name) > length.MaxModel {
 		return errors.New("the name must have 1 to 256 bytes")
@@ -65,16 +66,16 @@ func (m Model) validate() error {
 	return nil
 }
 
-// model is a model as requests meet it.
+// model is a Model prepared for requests.
 type model struct {
 	name      string
 	estimator length.Estimator
 }
 
-// host is the models of a virtual host.
+// host holds the models of a virtual host.
 type host struct {
 	models []model
-	names  map[string]int // index of the model that answers to a name
+	names  map[string]int // index of the model with that name or adapter
 }
 
 func newHost(list []Model) *host {
@@ -88,12 +89,12 @@ func newHost(list []Model) *host {
 		}
 	}
 	for i, m := range list {
-		h.names[m.Name] = i // a model's own name is nobody's adapter
+		h.names[m.Name] = i // a model's name has priority over adapters
 	}
 	return h
 }
 
-// only returns the model of a host that serves no other.
+// only returns the model of a host that serves exactly one, else nil.
 func (h *host) only() *model {
 	if len(h.models) == 1 {
 		return &h.models[0]
@@ -101,7 +102,7 @@ func (h *host) only() *model {
 	return nil
 }
 
-// byName returns the model that answers to a name, or nil.
+// byName returns the model with a name or adapter, or nil.
 func (h *host) byName(name []byte) *model {
 	if i, ok := h.names[string(name)]; ok {
 		return &h.models[i]

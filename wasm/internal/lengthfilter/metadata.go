@@ -5,25 +5,25 @@ import (
 	"math"
 )
 
-// metadataKey is the filter metadata of a virtual host that names its models.
+// metadataKey is the key of the filter metadata that lists a virtual host's models.
 const metadataKey = "cascade.length.v1"
 
-var errMetadata = errors.New("the virtual host's metadata is not what a control plane writes")
+var errMetadata = errors.New("virtual host metadata: malformed")
 
-// decodeMetadata reads the models out of an encoded envoy.config.core.v3.Metadata:
+// decodeMetadata returns the models in an encoded envoy.config.core.v3.Metadata:
 //
 //	filter_metadata: {"cascade.length.v1": {model, bytes_per_token, adapters: […]}}
 //	filter_metadata: {"cascade.length.v1": {models: [{model, …}, …]}}
 //
-// It is none without that key. The little of Protocol Buffers that this takes is
-// here, as a library for all of it would double the module.
+// Without that key there are none. It decodes Protocol Buffers by itself, because a
+// library would double the size of the module.
 func decodeMetadata(data []byte) ([]Model, error) {
 	var models []Model
 	err := entries(data, func(key string, value []byte) error {
 		if key != metadataKey {
 			return nil
 		}
-		models = models[:0] // a repeated key: the last one counts
+		models = models[:0] // of a repeated key the last one counts
 		var one Model
 		err := entries(value, func(key string, value []byte) error {
 			if key == "models" {
@@ -58,7 +58,7 @@ func decodeMetadata(data []byte) ([]Model, error) {
 	return models, nil
 }
 
-// set takes a field of a model's struct from its google.protobuf.Value.
+// set sets a field of the model from its google.protobuf.Value.
 func (m *Model) set(key string, value []byte) error {
 	switch key {
 	case "model":
@@ -91,8 +91,8 @@ const (
 	listValue   = 6
 )
 
-// entries calls f for every entry of a message whose field 1 is a map with
-// string keys, as those of Metadata and Struct are.
+// entries calls f for every entry of a message whose field 1 is a map with string keys,
+// such as Metadata and Struct.
 func entries(data []byte, f func(key string, value []byte) error) error {
 	return each(data, func(number uint64, entry []byte) error {
 		if number != 1 {
@@ -124,8 +124,7 @@ func items(value []byte, f func(value []byte) error) error {
 	})
 }
 
-// field returns the content of a field, the last one of its number; nil where
-// there is none.
+// field returns the content of the last field with a number, nil if there is none.
 func field(data []byte, want uint64) (content []byte, err error) {
 	err = each(data, func(number uint64, c []byte) error {
 		if number == want {
@@ -144,8 +143,8 @@ const (
 	wire32     = 5
 )
 
-// each calls f for every field of an encoded message that has bytes of content;
-// those of a varint are not needed here, and left out.
+// each calls f for every field of an encoded message with the bytes of its content. It
+// skips varint fields, which are not needed here.
 func each(data []byte, f func(number uint64, content []byte) error) error {
 	for len(data) > 0 {
 		tag, n := uvarint(data)
@@ -185,8 +184,8 @@ func each(data []byte, f func(number uint64, content []byte) error) error {
 	return nil
 }
 
-// uvarint reads a number and says how many bytes it has, 0 where there is none.
-// Package encoding/binary has the same, and reflection with it.
+// uvarint decodes a number and returns the size of its encoding, 0 if it is malformed.
+// encoding/binary has the same function, but links package reflect.
 func uvarint(data []byte) (x uint64, n int) {
 	for i, b := range data[:min(len(data), 10)] {
 		x |= uint64(b&0x7f) << (7 * i)

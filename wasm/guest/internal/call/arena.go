@@ -2,13 +2,13 @@ package call
 
 import "unsafe"
 
-// first is what the arena holds without being asked: every frame of the kinds
-// that are called per request, with room to spare.
-const first = 64 << 10
+// initialSize is the arena's size at first, in bytes: more than any frame of a
+// per-request kind.
+const initialSize = 64 << 10
 
-// The arena is made of words, so that it is aligned to 8.
+// The arena consists of 64-bit words, so that it is aligned to 8.
 var (
-	static [first / 8]uint64
+	static [initialSize / 8]uint64
 	arena  = static[:]
 )
 

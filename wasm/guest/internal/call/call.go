@@ -1,8 +1,8 @@
-// Package call is what every kind of a guest shares: the region that frames
-// come in, and the one call that runs. It knows no kind and decides nothing.
+// Package call holds what the packages of all kinds share: the arena for frames, and the
+// running call. It does not depend on the kind.
 //
-// A guest has one thread, and the host makes one call at a time: the package
-// has state, and nothing in it is safe for concurrent use.
+// A guest has one thread, and the host makes one call at a time: the package has global
+// state, and its functions are not safe for concurrent use.
 package call
 
 import (
@@ -11,45 +11,45 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/abi"
 )
 
-// The frame of the call that runs: how long it is in the arena, or, of a native
-// program, itself. A number costs no write barrier.
+// The frame of the running call: its length in the arena, or, in a native program, the
+// frame itself. A number costs no write barrier.
 var (
 	length uint32
 	native []byte
 )
 
-// Begin returns the arena's first n bytes, the frame of the call that begins; nil,
-// which no kind takes for a frame, when there are fewer.
+// Begin returns the frame of a new call: the first n bytes of the arena, or nil, which
+// is malformed for every kind, if the arena is smaller.
 //
-// Nobody recovers from a panic: what the policy keeps could be half-changed, so
-// that the instance must not live on, and what Go's runtime then prints, the stack
-// included, is more than could be told by fail. To be ready for one would take a
-// tenth of a bid's time.
+// Calls do not recover from panics. The policy's variables could be inconsistent, so the
+// instance must die, and the panic message of Go's runtime with its stack says more than
+// fail could. A deferred recover would take a tenth of a bid's time.
 func Begin(n uint32) []byte {
 	length = n
 	return frame(n)
 }
 
 // BeginLarge is Begin for kinds whose frames can be large, and whose policies then
-// allocate much. Go collects garbage only when the heap has grown by 4 MiB, which
-// in a memory of 8 can be too late; so before a large frame it is told to. That
-// takes some ten thousand ticks, of the millions that these kinds have.
+// allocate much. Go collects garbage only after the heap has grown by 4 MiB, which can
+// be too late in a memory of 8 MiB, so BeginLarge runs a collection before a large
+// frame. That takes some ten thousand ticks, of the millions that these kinds have.
 func BeginLarge(n uint32) []byte {
-	if n > first {
+	if n > initialSize {
 		runtime.GC()
 	}
 	return Begin(n)
 }
 
-// On has a frame of a native program decided.
+// On calls decide for a frame in a native program.
 func On(frame []byte, decide func(frame []byte) uint64) uint64 {
 	native = frame
 	defer func() { native = nil }()
 	return decide(frame)
 }
 
-// Frame is the frame of the call that runs; after it, in a module, the last one.
-// It is empty before the first, and in a native program outside of calls.
+// Frame returns the frame of the running call. In a module it is the last call's frame
+// between calls, and empty before the first. In a native program it is empty outside of
+// calls.
 func Frame() []byte {
 	if native != nil {
 		return native
@@ -57,8 +57,8 @@ func Frame() []byte {
 	return frame(length)
 }
 
-// Fail tells the host why the status will be Failed.
+// Fail gives the host the reason for a status Failed.
 func Fail(why string) { hostFail(uint32(abi.Failed), why) }
 
-// Log gives the host a line.
+// Log writes a line to the host's log.
 func Log(level uint32, line string) { hostLog(level, line) }

@@ -2,8 +2,7 @@
 
 package call
 
-// Outside of a sandbox nobody listens: the same policy runs natively, and what
-// it would say there is its caller's to say.
+// A native program has no host: its caller logs and reports errors.
 
 func hostLog(uint32, string) {}
 

@@ -7,15 +7,15 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/abi"
 )
 
-// largest bounds what a host may ask for, in bytes.
-const largest = 4 << 20
+// maxArena bounds the arena, in bytes.
+const maxArena = 4 << 20
 
-// export makes the arena hold least bytes and says where it is; 0 if it cannot.
-// An earlier region is then no longer the host's.
+// export makes the arena at least as large as least, and returns its address and size; 0
+// if it cannot. The host must not use an earlier region after that.
 //
 //go:wasmexport cs_arena_v1
 func export(least uint32) uint64 {
-	if least > largest {
+	if least > maxArena {
 		return 0
 	}
 	if words := (int(least) + 7) / 8; words > len(arena) {
@@ -25,22 +25,22 @@ func export(least uint32) uint64 {
 	return abi.Region(uint32(uintptr(unsafe.Pointer(at))), uint32(8*len(arena)))
 }
 
-// worth is how much a guest must have allocated for a collection to be worth its
-// time: an eighth of what Go waits for.
-const worth = 512 << 10
+// minGarbage is how much a guest must have allocated, in bytes, before a collection is
+// worth its time: an eighth of what Go waits for.
+const minGarbage = 512 << 10
 
-// allocated is what had been allocated at the last collection, in bytes.
+// allocated is the total allocated until the last collection, in bytes.
 var (
 	allocated uint64
 	stats     runtime.MemStats
 )
 
-// runDeferred collects garbage, so that it is not collected in the middle of a call that
-// has no fuel for it.
+// runDeferred collects garbage, so that Go does not collect it during a call, which has
+// too little fuel for it.
 //
 //go:wasmexport cs_run_deferred_v1
 func runDeferred(uint32) uint64 {
-	if runtime.ReadMemStats(&stats); stats.TotalAlloc-allocated >= worth {
+	if runtime.ReadMemStats(&stats); stats.TotalAlloc-allocated >= minGarbage {
 		runtime.GC()
 		allocated = stats.TotalAlloc
 	}

@@ -1,5 +1,5 @@
-// A guest that decides every kind by the policies it is linked with, and, told
-// so by its configuration, misbehaves.
+// Command guest decides every kind with the policies that it links, and misbehaves if
+// its configuration says so.
 package main
 
 import (
