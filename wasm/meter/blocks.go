@@ -1,15 +1,15 @@
 package meter
 
-// A block is an open block, loop or if, or the function itself.
+// block is an open block, loop or if, or the function itself.
 type block struct {
-	op      byte   // opBlock, opLoop, opIf, opElse once that came; opBlock for the function
-	segment int    // whose weight its instructions are
-	loops   uint64 // open, itself included
-	carries int    // values that a branch to it takes along
+	op      byte   // opBlock, opLoop, opIf, or opElse after the else; opBlock for the function
+	segment int    // the segment to which its instructions count
+	loops   uint64 // number of open loops, itself included
+	carries int    // number of values that a branch to it carries
 	sets    uint64 // assignments to locals in the function before it
 }
 
-// open copies the type of a block and enters it.
+// open copies the type of a block and pushes the block.
 func (p *pass) open(r *reader, op byte, at, in int) {
 	f := &p.body
 	// One block is the function itself.
@@ -57,7 +57,7 @@ func (p *pass) open(r *reader, op byte, at, in int) {
 	p.report.Depth = max(p.report.Depth, len(f.blocks)-1)
 }
 
-// label reads the target of a branch.
+// label decodes the target of a branch.
 func (f *bodyPass) label(r *reader) uint32 {
 	i := r.index("label", len(f.blocks))
 	if r.err == nil {
@@ -74,7 +74,8 @@ func (f *bodyPass) branch(label uint32) {
 	f.code = appendU32(f.code, label)
 }
 
-// closeLoop is called behind a loop's end. If it was an inner one, it ends twice.
+// closeLoop is called after a loop's end. For an inner loop it adds the end of the
+// enclosing loop.
 func (f *bodyPass) closeLoop(l *block) {
 	if f.inner != l.segment {
 		return
@@ -89,8 +90,8 @@ func (f *bodyPass) closeLoop(l *block) {
 	f.code = append(f.code, opEnd)
 }
 
-// deepen raises the labels that lead out of the loop by one. They can take a byte
-// more, so that all behind the first moves.
+// deepen increments the labels that lead out of the loop. Their encodings can become a
+// byte longer, which moves the code after them.
 func (f *bodyPass) deepen() {
 	if len(f.outward) == 0 {
 		return

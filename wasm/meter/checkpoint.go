@@ -2,9 +2,9 @@ package meter
 
 import "math/bits"
 
-// appendTake appends "the fuel is less by what is on top of the stack's i64
-// beneath it; if it is now below 0, to the checkpoint". The global was pushed
-// before the amount.
+// appendTake appends code that subtracts the amount on top of the stack from the fuel
+// global, whose value was pushed before it, and calls the checkpoint if the fuel is then
+// below 0.
 func appendTake(b []byte, fuel, checkpoint uint32) []byte {
 	b = append(b, opI64Sub)
 	b = appendU32(append(b, opGlobalSet), fuel)
@@ -14,15 +14,15 @@ func appendTake(b []byte, fuel, checkpoint uint32) []byte {
 	return append(b, opEnd)
 }
 
-// appendCharge appends a segment's charge.
+// appendCharge appends code that pays for a segment.
 func appendCharge(b []byte, fuel, checkpoint uint32, ticks uint64) []byte {
 	b = appendU32(append(b, opGlobalGet), fuel)
 	b = appendSigned(append(b, opI64Const), int64(ticks))
 	return appendTake(b, fuel, checkpoint)
 }
 
-// appendFill appends the charge for an instruction that takes its length from
-// the top of the stack, which is left there. Short ones cost nothing more.
+// appendFill appends code that pays for an instruction whose length is on top of the
+// stack, and leaves the length there. Short lengths cost nothing.
 func appendFill(b []byte, fuel, checkpoint, scratch uint32, scale int) []byte {
 	b = appendU32(append(b, opLocalTee), scratch)
 	b = appendU32(append(b, opLocalGet), scratch)
@@ -35,8 +35,8 @@ func appendFill(b []byte, fuel, checkpoint, scratch uint32, scale int) []byte {
 	return append(b, opEnd)
 }
 
-// append adds the meter itself behind what the module has: types, the four
-// globals and their exports, and the checkpoint.
+// append appends the meter to the module: types, the four globals and their exports, and
+// the checkpoint.
 func (p *pass) append() {
 	add := func(id byte, item []byte) {
 		p.out[id].b = append(p.out[id].b, item...)
@@ -62,20 +62,20 @@ func (p *pass) append() {
 	add(secCode, append(appendU32(nil, uint32(len(code))), code...))
 }
 
-// checkpointCode is the checkpoint's body.
+// checkpointCode returns the body of the checkpoint function.
 func checkpointCode(fuel, budget, kill, stack uint32, slice int64) []byte {
 	get := func(b []byte, g uint32) []byte { return appendU32(append(b, opGlobalGet), g) }
 	set := func(b []byte, g uint32) []byte { return appendU32(append(b, opGlobalSet), g) }
 
-	b := []byte{1, 1, typeI64} // local 0: all that is left
-	// Out to Go and back. That this does leave the compiled code is a property
-	// of the engine; TestRunawayLetsGoCollect holds it.
+	b := []byte{1, 1, typeI64} // local 0: fuel + budget
+	// Return to Go and back. It is a property of the engine that this instruction
+	// leaves the compiled code; TestRunawayLetsGoCollect checks it.
 	b = append(b, opI32Const, 0, opMemoryGrow, 0, opDrop)
 	b = append(get(b, kill), opI64Const, 0, opI64Ne, opIf, blockEmpty, opUnreachable, opEnd)
 	b = append(get(b, stack), opI64Const, 0, opI64LtS, opIf, blockEmpty, opUnreachable, opEnd)
 	b = append(get(get(b, budget), fuel), opI64Add, opLocalTee, 0)
 	b = append(b, opI64Const, 0, opI64LtS, opIf, blockEmpty)
-	// Out of fuel: the debt stays in the fuel, so that Left is below 0.
+	// Out of fuel: the debt stays in the fuel global, so that Left is below 0.
 	b = set(append(b, opLocalGet, 0), fuel)
 	b = set(append(b, opI64Const, 0), budget)
 	b = append(b, opUnreachable, opEnd)

@@ -2,7 +2,7 @@ package meter
 
 import "strconv"
 
-// The limits that a Config has when it says nothing else.
+// The default limits of a Config.
 const (
 	DefaultSize          = 8 << 20
 	DefaultTypes         = 4096
@@ -20,13 +20,12 @@ const (
 	DefaultStack         = 1 << 20
 )
 
-// maxPages is what a 32-bit memory can have, of 64 KiB each.
+// maxPages is the maximum of a 32-bit memory, in pages of 64 KiB.
 const maxPages = 65_536
 
-// Config says what a module may have. The zero value has the defaults, which
-// suit a policy written in Go.
+// Config bounds a module. The zero value has the defaults, which suit a policy in Go.
 type Config struct {
-	// Imports lists the functions a module may import. Nil means Imports().
+	// Imports lists the functions that a module may import. Nil means Imports().
 	Imports []Import
 	// Size bounds the module, in bytes. 0 means DefaultSize.
 	Size int
@@ -36,71 +35,69 @@ type Config struct {
 	// Functions bounds the functions, imported ones included. 0 means
 	// DefaultFunctions.
 	Functions int
-	// FunctionBytes bounds the code of one function: engines need more than
-	// linear time for it. 0 means DefaultFunctionBytes.
+	// FunctionBytes bounds the code of one function, because engines need more than
+	// linear time to compile it. 0 means DefaultFunctionBytes.
 	FunctionBytes int
 	// Locals bounds parameters and locals of one function. 0 means
 	// DefaultLocals.
 	Locals int
-	// Merges bounds the work of an engine that brings code into static single
-	// assignment form, in microseconds or so, whatever the code's size: without
-	// this bound 23 KB can take gigabytes, and 150 KB a minute and a half. It is
-	// the sum over all functions of
+	// Merges bounds the engine's work for static single assignment form, roughly in
+	// microseconds. Without this bound, 23 KB of code can take gigabytes, and 150 KB
+	// a minute and a half. It is the sum over all functions of
 	//
-	//	parameters and locals times places where control flow can meet: blocks and
-	//	branches count one, a table of branches one for each, a loop four times its
-	//	depth among loops, one without loops in it as two, one in the other;
+	//	parameters and locals, times merge points of the control flow: a block or
+	//	branch is one point, a table of branches one for each branch, a loop four
+	//	times its nesting depth, an inner loop as much as two nested ones;
 	//	the values that blocks and branches carry;
-	//	calls times globals that can change, which are read anew after each;
-	//	the square of the places but those of tables, by 16, and of these by 1024.
+	//	calls times mutable globals, which are read again after each call;
+	//	the square of the merge points without those of tables, divided by 16, and
+	//	the square of those of tables, divided by 1024.
 	//
 	// A Go guest of 2 MB has 1.3 million. 0 means DefaultMerges.
 	Merges int
 	// Globals bounds the globals. 0 means DefaultGlobals.
 	Globals int
-	// Depth bounds how deeply blocks nest. Go nests one block per point where a
-	// function can be resumed, so that hundreds are usual. 0 means DefaultDepth.
+	// Depth bounds the nesting of blocks. Go nests one block per point where a
+	// function can be resumed, so that hundreds are common. 0 means DefaultDepth.
 	Depth int
 	// Segments bounds data segments, element segments and exports, each. 0
 	// means DefaultSegments.
 	Segments int
-	// Pages bounds the memory, in pages of 64 KiB: a module that wants more to
-	// begin with is refused, one that may grow beyond has its maximum lowered.
-	// At most 65536; 0 means DefaultPages (8 MiB).
+	// Pages bounds the memory, in pages of 64 KiB: a module with a larger initial
+	// memory is refused, and a larger maximum is lowered. At most 65536; 0 means
+	// DefaultPages (8 MiB).
 	Pages uint32
-	// Table bounds each table's entries in the same way. There can be 16
-	// tables. 0 means DefaultTable.
+	// Table bounds the entries of each table in the same way. A module has at most
+	// 16 tables. 0 means DefaultTable.
 	Table uint32
-	// Slice is how many ticks a call may run between two returns to Go, which
-	// is what the garbage collector waits for. It does not change what a call
-	// costs. 0 means DefaultSlice: a microsecond or a few of usual code, but some
-	// 10 ms, on a crowded machine 30, of loads that each wait for memory, the
-	// slowest code that a module can have (BenchmarkSlowest).
+	// Slice bounds the ticks between two returns to Go, for which the garbage
+	// collector waits. It does not change the fuel of a call. 0 means DefaultSlice:
+	// some microseconds of ordinary code, but some 10 ms, on a busy machine 30 ms, of
+	// loads that each miss all caches, the slowest code that a module can have
+	// (BenchmarkSlowest).
 	Slice int64
-	// StartFuel is the fuel that a new instance has for its start function and
-	// whatever the host calls before it first sets the fuel. 0 means
-	// DefaultStartFuel.
+	// StartFuel is the fuel of a new instance for its start function, and for calls
+	// before the host first sets the fuel. 0 means DefaultStartFuel.
 	StartFuel int64
-	// Stack bounds how deep calls nest: a call of the module traps when the
-	// bounds of the frames that are open come to more bytes, and a function that
-	// alone has more is refused. The engine, which doubles its stack, then has at
-	// most three times as many. At most MaxFuel, which leaves it to the engine's
-	// own limit of some 100 MB; 0 means DefaultStack. Go's runtime starts and
-	// collects garbage in 768 KiB.
+	// Stack bounds the nesting of calls: a call traps when the bounds of its open
+	// frames exceed that many bytes, and a function whose frame alone exceeds it is
+	// refused. The engine's stack, which grows by doubling, takes at most three times
+	// as many bytes. At most MaxFuel, where the engine's own limit of some 100 MB
+	// applies first; 0 means DefaultStack. Go's runtime needs 768 KiB to start and to
+	// collect garbage.
 	Stack int64
 }
 
-// Import names a function that a module may import.
+// Import is a function that a module may import.
 type Import struct{ Module, Name string }
 
-// String is "module.name".
+// String returns "module.name".
 func (i Import) String() string { return i.Module + "." + i.Name }
 
-// Imports returns the default list: the two functions of cascade-policy/1, and
-// those of WASI that the start-up code and runtime of Go's wasip1 port import
-// in every program. The host answers the latter with stubs: no file, no network,
-// no true clock. A guest that links package os (fmt does) wants more, and is
-// refused.
+// Imports returns the default list: the two functions of cascade-policy/1, and the
+// functions of WASI that Go's wasip1 port imports in every program. The host implements
+// the latter as stubs: no files, no network, no real clock. A guest that links package
+// os, as fmt does, imports more functions and is refused.
 func Imports() []Import {
 	list := []Import{{"cascade_v1", "log"}, {"cascade_v1", "fail"}}
 	for _, name := range [...]string{
@@ -112,14 +109,14 @@ func Imports() []Import {
 	return list
 }
 
-// configError is what is wrong with a Config.
+// configError is the error for an invalid Config.
 type configError string
 
 func (e configError) Error() string { return "meter: " + string(e) }
 
-// filled returns the config with its defaults in place, or says which field is
-// out of range.
-func (c Config) filled() (Config, error) {
+// withDefaults returns the configuration with its defaults, or an error that names the
+// field out of range.
+func (c Config) withDefaults() (Config, error) {
 	if c.Imports == nil {
 		c.Imports = Imports()
 	}
@@ -141,8 +138,8 @@ func (c Config) filled() (Config, error) {
 		if *f.value == 0 {
 			*f.value = f.def
 		}
-		// 2^27 is what the engine itself accepts of anything; it keeps sums far
-		// from overflow.
+		// The engine accepts at most 2^27 of anything. The limit also keeps sums far from
+		// overflow.
 		if *f.value < 0 || *f.value > 1<<27 {
 			return c, configError(f.name + " must be from 1 to " + strconv.Itoa(1<<27) + ", or 0 for its default")
 		}

@@ -1,41 +1,40 @@
 package meter
 
-// The names under which a rewritten module exports its meter: mutable globals
-// of type i64. A module that exports one of these names itself is refused.
+// The exports of an instrumented module: mutable globals of type i64. A module that
+// exports one of these names itself is refused.
 const (
-	FuelExport   = "cs_fuel"   // ticks left in this slice; written by host and module
-	BudgetExport = "cs_budget" // ticks left beyond it; written by host and module
-	KillExport   = "cs_kill"   // not 0: end the call; written by the host alone
-	StackExport  = "cs_stack"  // bytes of stack left; written by the module alone
+	FuelExport   = "cs_fuel"   // ticks left in this slice; host and module write it
+	BudgetExport = "cs_budget" // ticks left beyond this slice; host and module write it
+	KillExport   = "cs_kill"   // not 0: end the call; only the host writes it
+	StackExport  = "cs_stack"  // bytes of stack left; only the module writes it
 )
 
-// The prices, see the package comment. They are constants because fuel must be
-// the same everywhere: a change of any is a new Version.
+// The prices, see the package comment. They are constants because fuel must be the same
+// everywhere: if one changes, Version changes.
 const (
 	SegmentWeight = 256  // instructions per tick beyond the first
 	FillBytes     = 1024 // bytes filled or copied per tick
 	FillEntries   = 128  // table entries filled or copied per tick
-	GrowWeight    = 64   // instructions that a grow counts as, and a ref.func
+	GrowWeight    = 64   // weight of memory.grow, table.grow and ref.func, in instructions
 )
 
-// Version names the rewriting: what is added and what it costs. Results of
-// different versions must not share a cache, nor fuel counts a comparison.
+// Version identifies the added code and the prices. Results of different versions must
+// not share a cache, and their fuel must not be compared.
 const Version = "cascade-meter/3"
 
-// MaxFuel is the most fuel a call can be given: sums of it and of any debt stay
-// far from the ends of an int64.
+// MaxFuel bounds the fuel of a call, so that sums with any debt do not overflow an
+// int64.
 const MaxFuel = 1 << 61
 
-// Split divides the fuel for a call into what the host writes to the fuel and
-// to the budget global of a module that was rewritten with that slice. Amounts
-// outside [0, MaxFuel] are brought to its ends.
+// Split divides the fuel of a call into the values for the fuel and the budget globals of
+// a module that was instrumented with that slice. It limits total to [0, MaxFuel].
 func Split(total, slice int64) (fuel, budget uint64) {
 	total = min(max(total, 0), MaxFuel)
 	slice = min(max(slice, 0), total)
 	return uint64(slice), uint64(total - slice)
 }
 
-// Left returns what a call has left, from the two globals: below 0 exactly when
-// it was cut because it ran out. What it used is the fuel given less Left; for
-// a call that was cut that includes what it could not pay.
+// Left returns the fuel that a call has left, from the two globals. It is below 0 if and
+// only if the call ran out of fuel; the consumed fuel, which is the fuel given minus
+// Left, then includes the debt that the call could not pay.
 func Left(fuel, budget uint64) int64 { return int64(fuel) + int64(budget) }

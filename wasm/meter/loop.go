@@ -1,10 +1,10 @@
 package meter
 
-// An inner loop is one without loops in it. What it costs matters most there, and
-// what costs most is the call of the checkpoint, taken or not: an engine keeps no
-// value in a register across a call, so that a loop with one at its head has all
-// that lives through it in memory. So an inner loop stands in a second one of the
-// same type, which is all that calls the checkpoint:
+// An inner loop contains no other loop. The cost of metering matters most there, and most
+// of it is the call of the checkpoint, even if it is not taken: the engine keeps no value
+// in a register across a call, so a loop with a call at its head has all its live values
+// in memory. Therefore an inner loop is enclosed by a second loop of the same type, and
+// only that one calls the checkpoint:
 //
 //	loop
 //	  fuel ≥ 0  if  else  call checkpoint    fuel = fuel + ticks  end
@@ -15,29 +15,30 @@ package meter
 //	  end
 //	end
 //
-// Whoever arrives at the loop pays as at any other. If that leaves the fuel below
-// 0, the way leads to the outer loop before anything else is done, and back, after
-// the checkpoint gave new fuel; the second payment is given back before.
+// Each arrival at the loop pays as for any other loop. If the fuel is then below 0, the
+// code branches to the outer loop before it does anything else, and returns after the
+// checkpoint has provided new fuel; the outer loop refunds the second payment first.
 //
-// If nothing else in the loop can change the fuel, it is in a local, too, so that
-// a round need not wait for the last one's to be written and read. The global is
-// written each round all the same: it is right whatever traps.
+// If nothing else in the loop can change the fuel, a local variable holds it as well, so
+// that an iteration need not wait until the global of the last one is written and read.
+// The global is still written in each iteration, so that it is right wherever the code
+// traps.
 //
-// Branches are written so that the usual way comes first. Where ways meet, the
-// engine has each value where the first one left it, and moves those of others.
+// Branches are written so that the common path comes first: at a merge point the engine
+// keeps each value where the first path left it, and moves those of other paths.
 
-// loopSlots is how many values the additions for an inner loop can make.
+// loopSlots is the number of values that the code added to an inner loop can create.
 const loopSlots = 32
 
-// innerLoop is what the additions need to know.
+// innerLoop holds the parameters of the code added to an inner loop.
 type innerLoop struct {
 	opening                    []byte // opcode and type
-	takes                      bool   // values
+	takes                      bool   // the loop has parameters
 	fuel, checkpoint, register uint32
 	ticks                      uint64
 }
 
-// appendCalling appends the beginning of an inner loop with calls.
+// appendCalling appends the beginning of an inner loop that contains calls.
 func (l innerLoop) appendCalling(b []byte) []byte {
 	b = append(b, l.opening...)
 	b = l.call(l.get(b))
@@ -49,7 +50,8 @@ func (l innerLoop) appendCalling(b []byte) []byte {
 	return l.out(l.get(b))
 }
 
-// appendQuiet appends that of one in which nothing else changes the fuel.
+// appendQuiet appends the beginning of an inner loop in which nothing else changes the
+// fuel.
 func (l innerLoop) appendQuiet(b []byte) []byte {
 	local := func(op byte) { b = appendU32(append(b, op), l.register) }
 	b = l.get(b)
@@ -74,16 +76,16 @@ func (l innerLoop) amount(b []byte) []byte {
 	return appendSigned(append(b, opI64Const), int64(l.ticks))
 }
 
-// call appends the call of the checkpoint, if the fuel on the stack is below 0,
-// and leaves that branch open.
+// call appends a call of the checkpoint if the fuel on the stack is below 0, and leaves
+// that branch open.
 func (l innerLoop) call(b []byte) []byte {
 	b = append(b, opI64Const, 0, opI64GeS, opIf, blockEmpty, opElse)
 	return appendU32(append(b, opCall), l.checkpoint)
 }
 
-// out appends the way to the outer loop, if the fuel on the stack is below 0.
+// out appends a branch to the outer loop if the fuel on the stack is below 0.
 func (l innerLoop) out(b []byte) []byte {
-	if l.takes { // from inside an if they are out of reach
+	if l.takes { // the parameters cannot be reached from inside an if
 		return append(b, opI64Const, 0, opI64LtS, opBrIf, 1)
 	}
 	return append(b, opI64Const, 0, opI64GeS, opIf, blockEmpty, opElse, opBr, 2, opEnd)

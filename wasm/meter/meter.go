@@ -1,25 +1,24 @@
 package meter
 
-// Report says what a module has and what was done to it.
+// Report describes a module and its instrumentation.
 type Report struct {
 	Imports   []Import // functions, in the module's order
 	Exports   []string // names of exported functions, in the module's order
 	Start     bool     // the module has a start function
 	Functions int      // defined in the module
 	Loops     int
-	Fills     int    // instructions that pay by length
+	Fills     int    // instructions whose price depends on a length
 	Depth     int    // deepest nesting of blocks
-	Locals    int    // most parameters and locals of one function
+	Locals    int    // maximum of one function's parameters and locals
 	Merges    uint64 // see Config
-	Largest   int    // bytes of the largest function, as it came in
+	Largest   int    // bytes of the largest function, before instrumentation
 	Frame     uint64 // largest bound of one function's frame, in bytes
 	Pages     uint32 // initial memory
-	MaxPages  uint32 // what it may grow to
-	Slice     int64  // as built in; for Split
+	MaxPages  uint32 // maximum of the memory
+	Slice     int64  // the argument for Split
 }
 
-// Section numbers, in the order of the binary format. secDataCount stands
-// between elements and code there.
+// Section numbers. In the binary format, secDataCount comes between elements and code.
 const (
 	secCustom = iota
 	secType
@@ -39,13 +38,13 @@ const (
 
 var sectionNames = [sections]string{"custom", "type", "import", "function", "table", "memory", "global", "export", "start", "element", "code", "data", "data count"}
 
-// order is the place of each section in a module; custom ones go anywhere.
+// order is the position of each section in a module; custom sections may be anywhere.
 var order = [sections]int{secType: 1, secImport: 2, secFunction: 3, secTable: 4, secMemory: 5, secGlobal: 6, secExport: 7, secStart: 8, secElement: 9, secDataCount: 10, secCode: 11, secData: 12}
 
 const preamble = "\x00asm\x01\x00\x00\x00"
 
-// pass is one run over one module: what is known of it so far, and the new
-// sections in the making.
+// pass is the state of one run of Instrument: the facts decoded so far, and the new
+// sections.
 type pass struct {
 	config Config
 	report Report
@@ -59,7 +58,7 @@ type pass struct {
 	memories int
 	pages    uint32 // initial memory
 	globals  []byte // their types
-	mutable  int    // globals that can change
+	mutable  int    // number of mutable globals
 	elements int
 	datas    int    // data segments as announced, −1 without a data count
 	start    []byte // the whole section
@@ -72,15 +71,15 @@ type pass struct {
 
 type signature struct{ params, results []byte }
 
-// Instrument returns the module with fuel counting, checkpoints and limits
-// built in, as the package comment has it, and what it found. The error is an
-// *Error for a module that is refused, another one for an invalid Config. It is
-// pure: equal inputs give equal bytes. The module is neither changed nor kept.
+// Instrument returns the module with fuel, checkpoints and limits added, as the package
+// comment describes, and a report. The error is an *Error if the module is refused,
+// another error if the Config is invalid. Instrument is pure: equal inputs give equal
+// bytes. It neither changes nor retains the module.
 //
-// The result must still be validated by the engine that compiles it, with the
-// features of WebAssembly 2.0 and no others.
+// The engine that compiles the result must validate it, with the features of WebAssembly
+// 2.0 and no others.
 func Instrument(module []byte, config Config) ([]byte, Report, error) {
-	config, err := config.filled()
+	config, err := config.withDefaults()
 	if err != nil {
 		return nil, Report{}, err
 	}
@@ -92,7 +91,7 @@ func Instrument(module []byte, config Config) ([]byte, Report, error) {
 	return p.write(), p.report, nil
 }
 
-// read decodes every section.
+// read decodes all sections.
 func (p *pass) read(module []byte) *Error {
 	r := reader{b: module, end: len(module), section: "header"}
 	if len(module) > p.config.Size {
@@ -106,7 +105,7 @@ func (p *pass) read(module []byte) *Error {
 		at := r.at
 		id := r.byte()
 		if id >= sections {
-			// Among them 13, the tags of exceptions.
+			// For example 13, the tags of exceptions.
 			r.section = "unknown"
 			r.fail(at, "section number "+hexByte(id)+" is unknown or not allowed")
 			break
@@ -177,7 +176,7 @@ func (p *pass) section(id byte, r *reader) {
 	}
 }
 
-// write puts the module together again, in the canonical order.
+// write encodes the module again, with its sections in the canonical order.
 func (p *pass) write() []byte {
 	p.append()
 	size := len(preamble) + len(p.names)

@@ -2,16 +2,15 @@ package meter
 
 import "unicode/utf8"
 
-// maxNameBytes bounds a function's name in the name section; C++ and generic
-// Go can have long ones.
+// maxNameBytes bounds a function's name in the name section. C++ and generic Go have long
+// names.
 const maxNameBytes = 4096
 
-// checkpointName is what a trace shows when a call was cut.
+// checkpointName is the checkpoint's name in stack traces.
 const checkpointName = "cs_checkpoint"
 
-// custom keeps the function names, and nothing else: debug information would
-// point at the wrong places after the rewriting, and engines read what tools
-// wrote with less care than code.
+// custom keeps only the function names: debug information would be wrong after the
+// instrumentation, and engines parse custom sections less carefully than code.
 func (p *pass) custom(r *reader) {
 	name := r.name()
 	rest := r.part(uint32(r.left()))
@@ -21,9 +20,9 @@ func (p *pass) custom(r *reader) {
 	p.names = p.functionNames(&rest)
 }
 
-// functionNames rewrites the names of functions as a whole custom section, nil
-// when there are none or they are malformed: by the specification a bad custom
-// section does not make a bad module.
+// functionNames returns the names of functions as a custom section, nil if there are none
+// or they are malformed: by the specification, a malformed custom section does not make
+// the module invalid.
 func (p *pass) functionNames(r *reader) []byte {
 	for r.left() > 0 {
 		id := r.byte()

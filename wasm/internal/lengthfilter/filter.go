@@ -81,15 +81,15 @@ func (f *Filter) Headers(metadata []byte, h length.Headers) (Answer, *Body) {
 	}
 	only := at.only()
 	h.Model = only != nil
-	step, size := h.Step(f.config.MaxBody)
+	step, size := h.Strategy(f.config.MaxBody)
 	switch {
-	case step == length.Unsized:
+	case step == length.NoBody:
 		return newAnswer(only, -1), nil
 	case step == length.BySize:
 		return newAnswer(only, only.estimator.FromContentLength(size)), nil
 	case !f.config.ReadBody:
 		return newAnswer(only, -1), nil
-	case step == length.Refuse:
+	case step == length.RejectBody:
 		return Answer{Action: Reject}, nil
 	}
 	return Answer{Action: Wait}, f.take(at)
