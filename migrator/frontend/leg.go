@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
+	"github.com/cascadeinfer/cascade/migrator/internal/session"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -60,17 +61,11 @@ func (l *wireLeg) Next() (*openai.Chunk, error) {
 		return nil, l.link.why(err)
 	}
 	if err := l.chunk.Parse(ev); err != nil {
-		return nil, &malformed{err}
+		return nil, &session.MalformedError{Err: err}
 	}
 	l.count(&l.chunk)
 	return &l.chunk, nil
 }
-
-// malformed is an engine's event that is not the dialect's.
-type malformed struct{ err error }
-
-func (m *malformed) Error() string { return fmt.Sprintf("the engine's stream is malformed: %v", m.err) }
-func (m *malformed) Unwrap() error { return m.err }
 
 // count tells the load tracker what an event brings.
 func (l *wireLeg) count(c *openai.Chunk) {
@@ -184,6 +179,43 @@ func (w *watch) look() {
 		w.leg.lose(errIdle)
 	default:
 		w.timer.Reset(w.every)
+	}
+}
+
+// leave closes a leg whose stream goes on elsewhere. cached is how many prompt
+// tokens it found in its engine's prefix cache, −1 for unknown.
+func leave(leg Leg, cached int) {
+	l, ok := leg.(*wireLeg)
+	if !ok {
+		leg.Close()
+		return
+	}
+	if l.home != nil && cached >= 0 {
+		l.home.work.Cached(policies.Tokens(cached))
+	}
+	l.leave()
+}
+
+// readToFirstToken reads a leg on, from its first event to its first token. ids is
+// how many token ids it continues; 0 does not check that.
+func readToFirstToken(leg Leg, c *openai.Chunk, ids int) (*openai.Chunk, error) {
+	for {
+		switch n := c.PromptTokens(); {
+		case c.Failed() != nil:
+			return nil, fmt.Errorf("the engine reports %s", c.Failed())
+		case c.Done:
+			return nil, errors.New("it ends before its first token")
+		case ids > 0 && n > 0 && n != ids:
+			return nil, fmt.Errorf("it continues %d token ids, not the %d that it was given", n, ids)
+		case c.HasText && c.Tokens == 0:
+			return nil, errors.New("it sends no token ids")
+		case c.Tokens > 0 || c.Finish:
+			return c, nil
+		}
+		var err error
+		if c, err = leg.Next(); err != nil {
+			return nil, err
+		}
 	}
 }
 

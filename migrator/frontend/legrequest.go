@@ -145,3 +145,22 @@ func readLegRequest(e openai.Endpoint, h http.Header) (*legRequest, error) {
 	o.arrival.Held = o.move != ""
 	return o, nil
 }
+
+// laterLeg is the request of a later leg of the stream, without a body. The client's
+// headers go with it, and its length is known.
+func (s *Stream) laterLeg(to Target, epoch policies.Epoch, prompt, output int) *legRequest {
+	return &legRequest{
+		endpoint: s.endpoint, to: to, header: s.header, front: s.server.cfg.Replica, stream: s, request: s.Request(), epoch: epoch,
+		arrival:     loadtracker.Arrival{Input: policies.Tokens(prompt), Output: policies.Tokens(output)},
+		hangTimeout: s.hangTimeout(),
+	}
+}
+
+// hangTimeout is how long a leg may pause before its engine counts as lost; 0
+// stands for the idle timeout.
+func (s *Stream) hangTimeout() time.Duration {
+	if s.server.cfg.Rescuer == nil || s.request.Features&^policies.MinTokens != 0 {
+		return 0
+	}
+	return s.server.cfg.HangTimeout
+}

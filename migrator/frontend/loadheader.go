@@ -17,23 +17,23 @@ var loadHeaders = map[string]bool{
 
 // updateLoadHeader renews what answers tell of the load. The names are those of vLLM, so
 // that engines with and without a front compare.
-func (f *Server) updateLoadHeader() {
-	if f.cfg.KVTokens <= 0 {
+func (srv *Server) updateLoadHeader() {
+	if srv.cfg.KVTokens <= 0 {
 		return
 	}
-	l := f.tracker.Read().Load
+	l := srv.tracker.Read().Load
 	text := fmt.Sprintf("TEXT named_metrics.kv_cache_usage_perc=%.4f,named_metrics.num_requests_running=%d,named_metrics.num_requests_waiting=%d",
-		min(float64(l.Held)/float64(f.cfg.KVTokens), 1), l.Running, l.Waiting)
-	f.loadHeader.Store(&text)
+		min(float64(l.Held)/float64(srv.cfg.KVTokens), 1), l.Running, l.Waiting)
+	srv.loadHeader.Store(&text)
 }
 
 // withLoadHeaders counts the clients' requests and lets every answer tell of the load,
 // as it was a moment ago.
-func (f *Server) withLoadHeaders(next http.Handler) http.Handler {
+func (srv *Server) withLoadHeaders(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		f.clients.Add(1)
-		defer f.clients.Add(-1)
-		if text := f.loadHeader.Load(); text != nil {
+		srv.clients.Add(1)
+		defer srv.clients.Add(-1)
+		if text := srv.loadHeader.Load(); text != nil {
 			w.Header().Set(loadHeader, *text)
 		}
 		next.ServeHTTP(w, r)
@@ -43,4 +43,4 @@ func (f *Server) withLoadHeaders(next http.Handler) http.Handler {
 // ClientRequests is how many requests of this front's own clients are in progress,
 // wherever they run and whether or not the front understands them: what the
 // proxies in front of it have in progress here.
-func (f *Server) ClientRequests() int { return int(f.clients.Load()) }
+func (srv *Server) ClientRequests() int { return int(srv.clients.Load()) }

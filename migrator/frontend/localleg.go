@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/internal/loadtracker"
+	"github.com/cascadeinfer/cascade/migrator/internal/session"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -25,13 +26,13 @@ type LocalLeg struct {
 
 // LocalLegs returns what runs on the own engine: own clients' requests and
 // peers' legs, in no order. Warm-ups, which have no name, are not among them.
-func (f *Server) LocalLegs() []LocalLeg {
-	f.mu.Lock()
-	all := make([]*localLeg, 0, len(f.localLegs))
-	for r := range f.localLegs {
+func (srv *Server) LocalLegs() []LocalLeg {
+	srv.mu.Lock()
+	all := make([]*localLeg, 0, len(srv.localLegs))
+	for r := range srv.localLegs {
 		all = append(all, r)
 	}
-	f.mu.Unlock()
+	srv.mu.Unlock()
 	out := make([]LocalLeg, 0, len(all))
 	for _, r := range all {
 		if r.leg != "" {
@@ -44,10 +45,10 @@ func (f *Server) LocalLegs() []LocalLeg {
 // AdvanceEpoch says in which epoch a peer's stream goes on that stays on the own
 // engine after a move that failed. Epochs never go back; streams of own clients
 // need no telling.
-func (f *Server) AdvanceEpoch(stream string, epoch policies.Epoch) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for r := range f.localLegs {
+func (srv *Server) AdvanceEpoch(stream string, epoch policies.Epoch) {
+	srv.mu.Lock()
+	defer srv.mu.Unlock()
+	for r := range srv.localLegs {
 		if r.request.ID == stream && r.stream == nil {
 			for old := r.epoch.Load(); old < uint64(epoch) && !r.epoch.CompareAndSwap(old, uint64(epoch)); old = r.epoch.Load() {
 			}
@@ -74,14 +75,14 @@ type localLeg struct {
 }
 
 // registerLeg takes in a leg that is about to be sent to the own engine.
-func (f *Server) registerLeg(o *legRequest, l *link) *localLeg {
-	r := &localLeg{f: f, front: o.front, stream: o.stream, request: o.request, least: o.minTokens, leg: o.leg(), since: time.Now(), link: l, warming: o.request.ID == "" && o.arrival.Input > 0,
-		work: f.tracker.Begin(o.arrival)}
+func (srv *Server) registerLeg(o *legRequest, l *link) *localLeg {
+	r := &localLeg{f: srv, front: o.front, stream: o.stream, request: o.request, least: o.minTokens, leg: o.leg(), since: time.Now(), link: l, warming: o.request.ID == "" && o.arrival.Input > 0,
+		work: srv.tracker.Begin(o.arrival)}
 	r.epoch.Store(uint64(o.epoch))
 	r.blind.Store(o.plain)
-	f.mu.Lock()
-	f.localLegs[r] = struct{}{}
-	f.mu.Unlock()
+	srv.mu.Lock()
+	srv.localLegs[r] = struct{}{}
+	srv.mu.Unlock()
 	return r
 }
 
@@ -104,7 +105,7 @@ func (r *localLeg) read() LocalLeg {
 	q.Input, q.Output, q.Cached, q.Estimated = n.Input, n.Output, n.Cached, !n.Exact
 	epoch := policies.Epoch(r.epoch.Load())
 	if r.stream != nil {
-		epoch = r.stream.holding().Epoch
+		epoch = r.stream.currentHolder().Epoch
 	}
 	return LocalLeg{Request: q, Name: r.leg, FrontEnd: r.front, Epoch: epoch, Pinned: r.fixed(), Since: r.since}
 }
@@ -112,7 +113,7 @@ func (r *localLeg) read() LocalLeg {
 // fixed says why the request must stay.
 func (r *localLeg) fixed() policies.PinReason {
 	q := r.request
-	q.Features = featuresAfter(q.Features, r.least, r.work.Counts().Output)
+	q.Features = session.FeaturesAfter(q.Features, r.least, r.work.Counts().Output)
 	if r.blind.Load() {
 		q.Features |= policies.HiddenTokens
 	}
@@ -123,14 +124,6 @@ func (r *localLeg) fixed() policies.PinReason {
 // another engine.
 func (r *localLeg) rescuable() bool {
 	return r.fixed() == policies.NotPinned && (r.stream == nil || r.f.cfg.Rescuer != nil)
-}
-
-// featuresAfter returns what ties a request to its engine once it has so many tokens.
-func featuresAfter(f policies.Features, least, output policies.Tokens) policies.Features {
-	if output >= least {
-		f &^= policies.MinTokens
-	}
-	return f
 }
 
 // link is one request on its way to an engine or a peer, and back. It can be

@@ -3,6 +3,7 @@ package frontend
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"mime"
 	"net"
@@ -69,10 +70,10 @@ func (r *payloadReader) Close() error {
 
 // send sends an order to the own engine or to a peer. The answer's body must be
 // closed.
-func (f *Server) send(ctx context.Context, o *legRequest) (*http.Response, error) {
-	target, transport := f.engine.JoinPath(o.endpoint.Path()), http.RoundTripper(f.local)
+func (srv *Server) send(ctx context.Context, o *legRequest) (*http.Response, error) {
+	target, transport := srv.engine.JoinPath(o.endpoint.Path()), http.RoundTripper(srv.local)
 	if peer := o.to.Address; peer != "" {
-		target, transport = &url.URL{Scheme: f.cfg.PeerScheme, Host: peer, Path: o.endpoint.Path()}, f.peers
+		target, transport = &url.URL{Scheme: srv.cfg.PeerScheme, Host: peer, Path: o.endpoint.Path()}, srv.peers
 	}
 	fields := o.fields()
 	// An empty value is not sent; it tells the transport that the request may be
@@ -139,35 +140,35 @@ func (b openedLeg) settle(answer []byte) {
 
 // openLeg sends an order where it is placed and waits for the answer to begin. A
 // peer that refuses or fails before that leaves the request to the own engine.
-func (f *Server) openLeg(ctx context.Context, o *legRequest) (openedLeg, error) {
+func (srv *Server) openLeg(ctx context.Context, o *legRequest) (openedLeg, error) {
 	if o.to.Address != "" {
-		b, err := f.openLegAt(ctx, o)
+		b, err := srv.openLegAt(ctx, o)
 		if err == nil || ctx.Err() != nil {
 			o.body.release()
 			return b, err
 		}
-		f.log.Warn("a peer did not serve a forward; the own engine does", "peer", o.to.Replica, "address", o.to.Address, "error", err)
+		srv.log.Warn("a peer did not serve a forward; the own engine does", "peer", o.to.Replica, "address", o.to.Address, "error", err)
 		o.to = Target{}
 	}
-	return f.openLegAt(ctx, o)
+	return srv.openLegAt(ctx, o)
 }
 
 // openLegAt is begin without a second try. While it waits, the order's stream
 // knows what to lose when the replica is.
-func (f *Server) openLegAt(parent context.Context, o *legRequest) (openedLeg, error) {
+func (srv *Server) openLegAt(parent context.Context, o *legRequest) (openedLeg, error) {
 	ctx, cancel := context.WithCancel(parent)
 	b := openedLeg{link: &link{cancel: cancel}, to: o.to}
 	local := o.to.Address == ""
 	if local {
-		b.home = f.registerLeg(o, b.link)
+		b.home = srv.registerLeg(o, b.link)
 	}
 	if o.stream != nil {
-		o.stream.tries(o.to.Replica, b.link) // until the stream has the leg, or the client its answer
+		o.stream.setOpening(o.to.Replica, b.link) // until the stream has the leg, or the client its answer
 	}
 	fail := func(err error) (openedLeg, error) {
 		cancel()
 		if o.stream != nil {
-			o.stream.tries("", nil)
+			o.stream.setOpening("", nil)
 		}
 		if b.leg != nil {
 			b.leg.leave() // what had not begun has not finished
@@ -175,15 +176,15 @@ func (f *Server) openLegAt(parent context.Context, o *legRequest) (openedLeg, er
 			b.home.end(true)
 		}
 		if local && parent.Err() == nil {
-			f.probeNow()
+			srv.probeNow()
 		}
 		return openedLeg{}, b.link.why(err)
 	}
-	resp, err := f.send(ctx, o)
+	resp, err := srv.send(ctx, o)
 	if err != nil {
 		if local && parent.Err() == nil && errors.Is(err, syscall.ECONNREFUSED) {
-			f.setReady(false) // nobody listens: no second look is needed
-			f.evacuate()
+			srv.setReady(false) // nobody listens: no second look is needed
+			srv.evacuate()
 		}
 		return fail(err)
 	}
@@ -195,13 +196,64 @@ func (f *Server) openLegAt(parent context.Context, o *legRequest) (openedLeg, er
 	}
 	b.header = resp.Header
 	if !isEventStream(resp) {
-		resp.Body = newIdleBody(resp.Body, f.cfg.IdleTimeout)
+		resp.Body = newIdleBody(resp.Body, srv.cfg.IdleTimeout)
 		b.plain = resp
 		return b, nil
 	}
-	b.leg = readLeg(resp.Body, b.link, b.home, f.cfg.IdleTimeout, o.hangTimeout)
+	b.leg = readLeg(resp.Body, b.link, b.home, srv.cfg.IdleTimeout, o.hangTimeout)
 	if b.first, err = b.leg.Next(); err != nil {
 		return fail(err)
 	}
 	return b, nil
+}
+
+// openLaterLeg opens a later leg and reads it up to its first token. ctx bounds
+// that; the leg then lives as long as the stream. ids is as in readToFirstToken.
+func (s *Stream) openLaterLeg(ctx context.Context, o *legRequest, ids int) (*wireLeg, *openai.Chunk, error) {
+	life, cancel := context.WithCancelCause(s.ctx)
+	stop := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
+	b, err := s.server.openLegAt(life, o)
+	if err == nil && b.leg == nil {
+		err = refusal(b.plain)
+		b.end()
+	}
+	var first *openai.Chunk
+	if err == nil {
+		first, err = readToFirstToken(b.leg, b.first, ids)
+	}
+	s.setOpening("", nil)
+	if stop() && err == nil {
+		return b.leg, first, nil
+	}
+	if b.leg != nil {
+		b.leg.leave()
+	}
+	if cause := context.Cause(ctx); cause != nil {
+		err = cause // the caller does not wait any more
+	}
+	cancel(nil)
+	return nil, nil, err
+}
+
+// refusal is the error of an answer that is no stream.
+func refusal(resp *http.Response) error {
+	b, _ := io.ReadAll(io.LimitReader(resp.Body, maxExcerpt))
+	return fmt.Errorf("it answers %s: %s", resp.Status, b)
+}
+
+// normalize returns a target as this server reaches it: the own replica has no
+// address.
+func (srv *Server) normalize(t Target) Target {
+	if t.Replica == srv.cfg.Replica {
+		return Target{}
+	}
+	return t
+}
+
+// replicaOf returns the id of the replica that a target is.
+func (srv *Server) replicaOf(t Target) policies.ReplicaID {
+	if t.Address == "" {
+		return srv.cfg.Replica
+	}
+	return t.Replica
 }

@@ -14,7 +14,7 @@ import (
 
 // relay gives the client an answer that is not a stream, as it is, and looks
 // into it for the engine's counts and, when learn says so, for its shape.
-func (f *Server) relay(w http.ResponseWriter, b openedLeg, learn shapeKey, teach bool) {
+func (srv *Server) relay(w http.ResponseWriter, b openedLeg, learn shapeKey, teach bool) {
 	defer b.end()
 	if b.home != nil {
 		b.home.work.Generated(0)
@@ -38,8 +38,8 @@ func (f *Server) relay(w http.ResponseWriter, b openedLeg, learn shapeKey, teach
 	}
 	b.settle(seen.Bytes())
 	if teach && b.home != nil {
-		if err := f.shapes.learn(learn, b.plain.Header.Get("Content-Type"), seen.Bytes()); err != nil {
-			f.log.Warn("unstreamed answers are relayed, not assembled: they cannot move", "endpoint", learn.endpoint.Path(), "reason", err)
+		if err := srv.shapes.learn(learn, b.plain.Header.Get("Content-Type"), seen.Bytes()); err != nil {
+			srv.log.Warn("unstreamed answers are relayed, not assembled: they cannot move", "endpoint", learn.endpoint.Path(), "reason", err)
 		}
 	}
 }
@@ -59,9 +59,9 @@ func (l *prefixBuffer) Write(b []byte) (int, error) {
 
 // relayEvents gives the client a stream that the front did not ask for, as it
 // is.
-func (f *Server) relayEvents(w http.ResponseWriter, b openedLeg) {
+func (srv *Server) relayEvents(w http.ResponseWriter, b openedLeg) {
 	defer b.leg.Close()
-	out := &events{w: w, control: http.NewResponseController(w), header: b.header}
+	out := &eventWriter{w: w, control: http.NewResponseController(w), header: b.header}
 	for c, err := b.first, error(nil); ; c, err = b.leg.Next() {
 		if err != nil {
 			if err != io.EOF {
@@ -69,7 +69,7 @@ func (f *Server) relayEvents(w http.ResponseWriter, b openedLeg) {
 			}
 			return
 		}
-		if out.write(c, openai.Edit{}) != nil {
+		if out.relay(c, openai.Edit{}) != nil {
 			return
 		}
 	}
@@ -102,13 +102,13 @@ func isBelow(roots []string, at string) bool {
 }
 
 // passThrough passes a request on without understanding it.
-func (f *Server) passThrough(w http.ResponseWriter, r *http.Request) {
+func (srv *Server) passThrough(w http.ResponseWriter, r *http.Request) {
 	if !isBelow(passthroughPaths, r.URL.Path) {
 		writeProblem(w, openai.Problem{Status: http.StatusNotFound, Kind: "NotFoundError", Message: "no such path: " + r.Method + " " + r.URL.Path})
 		return
 	}
 	if r.Method == http.MethodPost {
-		body, ok := f.body(w, r)
+		body, ok := srv.body(w, r)
 		if !ok {
 			return
 		}
@@ -126,15 +126,15 @@ func (f *Server) passThrough(w http.ResponseWriter, r *http.Request) {
 		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
 		r.TransferEncoding = nil
 	}
-	f.passthrough.ServeHTTP(w, r)
+	srv.passthrough.ServeHTTP(w, r)
 }
 
-func (f *Server) newPassthrough() *httputil.ReverseProxy {
+func (srv *Server) newPassthrough() *httputil.ReverseProxy {
 	return &httputil.ReverseProxy{
-		Transport:     f.local,
+		Transport:     srv.local,
 		FlushInterval: -1,
 		Rewrite: func(p *httputil.ProxyRequest) {
-			p.SetURL(f.engine)
+			p.SetURL(srv.engine)
 			p.Out.Header = engineHeaders(p.In.Header)
 			p.Out.ContentLength = p.In.ContentLength
 		},
@@ -142,15 +142,15 @@ func (f *Server) newPassthrough() *httputil.ReverseProxy {
 			for name := range loadHeaders {
 				resp.Header.Del(name)
 			}
-			resp.Body = newIdleBody(resp.Body, f.cfg.IdleTimeout)
+			resp.Body = newIdleBody(resp.Body, srv.cfg.IdleTimeout)
 			return nil
 		},
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
 			if r.Context().Err() != nil {
 				return
 			}
-			f.probeNow()
-			f.refuseFailed(w, err)
+			srv.probeNow()
+			srv.refuseFailed(w, err)
 		},
 		ErrorLog: discardLog,
 	}

@@ -16,8 +16,8 @@ const noteEvery = time.Minute
 // withPeerIdentity lets a leg through only if it comes with the certificate of the migrator
 // whose front it names: RequestHeader, which begins with that name, is bound
 // with it. Without a trust domain it is next.
-func (f *Server) withPeerIdentity(next http.Handler) http.Handler {
-	if f.cfg.TrustDomain == "" {
+func (srv *Server) withPeerIdentity(next http.Handler) http.Handler {
+	if srv.cfg.TrustDomain == "" {
 		return next
 	}
 	var told logLimiter
@@ -29,14 +29,14 @@ func (f *Server) withPeerIdentity(next http.Handler) http.Handler {
 		// A claim that is no name is refused by readOrder; here it makes a name of
 		// nobody's, except for the empty one.
 		claim := r.Header.Get(ForwardHeader)
-		want := identity.Matcher{TrustDomain: f.cfg.TrustDomain, Role: identity.Migrator, Name: claim[:min(len(claim), maxName+1)]}
+		want := identity.Matcher{TrustDomain: srv.cfg.TrustDomain, Role: identity.Migrator, Name: claim[:min(len(claim), maxName+1)]}
 		_, err := want.CheckCertificate(leaf)
 		if err == nil {
 			next.ServeHTTP(w, r)
 			return
 		}
 		if told.due(time.Now()) {
-			f.log.Warn("a peer's leg is refused", "peer", r.RemoteAddr, "error", err)
+			srv.log.Warn("a peer's leg is refused", "peer", r.RemoteAddr, "error", err)
 		}
 		writeProblem(w, openai.Problem{Status: http.StatusForbidden, Kind: "PermissionDeniedError", Message: err.Error()})
 	})

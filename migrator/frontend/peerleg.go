@@ -10,55 +10,55 @@ import (
 
 // servePeerLeg runs a peer's leg on the own engine and relays the engine's bytes: the
 // front that owns the client understands them. What it adds is the count.
-func (f *Server) servePeerLeg(w http.ResponseWriter, r *http.Request, e openai.Endpoint) {
+func (srv *Server) servePeerLeg(w http.ResponseWriter, r *http.Request, e openai.Endpoint) {
 	o, err := readLegRequest(e, r.Header)
 	if err == errNoForward {
 		writeProblem(w, openai.Problem{Status: http.StatusForbidden, Kind: "PermissionDeniedError", Message: err.Error()})
 		return
 	}
 	if err != nil {
-		f.log.Warn("a peer's leg is refused", "error", err)
+		srv.log.Warn("a peer's leg is refused", "error", err)
 		refuse(w, err.Error())
 		return
 	}
-	body, ok := f.body(w, r)
+	body, ok := srv.body(w, r)
 	if !ok {
 		return
 	}
 	req, err := openai.Parse(e, body)
 	if err == nil && o.move != "" {
-		body, err = f.adopt(o, body)
+		body, err = srv.adopt(o, body)
 	}
 	if err != nil {
-		f.log.Warn("a peer's leg is refused", "front", o.front, "request", o.request.ID, "error", err)
+		srv.log.Warn("a peer's leg is refused", "front", o.front, "request", o.request.ID, "error", err)
 		refuse(w, err.Error())
 		return
 	}
 	o.request.Model, o.request.MaxOutput, o.minTokens = strings.Clone(req.Model), req.MaxOutput, req.MinOutput
 	if o.arrival.Input == 0 {
-		o.arrival = f.estimate(r.Header, body)
+		o.arrival = srv.estimate(r.Header, body)
 	} else if o.request.MaxOutput > 0 {
 		o.request.MaxOutput += o.arrival.Output // what is left of the client's
 	}
 	o.body, o.plain = &payload{bytes: body}, !req.Stream
-	b, err := f.openLegAt(r.Context(), o)
+	b, err := srv.openLegAt(r.Context(), o)
 	switch {
 	case err != nil && r.Context().Err() != nil:
 	case err != nil:
-		f.refuseFailed(w, err)
+		srv.refuseFailed(w, err)
 	case b.leg == nil:
-		f.relay(w, b, shapeKey{}, false)
+		srv.relay(w, b, shapeKey{}, false)
 	default:
-		f.relayLeg(w, b)
+		srv.relayLeg(w, b)
 	}
 }
 
 // adopt names, in the body of a leg, the reservation that a move has filled.
-func (f *Server) adopt(o *legRequest, body []byte) ([]byte, error) {
-	if f.cfg.Adopter == nil {
+func (srv *Server) adopt(o *legRequest, body []byte) ([]byte, error) {
+	if srv.cfg.Adopter == nil {
 		return nil, errors.New("this replica takes over no reservations")
 	}
-	params, err := f.cfg.Adopter.Adopt(o.move, o.request.ID, o.front)
+	params, err := srv.cfg.Adopter.Adopt(o.move, o.request.ID, o.front)
 	if err != nil {
 		return nil, err
 	}
@@ -68,11 +68,11 @@ func (f *Server) adopt(o *legRequest, body []byte) ([]byte, error) {
 // relayLeg relays the events of a leg to the front that asked for it. A leg that
 // is cut ends without [DONE], which that front understands: it has not ended,
 // and may go on elsewhere.
-func (f *Server) relayLeg(w http.ResponseWriter, b openedLeg) {
+func (srv *Server) relayLeg(w http.ResponseWriter, b openedLeg) {
 	defer b.leg.leave()
-	out := &events{w: w, control: http.NewResponseController(w), header: b.header}
+	out := &eventWriter{w: w, control: http.NewResponseController(w), header: b.header}
 	for c, err := b.first, error(nil); err == nil; c, err = b.leg.Next() {
-		if out.write(c, openai.Edit{}) != nil {
+		if out.relay(c, openai.Edit{}) != nil {
 			return
 		}
 		if c.Done {

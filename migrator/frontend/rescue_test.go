@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/migrator/internal/session"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -430,7 +431,7 @@ func TestLostBeforeMoved(t *testing.T) {
 	}()
 	eventually(t, func() bool { h, _ := f.fronts[0].Holder(b.id); return h.Pending })
 	f.engines[0].cut()
-	if err := <-moved; err != errLost {
+	if err := <-moved; err != session.ErrHolderLost {
 		t.Errorf("the move ends with %v", err)
 	}
 	f.expectRescued(b)
@@ -480,15 +481,15 @@ func TestFaultsAtRandom(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+rng.IntN(500))*time.Millisecond)
 				var err error
 				switch to := rng.IntN(4); {
-				case seed == 3 && deaths.Load() < 12 && killed[s.id] < rescues:
+				case seed == 3 && deaths.Load() < 12 && killed[s.id] < session.MaxLosses:
 					// One leg at a time, and none of a stream that may not lose it.
 					if _, r, ok := f.where(s.id); ok {
 						deaths.Add(1)
 						killed[s.id]++
-						f.engines[f.index(s.holding().Replica)].kill(r.Name)
+						f.engines[f.index(s.currentHolder().Replica)].kill(r.Name)
 						eventually(t, func() bool { h, ok := f.fronts[0].Holder(s.id); return !ok || !h.Pending })
 					}
-					err = errLost
+					err = session.ErrHolderLost
 				case rng.IntN(2) == 0:
 					_, err = f.live(ctx, s.id, to, func(m *Migration) {
 						if rng.IntN(4) == 0 {

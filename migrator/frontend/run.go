@@ -13,21 +13,21 @@ import (
 // Run serves until ctx ends, which cuts all streams, or until the front is
 // drained or has retired. It watches the engine and keeps the load up to date.
 // Its error says that a listener is broken; a clean end is nil.
-func (f *Server) Run(ctx context.Context) error {
+func (srv *Server) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	var probes sync.WaitGroup
-	d := newListeners(f)
+	d := newListeners(srv)
 	defer func() {
 		stop(errStopping)
 		d.close(ctx)
 		probes.Wait()
-		f.local.CloseIdleConnections()
-		if t, ok := f.peers.(*http.Transport); ok {
+		srv.local.CloseIdleConnections()
+		if t, ok := srv.peers.(*http.Transport); ok {
 			t.CloseIdleConnections()
 		}
 	}()
-	if f.cfg.PeerListener != nil {
-		d.serve(ctx, f.cfg.PeerListener, f.PeerHandler())
+	if srv.cfg.PeerListener != nil {
+		d.serve(ctx, srv.cfg.PeerListener, srv.PeerHandler())
 	}
 	sweep := time.NewTicker(sweepEvery)
 	defer sweep.Stop()
@@ -36,8 +36,8 @@ func (f *Server) Run(ctx context.Context) error {
 
 	health := make(chan error)
 	looking, failures, tokens := false, 0, uint64(0)
-	var away time.Time                 // since when the engine does not answer for its health
-	drain, retire := f.drain, f.retire // nil once they were heard
+	var away time.Time                     // since when the engine does not answer for its health
+	drain, retire := srv.drain, srv.retire // nil once they were heard
 	var last, deadline <-chan time.Time
 	var left <-chan struct{} // closed when the servers are empty, then nil
 	leaving := false         // the front drains or has retired
@@ -48,7 +48,7 @@ func (f *Server) Run(ctx context.Context) error {
 		}
 		leaving = true
 		d.shut(ctx)
-		deadline, left = time.After(f.cfg.DrainTimeout), d.drained()
+		deadline, left = time.After(srv.cfg.DrainTimeout), d.drained()
 	}
 	for {
 		select {
@@ -57,13 +57,13 @@ func (f *Server) Run(ctx context.Context) error {
 		case err := <-d.broken:
 			return err
 		case <-sweep.C:
-			f.tracker.Sweep()
-			f.updateLoadHeader()
+			srv.tracker.Sweep()
+			srv.updateLoadHeader()
 		case <-drain:
-			f.log.Info("draining")
+			srv.log.Info("draining")
 			leave()
 		case <-retire:
-			f.log.Info("retired")
+			srv.log.Info("retired")
 			// A connection that is in use is given up by its client before it is
 			// closed, and so nothing that is on its way is lost with it.
 			retire, last = nil, time.After(lastRequests)
@@ -71,18 +71,18 @@ func (f *Server) Run(ctx context.Context) error {
 			leave()
 		case <-left:
 			left = nil
-			if f.isIdle() {
+			if srv.isIdle() {
 				return nil
 			}
-		case <-f.idle:
-			if leaving && left == nil && f.isIdle() {
+		case <-srv.idle:
+			if leaving && left == nil && srv.isIdle() {
 				return nil
 			}
 		case <-deadline:
-			f.log.Warn("the drain's time is over; the remaining streams are cut")
+			srv.log.Warn("the drain's time is over; the remaining streams are cut")
 			return nil
-		case <-f.probeRequested:
-			if !f.ready.Load() {
+		case <-srv.probeRequested:
+			if !srv.ready.Load() {
 				d.shut(ctx) // a refused connection needs no second look
 			}
 			look.Reset(0)
@@ -90,9 +90,9 @@ func (f *Server) Run(ctx context.Context) error {
 			if looking {
 				continue
 			}
-			looking, tokens = true, f.tokens.Load()
+			looking, tokens = true, srv.tokens.Load()
 			probes.Go(func() {
-				err := f.probeEngine(ctx)
+				err := srv.probeEngine(ctx)
 				select {
 				case health <- err:
 				case <-ctx.Done():
@@ -102,33 +102,33 @@ func (f *Server) Run(ctx context.Context) error {
 			looking = false
 			if err == nil {
 				failures = 0
-				if !f.setReady(true) {
-					f.log.Info("the engine is ready")
+				if !srv.setReady(true) {
+					srv.log.Info("the engine is ready")
 				}
-				if !leaving && !f.retiring() {
+				if !leaving && !srv.retiring() {
 					d.open(ctx)
 				}
-				look.Reset(f.cfg.HealthInterval)
+				look.Reset(srv.cfg.HealthInterval)
 				continue
 			}
 			dead, slow := errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, context.DeadlineExceeded)
-			if slow && f.tokens.Load() != tokens {
+			if slow && srv.tokens.Load() != tokens {
 				look.Reset(healthRetry)
 				continue // it does not answer, and works
 			}
 			failures++
-			if failures >= 2 || dead || !f.ready.Load() {
-				if f.setReady(false) || d.server != nil {
-					f.log.Warn("the engine is away; new requests are refused", "error", err)
+			if failures >= 2 || dead || !srv.ready.Load() {
+				if srv.setReady(false) || d.server != nil {
+					srv.log.Warn("the engine is away; new requests are refused", "error", err)
 					away = time.Now()
 				}
 				// One that says that it is not well, or is not there, is believed; one
 				// that says nothing may be busy.
-				if !slow || time.Since(away) > f.cfg.HangTimeout {
-					f.evacuate()
+				if !slow || time.Since(away) > srv.cfg.HangTimeout {
+					srv.evacuate()
 				}
-				f.shapes.forget() // the next engine may be another one
-				f.fingerprint.Store(nil)
+				srv.shapes.forget() // the next engine may be another one
+				srv.fingerprint.Store(nil)
 				d.shut(ctx)
 			}
 			look.Reset(healthRetry)
@@ -137,17 +137,17 @@ func (f *Server) Run(ctx context.Context) error {
 }
 
 // probeEngine asks the engine for its health.
-func (f *Server) probeEngine(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, f.cfg.HealthTimeout)
+func (srv *Server) probeEngine(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, srv.cfg.HealthTimeout)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, f.engine.JoinPath("/health").String(), nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, srv.engine.JoinPath("/health").String(), nil)
 	if err != nil {
 		return err
 	}
 	// On a connection of its own: an old one may outlive the engine's will to
 	// take new ones.
 	req.Close = true
-	resp, err := f.probe.RoundTrip(req)
+	resp, err := srv.probe.RoundTrip(req)
 	if err != nil {
 		return err
 	}

@@ -93,31 +93,31 @@ func New(cfg Config) (*Server, error) {
 
 // Handler returns the handler for clients: what the proxies send to the
 // replica's address.
-func (f *Server) Handler() http.Handler {
+func (srv *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST "+openai.Completions.Path(), f.admit(func(w http.ResponseWriter, r *http.Request) { f.generate(w, r, openai.Completions) }))
-	mux.HandleFunc("POST "+openai.Chat.Path(), f.admit(func(w http.ResponseWriter, r *http.Request) { f.generate(w, r, openai.Chat) }))
-	mux.HandleFunc("GET /health", f.health)
-	mux.HandleFunc("/", f.admit(f.passThrough))
-	return f.withLoadHeaders(f.withWriteDeadline(mux))
+	mux.HandleFunc("POST "+openai.Completions.Path(), srv.admit(func(w http.ResponseWriter, r *http.Request) { srv.generate(w, r, openai.Completions) }))
+	mux.HandleFunc("POST "+openai.Chat.Path(), srv.admit(func(w http.ResponseWriter, r *http.Request) { srv.generate(w, r, openai.Chat) }))
+	mux.HandleFunc("GET /health", srv.health)
+	mux.HandleFunc("/", srv.admit(srv.passThrough))
+	return srv.withLoadHeaders(srv.withWriteDeadline(mux))
 }
 
 // PeerHandler returns the handler for other migrators: their legs, which always
 // use the own engine, so that a request is forwarded at most once, and their
 // gRPC.
-func (f *Server) PeerHandler() http.Handler {
+func (srv *Server) PeerHandler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST "+openai.Completions.Path(), f.admit(func(w http.ResponseWriter, r *http.Request) { f.servePeerLeg(w, r, openai.Completions) }))
-	mux.HandleFunc("POST "+openai.Chat.Path(), f.admit(func(w http.ResponseWriter, r *http.Request) { f.servePeerLeg(w, r, openai.Chat) }))
-	legs := f.withWriteDeadline(f.withPeerIdentity(mux))
-	if f.cfg.PeerRPC == nil {
+	mux.HandleFunc("POST "+openai.Completions.Path(), srv.admit(func(w http.ResponseWriter, r *http.Request) { srv.servePeerLeg(w, r, openai.Completions) }))
+	mux.HandleFunc("POST "+openai.Chat.Path(), srv.admit(func(w http.ResponseWriter, r *http.Request) { srv.servePeerLeg(w, r, openai.Chat) }))
+	legs := srv.withWriteDeadline(srv.withPeerIdentity(mux))
+	if srv.cfg.PeerRPC == nil {
 		return legs
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		// Control streams are as long as their connections. They are neither
 		// requests that a drain waits for nor answers that a client must take.
 		if kind := r.Header.Get("Content-Type"); r.ProtoMajor == 2 && strings.HasPrefix(kind, "application/grpc") {
-			f.cfg.PeerRPC.ServeHTTP(w, r)
+			srv.cfg.PeerRPC.ServeHTTP(w, r)
 			return
 		}
 		legs.ServeHTTP(w, r)
@@ -126,48 +126,48 @@ func (f *Server) PeerHandler() http.Handler {
 
 // Drain stops the front from taking requests; those in progress go on. Run
 // returns when the last has ended, or at the DrainTimeout.
-func (f *Server) Drain() {
-	f.drainOne.Do(func() {
-		close(f.drain)
-		f.notifyChanged()
+func (srv *Server) Drain() {
+	srv.drainOne.Do(func() {
+		close(srv.drain)
+		srv.notifyChanged()
 	})
 }
 
 // Retire ends the front as Drain does, for one whose address another process
 // serves from now on: nobody is refused. What comes on connections that are open
 // is served, and each is asked not to come again (Connection: close, GOAWAY).
-func (f *Server) Retire() {
-	f.retired.Do(func() { close(f.retire) })
+func (srv *Server) Retire() {
+	srv.retired.Do(func() { close(srv.retire) })
 }
 
 // Changed returns a channel that holds a token after Status's EngineReady or
 // Draining has changed. It is for one reader.
-func (f *Server) Changed() <-chan struct{} { return f.changed }
+func (srv *Server) Changed() <-chan struct{} { return srv.changed }
 
-func (f *Server) notifyChanged() {
+func (srv *Server) notifyChanged() {
 	select {
-	case f.changed <- struct{}{}:
+	case srv.changed <- struct{}{}:
 	default:
 	}
 }
 
 // setReady takes note of the engine's health and returns what it was.
-func (f *Server) setReady(ready bool) (was bool) {
+func (srv *Server) setReady(ready bool) (was bool) {
 	if ready {
-		f.probesPassed.Add(1)
+		srv.probesPassed.Add(1)
 	}
-	if was = f.ready.Swap(ready); was != ready {
-		f.notifyChanged()
+	if was = srv.ready.Swap(ready); was != ready {
+		srv.notifyChanged()
 	}
 	return was
 }
 
 // evacuate gives the engine up: requests that another one can go on with do not
 // wait for it.
-func (f *Server) evacuate() { f.cancelLegs(errAway, (*localLeg).rescuable) }
+func (srv *Server) evacuate() { srv.cancelLegs(errAway, (*localLeg).rescuable) }
 
-func (f *Server) draining() bool { return isClosed(f.drain) }
-func (f *Server) retiring() bool { return isClosed(f.retire) }
+func (srv *Server) draining() bool { return isClosed(srv.drain) }
+func (srv *Server) retiring() bool { return isClosed(srv.retire) }
 
 func isClosed(c <-chan struct{}) bool {
 	select {
@@ -192,23 +192,23 @@ type Status struct {
 }
 
 // Status returns the state of the replica now.
-func (f *Server) Status() Status {
-	r := f.tracker.Read()
+func (srv *Server) Status() Status {
+	r := srv.tracker.Read()
 	return Status{
 		Load: r.Load, Flow: r.Flow, Snapshot: r.Snapshot, BytesPerToken: r.BytesPerToken, EstimateError: r.EstimateError,
-		EngineReady: f.ready.Load(), Draining: f.draining(),
+		EngineReady: srv.ready.Load(), Draining: srv.draining(),
 	}
 }
 
 // EachStream calls do for the streams of this front's clients, in no order, until it
 // returns false. Streams may end meanwhile.
-func (f *Server) EachStream(do func(*Stream) bool) {
-	f.mu.Lock()
-	all := make([]*Stream, 0, len(f.streams))
-	for _, s := range f.streams {
+func (srv *Server) EachStream(do func(*Stream) bool) {
+	srv.mu.Lock()
+	all := make([]*Stream, 0, len(srv.streams))
+	for _, s := range srv.streams {
 		all = append(all, s)
 	}
-	f.mu.Unlock()
+	srv.mu.Unlock()
 	for _, s := range all {
 		if !do(s) {
 			return
@@ -217,26 +217,26 @@ func (f *Server) EachStream(do func(*Stream) bool) {
 }
 
 // stream returns the stream of that id, nil for none.
-func (f *Server) stream(id string) *Stream {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.streams[id]
+func (srv *Server) stream(id string) *Stream {
+	srv.mu.Lock()
+	defer srv.mu.Unlock()
+	return srv.streams[id]
 }
 
 // admit refuses requests while the engine is away or the front drains, and
 // counts those it lets in. It asks those of a retired front to go elsewhere
 // with their next one.
-func (f *Server) admit(next http.HandlerFunc) http.HandlerFunc {
+func (srv *Server) admit(next http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		f.requestBegan()
-		defer f.requestEnded()
-		if f.retiring() {
+		srv.requestBegan()
+		defer srv.requestEnded()
+		if srv.retiring() {
 			w.Header().Set("Connection", "close") // over HTTP/2 this is a GOAWAY
 		}
 		switch {
-		case f.draining():
+		case srv.draining():
 			refuse(w, "the replica is draining; send the request to another one")
-		case !f.ready.Load():
+		case !srv.ready.Load():
 			refuse(w, "the replica's engine is away; send the request to another one")
 		default:
 			next(w, r)
@@ -244,42 +244,42 @@ func (f *Server) admit(next http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-func (f *Server) requestBegan() {
-	f.mu.Lock()
-	f.open++
-	f.mu.Unlock()
+func (srv *Server) requestBegan() {
+	srv.mu.Lock()
+	srv.open++
+	srv.mu.Unlock()
 }
 
-func (f *Server) requestEnded() {
-	f.mu.Lock()
-	f.open--
-	last := f.open == 0
-	f.mu.Unlock()
+func (srv *Server) requestEnded() {
+	srv.mu.Lock()
+	srv.open--
+	last := srv.open == 0
+	srv.mu.Unlock()
 	if last {
 		select {
-		case f.idle <- struct{}{}:
+		case srv.idle <- struct{}{}:
 		default:
 		}
 	}
 }
 
 // isIdle reports whether no request is in progress.
-func (f *Server) isIdle() bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.open == 0
+func (srv *Server) isIdle() bool {
+	srv.mu.Lock()
+	defer srv.mu.Unlock()
+	return srv.open == 0
 }
 
 // probeNow makes Run look at the engine now.
-func (f *Server) probeNow() {
+func (srv *Server) probeNow() {
 	select {
-	case f.probeRequested <- struct{}{}:
+	case srv.probeRequested <- struct{}{}:
 	default:
 	}
 }
 
-func (f *Server) health(w http.ResponseWriter, _ *http.Request) {
-	if f.draining() || !f.ready.Load() {
+func (srv *Server) health(w http.ResponseWriter, _ *http.Request) {
+	if srv.draining() || !srv.ready.Load() {
 		w.WriteHeader(http.StatusServiceUnavailable)
 	}
 }

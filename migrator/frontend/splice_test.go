@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
+	"github.com/cascadeinfer/cascade/migrator/internal/session"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -102,9 +103,9 @@ type rig struct {
 	done chan error
 }
 
-// recorderSink writes into memory what an events sink would send.
+// recorderSink writes into memory what an eventWriter would send.
 type recorderSink struct {
-	events
+	eventWriter
 	rec *flushRecorder
 }
 
@@ -128,21 +129,24 @@ func (r *flushRecorder) text() string {
 // newRig starts a stream of a client that asked for ids and usage.
 func newRig(leg Leg) *rig {
 	rec := &flushRecorder{recorder: recorder{header: http.Header{}}}
-	out := &recorderSink{events{w: rec, control: http.NewResponseController(rec), header: http.Header{}}, rec}
+	out := &recorderSink{eventWriter{w: rec, control: http.NewResponseController(rec), header: http.Header{}}, rec}
 	f := &Server{cfg: Config{Replica: "r0"}}
 	ctx, cancel := context.WithCancel(context.Background())
-	s := f.newStream(ctx, policies.Request{}, openai.Completions, openai.Edit{}, out, cancel)
-	s.leg = leg
-	r := &rig{s, out, make(chan error, 1)}
+	r := &rig{f.newStream(ctx, session.Config{}, out, cancel), out, make(chan error, 1)}
 	go func() {
 		c, err := leg.Next()
 		if err != nil {
 			r.done <- err
 			return
 		}
-		r.done <- s.pump(leg, c)
+		r.done <- r.pump(opened(leg, c))
 	}()
 	return r
+}
+
+// opened is the event with which a stream begins.
+func opened(leg Leg, first *openai.Chunk) session.Event {
+	return session.Event{Kind: session.LegOpened, Leg: leg, Chunk: first, Replica: "r0"}
 }
 
 // moved is what a client reads of a stream that began with id "a" and moved at
@@ -153,22 +157,22 @@ func moved(until int, last string) string {
 
 // freeze claims a stream where it is and waits until it is frozen; the cut ends
 // with ctx.
-func freeze(ctx context.Context, s *Stream) (*cut, error) {
-	h := s.holding()
+func freeze(ctx context.Context, s *Stream) (*migration, error) {
+	h := s.currentHolder()
 	c, err := s.claim(Migration{From: h.Replica, Epoch: h.Epoch})
 	if err != nil {
 		return nil, err
 	}
 	context.AfterFunc(ctx, func() { c.end(context.Cause(ctx)) })
-	c.want()
-	if err := c.wait(context.Background()); err != nil {
+	s.step(session.Event{Kind: session.FreezeRequested, Migration: c.number}, nil)
+	if err := c.awaitFreeze(context.Background()); err != nil {
 		return nil, err
 	}
 	return c, nil
 }
 
 // take makes a stream that is frozen go on with leg, as Move does it.
-func take(c *cut, leg Leg) error {
+func take(c *migration, leg Leg) error {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -179,7 +183,7 @@ func take(c *cut, leg Leg) error {
 	}()
 	first, err := leg.Next()
 	if err == nil {
-		first, err = opening(leg, first, 0)
+		first, err = readToFirstToken(leg, first, 0)
 	}
 	if err != nil {
 		c.end(err)
@@ -192,10 +196,10 @@ func take(c *cut, leg Leg) error {
 }
 
 // freezeWhile freezes a stream and lets its leg bring tokens until the text is whole.
-func freezeWhile(t *testing.T, s *Stream, gate chan<- struct{}) *cut {
+func freezeWhile(t *testing.T, s *Stream, gate chan<- struct{}) *migration {
 	t.Helper()
 	type result struct {
-		*cut
+		*migration
 		error
 	}
 	eventually(t, func() bool { return s.Request().Output > 0 })
@@ -209,7 +213,8 @@ func freezeWhile(t *testing.T, s *Stream, gate chan<- struct{}) *cut {
 	// two tokens in a row one ends a character.
 	for asked := false; !asked; {
 		s.mu.Lock()
-		asked = s.cut != nil && s.cut.wanted || len(done) > 0 // or refused
+		state := s.machine.State()
+		asked = state == session.Freezing || state == session.Frozen || len(done) > 0 // or refused
 		s.mu.Unlock()
 		runtime.Gosched()
 	}
@@ -220,7 +225,7 @@ func freezeWhile(t *testing.T, s *Stream, gate chan<- struct{}) *cut {
 			if r.error != nil {
 				t.Fatal(r.error)
 			}
-			return r.cut
+			return r.migration
 		case feed <- struct{}{}:
 			if fed++; fed == 3 {
 				feed = nil
@@ -271,7 +276,7 @@ func TestSpliceAtEveryToken(t *testing.T) {
 		}
 		select {
 		case gate <- struct{}{}: // what the present leg goes on to generate is held back
-		case <-r.Stream.leg.(*memLeg).closed:
+		case <-r.Stream.machine.Leg().(*memLeg).closed:
 		}
 		if last := c.ids[len(c.ids)-1]; last%7 == 0 {
 			t.Fatalf("cut inside a character, after %d", last)
@@ -316,7 +321,7 @@ func TestCutEnds(t *testing.T) {
 	const until = 20
 	a := generation("a", prompt, len(prompt), until)
 	whole := strings.Join(a, "")
-	begin := func(events []string, last error) (*rig, chan struct{}, *cut) {
+	begin := func(events []string, last error) (*rig, chan struct{}, *migration) {
 		gate := make(chan struct{})
 		r := newRig(newMemLeg(gate, last, events...))
 		gate <- struct{}{}
@@ -331,12 +336,12 @@ func TestCutEnds(t *testing.T) {
 		gate <- struct{}{}
 		gate <- struct{}{}
 		before := r.out.rec.text()
-		c.end(errHeld)
-		c.end(errHeld)
+		c.end(session.ErrHeld)
+		c.end(session.ErrHeld)
 		gate <- struct{}{} // what is held back comes with it
 		eventually(t, func() bool { return strings.Count(r.out.rec.text()[len(before):], "data: ") >= 3 })
 		leg := newMemLeg(nil, io.EOF)
-		if err := take(c, leg); err != errHeld {
+		if err := take(c, leg); err != session.ErrHeld {
 			t.Errorf("splice after abort: %v", err)
 		}
 		<-leg.closed
@@ -360,7 +365,7 @@ func TestCutEnds(t *testing.T) {
 		gate <- struct{}{}
 		gate <- struct{}{}
 		cancel()
-		if err := <-got; err != errHeld && err != context.Canceled {
+		if err := <-got; err != session.ErrHeld && err != context.Canceled {
 			t.Error(err)
 		}
 		close(gate)
@@ -415,10 +420,10 @@ func TestCutEnds(t *testing.T) {
 		r.expect(t, strings.Join(a[:len(a)-4], "")+string(engineLostProblem(errors.New("engine gone")).Event()), true)
 	})
 	t.Run("too much is held", func(t *testing.T) {
-		long := append(append([]string{}, a[:5]...), strings.Replace(a[5], `"text":"`, `"text":"`+strings.Repeat("x", maxHeld), 1))
+		long := append(append([]string{}, a[:5]...), strings.Replace(a[5], `"text":"`, `"text":"`+strings.Repeat("x", session.MaxHeld), 1))
 		r, gate, c := begin(append(long, a[6:]...), io.EOF)
 		close(gate)
-		if err := take(c, newMemLeg(make(chan struct{}), nil)); err != errHeld {
+		if err := take(c, newMemLeg(make(chan struct{}), nil)); err != session.ErrHeld {
 			t.Errorf("splice: %v", err)
 		}
 		if err := <-r.done; err != nil || !strings.HasSuffix(r.out.rec.text(), "[DONE]\n\n") {
@@ -466,7 +471,7 @@ func TestMovesAtRandom(t *testing.T) {
 					if err == nil {
 						switch rng.IntN(4) {
 						case 0:
-							c.end(errHeld)
+							c.end(session.ErrHeld)
 						case 1:
 							take(c, newMemLeg(nil, errors.New("refused")))
 						default:
@@ -495,9 +500,9 @@ func TestMovesAtRandom(t *testing.T) {
 	}
 }
 
-func newTestStream(ctx context.Context, out sink, cancel context.CancelFunc) *Stream {
+func newTestStream(ctx context.Context, out clientWriter, cancel context.CancelFunc) *Stream {
 	f := &Server{cfg: Config{Replica: "r0"}}
-	return f.newStream(ctx, policies.Request{}, openai.Completions, openai.Edit{}, out, cancel)
+	return f.newStream(ctx, session.Config{}, out, cancel)
 }
 
 // TestRequestEnds checks that the end of a client's request, or of the front,
@@ -507,13 +512,12 @@ func TestRequestEnds(t *testing.T) {
 	first := generation("a", prompt, len(prompt), until)
 	begin := func(leg *memLeg) (*rig, context.CancelCauseFunc) {
 		rec := &flushRecorder{recorder: recorder{header: http.Header{}}}
-		out := &recorderSink{events{w: rec, control: http.NewResponseController(rec), header: http.Header{}}, rec}
+		out := &recorderSink{eventWriter{w: rec, control: http.NewResponseController(rec), header: http.Header{}}, rec}
 		ctx, cancel := context.WithCancelCause(context.Background())
 		r := &rig{newTestStream(ctx, out, func() { cancel(nil) }), out, make(chan error, 1)}
-		r.leg = leg
 		go func() {
 			c, _ := leg.Next()
-			r.done <- r.pump(leg, c)
+			r.done <- r.pump(opened(leg, c))
 		}()
 		return r, cancel
 	}

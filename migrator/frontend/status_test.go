@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
+	"github.com/cascadeinfer/cascade/migrator/internal/session"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -71,19 +72,30 @@ func TestTokenAllocations(t *testing.T) {
 	if err := c.Parse(ev); err != nil {
 		t.Fatal(err)
 	}
-	out := &events{w: nowhere{}, control: http.NewResponseController(nowhere{}), hideIDs: true, hideUsage: true}
-	s := new(Server).newStream(t.Context(), policies.Request{}, openai.Completions, openai.Edit{NoIDs: true, NoUsage: true}, out, func() {})
-	s.ids = make([]uint32, 0, 1<<16)
-	s.identity.ID = []byte("x")
+	out := &eventWriter{w: nowhere{}, control: http.NewResponseController(nowhere{}), hideIDs: true, hideUsage: true}
+	s := new(Server).newStream(t.Context(), session.Config{Asked: openai.Edit{NoIDs: true, NoUsage: true}}, out, func() {})
+	leg := &sameLeg{&c}
+	next := opened(leg, &c)
+	ids := 0
 	if n := testing.AllocsPerRun(1000, func() {
-		s.mu.Lock()
-		if err := s.deliver(&c); err != nil {
-			t.Fatal(err)
+		var over bool
+		if next, over, err = s.pumpEvent(next); over || err != nil {
+			t.Fatal(over, err)
 		}
-	}); n > 0.1 { // the pool's buffer may be taken by a collection
+		ids++
+	}); n > 0.1 { // the pool's buffer may be taken by a collection; the ids grow now and then
 		t.Errorf("a token costs %g allocations, want none", n)
 	}
+	if got, _ := s.machine.IDs(); len(got) != ids {
+		t.Errorf("the stream has %d ids after %d tokens", len(got), ids)
+	}
 }
+
+// sameLeg is a Leg that brings one chunk over and over.
+type sameLeg struct{ c *openai.Chunk }
+
+func (l *sameLeg) Next() (*openai.Chunk, error) { return l.c, nil }
+func (l *sameLeg) Close() error                 { return nil }
 
 // nowhere is a ResponseWriter that keeps nothing.
 type nowhere struct{}

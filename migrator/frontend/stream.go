@@ -1,88 +1,67 @@
 package frontend
 
 import (
+	"bytes"
 	"context"
 	"net/http"
-	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
-	"github.com/cascadeinfer/cascade/migrator/internal/tokenhash"
+	"github.com/cascadeinfer/cascade/migrator/internal/session"
 	"github.com/cascadeinfer/cascade/policies"
 )
-
-// maxHeld bounds, in bytes, what is held back of one stream while it moves.
-const maxHeld = 4 << 20
 
 // Stream is one client's request, from its placement to its end. Its methods
 // are safe for concurrent use.
 //
-// One goroutine, the pump, reads the present leg and writes to the client.
-// Others may only put another leg in its place, under mu; nobody writes to a
-// client with mu held, so that a client that reads slowly holds up nobody.
+// What happens to it is decided by a session.Machine. The Stream owns what the
+// machine must not know: goroutines, locks, legs and the client. One goroutine, the
+// pump, reads the present leg and writes to the client; it never writes with mu
+// held, so that a slow client delays no other goroutine. A migration steps the
+// machine from its own goroutine.
 type Stream struct {
 	// Fixed once the stream has begun.
-	front    *Server
-	id       string
-	request  policies.Request // as it arrived
-	least    policies.Tokens  // min_tokens
-	endpoint openai.Endpoint
-	asked    openai.Edit // what the client did not ask for
-	header   http.Header // the client's
-	resume   openai.Resume
-	ctx      context.Context    // of the client's request
-	cancel   context.CancelFunc // ends ctx
-	// seen is where the front remembers the fingerprint of its engine, which
-	// engines tell at the end of a stream only; nil when a peer's engine runs it.
-	seen *atomic.Pointer[[]byte]
+	server    *Server
+	id        string
+	request   policies.Request // as it arrived
+	minTokens policies.Tokens
+	endpoint  openai.Endpoint
+	header    http.Header // the client's
+	resume    openai.Resume
+	ctx       context.Context    // of the client's request
+	cancel    context.CancelFunc // ends ctx
+
+	firstLeg Leg
+	// fingerprint is where the server keeps what its engine calls its build: engines
+	// send that at the end of a stream only. nil if a peer's engine runs firstLeg.
+	fingerprint *atomic.Pointer[[]byte]
 
 	// The pump's.
-	out      sink
-	identity openai.Identity
-	held     []*openai.Chunk // came while the stream was frozen; before all later ones
-	heldSize int
-	again    int  // tokens without text that the client has already and that come again
-	doomed   bool // no other leg was found: what the present one says stands
-	totals   openai.Usage
+	client  clientWriter
+	buf     [3]session.Action // of the step in progress
+	rescue  rescue
+	awaited *migration // that a Wait is for
 
-	// Written by the pump or a splice, under mu.
-	mu       sync.Mutex
-	leg      Leg
-	first    *openai.Chunk      // of leg, to be taken before its next ones; nil once it was
-	holder   policies.ReplicaID // who runs leg
-	epoch    policies.Epoch     // grows with every attempt to change the holder
-	trying   policies.ReplicaID // a leg is being opened there; "" for no peer
-	link     *link              // of that leg; nil for none
-	cut      *cut               // nil while no move is under way
-	rescuing bool               // another leg is looked for
-	ids      []uint32           // the prompt's, then those the client has
-	prompt   int                // how many of ids are the prompt's; 0 while unknown
-	hash     tokenhash.Hash     // of ids[:hashed]
-	hashed   int
-	wholeAt  int  // ids at the last text that the client has got
-	sure     bool // that text ended with a character
-	whole    bool // every token so far came with its id
-	clean    bool // the client's text ends where its ids end
-	cached   int  // prompt tokens that the first leg had in a cache, −1 for unknown
-	hops     int  // legs taken over
-	losses   int  // engines lost without getting further
-	lastLoss int  // how many ids there were at the last one
-	finished bool // the client has the finish reason
-	counted  bool // and the usage after it
-	ended    bool // nothing may be written to the client any more
-	complete bool // the leg has sent [DONE]
+	// Guarded by mu.
+	mu        sync.Mutex
+	machine   *session.Machine
+	migration *migration         // under way; nil for none
+	openingAt policies.ReplicaID // the peer at which a leg is being opened; "" for none
+	opening   *link              // of that leg; nil for none
 }
 
-func (f *Server) newStream(ctx context.Context, r policies.Request, e openai.Endpoint, asked openai.Edit, out sink, cancel context.CancelFunc) *Stream {
-	f.mu.Lock()
-	f.next++
-	r.ID = string(f.cfg.Replica) + "/" + strconv.FormatUint(f.next, 10)
-	f.mu.Unlock()
-	whole := !r.Features.Has(policies.Choices | policies.Prompts | policies.Echo | policies.Unreadable)
-	return &Stream{front: f, id: r.ID, request: r, endpoint: e, asked: asked, out: out, ctx: ctx, cancel: cancel,
-		whole: whole, holder: f.cfg.Replica, epoch: 1, cached: -1}
+// newStream returns the stream of a request that is about to be sent to an engine.
+func (srv *Server) newStream(ctx context.Context, c session.Config, client clientWriter, cancel context.CancelFunc) *Stream {
+	srv.mu.Lock()
+	srv.next++
+	c.Request.ID = string(srv.cfg.Replica) + "/" + strconv.FormatUint(srv.next, 10)
+	srv.mu.Unlock()
+	c.Self, c.CanRescue = srv.cfg.Replica, srv.cfg.Rescuer != nil
+	return &Stream{server: srv, id: c.Request.ID, request: c.Request, minTokens: c.MinTokens, endpoint: c.Endpoint, resume: c.Resume,
+		client: client, ctx: ctx, cancel: cancel, machine: session.New(c)}
 }
 
 // Endpoint returns the endpoint that the client called.
@@ -93,93 +72,213 @@ func (s *Stream) Endpoint() openai.Endpoint { return s.endpoint }
 func (s *Stream) Request() policies.Request {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.requestLocked()
+	return s.machine.Request()
 }
 
-func (s *Stream) requestLocked() policies.Request {
-	r := s.request
-	if s.prompt > 0 {
-		r.Input, r.Estimated = policies.Tokens(s.prompt), false
-		r.Output = policies.Tokens(len(s.ids) - s.prompt)
-	}
-	r.Features = featuresAfter(r.Features, s.least, r.Output)
-	if !s.whole {
-		r.Features |= policies.HiddenTokens
-	}
-	return r
-}
-
-// Splices returns how many times the stream has moved.
+// Splices returns how many legs took over from others.
 func (s *Stream) Splices() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.hops
+	return s.machine.Splices()
 }
 
-func (s *Stream) holding() Holder {
+// currentHolder returns where the stream runs.
+func (s *Stream) currentHolder() Holder {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return Holder{Replica: s.holder, Epoch: s.epoch, Pending: s.cut != nil || s.rescuing}
+	return Holder{Replica: s.machine.Holder(), Epoch: s.machine.Epoch(), Pending: s.machine.Pending()}
 }
 
-// tries takes note of a leg that is being opened at a peer, or nowhere.
-func (s *Stream) tries(at policies.ReplicaID, l *link) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.trying, s.link = at, l
+// peerLegLocked returns the leg that a peer runs, nil if the own engine does.
+func (s *Stream) peerLegLocked() *wireLeg {
+	if s.machine.Holder() == s.server.cfg.Replica {
+		return nil
+	}
+	leg, _ := s.machine.Leg().(*wireLeg)
+	return leg
 }
 
-// tried takes that back, unless another leg is being opened by now.
-func (s *Stream) tried(l *link) {
+// setOpening takes note of a leg that is being opened at a peer; a nil link means
+// that none is.
+func (s *Stream) setOpening(at policies.ReplicaID, l *link) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.link == l {
-		s.trying, s.link = "", nil
+	s.openingAt, s.opening = at, l
+}
+
+// clearOpening takes that back unless another leg is being opened by now.
+func (s *Stream) clearOpening(l *link) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.opening == l {
+		s.openingAt, s.opening = "", nil
 	}
 }
 
-// start takes over the answer that has begun.
-func (s *Stream) start(b openedLeg, seen *atomic.Pointer[[]byte]) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if b.to.Address == "" {
-		s.seen = seen
-	} else {
-		s.holder = b.to.Replica
+// run relays the answer that an opened leg has begun, to its end. The error is for
+// a stream that an engine cut; the client has got an error event.
+func (s *Stream) run(o openedLeg) error {
+	replica := s.server.replicaOf(o.to)
+	if o.to.Address == "" {
+		s.fingerprint = &s.server.fingerprint
 	}
-	s.leg, s.trying, s.link = b.leg, "", nil
-	s.out.begin(b.header)
+	s.client.begin(o.header)
+	return s.pump(session.Event{Kind: session.LegOpened, Leg: o.leg, Chunk: o.first, Replica: replica})
 }
 
-// end releases what the stream holds. The handler returns after it, so nothing
-// may be written to the client any more.
-func (s *Stream) end() {
-	s.mu.Lock()
-	s.ended = true
-	if s.cut != nil {
-		s.cut.endLocked(ErrNoStream)
+// pump steps the machine with one event after the other until the stream ends. It
+// runs on the goroutine of the request's handler.
+func (s *Stream) pump(ev session.Event) error {
+	defer s.end()
+	stop := context.AfterFunc(s.ctx, func() {
+		s.step(session.Event{Kind: session.RequestEnded, Err: context.Cause(s.ctx)}, nil)
+	})
+	defer stop()
+	s.firstLeg, _ = ev.Leg.(Leg)
+	for {
+		next, over, err := s.pumpEvent(ev)
+		if over {
+			return err
+		}
+		ev = next
 	}
-	leg, complete := s.leg, s.complete
+}
+
+// pumpEvent steps the machine with an event of the pump and carries out the
+// actions in order. The last one is a directive: it leads to the next event, or to
+// the stream's end.
+func (s *Stream) pumpEvent(ev session.Event) (next session.Event, over bool, err error) {
+	s.keepFingerprint(ev)
+	actions := s.step(ev, s.buf[:0])
+	for i := range actions {
+		var failed error // to write to the client
+		switch a := &actions[i]; a.Kind {
+		case session.Write:
+			failed = s.client.write(a.Chunk, *a.Edit)
+		case session.WriteDone:
+			failed = s.client.done(a.Chunk, a.IDs[:a.Prompt:a.Prompt], a.IDs[a.Prompt:])
+		case session.WriteError:
+			s.client.fail(engineLostProblem(a.Err))
+		case session.Probe:
+			s.server.probeNow()
+		case session.Report:
+			s.reportLoss(a)
+		case session.RescueEnded:
+			s.reportRescue(a.Rescue)
+		case session.Read:
+			next = s.read(a.Leg.(Leg))
+		case session.Resume:
+			next.Kind = session.Resumed
+		case session.Wait:
+			<-s.awaited.over
+			next.Kind = session.Resumed
+		case session.Seek:
+			next = s.seek(a)
+		case session.Open:
+			next = s.openRescueLeg(a)
+		case session.End:
+			return next, true, a.Err
+		}
+		if failed != nil {
+			return session.Event{Kind: session.ClientFailed}, false, nil
+		}
+	}
+	return next, false, nil
+}
+
+// read reads the leg's next event.
+func (s *Stream) read(leg Leg) session.Event {
+	c, err := leg.Next()
+	if err != nil {
+		return session.Event{Kind: session.LegEnded, Leg: leg, Err: err, Fingerprint: s.knownFingerprint()}
+	}
+	return session.Event{Kind: session.ChunkArrived, Leg: leg, Chunk: c}
+}
+
+// step steps the machine and carries out the actions that are not the pump's. It
+// appends all of them to buf.
+func (s *Stream) step(ev session.Event, buf []session.Action) []session.Action {
+	s.mu.Lock()
+	buf = s.stepLocked(ev, buf)
 	s.mu.Unlock()
-	if l, ok := leg.(*wireLeg); ok && complete {
-		l.finish()
-	} else {
-		leg.Close()
+	closeLegs(buf)
+	return buf
+}
+
+// stepLocked is step without the closing of legs. Every event but a chunk's makes
+// the machine see that the request's context has ended: what is to be called then
+// may not have run yet.
+func (s *Stream) stepLocked(ev session.Event, buf []session.Action) []session.Action {
+	if ev.Kind != session.ChunkArrived && s.ctx.Err() != nil {
+		buf = s.machine.Step(session.Event{Kind: session.RequestEnded, Err: context.Cause(s.ctx)}, buf)
 	}
-	s.out.close()
+	if ev.Kind == session.LegOpened {
+		s.openingAt, s.opening = "", nil
+	}
+	buf = s.machine.Step(ev, buf)
+	for i := range buf {
+		switch a := &buf[i]; a.Kind {
+		case session.MigrationBegan:
+			s.migration = &migration{stream: s, number: a.Migration, frozen: make(chan struct{}), over: make(chan struct{})}
+		case session.StreamFrozen:
+			s.migration.freezeLocked(a.IDs, a.Prompt, time.Now())
+		case session.MigrationEnded:
+			s.migration.endLocked(a.Epoch, a.Err, time.Now())
+			s.migration = nil
+		case session.Wait:
+			s.awaited = s.migration
+		}
+	}
+	return buf
+}
+
+// closeLegs closes the legs that a step has ended.
+func closeLegs(actions []session.Action) {
+	for i := range actions {
+		switch a := &actions[i]; a.Kind {
+		case session.Close:
+			a.Leg.(Leg).Close()
+		case session.Leave:
+			leave(a.Leg.(Leg), a.Cached)
+		}
+	}
+}
+
+// end releases what the stream holds. The handler returns after it, so nothing may
+// be written to the client any more.
+func (s *Stream) end() {
+	s.step(session.Event{Kind: session.HandlerReturned}, nil)
+	s.mu.Lock()
+	leg, done := s.machine.Leg(), s.machine.Done()
+	s.mu.Unlock()
+	if l, ok := leg.(*wireLeg); ok && done {
+		l.finish()
+	} else if leg != nil {
+		leg.(Leg).Close()
+	}
+	s.client.close()
 	s.cancel()
 }
 
-// backLocked takes back the ids after the last text, so that another leg can
-// generate theirs as one. The client has nothing of them, unless it sees ids.
-func (s *Stream) backLocked() {
-	if s.clean || !s.asked.NoIDs || s.wholeAt == len(s.ids) {
+// knownFingerprint returns what the engine of the first leg calls its build, nil
+// while that is unknown.
+func (s *Stream) knownFingerprint() []byte {
+	if s.fingerprint == nil {
+		return nil
+	}
+	if known := s.fingerprint.Load(); known != nil {
+		return *known
+	}
+	return nil
+}
+
+// keepFingerprint takes the fingerprint from a chunk of the first leg.
+func (s *Stream) keepFingerprint(ev session.Event) {
+	if ev.Chunk == nil || s.fingerprint == nil || ev.Leg != session.Leg(s.firstLeg) {
 		return
 	}
-	s.again += len(s.ids) - s.wholeAt
-	s.clean = s.sure
-	s.ids = slices.Clip(s.ids[:s.wholeAt])
-	if s.hashed > s.wholeAt {
-		s.hash, s.hashed = 0, 0
+	if f := ev.Chunk.Fingerprint(); f != nil && !bytes.Equal(s.knownFingerprint(), f) {
+		kept := bytes.Clone(f)
+		s.fingerprint.Store(&kept)
 	}
 }

@@ -11,7 +11,7 @@ import (
 // at r1 does not end by itself, and begins to move it there.
 func (f *fleet) warming() (b answering, over <-chan error) {
 	f.t.Helper()
-	b = f.begin(`{"model":"m","prompt":"` + strings.Repeat("x", 2*warmAbove) + `","max_tokens":70,"stream":true,"stream_options":{"include_usage":true}}`)
+	b = f.begin(`{"model":"m","prompt":"` + strings.Repeat("x", 2*warmupTokens) + `","max_tokens":70,"stream":true,"stream_options":{"include_usage":true}}`)
 	f.engines[1].set(func(_ int, r *http.Request) {
 		if r.Header.Get(LegHeader) == "" {
 			<-r.Context().Done()
@@ -61,8 +61,9 @@ func TestWarmSourceLost(t *testing.T) {
 		eventually(t, func() bool {
 			b.mu.Lock()
 			defer b.mu.Unlock()
-			clean = b.clean
-			return len(b.ids) == len(has.ids)
+			ids, _ := b.machine.IDs()
+			clean = b.machine.Aligned()
+			return len(ids) == len(has.ids)
 		})
 		if !clean {
 			f.engines[0].thaw(leg)

@@ -16,9 +16,9 @@ const (
 
 // withWriteDeadline gives every answer of a handler a write deadline: a client that takes
 // nothing for as long as WriteTimeout is given up.
-func (f *Server) withWriteDeadline(next http.Handler) http.Handler {
+func (srv *Server) withWriteDeadline(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		g := newDeadlineWriter(w, f.cfg.WriteTimeout)
+		g := newDeadlineWriter(w, srv.cfg.WriteTimeout)
 		defer g.end(r)
 		next.ServeHTTP(g, r)
 		if g.written {

@@ -136,7 +136,7 @@ func (w *stuckWriter) SetWriteDeadline(at time.Time) error {
 
 func TestGuard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := &stuckWriter{recorder: recorder{header: http.Header{}}, cut: make(chan struct{}), held: &Stream{}, t: t}
+		w := &stuckWriter{recorder: recorder{header: http.Header{}}, cut: make(chan struct{}), held: newTestStream(t.Context(), nil, func() {}), t: t}
 		g := newDeadlineWriter(w, time.Minute)
 		time.Sleep(time.Hour) // quiet
 		begun := time.Now()
@@ -158,10 +158,9 @@ func TestAssemblyWritesUnlocked(t *testing.T) {
 		g := newDeadlineWriter(w, time.Minute)
 		ctx, cancel := context.WithCancel(t.Context())
 		leg := newMemLeg(nil, io.EOF, "data: {\"error\":{}}\n\n", "data: [DONE]\n\n")
-		w.held = newTestStream(ctx, &assembly{w: g, shape: &shape{}, header: http.Header{}}, cancel)
-		w.held.leg = leg
+		w.held = newTestStream(ctx, &answerWriter{w: g, shape: &shape{}, header: http.Header{}}, cancel)
 		first, _ := leg.Next()
-		if err := w.held.pump(leg, first); err != nil {
+		if err := w.held.pump(opened(leg, first)); err != nil {
 			t.Error(err)
 		}
 		<-w.cut

@@ -8,42 +8,42 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 )
 
-// sink is the client's end of a stream. It is the pump's: whatever may wait for
-// the client is called without the stream's lock. Errors of the client's
-// connection come back as errClient.
-type sink interface {
-	begin(header http.Header) // the engine's header fields, before anything else; it sends nothing
-	take(*openai.Chunk, openai.Edit) error
-	// done takes the [DONE] event; prompt and ids are the stream's token ids.
+// clientWriter is the client's end of a stream. The pump calls it, without the
+// stream's lock because a write may wait for the client. Its errors are those of
+// the client's connection.
+type clientWriter interface {
+	begin(header http.Header) // takes the engine's header fields, before anything else; sends nothing
+	write(*openai.Chunk, openai.Edit) error
+	// done writes the [DONE] event; prompt and ids are the stream's token ids.
 	done(c *openai.Chunk, prompt, ids []uint32) error
 	fail(openai.Problem)
 	// close comes last: it sends what was kept for the end.
 	close()
 }
 
-// events is the sink of a client that reads a stream.
-type events struct {
+// eventWriter is the clientWriter of a client that reads a stream.
+type eventWriter struct {
 	w       http.ResponseWriter
 	control *http.ResponseController
 	header  http.Header // to be sent with the first event; nil afterwards
 
-	hideUsage bool          // the usage at the end is the front's, not the client's
-	hideIDs   bool          // so are the token ids
+	hideUsage bool          // the usage at the end was asked for by the front end, not by the client
+	hideIDs   bool          // and so were the token ids
 	last      *openai.Chunk // with the finish reason, held until the usage tells the fingerprint
 	lastEdit  openai.Edit
 }
 
-func newEvents(w http.ResponseWriter, req openai.Request) *events {
-	return &events{w: w, control: http.NewResponseController(w),
+func newEventWriter(w http.ResponseWriter, req openai.Request) *eventWriter {
+	return &eventWriter{w: w, control: http.NewResponseController(w),
 		hideUsage: req.CountsUsage() && !req.Usage, hideIDs: req.CountsIDs() && !req.IDs}
 }
 
-func (o *events) begin(h http.Header) { o.header = h }
+func (o *eventWriter) begin(h http.Header) { o.header = h }
 
 // scratch holds the bytes of an event while it is edited and written.
 var scratch = sync.Pool{New: func() any { b := make([]byte, 0, 1<<10); return &b }}
 
-func (o *events) take(c *openai.Chunk, e openai.Edit) error {
+func (o *eventWriter) write(c *openai.Chunk, e openai.Edit) error {
 	switch {
 	case o.hideIDs && c.Hollow:
 		return nil
@@ -54,15 +54,14 @@ func (o *events) take(c *openai.Chunk, e openai.Edit) error {
 			return err
 		}
 	case o.hideUsage && c.Finish && c.Fingerprint() == nil:
-		// Without a usage event to come, the engine would have put its
-		// fingerprint here.
+		// An engine that was not asked for usage has its fingerprint here.
 		o.last, o.lastEdit = c.Clone(), e
 		return nil
 	}
-	return o.write(c, e)
+	return o.relay(c, e)
 }
 
-func (o *events) flushLast(fingerprint []byte) error {
+func (o *eventWriter) flushLast(fingerprint []byte) error {
 	if o.last == nil {
 		return nil
 	}
@@ -72,17 +71,17 @@ func (o *events) flushLast(fingerprint []byte) error {
 		fingerprint = e.Pin.Fingerprint
 	}
 	e.Fingerprint = fingerprint
-	return o.write(c, e)
+	return o.relay(c, e)
 }
 
-func (o *events) done(c *openai.Chunk, _, _ []uint32) error {
+func (o *eventWriter) done(c *openai.Chunk, _, _ []uint32) error {
 	if err := o.flushLast(nil); err != nil {
 		return err
 	}
-	return o.write(c, openai.Edit{})
+	return o.relay(c, openai.Edit{})
 }
 
-func (o *events) fail(p openai.Problem) {
+func (o *eventWriter) fail(p openai.Problem) {
 	if o.header != nil { // nothing was sent yet
 		writeProblem(o.w, p)
 		return
@@ -92,9 +91,10 @@ func (o *events) fail(p openai.Problem) {
 	}
 }
 
-func (o *events) close() {}
+func (o *eventWriter) close() {}
 
-func (o *events) write(c *openai.Chunk, e openai.Edit) error {
+// relay sends an event, edited.
+func (o *eventWriter) relay(c *openai.Chunk, e openai.Edit) error {
 	buf := scratch.Get().(*[]byte)
 	*buf = c.Append((*buf)[:0], e)
 	err := o.send(*buf)
@@ -104,23 +104,23 @@ func (o *events) write(c *openai.Chunk, e openai.Edit) error {
 	return err
 }
 
-func (o *events) send(b []byte) error {
+func (o *eventWriter) send(b []byte) error {
 	if o.header != nil {
 		copyToClient(o.w, o.header)
 		o.header = nil
 		o.w.WriteHeader(http.StatusOK)
 	}
 	if _, err := o.w.Write(b); err != nil {
-		return errClient{err}
+		return err
 	}
 	if err := o.control.Flush(); err != nil {
-		return errClient{err}
+		return err
 	}
 	return nil
 }
 
-// assembly is the sink of a client that reads one whole answer.
-type assembly struct {
+// answerWriter is the clientWriter of a client that reads one whole answer.
+type answerWriter struct {
 	w      http.ResponseWriter
 	shape  *shape
 	ids    bool // the client wants token ids
@@ -132,9 +132,9 @@ type assembly struct {
 	body   []byte
 }
 
-func (o *assembly) begin(h http.Header) { o.header = h }
+func (o *answerWriter) begin(h http.Header) { o.header = h }
 
-func (o *assembly) take(c *openai.Chunk, e openai.Edit) error {
+func (o *answerWriter) write(c *openai.Chunk, e openai.Edit) error {
 	if failed := c.Failed(); failed != nil {
 		o.failed = append([]byte(nil), failed...)
 		return nil
@@ -148,7 +148,7 @@ func (o *assembly) take(c *openai.Chunk, e openai.Edit) error {
 	return nil
 }
 
-func (o *assembly) done(_ *openai.Chunk, prompt, ids []uint32) error {
+func (o *answerWriter) done(_ *openai.Chunk, prompt, ids []uint32) error {
 	if o.failed != nil {
 		o.status, o.body = openai.FailureStatus(o.failed), o.failed
 		return nil
@@ -170,10 +170,10 @@ func (o *assembly) done(_ *openai.Chunk, prompt, ids []uint32) error {
 	return nil
 }
 
-func (o *assembly) fail(p openai.Problem) { o.status, o.body = p.Status, p.Body() }
+func (o *answerWriter) fail(p openai.Problem) { o.status, o.body = p.Status, p.Body() }
 
 // close sends the answer.
-func (o *assembly) close() {
+func (o *answerWriter) close() {
 	if o.status == 0 {
 		return
 	}

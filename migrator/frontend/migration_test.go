@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/migrator/internal/session"
 	"github.com/cascadeinfer/cascade/migrator/internal/tokenhash"
 	"github.com/cascadeinfer/cascade/policies"
 )
@@ -361,13 +362,13 @@ func TestMoveFails(t *testing.T) {
 				io.WriteString(w, `data: {"error":{"message":"no","code":429}}`+"\n\n")
 			})
 		}, "reports"},
-		"other ids": {func(f *fleet, m *Migration) { f.forget(1); m.Hash++ }, errHash.Error()},
+		"other ids": {func(f *fleet, m *Migration) { f.forget(1); m.Hash++ }, session.ErrHash.Error()},
 		"fewer tokens": {func(f *fleet, m *Migration) {
 			f.forget(1)
 			m.Length += 2
 			f.fronts[0].catchUp = 200 * time.Millisecond
 		}, errShort.Error()},
-		"too many tokens": {func(f *fleet, m *Migration) { f.forget(1); m.Length -= 2 }, errOverrun.Error()},
+		"too many tokens": {func(f *fleet, m *Migration) { f.forget(1); m.Length -= 2 }, session.ErrOverrun.Error()},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
