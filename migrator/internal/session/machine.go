@@ -63,7 +63,8 @@ type Config struct {
 //  5. The epoch never goes back. A migration's leg and each attempt of a rescue
 //     have an epoch that no other attempt has.
 //  6. A leg that opened is the present one or has been closed.
-//  7. In Ended nothing changes but through the pump's last directive, which is End.
+//  7. Ended is final. A step then only answers: the pump with End, a migration
+//     with a refusal, and a leg that comes too late with Leave.
 type Machine struct {
 	cfg   Config
 	state State
