@@ -53,7 +53,7 @@ func (m *Machine) requestMigration(ev Event) {
 		err = ErrStaleEpoch
 	case m.state == Starting:
 		err = ErrNotBegun
-	case why != policies.MayMove:
+	case why != policies.NotPinned:
 		err = fmt.Errorf("the stream cannot move: %v", why)
 	case m.prompt == 0 || m.output() == 0:
 		err = ErrNotBegun

@@ -104,7 +104,7 @@ func (m *Machine) probe() {
 // the stream must not go on elsewhere.
 func (m *Machine) beginRescue() bool {
 	if !m.cfg.CanRescue || m.final || m.finished || m.prompt == 0 ||
-		policies.Movable(m.Request()) != policies.MayMove || m.cfg.Resume.Left(m.output()) == 0 {
+		policies.Movable(m.Request()) != policies.NotPinned || m.cfg.Resume.Left(m.output()) == 0 {
 		return false
 	}
 	if len(m.ids)-m.lastLoss >= lossTokens {
