@@ -44,7 +44,7 @@ func fullStatus() control.Status {
 		Nodes: []control.Node{
 			{ID: "edge", Connected: true, Epoch: 1, Types: map[string]control.NodeType{"Listener": {Acked: 1}, "Cluster": {Acked: 8, Pending: 2}, "Secret": {}},
 				NACKs: 3, LastError: "bad range", LastErrorAt: &failed},
-			{ID: "edge-2", Connected: true, Current: true, Epoch: 1}, {ID: "edge-3", Connected: true, Fenced: true, Why: "fenced: does not acknowledge add"}, {ID: "edge-4"},
+			{ID: "edge-2", Connected: true, Current: true, Epoch: 1}, {ID: "edge-3", Connected: true, Fenced: true, Why: "fenced: did not acknowledge phase add"}, {ID: "edge-4"},
 			{ID: "canary-1", Connected: true, Epoch: 2, Group: "canary", Why: "canary, watched for 1.2 s more"},
 		},
 		Groups: []control.Group{

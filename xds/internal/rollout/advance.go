@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// dropRemoved removes departing endpoints when nothing runs on them, or nobody counts.
+// dropRemoved drops removed endpoints that have no requests, or whose requests
+// are not counted.
 func (r *Rollout) dropRemoved(now time.Time, g *group, f Observation) {
 	g.requestsUnknown = false
 	if !f.RequestsKnown || f.Requests == 0 || !now.Before(g.removeBy) {
@@ -14,7 +15,8 @@ func (r *Rollout) dropRemoved(now time.Time, g *group, f Observation) {
 	r.reapply(now, g)
 }
 
-// advanceGroup moves a group on if nobody has to be waited for.
+// advanceGroup takes a group to its next phase unless it has to wait for nodes,
+// and reports whether anything changed.
 func (r *Rollout) advanceGroup(now time.Time, g *group) bool {
 	settled := g.observed && len(g.lateSince) == 0
 	switch g.machine.phase {
@@ -60,8 +62,8 @@ func (r *Rollout) advanceGroup(now time.Time, g *group) bool {
 	return moved
 }
 
-// retire leaves the old table's members behind. Endpoints that were removed
-// stay until it is known whether they have requests.
+// retire drops the members of the old table. Removed endpoints stay until it is
+// known whether they have requests.
 func (r *Rollout) retire(now time.Time, g *group) {
 	r.recordAcked(g.ackedSet)
 	old := g.machine.finish()
@@ -81,7 +83,8 @@ func (r *Rollout) retire(now time.Time, g *group) {
 	r.reapply(now, g)
 }
 
-// advanceRollout decides which group is next.
+// advanceRollout starts the plan in progress in the next group, and reports
+// whether anything changed.
 func (r *Rollout) advanceRollout(now time.Time) bool {
 	if r.rolling == nil {
 		return r.startRollout(now)
@@ -113,33 +116,33 @@ func (r *Rollout) advanceRollout(now time.Time) bool {
 			}
 		}
 	default:
-		r.note(Note{Text: "plan is everywhere", Epoch: r.rolling.table.Epoch()})
+		r.note(Note{Text: "plan rolled out to all groups", Epoch: r.rolling.table.Epoch()})
 		r.previous, r.stable, r.rolling, r.failed, r.blocked = r.stable, r.rolling, nil, nil, ""
 	}
 	return true
 }
 
-// startInGroup begins with the target in a group.
+// startInGroup starts the plan in progress in a group.
 func (r *Rollout) startInGroup(now time.Time, g *group) {
 	g.revision = r.rolling
-	r.note(Note{Text: "plan goes to group", Group: g.name, Epoch: r.rolling.table.Epoch()})
+	r.note(Note{Text: "plan rollout started in group", Group: g.name, Epoch: r.rolling.table.Epoch()})
 	r.startTransition(now, g)
 }
 
-// startRollout begins with what is wanted, where nothing speaks against it.
+// startRollout starts to roll out the target, unless it is blocked.
 func (r *Rollout) startRollout(now time.Time) bool {
 	if r.stable == nil || r.stable.table == r.target || r.stable.table.sameExceptHealth(r.target) {
 		return false
 	}
 	for _, g := range r.groups {
 		if g.reverting {
-			return false // what went back may not have arrived
+			return false // the group has not acknowledged the rollback yet
 		}
 	}
 	if why := r.whyBlocked(r.target); why != "" {
 		if why != r.blocked {
 			r.blocked = why
-			r.note(Note{Warn: true, Text: "plan held", Epoch: r.target.Epoch(), Why: why})
+			r.note(Note{Warn: true, Text: "plan blocked", Epoch: r.target.Epoch(), Why: why})
 		}
 		return false
 	}
@@ -155,7 +158,7 @@ func (r *Rollout) startRollout(now time.Time) bool {
 	return true
 }
 
-// whyBlocked tells why a table cannot be rolled out, "" if it can.
+// whyBlocked says why a table cannot be rolled out; "" if it can.
 func (r *Rollout) whyBlocked(t *Table) string {
 	if r.failed != nil && !r.failed.retryWithReplacements && r.failed.table.sameExceptHealth(t) {
 		return r.failed.why
@@ -169,14 +172,14 @@ func (r *Rollout) whyBlocked(t *Table) string {
 	return r.obstacle
 }
 
-// obstacleKey names what hold has judged: it is asked again and again.
+// obstacleKey identifies the inputs of findObstacle, whose result is cached.
 type obstacleKey struct {
 	target, stable  *Table
 	quarantineCount uint64
 }
 
-// findObstacle tells which step towards a table is not, before the first is taken;
-// "" when all are.
+// findObstacle says which step of a rollout of the table is not possible,
+// before the first one is taken; "" if all are.
 func (r *Rollout) findObstacle(t *Table) string {
 	if why := r.refusedRoute(t.Set); why != "" {
 		return why

@@ -8,8 +8,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// applyOrReset shows the group's phase, or its edition alone where that is not
-// possible.
+// applyOrReset applies the group's phase or, if that fails, its revision alone.
 func (r *Rollout) applyOrReset(now time.Time, g *group) {
 	if r.apply(now, g) != nil {
 		g.machine = phaseMachine{live: []*Table{g.revision.table}}
@@ -17,7 +16,7 @@ func (r *Rollout) applyOrReset(now time.Time, g *group) {
 	}
 }
 
-// startTransition begins to bring a group to its edition's table.
+// startTransition begins to bring a group to its revision's table.
 func (r *Rollout) startTransition(now time.Time, g *group) {
 	g.machine.setTarget(g.revision.table)
 	if err := r.apply(now, g); err != nil {
@@ -25,27 +24,27 @@ func (r *Rollout) startTransition(now time.Time, g *group) {
 	}
 }
 
-// abortPhase ends a phase that could not be shown.
+// abortPhase ends a phase that could not be applied.
 func (r *Rollout) abortPhase(now time.Time, g *group, err error) {
 	if g.revision == r.rolling {
 		r.failRollout(now, err.Error(), false)
 		return
 	}
-	r.note(Note{Warn: true, Text: "phase not shown", Group: g.name, Why: err.Error()})
+	r.note(Note{Warn: true, Text: "phase not applied", Group: g.name, Why: err.Error()})
 	g.machine.abort()
 	r.enterPhase(now, g)
 }
 
-// reapply shows the present phase again, after something about it has changed. What
-// cannot be shown leaves what is.
+// reapply applies the present phase again after its inputs have changed. If
+// that fails, the group keeps the set that it has.
 func (r *Rollout) reapply(now time.Time, g *group) {
 	if err := r.apply(now, g); err != nil {
-		r.note(Note{Warn: true, Text: "phase not shown", Group: g.name, Why: err.Error()})
+		r.note(Note{Warn: true, Text: "phase not applied", Group: g.name, Why: err.Error()})
 		r.enterPhase(now, g)
 	}
 }
 
-// apply shows what the group's machine says.
+// apply applies the set of the group's present phase.
 func (r *Rollout) apply(now time.Time, g *group) error {
 	l := g.machine.layers()
 	if !g.requestsUnknown {
@@ -67,7 +66,7 @@ func (r *Rollout) apply(now time.Time, g *group) error {
 	return nil
 }
 
-// enterPhase books that the group is in another phase.
+// enterPhase records that the group is in another phase.
 func (r *Rollout) enterPhase(now time.Time, g *group) {
 	if g.serialPhase == g.machine.phase {
 		return
@@ -79,29 +78,29 @@ func (r *Rollout) enterPhase(now time.Time, g *group) {
 	r.out.ObserveNow = true
 }
 
-// compose renders layers, without what was refused, and proves them. g is whom
-// they are for, nil for nobody yet.
+// compose renders layers, replaces quarantined versions and proves the result.
+// g is the group that gets the set; nil if none does yet.
 func (r *Rollout) compose(l layers, g *group) (resources.Set, error) {
 	set, err := l.render(r.cfg.Build)
 	if err != nil {
 		return resources.Set{}, err
 	}
 	var h groupSets
-	withheld := false // it was proven with what it lacks then
+	omitted := false // the complete set was proven
 	if g != nil {
 		h.applied, h.suspended = g.set, g.suspended
 		if g.machine.phase != Idle {
 			h.acked = resources.Set{}.With(g.ackedSet, awaitedTypes[Add]...)
 		}
 		if g.machine.phase != Idle && g.reverting {
-			// Who took it has routes that lead there until it has gone back.
+			// The nodes have routes that lead there until they have gone back.
 			h.passed = resources.Set{}.With(g.passedSet, awaitedTypes[Add]...)
 		}
-		// What all groups are to have cannot be exchanged for something else.
-		set, withheld = r.omitRefused(set, g.set, g.revision == r.stable)
+		// There is nothing to replace the stable revision with.
+		set, omitted = r.omitRefused(set, g.set, g.revision == r.stable)
 	}
 	admitted, lost, err := r.replaceRefused(set, h)
-	if err != nil || withheld {
+	if err != nil || omitted {
 		return admitted, err
 	}
 	if err := r.cfg.Prove(admitted); err != nil {
@@ -109,7 +108,7 @@ func (r *Rollout) compose(l layers, g *group) (resources.Set, error) {
 	}
 	if lost != "" {
 		if err := r.cfg.CheckMembers(admitted, l.routes.View); err != nil {
-			return resources.Set{}, fmt.Errorf("%s; no good version can stand in: %w", lost, err)
+			return resources.Set{}, fmt.Errorf("%s; no good version can replace it: %w", lost, err)
 		}
 	}
 	return admitted, nil

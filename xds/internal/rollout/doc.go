@@ -1,29 +1,31 @@
-// Package rollout decides which resources each group of nodes is shown: a new
-// plan goes to one group after the other, in three steps each (the endpoints of
-// both plans, the new routes, the new endpoints alone), and what a node refuses
-// is taken back at once and never shown again.
+// Package rollout decides which set of resources each group of nodes is sent. A
+// new plan goes to one group after the other, in three steps per group: the
+// endpoints of both plans, then the new routes, then the new endpoints alone. A
+// version that a node NACKs is withdrawn at once and never sent again.
 //
-// It is not the publisher: it reads no clock, starts nothing and talks to
-// nobody. Time and facts come in with events, and what is to be done comes out.
-// Equal events in equal order give equal results.
+// A Rollout is a state machine: Step takes an event (SetTarget, Observe, NACK
+// or Quarantine) with the time, and returns an Output with the sets to apply.
+// It reads no clock, starts no goroutine and does no I/O; package publish does
+// all of that. The same events in the same order give the same outputs.
 //
 // Invariants, for nodes that answer in time:
-//  1. nothing is shown that was not proven,
-//  2. a node has a route only after it has acknowledged the clusters and the
-//     endpoints of the plan that the route belongs to; they stay until it has
+//  1. only sets that were proven are applied,
+//  2. a node gets a route only after it has acknowledged the clusters and
+//     endpoints of the route's plan; these stay until the node has
 //     acknowledged the routes of another plan,
-//  3. a plan is shown to a populated group only after the populated groups
-//     before it have acknowledged all of it, and were watched; the members of
-//     the plan before stay until all groups have the new one, so that going
-//     back is one step,
-//  4. a version that a node refused is shown to nobody again, with two
-//     exceptions: a group that has routes to it keeps it until these have gone
-//     back, and where nothing else is known of a resource it stays,
-//  5. what changes only the health and the weights of endpoints is shown to all
-//     groups at once, over the plan that each of them has,
+//  3. a plan goes to a populated group only after the populated groups before
+//     it have acknowledged all of it and their watch has ended; the members of
+//     the previous plan stay until all groups have the new one, so that a
+//     rollback is one step,
+//  4. a version that a node refused is sent to no other node, with two
+//     exceptions: a group whose routes lead to it keeps it until the routes
+//     are rolled back, and a resource of which no other version is known
+//     stays,
+//  5. a change of nothing but the health and the weights of endpoints is
+//     applied to all groups at once, over the plan that each of them has,
 //  6. a node that does not answer is waited for once, for a bounded time.
 //
-// A version that a group has acknowledged whole is established: who refuses it
-// later stands alone, is fenced like one that does not answer, and is no witness
-// against anything else until it has caught up.
+// A version that a whole group has acknowledged is established. A node that
+// refuses an established version is fenced like one that does not answer, and
+// its other NACKs are ignored until it has caught up.
 package rollout

@@ -7,50 +7,51 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// Event is what happens to a rollout: a Want, a Seen, a Refuse or a Bar.
+// Event is an input of a Rollout: SetTarget, Observe, NACK or Quarantine.
 type Event interface{ event() }
 
-// SetTarget says that the fleet should be shown a table.
+// SetTarget asks for a table to be rolled out to the fleet.
 type SetTarget struct {
 	Table *Table
-	// Urgent skips the watch, and no gate: the plan in force has a stage that
-	// nobody serves.
+	// Urgent skips the watch but no acknowledgement: a stage of the plan in
+	// force has no replica that takes requests.
 	Urgent bool
 }
 
-// Observe is what the groups' nodes have now, as Needs asked.
+// Observe reports what the nodes of each group have, as asked by Queries.
 type Observe struct{ Groups map[string]Observation }
 
-// Observation is what is known of one group.
+// Observation is the state of one group's nodes.
 type Observation struct {
-	Serial uint64 // of the Need that this answers; another one's is ignored
-	Nodes  int    // connected, and not observers
-	// Acked are those of the nodes that have something of Need.Types and are
-	// not late. Without one nothing is established.
+	Serial uint64 // of the Query that it answers; one with another serial is ignored
+	Nodes  int    // connected nodes, without observers
+	// Acked counts the nodes that have acknowledged resources of Query.Types
+	// and are not late. Unless there is one, nothing becomes established.
 	Acked int
-	// Late are the ids of nodes that lack something of Need.Types, Behind of
-	// those that lack anything; the latter only where the Need asks for it.
+	// Late holds the ids of nodes that lack resources of Query.Types, Behind of
+	// those that lack any resource. Behind is set only where Query.WantBehind
+	// is.
 	Late, Behind map[string]bool
-	// Regression says what became worse since Need.Watched; empty when nothing did.
+	// Regression says what got worse since Query.TrialSince; "" if nothing did.
 	Regression string
-	// Requests are those that still run on Need.Leaving; Known says that
-	// somebody counts them.
+	// Requests counts the requests that still run on Query.Removed. It counts
+	// only if RequestsKnown.
 	Requests      int
 	RequestsKnown bool
 }
 
-// NACK says that a node refused a response.
+// NACK reports that a node refused a response.
 type NACK struct {
 	Node, Group, Type string
-	Resources         []Version // of the response
-	Blamed            []string  // those of them that the node blames; empty when it does not say
-	Text              string    // why, fit to be shown
+	Resources         []Version // that the response held
+	Blamed            []string  // names among them that the error text mentions; empty if it mentions none
+	Text              string    // the reason, redacted
 }
 
 // Version is one version of a named resource.
 type Version struct{ Name, Version string }
 
-// Quarantine brings versions that other servers' nodes refused.
+// Quarantine adds versions that nodes of other control planes refused.
 type Quarantine struct{ Refusals []Refusal }
 
 func (SetTarget) event()  {}
@@ -58,39 +59,41 @@ func (Observe) event()    {}
 func (NACK) event()       {}
 func (Quarantine) event() {}
 
-// Refusal is a version that a node refused, and that nobody is sent again.
+// Refusal is a version that a node refused and that is not sent again.
 type Refusal struct {
 	Type, Name, Version string
 	Node, Group         string
-	Text                string // why, fit to be shown
+	Text                string // the reason, redacted
 	At                  time.Time
 }
 
-// Query is what a rollout wants to know of a group.
+// Query asks for the state of one group's nodes.
 type Query struct {
 	Group      string
 	Serial     uint64
-	Set        resources.Set // what the group is shown
-	Types      []string      // Late is about these; none when nobody is waited for
+	Set        resources.Set // applied to the group
+	Types      []string      // that Late is about; none while the group waits for no node
 	WantBehind bool
-	// TrialSince is since when the group's plan is on trial; zero when it is not.
+	// TrialSince is when the trial of the group's plan began; zero if there is
+	// none.
 	TrialSince time.Time
-	// Removed are endpoints that were removed and may have requests.
+	// Removed lists endpoints that left the plan and may still have requests.
 	Removed []resources.Endpoint
 }
 
-// Output is what is to be done after an event.
+// Output is what the caller has to do after an event.
 type Output struct {
-	Applies []Apply   // at most one of each group
-	Refused []Refusal // newly, by nodes of this server
+	Applies []Apply   // at most one for each group
+	Refused []Refusal // newly, by nodes of this control plane
 	Notes   []Note
-	// Wake is when the next Seen is due, if nothing happens before; zero: never.
+	// Wake is when the next Observe is due if no event comes before; zero:
+	// never.
 	Wake time.Time
-	// ObserveNow says that Needs changed: a Seen is due now.
+	// ObserveNow says that the queries have changed and an Observe is due now.
 	ObserveNow bool
 }
 
-// Apply says what a group is shown from now on.
+// Apply is a set that a group is sent from now on.
 type Apply struct {
 	Group string
 	Set   resources.Set
@@ -98,7 +101,7 @@ type Apply struct {
 	Epoch policies.Epoch // of the routes
 }
 
-// Note is a transition that an operator may want to read of.
+// Note is a transition to be logged.
 type Note struct {
 	Warn        bool
 	Text        string // constant
@@ -109,12 +112,12 @@ type Note struct {
 
 // Report is the state of a rollout.
 type Report struct {
-	Groups []GroupReport // in the order of roll-out
-	// Blocked says why the newest table is not rolled out, Wanted is its epoch; ""
-	// when it is, or waits for its turn.
+	Groups []GroupReport // in the order of the rollout
+	// Blocked says why the newest table is not rolled out; "" if it is, or
+	// waits for its turn. Target is its epoch.
 	Blocked string
 	Target  policies.Epoch
-	// Rolling is the epoch that is rolled out now; 0: none.
+	// Rolling is the epoch that is being rolled out; 0: none.
 	Rolling policies.Epoch
 }
 
@@ -122,15 +125,15 @@ type Report struct {
 type GroupReport struct {
 	Name  string
 	Phase Phase
-	Epoch policies.Epoch // of the routes that it is shown
-	Set   resources.Set  // what it is shown
+	Epoch policies.Epoch // of its routes
+	Set   resources.Set  // applied to it
 	Nodes int
-	// Until is when its watch ends, or its endpoints are removed at the latest;
-	// zero outside of those.
+	// Until is when the group's watch ends, or when its removed endpoints go at
+	// the latest; zero in other phases.
 	Until time.Time
-	// KeptRefused counts the refused versions that it is shown all the same, because
-	// nothing else is known, or until it has gone back.
+	// KeptRefused counts the refused versions that the group still has because
+	// no other version is known, or until its routes are rolled back.
 	KeptRefused int
-	Reverting   bool              // it goes back to the plan that it had
-	Fenced      map[string]string // why, by node
+	Reverting   bool              // it is going back to its previous plan
+	Fenced      map[string]string // reasons by node
 }

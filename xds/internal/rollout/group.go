@@ -7,59 +7,59 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// awaitedTypes are the types that a phase waits for.
+// awaitedTypes lists the types whose acknowledgement each phase waits for.
 var awaitedTypes = map[Phase][]string{
 	Add:  {resources.ClusterType, resources.EndpointType},
 	Flip: {resources.RouteType, resources.ListenerType},
 }
 
-// AwaitedTypes are the types of all gates.
+// AwaitedTypes lists the types whose acknowledgement some phase waits for.
 func AwaitedTypes() []string {
 	return append(append([]string(nil), awaitedTypes[Add]...), awaitedTypes[Flip]...)
 }
 
-// maxPhaseTimeouts is how many bounds a phase lasts at most, so that a fleet in
-// motion moves on whoever is late in turn.
+// maxPhaseTimeouts bounds the length of a phase, in multiples of AckTimeout,
+// however many nodes become late one after another.
 const maxPhaseTimeouts = 3
 
-// revision is a plan, under whatever health and weights.
+// revision is one plan, with whatever health and weights its endpoints have.
 type revision struct {
-	table  *Table // with the newest ones
+	table  *Table // with the newest health and weights
 	urgent bool
 }
 
-// group is one group's state.
+// group is the state of one group.
 type group struct {
 	name     string
 	machine  phaseMachine
 	revision *revision
 
 	hasSet      bool
-	set         resources.Set // what is shown
-	serial      uint64        // of the present set and phase
-	serialPhase Phase         // of the serial
+	set         resources.Set // applied to the group
+	serial      uint64        // counts changes of set and phase
+	serialPhase Phase         // phase that serial was counted for
 
-	observed   bool                 // a fact of the serial has come
-	nodes      int                  // of the last fact
-	hasAck     bool                 // somebody has what passes the gate
-	phaseStart time.Time            // when the phase began
-	lateSince  map[string]time.Time // since when nodes that are waited for are late in the phase
-	fenced     map[string]string    // nodes that are not waited for, and why
-	dissenting map[string]bool      // nodes that refuse what is established
+	observed   bool // an observation with this serial has come
+	nodes      int  // as observed last
+	hasAck     bool // a node has acknowledged what the phase waits for
+	phaseStart time.Time
+	lateSince  map[string]time.Time // by node, in this phase
+	fenced     map[string]string    // nodes that the group does not wait for, with the reason
+	dissenting map[string]bool      // nodes that refused an established version
 
-	passedSet      resources.Set // what went through the last gates
-	ackedSet       resources.Set // and was acknowledged by somebody
-	recorded       bool          // what is shown is in the history
-	suspended      map[key]bool  // refused beside something worse; not shown until the group has settled
-	suspendedSince time.Time     // since when something is suspended
-	reverting      bool          // it goes back, and begins nothing new
+	passedSet      resources.Set // resources of the last phases that passed
+	ackedSet       resources.Set // those of passedSet that a node acknowledged
+	recorded       bool          // the set is recorded among the good versions
+	suspended      map[key]bool  // arrived in a refused response; sent under another version until the group has settled
+	suspendedSince time.Time     // when the last version was suspended
+	reverting      bool          // the group is going back and starts nothing new
 
 	removed         []resources.Endpoint
-	removeBy        time.Time // when they are removed at the latest
-	requestsUnknown bool      // whether they have requests is not known yet
+	removeBy        time.Time // when removed endpoints go at the latest
+	requestsUnknown bool      // whether removed has requests is not known yet
 }
 
-// displayPhase is the phase with Retire.
+// displayPhase returns the phase, or Retire while removed endpoints drain.
 func (g *group) displayPhase() Phase {
 	if g.machine.phase == Idle && len(g.removed) > 0 {
 		return Retire
@@ -67,7 +67,7 @@ func (g *group) displayPhase() Phase {
 	return g.machine.phase
 }
 
-// awaitedTypes are the types that somebody is waited for now.
+// awaitedTypes lists the types whose acknowledgement the group waits for.
 func (g *group) awaitedTypes() []string {
 	if g.machine.phase == Idle && (g.reverting || len(g.suspended) > 0 || !g.recorded) {
 		return AwaitedTypes()
@@ -75,15 +75,17 @@ func (g *group) awaitedTypes() []string {
 	return awaitedTypes[g.machine.phase]
 }
 
-// mayFence reports whether a late node may be fenced: it holds something up.
+// mayFence reports whether a late node may be fenced, which is so only if it
+// delays something.
 func (g *group) mayFence() bool {
 	return g.machine.phase == Add || g.machine.phase == Flip || g.reverting || len(g.suspended) > 0
 }
 
-// applyObservation books a fact: who is late since when, who has caught up.
-func (g *group) applyObservation(f Observation, now time.Time, asked bool) (caughtUp []string) {
+// applyObservation records which nodes are late since when, and returns those
+// that have caught up. withBehind says that the observation has Behind.
+func (g *group) applyObservation(f Observation, now time.Time, withBehind bool) (caughtUp []string) {
 	g.observed, g.nodes, g.hasAck = true, f.Nodes, f.Acked > 0
-	if asked {
+	if withBehind {
 		for _, id := range sortedKeys(g.fenced) {
 			if !f.Behind[id] {
 				delete(g.fenced, id)
@@ -103,7 +105,7 @@ func (g *group) applyObservation(f Observation, now time.Time, asked bool) (caug
 
 func (g *group) isFenced(id string) bool { _, ok := g.fenced[id]; return ok }
 
-// fenceLate stops waiting for nodes that were late for the whole bound, and returns
+// fenceLate fences the nodes that were late for the whole timeout and returns
 // them.
 func (g *group) fenceLate(now time.Time, bound time.Duration) (ids []string) {
 	if !g.mayFence() {
@@ -113,9 +115,9 @@ func (g *group) fenceLate(now time.Time, bound time.Duration) (ids []string) {
 	for _, id := range sortedKeys(g.lateSince) {
 		if over || now.Sub(g.lateSince[id]) >= bound {
 			delete(g.lateSince, id)
-			g.fenced[id] = "does not acknowledge " + g.displayPhase().String()
+			g.fenced[id] = "did not acknowledge phase " + g.displayPhase().String()
 			if g.dissenting[id] {
-				g.fenced[id] = "refuses what all others have"
+				g.fenced[id] = "refused an established version"
 			}
 			ids = append(ids, id)
 		}
@@ -123,7 +125,7 @@ func (g *group) fenceLate(now time.Time, bound time.Duration) (ids []string) {
 	return ids
 }
 
-// fenceDeadline is when the first late node has used its bound up; zero: never.
+// fenceDeadline returns when fenceLate has to be called next; zero: never.
 func (g *group) fenceDeadline(bound time.Duration) (at time.Time) {
 	if !g.mayFence() || len(g.lateSince) == 0 {
 		return at
@@ -137,7 +139,7 @@ func (g *group) fenceDeadline(bound time.Duration) (at time.Time) {
 	return at
 }
 
-// waitStart is since when the present phase waits for somebody.
+// waitStart returns when the group began to wait in the present phase.
 func (g *group) waitStart() time.Time {
 	if g.machine.phase == Idle && g.suspendedSince.After(g.phaseStart) {
 		return g.suspendedSince
@@ -145,8 +147,8 @@ func (g *group) waitStart() time.Time {
 	return g.phaseStart
 }
 
-// recordPassed notes what the gate of the present phase has proven; without a witness
-// it is nothing.
+// recordPassed records what the end of the present phase has shown to be good.
+// Without an acknowledgement that is nothing.
 func (g *group) recordPassed() {
 	types := awaitedTypes[g.machine.phase]
 	g.passedSet = g.passedSet.With(g.set, types...)

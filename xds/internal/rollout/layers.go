@@ -11,16 +11,17 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// layers says what a group is shown, as tables.
+// layers describes the set of one group in terms of tables.
 type layers struct {
-	routes *Table   // whose routes and listeners
-	newest *Table   // whose endpoints, in any case
-	live   []*Table // whose members are added to them, oldest first
-	// removed are endpoints that are in no plan any more and still have requests.
+	routes *Table   // gives routes and listeners
+	newest *Table   // gives the endpoints
+	live   []*Table // their members are added to those of newest, oldest first
+	// removed are endpoints that are in no plan any more and still have
+	// requests.
 	removed []resources.Endpoint
 }
 
-// render makes the set of some layers. It does not prove it.
+// render builds the set. It does not prove it.
 func (l layers) render(build func(resources.View) (resources.Set, error)) (resources.Set, error) {
 	endpoints := l.newest.Set
 	u, more := union(l.newest.View, l.live)
@@ -37,9 +38,9 @@ func (l layers) render(build func(resources.View) (resources.Set, error)) (resou
 	return endpoints.With(l.routes.Set, resources.RouteType, resources.ListenerType), nil
 }
 
-// union is the newest view plus what the live ones have beyond it: members of
-// their stages, endpoints that were removed, models that were removed. Health
-// and weights are the newest. more is false when there is nothing beyond.
+// union returns the newest view with what the live tables have beyond it:
+// members of their stages, removed endpoints and removed models. Health and
+// weights come from the newest view. more is false if nothing was added.
 func union(newest resources.View, live []*Table) (u resources.View, more bool) {
 	u = newest
 	u.Models = slices.Clone(u.Models)
@@ -58,7 +59,8 @@ func union(newest resources.View, live []*Table) (u resources.View, more bool) {
 	for _, e := range u.Endpoints {
 		ids[e.ID], addresses[canonicalAddress(e.Address)] = true, true
 	}
-	// The most recent table first: it knows what was removed best.
+	// The most recent table comes first: it has the latest state of what was
+	// removed.
 	for _, t := range slices.Backward(live) {
 		for _, m := range t.View.Models {
 			if !models[m.Name] {
@@ -72,7 +74,8 @@ func union(newest resources.View, live []*Table) (u resources.View, more bool) {
 			}
 		}
 		for _, e := range t.View.Endpoints {
-			// An id or an address that is in use again is the new one's.
+			// An id or an address that is in use again belongs to the new
+			// endpoint.
 			if !ids[e.ID] && !addresses[canonicalAddress(e.Address)] {
 				ids[e.ID], addresses[canonicalAddress(e.Address)], more = true, true, true
 				u.Endpoints = append(u.Endpoints, e)
@@ -87,8 +90,8 @@ func union(newest resources.View, live []*Table) (u resources.View, more bool) {
 	return u, more
 }
 
-// removedFrom are those of the endpoints that a view does not have, and whose
-// models it does.
+// removedFrom returns those of the endpoints that the view lacks although it
+// has their model.
 func removedFrom(v resources.View, endpoints []resources.Endpoint) []resources.Endpoint {
 	models := make(map[string]bool)
 	for _, m := range v.Models {
@@ -109,7 +112,7 @@ func removedFrom(v resources.View, endpoints []resources.Endpoint) []resources.E
 	return out
 }
 
-// canonicalAddress spells an address in one way.
+// canonicalAddress returns one spelling for all spellings of an address.
 func canonicalAddress(address string) string {
 	if a, err := netip.ParseAddrPort(address); err == nil {
 		return a.String()
@@ -121,7 +124,7 @@ func hasPlan(v resources.View, model string) bool {
 	return slices.ContainsFunc(v.Plans, func(p policies.Plan) bool { return p.Model == model })
 }
 
-// planOf returns the plan of a model that the view has.
+// planOf returns the plan of a model in the view, which must have one.
 func planOf(v resources.View, model string) policies.Plan {
 	i := slices.IndexFunc(v.Plans, func(p policies.Plan) bool { return p.Model == model })
 	return v.Plans[i]
@@ -143,8 +146,9 @@ func sameMembers(a, b policies.Plan) bool {
 	})
 }
 
-// checkMembers reports the first stage of a view's plans that lacks a member in a set.
-// Package resources proves that a stage has endpoints, not whose.
+// checkMembers returns an error for the first stage of the view's plans that
+// lacks a member in the set. Package resources proves that every stage has
+// endpoints, but not which ones.
 func checkMembers(s resources.Set, v resources.View) error {
 	known := make(map[policies.ReplicaID]bool, len(v.Endpoints))
 	for _, e := range v.Endpoints {
@@ -171,7 +175,7 @@ func checkMembers(s resources.Set, v resources.View) error {
 			}
 			for _, id := range st.Replicas {
 				if known[id] && !members[id] {
-					return fmt.Errorf("%s lacks %s, which plan %d puts there", name, id, p.Epoch)
+					return fmt.Errorf("%s lacks replica %s of plan %d", name, id, p.Epoch)
 				}
 			}
 		}

@@ -9,39 +9,40 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// handleNACK takes a node's refusal.
+// handleNACK quarantines the versions that a NACK is about, and sends the rest
+// of the refused response again.
 func (r *Rollout) handleNACK(now time.Time, e NACK) {
 	g := r.groups[e.Group]
 	if g == nil || g.dissenting[e.Node] {
 		return
 	}
-	news := make(map[key]bool)
+	newlyQuarantined := make(map[key]bool)
 	suspects := r.suspects(g, e)
 	if len(suspects) == 0 && len(e.Resources) > 0 {
 		g.dissenting[e.Node] = true
-		r.note(Note{Warn: true, Text: "node refuses what all others have", Group: e.Group, Node: e.Node, Why: e.Text})
+		r.note(Note{Warn: true, Text: "node refused an established version", Group: e.Group, Node: e.Node, Why: e.Text})
 		return
 	}
 	for _, k := range suspects {
 		f := Refusal{Type: k.typ, Name: k.name, Version: k.version, Node: e.Node, Group: e.Group, Text: e.Text, At: now}
 		if r.quarantine(f) {
-			news[k] = true
+			newlyQuarantined[k] = true
 			r.out.Refused = append(r.out.Refused, f)
-			r.note(Note{Warn: true, Text: "version is quarantined", Group: e.Group, Node: e.Node, Why: f.describe()})
+			r.note(Note{Warn: true, Text: "version quarantined", Group: e.Group, Node: e.Node, Why: f.describe()})
 		}
 	}
-	if _, fenced := g.fenced[e.Node]; fenced && len(suspects) > 0 && len(news) == 0 && holdsAny(g.set, keysOf(suspects)) {
-		return // it is shown for want of another, and whatever comes with it is refused again
+	if _, fenced := g.fenced[e.Node]; fenced && len(suspects) > 0 && len(newlyQuarantined) == 0 && holdsAny(g.set, keysOf(suspects)) {
+		return // it has no replacement, and every response that holds it is refused again
 	}
-	// What came with it may or may not have been applied, and the server believes
-	// that it was: it is sent once more, and the node, which answers after all,
-	// is waited for.
+	// The node may not have applied the rest of the response, although the
+	// server counts it as delivered, so the rest is sent once more. The node
+	// has answered and is waited for again.
 	delete(g.fenced, e.Node)
 	for _, res := range e.Resources {
 		g.suspended[key{e.Type, res.Name, ContentHash(res.Version)}] = true
 		g.suspendedSince = now
 	}
-	r.enforceQuarantine(now, news)
+	r.enforceQuarantine(now, newlyQuarantined)
 }
 
 func keysOf(keys []key) map[key]bool {
@@ -52,9 +53,9 @@ func keysOf(keys []key) map[key]bool {
 	return set
 }
 
-// suspects are the versions that a refusal can be about: those that the node
-// blames, or all that no group has. Where that leaves a choice, what the node's
-// own group had acknowledged before is not meant.
+// suspects returns the versions that a NACK can be about: those that the node
+// blames, or all that are not established. If several remain, those that the
+// node's group had acknowledged before are left out.
 func (r *Rollout) suspects(g *group, e NACK) (keys []key) {
 	for _, res := range e.Resources {
 		k := key{e.Type, res.Name, ContentHash(res.Version)}
@@ -66,25 +67,26 @@ func (r *Rollout) suspects(g *group, e NACK) (keys []key) {
 	if len(keys) == 1 || len(e.Blamed) > 0 {
 		return keys
 	}
-	fresh := slices.DeleteFunc(slices.Clone(keys), func(k key) bool {
+	notAcked := slices.DeleteFunc(slices.Clone(keys), func(k key) bool {
 		o := g.ackedSet.Get(k.typ, k.name)
 		return o != nil && o.Version == k.version
 	})
-	if len(fresh) > 0 {
-		return fresh
+	if len(notAcked) > 0 {
+		return notAcked
 	}
 	return keys
 }
 
-// enforceQuarantine takes back what is newly refused, wherever it is shown.
-func (r *Rollout) enforceQuarantine(now time.Time, news map[key]bool) {
-	if r.rolling != nil && len(news) > 0 {
-		bad := holdsAny(r.rolling.table.Set, news)
+// enforceQuarantine withdraws newly quarantined versions from every group, and
+// fails or reverts the plans that need them.
+func (r *Rollout) enforceQuarantine(now time.Time, newlyQuarantined map[key]bool) {
+	if r.rolling != nil && len(newlyQuarantined) > 0 {
+		bad := holdsAny(r.rolling.table.Set, newlyQuarantined)
 		for _, g := range r.groups {
-			bad = bad || g.revision == r.rolling && holdsAny(g.set, news)
+			bad = bad || g.revision == r.rolling && holdsAny(g.set, newlyQuarantined)
 		}
 		if bad {
-			r.failRollout(now, r.firstReason(news), true)
+			r.failRollout(now, r.firstReason(newlyQuarantined), true)
 		}
 	}
 	if r.stable != nil && r.previous != nil {
@@ -99,14 +101,15 @@ func (r *Rollout) enforceQuarantine(now time.Time, news map[key]bool) {
 	}
 }
 
-// firstReason tells the first of some refusals.
+// firstReason describes the first of some refusals, by type and name.
 func (r *Rollout) firstReason(keys map[key]bool) string {
 	all := slices.Collect(maps.Keys(keys))
 	slices.SortFunc(all, func(a, b key) int { return cmp.Or(cmp.Compare(a.typ, b.typ), cmp.Compare(a.name, b.name)) })
 	return r.quarantined[all[0]].describe()
 }
 
-// refusedRoute tells which refused routes or listener a set holds, "" for none.
+// refusedRoute describes the first quarantined route table or listener in a
+// set; "" if there is none.
 func (r *Rollout) refusedRoute(s resources.Set) string {
 	for _, typ := range [...]string{resources.RouteType, resources.ListenerType} {
 		for _, res := range s.All(typ) {
@@ -118,7 +121,7 @@ func (r *Rollout) refusedRoute(s resources.Set) string {
 	return ""
 }
 
-// whyUnusable tells why an edition cannot be shown any more, "" if it can.
+// whyUnusable says why a revision cannot be applied any more; "" if it can.
 func (r *Rollout) whyUnusable(ed *revision) string {
 	if why := r.refusedRoute(ed.table.Set); why != "" {
 		return why
@@ -129,16 +132,17 @@ func (r *Rollout) whyUnusable(ed *revision) string {
 	return ""
 }
 
-// revertStable goes back to the plan before the one that all groups have: another
-// server's node refuses it, or there was nobody here to do so when it went out.
+// revertStable goes back from the plan that all groups have to the previous
+// one. A node of another control plane refused it, or this one had no node to
+// refuse it when it was rolled out.
 func (r *Rollout) revertStable(now time.Time, why string) {
 	if r.rolling != nil {
-		r.revertRollout(now, "plan taken back", why)
+		r.revertRollout(now, "plan rolled back", why)
 	}
 	old := r.stable
 	r.failed, r.blocked = &failure{table: old.table, why: why, retryWithReplacements: true}, why
 	r.stable, r.previous = r.previous, nil
-	r.note(Note{Warn: true, Text: "plan taken back", Epoch: old.table.Epoch(), Why: why})
+	r.note(Note{Warn: true, Text: "plan rolled back", Epoch: old.table.Epoch(), Why: why})
 	applied := r.routesAcked(old.table.Set)
 	for _, name := range r.cfg.Groups {
 		if g := r.groups[name]; g.revision == old {
@@ -153,19 +157,21 @@ func (r *Rollout) revertStable(now time.Time, why string) {
 	}
 }
 
-// routesAcked reports whether any group has acknowledged a set's routes.
+// routesAcked reports whether a group has acknowledged the routes of a set.
 func (r *Rollout) routesAcked(s resources.Set) bool {
 	return slices.ContainsFunc(s.All(resources.RouteType), func(res *resources.Resource) bool {
 		return routesRequests(res) && r.isEstablished(keyOf(res))
 	})
 }
 
-// failRollout takes the target back from all groups that have it.
+// failRollout rolls the plan in progress back in all groups that have it.
 func (r *Rollout) failRollout(now time.Time, why string, admissible bool) {
 	r.failed, r.blocked = &failure{table: r.rolling.table, why: why, retryWithReplacements: admissible}, why
-	r.revertRollout(now, "plan taken back", why)
+	r.revertRollout(now, "plan rolled back", why)
 }
 
+// revertRollout takes the groups that have the plan in progress back to the
+// stable one.
 func (r *Rollout) revertRollout(now time.Time, text, why string) {
 	old := r.rolling
 	r.rolling = nil

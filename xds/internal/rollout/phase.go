@@ -1,45 +1,44 @@
 package rollout
 
-// Phase is where a group is.
+// Phase is the step of a group's transition from one plan to the next.
 type Phase uint8
 
 const (
-	Idle   Phase = iota // one table is all that is shown
-	Add                 // old routes, endpoints of the old plans and the new one
-	Flip                // new routes, the same endpoints
-	Watch               // as Flip, acknowledged; the other groups have their turn
-	Retire              // as Idle, and removed endpoints drain
+	Idle   Phase = iota // the group has one table
+	Add                 // old routes; endpoints of the old plans and of the new one
+	Flip                // new routes; endpoints as in Add
+	Watch               // as Flip, acknowledged; the plan is on trial and the other groups follow
+	Retire              // as Idle, while removed endpoints drain
 )
 
-// String names the phase in lower case.
+// String returns the phase in lower case.
 func (p Phase) String() string { return [...]string{"idle", "add", "flip", "watch", "retire"}[p] }
 
-// phaseMachine is the steps of one group from a table to the next. The zero value
-// has shown nothing. A table that is wanted while another one is on its way
-// takes its place; what some node may have applied of that one stays live until
-// it cannot be in use any more. The machine is never in Retire.
+// phaseMachine takes one group from a table to the next. The zero value has no
+// table. A new target replaces the one in progress; tables whose routes a node
+// may have applied stay live until no node can have them any more. The machine
+// is never in Retire.
 type phaseMachine struct {
 	phase Phase
-	live  []*Table // whose routes some node may have, the last settled one first; the last one is shown in Idle and Add
-	next  *Table   // nil in Idle
+	live  []*Table // tables whose routes a node may have, the last settled one first; the last one gives the routes in Idle and Add
+	next  *Table   // the table in progress; nil in Idle
 }
 
-// maxLive bounds how many tables are live when another one is begun with. The
-// first one is what the group can go back to, and always stays; going back makes
-// one more.
+// maxLive bounds how many tables are live when a transition begins. The first
+// one is the target of a rollback and always stays; a rollback adds one more.
 const maxLive = 4
 
-// isEmpty reports whether nothing was shown yet.
+// isEmpty reports whether the group has no table yet.
 func (m *phaseMachine) isEmpty() bool { return len(m.live) == 0 }
 
-// isFull reports whether another table would push one out that some node may have.
+// isFull reports whether another table would push out one that a node may have.
 func (m *phaseMachine) isFull() bool { return m.phase == Flip && len(m.live) >= maxLive }
 
-// setTarget begins to go to a table, or goes on with it instead of another one.
+// setTarget begins the transition to a table, or replaces the one in progress.
 func (m *phaseMachine) setTarget(t *Table) {
 	switch {
 	case m.isEmpty():
-		m.live = []*Table{t} // nobody has routes yet
+		m.live = []*Table{t} // no node has routes yet
 		return
 	case (m.phase == Flip || m.phase == Watch) && !t.sameRoutes(m.next):
 		m.supersede()
@@ -50,26 +49,27 @@ func (m *phaseMachine) setTarget(t *Table) {
 	m.next = t
 }
 
-// advance says that the nodes which count have acknowledged the phase, or are
-// not waited for any longer.
+// advance begins the next phase. The nodes of the group have acknowledged the
+// present one, or are fenced.
 func (m *phaseMachine) advance() {
 	switch m.phase {
 	case Add:
 		m.phase = Flip
 	case Flip:
-		m.phase, m.live = Watch, m.live[:1:1] // nobody has the routes of those between
+		m.phase, m.live = Watch, m.live[:1:1] // no node has the routes of the tables between
 	}
 }
 
-// finish leaves the old table behind, and returns it.
+// finish drops the old table and returns it.
 func (m *phaseMachine) finish() *Table {
 	old := m.live[0]
 	m.phase, m.live, m.next = Idle, []*Table{m.next}, nil
 	return old
 }
 
-// revertTo returns to a table whose members are shown because it was the last
-// settled one: in one step, and none where nobody can have other routes.
+// revertTo goes back to a table whose members are still there because it was
+// the last settled one. It takes one step, and none if no node can have other
+// routes.
 func (m *phaseMachine) revertTo(t *Table) {
 	switch {
 	case m.phase == Idle:
@@ -84,23 +84,22 @@ func (m *phaseMachine) revertTo(t *Table) {
 	m.phase, m.next = Flip, t
 }
 
-// abort ends where it is: the phase could not be shown.
+// abort ends a transition whose next phase could not be applied.
 func (m *phaseMachine) abort() {
 	if m.phase == Flip || m.phase == Watch {
-		m.supersede() // the new routes may have been shown before
+		m.supersede() // nodes may have the new routes already
 	}
 	m.next, m.phase = nil, Idle
 }
 
-// supersede makes the table that is being flipped to one of those that some
-// node may have.
+// supersede moves the table in progress to those whose routes a node may have.
 func (m *phaseMachine) supersede() {
 	rest := append(m.live[1:len(m.live):len(m.live)], m.next)
 	rest = rest[max(0, len(rest)-maxLive):]
 	m.live = append(m.live[:1:1], rest...)
 }
 
-// layers describes the present phase.
+// layers returns the layers of the present phase.
 func (m *phaseMachine) layers() layers {
 	shown := m.live[len(m.live)-1]
 	switch m.phase {
@@ -112,7 +111,7 @@ func (m *phaseMachine) layers() layers {
 	return layers{routes: shown, newest: shown}
 }
 
-// newest is the table whose endpoints are shown.
+// newest returns the table that gives the endpoints, nil if there is none yet.
 func (m *phaseMachine) newest() *Table {
 	if m.isEmpty() {
 		return nil

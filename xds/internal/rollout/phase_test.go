@@ -16,12 +16,12 @@ import (
 
 var update = flag.Bool("update", false, "write testdata instead of comparing with it")
 
-// label makes a table out of a word such as "A1": the letters are its routes,
-// the rest its endpoints.
-func label(t *testing.T, word string) *Table {
+// newLabelledTable returns a table for a label such as "A1": the letters stand for
+// its routes, the digits for its endpoints.
+func newLabelledTable(t *testing.T, label string) *Table {
 	t.Helper()
 	r, err := resources.Encode(resources.RouteType, resources.RouteName, &routev3.RouteConfiguration{
-		Name: strings.TrimRight(word, "0123456789"),
+		Name: strings.TrimRight(label, "0123456789"),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -33,27 +33,27 @@ func label(t *testing.T, word string) *Table {
 	return &Table{Set: s}
 }
 
-// TestMachine plays testdata/phase.txt: a line is an event, a line that
-// begins with ">" is what one group is shown after it, "reset" begins anew.
-func TestMachine(t *testing.T) {
-	play(t, "phase.txt", func() func(word, arg string) string {
+// TestPhaseMachine runs testdata/phase.txt: a line is a command, a line that begins
+// with ">" is the state after it, and "reset" starts a new machine.
+func TestPhaseMachine(t *testing.T) {
+	runScenario(t, "phase.txt", func() func(command, arg string) string {
 		m, names := new(phaseMachine), make(map[*Table]string)
-		return func(word, arg string) string {
-			table := label(t, arg)
+		return func(command, arg string) string {
+			table := newLabelledTable(t, arg)
 			names[table] = arg
-			switch word {
-			case "want":
+			switch command {
+			case "target":
 				m.setTarget(table)
-			case "back":
+			case "revert":
 				m.revertTo(table)
-			case "settled":
+			case "advance":
 				m.advance()
 			case "finish":
 				m.finish()
 			case "abort":
 				m.abort()
 			default:
-				t.Fatalf("unknown event %q", word)
+				t.Fatalf("unknown command %q", command)
 			}
 			if m.isEmpty() {
 				return "> nothing\n"
@@ -68,9 +68,10 @@ func TestMachine(t *testing.T) {
 	})
 }
 
-// play runs a scenario file against a player that is made anew at every
-// "reset", and compares what it says with the file.
-func play(t *testing.T, name string, begin func() func(word, arg string) string) {
+// runScenario runs the commands of a file and compares their outputs with the
+// file. begin returns the function that runs a command, after every "reset"
+// another one.
+func runScenario(t *testing.T, name string, begin func() func(command, arg string) string) {
 	t.Helper()
 	file := filepath.Join("testdata", name)
 	script, err := os.ReadFile(file)
@@ -85,13 +86,13 @@ func play(t *testing.T, name string, begin func() func(word, arg string) string)
 			continue
 		}
 		fmt.Fprintln(&out, line)
-		word, arg, _ := strings.Cut(line, " ")
-		switch word {
+		command, arg, _ := strings.Cut(line, " ")
+		switch command {
 		case "", "#":
 		case "reset":
 			step = begin()
 		default:
-			out.WriteString(step(word, arg))
+			out.WriteString(step(command, arg))
 		}
 	}
 	if *update {
@@ -99,6 +100,6 @@ func play(t *testing.T, name string, begin func() func(word, arg string) string)
 			t.Fatal(err)
 		}
 	} else if !bytes.Equal(script, out.Bytes()) {
-		t.Errorf("%s differs from what happened:\n%s", file, out.Bytes())
+		t.Errorf("%s differs; run with -update and read the diff:\n%s", file, out.Bytes())
 	}
 }

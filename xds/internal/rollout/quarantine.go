@@ -8,33 +8,33 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// key is one version of one resource.
+// key identifies one version of one resource.
 type key struct{ typ, name, version string }
 
 func keyOf(r *resources.Resource) key { return key{r.Type, r.Name, r.Version} }
 
-// maxQuarantined bounds the versions that are remembered as refused. The oldest is
-// forgotten first.
+// maxQuarantined bounds the quarantined versions. The oldest is dropped first.
 const maxQuarantined = 1024
 
-// versionTracker is what was refused, and what can stand in for it.
+// versionTracker holds the quarantined versions and the good ones that can
+// replace them.
 type versionTracker struct {
 	quarantined     map[key]Refusal
 	order           []key  // oldest first
-	quarantineCount uint64 // how many there ever were
-	// goodVersions are the last versions of every resource that whole groups have
-	// acknowledged, newest first.
-	goodVersions map[Version][]*resources.Resource // by type and name
+	quarantineCount uint64 // versions that were ever quarantined
+	// goodVersions holds, by type and name, the last versions that whole groups
+	// have acknowledged, newest first.
+	goodVersions map[Version][]*resources.Resource
 }
 
-// maxGoodVersions is how many good versions of a resource are remembered.
+// maxGoodVersions bounds the good versions of one resource.
 const maxGoodVersions = 3
 
 func newVersionTracker() versionTracker {
 	return versionTracker{quarantined: make(map[key]Refusal), goodVersions: make(map[Version][]*resources.Resource)}
 }
 
-// quarantine adds a refusal, and reports whether it is news.
+// quarantine adds a refusal, and reports whether it is new.
 func (q *versionTracker) quarantine(f Refusal) bool {
 	k := key{f.Type, f.Name, f.Version}
 	if _, ok := q.quarantined[k]; ok || f.Version == "" {
@@ -50,25 +50,26 @@ func (q *versionTracker) quarantine(f Refusal) bool {
 	return true
 }
 
-// releaseIrreplaceable forgets refusals of versions in a set that neither routes nor endpoints
-// can do without, and that nothing stands in for. It returns why they were there.
-// After a restart nothing else is known, and without its clusters a fleet would
-// be shown nothing: one proxy that refuses them again stands alone.
-func (q *versionTracker) releaseIrreplaceable(s resources.Set) (pardoned []Refusal) {
+// releaseIrreplaceable releases quarantined versions of a set that no good
+// version can replace and without which routes or endpoints are useless, and
+// returns their refusals. After a restart no other version is known, and
+// without its clusters a fleet would be sent nothing at all; a single proxy
+// that refuses them again is fenced.
+func (q *versionTracker) releaseIrreplaceable(s resources.Set) (released []Refusal) {
 	q.order = slices.DeleteFunc(q.order, func(k key) bool {
 		r := s.Get(k.typ, k.name)
 		if r == nil || r.Version != k.version || routesRequests(r) && k.typ == resources.RouteType ||
 			k.typ == resources.EndpointType || isOptional(r) || q.replacement(k, resources.Set{}) != nil {
 			return false
 		}
-		pardoned = append(pardoned, q.quarantined[k])
+		released = append(released, q.quarantined[k])
 		delete(q.quarantined, k)
 		return true
 	})
-	return pardoned
+	return released
 }
 
-// recordAcked notes that a group has acknowledged all of a set.
+// recordAcked records that a group has acknowledged the whole set.
 func (q *versionTracker) recordAcked(s resources.Set) {
 	for _, typ := range s.Types() {
 		for _, r := range s.All(typ) {
@@ -86,13 +87,14 @@ func (q *versionTracker) recordAcked(s resources.Set) {
 	}
 }
 
-// isEstablished reports whether a whole group has acknowledged the version lately.
+// isEstablished reports whether a whole group has lately acknowledged the
+// version.
 func (q *versionTracker) isEstablished(k key) bool {
 	return slices.ContainsFunc(q.goodVersions[Version{k.typ, k.name}], func(r *resources.Resource) bool { return r.Version == k.version })
 }
 
-// replacement is the newest good version that is not refused, or nil. What the group
-// itself has acknowledged comes first.
+// replacement returns the newest good version that is not quarantined, or nil.
+// What the group itself has acknowledged comes first.
 func (q *versionTracker) replacement(k key, acked resources.Set) *resources.Resource {
 	if r := acked.Get(k.typ, k.name); r != nil && ContentHash(r.Version) == r.Version {
 		if _, bad := q.quarantined[keyOf(r)]; !bad {
@@ -107,32 +109,32 @@ func (q *versionTracker) replacement(k key, acked resources.Set) *resources.Reso
 	return nil
 }
 
-// resendMark is the end of a version's name under which the same bytes are sent
-// once more, to a client that was sent them beside something that it refused: it
-// may not have them, and the server believes that it has.
+// resendMark is the suffix of a version under which the same bytes are sent
+// once more. A client that was sent them in a response that it refused may not
+// have applied them, although the server counts them as delivered.
 const resendMark = "+"
 
-// resendVersion is the same resource under another version.
+// resendVersion returns the same resource under another version.
 func resendVersion(r *resources.Resource) *resources.Resource {
 	c := *r
 	c.Version += resendMark
 	return &c
 }
 
-// ContentHash is the content hash that a version names.
+// ContentHash returns the content hash in a version.
 func ContentHash(version string) string { return strings.TrimSuffix(version, resendMark) }
 
-// routesRequests reports whether a resource decides where requests go: such a one is
-// never replaced alone.
+// routesRequests reports whether a resource decides where requests go. Such a
+// resource is never replaced alone.
 func routesRequests(r *resources.Resource) bool {
 	return !r.Unlisted && (r.Type == resources.RouteType || r.Type == resources.ListenerType)
 }
 
-// isOptional reports whether a client does without a resource: the slots of
-// extensions have a default.
+// isOptional reports whether a client can do without a resource: the extension
+// configs of policy slots have a default.
 func isOptional(r *resources.Resource) bool { return r.Type == resources.ExtensionType }
 
-// countQuarantined counts the refused versions in a set.
+// countQuarantined counts the quarantined versions in a set.
 func (q *versionTracker) countQuarantined(s resources.Set) (n int) {
 	for k := range q.quarantined {
 		if r := s.Get(k.typ, k.name); r != nil && r.Version == k.version {
@@ -158,17 +160,17 @@ func holdsAny(s resources.Set, keys map[key]bool) bool {
 	return false
 }
 
-// groupSets is what a group has already.
+// groupSets is what a group already has.
 type groupSets struct {
-	applied   resources.Set // may stay where nothing else is known
-	passed    resources.Set // stays if it is shown
-	acked     resources.Set // stands in first
+	applied   resources.Set // may stay if no other version is known
+	passed    resources.Set // stays if it is applied
+	acked     resources.Set // preferred as replacements
 	suspended map[key]bool
 }
 
-// replaceRefused returns the set without what was refused: good versions stand in where
-// they can. lost tells the first of those that were replaced, and that the set
-// wants to be proven anew; "" when none was.
+// replaceRefused returns the set with quarantined versions replaced by good
+// ones where possible. lost describes the first replaced version, in which case
+// the set has to be proven anew; it is "" if none was replaced.
 func (q *versionTracker) replaceRefused(s resources.Set, h groupSets) (admitted resources.Set, lost string, err error) {
 	if len(q.quarantined) == 0 && len(h.suspended) == 0 {
 		return s, "", nil
@@ -211,12 +213,12 @@ func (q *versionTracker) replaceRefused(s resources.Set, h groupSets) (admitted 
 	return s, lost, nil
 }
 
-// describe tells an operator what was refused by whom.
+// describe says which resource was refused by which node, and why.
 func (f Refusal) describe() string {
 	return fmt.Sprintf("%s %s refused by %s: %s", typeNoun(f.Type), f.Name, f.Node, f.Text)
 }
 
-// typeNoun is what a type is called.
+// typeNoun returns the name of a type in messages.
 func typeNoun(typ string) string {
 	switch typ {
 	case resources.RouteType:
@@ -231,20 +233,20 @@ func typeNoun(typ string) string {
 	return "resource"
 }
 
-// omitRefused leaves refused routes out of what a group is shown, and with whole
-// also refused endpoints, where it has no other ones of the name: after a restart
-// nothing else is known, and a proxy keeps those that it has.
-func (q *versionTracker) omitRefused(s, shown resources.Set, whole bool) (less resources.Set, withheld bool) {
-	less = s
+// omitRefused leaves quarantined routes out of a group's set, and with withEndpoints
+// also quarantined endpoints, where the group has no other version of them:
+// after a restart none is known, and a proxy keeps those that it has.
+func (q *versionTracker) omitRefused(s, applied resources.Set, withEndpoints bool) (kept resources.Set, omitted bool) {
+	kept = s
 	for _, typ := range [...]string{resources.RouteType, resources.EndpointType} {
 		all := s.All(typ)
 		n := len(all)
 		all = slices.DeleteFunc(all, func(r *resources.Resource) bool {
 			k := keyOf(r)
-			if _, bad := q.quarantined[k]; !bad || shown.Get(r.Type, r.Name) != nil {
+			if _, bad := q.quarantined[k]; !bad || applied.Get(r.Type, r.Name) != nil {
 				return false
 			}
-			return routesRequests(r) || whole && typ == resources.EndpointType && q.replacement(k, resources.Set{}) == nil
+			return routesRequests(r) || withEndpoints && typ == resources.EndpointType && q.replacement(k, resources.Set{}) == nil
 		})
 		if len(all) == n {
 			continue
@@ -253,7 +255,7 @@ func (q *versionTracker) omitRefused(s, shown resources.Set, whole bool) (less r
 		if err != nil {
 			return s, false
 		}
-		less, withheld = less.With(one, typ), true
+		kept, omitted = kept.With(one, typ), true
 	}
-	return less, withheld
+	return kept, omitted
 }

@@ -8,10 +8,10 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// TestFirstTableIsServed: a cluster and a listener that one proxy refused before
-// the restart do not keep a fleet from being served after it: there is nothing
-// else to show. What was refused of later tables stays refused.
-func TestFirstTableIsServed(t *testing.T) {
+// TestFirstTableIsApplied checks that a cluster and a listener that a proxy refused
+// before a restart are applied after it, because no other version is known.
+// Refused versions of later tables stay quarantined.
+func TestFirstTableIsApplied(t *testing.T) {
 	resource := func(typ, name, version string) *resources.Resource {
 		return &resources.Resource{Type: typ, Name: name, Version: version}
 	}
@@ -31,7 +31,7 @@ func TestFirstTableIsServed(t *testing.T) {
 	}
 	r, err := New(Config{
 		Groups: []string{""}, Watch: time.Second, AckTimeout: time.Second, PollInterval: time.Second,
-		Build: build, Prove: func(resources.Set) error { return nil }, CheckMembers: wordsCover,
+		Build: build, Prove: func(resources.Set) error { return nil }, CheckMembers: checkTextMembers,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -43,15 +43,15 @@ func TestFirstTableIsServed(t *testing.T) {
 	r.Step(now, Quarantine{[]Refusal{refusal(resources.ClusterType, "c", "1"), refusal(resources.ListenerType, "l", "1"), refusal(resources.ClusterType, "c", "2")}})
 	out := r.Step(now, SetTarget{Table: table(1)})
 	if len(out.Applies) != 1 || out.Applies[0].Set.Get(resources.ClusterType, "c") == nil || out.Applies[0].Set.Get(resources.ListenerType, "l") == nil {
-		t.Fatalf("the first table is not shown: %+v, %+v", out, r.Report())
+		t.Fatalf("first table not applied: %+v, %+v", out, r.Report())
 	}
-	// Told again, as with every change of the store, it stays as it is.
+	// A repeated refusal, as with every change of the store, changes nothing.
 	if out = r.Step(now, Quarantine{[]Refusal{refusal(resources.ClusterType, "c", "1")}}); len(out.Applies) != 0 {
-		t.Errorf("told again: %+v", out.Applies)
+		t.Errorf("repeated refusal applied %+v", out.Applies)
 	}
 	for _, s := range r.Step(now, SetTarget{Table: table(2)}).Applies {
 		if c := s.Set.Get(resources.ClusterType, "c"); c != nil && c.Version == "2" {
-			t.Error("what was refused of the next table is shown")
+			t.Error("applied a quarantined version of the second table")
 		}
 	}
 }

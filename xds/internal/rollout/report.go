@@ -8,7 +8,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// nextWake is when facts are due that nobody signals.
+// nextWake returns when an Observe is due that no event announces.
 func (r *Rollout) nextWake(now time.Time) (at time.Time) {
 	soonest := func(t time.Time) {
 		if !t.IsZero() && (at.IsZero() || t.Before(at)) {
@@ -31,10 +31,10 @@ func (r *Rollout) nextWake(now time.Time) (at time.Time) {
 	return at
 }
 
-// needsBehind reports whether it matters who is behind in anything.
+// needsBehind reports whether the group needs Observation.Behind.
 func (r *Rollout) needsBehind(g *group) bool { return len(g.fenced)+len(g.dissenting) > 0 }
 
-// Queries lists what is to be found out for the next Seen.
+// Queries lists what the next Observe has to report.
 func (r *Rollout) Queries() []Query {
 	out := make([]Query, 0, len(r.cfg.Groups))
 	for _, name := range r.cfg.Groups {
@@ -51,7 +51,7 @@ func (r *Rollout) Queries() []Query {
 	return out
 }
 
-// Report describes the present state.
+// Report returns the present state.
 func (r *Rollout) Report() Report {
 	out := Report{Blocked: r.blocked}
 	if r.target != nil {
@@ -81,7 +81,7 @@ func (r *Rollout) routeEpoch(g *group) policies.Epoch {
 	return g.machine.layers().routes.Epoch()
 }
 
-// Refusals lists what is quarantined, oldest first.
+// Refusals lists the quarantined versions, oldest first.
 func (r *Rollout) Refusals() []Refusal {
 	out := make([]Refusal, 0, len(r.order))
 	for _, k := range r.order {
@@ -90,10 +90,10 @@ func (r *Rollout) Refusals() []Refusal {
 	return out
 }
 
-// groupLabel is a group's name for people.
+// groupLabel returns a group's name for messages.
 func groupLabel(name string) string {
 	if name == "" {
-		return "of all others"
+		return "default"
 	}
 	return name
 }

@@ -10,24 +10,24 @@ import (
 
 // Config is the configuration of a Rollout.
 type Config struct {
-	// Groups are the names of all groups in the order of roll-out; required.
+	// Groups are the names of all groups in the order of the rollout; required.
 	Groups []string
 	// Watch is how long a plan is on trial in a group before the next populated
-	// one gets it. 0 means not at all.
+	// group gets it. 0 skips the trial.
 	Watch time.Duration
 	// AckTimeout is how long a phase waits for a node; required.
 	AckTimeout time.Duration
-	// DrainTimeout is how long removed endpoints wait for their requests. 0
-	// removes them at once.
+	// DrainTimeout is how long removed endpoints wait for their requests to
+	// end. 0 removes them at once.
 	DrainTimeout time.Duration
-	// PollInterval is how often, at most, facts that nobody signals are asked for: the
-	// verdict on a watched group and the requests of removed endpoints. 0 means
-	// 250 ms.
+	// PollInterval is the interval of Observes that no event announces: for
+	// regressions in a watched group and for requests on removed endpoints. 0
+	// means 250 ms.
 	PollInterval time.Duration
 
-	// Build renders a view, Prove proves a set and Covers that it has the
-	// members of a view's plans. What they say must follow from what they are
-	// given. nil means package resources' own.
+	// Build renders a view, Prove proves a set, and CheckMembers checks that a
+	// set has the members of a view's plans. They must be pure functions. nil
+	// means those of package resources and of this package.
 	Build        func(resources.View) (resources.Set, error)
 	Prove        func(resources.Set) error
 	CheckMembers func(resources.Set, resources.View) error
@@ -35,21 +35,21 @@ type Config struct {
 
 const defaultPoll = 250 * time.Millisecond
 
-// Rollout is the state of a fleet's roll-outs. It is not safe for concurrent
+// Rollout is the state of a fleet's rollouts. It is not safe for concurrent
 // use.
 type Rollout struct {
 	cfg    Config
 	groups map[string]*group
 
-	stable      *revision // what the whole fleet has; nil before the first Want
-	previous    *revision // what it had before that, if anything
-	rolling     *revision // on its way; nil when nothing is
-	lastSettled time.Time // when the last group of target has settled
-	target      *Table    // wanted last
+	stable      *revision // what all groups have; nil before the first SetTarget
+	previous    *revision // stable before the present one, or nil
+	rolling     *revision // being rolled out; nil if nothing is
+	lastSettled time.Time // when the last group of rolling settled
+	target      *Table    // of the last SetTarget
 	urgent      bool
 
-	failed  *failure // the last target that was taken back
-	blocked string   // why news is not rolled out
+	failed  *failure // the last rolling that was rolled back
+	blocked string   // why target is not rolled out
 	versionTracker
 
 	obstacleKey obstacleKey
@@ -58,12 +58,12 @@ type Rollout struct {
 	out Output
 }
 
-// failure is a table that is not tried again while it is wanted.
+// failure is a table that is not tried again while it is the target.
 type failure struct {
 	table *Table
 	why   string
-	// retryWithReplacements allows it where good versions can stand in for what was
-	// refused.
+	// retryWithReplacements allows another try once good versions can replace
+	// the refused ones.
 	retryWithReplacements bool
 }
 
@@ -102,7 +102,7 @@ func New(cfg Config) (*Rollout, error) {
 	return r, nil
 }
 
-// Step applies an event and says what is to be done. now must not go back.
+// Step applies an event and returns what has to be done. now must not decrease.
 func (r *Rollout) Step(now time.Time, e Event) Output {
 	r.out = Output{}
 	switch e := e.(type) {
@@ -113,14 +113,14 @@ func (r *Rollout) Step(now time.Time, e Event) Output {
 	case NACK:
 		r.handleNACK(now, e)
 	case Quarantine:
-		news := make(map[key]bool)
+		newlyQuarantined := make(map[key]bool)
 		for _, f := range e.Refusals {
 			if r.quarantine(f) {
-				news[key{f.Type, f.Name, f.Version}] = true
-				r.note(Note{Warn: true, Text: "version is refused elsewhere", Group: f.Group, Node: f.Node, Why: f.describe()})
+				newlyQuarantined[key{f.Type, f.Name, f.Version}] = true
+				r.note(Note{Warn: true, Text: "version quarantined by another control plane", Group: f.Group, Node: f.Node, Why: f.describe()})
 			}
 		}
-		r.enforceQuarantine(now, news)
+		r.enforceQuarantine(now, newlyQuarantined)
 	}
 	for moved := true; moved; {
 		moved = false
@@ -133,7 +133,7 @@ func (r *Rollout) Step(now time.Time, e Event) Output {
 	return r.out
 }
 
-// setTarget takes a table that is to be shown.
+// setTarget takes in a new table.
 func (r *Rollout) setTarget(now time.Time, e SetTarget) {
 	r.target = e.Table
 	if r.stable == nil {
@@ -153,10 +153,10 @@ func (r *Rollout) setTarget(now time.Time, e SetTarget) {
 	case r.rolling.table.sameExceptHealth(r.target):
 		r.rolling.urgent = r.rolling.urgent || r.urgent
 	case r.urgent && !r.canRetarget():
-		// The quickest way to the newest plan is through the present one.
+		// The fastest way to the newest plan leads through the one in progress.
 		r.rolling.urgent = true
 	case r.canRetarget() && r.whyBlocked(r.target) == "":
-		// Only the first group has seen something of the target.
+		// Only one group has begun with the plan in progress.
 		old := r.rolling
 		r.rolling = &revision{table: r.target, urgent: r.urgent}
 		for _, g := range r.groups {
@@ -173,11 +173,11 @@ func (r *Rollout) setTarget(now time.Time, e SetTarget) {
 	}
 }
 
-// applyFirst shows the first table to everybody: there is nothing to compare it
-// with, and nobody to ask before.
+// applyFirst applies the first table to all groups: there is no older one to
+// compare it with.
 func (r *Rollout) applyFirst(now time.Time) {
 	for _, f := range r.releaseIrreplaceable(r.target.Set) {
-		r.note(Note{Warn: true, Text: "refused version is shown, for want of another", Epoch: r.target.Epoch(), Why: f.describe()})
+		r.note(Note{Warn: true, Text: "refused version applied because nothing can replace it", Epoch: r.target.Epoch(), Why: f.describe()})
 	}
 	r.stable = &revision{table: r.target}
 	for _, name := range r.cfg.Groups {
@@ -185,15 +185,15 @@ func (r *Rollout) applyFirst(now time.Time) {
 		g.revision, g.machine = r.stable, phaseMachine{}
 		g.machine.setTarget(r.target)
 		if err := r.apply(now, g); err != nil {
-			r.stable, r.blocked = nil, err.Error() // the next one is the first
-			r.note(Note{Warn: true, Text: "plan not shown", Group: name, Epoch: r.target.Epoch(), Why: err.Error()})
+			r.stable, r.blocked = nil, err.Error() // the next table is the first
+			r.note(Note{Warn: true, Text: "plan not applied", Group: name, Epoch: r.target.Epoch(), Why: err.Error()})
 			return
 		}
 	}
 	r.blocked = ""
 }
 
-// refresh gives an edition the newest health and weights.
+// refresh updates the health and weights of a revision.
 func (r *Rollout) refresh(ed *revision) {
 	if ed.table.sameExceptHealth(r.target) {
 		ed.table = r.target
@@ -208,15 +208,15 @@ func (r *Rollout) refresh(ed *revision) {
 		err = r.cfg.Prove(s)
 	}
 	if err != nil {
-		r.note(Note{Warn: true, Text: "health not shown", Epoch: ed.table.Epoch(), Why: err.Error()})
+		r.note(Note{Warn: true, Text: "health update not applied", Epoch: ed.table.Epoch(), Why: err.Error()})
 		return
 	}
 	ed.table = &Table{View: v, Set: s}
 }
 
-// canRetarget reports whether only one group has begun with the target, and can go on
-// with another one instead: it has not settled, and its nodes are not spread
-// over too many tables.
+// canRetarget reports whether the plan in progress can be replaced by the
+// target: only one group has begun with it, has not settled, and its nodes are
+// not spread over too many tables.
 func (r *Rollout) canRetarget() bool {
 	n := 0
 	for _, g := range r.groups {
@@ -230,7 +230,7 @@ func (r *Rollout) canRetarget() bool {
 	return n == 1
 }
 
-// observe books facts.
+// observe takes in observations.
 func (r *Rollout) observe(now time.Time, e Observe) {
 	for _, name := range r.cfg.Groups {
 		g := r.groups[name]
@@ -239,10 +239,10 @@ func (r *Rollout) observe(now time.Time, e Observe) {
 			continue
 		}
 		for _, id := range g.applyObservation(f, now, r.needsBehind(g)) {
-			r.note(Note{Text: "node has caught up", Group: name, Node: id})
+			r.note(Note{Text: "node caught up", Group: name, Node: id})
 		}
 		for _, id := range g.fenceLate(now, r.cfg.AckTimeout) {
-			r.note(Note{Warn: true, Text: "node is not waited for", Group: name, Node: id, Why: g.fenced[id]})
+			r.note(Note{Warn: true, Text: "node fenced", Group: name, Node: id, Why: g.fenced[id]})
 		}
 		if len(g.removed) > 0 {
 			r.dropRemoved(now, g, f)

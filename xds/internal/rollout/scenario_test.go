@@ -13,45 +13,46 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// TestScenarios plays testdata/rollout.txt, and others: a fleet of three groups,
-// a, b and "rest", under tables that are written as "3 ab|c": plan 3, replicas a
-// and b in the first stage, c in the second; "3 ab|c b=sick" marks one. Events:
+// TestScenarios runs scenario files with a fleet of three groups, a, b and
+// "rest" (the default group). A table is written as "3 ab|c": plan 3, replicas a
+// and b in the first stage, c in the second; "3 ab|c b=sick" makes b unhealthy.
+// Commands:
 //
-//	nodes a=1 rest=2   so many proxies are connected
-//	late a=x,y         these have not acknowledged what is waited for; "x@flip": of
-//	                   the routes alone
-//	want 3 ab|c        the table is wanted; "urgent 3 ab|c" without a watch
-//	nack x a r         node x of group a refuses what it is shown of these names
-//	bar r 3            another server's node refused the routes of plan 3;
-//	bar e1 bc          and these endpoints
-//	bad a text         the judge says that group a got worse
-//	busy 3             so many requests run on removed endpoints; "busy ?": unknown
-//	wait 1.5s          time passes, and the rollout is woken when it wants to be
+//	nodes a=1 rest=2   sets how many proxies are connected
+//	late a=x,y         sets the nodes that have not acknowledged what the group
+//	                   waits for; "x@flip": only the routes
+//	target 3 ab|c      sets the target table; "urgent 3 ab|c" skips the watch
+//	nack x a r         node x of group a refuses its present resources r
+//	quarantine r 3     a node elsewhere refused the routes of plan 3;
+//	quarantine e1 bc   or these endpoints
+//	regression a text  the monitor reports a regression in group a
+//	requests 3         sets the requests on removed endpoints; "requests ?": unknown
+//	wait 1.5s          advances the clock, with an Observe at every Wake
 func TestScenarios(t *testing.T) {
 	for _, name := range []string{"rollout.txt", "refused.txt", "retire.txt"} {
 		t.Run(name, func(t *testing.T) {
-			play(t, name, func() func(word, arg string) string { return newScenario(t, name).event })
+			runScenario(t, name, func() func(command, arg string) string { return newScenario(t, name).run })
 		})
 	}
 }
 
-// scenario is a rollout with the facts that the script has set.
+// scenario is a rollout with the observations that the file has set.
 type scenario struct {
-	t     *testing.T
-	r     *Rollout
-	now   time.Time
-	wake  time.Time
-	nodes map[string]int
-	late  map[string][]string
-	bad   map[string]string
-	busy  int // -1: unknown
-	out   strings.Builder
+	t           *testing.T
+	r           *Rollout
+	now         time.Time
+	wake        time.Time
+	nodes       map[string]int
+	late        map[string][]string
+	regressions map[string]string
+	requests    int // -1: unknown
+	out         strings.Builder
 }
 
 func newScenario(t *testing.T, name string) *scenario {
 	cfg := Config{
 		Groups: []string{"a", "b", ""}, Watch: 2 * time.Second, AckTimeout: 3 * time.Second, PollInterval: time.Second,
-		Build: words, Prove: func(resources.Set) error { return nil }, CheckMembers: wordsCover,
+		Build: renderText, Prove: func(resources.Set) error { return nil }, CheckMembers: checkTextMembers,
 	}
 	if name == "retire.txt" {
 		cfg.DrainTimeout = 30 * time.Second
@@ -60,12 +61,12 @@ func newScenario(t *testing.T, name string) *scenario {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &scenario{t: t, r: r, now: time.Unix(0, 0), nodes: map[string]int{}, late: map[string][]string{}, bad: map[string]string{}, busy: -1}
+	return &scenario{t: t, r: r, now: time.Unix(0, 0), nodes: map[string]int{}, late: map[string][]string{}, regressions: map[string]string{}, requests: -1}
 }
 
-// words renders a view as text: the members of a stage with their health, and
-// the plan of the routes.
-func words(v resources.View) (resources.Set, error) {
+// renderText renders a view as text: the members of each stage with their
+// health, and the epoch of the routes.
+func renderText(v resources.View) (resources.Set, error) {
 	health := make(map[policies.ReplicaID]string)
 	for _, e := range v.Endpoints {
 		health[e.ID] = map[resources.Health]string{resources.Unhealthy: "!", resources.Draining: "-"}[e.Health]
@@ -88,18 +89,18 @@ func words(v resources.View) (resources.Set, error) {
 			members[0][string(e.ID)+"-"] = true // in no plan any more
 		}
 	}
-	all := []*resources.Resource{word(resources.RouteType, "r", strconv.Itoa(int(v.Plans[0].Epoch)))}
+	all := []*resources.Resource{textResource(resources.RouteType, "r", strconv.Itoa(int(v.Plans[0].Epoch)))}
 	for k, m := range members {
-		all = append(all, word(resources.EndpointType, fmt.Sprint("e", k), strings.Join(slices.Sorted(maps.Keys(m)), "")))
+		all = append(all, textResource(resources.EndpointType, fmt.Sprint("e", k), strings.Join(slices.Sorted(maps.Keys(m)), "")))
 	}
 	return resources.NewSet(all...)
 }
 
-func word(typ, name, body string) *resources.Resource {
+func textResource(typ, name, body string) *resources.Resource {
 	return &resources.Resource{Type: typ, Name: name, Version: body, Body: []byte(body)}
 }
 
-func wordsCover(s resources.Set, v resources.View) error {
+func checkTextMembers(s resources.Set, v resources.View) error {
 	for k, st := range v.Plans[0].Stages {
 		for _, id := range st.Replicas {
 			if r := s.Get(resources.EndpointType, fmt.Sprint("e", k)); r == nil || !strings.Contains(string(r.Body), string(id)) {
@@ -131,16 +132,16 @@ func (s *scenario) table(arg string) *Table {
 		}
 	}
 	v.Plans = []policies.Plan{p}
-	set, err := words(v)
+	set, err := renderText(v)
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	return &Table{View: v, Set: set}
 }
 
-func groupNamed(word string) string { return strings.TrimPrefix(word, "rest") }
+func groupNamed(name string) string { return strings.TrimPrefix(name, "rest") }
 
-func (s *scenario) event(word, arg string) string {
+func (s *scenario) run(command, arg string) string {
 	s.out.Reset()
 	pairs := func(set func(group, value string)) {
 		for _, f := range strings.Fields(arg) {
@@ -148,22 +149,22 @@ func (s *scenario) event(word, arg string) string {
 			set(groupNamed(g), v)
 		}
 	}
-	switch word {
+	switch command {
 	case "nodes":
 		pairs(func(g, v string) { s.nodes[g], _ = strconv.Atoi(v) })
 	case "late":
 		pairs(func(g, v string) { s.late[g] = strings.FieldsFunc(v, func(r rune) bool { return r == ',' }) })
-	case "bad":
+	case "regression":
 		g, why, _ := strings.Cut(arg, " ")
-		s.bad[groupNamed(g)] = why
-	case "busy":
+		s.regressions[groupNamed(g)] = why
+	case "requests":
 		if n, err := strconv.Atoi(arg); err == nil {
-			s.busy = n
+			s.requests = n
 		} else {
-			s.busy = -1
+			s.requests = -1
 		}
-	case "want", "urgent":
-		s.step(SetTarget{Table: s.table(arg), Urgent: word == "urgent"})
+	case "target", "urgent":
+		s.step(SetTarget{Table: s.table(arg), Urgent: command == "urgent"})
 	case "nack":
 		f := strings.Fields(arg)
 		e := NACK{Node: f[0], Group: groupNamed(f[1]), Type: resources.EndpointType, Text: "no"}
@@ -179,7 +180,7 @@ func (s *scenario) event(word, arg string) string {
 			}
 		}
 		s.step(e)
-	case "bar":
+	case "quarantine":
 		name, version, _ := strings.Cut(arg, " ")
 		typ := resources.EndpointType
 		if name == "r" {
@@ -196,23 +197,23 @@ func (s *scenario) event(word, arg string) string {
 			if s.wake.After(time.Time{}) && s.wake.Before(end) {
 				s.now = s.wake
 			}
-			s.see()
+			s.observe()
 		}
 	default:
-		s.t.Fatalf("unknown event %q", word)
+		s.t.Fatalf("unknown command %q", command)
 	}
-	s.see()
+	s.observe()
 	if s.out.Len() == 0 {
 		return "> nothing\n"
 	}
 	return s.out.String()
 }
 
-// see tells the rollout what the script says.
-func (s *scenario) see() {
-	facts := make(map[string]Observation)
+// observe passes the observations of the file to the rollout.
+func (s *scenario) observe() {
+	groups := make(map[string]Observation)
 	for _, n := range s.r.Queries() {
-		f := Observation{Serial: n.Serial, Nodes: s.nodes[n.Group], Late: make(map[string]bool), Behind: make(map[string]bool), Requests: max(s.busy, 0), RequestsKnown: s.busy >= 0}
+		f := Observation{Serial: n.Serial, Nodes: s.nodes[n.Group], Late: make(map[string]bool), Behind: make(map[string]bool), Requests: max(s.requests, 0), RequestsKnown: s.requests >= 0}
 		for _, id := range s.late[n.Group] {
 			id, flip := strings.CutSuffix(id, "@flip")
 			f.Late[id], f.Behind[id] = len(n.Types) > 0 && (!flip || n.Types[0] == awaitedTypes[Flip][0]), true
@@ -220,11 +221,11 @@ func (s *scenario) see() {
 		maps.DeleteFunc(f.Late, func(_ string, late bool) bool { return !late })
 		f.Acked = f.Nodes - len(f.Late)
 		if !n.TrialSince.IsZero() {
-			f.Regression = s.bad[n.Group]
+			f.Regression = s.regressions[n.Group]
 		}
-		facts[n.Group] = f
+		groups[n.Group] = f
 	}
-	s.step(Observe{facts})
+	s.step(Observe{groups})
 }
 
 func (s *scenario) step(e Event) {
@@ -241,7 +242,7 @@ func (s *scenario) step(e Event) {
 			fmt.Fprintf(&s.out, " plan %d:", n.Epoch)
 		}
 		fmt.Fprintf(&s.out, " %s", n.Text)
-		if n.Group != "" || n.Text == "plan goes to group" || n.Text == "plan settled in group" {
+		if n.Group != "" || n.Text == "plan rollout started in group" || n.Text == "plan settled in group" {
 			fmt.Fprintf(&s.out, " %s", name(n.Group))
 		}
 		if n.Node != "" {
@@ -264,10 +265,10 @@ func (s *scenario) step(e Event) {
 		s.out.WriteString("\n")
 	}
 	for _, f := range out.Refused {
-		fmt.Fprintf(&s.out, ">   tells others of %s %s\n", f.Name, f.Version)
+		fmt.Fprintf(&s.out, ">   reports refusal of %s %s\n", f.Name, f.Version)
 	}
 	s.wake = out.Wake
 	if out.ObserveNow {
-		s.see()
+		s.observe()
 	}
 }

@@ -5,7 +5,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// Table is a view and what it renders to, proven. It is immutable.
+// Table is a view and the proven set that it renders to. It is immutable.
 type Table struct {
 	View resources.View
 	Set  resources.Set
@@ -23,7 +23,7 @@ func NewTable(v resources.View, prove func(resources.Set) error) (*Table, error)
 	return &Table{View: v, Set: s}, nil
 }
 
-// Epoch is that of the table's newest plan.
+// Epoch returns the epoch of the table's newest plan.
 func (t *Table) Epoch() policies.Epoch {
 	var epoch policies.Epoch
 	for _, plan := range t.View.Plans {
@@ -32,14 +32,15 @@ func (t *Table) Epoch() policies.Epoch {
 	return epoch
 }
 
-// sameRoutes reports whether two tables route alike, whatever their endpoints.
+// sameRoutes reports whether two tables have the same routes and listeners,
+// whatever their endpoints.
 func (t *Table) sameRoutes(o *Table) bool {
 	return t.Set.Equal(o.Set, resources.RouteType, resources.ListenerType)
 }
 
-// sameExceptHealth reports whether two tables differ at most in what endpoints tell of
-// themselves: the routes, the clusters and the members of every stage are the
-// same.
+// sameExceptHealth reports whether two tables differ at most in the health and
+// weights of endpoints: the routes, the clusters and the members of every stage
+// are the same.
 func (t *Table) sameExceptHealth(o *Table) bool {
 	for _, typ := range append(t.Set.Types(), o.Set.Types()...) {
 		if typ != resources.EndpointType && !t.Set.Equal(o.Set, typ) {
@@ -49,13 +50,13 @@ func (t *Table) sameExceptHealth(o *Table) bool {
 	if len(t.View.Endpoints) != len(o.View.Endpoints) || len(t.View.Plans) != len(o.View.Plans) {
 		return false
 	}
-	type place struct{ model, address, node string }
-	at := make(map[policies.ReplicaID]place, len(t.View.Endpoints))
+	type location struct{ model, address, node string }
+	at := make(map[policies.ReplicaID]location, len(t.View.Endpoints))
 	for _, e := range t.View.Endpoints {
-		at[e.ID] = place{e.Model, canonicalAddress(e.Address), e.Node}
+		at[e.ID] = location{e.Model, canonicalAddress(e.Address), e.Node}
 	}
 	for _, e := range o.View.Endpoints {
-		if at[e.ID] != (place{e.Model, canonicalAddress(e.Address), e.Node}) {
+		if at[e.ID] != (location{e.Model, canonicalAddress(e.Address), e.Node}) {
 			return false
 		}
 	}
@@ -67,11 +68,11 @@ func (t *Table) sameExceptHealth(o *Table) bool {
 	return true
 }
 
-// withHealthOf is the view of a table with the health and weights that another
-// view knows; changed is false where nothing differs.
-func (t *Table) withHealthOf(news resources.View) (v resources.View, changed bool) {
-	latest := make(map[policies.ReplicaID]resources.Endpoint, len(news.Endpoints))
-	for _, e := range news.Endpoints {
+// withHealthOf returns the table's view with the health and weights of another
+// view. changed is false if nothing differs.
+func (t *Table) withHealthOf(other resources.View) (v resources.View, changed bool) {
+	latest := make(map[policies.ReplicaID]resources.Endpoint, len(other.Endpoints))
+	for _, e := range other.Endpoints {
 		latest[e.ID] = e
 	}
 	v = t.View
@@ -89,7 +90,7 @@ func (t *Table) withHealthOf(news resources.View) (v resources.View, changed boo
 }
 
 // hasDeadStage reports whether a stage of the table has no replica that takes
-// requests: what replaces it is urgent.
+// requests, so that its replacement is urgent.
 func (t *Table) hasDeadStage() bool {
 	ready := make(map[policies.ReplicaID]bool, len(t.View.Endpoints))
 	for _, e := range t.View.Endpoints {
