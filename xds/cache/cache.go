@@ -1,16 +1,18 @@
-// Package cache answers xDS streams out of published sets of resources.
+// Package cache answers xDS streams from published sets of resources.
 //
 // It implements the cache of go-control-plane's server, in place of that
-// library's snapshot cache: every resource is encoded once and its bytes are
-// shared by all nodes; what a client holds is told by content hashes, so that
-// a restarted server sends nothing again; a SotW client that refuses a
-// version is not sent the same one again; and clients of both protocols, with
-// wildcard subscriptions or by name, are served from one set. It decides
-// nothing about when a set is shown: package publish does.
+// library's snapshot cache. Set applies a set to a group of nodes; which set
+// and when is decided by package publish. Run sends updates in the background.
 //
-// Invariants: a watch is answered at most once, with what differs between the
+// Invariants: a watch is answered at most once, with the difference between the
 // set and what the stream was sent before; no set overtakes another; the cache
 // never blocks on a client.
+//
+// It differs from the snapshot cache in that every resource is encoded once and
+// all nodes share its bytes; that the versions of resources are content hashes,
+// so that a restarted server sends nothing again; that a SotW client which
+// refuses a version is not sent the same one again; and that clients of both
+// protocols, with wildcard subscriptions or by name, are served from one set.
 package cache
 
 import (
@@ -26,8 +28,8 @@ import (
 
 // Config is the configuration of a Cache.
 type Config struct {
-	// Group names the group of a node; sets are shown to groups. It must be
-	// pure. nil puts every node into the group "".
+	// Group returns the group of a node. It must be pure. nil puts every node
+	// into the group "".
 	Group func(*corev3.Node) string
 }
 
@@ -35,27 +37,27 @@ type Config struct {
 type Cache struct {
 	group   func(*corev3.Node) string
 	shards  [shards]shard
-	seed    maphash.Seed  // of the shards
+	seed    maphash.Seed  // of the hash that assigns nodes to shards
 	changed chan struct{} // capacity 1; see Changed
 
-	setMu   sync.Mutex    // one change of the sets at a time
-	sets    groupSets     // guarded by setting; every shard has its own
-	running bool          // guarded by setting
-	pending chan struct{} // capacity 1: Run has streams to tell
+	setMu   sync.Mutex    // held during a change of the sets
+	sets    groupSets     // guarded by setMu; every shard has its own copy
+	running bool          // guarded by setMu
+	pending chan struct{} // capacity 1: shards have pending updates for Run
 }
 
 var _ gcp.Cache = (*Cache)(nil)
 
-// groupSet is what a group of nodes is shown.
+// groupSet is the set of a group, ready to be sent.
 type groupSet struct {
 	set   resources.Set
 	types map[string]*content
 }
 
-// groupSets is what each group is shown.
+// groupSets holds the sets by group.
 type groupSets map[string]*groupSet
 
-// get returns what a group is shown, or nil.
+// get returns the set that the nodes of a group get, or nil.
 func (g groupSets) get(group string) *groupSet {
 	if s, ok := g[group]; ok {
 		return s
@@ -63,7 +65,7 @@ func (g groupSets) get(group string) *groupSet {
 	return g[""]
 }
 
-// New returns a cache that shows nothing: requests wait for the first set.
+// New returns a cache without sets: requests wait for the first one.
 func New(cfg Config) *Cache {
 	group := cfg.Group
 	if group == nil {
@@ -76,21 +78,22 @@ func New(cfg Config) *Cache {
 	return c
 }
 
-// Unanswered adds the ids of the nodes to ids that have been told something of
-// the given types, or are about to be, and have not replied to it. What such a
-// node has is uncertain, whatever it acknowledged before.
+// Unanswered adds to ids the nodes that have not replied to a response with one
+// of the types, or are about to be sent one. What such a node has is unknown,
+// whatever it acknowledged before.
 func (c *Cache) Unanswered(types []string, ids map[string]bool) {
 	for i := range c.shards {
 		c.shards[i].addUnanswered(types, ids)
 	}
 }
 
-// Changed is signalled, at least once, after Unanswered has become less.
+// Changed is signalled, at least once, after nodes have replied or turned out
+// not to be concerned by an update.
 func (c *Cache) Changed() <-chan struct{} { return c.changed }
 
-// Set shows a set to the nodes of a group, and with the group "" to all nodes
-// whose group has no set of its own. Streams are told what changed; an equal
-// set tells them nothing. While Run runs, they are told by it.
+// Set applies a set to the nodes of a group, and with the group "" to all nodes
+// whose group has no set of its own. Streams are sent what changed; an equal
+// set sends nothing. While Run runs, it sends the updates.
 func (c *Cache) Set(group string, set resources.Set) {
 	c.setMu.Lock()
 	defer c.setMu.Unlock()
@@ -100,8 +103,7 @@ func (c *Cache) Set(group string, set resources.Set) {
 	c.distribute(group, old, now)
 }
 
-// Drop takes a group's own set away; its nodes are shown the set of the group
-// "" again.
+// Drop removes a group's own set; its nodes get the set of the group "" again.
 func (c *Cache) Drop(group string) {
 	c.setMu.Lock()
 	defer c.setMu.Unlock()
@@ -113,8 +115,8 @@ func (c *Cache) Drop(group string) {
 	c.distribute(group, old, common)
 }
 
-// Run tells the streams what Set and Drop change, so that those return at once
-// however many there are. Where it does not run, they tell the streams
+// Run sends the updates of Set and Drop, so that these return at once however
+// many streams there are. While it does not run, Set and Drop send them
 // themselves.
 func (c *Cache) Run(ctx context.Context) error {
 	c.setMu.Lock()
@@ -124,7 +126,7 @@ func (c *Cache) Run(ctx context.Context) error {
 		select {
 		case <-c.pending:
 			c.flush()
-			c.signalChanged() // of those on the way, some are not concerned
+			c.signalChanged() // some of the pending watches were not concerned
 		case <-ctx.Done():
 			c.setMu.Lock()
 			defer c.setMu.Unlock()
@@ -136,20 +138,20 @@ func (c *Cache) Run(ctx context.Context) error {
 	}
 }
 
-// distribute has every shard tell its nodes what differs between old, which is what
-// they were shown before, or nil, and now. The shards are locked one after
-// another, so that clients of the others are served meanwhile.
+// distribute gives every shard the update from old, the previous set of the
+// group or nil, to now. The shards are locked one after another, so that
+// clients of the others are served in the meantime.
 func (c *Cache) distribute(group string, old, now *groupSet) {
-	o := &update{group: group}
+	u := &update{group: group}
 	for _, typ := range typesOf(now, old) {
 		ct := now.content(typ)
-		// Who asked before there was a set waits for an answer of any kind.
+		// Watches that are older than the first set wait for any response.
 		if changed := ct.changedNames(old.content(typ)); len(changed) > 0 || old == nil {
-			o.types = append(o.types, typeUpdate{typ: typ, content: ct, changed: changed})
+			u.types = append(u.types, typeUpdate{typ: typ, content: ct, changed: changed})
 		}
 	}
 	for i := range c.shards {
-		c.shards[i].setGroup(group, c.sets[group], o)
+		c.shards[i].setGroup(group, c.sets[group], u)
 	}
 	if !c.running {
 		c.flush()
@@ -161,7 +163,7 @@ func (c *Cache) distribute(group string, old, now *groupSet) {
 	}
 }
 
-// flush tells the streams what they have not been told.
+// flush sends the pending updates of all shards.
 func (c *Cache) flush() {
 	for i := range c.shards {
 		c.shards[i].flush()

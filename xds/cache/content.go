@@ -15,24 +15,25 @@ import (
 // content is one type of a set, ready to be sent. It is immutable.
 type content struct {
 	entries map[string]*entry
-	digest  string // of all of them
+	digest  string // of all entries
 }
 
-// entry is one resource in the forms in which the protocols send it. All
-// nodes share it.
+// entry is one resource in the forms in which the protocols send it. All nodes
+// share it.
 type entry struct {
 	*resources.Resource
 	any   *anypb.Any
 	delta *discoveryv3.Resource
 }
 
-// sendOrder is the order in which the types of one set are sent: what is named
-// before what names it.
+// sendOrder is the order in which the types of one set are sent: a type before
+// those that refer to it.
 var sendOrder = []string{
 	resources.SecretType, resources.ClusterType, resources.EndpointType, resources.ListenerType, resources.RouteType, resources.ExtensionType,
 }
 
-// prepareSet makes a set ready to be sent, sharing what the sets before it hold.
+// prepareSet makes a set ready to be sent. It shares contents and entries with
+// the sets before it.
 func prepareSet(set resources.Set, before ...*groupSet) *groupSet {
 	s := &groupSet{set: set, types: make(map[string]*content)}
 	for _, typ := range set.Types() {
@@ -41,7 +42,7 @@ func prepareSet(set resources.Set, before ...*groupSet) *groupSet {
 	return s
 }
 
-// prepareContent makes one type of a set ready.
+// prepareContent makes one type of a set ready to be sent.
 func prepareContent(set resources.Set, typ string, before []*groupSet) *content {
 	for _, b := range before {
 		if ct := b.content(typ); ct != nil && ct.matches(set, typ) {
@@ -68,12 +69,12 @@ func prepareContent(set resources.Set, typ string, before []*groupSet) *content 
 	return ct
 }
 
-// matches reports whether the entry, which may be nil, is of this resource.
+// matches reports whether the entry, which may be nil, is that of the resource.
 func (e *entry) matches(r *resources.Resource) bool {
 	return e != nil && r != nil && e.Version == r.Version && e.Unlisted == r.Unlisted
 }
 
-// matches reports whether a content is that of a type of a set.
+// matches reports whether the content is that of a type of the set.
 func (ct *content) matches(set resources.Set, typ string) bool {
 	if set.Len(typ) != len(ct.entries) {
 		return false
@@ -93,7 +94,7 @@ func (ct *content) get(name string) *entry {
 	return ct.entries[name]
 }
 
-// version is the digest; "" for a type that the set does not hold.
+// version returns the digest; "" for a type that the set lacks.
 func (ct *content) version() string {
 	if ct == nil {
 		return ""
@@ -125,8 +126,8 @@ func (ct *content) changedNames(old *content) []string {
 	return names
 }
 
-// typesOf lists the types of two sets, and all that are known where there was
-// none before, in the order of sending.
+// typesOf lists the types of two sets in the order of sending, and all known
+// types if there is no old set.
 func typesOf(now, old *groupSet) []string {
 	all := make(map[string]bool)
 	for _, s := range [...]*groupSet{now, old} {
@@ -146,9 +147,9 @@ func typesOf(now, old *groupSet) []string {
 	return append(types, slices.Sorted(maps.Keys(all))...)
 }
 
-// Digest names a state of several resources: the version_info of a SotW
-// response. It depends on the listed resources' names and versions alone,
-// which must come sorted by name, as from Set.All.
+// Digest identifies the state of several resources: it is the version_info of a
+// SotW response. It depends only on the names and versions of the resources,
+// which must be sorted by name as those of Set.All.
 func Digest(rs []*resources.Resource) string {
 	h := sha256.New()
 	for _, r := range rs {

@@ -10,16 +10,17 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// deltaBody is what clients are told in the incremental protocol. Those who are
-// told the same share it.
+// deltaBody is the body of a response of the incremental protocol. Clients that
+// get the same response share it.
 type deltaBody struct {
 	entries   []*entry
 	removed   []string
-	resources []*discoveryv3.Resource // of send
+	resources []*discoveryv3.Resource // of entries
 	version   string
 }
 
-// complete completes an answer, which does not change from then on.
+// complete fills in the derived fields. The body must not be changed
+// afterwards.
 func (a *deltaBody) complete(ct *content) {
 	a.version = ct.version()
 	a.resources = make([]*discoveryv3.Resource, len(a.entries))
@@ -30,13 +31,14 @@ func (a *deltaBody) complete(ct *content) {
 
 func (a *deltaBody) isEmpty() bool { return len(a.entries) == 0 && len(a.removed) == 0 }
 
-// equal reports whether an answer, which may be nil, tells the same.
+// equal reports whether a body, which may be nil, has the same entries and
+// removals.
 func (a *deltaBody) equal(b *deltaBody) bool {
 	return a != nil && slices.Equal(a.entries, b.entries) && slices.Equal(a.removed, b.removed)
 }
 
-// deltaResponse is an answer to one client. The message is made on the stream's
-// goroutine; what is in it is shared and not written.
+// deltaResponse is a response to one client. The message is built on the
+// stream's goroutine; its parts are shared and read-only.
 type deltaResponse struct {
 	req *gcp.DeltaRequest
 	sub gcp.Subscription
@@ -54,11 +56,11 @@ func (r *deltaResponse) GetDeltaDiscoveryResponse() (*discoveryv3.DeltaDiscovery
 	}, nil
 }
 
-// GetReturnedResources returns what the client has when it has applied the
+// GetReturnedResources returns what the client has after it has applied the
 // response. The server calls it on the stream's goroutine, while the
 // subscription does not change.
 func (r *deltaResponse) GetReturnedResources() map[string]string {
-	// The map may still be read for a watch that was opened meanwhile.
+	// A watch that was opened in the meantime may still read the map.
 	next := maps.Clone(r.sub.ReturnedResources())
 	if next == nil {
 		next = make(map[string]string, len(r.entries))
@@ -82,7 +84,7 @@ func (r *deltaResponse) GetResponseVersion() string                          { r
 func (r *deltaResponse) GetNextVersionMap() map[string]string                { return r.GetReturnedResources() }
 func (r *deltaResponse) GetContext() context.Context                         { return context.Background() }
 
-// sotwResponse is an answer of the state-of-the-world protocol.
+// sotwResponse is a response of the state-of-the-world protocol.
 type sotwResponse struct {
 	req     *gcp.Request
 	entries []*entry

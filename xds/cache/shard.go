@@ -6,29 +6,30 @@ import (
 	"sync"
 )
 
-// shards is how many parts the nodes are in. A change is told to one after
-// another, so that clients wait for a part of it at most.
+// shards is the number of parts that the nodes are divided into. They are
+// updated one after another, so that a client waits for one of them at most.
 const shards = 16
 
-// shard is a part of the nodes, with all their watches.
+// shard is a part of the nodes with all their watches.
 type shard struct {
 	mu      sync.Mutex
 	sets    groupSets
 	types   map[string]*watches
-	pending *update // that the open watches have not been told; nil: none
+	pending *update // not sent to the open watches yet; nil: none
 }
 
 func (s *shard) init() { s.sets, s.types = make(groupSets), make(map[string]*watches) }
 
-// shardOf finds a node's shard: all its streams are told in order.
+// shardOf returns the shard of a node. All streams of the node are in it, and
+// so are updated in order.
 func (c *Cache) shardOf(node string) *shard {
 	return &c.shards[maphash.String(c.seed, node)%shards]
 }
 
-// watches are those of one type.
+// watches holds the watches of one type.
 type watches struct {
-	open     list // wait for news
-	answered list // were told something that their client has not replied to
+	open     list // wait for a change
+	answered list // were answered; the client has not replied yet
 }
 
 func (s *shard) watchesOf(typ string) *watches {
@@ -48,7 +49,7 @@ func (l *list) add(w *watch) {
 	l.all = append(l.all, w)
 }
 
-// remove takes the watch out of the list that it is in.
+// remove removes the watch from its list.
 func (w *watch) remove() {
 	l := w.list
 	last := len(l.all) - 1
@@ -59,17 +60,17 @@ func (w *watch) remove() {
 	w.list = nil
 }
 
-// typeUpdate is what changed of one type.
+// typeUpdate is the part of an update about one type.
 type typeUpdate struct {
 	typ       string
 	content   *content
 	changed   []string   // names, sorted
-	lastDelta *deltaBody // told last; most clients are told the same
-	scratch   deltaBody  // of the one being told
+	lastDelta *deltaBody // sent last; most clients get the same one
+	scratch   deltaBody  // of the watch in progress
 }
 
-// update is what changed for a group, or for all groups without a set of
-// their own. The shards share it.
+// update is what changed for a group, or for all groups without a set of their
+// own. All shards share it.
 type update struct {
 	group string
 
@@ -77,10 +78,10 @@ type update struct {
 	types []typeUpdate
 }
 
-// setGroup shows a group the set of its own, or none if there is none, and leaves
-// the bulletin about it to be told. One before it is told first: who has not
-// been told of the set before would not miss what that changed.
-func (s *shard) setGroup(group string, own *groupSet, b *update) {
+// setGroup gives a group its own set, or removes that if it is nil, and makes u
+// pending. An earlier pending update is sent first, because its changes are not
+// in u.
+func (s *shard) setGroup(group string, own *groupSet, u *update) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.flushLocked()
@@ -89,12 +90,12 @@ func (s *shard) setGroup(group string, own *groupSet, b *update) {
 	} else {
 		delete(s.sets, group)
 	}
-	if len(b.types) > 0 {
-		s.pending = b
+	if len(u.types) > 0 {
+		s.pending = u
 	}
 }
 
-// flush tells the open watches what they have not been told.
+// flush sends the pending update to the open watches.
 func (s *shard) flush() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -102,26 +103,27 @@ func (s *shard) flush() {
 }
 
 func (s *shard) flushLocked() {
-	b := s.pending
-	if s.pending = nil; b == nil {
+	u := s.pending
+	if s.pending = nil; u == nil {
 		return
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for i := range b.types {
-		s.respondAll(b.group, &b.types[i])
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for i := range u.types {
+		s.respondAll(u.group, &u.types[i])
 	}
 }
 
-func (s *shard) respondAll(group string, n *typeUpdate) {
-	ws := s.types[n.typ]
+// respondAll answers the open watches that an update of one type concerns.
+func (s *shard) respondAll(group string, u *typeUpdate) {
+	ws := s.types[u.typ]
 	if ws == nil {
 		return
 	}
 	for i := 0; i < len(ws.open.all); {
 		w := ws.open.all[i]
-		if s.usesSetOf(w.group, group) && w.respond(n) {
-			w.remove() // which puts another one in its place
+		if s.usesSetOf(w.group, group) && w.respond(u) {
+			w.remove() // this moves the last watch to index i
 			ws.answered.add(w)
 		} else {
 			i++
@@ -129,7 +131,7 @@ func (s *shard) respondAll(group string, n *typeUpdate) {
 	}
 }
 
-// usesSetOf reports whether the nodes of one group are shown the set of another.
+// usesSetOf reports whether the nodes of a group get the set of another group.
 func (s *shard) usesSetOf(group, as string) bool {
 	if group == as {
 		return true
@@ -152,20 +154,20 @@ func (s *shard) addUnanswered(types []string, ids map[string]bool) {
 		return
 	}
 	for i := range s.pending.types {
-		typ := s.pending.types[i].typ // the rest belongs to who tells
+		typ := s.pending.types[i].typ // the other fields are guarded by the update's mu
 		if ws := s.types[typ]; ws != nil && slices.Contains(types, typ) {
 			for _, w := range ws.open.all {
 				if s.usesSetOf(w.group, s.pending.group) {
-					ids[w.node] = true // or not, if it does not concern it
+					ids[w.node] = true // even if the update turns out not to concern it
 				}
 			}
 		}
 	}
 }
 
-// cancelWatch ends a watch: the server does so when the client replies, and when
-// the stream ends. After that nothing is sent on its channel, which the server
-// may close.
+// cancelWatch ends a watch. The server calls it when the client replies and
+// when the stream ends. Afterwards nothing is sent on the watch's channel,
+// which the server may close.
 func (c *Cache) cancelWatch(s *shard, typ string, w *watch) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -13,17 +13,16 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// watch is a client that waits for news of one type. Exactly one of delta and
-// sotw is set.
+// watch is a client's request that waits for a change of one type. Exactly one
+// of delta and sotw is set.
 type watch struct {
 	group, node string
 	sub         gcp.Subscription
 	delta       *deltaWatch
 	sotw        *sotwWatch
 
-	// Guarded by the shard's mu.
 	list  *list // nil once it has ended
-	index int   // where in the list
+	index int   // in the list
 }
 
 type deltaWatch struct {
@@ -36,14 +35,14 @@ type sotwWatch struct {
 	out chan gcp.Response
 }
 
-// absent stands in a stream's version map for a name that the client was told
-// does not exist.
+// absent is the version in a stream's version map of a name that the client
+// knows does not exist.
 const absent = "-"
 
 // CreateDeltaWatch implements the incremental protocol. A client that brings
 // versions from an earlier stream is sent only what differs from them; a name
-// that it subscribes to anew is sent even if it had it, as the protocol asks;
-// a name that does not exist is answered as removed, once.
+// that it subscribes to anew is sent even if it had it, as the protocol
+// requires; a name that does not exist is answered as removed, once.
 func (c *Cache) CreateDeltaWatch(req *gcp.DeltaRequest, sub gcp.Subscription, out chan gcp.DeltaResponse) (func(), error) {
 	typ := req.GetTypeUrl()
 	w := &watch{group: c.group(req.GetNode()), node: req.GetNode().GetId(), sub: sub, delta: &deltaWatch{req, out}}
@@ -57,8 +56,8 @@ func (c *Cache) CreateDeltaWatch(req *gcp.DeltaRequest, sub gcp.Subscription, ou
 	}), nil
 }
 
-// addWatch files a watch and returns how to end it. If something is shown already,
-// answer may answer it at once.
+// addWatch adds a watch and returns the function that ends it. If there is a
+// set, answer may answer it at once.
 func (c *Cache) addWatch(typ string, w *watch, answer func(*groupSet) bool) func() {
 	s := c.shardOf(w.node)
 	s.mu.Lock()
@@ -72,8 +71,8 @@ func (c *Cache) addWatch(typ string, w *watch, answer func(*groupSet) bool) func
 	return func() { c.cancelWatch(s, typ, w) }
 }
 
-// resubscribed are the names that the request subscribes to without saying which
-// version it has.
+// resubscribed returns the names that the request subscribes to without a
+// version.
 func resubscribed(req *gcp.DeltaRequest) map[string]bool {
 	names := make(map[string]bool, len(req.GetResourceNamesSubscribe()))
 	for _, name := range req.GetResourceNamesSubscribe() {
@@ -84,7 +83,7 @@ func resubscribed(req *gcp.DeltaRequest) map[string]bool {
 	return names
 }
 
-// diff compares a content with what the stream was sent; nil means that
+// diff compares a content with what the stream was sent. It returns nil if
 // nothing differs.
 func (w *watch) diff(ct *content, renewed map[string]bool) *deltaBody {
 	var a deltaBody
@@ -96,7 +95,7 @@ func (w *watch) diff(ct *content, renewed map[string]bool) *deltaBody {
 	return &a
 }
 
-// diffAll compares whatever can matter to the subscription.
+// diffAll compares all resources that can matter to the subscription.
 func (w *watch) diffAll(a *deltaBody, ct *content, renewed map[string]bool) {
 	wildcard, named := w.sub.IsWildcard(), w.sub.SubscribedResources()
 	if wildcard && ct != nil {
@@ -120,8 +119,8 @@ func (w *watch) diffAll(a *deltaBody, ct *content, renewed map[string]bool) {
 	slices.Sort(a.removed)
 }
 
-// diffResource adds a resource to an answer if the client has something else, or is
-// to be sent it anew.
+// diffResource adds a resource to the body if the client has another state of
+// it, or has to be sent it anew.
 func (w *watch) diffResource(a *deltaBody, ct *content, name string, renewed map[string]bool) {
 	_, asked := w.sub.SubscribedResources()[name]
 	if !asked && !w.sub.IsWildcard() {
@@ -140,9 +139,9 @@ func (w *watch) diffResource(a *deltaBody, ct *content, name string, renewed map
 	}
 }
 
-// initialEmpty is the empty answer to a new wildcard subscription that misses
-// nothing: a proxy that starts waits for one to know that there is no more.
-// Requests that only add or drop names do not ask for the wildcard.
+// initialEmpty returns the empty response to a new wildcard subscription that
+// lacks nothing, nil for other requests: a proxy that starts waits for such a
+// response. Requests that only add or remove names do not ask for the wildcard.
 func (w *watch) initialEmpty(ct *content) *deltaBody {
 	req := w.delta.req
 	if req.GetResponseNonce() != "" || !w.sub.IsWildcard() {
@@ -155,9 +154,9 @@ func (w *watch) initialEmpty(ct *content) *deltaBody {
 	return &deltaBody{version: ct.version()}
 }
 
-// CreateWatch implements the state-of-the-world protocol. A client that
-// refuses a response waits until something it asked for changes; sending it
-// the same again would be refused again, as fast as the network allows.
+// CreateWatch implements the state-of-the-world protocol. A client that refuses
+// a response waits until something that it subscribes to changes: it would
+// refuse the same response again, as fast as the network allows.
 func (c *Cache) CreateWatch(req *gcp.Request, sub gcp.Subscription, out chan gcp.Response) (func(), error) {
 	typ := req.GetTypeUrl()
 	w := &watch{group: c.group(req.GetNode()), node: req.GetNode().GetId(), sub: sub, sotw: &sotwWatch{req, out}}
@@ -167,14 +166,15 @@ func (c *Cache) CreateWatch(req *gcp.Request, sub gcp.Subscription, out chan gcp
 	}), nil
 }
 
-// listsAll reports whether a response of the type lists everything, so that
-// what is missing from it does not exist. Of the other types a response holds
+// listsAll reports whether responses of the type list everything, so that a
+// resource that is missing does not exist. Responses of the other types hold
 // what is new.
 func listsAll(typ string) bool {
 	return typ == resources.ClusterType || typ == resources.ListenerType
 }
 
-// subscribedEntries lists the entries that the subscription covers, sorted by name.
+// subscribedEntries lists the entries that the subscription covers, sorted by
+// name.
 func subscribedEntries(ct *content, sub gcp.Subscription) []*entry {
 	var all []*entry
 	if ct == nil {
@@ -197,7 +197,7 @@ func subscribedEntries(ct *content, sub gcp.Subscription) []*entry {
 	return all
 }
 
-// sotwResponse returns what a client is to be sent, or nil if it has it.
+// sotwResponse returns what the client lacks, or nil if it lacks nothing.
 func (w *watch) sotwResponse(ct *content) *sotwResponse {
 	typ, returned := w.sotw.req.GetTypeUrl(), w.sub.ReturnedResources()
 	all := subscribedEntries(ct, w.sub)
@@ -225,36 +225,38 @@ func (w *watch) sotwResponse(ct *content) *sotwResponse {
 	return &sotwResponse{req: w.sotw.req, entries: send, next: next, version: Digest(rs)}
 }
 
-// respond tells an open watch of news, and reports whether it concerned it.
-func (w *watch) respond(n *typeUpdate) bool {
+// respond answers an open watch with an update, and reports whether the update
+// concerned it.
+func (w *watch) respond(u *typeUpdate) bool {
 	if w.sotw != nil {
-		resp := w.sotwResponse(n.content)
+		resp := w.sotwResponse(u.content)
 		return resp != nil && trySend(w.sotw.out, gcp.Response(resp))
 	}
-	fresh, a := &n.scratch, n.lastDelta
-	fresh.entries, fresh.removed = fresh.entries[:0], fresh.removed[:0]
+	body, a := &u.scratch, u.lastDelta
+	body.entries, body.removed = body.entries[:0], body.removed[:0]
 	if w.delta.req.GetResponseNonce() == "" {
-		w.diffAll(fresh, n.content, nil) // it may have waited for the first set
+		w.diffAll(body, u.content, nil) // it may have waited for the first set
 	} else {
-		for _, name := range n.changed {
-			w.diffResource(fresh, n.content, name, nil)
+		for _, name := range u.changed {
+			w.diffResource(body, u.content, name, nil)
 		}
 	}
 	switch {
-	case fresh.isEmpty():
-		if a = w.initialEmpty(n.content); a == nil {
+	case body.isEmpty():
+		if a = w.initialEmpty(u.content); a == nil {
 			return false
 		}
-	case !a.equal(fresh):
-		a = &deltaBody{entries: slices.Clone(fresh.entries), removed: slices.Clone(fresh.removed)}
-		a.complete(n.content)
-		n.lastDelta = a
+	case !a.equal(body):
+		a = &deltaBody{entries: slices.Clone(body.entries), removed: slices.Clone(body.removed)}
+		a.complete(u.content)
+		u.lastDelta = a
 	}
 	return trySend(w.delta.out, gcp.DeltaResponse(&deltaResponse{req: w.delta.req, sub: w.sub, deltaBody: a}))
 }
 
-// trySend sends without waiting. The server's channels have room for an answer
-// per type; should one be full, the watch stays and the next change tells.
+// trySend sends without blocking. The server's channels have room for one
+// response per type; if one is full, the watch stays open until the next
+// change.
 func trySend[R any](out chan R, resp R) bool {
 	select {
 	case out <- resp:
@@ -280,7 +282,7 @@ func (c *Cache) Fetch(_ context.Context, req *discoveryv3.DiscoveryRequest) (gcp
 	return resp, nil
 }
 
-// namedSubscription is the subscription of a request that has no stream.
+// namedSubscription is the subscription of a request without a stream.
 type namedSubscription []string
 
 func (n namedSubscription) ReturnedResources() map[string]string { return nil }

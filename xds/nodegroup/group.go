@@ -1,14 +1,14 @@
-// Package nodegroup sorts nodes into the groups that a new plan is rolled out to,
-// one after the other.
+// Package nodegroup assigns nodes to the groups that a new plan is rolled out
+// to, one after the other.
 //
 // It is a pure function of a node's id and cluster, so that the cache, the
-// ledger and every server of a fleet put a node into the same group. It does
-// not authenticate: whoever binds ids to certificates does so before.
+// ledger and every control plane of a fleet assign a node to the same group. It
+// does not authenticate: package nodeauth binds ids to certificates.
 //
 // Invariants:
-//  1. every node is in exactly one group; who matches no rule is in "", which
-//     is last,
-//  2. observers, which route nothing, are in "": they follow what the whole
+//  1. every node is in exactly one group; a node that matches no rule is in
+//     the default group "", which is last,
+//  2. observers, which route nothing, are in "" and follow what the whole
 //     fleet does.
 package nodegroup
 
@@ -21,9 +21,9 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// Rule names a group and says who is in it: the nodes whose id matches one of
-// Nodes or whose cluster matches one of Clusters. Patterns are those of
-// path.Match: * is any run of characters except "/".
+// Rule defines a group: the nodes whose id matches one of Nodes or whose
+// cluster matches one of Clusters. Patterns are those of path.Match: * matches
+// any run of characters except "/".
 type Rule struct {
 	Name     string
 	Nodes    []string
@@ -33,21 +33,23 @@ type Rule struct {
 // Canary is the group that a List has when no rules are given: every proxy
 // whose id's hash falls into one of canaryShare.
 const (
+	// Canary is the group of a List without rules. It holds every proxy whose
+	// id's hash is a multiple of canaryShare.
 	Canary      = "canary"
 	canaryShare = 8
 )
 
-// Bounds of what an operator can write.
+// Bounds of a configuration.
 const (
 	maxRules    = 64
 	maxPatterns = 256 // of one rule
 )
 
-// List is the groups in the order of roll-out. It is immutable. A nil List is
-// one group for all.
+// List is the groups in the order of the rollout. It is immutable. A nil List
+// is one group for all.
 type List struct{ rules []Rule }
 
-// New checks rules. None at all make the list with the group Canary.
+// New checks the rules. Without any, the List has the group Canary.
 func New(rules []Rule) (*List, error) {
 	if len(rules) > maxRules {
 		return nil, fmt.Errorf("%d groups: at most %d", len(rules), maxRules)
@@ -58,7 +60,7 @@ func New(rules []Rule) (*List, error) {
 			return nil, fmt.Errorf("group %d %q: %w", i+1, r.Name, err)
 		}
 		if seen[r.Name] {
-			return nil, fmt.Errorf("group %q is there twice", r.Name)
+			return nil, fmt.Errorf("group %q: duplicate name", r.Name)
 		}
 		seen[r.Name] = true
 	}
@@ -68,23 +70,23 @@ func New(rules []Rule) (*List, error) {
 func (r Rule) validate() error {
 	switch {
 	case r.Name == "":
-		return errors.New("give it a name; \"\" is the group of all others")
+		return errors.New("missing name: \"\" is the default group")
 	case len(r.Nodes)+len(r.Clusters) == 0:
-		return errors.New("give nodes or clusters, or nobody is in it")
+		return errors.New("no patterns: set nodes or clusters")
 	case len(r.Nodes)+len(r.Clusters) > maxPatterns:
 		return fmt.Errorf("more than %d patterns", maxPatterns)
 	}
 	for _, patterns := range [...][]string{r.Nodes, r.Clusters} {
 		for _, p := range patterns {
 			if _, err := path.Match(p, ""); err != nil || p == "" {
-				return fmt.Errorf("pattern %q: give a name, in which * is any run of characters", p)
+				return fmt.Errorf("pattern %q: must be a name, in which * matches any run of characters", p)
 			}
 		}
 	}
 	return nil
 }
 
-// GroupOf returns the group of a node: the first whose rule matches.
+// GroupOf returns the group of a node: the first one whose rule matches.
 func (l *List) GroupOf(id, cluster string) string {
 	if l == nil || cluster == resources.ObserverCluster {
 		return ""
@@ -114,7 +116,7 @@ func matches(patterns []string, name string) bool {
 	return false
 }
 
-// Names lists the groups in the order of roll-out; "" is the last one.
+// Names lists the groups in the order of the rollout; "" is the last one.
 func (l *List) Names() []string {
 	var names []string
 	switch {

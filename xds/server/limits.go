@@ -7,40 +7,39 @@ import (
 )
 
 // Limits bound what one node may cost. The zero value of a field is its
-// default, which suits a proxy of any size that this project has met; a fleet
-// of bigger ones raises it.
+// default, which suits a proxy of any size that this project has met; raise it
+// for a fleet of bigger ones.
 type Limits struct {
-	// FirstRequest is the most bytes of a stream's first request, which brings
+	// FirstRequest bounds the bytes of a stream's first request, which carries
 	// the node message (61 KB from an Envoy) and the versions that the client
-	// still has. 0 means 1 MiB. The gRPC server has a bound of its own, below
-	// which this one must stay to matter.
+	// still has. 0 means 1 MiB. It must be below the gRPC server's own bound to
+	// have an effect.
 	FirstRequest int
-	// Request is the most bytes of every later request. 0 means 512 KiB: a
+	// Request bounds the bytes of every later request. 0 means 512 KiB: a
 	// client of the older protocol lists all its names in each.
 	Request int
-	// StreamNames and NodeNames are the most resource names that one stream,
-	// and all streams of a node, subscribe to at a time. 0 means 8192 and
-	// 16384.
+	// StreamNames and NodeNames bound the resource names that one stream, and
+	// all streams of a node, subscribe to at a time. 0 means 8192 and 16384.
 	StreamNames, NodeNames int
-	// NodeBytes is the most bytes of all the names that a node subscribes to at a
+	// NodeBytes bounds the bytes of all names that a node subscribes to at a
 	// time. 0 means 256 for each of NodeNames.
 	NodeBytes int
-	// Streams are the most streams of a node at a time. 0 means 1024: an Envoy
-	// whose listeners and clusters belong to someone else has one stream for
-	// every cluster.
+	// Streams bounds the streams of a node at a time. 0 means 1024: an Envoy
+	// whose listeners and clusters come from another control plane has one
+	// stream per cluster.
 	Streams int
 	// Rate is how many requests a second a node may make beyond one reply to
 	// each response, and Burst how many of them at once. 0 means 100 and 2048:
-	// a node that comes back asks on all its streams at once.
+	// a node that reconnects sends requests on all its streams at once.
 	Rate, Burst int
-	// Nodes are the most nodes that are known at a time, those included that
+	// Nodes bounds the nodes that are known at a time, including those that
 	// left within the last minute. 0 means 16384.
 	Nodes int
-	// FirstRequestTimeout is how long a stream may be open without a request. 0 means
-	// 10 s.
+	// FirstRequestTimeout is how long a stream may be open without a request. 0
+	// means 10 s.
 	FirstRequestTimeout time.Duration
-	// SendTimeout is how long a response may wait for a client that does not read. 0
-	// means 30 s.
+	// SendTimeout is how long a response may wait for a client that does not
+	// read. 0 means 30 s.
 	SendTimeout time.Duration
 }
 
@@ -74,7 +73,7 @@ func (l Limits) complete() Limits {
 	return l
 }
 
-// validate reports what no limit can be.
+// validate rejects negative limits.
 func (l Limits) validate() error {
 	for _, n := range [...]int{l.FirstRequest, l.Request, l.StreamNames, l.NodeNames, l.NodeBytes, l.Streams, l.Rate, l.Burst, l.Nodes} {
 		if n < 0 {

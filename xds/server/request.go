@@ -13,7 +13,7 @@ import (
 // Bounds of a node message, in bytes.
 const (
 	maxNodeID      = 256
-	maxTrimmedNode = 4 << 10 // of what is kept of it, with every stream
+	maxTrimmedNode = 4 << 10 // of the part that every stream keeps
 )
 
 // request is what the requests of both protocols have.
@@ -24,17 +24,17 @@ type request interface {
 	GetResponseNonce() string
 }
 
-// checkRequest says why a request does not pass. The node and the type of one that
-// does are those of the stream.
+// checkRequest returns an error for a request that is invalid or exceeds a
+// limit. It sets node and type of a valid one to those of the stream.
 func (g *limitedStream) checkRequest(m any) error {
 	r, ok := m.(request)
 	if !ok {
-		return status.Errorf(codes.Internal, "internal error: a request is a %T", m)
+		return status.Errorf(codes.Internal, "internal error: request of type %T", m)
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	now, limits, size := time.Now(), g.server.cfg.Limits, proto.Size(r)
-	var node *corev3.Node // of later requests, what the server knows
+	var node *corev3.Node // nil after the first request: the server has it
 	switch first := g.node == nil; {
 	case first && size > limits.FirstRequest:
 		return tooLarge(size, limits.FirstRequest)
@@ -46,7 +46,7 @@ func (g *limitedStream) checkRequest(m any) error {
 	case size > limits.Request:
 		return tooLarge(size, limits.Request)
 	case r.GetNode() != nil && r.GetNode().GetId() != g.id:
-		return status.Errorf(codes.InvalidArgument, "the stream belongs to node %.40q, and a request names another", g.id)
+		return status.Errorf(codes.InvalidArgument, "request of another node on the stream of node %.40q", g.id)
 	}
 	typ, err := g.resolveType(r)
 	if err != nil {
@@ -61,7 +61,7 @@ func (g *limitedStream) checkRequest(m any) error {
 }
 
 func tooLarge(size, most int) error {
-	return status.Errorf(codes.ResourceExhausted, "a request of %d bytes, where %d is the most", size, most)
+	return status.Errorf(codes.ResourceExhausted, "request of %d bytes: the limit is %d", size, most)
 }
 
 // bindNode binds the stream to the node of its first request.
@@ -71,7 +71,7 @@ func (g *limitedStream) bindNode(n *corev3.Node, now time.Time) error {
 		return status.Errorf(codes.InvalidArgument, "node id %.40q: the first request must carry one of 1 to %d bytes", id, maxNodeID)
 	}
 	if size := proto.Size(n); size > maxTrimmedNode {
-		return status.Errorf(codes.InvalidArgument, "node %.40q: its cluster, locality and user agent have %d bytes, where %d are the most", id, size, maxTrimmedNode)
+		return status.Errorf(codes.InvalidArgument, "node %.40q: cluster, locality and user agent have %d bytes: the limit is %d", id, size, maxTrimmedNode)
 	}
 	account, err := g.server.accounts.addStream(id, now)
 	if err == nil {
@@ -81,8 +81,8 @@ func (g *limitedStream) bindNode(n *corev3.Node, now time.Time) error {
 	return err
 }
 
-// resolveType returns the type of a request, which a service of one type may leave
-// out.
+// resolveType returns the type of a request, which a service of one type may
+// leave out.
 func (g *limitedStream) resolveType(r request) (string, error) {
 	typ := r.GetTypeUrl()
 	switch {
@@ -91,15 +91,15 @@ func (g *limitedStream) resolveType(r request) (string, error) {
 	case typ == "":
 		return "", status.Error(codes.InvalidArgument, "type URL is required for ADS")
 	case g.typ != "" && typ != g.typ:
-		return "", status.Errorf(codes.InvalidArgument, "type %.100q: this service serves %s", typ, g.typ)
+		return "", status.Errorf(codes.InvalidArgument, "type %.100q: this service serves only %s", typ, g.typ)
 	case !isServed(typ):
 		return "", status.Errorf(codes.InvalidArgument, "type %.100q is not served", typ)
 	}
 	return typ, nil
 }
 
-// isReply reports whether a request answers a response. Such requests are as many
-// as the server makes them.
+// isReply reports whether a request replies to a response. The server itself
+// bounds the number of replies.
 func (g *limitedStream) isReply(r request) bool {
 	if r.GetResponseNonce() == "" || g.unreplied.Load() <= 0 {
 		return false
@@ -108,8 +108,8 @@ func (g *limitedStream) isReply(r request) bool {
 	return true
 }
 
-// applySubscription follows the names of a request, and gives those behind the guards
-// its type and the node as far as they may read it.
+// applySubscription records the names of a request, and sets its type and its
+// trimmed node for the server.
 func (g *limitedStream) applySubscription(typ string, node *corev3.Node, m request) error {
 	switch r := m.(type) {
 	case *discoveryv3.DeltaDiscoveryRequest:
@@ -121,7 +121,7 @@ func (g *limitedStream) applySubscription(typ string, node *corev3.Node, m reque
 	}
 	now := g.subscriptions.size()
 	if most := g.server.cfg.Limits.StreamNames; now.names > most {
-		return status.Errorf(codes.ResourceExhausted, "the stream subscribes to more than %d names", most)
+		return status.Errorf(codes.ResourceExhausted, "stream subscribes to more than %d names", most)
 	}
 	if err := g.node.updateNames(g.counted, now); err != nil {
 		return err
@@ -130,8 +130,8 @@ func (g *limitedStream) applySubscription(typ string, node *corev3.Node, m reque
 	return nil
 }
 
-// trimNode is what is kept of a node message: an Envoy's has 61 KB, and the server
-// keeps it as long as the stream.
+// trimNode returns the part of a node message that is kept: an Envoy's has 61
+// KB, and the server keeps it for the life of the stream.
 func trimNode(n *corev3.Node) *corev3.Node {
 	return &corev3.Node{Id: n.GetId(), Cluster: n.GetCluster(), Locality: n.GetLocality(), UserAgentName: n.GetUserAgentName()}
 }

@@ -1,17 +1,15 @@
-// Package server puts the xDS services on a gRPC server, behind guards.
+// Package server puts the xDS services on a gRPC server and limits what each
+// node may cost.
 //
-// It registers the aggregated service and one service for each type of
-// resource, all over go-control-plane's server and one cache, so that a client
-// gets the same answers whichever it asks. It is not the cache, nor does it
-// know what nodes have acknowledged: those are told by the server behind the
-// guards.
+// It registers the aggregated service and one service for each resource type,
+// all over go-control-plane's server and one cache, so that a client gets the
+// same responses from each. The cache and the record of what nodes have
+// acknowledged are behind that server and given by the Config. Node ids are
+// authenticated by package nodeauth.
 //
-// Who a client is, is not its matter either: package binding holds node ids to
-// certificates.
-//
-// Invariants: nothing reaches that server but requests of a known type, from a
-// node with an id, within its limits; a stream speaks for the node of its first
-// request until it ends; what one node does ends that node's streams only.
+// Invariants: only requests of a known type, from a node with an id and within
+// its limits, reach that server; a stream belongs to the node of its first
+// request until it ends; what one node does ends only that node's streams.
 package server
 
 import (
@@ -40,9 +38,8 @@ import (
 
 // Config is the configuration of a Server.
 type Config struct {
-	// Cache answers; required.
-	Cache gcp.Cache
-	// Callbacks follow what is asked and answered; nil: nobody does.
+	Cache gcp.Cache // required
+	// Callbacks are called by go-control-plane's server; nil: none.
 	Callbacks serverv3.Callbacks
 	Limits    Limits
 	Logger    *slog.Logger // nil discards
@@ -55,15 +52,15 @@ type Server struct {
 	refusals *refusalLog
 }
 
-// service is one of the gRPC services, and the type that it serves; "" for
-// all.
+// service is one of the gRPC services with the type that it serves; "" for all
+// types.
 type service struct {
 	desc *grpc.ServiceDesc
 	typ  string
 }
 
-// services are the services that are registered. Their unary methods, for
-// clients that poll, are not.
+// services are the registered services. Their unary methods, for clients that
+// poll, are left out.
 var services = []service{
 	{&discoveryv3.AggregatedDiscoveryService_ServiceDesc, ""},
 	{&clusterservice.ClusterDiscoveryService_ServiceDesc, resources.ClusterType},
@@ -87,10 +84,10 @@ func isServed(typ string) bool {
 // New checks the configuration and starts nothing.
 func New(cfg Config) (*Server, error) {
 	if cfg.Cache == nil {
-		return nil, errors.New("serve: Cache must be given")
+		return nil, errors.New("xds server: Cache is required")
 	}
 	if err := cfg.Limits.validate(); err != nil {
-		return nil, fmt.Errorf("serve: %w", err)
+		return nil, fmt.Errorf("xds server: %w", err)
 	}
 	cfg.Limits = cfg.Limits.complete()
 	if cfg.Logger == nil {
@@ -99,10 +96,10 @@ func New(cfg Config) (*Server, error) {
 	return &Server{cfg: cfg, accounts: newNodeAccounts(cfg.Limits), refusals: newRefusalLog(cfg.Logger)}, nil
 }
 
-// Register adds the services to a gRPC server. Their streams end with ctx, or
+// Register adds the services to a gRPC server. Their streams end with ctx or
 // with the gRPC server.
 func (s *Server) Register(ctx context.Context, to grpc.ServiceRegistrar) {
-	// Without the option, the order of types towards gRPC clients is random.
+	// Without the option, the order of the types is random for gRPC clients.
 	server := serverv3.NewServer(ctx, s.cfg.Cache, s.cfg.Callbacks, sotw.WithOrderedADS())
 	for _, svc := range services {
 		desc := *svc.desc
@@ -116,7 +113,8 @@ func (s *Server) Register(ctx context.Context, to grpc.ServiceRegistrar) {
 	}
 }
 
-// refusalLog logs refusals, one a minute for each peer.
+// refusalLog counts refused streams and logs them, one a minute for each
+// client.
 type refusalLog struct {
 	log     *slog.Logger
 	limiter ratelimitlog.Gate
@@ -125,13 +123,15 @@ type refusalLog struct {
 
 func newRefusalLog(log *slog.Logger) *refusalLog { return &refusalLog{log: log} }
 
-// record counts a refusal, and logs it if it is news.
-func (j *refusalLog) record(who, peer string, why error) {
+// record counts a refusal and logs it unless the client's last one was logged
+// less than a minute ago.
+func (j *refusalLog) record(client, peer string, why error) {
 	j.total.Add(1)
-	if j.limiter.Pass(who, time.Now()) {
-		j.log.Warn("xds stream refused", "node", who, "peer", peer, "error", why)
+	if j.limiter.Pass(client, time.Now()) {
+		j.log.Warn("xds stream refused", "node", client, "peer", peer, "error", why)
 	}
 }
 
-// Refused counts the streams that were refused or ended for what they did.
+// Refused counts the streams that were refused or ended because of a limit or
+// an invalid request.
 func (s *Server) Refused() uint64 { return s.refusals.total.Load() }

@@ -12,34 +12,34 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// limitedStream is one guarded stream. The server behind it receives in one goroutine
-// and sends in another.
+// limitedStream is one stream with limits. The server behind it receives in one
+// goroutine and sends in another.
 type limitedStream struct {
 	grpc.ServerStream
 	server    *Server
 	typ       string // of the service; "" for all
 	timer     *time.Timer
-	timedOut  chan struct{} // capacity 1: time is over
+	timedOut  chan struct{} // capacity 1: the timer has fired
 	unreplied atomic.Int64  // responses that the client has not replied to
 
 	mu            sync.Mutex
-	endErr        error // why the stream was ended from here; nil if it was not
+	endErr        error // why this package ended the stream; nil if it did not
 	ended         bool
 	id            string
 	node          *nodeAccount // nil until the first request
 	subscriptions subscriptions
-	// counted are the names that the node's account knows of.
+	// counted is the part of subscriptions that the node's account includes.
 	counted nameCount
 }
 
-// limit puts a stream's handler behind the guards.
+// limit wraps a stream's handler with the limits.
 func (s *Server) limit(typ string, handler grpc.StreamHandler) grpc.StreamHandler {
 	return func(srv any, ss grpc.ServerStream) error {
 		g := &limitedStream{ServerStream: ss, server: s, typ: typ, timedOut: make(chan struct{}, 1), subscriptions: make(subscriptions)}
 		g.timer = time.AfterFunc(s.cfg.Limits.FirstRequestTimeout, g.onTimeout)
 		defer g.timer.Stop()
-		// The handler may wait for the client in a place that only the end of
-		// the stream reaches, and that is when this function returns.
+		// The handler may be blocked on the client, and only the end of the
+		// stream, which is the return of this function, unblocks it.
 		done := make(chan error, 1)
 		go func() {
 			err := handler(srv, g)
@@ -58,7 +58,7 @@ func (s *Server) limit(typ string, handler grpc.StreamHandler) grpc.StreamHandle
 	}
 }
 
-// RecvMsg gives the server the next request that passes the guards.
+// RecvMsg returns the next valid request to the server.
 func (g *limitedStream) RecvMsg(m any) error {
 	if err := g.ServerStream.RecvMsg(m); err != nil {
 		return err
@@ -78,22 +78,24 @@ func (g *limitedStream) SendMsg(m any) error {
 	return err
 }
 
-// onTimeout ends a stream whose time for what it waits for is over.
+// onTimeout ends a stream whose client neither sent its first request nor read
+// a response in time.
 func (g *limitedStream) onTimeout() {
 	g.mu.Lock()
-	what := "no request came in time"
+	what := "no request within the time limit"
 	if g.node != nil {
-		what = "the client does not read its responses"
+		what = "client does not read its responses"
 	}
 	g.mu.Unlock()
 	_ = g.end(status.Error(codes.DeadlineExceeded, what))
 	select {
 	case g.timedOut <- struct{}{}:
-	default: // again, after the end
+	default: // it has fired before
 	}
 }
 
-// end notes why the stream ends, if that is from here, and returns it.
+// end records and logs why this package ends the stream, unless it has ended,
+// and returns the error.
 func (g *limitedStream) end(why error) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -103,14 +105,14 @@ func (g *limitedStream) end(why error) error {
 		if p, ok := peer.FromContext(g.Context()); ok {
 			address = p.Addr.String()
 		}
-		who := g.id
-		if who == "" {
-			who = address
+		client := g.id
+		if client == "" {
+			client = address
 			if host, _, err := net.SplitHostPort(address); err == nil {
-				who = host
+				client = host
 			}
 		}
-		g.server.refusals.record(who, address, why)
+		g.server.refusals.record(client, address, why)
 	}
 	return why
 }
@@ -121,7 +123,7 @@ func (g *limitedStream) endReason() error {
 	return g.endErr
 }
 
-// release gives back what the stream took of its node's limits.
+// release gives back what the stream used of its node's limits.
 func (g *limitedStream) release() {
 	g.mu.Lock()
 	defer g.mu.Unlock()

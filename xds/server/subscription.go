@@ -1,16 +1,16 @@
 package server
 
-// subscriptions are what a stream subscribes to, by type.
+// subscriptions holds the names that a stream subscribes to, by type.
 type subscriptions map[string]*typeSubscription
 
-// typeSubscription are the names of one type: a set where the client tells what
-// changes, and their size where it tells them all each time.
+// typeSubscription holds the names of one type: as a set where requests carry
+// changes, and as their count alone where every request carries all names.
 type typeSubscription struct {
 	set map[string]struct{}
 	nameCount
 }
 
-// nameCount is how many names there are, and their bytes.
+// nameCount is a number of names and their total length.
 type nameCount struct{ names, bytes int }
 
 func (ns subscriptions) byType(typ string) *typeSubscription {
@@ -22,7 +22,7 @@ func (ns subscriptions) byType(typ string) *typeSubscription {
 	return s
 }
 
-// applyDelta follows a request of the incremental protocol.
+// applyDelta applies a request of the incremental protocol.
 func (ns subscriptions) applyDelta(typ string, subscribe, unsubscribe []string) {
 	s := ns.byType(typ)
 	if s.set == nil && len(subscribe) > 0 {
@@ -42,7 +42,7 @@ func (ns subscriptions) applyDelta(typ string, subscribe, unsubscribe []string) 
 	}
 }
 
-// applySotW follows a request of the state-of-the-world protocol.
+// applySotW applies a request of the state-of-the-world protocol.
 func (ns subscriptions) applySotW(typ string, all []string) {
 	now := nameCount{names: len(all)}
 	for _, name := range all {
@@ -51,7 +51,7 @@ func (ns subscriptions) applySotW(typ string, all []string) {
 	ns.byType(typ).nameCount = now
 }
 
-// size is that of the names of all types.
+// size returns the count of the names of all types.
 func (ns subscriptions) size() (all nameCount) {
 	for _, s := range ns {
 		all.names += s.names

@@ -1,19 +1,22 @@
-// Package nodeauth makes the clients of a gRPC server be who their certificates
-// say: a node that asks for xDS or reports loads is the proxy or the migrator of
-// its certificate's identity (policies/identity), and a migrator reports for its
-// own replica.
+// Package nodeauth authenticates the clients of a gRPC server by their
+// certificates: a node that asks for xDS or reports loads must be the proxy or
+// the migrator of its certificate's identity (policies/identity), and a
+// migrator may report only for its own replica.
 //
-// It is interceptors, and no more: it verifies no chain, which TLS has done, and
-// knows no nodes, groups or limits. What is behind it may believe node ids.
+// An Authenticator provides the server's credentials and interceptors. TLS has
+// verified the certificate chains before. Services behind it can trust node
+// ids; nodes, groups and limits are theirs.
 //
 // Invariants:
 //
-//  1. Without the identity that a service is for, nothing of a call reaches it.
-//  2. No message of a stream reaches its service unless the name in it is that of
-//     the certificate; one that names nobody does so only after one that does.
+//  1. Nothing of a call reaches a service without an identity that may call
+//     it.
+//  2. No message of a stream reaches its service unless the name in it is that
+//     of the certificate; a message without a name does so only after one with
+//     it.
 //  3. A refusal ends that stream with PermissionDenied and nothing else. It is
-//     logged once a minute for each identity and, where a handshake already
-//     fails, for each machine.
+//     logged once a minute for each identity and, if the handshake already
+//     fails, for each host.
 package nodeauth
 
 import (
@@ -40,15 +43,15 @@ import (
 
 // Config is the configuration of a Binder.
 type Config struct {
-	TrustDomain string // whose identities count; required
-	// TLS is the server's. It must demand certificates and verify their chains.
-	// Required.
+	TrustDomain string // of the accepted identities; required
+	// TLS is the server's configuration. It must demand certificates and verify
+	// their chains. Required.
 	TLS    *tls.Config
 	Logger *slog.Logger // nil discards
 }
 
-// Authenticator binds the clients of one gRPC server to their certificates. It is safe
-// for concurrent use.
+// Authenticator authenticates the clients of one gRPC server. It is safe for
+// concurrent use.
 type Authenticator struct {
 	trustDomain string
 	tls         *tls.Config
@@ -58,15 +61,15 @@ type Authenticator struct {
 // New checks the configuration.
 func New(c Config) (*Authenticator, error) {
 	if err := identity.CheckTrustDomain(c.TrustDomain); err != nil {
-		return nil, fmt.Errorf("binding: %w", err)
+		return nil, fmt.Errorf("node authentication: %w", err)
 	}
 	if c.TLS == nil {
-		return nil, errors.New("binding: identities are in certificates: TLS must be given")
+		return nil, errors.New("node authentication: TLS is required, because identities are in certificates")
 	}
 	return &Authenticator{trustDomain: c.TrustDomain, tls: c.TLS, refusals: newRefusalLog(c.Logger)}, nil
 }
 
-// Options are for the gRPC server: its credentials and interceptors.
+// Options returns the credentials and interceptors for the gRPC server.
 func (b *Authenticator) Options() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.Creds(loggingCredentials{credentials.NewTLS(b.tls), b.refusals}),
@@ -77,7 +80,7 @@ func (b *Authenticator) Options() []grpc.ServerOption {
 // Refused counts the handshakes and calls that were refused.
 func (b *Authenticator) Refused() uint64 { return b.refusals.total() }
 
-// The services whose clients have a name to bind.
+// The services that have rules of their own below.
 const (
 	adsService        = "envoy.service.discovery.v3.AggregatedDiscoveryService"
 	secretService     = "envoy.service.secret.v3.SecretDiscoveryService"
@@ -87,8 +90,9 @@ const (
 	moduleService     = "cascade.policy.v1.Modules"
 )
 
-// allowedRoles are the roles that may call a service. What is not listed is for
-// nobody. Secrets and lengths are for proxies: migrators serve no edge.
+// allowedRoles lists the roles that may call each service. A service that is
+// not listed cannot be called. Secrets and lengths are for proxies: migrators
+// serve no edge.
 var allowedRoles = map[string][]identity.Role{
 	adsService: {identity.Proxy, identity.Migrator},
 	"envoy.service.cluster.v3.ClusterDiscoveryService":           {identity.Proxy, identity.Migrator},
@@ -104,10 +108,10 @@ var allowedRoles = map[string][]identity.Role{
 	healthService:                     {identity.Proxy, identity.Migrator, identity.Control, identity.Operator},
 }
 
-// withoutName are the services whose messages name nobody.
+// withoutName are the services whose messages carry no name.
 var withoutName = map[string]bool{extProcService: true, healthService: true, moduleService: true}
 
-// authorize returns who calls a method, or why it may not.
+// authorize returns the identity that calls a method, or why it may not.
 func (b *Authenticator) authorize(ctx context.Context, method string) (identity.ID, error) {
 	id, err := identity.Matcher{TrustDomain: b.trustDomain}.CheckCertificate(clientCertificate(ctx))
 	if err != nil {
@@ -121,13 +125,13 @@ func (b *Authenticator) authorize(ctx context.Context, method string) (identity.
 	return id, fmt.Errorf("%s may not call %s", id, method)
 }
 
-// serviceOf cuts a service out of "/service/method".
+// serviceOf returns the service in "/service/method".
 func serviceOf(method string) string {
 	service, _, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
 	return service
 }
 
-// clientCertificate is the certificate with which a call came, nil for none.
+// clientCertificate returns the certificate of a call's client, nil for none.
 func clientCertificate(ctx context.Context) *x509.Certificate {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
@@ -140,7 +144,7 @@ func clientCertificate(ctx context.Context) *x509.Certificate {
 	return info.State.PeerCertificates[0]
 }
 
-// refuse notes a refusal and returns what the client is told.
+// refuse records a refusal and returns the error for the client.
 func (b *Authenticator) refuse(ctx context.Context, id identity.ID, method string, why error) error {
 	var from net.Addr
 	if p, ok := peer.FromContext(ctx); ok {
@@ -155,7 +159,7 @@ func (b *Authenticator) unary(ctx context.Context, req any, info *grpc.UnaryServ
 		return nil, b.refuse(ctx, id, info.FullMethod, err)
 	}
 	if !withoutName[serviceOf(info.FullMethod)] {
-		return nil, status.Error(codes.PermissionDenied, "only streams are bound to a certificate here")
+		return nil, status.Error(codes.PermissionDenied, "unary calls are not supported")
 	}
 	return handler(ctx, req)
 }
@@ -170,14 +174,15 @@ func (b *Authenticator) stream(srv any, ss grpc.ServerStream, info *grpc.StreamS
 	}
 	s := &authenticatedStream{ServerStream: ss, authenticator: b, id: id, method: info.FullMethod}
 	err = handler(srv, s)
-	// A service may take the end of its stream for the client's.
+	// The service may take the refusal for the client's end of the stream.
 	if why := s.refusal.Load(); why != nil {
 		return *why
 	}
 	return err
 }
 
-// claimedName is whom a message claims to be of, "" where it does not say.
+// claimedName returns the name that a message claims to be from, "" if it has
+// none.
 func claimedName(m any) (string, error) {
 	switch m := m.(type) {
 	case interface{ GetNode() *corev3.Node }:
@@ -185,11 +190,11 @@ func claimedName(m any) (string, error) {
 	case *api.LoadReport:
 		return m.GetReplica(), nil
 	}
-	return "", fmt.Errorf("internal error: a %T has no name to bind", m)
+	return "", fmt.Errorf("internal error: message of type %T has no name", m)
 }
 
-// checkClaim says why a message cannot be of an identity; first is that of a stream,
-// which must name its sender.
+// checkClaim returns an error for a message that cannot be from the identity.
+// first says whether the message must carry a name.
 func checkClaim(id identity.ID, m any, first claim) error {
 	claimed, err := claimedName(m)
 	if err != nil {
@@ -201,15 +206,15 @@ func checkClaim(id identity.ID, m any, first claim) error {
 	}
 	switch {
 	case claimed == "" && first == mustName:
-		return errors.New("the first message names nobody")
+		return errors.New("the first message carries no node id")
 	case claimed != "" && claimed != own:
-		return fmt.Errorf("the certificate is %s, which is %q here and not %.80q", id, own, claimed)
+		return fmt.Errorf("message from %.80[3]q, but the certificate is %[1]s, whose name here is %[2]q", id, own, claimed)
 	}
 	if id.Role != identity.Migrator {
 		return nil
 	}
 	if n, ok := m.(interface{ GetNode() *corev3.Node }); ok && n.GetNode() != nil && n.GetNode().GetCluster() != resources.ObserverCluster {
-		return fmt.Errorf("%s routes nothing: its node cluster must be %q and not %.80q", id, resources.ObserverCluster, n.GetNode().GetCluster())
+		return fmt.Errorf("%s: node cluster %.80[3]q: must be %[2]q, because migrators route nothing", id, resources.ObserverCluster, n.GetNode().GetCluster())
 	}
 	if t, ok := m.(interface{ GetTypeUrl() string }); ok && t.GetTypeUrl() == resources.SecretType {
 		return fmt.Errorf("%s may not ask for secrets", id)
@@ -217,7 +222,7 @@ func checkClaim(id identity.ID, m any, first claim) error {
 	return nil
 }
 
-// claim says whether a message must name its sender.
+// claim says whether a message must carry its sender's name.
 type claim uint8
 
 const (

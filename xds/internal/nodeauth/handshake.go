@@ -10,8 +10,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies/identity"
 )
 
-// loggingCredentials are a server's credentials that tell of clients whose certificate
-// is not believed, or who have none: gRPC itself drops them in silence.
+// loggingCredentials are server credentials that log clients without a valid
+// certificate, which gRPC itself drops silently.
 type loggingCredentials struct {
 	credentials.TransportCredentials
 	refusals *refusalLog
@@ -31,10 +31,10 @@ func (h loggingCredentials) Clone() credentials.TransportCredentials {
 	return loggingCredentials{h.TransportCredentials.Clone(), h.refusals}
 }
 
-// isReportable reports whether an operator should know of the end of a handshake: not of
-// probes that only connect, nor of clients that did not like the server and know
-// so themselves.
+// isReportable reports whether the end of a handshake concerns the operator.
+// Probes that only connect do not, nor do clients that rejected the server,
+// which report that themselves.
 func isReportable(err error) bool {
-	var network net.Error // an alert of the client's is one, too
+	var network net.Error // a TLS alert from the client is one, too
 	return !errors.As(err, &network) && !errors.Is(err, io.EOF)
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/ratelimitlog"
 )
 
-// refusalLog counts refusals and logs those that are news.
+// refusalLog counts refusals and logs those that the limiter passes.
 type refusalLog struct {
 	log     *slog.Logger
 	limiter ratelimitlog.Gate
@@ -26,26 +26,27 @@ func newRefusalLog(log *slog.Logger) *refusalLog {
 
 func (n *refusalLog) total() uint64 { return n.count.Load() }
 
-// record notes a refusal of an identity or, without one, of a machine.
+// record counts a refusal of an identity or, without one, of a host, and may
+// log it.
 func (n *refusalLog) record(from net.Addr, id identity.ID, method string, why error) {
 	address := ""
 	if from != nil {
 		address = from.String()
 	}
-	who := id.String()
+	client := id.String()
 	if id == (identity.ID{}) {
-		who = address
+		client = address
 		if host, _, err := net.SplitHostPort(address); err == nil {
-			who = host
+			client = host
 		}
 	}
-	if n.countAndPass(who, time.Now()) {
-		n.log.Warn("a client is not who it must be and is refused", "client", who, "peer", address, "method", method, "error", why)
+	if n.countAndPass(client, time.Now()) {
+		n.log.Warn("client refused: its certificate does not match", "client", client, "peer", address, "method", method, "error", why)
 	}
 }
 
 // countAndPass counts a refusal and reports whether it is to be logged.
-func (n *refusalLog) countAndPass(who string, now time.Time) bool {
+func (n *refusalLog) countAndPass(client string, now time.Time) bool {
 	n.count.Add(1)
-	return n.limiter.Pass(who, now)
+	return n.limiter.Pass(client, now)
 }

@@ -8,17 +8,18 @@ import (
 	"github.com/cascadeinfer/cascade/policies/identity"
 )
 
-// authenticatedStream is one bound stream. It is read by one goroutine at a time.
+// authenticatedStream is one stream with an identity. It is read by one
+// goroutine at a time.
 type authenticatedStream struct {
 	grpc.ServerStream
 	authenticator *Authenticator
 	id            identity.ID
 	method        string
-	refusal       atomic.Pointer[error] // why it was refused
-	named         bool                  // a message has named the sender
+	refusal       atomic.Pointer[error] // nil until a message was refused
+	named         bool                  // a message has carried the sender's name
 }
 
-// RecvMsg gives the service the next message, if it is the identity's.
+// RecvMsg returns the next message, if it is from the identity.
 func (s *authenticatedStream) RecvMsg(m any) error {
 	if why := s.refusal.Load(); why != nil {
 		return *why

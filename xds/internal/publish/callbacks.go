@@ -13,17 +13,16 @@ import (
 
 var _ serverv3.Callbacks = (*Ledger)(nil)
 
-// OnDeltaStreamOpen implements the server's callbacks.
+// OnDeltaStreamOpen implements serverv3.Callbacks.
 func (l *Ledger) OnDeltaStreamOpen(_ context.Context, id int64, _ string) error {
 	l.openStream(streamKey{false, id})
 	return nil
 }
 
-// OnDeltaStreamClosed implements the server's callbacks.
+// OnDeltaStreamClosed implements serverv3.Callbacks.
 func (l *Ledger) OnDeltaStreamClosed(id int64, _ *corev3.Node) { l.closeStream(streamKey{false, id}) }
 
-// OnStreamDeltaRequest implements the server's callbacks. An error ends the
-// stream.
+// OnStreamDeltaRequest implements serverv3.Callbacks. An error ends the stream.
 func (l *Ledger) OnStreamDeltaRequest(id int64, req *discoveryv3.DeltaDiscoveryRequest) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -40,7 +39,7 @@ func (l *Ledger) OnStreamDeltaRequest(id int64, req *discoveryv3.DeltaDiscoveryR
 	return nil
 }
 
-// OnStreamDeltaResponse implements the server's callbacks.
+// OnStreamDeltaResponse implements serverv3.Callbacks.
 func (l *Ledger) OnStreamDeltaResponse(id int64, _ *discoveryv3.DeltaDiscoveryRequest, resp *discoveryv3.DeltaDiscoveryResponse) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -49,16 +48,16 @@ func (l *Ledger) OnStreamDeltaResponse(id int64, _ *discoveryv3.DeltaDiscoveryRe
 	}
 }
 
-// OnStreamOpen implements the server's callbacks.
+// OnStreamOpen implements serverv3.Callbacks.
 func (l *Ledger) OnStreamOpen(_ context.Context, id int64, _ string) error {
 	l.openStream(streamKey{true, id})
 	return nil
 }
 
-// OnStreamClosed implements the server's callbacks.
+// OnStreamClosed implements serverv3.Callbacks.
 func (l *Ledger) OnStreamClosed(id int64, _ *corev3.Node) { l.closeStream(streamKey{true, id}) }
 
-// OnStreamRequest implements the server's callbacks. An error ends the stream.
+// OnStreamRequest implements serverv3.Callbacks. An error ends the stream.
 func (l *Ledger) OnStreamRequest(id int64, req *discoveryv3.DiscoveryRequest) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -72,7 +71,7 @@ func (l *Ledger) OnStreamRequest(id int64, req *discoveryv3.DiscoveryRequest) er
 	return nil
 }
 
-// OnStreamResponse implements the server's callbacks.
+// OnStreamResponse implements serverv3.Callbacks.
 func (l *Ledger) OnStreamResponse(_ context.Context, id int64, _ *discoveryv3.DiscoveryRequest, resp *discoveryv3.DiscoveryResponse) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -84,9 +83,8 @@ func (l *Ledger) OnStreamResponse(_ context.Context, id int64, _ *discoveryv3.Di
 	}
 }
 
-// OnFetchRequest implements the server's callbacks; REST clients are not
-// followed.
+// OnFetchRequest implements serverv3.Callbacks. REST clients are not recorded.
 func (l *Ledger) OnFetchRequest(context.Context, *discoveryv3.DiscoveryRequest) error { return nil }
 
-// OnFetchResponse implements the server's callbacks.
+// OnFetchResponse implements serverv3.Callbacks.
 func (l *Ledger) OnFetchResponse(*discoveryv3.DiscoveryRequest, *discoveryv3.DiscoveryResponse) {}

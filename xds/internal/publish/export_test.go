@@ -5,8 +5,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// Misrender has a publisher that does not run yet change what is rendered, and
-// prove nothing: for resources that proxies refuse and the proof does not.
+// Misrender makes a publisher that does not run yet change what is rendered and
+// skip the proof, for resources that proxies refuse and the proof does not.
 func (p *Publisher) Misrender(change func(resources.View, resources.Set) resources.Set) error {
 	build := func(v resources.View) (resources.Set, error) {
 		s, err := resources.Build(v)
@@ -26,5 +26,5 @@ func (p *Publisher) Misrender(change func(resources.View, resources.Set) resourc
 	return err
 }
 
-// TakeNACKs returns what nodes have refused since it was last called.
+// TakeNACKs returns the NACKs since the last call.
 func (l *Ledger) TakeNACKs() []rollout.NACK { return l.takeNACKs() }

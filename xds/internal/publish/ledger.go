@@ -17,56 +17,56 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// awaitedTypes are the types that roll-outs wait for.
+// awaitedTypes are the types that rollouts wait for.
 var awaitedTypes = rollout.AwaitedTypes()
 
-// Bounds of what a node may make the ledger keep.
+// Bounds of what the ledger keeps of its nodes.
 const (
 	maxNodeID       = 256 // bytes of a node's id
 	maxDisconnected = 256 // nodes remembered without a stream
-	// reconnectTime is how long a lost proxy counts as about to come back. Envoy
-	// tries again after half a second.
+	// reconnectTime is how long a proxy that lost its streams counts as about
+	// to return. Envoy tries again after half a second.
 	reconnectTime = 2 * time.Second
-	// maxErrorText bounds the reason of a refusal: Envoy's may contain the
-	// whole resource.
+	// maxErrorText bounds the redacted error text of a NACK, in bytes. Envoy's
+	// may contain the whole resource.
 	maxErrorText = 300
-	// maxNACKs bounds the refusals that nobody has taken yet.
+	// maxNACKs bounds the NACKs that the Publisher has not taken yet.
 	maxNACKs = 1024
 )
 
-// Ledger records what every node was sent and what it has acknowledged. It is
-// the callbacks of go-control-plane's server. It is keyed by node: where a
-// node has a stream per resource type, they are one node all the same. It is
-// safe for concurrent use.
+// Ledger records what every node was sent and what it has acknowledged. It
+// implements the callbacks of go-control-plane's server. All streams of a node,
+// one per resource type for instance, count as one node. It is safe for
+// concurrent use.
 type Ledger struct {
 	log     *slog.Logger
-	changed chan struct{} // capacity 1: somebody acknowledged, came or went
+	changed chan struct{} // capacity 1: a node acknowledged, connected or disconnected
 
 	mu           sync.Mutex
 	nodes        map[string]*node
 	streams      map[streamKey]*stream
-	disconnected []string // ids of nodes without a stream, longest gone first
+	disconnected []string // ids of nodes without a stream, the longest disconnected first
 	groupOf      func(id, cluster string) string
 	nacks        []rollout.NACK // not taken yet, oldest first
 }
 
-// streamKey names a stream: each protocol counts its own.
+// streamKey identifies a stream; each protocol counts its own.
 type streamKey struct {
 	sotw bool
 	id   int64
 }
 
-// node is one client, whatever streams it has.
+// node is one client with all its streams.
 type node struct {
 	id, cluster string
 	group       string
-	since       time.Time       // of its first open stream; of the last one's end when it is gone
-	subscribed  map[string]bool // delta: types that it subscribed to, on any stream
+	since       time.Time       // start of its first open stream, or end of its last one if none is open
+	subscribed  map[string]bool // delta: types that it has subscribed to, on any stream
 	streams     map[streamKey]*stream
 	nacks       uint64
 	lastError   string
 	errorAt     time.Time
-	slots       map[string]SlotReply // by kind; nil: it has answered about none
+	slots       map[string]SlotReply // by kind; nil: none yet
 }
 
 // NewLedger returns an empty ledger. A nil logger discards.
@@ -91,10 +91,10 @@ func (l *Ledger) signal() {
 	}
 }
 
-// Behind adds the ids of the nodes to ids that have not acknowledged the set's
-// resources of the given types, as far as they subscribe to them. A proxy that
-// has just lost its stream goes on with what it has, and will come back and ask
-// for it again: until it has, it is behind for a while, too.
+// Behind adds to ids the nodes that have not acknowledged the set's resources
+// of the given types, as far as they subscribe to them. A proxy that has just
+// lost its stream counts as behind for reconnectTime, because it goes on with
+// what it has and will subscribe again.
 func (l *Ledger) Behind(set resources.Set, types []string, ids map[string]bool) {
 	v := newVersions(set, types)
 	l.mu.Lock()
@@ -106,7 +106,7 @@ func (l *Ledger) Behind(set resources.Set, types []string, ids map[string]bool) 
 	}
 }
 
-// assignGroups puts nodes into groups from now on.
+// assignGroups assigns all nodes, present and future, to groups.
 func (l *Ledger) assignGroups(groupOf func(id, cluster string) string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -116,8 +116,9 @@ func (l *Ledger) assignGroups(groupOf func(id, cluster string) string) {
 	}
 }
 
-// observe answers what a rollout needs to know. unanswered tells who is uncertain
-// about some types, whatever it acknowledged before.
+// observe answers a rollout's queries. unanswered returns the nodes that have
+// not replied to all responses of some types, and whose state is therefore
+// unknown.
 func (l *Ledger) observe(needs []rollout.Query, unanswered func(types []string) map[string]bool) map[string]rollout.Observation {
 	type question struct {
 		rollout.Query
@@ -166,7 +167,7 @@ func (l *Ledger) observe(needs []rollout.Query, unanswered func(types []string) 
 	return out
 }
 
-// logLevel is how loud a node's coming and going is told: proxies matter.
+// logLevel returns the level at which connects and disconnects are logged.
 func (n *node) logLevel() slog.Level {
 	if n.isObserver() {
 		return slog.LevelDebug
@@ -187,7 +188,8 @@ func (n *node) isBehind(v targetVersions) bool {
 	return false
 }
 
-// hasAcked reports whether the node has acknowledged something of one of the types.
+// hasAcked reports whether the node has acknowledged a resource of one of the
+// types.
 func (n *node) hasAcked(types []string) bool {
 	for _, s := range n.streams {
 		for typ, sub := range s.types {
@@ -199,7 +201,7 @@ func (n *node) hasAcked(types []string) bool {
 	return false
 }
 
-// isReconnecting reports whether the node has lately had streams with one of the
+// isReconnecting reports whether the node lately had a stream with one of the
 // types, and has none now.
 func (n *node) isReconnecting(types []string) bool {
 	if time.Since(n.since) >= reconnectTime {
@@ -220,14 +222,14 @@ func (n *node) isReconnecting(types []string) bool {
 	return false
 }
 
-// openStream begins a stream whose node is not known yet.
+// openStream adds a stream whose node is not known yet.
 func (l *Ledger) openStream(key streamKey) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.streams[key] = &stream{types: make(map[string]*subscription)}
 }
 
-// closeStream ends a stream.
+// closeStream removes a stream.
 func (l *Ledger) closeStream(key streamKey) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -245,18 +247,18 @@ func (l *Ledger) closeStream(key streamKey) {
 			delete(l.nodes, l.disconnected[0])
 			l.disconnected = slices.Delete(l.disconnected, 0, 1)
 		}
-		l.log.Log(context.Background(), n.logLevel(), "node gone", "node", n.id)
+		l.log.Log(context.Background(), n.logLevel(), "node disconnected", "node", n.id)
 	}
 	l.signal()
 }
 
-// streamOfLocked finds a request's stream and, with the first one, its node. The
-// parts of the node message that nobody here reads are dropped: an Envoy's has
+// streamOfLocked returns the stream of a request, and binds it to its node at
+// the first one. It drops the unused parts of the node message: an Envoy's has
 // 61 KB, and the server keeps it for the life of the stream.
 func (l *Ledger) streamOfLocked(key streamKey, n *corev3.Node) (*stream, error) {
 	s := l.streams[key]
 	if s == nil {
-		return nil, status.Error(codes.Internal, "internal error: a request on a stream that was not opened")
+		return nil, status.Error(codes.Internal, "internal error: request on a stream that was not opened")
 	}
 	if n != nil {
 		n.Extensions, n.ClientFeatures, n.UserAgentVersionType = nil, nil, nil
@@ -278,13 +280,13 @@ func (l *Ledger) streamOfLocked(key streamKey, n *corev3.Node) (*stream, error) 
 	if len(known.streams) == 0 {
 		known.since = time.Now()
 		l.disconnected = slices.DeleteFunc(l.disconnected, func(g string) bool { return g == id })
-		l.log.Log(context.Background(), known.logLevel(), "node came", "node", id)
+		l.log.Log(context.Background(), known.logLevel(), "node connected", "node", id)
 	}
 	known.streams[key], s.node = s, known
 	return s, nil
 }
 
-// shortType is the last word of a type URL.
+// shortType returns the last part of a type URL.
 func shortType(typeURL string) string {
 	return typeURL[strings.LastIndexByte(typeURL, '.')+1:]
 }
@@ -296,7 +298,7 @@ type reply interface {
 	GetErrorDetail() *rpcstatus.Status
 }
 
-// recordReplyLocked books an ACK or a NACK, and wakes who waits for one.
+// recordReplyLocked records an ACK or a NACK and signals it.
 func (l *Ledger) recordReplyLocked(s *stream, sub *subscription, r reply) {
 	if r.GetTypeUrl() == resources.ExtensionType {
 		s.node.recordSlotsLocked(sub, r)
@@ -304,7 +306,7 @@ func (l *Ledger) recordReplyLocked(s *stream, sub *subscription, r reply) {
 	if e := r.GetErrorDetail(); e != nil {
 		was, _ := sub.takeSent(r.GetResponseNonce())
 		for _, name := range was.removed {
-			delete(sub.applied, name) // nobody tells it again
+			delete(sub.applied, name) // the removal is not sent again
 		}
 		l.recordNACKLocked(s, r.GetTypeUrl(), sub, e.GetMessage(), was)
 	} else {

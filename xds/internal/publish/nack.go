@@ -7,8 +7,9 @@ import (
 	"github.com/cascadeinfer/cascade/xds/internal/rollout"
 )
 
-// blamedNames are those of the names that a refusal's text speaks of. Envoy lists the
-// clusters that it did not take, and takes the others of the same response.
+// blamedNames returns those of the names that the error text mentions. Envoy
+// lists the clusters that it refused and applies the others of the same
+// response.
 func blamedNames(text string, names []string) []string {
 	var out []string
 	for _, name := range names {
@@ -19,8 +20,8 @@ func blamedNames(text string, names []string) []string {
 	return out
 }
 
-// mentionsName reports whether a name stands in a text by itself, and not as a part
-// of a longer one.
+// mentionsName reports whether a text contains a name by itself, and not as
+// part of a longer one.
 func mentionsName(text, name string) bool {
 	for at := 0; name != ""; {
 		i := strings.Index(text[at:], name)
@@ -40,7 +41,7 @@ func inName(c byte) bool {
 	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || strings.IndexByte("-_/.%~", c) >= 0
 }
 
-// takeNACKs returns the refusals since it was last called, oldest first.
+// takeNACKs returns the NACKs since the last call, oldest first.
 func (l *Ledger) takeNACKs() []rollout.NACK {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -49,8 +50,8 @@ func (l *Ledger) takeNACKs() []rollout.NACK {
 	return out
 }
 
-// recordNACKLocked records a NACK, and logs the first of a row of them. Observers
-// route nothing, so what they refuse is their own matter.
+// recordNACKLocked records a NACK and logs the first one of a row. NACKs of
+// observers, which route nothing, do not reach the rollout.
 func (l *Ledger) recordNACKLocked(s *stream, typ string, sub *subscription, text string, r response) {
 	s.node.nacks++
 	s.node.lastError, s.node.errorAt = redact(text), time.Now()
@@ -66,7 +67,7 @@ func (l *Ledger) recordNACKLocked(s *stream, typ string, sub *subscription, text
 		l.nacks = l.nacks[max(0, len(l.nacks)-maxNACKs):]
 	}
 	if !sub.refused {
-		l.log.Warn("node refuses a resource", "node", s.node.id, "type", shortType(typ), "error", s.node.lastError)
+		l.log.Warn("node refused a response", "node", s.node.id, "type", shortType(typ), "error", s.node.lastError)
 	}
 	sub.refused = true
 }

@@ -15,61 +15,62 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// Cache is where sets are shown: package cache. It is called by one
+// Cache is where sets are applied: package cache. It is called by one
 // goroutine.
 type Cache interface {
-	// Set shows a set to the nodes of a group, and with the group "" to all
-	// whose group has none of its own, and does not wait for any.
+	// Set applies a set to the nodes of a group, and with the group "" to all
+	// nodes whose group has no set of its own. It does not wait for the nodes.
 	Set(group string, set resources.Set)
-	// Unanswered adds the ids of nodes to ids that were told something of the
-	// types, or will be without another Set, and have not replied. From Set
-	// on, a node is among them or has nothing of the types on its way.
+	// Unanswered adds to ids the nodes that have not replied to a response with
+	// one of the types, or will be sent one without another Set. After Set, a
+	// node is among them unless it already has the set's resources of the
+	// types.
 	Unanswered(types []string, ids map[string]bool)
 	// Changed is signalled after nodes have replied.
 	Changed() <-chan struct{}
 }
 
-// Monitor tells how the nodes of a group fare under a new plan: errors, iteration
-// time. It is asked a few times per second and must not block.
+// Monitor watches the error rates and iteration times of a group's nodes under
+// a new plan. It is called a few times per second and must not block.
 type Monitor interface {
-	// Regression reports whether something became worse since the plan settled in the
-	// group, and what.
+	// Regression reports whether and what got worse since the plan settled in
+	// the group.
 	Regression(group string, since time.Time) (bad bool, why string)
 }
 
-// RequestCounter counts requests in the proxies. It is asked a few times per second
-// and must not block.
+// RequestCounter counts requests in the proxies. It is called a few times per
+// second and must not block.
 type RequestCounter interface {
-	// ActiveRequests returns the requests that run on some addresses of a cluster;
-	// known is false where nobody counts them.
+	// ActiveRequests returns the requests that run on some addresses of a
+	// cluster. known is false if no proxy reports them.
 	ActiveRequests(cluster string, addresses []string) (requests int, known bool)
 }
 
 // Config is the configuration of a Publisher.
 type Config struct {
 	Cache  Cache   // required
-	Ledger *Ledger // what nodes acknowledge; required, and of this publisher alone
-	// Groups are the groups of nodes in the order of roll-out. The Target must
-	// sort nodes by the same. nil is one group for all.
+	Ledger *Ledger // required, and used by this publisher alone
+	// Groups are the groups of nodes in the order of the rollout. The Cache
+	// must use the same. nil is one group for all.
 	Groups *nodegroup.List
 	// Watch is how long a new plan is on trial in one group before the next one
-	// that has nodes gets it; with a single such group nobody waits. 0 goes on as
-	// soon as it is acknowledged.
+	// that has nodes gets it. With a single such group there is no trial. 0
+	// continues as soon as the plan is acknowledged.
 	Watch time.Duration
-	// Monitor can end a trial early, and takes the plan back. nil: only what nodes
-	// refuse does.
+	// Monitor can end a trial early, which rolls the plan back. nil: only NACKs
+	// do.
 	Monitor Monitor
 	// AckTimeout is how long a phase waits for a node, which then is fenced. It
 	// should exceed the time in which a proxy connects and warms. A node that
-	// caught up and is shown a newer table within the phase has a bound of its
-	// own, up to three for the phase. 0 means 3 s.
+	// caught up and is sent a newer table within the phase has a timeout of its
+	// own; the phase lasts three of them at most. 0 means 3 s.
 	AckTimeout time.Duration
-	// RequestCounter keeps removed endpoints, draining, until they have no request or
-	// RetireBound is over. nil removes them at once.
+	// RequestCounter keeps removed endpoints, draining, until they have no
+	// request or DrainTimeout is over. nil removes them at once.
 	RequestCounter RequestCounter
 	DrainTimeout   time.Duration // 0 means 30 s
-	// OnRefusal is told what nodes refuse, once per version, for other servers. It
-	// is called by Run and holds it up. nil: nobody is told.
+	// OnRefusal is called once for each version that a node refused, so that
+	// other control planes learn of it. Run calls it and waits for it.
 	OnRefusal func([]Refusal)
 	Logger    *slog.Logger // nil discards
 }
@@ -80,17 +81,18 @@ type Refusal = rollout.Refusal
 const (
 	defaultAckTimeout   = 3 * time.Second
 	defaultDrainTimeout = 30 * time.Second
-	// maxTables is how many tables are kept to tell which one a node has.
+	// maxTables bounds the tables that are kept to find out which one a node
+	// has.
 	maxTables = 16
 )
 
-// validate completes a configuration.
+// validate returns the configuration with its defaults.
 func (c Config) validate() (Config, error) {
 	switch {
 	case c.Cache == nil || c.Ledger == nil:
-		return c, errors.New("publish: Target and Ledger must be given")
+		return c, errors.New("publish: Cache and Ledger are required")
 	case c.AckTimeout < 0 || c.Watch < 0 || c.DrainTimeout < 0:
-		return c, fmt.Errorf("publish: bound %v, watch %v, retire bound %v: must not be negative", c.AckTimeout, c.Watch, c.DrainTimeout)
+		return c, fmt.Errorf("publish: ack timeout %v, watch %v, drain timeout %v: must not be negative", c.AckTimeout, c.Watch, c.DrainTimeout)
 	}
 	if c.AckTimeout == 0 {
 		c.AckTimeout = defaultAckTimeout
@@ -111,39 +113,39 @@ func (c Config) rollout() rollout.Config {
 	return rollout.Config{Groups: c.Groups.Names(), Watch: c.Watch, AckTimeout: c.AckTimeout, DrainTimeout: c.DrainTimeout}
 }
 
-// Publisher shows the latest submitted view, group after group. Submit, Bar,
-// Refused and Status may be called by any goroutine; Run by one.
+// Publisher rolls out the latest submitted view, group after group. Submit,
+// Quarantine, Quarantined and Status may be called by any goroutine; Run by
+// one.
 type Publisher struct {
 	cfg    Config
-	wakeup chan struct{} // capacity 1: submitted or barred is set
+	wakeup chan struct{} // capacity 1: submitted or quarantined is set
 
 	mu          sync.Mutex
 	submitted   *resources.View // not taken by Run yet
 	quarantined []Refusal       // not taken by Run yet
 	state       state
 
-	// Owned by Run.
-	buildTable func(resources.View) (*rollout.Table, error) // rendered and proven
+	buildTable func(resources.View) (*rollout.Table, error) // renders and proves a view
 	rollout    *rollout.Rollout
 	target     *rollout.Table // the last one
 	timer      *time.Timer
 }
 
-// state is what Status tells.
+// state is what Status returns.
 type state struct {
 	report   rollout.Report
 	refusals []Refusal
 	err      error            // why the last view is not a table
-	tables   []*rollout.Table // the last ones wanted, oldest first
+	tables   []*rollout.Table // the last targets, oldest first
 }
 
-// New checks the configuration. Nothing is shown before Run.
+// New checks the configuration. Nothing is applied before Run.
 func New(cfg Config) (*Publisher, error) {
 	cfg, err := cfg.validate()
 	if err != nil {
 		return nil, err
 	}
-	prover := new(resources.Prover) // Run's: a table and the steps towards it have most in common
+	prover := new(resources.Prover) // used by Run alone, so that it caches what a table and the steps towards it share
 	p := &Publisher{cfg: cfg, wakeup: make(chan struct{}, 1)}
 	p.buildTable = func(v resources.View) (*rollout.Table, error) { return rollout.NewTable(v, prover.Prove) }
 	steps := cfg.rollout()
@@ -156,10 +158,10 @@ func New(cfg Config) (*Publisher, error) {
 	return p, nil
 }
 
-// Submit asks for a view to be shown. It never blocks; of several views that
-// come faster than they can be shown the last one is. A view that cannot be
-// rendered or proven is logged and told by Status, and what is shown stays.
-// The caller must not change the view afterwards.
+// Submit asks for a view to be rolled out. It never blocks; of several views
+// that come faster than they can be rolled out, the last one counts. A view
+// that cannot be rendered or proven is logged and reported by Status, and the
+// present one stays. The caller must not change the view afterwards.
 func (p *Publisher) Submit(v resources.View) {
 	p.mu.Lock()
 	p.submitted = &v
@@ -167,8 +169,8 @@ func (p *Publisher) Submit(v resources.View) {
 	p.wake()
 }
 
-// Quarantine says that nodes of other servers have refused these versions: no node of
-// this one is sent them from now on. It never blocks.
+// Quarantine says that nodes of other control planes have refused these
+// versions: from now on no node of this one is sent them. It never blocks.
 func (p *Publisher) Quarantine(list []Refusal) {
 	p.mu.Lock()
 	p.quarantined = append(p.quarantined, list...)
@@ -183,15 +185,15 @@ func (p *Publisher) wake() {
 	}
 }
 
-// Quarantined lists the versions that are quarantined, oldest first: those that this
-// server's nodes refused and those of Bar. There are at most 1,024.
+// Quarantined lists the quarantined versions, oldest first: those that nodes of
+// this control plane refused and those of Quarantine. There are at most 1,024.
 func (p *Publisher) Quarantined() []Refusal {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Clone(p.state.refusals)
 }
 
-// Run publishes until the context ends. What is shown then stays shown.
+// Run publishes until the context ends. The sets then stay applied.
 func (p *Publisher) Run(ctx context.Context) error {
 	p.timer = time.NewTimer(time.Hour)
 	defer p.timer.Stop()
@@ -212,7 +214,7 @@ func (p *Publisher) Run(ctx context.Context) error {
 	}
 }
 
-// observeNodes finds out what the nodes have and have refused.
+// observeNodes passes the NACKs and the state of the nodes to the rollout.
 func (p *Publisher) observeNodes() {
 	for _, r := range p.cfg.Ledger.takeNACKs() {
 		p.step(r)
@@ -220,7 +222,7 @@ func (p *Publisher) observeNodes() {
 	p.step(p.observe())
 }
 
-// applySubmitted begins to show what was submitted, and ends to show what was barred.
+// applySubmitted passes what was submitted and quarantined to the rollout.
 func (p *Publisher) applySubmitted() {
 	p.mu.Lock()
 	v, barred := p.submitted, p.quarantined
@@ -244,11 +246,11 @@ func (p *Publisher) applySubmitted() {
 		return
 	}
 	p.rememberTable(t)
-	p.observeNodes() // who has caught up by now is not late since before
+	p.observeNodes() // a node that has caught up by now starts with a fresh timeout
 	p.step(rollout.SetTarget{Table: t})
 }
 
-// rememberTable keeps a table, so that Status can tell who has it.
+// rememberTable keeps a table, so that Status can find out which nodes have it.
 func (p *Publisher) rememberTable(t *rollout.Table) {
 	p.target = t
 	p.mu.Lock()
@@ -261,7 +263,8 @@ func (p *Publisher) rememberTable(t *rollout.Table) {
 	p.state.tables = p.state.tables[max(0, len(p.state.tables)-maxTables):]
 }
 
-// step drives the rollout by an event, and on as long as it moves.
+// step passes an event to the rollout and executes its output, as long as the
+// rollout asks for another observation.
 func (p *Publisher) step(e rollout.Event) {
 	for {
 		out := p.rollout.Step(time.Now(), e)
@@ -270,7 +273,7 @@ func (p *Publisher) step(e rollout.Event) {
 		}
 		for _, s := range out.Applies {
 			p.cfg.Cache.Set(s.Group, s.Set)
-			p.cfg.Logger.Debug("resources shown", "group", s.Group, "epoch", uint64(s.Epoch), "phase", s.Phase.String())
+			p.cfg.Logger.Debug("resources applied", "group", s.Group, "epoch", uint64(s.Epoch), "phase", s.Phase.String())
 		}
 		p.mu.Lock()
 		p.state.report, p.state.refusals = p.rollout.Report(), p.rollout.Refusals()
@@ -286,12 +289,13 @@ func (p *Publisher) step(e rollout.Event) {
 	}
 }
 
-// observe asks the ledger and the others what the rollout needs to know.
+// observe answers the rollout's queries.
 func (p *Publisher) observe() rollout.Observe {
 	needs := p.rollout.Queries()
 	facts := p.cfg.Ledger.observe(needs, func(types []string) map[string]bool {
-		// The cache knows what is on its way: what a node acknowledged before
-		// can be what is shown now, and yet not last.
+		// The cache knows which responses are on their way: what a node has
+		// acknowledged may be what is applied now, and still be about to
+		// change.
 		ids := make(map[string]bool)
 		p.cfg.Cache.Unanswered(types, ids)
 		return ids
@@ -311,8 +315,8 @@ func (p *Publisher) observe() rollout.Observe {
 	return rollout.Observe{Groups: facts}
 }
 
-// countRequests sums the requests on endpoints over the clusters that can reach them;
-// known is false when nobody counts in any of them.
+// countRequests sums the requests on endpoints over the clusters that can reach
+// them. known is false if none of them is counted.
 func (p *Publisher) countRequests(endpoints []resources.Endpoint) (requests int, known bool) {
 	if p.cfg.RequestCounter == nil {
 		return 0, false
@@ -332,7 +336,7 @@ func (p *Publisher) countRequests(endpoints []resources.Endpoint) (requests int,
 	return requests, known
 }
 
-// logNote tells an operator of a transition.
+// logNote logs a transition.
 func (p *Publisher) logNote(n rollout.Note) {
 	level := slog.LevelInfo
 	if n.Warn {
@@ -354,7 +358,7 @@ func (p *Publisher) logNote(n rollout.Note) {
 	p.cfg.Logger.LogAttrs(context.Background(), level, n.Text, attrs...)
 }
 
-// setTimer sets the timer.
+// setTimer sets or stops the timer.
 func (p *Publisher) setTimer(at time.Time) {
 	if at.IsZero() {
 		p.timer.Stop()

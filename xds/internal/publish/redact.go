@@ -6,36 +6,37 @@ import (
 	"unicode"
 )
 
-// debugMark is the word before a quoted message in what protobuf's C++ library
-// prints, so that nobody takes the text for something stable.
+// debugMark begins the word that protobuf's C++ library prints before a quoted
+// message, so that its text format is not taken for a stable one.
 const debugMark = "goo.gle/debug"
 
-// Bounds of what a refusal's text is read of.
+// Bounds of an error text.
 const (
-	maxRawText = 64 << 10
+	maxRawText = 64 << 10 // bytes that are read
 	// maxQuoted is the longest quoted string that is kept, in bytes. Names are
-	// shorter; keys and certificates are not.
+	// shorter; keys and certificates are longer.
 	maxQuoted = 100
 )
 
-// truncationMark is what Envoy puts where it cuts a text.
+// truncationMark is what Envoy writes where it cuts a text.
 const truncationMark = "...(truncated)"
 
-// quotedField is one field of a quoted message, after withoutBraces.
+// quotedField matches one field of a quoted message, after withoutBraces.
 var quotedField = regexp.MustCompile(`^\s*[a-z][a-z0-9_]*(?:: *(?:"[^"]*"|[^\s"]+)|\s*\{…\}?)`)
 
-// redact makes the text of a refusal fit to be logged, stored and shown: the
-// resources that it quotes are cut out, because they are long and may hold
-// secrets, and the rest is shortened.
+// redact returns the error text of a NACK in a form that can be logged, stored
+// and shown: without the resources that it quotes, which are long and may hold
+// secrets, and shortened.
 func redact(text string) string {
 	text = strings.ReplaceAll(sanitize(text, maxRawText), truncationMark, "")
 	before, after, quotes := strings.Cut(text, debugMark)
 	if quotes && strings.TrimSpace(before) != "" {
-		text = before // the message follows
+		text = before // the quoted message follows
 	}
 	text = withoutBraces(text)
 	if quotes && strings.TrimSpace(before) == "" {
-		// The message comes first, and the reason, if it was not cut, behind it.
+		// The quoted message comes first, and the reason after it unless it was
+		// cut.
 		_, text, _ = strings.Cut(withoutBraces(after), " ")
 		for at := quotedField.FindStringIndex(text); at != nil; at = quotedField.FindStringIndex(text) {
 			text = text[at[1]:]
@@ -52,8 +53,8 @@ func redact(text string) string {
 	return sanitize(text, maxErrorText)
 }
 
-// withoutBraces replaces what stands in braces, the fields of quoted messages.
-// Braces that do not end cut the text.
+// withoutBraces replaces what is in braces, the fields of quoted messages. An
+// unclosed brace cuts the text.
 func withoutBraces(text string) string {
 	var out strings.Builder
 	depth := 0
@@ -75,7 +76,7 @@ func withoutBraces(text string) string {
 	return out.String()
 }
 
-// withoutLongQuotes shortens long quoted strings, and one that does not end.
+// withoutLongQuotes shortens long quoted strings and an unclosed one.
 func withoutLongQuotes(text string) string {
 	var out strings.Builder
 	for {
@@ -96,7 +97,8 @@ func withoutLongQuotes(text string) string {
 	}
 }
 
-// sanitize makes a client's text safe to log and to show.
+// sanitize returns a client's text as valid UTF-8 without control characters,
+// cut to at most the given bytes.
 func sanitize(text string, most int) string {
 	text = strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) {

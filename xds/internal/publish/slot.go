@@ -9,18 +9,18 @@ import (
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 
-// Policy slots are served beside the sets that roll-outs show, so what a node
-// answers about them is noted and changes nothing else: no version of a slot is
-// taken back for all because one host refuses it.
+// Policy slots are served beside the sets of a rollout. A node's replies about
+// them are recorded and change nothing else: a slot's version is not withdrawn
+// from all hosts because one of them refuses it.
 
-// SlotReply is what a node answered about a policy slot last.
+// SlotReply is a node's last reply about a policy slot.
 type SlotReply struct {
 	Version string
-	Refused string // why; "" for one that it took
+	Refused string // the reason; "" for an ACK
 	At      time.Time
 }
 
-// withoutSlots are those of the versions that roll-outs are about.
+// withoutSlots returns the versions without those of policy slots.
 func withoutSlots(vs []rollout.Version) []rollout.Version {
 	return slices.DeleteFunc(vs, func(v rollout.Version) bool {
 		_, slot := policyslots.KindOf(v.Name)
@@ -28,8 +28,8 @@ func withoutSlots(vs []rollout.Version) []rollout.Version {
 	})
 }
 
-// recordSlotsLocked notes what an answer says of the slots in the response that it
-// answers, which is still on the subscription's list.
+// recordSlotsLocked records what a reply says about the policy slots in the
+// response that it answers, which must still be in sub.sent.
 func (n *node) recordSlotsLocked(sub *subscription, r reply) {
 	i := slices.IndexFunc(sub.sent, func(s response) bool { return s.nonce == r.GetResponseNonce() })
 	if i < 0 {
@@ -59,8 +59,8 @@ func (n *node) recordSlotsLocked(sub *subscription, r reply) {
 	}
 }
 
-// textAbout is the part of a refusal's text that is about one slot, as package client
-// words it; all of it where it is worded otherwise.
+// textAbout returns the part of an error text that is about one slot, in the
+// format of package client, or all of it if it has another format.
 func textAbout(text, name string) string {
 	_, part, found := strings.Cut(text, name+": ")
 	if !found {

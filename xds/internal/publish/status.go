@@ -13,15 +13,16 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// Status is what is shown, and to whom.
+// Status is the state of the rollout and of every node.
 type Status struct {
-	// Phase is idle when every group has what it is to have, and else that of the
-	// first group which is on its way: add, flip, watch or retire.
+	// Phase is idle if every group has the target, and otherwise the phase of
+	// the first group that does not: add, flip, watch or retire.
 	Phase string
-	Epoch policies.Epoch // of the routes that all groups are shown: the oldest
-	// Err says why the last view is not shown; nil when it is, or is on its way.
+	Epoch policies.Epoch // the oldest of the groups' route epochs
+	// Err says why the last view is not rolled out; nil if it is, or is on its
+	// way.
 	Err     error
-	Groups  []Group // in the order of roll-out
+	Groups  []Group // in the order of the rollout
 	Nodes   []Node  // sorted by id
 	Refused []Refusal
 }
@@ -30,34 +31,35 @@ type Status struct {
 type Group struct {
 	Name  string
 	Phase string         // idle, add, flip, watch or retire
-	Epoch policies.Epoch // of the routes that it is shown
-	Nodes int            // connected, observers aside
-	Why   string         // it is where it is; empty when there is nothing to tell
+	Epoch policies.Epoch // of its routes
+	Nodes int            // connected nodes, without observers
+	Why   string         // what it waits for; empty for nothing
 }
 
-// Node is one proxy or gRPC client, by its node id, whatever streams it has.
+// Node is one proxy or gRPC client, identified by its node id, with all its
+// streams.
 type Node struct {
 	ID, Cluster string
 	Group       string
 	Connected   bool
-	Since       time.Time      // connected or gone since then
+	Since       time.Time      // of Connected
 	Epoch       policies.Epoch // of the newest plan whose routes it has acknowledged; 0 if unknown
-	Why         string         // it has that plan and no newer one; empty when it is current
-	Current     bool           // it has acknowledged everything that its group is shown
-	Fenced      bool           // it was late, and is not waited for
-	Observer    bool           // it routes nothing, and is never waited for
+	Why         string         // it has no newer plan; empty if it is current
+	Current     bool           // it has acknowledged everything that was applied to its group
+	Fenced      bool           // it was late and is not waited for
+	Observer    bool           // it routes nothing and is never waited for
 	Types       map[string]NodeType
 	NACKs       uint64
-	Slots       map[string]SlotReply // what it answered about policy slots, by kind
-	LastError   string               // of its last NACK, shortened
+	Slots       map[string]SlotReply // its last replies about policy slots, by kind
+	LastError   string               // of its last NACK, redacted
 	LastErrorAt time.Time
 }
 
-// NodeType is a node's state for one resource type, which is named by the
-// last word of its type URL.
+// NodeType is a node's state for one resource type, named by the last part of
+// the type URL.
 type NodeType struct {
 	Acked   int // resources that it has acknowledged
-	Pending int // responses that it was sent and has not answered
+	Pending int // responses that it has not replied to
 }
 
 // Status returns the present state.
@@ -98,14 +100,14 @@ func (p *Publisher) Status() Status {
 	return s
 }
 
-// groupView is a group as its nodes are compared with it.
+// groupView is a group's report with what its nodes are compared with.
 type groupView struct {
 	rollout.GroupReport
 	versions targetVersions
 	why      string
 }
 
-// status describes a node; the ledger is locked.
+// status describes a node. The ledger must be locked.
 func (n *node) status(g groupView, tables []*rollout.Table, routes []targetVersions) Node {
 	reason, fenced := g.Fenced[n.id]
 	out := Node{
@@ -139,33 +141,33 @@ func (n *node) status(g groupView, tables []*rollout.Table, routes []targetVersi
 	case g.why != "":
 		out.Why = g.why
 	case !out.Current:
-		out.Why = "has not acknowledged all that it was sent"
+		out.Why = "has not acknowledged everything that it was sent"
 	}
 	return out
 }
 
-// groupWhy tells what a group waits for.
+// groupWhy says what a group waits for.
 func groupWhy(g rollout.GroupReport, r rollout.Report, now time.Time) string {
 	name := g.Name
 	if name == "" {
-		name = "all others"
+		name = "default"
 	}
 	left := max(g.Until.Sub(now), 0).Round(100 * time.Millisecond).Seconds()
 	switch {
 	case g.Phase == rollout.Watch && left > 0:
-		return fmt.Sprintf("%s, watched for %.1f s more", name, left)
+		return fmt.Sprintf("%s: watched for another %.1f s", name, left)
 	case g.Phase == rollout.Watch:
-		return fmt.Sprintf("%s, waits until all groups have it", name)
+		return fmt.Sprintf("%s: waiting until all groups have the plan", name)
 	case g.Phase == rollout.Retire:
-		return fmt.Sprintf("%s, removed endpoints drain for at most %.1f s", name, left)
+		return fmt.Sprintf("%s: removed endpoints drain for at most %.1f s", name, left)
 	case g.Phase == rollout.Add:
-		return fmt.Sprintf("%s, waits until the endpoints of the next plan are acknowledged", name)
+		return fmt.Sprintf("%s: waiting for acknowledgements of the next plan's endpoints", name)
 	case g.Phase == rollout.Flip:
-		return fmt.Sprintf("%s, waits until the routes are acknowledged", name)
+		return fmt.Sprintf("%s: waiting for acknowledgements of the routes", name)
 	case r.Blocked != "" && g.Epoch != r.Target:
-		return fmt.Sprintf("held at %d: %s", g.Epoch, r.Blocked)
+		return fmt.Sprintf("blocked at plan %d: %s", g.Epoch, r.Blocked)
 	case r.Rolling != 0 && g.Epoch != r.Rolling:
-		return fmt.Sprintf("%s, waits for its turn to get plan %d", name, r.Rolling)
+		return fmt.Sprintf("%s: waiting for its turn to get plan %d", name, r.Rolling)
 	}
 	return ""
 }

@@ -27,32 +27,31 @@ func (s *stream) subscription(typ string) *subscription {
 	return sub
 }
 
-// subscription is what a stream asked for of one type, was sent and has.
+// subscription is what a stream subscribes to, was sent and has of one type.
 type subscription struct {
 	begun    bool
-	sotw     bool // SotW: a request lists all names, and answers the last response
+	sotw     bool // a request lists all names, and answers the last response
 	legacy   bool // wildcard because no name was ever given
 	wildcard bool
 	names    map[string]bool
-	applied  map[string]string // versions acknowledged, by name
-	sent     []response        // not answered yet, oldest first
-	refused  bool              // the last answer was a NACK
+	applied  map[string]string // acknowledged versions by name
+	sent     []response        // not replied to yet, oldest first
+	refused  bool              // the last reply was a NACK
 }
 
-// maxSent bounds the responses that a client can leave unanswered and still
-// be followed.
+// maxSent bounds the unanswered responses that are remembered.
 const maxSent = 64
 
-// response is a response on its way.
+// response is a response that was sent.
 type response struct {
 	nonce     string
 	resources []*discoveryv3.Resource // delta; shared with the cache
 	removed   []string
 	bodies    []*anypb.Any // SotW; shared with the cache
-	complete  bool         // SotW: what is missing does not exist
+	complete  bool         // SotW: resources that it lacks do not exist
 }
 
-// versions lists what the response holds.
+// versions lists the resources in the response.
 func (r response) versions() []rollout.Version {
 	out := make([]rollout.Version, 0, len(r.resources)+len(r.bodies))
 	for _, res := range r.resources {
@@ -64,7 +63,7 @@ func (r response) versions() []rollout.Version {
 	return out
 }
 
-// applyDelta follows a request of the incremental protocol.
+// applyDelta applies a request of the incremental protocol.
 func (u *subscription) applyDelta(req *discoveryv3.DeltaDiscoveryRequest) {
 	subscribe := req.GetResourceNamesSubscribe()
 	if !u.begun {
@@ -94,7 +93,7 @@ func (u *subscription) applyDelta(req *discoveryv3.DeltaDiscoveryRequest) {
 	}
 }
 
-// applySotW follows a request of the state-of-the-world protocol.
+// applySotW applies a request of the state-of-the-world protocol.
 func (u *subscription) applySotW(req *discoveryv3.DiscoveryRequest) {
 	names := req.GetResourceNames()
 	if !u.begun {
@@ -117,14 +116,14 @@ func (u *subscription) applySotW(req *discoveryv3.DiscoveryRequest) {
 	}
 }
 
-// addSent notes a response.
+// addSent records a response.
 func (u *subscription) addSent(r response) {
 	u.sent = append(u.sent, r)
 	u.sent = u.sent[max(0, len(u.sent)-maxSent):]
 }
 
-// takeSent takes the response that a request answers off the list. A SotW
-// client answers the last one only, and skips those before it.
+// takeSent removes the response that a request answers and returns it. A SotW
+// client answers only the last one and skips those before it.
 func (u *subscription) takeSent(nonce string) (r response, ok bool) {
 	i := slices.IndexFunc(u.sent, func(r response) bool { return r.nonce == nonce })
 	if nonce == "" || i < 0 {
@@ -139,7 +138,7 @@ func (u *subscription) takeSent(nonce string) (r response, ok bool) {
 	return r, true
 }
 
-// acknowledge applies a response that the client has accepted.
+// acknowledge records an ACK.
 func (u *subscription) acknowledge(nonce string) {
 	r, ok := u.takeSent(nonce)
 	if !ok {
@@ -160,13 +159,13 @@ func (u *subscription) acknowledge(nonce string) {
 	}
 }
 
-// isBehind reports whether the client lacks anything of the set that it
-// subscribes to, still has what the set does not, or is on its way to another
-// state: it was sent something that it has not answered.
+// isBehind reports whether the client lacks a resource of the set that it
+// subscribes to, still has one that the set lacks, or has not replied to all
+// responses.
 func (u *subscription) isBehind(v targetVersions, typ string) bool {
 	lacks := func(r *resources.Resource) bool {
 		if u.sotw {
-			// Only the bytes are known of what these clients have.
+			// Of these clients only the content hash is known.
 			return u.applied[r.Name] != rollout.ContentHash(r.Version)
 		}
 		return u.applied[r.Name] != r.Version
@@ -187,7 +186,7 @@ func (u *subscription) isBehind(v targetVersions, typ string) bool {
 		}
 	}
 	if u.sotw {
-		return false // what does not exist any more cannot be told in every type
+		return false // not every type can announce removals
 	}
 	for name := range u.applied {
 		if v.set.Get(typ, name) == nil && (u.wildcard || u.names[name]) {
@@ -197,11 +196,11 @@ func (u *subscription) isBehind(v targetVersions, typ string) bool {
 	return false
 }
 
-// targetVersions is a set as many subscriptions are compared with it.
+// targetVersions is a set in a form that many subscriptions are compared with.
 type targetVersions struct {
 	set    resources.Set
 	types  []string
-	listed map[string][]*resources.Resource // by type, without the unlisted, sorted
+	listed map[string][]*resources.Resource // by type, sorted, without the unlisted ones
 }
 
 func newVersions(set resources.Set, types []string) targetVersions {
@@ -214,8 +213,8 @@ func newVersions(set resources.Set, types []string) targetVersions {
 
 func (v targetVersions) includes(typ string) bool { return slices.Contains(v.types, typ) }
 
-// nameOf reads the name of an encoded resource: field 1 of every type that is
-// served.
+// nameOf returns the name of an encoded resource, which is field 1 of every
+// type that is served.
 func nameOf(body []byte) string {
 	num, typ, n := protowire.ConsumeTag(body)
 	if n < 0 || num != 1 || typ != protowire.BytesType {
