@@ -45,10 +45,10 @@ func fullStatus() control.Status {
 			{ID: "edge", Connected: true, Epoch: 1, Types: map[string]control.NodeType{"Listener": {Acked: 1}, "Cluster": {Acked: 8, Pending: 2}, "Secret": {}},
 				NACKs: 3, LastError: "bad range", LastErrorAt: &failed},
 			{ID: "edge-2", Connected: true, Current: true, Epoch: 1}, {ID: "edge-3", Connected: true, Fenced: true, Why: "fenced: did not acknowledge phase add"}, {ID: "edge-4"},
-			{ID: "canary-1", Connected: true, Epoch: 2, Group: "canary", Why: "canary, watched for 1.2 s more"},
+			{ID: "canary-1", Connected: true, Epoch: 2, Group: "canary", Why: "canary: watched for another 1.2 s"},
 		},
 		Groups: []control.Group{
-			{Name: "canary", Phase: "watch", PublishedEpoch: 2, Nodes: 1, Why: "canary, watched for 1.2 s more"},
+			{Name: "canary", Phase: "watch", PublishedEpoch: 2, Nodes: 1, Why: "canary: watched for another 1.2 s"},
 			{Phase: "idle", PublishedEpoch: 1, Nodes: 3},
 		},
 		Refused: []control.Refusal{{Type: "Cluster", Name: "c", Version: "0a1b", Node: "edge", Text: "bad range"}},

@@ -24,8 +24,8 @@ const (
 	adminHeaderBytes   = 16 << 10
 )
 
-// adminServer serves what operators and their tools ask. Who may connect may
-// change what orders change: it is on loopback.
+// adminServer returns the HTTP server for operators and their tools. It listens
+// on loopback, because every client that can connect can also change the fleet.
 func (c *Control) adminServer() *http.Server {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
@@ -43,7 +43,7 @@ func (c *Control) adminServer() *http.Server {
 	})
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
 		if !c.Ready() {
-			http.Error(w, "no plan was published yet", http.StatusServiceUnavailable)
+			http.Error(w, "no plan published yet", http.StatusServiceUnavailable)
 			return
 		}
 		_, _ = w.Write([]byte("ready\n"))
@@ -66,7 +66,7 @@ func (c *Control) serveAdmin(ctx context.Context, g *errgroup.Group) {
 	})
 	g.Go(func() error {
 		<-ctx.Done()
-		// The parent is over; the time to stop is the server's own.
+		// ctx has ended, so Shutdown gets a context of its own.
 		stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.cfg.Stop)
 		defer cancel()
 		if server.Shutdown(stop) != nil {
@@ -76,12 +76,12 @@ func (c *Control) serveAdmin(ctx context.Context, g *errgroup.Group) {
 	})
 }
 
-// errorBody is the JSON answer to what cannot be done.
+// errorBody is the JSON response to a failed request.
 type errorBody struct {
 	Error string `json:"error"`
 }
 
-// writeJSON writes a JSON answer.
+// writeJSON writes a JSON response.
 func writeJSON(w http.ResponseWriter, code int, v any) {
 	body, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {
@@ -93,7 +93,7 @@ func writeJSON(w http.ResponseWriter, code int, v any) {
 	_, _ = w.Write(append(body, '\n'))
 }
 
-// statusCode is the status that stands for a refused order.
+// statusCode returns the HTTP status for the error of a command.
 func statusCode(err error) int {
 	var bad badRequest
 	var denied inadmissible

@@ -7,18 +7,20 @@ import (
 )
 
 const (
-	// drainTimeout is how long a refused request may go on sending its body: what a push
-	// that used its time up has left of the server's, but for the answer.
+	// drainTimeout is how long a refused request may go on sending its body:
+	// what is left of the server's timeout after a push that used its own up,
+	// without the time for the response.
 	drainTimeout = adminTimeout - pushTimeout - answerTimeout
-	// answerTimeout is for an answer that is made.
+	// answerTimeout is the time for a finished response.
 	answerTimeout = 2 * time.Second
 )
 
-// drainBody reads what a handler has left of a request's body, up to a size and for
-// drainTimeout, before its answer ends the connection. A connection that is closed
-// before is reset, and who still sends is told that instead of what was wrong. Answers
-// that are small enough to be buffered come after the body. Who asks first whether to
-// send it (Expect: 100-continue) and was not told to, sends none.
+// drainBody reads what a handler has left of a request's body, up to most bytes
+// and for drainTimeout, before the response ends the connection. Closing the
+// connection earlier would reset it, and a client that is still sending would
+// see the reset instead of the response. Responses that fit into the buffer are
+// sent after the body. A client that sent Expect: 100-continue and got no 100
+// sends no body.
 func drainBody(most int64, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Body == nil || r.Body == http.NoBody {
@@ -26,11 +28,11 @@ func drainBody(most int64, next http.Handler) http.Handler {
 			return
 		}
 		left := &trackedBody{ReadCloser: r.Body}
-		// The server goes by the type of its own request's body.
+		// The server looks at the type of the original request's body.
 		inner := *r
 		inner.Body = left
 		next.ServeHTTP(w, &inner)
-		// One that was read to its end, or too slow, is not read again.
+		// A body that was read to its end, or was too slow, is not read again.
 		if left.ended || !left.read && r.Header.Get("Expect") != "" {
 			return
 		}
@@ -40,8 +42,8 @@ func drainBody(most int64, next http.Handler) http.Handler {
 	})
 }
 
-// trackedBody is a body that knows whether it was asked for, and whether more of it may
-// come.
+// trackedBody is a body that records whether it was read, and whether it has
+// ended.
 type trackedBody struct {
 	io.ReadCloser
 	read, ended bool

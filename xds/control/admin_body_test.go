@@ -32,7 +32,7 @@ func TestPolicyRefusalArrives(t *testing.T) {
 			{on, "slot=place&goal=nope", "", "", "goal"},
 			{on, "slot=place&goal=canary&permille=5000", "", "", "permille"},
 			{on, "slot=place", "", "text/plain", "send the header"},
-			{on, "slot=place", "elsewhere", "", "ask for localhost"},
+			{on, "slot=place", "elsewhere", "", "use localhost"},
 			{on, "slot=place", "", "", "signed by nobody"},
 			{off, "slot=place", "", "", "policies.keys"},
 		} {

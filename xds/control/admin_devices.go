@@ -8,8 +8,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/fleet"
 )
 
-// Devices is what the replicas have told of where their KV caches are: the answer of
-// GET /devices. What lies between two of them follows by links.Paths.
+// Devices is what GET /devices answers: where the replicas' KV caches are, as
+// they reported. The link between two of them follows by links.Paths.
 type Devices struct {
 	Models []DeviceModel `json:"models"`
 }
@@ -17,8 +17,8 @@ type Devices struct {
 // DeviceModel is one model of a Devices.
 type DeviceModel struct {
 	Name string `json:"name"`
-	// Links are the rates, in bytes per second, by which hand-overs are priced where
-	// replicas tell of no links; absent where links make no difference.
+	// Links are the rates, in bytes per second, by which migrations are priced
+	// where replicas report no links; absent where links make no difference.
 	Links    *links.Rates `json:"links,omitempty"`
 	Replicas []Device     `json:"replicas"`
 }
@@ -27,8 +27,8 @@ type DeviceModel struct {
 type Device struct {
 	Replica policies.ReplicaID `json:"replica"`
 	// Stage is its stage as in cluster names; "" for none.
-	Stage string         `json:"stage,omitempty"`
-	Site  links.Topology `json:"site"`
+	Stage string     `json:"stage,omitempty"`
+	Site  links.Site `json:"site"`
 	// Transports are those of its reports; see Replica.Transports.
 	Transports []Transport `json:"transports,omitempty"`
 	Note       string      `json:"note,omitempty"` // what is wrong with its reports

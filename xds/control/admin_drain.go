@@ -7,12 +7,12 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// drainCommand makes an order about the replica of ?replica=.
+// drainCommand returns a command about the replica of ?replica=.
 func drainCommand(give func(context.Context, policies.ReplicaID) error, then func(policies.ReplicaID) DrainResult) command {
 	return func(ctx context.Context, q url.Values) (any, error) {
 		id := policies.ReplicaID(q.Get("replica"))
 		if id == "" {
-			return nil, badRequest("name the replica: ?replica=ID")
+			return nil, badRequest("replica: missing; use ?replica=ID")
 		}
 		if err := give(ctx, id); err != nil {
 			return nil, err
@@ -21,8 +21,8 @@ func drainCommand(give func(context.Context, policies.ReplicaID) error, then fun
 	}
 }
 
-// replicaStatus is a replica as /status shows it, with its stage; nothing but
-// the id for one that is gone.
+// replicaStatus returns a replica as in /status, with its stage, or the id
+// alone if it is gone.
 func (c *Control) replicaStatus(id policies.ReplicaID) DrainResult {
 	out := DrainResult{Replica: Replica{ID: id}}
 	for _, m := range c.Status().Models {
@@ -42,9 +42,9 @@ func (c *Control) replicaStatus(id policies.ReplicaID) DrainResult {
 	return out
 }
 
-// DrainResult is what POST /drain and POST /undrain answer, as JSON: the replica as it
-// is now. It is empty, and may be stopped, when its Residents are 0 and a report
-// has come since.
+// DrainResult is what POST /drain and POST /undrain answer, as JSON: the
+// present state of the replica. It is empty, and may be stopped, once its
+// Residents are 0 in a report that came afterwards.
 type DrainResult struct {
 	Model string `json:"model"`
 	Stage string `json:"stage,omitempty"` // absent: in none

@@ -9,7 +9,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// Bounds of an answer of /migrations.
+// Bounds of a response of /migrations.
 const (
 	defaultMigrations = 100
 	maxMigrations     = 512
@@ -17,15 +17,15 @@ const (
 
 // Migrations is what GET /migrations answers, as JSON.
 type Migrations struct {
-	// Time is when this was true: as the next request's since it brings what was
-	// told later.
+	// Time is when the response was made: as since of the next request it
+	// selects what was reported later.
 	Time time.Time `json:"time"`
-	// Migrations are the newest first, each as it was told last.
+	// Migrations are listed newest first, each as it was reported last.
 	Migrations []Migration `json:"migrations"`
 }
 
-// Migration is one move of a request between replicas. Fields are only ever
-// added.
+// Migration is one migration of a request between replicas. Fields are only
+// ever added.
 type Migration struct {
 	ID        string             `json:"id"`
 	Request   string             `json:"request"`
@@ -36,14 +36,14 @@ type Migration struct {
 	Way       string             `json:"way"`                 // live, reprompt
 	Transport string             `json:"transport,omitempty"` // of the blocks
 	State     string             `json:"state"`               // done and aborted are final
-	Why       string             `json:"why,omitempty"`       // of an abort
+	Why       string             `json:"why,omitempty"`       // reason of an abort
 	Rounds    int                `json:"rounds"`
-	Tokens    policies.Tokens    `json:"tokens"` // length of the request when the move began
+	Tokens    policies.Tokens    `json:"tokens"` // length of the request at the start
 	Bytes     int64              `json:"bytes"`
 	Stall     float64            `json:"stall_seconds"`
-	Seconds   float64            `json:"seconds"`           // it took, or has taken so far
-	Started   *time.Time         `json:"started,omitempty"` // by the teller's clock
-	Reported  time.Time          `json:"reported"`          // when it was told last
+	Seconds   float64            `json:"seconds"`           // duration so far
+	Started   *time.Time         `json:"started,omitempty"` // by the reporter's clock
+	Reported  time.Time          `json:"reported"`          // time of the last report
 }
 
 // migrations answers GET /migrations?since=TIME&limit=N.
@@ -54,33 +54,33 @@ func (c *Control) migrations(w http.ResponseWriter, r *http.Request) {
 	var err error
 	if s := q.Get("since"); s != "" {
 		if since, err = time.Parse(time.RFC3339Nano, s); err != nil {
-			writeJSON(w, http.StatusBadRequest, errorBody{"since: give a time such as 2026-01-02T15:04:05Z"})
+			writeJSON(w, http.StatusBadRequest, errorBody{"since: must be a time such as 2026-01-02T15:04:05Z"})
 			return
 		}
 	}
 	if s := q.Get("limit"); s != "" {
 		if limit, err = strconv.Atoi(s); err != nil || limit < 1 || limit > maxMigrations {
-			writeJSON(w, http.StatusBadRequest, errorBody{fmt.Sprintf("limit: give a number from 1 to %d", maxMigrations)})
+			writeJSON(w, http.StatusBadRequest, errorBody{fmt.Sprintf("limit: must be a number from 1 to %d", maxMigrations)})
 			return
 		}
 	}
 	writeJSON(w, http.StatusOK, c.Migrations(since, limit))
 }
 
-// Migrations returns what /migrations answers: up to limit moves that were told
-// after since.
+// Migrations returns what GET /migrations answers: up to limit migrations that
+// were reported after since.
 func (c *Control) Migrations(since time.Time, limit int) Migrations {
 	out := Migrations{Time: time.Now(), Migrations: []Migration{}}
 	for _, m := range c.fleet.Moves(since, limit) {
-		move := Migration{
+		migration := Migration{
 			ID: m.ID, Request: m.Request, Cause: m.Cause, Frontend: m.Front, From: m.From, To: m.To, Way: m.Way,
 			Transport: m.Transport, State: m.State, Why: m.Why, Rounds: m.Rounds, Tokens: m.Tokens, Bytes: m.Bytes,
 			Stall: m.Stall, Seconds: m.Seconds, Reported: m.Told,
 		}
 		if !m.Started.IsZero() {
-			move.Started = &m.Started
+			migration.Started = &m.Started
 		}
-		out.Migrations = append(out.Migrations, move)
+		out.Migrations = append(out.Migrations, migration)
 	}
 	return out
 }

@@ -14,32 +14,33 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// maxBy bounds the name of who gives an order, in bytes.
+// maxBy bounds the name of the operator who gives a command, in bytes.
 const maxBy = 256
 
-// PlanHistory is what GET /plan/history answers, as JSON, and, for one model, every
-// order about its plan. Fields are only ever added.
+// PlanHistory is what GET /plan/history answers, as JSON, and, for one model,
+// every command about its plan. Fields are only ever added.
 type PlanHistory struct {
 	Time      time.Time      `json:"time"`
 	Epoch     policies.Epoch `json:"epoch"` // of the newest plan in force
 	Decisions []Decision     `json:"decisions"`
-	// Past are the plans that may be pinned or rolled back to, the oldest first.
+	// Past are the plans that may be pinned or rolled back to, oldest first.
 	Past []PastPlan `json:"past"`
 	Pins []Pinned   `json:"pins"`
 }
 
-// Decision is what was decided about a model's plan, also when it stayed.
+// Decision is a decision about a model's plan, including those that kept it.
 type Decision struct {
 	Time  time.Time      `json:"time"`
 	Model string         `json:"model"`
-	Epoch policies.Epoch `json:"epoch"` // of the plan in force after it
+	Epoch policies.Epoch `json:"epoch"` // of the plan in force afterwards
 	// Decision is adopted, rolled back, repaired, refined, restated, pinned,
-	// unpinned, kept or held off; absent: a change of plan of an earlier version.
+	// unpinned, kept or held off; absent: a change of plan by an earlier
+	// version.
 	Decision string `json:"decision,omitempty"`
 	Reason   string `json:"reason"`
 	By       string `json:"by,omitempty"` // an operator or a control plane
-	// Gain is predicted, as a share of the cost before; Predicted and Observed are
-	// the iteration times of the stage where they differed most.
+	// Gain is predicted, as a share of the previous cost; Predicted and
+	// Observed are the iteration times of the stage where they differed most.
 	Gain      float64 `json:"gain,omitempty"`
 	Predicted float64 `json:"predicted_seconds,omitempty"`
 	Observed  float64 `json:"observed_seconds,omitempty"`
@@ -49,7 +50,7 @@ type Decision struct {
 	Stages []Stage    `json:"stages,omitempty"` // ranges and replica ids; absent where none changed, or none are known
 }
 
-// PastPlan is a plan that was in force once.
+// PastPlan is a plan that was in force.
 type PastPlan struct {
 	Model  string            `json:"model"`
 	Epoch  policies.Epoch    `json:"epoch"`
@@ -57,14 +58,14 @@ type PastPlan struct {
 	Counts []int             `json:"replicas"` // of each stage
 }
 
-// Pinned is a plan that an operator keeps.
+// Pinned is a plan that an operator has pinned.
 type Pinned struct {
 	PastPlan
 	By string    `json:"by,omitempty"`
 	At time.Time `json:"at"`
 }
 
-// Planner is who plans; see fleet.Planner.
+// Planner says which control plane plans; see fleet.Planner.
 type Planner struct {
 	Self   string `json:"self,omitempty"`
 	Shared bool   `json:"shared,omitempty"` // with other control planes
@@ -97,8 +98,8 @@ func pinnedOf(p *store.Pin) *Pinned {
 	return &Pinned{PastPlan: pastPlanOf(p.Past), By: p.By, At: p.At}
 }
 
-// PlanHistory returns what /plan/history answers: what was decided about a model's
-// plan, or about all where model is "".
+// PlanHistory returns what GET /plan/history answers: the decisions about a
+// model's plan, or about all plans if model is "".
 func (c *Control) PlanHistory(model string) PlanHistory {
 	out := PlanHistory{Time: time.Now(), Decisions: []Decision{}, Past: []PastPlan{}, Pins: []Pinned{}}
 	s := c.fleet.Snapshot()
@@ -137,24 +138,24 @@ func (c *Control) planHistory(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, c.PlanHistory(r.URL.Query().Get("model")))
 }
 
-// planCommand makes an order about the plan of ?model=, by who ?by= says: of the plan of
-// ?epoch=, or of the one that there is where that is missing.
+// planCommand returns a command about the plan of ?model= and ?epoch=, or about
+// the present plan without the latter, given by ?by=.
 func (c *Control) planCommand(give func(ctx context.Context, model string, epoch policies.Epoch, q url.Values) error) command {
 	return func(ctx context.Context, q url.Values) (any, error) {
 		model := q.Get("model")
 		if model == "" {
-			return nil, badRequest("name the model: ?model=NAME")
+			return nil, badRequest("model: missing; use ?model=NAME")
 		}
 		var epoch policies.Epoch
 		if text := q.Get("epoch"); text != "" {
 			n, err := strconv.ParseUint(text, 10, 62)
 			if err != nil || n == 0 {
-				return nil, badRequest(fmt.Sprintf("epoch %.40q: give the number of a plan; /plan/history lists them", text))
+				return nil, badRequest(fmt.Sprintf("epoch %.40q: must be the number of a plan; /plan/history lists them", text))
 			}
 			epoch = policies.Epoch(n)
 		}
 		if by := q.Get("by"); len(by) > maxBy || !printable(by) {
-			return nil, badRequest(fmt.Sprintf("by: give a name of up to %d printable bytes", maxBy))
+			return nil, badRequest(fmt.Sprintf("by: must be a name of up to %d printable bytes", maxBy))
 		}
 		if err := give(ctx, model, epoch, q); err != nil {
 			return nil, err
@@ -163,7 +164,7 @@ func (c *Control) planCommand(give func(ctx context.Context, model string, epoch
 	}
 }
 
-// printable says that a text can be shown in a terminal.
+// printable reports whether a text can be shown in a terminal.
 func printable(s string) bool {
 	for _, r := range s {
 		if !unicode.IsPrint(r) {
@@ -173,7 +174,7 @@ func printable(s string) bool {
 	return true
 }
 
-// planRoutes adds what is asked and ordered about plans.
+// planRoutes adds the endpoints about plans.
 func (c *Control) planRoutes(mux *http.ServeMux) {
 	mux.HandleFunc("GET /plan/history", c.planHistory)
 	mux.Handle("POST /plan/pin", handleCommand(c.planCommand(func(ctx context.Context, model string, epoch policies.Epoch, q url.Values) error {

@@ -9,22 +9,23 @@ import (
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 
-// Policies is what GET /policies answers, and every order about policies, as JSON:
-// what the slots should run, and what the hosts make of it. Fields are only ever
-// added.
+// Policies is what GET /policies and every command about policies answer, as
+// JSON: what the slots should run, and the state of each host. Fields are only
+// ever added.
 type Policies struct {
 	Time time.Time `json:"time"`
 	// Enabled says that modules may be pushed here.
 	Enabled bool `json:"enabled"`
-	// Slots are those that have ever had a module, or that a host reports, by name.
+	// Slots are those that have ever had a module or that a host reports, by
+	// name.
 	Slots []PolicySlot `json:"slots"`
 }
 
 // PolicySlot is one slot of the fleet.
 type PolicySlot struct {
 	Slot string `json:"slot"`
-	// Stable is what the fleet runs; absent: the native policy. Previous is what a
-	// rollback of it goes back to.
+	// Stable is what the fleet runs; absent: the native policy. Previous is the
+	// target of its rollback.
 	Stable    *PolicyModule    `json:"stable,omitempty"`
 	Previous  *PolicyModule    `json:"previous,omitempty"`
 	Candidate *PolicyCandidate `json:"candidate,omitempty"`
@@ -41,11 +42,11 @@ type PolicyModule struct {
 	SHA256     string    `json:"sha256"`
 	Size       int       `json:"bytes"`
 	Signers    []string  `json:"signers"`
-	By         string    `json:"by,omitempty"` // who pushed it
+	By         string    `json:"by,omitempty"` // the operator who pushed it
 	At         time.Time `json:"at"`
 }
 
-// PolicyCandidate is a generation on its way.
+// PolicyCandidate is a generation that is being promoted.
 type PolicyCandidate struct {
 	PolicyModule
 	Goal     string    `json:"goal"`
@@ -63,11 +64,12 @@ type PolicyRollback struct {
 	At         time.Time `json:"at"`
 }
 
-// PolicyNode is a slot of one host: a replica's migrator, or a control plane.
+// PolicyNode is a slot on one host: a replica's migrator or a control plane.
 type PolicyNode struct {
 	Node string `json:"node"`
-	// Host names the process whose slots these are, where several replicas are in one:
-	// each of them tells of the same calls. Absent: the node's own.
+	// Host names the process that has the slots where several replicas share
+	// one, each of which then reports the same calls. Absent: the node has its
+	// own.
 	Host string `json:"host,omitempty"`
 	// ReportAge is the seconds since it reported; absent: it never did.
 	ReportAge *float64 `json:"report_age_seconds,omitempty"`
@@ -77,7 +79,7 @@ type PolicyNode struct {
 	Permille  int    `json:"permille,omitempty"`
 	Scope     string `json:"scope,omitempty"`
 	Floor     uint64 `json:"floor,omitempty"`
-	// Refused is why it does not take what the slot should run.
+	// Refused is why it refuses what the slot should run.
 	Refused     string             `json:"refused,omitempty"`
 	Generations []PolicyGeneration `json:"generations,omitempty"`
 }
@@ -94,10 +96,11 @@ type PolicyGeneration struct {
 	Reason     string `json:"reason,omitempty"`
 	Calls      uint64 `json:"calls"`
 	Faults     uint64 `json:"faults"`
-	// Starved are calls that the native policy answered because the machine did not
-	// run the module in time. They are no faults.
+	// Starved counts calls that the native policy answered because the module
+	// timed out while descheduled. They are no faults.
 	Starved uint64 `json:"starved,omitempty"`
-	// Compared answers in the present stage; of those Differ and Worse are.
+	// Compared counts the answers compared in the present phase; Differ and
+	// Worse those among them that were.
 	Compared uint64     `json:"compared"`
 	Differ   uint64     `json:"differ"`
 	Worse    uint64     `json:"worse"`
@@ -109,19 +112,20 @@ type PolicySummary struct {
 	Slot      string           `json:"slot"`
 	Stable    *PolicyModule    `json:"stable,omitempty"` // absent: the native policy
 	Candidate *PolicyCandidate `json:"candidate,omitempty"`
-	// Nodes have the slot and reported lately. On Provens of them the proven
-	// generation decides, or the native policy where there is none; on Candidates
-	// the one on trial; Refusing take neither.
+	// Nodes counts the hosts that have the slot and reported lately. On
+	// OnStable of them the stable generation decides, or the native policy if
+	// there is none; on OnCandidate the candidate; Refusing refuse both.
 	Nodes       int `json:"nodes"`
 	OnStable    int `json:"on_stable"`
 	OnCandidate int `json:"on_candidate"`
 	Refusing    int `json:"refusing,omitempty"`
-	// Hosts are the slot on each host, by name; GET /policies has their lives, too.
+	// Hosts are the slot on each host, by name; GET /policies also has their
+	// generations.
 	Hosts []PolicyNode `json:"hosts"`
 }
 
-// Policies returns what /policies answers, about some slots, or all where none is
-// named.
+// Policies returns what GET /policies answers about some slots, or about all if
+// none is given.
 func (c *Control) Policies(only ...string) Policies {
 	now := time.Now()
 	out := Policies{Time: now, Enabled: c.cfg.Admitter != nil, Slots: []PolicySlot{}}
@@ -139,7 +143,7 @@ func (c *Control) Policies(only ...string) Policies {
 	return out
 }
 
-// policySummaries are the slots as /status shows them.
+// policySummaries returns the slots as in /status.
 func (c *Control) policySummaries(now time.Time) (out []PolicySummary) {
 	stored, reports, refusals := c.slots.stored(), c.slots.reports(now), c.slots.nackedSlots()
 	for _, kind := range policyslots.Kinds() {
@@ -195,8 +199,8 @@ func policyModuleOf(m *policyslots.Module) *PolicyModule {
 	}
 }
 
-// policyNodesOf lists the hosts of a slot: those that report it, and those that
-// refuse it and report nothing of it, under the name of their replica.
+// policyNodesOf lists the hosts of a slot: those that report it and, under the
+// node id of their replica, those that refused it and report nothing.
 func policyNodesOf(kind string, reports []policyslots.Report, refusals map[string]map[string]string, now time.Time) []PolicyNode {
 	out := []PolicyNode{}
 	for _, r := range reports {

@@ -15,7 +15,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// asBadRequest marks the errors of a change that say what was asked wrongly.
+// asBadRequest turns the errors of a change that are mistakes in the request
+// into a badRequest.
 func asBadRequest(s policyslots.Slot, err error) (policyslots.Slot, error) {
 	for _, known := range [...]error{policyslots.ErrReplayed, policyslots.ErrNoCandidate, policyslots.ErrOther, policyslots.ErrNative} {
 		if errors.Is(err, known) {
@@ -28,10 +29,10 @@ func asBadRequest(s policyslots.Slot, err error) (policyslots.Slot, error) {
 	return s, nil
 }
 
-// policyCommand is the query of an order about policies.
+// policyCommand is the query of a command about policies.
 type policyCommand struct {
 	slots      []string
-	generation uint64 // 0: whichever is meant
+	generation uint64 // 0: any
 	goal       policyslots.Goal
 	permille   int
 	scope, by  string
@@ -41,35 +42,35 @@ type policyCommand struct {
 func parsePolicyCommand(q url.Values) (o policyCommand, err error) {
 	o = policyCommand{slots: q["slot"], goal: policyslots.Goal(q.Get("goal")), scope: q.Get("scope"), by: q.Get("by"), reason: q.Get("reason")}
 	if len(o.slots) == 0 {
-		return o, badRequest("name the slot: ?slot=KIND, one of " + strings.Join(policyslots.Kinds(), ", "))
+		return o, badRequest("slot: missing; use ?slot=KIND, one of " + strings.Join(policyslots.Kinds(), ", "))
 	}
 	seen := make(map[string]bool)
 	for _, slot := range o.slots {
 		if !policyslots.Known(slot) || seen[slot] {
-			return o, badRequest(fmt.Sprintf("slot %.40q: want each once, of %s", slot, strings.Join(policyslots.Kinds(), ", ")))
+			return o, badRequest(fmt.Sprintf("slot %.40q: unknown or repeated; must be one of %s", slot, strings.Join(policyslots.Kinds(), ", ")))
 		}
 		seen[slot] = true
 	}
 	if text := q.Get("permille"); text != "" {
 		if o.permille, err = strconv.Atoi(text); err != nil {
-			return o, badRequest(fmt.Sprintf("permille %.40q: give a number from 1 to %d", text, policyslots.Permilles-1))
+			return o, badRequest(fmt.Sprintf("permille %.40q: must be a number from 1 to %d", text, policyslots.Permilles-1))
 		}
 	}
 	if text := q.Get("generation"); text != "" {
 		if o.generation, err = strconv.ParseUint(text, 10, 64); err != nil {
-			return o, badRequest(fmt.Sprintf("generation %.40q: give its number", text))
+			return o, badRequest(fmt.Sprintf("generation %.40q: must be a number", text))
 		}
 	}
 	if len(o.by) > maxBy || !printable(o.by) {
-		return o, badRequest(fmt.Sprintf("by: give a name of up to %d printable bytes", maxBy))
+		return o, badRequest(fmt.Sprintf("by: must be a name of up to %d printable bytes", maxBy))
 	}
 	if len(o.reason) > policyslots.MaxReason || !printable(o.reason) {
-		return o, badRequest(fmt.Sprintf("reason: give up to %d printable bytes", policyslots.MaxReason))
+		return o, badRequest(fmt.Sprintf("reason: must be up to %d printable bytes", policyslots.MaxReason))
 	}
 	return o, nil
 }
 
-// handlePolicyCommand makes an order about the slots of ?slot=.
+// handlePolicyCommand returns a command about the slots of ?slot=.
 func (c *Control) handlePolicyCommand(give func(context.Context, policyCommand) error) command {
 	return func(ctx context.Context, q url.Values) (any, error) {
 		o, err := parsePolicyCommand(q)
@@ -83,8 +84,8 @@ func (c *Control) handlePolicyCommand(give func(context.Context, policyCommand) 
 	}
 }
 
-// setGoal sets how far the candidates of some slots may go. They are admitted
-// again: what a site allows depends on the goal.
+// setGoal sets the goal of the candidates of some slots. They are admitted
+// again, because what a site allows depends on the goal.
 func (c *Control) setGoal(ctx context.Context, o policyCommand) error {
 	if c.cfg.Admitter == nil {
 		return errPoliciesOff
@@ -98,7 +99,7 @@ func (c *Control) setGoal(ctx context.Context, o policyCommand) error {
 	generations, scopes := make(map[string]uint64, len(o.slots)), make(map[string]string, len(o.slots))
 	for _, kind := range o.slots {
 		s := policyslots.Of(c.slots.stored(), kind).Clone()
-		// What is asked wrongly is told before rules are asked.
+		// Mistakes in the request are reported before the rules are evaluated.
 		if scopes[kind], err = c.resolveScope(kind, o.goal, o.scope, s.Candidate); err != nil {
 			return err
 		}
@@ -126,8 +127,8 @@ func (c *Control) setGoal(ctx context.Context, o policyCommand) error {
 	})
 }
 
-// checkGates refuses to let a generation go where the gates of a host would end it, by what
-// it has shown in shadow: there it can still be watched.
+// checkGates refuses a goal whose promotion gates would end the generation on a
+// host, by the results in shadow: there it can still be examined.
 func (c *Control) checkGates(kind string, generation uint64, goal policyslots.Goal) error {
 	if goal != policyslots.Canary && goal != policyslots.Active {
 		return nil
@@ -140,7 +141,7 @@ func (c *Control) checkGates(kind string, generation uint64, goal policyslots.Go
 	return nil
 }
 
-// rollback ends the newest generation of some slots. Nobody has to admit that.
+// rollback ends the newest generation of some slots. It needs no admission.
 func (c *Control) rollback(ctx context.Context, o policyCommand) error {
 	now, reason := storedTime(time.Now()), o.reason
 	if reason == "" {
@@ -151,13 +152,14 @@ func (c *Control) rollback(ctx context.Context, o policyCommand) error {
 	})
 }
 
-// refine is the kind whose scopes are the replicas' nodes; those of the other kinds
-// that decide for many are the models.
+// refine is the kind whose scopes are the replicas' hosts; those of the other
+// kinds are the models.
 const refine = "refine"
 
-// resolveScope is the scope in which a slot's candidate begins. Where the order names
-// none it is the one it has, or the only one there is. One that nothing is in would
-// be waited for for ever, so it is an error, which names those there are.
+// resolveScope returns the scope in which a slot's candidate begins. If the
+// command names none, it is the present one or the only one. An unknown scope
+// is an error that lists the known ones, because the candidate would wait for
+// it forever.
 func (c *Control) resolveScope(kind string, g policyslots.Goal, scope string, has *policyslots.Trial) (string, error) {
 	if policyslots.PerRequest(kind) || g == policyslots.Proven {
 		return scope, nil
@@ -187,7 +189,7 @@ func (c *Control) resolveScope(kind string, g policyslots.Goal, scope string, ha
 	case scope == "" && g != policyslots.Canary && g != policyslots.Active:
 		return "", nil
 	case scope == "":
-		return "", badRequest(fmt.Sprintf("slot %s: scope: name the one that tries it first, of %s", kind, strings.Join(names, ", ")))
+		return "", badRequest(fmt.Sprintf("slot %s: scope: missing; must be one of %s", kind, strings.Join(names, ", ")))
 	}
-	return "", badRequest(fmt.Sprintf("slot %s: scope %.40q: nothing is there; there are %s", kind, scope, strings.Join(names, ", ")))
+	return "", badRequest(fmt.Sprintf("slot %s: scope %.40q: unknown; must be one of %s", kind, scope, strings.Join(names, ", ")))
 }

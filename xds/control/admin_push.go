@@ -17,55 +17,56 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// Admitter decides which modules may come to the slots of the fleet, and how far
-// they may go: signatures, kinds, the site's own rules. It is called by one
-// goroutine at a time; the error is shown to the operator and in nothing changed.
+// Admitter decides which modules are admitted to the slots of the fleet, and
+// for which goals: by signatures, kinds and the site's own rules. It is called
+// by one goroutine at a time; its error is shown to the operator, and nothing
+// is changed.
 type Admitter interface {
 	Admit(ctx context.Context, p Push) (Admitted, error)
 }
 
-// Push is what an operator asks for one slot: a new module, or another goal for
-// the one on trial.
+// Push is a request for one slot: a new module, or another goal for the
+// candidate.
 type Push struct {
 	Slot     string
 	Goal     policyslots.Goal // policyslots.Proven: to pass no gates
 	Permille int
 	Scope    string
-	// Module and Signature are the files. They are not to be changed.
+	// Module and Signature are the files. They must not be changed.
 	Module, Signature []byte
-	// Configuration is what hosts shall configure the module with; may be empty. It
-	// is not signed: the operator answers for it, as for the goal.
+	// Configuration is passed to the module on the hosts; may be empty. It is
+	// not signed: the operator is responsible for it, as for the goal.
 	Configuration []byte
-	// Current is the slot as it is stored. Its candidate is this module, by the
-	// digest, where another goal is asked for.
+	// Current is the slot as it is stored. For another goal, its candidate is
+	// this module, by the digest.
 	Current policyslots.Slot
-	By      string // who asks; may be empty
+	By      string // the operator; may be empty
 }
 
-// Admitted is what the statement of an admitted module says.
+// Admitted is the content of an admitted module's statement.
 type Admitted struct {
 	Generation    uint64
 	Name, Version string
 	SHA256        policyslots.Digest
-	Configuration []byte // what hosts configure it with; may be empty
+	Configuration []byte // for the hosts; may be empty
 	Signers       []string
 }
 
 // Bounds of a push.
 const (
-	// maxPush bounds the body: a module and its signature in base64, and what
-	// JSON or multipart puts around them.
+	// maxPush bounds the body: a module and its signature in base64, with the
+	// syntax of JSON or multipart.
 	maxPush     = (policyslots.MaxModule+policyslots.MaxSignature+policyslots.MaxConfiguration)*4/3 + 64<<10
 	pushTimeout = 25 * time.Second
-	// uploadTimeout is how long the body may take of it once it is read, and maxUploads
-	// how many are read at a time: each is held in memory.
+	// uploadTimeout is how long the body may take of pushTimeout, and
+	// maxUploads how many bodies are read at a time: each is held in memory.
 	uploadTimeout = 15 * time.Second
 	maxUploads    = 4
 )
 
-var errTooLarge = fmt.Errorf("a module has at most %d MiB, and its signature %d KiB", policyslots.MaxModule>>20, policyslots.MaxSignature>>10)
+var errTooLarge = fmt.Errorf("module or signature too large: the limits are %d MiB and %d KiB", policyslots.MaxModule>>20, policyslots.MaxSignature>>10)
 
-// policyRoutes adds what is asked and ordered about policies.
+// policyRoutes adds the endpoints about policies.
 func (c *Control) policyRoutes(mux *http.ServeMux) {
 	mux.HandleFunc("GET /policies", func(w http.ResponseWriter, r *http.Request) {
 		writeJSON(w, http.StatusOK, c.Policies(r.URL.Query()["slot"]...))
@@ -78,10 +79,10 @@ func (c *Control) policyRoutes(mux *http.ServeMux) {
 	mux.Handle("POST /policies/rollback", handleCommand(c.handlePolicyCommand(c.rollback)))
 }
 
-// handlePush answers POST /policies/push?slot=&goal=&permille=&scope=&by=: the slot may be
-// given several times. The body is JSON with the base64 of "module" and
-// "signature", or a form with those two files; with "configuration" where the module
-// takes one.
+// handlePush answers POST /policies/push?slot=&goal=&permille=&scope=&by=,
+// where slot may be repeated. The body is JSON with the base64 of "module" and
+// "signature", or a form with those two files, and with "configuration" if the
+// module takes one.
 func (c *Control) handlePush(w http.ResponseWriter, r *http.Request) {
 	if !requireAdminHeader(w, r) {
 		return
@@ -137,7 +138,7 @@ func (c *Control) push(ctx context.Context, w http.ResponseWriter, r *http.Reque
 			return nil, inadmissibleError(slot, err)
 		}
 		if a.SHA256 != sum {
-			return nil, inadmissibleError(slot, errors.New("the statement is about another module"))
+			return nil, inadmissibleError(slot, errors.New("the statement is for another module"))
 		}
 		if err := c.checkGates(slot, a.Generation, o.goal); err != nil {
 			return nil, err
@@ -151,8 +152,8 @@ func (c *Control) push(ctx context.Context, w http.ResponseWriter, r *http.Reque
 			Goal: o.goal, Permille: o.permille, Scope: scopes[slot], Since: now,
 		}
 	}
-	// The bytes come before the name: who reads the one finds the other. What is
-	// there already and was lost, is put back.
+	// The bytes are stored before the slot that names them, so that a reader of
+	// the slot finds them. This also restores bytes that were lost.
 	if err := c.cfg.Modules.Put(store.Digest(sum), module); err != nil {
 		return nil, err
 	}
@@ -164,18 +165,18 @@ func (c *Control) push(ctx context.Context, w http.ResponseWriter, r *http.Reque
 	return c.Policies(o.slots...), nil
 }
 
-// acquire waits for a place, which done gives back.
+// acquire waits for a free place and returns the function that releases it.
 func acquire(ctx context.Context, places chan struct{}) (done func(), err error) {
 	select {
 	case places <- struct{}{}:
 		return func() { <-places }, nil
 	case <-ctx.Done():
-		return nil, errors.New("other modules are being pushed; try again")
+		return nil, errors.New("too many modules are being pushed; try again")
 	}
 }
 
-// readUpload reads the body of a push, before its turn: who is slow keeps nobody
-// waiting.
+// readUpload reads the body of a push before the push has its turn, so that a
+// slow client delays no other.
 func (c *Control) readUpload(ctx context.Context, w http.ResponseWriter, r *http.Request) (pushBody, error) {
 	done, err := acquire(ctx, c.uploads)
 	if err != nil {
@@ -190,7 +191,7 @@ func (c *Control) readUpload(ctx context.Context, w http.ResponseWriter, r *http
 	return readWithin(w, r, most)
 }
 
-// readWithin reads a push that has come within a time.
+// readWithin reads a push that has to arrive within a time.
 func readWithin(w http.ResponseWriter, r *http.Request, most time.Duration) (pushBody, error) {
 	conn := http.NewResponseController(w)
 	if err := conn.SetReadDeadline(time.Now().Add(most)); err != nil {
@@ -198,7 +199,7 @@ func readWithin(w http.ResponseWriter, r *http.Request, most time.Duration) (pus
 	}
 	body, err := readPush(r)
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return body, fmt.Errorf("the module has not come within %v: %w", most.Round(time.Millisecond), err)
+		return body, fmt.Errorf("module not received within %v: %w", most.Round(time.Millisecond), err)
 	}
 	if err == nil {
 		err = conn.SetReadDeadline(time.Time{})
@@ -226,20 +227,20 @@ func readPush(r *http.Request) (body pushBody, err error) {
 			return body, err
 		}
 	default:
-		return body, badRequest("send JSON with the base64 of module and signature, or a multipart form with these files")
+		return body, badRequest("content type: must be JSON with the base64 of module and signature, or a multipart form with these files")
 	}
 	switch {
 	case len(body.Module) > policyslots.MaxModule || len(body.Signature) > policyslots.MaxSignature:
 		return body, errTooLarge
 	case len(body.Configuration) > policyslots.MaxConfiguration:
-		return body, badRequest(fmt.Sprintf("a configuration has at most %d KiB", policyslots.MaxConfiguration>>10))
+		return body, badRequest(fmt.Sprintf("configuration: larger than %d KiB", policyslots.MaxConfiguration>>10))
 	case len(body.Module) == 0 || len(body.Signature) == 0:
-		return body, badRequest("give module and signature; cascade policy sign makes one for the other")
+		return body, badRequest("module and signature are both required; cascade policy sign makes the signature")
 	}
 	return body, nil
 }
 
-// bodyError says why a body was not read.
+// bodyError returns the error for a body that could not be read.
 func bodyError(err error) error {
 	var large *http.MaxBytesError
 	switch {
@@ -268,7 +269,7 @@ func readForm(m *multipart.Reader) (body pushBody, err error) {
 		case "signature":
 			body.Signature, err = io.ReadAll(io.LimitReader(part, policyslots.MaxSignature+1))
 		default:
-			err = fmt.Errorf("part %.40q: want module, signature and configuration", part.FormName())
+			err = fmt.Errorf("part %.40q: must be module, signature or configuration", part.FormName())
 		}
 		if err != nil {
 			return body, bodyError(err)

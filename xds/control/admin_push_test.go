@@ -109,7 +109,7 @@ func TestUploadDeadline(t *testing.T) {
 			resp.Body.Close()
 		}
 	}()
-	if err := <-failed; !errors.Is(err, os.ErrDeadlineExceeded) || statusCode(err) != http.StatusRequestTimeout || !strings.Contains(err.Error(), "not come within 10ms") {
+	if err := <-failed; !errors.Is(err, os.ErrDeadlineExceeded) || statusCode(err) != http.StatusRequestTimeout || !strings.Contains(err.Error(), "not received within 10ms") {
 		t.Error(err)
 	}
 }

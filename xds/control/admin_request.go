@@ -13,35 +13,38 @@ import (
 )
 
 // AdminHeader must be on every request that changes something, with any value:
-// no page of another site can make a browser send it without asking first.
+// a browser does not send it for a page of another site without a preflight
+// request.
 const AdminHeader = "X-Cascade-Admin"
 
-// Bounds of what an operator may ask.
+// Bounds of a command.
 const (
-	// maxCommandBody bounds a body, which nobody reads: an order is in its query.
+	// maxCommandBody bounds a body, which is ignored: a command is in its
+	// query.
 	maxCommandBody = 4 << 10
 	commandTimeout = 10 * time.Second
 )
 
-// badRequest is the error of a request that asks for nothing that there is.
+// badRequest is the error of a request that is malformed or names something
+// unknown.
 type badRequest string
 
 func (m badRequest) Error() string { return string(m) }
 
-// RestrictHosts lets requests through whose Host names loopback, or is one of the
-// names. A browser on this machine would give a page of another site what it
-// asks for, where that site's name was made to point here.
+// RestrictHosts passes requests whose Host is a loopback address or one of the
+// names. It protects against DNS rebinding: a page of another site whose name
+// resolves to this host could make a browser on it send requests here.
 func RestrictHosts(names []string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !isLoopbackHost(r.Host) && !slices.Contains(names, hostName(r.Host)) {
-			writeJSON(w, http.StatusForbidden, errorBody{fmt.Sprintf("host %q: ask for localhost or an address of loopback, or add the name to the admin hosts", r.Host)})
+			writeJSON(w, http.StatusForbidden, errorBody{fmt.Sprintf("host %q: use localhost or a loopback address, or add the name to the admin hosts", r.Host)})
 			return
 		}
 		next.ServeHTTP(w, r)
 	})
 }
 
-// isLoopbackHost says that a Host header names this machine by loopback.
+// isLoopbackHost reports whether a Host header names a loopback address.
 func isLoopbackHost(host string) bool {
 	if _, _, err := net.SplitHostPort(host); err != nil {
 		host = net.JoinHostPort(strings.Trim(host, "[]"), "80")
@@ -49,7 +52,7 @@ func isLoopbackHost(host string) bool {
 	return checkLoopback(host) == nil
 }
 
-// hostName is a Host header without its port, in lower case.
+// hostName returns a Host header without its port, in lower case.
 func hostName(host string) string {
 	if h, _, err := net.SplitHostPort(host); err == nil {
 		host = h
@@ -57,12 +60,12 @@ func hostName(host string) string {
 	return strings.ToLower(strings.Trim(host, "[]"))
 }
 
-// command changes something and returns what to answer.
+// command changes something and returns the response.
 type command func(context.Context, url.Values) (any, error)
 
-// handleCommand serves an order, guarded against requests that a browser makes for
-// somebody else: the header, or a content type that forms cannot have, needs a
-// preflight, which nobody answers.
+// handleCommand serves a command and protects it against cross-site requests:
+// the header, or a content type that forms cannot have, makes a browser send a
+// preflight request, which is not answered.
 func handleCommand(give command) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		r.Body = http.MaxBytesReader(w, r.Body, maxCommandBody)
@@ -80,8 +83,8 @@ func handleCommand(give command) http.Handler {
 	})
 }
 
-// requireAdminHeader says that no page of another site made a browser send the request, and
-// answers it otherwise.
+// requireAdminHeader reports whether the request cannot be a cross-site one,
+// and refuses it otherwise.
 func requireAdminHeader(w http.ResponseWriter, r *http.Request) bool {
 	kind, _, _ := strings.Cut(r.Header.Get("content-type"), ";")
 	if len(r.Header.Values(AdminHeader)) == 0 && strings.TrimSpace(kind) != "application/json" {
@@ -91,10 +94,10 @@ func requireAdminHeader(w http.ResponseWriter, r *http.Request) bool {
 	return true
 }
 
-// errPoliciesOff says that nobody decides which modules may come.
+// errPoliciesOff is the error of commands that need an Admitter.
 var errPoliciesOff = errors.New("policies are off: give the control plane the keys that modules must be signed with (policies.keys)")
 
-// inadmissible is why a module may not come, or go so far.
+// inadmissible is why a module was not admitted, or not for a goal.
 type inadmissible struct{ error }
 
 func (e inadmissible) Unwrap() error { return e.error }

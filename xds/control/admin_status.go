@@ -10,35 +10,35 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// Status is what GET /status answers, as JSON: who serves what, under which
-// plan, why, and which proxies follow. Fields are only ever added.
+// Status is what GET /status answers, as JSON: the replicas and plans of every
+// model, and which proxies follow them. Fields are only ever added.
 type Status struct {
 	Time time.Time `json:"time"`
 	// Epoch of the newest plan in force. 0: there is none yet.
 	Epoch  policies.Epoch `json:"epoch"`
 	Policy string         `json:"policy"`
-	// PublishedEpoch is the epoch of the routes that every group of proxies is shown; Phase
-	// is how far the roll-out of the newest plan is: idle, add, flip, watch or
-	// retire.
+	// PublishedEpoch is the epoch of the routes that every group of proxies was
+	// sent; Phase is the phase of the newest plan's rollout: idle, add, flip,
+	// watch or retire.
 	PublishedEpoch policies.Epoch `json:"published_epoch"`
 	Phase          string         `json:"phase"`
-	// Error says why the newest view is not shown; empty when it is.
+	// Error says why the newest view is not published; empty when it is.
 	Error  string  `json:"error,omitempty"`
 	Models []Model `json:"models"`
 	Nodes  []Node  `json:"nodes"`
-	// Groups are the groups of proxies, in the order in which plans come to them.
+	// Groups are the groups of proxies, in the order in which they get plans.
 	Groups []Group `json:"groups"`
-	// Refused are the versions of resources that a proxy refused, and that nobody
-	// is sent again; oldest first.
+	// Refused are the versions of resources that a proxy refused and that are
+	// not sent again, oldest first.
 	Refused []Refusal `json:"refused,omitempty"`
 	// Observers counts the migrators and others that follow the plans and route
 	// nothing; they are not among the Nodes.
 	Observers int      `json:"observers,omitempty"`
 	History   []Change `json:"history"` // changes of plan, oldest first
-	// Planner is who plans.
+	// Planner says which control plane plans.
 	Planner Planner `json:"planner"`
-	// Policies are the policy slots that have ever had a module, or that a host
-	// reports, by name; GET /policies tells more of each.
+	// Policies are the policy slots that have ever had a module or that a host
+	// reports, by name; GET /policies has more of each.
 	Policies []PolicySummary `json:"policies,omitempty"`
 }
 
@@ -47,19 +47,20 @@ type Model struct {
 	Name    string          `json:"name"`
 	Context policies.Tokens `json:"context"`
 	Epoch   policies.Epoch  `json:"epoch"`
-	// Reason is why this plan replaced the one before; Planner is what the last
-	// planning period decided, also when it changed nothing.
+	// Reason is why this plan replaced the previous one; Planner is the last
+	// planning period's decision, even if it changed nothing.
 	Reason  string `json:"reason"`
 	Planner string `json:"planner,omitempty"`
-	// Pinned is the plan that an operator keeps; absent: none.
+	// Pinned is the plan that an operator has pinned; absent: none.
 	Pinned *Pinned `json:"pinned,omitempty"`
 	Stages []Stage `json:"stages"`
 	// Unassigned replicas are in no stage: new and not ready, or drained.
 	Unassigned []Replica `json:"unassigned,omitempty"`
-	// Seen is the requests counted so far, Rate the requests per second now.
+	// Seen is the number of requests so far, Rate the requests per second now.
 	Seen uint64  `json:"seen"`
 	Rate float64 `json:"rate"`
-	// BytesPerToken is served; Learnt is what exact counts say (0: nothing yet).
+	// BytesPerToken is the ratio in use; LearntBytesPerToken the one measured
+	// by exact counts (0: none yet).
 	BytesPerToken       float64 `json:"bytes_per_token"`
 	LearntBytesPerToken float64 `json:"learnt_bytes_per_token,omitempty"`
 	// EstimateError is the mean relative error of the length estimate.
@@ -68,7 +69,7 @@ type Model struct {
 	Refining bool `json:"refining,omitempty"`
 }
 
-// Stage is a range of lengths and who serves it.
+// Stage is a range of lengths with its replicas.
 type Stage struct {
 	Name string          `json:"name"` // as in cluster names: s0, s1, …
 	Low  policies.Tokens `json:"low"`
@@ -87,46 +88,49 @@ type Replica struct {
 	Running int                `json:"running"`
 	Waiting int                `json:"waiting"`
 	Held    policies.Tokens    `json:"held_tokens"`
-	// Promised is the length of what is accepted and not yet running.
+	// Promised is the length of the requests that are accepted and not yet
+	// running.
 	Promised policies.Tokens `json:"promised_tokens"`
 	// Iteration is the recent mean time between a request's tokens, in seconds.
 	Iteration float64 `json:"iteration_seconds"`
-	// ProxyRequests are those that the proxies have in progress at the replica's
-	// address, all together; absent: none reports. Where requests move they are
-	// streams, not load.
+	// ProxyRequests counts the requests that all proxies have in progress at
+	// the replica's address; absent: none reports. Where requests migrate they
+	// are streams, not load.
 	ProxyRequests *int `json:"proxy_requests,omitempty"`
-	// Load says whose word its weight follows: migrator, proxies, or nobody.
+	// Load says whose report its weight follows: migrator, proxies, or none.
 	Load string `json:"load"`
-	// ReportAge is the seconds since the last load report; absent: never heard.
+	// ReportAge is the seconds since the last load report; absent: there was
+	// none.
 	ReportAge *float64 `json:"report_age_seconds,omitempty"`
 	Connected bool     `json:"connected"`
 	Note      string   `json:"note,omitempty"` // what is wrong with its reports
-	// Drain says who wants it emptied: file, operator, both, or migrator for one
-	// that takes no new request of its own accord. Empty: nobody.
+	// Drain lists who wants it drained: file, operator, or migrator for one
+	// that refuses new requests by itself.
 	Drain []string `json:"drain,omitempty"`
-	// Residents run here; Pinned of them may not move, the last of which is
-	// expected to end in PinnedSeconds (0: unknown, or none). Streams are of the
-	// replica's own clients, wherever their requests run. A drain is over when
-	// Residents is 0, and its migrator may stop when Streams is 0 too.
+	// Residents counts the requests that run here; Pinned of them cannot
+	// migrate, the last of which is expected to end in PinnedSeconds (0:
+	// unknown, or none). Streams counts the streams of the replica's own
+	// clients, wherever their requests run. A drain is over when Residents is
+	// 0, and its migrator may stop when Streams is 0 too.
 	Residents     int     `json:"residents"`
 	Pinned        int     `json:"pinned,omitempty"`
 	PinnedSeconds float64 `json:"pinned_seconds,omitempty"`
 	Streams       int     `json:"streams"`
 	// Transports are those by which KV blocks may come to it, best first, then
-	// what was seen of them peer by peer.
+	// the measurements peer by peer.
 	Transports []Transport `json:"transports,omitempty"`
 }
 
 // Transport is one way for KV blocks to a replica.
 type Transport struct {
 	Name string `json:"name"`
-	// Peer is whom the blocks come from; absent for what holds in general.
+	// Peer is the source of the blocks; absent for an entry about all peers.
 	Peer  policies.ReplicaID `json:"peer,omitempty"`
 	State string             `json:"state"`         // ready, held (tried last for a while), broken or unsuited (to the memory that the KV cache is in)
 	Why   string             `json:"why,omitempty"` // it is not ready
 	// Rate of its pulls in bytes per second; absent when none was measured.
 	Rate float64 `json:"bytes_per_second,omitempty"`
-	// Over is what lies between it and the peer, as far as it is known.
+	// Over is the link to the peer, as far as it is known.
 	Over string `json:"over,omitempty"`
 }
 
@@ -136,50 +140,51 @@ type Change struct {
 	Model  string         `json:"model"`
 	Epoch  policies.Epoch `json:"epoch"`
 	Reason string         `json:"reason"`
-	Gain   float64        `json:"gain,omitempty"` // predicted, as a share of the cost before
-	Stages []Stage        `json:"stages"`         // ranges and replica ids alone
+	Gain   float64        `json:"gain,omitempty"` // predicted, as a share of the previous cost
+	Stages []Stage        `json:"stages"`         // with ranges and replica ids only
 }
 
 // Group is one group of proxies of a Status.
 type Group struct {
-	Name           string         `json:"name"`  // empty: all who are in no other
+	Name           string         `json:"name"`  // empty: the default group
 	Phase          string         `json:"phase"` // idle, add, flip, watch or retire
 	PublishedEpoch policies.Epoch `json:"published_epoch"`
 	Nodes          int            `json:"nodes"`         // connected
-	Why            string         `json:"why,omitempty"` // it is not where the newest plan is
+	Why            string         `json:"why,omitempty"` // it does not have the newest plan
 }
 
 // Refusal is one refused version of a Status.
 type Refusal struct {
-	Type    string    `json:"type"` // the last word of the type URL
+	Type    string    `json:"type"` // the last part of the type URL
 	Name    string    `json:"name"`
 	Version string    `json:"version"`
 	Node    string    `json:"node"`
 	Group   string    `json:"group,omitempty"`
-	Text    string    `json:"text"` // what the proxy said, shortened
+	Text    string    `json:"text"` // the proxy's error text, redacted
 	At      time.Time `json:"at"`
 }
 
-// Node is one proxy or gRPC client, by its node id, whatever streams it has.
+// Node is one proxy or gRPC client, identified by its node id, with all its
+// streams.
 type Node struct {
 	ID      string `json:"id"`
 	Cluster string `json:"cluster,omitempty"`
-	Group   string `json:"group,omitempty"` // empty: all others
-	// Why tells what keeps it from the newest plan; empty when nothing does.
+	Group   string `json:"group,omitempty"` // empty: the default group
+	// Why says what keeps it from the newest plan; empty if nothing does.
 	Why string `json:"why,omitempty"`
 	// Connected says that it has a stream open; Since is when that changed.
 	Connected bool      `json:"connected"`
 	Since     time.Time `json:"since"`
 	// Epoch is the newest plan whose routes it has acknowledged; 0: unknown.
 	Epoch policies.Epoch `json:"epoch"`
-	// Current says that it has acknowledged everything that is shown; Fenced,
-	// that it was late, keeps what it has, and is not waited for.
+	// Current says that it has acknowledged everything that it was sent;
+	// Fenced, that it was late, keeps what it has, and is not waited for.
 	Current bool `json:"current"`
 	Fenced  bool `json:"fenced,omitempty"`
-	// Types is what it has, by the last word of the type URL.
+	// Types is what it has, by the last part of the type URL.
 	Types map[string]NodeType `json:"types"`
 	NACKs uint64              `json:"nacks"`
-	// LastError is the text of its last NACK, shortened.
+	// LastError is the text of its last NACK, redacted.
 	LastError   string     `json:"last_error,omitempty"`
 	LastErrorAt *time.Time `json:"last_error_at,omitempty"`
 }
@@ -187,7 +192,7 @@ type Node struct {
 // NodeType is a node's state for one resource type.
 type NodeType struct {
 	Acked   int `json:"acked"`   // resources that it has acknowledged
-	Pending int `json:"pending"` // responses that it has not answered
+	Pending int `json:"pending"` // responses that it has not replied to
 }
 
 func nodeOf(n publish.Node) Node {
@@ -204,7 +209,7 @@ func nodeOf(n publish.Node) Node {
 	return out
 }
 
-// statusOf renders a Status; without a snapshot the fleet has not begun.
+// statusOf renders a Status. Without a snapshot the fleet has not started yet.
 func statusOf(s *fleet.Snapshot, p publish.Status, policy string, now time.Time) Status {
 	out := Status{Time: now, Policy: policy, Phase: p.Phase, PublishedEpoch: p.Epoch, Models: []Model{}, Nodes: []Node{}, Groups: []Group{}, History: []Change{}}
 	if p.Err != nil {
@@ -236,7 +241,7 @@ func statusOf(s *fleet.Snapshot, p publish.Status, policy string, now time.Time)
 	}
 	for _, c := range s.History {
 		if !c.Changes() {
-			continue // GET /plan/history has them
+			continue // in GET /plan/history only
 		}
 		out.History = append(out.History, Change{
 			Time: c.Time, Model: c.Model, Epoch: c.Epoch, Reason: c.Reason, Gain: c.Gain, Stages: stagesOf(c.Stages),
@@ -245,7 +250,8 @@ func statusOf(s *fleet.Snapshot, p publish.Status, policy string, now time.Time)
 	return out
 }
 
-// stagesOf is what a plan in the history has: ranges and replica ids.
+// stagesOf returns what the history has of a plan's stages: ranges and replica
+// ids.
 func stagesOf(stages []policies.Stage) (out []Stage) {
 	for i, st := range stages {
 		stage := stageOf(i, st)
@@ -304,7 +310,7 @@ func replicaOf(r fleet.ReplicaState, now time.Time) Replica {
 	return out
 }
 
-// drainOf lists who wants a replica emptied.
+// drainOf lists who wants a replica drained.
 func drainOf(r fleet.ReplicaState) (by []string) {
 	if r.Draining {
 		by = append(by, "file")

@@ -22,37 +22,39 @@ import (
 type Config struct {
 	// Rules are the models and how they are planned; see package fleet.
 	fleet.Rules
-	// Replicas is the configured list at start; see Control.SetReplicas.
+	// Replicas is the configured list at the start; see Control.SetReplicas.
 	Replicas []policies.Replica
-	// Settings of the published resources. Where the estimator is ext_proc and
+	// Settings of the published resources. If the estimator is ext_proc and
 	// Settings.Length is empty, this process is the length service.
 	Settings resources.Settings
 
-	// EdgeCertificate is the certificate that Envoys show to clients, who then speak TLS to
-	// the listener; nil is plain text. See Control.SetEdge.
+	// EdgeCertificate is what Envoys present to clients, which then speak TLS
+	// to the listener; nil is plain text. See Control.SetEdgeCertificate.
 	EdgeCertificate *resources.Certificate
 
-	// Listen is the host:port of the gRPC server: xDS, load reports and, without
-	// TLS, the length service. "" means 127.0.0.1:18000; port 0 any free one.
+	// Listen is the host:port of the gRPC server: xDS, load reports and,
+	// without TLS, the length service. "" means 127.0.0.1:18000; port 0 any
+	// free one.
 	Listen string
 	// Listener is used instead of Listen, and closed by Run, if not nil.
 	Listener net.Listener
-	// Admin is the host:port of /status, /metrics, /healthz and /readyz. ""
-	// means 127.0.0.1:18001.
+	// Admin is the host:port of the admin server: /status, /metrics, /healthz,
+	// /readyz and the others. "" means 127.0.0.1:18001.
 	Admin string
 	// AdminListener is used instead of Admin, and closed by Run, if not nil.
 	AdminListener net.Listener
-	// AdminHosts are the names, in lower case and without a port, by which the
-	// admin server may be asked besides those of loopback: those of a proxy in
-	// front of it, for instance. Requests for any other name are refused.
+	// AdminHosts are the host names, in lower case and without a port, that
+	// requests to the admin server may name besides loopback: those of a proxy
+	// in front of it, for instance. Requests for any other name are refused.
 	AdminHosts []string
-	// TLS secures the gRPC server; to ask for client certificates is its
-	// matter. nil is plain text, which only loopback addresses may listen for.
-	// The admin server is always plain text, and on loopback.
+	// TLS secures the gRPC server and decides whether it asks for client
+	// certificates. nil is plain text, which is allowed on loopback addresses
+	// only. The admin server is always plain text, and on loopback.
 	TLS *tls.Config
-	// TrustDomain makes clients of the gRPC server be who their certificates say
-	// (package binding): proxies and migrators ask for and report their own. It
-	// needs TLS that demands certificates. "" believes what clients claim.
+	// TrustDomain authenticates the clients of the gRPC server by their
+	// certificates (package nodeauth): proxies and migrators may ask for and
+	// report only their own. It needs TLS that demands certificates. "" trusts
+	// the names that clients claim.
 	TrustDomain string
 	// Length is the host:port, on loopback, of the length service where it
 	// cannot share the gRPC server's: with TLS, because the proxy beside it
@@ -62,34 +64,36 @@ type Config struct {
 	// Limits bound what one xDS node may cost.
 	Limits server.Limits
 
-	// Groups are the groups of proxies in the order in which a new plan comes to
-	// them (package group). Without any, an eighth of all proxies comes first.
+	// Groups are the groups of proxies in the order in which they get a new
+	// plan (package nodegroup). Without any, an eighth of all proxies gets it
+	// first.
 	Groups []nodegroup.Rule
 	// Watch is how long a new plan is on trial in one group before the next one
-	// gets it; nobody waits where only one group has proxies. 0 means 2 s.
+	// gets it; there is no trial if only one group has proxies. 0 means 2 s.
 	Watch time.Duration
 
 	// Store holds the plan object; nil keeps it in memory.
 	Store store.Store
-	// Admitter says which policy modules may come; nil: none.
+	// Admitter decides which policy modules are admitted; nil: none.
 	Admitter Admitter
-	// Modules keeps the bytes of those that came, for all control planes of the
-	// Store; nil keeps them in memory, which is right for one that is alone.
+	// Modules keeps the bytes of admitted modules, for all control planes of
+	// the Store; nil keeps them in memory, which suits a single control plane.
 	Modules store.Modules
-	// Slots are the policy slots of this control plane itself; nil: it has none.
+	// Slots are the policy slots of this control plane itself; nil: it has
+	// none.
 	Slots Slots
-	// Notes are where the control planes of the Store tell each other what became of
-	// their own slots, once a second. It is used where the Store is shared and there
-	// are Slots. Nil: each knows of its own alone.
+	// Notes is where the control planes of the Store exchange the state of
+	// their own slots, once a second. It is used if the Store is shared and
+	// there are Slots. nil: each control plane knows only its own.
 	Notes store.Notes
-	// Records answers GET /policies/records?slot=KIND: what a slot of this process has
-	// recorded. Nil: 404.
+	// Records answers GET /policies/records?slot=KIND with the recorded calls
+	// of a slot of this process. nil: 404.
 	Records http.Handler
 	// Counters keeps flows, weights and byte ratios across restarts; nil
 	// forgets them.
 	Counters fleet.Counters
-	// Stop bounds the time that Run takes to end streams when its context
-	// ends; what is left then is cut. 0 means 5 s.
+	// Stop bounds the time that Run takes to end streams when its context ends;
+	// streams that are left are cut. 0 means 5 s.
 	Stop   time.Duration
 	Logger *slog.Logger // nil discards
 }
@@ -134,8 +138,8 @@ func (c Config) complete() Config {
 	return c
 }
 
-// validate reports what is wrong with the addresses. The rest is checked by
-// those it is for.
+// validate checks the addresses. The other fields are checked by the packages
+// that they are for.
 func (c Config) validate() error {
 	if c.Stop < 0 {
 		return fmt.Errorf("stop %v: must not be negative", c.Stop)
@@ -152,25 +156,25 @@ func (c Config) validate() error {
 	}
 	if c.TLS == nil {
 		if err := checkLoopback(listen); err != nil {
-			return fmt.Errorf("listen %s: %w: give TLS, or an address of loopback", listen, err)
+			return fmt.Errorf("listen %s: %w: set tls, or listen on a loopback address", listen, err)
 		}
 	}
 	if c.TrustDomain != "" && c.TLS == nil {
-		return fmt.Errorf("trust domain %s: identities are in certificates: give TLS", c.TrustDomain)
+		return fmt.Errorf("trust domain %s: TLS is required, because identities are in certificates", c.TrustDomain)
 	}
 	if err := checkLoopback(admin); err != nil {
-		return fmt.Errorf("admin %s: %w: the admin page has no authentication; give an address of loopback", admin, err)
+		return fmt.Errorf("admin %s: %w: the admin server has no authentication; listen on a loopback address", admin, err)
 	}
 	if err := checkLoopback(c.Length); err != nil {
-		return fmt.Errorf("length %s: %w: prompts pass there in plain text", c.Length, err)
+		return fmt.Errorf("length %s: %w: prompts are sent there in plain text", c.Length, err)
 	}
 	return nil
 }
 
-var errNotLoopback = errors.New("not an address of loopback")
+var errNotLoopback = errors.New("not a loopback address")
 
-// checkLoopback says why an address is not one that only this machine can reach.
-// Names are not resolved: what they mean can change.
+// checkLoopback returns an error for an address that other hosts can reach.
+// Names are not resolved, because their meaning can change.
 func checkLoopback(address string) error {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {

@@ -38,13 +38,13 @@ type Control struct {
 	xds       *server.Server
 	publisher *publish.Publisher
 	submitter *submitter
-	auth      *nodeauth.Authenticator // nil: clients are whom they claim to be
-	length    *length.Server          // nil: the estimator is not ours
+	auth      *nodeauth.Authenticator // nil: clients are not authenticated
+	length    *length.Server          // nil: another process estimates lengths
 	loads     *proxyLoads
 	adapters  adapterIndex
 	slots     *slotManager
-	uploads   chan struct{} // capacity maxUploads: the bodies that are read at a time
-	pushes    chan struct{} // capacity 1: one push is taken in at a time
+	uploads   chan struct{} // capacity maxUploads: bodies that are read at a time
+	pushes    chan struct{} // capacity 1: one push is admitted at a time
 	health    *health.Server
 	registry  *prometheus.Registry
 
@@ -52,13 +52,13 @@ type Control struct {
 	lengthListener  net.Listener // of the length service's own port; nil: none
 }
 
-// New checks the configuration and binds the sockets, so that an address in
-// use is found here and the addresses are known. It starts nothing. A Control
-// that is not run must be closed.
+// New checks the configuration and binds the sockets, so that an address in use
+// is found here and the addresses are known. It starts nothing. A Control that
+// is not run must be closed.
 func New(cfg Config) (*Control, error) {
 	cfg = cfg.complete()
 	c := &Control{cfg: cfg, log: cfg.Logger, health: health.NewServer(), uploads: make(chan struct{}, maxUploads), pushes: make(chan struct{}, 1)}
-	c.health.SetServingStatus("", healthv1.HealthCheckResponse_NOT_SERVING) // until the first plan is out
+	c.health.SetServingStatus("", healthv1.HealthCheckResponse_NOT_SERVING) // until the first plan is published
 	if err := c.init(); err != nil {
 		c.Close()
 		return nil, fmt.Errorf("control: %w", err)
@@ -96,7 +96,7 @@ func (c *Control) init() error {
 			return err
 		}
 	}
-	// What cannot be rendered now never can: settings do not change.
+	// The settings do not change, so what cannot be rendered now never can.
 	if err := checkRenderable(settings, c.cfg.EdgeCertificate, c.cfg.Models, c.cfg.Replicas); err != nil {
 		return err
 	}
@@ -130,7 +130,7 @@ func (c *Control) init() error {
 	return err
 }
 
-// initLength makes the length service and returns the address that proxies
+// initLength creates the length service and returns the address that proxies
 // call.
 func (c *Control) initLength() (string, error) {
 	models := make([]length.Model, 0, len(c.cfg.Models))
@@ -163,34 +163,34 @@ func (c *Control) Close() {
 	}
 }
 
-// Addr is where the gRPC server listens.
+// Addr returns the address of the gRPC server.
 func (c *Control) Addr() net.Addr { return c.listener.Addr() }
 
-// AdminAddr is where the admin server listens.
+// AdminAddr returns the address of the admin server.
 func (c *Control) AdminAddr() net.Addr { return c.admin.Addr() }
 
 // SetReplicas replaces the configured replicas; see fleet.Fleet.
 func (c *Control) SetReplicas(list []policies.Replica) error { return c.fleet.SetReplicas(list) }
 
-// SetEdgeCertificate replaces the certificate of Config.Edge; connections that are open
-// keep the one that they began with. It is an error where there was none, because
-// a listener is not edited.
+// SetEdgeCertificate replaces Config.EdgeCertificate; open connections keep the
+// one that they began with. It returns an error if there was none, because a
+// listener cannot change between TLS and plain text.
 func (c *Control) SetEdgeCertificate(cert *resources.Certificate) error {
 	if c.cfg.EdgeCertificate == nil || cert == nil {
-		return errors.New("control: whether clients speak TLS is decided at the start")
+		return errors.New("control: edge certificate: TLS at the edge cannot be switched on or off while the control plane runs; restart it")
 	}
 	c.submitter.setEdgeCertificate(cert)
 	return nil
 }
 
-// BytesPerToken is the ratio that routes and estimators use for a model; 0 for
-// one that is not known.
+// BytesPerToken returns the ratio that routes and estimators use for a model; 0
+// for an unknown one.
 func (c *Control) BytesPerToken(model string) policylength.Ratio { return c.fleet.BytesPerToken(model) }
 
-// Ready says that the first plan was published.
+// Ready reports whether the first plan was published.
 func (c *Control) Ready() bool { return c.cache.served.Load() }
 
-// Status returns what /status answers.
+// Status returns what GET /status answers.
 func (c *Control) Status() Status {
 	now := time.Now()
 	s := statusOf(c.fleet.Snapshot(), c.publisher.Status(), c.cfg.Policy, now)
@@ -198,15 +198,14 @@ func (c *Control) Status() Status {
 	return s
 }
 
-// setServing tells health checks that proxies get answers.
+// setServing makes the health checks report that proxies get responses.
 func (c *Control) setServing() {
 	c.health.SetServingStatus("", healthv1.HealthCheckResponse_SERVING)
 	c.health.SetServingStatus(api.Fleet_ServiceDesc.ServiceName, healthv1.HealthCheckResponse_SERVING)
 }
 
 // Run serves until ctx ends, then ends the streams, closes the sockets and
-// returns nil. An error means that it could not begin, or that a socket
-// failed.
+// returns nil. An error means that it could not start or that a socket failed.
 func (c *Control) Run(ctx context.Context) error {
 	defer c.Close()
 	g, ctx := errgroup.WithContext(ctx)
@@ -216,6 +215,6 @@ func (c *Control) Run(ctx context.Context) error {
 	g.Go(func() error { return c.slots.run(ctx) })
 	c.serveGRPC(ctx, g)
 	c.serveAdmin(ctx, g)
-	c.log.Info("control plane listens", "grpc", c.Addr().String(), "admin", c.AdminAddr().String())
+	c.log.Info("control plane listening", "grpc", c.Addr().String(), "admin", c.AdminAddr().String())
 	return g.Wait()
 }

@@ -320,9 +320,9 @@ func TestNewRefuses(t *testing.T) {
 		edit func(*Config)
 		want string
 	}{
-		{func(c *Config) { c.Listen = ":0" }, "not an address of loopback"},
-		{func(c *Config) { c.Listen = "0.0.0.0:0" }, "not an address of loopback"},
-		{func(c *Config) { c.Listen = "example.org:1" }, "not an address of loopback"},
+		{func(c *Config) { c.Listen = ":0" }, "not a loopback address"},
+		{func(c *Config) { c.Listen = "0.0.0.0:0" }, "not a loopback address"},
+		{func(c *Config) { c.Listen = "example.org:1" }, "not a loopback address"},
 		{func(c *Config) { c.Listen = "nonsense" }, "listen nonsense"},
 		{func(c *Config) { c.Admin = "0.0.0.0:0"; c.TLS = new(tls.Config) }, "admin"},
 		{func(c *Config) { c.Length = "0.0.0.0:0" }, "length"},

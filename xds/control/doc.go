@@ -1,28 +1,40 @@
-// Package control is the control plane as one daemon: the fleet (package
-// fleet) plans, the publisher (publish) shows the plans, the cache answers
-// proxies over ADS and over a service for each type, delta and SotW (serve), and
-// the same gRPC port takes in load reports and, where the estimator is ext_proc,
-// answers length questions. An HTTP port on loopback tells operators.
+// Package control is the control plane as one daemon. The fleet (package fleet)
+// plans, the publisher (publish) rolls the plans out, and the cache answers
+// proxies over ADS and over one service per type, delta and SotW (server). The
+// same gRPC port takes load reports, serves policy modules and, where the
+// estimator is ext_proc, answers length requests. An admin HTTP server on
+// loopback is for operators.
 //
-// It joins and decides nothing of its own. It reads no flag, file or
-// environment; that is cmd's. Invariant: it listens in plain text on loopback
-// only, whatever the configuration says.
+// A Control connects these packages and makes no decisions of its own. It reads
+// no flag, file or environment; package cmd does. Invariant: it listens in
+// plain text on loopback only, whatever the configuration says.
 //
-// HTTP: /status (JSON, type Status), /metrics, /healthz (the process lives),
-// /readyz (the first plan is published). gRPC health answers like /readyz.
-// GET /migrations?since=TIME&limit=N is the moves of requests (type Migrations).
-// POST /drain?replica=ID and POST /undrain?replica=ID empty a replica and bring
-// it back (type Order; 404: unknown, 409: the last of its model, or drained by
-// the fleet file, 503: not stored); they want AdminHeader.
+// Admin endpoints, in the files admin*.go. Those that change something require
+// AdminHeader:
+//
+//	GET  /status                               type Status
+//	GET  /devices                              type Devices
+//	GET  /migrations?since=TIME&limit=N        type Migrations
+//	POST /drain?replica=ID, /undrain           type DrainResult; 404: unknown replica, 409: the last one of its
+//	                                           model, or drained by the fleet file, 503: not stored
+//	GET  /plan/history?model=NAME              type PlanHistory
+//	POST /plan/pin, /plan/unpin, /plan/rollback  ?model=NAME&epoch=N&by=NAME: type PlanHistory
+//	GET  /policies?slot=KIND                   type Policies
+//	GET  /policies/records?slot=KIND           recorded calls of a slot of this process
+//	POST /policies/push                        a module with its signature: type Policies
+//	POST /policies/goal, /policies/rollback    ?slot=KIND: type Policies
+//	GET  /metrics, /healthz, /readyz           metrics; the process lives; the first plan is published
+//
+// The gRPC health service answers like /readyz.
 //
 // Metrics, all under cascade_ (those of the length service are in its package):
 //
 //	plan_epoch                        model                 epoch of the plan in force
 //	plan_stages                       model                 stages of it
-//	stage_low_tokens                  model, stage          where the stage's range begins
-//	requests_seen_total               model                 requests that fronts counted
+//	stage_low_tokens                  model, stage          start of the stage's range
+//	requests_seen_total               model                 requests that front ends counted
 //	request_rate                      model                 requests/s now
-//	bytes_per_token                   model                 as routes and estimator use it
+//	bytes_per_token                   model                 used by routes and estimators
 //	estimate_error_ratio              model                 mean relative error of estimates
 //	replica_healthy                   model, replica, stage 1: takes new requests
 //	replica_weight                    model, replica        EDS weight; 100 is neutral
@@ -31,28 +43,32 @@
 //	replica_promised_tokens           model, replica        accepted and not begun
 //	replica_iteration_seconds         model, replica        mean time between tokens
 //	replica_report_timestamp_seconds  model, replica        last load report
-//	replica_drain                     model, replica        1: somebody wants it emptied
+//	replica_drain                     model, replica        1: draining
 //	replica_residents                 model, replica        requests that run there
-//	replica_pinned                    model, replica        those that may not move
+//	replica_pinned                    model, replica        those that cannot migrate
 //	replica_streams                   model, replica        streams of its own clients
 //	replica_proxy_requests            model, replica        in progress at its proxies
-//	replica_distrusted                model, replica        1: its reports are not believed
-//	moves_running                                           told of and not ended
-//	moves_ended_total                 cause, way, result    done or aborted
-//	moves_bytes_total                 cause, way, result    copied by those
-//	move_stall_seconds                cause, way            histogram, of those done
-//	reports_total                                           load reports taken in
+//	replica_distrusted                model, replica        1: its reports are implausible
+//	migrations_running                                      reported and not ended
+//	migrations_total                  cause, way, result    done or aborted
+//	migration_bytes_total             cause, way, result    copied by those
+//	migration_stall_seconds           cause, way            histogram, of those done
+//	reports_total                                           load reports accepted
 //	report_streams_refused_total                            report streams refused
 //	proxy_reports_total                                     load reports of proxies
 //	proxy_report_streams_refused_total                      their streams refused
 //	group_requests                    group                 ended within a minute
 //	group_failed_requests             group                 of those, failed
-//	planner                                                 1: this one plans
-//	shown_epoch                                             epoch that proxies are shown
-//	observers                                               clients that follow and route nothing
+//	planner                                                 1: this control plane plans
+//	published_epoch                                         epoch that every group of proxies was sent
+//	observers                                               clients that follow plans and route nothing
 //	node_epoch                        node                  newest epoch acknowledged
 //	node_connected, node_fenced       node                  1: yes
 //	node_nacks_total                  node                  responses refused
-//	xds_refused_total                                       xDS streams refused or ended by a guard
-//	clients_refused_total                                   clients not who they must be; with a trust domain
+//	policy_slot_generation            slot, node, state     generation of a slot on a host
+//	policy_calls_total                slot, node, generation  calls since it was loaded
+//	policy_faults_total               slot, node, generation  of those, faults of the module
+//	policy_starved_total              slot, node, generation  of those, timed out while descheduled
+//	xds_refused_total                                       xDS streams refused or ended because of a limit
+//	clients_refused_total                                   clients without a matching certificate; with a trust domain
 package control

@@ -16,26 +16,26 @@ import (
 	"github.com/cascadeinfer/cascade/xds/api"
 )
 
-// Bounds of the gRPC server. Envoy's first request is 61 KB; a front's report
-// has a few kilobytes.
+// Bounds of the gRPC server. Envoy's first request has 61 KB; a migrator's load
+// report has a few kilobytes.
 const (
 	maxRequest = 4 << 20
 	// maxStreams bounds the streams of one connection. It is above what an xDS
-	// node may have (serve.Limits), whose further streams are to be refused, not
-	// to wait; the length service has its own bound.
+	// node may have (server.Limits), whose further streams are to be refused
+	// instead of waiting; the length service has its own bound.
 	maxStreams = 2048
-	// pingAfter and pingTimeout find dead peers; minPing is how often peers
-	// may look for us.
+	// pingAfter and pingTimeout detect dead peers; minPing is the shortest
+	// interval of a client's own pings.
 	pingAfter   = 30 * time.Second
 	pingTimeout = 5 * time.Second
 	minPing     = 5 * time.Second
-	// handshakeTimeout bounds TLS and HTTP/2 set-up of a connection.
+	// handshakeTimeout bounds the TLS and HTTP/2 setup of a connection.
 	handshakeTimeout = 10 * time.Second
 	maxHeaderList    = 16 << 10
 )
 
-// serverOptions are the options of a gRPC server; nil TLS is plain text. What
-// extra sets, wins.
+// serverOptions returns the options of a gRPC server; nil TLS is plain text.
+// extra overrides the others.
 func serverOptions(tls *tls.Config, extra ...grpc.ServerOption) []grpc.ServerOption {
 	opts := []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(maxRequest),
@@ -51,7 +51,7 @@ func serverOptions(tls *tls.Config, extra ...grpc.ServerOption) []grpc.ServerOpt
 	return append(opts, extra...)
 }
 
-// serveGRPC starts the servers of xDS, reports and lengths.
+// serveGRPC starts the servers of xDS, load reports and lengths.
 func (c *Control) serveGRPC(ctx context.Context, g *errgroup.Group) {
 	var extra []grpc.ServerOption
 	if c.length != nil && c.lengthListener == nil {
@@ -79,12 +79,12 @@ func (c *Control) serveGRPC(ctx context.Context, g *errgroup.Group) {
 }
 
 // serve runs a gRPC server until ctx ends. The streams of this program's own
-// services end with ctx; what others hold open is cut after the stop time.
+// services end with ctx; other open streams are cut after the stop time.
 func (c *Control) serve(ctx context.Context, g *errgroup.Group, server *grpc.Server, l net.Listener) {
 	g.Go(func() error {
 		err := server.Serve(l)
 		if errors.Is(err, grpc.ErrServerStopped) && ctx.Err() != nil {
-			return nil // it was over before it began
+			return nil // stopped before it began to serve
 		}
 		return err
 	})

@@ -6,17 +6,17 @@ import (
 	"github.com/cascadeinfer/cascade/xds/fleet"
 )
 
-// adapterIndex finds the model of a LoRA adapter in the fleet's latest state. It is
-// safe for concurrent use; the zero value is ready.
+// adapterIndex finds the base model of a LoRA adapter in the fleet's latest
+// snapshot. It is safe for concurrent use; the zero value is ready.
 type adapterIndex struct{ known atomic.Pointer[adapterModels] }
 
-// adapterModels is what one state of the fleet says.
+// adapterModels holds the models of the adapters in one snapshot.
 type adapterModels struct {
 	of    *fleet.Snapshot
 	model map[string]string // by adapter
 }
 
-// modelOf returns the model of an adapter, "" for one that nobody has loaded.
+// modelOf returns the base model of an adapter, "" if no replica has loaded it.
 func (a *adapterIndex) modelOf(s *fleet.Snapshot, name string) string {
 	b := a.known.Load()
 	if b == nil || b.of != s {

@@ -19,35 +19,35 @@ type collector struct{ *Control }
 
 var _ prometheus.Collector = collector{}
 
-// The metrics; the package comment has the table.
+// The metrics; the package comment lists them.
 var (
 	planEpoch     = desc("plan_epoch", "Epoch of the model's plan in force.", "model")
 	planStages    = desc("plan_stages", "Stages of the model's plan.", "model")
 	stageLow      = desc("stage_low_tokens", "Start of the stage's range of lengths.", "model", "stage")
-	seenTotal     = desc("requests_seen_total", "Requests that the fronts have counted.", "model")
+	seenTotal     = desc("requests_seen_total", "Requests that the front ends have counted.", "model")
 	requestRate   = desc("request_rate", "Requests per second, from the flow counters.", "model")
-	bytesPerToken = desc("bytes_per_token", "Prompt bytes per token that routes and estimator use.", "model")
+	bytesPerToken = desc("bytes_per_token", "Prompt bytes per token that routes and estimators use.", "model")
 	estimateError = desc("estimate_error_ratio", "Mean relative error of the length estimate against exact counts.", "model")
 
 	replicaHealthy    = desc("replica_healthy", "1 while the replica takes new requests.", "model", "replica", "stage")
 	replicaWeight     = desc("replica_weight", "EDS weight of the replica; 100 is neutral.", "model", "replica")
 	replicaRunning    = desc("replica_running", "Requests that produce tokens on the replica.", "model", "replica")
-	replicaWaiting    = desc("replica_waiting", "Requests accepted by the replica and not yet producing.", "model", "replica")
+	replicaWaiting    = desc("replica_waiting", "Requests that the replica has accepted and that produce no tokens yet.", "model", "replica")
 	replicaHeld       = desc("replica_held_tokens", "KV tokens in use on the replica.", "model", "replica")
-	replicaPromised   = desc("replica_promised_tokens", "Length of what the replica has accepted and not begun.", "model", "replica")
+	replicaPromised   = desc("replica_promised_tokens", "Length of the requests that the replica has accepted and not begun.", "model", "replica")
 	replicaIteration  = desc("replica_iteration_seconds", "Recent mean time between a request's tokens.", "model", "replica")
-	replicaReported   = desc("replica_report_timestamp_seconds", "When the replica's last load report came.", "model", "replica")
-	replicaDrain      = desc("replica_drain", "1 while somebody wants the replica emptied.", "model", "replica")
+	replicaReported   = desc("replica_report_timestamp_seconds", "Time of the replica's last load report.", "model", "replica")
+	replicaDrain      = desc("replica_drain", "1 while the replica is to be drained.", "model", "replica")
 	replicaResidents  = desc("replica_residents", "Requests that run on the replica, wherever their streams are.", "model", "replica")
-	replicaPinned     = desc("replica_pinned", "Requests on the replica that may not move.", "model", "replica")
+	replicaPinned     = desc("replica_pinned", "Requests on the replica that cannot migrate.", "model", "replica")
 	replicaStreams    = desc("replica_streams", "Streams of the replica's own clients, wherever their requests run.", "model", "replica")
 	replicaProxied    = desc("replica_proxy_requests", "Requests that proxies have in progress at the replica.", "model", "replica")
-	replicaDistrusted = desc("replica_distrusted", "1 while the replica's reports are not believed.", "model", "replica")
-	proxyReports      = desc("proxy_reports_total", "Load reports of proxies taken in.")
+	replicaDistrusted = desc("replica_distrusted", "1 while the replica's reports are implausible and ignored.", "model", "replica")
+	proxyReports      = desc("proxy_reports_total", "Load reports of proxies accepted.")
 	groupRequests     = desc("group_requests", "Requests that the group's proxies saw end within the last minute.", "group")
-	groupFailed       = desc("group_failed_requests", "Those of them that were answered 5xx, or cut.", "group")
+	groupFailed       = desc("group_failed_requests", "Requests among group_requests that were answered 5xx or cut.", "group")
 	proxyRefused      = desc("proxy_report_streams_refused_total", "Report streams of proxies ended because a report was refused.")
-	reportsTotal      = desc("reports_total", "Load reports taken in.")
+	reportsTotal      = desc("reports_total", "Load reports accepted.")
 	reportsRefused    = desc("report_streams_refused_total", "Report streams ended because a report was refused.")
 
 	migrationsRunning = desc("migrations_running", "Migrations that were reported within the last minute and have not ended.")
@@ -55,18 +55,18 @@ var (
 	migrationBytes    = desc("migration_bytes_total", "Bytes copied by migrations that have ended.", "cause", "way", "result")
 	migrationStall    = desc("migration_stall_seconds", "Time for which completed migrations kept their clients without a token.", "cause", "way")
 
-	planner        = desc("planner", "1 while this control plane plans for the fleet; of several on one store, one does.")
+	planner        = desc("planner", "1 while this control plane holds the planning lease; of several on one store, one does.")
 	publishedEpoch = desc("published_epoch", "Epoch of the routes that every group of proxies has been sent.")
 	nodeEpoch      = desc("node_epoch", "Newest epoch whose routes the node has acknowledged; 0: unknown.", "node")
 	nodeUp         = desc("node_connected", "1 while the node has a stream open.", "node")
-	nodeFenced     = desc("node_fenced", "1 while the node is late and not waited for.", "node")
+	nodeFenced     = desc("node_fenced", "1 while the node is late and fenced: rollouts do not wait for it.", "node")
 	observers      = desc("observers", "Clients connected that follow the plans and route nothing.")
-	xdsRefused     = desc("xds_refused_total", "xDS streams refused or ended for what their clients did.")
-	clientsRefused = desc("clients_refused_total", "Handshakes and calls of clients that are not who they must be; with a trust domain.")
+	xdsRefused     = desc("xds_refused_total", "xDS streams refused or ended because of a limit or an invalid request.")
+	clientsRefused = desc("clients_refused_total", "Handshakes and calls refused because the client's certificate does not match; with a trust domain.")
 	slotGeneration = desc("policy_slot_generation", "Generation of a slot's policy on a host, 0 for the native one or none: active, candidate, floor, and the last that was rejected.", "slot", "node", "state")
 	slotCalls      = desc("policy_calls_total", "Calls of a generation on a host since it was loaded there.", "slot", "node", "generation")
-	slotStarved    = desc("policy_starved_total", "Calls that the native policy had to answer because the machine did not run the module in time.", "slot", "node", "generation")
-	slotFaults     = desc("policy_faults_total", "Those of them that the native policy had to answer.", "slot", "node", "generation")
+	slotStarved    = desc("policy_starved_total", "Calls that the native policy answered because the module timed out while descheduled.", "slot", "node", "generation")
+	slotFaults     = desc("policy_faults_total", "Calls that the native policy answered because the module failed.", "slot", "node", "generation")
 
 	nodeNACKs = desc("node_nacks_total", "Responses that the node has refused.", "node")
 )
@@ -118,7 +118,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	out.publish(c.publisher.Status())
 }
 
-// metricSink is where metrics go.
+// metricSink is where metrics are written.
 type metricSink chan<- prometheus.Metric
 
 func (s metricSink) gauge(d *prometheus.Desc, v float64, labels ...string) {
@@ -197,7 +197,7 @@ func (s metricSink) publish(p publish.Status) {
 	s.gauge(observers, float64(watching))
 }
 
-// boolValue is 1 for true.
+// boolValue returns 1 for true.
 func boolValue(b bool) float64 {
 	if b {
 		return 1
@@ -205,7 +205,7 @@ func boolValue(b bool) float64 {
 	return 0
 }
 
-// arrivalRate is a flow's requests per second.
+// arrivalRate returns a flow's requests per second.
 func arrivalRate(f policies.Flow) (sum float64) {
 	for _, x := range f.Arrivals {
 		sum += x
@@ -213,11 +213,11 @@ func arrivalRate(f policies.Flow) (sum float64) {
 	return sum
 }
 
-// rejectedState is the word of a life that a host ended by itself.
+// rejectedState is the state of a generation that its host rejected by itself.
 const rejectedState = "rejected"
 
-// policies writes the metrics of policy slots. Of replicas that share a host the
-// first one stands for all, so that sums are right.
+// policies writes the metrics of policy slots. Of replicas that share a host
+// only the first one is counted, so that sums are right.
 func (s metricSink) policies(reports []policyslots.Report) {
 	shared := make(map[[2]string]bool)
 	for _, r := range reports {

@@ -12,17 +12,19 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// Bounds of the service of modules.
+// Bounds of the module service.
 const (
-	// chunkBytes is one message; maxFetches are the fetches at a time, each of which
-	// holds a module.
+	// chunkBytes is the size of one message; maxFetches bounds the fetches at a
+	// time, each of which holds a module in memory.
 	chunkBytes = 256 << 10
 	maxFetches = 16
-	// fetchTimeout is how long a fetch may last, the wait for its turn included.
+	// fetchTimeout is how long a fetch may last, including the wait for its
+	// turn.
 	fetchTimeout = 30 * time.Second
 )
 
-// moduleService is api.ModulesServer: it gives hosts the modules that slots name.
+// moduleService implements api.ModulesServer: it serves the modules that slots
+// name to the hosts.
 type moduleService struct {
 	api.UnimplementedModulesServer
 	slots   *slotManager
@@ -61,7 +63,7 @@ func (s *moduleService) Fetch(r *api.FetchRequest, stream api.Modules_FetchServe
 	case err != nil:
 		return status.Error(codes.DataLoss, err.Error())
 	}
-	// A send waits for its client, without an end of its own: it ends when this
+	// Send blocks on the client without a timeout; it ends when this function
 	// returns.
 	sent := make(chan error, 1)
 	go func() {

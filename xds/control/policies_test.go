@@ -479,15 +479,15 @@ func TestPolicyOrders(t *testing.T) {
 		{"no header", 403, AdminHeader, func() (int, string) {
 			return post(t, c, "/policies/push?slot=place", func(r *http.Request) { r.Header.Del(AdminHeader) })
 		}},
-		{"no slot", 400, "name the slot", func() (int, string) { return push(t, c, "", []byte("x"), "generation 1") }},
+		{"no slot", 400, "slot: missing", func() (int, string) { return push(t, c, "", []byte("x"), "generation 1") }},
 		{"no such slot", 400, "bid-quote", func() (int, string) { return push(t, c, "slot=bids", []byte("x"), "generation 1") }},
-		{"twice", 400, "each once", func() (int, string) { return push(t, c, "slot=place&slot=place", []byte("x"), "generation 1") }},
+		{"twice", 400, "unknown or repeated", func() (int, string) { return push(t, c, "slot=place&slot=place", []byte("x"), "generation 1") }},
 		{"no such goal", 400, "goal", func() (int, string) { return push(t, c, "slot=place&goal=far", []byte("x"), "generation 1") }},
 		{"no share", 400, "permille", func() (int, string) { return push(t, c, "slot=place&goal=canary", []byte("x"), "generation 1") }},
-		{"no such model", 400, `nothing is there; there are m`, func() (int, string) {
+		{"no such model", 400, `unknown; must be one of m`, func() (int, string) {
 			return push(t, c, "slot=partition&goal=canary&scope=r0", []byte("x"), "generation 1")
 		}},
-		{"no such node", 400, "nothing is there", func() (int, string) { return push(t, c, "slot=refine&scope=m", []byte("x"), "generation 1") }},
+		{"no such node", 400, "unknown; must be one of", func() (int, string) { return push(t, c, "slot=refine&scope=m", []byte("x"), "generation 1") }},
 		{"no module", 400, "module and signature", func() (int, string) { return push(t, c, "slot=place", nil, "generation 1") }},
 		{"no body", 400, "JSON", func() (int, string) { return post(t, c, "/policies/push?slot=place", nil) }},
 		{"broken JSON", 400, "body", func() (int, string) { return post(t, c, "/policies/push?slot=place", body("{")) }},

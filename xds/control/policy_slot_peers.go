@@ -17,29 +17,30 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// nodePrefix begins the names of control planes among the nodes that have slots.
+// nodePrefix begins the node names of control planes.
 const nodePrefix = "control/"
 
-// maxPeers bounds the control planes that are listened to.
+// maxPeers bounds the other control planes that are read.
 const maxPeers = 32
 
-// slotPeers is what the control planes of a store tell each other of their own slots:
-// each leaves a report in its note, as migrators send theirs, and reads the others'.
-// How old one is goes by the own clock since it changed, because machines' clocks
-// differ: one that is read for the first time counts as new, and is waited for.
+// slotPeers exchanges the state of policy slots between the control planes of a
+// store: each writes a load report, as migrators send them, into its note and
+// reads the notes of the others. The age of a report counts from when this
+// control plane first read it, because clocks differ between hosts: a report
+// that is read for the first time counts as new.
 type slotPeers struct {
 	notes store.Notes
 	node  string // of this control plane
 	log   *slog.Logger
 
-	sequence  uint64 // owned by the keeper's loop
-	lastError string // the last error that was logged; likewise
+	sequence  uint64 // owned by slotManager.run
+	lastError string // last logged error; owned by slotManager.run
 
 	mu  sync.Mutex
 	all map[string]peerReport // by node
 }
 
-// peerReport is what is known of another control plane.
+// peerReport is the note of another control plane.
 type peerReport struct {
 	text   []byte
 	report policyslots.Report
@@ -49,7 +50,7 @@ func newSlotPeers(notes store.Notes, node string, log *slog.Logger) *slotPeers {
 	return &slotPeers{notes: notes, node: node, log: log, all: make(map[string]peerReport)}
 }
 
-// exchange leaves what this control plane says, and reads what the others do.
+// exchange writes this control plane's report and reads those of the others.
 func (p *slotPeers) exchange(now time.Time, own []*api.SlotStatus) {
 	p.sequence++
 	text, err := protojson.Marshal(&api.LoadReport{Replica: p.node, Sequence: p.sequence, Slots: own})
@@ -76,7 +77,7 @@ func (p *slotPeers) exchange(now time.Time, own []*api.SlotStatus) {
 	}
 }
 
-// parsePeerReport reads a note.
+// parsePeerReport parses a note.
 func parsePeerReport(text []byte) (policyslots.Report, error) {
 	m := new(api.LoadReport)
 	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(text, m); err != nil {
@@ -84,25 +85,25 @@ func parsePeerReport(text []byte) (policyslots.Report, error) {
 	}
 	node := m.GetReplica()
 	if !strings.HasPrefix(node, nodePrefix) || policyslots.Clip(node, policyslots.MaxName) != node {
-		return policyslots.Report{}, fmt.Errorf("%.40q is no control plane", node)
+		return policyslots.Report{}, fmt.Errorf("%.40q is not a control plane", node)
 	}
 	statuses, _ := policyslots.ReadStatuses(m.GetSlots())
 	return policyslots.Report{Node: node, Statuses: statuses}, nil
 }
 
-// logChange logs a trouble once.
+// logChange logs the first error of a row.
 func (p *slotPeers) logChange(err error) {
 	text := ""
 	if err != nil {
 		text = err.Error()
 	}
 	if text != "" && p.lastError == "" {
-		p.log.Warn("the control planes do not tell each other of their policies", "error", err)
+		p.log.Warn("control planes cannot exchange the state of their policy slots", "error", err)
 	}
 	p.lastError = text
 }
 
-// reports are the others' reports, sorted by node.
+// reports returns the reports of the others, sorted by node.
 func (p *slotPeers) reports() []policyslots.Report {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -114,9 +115,10 @@ func (p *slotPeers) reports() []policyslots.Report {
 	return out
 }
 
-// removeOwn removes the own note: who stops is not waited for.
+// removeOwn removes the own note, so that the others do not wait for a control
+// plane that stops.
 func (p *slotPeers) removeOwn() {
 	if err := p.notes.Put(p.node, nil); err != nil {
-		p.log.Debug("the note of this control plane stays", "error", err)
+		p.log.Debug("own note not removed", "error", err)
 	}
 }

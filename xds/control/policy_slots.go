@@ -16,44 +16,45 @@ import (
 
 // Slots are the policy slots of this control plane itself.
 type Slots interface {
-	// Want says what a slot should run. It is called with what hosts are sent, for
-	// each slot that Status lists, by one goroutine, and does not wait for what is
-	// to be fetched or built. The error is a refusal, and is shown.
+	// Want says what a slot should run. It is called with what hosts are sent,
+	// for each slot that Status lists, by one goroutine, and does not wait
+	// until anything is fetched or built. The error is a refusal, and is shown.
 	Want(*api.PolicySlot) error
-	// Status is the state of every slot that this control plane has. Any goroutine
-	// may call it.
+	// Status returns the state of every slot of this control plane. Any
+	// goroutine may call it.
 	Status() []*api.SlotStatus
 }
 
 const (
-	// evaluateInterval is how often candidates are looked at.
+	// evaluateInterval is how often candidates are evaluated.
 	evaluateInterval = time.Second
-	// sweepInterval is how often modules that nobody names are looked for, and
-	// sweepAfter how old they are when they are removed: whoever pushes one puts the
-	// bytes before the name.
+	// sweepInterval is how often unused modules are removed, and sweepMinAge
+	// the age that they must have: a push stores the bytes before the slot that
+	// names them.
 	sweepInterval = time.Hour
 	sweepMinAge   = time.Hour
 )
 
-// slotManager shows hosts what the stored slots say, tells this control plane's own
-// slots, and says what became of candidates when it plans.
+// slotManager publishes the stored slots to the hosts and to this control
+// plane's own slots and, while this control plane plans, stores what became of
+// candidates.
 type slotManager struct {
 	control *Control
 	log     *slog.Logger
-	node    string // of this control plane, in reports
+	node    string // name of this control plane in reports
 	wakeup  chan struct{}
 
 	mu        sync.Mutex
 	list      []policyslots.Slot          // as stored
-	named     map[policyslots.Digest]bool // by them
+	named     map[policyslots.Digest]bool // by list
 	refused   map[string]string           // by this control plane's own slots
 	published map[string]*publishedSlot   // by kind
 
-	peers     *slotPeers // nil: there are none to be heard
+	peers     *slotPeers // nil: there are no other control planes
 	startedAt time.Time  // owned by run
 }
 
-// publishedSlot is a slot as hosts get it.
+// publishedSlot is a slot in the form that hosts get.
 type publishedSlot struct {
 	resource *resources.Resource
 	message  *api.PolicySlot
@@ -70,8 +71,8 @@ func newSlotManager(c *Control) *slotManager {
 	return k
 }
 
-// setStored takes in what is stored. It is called by the fleet's loop and returns at
-// once.
+// setStored takes in what is stored. It is called by the fleet's loop and does
+// not block.
 func (k *slotManager) setStored(slots []policyslots.Slot) {
 	k.mu.Lock()
 	k.list, k.named = slots, make(map[policyslots.Digest]bool)
@@ -87,7 +88,7 @@ func (k *slotManager) setStored(slots []policyslots.Slot) {
 	}
 }
 
-// stored returns the slots, which are not to be changed.
+// stored returns the slots, which must not be changed.
 func (k *slotManager) stored() []policyslots.Slot {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -101,7 +102,7 @@ func (k *slotManager) isNamed(d policyslots.Digest) bool {
 	return k.named[d]
 }
 
-// run shows and judges until ctx ends.
+// run publishes slots and evaluates candidates until ctx ends.
 func (k *slotManager) run(ctx context.Context) error {
 	k.startedAt = time.Now()
 	judge, sweep := time.NewTicker(evaluateInterval), time.NewTicker(sweepInterval)
@@ -129,15 +130,15 @@ func (k *slotManager) run(ctx context.Context) error {
 	}
 }
 
-// publish renders the slots that have changed for the hosts, and tells this control
-// plane's own.
+// publish renders the slots for the hosts and passes those that changed to this
+// control plane's own slots.
 func (k *slotManager) publish() {
 	next := make(map[string]*publishedSlot)
 	var all []*resources.Resource
 	for _, s := range k.stored() {
 		p, err := k.render(s)
 		if err != nil {
-			k.log.Error("policy slot not shown; hosts keep what they have", "slot", s.Kind, "error", err)
+			k.log.Error("policy slot not published; hosts keep the published one", "slot", s.Kind, "error", err)
 			if p = k.published[s.Kind]; p == nil {
 				continue
 			}
@@ -150,13 +151,13 @@ func (k *slotManager) publish() {
 	k.published = next
 }
 
-// render makes the resource of a slot.
+// render renders a slot.
 func (k *slotManager) render(s policyslots.Slot) (*publishedSlot, error) {
 	w := s.Want(func(d policyslots.Digest) []byte {
 		code, err := k.control.cfg.Modules.Get(d)
 		if err != nil {
-			// Hosts ask for it until it is here, or where it is.
-			k.log.Warn("module of a policy slot is not here", "slot", s.Kind, "sha256", d.String(), "error", err)
+			// Hosts retry until this control plane or another one has it.
+			k.log.Warn("module of a policy slot not found", "slot", s.Kind, "sha256", d.String(), "error", err)
 			return nil
 		}
 		return code
@@ -169,7 +170,7 @@ func (k *slotManager) render(s policyslots.Slot) (*publishedSlot, error) {
 	return &publishedSlot{r, m}, err
 }
 
-// applyToOwn tells this control plane's slots what has changed for them.
+// applyToOwn passes the changed slots to this control plane's own.
 func (k *slotManager) applyToOwn(next map[string]*publishedSlot) {
 	if k.control.cfg.Slots == nil {
 		return
@@ -182,7 +183,7 @@ func (k *slotManager) applyToOwn(next map[string]*publishedSlot) {
 		text := ""
 		if err := k.control.cfg.Slots.Want(p.message); err != nil {
 			text = err.Error()
-			k.log.Warn("this control plane does not take a policy", "slot", s.GetKind(), "error", err)
+			k.log.Warn("own policy slot refused its configuration", "slot", s.GetKind(), "error", err)
 		}
 		k.mu.Lock()
 		k.refused[s.GetKind()] = text
@@ -190,7 +191,7 @@ func (k *slotManager) applyToOwn(next map[string]*publishedSlot) {
 	}
 }
 
-// sweep removes the modules that no slot names any more.
+// sweep removes the modules that no slot names.
 func (k *slotManager) sweep() {
 	k.mu.Lock()
 	keep := make(map[store.Digest]bool, len(k.named))
@@ -199,12 +200,12 @@ func (k *slotManager) sweep() {
 	}
 	k.mu.Unlock()
 	if err := k.control.cfg.Modules.Sweep(keep, time.Now().Add(-sweepMinAge)); err != nil {
-		k.log.Warn("modules that nobody names are not removed", "error", err)
+		k.log.Warn("unused policy modules not removed", "error", err)
 	}
 }
 
-// reports are what the hosts say of their slots: the replicas', this control plane,
-// and the others of its store.
+// reports returns what the hosts report of their slots: the replicas, this
+// control plane, and the others of its store.
 func (k *slotManager) reports(now time.Time) []policyslots.Report {
 	out := k.control.fleet.Hosts()
 	if k.control.cfg.Slots == nil {
@@ -218,7 +219,7 @@ func (k *slotManager) reports(now time.Time) []policyslots.Report {
 	return out
 }
 
-// ownStatus is the state of this control plane's own slots.
+// ownStatus returns the state of this control plane's own slots.
 func (k *slotManager) ownStatus() []*api.SlotStatus {
 	own := k.control.cfg.Slots.Status()
 	k.mu.Lock()
@@ -231,8 +232,8 @@ func (k *slotManager) ownStatus() []*api.SlotStatus {
 	return own
 }
 
-// evaluateCandidates writes down what became of candidates, and of what the fleet runs, where
-// this control plane plans.
+// evaluateCandidates stores what became of candidates and stable policies,
+// while this control plane plans.
 func (k *slotManager) evaluateCandidates(ctx context.Context, now time.Time) {
 	s := k.control.fleet.Snapshot()
 	slots := k.stored()
@@ -255,17 +256,18 @@ func (k *slotManager) evaluateCandidates(ctx context.Context, now time.Time) {
 		}
 		switch err := k.change(ctx, []string{slot.Kind}, change); {
 		case err == nil && verdict == policyslots.Failed:
-			k.log.Warn("policy taken back in the whole fleet", "slot", slot.Kind, "generation", generation, "why", why)
+			k.log.Warn("policy rolled back in the whole fleet", "slot", slot.Kind, "generation", generation, "why", why)
 		case err == nil:
-			k.log.Info("policy is proven", "slot", slot.Kind, "generation", generation)
-		case errors.Is(err, policyslots.ErrNoCandidate), errors.Is(err, policyslots.ErrOther): // somebody was faster
+			k.log.Info("policy became stable", "slot", slot.Kind, "generation", generation)
+		case errors.Is(err, policyslots.ErrNoCandidate), errors.Is(err, policyslots.ErrOther): // another change came first
 		case ctx.Err() == nil:
-			k.log.Warn("what became of a policy is not stored; it is tried again", "slot", slot.Kind, "error", err)
+			k.log.Warn("outcome of a policy candidate not stored; retrying", "slot", slot.Kind, "error", err)
 		}
 	}
 }
 
-// revokeBroken takes back what the fleet runs where a host has found that it cannot.
+// revokeBroken rolls a stable policy back after a host has found that it does
+// not work.
 func (k *slotManager) revokeBroken(ctx context.Context, now time.Time, slot policyslots.Slot, reports []policyslots.Report) {
 	why := slot.Broken(reports)
 	if why == "" {
@@ -277,10 +279,10 @@ func (k *slotManager) revokeBroken(ctx context.Context, now time.Time, slot poli
 	})
 	switch {
 	case err == nil:
-		k.log.Error("the policy that the fleet runs is taken back", "slot", slot.Kind, "generation", generation, "why", why)
-	case errors.Is(err, policyslots.ErrNative), errors.Is(err, policyslots.ErrOther): // somebody was faster
+		k.log.Error("stable policy rolled back in the whole fleet", "slot", slot.Kind, "generation", generation, "why", why)
+	case errors.Is(err, policyslots.ErrNative), errors.Is(err, policyslots.ErrOther): // another change came first
 	case ctx.Err() == nil:
-		k.log.Warn("a policy that failed is not taken back yet; it is tried again", "slot", slot.Kind, "error", err)
+		k.log.Warn("rollback of a failed policy not stored; retrying", "slot", slot.Kind, "error", err)
 	}
 }
 
@@ -293,8 +295,9 @@ func inUse(slots []policyslots.Slot) bool {
 	return false
 }
 
-// allReported reports whether every replica has reported here, or had the time to: a
-// control plane that starts must not take the first for all.
+// allReported reports whether every replica has reported here or had the time
+// to, so that a control plane that has just started does not take the first
+// reports for all.
 func (k *slotManager) allReported(now time.Time, s *fleet.Snapshot, reports []policyslots.Report) bool {
 	if now.Sub(k.startedAt) > policyslots.Fresh {
 		return true
@@ -313,7 +316,7 @@ func (k *slotManager) allReported(now time.Time, s *fleet.Snapshot, reports []po
 	return true
 }
 
-// change stores what becomes of some slots, all or none.
+// change stores a change of some slots, all or none.
 func (k *slotManager) change(ctx context.Context, kinds []string, change func(policyslots.Slot) (policyslots.Slot, error)) error {
 	return k.control.fleet.Policies(ctx, fleet.Policies{Change: func(list []policyslots.Slot) ([]policyslots.Slot, error) {
 		for _, kind := range kinds {
@@ -330,11 +333,11 @@ func (k *slotManager) change(ctx context.Context, kinds []string, change func(po
 	}})
 }
 
-// storedTime is a time as it is stored.
+// storedTime returns a time in the form in which it is stored.
 func storedTime(now time.Time) time.Time { return now.UTC().Round(0) }
 
-// nackedSlots are what hosts answered about slots by xDS and do not say themselves,
-// by node and kind.
+// nackedSlots returns the NACKs of slots that hosts sent by xDS, by node and
+// kind.
 func (k *slotManager) nackedSlots() map[string]map[string]string {
 	out := make(map[string]map[string]string)
 	for _, n := range k.control.publisher.Status().Nodes {

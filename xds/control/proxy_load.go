@@ -17,12 +17,12 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// proxyLoads is what proxies report of the load that they see.
+// proxyLoads is the load that proxies report.
 type proxyLoads struct {
 	book    *lrs.Book
 	service *lrs.Service
-	// assignments are the endpoints that a stage's clusters take, in all
-	// spellings, by the name of one of them.
+	// assignments holds the endpoint assignments that a stage's clusters take,
+	// in all spellings, by cluster name.
 	assignments map[string][]string
 }
 
@@ -31,7 +31,8 @@ var (
 	_ publish.Monitor        = (*proxyLoads)(nil)
 )
 
-// newLoads makes the load reporting service. The groups are those of the cache.
+// newLoads creates the load reporting service. The groups are those of the
+// cache.
 func (c *Control) newLoads(groups *nodegroup.List) (*proxyLoads, error) {
 	book := lrs.NewBook(lrs.DefaultInterval, func(n *corev3.Node) string { return groups.GroupOf(n.GetId(), n.GetCluster()) })
 	service, err := lrs.New(lrs.Config{Book: book, Logger: c.log})
@@ -41,7 +42,8 @@ func (c *Control) newLoads(groups *nodegroup.List) (*proxyLoads, error) {
 	return &proxyLoads{book, service, assignmentsByCluster(c.cfg.Models)}, nil
 }
 
-// assignmentsByCluster lists the assignments of every stage by its cluster.
+// assignmentsByCluster lists the endpoint assignments of every stage by its
+// cluster.
 func assignmentsByCluster(models []fleet.Model) map[string][]string {
 	out := make(map[string][]string)
 	for _, m := range models {
@@ -52,18 +54,18 @@ func assignmentsByCluster(models []fleet.Model) map[string][]string {
 	return out
 }
 
-// register puts the service on a server that is not serving yet.
+// register adds the service to a gRPC server that does not serve yet.
 func (l *proxyLoads) register(server *grpc.Server) {
 	loadstatsv3.RegisterLoadReportingServiceServer(server, l.service)
 }
 
-// run forgets the proxies that are gone until ctx ends.
+// run forgets disconnected proxies until ctx ends.
 func (l *proxyLoads) run(ctx context.Context, g *errgroup.Group) {
 	g.Go(func() error { return l.service.Run(ctx) })
 }
 
-// ActiveRequests implements publish.Activity. Clusters that take the same endpoints are
-// one, and nodes that report no load have nothing to wait for.
+// ActiveRequests implements publish.RequestCounter. Clusters that take the same
+// endpoints count as one; nodes that report no load are not waited for.
 func (l *proxyLoads) ActiveRequests(cluster string, addresses []string) (requests int, known bool) {
 	now := time.Now()
 	for _, service := range l.assignments[cluster] {
@@ -76,7 +78,8 @@ func (l *proxyLoads) ActiveRequests(cluster string, addresses []string) (request
 	return requests, l.assignments[cluster] != nil
 }
 
-// Regression implements publish.Judge by what the proxies' requests come to.
+// Regression implements publish.Monitor by the outcomes of the proxies'
+// requests.
 func (l *proxyLoads) Regression(group string, since time.Time) (bad bool, why string) {
 	return l.book.Judge(time.Now(), group, since)
 }

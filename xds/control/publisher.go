@@ -13,8 +13,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// submitter hands the fleet's states to the publisher, under the settings and
-// with the edge's certificate.
+// submitter submits the fleet's snapshots to the publisher, with the settings
+// and the edge certificate.
 type submitter struct {
 	settings  resources.Settings
 	publisher *publish.Publisher
@@ -41,7 +41,8 @@ func (s *submitter) Publish(snap *fleet.Snapshot) {
 	s.submitLocked()
 }
 
-// setEdgeCertificate publishes the last state again, with another certificate.
+// setEdgeCertificate publishes the last snapshot again with another
+// certificate.
 func (s *submitter) setEdgeCertificate(c *resources.Certificate) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -57,9 +58,9 @@ func (s *submitter) submitLocked() {
 	s.publisher.Submit(v)
 }
 
-// servingCache is the cache, and tells when it has something to serve. It adds the
-// policy slots to what the publisher shows, which knows nothing of them: they come
-// to all groups at once, whatever is being rolled out, and from the first set on.
+// servingCache is the cache with policy slots. It adds the slots to the
+// publisher's sets, so that they go to all groups at once, whatever is being
+// rolled out, from the first set on. It calls onServing at the first set.
 type servingCache struct {
 	*cache.Cache
 	served    atomic.Bool
@@ -83,8 +84,8 @@ func (f *servingCache) Set(group string, set resources.Set) {
 	}
 }
 
-// checkRenderable says why a fleet of these models and replicas cannot be rendered,
-// whatever the plan.
+// checkRenderable returns an error if a fleet of these models and replicas
+// cannot be rendered, whatever the plan.
 func checkRenderable(settings resources.Settings, edge *resources.Certificate, models []fleet.Model, replicas []policies.Replica) error {
 	if err := fleet.Check(models, replicas); err != nil {
 		return err
@@ -108,7 +109,7 @@ func checkRenderable(settings resources.Settings, edge *resources.Certificate, m
 	return resources.Prove(set)
 }
 
-// setSlots shows the policy slots to all groups, at once.
+// setSlots applies the policy slots to all groups at once.
 func (f *servingCache) setSlots(slots []*resources.Resource) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -118,8 +119,8 @@ func (f *servingCache) setSlots(slots []*resources.Resource) {
 	}
 }
 
-// storeRefusals writes down what proxies of this control plane refused, so that no
-// other one of the store sends it either, nor this one after a restart.
+// storeRefusals stores what proxies of this control plane refused, so that no
+// control plane of the store sends it again, nor this one after a restart.
 func (c *Control) storeRefusals(list []publish.Refusal) {
 	out := make([]store.Refusal, len(list))
 	for i, r := range list {
@@ -128,7 +129,7 @@ func (c *Control) storeRefusals(list []publish.Refusal) {
 	c.fleet.Refuse(out)
 }
 
-// newRefusals are those of a list that another one has not.
+// newRefusals returns the refusals of a list that are not known.
 func newRefusals(list, known []store.Refusal) (fresh []publish.Refusal) {
 	for _, r := range list {
 		if !slices.ContainsFunc(known, func(o store.Refusal) bool {

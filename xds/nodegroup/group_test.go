@@ -56,12 +56,12 @@ func TestDefaultIsAnEighth(t *testing.T) {
 
 func TestNewRefuses(t *testing.T) {
 	for want, rules := range map[string][]nodegroup.Rule{
-		"name":     {{Nodes: []string{"a"}}},
-		"nobody":   {{Name: "a"}},
-		"twice":    {{Name: "a", Nodes: []string{"a"}}, {Name: "a", Nodes: []string{"b"}}},
-		"pattern":  {{Name: "a", Nodes: []string{"[a"}}},
-		"at most":  make([]nodegroup.Rule, 65),
-		"patterns": {{Name: "a", Nodes: make([]string, 257)}},
+		"missing name":   {{Nodes: []string{"a"}}},
+		"no patterns":    {{Name: "a"}},
+		"duplicate name": {{Name: "a", Nodes: []string{"a"}}, {Name: "a", Nodes: []string{"b"}}},
+		"pattern":        {{Name: "a", Nodes: []string{"[a"}}},
+		"at most":        make([]nodegroup.Rule, 65),
+		"patterns":       {{Name: "a", Nodes: make([]string, 257)}},
 	} {
 		if _, err := nodegroup.New(rules); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: error %v, want one about %s", rules, err, want)

@@ -46,7 +46,7 @@ func TestRefused(t *testing.T) {
 			c.subscribe(cds)
 			return c
 		}},
-		"another node later": {codes.InvalidArgument, "names another", func(t *testing.T, s *testServer) *client {
+		"another node later": {codes.InvalidArgument, "request of another node", func(t *testing.T, s *testServer) *client {
 			c := open(t, s.conn, true, "", "bad")
 			c.subscribe(cds)
 			c.node = &corev3.Node{Id: "good"}
@@ -92,7 +92,7 @@ func TestRefused(t *testing.T) {
 			c.subscribe(rds, strings.Split("a b c d e f", " ")...)
 			return c
 		}},
-		"many names on all streams": {codes.ResourceExhausted, "the node subscribes", func(t *testing.T, s *testServer) *client {
+		"many names on all streams": {codes.ResourceExhausted, "node subscribes", func(t *testing.T, s *testServer) *client {
 			c := open(t, s.conn, true, "", "bad")
 			c.subscribe(eds, strings.Split("a b c d e f g h i", " ")...)
 			c.expect("-a -b -c -d -e -f -g -h -i")
@@ -106,14 +106,14 @@ func TestRefused(t *testing.T) {
 			c.subscribe(eds, "a")
 			return c
 		}},
-		"long names": {codes.ResourceExhausted, "names that the node subscribes to", func(t *testing.T, s *testServer) *client {
+		"long names": {codes.ResourceExhausted, "names of more than", func(t *testing.T, s *testServer) *client {
 			c := open(t, s.conn, true, "", "bad")
 			for i := range 3 {
 				c.subscribe(eds, fmt.Sprint(i)+long)
 			}
 			return c
 		}},
-		"long names in the older protocol": {codes.ResourceExhausted, "names that the node subscribes to", func(t *testing.T, s *testServer) *client {
+		"long names in the older protocol": {codes.ResourceExhausted, "names of more than", func(t *testing.T, s *testServer) *client {
 			c := open(t, s.conn, false, "", "bad")
 			c.subscribe(eds, long)
 			c.subscribe(rds, long, "a")

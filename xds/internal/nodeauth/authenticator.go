@@ -206,7 +206,7 @@ func checkClaim(id identity.ID, m any, first claim) error {
 	}
 	switch {
 	case claimed == "" && first == mustName:
-		return errors.New("the first message carries no node id")
+		return errors.New("the first message carries no name")
 	case claimed != "" && claimed != own:
 		return fmt.Errorf("message from %.80[3]q, but the certificate is %[1]s, whose name here is %[2]q", id, own, claimed)
 	}

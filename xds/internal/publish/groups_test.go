@@ -116,7 +116,7 @@ func TestGroups(t *testing.T) {
 		w.submit(view(2, cuts, "a", "b c"))
 		time.Sleep(time.Second)
 		w.expect(map[string]string{
-			"canary-1": "2 canary, watched for 1.0 s more", "edge-1": "1 all others, waits for its turn to get plan 2",
+			"canary-1": "2 canary: watched for another 1.0 s", "edge-1": "1 default: waiting for its turn to get plan 2",
 		})
 		if st := w.publisher.Status(); st.Phase != "watch" || st.Epoch != 1 || len(st.Groups) != 2 || st.Groups[0].Nodes != 1 {
 			t.Errorf("status %+v", st)
@@ -132,7 +132,7 @@ func TestGroups(t *testing.T) {
 		v.say("", 0)
 		w.rest()
 		w.expect(map[string]string{
-			"canary-1": "2 held at 2: group canary: 3 % of requests fail", "edge-1": "2 held at 2: group canary: 3 % of requests fail",
+			"canary-1": "2 blocked at plan 2: group canary: 3 % of requests fail", "edge-1": "2 blocked at plan 2: group canary: 3 % of requests fail",
 		})
 
 		// The canary refuses it; the other one never sees it.
@@ -143,7 +143,7 @@ func TestGroups(t *testing.T) {
 		time.Sleep(20 * time.Millisecond)
 		canary.refuse(nil)
 		w.rest()
-		w.expect(map[string]string{"edge-1": "2 held at 2: route table cascade refused by canary-1: no cascade"})
+		w.expect(map[string]string{"edge-1": "2 blocked at plan 2: route table cascade refused by canary-1: no cascade"})
 		if n := edge.received() - before; n != 0 {
 			t.Errorf("the other proxy received %d resources", n)
 		}
@@ -161,7 +161,7 @@ func TestGroups(t *testing.T) {
 			Version: table.Set.Get(resources.RouteType, resources.RouteName).Version,
 		}})
 		w.rest()
-		w.expect(map[string]string{"canary-1": "2 held at 2: route table cascade refused by far: no"})
+		w.expect(map[string]string{"canary-1": "2 blocked at plan 2: route table cascade refused by far: no"})
 		if len(told) != 1 || len(w.publisher.Quarantined()) != 2 {
 			t.Errorf("told %d, refused %+v", len(told), w.publisher.Quarantined())
 		}
@@ -170,7 +170,7 @@ func TestGroups(t *testing.T) {
 		v.say("", 2)
 		w.submit(view(6, nil, "a c"))
 		time.Sleep(4 * time.Second)
-		w.expect(map[string]string{"edge-1": "6 all others, removed endpoints drain for at most 28.0 s"})
+		w.expect(map[string]string{"edge-1": "6 default: removed endpoints drain for at most 28.0 s"})
 		v.say("", 0)
 		w.rest()
 		w.expect(map[string]string{"canary-1": "6", "edge-1": "6"})

@@ -442,7 +442,7 @@ func TestNACK(t *testing.T) {
 		if n.NACKs != 1 || len(refused) != 1 || n.LastError != "no "+resources.RouteName || n.Epoch != 1 || n.Fenced || !n.Current {
 			t.Errorf("refused %v, status %+v", refused, n)
 		}
-		const why = "held at 1: route table cascade refused by picky: no cascade"
+		const why = "blocked at plan 1: route table cascade refused by picky: no cascade"
 		if n.Why != why || st.Err == nil || st.Epoch != 1 {
 			t.Errorf("status %+v, want %q", st, why)
 		}
