@@ -27,8 +27,8 @@ type DeviceModel struct {
 type Device struct {
 	Replica policies.ReplicaID `json:"replica"`
 	// Stage is its stage as in cluster names; "" for none.
-	Stage string     `json:"stage,omitempty"`
-	Site  links.Site `json:"site"`
+	Stage string         `json:"stage,omitempty"`
+	Site  links.Topology `json:"site"`
 	// Transports are those of its reports; see Replica.Transports.
 	Transports []Transport `json:"transports,omitempty"`
 	Note       string      `json:"note,omitempty"` // what is wrong with its reports
